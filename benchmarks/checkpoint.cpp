@@ -250,7 +250,7 @@ class Measurement {
 
   std::vector<Tensor> tensors() const {
     std::vector<Tensor> all;
-    for (const auto& part : parts_to_load(state_, source_)) {
+    for (const auto& part : shards_to_load(state_, source_)) {
       all.push_back(part.tensor);
     }
     return all;

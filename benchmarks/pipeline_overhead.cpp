@@ -260,7 +260,7 @@ run(const std::string& part, const std::string& kind,
         torch::set_num_threads(1);
         const auto build = [&] {
           return build_stages(
-              list, cut_evenly(list, schedule.num_stages()),
+              list, partition_evenly(list, schedule.num_stages()),
               schedule.rank_of_stage, world.rank());
         };
         const auto alone = build();

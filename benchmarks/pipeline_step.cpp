@@ -122,7 +122,7 @@ void run(const Arguments& arguments) {
   forget_peak();
   const double base_bytes = memory_of("VmRSS");
 
-  const auto cuts = cut_evenly(layers, schedule.num_stages());
+  const auto cuts = partition_evenly(layers, schedule.num_stages());
   Pipeline pipeline(
       world.group(), schedule,
       build_stages(layers, cuts, schedule.rank_of_stage, world.rank()));

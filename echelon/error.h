@@ -1,6 +1,6 @@
-// The error types: few, named by what the caller can do next.
+// The error types: few, and named after what the caller can do next.
 //
-// A message says place, values, rule and way out, for example
+// A message states place, values, rule and way out, for example
 //   [layout] dp=3 * tp=4 = 12, but 16 ranks; tp=4 allows dp 4, 2 or 1
 #pragma once
 
@@ -9,10 +9,10 @@
 
 namespace echelon {
 
-/// What a process ends with, so that scripts and schedulers can tell.
+/// The exit codes of a process, for scripts and schedulers.
 enum class ExitCode : int {
   done = 0,
-  failure = 1,          // a rank, a link, or a mistake of ours
+  failure = 1,          // a rank, a link, or a bug of Echelon
   configuration = 2,    // the user can fix it before any rank starts
   data = 3,             // an input file is missing, broken or does not fit
   numeric = 4,          // NaN or overflow
@@ -26,7 +26,7 @@ class Error : public std::runtime_error {
  public:
   explicit Error(const std::string& message, ExitCode code = ExitCode::failure)
       : std::runtime_error(message), code_(code) {}
-  /// What the process should end with when nobody catches this.
+  /// The exit code of the process when nobody catches this.
   ExitCode exit_code() const { return code_; }
 
  private:
@@ -53,7 +53,7 @@ class DataError : public Error {
       : Error(message, ExitCode::data) {}
 };
 
-/// Bytes on disk that we wrote, or are asked to write, cannot be trusted.
+/// A checkpoint on disk, or one that is to be written, cannot be trusted.
 class CheckpointError : public Error {
  public:
   explicit CheckpointError(const std::string& message)

@@ -46,7 +46,7 @@ ErrorReport describe(const std::exception& error) {
   return report;
 }
 
-// Whole or not at all: written beside its place, then renamed.
+// Writes the report to a draft and renames it, so that no reader sees a part.
 void write_report(const ErrorReport& report) {
   const char* path = std::getenv("ECHELON_ERROR_FILE");
   if (path == nullptr || *path == '\0') {
@@ -82,7 +82,8 @@ void publish(ErrorReport report) {
   std::fflush(stderr);
 }
 
-// The first thread to fail speaks; the others wait for the end it brings.
+// The first thread that fails reports; the others wait for it to end the
+// process.
 void claim_or_wait() {
   if (reported.exchange(true)) {
     for (;;) {
@@ -155,12 +156,12 @@ std::optional<ErrorReport> read_error_report(const std::string& path) {
   }
   try {
     ErrorReport report;
-    report.message = json.at("message").get<std::string>();
-    report.type = json.at("type").get<std::string>();
-    report.exit_code = json.at("exit_code").get<int>();
-    report.time_ns = json.at("time_ns").get<int64_t>();
-    report.rank = json.at("rank").get<int>();
-    report.consequence = json.at("consequence").get<bool>();
+    json.at("message").get_to(report.message);
+    json.at("type").get_to(report.type);
+    json.at("exit_code").get_to(report.exit_code);
+    json.at("time_ns").get_to(report.time_ns);
+    json.at("rank").get_to(report.rank);
+    json.at("consequence").get_to(report.consequence);
     return report;
   } catch (const nlohmann::json::exception&) {
     return std::nullopt;

@@ -1,5 +1,5 @@
-// How a rank leaves its last words: the error that ended it, in a file that the
-// launcher reads. Its own room, since comm/ and users' programs link it too.
+// A rank's report of the error that ended it, in a file that the launcher
+// reads. comm/ and users' programs link it too, so it is a library of its own.
 #pragma once
 
 #include <cstdint>
@@ -9,23 +9,23 @@
 
 namespace echelon {
 
-/// What ended a rank.
+/// The error that ended a rank.
 struct ErrorReport {
   std::string message;  // the exception's text, without a backtrace
   std::string type;     // "std::runtime_error"
   int exit_code = 1;
   int64_t time_ns = 0;  // steady clock: comparable among ranks of one host
-  int rank = -1;        // -1 when the process was told none
-  /// True when this rank fell because a peer did (every CommError): the
+  int rank = -1;        // -1 when RANK is not set
+  /// True when this rank failed because a peer did (every CommError): the
   /// launcher shows such an error only when no rank has another one.
   bool consequence = false;
 };
 
-/// From now on an exception that leaves main or a thread writes its report to
-/// $ECHELON_ERROR_FILE (when set), prints its text to stderr once, and ends the
-/// process with Error::exit_code(), or 1 for other types. Signals, and a
+/// After this call, an exception that leaves main or a thread writes its report
+/// to $ECHELON_ERROR_FILE (when set), prints its text to stderr once, and ends
+/// the process with Error::exit_code(), or 1 for other types. Signals, and a
 /// std::terminate without an exception, still abort and dump core.
-/// World::from_environment calls this. Calling it again changes nothing.
+/// World::from_environment calls this; a second call has no effect.
 void install_error_reporter();
 
 /// The same report for a program that catches in main; returns the exit code:

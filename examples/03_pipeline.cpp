@@ -60,7 +60,7 @@ int main(int argc, char** argv) try {
       {.kind = argc > 1 ? argv[1] : "1f1b",
        .ranks = world.size(),
        .microbatches = kMicrobatches});
-  const auto cuts = echelon::cut_evenly(layers, schedule.num_stages());
+  const auto cuts = echelon::partition_evenly(layers, schedule.num_stages());
 
   // Only this rank's layers are built; first values do not depend on the cut.
   echelon::Pipeline pipeline(

@@ -1,7 +1,6 @@
-// A model of one's own that no rank holds whole: parameters, gradients and the
-// optimizer's state are cut over the ranks, and the parameters of a block are
-// together only while it computes. Losses do not depend on how many ranks there
-// are.
+// A model that no rank holds whole: parameters, gradients and the optimizer's
+// state are sharded over the ranks, and the parameters of a block are unsharded
+// only while it computes. Losses do not depend on the number of ranks.
 //
 //   build/bin/echelon run -n 2 -- build/bin/05_sharded
 //   build/bin/05_sharded                       # one rank, and the same losses
@@ -10,6 +9,7 @@
 #include <cstdio>
 
 #include "echelon/comm/world.h"
+#include "echelon/optim/optimizer.h"
 #include "echelon/parallel/shard/fully_sharded.h"
 
 using torch::Tensor;
@@ -45,30 +45,27 @@ int main() try {
   auto net = std::make_shared<Net>();
   net->to(world.device());
 
-  // Each block is a unit; what is left, the head, is one more. From here on a
-  // rank keeps its part of each unit, and .parameters() of the net are empty in
-  // between.
+  // Each block is a unit; the rest of the module, the head, is one more. From
+  // here on a rank keeps its shard of each unit, and net->parameters() have no
+  // values outside of forward and backward.
   echelon::FullyShardedDataParallel<Net> sharded(
       net, {.shard = world.group(), .units = {"blocks.*"}});
-  std::vector<Tensor> shards;  // one or two of each unit: a few fused updates
+  auto optimizer = echelon::make_optimizer(
+      {.name = "adamw", .learning_rate = 1e-2}, sharded.parameter_groups(1e-2));
   int64_t own = 0;
-  for (const auto& shard : sharded.units().flat_shards()) {
-    shards.push_back(shard.tensor);
-    own += shard.tensor.numel();
-  }
-  torch::optim::AdamW optimizer(shards, torch::optim::AdamWOptions(1e-2));
+  for (const auto& shard : sharded.parameters()) own += shard.numel();
   std::printf("rank %d has %ld numbers\n", world.rank(), own);
 
   const int64_t rows = kBatch / world.size();
   for (int step = 1; step <= 60; ++step) {
-    // The same samples everywhere; each rank takes its part.
+    // Every rank draws the same samples and takes its share.
     const Tensor all = torch::randn({kBatch, kWidth});
     const Tensor x =
         all.narrow(0, world.rank() * rows, rows).to(world.device());
     const Tensor loss =
         torch::mse_loss(sharded(x), torch::sin(x).mean(1, /*keepdim=*/true));
     loss.backward();  // leaves the mean over all ranks in the shards
-    optimizer.step();
+    optimizer->step();
     sharded.after_update();
     if (step % 20 == 0) {
       const Tensor mean = loss.detach().clone();

@@ -11,7 +11,7 @@
 
 namespace echelon {
 
-/// The software, a name of stack_names(): by words of the row's texts; of a
+/// The software, a name of framework_names(): by words of the row's texts; of a
 /// source that is not known by its sharding, its precision and its device.
 /// row_stack.cpp has the rules in order.
 std::string stack_of(const StepRow& row);

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Published training steps against what `echelon simulate --table` predicts.
+"""Published training steps against what `build/benchmarks/published_steps` predicts.
 
 Prints, for each file of the table: rows, rows predicted, mean and median absolute
 error of the step time, bias, memory, and for each sweep (layouts of one model on one
@@ -258,11 +258,11 @@ def report(table, rows):
     }
 
 
-def predictions_of(echelon, table, *flags):
-    command = [echelon, "simulate", "--table", str(table), "--json", *flags]
+def predictions_of(program, table, *flags):
+    command = [program, str(table), "--json", *flags]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        sys.exit(done.stderr or f"{echelon} ended with {done.returncode}")
+        sys.exit(done.stderr or f"{program} ended with {done.returncode}")
     return done.stdout
 
 
@@ -277,7 +277,7 @@ def with_cells(text, table):
     return rows
 
 
-def add_planned(echelon, table, rows):
+def add_planned(program, table, rows):
     """The planner is asked for the rows of the sweeps alone: of the others it would
     search thousands of devices for nothing."""
     swept = [r for r in rows if r["cells"]["file"] in SWEPT]
@@ -286,13 +286,13 @@ def add_planned(echelon, table, rows):
         writer.writeheader()
         writer.writerows(r["cells"] for r in swept)
         part.flush()
-        planned = json.loads(predictions_of(echelon, part.name, "--planned"))["rows"]
+        planned = json.loads(predictions_of(program, part.name, "--planned"))["rows"]
     for row, plan in zip(swept, planned):
         row["planned_step_seconds"] = plan["planned_step_seconds"]
 
 
-def unfit(echelon):
-    rows = json.loads(predictions_of(echelon, HERE / "out_of_memory.csv"))["rows"]
+def unfit(program):
+    rows = json.loads(predictions_of(program, HERE / "out_of_memory.csv"))["rows"]
     fits = [r for r in rows if r.get("fits")]
     return {"rows": len(rows), "predicted_not_to_fit": len(rows) - len(fits),
             "predicted_to_fit": [{k: r[k] for k in ("row", "strategy", "memory_gib")} for r in fits]}
@@ -312,9 +312,9 @@ def print_planner_misses(result):
                   f"{percent(statistics.fmean(behind))} (mean), {percent(behind[-1])} (most); beyond 5 %: {beyond or 'none'}")
 
 
-def unseen(echelon, table):
+def unseen(program, table):
     """Steps of models that no constant and no formula was chosen by."""
-    rows = with_cells(predictions_of(echelon, table), table)
+    rows = with_cells(predictions_of(program, table), table)
     models = dict.fromkeys(r["cells"]["model"] for r in rows)
     return {model: summary([r for r in rows if r["cells"]["model"] == model]) for model in models} | {"all": summary(rows)}
 
@@ -363,8 +363,8 @@ def print_table(result):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--table", default=str(HERE / "step_times.csv"))
-    parser.add_argument("--echelon", default=str(ROOT / "build" / "bin" / "echelon"))
-    parser.add_argument("--predictions", help="a file with the output of simulate --json, in place of running it")
+    parser.add_argument("--program", default=str(ROOT / "build" / "benchmarks" / "published_steps"))
+    parser.add_argument("--predictions", help="a file with the output of published_steps --json, in place of running it")
     parser.add_argument("--unseen", help="a table of other models' steps, predicted as well")
     parser.add_argument("--json", help="write all figures there")
     arguments = parser.parse_args()
@@ -372,13 +372,13 @@ def main():
     if arguments.predictions:
         rows = with_cells(Path(arguments.predictions).read_text(), table)
     else:
-        rows = with_cells(predictions_of(arguments.echelon, table), table)
+        rows = with_cells(predictions_of(arguments.program, table), table)
         if any(r["cells"]["file"] in SWEPT for r in rows):
-            add_planned(arguments.echelon, table, rows)
+            add_planned(arguments.program, table, rows)
     result = report(Path(table).name, rows)
-    result["out_of_memory"] = unfit(arguments.echelon)
+    result["out_of_memory"] = unfit(arguments.program)
     if arguments.unseen:
-        result["unseen"] = unseen(arguments.echelon, arguments.unseen)
+        result["unseen"] = unseen(arguments.program, arguments.unseen)
     print_table(result)
     if arguments.json:
         for f in result["files"].values():

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "echelon/error.h"
+#include "echelon/text/format.h"
 #include "echelon/text/nearest.h"
 
 namespace echelon {
@@ -18,10 +19,6 @@ std::vector<std::string> accepted(const std::string& dtype) {
   return {"I64"};
 }
 
-std::string quoted(const std::string& name) {
-  return "\"" + name + "\"";
-}
-
 // BatchNorm's counter of batches is used only without a momentum, which none
 // of our models does; files of old PyTorch releases lack it.
 bool may_be_missing(const ParameterInfo& parameter) {
@@ -31,15 +28,14 @@ bool may_be_missing(const ParameterInfo& parameter) {
 
 using ByName = std::map<std::string, const TensorFacts*>;
 
-// A tied parameter is wanted by the name that owns it; any other will do.
+// Whether the file has a tied parameter under another of its names.
 bool has_tied(
     const ByName& tensors, const std::vector<ParameterInfo>& parameters,
     const ParameterInfo& parameter) {
   if (!parameter.tied_to.empty()) return true;
-  return std::any_of(
-      parameters.begin(), parameters.end(), [&](const ParameterInfo& other) {
-        return other.tied_to == parameter.name && tensors.contains(other.name);
-      });
+  return std::ranges::any_of(parameters, [&](const ParameterInfo& other) {
+    return other.tied_to == parameter.name && tensors.contains(other.name);
+  });
 }
 
 std::vector<std::string> names_of(const std::vector<ParameterInfo>& list) {
@@ -71,9 +67,8 @@ std::vector<std::string> weights_differences(
   std::set<std::string> wanted;
   for (const auto& parameter : parameters) wanted.insert(parameter.name);
   for (const auto& [name, tensor] : there) {
-    if (wanted.count(name) > 0) continue;
-    if (expected && expected(name)) continue;
-    unused.push_back(name);
+    const bool known = wanted.contains(name) || (expected && expected(name));
+    if (!known) unused.push_back(name);
   }
   for (const auto& parameter : parameters) {
     const auto found = there.find(parameter.name);
@@ -82,26 +77,25 @@ std::vector<std::string> weights_differences(
       if (has_tied(there, parameters, parameter)) continue;
       const std::string guess = config::nearest(parameter.name, unused);
       lines.push_back(
-          quoted(parameter.name) + " is missing" +
-          (guess.empty() ? "" : "; the file has " + quoted(guess)));
+          format("\"{}\" is missing", parameter.name) +
+          (guess.empty() ? "" : format("; the file has \"{}\"", guess)));
       continue;
     }
     const TensorFacts* tensor = found->second;
     if (tensor->shape != parameter.shape) {
-      lines.push_back(
-          quoted(parameter.name) + " has shape " + shape_string(tensor->shape) +
-          ", the model needs " + shape_string(parameter.shape));
+      lines.push_back(format(
+          "\"{}\" has shape {}, the model needs {}", parameter.name,
+          shape_string(tensor->shape), shape_string(parameter.shape)));
     }
     const auto dtypes = accepted(parameter.dtype);
-    if (std::find(dtypes.begin(), dtypes.end(), tensor->dtype) ==
-        dtypes.end()) {
-      lines.push_back(
-          quoted(parameter.name) + " is " + tensor->dtype + ", the model's " +
-          parameter.dtype + " needs " + dtypes.front());
+    if (std::ranges::count(dtypes, tensor->dtype) == 0) {
+      lines.push_back(format(
+          "\"{}\" is {}, the model's {} needs {}", parameter.name,
+          tensor->dtype, parameter.dtype, dtypes.front()));
     }
   }
   for (const auto& name : unused) {
-    lines.push_back(quoted(name) + " is no tensor of the model");
+    lines.push_back(format("\"{}\" is no tensor of the model", name));
   }
   return lines;
 }
@@ -112,12 +106,12 @@ void throw_differences(
     const std::vector<std::string>& lines, const std::string& place) {
   if (lines.empty()) return;
   const size_t shown = lines.size() <= 4 ? lines.size() : 3;
-  std::string text = place + ": does not fit the model in " +
-                     std::to_string(lines.size()) +
-                     (lines.size() == 1 ? " place:" : " places:");
+  std::string text = format(
+      "{}: does not fit the model in {} {}:", place, lines.size(),
+      lines.size() == 1 ? "place" : "places");
   for (size_t i = 0; i < shown; ++i) text += "\n  " + lines[i];
   if (shown < lines.size()) {
-    text += "\n  and " + std::to_string(lines.size() - shown) + " more";
+    text += format("\n  and {} more", lines.size() - shown);
   }
   throw DataError(text);
 }

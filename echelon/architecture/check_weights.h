@@ -12,14 +12,14 @@
 
 namespace echelon {
 
-/// One line for each tensor that does not fit: names that are missing or too
-/// many, shapes, dtypes. Floating-point tensors may be of a type that the
-/// model's holds exactly (F16, BF16 and F32 in a float64 model). BatchNorm's
+/// One line for each tensor that does not fit: missing and unknown names,
+/// shapes, dtypes. A floating-point tensor may have any dtype that the model's
+/// can represent exactly (F16, BF16 and F32 in a float64 model). BatchNorm's
 /// num_batches_tracked may be missing: nothing depends on it, and files of old
-/// PyTorch releases do not have it. Of tied parameters one suffices.
+/// PyTorch releases do not have it. One of several tied parameters suffices.
 ///
-///   expected  whether a tensor of the file that `parameters` does not have may
-///             be there: it is of another slice of the model. Empty: none may.
+///   expected  whether the file may have a tensor that is not in `parameters`,
+///             because it belongs to another slice of the model. Empty: none.
 std::vector<std::string> weights_differences(
     const WeightsSource& weights, const std::vector<ParameterInfo>& parameters,
     const std::function<bool(const std::string& name)>& expected = {});
@@ -28,12 +28,13 @@ std::vector<std::string> weights_differences(
     const std::vector<ParameterInfo>& parameters,
     const std::function<bool(const std::string& name)>& expected = {});
 
-/// Throws DataError that lists the first of them, five lines at most, or that
-/// the file is missing or malformed.
+/// Throws DataError that lists the first differences, in five lines at most, or
+/// says that the file is missing or malformed.
 ///
 ///   path     a safetensors file or a Hugging Face folder
-///   tensors  what there is of it
-///   place    how each message begins, "first.toml:3:11: [model] weights = …"
+///   tensors  those of the file
+///   place    the beginning of the message, "first.toml:3:11: [model] weights =
+///   …"
 void check_weights(
     const std::string& path, const std::vector<ParameterInfo>& parameters,
     const std::string& place);

@@ -1,7 +1,6 @@
 #include "echelon/architecture/hugging_face.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -11,6 +10,7 @@
 
 #include "echelon/checkpoint/format/float_convert.h"
 #include "echelon/error.h"
+#include "echelon/text/format.h"
 
 namespace echelon::hugging_face {
 namespace {
@@ -27,10 +27,9 @@ class Fields {
 
   [[noreturn]] void
   refuse(const std::string& field, const std::string& rule) const {
-    throw DataError(
-        path_ + ": \"" + field + "\": " +
-        (object_.contains(field) ? object_[field].dump() : "is missing") +
-        "; " + rule);
+    throw DataError(format(
+        "{}: \"{}\": {}; {}", path_, field,
+        object_.contains(field) ? object_[field].dump() : "is missing", rule));
   }
 
   bool has(const std::string& field) const {
@@ -73,9 +72,7 @@ class Fields {
 
   void need(const std::string& field, bool value, bool otherwise) const {
     if (flag(field, otherwise) == value) return;
-    refuse(
-        field, std::string("Echelon computes such models with ") +
-                   (value ? "true" : "false") + " alone");
+    refuse(field, format("Echelon computes such models with {} alone", value));
   }
 
  private:
@@ -123,8 +120,8 @@ ModelOptions read_gpt(const Fields& fields) {
   return options;
 }
 
-// Positions that are stretched: what transformers call rope_scaling, or, from
-// version 5 on, rope_parameters, which have rope_theta as well.
+// The scaling of rotary positions: rope_scaling of transformers, or, from
+// version 5 on, rope_parameters, which also has rope_theta.
 void read_rope(const Fields& fields, ModelOptions& options) {
   options.rope_theta = fields.number("rope_theta", 10000);
   for (const char* name : {"rope_scaling", "rope_parameters"}) {
@@ -162,7 +159,7 @@ ModelOptions read_llama(const Fields& fields) {
   if (fields.count("head_dim", size) != size) {
     fields.refuse(
         "head_dim",
-        "must be hidden_size / num_attention_heads = " + std::to_string(size));
+        format("must be hidden_size / num_attention_heads = {}", size));
   }
   if (fields.text("hidden_act", "silu") != "silu") {
     fields.refuse("hidden_act", "known is silu");
@@ -178,7 +175,7 @@ ModelOptions read_llama(const Fields& fields) {
   return options;
 }
 
-// A configuration that was saved without its model names the family alone.
+// A configuration that was saved without its model names only the family.
 std::string architecture_of(const json& config, const std::string& path) {
   const auto family = config.find("model_type");
   const bool silent =
@@ -195,8 +192,7 @@ std::string architecture_of(const json& config, const std::string& path) {
     throw DataError(
         path +
         ": \"architectures\" does not name one; known are "
-        "[\"GPT2LMHeadModel\"] "
-        "and [\"LlamaForCausalLM\"]");
+        "[\"GPT2LMHeadModel\"] and [\"LlamaForCausalLM\"]");
   }
   return config["architectures"][0].get<std::string>();
 }
@@ -259,7 +255,7 @@ void write_text(const fs::path& path, const std::string& text) {
   }
 }
 
-// What messages and the reading by pieces need of a tensor of a source.
+// A tensor of a source.
 struct Found {
   size_t number = 0;
   const TensorFacts* facts = nullptr;
@@ -288,21 +284,14 @@ bool same_value(TensorSource& source, const Found& a, const Found& b) {
   return true;
 }
 
-void check_room(const std::string& folder, int64_t bytes) {
+void check_disk_space(const std::string& folder, int64_t bytes) {
   std::error_code error;
-  const auto room = fs::space(folder, error);
-  if (error || room.available >= static_cast<uintmax_t>(bytes)) return;
-  throw CheckpointError(
-      folder + ": the weights need " + std::to_string(bytes) + " bytes, " +
-      std::to_string(room.available) +
-      " are free there; make room, or name a folder on another disk");
-}
-
-std::string shard_name(size_t number, size_t count) {
-  char name[64];
-  std::snprintf(
-      name, sizeof name, "model-%05zu-of-%05zu.safetensors", number, count);
-  return name;
+  const auto space = fs::space(folder, error);
+  if (error || space.available >= static_cast<uintmax_t>(bytes)) return;
+  throw CheckpointError(format(
+      "{}: the weights need {} bytes, {} are free there; make room, or name a "
+      "folder on another disk",
+      folder, bytes, space.available));
 }
 
 }  // namespace
@@ -334,11 +323,9 @@ write_config(const LanguageModelShape& shape, const ConfigText& text) {
                             ? gpt_config(shape)
                             : llama_config(shape);
   config["tie_word_embeddings"] = shape.tie_embeddings;
-  config["bos_token_id"] = nullptr;
-  config["eos_token_id"] = nullptr;
-  if (text.end_of_text) {
-    config["bos_token_id"] = *text.end_of_text;
-    config["eos_token_id"] = *text.end_of_text;
+  for (const char* token : {"bos_token_id", "eos_token_id"}) {
+    config[token] = nullptr;
+    if (text.end_of_text) config[token] = *text.end_of_text;
   }
   config["torch_dtype"] = text.dtype;
   config["use_cache"] = true;
@@ -392,12 +379,15 @@ std::vector<TensorToWrite> owned_tensors(
         continue;
       }
       if (same_value(source, *first, found->second)) continue;
-      throw DataError(
-          source.path() + ": \"" + names[0] + "\" and \"" + name +
-          "\" differ, but are tied in the model; leave one of them out");
+      throw DataError(format(
+          "{}: \"{}\" and \"{}\" differ, but are tied in the model; leave one "
+          "of "
+          "them out",
+          source.path(), names[0], name));
     }
     if (first == nullptr) {
-      throw DataError(source.path() + ": has no \"" + parameter.name + "\"");
+      throw DataError(
+          format("{}: has no \"{}\"", source.path(), parameter.name));
     }
     const auto& own = first->facts->dtype;
     const bool converts = !dtype.empty() && is_float_dtype(own);
@@ -416,13 +406,15 @@ std::vector<std::string> write_weights(
     bytes.push_back(bytes_to_write(source, tensor));
     total += bytes.back();
   }
-  check_room(folder, total);
+  check_disk_space(folder, total);
   const auto shards = pack_shards(bytes, max_shard_bytes);
   std::vector<std::string> files;
   ordered_json weight_map = ordered_json::object();
   for (size_t i = 0; i < shards.size(); ++i) {
-    const auto name = shards.size() == 1 ? "model.safetensors"
-                                         : shard_name(i + 1, shards.size());
+    const auto name =
+        shards.size() == 1
+            ? "model.safetensors"
+            : format("model-{:05}-of-{:05}.safetensors", i + 1, shards.size());
     const auto [begin, end] = shards[i];
     const std::vector<TensorToWrite> part(
         tensors.begin() + static_cast<int64_t>(begin),

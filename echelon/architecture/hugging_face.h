@@ -1,4 +1,4 @@
-// Language models as Hugging Face's transformers keep them: a folder with
+// Language models in the format of Hugging Face's transformers: a folder with
 // config.json and weights in safetensors files. Free of LibTorch.
 #pragma once
 
@@ -21,10 +21,10 @@ namespace echelon::hugging_face {
 ///
 ///   path  of the config.json
 ///
-/// Throws DataError, with the field, its value and what is known, when the file
-/// is missing or malformed, for another architecture, and for whatever these
-/// models here do not compute: other activations, biases or scalings of llama,
-/// a quantised model, dropouts that differ …
+/// Throws DataError, with the field, its value and the known values, when the
+/// file is missing or malformed, for another architecture, and for settings
+/// that these models do not support: other activations, biases or scalings of
+/// llama, a quantised model, dropouts that differ …
 ModelOptions read_config(const std::string& path);
 
 struct ConfigText {
@@ -39,29 +39,30 @@ write_config(const LanguageModelShape& shape, const ConfigText& text = {});
 /// A generation_config.json for it.
 std::string generation_config(const ConfigText& text = {});
 
-/// Which tensors go into which file: in their order, each file at most
-/// `max_bytes`, except where a single tensor is larger.
+/// Assigns tensors to files in their order, each file at most `max_bytes`
+/// except where a single tensor is larger.
 ///
-///   bytes    of each tensor
-///   returns  for each file the tensors [begin, end)
+///   bytes    the size of each tensor
+///   returns  for each file its tensors [begin, end)
 std::vector<std::pair<size_t, size_t>>
 pack_shards(const std::vector<int64_t>& bytes, int64_t max_bytes);
 
-/// The tensors of `parameters` in `source`, in that order, under the names that
-/// own tied ones, whatever names they have in `source`. Throws DataError where
-/// it has a tied one under two names with different values, or where one is
-/// missing.
+/// The tensors of `parameters` in `source`, in that order. A tied parameter
+/// comes once, under the name that owns it, whichever of its names it has in
+/// `source`. Throws DataError where `source` has it under two names with
+/// different values, or where a tensor is missing.
 ///
-///   dtype  to write floating-point ones in, as safetensors names it; empty: as
-///          they are
+///   dtype  for floating-point tensors, as safetensors names it; empty: keep
+///          that of the source
 std::vector<TensorToWrite> owned_tensors(
     TensorSource& source, const std::vector<ParameterInfo>& parameters,
     const std::string& dtype = "");
 
-/// Writes them into `folder`, which exists: as model.safetensors, or, where
+/// Writes the tensors into `folder`, which exists: as model.safetensors, or, if
 /// that would be larger than `max_shard_bytes`, as shards with
-/// model.safetensors.index.json. Throws as write_tensors, and CheckpointError
-/// when the disk has not so much left. Returns the names of the files.
+/// model.safetensors.index.json. Throws as write_tensors does, and
+/// CheckpointError when the disk has not enough space. Returns the names of the
+/// files.
 std::vector<std::string> write_weights(
     TensorSource& source, const std::vector<TensorToWrite>& tensors,
     const std::string& folder, int64_t max_shard_bytes);

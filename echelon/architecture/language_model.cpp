@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "echelon/error.h"
+#include "echelon/text/format.h"
 
 namespace echelon {
 namespace {
@@ -12,7 +13,7 @@ namespace {
 using Family = LanguageModelShape::Family;
 using Kind = InitialValue::Kind;
 
-// A size that a name stands for.
+// A named size.
 struct Size {
   std::string_view name;
   LanguageModelShape shape;
@@ -57,8 +58,7 @@ LanguageModelShape llama_160m() {
       .max_positions = 2048};
 }
 
-// Llama 3.2's, which has one matrix for words in and out, and reads longer
-// texts.
+// Llama 3.2's, with tied embeddings and longer sequences.
 LanguageModelShape llama_1b() {
   auto shape = llama3(16, 2048, 32, 8192);
   shape.tie_embeddings = true;
@@ -88,26 +88,21 @@ const LanguageModelShape* size_of(const std::string& name) {
   return nullptr;
 }
 
-std::string number(int64_t value) {
-  return std::to_string(value);
-}
-
 std::string place(const ModelOptions& options) {
-  return "[model] name=\"" + options.name + "\"";
+  return format("[model] name=\"{}\"", options.name);
 }
 
 int64_t or_else(int64_t value, int64_t otherwise) {
   return value != 0 ? value : otherwise;
 }
 
-// The numbers as they are set, those of the size where they are not; 0 where
-// neither says.
+// The numbers that are set, else those of the named size, else 0.
 LanguageModelShape collected(const ModelOptions& options, int64_t vocabulary) {
   const auto* size = size_of(options.name);
   LanguageModelShape base;
   if (size != nullptr) {
     base = *size;
-    // What follows from another number, unless that one is set as well.
+    // Numbers that follow from another one, unless they are set themselves.
     if (options.hidden_size != 0 && base.family == Family::gpt) {
       base.intermediate_size = 0;
     }
@@ -147,7 +142,7 @@ LanguageModelShape collected(const ModelOptions& options, int64_t vocabulary) {
   return base;
 }
 
-void check_numbers_are_there(
+void check_complete(
     const ModelOptions& options, const LanguageModelShape& shape) {
   std::string missing;
   const auto need = [&](const char* key, int64_t value) {
@@ -162,46 +157,46 @@ void check_numbers_are_there(
   }
   need("max_positions", shape.max_positions);
   if (missing.empty()) return;
-  throw ConfigError(
-      place(options) + " has no numbers of its own: set " + missing +
-      ", or name a size, as in name=\"" +
-      (shape.family == Family::gpt ? "gpt2" : "llama-160m") + "\"");
+  throw ConfigError(format(
+      "{} has no numbers of its own: set {}, or name a size, as in name=\"{}\"",
+      place(options), missing,
+      shape.family == Family::gpt ? "gpt2" : "llama-160m"));
 }
 
 void check_heads(const ModelOptions& options, const LanguageModelShape& shape) {
   if (shape.hidden_size % shape.heads != 0) {
-    throw ConfigError(
-        place(options) + ": hidden_size=" + number(shape.hidden_size) +
-        " does not divide by heads=" + number(shape.heads) + "; " +
-        number(shape.hidden_size / shape.heads * shape.heads) + " or " +
-        number((shape.hidden_size / shape.heads + 1) * shape.heads) + " does");
+    const int64_t below = shape.hidden_size / shape.heads * shape.heads;
+    throw ConfigError(format(
+        "{}: hidden_size={} does not divide by heads={}; {} or {} does",
+        place(options), shape.hidden_size, shape.heads, below,
+        below + shape.heads));
   }
   if (shape.rope_low_freq_factor >= shape.rope_high_freq_factor) {
     throw ConfigError(
         place(options) +
         ": rope_low_freq_factor is not below rope_high_freq_factor; Llama 3 "
-        "has "
-        "1 and 4");
+        "has 1 and 4");
   }
   if (shape.family == Family::gpt) {
     if (shape.kv_heads == shape.heads) return;
-    throw ConfigError(
-        place(options) + ": kv_heads=" + number(shape.kv_heads) +
-        ", but each of a gpt's " + number(shape.heads) +
-        " heads has its own keys and values; leave kv_heads out, or use "
-        "name=\"llama\"");
+    throw ConfigError(format(
+        "{}: kv_heads={}, but each of a gpt's {} heads has its own keys and "
+        "values; leave kv_heads out, or use name=\"llama\"",
+        place(options), shape.kv_heads, shape.heads));
   }
   if (shape.kv_heads > shape.heads || shape.heads % shape.kv_heads != 0) {
-    throw ConfigError(
-        place(options) + ": heads=" + number(shape.heads) +
-        " is not a multiple of kv_heads=" + number(shape.kv_heads) +
-        "; as many heads must share each head of keys and values");
+    throw ConfigError(format(
+        "{}: heads={} is not a multiple of kv_heads={}; as many heads must "
+        "share "
+        "each head of keys and values",
+        place(options), shape.heads, shape.kv_heads));
   }
   if (shape.head_size() % 2 != 0) {
-    throw ConfigError(
-        place(options) + ": hidden_size=" + number(shape.hidden_size) +
-        " / heads=" + number(shape.heads) + " = " + number(shape.head_size()) +
-        ", but rotary positions turn pairs of features; it must be even");
+    throw ConfigError(format(
+        "{}: hidden_size={} / heads={} = {}, but rotary positions turn pairs "
+        "of "
+        "features; it must be even",
+        place(options), shape.hidden_size, shape.heads, shape.head_size()));
   }
 }
 
@@ -217,15 +212,16 @@ class Parameters {
          .dtype = dtype_,
          .initial = initial});
     if (list_.back().num_elements() >= 0) return;
-    throw ConfigError(
-        "[model] \"" + list_.back().name +
-        "\" would have more elements than can be counted; lower the model's "
-        "numbers");
+    throw ConfigError(format(
+        "[model] \"{}\" would have more elements than can be counted; lower "
+        "the "
+        "model's numbers",
+        list_.back().name));
   }
   void matrix(std::string name, int64_t rows, int64_t columns) {
     add(std::move(name), {rows, columns}, {Kind::normal, kDeviation});
   }
-  // [in, out] and a bias.
+  // A matrix [in, out] and a bias.
   void
   conv1d(const std::string& name, int64_t in, int64_t out, double deviation) {
     add(name + ".weight", {in, out}, {Kind::normal, deviation});
@@ -251,7 +247,7 @@ void list_gpt(Parameters& list, const LanguageModelShape& shape) {
   list.matrix("transformer.wte.weight", shape.vocab_size, hidden);
   list.matrix("transformer.wpe.weight", shape.max_positions, hidden);
   for (int64_t i = 0; i < shape.layers; ++i) {
-    const std::string block = "transformer.h." + number(i) + ".";
+    const std::string block = format("transformer.h.{}.", i);
     list.norm(block + "ln_1", hidden, true);
     list.conv1d(
         block + "attn.c_attn", hidden, 3 * hidden, Parameters::kDeviation);
@@ -271,7 +267,7 @@ void list_llama(Parameters& list, const LanguageModelShape& shape) {
   const int64_t kv = shape.kv_heads * shape.head_size();
   list.matrix("model.embed_tokens.weight", shape.vocab_size, hidden);
   for (int64_t i = 0; i < shape.layers; ++i) {
-    const std::string block = "model.layers." + number(i) + ".";
+    const std::string block = format("model.layers.{}.", i);
     list.matrix(block + "self_attn.q_proj.weight", hidden, hidden);
     list.matrix(block + "self_attn.k_proj.weight", kv, hidden);
     list.matrix(block + "self_attn.v_proj.weight", kv, hidden);
@@ -300,14 +296,14 @@ int64_t vocabulary(const ModelOptions& options, int64_t data_vocabulary) {
   if (known == 0 && data_vocabulary < 1) {
     throw ConfigError(
         place(options) +
-        ": neither vocab_size nor the data says how many words there are; set "
-        "vocab_size");
+        ": neither vocab_size nor the data gives the size of the vocabulary; "
+        "set vocab_size");
   }
   if (known != 0 && data_vocabulary > known) {
-    throw ConfigError(
-        place(options) + ": vocab_size=" + number(known) +
-        ", but the data has " + number(data_vocabulary) +
-        " words; set vocab_size=" + number(data_vocabulary) + " or more");
+    throw ConfigError(format(
+        "{}: vocab_size={}, but the data has {} tokens; set vocab_size={} or "
+        "more",
+        place(options), known, data_vocabulary, data_vocabulary));
   }
   return or_else(known, data_vocabulary);
 }
@@ -318,7 +314,7 @@ language_model_shape(const ModelOptions& options, int64_t vocabulary) {
     throw ConfigError(place(options) + " is not a language model");
   }
   const auto shape = collected(options, vocabulary);
-  check_numbers_are_there(options, shape);
+  check_complete(options, shape);
   check_heads(options, shape);
   return shape;
 }
@@ -328,32 +324,29 @@ void check_language_model(
     int64_t tp) {
   const auto shape = language_model_shape(options, vocabulary);
   if (sequence > shape.max_positions) {
-    throw ConfigError(
-        place(options) + ": a sample has " + number(sequence) +
-        " tokens, but max_positions=" + number(shape.max_positions) +
-        "; use shorter samples, or set max_positions=" + number(sequence));
+    throw ConfigError(format(
+        "{}: a sample has {} tokens, but max_positions={}; use shorter "
+        "samples, "
+        "or set max_positions={}",
+        place(options), sequence, shape.max_positions, sequence));
   }
   const auto need = [&](const char* what, int64_t count) {
     if (tp <= count) return;
-    throw ConfigError(
-        place(options) + ": [layout] tp=" + number(tp) + ", but there are " +
-        number(count) + " " + what + " to share out; tp may be " +
-        number(count) + " at most");
+    throw ConfigError(format(
+        "{}: [layout] tp={}, but there are {} {} to share out; tp may be {} at "
+        "most",
+        place(options), tp, count, what, count));
   };
   need("heads", shape.heads);
   need("features of the MLP (intermediate_size)", shape.intermediate_size);
-  need("words (vocab_size)", shape.vocab_size);
+  need("tokens of the vocabulary (vocab_size)", shape.vocab_size);
 }
 
 std::vector<ParameterInfo> list_language_parameters(
     const LanguageModelShape& shape, const std::string& dtype) {
   Parameters list(dtype);
   const bool gpt = shape.family == Family::gpt;
-  if (gpt) {
-    list_gpt(list, shape);
-  } else {
-    list_llama(list, shape);
-  }
+  (gpt ? list_gpt : list_llama)(list, shape);
   list.matrix("lm_head.weight", shape.vocab_size, shape.hidden_size);
   auto parameters = list.take();
   if (shape.tie_embeddings) {
@@ -364,14 +357,11 @@ std::vector<ParameterInfo> list_language_parameters(
 
 std::vector<std::string> list_language_layers(const LanguageModelShape& shape) {
   const bool gpt = shape.family == Family::gpt;
-  std::vector<std::string> names;
-  if (gpt) {
-    names = {"transformer.wte", "transformer.wpe"};
-  } else {
-    names = {"model.embed_tokens"};
-  }
+  std::vector<std::string> names = {"model.embed_tokens"};
+  if (gpt) names = {"transformer.wte", "transformer.wpe"};
   for (int64_t i = 0; i < shape.layers; ++i) {
-    names.push_back((gpt ? "transformer.h." : "model.layers.") + number(i));
+    names.push_back(
+        (gpt ? "transformer.h." : "model.layers.") + std::to_string(i));
   }
   names.push_back(gpt ? "transformer.ln_f" : "model.norm");
   names.push_back("lm_head");

@@ -1,10 +1,8 @@
-// The numbers of a language model, from its size's name and what overrides it.
-// Free of LibTorch.
+// The shape of a language model, from the name of its size and the options that
+// override it. Free of LibTorch.
 //
-//   gpt    GPT-2: learned positions, LayerNorm, GELU, one matrix for words in
-//   and
-//          out. Radford et al., "Language Models are Unsupervised Multitask
-//          Learners", 2019.
+//   gpt    GPT-2: learned positions, LayerNorm, GELU, tied embeddings. Radford
+//          et al., "Language Models are Unsupervised Multitask Learners", 2019.
 //   llama  RMSNorm, rotary positions, SwiGLU, grouped queries. Touvron et al.,
 //          2023, arXiv:2302.13971 and 2307.09288; Grattafiori et al., 2024,
 //          arXiv:2407.21783.
@@ -31,7 +29,7 @@ struct LanguageModelShape {
   int64_t vocab_size = 1;
   int64_t max_positions = 1;    // longest sequence
   double rope_theta = 10000.0;  // llama; see parallel/tensor/rotary.h
-  double rope_factor = 0.0;     // 0: frequencies are not stretched
+  double rope_factor = 0.0;     // 0: frequencies are not scaled
   double rope_low_freq_factor = 1.0;
   double rope_high_freq_factor = 4.0;
   int64_t rope_original_positions = 8192;
@@ -46,43 +44,43 @@ struct LanguageModelShape {
 /// Whether `options.name` is one of gpt*, llama*.
 bool is_language_model(const ModelOptions& options);
 
-/// How many words the model knows: vocab_size, else that of the size which
-/// `name` names, else `data_vocabulary`. Throws ConfigError when nothing says,
-/// and when the data has words that the model does not.
+/// The vocabulary size: options.vocab_size, else that of the size which `name`
+/// names, else `data_vocabulary`. Throws ConfigError when none of them is set,
+/// and when the data has more tokens than the model.
 int64_t vocabulary(const ModelOptions& options, int64_t data_vocabulary);
 
 /// Throws ConfigError for numbers that are missing (all of them in one message)
-/// or do not fit each other: heads that do not divide hidden_size, kv_heads
-/// that do not divide heads, a head of odd size with rotary positions, kv_heads
-/// of a gpt.
+/// or do not fit together: heads that do not divide hidden_size, kv_heads that
+/// do not divide heads, a head of odd size with rotary positions, kv_heads of a
+/// gpt.
 ///
-///   vocabulary  as vocabulary() gives it
+///   vocabulary  as vocabulary() returns it
 LanguageModelShape
 language_model_shape(const ModelOptions& options, int64_t vocabulary);
 
-/// What can be wrong before a rank starts, beyond language_model_shape: a
-/// sequence that is longer than max_positions, fewer heads than tensor-parallel
-/// ranks (each rank computes whole heads; keys and values may be on several),
-/// an MLP or a vocabulary that leaves a rank without a part. Throws
-/// ConfigError.
+/// Throws ConfigError as language_model_shape does, and for a sequence that is
+/// longer than max_positions, fewer heads than tensor-parallel ranks (a head of
+/// queries is on one rank; one of keys and values may be on several), and an
+/// MLP or a vocabulary with fewer rows than ranks. For use before a rank
+/// starts.
 ///
 ///   sequence  tokens of one sample
-///   tp        ranks that share each layer's matrices
+///   tp        ranks that each layer's matrices are sharded over
 void check_language_model(
     const ModelOptions& options, int64_t vocabulary, int64_t sequence,
     int64_t tp);
 
 /// Parameters under Hugging Face's names. GPT-2's linear layers keep their
-/// matrices [in, out], all others [out, in]. Values are drawn as there: normal
-/// with standard deviation 0.02 (those of gpt that add to the residual sum:
-/// 0.02 / sqrt(2 layers)), biases 0, norms 1. "lm_head.weight" is the last;
-/// where it is tied it says so.
+/// matrices [in, out], all others [out, in]. Initial values are those of
+/// Hugging Face: normal with standard deviation 0.02 (for the matrices of gpt
+/// that add to the residual sum 0.02 / sqrt(2 layers)), biases 0, norms 1.
+/// "lm_head.weight" is the last, with tied_to set where it is tied.
 std::vector<ParameterInfo> list_language_parameters(
     const LanguageModelShape& shape, const std::string& dtype);
 
 /// "transformer.wte", "transformer.wpe", "transformer.h.0" …,
 /// "transformer.ln_f", "lm_head"; or "model.embed_tokens", "model.layers.0" …,
-/// "model.norm", "lm_head". Reads `family` and `layers`.
+/// "model.norm", "lm_head". Reads only `family` and `layers`.
 std::vector<std::string> list_language_layers(const LanguageModelShape& shape);
 
 }  // namespace echelon

@@ -7,7 +7,7 @@
 namespace echelon {
 namespace {
 
-// Of a file in memory at a time, beside what is read.
+// The bytes of a mapped file that are in memory at a time.
 constexpr size_t kMappedBytes = 8 << 20;
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The tensors of a weights file or Hugging Face folder, read piece by piece.
+// Reads the tensors of a weights file or Hugging Face folder piece by piece.
 // Free of LibTorch.
 #pragma once
 
@@ -10,7 +10,7 @@
 
 namespace echelon {
 
-/// What was read leaves the memory again.
+/// Pages of a mapped file are released after they were read.
 class MappedTensors : public TensorSource {
  public:
   explicit MappedTensors(WeightsSource weights);
@@ -22,7 +22,7 @@ class MappedTensors : public TensorSource {
  private:
   WeightsSource weights_;
   std::vector<TensorFacts> facts_;
-  std::vector<const WeightsSource::Tensor*> mapped_;  // as facts_
+  std::vector<const WeightsSource::Tensor*> mapped_;  // in the order of facts_
 };
 
 }  // namespace echelon

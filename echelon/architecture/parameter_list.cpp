@@ -5,6 +5,7 @@
 
 #include "echelon/architecture/language_model.h"
 #include "echelon/error.h"
+#include "echelon/text/format.h"
 
 namespace echelon {
 namespace {
@@ -22,19 +23,18 @@ std::string to_text(const Shape& shape) {
 // More elements than this cannot be addressed in bytes, whatever their type.
 constexpr int64_t kMostElements = int64_t{1} << 56;
 
-// Product of sizes that are all 1 or more; -1 when it is over kMostElements.
+// The product of sizes that are all at least 1; -1 when it is over
+// kMostElements.
 int64_t product(const Shape& shape) {
   int64_t result = 1;
   for (int64_t size : shape) {
-    if (__builtin_mul_overflow(result, size, &result)) {
-      return -1;
-    }
+    if (__builtin_mul_overflow(result, size, &result)) return -1;
   }
   return result <= kMostElements ? result : -1;
 }
 
 // Collects the tensors of one layer after the other, with the initial values
-// that PyTorch's and torchvision's layers have.
+// of PyTorch's and torchvision's layers.
 class ListBuilder {
  public:
   ListBuilder(std::string place, std::string dtype)
@@ -56,30 +56,25 @@ class ListBuilder {
       const std::string& name, int64_t in, int64_t out, int64_t kernel) {
     const double fan_out = static_cast<double>(out * kernel * kernel);
     add(name + ".weight", {out, in, kernel, kernel},
-        {InitialValue::Kind::normal, std::sqrt(2.0 / fan_out)});
+        InitialValue::normal_of(std::sqrt(2.0 / fan_out)));
   }
 
   void batch_norm(const std::string& name, int64_t channels) {
-    add(name + ".weight", {channels}, constant(1));
-    add(name + ".bias", {channels}, constant(0));
-    add(name + ".running_mean", {channels}, constant(0), true);
-    add(name + ".running_var", {channels}, constant(1), true);
-    add(name + ".num_batches_tracked", {}, constant(0), true);
+    add(name + ".weight", {channels}, InitialValue::constant_of(1));
+    add(name + ".bias", {channels}, InitialValue::constant_of(0));
+    add(name + ".running_mean", {channels}, InitialValue::constant_of(0), true);
+    add(name + ".running_var", {channels}, InitialValue::constant_of(1), true);
+    add(name + ".num_batches_tracked", {}, InitialValue::constant_of(0), true);
     list_.back().dtype = "int64";
   }
 
   std::vector<ParameterInfo> take() { return std::move(list_); }
 
  private:
-  static InitialValue constant(double value) {
-    return {InitialValue::Kind::constant, value};
-  }
-
   // The default of torch::nn::Linear and Conv2d: kaiming_uniform with
   // a = sqrt(5), which is uniform within 1 / sqrt(fan_in); the bias alike.
   void weight_and_bias(const std::string& name, Shape shape, double fan_in) {
-    const InitialValue uniform{
-        InitialValue::Kind::uniform, 1.0 / std::sqrt(fan_in)};
+    const auto uniform = InitialValue::uniform_within(1.0 / std::sqrt(fan_in));
     const int64_t out = shape[0];
     add(name + ".weight", std::move(shape), uniform);
     add(name + ".bias", {out}, uniform);
@@ -89,10 +84,10 @@ class ListBuilder {
   add(std::string name, Shape shape, InitialValue initial,
       bool buffer = false) {
     if (product(shape) < 0) {
-      throw ConfigError(
-          place_ + ": \"" + name + "\" would be " + to_text(shape) +
-          ", more elements than can be counted; make the input or the layer "
-          "smaller");
+      throw ConfigError(format(
+          "{}: \"{}\" would be {}, more elements than can be counted; make the "
+          "input or the layer smaller",
+          place_, name, to_text(shape)));
     }
     list_.push_back(
         {.name = std::move(name),
@@ -130,22 +125,22 @@ void list_mlp(
 }
 
 void list_resnet(
-    ListBuilder& builder, const ResnetPlan& plan, int64_t channels,
+    ListBuilder& builder, const ResnetConfig& config, int64_t channels,
     int64_t classes) {
   builder.residual_conv("conv1", channels, 64, 7);
   builder.batch_norm("bn1", 64);
   int64_t in = 64;
-  for (size_t group = 0; group < plan.blocks.size(); ++group) {
+  for (size_t group = 0; group < config.blocks.size(); ++group) {
     const int64_t width = 64 << group;
-    const int64_t out = plan.bottleneck ? 4 * width : width;
-    for (int64_t index = 0; index < plan.blocks[group]; ++index) {
-      const std::string name = "layer" + std::to_string(group + 1) + "." +
-                               std::to_string(index) + ".";
-      builder.residual_conv(name + "conv1", in, width, plan.bottleneck ? 1 : 3);
+    const int64_t out = config.bottleneck ? 4 * width : width;
+    for (int64_t index = 0; index < config.blocks[group]; ++index) {
+      const std::string name = format("layer{}.{}.", group + 1, index);
+      builder.residual_conv(
+          name + "conv1", in, width, config.bottleneck ? 1 : 3);
       builder.batch_norm(name + "bn1", width);
       builder.residual_conv(name + "conv2", width, width, 3);
       builder.batch_norm(name + "bn2", width);
-      if (plan.bottleneck) {
+      if (config.bottleneck) {
         builder.residual_conv(name + "conv3", width, out, 1);
         builder.batch_norm(name + "bn3", out);
       }
@@ -164,26 +159,23 @@ void list_resnet(
 void check_image(
     const std::string& place, const Shape& shape, int64_t smallest) {
   if (shape.size() != 3) {
-    throw ConfigError(
-        place + " takes images of channels x height x width, but a sample is " +
-        to_text(shape) + "; for such data use name=\"mlp\"");
+    throw ConfigError(format(
+        "{} takes images of channels x height x width, but a sample is {}; for "
+        "such data use name=\"mlp\"",
+        place, to_text(shape)));
   }
   if (shape[1] < smallest || shape[2] < smallest) {
-    throw ConfigError(
-        place + ": images of " + std::to_string(shape[1]) + "x" +
-        std::to_string(shape[2]) +
-        " pixels are too small: its two 2x2 "
-        "poolings need " +
-        std::to_string(smallest) + "x" + std::to_string(smallest) +
-        " or more; use larger images or "
-        "name=\"mlp\"");
+    throw ConfigError(format(
+        "{}: images of {}x{} pixels are too small: its two 2x2 poolings need "
+        "{}x{} or more; use larger images or name=\"mlp\"",
+        place, shape[1], shape[2], smallest, smallest));
   }
 }
 
-std::string joined(const std::vector<std::string>& words) {
+std::string joined(const std::vector<std::string>& names) {
   std::string text;
-  for (const auto& word : words) {
-    text += (text.empty() ? "" : ", ") + word;
+  for (const auto& name : names) {
+    text += (text.empty() ? "" : ", ") + name;
   }
   return text;
 }
@@ -204,47 +196,46 @@ int64_t num_parameters(const std::vector<ParameterInfo>& list) {
   return sum;
 }
 
-ResnetPlan resnet_plan(const std::string& name) {
+ResnetConfig resnet_config(const std::string& name) {
   if (name == "resnet18") return {false, {2, 2, 2, 2}};
   if (name == "resnet34") return {false, {3, 4, 6, 3}};
   if (name == "resnet50") return {true, {3, 4, 6, 3}};
   if (name == "resnet101") return {true, {3, 4, 23, 3}};
   if (name == "resnet152") return {true, {3, 8, 36, 3}};
-  throw ConfigError(
-      "[model] name=\"" + name + "\" is not a model; choose one of " +
-      joined(model_names()));
+  throw ConfigError(format(
+      "[model] name=\"{}\" is not a model; choose one of {}", name,
+      joined(model_names())));
 }
 
 std::vector<ParameterInfo> list_parameters(
     const ModelOptions& options, const Shape& input_shape, int64_t classes) {
-  const std::string place = "[model] name=\"" + options.name + "\"";
+  const std::string place = format("[model] name=\"{}\"", options.name);
+  const bool language = is_language_model(options);
   if (options.dtype != "float32" && options.dtype != "float64") {
-    throw ConfigError(
-        "[model] dtype=\"" + options.dtype +
-        "\" cannot be trained in; choose float32 or float64");
+    throw ConfigError(format(
+        "[model] dtype=\"{}\" cannot be trained in; choose float32 or float64",
+        options.dtype));
   }
   if (classes < 1) {
-    throw ConfigError(
-        "[model] " +
-        std::string(is_language_model(options) ? "vocab_size=" : "classes=") +
-        std::to_string(classes) + ": a " +
-        (is_language_model(options) ? "language model" : "classifier") +
-        " needs 1 or more");
+    throw ConfigError(format(
+        "[model] {}={}: a {} needs 1 or more",
+        language ? "vocab_size" : "classes", classes,
+        language ? "language model" : "classifier"));
   }
-  if (std::any_of(input_shape.begin(), input_shape.end(), [](int64_t size) {
-        return size < 1;
-      })) {
-    throw ConfigError(
-        place + ": a sample of " + to_text(input_shape) +
-        " has no elements; every size must be 1 or more");
+  if (std::ranges::any_of(input_shape, [](int64_t size) { return size < 1; })) {
+    throw ConfigError(format(
+        "{}: a sample of {} has no elements; every size must be 1 or more",
+        place, to_text(input_shape)));
   }
 
-  if (is_language_model(options)) {
+  if (language) {
     const auto shape = language_model_shape(options, classes);
     if (input_shape.size() != 1) {
-      throw ConfigError(
-          place + " takes sequences of tokens, but a sample is " +
-          to_text(input_shape) + "; use text data, or a model of images");
+      throw ConfigError(format(
+          "{} takes sequences of tokens, but a sample is {}; use text data, or "
+          "a "
+          "model of images",
+          place, to_text(input_shape)));
     }
     check_language_model(options, classes, input_shape[0], 1);
     return list_language_parameters(shape, options.dtype);
@@ -256,22 +247,25 @@ std::vector<ParameterInfo> list_parameters(
   } else if (options.name == "mlp") {
     for (int64_t width : options.hidden) {
       if (width < 1) {
-        throw ConfigError(
-            "[model] hidden has a layer of width " + std::to_string(width) +
-            "; every width must be 1 or more");
+        throw ConfigError(format(
+            "[model] hidden has a layer of width {}; every width must be 1 or "
+            "more",
+            width));
       }
     }
     const int64_t features = product(input_shape);
     if (features < 0) {
-      throw ConfigError(
-          place + ": a sample of " + to_text(input_shape) +
-          " has more elements than can be counted; use smaller samples");
+      throw ConfigError(format(
+          "{}: a sample of {} has more elements than can be counted; use "
+          "smaller "
+          "samples",
+          place, to_text(input_shape)));
     }
     list_mlp(builder, features, options.hidden, classes);
   } else {
-    const ResnetPlan plan = resnet_plan(options.name);
+    const ResnetConfig config = resnet_config(options.name);
     check_image(place, input_shape, 1);
-    list_resnet(builder, plan, input_shape[0], classes);
+    list_resnet(builder, config, input_shape[0], classes);
   }
   return builder.take();
 }
@@ -289,11 +283,10 @@ std::vector<std::string> list_layers(const ModelOptions& options) {
     return names;
   }
   names = {"conv1", "bn1"};
-  const ResnetPlan plan = resnet_plan(options.name);
-  for (size_t group = 0; group < plan.blocks.size(); ++group) {
-    for (int64_t i = 0; i < plan.blocks[group]; ++i) {
-      names.push_back(
-          "layer" + std::to_string(group + 1) + "." + std::to_string(i));
+  const ResnetConfig config = resnet_config(options.name);
+  for (size_t group = 0; group < config.blocks.size(); ++group) {
+    for (int64_t i = 0; i < config.blocks[group]; ++i) {
+      names.push_back(format("layer{}.{}", group + 1, i));
     }
   }
   names.push_back("fc");

@@ -11,6 +11,7 @@
 #include "echelon/checkpoint/format/foreign.h"
 #include "echelon/checkpoint/weights/checkpoint_tensors.h"
 #include "echelon/error.h"
+#include "echelon/text/format.h"
 
 namespace echelon {
 namespace {
@@ -21,15 +22,16 @@ using nlohmann::json;
 constexpr const char* kSingle = "model.safetensors";
 constexpr const char* kIndex = "model.safetensors.index.json";
 
-// Files by the names of their tensors.
+// The file of each tensor.
 std::map<std::string, std::string> read_weight_map(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
   const std::string text{std::istreambuf_iterator<char>(in), {}};
   if (!in) throw CheckpointError(path + ": cannot be read");
   const auto fail = [&](const std::string& what) {
-    throw CheckpointError(
-        path + ": " + what +
-        "; an index is {\"weight_map\": {\"tensor\": \"file\", …}, …}");
+    throw CheckpointError(format(
+        "{}: {}; an index is {{\"weight_map\": {{\"tensor\": \"file\", …}}, "
+        "…}}",
+        path, what));
   };
   const json index = json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (index.is_discarded()) fail("is not JSON, or cut off");
@@ -38,11 +40,11 @@ std::map<std::string, std::string> read_weight_map(const std::string& path) {
   if (!has_map) fail("has no weight_map");
   std::map<std::string, std::string> files;
   for (const auto& [name, file] : index["weight_map"].items()) {
-    if (!file.is_string()) fail("\"" + name + "\" has no file");
+    if (!file.is_string()) fail(format("\"{}\" has no file", name));
     const auto file_name = file.get<std::string>();
-    // Only of this folder.
+    // Files outside of this folder are refused.
     if (fs::path(file_name).filename() != file_name) {
-      fail("\"" + name + "\" lies in \"" + file_name + "\", outside");
+      fail(format("\"{}\" lies in \"{}\", outside", name, file_name));
     }
     files[name] = file_name;
   }
@@ -127,18 +129,18 @@ void WeightsSource::add_index(const std::string& path) {
       std::error_code error;
       const auto shard_path = folder / file;
       if (!fs::exists(shard_path, error)) {
-        throw CheckpointError(
-            shard_path.string() + ": is missing, but " + kIndex +
-            " says that it has \"" + name +
-            "\"; copy or download all files of the folder");
+        throw CheckpointError(format(
+            "{}: is missing, but {} says that it has \"{}\"; copy or download "
+            "all files of the folder",
+            shard_path.string(), kIndex, name));
       }
       shard = std::make_shared<const safetensors::File>(shard_path.string());
     }
     const auto* info = shard->find(name);
     if (info == nullptr) {
-      throw CheckpointError(
-          (folder / file).string() + ": has no \"" + name + "\", but " +
-          kIndex + " says so; the two are of different models");
+      throw CheckpointError(format(
+          "{}: has no \"{}\", but {} says so; the two are of different models",
+          (folder / file).string(), name, kIndex));
     }
     add(shard, *info);
   }
@@ -154,17 +156,16 @@ void WeightsSource::add(
   add(std::move(tensor));
 }
 
-// The newest of a run. Names are the model's own.
+// Adds the newest checkpoint of a run. Its names are the model's own.
 void WeightsSource::add_checkpoint(const std::string& path) {
   std::vector<CheckpointPlace> places;
   try {
     places = find_checkpoints(path);
   } catch (const CheckpointError& error) {
-    throw CheckpointError(
-        error.what() +
-        std::string("; weights are a .safetensors file, a Hugging "
-                    "Face folder with ") +
-        kSingle + " or " + kIndex + ", a run or a checkpoint");
+    throw CheckpointError(format(
+        "{}; weights are a .safetensors file, a Hugging Face folder with {} or "
+        "{}, a run or a checkpoint",
+        error.what(), kSingle, kIndex));
   }
   std::string way_out;
   if (places.size() > 1) {
@@ -181,15 +182,16 @@ void WeightsSource::add_checkpoint(const std::string& path) {
   }
 }
 
-// Under the model's name for it.
+// Adds the tensor under the model's name for it.
 void WeightsSource::add(Tensor tensor) {
   const std::string name = name_in_model(tensor.facts.name, prefix_);
   if (name.empty()) return;
   tensor.facts.name = name;
   if (!tensors_.emplace(name, std::move(tensor)).second) {
-    throw CheckpointError(
-        path_ + ": has \"" + name + "\" twice, with \"" + prefix_ +
-        "\" in front and without; leave one of them out");
+    throw CheckpointError(format(
+        "{}: has \"{}\" twice, with \"{}\" in front and without; leave one of "
+        "them out",
+        path_, name, prefix_));
   }
 }
 

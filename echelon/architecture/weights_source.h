@@ -1,7 +1,7 @@
-// Where a model's weights lie: in one safetensors file, in a Hugging Face
-// folder, which has model.safetensors or the shards that
-// model.safetensors.index.json names, or in a checkpoint, to which a run's
-// folder leads as well. Free of LibTorch.
+// The source of a model's weights: one safetensors file; a Hugging Face folder,
+// which has model.safetensors or the shards that model.safetensors.index.json
+// names; or a checkpoint, which the folder of a run may contain. Free of
+// LibTorch.
 #pragma once
 
 #include <cstddef>
@@ -15,52 +15,52 @@
 
 namespace echelon {
 
-/// The name in front of a language model's names that its base model, saved
-/// alone, leaves out: "transformer." or "model."; empty for other models.
+/// The prefix of a language model's names that is missing in files of its base
+/// model alone: "transformer." or "model."; empty for other models.
 ///
 ///   names  of all layers or all parameters, in order
 std::string base_prefix(const std::vector<std::string>& names);
 
-/// The name that a tensor of a file has in the model: with `prefix`, as
-/// base_prefix gives it, in front where it lacks it (all but "lm_head.…").
-/// Empty, with a prefix, for masks and frequencies that old releases of
-/// transformers stored as buffers
-/// ("….attn.bias", "….attn.masked_bias", "….rotary_emb.inv_freq").
+/// The name that a tensor of a file has in the model: adds `prefix`, that of
+/// base_prefix, where it is missing (except before "lm_head.…"). If there is a
+/// prefix, the result is empty for masks and frequencies that old releases of
+/// transformers stored as buffers ("….attn.bias", "….attn.masked_bias",
+/// "….rotary_emb.inv_freq").
 std::string name_in_model(const std::string& name, const std::string& prefix);
 
-/// FOLDER/checkpoints/last.safetensors where a run, or an import, has left that
-/// and no checkpoint; else empty.
+/// RUN/checkpoints/last.safetensors if a run or an import left that file and no
+/// checkpoint; else empty.
 std::string last_weights(const std::string& run);
 
 /// All tensors of a file or folder, or parameters and buffers of a checkpoint,
-/// not read. A value; copies share the files.
+/// not yet read. A value; copies share the files.
 class WeightsSource {
  public:
-  /// Under the names of name_in_model().
+  /// Tensors get the names of name_in_model().
   ///
   /// Throws CheckpointError when there is no such file, when it is malformed or
-  /// cut off, when the index is no index or names a shard that is not there or
-  /// has not the tensor, when two tensors have one name, and for a checkpoint
-  /// whose manifest or files cannot be trusted.
+  /// truncated, when the index is malformed or names a shard that is missing or
+  /// lacks the tensor, when two tensors have the same name, and for a
+  /// checkpoint whose manifest or files are damaged.
   explicit WeightsSource(const std::string& path, std::string prefix = "");
 
   struct Tensor {
-    TensorFacts facts;  // by its name in the model
-    std::shared_ptr<const safetensors::File>
-        file;  // mapped; null: a checkpoint's
-    const safetensors::TensorInfo* info = nullptr;  // of `file`
+    TensorFacts facts;  // with its name in the model
+    // A mapped file and the tensor in it, or a checkpoint and its index there.
+    std::shared_ptr<const safetensors::File> file;
+    const safetensors::TensorInfo* info = nullptr;
     std::shared_ptr<TensorSource> checkpoint;
-    size_t number = 0;  // in `checkpoint`
+    size_t number = 0;
 
-    /// Copies elements, row-major; of a checkpoint every byte is verified.
-    /// Throws CheckpointError.
+    /// Copies elements in row-major order. Every byte of a checkpoint is
+    /// verified. Throws CheckpointError.
     void read(const IndexRange& elements, std::byte* to) const;
   };
 
   const std::string& path() const { return path_; }
-  /// By name, as the model has it.
+  /// By name in the model.
   const std::map<std::string, Tensor>& tensors() const { return tensors_; }
-  /// Null when there is none of that name.
+  /// Null when there is no tensor of that name.
   const Tensor* find(const std::string& name) const;
 
  private:

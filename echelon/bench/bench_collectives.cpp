@@ -4,12 +4,12 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdio>
 #include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
 
 #include "echelon/error.h"
+#include "echelon/text/format.h"
 
 namespace echelon {
 namespace {
@@ -23,7 +23,7 @@ std::function<void()> make_call(
   const int64_t size = group.size();
   const int64_t numel = std::max<int64_t>(size, bytes / 4 / size * size);
   const auto options = torch::TensorOptions(torch::kFloat32).device(device);
-  // Zeros stay what they are under sums; written once, so the memory is there.
+  // Zeros stay zeros when summed; the first write allocates the memory.
   const Tensor whole = torch::ones({numel}, options).zero_();
   const Tensor slice = torch::ones({numel / size}, options).zero_();
   if (operation == "all_reduce") return [=] { group.all_reduce(whole); };
@@ -47,10 +47,10 @@ std::function<void()> make_call(
           {{true, whole, next, 0}, {false, other, previous, 0}});
     };
   }
-  throw ConfigError(
-      "bench: unknown operation \"" + operation +
-      "\"; there are all_reduce, all_gather, reduce_scatter, broadcast, "
-      "all_to_all and send_recv");
+  throw ConfigError(format(
+      "bench: unknown operation \"{}\"; there are all_reduce, all_gather, "
+      "reduce_scatter, broadcast, all_to_all and send_recv",
+      operation));
 }
 
 double microseconds_of(const std::function<void()>& call) {
@@ -93,7 +93,7 @@ bench_collectives(World& world, const BenchOptions& options) {
       for (const auto& group : groups) {
         calls.push_back(make_call(operation, group, bytes, world.device()));
       }
-      // As many calls as move some 200 MiB a backend, in five rounds.
+      // Enough calls to move some 200 MiB a backend in five rounds.
       const int64_t per_round =
           std::clamp<int64_t>((40 << 20) / std::max<int64_t>(bytes, 1), 2, 400);
       for (int round = 0; round < 5; ++round) {
@@ -126,13 +126,10 @@ std::string to_text(const std::vector<BenchRow>& rows) {
       "operation        backend  ranks      bytes      median us         min "
       "us\n";
   for (const auto& row : rows) {
-    char line[160];
-    std::snprintf(
-        line, sizeof(line), "%-16s %-8s %5d %10lld %14.1f %14.1f\n",
-        row.operation.c_str(), row.backend.c_str(), row.ranks,
-        static_cast<long long>(row.bytes), row.median_microseconds,
+    text += format(
+        "{:<16} {:<8} {:5} {:10} {:14.1f} {:14.1f}\n", row.operation,
+        row.backend, row.ranks, row.bytes, row.median_microseconds,
         row.min_microseconds);
-    text += line;
   }
   return text;
 }

@@ -18,19 +18,19 @@ struct BenchOptions {
                                          "all_to_all",     "send_recv"};
 };
 
-/// Microseconds of one call, over the calls of a few rounds that alternate
-/// between the backends.
+/// Microseconds of one call, over the calls of a few rounds in which the
+/// backends take turns.
 struct BenchRow {
   std::string backend;
   std::string operation;
   int ranks = 0;
-  int64_t bytes = 0;  // of the tensor that a rank ends with
+  int64_t bytes = 0;  // of a rank's resulting tensor
   double min_microseconds = 0;
   double median_microseconds = 0;
   int64_t calls = 0;
 };
 
-/// Every rank of the world calls; rank 0's times are returned. float32 sums.
+/// Collective; returns this rank's times. Tensors are float32.
 std::vector<BenchRow>
 bench_collectives(World& world, const BenchOptions& options);
 

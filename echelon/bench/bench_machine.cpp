@@ -4,16 +4,12 @@
 #include <torch/types.h>
 #include <torch/utils.h>
 
-#include <algorithm>
-#include <utility>
 #include <vector>
 
 #include "echelon/bench/bench_collectives.h"
-#include "echelon/bench/bench_fits.h"
-#include "echelon/bench/bench_host_work.h"
-#include "echelon/bench/bench_jitter.h"
+#include "echelon/bench/bench_launches.h"
+#include "echelon/bench/bench_matmuls.h"
 #include "echelon/bench/bench_operators.h"
-#include "echelon/bench/bench_products.h"
 
 namespace echelon {
 namespace {
@@ -26,15 +22,6 @@ double stream_rate(const std::vector<OperatorRate>& rates) {
     if (largest == nullptr || rate.bytes > largest->bytes) largest = &rate;
   }
   return largest->bytes_per_second;
-}
-
-double sum_of(const std::vector<LaunchRate>& rates) {
-  double sum = 0;
-  for (const LaunchRate& rate : rates) {
-    sum += rate.seconds + rate.backward_seconds + rate.view_seconds +
-           rate.backward_view_seconds;
-  }
-  return sum;
 }
 
 void add_calls(BenchMeter& meter, World& world, MachineMeasurement& measured) {
@@ -50,43 +37,22 @@ void add_calls(BenchMeter& meter, World& world, MachineMeasurement& measured) {
 }  // namespace
 
 MachineMeasurement bench_machine(World& world) {
-  at::set_num_threads(world.compute_threads());  // as the trainer has them
+  at::set_num_threads(world.compute_threads());  // as the trainer does
   BenchMeter meter(world);
   MachineMeasurement measured;
   measured.ranks = world.size();
-  // What others do to the cores, for seconds at a time, makes ranks uneven and
-  // launches slow: three times are apart.
-  std::vector<std::vector<LaunchRate>> launches;
-  std::vector<double> jitter;
-  const auto look = [&] {
-    if (meter.on_gpu()) return;
-    const torch::AutoGradMode gradients(true);
-    launches.push_back(bench_launches(meter));
-    jitter.push_back(bench_jitter(meter, world));
-  };
-  const torch::NoGradGuard no_grad;
-  look();
-  measured.matrix_rates = bench_products(meter);
-  look();
-  measured.operator_rates = bench_operators(meter);
-  look();
-  if (meter.on_gpu()) {
-    measured.launch_seconds = meter.seconds_of(smallest_call(meter.device()));
-  } else {
-    measured.launch_rates = *std::min_element(
-        launches.begin(), launches.end(),
-        [](const auto& a, const auto& b) { return sum_of(a) < sum_of(b); });
-    measured.launch_seconds = measured.launch_rates.front().seconds;
-    measured.jitter_seconds =
-        median(std::move(jitter));  // a difference of times
-  }
-  measured.memory_bytes_per_second = stream_rate(measured.operator_rates);
-  if (world.size() > 1) add_calls(meter, world, measured);
   if (!meter.on_gpu()) {
     const torch::AutoGradMode gradients(true);
-    measured.host_work = bench_host_work(meter, world, measured);
+    measured.launch_rates = bench_launches(meter);
   }
-  measured.repeated = meter.repeated();
+  const torch::NoGradGuard no_grad;
+  measured.matrix_rates = bench_matmuls(meter);
+  measured.operator_rates = bench_operators(meter);
+  measured.launch_seconds =
+      meter.on_gpu() ? meter.seconds_of(smallest_call(meter.device()))
+                     : measured.launch_rates.front().seconds;
+  measured.memory_bytes_per_second = stream_rate(measured.operator_rates);
+  if (world.size() > 1) add_calls(meter, world, measured);
   return measured;
 }
 

@@ -1,5 +1,5 @@
-// What one rank of this machine computes, moves and sends while all of them do,
-// for `echelon bench --save`.
+// What one rank of this machine computes, moves and sends while all ranks do
+// the same, for `echelon bench --save`.
 #pragma once
 
 #include "echelon/cluster/measured_machine.h"
@@ -7,9 +7,9 @@
 
 namespace echelon {
 
-/// Every rank of the world calls; each is told the same figures, averages over
-/// the ranks of medians over time. Ranks begin each round together, so cores,
-/// memory and links are shared as they are in training. Takes some seconds.
+/// Collective. Every rank returns the same figures: medians over rounds,
+/// averaged over the ranks. Ranks begin each round together, so that they share
+/// cores, memory and links as they do in training. Takes about a minute.
 MachineMeasurement bench_machine(World& world);
 
 }  // namespace echelon

@@ -1,16 +1,12 @@
 #include "echelon/bench/bench_meter.h"
 
 #include <torch/types.h>
-#include <torch/utils.h>
 
 #include <algorithm>
 #include <array>
 #include <chrono>
 #include <numeric>
-#include <thread>
 #include <vector>
-
-#include "echelon/bench/bench_fits.h"
 
 namespace echelon {
 namespace {
@@ -20,16 +16,11 @@ using Clock = std::chrono::steady_clock;
 constexpr int64_t kRounds = 9;
 constexpr double kRoundSeconds = 0.002;
 constexpr double kTurnSeconds = 0.001;
-// A call that takes as long is measured fewer times.
+// A call of this length or more is measured fewer times.
 constexpr double kLongSeconds = 0.05;
 constexpr int64_t kLongRounds = 2;
 constexpr size_t kTurns = 15;
-// Between two looks at whether cores are slow, and how many there are.
-constexpr std::chrono::milliseconds kPause(20);
-constexpr int64_t kPatience = 1500;
-constexpr int64_t kMostRepeated = 100;
-constexpr int kProducts = 20;
-// Calls that take turns take less than this, or more.
+// Bounds between the groups of calls that take turns.
 constexpr std::array<double, 3> kGroupSeconds = {8e-6, 200e-6, 3e-3};
 
 std::vector<int> ranks_of(const World& world) {
@@ -42,31 +33,16 @@ double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-// Seconds of some products: the quickest of three times, which an interrupt
-// leaves alone and a core that is shared does not.
-double seconds_of_products() {
-  const torch::NoGradGuard no_grad;
-  const torch::Tensor a = torch::ones({64, 64});
-  double quickest = 1;
-  for (int time = 0; time < 3; ++time) {
-    const auto begin = Clock::now();
-    for (int i = 0; i < kProducts; ++i) a.mm(a);
-    quickest = std::min(quickest, seconds_since(begin));
-  }
-  return quickest;
-}
-
 }  // namespace
 
-BenchMeter::BenchMeter(World& world) : BenchMeter(world, seconds_of_products) {}
-
-BenchMeter::BenchMeter(World& world, std::function<double()> pace)
-    : world_(world),
-      all_(world.new_group("bench", ranks_of(world), BackendKind::automatic)),
-      pace_(std::move(pace)),
-      usual_(kPatience) {
-  if (!on_gpu()) slow();  // learns
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[(values.size() - 1) / 2];
 }
+
+BenchMeter::BenchMeter(World& world)
+    : world_(world),
+      all_(world.new_group("bench", ranks_of(world), BackendKind::automatic)) {}
 
 double BenchMeter::seconds_of(const std::function<void()>& call) {
   call();
@@ -75,8 +51,7 @@ double BenchMeter::seconds_of(const std::function<void()>& call) {
   const int64_t rounds = agreed(once > kLongSeconds ? kLongRounds : kRounds);
   std::vector<double> times;
   for (int64_t i = 0; i < rounds; ++i) {
-    times.push_back(
-        undisturbed([&] { return std::vector{round(call, calls)}; })[0]);
+    times.push_back(round(call, calls));
   }
   return average(median(std::move(times)));
 }
@@ -86,17 +61,15 @@ std::vector<std::vector<double>> BenchMeter::rounds_of_own_seconds(
     int64_t rounds) {
   std::vector<std::vector<double>> seconds;
   for (int64_t round = 0; round < rounds; ++round) {
-    seconds.push_back(undisturbed([&] {
-      std::vector<double> row;
-      for (const auto& call : calls) {
-        all_.barrier();
-        call();  // what wakes from a barrier is slow at first
-        std::vector<double> times;
-        for (int64_t i = 0; i < again; ++i) times.push_back(call());
-        row.push_back(average(median(std::move(times))));
-      }
-      return row;
-    }));
+    std::vector<double> row;
+    for (const auto& call : calls) {
+      all_.barrier();
+      call();  // the first call after a barrier is slow
+      std::vector<double> times;
+      for (int64_t i = 0; i < again; ++i) times.push_back(call());
+      row.push_back(average(median(std::move(times))));
+    }
+    seconds.push_back(std::move(row));
   }
   return seconds;
 }
@@ -108,8 +81,9 @@ BenchMeter::seconds_of(const std::vector<std::function<void()>>& calls) {
     for (const auto& call : calls) seconds.push_back(seconds_of(call));
     return seconds;
   }
-  // A network's operators are about as large as each other: what a large one
-  // leaves in the caches is nothing that a small one would find.
+  // A network's operators are of similar size, so only calls of similar length
+  // take turns: a small operator never runs on what a large one left in the
+  // caches.
   std::array<std::vector<size_t>, kGroupSeconds.size() + 1> alike;
   for (const auto& call : calls) {
     seconds.push_back(quickest_seconds_of(call));
@@ -125,33 +99,22 @@ BenchMeter::seconds_of(const std::vector<std::function<void()>>& calls) {
     again.push_back(calls_in(kTurnSeconds, seconds[i]));
   }
   std::vector<std::vector<double>> times(calls.size());
-  const auto take_turns = [&](const std::vector<size_t>& group,
-                              const auto& turn) {
-    for (size_t taken = 0; taken < kTurns && !group.empty(); ++taken) {
-      const auto row = undisturbed(turn);
-      for (size_t k = 0; k < group.size(); ++k)
-        times[group[k]].push_back(row[k]);
-    }
-  };
-  take_turns(alike.front(), [&] {
-    std::vector<double> row;
+  for (size_t taken = 0; taken < kTurns; ++taken) {
     for (size_t k = 0; k < alike.front().size(); ++k) {
-      row.push_back(round(calls[alike.front()[k]], again[k]));
+      const size_t i = alike.front()[k];
+      times[i].push_back(round(calls[i], again[k]));
     }
-    return row;
-  });
+  }
   for (size_t g = 1; g < alike.size(); ++g) {
-    take_turns(alike[g], [&] {
+    for (size_t taken = 0; taken < kTurns && !alike[g].empty(); ++taken) {
       all_.barrier();
-      calls[alike[g].back()]();  // what wakes from a barrier is slow at first
-      std::vector<double> row;
+      calls[alike[g].back()]();  // the first call after a barrier is slow
       for (const size_t i : alike[g]) {
         const auto begin = Clock::now();
         calls[i]();
-        row.push_back(seconds_since(begin));
+        times[i].push_back(seconds_since(begin));
       }
-      return row;
-    });
+    }
   }
   for (size_t i = 0; i < calls.size(); ++i) {
     seconds[i] = average(median(std::move(times[i])));
@@ -159,26 +122,7 @@ BenchMeter::seconds_of(const std::vector<std::function<void()>>& calls) {
   return seconds;
 }
 
-std::vector<double>
-BenchMeter::undisturbed(const std::function<std::vector<double>()>& round) {
-  auto seconds = round();
-  while (!on_gpu() && repeated_ < kMostRepeated && slow()) {
-    do {
-      std::this_thread::sleep_for(kPause);
-    } while (slow());
-    seconds = round();
-    ++repeated_;
-  }
-  return seconds;
-}
-
-// The same on every rank.
-bool BenchMeter::slow() {
-  all_.barrier();
-  return usual_.slow(most(pace_()));
-}
-
-// What is called for the first time is slow.
+// The first call is slow and is left out.
 double BenchMeter::quickest_seconds_of(const std::function<void()>& call) {
   call();
   double quickest = round(call, 2);
@@ -189,7 +133,7 @@ double BenchMeter::quickest_seconds_of(const std::function<void()>& call) {
 }
 
 void BenchMeter::finish() const {
-  // A value that is read waits for all that was launched.
+  // Reading a value waits for everything launched before.
   if (on_gpu()) torch::zeros({1}, device()).item<float>();
 }
 
@@ -209,20 +153,13 @@ double BenchMeter::average(double value) const {
   return sum.item<double>() / world_.size();
 }
 
-double BenchMeter::most(double value) const {
-  const auto one =
-      torch::full({1}, value, torch::dtype(torch::kFloat64)).to(device());
-  all_.all_reduce(one, ReduceOp::max);
-  return one.item<double>();
-}
-
-// That take about so long; each `once`.
+// How many calls of `once` seconds take about `seconds`.
 int64_t BenchMeter::calls_in(double seconds, double once) const {
   return agreed(std::clamp<int64_t>(
       static_cast<int64_t>(seconds / std::max(once, 1e-7)), 1, 20000));
 }
 
-// As many on every rank, so that none computes alone at the end.
+// The same number on every rank, so that none computes alone at the end.
 int64_t BenchMeter::agreed(int64_t calls) const {
   return std::max<int64_t>(
       1, static_cast<int64_t>(average(static_cast<double>(calls))));

@@ -4,31 +4,20 @@
 #include <torch/utils.h>
 
 #include <algorithm>
-#include <array>
-#include <chrono>
 #include <functional>
 #include <optional>
 #include <string>
 #include <utility>
 
-#include "echelon/bench/bench_fits.h"
-#include "echelon/counting/layer_operators.h"
 #include "echelon/counting/meta_mode.h"
 #include "echelon/counting/operator_work.h"
-#include "echelon/models/make_network.h"
 
 namespace echelon {
 namespace {
 
 using torch::Tensor;
 
-constexpr int64_t kLaunchRounds = 21;
-// What those around an operator move.
-constexpr std::array<int64_t, 4> kBeside = {
-    0, int64_t{32} << 10, int64_t{256} << 10, int64_t{1} << 20};
-const std::vector<int64_t> kSmall = {16};  // features of small networks
-
-// The work of the operator that moves most of those that a call runs.
+// Observes a call and keeps the operator that moves the most bytes.
 class Largest : public detail::OperatorObserver {
  public:
   bool counts_whole(const std::string&) const override { return false; }
@@ -55,10 +44,10 @@ class Operators {
     calls_.push_back(smallest_call(meter.device()));
   }
 
-  // Measured.
+  // Measures all calls.
   std::vector<OperatorRate> rates() {
     const auto seconds = meter_.seconds_of(calls_);
-    // A GPU computes while the next operator is started.
+    // A GPU computes while the host launches the next operator.
     const double start = meter_.on_gpu() ? 0 : seconds.front();
     for (size_t i = 0; i < rates_.size(); ++i) {
       const double all = seconds[call_of_[i]];
@@ -69,7 +58,7 @@ class Operators {
     return std::move(rates_);
   }
 
-  // As operators are counted.
+  // Named and measured in bytes as operators are counted.
   void add(std::function<void()> call) {
     const OperatorWork work = largest_of(call);
     add(work.name, work.bytes, std::move(call));
@@ -82,7 +71,8 @@ class Operators {
     calls_.push_back(std::move(call));
   }
 
-  // What `call` takes longer than `without`: work that has no call of its own.
+  // How much longer `call` takes than `without`, for work without a call of its
+  // own.
   void add_difference(
       const std::string& name, double bytes, std::function<void()> call,
       std::function<void()> without) {
@@ -91,8 +81,7 @@ class Operators {
     calls_.push_back(std::move(without));
   }
 
-  // Values like those of data: branches on elements that are all alike are
-  // quicker.
+  // Random values like those of data: branches on equal elements are faster.
   Tensor drawn(at::IntArrayRef sizes) const {
     return torch::randn(sizes, meter_.device());
   }
@@ -101,11 +90,11 @@ class Operators {
   BenchMeter& meter_;
   std::vector<OperatorRate> rates_;
   std::vector<size_t> call_of_;                 // by rate
-  std::vector<std::optional<size_t>> without_;  // by rate: the call to take off
+  std::vector<std::optional<size_t>> without_;  // by rate: the call to subtract
   std::vector<std::function<void()>> calls_;
 };
 
-// One by one, of `numel` elements.
+// Elementwise operators on `numel` elements.
 void add_elementwise(Operators& operators, int64_t numel) {
   const Tensor a = operators.drawn({numel}), b = operators.drawn({numel});
   operators.add([=] { a + b; });
@@ -121,7 +110,7 @@ void add_elementwise(Operators& operators, int64_t numel) {
   operators.add([=] { at::exp(a); });
 }
 
-// Rows of `width`, `numel` elements in all.
+// Operators on rows of `width` elements, `numel` in all.
 void add_by_rows(Operators& operators, int64_t numel, int64_t width) {
   const int64_t rows = numel / width;
   const Tensor x = operators.drawn({rows, width});
@@ -150,18 +139,18 @@ void add_by_rows(Operators& operators, int64_t numel, int64_t width) {
         loss, logarithms, classes, std::nullopt, 2, -100, weights);
   });
   const Tensor table = operators.drawn({256, width});
-  const Tensor words = torch::arange(rows, torch::device(x.device())) % 256;
-  operators.add([=] { at::embedding(table, words); });
+  const Tensor tokens = torch::arange(rows, torch::device(x.device())) % 256;
+  operators.add([=] { at::embedding(table, tokens); });
   operators.add(
-      [=] { at::embedding_dense_backward(x, words, 256, -1, false); });
+      [=] { at::embedding_dense_backward(x, tokens, 256, -1, false); });
 }
 
-// Images of 16 channels, in either order of memory; `numel` elements in all.
+// Operators on images of 16 channels, `numel` elements in all.
 void add_by_images(
     Operators& operators, int64_t numel, torch::MemoryFormat order) {
   const int64_t side = numel < 16 * 256 ? 4 : 16;
-  // Pooling takes a branch for each pixel: of what a ReLU leaves, as in
-  // networks.
+  // Pooling branches on each pixel, so the images are the output of a ReLU, as
+  // in networks.
   const Tensor x = operators.drawn({numel / (16 * side * side), 16, side, side})
                        .relu()
                        .contiguous(order);
@@ -171,7 +160,7 @@ void add_by_images(
     at::max_pool2d_with_indices_backward(
         y, x, {2, 2}, {2, 2}, {0, 0}, {1, 1}, false, places);
   });
-  // Of a bias: a part of the gradient of the weights.
+  // The gradient of a bias is computed with that of the weights.
   const Tensor weight = operators.drawn({16, 16, 1, 1});
   const auto gradients = [=](bool bias) {
     return [=] {
@@ -200,8 +189,8 @@ void add_by_images(
   });
 }
 
-// One parameter's update: what is read and written of it, its gradient and its
-// state.
+// The update of one parameter: bytes read and written of it, its gradient and
+// its state.
 void add_optimizers(Operators& operators, int64_t numel) {
   const Tensor p = operators.drawn({numel}), g = operators.drawn({numel});
   const Tensor m = operators.drawn({numel}), v = operators.drawn({numel}).abs();
@@ -216,124 +205,6 @@ void add_optimizers(Operators& operators, int64_t numel) {
   operators.add("optimizer sgd", 3 * bytes, [=] {
     at::_foreach_add_(parameters, gradients, 1e-9);
   });
-}
-
-using Clock = std::chrono::steady_clock;
-
-double seconds_from(Clock::time_point begin) {
-  return std::chrono::duration<double>(Clock::now() - begin).count();
-}
-
-// Layers whose operators compute next to nothing. Between them, forwards and
-// backwards, other memory is read, as much as larger operators would: its time
-// is not theirs.
-class SmallNetwork {
- public:
-  SmallNetwork(const LayerList& layers, torch::Device device)
-      : input_(torch::ones({4, 16}, torch::device(device))),
-        memory_(torch::zeros({kMostBeside / 4}, torch::device(device))) {
-    for (const auto& layer : count_operators(layers, {{{4, 16}}}).layers) {
-      count(layer.forward, forward_);
-      count(layer.backward, backward_);
-    }
-    for (const auto& layer : layers.layers()) {
-      built_.push_back(layer.build());
-      if (built_.back().module) built_.back().module->to(device);
-    }
-  }
-
-  const OperatorCounts& forward() const { return forward_; }
-  const OperatorCounts& backward() const { return backward_; }
-
-  // For each operator.
-  void move_beside(int64_t bytes) { bytes_ = bytes; }
-
-  // Its own seconds.
-  double run(bool backward) {
-    const torch::AutoGradMode gradients(true);
-    beside_seconds_ = 0;
-    // Gradients that are added up are operators of their own.
-    for (const auto& layer : built_) {
-      if (layer.module) layer.module->zero_grad();
-    }
-    const auto begin = Clock::now();
-    Tensors values = {input_};
-    for (const auto& layer : built_) {
-      values = layer.forward(values);
-      const auto share = static_cast<int64_t>(built_.size());
-      move(operators_of(forward_) / share);
-      if (!backward || bytes_ == 0) continue;
-      values[0].register_hook([this, share](const Tensor& gradient) {
-        move(operators_of(backward_) / share);
-        return gradient;
-      });
-    }
-    if (backward) values[0].backward(torch::ones_like(values[0]));
-    return seconds_from(begin) - beside_seconds_;
-  }
-
- private:
-  static constexpr int64_t kMostBeside = int64_t{16} << 20;
-
-  static void
-  count(const std::vector<OperatorWork>& operators, OperatorCounts& counts) {
-    for (const auto& work : operators) {
-      const bool computes = work.bytes > 0 || !work.product.empty();
-      (computes ? counts.computing : counts.views) += 1;
-    }
-  }
-
-  static int64_t operators_of(const OperatorCounts& counts) {
-    return static_cast<int64_t>(counts.computing + counts.views);
-  }
-
-  // What `operators` would. Not always the same memory, as in a network.
-  void move(int64_t operators) {
-    if (bytes_ == 0) return;
-    const auto begin = Clock::now();
-    const torch::NoGradGuard no_grad;
-    const int64_t numel = std::min(kMostBeside, operators * bytes_) / 4;
-    if ((next_ + numel) * 4 > kMostBeside) next_ = 0;
-    memory_.narrow(0, next_, numel).add_(1);
-    next_ += numel;
-    beside_seconds_ += seconds_from(begin);
-  }
-
-  Tensor input_, memory_;
-  OperatorCounts forward_, backward_;
-  std::vector<BuiltLayer> built_;
-  int64_t bytes_ = 0, next_ = 0;
-  double beside_seconds_ = 0;
-};
-
-// The linear layers of the trainer start more views than operators that compute
-// ...
-LayerList many_views() {
-  ModelOptions options;
-  options.name = "mlp";
-  options.hidden = {16, 16, 16};
-  return model_layers(options, kSmall, 16);
-}
-
-// ... and a function of one element next to none.
-LayerList few_views() {
-  using Function = Tensor (*)(const Tensor&);
-  const std::array<Function, 4> functions = {
-      [](const Tensor& x) { return at::gelu(x, "tanh"); },
-      [](const Tensor& x) { return at::relu(x); },
-      [](const Tensor& x) { return at::silu(x); },
-      [](const Tensor& x) { return at::tanh(x); }};
-  ModelOptions options;
-  options.name = "mlp";  // gradients begin at its weights
-  options.hidden = {16};
-  LayerList layers = model_layers(options, kSmall, 16);
-  for (int i = 0; i < 4; ++i) {
-    for (size_t k = 0; k < functions.size(); ++k) {
-      const auto at = static_cast<size_t>(i) * functions.size() + k;
-      layers.add_function("f" + std::to_string(at), functions[k]);
-    }
-  }
-  return layers;
 }
 
 }  // namespace
@@ -353,48 +224,6 @@ std::vector<OperatorRate> bench_operators(BenchMeter& meter) {
 std::function<void()> smallest_call(torch::Device device) {
   const Tensor a = torch::ones({16}, torch::device(device));
   return [a] { a + a; };
-}
-
-std::vector<LaunchRate> bench_launches(BenchMeter& meter) {
-  SmallNetwork views(many_views(), meter.device());
-  SmallNetwork functions(few_views(), meter.device());
-  std::vector<std::function<double()>>
-      calls;  // four for each of the bytes beside
-  for (const int64_t bytes : kBeside) {
-    for (SmallNetwork* network : {&views, &functions}) {
-      for (const bool backward : {false, true}) {
-        calls.push_back([=] {
-          network->move_beside(bytes);
-          return network->run(backward);
-        });
-      }
-    }
-  }
-  std::vector<std::vector<double>> seconds(calls.size());
-  for (const auto& round :
-       meter.rounds_of_own_seconds(calls, 4, kLaunchRounds)) {
-    for (size_t i = 0; i < calls.size(); i += 2) {
-      const double forward = round[i], both = round[i + 1];
-      seconds[i].push_back(forward);
-      seconds[i + 1].push_back(std::max(both - forward, both / 4));
-    }
-  }
-  std::vector<LaunchRate> rates;
-  for (size_t i = 0; i < calls.size(); i += 4) {
-    std::array<double, 4> usual{};
-    for (size_t k = 0; k < 4; ++k) usual[k] = median(std::move(seconds[i + k]));
-    const Launches forward =
-        fit_launches(views.forward(), usual[0], functions.forward(), usual[2]);
-    const Launches backward = fit_launches(
-        views.backward(), usual[1], functions.backward(), usual[3]);
-    rates.push_back(
-        {.bytes_beside = static_cast<double>(kBeside[i / 4]),
-         .seconds = forward.computing,
-         .backward_seconds = backward.computing,
-         .view_seconds = forward.view,
-         .backward_view_seconds = backward.view});
-  }
-  return rates;
 }
 
 }  // namespace echelon

@@ -1,4 +1,4 @@
-// Rates of operators that move their tensors, and what starting one takes.
+// Rates of the operators that are bound by memory.
 #pragma once
 
 #include <functional>
@@ -9,17 +9,13 @@
 
 namespace echelon {
 
-/// Collective. Of the operators that networks spend time in, at sizes that lie
-/// in caches and that do not; "add" is a plain stream. On a processor, what
-/// starting one takes is taken off.
+/// Collective. Rates of the operators that networks spend time in, at sizes
+/// that fit in the caches and at sizes that do not; "add" is a plain stream. On
+/// a processor the launch overhead is subtracted.
 std::vector<OperatorRate> bench_operators(BenchMeter& meter);
 
-/// The smallest operator, not seen by autograd: starting it is all that it
-/// takes.
+/// The smallest operator, which autograd does not record: its time is all
+/// launch overhead.
 std::function<void()> smallest_call(torch::Device device);
-
-/// Of an operator in training, by what those around it move: spread over all
-/// operators of a small network, as count_operators counts them.
-std::vector<LaunchRate> bench_launches(BenchMeter& meter);
 
 }  // namespace echelon

@@ -1,62 +1,83 @@
 #include "echelon/cli/arguments.h"
 
-#include <unistd.h>
-
-#include <CLI/CLI.hpp>
-#include <cerrno>
+#include <algorithm>
 #include <charconv>
-#include <cstring>
-#include <filesystem>
 #include <iostream>
 
+#include "echelon/cli/terminal.h"
 #include "echelon/error.h"
+#include "echelon/text/format.h"
+#include "echelon/text/nearest.h"
 
 namespace echelon::cli {
 
-void add_job_arguments(CLI::App& app, JobArguments& arguments, bool ranks) {
-  app.add_option("CONFIG.toml", arguments.path, "the configuration")
-      ->required()
-      ->type_name("");
+void add_job_arguments(Command& command, JobArguments& arguments, bool ranks) {
+  auto& overrides = arguments.overrides;
+  command.positional("CONFIG.toml", arguments.path, "the configuration");
   if (ranks) {
-    app.add_option(
-           "-n", arguments.num_ranks,
-           "how many ranks; without it as many as [layout] has")
-        ->type_name("RANKS");
-    app.add_option(
-           "--layout", arguments.overrides.layout,
-           "degrees of the mesh, as dp=2 or fsdp=2,tp=2, and their order where "
-           "it "
-           "is not the usual one, outermost first: dp=2,tp=2,order=tp:dp; "
-           "replaces "
-           "[layout]")
-        ->type_name("AXIS=DEGREE,…");
-    app.add_option(
-           "--ranks", arguments.overrides.ranks,
-           "each rank a process, or a thread of one process")
-        ->type_name("processes|threads");
+    command.option(
+        "-n", arguments.num_ranks, "RANKS",
+        "number of ranks; by default as many as [layout] has");
+    command.option(
+        "--layout", overrides.layout, "AXIS=DEGREE,…",
+        "degrees of the mesh in place of [layout], as in dp=2 or fsdp=2,tp=2; "
+        "another order than the usual one, outermost first, as in "
+        "dp=2,tp=2,order=tp:dp");
+    command.option(
+        "--ranks", overrides.ranks, "processes|threads",
+        "run each rank as a process, or as a thread of one process");
   }
-  app.add_option(
-         "--set", arguments.overrides.set,
-         "set a value over the file's, as train.steps=100; repeat it "
-         "for more")
-      ->type_name("TABLE.KEY=VALUE")
-      ->expected(1)
-      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+  command.repeated_option(
+      "--set", overrides.set, "TABLE.KEY=VALUE",
+      "override a value of the file, as in train.steps=100; may be repeated");
+}
+
+void add_job_flags(Command& command, JobFlags& flags) {
+  command.option(
+      "--model", flags.model, "MODEL",
+      "a name of the catalogue (gpt3-175b, llama3.1-8b, resnet50, …), a "
+      "Hugging Face config.json, or its folder");
+  command.option(
+      "--cluster", flags.cluster, "CLUSTER",
+      "DEVICE:NODESxDEVICES (h100-sxm:64x8), DEVICE:DEVICES, several joined by "
+      "+, or a cluster file");
+  command.option(
+      "--batch", flags.batch, "SAMPLES", "samples of a step, over all ranks");
+  command.option(
+      "--seq-len", flags.seq_len, "TOKENS",
+      "tokens of a sample (default: the model's)");
+  command.option(
+      "--precision", flags.precision, "PRECISION",
+      "dtype of matmuls: bf16, fp16, fp8, fp32, … (default: bf16; plan: the "
+      "best one of the devices)");
+  command.option(
+      "--stack", flags.stack, "SOFTWARE",
+      "the framework whose methods and efficiency are assumed: echelon, "
+      "megatron-core, fsdp, … (default: echelon)");
 }
 
 int64_t parse_count(
     const std::string& flag, const std::string& text, int64_t lowest,
     int64_t highest) {
   int64_t count = 0;
-  const auto [rest, error] =
-      std::from_chars(text.data(), text.data() + text.size(), count);
-  if (error != std::errc() || rest != text.data() + text.size() ||
-      count < lowest || count > highest) {
-    throw ConfigError(
-        flag + " " + text + ": must be a whole number from " +
-        std::to_string(lowest) + " to " + std::to_string(highest));
+  const char* end = text.data() + text.size();
+  const auto [rest, error] = std::from_chars(text.data(), end, count);
+  if (error != std::errc() || rest != end || count < lowest ||
+      count > highest) {
+    throw ConfigError(format(
+        "{} {}: must be a whole number from {} to {}", flag, text, lowest,
+        highest));
   }
   return count;
+}
+
+void check_choice(
+    const std::string& flag, const std::string& word,
+    const std::vector<std::string>& choices) {
+  if (std::ranges::find(choices, word) != choices.end()) return;
+  throw ConfigError(format(
+      "{} {}: must be one of {}{}", flag, word, joined(choices),
+      config::did_you_mean(word, choices)));
 }
 
 Job load(const JobArguments& arguments) {
@@ -77,31 +98,6 @@ JobFacts check(const JobArguments& arguments, const Job& job) {
     std::cerr << "warning: " << warning << "\n";
   }
   return facts;
-}
-
-std::string find_echelon_train() {
-  std::error_code error;
-  const auto self = std::filesystem::read_symlink("/proc/self/exe", error);
-  const std::string path = (self.parent_path() / "echelon-train").string();
-  if (::access(path.c_str(), X_OK) != 0) {
-    throw ConfigError(
-        path + ": " + std::strerror(errno) +
-        "; echelon needs it for this command, beside itself: build with "
-        "LibTorch (ECHELON_LIBTORCH) and install both");
-  }
-  return path;
-}
-
-void become_echelon_train(const std::vector<std::string>& arguments) {
-  const std::string path = find_echelon_train();
-  std::vector<char*> argv{const_cast<char*>(path.c_str())};
-  for (const auto& argument : arguments) {
-    argv.push_back(const_cast<char*>(argument.c_str()));
-  }
-  argv.push_back(nullptr);
-  std::cout.flush();
-  ::execv(path.c_str(), argv.data());
-  throw ConfigError(path + ": cannot be started: " + std::strerror(errno));
 }
 
 }  // namespace echelon::cli

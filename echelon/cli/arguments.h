@@ -1,20 +1,20 @@
-// Arguments that several commands take, and the program that does the training.
+// Arguments that several commands share.
 #pragma once
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
+#include "echelon/cli/command_line.h"
 #include "echelon/job/check_job.h"
 #include "echelon/job/job.h"
 
-namespace CLI {
-class App;
-}
-
 namespace echelon::cli {
 
-/// CONFIG.toml and what is set over it.
+/// Most ranks of one host.
+inline constexpr int64_t kMaxRanks = 1024;
+
+/// CONFIG.toml and what overrides it.
 struct JobArguments {
   std::string path;
   std::string num_ranks;  // as written; empty: the product of the degrees
@@ -22,28 +22,30 @@ struct JobArguments {
 };
 
 /// Adds CONFIG and --set; with `ranks` also -n, --layout and --ranks.
-void add_job_arguments(CLI::App& app, JobArguments& arguments, bool ranks);
+void add_job_arguments(Command& command, JobArguments& arguments, bool ranks);
 
 /// Loads the job that the arguments name. Throws as load_job does.
 Job load(const JobArguments& arguments);
 
-/// check_job for the ranks that the arguments ask for, or as many as the layout
-/// has; prints its warnings to stderr.
+/// check_job for the ranks that the arguments ask for, or for as many as the
+/// layout has. Prints its warnings to stderr.
 JobFacts check(const JobArguments& arguments, const Job& job);
+
+/// Flags of plan and simulate, as written; empty: not given.
+struct JobFlags {
+  std::string model, cluster, batch, seq_len, precision, stack;
+};
+
+void add_job_flags(Command& command, JobFlags& flags);
 
 /// "-n", "4" -> 4. Throws ConfigError unless it is a whole number in range.
 int64_t parse_count(
     const std::string& flag, const std::string& text, int64_t lowest,
     int64_t highest);
 
-/// echelon-train, beside this program. Throws ConfigError when it is not there.
-std::string find_echelon_train();
-
-/// Replaces this process by echelon-train with these arguments.
-[[noreturn]] void
-become_echelon_train(const std::vector<std::string>& arguments);
-
-/// Most ranks of one host.
-inline constexpr int64_t kMaxRanks = 1024;
+/// Throws ConfigError, with the nearest choice, unless `word` is one of them.
+void check_choice(
+    const std::string& flag, const std::string& word,
+    const std::vector<std::string>& choices);
 
 }  // namespace echelon::cli

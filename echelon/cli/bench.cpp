@@ -1,18 +1,16 @@
-#include <CLI/CLI.hpp>
-#include <algorithm>
 #include <filesystem>
 #include <memory>
 #include <sstream>
 
 #include "echelon/cli/arguments.h"
-#include "echelon/cli/command_line.h"
+#include "echelon/cli/programs.h"
 #include "echelon/cluster/saved_cluster.h"
 #include "echelon/error.h"
-#include "echelon/launch/launch.h"
-#include "echelon/text/nearest.h"
 
 namespace echelon::cli {
 namespace {
+
+namespace fs = std::filesystem;
 
 struct BenchArguments {
   std::string backends = "local,gloo";
@@ -29,28 +27,17 @@ std::vector<std::string> split(const std::string& text) {
   return items;
 }
 
-void check_choice(
-    const std::string& flag, const std::string& word,
-    const std::vector<std::string>& choices) {
-  if (std::find(choices.begin(), choices.end(), word) != choices.end()) return;
-  std::string all;
-  for (const auto& choice : choices) all += (all.empty() ? "" : ", ") + choice;
-  throw ConfigError(
-      flag + " " + word + ": must be one of " + all +
-      config::did_you_mean(word, choices));
-}
-
 struct MachineArguments {
   std::string save;
   std::string num_ranks = "2";
   bool json = false;
 };
 
-std::filesystem::path chosen_path(const std::string& save) {
-  const auto path = std::filesystem::absolute(save);
+fs::path chosen_path(const std::string& save) {
+  const auto path = fs::absolute(save);
   std::error_code error;
-  if (std::filesystem::is_directory(path, error) ||
-      !std::filesystem::is_directory(path.parent_path(), error)) {
+  if (fs::is_directory(path, error) ||
+      !fs::is_directory(path.parent_path(), error)) {
     throw ConfigError(
         "--save " + save +
         ": must be a file in a folder that exists, as in --save here.toml");
@@ -58,8 +45,8 @@ std::filesystem::path chosen_path(const std::string& save) {
   return path;
 }
 
-// Where predictions of runs look for it.
-std::filesystem::path made_saved_cluster_path(int64_t ranks) {
+/// The path at which predictions of runs look for the file. Makes its folder.
+fs::path default_path(int64_t ranks) {
   const auto path = saved_cluster_path(ranks);
   if (path.empty()) {
     throw ConfigError(
@@ -67,7 +54,7 @@ std::filesystem::path made_saved_cluster_path(int64_t ranks) {
         "--save here.toml");
   }
   std::error_code error;
-  std::filesystem::create_directories(path.parent_path(), error);
+  fs::create_directories(path.parent_path(), error);
   if (error) {
     throw ConfigError(
         "--save: cannot make " + path.parent_path().string() + ": " +
@@ -79,16 +66,12 @@ std::filesystem::path made_saved_cluster_path(int64_t ranks) {
 int bench_machine(const MachineArguments& arguments) {
   const int64_t num_ranks =
       parse_count("-n", arguments.num_ranks, 1, kMaxRanks);
-  const auto path = arguments.save.empty() ? made_saved_cluster_path(num_ranks)
+  const auto path = arguments.save.empty() ? default_path(num_ranks)
                                            : chosen_path(arguments.save);
-  launch::LaunchOptions options;
-  options.command = {
-      find_echelon_train(), "bench", "machine", "--save", path.string()};
-  if (arguments.json) options.command.push_back("--json");
-  options.num_ranks = static_cast<int>(num_ranks);
-  options.terminal = launch::Terminal::rank_zero;
-  options.listen_early = true;
-  return launch::run(options);
+  std::vector<std::string> command = {
+      "bench", "machine", "--save", path.string()};
+  if (arguments.json) command.push_back("--json");
+  return launch_echelon_train(command, num_ranks, "processes");
 }
 
 int bench(const BenchArguments& arguments) {
@@ -99,81 +82,57 @@ int bench(const BenchArguments& arguments) {
     parse_count("--bytes", bytes, 4, int64_t{1} << 36);
   }
   check_choice("--ranks", arguments.ranks, {"processes", "threads"});
-  const int64_t num_ranks =
-      parse_count("-n", arguments.num_ranks, 1, kMaxRanks);
-
-  launch::LaunchOptions options;
-  options.command = {
-      find_echelon_train(), "bench",   "collectives",  "--backend",
-      arguments.backends,   "--bytes", arguments.bytes};
-  if (arguments.json) options.command.push_back("--json");
-  options.num_ranks = static_cast<int>(num_ranks);
-  if (arguments.ranks == "threads") {
-    options.command.insert(
-        options.command.end(), {"--threads", std::to_string(num_ranks)});
-    options.num_ranks = 1;
-  }
-  options.terminal = launch::Terminal::rank_zero;
-  options.listen_early = true;
-  return launch::run(options);
+  std::vector<std::string> command = {"bench",     "collectives",
+                                      "--backend", arguments.backends,
+                                      "--bytes",   arguments.bytes};
+  if (arguments.json) command.push_back("--json");
+  return launch_echelon_train(
+      command, parse_count("-n", arguments.num_ranks, 1, kMaxRanks),
+      arguments.ranks);
 }
 
 }  // namespace
 
-void add_bench(CLI::App& app, Action& action) {
-  auto* group = app.add_subcommand("bench", "measure what this machine does");
-  group->require_subcommand(0, 1);
-  group->footer(
+void add_bench(Command& root) {
+  Command group = root.add(
+      "bench", "measure this machine",
       "echelon bench --save -n 2              reports then predict runs of 2 "
       "ranks\n"
       "echelon bench --save here.toml -n 2    a file for --cluster\n"
       "echelon bench collectives -n 2 --backend local,gloo");
   auto machine = std::make_shared<MachineArguments>();
-  group
-      ->add_option(
-          "--save", machine->save,
-          "measure matrix products, memory and links of this machine, all "
-          "ranks "
-          "at once, and write them as a cluster file; without FILE, the one by "
-          "which reports predict runs of so many ranks here")
-      ->type_name("[FILE]")
-      ->expected(0, 1);
-  group->add_option("-n", machine->num_ranks, "ranks (2)")->type_name("RANKS");
-  group->add_flag("--json", machine->json, "print what was measured as JSON");
-  group->callback([&action, group, machine] {
-    if (!group->get_subcommands().empty()) return;
-    if (group->get_option("--save")->count() == 0) {
-      throw CLI::RequiredError("--save, or what to measure,");
+  group.option_with_optional_value(
+      "--save", machine->save, "[FILE]",
+      "measure matmuls, memory and links of this machine, all ranks at once, "
+      "and write them as a cluster file; without FILE, as the one from which "
+      "reports predict runs of so many ranks here");
+  group.option("-n", machine->num_ranks, "RANKS", "ranks (default: 2)");
+  group.flag("--json", machine->json, "print the measurements as JSON");
+  group.act([group, machine] {
+    if (!group.given("--save")) {
+      throw ConfigError(
+          "echelon bench: --save, or what to measure, is required; `echelon "
+          "bench --help` has examples");
     }
-    action = [machine] { return bench_machine(*machine); };
+    return bench_machine(*machine);
   });
-  auto* command = group->add_subcommand(
-      "collectives", "microseconds of each collective, backend and size");
-  command->footer(
+
+  auto [command, arguments] = group.add(
+      "collectives", "microseconds of each collective, backend and size",
       "echelon bench collectives -n 2\n"
-      "echelon bench collectives -n 4 --backend local --bytes 4096 --json");
-  auto arguments = std::make_shared<BenchArguments>();
-  command->add_option("-n", arguments->num_ranks, "ranks (2)")
-      ->type_name("RANKS");
-  command
-      ->add_option(
-          "--backend", arguments->backends,
-          "which of local, gloo and nccl (local,gloo)")
-      ->type_name("NAME,…");
-  command
-      ->add_option(
-          "--bytes", arguments->bytes,
-          "bytes of each rank's tensor (4096,1048576,67108864)")
-      ->type_name("BYTES,…");
-  command
-      ->add_option(
-          "--ranks", arguments->ranks,
-          "each rank a process, or a thread of one process")
-      ->type_name("processes|threads");
-  command->add_flag("--json", arguments->json, "print the rows as JSON");
-  command->callback([&action, arguments] {
-    action = [arguments] { return bench(*arguments); };
-  });
+      "echelon bench collectives -n 4 --backend local --bytes 4096 --json",
+      bench);
+  command.option("-n", arguments.num_ranks, "RANKS", "ranks (default: 2)");
+  command.option(
+      "--backend", arguments.backends, "NAME,…",
+      "which of local, gloo and nccl (default: local,gloo)");
+  command.option(
+      "--bytes", arguments.bytes, "BYTES,…",
+      "bytes of each rank's tensor (default: 4096,1048576,67108864)");
+  command.option(
+      "--ranks", arguments.ranks, "processes|threads",
+      "run each rank as a process, or as a thread of one process");
+  command.flag("--json", arguments.json, "print the rows as JSON");
 }
 
 }  // namespace echelon::cli

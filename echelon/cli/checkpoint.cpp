@@ -1,16 +1,21 @@
-// echelon checkpoint: what is in a run's checkpoints, without LibTorch.
-#include <CLI/CLI.hpp>
+#include "echelon/cli/checkpoint.h"
+
+#include <sys/stat.h>
+
 #include <algorithm>
+#include <ctime>
+#include <fstream>
 #include <iostream>
-#include <memory>
+#include <iterator>
+#include <nlohmann/json.hpp>
 #include <set>
 
 #include "echelon/checkpoint/files/reader.h"
-#include "echelon/cli/checkpoint_text.h"
 #include "echelon/cli/command_line.h"
-#include "echelon/cli/findings.h"
+#include "echelon/cli/terminal.h"
 #include "echelon/error.h"
-#include "echelon/text/table.h"
+#include "echelon/text/format.h"
+#include "echelon/text/units.h"
 
 namespace echelon::cli {
 namespace {
@@ -25,7 +30,7 @@ struct Listed {
   CheckpointPlace place;
   bool latest = false;
   CheckpointManifest manifest;
-  std::string damage;  // of the manifest; empty: none
+  std::string damage;  // why the manifest cannot be read; empty: it can
 };
 
 std::vector<Listed> listed(const std::vector<CheckpointPlace>& places) {
@@ -69,15 +74,14 @@ Json json_of(const Listed& entry) {
   return json;
 }
 
-void print_table(const std::vector<Listed>& all) {
+void print_list(const std::vector<Listed>& all) {
   std::set<std::string> metrics;
   for (const auto& entry : all) {
     for (const auto& [name, value] : entry.manifest.metrics) {
       metrics.insert(name);
     }
   }
-  std::vector<std::vector<std::string>> rows;
-  rows.push_back({"step", "saved", "layout", "ranks", "size"});
+  Rows rows = {{"step", "saved", "layout", "ranks", "size"}};
   for (const auto& name : metrics) rows.front().push_back(plain(name));
   for (const auto& entry : all) {
     std::vector<std::string> row = {
@@ -90,7 +94,7 @@ void print_table(const std::vector<Listed>& all) {
     const auto& manifest = entry.manifest;
     row.push_back(plain(manifest.layout));
     row.push_back(std::to_string(manifest.ranks));
-    row.push_back(bytes_text(static_cast<double>(total_bytes(manifest))));
+    row.push_back(format_bytes(total_bytes(manifest)));
     for (const auto& name : metrics) {
       const auto value = manifest.metrics.find(name);
       row.push_back(
@@ -102,9 +106,7 @@ void print_table(const std::vector<Listed>& all) {
     }
     rows.push_back(std::move(row));
   }
-  const std::string text = aligned(rows);
-  const size_t end = text.find('\n');
-  std::cout << bold(text.substr(0, end)) << text.substr(end);
+  print_table(rows, terminal_style(), std::cout);
 }
 
 Json json_of(const std::vector<Damage>& damages) {
@@ -119,7 +121,7 @@ Json json_of(const std::vector<Damage>& damages) {
   return rows;
 }
 
-// What is known of a checkpoint after all of it was read.
+// The result of reading a whole checkpoint.
 struct Verdict {
   int64_t bytes = 0;
   size_t files = 0;
@@ -143,29 +145,27 @@ Verdict verify(const fs::path& checkpoint) {
 
 void print(const fs::path& checkpoint, const Verdict& verdict) {
   const auto& damages = verdict.damages;
-  std::cout << checkpoint.string() << ": "
-            << (damages.empty()
-                    ? "whole: " +
-                          counted(static_cast<int64_t>(verdict.files), "file") +
-                          ", " + bytes_text(static_cast<double>(verdict.bytes))
-                    : red("damaged: ") +
-                          counted(
-                              static_cast<int64_t>(damages.size()), "place"))
-            << "\n";
+  std::cout << checkpoint.string() << ": ";
+  if (damages.empty()) {
+    std::cout << format(
+        "whole: {}, {}\n", counted(static_cast<int64_t>(verdict.files), "file"),
+        format_bytes(verdict.bytes));
+  } else {
+    std::cout << terminal_style().red("damaged: ")
+              << counted(static_cast<int64_t>(damages.size()), "place") << "\n";
+  }
   for (const auto& damage : damages) {
     std::cout << "  " << plain(damage.what) << "\n";
   }
   std::cout.flush();
 }
 
-}  // namespace
-
 int list_checkpoints(const CheckpointArguments& arguments) {
   const auto all = listed(find_checkpoints(arguments.path));
   const auto folder = all.front().place.path.parent_path();
   const auto others = list_others(folder);
-  bool damaged = false;
-  for (const auto& entry : all) damaged = damaged || !entry.damage.empty();
+  const bool damaged = std::ranges::any_of(
+      all, [](const auto& entry) { return !entry.damage.empty(); });
   if (arguments.json) {
     Json json = {{"folder", folder.string()}, {"checkpoints", Json::array()}};
     for (const auto& entry : all) json["checkpoints"].push_back(json_of(entry));
@@ -173,15 +173,16 @@ int list_checkpoints(const CheckpointArguments& arguments) {
     for (const auto& path : others) {
       json["others"].push_back(path.filename().string());
     }
-    std::cout << json.dump(2) << "\n";
+    print_json(json, std::cout);
     return damaged ? kDamaged : 0;
   }
   std::cout << folder.string() << "\n\n";
-  print_table(all);
+  print_list(all);
   if (damaged || !others.empty()) std::cout << "\n";
   for (const auto& entry : all) {
     if (!entry.damage.empty()) {
-      std::cout << red("damaged: ") << plain(entry.damage) << "\n";
+      std::cout << terminal_style().red("damaged: ") << plain(entry.damage)
+                << "\n";
     }
   }
   for (const auto& path : others) {
@@ -212,107 +213,108 @@ int verify_checkpoints(const CheckpointArguments& arguments) {
          {"bytes", verdict.bytes},
          {"damages", json_of(verdict.damages)}});
   }
-  if (arguments.json) std::cout << rows.dump(2) << "\n";
+  if (arguments.json) print_json(rows, std::cout);
   return damaged ? kDamaged : 0;
-}
-
-namespace {
-
-struct Command {
-  const char* name;
-  const char* help;
-  const char* path_help;
-  const char* examples;
-  int (*act)(const CheckpointArguments&);
-};
-
-CLI::App*
-add(CLI::App& group, Action& action, const Command& command,
-    const std::shared_ptr<CheckpointArguments>& arguments) {
-  auto* app = group.add_subcommand(command.name, command.help);
-  app->footer(command.examples);
-  app->add_option("PATH", arguments->path, command.path_help)
-      ->required()
-      ->type_name("");
-  app->add_flag("--json", arguments->json, "print JSON");
-  app->callback([&action, arguments, act = command.act] {
-    action = [arguments, act] { return act(*arguments); };
-  });
-  return app;
 }
 
 }  // namespace
 
-void add_checkpoint(CLI::App& app, Action& action) {
-  auto* group = app.add_subcommand(
+CheckpointManifest read_manifest(const std::filesystem::path& checkpoint) {
+  const auto path = (checkpoint / "manifest.json").string();
+  std::ifstream file(path, std::ios::binary);
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  if (!file) throw CheckpointError(path + ": cannot be read");
+  return parse_manifest(text, path);
+}
+
+int64_t total_bytes(const CheckpointManifest& manifest) {
+  int64_t bytes = 0;
+  for (const auto& file : manifest.files) bytes += file.bytes;
+  return bytes;
+}
+
+std::string saved_at(const std::filesystem::path& checkpoint) {
+  struct stat status = {};
+  const auto path = checkpoint / "manifest.json";
+  if (::stat(path.c_str(), &status) != 0) return "?";
+  std::tm time = {};
+  ::localtime_r(&status.st_mtime, &time);
+  char text[32];
+  std::strftime(text, sizeof(text), "%Y-%m-%d %H:%M:%S", &time);
+  return text;
+}
+
+void add_checkpoint(Command& root) {
+  Command group = root.add(
       "checkpoint",
-      "list a run's checkpoints, show what is in one, verify them, compare "
-      "two");
-  group->require_subcommand(1);
-  group->footer(
+      "list a run's checkpoints, show one, verify them, compare two",
       "echelon checkpoint list runs/first\n"
       "echelon checkpoint show runs/first\n"
       "echelon checkpoint verify runs/first\n"
       "echelon checkpoint diff runs/first");
-  constexpr const char* kRun =
-      "a run's folder, its checkpoints, or one of them";
-  const auto make = [&](const Command& command) {
-    auto arguments = std::make_shared<CheckpointArguments>();
-    return std::pair(add(*group, action, command, arguments), arguments);
-  };
-  make(
-      {"list",
-       "every checkpoint of a run: step, when, layout, size, metrics. PATH: a "
-       "run's folder, or its checkpoints",
-       kRun,
-       "echelon checkpoint list runs/first\n"
-       "echelon checkpoint list runs/first --json",
-       list_checkpoints});
-  {
-    const auto [show, arguments] = make(
-        {"show",
-         "what is in a checkpoint: step, position in the data, layout, sizes, "
-         "tensors, metrics, hash. PATH: a checkpoint, or a run's folder, whose "
-         "latest it is",
-         kRun,
-         "echelon checkpoint show runs/first\n"
-         "echelon checkpoint show runs/first/checkpoints/step-00000100 "
-         "--tensors\n"
-         "echelon checkpoint show runs/first --config > again.toml",
-         show_checkpoint});
-    show->add_flag("--tensors", arguments->all, "list every tensor");
-    show->add_flag(
-        "--config", arguments->config,
-        "print the configuration that it was trained with, and nothing else");
-  }
-  make(
-      {"verify",
-       "read every byte of a checkpoint, or of all of a run, and compare with "
-       "its checksums; a line for each damage, and exit code 3. PATH: a "
-       "checkpoint, or a run's folder",
-       kRun,
-       "echelon checkpoint verify runs/first\n"
-       "echelon checkpoint verify runs/first/checkpoints/step-00000100",
-       verify_checkpoints});
-  {
-    const auto [diff, arguments] = make(
-        {"diff",
-         "which parameters changed from A to B, whatever the layouts that "
-         "saved "
-         "them, and how much. PATH is A, OTHER is B: checkpoints, or runs' "
-         "folders, whose latest they are. Of PATH alone, a run: its two newest",
-         "A: a checkpoint, or a run (its latest)",
-         "echelon checkpoint diff runs/first\n"
-         "echelon checkpoint diff runs/first runs/second\n"
-         "echelon checkpoint diff runs/first/checkpoints/step-00000100 "
-         "runs/first --all",
-         diff_checkpoints});
-    diff->add_option("OTHER", arguments->other, "B: another one")
-        ->type_name("");
-    diff->add_flag(
-        "--all", arguments->all,
-        "the optimizer's and the random state as well, and what is the same");
-  }
+  group.require_subcommand();
+
+  auto [list, list_arguments] = group.add(
+      "list", "every checkpoint of a run: step, time, layout, size, metrics",
+      "echelon checkpoint list runs/first\n"
+      "echelon checkpoint list runs/first --json",
+      list_checkpoints);
+  list.positional(
+      "PATH", list_arguments.path,
+      "a run's folder, or its folder of checkpoints");
+
+  auto [show, show_arguments] = group.add(
+      "show",
+      "what a checkpoint contains: step, position in the data, layout, sizes, "
+      "tensors, metrics, hash",
+      "echelon checkpoint show runs/first\n"
+      "echelon checkpoint show runs/first/checkpoints/step-00000100 "
+      "--tensors\n"
+      "echelon checkpoint show runs/first --config > again.toml",
+      show_checkpoint);
+  show.positional(
+      "PATH", show_arguments.path,
+      "a checkpoint, or a run's folder (its latest checkpoint)");
+  show.flag("--tensors", show_arguments.all, "list every tensor");
+  show.flag(
+      "--config", show_arguments.config,
+      "print the configuration of the training, and nothing else");
+
+  auto [verify, verify_arguments] = group.add(
+      "verify",
+      "read every byte of a checkpoint, or of all of a run, and compare it "
+      "with "
+      "its checksums; prints a line for each damage and exits with 3",
+      "echelon checkpoint verify runs/first\n"
+      "echelon checkpoint verify runs/first/checkpoints/step-00000100",
+      verify_checkpoints);
+  verify.positional(
+      "PATH", verify_arguments.path, "a checkpoint, or a run's folder");
+
+  auto [diff, diff_arguments] = group.add(
+      "diff",
+      "which parameters changed between two checkpoints, and how much; they "
+      "may have been saved with different layouts",
+      "echelon checkpoint diff runs/first\n"
+      "echelon checkpoint diff runs/first runs/second\n"
+      "echelon checkpoint diff runs/first/checkpoints/step-00000100 "
+      "runs/first --all",
+      diff_checkpoints);
+  diff.positional(
+      "PATH", diff_arguments.path,
+      "a checkpoint, or a run's folder (its latest checkpoint)");
+  diff.optional_positional(
+      "OTHER", diff_arguments.other,
+      "another one; without it, the two newest checkpoints of a run are "
+      "compared");
+  diff.flag(
+      "--all", diff_arguments.all,
+      "include the optimizer's and the random state, and unchanged tensors");
+
+  list.flag("--json", list_arguments.json, "print JSON");
+  show.flag("--json", show_arguments.json, "print JSON");
+  verify.flag("--json", verify_arguments.json, "print JSON");
+  diff.flag("--json", diff_arguments.json, "print JSON");
 }
 
 }  // namespace echelon::cli

@@ -1,14 +1,17 @@
-#include "echelon/checkpoint/files/diff.h"
+#include "echelon/cli/checkpoint.h"
 
 #include <cmath>
 #include <iostream>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <set>
 #include <sstream>
 
+#include "echelon/checkpoint/files/diff.h"
 #include "echelon/checkpoint/format/safetensors.h"
-#include "echelon/cli/checkpoint_text.h"
+#include "echelon/cli/terminal.h"
 #include "echelon/error.h"
+#include "echelon/text/format.h"
 #include "echelon/text/table.h"
 
 namespace echelon::cli {
@@ -16,7 +19,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
-using Rows = std::vector<std::vector<std::string>>;
 
 struct Pair {
   CheckpointPlace a;
@@ -29,16 +31,15 @@ Pair pair_of(const CheckpointArguments& arguments) {
     return {places.front(), find_checkpoints(arguments.other).front()};
   }
   if (places.size() < 2) {
-    throw ConfigError(
-        arguments.path +
-        ": has one checkpoint; name another one to compare it with: echelon "
-        "checkpoint diff " +
-        arguments.path + " OTHER");
+    throw ConfigError(format(
+        "{}: has one checkpoint; name another one to compare it with: echelon "
+        "checkpoint diff {} OTHER",
+        arguments.path, arguments.path));
   }
   return {places[1], places[0]};
 }
 
-// "table.key" -> value, of a configuration as the trainer writes it.
+// "table.key" -> value, from a configuration that the trainer wrote.
 std::map<std::string, std::string> settings(const std::string& toml) {
   std::map<std::string, std::string> values;
   std::string table;
@@ -58,7 +59,7 @@ struct Setting {
   std::string key, a, b;
 };
 
-// What was set otherwise; "-" where it is not.
+// The settings that differ; "-" where one is missing.
 std::vector<Setting>
 changed_settings(const CheckpointManifest& a, const CheckpointManifest& b) {
   std::vector<Setting> changed;
@@ -100,34 +101,33 @@ std::string form(const TensorDiff& diff) {
 std::vector<std::string> row_of(const TensorDiff& diff) {
   std::vector<std::string> row = {plain(diff.name), form(diff)};
   if (diff.numbers) {
-    row.push_back(number_text(diff.norm));
-    row.push_back(number_text(diff.change_norm));
-    row.push_back(number_text(diff.relative()));
-    row.push_back(number_text(diff.largest));
+    for (const double value :
+         {diff.norm, diff.change_norm, diff.relative(), diff.largest}) {
+      row.push_back(number_text(value));
+    }
     return row;
   }
-  switch (diff.change) {
-    case Change::none:
-      row.push_back("the same");
-      break;
-    case Change::missing:
-      row.push_back("only in A");
-      break;
-    case Change::added:
-      row.push_back("only in B");
-      break;
-    case Change::shape:
-      row.push_back("another shape");
-      break;
-    default:
-      row.push_back(
-          diff.differing > 0 ? counted(diff.differing, "element") + " differ"
-                             : "another dtype");
-  }
+  const auto words = [&]() -> std::string {
+    switch (diff.change) {
+      case Change::none:
+        return "the same";
+      case Change::missing:
+        return "only in A";
+      case Change::added:
+        return "only in B";
+      case Change::shape:
+        return "another shape";
+      default:
+        return diff.differing > 0
+                   ? counted(diff.differing, "element") + " differ"
+                   : "another dtype";
+    }
+  };
+  row.push_back(words());
   return row;
 }
 
-void print_tensors(const std::vector<TensorDiff>& diffs, bool all) {
+void print_changes(const std::vector<TensorDiff>& diffs, bool all) {
   Rows rows = {{"tensor", "shape", "norm", "change", "relative", "largest"}};
   for (const auto& diff : diffs) {
     if (all || (is_model(diff.kind) && diff.change != Change::none)) {
@@ -135,9 +135,8 @@ void print_tensors(const std::vector<TensorDiff>& diffs, bool all) {
     }
   }
   if (rows.size() == 1) return;
-  const std::string text = aligned(rows);
-  const size_t end = text.find('\n');
-  std::cout << "\n" << bold(text.substr(0, end)) << text.substr(end);
+  std::cout << "\n";
+  print_table(rows, terminal_style(), std::cout);
 }
 
 // "3 of 5 parameters changed"
@@ -175,8 +174,9 @@ void print_sums(const std::vector<TensorDiff>& diffs) {
 }
 
 std::string position(const CheckpointManifest& manifest) {
-  return "step " + std::to_string(manifest.step) + ", " +
-         plain(manifest.layout) + ", " + counted(manifest.ranks, "rank");
+  return format(
+      "step {}, {}, {}", manifest.step, plain(manifest.layout),
+      counted(manifest.ranks, "rank"));
 }
 
 void print_settings(const std::vector<Setting>& changed) {
@@ -242,7 +242,7 @@ int diff_checkpoints(const CheckpointArguments& arguments) {
   const auto changed = changed_settings(a.manifest(), b.manifest());
   const bool same = a.manifest().content_hash == b.manifest().content_hash;
   if (arguments.json) {
-    std::cout << json_of(pair, diffs, changed, same).dump(2) << "\n";
+    print_json(json_of(pair, diffs, changed, same), std::cout);
     return 0;
   }
   std::cout << aligned(
@@ -253,7 +253,7 @@ int diff_checkpoints(const CheckpointArguments& arguments) {
     std::cout << "\nthe same contents: " << a.manifest().content_hash << "\n";
     if (!arguments.all) return 0;
   }
-  print_tensors(diffs, arguments.all);
+  print_changes(diffs, arguments.all);
   print_sums(diffs);
   return 0;
 }

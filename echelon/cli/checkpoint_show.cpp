@@ -1,18 +1,21 @@
+#include "echelon/cli/checkpoint.h"
+
 #include <iostream>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <set>
 #include <sstream>
 
 #include "echelon/checkpoint/format/safetensors.h"
-#include "echelon/cli/checkpoint_text.h"
-#include "echelon/cli/findings.h"
+#include "echelon/cli/terminal.h"
+#include "echelon/text/format.h"
 #include "echelon/text/table.h"
+#include "echelon/text/units.h"
 
 namespace echelon::cli {
 namespace {
 
 using Json = nlohmann::ordered_json;
-using Rows = std::vector<std::vector<std::string>>;
 
 int64_t numel(const SavedTensor& tensor) {
   return whole_box(tensor.shape).numel();
@@ -23,25 +26,17 @@ int64_t bytes_of(const SavedTensor& tensor) {
          static_cast<int64_t>(safetensors::dtype_bytes(tensor.dtype));
 }
 
-// "29.5 M", "1,797": as people say it.
+// "29.5 million", "1797"
 std::string number_of(int64_t count) {
   if (count < 1'000'000) return std::to_string(count);
   const bool billions = count >= 1'000'000'000;
-  char text[32];
-  std::snprintf(
-      text, sizeof(text), "%.4g %s",
-      static_cast<double>(count) / (billions ? 1e9 : 1e6),
+  return format(
+      "{:.4g} {}", static_cast<double>(count) / (billions ? 1e9 : 1e6),
       billions ? "billion" : "million");
-  return text;
 }
 
 std::string hash_text(const std::array<uint64_t, 2>& hash) {
-  char text[40];
-  std::snprintf(
-      text, sizeof(text), "%016llx%016llx",
-      static_cast<unsigned long long>(hash[0]),
-      static_cast<unsigned long long>(hash[1]));
-  return text;
+  return format("{:016x}{:016x}", hash[0], hash[1]);
 }
 
 const char* plural(SavedKind kind) {
@@ -66,16 +61,13 @@ struct Sum {
 };
 
 std::string to_text(const Sum& sum) {
-  std::string dtypes;
-  for (const auto& dtype : sum.dtypes) {
-    dtypes += (dtypes.empty() ? "" : ", ") + dtype;
-  }
-  return counted(sum.tensors, "tensor") + ", " + number_of(sum.elements) +
-         " elements of " + dtypes + ", " +
-         bytes_text(static_cast<double>(sum.bytes));
+  return format(
+      "{}, {} elements of {}, {}", counted(sum.tensors, "tensor"),
+      number_of(sum.elements), joined({sum.dtypes.begin(), sum.dtypes.end()}),
+      format_bytes(sum.bytes));
 }
 
-// A line for each kind of tensors.
+// Adds a line for each kind of tensors.
 void add_sums(const CheckpointManifest& manifest, Rows& rows) {
   std::map<SavedKind, Sum> sums;
   for (const auto& tensor : manifest.tensors) {
@@ -90,7 +82,7 @@ void add_sums(const CheckpointManifest& manifest, Rows& rows) {
   }
 }
 
-// What the samples are: the first line says their name, the last ones how many.
+// The name of the data (its first line) and the numbers of samples (the last).
 std::string in_short(const std::string& data) {
   std::vector<std::string> all;
   std::istringstream lines(data);
@@ -98,12 +90,10 @@ std::string in_short(const std::string& data) {
     if (!line.empty()) all.push_back(plain(line));
   }
   constexpr size_t kShown = 3;
-  std::string text;
-  for (size_t i = 0; i < all.size(); ++i) {
-    if (i > 0 && i + kShown <= all.size()) continue;
-    text += (text.empty() ? "" : ", ") + all[i];
+  if (all.size() > kShown) {
+    all.erase(all.begin() + 1, all.end() - (kShown - 1));
   }
-  return text;
+  return joined(all);
 }
 
 Rows facts(const CheckpointManifest& manifest) {
@@ -113,33 +103,33 @@ Rows facts(const CheckpointManifest& manifest) {
     step += " of " + std::to_string(manifest.total_steps);
   }
   if (manifest.skipped_steps > 0) {
-    step += ", " + std::to_string(manifest.skipped_steps) + " of them skipped";
+    step += format(", {} of them skipped", manifest.skipped_steps);
   }
   rows.push_back({"step", step});
-  std::string metrics;
+  std::vector<std::string> metrics;
   for (const auto& [name, value] : manifest.metrics) {
-    metrics +=
-        (metrics.empty() ? "" : ", ") + plain(name) + " " + number_text(value);
+    metrics.push_back(plain(name) + " " + number_text(value));
   }
-  if (!metrics.empty()) rows.push_back({"metrics", metrics});
+  if (!metrics.empty()) rows.push_back({"metrics", joined(metrics)});
   rows.push_back(
-      {"position", "epoch " + std::to_string(manifest.epoch) + ", " +
-                       counted(manifest.consumed, "sample") +
-                       " of it taken, seed " + std::to_string(manifest.seed)});
+      {"position", format(
+                       "epoch {}, {} of it consumed, seed {}", manifest.epoch,
+                       counted(manifest.consumed, "sample"), manifest.seed)});
   if (!manifest.data.empty()) rows.push_back({"data", in_short(manifest.data)});
   rows.push_back(
       {"layout",
        plain(manifest.layout) + ", " + counted(manifest.ranks, "rank")});
   if (const auto& scale = manifest.loss_scale) {
     rows.push_back(
-        {"loss scale", number_text(scale->scale) + ", " +
-                           counted(scale->good_steps, "good step") + ", " +
-                           counted(scale->overflows, "overflow")});
+        {"loss scale", format(
+                           "{}, {}, {}", number_text(scale->scale),
+                           counted(scale->good_steps, "good step"),
+                           counted(scale->overflows, "overflow"))});
   }
   add_sums(manifest, rows);
   rows.push_back(
       {"size",
-       bytes_text(static_cast<double>(total_bytes(manifest))) + " in " +
+       format_bytes(total_bytes(manifest)) + " in " +
            counted(static_cast<int64_t>(manifest.files.size()), "file")});
   rows.push_back({"configuration", manifest.config_hash});
   rows.push_back({"contents", manifest.content_hash});
@@ -154,12 +144,11 @@ void print_tensors(const CheckpointManifest& manifest) {
     rows.push_back(
         {plain(tensor.name), to_string(tensor.kind), tensor.dtype,
          safetensors::shape_string(tensor.shape),
-         bytes_text(static_cast<double>(bytes_of(tensor))),
-         std::to_string(files.size()), hash_text(tensor.hash).substr(0, 8)});
+         format_bytes(bytes_of(tensor)), std::to_string(files.size()),
+         hash_text(tensor.hash).substr(0, 8)});
   }
-  const std::string text = aligned(rows);
-  const size_t end = text.find('\n');
-  std::cout << "\n" << bold(text.substr(0, end)) << text.substr(end);
+  std::cout << "\n";
+  print_table(rows, terminal_style(), std::cout);
 }
 
 Json json_of(const CheckpointManifest& manifest) {
@@ -221,11 +210,11 @@ int show_checkpoint(const CheckpointArguments& arguments) {
     Json json = {
         {"path", place.path.string()}, {"saved", saved_at(place.path)}};
     json.update(json_of(manifest));
-    std::cout << json.dump(2) << "\n";
+    print_json(json, std::cout);
     return 0;
   }
-  std::cout << bold(place.path.string()) << ", saved " << saved_at(place.path)
-            << "\n\n";
+  std::cout << terminal_style().bold(place.path.string()) << ", saved "
+            << saved_at(place.path) << "\n\n";
   std::istringstream lines(aligned(facts(manifest)));
   for (std::string line; std::getline(lines, line);) {
     std::cout << "  " << line << "\n";

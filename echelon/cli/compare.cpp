@@ -1,11 +1,10 @@
-#include <CLI/CLI.hpp>
 #include <filesystem>
 #include <iostream>
-#include <memory>
 
 #include "echelon/cli/command_line.h"
 #include "echelon/error.h"
 #include "echelon/report/strategy_page.h"
+#include "echelon/text/format.h"
 
 namespace echelon::cli {
 namespace {
@@ -25,17 +24,17 @@ int compare(const CompareArguments& arguments) {
     if (!fs::is_regular_file(fs::path(run) / "timeline.json", error)) {
       throw ConfigError(
           run +
-          ": is no run folder, it has no timeline.json; name a folder that "
-          "`echelon train` wrote to its end");
+          ": is not the folder of a finished run: it has no timeline.json; "
+          "name a run that `echelon train` has completed");
     }
     folders.emplace_back(run);
   }
   const fs::path parent = fs::absolute(arguments.out).parent_path();
   std::error_code error;
   if (!fs::is_directory(parent, error)) {
-    throw ConfigError(
-        arguments.out + ": there is no folder " + parent.string() +
-        "; make it first");
+    throw ConfigError(format(
+        "{}: there is no folder {}; make it first", arguments.out,
+        parent.string()));
   }
   write_strategy_page(arguments.out, arguments.title, folders);
   std::cout << "report: " << arguments.out << "\n";
@@ -44,24 +43,19 @@ int compare(const CompareArguments& arguments) {
 
 }  // namespace
 
-void add_compare(CLI::App& app, Action& action) {
-  auto* command = app.add_subcommand(
+void add_compare(Command& root) {
+  auto [command, arguments] = root.add(
       "compare",
-      "put several runs on one page: their figures in a table, and the picture "
-      "of a typical step of each");
-  command->footer(
+      "compare runs on one page: their figures in a table, and a drawing of a "
+      "typical step of each",
       "echelon compare runs/one runs/two\n"
-      "echelon compare runs/* -o compare.html --title 'Digits, three ways'");
-  auto arguments = std::make_shared<CompareArguments>();
-  command->add_option("RUN", arguments->runs, "run folders")->required();
-  command->add_option("-o,--output", arguments->out, "the page to write")
-      ->type_name("FILE")
-      ->capture_default_str();
-  command->add_option("--title", arguments->title, "heading of the page")
-      ->type_name("TEXT");
-  command->callback([&action, arguments] {
-    action = [arguments] { return compare(*arguments); };
-  });
+      "echelon compare runs/* -o compare.html --title 'Digits, three ways'",
+      compare);
+  command.positionals("RUN", arguments.runs, "run folders");
+  command.option(
+      "-o,--output", arguments.out, "FILE",
+      "the page to write (default: compare.html)");
+  command.option("--title", arguments.title, "TEXT", "heading of the page");
 }
 
 }  // namespace echelon::cli

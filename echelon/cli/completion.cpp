@@ -1,13 +1,14 @@
-// Completion scripts, made from the tree of commands: they hold every command,
-// flag and fixed value, and never call echelon.
+// Completion scripts, made from the tree of commands: they contain every
+// command, flag and fixed value, and never call echelon.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <iostream>
-#include <memory>
 #include <sstream>
 
 #include "echelon/cli/command_line.h"
+#include "echelon/cli/terminal.h"
 #include "echelon/error.h"
+#include "echelon/text/format.h"
 
 namespace echelon::cli {
 namespace {
@@ -28,13 +29,14 @@ struct Tree {
   std::vector<Choice> choices;
 };
 
-// "processes|threads" -> its parts; none for a type such as "RANKS".
+/// "processes|threads" -> its parts; none for a type such as "RANKS".
 std::vector<std::string> fixed_values(const std::string& type) {
   std::vector<std::string> values;
   if (type.find('|') == std::string::npos) return values;
   std::istringstream in(type);
-  for (std::string value; std::getline(in, value, '|');)
+  for (std::string value; std::getline(in, value, '|');) {
     values.push_back(value);
+  }
   return values;
 }
 
@@ -55,8 +57,8 @@ void walk(const CLI::App& app, const std::string& path, Tree& tree) {
     }
     for (const auto& name : option->get_lnames()) {
       node.words.push_back("--" + name);
-      if (!values.empty())
-        tree.choices.push_back({path + " --" + name, values});
+      if (values.empty()) continue;
+      tree.choices.push_back({path + " --" + name, values});
     }
     for (const auto& name : option->get_snames()) {
       node.words.push_back("-" + name);
@@ -65,32 +67,27 @@ void walk(const CLI::App& app, const std::string& path, Tree& tree) {
   tree.nodes.push_back(std::move(node));
 }
 
-std::string joined(const std::vector<std::string>& words) {
-  std::string text;
-  for (const auto& word : words) text += (text.empty() ? "" : " ") + word;
-  return text;
-}
-
 std::string paths(const Tree& tree) {
-  std::string text;
+  std::vector<std::string> quoted;
   for (const auto& node : tree.nodes) {
-    if (node.path.empty()) continue;
-    text += (text.empty() ? "\"" : " | \"") + node.path + "\"";
+    if (!node.path.empty()) quoted.push_back("\"" + node.path + "\"");
   }
-  return text;
+  return joined(quoted, " | ");
 }
 
-// The part that both shells read alike: sets `words` and `files`.
+/// The part that both shells share: sets `words` and `files`.
 std::string cases(const Tree& tree) {
   std::string text = "  local words=\"\" files=\"\"\n  case \"$place\" in\n";
   for (const auto& node : tree.nodes) {
-    text += "    \"" + node.path + "\") words=\"" + joined(node.words) + "\"" +
-            (node.files ? "; files=yes" : "") + " ;;\n";
+    text += format(
+        "    \"{}\") words=\"{}\"{} ;;\n", node.path, joined(node.words, " "),
+        node.files ? "; files=yes" : "");
   }
   text += "  esac\n  case \"$place $previous\" in\n";
   for (const auto& choice : tree.choices) {
-    text += "    \"" + choice.place + "\") words=\"" + joined(choice.words) +
-            "\"; files=\"\" ;;\n";
+    text += format(
+        "    \"{}\") words=\"{}\"; files=\"\" ;;\n", choice.place,
+        joined(choice.words, " "));
   }
   return text + "  esac\n";
 }
@@ -116,13 +113,13 @@ std::string bash(const Tree& tree) {
          "    COMPREPLY=($(compgen -W \"$words\" -- \"$word\"))\n"
          "  fi\n"
          "}\n"
-         "# Without an answer of ours the shell completes file names.\n"
+         "# Without an answer from here the shell completes file names.\n"
          "complete -o default -F _echelon echelon\n";
 }
 
 std::string zsh(const Tree& tree) {
   std::string body = cases(tree);
-  // zsh's own `words` is the command line.
+  // In zsh `words` is the command line.
   for (size_t at = 0; (at = body.find("words", at)) != std::string::npos;) {
     body.replace(at, 5, "answers");
     at += 7;
@@ -156,30 +153,33 @@ std::string zsh(const Tree& tree) {
          "fi\n";
 }
 
+struct CompletionArguments {
+  std::string shell;
+  const CLI::App* root = nullptr;
+};
+
+int print_completion(const CompletionArguments& arguments) {
+  const bool for_bash = arguments.shell == "bash";
+  if (!for_bash && arguments.shell != "zsh") {
+    throw ConfigError(
+        "echelon completion " + arguments.shell + ": must be bash or zsh");
+  }
+  Tree tree;
+  walk(*arguments.root, "", tree);
+  std::cout << (for_bash ? bash(tree) : zsh(tree));
+  return 0;
+}
+
 }  // namespace
 
-void add_completion(CLI::App& app, Action& action) {
-  auto* command =
-      app.add_subcommand("completion", "print a completion script for a shell");
-  command->footer(
+void add_completion(Command& root) {
+  auto [command, arguments] = root.add(
+      "completion", "print a completion script for a shell",
       "source <(echelon completion bash)\n"
-      "echelon completion zsh > ~/.zfunc/_echelon");
-  auto shell = std::make_shared<std::string>();
-  command->add_option("SHELL", *shell, "which shell")
-      ->required()
-      ->type_name("bash|zsh");
-  command->callback([&app, &action, shell] {
-    action = [&app, shell] {
-      if (*shell != "bash" && *shell != "zsh") {
-        throw ConfigError(
-            "echelon completion " + *shell + ": must be bash or zsh");
-      }
-      Tree tree;
-      walk(app, "", tree);
-      std::cout << (*shell == "bash" ? bash(tree) : zsh(tree));
-      return 0;
-    };
-  });
+      "echelon completion zsh > ~/.zfunc/_echelon",
+      print_completion);
+  arguments.root = &command.root();
+  command.positional("SHELL", arguments.shell, "which shell", "bash|zsh");
 }
 
 }  // namespace echelon::cli

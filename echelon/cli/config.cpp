@@ -1,16 +1,16 @@
-#include <CLI/CLI.hpp>
 #include <iostream>
-#include <memory>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "echelon/cli/arguments.h"
-#include "echelon/cli/command_line.h"
-#include "echelon/cli/help.h"
-#include "echelon/cli/reference.h"
+#include "echelon/cli/terminal.h"
+#include "echelon/text/format.h"
 #include "echelon/text/table.h"
 
 namespace echelon::cli {
 namespace {
+
+using Json = nlohmann::ordered_json;
 
 struct ShowArguments {
   JobArguments job;
@@ -18,8 +18,8 @@ struct ShowArguments {
   bool toml = false;
 };
 
-// A TOML value as JSON; times of day do not occur in options.
-nlohmann::ordered_json to_json(const config::Value& value) {
+/// A TOML value as JSON; options have no times of day.
+Json to_json(const config::Value& value) {
   using Kind = config::Value::Kind;
   switch (value.kind) {
     case Kind::boolean:
@@ -29,7 +29,7 @@ nlohmann::ordered_json to_json(const config::Value& value) {
     case Kind::real:
       return value.real;
     case Kind::array: {
-      auto items = nlohmann::ordered_json::array();
+      auto items = Json::array();
       for (const auto& item : value.items) items.push_back(to_json(item));
       return items;
     }
@@ -39,7 +39,7 @@ nlohmann::ordered_json to_json(const config::Value& value) {
 }
 
 void show_json(const Job& job) {
-  auto rows = nlohmann::ordered_json::array();
+  auto rows = Json::array();
   for (const auto& entry : job.document.entries()) {
     rows.push_back(
         {{"table", entry.table},
@@ -48,36 +48,28 @@ void show_json(const Job& job) {
          {"default", to_json(config::parse_value(entry.default_value, ""))},
          {"set_by", entry.place.short_text()}});
   }
-  std::cout << rows.dump(2) << "\n";
+  print_json(rows, std::cout);
 }
 
 void show_table(const Job& job) {
-  const bool colours = has_colours(1);
-  const std::string dim = colours ? "\033[2m" : "";
-  const std::string bold = colours ? "\033[1m" : "";
-  const std::string end = colours ? "\033[0m" : "";
-  std::vector<std::vector<std::string>> rows;
-  std::vector<bool> changed;
+  const Style style = terminal_style();
+  Rows rows;
   for (const auto& entry : job.document.entries()) {
     rows.push_back(
         {entry.key, config::shortened(entry.value, 44),
          entry.place.short_text()});
-    changed.push_back(!entry.place.is_default());
   }
-  const std::string text = aligned(rows);
-  size_t begin = 0;
+  std::istringstream lines(aligned(rows));
   std::string table;
-  for (size_t i = 0; i < rows.size(); ++i) {
-    const size_t line_end = text.find('\n', begin);
-    const auto& entry = job.document.entries()[i];
+  for (const auto& entry : job.document.entries()) {
     if (entry.table != table) {
-      std::cout << (i == 0 ? "" : "\n") << bold << "[" << entry.table << "]"
-                << end << "\n";
+      std::cout << (table.empty() ? "" : "\n")
+                << style.bold("[" + entry.table + "]") << "\n";
       table = entry.table;
     }
-    std::cout << (changed[i] ? "" : dim) << text.substr(begin, line_end - begin)
-              << (changed[i] ? "" : end) << "\n";
-    begin = line_end + 1;
+    std::string line;
+    std::getline(lines, line);
+    std::cout << (entry.place.is_default() ? style.dim(line) : line) << "\n";
   }
 }
 
@@ -93,44 +85,112 @@ int show(const ShowArguments& arguments) {
   return 0;
 }
 
+std::string code(const std::string& text) {
+  return "`" + text + "`";
+}
+
+std::string range(const config::Entry& entry) {
+  if (entry.choices.empty()) return joined(entry.rules);
+  std::vector<std::string> choices;
+  for (const auto& choice : entry.choices) choices.push_back(code(choice));
+  return joined(choices);
+}
+
+constexpr const char* kOpening = R"(# Configuration
+
+`echelon train CONFIG.toml` reads one TOML file with a table for each component.
+Every key has a default; `train.steps` or `train.epochs` must be set. An unknown
+key, a value out of range and settings that contradict each other are found
+before any rank starts. `--set TABLE.KEY=VALUE` sets a value over the file's.
+
+    [model]
+    name = "simple_cnn"
+
+    [data]
+    name = "digits"
+
+    [train]
+    epochs = 20
+    run = "runs/first"
+
+`echelon config show CONFIG.toml` prints every value and who set it. This page is
+what `echelon config reference` prints.
+)";
+
+/// doc/configuration.md
+std::string reference() {
+  std::string text = kOpening;
+  const auto document = describe(Job{});
+  std::string table;
+  for (const auto& entry : document.entries()) {
+    if (entry.table != table) {
+      table = entry.table;
+      text += format(
+          "\n## [{}]: {}\n\n| key | type | default | may be | meaning |\n"
+          "| --- | --- | --- | --- | --- |\n",
+          table, document.help(table));
+    }
+    text += format(
+        "| {} | {} | {} | {} | {} |\n", code(entry.key), entry.type,
+        code(entry.default_value), range(entry), entry.help);
+  }
+  return text;
+}
+
+Json reference_json() {
+  auto rows = Json::array();
+  const auto document = describe(Job{});
+  for (const auto& entry : document.entries()) {
+    rows.push_back(
+        {{"table", entry.table},
+         {"key", entry.key},
+         {"type", entry.type},
+         {"default", entry.default_value},
+         {"rules", entry.rules},
+         {"choices", entry.choices},
+         {"help", entry.help}});
+  }
+  return rows;
+}
+
+struct ReferenceArguments {
+  bool json = false;
+};
+
+int print_reference(const ReferenceArguments& arguments) {
+  if (arguments.json) {
+    print_json(reference_json(), std::cout);
+  } else {
+    std::cout << reference();
+  }
+  return 0;
+}
+
 }  // namespace
 
-void add_config(CLI::App& app, Action& action) {
-  auto* group = app.add_subcommand(
-      "config", "show a configuration, or what one may hold");
-  group->require_subcommand(1);
-  group->footer(
+void add_config(Command& root) {
+  Command group = root.add(
+      "config", "show a configuration, or the reference of all keys",
       "echelon config show first.toml --set train.steps=5\n"
       "echelon config reference");
+  group.require_subcommand();
 
-  auto* show_command =
-      group->add_subcommand("show", "every value of a job, and who set it");
-  show_command->footer(
+  auto [command, arguments] = group.add(
+      "show", "every value of a job and its source: default, file or flag",
       "echelon config show first.toml\n"
       "echelon config show first.toml -n 4 --set optimizer.learning_rate=1e-2\n"
-      "echelon config show first.toml --toml > resolved.toml");
-  auto arguments = std::make_shared<ShowArguments>();
-  add_job_arguments(*show_command, arguments->job, true);
-  auto* json = show_command->add_flag("--json", arguments->json, "print JSON");
-  show_command
-      ->add_flag(
-          "--toml", arguments->toml, "print the complete configuration as TOML")
-      ->excludes(json);
-  show_command->callback([&action, arguments] {
-    action = [arguments] { return show(*arguments); };
-  });
+      "echelon config show first.toml --toml > resolved.toml",
+      show);
+  add_job_arguments(command, arguments.job, true);
+  command.flag("--json", arguments.json, "print JSON");
+  command.flag(
+      "--toml", arguments.toml, "print the complete configuration as TOML");
+  command.exclude("--toml", "--json");
 
-  auto* reference_command = group->add_subcommand(
-      "reference", "every key: type, default, what it may be, what it means");
-  reference_command->footer("echelon config reference");
-  auto reference_json = std::make_shared<bool>(false);
-  reference_command->add_flag("--json", *reference_json, "print JSON");
-  reference_command->callback([&action, reference_json] {
-    action = [reference_json] {
-      std::cout << (*reference_json ? reference_json_text() : reference());
-      return 0;
-    };
-  });
+  auto [reference_command, reference_arguments] = group.add(
+      "reference", "every key: type, default, allowed values, meaning",
+      "echelon config reference", print_reference);
+  reference_command.flag("--json", reference_arguments.json, "print JSON");
 }
 
 }  // namespace echelon::cli

@@ -1,17 +1,197 @@
-#include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cmath>
 #include <iostream>
-#include <memory>
+#include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "echelon/cli/command_line.h"
-#include "echelon/cli/explain_print.h"
-#include "echelon/cli/help.h"
 #include "echelon/cli/terminal.h"
 #include "echelon/cluster/catalogue.h"
 #include "echelon/explain/explain.h"
+#include "echelon/text/format.h"
+#include "echelon/text/table.h"
+#include "echelon/text/units.h"
 
 namespace echelon::cli {
 namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr size_t kIndent = 14;  // where the texts below a heading begin
+
+class ExplanationPrinter {
+ public:
+  ExplanationPrinter(const Style& style, std::ostream& out)
+      : style_(style), out_(out) {}
+
+  void heading(const RunExplanation& run) {
+    out_ << style_.bold(run.title.empty() ? "run" : run.title);
+    if (!run.layout.empty()) out_ << ", " << run.layout;
+    out_ << "\n" << wrapped(figures(run), 0, style_.columns) << "\n";
+  }
+
+  void finding(size_t number, const RunFinding& found) {
+    std::string name(to_string(found.fault));
+    if (!found.axis.empty()) name += " (" + found.axis + ")";
+    out_ << "\n" << style_.bold(std::to_string(number) + "  " + name);
+    if (found.share > 0)
+      out_ << ", " << format_percent(found.share) << " of the step";
+    out_ << "\n";
+    paragraph("Diagnosis", found.reason.diagnosis);
+    paragraph("Fix", found.reason.fix);
+    settings(found.settings);
+    paragraph("Why", found.reason.why);
+    if (found.gain_source != GainSource::none) paragraph("Gain", gain(found));
+  }
+
+  void prediction(const RunExplanation& run) {
+    if (run.predicted_seconds <= 0 || run.simulated) return;
+    const std::string text = format(
+        "Predicted on {}: {} a step; measured {}. {}", run.cluster,
+        format_seconds(run.predicted_seconds), format_seconds(run.step_seconds),
+        run.counted_layers ? "Layers as the run counted them."
+                           : "Layers by formulas.");
+    out_ << "\n" << wrapped(text, 0, style_.columns) << "\n";
+    if (run.parts.empty()) return;
+    Rows rows = {{"   part of the step", "predicted", "measured"}};
+    for (const auto& part : run.parts) {
+      rows.push_back(
+          {"   " + part.name, format_seconds(part.predicted),
+           format_seconds(part.measured)});
+    }
+    out_ << aligned(rows);
+  }
+
+  void notes(const std::vector<std::string>& notes) {
+    if (!notes.empty()) out_ << "\n";
+    for (const auto& note : notes) {
+      out_ << "note: " << wrapped(note, 6, style_.columns) << "\n";
+    }
+  }
+
+ private:
+  static std::string figures(const RunExplanation& run) {
+    std::string text = run.simulated ? "Simulated: " : "";
+    text += format_seconds(run.step_seconds) + " a step";
+    if (run.compute_share > 0) {
+      text +=
+          ", of which the ranks compute " + format_percent(run.compute_share);
+    }
+    if (run.recorded_steps > 0) {
+      text += format(
+          " ({} recorded, {})", counted(run.recorded_steps, "step"),
+          counted(run.ranks, "rank"));
+    }
+    return text;
+  }
+
+  static std::string gain(const RunFinding& found) {
+    const std::string share = format_percent(std::abs(found.gain));
+    std::string text =
+        found.gain < 0 ? "costs " + share + " of" : share + " of";
+    switch (found.gain_source) {
+      case GainSource::measured:
+        return text + " the step, from the measured times";
+      case GainSource::replayed:
+        return text +
+               " the step, from the measured passes in the schedule's order";
+      default:
+        return text + " a sample's time, by the simulator";
+    }
+  }
+
+  void settings(const std::vector<std::string>& settings) {
+    std::istringstream lines(to_tables(settings));
+    for (std::string line; std::getline(lines, line);) {
+      if (line.empty()) continue;
+      out_ << std::string(kIndent + 2, ' ') << line << "\n";
+    }
+  }
+
+  void paragraph(const std::string& name, const std::string& text) {
+    out_ << "   " << style_.dim(name)
+         << std::string(kIndent - 3 - name.size(), ' ')
+         << wrapped(text, kIndent, style_.columns) << "\n";
+  }
+
+  const Style& style_;
+  std::ostream& out_;
+};
+
+const char* word_of(GainSource source) {
+  switch (source) {
+    case GainSource::none:
+      return "none";
+    case GainSource::measured:
+      return "measured";
+    case GainSource::replayed:
+      return "replayed";
+    case GainSource::simulated:
+      return "simulated";
+  }
+  return "";
+}
+
+Json json_of(const RunFinding& found) {
+  Json json;
+  json["fault"] = to_string(found.fault);
+  if (!found.axis.empty()) json["axis"] = found.axis;
+  json["share"] = found.share;
+  if (found.gain_source != GainSource::none) json["gain"] = found.gain;
+  json["gain_source"] = word_of(found.gain_source);
+  json["ranks"] = found.ranks;
+  json["settings"] = found.settings;
+  json["diagnosis"] = found.reason.diagnosis;
+  json["fix"] = found.reason.fix;
+  json["why"] = found.reason.why;
+  return json;
+}
+
+void print_text(
+    const RunExplanation& run, const Style& style, std::ostream& out) {
+  ExplanationPrinter printer(style, out);
+  printer.heading(run);
+  for (size_t i = 0; i < run.findings.size(); ++i) {
+    printer.finding(i + 1, run.findings[i]);
+  }
+  if (run.findings.empty()) {
+    out << "\n"
+        << (run.recorded_steps > 0
+                ? "Nothing held this run back.\n"
+                : "The metrics show nothing that held this run back.\n");
+  }
+  printer.prediction(run);
+  printer.notes(run.notes);
+}
+
+Json json_of(const RunExplanation& run) {
+  Json json;
+  json["title"] = run.title;
+  json["layout"] = run.layout;
+  json["simulated"] = run.simulated;
+  json["ranks"] = run.ranks;
+  json["recorded_steps"] = run.recorded_steps;
+  json["step_seconds"] = run.step_seconds;
+  if (run.recorded_steps > 0) json["compute_share"] = run.compute_share;
+  json["cluster"] = run.cluster;
+  json["findings"] = Json::array();
+  for (const auto& found : run.findings) {
+    json["findings"].push_back(json_of(found));
+  }
+  if (run.predicted_seconds > 0) {
+    json["predicted_seconds"] = run.predicted_seconds;
+    json["layers"] = run.counted_layers ? "counted" : "formulas";
+    json["parts"] = Json::array();
+    for (const auto& part : run.parts) {
+      json["parts"].push_back(
+          {{"name", part.name},
+           {"predicted", part.predicted},
+           {"measured", part.measured}});
+    }
+  }
+  json["notes"] = run.notes;
+  return json;
+}
 
 struct ExplainArguments {
   std::string run;
@@ -26,40 +206,32 @@ int explain(const ExplainArguments& arguments) {
   }
   const RunExplanation run = explain_run(arguments.run, options);
   if (arguments.json) {
-    print_explanation_json(run, std::cout);
+    print_json(json_of(run), std::cout);
     return 0;
   }
-  ExplainStyle style{.colours = has_colours(1)};
-  style.columns = std::clamp<size_t>(terminal_columns(style.columns), 40, 120);
-  print_explanation_text(run, style, std::cout);
+  Style style = terminal_style();
+  style.columns = std::clamp<size_t>(style.columns, 40, 120);
+  print_text(run, style, std::cout);
   return 0;
 }
 
 }  // namespace
 
-void add_explain(CLI::App& app, Action& action) {
-  auto* command = app.add_subcommand(
-      "explain",
-      "say what held a run back, and what to set so that it trains faster");
-  command->footer(
-      "echelon explain runs/digits                       while it runs, too\n"
-      "echelon explain runs/digits --cluster here.toml   with measured rates\n"
-      "echelon explain elsewhere/timeline.json --json");
-  auto arguments = std::make_shared<ExplainArguments>();
-  command
-      ->add_option(
-          "RUN", arguments->run, "a run's folder, or its timeline.json")
-      ->required();
-  command
-      ->add_option(
-          "--cluster", arguments->cluster,
-          "what fixes are simulated on: a cluster file, or devices as in "
-          "h100-sxm:8 (this machine)")
-      ->type_name("CLUSTER");
-  command->add_flag("--json", arguments->json, "print JSON");
-  command->callback([&action, arguments] {
-    action = [arguments] { return explain(*arguments); };
-  });
+void add_explain(Command& root) {
+  auto [command, arguments] = root.add(
+      "explain", "what limited a run's speed, and which settings would help",
+      "echelon explain runs/digits                       also while it runs\n"
+      "echelon explain runs/digits --cluster here.toml   with measured "
+      "bandwidths\n"
+      "echelon explain elsewhere/timeline.json --json",
+      explain);
+  command.positional(
+      "RUN", arguments.run, "a run's folder, or its timeline.json");
+  command.option(
+      "--cluster", arguments.cluster, "CLUSTER",
+      "where fixes are simulated: a cluster file, or devices as in h100-sxm:8 "
+      "(default: this machine)");
+  command.flag("--json", arguments.json, "print JSON");
 }
 
 }  // namespace echelon::cli

@@ -1,22 +1,71 @@
-#include <CLI/CLI.hpp>
 #include <array>
 #include <filesystem>
+#include <functional>
 #include <iostream>
 #include <memory>
 
 #include "echelon/architecture/check_weights.h"
 #include "echelon/architecture/hugging_face.h"
+#include "echelon/architecture/mapped_tensors.h"
+#include "echelon/checkpoint/files/folder.h"
 #include "echelon/checkpoint/format/float_convert.h"
+#include "echelon/checkpoint/weights/checkpoint_tensors.h"
 #include "echelon/cli/arguments.h"
-#include "echelon/cli/command_line.h"
-#include "echelon/cli/export_source.h"
 #include "echelon/cli/new_folder.h"
 #include "echelon/error.h"
+#include "echelon/job/trained_job.h"
+#include "echelon/text/format.h"
 
 namespace echelon::cli {
 namespace {
 
 namespace fs = std::filesystem;
+
+/// The weights of a run, and their model.
+struct ExportSource {
+  std::string name;  // "runs/first/checkpoints/step-00000100"
+  std::unique_ptr<TensorSource> tensors;
+  /// The configuration that they were trained with. Throws as load_job.
+  std::function<Job()> job;
+};
+
+ExportSource open_checkpoint(const std::vector<CheckpointPlace>& places) {
+  std::string way_out;
+  if (places.size() > 1) {
+    way_out = format(
+        "; `echelon export {} …` writes the one before it",
+        places[1].path.string());
+  }
+  ExportSource source;
+  source.name = places[0].path.string();
+  try {
+    auto tensors = std::make_unique<CheckpointTensors>(
+        std::make_unique<CheckpointReader>(source.name), way_out);
+    source.job = [name = source.name] { return trained_job(name); };
+    source.tensors = std::move(tensors);
+  } catch (const CheckpointError& error) {
+    throw CheckpointError(error.what() + way_out);
+  }
+  return source;
+}
+
+ExportSource open_file(const std::string& weights, const std::string& run) {
+  ExportSource source;
+  source.name = weights;
+  source.tensors = std::make_unique<MappedTensors>(WeightsSource(weights));
+  source.job = [run] { return trained_job(run); };
+  return source;
+}
+
+/// Opens the checkpoint at `place`, or the newest one of a folder of
+/// checkpoints or of a run; checkpoints/last.safetensors of a run without any.
+/// Throws CheckpointError when there is none, and for a checkpoint whose
+/// manifest or files cannot be trusted.
+ExportSource open_export_source(const std::string& place) {
+  const auto last = last_weights(place);
+  if (!last.empty()) return open_file(last, place);
+  return open_checkpoint(find_checkpoints(place));
+}
 
 struct ExportArguments {
   std::string run;
@@ -26,12 +75,11 @@ struct ExportArguments {
   std::string max_shard_bytes = "5000000000";
 };
 
-// As the configuration and transformers name a dtype, and as safetensors does;
-// the widest first.
 struct DtypeName {
-  const char* name;
-  const char* stored;
+  const char* name;    // in configurations and in transformers
+  const char* stored;  // in safetensors
 };
+// The widest first.
 constexpr std::array<DtypeName, 4> kDtypes = {{
     {"float64", "F64"},
     {"float32", "F32"},
@@ -39,7 +87,7 @@ constexpr std::array<DtypeName, 4> kDtypes = {{
     {"float16", "F16"},
 }};
 
-// "BF16" of "bfloat16"; empty of nothing, which leaves each tensor as it is.
+// "bfloat16" -> "BF16"; "", which keeps each tensor's dtype, -> "".
 std::string stored_dtype(const std::string& name) {
   if (name.empty()) return "";
   for (const auto& dtype : kDtypes) {
@@ -49,7 +97,7 @@ std::string stored_dtype(const std::string& name) {
       "--dtype " + name + ": must be float32, bfloat16, float16 or float64");
 }
 
-// The widest of the tensors', for config.json.
+// The widest dtype of the tensors, for config.json.
 std::string dtype_of(const std::vector<TensorToWrite>& tensors) {
   for (const auto& dtype : kDtypes) {
     for (const auto& tensor : tensors) {
@@ -68,26 +116,27 @@ void check_file(const std::string& out) {
   }
 }
 
-// The language model of a run, with the vocabulary that its weights have.
+// The language model of a run, with the vocabulary of its weights.
 LanguageModelShape
 shape_of(const ModelOptions& options, const TensorSource& weights) {
   if (!is_language_model(options)) {
     throw ConfigError(
         "[model] name=\"" + options.name +
-        "\": transformers has gpt and llama models of Echelon's; leave out "
-        "--format huggingface");
+        "\": transformers can load Echelon's gpt and llama models only; leave "
+        "out --format huggingface");
   }
-  const auto words =
+  const auto embedding =
       list_language_layers(language_model_shape(options, 1)).front() +
       ".weight";
   for (const auto& tensor : weights.tensors()) {
-    if (tensor.name != words || tensor.shape.size() != 2) continue;
+    if (tensor.name != embedding || tensor.shape.size() != 2) continue;
     return language_model_shape(options, tensor.shape[0]);
   }
-  throw DataError(weights.path() + ": has no matrix \"" + words + "\"");
+  throw DataError(weights.path() + ": has no matrix \"" + embedding + "\"");
 }
 
-// What AutoTokenizer needs beside config.json. Returns what to tell of it.
+// Writes the files that AutoTokenizer needs next to config.json. Returns a
+// remark to print.
 std::string copy_tokenizer(
     const std::string& tokenizer, const LanguageModelShape& shape,
     const NewFolder& out) {
@@ -96,8 +145,9 @@ std::string copy_tokenizer(
   std::error_code error;
   fs::copy_file(source, out.path() / "tokenizer.json", error);
   if (error) {
-    return "no tokenizer.json: " + source.string() + " cannot be copied, " +
-           error.message() + "\n";
+    return format(
+        "no tokenizer.json: {} cannot be copied, {}\n", source.string(),
+        error.message());
   }
   out.write(
       "tokenizer_config.json",
@@ -133,10 +183,10 @@ int export_hugging_face(const ExportArguments& arguments) {
   const auto files = hugging_face::write_weights(
       weights, tensors, out.path().string(), max_shard_bytes);
   out.move_into_place();
-  std::cout << "wrote " << arguments.out << ": config.json, " << describe(files)
-            << "; " << num_parameters(parameters) << " parameters in "
-            << text.dtype << ", from " << source.name << "\n"
-            << remark;
+  std::cout << format(
+      "wrote {}: config.json, {}; {} parameters in {}, from {}\n{}",
+      arguments.out, describe(files), num_parameters(parameters), text.dtype,
+      source.name, remark);
   return 0;
 }
 
@@ -151,8 +201,9 @@ int export_file(const ExportArguments& arguments) {
     tensors.push_back({i, tensor.name, converts ? dtype : tensor.dtype});
   }
   write_tensors(arguments.out, *source.tensors, tensors, {{"format", "pt"}});
-  std::cout << "wrote " << arguments.out << ": " << tensors.size()
-            << " tensors, from " << source.name << "\n";
+  std::cout << format(
+      "wrote {}: {} tensors, from {}\n", arguments.out, tensors.size(),
+      source.name);
   return 0;
 }
 
@@ -165,46 +216,33 @@ int export_run(const ExportArguments& arguments) {
 
 }  // namespace
 
-void add_export(CLI::App& app, Action& action) {
-  auto* command = app.add_subcommand(
+void add_export(Command& root) {
+  auto [command, arguments] = root.add(
       "export",
       "write a run's weights as one safetensors file, or a gpt or llama as a "
-      "folder that Hugging Face's transformers loads");
-  command->footer(
+      "folder for Hugging Face's transformers",
       "echelon export runs/first first.safetensors\n"
       "echelon export runs/gpt gpt-folder --format huggingface\n"
       "echelon export runs/gpt gpt-bf16 --format huggingface --dtype bfloat16\n"
       "echelon export runs/gpt/checkpoints/step-00000100 gpt-100 --format "
-      "huggingface");
-  auto arguments = std::make_shared<ExportArguments>();
-  command
-      ->add_option(
-          "RUN", arguments->run,
-          "the run folder, whose newest checkpoint is taken, or a checkpoint")
-      ->required();
-  command->add_option("OUT", arguments->out, "the file or folder to write")
-      ->required();
-  command
-      ->add_option(
-          "--format", arguments->format,
-          "safetensors: one file (the default); huggingface: a folder with "
-          "config.json")
-      ->type_name("safetensors|huggingface");
-  command
-      ->add_option(
-          "--dtype", arguments->dtype,
-          "of the written weights, rounded to the nearest value: float32, "
-          "bfloat16, float16 or float64; as they were trained unless set")
-      ->type_name("DTYPE");
-  command
-      ->add_option(
-          "--max-shard-bytes", arguments->max_shard_bytes,
-          "huggingface: weights of more bytes are written as several files; "
-          "5000000000 unless set")
-      ->type_name("BYTES");
-  command->callback([&action, arguments] {
-    action = [arguments] { return export_run(*arguments); };
-  });
+      "huggingface",
+      export_run);
+  command.positional(
+      "RUN", arguments.run,
+      "a checkpoint, or a run's folder (its newest checkpoint)");
+  command.positional("OUT", arguments.out, "the file or folder to write");
+  command.option(
+      "--format", arguments.format, "safetensors|huggingface",
+      "safetensors: one file (default); huggingface: a folder with "
+      "config.json");
+  command.option(
+      "--dtype", arguments.dtype, "DTYPE",
+      "dtype of the written weights, rounded to nearest: float32, bfloat16, "
+      "float16 or float64 (default: as trained)");
+  command.option(
+      "--max-shard-bytes", arguments.max_shard_bytes, "BYTES",
+      "huggingface: larger weights are written as several files (default: "
+      "5000000000)");
 }
 
 }  // namespace echelon::cli

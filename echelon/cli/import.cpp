@@ -1,4 +1,3 @@
-#include <CLI/CLI.hpp>
 #include <filesystem>
 #include <iostream>
 #include <memory>
@@ -13,6 +12,7 @@
 #include "echelon/config/document.h"
 #include "echelon/config/section.h"
 #include "echelon/error.h"
+#include "echelon/text/format.h"
 
 namespace echelon::cli {
 namespace {
@@ -48,35 +48,34 @@ std::string in_toml(const fs::path& path) {
   return config::toml_text(std::string_view(path.string()));
 }
 
-// The model of a folder, in the dtype that holds its weights.
+// The model of a folder, in a dtype that can hold its weights.
 struct FolderModel {
   ModelOptions options;
   std::vector<ParameterInfo> parameters;
   std::unique_ptr<TensorSource> weights;
 };
 
-// What has no config.json is not always a Hugging Face folder that lacks it.
+// Explains a folder without config.json, which may be of another format.
 void check_kind(const fs::path& folder) {
   std::error_code error;
   if (fs::exists(folder / "config.json", error)) return;
   if (fs::exists(folder / "manifest.json", error)) {
     throw ConfigError(
         folder.string() +
-        ": is a checkpoint of Echelon's own; `echelon train --resume` goes on "
-        "from it, `echelon export` writes it for other programs");
+        ": is a checkpoint of Echelon; `echelon train --resume` trains it "
+        "further, `echelon export` writes it for other programs");
   }
   const auto foreign = foreign_checkpoint(folder);
   if (!foreign.empty()) {
     throw CheckpointError(
-        folder.string() + ": is no Hugging Face folder; " + foreign);
+        folder.string() + ": is not a Hugging Face folder; " + foreign);
   }
   if (has_sharded_files(folder.string())) {
     throw CheckpointError(
         (folder / "config.json").string() +
-        ": is missing; beside these files of torch.distributed.checkpoint put "
-        "the "
-        "config.json of their model, which "
-        "`model.config.save_pretrained(FOLDER)` writes");
+        ": is missing; add the config.json of the model to these files of "
+        "torch.distributed.checkpoint: `model.config.save_pretrained(FOLDER)` "
+        "writes it");
   }
 }
 
@@ -113,18 +112,18 @@ FolderModel model_of(const std::string& folder) {
   return model;
 }
 
-// Copies the folder's tokenizer, if it has one; the lines of config.toml for
-// it.
-std::string copy_tokenizer(
+// Copies the folder's tokenizer, if it has one. Returns the lines of
+// config.toml that name it.
+std::string import_tokenizer(
     const fs::path& folder, const NewFolder& out, const fs::path& to) {
   std::error_code error;
   const auto tokenizer = folder / "tokenizer.json";
   if (!fs::exists(tokenizer, error)) return "";
   fs::copy_file(tokenizer, out.path() / "tokenizer.json", error);
   if (error) {
-    throw CheckpointError(
-        tokenizer.string() + ": cannot be copied to " + to.string() + ": " +
-        error.message());
+    throw CheckpointError(format(
+        "{}: cannot be copied to {}: {}", tokenizer.string(), to.string(),
+        error.message()));
   }
   return "\n[data]\nname = \"text\"\ntokenizer = " +
          in_toml(to / "tokenizer.json") + "\n";
@@ -142,36 +141,30 @@ int import_folder(const ImportArguments& arguments) {
       {{"format", "pt"}});
   const auto place = fs::absolute(arguments.out).lexically_normal();
   model.options.weights = (place / file).string();
-  const auto data = copy_tokenizer(arguments.folder, out, place);
+  const auto data = import_tokenizer(arguments.folder, out, place);
   out.write("config.toml", model_table(model.options) + data);
   out.move_into_place();
-  std::cout
-      << "wrote " << (fs::path(arguments.out) / "config.toml").string()
-      << ": a " << model.options.name << " of "
-      << num_parameters(model.parameters) << " parameters, with its weights\n"
-      << "to train it, add what it reads ([data]) and how long ([train])\n";
+  std::cout << format(
+      "wrote {}: a {} of {} parameters, with its weights\n"
+      "to train it, add its data ([data]) and the steps ([train])\n",
+      (fs::path(arguments.out) / "config.toml").string(), model.options.name,
+      num_parameters(model.parameters));
   return 0;
 }
 
 }  // namespace
 
-void add_import(CLI::App& app, Action& action) {
-  auto* command = app.add_subcommand(
+void add_import(Command& root) {
+  auto [command, arguments] = root.add(
       "import",
       "make a folder with a configuration and weights from a Hugging Face "
-      "folder "
-      "of a GPT-2 or Llama: config.json and safetensors files, also those that "
-      "torch.distributed.checkpoint writes from many ranks");
-  command->footer(
+      "folder of a GPT-2 or Llama: config.json and safetensors files, or the "
+      "sharded files of torch.distributed.checkpoint",
       "echelon import path/to/gpt2 runs/gpt2\n"
-      "echelon train runs/gpt2/config.toml …      after adding data to it");
-  auto arguments = std::make_shared<ImportArguments>();
-  command->add_option("FOLDER", arguments->folder, "the Hugging Face folder")
-      ->required();
-  command->add_option("OUT", arguments->out, "the folder to write")->required();
-  command->callback([&action, arguments] {
-    action = [arguments] { return import_folder(*arguments); };
-  });
+      "echelon train runs/gpt2/config.toml …      after adding data to it",
+      import_folder);
+  command.positional("FOLDER", arguments.folder, "the Hugging Face folder");
+  command.positional("OUT", arguments.out, "the folder to write");
 }
 
 }  // namespace echelon::cli

@@ -9,6 +9,7 @@
 
 #include "echelon/checkpoint/format/leftovers.h"
 #include "echelon/error.h"
+#include "echelon/text/format.h"
 
 namespace echelon::cli {
 namespace {
@@ -17,9 +18,8 @@ namespace fs = std::filesystem;
 
 [[noreturn]] void
 fail(const fs::path& path, const std::string& doing, const std::string& why) {
-  throw CheckpointError(
-      path.string() + ": " + doing + " failed: " + why +
-      "; nothing was left behind");
+  throw CheckpointError(format(
+      "{}: {} failed: {}; nothing was left behind", path.string(), doing, why));
 }
 
 void synchronise(const fs::path& path) {
@@ -27,13 +27,13 @@ void synchronise(const fs::path& path) {
   const int synced = file < 0 ? -1 : ::fsync(file);
   const int error = errno;
   if (file >= 0) ::close(file);
-  // Some file systems know no fsync of a folder.
+  // Some file systems have no fsync of folders.
   if (synced != 0 && error != EINVAL) {
     fail(path, "syncing it", std::strerror(error));
   }
 }
 
-// "a/b" of "a/b/".
+// "a/b/" -> "a/b"
 fs::path without_slash(const fs::path& path) {
   const auto whole = fs::absolute(path).lexically_normal();
   return whole.has_filename() ? whole : whole.parent_path();
@@ -45,23 +45,23 @@ void check_parent(const fs::path& out) {
   std::error_code error;
   const auto parent = without_slash(out).parent_path();
   if (fs::is_directory(parent, error)) return;
-  throw ConfigError(
-      out.string() + ": there is no folder " + parent.string() +
-      "; make it first");
+  throw ConfigError(format(
+      "{}: there is no folder {}; make it first", out.string(),
+      parent.string()));
 }
 
 NewFolder::NewFolder(const fs::path& out) : out_(without_slash(out)) {
   std::error_code error;
   const bool empty = fs::is_directory(out_, error) && fs::is_empty(out_, error);
   if (fs::exists(fs::symlink_status(out_, error)) && !empty) {
-    throw ConfigError(out.string() + ": is there already; name a new folder");
+    throw ConfigError(out.string() + ": exists already; name a new folder");
   }
   check_parent(out);
   const auto parts =
       out_.parent_path() / ("." + out_.filename().string() + ".part-");
   remove_leftovers(parts);
   const fs::path part = parts.string() + std::to_string(::getpid());
-  fs::remove_all(part, error);  // of another process that had this number
+  fs::remove_all(part, error);  // left by a process that had the same number
   if (!fs::create_directory(part, error) || error) {
     fail(out, "making the folder", error.message());
   }

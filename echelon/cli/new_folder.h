@@ -1,4 +1,4 @@
-// A folder that a command writes: there whole, or not at all.
+// A folder that a command writes: it appears complete, or not at all.
 #pragma once
 
 #include <filesystem>
@@ -6,23 +6,22 @@
 
 namespace echelon::cli {
 
-/// Throws ConfigError unless there is a folder to make `out` in.
+/// Throws ConfigError unless the parent folder of `out` exists.
 void check_parent(const std::filesystem::path& out);
 
-/// Its files are written beside it, in ".OUT.part-PROCESS", which is removed
-/// again unless move_into_place() was reached. Those that processes which were
-/// killed left are removed as well.
+/// Files are written to ".OUT.part-PROCESS" in the same parent folder, which is
+/// removed unless move_into_place() was reached. Leftovers of processes that
+/// were killed are removed as well.
 class NewFolder {
  public:
-  /// Throws ConfigError when `out` is there already (an empty folder may be) or
-  /// has no folder to be made in, CheckpointError when the disk does not let
-  /// us.
+  /// Throws ConfigError when `out` exists and is not an empty folder, or when
+  /// its parent does not exist; CheckpointError when the disk refuses.
   explicit NewFolder(const std::filesystem::path& out);
   NewFolder(const NewFolder&) = delete;
   NewFolder& operator=(const NewFolder&) = delete;
   ~NewFolder();
 
-  /// Where to write.
+  /// The folder to write to.
   const std::filesystem::path& path() const { return part_; }
   /// Writes a file in it. Throws CheckpointError.
   void write(const std::string& name, const std::string& text) const;
@@ -33,7 +32,7 @@ class NewFolder {
  private:
   std::filesystem::path out_;
   std::filesystem::path part_;  // empty: nothing to remove
-  int claim_ = -1;              // part_, open
+  int claim_ = -1;              // descriptor of part_
 };
 
 }  // namespace echelon::cli

@@ -1,24 +1,19 @@
-#include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <fstream>
 #include <iostream>
-#include <memory>
 
 #include "echelon/cli/arguments.h"
-#include "echelon/cli/command_line.h"
-#include "echelon/cli/help.h"
-#include "echelon/cli/job_flags.h"
 #include "echelon/cli/plan_print.h"
-#include "echelon/cli/terminal.h"
 #include "echelon/cluster/catalogue.h"
+#include "echelon/cost/framework.h"
 #include "echelon/cost/model_catalogue.h"
-#include "echelon/cost/stack.h"
 #include "echelon/error.h"
 #include "echelon/planner/configuration.h"
 #include "echelon/planner/plan.h"
 #include "echelon/planner/plan_page.h"
-#include "echelon/text/nearest.h"
+#include "echelon/text/format.h"
 
 namespace echelon::cli {
 namespace {
@@ -38,17 +33,13 @@ struct PlanArguments : JobFlags {
 };
 
 [[noreturn]] void missing(const char* flag, const char* what) {
-  throw ConfigError(
-      std::string("echelon plan: ") + flag + " is missing: " + what);
+  throw ConfigError(format("echelon plan: {} is missing: {}", flag, what));
 }
 
 Objective objective_of(const std::string& text) {
-  for (size_t i = 0; i < kObjectives.size(); ++i) {
-    if (text == kObjectives[i]) return static_cast<Objective>(i);
-  }
-  throw ConfigError(
-      "--objective " + text + ": must be time, cost or devices" +
-      config::did_you_mean(text, kObjectives));
+  check_choice("--objective", text, kObjectives);
+  const auto at = std::ranges::find(kObjectives, text) - kObjectives.begin();
+  return static_cast<Objective>(at);
 }
 
 std::pair<std::string, std::string> parse_fix(const std::string& text) {
@@ -56,8 +47,7 @@ std::pair<std::string, std::string> parse_fix(const std::string& text) {
   if (at == std::string::npos || at == 0 || at + 1 == text.size()) {
     throw ConfigError(
         "--fix " + text +
-        ": write KEY=VALUE, as in --fix tp=8 or --fix "
-        "recompute=none");
+        ": write KEY=VALUE, as in --fix tp=8 or --fix recompute=none");
   }
   return {text.substr(0, at), text.substr(at + 1)};
 }
@@ -89,7 +79,7 @@ PlanRequest request_of(const PlanArguments& arguments) {
                           ? usual_precision(request.cluster)
                           : precision_from_name(arguments.precision);
   if (!arguments.stack.empty()) {
-    request.stack = find_stack(arguments.stack).name;
+    request.stack = find_framework(arguments.stack).name;
   }
   if (!arguments.keep.empty()) {
     request.keep = parse_count("--keep", arguments.keep, 1, kMostKept);
@@ -108,31 +98,31 @@ void write_file(
   }
 }
 
-PlanStyle terminal_style() {
-  PlanStyle style{.colours = has_colours(1)};
-  style.columns = std::min<size_t>(120, terminal_columns(style.columns));
+Style plan_style() {
+  Style style = terminal_style(100);
+  style.columns = std::min<size_t>(style.columns, 120);
   return style;
 }
 
-int explain(const PlanArguments& arguments, const PlanRequest& request) {
+int explain_plan(const PlanArguments& arguments, const PlanRequest& request) {
   const auto rows = explain_key(request, arguments.explain);
   if (arguments.json) {
     print_alternatives_json(request, arguments.explain, rows, std::cout);
   } else {
     print_alternatives_text(
-        request, arguments.explain, rows, terminal_style(), std::cout);
+        request, arguments.explain, rows, plan_style(), std::cout);
   }
   return 0;
 }
 
 int make_plan(const PlanArguments& arguments) {
   const PlanRequest request = request_of(arguments);
-  if (!arguments.explain.empty()) return explain(arguments, request);
+  if (!arguments.explain.empty()) return explain_plan(arguments, request);
   const PlanResult result = plan(request);
   if (arguments.json) {
     print_plan_json(request, result, std::cout);
   } else {
-    print_plan_text(request, result, terminal_style(), std::cout);
+    print_plan_text(request, result, plan_style(), std::cout);
   }
   const bool fits = !result.plans.empty();
   if (fits && !arguments.output.empty()) {
@@ -147,20 +137,13 @@ int make_plan(const PlanArguments& arguments) {
   return fits ? 0 : static_cast<int>(ExitCode::failure);
 }
 
-std::string joined(const std::vector<std::string>& words) {
-  std::string text;
-  for (const auto& word : words) text += (text.empty() ? "" : "|") + word;
-  return text;
-}
-
 }  // namespace
 
-void add_plan(CLI::App& app, Action& action) {
-  auto* command = app.add_subcommand(
+void add_plan(Command& root) {
+  auto [command, arguments] = root.add(
       "plan",
-      "which layout trains a model on a cluster, how long a step takes, what "
-      "it needs, and why");
-  command->footer(
+      "find the layout that trains a model fastest on a cluster: step time, "
+      "memory, and the reasons",
       "echelon plan --model gpt3-175b --cluster a100-80gb:1024 --batch 1536\n"
       "echelon plan --model llama3-8b --cluster h100-sxm:8 --batch 64 "
       "--output my.toml\n"
@@ -169,39 +152,30 @@ void add_plan(CLI::App& app, Action& action) {
       "echelon plan --model llama2-70b --cluster h100-sxm:64 --batch 512 "
       "--explain pp\n"
       "echelon plan --model llama3-70b --cluster h100-sxm:64 --batch 512 "
-      "--html my.html");
-  auto arguments = std::make_shared<PlanArguments>();
-  const auto option = [&](const char* name, auto& value, const char* help,
-                          const std::string& type) {
-    command->add_option(name, value, help)->type_name(type);
-  };
-  add_job_flags(*command, *arguments);
-  option(
-      "--fix", arguments->fix,
-      "keeps to this, as in tp=8 or schedule=1f1b; may be repeated",
-      "KEY=VALUE");
-  option(
-      "--objective", arguments->objective,
-      "the shortest step, the cheapest one, or the fewest devices that do "
-      "(time)",
-      joined(kObjectives));
-  option("--keep", arguments->keep, "layouts to show (5)", "NUMBER");
-  option(
-      "--explain", arguments->explain,
-      "the best plan for each value of one setting, and why it is not the "
-      "best of all",
-      "KEY");
-  option(
-      "--output", arguments->output,
-      "writes the best as a configuration of echelon train", "CONFIG.toml");
-  option(
-      "--html", arguments->html,
-      "draws it as a page: memory, the step, the choices, more devices",
-      "FILE");
-  command->add_flag("--json", arguments->json, "prints everything as JSON");
-  command->callback([&action, arguments] {
-    action = [arguments] { return make_plan(*arguments); };
-  });
+      "--html my.html",
+      make_plan);
+  add_job_flags(command, arguments);
+  command.option(
+      "--fix", arguments.fix, "KEY=VALUE",
+      "fix a setting, as in tp=8 or schedule=1f1b; may be repeated");
+  command.option(
+      "--objective", arguments.objective, joined(kObjectives, "|"),
+      "the shortest step, the cheapest step, or the fewest devices that "
+      "suffice (default: time)");
+  command.option(
+      "--keep", arguments.keep, "NUMBER", "layouts to show (default: 5)");
+  command.option(
+      "--explain", arguments.explain, "KEY",
+      "the best plan for each value of one setting, and why it is not the best "
+      "of all");
+  command.option(
+      "--output", arguments.output, "CONFIG.toml",
+      "write the best plan as a configuration for echelon train");
+  command.option(
+      "--html", arguments.html, "FILE",
+      "write a page with drawings: memory, the step, the choices, more "
+      "devices");
+  command.flag("--json", arguments.json, "print everything as JSON");
 }
 
 }  // namespace echelon::cli

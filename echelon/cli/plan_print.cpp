@@ -2,20 +2,19 @@
 
 #include <algorithm>
 #include <cmath>
+#include <nlohmann/json.hpp>
 #include <ostream>
 #include <sstream>
 
 #include "echelon/planner/configuration.h"
 #include "echelon/planner/reasons.h"
+#include "echelon/planner/search_key.h"
+#include "echelon/text/format.h"
 #include "echelon/text/table.h"
 #include "echelon/text/units.h"
 
 namespace echelon::cli {
 namespace {
-
-std::string count(int64_t number) {
-  return format_count(static_cast<double>(number));
-}
 
 std::string gib(double bytes) {
   return format_number(bytes / (1 << 30)) + " GiB";
@@ -29,22 +28,24 @@ std::string parameters_text(double parameters) {
 std::string cluster_text(const Cluster& cluster) {
   std::string text;
   for (const auto& group : cluster.groups) {
-    text += text.empty() ? "" : " + ";
-    text += count(group.count * group.node.num_devices) + " x " +
-            group.node.device.name;
+    text += format(
+        "{}{} x {}", text.empty() ? "" : " + ",
+        format_count(group.count * group.node.num_devices),
+        group.node.device.name);
     if (group.count > 1) {
-      text += " in " + count(group.count) + " nodes of " +
-              count(group.node.num_devices);
+      text += format(
+          " in {} nodes of {}", format_count(group.count),
+          format_count(group.node.num_devices));
     }
   }
   return text;
 }
 
-// "tp 12 %" for each axis that costs a part of the step.
+// A part of the step, such as the communication of an axis.
 struct Part {
   std::string name;
   double seconds = 0;
-  double hidden_seconds = 0;  // of communication, beside
+  double hidden_seconds = 0;  // communication that computation hides
 };
 
 std::string axis_name(Axis axis) {
@@ -55,9 +56,9 @@ std::string axis_name(Axis axis) {
 
 std::vector<Part> parts_of(const StepEstimate& step) {
   std::vector<Part> parts = {
-      {"matrix products", step.parts.matrix},
+      {"matmuls", step.parts.matrix},
       {"memory-bound operators", step.parts.memory},
-      {"computed again", step.parts.recompute}};
+      {"recompute", step.parts.recompute}};
   for (size_t i = 0; i < kAxes.size(); ++i) {
     const double hidden =
         std::max(0.0, step.communication[i] - step.parts.exposed[i]);
@@ -75,28 +76,29 @@ std::vector<Part> parts_of(const StepEstimate& step) {
   return parts;
 }
 
-class Printer {
+class PlanPrinter {
  public:
-  Printer(const PlanRequest& request, const PlanStyle& style, std::ostream& out)
+  PlanPrinter(const PlanRequest& request, const Style& style, std::ostream& out)
       : request_(request), style_(style), out_(out) {}
 
   void heading(const PlanResult& result) {
     const auto& model = request_.model;
-    std::string what = bold(model.name) + ", " +
-                       parameters_text(model.num_parameters()) + " parameters";
     const int64_t seq = request_.seq_len > 0 ? request_.seq_len : model.seq_len;
-    if (model.transformer) what += ", sequences of " + count(seq) + " tokens";
-    out_ << what << ", batch " << count(request_.global_batch) << "\n";
-    out_ << cluster_text(request_.cluster) << ", "
-         << to_string(request_.precision) << ", " << request_.stack << "\n";
+    out_ << format(
+        "{}, {} parameters{}, batch {}\n{}, {}, {}\n", style_.bold(model.name),
+        parameters_text(model.num_parameters()),
+        model.transformer
+            ? format(", sequences of {} tokens", format_count(seq))
+            : "",
+        format_count(request_.global_batch), cluster_text(request_.cluster),
+        to_string(request_.precision), request_.stack);
     if (result.considered == 0) return;
-    out_ << dim(wrapped(
-                count(result.considered) +
-                    " strategies: " + count(result.pruned) + " cannot fit, " +
-                    count(result.pruned_slow) + " are slower by the bound, " +
-                    count(result.estimated) + " steps estimated",
-                0, style_.columns))
-         << "\n";
+    const std::string searched = format(
+        "{} strategies: {} cannot fit, {} are slower by the bound, {} steps "
+        "estimated",
+        format_count(result.considered), format_count(result.pruned),
+        format_count(result.pruned_slow), format_count(result.estimated));
+    out_ << style_.dim(wrapped(searched, 0, style_.columns)) << "\n";
   }
 
   void plans(const std::vector<Plan>& plans) {
@@ -113,23 +115,23 @@ class Printer {
     const auto& fullest =
         estimate.ranks[static_cast<size_t>(estimate.fullest())];
     const double limit = usable_fullest_bytes(request_, plan);
-    const double whole = std::max(limit, estimate.peak_bytes());
+    const double scale = std::max(limit, estimate.peak_bytes());
     std::vector<Bar> bars;
     for (const MemoryKind kind : kMemoryKinds) {
       if (fullest[kind] == 0) continue;
       const double bytes = static_cast<double>(fullest[kind]);
-      bars.push_back({std::string(to_string(kind)), gib(bytes), bytes / whole});
+      bars.push_back({std::string(to_string(kind)), gib(bytes), bytes / scale});
     }
     bars.push_back(
         {"reserved", gib(estimate.reserved_bytes),
-         estimate.reserved_bytes / whole});
+         estimate.reserved_bytes / scale});
     bars.push_back(
         {"of " + gib(limit) + " for a job", gib(estimate.peak_bytes()),
-         estimate.peak_bytes() / whole});
+         estimate.peak_bytes() / scale});
     draw(bars);
     if (estimate.host_bytes > 0) {
       out_ << "  and " << gib(estimate.host_bytes)
-           << " of the host's memory for each rank\n";
+           << " of host memory per rank\n";
     }
   }
 
@@ -172,13 +174,8 @@ class Printer {
     }
   }
 
-  void title(const std::string& text) { out_ << "\n" << bold(text) << "\n"; }
-
-  std::string bold(const std::string& text) const {
-    return style_.colours ? "\033[1m" + text + "\033[0m" : text;
-  }
-  std::string dim(const std::string& text) const {
-    return style_.colours ? "\033[2m" + text + "\033[0m" : text;
+  void title(const std::string& text) {
+    out_ << "\n" << style_.bold(text) << "\n";
   }
 
  private:
@@ -200,32 +197,35 @@ class Printer {
     const std::string place = std::to_string(number);
     std::string lead = to_string(plan.strategy);
     if (plan.devices != request_.cluster.num_devices()) {
-      lead = count(plan.devices) + " devices, " + lead;
+      lead = format_count(plan.devices) + " devices, " + lead;
     }
-    out_ << bold(place) << "  " << wrapped(lead, 3, style_.columns) << "\n";
-    std::string figures =
-        bold(format_seconds(step.step_seconds)) + " a step, " +
-        format_count(step.tokens_per_second) +
-        (request_.model.transformer ? " tokens/s" : " samples/s") +
-        ", utilisation " + format_percent(step.model_flops_utilisation) + ", " +
-        gib(step.memory.peak_bytes()) + " a device";
+    out_ << style_.bold(place) << "  " << wrapped(lead, 3, style_.columns)
+         << "\n";
+    std::string figures = format(
+        "{} a step, {} {}/s, MFU {}, {} a device",
+        style_.bold(format_seconds(step.step_seconds)),
+        format_count(step.tokens_per_second),
+        request_.model.transformer ? "tokens" : "samples",
+        format_percent(step.model_flops_utilisation),
+        gib(step.memory.peak_bytes()));
     if (plan.cost_per_step > 0) {
       figures += ", costs " + format_number(plan.cost_per_step) + " a step";
     }
     out_ << "   " << wrapped(figures, 3, style_.columns) << "\n";
-    out_ << "   " << dim(wrapped(shares(step), 3, style_.columns)) << "\n";
-    out_ << "   " << dim(wrapped(kinds(step), 3, style_.columns)) << "\n";
+    for (const auto& text : {shares(step), kinds(step)}) {
+      out_ << "   " << style_.dim(wrapped(text, 3, style_.columns)) << "\n";
+    }
   }
 
   static std::string shares(const StepEstimate& step) {
     std::string text = "computing " + format_percent(computing_share(step));
     for (const Part& part : parts_of(step)) {
-      if (part.name == "matrix products" ||
-          part.name == "memory-bound operators") {
+      if (part.name == "matmuls" || part.name == "memory-bound operators") {
         continue;
       }
-      text += ", " + part.name + " " +
-              format_percent(part.seconds / step.step_seconds);
+      text += format(
+          ", {} {}", part.name,
+          format_percent(part.seconds / step.step_seconds));
     }
     return text;
   }
@@ -237,14 +237,15 @@ class Printer {
     std::string text;
     for (const MemoryKind kind : kMemoryKinds) {
       if (fullest[kind] < (1 << 20)) continue;
-      text += (text.empty() ? "" : ", ") + std::string(to_string(kind)) + " " +
-              gib(static_cast<double>(fullest[kind]));
+      text += format(
+          "{}{} {}", text.empty() ? "" : ", ", to_string(kind),
+          gib(static_cast<double>(fullest[kind])));
     }
     return text;
   }
 
   void draw(const std::vector<Bar>& bars) {
-    std::vector<std::vector<std::string>> rows;
+    Rows rows;
     const size_t width = std::min<size_t>(40, style_.columns > 84 ? 40 : 24);
     for (const Bar& bar : bars) {
       const auto full = static_cast<size_t>(std::lround(
@@ -260,21 +261,85 @@ class Printer {
   }
 
   const PlanRequest& request_;
-  const PlanStyle& style_;
+  const Style& style_;
   std::ostream& out_;
 };
+
+using Json = nlohmann::ordered_json;
+
+Json strategy_json(const Strategy& strategy) {
+  Json json;
+  json["text"] = to_string(strategy);
+  for (const auto& key : search_keys()) {
+    const int64_t value = key.value(strategy);
+    if (key.words.empty()) {
+      json[key.name] = value;
+    } else if (key.words[0] == "false") {
+      json[key.name] = value == 1;
+    } else {
+      json[key.name] = key.text_of(value);
+    }
+  }
+  return json;
+}
+
+Json by_axis(const std::array<double, 6>& seconds) {
+  Json json;
+  for (size_t i = 0; i < kAxes.size(); ++i) {
+    json[std::string(to_string(kAxes[i]))] = seconds[i];
+  }
+  return json;
+}
+
+Json memory_json(const MemoryEstimate& memory) {
+  Json json;
+  json["peak_bytes"] = memory.peak_bytes();
+  json["reserved_bytes"] = memory.reserved_bytes;
+  json["host_bytes"] = memory.host_bytes;
+  for (const auto& rank : memory.ranks) {
+    Json kinds;
+    for (const MemoryKind kind : kMemoryKinds) {
+      kinds[std::string(to_string(kind))] = rank[kind];
+    }
+    json["pipeline_ranks"].push_back(kinds);
+  }
+  return json;
+}
+
+Json plan_json(const Plan& plan, const PlanRequest& request) {
+  const StepEstimate& step = plan.step;
+  const StepParts& parts = step.parts;
+  Json json;
+  json["strategy"] = strategy_json(plan.strategy);
+  json["devices"] = plan.devices;
+  json["step_seconds"] = step.step_seconds;
+  json[request.model.transformer ? "tokens_per_second" : "samples_per_second"] =
+      step.tokens_per_second;
+  json["model_flops_utilisation"] = step.model_flops_utilisation;
+  json["computing_share"] = computing_share(step);
+  json["cost_per_step"] = plan.cost_per_step;
+  json["seconds"] = {{"matrix", parts.matrix},       {"memory", parts.memory},
+                     {"recompute", parts.recompute}, {"bubble", parts.bubble},
+                     {"optimizer", parts.optimizer}, {"other", parts.other}};
+  json["exposed_seconds"] = by_axis(parts.exposed);
+  json["communication_seconds"] = by_axis(step.communication);
+  json["memory"] = memory_json(step.memory);
+  json["fits"] = step.fits;
+  json["configuration"] = to_configuration(plan, request);
+  return json;
+}
 
 }  // namespace
 
 void print_plan_text(
-    const PlanRequest& request, const PlanResult& result,
-    const PlanStyle& style, std::ostream& out) {
-  Printer printer(request, style, out);
+    const PlanRequest& request, const PlanResult& result, const Style& style,
+    std::ostream& out) {
+  PlanPrinter printer(request, style, out);
   printer.heading(result);
   if (result.plans.empty()) {
     printer.title("Nothing fits");
     if (!result.closest) return;
-    printer.memory(*result.closest, "The closest, a device");
+    printer.memory(*result.closest, "Memory of the closest, per device");
     printer.reason(result.reason);
     printer.why(result.reason);
     return;
@@ -291,9 +356,9 @@ void print_plan_text(
 
 void print_alternatives_text(
     const PlanRequest& request, const std::string& key,
-    const std::vector<Alternative>& rows, const PlanStyle& style,
+    const std::vector<Alternative>& rows, const Style& style,
     std::ostream& out) {
-  Printer printer(request, style, out);
+  PlanPrinter printer(request, style, out);
   printer.heading({});
   printer.title("The best plan for each " + key);
   size_t widest = 0;
@@ -302,9 +367,58 @@ void print_alternatives_text(
     const std::string pad(widest - columns(row.value) + 2, ' ');
     std::string text = row.because;
     if (row.plan) text += " (" + to_string(row.plan->strategy) + ")";
-    out << "  " << printer.bold(row.value) << pad
+    out << "  " << style.bold(row.value) << pad
         << wrapped(text, widest + 4, style.columns) << "\n";
   }
+}
+
+void print_plan_json(
+    const PlanRequest& request, const PlanResult& result, std::ostream& out) {
+  Json json;
+  json["model"] = request.model.name;
+  json["parameters"] = request.model.num_parameters();
+  json["cluster"] = request.cluster.name;
+  json["devices"] = request.cluster.num_devices();
+  json["usable_bytes"] = usable_device_bytes(request.cluster);
+  json["batch"] = request.global_batch;
+  json["stack"] = request.stack;
+  json["considered"] = result.considered;
+  json["pruned_by_memory"] = result.pruned;
+  json["pruned_by_time"] = result.pruned_slow;
+  json["estimated"] = result.estimated;
+  json["bound"] = result.bound;
+  json["plans"] = Json::array();
+  for (const auto& plan : result.plans) {
+    json["plans"].push_back(plan_json(plan, request));
+  }
+  if (result.closest) json["closest"] = plan_json(*result.closest, request);
+  if (result.smallest) {
+    json["smallest_cluster"] = plan_json(*result.smallest, request);
+  }
+  json["diagnosis"] = result.reason.diagnosis;
+  json["fix"] = result.reason.fix;
+  json["why"] = result.reason.why;
+  json["others"] = Json::array();
+  for (const auto& other : result.others) {
+    Json one = {{"name", other.name}, {"because", other.because}};
+    if (other.plan) one["plan"] = plan_json(*other.plan, request);
+    json["others"].push_back(one);
+  }
+  print_json(json, out);
+}
+
+void print_alternatives_json(
+    const PlanRequest& request, const std::string& key,
+    const std::vector<Alternative>& rows, std::ostream& out) {
+  Json json;
+  json["key"] = key;
+  json["values"] = Json::array();
+  for (const auto& row : rows) {
+    Json one = {{"value", row.value}, {"because", row.because}};
+    if (row.plan) one["plan"] = plan_json(*row.plan, request);
+    json["values"].push_back(one);
+  }
+  print_json(json, out);
 }
 
 }  // namespace echelon::cli

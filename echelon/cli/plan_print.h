@@ -1,28 +1,24 @@
-// What `echelon plan` prints.
+// The output of `echelon plan`.
 #pragma once
 
 #include <iosfwd>
 #include <string>
 #include <vector>
 
+#include "echelon/cli/terminal.h"
 #include "echelon/planner/plan.h"
 
 namespace echelon::cli {
 
-struct PlanStyle {
-  bool colours = false;
-  size_t columns = 100;
-};
-
 void print_plan_text(
-    const PlanRequest& request, const PlanResult& result,
-    const PlanStyle& style, std::ostream& out);
+    const PlanRequest& request, const PlanResult& result, const Style& style,
+    std::ostream& out);
 void print_plan_json(
     const PlanRequest& request, const PlanResult& result, std::ostream& out);
 
 void print_alternatives_text(
     const PlanRequest& request, const std::string& key,
-    const std::vector<Alternative>& rows, const PlanStyle& style,
+    const std::vector<Alternative>& rows, const Style& style,
     std::ostream& out);
 void print_alternatives_json(
     const PlanRequest& request, const std::string& key,

@@ -1,180 +1,158 @@
+#include "echelon/cli/programs.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <nlohmann/json.hpp>
-#include <sstream>
+#include <iostream>
 
-#include "echelon/cli/arguments.h"
-#include "echelon/cli/build_info.h"
-#include "echelon/cli/capture.h"
-#include "echelon/cli/findings.h"
 #include "echelon/error.h"
 
 namespace echelon::cli {
 namespace {
 
-namespace fs = std::filesystem;
-using Level = Finding::Level;
+using Clock = std::chrono::steady_clock;
 
-// `  libtorch_cpu.so => /path/lib/libtorch_cpu.so (0x7f…)`, as the loader
-// prints.
-struct Libraries {
-  std::string torch;                 // path of libtorch_cpu.so
-  std::vector<std::string> missing;  // names
-};
+constexpr size_t kMaxBytes = 1 << 20;
 
-Libraries libraries_of(const std::string& program) {
-  const auto listed = capture(
-      {program}, std::chrono::seconds(20), {{"LD_TRACE_LOADED_OBJECTS", "1"}});
-  Libraries libraries;
-  std::istringstream lines(listed.out);
-  for (std::string line; std::getline(lines, line);) {
-    std::istringstream words(line);
-    std::string name, arrow, path;
-    words >> name >> arrow >> path;
-    if (arrow != "=>") continue;
-    if (path == "not") libraries.missing.push_back(name);
-    if (name == "libtorch_cpu.so") libraries.torch = path;
+[[noreturn]] void become(
+    const std::vector<std::string>& command,
+    const std::vector<std::pair<std::string, std::string>>& variables, int out,
+    int err) {
+  ::prctl(PR_SET_PDEATHSIG, SIGTERM);
+  ::dup2(out, 1);
+  ::dup2(err, 2);
+  const int null = ::open("/dev/null", O_RDONLY);
+  ::dup2(null, 0);
+  for (const auto& [name, value] : variables) {
+    ::setenv(name.c_str(), value.c_str(), 1);
   }
-  return libraries;
+  std::vector<char*> argv;
+  for (const auto& word : command) {
+    argv.push_back(const_cast<char*>(word.c_str()));
+  }
+  argv.push_back(nullptr);
+  ::execv(argv[0], argv.data());
+  ::_exit(127);
 }
 
-// The wheel says its version in torch/version.py; LibTorch's archive in
-// build-version.
-std::string torch_version(const fs::path& library) {
-  const fs::path root = library.parent_path().parent_path();
-  std::ifstream wheel(root / "version.py");
-  for (std::string line; std::getline(wheel, line);) {
-    if (line.rfind("__version__", 0) != 0) continue;
-    const size_t begin = line.find('\'');
-    const size_t end = line.rfind('\'');
-    if (begin < end) return line.substr(begin + 1, end - begin - 1);
-  }
-  std::ifstream archive(root / "build-version");
-  std::string line;
-  std::getline(archive, line);
-  return line.empty() ? "of unknown version" : line;
-}
-
-std::string last_line(const std::string& text) {
-  std::istringstream lines(text);
-  std::string last;
-  for (std::string line; std::getline(lines, line);) {
-    if (!line.empty()) last = line;
-  }
-  return last;
-}
-
-// The microseconds of the first all_reduce among the rows: a list, an object
-// with one, or one row a line. Negative when there is none.
-double all_reduce_microseconds(const std::string& text) {
-  using nlohmann::json;
-  std::vector<json> rows;
-  const auto add = [&](const json& value) {
-    if (value.is_object() && value.contains("operation")) rows.push_back(value);
-    if (!value.is_structured()) return;
-    for (const auto& item : value) {
-      if (item.is_object()) rows.push_back(item);
-      if (!item.is_array()) continue;
-      for (const auto& row : item) rows.push_back(row);
-    }
-  };
-  const auto whole = json::parse(text, nullptr, false);
-  if (!whole.is_discarded()) {
-    add(whole);
-  } else {
-    std::istringstream lines(text);
-    for (std::string line; std::getline(lines, line);) {
-      add(json::parse(line, nullptr, false));
+/// Reads both pipes until they close (true) or the time is up.
+bool drain(int out, int err, Clock::time_point deadline, Captured& captured) {
+  pollfd files[2] = {{out, POLLIN, 0}, {err, POLLIN, 0}};
+  std::string* texts[2] = {&captured.out, &captured.err};
+  while (files[0].fd >= 0 || files[1].fd >= 0) {
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
+        deadline - Clock::now());
+    if (left.count() <= 0) return false;
+    ::poll(files, 2, static_cast<int>(left.count()));
+    for (int i = 0; i < 2; ++i) {
+      if (files[i].fd < 0 || files[i].revents == 0) continue;
+      char buffer[4096];
+      const ssize_t bytes = ::read(files[i].fd, buffer, sizeof(buffer));
+      if (bytes <= 0) {
+        files[i].fd = -1;
+      } else if (texts[i]->size() < kMaxBytes) {
+        texts[i]->append(buffer, static_cast<size_t>(bytes));
+      }
     }
   }
-  for (const auto& row : rows) {
-    if (row.is_object() && row.value("operation", "") == "all_reduce") {
-      return row.value("microseconds", -1.0);
-    }
-  }
-  return -1;
+  return true;
 }
 
 }  // namespace
 
-Finding find_compiler() {
-  return {
-      "built with", Level::ok,
-      std::string(build_info::kCompiler) + ", " + build_info::kBuildType, ""};
-}
-
-Finding find_libtorch() {
-  std::string program;
-  try {
-    program = find_echelon_train();
-  } catch (const Error& error) {
-    return {
-        "LibTorch", Level::error, "echelon-train is not beside this program",
-        "build with LibTorch (ECHELON_LIBTORCH, or make build) and install "
-        "both programs"};
-  }
-  const auto libraries = libraries_of(program);
-  if (!libraries.missing.empty()) {
-    return {
-        "LibTorch", Level::error,
-        "echelon-train does not start: " + libraries.missing.front() +
-            " is not found",
-        "build again after a move of LibTorch, or name its lib folder in "
-        "LD_LIBRARY_PATH"};
-  }
-  if (libraries.torch.empty()) {
-    return {
-        "LibTorch", Level::error, "echelon-train does not load libtorch_cpu.so",
-        "build again with ECHELON_LIBTORCH set"};
-  }
-  const std::string version = torch_version(libraries.torch);
-  const std::string text =
-      version + ", " + fs::path(libraries.torch).parent_path().string();
-  if (version.rfind("2.11", 0) != 0) {
-    return {
-        "LibTorch", Level::error, text,
-        "echelon is made for 2.11; set ECHELON_LIBTORCH to such a copy and "
-        "build again"};
-  }
-  return {"LibTorch", Level::ok, text, ""};
-}
-
-Finding find_all_reduce() {
+std::string find_echelon_train() {
   std::error_code error;
-  const auto self = fs::read_symlink("/proc/self/exe", error);
-  try {
-    find_echelon_train();
-  } catch (const Error&) {
-    return {
-        "all_reduce", Level::error, "not tried: there is no echelon-train",
-        "see LibTorch above"};
+  const auto self = std::filesystem::read_symlink("/proc/self/exe", error);
+  const std::string path = (self.parent_path() / "echelon-train").string();
+  if (::access(path.c_str(), X_OK) != 0) {
+    throw ConfigError(
+        path + ": " + std::strerror(errno) +
+        "; echelon needs it for this command, in its own folder: build with "
+        "LibTorch (ECHELON_LIBTORCH) and install both");
   }
-  const auto result = capture(
-      {self.string(), "bench", "collectives", "--backend", "local", "-n", "2",
-       "--bytes", "1048576", "--json"},
-      std::chrono::seconds(60));
-  if (result.timed_out) {
-    return {
-        "all_reduce", Level::error, "two ranks do not meet within 60 s",
-        "try it by hand: echelon bench collectives -n 2 --backend gloo"};
+  return path;
+}
+
+void become_echelon_train(const std::vector<std::string>& arguments) {
+  const std::string path = find_echelon_train();
+  std::vector<char*> argv{const_cast<char*>(path.c_str())};
+  for (const auto& argument : arguments) {
+    argv.push_back(const_cast<char*>(argument.c_str()));
   }
-  const double microseconds = all_reduce_microseconds(result.out);
-  if (result.exit_code != 0 || microseconds < 0) {
-    const std::string said = last_line(result.err);
-    return {
-        "all_reduce", Level::error,
-        "two ranks fail with exit code " + std::to_string(result.exit_code) +
-            (said.empty() ? "" : ": " + said),
-        "try it by hand: echelon bench collectives -n 2"};
+  argv.push_back(nullptr);
+  std::cout.flush();
+  ::execv(path.c_str(), argv.data());
+  throw ConfigError(path + ": cannot be started: " + std::strerror(errno));
+}
+
+int launch_echelon_train(
+    const std::vector<std::string>& arguments, int64_t num_ranks,
+    const std::string& ranks, launch::LaunchOptions options) {
+  options.command = {find_echelon_train()};
+  options.command.insert(
+      options.command.end(), arguments.begin(), arguments.end());
+  options.num_ranks = static_cast<int>(num_ranks);
+  if (ranks == "threads") {
+    options.command.insert(
+        options.command.end(), {"--threads", std::to_string(num_ranks)});
+    options.num_ranks = 1;
   }
-  char text[80];
-  std::snprintf(
-      text, sizeof(text), "two ranks sum 1 MiB in %.0f us (local)",
-      microseconds);
-  return {"all_reduce", Level::ok, text, ""};
+  options.terminal = launch::Terminal::rank_zero;
+  options.listen_early = true;
+  return launch::run(options);
+}
+
+ScratchConfig::ScratchConfig(const Job& job)
+    : path_(folder_.path() + "/config.toml") {
+  std::ofstream file(path_);
+  file << to_toml(job);
+  file.close();
+  if (!file) {
+    throw ConfigError(path_ + ": cannot be written; is the disk full?");
+  }
+}
+
+Captured capture(
+    const std::vector<std::string>& command, std::chrono::milliseconds limit,
+    const std::vector<std::pair<std::string, std::string>>& variables) {
+  Captured captured;
+  int out[2], err[2];
+  if (::pipe2(out, O_CLOEXEC) != 0) return captured;
+  if (::pipe2(err, O_CLOEXEC) != 0) {
+    ::close(out[0]);
+    ::close(out[1]);
+    return captured;
+  }
+  const pid_t child = ::fork();
+  if (child == 0) become(command, variables, out[1], err[1]);
+  ::close(out[1]);
+  ::close(err[1]);
+  if (child > 0) {
+    captured.timed_out = !drain(out[0], err[0], Clock::now() + limit, captured);
+    // SIGTERM first: a launcher then takes its ranks along.
+    if (captured.timed_out) {
+      ::kill(child, SIGTERM);
+      drain(out[0], err[0], Clock::now() + std::chrono::seconds(10), captured);
+      ::kill(child, SIGKILL);
+    }
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    captured.exit_code =
+        WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  }
+  ::close(out[0]);
+  ::close(err[0]);
+  return captured;
 }
 
 }  // namespace echelon::cli

@@ -1,8 +1,6 @@
-#include <CLI/CLI.hpp>
 #include <memory>
 
 #include "echelon/cli/arguments.h"
-#include "echelon/cli/command_line.h"
 #include "echelon/error.h"
 #include "echelon/launch/launch.h"
 
@@ -20,11 +18,6 @@ struct RunArguments {
   std::vector<std::string> program;
 };
 
-std::vector<std::string>& program_behind_dashes() {
-  static std::vector<std::string> program;
-  return program;
-}
-
 int run(const RunArguments& arguments) {
   launch::LaunchOptions options;
   options.num_ranks =
@@ -40,8 +33,8 @@ int run(const RunArguments& arguments) {
   if (options.num_nodes > 1 && arguments.master_addr.empty()) {
     throw ConfigError(
         "--nnodes " + arguments.num_nodes +
-        ": needs --master-addr, the address of node 0 as the "
-        "other hosts reach it");
+        ": needs --master-addr, the address of node 0 as the other hosts reach "
+        "it");
   }
   options.master_addr = arguments.master_addr;
   options.log_dir = arguments.log_dir;
@@ -52,60 +45,40 @@ int run(const RunArguments& arguments) {
 
 }  // namespace
 
-void set_program(const std::vector<std::string>& program) {
-  program_behind_dashes() = program;
-}
-
-void add_run(CLI::App& app, Action& action) {
-  auto* command = app.add_subcommand(
-      "run", "start a program of your own on as many ranks as asked");
-  command->footer(
+void add_run(Command& root) {
+  Command command = root.add(
+      "run", "start your own program on several ranks",
       "echelon run -n 4 -- ./program --its-own-flag\n"
       "echelon run -n 4 --log-dir log -- python3 train.py\n"
       "echelon run -n 8 --nnodes 2 --node-rank 0 --master-addr 10.0.0.1 -- "
       "./program");
   auto arguments = std::make_shared<RunArguments>();
-  command->add_option("-n", arguments->num_ranks, "ranks on this host (1)")
-      ->type_name("RANKS");
-  command->add_option("--nnodes", arguments->num_nodes, "hosts in the job (1)")
-      ->type_name("HOSTS");
-  command
-      ->add_option(
-          "--node-rank", arguments->node_rank, "which of them this is, from 0")
-      ->type_name("RANK");
-  command
-      ->add_option(
-          "--master-addr", arguments->master_addr,
-          "address of node 0, when there are several hosts")
-      ->type_name("ADDRESS");
-  command
-      ->add_option(
-          "--master-port", arguments->master_port,
-          "port of rank 0's store; on one host a free one is taken")
-      ->type_name("PORT");
-  command
-      ->add_option(
-          "--log-dir", arguments->log_dir,
-          "write each rank's output to DIR/rank-N.log")
-      ->type_name("DIR");
-  command->add_flag(
+  const auto option = [&](const char* name, std::string& value,
+                          const char* type, const char* help) {
+    command.option(name, value, type, help);
+  };
+  option(
+      "-n", arguments->num_ranks, "RANKS", "ranks on this host (default: 1)");
+  option(
+      "--nnodes", arguments->num_nodes, "HOSTS",
+      "hosts of the job (default: 1)");
+  option(
+      "--node-rank", arguments->node_rank, "RANK",
+      "rank of this host, from 0 (default: 0)");
+  option(
+      "--master-addr", arguments->master_addr, "ADDRESS",
+      "address of node 0, when there are several hosts");
+  option(
+      "--master-port", arguments->master_port, "PORT",
+      "port of rank 0's store (default: a free one, on one host)");
+  option(
+      "--log-dir", arguments->log_dir, "DIR",
+      "write each rank's output to DIR/rank-N.log");
+  command.flag(
       "--no-prefix", arguments->no_prefix,
-      "show lines without the rank in front");
-  command->prefix_command();
-  command->callback([&action, arguments, command] {
-    auto program = command->remaining();
-    const auto& behind = program_behind_dashes();
-    if (!program.empty() && (program[0][0] == '-' || !behind.empty())) {
-      throw CLI::ExtrasError("run", program);
-    }
-    arguments->program = program.empty() ? behind : program;
-    if (arguments->program.empty()) {
-      throw CLI::ValidationError(
-          "no program is named; put it last, as in `echelon run -n 4 -- "
-          "./program`");
-    }
-    action = [arguments] { return run(*arguments); };
-  });
+      "print lines without the rank in front");
+  command.act_on_program(
+      arguments->program, [arguments] { return run(*arguments); });
 }
 
 }  // namespace echelon::cli

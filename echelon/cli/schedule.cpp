@@ -1,24 +1,396 @@
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cerrno>
+#include <cmath>
 #include <cstring>
 #include <fstream>
 #include <iostream>
-#include <memory>
+#include <nlohmann/json.hpp>
 
 #include "echelon/cli/arguments.h"
-#include "echelon/cli/command_line.h"
-#include "echelon/cli/help.h"
-#include "echelon/cli/schedule_print.h"
 #include "echelon/cli/terminal.h"
 #include "echelon/error.h"
+#include "echelon/report/pipeline_page.h"
 #include "echelon/schedule/check.h"
 #include "echelon/schedule/csv.h"
+#include "echelon/schedule/memory.h"
 #include "echelon/schedule/options.h"
-#include "echelon/text/nearest.h"
+#include "echelon/schedule/timing.h"
+#include "echelon/text/format.h"
+#include "echelon/text/table.h"
 
 namespace echelon::cli {
 namespace {
+
+using Stages = std::vector<std::vector<int32_t>>;  // by rank
+
+constexpr const char* kCosts = "F = I = W = 1 and B = 2";
+
+Stages stages_by_rank(const Schedule& schedule) {
+  Stages stages(schedule.ranks.size());
+  for (int32_t stage = 0; stage < schedule.num_stages(); ++stage) {
+    const int32_t rank = schedule.rank_of_stage[static_cast<size_t>(stage)];
+    stages[static_cast<size_t>(rank)].push_back(stage);
+  }
+  return stages;
+}
+
+std::string percent(double part) {
+  return format("{:.1f} %", 100 * part);
+}
+
+// Times are nearly always whole numbers.
+std::string time_text(double time) {
+  if (time < 1e15 && time == std::floor(time)) {
+    return std::to_string(static_cast<int64_t>(time));
+  }
+  return format("{:.10g}", time);
+}
+
+std::string sizes(const Schedule& schedule, const Stages& stages) {
+  size_t fewest = stages[0].size();
+  size_t most = fewest;
+  for (const auto& held : stages) {
+    fewest = std::min(fewest, held.size());
+    most = std::max(most, held.size());
+  }
+  const auto count = [](size_t number, const char* what) {
+    return counted(static_cast<int64_t>(number), what);
+  };
+  return format(
+      "{} of {}{}{}, {} {}", count(stages.size(), "rank"),
+      fewest == most ? "" : std::to_string(fewest) + " to ",
+      count(most, "stage"), fewest == most && stages.size() == 1 ? "" : " each",
+      schedule.num_microbatches,
+      schedule.num_microbatches == 1 ? "microbatch" : "microbatches");
+}
+
+std::string bubble_text(const Timing& timing) {
+  std::string text = "bubble " + percent(timing.bubble);
+  if (percent(timing.bubble) != percent(timing.span_bubble)) {
+    text += format(
+        ", or {} where ranks start the next step without waiting",
+        percent(timing.span_bubble));
+  }
+  return text;
+}
+
+const char* colour(ActionKind kind) {
+  switch (kind) {
+    case ActionKind::forward:
+      return "\033[30;46m";
+    case ActionKind::backward:
+      return "\033[30;43m";
+    case ActionKind::backward_input:
+      return "\033[30;45m";
+    case ActionKind::backward_weight:
+      return "\033[30;42m";
+  }
+  return "";
+}
+
+// The actions as text: a line for each rank, where each action is as wide as
+// its time. Lines longer than the terminal are split into bands.
+class Grid {
+ public:
+  Grid(const Schedule& schedule, const Timing& timing, const Style& style)
+      : schedule_(schedule), timing_(timing), style_(style) {
+    size_t longest = 1;
+    for (const auto& list : schedule.ranks) {
+      for (const auto& action : list) {
+        with_stage_ = with_stage_ || action.stage != list[0].stage;
+      }
+    }
+    for (const auto& list : schedule.ranks) {
+      for (const auto& action : list) {
+        longest = std::max(longest, name(action).size());
+      }
+    }
+    width_ = longest + 1;
+    label_ = std::string("rank ").size() +
+             std::to_string(schedule.num_ranks() - 1).size() + 2;
+    ticks_ = static_cast<size_t>(timing.makespan);
+    const size_t room = style.columns > label_ ? style.columns - label_ : 1;
+    const size_t most = std::max<size_t>(room / width_, 1);
+    const size_t bands = std::max<size_t>((ticks_ + most - 1) / most, 1);
+    band_ = std::max<size_t>((ticks_ + bands - 1) / bands, 1);
+    // Every fifth tick has a number.
+    const size_t rounded = (band_ + 4) / 5 * 5;
+    if (bands > 1 && rounded <= most) band_ = rounded;
+  }
+
+  /// Lines of text.
+  size_t height() const {
+    const size_t bands = (ticks_ + band_ - 1) / band_;
+    return bands * (schedule_.ranks.size() + 2);
+  }
+  bool with_stage() const { return with_stage_; }
+
+  void print(std::ostream& out) const {
+    for (size_t first = 0; first < ticks_; first += band_) {
+      const size_t last = std::min(first + band_, ticks_);
+      out << std::string(label_, ' ');
+      for (size_t tick = first; tick < last; ++tick) {
+        const std::string number = tick % 5 == 0 ? std::to_string(tick) : "";
+        out << number;
+        if (tick + 1 < last) {
+          out << std::string(width_ - std::min(number.size(), width_), ' ');
+        }
+      }
+      out << "\n";
+      for (size_t rank = 0; rank < schedule_.ranks.size(); ++rank) {
+        print_rank(rank, first, last, out);
+      }
+      out << "\n";
+    }
+  }
+
+ private:
+  std::string name(const echelon::Action& action) const {
+    const std::string full = to_string(action);
+    return with_stage_ ? full : full.substr(full.find(letter(action.kind)));
+  }
+
+  void
+  print_rank(size_t rank, size_t first, size_t last, std::ostream& out) const {
+    std::string label = "rank " + std::to_string(rank);
+    label.resize(label_, ' ');
+    out << label;
+    const auto& list = schedule_.ranks[rank];
+    const auto& times = timing_.actions[rank];
+    size_t next = 0;
+    while (next < list.size() && times[next].end <= double(first)) ++next;
+    for (size_t tick = first; tick < last; ++tick) {
+      if (next == list.size() || times[next].begin > double(tick)) {
+        out << "." << (tick + 1 < last ? std::string(width_ - 1, ' ') : "");
+        continue;
+      }
+      const bool begins = times[next].begin == double(tick);
+      const bool ends = times[next].end <= double(tick + 1);
+      print_cell(list[next], begins, ends, tick + 1 < last, out);
+      if (ends) ++next;
+    }
+    out << "\n";
+  }
+
+  // One tick of an action: its name, then dashes up to its end.
+  void print_cell(
+      const echelon::Action& action, bool begins, bool ends, bool space,
+      std::ostream& out) const {
+    std::string text = begins ? name(action) : "";
+    const size_t filled = ends ? width_ - 1 : width_;
+    if (text.size() < filled) {
+      const bool line = !(begins && ends);
+      text += std::string(filled - text.size(), line ? '-' : ' ');
+    }
+    if (style_.colours) {
+      out << colour(action.kind) << text << "\033[0m";
+    } else {
+      out << text;
+    }
+    if (ends && space) out << ' ';
+  }
+
+  const Schedule& schedule_;
+  const Timing& timing_;
+  const Style& style_;
+  bool with_stage_ = false;
+  size_t width_ = 0;  // columns of a tick
+  size_t label_ = 0;
+  size_t ticks_ = 0;
+  size_t band_ = 0;  // ticks per line
+};
+
+constexpr size_t kMaxGridLines = 100;
+constexpr size_t kMaxGridActions = 20'000;
+
+void print_grid(
+    const Schedule& schedule, const Style& style, std::ostream& out) {
+  size_t actions = 0;
+  for (const auto& list : schedule.ranks) actions += list.size();
+  if (actions <= kMaxGridActions) {
+    const Timing timing = time_schedule(schedule, {}, true);
+    const Grid grid(schedule, timing, style);
+    if (grid.height() <= kMaxGridLines) {
+      out << "\nBy tick. "
+          << (grid.with_stage() ? "2F0: stage 2, forward of microbatch 0"
+                                : "F0: forward of microbatch 0")
+          << ". B: backward; I, W: its halves.\n\n";
+      grid.print(out);
+      return;
+    }
+  }
+  out << "The grid of its " << actions
+      << " actions is left out: --format csv has all\nof them, --format html "
+         "draws the first ones.\n\n";
+}
+
+std::string listed(const std::vector<int32_t>& numbers) {
+  constexpr size_t kMost = 8;
+  std::string text;
+  for (size_t i = 0; i < std::min(numbers.size(), kMost); ++i) {
+    text += (i == 0 ? "" : " ") + std::to_string(numbers[i]);
+  }
+  return numbers.size() > kMost ? text + " …" : text;
+}
+
+void print_ranks(
+    const Stages& stages, const Timing& timing, const StoredActivations& stored,
+    std::ostream& out) {
+  constexpr size_t kEnds = 20;  // lines for the first and for the last ranks
+  const bool one_each = std::ranges::all_of(
+      stages, [](const auto& held) { return held.size() == 1; });
+  Rows rows = {
+      {"rank", one_each ? "stage" : "stages", "stored at most", "idle"}};
+  if (!one_each) rows[0].insert(rows[0].begin() + 3, "together");
+  for (size_t rank = 0; rank < stages.size(); ++rank) {
+    if (stages.size() > 2 * kEnds + 1 && rank == kEnds) {
+      rank = stages.size() - kEnds;
+      rows.push_back({"…"});
+    }
+    std::vector<int32_t> peaks;
+    for (const int32_t stage : stages[rank]) {
+      peaks.push_back(stored.stages[static_cast<size_t>(stage)]);
+    }
+    auto& row = rows.emplace_back();
+    row = {std::to_string(rank), listed(stages[rank]), listed(peaks)};
+    if (!one_each) row.push_back(std::to_string(stored.ranks[rank]));
+    row.push_back(percent(timing.rank_bubble(static_cast<int32_t>(rank))));
+  }
+  out << aligned(rows);
+  if (stages.size() > 2 * kEnds + 1) {
+    out << "--format json has all " << stages.size() << " ranks.\n";
+  }
+}
+
+BlockKind block_kind(ActionKind kind) {
+  switch (kind) {
+    case ActionKind::forward:
+      return BlockKind::forward;
+    case ActionKind::backward:
+      return BlockKind::backward;
+    case ActionKind::backward_input:
+      return BlockKind::backward_input;
+    case ActionKind::backward_weight:
+      return BlockKind::backward_weight;
+  }
+  return BlockKind::forward;
+}
+
+PipelinePicture drawing_of(
+    const Schedule& schedule, const Stages& stages, const Timing& timing) {
+  // The page draws less than this; the rest would only make it larger.
+  const size_t rows = std::min(stages.size(), kMaxPipelineRows + 1);
+  const size_t most = kMaxPipelineBlocks + 1;
+  PipelinePicture drawing{
+      .id = "schedule",
+      .title = schedule.name,
+      .unit = "forwards",
+      .bubble = timing.bubble,
+      .makespan = timing.makespan};
+  for (size_t rank = 0; rank < stages.size(); ++rank) {
+    drawing.rows.push_back({.name = "rank " + std::to_string(rank)});
+  }
+  for (size_t rank = 0; rank < rows; ++rank) {
+    const auto& list = schedule.ranks[rank];
+    for (size_t i = 0; i < std::min(list.size(), most); ++i) {
+      const auto& held = stages[rank];
+      const auto chunk =
+          std::lower_bound(held.begin(), held.end(), list[i].stage) -
+          held.begin();
+      drawing.blocks.push_back(
+          {.row = static_cast<int32_t>(rank),
+           .kind = block_kind(list[i].kind),
+           .stage = list[i].stage,
+           .microbatch = list[i].microbatch,
+           .chunk = static_cast<int32_t>(chunk),
+           .begin = timing.actions[rank][i].begin,
+           .end = timing.actions[rank][i].end});
+    }
+  }
+  return drawing;
+}
+
+std::string range(std::vector<int32_t> numbers) {
+  const auto [least, most] =
+      std::minmax_element(numbers.begin(), numbers.end());
+  return *least == *most
+             ? std::to_string(*most)
+             : std::to_string(*least) + " to " + std::to_string(*most);
+}
+
+// Its numbers, the grid of ranks and ticks if it is small, and a line for each
+// rank: how many activations its stages store at most, and how long it is idle.
+void print_schedule_text(
+    const Schedule& schedule, const Style& style, std::ostream& out) {
+  const Timing timing = time_schedule(schedule);
+  const Stages stages = stages_by_rank(schedule);
+  out << schedule.name << ": " << sizes(schedule, stages) << "\n"
+      << "length " << time_text(timing.makespan) << " when " << kCosts << "\n"
+      << bubble_text(timing) << "\n";
+  print_grid(schedule, style, out);
+  print_ranks(stages, timing, stored_activations(schedule), out);
+}
+
+// The same numbers, and all actions with the times at which they begin.
+void print_schedule_json(const Schedule& schedule, std::ostream& out) {
+  const Timing timing = time_schedule(schedule, {}, true);
+  const auto stored = stored_activations(schedule);
+  const auto stages = stages_by_rank(schedule);
+  nlohmann::ordered_json head = {
+      {"name", schedule.name},
+      {"num_ranks", schedule.num_ranks()},
+      {"num_stages", schedule.num_stages()},
+      {"num_microbatches", schedule.num_microbatches},
+      {"costs", {{"F", 1}, {"B", 2}, {"I", 1}, {"W", 1}}},
+      {"length", timing.makespan},
+      {"bubble", timing.bubble},
+      {"span_bubble", timing.span_bubble},
+      {"rank_of_stage", schedule.rank_of_stage},
+      {"stored_activations", stored.stages}};
+  // Written rank by rank: there may be many millions of actions.
+  std::string text = head.dump();
+  text.pop_back();
+  out << text << ",\"ranks\":[";
+  for (size_t rank = 0; rank < schedule.ranks.size(); ++rank) {
+    nlohmann::ordered_json one = {
+        {"stages", stages[rank]},
+        {"stored_activations", stored.ranks[rank]},
+        {"bubble", timing.rank_bubble(static_cast<int32_t>(rank))}};
+    text = one.dump();
+    text.pop_back();
+    out << (rank == 0 ? "\n" : ",\n") << text << ",\"actions\":[";
+    const auto& list = schedule.ranks[rank];
+    text.clear();
+    for (size_t i = 0; i < list.size(); ++i) {
+      text += (i == 0 ? "\"" : ",\"") + to_string(list[i]) + '"';
+    }
+    text += "],\"begin\":[";
+    for (size_t i = 0; i < list.size(); ++i) {
+      text += (i == 0 ? "" : ",") + time_text(timing.actions[rank][i].begin);
+    }
+    out << text << "]}";
+  }
+  out << "\n]}\n";
+}
+
+void print_schedule_html(const Schedule& schedule, std::ostream& out) {
+  const Timing timing = time_schedule(schedule, {}, true);
+  const auto stored = stored_activations(schedule);
+  const auto stages = stages_by_rank(schedule);
+  PipelinePage page{
+      .title = schedule.name + ": " + sizes(schedule, stages),
+      .lead =
+          format("Lengths hold when {} and transfers take no time.", kCosts),
+      .pictures = {drawing_of(schedule, stages, timing)}};
+  page.facts = {
+      {"bubble", percent(timing.bubble)},
+      {"bubble where ranks do not wait between steps",
+       percent(timing.span_bubble)},
+      {"length", time_text(timing.makespan)},
+      {"largest number of activations of a stage", range(stored.stages)},
+      {"largest number of activations of a rank", range(stored.ranks)}};
+  out << pipeline_page(page);
+}
 
 const std::vector<std::string> kFormats = {"text", "csv", "json", "html"};
 
@@ -33,19 +405,13 @@ struct ScheduleArguments {
   bool json = false;
 };
 
-std::string joined(const std::vector<std::string>& words, const char* between) {
-  std::string text;
-  for (const auto& word : words) text += (text.empty() ? "" : between) + word;
-  return text;
-}
-
 int32_t
-number(const std::string& flag, const std::string& text, int32_t otherwise) {
+count_of(const std::string& flag, const std::string& text, int32_t otherwise) {
   if (text.empty()) return otherwise;
   return static_cast<int32_t>(parse_count(flag, text, 1, kMaxScheduleCells));
 }
 
-Schedule generated(const ScheduleArguments& arguments) {
+Schedule generate(const ScheduleArguments& arguments) {
   if (arguments.stages.empty()) {
     throw ConfigError(
         "echelon schedule: --stages is missing: how many pipeline ranks, as in "
@@ -53,26 +419,26 @@ Schedule generated(const ScheduleArguments& arguments) {
   }
   ScheduleOptions options;
   if (!arguments.kind.empty()) options.kind = arguments.kind;
-  options.ranks = number("--stages", arguments.stages, 1);
-  options.microbatches = number(
+  options.ranks = count_of("--stages", arguments.stages, 1);
+  options.microbatches = count_of(
       "--microbatches", arguments.microbatches,
       static_cast<int32_t>(
           std::min(int64_t{2} * options.ranks, kMaxScheduleCells)));
-  options.stages_per_rank = number("--per-rank", arguments.per_rank, 0);
+  options.stages_per_rank = count_of("--per-rank", arguments.per_rank, 0);
   return make_schedule(options);
 }
 
-Schedule read(const ScheduleArguments& arguments) {
+Schedule read_schedule(const ScheduleArguments& arguments) {
   for (const auto& [flag, value] :
        {std::pair("--kind", arguments.kind),
         std::pair("--stages", arguments.stages),
         std::pair("--microbatches", arguments.microbatches),
         std::pair("--per-rank", arguments.per_rank)}) {
     if (value.empty()) continue;
-    throw ConfigError(
-        "echelon schedule: " + std::string(flag) + " " + value +
-        " beside --file " + arguments.file +
-        ": the file says it; leave one out");
+    throw ConfigError(format(
+        "echelon schedule: {} {} with --file {}: the file says it; leave one "
+        "out",
+        flag, value, arguments.file));
   }
   return read_schedule_csv(arguments.file);
 }
@@ -81,41 +447,29 @@ std::string format_of(const ScheduleArguments& arguments) {
   if (arguments.json) {
     if (arguments.format != "text" && arguments.format != "json") {
       throw ConfigError(
-          "echelon schedule: --json beside --format " + arguments.format +
+          "echelon schedule: --json with --format " + arguments.format +
           ": leave one out");
     }
     return "json";
   }
-  if (std::find(kFormats.begin(), kFormats.end(), arguments.format) ==
-      kFormats.end()) {
-    throw ConfigError(
-        "--format " + arguments.format + ": must be one of " +
-        joined(kFormats, ", ") +
-        config::did_you_mean(arguments.format, kFormats));
-  }
+  check_choice("--format", arguments.format, kFormats);
   return arguments.format;
 }
 
 void print(
-    const Schedule& schedule, const std::string& format, const TextStyle& style,
+    const Schedule& schedule, const std::string& to, const Style& style,
     std::ostream& out) {
-  if (format == "text") print_schedule_text(schedule, style, out);
-  if (format == "csv") write_schedule_csv(schedule, out);
-  if (format == "json") print_schedule_json(schedule, out);
-  if (format == "html") print_schedule_html(schedule, out);
-}
-
-TextStyle terminal_style() {
-  TextStyle style{.colours = has_colours(1)};
-  style.columns = terminal_columns(style.columns);
-  return style;
+  if (to == "text") print_schedule_text(schedule, style, out);
+  if (to == "csv") write_schedule_csv(schedule, out);
+  if (to == "json") print_schedule_json(schedule, out);
+  if (to == "html") print_schedule_html(schedule, out);
 }
 
 void print_to_file(
     const Schedule& schedule, const std::string& format,
     const std::string& path) {
   std::ofstream file(path, std::ios::binary);
-  if (file) print(schedule, format, {}, file);
+  if (file) print(schedule, format, {.columns = 120}, file);
   file.close();
   if (!file) {
     throw ConfigError(
@@ -123,13 +477,13 @@ void print_to_file(
   }
 }
 
-int schedule(const ScheduleArguments& arguments) {
+int print_schedule(const ScheduleArguments& arguments) {
   const std::string format = format_of(arguments);
   const Schedule schedule =
-      arguments.file.empty() ? generated(arguments) : read(arguments);
+      arguments.file.empty() ? generate(arguments) : read_schedule(arguments);
   check(schedule);
   if (arguments.output.empty()) {
-    print(schedule, format, terminal_style(), std::cout);
+    print(schedule, format, terminal_style(120), std::cout);
   } else {
     print_to_file(schedule, format, arguments.output);
   }
@@ -138,12 +492,11 @@ int schedule(const ScheduleArguments& arguments) {
 
 }  // namespace
 
-void add_schedule(CLI::App& app, Action& action) {
-  auto* command = app.add_subcommand(
+void add_schedule(Command& root) {
+  auto [command, arguments] = root.add(
       "schedule",
-      "print and check the order in which a pipeline's ranks compute, its "
-      "bubble and what its stages store");
-  command->footer(
+      "print and check the order in which the ranks of a pipeline compute, its "
+      "bubble, and the activations that its stages store",
       "echelon schedule --kind 1f1b --stages 4 --microbatches 8\n"
       "echelon schedule --kind interleaved --stages 4 --per-rank 2 "
       "--microbatches 8\n"
@@ -151,43 +504,31 @@ void add_schedule(CLI::App& app, Action& action) {
       "zb-v.html\n"
       "echelon schedule --kind gpipe --stages 2 --format csv --output "
       "mine.csv\n"
-      "echelon schedule --file mine.csv");
-  auto arguments = std::make_shared<ScheduleArguments>();
-  const auto option = [&](const char* name, std::string& value,
-                          const char* help, const std::string& type) {
-    command->add_option(name, value, help)->type_name(type);
-  };
-  option(
-      "--kind", arguments->kind, "which schedule (1f1b)",
-      joined(schedule_kinds(), "|"));
-  option(
-      "--stages", arguments->stages,
-      "pipeline ranks, each of which holds a stage of the model or --per-rank",
-      "RANKS");
-  option(
-      "--microbatches", arguments->microbatches,
-      "parts of a batch that follow each other (twice the ranks)", "NUMBER");
-  option(
-      "--per-rank", arguments->per_rank,
-      "stages that each rank holds, so that the model has RANKS * NUMBER (what "
-      "the kind takes: 2 for interleaved, breadth_first, zb-v and dualpipev, "
-      "else 1)",
-      "NUMBER");
-  option(
-      "--file", arguments->file,
-      "a schedule as CSV, in place of a generated one: a row for each rank, "
-      "cells such as 0F1, 0B1, 0I1 and 0W1",
-      "F.csv");
-  option(
-      "--format", arguments->format, "what to print (text)",
-      joined(kFormats, "|"));
-  option(
-      "--output", arguments->output, "write it there, not to the terminal",
-      "FILE");
-  command->add_flag("--json", arguments->json, "the same as --format json");
-  command->callback([&action, arguments] {
-    action = [arguments] { return schedule(*arguments); };
-  });
+      "echelon schedule --file mine.csv",
+      print_schedule);
+  command.option(
+      "--kind", arguments.kind, joined(schedule_kinds(), "|"),
+      "which schedule (default: 1f1b)");
+  command.option(
+      "--stages", arguments.stages, "RANKS",
+      "pipeline ranks; each holds one stage of the model, or --per-rank");
+  command.option(
+      "--microbatches", arguments.microbatches, "NUMBER",
+      "microbatches of a step (default: twice the ranks)");
+  command.option(
+      "--per-rank", arguments.per_rank, "NUMBER",
+      "stages of each rank, so that the model has RANKS * NUMBER (default: 2 "
+      "for interleaved, breadth_first, zb-v and dualpipev, else 1)");
+  command.option(
+      "--file", arguments.file, "F.csv",
+      "read a schedule from CSV instead: a row for each rank, cells such as "
+      "0F1, 0B1, 0I1 and 0W1");
+  command.option(
+      "--format", arguments.format, joined(kFormats, "|"),
+      "what to print (default: text)");
+  command.option(
+      "--output", arguments.output, "FILE", "write to a file instead");
+  command.flag("--json", arguments.json, "the same as --format json");
 }
 
 }  // namespace echelon::cli

@@ -1,22 +1,20 @@
-#include "echelon/cli/simulate_case.h"
+#include "echelon/cli/simulate.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdlib>
 #include <utility>
 #include <vector>
 
-#include "echelon/cli/arguments.h"
-#include "echelon/cli/capture.h"
-#include "echelon/cli/scratch_config.h"
+#include "echelon/cli/programs.h"
 #include "echelon/cluster/catalogue.h"
 #include "echelon/cost/counted_model.h"
+#include "echelon/cost/framework.h"
 #include "echelon/cost/model_catalogue.h"
-#include "echelon/cost/stack.h"
 #include "echelon/error.h"
-#include "echelon/launch/scratch.h"
 #include "echelon/predict/configured.h"
-#include "echelon/text/nearest.h"
+#include "echelon/text/format.h"
 
 namespace echelon::cli {
 namespace {
@@ -37,31 +35,27 @@ void real(
   value = std::strtod(text.c_str(), &end);
   if (*end == '\0' && std::isfinite(value) && value >= lowest) return;
   throw ConfigError(
-      std::string(flag) + " " + text + ": must be a number, at least " +
-      (lowest == 0 ? "0" : std::to_string(lowest)));
+      format("{} {}: must be a number, at least {}", flag, text, lowest));
 }
 
 void require(const char* flag, const std::string& text, const char* example) {
   if (!text.empty()) return;
   throw ConfigError(
-      std::string("echelon simulate: ") + flag + " is missing, as in " +
-      example);
+      format("echelon simulate: {} is missing, as in {}", flag, example));
 }
 
 Recompute recompute_from(const std::string& text) {
   std::vector<std::string> names;
-  for (const Recompute one : kRecomputes) {
-    if (to_string(one) == text) return one;
-    names.push_back(to_string(one));
-  }
-  throw ConfigError(
-      "--recompute " + text + ": must be none, selective or all" +
-      config::did_you_mean(text, names));
+  for (const Recompute one : kRecomputes) names.push_back(to_string(one));
+  check_choice("--recompute", text, names);
+  return kRecomputes[static_cast<size_t>(
+      std::ranges::find(names, text) - names.begin())];
 }
 
 void read_strategy(const SimulateArguments& arguments, Strategy& strategy) {
-  if (!arguments.layout.empty())
+  if (!arguments.layout.empty()) {
     strategy.layout = parse_layout(arguments.layout);
+  }
   number("--batch", arguments.batch, 1, kMost, strategy.global_batch);
   number(
       "--microbatch", arguments.microbatch, 1, kMost, strategy.microbatch_size);
@@ -70,14 +64,14 @@ void read_strategy(const SimulateArguments& arguments, Strategy& strategy) {
       "--stages-per-rank", arguments.stages_per_rank, 1, 1 << 20,
       strategy.stages_per_rank);
   if (strategy.layout.dp_shard > 1 && strategy.zero_stage == 0) {
-    strategy.zero_stage = 3;  // as [shard] stage
+    strategy.zero_stage = 3;  // the default of [shard] stage
   }
   number("--zero", arguments.zero, 1, 3, strategy.zero_stage);
   if (!arguments.zero.empty() && strategy.layout.dp_shard == 1) {
     throw ConfigError(
         "--zero " + arguments.zero +
-        ": what of a model is cut over the ranks of "
-        "fsdp, but the layout has none; add fsdp=… to --layout");
+        ": says what fsdp shards, but the layout has no fsdp; add fsdp=… to "
+        "--layout");
   }
   if (!arguments.schedule.empty()) strategy.schedule = arguments.schedule;
   if (!arguments.recompute.empty()) {
@@ -87,7 +81,7 @@ void read_strategy(const SimulateArguments& arguments, Strategy& strategy) {
     strategy.precision = precision_from_name(arguments.precision);
   }
   if (!arguments.stack.empty()) {
-    strategy.stack = find_stack(arguments.stack).name;
+    strategy.stack = find_framework(arguments.stack).name;
   }
   if (arguments.sequence_parallel) strategy.sequence_parallel = true;
 }
@@ -134,20 +128,20 @@ void read_options(const SimulateArguments& arguments, SimulateCase& made) {
             arguments.checkpoint_interval_seconds),
         std::pair("--recovery-seconds", arguments.recovery_seconds)}) {
     if (text.empty()) continue;
-    throw ConfigError(
-        std::string(flag) + " " + text +
-        ": of weeks with failures; add --hours, as in --hours 168");
+    throw ConfigError(format(
+        "{} {}: is for runs with failures; add --hours, as in --hours 168",
+        flag, text));
   }
 }
 
-// Without the "error: " that it begins with.
-std::string first_line(const std::string& text) {
+// The first line, without its "error: ".
+std::string first_error(const std::string& text) {
   const std::string line = text.substr(0, text.find('\n'));
   const std::string prefix = "error: ";
   return line.starts_with(prefix) ? line.substr(prefix.size()) : line;
 }
 
-// By echelon-train, which knows every network.
+// Counts with echelon-train, which has every network.
 ModelShape count_here(const Job& job) {
   const ScratchConfig config(job);
   const launch::ScratchFolder folder;
@@ -158,7 +152,7 @@ ModelShape count_here(const Job& job) {
   if (counted.exit_code != 0) {
     throw ConfigError(
         counted.err.empty() ? "echelon-train count did not end in time"
-                            : first_line(counted.err));
+                            : first_error(counted.err));
   }
   return read_counted_model(layers);
 }
@@ -166,9 +160,9 @@ ModelShape count_here(const Job& job) {
 void read_configuration(
     const SimulateArguments& arguments, SimulateCase& made) {
   if (!arguments.model.empty()) {
-    throw ConfigError(
-        "--model " + arguments.model + " beside " + arguments.config +
-        ": the configuration says it; leave one out");
+    throw ConfigError(format(
+        "--model {} with {}: the configuration says it; leave one out",
+        arguments.model, arguments.config));
   }
   const Job job = load_job(arguments.config, {.layout = arguments.layout});
   const JobFacts facts = check_job(job, job.layout.num_ranks());
@@ -182,18 +176,17 @@ void read_configuration(
   }
 }
 
-// Counts are of what one rank computes.
-void refuse_cut_layers(
+// Counted layers are those of a single rank.
+void refuse_sharded_layers(
     const SimulateArguments& arguments, const SimulateCase& made) {
   if (!arguments.count && arguments.layers.empty()) return;
   for (const Axis axis : {Axis::tp, Axis::cp, Axis::ep}) {
     const int64_t degree = made.strategy.layout.degree(axis);
     if (degree == 1) continue;
-    throw ConfigError(
-        std::string(to_string(axis)) + "=" + std::to_string(degree) +
-        ": ranks that compute a layer together talk within it, which counted "
-        "layers "
-        "do not say; leave --count and --layers out, formulas do");
+    throw ConfigError(format(
+        "{}={}: counted layers lack the communication inside sharded layers, "
+        "which formulas have; leave --count and --layers out",
+        to_string(axis), degree));
   }
 }
 
@@ -203,11 +196,10 @@ void refuse_layers(const SimulateArguments& arguments) {
                                 ? ""
                                 : "--layers " + arguments.layers;
   if (given.empty()) return;
-  throw ConfigError(
-      given +
-      ": layers are those of a configuration; name it, as in echelon "
-      "simulate first.toml --cluster h100-sxm:1x8 " +
-      given);
+  throw ConfigError(format(
+      "{}: is for the layers of a configuration; name it, as in echelon "
+      "simulate first.toml --cluster h100-sxm:1x8 {}",
+      given, given));
 }
 
 }  // namespace
@@ -217,7 +209,7 @@ SimulateCase read_case(const SimulateArguments& arguments) {
   SimulateArguments flags = arguments;
   if (arguments.count && !arguments.layers.empty()) {
     throw ConfigError(
-        "--count beside --layers " + arguments.layers +
+        "--count with --layers " + arguments.layers +
         ": both say what the layers are; leave one out");
   }
   if (arguments.config.empty()) {
@@ -229,11 +221,11 @@ SimulateCase read_case(const SimulateArguments& arguments) {
   } else {
     require("--cluster", arguments.cluster, "--cluster h100-sxm:1x8");
     read_configuration(arguments, made);
-    flags.layout.clear();  // load_job took it
+    flags.layout.clear();  // load_job has read it
   }
   made.cluster = find_cluster(arguments.cluster);
   read_strategy(flags, made.strategy);
-  refuse_cut_layers(arguments, made);
+  refuse_sharded_layers(arguments, made);
   read_options(flags, made);
   return made;
 }

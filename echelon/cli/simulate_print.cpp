@@ -1,9 +1,10 @@
-#include "echelon/cli/simulate_print.h"
-
-#include <cstdio>
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <ostream>
 
+#include "echelon/cli/simulate.h"
+#include "echelon/cli/terminal.h"
+#include "echelon/text/format.h"
 #include "echelon/text/table.h"
 #include "echelon/text/units.h"
 
@@ -11,11 +12,6 @@ namespace echelon::cli {
 namespace {
 
 using Json = nlohmann::ordered_json;
-using Rows = std::vector<std::vector<std::string>>;
-
-std::string bytes_text(double bytes) {
-  return format_bytes(static_cast<int64_t>(bytes));
-}
 
 const Device&
 fullest_device(const SimulateCase& what, const StepEstimate& step) {
@@ -30,10 +26,11 @@ bool is_text(const SimulateCase& what) {
   return what.model.transformer.has_value();
 }
 
-// Each part of a step, with its name; those that took no time are left out.
-std::vector<std::pair<std::string, double>> parts_of(const StepParts& parts) {
+// The parts of a step that took time, with their names.
+std::vector<std::pair<std::string, double>>
+named_parts(const StepParts& parts) {
   std::vector<std::pair<std::string, double>> list = {
-      {"matrix products, attention", parts.matrix},
+      {"matmuls, attention", parts.matrix},
       {"memory-bound operators", parts.memory},
       {"recompute", parts.recompute}};
   for (const Axis axis : kAxes) {
@@ -58,49 +55,47 @@ Rows figures(const SimulateCase& what, const SimulateResult& result) {
   Rows rows = {
       {"step", format_seconds(step.step_seconds)},
       {is_text(what) ? "tokens/s" : "samples/s",
-       format_count(step.tokens_per_second) + ", " +
-           (each < 100 ? format_number(each) : format_count(each)) +
-           " a device"},
-      {"utilisation",
-       format_percent(step.model_flops_utilisation) + " of the " +
-           std::string(to_string(what.strategy.precision)) + " peak"},
-      {"memory", bytes_text(peak) + " of the fullest device's " +
-                     bytes_text(usable) + (step.fits ? "" : ": does not fit")}};
+       format(
+           "{}, {} a device", format_count(step.tokens_per_second),
+           each < 100 ? format_number(each) : format_count(each))},
+      {"MFU",
+       format(
+           "{} of the {} peak", format_percent(step.model_flops_utilisation),
+           to_string(what.strategy.precision))},
+      {"memory", format(
+                     "{} of the fullest device's {}{}", format_bytes(peak),
+                     format_bytes(usable), step.fits ? "" : ": does not fit")}};
   if (result.run.step_seconds.size() > 1) {
     const auto [least, most] = std::minmax_element(
         result.run.step_seconds.begin(), result.run.step_seconds.end());
     rows.push_back(
         {"steps",
-         format_count(static_cast<double>(result.run.step_seconds.size())) +
-             ", from " + format_seconds(*least) + " to " +
-             format_seconds(*most)});
+         format(
+             "{}, from {} to {}", format_count(result.run.step_seconds.size()),
+             format_seconds(*least), format_seconds(*most))});
   }
   return rows;
 }
 
 void print_weeks(
     const SimulateCase& what, const EffectiveTime& weeks, std::ostream& out) {
-  char text[160];
-  std::snprintf(
-      text, sizeof(text), "\n%g hours of it, with failures\n",
-      what.failures.hours);
-  out << text;
-  Rows rows = {
+  out << format("\n{:g} hours of it, with failures\n", what.failures.hours);
+  const bool fails = weeks.hours_between_failures > 0;
+  const Rows rows = {
       {"  steps that count", format_percent(weeks.share),
        "by formula " + format_percent(weeks.expected_share)},
       {"  saving", format_percent(weeks.saving),
-       weeks.hours_between_failures > 0
-           ? "a checkpoint after each " +
-                 format_seconds(weeks.interval_seconds) + " of training"
-           : ""},
-      {"  done again", format_percent(weeks.lost), ""},
+       fails ? "a checkpoint after each " +
+                   format_seconds(weeks.interval_seconds) + " of training"
+             : ""},
+      {"  repeated", format_percent(weeks.lost), ""},
       {"  recovering", format_percent(weeks.recovering),
-       weeks.hours_between_failures > 0
-           ? format_count(static_cast<double>(weeks.failures)) +
-                 (weeks.failures == 1 ? " failure" : " failures") +
-                 ", one each " + format_number(weeks.hours_between_failures) +
-                 " h on average"
-           : "none fail; see --mean-hours-between-failures"}};
+       fails ? format(
+                   "{} {}, one each {} h on average",
+                   format_count(weeks.failures),
+                   weeks.failures == 1 ? "failure" : "failures",
+                   format_number(weeks.hours_between_failures))
+             : "no failures; see --mean-hours-between-failures"}};
   out << aligned(rows);
 }
 
@@ -109,33 +104,30 @@ void print_weeks(
 void print_simulation_text(
     const SimulateCase& what, const SimulateResult& result, std::ostream& out) {
   const StepEstimate& step = result.run.step;
-  out << what.model.name << " on " << what.cluster.name << ", "
-      << format_count(static_cast<double>(what.strategy.layout.num_ranks()))
-      << " of " << format_count(static_cast<double>(what.cluster.num_devices()))
-      << " devices\n"
-      << to_string(what.strategy) << "\n\n"
-      << aligned(figures(what, result))
-      << "\nwhere the slowest rank's step goes\n";
+  const int64_t ranks = what.strategy.layout.num_ranks();
+  out << format(
+      "{} on {}, {} of {} devices\n{}\n\n{}\ntime of the slowest rank's "
+      "step\n",
+      what.model.name, what.cluster.name, format_count(ranks),
+      format_count(what.cluster.num_devices()), to_string(what.strategy),
+      aligned(figures(what, result)));
   Rows rows;
-  for (const auto& [name, seconds] : parts_of(step.parts)) {
+  for (const auto& [name, seconds] : named_parts(step.parts)) {
     rows.push_back(
         {"  " + name, format_seconds(seconds),
          format_percent(seconds / step.parts.total())});
   }
   out << aligned(rows);
   if (result.weeks) print_weeks(what, *result.weeks, out);
-  const int64_t all = what.strategy.layout.num_ranks();
-  const int64_t some = result.run.simulated_ranks;
-  out << "\nsimulated ";
-  if (some < all) {
-    out << format_count(static_cast<double>(some)) << " of "
-        << format_count(static_cast<double>(all))
-        << " ranks, the others do the same; ";
-  } else {
-    out << (all == 1 ? "the one rank; " : "each rank; ");
+  std::string simulated = ranks == 1 ? "the one rank" : "each rank";
+  if (result.run.simulated_ranks < ranks) {
+    simulated = format(
+        "{} of {} ranks, the others do the same",
+        format_count(result.run.simulated_ranks), format_count(ranks));
   }
-  out << format_count(static_cast<double>(result.run.events)) << " events in "
-      << format_seconds(result.wall_seconds) << "\n";
+  out << format(
+      "\nsimulated {}; {} events in {}\n", simulated,
+      format_count(result.run.events), format_seconds(result.wall_seconds));
 }
 
 void print_simulation_json(
@@ -184,7 +176,7 @@ void print_simulation_json(
   json["simulated_ranks"] = result.run.simulated_ranks;
   json["events"] = result.run.events;
   json["wall_seconds"] = result.wall_seconds;
-  out << json.dump(2) << "\n";
+  print_json(json, out);
 }
 
 }  // namespace echelon::cli

@@ -1,11 +1,76 @@
-// How wide the terminal is that the output goes to.
+// How commands print: colours, tables, JSON, progress.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
+#include <cstdint>
+#include <iosfwd>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <vector>
 
 namespace echelon::cli {
 
-/// Columns of standard output, `otherwise` where it is no terminal.
-size_t terminal_columns(size_t otherwise);
+using Rows = std::vector<std::vector<std::string>>;
+
+/// How text is printed on a terminal or into a file.
+struct Style {
+  bool colours = false;
+  size_t columns = 80;  // of the terminal; texts are wrapped there
+
+  std::string bold(const std::string& text) const;
+  std::string dim(const std::string& text) const;
+  std::string red(const std::string& text) const;
+};
+
+/// True when `stream` (1 or 2) is a terminal that wants colours: not with
+/// NO_COLOR or TERM=dumb.
+bool has_colours(int stream);
+
+/// The style of standard output; `otherwise` columns where it is no terminal.
+Style terminal_style(size_t otherwise = 80);
+
+/// The rows as aligned columns, the first row as a bold heading.
+void print_table(const Rows& rows, const Style& style, std::ostream& out);
+
+/// Indented, with a line break at the end. Bytes that are not UTF-8 are
+/// replaced.
+void print_json(const nlohmann::ordered_json& json, std::ostream& out);
+
+/// NaN and infinity, which JSON does not have, as strings.
+nlohmann::ordered_json json_number(double value);
+
+/// "62 parameters", "1 parameter"
+std::string counted(int64_t number, const std::string& what);
+
+/// With four significant digits: "0.3124", "1.3e-05".
+std::string number_text(double value);
+
+/// The text with control characters replaced, so that a name in a file cannot
+/// send commands to the terminal.
+std::string plain(std::string text);
+
+/// "a, b, c"
+std::string
+joined(const std::vector<std::string>& words, const char* between = ", ");
+
+/// The progress of reading files, on standard error: one line that is redrawn
+/// on a terminal, a line every ten seconds elsewhere, nothing where it is over
+/// at once.
+class ReadingProgress {
+ public:
+  ReadingProgress(std::string what, int64_t total_bytes);
+  ~ReadingProgress();
+  void operator()(int64_t done_bytes);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  std::string what_;
+  int64_t total_bytes_;
+  bool on_terminal_;
+  bool shown_ = false;
+  Clock::time_point begin_ = Clock::now();
+  Clock::time_point next_;
+};
 
 }  // namespace echelon::cli

@@ -1,12 +1,6 @@
-#include <CLI/CLI.hpp>
-#include <memory>
-
 #include "echelon/cli/arguments.h"
-#include "echelon/cli/command_line.h"
-#include "echelon/cli/scratch_config.h"
+#include "echelon/cli/programs.h"
 #include "echelon/error.h"
-#include "echelon/launch/launch.h"
-#include "echelon/launch/scratch.h"
 
 namespace echelon::cli {
 namespace {
@@ -42,13 +36,12 @@ Job checked(const JobArguments& arguments) {
   return job;
 }
 
-// Of one layout; `more`: arguments of echelon-train.
+// Verifies one layout, with `more` arguments for echelon-train.
 int start(
     const Job& job, const VerifyArguments& arguments,
     const std::vector<std::string>& more) {
-  std::vector<std::string> command = {find_echelon_train(), "verify"};
   const ScratchConfig config(job);
-  command.push_back(config.path());
+  std::vector<std::string> command = {"verify", config.path()};
   command.insert(command.end(), more.begin(), more.end());
   if (!arguments.steps.empty()) {
     parse_count("--steps", arguments.steps, 1, 1 << 30);
@@ -60,25 +53,16 @@ int start(
   }
   if (arguments.json) command.push_back("--json");
   if (arguments.plant_error) command.push_back("--plant-error");
-
-  launch::LaunchOptions options;
-  options.num_ranks = static_cast<int>(job.layout.num_ranks());
-  if (job.train.ranks == "threads") {
-    command.insert(
-        command.end(), {"--threads", std::to_string(options.num_ranks)});
-    options.num_ranks = 1;
-  }
-  options.command = command;
-  options.terminal = launch::Terminal::rank_zero;
-  options.listen_early = true;
-  options.answer_code = static_cast<int>(ExitCode::failure);  // they differ
-  return launch::run(options);
+  // This exit code is the answer that they differ.
+  return launch_echelon_train(
+      command, job.layout.num_ranks(), job.train.ranks,
+      {.answer_code = static_cast<int>(ExitCode::failure)});
 }
 
 int verify(const VerifyArguments& arguments) {
   if (arguments.resume != !arguments.then.empty()) {
     throw ConfigError(
-        "echelon verify: --resume saves with --layout and goes on with --then; "
+        "echelon verify: --resume saves with --layout and resumes with --then; "
         "give both, as in --resume --layout dp=2 --then tp=2");
   }
   const Job job = checked(arguments.job);
@@ -95,37 +79,30 @@ int verify(const VerifyArguments& arguments) {
 
 }  // namespace
 
-void add_verify(CLI::App& app, Action& action) {
-  auto* command = app.add_subcommand(
+void add_verify(Command& root) {
+  auto [command, arguments] = root.add(
       "verify",
-      "prove that the layout computes what one rank computes: losses, every "
-      "gradient and every parameter, in float64");
-  command->footer(
+      "prove that a layout computes the same as one rank: losses, every "
+      "gradient and every parameter, in float64",
       "echelon verify first.toml -n 4\n"
       "echelon verify first.toml --layout dp=2 --steps 5 --json\n"
-      "echelon verify first.toml --resume --layout dp=2 --then tp=2");
-  auto arguments = std::make_shared<VerifyArguments>();
-  command->add_flag(
-      "--resume", arguments->resume,
-      "save after the steps, go on with --then, and compare the steps after "
-      "that "
-      "with those of one rank that never stopped");
-  command->add_option("--then", arguments->then, "--resume: the second layout")
-      ->type_name("LAYOUT");
-  add_job_arguments(*command, arguments->job, true);
-  command->add_option("--steps", arguments->steps, "steps that are compared")
-      ->type_name("STEPS");
-  command
-      ->add_option(
-          "--tolerance", arguments->tolerance,
-          "largest relative difference (1e-10)")
-      ->type_name("NUMBER");
-  command->add_flag("--json", arguments->json, "print the result as JSON");
-  // For tests of verify itself: a factor of 2 in one gradient.
-  command->add_flag("--plant-error", arguments->plant_error)->group("");
-  command->callback([&action, arguments] {
-    action = [arguments] { return verify(*arguments); };
-  });
+      "echelon verify first.toml --resume --layout dp=2 --then tp=2",
+      verify);
+  command.flag(
+      "--resume", arguments.resume,
+      "save after the steps, resume with --then, and compare the steps after "
+      "that with those of one rank that never stopped");
+  command.option(
+      "--then", arguments.then, "LAYOUT", "--resume: the second layout");
+  add_job_arguments(command, arguments.job, true);
+  command.option(
+      "--steps", arguments.steps, "STEPS", "number of steps to compare");
+  command.option(
+      "--tolerance", arguments.tolerance, "NUMBER",
+      "largest relative difference (default: 1e-10)");
+  command.flag("--json", arguments.json, "print the result as JSON");
+  // For tests of verify itself: doubles one gradient.
+  command.hidden_flag("--plant-error", arguments.plant_error);
 }
 
 }  // namespace echelon::cli

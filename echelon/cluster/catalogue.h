@@ -1,4 +1,4 @@
-// Devices and nodes by name. Figures and where each is from: catalogue.cpp.
+// Devices and nodes by name. catalogue.cpp has the figures and their sources.
 #pragma once
 
 #include <string>
@@ -22,9 +22,9 @@ Node usual_node(std::string_view device);
 
 /// "h100-sxm:64x8": 64 nodes of 8; "a100-80gb:1024": 1024 devices in usual
 /// nodes, the last one filled in part where that does not divide; "h100-sxm":
-/// one node; "a100-80gb:16x8+h100-sxm:8x8": mixed; "local", "local:2": what is
-/// found on this machine (local_cluster.h); else a path of a cluster file
-/// (cluster_file.h). Throws ConfigError that says which of these it is not.
+/// one node; "a100-80gb:16x8+h100-sxm:8x8": mixed; "local", "local:2": this
+/// machine (local_cluster.h); otherwise the path of a cluster file
+/// (cluster_file.h). Throws ConfigError that says why it is none of these.
 Cluster find_cluster(const std::string& text);
 
 }  // namespace echelon

@@ -75,16 +75,6 @@ class Check {
       at_least("launch_rates: view", rate.view_seconds, 0);
       at_least("launch_rates: backward_view", rate.backward_view_seconds, 0);
     }
-    for (const auto& work : device.host_work) {
-      at_least("host_work: beside", work.computing_seconds, 0);
-      at_least("host_work: step", work.step_seconds, 0);
-      at_least("host_work: layer", work.layer_seconds, 0);
-      at_least("host_work: pass", work.pass_seconds, 0);
-      at_least("host_work: action", work.action_seconds, 0);
-      at_least("host_work: pipeline", work.pipeline_seconds, 0);
-      at_least("host_work: operator", work.operator_seconds, 0);
-    }
-    at_least("jitter", device.jitter_seconds, 0);
     double most = 0;
     for (Precision precision : kPrecisions) {
       const double peak = device.peak(precision);

@@ -27,8 +27,8 @@ struct Node {
   Device device;
   int64_t num_devices = 1;
   /// Between devices of the node. `switched`: every device reaches every other
-  /// at its full rate (NVSwitch); else all of them share what one device has
-  /// (PCIe).
+  /// at full link bandwidth (NVSwitch); otherwise all of them share the
+  /// bandwidth of one (PCIe).
   Link inside;
   bool switched = true;
   bool reduces_in_switch = false;  // NVLink SHARP
@@ -36,8 +36,7 @@ struct Node {
   Link network;
   Link host;  // of one device to its host's memory
   double host_memory_bytes = 0;
-  /// Of the host's memory, one device's share of the channels' rate; 0: not
-  /// known.
+  /// One device's share of the host memory's bandwidth; 0: not known.
   double host_memory_bytes_per_second = 0;
 
   bool operator==(const Node&) const = default;
@@ -54,8 +53,8 @@ struct NodeGroup {
 struct Cluster {
   std::string name;
   std::vector<NodeGroup> groups;  // one for a cluster of equal nodes
-  /// Nodes below one switch; beyond, each device has its network rate over
-  /// `oversubscription`. 0: all of them are below one.
+  /// Nodes below one switch; beyond it, each device has its network bandwidth
+  /// over `oversubscription`. 0: all nodes are below one switch.
   int64_t nodes_per_rack = 0;
   double oversubscription = 1;
   /// Of one node, for effective training time; 0: nodes do not fail.
@@ -63,22 +62,22 @@ struct Cluster {
 
   int64_t num_nodes() const;
   int64_t num_devices() const;
-  /// Nodes that are not all alike; a last one filled in part is one such.
+  /// Whether nodes differ; a last node with fewer devices counts as different.
   bool mixed() const { return groups.size() > 1; }
-  /// The group of the node that has this rank. Throws ConfigError when the
-  /// cluster has no such device.
+  /// The node that has this rank. Throws ConfigError when the cluster has no
+  /// such device.
   const Node& node_of(int64_t rank) const;
   /// Counted over all groups.
   int64_t node_index(int64_t rank) const;
-  /// The first `devices` of them, for a job that takes less than all.
+  /// The first `devices` devices, for a job that does not take all.
   Cluster first(int64_t devices) const;
 
   bool operator==(const Cluster&) const = default;
 };
 
-/// Throws ConfigError for what no job can run on: no device, a rate of 0
-/// between devices that exist, a negative figure, two devices of one name;
-/// names group, key, value and rule.
+/// Throws ConfigError, with group, key, value and rule, for what no job can run
+/// on: no device, a link bandwidth of 0 between devices, a negative figure, two
+/// devices of one name.
 void check(const Cluster& cluster);
 
 }  // namespace echelon

@@ -50,6 +50,9 @@ class Table {
     return nullptr;
   }
 
+  // Accepts the key with any value.
+  void drop(const std::string& key) { known_.push_back(key); }
+
   bool read(const std::string& key, std::string& target) {
     const Member* member = find(key);
     if (member == nullptr) return false;
@@ -201,22 +204,6 @@ LaunchRate read_launch_rate(const Value& value, const std::string& title) {
   return rate;
 }
 
-HostWork read_host_work(const Value& value, const std::string& where) {
-  Table table(value, value.place, where + " host_work");
-  HostWork work;
-  const bool whole =
-      table.read("beside", work.computing_seconds, Unit::seconds);
-  table.read("step", work.step_seconds, Unit::seconds);
-  table.read("layer", work.layer_seconds, Unit::seconds);
-  table.read("pass", work.pass_seconds, Unit::seconds);
-  table.read("action", work.action_seconds, Unit::seconds);
-  table.read("pipeline", work.pipeline_seconds, Unit::seconds);
-  table.read("operator", work.operator_seconds, Unit::seconds);
-  table.finish();
-  if (!whole) fail(table.place(), table.title() + " needs beside");
-  return work;
-}
-
 // The items of a list of tables; what was there before is replaced.
 template <class Rate>
 void read_rates(
@@ -302,8 +289,9 @@ class Reader {
     table.read("source", device.source);
     table.read("launch", device.launch_seconds, Unit::seconds);
     read_rates(table, "launch_rates", device.launch_rates, read_launch_rate);
-    read_rates(table, "host_work", device.host_work, read_host_work);
-    table.read("jitter", device.jitter_seconds, Unit::seconds);
+    // Files of earlier versions have these; nothing is predicted from them.
+    table.drop("host_work");
+    table.drop("jitter");
     read_peaks(table, device);
     table.read("processor", device.processor);
     read_rates(table, "matrix_rates", device.matrix_rates, read_matrix_rate);

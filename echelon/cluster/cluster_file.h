@@ -8,8 +8,7 @@
 //   device = "h100-sxm"            # of the catalogue, or a [devices.NAME] here
 //   count = 8                      # nodes
 //   devices = 8                    # of each
-//   network = { name = "InfiniBand NDR", rate = "400 Gbit/s", latency = "5 us"
-//   }
+//   network = { rate = "400 Gbit/s", latency = "5 us" }
 #pragma once
 
 #include <filesystem>
@@ -19,14 +18,14 @@
 
 namespace echelon {
 
-/// What a node leaves out is the usual node's of its device. Rates have units
-/// ("400 Gbit/s", "50 GB/s"); sizes too ("80 GiB"). Throws ConfigError with
-/// file, line and column for an unknown key, a missing unit or link, a wrong
-/// value.
+/// Keys that a node leaves out default to the usual node of its device. Rates
+/// and sizes have units ("400 Gbit/s", "50 GB/s", "80 GiB"). Throws ConfigError
+/// with file, line and column for an unknown key, a missing unit or link, or a
+/// wrong value.
 Cluster read_cluster(const std::filesystem::path& path);
 Cluster parse_cluster(const std::string& text, const std::string& name);
 
-/// read_cluster reads it back identically.
+/// The text from which read_cluster reads an equal cluster.
 std::string to_toml(const Cluster& cluster);
 
 }  // namespace echelon

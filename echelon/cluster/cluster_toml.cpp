@@ -33,8 +33,8 @@ std::string line(const std::string& key, const std::string& value) {
   return key + " = " + value + "\n";
 }
 
-// A device of the catalogue that was changed keeps its name: what the catalogue
-// has and this one has not is written as 0.
+// A changed device of the catalogue keeps its name, so what the catalogue has
+// and this one lacks is written as 0.
 Device known_device(const std::string& name) {
   const auto& names = device_names();
   const bool known = std::find(names.begin(), names.end(), name) != names.end();
@@ -85,22 +85,6 @@ std::string launch_rates_text(const Device& device) {
   return text + "]\n";
 }
 
-std::string host_work_text(const Device& device) {
-  if (device.host_work.empty()) return "";
-  std::string text = "host_work = [\n";
-  for (const auto& work : device.host_work) {
-    text += "  { beside = " + quantity(work.computing_seconds, Unit::seconds) +
-            ", step = " + quantity(work.step_seconds, Unit::seconds) +
-            ", layer = " + quantity(work.layer_seconds, Unit::seconds) +
-            ", pass = " + quantity(work.pass_seconds, Unit::seconds) +
-            ", action = " + quantity(work.action_seconds, Unit::seconds) +
-            ", pipeline = " + quantity(work.pipeline_seconds, Unit::seconds) +
-            ", operator = " + quantity(work.operator_seconds, Unit::seconds) +
-            " },\n";
-  }
-  return text + "]\n";
-}
-
 std::string operator_rates_text(const Device& device) {
   if (device.operator_rates.empty()) return "";
   std::string text = "operator_rates = [\n";
@@ -127,10 +111,6 @@ std::string device_text(const Device& device) {
   text += line("source", quoted(device.source));
   if (device.launch_seconds != 0) {
     text += line("launch", quantity(device.launch_seconds, Unit::seconds));
-  }
-  text += host_work_text(device);
-  if (device.jitter_seconds != 0) {
-    text += line("jitter", quantity(device.jitter_seconds, Unit::seconds));
   }
   if (device.processor || known_device(device.name).processor) {
     text += line("processor", toml_text(device.processor));

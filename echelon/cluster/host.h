@@ -1,4 +1,4 @@
-// What this host lends a process: cores and memory, by affinity and cgroup.
+// Cores and memory that this host gives a process, by affinity and cgroup.
 #pragma once
 
 #include <string>
@@ -10,14 +10,14 @@ int available_cores();
 
 struct HostMemory {
   double total_bytes = 0;
-  double free_bytes = 0;   // as the kernel says could be had without swapping
-  double limit_bytes = 0;  // of this process' cgroup; 0: none
+  double free_bytes = 0;   // available without swapping, by the kernel
+  double limit_bytes = 0;  // of this process's cgroup; 0: none
 };
 HostMemory host_memory();
 
 struct Processor {
-  std::string name;              // "AMD EPYC 9654"; empty: not told
-  double hertz = 0;              // now; 0: not told
+  std::string name;              // "AMD EPYC 9654"; empty: not known
+  double hertz = 0;              // current; 0: not known
   int fp32_flops_per_cycle = 0;  // of a core, by its vector instructions
 };
 /// From /proc/cpuinfo, or a text like it.

@@ -1,4 +1,4 @@
-// This machine as a cluster, by the best that is known of it.
+// This machine as a cluster, by the best rates that are known.
 #pragma once
 
 #include <cstdint>
@@ -22,14 +22,14 @@ struct LocalCluster {
 };
 
 /// This machine as `devices` devices: its GPUs, or shares of its processor; 0:
-/// all GPUs, or one share for each core. `on_processor`: what runs uses no GPU.
-/// Throws ConfigError as cluster_of does, and as read_cluster for a saved file
-/// that is broken.
+/// all GPUs, or one share for each core. `on_processor`: ignores the GPUs.
+/// Throws ConfigError as cluster_of does, and as read_cluster does for a broken
+/// saved file.
 LocalCluster local_cluster(int64_t devices, bool on_processor = false);
 
-/// The same of any machine, and of what `saved` says was measured of so many
-/// devices; a file that is of GPUs says nothing of a processor, nor the other
-/// way around.
+/// The same of any machine; `saved` returns what was measured with so many
+/// devices. A file of GPUs is not used for a processor, nor the other way
+/// around.
 LocalCluster local_cluster(
     LocalMachine machine,
     const std::function<std::optional<Cluster>(int64_t devices)>& saved,

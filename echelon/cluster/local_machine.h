@@ -1,4 +1,4 @@
-// This machine: what was found, and the cluster that it is.
+// The hardware of this machine, and the machine as a cluster.
 #pragma once
 
 #include <string>
@@ -21,23 +21,22 @@ struct LocalMachine {
   int cores = 1;
   HostMemory memory;
   NvmlFindings nvml;
-  std::vector<Adapter> adapters;  // that are up and tell their rate
+  std::vector<Adapter> adapters;  // those that are up and tell their bandwidth
 };
 
 LocalMachine look_at_machine();
 
-/// Adapters as the kernel lists them below `sys`: infiniband ports, then
+/// Adapters as the kernel lists them below `sys`: InfiniBand ports, then
 /// network interfaces that are hardware.
 std::vector<Adapter> find_adapters(const std::string& sys = "/sys");
 
-/// The catalogue's device of a GPU that calls itself so; empty: it has none.
+/// The catalogue's device for a GPU of this name; empty: there is none.
 std::string device_of_gpu(const Gpu& gpu);
 
-/// One node. Without GPUs its devices are shares of the processor, `devices` of
-/// them (0: one for each core), whose rates are rough guesses until `echelon
-/// bench
+/// One node. Without GPUs its devices are `devices` shares of the processor (0:
+/// one for each core), whose rates are rough guesses until `echelon bench
 /// --save` has measured them. Throws ConfigError when there are fewer GPUs than
-/// `devices`, GPUs of several kinds, or one that the catalogue has not.
+/// `devices`, GPUs of several kinds, or one that is not in the catalogue.
 Cluster cluster_of(const LocalMachine& machine, int64_t devices = 0);
 
 }  // namespace echelon

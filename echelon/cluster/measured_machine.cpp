@@ -3,13 +3,13 @@
 #include <algorithm>
 #include <cctype>
 #include <cmath>
-#include <cstdio>
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <utility>
 
 #include "echelon/cluster/catalogue.h"
 #include "echelon/error.h"
+#include "echelon/text/format.h"
 
 namespace echelon {
 namespace {
@@ -34,7 +34,7 @@ bool known_gpus(const LocalMachine& machine) {
          !device_of_gpu(machine.nvml.gpus.front()).empty();
 }
 
-// The processor's node with the figures of a GPU that the catalogue has not.
+// The processor's node with the figures of a GPU that is not in the catalogue.
 Node unknown_gpu_node(LocalMachine machine, int64_t ranks) {
   const Gpu gpu = machine.nvml.gpus.front();
   machine.nvml.gpus.clear();
@@ -47,8 +47,8 @@ Node unknown_gpu_node(LocalMachine machine, int64_t ranks) {
   return node;
 }
 
-// A processor's share, or an unknown GPU, has no published peak: its best
-// product is the peak.
+// A processor's share, or an unknown GPU, has no published peak; its fastest
+// matmul stands for it.
 void set_peaks(Device& device) {
   device.peak_flops_per_second.fill(0);
   for (const auto& rate : device.matrix_rates) {
@@ -59,7 +59,7 @@ void set_peaks(Device& device) {
   }
 }
 
-// Four digits: no measurement has more, and the file is for people as well.
+// To four digits: no measurement has more, and people read the file.
 double rounded(double value) {
   if (!(value > 0)) return value;
   const double scale = std::pow(10.0, 3 - std::floor(std::log10(value)));
@@ -79,13 +79,11 @@ source_of(const MachineMeasurement& measured, const LocalMachine& machine) {
          (machine.cores == 1 ? " core" : " cores");
 }
 
-std::string formatted(const char* format, double value, const char* what) {
-  char text[120];
-  std::snprintf(text, sizeof(text), format, what, value);
-  return text;
+std::string microseconds(std::string_view what, double seconds) {
+  return format("  {:<36} {:9.2f} us\n", what, seconds * 1e6);
 }
 
-// As a table has room for: "max_pool2d backward, channels last".
+// A shorter label for tables: "max_pool2d backward, channels last".
 std::string label_of(std::string name) {
   for (const auto& [part, label] :
        {std::pair("native_", ""), std::pair("_with_indices", ""),
@@ -121,12 +119,9 @@ std::string
 to_text(const std::vector<Spread>& all, const char* unit, const char* what) {
   std::string text;
   for (const Spread& one : all) {
-    char line[160];
-    std::snprintf(
-        line, sizeof(line), "  %-36s %9.2f to %.2f %s, %d %s\n",
-        label_of(one.name).c_str(), one.least / 1e9, one.most / 1e9, unit,
-        one.count, what);
-    text += line;
+    text += format(
+        "  {:<36} {:9.2f} to {:.2f} {}, {} {}\n", label_of(one.name),
+        one.least / 1e9, one.most / 1e9, unit, one.count, what);
   }
   return text;
 }
@@ -147,8 +142,7 @@ Link link_of(const MachineMeasurement& measured) {
   }
   const auto ranks = static_cast<double>(measured.ranks);
   const double share = 2 * (ranks - 1) / ranks;
-  // Noise may make the larger one quicker; the rate is then as if it had no
-  // delay.
+  // Noise may make the larger one faster; the latency then counts as 0.
   const double seconds = most->seconds > least->seconds
                              ? most->seconds - least->seconds
                              : most->seconds;
@@ -185,23 +179,13 @@ cluster_of(const MachineMeasurement& measured, const LocalMachine& machine) {
     rate.view_seconds = rounded(rate.view_seconds);
     rate.backward_view_seconds = rounded(rate.backward_view_seconds);
   }
-  device.host_work = measured.host_work;
-  for (auto& work : device.host_work) {
-    for (double* seconds :
-         {&work.step_seconds, &work.layer_seconds, &work.pass_seconds,
-          &work.action_seconds, &work.pipeline_seconds, &work.operator_seconds,
-          &work.computing_seconds}) {
-      *seconds = rounded(*seconds);
-    }
-  }
-  device.jitter_seconds = rounded(measured.jitter_seconds);
   device.source = source_of(measured, machine);
   if (!known || machine.nvml.gpus.empty()) set_peaks(device);
   if (measured.ranks > 1) {
     node.inside = link_of(measured);
     node.inside.bytes_per_second = rounded(node.inside.bytes_per_second);
     node.inside.latency_seconds = rounded(node.inside.latency_seconds);
-    // All ranks sent at once: the rate is what each of them has then.
+    // All ranks sent at once, so this is the bandwidth of each.
     node.switched = true;
     node.reduces_in_switch = false;
   }
@@ -213,50 +197,20 @@ cluster_of(const MachineMeasurement& measured, const LocalMachine& machine) {
 std::string to_text(const MachineMeasurement& measured) {
   std::string text = "of one rank, " + std::to_string(measured.ranks) +
                      (measured.ranks == 1 ? " rank" : " ranks at once") + ":\n";
-  text += formatted(
-      "  %-36s %9.2f GB/s\n", measured.memory_bytes_per_second / 1e9,
-      "memory, read and written");
-  text += formatted(
-      "  %-36s %9.2f us\n", measured.launch_seconds * 1e6,
-      "an operator, launched");
+  text += format(
+      "  {:<36} {:9.2f} GB/s\n", "memory, read and written",
+      measured.memory_bytes_per_second / 1e9);
+  text += microseconds("an operator, launched", measured.launch_seconds);
   for (const auto& rate : measured.launch_rates) {
     const std::string where =
-        " beside " + std::to_string(std::llround(rate.bytes_beside / 1024)) +
-        " KiB";
+        format(" beside {} KiB", std::llround(rate.bytes_beside / 1024));
     for (const auto& [what, seconds] :
          {std::pair("launched", rate.seconds),
           std::pair("of a gradient,", rate.backward_seconds),
           std::pair("a view", rate.view_seconds),
           std::pair("a gradient's view", rate.backward_view_seconds)}) {
-      text += formatted(
-          "  %-36s %9.2f us\n", seconds * 1e6, (what + where).c_str());
+      text += microseconds(what + where, seconds);
     }
-  }
-  for (const auto& host : measured.host_work) {
-    const std::string where =
-        "host work beside " +
-        std::to_string(std::llround(host.computing_seconds * 1e6)) + " us: ";
-    for (const auto& [what, seconds] :
-         {std::pair("step", host.step_seconds),
-          std::pair("layer", host.layer_seconds),
-          std::pair("microbatch", host.pass_seconds),
-          std::pair("action", host.action_seconds),
-          std::pair("pipeline", host.pipeline_seconds),
-          std::pair("operator", host.operator_seconds)}) {
-      if (!(seconds > 0)) continue;
-      text += formatted(
-          "  %-36s %9.2f us\n", seconds * 1e6, (where + what).c_str());
-    }
-  }
-  if (measured.jitter_seconds > 0) {
-    text += formatted(
-        "  %-36s %9.2f us\n", measured.jitter_seconds * 1e6,
-        "jitter of 1 ms, from rank to rank");
-  }
-  if (measured.repeated > 0) {
-    text += formatted(
-        "  %-36s %9.0f times\n", static_cast<double>(measured.repeated),
-        "measured again, for cores were slow");
   }
   std::vector<Spread> products, operators;
   for (const auto& rate : measured.matrix_rates) {
@@ -271,9 +225,10 @@ std::string to_text(const MachineMeasurement& measured) {
   text += to_text(products, "GFLOP/s", "shapes") +
           to_text(operators, "GB/s", "sizes");
   for (const auto& call : measured.calls) {
-    const std::string name =
-        call.operation + " of " + std::to_string(call.bytes) + " bytes";
-    text += formatted("  %-36s %9.1f us\n", call.seconds * 1e6, name.c_str());
+    text += format(
+        "  {:<36} {:9.1f} us\n",
+        format("{} of {} bytes", call.operation, call.bytes),
+        call.seconds * 1e6);
   }
   return text;
 }
@@ -305,17 +260,6 @@ std::string to_json(const MachineMeasurement& measured) {
          {"view_seconds", rate.view_seconds},
          {"backward_view_seconds", rate.backward_view_seconds}});
   }
-  auto host_work = nlohmann::ordered_json::array();
-  for (const auto& work : measured.host_work) {
-    host_work.push_back(
-        {{"computing_seconds", work.computing_seconds},
-         {"step_seconds", work.step_seconds},
-         {"layer_seconds", work.layer_seconds},
-         {"pass_seconds", work.pass_seconds},
-         {"action_seconds", work.action_seconds},
-         {"pipeline_seconds", work.pipeline_seconds},
-         {"operator_seconds", work.operator_seconds}});
-  }
   auto calls = nlohmann::ordered_json::array();
   for (const auto& call : measured.calls) {
     calls.push_back(
@@ -328,12 +272,9 @@ std::string to_json(const MachineMeasurement& measured) {
       {"memory_bytes_per_second", measured.memory_bytes_per_second},
       {"launch_seconds", measured.launch_seconds},
       {"launch_rates", launches},
-      {"host_work", host_work},
-      {"jitter_seconds", measured.jitter_seconds},
       {"matrix_rates", rates},
       {"operator_rates", operators},
-      {"calls", calls},
-      {"repeated", measured.repeated}}
+      {"calls", calls}}
       .dump(2);
 }
 

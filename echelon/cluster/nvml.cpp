@@ -11,15 +11,15 @@ namespace {
 
 using Handle = void*;
 
-// As nvml.h of the driver's kit has it.
+// As in the driver's nvml.h.
 struct Memory {
   unsigned long long total, free, used;
 };
 constexpr unsigned kMostLinks = 18;
 constexpr int kRemoteSwitch = 2;  // NVML_NVLINK_DEVICE_TYPE_SWITCH
 
-// The few functions that are needed, by their stable names; a function that an
-// old driver lacks tells nothing.
+// The few functions that we need, by their stable names. A function that an old
+// driver lacks reports nothing.
 class Library {
  public:
   explicit Library(const char* name)

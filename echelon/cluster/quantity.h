@@ -1,5 +1,4 @@
-// Figures with units, as cluster files write them: "400 Gbit/s", "80 GiB", "5
-// us".
+// Figures with units as in cluster files: "400 Gbit/s", "80 GiB", "5 us".
 #pragma once
 
 #include <optional>
@@ -15,12 +14,12 @@ enum class Unit {
   flops_per_second,  // FLOP/s … PFLOP/s
 };
 
-/// In bytes, bytes per second, seconds or FLOP/s; nullopt when the text is no
-/// number with such a unit. Upper and lower case count: "Gbit/s" is not "GB/s".
+/// In bytes, bytes per second, seconds or FLOP/s; nullopt when the text is not
+/// a number with such a unit. Case matters: "Gbit/s" is not "GB/s".
 std::optional<double> parse_quantity(std::string_view text, Unit unit);
 
-/// What parse_quantity reads back to the identical value, in the unit that
-/// reads best.
+/// The text in the most readable unit from which parse_quantity reads the
+/// identical value.
 std::string quantity_text(double value, Unit unit);
 
 /// An example for errors: "400 Gbit/s or 50 GB/s".

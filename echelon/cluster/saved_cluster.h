@@ -1,5 +1,5 @@
 // Where `echelon bench --save` keeps what it measured of this machine, so that
-// runs here are predicted without being told what they ran on.
+// reports can predict runs without a cluster file.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,8 @@ namespace echelon {
 /// Empty without a home.
 std::filesystem::path saved_cluster_path(int64_t ranks);
 
-/// The file there; nothing when there is none. Throws ConfigError as
-/// read_cluster.
+/// Reads that file; empty when there is none. Throws ConfigError as
+/// read_cluster does.
 std::optional<Cluster> saved_cluster(int64_t ranks);
 
 }  // namespace echelon

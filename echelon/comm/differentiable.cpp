@@ -8,8 +8,10 @@
 #include <numeric>
 #include <utility>
 
+#include "echelon/comm/trace/record.h"
 #include "echelon/error.h"
 #include "echelon/profiling/operator_scope.h"
+#include "echelon/text/format.h"
 
 namespace echelon {
 namespace {
@@ -23,8 +25,8 @@ struct Adjoint : torch::CustomClassHolder {
   Map map;
 };
 
-// y = forward(x), whose backward is `adjoint`. The adjoints below are these
-// same functions, which is what makes backward differentiable.
+// y = forward(x), with the backward `adjoint`. The adjoints below are functions
+// of this file too, so backward is differentiable.
 class Linear : public torch::autograd::Function<Linear> {
  public:
   static Tensor forward(
@@ -48,67 +50,64 @@ Tensor linear(const Tensor& input, const Map& forward, const Map& adjoint) {
   return Linear::apply(input, forward, adjoint);
 }
 
-// The same of a forward that communicates, and returns a new tensor.
+// The same for a forward that communicates and returns a new tensor.
 Tensor sent(const Tensor& input, const Map& forward, const Map& adjoint) {
-  const auto whole = [&](const Tensor& x) {
+  const auto one_operator = [&](const Tensor& x) {
     return as_one_operator("echelon::collective", [&] {
       return std::vector<Tensor>{forward(x)};
     })[0];
   };
-  return linear(input, whole, adjoint);
+  return linear(input, one_operator, adjoint);
 }
 
-std::string place(const char* name, const Group& group) {
-  return std::string(name) + " on axis " + group.axis() + ": ";
-}
-
-std::string list(const Sizes& sizes) {
-  std::string text = "[";
-  for (size_t i = 0; i < sizes.size(); ++i) {
-    text += (i ? ", " : "") + std::to_string(sizes[i]);
-  }
-  return text + "]";
+template <typename... Values>
+[[noreturn]] void refuse(
+    const char* name, const Group& group,
+    std::type_identity_t<detail::FormatPattern<sizeof...(Values)>> rule,
+    const Values&... values) {
+  throw ConfigError(
+      format("{} on axis {}: {}", name, group.axis(), format(rule, values...)));
 }
 
 int64_t checked_dim(
     const char* name, const Tensor& input, const Group& group, int64_t dim) {
   if (dim < -input.dim() || dim >= input.dim()) {
-    throw ConfigError(
-        place(name, group) + "dim=" + std::to_string(dim) +
-        ", but the input is " + list(input.sizes().vec()));
+    refuse(
+        name, group, "dim={}, but the input is {}", dim,
+        shape_text(input.sizes().vec()));
   }
   return dim < 0 ? dim + input.dim() : dim;
 }
 
-// One size per rank, none negative, that sum to `total` (when it is given).
+// Checks that there is one size per rank, none negative, and that they sum to
+// `total`, unless that is negative.
 void check_sizes(
     const char* name, const Group& group, const Sizes& sizes, int64_t total) {
   const bool negative = std::any_of(
       sizes.begin(), sizes.end(), [](int64_t size) { return size < 0; });
   if (negative || sizes.size() != static_cast<size_t>(group.size())) {
-    throw ConfigError(
-        place(name, group) + "sizes " + list(sizes) + ", but " +
-        std::to_string(group.size()) + " ranks need one size >= 0 each");
+    refuse(
+        name, group, "sizes {}, but {} ranks need one size >= 0 each",
+        shape_text(sizes), group.size());
   }
   const int64_t sum = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
   if (total >= 0 && sum != total) {
-    throw ConfigError(
-        place(name, group) + "sizes " + list(sizes) + " sum to " +
-        std::to_string(sum) + ", but the input has " + std::to_string(total));
+    refuse(
+        name, group, "sizes {} sum to {}, but the input has {}",
+        shape_text(sizes), sum, total);
   }
 }
 
-// The slices' sizes of a gather, in which this rank gives `own`.
+// The slices' sizes of a gather; this rank's slice has `own` rows.
 Sizes gather_sizes(
     const char* name, const Group& group, const Sizes& sizes, int64_t own) {
   if (sizes.empty()) return Sizes(group.size(), own);
   check_sizes(name, group, sizes, -1);
   if (sizes[group.rank()] != own) {
-    throw ConfigError(
-        place(name, group) + "sizes " + list(sizes) + " give rank " +
-        std::to_string(group.rank()) + " a slice of " +
-        std::to_string(sizes[group.rank()]) + ", but its input has " +
-        std::to_string(own));
+    refuse(
+        name, group,
+        "sizes {} give rank {} a slice of {}, but its input has {}",
+        shape_text(sizes), group.rank(), sizes[group.rank()], own);
   }
   return sizes;
 }
@@ -132,7 +131,7 @@ Sizes with_first(const Tensor& like, int64_t first) {
   return shape;
 }
 
-// `dim` in front, contiguous; and back, as a tensor that is no view.
+// Moves `dim` to the front, contiguous; and back, to a tensor that is no view.
 Tensor to_front(const Tensor& tensor, int64_t dim) {
   return tensor.movedim(dim, 0).contiguous();
 }
@@ -142,7 +141,7 @@ Tensor from_front(const Tensor& tensor, int64_t dim) {
 }
 
 // x_r [sizes[r], …] -> [sum of sizes, …]. The backends gather equal slices
-// only, so unequal ones travel padded to the largest.
+// only, so unequal ones are padded to the largest.
 Tensor concatenate(
     const Tensor& x, const Group& group, const Sizes& sizes, const Call& call) {
   const int64_t longest = *std::max_element(sizes.begin(), sizes.end());
@@ -161,6 +160,18 @@ Tensor concatenate(
     slices.push_back(padded.narrow(0, rank * longest, sizes[rank]));
   }
   return torch::cat(slices);
+}
+
+Tensor concatenated(
+    const Tensor& input, const Group& group, int64_t dim, const Sizes& sizes,
+    const std::string& label, const Map& adjoint) {
+  return sent(
+      input,
+      [&](const Tensor& x) {
+        return from_front(
+            concatenate(to_front(x, dim), group, sizes, {.label = label}), dim);
+      },
+      adjoint);
 }
 
 // x_r [sum of sizes, …] -> this rank's slice of their sum.
@@ -195,10 +206,9 @@ Tensor sum(const Tensor& x, const Group& group, const Call& call) {
 
 void check_peer(const char* name, const Group& group, int peer) {
   if (peer < 0 || peer >= group.size()) {
-    throw ConfigError(
-        place(name, group) + "rank " + std::to_string(peer) +
-        " is not one of the group's " + std::to_string(group.size()) +
-        " ranks");
+    refuse(
+        name, group, "rank {} is not one of the group's {} ranks", peer,
+        group.size());
   }
 }
 
@@ -232,13 +242,9 @@ Tensor gather_from(
   if (group.size() == 1) return input;
   const int64_t d = checked_dim("gather_from", input, group, dim);
   const auto all = gather_sizes("gather_from", group, sizes, input.size(d));
-  return sent(
-      input,
-      [&](const Tensor& x) {
-        return from_front(
-            concatenate(to_front(x, d), group, all, {.label = label}), d);
-      },
-      [=](const Tensor& g) { return scatter_to(g, group, d, all, label); });
+  return concatenated(input, group, d, all, label, [=](const Tensor& g) {
+    return scatter_to(g, group, d, all, label);
+  });
 }
 
 Tensor scatter_to(
@@ -271,13 +277,9 @@ Tensor all_gather(
   if (group.size() == 1) return input;
   const int64_t d = checked_dim("all_gather", input, group, dim);
   const auto all = gather_sizes("all_gather", group, sizes, input.size(d));
-  return sent(
-      input,
-      [&](const Tensor& x) {
-        return from_front(
-            concatenate(to_front(x, d), group, all, {.label = label}), d);
-      },
-      [=](const Tensor& g) { return reduce_scatter(g, group, d, all, label); });
+  return concatenated(input, group, d, all, label, [=](const Tensor& g) {
+    return reduce_scatter(g, group, d, all, label);
+  });
 }
 
 Tensor reduce_scatter(
@@ -303,11 +305,11 @@ Tensor all_to_all(
   const int64_t rows = input.size(0);
   if (input_splits.empty() != output_splits.empty() ||
       (input_splits.empty() && rows % group.size() != 0)) {
-    throw ConfigError(
-        place("all_to_all", group) + std::to_string(rows) +
-        " rows do not divide by " + std::to_string(group.size()) +
-        " ranks, or one list of splits is missing: give input_splits and "
-        "output_splits");
+    refuse(
+        "all_to_all", group,
+        "{} rows do not divide by {} ranks, or one list of splits is "
+        "missing: give input_splits and output_splits",
+        rows, group.size());
   }
   int64_t out_rows = rows;
   if (!input_splits.empty()) {

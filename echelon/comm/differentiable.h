@@ -1,14 +1,13 @@
 // Collectives that autograd differentiates. Each one states its adjoint, the
 // collective that its backward runs.
 //
-// What is differentiated is one number, F, that the ranks compute together. Two
-// conventions give two families:
+// The ranks together differentiate one number, F. Two conventions give two
+// families:
 //
 //   sum of losses   F is the sum of the ranks' losses; every tensor belongs to
 //                   one rank. all_reduce_sum, all_gather, reduce_scatter,
 //                   all_to_all, broadcast_from, reduce_to, shift.
-//   replicated      a tensor that all ranks hold with one value is one
-//   variable,
+//   replicated      A tensor with the same value on all ranks is one variable,
 //                   and a loss that all ranks compute alike is counted once.
 //                   copy_to, reduce_from, gather_from, scatter_to: the pairs at
 //                   the ends of a tensor-parallel region.
@@ -17,13 +16,12 @@
 //   * Every rank of the group calls, in the same order, and `requires_grad` of
 //     the input is the same on every rank; in backward too every rank takes
 //     part, so every rank's loss must depend on the result.
-//   * The result is a new tensor (that of copy_to shares the input's memory).
-//   In
-//     a group of size 1 it is the input, and no call is made.
+//   * The result is a new tensor (copy_to's shares the input's memory). In a
+//     group of size 1 it is the input, and no call is made.
 //   * Backward can be differentiated again, by the same rules.
 //   * Empty slices are allowed. `label` appears in the timeline and in errors.
-//   * ConfigError for shapes that do not fit on this rank; CommError as
-//     Work::wait.
+//   * They throw ConfigError for shapes that do not fit on this rank, and
+//     CommError as Work::wait does.
 #pragma once
 
 #include <torch/types.h>
@@ -41,14 +39,14 @@ std::vector<int64_t> even_split(int64_t total, int parts);
 
 // ------------------------------------------------------------- replicated
 
-/// x -> x; adjoint reduce_from. Where a replicated tensor enters a region in
-/// which ranks compute different things.
+/// x -> x; adjoint reduce_from. For a replicated tensor that enters a region in
+/// which the ranks compute different things.
 torch::Tensor copy_to(
     const torch::Tensor& input, const Group& group,
     const std::string& label = {});
 
-/// x_r -> sum of x_r on every rank; adjoint copy_to. Where partial sums leave
-/// such a region.
+/// x_r -> sum of x_r on every rank; adjoint copy_to. For partial sums that
+/// leave such a region.
 torch::Tensor reduce_from(
     const torch::Tensor& input, const Group& group,
     const std::string& label = {});
@@ -107,8 +105,8 @@ torch::Tensor reduce_to(
     const std::string& label = {});
 
 /// Rank r's x on rank r + offset, around the ring; adjoint shift by -offset.
-/// All shapes equal. A send and a receive between any two ranks, made so that
-/// the order of backward cannot deadlock.
+/// All shapes are equal. Each rank starts its send and its receive together, so
+/// no order of backward passes can deadlock.
 torch::Tensor shift(
     const torch::Tensor& input, const Group& group, int offset,
     const std::string& label = {});

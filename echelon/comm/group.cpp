@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <numeric>
-#include <optional>
 
 #include "echelon/comm/group_impl.h"
-#include "echelon/comm/trace/label.h"
-#include "echelon/comm/trace/unsent_calls.h"
+#include "echelon/comm/trace/collective_trace.h"
+#include "echelon/comm/trace/record.h"
 #include "echelon/error.h"
+#include "echelon/text/format.h"
 
 namespace echelon {
 namespace {
@@ -18,19 +18,18 @@ using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
 constexpr auto kNoLimit = std::chrono::milliseconds(0);
 
+template <typename... Values>
 [[noreturn]] void refuse(
-    const Group::Impl& group, const char* operation, const std::string& rule) {
-  throw ConfigError(
-      std::string(operation) + " on axis " + group.axis + " of " +
-      std::to_string(group.ranks.size()) + " ranks: " + rule);
+    const Group::Impl& group, const char* operation,
+    std::type_identity_t<detail::FormatPattern<sizeof...(Values)>> rule,
+    const Values&... values) {
+  throw ConfigError(format(
+      "{} on axis {} of {} ranks: {}", operation, group.axis,
+      group.ranks.size(), format(rule, values...)));
 }
 
-std::string shape_text(const Tensor& tensor) {
-  std::string text = "[";
-  for (int64_t i = 0; i < tensor.dim(); ++i) {
-    text += (i == 0 ? "" : ", ") + std::to_string(tensor.size(i));
-  }
-  return text + "]";
+std::string shape_of(const Tensor& tensor) {
+  return shape_text(tensor.sizes().vec());
 }
 
 void check_tensor(
@@ -39,37 +38,36 @@ void check_tensor(
   if (!tensor.is_contiguous()) {
     refuse(
         group, operation,
-        "tensor " + shape_text(tensor) +
-            " is not contiguous; pass tensor.contiguous()");
+        "tensor {} is not contiguous; pass tensor.contiguous()",
+        shape_of(tensor));
   }
   if (tensor.device().type() != group.device.type() && !tensor.is_meta() &&
       group.kind != BackendKind::local) {
     refuse(
         group, operation,
-        "tensor is on " + tensor.device().str() +
-            ", but the group's backend works on " + group.device.str());
+        "tensor is on {}, but the group's backend works on {}",
+        tensor.device().str(), group.device.str());
   }
 }
 
-// What is not sent; this rank's input comes last.
-void note(
+// Records a call that sends nothing; this rank's input comes last.
+void trace(
     const Group::Impl& group, const char* operation,
     const std::vector<Tensor>& tensors) {
-  if (!UnsentCalls::listening() || tensors.empty()) return;
-  UnsentCalls::note(
+  if (!CollectiveTrace::active() || tensors.empty()) return;
+  CollectiveTrace::record(
       {.operation = operation,
        .axis = group.axis,
        .bytes = static_cast<int64_t>(tensors.back().nbytes())});
 }
 
-// Whether there is nothing to send: in a silent group, and for shapes alone, on
-// the meta device; the other ranks, which may be counting another layer, are
-// not asked.
+// Whether there is nothing to send: in a silent group, and for tensors on the
+// meta device. The other ranks need not agree: they may count another layer.
 bool no_data(
     const Group::Impl& group, const char* operation,
     const std::vector<Tensor>& tensors) {
   if (!group.backend && group.ranks.size() > 1) {
-    note(group, operation, tensors);
+    trace(group, operation, tensors);
     return true;
   }
   const auto meta = std::count_if(
@@ -82,7 +80,7 @@ bool no_data(
         "some tensors are on the meta device, which has no values, and "
         "others are not");
   }
-  if (group.ranks.size() > 1) note(group, operation, tensors);
+  if (group.ranks.size() > 1) trace(group, operation, tensors);
   return true;
 }
 
@@ -97,10 +95,9 @@ void check_same_dtype(
     const Tensor& input) {
   if (output.scalar_type() != input.scalar_type()) {
     refuse(
-        group, operation,
-        std::string("output is ") + c10::toString(output.scalar_type()) +
-            ", input is " + c10::toString(input.scalar_type()) +
-            "; they must agree");
+        group, operation, "output is {}, input is {}; they must agree",
+        c10::toString(output.scalar_type()),
+        c10::toString(input.scalar_type()));
   }
 }
 
@@ -110,34 +107,26 @@ void check_numel(
   check_same_dtype(group, operation, output, input);
   if (output.numel() != expected) {
     refuse(
-        group, operation,
-        "input " + shape_text(input) + " needs an output of " +
-            std::to_string(expected) + " elements, not " + shape_text(output));
+        group, operation, "input {} needs an output of {} elements, not {}",
+        shape_of(input), expected, shape_of(output));
   }
 }
 
 void check_rank(const Group::Impl& group, const char* operation, int rank) {
   if (rank < 0 || rank >= static_cast<int>(group.ranks.size())) {
-    refuse(
-        group, operation,
-        "rank " + std::to_string(rank) + " is outside the group");
+    refuse(group, operation, "rank {} is outside the group", rank);
   }
 }
 
 void check_peer(const Group::Impl& group, const char* operation, int rank) {
   check_rank(group, operation, rank);
   if (rank == group.rank) {
-    refuse(group, operation, "rank " + std::to_string(rank) + " is this rank");
+    refuse(group, operation, "rank {} is this rank", rank);
   }
 }
 
-/// What gloo and NCCL reduce natively; `local` reduces all of them.
-bool reduces_natively(BackendKind kind, torch::Dtype dtype) {
-  if (kind == BackendKind::local) return true;
-  return dtype != torch::kShort;
-}
-
-/// Plain movement of bytes, for dtypes that a backend has no name for.
+/// `tensor` as bytes when the backend does not know its dtype; for calls that
+/// move elements and do not reduce them.
 Tensor movable(const Group::Impl& group, const Tensor& tensor) {
   const bool known = tensor.scalar_type() != torch::kBool &&
                      tensor.scalar_type() != torch::kShort;
@@ -145,14 +134,22 @@ Tensor movable(const Group::Impl& group, const Tensor& tensor) {
   return tensor.view({-1}).view(torch::kByte);
 }
 
-/// In one dimension where the backend compares shapes: callers choose them
-/// freely.
+/// As `movable`, with one row per row of `tensor`.
+Tensor movable_rows(const Group::Impl& group, const Tensor& tensor) {
+  const Tensor bytes = movable(group, tensor);
+  if (bytes.is_same(tensor)) return tensor;
+  const int64_t rows = tensor.dim() == 0 ? 1 : tensor.size(0);
+  return bytes.view({rows, rows == 0 ? 0 : bytes.numel() / rows});
+}
+
+/// In one dimension for a backend that compares the shapes of input and output,
+/// which callers choose freely.
 Tensor flat(const Group::Impl& group, const Tensor& tensor) {
   return group.kind == BackendKind::gloo ? tensor.view({-1}) : tensor;
 }
 
-/// A reduction as the backends understand it: bool becomes bytes with a maximum
-/// (or) or minimum (and), and an average becomes a sum that is divided after.
+/// A reduction as the backends know it: bool becomes bytes with a maximum (or)
+/// or minimum (and), and an average becomes a sum that is divided afterwards.
 struct Reduction {
   Tensor tensor;
   ReduceOp op = ReduceOp::SUM;
@@ -164,11 +161,11 @@ Reduction reduction_of(
     echelon::ReduceOp op) {
   Reduction result{tensor};
   const torch::Dtype dtype = tensor.scalar_type();
-  if (!reduces_natively(group.kind, dtype)) {
+  if (dtype == torch::kShort && group.kind != BackendKind::local) {
     refuse(
         group, operation,
-        std::string(c10::toString(dtype)) +
-            " cannot be reduced by this backend; convert to int32");
+        "{} cannot be reduced by this backend; convert to int32",
+        c10::toString(dtype));
   }
   switch (op) {
     case echelon::ReduceOp::sum:
@@ -177,8 +174,8 @@ Reduction reduction_of(
       if (!torch::isFloatingType(dtype)) {
         refuse(
             group, operation,
-            std::string("an average of ") + c10::toString(dtype) +
-                " is not defined; reduce with sum");
+            "an average of {} is not defined; reduce with sum",
+            c10::toString(dtype));
       }
       if (group.kind == BackendKind::local) {
         result.op = ReduceOp::AVG;  // the sum, then one division, in place
@@ -222,15 +219,10 @@ std::function<void()> divide(const std::vector<Reduction>& reductions) {
   };
 }
 
-class Labelled {
- public:
-  explicit Labelled(const Call& call) {
-    if (!call.label.empty()) scope_.emplace(call.label);
-  }
-
- private:
-  std::optional<LabelScope> scope_;
-};
+/// The label of the collectives of `call`.
+std::string label_of(const Call& call) {
+  return call.label.empty() ? LabelScope::current() : call.label;
+}
 
 void copy_alone(const Tensor& output, const Tensor& input) {
   torch::NoGradGuard no_grad;
@@ -281,8 +273,7 @@ Group Group::silent(const std::string& axis, int rank, int size) {
 }
 
 Group make_group(
-    c10::intrusive_ptr<c10d::Backend> backend,
-    const c10::intrusive_ptr<c10d::Store>& store, const std::string& axis,
+    c10::intrusive_ptr<c10d::Backend> backend, const std::string& axis,
     const std::vector<int>& ranks, int rank, BackendKind kind,
     torch::Device device) {
   auto impl = std::make_shared<Group::Impl>();
@@ -291,19 +282,7 @@ Group make_group(
   impl->ranks = ranks;
   impl->kind = kind;
   impl->device = device;
-  if (backend) {
-    impl->process_group = c10::make_intrusive<c10d::ProcessGroup>(
-        store, rank, static_cast<int>(ranks.size()));
-    const auto type = kind == BackendKind::nccl
-                          ? c10d::ProcessGroup::BackendType::NCCL
-                          : c10d::ProcessGroup::BackendType::GLOO;
-    impl->process_group->setBackend(device.type(), type, backend);
-    if (kind == BackendKind::local) {
-      impl->process_group->setBackend(c10::DeviceType::CUDA, type, backend);
-    }
-    impl->process_group->setDefaultBackend(type);
-    impl->backend = std::move(backend);
-  }
+  impl->backend = std::move(backend);
   return Group(std::move(impl));
 }
 
@@ -325,7 +304,7 @@ Work Group::all_reduce(
   check_tensor(*impl_, "all_reduce", tensor);
   const Reduction reduction = reduction_of(*impl_, "all_reduce", tensor, op);
   if (size() == 1 || no_data(*impl_, "all_reduce", {tensor})) return {};
-  Labelled label(call);
+  const LabelScope label(label_of(call));
   auto options = with_async<c10d::AllreduceOptions>(call);
   options.reduceOp = reduction.op;
   std::vector<Tensor> tensors = {reduction.tensor};
@@ -343,7 +322,7 @@ Work Group::all_gather(
     copy_alone(output, input);
     return {};
   }
-  Labelled label(call);
+  const LabelScope label(label_of(call));
   Tensor to = flat(*impl_, movable(*impl_, output));
   Tensor from = flat(*impl_, movable(*impl_, input));
   return finish(
@@ -360,8 +339,8 @@ Work Group::reduce_scatter(
   if (input.numel() % size() != 0) {
     refuse(
         *impl_, "reduce_scatter",
-        "input " + shape_text(input) + " does not divide into " +
-            std::to_string(size()) + " equal slices");
+        "input {} does not divide into {} equal slices", shape_of(input),
+        size());
   }
   check_numel(*impl_, "reduce_scatter", output, input, input.numel() / size());
   Reduction from = reduction_of(*impl_, "reduce_scatter", input, op);
@@ -371,14 +350,14 @@ Work Group::reduce_scatter(
     copy_alone(output, input);
     return {};
   }
-  Labelled label(call);
+  const LabelScope label(label_of(call));
   auto options = with_async<c10d::ReduceScatterOptions>(call);
   options.reduceOp = from.op;
-  Tensor whole = flat(*impl_, from.tensor);
-  Tensor slice = flat(*impl_, to.tensor);
+  Tensor all_slices = flat(*impl_, from.tensor);
+  Tensor own_slice = flat(*impl_, to.tensor);
   return finish(
-      {impl_->backend->_reduce_scatter_base(slice, whole, options)}, call,
-      divide({to}));
+      {impl_->backend->_reduce_scatter_base(own_slice, all_slices, options)},
+      call, divide({to}));
 }
 
 Work Group::all_to_all(
@@ -396,24 +375,20 @@ Work Group::all_to_all(
     if (splits.empty()) {
       if (rows % size() != 0) {
         refuse(
-            *impl_, name,
-            std::string(which) + " " + shape_text(tensor) +
-                " does not divide along dim 0; give the splits");
+            *impl_, name, "{} {} does not divide along dim 0; give the splits",
+            which, shape_of(tensor));
       }
       return;
     }
-    int64_t sum = 0;
-    bool negative = false;
-    for (int64_t split : splits) {
-      negative = negative || split < 0;
-      sum += split;
-    }
-    if (static_cast<int>(splits.size()) != size() || sum != rows || negative) {
+    const int64_t sum =
+        std::accumulate(splits.begin(), splits.end(), int64_t{0});
+    if (static_cast<int>(splits.size()) != size() || sum != rows ||
+        std::ranges::any_of(splits, [](int64_t split) { return split < 0; })) {
       refuse(
           *impl_, name,
-          std::string(which) + " splits must be " + std::to_string(size()) +
-              " numbers, 0 or more, that sum to " + std::to_string(rows) +
-              ", the size of dim 0");
+          "{} splits must be {} numbers, 0 or more, that sum to {}, the "
+          "size of dim 0",
+          which, size(), rows);
     }
   };
   check_splits(input, input_splits, "input");
@@ -424,20 +399,9 @@ Work Group::all_to_all(
     copy_alone(output, input);
     return {};
   }
-  Labelled label(call);
-  const auto movable_rows = [&](const Tensor& tensor) {
-    const bool known = tensor.scalar_type() != torch::kBool &&
-                       tensor.scalar_type() != torch::kShort;
-    if (known || impl_->kind == BackendKind::local) return tensor;
-    const int64_t rows = tensor.dim() == 0 ? 1 : tensor.size(0);
-    return tensor.view({-1})
-        .view(torch::kByte)
-        .view(
-            {rows,
-             rows == 0 ? 0 : static_cast<int64_t>(tensor.nbytes()) / rows});
-  };
-  Tensor to = movable_rows(output);
-  Tensor from = movable_rows(input);
+  const LabelScope label(label_of(call));
+  Tensor to = movable_rows(*impl_, output);
+  Tensor from = movable_rows(*impl_, input);
   std::vector<int64_t> receive = output_splits;
   std::vector<int64_t> send = input_splits;
   return finish(
@@ -451,7 +415,7 @@ Work Group::broadcast(
   check_tensor(*impl_, "broadcast", tensor);
   check_rank(*impl_, "broadcast", source);
   if (size() == 1 || no_data(*impl_, "broadcast", {tensor})) return {};
-  Labelled label(call);
+  const LabelScope label(label_of(call));
   auto options = with_async<c10d::BroadcastOptions>(call);
   options.rootRank = source;
   std::vector<Tensor> tensors = {movable(*impl_, tensor)};
@@ -465,7 +429,7 @@ Work Group::reduce(
   check_rank(*impl_, "reduce", destination);
   const Reduction reduction = reduction_of(*impl_, "reduce", tensor, op);
   if (size() == 1 || no_data(*impl_, "reduce", {tensor})) return {};
-  Labelled label(call);
+  const LabelScope label(label_of(call));
   auto options = with_async<c10d::ReduceOptions>(call);
   options.reduceOp = reduction.op;
   options.rootRank = destination;
@@ -484,10 +448,8 @@ Work Group::gather(
       rank() == destination ? static_cast<size_t>(size()) : 0;
   if (outputs.size() != expected) {
     refuse(
-        *impl_, "gather",
-        "rank " + std::to_string(rank()) + " needs " +
-            std::to_string(expected) + " outputs, got " +
-            std::to_string(outputs.size()));
+        *impl_, "gather", "rank {} needs {} outputs, got {}", rank(), expected,
+        outputs.size());
   }
   for (const auto& output : outputs) {
     check_tensor(*impl_, "gather", output);
@@ -498,7 +460,7 @@ Work Group::gather(
     copy_alone(outputs[0], input);
     return {};
   }
-  Labelled label(call);
+  const LabelScope label(label_of(call));
   auto options = with_async<c10d::GatherOptions>(call);
   options.rootRank = destination;
   std::vector<std::vector<Tensor>> to;
@@ -520,10 +482,8 @@ Work Group::scatter(
   const size_t expected = rank() == source ? static_cast<size_t>(size()) : 0;
   if (inputs.size() != expected) {
     refuse(
-        *impl_, "scatter",
-        "rank " + std::to_string(rank()) + " needs " +
-            std::to_string(expected) + " inputs, got " +
-            std::to_string(inputs.size()));
+        *impl_, "scatter", "rank {} needs {} inputs, got {}", rank(), expected,
+        inputs.size());
   }
   for (const auto& input : inputs) {
     check_tensor(*impl_, "scatter", input);
@@ -534,7 +494,7 @@ Work Group::scatter(
     copy_alone(output, inputs[0]);
     return {};
   }
-  Labelled label(call);
+  const LabelScope label(label_of(call));
   auto options = with_async<c10d::ScatterOptions>(call);
   options.rootRank = source;
   std::vector<std::vector<Tensor>> from;
@@ -568,15 +528,13 @@ Work Group::batch_send_recv(
     check_tensor(*impl_, name, message.tensor);
     check_peer(*impl_, name, message.peer);
     if (message.tag < 0) {
-      refuse(
-          *impl_, name,
-          "tag " + std::to_string(message.tag) + " must be 0 or more");
+      refuse(*impl_, name, "tag {} must be 0 or more", message.tag);
     }
   }
   std::vector<Tensor> all;
   for (const auto& message : messages) all.push_back(message.tensor);
   if (all.empty() || no_data(*impl_, "batch_send_recv", all)) return {};
-  Labelled label(call);
+  const LabelScope label(label_of(call));
   // NCCL starts a group of messages together; the others never block here.
   const bool coalesce = impl_->kind == BackendKind::nccl && messages.size() > 1;
   if (coalesce) impl_->backend->startCoalescing();
@@ -611,9 +569,8 @@ void check_pairs(
   check_list(group, operation, inputs);
   if (outputs.size() != inputs.size()) {
     refuse(
-        group, operation,
-        std::to_string(outputs.size()) + " outputs for " +
-            std::to_string(inputs.size()) + " inputs");
+        group, operation, "{} outputs for {} inputs", outputs.size(),
+        inputs.size());
   }
 }
 
@@ -630,7 +587,7 @@ Work Group::all_reduce(
     flat.push_back(reductions.back().tensor);
   }
   if (size() == 1 || no_data(*impl_, "all_reduce", tensors)) return {};
-  Labelled label(call);
+  const LabelScope label(label_of(call));
   auto options = with_async<c10d::AllreduceCoalescedOptions>(call);
   options.reduceOp = reductions.front().op;
   return finish(
@@ -655,7 +612,7 @@ Work Group::all_gather(
     if (size() == 1) copy_alone(outputs[i], inputs[i]);
   }
   if (!sends) return {};
-  Labelled label(call);
+  const LabelScope label(label_of(call));
   return finish(
       {impl_->backend->allgather_into_tensor_coalesced(
           to, from, with_async<c10d::AllgatherOptions>(call))},
@@ -682,7 +639,7 @@ Work Group::reduce_scatter(
     if (size() == 1) copy_alone(outputs[i], inputs[i]);
   }
   if (!sends) return {};
-  Labelled label(call);
+  const LabelScope label(label_of(call));
   auto options = with_async<c10d::ReduceScatterOptions>(call);
   options.reduceOp = results.front().op;
   return finish(
@@ -692,7 +649,7 @@ Work Group::reduce_scatter(
 
 void Group::barrier(const Call& call) const {
   if (size() == 1 || no_data(*impl_, "barrier", {})) return;
-  Labelled label(call);
+  const LabelScope label(label_of(call));
   c10d::BarrierOptions options;
   options.asyncOp = false;
   if (impl_->device.is_cuda()) options.device = impl_->device;

@@ -1,5 +1,5 @@
-// The communicator along one mesh axis, and its plain collectives. The ones
-// that autograd differentiates are in differentiable.h.
+// The communicator along one mesh axis, and its plain collectives. Those that
+// autograd differentiates are in differentiable.h.
 #pragma once
 
 #include <torch/types.h>
@@ -8,14 +8,35 @@
 #include <string>
 #include <vector>
 
-#include "echelon/comm/work.h"
-
 namespace echelon {
 
 enum class ReduceOp { sum, avg, min, max };
 
-/// How one call is made. `label` names what it is for ("bucket 0") in the
-/// timeline and in every error.
+/// The handle of a collective that may still be running; what an asynchronous
+/// collective returns. Copies share one operation. The operation itself keeps
+/// the tensors of the call alive.
+class Work {
+ public:
+  /// A finished operation.
+  Work() = default;
+
+  /// Returns when the result is in the tensors (on a GPU: when the current
+  /// stream waits for it). Throws CommError when a peer was lost, ranks called
+  /// different things, or the group's timeout passed. May be called again.
+  void wait() const;
+
+  /// True once wait() would return at once.
+  bool done() const;
+
+  struct Impl;
+  explicit Work(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+ private:
+  std::shared_ptr<Impl> impl_;
+};
+
+/// How one call is made. `label` names its purpose ("bucket 0") in the timeline
+/// and in every error.
 struct Call {
   std::string label;
   bool async = false;  // return at once; the caller waits on the Work
@@ -34,10 +55,10 @@ struct PeerMessage {
 /// and on the world's device. A group of size 1 costs nothing: results are the
 /// inputs. Copies share the communicator. One thread of a rank calls at a time.
 ///
-/// Tensors on the meta device, which have shapes and no values: a call checks
-/// its arguments and returns. Nothing is sent, waited for or recorded, and the
-/// other ranks need not call, so layers that communicate can be counted
-/// (models/layer_cost.h) by any rank alone.
+/// Tensors on the meta device have shapes and no values: a call checks its
+/// arguments and returns. Nothing is sent, waited for or recorded in the
+/// history, and the other ranks need not call, so any rank alone can count the
+/// cost of layers that communicate (counting/layer_cost.h).
 ///
 /// All calls throw ConfigError for arguments that are wrong on this rank alone
 /// (before anything is sent) and CommError as Work::wait does. After a
@@ -47,8 +68,8 @@ class Group {
   /// A group of this rank alone, without a World.
   static Group alone(const std::string& axis);
   /// Rank `rank` of a group of `size` ranks that sends nothing: calls check
-  /// their arguments and return at once, outputs keep what they hold. For
-  /// measuring what a computation takes without its communication.
+  /// their arguments and return at once, and outputs keep their values. For
+  /// measuring a computation without its communication.
   static Group silent(const std::string& axis, int rank, int size);
 
   int rank() const;  // in [0, size)
@@ -68,17 +89,17 @@ class Group {
   Work reduce_scatter(
       const torch::Tensor& output, const torch::Tensor& input,
       ReduceOp op = ReduceOp::sum, const Call& call = {}) const;
-  /// Slice i of input goes to rank i; slice j of output comes from rank j.
-  /// Slices are cut along dim 0: equal ones, or with the given sizes.
+  /// Slice i of input goes to rank i; slice j of output comes from rank j. The
+  /// slices are along dim 0, equal or of the given sizes.
   Work all_to_all(
       const torch::Tensor& output, const torch::Tensor& input,
       const std::vector<int64_t>& output_splits = {},
       const std::vector<int64_t>& input_splits = {},
       const Call& call = {}) const;
-  /// tensor <- that of group rank `source`.
+  /// tensor <- the tensor of group rank `source`.
   Work broadcast(
       const torch::Tensor& tensor, int source, const Call& call = {}) const;
-  /// tensor of `destination` <- reduction; the others' is unspecified.
+  /// tensor of `destination` <- reduction; on other ranks it is unspecified.
   Work reduce(
       const torch::Tensor& tensor, int destination, ReduceOp op = ReduceOp::sum,
       const Call& call = {}) const;
@@ -97,8 +118,8 @@ class Group {
   Work recv(
       const torch::Tensor& tensor, int source, int tag = 0,
       const Call& call = {}) const;
-  /// All of them at once: order does not matter, no deadlock among peers that
-  /// each send before they receive.
+  /// Starts all messages at once: their order does not matter, and peers that
+  /// each send before they receive do not deadlock.
   Work batch_send_recv(
       const std::vector<PeerMessage>& messages, const Call& call = {}) const;
 

@@ -1,9 +1,8 @@
-// What a Group holds; for the files of comm/ alone, since it names c10d's
+// The members of a Group; for the files of comm/ alone, since they have c10d's
 // types.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <functional>
 #include <string>
@@ -20,22 +19,18 @@ struct Group::Impl {
   std::vector<int> ranks = {0};
   BackendKind kind = BackendKind::local;
   torch::Device device = torch::kCPU;
-  // Both null when the group has one rank. The process group's backend is
-  // `backend`, which records every call.
-  c10::intrusive_ptr<c10d::Backend> backend;
-  c10::intrusive_ptr<c10d::ProcessGroup> process_group;
+  c10::intrusive_ptr<c10d::Backend> backend;  // null for one rank, or silent
 };
 
 struct Work::Impl {
   std::vector<c10::intrusive_ptr<c10d::Work>> works;
-  std::function<void()> after;  // once, when all have ended
+  std::function<void()> after;  // called once, when all have ended
   bool waited = false;
 };
 
 /// A group around a backend (null: a group of one rank).
 Group make_group(
-    c10::intrusive_ptr<c10d::Backend> backend,
-    const c10::intrusive_ptr<c10d::Store>& store, const std::string& axis,
+    c10::intrusive_ptr<c10d::Backend> backend, const std::string& axis,
     const std::vector<int>& ranks, int rank, BackendKind kind,
     torch::Device device);
 

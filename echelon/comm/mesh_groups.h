@@ -17,19 +17,20 @@ class MeshGroups {
   /// Every rank of the world calls this with the same layout. Throws
   /// ConfigError unless the layout's degrees multiply to the world's size.
   MeshGroups(World& world, const Layout& layout);
-  /// This rank by itself, whatever the world's size: groups of one rank. Every
-  /// rank of the world calls this.
+  /// Groups of this rank alone, whatever the world's size. Every rank of the
+  /// world calls this.
   static MeshGroups alone(World& world);
-  /// Those of world rank `rank`, which send nothing (Group::silent).
+  /// The groups of world rank `rank`, which send nothing (Group::silent).
   static MeshGroups silent(int rank, const Layout& layout);
 
   const Mesh& mesh() const { return mesh_; }
-  /// The ranks that differ from this one along `axis` alone.
+  /// The ranks whose mesh coordinates differ from this one's along `axis`
+  /// alone.
   const Group& along(Axis axis) const { return groups_.at(axis); }
   /// The ranks with different samples: along dp_replicate and dp_shard
   /// together, by data_index().
   const Group& data() const { return *data_; }
-  /// Which share of the samples this rank sees, in [0, data().size()).
+  /// The share of the samples that this rank sees, in [0, data().size()).
   int64_t data_index() const { return data_index_; }
 
  private:

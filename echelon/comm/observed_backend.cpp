@@ -3,12 +3,13 @@
 #include <c10/core/ScalarType.h>
 
 #include <atomic>
+#include <functional>
 #include <mutex>
-#include <sstream>
+#include <string>
+#include <vector>
 
-#include "echelon/comm/local/work.h"
-#include "echelon/comm/trace/label.h"
-#include "echelon/error.h"
+#include "echelon/comm/trace/record.h"
+#include "echelon/text/format.h"
 
 namespace echelon {
 namespace {
@@ -68,9 +69,8 @@ class ObservedWork : public c10d::Work {
       std::shared_ptr<Observer> observer, ObservedCall call, bool watch)
       : Work(rank, inner->retrieveOpType()),
         inner_(std::move(inner)),
-        state_(std::make_shared<State>(std::move(observer), std::move(call))),
-        watched_(watch) {
-    if (watch) watch_end();
+        state_(std::make_shared<State>(std::move(observer), std::move(call))) {
+    if (watch) watch_future();
   }
 
   bool isCompleted() override { return inner_->isCompleted(); }
@@ -84,9 +84,6 @@ class ObservedWork : public c10d::Work {
     return state_->call.record.sequence;
   }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
-    if (!watched_) return inner_->getFuture();
-    std::lock_guard lock(mutex_);
-    if (!future_) watch_future();
     return future_ ? future_ : inner_->getFuture();
   }
 
@@ -132,19 +129,6 @@ class ObservedWork : public c10d::Work {
     std::exception_ptr error;
   };
 
-  /// Without its future where that can be: who asks for a future waits for it.
-  void watch_end() {
-    auto* local = dynamic_cast<local::LocalWork*>(inner_.get());
-    if (local == nullptr) return watch_future();
-    local->on_end([state = state_](const std::exception_ptr& error) {
-      if (error) {
-        state->fail(error);
-      } else {
-        state->end();
-      }
-    });
-  }
-
   void watch_future() {
     c10::intrusive_ptr<c10::ivalue::Future> inner;
     try {
@@ -166,221 +150,254 @@ class ObservedWork : public c10d::Work {
 
   c10::intrusive_ptr<c10d::Work> inner_;
   std::shared_ptr<State> state_;
-  const bool watched_;
-  std::mutex mutex_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
+};
+
+class ObservedBackend : public c10d::Backend {
+ public:
+  using Tensors = std::vector<at::Tensor>;
+  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+  ObservedBackend(
+      c10::intrusive_ptr<c10d::Backend> inner,
+      std::shared_ptr<Observer> observer, ObservedBackendOptions options)
+      : Backend(inner->getRank(), inner->getSize()),
+        inner_(std::move(inner)),
+        observer_(std::move(observer)),
+        options_(std::move(options)) {}
+
+  const std::string getBackendName() const override {
+    return inner_->getBackendName();
+  }
+  void setTimeout(std::chrono::milliseconds timeout) override {
+    inner_->setTimeout(timeout);
+  }
+  bool supportsCoalescing() const override {
+    return inner_->supportsCoalescing();
+  }
+  void startCoalescing() override { inner_->startCoalescing(); }
+  WorkPtr endCoalescing() override { return inner_->endCoalescing(); }
+  c10::intrusive_ptr<Options> getBackendOptions() override {
+    return inner_->getBackendOptions();
+  }
+  void setSequenceNumberForGroup() override {}
+  uint64_t getSequenceNumberForGroup() override { return sequence_; }
+  c10d::ErrorType getError() override { return inner_->getError(); }
+  void abort() override { inner_->abort(); }
+  void shutdown() override { inner_->shutdown(); }
+
+  WorkPtr
+  broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override {
+    return observe(
+        "broadcast", first(tensors), root_text(options.rootRank),
+        options.asyncOp, [&] { return inner_->broadcast(tensors, options); });
+  }
+
+  WorkPtr
+  allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override {
+    return observe(
+        "all_reduce", first(tensors), reduce_name(options.reduceOp),
+        options.asyncOp, [&] { return inner_->allreduce(tensors, options); });
+  }
+
+  WorkPtr allreduce_coalesced(
+      Tensors& tensors,
+      const c10d::AllreduceCoalescedOptions& options) override {
+    return observe(
+        "all_reduce_coalesced", first(tensors),
+        format(
+            "{} of {} tensors", reduce_name(options.reduceOp), tensors.size()),
+        options.asyncOp,
+        [&] { return inner_->allreduce_coalesced(tensors, options); });
+  }
+
+  WorkPtr
+  reduce(Tensors& tensors, const c10d::ReduceOptions& options) override {
+    return observe(
+        "reduce", first(tensors),
+        format(
+            "{}, {}", reduce_name(options.reduceOp),
+            root_text(options.rootRank)),
+        options.asyncOp, [&] { return inner_->reduce(tensors, options); });
+  }
+
+  WorkPtr allgather(
+      std::vector<Tensors>& outputs, Tensors& inputs,
+      const c10d::AllgatherOptions& options) override {
+    return observe("all_gather", first(inputs), "", options.asyncOp, [&] {
+      return inner_->allgather(outputs, inputs, options);
+    });
+  }
+
+  WorkPtr _allgather_base(
+      at::Tensor& output, at::Tensor& input,
+      const c10d::AllgatherOptions& options) override {
+    return observe("all_gather", input, "", options.asyncOp, [&] {
+      return inner_->_allgather_base(output, input, options);
+    });
+  }
+
+  WorkPtr allgather_into_tensor_coalesced(
+      Tensors& outputs, Tensors& inputs,
+      const c10d::AllgatherOptions& options) override {
+    return observe(
+        "all_gather_coalesced", first(inputs),
+        format("{} tensors", inputs.size()), options.asyncOp, [&] {
+          return inner_->allgather_into_tensor_coalesced(
+              outputs, inputs, options);
+        });
+  }
+
+  WorkPtr gather(
+      std::vector<Tensors>& outputs, Tensors& inputs,
+      const c10d::GatherOptions& options) override {
+    return observe(
+        "gather", first(inputs), root_text(options.rootRank), options.asyncOp,
+        [&] { return inner_->gather(outputs, inputs, options); });
+  }
+
+  WorkPtr scatter(
+      Tensors& outputs, std::vector<Tensors>& inputs,
+      const c10d::ScatterOptions& options) override {
+    return observe(
+        "scatter", first(outputs), root_text(options.rootRank), options.asyncOp,
+        [&] { return inner_->scatter(outputs, inputs, options); });
+  }
+
+  WorkPtr _reduce_scatter_base(
+      at::Tensor& output, at::Tensor& input,
+      const c10d::ReduceScatterOptions& options) override {
+    return observe(
+        "reduce_scatter", input, reduce_name(options.reduceOp), options.asyncOp,
+        [&] { return inner_->_reduce_scatter_base(output, input, options); });
+  }
+
+  WorkPtr reduce_scatter_tensor_coalesced(
+      Tensors& outputs, Tensors& inputs,
+      const c10d::ReduceScatterOptions& options) override {
+    return observe(
+        "reduce_scatter_coalesced", first(inputs),
+        format(
+            "{} of {} tensors", reduce_name(options.reduceOp), inputs.size()),
+        options.asyncOp, [&] {
+          return inner_->reduce_scatter_tensor_coalesced(
+              outputs, inputs, options);
+        });
+  }
+
+  WorkPtr alltoall_base(
+      at::Tensor& output, at::Tensor& input,
+      std::vector<int64_t>& output_splits, std::vector<int64_t>& input_splits,
+      const c10d::AllToAllOptions& options) override {
+    // With unequal splits the shapes differ by design: only the row must agree.
+    const bool equal = output_splits.empty() && input_splits.empty();
+    const at::Tensor row =
+        equal || input.dim() == 0 ? input : input.narrow(0, 0, 0);
+    return observe("all_to_all", row, "", options.asyncOp, [&] {
+      return inner_->alltoall_base(
+          output, input, output_splits, input_splits, options);
+    });
+  }
+
+  WorkPtr send(Tensors& tensors, int destination, int tag) override {
+    return observe(
+        "send", first(tensors), "", true,
+        [&] { return inner_->send(tensors, destination, tag); }, false);
+  }
+
+  WorkPtr recv(Tensors& tensors, int source, int tag) override {
+    return observe(
+        "recv", first(tensors), "", true,
+        [&] { return inner_->recv(tensors, source, tag); }, false);
+  }
+
+  WorkPtr barrier(const c10d::BarrierOptions& options) override {
+    return observe("barrier", at::Tensor(), "", options.asyncOp, [&] {
+      return inner_->barrier(options);
+    });
+  }
+
+ private:
+  static std::string root_text(int64_t root) { return format("root {}", root); }
+
+  /// Runs one call of the inner backend: record, compare, forward, watch.
+  /// `detail` must agree among the ranks, as operation, shape and dtype do.
+  WorkPtr observe(
+      const char* operation, const at::Tensor& tensor,
+      const std::string& detail, bool async,
+      const std::function<WorkPtr()>& forward, bool collective = true) {
+    ObservedCall call;
+    call.group = &options_.group;
+    call.collective = collective;
+    call.record.sequence = collective ? sequence_++ : peer_sequence_++;
+    call.record.operation = operation;
+    call.record.axis = options_.group.axis;
+    call.record.label = LabelScope::current();
+    if (tensor.defined()) {
+      call.record.shape = tensor.sizes().vec();
+      call.record.dtype = dtype_name(tensor);
+      call.record.bytes = static_cast<int64_t>(tensor.nbytes());
+    }
+    observer_->begin(call);
+    try {
+      if (options_.check && collective) compare(call.record, detail);
+      WorkPtr inner = forward();
+      const bool watch = async && collective && options_.futures_mean_done;
+      return c10::make_intrusive<ObservedWork>(
+          getRank(), std::move(inner), observer_, std::move(call), watch);
+    } catch (...) {
+      const auto error = observer_->explain(call, std::current_exception());
+      observer_->end(call, true);
+      std::rethrow_exception(error);
+    }
+  }
+
+  void compare(const CollectiveRecord& record, const std::string& detail) {
+    const std::string mine = format(
+        "{}({} {}{}{})", record.operation, record.dtype,
+        shape_text(record.shape), detail.empty() ? "" : ", ", detail);
+    const auto key = [&](uint64_t sequence, int rank) {
+      return format("check/{}/{}/{}", options_.group.number, sequence, rank);
+    };
+    const uint64_t sequence = record.sequence;
+    options_.store->set(key(sequence, getRank()), mine);
+    std::vector<std::string> keys;
+    for (int rank = 0; rank < getSize(); ++rank) {
+      keys.push_back(key(sequence, rank));
+    }
+    try {
+      options_.store->wait(keys, options_.timeout);
+    } catch (const std::exception&) {
+      throw std::runtime_error("timed out waiting for the other ranks to call");
+    }
+    bool same = true;
+    std::string all;
+    for (size_t rank = 0; rank < keys.size(); ++rank) {
+      const std::string other = options_.store->get_to_str(keys[rank]);
+      same = same && other == mine;
+      all += format("\n  rank {} called {}", options_.group.ranks[rank], other);
+    }
+    // All ranks have read the keys of two calls ago.
+    if (sequence >= 2) options_.store->deleteKey(key(sequence - 2, getRank()));
+    if (!same) {
+      throw std::runtime_error("the ranks called different things:" + all);
+    }
+  }
+
+  c10::intrusive_ptr<c10d::Backend> inner_;
+  std::shared_ptr<Observer> observer_;
+  ObservedBackendOptions options_;
+  uint64_t sequence_ = 0;       // collectives begun
+  uint64_t peer_sequence_ = 0;  // sends and receives begun
 };
 
 }  // namespace
 
-ObservedBackend::ObservedBackend(
+c10::intrusive_ptr<c10d::Backend> observe_backend(
     c10::intrusive_ptr<c10d::Backend> inner, std::shared_ptr<Observer> observer,
-    ObservedBackendOptions options)
-    : Backend(inner->getRank(), inner->getSize()),
-      inner_(std::move(inner)),
-      observer_(std::move(observer)),
-      options_(std::move(options)) {}
-
-ObservedBackend::WorkPtr ObservedBackend::observe(
-    const char* operation, const at::Tensor& tensor, const std::string& detail,
-    bool async, const std::function<WorkPtr()>& forward, bool collective) {
-  ObservedCall call;
-  call.group = &options_.group;
-  call.collective = collective;
-  call.record.sequence = collective ? sequence_++ : peer_sequence_++;
-  call.record.operation = operation;
-  call.record.axis = options_.group.axis;
-  call.record.label = LabelScope::current();
-  if (tensor.defined()) {
-    call.record.shape = tensor.sizes().vec();
-    call.record.dtype = dtype_name(tensor);
-    call.record.bytes = static_cast<int64_t>(tensor.nbytes());
-  }
-  observer_->begin(call);
-  try {
-    if (options_.check && collective) compare(call, detail);
-    WorkPtr inner = forward();
-    const bool watch = async && collective && options_.futures_mean_done;
-    return c10::make_intrusive<ObservedWork>(
-        getRank(), std::move(inner), observer_, std::move(call), watch);
-  } catch (...) {
-    const auto error = observer_->explain(call, std::current_exception());
-    observer_->end(call, true);
-    std::rethrow_exception(error);
-  }
-}
-
-void ObservedBackend::compare(
-    const ObservedCall& call, const std::string& detail) {
-  std::ostringstream mine;
-  mine << call.record.operation << "(" << call.record.dtype << " [";
-  for (size_t i = 0; i < call.record.shape.size(); ++i) {
-    mine << (i == 0 ? "" : ", ") << call.record.shape[i];
-  }
-  mine << "]" << (detail.empty() ? "" : ", ") << detail << ")";
-
-  const auto key = [&](uint64_t sequence, int rank) {
-    return "check/" + std::to_string(options_.group.number) + "/" +
-           std::to_string(sequence) + "/" + std::to_string(rank);
-  };
-  const uint64_t sequence = call.record.sequence;
-  options_.store->set(key(sequence, getRank()), mine.str());
-  std::vector<std::string> keys;
-  for (int rank = 0; rank < getSize(); ++rank) {
-    keys.push_back(key(sequence, rank));
-  }
-  try {
-    options_.store->wait(keys, options_.timeout);
-  } catch (const std::exception&) {
-    throw std::runtime_error("timed out waiting for the other ranks to call");
-  }
-  bool same = true;
-  std::string all;
-  for (int rank = 0; rank < getSize(); ++rank) {
-    const std::string other =
-        options_.store->get_to_str(keys[static_cast<size_t>(rank)]);
-    same = same && other == mine.str();
-    all += "\n  rank " +
-           std::to_string(options_.group.ranks[static_cast<size_t>(rank)]) +
-           " called " + other;
-  }
-  // Everybody has read what lies two calls back.
-  if (sequence >= 2) options_.store->deleteKey(key(sequence - 2, getRank()));
-  if (!same) {
-    throw std::runtime_error("the ranks called different things:" + all);
-  }
-}
-
-ObservedBackend::WorkPtr ObservedBackend::broadcast(
-    Tensors& tensors, const c10d::BroadcastOptions& options) {
-  return observe(
-      "broadcast", first(tensors), "root " + std::to_string(options.rootRank),
-      options.asyncOp, [&] { return inner_->broadcast(tensors, options); });
-}
-
-ObservedBackend::WorkPtr ObservedBackend::allreduce(
-    Tensors& tensors, const c10d::AllreduceOptions& options) {
-  return observe(
-      "all_reduce", first(tensors), reduce_name(options.reduceOp),
-      options.asyncOp, [&] { return inner_->allreduce(tensors, options); });
-}
-
-ObservedBackend::WorkPtr ObservedBackend::allreduce_coalesced(
-    Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
-  return observe(
-      "all_reduce_coalesced", first(tensors),
-      reduce_name(options.reduceOp) + " of " + std::to_string(tensors.size()) +
-          " tensors",
-      options.asyncOp,
-      [&] { return inner_->allreduce_coalesced(tensors, options); });
-}
-
-ObservedBackend::WorkPtr
-ObservedBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
-  return observe(
-      "reduce", first(tensors),
-      reduce_name(options.reduceOp) + ", root " +
-          std::to_string(options.rootRank),
-      options.asyncOp, [&] { return inner_->reduce(tensors, options); });
-}
-
-ObservedBackend::WorkPtr ObservedBackend::allgather(
-    std::vector<Tensors>& outputs, Tensors& inputs,
-    const c10d::AllgatherOptions& options) {
-  return observe("all_gather", first(inputs), "", options.asyncOp, [&] {
-    return inner_->allgather(outputs, inputs, options);
-  });
-}
-
-ObservedBackend::WorkPtr ObservedBackend::_allgather_base(
-    at::Tensor& output, at::Tensor& input,
-    const c10d::AllgatherOptions& options) {
-  return observe("all_gather", input, "", options.asyncOp, [&] {
-    return inner_->_allgather_base(output, input, options);
-  });
-}
-
-ObservedBackend::WorkPtr ObservedBackend::allgather_into_tensor_coalesced(
-    Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
-  return observe(
-      "all_gather_coalesced", first(inputs),
-      std::to_string(inputs.size()) + " tensors", options.asyncOp, [&] {
-        return inner_->allgather_into_tensor_coalesced(
-            outputs, inputs, options);
-      });
-}
-
-ObservedBackend::WorkPtr ObservedBackend::gather(
-    std::vector<Tensors>& outputs, Tensors& inputs,
-    const c10d::GatherOptions& options) {
-  return observe(
-      "gather", first(inputs), "root " + std::to_string(options.rootRank),
-      options.asyncOp,
-      [&] { return inner_->gather(outputs, inputs, options); });
-}
-
-ObservedBackend::WorkPtr ObservedBackend::scatter(
-    Tensors& outputs, std::vector<Tensors>& inputs,
-    const c10d::ScatterOptions& options) {
-  return observe(
-      "scatter", first(outputs), "root " + std::to_string(options.rootRank),
-      options.asyncOp,
-      [&] { return inner_->scatter(outputs, inputs, options); });
-}
-
-ObservedBackend::WorkPtr ObservedBackend::_reduce_scatter_base(
-    at::Tensor& output, at::Tensor& input,
-    const c10d::ReduceScatterOptions& options) {
-  return observe(
-      "reduce_scatter", input, reduce_name(options.reduceOp), options.asyncOp,
-      [&] { return inner_->_reduce_scatter_base(output, input, options); });
-}
-
-ObservedBackend::WorkPtr ObservedBackend::reduce_scatter_tensor_coalesced(
-    Tensors& outputs, Tensors& inputs,
-    const c10d::ReduceScatterOptions& options) {
-  return observe(
-      "reduce_scatter_coalesced", first(inputs),
-      reduce_name(options.reduceOp) + " of " + std::to_string(inputs.size()) +
-          " tensors",
-      options.asyncOp, [&] {
-        return inner_->reduce_scatter_tensor_coalesced(
-            outputs, inputs, options);
-      });
-}
-
-ObservedBackend::WorkPtr ObservedBackend::alltoall_base(
-    at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
-    std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& options) {
-  // With unequal splits the shapes differ by design: only the row must agree.
-  const bool equal = output_splits.empty() && input_splits.empty();
-  const at::Tensor row =
-      equal || input.dim() == 0 ? input : input.narrow(0, 0, 0);
-  return observe("all_to_all", row, "", options.asyncOp, [&] {
-    return inner_->alltoall_base(
-        output, input, output_splits, input_splits, options);
-  });
-}
-
-ObservedBackend::WorkPtr
-ObservedBackend::send(Tensors& tensors, int destination, int tag) {
-  return observe(
-      "send", first(tensors), "", true,
-      [&] { return inner_->send(tensors, destination, tag); }, false);
-}
-
-ObservedBackend::WorkPtr
-ObservedBackend::recv(Tensors& tensors, int source, int tag) {
-  return observe(
-      "recv", first(tensors), "", true,
-      [&] { return inner_->recv(tensors, source, tag); }, false);
-}
-
-ObservedBackend::WorkPtr
-ObservedBackend::barrier(const c10d::BarrierOptions& options) {
-  return observe("barrier", at::Tensor(), "", options.asyncOp, [&] {
-    return inner_->barrier(options);
-  });
+    ObservedBackendOptions options) {
+  return c10::make_intrusive<ObservedBackend>(
+      std::move(inner), std::move(observer), std::move(options));
 }
 
 }  // namespace echelon

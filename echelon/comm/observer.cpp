@@ -4,10 +4,10 @@
 
 #include <chrono>
 #include <optional>
-#include <sstream>
 
 #include "echelon/comm/shared_memory/failure.h"
 #include "echelon/error.h"
+#include "echelon/text/format.h"
 
 namespace echelon {
 namespace {
@@ -18,7 +18,7 @@ int64_t now_ns() {
       .count();
 }
 
-/// The cause in words, without a C++ stack and without source positions.
+/// The cause's text, without a C++ stack and without source positions.
 std::string text_of(const std::exception_ptr& cause) {
   std::string text;
   try {
@@ -50,14 +50,6 @@ bool already_explained(const std::exception_ptr& cause) {
   } catch (...) {
     return false;
   }
-}
-
-std::string shape_of(const CollectiveRecord& record) {
-  std::string text = record.dtype + " [";
-  for (size_t i = 0; i < record.shape.size(); ++i) {
-    text += (i == 0 ? "" : ", ") + std::to_string(record.shape[i]);
-  }
-  return text + "]";
 }
 
 }  // namespace
@@ -116,13 +108,12 @@ std::exception_ptr Observer::explain(
   entry.set(
       call.record.sequence, call.record.operation, call.record.axis,
       call.record.label);
-  std::ostringstream text;
-  text << entry.describe() << " on axis " << call.record.axis << ", "
-       << shape_of(call.record) << ", failed after "
-       << static_cast<double>((now_ns() - call.record.begin_ns) / 1000000) /
-              1000
-       << " s: " << text_of(cause) << hang_of(call);
-  return std::make_exception_ptr(CommError(text.str()));
+  const auto milliseconds = (now_ns() - call.record.begin_ns) / 1'000'000;
+  return std::make_exception_ptr(CommError(format(
+      "{} on axis {}, {} {}, failed after {:g} s: {}{}", entry.describe(),
+      call.record.axis, call.record.dtype, shape_text(call.record.shape),
+      static_cast<double>(milliseconds) / 1000, text_of(cause),
+      hang_of(call))));
 }
 
 }  // namespace echelon

@@ -1,5 +1,5 @@
-// What one rank knows about its own and the others' collectives; the backends
-// report here.
+// One rank's record of its own and the others' collectives; the backends report
+// their calls to it.
 #pragma once
 
 #include <exception>
@@ -8,20 +8,19 @@
 #include <string>
 #include <vector>
 
-#include "echelon/comm/trace/hang_report.h"
 #include "echelon/comm/trace/record.h"
 #include "echelon/comm/trace/status_board.h"
 
 namespace echelon {
 
-/// A group as the observer knows it.
+/// A group, as the observer knows it.
 struct ObservedGroup {
-  size_t number = 0;  // in the order that all ranks create groups in
+  size_t number = 0;  // counted in the order in which all ranks create groups
   std::string axis;
   std::vector<int> ranks;  // world ranks
 };
 
-/// One call from its begin to its end.
+/// One call, from its begin to its end.
 struct ObservedCall {
   uint64_t ticket = 0;
   CollectiveRecord record;
@@ -42,11 +41,12 @@ class Observer {
   void begin(ObservedCall& call);
   void end(const ObservedCall& call, bool failed = false);
 
-  /// What a failed call throws: CommError that names the operation, axis,
-  /// label, and, when ranks had not arrived, what each of them did last.
+  /// The error that a failed call throws: a CommError that names the operation,
+  /// axis and label and, when ranks had not arrived, what each of them did
+  /// last.
   std::exception_ptr
   explain(const ObservedCall& call, const std::exception_ptr& cause) const;
-  /// The same for a call in which the others did not come within its time.
+  /// The hang report of a call in which others did not come in time.
   std::string hang_of(const ObservedCall& call) const;
 
  private:

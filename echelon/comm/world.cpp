@@ -1,31 +1,59 @@
 #include "echelon/comm/world.h"
 
+#include <ATen/Parallel.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <algorithm>
+#include <cstdlib>
 #include <exception>
+#include <mutex>
+#include <numeric>
 #include <thread>
 
 #include "echelon/cluster/host.h"
-#include "echelon/comm/gloo/connect_together.h"
 #include "echelon/comm/gloo/gloo_backend.h"
 #include "echelon/comm/group_impl.h"
 #include "echelon/comm/local/local.h"
 #include "echelon/comm/nccl/nccl_backend.h"
 #include "echelon/comm/observed_backend.h"
-#include "echelon/comm/shared_memory/keep_memory.h"
 #include "echelon/comm/store/store.h"
-#include "echelon/comm/store/store_board.h"
 #include "echelon/comm/trace/status_board.h"
-#include "echelon/comm/world_impl.h"
+#include "echelon/environment/rank_environment.h"
 #include "echelon/error.h"
 #include "echelon/error_report.h"
+#include "echelon/text/format.h"
 
 namespace echelon {
+
+struct World::Impl {
+  RankEnvironment env;
+  CommOptions options;
+  BackendKind kind = BackendKind::local;
+  torch::Device device = torch::kCPU;
+  std::string address = "127.0.0.1";      // this host, as peers see it
+  c10::intrusive_ptr<c10d::Store> store;  // null for one rank
+  std::shared_ptr<local::Host> host;      // ranks of one host
+  std::shared_ptr<local::Hub> hub;        // ranks that are threads
+  std::shared_ptr<Observer> observer;
+  size_t num_groups = 0;
+  size_t num_exchanges = 0;
+  std::optional<Group> group;
+
+  /// Makes the GPU with this rank's local rank its device.
+  void use_gpu();
+  /// Joins the ranks of this host; all of them call.
+  void join_host();
+  /// A group of `ranks`; every rank of the world calls.
+  Group make(
+      const std::string& axis, const std::vector<int>& ranks,
+      BackendKind backend);
+};
+
 namespace {
 
-/// Each rank passes the others its memory file when they share tensors; more
-/// ranks than this stage instead.
+/// With shared tensors each rank passes its memory file to the others; with
+/// more ranks than this, tensors are staged instead.
 constexpr int kMaxShared = 128;
 
 /// The status board in the shared memory of a host.
@@ -58,17 +86,60 @@ std::string backend_name(BackendKind kind) {
   return "?";
 }
 
-}  // namespace
+std::vector<int> all_ranks(int size) {
+  std::vector<int> ranks(size);
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
 
+/// The first error of any rank, by time.
+class FirstError {
+ public:
+  void set(int rank, const std::exception_ptr& error) {
+    std::lock_guard lock(mutex_);
+    if (error_) return;
+    rank_ = rank;
+    error_ = error;
+  }
+
+  void rethrow() const {
+    if (!error_) return;
+    const std::string place = format("rank {}: ", rank_);
+    const auto with_place = [&](const std::string& text) {
+      return text.starts_with(place) ? text : place + text;
+    };
+    try {
+      std::rethrow_exception(error_);
+    } catch (const ConfigError& error) {
+      throw ConfigError(with_place(error.what()));
+    } catch (const CommError& error) {
+      throw CommError(with_place(error.what()));
+    } catch (const DataError& error) {
+      throw DataError(with_place(error.what()));
+    } catch (const CheckpointError& error) {
+      throw CheckpointError(with_place(error.what()));
+    } catch (const NumericError& error) {
+      throw NumericError(with_place(error.what()));
+    } catch (const std::exception& error) {
+      throw Error(with_place(error.what()));
+    }
+  }
+
+ private:
+  std::mutex mutex_;
+  int rank_ = 0;
+  std::exception_ptr error_;
+};
+
+/// Which backend `options` and the machine lead to.
 BackendKind
 choose_backend(const CommOptions& options, const RankEnvironment& env) {
   const bool one_host = env.local_world_size == env.world_size;
   if (options.backend == BackendKind::local && !one_host) {
-    throw ConfigError(
-        "[comm] backend = \"local\": the ranks are on several hosts (" +
-        std::to_string(env.local_world_size) + " of " +
-        std::to_string(env.world_size) +
-        " here); use \"gloo\" or \"nccl\", or leave it automatic");
+    throw ConfigError(format(
+        "[comm] backend = \"local\": the ranks are on several hosts ({} of {} "
+        "here); use \"gloo\" or \"nccl\", or leave it automatic",
+        env.local_world_size, env.world_size));
   }
   if (options.backend != BackendKind::automatic) return options.backend;
   if (env.launcher != "threads" &&
@@ -78,6 +149,8 @@ choose_backend(const CommOptions& options, const RankEnvironment& env) {
   return one_host ? BackendKind::local : BackendKind::gloo;
 }
 
+}  // namespace
+
 World::World(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 World::World(World&&) noexcept = default;
 World& World::operator=(World&&) noexcept = default;
@@ -85,19 +158,18 @@ World& World::operator=(World&&) noexcept = default;
 World::~World() {
   if (!impl_ || !impl_->store || impl_->hub) return;
   impl_->group.reset();
-  // Rank 0 serves the store: it stays until the others have left, unless the
+  // Rank 0 serves the store, so it stays until the others have left, unless the
   // job is failing.
   try {
-    const std::string key = "left/" + std::to_string(rank());
-    impl_->store->set(key, "1");
+    const auto key = [](int r) { return format("left/{}", r); };
+    impl_->store->set(key(rank()), "1");
     if (rank() == 0 && std::uncaught_exceptions() == 0) {
       std::vector<std::string> keys;
-      for (int r = 0; r < size(); ++r)
-        keys.push_back("left/" + std::to_string(r));
+      for (int r = 0; r < size(); ++r) keys.push_back(key(r));
       impl_->store->wait(keys, std::chrono::seconds(5));
     }
   } catch (const std::exception&) {
-    // A peer that failed has said so itself.
+    // A peer that failed has reported it itself.
   }
 }
 
@@ -107,8 +179,8 @@ World World::alone(const CommOptions& options) {
   impl->options = options;
   impl->observer =
       std::make_shared<Observer>(0, std::make_shared<MemoryBoard>(1));
-  impl->group = make_group(
-      nullptr, nullptr, "world", {0}, 0, BackendKind::local, torch::kCPU);
+  impl->group =
+      make_group(nullptr, "world", {0}, 0, BackendKind::local, torch::kCPU);
   return World(std::move(impl));
 }
 
@@ -123,8 +195,7 @@ World World::from_environment(const CommOptions& options) {
       world.impl_->kind = BackendKind::nccl;
       world.impl_->use_gpu();
       world.impl_->group = make_group(
-          nullptr, nullptr, "world", {0}, 0, BackendKind::nccl,
-          world.impl_->device);
+          nullptr, "world", {0}, 0, BackendKind::nccl, world.impl_->device);
     }
     return world;
   }
@@ -136,7 +207,7 @@ World World::from_environment(const CommOptions& options) {
   echelon::exchange(
       *impl->store, "arrived", env.rank, env.world_size, env.launcher,
       options.rendezvous_timeout,
-      env.master_addr + ":" + std::to_string(env.master_port));
+      format("{}:{}", env.master_addr, env.master_port));
   impl->address = reachable_address(env);
   if (impl->kind == BackendKind::nccl) impl->use_gpu();
   std::shared_ptr<StatusBoard> board;
@@ -144,13 +215,11 @@ World World::from_environment(const CommOptions& options) {
     impl->join_host();
     board = std::make_shared<HostBoard>(impl->host);
   } else {
-    board = std::make_shared<StoreBoard>(
-        connect_store_again(env, options.rendezvous_timeout));
+    board =
+        make_store_board(connect_store_again(env, options.rendezvous_timeout));
   }
   impl->observer = std::make_shared<Observer>(env.rank, std::move(board));
-  std::vector<int> all;
-  for (int r = 0; r < env.world_size; ++r) all.push_back(r);
-  impl->group = impl->make("world", all, impl->kind);
+  impl->group = impl->make("world", all_ranks(env.world_size), impl->kind);
   return World(std::move(impl));
 }
 
@@ -168,8 +237,7 @@ void World::Impl::join_host() {
     return;
   }
   host = local::join_processes(
-      store, env.job + "/" + std::to_string(env.generation), env.rank,
-      env.world_size,
+      store, format("{}/{}", env.job, env.generation), env.rank, env.world_size,
       {.share_tensors = options.share_tensors && env.world_size <= kMaxShared,
        .timeout = options.rendezvous_timeout});
 }
@@ -181,14 +249,12 @@ Group World::Impl::make(
   if (backend_kind == BackendKind::local && env.world_size > 1) join_host();
   const auto position = std::find(ranks.begin(), ranks.end(), env.rank);
   if (ranks.size() <= 1 || position == ranks.end()) {
-    return make_group(
-        nullptr, nullptr, axis, {env.rank}, 0, backend_kind, device);
+    return make_group(nullptr, axis, {env.rank}, 0, backend_kind, device);
   }
   const int rank = static_cast<int>(position - ranks.begin());
   const int size = static_cast<int>(ranks.size());
-  // Disjoint groups are numbered alike: their first rank tells them apart.
-  const std::string name =
-      "group/" + std::to_string(number) + "/" + std::to_string(ranks[0]);
+  // Disjoint groups have the same number; their first rank tells them apart.
+  const std::string name = format("group/{}/{}", number, ranks[0]);
   auto group_store = c10::make_intrusive<c10d::PrefixStore>(name, store);
   c10::intrusive_ptr<c10d::Backend> inner;
   torch::Device group_device = torch::kCPU;
@@ -216,11 +282,10 @@ Group World::Impl::make(
   observed.store = group_store;
   observed.timeout = options.timeout;
   observed.futures_mean_done = backend_kind != BackendKind::nccl;
-  auto backend = c10::make_intrusive<ObservedBackend>(
-      std::move(inner), observer, std::move(observed));
+  auto backend =
+      observe_backend(std::move(inner), observer, std::move(observed));
   return make_group(
-      std::move(backend), group_store, axis, ranks, rank, backend_kind,
-      group_device);
+      std::move(backend), axis, ranks, rank, backend_kind, group_device);
 }
 
 int World::rank() const {
@@ -274,11 +339,10 @@ Group World::new_group(
       std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end();
   if (ranks.empty() || repeats || sorted.front() < 0 ||
       sorted.back() >= size()) {
-    throw ConfigError(
-        "new_group \"" + axis +
-        "\": the ranks must be different numbers in "
-        "[0, " +
-        std::to_string(size()) + "), at least one");
+    throw ConfigError(format(
+        "new_group \"{}\": the ranks must be different numbers in [0, {}), at "
+        "least one",
+        axis, size()));
   }
   BackendKind kind = impl_->kind;
   if (backend && *backend != BackendKind::automatic) {
@@ -287,22 +351,71 @@ Group World::new_group(
     kind = choose_backend(checked, impl_->env);
   }
   if (kind == BackendKind::nccl && !impl_->device.is_cuda()) {
-    throw ConfigError(
-        "new_group \"" + axis +
-        "\": an nccl group needs a world whose backend "
-        "is nccl, not " +
-        this->backend());
+    throw ConfigError(format(
+        "new_group \"{}\": an nccl group needs a world whose backend is nccl, "
+        "not {}",
+        axis, this->backend()));
   }
   return impl_->make(axis, ranks, kind);
 }
 
 std::vector<std::string> World::exchange(const std::string& value) {
   if (size() == 1) return {value};
-  const std::string topic =
-      "exchange/" + std::to_string(impl_->num_exchanges++);
   return echelon::exchange(
-      *impl_->store, topic, rank(), size(), value, impl_->options.timeout,
-      "an exchange of values");
+      *impl_->store, format("exchange/{}", impl_->num_exchanges++), rank(),
+      size(), value, impl_->options.timeout, "an exchange of values");
+}
+
+void run_ranks(
+    int num_ranks, const std::function<void(World&)>& body,
+    const CommOptions& options) {
+  if (num_ranks < 1) {
+    throw ConfigError(
+        format("run_ranks: {} ranks; at least 1 is needed", num_ranks));
+  }
+  if (num_ranks == 1) {
+    World world = World::alone(options);
+    body(world);
+    return;
+  }
+  // LibTorch has one flight recorder per process. It is not safe with the gloo
+  // groups of several threads (its map is written outside of its lock); the
+  // World's history takes its place.
+  ::setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/1);
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const auto board = std::make_shared<MemoryBoard>(num_ranks);
+  const auto hub = local::make_hub(num_ranks);
+  FirstError first_error;
+  const auto run = [&](int rank) {
+    try {
+      auto impl = std::make_unique<World::Impl>();
+      impl->env.rank = impl->env.local_rank = rank;
+      impl->env.world_size = impl->env.local_world_size = num_ranks;
+      impl->env.launcher = "threads";
+      impl->options = options;
+      impl->hub = hub;
+      impl->kind = choose_backend(options, impl->env);
+      impl->store = store;
+      impl->observer = std::make_shared<Observer>(rank, board);
+      impl->group = impl->make("world", all_ranks(num_ranks), impl->kind);
+      World world(std::move(impl));
+      at::set_num_threads(world.compute_threads());
+      try {
+        body(world);
+      } catch (...) {
+        // Before the world ends, which fails the other ranks' collectives.
+        first_error.set(rank, std::current_exception());
+        throw;
+      }
+    } catch (...) {
+      first_error.set(rank, std::current_exception());
+      hub->abort(format("rank {} ended with an error", rank));
+    }
+  };
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < num_ranks; ++rank) threads.emplace_back(run, rank);
+  for (auto& thread : threads) thread.join();
+  first_error.rethrow();
 }
 
 }  // namespace echelon

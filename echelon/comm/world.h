@@ -1,5 +1,4 @@
-// This rank's membership in the job: who am I, how many are we, on which
-// device.
+// This rank's membership in the job: its rank, the world's size, its device.
 #pragma once
 
 #include <torch/types.h>
@@ -20,11 +19,12 @@ namespace echelon {
 /// Destroying it leaves the job.
 class World {
  public:
-  /// From the launcher's environment: `echelon run`, torchrun, srun or mpirun
-  /// (see environment.h for the variables); without any, one process alone.
-  /// Every rank calls this; returns when all have met. Throws ConfigError for
-  /// variables that contradict each other, CommError when the others do not
-  /// come: the message names the missing ranks and the master's address.
+  /// Joins the job that the launcher's environment names: `echelon run`,
+  /// torchrun, srun or mpirun (see rank_environment.h for the variables);
+  /// without a launcher, one process alone. Every rank calls this; it returns
+  /// when all have. Throws ConfigError for variables that contradict each
+  /// other, CommError when others do not come: the message names the missing
+  /// ranks and the master's address.
   static World from_environment(const CommOptions& options = {});
   /// One process, no peers.
   static World alone(const CommOptions& options = {});
@@ -38,23 +38,23 @@ class World {
   int local_rank() const;  // among the ranks of this host
   int local_size() const;
   int node_rank() const;
-  /// Threads for what this rank computes: its share of the cores that the job
+  /// Threads for this rank's computation: its share of the cores that the job
   /// may use on this host, by affinity and cgroup.
   int compute_threads() const;
-  /// How often the job was restarted; part of every key in the store.
+  /// How often the job was restarted; a part of every key in the store.
   int generation() const;
   /// This rank's device: cuda:<local_rank> with the nccl backend, else the CPU.
   torch::Device device() const;
-  /// "local", "gloo" or "nccl": what carries this world's tensors.
+  /// "local", "gloo" or "nccl": the backend of this world's tensors.
   std::string backend() const;
   const CommOptions& options() const;
 
   /// All ranks, axis "world".
   const Group& group() const;
   /// The group of `ranks` (world ranks). Every rank of the world calls this, in
-  /// the same order; those outside of `ranks` may name the group that they are
-  /// in instead (groups along an axis are disjoint), and get a group of size 1
-  /// otherwise. `backend`: another one than the world's.
+  /// the same order. A rank outside of `ranks` may name the group that it is in
+  /// instead (groups along an axis are disjoint); otherwise it gets a group of
+  /// size 1. `backend`: if not the world's.
   Group new_group(
       const std::string& axis, const std::vector<int>& ranks,
       std::optional<BackendKind> backend = std::nullopt);
@@ -63,8 +63,8 @@ class World {
   const History& history() const;
   History& history();
 
-  /// A small value from each rank, by rank: host names, versions, counts.
-  /// Through the store, for set-up. Every rank calls this.
+  /// A small value from each rank, by rank: host names, versions, counts. It
+  /// goes through the store, for set-up. Every rank calls this.
   std::vector<std::string> exchange(const std::string& value);
 
   struct Impl;
@@ -76,7 +76,7 @@ class World {
 };
 
 /// Runs `body` on `num_ranks` threads of this process, each with a World of its
-/// own, and returns when all have ended. The first error (by time) is rethrown
+/// own, and returns when all have ended. Rethrows the first error (by time)
 /// with its rank in front; the other ranks' collectives then fail at once.
 void run_ranks(
     int num_ranks, const std::function<void(World&)>& body,

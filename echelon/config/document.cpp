@@ -9,6 +9,7 @@
 
 #include "echelon/config/section.h"
 #include "echelon/error.h"
+#include "echelon/text/format.h"
 #include "echelon/text/nearest.h"
 
 namespace echelon::config {
@@ -17,7 +18,7 @@ namespace {
 std::string where_text(
     const Place& place, const std::string& table, const std::string& key,
     const std::string& value) {
-  return place.text() + ": [" + table + "] " + key + " = " + shortened(value);
+  return format("{}: [{}] {} = {}", place.text(), table, key, shortened(value));
 }
 
 constexpr size_t kMaxFileBytes = 1 << 20;
@@ -32,7 +33,7 @@ std::string five_lines(const std::vector<std::string>& lines) {
     text += lines[i];
   }
   if (shown < lines.size()) {
-    text += "\nand " + std::to_string(lines.size() - shown) + " more errors";
+    text += format("\nand {} more errors", lines.size() - shown);
   }
   return text;
 }
@@ -53,10 +54,10 @@ Document Document::read(const std::string& path) {
   }
   std::ifstream file(path, std::ios::binary);
   if (!file) {
-    throw ConfigError(
-        path + ": cannot be read: " + std::strerror(errno) +
-        "; name a configuration file, as in "
-        "examples/configs/digits.toml");
+    throw ConfigError(format(
+        "{}: cannot be read: {}; name a configuration file, as in "
+        "examples/configs/digits.toml",
+        path, std::strerror(errno)));
   }
   std::string text(kMaxFileBytes + 1, '\0');
   file.read(text.data(), static_cast<std::streamsize>(text.size()));
@@ -76,22 +77,22 @@ void Document::set(std::string_view assignment) {
       dot == 0 || dot + 1 == equals) {
     throw ConfigError(
         flag +
-        ": must be TABLE.KEY=VALUE; write for example "
-        "--set train.steps=100");
+        ": must be TABLE.KEY=VALUE; write for example --set train.steps=100");
   }
   set(std::string(assignment.substr(0, dot)),
       std::string(assignment.substr(dot + 1, equals - dot - 1)),
-      assignment.substr(equals + 1), flag);
+      parse_value(assignment.substr(equals + 1), flag), flag);
 }
 
 void Document::set(
-    const std::string& table, const std::string& key, std::string_view value,
+    const std::string& table, const std::string& key, Value value,
     const std::string& flag) {
-  const Place place{"", 0, 0, flag};
-  const bool made = tables_.count(table) == 0;
-  Table& found = tables_[table];
-  if (made) found.place = place;
-  found.keys[key] = {parse_value(value, flag), place};
+  value.place = {"", 0, 0, flag};
+  for (auto& item : value.items) item.place = value.place;
+  const auto [found, is_new] = tables_.try_emplace(table);
+  if (is_new) found->second.place = value.place;
+  const Place place = value.place;
+  found->second.keys[key] = {std::move(value), place};
 }
 
 Section Document::section(const std::string& name, const std::string& help) {
@@ -110,9 +111,8 @@ bool Document::has_keys(
     const std::string& table, const std::vector<std::string>& keys) const {
   const auto found = tables_.find(table);
   if (found == tables_.end()) return false;
-  return std::any_of(keys.begin(), keys.end(), [&](const auto& key) {
-    return found->second.keys.count(key) > 0;
-  });
+  return std::ranges::any_of(
+      keys, [&](const auto& key) { return found->second.keys.count(key) > 0; });
 }
 
 void Document::problem(const Place& place, const std::string& message) {
@@ -127,16 +127,12 @@ std::vector<std::string> Document::keys_of(const std::string& table) const {
   return keys;
 }
 
-std::string Document::other_table(
-    const std::string& key, const std::string& not_in,
-    std::string* nearest_key) const {
-  for (const auto& entry : entries_) {
-    if (entry.key == key && entry.table != not_in) {
-      *nearest_key = key;
-      return entry.table;
-    }
-  }
-  return "";
+std::string
+Document::other_table(const std::string& key, const std::string& not_in) const {
+  const auto found = std::ranges::find_if(entries_, [&](const Entry& entry) {
+    return entry.key == key && entry.table != not_in;
+  });
+  return found == entries_.end() ? "" : found->table;
 }
 
 void Document::unknown_table(const std::string& name, const Table& table) {
@@ -144,34 +140,34 @@ void Document::unknown_table(const std::string& name, const Table& table) {
   std::string all;
   for (const auto& heading : headings_) {
     names.push_back(heading.name);
-    all += (all.empty() ? "[" : " [") + heading.name + "]";
+    all += format(" [{}]", heading.name);
   }
   const std::string guess = nearest(name, names);
   problem(
-      table.place, table.place.text() + ": [" + name + "]: unknown table; " +
-                       (guess.empty() ? "there are " + all
-                                      : "did you mean [" + guess + "]?"));
+      table.place, format(
+                       "{}: [{}]: unknown table; {}", table.place.text(), name,
+                       guess.empty() ? "there are" + all
+                                     : format("did you mean [{}]?", guess)));
 }
 
 void Document::unknown_key(
     const std::string& table, const std::string& key, const Key& found) {
   const std::string value = found.value.text();
   if (table.empty()) {
-    std::string ignored;
-    const std::string owner = other_table(key, "", &ignored);
+    const std::string owner = other_table(key, "");
     problem(
-        found.place, found.place.text() + ": " + key + " = " +
-                         shortened(value) + ": stands before any table; " +
-                         (owner.empty() ? "put it under its table's [heading]"
-                                        : "put it under [" + owner + "]"));
+        found.place,
+        format(
+            "{}: {} = {}: stands before any table; put it under {}",
+            found.place.text(), key, shortened(value),
+            owner.empty() ? "its table's [heading]" : format("[{}]", owner)));
     return;
   }
   std::string message =
       where_text(found.place, table, key, value) + ": unknown key";
   const auto keys = keys_of(table);
   const std::string guess = nearest(key, keys);
-  std::string other;
-  const std::string owner = other_table(key, table, &other);
+  const std::string owner = other_table(key, table);
   if (!owner.empty()) {
     message += "; it belongs in [" + owner + "]";
   } else if (!guess.empty()) {
@@ -184,9 +180,8 @@ void Document::unknown_key(
 
 void Document::find_unknown() {
   for (const auto& [name, table] : tables_) {
-    const bool known = std::any_of(
-        headings_.begin(), headings_.end(),
-        [&](const auto& heading) { return heading.name == name; });
+    const bool known = std::ranges::any_of(
+        headings_, [&](const auto& heading) { return heading.name == name; });
     if (!known && !name.empty()) {
       unknown_table(name, table);
       continue;
@@ -194,7 +189,7 @@ void Document::find_unknown() {
     const auto keys = keys_of(name);
     for (const auto& [key, found] : table.keys) {
       if (aliases_.count(name + "." + key) == 0 &&
-          std::find(keys.begin(), keys.end(), key) == keys.end()) {
+          std::ranges::find(keys, key) == keys.end()) {
         unknown_key(name, key, found);
       }
     }
@@ -204,13 +199,11 @@ void Document::find_unknown() {
 void Document::finish() {
   find_unknown();
   if (problems_.empty()) return;
-  std::stable_sort(
-      problems_.begin(), problems_.end(), [](const auto& a, const auto& b) {
-        return std::make_tuple(
-                   !a.place.flag.empty(), a.place.line, a.place.column) <
-               std::make_tuple(
-                   !b.place.flag.empty(), b.place.line, b.place.column);
-      });
+  const auto order = [](const Problem& problem) {
+    const Place& place = problem.place;
+    return std::tuple(!place.flag.empty(), place.line, place.column);
+  };
+  std::ranges::stable_sort(problems_, {}, order);
   std::vector<std::string> lines;
   for (const auto& problem : problems_) lines.push_back(problem.message);
   throw ConfigError(five_lines(lines));
@@ -236,22 +229,21 @@ std::string Document::where(std::string_view key) const {
     return where_text(found.place, found.table, found.key, found.value);
   }
   const std::string value =
-      "[" + found.table + "] " + found.key + " = " + shortened(found.value);
-  return name_.empty() ? value : name_ + ": " + value + " (default)";
+      format("[{}] {} = {}", found.table, found.key, shortened(found.value));
+  return name_.empty() ? value : format("{}: {} (default)", name_, value);
 }
 
 std::string Document::to_toml(bool with_help) const {
   std::string text;
   for (const auto& heading : headings_) {
     if (!text.empty()) text += "\n";
-    text += "[" + heading.name + "]";
-    if (with_help) text += "  # " + heading.help;
-    text += "\n";
+    const auto add = [&](const std::string& line, const std::string& help) {
+      text += line + (with_help ? "  # " + help : "") + "\n";
+    };
+    add("[" + heading.name + "]", heading.help);
     for (const auto& entry : entries_) {
       if (entry.table != heading.name) continue;
-      text += entry.key + " = " + entry.value;
-      if (with_help) text += "  # " + entry.help;
-      text += "\n";
+      add(entry.key + " = " + entry.value, entry.help);
     }
   }
   return text;

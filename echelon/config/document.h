@@ -7,7 +7,7 @@
 //   document.finish();        // throws for the first errors and unknown names
 //
 // Binding options to an empty Document reads nothing, but checks the values and
-// records them: that is how a resolved configuration is written.
+// records them. A resolved configuration is written that way.
 #pragma once
 
 #include <deque>
@@ -21,7 +21,7 @@ namespace echelon::config {
 
 class Section;
 
-/// One field as bound: what `config show` and the reference print.
+/// One field as bound, as `config show` and the reference print it.
 struct Entry {
   std::string table;
   std::string key;
@@ -46,10 +46,10 @@ class Document {
   void set(std::string_view assignment);
   /// A flag that stands for a key: set("train", "overwrite", …, "--overwrite").
   void
-  set(const std::string& table, const std::string& key, std::string_view value,
+  set(const std::string& table, const std::string& key, Value value,
       const std::string& flag);
 
-  /// Forgets what was set for some keys, as --layout does with the degrees.
+  /// Forgets the values of some keys, as --layout does with the degrees.
   void clear(const std::string& table, const std::vector<std::string>& keys);
   /// True when the file or an override has one of the keys in this table.
   bool has_keys(
@@ -90,9 +90,9 @@ class Document {
   void unknown_table(const std::string& name, const Table& table);
   void unknown_key(
       const std::string& table, const std::string& key, const Key& found);
-  std::string other_table(
-      const std::string& key, const std::string& not_in,
-      std::string* nearest_key) const;
+  /// The first table but `not_in` that has such a key; empty: none.
+  std::string
+  other_table(const std::string& key, const std::string& not_in) const;
   std::vector<std::string> keys_of(const std::string& table) const;
 
   std::string name_;
@@ -103,7 +103,7 @@ class Document {
   std::vector<Problem> problems_;
 };
 
-/// Joins at most five lines: four and "and N more errors" when there are more.
+/// Joins at most five lines: if there are more, four and "and N more errors".
 std::string five_lines(const std::vector<std::string>& lines);
 
 }  // namespace echelon::config

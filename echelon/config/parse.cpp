@@ -1,4 +1,4 @@
-// The one file that sees toml++.
+// The only file that includes toml++.
 #define TOML_EXCEPTIONS 0
 #define TOML_HEADER_ONLY 1
 #include <toml++/toml.h>
@@ -7,6 +7,7 @@
 
 #include "echelon/config/value.h"
 #include "echelon/error.h"
+#include "echelon/text/format.h"
 
 namespace echelon::config {
 namespace {
@@ -19,19 +20,15 @@ Place place_of(const toml::source_region& region, const std::string& file) {
 
 Value convert(const toml::node& node, const std::string& file) {
   Value value;
-  value.place = place_of(node.source(), file);
   if (const auto* b = node.as_boolean()) {
-    value.kind = Value::Kind::boolean;
-    value.boolean = b->get();
+    value = Value(b->get());
   } else if (const auto* i = node.as_integer()) {
-    value.kind = Value::Kind::integer;
-    value.integer = i->get();
+    value = Value(i->get());
   } else if (const auto* d = node.as_floating_point()) {
     value.kind = Value::Kind::real;
     value.real = d->get();
   } else if (const auto* s = node.as_string()) {
-    value.kind = Value::Kind::string;
-    value.string = s->get();
+    value = Value(s->get());
   } else if (const auto* a = node.as_array()) {
     value.kind = Value::Kind::array;
     for (const auto& item : *a) value.items.push_back(convert(item, file));
@@ -50,6 +47,7 @@ Value convert(const toml::node& node, const std::string& file) {
     if (const auto* both = node.as_date_time()) text << both->get();
     value.string = text.str();
   }
+  value.place = place_of(node.source(), file);
   return value;
 }
 
@@ -95,7 +93,7 @@ std::string way_out(std::string_view text, const toml::parse_error& error) {
   if (description.find("boolean") != std::string::npos) {
     return "write true or false, in small letters";
   }
-  return "mend the line";
+  return "correct the line";
 }
 
 [[noreturn]] void fail(
@@ -108,14 +106,14 @@ std::string way_out(std::string_view text, const toml::parse_error& error) {
       quote != std::string::npos) {
     const std::string name = why.substr(quote + 1, why.rfind('\'') - quote - 1);
     const bool table = why.find("table header") != std::string::npos;
-    throw ConfigError(
-        place.text() + ": " + (table ? "[" + name + "]" : name) +
-        " is given twice; keep one of the two" +
-        (table ? " and put all of its keys there" : ""));
+    throw ConfigError(format(
+        "{}: {} is given twice; keep one of the two{}", place.text(),
+        table ? "[" + name + "]" : name,
+        table ? " and put all of its keys there" : ""));
   }
-  throw ConfigError(
-      place.text() + ": not TOML: " + shortened(why, 160) + "; " +
-      way_out(text, error));
+  throw ConfigError(format(
+      "{}: not TOML: {}; {}", place.text(), shortened(why, 160),
+      way_out(text, error)));
 }
 
 }  // namespace
@@ -157,14 +155,11 @@ Value parse_value(std::string_view text, const std::string& flag) {
   } else if (!text.empty() && (text[0] == '[' || text[0] == '"')) {
     throw ConfigError(
         flag + ": " + std::string(text) +
-        " is not a TOML value; quote it for the shell, as in "
-        "--set 'data.shape=[1, 8, 8]'");
+        " is not a TOML value; quote it for the shell, as in --set "
+        "'data.shape=[1, 8, 8]'");
   } else {
-    value.kind = Value::Kind::string;
-    value.string = std::string(text);
+    value = Value(std::string(text));
   }
-  value.place = {"", 0, 0, flag};
-  for (auto& item : value.items) item.place = value.place;
   return value;
 }
 

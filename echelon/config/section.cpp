@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "echelon/error.h"
+#include "echelon/text/format.h"
 #include "echelon/text/nearest.h"
 
 namespace echelon::config {
@@ -13,7 +14,7 @@ namespace {
 using std::chrono::milliseconds;
 using Kind = Value::Kind;
 
-// assign() returns "" or the rule that the value breaks.
+// assign() returns "", or the rule that the value breaks.
 
 std::string assign(bool& target, const Value& value) {
   if (value.kind != Kind::boolean) return "must be true or false";
@@ -58,20 +59,33 @@ std::string assign(std::string& target, const Value& value) {
   return "";
 }
 
-constexpr const char* plural(int64_t) {
-  return "whole numbers";
+std::string type_of(bool) {
+  return "true or false";
 }
-constexpr const char* plural(double) {
-  return "numbers";
+std::string type_of(int64_t) {
+  return "whole number";
 }
-const char* plural(const std::string&) {
-  return "strings";
+std::string type_of(uint64_t) {
+  return "whole number";
+}
+std::string type_of(double) {
+  return "number";
+}
+std::string type_of(const std::string&) {
+  return "string";
+}
+std::string type_of(milliseconds) {
+  return "time";
+}
+template <class T>
+std::string type_of(const std::vector<T>&) {
+  return "list of " + type_of(T()) + "s";
 }
 
 template <class T>
 std::string assign(std::vector<T>& target, const Value& value) {
   const std::string rule =
-      std::string("must be a list of ") + plural(T()) + ", as in [" +
+      "must be a " + type_of(target) + ", as in [" +
       (std::is_same_v<T, std::string> ? "\"a\", \"b\"" : "1, 2") + "]";
   if (value.kind != Kind::array) return rule;
   std::vector<T> items;
@@ -123,17 +137,13 @@ std::string assign(milliseconds& target, const Value& value) {
   return "";
 }
 
-std::string text_of(bool value) {
-  return toml_text(value);
-}
-std::string text_of(int64_t value) {
-  return toml_text(value);
-}
-std::string text_of(uint64_t value) {
-  return std::to_string(value);
-}
-std::string text_of(double value) {
-  return toml_text(value);
+template <class T>
+std::string text_of(T value) {
+  if constexpr (std::is_same_v<T, uint64_t>) {
+    return std::to_string(value);
+  } else {
+    return toml_text(value);
+  }
 }
 std::string text_of(const std::string& value) {
   return toml_text(std::string_view(value));
@@ -144,8 +154,7 @@ std::string text_of(milliseconds value) {
     for (const auto& unit : kUnits) {
       if (std::string_view(unit.name) == name &&
           value.count() % unit.milliseconds == 0) {
-        return "\"" + std::to_string(value.count() / unit.milliseconds) + name +
-               "\"";
+        return format("\"{}{}\"", value.count() / unit.milliseconds, name);
       }
     }
   }
@@ -161,23 +170,22 @@ std::string text_of(const std::vector<T>& values) {
   return text + "]";
 }
 
+// The value in the unit of its bounds, or that of each item; empty where
+// bounds make no sense.
 template <class T>
 std::vector<double> numbers_of(const T& value) {
-  if constexpr (std::is_same_v<T, bool>) {
-    return {};
-  } else if constexpr (std::is_arithmetic_v<T>) {
-    return {static_cast<double>(value)};
-  } else if constexpr (std::is_same_v<T, milliseconds>) {
+  if constexpr (std::is_same_v<T, milliseconds>) {
     return {static_cast<double>(value.count()) / 1000};
-  } else {
-    return {};
+  } else if constexpr (std::is_arithmetic_v<T> && !std::is_same_v<T, bool>) {
+    return {static_cast<double>(value)};
   }
+  return {};
 }
 template <class T>
 std::vector<double> numbers_of(const std::vector<T>& values) {
   std::vector<double> numbers;
   if constexpr (std::is_arithmetic_v<T>) {
-    for (T value : values) numbers.push_back(static_cast<double>(value));
+    numbers.assign(values.begin(), values.end());
   }
   return numbers;
 }
@@ -201,16 +209,22 @@ std::string number_text(double value) {
   return toml_text(value);
 }
 
+// Calls `function` with the variable that the target refers to.
+template <class Function>
+auto on(const Target& target, const Function& function) {
+  return std::visit([&](auto held) { return function(held.get()); }, target);
+}
+
+std::string text_of(const Target& target) {
+  return on(target, [](auto& value) { return text_of(value); });
+}
+
 }  // namespace
 
-template <class T>
-Field::Field(Document& document, Entry& entry, T& target)
-    : document_(document), entry_(entry) {
-  set_ = [&target](const Value& value) { return assign(target, value); };
-  text_ = [&target] { return text_of(target); };
-  numbers_ = [&target] { return numbers_of(target); };
-  size_ = [&target] { return size_of(target); };
-  entry_.default_value = text_();
+Field::Field(Document& document, Entry& entry, Target target)
+    : document_(document), entry_(entry), target_(target) {
+  entry_.type = on(target_, [](auto& value) { return type_of(value); });
+  entry_.default_value = text_of(target_);
   entry_.value = entry_.default_value;
   written_ = entry_.value;
   read(entry_.key);
@@ -222,14 +236,15 @@ void Field::read(const std::string& key) {
   const auto found = table->second.keys.find(key);
   if (found == table->second.keys.end()) return;
   const Value& value = found->second.value;
-  const std::string rule = set_(value);
+  const std::string rule =
+      on(target_, [&](auto& target) { return assign(target, value); });
   if (!rule.empty()) {
     entry_.place = value.place;
     refuse(value.place, value.text(), rule);
     return;
   }
   entry_.place = value.place;
-  entry_.value = text_();
+  entry_.value = text_of(target_);
   written_ = value.text();
 }
 
@@ -241,8 +256,9 @@ void Field::refuse(
           ? (document_.name().empty() ? "" : document_.name() + ": ")
           : place.text() + ": ";
   document_.problem(
-      place, begin + "[" + entry_.table + "] " + entry_.key + " = " +
-                 shortened(value) + ": " + rule);
+      place, format(
+                 "{}[{}] {} = {}: {}", begin, entry_.table, entry_.key,
+                 shortened(value), rule));
 }
 
 void Field::require(
@@ -258,41 +274,21 @@ std::string Field::bound_text(double bound) const {
   return text_of(milliseconds(std::llround(bound * 1000)));
 }
 
-Field& Field::at_least(double lowest) {
-  const auto numbers = numbers_();
-  require(
-      std::all_of(
-          numbers.begin(), numbers.end(),
-          [&](double n) { return n >= lowest; }),
-      "at least " + bound_text(lowest), "");
-  return *this;
-}
-
-Field& Field::at_most(double highest) {
-  const auto numbers = numbers_();
-  require(
-      std::all_of(
-          numbers.begin(), numbers.end(),
-          [&](double n) { return n <= highest; }),
-      "at most " + bound_text(highest), "");
-  return *this;
-}
-
-Field& Field::above(double bound) {
-  const auto numbers = numbers_();
-  require(
-      std::all_of(
-          numbers.begin(), numbers.end(), [&](double n) { return n > bound; }),
-      "above " + bound_text(bound), "");
-  return *this;
-}
-
-Field& Field::below(double bound) {
-  const auto numbers = numbers_();
-  require(
-      std::all_of(
-          numbers.begin(), numbers.end(), [&](double n) { return n < bound; }),
-      "below " + bound_text(bound), "");
+Field& Field::within(const Bounds& bounds) {
+  const auto numbers =
+      on(target_, [](auto& value) { return numbers_of(value); });
+  const auto keep = [&](const std::optional<double>& bound, const char* words,
+                        const auto& keeps) {
+    if (!bound) return;
+    require(
+        std::ranges::all_of(
+            numbers, [&](double number) { return keeps(number, *bound); }),
+        words + bound_text(*bound), "");
+  };
+  keep(bounds.at_least, "at least ", std::greater_equal<>());
+  keep(bounds.above, "above ", std::greater<>());
+  keep(bounds.at_most, "at most ", std::less_equal<>());
+  keep(bounds.below, "below ", std::less<>());
   return *this;
 }
 
@@ -317,13 +313,11 @@ Field& Field::one_of(const std::vector<std::string>& choices) {
 }
 
 Field& Field::length(size_t smallest, size_t largest) {
-  const std::string unlimited = std::to_string(smallest) + " or more";
-  const std::string range =
-      smallest == largest ? std::to_string(smallest)
-      : largest == std::numeric_limits<size_t>::max()
-          ? unlimited
-          : std::to_string(smallest) + " to " + std::to_string(largest);
-  const size_t size = size_();
+  const std::string range = smallest == largest ? std::to_string(smallest)
+                            : largest == std::numeric_limits<size_t>::max()
+                                ? format("{} or more", smallest)
+                                : format("{} to {}", smallest, largest);
+  const size_t size = on(target_, [](auto& value) { return size_of(value); });
   require(
       size >= smallest && size <= largest, "a list of " + range,
       ", not of " + std::to_string(size));
@@ -332,7 +326,8 @@ Field& Field::length(size_t smallest, size_t largest) {
 
 Field& Field::not_empty() {
   entry_.rules.push_back("not empty");
-  if (!failed_ && size_() == 0) {
+  if (!failed_ &&
+      on(target_, [](auto& value) { return size_of(value); }) == 0) {
     refuse(entry_.place, written_, "must not be empty");
   }
   return *this;
@@ -360,10 +355,11 @@ Field& Field::also(const std::string& other_key) {
     if (flag == other_flag) {
       failed_ = true;
       document_.problem(
-          found.place, found.place.text() + ": [" + entry_.table + "] " +
-                           other_key + " = " + shortened(found.value.text()) +
-                           ": is another name of " + entry_.key +
-                           ", which is also set; keep one of the two");
+          found.place, format(
+                           "{}: [{}] {} = {}: is another name of {}, which is "
+                           "also set; keep one of the two",
+                           found.place.text(), entry_.table, other_key,
+                           shortened(found.value.text()), entry_.key));
       return *this;
     }
   }
@@ -371,67 +367,22 @@ Field& Field::also(const std::string& other_key) {
   return *this;
 }
 
-template <class T>
-Field Section::make(
-    const std::string& key, T& target, const std::string& help,
-    const std::string& type) {
+Field Section::field(
+    const std::string& key, Target target, const std::string& help,
+    const Bounds& bounds) {
   Entry& entry = document_.entries_.emplace_back();
   entry.table = table_;
   entry.key = key;
-  entry.type = type;
   entry.help = help;
-  return Field(document_, entry, target);
-}
-
-Field Section::field(
-    const std::string& key, bool& target, const std::string& help) {
-  return make(key, target, help, "true or false");
-}
-Field Section::field(
-    const std::string& key, int64_t& target, const std::string& help) {
-  return make(key, target, help, "whole number");
-}
-Field Section::field(
-    const std::string& key, uint64_t& target, const std::string& help) {
-  // TOML's whole numbers end there.
-  constexpr uint64_t kLargest = std::numeric_limits<int64_t>::max();
-  Field field = make(key, target, help, "whole number");
-  field.require(true, "at least 0", "");
-  field.require(target <= kLargest, "at most 2^63 - 1", "");
-  return field;
-}
-Field Section::field(
-    const std::string& key, double& target, const std::string& help) {
-  return make(key, target, help, "number");
-}
-Field Section::field(
-    const std::string& key, std::string& target, const std::string& help) {
-  return make(key, target, help, "string");
-}
-Field Section::field(
-    const std::string& key, std::vector<int64_t>& target,
-    const std::string& help) {
-  return make(key, target, help, "list of whole numbers");
-}
-Field Section::field(
-    const std::string& key, std::vector<double>& target,
-    const std::string& help) {
-  return make(key, target, help, "list of numbers");
-}
-Field Section::field(
-    const std::string& key, std::vector<std::string>& target,
-    const std::string& help) {
-  return make(key, target, help, "list of strings");
-}
-Field Section::field(
-    const std::string& key, milliseconds& target, const std::string& help) {
-  return make(key, target, help, "time");
-}
-
-void Section::choice(
-    const std::string& key, std::string& word,
-    const std::vector<std::string>& words, const std::string& help) {
-  make(key, word, help, "string").one_of(words);
+  Field field(document_, entry, target);
+  using Unsigned = std::reference_wrapper<uint64_t>;
+  if (const auto* value = std::get_if<Unsigned>(&target)) {
+    // TOML's whole numbers end there.
+    constexpr uint64_t kLargest = std::numeric_limits<int64_t>::max();
+    field.require(true, "at least 0", "");
+    field.require(*value <= kLargest, "at most 2^63 - 1", "");
+  }
+  return field.within(bounds);
 }
 
 }  // namespace echelon::config

@@ -1,34 +1,50 @@
-// Binding: which field of an options struct each key of a table sets, and what
-// the field may hold.
+// Binding: which field of an options struct each key of a table sets, and which
+// values the field may hold.
 //
 //   void bind(config::Section& section, TrainOptions& options) {
-//     section.field("steps", options.steps, "optimizer steps").at_least(0);
+//     section.field(
+//         "steps", options.steps, "optimizer steps", {.at_least = 0});
 //   }
 //
-// A wrong value does not throw: it is kept as a problem, so that one run finds
-// several; Document::finish throws. The field then keeps its default.
+// A wrong value does not throw. It is kept as a problem, so that one run finds
+// several, and Document::finish throws. The field then keeps its default.
 #pragma once
 
 #include <chrono>
 #include <cstdint>
 #include <functional>
 #include <initializer_list>
+#include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "echelon/config/document.h"
 
 namespace echelon::config {
 
-/// One bound field, on which rules are put. Lives as long as the statement.
-/// Rules about numbers hold for each item of a list.
+/// What a number may be, or each item of a list. Times are in seconds.
+struct Bounds {
+  std::optional<double> at_least, above, at_most, below;
+};
+
+/// The variable that a key sets. Times are "500ms", "30s", "10m", "2h", or a
+/// number of seconds.
+using Target = std::variant<
+    std::reference_wrapper<bool>, std::reference_wrapper<int64_t>,
+    std::reference_wrapper<uint64_t>, std::reference_wrapper<double>,
+    std::reference_wrapper<std::string>,
+    std::reference_wrapper<std::vector<int64_t>>,
+    std::reference_wrapper<std::vector<double>>,
+    std::reference_wrapper<std::vector<std::string>>,
+    std::reference_wrapper<std::chrono::milliseconds>>;
+
+/// One bound field, to which rules are added. Lives as long as the statement.
 class Field {
  public:
-  Field& at_least(double lowest);
-  Field& at_most(double highest);
-  Field& above(double bound);
-  Field& below(double bound);
+  Field& within(const Bounds& bounds);
   /// Strings. The error names the nearest choice.
   Field& one_of(const std::vector<std::string>& choices);
   /// Lists: how many items.
@@ -37,13 +53,12 @@ class Field {
   /// Any other rule: called with the target set; returns "" or the rule that
   /// the value breaks, with the way out.
   Field& rule(const std::function<std::string()>& broken);
-  /// Another name of the same key; setting both is an error.
+  /// Another name of the same key. Setting both is an error.
   Field& also(const std::string& other_key);
 
  private:
   friend class Section;
-  template <class T>
-  Field(Document& document, Entry& entry, T& target);
+  Field(Document& document, Entry& entry, Target target);
 
   void read(const std::string& key);
   std::string bound_text(double bound) const;
@@ -53,39 +68,20 @@ class Field {
 
   Document& document_;
   Entry& entry_;
-  std::function<std::string(const Value&)> set_;  // "" or the broken rule
-  std::function<std::string()> text_;
-  std::function<std::vector<double>()> numbers_;
-  std::function<size_t()> size_;
+  Target target_;
   std::string written_;  // the value, as its author spelled it
   bool failed_ = false;
 };
 
 class Section {
  public:
-  Field field(const std::string& key, bool& target, const std::string& help);
-  Field field(const std::string& key, int64_t& target, const std::string& help);
-  Field
-  field(const std::string& key, uint64_t& target, const std::string& help);
-  Field field(const std::string& key, double& target, const std::string& help);
-  Field
-  field(const std::string& key, std::string& target, const std::string& help);
   Field field(
-      const std::string& key, std::vector<int64_t>& target,
-      const std::string& help);
-  Field field(
-      const std::string& key, std::vector<double>& target,
-      const std::string& help);
-  Field field(
-      const std::string& key, std::vector<std::string>& target,
-      const std::string& help);
-  /// "500ms", "30s", "10m", "2h", or a number of seconds.
-  Field field(
-      const std::string& key, std::chrono::milliseconds& target,
-      const std::string& help);
+      const std::string& key, Target target, const std::string& help,
+      const Bounds& bounds = {});
 
   /// An enum, by its values' names.
   template <class Enum>
+  requires std::is_enum_v<Enum>
   void field(
       const std::string& key, Enum& target, const std::string& help,
       std::initializer_list<std::pair<const char*, Enum>> names) {
@@ -95,7 +91,7 @@ class Section {
       words.push_back(name);
       if (value == target) word = name;
     }
-    choice(key, word, words, help);
+    field(key, word, help).one_of(words);
     for (const auto& [name, value] : names) {
       if (word == name) target = value;
     }
@@ -105,14 +101,6 @@ class Section {
   friend class Document;
   Section(Document& document, std::string table)
       : document_(document), table_(std::move(table)) {}
-
-  template <class T>
-  Field make(
-      const std::string& key, T& target, const std::string& help,
-      const std::string& type);
-  void choice(
-      const std::string& key, std::string& word,
-      const std::vector<std::string>& words, const std::string& help);
 
   Document& document_;
   std::string table_;

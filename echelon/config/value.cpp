@@ -2,6 +2,9 @@
 
 #include <charconv>
 #include <cmath>
+#include <utility>
+
+#include "echelon/text/format.h"
 
 namespace echelon::config {
 
@@ -9,12 +12,12 @@ std::string Place::text() const {
   if (!flag.empty()) return flag;
   if (file.empty()) return "default";
   if (line == 0) return file;
-  return file + ":" + std::to_string(line) + ":" + std::to_string(column);
+  return format("{}:{}:{}", file, line, column);
 }
 
 std::string Place::short_text() const {
   if (!flag.empty() || file.empty() || line == 0) return text();
-  return file + ":" + std::to_string(line);
+  return format("{}:{}", file, line);
 }
 
 std::string toml_text(bool value) {
@@ -54,6 +57,17 @@ std::string toml_text(std::string_view value) {
     }
   }
   return text + "\"";
+}
+
+Value::Value(bool value) : kind(Kind::boolean), boolean(value) {}
+
+Value::Value(int64_t value) : kind(Kind::integer), integer(value) {}
+
+Value::Value(std::string value)
+    : kind(Kind::string), string(std::move(value)) {}
+
+Value::Value(const std::vector<std::string>& values) : kind(Kind::array) {
+  for (const auto& value : values) items.emplace_back(value);
 }
 
 std::string Value::text() const {
@@ -103,7 +117,7 @@ std::string Value::kind_name() const {
 
 std::string shortened(const std::string& text, size_t size) {
   if (text.size() <= size) return text;
-  // Cut between characters: bytes 10xxxxxx continue a UTF-8 character.
+  // Splits between characters: bytes 10xxxxxx continue a UTF-8 character.
   const auto continues = [&](size_t i) { return (text[i] & 0xC0) == 0x80; };
   size_t head = size * 2 / 3;
   size_t tail = text.size() - (size - head - 3);

@@ -28,6 +28,12 @@ struct Member;
 struct Value {
   enum class Kind { boolean, integer, real, string, array, table, time };
 
+  Value() = default;
+  explicit Value(bool value);
+  explicit Value(int64_t value);
+  explicit Value(std::string value);
+  explicit Value(const std::vector<std::string>& values);
+
   Kind kind = Kind::boolean;
   bool boolean = false;
   int64_t integer = 0;
@@ -37,7 +43,7 @@ struct Value {
   std::vector<Member> members;  // of a table, by name
   Place place;
 
-  /// As TOML spells it.
+  /// The value as TOML spells it.
   std::string text() const;
   /// "a whole number", "a string", "a list" …
   std::string kind_name() const;
@@ -64,14 +70,14 @@ struct Table {
 using Tables = std::map<std::string, Table>;
 
 /// Reads TOML. Throws ConfigError with `file`, line and column when the text is
-/// not TOML, a key is given twice, or a table stands inside a table.
+/// not TOML, a key is given twice, or a table contains a table.
 Tables parse_toml(std::string_view text, const std::string& file);
 
-/// The whole text as one table, for files whose tables stand inside tables.
-/// Throws as parse_toml does, but for these.
+/// The whole text as one table, for files whose tables contain tables. Throws
+/// as parse_toml does otherwise.
 Value parse_nested_toml(std::string_view text, const std::string& file);
 
-/// One value as --set has it: TOML, or else a bare string.
+/// One value as --set takes it: TOML, or else a bare string.
 Value parse_value(std::string_view text, const std::string& flag);
 
 /// Spells values as TOML; reading the text gives back the identical value.

@@ -1,25 +1,24 @@
 #include "echelon/cost/activation_bytes.h"
 
 #include <algorithm>
+#include <string>
+
+#include "echelon/cost/stage_cut.h"
 
 namespace echelon {
 namespace {
 
-double as_double(int64_t value) {
-  return static_cast<double>(value);
-}
-
-// Elements of one token in the tensors of one block on one rank. `whole` ones
-// are cut by sequence parallelism alone, `cut` ones by tp.
+// Elements of one token in the tensors of one block on one rank. Those marked
+// "tp" are sharded by tp, the others by sequence parallelism alone.
 struct BlockElements {
-  double hidden = 0;      // whole: one tensor of the residual stream
-  double projected = 0;   // cut: queries, keys, values, as attention takes them
-  double compressed = 0;  // whole: what latent attention makes them of
-  double attended = 0;    // cut: what attention gives
-  double scores = 0;      // cut: of one token with all others
-  double inner = 0;     // cut: feed-forward behind its first product, one half
-  double halves = 1;    // 2: gated
-  double gathered = 0;  // whole: tokens as experts are given them
+  double hidden = 0;      // one tensor of the residual stream
+  double projected = 0;   // tp: queries, keys and values for attention
+  double compressed = 0;  // their latent form
+  double attended = 0;    // tp: attention's output
+  double scores = 0;      // tp: of one token with all others
+  double inner = 0;       // tp: feed-forward after its first matmul, one half
+  double halves = 1;      // 2: gated
+  double gathered = 0;    // tokens as dispatched to experts
 };
 
 double feed_forward_width(const TransformerShape& shape, bool experts) {
@@ -55,51 +54,50 @@ elements_of(const ModelShape& model, const Strategy& strategy, bool experts) {
   block.inner = feed_forward_width(shape, experts) / tp;
   block.halves = shape.gated ? 2 : 1;
   if (experts) {
-    // Sent to the experts, and what comes back before it is weighed.
+    // Dispatched to the experts, and returned before the weighted sum.
     block.gathered =
         2 * as_double(shape.experts.experts_per_token) * block.hidden;
   }
   return block;
 }
 
-// What autograd keeps of the feed-forward's middle.
-double inner_kept(const BlockElements& block, const Stack& stack) {
-  return block.inner * (block.halves == 2 ? stack.memory.gated_kept : 2);
+// What autograd keeps in the middle of the feed-forward.
+double inner_kept(const BlockElements& block, const Framework& framework) {
+  return block.inner * (block.halves == 2 ? framework.memory.gated_kept : 2);
 }
 
-// Two norms with what they are given and give, attention and its products,
-// masks.
+// Inputs and outputs of two norms, attention and its matmuls, masks.
 double kept_without_scores(
-    const BlockElements& block, const Stack& stack, double element) {
-  double bytes =
-      element * (4 * block.hidden + block.compressed + block.projected +
-                 block.attended + inner_kept(block, stack) + block.gathered);
-  if (stack.dropout) bytes += 2 * block.hidden;  // masks, of a byte
+    const BlockElements& block, const Framework& framework, double element) {
+  double bytes = element * (4 * block.hidden + block.compressed +
+                            block.projected + block.attended +
+                            inner_kept(block, framework) + block.gathered);
+  if (framework.dropout) bytes += 2 * block.hidden;  // masks, of a byte
   return bytes;
 }
 
-// Softmax's result, and with dropout its mask and what it leaves; of the fused
-// kernel one number a row.
-double
-scores_kept(const BlockElements& block, const Stack& stack, double element) {
-  if (stack.fused_attention) return 0;
-  return block.scores * (stack.dropout ? 2 * element + 1 : element);
+// The softmax's result, with dropout also its mask and its result; the fused
+// kernel keeps one number a row.
+double scores_kept(
+    const BlockElements& block, const Framework& framework, double element) {
+  if (framework.fused_attention) return 0;
+  return block.scores * (framework.dropout ? 2 * element + 1 : element);
 }
 
-double
-selective_kept(const BlockElements& block, const Stack& stack, double element) {
-  switch (stack.memory.selective) {
+double selective_kept(
+    const BlockElements& block, const Framework& framework, double element) {
+  switch (framework.memory.selective) {
     case SelectiveWay::attention_scores:
-      return kept_without_scores(block, stack, element);
+      return kept_without_scores(block, framework, element);
     case SelectiveWay::keeps_products:
       return element * (3 * block.hidden + block.compressed + block.projected +
                         block.attended + block.halves * block.inner +
                         block.gathered) +
-             scores_kept(block, stack, element) / 2;
+             scores_kept(block, framework, element) / 2;
     case SelectiveWay::keeps_half:
       break;
   }
-  // Of seven products the first, third, fifth and seventh.
+  // The first, third, fifth and seventh of seven matmuls.
   return element * (2 * block.hidden + block.projected * 0.8 + block.attended +
                     block.inner + block.gathered);
 }
@@ -114,7 +112,7 @@ double element_bytes(Precision precision) {
     case Precision::tf32:
       return 4;
     default:
-      return 2;  // fp8 and fp4 are of products alone
+      return 2;  // fp8 and fp4 are for matmuls alone
   }
 }
 
@@ -125,21 +123,21 @@ double rank_tokens(const ModelShape& model, const Strategy& strategy) {
 }
 
 ActivationBytes block_bytes(
-    const ModelShape& model, const Strategy& strategy, const Stack& stack,
-    bool experts, Recompute recompute) {
+    const ModelShape& model, const Strategy& strategy,
+    const Framework& framework, bool experts, Recompute recompute) {
   const BlockElements block = elements_of(model, strategy, experts);
   const double element = element_bytes(strategy.precision);
   const double tokens = rank_tokens(model, strategy);
-  const double none = kept_without_scores(block, stack, element) +
-                      scores_kept(block, stack, element);
+  const double none = kept_without_scores(block, framework, element) +
+                      scores_kept(block, framework, element);
   double kept = none;
   if (recompute == Recompute::all) kept = element * block.hidden;
   if (recompute == Recompute::selective) {
-    kept = std::min(none, selective_kept(block, stack, element));
+    kept = std::min(none, selective_kept(block, framework, element));
   }
-  // Gradients: of the residual stream twice, and of the larger of feed-forward
-  // and attention.
-  const double scores = stack.fused_attention ? 0 : 2 * block.scores;
+  // Gradients of the residual stream twice, and of feed-forward or attention,
+  // whichever is larger.
+  const double scores = framework.fused_attention ? 0 : 2 * block.scores;
   const double gradients =
       element *
       (2 * block.hidden + std::max(
@@ -152,7 +150,8 @@ ActivationBytes block_bytes(
 }
 
 ActivationBytes head_bytes(
-    const ModelShape& model, const Strategy& strategy, const Stack& stack) {
+    const ModelShape& model, const Strategy& strategy,
+    const Framework& framework) {
   const TransformerShape& shape = *model.transformer;
   const double tp = as_double(strategy.layout.tp);
   const double tokens = rank_tokens(model, strategy);
@@ -161,10 +160,10 @@ ActivationBytes head_bytes(
       as_double(shape.hidden) / (strategy.sequence_parallel ? tp : 1);
   const double logits = as_double(shape.vocab) / tp;
   return {
-      .kept = tokens *
-              (2 * element * hidden + stack.memory.logit_kept_bytes * logits),
+      .kept = tokens * (2 * element * hidden +
+                        framework.memory.logit_kept_bytes * logits),
       .working = tokens * (element * hidden +
-                           stack.memory.logit_working_bytes * logits)};
+                           framework.memory.logit_working_bytes * logits)};
 }
 
 ActivationBytes counted_bytes(
@@ -173,11 +172,83 @@ ActivationBytes counted_bytes(
       element_bytes(strategy.precision) * as_double(strategy.microbatch_size);
   const double none = bytes * layer.kept_elements;
   const double output = bytes * layer.output_elements;
-  // What backward computes again is what is not of products: about half of it.
+  // Selective recompute drops everything but the matmuls' inputs: about half.
   double kept = none;
   if (recompute == Recompute::all) kept = std::min(none, output);
   if (recompute == Recompute::selective) kept = none / 2;
   return {.kept = kept, .working = none - kept + 2 * output, .output = output};
+}
+
+namespace {
+
+bool forwards_first(const std::string& schedule) {
+  return schedule == "gpipe" || schedule == "breadth_first";
+}
+
+std::vector<ActivationBytes> transformer_activations(
+    const ModelShape& model, const Strategy& strategy,
+    const Framework& framework) {
+  const TransformerShape& shape = *model.transformer;
+  const int64_t stages = num_stages(strategy);
+  const auto of = [&](bool experts, Recompute recompute) {
+    return block_bytes(model, strategy, framework, experts, recompute);
+  };
+  const bool mixture = shape.experts.experts > 0;
+  const ActivationBytes again[2] = {
+      of(false, strategy.recompute), of(mixture, strategy.recompute)};
+  const ActivationBytes keeps[2] = {
+      of(false, Recompute::none), of(mixture, Recompute::none)};
+  std::vector<ActivationBytes> parts;
+  int64_t layer = 0;
+  for (const int64_t blocks : stage_layers(model, strategy)) {
+    ActivationBytes part;
+    for (int64_t i = 0; i < blocks; ++i, ++layer) {
+      const bool recomputed =
+          strategy.recompute_layers < 0 || i < strategy.recompute_layers;
+      const ActivationBytes& block =
+          (recomputed ? again : keeps)[shape.has_experts(layer)];
+      part.kept += block.kept;
+      part.working = std::max(part.working, block.working);
+      part.output = block.output;
+    }
+    parts.push_back(part);
+  }
+  // The last stage's backward follows its forward at once, so it holds the loss
+  // of one microbatch at a time, and none while blocks compute; unless all
+  // forwards come first.
+  const ActivationBytes head = head_bytes(model, strategy, framework);
+  const bool waits = stages > 1 && forwards_first(strategy.schedule);
+  if (waits) parts.back().kept += head.kept;
+  parts.back().working =
+      std::max(parts.back().working, head.working + (waits ? 0 : head.kept));
+  return parts;
+}
+
+std::vector<ActivationBytes>
+counted_activations(const ModelShape& model, const Strategy& strategy) {
+  std::vector<ActivationBytes> parts;
+  size_t layer = 0;
+  for (const int64_t layers : stage_layers(model, strategy)) {
+    ActivationBytes part;
+    for (int64_t i = 0; i < layers; ++i, ++layer) {
+      const ActivationBytes one =
+          counted_bytes(model.layers[layer], strategy, strategy.recompute);
+      part.kept += one.kept;
+      part.working = std::max(part.working, one.working);
+      part.output = one.output;
+    }
+    parts.push_back(part);
+  }
+  return parts;
+}
+
+}  // namespace
+
+std::vector<ActivationBytes> stage_activations(
+    const ModelShape& model, const Strategy& strategy,
+    const Framework& framework) {
+  return model.transformer ? transformer_activations(model, strategy, framework)
+                           : counted_activations(model, strategy);
 }
 
 }  // namespace echelon

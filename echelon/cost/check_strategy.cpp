@@ -1,4 +1,4 @@
-#include "echelon/cost/check_strategy.h"
+#include "echelon/cost/step_estimate.h"
 
 #include <algorithm>
 #include <numeric>

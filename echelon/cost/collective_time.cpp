@@ -130,7 +130,7 @@ double all_to_all_seconds(
 
 double send_seconds(
     double bytes, const GroupPlace& place, const Node& node,
-    const Cluster& cluster, const Stack& stack) {
+    const Cluster& cluster, const Framework& framework) {
   const DeviceRates& rates = rates_of(node.device);
   if (place.nodes <= 1) {
     return rates.start_seconds + node.inside.latency_seconds +
@@ -139,8 +139,8 @@ double send_seconds(
   GroupPlace pair = place;
   pair.ranks_per_node = 1;
   return rates.start_seconds + node.network.latency_seconds +
-         bytes /
-             (network_rate(pair, node, cluster, rates) * stack.transfer_share);
+         bytes / (network_rate(pair, node, cluster, rates) *
+                  framework.transfer_share);
 }
 
 }  // namespace
@@ -185,16 +185,16 @@ GroupPlace place_of(
 
 double collective_seconds(
     CollectiveKind kind, double bytes, const GroupPlace& place,
-    const Node& node, const Cluster& cluster, const Stack& stack) {
+    const Node& node, const Cluster& cluster, const Framework& framework) {
   if (place.ranks <= 1 || bytes <= 0) return 0;
-  bytes /= stack.collective_share;
+  bytes /= framework.collective_share;
   switch (kind) {
     case CollectiveKind::all_reduce:
       return all_reduce_seconds(bytes, place, node, cluster);
     case CollectiveKind::all_to_all:
       return all_to_all_seconds(bytes, place, node, cluster);
     case CollectiveKind::send:
-      return send_seconds(bytes, place, node, cluster, stack);
+      return send_seconds(bytes, place, node, cluster, framework);
     case CollectiveKind::all_gather:
     case CollectiveKind::reduce_scatter:
     case CollectiveKind::broadcast:
@@ -209,8 +209,9 @@ double collective_seconds(
 }
 
 double transfer_seconds(
-    const Strategy& strategy, const Cluster& cluster, const Stack& stack,
-    double bytes, int64_t sender, int64_t receiver) {
+    const Strategy& strategy, const Cluster& cluster,
+    const Framework& framework, double bytes, int64_t sender,
+    int64_t receiver) {
   if (sender == receiver || bytes <= 0) return 0;
   GroupPlace pair;
   pair.ranks = 2;
@@ -220,19 +221,19 @@ double transfer_seconds(
   const Node& node = cluster.node_of(sender);
   pair.sharing = std::min(node.num_devices, strategy.layout.stride(Axis::pp));
   const int64_t tp = strategy.layout.tp;
-  const bool scatters = stack.scatters_transfers && tp > 1 && !near &&
+  const bool scatters = framework.scatters_transfers && tp > 1 && !near &&
                         !strategy.sequence_parallel;
   if (!scatters) {
     return collective_seconds(
-        CollectiveKind::send, bytes, pair, node, cluster, stack);
+        CollectiveKind::send, bytes, pair, node, cluster, framework);
   }
   return collective_seconds(
              CollectiveKind::send, bytes / static_cast<double>(tp), pair, node,
-             cluster, stack) +
+             cluster, framework) +
          collective_seconds(
              CollectiveKind::all_gather, bytes,
              place_of(strategy, cluster, Axis::tp, sender), node, cluster,
-             stack);
+             framework);
 }
 
 }  // namespace echelon

@@ -1,7 +1,7 @@
-// What the layers of the convolutional networks cost, from formulas: those that
-// echelon trains, layer by layer under the same names.
-// Sources: He et al., 2015, arXiv:1512.03385, table 1; the counting of
-// echelon's own layers (models/layer_cost.h), which a test compares with.
+// The cost of the convolutional networks that echelon trains, by formula, layer
+// by layer under the same names.
+// Sources: He et al., 2015, arXiv:1512.03385, table 1; a test compares with the
+// counts of echelon's own layers (counting/layer_cost.h).
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ struct ImageShape {
 const std::vector<std::string>& convolution_names();
 
 /// `name` is one of convolution_names(). Throws ConfigError for images that are
-/// too small for the network.
+/// too small.
 ModelShape convolution_shape(
     const std::string& name, const ImageShape& image, int64_t classes);
 

@@ -1,4 +1,4 @@
-// Layers that the training wing counted, as a file: any network can be
+// Files of layers that the training wing counted, with which any network can be
 // simulated.
 //
 //   echelon-train count first.toml --json > layers.json
@@ -16,8 +16,8 @@ namespace echelon {
 /// fields.
 std::string counted_model_json(const ModelShape& model);
 
-/// Reads it back. Throws DataError, with the layer and the key, for what is not
-/// such an object: a missing key, a negative or infinite figure, no layer.
+/// Reads it back. Throws DataError with layer and key for a missing key, a
+/// negative or infinite figure, or no layer.
 ModelShape
 parse_counted_model(const std::string& text, const std::string& name);
 ModelShape read_counted_model(const std::filesystem::path& path);

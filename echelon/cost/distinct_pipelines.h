@@ -1,5 +1,5 @@
-// The pipelines of a job that are not alike: on a cluster of several kinds of
-// devices, by what each computes on; and where nodes end within some of them.
+// The pipelines of a job that differ: in the devices that they compute on, on a
+// cluster of several kinds, and in where nodes end within them.
 #pragma once
 
 #include <cstdint>
@@ -10,28 +10,28 @@
 
 namespace echelon {
 
-/// The ranks that differ along pp alone. Without a pipeline: one rank.
+/// Ranks that differ along pp alone. Without a pipeline: one rank.
 struct PipelinePlace {
   int64_t first_rank = 0;
-  int64_t data_index = 0;          // which data-parallel rank it belongs to
-  std::vector<int64_t> groups;     // of the cluster, by pipeline rank
-  std::vector<bool> next_in_node;  // by pipeline rank: so is the one after it
+  int64_t data_index = 0;       // of its data-parallel rank
+  std::vector<int64_t> groups;  // of the cluster, by pipeline rank
+  /// By pipeline rank: the next one is in the same node.
+  std::vector<bool> next_in_node;
 };
 
-/// The first of each kind: those that differ in the groups of nodes below them,
-/// in where nodes end between neighbours, or in the size of their microbatches.
+/// The first pipeline of each kind. Kinds differ in the groups of nodes, in
+/// where nodes end between neighbours, or in the size of their microbatches.
 std::vector<PipelinePlace>
 distinct_pipelines(const Strategy& strategy, const Cluster& cluster);
 
-/// All of them, in order of their first rank.
+/// All pipelines, in order of their first rank.
 std::vector<PipelinePlace>
 all_pipelines(const Strategy& strategy, const Cluster& cluster);
 
 /// Samples of a microbatch on a data-parallel rank.
 int64_t microbatch_of(const Strategy& strategy, int64_t data_index);
 
-/// The strategy as data-parallel ranks with microbatches of this size see it:
-/// as if all of them had it.
+/// The strategy as if all data-parallel ranks had microbatches of this size.
 Strategy with_microbatch(const Strategy& strategy, int64_t samples);
 
 }  // namespace echelon

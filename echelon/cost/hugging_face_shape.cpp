@@ -106,8 +106,7 @@ class Fields {
 
 ModelShape shape_of(TransformerShape shape, int64_t positions) {
   return {
-      .transformer = std::move(shape),
-      .seq_len = std::min(positions, kMostUsualTokens)};
+      .transformer = shape, .seq_len = std::min(positions, kMostUsualTokens)};
 }
 
 ModelShape read_gpt2(const Fields& fields) {

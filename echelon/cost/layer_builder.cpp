@@ -42,9 +42,9 @@ double bytes_of(Precision precision) {
 }  // namespace
 
 LayerBuilder::LayerBuilder(
-    std::string name, const Strategy& strategy, const Stack& stack)
+    std::string name, const Strategy& strategy, const Framework& framework)
     : strategy_(strategy),
-      stack_(stack),
+      framework_(framework),
       element_bytes_(bytes_of(strategy.precision)) {
   work_.name = std::move(name);
 }
@@ -58,7 +58,7 @@ void LayerBuilder::linear(
   work_.forward.push_back(matrix(name, count, rows, columns, inner));
   work_.backward_input.push_back(matrix(name, count, rows, inner, columns));
   work_.backward_weight.push_back(matrix(name, count, inner, columns, rows));
-  if (expert) work_.backward_weight.back().share = stack_.expert_share;
+  if (expert) work_.backward_weight.back().share = framework_.expert_share;
   const double weights = static_cast<double>(count) *
                          static_cast<double>(inner) *
                          static_cast<double>(columns);
@@ -72,14 +72,14 @@ void LayerBuilder::linear(
         1));
   }
   work_.backward_weight.push_back(memory(
-      name + " accumulate", stack_.accumulate_bytes * (weights + biases),
+      name + " accumulate", framework_.accumulate_bytes * (weights + biases),
       bias ? 2 : 1));
   if (expert) {
     // Each expert's product is started by itself.
     work_.forward.back().launches = count;
     work_.backward_input.back().launches = 2 * count;
-    work_.forward.back().share = stack_.expert_share;
-    work_.backward_input.back().share = stack_.expert_share;
+    work_.forward.back().share = framework_.expert_share;
+    work_.backward_input.back().share = framework_.expert_share;
   }
   work_.parameters += weights + biases;
   if (expert) work_.expert_parameters += weights + biases;
@@ -94,7 +94,7 @@ void LayerBuilder::quantise(
   const Precision precision = strategy_.precision;
   if (wide_ || (precision != Precision::fp8 && precision != Precision::fp4))
     return;
-  const double bytes = stack_.quantise_bytes;
+  const double bytes = framework_.quantise_bytes;
   const double weights = static_cast<double>(tensors) * inner * columns;
   work_.forward.push_back(
       memory(name + " to 8 bit", bytes * (rows * inner + weights), 2));
@@ -145,7 +145,7 @@ void LayerBuilder::wait_for_host(
 void LayerBuilder::parameters(double elements, int64_t tensors) {
   work_.parameters += elements;
   work_.backward_weight.push_back(
-      memory("accumulate", stack_.accumulate_bytes * elements, tensors));
+      memory("accumulate", framework_.accumulate_bytes * elements, tensors));
 }
 
 void LayerBuilder::collective(
@@ -172,7 +172,7 @@ LayerWork LayerBuilder::finish(double output_elements) {
     work_.again = work_.forward;
   } else if (strategy_.recompute == Recompute::selective) {
     for (size_t at = 0; at < work_.forward.size(); ++at) {
-      const bool chosen = stack_.fused_attention
+      const bool chosen = framework_.fused_attention
                               ? work_.forward[at].kind == OperationKind::memory
                               : at >= selective_begin_ && at < selective_end_;
       if (chosen) work_.again.push_back(work_.forward[at]);

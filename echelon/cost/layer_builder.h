@@ -1,54 +1,54 @@
-// Puts one layer's operations together: each call adds what a part of the layer
-// does forwards, for its inputs' gradients and for its weights'.
+// Builds one layer's operations: each call adds what one part of the layer does
+// in forward, for the gradients of inputs and for those of weights.
 #pragma once
 
 #include <string>
 
+#include "echelon/cost/framework.h"
 #include "echelon/cost/operation.h"
-#include "echelon/cost/stack.h"
 #include "echelon/cost/strategy.h"
 
 namespace echelon {
 
 class LayerBuilder {
  public:
-  LayerBuilder(std::string name, const Strategy& strategy, const Stack& stack);
+  LayerBuilder(
+      std::string name, const Strategy& strategy, const Framework& framework);
 
-  /// `count` products of activations [rows, inner] and weights [inner,
-  /// columns].
+  /// `count` matmuls of activations [rows, inner] and weights [inner, columns].
   void linear(
       const std::string& name, int64_t rows, int64_t columns, int64_t inner,
       bool bias, int64_t count = 1, bool expert = false);
-  /// `count` products of two activations, [m, k] and [k, n].
+  /// `count` matmuls of two activations, [m, k] and [k, n].
   void product(
       const std::string& name, int64_t count, int64_t m, int64_t n, int64_t k);
   /// Fused attention: forward FLOPs, elements of queries, keys, values,
   /// outputs.
   void fused_attention(double flops, double elements);
-  /// `elements` pass through memory: moved so often forwards and backwards, by
-  /// so many kernels.
+  /// An operator bound by memory: how often it moves `elements` in forward and
+  /// backward, and with how many kernels.
   void stream(
       const std::string& name, double elements, double forward_moves,
       double backward_moves, int64_t forward_launches = 1,
       int64_t backward_launches = 1);
-  /// The host waits for what was added last.
+  /// The host waits for the operation that was added last.
   void wait_for_host(double forward_seconds, double backward_seconds);
-  /// Weights beside products: scales, tables.
+  /// Weights that are not of matmuls: scales, tables.
   void parameters(double elements, int64_t tensors);
-  /// Collectives, forwards and what backward does for it.
+  /// A collective in forward, and its counterpart in backward.
   void collective(
       const std::string& name, Axis axis, CollectiveKind kind, double bytes,
       double hidden, bool forward);
-  /// What is recomputed selectively begins and ends here.
+  /// The range that selective recompute computes again.
   void begin_selective() { selective_begin_ = work_.forward.size(); }
   void end_selective() { selective_end_ = work_.forward.size(); }
 
   double element_bytes() const { return element_bytes_; }
-  /// With what backward computes again by the strategy.
+  /// The layer, with what the strategy recomputes in backward.
   LayerWork finish(double output_elements);
 
-  /// Its products are in 16 bit, even where the strategy's are in 8. Called
-  /// first.
+  /// Keeps the layer's matmuls in 16 bit, even where the strategy has them
+  /// in 8. Called first.
   void stay_in_16_bit() { wide_ = true; }
 
  private:
@@ -59,7 +59,7 @@ class LayerBuilder {
   LayerWork work_;
   bool wide_ = false;
   const Strategy& strategy_;
-  const Stack& stack_;
+  const Framework& framework_;
   double element_bytes_ = 2;
   size_t selective_begin_ = 0, selective_end_ = 0;
 };

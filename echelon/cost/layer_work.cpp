@@ -7,7 +7,6 @@
 #include "echelon/cost/activation_bytes.h"
 #include "echelon/cost/layer_builder.h"
 #include "echelon/cost/stage_cut.h"
-#include "echelon/cost/transformer_work.h"
 #include "echelon/error.h"
 
 namespace echelon {
@@ -152,11 +151,11 @@ bytes_of_operators(const ModelShape& model, const Strategy& strategy) {
 }
 
 LayerWork counted_work(
-    const CountedLayer& layer, const Strategy& strategy, const Stack& stack,
-    const CountedBytes& bytes) {
+    const CountedLayer& layer, const Strategy& strategy,
+    const Framework& framework, const CountedBytes& bytes) {
   const double samples = static_cast<double>(strategy.microbatch_size);
   const double element =
-      LayerBuilder(layer.name, strategy, stack).element_bytes();
+      LayerBuilder(layer.name, strategy, framework).element_bytes();
   LayerWork work;
   work.name = layer.name;
   work.parameters = layer.parameters;
@@ -218,28 +217,26 @@ void limit_recompute(std::vector<LayerWork>& stage, int64_t most) {
 }  // namespace
 
 std::vector<LayerWork> layer_work(
-    const ModelShape& model, const Strategy& strategy, const Stack& stack) {
+    const ModelShape& model, const Strategy& strategy,
+    const Framework& framework) {
   std::vector<LayerWork> layers;
   if (model.transformer) {
     layers = transformer_work(
-        *model.transformer, strategy, stack,
+        *model.transformer, strategy, framework,
         strategy.seq_len > 0 ? strategy.seq_len : model.seq_len);
   }
   const CountedBytes bytes = bytes_of_operators(model, strategy);
   for (const CountedLayer& layer : model.layers) {
-    layers.push_back(counted_work(layer, strategy, stack, bytes));
+    layers.push_back(counted_work(layer, strategy, framework, bytes));
   }
   int64_t kind = 0;
   for (LayerWork& layer : layers) layer.kind = kind++;
-  if (!layers.empty() && !layers.back().forward.empty()) {
-    layers.back().forward.back().ends_pass = true;
-  }
   return layers;
 }
 
 std::vector<std::vector<LayerWork>> stage_work(
     const std::vector<LayerWork>& layers, const Strategy& strategy,
-    const Stack&) {
+    const Framework&) {
   const int64_t stages = strategy.layout.pp * stages_per_rank(strategy);
   std::vector<double> flops;     // of the layers that are spread
   std::vector<int64_t> counted;  // their stages

@@ -212,8 +212,8 @@ double measured_launch_seconds(const Device& device, const Launch& launch) {
   return seconds(*below) + part * (seconds(*above) - seconds(*below));
 }
 
-Stack stack_on(const Stack& stack, const Device& device) {
-  Stack here = stack;
+Framework framework_on(const Framework& framework, const Device& device) {
+  Framework here = framework;
   if (!device.processor) return here;
   here.overlaps_gradients = false;
   here.overlaps_parameters = false;

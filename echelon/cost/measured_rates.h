@@ -5,50 +5,50 @@
 #include <string_view>
 
 #include "echelon/cluster/device.h"
-#include "echelon/cost/stack.h"
+#include "echelon/cost/framework.h"
 #include "echelon/cost/strategy.h"
 
 namespace echelon {
 
-/// `count` products of one kind. The rate is that of the measured shapes
-/// nearby: a plane through the logarithms of rate and m, n, k, to which each
-/// shape counts by its distance to the fourth power (Cleveland, 1979: local
-/// regression); above what was measured, that of its border. What is smaller
-/// takes as long as the smallest measured. Kinds that were not measured are
-/// taken for products. None: nothing of this precision was.
+/// Seconds of `count` matmuls of one kind. The rate comes from nearby measured
+/// shapes: a plane fitted to the logarithms of rate and m, n, k, with each
+/// shape weighted by the inverse fourth power of its distance (Cleveland, 1979:
+/// local regression). Beyond the largest shapes the rate stays that of the
+/// border; smaller shapes take as long as the smallest measured one. Kinds that
+/// were not measured count as matmuls. Empty when nothing of this precision was
+/// measured.
 std::optional<double> measured_product_seconds(
     const Device& device, ProductKind kind, Precision precision, double m,
     double n, double k, double count = 1);
 
-/// An operator that moves `bytes`: linear in the logarithms between the sizes
-/// that were measured of it, or of "add" for one that was not; below them the
+/// Seconds of an operator that moves `bytes`: log-log interpolation between its
+/// measured sizes, or those of "add" if it was not measured. Below them the
 /// time stays that of the smallest, above them the rate that of the largest.
-/// None: neither was. `bytes_since`, where it is more: what was moved since two
-/// of three tensors were used last (an addition to a sum); caches have them no
-/// better than parts of one tensor of that size.
+/// Empty when neither was measured. `bytes_since`, if larger: what was moved
+/// since two of three tensors were used last (accumulation); caches hold these
+/// no better than parts of one tensor of that size.
 std::optional<double> measured_operator_seconds(
     const Device& device, std::string_view name, double bytes,
     double bytes_since = 0);
 
-/// An optimizer's update of `elements` parameters, with gradients and state of
-/// `element_bytes` each. None: it was not measured.
+/// Seconds of an optimizer's update of `elements` parameters, with gradients
+/// and state of `element_bytes` each. Empty when it was not measured.
 std::optional<double> measured_update_seconds(
     const Device& device, std::string_view optimizer, double elements,
     double element_bytes);
 
-/// An operator as the host starts it in training.
+/// An operator as the host launches it in training.
 struct Launch {
-  bool backward = false;    // a gradient runs it
+  bool backward = false;    // in backward
   bool view = false;        // it computes nothing
-  double bytes_beside = 0;  // that those around it move, each
+  double bytes_beside = 0;  // moved by each of its neighbours
 };
 
-/// The host's time for it: linear between what was measured. The device has
-/// `launch_rates`.
+/// Its launch overhead on a device with `launch_rates`, interpolated linearly.
 double measured_launch_seconds(const Device& device, const Launch& launch);
 
-/// What a software hides behind computing on other devices takes a processor's
-/// own time.
-Stack stack_on(const Stack& stack, const Device& device);
+/// The framework on this device: nothing overlaps with computation on a
+/// processor.
+Framework framework_on(const Framework& framework, const Device& device);
 
 }  // namespace echelon

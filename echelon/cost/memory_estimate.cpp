@@ -4,13 +4,69 @@
 #include <optional>
 #include <string>
 
-#include "echelon/cost/stack.h"
-#include "echelon/cost/stage_activations.h"
+#include "echelon/cost/activation_bytes.h"
+#include "echelon/cost/framework.h"
 #include "echelon/cost/stage_cut.h"
 #include "echelon/cost/state_bytes.h"
-#include "echelon/cost/stored_microbatches.h"
 
 namespace echelon {
+namespace {
+
+bool is_v_schedule(const std::string& schedule) {
+  return schedule == "zb-v" || schedule == "dualpipev";
+}
+
+// Warm-up takes p microbatches through the first stage of a rank, then through
+// the second, and so on, and starts over.
+std::vector<double> interleaved(const PipelineShape& shape, int64_t rank) {
+  const int64_t p = shape.ranks, v = shape.stages_per_rank;
+  int64_t left =
+      std::min(shape.microbatches * v, 2 * (p - rank - 1) + (v - 1) * p + 1);
+  std::vector<double> stored(static_cast<size_t>(v));
+  while (left > 0) {
+    for (double& stage : stored) {
+      const int64_t taken = std::min(left, p);
+      stage += static_cast<double>(taken);
+      left -= taken;
+    }
+  }
+  return stored;
+}
+
+// The stages of a rank fill up together.
+std::vector<double> even(int64_t all, int64_t stages) {
+  return std::vector<double>(
+      static_cast<size_t>(stages),
+      static_cast<double>(all) / static_cast<double>(stages));
+}
+
+}  // namespace
+
+std::vector<int64_t> stages_of_rank(const PipelineShape& shape, int64_t rank) {
+  const int64_t p = shape.ranks;
+  if (is_v_schedule(shape.schedule)) return {rank, 2 * p - 1 - rank};
+  std::vector<int64_t> stages;
+  for (int64_t i = 0; i < shape.stages_per_rank; ++i) {
+    stages.push_back(i * p + rank);
+  }
+  return stages;
+}
+
+std::vector<double>
+stored_microbatches(const PipelineShape& shape, int64_t rank) {
+  const int64_t p = shape.ranks, v = shape.stages_per_rank,
+                m = shape.microbatches;
+  const std::string& kind = shape.schedule;
+  if (p == 1) return even(v, v);  // one at a time, whatever the schedule
+  if (kind == "1f1b") return even(v * std::min(m, p - rank), v);
+  if (kind == "interleaved") return interleaved(shape, rank);
+  if (kind == "zb-h1") return even(std::min(m, p), 1);
+  if (kind == "zb-h2") return even(std::min(m, 2 * p - 1), 1);
+  if (kind == "zb-v") return even(std::min(2 * m, 2 * p), 2);
+  if (kind == "dualpipev") return even(std::min(2 * m, 2 * p + 1), 2);
+  return even(v * m, v);  // gpipe, breadth_first
+}
+
 namespace {
 
 int64_t whole(double bytes) {
@@ -39,23 +95,23 @@ RankParameters sum_of(
   return rank;
 }
 
-// Of one rank after the other: neighbours mostly hold as much.
+// State of one rank after the other; neighbours mostly hold the same.
 class StatesByRank {
  public:
-  StatesByRank(const Strategy& strategy, const Stack& stack)
-      : strategy_(strategy), stack_(stack) {}
+  StatesByRank(const Strategy& strategy, const Framework& framework)
+      : strategy_(strategy), framework_(framework) {}
 
   const StateBytes& of(const RankParameters& parameters) {
     if (!last_ || parameters != *last_) {
       last_ = parameters;
-      bytes_ = state_bytes(parameters, strategy_, stack_);
+      bytes_ = state_bytes(parameters, strategy_, framework_);
     }
     return bytes_;
   }
 
  private:
   const Strategy& strategy_;
-  const Stack& stack_;
+  const Framework& framework_;
   std::optional<RankParameters> last_;
   StateBytes bytes_;
 };
@@ -75,7 +131,7 @@ RankActivations activations_of(
     const ActivationBytes& stage = stages[static_cast<size_t>(own[i])];
     sum.kept += stored[i] * stage.kept;
     sum.working = std::max(sum.working, stage.working);
-    // One that arrives and one that leaves.
+    // One arriving and one leaving.
     if (pipeline.ranks > 1) sum.transfers = 2 * stage.output;
   }
   return sum;
@@ -116,14 +172,14 @@ int MemoryEstimate::fullest() const {
 
 MemoryEstimate estimate_memory(
     const ModelShape& model, const Strategy& strategy, const Cluster&) {
-  const Stack& stack = find_stack(strategy.stack);
+  const Framework& framework = find_framework(strategy.stack);
   const PipelineShape pipeline = pipeline_of(strategy);
   const auto parameters = stage_parameters(model, strategy);
-  const auto activations = stage_activations(model, strategy, stack);
+  const auto activations = stage_activations(model, strategy, framework);
   MemoryEstimate estimate;
   estimate.ranks.reserve(static_cast<size_t>(pipeline.ranks));
-  StatesByRank states(strategy, stack);
-  double moving = 0;  // what comes and goes, of the rank with most
+  StatesByRank states(strategy, framework);
+  double moving = 0;  // activations and working memory, the most of a rank
   for (int64_t rank = 0; rank < pipeline.ranks; ++rank) {
     const auto own = stages_of_rank(pipeline, rank);
     const StateBytes& state = states.of(sum_of(parameters, own));
@@ -137,22 +193,22 @@ MemoryEstimate estimate_memory(
     kinds[MemoryKind::activations] += whole(one.kept);
     kinds[MemoryKind::working] += whole(one.working);
     kinds[MemoryKind::communication] +=
-        whole(stack.memory.buffer_bytes + one.transfers);
+        whole(framework.memory.buffer_bytes + one.transfers);
     estimate.ranks.push_back(kinds);
     estimate.host_bytes = std::max(estimate.host_bytes, host);
     moving = std::max(moving, one.kept + one.working);
   }
   estimate.reserved_bytes =
-      stack.memory.context_bytes + stack.memory.fragment_share * moving;
+      framework.memory.context_bytes + framework.memory.fragment_share * moving;
   return estimate;
 }
 
 double least_bytes(const ModelShape& model, const Strategy& strategy) {
-  const Stack& stack = find_stack(strategy.stack);
+  const Framework& framework = find_framework(strategy.stack);
   const PipelineShape pipeline = pipeline_of(strategy);
   const auto parameters = stage_parameters(model, strategy);
   double most = 0;
-  StatesByRank states(strategy, stack);
+  StatesByRank states(strategy, framework);
   for (int64_t rank = 0; rank < pipeline.ranks; ++rank) {
     const StateBytes& state =
         states.of(sum_of(parameters, stages_of_rank(pipeline, rank)));
@@ -162,8 +218,8 @@ double least_bytes(const ModelShape& model, const Strategy& strategy) {
 }
 
 double usable_bytes(const Device& device) {
-  // The driver and other programs' share of what is reported; what the job's
-  // own context takes is MemoryEstimate::reserved_bytes.
+  // The rest is the driver's and other programs'. The job's own context is in
+  // MemoryEstimate::reserved_bytes.
   return 0.99 * device.memory_bytes;
 }
 

@@ -74,8 +74,7 @@ void add(
     int64_t seq_len, Change change) {
   TransformerShape shape = llama_shape(size, vocab);
   change(shape);
-  models.push_back(
-      {size.name, {.transformer = std::move(shape), .seq_len = seq_len}});
+  models.push_back({size.name, {.transformer = shape, .seq_len = seq_len}});
 }
 
 void add_gpts(std::vector<Entry>& models) {

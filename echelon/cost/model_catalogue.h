@@ -12,7 +12,7 @@ namespace echelon {
 
 /// gpt2 … gpt3-175b, megatron-1.7b … megatron-1t, mt-nlg-530b, bloom-176b,
 /// llama2-7b … llama3.1-405b, mixtral-8x7b, deepseek-v3, mpt-125m … mpt-70b,
-/// resnet18 … resnet152, simple_cnn; and those of [model] name that have a
+/// resnet18 … resnet152, simple_cnn; and the values of [model] name that have a
 /// size.
 const std::vector<std::string>& catalogue_names();
 
@@ -21,10 +21,10 @@ const std::vector<std::string>& catalogue_names();
 ModelShape find_model(const std::string& text);
 
 /// GPT-2, Llama, Mistral, Mixtral, Qwen 2 and 3, DeepSeek, BLOOM, MPT,
-/// GPT-NeoX, OPT, gpt-oss; throws DataError with file and key for a family or a
-/// value that is not understood.
+/// GPT-NeoX, OPT, gpt-oss. Throws DataError with file and key for an unknown
+/// family or value.
 ModelShape read_hugging_face_config(const std::filesystem::path& path);
-/// The same of a text; `name` is the file's in errors.
+/// The same of a text; errors call the file `name`.
 ModelShape
 parse_hugging_face_config(std::string_view text, const std::string& name);
 

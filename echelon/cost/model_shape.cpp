@@ -7,10 +7,6 @@
 namespace echelon {
 namespace {
 
-double as_double(int64_t value) {
-  return static_cast<double>(value);
-}
-
 // [in, out], with a bias where there is one.
 double linear(int64_t in, int64_t out, bool bias) {
   return as_double(in) * as_double(out) + (bias ? as_double(out) : 0);

@@ -1,4 +1,4 @@
-// What a model is, as far as its cost goes: no weights, no code.
+// A model as far as its cost depends on it: no weights, no code.
 #pragma once
 
 #include <cstdint>
@@ -8,14 +8,19 @@
 
 namespace echelon {
 
+/// Formulas compute with numbers that may be fractions.
+inline double as_double(int64_t value) {
+  return static_cast<double>(value);
+}
+
 /// Experts of a mixture: Shazeer et al., 2017, arXiv:1701.06538.
 struct ExpertShape {
-  int64_t experts = 0;            // 0: the feed-forward is dense
-  int64_t experts_per_token = 0;  // k
-  int64_t ffn = 0;                // of one expert
-  int64_t shared_ffn = 0;  // of experts that every token passes, together
-  int64_t first_dense_layers = 0;  // whose feed-forward is dense
-  int64_t every = 1;  // the last one of each so many layers has experts
+  int64_t experts = 0;             // 0: the feed-forward is dense
+  int64_t experts_per_token = 0;   // k
+  int64_t ffn = 0;                 // of one expert
+  int64_t shared_ffn = 0;          // of all experts that every token passes
+  int64_t first_dense_layers = 0;  // first layers without experts
+  int64_t every = 1;               // the last of this many layers has experts
   bool operator==(const ExpertShape&) const = default;
 };
 
@@ -44,14 +49,14 @@ struct TransformerShape {
   bool qkv_biases = false;  // without `biases`: of queries, keys, values alone
   bool rms_norm = false;
   bool qk_norm = false;         // queries and keys are normalised, head by head
-  bool embedding_norm = false;  // one more behind the embedding
+  bool embedding_norm = false;  // one more norm after the embedding
   bool causal = true;
   int64_t window = 0;        // tokens that attention reaches back; 0: all
   int64_t window_every = 1;  // one layer in this many has the window
   ExpertShape experts;
   std::optional<LatentAttention> latent;
 
-  // What 0 stands for, filled in.
+  // With the defaults of 0 filled in.
   int64_t key_value_heads() const { return kv_heads > 0 ? kv_heads : heads; }
   int64_t head_size() const;  // of queries and keys
   int64_t value_head_size() const;
@@ -61,8 +66,8 @@ struct TransformerShape {
   bool operator==(const TransformerShape&) const = default;
 };
 
-/// Elements of one transformer block by what cuts them: tensor parallelism cuts
-/// matrices, expert parallelism `experts`, nothing `norms` and `router`.
+/// Elements of one transformer block by what shards them: tensor parallelism
+/// shards matrices, expert parallelism `experts`, nothing `norms` and `router`.
 struct BlockParameters {
   double attention = 0;     // matrices and biases
   double feed_forward = 0;  // dense, or of shared experts
@@ -75,9 +80,9 @@ struct BlockParameters {
   }
 };
 BlockParameters block_parameters(const TransformerShape& shape, bool experts);
-/// Tokens and learned positions, and the norm behind them.
+/// Tokens and learned positions, and the norm after them.
 double embedding_parameters(const TransformerShape& shape);
-/// The last norm, and the head where it is not tied.
+/// The last norm, and the head unless it is tied.
 double head_parameters(const TransformerShape& shape);
 
 /// Pairs of tokens that attention computes for one sample in one layer.
@@ -86,16 +91,16 @@ double attention_pairs(
 
 /// One operator of a layer, as it ran.
 struct CountedOperator {
-  std::string name;  // "gelu", as the operator calls itself
-  /// A product, by the kind that its rate is measured of (cluster/device.h), of
-  /// `count` times [m, k] and [k, n]; empty: it moves `bytes`, or is a view.
+  std::string name;  // "gelu", the operator's own name
+  /// The kind of matmul (cluster/device.h), of `count` times [m, k] and [k, n];
+  /// empty: the operator moves `bytes`, or is a view.
   std::string product;
   int64_t count = 0, m = 0, n = 0, k = 0;
   double bytes = 0;
-  bool for_weight = false;   // a gradient of weights: backward that is split
-                             // does it later
-  bool accumulates = false;  // adds it to that of the microbatches before:
-                             // whatever their size, and not in the first
+  bool for_weight = false;  // a gradient of weights: split backward delays it
+  /// Adds a gradient to that of earlier microbatches: independent of their
+  /// size, and not in the first one.
+  bool accumulates = false;
   bool operator==(const CountedOperator&) const = default;
 };
 
@@ -106,15 +111,16 @@ struct CountedLayer {
   double forward_flops = 0;
   double backward_flops = 0;
   double parameters = 0;
-  double kept_elements = 0;   // from forward to backward
-  double moved_elements = 0;  // read and written by memory-bound operators of
-                              // forward; backward moves about twice that
+  double kept_elements = 0;  // from forward to backward
+  /// Read and written by memory-bound operators of forward; backward moves
+  /// about twice as much.
+  double moved_elements = 0;
   double output_elements = 0;
-  /// Of its largest matrix product, for the rate: rows come from the samples.
+  /// Of its largest matmul, for the rate; rows come from the samples.
   int64_t inner = 0, columns = 0;
   double rows = 0;
-  /// What ran for a microbatch of `counted_samples`; without it what one large
-  /// product and one pass through memory would do stands for the layer.
+  /// The operators of a microbatch of `counted_samples`; without them one large
+  /// matmul and one pass through memory stand for the layer.
   int64_t counted_samples = 0;
   std::vector<CountedOperator> forward, backward;
   int64_t stage = -1;  // of the pipeline it was counted for; -1: not said
@@ -124,20 +130,20 @@ struct CountedLayer {
 
 struct ModelShape {
   std::string name;
-  std::optional<TransformerShape> transformer;  // else:
+  std::optional<TransformerShape> transformer;  // otherwise:
   std::vector<CountedLayer> layers;
   int64_t seq_len = 0;  // usual; 0 for images
 
   double num_parameters() const;
-  /// Of one token: k of the experts, and all that is not one.
+  /// Parameters that one token uses: k of the experts, and everything else.
   double active_parameters() const;
-  /// Of forward and backward of one sample, without recompute; attention in
-  /// full (as if there were no mask) or as the mask needs it. `seq_len` 0: the
+  /// FLOPs of forward and backward of one sample, without recompute; attention
+  /// in full (as without a mask) or as the mask needs it. `seq_len` 0: the
   /// usual one.
   double model_flops(int64_t seq_len, bool full_attention) const;
 };
 
-/// Throws ConfigError for numbers that are no model: heads % kv_heads, …
+/// Throws ConfigError for numbers that make no model: heads % kv_heads, …
 void check(const ModelShape& model);
 
 }  // namespace echelon

@@ -1,5 +1,5 @@
-// What a device does in one pass through one layer, as a list: the common
-// language of cost formulas and simulator.
+// What a device does in one pass through one layer, as a list: the cost
+// formulas and the simulator share it.
 #pragma once
 
 #include <cstddef>
@@ -14,10 +14,15 @@
 
 namespace echelon {
 
+/// The number of an axis in arrays by axis (kAxes).
+constexpr size_t index_of(Axis axis) {
+  return static_cast<size_t>(axis);
+}
+
 enum class OperationKind {
-  matrix,      // count products of [m, k] and [k, n]
+  matrix,      // `count` matmuls of [m, k] and [k, n]
   attention,   // fused or not: `flops`, `bytes`
-  memory,      // bound by the memory's rate: `bytes` read and written
+  memory,      // bound by memory bandwidth: `bytes` read and written
   collective,  // among the ranks of `axis`
 };
 
@@ -32,41 +37,34 @@ enum class CollectiveKind {
 
 struct Operation {
   OperationKind kind = OperationKind::memory;
-  std::string name;  // "attention projection"
-  int64_t count =
-      1;  // matrix: equal products that run together (batched, grouped)
-  int64_t launches = 1;         // kernels that the host starts for it
-  int64_t m = 0, n = 0, k = 0;  // matrix
+  std::string name;      // "attention projection"
+  int64_t count = 1;     // matrix: equal matmuls in one (batched, grouped)
+  int64_t launches = 1;  // kernels that the host launches for it
+  int64_t m = 0, n = 0, k = 0;                 // matrix
   ProductKind product = ProductKind::product;  // matrix: what computes it
-  double share = 1;  // matrix: of the rate that one large product reaches
-  double bytes_beside =
-      0;             // counted: that operators of its network move, on average
-  double times = 1;  // of a pass, on average: not every microbatch's has it
-  double bytes_since =
-      0;  // counted: moved since two thirds of `bytes` were used last
-  double host_seconds = 0;  // beside launches: the host waits for a result
-  bool wide =
-      false;  // matrix: in 16 bit, even where the strategy's are in 8 or 4
-  double flops = 0;  // attention; of matrices count * 2 m n k
-  double bytes = 0;  // memory: moved; collective: of the whole tensor
-  bool ends_pass =
-      false;  // the loss: the host's work of a microbatch is beside it
-  bool backward =
-      false;  // attention: its backward products; counted: of a gradient
+  double share = 1;         // matrix: of the rate of one large matmul
+  double bytes_beside = 0;  // counted: average that its neighbours move
+  double times = 1;        // per pass, on average: not all microbatches have it
+  double bytes_since = 0;  // counted: since 2/3 of `bytes` were used last
+  double host_seconds = 0;  // the host waits for a result, in addition
+  bool wide = false;        // matrix: in 16 bit where the strategy's are not
+  double flops = 0;         // attention; of matrices count * 2 m n k
+  double bytes = 0;         // memory: moved; collective: of the whole tensor
+  bool backward = false;    // attention: in backward; counted: of a gradient
   CollectiveKind collective = CollectiveKind::all_reduce;
   Axis axis = Axis::tp;
-  /// A collective that computation of the same pass may hide (asynchronous
-  /// tensor parallelism): the part of it that can.
+  /// The share of a collective that computation of the same pass can hide
+  /// (asynchronous tensor parallelism).
   double hideable = 0;
 };
 
-/// It is launched, and computes nothing.
+/// Whether it is launched but computes nothing.
 inline bool is_view(const Operation& operation) {
   return operation.kind == OperationKind::memory && operation.bytes == 0;
 }
 
-/// A list that copies share until one of them changes: a search copies layers
-/// into stages many thousand times and changes none.
+/// A copy-on-write list: a search copies layers into stages many thousand times
+/// and changes none.
 class Operations {
  public:
   bool empty() const { return size() == 0; }
@@ -82,7 +80,7 @@ class Operations {
   Operation& back() { return change().back(); }
   void clear() { list_.reset(); }
 
-  /// To be changed: no other's any more.
+  /// For changes: no longer shared.
   std::vector<Operation>& change() {
     if (!list_) {
       list_ = std::make_shared<std::vector<Operation>>();
@@ -99,17 +97,36 @@ class Operations {
 /// One layer on one rank, for one microbatch.
 struct LayerWork {
   std::string name;    // "block", "embedding", "head"
-  int64_t repeat = 1;  // consecutive layers that are alike
-  int64_t kind = 0;    // layers of one number are alike, but for `again`
-  int64_t stage = -1;  // that it was counted for (CountedLayer)
+  int64_t repeat = 1;  // equal consecutive layers
+  int64_t kind = 0;    // layers of one kind differ at most in `again`
+  int64_t stage = -1;  // for which it was counted (CountedLayer)
   Operations forward;
   Operations backward_input;     // gradients of inputs
   Operations backward_weight;    // gradients of weights
-  Operations again;              // what recompute does before backward
+  Operations again;              // recompute before backward
   double parameters = 0;         // elements on this rank, before ZeRO
-  double expert_parameters = 0;  // of those, experts (their gradients are
-                                 // summed over other ranks)
-  double output_bytes = 0;       // that goes to the next stage
+  double expert_parameters = 0;  // of these, elements of experts
+  double output_bytes = 0;       // sent to the next stage
 };
+
+/// Elements of parameters, by how they are replicated.
+struct Elements {
+  double dense = 0;
+  double experts = 0;
+
+  Elements& operator+=(const Elements& more) {
+    dense += more.dense;
+    experts += more.experts;
+    return *this;
+  }
+};
+inline Elements operator*(double factor, const Elements& one) {
+  return {factor * one.dense, factor * one.experts};
+}
+
+/// The parameters of one layer.
+inline Elements elements_of(const LayerWork& layer) {
+  return {layer.parameters - layer.expert_parameters, layer.expert_parameters};
+}
 
 }  // namespace echelon

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "echelon/cost/host_seconds.h"
 #include "echelon/cost/measured_rates.h"
 
 namespace echelon {
@@ -109,29 +108,29 @@ double roofline(double compute, double memory, const DeviceRates& rates) {
   return std::pow(std::pow(compute, norm) + std::pow(memory, norm), 1 / norm);
 }
 
-/// What fp8 stacks do the rest in.
+/// What fp8 frameworks do the rest in.
 Precision wide(Precision precision) {
   return precision == Precision::fp8 || precision == Precision::fp4
              ? Precision::bf16
              : precision;
 }
 
-double
-attention_share(bool backward, const DeviceRates& rates, const Stack& stack) {
+double attention_share(
+    bool backward, const DeviceRates& rates, const Framework& framework) {
   const double native = backward ? rates.native_attention_backward_share
                                  : rates.native_attention_share;
-  if (stack.native_attention && native > 0) return native;
-  return stack.attention_speed *
+  if (framework.native_attention && native > 0) return native;
+  return framework.attention_speed *
          (backward ? rates.attention_backward_share : rates.attention_share);
 }
 
 double attention_seconds(
     const Operation& operation, const Strategy& strategy, const Device& device,
-    const DeviceRates& rates, const Stack& stack) {
-  // fp8 stacks keep attention in 16 bit.
+    const DeviceRates& rates, const Framework& framework) {
+  // fp8 frameworks keep attention in 16 bit.
   const double peak = peak_of(device, wide(strategy.precision));
-  double share = attention_share(operation.backward, rates, stack);
-  if (!stack.fused_attention) share = rates.matrix_share;
+  double share = attention_share(operation.backward, rates, framework);
+  if (!framework.fused_attention) share = rates.matrix_share;
   return roofline(
       operation.flops / (peak * share),
       memory_seconds(operation.bytes, device, rates), rates);
@@ -157,14 +156,10 @@ std::optional<double> measured_seconds(
   return std::nullopt;
 }
 
-size_t index(Axis axis) {
-  return static_cast<size_t>(
-      std::find(kAxes.begin(), kAxes.end(), axis) - kAxes.begin());
-}
-
 /// What the host takes to launch the kernels of a pass.
 double launch_seconds(
-    const Operations& operations, const Device& device, const Stack& stack) {
+    const Operations& operations, const Device& device,
+    const Framework& framework) {
   double launches = 0, measured = 0;
   for (const Operation& operation : operations) {
     const double own =
@@ -178,17 +173,17 @@ double launch_seconds(
   }
   if (!device.launch_rates.empty()) return measured;
   return launches * (device.launch_seconds > 0 ? device.launch_seconds
-                                               : stack.host_seconds);
+                                               : framework.host_seconds);
 }
 
 /// Ranks that meet in a layer's collectives wait for the slowest of their
 /// hosts: the largest of n normal draws is half a standard deviation further
 /// for each doubling.
-double
-slowest_host(double seconds, const Strategy& strategy, const Stack& stack) {
+double slowest_host(
+    double seconds, const Strategy& strategy, const Framework& framework) {
   const Layout& layout = strategy.layout;
   const double ranks = static_cast<double>(layout.tp * layout.cp * layout.ep);
-  return seconds * (1 + 0.5 * stack.host_spread * std::log2(ranks));
+  return seconds * (1 + 0.5 * framework.host_spread * std::log2(ranks));
 }
 
 }  // namespace
@@ -231,7 +226,7 @@ double seconds_of_one(
     const Cluster& cluster, int64_t rank) {
   const Node& node = cluster.node_of(rank);
   const DeviceRates& rates = rates_of(node.device);
-  const Stack& stack = find_stack(strategy.stack);
+  const Framework& framework = find_framework(strategy.stack);
   const Precision precision =
       operation.wide ? wide(strategy.precision) : strategy.precision;
   if (node.device.measured()) {
@@ -245,20 +240,21 @@ double seconds_of_one(
       return matrix_seconds(
                  operation.m, operation.n, operation.k, precision, node.device,
                  rates, operation.count) /
-             (stack.compute_share * operation.share);
+             (framework.compute_share * operation.share);
     case OperationKind::attention:
       return rates.launch_seconds +
-             attention_seconds(operation, strategy, node.device, rates, stack) /
-                 stack.compute_share;
+             attention_seconds(
+                 operation, strategy, node.device, rates, framework) /
+                 framework.compute_share;
     case OperationKind::memory:
       return static_cast<double>(operation.launches) * rates.launch_seconds +
              memory_seconds(operation.bytes, node.device, rates) /
-                 stack.memory_share;
+                 framework.memory_share;
     case OperationKind::collective:
       return collective_seconds(
           operation.collective, operation.bytes,
           place_of(strategy, cluster, operation.axis, rank), node, cluster,
-          stack);
+          framework);
   }
   return 0;
 }
@@ -303,7 +299,7 @@ PassSeconds operator*(double factor, PassSeconds pass) {
 
 PassSeconds pass_seconds(
     const Operations& operations, const Strategy& strategy,
-    const Cluster& cluster, const Stack& stack, int64_t rank) {
+    const Cluster& cluster, const Framework& framework, int64_t rank) {
   PassSeconds pass;
   if (operations.empty()) return pass;
   const Device& device = cluster.node_of(rank).device;
@@ -312,9 +308,6 @@ PassSeconds pass_seconds(
     const double seconds =
         operation_seconds(operation, strategy, cluster, rank);
     waits += operation.host_seconds;
-    if (operation.ends_pass) {
-      waits += host_work_of(stack, device).pass_seconds;
-    }
     switch (operation.kind) {
       case OperationKind::matrix:
       case OperationKind::attention:
@@ -324,22 +317,24 @@ PassSeconds pass_seconds(
         pass.memory += seconds;
         break;
       case OperationKind::collective: {
-        const size_t axis = index(operation.axis);
+        const size_t axis = index_of(operation.axis);
         pass.communication[axis] += seconds;
         pass.exposed[axis] += seconds * (1 - operation.hideable);
-        pass.memory += seconds * operation.hideable * stack.overlap_slowdown;
+        pass.memory +=
+            seconds * operation.hideable * framework.overlap_slowdown;
         break;
       }
     }
   }
-  const double host = launch_seconds(operations, device, stack) + waits +
-                      stack.layer_host_seconds;
+  const double host = launch_seconds(operations, device, framework) + waits +
+                      framework.layer_host_seconds;
   // The host runs ahead of the device, also while that is in a collective. A
   // processor launches and computes one after the other.
-  const double hidden = stack.launches_wait ? 0 : pass.total();
-  pass.host = device.processor
-                  ? host
-                  : std::max(0.0, slowest_host(host, strategy, stack) - hidden);
+  const double hidden = framework.launches_wait ? 0 : pass.total();
+  pass.host =
+      device.processor
+          ? host
+          : std::max(0.0, slowest_host(host, strategy, framework) - hidden);
   return pass;
 }
 

@@ -1,6 +1,6 @@
 // Seconds of one operation on one device, and of one pass through a layer.
-// Source: Williams et al., 2009 (roofline); tiles and waves: the CUDA C++ best
-// practices of matrix products. Constants: device_rates.cpp.
+// Sources: Williams et al., 2009 (roofline); the CUDA C++ best practices for
+// matmuls (tiles and waves). Constants: device_rates.cpp.
 #pragma once
 
 #include <array>
@@ -10,22 +10,22 @@
 
 namespace echelon {
 
-/// `count` products of [m, k] and [k, n] that run together.
+/// `count` matmuls of [m, k] and [k, n] that run together.
 double matrix_seconds(
     int64_t m, int64_t n, int64_t k, Precision precision, const Device& device,
     const DeviceRates& rates, int64_t count = 1);
 double
 memory_seconds(double bytes, const Device& device, const DeviceRates& rates);
 
-/// Of any operation on `rank`, all of it, hidden or not; in an average pass.
+/// Any operation on `rank` in an average pass, all of it, hidden or not.
 double operation_seconds(
     const Operation& operation, const Strategy& strategy,
     const Cluster& cluster, int64_t rank = 0);
 
 /// One pass through one layer: its operations one after the other on the
-/// device, and the host that must launch them all.
+/// device, while the host launches them.
 struct PassSeconds {
-  double matrix = 0;                      // matrix products and attention
+  double matrix = 0;                      // matmuls and attention
   double memory = 0;                      // bound by memory
   double host = 0;                        // the device waits for launches
   std::array<double, 6> exposed{};        // by axis (kAxes)
@@ -40,6 +40,6 @@ PassSeconds operator*(double factor, PassSeconds pass);
 
 PassSeconds pass_seconds(
     const Operations& operations, const Strategy& strategy,
-    const Cluster& cluster, const Stack& stack, int64_t rank = 0);
+    const Cluster& cluster, const Framework& framework, int64_t rank = 0);
 
 }  // namespace echelon

@@ -1,4 +1,5 @@
-// Collectives beside the layers that they belong to, in the order of a pass.
+// Collectives that overlap with the computation of layers, in the order of a
+// pass.
 //
 // Sources: Li et al., "PyTorch Distributed", 2020, arXiv:2006.15704 (gradients,
 // as soon as they are ready); Zhao et al., 2023, arXiv:2304.11277 (parameters,
@@ -10,12 +11,12 @@
 
 namespace echelon {
 
-/// Each layer's collective begins when the layer has computed and the
-/// collective before it is over: gradients in a backward pass.
+/// Each layer's collective begins when the layer has computed and the previous
+/// collective has ended: gradients in a backward pass.
 class TrailingCollectives {
  public:
-  /// `repeat` layers that are alike, of these seconds each. Of them either the
-  /// first or the last holds up the rest.
+  /// `repeat` equal layers, of these seconds each. Either the first or the last
+  /// of them holds up the rest.
   void add(double computation, double communication, int64_t repeat = 1) {
     const double n = static_cast<double>(repeat);
     over_ = std::max(
@@ -23,7 +24,7 @@ class TrailingCollectives {
          computed_ + n * computation + communication});
     computed_ += n * computation;
   }
-  /// Seconds after the last layer until the last collective is over.
+  /// Seconds from the end of the last layer to that of the last collective.
   double exposed() const { return std::max(0.0, over_ - computed_); }
 
  private:
@@ -31,8 +32,8 @@ class TrailingCollectives {
   double over_ = 0;
 };
 
-/// Each layer's collective must be over before it computes, and runs while the
-/// layer before it does: parameters in a forward pass.
+/// Each layer's collective must end before the layer computes, and runs while
+/// the previous layer does: parameters in a forward pass.
 class LeadingCollectives {
  public:
   void add(double computation, double communication, int64_t repeat = 1) {
@@ -46,19 +47,19 @@ class LeadingCollectives {
   double exposed() const { return exposed_; }
 
  private:
-  double before_ = 0;  // that the layer before computes
+  double before_ = 0;  // seconds of the previous layer
   double exposed_ = 0;
 };
 
-/// All collectives begin together with the pass and follow each other; each
-/// must be over before its layer computes: parameters after an update.
+/// All collectives start with the pass and follow each other; each must end
+/// before its layer computes: parameters after an update.
 class QueuedCollectives {
  public:
-  /// `slowdown`: of what a collective does not hold up, the part by which it
-  /// slows the computation beside it.
+  /// `slowdown`: the share of a collective's hidden time by which it slows the
+  /// computation that hides it.
   explicit QueuedCollectives(double slowdown) : slowdown_(slowdown) {}
 
-  /// `repeat` layers that are alike, of these seconds each.
+  /// `repeat` equal layers, of these seconds each.
   void add(double computation, double communication, int64_t repeat = 1) {
     for (int64_t i = 0; i < repeat; ++i) {
       there_ += communication;
@@ -75,7 +76,7 @@ class QueuedCollectives {
  private:
   double slowdown_;
   double now_ = 0;
-  double there_ = 0;  // when the last collective so far is over
+  double there_ = 0;  // end of the last collective so far
   double lost_ = 0;
 };
 

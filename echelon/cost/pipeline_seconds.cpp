@@ -3,7 +3,7 @@
 #include <map>
 #include <tuple>
 
-#include "echelon/cost/stack.h"
+#include "echelon/cost/framework.h"
 #include "echelon/cost/stage_cut.h"
 #include "echelon/cost/step_estimate.h"
 #include "echelon/schedule/options.h"
@@ -40,7 +40,8 @@ double timed(
   options.microbatches = static_cast<int32_t>(microbatches);
   options.stages_per_rank = static_cast<int32_t>(stages_per_rank(strategy));
   const Timing timing = time_schedule(remembered(options), stages);
-  if (!find_stack(strategy.stack).validates_afterwards) return timing.makespan;
+  if (!find_framework(strategy.stack).validates_afterwards)
+    return timing.makespan;
   double longest = 0;
   for (const RankTiming& rank : timing.ranks) {
     longest = std::max(longest, rank.end - rank.begin);

@@ -1,15 +1,11 @@
 #include <algorithm>
 #include <cmath>
-#include <optional>
 
-#include "echelon/cost/host_seconds.h"
+#include "echelon/cost/activation_bytes.h"
 #include "echelon/cost/layer_work.h"
 #include "echelon/cost/measured_rates.h"
-#include "echelon/cost/parameter_times.h"
-#include "echelon/cost/pass_times.h"
-#include "echelon/cost/stage_activations.h"
+#include "echelon/cost/rank_times.h"
 #include "echelon/cost/step_estimate.h"
-#include "echelon/cost/transformer_work.h"
 
 namespace echelon {
 namespace {
@@ -18,7 +14,7 @@ namespace {
 double send_seconds(
     const StageContext& context, double bytes, int64_t from, int64_t to) {
   return transfer_seconds(
-      context.strategy, context.cluster, context.stack, bytes,
+      context.strategy, context.cluster, context.framework, bytes,
       context.rank_of(from), context.rank_of(to));
 }
 
@@ -27,7 +23,7 @@ double send_seconds(
 double tied_seconds(const StageContext& context) {
   if (!context.model.transformer) return 0;
   const double elements = copied_embedding(
-      *context.model.transformer, context.strategy, context.stack);
+      *context.model.transformer, context.strategy, context.framework);
   const Cluster& cluster = context.cluster;
   const int64_t first = context.rank_of(0);
   const int64_t last = context.rank_of(context.strategy.layout.pp - 1);
@@ -35,8 +31,8 @@ double tied_seconds(const StageContext& context) {
   const GroupPlace pair{
       .ranks = 2, .ranks_per_node = near ? 2 : 1, .nodes = near ? 1 : 2};
   return collective_seconds(
-      CollectiveKind::all_reduce, elements * context.stack.gradient_bytes, pair,
-      cluster.node_of(first), cluster, context.stack);
+      CollectiveKind::all_reduce, elements * context.framework.gradient_bytes,
+      pair, cluster.node_of(first), cluster, context.framework);
 }
 
 /// Gradients to the host, parameters back; between them the update reads and
@@ -48,7 +44,7 @@ double offloaded_optimizer_seconds(
                             ? node.host_memory_bytes_per_second *
                                   rates_of(node.device).host_memory_share
                             : node.host.bytes_per_second;
-  return elements * ((context.stack.gradient_bytes +
+  return elements * ((context.framework.gradient_bytes +
                       element_bytes(context.strategy.precision)) /
                          node.host.bytes_per_second +
                      28 / memory);
@@ -65,7 +61,7 @@ optimizer_seconds(const StageContext& context, double elements, int64_t rank) {
       context.strategy.master == Precision::fp64 ? 8 : 4);
   if (measured) return *measured;
   return memory_seconds(
-      elements * context.stack.optimizer_bytes, node.device,
+      elements * context.framework.optimizer_bytes, node.device,
       rates_of(node.device));
 }
 
@@ -91,9 +87,7 @@ StageTimes::After after_of(
   after.parameters_exposed = sums.parameters.exposed;
   after.optimizer =
       optimizer_seconds(context, own_elements(context, layers, rank), rank);
-  after.other = step_host_seconds(
-      context.strategy, context.stack, context.cluster.node_of(rank).device,
-      layers);
+  after.other = context.framework.step_host_seconds;
   return after;
 }
 
@@ -117,11 +111,6 @@ void add_passes(
         passes.of(layers, rank, &LayerWork::backward_input));
     times.backward_weight.push_back(
         passes.of(layers, rank, &LayerWork::backward_weight));
-    const double action = action_host_seconds(
-        context.strategy, context.stack, context.cluster.node_of(rank).device);
-    for (auto* pass : {&times.forward.back(), &times.backward_input.back()}) {
-      pass->host += action;
-    }
     StageCost cost;
     cost.forward = times.forward.back().total();
     cost.backward_input =
@@ -141,7 +130,7 @@ void add_transfers(
     const double transfer = send_seconds(
         context, work[stage].back().output_bytes, times.rank_of_stage[stage],
         times.rank_of_stage[stage + 1]);
-    if (!context.stack.blocking_transfers) {
+    if (!context.framework.blocking_transfers) {
       times.stages[stage].transfer = transfer;
       continue;
     }
@@ -160,7 +149,8 @@ void add_after(
   const double tied = tied_seconds(context);
   std::vector<ActivationBytes> kept;
   if (context.strategy.offload_activations) {
-    kept = stage_activations(context.model, context.strategy, context.stack);
+    kept =
+        stage_activations(context.model, context.strategy, context.framework);
   }
   for (int64_t rank = 0; rank < context.strategy.layout.pp; ++rank) {
     Layers layers;
@@ -186,43 +176,19 @@ void add_after(
   }
 }
 
-/// What a rank of the pipeline computes of a microbatch, on average; none where
-/// no host work was measured beside it.
-std::optional<double>
-computing_seconds(const StageContext& context, const StageWork& work) {
-  const auto& groups = context.cluster.groups;
-  const bool measured = std::any_of(
-      groups.begin(), groups.end(),
-      [](const auto& group) { return !group.node.device.host_work.empty(); });
-  if (!measured) return std::nullopt;
-  StageTimes times;
-  times.rank_of_stage = rank_of_stages(context.strategy);
-  PassTimes passes(context);
-  add_passes(context, passes, work, times);
-  double sum = 0;
-  for (const auto* list :
-       {&times.forward, &times.again, &times.backward_input,
-        &times.backward_weight}) {
-    for (const PassSeconds& pass : *list) sum += pass.computation();
-  }
-  return sum / static_cast<double>(context.strategy.layout.pp);
-}
-
 }  // namespace
 
 StageTimes stage_times(
     const ModelShape& model, const Strategy& strategy, const Cluster& cluster,
     int64_t first_rank) {
-  Stack stack =
-      stack_on(find_stack(strategy.stack), cluster.node_of(first_rank).device);
+  const Framework framework = framework_on(
+      find_framework(strategy.stack), cluster.node_of(first_rank).device);
   const StageContext context{model,      strategy,
-                             cluster,    stack,
+                             cluster,    framework,
                              first_rank, strategy.layout.stride(Axis::pp)};
   const StageWork work =
-      stage_work(layer_work(model, strategy, stack), strategy, stack);
-  stack.computing_seconds = computing_seconds(context, work);
+      stage_work(layer_work(model, strategy, framework), strategy, framework);
   StageTimes times;
-  times.computing_seconds = stack.computing_seconds;
   times.rank_of_stage = rank_of_stages(strategy);
   PassTimes passes(context);
   add_passes(context, passes, work, times);

@@ -4,16 +4,20 @@
 #include <string>
 
 #include "echelon/cost/activation_bytes.h"
-#include "echelon/cost/sharing_axes.h"
 #include "echelon/cost/stage_cut.h"
 #include "echelon/error.h"
 
 namespace echelon {
 namespace {
 
-double as_double(int64_t value) {
-  return static_cast<double>(value);
-}
+// The axes of dense parameters. Those of experts leave out the last one, ep.
+constexpr Axis kAll[] = {
+    Axis::dp_replicate, Axis::dp_shard, Axis::cp, Axis::ep};
+constexpr Axis kWithCp[] = {Axis::dp_shard, Axis::cp, Axis::ep};
+constexpr Axis kWithoutCp[] = {Axis::dp_shard, Axis::ep};
+
+// The axes of copies of sharded parameters. cp is one where it does not shard.
+constexpr Axis kCopies[] = {Axis::dp_replicate, Axis::cp};
 
 void check_stages(const ModelShape& model, int64_t layers, int64_t stages) {
   if (layers >= stages) return;
@@ -69,8 +73,7 @@ transformer_stages(const ModelShape& model, const Strategy& strategy) {
     part.largest_unit = std::max(part.largest_unit, elements / tp);
   };
   end(parts.front(), embedding_parameters(shape));
-  // A tied head is one tensor with the embedding only where both are on one
-  // rank.
+  // A tied head shares its tensor with the embedding only on the same rank.
   const bool copy = shape.tied && !ends_on_one_rank(strategy);
   end(parts.back(), head_parameters(shape) +
                         (copy ? as_double(shape.vocab * shape.hidden) : 0));
@@ -102,6 +105,19 @@ int64_t bytes(double value) {
 
 }  // namespace
 
+SharingAxes sharing_axes(
+    const Strategy& strategy, const Framework& framework, bool experts) {
+  const auto of = [&](std::span<const Axis> axes) {
+    return experts ? axes.first(axes.size() - 1) : axes;
+  };
+  if (strategy.zero_stage == 0) return {.shards = {}, .copies = of(kAll)};
+  const std::span<const Axis> copies = kCopies;
+  if (framework.memory.shards_over_cp) {
+    return {.shards = of(kWithCp), .copies = copies.first(1)};
+  }
+  return {.shards = of(kWithoutCp), .copies = copies};
+}
+
 std::vector<RankParameters>
 stage_parameters(const ModelShape& model, const Strategy& strategy) {
   return model.transformer ? transformer_stages(model, strategy)
@@ -116,9 +132,10 @@ double optimizer_states(std::string_view optimizer) {
 
 namespace {
 
-double shards_of(const Strategy& strategy, const Stack& stack, bool experts) {
+double
+shards_of(const Strategy& strategy, const Framework& framework, bool experts) {
   double shards = 1;
-  for (const Axis axis : sharing_axes(strategy, stack, experts).shards) {
+  for (const Axis axis : sharing_axes(strategy, framework, experts).shards) {
     shards *= as_double(strategy.layout.degree(axis));
   }
   return shards;
@@ -126,60 +143,64 @@ double shards_of(const Strategy& strategy, const Stack& stack, bool experts) {
 
 }  // namespace
 
-double dense_shards(const Strategy& strategy, const Stack& stack) {
-  return shards_of(strategy, stack, false);
+double dense_shards(const Strategy& strategy, const Framework& framework) {
+  return shards_of(strategy, framework, false);
 }
 
-double expert_shards(const Strategy& strategy, const Stack& stack) {
-  return shards_of(strategy, stack, true);
+double expert_shards(const Strategy& strategy, const Framework& framework) {
+  return shards_of(strategy, framework, true);
 }
 
 StateBytes state_bytes(
-    const RankParameters& rank, const Strategy& strategy, const Stack& stack) {
+    const RankParameters& rank, const Strategy& strategy,
+    const Framework& framework) {
   const double element = element_bytes(strategy.precision);
   const double master = element_bytes(strategy.master);
   const double whole = rank.total();
-  const double part = rank.dense / dense_shards(strategy, stack) +
-                      rank.experts / expert_shards(strategy, stack);
+  const double part = rank.dense / dense_shards(strategy, framework) +
+                      rank.experts / expert_shards(strategy, framework);
   const int64_t stage = strategy.zero_stage;
-  const double gradient =
-      stack.memory.gradient_bytes > 0 ? stack.memory.gradient_bytes : element;
-  const double on_their_way = stack.memory.prefetch * rank.largest_unit;
+  const double gradient = framework.memory.gradient_bytes > 0
+                              ? framework.memory.gradient_bytes
+                              : element;
+  const double prefetched = framework.memory.prefetch * rank.largest_unit;
   double weights = 0, gradients = 0, optimizer = 0, gathered = 0;
   optimizer = optimizer_states(strategy.optimizer) * master * part;
-  if (stack.memory.masters_beside) {
+  if (framework.memory.masters_beside) {
     weights = element * (stage == 3 ? part : whole);
     gradients = gradient * (stage >= 2 ? part : whole) +
-                stack.memory.master_gradient_bytes * part;
+                framework.memory.master_gradient_bytes * part;
     if (element < master) optimizer += master * part;
   } else {
     weights = master * part;
     const bool copies = stage == 0 ? element != master : stage < 3;
-    if (copies && stack.memory.keeps_copies) gathered += element * whole;
+    if (copies && framework.memory.keeps_copies) gathered += element * whole;
     gradients = stage >= 2 ? master * part : gradient * whole;
     if (stage == 1) gradients += master * part;
   }
-  if (stage == 3 && strategy.gather_once && stack.memory.reduce_bytes > 0) {
-    // Whole gradients are summed over microbatches before they are cut.
-    gradients += stack.memory.reduce_bytes * whole;
+  if (stage == 3 && strategy.gather_once && framework.memory.reduce_bytes > 0) {
+    // Unsharded gradients are summed over microbatches before the
+    // reduce-scatter.
+    gradients += framework.memory.reduce_bytes * whole;
   }
   if (stage == 3) {
     gathered += strategy.gather_once
                     ? element * whole
-                    : element * (rank.largest_unit + on_their_way);
-    if (stack.memory.keeps_embedding && !strategy.gather_once) {
+                    : element * (rank.largest_unit + prefetched);
+    if (framework.memory.keeps_embedding && !strategy.gather_once) {
       gathered += element * rank.embedding_and_head;
     }
   }
   StateBytes state;
   if (stage >= 2) {
     state.device[MemoryKind::communication] =
-        bytes((element + stack.memory.reduce_bytes) * rank.largest_unit);
+        bytes((element + framework.memory.reduce_bytes) * rank.largest_unit);
   }
   if (strategy.offload_optimizer) {
-    state.host_bytes = optimizer + (stack.memory.masters_beside ? 0 : weights);
+    state.host_bytes =
+        optimizer + (framework.memory.masters_beside ? 0 : weights);
     optimizer = 0;
-    if (!stack.memory.masters_beside) weights = 0;
+    if (!framework.memory.masters_beside) weights = 0;
   }
   state.device[MemoryKind::parameters] = bytes(weights);
   state.device[MemoryKind::gradients] = bytes(gradients);

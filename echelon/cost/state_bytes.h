@@ -1,24 +1,25 @@
-// Parameters of each rank, and the bytes of weights, gradients and optimizer
-// state that they stand for. Source: Rajbhandari et al., 2020,
-// arXiv:1910.02054, section 5 (stages of ZeRO).
+// Parameters of each rank, and their bytes of weights, gradients and optimizer
+// state. Source: Rajbhandari et al., 2020, arXiv:1910.02054, section 5 (stages
+// of ZeRO).
 #pragma once
 
+#include <span>
 #include <string_view>
 #include <vector>
 
+#include "echelon/cost/framework.h"
 #include "echelon/cost/model_shape.h"
-#include "echelon/cost/stack.h"
 #include "echelon/cost/strategy.h"
 #include "echelon/timeline/memory_kind.h"
 
 namespace echelon {
 
-/// Elements on one rank of tensor and expert parallelism, before ZeRO cuts
+/// Elements on one rank of tensor and expert parallelism, before ZeRO shards
 /// them.
 struct RankParameters {
   double dense = 0;
-  double experts = 0;  // that other ranks do not all have
-  /// The largest unit that sharding gathers at a time, and embedding with head.
+  double experts = 0;  // not replicated along ep
+  /// The largest group of parameters that is unsharded at a time.
   double largest_unit = 0;
   double embedding_and_head = 0;
 
@@ -31,16 +32,27 @@ struct RankParameters {
 std::vector<RankParameters>
 stage_parameters(const ModelShape& model, const Strategy& strategy);
 
-/// Numbers of an element that an optimizer keeps: 2 for adamw, 1 for momentum.
+/// Values that an optimizer keeps for an element: 2 for adamw, 1 for momentum.
 double optimizer_states(std::string_view optimizer);
 
-/// Ranks that share one copy of what ZeRO cuts: of dense parameters, of
-/// experts.
-double dense_shards(const Strategy& strategy, const Stack& stack);
-double expert_shards(const Strategy& strategy, const Stack& stack);
+/// The axes along which ranks share parameters. Ranks of context parallelism
+/// have the same parameters; in some frameworks they shard them
+/// (FrameworkMemory::shards_over_cp).
+struct SharingAxes {
+  std::span<const Axis> shards;  // ranks that ZeRO shards over; none in stage 0
+  std::span<const Axis> copies;  // other ranks that sum the gradients
+};
 
-/// Weights, gradients and optimizer state of a rank with these parameters, all
-/// of its stages together; what is gathered is MemoryKind::gathered. Offloaded
+/// Of dense parameters, or of experts, which are not replicated along ep.
+SharingAxes sharing_axes(
+    const Strategy& strategy, const Framework& framework, bool experts);
+
+/// Number of ranks that ZeRO shards one copy over: dense parameters, experts.
+double dense_shards(const Strategy& strategy, const Framework& framework);
+double expert_shards(const Strategy& strategy, const Framework& framework);
+
+/// Weights, gradients and optimizer state of a rank with these parameters, over
+/// all of its stages. Unsharded parameters are MemoryKind::gathered; offloaded
 /// state is in `host_bytes`.
 struct StateBytes {
   MemoryByKind device;
@@ -48,6 +60,6 @@ struct StateBytes {
 };
 StateBytes state_bytes(
     const RankParameters& parameters, const Strategy& strategy,
-    const Stack& stack);
+    const Framework& framework);
 
 }  // namespace echelon

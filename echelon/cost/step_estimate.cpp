@@ -10,11 +10,6 @@
 namespace echelon {
 namespace {
 
-size_t index(Axis axis) {
-  return static_cast<size_t>(
-      std::find(kAxes.begin(), kAxes.end(), axis) - kAxes.begin());
-}
-
 void add(StepParts& parts, double factor, const PassSeconds& pass, bool again) {
   if (again) {
     parts.recompute += factor * pass.computation();
@@ -98,15 +93,15 @@ StepEstimate pipeline_estimate(
         step.communication[axis] += microbatches * pass->communication[axis];
       }
     }
-    step.communication[index(Axis::pp)] +=
+    step.communication[index_of(Axis::pp)] +=
         2 * microbatches * times.stages[stage].transfer;
   }
   parts.bubble = span - busy[slowest];
-  const size_t data = index(data_axis(strategy));
+  const size_t data = index_of(data_axis(strategy));
   parts.exposed[data] += after.gradients_exposed + after.parameters_exposed;
   step.communication[data] += after.gradients + after.parameters;
-  parts.exposed[index(Axis::pp)] += after.tied;
-  step.communication[index(Axis::pp)] += after.tied;
+  parts.exposed[index_of(Axis::pp)] += after.tied;
+  step.communication[index_of(Axis::pp)] += after.tied;
   parts.optimizer = after.optimizer;
   parts.other = after.other;
   return step;

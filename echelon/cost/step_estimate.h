@@ -1,15 +1,13 @@
-// How long a step takes and what it is spent on, in closed form: microseconds
-// to compute, for searches. The simulator (simulator/simulate.h) does the same
-// event by event from the same operations; both agree where nothing waits for a
-// neighbour.
+// How long a step takes and what it is spent on, in closed form: searches need
+// an answer in microseconds. The simulator (simulator/simulate.h) does the same
+// event by event from the same operations; the two agree where nothing waits
+// for a neighbour.
 #pragma once
 
 #include <array>
-#include <optional>
 #include <string>
 #include <vector>
 
-#include "echelon/cost/check_strategy.h"
 #include "echelon/cost/distinct_pipelines.h"
 #include "echelon/cost/memory_estimate.h"
 #include "echelon/cost/operation_time.h"
@@ -19,32 +17,30 @@ namespace echelon {
 
 /// Seconds of a step of the slowest rank; they sum to the step.
 struct StepParts {
-  double matrix = 0;                // matrix products and attention
+  double matrix = 0;                // matmuls and attention
   double memory = 0;                // operators bound by memory, launches
-  double recompute = 0;             // what backward computes again
+  double recompute = 0;             // activation recompute in backward
   std::array<double, 6> exposed{};  // communication by axis (kAxes), not hidden
   double bubble = 0;                // waiting for other stages
   double optimizer = 0;
-  double other = 0;  // offload, host, what a stack does beside
+  double other = 0;  // offload, host overhead
 
   double total() const;
 };
 
-/// Before the schedule: what each stage takes for a microbatch, and what
-/// follows.
+/// What each stage takes for a microbatch, before scheduling, and what follows.
 struct StageTimes {
-  std::vector<StageCost> stages;       // of a microbatch, communication in them
+  std::vector<StageCost> stages;       // of a microbatch, with communication
   std::vector<int32_t> rank_of_stage;  // pipeline rank
-  /// Of a stage and a microbatch: what the costs consist of.
+  /// By stage, for a microbatch: what the costs consist of.
   std::vector<PassSeconds> forward, again, backward_input, backward_weight;
   /// What follows the last microbatch, by pipeline rank.
   struct After {
     double gradients = 0;  // summing them, hidden or not
     double gradients_exposed = 0;
-    double parameters = 0;  // gathering them (ZeRO), of the whole step
+    double parameters = 0;  // all-gathers (ZeRO), of the whole step
     double parameters_exposed = 0;
-    double tied =
-        0;  // summing the gradients of an embedding that two ranks hold
+    double tied = 0;  // all-reduce of a tied embedding's gradients
     double optimizer = 0;
     double other = 0;  // offload, host
     double total() const {
@@ -52,9 +48,6 @@ struct StageTimes {
     }
   };
   std::vector<After> after;
-  /// What a rank of the pipeline computes of a microbatch, on average; none
-  /// where no host work was measured beside it.
-  std::optional<double> computing_seconds;
 };
 
 struct StepEstimate {
@@ -63,29 +56,31 @@ struct StepEstimate {
   std::array<double, 6> communication{};  // by axis, hidden or not
   double tokens_per_second = 0;           // samples of images
   double model_flops_utilisation = 0;     // causal attention, of the peak
-  double full_attention_utilisation =
-      0;  // as sources with full attention count
+  double full_attention_utilisation = 0;  // counting attention as not causal
   MemoryEstimate memory;
   bool fits = true;
 };
 
-/// Throws ConfigError when the strategy is none for this model or cluster
-/// (check_strategy).
-/// `first_rank`: of the pipeline that is meant; others may run on other
-/// devices.
+/// Why the strategy is invalid for this model and cluster ("tp=3 does not
+/// divide 32 heads; 1, 2, 4, 8, 16 and 32 do"); empty when it is valid. Whether
+/// it fits the memory is another question (memory_estimate.h).
+std::string check_strategy(
+    const ModelShape& model, const Strategy& strategy, const Cluster& cluster);
+
+/// Throws ConfigError when the strategy is invalid (check_strategy).
+/// `first_rank`: of the pipeline in question; others may run on other devices.
 StageTimes stage_times(
     const ModelShape& model, const Strategy& strategy, const Cluster& cluster,
     int64_t first_rank = 0);
 StepEstimate estimate_step(
     const ModelShape& model, const Strategy& strategy, const Cluster& cluster);
-/// The two parts of it, without asking whether the strategy is one: all but the
-/// memory, and the memory of the fullest pipeline against what its devices
-/// have.
+/// The two parts of estimate_step, without check_strategy: everything but the
+/// memory, and the memory of the fullest pipeline with its devices' limits.
 StepEstimate estimate_time(
     const ModelShape& model, const Strategy& strategy, const Cluster& cluster);
 MemoryEstimate fullest_memory(
     const ModelShape& model, const Strategy& strategy, const Cluster& cluster);
-/// The same where distinct_pipelines() of the strategy are known already.
+/// The same with the strategy's distinct_pipelines() already known.
 StepEstimate estimate_time(
     const ModelShape& model, const Strategy& strategy, const Cluster& cluster,
     const std::vector<PipelinePlace>& pipelines);
@@ -93,10 +88,10 @@ MemoryEstimate fullest_memory(
     const ModelShape& model, const Strategy& strategy, const Cluster& cluster,
     const std::vector<PipelinePlace>& pipelines);
 
-/// From the first forward to the last backward of a step, of a stack that
-/// validates afterwards those of one rank, the longest. Long schedules are
-/// timed by their beginning: once the pipeline is full, each further round of
-/// microbatches takes the same.
+/// Seconds from the first forward to the last backward of a step; for a
+/// framework that validates afterwards, those of the slowest rank. Long
+/// schedules are extrapolated from their beginning: once the pipeline is full,
+/// each further round of microbatches takes the same time.
 double pipeline_seconds(
     const Strategy& strategy, const std::vector<StageCost>& stages);
 /// The pipeline rank of each stage: v-shaped for zb-v and dualpipev.

@@ -1,5 +1,5 @@
-// How a job trains a model: everything that its time and memory depend on
-// beside model and cluster.
+// How a job trains a model: everything that its time and memory depend on,
+// except model and cluster.
 #pragma once
 
 #include <cstdint>
@@ -17,43 +17,42 @@ struct Strategy {
   Layout layout;
   bool sequence_parallel = false;  // read when tp > 1
   int64_t zero_stage = 0;          // of dp_shard: 0 when that is 1
-  /// Stage 3: parameters stay gathered for the whole step ([shard] gather).
+  /// Stage 3: parameters stay unsharded for the whole step ([shard] gather).
   bool gather_once = false;
 
   int64_t global_batch = 0;     // samples
   int64_t microbatch_size = 1;  // samples; the largest where ranks differ
-  /// Of each data-parallel rank, where devices of several kinds take
-  /// microbatches of several sizes ([train] rank_batch); empty: each takes
-  /// microbatch_size.
+  /// By data-parallel rank, where devices of several kinds take microbatches of
+  /// several sizes ([train] rank_batch); empty: each takes microbatch_size.
   std::vector<int64_t> rank_microbatch;
   int64_t seq_len = 0;            // 0: the model's usual
   std::string schedule = "1f1b";  // one of schedule_kinds(); read when pp > 1
-  int64_t stages_per_rank = 0;    // 0: what the schedule takes
+  int64_t stages_per_rank = 0;    // 0: the schedule's default
   /// Blocks (of counted models: layers) of each stage, where devices of several
-  /// kinds hold parts of several sizes ([model] cut); empty: as even as can be.
+  /// kinds hold stages of several sizes ([model] cut); empty: as evenly as
+  /// possible.
   std::vector<int64_t> stage_layers;
 
   Recompute recompute = Recompute::none;
-  /// Of `recompute`, in this many layers of each stage; the others keep. -1:
-  /// all.
+  /// Layers of each stage that `recompute` is for; the others keep everything.
+  /// -1: all.
   int64_t recompute_layers = -1;
   Precision precision = Precision::bf16;
-  /// Of masters and of gradients' sums.
+  /// Of masters and of summed gradients.
   Precision master = Precision::fp32;
   std::string optimizer = "adamw";
   bool offload_optimizer = false;
   bool offload_activations = false;
-  /// The software whose ways and constants count: a name of stack_names()
-  /// (stack.h).
+  /// The framework: a name of framework_names() (framework.h).
   std::string stack = "echelon";
 
-  /// Ranks that see different samples. The ranks among which a layer's experts
-  /// are spread (ep) each bring their own samples and exchange tokens at the
-  /// experts; outside of them they are data parallel.
+  /// Ranks that see different samples. The ranks that share a layer's experts
+  /// (ep) each bring their own samples and exchange tokens at the experts;
+  /// elsewhere they are data parallel.
   int64_t data_ranks() const { return layout.data_degree() * layout.ep; }
-  /// Of one of them in a step.
+  /// Of one data-parallel rank in a step.
   int64_t num_microbatches() const { return global_batch / round_samples(); }
-  /// Of all of them together, a microbatch each.
+  /// Samples of one microbatch on all data-parallel ranks.
   int64_t round_samples() const {
     if (rank_microbatch.empty()) return data_ranks() * microbatch_size;
     return std::accumulate(

@@ -1,4 +1,4 @@
-#include "echelon/cost/transformer_work.h"
+#include "echelon/cost/layer_work.h"
 
 #include <algorithm>
 #include <utility>
@@ -18,9 +18,9 @@ int64_t part(int64_t whole, int64_t degree) {
 
 /// Rows of the embedding on a rank: who cuts it pads it first, so that each
 /// part is a multiple of 128.
-int64_t
-vocabulary_part(const TransformerShape& shape, const Stack& stack, int64_t tp) {
-  if (tp == 1 && !stack.pads_vocabulary) return shape.vocab;
+int64_t vocabulary_part(
+    const TransformerShape& shape, const Framework& framework, int64_t tp) {
+  if (tp == 1 && !framework.pads_vocabulary) return shape.vocab;
   return (shape.vocab + 128 * tp - 1) / (128 * tp) * 128;
 }
 
@@ -49,17 +49,17 @@ struct Sizes {
   }
 };
 
-class Block {
+class BlockBuilder {
  public:
-  Block(
+  BlockBuilder(
       const TransformerShape& shape, const Strategy& strategy,
-      const Stack& stack, int64_t seq_len, bool experts)
+      const Framework& framework, int64_t seq_len, bool experts)
       : shape_(shape),
-        stack_(stack),
+        framework_(framework),
         sizes_(shape, strategy, seq_len),
         ep_(strategy.layout.ep),
         experts_(experts),
-        build_(experts ? "expert block" : "block", strategy, stack) {}
+        build_(experts ? "expert block" : "block", strategy, framework) {}
 
   LayerWork work(int64_t repeat) {
     norm();
@@ -94,15 +94,15 @@ class Block {
 
   /// Dropout and sum: what a layer ends with.
   void residual() {
-    const double mask = stack_.dropout ? 0.5 : 0;
-    if (stack_.fused_elementwise) {
+    const double mask = framework_.dropout ? 0.5 : 0;
+    if (framework_.fused_elementwise) {
       build_.stream(
           "residual", sizes_.cut_elements(), 3 + mask, 2 + mask, 1, 1);
     } else {
       build_.stream(
-          "residual", sizes_.cut_elements(), stack_.dropout ? 5.5 : 3,
-          stack_.dropout ? 4.5 : 2, stack_.dropout ? 2 : 1,
-          stack_.dropout ? 2 : 1);
+          "residual", sizes_.cut_elements(), framework_.dropout ? 5.5 : 3,
+          framework_.dropout ? 4.5 : 2, framework_.dropout ? 2 : 1,
+          framework_.dropout ? 2 : 1);
     }
   }
 
@@ -112,18 +112,18 @@ class Block {
     if (sizes_.sequence_parallel) {
       build_.collective(
           "gather sequence", Axis::tp, CollectiveKind::all_gather, bytes,
-          stack_.hidden_tensor_parallel, true);
+          framework_.hidden_tensor_parallel, true);
       build_.collective(
           "cut sequence", Axis::tp, CollectiveKind::reduce_scatter, bytes,
-          stack_.hidden_backward_tensor_parallel, false);
+          framework_.hidden_backward_tensor_parallel, false);
       // The gathered input is not kept: weights' gradients need it again.
       build_.collective(
           "gather sequence again", Axis::tp, CollectiveKind::all_gather, bytes,
-          std::max(0.5, stack_.hidden_backward_tensor_parallel), false);
+          std::max(0.5, framework_.hidden_backward_tensor_parallel), false);
     } else {
       build_.collective(
           "sum gradients of inputs", Axis::tp, CollectiveKind::all_reduce,
-          bytes, stack_.hidden_backward_tensor_parallel, false);
+          bytes, framework_.hidden_backward_tensor_parallel, false);
     }
   }
 
@@ -133,14 +133,14 @@ class Block {
     if (sizes_.sequence_parallel) {
       build_.collective(
           name + " cut sequence", Axis::tp, CollectiveKind::reduce_scatter,
-          bytes, stack_.hidden_tensor_parallel, true);
+          bytes, framework_.hidden_tensor_parallel, true);
       build_.collective(
           name + " gather sequence", Axis::tp, CollectiveKind::all_gather,
-          bytes, stack_.hidden_backward_tensor_parallel, false);
+          bytes, framework_.hidden_backward_tensor_parallel, false);
     } else {
       build_.collective(
           name + " sum", Axis::tp, CollectiveKind::all_reduce, bytes,
-          stack_.hidden_tensor_parallel, true);
+          framework_.hidden_tensor_parallel, true);
     }
   }
 
@@ -189,7 +189,7 @@ class Block {
 
   void rotary(double width) {
     if (shape_.positions > 0) return;
-    const bool fused = stack_.fused_elementwise;
+    const bool fused = framework_.fused_elementwise;
     build_.stream(
         "rotary", static_cast<double>(sizes_.tokens) * width, fused ? 2 : 6,
         fused ? 2 : 6, fused ? 2 : 8, fused ? 2 : 8);
@@ -201,14 +201,14 @@ class Block {
                          static_cast<double>(sizes_.tokens * sizes_.cp) * width;
     build_.collective(
         "gather keys, values", Axis::cp, CollectiveKind::all_gather, bytes,
-        stack_.hidden_context_parallel, true);
+        framework_.hidden_context_parallel, true);
     build_.collective(
         "gather keys, values again", Axis::cp, CollectiveKind::all_gather,
-        bytes, stack_.hidden_context_parallel, false);
+        bytes, framework_.hidden_context_parallel, false);
     build_.collective(
         "cut gradients of keys, values", Axis::cp,
-        CollectiveKind::reduce_scatter, bytes, stack_.hidden_context_parallel,
-        false);
+        CollectiveKind::reduce_scatter, bytes,
+        framework_.hidden_context_parallel, false);
   }
 
   /// Scores, their softmax, values.
@@ -217,7 +217,7 @@ class Block {
     const double scores = static_cast<double>(sizes_.microbatch * heads) *
                           static_cast<double>(sizes_.seq) *
                           static_cast<double>(keys);
-    if (stack_.fused_attention) {
+    if (framework_.fused_attention) {
       build_.fused_attention(
           2 * scores * static_cast<double>(query_dim + value_dim) *
               (shape_.causal ? 0.5 : 1),
@@ -230,11 +230,11 @@ class Block {
     build_.begin_selective();
     const int64_t many = sizes_.microbatch * heads;
     build_.product("scores", many, sizes_.seq, keys, query_dim);
-    const bool fused = stack_.fused_elementwise;
+    const bool fused = framework_.fused_elementwise;
     build_.stream(
         "softmax", scores, fused ? 2 : 7, fused ? 3 : 5, fused ? 1 : 4,
         fused ? 1 : 3);
-    if (stack_.dropout) build_.stream("dropout", scores, 2.5, 2.5, 1, 1);
+    if (framework_.dropout) build_.stream("dropout", scores, 2.5, 2.5, 1, 1);
     build_.product("values", many, sizes_.seq, value_dim, keys);
     build_.end_selective();
   }
@@ -252,7 +252,7 @@ class Block {
   }
 
   void activation(double elements) {
-    const bool fused = stack_.fused_elementwise;
+    const bool fused = framework_.fused_elementwise;
     if (shape_.gated) {
       build_.stream(
           "activation", elements, fused ? 3 : 5, fused ? 5 : 8, fused ? 1 : 2,
@@ -274,7 +274,7 @@ class Block {
     build_.linear("router", sizes_.tokens, mix.experts, sizes_.hidden, false);
     build_.stream("sort tokens", sent, 4, 4, 6, 6);
     build_.wait_for_host(
-        stack_.expert_host_seconds, stack_.expert_host_seconds);
+        framework_.expert_host_seconds, framework_.expert_host_seconds);
     dispatch("dispatch", sent);
     const int64_t rows = part(copies, local);
     const int64_t columns = part(mix.ffn, sizes_.tp);
@@ -294,12 +294,12 @@ class Block {
     for (const bool forward : {true, false}) {
       build_.collective(
           name, Axis::ep, CollectiveKind::all_to_all, bytes,
-          stack_.hidden_expert_parallel, forward);
+          framework_.hidden_expert_parallel, forward);
     }
   }
 
   const TransformerShape& shape_;
-  const Stack& stack_;
+  const Framework& framework_;
   Sizes sizes_;
   int64_t ep_;
   bool experts_;
@@ -307,18 +307,18 @@ class Block {
 };
 
 LayerWork embedding(
-    const TransformerShape& shape, const Strategy& strategy, const Stack& stack,
-    int64_t seq_len) {
+    const TransformerShape& shape, const Strategy& strategy,
+    const Framework& framework, int64_t seq_len) {
   const Sizes sizes(shape, strategy, seq_len);
-  LayerBuilder build("embedding", strategy, stack);
-  build.stream("look up", sizes.elements(), stack.dropout ? 5 : 3, 3, 5, 4);
+  LayerBuilder build("embedding", strategy, framework);
+  build.stream("look up", sizes.elements(), framework.dropout ? 5 : 3, 3, 5, 4);
   build.collective(
       "embedding sum", Axis::tp,
       sizes.sequence_parallel ? CollectiveKind::reduce_scatter
                               : CollectiveKind::all_reduce,
       build.element_bytes() * sizes.elements(), 0, true);
   build.parameters(
-      static_cast<double>(vocabulary_part(shape, stack, sizes.tp)) *
+      static_cast<double>(vocabulary_part(shape, framework, sizes.tp)) *
           static_cast<double>(shape.hidden),
       2);
   if (shape.positions > 0) {
@@ -333,10 +333,10 @@ LayerWork embedding(
 }
 
 LayerWork head(
-    const TransformerShape& shape, const Strategy& strategy, const Stack& stack,
-    int64_t seq_len) {
+    const TransformerShape& shape, const Strategy& strategy,
+    const Framework& framework, int64_t seq_len) {
   const Sizes sizes(shape, strategy, seq_len);
-  LayerBuilder build("head", strategy, stack);
+  LayerBuilder build("head", strategy, framework);
   build.stay_in_16_bit();
   const double bytes = build.element_bytes() * sizes.elements();
   build.stream("norm", sizes.cut_elements(), 2, 4, 1, 2);
@@ -351,14 +351,14 @@ LayerWork head(
       "sum gradients of inputs", Axis::tp,
       sizes.sequence_parallel ? CollectiveKind::reduce_scatter
                               : CollectiveKind::all_reduce,
-      bytes, stack.hidden_backward_tensor_parallel, false);
-  const int64_t vocab = vocabulary_part(shape, stack, sizes.tp);
+      bytes, framework.hidden_backward_tensor_parallel, false);
+  const int64_t vocab = vocabulary_part(shape, framework, sizes.tp);
   build.linear("logits", sizes.tokens, vocab, shape.hidden, false);
   const double logits =
       static_cast<double>(sizes.tokens) * static_cast<double>(vocab);
   build.stream(
-      "loss", logits, stack.loss_bytes / build.element_bytes(),
-      0.5 * stack.loss_bytes / build.element_bytes(), 10, 5);
+      "loss", logits, framework.loss_bytes / build.element_bytes(),
+      0.5 * framework.loss_bytes / build.element_bytes(), 10, 5);
   for (int sums = 0; sums < 3; ++sums) {
     build.collective(
         "loss", Axis::tp, CollectiveKind::all_reduce,
@@ -383,28 +383,29 @@ bool has_experts(const ExpertShape& experts, int64_t layer) {
 }  // namespace
 
 std::vector<LayerWork> transformer_work(
-    const TransformerShape& shape, const Strategy& strategy, const Stack& stack,
-    int64_t seq_len) {
-  std::vector<LayerWork> layers = {embedding(shape, strategy, stack, seq_len)};
+    const TransformerShape& shape, const Strategy& strategy,
+    const Framework& framework, int64_t seq_len) {
+  std::vector<LayerWork> layers = {
+      embedding(shape, strategy, framework, seq_len)};
   for (int64_t first = 0; first < shape.layers;) {
     int64_t end = first + 1;
     const bool experts = has_experts(shape.experts, first);
     while (end < shape.layers && has_experts(shape.experts, end) == experts)
       ++end;
-    layers.push_back(
-        Block(shape, strategy, stack, seq_len, experts).work(end - first));
+    layers.push_back(BlockBuilder(shape, strategy, framework, seq_len, experts)
+                         .work(end - first));
     first = end;
   }
-  layers.push_back(head(shape, strategy, stack, seq_len));
+  layers.push_back(head(shape, strategy, framework, seq_len));
   return layers;
 }
 
 double copied_embedding(
     const TransformerShape& shape, const Strategy& strategy,
-    const Stack& stack) {
+    const Framework& framework) {
   if (!shape.tied || ends_on_one_rank(strategy)) return 0;
   return static_cast<double>(
-             vocabulary_part(shape, stack, strategy.layout.tp)) *
+             vocabulary_part(shape, framework, strategy.layout.tp)) *
          static_cast<double>(shape.hidden);
 }
 

@@ -1,7 +1,8 @@
-// What autograd keeps is found by what is still alive: of a layer's forward
-// pass the graph is kept, by the edges of its outputs, and every tensor of ours
-// is let go; the storages that operators made and that live on are the saved
-// ones. That needs no hook, of which LibTorch has one for the whole process.
+// The tensors that autograd keeps are found by looking at what is still alive.
+// After a layer's forward pass only its graph is held, by the edges of its
+// outputs, and all tensors are released; storages that operators made and that
+// are still alive are the saved ones. This needs no hook, of which LibTorch has
+// one for the whole process.
 #include "echelon/counting/layer_cost.h"
 
 #include <torch/csrc/autograd/engine.h>
@@ -19,12 +20,24 @@
 
 #include "echelon/counting/layer_operators.h"
 #include "echelon/counting/meta_mode.h"
-#include "echelon/counting/operator_flops.h"
+#include "echelon/counting/operator_work.h"
 #include "echelon/error.h"
 #include "echelon/layers/computing_device.h"
 #include "echelon/layers/low_precision.h"
+#include "echelon/text/format.h"
 
 namespace echelon {
+
+int64_t TensorSpec::bytes() const {
+  return c10::multiply_integers(shape) *
+         static_cast<int64_t>(c10::elementSize(dtype));
+}
+
+std::string to_string(const TensorSpec& spec) {
+  return c10::str(
+      at::IntArrayRef(spec.shape), " ", c10::getDtypeNames(spec.dtype).first);
+}
+
 namespace {
 
 using torch::autograd::Edge;
@@ -40,28 +53,30 @@ torch::TensorOptions meta(torch::Dtype dtype) {
   return torch::TensorOptions().device(torch::kMeta).dtype(dtype);
 }
 
-// Where a layer's graph ends: its inputs are neither leaves, which operators in
-// place refuse, nor lead on to the layer before it.
+// The end of a layer's graph. Its inputs must not be leaves, which in-place
+// operators refuse, nor lead to the graph of the layer before it.
 struct Border : Node {
   variable_list apply(variable_list&&) override { return {}; }
 };
 
-// A tensor on its way between layers, without its storage.
-struct Travelling {
+// A tensor that passes between layers, without its storage.
+struct PassedTensor {
   std::vector<int64_t> sizes;
   std::vector<int64_t> strides;
   torch::Dtype dtype;
   bool requires_grad = false;
   int64_t storage_bytes = 0;
-  std::shared_ptr<bool> counted;  // with a layer; one for all views
-  std::shared_ptr<bool> given = std::make_shared<bool>(false);  // to a layer
+  // Whether a layer has counted the storage; shared by all of its views.
+  std::shared_ptr<bool> counted;
+  // Whether a layer was given the storage; shared likewise.
+  std::shared_ptr<bool> given = std::make_shared<bool>(false);
 };
 
-TensorSpec spec_of(const Travelling& tensor) {
+TensorSpec spec_of(const PassedTensor& tensor) {
   return {tensor.sizes, tensor.dtype};
 }
 
-// When an operator made a storage and when it was gone, in operators.
+// The times at which a storage was made and freed, counted in operators.
 struct Lifetime {
   c10::weak_intrusive_ptr<c10::StorageImpl> storage;
   int64_t bytes = 0;
@@ -94,12 +109,12 @@ class Counter : public detail::OperatorObserver {
         }
       }
     }
-    look();
+    record_freed();
     ++operators;
   }
 
-  // Notes which storages are gone.
-  void look() {
+  // Records which storages were freed.
+  void record_freed() {
     std::erase_if(living_, [&](StorageKey key) {
       Lifetime& one = made.at(key);
       const auto storage = one.storage.lock();
@@ -112,7 +127,7 @@ class Counter : public detail::OperatorObserver {
     });
   }
 
-  // What ran since the last call; what made a storage of `gradients` is
+  // The work since the last call; that which made a storage of `gradients` is
   // for_weight.
   std::vector<OperatorWork>
   take_work(const std::unordered_set<StorageKey>& gradients = {}) {
@@ -126,9 +141,9 @@ class Counter : public detail::OperatorObserver {
   }
 
   double flops = 0.0;
-  bool follow = true;  // collect storages
+  bool follow = true;  // record storages
   bool notes_work = false;
-  size_t operators = 0;  // that were followed
+  size_t operators = 0;  // that ran while `follow` was set
   std::unordered_map<StorageKey, Lifetime> made;
 
  private:
@@ -162,8 +177,8 @@ class Counter : public detail::OperatorObserver {
   std::vector<StorageKey> living_;
 };
 
-// Most bytes that live at once after any of the operators [begin, end].
-int64_t most_alive(
+// The peak of live bytes after any of the operators [begin, end].
+int64_t peak_bytes(
     const std::vector<const Lifetime*>& lives, size_t begin, size_t end,
     size_t* when = nullptr) {
   std::vector<int64_t> change(end - begin + 2);
@@ -183,8 +198,8 @@ int64_t most_alive(
   return most;
 }
 
-// Parameters that exist in earnest take part as if they were on the meta
-// device: their gradients' nodes expect it while this lives, and write nothing.
+// While it lives, parameters on a real device take part as if they were on the
+// meta device: their gradient nodes expect it, and write nothing.
 class RealParameters {
  public:
   explicit RealParameters(const torch::nn::Module* module) {
@@ -226,7 +241,7 @@ class RealParameters {
   std::vector<One> all_;
 };
 
-std::string list_of(const std::vector<Travelling>& tensors) {
+std::string list_of(const std::vector<PassedTensor>& tensors) {
   std::string text;
   for (const auto& tensor : tensors) {
     text += (text.empty() ? "" : ", ") + to_string(spec_of(tensor));
@@ -234,7 +249,7 @@ std::string list_of(const std::vector<Travelling>& tensors) {
   return tensors.empty() ? "nothing" : text;
 }
 
-// One layer, from what it is given to what it gives.
+// Counts one layer.
 class LayerCount {
  public:
   LayerCount(
@@ -251,28 +266,28 @@ class LayerCount {
     count_parameters();
   }
 
-  /// Writes down what runs.
+  // Records the operators that run.
   void note(LayerOperators& operators) {
     operators_ = &operators;
     counter_.notes_work = true;
   }
 
-  std::vector<Travelling> run(const std::vector<Travelling>& given) {
+  std::vector<PassedTensor> run(const std::vector<PassedTensor>& given) {
     const torch::AutoGradMode gradients(true);
     detail::MetaMode mode(&counter_);
     try {
       auto taken = forward(given);
       cost_.forward_flops = std::exchange(counter_.flops, 0.0);
       if (operators_) operators_->forward = counter_.take_work();
-      counter_.look();
+      counter_.record_freed();
       if (options_.ran) options_.ran(layer_.name, false);
       count_forward(mode);
-      ++counter_.operators;  // what is gone by now was gone before backward
+      ++counter_.operators;  // storages freed by now precede backward
       count_activations(given, mode);
       const size_t begin = counter_.operators;
       counter_.follow = true;
       backward();
-      counter_.look();
+      counter_.record_freed();
       if (options_.ran) options_.ran(layer_.name, true);
       cost_.backward_flops = counter_.flops;
       if (operators_) {
@@ -283,10 +298,10 @@ class LayerCount {
     } catch (const Error&) {
       throw;
     } catch (const std::exception& error) {
-      throw ConfigError(
-          "layer \"" + layer_.name + "\", which is given " + list_of(given) +
-          " by " + from_ +
-          ", cannot compute: " + detail::meta_failure(mode, error));
+      throw ConfigError(format(
+          "layer \"{}\", which is given {} by {}, cannot compute: {}",
+          layer_.name, list_of(given), from_,
+          detail::meta_failure(mode, error)));
     }
   }
 
@@ -324,7 +339,7 @@ class LayerCount {
     }
   }
 
-  torch::Tensor receive(const Travelling& tensor) {
+  torch::Tensor receive(const PassedTensor& tensor) {
     auto leaf =
         at::empty_strided(tensor.sizes, tensor.strides, meta(tensor.dtype));
     inputs_.push_back(c10::weak_intrusive_ptr<c10::StorageImpl>(
@@ -338,7 +353,7 @@ class LayerCount {
     return input;
   }
 
-  std::vector<Travelling> forward(const std::vector<Travelling>& given) {
+  std::vector<PassedTensor> forward(const std::vector<PassedTensor>& given) {
     Tensors inputs;
     for (const auto& tensor : given) {
       inputs.push_back(receive(tensor));
@@ -354,7 +369,7 @@ class LayerCount {
       flags.emplace(key_of(inputs[i]), given[i].counted);
       passed.emplace(key_of(inputs[i]), given[i].given);
     }
-    std::vector<Travelling> taken;
+    std::vector<PassedTensor> taken;
     for (const auto& output : outputs) {
       if (!output.defined()) {
         throw ConfigError(
@@ -384,7 +399,7 @@ class LayerCount {
     return taken;
   }
 
-  // Storages that this layer's operators made, so far.
+  // The storages that this layer's operators have made so far.
   std::vector<const Lifetime*> made_here(const detail::MetaMode& mode) const {
     std::vector<const Lifetime*> lives;
     for (const auto& [key, life] : counter_.made) {
@@ -397,13 +412,13 @@ class LayerCount {
   void count_forward(const detail::MetaMode& mode) {
     if (counter_.operators == 0) return;
     const auto lives = made_here(mode);
-    cost_.forward_peak_bytes = most_alive(lives, 0, counter_.operators - 1);
+    cost_.forward_peak_bytes = peak_bytes(lives, 0, counter_.operators - 1);
     for (const Lifetime* life : lives) {
       if (life->kept) cost_.kept_result_bytes += life->bytes;
     }
   }
 
-  // Storages that autograd left.
+  // The storages of the gradients that autograd left.
   std::unordered_set<StorageKey> parameter_gradients() const {
     std::unordered_set<StorageKey> gradients;
     if (!built_.module) return gradients;
@@ -435,15 +450,15 @@ class LayerCount {
     const size_t end = counter_.operators - 1;
     size_t when = begin;
     cost_.backward_peak_bytes =
-        given + most_alive(all, begin, end, &when) - base;
-    cost_.backward_peak_gradient_bytes = most_alive(of_parameters, when, when);
+        given + peak_bytes(all, begin, end, &when) - base;
+    cost_.backward_peak_gradient_bytes = peak_bytes(of_parameters, when, when);
     cost_.backward_working_bytes =
-        given + most_alive(others, begin, end) - base;
+        given + peak_bytes(others, begin, end) - base;
   }
 
-  // All of the layer's tensors are gone now, but those that its graph keeps.
+  // Called when only the tensors that the graph keeps are still alive.
   void count_activations(
-      const std::vector<Travelling>& given, const detail::MetaMode& mode) {
+      const std::vector<PassedTensor>& given, const detail::MetaMode& mode) {
     std::unordered_set<const bool*> here;
     for (size_t i = 0; i < given.size(); ++i) {
       if (inputs_[i].expired()) continue;
@@ -485,29 +500,12 @@ class LayerCount {
   variable_list gradients_;
 };
 
-}  // namespace
-
-int64_t TensorSpec::bytes() const {
-  return c10::multiply_integers(shape) *
-         static_cast<int64_t>(c10::elementSize(dtype));
-}
-
-std::string to_string(const TensorSpec& spec) {
-  std::string text = "[";
-  for (size_t i = 0; i < spec.shape.size(); ++i) {
-    text += (i == 0 ? "" : ", ") + std::to_string(spec.shape[i]);
-  }
-  return text + "] " + c10::getDtypeNames(spec.dtype).first;
-}
-
-namespace {
-
 // `operators` may be null.
 std::vector<LayerCost> count_each(
     const LayerList& layers, const std::vector<TensorSpec>& inputs,
     const CountOptions& options, std::vector<LayerOperators>* operators) {
   const CountedFor device(options.device);
-  std::vector<Travelling> tensors;
+  std::vector<PassedTensor> tensors;
   for (auto input : inputs) {
     if (options.dtype && c10::isFloatingType(input.dtype)) {
       input.dtype = *options.dtype;

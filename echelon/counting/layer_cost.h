@@ -1,11 +1,11 @@
-// What each layer of a list computes and keeps, counted without memory.
+// The computation and memory of each layer of a list, counted without memory.
 //
 //   auto costs = count_layers(layers, {{{64, 3, 224, 224}}});
 //   balance(flops_of(costs), 4);                    // layout/partition.h
 //
 // Each layer is built on the meta device (meta_mode.h), run forwards and
-// backwards there, and forgotten, so a model that no device holds is counted in
-// milliseconds and no memory.
+// backwards there, and dropped, so a model that no device holds is counted in
+// milliseconds and without memory.
 #pragma once
 
 #include <torch/types.h>
@@ -21,7 +21,7 @@
 
 namespace echelon {
 
-/// A tensor of a batch without its values.
+/// Shape and dtype of a tensor of a batch.
 struct TensorSpec {
   std::vector<int64_t> shape;
   torch::Dtype dtype = torch::kFloat32;
@@ -42,40 +42,42 @@ struct ParameterSpec {
 
 struct LayerCost {
   std::string name;
-  double forward_flops = 0.0;   // operator_flops.h says what counts
-  double backward_flops = 0.0;  // gradients of parameters, and of those inputs
-                                // that need one
+  double forward_flops = 0.0;   // as operator_flops (operator_work.h) counts
+  double backward_flops = 0.0;  // gradients of parameters, and of inputs that
+                                // need one
   int64_t parameters = 0;       // elements
   int64_t parameter_bytes = 0;
   int64_t buffer_bytes = 0;
-  /// What stays alive from forward to backward: each storage once in the whole
-  /// list, with the layer that keeps it first. Parameters are not among them.
+  /// The memory that stays alive from forward to backward, without parameters.
+  /// Each storage counts once in the whole list, for the first layer that keeps
+  /// it.
   int64_t activation_bytes = 0;
-  /// What this layer keeps as well, but an earlier layer counts: its input,
-  /// mostly. A slice that begins here keeps a copy of its own.
+  /// Memory that this layer also keeps but an earlier layer counts, mostly its
+  /// input. A slice that begins here keeps a copy of its own.
   int64_t repeated_bytes = 0;
-  int64_t output_bytes = 0;  // what passes to the next layer
+  int64_t output_bytes = 0;  // passed to the next layer
   std::vector<TensorSpec> outputs;
 
   std::vector<ParameterSpec> parameter_specs;  // each storage once
-  /// The storages that this layer is given, those that an earlier layer was
-  /// given left out: what recompute keeps of it.
+  /// The storages of this layer's inputs, without those that an earlier layer
+  /// was given: what full recompute keeps for the layer.
   int64_t input_bytes = 0;
-  /// Of activation_bytes + repeated_bytes, what are inputs.
+  /// The inputs among activation_bytes + repeated_bytes.
   int64_t kept_input_bytes = 0;
   /// Results of CountOptions::keep, each storage once: what selective recompute
-  /// keeps beside the inputs.
+  /// keeps in addition to the inputs.
   int64_t kept_result_bytes = 0;
-  /// The most at any moment of forward, beyond what was there when it began:
-  /// results, what is kept, and what is gone when it ends.
+  /// The peak of forward above the memory at its start: results, kept tensors
+  /// and temporaries.
   int64_t forward_peak_bytes = 0;
-  /// The same of backward; the gradients of its outputs count, which are there
-  /// when it begins, and what it frees of what was kept counts against it. In
-  /// backward_peak_bytes gradients of parameters stay, as autograd leaves them;
-  /// in backward_working_bytes they are gone as soon as they are there.
+  /// The peak of backward above the memory at its start. The gradients of the
+  /// outputs, which exist when it starts, are added, and kept tensors that it
+  /// has freed are subtracted. In backward_peak_bytes gradients of parameters
+  /// stay, as autograd leaves them; in backward_working_bytes they do not
+  /// count.
   int64_t backward_peak_bytes = 0;
   int64_t backward_working_bytes = 0;
-  /// Of backward_peak_bytes, what are gradients of parameters.
+  /// The gradients of parameters in backward_peak_bytes.
   int64_t backward_peak_gradient_bytes = 0;
 
   double flops() const { return forward_flops + backward_flops; }
@@ -84,13 +86,12 @@ struct LayerCost {
 struct CountOptions {
   /// Operators, as "aten::mm", whose results selective recompute keeps.
   std::vector<std::string> keep;
-  /// Parameters and inputs of floating point are of this dtype, whatever the
-  /// layers say, and buffers of what its sums are taken in; none: as they are
-  /// built.
+  /// Floating-point parameters and inputs have this dtype, whatever the layers
+  /// say, and buffers its sum_dtype; none: as they are built.
   std::optional<torch::Dtype> dtype;
-  /// Whose way of computing counts, of layers that have several.
+  /// For layers that compute differently on CPUs and GPUs: the device to count.
   torch::DeviceType device = torch::kCPU;
-  /// Told when a layer has run forwards, and when it has run backwards.
+  /// Called when a layer has run forwards, and when it has run backwards.
   std::function<void(const std::string& layer, bool backward)> ran = nullptr;
 };
 
@@ -98,22 +99,22 @@ struct CountOptions {
 /// Layers are counted as they are built, in training mode. Attention counts as
 /// the fused kernels compute it.
 ///
-/// Thread-safe; other threads are not disturbed, random numbers are not drawn,
-/// and layers that share tensors that exist already leave them as they were.
+/// Thread-safe, without effect on other threads. No random numbers are drawn,
+/// and existing tensors that layers share do not change.
 ///
-/// Throws ConfigError that names the layer, what it was given, and the
-/// operator: when a layer does not take what the one before it returns, and
-/// when it needs values and not shapes alone.
+/// Throws ConfigError that names the layer, its inputs and the operator when a
+/// layer does not take what the one before it returns, and when it needs values
+/// and not only shapes.
 std::vector<LayerCost> count_layers(
     const LayerList& layers, const std::vector<TensorSpec>& inputs,
     const CountOptions& options = {});
 
-/// The floating-point operations of each layer, both directions: the costs that
-/// balance by time takes.
+/// The floating-point operations of each layer in both directions, by which
+/// balance() can partition the list.
 std::vector<double> flops_of(const std::vector<LayerCost>& costs);
 
-/// What the layers begin to end - 1 keep from forward to backward when they
-/// live together and apart from the others.
+/// The bytes that the layers begin to end - 1 keep from forward to backward
+/// when they form a slice.
 int64_t
 activation_bytes(const std::vector<LayerCost>& costs, size_t begin, size_t end);
 

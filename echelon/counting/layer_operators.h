@@ -1,4 +1,4 @@
-// Every operator that layers run, counted as layer_cost.h counts.
+// The operators that layers run, counted as in layer_cost.h.
 #pragma once
 
 #include <vector>
@@ -8,14 +8,14 @@
 
 namespace echelon {
 
-/// Of one layer, in the order that they ran.
+/// The operators of one layer, in the order in which they ran.
 struct LayerOperators {
   std::vector<OperatorWork> forward;
   std::vector<OperatorWork> backward;
 };
 
 struct CountedOperators {
-  std::vector<LayerCost> costs;  // as count_layers has them
+  std::vector<LayerCost> costs;  // as of count_layers
   std::vector<LayerOperators> layers;
 };
 

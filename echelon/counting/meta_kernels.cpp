@@ -1,5 +1,5 @@
-// Shapes of operators whose kernels for the meta device live in Python alone:
-// the C++ library has none. An operator that has one keeps its own.
+// Kernels for the meta device that PyTorch has only in Python: the C++ library
+// lacks them. An operator that has a kernel keeps its own.
 #include <torch/csrc/jit/frontend/function_schema_parser.h>
 #include <torch/library.h>
 #include <torch/types.h>
@@ -7,6 +7,7 @@
 #include <ATen/ExpandUtils.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 
+#include <algorithm>
 #include <array>
 #include <optional>
 #include <tuple>
@@ -41,10 +42,6 @@ Tensor ordered(Ints sizes, const Tensor& x, at::MemoryFormat order) {
   return at::empty_symint(sizes, x.options(), order);
 }
 
-Tensor like_if(bool wanted, const Tensor& x) {
-  return wanted ? like(x) : Tensor();
-}
-
 Tensor sized_if(bool wanted, Ints sizes, const Tensor& x) {
   return wanted ? sized(sizes, x) : Tensor();
 }
@@ -54,7 +51,7 @@ T one_or_each(c10::ArrayRef<T> values, size_t i) {
   return values.size() == 1 ? values[0] : values[i];
 }
 
-// Channels last if images or weights are: so the kernels for processors choose.
+// Channels last if images or weights are, as the kernels for processors choose.
 at::MemoryFormat order_of_convolution(const Tensor& x, const Tensor& weight) {
   const auto order = x.suggest_memory_format();
   return order == at::MemoryFormat::Contiguous ? weight.suggest_memory_format()
@@ -112,24 +109,32 @@ Three batch_norm(
   return {ordered_like(x), sized({saved}, x), sized({saved}, x)};
 }
 
-Three batch_norm_backward(
-    const Tensor&, const Tensor& x, const MaybeTensor&, const MaybeTensor&,
-    const MaybeTensor&, const MaybeTensor&, const MaybeTensor&, bool, double,
-    std::array<bool, 3> mask) {
-  const SymInt channels = x.sym_size(1);
+Three norm_gradients(
+    const Tensor& x, const SymInt& channels, const std::array<bool, 3>& mask) {
   return {
       mask[0] ? ordered_like(x) : Tensor(), sized_if(mask[1], {channels}, x),
       sized_if(mask[2], {channels}, x)};
 }
 
+Three batch_norm_backward(
+    const Tensor&, const Tensor& x, const MaybeTensor&, const MaybeTensor&,
+    const MaybeTensor&, const MaybeTensor&, const MaybeTensor&, bool, double,
+    std::array<bool, 3> mask) {
+  return norm_gradients(x, x.sym_size(1), mask);
+}
+
+// Statistics over the last `normalized` dimensions.
+std::vector<SymInt> sizes_of_statistics(const Tensor& x, size_t normalized) {
+  auto sizes = x.sym_sizes().vec();
+  std::fill(
+      sizes.end() - static_cast<int64_t>(normalized), sizes.end(), SymInt(1));
+  return sizes;
+}
+
 Three layer_norm(
     const Tensor& x, Ints normalized, const MaybeTensor&, const MaybeTensor&,
     double) {
-  std::vector<SymInt> sizes;
-  const int64_t kept = x.dim() - static_cast<int64_t>(normalized.size());
-  for (int64_t dim = 0; dim < x.dim(); ++dim) {
-    sizes.push_back(dim < kept ? x.sym_size(dim) : SymInt(1));
-  }
+  const auto sizes = sizes_of_statistics(x, normalized.size());
   return {like(x), sized(sizes, x), sized(sizes, x)};
 }
 
@@ -138,7 +143,7 @@ Three layer_norm_backward(
     const Tensor&, const MaybeTensor&, const MaybeTensor&,
     std::array<bool, 3> mask) {
   return {
-      like_if(mask[0], x), sized_if(mask[1], normalized, x),
+      mask[0] ? like(x) : Tensor(), sized_if(mask[1], normalized, x),
       sized_if(mask[2], normalized, x)};
 }
 
@@ -153,9 +158,7 @@ Three group_norm_backward(
     const Tensor&, const Tensor& x, const Tensor&, const Tensor&,
     const MaybeTensor&, SymInt, SymInt channels, SymInt, int64_t,
     std::array<bool, 3> mask) {
-  return {
-      mask[0] ? ordered_like(x) : Tensor(), sized_if(mask[1], {channels}, x),
-      sized_if(mask[2], {channels}, x)};
+  return norm_gradients(x, channels, mask);
 }
 
 Tensor index_select(const Tensor& x, int64_t dim, const Tensor& index) {
@@ -176,7 +179,7 @@ Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) {
   const auto sizes =
       at::infer_size(condition.sizes(), at::infer_size(a.sizes(), b.sizes()));
   const Tensor& one = a.dim() > 0 ? a : b;
-  // Of scalars and rows no order is known.
+  // A scalar or a row that is broadcast has no memory order.
   const auto order = one.sizes() == at::IntArrayRef(sizes)
                          ? one.suggest_memory_format()
                          : at::MemoryFormat::Contiguous;
@@ -187,36 +190,15 @@ Tensor& where_out(const Tensor&, const Tensor&, const Tensor&, Tensor& out) {
   return out;
 }
 
-Tensor
-mse_loss_backward(const Tensor&, const Tensor& x, const Tensor&, int64_t) {
-  return like(x);
-}
-
-Tensor flip(const Tensor& x, at::IntArrayRef) {
-  return ordered_like(x);
-}
-
-Tensor same(const Tensor& x) {
-  return ordered_like(x);
-}
-
 Tensor logical_not(const Tensor& x) {
   return at::empty_like(x, x.options().dtype(at::kBool));
-}
-
-Tensor& same_in_place(Tensor& x) {
-  return x;
 }
 
 Two log_sigmoid(const Tensor& x) {
   return {like(x), sized({SymInt(0)}, x)};
 }
 
-Tensor log_sigmoid_backward(const Tensor&, const Tensor& x, const Tensor&) {
-  return like(x);
-}
-
-// For any number of pooled dimensions, the last ones.
+// For any number of pooled dimensions, which are the last ones.
 Tensor adaptive_average_pool(const Tensor& x, Ints output) {
   auto sizes = x.sym_sizes().vec();
   const size_t first = sizes.size() - output.size();
@@ -224,29 +206,8 @@ Tensor adaptive_average_pool(const Tensor& x, Ints output) {
   return ordered(sizes, x, x.suggest_memory_format());
 }
 
-Tensor second_like(const Tensor&, const Tensor& x) {
-  return ordered_like(x);
-}
-
-Tensor prelu(const Tensor& x, const Tensor&) {
-  return ordered_like(x);
-}
-
 Two prelu_backward(const Tensor&, const Tensor& x, const Tensor&) {
   return {ordered_like(x), ordered_like(x)};
-}
-
-Tensor clamp(const Tensor& x, const at::Scalar&, const at::Scalar&) {
-  return ordered_like(x);
-}
-
-Tensor& clamp_in_place(Tensor& x, const at::Scalar&, const at::Scalar&) {
-  return x;
-}
-
-Tensor clamp_backward(
-    const Tensor&, const Tensor& x, const at::Scalar&, const at::Scalar&) {
-  return ordered_like(x);
 }
 
 // padding: before and after, the last dimension first.
@@ -258,11 +219,7 @@ Tensor pad(const Tensor& x, Ints padding) {
   return ordered(sizes, x, x.suggest_memory_format());
 }
 
-Tensor pad_backward(const Tensor&, const Tensor& x, Ints) {
-  return ordered_like(x);
-}
-
-// x [batch, channels, …] or without batch: a column for each place of the
+// x [batch, channels, …], or without batch: a column for each position of the
 // kernel.
 Tensor columns_of_image(
     const Tensor& x, at::IntArrayRef kernel, at::IntArrayRef dilation,
@@ -291,10 +248,6 @@ Tensor image_of_columns(
   return sized(sizes, x);
 }
 
-Tensor gated_backward(const Tensor&, const Tensor& x, int64_t) {
-  return like(x);
-}
-
 // Attention asks whether its queries are its keys.
 bool equal(const Tensor& a, const Tensor& b) {
   return a.is_alias_of(b) && a.sizes() == b.sizes() &&
@@ -313,16 +266,11 @@ Tensor repeat(const Tensor& x, Ints repeats) {
 Two rms_norm(
     const Tensor& x, at::IntArrayRef normalized, const MaybeTensor&,
     std::optional<double>) {
-  std::vector<SymInt> sizes;
-  const int64_t kept = x.dim() - static_cast<int64_t>(normalized.size());
-  for (int64_t dim = 0; dim < x.dim(); ++dim) {
-    sizes.push_back(dim < kept ? x.sym_size(dim) : SymInt(1));
-  }
-  return {like(x), sized(sizes, x)};
+  return {like(x), sized(sizes_of_statistics(x, normalized.size()), x)};
 }
 
-// query [batch, heads, length, width], the output of a fused attention: as its
-// kernel lays it out, heads before widths.
+// query [batch, heads, length, width]. The output has the memory order of the
+// fused kernel: heads before widths.
 Two flash_attention(
     const Tensor& query, const Tensor&, const Tensor& value, double, bool,
     const MaybeTensor&, std::optional<double>) {
@@ -347,8 +295,8 @@ Three flash_attention_backward(
   return {like(query), like(key), like(value)};
 }
 
-// The fused kernel, which keeps no matrix of scores, wherever one exists; by
-// itself the meta device takes the plain formula.
+// The fused kernel, which keeps no matrix of scores, wherever one exists; the
+// meta device by itself would take the plain formula.
 Tensor attention(
     const Tensor& query, const Tensor& key, const Tensor& value,
     const MaybeTensor& mask, double dropout, bool causal,
@@ -367,17 +315,39 @@ Two rms_norm_backward(
     const Tensor&, const Tensor& x, at::IntArrayRef normalized, const Tensor&,
     const MaybeTensor&, std::array<bool, 2> mask) {
   return {
-      like_if(mask[0], x),
+      mask[0] ? like(x) : Tensor(),
       mask[1] ? at::empty(normalized, x.options()) : Tensor()};
 }
 
+// For any operator: an operator in place returns its first argument, any other
+// a new tensor like argument `index`, contiguous or in the argument's order.
+template <size_t index, bool keeps_order>
+void like_argument(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const auto& schema = op.schema();
+  const size_t first = stack->size() - schema.arguments().size();
+  const Tensor x = (*stack)[first + index].toTensor();
+  stack->resize(first);
+  stack->emplace_back(
+      schema.is_mutable() ? x
+      : keeps_order       ? ordered_like(x)
+                          : like(x));
+}
+
 template <class Function>
-void add(torch::Library& library, const char* name, Function* function) {
+void add(
+    torch::Library& library, const std::string& name, Function&& function) {
   const auto op = c10::Dispatcher::singleton().findSchema(
-      torch::jit::parseName(std::string("aten::") + name));
+      torch::jit::parseName("aten::" + name));
   if (op && !op->hasKernelForDispatchKey(c10::DispatchKey::Meta)) {
-    library.impl(name, function);
+    library.impl(name.c_str(), std::forward<Function>(function));
   }
+}
+
+template <size_t index, bool keeps_order = true>
+void add_like(torch::Library& library, const std::string& name) {
+  add(library, name,
+      torch::CppFunction::makeFromBoxedFunction<
+          &like_argument<index, keeps_order>>());
 }
 
 }  // namespace
@@ -400,29 +370,30 @@ TORCH_LIBRARY_IMPL(aten, Meta, library) {
   add(library, "embedding_dense_backward", &embedding_backward);
   add(library, "where.self", &where);
   add(library, "where.self_out", &where_out);
-  add(library, "mse_loss_backward", &mse_loss_backward);
-  add(library, "flip", &flip);
   add(library, "logical_not", &logical_not);
-  add(library, "relu", &same);
-  add(library, "relu_", &same_in_place);
   add(library, "log_sigmoid_forward", &log_sigmoid);
-  add(library, "log_sigmoid_backward", &log_sigmoid_backward);
   add(library, "_adaptive_avg_pool2d", &adaptive_average_pool);
-  add(library, "_adaptive_avg_pool2d_backward", &second_like);
   add(library, "_adaptive_avg_pool3d", &adaptive_average_pool);
-  add(library, "_adaptive_avg_pool3d_backward", &second_like);
-  add(library, "_prelu_kernel", &prelu);
   add(library, "_prelu_kernel_backward", &prelu_backward);
-  add(library, "hardtanh", &clamp);
-  add(library, "hardtanh_", &clamp_in_place);
-  add(library, "hardtanh_backward", &clamp_backward);
+  for (const char* name :
+       {"flip", "relu", "relu_", "_prelu_kernel", "hardtanh", "hardtanh_"}) {
+    add_like<0>(library, name);
+  }
+  for (const char* name :
+       {"_adaptive_avg_pool2d_backward", "_adaptive_avg_pool3d_backward",
+        "hardtanh_backward"}) {
+    add_like<1>(library, name);
+  }
+  for (const char* name :
+       {"mse_loss_backward", "log_sigmoid_backward", "glu_backward"}) {
+    add_like<1, /*keeps_order=*/false>(library, name);
+  }
   for (const char* name :
        {"reflection_pad1d", "reflection_pad2d", "reflection_pad3d",
         "replication_pad1d", "replication_pad2d", "replication_pad3d"}) {
     add(library, name, &pad);
-    add(library, (std::string(name) + "_backward").c_str(), &pad_backward);
+    add_like<1>(library, std::string(name) + "_backward");
   }
-  add(library, "glu_backward", &gated_backward);
   add(library, "equal", &equal);
   add(library, "im2col", &columns_of_image);
   add(library, "col2im", &image_of_columns);

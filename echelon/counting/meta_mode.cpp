@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "echelon/error.h"
+#include "echelon/text/format.h"
 
 namespace echelon {
 namespace {
@@ -12,11 +13,11 @@ using c10::IValue;
 using torch::jit::Stack;
 
 bool is_real(const at::Tensor& tensor) {
-  // Operators take scalars of the CPU beside tensors of any device.
+  // Operators take CPU scalars together with tensors of any device.
   return tensor.defined() && !tensor.is_meta() && tensor.dim() > 0;
 }
 
-// Whatever device is asked for, it is the meta device.
+// Every device argument becomes the meta device.
 void replace_devices(const c10::FunctionSchema& schema, Stack& stack) {
   const auto& arguments = schema.arguments();
   const size_t first = stack.size() - arguments.size();
@@ -27,13 +28,6 @@ void replace_devices(const c10::FunctionSchema& schema, Stack& stack) {
       stack[first + i] = IValue();
     }
   }
-}
-
-std::string first_line(const std::exception& error) {
-  const auto* of_torch = dynamic_cast<const c10::Error*>(&error);
-  const std::string text =
-      of_torch != nullptr ? of_torch->what_without_backtrace() : error.what();
-  return text.substr(0, text.find('\n'));
 }
 
 }  // namespace
@@ -116,11 +110,13 @@ bool MetaMode::stands_in(const c10::StorageImpl* storage) const {
 std::string meta_failure(const MetaMode& mode, const std::exception& error) {
   if (dynamic_cast<const c10::NotImplementedError*>(&error) != nullptr &&
       !mode.failed().empty()) {
-    return "operator " + mode.failed() +
-           " has no kernel that knows shapes alone, so the layer cannot be "
-           "looked at without data; register one for the meta device "
-           "(TORCH_LIBRARY_IMPL(aten, Meta, m)), or name the cut yourself "
-           "(cut = [...])";
+    return format(
+        "operator {} has no kernel that knows shapes alone, so the layer "
+        "cannot "
+        "be looked at without data; register one for the meta device "
+        "(TORCH_LIBRARY_IMPL(aten, Meta, m)), or name the boundaries yourself "
+        "(cut = [...])",
+        mode.failed());
   }
   return (mode.failed().empty() ? "" : "operator " + mode.failed() + ": ") +
          first_line(error);
@@ -135,11 +131,11 @@ BuiltLayer build_on_meta(const LayerDefinition& layer) {
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
-    throw ConfigError(
-        "layer \"" + layer.name + "\" cannot be built without memory: " +
-        detail::meta_failure(mode, error) +
-        "; let its constructor make tensors with torch's functions and write "
-        "no values into them by pointer");
+    throw ConfigError(format(
+        "layer \"{}\" cannot be built without memory: {}; let its constructor "
+        "make tensors with torch's functions and write no values into them by "
+        "pointer",
+        layer.name, detail::meta_failure(mode, error)));
   }
 }
 

@@ -1,10 +1,10 @@
-// Layers and their computations without memory: on the meta device, which knows
-// shapes and dtypes alone.
+// Builds and runs layers without memory, on the meta device, which knows only
+// shapes and dtypes.
 //
-// MetaMode sees the operators of its thread (operators/operator_scope.h):
-// factories then make meta tensors whatever device they are asked for, so an
-// unmodified module is built without memory, and an observer sees each operator
-// that runs.
+// MetaMode sees the operators of its thread (profiling/operator_scope.h). It
+// makes factories return meta tensors, whatever device they are asked for, so
+// that an unmodified module is built without memory, and an observer sees each
+// operator that runs.
 #pragma once
 
 #include <ATen/core/ivalue.h>
@@ -19,12 +19,12 @@
 
 namespace echelon {
 
-/// The layer as its definition builds it, on the meta device: parameters and
-/// buffers have shapes and dtypes, but no memory and no values. A tensor that
-/// the definition shares with others and that exists already stays what it is,
-/// so layers that share storage here share it when they are built in earnest.
+/// Builds the layer on the meta device: parameters and buffers have shapes and
+/// dtypes, but no memory and no values. A tensor that already exists and that
+/// the definition captured stays as it is, so layers share storage here exactly
+/// if they do when they are built on a real device.
 ///
-/// Thread-safe; other threads are not disturbed. Throws ConfigError that names
+/// Thread-safe, without effect on other threads. Throws ConfigError that names
 /// the layer and the operator when it cannot be built without data.
 BuiltLayer build_on_meta(const LayerDefinition& layer);
 
@@ -34,7 +34,7 @@ namespace detail {
 class OperatorObserver {
  public:
   virtual ~OperatorObserver() = default;
-  /// Whether what `op` calls inside shall be hidden, since `ran` counts it.
+  /// Whether operators that `op` calls are hidden, because `ran` counts them.
   virtual bool counts_whole(const std::string& op) const = 0;
   virtual void
   ran(const std::string& op,  // "aten::mm"
@@ -42,12 +42,12 @@ class OperatorObserver {
       at::ArrayRef<c10::IValue> results) = 0;
 };
 
-/// On from construction to destruction, on this thread, and in backward passes
-/// that it starts on the meta device. Modes nest; the inner one counts.
+/// Active while it lives, on this thread and in backward passes that the thread
+/// starts on the meta device. Modes nest; the innermost is active.
 class MetaMode : private OperatorHandler {
  public:
-  /// Without an observer: building, where tensors that exist stay real. With
-  /// one: computing, where operators get meta tensors in place of real ones.
+  /// Without an observer, for building: existing tensors stay real. With one,
+  /// for computing: operators get meta tensors in place of real ones.
   explicit MetaMode(OperatorObserver* observer = nullptr);
   ~MetaMode();
   MetaMode(const MetaMode&) = delete;
@@ -56,10 +56,10 @@ class MetaMode : private OperatorHandler {
   /// The innermost operator that has thrown since construction, or "".
   const std::string& failed() const { return failed_; }
 
-  /// The meta tensor that operators get in place of `real`. Tensors that share
-  /// storage keep doing so.
+  /// The meta tensor that operators get in place of `real`. The stand-ins of
+  /// tensors that share storage share it too.
   at::Tensor stand_in(const at::Tensor& real);
-  /// Whether `storage` is that of a stand_in.
+  /// Whether `storage` belongs to a stand-in.
   bool stands_in(const c10::StorageImpl* storage) const;
 
  private:
@@ -73,11 +73,11 @@ class MetaMode : private OperatorHandler {
   OperatorScope scope_;
 };
 
-/// Why `error` was thrown under `mode`, with the way out: for "layer x: " + it.
+/// The cause of an `error` under `mode`, and the way out, to follow "layer x:
+/// ".
 std::string meta_failure(const MetaMode& mode, const std::exception& error);
 
-/// Names the object file of the kernels that the meta device lacks in C++, so
-/// that the linker takes it.
+/// Makes the linker include the object file of meta_kernels.cpp.
 void need_meta_kernels();
 
 }  // namespace detail

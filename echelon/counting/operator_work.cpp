@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <algorithm>
+#include <unordered_map>
 #include <unordered_set>
 
 namespace echelon {
@@ -11,13 +12,7 @@ namespace {
 using c10::IntArrayRef;
 using c10::IValue;
 
-int64_t product_of(IntArrayRef sizes) {
-  int64_t product = 1;
-  for (int64_t size : sizes) product *= size;
-  return product;
-}
-
-// One call: shapes of its tensors.
+// The shapes of one call's tensors.
 class RecordedCall {
  public:
   RecordedCall(
@@ -30,6 +25,8 @@ class RecordedCall {
   const std::string& name() const { return name_; }
   IntArrayRef in(size_t i) const { return arguments_[i].toTensor().sizes(); }
   IntArrayRef out(size_t i) const { return results_[i].toTensor().sizes(); }
+  bool flag(size_t i) const { return arguments_[i].toBool(); }
+  // The last argument of a backward operator: the gradients that are wanted.
   bool wanted(size_t i) const { return arguments_.back().toBoolList()[i]; }
 
   OperatorWork named(const char* product) const {
@@ -52,28 +49,26 @@ class RecordedCall {
     return work;
   }
 
-  // Rows are the positions of what comes out; the depth is one filter.
+  // A row for each position of the output; the depth is that of one filter.
   OperatorWork
   convolution(IntArrayRef weight, IntArrayRef y, const char* product) const {
     OperatorWork work = named(product);
-    work.m = y[0] * product_of(y.slice(2));
+    work.m = y[0] * c10::multiply_integers(y.slice(2));
     work.n = weight[0];
-    work.k = product_of(weight.slice(1));
+    work.k = c10::multiply_integers(weight.slice(1));
     return work;
   }
 
-  // A sum over all but the channels.
+  // A sum over all dimensions but the channels.
   OperatorWork bias_gradient() const {
     OperatorWork work;
     work.name = name_ + order_of_images();
-    const at::Tensor& gradient = arguments_[0].toTensor();
-    work.bytes = static_cast<double>(gradient.numel()) *
-                 static_cast<double>(gradient.element_size());
+    work.bytes = static_cast<double>(arguments_[0].toTensor().nbytes());
     work.for_weight = true;
     return work;
   }
 
-  // Kernels of images differ by the order of their memory.
+  // Kernels for images depend on their memory order.
   std::string order_of_images() const {
     for (const IValue& argument : arguments_) {
       if (!argument.isTensor() || argument.toTensor().dim() != 4) continue;
@@ -85,7 +80,7 @@ class RecordedCall {
     return "";
   }
 
-  // The scores of each head, once: what else there is has the same shape.
+  // The scores of each head, once: the other products have the same shape.
   OperatorWork attention(size_t query, size_t key, const char* product) const {
     OperatorWork work = named(product);
     const IntArrayRef q = in(query), k = in(key);
@@ -96,8 +91,8 @@ class RecordedCall {
     return work;
   }
 
-  // Of its tensors, each storage once; 0 for a view, whose results lie in an
-  // argument's storage that it does not write.
+  // The bytes of its tensors, each storage once. 0 for a view, whose results
+  // share the storage of an argument that it does not write.
   double bytes() const {
     double sum = 0;
     std::unordered_set<const void*> seen;
@@ -105,8 +100,7 @@ class RecordedCall {
       if (!tensor.defined() || !tensor.has_storage()) return;
       const auto* storage = tensor.storage().unsafeGetStorageImpl();
       if (!seen.insert(storage).second) return;
-      sum += static_cast<double>(tensor.numel()) *
-             static_cast<double>(tensor.element_size());
+      sum += static_cast<double>(tensor.nbytes());
     };
     const auto add_all = [&](const IValue& value) {
       if (value.isTensor()) {
@@ -118,7 +112,7 @@ class RecordedCall {
     for (const IValue& argument : arguments_) add_all(argument);
     const double read = sum;
     for (const IValue& result : results_) add_all(result);
-    // In place: read, and written where it was.
+    // An in-place operator reads its first tensor and writes it.
     if (name_.back() == '_') return sum + (read > 0 ? first_bytes() : 0);
     return sum > read ? sum : 0;
   }
@@ -127,9 +121,7 @@ class RecordedCall {
   double first_bytes() const {
     for (const IValue& argument : arguments_) {
       if (!argument.isTensor() || !argument.toTensor().defined()) continue;
-      const auto& tensor = argument.toTensor();
-      return static_cast<double>(tensor.numel()) *
-             static_cast<double>(tensor.element_size());
+      return static_cast<double>(argument.toTensor().nbytes());
     }
     return 0;
   }
@@ -139,13 +131,100 @@ class RecordedCall {
   at::ArrayRef<IValue> results_;
 };
 
-bool is_one_of(
-    const std::string& name, std::initializer_list<const char*> names) {
-  return std::find(names.begin(), names.end(), name) != names.end();
+double product(IntArrayRef sizes) {
+  return static_cast<double>(c10::multiply_integers(sizes));
 }
 
-// What they move is that of the operators that they call, which are seen as
-// well.
+// a [..., rows, inner] times b [..., inner, columns].
+double matmul_flops(IntArrayRef a, IntArrayRef b) {
+  return 2.0 * product(a) * static_cast<double>(b.back());
+}
+
+// Each weight meets each position of the smaller side once per sample.
+double convolution_flops(
+    IntArrayRef x, IntArrayRef weight, IntArrayRef y, bool transposed) {
+  return 2.0 * static_cast<double>(x[0]) * product(weight) *
+         product((transposed ? x : y).slice(2));
+}
+
+double convolution_backward_flops(const RecordedCall& call) {
+  const double each =
+      convolution_flops(call.in(1), call.in(2), call.in(0), call.flag(7));
+  return each * ((call.wanted(0) ? 1 : 0) + (call.wanted(1) ? 1 : 0));
+}
+
+// `of_query` and `of_value`: how many products of the scores' shape have the
+// width of the queries, and that of the values.
+double attention_flops(
+    IntArrayRef query, IntArrayRef key, IntArrayRef value, int64_t of_query,
+    int64_t of_value) {
+  const double scores =
+      product(query.slice(0, 3)) * static_cast<double>(key[2]);
+  return 2.0 * scores *
+         static_cast<double>(of_query * query[3] + of_value * value[3]);
+}
+
+using Formula = double (*)(const RecordedCall&);
+
+const std::unordered_map<std::string, Formula>& formulas() {
+  static const auto* all = [] {
+    const Formula two = [](const RecordedCall& c) {
+      return matmul_flops(c.in(0), c.in(1));
+    };
+    const Formula added = [](const RecordedCall& c) {
+      return matmul_flops(c.in(1), c.in(2));
+    };
+    const Formula vector = [](const RecordedCall& c) {
+      return 2.0 * product(c.in(0));
+    };
+    const Formula added_vector = [](const RecordedCall& c) {
+      return 2.0 * product(c.in(1));
+    };
+    const Formula forward = [](const RecordedCall& c) {
+      return convolution_flops(c.in(0), c.in(1), c.out(0), c.flag(6));
+    };
+    // The scores, and their product with the values.
+    const Formula attend = [](const RecordedCall& c) {
+      return attention_flops(c.in(0), c.in(1), c.in(2), 1, 1);
+    };
+    // The scores again; gradients of scores, values, queries and keys.
+    const Formula attend_backward = [](const RecordedCall& c) {
+      return attention_flops(c.in(1), c.in(2), c.in(3), 3, 2);
+    };
+    auto* map = new std::unordered_map<std::string, Formula>{
+        {"aten::mm", two},
+        {"aten::bmm", two},
+        {"aten::mv", vector},
+        {"aten::dot", vector},
+        {"aten::addmm", added},
+        {"aten::addmm_", added},
+        {"aten::baddbmm", added},
+        {"aten::baddbmm_", added},
+        {"aten::addbmm", added},
+        {"aten::addbmm_", added},
+        {"aten::addmv", added_vector},
+        {"aten::addmv_", added_vector},
+        {"aten::convolution", forward},
+        {"aten::_convolution", forward},
+        {"aten::convolution_backward", convolution_backward_flops}};
+    for (const char* kind :
+         {"flash_attention", "flash_attention_for_cpu", "efficient_attention",
+          "cudnn_attention", "fused_attention_overrideable"}) {
+      const std::string name = std::string("aten::_scaled_dot_product_") + kind;
+      map->emplace(name, attend);
+      map->emplace(name + "_backward", attend_backward);
+    }
+    return map;
+  }();
+  return *all;
+}
+
+bool is_one_of(
+    const std::string& name, std::initializer_list<const char*> names) {
+  return std::ranges::find(names, name) != names.end();
+}
+
+// Their bytes are moved by the operators that they call, which are seen too.
 bool calls_others(const std::string& name) {
   return is_one_of(
       name, {"clone", "contiguous", "embedding", "reshape", "select_backward",
@@ -153,7 +232,7 @@ bool calls_others(const std::string& name) {
              "ones_like", "full", "full_like"});
 }
 
-// Memory without values.
+// Allocates memory without writing values.
 bool only_allocates(const std::string& name) {
   return name.starts_with("empty") || name.starts_with("new_empty");
 }
@@ -173,6 +252,19 @@ std::vector<OperatorWork> convolution_gradients(const RecordedCall& call) {
 }
 
 }  // namespace
+
+bool has_flops(const std::string& op) {
+  return formulas().contains(op);
+}
+
+double operator_flops(
+    const std::string& op, const std::vector<IValue>& arguments,
+    at::ArrayRef<IValue> results) {
+  const auto formula = formulas().find(op);
+  return formula == formulas().end()
+             ? 0.0
+             : formula->second({op, arguments, results});
+}
 
 std::vector<OperatorWork> operator_work(
     const std::string& op, const std::vector<IValue>& arguments,

@@ -17,6 +17,7 @@
 #include "echelon/data/sources/random.h"
 #include "echelon/data/sources/text.h"
 #include "echelon/error.h"
+#include "echelon/text/format.h"
 
 namespace echelon {
 namespace {
@@ -55,8 +56,8 @@ class DigitsDataset : public Dataset {
   Digits digits_;
 };
 
-/// Two rounds of a 32-bit mixer per number, without state: the loop becomes
-/// vector code.
+/// Two rounds of a 32-bit mixer per number, without state, so that compilers
+/// vectorise the loop.
 #if defined(__x86_64__) && !defined(__SANITIZE_THREAD__) && \
     !defined(__SANITIZE_ADDRESS__) && defined(__GNUC__)
 __attribute__((target_clones("avx2", "default")))
@@ -147,14 +148,14 @@ class TensorsDataset : public Dataset {
   size_t target_bytes_ = 0;
 };
 
-/// A JPEG is decoded at a reduced size only as far as this much is left for the
-/// antialiasing resize to do; with less the result is visibly sharper than that
-/// of the whole image.
+/// A JPEG is decoded at a reduced size only if the antialiasing resize still
+/// shrinks it by this factor; otherwise the result is visibly sharper than that
+/// of the full image.
 constexpr double kLeftToResize = 2.0;
 
 class ImagesDataset : public Dataset {
  public:
-  /// `classes` numbers the class folders; empty: those found, in order.
+  /// `classes` gives the class folders their numbers; empty: all, in order.
   ImagesDataset(
       const DataOptions& options, const std::string& root,
       const std::vector<std::string>& classes)
@@ -364,9 +365,8 @@ Batch Dataset::get(
   std::vector<std::string> reasons(indices.size());
   for (size_t row = 0; row < indices.size(); ++row) {
     if (indices[row] < 0 || indices[row] >= size()) {
-      throw ConfigError(
-          "sample " + std::to_string(indices[row]) +
-          " is outside of the data set's " + std::to_string(size()));
+      throw ConfigError(format(
+          "sample {} is outside of the data set's {}", indices[row], size()));
     }
     try {
       load(indices[row], context, row_memory(batch, sample, row));

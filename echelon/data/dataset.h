@@ -14,55 +14,55 @@
 
 namespace echelon {
 
-/// What one rank gets of one global batch.
+/// One rank's part of a global batch.
 struct Batch {
   torch::Tensor inputs;   // [n, input_shape...]
   torch::Tensor targets;  // [n, target_shape...]
-  /// What the model's first layer takes after the inputs, each [n, ...]:
-  ///   documents  int64 [n, sequence], where text is packed and its borders are
-  ///              respected: tokens attend within their document alone
-  ///   keys       int64 [n], where the model has dropout: a number that depends
-  ///              on the seed, the epoch and the sample alone, which random
-  ///              masks are made from. Always the last.
+  /// Further arguments of the model's first layer, each [n, ...]:
+  ///   documents  int64 [n, sequence], where text is packed and document
+  ///              borders are respected: tokens attend to their own document
+  ///   keys       int64 [n], where the model has dropout: the seeds of random
+  ///              masks, functions of the seed, the epoch and the sample.
+  ///              Always the last.
   std::vector<torch::Tensor> more;
   std::vector<int64_t> indices;  // n dataset indices; n may be 0
-  /// Samples of the global batch, over all ranks, as planned. Where samples can
-  /// be skipped (Dataset::may_skip), what arrived is the sum of inputs.size(0)
-  /// over the ranks: only they can count it.
+  /// Samples of the global batch over all ranks, skipped ones included. Where
+  /// samples can be skipped (Dataset::may_skip), the actual number is the sum
+  /// of inputs.size(0) over the ranks.
   int64_t global_count = 0;
-  int64_t skipped = 0;  // broken samples that this rank left out
+  int64_t skipped = 0;                    // broken samples of this rank
   std::vector<std::string> skip_reasons;  // one each
 };
 
-/// What a random augmentation depends on beside the sample's index; nothing
-/// else (rank, thread, batch) matters.
+/// A random augmentation is a function of these and of the sample's index, so
+/// that it does not depend on the rank, the thread or the batch.
 struct SampleContext {
   uint64_t seed = 0;
   int64_t epoch = 0;
   bool training = true;  // false: no random crop or flip
 };
 
-/// A tensor of Batch::more that the data set fills, for one sample.
+/// One sample's part of a tensor of Batch::more that the data set fills.
 struct MoreSpec {
   std::vector<int64_t> shape;
   torch::Dtype dtype = torch::kInt64;
 };
 
-/// One sample's tensors.
+/// Shapes and dtypes of one sample.
 struct SampleSpec {
   std::vector<int64_t> input_shape;
   torch::Dtype input_dtype = torch::kFloat32;
   std::vector<int64_t> target_shape;  // [] for a class number
   torch::Dtype target_dtype = torch::kInt64;
-  int64_t classes = 0;  // 0: targets are no class numbers
+  int64_t classes = 0;  // 0: targets are not class numbers
   std::vector<MoreSpec> more;
-  /// No target is ever negative, so that no token of a text is left out of the
-  /// loss, and samples of one shape weigh the same. False: the targets of each
-  /// batch are counted.
+  /// True: no target is negative, so that the loss includes every token of a
+  /// text and samples of one shape have the same weight. False: the targets of
+  /// each batch are counted.
   bool every_target_counts = false;
 };
 
-/// Where a sample is written: contiguous memory of spec()'s shapes and dtypes.
+/// The memory that a sample is written to, contiguous, as spec() describes it.
 struct SampleMemory {
   std::byte* input = nullptr;
   std::byte* target = nullptr;
@@ -77,59 +77,59 @@ class Dataset {
   virtual int64_t size() const = 0;
   virtual SampleSpec spec() const = 0;
 
-  /// Writes all of sample `index` (in [0, size)). Throws DataError that names
-  /// the file when it is broken.
+  /// Writes sample `index` (in [0, size)) to `to`. Throws DataError, which
+  /// names the file, when it is broken.
   virtual void load(
       int64_t index, const SampleContext& context,
       const SampleMemory& to) const = 0;
 
-  /// What an epoch of training sees of `samples`, and in which order: as many,
-  /// by a function of the arguments alone. Here epoch_order(); a blend of
-  /// sources takes some of them several times and others in a later epoch.
+  /// The order in which an epoch of training visits `samples`: as many, and a
+  /// function of the arguments. By default epoch_order(); a blend of sources
+  /// visits some samples several times and others in a later epoch.
   virtual std::vector<int64_t> training_order(
       std::vector<int64_t> samples, uint64_t seed, int64_t epoch,
       bool shuffle) const;
 
-  /// True when a sample whose load() throws DataError is to be left out.
+  /// True when samples whose load() throws DataError are skipped.
   virtual bool may_skip() const { return false; }
 
-  /// True when load() waits for nothing, and takes as long for each sample.
+  /// True when load() never waits, and takes the same time for each sample.
   virtual bool in_memory() const { return false; }
 
-  /// The samples of `indices`, loaded one after the other. global_count is
-  /// their number. Throws ConfigError for an index outside, else as load().
+  /// Loads the samples of `indices` one after the other; global_count is their
+  /// number. Throws ConfigError for an index out of range, otherwise as load().
   Batch
   get(std::span<const int64_t> indices, const SampleContext& context) const;
 };
 
-/// Tensors for `n` samples of `spec`, not initialised.
+/// Uninitialised tensors for `n` samples of `spec`.
 Batch empty_batch(const SampleSpec& spec, int64_t n, bool pinned = false);
 
-/// Where sample `row` of `batch` lies; `spec` as in empty_batch().
+/// The memory of sample `row` of `batch`; `spec` as in empty_batch().
 SampleMemory row_memory(const Batch& batch, const SampleSpec& spec, size_t row);
 
-/// Leaves out the rows of `batch` whose `reasons` entry is not empty; the
-/// others move up. Counts them in skipped and skip_reasons.
+/// Removes the rows of `batch` whose entry in `reasons` is not empty, and
+/// records them in skipped and skip_reasons.
 void drop_rows(Batch& batch, const std::vector<std::string>& reasons);
 
 /// The samples of options.path (or built-in ones), held-out ones included.
 ///
 ///   digits   float32 [1, 8, 8], ink / 16, so 0 to 1; target 0 to 9
 ///   dummy    float32 options.shape, uniform with mean 0 and variance 1, and a
-///            uniform class, both functions of (seed, index), made on the fly
+///            uniform class; both are functions of (seed, index)
 ///   tensors  `inputs` of the file in their dtype, `targets` (integers) as
-///   int64;
-///            the file is mapped, not read
-///   images   float32 [3, image_size, image_size], normalised; the class folder
-///   text     int64 [sequence] tokens; the tokens that follow each, -100 where
-///            that begins another document and borders are respected; then
-///            `more` has the documents (text.h)
+///            int64; the file is memory-mapped
+///   images   float32 [3, image_size, image_size], normalised; target: the
+///            number of the class folder
+///   text     int64 [sequence] tokens; targets are the next tokens, or -100
+///            where the next token begins another document and borders are
+///            respected: then `more` has the documents (text.h)
 ///
 /// Throws as inspect_data().
 std::unique_ptr<Dataset>
 make_dataset(const DataOptions& options, uint64_t seed);
 
-/// Training data and held-out data as `options` has them.
+/// Training data and held-out data.
 struct TrainingData {
   std::shared_ptr<const Dataset> train;
   std::vector<int64_t> train_samples;      // dataset indices, ascending

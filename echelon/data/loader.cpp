@@ -17,21 +17,22 @@
 #include "echelon/data/sources/random.h"
 #include "echelon/error.h"
 #include "echelon/options/data.h"
+#include "echelon/text/format.h"
 
 namespace echelon {
 namespace {
 
-/// A batch on its way: workers take its rows, next() waits for the last one.
+/// A batch that is being loaded: workers take its rows, next() waits for all.
 struct Pending {
   Batch batch;
   SampleContext context;
   int64_t end = 0;  // position in the epoch after this batch
 
-  // under the loader's mutex
+  // Guarded by the loader's mutex.
   size_t next_row = 0;
   size_t rows_done = 0;
 
-  // each written by the one worker that has the row
+  // Each entry is written by the one worker that has the row.
   std::vector<std::string> skipped;
   std::vector<std::exception_ptr> errors;
 
@@ -65,10 +66,10 @@ void load_row(
   }
 }
 
-/// Tensors of batches that were given out, to be used again once the loader is
-/// the only one that still holds them: fresh memory of this size costs a page
-/// fault for every 4 KiB. Pinned memory is left to its allocator, which knows
-/// of copies to the GPU that still run.
+/// The tensors of earlier batches, which are reused once only the loader holds
+/// them: new memory of this size costs a page fault for every 4 KiB. Pinned
+/// memory is not kept, since its allocator knows which copies to the GPU are
+/// still running.
 class BatchMemory {
  public:
   BatchMemory(SampleSpec spec, bool pinned, size_t most)
@@ -106,7 +107,8 @@ class BatchMemory {
   std::vector<Batch> kept_;
 };
 
-/// Whether `rows` samples like the first take less; it is loaded a few times.
+/// Whether `rows` samples load in less than kQuickBatchSeconds, estimated by
+/// loading `sample` a few times.
 bool is_quick(
     const Dataset& dataset, const SampleSpec& spec, int64_t sample,
     int64_t rows) {
@@ -119,7 +121,7 @@ bool is_quick(
     try {
       dataset.load(sample, {}, row_memory(batch, spec, 0));
     } catch (...) {
-      return false;  // for the batch that has it
+      return false;  // reported by the batch that has this sample
     }
     least = std::min(least, Clock::now() - begin);
   }
@@ -152,7 +154,7 @@ struct Loader::State {
   const bool quick;            // next() loads; no threads
   std::vector<int64_t> order;  // of the epoch
   Position position;
-  int64_t scheduled = 0;  // samples of the epoch given to workers, or done
+  int64_t scheduled = 0;  // samples of the epoch given to workers, or loaded
 
   std::mutex mutex;
   std::condition_variable work;   // for workers: rows to load, or stop
@@ -161,7 +163,7 @@ struct Loader::State {
   bool stop = false;
   std::vector<std::thread> threads;
 
-  /// Of a full batch, for this rank.
+  /// Samples of this rank in a full batch.
   int64_t rows() const {
     return rank_share(
                options.global_batch, options.rank, options.num_ranks,
@@ -186,7 +188,7 @@ struct Loader::State {
     return begin + std::min(left, options.global_batch);
   }
 
-  /// int64 [n]: what masks of these samples are drawn by in this epoch.
+  /// int64 [n]: the keys of the random masks of these samples in this epoch.
   torch::Tensor keys_of(const std::vector<int64_t>& indices) const {
     auto keys =
         torch::empty({static_cast<int64_t>(indices.size())}, torch::kInt64);
@@ -219,7 +221,7 @@ struct Loader::State {
     return pending;
   }
 
-  /// The next one, loaded; null at the end of the epoch.
+  /// Loads the next batch; null at the end of the epoch.
   PendingPtr load_next() {
     const int64_t end = batch_end(scheduled);
     if (end == scheduled) return nullptr;
@@ -231,7 +233,7 @@ struct Loader::State {
     return pending;
   }
 
-  /// The oldest of the queue, as soon as the workers have it; null at the end.
+  /// Waits for the oldest batch of the queue; null at the end of the epoch.
   PendingPtr take_next() {
     std::unique_lock lock(mutex);
     if (queue.empty()) return nullptr;
@@ -241,7 +243,7 @@ struct Loader::State {
     return pending;
   }
 
-  /// Keeps `prefetch` batches beyond the one that next() is about to give out.
+  /// Keeps `prefetch` batches in the queue beyond the one that next() returns.
   void schedule() {
     if (quick) return;
     while (static_cast<int64_t>(queue.size()) <= options.prefetch) {
@@ -257,12 +259,12 @@ struct Loader::State {
     }
   }
 
-  /// Under the mutex: some rows that no worker has taken, or nothing.
+  /// Some rows that no worker has taken, or nothing. Needs the mutex.
   Task take() {
     for (const auto& pending : queue) {
       const size_t rows = pending->rows();
       if (pending->next_row == rows) continue;
-      // Many small samples in one go, but enough pieces for all workers.
+      // Many small samples at once, but enough tasks for all workers.
       const size_t pieces = 8 * static_cast<size_t>(options.workers);
       const size_t piece = std::clamp<size_t>(rows / pieces, 1, 64);
       const size_t begin = pending->next_row;
@@ -295,7 +297,7 @@ struct Loader::State {
 
   void begin(const Position& from) {
     {
-      // Workers finish the rows that they have, in memory that they hold.
+      // Workers still finish their rows, in memory that they hold.
       const std::lock_guard lock(mutex);
       queue.clear();
     }
@@ -315,13 +317,15 @@ Loader::Loader(const Dataset& dataset, LoaderOptions options) {
   const auto samples = static_cast<int64_t>(options.samples.size());
   require(
       !options.drop_last || samples >= options.global_batch,
-      "drop_last leaves nothing of " + std::to_string(samples) +
-          " samples in batches of " + std::to_string(options.global_batch));
+      format(
+          "drop_last leaves nothing of {} samples in batches of {}", samples,
+          options.global_batch));
   for (const int64_t index : options.samples) {
+    if (index >= 0 && index < dataset.size()) continue;
     require(
-        index >= 0 && index < dataset.size(),
-        "sample " + std::to_string(index) + " is outside of the data set's " +
-            std::to_string(dataset.size()));
+        false, format(
+                   "sample {} is outside of the data set's {}", index,
+                   dataset.size()));
   }
   rank_share(
       options.global_batch, options.rank, options.num_ranks,
@@ -383,9 +387,9 @@ void Loader::seek(const Position& position) {
   require(
       position.epoch >= 0 && position.consumed >= 0 &&
           position.consumed <= total,
-      "position " + std::to_string(position.consumed) + " of epoch " +
-          std::to_string(position.epoch) + " is outside of the " +
-          std::to_string(total) + " samples of an epoch");
+      format(
+          "position {} of epoch {} is outside of the {} samples of an epoch",
+          position.consumed, position.epoch, total));
   state_->begin(position);
 }
 

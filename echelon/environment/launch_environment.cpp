@@ -5,6 +5,7 @@
 #include <random>
 
 namespace echelon::launch {
+
 std::vector<std::string> rank_environment(
     const std::vector<std::string>& base, const RankPlace& place,
     const JobPlace& job, const RankFiles& files, const Variables& extra,
@@ -16,7 +17,7 @@ std::vector<std::string> rank_environment(
       variables[entry.substr(0, equals)] = entry.substr(equals + 1);
     }
   }
-  // What an outer job told its ranks is not for ours.
+  // The variables of an outer job's rank are not for this job's ranks.
   for (const char* name :
        {"ECHELON_MASTER_FD", "ECHELON_ERROR_FILE", "ECHELON_NODE_ADDRESS"}) {
     variables.erase(name);

@@ -1,22 +1,24 @@
-// The variables by which a rank learns its place: torchrun's names, and ours.
+// The variables that tell a rank its place: torchrun's names, and Echelon's
+// own.
 //
-//   RANK WORLD_SIZE              over all hosts
-//   LOCAL_RANK LOCAL_WORLD_SIZE  on this host
-//   GROUP_RANK GROUP_WORLD_SIZE  which host, of how many
+//   RANK WORLD_SIZE               over all hosts
+//   LOCAL_RANK LOCAL_WORLD_SIZE   on this host
+//   GROUP_RANK GROUP_WORLD_SIZE   this host's number, and the number of hosts
 //   ROLE_RANK ROLE_WORLD_SIZE ROLE_NAME
-//   MASTER_ADDR MASTER_PORT      where rank 0's store listens
+//   MASTER_ADDR MASTER_PORT       the address of rank 0's store
 //   TORCHELASTIC_RUN_ID TORCHELASTIC_RESTART_COUNT TORCHELASTIC_MAX_RESTARTS
-//   TORCHELASTIC_USE_AGENT_STORE False: rank 0 opens the store, not the
-//   launcher OMP_NUM_THREADS              cores / ranks of this host, unless
-//   set ECHELON_JOB                  random, the same on every rank of one job
-//   ECHELON_GENERATION           how often the job was restarted
-//   ECHELON_ERROR_FILE           where this rank writes its error
-//   (error_report.h) ECHELON_MASTER_FD            rank 0 alone: a TCP socket
-//   bound to MASTER_ADDR,
-//                                MASTER_PORT. listen() on it, do not bind
-//                                another: nobody else can take the port
-//   ECHELON_NODE_ADDRESS         several hosts: this host's own address towards
-//                                the others
+//   TORCHELASTIC_USE_AGENT_STORE  False: rank 0 serves the store, not the
+//                                 launcher
+//   OMP_NUM_THREADS               cores / ranks of this host, unless set
+//   ECHELON_JOB                   random, the same on every rank of one job
+//   ECHELON_GENERATION            how often the job was restarted
+//   ECHELON_ERROR_FILE            this rank's error report (error_report.h)
+//   ECHELON_MASTER_FD             rank 0 alone: a TCP socket bound to
+//                                 MASTER_ADDR, MASTER_PORT. listen() on it and
+//                                 do not bind another: nobody else can take the
+//                                 port
+//   ECHELON_NODE_ADDRESS          several hosts: this host's address, as the
+//                                 others reach it
 #pragma once
 
 #include <string>
@@ -25,7 +27,7 @@
 
 namespace echelon::launch {
 
-/// Where one rank stands.
+/// The place of one rank in the job.
 struct RankPlace {
   int rank = 0;
   int local_rank = 0;
@@ -35,7 +37,7 @@ struct RankPlace {
   int num_nodes = 1;
 };
 
-/// What all ranks of a job share.
+/// The values that all ranks of a job share.
 struct JobPlace {
   std::string job;  // random
   int generation = 0;
@@ -44,7 +46,7 @@ struct JobPlace {
   std::string node_address;  // empty on one host
 };
 
-/// What one rank alone is told; -1 and empty leave the variable out.
+/// The files of one rank alone; -1 and empty leave the variable out.
 struct RankFiles {
   std::string error_file;
   int master_fd = -1;

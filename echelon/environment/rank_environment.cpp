@@ -5,6 +5,7 @@
 #include <cstdlib>
 
 #include "echelon/error.h"
+#include "echelon/text/format.h"
 
 namespace echelon {
 namespace {
@@ -12,18 +13,18 @@ namespace {
 int number(const GetVariable& get, const char* name) {
   const auto text = get(name);
   if (!text) {
-    throw ConfigError(
-        std::string("environment: ") + name +
-        " is not set, but other variables of the same launcher are; start the "
-        "program with `echelon run`, torchrun, srun or mpirun");
+    throw ConfigError(format(
+        "environment: {} is not set, but other variables of the same launcher "
+        "are; start the program with `echelon run`, torchrun, srun or mpirun",
+        name));
   }
   int value = 0;
   const char* end = text->data() + text->size();
   const auto [rest, error] = std::from_chars(text->data(), end, value);
   if (error != std::errc() || rest != end || value < 0) {
-    throw ConfigError(
-        std::string("environment: ") + name + "=\"" + *text +
-        "\" must be a whole number, 0 or more");
+    throw ConfigError(format(
+        "environment: {}=\"{}\" must be a whole number, 0 or more", name,
+        *text));
   }
   return value;
 }
@@ -32,14 +33,14 @@ int number_or(const GetVariable& get, const char* name, int otherwise) {
   return get(name) ? number(get, name) : otherwise;
 }
 
-/// A port that all ranks of a job derive alike from what they share.
+/// A port that all ranks of a job derive from a text that they share.
 int port_from(const std::string& text) {
   uint64_t hash = 1469598103934665603ull;
   for (unsigned char c : text) hash = (hash ^ c) * 1099511628211ull;
   return static_cast<int>(20000 + hash % 20000);
 }
 
-/// First host of Slurm's "node[03-07,11],gpu2" -> "node03".
+/// The first host of Slurm's "node[03-07,11],gpu2" -> "node03".
 std::string first_host(const std::string& list) {
   const size_t bracket = list.find('[');
   const size_t comma = list.find(',');
@@ -73,9 +74,11 @@ RankEnvironment from_torchrun(const GetVariable& get) {
   env.node_rank = number_or(get, "GROUP_RANK", 0);
   if (env.world_size > 1) {
     if (!get("MASTER_ADDR")) {
-      throw ConfigError(
-          "environment: WORLD_SIZE=" + std::to_string(env.world_size) +
-          " but MASTER_ADDR is not set; it is the host of rank 0");
+      throw ConfigError(format(
+          "environment: WORLD_SIZE={} but MASTER_ADDR is not set; it is the "
+          "host "
+          "of rank 0",
+          env.world_size));
     }
     number(get, "MASTER_PORT");
   }
@@ -94,8 +97,8 @@ RankEnvironment from_torchrun(const GetVariable& get) {
   return env;
 }
 
-/// The number of the daemon of this host, from "job.NUMBER;tcp://…": Open MPI
-/// counts hosts nowhere else (its NODE_RANK is the rank among this host's).
+/// The number of this host's daemon, from "job.NUMBER;tcp://…". Open MPI counts
+/// hosts nowhere else (its NODE_RANK is the rank among this host's ranks).
 int node_of(const std::string& daemon_uri) {
   const auto dot = daemon_uri.find('.');
   return dot == std::string::npos ? 0 : std::atoi(daemon_uri.c_str() + dot + 1);
@@ -110,11 +113,9 @@ RankEnvironment from_mpirun(const GetVariable& get) {
   env.local_world_size =
       number_or(get, "OMPI_COMM_WORLD_LOCAL_SIZE", env.world_size);
   env.node_rank = node_of(get("OMPI_MCA_orte_local_daemon_uri").value_or(""));
-  const std::string job =
-      get("PMIX_NAMESPACE")
-          .value_or(get("OMPI_MCA_ess_base_jobid").value_or("mpirun"));
-  env.job = job;
-  env.master_port = port_from(job);
+  env.job = get("PMIX_NAMESPACE")
+                .value_or(get("OMPI_MCA_ess_base_jobid").value_or("mpirun"));
+  env.master_port = port_from(env.job);
   if (env.local_world_size != env.world_size) {
     const auto uri = get("OMPI_MCA_orte_hnp_uri");
     env.master_addr = uri ? address_of(*uri) : "127.0.0.1";
@@ -139,9 +140,9 @@ RankEnvironment from_srun(const GetVariable& get) {
                                     : number_or(
                                           get, "SLURM_NTASKS_PER_NODE",
                                           (env.world_size + nodes - 1) / nodes);
-  const std::string id = get("SLURM_JOB_ID").value_or("0") + "." +
-                         get("SLURM_STEP_ID").value_or("0");
-  env.job = "slurm-" + id;
+  env.job = format(
+      "slurm-{}.{}", get("SLURM_JOB_ID").value_or("0"),
+      get("SLURM_STEP_ID").value_or("0"));
   env.master_port = port_from(env.job);
   if (nodes > 1) {
     const auto list = get("SLURM_STEP_NODELIST");
@@ -156,8 +157,7 @@ void check(const RankEnvironment& env) {
   const auto in_range = [](const char* name, int value, int size) {
     if (value >= size) {
       throw ConfigError(
-          std::string("environment: ") + name + "=" + std::to_string(value) +
-          " must be below " + std::to_string(size));
+          format("environment: {}={} must be below {}", name, value, size));
     }
   };
   if (env.world_size < 1 || env.local_world_size < 1) {
@@ -166,9 +166,8 @@ void check(const RankEnvironment& env) {
   in_range("RANK", env.rank, env.world_size);
   in_range("LOCAL_RANK", env.local_rank, env.local_world_size);
   if (env.master_port > 65535) {
-    throw ConfigError(
-        "environment: MASTER_PORT=" + std::to_string(env.master_port) +
-        " must be below 65536");
+    throw ConfigError(format(
+        "environment: MASTER_PORT={} must be below 65536", env.master_port));
   }
 }
 

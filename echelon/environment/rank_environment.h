@@ -1,14 +1,17 @@
-// Who this process is, from the variables of whatever launched it. Plain C++.
+// The rank of this process, from the variables of the launcher that started it.
+// Plain C++.
 //
-// | launcher            | recognised by        | what is taken               |
-// | echelon, torchrun   | RANK, WORLD_SIZE     | + LOCAL_RANK,
-// LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR, MASTER_PORT | | mpirun (Open MPI)
-// | OMPI_COMM_WORLD_RANK | + _SIZE, _LOCAL_RANK, _LOCAL_SIZE,
-// OMPI_MCA_orte_hnp_uri, _local_daemon_uri | | srun (Slurm)        |
-// SLURM_STEP_ID, SLURM_PROCID | + SLURM_NTASKS or SLURM_STEP_NUM_TASKS,
-// SLURM_LOCALID, SLURM_NODEID, SLURM_STEP_NODELIST |
+//   echelon, torchrun  by RANK or WORLD_SIZE; also reads LOCAL_RANK,
+//                      LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR, MASTER_PORT
+//   mpirun (Open MPI)  by OMPI_COMM_WORLD_RANK; also reads its _SIZE,
+//                      _LOCAL_RANK and _LOCAL_SIZE, OMPI_MCA_orte_hnp_uri and
+//                      OMPI_MCA_orte_local_daemon_uri
+//   srun (Slurm)       by SLURM_STEP_ID and SLURM_PROCID; also reads
+//                      SLURM_NTASKS or SLURM_STEP_NUM_TASKS, SLURM_LOCALID,
+//                      SLURM_NODEID, SLURM_STEP_NODELIST
 //
-// MASTER_ADDR and MASTER_PORT, when set, win over what srun and mpirun imply.
+// MASTER_ADDR and MASTER_PORT, when set, win over the values that srun and
+// mpirun imply.
 #pragma once
 
 #include <functional>
@@ -34,15 +37,16 @@ struct RankEnvironment {
 
 using GetVariable = std::function<std::optional<std::string>(const char*)>;
 
-/// Throws ConfigError, naming the variable and its value, for numbers that are
-/// none, ranks out of range and variables that are missing from a set.
+/// Throws ConfigError, with the variable and its value, for malformed numbers,
+/// ranks out of range, and variables that are missing from a set.
 RankEnvironment read_environment(const GetVariable& get);
-/// The same from this process' environment.
+/// The same, from this process's environment.
 RankEnvironment read_environment();
 
-/// Threads for what this rank computes, 1 or more. `available`: cores that its
-/// process may use; `online`: of the host. srun and mpirun may have bound each
-/// rank to cores of its own, elsewhere the ranks of a host share the same ones.
+/// Threads for this rank's computation, 1 or more. `available`: the cores that
+/// its process may use; `online`: the host's cores. srun and mpirun may have
+/// bound each rank to cores of its own; under other launchers the ranks of a
+/// host share the same cores.
 int threads_of_rank(const RankEnvironment& env, int available, int online);
 
 }  // namespace echelon

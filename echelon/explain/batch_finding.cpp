@@ -2,6 +2,7 @@
 
 #include "echelon/explain/findings.h"
 #include "echelon/job/pipeline_schedule.h"
+#include "echelon/text/format.h"
 #include "echelon/text/units.h"
 
 namespace echelon {
@@ -14,8 +15,8 @@ double pass_seconds(const StepParts& parts) {
   return parts.matrix + parts.memory + parts.recompute;
 }
 
-// Of the passes of a step, seconds that do not grow with its samples, as the
-// simulator has it: what twice the batch takes less than twice as long.
+// The simulated seconds of a step's passes that do not grow with its samples:
+// the difference between twice the step, and a step of twice the batch.
 double fixed_seconds_of_passes(const Evidence& evidence) {
   const WhatIf& what_if = evidence.what_if;
   const int64_t batch = evidence.run.job->train.batch;
@@ -26,8 +27,8 @@ double fixed_seconds_of_passes(const Evidence& evidence) {
                pass_seconds(twice->step.parts));
 }
 
-// What a step costs whatever its batch: updating, what nothing was recorded of,
-// and of the passes the part that the simulator says.
+// The shares of a step that do not depend on its batch: the optimizer, time of
+// which nothing was recorded, and the simulated fixed part of the passes.
 struct FixedShares {
   double updating = 0;
   double starting = 0;  // and reading weights
@@ -43,8 +44,8 @@ FixedShares fixed_shares(const Evidence& evidence) {
           shares.forward + shares.backward)};
 }
 
-// More samples in a pass. In fewer passes that is the same training.
-std::vector<Settings> fixes_of(const Job& job) {
+// More samples in a pass. With fewer passes the training stays the same.
+std::vector<Settings> batch_fixes(const Job& job) {
   std::vector<Settings> all;
   if (job.train.accumulate > 1) {
     for (int64_t count = 1; count < job.train.accumulate; count *= 2) {
@@ -74,47 +75,39 @@ std::vector<RunFinding> find_small_batch(const Evidence& evidence) {
   const FixedShares fixed = fixed_shares(evidence);
   const double share = fixed.all();
   if (share < kLeastFixed) return {};
-  const auto best = evidence.what_if.best_of(fixes_of(*job), kLeastGain);
+  const auto best = evidence.what_if.best_of(batch_fixes(*job), kLeastGain);
   if (evidence.what_if.base() && !best) return {};
   RunFinding found;
   found.fault = Fault::small_batch;
   found.share = share;
   const double step = evidence.times.mean.step;
   const int64_t samples = samples_of_a_pass(*job);
-  found.reason.diagnosis =
-      "A rank computes " + std::to_string(samples) +
-      (samples == 1 ? " sample" : " samples") +
-      " in a pass, and of each step of " + format_seconds(step) +
-      " much is the same for any batch: updating parameters (" +
-      format_percent(fixed.updating) + " of the step)";
-  found.reason.diagnosis += fixed.starting >= 0.005
-                                ? ", reading weights and starting operators (" +
-                                      format_percent(fixed.starting) +
-                                      ", by the simulator)."
-                                : ".";
+  found.reason.diagnosis = format(
+      "A rank computes {} {} in a pass, and of each step of {} much is the "
+      "same for any batch: updating parameters ({} of the step){}",
+      samples, samples == 1 ? "sample" : "samples", format_seconds(step),
+      format_percent(fixed.updating),
+      fixed.starting >= 0.005 ? format(
+                                    ", reading weights and launching operators "
+                                    "({}, by the simulator).",
+                                    format_percent(fixed.starting))
+                              : ".");
   if (!best) {
     found.reason.fix = "Take more samples in a step (train.batch).";
-    found.reason.why = "They share what a step costs.";
+    found.reason.why = "They share the fixed cost of a step.";
     return {found};
   }
-  found.settings = best->settings;
-  found.gain = evidence.what_if.gain(*best);
-  found.gain_source = GainSource::simulated;
+  take_simulated_fix(evidence, *best, found);
   const bool batch = best->settings.front().starts_with("train.batch");
-  found.reason.fix =
-      batch
-          ? "Take more samples in a step; look at the learning rate, it is "
-            "another "
-            "training."
-          : "Compute the batch in fewer, larger passes; the training stays the "
-            "same.";
-  found.reason.why =
-      "A sample takes the simulator " +
-      format_seconds(evidence.what_if.base()->seconds_per_sample) +
-      " as it is and " + format_seconds(best->seconds_per_sample) +
-      " then: larger products run at a higher rate, and more samples share "
-      "what a "
-      "step costs.";
+  found.reason.fix = batch ? "Take more samples in a step; look at the "
+                             "learning rate, it is another training."
+                           : "Compute the batch in fewer, larger passes; the "
+                             "training stays the same.";
+  found.reason.why = format(
+      "A simulated sample takes {} as it is and {} then: larger matmuls have a "
+      "higher MFU, and more samples share the fixed cost of a step.",
+      format_seconds(evidence.what_if.base()->seconds_per_sample),
+      format_seconds(best->seconds_per_sample));
   return {found};
 }
 

@@ -3,6 +3,7 @@
 
 #include "echelon/explain/findings.h"
 #include "echelon/options/data.h"
+#include "echelon/text/format.h"
 #include "echelon/text/units.h"
 
 namespace echelon {
@@ -11,10 +12,11 @@ namespace {
 struct DataWait {
   double share = 0;  // of the step
   double step_seconds = 0;
-  std::vector<int> ranks;  // who waits longest; empty: all alike, or not known
+  std::vector<int> ranks;  // that wait longest; empty: all alike, or not known
 };
 
-// Ranks meet in each step: it is as late as the one that waited longest.
+// Ranks synchronise in each step, which is as late as the rank that waited
+// longest.
 DataWait wait_in_timeline(const RunTimes& times) {
   DataWait wait;
   double most = 0;
@@ -33,7 +35,7 @@ DataWait wait_in_timeline(const RunTimes& times) {
 DataWait wait_in_metrics(const std::vector<StepMetrics>& steps) {
   DataWait wait;
   double data = 0;
-  // The first step waits for the first batch of all.
+  // The first step waits for the first batch.
   for (size_t i = steps.size() > 1 ? 1 : 0; i < steps.size(); ++i) {
     wait.step_seconds += steps[i].step_seconds;
     data += steps[i].data_seconds;
@@ -44,16 +46,16 @@ DataWait wait_in_metrics(const std::vector<StepMetrics>& steps) {
   return wait;
 }
 
-std::string ranks_text(const std::vector<int>& ranks) {
+std::string waiting_ranks(const std::vector<int>& ranks) {
   if (ranks.empty()) return "The ranks wait";
   if (ranks.size() == 1) {
-    return "Rank " + std::to_string(ranks.front()) + " waits";
+    return format("Rank {} waits", ranks.front());
   }
-  return std::to_string(ranks.size()) + " of the ranks wait";
+  return format("{} of the ranks wait", ranks.size());
 }
 
-// Batches come as fast as before, times the workers; computing goes on beside
-// it.
+// Batches are prepared faster in proportion to the workers, while computation
+// takes the same time.
 double gain_of_workers(double share, double factor) {
   return 1 - std::max(1 - share, 1 / factor);
 }
@@ -65,23 +67,23 @@ std::vector<RunFinding> find_data_loading(const Evidence& evidence) {
   const DataWait wait = spans ? wait_in_timeline(evidence.times)
                               : wait_in_metrics(evidence.run.steps);
   if (wait.share < kLeastWait) return {};
-  // More threads would not shorten it.
+  // More threads would not shorten such a wait.
   if (wait.share * wait.step_seconds < kQuickBatchSeconds) return {};
   RunFinding found;
   found.fault = Fault::data_loading;
   found.share = wait.share;
   found.ranks = wait.ranks;
-  const std::string seconds = format_seconds(wait.share * wait.step_seconds);
-  found.reason.diagnosis =
-      ranks_text(wait.ranks) + " " + seconds + " of each step of " +
-      format_seconds(wait.step_seconds) +
-      " for the next batch: it is prepared more slowly than it is used.";
+  found.reason.diagnosis = format(
+      "{} {} of each step of {} for the next batch: it is prepared more slowly "
+      "than it is used.",
+      waiting_ranks(wait.ranks), format_seconds(wait.share * wait.step_seconds),
+      format_seconds(wait.step_seconds));
   if (!evidence.run.job) {
     found.reason.fix =
         "Prepare batches with more threads, or with less work each.";
     found.reason.why =
-        "Batches are prepared beside computation; what is left of the "
-        "wait then hides behind it.";
+        "Batches are prepared while the rank computes, which then hides the "
+        "rest of the wait.";
     return {found};
   }
   const DataOptions& data = evidence.run.job->data;
@@ -89,23 +91,23 @@ std::vector<RunFinding> find_data_loading(const Evidence& evidence) {
   const auto factor = std::clamp<int64_t>(
       std::llround(std::ceil(1 / std::max(1 - wait.share, 0.01))), 2, 8);
   const int64_t workers = std::min<int64_t>(256, data.workers * factor);
-  found.settings = {"data.workers=" + std::to_string(workers)};
+  found.settings = {format("data.workers={}", workers)};
   if (data.prefetch < workers) {
-    found.settings.push_back("data.prefetch=" + std::to_string(workers));
+    found.settings.push_back(format("data.prefetch={}", workers));
   }
   found.gain = gain_of_workers(
       wait.share,
       static_cast<double>(workers) / static_cast<double>(data.workers));
   found.gain_source = GainSource::measured;
-  found.reason.fix =
-      "Prepare batches in " + std::to_string(workers) +
-      " threads a rank, not " + std::to_string(data.workers) +
-      ", where the host has the cores; else less work for each sample.";
-  found.reason.why =
-      "A batch takes the loader " + format_seconds(wait.step_seconds) +
-      ", and the step needs one every " +
-      format_seconds((1 - wait.share) * wait.step_seconds) +
-      ". Threads prepare batches side by side, beside computation.";
+  found.reason.fix = format(
+      "Prepare batches in {} threads a rank, not {}, where the host has the "
+      "cores; else do less work for each sample.",
+      workers, data.workers);
+  found.reason.why = format(
+      "A batch takes the loader {}, and the step needs one every {}. Threads "
+      "prepare batches in parallel, while the rank computes.",
+      format_seconds(wait.step_seconds),
+      format_seconds((1 - wait.share) * wait.step_seconds));
   return {found};
 }
 

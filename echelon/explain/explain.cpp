@@ -1,11 +1,13 @@
 #include "echelon/explain/explain.h"
 
 #include <algorithm>
+#include <functional>
 #include <iterator>
 #include <map>
 
 #include "echelon/explain/findings.h"
 #include "echelon/predict/predict_run.h"
+#include "echelon/text/format.h"
 #include "echelon/text/units.h"
 
 namespace echelon {
@@ -21,26 +23,24 @@ std::vector<RunFinding> all_findings(const Evidence& evidence) {
         all.end(), std::make_move_iterator(some.begin()),
         std::make_move_iterator(some.end()));
   }
-  std::stable_sort(all.begin(), all.end(), [](const auto& a, const auto& b) {
-    return a.share > b.share;
-  });
+  std::ranges::stable_sort(all, std::greater<>(), &RunFinding::share);
   return all;
 }
 
 bool is_any_simulated(const std::vector<RunFinding>& findings) {
-  return std::any_of(findings.begin(), findings.end(), [](const auto& found) {
-    return found.gain_source == GainSource::simulated;
-  });
+  return std::ranges::count(
+             findings, GainSource::simulated, &RunFinding::gain_source) > 0;
 }
 
 double median_step(const std::vector<StepMetrics>& steps) {
   std::vector<double> seconds;
   for (const auto& step : steps) seconds.push_back(step.step_seconds);
-  std::sort(seconds.begin(), seconds.end());
+  std::ranges::sort(seconds);
   return seconds.empty() ? 0 : seconds[seconds.size() / 2];
 }
 
-// Metrics name the rank with most work in each step, not how much more it has.
+// Metrics name the rank with most work in each step, but not how much more it
+// has.
 void note_slowest_rank(const RunRecord& run, std::vector<std::string>& notes) {
   std::map<int32_t, size_t> counts;
   size_t steps = 0;
@@ -51,10 +51,10 @@ void note_slowest_rank(const RunRecord& run, std::vector<std::string>& notes) {
   }
   for (const auto& [rank, count] : counts) {
     if (steps < 8 || count * 5 < steps * 4) continue;
-    notes.push_back(
-        "rank " + std::to_string(rank) + " had most work in " +
-        std::to_string(count) + " of " + std::to_string(steps) +
-        " steps; by how much, a timeline would say");
+    notes.push_back(format(
+        "rank {} had most work in {} of {} steps; a timeline would say by how "
+        "much",
+        rank, count, steps));
   }
 }
 
@@ -66,10 +66,10 @@ void fill_from_timeline(
   const RankTimes shares = shares_of(times.mean);
   made.compute_share = shares.compute();
   if (shares.idle >= 2 * kLeastShare) {
-    made.notes.push_back(
-        "of " + format_percent(shares.idle) +
-        " of the step nothing was recorded (work of the host, another "
-        "program)");
+    made.notes.push_back(format(
+        "of {} of the step nothing was recorded (work of the host, another "
+        "program)",
+        format_percent(shares.idle)));
   }
 }
 
@@ -81,10 +81,10 @@ void compare_with_prediction(
   made.counted_layers = run.layers.has_value();
   const double ratio = made.step_seconds / made.predicted_seconds;
   if (is_any_simulated(made.findings) && (ratio > 1.5 || ratio < 1 / 1.5)) {
-    made.notes.push_back(
-        "the simulator is far from this run (" +
-        format_seconds(made.predicted_seconds) +
-        " a step): take its gains as rough");
+    made.notes.push_back(format(
+        "the simulator is far from this run ({} a step): take its gains as "
+        "rough",
+        format_seconds(made.predicted_seconds)));
   }
   if (made.recorded_steps == 0) return;
   made.parts = compared_parts(
@@ -92,6 +92,13 @@ void compare_with_prediction(
 }
 
 }  // namespace
+
+void take_simulated_fix(
+    const Evidence& evidence, const WhatIfStep& step, RunFinding& found) {
+  found.settings = step.settings;
+  found.gain = evidence.what_if.gain(step);
+  found.gain_source = GainSource::simulated;
+}
 
 RunExplanation
 explain_run(const std::filesystem::path& run, const ExplainOptions& options) {
@@ -117,21 +124,20 @@ explain_run(const std::filesystem::path& run, const ExplainOptions& options) {
   }
   made.findings = all_findings({record, times, shares, what_if});
   if (const int64_t some = what_if.num_left_out(); some > 0) {
-    made.notes.push_back(
-        std::to_string(some) + (some == 1 ? " setting was" : " settings were") +
-        " not simulated, which would have taken longer than " +
-        format_seconds(options.simulation_seconds) +
-        "; `echelon plan` searches");
+    made.notes.push_back(format(
+        "{} {} not simulated, which would have taken longer than {}; `echelon "
+        "plan` searches",
+        some, some == 1 ? "setting was" : "settings were",
+        format_seconds(options.simulation_seconds)));
   }
   if (what_if.base()) {
     made.cluster = what_if.cluster().name;
     if (!what_if.is_guessed()) compare_with_prediction(record, what_if, made);
     if (what_if.is_guessed() && is_any_simulated(made.findings)) {
-      made.notes.push_back(
+      made.notes.push_back(format(
           "fixes are simulated with rates that are guesses for this machine; "
-          "`echelon "
-          "bench --save -n " +
-          std::to_string(layout->num_ranks()) + "` measures them");
+          "`echelon bench --save -n {}` measures them",
+          layout->num_ranks()));
     }
   } else if (record.job) {
     made.notes.push_back("no fix is simulated: " + what_if.why());

@@ -1,5 +1,6 @@
 #include "echelon/explain/finding.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace echelon {
@@ -47,13 +48,13 @@ std::string to_tables(const std::vector<std::string>& settings) {
     const std::string table = setting.substr(0, dot);
     const std::string line = setting.substr(dot + 1, equals - dot - 1) + " = " +
                              setting.substr(equals + 1) + "\n";
-    bool found = false;
-    for (auto& [name, lines] : tables) {
-      if (name != table) continue;
-      lines += line;
-      found = true;
+    const auto found = std::ranges::find(
+        tables, table, &std::pair<std::string, std::string>::first);
+    if (found == tables.end()) {
+      tables.emplace_back(table, line);
+    } else {
+      found->second += line;
     }
-    if (!found) tables.emplace_back(table, line);
   }
   std::string text;
   for (const auto& [name, lines] : tables) {

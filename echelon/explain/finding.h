@@ -1,4 +1,4 @@
-// One thing that held a run back.
+// A fault that held a run back, and its fix.
 #pragma once
 
 #include <string>
@@ -36,13 +36,13 @@ struct RunFinding {
   Fault fault = Fault::data_loading;
   std::string axis;  // of communication: "dp"; else empty
   double share = 0;  // of the typical step, measured
-  /// Of the time that a sample takes, that the fix would save; negative: it
-  /// costs.
+  /// The share of a sample's time that the fix would save; negative: it costs
+  /// time.
   double gain = 0;
   GainSource gain_source = GainSource::none;
-  std::vector<int> ranks;  // whose it is; empty: all
+  std::vector<int> ranks;  // that have the fault; empty: all
   /// What to set, as `--set` takes it: "layout.microbatches=8". Empty when the
-  /// fix is none of the configuration.
+  /// fix is not a setting.
   std::vector<std::string> settings;
   Reason reason;
 };
@@ -50,7 +50,7 @@ struct RunFinding {
 /// "train.batch = 64, train.accumulate = 4".
 std::string to_text(const std::vector<std::string>& settings);
 
-/// Settings as a configuration has them: tables, with their keys below.
+/// Settings as tables of a configuration, with their keys below.
 std::string to_tables(const std::vector<std::string>& settings);
 
 }  // namespace echelon

@@ -2,13 +2,14 @@
 
 #include "echelon/cost/memory_estimate.h"
 #include "echelon/explain/findings.h"
+#include "echelon/text/format.h"
 #include "echelon/text/units.h"
 
 namespace echelon {
 namespace {
 
-constexpr double kNear = 0.92;   // of the limit: the next odd batch may not fit
-constexpr double kSpare = 0.85;  // of it, that a run may use without worry
+constexpr double kNear = 0.92;   // of the limit: an unusual batch may not fit
+constexpr double kSpare = 0.85;  // of the limit: a run may safely use this
 
 struct Peak {
   int32_t rank = -1;  // -1: not measured
@@ -16,7 +17,7 @@ struct Peak {
   double limit = 0;  // 0: none is known
 };
 
-// Of the rank that is nearest to its limit.
+// The peak of the rank that is nearest to its limit.
 Peak highest_peak(const Evidence& evidence) {
   Peak highest;
   for (const RankMemory& memory : evidence.run.timeline.memory) {
@@ -38,29 +39,24 @@ Peak highest_peak(const Evidence& evidence) {
   return highest;
 }
 
-std::string bytes_text(double bytes) {
-  return format_bytes(static_cast<int64_t>(bytes));
-}
-
 std::string setting(const char* key, const std::string& value) {
-  return std::string(key) + "=\"" + value + "\"";
+  return format("{}=\"{}\"", key, value);
 }
 
-// Less memory, the cheap ways first.
+// Settings that save memory, the cheap ones first.
 std::vector<Settings> savings_of(const Job& job) {
   std::vector<Settings> all;
   if (job.layout.dp_shard > 1 && job.shard.stage < 3) {
-    all.push_back({"shard.stage=" + std::to_string(job.shard.stage + 1)});
+    all.push_back({format("shard.stage={}", job.shard.stage + 1)});
     all.push_back({"shard.stage=3"});
   }
   if (job.layout.dp_replicate > 1) {
     all.push_back(
-        {"layout.dp=1",
-         "layout.fsdp=" + std::to_string(job.layout.data_degree())});
+        {"layout.dp=1", format("layout.fsdp={}", job.layout.data_degree())});
   }
   for (const int64_t factor : {2, 4}) {
     all.push_back(
-        {"train.accumulate=" + std::to_string(job.train.accumulate * factor)});
+        {format("train.accumulate={}", job.train.accumulate * factor)});
   }
   if (job.memory.recompute == "none") {
     all.push_back({setting("memory.recompute", "selective")});
@@ -74,7 +70,7 @@ std::vector<Settings> savings_of(const Job& job) {
   return all;
 }
 
-// The one that costs least of those that leave room.
+// The cheapest of the settings that leave room.
 std::optional<WhatIfStep>
 cheapest_saving(const Evidence& evidence, const Peak& peak) {
   const WhatIf& what_if = evidence.what_if;
@@ -97,31 +93,28 @@ RunFinding pressure(const Evidence& evidence, const Peak& peak) {
   RunFinding found;
   found.fault = Fault::memory_pressure;
   found.ranks = {peak.rank};
-  found.reason.diagnosis =
-      "Rank " + std::to_string(peak.rank) + " held " + bytes_text(peak.bytes) +
-      " at its peak, " + format_percent(peak.bytes / peak.limit) + " of the " +
-      bytes_text(peak.limit) +
-      " that it may use: a longer sample or another program ends the run.";
+  found.reason.diagnosis = format(
+      "Rank {} held {} at its peak, {} of the {} that it may use: a longer "
+      "sample or another program would end the run.",
+      peak.rank, format_bytes(peak.bytes),
+      format_percent(peak.bytes / peak.limit), format_bytes(peak.limit));
   found.reason.fix =
-      "Cut more of the model over the ranks, or take smaller "
-      "microbatches.";
+      "Shard more of the model over the ranks, or take smaller microbatches.";
   found.reason.why = evidence.what_if.none_found(
       "No single setting that the simulator knows saves enough.");
   const auto saving = cheapest_saving(evidence, peak);
   if (!saving) return found;
-  found.settings = saving->settings;
-  found.gain = evidence.what_if.gain(*saving);
-  found.gain_source = GainSource::simulated;
+  take_simulated_fix(evidence, *saving, found);
   found.reason.fix = "Set " + to_text(saving->settings) + ".";
-  found.reason.why = "It saves " +
-                     bytes_text(
-                         evidence.what_if.base()->step.memory.peak_bytes() -
-                         saving->step.memory.peak_bytes()) +
-                     " of a rank, the cheapest of the ways that leave room.";
+  const double saved = evidence.what_if.base()->step.memory.peak_bytes() -
+                       saving->step.memory.peak_bytes();
+  found.reason.why = format(
+      "It saves {} of a rank, the cheapest of the ways that leave room.",
+      format_bytes(saved));
   return found;
 }
 
-// Layers that are computed again, though all they would keep has room.
+// Recompute of layers whose activations would fit.
 std::vector<RunFinding>
 unneeded_recompute(const Evidence& evidence, const Peak& peak) {
   const auto& job = evidence.run.job;
@@ -136,8 +129,7 @@ unneeded_recompute(const Evidence& evidence, const Peak& peak) {
   if (peak.rank < 0 || bytes > kSpare * peak.limit) return {};
   RunFinding found;
   found.fault = Fault::recompute;
-  // What is computed again is a forward, or the part of it that the simulator
-  // says.
+  // Recompute repeats a forward, or the simulated part of one.
   const StepParts& parts = now.parts;
   const double part =
       job->memory.recompute == "all" || parts.matrix + parts.memory <= 0
@@ -145,19 +137,19 @@ unneeded_recompute(const Evidence& evidence, const Peak& peak) {
           : std::min(1.0, 3 * parts.recompute / (parts.matrix + parts.memory));
   found.share = part * evidence.shares.forward;
   if (found.share < kLeastShare) return {};
-  found.settings = {"memory.recompute=\"none\""};
-  found.gain = what_if.gain(*without);
-  found.gain_source = GainSource::simulated;
-  found.reason.diagnosis =
-      "Backward computes layers again (memory.recompute = \"" +
-      job->memory.recompute + "\"), which takes as long as the " +
-      (part < 1 ? "part of forward that they are" : "forward before it") +
-      ": " + format_percent(found.share) + " of the step. Rank " +
-      std::to_string(peak.rank) + " held " + bytes_text(peak.bytes) +
-      " of the " + bytes_text(peak.limit) + " that it may use.";
+  take_simulated_fix(evidence, *without, found);
+  found.reason.diagnosis = format(
+      "Backward recomputes layers (memory.recompute = \"{}\"), which takes as "
+      "long as the {}: {} of the step. Rank {} held {} of the {} that it may "
+      "use.",
+      job->memory.recompute,
+      part < 1 ? "same part of forward" : "forward before it",
+      format_percent(found.share), peak.rank, format_bytes(peak.bytes),
+      format_bytes(peak.limit));
   found.reason.fix = "Keep what backward needs.";
-  found.reason.why = "Keeping it takes " + bytes_text(more) + " more, " +
-                     bytes_text(bytes) + " in all, which fit.";
+  found.reason.why = format(
+      "Keeping it takes {} more, {} in all, which fit.", format_bytes(more),
+      format_bytes(bytes));
   return {found};
 }
 

@@ -4,6 +4,7 @@
 #include "echelon/explain/findings.h"
 #include "echelon/explain/stage_costs.h"
 #include "echelon/job/pipeline_schedule.h"
+#include "echelon/text/format.h"
 #include "echelon/text/units.h"
 
 namespace echelon {
@@ -25,7 +26,7 @@ std::string ranks_text(const std::vector<int>& ranks) {
     text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
   }
   if (ranks.size() <= kShown) return text;
-  return text + " and " + std::to_string(ranks.size() - kShown) + " more";
+  return format("{} and {} more", text, ranks.size() - kShown);
 }
 
 RunFinding
@@ -36,63 +37,56 @@ uneven_stages(const Evidence& evidence, const StageCosts& costs, double share) {
   found.ranks = costs.slowest_ranks;
   found.gain = share;
   found.gain_source = GainSource::replayed;
-  const auto slowest =
-      std::max_element(costs.seconds.begin(), costs.seconds.end());
+  const auto slowest = std::ranges::max_element(costs.seconds);
   double mean = 0;
   for (const double one : costs.seconds) {
     mean += one / static_cast<double>(costs.seconds.size());
   }
-  found.reason.diagnosis =
-      "A microbatch takes the stages " + seconds_of_stages(costs.seconds) +
-      ", forward and backward: stage " +
-      std::to_string(slowest - costs.seconds.begin()) + " (" +
-      ranks_text(costs.slowest_ranks) + ") takes " +
-      format_percent(*slowest / mean - 1) +
-      " longer than the average, and the others wait for it.";
-  found.reason.why =
+  found.reason.diagnosis = format(
+      "A microbatch takes the stages {}, forward and backward: stage {} ({}) "
+      "takes {} longer than the average, and the others wait for it.",
+      seconds_of_stages(costs.seconds), slowest - costs.seconds.begin(),
+      ranks_text(costs.slowest_ranks), format_percent(*slowest / mean - 1));
+  found.reason.why = format(
       "A pipeline is as fast as its slowest stage: the same passes in the same "
-      "order, "
-      "with stages that take the same, end after " +
-      format_seconds(costs.even) + ", not " +
-      format_seconds(costs.as_they_are) + ".";
+      "order, with even stages, end after {}, not {}.",
+      format_seconds(costs.even), format_seconds(costs.as_they_are));
   const auto& job = evidence.run.job;
   if (!job) {
     found.reason.fix =
-        "Cut the model where the times of its stages are even "
+        "Partition the model so that the times of its stages are even "
         "(model.balance, model.cut).";
   } else if (!job->model.cut.empty()) {
     found.settings = {"model.cut=[]", "model.balance=\"measured\""};
     found.reason.fix =
-        "Cut the model where its measured times are even, not at the "
+        "Partition the model where its measured times are even, not at the "
         "layers that model.cut names.";
   } else if (job->model.balance != "measured") {
     found.settings = {"model.balance=\"measured\""};
-    found.reason.fix =
-        "Cut the model by the time that its layers take here, not by " +
-        std::string(
-            job->model.balance == "memory"
-                ? "their memory."
-                : "their floating-point operations.");
+    found.reason.fix = format(
+        "Partition the model by the time that its layers take here, not by "
+        "their {}.",
+        job->model.balance == "memory" ? "memory"
+                                       : "floating-point operations");
   } else {
     found.reason.fix =
         "Move layers away from that stage with model.cut, or take fewer "
-        "stages: these "
-        "layers cannot be shared out evenly.";
+        "stages: these layers cannot be partitioned evenly.";
   }
   return found;
 }
 
-std::vector<Settings> fixes_of(const Job& job) {
+std::vector<Settings> pipeline_fixes(const Job& job) {
   std::vector<Settings> all;
   const int64_t now = microbatches_of(job);
   const auto microbatches = [](int64_t count) {
-    return "layout.microbatches=" + std::to_string(count);
+    return format("layout.microbatches={}", count);
   };
   for (const int64_t factor : {2, 4, 8}) {
     all.push_back({microbatches(now * factor)});
   }
   const auto schedule = [](const std::string& name) {
-    return "layout.schedule=\"" + name + "\"";
+    return format("layout.schedule=\"{}\"", name);
   };
   for (const int64_t factor : {1, 2, 4}) {
     for (const char* name : {"1f1b", "zb-h1"}) {
@@ -115,53 +109,47 @@ RunFinding bubble(const Evidence& evidence, double share, int64_t stages) {
   found.fault = Fault::bubble;
   found.share = share;
   const double step = evidence.times.mean.step;
-  found.reason.diagnosis = "The ranks of the pipeline wait for each other " +
-                           format_seconds(share * step) + " of each step of " +
-                           format_seconds(step);
+  found.reason.diagnosis = format(
+      "The ranks of the pipeline wait for each other {} of each step of {}",
+      format_seconds(share * step), format_seconds(step));
   const auto& job = evidence.run.job;
   if (!job || job->layout.pp == 1) {
     found.reason.diagnosis += ".";
-    found.reason.fix = "Cut the batch in more microbatches.";
+    found.reason.fix = "Split the batch into more microbatches.";
     found.reason.why =
-        "The more microbatches, the shorter the times in which the "
-        "pipeline fills and empties.";
+        "The more microbatches, the shorter the times in which the pipeline "
+        "fills and empties.";
     return found;
   }
   const int64_t now = microbatches_of(*job);
-  found.reason.diagnosis +=
-      ": " + std::to_string(now) +
-      (now == 1 ? " microbatch passes " : " microbatches pass ") +
-      std::to_string(stages) +
-      " stages, which fill and empty one after the other.";
-  if (const auto best = evidence.what_if.best_of(fixes_of(*job))) {
-    found.settings = best->settings;
-    found.gain = evidence.what_if.gain(*best);
-    found.gain_source = GainSource::simulated;
+  found.reason.diagnosis += format(
+      ": {} {} {} stages, which fill and empty one after the other.", now,
+      now == 1 ? "microbatch passes" : "microbatches pass", stages);
+  if (const auto best = evidence.what_if.best_of(pipeline_fixes(*job))) {
+    take_simulated_fix(evidence, *best, found);
     const Strategy& strategy = best->configured.strategy;
-    found.reason.fix = "Run " + strategy.schedule + " with " +
-                       std::to_string(strategy.num_microbatches()) +
-                       " microbatches.";
-    found.reason.why =
-        "The simulator's bubble falls from " +
-        format_percent(
-            evidence.what_if.base()->step.parts.bubble /
-            evidence.what_if.base()->step.step_seconds) +
-        " to " +
-        format_percent(best->step.parts.bubble / best->step.step_seconds) +
-        " of the step: the fastest of the schedules and microbatches tried.";
+    found.reason.fix = format(
+        "Run {} with {} microbatches.", strategy.schedule,
+        strategy.num_microbatches());
+    const auto bubble_share = [](const StepEstimate& simulated) {
+      return format_percent(simulated.parts.bubble / simulated.step_seconds);
+    };
+    found.reason.why = format(
+        "The simulated bubble falls from {} to {} of the step: the fastest of "
+        "the schedules and microbatches tried.",
+        bubble_share(evidence.what_if.base()->step), bubble_share(best->step));
     return found;
   }
   found.reason.fix =
-      "Take more samples in a step, in more microbatches, or fewer "
-      "stages.";
+      "Take more samples in a step, in more microbatches, or fewer stages.";
   found.reason.why = evidence.what_if.none_found(
       "No schedule with more microbatches of this batch is faster; each "
-      "microbatch "
-      "would be too small.");
+      "microbatch would be too small.");
   return found;
 }
 
-// Neither the schedule nor the stages explain it: passes take longer at times.
+// Waits that neither the schedule nor the stages explain: some passes take
+// longer.
 RunFinding unsteady_passes(const Evidence& evidence, double share) {
   RunFinding found;
   found.fault = Fault::rank_imbalance;
@@ -169,19 +157,17 @@ RunFinding unsteady_passes(const Evidence& evidence, double share) {
   found.gain = share;
   found.gain_source = GainSource::replayed;
   const double step = evidence.times.mean.step;
-  found.reason.diagnosis =
-      "The ranks of the pipeline wait " + format_seconds(share * step) +
-      " of each step of " + format_seconds(step) +
-      " longer than its schedule and its stages make them: the same pass takes "
-      "longer at times.";
+  found.reason.diagnosis = format(
+      "The ranks of the pipeline wait {} of each step of {} longer than its "
+      "schedule and its stages make them: the same pass sometimes takes "
+      "longer.",
+      format_seconds(share * step), format_seconds(step));
   found.reason.fix =
       "Give each rank cores and a device that nothing else uses "
-      "(train.threads, "
-      "`echelon doctor`), and microbatches that take the same.";
+      "(train.threads, `echelon doctor`), and microbatches that take the same.";
   found.reason.why =
       "A late pass holds up all that follow it. With passes that always take "
-      "their "
-      "mean, the same schedule has no such waits.";
+      "their mean, the same schedule has no such waits.";
   return found;
 }
 

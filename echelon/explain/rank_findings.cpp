@@ -3,16 +3,17 @@
 
 #include "echelon/explain/findings.h"
 #include "echelon/layout/mesh.h"
+#include "echelon/text/format.h"
 #include "echelon/text/units.h"
 
 namespace echelon {
 namespace {
 
-constexpr double kLeastExcess = 0.15;   // of a straggler, over its peers
-constexpr double kMostSteps = 2.0 / 3;  // in which it is the slower one
+constexpr double kLeastExcess = 0.15;   // of a straggler over its peers
+constexpr double kMostSteps = 2.0 / 3;  // share of steps in which it is slower
 
 double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
+  std::ranges::sort(values);
   return values.empty() ? 0 : values[values.size() / 2];
 }
 
@@ -33,8 +34,8 @@ std::map<int, double> samples_of_ranks(const Evidence& evidence) {
 
 struct Slow {
   const RankHistory* rank = nullptr;
-  double excess = 0;   // over its peers' median, of that
-  double seconds = 0;  // of a step, that it takes longer
+  double excess = 0;   // over its peers' median, as a share of that
+  double seconds = 0;  // by which it takes longer in a step
   double steps = 0;    // share of them in which it is slower
 };
 
@@ -45,7 +46,7 @@ class Work {
       : samples_(samples_of_ranks(evidence)) {}
 
   bool is_uneven() const {
-    return std::any_of(samples_.begin(), samples_.end(), [&](const auto& one) {
+    return std::ranges::any_of(samples_, [&](const auto& one) {
       return one.second != samples_.begin()->second;
     });
   }
@@ -96,7 +97,7 @@ Slow how_slow(
   const auto count = static_cast<double>(rank.steps.size());
   slow.steps /= count;
   slow.excess = usual > 0 ? slow.seconds / usual : 0;
-  // Few samples take more time each; nobody waits for them.
+  // With few samples each takes more time, but nobody waits for them.
   slow.seconds = std::min(slow.seconds, waits) / count;
   return slow;
 }
@@ -111,41 +112,36 @@ find_stragglers(const Evidence& evidence, const Work& work) {
     }
   }
   if (slow.empty()) return {};
-  const Slow most = *std::max_element(
-      slow.begin(), slow.end(),
-      [](const Slow& a, const Slow& b) { return a.seconds < b.seconds; });
+  const Slow most = *std::ranges::max_element(
+      slow, [](const Slow& a, const Slow& b) { return a.seconds < b.seconds; });
   const double step = evidence.times.mean.step;
   RunFinding found;
   found.fault = Fault::straggler;
   found.share = std::min(1.0, most.seconds / step);
   if (found.share < kLeastShare) return {};
-  const std::string name = "rank " + std::to_string(most.rank->rank);
   for (const Slow& one : slow) found.ranks.push_back(one.rank->rank);
   found.gain = found.share;
   found.gain_source = GainSource::measured;
-  found.reason.diagnosis =
-      "R" + name.substr(1) + " takes " + format_percent(most.excess) +
-      " longer for the same work than the ranks beside it, in " +
-      format_percent(most.steps) + " of the steps" +
-      (slow.size() > 1 ? ", and " + std::to_string(slow.size() - 1) +
-                             " other slow ranks less"
-                       : "") +
-      ". The others wait for it.";
-  found.reason.fix = "Look at the device of " + name +
-                     ": other programs on it, its clock and temperature, its "
-                     "cores (`echelon doctor` "
-                     "on its host). If it stays slow, leave it out, or give it "
-                     "fewer samples with "
-                     "train.rank_batch.";
-  found.reason.why =
-      "Ranks meet in every step, so that each is as slow as the "
-      "slowest: " +
-      format_seconds(most.seconds) + " of " + format_seconds(step) +
-      " are lost to it.";
+  found.reason.diagnosis = format(
+      "Rank {} takes {} longer for the same work than its peers, in {} of the "
+      "steps{}. The others wait for it.",
+      most.rank->rank, format_percent(most.excess), format_percent(most.steps),
+      slow.size() > 1
+          ? format(", and {} other slow ranks less", slow.size() - 1)
+          : "");
+  found.reason.fix = format(
+      "Look at the device of rank {}: other programs on it, its clock and "
+      "temperature, its cores (`echelon doctor` on its host). If it stays "
+      "slow, leave it out, or give it fewer samples with train.rank_batch.",
+      most.rank->rank);
+  found.reason.why = format(
+      "Ranks synchronise in every step, so that each is as slow as the "
+      "slowest: {} of {} are lost to it.",
+      format_seconds(most.seconds), format_seconds(step));
   return {found};
 }
 
-// The mean over ranks, in which they would all end if they had the same to do.
+// With even batches all ranks would take the mean over ranks.
 RunFinding uneven_batches(const Evidence& evidence, double share) {
   const double step = evidence.times.mean.step;
   double most = 0;
@@ -159,19 +155,16 @@ RunFinding uneven_batches(const Evidence& evidence, double share) {
       std::clamp((most - evidence.times.mean.compute()) / step, 0.0, share);
   found.gain_source = GainSource::measured;
   found.settings = {"train.rank_batch=[]"};
-  found.reason.diagnosis =
+  found.reason.diagnosis = format(
       "Ranks have different numbers of samples (train.rank_batch), and those "
-      "with few "
-      "wait " +
-      format_seconds(share * step) + " of each step of " +
-      format_seconds(step) + " on average.";
+      "with few wait {} of each step of {} on average.",
+      format_seconds(share * step), format_seconds(step));
   found.reason.fix =
       "Give all ranks the same, or as many as their devices' speeds.";
-  found.reason.why =
-      "A sample takes these ranks the same time: the one with most "
-      "computes for " +
-      format_seconds(most) + ", the average one for " +
-      format_seconds(evidence.times.mean.compute()) + ".";
+  found.reason.why = format(
+      "A sample takes these ranks the same time: the one with most computes "
+      "for {}, the average one for {}.",
+      format_seconds(most), format_seconds(evidence.times.mean.compute()));
   return found;
 }
 
@@ -182,10 +175,10 @@ RunFinding changing_ranks(const Evidence& evidence, double share) {
   found.share = share;
   found.gain = share;
   found.gain_source = GainSource::measured;
-  found.reason.diagnosis =
-      "In collectives, ranks wait " + format_seconds(share * step) +
-      " of each step of " + format_seconds(step) +
-      " for others that come later; not always the same ones.";
+  found.reason.diagnosis = format(
+      "In collectives, ranks wait {} of each step of {} for others that come "
+      "later; not always the same ones.",
+      format_seconds(share * step), format_seconds(step));
   const auto& job = evidence.run.job;
   const bool text = job && job->data.name == "text" &&
                     job->data.documents == Documents::respected;
@@ -195,12 +188,11 @@ RunFinding changing_ranks(const Evidence& evidence, double share) {
   } else {
     found.reason.fix =
         "Give each rank cores and a device that nothing else uses "
-        "(train.threads, "
-        "`echelon doctor`), and samples that take the same.";
+        "(train.threads, `echelon doctor`), and samples that take the same.";
   }
   found.reason.why =
-      "Each step takes as long as its slowest rank; with ranks that are "
-      "even, all of the wait would go.";
+      "Each step takes as long as its slowest rank; with ranks that are even, "
+      "all of the wait would go.";
   return found;
 }
 
@@ -210,7 +202,7 @@ std::vector<RunFinding> find_uneven_ranks(const Evidence& evidence) {
   if (evidence.times.ranks.size() < 2) return {};
   const Work work(evidence);
   std::vector<RunFinding> all = find_stragglers(evidence, work);
-  // What late batches cost is told with the data.
+  // The finding about data covers late batches.
   const bool late_data = !find_data_loading(evidence).empty();
   const double waits = evidence.shares.for_ranks;
   if (!all.empty() || late_data || waits < kLeastWait) return all;

@@ -1,17 +1,94 @@
 #include "echelon/explain/run_record.h"
 
 #include <algorithm>
+#include <set>
 
 #include "echelon/cluster/cluster_file.h"
 #include "echelon/error.h"
-#include "echelon/explain/cut_trace.h"
 #include "echelon/predict/counted_layers.h"
+#include "echelon/text/format.h"
 #include "echelon/text/text_file.h"
+#include "echelon/timeline/chrome_trace.h"
 
 namespace echelon {
 namespace {
 
 namespace fs = std::filesystem;
+
+// A timeline whose file may be truncated: by a full disk, or a broken copy.
+struct TruncatedTrace {
+  Timeline timeline;
+  int32_t truncated_rank =
+      -1;  // left out, because its spans break off; -1: none
+};
+
+constexpr const char* kEnd = "\n]}\n";
+
+bool is_complete(const std::string& text) {
+  const size_t last = text.find_last_not_of(" \t\r\n");
+  return last != std::string::npos && last > 0 && text[last] == '}' &&
+         text.find_last_not_of(" \t\r\n", last - 1) != std::string::npos &&
+         text[text.find_last_not_of(" \t\r\n", last - 1)] == ']';
+}
+
+// Each event has a line of its own.
+std::string complete_events(const std::string& text) {
+  const size_t last = text.rfind("},\n");
+  if (last == std::string::npos) return "";
+  return text.substr(0, last + 1) + kEnd;
+}
+
+// The last span of the file, where it breaks off.
+const Span* last_written(const Timeline& timeline) {
+  int32_t rank = -1;
+  const Span* last = nullptr;
+  for (const Span& span : timeline.spans) {
+    if (span.rank < rank) continue;
+    rank = span.rank;
+    last = &span;
+  }
+  return last;
+}
+
+void omit_truncated_rank(TruncatedTrace& trace) {
+  Timeline& timeline = trace.timeline;
+  const Span* last = last_written(timeline);
+  // Memory comes after all spans, which are then complete.
+  if (last == nullptr || !timeline.memory.empty()) return;
+  trace.truncated_rank = last->rank;
+  std::set<int32_t> ranks;
+  for (const Span& span : timeline.spans) ranks.insert(span.rank);
+  int64_t last_step = -1;
+  for (const Span& span : timeline.spans) {
+    if (span.rank == trace.truncated_rank)
+      last_step = std::max(last_step, span.step);
+  }
+  std::erase_if(timeline.spans, [&](const Span& span) {
+    if (span.rank != trace.truncated_rank) return false;
+    return ranks.size() > 1 || span.step == last_step;
+  });
+}
+
+// As parse_chrome_trace; of a text that breaks off, the complete events. A file
+// has one rank after another: the rank in whose events it breaks off is left
+// out, or, when it is the only one, its last step. Throws DataError when no
+// event is complete.
+TruncatedTrace
+parse_truncated_trace(const std::string& text, const std::string& place) {
+  if (is_complete(text)) return {parse_chrome_trace(text, place)};
+  const std::string events = complete_events(text);
+  if (events.empty()) {
+    // Throws with the reason.
+    return {parse_chrome_trace(text, place)};
+  }
+  TruncatedTrace trace{parse_chrome_trace(events, place)};
+  omit_truncated_rank(trace);
+  if (trace.timeline.spans.empty()) {
+    throw DataError(
+        "[timeline] " + place + " breaks off before its first whole step");
+  }
+  return trace;
+}
 
 bool is_there(const fs::path& path) {
   std::error_code ignored;
@@ -25,23 +102,22 @@ std::string first_line(const std::string& text) {
 
 constexpr int32_t kMostRanks = 1 << 20;
 
-// What no recorder writes.
+// Throws for spans that no recorder writes.
 void check_spans(const Timeline& timeline, const std::string& place) {
   for (const Span& span : timeline.spans) {
     const bool is_rank = span.rank >= 0 && span.rank < kMostRanks;
     if (is_rank && span.end_ns >= span.begin_ns) continue;
-    throw DataError(
-        "[timeline] " + place + ": span \"" + span.name.substr(0, 40) +
-        "\" of rank " + std::to_string(span.rank) +
-        (is_rank ? " ends before it begins" : " is of no rank"));
+    throw DataError(format(
+        "[timeline] {}: span \"{}\" of rank {} {}", place,
+        span.name.substr(0, 40), span.rank,
+        is_rank ? "ends before it begins" : "is of no rank"));
   }
 }
 
 bool has_steps(const Timeline& timeline) {
-  return std::any_of(
-      timeline.spans.begin(), timeline.spans.end(), [](const Span& span) {
-        return span.step >= 0 && span.kind != SpanKind::evaluation;
-      });
+  return std::ranges::any_of(timeline.spans, [](const Span& span) {
+    return span.step >= 0 && span.kind != SpanKind::evaluation;
+  });
 }
 
 class Reader {
@@ -65,18 +141,17 @@ class Reader {
   void read_timeline() {
     if (!is_there(timeline_)) {
       note(
-          "there is no timeline.json, which a run writes at its end: what "
-          "follows "
-          "is from the metrics");
+          "there is no timeline.json, which a run writes at its end: this "
+          "report uses the metrics");
       return;
     }
     try {
-      CutTrace cut =
-          parse_cut_trace(read_text_file(timeline_), timeline_.string());
-      check_spans(cut.timeline, timeline_.string());
-      record_.timeline = std::move(cut.timeline);
+      TruncatedTrace trace =
+          parse_truncated_trace(read_text_file(timeline_), timeline_.string());
+      check_spans(trace.timeline, timeline_.string());
+      record_.timeline = std::move(trace.timeline);
       record_.title = record_.timeline.title;
-      if (cut.cut_rank >= 0) note_cut(cut.cut_rank);
+      if (trace.truncated_rank >= 0) note_truncated(trace.truncated_rank);
       if (has_steps(record_.timeline)) return;
       record_.timeline.spans.clear();
       broken_ = timeline_.string() + ": no step was recorded";
@@ -87,14 +162,14 @@ class Reader {
     }
   }
 
-  void note_cut(int32_t rank) {
-    const bool alone = std::any_of(
-        record_.timeline.spans.begin(), record_.timeline.spans.end(),
+  void note_truncated(int32_t rank) {
+    const bool alone = std::ranges::any_of(
+        record_.timeline.spans,
         [&](const Span& span) { return span.rank == rank; });
-    note(
-        "the timeline is cut off in the spans of rank " + std::to_string(rank) +
-        (alone ? ": its last step is left out"
-               : ": this rank and those after it are left out"));
+    note(format(
+        "the timeline is truncated in the spans of rank {}: {}", rank,
+        alone ? "its last step is left out"
+              : "this rank and those after it are left out"));
   }
 
   void read_steps() {
@@ -106,12 +181,12 @@ class Reader {
               ? folder_.string() +
                     ": is no run, it has neither timeline.json nor "
                     "metrics.jsonl; name a folder that `echelon train` wrote"
-              : broken_ + "; and there is no metrics.jsonl beside it");
+              : broken_ + "; and there is no metrics.jsonl next to it");
     }
     try {
       MetricsFile file = read_metrics(path);
       record_.steps = std::move(file.steps);
-      if (file.truncated) note("the last line of metrics.jsonl is cut off");
+      if (file.truncated) note("the last line of metrics.jsonl is truncated");
     } catch (const DataError& error) {
       if (record_.timeline.spans.empty()) throw;
       note(first_line(error.what()));
@@ -119,8 +194,8 @@ class Reader {
     if (record_.steps.empty() && record_.timeline.spans.empty()) {
       throw DataError(
           path.string() +
-          ": has no step, and there is no timeline; explain the run "
-          "when it has trained some steps");
+          ": has no step, and there is no timeline; explain the run when it "
+          "has trained some steps");
     }
   }
 
@@ -157,18 +232,17 @@ class Reader {
     }
   }
 
-  // A timeline may lie beside another run's configuration.
+  // A timeline may be next to another run's configuration.
   bool is_of_this_timeline(const Job& job) {
     int32_t most = -1;
     for (const Span& span : record_.timeline.spans)
       most = std::max(most, span.rank);
     const int64_t ranks = job.layout.num_ranks();
     if (most < ranks) return true;
-    note(
-        "config.toml is of " + std::to_string(ranks) +
-        (ranks == 1 ? " rank" : " ranks") + ", and the timeline has a rank " +
-        std::to_string(most) +
-        ": it is another run's, and no fix is simulated");
+    note(format(
+        "config.toml is for {} {}, and the timeline has a rank {}: it is "
+        "another run's, and no fix is simulated",
+        ranks, ranks == 1 ? "rank" : "ranks", most));
     return false;
   }
 
@@ -177,9 +251,10 @@ class Reader {
     const int64_t last = record_.steps.back().step;
     const int64_t all = record_.job->train.steps;
     if (all == 0 || last >= all) return;
-    note(
-        "the metrics end at step " + std::to_string(last) + " of " +
-        std::to_string(all) + ": the run goes on, was stopped, or failed");
+    note(format(
+        "the metrics end at step {} of {}: the run continues, was stopped, or "
+        "failed",
+        last, all));
   }
 
   void note(std::string line) { record_.notes.push_back(std::move(line)); }
@@ -199,8 +274,8 @@ RunRecord read_run(const fs::path& run) {
     if (error) throw DataError(run.string() + ": " + error.message());
     throw DataError(
         run.string() +
-        ": there is no such run; name a folder that `echelon train` "
-        "wrote, or a timeline.json");
+        ": there is no such run; name a folder that `echelon train` wrote, or "
+        "a timeline.json");
   }
   if (fs::is_directory(run, error)) {
     const fs::directory_iterator entries(run, error);

@@ -1,4 +1,4 @@
-// What a run has left on disk, whole or not.
+// What a run has left on disk, complete or not.
 #pragma once
 
 #include <filesystem>
@@ -20,16 +20,15 @@ struct RunRecord {
   std::vector<StepMetrics> steps;    // of metrics.jsonl, by step
   std::optional<Job> job;            // config.toml
   std::string configuration;         // its path
-  std::optional<ModelShape> layers;  // as its trainer counted them; empty: not
+  std::optional<ModelShape> layers;  // as its trainer counted them
   bool simulated = false;  // by `echelon simulate --run`; nothing was trained
-  std::optional<Cluster>
-      cluster;  // that it was simulated on; empty: it is real
-  std::vector<std::string> notes;  // what is missing or cut off, a line each
+  std::optional<Cluster> cluster;  // on which it was simulated, if it was
+  std::vector<std::string> notes;  // what is missing or truncated, a line each
 };
 
-/// `run`: a run's folder, or a timeline.json, which may lie in one. What cannot
-/// be read is left out and noted; throws DataError when neither timeline nor
-/// metrics can be.
+/// `run`: a run's folder, or a timeline.json, which may be in one. Parts that
+/// cannot be read are left out, and notes say so. Throws DataError when neither
+/// the timeline nor the metrics can be read.
 RunRecord read_run(const std::filesystem::path& run);
 
 }  // namespace echelon

@@ -2,21 +2,89 @@
 
 #include <algorithm>
 #include <set>
+#include <tuple>
+#include <utility>
 
-#include "echelon/explain/late_ranks.h"
+#include "echelon/layout/mesh.h"
 #include "echelon/timeline/overlap.h"
 #include "echelon/timeline/pipeline_blocks.h"
 
 namespace echelon {
 namespace {
 
+bool is_collective(const Span& span) {
+  return span.kind == SpanKind::communication && span.step >= 0 &&
+         !span.axis.empty() && span.axis != "pp" && span.track != "compute";
+}
+
+// Names the group of a collective by its first rank.
+class Groups {
+ public:
+  Groups(const Timeline& timeline, const std::optional<Layout>& layout) {
+    std::set<std::string> axes;
+    int32_t most = -1;
+    for (const Span& span : timeline.spans) {
+      most = std::max(most, span.rank);
+      if (is_collective(span) && span.axis != "world") axes.insert(span.axis);
+    }
+    known_ = layout ? most < layout->num_ranks() : axes.size() < 2;
+    if (known_ && layout) mesh_.emplace(*layout);
+  }
+
+  bool known() const { return known_; }
+
+  int first_of(int32_t rank, const std::string& axis) {
+    if (!mesh_ || axis == "world") return 0;
+    const auto [at, is_new] = found_.try_emplace({rank, axis}, 0);
+    if (is_new) at->second = ranks_along(rank, axis).front();
+    return at->second;
+  }
+
+ private:
+  std::vector<int> ranks_along(int32_t rank, const std::string& axis) const {
+    for (const Axis one : kAxes) {
+      if (to_string(one) == axis) return mesh_->ranks_along(rank, one);
+    }
+    // "data": all ranks with different samples.
+    return mesh_->ranks_along(
+        rank, std::vector<Axis>{Axis::dp_replicate, Axis::dp_shard});
+  }
+
+  bool known_ = false;
+  std::optional<Mesh> mesh_;
+  std::map<std::pair<int32_t, std::string>, int> found_;
+};
+
+// step, axis, group, name, number of the call
+using Key = std::tuple<int64_t, std::string, int, std::string, int>;
+
+std::map<Key, std::vector<const Span*>>
+calls_of(const Timeline& timeline, Groups& groups) {
+  std::vector<const Span*> spans;
+  for (const Span& span : timeline.spans) {
+    if (is_collective(span)) spans.push_back(&span);
+  }
+  std::ranges::stable_sort(spans, [](const Span* a, const Span* b) {
+    return a->begin_ns < b->begin_ns;
+  });
+  std::map<std::tuple<int32_t, int64_t, std::string, std::string>, int> counts;
+  std::map<Key, std::vector<const Span*>> calls;
+  for (const Span* span : spans) {
+    const int count =
+        counts[{span->rank, span->step, span->axis, span->name}]++;
+    const int group = groups.first_of(span->rank, span->axis);
+    calls[{span->step, span->axis, group, span->name, count}].push_back(span);
+  }
+  return calls;
+}
+
 double seconds(const Intervals& times) {
   return 1e-9 * static_cast<double>(total_length(times));
 }
 
-// As people name axes on the command line; the innermost one first: what a
-// layer waits for. "world" is not among them: it is where a step's sums are
-// shared.
+// Axes by their names on the command line. The innermost, which each layer
+// waits for, is first. "world", along which a step's sums are shared, is left
+// out.
 struct NamedAxis {
   const char* axis;
   const char* name;
@@ -57,12 +125,12 @@ class Sorter {
 
   bool pipeline() const { return pipeline_; }
 
-  // `window`: the step's, of all ranks.
+  // `window`: of the step on all ranks.
   RankTimes
   times_of(const StepActivity& activity, const Interval& window) const {
     RankTimes times;
     times.step = seconds({activity.window});
-    if (pipeline_) {  // its last stages begin later, its first may end earlier
+    if (pipeline_) {  // the last stages begin later, the first may end earlier
       times.for_stages = seconds({window}) - times.step;
       times.step = seconds({window});
     }
@@ -76,7 +144,7 @@ class Sorter {
   }
 
  private:
-  // Tracks that compute at the same time count once, in this order.
+  // Tracks that compute at the same time count once, for the first of these.
   static void computing(const StepActivity& activity, RankTimes& times) {
     Intervals counted;
     const auto part = [&](SpanKind kind) {
@@ -107,8 +175,8 @@ class Sorter {
     const Intervals world = calls(place, "world");
     Intervals for_others;
     if (late != late_.waits.end()) for_others = late->second;
-    // Where a pipeline's ranks meet at the end of a step, the first ones wait
-    // for the stages that end last.
+    // Where a pipeline's ranks synchronise at the end of a step, the first ones
+    // wait for the stages that end last.
     if (pipeline_) times.for_stages += take(world);
     times.for_ranks += take(for_others);
     for (const auto& [axis, name] : kNamedAxes) {
@@ -143,7 +211,7 @@ class Sorter {
         place, [&](const Span& span) { return span.axis == axis; });
   }
 
-  // From when a message was there to be sent (trim_receives) until it came.
+  // From when a message could be sent (trim_receives) until it arrived.
   Intervals received(const RankStep& place) const {
     return calls_that(place, [](const Span& span) {
       return span.axis == "pp" && span.name.starts_with("recv ");
@@ -173,6 +241,32 @@ RankTimes shares_of(const RankTimes& times) {
   RankTimes shares;
   if (times.step > 0) add(shares, times, 1 / times.step);
   return shares;
+}
+
+LateRanks
+late_ranks(const Timeline& timeline, const std::optional<Layout>& layout) {
+  Groups groups(timeline, layout);
+  if (!groups.known()) return {};
+  std::map<RankStep, std::vector<Interval>> waits, caused;
+  for (const auto& [key, spans] : calls_of(timeline, groups)) {
+    const Span* last = *std::ranges::max_element(
+        spans,
+        [](const Span* a, const Span* b) { return a->begin_ns < b->begin_ns; });
+    for (const Span* span : spans) {
+      const Interval wait = {
+          span->begin_ns, std::min(span->end_ns, last->begin_ns)};
+      if (wait.begin >= wait.end) continue;
+      waits[{span->rank, span->step}].push_back(wait);
+      caused[{last->rank, span->step}].push_back(wait);
+    }
+  }
+  LateRanks result;
+  for (auto& [place, list] : waits)
+    result.waits[place] = merged(std::move(list));
+  for (auto& [place, list] : caused) {
+    result.caused[place] = merged(std::move(list));
+  }
+  return result;
 }
 
 RunTimes

@@ -1,27 +1,29 @@
-// What each rank's steps went to, as far as it says what held the run back.
+// How each rank's steps spend their time: computing, communicating, or waiting
+// for data, other ranks or other stages.
 #pragma once
 
 #include <cstdint>
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "echelon/layout/layout.h"
+#include "echelon/timeline/intervals.h"
 #include "echelon/timeline/timeline.h"
 
 namespace echelon {
 
-/// Of one rank in a step, seconds. Without idle time they sum to the step.
+/// Seconds of one rank in a step. Without idle time they sum to the step.
 struct RankTimes {
   double step = 0;
   double forward = 0;
   double backward = 0;
   double optimizer = 0;
   double data = 0;
-  /// Communication that nothing hides, by axis ("dp", "fsdp", "tp", …), from
-  /// when every rank of the group had come; of "pp" the messages that were made
-  /// already;
+  /// Exposed communication by axis ("dp", "fsdp", "tp", …), from when every
+  /// rank of the group had come. For "pp", messages that were already computed;
   /// "" for the rest.
   std::map<std::string, double> communication;
   double for_ranks = 0;   // waiting in collectives for ranks that came later
@@ -34,24 +36,39 @@ struct RankTimes {
 /// A rank in each of the typical steps.
 struct RankHistory {
   int32_t rank = 0;
-  int32_t first_stage =
-      0;  // of the pipeline; ranks with the same one are peers
+  int32_t first_stage = 0;  // of the pipeline; the same for peers
   std::vector<RankTimes> steps;
   RankTimes mean;
 };
 
 struct RunTimes {
   std::vector<RankHistory> ranks;  // by rank
-  std::vector<int64_t>
-      steps;       // the typical ones: not over three times the median
-  RankTimes mean;  // over ranks
+  std::vector<int64_t> steps;  // typical ones: at most three times the median
+  RankTimes mean;              // over ranks
   bool pipeline = false;
 };
 
-/// Each number of `times` over its step: shares of it.
+/// Each number of `times` as a share of its step.
 RankTimes shares_of(const RankTimes& times);
 
-/// Of `timeline`; no ranks when no step was recorded.
+using RankStep = std::pair<int32_t, int64_t>;  // rank, step
+
+/// How long ranks wait in collectives for those that come late.
+struct LateRanks {
+  /// From when a rank came to a collective until the last one of its group did.
+  std::map<RankStep, Intervals> waits;
+  /// For each last rank, the time in which some rank waited for it.
+  std::map<RankStep, Intervals> caused;
+};
+
+/// Matches the calls of one collective by axis, name and order in the step. The
+/// layout says which ranks form a group. Without one, all ranks do if the
+/// step's collectives are along one axis; otherwise nothing is known. Messages
+/// between pipeline stages are left out.
+LateRanks
+late_ranks(const Timeline& timeline, const std::optional<Layout>& layout);
+
+/// The times of `timeline`, without ranks when no step was recorded.
 RunTimes
 run_times(const Timeline& timeline, const std::optional<Layout>& layout);
 

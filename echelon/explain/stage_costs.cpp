@@ -9,7 +9,7 @@
 namespace echelon {
 namespace {
 
-// What each pass took, its parts between waits put together.
+// Each pass as one block, with its parts between waits put together.
 PipelineRows whole_passes(const PipelineRows& rows) {
   std::map<std::tuple<int32_t, BlockKind, int32_t, int32_t>, PipelineBlock>
       whole;
@@ -25,10 +25,9 @@ PipelineRows whole_passes(const PipelineRows& rows) {
   }
   PipelineRows result{rows.rows, {}};
   for (const auto& [key, block] : whole) result.blocks.push_back(block);
-  std::stable_sort(
-      result.blocks.begin(), result.blocks.end(), [](auto& a, auto& b) {
-        return std::pair(a.row, a.begin) < std::pair(b.row, b.begin);
-      });
+  std::ranges::stable_sort(result.blocks, [](auto& a, auto& b) {
+    return std::pair(a.row, a.begin) < std::pair(b.row, b.begin);
+  });
   return result;
 }
 
@@ -61,7 +60,7 @@ Sums sums_of(const std::vector<PipelineRows>& steps) {
       sums.of_all[block.kind].add(seconds);
       auto& ranks = sums.ranks[block.stage];
       const int rank = rank_of(step.rows[static_cast<size_t>(block.row)]);
-      if (std::find(ranks.begin(), ranks.end(), rank) == ranks.end()) {
+      if (std::ranges::find(ranks, rank) == ranks.end()) {
         ranks.push_back(rank);
       }
     }
@@ -107,12 +106,11 @@ stage_costs(const Timeline& timeline, const std::vector<int64_t>& steps) {
     busy += weight * (1 - bubble_fraction(*even, rows.rows.size()));
   }
   costs.busy_share = busy;
-  const auto slowest =
-      std::max_element(costs.seconds.begin(), costs.seconds.end());
+  const auto slowest = std::ranges::max_element(costs.seconds);
   const auto stage = static_cast<int32_t>(slowest - costs.seconds.begin());
   if (const auto found = sums.ranks.find(stage); found != sums.ranks.end()) {
     costs.slowest_ranks = found->second;
-    std::sort(costs.slowest_ranks.begin(), costs.slowest_ranks.end());
+    std::ranges::sort(costs.slowest_ranks);
   }
   return costs;
 }

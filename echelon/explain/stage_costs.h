@@ -1,4 +1,4 @@
-// What a pipeline's passes took, and how long its schedule takes with them.
+// The time of a pipeline's passes, and of its schedule with such passes.
 #pragma once
 
 #include <cstdint>
@@ -10,20 +10,20 @@
 namespace echelon {
 
 struct StageCosts {
-  /// Of a microbatch, by stage: forward and all kinds of backward; means over
-  /// the typical steps and the copies of the pipeline. Waits inside are left
-  /// out.
+  /// Forward and backward of a microbatch, by stage, without waits: means over
+  /// the typical steps and the replicas of the pipeline.
   std::vector<double> seconds;
-  /// The run's own order of passes with these costs, from the first begin to
-  /// the last end, and with costs that are the same for all stages; means over
-  /// the steps.
+  /// The time of the run's own order of passes, from the first begin to the
+  /// last end: with these costs, and with the same costs for all stages. Means
+  /// over the steps.
   double as_they_are = 0;
   double even = 0;
-  double busy_share = 0;           // of `even`, that a rank computes
-  std::vector<int> slowest_ranks;  // that hold the stage which takes longest
+  double busy_share = 0;           // the share of `even` that a rank computes
+  std::vector<int> slowest_ranks;  // that hold the slowest stage
 };
 
-/// Empty: the timeline has no pipeline, or its passes cannot be put in order.
+/// Empty when the timeline has no pipeline, or its passes cannot be put in
+/// order.
 std::optional<StageCosts>
 stage_costs(const Timeline& timeline, const std::vector<int64_t>& steps);
 

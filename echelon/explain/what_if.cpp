@@ -14,21 +14,21 @@ namespace echelon {
 
 namespace {
 
-// What simulating a step takes time for.
+// Simulating a step takes time in proportion to its passes.
 double passes_of(const Strategy& strategy) {
   return static_cast<double>(
       strategy.num_microbatches() * num_stages(strategy));
 }
 
-// A simulated model has no data to look at: as many samples as any batch takes.
-std::optional<DataFacts> data_of_nobody(const RunRecord& run) {
+// The data of a simulated model: more samples than any batch takes.
+std::optional<DataFacts> imagined_data(const RunRecord& run) {
   const DataOptions& data = run.job->data;
   if (!run.simulated || data.name != "text") return {};
   if (!data.path.empty() || !data.sources.empty()) return {};
   DataFacts facts;
   facts.num_samples = facts.num_train = int64_t{1} << 50;
   facts.sample_shape = {data.sequence};
-  facts.classes = 1;  // words; the model has as many as it says
+  facts.classes = 1;  // the model says its vocabulary
   return facts;
 }
 
@@ -42,7 +42,7 @@ WhatIf::WhatIf(
     return;
   }
   try {
-    data_ = data_of_nobody(run);
+    data_ = imagined_data(run);
     if (!data_) data_ = check_job(*run.job, run.job->layout.num_ranks()).data;
     if (cluster) {
       cluster_ = *cluster;
@@ -108,7 +108,7 @@ std::optional<WhatIfStep> WhatIf::with(const Settings& settings) const {
   try {
     return simulated(settings);
   } catch (const Error&) {
-    return {};  // what does not go together is no fix
+    return {};  // contradictory settings are no fix
   }
 }
 

@@ -1,4 +1,4 @@
-// What the simulator says of a run with other settings.
+// Simulates a run with other settings.
 #pragma once
 
 #include <cstdint>
@@ -23,15 +23,15 @@ struct WhatIfStep {
   double seconds_per_sample = 0;
 };
 
-/// Simulates a run's configuration on a cluster, as it is and changed. What
-/// counts is how both compare: a cluster whose rates are guessed errs the same
-/// way in both.
+/// Simulates a run's configuration on a cluster, as it is and changed. Only the
+/// ratio of the two counts: a cluster whose rates are guessed errs the same way
+/// in both.
 class WhatIf {
  public:
-  /// `cluster` empty: that of a simulated run, else this machine
-  /// (cluster/local_cluster.h). Layers are the counted
-  /// ones where the run has them, else those of formulas.
-  /// Settings are tried until that has taken `seconds`: see num_left_out().
+  /// Without `cluster`, takes that of a simulated run, or this machine
+  /// (cluster/local_cluster.h). Takes the run's counted layers if it has them,
+  /// else those of formulas. Tries settings until that has taken `seconds`: see
+  /// num_left_out().
   WhatIf(
       const RunRecord& run, const std::optional<Cluster>& cluster,
       double seconds = 10);
@@ -40,22 +40,21 @@ class WhatIf {
   const std::optional<WhatIfStep>& base() const { return base_; }
   const std::string& why() const { return why_; }
   const Cluster& cluster() const { return cluster_; }
-  /// Whether its rates are guesses: then times are none to compare with the
+  /// Whether its rates are guesses, so that times do not compare with the
   /// run's.
   bool is_guessed() const { return guessed_; }
 
   /// How many settings were left out, because they would have taken too long.
   int64_t num_left_out() const { return left_out_; }
-  /// Why none of the settings is a fix: `why`, unless it may be one that was
-  /// left out.
+  /// Why no setting is a fix: `why`, unless settings were left out.
   std::string none_found(const std::string& why) const;
 
-  /// Empty: there is no base, the settings are none for this run, or they are
-  /// left out.
+  /// Empty when there is no base, the settings are invalid for this run, or
+  /// they were left out.
   std::optional<WhatIfStep> with(const Settings& settings) const;
-  /// What a sample's time falls by, as a share; negative: it rises.
+  /// The share by which a sample's time falls; negative: it rises.
   double gain(const WhatIfStep& other) const;
-  /// The one that fits and gains most, at least `least`; empty: none does.
+  /// The step that fits and gains most, at least `least`, if there is one.
   std::optional<WhatIfStep>
   best_of(const std::vector<Settings>& all, double least = 0.01) const;
 
@@ -68,10 +67,10 @@ class WhatIf {
   std::optional<DataFacts> data_;  // looked at once; fixes leave it as it is
   Cluster cluster_;
   bool guessed_ = false;
-  double seconds_;            // that trying may take
-  mutable double spent_ = 0;  // of them
+  double seconds_;  // the budget for simulations
+  mutable double spent_ = 0;
   mutable int64_t left_out_ = 0;
-  double seconds_of_pass_ = 0;  // to simulate the base, for each of its passes
+  double seconds_of_pass_ = 0;  // for simulating a pass of the base
   std::optional<WhatIfStep> base_;
   std::string why_;
 };

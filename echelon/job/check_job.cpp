@@ -12,18 +12,14 @@
 #include "echelon/cluster/host.h"
 #include "echelon/error.h"
 #include "echelon/job/pipeline_schedule.h"
-#include "echelon/job/unused_settings.h"
 #include "echelon/layout/layout.h"
 #include "echelon/layout/partition.h"
+#include "echelon/text/format.h"
 
 namespace echelon {
 namespace {
 
-std::string number(int64_t value) {
-  return std::to_string(value);
-}
-
-// The rules, each a function that throws. `where` tells how a message begins.
+// Each rule is a function that throws.
 class Checker {
  public:
   Checker(const Job& job, int64_t num_ranks)
@@ -31,7 +27,7 @@ class Checker {
     if (document_.entries().empty()) document_ = describe(job);
   }
 
-  // `data`: what is known of it; else it is looked at.
+  // Without `data`, the files are inspected.
   JobFacts run(const std::optional<DataFacts>& data) {
     check_layout();
     if (job_.layout.tp > 1) check_tensor_parallel();
@@ -76,12 +72,11 @@ class Checker {
         fail(
             key,
             "this version has data, sharded, pipeline and tensor parallelism; "
-            "use "
-            "dp, fsdp, pp or tp instead");
+            "use dp, fsdp, pp or tp instead");
       }
     }
     if (num_ranks_ < 1) {
-      throw ConfigError("-n " + number(num_ranks_) + ": must be at least 1");
+      throw ConfigError(format("-n {}: must be at least 1", num_ranks_));
     }
     try {
       check_world_size(job_.layout, num_ranks_);
@@ -98,7 +93,7 @@ class Checker {
         "either [layout] tp or devices");
   }
 
-  // The setting that puts parameters into shards.
+  // The setting because of which parameters are in shards.
   std::string shards_key() const {
     if (job_.layout.dp_shard > 1) return "layout.fsdp";
     if (job_.precision.compute != "same") return "precision.compute";
@@ -112,20 +107,20 @@ class Checker {
     const std::string name = key.substr(dot + 1);
     if (!job_.model.devices.empty()) {
       fail(
-          key, "is for ranks that drive one device, and [model] devices has " +
-                   number(static_cast<int64_t>(job_.model.devices.size())) +
-                   "; leave devices out, with [layout] pp to cut the list of "
-                   "layers, "
-                   "or leave " +
-                   name + " out");
+          key, format(
+                   "is for ranks that drive one device, and [model] devices "
+                   "has {}; leave devices out, with [layout] pp to partition "
+                   "the list of layers, or leave {} out",
+                   job_.model.devices.size(), name));
     }
     if (job_.train.compress != "none") {
       fail(
           "train.compress",
-          "is for gradients that are averaged whole, and with [" +
-              key.substr(0, dot) + "] " + name +
-              " they are not; set [precision] reduce = \"bf16\" instead, which "
-              "sends half of the bytes");
+          format(
+              "is for unsharded gradients, and with [{}] {} they are sharded; "
+              "set [precision] reduce = \"bf16\" instead, which sends half of "
+              "the bytes",
+              key.substr(0, dot), name));
     }
   }
 
@@ -135,8 +130,7 @@ class Checker {
       fail(
           "memory.recompute",
           "needs activation_bytes, what a rank may keep for backward; set it, "
-          "or "
-          "recompute = \"selective\"");
+          "or recompute = \"selective\"");
     }
   }
 
@@ -165,28 +159,29 @@ class Checker {
     }
     microbatches_ = schedule.num_microbatches;
     check_device_bytes(job_.layout.pp, "pipeline ranks");
-    check_cut(
+    check_partition(
         "layout.pp", schedule.num_stages(),
         schedule.num_stages() == job_.layout.pp
             ? "stages"
-            : "stages, " + number(schedule.num_stages() / job_.layout.pp) +
-                  " on each rank");
+            : format(
+                  "stages, {} on each rank",
+                  schedule.num_stages() / job_.layout.pp));
   }
 
-  // Whether the model's layers can be cut into so many slices.
-  void
-  check_cut(const std::string& key, int64_t slices, const std::string& what) {
+  // Whether the model's layers can be partitioned into so many slices.
+  void check_partition(
+      const std::string& key, int64_t slices, const std::string& what) {
     const auto layers = list_layers(job_.model);
     const auto count = static_cast<int64_t>(layers.size());
     if (slices > count) {
       fail(
-          key, "makes " + number(slices) + " " + what + ", but " +
-                   job_.model.name + " has " + number(count) +
-                   " layers; at most " + number(count));
+          key, format(
+                   "makes {} {}, but {} has {} layers; at most {}", slices,
+                   what, job_.model.name, count, count));
     }
     if (job_.model.cut.empty()) return;
     try {
-      cut_at(layers, job_.model.cut, static_cast<size_t>(slices));
+      partition_at(layers, job_.model.cut, static_cast<size_t>(slices));
     } catch (const ConfigError& error) {
       throw ConfigError(place("model.cut") + "[model] " + error.what());
     }
@@ -196,8 +191,9 @@ class Checker {
     const auto entries = static_cast<int64_t>(job_.model.device_bytes.size());
     if (entries == 0 || entries == count) return;
     fail(
-        "model.device_bytes", "must have an entry for each of the " +
-                                  number(count) + " " + what + ", or none");
+        "model.device_bytes",
+        format(
+            "must have an entry for each of the {} {}, or none", count, what));
   }
 
   void check_devices() {
@@ -211,17 +207,18 @@ class Checker {
       if (device != "cpu" && !cuda) {
         fail(
             "model.devices",
-            "\"" + device + "\" is not a device; write \"cpu\" or \"cuda:0\"");
+            format(
+                "\"{}\" is not a device; write \"cpu\" or \"cuda:0\"", device));
       }
       if (cuda && !gpus) {
         fail(
             "model.devices",
-            "this machine shows no NVIDIA GPU; use \"cpu\", as often as the "
-            "model is to be cut");
+            "this machine shows no NVIDIA GPU; use \"cpu\", once for each "
+            "slice of the model");
       }
     }
     check_device_bytes(static_cast<int64_t>(model.devices.size()), "devices");
-    check_cut(
+    check_partition(
         "model.devices", static_cast<int64_t>(model.devices.size()), "slices");
   }
 
@@ -230,12 +227,11 @@ class Checker {
       fail(
           "precision.compute",
           "[model] dtype = \"float64\" would be rounded to it in each layer; "
-          "set "
-          "dtype = \"float32\", or compute = \"same\"");
+          "set dtype = \"float32\", or compute = \"same\"");
     }
   }
 
-  // Passes of one step over the parameters, each with its part of the batch.
+  // The forward and backward passes of one step, each on its part of the batch.
   int64_t passes_per_step() const {
     return job_.layout.pp > 1 ? microbatches_ : job_.train.accumulate;
   }
@@ -250,33 +246,33 @@ class Checker {
     int64_t divisor = 0;
     if (__builtin_mul_overflow(degree, passes_per_step(), &divisor) ||
         divisor > train.batch) {
-      const std::string rule =
-          "is less than 1 sample for each of " + shares(degree) + "; ";
       fail(
           "train.batch",
-          rule + (divisor > 0 && divisor <= 1 << 30
-                      ? "the smallest batch is " + number(divisor)
-                      : "lower " + passes_name()));
+          format(
+              "is less than 1 sample for each of {}; {}", shares(degree),
+              divisor > 0 && divisor <= 1 << 30
+                  ? format("the smallest batch is {}", divisor)
+                  : "lower " + passes_name()));
     }
     if (train.batch % divisor == 0) return;
     const int64_t below = train.batch / divisor * divisor;
     fail(
         "train.batch",
-        "does not divide by " + shares(degree) +
-            (degree > 1 && passes_per_step() > 1 ? " = " + number(divisor)
-                                                 : "") +
-            "; " + number(below) + " or " + number(below + divisor) + " does");
+        format(
+            "does not divide by {}{}; {} or {} does", shares(degree),
+            degree > 1 && passes_per_step() > 1 ? format(" = {}", divisor) : "",
+            below, below + divisor));
   }
 
   static std::string ranks(int64_t degree) {
-    return number(degree) + (degree == 1 ? " rank" : " ranks");
+    return format("{} {}", degree, degree == 1 ? "rank" : "ranks");
   }
   // "2 ranks * microbatches 4", "microbatches 4"
   std::string shares(int64_t degree) const {
     const int64_t passes = passes_per_step();
     if (passes == 1) return ranks(degree);
-    const std::string name = passes_name() + " " + number(passes);
-    return degree == 1 ? name : ranks(degree) + " * " + name;
+    const std::string name = format("{} {}", passes_name(), passes);
+    return degree == 1 ? name : format("{} * {}", ranks(degree), name);
   }
   std::string passes_name() const {
     return job_.layout.pp > 1 ? "microbatches" : "accumulate";
@@ -288,8 +284,9 @@ class Checker {
     const auto entries = static_cast<int64_t>(train.rank_batch.size());
     if (entries != degree) {
       fail(
-          "train.rank_batch", "has " + number(entries) + " entries for " +
-                                  ranks(degree) + "; give one for each");
+          "train.rank_batch", format(
+                                  "has {} entries for {}; give one for each",
+                                  entries, ranks(degree)));
     }
     int64_t sum = 0;
     for (int64_t batch : train.rank_batch) {
@@ -299,16 +296,18 @@ class Checker {
     }
     if (sum != train.batch) {
       fail(
-          "train.rank_batch",
-          "sums to " + number(sum) + ", but batch is " + number(train.batch) +
-              "; set batch = " + number(sum) + " or change the entries");
+          "train.rank_batch", format(
+                                  "sums to {}, but batch is {}; set batch = {} "
+                                  "or change the entries",
+                                  sum, train.batch, sum));
     }
     for (int64_t batch : train.rank_batch) {
       if (batch % passes_per_step() != 0) {
         fail(
             "train.rank_batch",
-            number(batch) + " does not divide by " + passes_name() + " " +
-                number(passes_per_step()) + "; each entry must");
+            format(
+                "{} does not divide by {} {}; each entry must", batch,
+                passes_name(), passes_per_step()));
       }
     }
   }
@@ -317,9 +316,10 @@ class Checker {
     const auto& train = job_.train;
     if (train.steps > 0 && train.epochs > 0) {
       fail(
-          "train.epochs", "steps = " + number(train.steps) +
-                              " is set too; exactly one of the two says how "
-                              "long the run is");
+          "train.epochs", format(
+                              "steps = {} is set too; exactly one of the two "
+                              "says how long the run is",
+                              train.steps));
     }
     if (train.steps == 0 && train.epochs == 0) {
       fail(
@@ -359,10 +359,10 @@ class Checker {
     const bool from_disk = data.name == "tensors" || data.name == "images";
     if (from_disk && data.path.empty()) {
       fail(
-          "data.name", data.name == "images"
-                           ? "needs path, a folder of class folders"
-                           : "needs path, a .safetensors file with inputs and "
-                             "targets");
+          "data.name",
+          data.name == "images"
+              ? "needs path, a folder of class folders"
+              : "needs path, a .safetensors file with inputs and targets");
     }
     try {
       return inspect_data(data);
@@ -373,7 +373,7 @@ class Checker {
     }
   }
 
-  // Messages about settings of texts begin with the key; tell who set it.
+  // A message about a setting of texts begins with the key. Returns who set it.
   std::string settings_place(const std::string& message) const {
     const auto& data = job_.data;
     if (data.name == "text") {
@@ -394,7 +394,7 @@ class Checker {
                                                : "data.holdout_path");
   }
 
-  // Messages about files begin with the path; tell who named it.
+  // A message about a file begins with its path. Returns who named it.
   std::string data_place(const std::string& message) const {
     const auto& data = job_.data;
     const auto begins_with = [&](const std::string& path) {
@@ -413,22 +413,22 @@ class Checker {
     const auto& data = facts.data;
     if (data.num_train < job_.train.batch) {
       fail(
-          "train.batch", "there are " + number(data.num_train) +
-                             " samples to train on (" +
-                             number(data.num_holdout) +
-                             " held out); a batch must not be larger");
+          "train.batch", format(
+                             "there are {} samples to train on ({} held out); "
+                             "a batch must not be larger",
+                             data.num_train, data.num_holdout));
     }
   }
 
   void check_kind_of_data() {
-    // The reverse is for list_parameters to say.
+    // list_parameters checks the reverse.
     if (job_.data.name != "text" || is_language_model(job_.model)) return;
     fail(
         "data.name",
-        "is for models that say the next token, and model \"" +
-            job_.model.name +
-            "\" tells classes apart; set [model] name = \"gpt2\", say, or use "
-            "other data");
+        format(
+            "is for models that predict the next token, and model \"{}\" is a "
+            "classifier; set [model] name = \"gpt2\", say, or use other data",
+            job_.model.name));
   }
 
   int64_t classes(const DataFacts& data) {
@@ -443,9 +443,10 @@ class Checker {
     if (classes == 0) return data.classes;
     if (classes < data.classes) {
       fail(
-          "model.classes", "the data has " + number(data.classes) +
-                               " classes; set at least as many, or 0 to take "
-                               "the data's");
+          "model.classes", format(
+                               "the data has {} classes; set at least as many, "
+                               "or 0 to take the data's",
+                               data.classes));
     }
     return classes;
   }
@@ -468,8 +469,9 @@ class Checker {
     if (optimizer.warmup_steps > 0 && optimizer.warmup_steps >= steps) {
       fail(
           "optimizer.warmup_steps",
-          "the run has " + number(steps) +
-              " steps, so the warm-up would never end; lower it");
+          format(
+              "the run has {} steps, so the warmup would never end; lower it",
+              steps));
     }
   }
 
@@ -494,8 +496,8 @@ class Checker {
     return num_parameters(parameters);
   }
 
-  // Each rank computes some of a layer's outputs; the last layer, which gives
-  // the scores, is cut by its inputs.
+  // Each rank computes some of a layer's outputs. The last layer, which gives
+  // the scores, is sharded by its inputs.
   void check_widths(const std::vector<ParameterInfo>& parameters) {
     std::vector<int64_t> widths;
     for (const auto& parameter : parameters) {
@@ -505,12 +507,13 @@ class Checker {
     const int64_t least = *std::min_element(widths.begin(), widths.end() - 1);
     if (job_.layout.tp <= least) return;
     fail(
-        "layout.tp", "the narrowest layer of " + job_.model.name + " has " +
-                         number(least) + " outputs to share out; tp may be " +
-                         number(least) + " at most");
+        "layout.tp", format(
+                         "the narrowest layer of {} has {} outputs to shard; "
+                         "tp may be {} at most",
+                         job_.model.name, least, least));
   }
 
-  // `key`: who is to blame when it does not fit.
+  // `key`: the setting that errors name.
   void
   check_text_model(const JobFacts& facts, int64_t tp, const std::string& key) {
     try {
@@ -524,9 +527,9 @@ class Checker {
   void check_threads(JobFacts& facts) {
     const int64_t cores = available_cores();
     if (job_.train.threads > cores) {
-      facts.warnings.push_back(
-          document_.where("train.threads") + ": more than the " +
-          number(cores) + " cores that it may use here; it will be slower");
+      facts.warnings.push_back(format(
+          "{}: more than the {} cores that it may use here; it will be slower",
+          document_.where("train.threads"), cores));
     }
   }
 

@@ -1,4 +1,4 @@
-// What can be known to be wrong with a job before a rank starts.
+// Finds what is wrong with a job before a rank starts.
 #pragma once
 
 #include <cstdint>
@@ -15,16 +15,19 @@ struct JobFacts {
   int64_t classes = 0;         // outputs of the model
   int64_t steps = 0;           // of the whole run; epochs counted in steps
   int64_t num_parameters = 0;  // trained numbers of the model
-  /// Settings that have no effect, one line each, to be printed once.
+  /// find_unused_settings() and other warnings, one line each.
   std::vector<std::string> warnings;
 };
 
-/// Every rule that ties settings to each other, to the number of ranks and to
-/// the files they name. Reads folders, headers and targets, not samples.
+/// Checks every rule that ties settings to each other, to the number of ranks
+/// and to the files they name. Reads folders, headers and targets, not samples.
 /// Throws ConfigError or DataError: place, values, rule, way out; five lines.
 JobFacts check_job(const Job& job, int64_t num_ranks);
-/// The same of data that was looked at before, or that nobody has: its files
-/// are left alone.
+/// The same with known facts about the data, whose files are not read.
 JobFacts check_job(const Job& job, int64_t num_ranks, const DataFacts& data);
+
+/// The settings that this job's choice of model, data, optimizer … ignores,
+/// although they differ from the default: place, key and why, a line each.
+std::vector<std::string> find_unused_settings(const Job& job);
 
 }  // namespace echelon

@@ -3,6 +3,7 @@
 #include "echelon/config/section.h"
 #include "echelon/error.h"
 #include "echelon/options/layout.h"
+#include "echelon/text/format.h"
 
 namespace echelon {
 namespace {
@@ -20,16 +21,15 @@ void bind_all(config::Document& document, Job& job) {
   bind(layout, job.pipeline);
   bind(layout, job.tensor);
   table(
-      "shard", "what the ranks of fsdp share out, and when it is whole",
+      "shard", "what the ranks of fsdp shard, and when it is unsharded",
       job.shard);
   table("memory", "what is kept for backward, and where", job.memory);
   table(
-      "precision", "number types of forward, backward and sums", job.precision);
+      "precision", "number types of forward, backward and reductions",
+      job.precision);
   table("optimizer", "how the parameters change", job.optimizer);
   table("train", "the loop", job.train);
-  table(
-      "checkpoint", "when training is saved, and taken up again",
-      job.checkpoint);
+  table("checkpoint", "when training is saved and resumed", job.checkpoint);
   table("comm", "how ranks talk to each other", job.comm);
 }
 
@@ -38,24 +38,17 @@ void set_layout(config::Document& document, const std::string& text) {
   const std::string flag = "--layout " + text;
   document.clear("layout", degree_keys());
   document.clear("layout", {"order"});
-  const auto set = [&](const char* key, int64_t degree) {
-    if (degree != 1) {
-      document.set("layout", key, std::to_string(degree), flag);
-    }
+  const auto set = [&](std::string_view key, config::Value value) {
+    document.set("layout", std::string(key), std::move(value), flag);
   };
-  // dp says who set the layout, also when it is 1.
-  document.set("layout", "dp", std::to_string(layout.dp_replicate), flag);
-  set("fsdp", layout.dp_shard);
-  set("tp", layout.tp);
-  set("pp", layout.pp);
-  set("cp", layout.cp);
-  set("ep", layout.ep);
+  for (const Axis axis : kAxes) {
+    const int64_t degree = layout.degree(axis);
+    // dp says who set the layout, even when it is 1.
+    if (degree == 1 && axis != Axis::dp_replicate) continue;
+    set(short_name(axis), config::Value(degree));
+  }
   if (layout.order != kAxes) {
-    std::string names;
-    for (const auto& name : order_names(layout.order)) {
-      names += (names.empty() ? "[\"" : ", \"") + name + "\"";
-    }
-    document.set("layout", "order", names + "]", flag);
+    set("order", config::Value(order_names(layout.order)));
   }
 }
 
@@ -63,23 +56,31 @@ void apply(config::Document& document, const Overrides& overrides) {
   for (const auto& assignment : overrides.set) document.set(assignment);
   if (!overrides.layout.empty()) set_layout(document, overrides.layout);
   if (overrides.num_ranks > 0 && !document.has_keys("layout", degree_keys())) {
-    const std::string ranks = std::to_string(overrides.num_ranks);
-    document.set("layout", "dp", ranks, "-n " + ranks);
+    document.set(
+        "layout", "dp", config::Value(overrides.num_ranks),
+        format("-n {}", overrides.num_ranks));
   }
   if (!overrides.ranks.empty()) {
     document.set(
-        "train", "ranks", config::toml_text(std::string_view(overrides.ranks)),
+        "train", "ranks", config::Value(overrides.ranks),
         "--ranks " + overrides.ranks);
   }
   if (overrides.overwrite) {
-    document.set("train", "overwrite", "true", "--overwrite");
+    document.set("train", "overwrite", config::Value(true), "--overwrite");
   }
   if (!overrides.resume.empty()) {
     document.set(
-        "checkpoint", "resume",
-        config::toml_text(std::string_view(overrides.resume)),
+        "checkpoint", "resume", config::Value(overrides.resume),
         "--resume " + overrides.resume);
   }
+}
+
+Job bound(config::Document document) {
+  Job job;
+  bind_all(document, job);
+  document.finish();
+  job.document = std::move(document);
+  return job;
 }
 
 }  // namespace
@@ -95,18 +96,6 @@ bool adds_gradients(const Job& job) {
   const bool passes = job.train.accumulate > 1 || job.layout.pp > 1;
   return job.layout.data_degree() > 1 || (low && passes);
 }
-
-namespace {
-
-Job bound(config::Document document) {
-  Job job;
-  bind_all(document, job);
-  document.finish();
-  job.document = std::move(document);
-  return job;
-}
-
-}  // namespace
 
 Job load_job(const std::string& path, const Overrides& overrides) {
   auto document = config::Document::read(path);

@@ -26,8 +26,8 @@ struct Job {
   ModelOptions model;
   DataOptions data;
   Layout layout;
-  PipelineLayout pipeline;       // of [layout] too; read when layout.pp > 1
-  TensorParallelOptions tensor;  // of [layout] too; read when layout.tp > 1
+  PipelineLayout pipeline;       // in [layout] too; read when layout.pp > 1
+  TensorParallelOptions tensor;  // in [layout] too; read when layout.tp > 1
   ShardOptions shard;            // read when layout.dp_shard > 1
   MemoryOptions memory;
   PrecisionOptions precision;
@@ -35,18 +35,18 @@ struct Job {
   TrainOptions train;
   CheckpointOptions checkpoint;
   CommOptions comm;
-  /// Who set what: errors and `config show` ask it. Empty when a program filled
-  /// the options by itself.
+  /// Who set what, for errors and `config show`. Empty when a program filled
+  /// the options itself.
   config::Document document;
 };
 
-/// Whether parameters lie in flat shards with a master copy of their own
-/// (parallel/shard): they are cut over dp_shard, are computed with in another
-/// dtype, are summed in another one, or are kept in the host's memory.
+/// Whether parameters are kept in flat shards with a separate master copy
+/// (parallel/shard): because they are sharded over dp_shard, used or reduced in
+/// another dtype, or kept in the host's memory.
 bool shards_parameters(const Job& job);
 
-/// Whether gradients are added up, over ranks or, in low precision, over the
-/// passes of a step: then precision.reduce says in what.
+/// Whether gradients are summed, over ranks or, in low precision, over the
+/// passes of a step. precision.reduce then says in which type.
 bool adds_gradients(const Job& job);
 
 /// What the command line sets over the file.
@@ -59,14 +59,14 @@ struct Overrides {
   std::string resume;            // --resume
 };
 
-/// Reads and checks each value by itself (check_job checks them together).
+/// Reads and checks each value by itself; check_job checks them together.
 /// Throws ConfigError with file, line and column, five lines at most.
 Job load_job(const std::string& path, const Overrides& overrides = {});
-/// The same of a configuration's text; errors call it `name`.
+/// The same for a configuration's text, which errors call `name`.
 Job parse_job(const std::string& text, const std::string& name);
 
-/// The tables of a configuration with the options' current values, all of them
-/// `default`: the reference, and the base of to_toml.
+/// The tables of a configuration with the options' current values, all marked
+/// as `default`: the base of the reference and of to_toml.
 config::Document describe(Job job);
 
 /// The complete configuration; load_job reads it back identically.

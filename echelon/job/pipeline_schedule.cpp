@@ -10,25 +10,23 @@ namespace {
 
 constexpr int64_t kMicrobatchesPerRank = 4;
 
-// What every data rank's batch divides by; 0 when their number does not divide
-// the batch at all.
-int64_t common_batch(const Job& job) {
+// The greatest number that divides every data-parallel rank's batch; 0 when
+// the ranks do not divide the batch.
+int64_t common_batch(const TrainOptions& train, const Layout& layout) {
   int64_t common = 0;
-  for (const int64_t batch : job.train.rank_batch) {
-    common = std::gcd(common, batch);
-  }
+  for (const int64_t batch : train.rank_batch) common = std::gcd(common, batch);
   if (common > 0) return common;
-  const int64_t degree = job.layout.data_degree();
-  return job.train.batch % degree == 0 ? job.train.batch / degree : 0;
+  const int64_t degree = layout.data_degree();
+  return train.batch % degree == 0 ? train.batch / degree : 0;
 }
 
 bool is_defined(const PipelineLayout& pipeline, int64_t ranks) {
   try {
     make_schedule(pipeline, ranks);
-    return true;
   } catch (const ConfigError&) {
     return false;
   }
+  return true;
 }
 
 }  // namespace
@@ -40,14 +38,14 @@ int64_t microbatches_of(const Job& job) {
   }
   if (job.pipeline.microbatches > 0) return job.pipeline.microbatches;
   const int64_t most = kMicrobatchesPerRank * job.layout.pp;
-  const int64_t common = common_batch(job);
+  const int64_t common = common_batch(job.train, job.layout);
   PipelineLayout pipeline = job.pipeline;
   for (int64_t count = most; count > 1; --count) {
     if (common % count != 0) continue;
     pipeline.microbatches = count;
     if (is_defined(pipeline, job.layout.pp)) return count;
   }
-  return job.layout.pp;  // does not fit; the checks say so with this number
+  return job.layout.pp;  // divides nothing; the checks name this number
 }
 
 Schedule pipeline_schedule(const Job& job) {

@@ -8,9 +8,9 @@
 
 namespace echelon {
 
-/// The microbatches of one step: as configured, or the most, up to 4 for each
-/// pipeline rank, that divide every data rank's batch and for which the
-/// schedule is defined. 1 without a pipeline.
+/// The microbatches of one step, 1 without a pipeline. If not configured, the
+/// most that divide every data-parallel rank's batch and for which the schedule
+/// is defined, up to 4 for each pipeline rank.
 int64_t microbatches_of(const Job& job);
 
 /// The schedule of job.layout.pp ranks, checked. Throws ConfigError as

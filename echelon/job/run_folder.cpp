@@ -12,6 +12,7 @@
 #include "echelon/checkpoint/files/folder_files.h"
 #include "echelon/checkpoint/format/new_file.h"
 #include "echelon/error.h"
+#include "echelon/text/format.h"
 
 namespace echelon {
 namespace {
@@ -19,11 +20,12 @@ namespace {
 namespace fs = std::filesystem;
 
 std::string place(const Job& job) {
-  return job.document.name().empty() ? "[train] run = \"" + job.train.run + "\""
-                                     : job.document.where("train.run");
+  return job.document.name().empty()
+             ? format("[train] run = \"{}\"", job.train.run)
+             : job.document.where("train.run");
 }
 
-// The nearest folder above that exists: where the run's folder would be made.
+// The nearest existing folder above, in which the run's folder would be made.
 fs::path existing_parent(const fs::path& path) {
   fs::path parent = path.lexically_normal();
   std::error_code error;
@@ -36,18 +38,18 @@ fs::path existing_parent(const fs::path& path) {
 void require_writable(const Job& job, const fs::path& folder) {
   std::error_code error;
   if (!fs::is_directory(folder, error)) {
-    throw ConfigError(
-        place(job) + ": " + folder.string() +
-        " is a file; name a folder below another one");
+    throw ConfigError(format(
+        "{}: {} is a file; name a folder below another one", place(job),
+        folder.string()));
   }
   if (::access(folder.c_str(), W_OK | X_OK) != 0) {
-    throw ConfigError(
-        place(job) + ": " + folder.string() + " cannot be written: " +
-        std::strerror(errno) + "; name a folder elsewhere");
+    throw ConfigError(format(
+        "{}: {} cannot be written: {}; name a folder elsewhere", place(job),
+        folder.string(), std::strerror(errno)));
   }
 }
 
-// Nothing, or what a crash left of the first file that is written there.
+// Whether the folder is empty, apart from what a crash left of its first file.
 bool holds_nothing(const fs::path& run) {
   std::error_code error;
   const fs::directory_iterator entries(run, error);
@@ -58,14 +60,14 @@ bool holds_nothing(const fs::path& run) {
          });
 }
 
-// What checkpoint.resume names, when it names something.
+// The checkpoints that checkpoint.resume names, if any.
 std::vector<CheckpointPlace> named_checkpoints(const Job& job) {
   const std::string& from = job.checkpoint.resume;
   if (from == "auto" || from == "never") return {};
   return find_checkpoints(from);
 }
 
-// Also by a link that leads there.
+// Whether `path` is inside `folder`, also through a link.
 bool lies_in(const fs::path& path, const fs::path& folder) {
   std::error_code error;
   const fs::path whole = fs::weakly_canonical(path, error);
@@ -75,15 +77,16 @@ bool lies_in(const fs::path& path, const fs::path& folder) {
   return !error && differ.first == outer.end();
 }
 
-// Before all that is in the folder is removed.
+// Called before the folder's contents are removed.
 void check_overwrite(const Job& job) {
   const fs::path run = job.train.run;
   const auto keep = [&](const fs::path& path, const std::string& key,
                         const std::string& value) {
     if (value.empty() || !lies_in(path, run)) return;
-    throw ConfigError(
-        place(job) + ": overwrite would remove what " + key + " = \"" + value +
-        "\" names; leave one of them out, or name another folder for the run");
+    throw ConfigError(format(
+        "{}: overwrite would remove what {} = \"{}\" names; leave one of them "
+        "out, or name another folder for the run",
+        place(job), key, value));
   };
   for (const auto& checkpoint : named_checkpoints(job)) {
     keep(job.checkpoint.resume, "checkpoint.resume", job.checkpoint.resume);
@@ -97,15 +100,15 @@ void check_overwrite(const Job& job) {
     keep(source, "data.sources", source);
 }
 
-// As config.toml has it: running that again destroys nothing.
+// The text of config.toml. Running that again destroys nothing.
 std::string text_of(Job job) {
   job.train.overwrite = false;
   return to_toml(job);
 }
 
-// The same run was killed before its first checkpoint: nothing of it is lost
-// when it begins again.
-bool was_cut_short(const Job& job) {
+// Whether the same run was killed before its first checkpoint, so that starting
+// it again loses nothing.
+bool was_killed_early(const Job& job) {
   const fs::path run = job.train.run;
   std::error_code error;
   return saves(job.checkpoint) && job.checkpoint.resume != "never" &&
@@ -113,9 +116,9 @@ bool was_cut_short(const Job& job) {
          folder_files::read_file(run / "config.toml") == text_of(job);
 }
 
-// The run's own are there; whether training goes on from the newest of them.
-// What it began with may be named all the same, and be gone: who queues a
-// command again changes nothing in it.
+// Throws unless a run with checkpoints of its own may resume from the newest.
+// checkpoint.resume may still name what the run started from, even if that is
+// gone, because the same command is queued again unchanged.
 void check_own_checkpoints(
     const Job& job, const std::vector<CheckpointPlace>& own) {
   const std::string& from = job.checkpoint.resume;
@@ -130,10 +133,11 @@ void check_own_checkpoints(
         !fs::equivalent(from, older.path, error)) {
       continue;
     }
-    throw ConfigError(
-        place(job) + ": goes on from its newest checkpoint, that of step " +
-        std::to_string(own.front().step) + ", but resume = \"" + from +
-        "\" is an older one; name another folder for a run that begins there");
+    throw ConfigError(format(
+        "{}: resumes from its newest checkpoint, that of step {}, but resume = "
+        "\"{}\" is an older one; name another folder for a run that begins "
+        "there",
+        place(job), own.front().step, from));
   }
 }
 
@@ -163,7 +167,7 @@ bool check_run_folder(const Job& job) {
         ": is a folder without config.toml, so no run of Echelon; it is left "
         "alone: name another one");
   }
-  // Whoever writes there is not disturbed.
+  // Throws while another process writes there.
   if (fs::is_directory(run / "checkpoints", error)) {
     const CheckpointLock lock(run / "checkpoints");
   }
@@ -175,10 +179,10 @@ bool check_run_folder(const Job& job) {
   const auto own = list_checkpoints(run / "checkpoints");
   if (own.empty()) {
     named_checkpoints(job);
-    if (was_cut_short(job)) return true;
+    if (was_killed_early(job)) return true;
     throw ConfigError(
         place(job) +
-        ": exists and has no checkpoints to go on from; --overwrite replaces "
+        ": exists and has no checkpoints to resume from; --overwrite replaces "
         "it, or name another folder");
   }
   check_own_checkpoints(job, own);
@@ -186,15 +190,15 @@ bool check_run_folder(const Job& job) {
 }
 
 std::string make_run_folder(const Job& job) {
-  const bool goes_on = check_run_folder(job);
+  const bool resumes = check_run_folder(job);
   const fs::path run = job.train.run;
   try {
-    if (!goes_on) fs::remove_all(run);
+    if (!resumes) fs::remove_all(run);
     fs::create_directories(run);
   } catch (const fs::filesystem_error& error) {
-    throw ConfigError(
-        place(job) + ": cannot be made: " + error.code().message() +
-        "; name a folder elsewhere");
+    throw ConfigError(format(
+        "{}: cannot be made: {}; name a folder elsewhere", place(job),
+        error.code().message()));
   }
   const std::string text = text_of(job);
   const std::string path = (run / "config.toml").string();

@@ -1,5 +1,5 @@
-// What a model was trained by: the configuration of a run or a checkpoint. Free
-// of LibTorch.
+// The configuration that a run or a checkpoint was trained with. Free of
+// LibTorch.
 #pragma once
 
 #include <string>
@@ -8,12 +8,12 @@
 
 namespace echelon {
 
-/// Of the weights that WeightsSource(place) has: as the newest checkpoint's
-/// manifest says, of a run without checkpoints (last_weights()) as its
-/// config.toml does.
+/// The configuration behind the weights of WeightsSource(place): from the
+/// newest checkpoint's manifest, or from config.toml for a run without
+/// checkpoints (last_weights()).
 ///
-/// Throws CheckpointError when `place` leads to neither, and what load_job
-/// throws.
+/// Throws CheckpointError when `place` is neither a run nor a checkpoint, and
+/// what load_job throws.
 Job trained_job(const std::string& place);
 
 }  // namespace echelon

@@ -1,160 +1,181 @@
-#include "echelon/job/unused_settings.h"
-
 #include "echelon/architecture/language_model.h"
+#include "echelon/job/check_job.h"
+#include "echelon/text/format.h"
 
 namespace echelon {
 namespace {
 
-// `unless`: as in find_unused_settings.
-template <class Unless>
-void find_unused_precision(const Job& job, const Unless& unless) {
-  const auto& precision = job.precision;
-  const bool low = precision.compute != "same";
-  const bool dynamic = precision.compute == "fp16" && precision.loss_scale == 0;
-  const std::string by_scale =
-      precision.loss_scale > 0 ? "with a loss_scale that is fixed"
-                               : "with compute \"" + precision.compute + "\"";
-  unless(
-      dynamic, by_scale,
-      {"precision.initial_loss_scale", "precision.loss_scale_growth"});
-  unless(
-      dynamic || precision.loss_scale > 0, by_scale,
-      {"precision.max_overflows"});
-  const bool sums = adds_gradients(job);
-  const std::string computed = low ? precision.compute : job.model.dtype;
-  unless(
-      sums && precision.reduce != computed,
-      sums ? "where gradients are in " + computed + " already"
-           : "with 1 data-parallel rank",
-      {"precision.reduce"});
-}
+// Collects a warning for each key whose value differs from the default although
+// it is not used.
+class UnusedSettings {
+ public:
+  explicit UnusedSettings(const Job& job)
+      : job_(job),
+        document_(
+            job.document.entries().empty() ? describe(job) : job.document) {}
+
+  std::vector<std::string> find() {
+    find_optimizer();
+    find_model();
+    find_parallelism();
+    find_data();
+    find_reduction();
+    find_precision();
+    return std::move(warnings_);
+  }
+
+ private:
+  using Keys = std::vector<std::string>;
+
+  void unless(bool used, const std::string& reason, const Keys& keys) {
+    if (used) return;
+    for (const auto& key : keys) {
+      if (document_.entry(key).value == defaults_.entry(key).value) continue;
+      warnings_.push_back(
+          format("{}: has no effect {}", document_.where(key), reason));
+    }
+  }
+
+  void find_optimizer() {
+    const auto& name = job_.optimizer.name;
+    const auto& schedule = job_.optimizer.schedule;
+    const std::string by_name = format("with optimizer \"{}\"", name);
+    unless(
+        name == "sgd", by_name, {"optimizer.momentum", "optimizer.nesterov"});
+    unless(
+        name != "sgd", by_name,
+        {"optimizer.beta1", "optimizer.beta2", "optimizer.epsilon"});
+    const std::string by_schedule = format("with schedule \"{}\"", schedule);
+    unless(
+        schedule == "cosine" || schedule == "linear", by_schedule,
+        {"optimizer.final_factor"});
+    unless(
+        schedule == "step", by_schedule,
+        {"optimizer.step_every", "optimizer.step_factor"});
+  }
+
+  void find_model() {
+    const auto& model = job_.model.name;
+    const bool text = is_language_model(job_.model);
+    const std::string by_model = format("with model \"{}\"", model);
+    unless(model == "mlp", by_model, {"model.hidden"});
+    unless(model.starts_with("resnet"), by_model, {"model.sync_batch_norm"});
+    unless(!text, by_model, {"model.classes"});
+    unless(
+        text, by_model,
+        {"model.layers", "model.hidden_size", "model.heads", "model.kv_heads",
+         "model.intermediate_size", "model.vocab_size", "model.max_positions",
+         "model.rope_theta", "model.norm_eps", "model.dropout",
+         "model.tie_embeddings"});
+    const bool tensor = job_.layout.tp > 1;
+    const std::string reason =
+        tensor ? by_model : "without tensor parallelism (tp is 1)";
+    unless(tensor && text, reason, {"layout.sequence_parallel"});
+    unless(
+        tensor && (text || model == "mlp"), reason, {"layout.overlap_chunks"});
+  }
+
+  void find_parallelism() {
+    const bool pipeline = job_.layout.pp > 1;
+    unless(
+        pipeline, "without a pipeline (pp is 1)",
+        {"layout.microbatches", "layout.schedule", "layout.stages_per_rank",
+         "layout.schedule_file"});
+    const bool partitioned = pipeline || !job_.model.devices.empty();
+    const bool balanced = job_.model.cut.empty();
+    const std::string whole = "without a pipeline or devices";
+    unless(partitioned, whole, {"model.cut"});
+    unless(
+        partitioned && balanced, balanced ? whole : "with cut",
+        {"model.balance"});
+    unless(partitioned, whole, {"model.device_bytes"});
+    const bool sharded = job_.layout.dp_shard > 1;
+    const std::string no_shards =
+        "without sharded data parallelism (fsdp is 1)";
+    unless(sharded, no_shards, {"shard.stage"});
+    unless(
+        sharded && job_.shard.stage == 3,
+        sharded ? format("with stage {}", job_.shard.stage) : no_shards,
+        {"shard.gather", "shard.prefetch", "shard.prefetch_bytes"});
+    unless(
+        job_.memory.recompute == "budget",
+        format("with recompute \"{}\"", job_.memory.recompute),
+        {"memory.activation_bytes"});
+  }
+
+  void find_data() {
+    const auto& data = job_.data.name;
+    const std::string by_data = format("with data \"{}\"", data);
+    unless(
+        data == "tensors" || data == "images" || data == "text", by_data,
+        {"data.path"});
+    unless(
+        data == "text", by_data,
+        {"data.sources", "data.weights", "data.format", "data.tokenizer",
+         "data.vocab_size", "data.token_bytes", "data.sequence",
+         "data.documents", "data.document_separator", "data.end_of_text_id"});
+    unless(
+        data == "dummy", by_data,
+        {"data.samples", "data.shape", "data.classes"});
+    unless(
+        data == "images", by_data,
+        {"data.image_size", "data.crop", "data.flip", "data.mean", "data.std",
+         "data.bad_image", "data.max_image_pixels"});
+    const bool separate = !job_.data.holdout_path.empty();
+    unless(!separate, "with holdout_path", {"data.holdout"});
+    unless(
+        separate || job_.data.holdout > 0, "when nothing is held out",
+        {"train.eval_every"});
+  }
+
+  void find_reduction() {
+    const auto& compress = job_.train.compress;
+    const bool several = job_.layout.num_ranks() > 1;
+    const bool shards = shards_parameters(job_);
+    unless(
+        compress == "powersgd", format("with compress \"{}\"", compress),
+        {"train.powersgd_rank"});
+    unless(several, "with 1 rank", {"train.compress", "train.bucket_bytes"});
+    unless(
+        !shards || !several,
+        "where parameters are in shards, which are reduced layer by layer",
+        {"train.bucket_bytes"});
+    unless(
+        !shards, "where parameters are in shards, which allow it always",
+        {"train.find_unused_parameters"});
+  }
+
+  void find_precision() {
+    const auto& precision = job_.precision;
+    const bool low = precision.compute != "same";
+    const bool fixed = precision.loss_scale > 0;
+    const bool dynamic = precision.compute == "fp16" && !fixed;
+    const std::string by_scale =
+        fixed ? "with a loss_scale that is fixed"
+              : format("with compute \"{}\"", precision.compute);
+    unless(
+        dynamic, by_scale,
+        {"precision.initial_loss_scale", "precision.loss_scale_growth"});
+    unless(dynamic || fixed, by_scale, {"precision.max_overflows"});
+    const bool sums = adds_gradients(job_);
+    const std::string computed = low ? precision.compute : job_.model.dtype;
+    unless(
+        sums && precision.reduce != computed,
+        sums ? format("where gradients are in {} already", computed)
+             : "with 1 data-parallel rank",
+        {"precision.reduce"});
+  }
+
+  const Job& job_;
+  config::Document document_;
+  config::Document defaults_ = describe(Job{});
+  std::vector<std::string> warnings_;
+};
 
 }  // namespace
 
 std::vector<std::string> find_unused_settings(const Job& job) {
-  const config::Document document =
-      job.document.entries().empty() ? describe(job) : job.document;
-  std::vector<std::string> warnings;
-  const config::Document defaults = describe(Job{});
-  const auto unless = [&](bool used, const std::string& reason,
-                          const std::vector<std::string>& keys) {
-    for (const auto& key : keys) {
-      if (used || document.entry(key).value == defaults.entry(key).value) {
-        continue;
-      }
-      warnings.push_back(document.where(key) + ": has no effect " + reason);
-    }
-  };
-  const auto& optimizer = job.optimizer;
-  const std::string by_optimizer = "with optimizer \"" + optimizer.name + "\"";
-  unless(
-      optimizer.name == "sgd", by_optimizer,
-      {"optimizer.momentum", "optimizer.nesterov"});
-  unless(
-      optimizer.name != "sgd", by_optimizer,
-      {"optimizer.beta1", "optimizer.beta2", "optimizer.epsilon"});
-  const std::string by_schedule =
-      "with schedule \"" + optimizer.schedule + "\"";
-  unless(
-      optimizer.schedule == "cosine" || optimizer.schedule == "linear",
-      by_schedule, {"optimizer.final_factor"});
-  unless(
-      optimizer.schedule == "step", by_schedule,
-      {"optimizer.step_every", "optimizer.step_factor"});
-
-  const auto& model = job.model.name;
-  unless(model == "mlp", "with model \"" + model + "\"", {"model.hidden"});
-  unless(
-      model.rfind("resnet", 0) == 0, "with model \"" + model + "\"",
-      {"model.sync_batch_norm"});
-
-  const bool text = is_language_model(job.model);
-  unless(!text, "with model \"" + model + "\"", {"model.classes"});
-  unless(
-      text, "with model \"" + model + "\"",
-      {"model.layers", "model.hidden_size", "model.heads", "model.kv_heads",
-       "model.intermediate_size", "model.vocab_size", "model.max_positions",
-       "model.rope_theta", "model.norm_eps", "model.dropout",
-       "model.tie_embeddings"});
-
-  const bool tensor = job.layout.tp > 1;
-  unless(
-      tensor && text,
-      tensor ? "with model \"" + model + "\""
-             : "without tensor parallelism (tp is 1)",
-      {"layout.sequence_parallel"});
-  unless(
-      tensor && (text || model == "mlp"),
-      tensor ? "with model \"" + model + "\""
-             : "without tensor parallelism (tp is 1)",
-      {"layout.overlap_chunks"});
-
-  const bool pipeline = job.layout.pp > 1;
-  unless(
-      pipeline, "without a pipeline (pp is 1)",
-      {"layout.microbatches", "layout.schedule", "layout.stages_per_rank",
-       "layout.schedule_file"});
-  unless(
-      pipeline || !job.model.devices.empty(), "without a pipeline or devices",
-      {"model.cut"});
-  unless(
-      (pipeline || !job.model.devices.empty()) && job.model.cut.empty(),
-      job.model.cut.empty() ? "without a pipeline or devices" : "with cut",
-      {"model.balance"});
-  unless(
-      pipeline || !job.model.devices.empty(), "without a pipeline or devices",
-      {"model.device_bytes"});
-
-  const bool sharded = job.layout.dp_shard > 1;
-  const std::string no_shards = "without sharded data parallelism (fsdp is 1)";
-  unless(sharded, no_shards, {"shard.stage"});
-  const bool gathers = sharded && job.shard.stage == 3;
-  unless(
-      gathers,
-      sharded ? "with stage " + std::to_string(job.shard.stage) : no_shards,
-      {"shard.gather", "shard.prefetch", "shard.prefetch_bytes"});
-  const auto& memory = job.memory;
-  unless(
-      memory.recompute == "budget",
-      "with recompute \"" + memory.recompute + "\"",
-      {"memory.activation_bytes"});
-  const auto& data = job.data.name;
-  const std::string by_data = "with data \"" + data + "\"";
-  unless(
-      data == "tensors" || data == "images" || data == "text", by_data,
-      {"data.path"});
-  unless(
-      data == "text", by_data,
-      {"data.sources", "data.weights", "data.format", "data.tokenizer",
-       "data.vocab_size", "data.token_bytes", "data.sequence", "data.documents",
-       "data.document_separator", "data.end_of_text_id"});
-  unless(
-      data == "dummy", by_data, {"data.samples", "data.shape", "data.classes"});
-  unless(
-      data == "images", by_data,
-      {"data.image_size", "data.crop", "data.flip", "data.mean", "data.std",
-       "data.bad_image", "data.max_image_pixels"});
-  unless(job.data.holdout_path.empty(), "with holdout_path", {"data.holdout"});
-  unless(
-      job.data.holdout > 0 || !job.data.holdout_path.empty(),
-      "when nothing is held out", {"train.eval_every"});
-
-  unless(
-      job.train.compress == "powersgd",
-      "with compress \"" + job.train.compress + "\"", {"train.powersgd_rank"});
-  unless(
-      job.layout.num_ranks() > 1, "with 1 rank",
-      {"train.compress", "train.bucket_bytes"});
-  unless(
-      !shards_parameters(job) || job.layout.num_ranks() == 1,
-      "where parameters are in shards, which are reduced layer by layer",
-      {"train.bucket_bytes"});
-  unless(
-      !shards_parameters(job),
-      "where parameters are in shards, which allow it always",
-      {"train.find_unused_parameters"});
-  find_unused_precision(job, unless);
-  return warnings;
+  return UnusedSettings(job).find();
 }
 
 }  // namespace echelon

@@ -9,6 +9,7 @@
 
 #include "echelon/error.h"
 #include "echelon/launch/signals.h"
+#include "echelon/text/format.h"
 
 namespace echelon::launch {
 namespace {
@@ -16,7 +17,8 @@ namespace {
 constexpr size_t kMaxLines = 5;
 constexpr size_t kMaxLineBytes = 400;
 
-// Without colours, cursor movements and what a carriage return has overwritten.
+// The line without colours, cursor movements and text that a carriage return
+// has overwritten.
 std::string plain(const std::string& line) {
   std::string text;
   for (size_t i = 0; i < line.size(); ++i) {
@@ -54,7 +56,7 @@ std::vector<std::string> lines_of(const std::string& text) {
   return lines;
 }
 
-// Lines [begin, end) as one text, cut to a size that a person reads.
+// Lines [begin, end) as one text, truncated to a readable size.
 std::string
 join(const std::vector<std::string>& lines, size_t begin, size_t end) {
   std::string text;
@@ -73,25 +75,20 @@ join(const std::vector<std::string>& lines, size_t begin, size_t end) {
   return text;
 }
 
-bool starts_with(const std::string& text, const char* prefix) {
-  return text.rfind(prefix, 0) == 0;
-}
-
 bool contains(const std::string& text, const char* part) {
   return text.find(part) != std::string::npos;
 }
 
-// "./wrapper: line 3: 4711 Killed    program": what bash says of a child.
+// "./wrapper: line 3: 4711 Killed    program": bash reports the end of a child.
 bool is_shell_report(const std::string& line) {
   static const std::regex pattern(": line [0-9]+: +[0-9]+ [A-Z]");
   return std::regex_search(line, pattern);
 }
 
-// What shells and the runtime add after the error itself.
+// Lines that shells and the runtime add after the error itself.
 bool is_noise(const std::string& line) {
-  return line.empty() || is_shell_report(line) ||
-         starts_with(line, "Aborted") ||
-         starts_with(line, "note: run with `RUST_BACKTRACE") ||
+  return line.empty() || is_shell_report(line) || line.starts_with("Aborted") ||
+         line.starts_with("note: run with `RUST_BACKTRACE") ||
          contains(line, "Aborted (core dumped)") ||
          contains(line, "Aborted                 ");
 }
@@ -123,21 +120,21 @@ std::string find_terminate(const std::vector<std::string>& lines) {
   text[0].erase(0, text[0].find_first_not_of(' '));
   size_t end = 1;
   while (end < text.size() && !is_noise(text[end]) &&
-         !starts_with(text[end], "Exception raised from ") &&
-         !starts_with(text[end], "terminate called")) {
+         !text[end].starts_with("Exception raised from ") &&
+         !text[end].starts_with("terminate called")) {
     ++end;
   }
   return type + ": " + join(text, 0, end);
 }
 
-// The lines after a traceback's frames; frames are indented.
+// The lines after the frames of a traceback, which are indented.
 std::string find_traceback(const std::vector<std::string>& lines) {
   const size_t at = last_with(lines, "Traceback (most recent call last):");
   if (at == std::string::npos) {
     return "";
   }
   size_t begin = at + 1;
-  while (begin < lines.size() && starts_with(lines[begin], " ")) {
+  while (begin < lines.size() && lines[begin].starts_with(" ")) {
     ++begin;
   }
   size_t end = begin;
@@ -163,19 +160,20 @@ std::string find_known_line(const std::vector<std::string>& lines) {
     return join(lines, rust, std::min(rust + 2, lines.size()));
   }
   const size_t go = last_with(lines, "panic: ");
-  if (go != std::string::npos && starts_with(lines[go], "panic: ")) {
+  if (go != std::string::npos && lines[go].starts_with("panic: ")) {
     return join(lines, go, go + 1);
   }
   return "";
 }
 
-// The loader could not start the program: nothing of it has run.
+// True when the loader could not start the program.
 bool loader_failed(const RankEnd& end, const std::string& text) {
   return WIFEXITED(end.status) && WEXITSTATUS(end.status) == 127 &&
          contains(text, "error while loading shared libraries");
 }
 
-// What it would have been, had the launcher not ended a rank that was leaving.
+// The rank's own status, if the launcher had not killed it while it was
+// exiting.
 int own_status(const RankEnd& end) {
   const bool cut_off = end.report && end.told_to_end && WIFSIGNALED(end.status);
   return cut_off ? W_EXITCODE(end.report->exit_code, 0) : end.status;
@@ -189,7 +187,7 @@ Cause describe(const RankEnd& end) {
   const bool by_signal = WIFSIGNALED(end.status);
   if (end.report) {
     const auto lines = lines_of(end.report->message);
-    const bool ours = starts_with(end.report->type, "echelon::");
+    const bool ours = end.report->type.starts_with("echelon::");
     const bool bare = ours || end.report->type == "std::terminate";
     cause.text =
         (bare ? "" : end.report->type + ": ") + join(lines, 0, lines.size());
@@ -200,8 +198,8 @@ Cause describe(const RankEnd& end) {
   if (loader_failed(end, cause.text)) {
     cause.exit_code = static_cast<int>(ExitCode::configuration);
     cause.text +=
-        "\nthe program did not start; install the library, or name "
-        "its folder in LD_LIBRARY_PATH";
+        "\nthe program did not start; install the library, or name its folder "
+        "in LD_LIBRARY_PATH";
   }
   if (cause.text.empty() && (!by_signal || WTERMSIG(end.status) == SIGABRT)) {
     cause.text = last_lines(end.stderr_tail, 3);
@@ -249,7 +247,8 @@ std::optional<Cause> find_cause(const std::vector<RankEnd>& ends) {
 Outcome combine(const std::vector<Outcome>& hosts) {
   const Outcome* best = nullptr;
   for (const Outcome& host : hosts) {
-    // A host with a cause, then one that was stopped, then one with a code.
+    // A host with a cause counts most, then one with an exit code, then one
+    // that was stopped.
     const auto weight = [](const Outcome& o) {
       return o.cause ? (o.cause->consequence ? 3 : 4)
                      : (o.exit_code != 0 ? 2 : 0) + (o.stopped_by != 0 ? 1 : 0);
@@ -274,11 +273,11 @@ std::string describe_status(int status) {
            (WCOREDUMP(status) ? ", core dumped" : "");
   }
   const int code = WEXITSTATUS(status);
-  std::string text = "exit code " + std::to_string(code);
-  if (code > 128 && code - 128 < NSIG && sigabbrev_np(code - 128) != nullptr) {
-    text += " (a shell's for " + signal_name(code - 128) + ")";
-  }
-  return text;
+  const bool by_shell =
+      code > 128 && code - 128 < NSIG && sigabbrev_np(code - 128) != nullptr;
+  return format("exit code {}", code) +
+         (by_shell ? format(" (a shell's for {})", signal_name(code - 128))
+                   : "");
 }
 
 std::string find_error(const std::string& stderr_tail) {
@@ -307,15 +306,12 @@ std::string last_lines(const std::string& stderr_tail, int lines) {
 }
 
 bool speaks_of_lost_peer(const std::string& text) {
-  for (const char* part :
-       {"Connection closed by peer", "Connection reset by peer",
-        "NCCL communicator was aborted", "remote process exited",
-        "failed to recv, got 0 bytes"}) {
-    if (contains(text, part)) {
-      return true;
-    }
-  }
-  return false;
+  static constexpr const char* kParts[] = {
+      "Connection closed by peer", "Connection reset by peer",
+      "NCCL communicator was aborted", "remote process exited",
+      "failed to recv, got 0 bytes"};
+  return std::ranges::any_of(
+      kParts, [&](const char* part) { return contains(text, part); });
 }
 
 }  // namespace echelon::launch

@@ -1,4 +1,4 @@
-// Why a job failed: which rank's end was the cause, and in whose words.
+// Why a job failed: the rank whose end was the cause, and its error.
 #pragma once
 
 #include <cstdint>
@@ -13,20 +13,20 @@ namespace echelon::launch {
 /// How one rank ended.
 struct RankEnd {
   int rank = 0;
-  int status = 0;            // as of waitpid
+  int status = 0;            // from waitpid
   int64_t time_ns = 0;       // steady clock
   bool told_to_end = false;  // after the launcher had sent it a signal
   std::optional<ErrorReport> report;
-  std::string stderr_tail;  // the last kilobytes it wrote there
+  std::string stderr_tail;  // the last kilobytes of its stderr
 };
 
-/// What is shown and returned for a failed job.
+/// The cause of a failed job, as it is shown and returned.
 struct Cause {
-  int rank = -1;  // -1: no rank's, but a launcher's
+  int rank = -1;  // -1: the cause is a launcher's, not a rank's
   int exit_code = 1;
   std::string ending;        // "exit code 1", "SIGSEGV (Segmentation fault)"
   std::string text;          // the error itself, a few lines at most
-  bool consequence = false;  // it fell because a peer did
+  bool consequence = false;  // it failed because a peer did
   std::string log;           // its rank's log file, if any
   std::string host;          // "node 1, 10.0.0.2"; empty on one host
 };
@@ -38,17 +38,17 @@ struct Outcome {
   std::optional<Cause> cause;
 };
 
-/// How a job ended whose hosts ended like this, in the order in which they
-/// began to fail: the first cause that is not a consequence of another's.
+/// The outcome of a job from the outcomes of its hosts, in the order in which
+/// they began to fail: the first cause that is not a consequence of another's.
 Outcome combine(const std::vector<Outcome>& hosts);
 
 /// The cause among ranks that ended, each failed or not: the earliest failure
-/// that is not a consequence of another's, else the earliest. Ranks that were
-/// told to end are no candidates, unless they left a report of another error.
+/// that is not a consequence of another's, else the earliest. A rank that was
+/// told to end is no candidate, unless it left a report of its own error.
 /// Nothing when no rank failed by itself.
 std::optional<Cause> find_cause(const std::vector<RankEnd>& ends);
 
-/// What a shell would exit with: the code, or 128 + signal number.
+/// The exit code that a shell would report: the code, or 128 + signal number.
 int exit_code_of(int status);
 /// "exit code 3", "SIGSEGV (Segmentation fault), core dumped".
 std::string describe_status(int status);
@@ -58,9 +58,10 @@ std::string describe_status(int status);
 /// traceback, a sanitizer's or the loader's line; empty when there is none of
 /// these.
 std::string find_error(const std::string& stderr_tail);
-/// The last lines that say something, at most `lines`; escapes removed.
+/// The last lines that are not empty or noise, at most `lines`, without
+/// escapes.
 std::string last_lines(const std::string& stderr_tail, int lines);
-/// True for texts of errors that a lost connection brings.
+/// True for the errors that a lost connection causes.
 bool speaks_of_lost_peer(const std::string& text);
 
 }  // namespace echelon::launch

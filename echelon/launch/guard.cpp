@@ -19,12 +19,13 @@
 #include <utility>
 
 #include "echelon/error.h"
+#include "echelon/text/format.h"
 
 namespace echelon::launch {
 namespace {
 
-// What is left of a rank whose main process ended may take this long after
-// SIGTERM; it is usually a helper that notices by itself.
+// The remaining processes of a rank whose main process has ended may take this
+// long after SIGTERM; they are usually helpers that notice by themselves.
 constexpr int64_t kLeftoverNs = 1'000'000'000;
 
 std::vector<char*> pointers(const std::vector<std::string>& strings) {
@@ -36,8 +37,8 @@ std::vector<char*> pointers(const std::vector<std::string>& strings) {
   return result;
 }
 
-// A forked guard has the launcher's ends of every other guard's socket and
-// pipes; while it kept them, their ends would never be seen.
+// A forked guard inherits the launcher's ends of every other guard's socket and
+// pipes; while it held them, nobody would see them close.
 void close_launcher_files(const std::vector<int>& keep) {
   std::vector<int> files;
   if (DIR* dir = opendir("/proc/self/fd")) {
@@ -74,9 +75,7 @@ class GuardProcess {
     }
     for (;;) {
       pollfd files[2] = {{socket_, POLLIN, 0}, {children_, POLLIN, 0}};
-      const int64_t left = leftover_deadline_ns_ == 0
-                               ? -1
-                               : leftover_deadline_ns_ - steady_now_ns();
+      const int64_t left = leftover_deadline_ns_ - steady_now_ns();
       const int timeout =
           leftover_deadline_ns_ == 0
               ? -1
@@ -99,7 +98,7 @@ class GuardProcess {
 
  private:
   void prepare() {
-    setpgid(0, 0);  // a terminal's Ctrl-C is the launcher's to pass on
+    setpgid(0, 0);  // the launcher forwards a terminal's Ctrl-C
     prctl(PR_SET_CHILD_SUBREAPER, 1);
     prctl(PR_SET_NAME, "echelon-guard");
     close_launcher_files(
@@ -177,8 +176,8 @@ class GuardProcess {
     _exit(127);
   }
 
-  // The guard must not keep the rank's pipes open, nor the terminal, nor what
-  // the caller of the launcher gave the rank.
+  // The guard must not keep open the rank's pipes, the terminal, or files that
+  // the launcher's caller gave to the rank.
   void release_files() {
     const int null = open("/dev/null", O_RDWR);
     for (int fd = 0; fd <= 2; ++fd) {
@@ -210,8 +209,7 @@ class GuardProcess {
     (void)!send(socket_, &report, sizeof report, MSG_NOSIGNAL);
   }
 
-  // Takes the end of every child that has ended. Returns false when none is
-  // left.
+  // Waits for every child that has ended. Returns false when none is left.
   bool reap() {
     for (;;) {
       int status = 0;
@@ -258,14 +256,14 @@ class GuardProcess {
       if (order.signal == SIGKILL) {
         kill_everything();
       } else {
-        pass_on(order.signal);
+        forward(order.signal);
       }
     } else if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR)) {
       kill_everything();
     }
   }
 
-  void pass_on(int signal) {
+  void forward(int signal) {
     if (rank_gone_) {
       return;
     }
@@ -275,7 +273,7 @@ class GuardProcess {
     }
   }
 
-  // Processes may be born while we look, so look until there is none.
+  // New processes may start meanwhile, so this repeats until there is none.
   [[noreturn]] void kill_everything() {
     for (;;) {
       if (!rank_gone_) {
@@ -323,19 +321,19 @@ int64_t steady_now_ns() {
 Guard start_guard(const GuardSpec& spec) {
   int ends[2];
   if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) {
-    throw ConfigError(
-        std::string("[launch] no socket to watch a rank by: ") +
-        std::strerror(errno) + "; `ulimit -n` sets the limit");
+    throw ConfigError(format(
+        "[launch] no socket to watch a rank by: {}; `ulimit -n` sets the limit",
+        std::strerror(errno)));
   }
   const pid_t pid = fork();
   if (pid < 0) {
     const int error = errno;
     close(ends[0]);
     close(ends[1]);
-    throw ConfigError(
-        std::string("[launch] no process for a rank: ") + std::strerror(error) +
-        "; `ulimit -u` and the container's pids limit set how "
-        "many there may be (two a rank)");
+    throw ConfigError(format(
+        "[launch] no process for a rank: {}; `ulimit -u` and the container's "
+        "pids limit set how many there may be (two a rank)",
+        std::strerror(error)));
   }
   if (pid == 0) {
     close(ends[0]);

@@ -1,8 +1,8 @@
-// One guard process per rank: it starts the rank, passes signals on, tells the
-// launcher how the rank ended, and leaves nothing of it behind.
+// One guard process per rank: it starts the rank, forwards signals, tells the
+// launcher how the rank ended, and leaves no process of it behind.
 //
 // The guard is a forked copy of the launcher that holds one end of a socket.
-// When the launcher is gone, however it went, the socket ends and the guard
+// When the launcher ends, for whatever reason, the socket closes and the guard
 // kills every descendant of the rank. It is their subreaper, so a program that
 // a wrapper script started, or that detached itself, cannot escape it; the rank
 // itself also dies with its guard (PR_SET_PDEATHSIG).
@@ -16,7 +16,7 @@
 
 namespace echelon::launch {
 
-/// What a guard tells the launcher; one message of its socket each.
+/// A message of a guard to the launcher.
 struct GuardReport {
   enum Kind : int32_t {
     started,      // value: unused; the program runs
@@ -24,7 +24,7 @@ struct GuardReport {
     exec_failed,  // value: errno
     stopped,      // value: the signal (SIGSTOP, SIGTTIN, …)
     continued,
-    exited,  // value: status as of waitpid
+    exited,  // value: status from waitpid
     empty,   // no process of the rank is left; the guard ends
   };
   Kind kind = started;
@@ -33,14 +33,14 @@ struct GuardReport {
   int64_t time_ns = 0;  // steady clock
 };
 
-/// What the launcher tells a guard.
+/// A message of the launcher to a guard.
 struct GuardOrder {
   int32_t signal = 0;  // to the rank's process group; SIGKILL: to every
                        // descendant
 };
 
-/// What a guard starts. File descriptors are the launcher's; -1 for `input`
-/// means /dev/null, for the others: inherited.
+/// The program that a guard starts. File descriptors are the launcher's; -1
+/// means /dev/null for `input`, and inherited for the others.
 struct GuardSpec {
   std::string path;                      // of the program
   std::vector<std::string> command;      // argv
@@ -49,8 +49,8 @@ struct GuardSpec {
   int output = -1;
   int error = -1;
   int master_fd = -1;                 // stays open in the rank
-  std::string error_file;             // removed when the launcher is gone,
-  std::string scratch_dir;            // and this with it, once empty
+  std::string error_file;             // removed if the launcher is gone
+  std::string scratch_dir;            // likewise, once empty
   const void* signal_mask = nullptr;  // sigset_t that the rank starts with
 };
 
@@ -60,12 +60,12 @@ struct Guard {
 };
 
 /// Forks the guard. Throws ConfigError when the system refuses a process or a
-/// socket. The guard has no file of the launcher open but those of its spec and
-/// those that were open without close-on-exec.
+/// socket. The guard keeps open only the launcher's files that its spec names,
+/// and those that were open without close-on-exec.
 Guard start_guard(const GuardSpec& spec);
 
-/// The processes below `root`, from /proc; without those in `except` and what
-/// is below them.
+/// The descendants of `root`, from /proc, without the processes in `except` and
+/// their descendants.
 std::vector<pid_t>
 descendants(pid_t root, const std::vector<pid_t>& except = {});
 

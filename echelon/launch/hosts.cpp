@@ -9,7 +9,8 @@
 #include <utility>
 
 #include "echelon/error.h"
-#include "echelon/launch/meeting.h"
+#include "echelon/launch/rendezvous.h"
+#include "echelon/text/format.h"
 
 namespace echelon::launch {
 namespace {
@@ -43,23 +44,24 @@ Outcome outcome_from(const json& value) {
   Outcome outcome{value.at("exit_code"), value.at("stopped_by"), {}};
   if (value.contains("cause")) {
     const json& from = value["cause"];
-    Cause cause;
-    cause.rank = from.at("rank");
-    cause.exit_code = from.at("exit_code");
-    cause.ending = from.at("ending");
-    cause.text = from.at("text");
-    cause.log = from.at("log");
-    cause.host = from.at("host");
-    cause.consequence = from.at("consequence");
-    outcome.cause = cause;
+    outcome.cause = Cause{
+        .rank = from.at("rank"),
+        .exit_code = from.at("exit_code"),
+        .ending = from.at("ending"),
+        .text = from.at("text"),
+        .consequence = from.at("consequence"),
+        .log = from.at("log"),
+        .host = from.at("host")};
   }
   return outcome;
 }
 
 Outcome lost(int node, const std::string& address) {
   Cause cause;
-  cause.text = "the launcher of node " + std::to_string(node) + " (" + address +
-               ") is gone: it was killed, or its host or the network failed";
+  cause.text = format(
+      "the launcher of node {} ({}) is gone: it was killed, or its host or the "
+      "network failed",
+      node, address);
   return {static_cast<int>(ExitCode::failure), 0, cause};
 }
 
@@ -67,14 +69,14 @@ Outcome lost(int node, const std::string& address) {
 
 Hosts Hosts::meet(const LaunchOptions& options, JobStart& start) {
   Hosts hosts(options);
-  Meeting meeting =
-      options.node_rank == 0 ? host_meeting(options) : join_meeting(options);
-  start = std::move(meeting.start);
-  for (auto& link : meeting.links) {
+  Rendezvous rendezvous = options.node_rank == 0 ? host_rendezvous(options)
+                                                 : join_rendezvous(options);
+  start = std::move(rendezvous.start);
+  for (auto& link : rendezvous.links) {
     hosts.peers_.push_back({link.fd, link.node, link.address, link.unread});
   }
-  hosts.name_ = "node " + std::to_string(options.node_rank) + ", " +
-                start.place.node_address;
+  hosts.name_ =
+      format("node {}, {}", options.node_rank, start.place.node_address);
   hosts.outcomes_.resize(options.num_nodes);
   return hosts;
 }
@@ -145,7 +147,7 @@ void Hosts::take(
       end_ = outcome_from(value["end"]);
     }
   } catch (const json::exception&) {
-    // A line of another version says nothing to us.
+    // A line of another version is ignored.
   }
 }
 
@@ -212,13 +214,12 @@ void Hosts::note_outcome(int node, Outcome outcome) {
     return;
   }
   outcomes_[node] = std::move(outcome);
-  for (const auto& one : outcomes_) {
-    if (!one) {
-      return;
-    }
+  if (std::ranges::any_of(
+          outcomes_, [](const auto& one) { return !one.has_value(); })) {
+    return;
   }
   for (int i = 0; i < num_nodes_; ++i) {
-    note_failed(i);  // who did not fail comes after all who did
+    note_failed(i);  // nodes that did not fail come last
   }
   std::vector<Outcome> ordered;
   for (const int i : failed_order_) {
@@ -231,7 +232,7 @@ void Hosts::note_outcome(int node, Outcome outcome) {
 void Hosts::tell(const std::string& line, int except_node) {
   for (const Peer& peer : peers_) {
     if (peer.fd >= 0 && peer.node != except_node) {
-      // Lines are short and few: the socket's buffer takes them whole.
+      // Lines are short and few, so the socket's buffer takes all of a line.
       (void)!send(peer.fd, line.data(), line.size(), MSG_NOSIGNAL);
     }
   }

@@ -1,21 +1,21 @@
-// The launchers of a job's hosts, in touch with each other: node 0 listens at
-// the master's address until all have come, then that port is the store's. The
-// connections stay open for as long as the job runs, so that a failure or a
-// Ctrl-C on one host is known on all at once, and all end with one exit code.
+// The connections between the launchers of a job's hosts. Node 0 listens at the
+// master's address until all have come; then the store uses that port. The
+// connections stay open while the job runs, so that a failure or a Ctrl-C on
+// one host is known on all at once, and all end with one exit code.
 #pragma once
 
 #include <string>
 #include <vector>
 
 #include "echelon/launch/cause.h"
+#include "echelon/launch/job_start.h"
 #include "echelon/launch/options.h"
-#include "echelon/launch/rendezvous.h"
 
 namespace echelon::launch {
 
 constexpr int kDefaultMasterPort = 29500;
 
-/// What another host's launcher said.
+/// A message of another host's launcher.
 struct HostEvent {
   enum Kind {
     failed,   // the job fails: stop your ranks
@@ -27,11 +27,11 @@ struct HostEvent {
 
 class Hosts {
  public:
-  /// A job of one host: there is nobody to talk to.
+  /// A job of one host.
   Hosts() = default;
-  /// Meets the others; blocks until all have come. Throws ConfigError when they
-  /// do not within options.join_timeout, contradict each other, or the master's
-  /// address is not one to meet at.
+  /// Connects with the other hosts; blocks until all have come. Throws
+  /// ConfigError when they do not come within options.join_timeout or
+  /// contradict each other, or when the master's address is unusable.
   static Hosts meet(const LaunchOptions& options, JobStart& start);
 
   Hosts(Hosts&& other) noexcept;
@@ -39,22 +39,23 @@ class Hosts {
   ~Hosts();
 
   bool alone() const { return num_nodes_ == 1; }
-  /// "node 1, 10.0.0.2" of this host; empty when alone.
+  /// This host as "node 1, 10.0.0.2"; empty when alone.
   const std::string& name() const { return name_; }
 
-  /// What to poll for POLLIN; -1 for connections that have ended.
+  /// The files to poll for POLLIN; -1 for connections that have ended.
   std::vector<int> files() const;
-  /// Reads what came on connection `index` of files().
+  /// Reads from connection `index` of files().
   std::vector<HostEvent> read(size_t index);
 
-  /// Each tells all others, once.
+  /// Tell all other hosts, once.
   void say_failed();
   void say_stopped(int signal);
-  /// How this host's ranks ended; the job's end is known once all have said it.
+  /// Reports how this host's ranks ended; the job's end is known once all hosts
+  /// have reported.
   void say_outcome(Outcome outcome);
   /// How the job ended, once that is known; node 0 has then told the others.
   const std::optional<Outcome>& end() const { return end_; }
-  /// Nobody else is waited for any longer.
+  /// Stops waiting for the other hosts.
   void give_up();
 
  private:
@@ -81,7 +82,7 @@ class Hosts {
   std::vector<Peer> peers_;  // on node 0: all others; elsewhere: node 0
   bool said_failed_ = false;
   bool said_stopped_ = false;
-  // On node 0: who failed, in order, and how each node ended.
+  // On node 0: the nodes that failed, in order, and how each node ended.
   std::vector<int> failed_order_;
   std::vector<std::optional<Outcome>> outcomes_;
   std::optional<Outcome> end_;

@@ -17,6 +17,7 @@
 #include "echelon/cluster/host.h"
 #include "echelon/error.h"
 #include "echelon/launch/checks.h"
+#include "echelon/text/format.h"
 
 extern char** environ;
 
@@ -28,7 +29,7 @@ using std::chrono::steady_clock;
 
 constexpr milliseconds kSettle{1000};
 constexpr milliseconds kIdleCheck{250};
-// After SIGKILL only a process that hangs in the kernel is still there.
+// After SIGKILL only a process that hangs in the kernel remains.
 constexpr milliseconds kUnkillable{10000};
 
 bool asks_to_stop(int signal) {
@@ -36,7 +37,8 @@ bool asks_to_stop(int signal) {
          signal == SIGQUIT;
 }
 
-// Four files a rank; the usual soft limit of 1024 is not enough for hundreds.
+// A rank needs four files; the usual soft limit of 1024 is too low for
+// hundreds.
 void allow_files(int num_ranks) {
   rlimit limit{};
   const rlim_t wanted = 64 + 8 * static_cast<rlim_t>(num_ranks);
@@ -53,9 +55,9 @@ void make_log_folder(const std::string& folder) {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
   if (error) {
-    throw ConfigError(
-        "[launch] cannot make the log folder " + folder + ": " +
-        error.message() + "; choose another");
+    throw ConfigError(format(
+        "[launch] cannot make the log folder {}: {}; choose another", folder,
+        error.message()));
   }
 }
 
@@ -70,7 +72,7 @@ std::vector<std::string> own_environment() {
 std::string log_path(const LaunchOptions& options, int rank) {
   return options.log_dir.empty()
              ? ""
-             : options.log_dir + "/rank-" + std::to_string(rank) + ".log";
+             : format("{}/rank-{}.log", options.log_dir, rank);
 }
 
 }  // namespace
@@ -119,7 +121,7 @@ int Job::run() {
       hosts_.give_up();
     }
   }
-  // On other hosts the job may be over before it is here.
+  // The job may be over on other hosts before it is on this one.
   while (!all_empty() && killed_at_ == TimePoint{}) {
     obey(policy_.on_remote_failure(steady_clock::now()));
     wait_for_events();
@@ -136,7 +138,7 @@ void Job::start_ranks() {
   const std::string program = find_program(options_.command[0]);
   make_log_folder(options_.log_dir);
   allow_files(options_.num_ranks);
-  // Should a guard be killed, what is below it comes to us instead of init.
+  // When a guard is killed, its descendants come to this process, not to init.
   prctl(PR_SET_CHILD_SUBREAPER, 1);
   ranks_.reserve(options_.num_ranks);
   for (int i = 0; i < options_.num_ranks; ++i) {
@@ -156,8 +158,7 @@ void Job::start_rank(int local_rank, const std::string& program) {
         rank_prefix(number, start_.world_size, screen_.colours(stream)));
   }
   rank.end.rank = number;
-  rank.error_file =
-      scratch_.path() + "/rank-" + std::to_string(number) + ".json";
+  rank.error_file = format("{}/rank-{}.json", scratch_.path(), number);
 
   const RankPlace place{
       .rank = number,
@@ -190,15 +191,15 @@ Show Job::show_of(int rank) const {
     case Terminal::prefixed:
       return Show::prefixed;
     case Terminal::plain:
-      return start_.world_size == 1 ? Show::raw : Show::whole;
+      return start_.world_size == 1 ? Show::raw : Show::plain;
     case Terminal::rank_zero:
       return rank == 0 ? Show::direct : Show::hidden;
   }
   return Show::prefixed;
 }
 
-// Rank 0 alone reads the launcher's stdin, and not a terminal: reading one from
-// the background would stop it.
+// Rank 0 alone reads the launcher's stdin, unless that is a terminal: reading a
+// terminal from the background would stop the rank.
 int Job::input_of(int rank) const {
   return rank == 0 && isatty(STDIN_FILENO) == 0 ? STDIN_FILENO : -1;
 }
@@ -277,7 +278,7 @@ void Job::take_report(Rank& rank) {
   GuardReport report;
   const ssize_t size =
       recv(rank.guard.socket, &report, sizeof report, MSG_DONTWAIT);
-  // A guard that left before it read an order resets the connection; its last
+  // A guard that exits before it reads an order resets the connection; its last
   // reports still come.
   if (size < 0 && (errno == EAGAIN || errno == EINTR || errno == ECONNRESET)) {
     return;
@@ -287,23 +288,25 @@ void Job::take_report(Rank& rank) {
     return;
   }
   rank.pid = report.pid;
-  const std::string name = "rank " + std::to_string(rank.end.rank);
+  const std::string name = format("rank {}", rank.end.rank);
   switch (report.kind) {
     case GuardReport::started:
       break;
     case GuardReport::fork_failed:
-      start_error_ = "[launch] no process for " + name + ": " +
-                     std::strerror(report.value) +
-                     "; `ulimit -u` and the container's pids limit set how "
-                     "many there may be (two a rank)";
+      start_error_ = format(
+          "[launch] no process for {}: {}; `ulimit -u` and the container's "
+          "pids "
+          "limit set how many there may be (two a rank)",
+          name, std::strerror(report.value));
       break;
     case GuardReport::exec_failed:
       start_error_ = explain_exec_error(options_.command[0], report.value);
       break;
     case GuardReport::stopped:
       if (report.value != SIGTSTP) {
-        say(name + " was stopped by " + signal_name(report.value) +
-            "; `kill -CONT " + std::to_string(report.pid) + "` continues it");
+        say(format(
+            "{} was stopped by {}; `kill -CONT {}` continues it", name,
+            signal_name(report.value), report.pid));
       }
       break;
     case GuardReport::continued:
@@ -336,7 +339,7 @@ void Job::take_end(Rank& rank, const GuardReport& report) {
   }
   const auto now = steady_clock::now();
   for (int stream = 1; stream <= 2; ++stream) {
-    // What a dead rank left in a pipe is little; a child of it may write on.
+    // A dead rank leaves little in its pipes; a child of it may write on.
     for (int i = 0; i < 4 && rank.output.read(stream, now, screen_); ++i) {
     }
   }
@@ -349,8 +352,8 @@ void Job::take_end(Rank& rank, const GuardReport& report) {
 void Job::lose_guard(Rank& rank) {
   close(std::exchange(rank.guard.socket, -1));
   if (!rank.empty) {
-    // The guard itself was killed; its rank died with it, and what was below
-    // that is now ours to end.
+    // The guard itself was killed. Its rank died with it, and this process must
+    // end the rank's descendants.
     std::vector<pid_t> guards;
     for (const Rank& other : ranks_) {
       if (other.guard.socket >= 0) {
@@ -394,7 +397,7 @@ void Job::take_signal(int signal) {
   }
 }
 
-// Ctrl-Z stops the ranks, then us; `fg` brings all back.
+// Ctrl-Z stops the ranks, then this process; `fg` continues all.
 void Job::suspend() {
   send(SIGTSTP);
   screen_.pump();
@@ -426,8 +429,8 @@ void Job::send(int signal) {
   }
 }
 
-// With its reader gone (`| head`), a rank finds its own pipe closed, as it
-// would without us; with a log it writes on.
+// When the launcher's reader is gone (`| head`), a rank finds its own pipe
+// closed, as it would without a launcher; with a log it writes on.
 void Job::follow_broken_screen() {
   for (int stream = 1; stream <= 2; ++stream) {
     if (screen_.broken(stream) && options_.log_dir.empty() &&
@@ -449,13 +452,14 @@ void Job::drain_outputs() {
     }
     rank.output.finish(screen_);
     if (rank.output.log_error() != 0) {
-      say("the log " + log_path(options_, rank.end.rank) +
-          " ends early: " + std::strerror(rank.output.log_error()));
+      say(format(
+          "the log {} ends early: {}", log_path(options_, rank.end.rank),
+          std::strerror(rank.output.log_error())));
     }
     if (!rank.empty) {
-      say("rank " + std::to_string(rank.end.rank) + " (pid " +
-          std::to_string(rank.pid) +
-          ") does not die of SIGKILL: it hangs in the kernel");
+      say(format(
+          "rank {} (pid {}) does not die of SIGKILL: it hangs in the kernel",
+          rank.end.rank, rank.pid));
     }
   }
 }
@@ -513,19 +517,18 @@ void Job::report(const Outcome& outcome) {
     say(cause.text);
     return;
   }
-  const std::string name = "rank " + std::to_string(cause.rank);
-  std::string head = name +
-                     (cause.host.empty() ? "" : " (" + cause.host + ")") +
-                     " ended with " + cause.ending;
+  const std::string name = format("rank {}", cause.rank);
+  std::string head = format(
+      "{}{} ended with {}", name,
+      cause.host.empty() ? "" : format(" ({})", cause.host), cause.ending);
   const auto stopped = std::count_if(
       ranks_.begin(), ranks_.end(),
       [](const Rank& rank) { return rank.end.told_to_end; });
   if (!hosts_.alone()) {
     head += "; the others were stopped";
   } else if (stopped > 0) {
-    head += stopped == 1
-                ? "; the other one was stopped"
-                : "; the other " + std::to_string(stopped) + " were stopped";
+    head += stopped == 1 ? "; the other one was stopped"
+                         : format("; the other {} were stopped", stopped);
   }
   say(head + (cause.log.empty() ? "" : "; its output: " + cause.log));
   const bool colours = screen_.colours(2);
@@ -540,7 +543,7 @@ void Job::report(const Outcome& outcome) {
 }
 
 void Job::say(const std::string& text) {
-  // A progress line of rank 0 may stand where we write, or the terminal's ^C.
+  // A progress line of rank 0, or the terminal's ^C, may be on this line.
   const bool clear =
       screen_.is_terminal(2) &&
       (options_.terminal == Terminal::rank_zero || policy_.stopped_by() != 0);

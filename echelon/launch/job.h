@@ -1,5 +1,5 @@
-// The ranks of one host while they run: a single thread that waits for output,
-// ends, signals and time, and carries out what the Policy orders.
+// The ranks of one host while they run: a single thread waits for output, ends,
+// signals and time, and carries out the orders of the Policy.
 #pragma once
 
 #include <optional>
@@ -9,11 +9,10 @@
 #include "echelon/launch/cause.h"
 #include "echelon/launch/guard.h"
 #include "echelon/launch/hosts.h"
+#include "echelon/launch/job_start.h"
 #include "echelon/launch/options.h"
 #include "echelon/launch/output.h"
 #include "echelon/launch/policy.h"
-#include "echelon/launch/rank_output.h"
-#include "echelon/launch/rendezvous.h"
 #include "echelon/launch/scratch.h"
 #include "echelon/launch/signals.h"
 
@@ -34,8 +33,8 @@ class Job {
     std::string error_file;
     RankEnd end;
     int pid = 0;
-    bool ended = false;  // its main process did
-    bool empty = false;  // nothing of it is left
+    bool ended = false;  // its main process has ended
+    bool empty = false;  // none of its processes is left
   };
 
   void start_ranks();
@@ -73,8 +72,8 @@ class Job {
   bool answered_ = false;    // rank 0 ended with options_.answer_code
   int64_t ordered_ns_ = 0;   // when ranks were first told to end
   TimePoint killed_at_{};
-  bool ended_ = false;                        // all ranks of this host
-  std::optional<TimePoint> others_deadline_;  // to end, after a failure
+  bool ended_ = false;  // all ranks of this host have ended
+  std::optional<TimePoint> others_deadline_;  // for the ends of other hosts
 };
 
 }  // namespace echelon::launch

@@ -8,12 +8,12 @@
 #include "echelon/launch/checks.h"
 #include "echelon/launch/hosts.h"
 #include "echelon/launch/job.h"
-#include "echelon/launch/rendezvous.h"
+#include "echelon/launch/job_start.h"
 
 namespace echelon::launch {
 namespace {
 
-// With 0, 1 or 2 closed, our own pipes would land there.
+// If 0, 1 or 2 were closed, the launcher's own pipes would get these numbers.
 void open_standard_files() {
   for (;;) {
     const int fd = open("/dev/null", O_RDWR);

@@ -1,5 +1,5 @@
-// What a launch is: which program, how many ranks, on how many hosts, and what
-// of their output is shown where.
+// The options of a launch: the program, the number of ranks and hosts, and
+// where the ranks' output is shown.
 #pragma once
 
 #include <chrono>
@@ -9,7 +9,7 @@
 
 namespace echelon::launch {
 
-/// What the ranks' output looks like on the launcher's own stdout and stderr.
+/// The form of the ranks' output on the launcher's own stdout and stderr.
 enum class Terminal {
   prefixed,   // every line of every rank, with "[3] " in front
   plain,      // every line of every rank, unchanged
@@ -30,26 +30,27 @@ struct LaunchOptions {
   int master_port = 0;      // 0: on one host any free one, else 29500
   std::chrono::milliseconds join_timeout = std::chrono::minutes(5);
 
-  /// Where rank-N.log goes, one per rank of this host, with everything that the
-  /// rank wrote to stdout and stderr; the folder is made. Empty: no logs.
+  /// The folder of rank-N.log, one per rank of this host, with everything that
+  /// the rank wrote to stdout and stderr; it is made. Empty: no logs.
   std::string log_dir;
   Terminal terminal = Terminal::prefixed;
 
   /// How long ranks may take to end after SIGTERM, before SIGKILL.
   std::chrono::milliseconds grace = std::chrono::seconds(5);
 
-  /// Added to every rank's environment, over what the launcher has.
+  /// Added to every rank's environment; wins over the launcher's variables.
   std::vector<std::pair<std::string, std::string>> environment;
 
   /// True when the program is known to take ECHELON_MASTER_FD (see
-  /// environment.h): then the socket listens before any rank starts, and no
-  /// rank's first connection is refused. False leaves it bound but not
+  /// launch_environment.h): then the socket listens before any rank starts, and
+  /// no rank's first connection is refused. False leaves it bound but not
   /// listening, so that any other program can open MASTER_PORT itself.
   bool listen_early = false;
 
-  /// An exit code of rank 0 that is the program's answer (as 1 of diff), not a
-  /// failure: nobody is stopped, nothing is said, the launcher ends with it. A
-  /// rank that leaves an error report has failed all the same. 0: none.
+  /// An exit code of rank 0 that is the program's answer (like diff's 1), not a
+  /// failure: no rank is stopped, nothing is printed, and the launcher ends
+  /// with it. A rank that leaves an error report has failed nevertheless. 0:
+  /// none.
   int answer_code = 0;
 };
 

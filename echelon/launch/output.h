@@ -1,5 +1,6 @@
-// The ranks' output on its way to log files and the terminal. Nothing here
-// blocks, and nothing grows without bound.
+// The ranks' output on its way to log files and the terminal: into the log as
+// it is, onto the screen line by line. Nothing here blocks, and nothing grows
+// without bound.
 #pragma once
 
 #include <chrono>
@@ -9,11 +10,13 @@
 #include <string>
 #include <string_view>
 
+#include "echelon/launch/options.h"
+
 namespace echelon::launch {
 
-/// Cuts one stream into lines. A carriage return starts the line anew, as on a
-/// terminal, so a progress bar comes out as its last state.
-class LineCutter {
+/// Splits one stream into lines. A carriage return starts the line again, as on
+/// a terminal, so the last state of a progress bar remains.
+class LineSplitter {
  public:
   using Sink = std::function<void(std::string_view line)>;
   using TimePoint = std::chrono::steady_clock::time_point;
@@ -22,20 +25,20 @@ class LineCutter {
   /// Calls `sink` for each whole line, without its newline. A line longer than
   /// kMaxLine comes in pieces.
   void feed(std::string_view bytes, TimePoint now, const Sink& sink);
-  /// What waits for its newline, if nothing came for half a second: a prompt.
-  /// Or what a progress bar shows, if it is redrawn for longer than 5 s.
+  /// Gives the line that waits for its newline if nothing came for half a
+  /// second (a prompt), or if a progress bar was redrawn for more than 5 s.
   void feed_idle(TimePoint now, const Sink& sink);
-  /// What waits for its newline, at the end of the stream.
+  /// Gives the line that waits for its newline, at the end of the stream.
   void finish(const Sink& sink);
   bool waiting() const { return !line_.empty(); }
 
  private:
-  void give(TimePoint now, const Sink& sink);
+  void emit(TimePoint now, const Sink& sink);
 
   std::string line_;
   bool after_return_ = false;
   TimePoint last_byte_{};
-  TimePoint last_given_{};
+  TimePoint last_emitted_{};
 };
 
 /// The last bytes of a stream.
@@ -46,7 +49,7 @@ class Tail {
   std::string text() const;
 
  private:
-  std::string bytes_;  // up to twice kBytes, so that cutting is rare
+  std::string bytes_;  // up to twice kBytes, so that truncating is rare
 };
 
 /// The launcher's own stdout and stderr. Bytes queue up and are written when
@@ -60,7 +63,7 @@ class Screen {
   void write(int stream, std::string_view bytes);  // stream: 1 or 2
   /// The file descriptor to poll for POLLOUT; -1 when nothing is queued.
   int pending_file() const;
-  /// Writes what the files take at once.
+  /// Writes as much as the files take at once.
   void pump();
   /// Writes all, for at most `limit`.
   void drain(std::chrono::milliseconds limit);
@@ -88,11 +91,78 @@ class Screen {
   size_t queued_bytes_ = 0;
 };
 
-/// `line` without what would move a terminal's cursor or change its state:
-/// colours stay, other control characters become '?'.
+/// `line` without the sequences that move a terminal's cursor or change its
+/// state: colours stay, other control characters become '?'.
 std::string safe_for_terminal(std::string_view line);
 
-/// "[3] ", with a colour of its own for each rank if `colours`.
+/// "[3] ", in a different colour for each rank if `colours`.
 std::string rank_prefix(int rank, int world_size, bool colours);
+
+/// How a rank's streams reach the screen.
+enum class Show {
+  prefixed,  // lines, with a prefix
+  plain,     // lines, unchanged
+  raw,       // bytes, as they come
+  direct,    // stdout is the launcher's own, stderr as `raw`
+  hidden,
+};
+
+class RankOutput {
+ public:
+  using TimePoint = LineSplitter::TimePoint;
+
+  /// Makes the pipes, and `log_path` unless empty. Throws ConfigError when the
+  /// log cannot be written or no file is left.
+  RankOutput(Show show, const std::string& log_path);
+  ~RankOutput();
+  RankOutput(RankOutput&&) noexcept;
+  RankOutput& operator=(RankOutput&&) = delete;
+
+  void set_prefix(int stream, std::string prefix) {
+    lanes_[stream].prefix = std::move(prefix);
+  }
+
+  /// The file that the rank writes to; -1 when it inherits the launcher's own.
+  int write_end(int stream) const { return lanes_[stream].write_end; }
+  void close_write_ends();
+  /// The file to poll; -1 once the stream has ended.
+  int read_end(int stream) const { return lanes_[stream].read_end; }
+
+  /// Reads the bytes that are there, at most `max_bytes`. Returns false when
+  /// there were none.
+  bool
+  read(int stream, TimePoint now, Screen& screen, size_t max_bytes = 64 << 10);
+  /// Shows lines that have waited too long for their newline.
+  void idle(TimePoint now, Screen& screen);
+  bool waiting() const;
+  /// Ends the output: the rank is gone, or its reader.
+  void finish(Screen& screen);
+  /// Makes the rank's next write to `stream` fail, as with a closed pipe.
+  void close_stream(int stream);
+
+  std::string stderr_tail() const { return tail_.text(); }
+  /// The error that ended the log early; 0 when it is complete.
+  int log_error() const { return log_error_; }
+
+ private:
+  struct Lane {
+    int read_end = -1;
+    int write_end = -1;
+    std::string prefix;
+    LineSplitter splitter;
+    std::string partial;  // Show::plain: the line that waits for its newline
+    TimePoint last_byte{};
+  };
+  void show(int stream, std::string_view bytes, TimePoint now, Screen& screen);
+  void log(std::string_view bytes);
+  LineSplitter::Sink sink(int stream, Screen& screen);
+  void close_all();
+
+  Show show_;
+  Lane lanes_[3];
+  Tail tail_;
+  int log_ = -1;
+  int log_error_ = 0;
+};
 
 }  // namespace echelon::launch

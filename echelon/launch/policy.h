@@ -1,6 +1,13 @@
-// When a job stops: what to do as ranks end, signals come and time passes.
+// How a job stops: the decisions as ranks end, signals come and time passes.
 //
 // Pure: events and times in, orders out. The launcher carries the orders out.
+//
+//   state        meaning                             leaves for
+//   running      no rank has failed                  settling, terminating
+//   settling     a rank failed because a peer did    terminating, by `settle`
+//   interrupted  the user's signal was forwarded     killed
+//   terminating  SIGTERM was sent to all             killed, after `grace`
+//   killed       SIGKILL was sent to all
 #pragma once
 
 #include <chrono>
@@ -13,19 +20,19 @@ using TimePoint = std::chrono::steady_clock::time_point;
 
 class Policy {
  public:
-  /// `grace`: from SIGTERM to SIGKILL. `settle`: how long a rank that fell
-  /// because a peer did waits for that peer's own end to be seen.
+  /// `grace`: from SIGTERM to SIGKILL. `settle`: how long after a rank that
+  /// failed because a peer did the end of that peer is waited for.
   Policy(std::chrono::milliseconds grace, std::chrono::milliseconds settle)
       : grace_(grace), settle_(settle) {}
 
-  /// Signals for every living rank of this host, in order. SIGKILL is for all
-  /// of their descendants too.
+  /// Signals for every living rank of this host, in order. SIGKILL also goes to
+  /// all of their descendants.
   using Orders = std::vector<int>;
 
-  /// A rank ended by itself or after our orders. `failed`: not with 0;
+  /// A rank ended, by itself or after an order. `failed`: not with 0;
   /// `consequence`: its own report says that a peer was at fault.
   Orders on_rank_end(bool failed, bool consequence, TimePoint now);
-  /// The launcher of another host said that the job fails.
+  /// The launcher of another host reported that the job fails.
   Orders on_remote_failure(TimePoint now);
   /// A signal that asks to stop: SIGINT, SIGTERM, SIGHUP or SIGQUIT.
   Orders on_stop_signal(int signal);
@@ -35,8 +42,8 @@ class Policy {
   std::optional<TimePoint> deadline() const { return deadline_; }
   /// The signal by which the user stopped the job; 0 when nobody did.
   int stopped_by() const { return stopped_by_; }
-  /// True from the moment ranks are told to end because of a failure: how they
-  /// end after that says nothing about the cause.
+  /// True once ranks were told to end because of a failure: how they end after
+  /// that says nothing about the cause.
   bool stopping() const {
     return state_ == State::terminating || state_ == State::killed;
   }

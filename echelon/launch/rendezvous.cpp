@@ -1,150 +1,491 @@
 #include "echelon/launch/rendezvous.h"
 
 #include <arpa/inet.h>
-#include <ifaddrs.h>
 #include <netdb.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
 #include <sys/socket.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <cstddef>
-#include <cstdlib>
+#include <chrono>
+#include <cstdio>
 #include <cstring>
 #include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <utility>
 
 #include "echelon/error.h"
+#include "echelon/launch/checks.h"
+#include "echelon/launch/hosts.h"
+#include "echelon/text/format.h"
 
 namespace echelon::launch {
 namespace {
 
-// "10.0.0.5, fd00::5": what the user could have meant.
-std::string own_addresses() {
-  ifaddrs* list = nullptr;
-  if (getifaddrs(&list) != 0) {
-    return "unknown addresses";
+using nlohmann::json;
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+// Raised when the launchers' messages change.
+constexpr int kProtocol = 1;
+constexpr size_t kMaxMessage = 64 << 10;
+constexpr milliseconds kSilence{3000};  // before telling the user to wait
+
+/// Owns a file descriptor.
+class Socket {
+ public:
+  explicit Socket(int fd = -1) : fd_(fd) {}
+  Socket(Socket&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Socket& operator=(Socket&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    return *this;
   }
-  std::string text;
-  for (const ifaddrs* entry = list; entry != nullptr; entry = entry->ifa_next) {
-    if (entry->ifa_addr == nullptr ||
-        (entry->ifa_addr->sa_family != AF_INET &&
-         entry->ifa_addr->sa_family != AF_INET6)) {
-      continue;
-    }
-    const socklen_t size = entry->ifa_addr->sa_family == AF_INET
-                               ? sizeof(sockaddr_in)
-                               : sizeof(sockaddr_in6);
-    char host[NI_MAXHOST];
-    if (getnameinfo(
-            entry->ifa_addr, size, host, sizeof host, nullptr, 0,
-            NI_NUMERICHOST) == 0) {
-      text += (text.empty() ? "" : ", ") + std::string(host);
+  ~Socket() {
+    if (fd_ >= 0) {
+      close(fd_);
     }
   }
-  freeifaddrs(list);
-  return text.empty() ? "no address" : text;
+  int fd() const { return fd_; }
+  int release() { return std::exchange(fd_, -1); }
+
+ private:
+  int fd_;
+};
+
+class Deadline {
+ public:
+  explicit Deadline(milliseconds span) : span_(span) {}
+  bool passed() const { return steady_clock::now() >= begin_ + span_; }
+  int left_ms(milliseconds at_most) const {
+    const auto left =
+        std::chrono::ceil<milliseconds>(begin_ + span_ - steady_clock::now());
+    return static_cast<int>(std::clamp(left, milliseconds(0), at_most).count());
+  }
+  std::string seconds() const {
+    const auto tenths = span_.count() / 100;
+    return tenths % 10 == 0 ? format("{} s", tenths / 10)
+                            : format("{}.{} s", tenths / 10, tenths % 10);
+  }
+
+ private:
+  steady_clock::time_point begin_ = steady_clock::now();
+  milliseconds span_;
+};
+
+std::string name_of(const sockaddr_storage& address) {
+  char host[NI_MAXHOST] = "?";
+  getnameinfo(
+      reinterpret_cast<const sockaddr*>(&address), sizeof address, host,
+      sizeof host, nullptr, 0, NI_NUMERICHOST);
+  return host;
 }
 
-[[noreturn]] void refuse_bind(const std::string& address, int port, int error) {
-  const std::string place =
-      "[launch] master " + address + ", port " + std::to_string(port) + ": ";
-  if (error == EADDRINUSE) {
-    throw ConfigError(
-        place +
-        "the port is in use; give another --master-port, or "
-        "`ss -ltnp` tells by whom");
-  }
-  if (error == EADDRNOTAVAIL) {
-    throw ConfigError(
-        place + "not an address of this host, which has " + own_addresses() +
-        "; --node-rank 0 runs on the host that --master-addr "
-        "names");
-  }
-  if (error == EACCES) {
-    throw ConfigError(place + "ports below 1024 are not for every user");
-  }
-  throw ConfigError(place + std::strerror(error));
+std::string address_of(int fd, bool peer) {
+  sockaddr_storage address{};
+  socklen_t size = sizeof address;
+  auto* raw = reinterpret_cast<sockaddr*>(&address);
+  return (peer ? getpeername(fd, raw, &size) : getsockname(fd, raw, &size)) == 0
+             ? name_of(address)
+             : "?";
 }
 
-}  // namespace
+// A host that loses power or its cable does not close its connections.
+void enable_keepalive(int fd) {
+  const int yes = 1;
+  const int idle = 5;
+  const int interval = 2;
+  const int count = 4;
+  const unsigned unanswered_ms = 15000;
+  setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &yes, sizeof yes);
+  setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
+  setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof interval);
+  setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof count);
+  setsockopt(
+      fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &unanswered_ms, sizeof unanswered_ms);
+  setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
+}
 
-BoundSocket bind_master(const std::string& address, int port) {
+bool send_line(int fd, const json& value) {
+  const std::string line =
+      value.dump(-1, ' ', false, json::error_handler_t::replace) + "\n";
+  return send(fd, line.data(), line.size(), MSG_NOSIGNAL) ==
+         static_cast<ssize_t>(line.size());
+}
+
+enum class Received { nothing, line, end };
+
+// Appends the bytes that have come to `unread` and takes one line out of it.
+Received receive(int fd, std::string& unread, std::string& line) {
+  char bytes[4096];
+  const ssize_t size = recv(fd, bytes, sizeof bytes, MSG_DONTWAIT);
+  if (size > 0) {
+    unread.append(bytes, size);
+  }
+  const size_t end = unread.find('\n');
+  if (end != std::string::npos) {
+    line = unread.substr(0, end);
+    unread.erase(0, end + 1);
+    return Received::line;
+  }
+  const bool waits =
+      size > 0 || (size < 0 && (errno == EAGAIN || errno == EINTR));
+  return waits && unread.size() < kMaxMessage ? Received::nothing
+                                              : Received::end;
+}
+
+std::string place_of(const LaunchOptions& options, int port) {
+  return format("{}, port {}", options.master_addr, port);
+}
+
+int port_of(const LaunchOptions& options) {
+  return options.master_port != 0 ? options.master_port : kDefaultMasterPort;
+}
+
+/// Node 0's side of the rendezvous.
+class RendezvousHost {
+ public:
+  explicit RendezvousHost(const LaunchOptions& options)
+      : options_(options), nodes_(options.num_nodes) {}
+
+  Rendezvous run() {
+    open();
+    const Deadline silence(kSilence);
+    const Deadline deadline(options_.join_timeout);
+    bool told = false;
+    while (!missing().empty()) {
+      if (deadline.passed()) {
+        throw ConfigError(format(
+            "[launch] after {} {} of {} had not come to {}; start the launcher "
+            "there with the same --nnodes, --master-addr and --master-port",
+            deadline.seconds(), missing(), options_.num_nodes,
+            place_of(options_, port_of(options_))));
+      }
+      if (!told && silence.passed()) {
+        told = true;
+        std::fprintf(
+            stderr, "echelon: waiting for %s at %s\n", missing().c_str(),
+            place_of(options_, port_of(options_)).c_str());
+      }
+      wait(deadline.left_ms(milliseconds(500)));
+    }
+    return assign_ranks();
+  }
+
+ private:
+  struct Node {
+    Socket socket;
+    std::string unread;
+    int num_ranks = 0;
+    int node = -1;
+  };
+
+  // Binds two sockets to one port: one for the rendezvous, one for the store
+  // afterwards. The system allows it while neither listens.
+  void open() {
+    const BoundSocket bound =
+        bind_master(options_.master_addr, port_of(options_));
+    listener_ = Socket(bound.fd);
+    address_ = bound.address;
+    refuse_loopback_name();
+    claim_ = Socket(claim_port(bound.address, bound.port));
+    store_ = Socket(bind_master(bound.address, bound.port).fd);
+    if (listen(listener_.fd(), 1024) != 0) {
+      throw ConfigError(format(
+          "[launch] master {}: the port is in use ({}); give another "
+          "--master-port",
+          place_of(options_, bound.port), std::strerror(errno)));
+    }
+  }
+
+  // /etc/hosts often maps a host's own name to 127.0.1.1.
+  void refuse_loopback_name() const {
+    in_addr ignored;
+    if (address_.rfind("127.", 0) == 0 && options_.master_addr != "localhost" &&
+        inet_pton(AF_INET, options_.master_addr.c_str(), &ignored) != 1) {
+      throw ConfigError(format(
+          "[launch] --master-addr {} is {} on this host, which no other host "
+          "reaches; give the number of its address",
+          options_.master_addr, address_));
+    }
+  }
+
+  std::string missing() const {
+    std::string text;
+    int count = 0;
+    for (int node = 1; node < options_.num_nodes; ++node) {
+      if (nodes_[node].socket.fd() < 0) {
+        text += (count++ == 0 ? "" : ", ") + std::to_string(node);
+      }
+    }
+    return text.empty() ? text : (count == 1 ? "node " : "nodes ") + text;
+  }
+
+  void wait(int timeout_ms) {
+    std::vector<pollfd> files = {{listener_.fd(), POLLIN, 0}};
+    for (const Node& newcomer : newcomers_) {
+      files.push_back({newcomer.socket.fd(), POLLIN, 0});
+    }
+    for (const Node& node : nodes_) {
+      files.push_back({node.socket.fd(), POLLIN, 0});
+    }
+    poll(files.data(), files.size(), timeout_ms);
+    for (size_t i = 0; i < nodes_.size(); ++i) {
+      if (files[1 + newcomers_.size() + i].revents != 0) {
+        // An admitted node sends nothing before all have come: it left.
+        nodes_[i] = Node();
+      }
+    }
+    std::vector<Node> remaining;
+    for (size_t i = 0; i < newcomers_.size(); ++i) {
+      if (files[1 + i].revents == 0 || !admit(newcomers_[i])) {
+        if (newcomers_[i].socket.fd() >= 0) {
+          remaining.push_back(std::move(newcomers_[i]));
+        }
+      }
+    }
+    newcomers_ = std::move(remaining);
+    if (files[0].revents != 0) {
+      Node newcomer;
+      newcomer.socket =
+          Socket(accept4(listener_.fd(), nullptr, nullptr, SOCK_CLOEXEC));
+      if (newcomer.socket.fd() >= 0) {
+        enable_keepalive(newcomer.socket.fd());
+        newcomers_.push_back(std::move(newcomer));
+      }
+    }
+  }
+
+  // True when the newcomer was admitted or refused.
+  bool admit(Node& newcomer) {
+    std::string line;
+    switch (receive(newcomer.socket.fd(), newcomer.unread, line)) {
+      case Received::nothing:
+        return false;
+      case Received::end:
+        newcomer.socket = Socket();
+        return true;
+      case Received::line:
+        break;
+    }
+    std::string reason;
+    try {
+      reason = take_hello(newcomer, json::parse(line));
+    } catch (const json::exception&) {
+      reason = "it does not speak as a launcher";
+    }
+    if (!reason.empty()) {
+      send_line(newcomer.socket.fd(), {{"refused", reason}});
+      newcomer.socket = Socket();
+      return true;
+    }
+    nodes_[newcomer.node] = std::move(newcomer);
+    return true;
+  }
+
+  std::string take_hello(Node& newcomer, const json& hello) const {
+    const int nodes = hello.at("nodes");
+    newcomer.node = hello.at("node_rank");
+    newcomer.num_ranks = hello.at("ranks");
+    if (hello.at("protocol") != kProtocol) {
+      return "it is another version of the launcher";
+    }
+    if (nodes != options_.num_nodes) {
+      return format(
+          "node 0 has --nnodes {}, this one has {}", options_.num_nodes, nodes);
+    }
+    if (newcomer.node < 1 || newcomer.node >= options_.num_nodes ||
+        newcomer.num_ranks < 1) {
+      return format(
+          "--node-rank {} with {} ranks is out of range", newcomer.node,
+          newcomer.num_ranks);
+    }
+    if (nodes_[newcomer.node].socket.fd() >= 0) {
+      return format(
+          "another host, {}, already has --node-rank {}",
+          address_of(nodes_[newcomer.node].socket.fd(), true), newcomer.node);
+    }
+    return "";
+  }
+
+  Rendezvous assign_ranks() {
+    listener_ = Socket();
+    Rendezvous result;
+    result.start.place.job = random_job_id();
+    result.start.place.master_addr = address_;
+    result.start.place.master_port = port_of(options_);
+    result.start.place.node_address = address_;
+    result.start.world_size = options_.num_ranks;
+    for (const Node& node : nodes_) {
+      result.start.world_size += node.num_ranks;
+    }
+    if (options_.listen_early) {
+      listen(store_.fd(), 1024);
+    }
+    result.start.master_fd = store_.release();
+    result.start.claim_fd = claim_.release();
+    int first_rank = options_.num_ranks;
+    for (int node = 1; node < options_.num_nodes; ++node) {
+      Node& admitted = nodes_[node];
+      send_line(
+          admitted.socket.fd(), {{"job", result.start.place.job},
+                                 {"generation", result.start.place.generation},
+                                 {"first_rank", first_rank},
+                                 {"world_size", result.start.world_size}});
+      first_rank += admitted.num_ranks;
+      const std::string address = address_of(admitted.socket.fd(), true);
+      result.links.push_back(
+          {admitted.socket.release(), node, address, admitted.unread});
+    }
+    return result;
+  }
+
+  const LaunchOptions& options_;
+  Socket listener_;
+  Socket store_;
+  Socket claim_;
+  std::string address_;
+  std::vector<Node> newcomers_;
+  std::vector<Node> nodes_;  // by node; [0] stays empty
+};
+
+using AddressList = std::unique_ptr<addrinfo, void (*)(addrinfo*)>;
+
+AddressList resolve(const LaunchOptions& options) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
   addrinfo* found = nullptr;
   const int failure = getaddrinfo(
-      address.c_str(), std::to_string(port).c_str(), &hints, &found);
+      options.master_addr.c_str(), std::to_string(port_of(options)).c_str(),
+      &hints, &found);
   if (failure != 0) {
-    throw ConfigError(
-        "[launch] master address \"" + address +
-        "\": " + gai_strerror(failure) + "; give its number");
+    throw ConfigError(format(
+        "[launch] master address \"{}\": {}; give its number",
+        options.master_addr, gai_strerror(failure)));
   }
-  const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owner(
-      found, freeaddrinfo);
-  const int fd = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  const int yes = 1;
-  if (fd < 0) {
-    refuse_bind(address, port, errno);
-  }
-  // Lets another program of the job open the same port while nobody listens.
-  setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
-  sockaddr_storage bound{};
-  socklen_t size = sizeof bound;
-  if (bind(fd, found->ai_addr, found->ai_addrlen) != 0 ||
-      getsockname(fd, reinterpret_cast<sockaddr*>(&bound), &size) != 0) {
-    const int error = errno;
-    close(fd);
-    refuse_bind(address, port, error);
-  }
-  char host[NI_MAXHOST];
-  char service[NI_MAXSERV];
-  getnameinfo(
-      reinterpret_cast<sockaddr*>(&bound), size, host, sizeof host, service,
-      sizeof service, NI_NUMERICHOST | NI_NUMERICSERV);
-  return {fd, host, std::atoi(service)};
+  return {found, freeaddrinfo};
 }
 
-int claim_port(const std::string& address, int port) {
-  // An abstract name: it lives in the network namespace, as the port does, and
-  // ends with the process.
-  const std::string name =
-      "echelon-master-" + address + "-" + std::to_string(port);
-  sockaddr_un place{};
-  place.sun_family = AF_UNIX;
-  const size_t size = std::min(name.size(), sizeof place.sun_path - 1);
-  std::copy_n(name.begin(), size, place.sun_path + 1);
-  const int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-  if (fd < 0 || bind(
-                    fd, reinterpret_cast<sockaddr*>(&place),
-                    offsetof(sockaddr_un, sun_path) + 1 + size) != 0) {
-    const int error = errno;
-    if (fd >= 0) {
-      close(fd);
+// One attempt to connect; sets `error`.
+Socket try_connect(const addrinfo& target, int timeout_ms, int& error) {
+  Socket link(
+      socket(target.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  error = 0;
+  if (connect(link.fd(), target.ai_addr, target.ai_addrlen) == 0) {
+    return link;
+  }
+  error = errno;
+  if (error == EINPROGRESS) {
+    pollfd file{link.fd(), POLLOUT, 0};
+    if (poll(&file, 1, timeout_ms) != 1) {
+      error = ETIMEDOUT;
+      return Socket();
     }
-    refuse_bind(address, port, error);
+    socklen_t size = sizeof error;
+    getsockopt(link.fd(), SOL_SOCKET, SO_ERROR, &error, &size);
   }
-  return fd;
+  return error == 0 ? std::move(link) : Socket();
 }
 
-JobStart start_alone(const LaunchOptions& options) {
-  if (!options.master_addr.empty()) {
-    close(bind_master(options.master_addr, 0).fd);  // a typing error is told
+Socket connect_to_host(const LaunchOptions& options, const Deadline& deadline) {
+  const AddressList target = resolve(options);
+  const std::string place = place_of(options, port_of(options));
+  const Deadline silence(kSilence);
+  bool told = false;
+  for (int error = 0;;) {
+    Socket link =
+        try_connect(*target, deadline.left_ms(milliseconds(2000)), error);
+    if (link.fd() >= 0) {
+      return link;
+    }
+    if (deadline.passed() || error == ENETUNREACH || error == EACCES) {
+      throw ConfigError(format(
+          "[launch] node 0 does not answer at {}: {}; is the launcher with "
+          "--node-rank 0 running there, and the port open between the hosts?",
+          place, std::strerror(error)));
+    }
+    if (!told && silence.passed()) {
+      told = true;
+      std::fprintf(
+          stderr, "echelon: waiting for node 0 at %s (%s)\n", place.c_str(),
+          std::strerror(error));
+    }
+    poll(nullptr, 0, deadline.left_ms(milliseconds(100)));
   }
-  const BoundSocket master = bind_master("127.0.0.1", options.master_port);
-  const int claim = claim_port(master.address, master.port);
-  if (options.listen_early) {
-    listen(master.fd, 1024);
+}
+
+}  // namespace
+
+Rendezvous host_rendezvous(const LaunchOptions& options) {
+  return RendezvousHost(options).run();
+}
+
+Rendezvous join_rendezvous(const LaunchOptions& options) {
+  const Deadline deadline(options.join_timeout);
+  Socket link = connect_to_host(options, deadline);
+  enable_keepalive(link.fd());
+  send_line(
+      link.fd(), {{"protocol", kProtocol},
+                  {"nodes", options.num_nodes},
+                  {"node_rank", options.node_rank},
+                  {"ranks", options.num_ranks}});
+  const std::string place = place_of(options, port_of(options));
+  std::string unread;
+  std::string line;
+  const Deadline silence(kSilence);
+  bool told = false;
+  for (Received received = Received::nothing; received == Received::nothing;) {
+    if (deadline.passed()) {
+      throw ConfigError(format(
+          "[launch] node 0 at {} did not start the job within {}; it waits for "
+          "other nodes, or another program has that port",
+          place, deadline.seconds()));
+    }
+    if (!told && silence.passed()) {
+      told = true;
+      std::fprintf(
+          stderr,
+          "echelon: waiting for node 0 at %s, which waits for "
+          "other nodes\n",
+          place.c_str());
+    }
+    pollfd file{link.fd(), POLLIN, 0};
+    poll(&file, 1, deadline.left_ms(milliseconds(500)));
+    received = receive(link.fd(), unread, line);
+    if (received == Received::end) {
+      throw ConfigError(format(
+          "[launch] what answers at {} is not the launcher of this job, or it "
+          "ended; give another --master-port",
+          place));
+    }
   }
-  JobStart start;
-  start.place.job = random_job_id();
-  start.place.master_addr = master.address;
-  start.place.master_port = master.port;
-  start.world_size = options.num_ranks;
-  start.master_fd = master.fd;
-  start.claim_fd = claim;
-  return start;
+  const json start = json::parse(line, nullptr, false);
+  if (start.is_object() && start.contains("refused")) {
+    throw ConfigError(format(
+        "[launch] node 0 at {} does not take this host: {}", place,
+        start["refused"].dump()));
+  }
+  try {
+    Rendezvous result;
+    result.start.place.job = start.at("job");
+    result.start.place.generation = start.at("generation");
+    result.start.place.master_addr = address_of(link.fd(), true);
+    result.start.place.master_port = port_of(options);
+    result.start.place.node_address = address_of(link.fd(), false);
+    result.start.first_rank = start.at("first_rank");
+    result.start.world_size = start.at("world_size");
+    const std::string address = result.start.place.master_addr;
+    result.links.push_back({link.release(), 0, address, unread});
+    return result;
+  } catch (const json::exception&) {
+    throw ConfigError(format(
+        "[launch] what answers at {} is not a launcher; give another "
+        "--master-port",
+        place));
+  }
 }
 
 }  // namespace echelon::launch

@@ -1,42 +1,36 @@
-// Where the ranks of a job meet: rank 0's port, and who has which rank.
+// The rendezvous of the launchers of several hosts: node 0 listens at the
+// master's address and port, and the others try to connect until it answers.
 #pragma once
 
-#include <optional>
 #include <string>
+#include <vector>
 
-#include "echelon/environment/launch_environment.h"
+#include "echelon/launch/job_start.h"
 #include "echelon/launch/options.h"
 
 namespace echelon::launch {
 
-/// A TCP socket bound to an address of this host, not listening yet.
-struct BoundSocket {
+/// An open connection to another host's launcher.
+struct HostLink {
   int fd = -1;
-  std::string address;  // numeric
-  int port = 0;
+  int node = 0;
+  std::string address;  // the other's, numeric
+  std::string unread;   // bytes that were received and not used yet
 };
 
-/// Keeps other launchers of this host off `address` and `port` for as long as
-/// the returned file is open: a port that is bound but not listened on does
-/// not. Throws ConfigError when another job has it.
-int claim_port(const std::string& address, int port);
-
-/// Binds to `address` (a name or a number) and `port` (0: any free one).
-/// Throws ConfigError when the address is not of this host or the port is
-/// taken.
-BoundSocket bind_master(const std::string& address, int port);
-
-/// Where the ranks of this host stand in the job.
-struct JobStart {
-  JobPlace place;
-  int first_rank = 0;
-  int world_size = 1;
-  int master_fd = -1;  // on node 0; the caller owns it, and
-  int claim_fd = -1;   // this: see claim_port
+struct Rendezvous {
+  JobStart start;
+  std::vector<HostLink> links;  // node 0: one per other node; else: node 0
 };
 
-/// A job on this host alone: its store is for 127.0.0.1, whatever master_addr
-/// of this host is given.
-JobStart start_alone(const LaunchOptions& options);
+/// Called by node 0: waits for all other nodes and gives each its place. The
+/// store's socket is bound to the same port, on which nobody listens any more
+/// when this returns. Throws ConfigError with the missing nodes after
+/// join_timeout.
+Rendezvous host_rendezvous(const LaunchOptions& options);
+
+/// Called by every other node. Throws ConfigError when node 0 does not answer
+/// in time or refuses (with its reason), or when another program answers.
+Rendezvous join_rendezvous(const LaunchOptions& options);
 
 }  // namespace echelon::launch

@@ -6,6 +6,7 @@
 #include <filesystem>
 
 #include "echelon/error.h"
+#include "echelon/text/format.h"
 
 namespace echelon::launch {
 
@@ -14,9 +15,9 @@ ScratchFolder::ScratchFolder() {
   path_ = std::string(base != nullptr && *base != '\0' ? base : "/tmp") +
           "/echelon-XXXXXX";
   if (mkdtemp(path_.data()) == nullptr) {
-    throw ConfigError(
-        "cannot make a folder " + path_ + ": " + std::strerror(errno) +
-        "; TMPDIR names the place for it");
+    throw ConfigError(format(
+        "cannot make a folder {}: {}; TMPDIR names the place for it", path_,
+        std::strerror(errno)));
   }
 }
 

@@ -1,5 +1,5 @@
-// A folder for what is needed while a command runs: the ranks' error reports, a
-// configuration for echelon-train.
+// A folder for files that are needed while a command runs: the ranks' error
+// reports, a configuration for echelon-train.
 #pragma once
 
 #include <string>

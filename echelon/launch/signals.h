@@ -1,4 +1,4 @@
-// The launcher's own signals, read from a file between other events.
+// The launcher's own signals, which it reads from a file among other events.
 #pragma once
 
 #include <signal.h>
@@ -7,7 +7,7 @@
 
 namespace echelon::launch {
 
-/// Signals of the launcher as the job wants them; as before when destroyed.
+/// Redirects the launcher's signals to a file; restores them when destroyed.
 class SignalFile {
  public:
   SignalFile();
@@ -17,7 +17,7 @@ class SignalFile {
   int fd() const { return fd_; }
   /// The next signal that has come; 0 when there is none.
   int next();
-  /// What ranks start with.
+  /// The signal mask that ranks start with.
   const sigset_t* mask_before() const { return &before_; }
 
  private:

@@ -3,10 +3,9 @@
 #include <torch/nn/module.h>
 #include <torch/types.h>
 
-#include <string>
-
 #include "echelon/error.h"
 #include "echelon/layers/low_precision.h"
+#include "echelon/text/format.h"
 
 namespace echelon {
 namespace {
@@ -14,15 +13,14 @@ namespace {
 void check_running(const torch::nn::BatchNorm2dImpl& module) {
   const auto& running = module.running_mean;
   if (!running.defined() || running.scalar_type() == torch::kFloat32) return;
-  throw ConfigError(
-      std::string("[batch norm] running statistics are in ") +
-      c10::toString(running.scalar_type()) +
-      ", which cannot hold their small steps; convert the parameters alone, "
-      "and "
-      "leave buffers in float32");
+  throw ConfigError(format(
+      "[batch norm] running statistics are in {}, which cannot hold their "
+      "small "
+      "steps; convert the parameters alone, and leave buffers in float32",
+      c10::toString(running.scalar_type())));
 }
 
-// The kernels take float32 parameters and statistics beside x in low precision.
+// The kernels take x in low precision with float32 parameters and statistics.
 torch::Tensor
 normalise(torch::nn::BatchNorm2dImpl& module, const torch::Tensor& x) {
   check_running(module);

@@ -1,4 +1,4 @@
-// Batch normalisation whose statistics somebody else may take.
+// Batch normalisation whose statistics may be computed over ranks.
 #pragma once
 
 #include <torch/nn/modules/batchnorm.h>
@@ -13,9 +13,9 @@ namespace echelon {
 using BatchNormFunction = std::function<torch::Tensor(
     torch::nn::BatchNorm2dImpl& module, const torch::Tensor& x)>;
 
-/// torch::nn::BatchNorm2d; Network::set_batch_norm sets `function`. Of x in
-/// bf16 or fp16 the statistics are those of float32; running ones stay in
-/// float32, whatever the parameters are in.
+/// torch::nn::BatchNorm2d; Network::set_batch_norm sets `function`. For x in
+/// bf16 or fp16 the statistics are computed in float32. Running statistics stay
+/// in float32, whatever the dtype of the parameters.
 class BatchNorm2d : public torch::nn::BatchNorm2dImpl {
  public:
   using BatchNorm2dImpl::BatchNorm2dImpl;

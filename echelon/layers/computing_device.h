@@ -1,6 +1,6 @@
-// The device that layers compute for, where they do it in one way on CPUs and
-// in another on GPUs: on the meta device, which computes nothing, they take the
-// way of the device that they are counted for, so that the count has its
+// The device that a layer computes for. Some layers compute differently on CPUs
+// and on GPUs. On the meta device, which computes nothing, they must do it as
+// on the device that they are counted for, so that the count has its
 // temporaries.
 #pragma once
 
@@ -8,11 +8,11 @@
 
 namespace echelon {
 
-/// The tensor's kind of device; of a tensor on the meta device the one that a
-/// CountedFor of this thread names (count_layers), else the CPU.
+/// The tensor's device type. For a tensor on the meta device it is the one that
+/// a CountedFor of this thread names (count_layers), else the CPU.
 torch::DeviceType computing_device(const torch::Tensor& tensor);
 
-/// While it lives, this thread's meta tensors stand for those of such a device.
+/// While it lives, this thread's meta tensors stand for tensors of `device`.
 class CountedFor {
  public:
   explicit CountedFor(torch::DeviceType device);

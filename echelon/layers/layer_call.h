@@ -1,10 +1,12 @@
-// How a layer's forward, whatever its signature, is called with a tuple of
-// tensors. For layer_list.h alone.
+// Calls a layer's forward, whatever its signature, with a tuple of tensors. For
+// layer_list.h alone.
 #pragma once
 
 #include <torch/types.h>
 
+#include <algorithm>
 #include <concepts>
+#include <exception>
 #include <memory>
 #include <string>
 #include <tuple>
@@ -16,12 +18,12 @@
 
 namespace echelon {
 
-/// What passes from a layer to the next: a small tuple, without undefined ones.
+/// The tensors that a layer passes to the next: few, and all defined.
 using Tensors = std::vector<torch::Tensor>;
 
 namespace detail {
 
-/// A forward that takes more tensors takes them as Tensors.
+/// A forward with more tensors must take Tensors.
 inline constexpr size_t kMostTensors = 8;
 
 template <size_t I>
@@ -31,11 +33,11 @@ template <class F, size_t... I>
 constexpr bool takes_these(std::index_sequence<I...>) {
   return std::invocable<const F&, TensorNumber<I>...>;
 }
-/// Whether `f(tensor, …)` with that many tensors compiles.
+/// Whether `f(tensor, …)` compiles with that many tensors.
 template <class F, size_t count>
 inline constexpr bool
     kTakes = takes_these<F>(std::make_index_sequence<count>());
-/// Whether `f(tensors)` does.
+/// Whether `f(tensors)` compiles.
 template <class F>
 inline constexpr bool kTakesAll = std::invocable<const F&, const Tensors&>;
 
@@ -44,7 +46,7 @@ constexpr bool takes_some(std::index_sequence<I...>) {
   return (kTakes<F, I + 1> || ...);
 }
 
-/// Thrown for a wrong number of tensors; run_layer adds who gave them.
+/// Thrown for a wrong number of tensors; run_layer adds where they come from.
 class WrongNumberOfTensors : public ConfigError {
  public:
   using ConfigError::ConfigError;
@@ -52,8 +54,12 @@ class WrongNumberOfTensors : public ConfigError {
 [[noreturn]] void wrong_number_of_tensors(
     const std::string& layer, const std::vector<size_t>& taken, size_t given);
 
-/// Throws ConfigError when there is none, or one is undefined.
+/// Throws ConfigError when there is no tensor, or an undefined one.
 void check_outputs(const std::string& layer, const Tensors& outputs);
+
+/// The message of `error` up to its first line break, without the stack trace
+/// that LibTorch adds.
+std::string first_line(const std::exception& error);
 
 template <class Result>
 void append_tensors(Tensors& tensors, Result&& result) {
@@ -92,41 +98,28 @@ call_with(const F& forward, const Tensors& inputs, std::index_sequence<I...>) {
   return to_tensors(forward(inputs[I]...));
 }
 
-template <class F, size_t count>
-bool call_if(const F& forward, const Tensors& inputs, Tensors& outputs) {
-  if constexpr (kTakes<F, count>) {
-    if (inputs.size() == count) {
-      outputs = call_with(forward, inputs, std::make_index_sequence<count>());
-      return true;
-    }
-  }
-  return false;
-}
-
-template <class F, size_t... I>
-bool call_some(
-    const F& forward, const Tensors& inputs, Tensors& outputs,
-    std::index_sequence<I...>) {
-  return (call_if<F, I + 1>(forward, inputs, outputs) || ...);
-}
-
-template <class F, size_t... I>
-std::vector<size_t> counts_taken(std::index_sequence<I...>) {
-  std::vector<size_t> counts;
-  ((kTakes<F, I + 1> ? counts.push_back(I + 1) : void()), ...);
-  return counts;
-}
-
-/// forward(inputs[0], inputs[1], …), or forward(inputs) when it takes no
-/// tensors one by one.
+/// forward(inputs[0], inputs[1], …), or forward(inputs) when it does not take
+/// separate tensors.
 template <class F>
 Tensors
 call_layer(const std::string& layer, const F& forward, const Tensors& inputs) {
   using Numbers = std::make_index_sequence<kMostTensors>;
   Tensors outputs;
   if constexpr (takes_some<F>(Numbers())) {
-    if (!call_some(forward, inputs, outputs, Numbers())) {
-      wrong_number_of_tensors(layer, counts_taken<F>(Numbers()), inputs.size());
+    std::vector<size_t> taken;
+    const auto try_number = [&]<size_t count>() {
+      if constexpr (kTakes<F, count>) {
+        taken.push_back(count);
+        if (inputs.size() != count) return;
+        outputs = call_with(forward, inputs, std::make_index_sequence<count>());
+      }
+    };
+    [&]<size_t... I>(std::index_sequence<I...>) {
+      (try_number.template operator()<I + 1>(), ...);
+    }
+    (Numbers());
+    if (std::ranges::count(taken, inputs.size()) == 0) {
+      wrong_number_of_tensors(layer, taken, inputs.size());
     }
   } else {
     static_assert(

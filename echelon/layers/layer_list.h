@@ -1,6 +1,6 @@
-// A model as an ordered list of layers that are built only where they live:
-// what pipeline stages, device placements, shard units and cost counts are
-// slices of.
+// A model as an ordered list of layers, each of which is built only on the
+// ranks that hold it. Pipeline stages, device placements, shard units and cost
+// counts refer to slices of the list.
 //
 //   LayerList layers;
 //   layers.add("embed", [] { return torch::nn::Embedding(1000, 64); });
@@ -9,8 +9,9 @@
 //   layers.tie("embed.weight", "head.weight");
 //
 // A layer takes the tuple of tensors that the layer before it returned, so a
-// skip connection, a mask or a side output travels along, across any cut.
-// network.h builds a list, or a slice of it; ties.h has the tied parameters.
+// skip connection, a mask or a side output passes along, across any stage
+// boundary. network.h builds a list, or a slice of it; ties.h has the tied
+// parameters.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -29,33 +30,33 @@
 
 namespace echelon {
 
-/// What a layer computes.
+/// The computation of a layer.
 using LayerForward = std::function<Tensors(const Tensors&)>;
 
-/// A layer that exists.
+/// A layer after it was built.
 struct BuiltLayer {
-  /// Holds its parameters; null when there are none.
+  /// Holds the parameters; null when there are none.
   std::shared_ptr<torch::nn::Module> module;
   LayerForward forward;
 };
 
-/// A layer as the list knows it.
+/// A layer as the list describes it.
 struct LayerDefinition {
-  /// Unique in its list, without an empty part between dots. Parameters of the
-  /// layer are called by it: "layer1.0" + "." + "conv1.weight".
+  /// Unique in its list, without an empty part between dots. It is the prefix
+  /// of the names of the layer's parameters: "layer1.0" + "." + "conv1.weight".
   std::string name;
-  /// Called by each rank that the layer lives on, and under a meta device by
-  /// whoever counts or compares layers; each call builds a new one.
+  /// Called by each rank that holds the layer, and on the meta device to count
+  /// or compare layers. Each call builds a new layer.
   std::function<BuiltLayer()> build;
-  /// Writes first values that depend on `seed` and the parameters' full names
-  /// alone. Null: those that `build` draws, from the generator that it is
-  /// given; of cut parameters, those that their shards say (sharded_module.h).
+  /// Writes initial values that depend only on `seed` and the parameters' full
+  /// names. Null: parameters keep the values that `build` draws, from a seeded
+  /// generator, and sharded ones get those of their shards (sharded_module.h).
   std::function<void(torch::nn::Module& module, uint64_t seed)> initialize;
 };
 
-/// Two parameters of different layers that are one.
+/// Two names of one parameter that different layers share.
 struct Tie {
-  std::string first;   // the one that owns the name in checkpoints
+  std::string first;   // the name in checkpoints
   std::string second;  // of a later layer
   bool operator==(const Tie&) const = default;
 };
@@ -80,7 +81,7 @@ class LayerList {
          }});
   }
 
-  /// The same with a forward of its own:
+  /// The same with a separate forward:
   ///
   ///   layers.add(
   ///       "fc",
@@ -101,8 +102,8 @@ class LayerList {
          }});
   }
 
-  /// A layer without parameters: `function` is a lambda like a module's
-  /// forward.
+  /// Adds a layer without parameters. `function` takes and returns what a
+  /// module's forward may.
   template <class Function>
   LayerList& add_function(const std::string& name, Function function) {
     return add_definition(
@@ -116,10 +117,10 @@ class LayerList {
   /// The general form.
   LayerList& add_definition(LayerDefinition layer);
 
-  /// The two parameters ("layer.parameter") are one: they start equal, and
-  /// their gradients are summed, wherever the layers live. Throws when a name's
-  /// layer is not in the list yet; shapes are compared when the layers are
-  /// built.
+  /// Declares that two parameters ("layer.parameter") are one: they start equal
+  /// and their gradients are summed, whichever ranks hold the layers. Throws
+  /// when a name's layer is not in the list yet; shapes are compared when the
+  /// layers are built.
   LayerList& tie(const std::string& first, const std::string& second);
 
   size_t size() const { return layers_.size(); }
@@ -140,16 +141,15 @@ class LayerList {
   std::vector<Tie> ties_;
 };
 
-/// layer.forward(inputs), with errors that say where: what LibTorch throws, and
-/// a wrong number of tensors, become ConfigErrors that name the layer, the one
-/// that made its inputs, and their dtypes and shapes. Others pass as they are.
+/// Returns forward(inputs). Errors of LibTorch and a wrong number of tensors
+/// become ConfigErrors that name the layer, the producer of its inputs, and
+/// their dtypes and shapes. Other errors pass unchanged.
 ///
-///   giver  the name of the layer that returned `inputs`; empty: the model's
-///   input
+///   producer  the layer that returned `inputs`; empty: the model's input
 Tensors run_layer(
     const std::string& name,
     const std::function<Tensors(const Tensors&)>& forward,
-    const Tensors& inputs, const std::string& giver);
+    const Tensors& inputs, const std::string& producer);
 
 /// "float32 [4, 64] and int64 [4]".
 std::string describe(const Tensors& tensors);

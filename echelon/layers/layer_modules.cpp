@@ -14,12 +14,11 @@ void register_under(
     const std::string part = name.substr(begin, dot - begin);
     const auto children = owner->named_children();
     const auto* child = children.find(part);
-    owner =
-        child != nullptr
-            ? child->get()
-            : owner
-                  ->register_module(part, std::make_shared<torch::nn::Module>())
-                  .get();
+    auto next = child != nullptr
+                    ? *child
+                    : owner->register_module(
+                          part, std::make_shared<torch::nn::Module>());
+    owner = next.get();
   }
   owner->register_module(name.substr(begin), std::move(module));
 }

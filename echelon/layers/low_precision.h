@@ -1,5 +1,5 @@
-// Numbers of 16 bits. Layers keep activations and products in them, but sum in
-// float32, and round once.
+// The 16-bit dtypes. Layers keep activations and products in them, but sum in
+// float32 and round once.
 // Source: Micikevicius et al., "Mixed precision training", 2018,
 // arXiv:1710.03740, section 3.3.
 #pragma once
@@ -8,18 +8,18 @@
 
 namespace echelon {
 
-/// bf16 and fp16.
+/// True for bf16 and fp16.
 inline bool is_low_precision(torch::Dtype dtype) {
   return dtype == torch::kBFloat16 || dtype == torch::kHalf;
 }
 
-/// What sums of numbers of this dtype are taken in.
+/// The dtype in which numbers of this dtype are summed.
 inline torch::Dtype sum_dtype(torch::Dtype dtype) {
   return is_low_precision(dtype) ? torch::kFloat32 : dtype;
 }
 
-/// `tensor` in the dtype that sums are taken in; itself where that is its own.
-/// Undefined ones stay so. Differentiable.
+/// `tensor` in its sum_dtype; the same tensor where that is its own dtype. An
+/// undefined tensor stays undefined. Differentiable.
 inline torch::Tensor for_sums(const torch::Tensor& tensor) {
   return tensor.defined() ? tensor.to(sum_dtype(tensor.scalar_type())) : tensor;
 }

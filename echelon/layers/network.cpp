@@ -5,6 +5,7 @@
 #include <torch/types.h>
 #include <torch/utils.h>
 
+#include <algorithm>
 #include <set>
 #include <string>
 #include <utility>
@@ -15,6 +16,7 @@
 #include "echelon/layers/sharded_module.h"
 #include "echelon/layers/shared_parameters.h"
 #include "echelon/profiling/memory_meter.h"
+#include "echelon/text/format.h"
 
 namespace echelon {
 namespace {
@@ -24,11 +26,8 @@ bool is_finite(const torch::Tensor& tensor) {
          at::isfinite(tensor).all().item<bool>();
 }
 
-bool is_finite(const Tensors& tensors) {
-  for (const auto& tensor : tensors) {
-    if (!is_finite(tensor)) return false;
-  }
-  return true;
+bool all_finite(const Tensors& tensors) {
+  return std::ranges::all_of(tensors, is_finite);
 }
 
 BuiltLayer
@@ -40,28 +39,26 @@ build_layer(const LayerDefinition& layer, std::optional<uint64_t> seed) {
   } catch (const c10::OutOfMemoryError&) {
     throw;
   } catch (const c10::Error& error) {
-    const std::string text = error.what_without_backtrace();
-    throw ConfigError(
-        "layer \"" + layer.name +
-        "\" cannot be built: " + text.substr(0, text.find('\n')));
+    throw ConfigError(format(
+        "layer \"{}\" cannot be built: {}", layer.name,
+        detail::first_line(error)));
   }
 }
 
 BuiltLayer
 initialized_layer(const LayerDefinition& layer, std::optional<uint64_t> seed) {
   BuiltLayer built = build_layer(layer, seed);
-  if (seed && built.module != nullptr) {
-    if (layer.initialize) {
-      layer.initialize(*built.module, *seed);
-    } else {
-      initialize_shards(*built.module, layer.name + ".", *seed);
-    }
+  if (!seed || built.module == nullptr) return built;
+  if (layer.initialize) {
+    layer.initialize(*built.module, *seed);
+  } else {
+    initialize_shards(*built.module, layer.name + ".", *seed);
   }
   return built;
 }
 
-// Buffers as they were, when it is gone; while it lives BatchNorm2d modules
-// compute by themselves.
+// While it lives, BatchNorm2d modules use their own forward; afterwards buffers
+// have their earlier values.
 class Diagnosis {
  public:
   explicit Diagnosis(Network& network) : buffers_(network.buffers()) {
@@ -88,8 +85,8 @@ class Diagnosis {
   std::vector<std::pair<BatchNorm2d*, BatchNormFunction>> functions_;
 };
 
-// Batch statistics of this rank alone while it lives, whoever would take them
-// over ranks.
+// While it lives, batch statistics are those of this rank, even for modules
+// that compute them over ranks.
 class OwnStatistics {
  public:
   explicit OwnStatistics(torch::nn::Module* layer) {
@@ -107,8 +104,8 @@ class OwnStatistics {
   OwnStatistics& operator=(const OwnStatistics&) = delete;
 
  private:
-  // convert_sync_batch_norm knows a module by these tensors: copies are not
-  // converted.
+  // convert_sync_batch_norm recognises a module by these tensors, so it does
+  // not recognise one with copies.
   template <class Norm>
   void hide_norm(torch::nn::Module& module) {
     auto* norm = dynamic_cast<Norm*>(&module);
@@ -135,9 +132,9 @@ parameter_to_tie(const NamedTensors& parameters, const std::string& name) {
   return *tensor;
 }
 
-// The first value of `parameter`, under name number `use` of a group whose
-// first is in another slice.
-void copy_first_value(
+// Copies the initial value of a group's first parameter, which is in another
+// slice, to `parameter`, which has name number `use` of the group.
+void copy_initial_value(
     const LayerList& list, const TiedGroup& group, size_t use,
     torch::Tensor parameter, uint64_t seed) {
   const auto& layer = list[group.layers[0]];
@@ -162,10 +159,10 @@ void copy_tensors(
     const auto& source = item.value();
     auto target = to[item.key()];
     if (target.is_same(source)) {
-      throw Error(
-          "\"" + item.key() +
-          "\" cannot be copied: the layer's build returns the same tensor each "
-          "time; let it make a new module");
+      throw Error(format(
+          "\"{}\" cannot be copied: the layer's build returns the same tensor "
+          "each time; let it make a new module",
+          item.key()));
     }
     target.set_data(source.detach().to(
         source.options().device(device.value_or(source.device())),
@@ -177,14 +174,15 @@ void copy_tensors(
 
 }  // namespace
 
-// What is known of a network while its layers are built one after the other.
+// The state while a network's layers are built one after the other.
 struct Network::Builder {
   Network& network;
   std::optional<uint64_t> seed;
   const OnNewLayer& on_new_layer;
   std::vector<TiedGroup> groups;
-  std::vector<std::optional<size_t>> first;  // of each group's names, here
-  NamedTensors parameters;                   // under all of their names
+  // first[g]: the first name of groups[g] that this network has.
+  std::vector<std::optional<size_t>> first;
+  NamedTensors parameters{};  // under all of their names
   std::set<const c10::TensorImpl*> seen;
 
   void add(size_t index) {
@@ -200,11 +198,11 @@ struct Network::Builder {
     }
     share_ties(built);
     if (on_new_layer) on_new_layer(built);
-    name_what_is_kept(network.layers_.back());
+    mark_activations(network.layers_.back());
   }
 
-  // For who measures memory.
-  static void name_what_is_kept(Layer& layer) {
+  // Tells the memory meter which tensors are activations.
+  static void mark_activations(Layer& layer) {
     layer.forward = [inner = std::move(layer.forward)](const Tensors& inputs) {
       Tensors outputs = inner(inputs);
       if (torch::GradMode::is_enabled()) keep_as_activations();
@@ -243,7 +241,7 @@ struct Network::Builder {
     if (!owner_use) {
       owner_use = use;
       if (use > 0 && seed) {
-        copy_first_value(network.list_, group, use, tensor, *seed);
+        copy_initial_value(network.list_, group, use, tensor, *seed);
       }
       return;
     }
@@ -264,15 +262,17 @@ Network::Network(
     std::optional<uint64_t> seed, const OnNewLayer& on_new_layer)
     : torch::nn::Module("Network"), list_(list), begin_(begin) {
   if (begin >= end || end > list.size()) {
-    throw ConfigError(
-        "layers " + std::to_string(begin) + " to " + std::to_string(end) +
-        " are to be built of a list of " + std::to_string(list.size()) +
-        "; the first is at most the last, and the last at most " +
-        std::to_string(list.size()));
+    throw ConfigError(format(
+        "layers {} to {} are to be built of a list of {}; the first is at most "
+        "the last, and the last at most {}",
+        begin, end, list.size(), list.size()));
   }
   layers_.reserve(end - begin);  // the callback keeps references to layers
-  Builder builder{*this,          seed, on_new_layer, tied_groups(list_), {},
-                  NamedTensors(), {}};
+  Builder builder{
+      .network = *this,
+      .seed = seed,
+      .on_new_layer = on_new_layer,
+      .groups = tied_groups(list_)};
   builder.first.resize(builder.groups.size());
   for (size_t i = begin; i < end; ++i) builder.add(i);
 }
@@ -289,7 +289,7 @@ void Network::share(
   };
 }
 
-const std::string& Network::giver_of(size_t layer) const {
+const std::string& Network::producer_of(size_t layer) const {
   static const std::string input;
   if (layer > 0) return layers_[layer - 1].name;
   return begin_ > 0 ? list_[begin_ - 1].name : input;
@@ -298,7 +298,7 @@ const std::string& Network::giver_of(size_t layer) const {
 Tensors Network::run(Tensors values) {
   for (size_t i = 0; i < layers_.size(); ++i) {
     values =
-        run_layer(layers_[i].name, layers_[i].forward, values, giver_of(i));
+        run_layer(layers_[i].name, layers_[i].forward, values, producer_of(i));
   }
   return values;
 }
@@ -312,9 +312,10 @@ torch::Tensor Network::forward(torch::Tensor x) {
   values.push_back(std::move(x));
   Tensors outputs = run(std::move(values));
   if (outputs.size() != 1) {
-    throw ConfigError(
-        "layer \"" + layers_.back().name + "\" is the last and returns " +
-        describe(outputs) + "; call forward with Tensors to have them all");
+    throw ConfigError(format(
+        "layer \"{}\" is the last and returns {}; call forward with Tensors to "
+        "have them all",
+        layers_.back().name, describe(outputs)));
   }
   return std::move(outputs[0]);
 }
@@ -324,9 +325,9 @@ void Network::wrap_forwards(
   for (auto& layer : layers_) layer.forward = wrap(layer);
 }
 
-void Network::set_gather(
-    std::function<std::shared_ptr<void>(size_t layer)> gather) {
-  gather_ = std::move(gather);
+void Network::set_unshard(
+    std::function<std::shared_ptr<void>(size_t layer)> unshard) {
+  unshard_ = std::move(unshard);
 }
 
 void Network::set_batch_norm(BatchNormFunction function) {
@@ -344,15 +345,13 @@ Network::first_nonfinite_layer(const torch::Tensor& x) {
 
 std::optional<NonFinite> Network::first_nonfinite_layer(const Tensors& inputs) {
   const Diagnosis guard(*this);
-  if (!is_finite(inputs)) {
-    return NonFinite{"input", "input"};
-  }
+  if (!all_finite(inputs)) return NonFinite{"input", "input"};
   const auto parameters = named_parameters();
   Tensors values = inputs;
   std::optional<NonFinite> found;
   for (size_t i = 0; i < layers_.size(); ++i) {
     const auto& layer = layers_[i];
-    const auto gathered = gather_ ? gather_(i) : nullptr;
+    const auto unsharded = unshard_ ? unshard_(i) : nullptr;
     const OwnStatistics statistics(layer.module.get());
     for (const auto& parameter : parameters) {
       if (!found && parameter.key().starts_with(layer.name + ".") &&
@@ -360,11 +359,9 @@ std::optional<NonFinite> Network::first_nonfinite_layer(const Tensors& inputs) {
         found = NonFinite{layer.name, "parameter " + parameter.key()};
       }
     }
-    // To the end: ranks that compute with this one wait in every layer.
-    values = run_layer(layer.name, layer.forward, values, giver_of(i));
-    if (!found && !is_finite(values)) {
-      found = NonFinite{layer.name, "output"};
-    }
+    // Run all layers: ranks that compute with this one wait in each of them.
+    values = run_layer(layer.name, layer.forward, values, producer_of(i));
+    if (!found && !all_finite(values)) found = NonFinite{layer.name, "output"};
   }
   return found;
 }
@@ -372,7 +369,7 @@ std::optional<NonFinite> Network::first_nonfinite_layer(const Tensors& inputs) {
 std::shared_ptr<torch::nn::Module>
 Network::clone(const std::optional<torch::Device>& device) const {
   const torch::NoGradGuard no_grad;
-  const SeededBuild generator(0, "");  // leaves torch's own where it is
+  const SeededBuild generator(0, "");  // does not advance torch's own
   auto copy = build_network(list_, begin_, end());
   copy_tensors(named_parameters(), copy->named_parameters(), device);
   copy_tensors(named_buffers(), copy->named_buffers(), device);

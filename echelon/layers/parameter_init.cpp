@@ -1,11 +1,26 @@
+// Everything here works on blocks of 16 counters in plain loops without
+// branches, which the compiler turns into vector instructions: once for any
+// x86-64, once for AVX2, chosen when the program runs. Logarithm, sine and
+// cosine are our own for that reason, and so that the bits depend neither on
+// the version of a mathematics library nor on the processor. They use only
+// operations that IEEE 754 rounds exactly, and none fused (see CMakeLists.txt).
+//
+// The file is compiled with options of its own, without the precompiled header,
+// so it includes only the few headers of ATen that it needs.
 #include "echelon/layers/parameter_init.h"
 
+#include <ATen/Dispatch.h>
 #include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 
 #include <algorithm>
 #include <array>
 #include <bit>
 #include <cmath>
+#include <string>
+#include <vector>
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
@@ -13,12 +28,6 @@
 #include "echelon/error.h"
 #include "echelon/layers/philox.h"
 
-// Everything below works on blocks of 16 counters in plain loops without
-// branches, which the compiler turns into vector instructions: once for any
-// x86-64, once for AVX2, chosen when the program runs. Logarithm, sine and
-// cosine are our own for that reason, and so that the bits depend neither on
-// the version of a mathematics library nor on the processor: only operations
-// that IEEE 754 rounds exactly, and none fused (see CMakeLists.txt).
 #define ECHELON_INLINE [[gnu::always_inline]] inline
 
 namespace echelon {
@@ -196,37 +205,36 @@ void fill_range(
   }
 }
 
-// What of a parameter goes where: `rows` rows, each of whose `runs` is
-// contiguous in the parameter and in the memory that is filled. Offsets in
-// elements.
-struct Places {
+// Which elements of a parameter go where: `rows` rows, in each of which every
+// run is contiguous both in the parameter and in the memory that is filled.
+// Offsets are in elements.
+struct Region {
   struct Run {
     int64_t global = 0;  // in a row of the parameter
     int64_t local = 0;   // in a row of the memory
     int64_t size = 0;
   };
   int64_t rows = 1;
-  int64_t global_row = 0;  // elements of a row of the parameter
-  int64_t local_row = 0;
+  int64_t global_stride = 0;  // from one row of the parameter to the next
+  int64_t local_stride = 0;
   std::vector<Run> runs;
 };
 
-constexpr int64_t kGrain = int64_t{1}
-                           << 16;  // elements that are worth a thread
+constexpr int64_t kGrain = 1 << 16;  // elements that are worth a thread
 
 template <typename T>
-void fill_places(
-    T* data, const Places& places, uint64_t key, double scale,
+void fill_region(
+    T* data, const Region& region, uint64_t key, double scale,
     BlockMaker make) {
-  const auto fill_part = [&](int64_t row, const Places::Run& run, int64_t lo,
+  const auto fill_part = [&](int64_t row, const Region::Run& run, int64_t lo,
                              int64_t hi) {
-    const int64_t from = row * places.global_row + run.global;
+    const int64_t from = row * region.global_stride + run.global;
     fill_range(
-        data + row * places.local_row + run.local + lo, key, from + lo,
+        data + row * region.local_stride + run.local + lo, key, from + lo,
         from + hi, scale, make);
   };
-  if (places.rows == 1) {
-    for (const auto& run : places.runs) {
+  if (region.rows == 1) {
+    for (const auto& run : region.runs) {
       at::parallel_for(0, run.size, kGrain, [&](int64_t lo, int64_t hi) {
         fill_part(0, run, lo, hi);
       });
@@ -234,38 +242,34 @@ void fill_places(
     return;
   }
   const int64_t grain =
-      std::max<int64_t>(1, kGrain / std::max<int64_t>(1, places.local_row));
-  at::parallel_for(0, places.rows, grain, [&](int64_t first, int64_t last) {
+      std::max<int64_t>(1, kGrain / std::max<int64_t>(1, region.local_stride));
+  at::parallel_for(0, region.rows, grain, [&](int64_t first, int64_t last) {
     for (int64_t row = first; row < last; ++row) {
-      for (const auto& run : places.runs) fill_part(row, run, 0, run.size);
+      for (const auto& run : region.runs) fill_part(row, run, 0, run.size);
     }
   });
 }
 
 void fill(
-    const torch::Tensor& slice, const Places& places, uint64_t key,
-    double scale, BlockMaker make) {
+    const at::Tensor& slice, const Region& region, uint64_t key, double scale,
+    BlockMaker make) {
   if (!slice.is_contiguous() || !slice.is_floating_point()) {
     throw Error(
-        "first values go into contiguous floating-point memory; make the "
+        "initial values go into contiguous floating-point memory; make the "
         "tensor contiguous and copy");
   }
-  const torch::NoGradGuard no_grad;
+  const at::NoGradGuard no_grad;
   if (!slice.is_cpu()) {
     const auto host =
-        torch::empty(slice.sizes(), slice.options().device(torch::kCPU));
-    fill(host, places, key, scale, make);
+        at::empty(slice.sizes(), slice.options().device(at::kCPU));
+    fill(host, region, key, scale, make);
     slice.copy_(host);
     return;
   }
   AT_DISPATCH_FLOATING_TYPES_AND2(
       at::kBFloat16, at::kHalf, slice.scalar_type(), "fill", [&] {
-        fill_places(slice.data_ptr<scalar_t>(), places, key, scale, make);
+        fill_region(slice.data_ptr<scalar_t>(), region, key, scale, make);
       });
-}
-
-Places one_run(const torch::Tensor& slice, int64_t first_element) {
-  return {.runs = {{first_element, 0, slice.numel()}}};
 }
 
 int64_t product(const std::vector<int64_t>& sizes, size_t begin, size_t end) {
@@ -274,36 +278,36 @@ int64_t product(const std::vector<int64_t>& sizes, size_t begin, size_t end) {
   return result;
 }
 
-Places places_of(const Shard& shard) {
+Region region_of(const Shard& shard) {
   if (shard.shape.empty()) return {.runs = {{0, 0, 1}}};
   const auto dim = static_cast<size_t>(shard.dim);
   const int64_t inner = product(shard.shape, dim + 1, shard.shape.size());
-  Places places{
+  Region region{
       .rows = product(shard.shape, 0, dim),
-      .global_row = inner * shard.shape[dim],
-      .local_row = inner * shard.local_shape()[dim]};
+      .global_stride = inner * shard.shape[dim],
+      .local_stride = inner * shard.local_shape()[dim]};
   int64_t local = 0;
   for (const auto& piece : shard.pieces) {
     const int64_t size = inner * piece.size();
-    places.runs.push_back({inner * piece.begin, local, size});
+    region.runs.push_back({inner * piece.begin, local, size});
     local += size;
   }
-  return places;
+  return region;
 }
 
 void fill_by(
-    const InitialValue& initial, const torch::Tensor& tensor,
-    const Places& places, uint64_t key) {
+    const InitialValue& initial, const at::Tensor& tensor, const Region& region,
+    uint64_t key) {
   switch (initial.kind) {
     case InitialValue::Kind::constant: {
-      const torch::NoGradGuard no_grad;
+      const at::NoGradGuard no_grad;
       tensor.fill_(initial.value);
       return;
     }
     case InitialValue::Kind::uniform:
-      return fill(tensor, places, key, initial.value, block_maker<false>());
+      return fill(tensor, region, key, initial.value, block_maker<false>());
     case InitialValue::Kind::normal:
-      return fill(tensor, places, key, initial.value, block_maker<true>());
+      return fill(tensor, region, key, initial.value, block_maker<true>());
   }
 }
 
@@ -313,37 +317,21 @@ uint64_t parameter_key(uint64_t seed, std::string_view name) {
   return XXH3_64bits_withSeed(name.data(), name.size(), seed);
 }
 
-void fill_uniform(
-    const torch::Tensor& slice, uint64_t seed, std::string_view name,
-    int64_t first_element, double bound) {
-  fill(
-      slice, one_run(slice, first_element), parameter_key(seed, name), bound,
-      block_maker<false>());
-}
-
-void fill_normal(
-    const torch::Tensor& slice, uint64_t seed, std::string_view name,
-    int64_t first_element, double standard_deviation) {
-  fill(
-      slice, one_run(slice, first_element), parameter_key(seed, name),
-      standard_deviation, block_maker<true>());
-}
-
 void fill_initial(
-    const torch::Tensor& slice, uint64_t seed, std::string_view name,
+    const at::Tensor& slice, uint64_t seed, std::string_view name,
     int64_t first_element, const InitialValue& initial) {
-  fill_by(
-      initial, slice, one_run(slice, first_element), parameter_key(seed, name));
+  const Region one{.runs = {{first_element, 0, slice.numel()}}};
+  fill_by(initial, slice, one, parameter_key(seed, name));
 }
 
 void fill_initial(
-    const torch::Tensor& part, uint64_t seed, std::string_view name,
+    const at::Tensor& part, uint64_t seed, std::string_view name,
     const Shard& shard, const InitialValue& initial) {
   if (part.sizes() != at::IntArrayRef(shard.local_shape())) {
     throw Error(
         "\"" + std::string(name) + "\": its tensor and its shard differ");
   }
-  fill_by(initial, part, places_of(shard), parameter_key(seed, name));
+  fill_by(initial, part, region_of(shard), parameter_key(seed, name));
 }
 
 }  // namespace echelon

@@ -1,10 +1,11 @@
-// Random numbers that are addressed, not drawn: the words of Philox4x32-10, the
-// same as at::Philox4_32(key, subsequence, counter) gives one after the other.
-// Source: Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", 2011.
+// Counter-based random numbers: the words of Philox4x32-10 at any position of a
+// stream, the same that at::Philox4_32(key, subsequence, counter) gives in
+// turn. Source: Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3",
+// 2011.
 //
-// Blocks of 16 counters in plain loops without branches, which compilers turn
-// into vector instructions: whoever calls this in a function for AVX2 gets
-// those.
+// They are computed in blocks of 16 counters, in plain loops without branches,
+// which compilers turn into vector instructions. A caller that is compiled for
+// AVX2 gets AVX2 instructions.
 #pragma once
 
 #include <algorithm>
@@ -38,7 +39,7 @@ philox(uint64_t key, uint64_t subsequence, uint64_t first, PhiloxWords& out) {
   uint32_t key_low = static_cast<uint32_t>(key);
   uint32_t key_high = static_cast<uint32_t>(key >> 32);
   for (int round = 0; round < 10; ++round) {
-#pragma GCC unroll 1  // unrolled, g++ 12 no longer makes vectors of it
+#pragma GCC unroll 1  // g++ 12 does not vectorise the unrolled loop
     for (int i = 0; i < n; ++i) {
       const uint64_t p = uint64_t{0xD2511F53} * a[i];
       const uint64_t q = uint64_t{0xCD9E8D57} * c[i];

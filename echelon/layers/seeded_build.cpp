@@ -12,8 +12,8 @@
 namespace echelon {
 namespace {
 
-// A dispatch key without a meaning of its own, above all others; the fallback
-// is called only in threads that include it.
+// A dispatch key without other use, above all others. The fallback is called
+// only in threads that include the key.
 constexpr auto kKey = c10::DispatchKey::TESTING_ONLY_GenericWrapper;
 
 thread_local at::Generator* current = nullptr;
@@ -26,7 +26,8 @@ bool is_generator(const c10::Argument& argument) {
              c10::TypeKind::GeneratorType;
 }
 
-// Operators that make a new tensor call one that fills it, through here again.
+// An operator that makes a new tensor calls one that fills it, which comes
+// through here again.
 void with_current_generator(
     const c10::OperatorHandle& op, c10::DispatchKeySet keys,
     torch::jit::Stack* stack) {

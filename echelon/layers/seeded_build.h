@@ -1,4 +1,5 @@
-// Building layers so that the values they draw depend on nothing else.
+// Building layers so that the random values that they draw depend on nothing
+// but the seed and the layer's name.
 #pragma once
 
 #include <ATen/core/Generator.h>
@@ -11,10 +12,10 @@
 namespace echelon {
 
 /// While it lives, random operators of this thread on CPU tensors that are not
-/// given a generator draw from one of its own, which begins at the seed and
-/// the layer's name as torch's begins at torch::manual_seed. The default
-/// generator is neither read nor moved: other threads, which may be ranks that
-/// build their layers or draw their samples, have no say.
+/// given a generator draw from one of its own, seeded by the seed and the
+/// layer's name as torch::manual_seed seeds torch's. The default generator is
+/// neither read nor advanced. So other threads, which may be ranks that build
+/// their layers or draw their samples, have no influence.
 class SeededBuild {
  public:
   SeededBuild(uint64_t seed, std::string_view layer);

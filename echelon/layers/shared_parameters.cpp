@@ -9,7 +9,7 @@
 namespace echelon {
 namespace {
 
-// torch::nn::Module lets derived classes alone erase a parameter.
+// torch::nn::Module lets only derived classes erase a parameter.
 struct Parameters : torch::nn::Module {
   static torch::OrderedDict<std::string, torch::Tensor>&
   of(torch::nn::Module& module) {

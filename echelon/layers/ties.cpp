@@ -10,14 +10,15 @@
 #include <utility>
 
 #include "echelon/error.h"
+#include "echelon/text/format.h"
 #include "echelon/text/nearest.h"
 
 namespace echelon {
 namespace {
 
-// Where a parameter lies. The weak pointer keeps another storage from taking
-// the same address after this one is gone.
-struct Place {
+// The memory of a parameter. The weak pointer prevents another storage from
+// getting the same address after this one is freed.
+struct ParameterMemory {
   std::string name;
   size_t layer;
   c10::weak_intrusive_ptr<c10::StorageImpl> storage;
@@ -29,11 +30,7 @@ struct Place {
 };
 
 std::string with_shape(const std::string& name, at::IntArrayRef shape) {
-  std::string text = "\"" + name + "\" of shape [";
-  for (size_t i = 0; i < shape.size(); ++i) {
-    text += (i == 0 ? "" : ", ") + std::to_string(shape[i]);
-  }
-  return text + "]";
+  return c10::str("\"", name, "\" of shape ", shape);
 }
 
 int64_t last_element(const torch::Tensor& tensor) {
@@ -44,9 +41,9 @@ int64_t last_element(const torch::Tensor& tensor) {
   return last;
 }
 
-std::vector<Place>
-places_of(const std::string& layer, size_t index, const BuiltLayer& built) {
-  std::vector<Place> places;
+std::vector<ParameterMemory>
+memory_of(const std::string& layer, size_t index, const BuiltLayer& built) {
+  std::vector<ParameterMemory> places;
   if (built.module == nullptr) return places;
   for (const auto& item : built.module->named_parameters()) {
     const torch::Tensor& tensor = item.value();
@@ -64,17 +61,17 @@ places_of(const std::string& layer, size_t index, const BuiltLayer& built) {
   return places;
 }
 
-// Whether two parameters of different layers are one.
-bool are_one(const Place& a, const Place& b) {
+// Whether two parameters of different layers are the same.
+bool are_same(const ParameterMemory& a, const ParameterMemory& b) {
   if (a.layer == b.layer || a.begin >= b.end || b.begin >= a.end) return false;
   if (a.begin == b.begin && a.sizes == b.sizes && a.strides == b.strides &&
       a.dtype == b.dtype) {
     return true;
   }
-  throw ConfigError(
-      with_shape(a.name, a.sizes) + " shares a part of its memory with " +
-      with_shape(b.name, b.sizes) +
-      "; parameters of different layers are one or have nothing in common");
+  throw ConfigError(format(
+      "{} shares a part of its memory with {}; parameters of different layers "
+      "are one or have nothing in common",
+      with_shape(a.name, a.sizes), with_shape(b.name, b.sizes)));
 }
 
 void check_declared(
@@ -95,19 +92,16 @@ void check_declared(
 bool in_one_group(
     const std::vector<TiedGroup>& groups, const std::string& a,
     const std::string& b) {
-  return std::any_of(groups.begin(), groups.end(), [&](const auto& group) {
-    const auto has = [&](const std::string& name) {
-      return std::find(group.names.begin(), group.names.end(), name) !=
-             group.names.end();
-    };
-    return has(a) && has(b);
+  return std::ranges::any_of(groups, [&](const auto& group) {
+    return std::ranges::count(group.names, a) > 0 &&
+           std::ranges::count(group.names, b) > 0;
   });
 }
 
 }  // namespace
 
 std::vector<TiedGroup> tied_groups(const LayerList& list) {
-  std::map<std::string, size_t> number;  // of a name's group
+  std::map<std::string, size_t> number;  // name -> its group
   for (const auto& tie : list.ties()) {
     const size_t fresh = number.size();
     const size_t a = number.emplace(tie.first, fresh).first->second;
@@ -137,22 +131,21 @@ std::vector<TiedGroup> tied_groups(const LayerList& list) {
 }
 
 std::vector<TiedGroup>
-tied_groups(const LayerList& list, const std::vector<size_t>& cut) {
-  if (cut.size() < 2 || cut.front() != 0 || cut.back() != list.size() ||
-      !std::is_sorted(cut.begin(), cut.end())) {
-    throw ConfigError(
-        "a cut of " + std::to_string(list.size()) +
-        " layers is given as boundaries that do not go from 0 to " +
-        std::to_string(list.size()));
+tied_groups(const LayerList& list, const std::vector<size_t>& boundaries) {
+  if (boundaries.size() < 2 || boundaries.front() != 0 ||
+      boundaries.back() != list.size() || !std::ranges::is_sorted(boundaries)) {
+    throw ConfigError(format(
+        "a partition of {} layers is given as boundaries that do not go from 0 "
+        "to {}",
+        list.size(), list.size()));
   }
   std::vector<TiedGroup> across;
   for (const auto& group : tied_groups(list)) {
     TiedGroup part;
     std::optional<std::ptrdiff_t> slice;
     for (size_t i = 0; i < group.names.size(); ++i) {
-      const auto at =
-          std::upper_bound(cut.begin(), cut.end(), group.layers[i]) -
-          cut.begin();
+      const auto at = std::ranges::upper_bound(boundaries, group.layers[i]) -
+                      boundaries.begin();
       if (slice == at) continue;
       slice = at;
       part.names.push_back(group.names[i]);
@@ -164,9 +157,9 @@ tied_groups(const LayerList& list, const std::vector<size_t>& cut) {
 }
 
 std::vector<Tie>
-ties_across(const LayerList& list, const std::vector<size_t>& cut) {
+ties_across(const LayerList& list, const std::vector<size_t>& boundaries) {
   std::vector<Tie> ties;
-  for (const auto& group : tied_groups(list, cut)) {
+  for (const auto& group : tied_groups(list, boundaries)) {
     for (size_t i = 1; i < group.names.size(); ++i) {
       ties.push_back({group.names[0], group.names[i]});
     }
@@ -178,9 +171,9 @@ std::vector<Tie> find_ties(
     const LayerList& list,
     const std::function<BuiltLayer(const LayerDefinition&)>& build) {
   std::map<std::string, std::vector<int64_t>> shapes;
-  std::map<c10::StorageImpl*, std::vector<Place>> by_storage;
+  std::map<c10::StorageImpl*, std::vector<ParameterMemory>> by_storage;
   for (size_t i = 0; i < list.size(); ++i) {
-    for (auto& place : places_of(list[i].name, i, build(list[i]))) {
+    for (auto& place : memory_of(list[i].name, i, build(list[i]))) {
       shapes[place.name] = place.sizes;
       by_storage[place.storage._unsafe_get_target()].push_back(
           std::move(place));
@@ -194,8 +187,9 @@ std::vector<Tie> find_ties(
     const auto& sharing = item.second;  // in the order of layers
     for (auto place = sharing.begin(); place != sharing.end(); ++place) {
       const auto first = std::find_if(
-          sharing.begin(), place,
-          [&](const Place& earlier) { return are_one(earlier, *place); });
+          sharing.begin(), place, [&](const ParameterMemory& earlier) {
+            return are_same(earlier, *place);
+          });
       if (first == place) continue;
       if (in_one_group(tied_groups(all), first->name, place->name)) continue;
       found.push_back({first->name, place->name});
@@ -219,17 +213,17 @@ void check_tied_shapes(
     const std::string& first, at::IntArrayRef first_shape,
     const std::string& second, at::IntArrayRef second_shape) {
   if (first_shape == second_shape) return;
-  throw ConfigError(
-      with_shape(first, first_shape) + " is tied to " +
-      with_shape(second, second_shape) +
-      "; tied parameters are one, so their shapes must be equal");
+  throw ConfigError(format(
+      "{} is tied to {}; tied parameters are one, so their shapes must be "
+      "equal",
+      with_shape(first, first_shape), with_shape(second, second_shape)));
 }
 
 void no_parameter_to_tie(
     const std::string& name, const std::vector<std::string>& known) {
-  throw ConfigError(
-      "a tie names \"" + name + "\", which is no parameter of its layer" +
-      config::did_you_mean(name, known));
+  throw ConfigError(format(
+      "a tie names \"{}\", which is no parameter of its layer{}", name,
+      config::did_you_mean(name, known)));
 }
 
 }  // namespace detail

@@ -1,5 +1,5 @@
-// Parameters of different layers that are one: groups of names, and finding
-// them where nobody declared them.
+// Tied parameters, which layers share: groups of their names, and how to find
+// those that were not declared.
 #pragma once
 
 #include <cstddef>
@@ -11,35 +11,35 @@
 
 namespace echelon {
 
-/// One tensor under several names, in the order of the layers; the first name
-/// is the one in checkpoints, and the one that the first values are drawn for.
+/// One tensor under several names, in the order of the layers. The first name
+/// is the one in checkpoints, and the one that determines the initial values.
 struct TiedGroup {
   std::vector<std::string> names;
   std::vector<size_t> layers;  // the layer of each name
   bool operator==(const TiedGroup&) const = default;
 };
 
-/// The list's ties, joined: a to b and b to c is one group of three.
+/// The list's ties, joined: a to b and b to c make one group of three.
 std::vector<TiedGroup> tied_groups(const LayerList& list);
 
-/// The groups that more than one slice of `cut` holds, with one name and layer
-/// for each of these slices: the name that the slice's Network has it under.
-/// Their gradients are to be summed over these slices.
+/// The groups that more than one slice of the partition holds, with one name
+/// and layer for each of these slices: the name that the slice's Network uses.
+/// Their gradients must be summed over these slices.
 ///
-///   cut  boundaries, from 0 to list.size(), as layout/partition.h gives them
+///   boundaries  from 0 to list.size(), as layout/partition.h gives them
 std::vector<TiedGroup>
-tied_groups(const LayerList& list, const std::vector<size_t>& cut);
+tied_groups(const LayerList& list, const std::vector<size_t>& boundaries);
 
-/// The same as pairs, each of a group's first with another.
+/// The same as pairs: the first of a group with each other one.
 std::vector<Tie>
-ties_across(const LayerList& list, const std::vector<size_t>& cut);
+ties_across(const LayerList& list, const std::vector<size_t>& boundaries);
 
-/// The ties that nobody declared: parameters of different layers that share
-/// their memory, since the functions that build them captured one module or
-/// tensor. Builds every layer once, one after the other, so that it needs no
-/// more memory than the largest; with build_on_meta (meta_mode.h) none. Throws
-/// ConfigError when two share a part of their memory only, and when a declared
-/// tie names what is no parameter, or two of different shapes.
+/// The ties that were not declared: parameters of different layers that share
+/// their memory, because the functions that build them captured one module or
+/// tensor. Builds the layers one after the other, so that it needs no more
+/// memory than the largest; with build_on_meta (meta_mode.h) it needs none.
+/// Throws ConfigError when two parameters share only a part of their memory,
+/// and when a declared tie names no parameter, or two of different shapes.
 ///
 ///   for (const auto& tie : find_ties(list)) list.tie(tie.first, tie.second);
 std::vector<Tie> find_ties(
@@ -54,7 +54,7 @@ void check_tied_shapes(
     const std::string& first, at::IntArrayRef first_shape,
     const std::string& second, at::IntArrayRef second_shape);
 
-/// A tie's name that is not among the parameters `known`.
+/// Throws for a tie's name that is not among the parameters `known`.
 [[noreturn]] void no_parameter_to_tie(
     const std::string& name, const std::vector<std::string>& known);
 

@@ -4,9 +4,9 @@
 #include <charconv>
 #include <optional>
 #include <set>
-#include <sstream>
 
 #include "echelon/error.h"
+#include "echelon/text/format.h"
 #include "echelon/text/nearest.h"
 
 namespace echelon {
@@ -29,21 +29,10 @@ constexpr std::array<Name, 8> kNames = {{
 }};
 
 int64_t& degree_of(Layout& layout, Axis axis) {
-  switch (axis) {
-    case Axis::dp_replicate:
-      return layout.dp_replicate;
-    case Axis::dp_shard:
-      return layout.dp_shard;
-    case Axis::cp:
-      return layout.cp;
-    case Axis::tp:
-      return layout.tp;
-    case Axis::pp:
-      return layout.pp;
-    case Axis::ep:
-      return layout.ep;
-  }
-  throw Error("layout: unknown axis");
+  constexpr std::array kDegrees = {&Layout::dp_replicate, &Layout::dp_shard,
+                                   &Layout::pp,           &Layout::cp,
+                                   &Layout::ep,           &Layout::tp};
+  return layout.*kDegrees.at(static_cast<size_t>(axis));
 }
 
 const Name* find_name(std::string_view spelled) {
@@ -59,12 +48,10 @@ std::vector<std::string> names_of_axes() {
   return names;
 }
 
-// The axes of degree above 1 in any order.
+// The axes of degree above 1, in the given order.
 std::vector<Axis> used_in(const Layout& layout, const AxisOrder& order) {
-  std::vector<Axis> used;
-  for (const Axis axis : order) {
-    if (layout.degree(axis) > 1) used.push_back(axis);
-  }
+  std::vector<Axis> used(order.begin(), order.end());
+  std::erase_if(used, [&](Axis axis) { return layout.degree(axis) == 1; });
   return used;
 }
 
@@ -88,21 +75,9 @@ std::string_view short_name(Axis axis) {
 }
 
 std::string_view to_string(Axis axis) {
-  switch (axis) {
-    case Axis::dp_replicate:
-      return "dp_replicate";
-    case Axis::dp_shard:
-      return "dp_shard";
-    case Axis::cp:
-      return "cp";
-    case Axis::tp:
-      return "tp";
-    case Axis::pp:
-      return "pp";
-    case Axis::ep:
-      return "ep";
-  }
-  return "?";
+  constexpr std::array<std::string_view, 6> kAxisNames = {
+      "dp_replicate", "dp_shard", "pp", "cp", "ep", "tp"};
+  return kAxisNames.at(static_cast<size_t>(axis));
 }
 
 int64_t Layout::degree(Axis axis) const {
@@ -135,9 +110,8 @@ std::vector<Axis> Layout::used_axes() const {
 }
 
 bool Layout::same_degrees(const Layout& other) const {
-  return std::all_of(kAxes.begin(), kAxes.end(), [&](Axis axis) {
-    return degree(axis) == other.degree(axis);
-  });
+  return std::ranges::all_of(
+      kAxes, [&](Axis axis) { return degree(axis) == other.degree(axis); });
 }
 
 bool Layout::operator==(const Layout& other) const {
@@ -149,23 +123,26 @@ std::string set_order(Layout& layout, const std::vector<std::string>& names) {
   for (const auto& spelled : names) {
     const Name* found = find_name(spelled);
     if (found == nullptr) {
-      return "\"" + spelled + "\" is not an axis: dp, fsdp, pp, cp, ep or tp" +
-             config::did_you_mean(spelled, names_of_axes());
+      return format(
+          "\"{}\" is not an axis: dp, fsdp, pp, cp, ep or tp{}", spelled,
+          config::did_you_mean(spelled, names_of_axes()));
     }
-    if (std::find(named.begin(), named.end(), found->axis) != named.end()) {
-      return "names the axis " + std::string(short_name(found->axis)) +
-             " twice; each is at one place";
+    if (std::ranges::find(named, found->axis) != named.end()) {
+      return format(
+          "names the axis {} twice; each is at one place",
+          short_name(found->axis));
     }
     named.push_back(found->axis);
   }
   AxisOrder order{};
   auto at = order.begin();
   for (const Axis axis : kAxes) {
-    if (std::find(named.begin(), named.end(), axis) != named.end()) continue;
+    if (std::ranges::find(named, axis) != named.end()) continue;
     if (layout.degree(axis) > 1) {
-      return "leaves out " + std::string(short_name(axis)) + ", which has " +
-             std::to_string(layout.degree(axis)) +
-             " ranks; name every axis that has several, outermost first";
+      return format(
+          "leaves out {}, which has {} ranks; name every axis that has "
+          "several, outermost first",
+          short_name(axis), layout.degree(axis));
     }
     *at++ = axis;
   }
@@ -175,6 +152,9 @@ std::string set_order(Layout& layout, const std::vector<std::string>& names) {
 }
 
 Layout parse_layout(std::string_view text) {
+  const auto fail = [&](const std::string& rule) {
+    throw ConfigError(format("--layout {}: {}", text, rule));
+  };
   Layout layout;
   std::set<Axis> seen;
   std::optional<std::string> order;
@@ -184,33 +164,25 @@ Layout parse_layout(std::string_view text) {
     const std::string value =
         equals == std::string::npos ? "" : item.substr(equals + 1);
     if (key == "order") {
-      if (order) {
-        throw ConfigError(
-            "--layout " + std::string(text) + ": order is given twice");
-      }
+      if (order) fail("order is given twice");
       order = value;
       continue;
     }
     const Name* found = find_name(key);
     if (found == nullptr) {
-      throw ConfigError(
-          "--layout " + std::string(text) + ": \"" + item +
-          "\" is not AXIS=DEGREE with an axis of dp, fsdp, tp, pp, cp or ep; "
-          "write for example dp=2,tp=4");
+      fail(format(
+          "\"{}\" is not AXIS=DEGREE with an axis of dp, fsdp, tp, pp, cp or "
+          "ep; write for example dp=2,tp=4",
+          item));
     }
     int64_t degree = 0;
-    const auto [rest, error] =
-        std::from_chars(value.data(), value.data() + value.size(), degree);
-    if (error != std::errc() || rest != value.data() + value.size() ||
-        degree < 1) {
-      throw ConfigError(
-          "--layout " + std::string(text) + ": " + key + "=\"" + value +
-          "\" must be a whole number, 1 or more");
+    const char* const end = value.data() + value.size();
+    const auto [rest, error] = std::from_chars(value.data(), end, degree);
+    if (error != std::errc() || rest != end || degree < 1) {
+      fail(format("{}=\"{}\" must be a whole number, 1 or more", key, value));
     }
     if (!seen.insert(found->axis).second) {
-      throw ConfigError(
-          "--layout " + std::string(text) + ": axis " + key +
-          " is given twice");
+      fail(format("axis {} is given twice", key));
     }
     degree_of(layout, found->axis) = degree;
   }
@@ -218,9 +190,9 @@ Layout parse_layout(std::string_view text) {
   if (!order) return layout;
   if (const auto rule = set_order(layout, split(*order, ':')); !rule.empty()) {
     const bool other = order->find_first_of("-/;>. ") != std::string::npos;
-    throw ConfigError(
-        "--layout " + std::string(text) + ": order=" + *order + ": " + rule +
-        (other ? "; axes are separated by colons, as in order=pp:dp:tp" : ""));
+    fail(format(
+        "order={}: {}{}", *order, rule,
+        other ? "; axes are separated by colons, as in order=pp:dp:tp" : ""));
   }
   return layout;
 }
@@ -230,8 +202,7 @@ std::string to_string(const Layout& layout) {
   std::string text;
   for (const Axis axis : usual) {
     if (!text.empty()) text += ",";
-    text += std::string(short_name(axis)) + "=" +
-            std::to_string(layout.degree(axis));
+    text += format("{}={}", short_name(axis), layout.degree(axis));
   }
   const auto used = layout.used_axes();
   for (size_t i = 0; used != usual && i < used.size(); ++i) {
@@ -243,31 +214,27 @@ std::string to_string(const Layout& layout) {
 void check_world_size(const Layout& layout, int64_t world_size) {
   const int64_t product = layout.num_ranks();
   if (product == world_size) return;
-  std::ostringstream message;
-  message << "[layout] ";
-  std::string separator;
-  for (Axis axis : kAxes) {
-    if (layout.degree(axis) == 1) continue;
-    message << separator << short_name(axis) << "=" << layout.degree(axis);
-    separator = " * ";
-  }
-  if (separator.empty()) message << "dp=1";
-  message << " = " << product << " ranks, but there are " << world_size;
+  std::string degrees;
   std::string fits;  // with the other degrees as they are
   for (Axis axis : kAxes) {
     const int64_t degree = layout.degree(axis);
-    if (axis != Axis::dp_replicate && degree == 1) continue;
+    if (degree > 1) {
+      degrees += format(
+          "{}{}={}", degrees.empty() ? "" : " * ", short_name(axis), degree);
+    } else if (axis != Axis::dp_replicate) {
+      continue;
+    }
     const int64_t others = product / degree;
     if (others > world_size || world_size % others != 0) continue;
-    fits += (fits.empty() ? "" : " or ") + std::string(short_name(axis)) + "=" +
-            std::to_string(world_size / others);
+    fits += format(
+        "{}{}={}", fits.empty() ? "" : " or ", short_name(axis),
+        world_size / others);
   }
-  if (!fits.empty()) {
-    message << "; " << fits << " fits, or start " << product << " ranks";
-  } else {
-    message << "; start " << product << " ranks (-n " << product << ")";
-  }
-  throw ConfigError(message.str());
+  throw ConfigError(format(
+      "[layout] {} = {} ranks, but there are {}; {}",
+      degrees.empty() ? "dp=1" : degrees, product, world_size,
+      fits.empty() ? format("start {} ranks (-n {})", product, product)
+                   : format("{} fits, or start {} ranks", fits, product)));
 }
 
 }  // namespace echelon

@@ -1,5 +1,5 @@
-// How a model and a batch are cut: the degree of each mesh axis, and their
-// order.
+// How a model and a batch are spread over ranks: the degree of each mesh axis,
+// and their order.
 #pragma once
 
 #include <array>
@@ -10,10 +10,10 @@
 
 namespace echelon {
 
-/// The mesh axes, in the order that a layout has by default, outermost first:
-/// neighbours in `tp` are neighbours in rank, so the axis with the most traffic
-/// runs over the fastest links, and copies of the model, which talk once a
-/// step, lie on different hosts.
+/// The mesh axes in their default order, outermost first. Neighbours in `tp`
+/// are neighbours in rank, so the axis with the most traffic uses the fastest
+/// links, and replicas of the model, which communicate once a step, are on
+/// different hosts.
 enum class Axis : uint8_t { dp_replicate, dp_shard, pp, cp, ep, tp };
 
 /// Every axis once, outermost first.
@@ -25,33 +25,35 @@ inline constexpr AxisOrder kAxes = {
 /// The axis' name as configurations spell it, "dp_replicate".
 std::string_view to_string(Axis axis);
 
-/// As layouts are written: "dp" is dp_replicate, "fsdp" is dp_shard.
+/// The axis' name as layouts spell it: "dp" is dp_replicate, "fsdp" is
+/// dp_shard.
 std::string_view short_name(Axis axis);
 
 /// The degrees. 1 leaves an axis out. Their product is the number of ranks.
 struct Layout {
-  int64_t dp_replicate = 1;  // copies of the model, each with its own samples
-  int64_t dp_shard = 1;      // data parallel with parameters cut (ZeRO)
-  int64_t cp = 1;            // the sequence is cut
-  int64_t tp = 1;            // each layer's matrices are cut
-  int64_t pp = 1;            // the list of layers is cut
-  int64_t ep = 1;            // experts are spread
+  int64_t dp_replicate = 1;  // replicas of the model, each with its own samples
+  int64_t dp_shard = 1;      // data parallel with sharded parameters (ZeRO)
+  int64_t cp = 1;            // shards of the sequence
+  int64_t tp = 1;            // shards of each layer's matrices
+  int64_t pp = 1;            // partitions of the list of layers
+  int64_t ep = 1;            // ranks among which experts are spread
   /// Outermost first: ranks that differ in the last axis alone are neighbours.
   AxisOrder order = kAxes;
 
   int64_t degree(Axis axis) const;
   int64_t num_ranks() const;
-  /// Ranks between neighbours along `axis`: the product of the degrees inside
-  /// it.
+  /// The distance in rank of neighbours along `axis`: the product of the
+  /// degrees inside it.
   int64_t stride(Axis axis) const;
   /// Ranks that see different samples: dp_replicate * dp_shard.
   int64_t data_degree() const { return dp_replicate * dp_shard; }
-  /// The axes of degree above 1, outermost first: what the order amounts to.
+  /// The axes of degree above 1, outermost first. The order of others does not
+  /// matter.
   std::vector<Axis> used_axes() const;
-  /// Whatever the order.
+  /// Ignores the order.
   bool same_degrees(const Layout& other) const;
-  /// Whether every rank is at the same place: degrees, and the order of used
-  /// axes.
+  /// Whether every rank has the same coordinates: compares the degrees and the
+  /// order of the used axes.
   bool operator==(const Layout& other) const;
 };
 
@@ -61,13 +63,13 @@ struct Layout {
 /// an axis with ranks.
 Layout parse_layout(std::string_view text);
 
-/// Layout -> "dp=2,tp=4"; "1 rank" degrees are left out ("dp=1" if all are 1),
-/// and the order where the axes that are left have the usual one.
+/// Layout -> "dp=2,tp=4". Degrees of 1 are omitted ("dp=1" if all are 1), and
+/// so is the order if the remaining axes are in the usual one.
 std::string to_string(const Layout& layout);
 
-/// Sets the order to `names`, outermost first, by either name of an axis; axes
-/// of degree 1 may be left out. Returns "", or the rule that the names break,
-/// with the order as it was.
+/// Sets the order to `names`, outermost first, by either name of an axis. Axes
+/// of degree 1 may be left out. Returns "", or the rule that the names break;
+/// the order is then unchanged.
 std::string set_order(Layout& layout, const std::vector<std::string>& names);
 
 /// Throws ConfigError unless the degrees' product is `world_size`; the message

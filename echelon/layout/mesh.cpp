@@ -5,24 +5,25 @@
 #include <utility>
 
 #include "echelon/error.h"
+#include "echelon/text/format.h"
 
 namespace echelon {
 
 Mesh::Mesh(const Layout& layout) : layout_(layout), size_(layout.num_ranks()) {
   for (const Axis axis : kAxes) {
-    if (std::count(layout.order.begin(), layout.order.end(), axis) == 1)
-      continue;
-    throw ConfigError(
-        "mesh: the order of the axes must have each once, and " +
-        std::string(to_string(axis)) + " is missing or repeated");
+    if (std::ranges::count(layout.order, axis) == 1) continue;
+    throw ConfigError(format(
+        "mesh: the order of the axes must have each once, and {} is missing or "
+        "repeated",
+        to_string(axis)));
   }
 }
 
 int64_t Mesh::coordinate(int64_t rank, Axis axis) const {
   if (rank < 0 || rank >= size_) {
-    throw ConfigError(
-        "mesh: rank " + std::to_string(rank) + " is outside [0, " +
-        std::to_string(size_) + ") of layout " + to_string(layout_));
+    throw ConfigError(format(
+        "mesh: rank {} is outside [0, {}) of layout {}", rank, size_,
+        to_string(layout_)));
   }
   return rank / layout_.stride(axis) % layout_.degree(axis);
 }

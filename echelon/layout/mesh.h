@@ -1,4 +1,4 @@
-// The mesh of ranks: rank <-> coordinate, and the ranks along each axis.
+// The mesh of ranks: coordinates of a rank, and the ranks along each axis.
 #pragma once
 
 #include <cstdint>
@@ -22,13 +22,13 @@ class Mesh {
   /// outside the mesh.
   int64_t coordinate(int64_t rank, Axis axis) const;
 
-  /// The ranks that differ from `rank` along `axis` alone, in order of their
-  /// coordinate, `rank` among them.
+  /// The ranks that differ from `rank` along `axis` alone, including `rank`, in
+  /// the order of their coordinates.
   std::vector<int> ranks_along(int64_t rank, Axis axis) const;
 
   /// The same for several axes at once (all ranks with different samples, say),
-  /// in order of their coordinates, the last of `axes` varying fastest. That is
-  /// rank order where the layout has `axes` in that order too.
+  /// in the order of their coordinates, with the last of `axes` varying
+  /// fastest. That is rank order where the layout has `axes` in that order too.
   std::vector<int>
   ranks_along(int64_t rank, const std::vector<Axis>& axes) const;
 
@@ -37,15 +37,16 @@ class Mesh {
   std::vector<std::vector<int>>
   groups_along(const std::vector<Axis>& axes) const;
 
-  /// Which share of the samples this rank sees, in [0, data_degree).
+  /// The index of the share of samples that this rank sees, in [0,
+  /// data_degree).
   int64_t data_index(int64_t rank) const;
 
-  /// The rank that is at the same coordinates when the axes are in the usual
-  /// order (kAxes): a number of the place, which no order changes.
+  /// The rank at the same coordinates when the axes are in the usual order
+  /// (kAxes): a number for the place that does not depend on the order.
   int64_t place(int64_t rank) const;
 
-  /// Whether each group along `axis` lies on one host, when hosts take
-  /// `host_ranks` neighbours in rank each.
+  /// Whether each group along `axis` is on one host, when each host runs
+  /// `host_ranks` consecutive ranks.
   bool within_hosts(Axis axis, int64_t host_ranks) const;
 
  private:

@@ -1,16 +1,19 @@
-// Both balances are a search for the smallest bound that some cut keeps: the
-// bound is halved towards it, and each probe asks which boundaries can be
-// completed to a whole cut. Of the cuts that keep the final bound, the walk
-// from the front takes the one whose slices stay nearest to the mean of what is
-// left.
+// Both balances search for the smallest bound that some partition keeps. Each
+// probe halves the interval of bounds and asks which boundaries can be
+// completed to a partition. Among the partitions that keep the final bound, a
+// walk from the front takes the one whose slices stay nearest to the mean of
+// what remains.
 #include "echelon/layout/partition.h"
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <limits>
 #include <optional>
 #include <utility>
 
 #include "echelon/error.h"
+#include "echelon/text/format.h"
 #include "echelon/text/nearest.h"
 #include "echelon/text/units.h"
 
@@ -31,34 +34,34 @@ std::vector<double> running_sums(const std::vector<T>& values) {
 }
 
 std::string plural(size_t count, const std::string& noun) {
-  return std::to_string(count) + " " + noun + (count == 1 ? "" : "s");
+  return format("{} {}{}", count, noun, count == 1 ? "" : "s");
 }
 
 void check_counts(size_t layers, size_t slices) {
   if (slices == 0) {
-    throw ConfigError("a model is cut into 0 slices; 1 is the least");
+    throw ConfigError("a model is partitioned into 0 slices; 1 is the least");
   }
   if (slices > layers) {
-    throw ConfigError(
-        "a model of " + plural(layers, "layer") + " is cut into " +
-        plural(slices, "slice") + ", but each slice needs a layer; use " +
-        (layers == 0 ? "a model that has layers"
-                     : std::to_string(layers) + " or fewer slices") +
-        ", or cut the model into finer layers");
+    throw ConfigError(format(
+        "a model of {} is partitioned into {}, but each slice needs a layer; "
+        "use {}, or define the model in finer layers",
+        plural(layers, "layer"), plural(slices, "slice"),
+        layers == 0 ? "a model that has layers"
+                    : format("{} or fewer slices", layers)));
   }
 }
 
 void check_costs(const std::vector<double>& costs) {
   for (size_t i = 0; i < costs.size(); ++i) {
     if (!(costs[i] >= 0.0) || costs[i] == kInfinity) {
-      throw ConfigError(
-          "the cost of layer " + std::to_string(i) + " is " +
-          format_number(costs[i]) + "; costs are finite and 0 or more");
+      throw ConfigError(format(
+          "the cost of layer {} is {}; costs are finite and 0 or more", i,
+          format_number(costs[i])));
     }
   }
 }
 
-// The needs of slices by running sums.
+// What slices need, by running sums.
 class Needs {
  public:
   Needs(const SliceMemory& memory, size_t layers, size_t slices)
@@ -72,9 +75,9 @@ class Needs {
     limits_.assign(slices, kInfinity);
     for (size_t s = 0; s < memory.limits.size(); ++s) {
       if (memory.limits[s] <= 0) {
-        throw ConfigError(
-            "the memory limit of slice " + std::to_string(s) + " is " +
-            std::to_string(memory.limits[s]) + " bytes; give 1 or more");
+        throw ConfigError(format(
+            "the memory limit of slice {} is {} bytes; give 1 or more", s,
+            memory.limits[s]));
       }
       if (memory.limits[s] != kNoLimit) {
         limits_[s] = static_cast<double>(memory.limits[s]);
@@ -91,12 +94,11 @@ class Needs {
   }
   double limit(size_t slice) const { return limits_[slice]; }
   bool limited() const {
-    return std::any_of(limits_.begin(), limits_.end(), [](double limit) {
-      return limit != kInfinity;
-    });
+    return std::ranges::any_of(
+        limits_, [](double limit) { return limit != kInfinity; });
   }
 
-  // Every slice gets a limit that a ratio of need to limit makes sense of.
+  // Gives every slice a finite limit, so that need / limit is defined.
   void limit_all() {
     double largest = 0.0;
     for (double limit : limits_) {
@@ -112,9 +114,9 @@ class Needs {
       const std::string& field, size_t size, size_t wanted,
       const std::string& of) {
     if (size == wanted) return;
-    throw ConfigError(
-        "SliceMemory." + field + " has " + plural(size, "value") + " for " +
-        plural(wanted, of));
+    throw ConfigError(format(
+        "SliceMemory.{} has {} for {}", field, plural(size, "value"),
+        plural(wanted, of)));
   }
   static void check_optional(
       const std::string& field, size_t size, size_t wanted,
@@ -128,11 +130,12 @@ class Needs {
   std::vector<double> limits_;
 };
 
-// The cuts whose slices cost at most `cost` each, and need at most `share` of
-// their limits.
-class Cuts {
+// The partitions whose slices each cost at most `cost` and need at most `share`
+// of their limits.
+class Partitions {
  public:
-  Cuts(const std::vector<double>& costs, size_t slices, const Needs* needs)
+  Partitions(
+      const std::vector<double>& costs, size_t slices, const Needs* needs)
       : sums_(running_sums(costs)),
         layers_(costs.size()),
         slices_(slices),
@@ -143,34 +146,35 @@ class Cuts {
     share_ = share;
   }
 
-  /// The fairly even one of them; nothing when there is none.
+  // A fairly even one of them, if there is any.
   std::optional<std::vector<size_t>> find() {
     find_windows();
     if (farthest_[slices_] < layers_ || !find_completable()) {
       return std::nullopt;
     }
-    std::vector<size_t> cut{0};
+    std::vector<size_t> partition{0};
     for (size_t slice = 0; slice < slices_; ++slice) {
-      cut.push_back(best_end(slice, cut.back()));
+      partition.push_back(best_end(slice, partition.back()));
     }
-    return cut;
+    return partition;
   }
 
   double cost(size_t begin, size_t end) const {
     return sums_[end] - sums_[begin];
   }
-  double largest_cost(const std::vector<size_t>& cut) const {
+  double largest_cost(const std::vector<size_t>& partition) const {
     double largest = 0.0;
     for (size_t s = 0; s < slices_; ++s) {
-      largest = std::max(largest, cost(cut[s], cut[s + 1]));
+      largest = std::max(largest, cost(partition[s], partition[s + 1]));
     }
     return largest;
   }
-  double largest_share(const std::vector<size_t>& cut) const {
+  double largest_share(const std::vector<size_t>& partition) const {
     double largest = 0.0;
     for (size_t s = 0; s < slices_; ++s) {
       largest = std::max(
-          largest, needs_->need(s, cut[s], cut[s + 1]) / needs_->limit(s));
+          largest,
+          needs_->need(s, partition[s], partition[s + 1]) / needs_->limit(s));
     }
     return largest;
   }
@@ -183,8 +187,8 @@ class Cuts {
             needs_->need(slice, begin, end) <= share_ * needs_->limit(slice));
   }
 
-  // Where boundary i can lie as far as costs and the count of layers say:
-  // filling greedily from the front and from the back.
+  // The range of each boundary that the costs and the number of layers allow,
+  // by filling greedily from the front and from the back.
   void find_windows() {
     farthest_.assign(slices_ + 1, 0);
     nearest_.assign(slices_ + 1, layers_);
@@ -201,8 +205,9 @@ class Cuts {
     }
   }
 
-  // completable_[i]: the boundaries i from which the slices i, i + 1, … can be
-  // made. A nearer end is easier, so one candidate is asked of each.
+  // completable_[i]: the positions of boundary i from which the slices i, i +
+  // 1, … can be made. A nearer end is easier to keep, so each position needs
+  // one candidate for the next boundary.
   bool find_completable() {
     completable_.assign(slices_ + 1, {});
     completable_[slices_] = {true};
@@ -262,8 +267,9 @@ class Cuts {
   std::vector<std::vector<bool>> completable_;
 };
 
-// The cut of the smallest bound. `probe` finds a cut within a bound; `bound_of`
-// says which bound a cut keeps. No cut keeps less than `lowest`.
+// The partition with the smallest bound. `probe` finds a partition within a
+// bound, `bound_of` returns the bound that a partition keeps, and no partition
+// keeps less than `lowest`.
 template <class Probe, class BoundOf>
 std::optional<std::vector<size_t>>
 smallest(double lowest, const Probe& probe, const BoundOf& bound_of) {
@@ -275,9 +281,9 @@ smallest(double lowest, const Probe& probe, const BoundOf& bound_of) {
   double high = bound_of(*best);
   while (high - low > kPrecision * high) {
     const double middle = low + (high - low) / 2;
-    if (auto cut = probe(middle)) {
-      high = bound_of(*cut);
-      best = std::move(cut);
+    if (auto partition = probe(middle)) {
+      high = bound_of(*partition);
+      best = std::move(partition);
     } else {
       low = middle;
     }
@@ -285,18 +291,20 @@ smallest(double lowest, const Probe& probe, const BoundOf& bound_of) {
   return best;
 }
 
-std::optional<std::vector<size_t>>
-smallest_cost(Cuts& cuts, const std::vector<double>& costs, size_t slices) {
+std::optional<std::vector<size_t>> smallest_cost(
+    Partitions& partitions, const std::vector<double>& costs, size_t slices) {
   const double lowest = std::max(
-      *std::max_element(costs.begin(), costs.end()),
-      cuts.total() / static_cast<double>(slices));
+      *std::ranges::max_element(costs),
+      partitions.total() / static_cast<double>(slices));
   return smallest(
       lowest,
       [&](double bound) {
-        cuts.set_bound(bound, 1.0);
-        return cuts.find();
+        partitions.set_bound(bound, 1.0);
+        return partitions.find();
       },
-      [&](const auto& cut) { return cuts.largest_cost(cut); });
+      [&](const auto& partition) {
+        return partitions.largest_cost(partition);
+      });
 }
 
 std::string shown(const SliceMemory& memory, size_t layer) {
@@ -306,36 +314,34 @@ std::string shown(const SliceMemory& memory, size_t layer) {
 }
 
 std::string describe_slice(
-    const std::vector<size_t>& cut, const SliceMemory& memory, size_t slice,
-    int64_t bytes) {
-  std::string text = "slice " + std::to_string(slice) + " (layer";
-  const size_t first = cut[slice];
-  const size_t last = cut[slice + 1] - 1;
-  text += first == last
-              ? " " + shown(memory, first)
-              : "s " + shown(memory, first) + " to " + shown(memory, last);
-  text += ") needs " + format_bytes(bytes);
+    const std::vector<size_t>& partition, const SliceMemory& memory,
+    size_t slice, int64_t bytes) {
+  const size_t first = partition[slice];
+  const size_t last = partition[slice + 1] - 1;
   const bool limited =
       !memory.limits.empty() && memory.limits[slice] != kNoLimit;
-  return text +
-         (limited ? " of its " + format_bytes(memory.limits[slice]) : "");
+  return format(
+      "slice {} (layer{} {}{}) needs {}{}", slice, first == last ? "" : "s",
+      shown(memory, first), first == last ? "" : " to " + shown(memory, last),
+      format_bytes(bytes),
+      limited ? " of its " + format_bytes(memory.limits[slice]) : "");
 }
 
-std::string
-describe_slices(const std::vector<size_t>& cut, const SliceMemory& memory) {
-  const auto bytes = slice_bytes(cut, memory);
+std::string describe_slices(
+    const std::vector<size_t>& partition, const SliceMemory& memory) {
+  const auto bytes = slice_bytes(partition, memory);
   std::string text;
   for (size_t s = 0; s < std::min(bytes.size(), kSlicesInMessage); ++s) {
-    text += (s == 0 ? "" : ", ") + describe_slice(cut, memory, s, bytes[s]);
+    text +=
+        (s == 0 ? "" : ", ") + describe_slice(partition, memory, s, bytes[s]);
   }
   if (bytes.size() > kSlicesInMessage) {
-    text += ", and " + std::to_string(bytes.size() - kSlicesInMessage) +
-            " more slices";
+    text += format(", and {} more slices", bytes.size() - kSlicesInMessage);
   }
   return text;
 }
 
-// The first layer that is called `name`, or lies under it.
+// The first layer that is called `name` or is inside that module.
 std::optional<size_t>
 first_layer(const std::vector<std::string>& names, const std::string& name) {
   for (size_t i = 0; i < names.size(); ++i) {
@@ -351,7 +357,7 @@ with_beginnings(const std::vector<std::string>& names) {
     for (size_t at = name.find('.'); at != std::string::npos;
          at = name.find('.', at + 1)) {
       const std::string beginning = name.substr(0, at);
-      if (std::find(all.begin(), all.end(), beginning) == all.end()) {
+      if (std::ranges::find(all, beginning) == all.end()) {
         all.push_back(beginning);
       }
     }
@@ -373,8 +379,8 @@ std::string quoted_list(const std::vector<std::string>& names) {
 std::vector<size_t> balance(const std::vector<double>& costs, size_t slices) {
   check_counts(costs.size(), slices);
   check_costs(costs);
-  Cuts cuts(costs, slices, nullptr);
-  return *smallest_cost(cuts, costs, slices);
+  Partitions partitions(costs, slices, nullptr);
+  return *smallest_cost(partitions, costs, slices);
 }
 
 std::vector<size_t> balance(
@@ -384,13 +390,14 @@ std::vector<size_t> balance(
   check_costs(costs);
   const Needs needs(memory, costs.size(), slices);
   if (!needs.limited()) return balance(costs, slices);
-  Cuts cuts(costs, slices, &needs);
-  // Mostly the limits leave the best cut alone.
-  Cuts free(costs, slices, nullptr);
+  Partitions partitions(costs, slices, &needs);
+  // The best partition mostly keeps the limits.
+  Partitions free(costs, slices, nullptr);
   const auto unlimited = *smallest_cost(free, costs, slices);
-  if (cuts.largest_share(unlimited) <= 1.0) return unlimited;
-  if (auto cut = smallest_cost(cuts, costs, slices)) return *cut;
-  return balance_memory(slices, memory);  // refuses
+  if (partitions.largest_share(unlimited) <= 1.0) return unlimited;
+  if (auto partition = smallest_cost(partitions, costs, slices))
+    return *partition;
+  return balance_memory(slices, memory);  // throws
 }
 
 std::vector<size_t> balance_memory(size_t slices, const SliceMemory& memory) {
@@ -401,24 +408,24 @@ std::vector<size_t> balance_memory(size_t slices, const SliceMemory& memory) {
   for (size_t i = 0; i < memory.bytes.size(); ++i) {
     costs.push_back(needs.need(0, i, i + 1));
   }
-  Cuts cuts(costs, slices, &needs);
-  const auto cut = *smallest(
+  Partitions partitions(costs, slices, &needs);
+  const auto partition = *smallest(
       0.0,
       [&](double share) {
-        cuts.set_bound(kInfinity, share);
-        return cuts.find();
+        partitions.set_bound(kInfinity, share);
+        return partitions.find();
       },
-      [&](const auto& found) { return cuts.largest_share(found); });
-  check_fits(cut, memory);
-  return cut;
+      [&](const auto& found) { return partitions.largest_share(found); });
+  check_fits(partition, memory);
+  return partition;
 }
 
 std::vector<int64_t>
-slice_bytes(const std::vector<size_t>& cut, const SliceMemory& memory) {
+slice_bytes(const std::vector<size_t>& partition, const SliceMemory& memory) {
   std::vector<int64_t> bytes;
-  for (size_t s = 0; s + 1 < cut.size(); ++s) {
+  for (size_t s = 0; s + 1 < partition.size(); ++s) {
     int64_t sum = 0;
-    for (size_t i = cut[s]; i < cut[s + 1]; ++i) {
+    for (size_t i = partition[s]; i < partition[s + 1]; ++i) {
       sum += memory.bytes[i];
       if (!memory.stored_bytes.empty()) {
         sum += memory.stored_bytes[i] *
@@ -430,57 +437,57 @@ slice_bytes(const std::vector<size_t>& cut, const SliceMemory& memory) {
   return bytes;
 }
 
-void check_fits(const std::vector<size_t>& cut, const SliceMemory& memory) {
+void check_fits(
+    const std::vector<size_t>& partition, const SliceMemory& memory) {
   if (memory.limits.empty()) return;
-  const auto bytes = slice_bytes(cut, memory);
-  bool fits = true;
-  for (size_t s = 0; s < bytes.size(); ++s) {
-    fits = fits && bytes[s] <= memory.limits[s];
-  }
+  const auto bytes = slice_bytes(partition, memory);
+  const bool fits = std::equal(
+      bytes.begin(), bytes.end(), memory.limits.begin(), std::less_equal<>());
   if (fits) return;
-  throw ConfigError(
-      "the model does not fit in " + plural(bytes.size(), "slice") + ": " +
-      describe_slices(cut, memory) +
-      "; use more slices, a smaller batch, more memory or finer layers");
+  throw ConfigError(format(
+      "the model does not fit in {}: {}; use more slices, a smaller batch, "
+      "more memory or finer layers",
+      plural(bytes.size(), "slice"), describe_slices(partition, memory)));
 }
 
-std::vector<size_t> cut_at(
+std::vector<size_t> partition_at(
     const std::vector<std::string>& names,
     const std::vector<std::string>& first, size_t slices) {
   check_counts(names.size(), slices);
   const std::string place = "cut = " + quoted_list(first) + ": ";
   if (first.size() + 1 != slices) {
-    throw ConfigError(
-        place + plural(first.size(), "name") + " begin " +
-        plural(first.size() + 1, "slice") + ", but there are " +
-        std::to_string(slices) + "; give " + plural(slices - 1, "name") +
-        ", the first layer of each slice but the first one");
+    throw ConfigError(format(
+        "{}{} begin {}, but there are {}; give {}, the first layer of each "
+        "slice but the first one",
+        place, plural(first.size(), "name"), plural(first.size() + 1, "slice"),
+        slices, plural(slices - 1, "name")));
   }
-  std::vector<size_t> cut{0};
+  std::vector<size_t> partition{0};
   for (size_t i = 0; i < first.size(); ++i) {
     const auto layer = first_layer(names, first[i]);
     if (!layer) {
-      throw ConfigError(
-          place + "no layer is called \"" + first[i] + "\"" +
-          config::did_you_mean(first[i], with_beginnings(names)));
+      throw ConfigError(format(
+          "{}no layer is called \"{}\"{}", place, first[i],
+          config::did_you_mean(first[i], with_beginnings(names))));
     }
     if (*layer == 0) {
-      throw ConfigError(
-          place + "\"" + first[i] +
-          "\" is the first layer, which begins the first slice anyway; name "
-          "the layer that begins the next one");
+      throw ConfigError(format(
+          "{}\"{}\" is the first layer, which begins the first slice anyway; "
+          "name the layer that begins the next one",
+          place, first[i]));
     }
-    if (*layer <= cut.back()) {
-      throw ConfigError(
-          place + "\"" + first[i] + "\" " +
-          (*layer == cut.back() ? "begins the same slice as" : "comes before") +
-          " \"" + first[i - 1] +
-          "\"; name each layer once, in the order of the model");
+    if (*layer <= partition.back()) {
+      throw ConfigError(format(
+          "{}\"{}\" {} \"{}\"; name each layer once, in the order of the model",
+          place, first[i],
+          *layer == partition.back() ? "begins the same slice as"
+                                     : "comes before",
+          first[i - 1]));
     }
-    cut.push_back(*layer);
+    partition.push_back(*layer);
   }
-  cut.push_back(names.size());
-  return cut;
+  partition.push_back(names.size());
+  return partition;
 }
 
 }  // namespace echelon

@@ -1,10 +1,12 @@
-// Cutting a list of layers into contiguous slices, one per pipeline stage or
-// device: by balance, within memory, or where the user says.
+// Partitions a list of layers into contiguous slices, one for each pipeline
+// stage or device: by balance, within memory, or where the user says.
 //
-//   cut = balance({1, 1, 1, 3}, 2)      // {0, 3, 4}: layers 0 to 2, and 3
+//   partition = balance({1, 1, 1, 3}, 2)      // {0, 3, 4}: layers 0 to 2, and
+//   3
 //
-// A cut of k slices is k + 1 boundaries, from 0 to the number of layers; slice
-// i holds the layers cut[i] to cut[i + 1] - 1, at least one.
+// A partition into k slices is k + 1 boundaries, from 0 to the number of
+// layers. Slice i holds the layers partition[i] to partition[i + 1] - 1, at
+// least one.
 #pragma once
 
 #include <cstddef>
@@ -18,49 +20,51 @@ namespace echelon {
 /// The limit of a slice that has none.
 inline constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
 
-/// What the layers need where they live, and what there is. Slice s needs the
-/// sum over its layers of bytes + stored[s] * stored_bytes.
+/// The memory that layers need and that slices have. Slice s needs the sum over
+/// its layers of bytes + stored[s] * stored_bytes.
 struct SliceMemory {
-  std::vector<int64_t> bytes;  // by layer: parameters and what they bring
-  std::vector<int64_t> stored_bytes;  // by layer: kept for backward, for one
-                                      // microbatch; empty: nothing
+  std::vector<int64_t> bytes;         // by layer: parameters and their state
+  std::vector<int64_t> stored_bytes;  // by layer: activations of a microbatch
+                                      // kept for backward; empty: none
   std::vector<int64_t> stored;  // by slice: microbatches kept at once; empty: 1
   std::vector<int64_t> limits;  // by slice, kNoLimit for none; empty: no limits
   std::vector<std::string> names;  // by layer, for messages; may be empty
 };
 
-/// The cut whose largest sum of costs is the smallest possible; among those a
-/// fairly even one. Costs are 0 or more, in any unit.
+/// The partition whose largest sum of costs is the smallest possible, and
+/// fairly even among those. Costs are 0 or more, in any unit.
 ///
 /// At most 40 probes of O(layers * slices), in practice far fewer steps: 6,000
 /// layers in 1,024 slices take less than 0.1 s. Throws ConfigError when there
 /// are more slices than layers.
 std::vector<size_t> balance(const std::vector<double>& costs, size_t slices);
 
-/// The same among the cuts that fit the memory. Throws ConfigError when none
-/// fits; the message shows what each slice of the nearest cut needs.
+/// The same among the partitions that fit the memory. Throws ConfigError when
+/// none fits; the message shows what each slice of the nearest one needs.
 std::vector<size_t> balance(
     const std::vector<double>& costs, size_t slices, const SliceMemory& memory);
 
-/// The cut that fills the memory evenly: the largest ratio of need to limit is
-/// the smallest possible. A slice without limit counts as the largest limit
-/// there is; with none at all, the largest need is the smallest possible.
+/// The partition that fills the memory evenly: the largest ratio of need to
+/// limit is the smallest possible. A slice without a limit gets the largest
+/// limit of the others; without any limit, the largest need is the smallest
+/// possible.
 /// Throws as balance does.
 std::vector<size_t> balance_memory(size_t slices, const SliceMemory& memory);
 
-/// What each slice of `cut` needs.
+/// The bytes that each slice of `partition` needs.
 std::vector<int64_t>
-slice_bytes(const std::vector<size_t>& cut, const SliceMemory& memory);
+slice_bytes(const std::vector<size_t>& partition, const SliceMemory& memory);
 
-/// Throws ConfigError unless each slice of `cut` fits its limit.
-void check_fits(const std::vector<size_t>& cut, const SliceMemory& memory);
+/// Throws ConfigError unless each slice of `partition` fits its limit.
+void check_fits(
+    const std::vector<size_t>& partition, const SliceMemory& memory);
 
-/// The cut that begins a new slice at each of the layers `first`: exact names,
-/// or the beginnings of dotted ones ("layer2" is the first layer of that name
-/// or under it, "layer2.0"). There is one name less than slices, since the
-/// first slice begins with the first layer. Throws ConfigError for names that
-/// are unknown, repeated, out of order or of the wrong number.
-std::vector<size_t> cut_at(
+/// The partition that begins a new slice at each of the layers `first`: exact
+/// names, or the beginnings of dotted ones ("layer2" is the first layer of that
+/// name or inside it, such as "layer2.0"). There is one name fewer than slices,
+/// since the first slice begins with the first layer. Throws ConfigError for
+/// names that are unknown, repeated, out of order or of the wrong number.
+std::vector<size_t> partition_at(
     const std::vector<std::string>& names,
     const std::vector<std::string>& first, size_t slices);
 

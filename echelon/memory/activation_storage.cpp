@@ -1,16 +1,22 @@
 #include "echelon/memory/activation_storage.h"
 
+#include <c10/core/Event.h>
+#include <c10/core/Storage.h>
+#include <c10/core/Stream.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/types.h>
 #include <torch/utils.h>
 
+#include <deque>
+#include <functional>
 #include <map>
 #include <mutex>
-#include <new>
 #include <optional>
 #include <utility>
 
 #include "echelon/error.h"
-#include "echelon/memory/host_copies.h"
+#include "echelon/text/format.h"
 
 namespace echelon {
 namespace {
@@ -18,35 +24,192 @@ namespace {
 using torch::Tensor;
 using IsParameter = std::function<bool(const Tensor&)>;
 
-// A storage that lies elsewhere.
-class Elsewhere {
+// Bytes in host memory: pinned when they came from a GPU.
+struct HostCopy {
+  Tensor bytes;
+  c10::Device device;  // where they came from
+};
+
+// Copies storages to the host and back, in parallel with the computation. Not
+// thread-safe. Copies of a GPU run on a stream of their own; "current" is the
+// calling thread's stream.
+class HostCopies {
  public:
-  virtual ~Elsewhere() = default;
-  /// Begins to bring it back.
+  struct Fetched {
+    c10::Storage storage;
+    std::shared_ptr<c10::Event> arrived;  // null: the copy is complete
+  };
+
+  // The caller may free the storage, and the current stream may write to it:
+  // what the stream does next comes after the copy.
+  HostCopy put(const c10::Storage& storage, c10::Device device);
+  // Begins to copy it back to the device that it came from.
+  Fetched fetch(const HostCopy& copy);
+  // Makes the current stream wait for the copy.
+  void wait(const Fetched& fetched) const;
+
+ private:
+  struct Leaving {
+    c10::Storage storage;
+    c10::Stream from;
+    std::shared_ptr<c10::Event> left;
+  };
+
+  const c10::Stream& side_stream(c10::Device device);
+  void put_on_stream(
+      const c10::Storage& storage, const HostCopy& copy, c10::Device device);
+  void release_leaving(size_t at_most);
+
+  std::map<c10::DeviceIndex, c10::Stream> side_streams_;
+  std::deque<Leaving> leaving_;
+};
+
+// Copies that may be in flight before forward waits for the oldest.
+constexpr size_t kMostLeaving = 4;
+
+Tensor bytes_of(const c10::Storage& storage, c10::Device device) {
+  return at::empty(
+             {0}, torch::TensorOptions().dtype(torch::kByte).device(device))
+      .set_(storage, 0, {static_cast<int64_t>(storage.nbytes())}, {1});
+}
+
+Tensor host_bytes(int64_t count, bool pinned) {
+  try {
+    return at::empty(
+        {count},
+        torch::TensorOptions().dtype(torch::kByte).pinned_memory(pinned));
+  } catch (const c10::Error& error) {
+    throw Error(format(
+        "[memory] activations = \"offload\": the host has no memory for {}{} "
+        "bytes more; keep fewer activations (memory.recompute), or use fewer "
+        "ranks per host",
+        count, pinned ? " pinned" : ""));
+  }
+}
+
+c10::impl::VirtualGuardImpl guard_of(c10::Device device) {
+  return c10::impl::VirtualGuardImpl(device.type());
+}
+
+// Makes `after` wait for the work that `before` has been given so far.
+void order(const c10::Stream& before, const c10::Stream& after) {
+  c10::Event event(before.device_type());
+  event.record(before);
+  event.block(after);
+}
+
+HostCopy HostCopies::put(const c10::Storage& storage, c10::Device device) {
+  HostCopy copy{
+      host_bytes(static_cast<int64_t>(storage.nbytes()), device.is_cuda()),
+      device};
+  if (device.is_cuda()) {
+    put_on_stream(storage, copy, device);
+  } else {
+    copy.bytes.copy_(bytes_of(storage, device));
+  }
+  return copy;
+}
+
+void HostCopies::put_on_stream(
+    const c10::Storage& storage, const HostCopy& copy, c10::Device device) {
+  const auto current = guard_of(device).getStream(device);
+  const auto& side = side_stream(device);
+  order(current, side);
+  auto left = std::make_shared<c10::Event>(device.type());
+  {
+    const c10::StreamGuard on_side(side);
+    Tensor bytes = copy.bytes;
+    bytes.copy_(bytes_of(storage, device), /*non_blocking=*/true);
+    left->record(side);
+  }
+  leaving_.push_back({storage, current, std::move(left)});
+  release_leaving(kMostLeaving);
+}
+
+// Storages that are being copied are held until their copy is complete: the
+// current stream could overwrite them.
+void HostCopies::release_leaving(size_t at_most) {
+  while (!leaving_.empty()) {
+    const auto& oldest = leaving_.front();
+    if (!oldest.left->query()) {
+      if (leaving_.size() <= at_most) return;
+      oldest.left->block(oldest.from);
+    }
+    leaving_.pop_front();
+  }
+}
+
+HostCopies::Fetched HostCopies::fetch(const HostCopy& copy) {
+  Tensor bytes = at::empty(
+      {copy.bytes.numel()},
+      torch::TensorOptions().dtype(torch::kByte).device(copy.device));
+  if (!copy.device.is_cuda()) {
+    bytes.copy_(copy.bytes);
+    return {bytes.storage(), nullptr};
+  }
+  release_leaving(0);
+  const auto guard = guard_of(copy.device);
+  const auto& side = side_stream(copy.device);
+  // The new memory may have been another tensor's until now.
+  order(guard.getStream(copy.device), side);
+  auto arrived = std::make_shared<c10::Event>(copy.device.type());
+  {
+    const c10::StreamGuard on_side(side);
+    bytes.copy_(copy.bytes, /*non_blocking=*/true);
+    arrived->record(side);
+  }
+  guard.recordDataPtrOnStream(bytes.storage().data_ptr(), side);
+  return {bytes.storage(), std::move(arrived)};
+}
+
+void HostCopies::wait(const Fetched& fetched) const {
+  if (!fetched.arrived) return;
+  const auto device = fetched.storage.device();
+  fetched.arrived->block(guard_of(device).getStream(device));
+}
+
+const c10::Stream& HostCopies::side_stream(c10::Device device) {
+  const auto found = side_streams_.find(device.index());
+  if (found != side_streams_.end()) return found->second;
+  return side_streams_
+      .emplace(
+          device.index(),
+          guard_of(device).getStreamFromGlobalPool(device, /*high=*/false))
+      .first->second;
+}
+
+// A storage that was moved off the device, or that was compressed.
+class StoredElsewhere {
+ public:
+  virtual ~StoredElsewhere() = default;
+  // Begins to bring it back.
   virtual void prefetch() {}
-  /// It, for the current stream. `last`: nobody asks again soon.
+  // The storage, for the current stream. `last`: no other view will ask for it
+  // in this backward pass.
   virtual c10::Storage get(bool last) = 0;
 };
 
-class OnHost : public Elsewhere {
+class OnHost : public StoredElsewhere {
  public:
-  OnHost(HostCopies& copies, const c10::Storage& storage, c10::Device device)
-      : copies_(copies), there_(copies.put(storage, device)) {}
+  OnHost(
+      std::shared_ptr<HostCopies> copies, const c10::Storage& storage,
+      c10::Device device)
+      : copies_(std::move(copies)), there_(copies_->put(storage, device)) {}
 
   void prefetch() override {
-    if (!back_) back_ = copies_.fetch(*there_);
+    if (!back_) back_ = copies_->fetch(there_);
   }
   c10::Storage get(bool last) override {
     prefetch();
-    copies_.wait(*back_);
+    copies_->wait(*back_);
     c10::Storage storage = back_->storage;
     if (last) back_.reset();
     return storage;
   }
 
  private:
-  HostCopies& copies_;
-  std::shared_ptr<HostCopy> there_;
+  std::shared_ptr<HostCopies> copies_;
+  HostCopy there_;
   std::optional<HostCopies::Fetched> back_;
 };
 
@@ -57,7 +220,7 @@ Tensor over(const c10::Storage& storage, const torch::TensorOptions& options) {
           storage, 0, {static_cast<int64_t>(storage.nbytes()) / itemsize}, {1});
 }
 
-class Rounded : public Elsewhere {
+class Rounded : public StoredElsewhere {
  public:
   Rounded(const c10::Storage& storage, const torch::TensorOptions& options)
       : rounded_(over(storage, options).to(torch::kBFloat16)),
@@ -78,21 +241,27 @@ class Rounded : public Elsewhere {
 
 // A storage, and how many saved tensors are views of it.
 struct Entry {
-  std::unique_ptr<Elsewhere> elsewhere;
+  std::unique_ptr<StoredElsewhere> stored;
   c10::weak_intrusive_ptr<c10::StorageImpl> original;
   uint32_t version = 0;
   torch::Dtype dtype;
   uint64_t number = 0;  // in the order of saving
   int64_t views = 0;
   int64_t asked = 0;  // views that asked in this round
-  int64_t round = 0;
+  int64_t round = 0;  // a backward pass: a retained graph has several
 };
 
+// Stores the storages of tensors for which `takes` is true by `store`.
 class StorageHooks : public SavedTensorHooks,
                      public std::enable_shared_from_this<StorageHooks> {
  public:
-  StorageHooks(IsParameter is_parameter, int64_t min_bytes)
-      : is_parameter_(std::move(is_parameter)), min_bytes_(min_bytes) {}
+  using Takes = std::function<bool(const Tensor&)>;
+  using Store = std::function<std::unique_ptr<StoredElsewhere>(const Tensor&)>;
+
+  StorageHooks(Takes takes, Store store, int64_t min_bytes)
+      : takes_(std::move(takes)),
+        store_(std::move(store)),
+        min_bytes_(min_bytes) {}
 
   std::function<Tensor()> pack(const Tensor& tensor) override {
     if (!takes(tensor)) return nullptr;
@@ -102,10 +271,6 @@ class StorageHooks : public SavedTensorHooks,
       return view->get();
     };
   }
-
- protected:
-  virtual bool takes_dtype(torch::Dtype dtype) const = 0;
-  virtual std::unique_ptr<Elsewhere> put(const Tensor& tensor) = 0;
 
  private:
   class View {
@@ -144,15 +309,14 @@ class StorageHooks : public SavedTensorHooks,
     std::vector<int64_t> sizes_;
     std::vector<int64_t> strides_;
     int64_t offset_;
-    int64_t round_ = -1;  // of the entry, when this last asked
+    int64_t round_ = -1;  // the entry's round when this view last asked
   };
 
   bool takes(const Tensor& tensor) const {
     return tensor.layout() == torch::kStrided && tensor.numel() > 0 &&
            (tensor.is_cpu() || tensor.is_cuda()) &&
-           takes_dtype(tensor.scalar_type()) &&
            static_cast<int64_t>(tensor.storage().nbytes()) >= min_bytes_ &&
-           !is_parameter_(tensor);
+           takes_(tensor);
   }
 
   std::shared_ptr<Entry> entry_of(const Tensor& tensor) {
@@ -165,7 +329,7 @@ class StorageHooks : public SavedTensorHooks,
       return entry;
     }
     entry = std::make_shared<Entry>(Entry{
-        .elsewhere = put(tensor),
+        .stored = store_(tensor),
         .original = c10::weak_intrusive_ptr<c10::StorageImpl>(
             c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage)),
         .version = static_cast<uint32_t>(tensor._version()),
@@ -177,14 +341,14 @@ class StorageHooks : public SavedTensorHooks,
     return entry;
   }
 
-  // `round`: of the view that asks, when it last did.
+  // `round`: the round in which the view that asks last did so.
   c10::Storage get(Entry& entry, int64_t& round) {
     if (round != entry.round) {
       round = entry.round;
       ++entry.asked;
     }
     const bool last = entry.asked >= entry.views;
-    auto storage = entry.elsewhere->get(last);
+    auto storage = entry.stored->get(last);
     if (last) {
       ++entry.round;
       entry.asked = 0;
@@ -193,20 +357,20 @@ class StorageHooks : public SavedTensorHooks,
     return storage;
   }
 
-  // Backward comes to what was saved earlier.
+  // Backward asks for tensors in the reverse order of saving.
   void prefetch_before(uint64_t number) {
     auto next = in_order_.lower_bound(number);
     while (next != in_order_.begin()) {
       --next;
       if (const auto entry = next->second.lock()) {
-        entry->elsewhere->prefetch();
+        entry->stored->prefetch();
         return;
       }
       next = in_order_.erase(next);
     }
   }
 
-  // Forgets entries that are gone, now and then.
+  // Removes expired entries each time that the map has doubled.
   void sweep() {
     if (by_storage_.size() < sweep_at_) return;
     std::erase_if(
@@ -216,7 +380,8 @@ class StorageHooks : public SavedTensorHooks,
     sweep_at_ = 64 + 2 * by_storage_.size();
   }
 
-  IsParameter is_parameter_;
+  Takes takes_;
+  Store store_;
   int64_t min_bytes_;
   std::mutex mutex_;
   std::map<const c10::StorageImpl*, std::weak_ptr<Entry>> by_storage_;
@@ -225,43 +390,31 @@ class StorageHooks : public SavedTensorHooks,
   size_t sweep_at_ = 64;
 };
 
-class Offload : public StorageHooks {
- public:
-  using StorageHooks::StorageHooks;
-
- protected:
-  bool takes_dtype(torch::Dtype) const override { return true; }
-  std::unique_ptr<Elsewhere> put(const Tensor& tensor) override {
-    return std::make_unique<OnHost>(copies_, tensor.storage(), tensor.device());
-  }
-
- private:
-  HostCopies copies_;
-};
-
-class Bf16 : public StorageHooks {
- public:
-  using StorageHooks::StorageHooks;
-
- protected:
-  bool takes_dtype(torch::Dtype dtype) const override {
-    return dtype == torch::kFloat32 || dtype == torch::kFloat64;
-  }
-  std::unique_ptr<Elsewhere> put(const Tensor& tensor) override {
-    return std::make_unique<Rounded>(tensor.storage(), tensor.options());
-  }
-};
-
 }  // namespace
 
 std::shared_ptr<SavedTensorHooks>
 offload_to_host(IsParameter is_parameter, int64_t min_bytes) {
-  return std::make_shared<Offload>(std::move(is_parameter), min_bytes);
+  return std::make_shared<StorageHooks>(
+      std::not_fn(std::move(is_parameter)),
+      [copies = std::make_shared<HostCopies>()](const Tensor& tensor) {
+        return std::make_unique<OnHost>(
+            copies, tensor.storage(), tensor.device());
+      },
+      min_bytes);
 }
 
 std::shared_ptr<SavedTensorHooks>
 keep_in_bf16(IsParameter is_parameter, int64_t min_bytes) {
-  return std::make_shared<Bf16>(std::move(is_parameter), min_bytes);
+  return std::make_shared<StorageHooks>(
+      [is_parameter = std::move(is_parameter)](const Tensor& tensor) {
+        const auto dtype = tensor.scalar_type();
+        return (dtype == torch::kFloat32 || dtype == torch::kFloat64) &&
+               !is_parameter(tensor);
+      },
+      [](const Tensor& tensor) {
+        return std::make_unique<Rounded>(tensor.storage(), tensor.options());
+      },
+      min_bytes);
 }
 
 LayerForward

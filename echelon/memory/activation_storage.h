@@ -1,4 +1,5 @@
-// What is kept for backward elsewhere than on the device, or in fewer bits.
+// Storage of activations, which autograd keeps for backward, on the host or in
+// fewer bits.
 #pragma once
 
 #include <torch/types.h>
@@ -12,24 +13,23 @@
 
 namespace echelon {
 
-/// Copies what is saved to the host's memory (pinned where there is a GPU, on a
-/// stream of its own) and back before backward needs it: what was saved before
-/// it comes back ahead of its use. One storage that is saved several times is
-/// copied once, and whole; those below `min_bytes` stay, and parameters, of
-/// which `is_parameter` tells. Tensors of the CPU are copied as well, which
-/// saves nothing. Values are to the bit what they were.
+/// Copies saved tensors to host memory (pinned if there is a GPU, on a stream
+/// of its own) and prefetches them in backward, in the reverse order of saving.
+/// A storage that is saved several times is copied once, and as a whole.
+/// Storages below `min_bytes` stay, and so do parameters, which `is_parameter`
+/// recognises. CPU tensors are copied as well, which saves nothing. Values come
+/// back bit for bit.
 ///
-/// Forward waits when more than a few copies are on their way, so that the
-/// memory of those is all that is not yet free. Throws Error when the host has
-/// no memory for a copy. One for all layers of a rank: it knows what comes
-/// before what.
+/// Forward waits while more than a few copies are in flight, so that only their
+/// memory is not yet free. Throws Error when the host has no memory for a copy.
+/// All layers of a rank must share one instance: it knows the order of saving.
 std::shared_ptr<SavedTensorHooks> offload_to_host(
     std::function<bool(const torch::Tensor&)> is_parameter,
     int64_t min_bytes = 1 << 16);
 
 /// Keeps float32 and float64 tensors whose storage has at least `min_bytes`
-/// rounded to bf16: gradients are then those of rounded activations; results of
-/// forward stay as they are. Other dtypes stay.
+/// rounded to bf16. The results of forward do not change, but gradients are
+/// those of the rounded activations. Other dtypes stay.
 std::shared_ptr<SavedTensorHooks> keep_in_bf16(
     std::function<bool(const torch::Tensor&)> is_parameter,
     int64_t min_bytes = 1 << 16);

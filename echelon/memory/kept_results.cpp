@@ -1,13 +1,17 @@
 #include "echelon/memory/kept_results.h"
 
-#include <ATen/Functions.h>
+#include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
+#include <c10/util/ScopeExit.h>
 
 #include <algorithm>
+#include <cstring>
+#include <mutex>
 #include <utility>
 
 #include "echelon/error.h"
 #include "echelon/memory/saved_tensors.h"
+#include "echelon/text/format.h"
 
 namespace echelon::detail {
 namespace {
@@ -15,8 +19,8 @@ namespace {
 using at::Tensor;
 using c10::IValue;
 
-// New tensors and plain values alone: views, results that are arguments, and
-// lists are computed again.
+// Only new tensors and plain values are kept. Views, results that are
+// arguments, and lists are recomputed.
 bool can_keep(const c10::OperatorHandle& op) {
   const auto& schema = op.schema();
   if (schema.is_mutable()) return false;
@@ -30,19 +34,6 @@ bool can_keep(const c10::OperatorHandle& op) {
 bool is_tensor(const IValue& value) {
   return value.isTensor() && value.toTensor().defined();
 }
-
-// Restores a flag.
-class Inside {
- public:
-  explicit Inside(bool& flag) : flag_(flag), before_(flag) { flag = true; }
-  ~Inside() { flag_ = before_; }
-  Inside(const Inside&) = delete;
-  Inside& operator=(const Inside&) = delete;
-
- private:
-  bool& flag_;
-  bool before_;
-};
 
 bool writes(const c10::Argument& argument) {
   return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
@@ -59,7 +50,49 @@ Tensor copy_of(const Tensor& tensor) {
 
 }  // namespace
 
-// The tensor itself is about to get a graph, which would be kept with it.
+std::vector<at::Generator>
+generators_of(const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Generator> generators = {
+      at::globalContext().defaultGenerator(at::kCPU)};
+  for (const auto& tensor : tensors) {
+    if (!tensor.is_cuda()) continue;
+    const auto& one = at::globalContext().defaultGenerator(tensor.device());
+    if (std::find(generators.begin(), generators.end(), one) ==
+        generators.end()) {
+      generators.push_back(one);
+    }
+  }
+  return generators;
+}
+
+RandomState::RandomState(const std::vector<at::Generator>& generators) {
+  for (auto generator : generators) {
+    const std::lock_guard lock(generator.mutex());
+    states_.emplace_back(generator, generator.get_state());
+  }
+}
+
+void RandomState::restore() const {
+  for (auto [generator, state] : states_) {
+    const std::lock_guard lock(generator.mutex());
+    generator.set_state(state);
+  }
+}
+
+// States are bytes in host memory.
+bool RandomState::operator==(const RandomState& other) const {
+  return std::equal(
+      states_.begin(), states_.end(), other.states_.begin(),
+      other.states_.end(), [](const auto& a, const auto& b) {
+        return a.second.nbytes() == b.second.nbytes() &&
+               std::memcmp(
+                   a.second.const_data_ptr(), b.second.const_data_ptr(),
+                   a.second.nbytes()) == 0;
+      });
+}
+
+// Keeps an alias of the tensor: the tensor itself is about to get a graph,
+// which would be kept with it.
 KeptResults::Value::Value(const IValue& result) : plain_(result) {
   if (!is_tensor(result)) return;
   plain_ = result.toTensor().tensor_data();
@@ -127,7 +160,8 @@ void Keeper::run(OperatorCall& call) {
 OperatorHandler::Results Keeper::run_region(
     const std::string& name, const std::function<Results()>& next) {
   if (inside_ || !names_.contains(name)) return next();
-  const Inside inside(inside_);
+  inside_ = true;
+  const auto leave = c10::make_scope_exit([&] { inside_ = false; });
   const auto results = next();
   keep(name, std::vector<IValue>(results.begin(), results.end()));
   return results;
@@ -150,16 +184,16 @@ Replay::Replay(
   }
 }
 
-// Null when the call is to run again.
+// Null when the call must run again.
 KeptResults::Call* Replay::next_call(const std::string& name) {
   auto& calls = results_.calls();
   if (next_ == calls.size() || calls[next_].name != name) {
-    throw Error(
-        "recompute of layer \"" + layer_ + "\": its forward came to " + name +
-        " where it " +
-        (next_ == calls.size() ? "had ended" : "had " + calls[next_].name) +
-        " the first time; what a layer computes may depend on its inputs and "
-        "parameters alone");
+    throw Error(format(
+        "recompute of layer \"{}\": its forward came to {} where it {} the "
+        "first time; what a layer computes may depend on its inputs and "
+        "parameters alone",
+        layer_, name,
+        next_ == calls.size() ? "had ended" : "had " + calls[next_].name));
   }
   auto& call = calls[next_++];
   return call.intact() ? &call : nullptr;
@@ -173,9 +207,7 @@ void Replay::run(OperatorCall& call) {
   if (names_.contains(call.name()) && can_keep(call.op)) {
     if (const auto* kept = next_call(call.name())) {
       call.stack.resize(call.first());
-      for (const auto& value : kept->values) {
-        call.stack.push_back(value.get());
-      }
+      for (const auto& value : kept->values) call.stack.push_back(value.get());
       kept->random_after.restore();
       return;
     }
@@ -191,7 +223,8 @@ OperatorHandler::Results Replay::run_region(
   if (inside_ || !names_.contains(name)) return next();
   const auto* kept = next_call(name);
   if (kept == nullptr) {
-    const Inside inside(inside_);
+    inside_ = true;
+    const auto leave = c10::make_scope_exit([&] { inside_ = false; });
     return next();
   }
   Results results;
@@ -201,8 +234,8 @@ OperatorHandler::Results Replay::run_region(
   return results;
 }
 
-// Below autograd, so that it sees no difference: operators that write into a
-// buffer get a copy of it.
+// An operator that writes into a buffer gets a copy of it. The copy is made
+// below autograd, which therefore sees no difference.
 void Replay::protect_buffers(OperatorCall& call) const {
   const auto& schema = call.op.schema();
   const bool normalises = call.name().find("batch_norm") != std::string::npos;

@@ -1,51 +1,74 @@
-// Results of chosen operators, kept from one run of a computation to the next.
-// For recompute.cpp alone.
+// Random states and results of selected operators, kept from the first run of a
+// computation for the second. For recompute.cpp alone.
 #pragma once
+
+#include <ATen/core/Generator.h>
+#include <ATen/core/Tensor.h>
 
 #include <cstdint>
 #include <functional>
 #include <string>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
-#include "echelon/memory/random_state.h"
 #include "echelon/profiling/operator_scope.h"
 
 namespace echelon::detail {
 
-/// What the first run kept, in the order of the calls that keep.
+/// Torch's generators: the CPU's, and those of the GPUs that `tensors` are on.
+std::vector<at::Generator>
+generators_of(const std::vector<at::Tensor>& tensors);
+
+/// The states of generators.
+class RandomState {
+ public:
+  RandomState() = default;
+  explicit RandomState(const std::vector<at::Generator>& generators);
+
+  void restore() const;
+  bool empty() const { return states_.empty(); }
+  /// Both must be of the same generators.
+  bool operator==(const RandomState& other) const;
+
+ private:
+  std::vector<std::pair<at::Generator, at::Tensor>> states_;
+};
+
+/// The results that the first run kept, in the order of its calls.
 class KeptResults {
  public:
-  /// One result: a tensor, or something that takes no memory.
+  /// One result: a tensor, or a value that takes no memory.
   class Value {
    public:
     explicit Value(const c10::IValue& result);
     /// Gives the tensor to this thread's hooks (saved_tensors.h).
     void save();
-    /// False when the tensor was changed in place: it is not what was returned.
+    /// False when the tensor was changed in place since it was returned.
     bool intact() const;
-    /// As new as what the operator returned.
+    /// The result, as a new tensor without history.
     c10::IValue get() const;
 
    private:
-    c10::IValue plain_;  // until save(): a tensor, too
+    c10::IValue plain_;  // until save() a tensor, too
     std::function<at::Tensor()> saved_;
     c10::VariableVersion counter_;
     uint32_t version_ = 0;
   };
 
-  /// Of one call; empty values: it is to run again.
+  /// The results of one call.
   struct Call {
     bool intact() const;
 
     std::string name;
-    std::vector<Value> values;
-    size_t saved_before = 0;   // tensors that autograd had saved by then
-    RandomState random_after;  // empty: it drew nothing
+    std::vector<Value> values;  // empty: the call must run again
+    size_t saved_before = 0;    // tensors that autograd had saved by then
+    RandomState random_after;   // empty: the call drew no random numbers
   };
 
-  /// Forgets what the second run does not come to, since it ends with the last
-  /// of `saved` tensors, and what was changed in place; saves the others.
+  /// Saves the results that the second run can use and drops the others: those
+  /// that were changed in place, and those that come after the last of `saved`
+  /// tensors, where the second run ends.
   void finish(size_t saved);
   void clear() { calls_.clear(); }
   std::vector<Call>& calls() { return calls_; }
@@ -54,7 +77,7 @@ class KeptResults {
   std::vector<Call> calls_;
 };
 
-/// The first run: keeps.
+/// Keeps results in the first run.
 class Keeper : public OperatorHandler {
  public:
   /// `saved`: how many tensors autograd has saved by now.
@@ -74,10 +97,11 @@ class Keeper : public OperatorHandler {
   KeptResults& results_;
   std::function<size_t()> saved_;
   const std::vector<at::Generator>& generators_;
-  bool inside_ = false;  // of a region that is kept whole
+  bool inside_ = false;  // a region whose results are kept
 };
 
-/// The second run: gives back, and keeps writes away from buffers.
+/// Returns the kept results in the second run, and protects buffers from
+/// writes.
 class Replay : public OperatorHandler {
  public:
   Replay(

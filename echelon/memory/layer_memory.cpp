@@ -8,21 +8,14 @@
 namespace echelon {
 namespace {
 
-RecomputeOptions options_of(
-    Recompute choice, const std::string& name,
-    const torch::nn::Module* module) {
-  RecomputeOptions options;
-  options.name = name;
-  if (choice == Recompute::selective) options.keep = matrix_products();
-  if (module != nullptr) options.buffers = module->buffers();
-  return options;
-}
-
 LayerForward recomputed_as(
     Recompute choice, const std::string& name, const torch::nn::Module* module,
     LayerForward forward) {
   if (choice == Recompute::none) return forward;
-  return recomputed(std::move(forward), options_of(choice, name, module));
+  RecomputeOptions options{.name = name};
+  if (choice == Recompute::selective) options.keep = matmul_operators();
+  if (module != nullptr) options.buffers = module->buffers();
+  return recomputed(std::move(forward), std::move(options));
 }
 
 }  // namespace
@@ -68,7 +61,7 @@ std::vector<RecomputeCost> recompute_costs(
       const auto number = static_cast<size_t>(choice);
       costs[i].name = counts[i].name;
       costs[i].kept_bytes[number] = counts[i].activation_bytes;
-      // The batch is there anyway.
+      // The batch is in memory anyway.
       if (i == 0) costs[i].kept_bytes[number] -= counts[i].kept_input_bytes;
       costs[i].again_flops[number] =
           std::max(0.0, counts[i].backward_flops - plain[i].backward_flops);
@@ -116,14 +109,14 @@ LayerForward LayerMemory::wrap(
     size_t number, const std::string& name, LayerForward forward,
     std::shared_ptr<torch::nn::Module> module) const {
   if (module != nullptr) {
-    for (auto& parameter : module->parameters()) {
-      impl_->parameters.push_back(parameter);
-    }
+    const auto parameters = module->parameters();
+    impl_->parameters.insert(
+        impl_->parameters.end(), parameters.begin(), parameters.end());
   }
   auto wrapped = recomputed_as(
       impl_->recompute.at(number), name, module.get(), std::move(forward));
   if (!impl_->storage) return wrapped;
-  // The hooks ask Impl, so it lives as long as the forward.
+  // The hooks use Impl, so it must live as long as the forward.
   return
       [impl = impl_, inner = with_hooks(std::move(wrapped), impl_->storage)](
           const std::vector<torch::Tensor>& inputs) { return inner(inputs); };

@@ -1,13 +1,13 @@
-// The settings of [memory] applied to a list of layers: what each of them
-// computes again in backward, and where what it keeps is stored.
+// The settings of [memory] applied to a list of layers: what each layer
+// recomputes in backward, and where its activations are stored.
 //
 //   const auto costs = recompute_costs(list, inputs);       // of a microbatch
 //   LayerMemory memory(options, plan_recompute(options, costs, in_flight));
 //   for each layer i that is built:                        // after sharding
 //     layer.forward = memory.wrap(i, layer.name, layer.forward, *layer.module);
 //
-// Outside of what ShardedUnits::wrap returns, so that a second forward gathers
-// parameters again.
+// Apply it outside of what ShardedUnits::wrap returns, so that a second forward
+// unshards the parameters again.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -28,23 +28,23 @@
 
 namespace echelon {
 
-/// What each layer keeps for backward, and computes again, in each of the three
-/// ways: counted on the meta device, as count_layers does. All ranks of a
-/// tensor-parallel group may call it, or one.
+/// Bytes that each layer keeps for backward and flops that it recomputes, for
+/// each of the three choices, counted on the meta device as by count_layers.
+/// Either all ranks of a tensor-parallel group call it, or one.
 std::vector<RecomputeCost>
 recompute_costs(const LayerList& layers, const std::vector<TensorSpec>& inputs);
 
-/// One for all layers of a rank. A value; copies share it.
+/// One instance for all layers of a rank. A value; copies share it.
 class LayerMemory {
  public:
-  /// `recompute`: by the numbers that wrap() is called with. Of activations
-  /// that go elsewhere, storages below `min_bytes` stay.
+  /// `recompute`: indexed by the number that wrap() is called with. Activations
+  /// in storages below `min_bytes` are neither moved nor compressed.
   LayerMemory(
       const MemoryOptions& options, std::vector<Recompute> recompute,
       int64_t min_bytes = 1 << 16);
 
   /// `forward` with the settings around it; `module` (null: none) has the
-  /// layer's parameters and buffers. `number`: of the layer, from 0.
+  /// parameters and buffers of the layer. `number`: the layer's, from 0.
   LayerForward wrap(
       size_t number, const std::string& name, LayerForward forward,
       std::shared_ptr<torch::nn::Module> module) const;
@@ -55,14 +55,14 @@ class LayerMemory {
 };
 
 /// The list with each layer's forward replaced when it is built, by
-/// wrap(its number, its name, its module, its forward).
+/// wrap(its number, its name, the built layer).
 LayerList with_forwards(
     const LayerList& layers,
     std::function<LayerForward(size_t, const std::string&, const BuiltLayer&)>
         wrap);
 
-/// The list as it is run with these choices: count_layers of it says what each
-/// layer then keeps, and computes in both directions.
+/// The list as it runs with these choices. count_layers of it returns what each
+/// layer then keeps and computes in both directions.
 LayerList
 with_recompute(const LayerList& layers, const std::vector<Recompute>& choices);
 

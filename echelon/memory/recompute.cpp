@@ -1,12 +1,13 @@
-// While forward runs, each tensor that autograd would save is given a number
-// and let go. The first of them that backward asks for makes the frame run
-// forward again, whose saves are collected under the same numbers; it stops, by
-// an exception, at the last one that is still wanted. That graph is thrown
-// away: the first one has the nodes, and the numbers.
+// In the first run each tensor that autograd would save gets a number and is
+// released. When backward asks for one of them, the frame runs forward again
+// and collects the saved tensors under the same numbers. The second run stops,
+// by an exception, at the last tensor that is still wanted. Its graph is
+// discarded: the nodes, with the numbers, are those of the first run.
 #include "echelon/memory/recompute.h"
 
 #include <ATen/ThreadLocalState.h>
 #include <ATen/autocast_mode.h>
+#include <c10/util/ScopeExit.h>
 #include <torch/autograd.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
@@ -21,8 +22,8 @@
 
 #include "echelon/error.h"
 #include "echelon/memory/kept_results.h"
-#include "echelon/memory/random_state.h"
 #include "echelon/memory/saved_tensors.h"
+#include "echelon/text/format.h"
 
 namespace echelon {
 namespace {
@@ -31,22 +32,22 @@ using torch::Tensor;
 
 thread_local int second_runs = 0;
 
-// Ends the second run; forward must not take it for an error.
+// Ends the second run. No std::exception, so that forward does not catch it.
 struct Stop {};
 
-// What all frames of one layer have in common.
+// The state that all frames of one layer share.
 struct Layer {
   LayerForward forward;
   RecomputeOptions options;
   std::unordered_set<std::string> keep;
-  /// Whether forward changes its inputs in place, so that copies must be kept.
-  /// Known when it has run once.
+  // Whether forward changes its inputs in place, so that copies must be kept.
+  // Known when it has run once.
   enum class Inputs { unknown, stay, change };
   std::atomic<Inputs> inputs = Inputs::unknown;
 };
 
-// Where the graph of the second run ends: its inputs are no leaves, which
-// operators in place refuse.
+// The end of the second run's graph. Its inputs must not be leaves, which
+// in-place operators refuse.
 struct Border : torch::autograd::Node {
   torch::autograd::variable_list
   apply(torch::autograd::variable_list&&) override {
@@ -54,7 +55,7 @@ struct Border : torch::autograd::Node {
   }
 };
 
-// What the second run must save in place of the first one's.
+// The properties in which the saved tensors of both runs must agree.
 struct Shape {
   explicit Shape(const Tensor& tensor)
       : sizes(tensor.sizes().vec()),
@@ -62,61 +63,13 @@ struct Shape {
         device(tensor.device()) {}
   bool operator==(const Shape&) const = default;
   std::string text() const {
-    std::string list;
-    for (const int64_t size : sizes) {
-      list += (list.empty() ? "" : ", ") + std::to_string(size);
-    }
-    return std::string(c10::getDtypeNames(dtype).first) + " [" + list + "]";
+    return c10::str(
+        c10::getDtypeNames(dtype).first, " ", at::IntArrayRef(sizes));
   }
 
   std::vector<int64_t> sizes;
   torch::Dtype dtype;
   torch::Device device;
-};
-
-// Casts of the second run are forgotten with it.
-class AutocastRegion {
- public:
-  explicit AutocastRegion(bool cache)
-      : before_(at::autocast::is_autocast_cache_enabled()) {
-    at::autocast::set_autocast_cache_enabled(cache);
-    at::autocast::increment_nesting();
-  }
-  ~AutocastRegion() {
-    if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
-    at::autocast::set_autocast_cache_enabled(before_);
-  }
-  AutocastRegion(const AutocastRegion&) = delete;
-  AutocastRegion& operator=(const AutocastRegion&) = delete;
-
- private:
-  bool before_;
-};
-
-// As the generators were, and afterwards as they are now.
-class RandomAsBefore {
- public:
-  RandomAsBefore(
-      const detail::RandomState& state,
-      const std::vector<at::Generator>& generators) {
-    if (state.empty()) return;
-    now_ = detail::RandomState(generators);
-    state.restore();
-  }
-  ~RandomAsBefore() { now_.restore(); }
-  RandomAsBefore(const RandomAsBefore&) = delete;
-  RandomAsBefore& operator=(const RandomAsBefore&) = delete;
-
- private:
-  detail::RandomState now_;
-};
-
-class SecondRun {
- public:
-  SecondRun() { ++second_runs; }
-  ~SecondRun() { --second_runs; }
-  SecondRun(const SecondRun&) = delete;
-  SecondRun& operator=(const SecondRun&) = delete;
 };
 
 // One call of a layer's forward.
@@ -147,7 +100,7 @@ class Frame : public std::enable_shared_from_this<Frame> {
         inputs, layer_->inputs == Layer::Inputs::change ? copies : inputs);
     if (random_ == detail::RandomState(generators_)) random_ = {};
     results_.finish(slots_.size());
-    if (slots_.empty()) forget();
+    if (slots_.empty()) free_inputs();
     complete_ = true;
     return outputs;
   }
@@ -159,16 +112,16 @@ class Frame : public std::enable_shared_from_this<Frame> {
   };
   struct Slot {
     Shape shape;
-    Tensor value;  // of the second run
+    Tensor value;  // from the second run
     bool wanted = true;
   };
 
-  // Lives as long as a node may ask for its tensor.
+  // Lives while a node may still ask for its tensor.
   class Claim {
    public:
     Claim(std::shared_ptr<Frame> frame, size_t slot)
         : frame_(std::move(frame)), slot_(slot) {}
-    ~Claim() { frame_->let_go(slot_); }
+    ~Claim() { frame_->release(slot_); }
     Claim(const Claim&) = delete;
     Claim& operator=(const Claim&) = delete;
     Tensor get() const { return frame_->get(slot_); }
@@ -178,7 +131,7 @@ class Frame : public std::enable_shared_from_this<Frame> {
     size_t slot_;
   };
 
-  // Hooks of the first run.
+  // The hooks of the first run.
   struct Numbering : SavedTensorHooks {
     explicit Numbering(std::shared_ptr<Frame> frame)
         : frame(std::move(frame)) {}
@@ -191,7 +144,7 @@ class Frame : public std::enable_shared_from_this<Frame> {
     std::shared_ptr<Frame> frame;
   };
 
-  // Hooks of the second run.
+  // The hooks of the second run.
   struct Collecting : SavedTensorHooks {
     explicit Collecting(Frame& frame) : frame(frame) {}
     std::function<Tensor()> pack(const Tensor& tensor) override {
@@ -201,7 +154,7 @@ class Frame : public std::enable_shared_from_this<Frame> {
     Frame& frame;
   };
 
-  // Empty when it is known that forward leaves them as they are.
+  // Empty when forward is known not to change its inputs.
   std::vector<Tensor> copies_of(const std::vector<Tensor>& inputs) const {
     if (layer_->inputs == Layer::Inputs::stay) return {};
     const torch::NoGradGuard no_grad;
@@ -211,7 +164,6 @@ class Frame : public std::enable_shared_from_this<Frame> {
     return copies;
   }
 
-  // After the first run, when it is known which.
   void keep_inputs(
       const std::vector<Tensor>& inputs, const std::vector<Tensor>& values) {
     for (size_t i = 0; i < inputs.size(); ++i) {
@@ -246,7 +198,7 @@ class Frame : public std::enable_shared_from_this<Frame> {
     return slots_[slot].value;
   }
 
-  void let_go(size_t slot) {
+  void release(size_t slot) {
     Tensor value;  // destroyed without the lock
     const std::lock_guard lock(mutex_);
     slots_[slot].wanted = false;
@@ -270,26 +222,37 @@ class Frame : public std::enable_shared_from_this<Frame> {
     }
     run_second(inputs);
     if (collected_ < end_) {
-      fail(
-          "saved " + std::to_string(collected_) +
-          " tensors for backward the second time, and " + std::to_string(end_) +
-          " or more the first time");
+      fail(format(
+          "saved {} tensors for backward the second time, and {} or more the "
+          "first time",
+          collected_, end_));
     }
     has_run_ = true;
-    forget();
+    free_inputs();
   }
 
   void run_second(const std::vector<Tensor>& inputs) {
     const at::ThreadLocalStateGuard thread(thread_);
     const torch::AutoGradMode gradients(true);
-    const AutocastRegion autocast(autocast_cache_);
-    const RandomAsBefore random(random_, generators_);
+    detail::RandomState random_now;
+    if (!random_.empty()) random_now = detail::RandomState(generators_);
+    // The cast cache of the second run is dropped when it ends.
+    const bool cache = at::autocast::is_autocast_cache_enabled();
+    at::autocast::set_autocast_cache_enabled(autocast_cache_);
+    at::autocast::increment_nesting();
+    ++second_runs;
+    const auto leave = c10::make_scope_exit([&] {
+      --second_runs;
+      random_now.restore();
+      if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
+      at::autocast::set_autocast_cache_enabled(cache);
+    });
+    random_.restore();
     const SavedTensorState::Scope outer(hooks_);
     const SavedTensorScope collecting(std::make_shared<Collecting>(*this));
     detail::Replay replay(
         layer_->keep, results_, layer_->options.buffers, layer_->options.name);
     const OperatorScope operators(replay);
-    const SecondRun second;
     try {
       layer_->forward(inputs);
     } catch (const Stop&) {
@@ -299,52 +262,52 @@ class Frame : public std::enable_shared_from_this<Frame> {
   void collect(const Tensor& tensor) {
     auto& slot = slots_[collected_];
     if (!(Shape(tensor) == slot.shape)) {
-      fail(
-          "saved " + Shape(tensor).text() + " as tensor number " +
-          std::to_string(collected_) + " for backward the second time, and " +
-          slot.shape.text() + " the first time");
+      fail(format(
+          "saved {} as tensor number {} for backward the second time, and {} "
+          "the first time",
+          Shape(tensor).text(), collected_, slot.shape.text()));
     }
     if (slot.wanted) slot.value = tensor;
     if (++collected_ == end_) throw Stop();
   }
 
   [[noreturn]] void fail(const std::string& what) const {
-    throw Error(
-        "recompute of layer \"" + layer_->options.name + "\": it " + what +
-        "; what a layer computes may depend on its inputs and parameters "
-        "alone");
+    throw Error(format(
+        "recompute of layer \"{}\": it {}; what a layer computes may depend on "
+        "its inputs and parameters alone",
+        layer_->options.name, what));
   }
 
-  // What only the second run needs.
-  void forget() {
+  // Frees what only the second run needs.
+  void free_inputs() {
     inputs_.clear();
     results_.clear();
     random_ = {};
   }
 
-  // Of the first run.
+  // Recorded in the first run.
   std::shared_ptr<Layer> layer_;
   std::vector<Input> inputs_;
   at::ThreadLocalState thread_;
   SavedTensorState hooks_;
   bool autocast_cache_;
   std::vector<at::Generator> generators_;
-  detail::RandomState random_;  // before it; empty: it drew nothing
+  detail::RandomState random_;  // before it; empty: it drew no numbers
   detail::KeptResults results_;
   bool complete_ = false;
 
-  // Nodes of one graph may ask from several threads; and graphs that are
-  // destroyed while forward runs again let go.
+  // Nodes of one graph may ask from several threads, and graphs that are
+  // destroyed during the second run release their slots.
   std::recursive_mutex mutex_;
   std::vector<Slot> slots_;
   bool has_run_ = false;
-  size_t end_ = 0;  // slots that the second run comes to
+  size_t end_ = 0;  // slots that the second run fills
   size_t collected_ = 0;
 };
 
 }  // namespace
 
-const std::vector<std::string>& matrix_products() {
+const std::vector<std::string>& matmul_operators() {
   static const std::vector<std::string> names = {
       "aten::mm",
       "aten::addmm",

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "echelon/error.h"
+#include "echelon/text/format.h"
 
 namespace echelon {
 namespace {
@@ -15,14 +16,14 @@ namespace {
 namespace autograd = torch::autograd;
 using torch::Tensor;
 
-// The innermost at the end; a null one hides those before it.
+// The innermost hooks are last; null hides those before it.
 std::vector<std::shared_ptr<SavedTensorHooks>>& hooks_of_thread() {
   thread_local std::vector<std::shared_ptr<SavedTensorHooks>> hooks;
   return hooks;
 }
 
-// One saved tensor. Autograd looks at no version of a tensor that has hooks, so
-// that is done here.
+// One saved tensor. Autograd does not check the version of a tensor that has
+// hooks, so this class does.
 class Packed : public autograd::SavedVariableHooks {
  public:
   void call_pack_hook(const Tensor& tensor) override {
@@ -42,20 +43,19 @@ class Packed : public autograd::SavedVariableHooks {
     for (size_t i = hooks.size(); i > 0 && hooks[i - 1]; --i) {
       if (take(i)) return;
     }
-    // A leaf itself, since others may change what it refers to (set_data); of
-    // others that would be a circle: the node that saves may have made it.
+    // A leaf is kept itself, since set_data may change what it refers to.
+    // Another tensor would form a cycle: the saving node may have made it.
     kept_ = tensor.is_leaf() ? tensor : alone;
   }
 
   Tensor call_unpack_hook() override {
     const auto now = counter_.current_version();
     if (now != version_) {
-      throw Error(
+      throw Error(format(
           "a tensor that backward needs was changed in place after it was "
-          "saved "
-          "for it: it is at version " +
-          std::to_string(now) + ", and " + std::to_string(version_) +
-          " was expected; change a copy, or change it after backward");
+          "saved for it: it is at version {}, and {} was expected; change a "
+          "copy, or change it after backward",
+          now, version_));
     }
     return unpack_ ? unpack_() : kept_;
   }
@@ -78,12 +78,12 @@ class Engine : public autograd::Engine {
 };
 
 autograd::Engine& engine() {
-  // Never destroyed: threads of its own may outlive main.
+  // Never destroyed: its threads may outlive main.
   static auto* const only = new Engine;
   return *only;
 }
 
-// Before any backward, which would begin with another engine.
+// Set before any backward pass, which would start another engine.
 [[maybe_unused]] const bool installed = [] {
   autograd::set_default_engine_stub(engine);
   return true;
@@ -109,7 +109,7 @@ SavedTensorState::Scope::~Scope() {
 }
 
 std::function<Tensor()> save_tensor(const Tensor& tensor) {
-  // One without history stays itself: others may know it by its address.
+  // A tensor without history is saved itself: hooks may know its address.
   auto saved = std::make_shared<autograd::SavedVariable>(
       tensor.requires_grad() ? tensor.tensor_data() : tensor,
       /*is_output=*/false);

@@ -1,11 +1,11 @@
-// What autograd keeps for backward, given into other hands: recompute, offload
-// and low-precision activations stand on this, and the gathering of sharded
-// parameters. As torch.autograd.graph.saved_tensors_hooks does.
+// Hooks for the tensors that autograd keeps for backward, as in
+// torch.autograd.graph.saved_tensors_hooks. Recompute, offload, low-precision
+// activations and the unsharding of parameters are built on them.
 //
 // A program that uses this has an autograd engine of ours, which asks the hooks
-// of the thread that saves; it is set while the program starts. What operators
-// and torch::autograd::Function::save_for_backward keep passes through it.
-// Tensors that a Function puts into saved_data do not.
+// of the thread that saves; it is set while the program starts. Hooks see what
+// operators and torch::autograd::Function::save_for_backward keep. They do not
+// see tensors that a Function puts into saved_data.
 #pragma once
 
 #include <torch/types.h>
@@ -16,29 +16,31 @@
 
 namespace echelon {
 
-/// Sees each tensor that an operator of this thread saves. Thread-safe on the
-/// unpacking side: backward may run on other threads.
+/// Sees each tensor that an operator of this thread saves. Unpacking must be
+/// thread-safe: backward may run on other threads.
 class SavedTensorHooks {
  public:
   virtual ~SavedTensorHooks() = default;
 
-  /// What gives `tensor` back when backward asks, at most once unless the graph
-  /// is retained; destroyed with the graph's node. Null: not mine, so the next
-  /// outer hooks are asked, and at last autograd keeps it as ever.
+  /// Returns a function that gives `tensor` back when backward asks, which it
+  /// does at most once unless the graph is retained; the function is destroyed
+  /// with the graph's node. Null: these hooks do not take it, so the next outer
+  /// hooks are asked, and finally autograd keeps it as usual.
   ///
   ///   tensor  without history; a view shares its base's storage
   ///
-  /// Gradients are off meanwhile. Whoever takes it, backward throws, as ever,
-  /// when the tensor was changed in place after it was saved.
+  /// Gradients are off during the call. Whoever takes the tensor, backward
+  /// throws, as usual, when it was changed in place after it was saved.
   virtual std::function<torch::Tensor()> pack(const torch::Tensor& tensor) = 0;
 
-  /// Whether `tensor` comes here before inner hooks are asked: parameters whose
-  /// memory comes and goes, which nobody else may hold. pack() must take it.
+  /// Whether `tensor` comes to these hooks before inner hooks are asked. For
+  /// parameters whose memory is released and unsharded again, so that nobody
+  /// else may hold it. pack() must take it.
   virtual bool owns(const torch::Tensor& tensor) const { return false; }
 };
 
 /// While it lives, `hooks` are this thread's innermost. Scopes nest as blocks
-/// do. Null `hooks`: autograd keeps tensors as ever, whatever is outside.
+/// do. Null `hooks`: autograd keeps tensors as usual, whatever is outside.
 class SavedTensorScope {
  public:
   explicit SavedTensorScope(std::shared_ptr<SavedTensorHooks> hooks);
@@ -47,13 +49,12 @@ class SavedTensorScope {
   SavedTensorScope& operator=(const SavedTensorScope&) = delete;
 };
 
-/// The hooks of this thread at one moment, for another moment or another
-/// thread.
+/// A snapshot of this thread's hooks, to be set later or on another thread.
 class SavedTensorState {
  public:
   SavedTensorState();
 
-  /// While it lives, they are this thread's.
+  /// While it lives, they are this thread's hooks.
   class Scope {
    public:
     explicit Scope(const SavedTensorState& state);
@@ -69,8 +70,9 @@ class SavedTensorState {
   std::vector<std::shared_ptr<SavedTensorHooks>> hooks_;
 };
 
-/// Saves `tensor` as an operator of this thread would, through the hooks: what
-/// gives it back, without history. Throws when it was changed in place since.
+/// Saves `tensor` through the hooks as an operator of this thread would.
+/// Returns a function that gives it back, without history, and that throws when
+/// the tensor was changed in place since.
 std::function<torch::Tensor()> save_tensor(const torch::Tensor& tensor);
 
 }  // namespace echelon

@@ -7,6 +7,7 @@
 
 #include "echelon/layout/mesh.h"
 #include "echelon/memory_plan/memory_walk.h"
+#include "echelon/text/format.h"
 #include "echelon/text/units.h"
 
 namespace echelon {
@@ -15,7 +16,7 @@ namespace {
 RankPlan plan_rank(
     const MemoryModel& model, const Job& job, int pipeline_rank, bool once) {
   RankPlan plan = detail::walk_step(
-      model, job, {.pipeline_rank = pipeline_rank, .gather_once = once});
+      model, job, {.pipeline_rank = pipeline_rank, .unshard_once = once});
   const Mesh mesh(job.layout);
   for (int64_t rank = 0; rank < mesh.size(); ++rank) {
     if (mesh.coordinate(rank, Axis::pp) == pipeline_rank) {
@@ -56,41 +57,27 @@ MemoryModel with_batch(MemoryModel model, double factor) {
 
 struct Change {
   std::string setting;
-  std::function<bool(Job&)> apply;  // false: it is so already
+  std::function<bool(Job&)> apply;  // false: nothing to change
 };
-
-bool set(std::string& value, const std::string& to) {
-  return std::exchange(value, to) != to;
-}
 
 std::vector<Change> changes() {
   std::vector<Change> list;
-  const auto recompute = [&](const std::string& how) {
-    list.push_back({"memory.recompute = \"" + how + "\"", [how](Job& job) {
-                      return set(job.memory.recompute, how);
-                    }});
+  const auto words = [&](const char* key, std::string MemoryOptions::*field,
+                         std::initializer_list<const char*> values) {
+    for (const std::string value : values) {
+      list.push_back({format("memory.{} = \"{}\"", key, value), [=](Job& job) {
+                        return std::exchange(job.memory.*field, value) != value;
+                      }});
+    }
   };
-  recompute("selective");
-  recompute("all");
-  for (const std::string how : {"bf16", "offload"}) {
-    list.push_back({"memory.activations = \"" + how + "\"", [how](Job& job) {
-                      return set(job.memory.activations, how);
-                    }});
-  }
-  for (const std::string what : {"optimizer", "parameters"}) {
-    list.push_back({"memory.offload = \"" + what + "\"", [what](Job& job) {
-                      return set(job.memory.offload, what);
-                    }});
-  }
+  words("recompute", &MemoryOptions::recompute, {"selective", "all"});
+  words("activations", &MemoryOptions::activations, {"bf16", "offload"});
+  words("offload", &MemoryOptions::offload, {"optimizer", "parameters"});
   for (const int64_t stage : {2, 3}) {
-    list.push_back(
-        {"shard.stage = " + std::to_string(stage), [stage](Job& job) {
-           if (job.layout.dp_shard == 1 || job.shard.stage >= stage) {
-             return false;
-           }
-           job.shard.stage = stage;
-           return true;
-         }});
+    list.push_back({format("shard.stage = {}", stage), [stage](Job& job) {
+                      return job.layout.dp_shard > 1 &&
+                             std::exchange(job.shard.stage, stage) < stage;
+                    }});
   }
   list.push_back({"shard.prefetch = 0", [](Job& job) {
                     return job.layout.dp_shard > 1 &&
@@ -98,17 +85,22 @@ std::vector<Change> changes() {
                   }});
   list.push_back({"shard.gather = \"use\"", [](Job& job) {
                     return job.layout.dp_shard > 1 && job.layout.pp > 1 &&
-                           set(job.shard.gather, "use");
+                           std::exchange(job.shard.gather, "use") != "use";
                   }});
   return list;
 }
 
-// The layout with the copies of the model cut over their ranks.
-std::string cut_copies(Job& job) {
+// Shards the replicas of the model over their ranks.
+std::string shard_replicas(Job& job) {
   if (job.layout.dp_replicate == 1) return {};
   job.layout.dp_shard *= job.layout.dp_replicate;
   job.layout.dp_replicate = 1;
   return "--layout " + to_string(job.layout);
+}
+
+MemoryKind largest_kind(const MemoryByKind& memory) {
+  return *std::ranges::max_element(
+      kMemoryKinds, {}, [&](MemoryKind kind) { return memory[kind]; });
 }
 
 // A line for each of the best.
@@ -118,27 +110,20 @@ std::string help_of(const std::vector<Advice>& list, int64_t limit_bytes) {
   for (size_t i = 0; i < std::min(list.size(), kShown); ++i) {
     const auto& advice = list[i];
     const bool fits = limit_bytes > 0 && advice.peak_bytes <= limit_bytes;
-    text += "\n  " + advice.setting + " saves " +
-            format_bytes(advice.saves_bytes) + ": " +
-            format_bytes(advice.peak_bytes) + (fits ? ", which fits" : "");
+    text += format(
+        "\n  {} saves {}: {}{}", advice.setting,
+        format_bytes(advice.saves_bytes), format_bytes(advice.peak_bytes),
+        fits ? ", which fits" : "");
   }
   return text.empty() ? "\n  no single setting makes it smaller; use more ranks"
                       : text;
 }
 
-void sort_by_saving(std::vector<Advice>& list) {
-  std::stable_sort(list.begin(), list.end(), [](const auto& a, const auto& b) {
-    return a.saves_bytes > b.saves_bytes;
-  });
-}
-
 }  // namespace
 
 const RankPlan& MemoryPlan::largest() const {
-  return *std::max_element(
-      ranks.begin(), ranks.end(), [](const auto& a, const auto& b) {
-        return a.peak.total() < b.peak.total();
-      });
+  return *std::ranges::max_element(
+      ranks, {}, [](const RankPlan& rank) { return rank.peak.total(); });
 }
 
 std::vector<RecomputeCost> recompute_costs(const MemoryModel& model) {
@@ -159,8 +144,8 @@ std::vector<RecomputeCost> recompute_costs(const MemoryModel& model) {
 }
 
 bool gathers_once(const MemoryModel& model, const Job& job) {
-  const bool cut = job.layout.dp_shard > 1 && job.shard.stage == 3;
-  if (!cut && job.memory.offload != "parameters") return false;
+  const bool sharded = job.layout.dp_shard > 1 && job.shard.stage == 3;
+  if (!sharded && job.memory.offload != "parameters") return false;
   if (job.shard.gather != "auto") return job.shard.gather == "step";
   if (job.layout.pp == 1) return false;
   const int64_t limit = job.memory.limit_bytes;
@@ -190,7 +175,7 @@ std::vector<Advice> advise(const MemoryModel& model, const Job& job) {
     if (change.apply(changed)) add(change.setting, model, changed);
   }
   Job changed = job;
-  if (const auto setting = cut_copies(changed); !setting.empty()) {
+  if (const auto setting = shard_replicas(changed); !setting.empty()) {
     add(setting, model, changed);
   }
   if (job.layout.pp == 1) {
@@ -204,10 +189,10 @@ std::vector<Advice> advise(const MemoryModel& model, const Job& job) {
       actions.push_back({ActionKind::backward, 0, i});
     }
     halved.schedule.num_microbatches = 2 * count;
-    add("train.accumulate = " + std::to_string(changed.train.accumulate),
-        halved, changed);
+    add(format("train.accumulate = {}", changed.train.accumulate), halved,
+        changed);
   }
-  sort_by_saving(list);
+  std::ranges::stable_sort(list, std::greater<>(), &Advice::saves_bytes);
   return list;
 }
 
@@ -219,20 +204,16 @@ std::string explain_shortage(
   const auto above = [&](MemoryKind kind) {
     return held[kind] - own.peak[kind];
   };
-  const auto grown = *std::max_element(
-      kMemoryKinds.begin(), kMemoryKinds.end(),
-      [&](MemoryKind a, MemoryKind b) { return above(a) < above(b); });
-  const auto most = *std::max_element(
-      kMemoryKinds.begin(), kMemoryKinds.end(),
-      [&](MemoryKind a, MemoryKind b) { return held[a] < held[b]; });
+  const auto grown = *std::ranges::max_element(kMemoryKinds, {}, above);
+  const auto most = largest_kind(held);
   const bool exceeds = above(grown) > own.peak.total() / 20;
   const MemoryKind named = exceeds ? grown : most;
-  std::string text =
-      "it holds " + format_bytes(held.total()) + ", of which " +
-      format_bytes(held[named]) + " are " + std::string(to_string(named)) +
-      (exceeds ? " (planned: " + format_bytes(own.peak[named]) + ")" : "") +
-      "; the plan (--dry-run) says a peak of " +
-      format_bytes(own.peak.total()) + " in the " + own.moment;
+  std::string text = format(
+      "it holds {}, of which {} are {}{}; the plan (--dry-run) says a peak of "
+      "{} in the {}",
+      format_bytes(held.total()), format_bytes(held[named]), to_string(named),
+      exceeds ? format(" (planned: {})", format_bytes(own.peak[named])) : "",
+      format_bytes(own.peak.total()), own.moment);
   if (limit_bytes > 0) {
     text += ", the limit is " + format_bytes(limit_bytes);
   }
@@ -244,17 +225,15 @@ explain_limit(const MemoryModel& model, const Job& job, int64_t limit_bytes) {
   const MemoryPlan plan = plan_memory(model, job);
   const RankPlan& rank = plan.largest();
   if (limit_bytes <= 0 || rank.peak.total() <= limit_bytes) return {};
-  const auto kind = *std::max_element(
-      kMemoryKinds.begin(), kMemoryKinds.end(),
-      [&](MemoryKind a, MemoryKind b) { return rank.peak[a] < rank.peak[b]; });
-  std::string text = "rank " + std::to_string(rank.ranks.front()) + " needs " +
-                     format_bytes(rank.peak.total()) + " in the " +
-                     rank.moment + ", " +
-                     format_bytes(rank.peak.total() - limit_bytes) +
-                     " more than the limit of " + format_bytes(limit_bytes) +
-                     "; most of it are " + std::string(to_string(kind)) + ", " +
-                     format_bytes(rank.peak[kind]);
-  return text + help_of(advise(model, job), limit_bytes);
+  const auto kind = largest_kind(rank.peak);
+  return format(
+             "rank {} needs {} in the {}, {} more than the limit of {}; most "
+             "of it are {}, {}",
+             rank.ranks.front(), format_bytes(rank.peak.total()), rank.moment,
+             format_bytes(rank.peak.total() - limit_bytes),
+             format_bytes(limit_bytes), to_string(kind),
+             format_bytes(rank.peak[kind])) +
+         help_of(advise(model, job), limit_bytes);
 }
 
 std::string explain_host_memory(
@@ -268,30 +247,27 @@ std::string explain_host_memory(
   for (const auto& plan : plan_memory(model, job).ranks) {
     const int64_t each = plan.host_bytes + plan.snapshot_bytes +
                          (model.host_is_device ? plan.peak.total() : 0);
-    const int64_t number = std::count_if(
-        plan.ranks.begin(), plan.ranks.end(),
-        [&](int rank) { return here.contains(rank); });
+    const int64_t number = std::ranges::count_if(
+        plan.ranks, [&](int rank) { return here.contains(rank); });
     needed += each * number;
     copied += plan.snapshot_bytes * number;
   }
   if (needed <= available_bytes) return {};
-  const std::string what = job.memory.offload == "none"
-                               ? "activations = \"offload\""
-                               : "offload = \"" + job.memory.offload + "\"";
-  return "[memory] " + what + ": " +
-         (ranks.size() == 1
-              ? "rank " + std::to_string(ranks.front()) + " needs "
-              : "the " + std::to_string(ranks.size()) +
-                    " ranks of this host need ") +
-         format_bytes(needed) + " of its memory, " +
-         (copied > 0 ? format_bytes(copied) +
-                           " of them for what checkpoints "
-                           "are written from, "
-                     : "") +
-         format_bytes(available_bytes) +
-         " are available; offload less, let fewer ranks share a host, or cut "
-         "the "
-         "parameters over more of them (--layout fsdp=N)";
+  return format(
+      "[memory] {}: {} {} of its memory, {}{} are available; offload less, let "
+      "fewer ranks share a host, or shard the parameters over more of them "
+      "(--layout fsdp=N)",
+      job.memory.offload == "none"
+          ? "activations = \"offload\""
+          : format("offload = \"{}\"", job.memory.offload),
+      ranks.size() == 1
+          ? format("rank {} needs", ranks.front())
+          : format("the {} ranks of this host need", ranks.size()),
+      format_bytes(needed),
+      copied > 0 ? format_bytes(copied) +
+                       " of them for what checkpoints are written from, "
+                 : "",
+      format_bytes(available_bytes));
 }
 
 }  // namespace echelon

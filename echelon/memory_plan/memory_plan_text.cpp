@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdio>
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <utility>
 #include <vector>
 
+#include "echelon/text/format.h"
+#include "echelon/text/table.h"
 #include "echelon/text/units.h"
 
 namespace echelon {
@@ -19,24 +21,19 @@ using Rows = std::vector<std::vector<std::string>>;
 constexpr std::array<char, 7> kLetters = {'p', 'g', 'o', 'a', 'G', 'c', 'w'};
 constexpr std::array<int, 7> kColours = {34, 31, 33, 32, 35, 36, 90};
 
-size_t columns_of(const std::string& text) {
-  return static_cast<size_t>(std::count_if(
-      text.begin(), text.end(), [](char c) { return (c & 0xC0) != 0x80; }));
-}
-
 // Numbers to the right, words to the left.
 std::string aligned(const Rows& rows, const std::vector<bool>& right) {
   std::vector<size_t> widths(right.size());
   for (const auto& row : rows) {
     for (size_t i = 0; i < row.size(); ++i) {
-      widths[i] = std::max(widths[i], columns_of(row[i]));
+      widths[i] = std::max(widths[i], columns(row[i]));
     }
   }
   std::string text;
   for (const auto& row : rows) {
     std::string line = " ";
     for (size_t i = 0; i < row.size(); ++i) {
-      const std::string space(widths[i] - columns_of(row[i]), ' ');
+      const std::string space(widths[i] - columns(row[i]), ' ');
       line += " " + (right[i] ? space + row[i] : row[i] + space) + " ";
     }
     line.erase(line.find_last_not_of(' ') + 1);
@@ -52,8 +49,7 @@ std::string list_of(const std::vector<int>& ranks) {
     size_t end = i + 1;
     while (end < ranks.size() && ranks[end] == ranks[end - 1] + 1) ++end;
     if (end - i > 2) {
-      parts.push_back(
-          std::to_string(ranks[i]) + " to " + std::to_string(ranks[end - 1]));
+      parts.push_back(format("{} to {}", ranks[i], ranks[end - 1]));
     } else {
       for (size_t k = i; k < end; ++k)
         parts.push_back(std::to_string(ranks[k]));
@@ -77,16 +73,15 @@ bool alike(const RankPlan& a, const RankPlan& b) {
 std::vector<RankPlan> folded(const std::vector<RankPlan>& ranks) {
   std::vector<RankPlan> groups;
   for (const auto& rank : ranks) {
-    const auto found = std::find_if(
-        groups.begin(), groups.end(),
-        [&](const auto& group) { return alike(group, rank); });
+    const auto found = std::ranges::find_if(
+        groups, [&](const auto& group) { return alike(group, rank); });
     if (found == groups.end()) {
       groups.push_back(rank);
       continue;
     }
     auto& all = found->ranks;
     all.insert(all.end(), rank.ranks.begin(), rank.ranks.end());
-    std::sort(all.begin(), all.end());
+    std::ranges::sort(all);
   }
   return groups;
 }
@@ -109,9 +104,8 @@ std::string number(int64_t bytes, const Unit& unit) {
   if (bytes == 0) return "-";
   const double value =
       static_cast<double>(bytes) / static_cast<double>(unit.bytes);
-  char text[40];
-  std::snprintf(text, sizeof text, value < 9.95 ? "%.1f" : "%.0f", value);
-  return value < 0.05 ? "< 0.1" : text;
+  if (value < 0.05) return "< 0.1";
+  return value < 9.95 ? format("{:.1f}", value) : format("{:.0f}", value);
 }
 
 // A stacked bar, `width` wide for `most` bytes.
@@ -122,14 +116,13 @@ bar(const MemoryByKind& memory, int64_t most, size_t width, bool colours) {
   size_t drawn = 0;
   for (const MemoryKind kind : kMemoryKinds) {
     sum += memory[kind];
-    const auto end = static_cast<size_t>(
+    const auto end = static_cast<size_t>(std::llround(
         static_cast<double>(sum) /
-            static_cast<double>(std::max<int64_t>(1, most)) *
-            static_cast<double>(width) +
-        0.5);
+        static_cast<double>(std::max<int64_t>(1, most)) *
+        static_cast<double>(width)));
     if (end <= drawn) continue;
     const auto index = static_cast<size_t>(kind);
-    if (colours) text += "\x1b[" + std::to_string(kColours[index]) + "m";
+    if (colours) text += format("\x1b[{}m", kColours[index]);
     for (; drawn < end; ++drawn) {
       text += colours ? "█" : std::string(1, kLetters[index]);
     }
@@ -139,21 +132,20 @@ bar(const MemoryByKind& memory, int64_t most, size_t width, bool colours) {
 }
 
 std::string count_text(int64_t value, const std::string& one) {
-  return format_count(static_cast<double>(value)) + " " + one +
-         (value == 1 ? "" : "s");
+  return format("{} {}{}", format_count(value), one, value == 1 ? "" : "s");
 }
 
 std::string headline(const MemoryModel& model, const Job& job) {
   const auto& layout = job.layout;
-  std::string text = job.model.name + ", " +
-                     format_count(static_cast<double>(model.num_parameters)) +
-                     " parameters, on " + to_string(layout) + ": " +
-                     count_text(layout.num_ranks(), "rank") + "\n";
+  std::string text = format(
+      "{}, {} parameters, on {}: {}\n", job.model.name,
+      format_count(model.num_parameters), to_string(layout),
+      count_text(layout.num_ranks(), "rank"));
   std::vector<std::string> said = {"batch " + std::to_string(job.train.batch)};
   const int64_t passes = model.schedule.num_microbatches;
   if (passes > 1) {
     said.push_back(
-        std::to_string(passes) + (layout.pp > 1 ? " microbatches" : " passes"));
+        format("{} {}", passes, layout.pp > 1 ? "microbatches" : "passes"));
   }
   if (layout.pp > 1) said.push_back(model.schedule.name);
   if (layout.dp_shard > 1) {
@@ -190,24 +182,17 @@ std::string peaks(
   }
   const Unit unit = unit_for(most);
   Rows rows = {{"rank"}};
-  std::vector<bool> right = {false};
   for (const size_t kind : kinds) {
     std::string name(to_string(kMemoryKinds[kind]));
     if (name == "optimizer state") name = "optimizer";
     if (name == "communication") name = "comm";
     rows[0].push_back(name);
-    right.push_back(true);
   }
   rows[0].insert(rows[0].end(), {"peak", "at rest"});
-  right.insert(right.end(), {true, true});
-  if (host) {
-    rows[0].push_back("host");
-    right.push_back(true);
-  }
-  if (copies) {
-    rows[0].push_back("snapshot");
-    right.push_back(true);
-  }
+  if (host) rows[0].push_back("host");
+  if (copies) rows[0].push_back("snapshot");
+  std::vector<bool> right(rows[0].size(), true);
+  right[0] = false;
   for (const auto& group : groups) {
     auto& row = rows.emplace_back();
     row.push_back(list_of(group.ranks));
@@ -224,34 +209,33 @@ std::string peaks(
   const int64_t scale = std::max(most, limit);
   const size_t width = options.columns > 50 ? options.columns - 4 : 46;
   for (const auto& group : groups) {
-    text += "  " + bar(group.peak, scale, width, options.colours) + "\n";
-    text += "  rank " + list_of(group.ranks) + ", fullest in the " +
-            group.moment + "\n";
+    text += format(
+        "  {}\n  rank {}, fullest in the {}\n",
+        bar(group.peak, scale, width, options.colours), list_of(group.ranks),
+        group.moment);
   }
   text += "\n ";
   for (const size_t kind : kinds) {
     const std::string name(to_string(kMemoryKinds[kind]));
     text += " " +
-            (options.colours
-                 ? "\x1b[" + std::to_string(kColours[kind]) + "m█\x1b[0m"
-                 : std::string(1, kLetters[kind])) +
+            (options.colours ? format("\x1b[{}m█\x1b[0m", kColours[kind])
+                             : std::string(1, kLetters[kind])) +
             " " + name;
   }
   return text + "\n";
 }
 
-// Calls for parts of one thing as one line: "parameters of 14 layers".
-std::vector<PlannedCalls> joined(const std::vector<PlannedCalls>& calls) {
+// Calls for several layers as one line: "parameters of 14 layers".
+std::vector<PlannedCalls> merged_calls(const std::vector<PlannedCalls>& calls) {
   std::vector<PlannedCalls> lines;
   std::vector<int64_t> parts;
   for (const auto& call : calls) {
     const auto of = call.what.find(" of ");
     const std::string what = call.what.substr(0, of);
-    const auto found =
-        std::find_if(lines.begin(), lines.end(), [&](const auto& line) {
-          return line.operation == call.operation && line.axis == call.axis &&
-                 line.what == what;
-        });
+    const auto found = std::ranges::find_if(lines, [&](const auto& line) {
+      return line.operation == call.operation && line.axis == call.axis &&
+             line.what == what;
+    });
     if (found == lines.end()) {
       lines.push_back(call);
       lines.back().what = what;
@@ -273,7 +257,7 @@ std::vector<PlannedCalls> joined(const std::vector<PlannedCalls>& calls) {
 std::string collectives(const std::vector<RankPlan>& groups) {
   int64_t most = 0;
   for (const auto& group : groups) {
-    for (const auto& call : joined(group.calls)) {
+    for (const auto& call : merged_calls(group.calls)) {
       most = std::max(most, call.bytes);
     }
   }
@@ -282,11 +266,10 @@ std::string collectives(const std::vector<RankPlan>& groups) {
   Rows rows = {{"rank", "operation", "axis", "calls", unit.name, "of"}};
   for (const auto& group : groups) {
     std::string ranks = list_of(group.ranks);
-    for (const auto& call : joined(group.calls)) {
+    for (const auto& call : merged_calls(group.calls)) {
       rows.push_back(
           {std::exchange(ranks, ""), call.operation, call.axis,
-           format_count(static_cast<double>(call.count)),
-           number(call.bytes, unit), call.what});
+           format_count(call.count), number(call.bytes, unit), call.what});
     }
   }
   return "\nWhat each rank gives to the collectives of a step\n\n" +
@@ -297,7 +280,7 @@ nlohmann::json by_kind(const MemoryByKind& memory) {
   nlohmann::json bytes;
   for (const MemoryKind kind : kMemoryKinds) {
     std::string name(to_string(kind));
-    std::replace(name.begin(), name.end(), ' ', '_');
+    std::ranges::replace(name, ' ', '_');
     bytes[name] = memory[kind];
   }
   return bytes;

@@ -13,8 +13,8 @@ struct PlanTextOptions {
   size_t columns = 80;   // of the terminal
 };
 
-/// Peaks by kind, a line and a bar for ranks that are alike; then a step's
-/// collectives; then whether memory.limit_bytes hold them and what would help.
+/// Peaks by kind, with a line and a bar for ranks that are alike; then a step's
+/// collectives; then whether they fit memory.limit_bytes, and what would help.
 std::string to_text(
     const MemoryPlan& plan, const MemoryModel& model, const Job& job,
     const PlanTextOptions& options = {});

@@ -6,14 +6,14 @@
 namespace echelon::detail {
 namespace {
 
-// As parallel/shard/flat_buffer.h has it.
+// As in parallel/shard/flat_buffer.h.
 constexpr int64_t kAlignment = 16;
 
 int64_t round_up(int64_t value, int64_t unit) {
   return (value + unit - 1) / unit * unit;
 }
 
-// The parameters that train, or those that do not.
+// A flat buffer of the parameters that train, or of those that do not.
 PlannedUnits::Flat flat_of(
     const std::vector<PlannedParameter>& list, bool training, int64_t ranks) {
   PlannedUnits::Flat flat{.trains = training};
@@ -31,12 +31,73 @@ PlannedUnits::Flat flat_of(
 }
 
 bool contains(const std::vector<size_t>& list, size_t value) {
-  return std::find(list.begin(), list.end(), value) != list.end();
+  return std::ranges::find(list, value) != list.end();
 }
 
 }  // namespace
 
-bool cuts_state(const Job& job) {
+void MemoryTally::hold_on_host(int64_t bytes) {
+  host_ += bytes;
+  host_peak_ = std::max(host_peak_, host_);
+}
+
+void MemoryTally::moment(const std::string& what, const MemoryByKind& more) {
+  if (now_.total() + more.total() <= peak_.total()) return;
+  peak_ = now_;
+  for (const MemoryKind kind : kMemoryKinds) peak_[kind] += more[kind];
+  moment_ = what;
+}
+
+void MemoryTally::forget_peak() {
+  peak_ = now_;
+  moment_ = "between two steps";
+}
+
+void PooledBytes::take(int64_t bytes, MemoryKind kind) {
+  if (bytes == 0) return;
+  Size& size = sizes_[bytes];
+  size.peak = std::max(size.peak, ++size.used);
+  if (!size.idle.empty()) {
+    tally_.drop(size.idle.back(), bytes);
+    size.idle.pop_back();
+  }
+  tally_.hold(kind, bytes);
+}
+
+void PooledBytes::give(int64_t bytes, MemoryKind kind) {
+  if (bytes == 0) return;
+  Size& size = sizes_[bytes];
+  --size.used;
+  size.idle.push_back(kind);
+}
+
+void PooledBytes::trim() {
+  for (auto& [bytes, size] : sizes_) {
+    const auto needed = static_cast<size_t>(size.peak - size.used);
+    while (size.idle.size() > needed) {
+      tally_.drop(size.idle.back(), bytes);
+      size.idle.pop_back();
+    }
+    size.peak = size.used;
+  }
+}
+
+void CallList::add(
+    const std::string& operation, const std::string& axis,
+    const std::string& what, int64_t bytes, int64_t count) {
+  if (!on_ || bytes == 0) return;
+  const auto known = std::ranges::find_if(list_, [&](const auto& one) {
+    return one.operation == operation && one.axis == axis && one.what == what;
+  });
+  if (known == list_.end()) {
+    list_.push_back({operation, axis, what, count, bytes});
+  } else {
+    known->count += count;
+    known->bytes += bytes;
+  }
+}
+
+bool shards_state(const Job& job) {
   return job.layout.dp_shard > 1 || job.precision.compute != "same" ||
          job.memory.offload != "none";
 }
@@ -47,11 +108,11 @@ int64_t optimizer_copies(const OptimizerOptions& options) {
 }
 
 PlannedUnits::PlannedUnits(
-    const MemoryModel& model, const Job& job, bool gather_once,
+    const MemoryModel& model, const Job& job, bool unshard_once,
     MemoryTally& tally, CallList& calls)
     : model_(model),
       job_(job),
-      gather_once_(gather_once),
+      unshard_once_(unshard_once),
       tally_(tally),
       calls_(calls),
       pool_(tally),
@@ -110,7 +171,7 @@ bool PlannedUnits::gradient_is_whole() const {
   return shards_ == 1 && !offloads_ && reduce_bytes_ == model_.master_bytes;
 }
 
-// The unit of the layer, and of the parameters that it uses of others.
+// The units of the layer and of the other layers whose parameters it uses.
 std::vector<size_t> PlannedUnits::units_of(size_t layer) const {
   std::vector<size_t> units;
   const auto add = [&](size_t of) {
@@ -150,14 +211,14 @@ void PlannedUnits::start_gather(size_t index) {
 }
 
 void PlannedUnits::release(Unit& unit, bool always) {
-  if (!unit.gathered || (gather_once_ && !always)) return;
+  if (!unit.gathered || (unshard_once_ && !always)) return;
   unit.gathered = false;
   for (const auto& flat : unit.flats) {
     pool_.give(flat.whole * model_.compute_bytes, MemoryKind::gathered);
   }
 }
 
-// What GatheredUnits does when a layer is used.
+// Unshards the units of the layer and of the next uses, and releases the rest.
 void PlannedUnits::use(size_t layer) {
   const auto units = units_of(layer);
   if (units.empty()) return;
@@ -204,14 +265,14 @@ void PlannedUnits::begin_round() {
   started_.clear();
 }
 
-// A unit is reduced when its own layer's gradients came, which are the last,
-// and the later units of the stage were.
+// A unit is reduced when its own layer's gradients, which come last, are there
+// and the later units of the stage have been reduced.
 void PlannedUnits::complete_gradients(
     size_t layer, size_t begin, size_t end, bool last) {
   const auto own = unit_of_layer_.find(layer);
   if (own != unit_of_layer_.end()) complete_.insert(own->second);
-  // A pipeline that gathers once keeps gradients whole as well.
-  const bool once = gather_once_ && job_.layout.pp > 1;
+  // A pipeline that unshards once keeps gradients unreduced as well.
+  const bool once = unshard_once_ && job_.layout.pp > 1;
   if (!last && (job_.shard.stage < 2 || shards_ == 1 || once)) return;
   for (size_t i = end; i-- > begin;) {
     const size_t unit = unit_of_layer_.at(i);
@@ -275,7 +336,7 @@ void PlannedUnits::finish() {
   whole_.clear();
   complete_.clear();
   started_.clear();
-  if (!gather_once_) {
+  if (!unshard_once_) {
     for (auto& unit : units_) release(unit);
   }
 }
@@ -290,7 +351,7 @@ void PlannedUnits::end_step() {
       }
     }
   }
-  if (gather_once_) {
+  if (unshard_once_) {
     for (auto& unit : units_) release(unit, true);
   }
   pool_.trim();

@@ -1,5 +1,5 @@
-// Sharded units in a walk over a step: what ShardedUnits holds of parameters
-// and gradients, and when. Free of LibTorch.
+// What a walk over a step adds up: bytes held, pooled buffers and calls, and
+// which parameters and gradients ShardedUnits holds when. Free of LibTorch.
 #pragma once
 
 #include <cstddef>
@@ -8,46 +8,106 @@
 #include <map>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "echelon/memory_plan/memory_tally.h"
+#include "echelon/memory_plan/memory_plan.h"
 
 namespace echelon::detail {
 
-/// Whether ShardedUnits has the parameters; else plain data parallelism.
-bool cuts_state(const Job& job);
+/// The bytes that a rank holds now, and at its fullest moment.
+class MemoryTally {
+ public:
+  void hold(MemoryKind kind, int64_t bytes) { now_[kind] += bytes; }
+  void drop(MemoryKind kind, int64_t bytes) { now_[kind] -= bytes; }
+  void hold_on_host(int64_t bytes);
+  void drop_on_host(int64_t bytes) { host_ -= bytes; }
+  /// A moment at which the rank holds `more` as well.
+  void moment(const std::string& what, const MemoryByKind& more = {});
+  void forget_peak();
 
-/// State of the optimizer, in copies of a trained parameter.
+  const MemoryByKind& now() const { return now_; }
+  const MemoryByKind& peak() const { return peak_; }
+  const std::string& peak_moment() const { return moment_; }
+  int64_t host_peak() const { return host_peak_; }
+
+ private:
+  MemoryByKind now_;
+  MemoryByKind peak_;
+  std::string moment_;
+  int64_t host_ = 0;
+  int64_t host_peak_ = 0;
+};
+
+/// Blocks by size that are kept when they are returned
+/// (parallel/shard/buffer_pool.h). An idle block stays of the kind it had.
+class PooledBytes {
+ public:
+  explicit PooledBytes(MemoryTally& tally) : tally_(tally) {}
+  void take(int64_t bytes, MemoryKind kind);
+  void give(int64_t bytes, MemoryKind kind);
+  /// Called when a step has ended.
+  void trim();
+
+ private:
+  struct Size {
+    std::vector<MemoryKind> idle;
+    int64_t used = 0;
+    int64_t peak = 0;
+  };
+  MemoryTally& tally_;
+  std::map<int64_t, Size> sizes_;
+};
+
+/// Adds up the calls of each kind, once it is turned on.
+class CallList {
+ public:
+  void turn_on() { on_ = true; }
+  bool on() const { return on_; }
+  void
+  add(const std::string& operation, const std::string& axis,
+      const std::string& what, int64_t bytes, int64_t count = 1);
+  std::vector<PlannedCalls> take() { return std::move(list_); }
+
+ private:
+  bool on_ = false;
+  std::vector<PlannedCalls> list_;
+};
+
+/// Whether ShardedUnits holds the parameters; else plain data parallelism does.
+bool shards_state(const Job& job);
+
+/// The optimizer's state of a trained parameter, in copies of it.
 int64_t optimizer_copies(const OptimizerOptions& options);
 
-/// The units of one rank, a layer each.
+/// The units of one rank, one for each layer.
 class PlannedUnits {
  public:
-  /// Parameters in one flat buffer, of which each rank keeps a range.
+  /// Parameters in one flat buffer. Each rank keeps a range of it.
   struct Flat {
     int64_t slot = 0;  // elements
     int64_t whole = 0;
     bool trains = true;
   };
 
-  /// All outlive it.
+  /// All arguments outlive it.
   PlannedUnits(
-      const MemoryModel& model, const Job& job, bool gather_once,
+      const MemoryModel& model, const Job& job, bool unshard_once,
       MemoryTally& tally, CallList& calls);
 
-  /// What there is of the layer's unit in every step; in the layers' order.
+  /// Makes what persists of a layer's unit. Called in the order of the layers.
   void make(size_t layer);
-  /// Each use of a step, in its order, before the first step.
+  /// Lists each use of a step in its order, before the first step.
   void will_use(size_t layer);
 
   void begin_step();
-  /// What GatheredUnits does when a layer is used.
+  /// As UnshardedUnits does when a layer is used.
   void use(size_t layer);
-  /// Whole gradients of what the layer uses, until they are reduced.
+  /// Holds the unreduced gradients of the units that the layer uses.
   void fill_gradients(size_t layer);
   /// A backward pass of a stage begins.
   void begin_round();
-  /// The layer's gradients are there; its stage has the layers [begin, end).
+  /// The layer's gradients are complete; its stage has the layers [begin, end).
   void complete_gradients(size_t layer, size_t begin, size_t end, bool last);
   /// All backwards have ended.
   void finish();
@@ -59,7 +119,7 @@ class PlannedUnits {
     std::string name;
     std::vector<Flat> flats;
     bool gathered = false;
-    bool filling = false;  // has its whole gradient
+    bool filling = false;  // holds its unreduced gradient
   };
 
   void make_flat(const Flat& flat);
@@ -75,7 +135,7 @@ class PlannedUnits {
 
   const MemoryModel& model_;
   const Job& job_;
-  const bool gather_once_;
+  const bool unshard_once_;
   MemoryTally& tally_;
   CallList& calls_;
   PooledBytes pool_;

@@ -10,7 +10,7 @@
 namespace echelon::detail {
 namespace {
 
-// As GradientReducer has it: larger gradients are reduced where they are.
+// As in GradientReducer: larger gradients are reduced in place.
 constexpr int64_t kInPlaceBytes = 256 << 10;
 
 MemoryByKind only(MemoryKind kind, int64_t bytes) {
@@ -27,8 +27,8 @@ class StepWalk {
         options_(options),
         schedule_(model.schedule),
         choices_(recompute_choices(model, job, options.pipeline_rank)),
-        sharded_(cuts_state(job)),
-        units_(model, job, options.gather_once, tally_, calls_) {
+        sharded_(shards_state(job)),
+        units_(model, job, options.unshard_once, tally_, calls_) {
     for (const int32_t stage : schedule_.stages_of(options.pipeline_rank)) {
       for (size_t i = begin_of(stage); i < end_of(stage); ++i) {
         layers_.push_back(i);
@@ -98,7 +98,7 @@ class StepWalk {
   }
 
   bool has(size_t layer) const {
-    return std::find(layers_.begin(), layers_.end(), layer) != layers_.end();
+    return std::ranges::find(layers_, layer) != layers_.end();
   }
 
   // A parameter and what the optimizer keeps of it.
@@ -107,16 +107,16 @@ class StepWalk {
     return tensors * numel * model_.master_bytes;
   }
 
-  // Data-parallel ranks share the work, whether each has all of the state or a
-  // part of it. On CPUs a checkpoint that is waited for is written from where
-  // it lies.
+  // Data-parallel ranks share the writing, whether each has all of the state or
+  // a shard. On CPUs a checkpoint that training waits for is written without a
+  // copy.
   int64_t snapshot_bytes() const {
     const auto& options = job_.checkpoint;
     const bool copies =
-        model_.host_is_device ? saves_beside(options) : saves(options);
+        model_.host_is_device ? saves_in_background(options) : saves(options);
     if (!copies) return 0;
     int64_t bytes = 0;
-    int64_t buffer_bytes = 0;  // of which the first rank writes all
+    int64_t buffer_bytes = 0;  // all written by the first rank
     for (const size_t layer : layers_) {
       const auto& one = model_.layers[layer];
       buffer_bytes += one.buffer_bytes;
@@ -124,7 +124,7 @@ class StepWalk {
         bytes += saved_bytes(parameter.numel, parameter.trains);
       }
     }
-    // Of a tied parameter the first stage writes its own.
+    // The first stage that has a tied parameter writes it.
     for (const auto& tie : model_.ties) {
       for (size_t i = 1; i < tie.layers.size(); ++i) {
         if (has(tie.layers[i])) bytes -= saved_bytes(tie.numel, tie.trains);
@@ -136,7 +136,7 @@ class StepWalk {
 
   // --------------------------------------------------------------------- step
 
-  // Every action's layers, in the order of their use.
+  // Lists every action's layers in the order of their use.
   void list_uses() {
     for (const auto& action : actions()) {
       std::vector<size_t> layers;
@@ -144,7 +144,7 @@ class StepWalk {
         layers.push_back(i);
       }
       if (action.kind != ActionKind::forward) {
-        std::reverse(layers.begin(), layers.end());
+        std::ranges::reverse(layers);
       }
       for (const size_t layer : layers) units_.will_use(layer);
     }
@@ -263,7 +263,7 @@ class StepWalk {
             use.backward_peak_bytes - use.backward_peak_gradient_bytes;
         more[MemoryKind::gradients] = use.backward_peak_gradient_bytes;
       }
-      // What backward frees of it is counted against its peak.
+      // The activations that backward frees are part of its peak.
       tally_.moment(what, more);
       if (completes) {
         keep(kept_by(i, action.stage), -1);
@@ -288,12 +288,11 @@ class StepWalk {
     }
   }
 
-  // What TiedParameters does: the others' gradients arrive, and a sum is made.
+  // As TiedParameters does: the other stages' gradients arrive and are summed.
   void sum_ties() {
     for (const auto& tie : model_.ties) {
-      const auto own = std::count_if(
-          tie.layers.begin(), tie.layers.end(),
-          [&](size_t layer) { return has(layer); });
+      const auto own = std::ranges::count_if(
+          tie.layers, [&](size_t layer) { return has(layer); });
       const auto others = static_cast<int64_t>(tie.layers.size()) - own;
       if (own == 0 || others == 0) continue;
       const int64_t ranks = job_.layout.dp_shard;

@@ -1,5 +1,5 @@
-// One rank's step, event by event, as sums of bytes: what plan_memory is made
-// of. Free of LibTorch.
+// Walks one rank's step, event by event, and adds up bytes, for plan_memory.
+// Free of LibTorch.
 #pragma once
 
 #include <cstddef>
@@ -9,17 +9,17 @@
 
 namespace echelon::detail {
 
-/// Which of a rank's stages, and what it decided.
+/// The rank, and what it decided about unsharded parameters.
 struct WalkOptions {
   int pipeline_rank = 0;
-  bool gather_once = false;
+  bool unshard_once = false;
 };
 
-/// A second step, when everything that stays has been made.
+/// Walks a second step, when everything that persists has been made.
 RankPlan
 walk_step(const MemoryModel& model, const Job& job, const WalkOptions& options);
 
-/// What each layer of the rank computes again, by its number in `use`.
+/// What each layer of the rank recomputes, as an index into `use`.
 std::vector<size_t>
 recompute_choices(const MemoryModel& model, const Job& job, int pipeline_rank);
 

@@ -1,8 +1,9 @@
-// One function per model: its layers, in float32 and without first values.
+// One function per model: its layers, in float32 and without initial values.
 //
-// Cut over a tensor-parallel group, the layers of image networks take and
-// return this rank's even part of the channels, those of "mlp" in turn a part
-// of the features and all. Every rank has the input and the scores that go out.
+// In a tensor-parallel group, the layers of image networks take and return this
+// rank's even shard of the channels. Those of "mlp" return a shard of the
+// features and all features in turn. Every rank has the model's input and the
+// final scores.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +25,7 @@ LayerList mlp_layers(
     const TensorParallel& parallel);
 
 LayerList resnet_layers(
-    const ResnetPlan& plan, int64_t channels, int64_t classes,
+    const ResnetConfig& config, int64_t channels, int64_t classes,
     const TensorParallel& parallel);
 
 LayerList

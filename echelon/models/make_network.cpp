@@ -8,13 +8,13 @@
 
 #include "echelon/architecture/language_model.h"
 #include "echelon/architecture/parameter_list.h"
+#include "echelon/layers/sharded_module.h"
 #include "echelon/models/build.h"
-#include "echelon/models/initialize.h"
 
 namespace echelon {
 namespace {
 
-// Module::to would turn the counters of batches into floating point as well.
+// Module::to would also convert the batch counters to floating point.
 void to_float64(torch::nn::Module& module) {
   auto convert = [](const auto& tensors) {
     for (auto tensor : tensors) {
@@ -45,7 +45,7 @@ LayerList plain_layers(
                : models::llama_layers(numbers, parallel);
   }
   return models::resnet_layers(
-      resnet_plan(options.name), shape[0], classes, parallel);
+      resnet_config(options.name), shape[0], classes, parallel);
 }
 
 // The tensors of one layer, named as its module names them.

@@ -10,6 +10,7 @@
 #include "echelon/checkpoint/tensors/tensor_file.h"
 #include "echelon/error.h"
 #include "echelon/layers/sharded_module.h"
+#include "echelon/text/format.h"
 
 namespace echelon {
 namespace {
@@ -18,16 +19,16 @@ using NamedTensors = std::vector<std::pair<std::string, torch::Tensor>>;
 
 void append(
     const torch::nn::Module& module, const std::string& prefix,
-    std::vector<std::pair<std::string, torch::Tensor>>& all) {
-  const auto take = [&](const auto& items) {
+    NamedTensors& all) {
+  const auto add = [&](const auto& items) {
     for (const auto& item : items) {
       if (item.value().defined()) {
         all.emplace_back(prefix + item.key(), item.value());
       }
     }
   };
-  take(module.named_parameters(/*recurse=*/false));
-  take(module.named_buffers(/*recurse=*/false));
+  add(module.named_parameters(/*recurse=*/false));
+  add(module.named_buffers(/*recurse=*/false));
   for (const auto& child : module.named_children()) {
     append(*child.value(), prefix + child.key() + ".", all);
   }
@@ -39,20 +40,20 @@ std::string dtype_name(torch::Dtype dtype) {
   return "int64";
 }
 
-// A tensor of the model, or the part of it that is here, and how the file may
-// call it.
+// A tensor of the model, or this rank's shard of it, and the names that the
+// file may have for it.
 struct Target {
   std::string name;
   torch::Tensor tensor;
-  std::optional<Shard> shard;      // none: the whole is here
+  std::optional<Shard> shard;      // none: it is not sharded
   std::vector<std::string> names;  // the likeliest first
 
-  std::vector<int64_t> whole_shape() const {
+  std::vector<int64_t> full_shape() const {
     return shard ? shard->shape : tensor.sizes().vec();
   }
 };
 
-// `prefix`: what the list has before the module's own names.
+// `prefix`: the list's prefix of the module's own names.
 std::vector<Target>
 targets_of(const torch::nn::Module& module, const std::string& prefix = "") {
   const auto shards = shards_of(module);
@@ -67,17 +68,17 @@ targets_of(const torch::nn::Module& module, const std::string& prefix = "") {
 }
 
 bool has(const std::vector<std::string>& names, const std::string& name) {
-  return std::find(names.begin(), names.end(), name) != names.end();
+  return std::ranges::count(names, name) > 0;
 }
 
-// A mapped one is not read yet.
-torch::Tensor whole_tensor(const WeightsSource::Tensor& tensor) {
+// A tensor of a mapped file is not read yet.
+torch::Tensor full_tensor(const WeightsSource::Tensor& tensor) {
   if (tensor.file) return load_tensor(tensor.file, *tensor.info);
-  const auto whole = torch::empty(
+  const auto full = torch::empty(
       tensor.facts.shape,
       torch::TensorOptions().dtype(dtype_from_safetensors(tensor.facts.dtype)));
-  tensor.read({0, whole.numel()}, static_cast<std::byte*>(whole.data_ptr()));
-  return whole;
+  tensor.read({0, full.numel()}, static_cast<std::byte*>(full.data_ptr()));
+  return full;
 }
 
 // Reads the file's tensors into the targets; see weights_differences for
@@ -91,7 +92,7 @@ class Loader {
     for (const auto& target : targets_) {
       described_.push_back(
           {.name = name_in_file(target),
-           .shape = target.whole_shape(),
+           .shape = target.full_shape(),
            .kind = has(parameters, target.name) ? ParameterInfo::Kind::parameter
                                                 : ParameterInfo::Kind::buffer,
            .dtype = dtype_name(target.tensor.scalar_type())});
@@ -125,10 +126,10 @@ class Loader {
     return target.names.front();
   }
 
-  // Of a mapped file no more than the part is read.
+  // Reads only the shard of a mapped file.
   torch::Tensor part(const Target& target, const std::string& name) const {
-    const auto whole = whole_tensor(*source_.find(name));
-    return target.shard ? slice_of(whole, *target.shard) : whole;
+    const auto full = full_tensor(*source_.find(name));
+    return target.shard ? slice_of(full, *target.shard) : full;
   }
 
   // The file may have a tied parameter under several names.
@@ -139,12 +140,13 @@ class Loader {
       for (const auto& name : target.names) {
         const auto* found = source_.find(name);
         if (found == nullptr || name == first) continue;
-        const bool equal = found->facts.shape == target.whole_shape() &&
+        const bool equal = found->facts.shape == target.full_shape() &&
                            part(target, first).equal(part(target, name));
         if (equal) continue;
-        lines.push_back(
-            "\"" + first + "\" and \"" + name +
-            "\" differ, but are tied in the model; leave one of them out");
+        lines.push_back(format(
+            "\"{}\" and \"{}\" differ, but are tied in the model; leave one of "
+            "them out",
+            first, name));
       }
     }
     return lines;
@@ -160,7 +162,7 @@ std::vector<std::string> parameter_names(const torch::nn::Module& module) {
 }
 
 // Gives tied targets all of their names; returns the names of all targets.
-std::set<std::string> take_all_names(
+std::set<std::string> add_tied_names(
     std::vector<Target>& targets, const std::vector<TiedGroup>& groups) {
   std::set<std::string> names;
   for (auto& target : targets) {
@@ -182,8 +184,7 @@ std::optional<size_t> layer_of(const LayerList& list, const std::string& name) {
 
 }  // namespace
 
-std::vector<std::pair<std::string, torch::Tensor>>
-state_dict(const torch::nn::Module& module) {
+NamedTensors state_dict(const torch::nn::Module& module) {
   NamedTensors all;
   append(module, "", all);
   return all;
@@ -199,7 +200,7 @@ void load_weights(torch::nn::Module& module, const std::string& path) {
 void load_weights(Network& network, const std::string& path) {
   const auto groups = tied_groups(network.list());
   auto targets = targets_of(network);
-  const auto names = take_all_names(targets, groups);
+  const auto names = add_tied_names(targets, groups);
   const WeightsSource source(path, base_prefix(network.list().names()));
   const Loader loader(source, parameter_names(network), std::move(targets));
   loader.check([&](const std::string& name) {
@@ -232,8 +233,8 @@ void LayerWeights::load(size_t index, torch::nn::Module* module) const {
     parameters = parameter_names(*module);
     for (auto& name : parameters) name.insert(0, prefix);
   }
-  auto names = take_all_names(targets, impl_->groups);
-  // What is tied to another layer's is looked at there.
+  auto names = add_tied_names(targets, impl_->groups);
+  // Parameters that are tied to another layer's are checked with that layer.
   for (const auto& group : impl_->groups) {
     names.insert(group.names.begin(), group.names.end());
   }
@@ -246,8 +247,7 @@ void LayerWeights::load(size_t index, torch::nn::Module* module) const {
   loader.load();
 }
 
-std::vector<std::pair<std::string, torch::Tensor>>
-owned_tensors(const Network& network) {
+NamedTensors owned_tensors(const Network& network) {
   auto tensors = state_dict(network);
   for (const auto& group : tied_groups(network.list())) {
     if (group.layers[0] >= network.begin()) continue;

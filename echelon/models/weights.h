@@ -1,6 +1,6 @@
 // A model's weights in a safetensors file or a Hugging Face folder, under the
-// names of a state dict: what Python's safetensors package reads and writes for
-// the same model.
+// names of a state dict, as Python's safetensors package reads and writes them
+// for the same model.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -17,27 +17,26 @@
 namespace echelon {
 
 /// Every parameter and buffer by name, in the order of Python's state_dict: a
-/// module's parameters, then its buffers, then its children. The module's own
-/// tensors, not copies. Undefined ones are left out.
+/// module's parameters, then its buffers, then its children. They are the
+/// module's own tensors, not copies. Undefined ones are left out.
 std::vector<std::pair<std::string, torch::Tensor>>
 state_dict(const torch::nn::Module& module);
 
 /// Copies the tensors of a file or folder (weights_source.h) into the module,
-/// on whatever device it lives; of parameters of which a shard is here
-/// (sharded_module.h) that part alone is read. The rules are those of
-/// check_weights.h. Throws DataError that lists every tensor
-/// that does not fit, and then changes nothing; CheckpointError when the file
-/// is missing or malformed.
+/// on any device. Of a sharded parameter (sharded_module.h) only this rank's
+/// shard is read. The rules are those of check_weights.h. Throws DataError that
+/// lists every tensor that does not fit, and then changes nothing;
+/// CheckpointError when the file is missing or malformed.
 void load_weights(torch::nn::Module& module, const std::string& path);
 
-/// The same for a network that may be a slice: reads and checks the tensors of
-/// its layers alone, and passes over those of the list's other layers. A tied
+/// The same for a network that may be a slice: reads and checks only the
+/// tensors of its layers, and skips those of the list's other layers. A tied
 /// parameter may be in the file under any of its names, or under several if
 /// they are equal there.
 void load_weights(Network& network, const std::string& path);
 
-/// A file's weights for the layers of a list, one layer after the other as they
-/// are built: each is filled before the next one exists.
+/// Loads a file's weights layer by layer as the layers of a list are built:
+/// each is filled before the next one exists.
 ///
 ///   LayerWeights weights(list, path);
 ///   build_network(list, begin, end, [&](NewLayer& layer) {
@@ -53,7 +52,7 @@ class LayerWeights {
 
   /// Fills `module`, that of list[index] (null: it has none), by the rules of
   /// load_weights. Throws DataError that lists every tensor of this layer that
-  /// does not fit, and every one of the file that no layer has, and then
+  /// does not fit, and every tensor of the file that no layer has, and then
   /// changes nothing.
   void load(size_t index, torch::nn::Module* module) const;
 
@@ -62,8 +61,8 @@ class LayerWeights {
   std::unique_ptr<Impl> impl_;
 };
 
-/// What a slice contributes to a file of the whole list: its state_dict without
-/// the parameters that are tied to one of an earlier slice.
+/// The tensors that a slice contributes to a file of the whole list: its
+/// state_dict without the parameters that are tied to one of an earlier slice.
 std::vector<std::pair<std::string, torch::Tensor>>
 owned_tensors(const Network& network);
 

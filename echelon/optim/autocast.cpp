@@ -2,24 +2,24 @@
 
 #include <ATen/autocast_mode.h>
 
-#include <string>
-
 #include "echelon/error.h"
+#include "echelon/text/format.h"
 
 namespace echelon {
 namespace {
 
 void check(torch::DeviceType device, torch::Dtype dtype) {
   if (!at::autocast::is_autocast_available(device)) {
-    throw ConfigError(
-        "[autocast] there is none for the device \"" +
-        c10::DeviceTypeName(device, /*lower_case=*/true) +
-        "\"; use torch::kCPU or torch::kCUDA");
+    throw ConfigError(format(
+        "[autocast] there is none for the device \"{}\"; use torch::kCPU or "
+        "torch::kCUDA",
+        c10::DeviceTypeName(device, /*lower_case=*/true)));
   }
   if (dtype != torch::kBFloat16 && dtype != torch::kHalf) {
-    throw ConfigError(
-        std::string("[autocast] ") + c10::toString(dtype) +
-        " is no dtype of low precision; use torch::kBFloat16 or torch::kHalf");
+    throw ConfigError(format(
+        "[autocast] {} is no dtype of low precision; use torch::kBFloat16 or "
+        "torch::kHalf",
+        c10::toString(dtype)));
   }
 }
 

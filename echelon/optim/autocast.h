@@ -1,5 +1,6 @@
-// Low precision for a loop of one's own: the model and its parameters stay in
-// float32, and operators that are fast in low precision cast their inputs.
+// Automatic mixed precision for your own training loop: the model and its
+// parameters stay in float32, and operators that are fast in low precision cast
+// their inputs.
 //
 //   {
 //     Autocast low(torch::kCPU, torch::kBFloat16);
@@ -16,14 +17,14 @@
 
 namespace echelon {
 
-/// While it lives, matrix products, convolutions and attention of this thread,
-/// on `device`, compute in `dtype`; what loses by it (losses, say) in float32,
-/// by LibTorch's lists. Guards nest; `enabled` false ends an outer one's effect
-/// for a while. Each thread has its own.
+/// While it lives, matmuls, convolutions and attention of this thread on
+/// `device` compute in `dtype`. Operators that would lose accuracy, such as
+/// losses, compute in float32, by LibTorch's lists. Guards nest; one with
+/// `enabled` false suspends an outer one. Each thread has its own.
 ///
 /// A parameter is cast once, and the cast is kept until the outermost guard
-/// ends: update parameters outside of all guards, or what follows computes with
-/// the old ones.
+/// ends. Update parameters outside of all guards; otherwise the operators that
+/// follow compute with the old values.
 ///
 /// Throws ConfigError for a dtype other than bf16 and fp16, or a device type
 /// that has no autocast.

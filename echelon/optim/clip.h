@@ -7,6 +7,8 @@
 
 #include <cstddef>
 #include <functional>
+#include <map>
+#include <tuple>
 #include <vector>
 
 namespace echelon {
@@ -16,24 +18,25 @@ namespace echelon {
 /// of them, on any device. Empty: this rank holds all of them.
 using SumOverRanks = std::function<void(torch::Tensor& squared_norm)>;
 
-/// The gradients of a model that ranks share out: each element of each gradient
-/// of the whole model is in `counted` of exactly one of the ranks that `sum`
-/// sums over, though copies of it, and overlapping parts, may lie on several.
-struct SharedOutGradients {
+/// The gradients of a model that are partitioned over ranks. Each element of
+/// each gradient of the whole model is in `counted` of exactly one of the ranks
+/// that `sum` sums over, though several ranks may hold copies of it, or parts
+/// that overlap.
+struct PartitionedGradients {
   std::vector<torch::Tensor> counted;  // gradients, or views of parts of them
   SumOverRanks sum;
-  /// Of the model's parts, by its own count, which one each of `counted` is of.
+  /// parts[i] is the index of the model part that counted[i] belongs to.
   std::vector<size_t> parts;
 };
 
-/// sqrt of the sum of squares over the gradients of `parameters`; parameters
-/// without a gradient count as zero. NaN or infinite when a gradient is.
-/// Waits for the device.
+/// The square root of the sum of squares over the gradients of `parameters`;
+/// parameters without a gradient count as zero. NaN or infinite when a gradient
+/// is. Waits for the device.
 ///
-///   shared  null: all gradients are here
+///   shared  null: this rank has all gradients
 double gradient_norm(
     const std::vector<torch::Tensor>& parameters,
-    const SharedOutGradients* shared = nullptr);
+    const PartitionedGradients* shared = nullptr);
 
 /// Multiplies every gradient by min(1, max_norm / (norm + 1e-6)), in place, as
 /// torch.nn.utils.clip_grad_norm_ does, and returns the norm before that.
@@ -43,6 +46,18 @@ double gradient_norm(
 /// unless max_norm > 0.
 double clip_gradients(
     const std::vector<torch::Tensor>& parameters, double max_norm,
-    const SharedOutGradients* shared = nullptr);
+    const PartitionedGradients* shared = nullptr);
 
+namespace detail {
+
+/// Device type, device index, dtype: the tensors of a foreach or fused kernel
+/// agree in these.
+using TensorKind = std::tuple<int, int, torch::Dtype>;
+TensorKind kind_of(const torch::Tensor& tensor);
+
+/// The tensors that are defined and not empty, by kind.
+std::map<TensorKind, std::vector<torch::Tensor>>
+by_kind(const std::vector<torch::Tensor>& tensors);
+
+}  // namespace detail
 }  // namespace echelon

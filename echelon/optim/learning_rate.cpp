@@ -2,19 +2,22 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <numbers>
 #include <string>
 
 #include "echelon/error.h"
+#include "echelon/text/format.h"
 
 namespace echelon {
 namespace {
 
 void check_factor(const char* key, double value) {
   if (!std::isfinite(value) || value < 0.0) {
-    throw ConfigError(
-        std::string("[optimizer] ") + key + "=" + std::to_string(value) +
-        ": a learning rate is multiplied by it, so it must be 0 or more");
+    throw ConfigError(format(
+        "[optimizer] {}={:f}: a learning rate is multiplied by it, so it must "
+        "be 0 or more",
+        key, value));
   }
 }
 
@@ -22,60 +25,59 @@ void check_factor(const char* key, double value) {
 
 LearningRateSchedule::LearningRateSchedule(
     const OptimizerOptions& options, int64_t total_steps)
-    : warmup_steps_(options.warmup_steps),
-      total_steps_(std::max<int64_t>(total_steps, 1)),
-      final_factor_(options.final_factor),
-      step_every_(options.step_every),
-      step_factor_(options.step_factor) {
-  if (options.schedule == "constant") {
-    kind_ = Kind::constant;
-  } else if (options.schedule == "cosine") {
-    kind_ = Kind::cosine;
-  } else if (options.schedule == "linear") {
-    kind_ = Kind::linear;
-  } else if (options.schedule == "step") {
-    kind_ = Kind::step;
-  } else {
-    throw ConfigError(
-        "[optimizer] schedule=\"" + options.schedule +
-        "\" is not a schedule; choose constant, cosine, linear or step");
+    : options_(options), total_steps_(std::max<int64_t>(total_steps, 1)) {
+  static const std::map<std::string, Kind> kinds = {
+      {"constant", Kind::constant},
+      {"cosine", Kind::cosine},
+      {"linear", Kind::linear},
+      {"step", Kind::step}};
+  const auto kind = kinds.find(options.schedule);
+  if (kind == kinds.end()) {
+    throw ConfigError(format(
+        "[optimizer] schedule=\"{}\" is not a schedule; choose constant, "
+        "cosine, linear or step",
+        options.schedule));
   }
-  if (warmup_steps_ < 0 ||
-      (warmup_steps_ > 0 && warmup_steps_ >= total_steps_)) {
-    throw ConfigError(
-        "[optimizer] warmup_steps=" + std::to_string(warmup_steps_) +
-        " must be 0 or more and less than the run's " +
-        std::to_string(total_steps_) + " steps");
+  kind_ = kind->second;
+  const int64_t warmup = options.warmup_steps;
+  if (warmup < 0 || (warmup > 0 && warmup >= total_steps_)) {
+    throw ConfigError(format(
+        "[optimizer] warmup_steps={} must be 0 or more and less than the run's "
+        "{} steps",
+        warmup, total_steps_));
   }
-  check_factor("final_factor", final_factor_);
-  check_factor("step_factor", step_factor_);
-  if (kind_ == Kind::step && step_every_ < 1) {
-    throw ConfigError(
+  check_factor("final_factor", options.final_factor);
+  check_factor("step_factor", options.step_factor);
+  if (kind_ == Kind::step && options.step_every < 1) {
+    throw ConfigError(format(
         "[optimizer] schedule=\"step\" needs step_every, the steps between two "
-        "drops, 1 or more; it is " +
-        std::to_string(step_every_));
+        "drops, 1 or more; it is {}",
+        options.step_every));
   }
 }
 
 double LearningRateSchedule::factor(int64_t step) const {
   step = std::clamp<int64_t>(step, 0, total_steps_);
-  if (step < warmup_steps_) {
-    return static_cast<double>(step + 1) /
-           static_cast<double>(warmup_steps_ + 1);
+  const int64_t warmup = options_.warmup_steps;
+  if (step < warmup) {
+    return static_cast<double>(step + 1) / static_cast<double>(warmup + 1);
   }
-  const int64_t after = step - warmup_steps_;
-  const double progress = static_cast<double>(after) /
-                          static_cast<double>(total_steps_ - warmup_steps_);
+  const int64_t after = step - warmup;
+  const double last = options_.final_factor;
+  const double progress =
+      static_cast<double>(after) / static_cast<double>(total_steps_ - warmup);
   switch (kind_) {
     case Kind::constant:
       return 1.0;
     case Kind::linear:
-      return 1.0 + (final_factor_ - 1.0) * progress;
+      return 1.0 + (last - 1.0) * progress;
     case Kind::cosine:
-      return final_factor_ + (1.0 - final_factor_) * 0.5 *
-                                 (1.0 + std::cos(std::numbers::pi * progress));
+      return last +
+             (1.0 - last) * 0.5 * (1.0 + std::cos(std::numbers::pi * progress));
     case Kind::step:
-      return std::pow(step_factor_, static_cast<double>(after / step_every_));
+      return std::pow(
+          options_.step_factor,
+          static_cast<double>(after / options_.step_every));
   }
   return 1.0;
 }

@@ -7,7 +7,7 @@
 
 namespace echelon {
 
-/// What the optimizer's learning rate is multiplied by, step by step. A value.
+/// The factor of the optimizer's learning rate in each step. A value.
 ///
 /// With w warm-up steps and T steps in all, the factor of step s (from 0) is
 ///   s <  w   (s + 1) / (w + 1)
@@ -16,8 +16,9 @@ namespace echelon {
 ///     linear    1 + (f - 1) p
 ///     cosine    f + (1 - f) (1 + cos(pi p)) / 2
 ///     step      step_factor ^ floor((s - w) / step_every)
-/// and beyond T that of T.
-/// Source of cosine: Loshchilov and Hutter, "SGDR", 2016, arXiv:1608.03983.
+/// A step beyond T has the factor of T.
+/// Source of the cosine schedule: Loshchilov and Hutter, "SGDR", 2016,
+/// arXiv:1608.03983.
 class LearningRateSchedule {
  public:
   /// Reads schedule, warmup_steps, final_factor, step_every, step_factor.
@@ -31,12 +32,9 @@ class LearningRateSchedule {
  private:
   enum class Kind { constant, cosine, linear, step };
 
+  OptimizerOptions options_;
+  int64_t total_steps_;
   Kind kind_ = Kind::constant;
-  int64_t warmup_steps_ = 0;
-  int64_t total_steps_ = 1;
-  double final_factor_ = 0.0;
-  int64_t step_every_ = 1;
-  double step_factor_ = 1.0;
 };
 
 }  // namespace echelon

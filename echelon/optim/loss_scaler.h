@@ -1,8 +1,8 @@
-// Loss scaling for fp16: the loss is multiplied by a scale before backward
-// so that small gradients do not vanish, and gradients are divided by it before
-// the update; a step with a gradient that is not finite, on any rank, is
-// skipped by all. Source: Micikevicius et al., 2018, arXiv:1710.03740,
-// section 3.2.
+// Loss scaling for fp16. The loss is multiplied by a scale before backward, so
+// that small gradients do not vanish, and gradients are divided by it before
+// the update. All ranks skip a step in which any rank has a gradient that is
+// not finite.
+// Source: Micikevicius et al., 2018, arXiv:1710.03740, section 3.2.
 #pragma once
 
 #include <torch/types.h>
@@ -22,23 +22,22 @@ class LossScaler {
   /// ConfigError for a scale that is not above 0, or above 2^126.
   LossScaler(const PrecisionOptions& options, bool dynamic);
 
-  double scale() const { return scale_; }
-  bool active() const { return dynamic_ || scale_ != 1.0; }
+  double scale() const { return state_.scale; }
+  bool active() const { return dynamic_ || state_.scale != 1.0; }
 
-  /// Divides `gradients` by the scale, in place, and says whether all of them
-  /// are finite, on all ranks that `sum` sums over (null: this one alone).
-  /// Then, when the scale is dynamic, doubles it after
-  /// options.loss_scale_growth steps without overflow, or halves it. False:
-  /// skip the update, on every rank. Undefined gradients are left out. Waits
-  /// for the device.
+  /// Divides `gradients` by the scale, in place, and returns whether all of
+  /// them are finite, on all ranks that `sum` sums over (null: this one alone).
+  /// When it returns false, every rank must skip the update. A dynamic scale is
+  /// then halved; after options.loss_scale_growth steps without overflow it is
+  /// doubled. Undefined gradients are left out. Waits for the device.
   ///
   /// Throws NumericError, on every rank, at options.max_overflows skipped steps
-  /// in a row: their number, the scale, what to do.
+  /// in a row. The message has their number, the scale and what to do.
   bool
   unscale(const std::vector<torch::Tensor>& gradients, const SumOverRanks& sum);
 
   /// Steps skipped in a row.
-  int64_t overflows() const { return overflows_; }
+  int64_t overflows() const { return state_.overflows; }
 
   /// For checkpoints.
   struct State {
@@ -46,7 +45,7 @@ class LossScaler {
     int64_t good_steps = 0;  // since the scale changed
     int64_t overflows = 0;
   };
-  State state() const;
+  const State& state() const { return state_; }
   /// Throws CheckpointError for numbers that no scaler has.
   void load_state(const State& state);
 
@@ -55,9 +54,7 @@ class LossScaler {
 
   PrecisionOptions options_;
   bool dynamic_;
-  double scale_;
-  int64_t good_steps_ = 0;
-  int64_t overflows_ = 0;
+  State state_;
 };
 
 }  // namespace echelon

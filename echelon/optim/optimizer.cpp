@@ -1,13 +1,14 @@
 #include "echelon/optim/optimizer.h"
 
+#include <limits>
 #include <map>
-#include <set>
 #include <sstream>
-#include <tuple>
 #include <unordered_map>
 #include <unordered_set>
 
 #include "echelon/error.h"
+#include "echelon/optim/clip.h"
+#include "echelon/text/format.h"
 
 namespace echelon {
 namespace {
@@ -16,8 +17,8 @@ std::string place(const std::string& name) {
   return "the optimizer's parameter \"" + name + "\"";
 }
 
-// The fused kernels walk over raw memory: parameter, gradient and state must
-// have the same dtype and order of elements.
+// The fused kernels walk over raw memory, so a parameter, its gradient and its
+// state must have the same dtype and order of elements.
 void check_parameter(const std::string& name, const torch::Tensor& parameter) {
   if (!parameter.defined() || !parameter.is_floating_point() ||
       !parameter.is_non_overlapping_and_dense()) {
@@ -29,8 +30,8 @@ void check_parameter(const std::string& name, const torch::Tensor& parameter) {
   if (!parameter.is_leaf()) {
     throw ConfigError(
         place(name) +
-        " is the result of a computation; pass the leaf that it "
-        "is computed from");
+        " is the result of a computation; pass the leaf that it is computed "
+        "from");
   }
 }
 
@@ -46,9 +47,9 @@ void check_groups(const std::vector<ParameterGroup>& groups) {
       const auto [other, is_new] =
           tensors.emplace(parameter.unsafeGetTensorImpl(), name);
       if (!is_new) {
-        throw ConfigError(
-            place(name) + " is the same tensor as \"" + other->second +
-            "\"; list it once");
+        throw ConfigError(format(
+            "{} is the same tensor as \"{}\"; list it once", place(name),
+            other->second));
       }
     }
   }
@@ -60,8 +61,7 @@ matching_gradient(const std::string& name, const torch::Tensor& parameter) {
   if (gradient.is_sparse()) {
     throw ConfigError(
         place(name) +
-        " has a sparse gradient; make it dense (embedding with "
-        "sparse=false)");
+        " has a sparse gradient; make it dense (embedding with sparse=false)");
   }
   if (gradient.scalar_type() == parameter.scalar_type() &&
       gradient.strides() == parameter.strides()) {
@@ -81,13 +81,10 @@ void Optimizer::step() {
   const torch::NoGradGuard no_grad;
   size_t index = 0;
   for (const auto& group : groups_) {
-    std::map<std::tuple<torch::Dtype, int, int>, Batch> batches;
+    std::map<detail::TensorKind, Batch> batches;
     for (const auto& [name, parameter] : group.parameters) {
       if (parameter.grad().defined()) {
-        const auto device = parameter.device();
-        auto& batch = batches[{
-            parameter.scalar_type(), static_cast<int>(device.type()),
-            device.index()}];
+        auto& batch = batches[detail::kind_of(parameter)];
         batch.parameters.push_back(parameter);
         batch.gradients.push_back(matching_gradient(name, parameter));
         batch.indices.push_back(index);
@@ -106,9 +103,7 @@ void Optimizer::zero_grad(ZeroGrad how) {
   const torch::NoGradGuard no_grad;
   for (auto& parameter : parameters()) {
     auto& gradient = parameter.mutable_grad();
-    if (!gradient.defined()) {
-      continue;
-    }
+    if (!gradient.defined()) continue;
     if (how == ZeroGrad::set_to_none) {
       gradient.reset();
     } else {
@@ -141,12 +136,9 @@ void Optimizer::load_state(const NamedTensors& values) {
                << ", here " << tensor.sizes();
     }
   }
-  std::set<std::string> names;
-  for (const auto& [name, tensor] : own) {
-    names.insert(name);
-  }
+  const std::map<std::string, torch::Tensor> known(own.begin(), own.end());
   for (const auto& [name, tensor] : given) {
-    if (!names.contains(name)) {
+    if (!known.contains(name)) {
       problems << "\n  " << name << ": not part of this optimizer";
     }
   }
@@ -156,9 +148,229 @@ void Optimizer::load_state(const NamedTensors& values) {
         "it was saved from:" +
         text);
   }
-  for (const auto& [name, tensor] : own) {
-    tensor.copy_(given.at(name));
+  for (const auto& [name, tensor] : own) tensor.copy_(given.at(name));
+}
+
+namespace {
+
+// For each parameter zeros, in its memory order.
+std::vector<torch::Tensor>
+zeros_like_all(const std::vector<torch::Tensor>& parameters) {
+  std::vector<torch::Tensor> zeros;
+  for (const auto& parameter : parameters) {
+    zeros.push_back(torch::zeros_like(parameter).set_requires_grad(false));
   }
+  return zeros;
+}
+
+std::vector<torch::Tensor> pick(
+    const std::vector<torch::Tensor>& all, const std::vector<size_t>& indices) {
+  std::vector<torch::Tensor> picked;
+  for (size_t index : indices) picked.push_back(all[index]);
+  return picked;
+}
+
+void append_state(
+    NamedTensors& state, const std::vector<ParameterGroup>& groups,
+    const std::string& kind, const std::vector<torch::Tensor>& tensors) {
+  size_t index = 0;
+  for (const auto& group : groups) {
+    for (const auto& [name, parameter] : group.parameters) {
+      state.emplace_back(name + "/" + kind, tensors[index++]);
+    }
+  }
+}
+
+class Sgd : public Optimizer {
+ public:
+  Sgd(const OptimizerOptions& options, std::vector<ParameterGroup> groups)
+      : Optimizer(std::move(groups), options.learning_rate),
+        momentum_(options.momentum),
+        nesterov_(options.nesterov) {
+    if (momentum_ != 0.0) buffers_ = zeros_like_all(parameters());
+  }
+
+  NamedTensors state() const override {
+    NamedTensors state;
+    if (momentum_ != 0.0) append_state(state, groups(), "momentum", buffers_);
+    return state;
+  }
+
+  std::vector<OptimizerStateKind> state_kinds() const override {
+    if (momentum_ == 0.0) return {};
+    return {{.name = "momentum"}};
+  }
+
+ private:
+  void update(const Batch& batch, double rate, double decay) override {
+    // A buffer that starts at zero makes the first step like any other:
+    // momentum * 0 + g.
+    const auto buffers = momentum_ == 0.0 ? std::vector<torch::Tensor>{}
+                                          : pick(buffers_, batch.indices);
+    const auto& first = batch.parameters.front();
+    if (first.is_cpu() && at::isReducedFloatingType(first.scalar_type())) {
+      return update_unfused(batch, buffers, rate, decay);
+    }
+    at::_fused_sgd_(
+        batch.parameters, batch.gradients, buffers, decay, momentum_, rate,
+        /*dampening=*/0.0, nesterov_, /*maximize=*/false,
+        /*is_first_step=*/false);
+  }
+
+  // LibTorch 2.11's fused kernel leaves blocks of bfloat16 and float16 tensors
+  // unchanged on CPUs, without an error.
+  void update_unfused(
+      const Batch& batch, const std::vector<torch::Tensor>& buffers,
+      double rate, double decay) {
+    auto gradients = batch.gradients;
+    if (decay != 0.0) {
+      gradients = at::_foreach_add(gradients, batch.parameters, decay);
+    }
+    if (momentum_ != 0.0) {
+      at::_foreach_mul_(buffers, momentum_);
+      at::_foreach_add_(buffers, gradients);
+      gradients =
+          nesterov_ ? at::_foreach_add(gradients, buffers, momentum_) : buffers;
+    }
+    at::_foreach_add_(batch.parameters, gradients, -rate);
+  }
+
+  double momentum_;
+  bool nesterov_;
+  std::vector<torch::Tensor> buffers_;
+};
+
+class Adam : public Optimizer {
+ public:
+  Adam(const OptimizerOptions& options, std::vector<ParameterGroup> groups)
+      : Optimizer(std::move(groups), options.learning_rate),
+        decoupled_decay_(options.name == "adamw"),
+        beta1_(options.beta1),
+        beta2_(options.beta2),
+        epsilon_(options.epsilon) {
+    const auto all = parameters();
+    exp_avg_ = zeros_like_all(all);
+    exp_avg_sq_ = zeros_like_all(all);
+    for (const auto& parameter : all) {
+      steps_.push_back(
+          torch::zeros({}, parameter.options().dtype(torch::kFloat32)));
+    }
+  }
+
+  NamedTensors state() const override {
+    NamedTensors state;
+    append_state(state, groups(), "exp_avg", exp_avg_);
+    append_state(state, groups(), "exp_avg_sq", exp_avg_sq_);
+    append_state(state, groups(), "step", steps_);
+    return state;
+  }
+
+  std::vector<OptimizerStateKind> state_kinds() const override {
+    return {
+        {.name = "exp_avg"},
+        {.name = "exp_avg_sq"},
+        {.name = "step", .is_number = true}};
+  }
+
+ private:
+  void update(const Batch& batch, double rate, double decay) override {
+    const auto steps = pick(steps_, batch.indices);
+    if (batch.parameters.front().is_cpu()) {
+      for (const auto& step : steps) *step.data_ptr<float>() += 1.0f;
+    } else {
+      at::_foreach_add_(steps, 1);
+    }
+    const auto kernel = [&](auto function) {
+      function(
+          batch.parameters, batch.gradients, pick(exp_avg_, batch.indices),
+          pick(exp_avg_sq_, batch.indices),
+          /*max_exp_avg_sqs=*/std::vector<torch::Tensor>{}, steps, rate, beta1_,
+          beta2_, decay, epsilon_, /*amsgrad=*/false, /*maximize=*/false);
+    };
+    if (decoupled_decay_) {
+      kernel([](auto&&... arguments) { at::_fused_adamw_(arguments...); });
+    } else {
+      kernel([](auto&&... arguments) { at::_fused_adam_(arguments...); });
+    }
+  }
+
+  bool decoupled_decay_;
+  double beta1_;
+  double beta2_;
+  double epsilon_;
+  std::vector<torch::Tensor> exp_avg_;
+  std::vector<torch::Tensor> exp_avg_sq_;
+  std::vector<torch::Tensor> steps_;  // float32 scalars: what the kernels take
+};
+
+// Throws unless low <= value < high; a NaN is outside.
+void check_range(
+    const char* key, double value, double low, double high, const char* rule) {
+  if (!(value >= low && value < high)) {
+    throw ConfigError(
+        format("[optimizer] {}={:g} must be {}", key, value, rule));
+  }
+}
+
+void check_options(const OptimizerOptions& options) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  const char* kNotNegative = "a finite number, 0 or more";
+  check_range(
+      "learning_rate", options.learning_rate, 0, kInfinity, kNotNegative);
+  check_range("weight_decay", options.weight_decay, 0, kInfinity, kNotNegative);
+  check_range("momentum", options.momentum, 0, kInfinity, kNotNegative);
+  check_range("beta1", options.beta1, 0, 1, "in [0, 1)");
+  check_range("beta2", options.beta2, 0, 1, "in [0, 1)");
+  check_range("epsilon", options.epsilon, 0, kInfinity, kNotNegative);
+  if (options.name == "sgd" && options.nesterov && options.momentum == 0.0) {
+    throw ConfigError(
+        "[optimizer] nesterov=true needs momentum above 0, such as 0.9");
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<Optimizer> make_optimizer(
+    const OptimizerOptions& options, std::vector<ParameterGroup> groups) {
+  check_options(options);
+  if (options.name == "sgd") {
+    return std::make_unique<Sgd>(options, std::move(groups));
+  }
+  if (options.name == "adam" || options.name == "adamw") {
+    return std::make_unique<Adam>(options, std::move(groups));
+  }
+  throw ConfigError(format(
+      "[optimizer] name=\"{}\" is not an optimizer; choose sgd, adam or adamw",
+      options.name));
+}
+
+std::vector<ParameterGroup>
+parameter_groups(const NamedTensors& parameters, double weight_decay) {
+  ParameterGroup decayed{.weight_decay = weight_decay};
+  ParameterGroup plain;
+  for (const auto& item : parameters) {
+    const bool is_matrix = item.second.defined() && item.second.dim() > 1;
+    (is_matrix ? decayed : plain).parameters.push_back(item);
+  }
+  return {std::move(decayed), std::move(plain)};
+}
+
+std::unique_ptr<Optimizer> make_optimizer(
+    const OptimizerOptions& options, const NamedTensors& parameters) {
+  return make_optimizer(
+      options, parameter_groups(parameters, options.weight_decay));
+}
+
+std::unique_ptr<Optimizer> make_optimizer(
+    const OptimizerOptions& options, const torch::nn::Module& module) {
+  NamedTensors parameters;
+  std::unordered_set<const void*> seen;
+  for (const auto& item : module.named_parameters()) {
+    if (seen.insert(item.value().unsafeGetTensorImpl()).second) {
+      parameters.emplace_back(item.key(), item.value());
+    }
+  }
+  return make_optimizer(options, parameters);
 }
 
 }  // namespace echelon

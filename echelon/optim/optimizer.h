@@ -3,7 +3,6 @@
 #pragma once
 
 #include <torch/nn/module.h>
-#include <torch/optim.h>
 #include <torch/types.h>
 
 #include <cstdint>
@@ -28,7 +27,7 @@ struct ParameterGroup {
 /// One kind of an optimizer's state.
 struct OptimizerStateKind {
   std::string name;
-  bool is_number = false;  // one for a parameter; else of the parameter's shape
+  bool is_number = false;  // one number; else of the parameter's shape
 };
 
 /// How zero_grad() clears gradients.
@@ -62,11 +61,11 @@ class Optimizer {
   std::vector<torch::Tensor> parameters() const;
 
   /// The state by "PARAMETER/KIND": "conv1.weight/exp_avg", …/exp_avg_sq and
-  /// …/step (adam, adamw), …/momentum (sgd with momentum). The optimizer's own
-  /// tensors, all there from the start (zeros), so a checkpoint can write them
-  /// and load_state() fill them in place.
+  /// …/step (adam, adamw), …/momentum (sgd with momentum). These are the
+  /// optimizer's own tensors. They all exist from the start, as zeros, so a
+  /// checkpoint can write them and load_state() can fill them in place.
   virtual NamedTensors state() const = 0;
-  /// The kinds of state(), also where there are no parameters.
+  /// The kinds of state(), even if there are no parameters.
   virtual std::vector<OptimizerStateKind> state_kinds() const = 0;
   /// Copies values into state(). Throws CheckpointError that lists every name
   /// that is missing, unknown or of another shape, and then changes nothing.
@@ -75,8 +74,8 @@ class Optimizer {
  protected:
   Optimizer(std::vector<ParameterGroup> groups, double learning_rate);
 
-  /// Parameters of one group, dtype and device that have gradients; `index` is
-  /// their place in parameters().
+  /// The parameters of one group, dtype and device that have gradients;
+  /// `indices` are their places in parameters().
   struct Batch {
     std::vector<torch::Tensor> parameters;
     std::vector<torch::Tensor> gradients;
@@ -95,9 +94,11 @@ class Optimizer {
 /// a setting out of range, a name or a tensor that occurs twice, or a parameter
 /// that is not dense floating-point memory.
 ///
-/// sgd:   g += wd p;  m = momentum m + g;  p -= lr (nesterov: g + momentum m |
-/// m) adam:  g += wd p, then Kingma and Ba, 2014, arXiv:1412.6980 adamw: p -=
-/// lr wd p, then Adam: Loshchilov and Hutter, 2017, arXiv:1711.05101
+///   sgd    g += wd p;  m = momentum m + g;  p -= lr m, with nesterov
+///          p -= lr (g + momentum m)
+///   adam   g += wd p, then Kingma and Ba, 2014, arXiv:1412.6980
+///   adamw  p -= lr wd p, then Adam: Loshchilov and Hutter, 2017,
+///          arXiv:1711.05101
 std::unique_ptr<Optimizer> make_optimizer(
     const OptimizerOptions& options, std::vector<ParameterGroup> groups);
 
@@ -106,12 +107,12 @@ std::unique_ptr<Optimizer> make_optimizer(
 std::vector<ParameterGroup>
 parameter_groups(const NamedTensors& parameters, double weight_decay);
 
-/// The same over parameter_groups(parameters, options.weight_decay).
+/// The same, over parameter_groups(parameters, options.weight_decay).
 std::unique_ptr<Optimizer>
 make_optimizer(const OptimizerOptions& options, const NamedTensors& parameters);
 
-/// The same for all parameters of a module; one that is registered under two
-/// names (tied) is taken once, by its first.
+/// The same for all parameters of a module. One that is registered under two
+/// names (tied) is taken once, under its first name.
 std::unique_ptr<Optimizer> make_optimizer(
     const OptimizerOptions& options, const torch::nn::Module& module);
 

@@ -1,4 +1,5 @@
-// Settings of checkpoints. Free of LibTorch: the command line checks them.
+// Settings of checkpoints. Free of LibTorch, so that the command line checks
+// them.
 #pragma once
 
 #include <cstdint>
@@ -14,24 +15,26 @@ struct CheckpointOptions {
   int64_t every_steps = 0;   // between two checkpoints; 0: not by steps
   double every_minutes = 0;  // 0: not by time
   bool at_end = true;        // after the last step
-  int64_t keep = 2;          // the newest ones; at least 2
-  /// And the best one: none | loss (of training) | eval_loss | eval_accuracy.
+  int64_t keep = 2;          // how many of the newest to keep; at least 2
+  /// The metric whose best checkpoint is kept too: none | loss (of training) |
+  /// eval_loss | eval_accuracy.
   std::string best = "none";
-  bool async = true;     // files are written beside training
+  bool async = true;     // write files while training continues
   int64_t attempts = 3;  // intervals that may fail in a row
-  /// auto | never | a run's folder or a checkpoint: what a run begins with that
-  /// has no checkpoints yet. With some of its own it goes on from the newest of
-  /// them, unless this is never.
+  /// auto | never | a run's folder or a checkpoint. A run without checkpoints
+  /// of its own starts from the folder or checkpoint named here. A run that has
+  /// some resumes from the newest of them, unless this is never.
   std::string resume = "auto";
-  bool force = false;  // resume though seed or data differ
+  bool force = false;  // resume although seed or data differ
 
   bool operator==(const CheckpointOptions&) const = default;
 };
 
-/// Whether there are any, and whether some are written beside training, from a
-/// copy of the state in the host's memory (those that SIGUSR1 asks for aside).
+/// Whether the run saves checkpoints, apart from those that SIGUSR1 asks for.
 bool saves(const CheckpointOptions& options);
-bool saves_beside(const CheckpointOptions& options);
+/// Whether it writes some while training continues, from a copy of the state in
+/// the host's memory.
+bool saves_in_background(const CheckpointOptions& options);
 
 void bind(
     config::Section& section, CheckpointOptions& options);  // [checkpoint]

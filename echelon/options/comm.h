@@ -1,4 +1,5 @@
-// Settings of the communicator. Free of LibTorch: the command line checks them.
+// Settings of the communicator. Free of LibTorch, so that the command line
+// checks them.
 #pragma once
 
 #include <chrono>
@@ -24,8 +25,8 @@ struct CommOptions {
   /// How long a rank waits for the others when the job starts.
   std::chrono::milliseconds rendezvous_timeout = std::chrono::minutes(2);
   /// `local` between processes: tensors of 64 KiB and more live in memory that
-  /// every rank of the host maps, so that collectives work on them in place. It
-  /// counts as shared memory, and a child of fork() does not have it.
+  /// every rank of the host maps, so that collectives work on them in place.
+  /// That memory counts as shared, and a child of fork() does not inherit it.
   bool share_tensors = true;
   /// Compare operation, shape and dtype across ranks before each collective.
   /// `local` always does; on the others it costs a round trip to the store.

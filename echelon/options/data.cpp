@@ -11,11 +11,10 @@ void bind_text(config::Section& section, DataOptions& options) {
       "sources", options.sources,
       "text: files, or patterns such as \"doc/*.md\"; text, tokens in a .bin, "
       "or a .bin with its .idx");
-  section
-      .field(
-          "weights", options.weights,
-          "text: part of each source in what is seen; empty: by size")
-      .above(0);
+  section.field(
+      "weights", options.weights,
+      "text: share of each source in the samples; empty: by size",
+      {.above = 0});
   section.field(
       "format", options.format, "text: what the sources are",
       {{"by_suffix", TextFormat::by_suffix},
@@ -24,35 +23,30 @@ void bind_text(config::Section& section, DataOptions& options) {
        {"indexed", TextFormat::indexed}});
   section.field(
       "tokenizer", options.tokenizer,
-      "text: bytes, a tokenizer.json, or a SentencePiece .model; empty: "
-      "bytes for text, none for tokens");
-  section
-      .field(
-          "vocab_size", options.vocab_size,
-          "text: how many tokens there are; 0: the tokenizer's")
-      .at_least(0)
-      .at_most(2147483647);
-  section
-      .field(
-          "token_bytes", options.token_bytes,
-          "text: bytes of a token in a .bin without .idx: 2 or 4; 0: 2")
-      .at_least(0)
-      .at_most(4);
-  section.field("sequence", options.sequence, "text: tokens of a sample")
-      .at_least(1)
-      .at_most(1 << 24);
+      "text: bytes, a tokenizer.json, or a SentencePiece .model; empty: bytes "
+      "for text, none for tokens");
+  section.field(
+      "vocab_size", options.vocab_size,
+      "text: how many tokens there are; 0: the tokenizer's",
+      {.at_least = 0, .at_most = 2147483647});
+  section.field(
+      "token_bytes", options.token_bytes,
+      "text: bytes of a token in a .bin without .idx: 2 or 4; 0: 2",
+      {.at_least = 0, .at_most = 4});
+  section.field(
+      "sequence", options.sequence, "text: tokens of a sample",
+      {.at_least = 1, .at_most = 1 << 24});
   section.field(
       "documents", options.documents,
-      "text: respected: tokens attend within their document alone",
+      "text: respected: tokens attend only within their document",
       {{"packed", Documents::packed}, {"respected", Documents::respected}});
   section.field(
       "document_separator", options.document_separator,
-      "text: what parts text files into documents; empty: a file is one");
-  section
-      .field(
-          "end_of_text_id", options.end_of_text_id,
-          "text: the token that ends a document; -1: the tokenizer's own")
-      .at_least(-1);
+      "text: what separates documents in text files; empty: a file is one");
+  section.field(
+      "end_of_text_id", options.end_of_text_id,
+      "text: the token that ends a document; -1: the tokenizer's own",
+      {.at_least = -1});
 }
 
 }  // namespace
@@ -61,60 +55,51 @@ void bind(config::Section& section, DataOptions& options) {
   section
       .field(
           "name", options.name,
-          "digits: 1,797 handwritten digits; dummy: random images; "
-          "tensors: a safetensors file; images: a folder of class folders; "
-          "text: text files, or files of tokens")
+          "digits: 1,797 handwritten digits; dummy: random images; tensors: a "
+          "safetensors file; images: a folder of class folders; text: text "
+          "files, or files of tokens")
       .one_of({"digits", "dummy", "tensors", "images", "text"});
   section.field(
       "path", options.path,
-      "tensors: a .safetensors file with inputs and targets; images: "
-      "a folder of class folders; text: a single source");
+      "tensors: a .safetensors file with inputs and targets; images: a folder "
+      "of class folders; text: a single source");
   section.field(
       "shuffle", options.shuffle,
       "a new order of samples each epoch, from train.seed");
-  section
-      .field(
-          "holdout", options.holdout,
-          "part of the samples that is held out to measure accuracy; 0 "
-          "holds nothing out")
-      .at_least(0)
-      .below(1);
+  section.field(
+      "holdout", options.holdout,
+      "part of the samples that is held out to measure accuracy; 0 holds "
+      "nothing out",
+      {.at_least = 0, .below = 1});
   section.field(
       "holdout_path", options.holdout_path,
       "a file or folder of held-out samples instead");
   section.field(
       "drop_last", options.drop_last,
       "leave out the last batch of an epoch, in training, if it is not full");
-  section
-      .field(
-          "workers", options.workers,
-          "threads per rank that prepare batches; data in memory of which a "
-          "batch "
-          "takes less than 50 us needs none")
-      .at_least(1)
-      .at_most(256);
-  section.field("prefetch", options.prefetch, "batches that are ready ahead")
-      .at_least(1)
-      .at_most(1024);
-  section.field("samples", options.samples, "dummy: how many images")
-      .at_least(1);
+  section.field(
+      "workers", options.workers,
+      "threads per rank that prepare batches; data in memory of which a batch "
+      "takes less than 50 us needs none",
+      {.at_least = 1, .at_most = 256});
+  section.field(
+      "prefetch", options.prefetch, "batches prepared ahead",
+      {.at_least = 1, .at_most = 1024});
+  section.field(
+      "samples", options.samples, "dummy: how many images", {.at_least = 1});
   section.field("shape", options.shape, "dummy: channels, height, width")
       .length(3, 3)
-      .at_least(1)
-      .at_most(65536);
-  section.field("classes", options.classes, "dummy: how many classes")
-      .at_least(1)
-      .at_most(1 << 24);
-  section
-      .field(
-          "image_size", options.image_size,
-          "images: height and width after the crop")
-      .at_least(1)
-      .at_most(16384);
+      .within({.at_least = 1, .at_most = 65536});
+  section.field(
+      "classes", options.classes, "dummy: how many classes",
+      {.at_least = 1, .at_most = 1 << 24});
+  section.field(
+      "image_size", options.image_size,
+      "images: height and width after the crop",
+      {.at_least = 1, .at_most = 16384});
   section.field(
       "crop", options.crop,
-      "images: how they get their size in training; held-out images "
-      "use center",
+      "images: how they get their size in training; held-out images use center",
       {{"center", Crop::center}, {"random_resized", Crop::random_resized}});
   section.field(
       "flip", options.flip,
@@ -126,16 +111,15 @@ void bind(config::Section& section, DataOptions& options) {
       .length(3, 3);
   section.field("std", options.std, "images: divided by, per channel")
       .length(3, 3)
-      .above(0);
+      .within({.above = 0});
   section.field(
       "bad_image", options.bad_image,
-      "images: what a broken one does; skip counts it",
+      "images: what a broken one causes; skip counts it",
       {{"error", BadImage::error}, {"skip", BadImage::skip}});
-  section
-      .field(
-          "max_image_pixels", options.max_image_pixels,
-          "images: one with more pixels is refused before it is decoded")
-      .at_least(1);
+  section.field(
+      "max_image_pixels", options.max_image_pixels,
+      "images: one with more pixels is refused before it is decoded",
+      {.at_least = 1});
   bind_text(section, options);
 }
 

@@ -1,4 +1,4 @@
-// Settings of the data. Free of LibTorch: the command line checks them.
+// Settings of the data. Free of LibTorch, so that the command line checks them.
 #pragma once
 
 #include <cstdint>
@@ -11,13 +11,13 @@ namespace config {
 class Section;
 }
 
-enum class BadImage { error, skip };         // what a broken image does
+enum class BadImage { error, skip };         // what a broken image causes
 enum class Crop { center, random_resized };  // how an image gets its size
-enum class Documents { packed, respected };  // whether their borders count
+enum class Documents { packed, respected };  // whether attention stops at them
 enum class TextFormat { by_suffix, text, tokens, indexed };
 
-/// Waking a thread for a batch, and its work beside a model's, takes as long:
-/// no threads prepare what takes less.
+/// A batch that is prepared faster than this is prepared without threads:
+/// waking one, and sharing the cores with the model, would take as long.
 inline constexpr double kQuickBatchSeconds = 50e-6;
 
 struct DataOptions {
@@ -25,13 +25,13 @@ struct DataOptions {
   std::string path;     // tensors: a .safetensors file; images: a folder;
                         // text: a single source
   bool shuffle = true;  // a new order each epoch, from train.seed
-  /// Part of the samples that is held out to measure accuracy, the last of the
-  /// seeded order; 0 holds nothing out.
+  /// The share of samples that is held out to measure accuracy: the last ones
+  /// of the seeded order. 0 holds nothing out.
   double holdout = 0.2;
-  std::string holdout_path;  // a file or folder of its own instead
-  bool drop_last = false;  // leave out an epoch's last batch if it is not full
-  int64_t workers = 2;     // threads per rank that prepare batches
-  int64_t prefetch = 2;    // batches ready ahead
+  std::string holdout_path;  // a separate file or folder instead
+  bool drop_last = false;    // omit an epoch's last batch if it is not full
+  int64_t workers = 2;       // threads per rank that prepare batches
+  int64_t prefetch = 2;      // batches prepared ahead
 
   // dummy
   int64_t samples = 10000;
@@ -65,7 +65,7 @@ struct DataOptions {
 
 void bind(config::Section& section, DataOptions& options);  // [data]
 
-/// What one epoch of `samples` has; its last batch may not be full.
+/// The batches of one epoch of `samples`; the last one may not be full.
 int64_t
 batches_per_epoch(int64_t samples, int64_t global_batch, bool drop_last);
 

@@ -1,4 +1,4 @@
-// Degrees of the mesh axes, and their order, from a configuration.
+// The degrees and the order of the mesh axes, from a configuration.
 #pragma once
 
 #include <string>

@@ -1,5 +1,5 @@
-// Settings of what is kept in memory, and where. Free of LibTorch: the command
-// line checks them.
+// Settings of what is kept in memory, and where. Free of LibTorch, so that the
+// command line checks them.
 #pragma once
 
 #include <cstdint>
@@ -12,20 +12,20 @@ class Section;
 }
 
 struct MemoryOptions {
-  /// What backward computes again instead of keeping it.
+  /// What backward recomputes instead of keeping it.
   ///   none       nothing
-  ///   all        each layer: its inputs alone are kept
-  ///   selective  each layer but its matrix products and attention
+  ///   all        each layer; only its inputs are kept
+  ///   selective  each layer except its matmuls and attention
   ///              (Korthikanti et al., 2022, arXiv:2205.05198)
-  ///   budget     the layers that cost least, until activation_bytes suffice
+  ///   budget     the cheapest layers, until the rest fits activation_bytes
   std::string recompute = "none";
   int64_t activation_bytes = 0;  // of a rank; recompute = "budget"
-  /// What is kept for backward stays where and as it is (keep), goes to the
-  /// host's memory (offload), or is rounded (bf16).
+  /// Tensors kept for backward stay where and as they are (keep), move to the
+  /// host's memory (offload), or are rounded (bf16).
   std::string activations = "keep";
-  /// What lies in the host's memory, where the optimizer then runs: nothing
-  /// (none), the optimizer's state and master parameters (optimizer), or the
-  /// parameters' shards as well (parameters).
+  /// What is kept in the host's memory: nothing (none), the optimizer's state
+  /// and the master parameters (optimizer), or the parameters' shards as well
+  /// (parameters). The optimizer runs where its state is.
   std::string offload = "none";
   /// What a rank may use of its device; 0: what a GPU has, no limit on CPUs.
   int64_t limit_bytes = 0;

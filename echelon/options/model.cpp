@@ -6,23 +6,20 @@ namespace echelon {
 
 namespace {
 
-// Numbers of a language model; no product of two of them overflows.
+// The largest number of a language model: no product of two overflows.
 constexpr double kMost = 1 << 24;
 
 void bind_language_model(config::Section& section, ModelOptions& options) {
   const auto count = [&](const char* key, int64_t& target, const char* help) {
-    section.field(key, target, help).at_least(0).at_most(kMost);
+    section.field(key, target, help, {.at_least = 0, .at_most = kMost});
   };
-  section
-      .field(
-          "layers", options.layers,
-          "gpt, llama: blocks; 0, here and below: that of the size, as gpt2 "
-          "has "
-          "it")
-      .at_least(0)
-      .at_most(1 << 16);
+  section.field(
+      "layers", options.layers,
+      "gpt, llama: blocks; 0, here and below: the number of the named size, "
+      "such as gpt2",
+      {.at_least = 0, .at_most = 1 << 16});
   count("hidden_size", options.hidden_size, "gpt, llama: features of a token");
-  count("heads", options.heads, "gpt, llama: of attention");
+  count("heads", options.heads, "gpt, llama: attention heads");
   count(
       "kv_heads", options.kv_heads,
       "llama: heads of keys and values, shared by groups of heads; 0: heads");
@@ -31,56 +28,44 @@ void bind_language_model(config::Section& section, ModelOptions& options) {
       "gpt, llama: features within the MLP; gpt, 0: 4 * hidden_size");
   count(
       "vocab_size", options.vocab_size,
-      "gpt, llama: words; 0: the size's, or as many as the data has");
+      "gpt, llama: tokens of the vocabulary; 0: the size's, or the data's");
   count(
       "max_positions", options.max_positions,
       "gpt, llama: tokens of the longest sequence");
-  section
-      .field(
-          "rope_theta", options.rope_theta,
-          "llama: base of the rotary positions; 0: the size's, or 10000")
-      .at_least(0);
-  section
-      .field(
-          "rope_factor", options.rope_factor,
-          "llama: slows rotary positions for longer texts, as Llama 3.1 does "
-          "(8; "
-          "3.2: 32); 0: the size's, or none")
-      .at_least(0);
-  section
-      .field(
-          "rope_low_freq_factor", options.rope_low_freq_factor,
-          "with rope_factor: fewest turns within rope_original_positions that "
-          "are not slowed in full")
-      .above(0);
-  section
-      .field(
-          "rope_high_freq_factor", options.rope_high_freq_factor,
-          "with rope_factor: turns from which on nothing is slowed")
-      .above(0);
-  section
-      .field(
-          "rope_original_positions", options.rope_original_positions,
-          "with rope_factor: tokens of the texts before")
-      .at_least(1)
-      .at_most(kMost);
-  section
-      .field(
-          "norm_eps", options.norm_eps,
-          "gpt, llama: added to variances in norms; 0: 1e-5")
-      .at_least(0)
-      .below(1);
-  section
-      .field(
-          "dropout", options.dropout,
-          "gpt, llama: part of embeddings, attention weights and branches that "
-          "is dropped in training")
-      .at_least(0)
-      .below(1);
+  section.field(
+      "rope_theta", options.rope_theta,
+      "llama: base of the rotary positions; 0: the size's, or 10000",
+      {.at_least = 0});
+  section.field(
+      "rope_factor", options.rope_factor,
+      "llama: slows rotary positions for longer texts, as Llama 3.1 does (8; "
+      "3.2: 32); 0: the size's, or none",
+      {.at_least = 0});
+  section.field(
+      "rope_low_freq_factor", options.rope_low_freq_factor,
+      "with rope_factor: fewest turns within rope_original_positions that are "
+      "not slowed in full",
+      {.above = 0});
+  section.field(
+      "rope_high_freq_factor", options.rope_high_freq_factor,
+      "with rope_factor: turns from which nothing is slowed", {.above = 0});
+  section.field(
+      "rope_original_positions", options.rope_original_positions,
+      "with rope_factor: tokens of the texts that the model was trained on",
+      {.at_least = 1, .at_most = kMost});
+  section.field(
+      "norm_eps", options.norm_eps,
+      "gpt, llama: added to variances in norms; 0: 1e-5",
+      {.at_least = 0, .below = 1});
+  section.field(
+      "dropout", options.dropout,
+      "gpt, llama: share of embeddings, attention weights and branches that is "
+      "dropped in training",
+      {.at_least = 0, .below = 1});
   section.field(
       "tie_embeddings", options.tie_embeddings,
-      "llama: one matrix for words in and out; gpt and llama-1b always have "
-      "one");
+      "llama: one matrix for the input and output vocabulary; gpt and llama-1b "
+      "always do");
 }
 
 }  // namespace
@@ -96,15 +81,14 @@ const std::vector<std::string>& model_names() {
 
 void bind(config::Section& section, ModelOptions& options) {
   section.field("name", options.name, "which model").one_of(model_names());
+  section.field(
+      "classes", options.classes,
+      "how many classes it distinguishes; 0: as many as the data has",
+      {.at_least = 0, .at_most = 1 << 24});
   section
       .field(
-          "classes", options.classes,
-          "how many classes it tells apart; 0: as many as the data has")
-      .at_least(0)
-      .at_most(1 << 24);
-  section.field("hidden", options.hidden, "mlp: widths of the hidden layers")
-      .at_least(1)
-      .at_most(1 << 24)
+          "hidden", options.hidden, "mlp: widths of the hidden layers",
+          {.at_least = 1, .at_most = 1 << 24})
       .length(0, 1024);
   section.field(
       "weights", options.weights,
@@ -122,22 +106,21 @@ void bind(config::Section& section, ModelOptions& options) {
   section
       .field(
           "balance", options.balance,
-          "what the stages or devices share out evenly: floating-point "
-          "operations, memory, or the time of a few timed microbatches")
+          "what is spread evenly over stages or devices: floating-point "
+          "operations, memory, or the measured time of a few microbatches")
       .one_of({"time", "memory", "measured"});
   section
       .field(
           "devices", options.devices,
-          "model parallel: devices of each process that share out the layers, "
-          "such as \"cuda:0\", \"cuda:1\"; empty: one device")
+          "model parallel: devices of each process, among which the layers are "
+          "partitioned, such as \"cuda:0\", \"cuda:1\"; empty: one device")
       .length(0, 1024);
   section
       .field(
           "device_bytes", options.device_bytes,
           "memory of each of the devices, or of each pipeline rank; empty: "
-          "what "
-          "a GPU has, no limit on CPUs")
-      .at_least(1)
+          "what a GPU has, no limit on CPUs",
+          {.at_least = 1})
       .length(0, 1024);
 }
 

@@ -1,4 +1,5 @@
-// Settings of the model. Free of LibTorch: the command line checks them.
+// Settings of the model. Free of LibTorch, so that the command line checks
+// them.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +22,7 @@ struct ModelOptions {
   bool sync_batch_norm = false;   // batch statistics over all ranks
 
   // Language models. 0 takes the value of the size that `name` names ("gpt2",
-  // "llama-1b"); "gpt" and "llama" have none, so each number must be set.
+  // "llama-1b"). "gpt" and "llama" name no size, so each number must be set.
   int64_t layers = 0;             // transformer blocks
   int64_t hidden_size = 0;        // features of a token
   int64_t heads = 0;              // of attention
@@ -30,22 +31,22 @@ struct ModelOptions {
   int64_t vocab_size = 0;         // 0: the size's, or the data's
   int64_t max_positions = 0;      // longest sequence
   double rope_theta = 0;          // llama: base of the rotations; 0: 10000
-  double rope_factor = 0;         // llama: frequencies are stretched as Llama
-                                  // 3.1 does; 0: the size's, or not
+  double rope_factor = 0;         // llama: stretches frequencies as Llama 3.1
+                                  // does; 0: the size's, or none
   double rope_low_freq_factor = 1;
   double rope_high_freq_factor = 4;
   int64_t rope_original_positions = 8192;
   double norm_eps = 0;          // 0: 1e-5
   double dropout = 0;           // of embeddings, attention, residuals
-  bool tie_embeddings = false;  // llama: one matrix for words in and out
-                                // (gpt and llama-1b always have one)
+  bool tie_embeddings = false;  // llama: one matrix for the input and output
+                                // vocabulary (gpt and llama-1b always do)
 
-  // How the list of layers is cut into pipeline stages, or over devices.
-  /// The layers that begin a new slice; empty: by `balance`.
+  // How the list of layers is partitioned into pipeline stages or devices.
+  /// The first layer of each slice but the first; empty: by `balance`.
   std::vector<std::string> cut;
   std::string balance = "time";  // time | memory | measured
-  /// Devices of one process that share out the layers: "cpu", "cuda:1". Empty:
-  /// the rank's one device.
+  /// Devices of one process, among which the layers are partitioned: "cpu",
+  /// "cuda:1". Empty: the rank's one device.
   std::vector<std::string> devices;
   /// Memory of each of `devices`, or of each pipeline rank; empty: what a GPU
   /// has, no limit on CPUs.

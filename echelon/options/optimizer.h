@@ -1,4 +1,5 @@
-// Settings of the optimizer. Free of LibTorch: the command line checks them.
+// Settings of the optimizer. Free of LibTorch, so that the command line checks
+// them.
 #pragma once
 
 #include <cstdint>

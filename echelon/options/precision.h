@@ -1,4 +1,6 @@
-// Settings of mixed precision. Free of LibTorch: the command line checks them.
+// Settings of mixed precision. Free of LibTorch, so that the command line
+// checks them.
+//
 // Source: Micikevicius et al., "Mixed precision training", 2018,
 // arXiv:1710.03740.
 #pragma once
@@ -12,20 +14,21 @@ namespace config {
 class Section;
 }
 
-/// Master parameters and the optimizer's state have model.dtype always.
+/// Master parameters and the optimizer's state always have model.dtype.
 struct PrecisionOptions {
-  /// Of forward and backward: parameters as layers see them, activations,
-  /// gradients. Norms, softmax and losses are summed in float32 whatever it is.
+  /// The type of forward and backward: parameters as layers see them,
+  /// activations and gradients. Norms, softmax and losses are always summed in
+  /// float32.
   ///   same   model.dtype
   ///   bf16, fp16
   std::string compute = "same";
-  /// In which gradients are summed over ranks: same (as they are), float32,
-  /// bf16.
+  /// The type in which gradients are summed over ranks: same (as they are),
+  /// float32, bf16.
   std::string reduce = "same";
-  /// What the loss is multiplied by before backward. 0: for fp16 as large as
-  /// gradients allow, else 1.
+  /// The factor of the loss before backward. 0: as large as gradients allow for
+  /// fp16, else 1.
   double loss_scale = 0;
-  double initial_loss_scale = 65536;  // of a scale that is found
+  double initial_loss_scale = 65536;  // where the search for a scale starts
   int64_t loss_scale_growth = 2000;   // steps without overflow until it doubles
   int64_t max_overflows = 20;         // skipped steps in a row until it stops
 

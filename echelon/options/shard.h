@@ -1,5 +1,5 @@
-// Settings of sharded data parallelism. Free of LibTorch: the command line
-// checks them.
+// Settings of sharded data parallelism. Free of LibTorch, so that the command
+// line checks them.
 #pragma once
 
 #include <cstdint>
@@ -11,22 +11,22 @@ namespace config {
 class Section;
 }
 
-/// Read when layout.dp_shard > 1. Stages as ZeRO counts them: Rajbhandari et
-/// al., 2020, arXiv:1910.02054.
+/// Read when layout.dp_shard > 1. Stages are numbered as in ZeRO: Rajbhandari
+/// et al., 2020, arXiv:1910.02054.
 struct ShardOptions {
-  /// What of a model is cut over the ranks of dp_shard:
+  /// What is sharded over the ranks of dp_shard:
   ///   1  the optimizer's state
   ///   2  gradients too
   ///   3  parameters too
   int64_t stage = 3;
-  /// Stage 3: how long a unit's parameters stay together.
+  /// Stage 3: how long a unit's parameters stay unsharded.
   ///   use   while its forward or its backward runs
   ///   step  from their first use to the end of the step: less communication
   ///   auto  step for a pipeline where memory.limit_bytes allows, else use
   std::string gather = "auto";
-  /// Units whose parameters are gathered before they are needed.
+  /// Units whose parameters are unsharded before they are needed.
   int64_t prefetch = 1;
-  /// The most bytes that are gathered ahead; 0: no limit.
+  /// The most bytes that are unsharded ahead; 0: no limit.
   int64_t prefetch_bytes = 0;
 
   bool operator==(const ShardOptions&) const = default;

@@ -1,4 +1,4 @@
-// Settings of tensor parallelism beside its degree. Free of LibTorch.
+// Settings of tensor parallelism next to its degree. Free of LibTorch.
 #pragma once
 
 #include <cstdint>
@@ -10,12 +10,12 @@ class Section;
 }
 
 struct TensorParallelOptions {
-  /// Norms, dropout and residual sums each on a part of the tokens: all-gather
-  /// and reduce-scatter in place of all-reduce.
+  /// Each rank computes norms, dropout and residual sums on a shard of the
+  /// tokens: all-gather and reduce-scatter replace all-reduce.
   bool sequence_parallel = false;
-  /// Pieces in which a product's results are summed while the next ones are
-  /// computed, and in which cut tokens are gathered while those that are there
-  /// are multiplied. 1: whole.
+  /// Chunks of a matmul: the results of one are summed while the next is
+  /// computed, and sharded tokens of the next are gathered while one is
+  /// multiplied. 1: no chunks.
   int64_t overlap_chunks = 1;
 
   bool operator==(const TensorParallelOptions&) const = default;

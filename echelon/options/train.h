@@ -1,5 +1,5 @@
-// Settings of the training loop. Free of LibTorch: the command line checks
-// them.
+// Settings of the training loop. Free of LibTorch, so that the command line
+// checks them.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ class Section;
 }
 
 struct TrainOptions {
-  int64_t steps = 0;  // exactly one of steps and epochs is set
+  int64_t steps = 0;  // exactly one of steps and epochs is above 0
   int64_t epochs = 0;
   int64_t batch = 64;  // global: all ranks, all microbatches
   /// Samples per data-parallel rank instead of an equal share; sums to `batch`.

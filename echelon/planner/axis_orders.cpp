@@ -6,11 +6,11 @@
 namespace echelon {
 namespace {
 
-// What costs depend on of an axis' place in the order, on equal nodes
-// (cost/collective_time.h).
+// The properties of an axis' place in the order on which costs depend, on equal
+// nodes (cost/collective_time.h).
 struct AxisPlace {
   int64_t near_ranks = 1;  // of a group, within a node
-  int64_t stride = 0;      // what it matters of it
+  int64_t stride = 0;      // as far as it matters
 
   bool operator==(const AxisPlace&) const = default;
 };
@@ -62,10 +62,9 @@ std::vector<int> orders_that_differ(
     Layout one = layout;
     one.order = axis_orders()[static_cast<size_t>(order)];
     const Places own = places_of(one, cluster);
-    const bool known =
-        cluster.mixed()
-            ? std::find(layouts.begin(), layouts.end(), one) != layouts.end()
-            : std::find(places.begin(), places.end(), own) != places.end();
+    const bool known = cluster.mixed()
+                           ? std::ranges::find(layouts, one) != layouts.end()
+                           : std::ranges::find(places, own) != places.end();
     if (known) continue;
     kept.push_back(order);
     layouts.push_back(one);

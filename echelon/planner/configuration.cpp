@@ -2,16 +2,16 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <limits>
 #include <vector>
 
 #include "echelon/cost/distinct_pipelines.h"
+#include "echelon/text/format.h"
 
 namespace echelon {
 namespace {
 
-// Sizes that the trainer knows under a name of its own, with all that a shape
+// Shapes for which the trainer has a named size, which also sets what a shape
 // does not say (rotary positions).
 struct KnownSize {
   const char* shape;
@@ -47,7 +47,7 @@ bool is_llama(const TransformerShape& shape) {
          !shape.biases && !shape.qkv_biases && shape.rms_norm;
 }
 
-// Lines "key = value" below a heading that stands only if there is one.
+// Lines "key = value" below a heading, which is left out if there are none.
 class Table {
  public:
   explicit Table(const std::string& name) : name_(name) {}
@@ -61,14 +61,14 @@ class Table {
   void numbers(const std::string& key, const std::vector<int64_t>& values) {
     std::string list;
     for (const int64_t value : values) {
-      list += (list.empty() ? "" : ", ") + std::to_string(value);
+      list += format("{}{}", list.empty() ? "" : ", ", value);
     }
     line(key, "[" + list + "]");
   }
   void words(const std::string& key, const std::vector<std::string>& values) {
     std::string list;
     for (const auto& value : values) {
-      list += (list.empty() ? "\"" : ", \"") + value + "\"";
+      list += format("{}\"{}\"", list.empty() ? "" : ", ", value);
     }
     line(key, "[" + list + "]");
   }
@@ -101,7 +101,7 @@ void put_transformer(Table& table, const PlanRequest& request) {
   for (const auto& size : kKnownSizes) {
     if (request.model.name != size.shape) continue;
     table.word("name", size.model);
-    // Longer than the size is usually trained with.
+    // Longer sequences than the size is usually trained with.
     if (tokens(request) > request.model.seq_len) {
       table.number("max_positions", tokens(request));
     }
@@ -137,7 +137,7 @@ std::vector<std::string> first_layers(
   return names;
 }
 
-// Of each pipeline rank, the smallest that it has in any pipeline.
+// The smallest device of each pipeline rank in any pipeline.
 std::vector<int64_t>
 device_bytes(const Strategy& strategy, const Cluster& cluster) {
   std::vector<int64_t> bytes(
@@ -153,7 +153,7 @@ device_bytes(const Strategy& strategy, const Cluster& cluster) {
   return bytes;
 }
 
-void put_cut(
+void put_partition(
     Table& table, const Strategy& strategy, const PlanRequest& request) {
   if (strategy.stage_layers.empty()) return;
   table.words("cut", first_layers(request.model, strategy.stage_layers));
@@ -172,7 +172,7 @@ std::string model_table(const Strategy& strategy, const PlanRequest& request) {
     table.word("name", request.model.name);
   }
   if (request.precision == Precision::fp64) table.word("dtype", "float64");
-  put_cut(table, strategy, request);
+  put_partition(table, strategy, request);
   return table.text();
 }
 
@@ -185,7 +185,7 @@ std::string data_table(const PlanRequest& request) {
   return table.text();
 }
 
-// Where it is not what the trainer has without the key.
+// Left out where it is the default.
 void put_order(Table& table, const Layout& layout) {
   Layout usual = layout;
   usual.order = kAxes;
@@ -229,7 +229,7 @@ std::string shard_table(const Strategy& strategy) {
   return table.text();
 }
 
-// Of the fullest rank, in whole MiB.
+// The activations of the fullest rank, in whole MiB.
 int64_t kept_activation_bytes(const StepEstimate& step) {
   int64_t most = 0;
   for (const auto& rank : step.memory.ranks) {
@@ -282,8 +282,7 @@ bool is_trained_here(const ModelShape& model) {
   if (model.transformer) {
     return is_gpt(*model.transformer) || is_llama(*model.transformer);
   }
-  return std::find(kImageModels.begin(), kImageModels.end(), model.name) !=
-         kImageModels.end();
+  return std::ranges::find(kImageModels, model.name) != kImageModels.end();
 }
 
 std::string to_configuration(const Plan& plan, const PlanRequest& request) {

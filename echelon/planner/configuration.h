@@ -1,4 +1,4 @@
-// A plan as what `echelon train` reads.
+// Writes a plan as a configuration for `echelon train`.
 #pragma once
 
 #include <string>
@@ -7,10 +7,10 @@
 
 namespace echelon {
 
-/// The tables of a configuration that `echelon train` takes: [model] (for gpt
-/// and llama shapes and the image networks; a comment says so of others),
-/// [layout], [shard], [memory], [precision] and the batch of [train]. Data,
-/// steps and the optimizer's numbers are the user's: comments stand for them.
+/// The tables of a configuration for `echelon train`: [model] (for gpt and
+/// llama shapes and the image networks; others get a comment), [layout],
+/// [shard], [memory], [precision] and the batch of [train]. Comments stand for
+/// data, steps and the optimizer's numbers, which the user chooses.
 std::string to_configuration(const Plan& plan, const PlanRequest& request);
 
 /// Whether `echelon train` has a model of this shape.

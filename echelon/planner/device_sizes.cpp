@@ -16,12 +16,11 @@ namespace {
 constexpr double kAlike = 0.005;  // speeds that differ by less are one
 
 bool all_alike(const std::vector<double>& numbers) {
-  const auto [least, most] =
-      std::minmax_element(numbers.begin(), numbers.end());
+  const auto [least, most] = std::ranges::minmax_element(numbers);
   return *least >= (1 - kAlike) * *most;
 }
 
-// Seconds of a sample through all layers of a device that is alone.
+// Seconds of a sample through all layers on a single device.
 double seconds_alone(
     const ModelShape& model, const NodeGroup& group, const Strategy& alone) {
   const Cluster one{.name = {}, .groups = {group}};
@@ -32,7 +31,7 @@ double seconds_alone(
   return seconds;
 }
 
-// By stage, the least of its pipeline rank's devices in all pipelines.
+// By stage, the least value of its pipeline rank's devices in all pipelines.
 std::vector<double> least_of_stages(
     const Strategy& strategy, const Cluster& cluster,
     const std::vector<double>& of_group) {
@@ -52,8 +51,8 @@ std::vector<double> least_of_stages(
   return of_stage;
 }
 
-// What the head computes beside the blocks, in blocks.
-std::vector<double> beside_blocks(const ModelShape& model, size_t stages) {
+// The work of the head next to the blocks, in blocks.
+std::vector<double> head_in_blocks(const ModelShape& model, size_t stages) {
   std::vector<double> taken(stages, 0);
   const TransformerShape& shape = *model.transformer;
   const double head = static_cast<double>(shape.vocab * shape.hidden);
@@ -61,21 +60,21 @@ std::vector<double> beside_blocks(const ModelShape& model, size_t stages) {
   return taken;
 }
 
-std::vector<int64_t>
-cut_by(const ModelShape& model, const std::vector<double>& weights, bool time) {
+std::vector<int64_t> partition_by(
+    const ModelShape& model, const std::vector<double>& weights, bool time) {
   if (!model.transformer) {
     return layers_by_weight(flops_of_layers(model), weights);
   }
   return share_out(
       model.transformer->layers, weights,
-      time ? beside_blocks(model, weights.size()) : std::vector<double>{});
+      time ? head_in_blocks(model, weights.size()) : std::vector<double>{});
 }
 
 int64_t sum_of(const std::vector<int64_t>& shares) {
   return std::accumulate(shares.begin(), shares.end(), int64_t{0});
 }
 
-// What each gets at least, rounded down; nothing where ones alone are too many.
+// Gives each its share rounded down, unless at least 1 for each is too many.
 void begin_with_whole_parts(
     int64_t units, const std::vector<double>& weights,
     std::vector<int64_t>& shares) {
@@ -104,7 +103,7 @@ std::vector<double> device_speeds(
     speeds.push_back(1 / seconds_alone(model, group, alone));
   }
   if (all_alike(speeds)) return {};
-  const double most = *std::max_element(speeds.begin(), speeds.end());
+  const double most = *std::ranges::max_element(speeds);
   for (double& speed : speeds) speed /= most;
   return speeds;
 }
@@ -121,7 +120,7 @@ sized_stages(const SearchJob& job, const Strategy& strategy) {
     const auto weights =
         least_of_stages(strategy, job.cluster, time ? job.speeds : bytes);
     if (all_alike(weights)) continue;
-    const auto cut = cut_by(job.model, weights, time);
+    const auto cut = partition_by(job.model, weights, time);
     if (!cut.empty() && (cuts.empty() || cuts[0] != cut)) cuts.push_back(cut);
   }
   return cuts;
@@ -147,7 +146,7 @@ std::vector<int64_t> share_out(
   if (units < static_cast<int64_t>(weights.size())) return {};
   std::vector<int64_t> shares(weights.size(), 1);
   if (taken.empty()) begin_with_whole_parts(units, weights, shares);
-  // What it would be with one more; the least is next, equal ones in order.
+  // The ratio with one unit more. The least is next; ties keep their order.
   using Next = std::pair<double, size_t>;
   std::priority_queue<Next, std::vector<Next>, std::greater<>> next;
   const auto push = [&](size_t i) {

@@ -10,8 +10,7 @@ namespace {
 
 constexpr double kHostShare = 0.8;  // of the host's memory, for offloading
 
-// Of the host's memory, what each device may use; where it is not known,
-// anything.
+// The host memory that each device may use, unlimited where it is not known.
 double least_host_bytes(const Cluster& cluster) {
   double least = std::numeric_limits<double>::infinity();
   for (const auto& group : cluster.groups) {
@@ -23,8 +22,8 @@ double least_host_bytes(const Cluster& cluster) {
   return least;
 }
 
-// Those that the search leaves to who knows what fits: all but the first on
-// equal nodes, where memory is the same in each.
+// The orders that the search leaves to MemoryFitter: on equal nodes, where
+// memory does not depend on the order, all but the first.
 std::vector<AxisOrder>
 other_orders(const SearchJob& job, const Layout& layout) {
   if (job.cluster.mixed()) return {};
@@ -60,7 +59,7 @@ double most_usable_bytes(const Cluster& cluster) {
 MemoryFitter::MemoryFitter(const SearchJob& job, bool offload)
     : job_(job),
       savers_(list_savers(job, offload)),
-      partial_selective_(rules_of_stack(job.stack).partial_selective),
+      partial_selective_(rules_of_framework(job.stack).partial_selective),
       host_bytes_(least_host_bytes(job.cluster)),
       usable_bytes_(most_usable_bytes(job.cluster)) {}
 
@@ -75,7 +74,7 @@ MemoryFitter::list_savers(const SearchJob& job, bool offload) {
       for (const Recompute recompute : kRecomputes) {
         const bool none = recompute == Recompute::none;
         if (none && !job.constraints.allow("recompute_layers", -1)) continue;
-        // What lies on the host need not be computed again.
+        // Activations on the host need no recompute.
         if (activations == 1 && recompute == Recompute::selective) continue;
         if (!job.constraints.allow(
                 "recompute", static_cast<int64_t>(recompute))) {
@@ -88,7 +87,7 @@ MemoryFitter::list_savers(const SearchJob& job, bool offload) {
   return savers;
 }
 
-// What does not fit need not be timed, and most does not.
+// Weighs before it times, since most strategies do not fit.
 std::optional<Candidate> MemoryFitter::fit(
     const Strategy& strategy, const PipelineBound& bound,
     double limit_seconds) {
@@ -104,7 +103,7 @@ std::optional<Candidate> MemoryFitter::fit(
   return best_;
 }
 
-// Those that fit and may be below the limit, less those that do more than
+// The ways that fit and may be below the limit, without those that do more than
 // another.
 std::vector<MemoryFitter::Way>
 MemoryFitter::list_ways(const Strategy& strategy) {
@@ -114,17 +113,16 @@ MemoryFitter::list_ways(const Strategy& strategy) {
     const auto end = std::find_if(begin, savers_.end(), [&](const Saver& one) {
       return !same_host(one, *begin);
     });
-    // Of those that leave the same to the host the last one takes the least
-    // memory.
+    // The last saver with the same offload takes the least memory.
     const Saver& last = *(end - 1);
     const auto least =
-        needless(last, fitted) ? std::nullopt : weigh_with(last, strategy);
+        is_needless(last, fitted) ? std::nullopt : weigh_with(last, strategy);
     if (least && !least->fits && !closer(*least)) {
       begin = end;
       continue;
     }
     for (; begin != end; ++begin) {
-      if (needless(*begin, fitted)) continue;
+      if (is_needless(*begin, fitted)) continue;
       const auto weighed =
           least && begin + 1 == end ? least : weigh_with(*begin, strategy);
       if (!weighed) continue;
@@ -143,10 +141,10 @@ MemoryFitter::list_ways(const Strategy& strategy) {
   return ways;
 }
 
-// Whether something fits that does less.
-bool MemoryFitter::needless(
+// Whether a saver that does less fits.
+bool MemoryFitter::is_needless(
     const Saver& saver, const std::vector<Saver>& fitted) const {
-  return std::any_of(fitted.begin(), fitted.end(), [&](const Saver& less) {
+  return std::ranges::any_of(fitted, [&](const Saver& less) {
     return less.offload_optimizer <= saver.offload_optimizer &&
            less.offload_activations <= saver.offload_activations &&
            (less.recompute == Recompute::none ||
@@ -154,13 +152,12 @@ bool MemoryFitter::needless(
   });
 }
 
-// Whether it is before memory is saved, which only adds time.
+// Whether it is too slow even without savings of memory, which only add time.
 bool MemoryFitter::too_slow(const Strategy& strategy) {
-  const bool asked =
-      std::any_of(savers_.begin(), savers_.end(), [](const Saver& one) {
-        return one.recompute == Recompute::none && !one.offload_optimizer &&
-               !one.offload_activations;
-      });
+  const bool asked = std::ranges::any_of(savers_, [](const Saver& one) {
+    return one.recompute == Recompute::none && !one.offload_optimizer &&
+           !one.offload_activations;
+  });
   if (!asked) return false;
   if (!unsaved_) unsaved_ = weigh(strategy);
   plain_ = time(*unsaved_);
@@ -184,7 +181,8 @@ void MemoryFitter::enter(const Way& way) {
   }
 }
 
-// Of what fits when all layers compute again; empty when no fewer will do.
+// Searches the fewest layers to recompute, given that all suffice; empty when
+// no fewer do.
 std::optional<MemoryFitter::Weighed>
 MemoryFitter::with_fewest_layers(const Weighed& all) const {
   Strategy strategy = all.strategy;
@@ -201,7 +199,7 @@ MemoryFitter::with_fewest_layers(const Weighed& all) const {
     const bool fits = weighed && weighed->fits;
     (fits ? high : low) = strategy.recompute_layers;
     if (fits) fewest = weighed;
-    // The neighbour decides when the guess is right.
+    // If the guess is right, its neighbour proves it.
     const bool first = guess == strategy.recompute_layers;
     guess = first ? guess + (fits ? -1 : 1) : (low + high) / 2;
   }
@@ -219,7 +217,7 @@ void MemoryFitter::enter_asked_layers(Strategy strategy) {
 
 int64_t MemoryFitter::guess_layers(
     const Weighed& none, const Weighed& all, int64_t most) const {
-  // Bytes grow with the layers, nearly in proportion.
+  // Bytes grow nearly in proportion to the layers.
   const double without = none.memory.peak_bytes();
   const double saved = without - all.memory.peak_bytes();
   if (saved <= 0) return most;
@@ -231,8 +229,7 @@ int64_t MemoryFitter::guess_layers(
 
 int64_t MemoryFitter::layers_of_stage(const Strategy& strategy) const {
   if (!strategy.stage_layers.empty()) {
-    return *std::max_element(
-        strategy.stage_layers.begin(), strategy.stage_layers.end());
+    return *std::ranges::max_element(strategy.stage_layers);
   }
   const int64_t stages =
       strategy.layout.pp * std::max<int64_t>(1, strategy.stages_per_rank);
@@ -282,10 +279,10 @@ std::optional<Candidate> MemoryFitter::closest() const {
 void MemoryFitter::enter(const Candidate& candidate) {
   if (candidate.step.step_seconds >= limit_) return;
   if (!job_.constraints.allow(candidate.strategy)) return;
-  if (!best_ || faster(candidate, *best_)) best_ = candidate;
+  if (!best_ || is_faster(candidate, *best_)) best_ = candidate;
 }
 
-// It fits in every order.
+// Enters a candidate that fits, in every order.
 void MemoryFitter::enter_in_orders(const Candidate& candidate) {
   enter(candidate);
   for (const AxisOrder& order : other_orders_) {
@@ -301,8 +298,8 @@ void MemoryFitter::enter_in_orders(const Candidate& candidate) {
   }
 }
 
-// In any order: the first one has the pipelines' fastest, so that the others
-// have nothing to win but what data-parallel ranks are waited for.
+// The least time in any order. Pipelines are fastest in the first order, so
+// that the others can only gain the exposed communication of data parallelism.
 double MemoryFitter::least_seconds(const Candidate& candidate) const {
   const StepEstimate& step = candidate.step;
   if (other_orders_.empty()) return step.step_seconds;
@@ -313,7 +310,7 @@ double MemoryFitter::least_seconds(const Candidate& candidate) const {
          exposed(Axis::dp_shard);
 }
 
-// What does not fit, than all before it.
+// Whether it needs less memory than all before it that do not fit.
 bool MemoryFitter::closer(const Weighed& weighed) const {
   return !closest_ ||
          weighed.memory.peak_bytes() < closest_->memory.peak_bytes();

@@ -1,6 +1,7 @@
-// The fastest way to make one strategy fit: what is computed again, in as few
-// layers as will do, and what lies in the host's memory. On equal nodes all
-// orders of the axes need the same memory: what fits is tried in each.
+// The fastest way to make one strategy fit: what is recomputed, in as few
+// layers as possible, and what is kept in the host's memory. On equal nodes all
+// orders of the axes need the same memory, so a strategy that fits is tried in
+// each.
 #pragma once
 
 #include <cstdint>
@@ -8,13 +9,12 @@
 #include <optional>
 #include <vector>
 
-#include "echelon/planner/candidate.h"
 #include "echelon/planner/pipeline_bound.h"
 #include "echelon/planner/search_space.h"
 
 namespace echelon {
 
-/// What a job may use of the devices that have most.
+/// The bytes that a job may use of the largest device.
 double most_usable_bytes(const Cluster& cluster);
 
 class MemoryFitter {
@@ -22,23 +22,22 @@ class MemoryFitter {
   /// `offload`: whether the host's memory may be used.
   MemoryFitter(const SearchJob& job, bool offload);
 
-  /// Empty when it does not fit or is not below `limit_seconds`. `bound`: of
-  /// the strategy's group.
+  /// Empty when it does not fit or is not below `limit_seconds`. `bound` is
+  /// that of the strategy's group.
   std::optional<Candidate>
   fit(const Strategy& strategy, const PipelineBound& bound,
       double limit_seconds);
 
-  /// Of the last strategy before memory was saved; empty when that was not
-  /// timed.
+  /// The last strategy without savings of memory, if it was timed.
   const std::optional<Candidate>& plain() const { return plain_; }
-  /// Of all that did not fit, the one that needs the least.
+  /// The one that needs the least memory of all that did not fit.
   std::optional<Candidate> closest() const;
-  /// Steps that were timed. Most strategies are too large, which takes less to
-  /// tell.
+  /// How many steps were timed. Most strategies are found to be too large
+  /// first.
   int64_t estimated() const { return estimated_; }
 
  private:
-  // What lies beside a strategy's parameters in memory, and where.
+  // A combination of savings of memory.
   struct Saver {
     bool offload_optimizer = false;
     bool offload_activations = false;
@@ -55,14 +54,14 @@ class MemoryFitter {
 
   // One way to make it fit.
   struct Way {
-    Weighed whole;                  // computed again in all layers
-    std::optional<Weighed> fewest;  // in as few as will do
+    Weighed whole;                  // with recompute in all layers
+    std::optional<Weighed> fewest;  // in as few as possible
   };
 
   std::vector<Way> list_ways(const Strategy& strategy);
   std::optional<Weighed>
   weigh_with(const Saver& saver, Strategy strategy) const;
-  bool needless(const Saver& saver, const std::vector<Saver>& fitted) const;
+  bool is_needless(const Saver& saver, const std::vector<Saver>& fitted) const;
   bool partial(Recompute recompute) const;
   bool too_slow(const Strategy& strategy);
   void enter(const Way& way);
@@ -84,10 +83,10 @@ class MemoryFitter {
   bool partial_selective_;
   double host_bytes_;  // for each rank
   double usable_bytes_;
-  std::vector<AxisOrder> other_orders_;  // of the strategy, that may be faster
+  std::vector<AxisOrder> other_orders_;  // that may be faster
   std::optional<Candidate> best_;
   std::optional<Weighed> closest_;
-  std::optional<Weighed> unsaved_;  // the strategy with nothing saved
+  std::optional<Weighed> unsaved_;  // the strategy without savings
   std::optional<Candidate> plain_;
   double limit_ = std::numeric_limits<double>::infinity();
   int64_t estimated_ = 0;

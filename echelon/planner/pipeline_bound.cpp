@@ -12,23 +12,23 @@
 namespace echelon {
 namespace {
 
-// Sums of numbers in another order differ by less.
+// Sums in another order differ by less than this.
 constexpr double kRounding = 1 - 1e-9;
 
 bool splits_backward(const std::string& schedule) {
   const auto& whole = {"gpipe", "1f1b", "interleaved", "breadth_first"};
-  return std::find(whole.begin(), whole.end(), schedule) == whole.end();
+  return std::ranges::find(whole, schedule) == whole.end();
 }
 
-// Which part of a stage's layers counts as done before a rank's first action
-// and after its last.
+// The passes through other stages that must precede a rank's first action or
+// follow its last.
 enum class Around { nothing, forward, both };
 
 Around around_ranks(const Strategy& strategy) {
   if (!splits_backward(strategy.schedule)) return Around::both;
   // Steps of these are measured from a rank's own first action.
-  return find_stack(strategy.stack).validates_afterwards ? Around::nothing
-                                                         : Around::forward;
+  return find_framework(strategy.stack).validates_afterwards ? Around::nothing
+                                                             : Around::forward;
 }
 
 double part(const std::vector<double>& sums, int64_t begin, int64_t count) {
@@ -36,8 +36,8 @@ double part(const std::vector<double>& sums, int64_t begin, int64_t count) {
          sums[static_cast<size_t>(begin)];
 }
 
-// Of the first layers of a stage.
-double again_seconds(
+// Seconds of recompute in the first layers of a stage.
+double recompute_seconds(
     const LayerTimes::Sums& sums, const Strategy& strategy, int64_t begin,
     int64_t count) {
   if (strategy.recompute == Recompute::none) return 0;
@@ -48,7 +48,7 @@ double again_seconds(
       sums.again[static_cast<size_t>(strategy.recompute)], begin, count);
 }
 
-// The largest over ranks of what is around them and of their own work.
+// The longest time over ranks, of their own work and what is around it.
 double slowest_rank(
     const std::vector<const LayerTimes::Sums*>& of_rank,
     const Strategy& strategy, const std::vector<int64_t>& counts,
@@ -67,7 +67,7 @@ double slowest_rank(
     const LayerTimes::Sums& sums = *of_rank[rank];
     double forward = part(sums.forward, begin, counts[stage]);
     double both = part(sums.both, begin, counts[stage]) +
-                  again_seconds(sums, strategy, begin, counts[stage]);
+                  recompute_seconds(sums, strategy, begin, counts[stage]);
     if (stage == 0) {
       forward += sums.first_forward;
       both += sums.first_both;
@@ -86,8 +86,8 @@ double slowest_rank(
   return most;
 }
 
-// Of a part of the layers on each kind of device, the least of its share of the
-// whole.
+// The least share that a part of the layers has of the total, over the kinds of
+// device.
 template <class Part>
 double least_share(
     const std::vector<const LayerTimes::Sums*>& of_rank, const Part& part) {
@@ -101,7 +101,7 @@ double least_share(
   return least;
 }
 
-// The busiest rank's seconds of a microbatch, of the best of all cuts.
+// The busiest rank's seconds of a microbatch, in the best of all partitions.
 double busiest(const std::vector<const LayerTimes::Sums*>& of_rank) {
   double speeds = 0;
   bool alike = true;
@@ -122,7 +122,7 @@ double busiest(const std::vector<const LayerTimes::Sums*>& of_rank) {
   return work / speeds;
 }
 
-// Between the embedding and the head; of counted models, all layers.
+// The layers between the embedding and the head; of counted models, all.
 std::span<const LayerWork>
 blocks_of(const ModelShape& model, const std::vector<LayerWork>& layers) {
   const std::span<const LayerWork> all(layers);
@@ -140,7 +140,7 @@ const LayerTimes::Sums& LayerTimes::of(
     int64_t kind) {
   const Layout& layout = group.layout;
   const bool processor = job_.cluster.node_of(first_rank).device.processor;
-  // Gradients of counted layers add up over microbatches.
+  // Counted layers accumulate gradients over microbatches.
   const int64_t microbatches =
       job_.model.transformer ? 0 : group.num_microbatches();
   const Key key = {layout.tp, layout.cp,    layout.ep, group.sequence_parallel,
@@ -150,14 +150,14 @@ const LayerTimes::Sums& LayerTimes::of(
   return at->second;
 }
 
-// tp, cp and ep are innermost in every order, so that their groups lie alike on
-// equal nodes, wherever these are.
+// tp, cp and ep are innermost in every order, so that their groups are placed
+// alike on all equal nodes.
 LayerTimes::Sums LayerTimes::compute(
     const Strategy& group, int64_t samples, int64_t first_rank,
     int64_t rank) const {
   Strategy own = with_microbatch(group, samples);
-  const Stack stack =
-      stack_on(find_stack(own.stack), job_.cluster.node_of(first_rank).device);
+  const Framework stack = framework_on(
+      find_framework(own.stack), job_.cluster.node_of(first_rank).device);
   const auto seconds = [&](const Operations& pass) {
     return pass_seconds(pass, own, job_.cluster, stack, rank).total();
   };
@@ -205,19 +205,19 @@ PipelineBound::PipelineBound(
           &times.of(group, samples, pipeline.first_rank, rank, kind));
       rank += stride;
     }
-    any_cut_ = std::max(any_cut_, kRounding * microbatches_ * busiest(ranks));
-    if (std::find(pipelines_.begin(), pipelines_.end(), ranks) ==
-        pipelines_.end()) {
+    any_partition_ =
+        std::max(any_partition_, kRounding * microbatches_ * busiest(ranks));
+    if (std::ranges::find(pipelines_, ranks) == pipelines_.end()) {
       pipelines_.push_back(std::move(ranks));
     }
   }
 }
 
 double PipelineBound::of(const Strategy& variant) const {
-  if (!model_->transformer) return any_cut_;
+  if (!model_->transformer) return any_partition_;
   const auto counts = stage_layers(*model_, variant);
   const auto rank_of_stage = rank_of_stages(variant);
-  double most = any_cut_;
+  double most = any_partition_;
   for (const Ranks& ranks : pipelines_) {
     most = std::max(
         most,
@@ -225,6 +225,35 @@ double PipelineBound::of(const Strategy& variant) const {
             slowest_rank(ranks, variant, counts, rank_of_stage, microbatches_));
   }
   return most;
+}
+
+double PipelineTimes::at_least(const Strategy& strategy) const {
+  const auto at = seconds_.find(key_of(strategy));
+  return at == seconds_.end() ? 0 : at->second;
+}
+
+void PipelineTimes::learn(const Candidate& plain) {
+  const StepEstimate& step = plain.step;
+  const auto exposed = [&](Axis axis) {
+    return step.parts.exposed[static_cast<size_t>(axis)];
+  };
+  seconds_.emplace(
+      key_of(plain.strategy), step.step_seconds - exposed(Axis::dp_replicate) -
+                                  exposed(Axis::dp_shard) -
+                                  step.parts.optimizer - step.parts.other);
+}
+
+PipelineTimes::Key PipelineTimes::key_of(const Strategy& strategy) {
+  const Layout& layout = strategy.layout;
+  return {
+      .numbers =
+          {layout.data_degree(), layout.tp, layout.pp, layout.cp, layout.ep,
+           strategy.microbatch_size, strategy.stages_per_rank},
+      .sequence_parallel = strategy.sequence_parallel,
+      .order = layout.order,
+      .schedule = strategy.schedule,
+      .stage_layers = strategy.stage_layers,
+      .rank_microbatch = strategy.rank_microbatch};
 }
 
 }  // namespace echelon

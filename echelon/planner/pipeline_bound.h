@@ -1,35 +1,42 @@
-// What a step takes at least, by what each rank of a pipeline computes.
+// The least time of a step, from what each rank of a pipeline computes.
 //
 // A rank r computes forward and backward of each of the m microbatches through
 // its stages: m busy(r) seconds. Let s be the lowest of its stages.
-// 1. It begins when a first microbatch has come through the stages below s,
-// which lie
+//
+// 1. It begins when a first microbatch has passed the stages below s, which are
 //    on other ranks.
 // 2. Where schedules do not split backward, its last action is a backward
-// through s (a
-//    higher stage of the microbatch would be followed by s), and the stages
-//    below s follow.
+//    through s (a higher stage of the microbatch would be followed by s), and
+//    the stages below s follow.
+//
 // So no schedule ends before
+//
 //    sum of forward (2.: and backward) of the stages below s + m busy(r),
-// and a step takes as long as its slowest pipeline. For every way to cut n
-// layers, of which layer l takes a(l, k) seconds on devices of kind k and t(k)
-// is the sum of all: with x(l, r) for the part of l that r has, the longest
-// busy(r) is no less than the mean with weights w(r) = 1 / t(kind of r), sum
-// over r and l of w(r) x(l, r) a(l, r) over the sum of w, and that no less than
-//    sum over l of the least a(l, k) / t(k), over the sum over r of 1 / t(kind
-//    of r).
-// What follows the last microbatch (gradients, optimizer) and transfers between
-// stages count as nothing; they only add. What is computed again is part of
-// backward.
+//
+// and a step takes as long as its slowest pipeline.
+//
+// For every way to partition n layers, let layer l take a(l, k) seconds on
+// devices of kind k, let t(k) be the sum over all layers, and let x(l, r) be
+// the part of l on rank r. The longest busy(r) is no less than the mean with
+// weights w(r) = 1 / t(kind of r), which is the sum over r and l of w(r) x(l,
+// r) a(l, r), divided by the sum of w. That is no less than
+//
+//    sum over l of the least a(l, k) / t(k), divided by
+//    the sum over r of 1 / t(kind of r).
+//
+// Gradients and optimizer after the last microbatch, and transfers between
+// stages, count as nothing, since they only add. Recompute is part of backward.
 #pragma once
 
 #include <array>
 #include <cstdint>
 #include <map>
+#include <string>
 #include <tuple>
 #include <vector>
 
 #include "echelon/cost/distinct_pipelines.h"
+#include "echelon/planner/search.h"
 #include "echelon/planner/search_space.h"
 
 namespace echelon {
@@ -37,20 +44,19 @@ namespace echelon {
 /// Seconds of a microbatch through each layer, on each kind of device.
 class LayerTimes {
  public:
-  /// Sums over blocks (of counted models: layers) from the first one on; [0] is
-  /// 0.
+  /// Sums over the first blocks (of counted models: layers); [0] is 0.
   struct Sums {
     std::vector<double> forward, both;  // both: backward too
     std::array<std::vector<double>, kRecomputes.size()> again;  // by Recompute
-    /// Of what is no block: the embedding, and the head.
+    /// The embedding and the head, which are not blocks.
     double first_forward = 0, first_both = 0, last_both = 0;
 
     double total() const { return first_both + both.back() + last_both; }
   };
 
   explicit LayerTimes(const SearchJob& job) : job_(job) {}
-  /// On `rank` of a pipeline that begins at `first_rank`, with microbatches of
-  /// so many samples. `kind`: the group of nodes that the rank is in.
+  /// The sums on `rank` of a pipeline that begins at `first_rank`, for
+  /// microbatches of `samples`. `kind` is the rank's group of nodes.
   const Sums&
   of(const Strategy& group, int64_t samples, int64_t first_rank, int64_t rank,
      int64_t kind);
@@ -66,30 +72,53 @@ class LayerTimes {
   std::map<Key, Sums> sums_;
 };
 
-/// The bounds of one group of strategies (search_space.h). Every estimate of a
-/// variant is at or above them.
+/// Lower bounds for one group of strategies (search_space.h).
 class PipelineBound {
  public:
   PipelineBound(const SearchJob& job, LayerTimes& times, const Strategy& group);
 
-  /// Of every variant, whatever its stages.
-  double any_cut() const { return any_cut_; }
-  /// With the stages of this one, and what it computes again to save memory. Of
-  /// models of counted layers: any_cut().
+  /// The bound for every variant, whatever its stages.
+  double any_partition() const { return any_partition_; }
+  /// The bound with the stages of this variant and its recompute. For models of
+  /// counted layers it is any_partition().
   double of(const Strategy& variant) const;
 
   /// distinct_pipelines() of each variant.
   const std::vector<PipelinePlace>& places() const { return places_; }
 
  private:
-  /// Of a pipeline, by rank.
+  /// The sums of a pipeline, by rank.
   using Ranks = std::vector<const LayerTimes::Sums*>;
 
   const ModelShape* model_;
   std::vector<PipelinePlace> places_;
-  std::vector<Ranks> pipelines_;  // that are not alike
+  std::vector<Ranks> pipelines_;  // distinct ones
   double microbatches_ = 0;
-  double any_cut_ = 0;
+  double any_partition_ = 0;
+};
+
+/// What timed steps tell of others: strategies that differ only in what the
+/// data-parallel ranks do alone share the pipeline's part of a step. It is
+/// learned from the first of them.
+class PipelineTimes {
+ public:
+  /// The least time of a step; 0 before any was learned.
+  double at_least(const Strategy& strategy) const;
+  /// `plain`: with nothing done to save memory.
+  void learn(const Candidate& plain);
+
+ private:
+  struct Key {
+    std::array<int64_t, 7> numbers;  // degrees, microbatch, stages
+    bool sequence_parallel;
+    AxisOrder order;
+    std::string schedule;
+    std::vector<int64_t> stage_layers, rank_microbatch;
+    auto operator<=>(const Key&) const = default;
+  };
+  static Key key_of(const Strategy& strategy);
+
+  std::map<Key, double> seconds_;
 };
 
 }  // namespace echelon

@@ -4,10 +4,10 @@
 
 #include "echelon/error.h"
 #include "echelon/planner/device_sizes.h"
-#include "echelon/planner/impossible.h"
 #include "echelon/planner/reasons.h"
 #include "echelon/planner/search.h"
 #include "echelon/simulator/simulate.h"
+#include "echelon/text/format.h"
 #include "echelon/text/units.h"
 
 namespace echelon {
@@ -53,7 +53,7 @@ SearchJob job_of(const PlanRequest& request, int64_t devices) {
       .coarse = request.coarse};
 }
 
-// Numbers of devices that a job may take, ascending: parts of a node, then
+// Numbers of devices that a job may take, ascending: fractions of a node, then
 // nodes.
 std::vector<int64_t> device_counts(const Cluster& cluster) {
   const int64_t all = cluster.num_devices();
@@ -81,10 +81,9 @@ std::vector<int64_t> asked_counts(const PlanRequest& request) {
     if (key == "devices") counts = {std::stoll(value)};
   }
   if (counts[0] > request.cluster.num_devices()) {
-    throw ConfigError(
-        "--fix devices=" + std::to_string(counts[0]) + ": " +
-        request.cluster.name + " has " +
-        std::to_string(request.cluster.num_devices()));
+    throw ConfigError(format(
+        "--fix devices={}: {} has {}", counts[0], request.cluster.name,
+        request.cluster.num_devices()));
   }
   return counts;
 }
@@ -96,7 +95,7 @@ void count(const SearchResult& found, PlanResult& result) {
   result.estimated += found.estimated;
 }
 
-// Cost where prices are known, else the devices' time.
+// The cost where prices are known, else the devices' time.
 double cost_of(const Plan& plan) {
   return plan.cost_per_step > 0
              ? plan.cost_per_step
@@ -104,14 +103,13 @@ double cost_of(const Plan& plan) {
 }
 
 void rank(std::vector<Plan>& plans, Objective objective) {
-  std::stable_sort(
-      plans.begin(), plans.end(), [&](const Plan& a, const Plan& b) {
-        if (objective == Objective::cost) return cost_of(a) < cost_of(b);
-        if (objective == Objective::devices && a.devices != b.devices) {
-          return a.devices < b.devices;
-        }
-        return a.step.step_seconds < b.step.step_seconds;
-      });
+  std::ranges::stable_sort(plans, [&](const Plan& a, const Plan& b) {
+    if (objective == Objective::cost) return cost_of(a) < cost_of(b);
+    if (objective == Objective::devices && a.devices != b.devices) {
+      return a.devices < b.devices;
+    }
+    return a.step.step_seconds < b.step.step_seconds;
+  });
 }
 
 void search_all(const PlanRequest& request, PlanResult& result) {
@@ -134,7 +132,7 @@ void search_all(const PlanRequest& request, PlanResult& result) {
   if (!result.plans.empty()) result.closest.reset();
 }
 
-// The first so many devices, and more of the last kind where there are too few.
+// The cluster, with more nodes of the last kind where it has too few devices.
 Cluster resized(const Cluster& cluster, int64_t devices) {
   const int64_t missing = devices - cluster.num_devices();
   if (missing <= 0) return cluster;
@@ -150,7 +148,7 @@ std::optional<Plan> best_on(const PlanRequest& request, int64_t devices) {
   return plans.front();
 }
 
-// Doubles, then goes back to the smallest number of nodes by halves.
+// Doubles the nodes until a plan fits, then bisects for the smallest number.
 std::optional<Plan> find_smallest(const PlanRequest& request) {
   const int64_t node = request.cluster.groups.back().node.num_devices;
   int64_t low = request.cluster.num_devices();
@@ -172,7 +170,7 @@ std::optional<Plan> find_smallest(const PlanRequest& request) {
   return fits;
 }
 
-// Times from events, in place of those from formulas; memory stays.
+// Replaces the times of formulas by those of simulated events. Memory stays.
 void simulate_step(const PlanRequest& request, Plan& plan) {
   StepEstimate step =
       simulate(
@@ -192,7 +190,7 @@ void simulate_best(const PlanRequest& request, PlanResult& result) {
 
 using Fixed = std::vector<std::pair<std::string, std::string>>;
 
-// One textbook choice: `fixed` beside what is asked.
+// Searches one textbook choice: `fixed` in addition to what is asked.
 void compare_with(
     const PlanRequest& request, const std::string& name, const Fixed& fixed,
     PlanResult& result) {
@@ -258,52 +256,67 @@ void check_request(const PlanRequest& request) {
   check(request.model);
   check(request.cluster);
   if (request.global_batch < 1) {
-    throw ConfigError(
-        "--batch " + std::to_string(request.global_batch) +
-        ": must be at least 1, the samples of one step");
+    throw ConfigError(format(
+        "--batch {}: must be at least 1, the samples of one step",
+        request.global_batch));
   }
   const auto trains = {
       Precision::bf16, Precision::fp16, Precision::fp32, Precision::fp64};
   if (request.stack == "echelon" &&
-      std::find(trains.begin(), trains.end(), request.precision) ==
-          trains.end()) {
-    throw ConfigError(
-        "--precision " + std::string(to_string(request.precision)) +
-        ": echelon train computes in bf16, fp16, fp32 or fp64; take one of "
-        "these, "
-        "or another --stack");
+      std::ranges::find(trains, request.precision) == trains.end()) {
+    throw ConfigError(format(
+        "--precision {}: echelon train computes in bf16, fp16, fp32 or fp64; "
+        "take one of these, or another --stack",
+        to_string(request.precision)));
   }
   for (const auto& group : request.cluster.groups) {
     const Device& device = group.node.device;
     if (device.peak(request.precision) > 0) continue;
-    throw ConfigError(
-        "--precision " + std::string(to_string(request.precision)) + ": " +
-        device.name + " does not compute in it; it does in " +
-        precisions_of(device));
+    throw ConfigError(format(
+        "--precision {}: {} does not compute in it; it does in {}",
+        to_string(request.precision), device.name, precisions_of(device)));
   }
   if (request.keep < 1) throw ConfigError("at least 1 plan must be kept");
 }
 
 std::string bound_text(const PlanRequest& request) {
-  return "A strategy is left out when weights, gradients and optimizer state "
-         "of "
-         "its fullest rank alone are above the " +
-         format_bytes(
-             static_cast<int64_t>(usable_device_bytes(request.cluster))) +
-         " that a job may use of a device, or when its slowest rank computes "
-         "longer, "
-         "with what the pipeline must do before and after it, than the plans "
-         "that "
-         "were found take.";
+  return format(
+      "A strategy is left out when weights, gradients and optimizer state of "
+      "its fullest rank alone exceed the {} that a job may use of a device, or "
+      "when its slowest rank, with what the pipeline must do before and after "
+      "it, computes longer than the plans that were found take.",
+      format_bytes(usable_device_bytes(request.cluster)));
+}
+
+// The best plan for one value of a setting; `because` is set where none fits.
+Alternative alternative(
+    const PlanRequest& request, const SearchJob& job,
+    const std::string& value) {
+  Alternative row{.value = value, .plan = {}, .because = {}};
+  const SearchResult found = search(job, request.keep);
+  std::vector<Plan> plans;
+  for (const Candidate& candidate : found.best) {
+    plans.push_back(plan_of(candidate, request.cluster));
+    if (request.simulate) simulate_step(request, plans.back());
+  }
+  if (!plans.empty()) {
+    rank(plans, Objective::time);
+    row.plan = plans.front();
+  } else if (found.closest) {
+    row.plan = plan_of(*found.closest, request.cluster);
+    row.because = explain_unfit(request, *row.plan);
+  } else {
+    row.because = why_none(job);
+  }
+  return row;
 }
 
 }  // namespace
 
 Precision usual_precision(const Cluster& cluster) {
   for (const Precision precision : {Precision::bf16, Precision::fp16}) {
-    const bool all = std::all_of(
-        cluster.groups.begin(), cluster.groups.end(),
-        [&](const NodeGroup& group) {
+    const bool all =
+        std::ranges::all_of(cluster.groups, [&](const NodeGroup& group) {
           return group.node.device.peak(precision) > 0;
         });
     if (all) return precision;
@@ -344,33 +357,6 @@ plans_on(const PlanRequest& request, int64_t devices, int64_t keep) {
   }
   return plans;
 }
-
-namespace {
-
-// For one value of a setting; `because` is there where none fits.
-Alternative alternative(
-    const PlanRequest& request, const SearchJob& job,
-    const std::string& value) {
-  Alternative row{.value = value, .plan = {}, .because = {}};
-  const SearchResult found = search(job, request.keep);
-  std::vector<Plan> plans;
-  for (const Candidate& candidate : found.best) {
-    plans.push_back(plan_of(candidate, request.cluster));
-    if (request.simulate) simulate_step(request, plans.back());
-  }
-  if (!plans.empty()) {
-    rank(plans, Objective::time);
-    row.plan = plans.front();
-  } else if (found.closest) {
-    row.plan = plan_of(*found.closest, request.cluster);
-    row.because = explain_unfit(request, *row.plan);
-  } else {
-    row.because = why_none(job);
-  }
-  return row;
-}
-
-}  // namespace
 
 std::vector<Alternative>
 explain_key(const PlanRequest& request, const std::string& key) {

@@ -1,4 +1,4 @@
-// Searches the strategies that train a model on a cluster, and says why.
+// Searches the strategies that train a model on a cluster, and explains them.
 #pragma once
 
 #include <cstdint>
@@ -11,13 +11,10 @@
 
 namespace echelon {
 
-enum class Objective {
-  time,
-  cost,
-  devices
-};  // devices: the smallest that fits
+/// `devices` asks for the smallest number of devices on which the model fits.
+enum class Objective { time, cost, devices };
 
-/// What is given; the rest is searched. Contradictions are ConfigErrors.
+/// What is given; the rest is searched. Contradictions throw ConfigError.
 struct PlanRequest {
   ModelShape model;
   Cluster cluster;
@@ -29,11 +26,11 @@ struct PlanRequest {
   std::vector<std::pair<std::string, std::string>> fixed;
   Precision precision = Precision::bf16;
   std::string stack = "echelon";
-  int64_t keep = 5;  // plans to return, each with a layout of its own
+  int64_t keep = 5;  // plans to return, each with a different layout
   /// Whether the best few are simulated, event by event, before they are
   /// ranked.
   bool simulate = true;
-  /// A search through fewer schedules and microbatch sizes: for pictures.
+  /// Searches fewer schedules and microbatch sizes, for drawings.
   bool coarse = false;
   /// Whether the textbook choices are searched too, for PlanResult::others.
   bool compare = true;
@@ -42,11 +39,11 @@ struct PlanRequest {
 struct Plan {
   Strategy strategy;
   StepEstimate step;
-  double cost_per_step = 0;  // of all devices; 0: prices not known
+  double cost_per_step = 0;  // of all devices; 0: unknown prices
   int64_t devices = 0;
 };
 
-/// Why: the headings that `plan` and `explain` share.
+/// An explanation, by the headings that `plan` and `explain` share.
 struct Reason {
   std::string diagnosis;  // what limits this model here
   std::string fix;        // the strategy, or the setting
@@ -54,16 +51,15 @@ struct Reason {
 };
 
 struct Rejected {
-  std::string name;  // "pure data parallelism", "the runner-up"
-  std::string
-      because;  // "needs 2.6 TiB of 79 GiB a device: weights alone 1.3 TiB"
+  std::string name;     // "pure data parallelism", "the runner-up"
+  std::string because;  // "needs 2.6 TiB of the 79 GiB that a device has …"
   std::optional<Plan> plan;  // the best of its kind; empty when there is none
 };
 
 struct PlanResult {
   std::vector<Plan> plans;  // the best first; empty when nothing fits
-  /// When nothing fits: the plan that needs the least; what it lacks, and the
-  /// smallest cluster that would do, are in `reason`.
+  /// When nothing fits: the plan that needs the least. `reason` says what it
+  /// lacks and names the smallest sufficient cluster.
   std::optional<Plan> closest;
   std::optional<Plan> smallest;  // on that cluster
   Reason reason;
@@ -78,24 +74,24 @@ struct PlanResult {
 /// bf16, else fp16 where all devices have it, else fp32.
 Precision usual_precision(const Cluster& cluster);
 
-/// 1,024 devices of one kind in about 1 s, of two in 2 to 3. Throws ConfigError
-/// for a batch that no layout divides and for contradictory constraints, both
-/// named.
+/// Takes about 1 s for 1,024 devices of one kind, 2 to 3 s for two kinds.
+/// Throws ConfigError for a batch that no layout divides and for contradictory
+/// constraints, which the message names.
 PlanResult plan(const PlanRequest& request);
 
-/// The fastest plans of so many devices, as the cluster's last nodes are; the
-/// first of each layout, `keep` at most. Empty when there are none that fit.
+/// The fastest plan of each layout on `devices` devices, `keep` at most;
+/// devices beyond the cluster are like its last nodes. Empty when none fits.
 std::vector<Plan>
 plans_on(const PlanRequest& request, int64_t devices, int64_t keep);
 
-/// The best plan for each value of one setting ("tp"), as `--explain` shows
-/// them.
+/// The best plan for one value of a setting ("tp"), as `--explain` shows it.
 struct Alternative {
   std::string value;
   std::optional<Plan> plan;
   std::string because;  // why it is not the best; "the best" for that one
 };
-/// Throws ConfigError for an unknown key, with the nearest.
+/// An alternative for each value of `key`. Throws ConfigError for an unknown
+/// key, with the nearest.
 std::vector<Alternative>
 explain_key(const PlanRequest& request, const std::string& key);
 

@@ -2,13 +2,221 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
+#include <functional>
 
-#include "echelon/planner/plane.h"
 #include "echelon/planner/reasons.h"
+#include "echelon/report/page.h"
 #include "echelon/text/units.h"
 
 namespace echelon {
 namespace {
+
+// --- Points over two logarithmic axes ---------------------------------------
+
+struct PlanePoint {
+  double x = 0;       // above 0
+  double y = 0;       // above 0
+  std::string color;  // class: "bw", "ex", "da", "op", "ot"
+  std::string title;  // shown while pointed at; may have several lines
+  std::string label;  // beside it; may be empty
+  bool ring = false;  // outlined: the one that matters
+};
+
+struct PlaneLine {
+  std::string css;  // "line c1", "level"
+  std::vector<std::pair<double, double>> points;
+};
+
+// Points over two logarithmic axes. A point says what it is below the picture
+// while it is pointed at, reached by the keyboard or tapped.
+struct Plane {
+  std::string id;  // unique in the page
+  std::string title;
+  std::string headline;     // what to take away
+  std::string description;  // for those who do not see it
+  std::string x_name, y_name;
+  std::function<std::string(double)> x_text, y_text;  // of ticks
+  std::vector<double> x_ticks;  // empty: 1, 2 and 5 of each decade
+  int height = 300;             // of the plot, in pixels
+  std::vector<PlanePoint> points;
+  std::vector<PlaneLine> lines;
+  double x_limit = 0;  // a vertical line; 0: none
+  std::string x_limit_name;
+  std::vector<std::pair<std::string, std::string>> keys;  // class, meaning
+};
+
+constexpr int kAxisHeight = 42;  // below the plot: ticks and the axis' name
+constexpr int kSaysHeight = 62;  // below that: what a point says
+
+struct Range {
+  double low = 0;
+  double high = 0;
+
+  double share(double value) const {
+    return std::log(value / low) / std::log(high / low);
+  }
+};
+
+Range range_of(std::vector<double> values, double most_room) {
+  const auto [low, high] = std::minmax_element(values.begin(), values.end());
+  const double room =
+      std::max(1.08, std::pow(std::max(1.0, *high / *low), most_room));
+  return {*low / room, *high * room};
+}
+
+std::vector<double> ticks_of(const Range& range) {
+  std::vector<double> ticks;
+  const bool wide = range.high / range.low > 300;
+  for (double decade = std::pow(10, std::floor(std::log10(range.low)));
+       decade < range.high; decade *= 10) {
+    for (const double step : {1.0, 2.0, 5.0}) {
+      if (wide && step != 1.0) continue;
+      const double tick = decade * step;
+      if (tick >= range.low && tick <= range.high) ticks.push_back(tick);
+    }
+  }
+  return ticks;
+}
+
+// Widths are percentages and texts are in fixed sizes, so one drawing serves a
+// phone, a wide screen and paper.
+class PlaneDrawing {
+ public:
+  PlaneDrawing(Markup& page, const Plane& plane) : page_(page), plane_(plane) {
+    std::vector<double> xs, ys;
+    for (const auto& point : plane.points) {
+      xs.push_back(point.x);
+      ys.push_back(point.y);
+    }
+    for (const auto& line : plane.lines) {
+      for (const auto& [x, y] : line.points) ys.push_back(y);
+    }
+    if (plane.x_limit > 0) xs.push_back(plane.x_limit);
+    x_ = range_of(xs, 0.04);
+    y_ = range_of(ys, 0.08);
+  }
+
+  void run() {
+    open();
+    axes();
+    for (const auto& line : plane_.lines) draw(line);
+    if (plane_.x_limit > 0) limit();
+    below(
+        "hint", plane_.id + "-hint",
+        "Point at a dot, or tap it, to see its layout.");
+    page_.add("<g class='points'>");
+    for (const bool ring : {false, true}) {
+      for (size_t i = 0; i < plane_.points.size(); ++i) {
+        if (plane_.points[i].ring == ring) draw(plane_.points[i], i);
+      }
+    }
+    page_.add("</g></svg></div></figure>");
+  }
+
+ private:
+  std::string at_x(double x) const {
+    return coordinate(100 * x_.share(x)) + "%";
+  }
+  std::string at_y(double y, double below = 0) const {
+    return coordinate(plane_.height * (1 - y_.share(y)) + below);
+  }
+
+  void open() {
+    page_.add("<figure class='chart plane' id='{}'><figcaption>", plane_.id);
+    draw_caption(page_, plane_.title, plane_.headline);
+    if (!plane_.keys.empty()) {
+      page_.add("<span class='keys'>");
+      for (const auto& [css, text] : plane_.keys) draw_key(page_, css, text);
+      page_.add("</span>");
+    }
+    page_.add(
+        "</figcaption><div class='plot'><svg width='100%' height='{}' "
+        "role='group' aria-label='{}'>",
+        plane_.height + kAxisHeight + kSaysHeight, plane_.description);
+  }
+
+  void axes() {
+    for (const double tick : ticks_of(y_)) {
+      page_.add(
+          "<line class='grid' x1='0' x2='100%' y1='{}' y2='{}'/><text "
+          "class='tick' x='-8' y='{}' text-anchor='end'>{}</text>",
+          at_y(tick), at_y(tick), at_y(tick, 4), plane_.y_text(tick));
+    }
+    page_.add(
+        "<line class='axis' x1='0' x2='100%' y1='{}' y2='{}'/>", plane_.height,
+        plane_.height);
+    const auto ticks = plane_.x_ticks.empty() ? ticks_of(x_) : plane_.x_ticks;
+    for (size_t i = 0; i < ticks.size(); ++i) {
+      draw_tick(
+          page_, i, x_.share(ticks[i]), plane_.height + 18,
+          plane_.x_text(ticks[i]), /*edge=*/0.03);
+    }
+    page_.add(
+        "<text class='tick' x='100%' y='{}' text-anchor='end'>{}</text><text "
+        "class='tick' x='4' y='12'>{}</text>",
+        plane_.height + 36, plane_.x_name, plane_.y_name);
+  }
+
+  void limit() {
+    page_.add(
+        "<line class='level limit' x1='{}' x2='{}' y1='0' y2='{}'/><text "
+        "class='level-name' x='{}' y='12' dx='-6' text-anchor='end'>{}</text>",
+        at_x(plane_.x_limit), at_x(plane_.x_limit), plane_.height,
+        at_x(plane_.x_limit), plane_.x_limit_name);
+  }
+
+  void draw(const PlaneLine& line) {
+    for (size_t i = 0; i + 1 < line.points.size(); ++i) {
+      const auto& [x1, y1] = line.points[i];
+      const auto& [x2, y2] = line.points[i + 1];
+      page_.add(
+          "<line class='{}' x1='{}' y1='{}' x2='{}' y2='{}'/>", line.css,
+          at_x(x1), at_y(y1), at_x(x2), at_y(y2));
+    }
+  }
+
+  // A text below the axis, as wide as the plot.
+  void below(const char* css, const std::string& id, const std::string& text) {
+    page_.add(
+        "<foreignObject x='0' y='{}' width='100%' height='{}'><p class='{}' "
+        "id='{}'>{}</p></foreignObject>",
+        plane_.height + kAxisHeight, kSaysHeight, css, id, text);
+  }
+
+  void draw(const PlanePoint& point, size_t index) {
+    const std::string id = format("{}-{}", plane_.id, index);
+    page_.add(
+        "<g class='{}' tabindex='0' role='img' aria-labelledby='{}'>",
+        point.ring ? "point ring" : "point", id);
+    page_.add(
+        "<circle class='{}' cx='{}' cy='{}' r='{}' fill-opacity='{}'/>",
+        point.color, at_x(point.x), at_y(point.y), point.ring ? "7" : "5",
+        point.ring ? "1" : "0.75");
+    below("says", id, point.title);
+    page_.add("</g>");
+    if (!point.label.empty()) label(point);
+  }
+
+  void label(const PlanePoint& point) {
+    const bool left = x_.share(point.x) > 0.5;
+    page_.add(
+        "<text class='level-name' x='{}' y='{}' dx='{}' "
+        "text-anchor='{}'>{}</text>",
+        at_x(point.x), at_y(point.y, 4), left ? "-12" : "12",
+        left ? "end" : "start", point.label);
+  }
+
+  Markup& page_;
+  const Plane& plane_;
+  Range x_, y_;
+};
+
+void draw_plane(Markup& page, const Plane& plane) {
+  if (!plane.points.empty()) PlaneDrawing(page, plane).run();
+}
+
+// --- The choices and the growth ---------------------------------------------
 
 constexpr std::array kColors = {"bw", "da", "ex", "op", "ot"};
 constexpr double kGib = 1 << 30;
@@ -20,14 +228,14 @@ std::string devices_text(int64_t number) {
 }
 
 std::string plan_title(const Plan& plan) {
-  return devices_text(plan.devices) + ": " + to_string(plan.strategy) + "\n" +
-         format_seconds(plan.step.step_seconds) + " a step, " +
-         format_bytes(plan.step.memory.peak_bytes()) +
-         " a device, utilisation " +
-         format_percent(plan.step.model_flops_utilisation);
+  return format(
+      "{}: {}\n{} a step, {} a device, MFU {}", devices_text(plan.devices),
+      to_string(plan.strategy), format_seconds(plan.step.step_seconds),
+      format_bytes(plan.step.memory.peak_bytes()),
+      format_percent(plan.step.model_flops_utilisation));
 }
 
-// Beside a point: short, its title has the order of the axes as well.
+// Next to a point, hence short; its title has the order of the axes as well.
 std::string degrees_text(const Plan& plan) {
   Layout degrees = plan.strategy.layout;
   degrees.order = Layout{}.order;
@@ -61,12 +269,12 @@ std::vector<double> memory_ticks(const std::vector<Plan>& plans, double limit) {
   return ticks;
 }
 
-// Of an axis: narrow, and in one unit from a minute on.
+// For an axis: narrow, and in one unit from a minute on.
 std::string tick_text(double seconds) {
   return seconds < 60 ? format_seconds(seconds) : format_count(seconds) + " s";
 }
 
-// The best of the number of devices that was asked for; none when nothing fits.
+// The best plan on the devices that were asked for; none when nothing fits.
 const Plan* best_of(const PlanPage& input) {
   return input.result.plans.empty() ? nullptr : &input.result.plans.front();
 }
@@ -87,38 +295,30 @@ Plane choices_plane(const PlanPage& input) {
       .y_text = tick_text,
       .x_ticks = memory_ticks(input.choices, limit),
       .height = 340,
-      .points = {},
-      .lines = {},
       .x_limit = limit,
       .x_limit_name = "what a job may use",
-      .keys = {}};
+  };
 }
 
 void draw_table(Markup& page, const std::vector<Plan>& plans) {
-  page.open("details").leaf("summary", {}, "All of them as a table");
-  page.open(
-      "div", {{"class", "scroll"},
-              {"tabindex", "0"},
-              {"role", "region"},
-              {"aria-label", "The layouts in figures"}});
-  page.open("table").open("thead").open("tr");
-  for (const char* head :
-       {"Strategy", "Devices", "Step", "Utilisation", "Memory of a device"}) {
-    page.leaf("th", {{"scope", "col"}}, head);
-  }
-  page.close().close().open("tbody");
+  page.add("<details><summary>All of them as a table</summary>");
+  open_table(
+      page, "The layouts in figures",
+      {"Strategy", "Devices", "Step", "MFU", "Memory of a device"});
   for (const auto& plan : plans) {
-    page.open("tr").leaf("th", {{"scope", "row"}}, to_string(plan.strategy));
-    page.leaf("td", {}, format_count(plan.devices));
-    page.leaf("td", {}, format_seconds(plan.step.step_seconds));
-    page.leaf("td", {}, format_percent(plan.step.model_flops_utilisation));
-    page.leaf("td", {}, format_bytes(plan.step.memory.peak_bytes()));
-    page.close();
+    page.add(
+        "<tr><th scope='row'>{}</th><td>{}</td><td>{}</td><td>{}</td>"
+        "<td>{}</td></tr>",
+        to_string(plan.strategy), format_count(plan.devices),
+        format_seconds(plan.step.step_seconds),
+        format_percent(plan.step.model_flops_utilisation),
+        format_bytes(plan.step.memory.peak_bytes()));
   }
-  page.close().close().close().close();
+  close_table(page);
+  page.add("</details>");
 }
 
-// As if nothing were lost from the fewest devices on.
+// Linear scaling from the fewest devices on.
 PlaneLine ideal_line(const std::vector<Plan>& growth) {
   const Plan& first = growth.front();
   const auto fewest = static_cast<double>(first.devices);
@@ -143,12 +343,8 @@ Plane growth_plane(const PlanPage& input) {
       .y_name = "time of a step",
       .x_text = [](double devices) { return format_count(devices); },
       .y_text = tick_text,
-      .x_ticks = {},
       .height = 300,
-      .points = {},
-      .lines = {},
-      .x_limit_name = {},
-      .keys = {}};
+  };
   PlaneLine line{.css = "line c1", .points = {}};
   const Plan* best = best_of(input);
   for (const auto& plan : input.growth) {
@@ -187,21 +383,21 @@ void draw_choices(Markup& page, const PlanPage& input) {
   for (const int64_t devices : counts) {
     plane.keys.emplace_back(color(devices), devices_text(devices));
   }
-  page.leaf("h2", {}, "What else there is");
+  page.add("<h2>What else there is</h2>");
   draw_plane(page, plane);
   draw_table(page, input.choices);
 }
 
 void draw_growth(Markup& page, const PlanPage& input) {
   if (input.growth.empty()) return;
-  page.leaf("h2", {}, "More and fewer devices");
+  page.add("<h2>More and fewer devices</h2>");
   draw_plane(page, growth_plane(input));
   const int64_t fewest = input.growth.front().devices;
   if (fewest > 8) {
-    page.leaf(
-        "p", {{"class", "note"}},
-        "Fewer than " + devices_text(fewest) +
-            " hold no plan for this model and batch.");
+    page.add(
+        "<p class='note'>Fewer than {} hold no plan for this model and "
+        "batch.</p>",
+        devices_text(fewest));
   }
 }
 

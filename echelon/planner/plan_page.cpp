@@ -1,60 +1,260 @@
 #include "echelon/planner/plan_page.h"
 
 #include <algorithm>
+#include <array>
+#include <utility>
 
 #include "echelon/planner/configuration.h"
-#include "echelon/planner/plan_bars.h"
 #include "echelon/planner/plan_choices.h"
-#include "echelon/planner/plan_step.h"
-#include "echelon/planner/plane_style.h"
 #include "echelon/planner/reasons.h"
+#include "echelon/report/chart.h"
 #include "echelon/report/page.h"
+#include "echelon/report/pipeline_page.h"
+#include "echelon/report/time_section.h"
+#include "echelon/simulator/simulate.h"
 #include "echelon/text/units.h"
+#include "echelon/timeline/overlap.h"
+#include "echelon/timeline/pipeline_blocks.h"
 
 namespace echelon {
 namespace {
+
+// --- Bars: what memory is for, what time goes to ----------------------------
+
+constexpr double kMostOverLimit = 1.6;  // longer bars are clipped
+constexpr size_t kMostRanks = 8;        // of a pipeline that are shown
+
+// What one pipeline rank holds.
+StackedRow memory_row(
+    const std::string& name, const MemoryEstimate& estimate, size_t rank) {
+  const MemoryByKind& memory = estimate.ranks[rank];
+  const double reserved = estimate.reserved_bytes;
+  constexpr std::array<const char*, 7> colors = {"mp", "mg", "mo", "ma",
+                                                 "mu", "mc", "mw"};
+  StackedRow row{name, {}, {}, estimate.limit(rank)};
+  for (size_t i = 0; i < kMemoryKinds.size(); ++i) {
+    const double bytes = static_cast<double>(memory[kMemoryKinds[i]]);
+    row.parts.push_back(
+        {colors[i], std::string(to_string(kMemoryKinds[i])), bytes,
+         format_bytes(bytes)});
+  }
+  row.parts.push_back({"idle", "reserved", reserved, format_bytes(reserved)});
+  row.total = format_bytes(row.sum());
+  return row;
+}
+
+StackedRow fullest_row(const std::string& name, const Plan& plan) {
+  const auto& memory = plan.step.memory;
+  return memory_row(name, memory, static_cast<size_t>(memory.fullest()));
+}
+
+std::string short_name(const Plan& plan) {
+  return to_string(plan.strategy.layout);
+}
+
+// A row for each pipeline rank, or for some of many.
+void add_pipeline_rows(
+    const std::string& name, const Plan& plan, StackedBars& bars) {
+  const auto& memory = plan.step.memory;
+  const size_t ranks = memory.ranks.size();
+  const size_t shown = std::min(ranks, kMostRanks);
+  for (size_t i = 0; i < shown; ++i) {
+    const size_t rank = shown < 2 ? 0 : i * (ranks - 1) / (shown - 1);
+    bars.rows.push_back(memory_row(
+        ranks == 1 ? name + ": " + short_name(plan)
+                   : format("{}, pipeline rank {}", name, rank),
+        memory, rank));
+  }
+}
+
+// The best plan's pipeline ranks (when nothing fits: the closest one's), then
+// the fullest device of the other plans, of the textbook choices and of the
+// smallest cluster that would do, each against what a job may use.
+void draw_memory_bars(
+    Markup& page, const PlanRequest& request, const PlanResult& result) {
+  StackedBars bars{
+      .id = "memory",
+      .title = "By kind, against what a job may use",
+      .description = "What the devices of each plan hold, by kind.",
+      .limit = usable_device_bytes(request.cluster)};
+  bars.limit_name = format_bytes(bars.limit) + " for a job";
+  const bool fits = !result.plans.empty();
+  add_pipeline_rows(
+      fits ? "the best" : "the closest",
+      fits ? result.plans.front() : *result.closest, bars);
+  for (size_t i = 1; i < result.plans.size(); ++i) {
+    bars.rows.push_back(fullest_row(
+        format("no. {}: {}", i + 1, short_name(result.plans[i])),
+        result.plans[i]));
+  }
+  for (const auto& other : result.others) {
+    if (!other.plan || other.plan->step.memory.ranks.empty()) continue;
+    if (other.name.rfind("the runner-up", 0) == 0) continue;
+    bars.rows.push_back(fullest_row(other.name, *other.plan));
+  }
+  if (!fits && result.smallest) {
+    bars.rows.push_back(fullest_row(
+        format_count(static_cast<double>(result.smallest->devices)) +
+            " devices: " + short_name(*result.smallest),
+        *result.smallest));
+  }
+  double limit = bars.limit;
+  for (const auto& row : bars.rows) limit = std::max(limit, row.limit);
+  double most = limit;
+  for (const auto& row : bars.rows) most = std::max(most, row.sum());
+  bars.whole = std::min(most, kMostOverLimit * limit);
+  for (auto& row : bars.rows) {
+    if (row.sum() > bars.whole) row.total += ", cut off here";
+  }
+  draw_stacked_bars(page, bars);
+}
+
+// The best plans' steps, by what they are spent on.
+void draw_part_bars(Markup& page, const PlanResult& result) {
+  StackedBars bars{
+      .id = "parts",
+      .title = "What the steps of the best layouts are spent on",
+      .description = "The time of a step by what it is spent on.",
+  };
+  for (const auto& plan : result.plans) {
+    const StepParts& parts = plan.step.parts;
+    double communication = 0;
+    for (const double seconds : parts.exposed) communication += seconds;
+    StackedRow row{
+        short_name(plan),
+        format_seconds(plan.step.step_seconds),
+        {{"bw", "matmul", parts.matrix, {}},
+         {"fw", "memory-bound operators", parts.memory, {}},
+         {"da", "recomputed", parts.recompute, {}},
+         {"ex", "communication not hidden", communication, {}},
+         {"idle", "bubble", parts.bubble, {}},
+         {"op", "optimizer", parts.optimizer, {}},
+         {"ot", "other", parts.other, {}}},
+        0};
+    for (auto& part : row.parts) part.text = format_seconds(part.value);
+    bars.rows.push_back(row);
+  }
+  draw_stacked_bars(page, bars);
+}
+
+// --- The step ---------------------------------------------------------------
+
+// Rows that are drawn of one pipeline. The more rows a picture has, the shorter
+// is the time that it holds: with more of them the last ones would be empty.
+constexpr int64_t kMostRows = 16;
+
+// Says which ranks are drawn, and what the others do.
+std::string drawn_text(
+    const PlanRequest& request, const Layout& layout, const SimulatedRun& run) {
+  const bool pipeline = layout.pp > 1;
+  const int64_t others = layout.num_ranks() / layout.pp - 1;
+  std::string text = pipeline ? "Drawn is one pipeline, that of rank 0"
+                              : "Drawn is one rank, number 0";
+  if (layout.pp > kMostRows) {
+    text += format(
+        " (the first {} of its {} ranks)", format_count(kMostRows),
+        format_count(layout.pp));
+  }
+  if (others == 0) return text + ".";
+  const char* noun = pipeline ? " pipeline" : " rank";
+  const std::string rest =
+      others == 1 ? "the other" + std::string(noun)
+                  : "the other " + format_count(others) + noun + "s";
+  const char* each = others == 1 ? " does" : " do";
+  // Only the drawn ranks were simulated: the others do not differ from them.
+  if (run.simulated_ranks <= layout.pp) {
+    return text + "; " + rest + each + " the same at the same time.";
+  }
+  if (request.cluster.mixed()) {
+    return text + "; " + rest + each +
+           " the same work, on devices of other kinds in other times.";
+  }
+  return text + "; " + rest + each +
+         " the same, at other times only where their links are others.";
+}
+
+std::string idle_text(const StagePictures& stages) {
+  const std::string idle = format_percent(stages.idle);
+  if (!stages.ideal_idle) return idle + " of the devices' time is idle.";
+  return format(
+      "Filling and emptying the pipeline leaves {} of the devices' time idle "
+      "in this schedule, even with equal stages and free transfers; simulated "
+      "with all that is computed and sent, {} of it is.",
+      format_percent(*stages.ideal_idle), idle);
+}
+
+// The figures stay those of all rows.
+void keep_first_rows(PipelinePicture& picture) {
+  const auto most = static_cast<size_t>(kMostRows);
+  if (picture.rows.size() <= most) return;
+  picture.bubble = bubble_fraction(picture.blocks, picture.rows.size());
+  picture.makespan = makespan(picture.blocks);
+  picture.rows.resize(most);
+  std::erase_if(picture.blocks, [](const PipelineBlock& block) {
+    return block.row >= kMostRows;
+  });
+}
+
+void draw_pipeline(
+    Markup& page, StagePictures stages, const std::string& drawn) {
+  for (auto& picture : stages.pictures) keep_first_rows(picture);
+  stages.pictures.back().title = "The step, simulated";
+  stages.pictures.back().player_name = "the simulated step";
+  page.add(
+      "<p class='finding'>{}</p><p class='finding'>{}</p>",
+      unbroken(idle_text(stages)), drawn);
+  draw_stage_pictures(page, stages);
+}
+
+// The step of a plan, simulated, as a report draws a real one: rows of
+// microbatches for one pipeline, else what one rank computes and sends; and
+// what the others do, in words.
+void draw_step(Markup& page, const PlanRequest& request, const Plan& plan) {
+  const Layout& layout = plan.strategy.layout;
+  const SimulatedRun run = simulate(
+      request.model, plan.strategy, request.cluster,
+      {.timeline_ranks = layout.pp});
+  const std::string drawn = drawn_text(request, layout, run);
+  if (auto stages = stage_pictures(run.timeline, {}, "step")) {
+    draw_pipeline(page, std::move(*stages), drawn);
+    return;
+  }
+  const Diagnosis diagnosis = diagnose(run.timeline);
+  page.add(
+      "<p class='finding'>{}</p><p class='finding'>{}</p>",
+      unbroken(diagnosis.sentence), drawn);
+  draw_typical_step(page, run.timeline, diagnosis, "step-");
+}
+
+// --- Headline figures and the reason ----------------------------------------
 
 constexpr int64_t kLargestCluster = 16384;
 constexpr int64_t kChoicesHere = 12;
 constexpr int64_t kChoicesElsewhere = 6;
 
-void draw_tile(
-    Markup& page, const char* name, const std::string& value,
-    const std::string& sub) {
-  page.open("div", {{"class", "tile"}}).leaf("dt", {}, name);
-  page.open("dd").leaf("div", {{"class", "value"}}, value);
-  page.leaf("div", {{"class", "sub"}}, sub).close().close();
-}
-
-// What is drawn in detail: the best, or what is nearest to it when nothing
-// fits.
+// The plan that is drawn in detail: the best, or the closest when nothing fits.
 const Plan& shown_plan(const PlanResult& result) {
   return result.plans.empty() ? *result.closest : result.plans.front();
 }
 
-void draw_tiles(Markup& page, const PlanPage& input) {
+void draw_figures(Markup& page, const PlanPage& input) {
   const Plan& best = input.result.plans.front();
   const StepEstimate& step = best.step;
   const double limit = usable_fullest_bytes(input.request, best);
-  page.open("dl", {{"class", "tiles"}});
-  draw_tile(
-      page, "A step", format_seconds(step.step_seconds),
-      format_count(input.request.global_batch) + " samples");
-  draw_tile(
-      page, input.request.model.transformer ? "Tokens/s" : "Samples/s",
-      format_count(step.tokens_per_second),
-      format_count(step.tokens_per_second / static_cast<double>(best.devices)) +
-          " a device");
-  draw_tile(
-      page, "Utilisation", format_percent(step.model_flops_utilisation),
-      "of the peak in " + std::string(to_string(input.request.precision)));
-  draw_tile(
-      page, "Memory of a device", format_bytes(step.memory.peak_bytes()),
-      "of " + format_bytes(limit));
-  draw_tile(
-      page, "Bubble", format_percent(step.parts.bubble / step.step_seconds),
-      "of the step");
-  page.close();
+  draw_tiles(
+      page, {{"A step", format_seconds(step.step_seconds),
+              format_count(input.request.global_batch) + " samples"},
+             {input.request.model.transformer ? "Tokens/s" : "Samples/s",
+              format_count(step.tokens_per_second),
+              format_count(
+                  step.tokens_per_second / static_cast<double>(best.devices)) +
+                  " a device"},
+             {"MFU", format_percent(step.model_flops_utilisation),
+              format("of the peak in {}", to_string(input.request.precision))},
+             {"Memory of a device", format_bytes(step.memory.peak_bytes()),
+              "of " + format_bytes(limit)},
+             {"Bubble", format_percent(step.parts.bubble / step.step_seconds),
+              "of the step"}});
 }
 
 void draw_what_is_missing(Markup& page, const PlanPage& input) {
@@ -62,45 +262,44 @@ void draw_what_is_missing(Markup& page, const PlanPage& input) {
   const double needed = input.result.closest->step.memory.peak_bytes();
   const double limit =
       usable_fullest_bytes(input.request, *input.result.closest);
-  page.open("dl", {{"class", "tiles"}});
-  draw_tile(page, "The closest needs", format_bytes(needed), "of each device");
-  draw_tile(page, "A device has", format_bytes(limit), "for a job");
-  draw_tile(
-      page, "Devices", format_count(input.request.cluster.num_devices()),
-      "are here");
-  draw_tile(
-      page, "Would do", smallest ? format_count(smallest->devices) : "none",
-      smallest ? "such devices" : "number of such devices");
-  page.close();
+  draw_tiles(
+      page, {{"The closest needs", format_bytes(needed), "of each device"},
+             {"A device has", format_bytes(limit), "for a job"},
+             {"Devices", format_count(input.request.cluster.num_devices()),
+              "are here"},
+             {"Would do", smallest ? format_count(smallest->devices) : "none",
+              smallest ? "such devices" : "number of such devices"}});
 }
 
 void draw_reason(Markup& page, const PlanPage& input) {
   const PlanResult& result = input.result;
   const bool fits = !result.plans.empty();
   const Reason& reason = result.reason;
-  page.leaf("h2", {}, "Diagnosis")
-      .leaf("p", {{"class", "lead"}}, reason.diagnosis);
-  page.leaf("h2", {}, fits ? "Fix" : "The closest");
-  page.leaf("p", {{"class", "lead"}}, reason.fix);
+  page.add(
+      "<h2>Diagnosis</h2><p class='lead'>{}</p><h2>{}</h2><p "
+      "class='lead'>{}</p>",
+      reason.diagnosis, fits ? "Fix" : "The closest", reason.fix);
   if (fits) {
-    page.open("details").leaf("summary", {}, "The configuration to paste");
-    page.leaf("pre", {}, to_configuration(result.plans.front(), input.request));
-    page.close();
+    page.add(
+        "<details><summary>The configuration to "
+        "paste</summary><pre>{}</pre></details>",
+        to_configuration(result.plans.front(), input.request));
   }
-  page.leaf("h2", {}, fits ? "Why it works" : "What would do");
-  page.leaf("p", {{"class", "lead"}}, reason.why);
+  page.add(
+      "<h2>{}</h2><p class='lead'>{}</p>",
+      fits ? "Why it works" : "What would do", reason.why);
   if (result.others.empty()) return;
-  page.leaf("h2", {}, "Why not").open("dl", {{"class", "facts"}});
+  Facts others;
   for (const auto& other : result.others) {
-    page.open("div").leaf("dt", {}, other.name).leaf("dd", {}, other.because);
-    page.close();
+    others.emplace_back(other.name, other.because);
   }
-  page.close();
+  page.add("<h2>Why not</h2>");
+  draw_facts(page, others);
 }
 
 void draw_steps(Markup& page, const PlanPage& input) {
-  page.leaf("h2", {}, "The step");
-  draw_part_bars(page, input.request, input.result);
+  page.add("<h2>The step</h2>");
+  draw_part_bars(page, input.result);
   draw_step(page, input.request, input.result.plans.front());
 }
 
@@ -147,35 +346,33 @@ std::string to_html(const PlanPage& input) {
   const bool fits = !input.result.plans.empty();
   const Plan& shown = shown_plan(input.result);
   const bool plays = fits && shown.strategy.layout.pp > 1;
-  const PageScript script = plays ? PageScript::player : PageScript::none;
   const std::string title = request.model.name + " on " + request.cluster.name;
   Markup page;
-  open_page(page, title, script, detail::kPlaneStyle);
-  page.open("header");
-  page.leaf("p", {{"class", "eyebrow"}}, "Echelon \u00b7 plan");
-  page.leaf("h1", {}, title);
+  page.add("<header>");
+  draw_title(page, "plan", title);
   if (fits) {
-    page.leaf("p", {{"class", "lead under"}}, to_string(shown.strategy));
+    page.add("<p class='lead under'>{}</p>", to_string(shown.strategy));
   } else {
-    page.leaf("p", {{"class", "outcome"}}, "Nothing fits");
+    page.add("<p class='outcome'>Nothing fits</p>");
   }
-  page.close();
+  page.add("</header>");
   if (fits) {
-    draw_tiles(page, input);
+    draw_figures(page, input);
   } else {
     draw_what_is_missing(page, input);
   }
   draw_reason(page, input);
-  page.leaf("h2", {}, "Memory of a device");
+  page.add("<h2>Memory of a device</h2>");
   draw_memory_bars(page, request, input.result);
   if (fits) draw_steps(page, input);
   draw_choices(page, input);
   draw_growth(page, input);
-  page.leaf(
-      "footer", {},
-      "Computed by Echelon from formulas; nothing of it was measured. " +
-          input.result.bound);
-  return finish_page(std::move(page), script);
+  page.add(
+      "<footer>Computed by Echelon from formulas; nothing was measured. "
+      "{}</footer>",
+      input.result.bound);
+  return page_of(
+      title, std::move(page), plays ? PageScript::player : PageScript::none);
 }
 
 }  // namespace echelon

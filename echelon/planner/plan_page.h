@@ -10,14 +10,15 @@ namespace echelon {
 
 struct PlanPage {
   PlanRequest request;
-  PlanResult result;          // with a plan, or the closest to one
-  std::vector<Plan> choices;  // for the scatter: of several numbers of devices
-  std::vector<Plan> growth;   // the best of each number of devices, ascending
+  PlanResult result;  // with a plan, or the closest to one
+  std::vector<Plan>
+      choices;  // for the scatter plot, of several numbers of devices
+  std::vector<Plan> growth;  // the best of each number of devices, ascending
 };
 
-/// Searches what the page shows beside the plan: the layouts of a quarter, half
-/// and twice the devices (where nothing fits: of the smallest cluster that
-/// would do), and the best of 8 to 16,384.
+/// Searches what the page shows besides the plan: the layouts on a quarter,
+/// half and twice the devices (where nothing fits: of the smallest cluster that
+/// would do), and the best on 8 to 16,384 devices.
 PlanPage make_plan_page(const PlanRequest& request, const PlanResult& result);
 
 std::string to_html(const PlanPage& page);

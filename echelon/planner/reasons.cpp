@@ -2,11 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
+#include <functional>
+#include <set>
 
 #include "echelon/cost/collective_time.h"
 #include "echelon/planner/device_sizes.h"
-#include "echelon/planner/search_space.h"
+#include "echelon/text/format.h"
 #include "echelon/text/units.h"
 
 namespace echelon {
@@ -25,24 +26,21 @@ struct NamedSeconds {
   double seconds = 0;
 };
 
-// What a step is spent on, largest first.
+// The parts of a step, largest first.
 std::vector<NamedSeconds> named_parts(const StepEstimate& step) {
   const StepParts& parts = step.parts;
-  std::vector<NamedSeconds> all = {
-      {"matrix products", parts.matrix},
-      {"operators bound by memory", parts.memory},
-      {"computing again", parts.recompute},
-      {"waiting for other stages", parts.bubble},
-      {"the optimizer", parts.optimizer},
-      {"everything else", parts.other}};
+  std::vector<NamedSeconds> all = {{"matmuls", parts.matrix},
+                                   {"operators bound by memory", parts.memory},
+                                   {"recompute", parts.recompute},
+                                   {"waiting for other stages", parts.bubble},
+                                   {"the optimizer", parts.optimizer},
+                                   {"everything else", parts.other}};
   for (const Axis axis : kAxes) {
     all.push_back(
         {"communication of " + axis_name(axis),
          parts.exposed[static_cast<size_t>(axis)]});
   }
-  std::sort(all.begin(), all.end(), [](const auto& a, const auto& b) {
-    return a.seconds > b.seconds;
-  });
+  std::ranges::sort(all, std::greater<>(), &NamedSeconds::seconds);
   return all;
 }
 
@@ -50,8 +48,8 @@ std::string share_text(double part, double whole) {
   return format_percent(whole > 0 ? part / whole : 0);
 }
 
-// Weights, gradients and optimizer state when nothing is cut.
-double whole_state_bytes(const PlanRequest& request, const Plan& plan) {
+// Bytes of weights, gradients and optimizer state without any sharding.
+double unsharded_state_bytes(const PlanRequest& request, const Plan& plan) {
   Strategy whole = plan.strategy;
   whole.layout = {};
   whole.zero_stage = 0;
@@ -73,32 +71,32 @@ std::string layers_text(int64_t layers) {
 }
 
 std::string state_sentence(const PlanRequest& request, const Plan& plan) {
-  const double state = whole_state_bytes(request, plan);
+  const double state = unsharded_state_bytes(request, plan);
   const double usable = usable_device_bytes(request.cluster);
-  std::string text = "Weights, gradients and optimizer state of " +
-                     request.model.name + " are " + format_bytes(state);
-  if (state > usable) {
-    text += ", and a device has " + format_bytes(usable) +
-            " for a job: they have to " + "lie on " +
-            format_count(static_cast<int64_t>(std::ceil(state / usable))) +
-            " devices at least, before any activation" +
-            (uses_host(plan.strategy)
-                 ? ", unless a part of it waits in the hosts' memory, as here."
-                 : ".");
-  } else {
-    text += ", which fit in the " + format_bytes(usable) + " of one device.";
+  const std::string sizes = format(
+      "Weights, gradients and optimizer state of {} are {}", request.model.name,
+      format_bytes(state));
+  if (state <= usable) {
+    return format(
+        "{}, which fit in the {} of one device.", sizes, format_bytes(usable));
   }
-  return text;
+  return format(
+      "{}, and a device has {} for a job: they need at least {} devices, "
+      "before any activation{}",
+      sizes, format_bytes(usable), format_count(std::ceil(state / usable)),
+      uses_host(plan.strategy)
+          ? ", unless a part of it is kept in the hosts' memory, as here."
+          : ".");
 }
 
 std::string limits_sentence(const Plan& best) {
   const auto parts = named_parts(best.step);
   std::string text = " Of a step of " + format_seconds(best.step.step_seconds) +
-                     ", matrix products take " +
+                     ", matmuls take " +
                      share_text(best.step.parts.matrix, best.step.step_seconds);
   int named = 0;
   for (const auto& part : parts) {
-    if (part.name == "matrix products" || named == 3) continue;
+    if (part.name == "matmuls" || named == 3) continue;
     if (part.seconds < 0.01 * best.step.step_seconds) break;
     text += ", " + part.name + " " +
             share_text(part.seconds, best.step.step_seconds);
@@ -108,8 +106,8 @@ std::string limits_sentence(const Plan& best) {
 }
 
 const Node& largest_group(const Cluster& cluster) {
-  return std::max_element(
-             cluster.groups.begin(), cluster.groups.end(),
+  return std::ranges::max_element(
+             cluster.groups,
              [](const auto& a, const auto& b) {
                return a.count * a.node.num_devices <
                       b.count * b.node.num_devices;
@@ -125,7 +123,7 @@ std::string why_tensor(const PlanRequest& request, const Plan& best) {
   const int64_t tp = best.strategy.layout.tp;
   if (tp == 1) return "";
   const Node& node = largest_group(request.cluster);
-  std::string text = "tp=" + std::to_string(tp) + " cuts each layer";
+  std::string text = format("tp={} shards each layer", tp);
   if (tp <= node.num_devices) {
     text += " within a node, where a device sends " +
             rate_text(node.inside.bytes_per_second);
@@ -146,22 +144,21 @@ std::string why_pipeline(const PlanRequest& request, const Plan& best) {
   if (strategy.layout.pp == 1) return "";
   const int64_t stages =
       strategy.layout.pp * std::max<int64_t>(1, strategy.stages_per_rank);
-  std::string text = "pp=" + std::to_string(strategy.layout.pp) + " cuts the " +
-                     format_count(num_layers(request.model)) + " layers into " +
-                     format_count(stages) +
-                     " stages, which send their outputs alone; with " +
-                     format_count(strategy.num_microbatches()) +
-                     " microbatches and " + strategy.schedule;
+  std::string text = format(
+      "pp={} partitions the {} layers into {} stages, which send only their "
+      "outputs; with {} microbatches and {}",
+      strategy.layout.pp, format_count(num_layers(request.model)),
+      format_count(stages), format_count(strategy.num_microbatches()),
+      strategy.schedule);
   if (strategy.stages_per_rank > 1) {
-    text +=
-        " over " + std::to_string(strategy.stages_per_rank) + " stages a rank";
+    text += format(" over {} stages a rank", strategy.stages_per_rank);
   }
   return text + " a rank waits " +
          share_text(best.step.parts.bubble, best.step.step_seconds) +
          " of the step. ";
 }
 
-// Where it is not the usual one.
+// Empty for the usual order.
 std::string why_order(const PlanRequest& request, const Plan& best) {
   Strategy usual = best.strategy;
   usual.layout.order = kAxes;
@@ -177,9 +174,10 @@ std::string why_order(const PlanRequest& request, const Plan& best) {
     const int64_t before =
         place_of(usual, request.cluster, axis).ranks_per_node;
     if (here.ranks_per_node <= before) continue;
-    text += ": " + format_count(here.ranks_per_node) + " of the " +
-            format_count(here.ranks) + " ranks of " + axis_name(axis) +
-            " share a node, in the usual order " + format_count(before);
+    text += format(
+        ": {} of the {} ranks of {} share a node, in the usual order {}",
+        format_count(here.ranks_per_node), format_count(here.ranks),
+        axis_name(axis), format_count(before));
     break;
   }
   return text + ". ";
@@ -195,12 +193,10 @@ std::string why_data(const Plan& best) {
         strategy.zero_stage >= 3   ? "parameters, gradients and optimizer state"
         : strategy.zero_stage == 2 ? "gradients and optimizer state"
                                    : "the optimizer state";
-    text += "fsdp=" + std::to_string(layout.dp_shard) + " shares out " + what +
-            ". ";
+    text += format("fsdp={} shards {}. ", layout.dp_shard, what);
   }
   if (layout.dp_replicate > 1) {
-    text += std::to_string(layout.dp_replicate) +
-            " copies take samples of their own. ";
+    text += format("{} replicas take different samples. ", layout.dp_replicate);
   }
   const auto at = [&](const auto& seconds) {
     return seconds[static_cast<size_t>(Axis::dp_replicate)] +
@@ -208,12 +204,13 @@ std::string why_data(const Plan& best) {
   };
   const double all = at(best.step.communication);
   const double seen = at(best.step.parts.exposed);
-  text += "Their sums take " + format_seconds(all) + " a step, of which " +
-          format_seconds(seen) + " are not hidden. ";
+  text += format(
+      "Their collectives take {} a step, of which {} are exposed. ",
+      format_seconds(all), format_seconds(seen));
   return text;
 }
 
-// On a cluster of several kinds: who gets what.
+// On a cluster of several kinds of devices: how work is spread over them.
 std::string why_sizes(const PlanRequest& request, const Plan& best) {
   const Strategy& strategy = best.strategy;
   const auto& groups = request.cluster.groups;
@@ -246,26 +243,120 @@ std::string why_memory(const PlanRequest& request, const Plan& best) {
                                               : "A device holds ") +
                      format_bytes(peak) + " of " + format_bytes(usable);
   if (strategy.recompute == Recompute::none && !uses_host(strategy)) {
-    return text + ", so nothing is computed twice.";
+    return text + ", so nothing is recomputed.";
   }
   text += "; for that";
   if (strategy.recompute != Recompute::none) {
     text += strategy.recompute == Recompute::all
-                ? " backward computes "
-                : " backward computes the cheap operators of ";
+                ? " backward recomputes "
+                : " backward recomputes the cheap operators of ";
     text += strategy.recompute_layers < 0
                 ? std::string("every layer")
                 : layers_text(strategy.recompute_layers) + " of each stage";
-    text += " again (" +
+    text += " (" +
             share_text(best.step.parts.recompute, best.step.step_seconds) +
             " of the step)";
   }
   if (strategy.offload_optimizer) {
     text += std::string(strategy.recompute != Recompute::none ? " and" : "") +
-            " the optimizer state lies on the host";
+            " the optimizer state is kept on the host";
   }
-  if (strategy.offload_activations) text += ", activations wait on the host";
+  if (strategy.offload_activations)
+    text += ", activations are kept on the host";
   return text + ".";
+}
+
+constexpr size_t kMostValues = 24;
+
+bool has_strategy(const SearchJob& job) {
+  return !list_groups(job).empty();
+}
+
+// Leaves out constraints without which there is still no strategy.
+Constraints smallest_conflict(SearchJob job) {
+  Constraints conflict = job.constraints;
+  for (size_t i = conflict.size(); i-- > 0;) {
+    job.constraints = conflict.without(i);
+    if (!has_strategy(job)) conflict = job.constraints;
+  }
+  return conflict;
+}
+
+// The nearest batches, on either side, that some layout divides.
+std::string nearest_batches(SearchJob job) {
+  const int64_t batch = job.global_batch;
+  std::vector<std::string> found;
+  for (const int64_t sign : {int64_t{-1}, int64_t{1}}) {
+    for (int64_t away = 1; away <= job.devices; ++away) {
+      job.global_batch = batch + sign * away;
+      if (job.global_batch < 1) break;
+      if (!has_strategy(job)) continue;
+      found.push_back(format_count(job.global_batch));
+      break;
+    }
+  }
+  if (found.empty()) return "";
+  return found.size() == 1 ? "; " + found[0] + " would do"
+                           : "; " + found[0] + " or " + found[1] + " would do";
+}
+
+std::string listed(const SearchKey& key, const std::vector<int64_t>& values) {
+  std::string text;
+  for (size_t i = 0; i < values.size() && i < kMostValues; ++i) {
+    text += (i == 0 ? "" : ", ") + key.text_of(values[i]);
+  }
+  return text + (values.size() > kMostValues ? ", …" : "");
+}
+
+// The last key of a conflict, and the values that it may have without the
+// conflict.
+struct OpenValues {
+  const SearchKey& key;
+  std::vector<int64_t> values;
+};
+
+OpenValues open_values(const SearchJob& job, const Constraints& conflict) {
+  SearchJob without = job;
+  without.constraints = conflict.without(conflict.size() - 1);
+  const std::string last = conflict.text(conflict.size() - 1);
+  const SearchKey& key = find_search_key(last.substr(0, last.find('=')));
+  return {key, values_of(without, key)};
+}
+
+std::string conflict_text(const SearchJob& job) {
+  const Constraints conflict = smallest_conflict(job);
+  std::string names;
+  for (size_t i = 0; i < conflict.size(); ++i) {
+    const char* between = i == 0                     ? ""
+                          : i + 1 == conflict.size() ? " and "
+                                                     : ", ";
+    names += between + conflict.text(i);
+  }
+  const auto [key, values] = open_values(job, conflict);
+  const std::string where = format(
+      "{} on {} devices with batch {}", job.model.name,
+      format_count(job.devices), format_count(job.global_batch));
+  std::string text =
+      conflict.size() == 1
+          ? format("no strategy of {} has {}", where, names)
+          : format("{} contradict each other for {}", names, where);
+  if (!values.empty()) {
+    text += "; " + key.name +
+            (conflict.size() == 1 ? " may be " : " may be, with the others, ") +
+            listed(key, values);
+  }
+  return text;
+}
+
+// What check_strategy says of the simplest layout: pure data parallelism.
+std::string complaint(const SearchJob& job) {
+  Strategy plain;
+  plain.layout.dp_replicate = job.devices;
+  plain.global_batch = job.global_batch;
+  plain.seq_len = job.seq_len;
+  plain.precision = job.precision;
+  plain.stack = job.stack;
+  return check_strategy(job.model, plain, job.cluster);
 }
 
 }  // namespace
@@ -304,42 +395,39 @@ Reason explain_best(const PlanRequest& request, const Plan& best) {
 
 std::string explain_slower(const Plan& slower, const Plan& best) {
   const double ratio = slower.step.step_seconds / best.step.step_seconds;
-  std::string text = "takes " + format_seconds(slower.step.step_seconds);
-  if (ratio >= 1.995) {
-    text += ", " + format_number(ratio) + " times as long";
-  } else if (ratio >= 1.0005) {
-    text += ", " + format_percent(ratio - 1) + " longer";
-  } else {
-    text += ", as long as the best";
-  }
+  const std::string longer =
+      ratio >= 1.995    ? format("{} times as long", format_number(ratio))
+      : ratio >= 1.0005 ? format("{} longer", format_percent(ratio - 1))
+                        : "as long as the best";
+  const std::string text =
+      format("takes {}, {}", format_seconds(slower.step.step_seconds), longer);
   double most = 0;
   std::string what;
   const auto before = named_parts(best.step);
   for (const auto& part : named_parts(slower.step)) {
-    const auto at = std::find_if(
-        before.begin(), before.end(),
-        [&](const auto& other) { return other.name == part.name; });
+    const auto at = std::ranges::find_if(
+        before, [&](const auto& other) { return other.name == part.name; });
     const double more = part.seconds - at->seconds;
     if (more <= most) continue;
     most = more;
-    what = ": " + part.name + " " + format_seconds(part.seconds) + ", not " +
-           format_seconds(at->seconds);
+    what = format(
+        ": {} {}, not {}", part.name, format_seconds(part.seconds),
+        format_seconds(at->seconds));
   }
-  if (most > 0.001 * best.step.step_seconds) text += what;
-  return text;
+  return most > 0.001 * best.step.step_seconds ? text + what : text;
 }
 
 std::string explain_unfit(const PlanRequest& request, const Plan& plan) {
   const auto& memory = plan.step.memory;
-  std::string text = "needs " + format_bytes(memory.peak_bytes()) + " of the " +
-                     format_bytes(usable_fullest_bytes(request, plan)) +
-                     " that a device has for a job";
+  std::string text = format(
+      "needs {} of the {} that a device has for a job",
+      format_bytes(memory.peak_bytes()),
+      format_bytes(usable_fullest_bytes(request, plan)));
   if (memory.ranks.empty()) return text;
   const auto& fullest = memory.ranks[static_cast<size_t>(memory.fullest())];
   std::vector<MemoryKind> kinds(kMemoryKinds.begin(), kMemoryKinds.end());
-  std::sort(kinds.begin(), kinds.end(), [&](MemoryKind a, MemoryKind b) {
-    return fullest[a] > fullest[b];
-  });
+  std::ranges::sort(
+      kinds, std::greater<>(), [&](MemoryKind kind) { return fullest[kind]; });
   for (size_t i = 0; i < 2 && fullest[kinds[i]] > 0; ++i) {
     text += (i == 0 ? ": " : ", ") + std::string(to_string(kinds[i])) + " " +
             format_bytes(fullest[kinds[i]]);
@@ -355,18 +443,82 @@ Reason explain_nothing_fits(
   reason.fix = "The closest, " + to_string(closest.strategy) + ", " +
                explain_unfit(request, closest) + ".";
   if (smallest) {
-    reason.why =
-        format_count(smallest->devices) + " such devices would do, with " +
-        to_string(smallest->strategy) + ": " +
-        format_bytes(smallest->step.memory.peak_bytes()) + " a device, " +
-        format_seconds(smallest->step.step_seconds) + " a step.";
+    reason.why = format(
+        "{} such devices suffice, with {}: {} a device, {} a step.",
+        format_count(smallest->devices), to_string(smallest->strategy),
+        format_bytes(smallest->step.memory.peak_bytes()),
+        format_seconds(smallest->step.step_seconds));
   } else {
     reason.why =
         "More of these devices would not help: a larger batch, other "
-        "constraints "
-        "(--fix) or devices with more memory would.";
+        "constraints (--fix) or devices with more memory would.";
   }
   return reason;
+}
+
+std::string explain_impossible(const SearchJob& job) {
+  SearchJob free = job;
+  free.constraints = {};
+  if (has_strategy(free)) return "--fix: " + conflict_text(job);
+  const std::string nearest = nearest_batches(free);
+  if (!nearest.empty()) {
+    return format(
+        "--batch {}: no layout of {} devices divides it for {}{}",
+        job.global_batch, format_count(job.devices), job.model.name, nearest);
+  }
+  const std::string why = complaint(free);
+  return format(
+      "{} has no strategy on {} devices of {}{}", job.model.name,
+      format_count(job.devices), job.cluster.name,
+      why.empty() ? "" : ": " + why);
+}
+
+std::string why_none(const SearchJob& job) {
+  SearchJob free = job;
+  free.constraints = {};
+  if (!has_strategy(free)) {
+    return "no layout divides the batch of " + format_count(job.global_batch);
+  }
+  const Constraints conflict = smallest_conflict(job);
+  // A data-parallel degree that does not divide the batch.
+  for (size_t i = 0; i < conflict.size(); ++i) {
+    const std::string text = conflict.text(i);
+    for (const char* key : {"dp=", "fsdp=", "data="}) {
+      if (text.rfind(key, 0) != 0) continue;
+      const int64_t degree = std::stoll(text.substr(text.find('=') + 1));
+      if (job.global_batch % degree == 0) continue;
+      return format(
+          "a batch of {} samples does not divide by {} ranks",
+          format_count(job.global_batch), format_count(degree));
+    }
+  }
+  const auto [key, values] = open_values(job, conflict);
+  return "is not possible here" +
+         (values.empty() ? ""
+                         : "; " + key.name + " may be " + listed(key, values));
+}
+
+std::vector<int64_t> values_of(const SearchJob& job, const SearchKey& key) {
+  std::set<int64_t> values;
+  if (key.name == "recompute") return {0, 1, 2};
+  if (key.name == "offload" || key.name == "activations") {
+    return rules_of_framework(job.stack).offload ? std::vector<int64_t>{0, 1}
+                                                 : std::vector<int64_t>{0};
+  }
+  const bool of_variants = key.name == "schedule" || key.name == "gather" ||
+                           key.name == "stage" || key.name == "stages_per_rank";
+  for (const auto& group : list_groups(job)) {
+    if (key.name == "order") {
+      for (const int order : orders_of(job, group.layout)) values.insert(order);
+    } else if (!of_variants) {
+      values.insert(key.value(group));
+      continue;
+    }
+    for (const auto& variant : list_variants(job, group)) {
+      values.insert(key.value(variant));
+    }
+  }
+  return {values.begin(), values.end()};
 }
 
 }  // namespace echelon

@@ -5,7 +5,6 @@
 
 #include "echelon/planner/memory_fitter.h"
 #include "echelon/planner/pipeline_bound.h"
-#include "echelon/planner/pipeline_times.h"
 
 namespace echelon {
 namespace {
@@ -21,10 +20,9 @@ bounded_groups(const SearchJob& job, LayerTimes& times) {
   for (const Strategy& group : list_groups(job)) {
     groups.push_back({group, PipelineBound(job, times, group)});
   }
-  std::stable_sort(
-      groups.begin(), groups.end(), [](const auto& a, const auto& b) {
-        return a.bound.any_cut() < b.bound.any_cut();
-      });
+  std::ranges::stable_sort(groups, [](const auto& a, const auto& b) {
+    return a.bound.any_partition() < b.bound.any_partition();
+  });
   return groups;
 }
 
@@ -48,13 +46,12 @@ bounded_variants(const PipelineBound& bound, std::vector<Strategy> strategies) {
     const double seconds = known ? variants.back().bound : bound.of(strategy);
     variants.push_back({std::move(strategy), seconds});
   }
-  std::stable_sort(
-      variants.begin(), variants.end(),
-      [](const auto& a, const auto& b) { return a.bound < b.bound; });
+  std::ranges::stable_sort(
+      variants, [](const auto& a, const auto& b) { return a.bound < b.bound; });
   return variants;
 }
 
-// Of the rank's state alone, with what may be offloaded on the host.
+// Bytes of the rank's state alone, without what may be offloaded.
 double
 least_state_bytes(const SearchJob& job, const Strategy& variant, bool offload) {
   if (!offload || !job.constraints.allow("offload", 1)) {
@@ -78,7 +75,8 @@ SearchResult search(const SearchJob& job, int64_t keep, bool offload) {
   for (const auto& group : bounded_groups(job, times)) {
     const auto number = static_cast<int64_t>(lists.like(group.strategy).size());
     result.considered += number;
-    if (group.bound.any_cut() >= ranking.limit_seconds(group.strategy.layout)) {
+    if (group.bound.any_partition() >=
+        ranking.limit_seconds(group.strategy.layout)) {
       result.pruned_time += number;
       continue;
     }
@@ -119,8 +117,49 @@ SearchResult search(const SearchJob& job, int64_t keep, bool offload) {
 
 }  // namespace
 
+bool is_faster(const Candidate& one, const Candidate& other) {
+  if (one.step.step_seconds != other.step.step_seconds) {
+    return one.step.step_seconds < other.step.step_seconds;
+  }
+  return one.step.memory.peak_bytes() < other.step.memory.peak_bytes();
+}
+
+Ranking::Key Ranking::key_of(const Layout& layout) {
+  return {layout.data_degree(), layout.tp, layout.pp, layout.cp, layout.ep};
+}
+
+double Ranking::limit_seconds(const Layout& layout) const {
+  const auto at = best_.find(key_of(layout));
+  if (at != best_.end()) return at->second.step.step_seconds;
+  return best_.size() < keep_ ? std::numeric_limits<double>::infinity()
+                              : slowest_->second.step.step_seconds;
+}
+
+void Ranking::enter(const Candidate& candidate) {
+  const auto [at, is_new] =
+      best_.try_emplace(key_of(candidate.strategy.layout), candidate);
+  if (!is_new && is_faster(candidate, at->second)) at->second = candidate;
+  find_slowest();
+  if (best_.size() <= keep_) return;
+  best_.erase(slowest_);
+  find_slowest();
+}
+
+std::vector<Candidate> Ranking::sorted() const {
+  std::vector<Candidate> all;
+  for (const auto& [key, candidate] : best_) all.push_back(candidate);
+  std::ranges::sort(all, is_faster);
+  return all;
+}
+
+void Ranking::find_slowest() {
+  slowest_ = std::ranges::max_element(best_, [](const auto& a, const auto& b) {
+    return is_faster(a.second, b.second);
+  });
+}
+
 SearchResult search(const SearchJob& job, int64_t keep) {
-  const bool may = rules_of_stack(job.stack).offload;
+  const bool may = rules_of_framework(job.stack).offload;
   const bool asked =
       job.constraints.says("offload") || job.constraints.says("activations");
   SearchResult result = search(job, keep, may && asked);

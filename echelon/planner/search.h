@@ -1,32 +1,65 @@
 // The fastest strategies of a job that fit, by branch and bound.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <vector>
 
-#include "echelon/planner/candidate.h"
+#include "echelon/cost/step_estimate.h"
 #include "echelon/planner/search_space.h"
 
 namespace echelon {
+
+struct Candidate {
+  Strategy strategy;
+  StepEstimate step;
+};
+
+/// Compares the time of a step, then the memory.
+bool is_faster(const Candidate& one, const Candidate& other);
+
+/// Keeps the fastest candidate of each layout (degrees, dp and fsdp taken
+/// together), for the `keep` fastest layouts.
+class Ranking {
+ public:
+  explicit Ranking(int64_t keep) : keep_(static_cast<size_t>(keep)) {}
+
+  /// Only candidates below this can enter.
+  double limit_seconds(const Layout& layout) const;
+  void enter(const Candidate& candidate);
+  /// Sorted, the fastest first.
+  std::vector<Candidate> sorted() const;
+
+ private:
+  using Key = std::array<int64_t, 5>;
+  static Key key_of(const Layout& layout);
+  void find_slowest();
+
+  size_t keep_;
+  std::map<Key, Candidate> best_;
+  std::map<Key, Candidate>::iterator slowest_;
+};
 
 struct SearchResult {
   /// The fastest of each layout (degrees, dp and fsdp taken together), the
   /// fastest layout first.
   std::vector<Candidate> best;
-  /// When nothing fits: what is nearest to it. Empty when there is no strategy.
+  /// When nothing fits: the candidate that needs the least, if there is any.
   std::optional<Candidate> closest;
   int64_t considered = 0;     // strategies, before memory is saved
   int64_t pruned_memory = 0;  // of those, by least_bytes
-  int64_t pruned_time = 0;  // of those, by PipelineBound, and by PipelineTimes
-  int64_t estimated = 0;    // calls of estimate_step
+  int64_t pruned_time = 0;    // of those, by PipelineBound or PipelineTimes
+  int64_t estimated = 0;      // calls of estimate_step
 };
 
-/// `keep` layouts at most. Each strategy that is not estimated is slower than
-/// the last of them by pipeline_bound.h or by pipeline_times.h, or cannot fit
-/// by least_bytes. Of what saves memory (recompute, in as few layers as will
-/// do) nothing is tried on a strategy that fits without; the host's memory is
-/// used where nothing fits otherwise, or where the constraints say.
+/// Returns at most `keep` layouts. A strategy is not estimated when it is
+/// slower than the last of them by a bound of pipeline_bound.h, or cannot fit
+/// by least_bytes. Savings of memory (recompute, in as few layers as possible)
+/// are not tried on a strategy that fits without them. The host's memory is
+/// used where nothing fits otherwise, or where the constraints ask for it.
 SearchResult search(const SearchJob& job, int64_t keep);
 
 }  // namespace echelon

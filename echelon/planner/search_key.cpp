@@ -6,12 +6,13 @@
 #include "echelon/error.h"
 #include "echelon/planner/axis_orders.h"
 #include "echelon/schedule/options.h"
+#include "echelon/text/format.h"
 #include "echelon/text/nearest.h"
 
 namespace echelon {
 namespace {
 
-// As in layouts.
+// The order as layouts spell it.
 std::string order_name(const AxisOrder& order) {
   std::string text;
   for (const Axis axis : order) {
@@ -22,7 +23,7 @@ std::string order_name(const AxisOrder& order) {
 
 template <class Range, class Value>
 int64_t index_in(const Range& range, const Value& value) {
-  return std::find(range.begin(), range.end(), value) - range.begin();
+  return std::ranges::find(range, value) - range.begin();
 }
 
 std::vector<std::string> order_names() {
@@ -45,62 +46,49 @@ std::vector<SearchKey> make_keys() {
   const std::vector<std::string> switches = {"false", "true"};
   using S = const Strategy&;
   return {
-      {"dp", "copies of the model", {}, degree<Axis::dp_replicate>},
-      {"fsdp",
-       "ranks that share out the parameters",
-       {},
-       degree<Axis::dp_shard>},
-      {"data",
-       "ranks with different samples: dp * fsdp",
-       {},
+      {"dp", "replicas of the model", degree<Axis::dp_replicate>},
+      {"fsdp", "ranks that shard the parameters", degree<Axis::dp_shard>},
+      {"data", "ranks with different samples: dp * fsdp",
        [](S s) { return s.layout.data_degree(); }},
-      {"tp", "ranks that share each layer's matrices", {}, degree<Axis::tp>},
-      {"pp", "ranks that share the list of layers", {}, degree<Axis::pp>},
-      {"cp", "ranks that share the sequence", {}, degree<Axis::cp>},
-      {"ep", "ranks that share the experts", {}, degree<Axis::ep>},
-      {"microbatch",
-       "samples of a microbatch",
-       {},
+      {"tp", "ranks that shard each layer's matrices", degree<Axis::tp>},
+      {"pp", "pipeline ranks", degree<Axis::pp>},
+      {"cp", "ranks that shard the sequence", degree<Axis::cp>},
+      {"ep", "ranks among which the experts are spread", degree<Axis::ep>},
+      {"microbatch", "samples of a microbatch",
        [](S s) { return s.microbatch_size; }},
-      {"microbatches",
-       "of a data-parallel rank in a step",
-       {},
+      {"microbatches", "of a data-parallel rank in a step",
        [](S s) { return s.num_microbatches(); }},
-      {"schedule", "order in which pipeline ranks compute", schedule_kinds(),
-       [](S s) { return index_in(schedule_kinds(), s.schedule); }},
-      {"stages_per_rank", "pipeline stages that a rank holds", {}, stages_of},
+      {"schedule", "order in which pipeline ranks compute",
+       [](S s) { return index_in(schedule_kinds(), s.schedule); },
+       schedule_kinds()},
+      {"stages_per_rank", "pipeline stages that a rank holds", stages_of},
       {"stage",
-       "what fsdp cuts (ZeRO): 1 optimizer state, 2 gradients, 3 "
-       "parameters",
-       {},
+       "what fsdp shards (ZeRO): 1 optimizer state, 2 gradients, 3 parameters",
        [](S s) { return s.zero_stage; }},
       {"gather",
-       "stage 3: parameters stay whole while used, or for the step",
-       {"use", "step"},
-       [](S s) { return int64_t{s.gather_once}; }},
+       "stage 3: parameters stay unsharded while used, or for the step",
+       [](S s) { return int64_t{s.gather_once}; },
+       {"use", "step"}},
       {"recompute",
-       "what backward computes again",
-       {"none", "selective", "all"},
-       [](S s) { return static_cast<int64_t>(s.recompute); }},
-      {"recompute_layers",
-       "of a stage; -1: all",
-       {},
+       "what backward recomputes",
+       [](S s) { return static_cast<int64_t>(s.recompute); },
+       {"none", "selective", "all"}},
+      {"recompute_layers", "of a stage; -1: all",
        [](S s) { return s.recompute_layers; }},
-      {"sequence_parallel", "of tensor parallelism", switches,
-       [](S s) { return int64_t{s.sequence_parallel}; }},
+      {"sequence_parallel", "of tensor parallelism",
+       [](S s) { return int64_t{s.sequence_parallel}; }, switches},
       {"offload",
        "optimizer state in the host's memory",
-       {"none", "optimizer"},
-       [](S s) { return int64_t{s.offload_optimizer}; }},
+       [](S s) { return int64_t{s.offload_optimizer}; },
+       {"none", "optimizer"}},
       {"activations",
        "kept for backward on the device, or in the host's memory",
-       {"keep", "offload"},
-       [](S s) { return int64_t{s.offload_activations}; }},
-      {"order", "of the axes, outermost first", order_names(),
-       [](S s) { return index_in(axis_orders(), s.layout.order); }},
-      {"devices",
-       "that the job takes",
-       {},
+       [](S s) { return int64_t{s.offload_activations}; },
+       {"keep", "offload"}},
+      {"order", "of the axes, outermost first",
+       [](S s) { return index_in(axis_orders(), s.layout.order); },
+       order_names()},
+      {"devices", "that the job takes",
        [](S s) { return s.layout.num_ranks(); }},
   };
 }
@@ -116,9 +104,9 @@ int64_t parse(const SearchKey& key, const std::string& text) {
   if (!key.words.empty()) {
     const int64_t index = index_in(key.words, text);
     if (index < static_cast<int64_t>(key.words.size())) return index;
-    throw ConfigError(
-        place + ": must be one of " + joined(key.words) +
-        config::did_you_mean(text, key.words));
+    throw ConfigError(format(
+        "{}: must be one of {}{}", place, joined(key.words),
+        config::did_you_mean(text, key.words)));
   }
   int64_t value = 0;
   const auto* end = text.data() + text.size();
@@ -128,8 +116,7 @@ int64_t parse(const SearchKey& key, const std::string& text) {
                                                         : 1;
   if (error != std::errc() || at != end || value < lowest) {
     throw ConfigError(
-        place + ": must be a whole number of at least " +
-        std::to_string(lowest));
+        format("{}: must be a whole number of at least {}", place, lowest));
   }
   return value;
 }
@@ -152,9 +139,9 @@ const SearchKey& find_search_key(const std::string& name) {
     if (key.name == name) return key;
     names.push_back(key.name);
   }
-  throw ConfigError(
-      "\"" + name + "\" is not a setting that is searched: " + joined(names) +
-      config::did_you_mean(name, names));
+  throw ConfigError(format(
+      "\"{}\" is not a setting that is searched: {}{}", name, joined(names),
+      config::did_you_mean(name, names)));
 }
 
 Constraints::Constraints(
@@ -164,40 +151,38 @@ Constraints::Constraints(
     const int64_t value = parse(key, text);
     for (const auto& other : fixed_) {
       if (other.key != &key || other.value == value) continue;
-      throw ConfigError(
-          "--fix " + name + "=" + key.text_of(other.value) + " and --fix " +
-          name + "=" + text + " contradict each other; leave one out");
+      throw ConfigError(format(
+          "--fix {}={} and --fix {}={} contradict each other; leave one out",
+          name, key.text_of(other.value), name, text));
     }
     fixed_.push_back({&key, value});
   }
 }
 
 bool Constraints::allow(const Strategy& strategy) const {
-  return std::all_of(fixed_.begin(), fixed_.end(), [&](const Fixed& fixed) {
+  return std::ranges::all_of(fixed_, [&](const Fixed& fixed) {
     return fixed.key->value(strategy) == fixed.value;
   });
 }
 
 bool Constraints::allow(const std::string& key, int64_t value) const {
-  return std::all_of(fixed_.begin(), fixed_.end(), [&](const Fixed& fixed) {
+  return std::ranges::all_of(fixed_, [&](const Fixed& fixed) {
     return fixed.key->name != key || fixed.value == value;
   });
 }
 
 bool Constraints::allow(
     const Strategy& strategy, std::initializer_list<const char*> keys) const {
-  return std::all_of(fixed_.begin(), fixed_.end(), [&](const Fixed& fixed) {
-    const bool asked = std::any_of(
-        keys.begin(), keys.end(),
-        [&](const char* key) { return fixed.key->name == key; });
+  return std::ranges::all_of(fixed_, [&](const Fixed& fixed) {
+    const bool asked = std::ranges::any_of(
+        keys, [&](const char* key) { return fixed.key->name == key; });
     return !asked || fixed.key->value(strategy) == fixed.value;
   });
 }
 
 bool Constraints::says(const std::string& key) const {
-  return std::any_of(fixed_.begin(), fixed_.end(), [&](const Fixed& fixed) {
-    return fixed.key->name == key;
-  });
+  return std::ranges::any_of(
+      fixed_, [&](const Fixed& fixed) { return fixed.key->name == key; });
 }
 
 Constraints Constraints::without(size_t index) const {

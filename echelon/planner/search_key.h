@@ -1,5 +1,4 @@
-// What a search may be told: the settings of a strategy by name, as `--fix` and
-// `--explain` spell them.
+// The settings of a strategy by name, as `--fix` and `--explain` spell them.
 #pragma once
 
 #include <cstdint>
@@ -14,10 +13,10 @@ namespace echelon {
 
 /// One setting of a strategy, as a whole number: words count from 0.
 struct SearchKey {
-  std::string name;                // "tp"
-  std::string meaning;             // a line
-  std::vector<std::string> words;  // of its values; empty: it is a number
+  std::string name;     // "tp"
+  std::string meaning;  // a line
   int64_t (*value)(const Strategy&) = nullptr;
+  std::vector<std::string> words = {};  // of its values; empty: it is a number
 
   /// "8", "1f1b".
   std::string text_of(int64_t value) const;
@@ -31,7 +30,7 @@ const std::vector<SearchKey>& search_keys();
 /// Throws ConfigError for an unknown name, with the nearest.
 const SearchKey& find_search_key(const std::string& name);
 
-/// What a search keeps to.
+/// Settings that a search keeps fixed.
 class Constraints {
  public:
   Constraints() = default;
@@ -41,13 +40,13 @@ class Constraints {
       const std::vector<std::pair<std::string, std::string>>& fixed);
 
   bool allow(const Strategy& strategy) const;
-  /// Whether `key` may have this value; true where nothing is said of it.
+  /// Whether `key` may have this value; true if it is not fixed.
   bool allow(const std::string& key, int64_t value) const;
-  /// The same of these keys alone.
+  /// The same for these keys alone.
   bool allow(
       const Strategy& strategy, std::initializer_list<const char*> keys) const;
   bool says(const std::string& key) const;
-  /// Without number `index` of those given.
+  /// The constraints without number `index`.
   Constraints without(size_t index) const;
   size_t size() const { return fixed_.size(); }
   /// "tp=8".

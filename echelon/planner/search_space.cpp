@@ -47,7 +47,7 @@ Strategy with_microbatches(Strategy variant, const Strategy& group) {
 class Lister {
  public:
   explicit Lister(const SearchJob& job)
-      : job_(job), rules_(rules_of_stack(job.stack)), variants_(job) {}
+      : job_(job), rules_(rules_of_framework(job.stack)), variants_(job) {}
 
   std::vector<Strategy> run() {
     over(
@@ -109,7 +109,7 @@ class Lister {
     if (job_.precision == Precision::fp64) strategy.master = Precision::fp64;
     strategy.stack = job_.stack;
     auto orders = orders_of(job_, layout_);
-    // What takes the same memory in each is tried in the others when it fits.
+    // On equal nodes MemoryFitter tries the other orders of what fits.
     if (!job_.cluster.mixed() && !orders.empty()) orders = {orders[0]};
     for (const int order : orders) {
       strategy.layout.order = axis_orders()[static_cast<size_t>(order)];
@@ -135,7 +135,7 @@ class Lister {
     if (!speeds.empty()) sized_microbatches(strategy, speeds);
   }
 
-  // In proportion to what the ranks' devices do.
+  // In proportion to the speed of the ranks' devices.
   void
   sized_microbatches(Strategy strategy, const std::vector<double>& speeds) {
     const auto ranks = static_cast<int64_t>(speeds.size());
@@ -145,8 +145,8 @@ class Lister {
       const bool half = (count & (count - 1)) == 0;
       if (round > kMostSmallMicrobatch * ranks && !half) continue;
       strategy.rank_microbatch = share_out(round, speeds);
-      const auto [least, most] = std::minmax_element(
-          strategy.rank_microbatch.begin(), strategy.rank_microbatch.end());
+      const auto [least, most] =
+          std::ranges::minmax_element(strategy.rank_microbatch);
       if (*least == *most) continue;
       if (!job_.constraints.allow("microbatch", *most)) continue;
       if (!job_.constraints.allow("microbatches", count)) continue;
@@ -156,7 +156,7 @@ class Lister {
   }
 
   void equal_microbatches(Strategy strategy) {
-    // Ranks of ep have samples of their own too.
+    // Ranks of ep have different samples too.
     const int64_t rank_batch = job_.global_batch / strategy.data_ranks();
     bool first = true;
     for (const int64_t size : microbatch_sizes(rank_batch)) {
@@ -164,7 +164,7 @@ class Lister {
       if (!job_.constraints.allow("microbatch", size)) continue;
       if (!job_.constraints.allow("microbatches", rank_batch / size)) continue;
       strategy.microbatch_size = size;
-      // What is forbidden with the most microbatches is so with a part of them.
+      // What is forbidden with the most microbatches is forbidden with fewer.
       if (first && !any_variant(strategy)) return;
       first = false;
       groups_.push_back(strategy);
@@ -173,7 +173,7 @@ class Lister {
 
   bool any_variant(const Strategy& group) {
     const auto& variants = variants_.like(group);
-    return std::any_of(variants.begin(), variants.end(), [&](const auto& one) {
+    return std::ranges::any_of(variants, [&](const auto& one) {
       return check_strategy(
                  job_.model, with_microbatches(one, group), job_.cluster)
           .empty();
@@ -181,14 +181,14 @@ class Lister {
   }
 
   const SearchJob& job_;
-  StackRules rules_;
+  FrameworkRules rules_;
   Layout layout_;
   VariantLists variants_;
   std::vector<Strategy> groups_;
 };
 
 std::vector<Strategy> with_schedules(
-    const SearchJob& job, const StackRules& rules, const Strategy& group) {
+    const SearchJob& job, const FrameworkRules& rules, const Strategy& group) {
   if (group.layout.pp == 1) return {group};
   std::vector<Strategy> variants;
   for (const auto& schedule : rules.schedules) {
@@ -213,6 +213,46 @@ std::vector<Strategy> with_schedules(
 
 }  // namespace
 
+FrameworkRules rules_of_framework(const std::string& stack) {
+  // Megatron-LM of 2021: no distributed optimizer, no sequence parallelism.
+  if (stack == "megatron-2021") {
+    return {
+        .context_parallel = false,
+        .expert_parallel = false,
+        .schedules = {"gpipe", "1f1b", "interleaved"},
+        .zero_stages = {},
+        .orders = {1},
+        .sequence_parallel = false};
+  }
+  if (stack.rfind("megatron", 0) == 0) {
+    return {
+        .schedules = {"1f1b", "interleaved"},
+        .zero_stages = {1},
+        .orders = {1}};
+  }
+  if (stack == "fsdp") {
+    return {
+        .context_parallel = false,
+        .expert_parallel = false,
+        .pipelines = false,
+        .tensor_parallel = false,
+        .schedules = {},
+        .zero_stages = {2, 3},
+        .orders = {0},
+        .offload = true};
+  }
+  const bool other = stack != "echelon";
+  return {
+      .context_parallel = other,
+      .expert_parallel = other,
+      .schedules = schedule_kinds(),
+      .zero_stages = {1, 2, 3},
+      .gather_once = true,
+      .orders = {0, 1, 2},
+      .offload = true,
+      .partial_selective = true};
+}
+
 std::vector<int64_t> divisors(int64_t number) {
   std::vector<int64_t> low;
   std::vector<int64_t> high;
@@ -231,7 +271,7 @@ int64_t num_layers(const ModelShape& model) {
 }
 
 std::vector<int> orders_of(const SearchJob& job, const Layout& layout) {
-  std::vector<int> allowed = rules_of_stack(job.stack).orders;
+  std::vector<int> allowed = rules_of_framework(job.stack).orders;
   std::erase_if(allowed, [&](int order) {
     return !job.constraints.allow("order", order);
   });
@@ -244,7 +284,7 @@ std::vector<Strategy> list_groups(const SearchJob& job) {
 
 std::vector<Strategy>
 list_variants(const SearchJob& job, const Strategy& group) {
-  const StackRules rules = rules_of_stack(job.stack);
+  const FrameworkRules rules = rules_of_framework(job.stack);
   std::vector<Strategy> variants;
   for (Strategy variant : with_schedules(job, rules, group)) {
     if (group.layout.dp_shard == 1) {
@@ -261,7 +301,7 @@ list_variants(const SearchJob& job, const Strategy& group) {
       }
     }
   }
-  // What saves memory is chosen later.
+  // Savings of memory are chosen later.
   std::erase_if(variants, [&](const Strategy& variant) {
     return !job.constraints.allow(
         variant, {"schedule", "stages_per_rank", "stage", "gather"});

@@ -13,59 +13,80 @@
 #include "echelon/cost/model_shape.h"
 #include "echelon/cost/strategy.h"
 #include "echelon/planner/search_key.h"
-#include "echelon/planner/stack_rules.h"
 
 namespace echelon {
 
-/// What every strategy of a search has.
+/// What a training framework supports, as far as the search covers it.
+struct FrameworkRules {
+  bool context_parallel = true;
+  bool expert_parallel = true;
+  bool pipelines = true;
+  bool tensor_parallel = true;
+  std::vector<std::string> schedules;  // of pipelines
+  std::vector<int> zero_stages;        // of fsdp > 1
+  bool gather_once = false;            // stage 3 may keep parameters for a step
+  std::vector<int> orders;             // of axes: indices of axis_orders()
+  bool offload = false;                // optimizer and activations to the host
+  bool partial_selective = false;      // selective recompute of some layers
+  bool sequence_parallel = true;
+};
+
+/// "echelon" stands for this project's trainer: what check_job
+/// (job/check_job.h) accepts. Others are as their documentation says.
+FrameworkRules rules_of_framework(const std::string& stack);
+
+/// What all strategies of a search have in common.
 struct SearchJob {
   ModelShape model;
   Cluster cluster;
-  int64_t devices = 0;  // that each strategy takes
+  int64_t devices = 0;  // of each strategy
   int64_t global_batch = 0;
   int64_t seq_len = 0;
   Precision precision = Precision::bf16;
   std::string stack = "echelon";
   Constraints constraints;
-  /// Of one device of each group of nodes (device_sizes.h). Empty: all alike;
-  /// then stages and batches have equal sizes.
+  /// The speed of a device of each group of nodes (device_sizes.h). Empty when
+  /// all are alike; stages and batches then have equal sizes.
   std::vector<double> speeds;
-  /// 1F1B and interleaved schedules of 2 and 4 stages a rank, microbatches of
-  /// powers of 2, sequence parallelism wherever it can be, stages 1 and 3.
+  /// Searches only 1F1B and interleaved schedules of 2 and 4 stages a rank,
+  /// microbatches of powers of 2, sequence parallelism wherever possible, and
+  /// stages 1 and 3.
   bool coarse = false;
 };
 
 /// Divisors, ascending.
 std::vector<int64_t> divisors(int64_t number);
 
-/// What pipeline stages share out: blocks, or counted layers.
+/// The layers that are partitioned into pipeline stages: blocks, or counted
+/// layers.
 int64_t num_layers(const ModelShape& model);
 
-/// Numbers of axis_orders() that a layout may have: what the software takes,
-/// the constraints allow, and costs differ in.
+/// The axis_orders() of a layout, by number, that the framework supports, that
+/// the constraints allow and in which costs differ.
 std::vector<int> orders_of(const SearchJob& job, const Layout& layout);
 
-/// Layout, sequence parallelism and size of microbatches; the rest as it is by
-/// default, with nothing done to save memory. Not sorted. Every one passes
-/// check_strategy with one of its variants. Empty when the constraints or the
-/// batch leave none.
+/// Strategies that differ in layout, sequence parallelism and size of
+/// microbatches; the rest has its default, with no savings of memory. Not
+/// sorted. Each passes check_strategy with one of its variants. Empty when the
+/// constraints or the batch leave none.
 ///
 /// The order of axes is the first of orders_of(); on a mixed cluster, where
 /// what fits depends on it, each of them.
 ///
-/// Sizes of microbatches: the divisors of a rank's batch up to 32, and its
+/// Microbatches have the sizes that divide a rank's batch, up to 32, and its
 /// halves. Where data-parallel ranks have devices of different speed, batches
-/// in proportion to them too.
+/// in proportion to the speeds are added.
 std::vector<Strategy> list_groups(const SearchJob& job);
 
-/// The variants of a group: schedule and stages of a rank, stage of ZeRO, when
-/// parameters are gathered. Not all of them pass check_strategy. Stages of a
-/// rank: 2 to 16 that leave each stage the same number of blocks, or 2.
+/// The variants of a group, which differ in schedule, stages of a rank, ZeRO
+/// stage and how long parameters stay unsharded. Not all of them pass
+/// check_strategy. A rank has 2 stages, or up to 16 that have the same number
+/// of blocks each.
 std::vector<Strategy>
 list_variants(const SearchJob& job, const Strategy& group);
 
-/// The same for many groups: those with one layout and one order have variants
-/// alike but for the microbatches.
+/// The same for many groups. Groups with the same layout and order have the
+/// same variants, apart from the microbatches.
 class VariantLists {
  public:
   explicit VariantLists(const SearchJob& job) : job_(job) {}

@@ -20,7 +20,8 @@ bool is_one_of(const std::string& name, const std::vector<std::string>& names) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-// Fields that are not set are those of the size that the name stands for.
+// Fields that are not set keep the values of the model that the name stands
+// for.
 void set(int64_t& field, int64_t value) {
   if (value > 0) field = value;
 }
@@ -63,7 +64,7 @@ ModelShape transformer(const ModelOptions& options, const JobFacts& facts) {
   return model;
 }
 
-// Linear layers, each with its activation.
+// Linear layers, each with an activation.
 ModelShape mlp(const ModelOptions& options, const JobFacts& facts) {
   ModelShape model{.name = "mlp"};
   int64_t inner = 1;
@@ -78,7 +79,8 @@ ModelShape mlp(const ModelOptions& options, const JobFacts& facts) {
     const bool last = model.layers.size() + 1 == widths.size();
     layer.name = "fc" + std::to_string(model.layers.size() + 1);
     layer.forward_flops = 2 * in * out;
-    layer.backward_flops = (first ? 2 : 4) * in * out;  // the batch needs none
+    layer.backward_flops =
+        (first ? 2 : 4) * in * out;  // the batch needs no gradient
     layer.parameters = (in + 1) * out;
     layer.kept_elements = (first ? in : 0) + (last ? 0 : out);
     layer.moved_elements = 3 * out;
@@ -110,19 +112,19 @@ Precision precision_of(const Job& job) {
   return job.model.dtype == "float64" ? Precision::fp64 : Precision::fp32;
 }
 
-// Blocks of each stage where the configuration says where they begin;
-// embeddings and the last norm and head go with their neighbours.
+// Blocks of each stage where the configuration partitions the model; embeddings
+// and the last norm and head go with their neighbours.
 std::vector<int64_t> stage_layers_of(const Job& job, size_t stages) {
   if (job.layout.pp == 1 || job.model.cut.empty()) return {};
   const auto names = list_layers(job.model);
   const bool language = is_language_model(job.model);
   const bool gpt = job.model.name.rfind("gpt", 0) == 0;
-  const int64_t before = !language ? 0 : gpt ? 2 : 1;  // words, positions
+  const int64_t before = !language ? 0 : gpt ? 2 : 1;  // embeddings
   const int64_t after = language ? 2 : 0;              // norm, head
   const int64_t blocks = static_cast<int64_t>(names.size()) - before - after;
   std::vector<int64_t> layers;
   int64_t begin = 0;
-  for (const size_t boundary : cut_at(names, job.model.cut, stages)) {
+  for (const size_t boundary : partition_at(names, job.model.cut, stages)) {
     const int64_t end =
         std::clamp<int64_t>(static_cast<int64_t>(boundary) - before, 0, blocks);
     if (boundary > 0) layers.push_back(end - begin);
@@ -149,7 +151,7 @@ Configured configured(const Job& job, const JobFacts& facts) {
       .model = model_of(job, facts), .strategy = configured_strategy(job)};
   auto layers =
       stage_layers_of(job, static_cast<size_t>(num_stages(made.strategy)));
-  // A stage of embeddings alone is none of the formulas'.
+  // The formulas have no stage of embeddings alone.
   if (std::count(layers.begin(), layers.end(), 0) > 0) return made;
   if (std::accumulate(layers.begin(), layers.end(), int64_t{0}) ==
       num_layers_of(made.model)) {

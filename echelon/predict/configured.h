@@ -1,4 +1,4 @@
-// What a configuration asks for, in the terms of cost and simulator.
+// A configuration in the terms of the cost model and the simulator.
 #pragma once
 
 #include "echelon/cost/model_shape.h"
@@ -12,12 +12,12 @@ struct Configured {
   Strategy strategy;
 };
 
-/// `facts` are check_job's of it. Throws ConfigError for a model whose cost is
-/// not known, and for a schedule from a file.
+/// `facts` are what check_job returned for it. Throws ConfigError for a model
+/// whose cost is not known, and for a schedule from a file.
 Configured configured(const Job& job, const JobFacts& facts);
 
-/// The strategy alone, of any network. Throws ConfigError for a schedule from a
-/// file.
+/// The strategy alone, for any network. Throws ConfigError for a schedule from
+/// a file.
 Strategy configured_strategy(const Job& job);
 
 }  // namespace echelon

@@ -1,5 +1,5 @@
-// A run's layers as its trainer counted them, in a file of the run's folder:
-// who predicts the run later predicts what its report did.
+// A run's layers as its trainer counted them, in a file of the run's folder, so
+// that later predictions of the run equal its report's.
 #pragma once
 
 #include <filesystem>
@@ -14,9 +14,9 @@ namespace echelon {
 /// In the run's folder, as `echelon-train count CONFIG --json` prints it.
 inline constexpr const char* kCountedLayersFile = "layers.json";
 
-/// Whether a run's layers are counted: those of a processor, and a program's
-/// own anywhere. Formulas stand for the others, which are of fused kernels, and
-/// where ranks compute a layer together: what they send within it is not
+/// Whether a run's layers are counted: on a processor, and those of a program's
+/// own model anywhere. Otherwise formulas stand for them: GPUs have fused
+/// kernels, and what ranks send while they compute a layer together is not
 /// counted.
 bool counts_layers(const Layout& layout, bool on_processor, bool own_layers);
 
@@ -25,11 +25,10 @@ bool counts_layers(const Layout& layout, bool on_processor, bool own_layers);
 std::optional<ModelShape>
 read_counted_layers(const std::filesystem::path& folder);
 
-/// What `job` asks for, of layers that were counted for `counted_for`, which
-/// differs from it in settings alone. With another number of stages the layers
-/// are cut anew, by what they take. Throws ConfigError for settings with which
-/// layers are others: [model], [precision], ranks that compute a layer
-/// together.
+/// `job` with layers that were counted for `counted_for`, which differs from it
+/// in settings alone. With another number of stages the layers are partitioned
+/// again by their FLOPs. Throws ConfigError for settings that change the
+/// layers: [model], [precision], ranks that compute a layer together.
 Configured configured_as_counted(
     const ModelShape& layers, const Job& counted_for, const Job& job);
 

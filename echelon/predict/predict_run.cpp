@@ -6,20 +6,21 @@
 #include "echelon/cluster/local_cluster.h"
 #include "echelon/error.h"
 #include "echelon/layout/mesh.h"
+#include "echelon/text/format.h"
 #include "echelon/timeline/overlap.h"
 
 namespace echelon {
 namespace {
 
-constexpr int64_t kMostRanks = 64;  // whose spans and memory are looked at
-constexpr int64_t kFewRanks = 16;   // whose spans are
+constexpr int64_t kMostRanks = 64;  // with spans and memory
+constexpr int64_t kFewRanks = 16;   // with spans
 
 std::string how_to_measure(int64_t ranks) {
-  const std::string count = std::to_string(ranks);
-  return "The rates of this processor are not known, so that nothing is "
-         "predicted. `echelon bench --save -n " +
-         count + "` measures them once for runs of " + count +
-         (ranks == 1 ? " rank." : " ranks.");
+  return format(
+      "The rates of this processor are not known, so that nothing is "
+      "predicted. `echelon bench --save -n {}` measures them once for runs of "
+      "{} {}.",
+      ranks, ranks, ranks == 1 ? "rank" : "ranks");
 }
 
 std::vector<PredictedMemory>
@@ -63,7 +64,7 @@ StepPrediction prediction_of(
   prediction.cluster = cluster.name;
   prediction.step_seconds = run.step.step_seconds;
   prediction.parts = timed_parts(run.timeline, diagnose(run.timeline));
-  // What a software does beside has no spans.
+  // A framework's other work has no spans.
   prediction.parts.other +=
       std::max(0.0, prediction.step_seconds - prediction.parts.step_seconds());
   prediction.memory = memory_of(run.step.memory, strategy.layout);
@@ -71,7 +72,7 @@ StepPrediction prediction_of(
 }
 
 StepPrediction predict_step(const Configured& what, const Cluster& cluster) {
-  // One pipeline at least; other ranks do much the same.
+  // At least one pipeline; other ranks do much the same.
   const Layout& layout = what.strategy.layout;
   const int64_t ranks = std::clamp<int64_t>(layout.pp, kFewRanks, kMostRanks);
   const SimulatedRun run = simulate(

@@ -1,4 +1,4 @@
-// What the simulator says of a run's own configuration: the prediction beside
+// The simulator's prediction of a run's own configuration, for comparison with
 // what was measured.
 #pragma once
 
@@ -14,26 +14,26 @@
 
 namespace echelon {
 
-/// What a run ran on, as far as it is known.
+/// The cluster that a run ran on, as far as it is known.
 struct RunCluster {
   std::optional<Cluster> cluster;
   std::string missing;  // why it is not known, and what to do
 };
 
 /// This machine as `ranks` devices: as `echelon bench --save` measured it
-/// (cluster/saved_cluster.h), else its GPUs by the catalogue. A processor that
-/// was not measured is not known. `on_processor`: the run used no GPU.
+/// (cluster/saved_cluster.h), otherwise its GPUs by the catalogue. A processor
+/// that was not measured is not known. `on_processor`: the run used no GPU.
 RunCluster cluster_of_run(int64_t ranks, bool on_processor);
 
 /// Whether the ranks of a measured timeline computed on the processor, as their
 /// names say ("rank 0 (cpu)"); false without names.
 bool ran_on_processor(const Timeline& timeline);
 
-/// A step of `what`. Throws ConfigError as simulate does.
+/// Predicts a step of `what`. Throws ConfigError as simulate does.
 StepPrediction predict_step(const Configured& what, const Cluster& cluster);
 
-/// The same of a simulation that was run already, with the spans of all ranks
-/// that are to be compared.
+/// The prediction of an earlier simulation, whose timeline has the spans of all
+/// ranks to compare.
 StepPrediction prediction_of(
     const SimulatedRun& run, const Strategy& strategy, const Cluster& cluster);
 

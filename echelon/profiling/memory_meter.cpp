@@ -1,9 +1,9 @@
-// Allocations are seen on the thread that makes them, by LibTorch's
-// thread-local debug information, which backward takes to its threads. CPU
-// blocks come by way of an allocator of ours around torch's own, which is put
-// in front of it when the first meter counts: torch's reporter prints a warning
-// for each block that is older than the count. Blocks that live are in one
-// table for the process, so that frees are seen on any thread.
+// A meter sees allocations on the thread that makes them, through LibTorch's
+// thread-local debug information, which backward takes to its own threads. For
+// CPU blocks, an allocator around torch's own reports to the meter; the first
+// meter that counts installs it. (Torch's own reporter prints a warning for
+// each block that is older than the count.) Live blocks are in one table for
+// the process, so that a free is seen on any thread.
 #include "echelon/profiling/memory_meter.h"
 
 #include <c10/core/Allocator.h>
@@ -44,12 +44,13 @@ struct MemoryMeter::Impl : c10::MemoryReportingInfoBase,
                            std::enable_shared_from_this<Impl> {
   explicit Impl(c10::Device counted) : device(counted) {}
 
-  // c10: of GPUs, and of CPU allocators that report by themselves.
+  // Called by c10 for GPUs, and for CPU allocators that report by themselves.
   void reportMemoryUsage(
       void* data, int64_t bytes, size_t, size_t, c10::Device where) override;
   void
   reportOutOfMemory(int64_t bytes, size_t, size_t, c10::Device where) override;
-  // False, or torch's CPU allocator warns of each block that it does not know.
+  // If true, torch's CPU allocator warns about each block that it does not
+  // know.
   bool memoryProfilingEnabled() const override { return false; }
 
   bool counts(c10::Device where) const {
@@ -57,7 +58,7 @@ struct MemoryMeter::Impl : c10::MemoryReportingInfoBase,
            (where.is_cpu() || where.index() == device.index());
   }
 
-  // All below: under the table's mutex.
+  // The table's mutex guards everything below.
   void change(MemoryKind kind, int64_t bytes) {
     current[kind] += bytes;
     total += bytes;
@@ -182,7 +183,7 @@ Meter* meter_here() {
   return info == nullptr ? nullptr : dynamic_cast<Meter*>(info);
 }
 
-// Around the allocator that CPU tensors had when the first meter counted.
+// Wraps the allocator that CPU tensors had when the first meter counted.
 class CountingAllocator : public c10::Allocator {
  public:
   CountingAllocator() { inner() = c10::GetCPUAllocator(); }
@@ -204,7 +205,7 @@ class CountingAllocator : public c10::Allocator {
     std::memcpy(to, from, bytes);
   }
 
-  // Before any meter counts; does nothing the second time.
+  // Called before any meter counts; later calls have no effect.
   static void install() {
     static const bool done = [] {
       c10::SetCPUAllocator(new CountingAllocator, /*priority=*/100);
@@ -223,7 +224,7 @@ class CountingAllocator : public c10::Allocator {
     });
     TORCH_CHECK_WITH(
         OutOfMemoryError, total + bytes <= limit, "out of memory: ", bytes,
-        " bytes beside ", total, " of the limit of ", limit);
+        " bytes on top of ", total, " of the limit of ", limit);
   }
   static c10::Allocator*& inner() {
     static c10::Allocator* allocator = nullptr;
@@ -278,7 +279,7 @@ void MemoryMeter::Impl::sample() {
   }
   samples.push_back({now_ns(), current});
   if (samples.size() < kMaxSamples) return;
-  // Of each two the larger one: peaks stay.
+  // The larger sample of each two is kept, so that peaks remain.
   resolution *= 2;
   size_t kept = 0;
   for (size_t i = 0; i + 1 < samples.size(); i += 2) {

@@ -1,16 +1,15 @@
-// How much memory of which kind a rank holds, at each moment of a step.
+// The memory that a rank holds, by kind, at each moment of a step.
 //
 //   MemoryMeter meter;
 //   { const auto counting = meter.count(); … a step … }
 //   meter.peak();                       // by kind, when their sum was largest
 //
-// Follows the allocators' reports of each block (of this thread and of what
-// backward runs for it), on CPUs and GPUs; a block's kind is what
-// MemoryKindScope says where it is made, or what set_memory_kind() and
-// keep_as_activations() say later. A block counts until it is freed, on
-// whatever thread. Not counted: what libraries allocate by themselves, what lay
-// in a caching allocator unused, and storages that were not made by torch's
-// allocators.
+// The meter follows the allocators' reports of each block that this thread, or
+// backward for it, makes on CPUs and GPUs. MemoryKindScope gives a block its
+// kind when it is made; set_memory_kind() and keep_as_activations() change the
+// kind later. A block counts until any thread frees it. Memory that libraries
+// allocate by themselves, unused memory in a caching allocator, and storages
+// that were not made by torch's allocators are not counted.
 #pragma once
 
 #include <torch/types.h>
@@ -25,8 +24,8 @@
 
 namespace echelon {
 
-/// While it lives, blocks that this thread makes are of `kind`; inner scopes
-/// win. Without one they are `working`.
+/// While a scope lives, blocks that this thread makes are of `kind`; the
+/// innermost scope decides. Without a scope they are `working`.
 class MemoryKindScope {
  public:
   explicit MemoryKindScope(MemoryKind kind);
@@ -38,16 +37,16 @@ class MemoryKindScope {
   MemoryKind outer_;
 };
 
-/// The storage of `tensor` is of `kind` from now on. Free when nothing is
-/// counted.
+/// Changes the kind of the storage of `tensor`. Costs nothing when no meter
+/// counts.
 void set_memory_kind(const torch::Tensor& tensor, MemoryKind kind);
 
-/// Gradients that autograd leaves in these leaves are of kind `gradients` from
-/// then on. Hooks that the leaves have already run as before, after it.
+/// Gives the gradients that autograd accumulates in these leaves the kind
+/// `gradients`. Hooks that the leaves already have still run, afterwards.
 void name_gradients(const std::vector<torch::Tensor>& parameters);
 
-/// Blocks of kind `working` that this thread's meter counts and that still live
-/// are activations from now on: called where a layer's forward ends.
+/// Turns the live blocks of kind `working` that this thread's meter counts into
+/// activations. Called where a layer's forward ends.
 void keep_as_activations();
 
 class MemoryMeter {
@@ -58,28 +57,28 @@ class MemoryMeter {
   MemoryMeter(const MemoryMeter&) = delete;
   MemoryMeter& operator=(const MemoryMeter&) = delete;
 
-  /// While it lives, blocks that this thread makes (and backward for it) are
-  /// counted until they are freed. Inner ones win. Destroyed on the same
-  /// thread.
+  /// While the result lives, blocks that this thread (and backward for it)
+  /// makes are counted until they are freed. The innermost meter counts. The
+  /// result must be destroyed on the same thread.
   class Counting;
   std::unique_ptr<Counting> count();
 
   MemoryByKind now() const;
-  /// The moment at which the sum was largest since reset_peak().
+  /// The memory at the moment since reset_peak() when the sum was largest.
   MemoryByKind peak() const;
   void reset_peak();
 
   /// A block that would bring the sum above this throws c10::OutOfMemoryError
-  /// on the thread that asks for it; 0: no limit. On CPUs alone: a GPU has its
-  /// own.
+  /// on the thread that asks for it; 0: no limit. For CPUs alone: a GPU has a
+  /// limit of its own.
   void limit(int64_t bytes);
-  /// What was held when a block was refused for the last time, by the limit or
-  /// by a GPU; now(), if none was.
+  /// The memory held when the limit or a GPU last refused a block; now(), if
+  /// none was refused.
   MemoryByKind at_shortage() const;
 
-  /// Samples (steady clock, nanoseconds) of each change by at least
-  /// `resolution_bytes` since the last call; for a timeline. None until
-  /// start_samples(). More than kMaxSamples make the resolution coarser.
+  /// For a timeline: a sample (steady clock, nanoseconds) of each change by at
+  /// least `resolution_bytes` since start_samples(). With more than kMaxSamples
+  /// the resolution gets coarser.
   static constexpr size_t kMaxSamples = 4096;
   void start_samples(int64_t resolution_bytes = 64 << 10);
   std::vector<MemorySample> take_samples();

@@ -11,7 +11,7 @@ thread_local OperatorScope* innermost = nullptr;
 
 }  // namespace
 
-struct OperatorDoor {
+struct OperatorDispatch {
   static void enter(
       const c10::OperatorHandle& op, c10::DispatchKeySet keys,
       torch::jit::Stack* stack) {
@@ -52,7 +52,7 @@ void OperatorCall::run_kernel() {
     op.callBoxed(&stack);
     return;
   }
-  // Kernels that call operators in their turn are followed inside.
+  // Handlers also see the operators that this kernel calls.
   op.redispatchBoxed(
       keys & c10::DispatchKeySet(
                  c10::DispatchKeySet::FULL_AFTER, OperatorScope::kKey),
@@ -71,12 +71,12 @@ OperatorScope::~OperatorScope() {
 std::vector<at::Tensor> as_one_operator(
     const std::string& name,
     const std::function<std::vector<at::Tensor>()>& function) {
-  return OperatorDoor::enter_region(name, function, innermost);
+  return OperatorDispatch::enter_region(name, function, innermost);
 }
 
 }  // namespace echelon
 
 TORCH_LIBRARY_IMPL(_, Fake, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<
-                   &echelon::OperatorDoor::enter>());
+                   &echelon::OperatorDispatch::enter>());
 }

@@ -1,9 +1,10 @@
-// The operators that a thread runs, seen below autograd by whoever asks.
+// Handlers for the operators that a thread runs, below autograd.
 //
-// LibTorch lets a kernel stand in front of all operators of a thread, after
-// autograd and autocast (a boxed fallback of DispatchKey::Fake). There is one
-// for the process, and this is it; those who count operators and those who keep
-// or replace their results have a handler each, and see each other's.
+// LibTorch lets one kernel per process intercept all operators of a thread,
+// after autograd and autocast (a boxed fallback of DispatchKey::Fake). This
+// file registers it and calls handlers: one that counts operators, say, and one
+// that keeps or replaces their results. Handlers nest and see each other's
+// operators.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -18,28 +19,28 @@ namespace echelon {
 
 class OperatorScope;
 
-/// One operator that is to run.
+/// One operator that is about to run.
 class OperatorCall {
  public:
   const c10::OperatorHandle& op;
   c10::DispatchKeySet keys;
-  /// Ends with the operator's arguments; with its results when it has run.
+  /// Ends with the operator's arguments; after run(), with its results.
   torch::jit::Stack& stack;
-  /// What the operator calls inside is hidden from all handlers.
+  /// True hides the operators that this one calls inside from all handlers.
   bool whole = false;
 
   /// "aten::mm".
   const std::string& name() const { return op.operator_name().name; }
-  /// Where its arguments begin; and its results, which take their place.
+  /// The stack index of the first argument; results take the arguments' place.
   size_t first() const { return first_; }
 
-  /// Lets the next outer handler run it; at last its kernel runs.
+  /// Passes it to the next outer handler, or after the outermost to its kernel.
   void run();
-  /// Runs its kernel: outer handlers see neither it nor what it calls.
+  /// Runs its kernel: outer handlers see neither it nor the operators it calls.
   void run_kernel();
 
  private:
-  friend struct OperatorDoor;
+  friend struct OperatorDispatch;
   OperatorCall(
       const c10::OperatorHandle& op, c10::DispatchKeySet keys,
       torch::jit::Stack& stack, OperatorScope* next);
@@ -53,20 +54,19 @@ class OperatorHandler {
   using Results = std::vector<at::Tensor>;
   virtual ~OperatorHandler() = default;
 
-  /// Instead of each operator; calls call.run(), or leaves results on the
-  /// stack. What it computes itself comes here as well, unless it excludes
-  /// kKey.
+  /// Called instead of each operator; calls call.run(), or leaves results on
+  /// the stack. Operators that the handler itself runs come here as well,
+  /// unless it excludes kKey.
   virtual void run(OperatorCall& call) = 0;
-  /// Instead of what as_one_operator was given.
+  /// Called instead of the function that as_one_operator was given.
   virtual Results
   run_region(const std::string& name, const std::function<Results()>& next) {
     return next();
   }
 };
 
-/// From construction to destruction, on this thread, `handler` is the
-/// innermost. Backward passes that are started meanwhile and run on this thread
-/// come to it.
+/// While a scope lives, `handler` is the innermost handler of this thread. It
+/// also sees backward passes that start meanwhile and run on this thread.
 class OperatorScope {
  public:
   static constexpr c10::DispatchKey kKey = c10::DispatchKey::Fake;
@@ -78,16 +78,15 @@ class OperatorScope {
 
  private:
   friend class OperatorCall;
-  friend struct OperatorDoor;
+  friend struct OperatorDispatch;
   OperatorHandler& handler_;
   OperatorScope* outer_;
   c10::impl::IncludeDispatchKeyGuard include_;
 };
 
-/// function(), which handlers may treat as one operator called `name`: in the
-/// forward of an autograd function that computes several, or communicates.
-///
-///   function  returns new tensors that nobody else holds
+/// Calls `function`, which handlers may treat as one operator called `name`.
+/// Used in the forward of an autograd function that runs several operators, or
+/// communicates. `function` returns new tensors that nobody else holds.
 std::vector<at::Tensor> as_one_operator(
     const std::string& name,
     const std::function<std::vector<at::Tensor>()>& function);

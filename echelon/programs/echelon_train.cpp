@@ -22,6 +22,7 @@
 #include "echelon/job/job.h"
 #include "echelon/job/trained_job.h"
 #include "echelon/memory_plan/memory_plan_text.h"
+#include "echelon/text/format.h"
 #include "echelon/train/sample.h"
 #include "echelon/train/strategies/count_memory.h"
 #include "echelon/train/strategies/counted_shape.h"
@@ -91,7 +92,7 @@ class Arguments {
     } catch (const std::exception&) {
     }
     throw ConfigError(
-        "echelon-train: " + name + " " + text + " is not a whole number");
+        format("echelon-train: {} {} is not a whole number", name, text));
   }
   double fraction(const std::string& name, double otherwise) {
     const std::string text = value(name, "");
@@ -100,7 +101,7 @@ class Arguments {
     const double parsed = std::strtod(text.c_str(), &end);
     if (*end == '\0') return parsed;
     throw ConfigError(
-        "echelon-train: " + name + " " + text + " is not a number");
+        format("echelon-train: {} {} is not a number", name, text));
   }
   void end() const {
     if (next_ < words_.size()) {
@@ -186,7 +187,7 @@ int run_plan(Arguments& arguments) {
   return 0;
 }
 
-// Whole or not at all: the file is renamed to when it is written.
+// Writes the file under another name, then renames it: atomic for readers.
 void write_whole(const std::string& path, const std::string& text) {
   const std::string part = path + ".part";
   {
@@ -246,7 +247,7 @@ int run_verify(Arguments& arguments) {
                        : to_text(result, options))
               << std::flush;
   });
-  // Other ranks leave it to rank 0 to fail: the launcher reports one error.
+  // Only rank 0 fails, so that the launcher reports one error.
   const char* rank = std::getenv("RANK");
   const bool first = threads > 0 || rank == nullptr || std::string(rank) == "0";
   return static_cast<int>(

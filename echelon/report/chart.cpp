@@ -4,14 +4,145 @@
 #include <cmath>
 #include <limits>
 
+#include "echelon/report/page.h"
 #include "echelon/text/units.h"
 
 namespace echelon {
 namespace {
 
+// --- Points and ticks -------------------------------------------------------
+
+// Sums and ranges of what is drawn stay finite.
+constexpr double kLargest = 1e150;
+
+double round_step(double range, int count) {
+  const double rough = range / std::max(1, count);
+  const double power = std::pow(10, std::floor(std::log10(rough)));
+  for (double factor : {1.0, 2.0, 5.0}) {
+    if (factor * power >= rough * 0.999) return factor * power;
+  }
+  return 10 * power;
+}
+
+std::vector<double> ticks_every(double low, double high, double step) {
+  std::vector<double> ticks;
+  const double first = std::ceil(low / step - 1e-9);
+  const double last = std::floor(high / step + 1e-9);
+  for (double i = first; i <= last && ticks.size() < 100; ++i) {
+    ticks.push_back(i * step);
+  }
+  return ticks;
+}
+
+// Each value becomes that of a line fitted to up to `reach` points on either
+// side. Away from the ends this is their mean; near the ends it follows their
+// slope.
+std::vector<Point> smoothed(const std::vector<Point>& points, size_t reach) {
+  const size_t count = points.size();
+  std::vector<double> sums(count + 1, 0.0);     // of y, of all points before
+  std::vector<double> moments(count + 1, 0.0);  // of index * y
+  for (size_t i = 0; i < count; ++i) {
+    sums[i + 1] = sums[i] + points[i].y;
+    moments[i + 1] = moments[i] + static_cast<double>(i) * points[i].y;
+  }
+  std::vector<Point> result = points;
+  for (size_t i = 0; i < count; ++i) {
+    const size_t begin = i - std::min(i, reach);
+    const size_t end = std::min(i + reach + 1, count);
+    const auto n = static_cast<double>(end - begin);
+    const double middle = static_cast<double>(begin + end - 1) / 2;
+    const double mean = (sums[end] - sums[begin]) / n;
+    const double spread = n * (n * n - 1) / 12;  // of n whole numbers
+    const double slope =
+        spread > 0
+            ? (moments[end] - moments[begin] - n * middle * mean) / spread
+            : 0;
+    result[i].y = mean + slope * (static_cast<double>(i) - middle);
+  }
+  return result;
+}
+
+}  // namespace
+
+std::vector<Bucket>
+to_buckets(const std::vector<Point>& points, size_t max_buckets) {
+  std::vector<Point> finite;
+  std::copy_if(
+      points.begin(), points.end(), std::back_inserter(finite),
+      [](const Point& p) {
+        return std::isfinite(p.x) && std::abs(p.y) < kLargest;
+      });
+  const size_t count = finite.size();
+  const size_t num = std::min(count, max_buckets);
+  // Twice half the width leaves no corners.
+  const size_t reach = std::max<size_t>(count < 20 ? 1 : 2, count / 60);
+  const auto smooth = smoothed(smoothed(finite, reach), reach);
+  std::vector<Bucket> buckets;
+  for (size_t b = 0; b < num; ++b) {
+    const size_t begin = b * count / num;
+    const size_t end = (b + 1) * count / num;
+    Bucket bucket{
+        .first_x = finite[begin].x,
+        .last_x = finite[end - 1].x,
+        .low = finite[begin].y,
+        .high = finite[begin].y};
+    for (size_t i = begin; i < end; ++i) {
+      const double y = finite[i].y;
+      bucket.low = std::min(bucket.low, y);
+      bucket.high = std::max(bucket.high, y);
+      bucket.mean += y / static_cast<double>(end - begin);
+      bucket.smooth += smooth[i].y / static_cast<double>(end - begin);
+    }
+    buckets.push_back(bucket);
+  }
+  return buckets;
+}
+
+std::vector<double> linear_ticks(double low, double high, int count) {
+  if (!(high > low)) return {low};
+  return ticks_every(low, high, round_step(high - low, count));
+}
+
+std::vector<double> whole_ticks(double low, double high, int count) {
+  if (!(high > low)) return {low};
+  const double step = std::max(1.0, round_step(high - low, count));
+  return ticks_every(low, high, step);
+}
+
+std::vector<double> log_ticks(double low, double high) {
+  const double decades = std::log10(high / low);
+  std::vector<double> ticks;
+  for (double power = std::floor(std::log10(low));
+       power <= std::ceil(std::log10(high)) && ticks.size() < 1000; ++power) {
+    for (double factor : {1.0, 2.0, 5.0}) {
+      const double tick = factor * std::pow(10, power);
+      const bool shown = factor == 1 || decades < 2.2;
+      if (shown && tick >= low * 0.999 && tick <= high * 1.001) {
+        ticks.push_back(tick);
+      }
+    }
+  }
+  return ticks;
+}
+
+int tick_decimals(const std::vector<double>& ticks) {
+  if (ticks.size() < 2) return 2;
+  double step = ticks[1] - ticks[0];
+  for (size_t i = 1; i < ticks.size(); ++i) {
+    step = std::min(step, ticks[i] - ticks[i - 1]);
+  }
+  if (!(step > 0)) return 2;
+  return std::clamp(
+      static_cast<int>(std::ceil(-std::log10(step) - 1e-9)), 0, 9);
+}
+
+// --- Curves -----------------------------------------------------------------
+
+namespace {
+
 constexpr double kWidth = 1000;  // of the stretched drawing, in its own units
 
-struct Drawn {
+struct DrawnCurve {
   const Curve* curve;
   std::vector<Bucket> buckets;
 };
@@ -36,9 +167,9 @@ struct Axes {
   }
 };
 
-// The range that most values and all smoothed ones are in: a first loss of a
-// thousand would press the rest of the curve flat.
-void find_range(const std::vector<Drawn>& drawn, Axes& axes) {
+// The range that holds most values and all smoothed ones: a first loss of a
+// thousand would flatten the rest of the curve.
+void find_range(const std::vector<DrawnCurve>& drawn, Axes& axes) {
   std::vector<double> highs;
   axes.low = std::numeric_limits<double>::infinity();
   axes.high = -axes.low;
@@ -126,43 +257,26 @@ void draw_y_axis(Markup& page, const Chart& chart, const Axes& axes) {
   for (size_t i = 0; i < ticks.size(); ++i) {
     const double y = axes.at_y(ticks[i]);
     const auto at = coordinate(y);
-    page.empty(
-        "line", {{"class", "grid"},
-                 {"x1", "0"},
-                 {"x2", "100%"},
-                 {"y1", at},
-                 {"y2", at}});
-    page.leaf(
-        "text",
-        {{"class", "tick"},
-         {"x", "-8"},
-         {"y", coordinate(y + 4)},
-         {"text-anchor", "end"}},
-        labels[i]);
+    page.add(
+        "<line class='grid' x1='0' x2='100%' y1='{}' y2='{}'/><text "
+        "class='tick' x='-8' y='{}' text-anchor='end'>{}</text>",
+        at, at, y + 4, labels[i]);
   }
 }
 
 void draw_x_axis(Markup& page, const Chart& chart, const Axes& axes) {
-  const auto y = std::to_string(axes.height);
-  page.empty(
-      "line",
-      {{"class", "axis"}, {"x1", "0"}, {"x2", "100%"}, {"y1", y}, {"y2", y}});
+  const int y = axes.height;
+  page.add("<line class='axis' x1='0' x2='100%' y1='{}' y2='{}'/>", y, y);
   const auto ticks =
       whole_ticks(axes.first_x, axes.last_x, chart.height > 150 ? 5 : 3);
   for (size_t i = 0; i < ticks.size(); ++i) {
-    const double share = axes.share_x(ticks[i]);
-    // Labels stay inside of the plot; every second one goes on narrow screens.
-    const char* anchor = share < 0.04   ? "start"
-                         : share > 0.96 ? "end"
-                                        : "middle";
-    page.leaf(
-        "text",
-        {{"class", i % 2 == 1 ? "tick minor" : "tick"},
-         {"x", coordinate(100 * share) + "%"},
-         {"y", std::to_string(axes.height + 18)},
-         {"text-anchor", anchor}},
-        format_compact(ticks[i]));
+    draw_tick(
+        page, i, axes.share_x(ticks[i]), y + 18, format_compact(ticks[i]));
   }
+}
+
+std::string place(double x, double y) {
+  return coordinate(x, 1) + " " + coordinate(y, 1);
 }
 
 std::string path_of(
@@ -170,19 +284,16 @@ std::string path_of(
     double Bucket::*value) {
   std::string path;
   for (const auto& b : buckets) {
-    path += path.empty() ? "M" : "L";
-    path += coordinate(axes.at_x((b.first_x + b.last_x) / 2), 1) + " " +
-            coordinate(axes.at_y(b.*value), 1);
+    path += (path.empty() ? "M" : "L") +
+            place(axes.at_x(b.middle_x()), axes.at_y(b.*value));
   }
-  if (buckets.size() == 1) path += "h0";
-  return path;
+  return buckets.size() == 1 ? path + "h0" : path;
 }
 
 std::string band_of(const std::vector<Bucket>& buckets, const Axes& axes) {
   std::string path = path_of(buckets, axes, &Bucket::high);
   for (auto b = buckets.rbegin(); b != buckets.rend(); ++b) {
-    path += "L" + coordinate(axes.at_x((b->first_x + b->last_x) / 2), 1) + " " +
-            coordinate(axes.at_y(b->low), 1);
+    path += "L" + place(axes.at_x(b->middle_x()), axes.at_y(b->low));
   }
   return path + "Z";
 }
@@ -190,70 +301,57 @@ std::string band_of(const std::vector<Bucket>& buckets, const Axes& axes) {
 void draw_path(
     Markup& page, const std::string& css, const std::string& path,
     size_t points) {
-  page.empty(
-      "path", {{"class", css},
-               {"d", path},
-               {"vector-effect", "non-scaling-stroke"},
-               {"data-points", std::to_string(points)}});
+  page.add(
+      "<path class='{}' d='{}' vector-effect='non-scaling-stroke' "
+      "data-points='{}'/>",
+      css, path, points);
 }
 
-void draw_dots(
-    Markup& page, const std::string& color, const std::vector<Bucket>& buckets,
-    const Axes& axes) {
-  std::string path;
-  for (const auto& b : buckets) {
-    path += "M" + coordinate(axes.at_x(b.last_x), 1) + " " +
-            coordinate(axes.at_y(b.mean), 1) + "h0";
-  }
-  draw_path(page, "dots " + color, path, buckets.size());
-}
-
-void draw_curve(Markup& page, const Drawn& drawn, const Axes& axes) {
+void draw_curve(Markup& page, const DrawnCurve& drawn, const Axes& axes) {
   const auto& [curve, buckets] = drawn;
-  if (buckets.empty()) return;
   const std::string& color = curve->color;
   const size_t count = buckets.size();
+  const auto draw = [&](const std::string& css, const std::string& path) {
+    draw_path(page, css + color, path, count);
+  };
   if (curve->style == CurveStyle::raw_and_smooth) {
-    const bool exact = count == curve->points.size();
-    if (exact) {
-      draw_path(
-          page, "raw " + color, path_of(buckets, axes, &Bucket::mean), count);
+    if (count == curve->points.size()) {
+      draw("raw ", path_of(buckets, axes, &Bucket::mean));
     } else {
-      draw_path(page, "band " + color, band_of(buckets, axes), count);
+      draw("band ", band_of(buckets, axes));
     }
-    draw_path(
-        page, "line " + color, path_of(buckets, axes, &Bucket::smooth), count);
+    draw("line ", path_of(buckets, axes, &Bucket::smooth));
     return;
   }
-  draw_path(
-      page, "line " + color, path_of(buckets, axes, &Bucket::mean), count);
-  if (curve->style == CurveStyle::dots && count <= 60) {
-    draw_dots(page, color, buckets, axes);
+  draw("line ", path_of(buckets, axes, &Bucket::mean));
+  if (curve->style != CurveStyle::dots || count > 60) return;
+  std::string dots;
+  for (const auto& b : buckets) {
+    dots += "M" + place(axes.at_x(b.last_x), axes.at_y(b.mean)) + "h0";
   }
+  draw("dots ", dots);
 }
 
-void draw_caption(
-    Markup& page, const Chart& chart, const std::vector<Drawn>& drawn) {
-  page.open("figcaption").leaf("h3", {}, chart.title);
-  if (!chart.headline.empty()) {
-    page.leaf("span", {{"class", "now"}}, chart.headline);
-  }
+void draw_chart_caption(
+    Markup& page, const Chart& chart, const std::vector<DrawnCurve>& drawn) {
+  page.add("<figcaption>");
+  draw_caption(page, chart.title, chart.headline);
   if (drawn.size() > 1) {
-    page.open("span", {{"class", "keys"}});
+    page.add("<span class='keys'>");
     for (const auto& d : drawn) {
-      page.open("span", {{"class", "key"}});
-      page.leaf("i", {{"class", "stroke " + d.curve->color}}, "");
-      page.text(d.curve->name).close();
+      page.add(
+          "<span class='key'><i class='stroke {}'></i>{}</span>",
+          d.curve->color, d.curve->name);
     }
-    page.close();
+    page.add("</span>");
   }
-  page.close();
+  page.add("</figcaption>");
 }
 
 }  // namespace
 
 void draw_chart(Markup& page, const Chart& chart) {
-  std::vector<Drawn> drawn;
+  std::vector<DrawnCurve> drawn;
   for (const auto& curve : chart.curves) {
     auto buckets = to_buckets(curve.points, chart.max_buckets);
     if (!buckets.empty()) drawn.push_back({&curve, std::move(buckets)});
@@ -264,27 +362,121 @@ void draw_chart(Markup& page, const Chart& chart) {
   find_range(drawn, axes);
   choose_scale(chart.scale, axes);
 
-  page.open("figure", {{"class", "chart"}, {"id", chart.id}});
-  draw_caption(page, chart, drawn);
-  page.open("div", {{"class", "plot"}});
-  page.open(
-      "svg", {{"width", "100%"},
-              {"height", std::to_string(chart.height + 24)},
-              {"role", "img"},
-              {"aria-labelledby", chart.id + "-t " + chart.id + "-d"}});
-  page.leaf("title", {{"id", chart.id + "-t"}}, chart.title);
-  page.leaf("desc", {{"id", chart.id + "-d"}}, chart.description);
+  page.add("<figure class='chart' id='{}'>", chart.id);
+  draw_chart_caption(page, chart, drawn);
+  page.add("<div class='plot'>");
+  open_svg(page, chart.id, chart.height + 24, chart.title, chart.description);
   draw_y_axis(page, chart, axes);
   draw_x_axis(page, chart, axes);
-  page.open(
-      "svg", {{"class", "curves"},
-              {"width", "100%"},
-              {"height", std::to_string(chart.height)},
-              {"viewBox", "0 0 1000 " + std::to_string(chart.height)},
-              {"preserveAspectRatio", "none"}});
+  page.add(
+      "<svg class='curves' width='100%' height='{}' viewBox='0 0 1000 {}' "
+      "preserveAspectRatio='none'>",
+      chart.height, chart.height);
   for (const auto& d : drawn) draw_curve(page, d, axes);
-  page.close();
-  page.close().close().close();
+  page.add("</svg></svg></div></figure>");
+}
+
+// --- Stacked bars -----------------------------------------------------------
+
+namespace {
+
+constexpr int kRowHeight = 34;
+constexpr int kLimitTop = 16;           // below the name of the limit
+constexpr int kBelowBar = 10;           // that the last row does not need
+constexpr double kLeastDrawn = 0.0005;  // of the width
+constexpr double kLeastInLegend = 0.002;
+
+// The name and the total, which leaves room for a limit at the end of the row.
+void draw_words(
+    Markup& page, const StackedBars& bars, const StackedRow& row, int top) {
+  page.add(
+      "<text class='name' x='0' y='{}'>{}</text><text class='share' x='100%' "
+      "y='{}' text-anchor='end' dx='{}'>{}</text>",
+      top, row.name, top, bars.limit > 0 ? "-8" : "0", row.total);
+}
+
+void draw_bar(Markup& page, const StackedRow& row, double whole, int top) {
+  double x = 0;
+  for (const auto& part : row.parts) {
+    const double begin = std::min(1.0, x / whole);
+    x += part.value;
+    const double width = std::min(1.0, x / whole) - begin;
+    if (width < kLeastDrawn) continue;
+    page.add(
+        "<rect class='{}' x='{}%' y='{}' width='{}%' height='13'>", part.color,
+        100 * begin, top + 5, 100 * width);
+    page.add("<title>{}: {} {}</title></rect>", row.name, part.name, part.text);
+  }
+}
+
+std::vector<StackedPart> legend_of(const StackedBars& bars, double whole) {
+  std::vector<StackedPart> kinds;
+  for (const auto& row : bars.rows) {
+    for (const auto& part : row.parts) {
+      const bool known = std::any_of(
+          kinds.begin(), kinds.end(),
+          [&](const StackedPart& kind) { return kind.name == part.name; });
+      if (!known && part.value > kLeastInLegend * whole) kinds.push_back(part);
+    }
+  }
+  return kinds;
+}
+
+// A line through all rows, with a step where a row has a limit of its own.
+void draw_limits(
+    Markup& page, const StackedBars& bars, double whole, int top, int height) {
+  const auto limit_x = [&](double limit) {
+    return coordinate(100 * std::min(1.0, limit / whole)) + "%";
+  };
+  int begin = kLimitTop;
+  int end = top + kRowHeight / 2;
+  for (const auto& row : bars.rows) {
+    const std::string x = limit_x(row.limit > 0 ? row.limit : bars.limit);
+    page.add(
+        "<line class='level limit' x1='{}' x2='{}' y1='{}' y2='{}'/>", x, x,
+        begin, std::min(end, height));
+    begin = end;
+    end += kRowHeight;
+  }
+  page.add(
+      "<text class='level-name' x='{}' y='11' text-anchor='end'>{}</text>",
+      limit_x(bars.limit), bars.limit_name);
+}
+
+}  // namespace
+
+double StackedRow::sum() const {
+  double sum = 0;
+  for (const auto& part : parts) sum += part.value;
+  return sum;
+}
+
+void draw_stacked_bars(Markup& page, const StackedBars& bars) {
+  double whole = bars.whole;
+  if (whole <= 0) {
+    for (const auto& row : bars.rows) whole = std::max(whole, row.sum());
+  }
+  if (!(whole > 0)) whole = 1;
+  page.add(
+      "<figure class='chart' id='{}'><figcaption><h3>{}</h3><span "
+      "class='keys'>",
+      bars.id, bars.title);
+  for (const auto& kind : legend_of(bars, whole)) {
+    draw_key(page, kind.color, kind.name);
+  }
+  page.add("</span></figcaption>");
+  const int top = bars.limit > 0 ? 34 : 14;
+  const int height =
+      top + kRowHeight * static_cast<int>(bars.rows.size()) - kBelowBar;
+  open_svg(page, bars.id, height, bars.title, bars.description);
+  int y = top;
+  for (const auto& row : bars.rows) {
+    draw_words(page, bars, row, y);
+    draw_bar(page, row, whole, y);
+    y += kRowHeight;
+  }
+  if (bars.limit > 0) draw_limits(page, bars, whole, top, height);
+  page.add("</svg></figure>");
 }
 
 }  // namespace echelon

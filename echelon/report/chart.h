@@ -1,16 +1,57 @@
-// A chart of curves over steps, as a figure with inline SVG.
+// Charts with two axes, as figures with inline SVG: curves over steps, and rows
+// of stacked bars.
 //
 // Widths are percentages and texts are in fixed sizes, so one drawing serves
-// a phone, a wide screen and paper. Colours are classes of the report's style.
+// a phone, a wide screen and paper. Colours are classes of assets/report.css.
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <vector>
 
 #include "echelon/report/markup.h"
-#include "echelon/report/series.h"
 
 namespace echelon {
+
+// --- Points and ticks -------------------------------------------------------
+
+struct Point {
+  double x = 0;
+  double y = 0;
+};
+
+/// A stretch of a curve: its range, the least and the greatest value in it, its
+/// mean, and the mean of the smoothed curve over it.
+struct Bucket {
+  double first_x = 0;
+  double last_x = 0;
+  double low = 0;
+  double high = 0;
+  double mean = 0;
+  double smooth = 0;
+
+  double middle_x() const { return (first_x + last_x) / 2; }
+};
+
+/// At most `max_buckets` stretches of equally many points; points that are not
+/// finite, or beyond 1e150, are left out. The smoothed curve is the mean over
+/// about 1/15 of the points around each, a fitted line near the ends; it does
+/// not lag behind.
+std::vector<Bucket>
+to_buckets(const std::vector<Point>& points, size_t max_buckets);
+
+/// Values at equal and round distances (1, 2, 5 times a power of ten) inside
+/// [low, high], about `count` of them.
+std::vector<double> linear_ticks(double low, double high, int count);
+/// Powers of ten inside [low, high]; their 2- and 5-fold too when few.
+std::vector<double> log_ticks(double low, double high);
+/// As linear_ticks, whole numbers only.
+std::vector<double> whole_ticks(double low, double high, int count);
+
+/// Decimals that tell neighbouring ticks apart.
+int tick_decimals(const std::vector<double>& ticks);
+
+// --- Curves -----------------------------------------------------------------
 
 enum class CurveStyle {
   raw_and_smooth,  // every value pale, a smoothed line on top
@@ -46,5 +87,36 @@ struct Chart {
 
 /// Nothing for a chart without a finite value.
 void draw_chart(Markup& page, const Chart& chart);
+
+// --- Stacked bars -----------------------------------------------------------
+
+struct StackedPart {
+  std::string color;  // a fill of assets/report.css: "bw"
+  std::string name;   // in the legend; a name has one colour
+  double value = 0;
+  std::string text;  // "12.5 ms", shown while pointed at
+};
+
+struct StackedRow {
+  std::string name;
+  std::string total;  // at the other end of the row
+  std::vector<StackedPart> parts;
+  double limit = 0;  // of this row; 0: that of all
+
+  double sum() const;
+};
+
+struct StackedBars {
+  std::string id;  // unique in the page
+  std::string title;
+  std::string description;  // for those who do not see it
+  std::vector<StackedRow> rows;
+  double whole = 0;  // what the width stands for; 0: the longest row
+  double limit = 0;  // a vertical line; 0: none
+  std::string limit_name;
+};
+
+/// Bars are clipped at `whole`; parts too narrow to see are left out.
+void draw_stacked_bars(Markup& page, const StackedBars& bars);
 
 }  // namespace echelon

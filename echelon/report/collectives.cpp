@@ -8,7 +8,7 @@
 #include <tuple>
 #include <utility>
 
-#include "echelon/report/bar_cell.h"
+#include "echelon/report/page.h"
 #include "echelon/text/units.h"
 #include "echelon/timeline/pipeline_blocks.h"
 
@@ -19,7 +19,7 @@ constexpr size_t kMaxRows = 24;  // of one axis
 
 // --- From spans to costs ----------------------------------------------------
 
-// Where a rank's step was in a pass.
+// A stretch of a rank's step that was one pass.
 struct Pass {
   Interval time;
   SpanKind kind;
@@ -32,7 +32,7 @@ struct RankStep {
 };
 
 std::string pass_at(const RankStep& step, int64_t time) {
-  // Passes nest, so the last that began need not be the one.
+  // Passes nest: the last one that began may have ended.
   for (auto it = step.passes.rbegin(); it != step.passes.rend(); ++it) {
     if (it->time.begin <= time && time < it->time.end) {
       return span_kind_name(it->kind);
@@ -111,10 +111,10 @@ bool is_digit(char c) {
   return c >= '0' && c <= '9';
 }
 
-// A number that is a whole part of a name: in "h.12.attn" and "bucket 3", not
-// in "conv1".
+// Numbers that are a part of a name by themselves: in "h.12.attn" and "bucket
+// 3", not in "conv1".
 struct NumberedLabel {
-  std::string pattern;  // with a '\1' for each number
+  std::string pattern;  // with '\1' for each number
   std::vector<int64_t> numbers;
 };
 
@@ -138,16 +138,15 @@ NumberedLabel numbered(const std::string& label) {
   return result;
 }
 
-// "0F3 shape" is "results of stage 0 shape".
+// "0F3 shape" becomes "activations of stage 0 shape".
 std::string pipeline_label(const std::string& label) {
   const size_t space = label.find(' ');
   const auto block = block_of_name(label.substr(0, space));
   if (!block) return label;
-  const std::string what = block->kind == BlockKind::forward
-                               ? "activations of stage "
-                               : "gradients of stage ";
-  return what + std::to_string(block->stage) +
-         (space == std::string::npos ? "" : label.substr(space));
+  return format(
+      "{} of stage {}{}",
+      block->kind == BlockKind::forward ? "activations" : "gradients",
+      block->stage, space == std::string::npos ? "" : label.substr(space));
 }
 
 struct Range {
@@ -165,8 +164,8 @@ with_ranges(const std::string& pattern, const std::vector<Range>& ranges) {
       continue;
     }
     const auto [least, most] = ranges[next++];
-    text += std::to_string(least);
-    if (most > least) text += "\u2013" + std::to_string(most);
+    text +=
+        most > least ? format("{}\u2013{}", least, most) : format("{}", least);
   }
   return text;
 }
@@ -194,7 +193,7 @@ const char* axis_meaning(const std::string& axis) {
   return "";
 }
 
-std::string words(std::string operation) {
+std::string hyphenated(std::string operation) {
   std::replace(operation.begin(), operation.end(), '_', '-');
   return operation;
 }
@@ -203,18 +202,16 @@ std::string calls_text(double calls) {
   return calls < 10 ? format_number(calls) : format_count(calls);
 }
 
-void draw_row(
+void draw_cost_row(
     Markup& page, const std::string& name, const CollectiveCost& cost,
     double longest, bool all) {
-  page.open("tr", {{"class", all ? "all" : "one"}});
-  page.leaf("th", {{"scope", "row"}, {"class", "where"}}, name);
-  page.leaf("td", {{"class", "left"}}, words(cost.operation));
-  page.leaf("td", {{"class", "left"}}, cost.pass);
-  page.leaf("td", {}, calls_text(cost.calls));
-  page.leaf("td", {}, format_bytes(static_cast<int64_t>(cost.bytes + 0.5)));
-  page.leaf("td", {}, format_seconds(cost.seconds));
-  page.leaf(
-      "td", {},
+  page.add(
+      "<tr class='{}'><th scope='row' class='where'>{}</th><td>{}</td>"
+      "<td>{}</td><td>{}</td><td>{}</td>",
+      all ? "all" : "one", name, hyphenated(cost.operation), cost.pass,
+      calls_text(cost.calls), format_bytes(cost.bytes + 0.5));
+  page.add(
+      "<td>{}</td><td>{}</td>", format_seconds(cost.seconds),
       cost.seconds > 0 ? format_percent(cost.hidden_seconds / cost.seconds)
                        : "\u2013");
   draw_bar_cell(
@@ -222,28 +219,28 @@ void draw_row(
       {{"ex", cost.seconds - cost.hidden_seconds},
        {"hid", cost.hidden_seconds}},
       longest);
-  page.close();
+  page.add("</tr>");
 }
 
-// Rows after the first kMaxRows are one.
+// The rows after the first kMaxRows become one.
 void draw_axis(
     Markup& page, const std::vector<CollectiveCost>& rows,
     const CollectiveCost& total, double longest) {
   const std::string meaning = axis_meaning(total.axis);
-  draw_row(
+  draw_cost_row(
       page, axis_name(total.axis) + (meaning.empty() ? "" : ": " + meaning),
       total, longest, true);
   CollectiveCost rest;
   for (size_t i = 0; i < rows.size(); ++i) {
     if (i < kMaxRows || rows.size() == kMaxRows + 1) {
-      draw_row(page, rows[i].label, rows[i], longest, false);
+      draw_cost_row(page, rows[i].label, rows[i], longest, false);
     } else {
       add(rest, rows[i]);
     }
   }
   if (rows.size() > kMaxRows + 1) {
-    draw_row(
-        page, std::to_string(rows.size() - kMaxRows) + " others", rest, longest,
+    draw_cost_row(
+        page, format("{} others", rows.size() - kMaxRows), rest, longest,
         false);
   }
 }
@@ -257,16 +254,18 @@ std::string lead_of(const ByAxis& axes) {
     if (key.second == "world") continue;
     CollectiveCost total;
     for (const auto& row : rows) add(total, row);
-    text += (text.empty() ? "A step of a rank makes " : "; ") +
-            calls_text(total.calls) + (total.calls == 1 ? " call" : " calls") +
-            " on " + axis_name(key.second) + " (" +
-            format_bytes(static_cast<int64_t>(total.bytes + 0.5)) + ", " +
-            format_seconds(total.seconds);
-    if (total.seconds > 0) {
-      text += ", " + format_percent(total.hidden_seconds / total.seconds) +
-              " of it hidden behind computing";
-    }
-    text += ")";
+    const std::string hidden =
+        total.seconds > 0
+            ? format(
+                  ", {} of it hidden behind computing",
+                  format_percent(total.hidden_seconds / total.seconds))
+            : "";
+    text += format(
+        "{}{} {} on {} ({}, {}{})",
+        text.empty() ? "A step of a rank makes " : "; ",
+        calls_text(total.calls), total.calls == 1 ? "call" : "calls",
+        axis_name(key.second), format_bytes(total.bytes + 0.5),
+        format_seconds(total.seconds), hidden);
   }
   return text.empty() ? text : text + ".";
 }
@@ -365,37 +364,23 @@ void draw_collectives(
     for (const auto& row : rows) add(total, row);
     longest = std::max(longest, total.seconds);
   }
-  page.open("section").leaf("h2", {}, "Collectives");
-  page.leaf("p", {{"class", "lead"}}, unbroken(lead_of(axes)));
-  page.open(
-      "div", {{"class", "scroll"},
-              {"tabindex", "0"},
-              {"role", "region"},
-              {"aria-label", "Collectives by axis"}});
-  page.open("table").leaf(
-      "caption", {{"class", "hidden"}}, "Collectives of a step, by axis");
-  page.open("thead").open("tr");
-  page.leaf("th", {{"scope", "col"}}, "Per rank and step");
-  for (const char* head : {"Operation", "During"}) {
-    page.leaf("th", {{"scope", "col"}, {"class", "left"}}, head);
-  }
-  for (const char* head : {"Calls", "Bytes", "Time", "Hidden"}) {
-    page.leaf("th", {{"scope", "col"}}, head);
-  }
-  page.leaf("th", {{"scope", "col"}}, "Exposed, hidden");
-  page.close().close().open("tbody");
+  page.add(
+      "<section id='collectives'><h2>Collectives</h2><p class='lead'>{}</p>",
+      unbroken(lead_of(axes)));
+  open_table(
+      page, "Collectives of a step, by axis",
+      {"Per rank and step", "Operation", "During", "Calls", "Bytes", "Time",
+       "Hidden", "Exposed, hidden"});
   for (const auto& [key, rows] : axes) {
     draw_axis(page, rows, totals[key.second], longest);
   }
-  page.close().close().close();
-  page.leaf(
-      "p", {{"class", "note"}},
-      "Time: from a call's begin to its end, summed over the calls, with the "
-      "wait for slower ranks. Hidden: the part of it during which the rank "
-      "computed. Bytes: the rank's own input. Means over the recorded steps "
-      "and "
-      "the ranks that make the call.");
-  page.close();
+  close_table(page);
+  page.add(
+      "<p class='note'>Time: from a call\u2019s begin to its end, summed over "
+      "the calls, with the wait for slower ranks. Hidden: the part of it "
+      "during which the rank computed. Bytes: the rank\u2019s own input. Means "
+      "over the recorded steps and the ranks that make the call.</p>"
+      "</section>");
 }
 
 }  // namespace echelon

@@ -1,8 +1,7 @@
 // Which collectives a run made, for what, and what they cost.
 //
-// A rank of a step that communicates is compared with its own computing
-// (overlap.h): the part of a call during which something computed was hidden,
-// and cost no time.
+// A call is compared with the computation of its own rank (overlap.h): the part
+// of the call during which the rank computed is hidden, and cost no time.
 #pragma once
 
 #include <string>
@@ -20,7 +19,7 @@ struct CollectiveCost {
   std::string axis;       // of the mesh: "tp"
   std::string operation;  // "all_reduce"
   std::string label;      // "transformer.h.0.attn.c_attn input gradient"
-  /// In which it began: "forward", "backward", "optimizer"; else empty.
+  /// The pass in which it began: "forward", "backward", "optimizer", or empty.
   std::string pass;
   double calls = 0;
   double bytes = 0;           // of this rank's inputs
@@ -28,17 +27,17 @@ struct CollectiveCost {
   double hidden_seconds = 0;  // of `seconds`, while something computed
 };
 
-/// Sorted by axis, label, operation and pass. Spans without an axis are no
-/// calls (they are waits, or of a file of an older version).
+/// Sorted by axis, label, operation and pass. Spans without an axis are not
+/// calls: they are waits, or an older version wrote them.
 std::vector<CollectiveCost>
 collective_costs(const Timeline& timeline, const Diagnosis& diagnosis);
 
-/// The same with labels that differ in numbers alone put together: "bucket 0"
-/// and "bucket 3" are "bucket 0–3"; the longest first. A pipeline's labels
-/// ("0F3") say what is sent.
+/// Merges calls whose labels differ only in numbers: "bucket 0" and "bucket 3"
+/// become "bucket 0–3"; the longest first. Labels of a pipeline ("0F3") become
+/// what is sent.
 std::vector<CollectiveCost> put_together(std::vector<CollectiveCost> costs);
 
-/// A table of all of them by axis; nothing without any.
+/// A table of all calls by axis; nothing without any.
 void draw_collectives(
     Markup& page, const Timeline& timeline, const Diagnosis& diagnosis);
 

@@ -2,14 +2,13 @@
 
 #include <cmath>
 #include <cstdint>
-#include <cstdio>
 #include <stdexcept>
 
 namespace echelon {
 namespace {
 
-// Length of the UTF-8 sequence at `text`, 0 when it is none. Overlong forms,
-// surrogates and values beyond U+10FFFF are none.
+// Length of the UTF-8 sequence that `text` begins with, 0 when it is not valid:
+// overlong forms, surrogates and values beyond U+10FFFF are not.
 size_t sequence_length(std::string_view text) {
   const auto byte = [&](size_t i) { return static_cast<uint8_t>(text[i]); };
   const uint8_t lead = byte(0);
@@ -32,6 +31,39 @@ bool forbidden(char c) {
   return byte == 0x7f || (byte < 0x20 && c != '\t' && c != '\n' && c != '\r');
 }
 
+const char* entity_of(char c) {
+  switch (c) {
+    case '&':
+      return "&amp;";
+    case '<':
+      return "&lt;";
+    case '>':
+      return "&gt;";
+    case '"':
+      return "&quot;";
+    case '\'':
+      return "&#39;";
+    default:
+      return nullptr;
+  }
+}
+
+std::string to_text(const detail::FormatArgument& argument) {
+  using Kind = detail::FormatArgument::Kind;
+  switch (argument.kind) {
+    case Kind::integer:
+      return std::to_string(argument.integer);
+    case Kind::number:
+      return std::to_string(argument.number);
+    case Kind::real:
+      return coordinate(argument.real);
+    case Kind::text:
+      return escape_markup(argument.text);
+    default:
+      throw std::logic_error("neither a text nor a number");
+  }
+}
+
 }  // namespace
 
 std::string escape_markup(std::string_view text) {
@@ -42,16 +74,8 @@ std::string escape_markup(std::string_view text) {
     const char c = text.front();
     if (length == 0 || (length == 1 && forbidden(c))) {
       result += "\xef\xbf\xbd";
-    } else if (c == '&') {
-      result += "&amp;";
-    } else if (c == '<') {
-      result += "&lt;";
-    } else if (c == '>') {
-      result += "&gt;";
-    } else if (c == '"') {
-      result += "&quot;";
-    } else if (c == '\'') {
-      result += "&#39;";
+    } else if (const char* entity = entity_of(c)) {
+      result += entity;
     } else {
       result += text.substr(0, length);
     }
@@ -62,9 +86,7 @@ std::string escape_markup(std::string_view text) {
 
 std::string coordinate(double value, int digits) {
   if (!std::isfinite(value)) return "0";
-  char buffer[64];
-  std::snprintf(buffer, sizeof buffer, "%.*f", digits, value);
-  std::string text = buffer;
+  std::string text = format("{:.{}f}", value, digits);
   if (text.find('.') != std::string::npos) {
     text.erase(text.find_last_not_of('0') + 1);
     if (text.back() == '.') text.pop_back();
@@ -72,50 +94,49 @@ std::string coordinate(double value, int digits) {
   return text == "-0" ? "0" : text;
 }
 
-void Markup::start(std::string_view tag, Attributes attributes) {
-  text_ += '<';
-  text_ += tag;
-  for (const auto& [name, value] : attributes) {
-    text_ += ' ';
-    text_ += name;
-    text_ += "=\"";
-    text_ += escape_markup(value);
-    text_ += '"';
+// `tag` is what stands between < and >.
+void Markup::follow_tag(std::string_view tag) {
+  if (tag.ends_with('/')) return;
+  if (!tag.starts_with('/')) {
+    open_.emplace_back(tag.substr(0, tag.find(' ')));
+    return;
   }
-}
-
-Markup& Markup::open(std::string_view tag, Attributes attributes) {
-  start(tag, attributes);
-  text_ += '>';
-  open_.emplace_back(tag);
-  return *this;
-}
-
-Markup& Markup::close() {
-  if (open_.empty()) throw std::logic_error("no element is open");
-  text_ += "</" + open_.back() + ">";
+  if (open_.empty() || open_.back() != tag.substr(1)) {
+    throw std::logic_error(format(
+        "<{}> closes {}", tag, open_.empty() ? "nothing" : open_.back()));
+  }
   open_.pop_back();
+}
+
+Markup& Markup::add_template(
+    std::string_view pattern,
+    std::initializer_list<detail::FormatArgument> arguments) {
+  const auto* argument = arguments.begin();
+  size_t tag = std::string_view::npos;  // where the tag began, while in one
+  for (size_t i = 0; i < pattern.size(); ++i) {
+    const char c = pattern[i];
+    const bool in_tag = tag != std::string_view::npos;
+    if (c == '{') {
+      text_ += to_text(*argument++);
+      ++i;
+      continue;
+    }
+    if (c == '<') tag = i + 1;
+    if (c == '>' && in_tag) {
+      follow_tag(pattern.substr(tag, i - tag));
+      tag = std::string_view::npos;
+    }
+    text_ += in_tag && c == '\'' ? '"' : c;
+  }
   return *this;
 }
 
-Markup& Markup::text(std::string_view text) {
-  text_ += escape_markup(text);
-  return *this;
-}
-
-Markup& Markup::leaf(
-    std::string_view tag, Attributes attributes, std::string_view text) {
-  return open(tag, attributes).text(text).close();
-}
-
-Markup& Markup::empty(std::string_view tag, Attributes attributes) {
-  start(tag, attributes);
-  text_ += "/>";
-  return *this;
-}
-
-Markup& Markup::raw(std::string_view markup) {
-  text_ += markup;
+Markup& Markup::add_json(std::string_view json) {
+  text_ += "<script type=\"application/json\">";
+  for (const char c : json) {  // "</script>" must not end it
+    text_ += c == '<' ? std::string_view("\\u003c") : std::string_view(&c, 1);
+  }
+  text_ += "</script>";
   return *this;
 }
 

@@ -1,50 +1,54 @@
-// Writes HTML and SVG: elements nested and closed, every text escaped.
+// Writes HTML and SVG from templates; every argument is escaped.
 #pragma once
 
 #include <initializer_list>
 #include <string>
 #include <string_view>
-#include <utility>
+#include <type_traits>
 #include <vector>
+
+#include "echelon/text/format.h"
 
 namespace echelon {
 
-/// For text and attribute values: & < > " ' as entities; bytes that are no
-/// UTF-8, and control characters that a page may not hold, as U+FFFD.
+/// For text and attribute values: & < > " ' as entities. Bytes that are not
+/// UTF-8, and control characters that a page may not hold, become U+FFFD.
 std::string escape_markup(std::string_view text);
 
 /// At most `digits` decimals, no trailing zeros: 12.5, 3, -0.25.
 std::string coordinate(double value, int digits = 2);
 
-/// Grows a document from its outside to its inside.
+/// A document that grows at its end.
 ///
 ///   Markup page;
-///   page.open("p", {{"class", "note"}}).text("a < b").close();
+///   page.add("<p class='note'>{} of {} ranks</p>", shown, ranks);
+///
+/// A template is trusted and copied as it is, with double quotes for the single
+/// ones of its attributes. Each {} takes an argument, which is escaped; a
+/// floating-point number is written as coordinate() does.
 class Markup {
  public:
-  using Attributes =
-      std::initializer_list<std::pair<std::string_view, std::string>>;
-
-  Markup& open(std::string_view tag, Attributes attributes = {});
-  Markup& close();
-  Markup& text(std::string_view text);
-  /// An element with text alone.
+  template <typename... Arguments>
   Markup&
-  leaf(std::string_view tag, Attributes attributes, std::string_view text);
-  /// An SVG element without content: <rect …/>.
-  Markup& empty(std::string_view tag, Attributes attributes);
-  /// As it is: a style sheet of ours, or the result of another Markup.
-  Markup& raw(std::string_view markup);
+  add(std::type_identity_t<detail::FormatPattern<sizeof...(Arguments)>> pattern,
+      const Arguments&... arguments) {
+    return add_template(pattern.text, {detail::FormatArgument(arguments)...});
+  }
+  /// A block of data for a script.
+  Markup& add_json(std::string_view json);
 
-  size_t size() const { return text_.size(); }
-  /// Throws std::logic_error when an element is still open.
+  /// Throws std::logic_error when an element is still open. A template that
+  /// closes another element than the last one opened throws at once.
   std::string finish() &&;
 
  private:
-  void start(std::string_view tag, Attributes attributes);
+  Markup& add_template(
+      std::string_view pattern,
+      std::initializer_list<detail::FormatArgument> arguments);
+  void follow_tag(std::string_view tag);
 
   std::string text_;
-  std::vector<std::string> open_;
+  std::vector<std::string> open_;  // elements, outermost first
 };
 
 }  // namespace echelon

@@ -7,16 +7,15 @@
 #include <utility>
 #include <vector>
 
+#include "echelon/report/chart.h"
 #include "echelon/report/page.h"
-#include "echelon/report/series.h"
 #include "echelon/text/units.h"
 
 namespace echelon {
 namespace {
 
-constexpr int kHeight = 200;  // of the plot, in pixels
-constexpr double kPlotWidth =
-    1000;  // of the stretched drawing, in its own units
+constexpr int kHeight = 200;         // of the plot, in pixels
+constexpr double kPlotWidth = 1000;  // of the stretched drawing
 constexpr size_t kMaxColumns = 240;  // of one picture
 
 // From the bottom up: what stays, then what comes and goes.
@@ -37,15 +36,14 @@ struct Column {
   MemoryByKind memory;  // the fullest moment of its time
 };
 
-struct Picture {
+struct MemoryPicture {
   const RankMemory* rank = nullptr;
   Interval window;
   std::vector<Column> columns;
   Column peak;
 };
 
-// What a typical step of the rank looked like: the last recorded one that is no
-// outlier.
+// A typical step of the rank: the last recorded one that is not an outlier.
 std::optional<Interval> step_of(
     const std::vector<StepActivity>& steps, const Diagnosis& diagnosis,
     int32_t rank) {
@@ -58,8 +56,8 @@ std::optional<Interval> step_of(
   return window;
 }
 
-Picture picture_of(const RankMemory& rank, const Interval& window) {
-  Picture picture{.rank = &rank, .window = window};
+MemoryPicture picture_of(const RankMemory& rank, const Interval& window) {
+  MemoryPicture picture{.rank = &rank, .window = window};
   const int64_t length = std::max<int64_t>(1, window.end - window.begin);
   MemoryByKind now;  // as it is when the window begins
   size_t next = 0;
@@ -78,8 +76,8 @@ Picture picture_of(const RankMemory& rank, const Interval& window) {
     const Column here{samples[next].time_ns, samples[next].memory};
     const size_t at = column(here.begin_ns);
     if (at == last && picture.columns.size() > 1) {
-      auto& joined = picture.columns.back().memory;
-      if (here.memory.total() > joined.total()) joined = here.memory;
+      auto& fullest = picture.columns.back().memory;
+      if (here.memory.total() > fullest.total()) fullest = here.memory;
       continue;
     }
     last = at;
@@ -93,10 +91,10 @@ Picture picture_of(const RankMemory& rank, const Interval& window) {
   return picture;
 }
 
-std::vector<Picture>
+std::vector<MemoryPicture>
 pictures_of(const Timeline& timeline, const Diagnosis& diagnosis) {
   const auto steps = step_activities(timeline);
-  std::vector<Picture> pictures;
+  std::vector<MemoryPicture> pictures;
   for (const auto& rank : timeline.memory) {
     if (rank.samples.empty()) continue;
     const Interval all = {
@@ -119,7 +117,7 @@ pictures_of(const Timeline& timeline, const Diagnosis& diagnosis) {
 }
 
 // One scale for all ranks, so that they can be compared.
-int64_t top_of(const std::vector<Picture>& pictures) {
+int64_t top_of(const std::vector<MemoryPicture>& pictures) {
   int64_t top = 1;
   int64_t limit = 0;
   for (const auto& picture : pictures) {
@@ -134,29 +132,23 @@ int64_t top_of(const std::vector<Picture>& pictures) {
 
 class MemoryDrawing {
  public:
-  MemoryDrawing(Markup& page, const Picture& picture, int64_t top)
+  MemoryDrawing(Markup& page, const MemoryPicture& picture, int64_t top)
       : page_(page), picture_(picture), top_(top) {}
 
   void draw(const std::string& id) {
     const auto& rank = *picture_.rank;
-    page_.open("figure", {{"class", "chart memory"}, {"id", id}});
-    const auto name = "Rank " + std::to_string(rank.rank);
-    page_.open("figcaption").leaf("h3", {}, name);
-    page_.leaf("span", {{"class", "now"}}, headline());
-    page_.close();
-    page_.open("div", {{"class", "plot"}});
-    page_.open(
-        "svg", {{"width", "100%"},
-                {"height", std::to_string(kHeight + 24)},
-                {"role", "img"},
-                {"aria-labelledby", id + "-t " + id + "-d"}});
-    page_.leaf("title", {{"id", id + "-t"}}, name + ": memory over a step");
-    page_.leaf("desc", {{"id", id + "-d"}}, description());
+    page_.add("<figure class='chart memory' id='{}'>", id);
+    const auto name = format("Rank {}", rank.rank);
+    page_.add("<figcaption>");
+    draw_caption(page_, name, headline());
+    page_.add("</figcaption><div class='plot'>");
+    open_svg(
+        page_, id, kHeight + 24, name + ": memory over a step", description());
     draw_axes();
     draw_areas();
     draw_line(rank.planned_bytes, "plan", "plan ");
     draw_line(rank.limit_bytes, "limit", "limit ");
-    page_.close().close().close();
+    page_.add("</svg></div></figure>");
   }
 
  private:
@@ -173,13 +165,12 @@ class MemoryDrawing {
   }
 
   std::string description() const {
-    std::string text =
-        "At its fullest moment, " +
+    std::string text = format(
+        "At its fullest moment, {} after the step began, the rank held {}:",
         format_seconds(
             1e-9 * static_cast<double>(
-                       picture_.peak.begin_ns - picture_.window.begin)) +
-        " after the step began, the rank held " +
-        format_bytes(picture_.peak.memory.total()) + ":";
+                       picture_.peak.begin_ns - picture_.window.begin)),
+        format_bytes(picture_.peak.memory.total()));
     for (const MemoryKind kind : kOrder) {
       const int64_t bytes = picture_.peak.memory[kind];
       if (bytes <= 0) continue;
@@ -211,45 +202,27 @@ class MemoryDrawing {
       const auto bytes = static_cast<int64_t>(tick * static_cast<double>(unit));
       const double y = y_of(bytes);
       const auto at = coordinate(y);
-      page_.empty(
-          "line", {{"class", "grid"},
-                   {"x1", "0"},
-                   {"x2", "100%"},
-                   {"y1", at},
-                   {"y2", at}});
-      page_.leaf(
-          "text",
-          {{"class", "tick"},
-           {"x", "-8"},
-           {"y", coordinate(y + 4)},
-           {"text-anchor", "end"}},
-          bytes == 0 ? "0" : format_bytes(bytes));
+      page_.add(
+          "<line class='grid' x1='0' x2='100%' y1='{}' y2='{}'/><text "
+          "class='tick' x='-8' y='{}' text-anchor='end'>{}</text>",
+          at, at, y + 4, bytes == 0 ? "0" : format_bytes(bytes));
     }
     const double seconds =
         1e-9 * static_cast<double>(picture_.window.end - picture_.window.begin);
     const auto ticks = linear_ticks(0, seconds, 4);
     for (size_t i = 0; i < ticks.size(); ++i) {
-      const double share = seconds > 0 ? ticks[i] / seconds : 0;
-      page_.leaf(
-          "text",
-          {{"class", i % 2 == 1 ? "tick minor" : "tick"},
-           {"x", coordinate(100 * share) + "%"},
-           {"y", std::to_string(kHeight + 18)},
-           {"text-anchor", share < 0.04   ? "start"
-                           : share > 0.96 ? "end"
-                                          : "middle"}},
+      draw_tick(
+          page_, i, seconds > 0 ? ticks[i] / seconds : 0, kHeight + 18,
           ticks[i] == 0 ? "0" : format_seconds(ticks[i]));
     }
   }
 
   // The top of the stack up to each kind, as steps from left to right.
   void draw_areas() {
-    page_.open(
-        "svg", {{"class", "areas"},
-                {"width", "100%"},
-                {"height", std::to_string(kHeight)},
-                {"viewBox", "0 0 1000 " + std::to_string(kHeight)},
-                {"preserveAspectRatio", "none"}});
+    page_.add(
+        "<svg class='areas' width='100%' height='{}' viewBox='0 0 1000 {}' "
+        "preserveAspectRatio='none'>",
+        kHeight, kHeight);
     std::vector<int64_t> below(picture_.columns.size());
     for (const MemoryKind kind : kOrder) {
       std::vector<int64_t> above = below;
@@ -259,14 +232,13 @@ class MemoryDrawing {
         any |= above[i] != below[i];
       }
       if (any) {
-        page_.open(
-            "path", {{"class", css_of(kind)},
-                     {"d", outline(above) + reversed(below) + "Z"}});
-        page_.leaf("title", {}, std::string(to_string(kind))).close();
+        page_.add(
+            "<path class='{}' d='{}{}Z'><title>{}</title></path>", css_of(kind),
+            outline(above), reversed(below), std::string(to_string(kind)));
       }
       below = std::move(above);
     }
-    page_.close();
+    page_.add("</svg>");
   }
 
   std::string outline(const std::vector<int64_t>& tops) const {
@@ -291,42 +263,33 @@ class MemoryDrawing {
     if (bytes <= 0 || bytes > top_) return;
     const double y = y_of(bytes);
     const auto at = coordinate(y);
-    page_.empty(
-        "line", {{"class", "level " + css},
-                 {"x1", "0"},
-                 {"x2", "100%"},
-                 {"y1", at},
-                 {"y2", at}});
-    page_.leaf(
-        "text",
-        {{"class", "level-name " + css},
-         {"x", "100%"},
-         {"y", coordinate(y - 5)},
-         {"text-anchor", "end"}},
-        name + format_bytes(bytes));
+    page_.add(
+        "<line class='level {}' x1='0' x2='100%' y1='{}' y2='{}'/><text "
+        "class='level-name {}' x='100%' y='{}' text-anchor='end'>{}</text>",
+        css, at, at, css, y - 5, name + format_bytes(bytes));
   }
 
   Markup& page_;
-  const Picture& picture_;
+  const MemoryPicture& picture_;
   int64_t top_;
 };
 
-void draw_legend(Markup& page, const std::vector<Picture>& pictures) {
-  page.open("p", {{"class", "keys under"}});
+void draw_legend(Markup& page, const std::vector<MemoryPicture>& pictures) {
+  page.add("<p class='keys under'>");
   for (const MemoryKind kind : kOrder) {
     const bool any = std::any_of(
-        pictures.begin(), pictures.end(), [&](const Picture& picture) {
+        pictures.begin(), pictures.end(), [&](const MemoryPicture& picture) {
           return std::any_of(
               picture.columns.begin(), picture.columns.end(),
               [&](const Column& one) { return one.memory[kind] > 0; });
         });
     if (!any) continue;
-    draw_key(page, css_of(kind), std::string(to_string(kind)).c_str());
+    draw_key(page, css_of(kind), std::string(to_string(kind)));
   }
-  page.close();
+  page.add("</p>");
 }
 
-std::string sentence_of(const std::vector<Picture>& pictures) {
+std::string sentence_of(const std::vector<MemoryPicture>& pictures) {
   const auto& fullest = *std::max_element(
       pictures.begin(), pictures.end(), [](const auto& a, const auto& b) {
         return a.peak.memory.total() < b.peak.memory.total();
@@ -338,9 +301,9 @@ std::string sentence_of(const std::vector<Picture>& pictures) {
   const double share =
       static_cast<double>(memory[kind]) /
       static_cast<double>(std::max<int64_t>(1, memory.total()));
-  return "Rank " + std::to_string(fullest.rank->rank) + " holds most, " +
-         format_bytes(memory.total()) + "; " + format_percent(share) +
-         " of it are " + std::string(to_string(kind)) + ".";
+  return format(
+      "Rank {} holds most, {}; {} of it are {}.", fullest.rank->rank,
+      format_bytes(memory.total()), format_percent(share), to_string(kind));
 }
 
 }  // namespace
@@ -349,27 +312,28 @@ void draw_memory_section(
     Markup& page, const Timeline& timeline, const Diagnosis& diagnosis) {
   const auto pictures = pictures_of(timeline, diagnosis);
   if (pictures.empty()) return;
-  page.open("section", {{"id", "memory"}});
-  page.leaf("h2", {}, "Memory over a step, by kind");
-  page.leaf("p", {{"class", "lead"}}, unbroken(sentence_of(pictures)));
+  page.add(
+      "<section id='memory'><h2>Memory over a step, by kind</h2><p "
+      "class='lead'>{}</p>",
+      unbroken(sentence_of(pictures)));
   draw_legend(page, pictures);
-  page.open(
-      "div", {{"class", pictures.size() > 1 ? "grid2 even" : "grid2 only"}});
+  page.add(
+      "<div class='{}'>", pictures.size() > 1 ? "grid2 even" : "grid2 only");
   const int64_t top = top_of(pictures);
   for (const auto& picture : pictures) {
     MemoryDrawing(page, picture, top)
-        .draw("memory-" + std::to_string(picture.rank->rank));
+        .draw(format("memory-{}", picture.rank->rank));
   }
-  page.close();
+  page.add("</div>");
   std::string note =
       "Tensors, as the allocator reports them, in one typical step; what "
       "libraries allocate by themselves is not among them.";
   if (timeline.memory.size() > pictures.size()) {
-    note += " Shown are the " + std::to_string(pictures.size()) + " ranks of " +
-            std::to_string(timeline.memory.size()) + " that hold most.";
+    note += format(
+        " Shown are the {} ranks of {} that hold most.", pictures.size(),
+        timeline.memory.size());
   }
-  page.leaf("p", {{"class", "note"}}, note);
-  page.close();
+  page.add("<p class='note'>{}</p></section>", note);
 }
 
 }  // namespace echelon

@@ -1,56 +1,136 @@
 #include "echelon/report/page.h"
 
-#include <utility>
-
-#include "echelon/report/pipeline_picture.h"
-#include "echelon/report/pipeline_script.h"
-#include "echelon/report/pipeline_style.h"
-#include "echelon/report/report_style.h"
-#include "echelon/report/tensor_style.h"
+#include <map>
+#include <string_view>
 
 namespace echelon {
 
-void open_page(
-    Markup& page, const std::string& title, PageScript script,
-    std::string_view style) {
+// The files of the folder assets/, embedded by CMakeLists.txt.
+namespace assets {
+extern const std::string_view page_html;
+extern const std::string_view pipeline_css;
+extern const std::string_view pipeline_js;
+extern const std::string_view pipeline_patterns_svg;
+extern const std::string_view plane_css;
+extern const std::string_view report_css;
+extern const std::string_view shards_css;
+}  // namespace assets
+
+std::string
+page_of(const std::string& title, Markup content, PageScript script) {
   const bool plays = script == PageScript::player;
-  page.raw("<!DOCTYPE html>\n");
-  page.open("html", {{"lang", "en"}}).open("head");
-  page.raw("<meta charset=\"utf-8\">\n");
-  page.raw(
-      "<meta http-equiv=\"Content-Security-Policy\" "
-      "content=\"default-src 'none'; style-src 'unsafe-inline'");
-  if (plays) page.raw("; script-src 'unsafe-inline'");
-  page.raw("\">\n");
-  page.raw(
-      "<meta name=\"viewport\" content=\"width=device-width, "
-      "initial-scale=1\">\n");
-  page.leaf("title", {}, title + " \u00b7 Echelon");
-  page.open("style").raw(detail::kReportStyle).raw(detail::kTensorStyle);
-  if (plays) page.raw(detail::kPipelineStyle);
-  page.raw(style).close().close();
-  page.open("body").open("main");
-  if (plays) draw_pipeline_patterns(page);
-}
-
-std::string finish_page(Markup page, PageScript script) {
-  page.close();
-  if (script == PageScript::player) {
-    page.open("script").raw(detail::kPipelineScript).close();
+  std::string style(assets::report_css);
+  style.append(assets::shards_css).append(assets::plane_css);
+  if (plays) style += assets::pipeline_css;
+  std::string scripts;
+  if (plays) scripts = format("<script>\n{}</script>\n", assets::pipeline_js);
+  const std::map<std::string_view, std::string> values = {
+      {"title", escape_markup(title)},
+      {"style", style},
+      {"script_policy", plays ? "; script-src 'unsafe-inline'" : ""},
+      {"patterns", std::string(plays ? assets::pipeline_patterns_svg : "")},
+      {"content", std::move(content).finish()},
+      {"script", scripts}};
+  std::string page;
+  std::string_view rest = assets::page_html;
+  for (size_t at = 0; (at = rest.find("{{")) != std::string_view::npos;) {
+    const size_t end = rest.find("}}", at);
+    page += rest.substr(0, at);
+    page += values.at(rest.substr(at + 2, end - at - 2));
+    rest.remove_prefix(end + 2);
   }
-  page.close().close();
-  return std::move(page).finish() + "\n";
+  return page.append(rest);
 }
 
-void draw_key(Markup& page, const char* color, const char* text) {
-  page.open("span", {{"class", "key"}});
-  page.open(
-      "svg", {{"class", "swatch"},
-              {"width", "18"},
-              {"height", "12"},
-              {"aria-hidden", "true"}});
-  page.empty("rect", {{"class", color}, {"width", "18"}, {"height", "12"}});
-  page.close().text(text).close();
+void draw_title(Markup& page, const char* kind, const std::string& title) {
+  page.add("<p class='eyebrow'>Echelon \u00b7 {}</p><h1>{}</h1>", kind, title);
+}
+
+void draw_tiles(Markup& page, const std::vector<Tile>& tiles) {
+  if (tiles.empty()) return;
+  page.add("<dl class='tiles'>");
+  for (const auto& [name, value, sub, unit] : tiles) {
+    page.add("<div class='tile'><dt>{}</dt>", name);
+    page.add("<dd class='value'>{}", value);
+    if (!unit.empty()) page.add("<small>\u00a0{}</small>", unit);
+    page.add("</dd><dd class='sub'>{}</dd></div>", sub);
+  }
+  page.add("</dl>");
+}
+
+void draw_facts(Markup& page, const Facts& facts) {
+  if (facts.empty()) return;
+  page.add("<dl class='facts'>");
+  for (const auto& [name, value] : facts) {
+    page.add("<div><dt>{}</dt><dd>{}</dd></div>", name, value);
+  }
+  page.add("</dl>");
+}
+
+void draw_key(Markup& page, const std::string& color, const std::string& text) {
+  page.add(
+      "<span class='key'><svg class='swatch' width='18' height='12' "
+      "aria-hidden='true'><rect class='{}' width='18' height='12'/></svg>{}"
+      "</span>",
+      color, text);
+}
+
+void open_table(
+    Markup& page, const std::string& label,
+    const std::vector<std::string>& heads) {
+  page.add(
+      "<div class='scroll' tabindex='0' role='region' aria-label='{}'>"
+      "<table><caption class='hidden'>{}</caption><thead><tr>",
+      label, label);
+  for (const auto& head : heads) page.add("<th scope='col'>{}</th>", head);
+  page.add("</tr></thead><tbody>");
+}
+
+void close_table(Markup& page) {
+  page.add("</tbody></table></div>");
+}
+
+void draw_bar_cell(
+    Markup& page, const std::vector<std::pair<const char*, double>>& parts,
+    double longest) {
+  page.add("<td class='bar'><svg width='100%' height='12' aria-hidden='true'>");
+  double x = 0;
+  for (const auto& [color, seconds] : parts) {
+    const double width = longest > 0 ? 100 * seconds / longest : 0;
+    if (width < 0.005) continue;
+    page.add(
+        "<rect class='{}' x='{}%' width='{}%' height='12'/>", color, x, width);
+    x += width;
+  }
+  page.add("</svg></td>");
+}
+
+void draw_caption(
+    Markup& page, const std::string& title, const std::string& headline) {
+  page.add("<h3>{}</h3>", title);
+  if (!headline.empty()) page.add("<span class='now'>{}</span>", headline);
+}
+
+void open_svg(
+    Markup& page, const std::string& id, int height, const std::string& title,
+    const std::string& description) {
+  page.add(
+      "<svg width='100%' height='{}' role='img' aria-labelledby='{}-t {}-d'>",
+      height, id, id);
+  page.add(
+      "<title id='{}-t'>{}</title><desc id='{}-d'>{}</desc>", id, title, id,
+      description);
+}
+
+void draw_tick(
+    Markup& page, size_t index, double share, int y, const std::string& label,
+    double edge) {
+  const char* anchor = share < edge       ? "start"
+                       : share > 1 - edge ? "end"
+                                          : "middle";
+  page.add(
+      "<text class='{}' x='{}%' y='{}' text-anchor='{}'>{}</text>",
+      index % 2 == 1 ? "tick minor" : "tick", 100 * share, y, anchor, label);
 }
 
 }  // namespace echelon

@@ -1,34 +1,232 @@
 #include "echelon/report/pipeline_page.h"
 
 #include <algorithm>
+#include <cmath>
+#include <numeric>
 #include <utility>
 
 #include "echelon/report/page.h"
+#include "echelon/text/units.h"
 
 namespace echelon {
+namespace {
+
+double mean_busy(const PipelineRows& rows) {
+  if (rows.rows.empty()) return 0;
+  const auto busy = busy_times(rows.blocks, rows.rows.size());
+  return std::accumulate(busy.begin(), busy.end(), 0.0) /
+         static_cast<double>(busy.size());
+}
+
+// One replica is enough: all have the same schedule.
+PipelineRows first_group(const PipelineRows& rows) {
+  PipelineRows result;
+  for (const auto& row : rows.rows) {
+    if (row.group == rows.rows.front().group) result.rows.push_back(row);
+  }
+  const auto count = static_cast<int32_t>(result.rows.size());
+  for (const auto& block : rows.blocks) {
+    if (block.row < count) result.blocks.push_back(block);
+  }
+  return result;
+}
+
+std::optional<PipelineRows> ideal_of(const PipelineRows& measured) {
+  PipelineRows one = first_group(measured);
+  auto blocks = ideal_blocks(one);
+  if (!blocks) return {};
+  one.blocks = std::move(*blocks);
+  return one;
+}
+
+void scale(PipelineRows& ideal, const PipelineRows& measured) {
+  const double busy = mean_busy(ideal);
+  const double factor = busy > 0 ? mean_busy(measured) / busy : 1;
+  for (auto& block : ideal.blocks) {
+    block.begin *= factor;
+    block.end *= factor;
+  }
+}
+
+std::string points(double share) {
+  const double value = std::round(1000 * share) / 10;
+  return format_number(value) + (value == 1 ? " point" : " points");
+}
+
+// The bubble when blocks are as long as they were and nothing waits for
+// transfers.
+std::optional<double> replayed_bubble(const PipelineRows& measured) {
+  const auto blocks = replayed(measured, [](const PipelineBlock& block) {
+    return block.end - block.begin;
+  });
+  if (!blocks) return {};
+  return bubble_fraction(*blocks, measured.rows.size());
+}
+
+std::string
+difference_text(const PipelineRows& measured, double ideal, double real) {
+  const double total = real - ideal;
+  if (total < 0.0005) return "";
+  const auto own = replayed_bubble(measured);
+  if (!own) return "";
+  const double unequal = std::clamp(*own - ideal, 0.0, total);
+  const double waits = total - unequal;
+  if (waits < 0.0005) {
+    return format(
+        " The {} between come from blocks of unequal length: the slowest stage "
+        "sets the pace.",
+        points(total));
+  }
+  if (unequal < 0.0005) {
+    return format(
+        " The {} between are transfers and pauses between blocks.",
+        points(total));
+  }
+  return format(
+      " Of the {} between, {} {} from blocks of unequal length (the slowest "
+      "stage sets the pace), the other {} from transfers and pauses between "
+      "blocks.",
+      points(total), points(unequal),
+      std::round(1000 * unequal) == 10 ? "comes" : "come", points(waits));
+}
+
+std::string pipeline_sentence(
+    const PipelineRows& measured, std::optional<double> ideal, double real,
+    bool simulated) {
+  if (!ideal) {
+    return format(
+        "Waiting for other stages left the devices idle for {} of the step.",
+        format_percent(real));
+  }
+  return format(
+             "Filling and emptying the pipeline leaves {} of the devices' time "
+             "idle in this schedule, even with equal stages and free "
+             "transfers; the {} step {} {}.",
+             format_percent(*ideal), simulated ? "simulated" : "real",
+             simulated ? "leaves" : "left", format_percent(real)) +
+         difference_text(measured, *ideal, real);
+}
+
+std::vector<std::string>
+group_names(const PipelineRows& rows, const std::string& word) {
+  int32_t last = 0;
+  for (const auto& row : rows.rows) last = std::max(last, row.group);
+  std::vector<std::string> names;
+  for (int32_t group = 0; last > 0 && group <= last; ++group) {
+    names.push_back(format("{} {}", word, group));
+  }
+  return names;
+}
+
+PipelinePicture step_picture(
+    PipelineRows rows, int64_t step, const std::string& id, bool simulated,
+    const std::string& group) {
+  PipelinePicture picture;
+  picture.id = id;
+  picture.title =
+      format("{}: step {}", simulated ? "Simulated" : "Measured", step);
+  picture.player_name = simulated ? "the simulated step" : "the real step";
+  picture.groups = group_names(rows, group);
+  picture.rows = std::move(rows.rows);
+  picture.blocks = std::move(rows.blocks);
+  return picture;
+}
+
+std::string placement_sentence(const PipelineRows& rows, double idle) {
+  const auto count = rows.rows.size();
+  if (count < 2) return "One device works alone.";
+  auto as_one_row = rows.blocks;
+  for (auto& block : as_one_row) block.row = 0;
+  const double any = busy_times(as_one_row, 1).front();
+  const double all = mean_busy(rows) * static_cast<double>(rows.rows.size());
+  if (any > 0 && all / any < 1.05) {
+    return format(
+        "One device works at a time while the others wait for it: the forward "
+        "goes down the devices, the backward comes back up, and {} of the "
+        "devices' time is idle. Model parallelism makes a model fit; with "
+        "microbatches, as a pipeline, its devices would work side by side.",
+        format_percent(idle));
+  }
+  return format(
+      "{} of the devices' time is idle; at most {} of {} devices work at a "
+      "time on average.",
+      format_percent(idle), format_number(all / any), count);
+}
+
+}  // namespace
+
+std::optional<StagePictures> pipeline_pictures(
+    const Timeline& timeline, const std::optional<PipelineRows>& given,
+    const std::string& id) {
+  const auto step = typical_pipeline_step(timeline);
+  if (!step) return {};
+  PipelineRows measured = pipeline_rows(timeline, *step);
+  StagePictures result;
+  result.heading = "The pipeline, step by step";
+  result.idle = bubble_fraction(measured.blocks, measured.rows.size());
+  auto ideal = given && !given->blocks.empty() ? given : ideal_of(measured);
+  if (ideal) {
+    scale(*ideal, measured);
+    PipelinePicture picture;
+    picture.id = id + "-ideal";
+    picture.title = "Ideal schedule";
+    picture.player_name = "the ideal schedule";
+    picture.rows = std::move(ideal->rows);
+    picture.blocks = std::move(ideal->blocks);
+    result.ideal_idle = bubble_fraction(picture.blocks, picture.rows.size());
+    result.pictures.push_back(std::move(picture));
+  }
+  result.sentence = pipeline_sentence(
+      measured, result.ideal_idle, result.idle, timeline.simulated);
+  result.pictures.push_back(step_picture(
+      std::move(measured), *step, id + "-step", timeline.simulated,
+      "pipeline"));
+  return result;
+}
+
+std::optional<StagePictures>
+placement_pictures(const Timeline& timeline, const std::string& id) {
+  const auto step = typical_placement_step(timeline);
+  if (!step) return {};
+  PipelineRows rows = placement_rows(timeline, *step);
+  StagePictures result;
+  result.heading = "The devices, step by step";
+  result.idle = bubble_fraction(rows.blocks, rows.rows.size());
+  result.sentence = placement_sentence(rows, result.idle);
+  result.pictures.push_back(step_picture(
+      std::move(rows), *step, id + "-devices", timeline.simulated, "rank"));
+  result.pictures.back().measure_name = "idle";
+  return result;
+}
+
+std::optional<StagePictures> stage_pictures(
+    const Timeline& timeline, const std::optional<PipelineRows>& ideal,
+    const std::string& id) {
+  auto result = pipeline_pictures(timeline, ideal, id);
+  return result ? std::move(result) : placement_pictures(timeline, id);
+}
+
+void draw_stage_pictures(Markup& page, const StagePictures& pictures) {
+  draw_pipelines(page, pictures.pictures, pictures.pictures.size() - 1);
+}
 
 std::string pipeline_page(const PipelinePage& input) {
   Markup page;
-  open_page(page, input.title, PageScript::player);
-  page.open("header");
-  page.leaf("p", {{"class", "eyebrow"}}, "Echelon \u00b7 pipeline schedule");
-  page.leaf("h1", {}, input.title).close();
-  page.open("section").leaf("h2", {}, "Step by step");
-  if (!input.lead.empty()) page.leaf("p", {{"class", "lead"}}, input.lead);
+  page.add("<header>");
+  draw_title(page, "pipeline schedule", input.title);
+  page.add("</header><section><h2>Step by step</h2>");
+  if (!input.lead.empty()) page.add("<p class='lead'>{}</p>", input.lead);
   // Nothing else needs the page's room.
   const size_t max_blocks = 3000 / std::max<size_t>(1, input.pictures.size());
   draw_pipelines(page, input.pictures, 0, max_blocks);
-  page.close();
+  page.add("</section>");
   if (!input.facts.empty()) {
-    page.open("section").leaf("h2", {}, "In figures");
-    page.open("dl", {{"class", "facts"}});
-    for (const auto& [name, value] : input.facts) {
-      page.open("div").leaf("dt", {}, name).leaf("dd", {}, value).close();
-    }
-    page.close().close();
+    page.add("<section><h2>In figures</h2>");
+    draw_facts(page, input.facts);
+    page.add("</section>");
   }
-  page.leaf("footer", {}, "Written by Echelon.");
-  return finish_page(std::move(page), PageScript::player);
+  page.add("<footer>Written by Echelon.</footer>");
+  return page_of(input.title, std::move(page), PageScript::player);
 }
 
 std::string pipeline_page(const PipelinePicture& picture) {

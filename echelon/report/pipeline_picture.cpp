@@ -4,15 +4,17 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <nlohmann/json.hpp>
 #include <set>
-#include <tuple>
 
+#include "echelon/report/chart.h"
 #include "echelon/report/page.h"
-#include "echelon/report/series.h"
 #include "echelon/text/units.h"
 
 namespace echelon {
 namespace {
+
+using Json = nlohmann::ordered_json;
 
 // Pixels of a plot at page widths of 400, 800 and 1200; a number is drawn from
 // the first width on at which it fits.
@@ -39,6 +41,12 @@ bool is_transfer(const PipelineBlock& block) {
   return block.kind == BlockKind::transfer;
 }
 
+// 'f', 'b', 'i', 'w', 't': in the classes of assets/pipeline.css and in the
+// data of assets/pipeline.js.
+char kind_letter(BlockKind kind) {
+  return static_cast<char>(letter(kind) - 'A' + 'a');
+}
+
 const char* kind_text(BlockKind kind) {
   switch (kind) {
     case BlockKind::forward:
@@ -59,25 +67,25 @@ std::string time_text(double time, const std::string& unit) {
   return format_number(time) + " " + unit;
 }
 
-// A picture made ready to draw: cut to its limits, with times from 0.
-struct Drawn {
+// A picture made ready to draw: within the limits, with times from 0.
+struct DrawnPicture {
   PipelinePicture picture;
   double makespan = 0;  // of all
   double bubble = 0;    // of all
   std::vector<double> busy;
-  std::string cut;  // what was left out
+  std::string limited;  // what is drawn of it; empty: all
 };
 
-void cut_rows(Drawn& drawn) {
-  auto& [picture, makespan, bubble, busy, cut] = drawn;
+void limit_rows(DrawnPicture& drawn) {
+  auto& picture = drawn.picture;
   const size_t rows = picture.rows.size();
   if (rows <= kMaxPipelineRows) return;
   picture.rows.resize(kMaxPipelineRows);
   std::erase_if(picture.blocks, [](const PipelineBlock& block) {
     return block.row >= static_cast<int32_t>(kMaxPipelineRows);
   });
-  cut = "the first " + std::to_string(kMaxPipelineRows) + " of " +
-        format_count(static_cast<double>(rows)) + " rows";
+  drawn.limited =
+      format("the first {} of {} rows", kMaxPipelineRows, format_count(rows));
 }
 
 // The first stretch of time with no more blocks than may be drawn.
@@ -91,7 +99,7 @@ double drawn_until(const PipelinePicture& picture, size_t max_blocks) {
   return begins[max_blocks];
 }
 
-void cut_time(Drawn& drawn, double until) {
+void limit_time(DrawnPicture& drawn, double until) {
   std::erase_if(drawn.picture.blocks, [&](const PipelineBlock& block) {
     return block.begin >= until;
   });
@@ -101,14 +109,15 @@ void cut_time(Drawn& drawn, double until) {
     end = std::max(end, block.end);
   }
   if (end < drawn.makespan * (1 - 1e-9)) {
-    if (!drawn.cut.empty()) drawn.cut += ", ";
-    drawn.cut += "the first " + unbroken(format_percent(end / drawn.makespan)) +
-                 " of the time";
+    if (!drawn.limited.empty()) drawn.limited += ", ";
+    drawn.limited += "the first " +
+                     unbroken(format_percent(end / drawn.makespan)) +
+                     " of the time";
   }
 }
 
-Drawn drawn_of(const PipelinePicture& picture) {
-  Drawn drawn{picture};
+DrawnPicture drawn_of(const PipelinePicture& picture) {
+  DrawnPicture drawn{picture};
   auto& blocks = drawn.picture.blocks;
   const auto num_rows = static_cast<int32_t>(picture.rows.size());
   std::erase_if(blocks, [&](const PipelineBlock& block) {
@@ -124,7 +133,7 @@ Drawn drawn_of(const PipelinePicture& picture) {
   drawn.makespan = picture.makespan.value_or(makespan(blocks));
   drawn.bubble = picture.bubble.value_or(bubble_fraction(blocks, num_rows));
   drawn.busy = busy_times(blocks, num_rows);
-  cut_rows(drawn);
+  limit_rows(drawn);
   std::stable_sort(blocks.begin(), blocks.end(), [](auto& a, auto& b) {
     return std::pair(a.row, a.begin) < std::pair(b.row, b.begin);
   });
@@ -138,9 +147,21 @@ std::string shortened(const std::string& name, size_t length) {
   return name.substr(0, end) + "\u2026";
 }
 
-class Drawing {
+bool begins_group(const PipelinePicture& picture, size_t row) {
+  const auto& rows = picture.rows;
+  return static_cast<size_t>(rows[row].group) < picture.groups.size() &&
+         (row == 0 || rows[row].group != rows[row - 1].group);
+}
+
+std::string heading_of(const PipelinePicture& picture, size_t row) {
+  return shortened(
+      picture.groups[static_cast<size_t>(picture.rows[row].group)], 40);
+}
+
+class PipelineDrawing {
  public:
-  Drawing(Markup& page, const Drawn& drawn, double range, bool titled)
+  PipelineDrawing(
+      Markup& page, const DrawnPicture& drawn, double range, bool titled)
       : page_(page),
         drawn_(drawn),
         picture_(drawn.picture),
@@ -165,24 +186,13 @@ class Drawing {
       draw_heading(row);
       draw_row(row, next);
     }
-    page_.empty(
-        "line", {{"class", "cursor"},
-                 {"x1", "0"},
-                 {"x2", "0"},
-                 {"y1", "-5"},
-                 {"y2", std::to_string(bottom_)}});
+    page_.add("<line class='cursor' x1='0' x2='0' y1='-5' y2='{}'/>", bottom_);
   }
 
  private:
-  bool begins_group(size_t row) const {
-    const auto& rows = picture_.rows;
-    return !picture_.groups.empty() &&
-           (row == 0 || rows[row].group != rows[row - 1].group);
-  }
-
   void place_rows() {
     for (size_t row = 0; row < picture_.rows.size(); ++row) {
-      if (begins_group(row)) bottom_ += row == 0 ? 16 : 24;
+      if (begins_group(picture_, row)) bottom_ += row == 0 ? 16 : 24;
       tops_.push_back(bottom_);
       bottom_ += sizes_.row + sizes_.strip + sizes_.gap;
     }
@@ -193,44 +203,24 @@ class Drawing {
   }
 
   void draw_axis() {
-    for (const double tick : linear_ticks(0, range_, 8)) {
-      const double share = tick / range_;
-      page_.empty(
-          "line", {{"class", "grid"},
-                   {"x1", percent(tick)},
-                   {"x2", percent(tick)},
-                   {"y1", "-4"},
-                   {"y2", std::to_string(bottom_)}});
-      const auto index = std::llround(tick / linear_step());
-      page_.leaf(
-          "text",
-          {{"class", index % 2 == 1 ? "tick minor" : "tick"},
-           {"x", percent(tick)},
-           {"y", std::to_string(bottom_ + 14)},
-           {"text-anchor", share < 0.04   ? "start"
-                           : share > 0.93 ? "end"
-                                          : "middle"}},
-          tick == 0               ? "0"
-          : picture_.unit.empty() ? format_seconds(tick)
-                                  : format_number(tick));
+    const auto ticks = linear_ticks(0, range_, 8);
+    for (size_t i = 0; i < ticks.size(); ++i) {
+      page_.add(
+          "<line class='grid' x1='{}' x2='{}' y1='-4' y2='{}'/>",
+          percent(ticks[i]), percent(ticks[i]), bottom_);
+      draw_tick(
+          page_, i, ticks[i] / range_, bottom_ + 14,
+          ticks[i] == 0           ? "0"
+          : picture_.unit.empty() ? format_seconds(ticks[i])
+                                  : format_number(ticks[i]));
     }
   }
 
-  double linear_step() const {
-    const auto ticks = linear_ticks(0, range_, 8);
-    return ticks.size() < 2 ? 1 : ticks[1] - ticks[0];
-  }
-
   void draw_heading(size_t row) {
-    if (!begins_group(row)) return;
-    const auto group = static_cast<size_t>(picture_.rows[row].group);
-    if (group >= picture_.groups.size()) return;
-    page_.leaf(
-        "text",
-        {{"class", "heading"},
-         {"x", "0"},
-         {"y", std::to_string(tops_[row] - 5)}},
-        shortened(picture_.groups[group], 40));
+    if (!begins_group(picture_, row)) return;
+    page_.add(
+        "<text class='heading' x='0' y='{}'>{}</text>", tops_[row] - 5,
+        heading_of(picture_, row));
   }
 
   std::string idle_text(size_t row) const {
@@ -245,51 +235,36 @@ class Drawing {
     const bool two_lines = sizes_.row >= 26;
     const int base = two_lines ? 11 : std::max(sizes_.row - 4, 8);
     if (sizes_.row < 12 && row % 2 == 1) return;  // too near to the one above
-    page_.leaf(
-        "text",
-        {{"class", "name"},
-         {"x", "-8"},
-         {"y", std::to_string(base)},
-         {"text-anchor", "end"}},
+    page_.add(
+        "<text class='name' x='-8' y='{}' text-anchor='end'>{}</text>", base,
         shortened(name, 10));
     // Of all the time: a picture of the first part would show another share.
-    if (!two_lines || !drawn_.cut.empty()) return;
-    page_.leaf(
-        "text",
-        {{"class", "share"},
-         {"x", "-8"},
-         {"y", std::to_string(base + 14)},
-         {"text-anchor", "end"}},
-        idle_text(row));
+    if (!two_lines || !drawn_.limited.empty()) return;
+    page_.add(
+        "<text class='share' x='-8' y='{}' text-anchor='end'>{}</text>",
+        base + 14, idle_text(row));
   }
 
   void draw_row(size_t row, size_t& next) {
-    const auto& info = picture_.rows[row];
-    page_.open(
-        "g",
-        {{"class", "prow"},
-         {"data-name", info.name},
-         {"data-group", std::to_string(info.group)},
-         {"transform", "translate(0 " + std::to_string(tops_[row]) + ")"}});
+    page_.add("<g class='prow' transform='translate(0 {})'>", tops_[row]);
     draw_name(row);
-    page_.empty(
-        "rect", {{"class", "gap"},
-                 {"width", percent(end_)},
-                 {"height", std::to_string(sizes_.row)}});
+    page_.add(
+        "<rect class='gap' width='{}' height='{}'/>", percent(end_),
+        sizes_.row);
     for (; next < picture_.blocks.size() &&
            static_cast<size_t>(picture_.blocks[next].row) == row;
          ++next) {
       draw_block(picture_.blocks[next]);
     }
-    page_.close();
+    page_.add("</g>");
   }
 
   std::string class_of(const PipelineBlock& block) const {
     const int shade = num_chunks_ == 1
                           ? 0
                           : block.chunk * (kNumShades - 1) / (num_chunks_ - 1);
-    std::string name(1, static_cast<char>(letter(block.kind) - 'A' + 'a'));
-    return is_transfer(block) ? "pt" : "p" + name + std::to_string(shade);
+    return is_transfer(block) ? "pt"
+                              : format("p{}{}", kind_letter(block.kind), shade);
   }
 
   std::string title_of(const PipelineBlock& block) const {
@@ -297,9 +272,9 @@ class Drawing {
     if (title.empty()) {
       title = kind_text(block.kind);
       if (block.microbatch >= 0) {
-        title += " of microbatch " + std::to_string(block.microbatch);
+        title += format(" of microbatch {}", block.microbatch);
       }
-      if (block.stage >= 0) title += ", stage " + std::to_string(block.stage);
+      if (block.stage >= 0) title += format(", stage {}", block.stage);
     }
     return title + ", " + time_text(block.end - block.begin, picture_.unit);
   }
@@ -307,17 +282,12 @@ class Drawing {
   void draw_block(const PipelineBlock& block) {
     const bool transfer = is_transfer(block);
     if (transfer && sizes_.strip == 0) return;
-    page_.open(
-        "rect",
-        {{"class", class_of(block)},
-         {"x", percent(block.begin)},
-         {"y", std::to_string(transfer ? sizes_.row + 1 : 0)},
-         {"width", percent(block.end - block.begin)},
-         {"height", std::to_string(transfer ? sizes_.strip : sizes_.row)},
-         {"data-m", std::to_string(block.microbatch)},
-         {"data-s", std::to_string(block.stage)}});
-    if (titled_) page_.leaf("title", {}, title_of(block));
-    page_.close();
+    page_.add(
+        "<rect class='{}' x='{}' y='{}' width='{}' height='{}'>",
+        class_of(block), percent(block.begin), transfer ? sizes_.row + 1 : 0,
+        percent(block.end - block.begin), transfer ? sizes_.strip : sizes_.row);
+    if (titled_) page_.add("<title>{}</title>", title_of(block));
+    page_.add("</rect>");
     if (!transfer) draw_number(block);
   }
 
@@ -334,19 +304,16 @@ class Drawing {
     for (size_t i = 0; i < std::size(kPlotWidths); ++i) {
       if (share * kPlotWidths[i] < needed) continue;
       const bool dark = block.kind == BlockKind::backward;
-      page_.leaf(
-          "text",
-          {{"class", std::string(kFits[i]) + (dark ? " d" : "")},
-           {"x", percent((block.begin + block.end) / 2)},
-           {"y", std::to_string(sizes_.row / 2 + 4)},
-           {"text-anchor", "middle"}},
-          text);
+      page_.add(
+          "<text class='{}' x='{}' y='{}' text-anchor='middle'>{}</text>",
+          std::string(kFits[i]) + (dark ? " d" : ""),
+          percent((block.begin + block.end) / 2), sizes_.row / 2 + 4, text);
       return;
     }
   }
 
   Markup& page_;
-  const Drawn& drawn_;
+  const DrawnPicture& drawn_;
   const PipelinePicture& picture_;
   Sizes sizes_;
   double range_;
@@ -358,87 +325,52 @@ class Drawing {
   int bottom_ = 0;
 };
 
-std::string description_of(const Drawn& drawn) {
+std::string description_of(const DrawnPicture& drawn) {
   const auto& picture = drawn.picture;
   if (!picture.description.empty()) return picture.description;
   int32_t microbatches = 0;
   for (const auto& block : picture.blocks) {
     microbatches = std::max(microbatches, block.microbatch + 1);
   }
-  std::string text = format_count(static_cast<double>(drawn.busy.size())) +
-                     " rows of blocks in time";
-  if (microbatches > 0) {
-    text += ", one block for each pass of " + std::to_string(microbatches) +
-            " microbatches";
-  }
-  return text + "; " + format_percent(drawn.bubble) + " of the time is idle.";
+  return format(
+      "{} rows of blocks in time{}; {} of the time is idle.",
+      format_count(drawn.busy.size()),
+      microbatches == 0
+          ? ""
+          : format(
+                ", one block for each pass of {} microbatches", microbatches),
+      format_percent(drawn.bubble));
 }
 
-std::string steps_text(const Drawn& drawn, double range) {
-  const auto steps = player_steps(drawn.picture.blocks);
-  std::string text;
-  for (const double moment : steps.moments) {
-    if (!text.empty()) text += ' ';
-    text += coordinate(100 * moment / range, 3);
-  }
-  return text;
-}
-
-void draw_picture(Markup& page, const Drawn& drawn, double range, bool titled) {
+void draw_picture(
+    Markup& page, const DrawnPicture& drawn, double range, bool titled) {
   const auto& picture = drawn.picture;
-  page.open("figure", {{"class", "pipe"}, {"id", picture.id}});
-  page.open("figcaption").leaf("h3", {}, picture.title);
-  page.open("span", {{"class", "bubble"}})
-      .text(picture.measure_name + " ")
-      .leaf("b", {}, unbroken(format_percent(drawn.bubble)))
-      .close();
-  page.leaf(
-      "span", {{"class", "now"}}, time_text(drawn.makespan, picture.unit));
-  page.close();
-  Drawing drawing(page, drawn, range, titled);
-  page.open("div", {{"class", "plot"}});
-  page.open(
-      "svg", {{"width", "100%"},
-              {"height", std::to_string(drawing.height() + 20)},
-              {"role", "img"},
-              {"aria-labelledby", picture.id + "-t " + picture.id + "-d"},
-              {"data-steps", steps_text(drawn, range)},
-              {"data-range", coordinate(range, 9)},
-              {"data-unit", picture.unit}});
-  page.leaf("title", {{"id", picture.id + "-t"}}, picture.title);
-  page.leaf("desc", {{"id", picture.id + "-d"}}, description_of(drawn));
+  page.add(
+      "<figure class='pipe' id='{}'><figcaption><h3>{}</h3><span "
+      "class='bubble'>{} <b>{}</b></span><span "
+      "class='now'>{}</span></figcaption>",
+      picture.id, picture.title, picture.measure_name,
+      unbroken(format_percent(drawn.bubble)),
+      time_text(drawn.makespan, picture.unit));
+  PipelineDrawing drawing(page, drawn, range, titled);
+  page.add("<div class='plot'>");
+  open_svg(
+      page, picture.id, drawing.height() + 20, picture.title,
+      description_of(drawn));
   drawing.draw();
-  page.close().close();
+  page.add("</svg></div>");
   std::string note = picture.note;
-  if (!drawn.cut.empty()) {
+  if (!drawn.limited.empty()) {
     if (!note.empty()) note += ' ';
-    note += "Drawn: " + drawn.cut + "; the figures are of the whole.";
+    note += "Drawn: " + drawn.limited + "; the figures are of the whole.";
   }
-  if (!note.empty()) page.leaf("p", {{"class", "note"}}, note);
-  page.close();
+  if (!note.empty()) page.add("<p class='note'>{}</p>", note);
+  page.add("</figure>");
 }
 
 // --- Legend and player -----------------------------------------------------
 
-void draw_pattern(
-    Markup& page, const std::string& id, const std::string& ground, bool dots) {
-  page.open(
-      "pattern", {{"id", id},
-                  {"width", "6"},
-                  {"height", "6"},
-                  {"patternUnits", "userSpaceOnUse"},
-                  {"patternTransform", dots ? "rotate(0)" : "rotate(45)"}});
-  page.empty("rect", {{"class", ground}, {"width", "6"}, {"height", "6"}});
-  if (dots) {
-    page.empty(
-        "circle", {{"class", "mark"}, {"cx", "3"}, {"cy", "3"}, {"r", "0.9"}});
-  } else {
-    page.empty("rect", {{"class", "mark"}, {"width", "1.3"}, {"height", "6"}});
-  }
-  page.close();
-}
-
-void draw_legend(Markup& page, const std::vector<Drawn>& all) {
+void draw_legend(Markup& page, const std::vector<DrawnPicture>& all) {
   std::set<BlockKind> kinds;
   bool chunks = false;
   bool numbers = false;
@@ -449,67 +381,66 @@ void draw_legend(Markup& page, const std::vector<Drawn>& all) {
       numbers = numbers || block.microbatch >= 0;
     }
   }
-  page.open("p", {{"class", "keys"}});
-  const std::tuple<BlockKind, const char*, const char*> keys[] = {
-      {BlockKind::forward, "pf0", "forward"},
-      {BlockKind::backward, "pb0", "backward"},
-      {BlockKind::backward_input, "pi0", "backward for inputs"},
-      {BlockKind::backward_weight, "pw0", "backward for weights"},
-      {BlockKind::transfer, "pt", "transfer"}};
-  for (const auto& [kind, color, text] : keys) {
-    if (kinds.contains(kind)) draw_key(page, color, text);
+  page.add("<p class='keys'>");
+  for (const BlockKind kind : kinds) {
+    draw_key(
+        page,
+        kind == BlockKind::transfer ? "pt" : format("p{}0", kind_letter(kind)),
+        kind_text(kind));
   }
   draw_key(page, "gap", "idle");
-  if (numbers) page.leaf("span", {{"class", "key"}}, "number: microbatch");
+  if (numbers) page.add("<span class='key'>number: microbatch</span>");
   if (chunks) {
-    page.leaf("span", {{"class", "key"}}, "shade: stage of the row");
+    page.add("<span class='key'>shade: stage of the row</span>");
   }
-  page.close();
+  page.add("</p>");
 }
 
-void draw_player(
-    Markup& page, const std::vector<Drawn>& all, size_t plays_first) {
-  std::string ids;
+Json rows_json(const DrawnPicture& drawn, double range) {
+  const auto percent = [&](double time) {
+    return std::round(1e5 * time / range) / 1e3;
+  };
+  auto rows = Json::array();
+  for (const auto& row : drawn.picture.rows) {
+    rows.push_back(
+        {{"name", row.name}, {"group", row.group}, {"blocks", Json::array()}});
+  }
+  for (const auto& block : drawn.picture.blocks) {
+    rows[static_cast<size_t>(block.row)]["blocks"].push_back(
+        {std::string(1, kind_letter(block.kind)), block.microbatch, block.stage,
+         percent(block.begin), percent(block.end - block.begin)});
+  }
+  return rows;
+}
+
+// What assets/pipeline.js needs to know of the pictures. Times are per cent of
+// the axis, which is `range` long; a block is its kind, its microbatch and its
+// stage (-1: none), its begin and its length, in the order in which it is
+// drawn.
+Json player_json(
+    const std::vector<DrawnPicture>& all, double range, size_t plays_first) {
+  Json data = {{"first", plays_first}, {"range", range}};
   for (const auto& drawn : all) {
-    ids += (ids.empty() ? "" : " ") + drawn.picture.id;
-  }
-  page.raw("<div class=\"player\" hidden ");
-  page.raw("data-pictures=\"" + escape_markup(ids) + "\">");
-  page.open("div", {{"class", "controls"}});
-  const std::pair<const char*, const char*> buttons[] = {
-      {"previous", "\u2039"}, {"play", "Play"}, {"next", "\u203a"}};
-  for (const auto& [name, text] : buttons) {
-    const std::string label = std::string(name) == "play"   ? "Play"
-                              : std::string(name) == "next" ? "Next step"
-                                                            : "Previous step";
-    page.leaf(
-        "button", {{"type", "button"}, {"class", name}, {"aria-label", label}},
-        text);
-  }
-  page.raw(
-      "<input type=\"range\" min=\"1\" max=\"1\" value=\"1\" "
-      "aria-label=\"Step\">");
-  page.open("output").close();
-  if (all.size() > 1) {
-    page.open("select", {{"aria-label", "What to play"}});
-    for (size_t i = 0; i < all.size(); ++i) {
-      const auto& picture = all[i].picture;
-      page.raw("<option value=\"" + std::to_string(i) + "\"");
-      page.raw(i == plays_first ? " selected>" : ">");
-      page.text(
-          picture.player_name.empty() ? picture.title : picture.player_name);
-      page.raw("</option>");
+    const auto& picture = drawn.picture;
+    Json one = {
+        {"id", picture.id},
+        {"name",
+         picture.player_name.empty() ? picture.title : picture.player_name},
+        {"unit", picture.unit},
+        {"headings", Json::array()},
+        {"steps", Json::array()},
+        {"rows", rows_json(drawn, range)}};
+    for (size_t row = 0; row < picture.rows.size(); ++row) {
+      if (begins_group(picture, row)) {
+        one["headings"].push_back(heading_of(picture, row));
+      }
     }
-    page.close();
+    for (const double moment : player_steps(picture.blocks).moments) {
+      one["steps"].push_back(std::round(1e5 * moment / range) / 1e3);
+    }
+    data["pictures"].push_back(std::move(one));
   }
-  page.close();
-  page.open(
-      "div", {{"class", "scene"},
-              {"tabindex", "0"},
-              {"role", "region"},
-              {"aria-label", "The devices at this step"}});
-  page.close();
-  page.raw("</div>");
+  return data;
 }
 
 }  // namespace
@@ -545,7 +476,7 @@ PlayerSteps player_steps(const std::vector<PipelineBlock>& blocks) {
     }
     return steps;
   }
-  // Each step gathers the blocks that run side by side.
+  // Each step stops at blocks that run side by side.
   double first_end = work.front().second;
   double last_begin = work.front().first;
   const auto finish = [&] {
@@ -564,29 +495,13 @@ PlayerSteps player_steps(const std::vector<PipelineBlock>& blocks) {
   return steps;
 }
 
-void draw_pipeline_patterns(Markup& page) {
-  page.open(
-      "svg", {{"class", "defs"},
-              {"width", "0"},
-              {"height", "0"},
-              {"aria-hidden", "true"}});
-  page.open("defs");
-  for (int shade = 0; shade < kNumShades; ++shade) {
-    const auto number = std::to_string(shade);
-    draw_pattern(page, "stripes" + number, "gi" + number, false);
-    draw_pattern(page, "dots" + number, "gw" + number, true);
-  }
-  draw_pattern(page, "gaps", "gg", false);
-  page.close().close();
-}
-
 void draw_pipelines(
     Markup& page, const std::vector<PipelinePicture>& pictures,
     size_t plays_first, size_t max_blocks) {
-  std::vector<Drawn> all;
+  std::vector<DrawnPicture> all;
   double until = std::numeric_limits<double>::infinity();
   for (const auto& picture : pictures) {
-    Drawn drawn = drawn_of(picture);
+    DrawnPicture drawn = drawn_of(picture);
     if (drawn.picture.blocks.empty()) continue;
     until = std::min(until, drawn_until(drawn.picture, max_blocks));
     all.push_back(std::move(drawn));
@@ -595,19 +510,20 @@ void draw_pipelines(
   double range = 0;
   size_t count = 0;
   for (auto& drawn : all) {
-    cut_time(drawn, until);
+    limit_time(drawn, until);
     count += drawn.picture.blocks.size();
     for (const auto& block : drawn.picture.blocks) {
       range = std::max(range, block.end);
     }
   }
-  page.open("div", {{"class", "pipes"}});
+  page.add("<div class='pipes'>");
   for (const auto& drawn : all) {
     draw_picture(page, drawn, range, count <= kMaxTitles);
   }
   draw_legend(page, all);
-  draw_player(page, all, std::min(plays_first, all.size() - 1));
-  page.close();
+  page.add_json(player_json(all, range, std::min(plays_first, all.size() - 1))
+                    .dump(-1, ' ', false, Json::error_handler_t::replace));
+  page.add("</div>");
 }
 
 }  // namespace echelon

@@ -1,14 +1,15 @@
-// Pipeline, model and data parallelism as rows of numbered blocks: the picture
-// by which pipelines are usually explained.
+// Pipeline, model and data parallelism as rows of numbered blocks, the picture
+// that usually explains pipelines.
 //
 // Forwards are pale, backwards dark, backwards for inputs alone striped,
 // backwards for weights alone dotted; idle time is hatched. A block shows its
-// microbatch where it is wide enough. Several pictures over one another share
-// the axis of time, so that their lengths compare.
+// microbatch where it is wide enough. Several pictures, one above the other,
+// share the axis of time, so that their lengths compare.
 //
-// With scripts on, a player steps through it: t = 1, 2, 3 … with a cursor in
-// the pictures, and the microbatches moving between boxes that are the rows.
-// Without, the controls are not there and the pictures are whole.
+// With scripts on, a player (assets/pipeline.js) steps through it: t = 1, 2, 3
+// … with a cursor in the pictures, while the microbatches move between boxes
+// that are the rows. Without scripts there are no controls, and the pictures
+// are complete.
 #pragma once
 
 #include <optional>
@@ -42,15 +43,11 @@ struct PipelinePicture {
 inline constexpr size_t kMaxPipelineRows = 64;
 inline constexpr size_t kMaxPipelineBlocks = 1000;  // of a picture
 
-/// Pictures over one another with one axis, one player and one legend. Their
-/// units are the same. `plays_first` is the one that
-/// the player shows at first.
+/// Pictures one above the other with one axis, one player and one legend. Their
+/// units are the same. The player shows `plays_first` first.
 void draw_pipelines(
     Markup& page, const std::vector<PipelinePicture>& pictures,
     size_t plays_first = 0, size_t max_blocks = kMaxPipelineBlocks);
-
-/// The patterns of the blocks; once in a page, before pictures.
-void draw_pipeline_patterns(Markup& page);
 
 /// The moments at which a player stops, ascending. Evenly spaced where all
 /// blocks fit a raster; else such that each block runs at one of them.

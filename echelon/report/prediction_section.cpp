@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <optional>
 
-#include "echelon/report/stacked_bars.h"
+#include "echelon/report/chart.h"
+#include "echelon/report/page.h"
 #include "echelon/text/units.h"
 
 namespace echelon {
@@ -17,14 +17,53 @@ std::string seconds_text(double seconds) {
   return seconds < 0.5e-9 ? "\u2013" : format_seconds(seconds);
 }
 
+std::string bytes_text(int64_t bytes) {
+  return bytes > 0 ? format_bytes(bytes) : "\u2013";
+}
+
 std::string ratio_text(double predicted, double measured) {
   if (!(predicted > 0) || !(measured > 0)) return "\u2013";
   const double ratio = measured / predicted;
-  if (ratio >= 10) return format_number(ratio);
-  char text[32];
-  std::snprintf(text, sizeof(text), "%.2f", ratio);
-  return text;
+  return ratio >= 10 ? format_number(ratio) : format("{:.2f}", ratio);
 }
+
+// A table of predicted figures, with those measured or with shares.
+class ComparisonTable {
+ public:
+  ComparisonTable(
+      Markup& page, const char* what, const char* first, bool measured)
+      : page_(page), measured_(measured) {
+    open_table(
+        page, format("Predicted {}{}", measured ? "and measured " : "", what),
+        measured
+            ? std::vector<std::string>{first, "Predicted", "Measured", "Ratio"}
+            : std::vector<std::string>{first, "Predicted", "Share"});
+  }
+  ~ComparisonTable() { close_table(page_); }
+
+  // `whole` is what shares are of; 0: none.
+  template <typename Text>
+  void add_row(
+      const char* css, const std::string& name, double predicted,
+      double measured, double whole, const Text& text) {
+    page_.add(
+        "<tr class='{}'><th scope='row'>{}</th><td>{}</td>", css, name,
+        text(predicted));
+    if (measured_) {
+      page_.add(
+          "<td>{}</td><td>{}</td></tr>", text(measured),
+          ratio_text(predicted, measured));
+    } else {
+      page_.add(
+          "<td>{}</td></tr>",
+          whole > 0 ? format_percent(predicted / whole) : "");
+    }
+  }
+
+ private:
+  Markup& page_;
+  bool measured_;
+};
 
 // --- Time -------------------------------------------------------------------
 
@@ -65,73 +104,35 @@ void draw_bars(
     bars.description += " " + row.name + " " + row.total + ",";
   }
   bars.description.back() = '.';
-  page.open("div", {{"class", "grid2 only"}});
+  page.add("<div class='grid2 only'>");
   draw_stacked_bars(page, bars);
-  page.close();
-}
-
-void open_table(Markup& page, const char* label) {
-  page.open(
-      "div", {{"class", "scroll"},
-              {"tabindex", "0"},
-              {"role", "region"},
-              {"aria-label", label}});
-  page.open("table", {{"class", "compared"}})
-      .leaf("caption", {{"class", "hidden"}}, label);
-}
-
-void draw_heads(Markup& page, const char* first, bool measured) {
-  page.open("thead").open("tr").leaf("th", {{"scope", "col"}}, first);
-  page.leaf("th", {{"scope", "col"}}, "Predicted");
-  if (measured) {
-    page.leaf("th", {{"scope", "col"}}, "Measured");
-    page.leaf("th", {{"scope", "col"}}, "Ratio");
-  } else {
-    page.leaf("th", {{"scope", "col"}}, "Share");
-  }
-  page.close().close();
-}
-
-void draw_time_row(
-    Markup& page, const ComparedPart& part, double step, bool measured,
-    const char* css) {
-  page.open("tr", {{"class", css}});
-  page.leaf("th", {{"scope", "row"}}, part.name);
-  page.leaf("td", {}, seconds_text(part.predicted));
-  if (measured) {
-    page.leaf("td", {}, seconds_text(part.measured));
-    page.leaf("td", {}, ratio_text(part.predicted, part.measured));
-  } else {
-    page.leaf("td", {}, format_percent(step > 0 ? part.predicted / step : 0));
-  }
-  page.close();
+  page.add("</div>");
 }
 
 void draw_times(
     Markup& page, const std::vector<ComparedPart>& parts, bool measured) {
-  ComparedPart step{"the step", "", 0, 0};
+  double predicted_step = 0;
+  double measured_step = 0;
   for (const auto& part : parts) {
-    step.predicted += part.predicted;
-    step.measured += part.measured;
+    predicted_step += part.predicted;
+    measured_step += part.measured;
   }
-  open_table(
-      page, measured ? "Predicted and measured time of a step"
-                     : "Predicted time of a step");
-  draw_heads(page, "Time", measured);
-  page.open("tbody");
-  draw_time_row(page, step, step.predicted, measured, "all");
+  ComparisonTable table(page, "time of a step", "Time", measured);
+  table.add_row(
+      "all", "the step", predicted_step, measured_step, predicted_step,
+      seconds_text);
   for (const auto& part : parts) {
-    draw_time_row(page, part, step.predicted, measured, "part");
+    table.add_row(
+        "part", part.name, part.predicted, part.measured, predicted_step,
+        seconds_text);
   }
-  page.close().close().close();
 }
 
 // --- Memory -----------------------------------------------------------------
 
 struct RankRow {
   int32_t rank = 0;
-  int64_t others =
-      0;  // ranks of which the same was predicted, nothing measured
+  int64_t others = 0;  // not measured, and predicted to hold the same
   MemoryByKind predicted;
   std::optional<MemoryByKind> measured;
 
@@ -159,50 +160,20 @@ rank_rows(const StepPrediction& prediction, const Timeline& timeline) {
     if (same != rows.end()) {
       ++same->others;
     } else {
-      rows.push_back(std::move(row));
+      rows.push_back(row);
     }
   }
   return rows;
 }
 
-std::string bytes_text(int64_t bytes) {
-  return bytes > 0 ? format_bytes(bytes) : "\u2013";
-}
-
-void draw_memory_row(
-    Markup& page, const std::string& name, int64_t predicted,
-    std::optional<int64_t> measured, int64_t whole, bool any_measured,
-    const char* css) {
-  page.open("tr", {{"class", css}});
-  page.leaf("th", {{"scope", "row"}}, name);
-  page.leaf("td", {}, bytes_text(predicted));
-  const auto share = [](int64_t part, int64_t of) {
-    return static_cast<double>(part) / static_cast<double>(of);
-  };
-  if (any_measured) {
-    page.leaf("td", {}, bytes_text(measured.value_or(0)));
-    page.leaf(
-        "td", {},
-        ratio_text(
-            static_cast<double>(predicted),
-            static_cast<double>(measured.value_or(0))));
-  } else {
-    page.leaf(
-        "td", {}, whole > 0 ? format_percent(share(predicted, whole)) : "");
-  }
-  page.close();
-}
-
 std::string rank_text(const RankRow& row) {
-  std::string text = "rank " + std::to_string(row.rank);
-  if (row.others > 0) {
-    text += " and " + format_count(static_cast<double>(row.others)) +
-            (row.others == 1 ? " other" : " others");
-  }
-  return text;
+  if (row.others == 0) return format("rank {}", row.rank);
+  return format(
+      "rank {} and {} {}", row.rank, format_count(row.others),
+      row.others == 1 ? "other" : "others");
 }
 
-// The fullest rank by kind, then the others' sums.
+// The fullest rank by kind, then the totals of the others.
 void draw_memory(
     Markup& page, const StepPrediction& prediction, const Timeline& timeline) {
   auto rows = rank_rows(prediction, timeline);
@@ -214,40 +185,40 @@ void draw_memory(
     return a.size() > b.size();
   });
   const size_t shown = std::min(rows.size(), kMostRanks);
-  open_table(page, any ? "Predicted and measured memory" : "Predicted memory");
-  draw_heads(page, "Memory, fullest moment", any);
-  page.open("tbody");
-  const auto total = [](const RankRow& row) {
-    return row.measured ? std::optional(row.measured->total()) : std::nullopt;
+  const auto text = [](double bytes) {
+    return bytes_text(static_cast<int64_t>(bytes));
   };
-  for (size_t i = 0; i < shown; ++i) {
-    const RankRow& row = rows[i];
-    draw_memory_row(
-        page, rank_text(row), row.predicted.total(), total(row), 0, any, "all");
-    if (i > 0) continue;
-    for (const MemoryKind kind : kMemoryKinds) {
-      const int64_t measured = row.measured ? (*row.measured)[kind] : 0;
-      if (row.predicted[kind] <= 0 && measured <= 0) continue;
-      draw_memory_row(
-          page, std::string(to_string(kind)), row.predicted[kind], measured,
-          row.predicted.total(), any, "part");
+  {
+    ComparisonTable table(page, "memory", "Memory, fullest moment", any);
+    for (size_t i = 0; i < shown; ++i) {
+      const RankRow& row = rows[i];
+      const auto measured = row.measured.value_or(MemoryByKind{});
+      const auto total = static_cast<double>(row.predicted.total());
+      table.add_row(
+          "all", rank_text(row), total, static_cast<double>(measured.total()),
+          0, text);
+      if (i > 0) continue;
+      for (const MemoryKind kind : kMemoryKinds) {
+        if (row.predicted[kind] <= 0 && measured[kind] <= 0) continue;
+        table.add_row(
+            "part", std::string(to_string(kind)),
+            static_cast<double>(row.predicted[kind]),
+            static_cast<double>(measured[kind]), total, text);
+      }
     }
   }
-  page.close().close().close();
   if (rows.size() > shown) {
-    page.leaf(
-        "p", {{"class", "note"}},
-        "The " + std::to_string(shown) + " ranks of " +
-            std::to_string(rows.size()) + " that hold most.");
+    page.add(
+        "<p class='note'>The {} ranks of {} that hold most.</p>", shown,
+        rows.size());
   }
 }
 
 const char* kNote =
-    "Both steps are cut into the same parts, means over the ranks. Not hidden: "
-    "communication while nothing computes, with the wait for slower ranks. Not "
-    "predicted are the wait for data and what else the host does. Ratio: "
-    "measured "
-    "over predicted. Memory is that of tensors.";
+    "Both steps are split into the same parts, means over the ranks. Not "
+    "hidden: communication while nothing computes, with the wait for slower "
+    "ranks. Not predicted are the wait for data and what else the host does. "
+    "Ratio: measured over predicted. Memory is that of tensors.";
 
 }  // namespace
 
@@ -270,10 +241,10 @@ std::string prediction_sentence(
   const double predicted = prediction.step_seconds;
   const double real = measured.step_seconds();
   if (!(predicted > 0) || !(real > 0)) return "";
-  std::string text =
-      "On " + prediction.cluster + " a step was predicted to take " +
-      format_seconds(predicted) + ", and took " + format_seconds(real) + ", " +
-      ratio_text(predicted, real) + " times that.";
+  std::string text = format(
+      "On {} a step was predicted to take {}, and took {}, {} times that.",
+      prediction.cluster, format_seconds(predicted), format_seconds(real),
+      ratio_text(predicted, real));
   const auto parts = compared_parts(prediction.parts, measured);
   const auto off = [](const ComparedPart& part) {
     return std::abs(part.measured - part.predicted);
@@ -293,10 +264,11 @@ void draw_prediction(
     Markup& page, const StepPrediction& prediction, const Timeline& timeline,
     const Diagnosis& diagnosis) {
   const bool measured = !timeline.simulated;
-  page.open("section", {{"id", "predicted"}});
-  page.leaf("h2", {}, measured ? "Prediction and measurement" : "Prediction");
+  page.add(
+      "<section id='predicted'><h2>{}</h2>",
+      measured ? "Prediction and measurement" : "Prediction");
   if (!prediction.is_there()) {
-    page.leaf("p", {{"class", "finding"}}, prediction.missing).close();
+    page.add("<p class='finding'>{}</p></section>", prediction.missing);
     return;
   }
   const TimedParts real =
@@ -306,13 +278,13 @@ void draw_prediction(
       any ? prediction_sentence(prediction, real)
           : "On " + prediction.cluster + " a step takes " +
                 format_seconds(prediction.step_seconds) + ", simulated.";
-  page.leaf("p", {{"class", "lead"}}, sentence);
+  page.add("<p class='lead'>{}</p>", sentence);
   const auto parts = compared_parts(prediction.parts, real);
   draw_bars(page, parts, any);
   draw_times(page, parts, any);
   draw_memory(page, prediction, timeline);
-  if (any) page.leaf("p", {{"class", "note"}}, kNote);
-  page.close();
+  if (any) page.add("<p class='note'>{}</p>", kNote);
+  page.add("</section>");
 }
 
 }  // namespace echelon

@@ -3,16 +3,16 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <limits>
 #include <optional>
 
 #include "echelon/report/chart.h"
 #include "echelon/report/collectives.h"
-#include "echelon/report/markup.h"
 #include "echelon/report/memory_section.h"
 #include "echelon/report/page.h"
-#include "echelon/report/pipeline_section.h"
-#include "echelon/report/report_time.h"
+#include "echelon/report/pipeline_page.h"
 #include "echelon/report/tensor_section.h"
+#include "echelon/report/time_section.h"
 #include "echelon/text/text_file.h"
 #include "echelon/text/units.h"
 #include "echelon/timeline/overlap.h"
@@ -29,24 +29,7 @@ double total_seconds(const ReportInput& input) {
   return sum;
 }
 
-std::vector<double> finite_values(
-    const std::vector<StepMetrics>& metrics,
-    const std::function<double(const StepMetrics&)>& value) {
-  std::vector<double> values;
-  for (const auto& m : metrics) {
-    if (std::isfinite(value(m))) values.push_back(value(m));
-  }
-  return values;
-}
-
-double median(std::vector<double> values) {
-  if (values.empty()) return 0;
-  const auto middle = values.begin() + values.size() / 2;
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
-
-// A simulation learns nothing: it has times alone.
+// A simulation learns nothing: it has only times.
 bool is_simulated(const ReportInput& input) {
   if (input.timeline.simulated) return true;
   return !input.metrics.empty() && input.metrics.back().simulated;
@@ -61,24 +44,15 @@ std::optional<int64_t> first_not_finite(const ReportInput& input) {
 
 // --- The head: title and headline figures ---------------------------------
 
-struct Tile {
-  std::string name;
-  std::string value;
-  std::string unit;
-  std::string sub;
-};
-
 // "12.5 ms" as value and unit.
 Tile tile_of(std::string name, const std::string& text, std::string sub) {
   const size_t space = text.find(' ');
-  const bool compound = space != std::string::npos &&
-                        text.find(' ', space + 1) != std::string::npos;
-  if (space == std::string::npos || compound) {
-    return {std::move(name), text, "", std::move(sub)};
+  if (space == std::string::npos || text.find(' ', space + 1) != text.npos) {
+    return {std::move(name), text, std::move(sub), ""};
   }
   return {
-      std::move(name), text.substr(0, space), text.substr(space + 1),
-      std::move(sub)};
+      std::move(name), text.substr(0, space), std::move(sub),
+      text.substr(space + 1)};
 }
 
 // What the strategy costs, as the last tile.
@@ -108,13 +82,12 @@ cost_tile(const Diagnosis& d, const std::optional<StagePictures>& stages) {
   return {};
 }
 
-bool of_texts(const ReportInput& input) {
+bool has_tokens(const ReportInput& input) {
   return !input.metrics.empty() && input.metrics[0].tokens_per_second;
 }
 
-std::function<double(const StepMetrics&)> rate_of(bool texts) {
-  if (!texts) return &StepMetrics::samples_per_second;
-  return [](const StepMetrics& m) { return m.tokens_per_second.value_or(NAN); };
+double tokens_per_second(const StepMetrics& metrics) {
+  return metrics.tokens_per_second.value_or(NAN);
 }
 
 Tile evaluation_tile(const EvaluationMetrics& last) {
@@ -143,11 +116,14 @@ std::vector<Tile> tiles_of(
     tiles.push_back(evaluation_tile(input.evaluations.back()));
   }
   if (!input.metrics.empty()) {
-    const bool texts = of_texts(input);
-    const double rate = median(finite_values(input.metrics, rate_of(texts)));
+    const bool tokens = has_tokens(input);
+    const auto rate = median_of(
+        input.metrics, tokens ? tokens_per_second : [](const StepMetrics& m) {
+          return m.samples_per_second;
+        });
     tiles.push_back(tile_of(
-        "Throughput", format_count(rate),
-        texts ? "tokens/s, median" : "samples/s, median"));
+        "Throughput", format_count(rate.value_or(0)),
+        tokens ? "tokens/s, median" : "samples/s, median"));
   }
   if (const double seconds = total_seconds(input); seconds > 0) {
     tiles.push_back(tile_of(
@@ -161,73 +137,52 @@ std::vector<Tile> tiles_of(
 
 void draw_head(
     Markup& page, const ReportInput& input, const std::vector<Tile>& tiles) {
-  page.open("header");
-  page.leaf(
-      "p", {{"class", "eyebrow"}},
-      is_simulated(input) ? "Echelon \u00b7 simulated run"
-                          : "Echelon \u00b7 training run");
-  page.leaf("h1", {}, input.title);
+  page.add("<header>");
+  draw_title(
+      page, is_simulated(input) ? "simulated run" : "training run",
+      input.title);
   if (!input.outcome.empty()) {
-    page.leaf("p", {{"class", "outcome"}}, input.outcome);
+    page.add("<p class='outcome'>{}</p>", input.outcome);
   }
-  if (!tiles.empty()) {
-    page.open("dl", {{"class", "tiles"}});
-    for (const auto& tile : tiles) {
-      page.open("div", {{"class", "tile"}}).leaf("dt", {}, tile.name);
-      page.open("dd", {{"class", "value"}}).text(tile.value);
-      if (!tile.unit.empty()) page.leaf("small", {}, "\u00a0" + tile.unit);
-      page.close().leaf("dd", {{"class", "sub"}}, tile.sub).close();
-    }
-    page.close();
-  }
-  page.close();
+  draw_tiles(page, tiles);
+  page.add("</header>");
 }
 
 // --- Curves ----------------------------------------------------------------
 
-std::vector<Point> points_of(
-    const std::vector<StepMetrics>& metrics,
-    const std::function<double(const StepMetrics&)>& value) {
+template <typename Metrics, typename Value>
+std::vector<Point>
+points_of(const std::vector<Metrics>& metrics, const Value& value) {
   std::vector<Point> points;
   points.reserve(metrics.size());
   for (const auto& m : metrics) {
-    points.push_back({static_cast<double>(m.step), value(m)});
-  }
-  return points;
-}
-
-std::vector<Point> points_of(
-    const std::vector<EvaluationMetrics>& evaluations,
-    const std::function<double(const EvaluationMetrics&)>& value) {
-  std::vector<Point> points;
-  for (const auto& e : evaluations) {
-    points.push_back({static_cast<double>(e.step), value(e)});
+    points.push_back({static_cast<double>(m.step), std::invoke(value, m)});
   }
   return points;
 }
 
 std::string range_text(const std::vector<Point>& points) {
-  double low = 0;
-  double high = 0;
-  bool any = false;
+  double low = std::numeric_limits<double>::infinity();
+  double high = -low;
   for (const auto& p : points) {
     if (!std::isfinite(p.y)) continue;
-    low = any ? std::min(low, p.y) : p.y;
-    high = any ? std::max(high, p.y) : p.y;
-    any = true;
+    low = std::min(low, p.y);
+    high = std::max(high, p.y);
   }
-  if (!any) return "no finite value";
-  return "from " + format_number(low) + " to " + format_number(high) +
-         " over " + format_count(static_cast<double>(points.size())) +
-         " points";
+  if (low > high) return "no finite value";
+  return format(
+      "from {} to {} over {} points", format_number(low), format_number(high),
+      format_count(points.size()));
 }
 
 Chart loss_chart(const ReportInput& input) {
-  Chart chart{.id = "loss", .title = "Loss"};
-  chart.scale = YScale::automatic;
-  chart.height = 240;
-  auto points = points_of(input.metrics, [](const auto& m) { return m.loss; });
-  chart.description = "Training loss by step, " + range_text(points) + ".";
+  auto points = points_of(input.metrics, &StepMetrics::loss);
+  Chart chart{
+      .id = "loss",
+      .title = "Loss",
+      .description = "Training loss by step, " + range_text(points) + ".",
+      .scale = YScale::automatic,
+      .height = 240};
   chart.curves.push_back(
       {"training", "c1", CurveStyle::raw_and_smooth, std::move(points)});
   if (!input.evaluations.empty()) {
@@ -241,106 +196,88 @@ Chart loss_chart(const ReportInput& input) {
   return chart;
 }
 
-Chart accuracy_chart(const ReportInput& input) {
-  Chart chart{.id = "accuracy", .title = "Held-out accuracy"};
-  chart.scale = YScale::share;
-  chart.height = 240;
-  const auto best = std::max_element(
-      input.evaluations.begin(), input.evaluations.end(),
-      [](const auto& a, const auto& b) { return a.accuracy < b.accuracy; });
-  chart.headline = "best " + unbroken(format_percent(best->accuracy)) +
-                   ", step " + format_count(best->step);
-  auto points = points_of(input.evaluations, &EvaluationMetrics::accuracy);
-  chart.description =
-      "Share of held-out samples that are right, " + range_text(points) + ".";
-  chart.curves.push_back(
-      {"accuracy", "c1", CurveStyle::dots, std::move(points)});
-  return chart;
-}
-
-Chart small_chart(
-    const ReportInput& input, std::string id, std::string title, YScale scale,
-    CurveStyle style, const std::function<double(const StepMetrics&)>& value) {
-  Chart chart{.id = std::move(id), .title = std::move(title)};
-  chart.scale = scale;
-  chart.height = 130;
-  chart.max_buckets = 240;
-  auto points = points_of(input.metrics, value);
-  chart.description = chart.title + " by step, " + range_text(points) + ".";
-  chart.curves.push_back({"", "c1", style, std::move(points)});
-  return chart;
-}
-
-Chart perplexity_chart(const ReportInput& input) {
-  Chart chart{.id = "perplexity", .title = "Held-out perplexity"};
-  chart.scale = YScale::automatic;
-  chart.height = 240;
-  const auto value = [](const EvaluationMetrics& e) {
-    return e.perplexity.value_or(NAN);
+// What the evaluations measured: perplexity of texts, else accuracy.
+Chart evaluation_chart(const ReportInput& input) {
+  const auto& evaluations = input.evaluations;
+  const bool texts = evaluations[0].perplexity.has_value();
+  const auto value = [&](const EvaluationMetrics& e) {
+    return texts ? e.perplexity.value_or(NAN) : e.accuracy;
   };
-  const auto best = std::min_element(
-      input.evaluations.begin(), input.evaluations.end(),
-      [&](const auto& a, const auto& b) { return value(a) < value(b); });
-  chart.headline = "best " + format_number(value(*best)) + ", step " +
-                   format_count(best->step);
-  auto points = points_of(input.evaluations, value);
-  chart.description =
-      "exp(loss) on held-out tokens: among how many words the model is "
-      "undecided, " +
-      range_text(points) + ".";
-  chart.curves.push_back(
-      {"perplexity", "c1", CurveStyle::dots, std::move(points)});
+  const auto best = std::max_element(
+      evaluations.begin(), evaluations.end(), [&](auto& a, auto& b) {
+        return texts ? value(a) > value(b) : value(a) < value(b);
+      });
+  auto points = points_of(evaluations, value);
+  Chart chart{
+      .id = texts ? "perplexity" : "accuracy",
+      .title = texts ? "Held-out perplexity" : "Held-out accuracy",
+      .headline = format(
+          "best {}, step {}",
+          texts ? format_number(value(*best))
+                : unbroken(format_percent(value(*best))),
+          format_count(best->step)),
+      .description =
+          (texts ? "exp(loss) on held-out tokens: among how many tokens of the "
+                   "vocabulary the model is undecided, "
+                 : "Share of held-out samples that are right, ") +
+          range_text(points) + ".",
+      .scale = texts ? YScale::automatic : YScale::share,
+      .height = 240};
+  chart.curves.push_back({chart.id, "c1", CurveStyle::dots, std::move(points)});
   return chart;
+}
+
+template <typename Value>
+void draw_small_chart(
+    Markup& page, const ReportInput& input, const char* id,
+    const std::string& title, YScale scale, CurveStyle style,
+    const Value& value) {
+  auto points = points_of(input.metrics, value);
+  Chart chart{
+      .id = id,
+      .title = title,
+      .description = format("{} by step, {}.", title, range_text(points)),
+      .scale = scale,
+      .height = 130,
+      .max_buckets = 240};
+  chart.curves.push_back({"", "c1", style, std::move(points)});
+  draw_chart(page, chart);
 }
 
 void draw_curves(Markup& page, const ReportInput& input) {
   if (input.metrics.empty() && input.evaluations.empty()) return;
   if (is_simulated(input)) return;
-  page.open("section").leaf("h2", {}, "Learning");
   const bool evaluated = !input.evaluations.empty();
-  page.open("div", {{"class", evaluated ? "grid2" : "grid2 only"}});
+  page.add(
+      "<section><h2>Learning</h2><div class='{}'>",
+      evaluated ? "grid2" : "grid2 only");
   draw_chart(page, loss_chart(input));
-  if (evaluated) {
-    draw_chart(
-        page, input.evaluations[0].perplexity ? perplexity_chart(input)
-                                              : accuracy_chart(input));
+  if (evaluated) draw_chart(page, evaluation_chart(input));
+  page.add("</div><div class='grid3'>");
+  const auto small = [&](auto... arguments) {
+    draw_small_chart(page, input, arguments...);
+  };
+  using enum CurveStyle;
+  if (has_tokens(input)) {
+    small(
+        "throughput", "Tokens per second", YScale::from_zero, raw_and_smooth,
+        tokens_per_second);
+  } else {
+    small(
+        "throughput", "Samples per second", YScale::from_zero, raw_and_smooth,
+        &StepMetrics::samples_per_second);
   }
-  page.close();
-  page.open("div", {{"class", "grid3"}});
-  using M = StepMetrics;
-  const bool texts = of_texts(input);
-  auto throughput = small_chart(
-      input, "throughput", texts ? "Tokens per second" : "Samples per second",
-      YScale::from_zero, CurveStyle::raw_and_smooth, rate_of(texts));
-  draw_chart(page, throughput);
-  draw_chart(
-      page, small_chart(
-                input, "learning-rate", "Learning rate", YScale::from_zero,
-                CurveStyle::line, [](const M& m) { return m.learning_rate; }));
-  draw_chart(
-      page, small_chart(
-                input, "grad-norm", "Gradient norm", YScale::automatic,
-                CurveStyle::raw_and_smooth,
-                [](const M& m) { return m.grad_norm.value_or(NAN); }));
-  page.close();
-  page.leaf(
-      "p", {{"class", "note"}},
-      "Horizontal axes count optimizer steps. The pale line is each step, or "
-      "its range where steps are too many to draw; the strong line is "
-      "the mean over a fifteenth of the run around it.");
-  page.close();
-}
-
-// --- Facts and the page ----------------------------------------------------
-
-void draw_facts(Markup& page, const ReportInput& input) {
-  if (input.facts.empty()) return;
-  page.open("section").leaf("h2", {}, "Configuration");
-  page.open("dl", {{"class", "facts"}});
-  for (const auto& [name, value] : input.facts) {
-    page.open("div").leaf("dt", {}, name).leaf("dd", {}, value).close();
-  }
-  page.close().close();
+  small(
+      "learning-rate", "Learning rate", YScale::from_zero, line,
+      &StepMetrics::learning_rate);
+  small(
+      "grad-norm", "Gradient norm", YScale::automatic, raw_and_smooth,
+      [](const StepMetrics& m) { return m.grad_norm.value_or(NAN); });
+  page.add(
+      "</div><p class='note'>Horizontal axes count optimizer steps. The pale "
+      "line is each step, or its range where steps are too many to draw; the "
+      "strong line is the mean over a fifteenth of the run around it.</p>"
+      "</section>");
 }
 
 }  // namespace
@@ -349,16 +286,15 @@ std::string to_html(const ReportInput& input) {
   const Diagnosis diagnosis = diagnose(input.timeline);
   const auto stages =
       stage_pictures(input.timeline, input.ideal_pipeline, "pipeline");
-  const PageScript script = stages ? PageScript::player : PageScript::none;
   Markup page;
-  open_page(page, input.title, script);
   draw_head(page, input, tiles_of(input, diagnosis, stages));
   draw_curves(page, input);
   if (stages) {
-    page.open("section").leaf("h2", {}, stages->heading);
-    page.leaf("p", {{"class", "lead"}}, unbroken(stages->sentence));
+    page.add(
+        "<section><h2>{}</h2><p class='lead'>{}</p>", stages->heading,
+        unbroken(stages->sentence));
     draw_stage_pictures(page, *stages);
-    page.close();
+    page.add("</section>");
   }
   draw_tensor_section(page, input.tensor, input.timeline, diagnosis);
   draw_time_section(page, input.timeline, diagnosis);
@@ -367,16 +303,22 @@ std::string to_html(const ReportInput& input) {
     draw_prediction(page, *input.prediction, input.timeline, diagnosis);
   }
   draw_memory_section(page, input.timeline, diagnosis);
-  draw_facts(page, input);
-  page.leaf(
-      "footer", {},
-      "Written by Echelon from metrics.jsonl and timeline.json beside this "
-      "file; ui.perfetto.dev opens the timeline with every span.");
-  return finish_page(std::move(page), script);
+  if (!input.facts.empty()) {
+    page.add("<section><h2>Configuration</h2>");
+    draw_facts(page, input.facts);
+    page.add("</section>");
+  }
+  page.add(
+      "<footer>Written by Echelon from metrics.jsonl and timeline.json next to "
+      "this file; ui.perfetto.dev opens the timeline with every span."
+      "</footer>");
+  return page_of(
+      input.title, std::move(page),
+      stages ? PageScript::player : PageScript::none);
 }
 
 void write_report(const std::filesystem::path& path, const ReportInput& input) {
-  write_text_file(path, to_html(input));
+  write_file_atomically(path, to_html(input));
 }
 
 }  // namespace echelon

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "echelon/report/prediction_section.h"
-#include "echelon/report/tensor_cut.h"
+#include "echelon/report/tensor_shards.h"
 #include "echelon/timeline/metrics.h"
 #include "echelon/timeline/pipeline_blocks.h"
 #include "echelon/timeline/timeline.h"
@@ -31,7 +31,7 @@ struct ReportInput {
   /// it, the order in which blocks ran gives the ideal.
   std::optional<PipelineRows> ideal_pipeline;
   /// How the layers' matrices are cut; drawn when ranks share layers.
-  TensorCut tensor;
+  TensorShards tensor;
   /// What the simulator says of the same step (explain/predict_run.h).
   std::optional<StepPrediction> prediction;
   double total_seconds = 0;  // training, first step to last; 0: not known

@@ -6,10 +6,9 @@
 #include <string>
 #include <utility>
 
-#include "echelon/report/lanes.h"
 #include "echelon/report/page.h"
-#include "echelon/report/pipeline_section.h"
-#include "echelon/report/report_time.h"
+#include "echelon/report/pipeline_page.h"
+#include "echelon/report/time_section.h"
 #include "echelon/text/text_file.h"
 #include "echelon/text/units.h"
 #include "echelon/timeline/chrome_trace.h"
@@ -25,8 +24,9 @@ struct Text {
 
 constexpr Text kPipeline = {
     "Pipeline parallel",
-    "The model is cut into stages, one or more on each device, and the batch "
-    "into microbatches. They follow one another through the stages, so that "
+    "The model is partitioned into stages, one or more on each device, and the "
+    "batch is split into microbatches. They follow one another through the "
+    "stages, so that "
     "the devices work side by side; the gradients come back the same way."};
 constexpr Text kPipelineReplicas = {
     "Pipeline and data parallel",
@@ -35,25 +35,27 @@ constexpr Text kPipelineReplicas = {
     "average their gradients."};
 constexpr Text kPipelineTensor = {
     "Pipeline and tensor parallel",
-    "The model is cut into stages, and the matrices of each layer over the "
-    "ranks that hold its stage. Microbatches follow one another through the "
+    "The model is partitioned into stages, and the matrices of each layer are "
+    "sharded over the ranks that hold its stage. Microbatches follow one "
+    "another through the "
     "stages; in each, these ranks put their parts of a layer together."};
 constexpr Text kPipelineTensorData = {
     "Pipeline, tensor and data parallel",
-    "Several copies of the model share the batch. Each is cut into stages, and "
-    "the matrices of each layer over the ranks that hold its stage; at the end "
+    "Several copies of the model share the batch. Each is partitioned into "
+    "stages, and the matrices of each layer are sharded over the ranks that "
+    "hold its stage; at the end "
     "of a step the copies average their gradients."};
 constexpr Text kTensor = {
     "Tensor parallel",
-    "The matrices of each layer are cut over the ranks, which compute the "
-    "whole "
-    "batch together: each has some of a layer's features, and where a layer "
+    "The matrices of each layer are sharded over the ranks, which compute the "
+    "whole batch together: each has some of a layer's features, and where a "
+    "layer "
     "needs them all the parts are summed."};
 constexpr Text kTensorData = {
     "Tensor and data parallel",
     "Groups of ranks share the batch. In a group the matrices of each layer "
-    "are "
-    "cut over the ranks, which compute their samples together; then the ranks "
+    "are sharded over the ranks, which compute their samples together; then "
+    "the ranks "
     "with the same parts average their gradients."};
 constexpr Text kPlacement = {
     "Model parallel",
@@ -105,24 +107,11 @@ Run run_of(const StrategyRun& input, size_t number) {
   Run run{input};
   run.diagnosis = diagnose(input.timeline);
   run.stages = stage_pictures(
-      input.timeline, input.ideal_pipeline, "run-" + std::to_string(number));
+      input.timeline, input.ideal_pipeline, format("run-{}", number));
   const Text text = text_of(run);
   if (input.title.empty()) run.input.title = text.title;
   if (input.paragraph.empty()) run.input.paragraph = text.paragraph;
   return run;
-}
-
-double median_rate(
-    const std::vector<StepMetrics>& metrics,
-    const std::function<double(const StepMetrics&)>& rate) {
-  std::vector<double> rates;
-  for (const auto& m : metrics) {
-    if (std::isfinite(rate(m))) rates.push_back(rate(m));
-  }
-  if (rates.empty()) return NAN;
-  const auto middle = rates.begin() + rates.size() / 2;
-  std::nth_element(rates.begin(), middle, rates.end());
-  return *middle;
 }
 
 // Where a typical step's time goes that is not computation.
@@ -134,90 +123,75 @@ std::string loss_text(const Run& run) {
          " not computing";
 }
 
-double tokens_per_second(const StepMetrics& metrics) {
-  return metrics.tokens_per_second.value_or(NAN);
+bool counts_tokens(const Run& run) {
+  const auto& metrics = run.input.metrics;
+  return !metrics.empty() && metrics[0].tokens_per_second;
 }
 
-// Whether any of the runs is of texts: then the table tells of tokens too.
-bool any_texts(const std::vector<Run>& runs) {
-  return std::any_of(runs.begin(), runs.end(), [](const Run& run) {
-    const auto& metrics = run.input.metrics;
-    return !metrics.empty() && metrics[0].tokens_per_second;
-  });
-}
-
-void draw_cells(Markup& page, const Run& run, bool texts) {
+void draw_cells(Markup& page, const Run& run, bool tokens) {
   const auto& metrics = run.input.metrics;
   const auto& evaluations = run.input.evaluations;
-  const std::string none = "\u2013";
-  const auto rate_text = [&](const auto& of_step) {
-    const double rate = median_rate(metrics, of_step);
-    return std::isnan(rate) ? none : format_count(rate);
+  const auto cell = [&](bool known, const auto& text) {
+    page.add("<td>{}</td>", known ? text() : "\u2013");
   };
-  page.leaf(
-      "td", {}, metrics.empty() ? none : format_number(metrics.back().loss));
-  page.leaf(
-      "td", {},
-      evaluations.empty() ? none : format_percent(evaluations.back().accuracy));
-  if (texts) {
-    page.leaf(
-        "td", {},
-        evaluations.empty() || !evaluations.back().perplexity
-            ? none
-            : format_number(*evaluations.back().perplexity));
+  const auto rate_cell = [&](const auto& of_step) {
+    const auto rate = median_of(metrics, of_step);
+    cell(rate.has_value(), [&] { return format_count(*rate); });
+  };
+  cell(!metrics.empty(), [&] { return format_number(metrics.back().loss); });
+  cell(!evaluations.empty(), [&] {
+    return format_percent(evaluations.back().accuracy);
+  });
+  if (tokens) {
+    cell(!evaluations.empty() && evaluations.back().perplexity, [&] {
+      return format_number(*evaluations.back().perplexity);
+    });
   }
-  page.leaf("td", {}, rate_text(&StepMetrics::samples_per_second));
-  if (texts) page.leaf("td", {}, rate_text(tokens_per_second));
-  page.leaf("td", {}, loss_text(run));
+  rate_cell([](const StepMetrics& m) { return m.samples_per_second; });
+  if (tokens) {
+    rate_cell(
+        [](const StepMetrics& m) { return m.tokens_per_second.value_or(NAN); });
+  }
+  page.add("<td>{}</td>", loss_text(run));
 }
 
 void draw_table(Markup& page, const std::vector<Run>& runs) {
-  page.open(
-      "div", {{"class", "scroll"},
-              {"tabindex", "0"},
-              {"role", "region"},
-              {"aria-label", "The runs in figures"}});
-  page.open("table").leaf("caption", {{"class", "hidden"}}, "The runs");
-  page.open("thead").open("tr");
-  const bool texts = any_texts(runs);
+  const bool tokens = std::any_of(runs.begin(), runs.end(), counts_tokens);
   std::vector<std::string> heads = {
       "Strategy", "Final loss", "Held-out accuracy"};
-  if (texts) heads.push_back("Perplexity");
+  if (tokens) heads.push_back("Perplexity");
   heads.push_back("Samples/s, median");
-  if (texts) heads.push_back("Tokens/s, median");
+  if (tokens) heads.push_back("Tokens/s, median");
   heads.push_back("Of a step");
-  for (const auto& head : heads) {
-    page.leaf("th", {{"scope", "col"}}, head);
-  }
-  page.close().close().open("tbody");
+  open_table(page, "The runs in figures", heads);
   for (size_t i = 0; i < runs.size(); ++i) {
-    page.open("tr").open("th", {{"scope", "row"}});
-    page.leaf(
-        "a", {{"href", "#strategy-" + std::to_string(i)}}, runs[i].input.title);
-    page.close();
-    draw_cells(page, runs[i], texts);
-    page.close();
+    page.add(
+        "<tr><th scope='row'><a href='#strategy-{}'>{}</a></th>", i,
+        runs[i].input.title);
+    draw_cells(page, runs[i], tokens);
+    page.add("</tr>");
   }
-  page.close().close().close();
+  close_table(page);
 }
 
 void draw_run(Markup& page, const Run& run, size_t number) {
-  const auto id = "strategy-" + std::to_string(number);
-  page.open("section", {{"id", id}}).leaf("h2", {}, run.input.title);
-  page.leaf("p", {{"class", "lead"}}, run.input.paragraph);
+  const auto id = format("strategy-{}", number);
+  page.add(
+      "<section id='{}'><h2>{}</h2><p class='lead'>{}</p>", id, run.input.title,
+      run.input.paragraph);
   if (run.stages) {
-    page.leaf("p", {{"class", "finding"}}, unbroken(run.stages->sentence));
+    page.add("<p class='finding'>{}</p>", unbroken(run.stages->sentence));
     draw_stage_pictures(page, *run.stages);
   } else {
-    page.leaf("p", {{"class", "finding"}}, unbroken(run.diagnosis.sentence));
+    page.add("<p class='finding'>{}</p>", unbroken(run.diagnosis.sentence));
     draw_typical_step(page, run.input.timeline, run.diagnosis, id + "-");
   }
   if (!run.input.link.empty()) {
-    page.open("p", {{"class", "note"}});
-    page.leaf("a", {{"href", run.input.link}}, "The run's own report");
-    page.close();
+    page.add(
+        "<p class='note'><a href='{}'>{}</a></p>", run.input.link,
+        "The run's own report");
   }
-  page.close();
+  page.add("</section>");
 }
 
 }  // namespace
@@ -228,24 +202,21 @@ std::string to_html(const StrategyPage& input) {
   const bool plays = std::any_of(runs.begin(), runs.end(), [](const Run& run) {
     return run.stages.has_value();
   });
-  const PageScript script = plays ? PageScript::player : PageScript::none;
   Markup page;
-  open_page(page, input.title, script);
-  draw_lanes_pattern(page);
-  page.open("header");
-  page.leaf("p", {{"class", "eyebrow"}}, "Echelon \u00b7 strategies compared");
-  page.leaf("h1", {}, input.title);
+  page.add("<header>");
+  draw_title(page, "strategies compared", input.title);
   if (!input.lead.empty()) {
-    page.leaf("p", {{"class", "lead under"}}, input.lead);
+    page.add("<p class='lead under'>{}</p>", input.lead);
   }
-  page.close();
+  page.add("</header>");
   if (!runs.empty()) draw_table(page, runs);
   for (size_t i = 0; i < runs.size(); ++i) draw_run(page, runs[i], i);
-  page.leaf(
-      "footer", {},
-      "Written by Echelon from the timeline.json and metrics.jsonl of each "
-      "run.");
-  return finish_page(std::move(page), script);
+  page.add(
+      "<footer>Written by Echelon from the timeline.json and metrics.jsonl of "
+      "each run.</footer>");
+  return page_of(
+      input.title, std::move(page),
+      plays ? PageScript::player : PageScript::none);
 }
 
 StrategyRun read_strategy_run(
@@ -274,7 +245,7 @@ void write_strategy_page(
     page.runs.push_back(
         read_strategy_run(std::filesystem::absolute(run), folder));
   }
-  write_text_file(path, to_html(page));
+  write_file_atomically(path, to_html(page));
 }
 
 }  // namespace echelon

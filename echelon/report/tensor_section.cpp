@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "echelon/report/collectives.h"
-#include "echelon/report/cut_rectangle.h"
-#include "echelon/report/cut_region.h"
+
 #include "echelon/report/page.h"
+#include "echelon/report/shard_picture.h"
 #include "echelon/text/units.h"
 
 namespace echelon {
@@ -18,77 +18,122 @@ constexpr size_t kMaxStripes = 1200;  // of all pictures
 constexpr size_t kMaxBlocks = 12;
 constexpr size_t kMaxNames = 12;
 
-std::string joined(const std::vector<std::string>& names, const char* between) {
-  std::string text;
-  for (size_t i = 0; i < names.size() && i < kMaxNames; ++i) {
-    text += (i == 0 ? "" : between) + names[i];
-  }
-  if (names.size() > kMaxNames) {
-    text += between + std::to_string(names.size() - kMaxNames) + " more";
-  }
-  return text;
+std::string first_names(std::vector<std::string> names) {
+  const size_t more = names.size() - std::min(names.size(), kMaxNames);
+  names.resize(names.size() - more);
+  if (more > 0) names.push_back(format("{} more", more));
+  return join(names, ", ");
 }
+
 // "transformer.h.0 to transformer.h.11" and "12 equal layers".
-void draw_caption(Markup& page, const CutBlock& block, const std::string& id) {
+void draw_caption(
+    Markup& page, const ShardedBlock& block, const std::string& id) {
   const auto n = block.layers.size();
   std::string title = block.layers.front();
   if (n == 2) title += ", " + block.layers.back();
   if (n > 2) title += " \u2026 " + block.layers.back();
-  page.open("figcaption");
-  page.leaf("h3", {{"id", id + "-title"}}, title);
+  page.add("<figcaption><h3 id='{}-title'>{}</h3>", id, title);
   if (n > 1) {
-    page.leaf(
-        "span", {{"class", "now"}},
-        "\u00d7 " + std::to_string(n) + ", all cut alike");
+    page.add("<span class='now'>\u00d7 {}, all sharded alike</span>", n);
   }
-  page.close();
+  page.add("</figcaption>");
 }
 
 // A block and where it stands among the others.
-struct Drawing {
-  const TensorCut& cut;
-  const CutBlock& block;
+struct BlockDrawing {
+  const TensorShards& model;
+  const ShardedBlock& block;
   std::string id;
-  const CutRegion* before = nullptr;  // the last one of an earlier layer
-  const CutRegion* after = nullptr;   // the first one of a later layer
+  const ShardedRegion* before = nullptr;  // the last one of an earlier layer
+  const ShardedRegion* after = nullptr;   // the first one of a later layer
   bool is_first = false;
   std::vector<CollectiveCost> costs;
 };
 
-void draw_block(Markup& page, const Drawing& drawing) {
-  const CutBlock& block = drawing.block;
-  const bool is_last = block.layers.back() == drawing.cut.layers.back().name;
-  page.open("figure", {{"class", "cut-layer"}, {"id", drawing.id}});
+// The end of the region that a call serves, by its label within a layer
+// ("attn.c_attn input gradient").
+enum class Place { elsewhere, enter, leave };
+
+Place place_of(
+    const ShardedRegion& region, const std::string& label, bool cuts_tokens) {
+  const size_t space = label.find(' ');
+  const std::string name = label.substr(0, space);
+  const std::string what =
+      space == std::string::npos ? "" : label.substr(space + 1);
+  for (const auto& m : region.rows) {
+    if (m.name == name) return Place::leave;
+  }
+  for (const auto& m : region.columns) {
+    if (m.name == name) {
+      const bool outputs =
+          region.rows.empty() &&
+          (what == "loss" || (what == "gather" && !cuts_tokens));
+      return outputs ? Place::leave : Place::enter;
+    }
+  }
+  const bool part = name == region.name ||
+                    (name.starts_with(region.name) && !region.name.empty() &&
+                     name[region.name.size()] == '.');
+  if (!part) return Place::elsewhere;
+  const bool sums = what == "sum" || what == "scatter" || what == "loss";
+  return sums || region.columns.empty() ? Place::leave : Place::enter;
+}
+
+// `costs` are the calls of the layers of the block.
+detail::RegionCosts costs_of(
+    const std::vector<CollectiveCost>& costs, const ShardedRegion& region,
+    size_t num_layers, bool cuts_tokens) {
+  detail::RegionCosts result;
+  const auto layers = static_cast<double>(num_layers);
+  for (const auto& cost : costs) {
+    const Place place = place_of(region, cost.label, cuts_tokens);
+    if (place == Place::elsewhere) continue;
+    const bool backward = cost.pass == "backward";
+    auto& to = place == Place::enter
+                   ? (backward ? result.enter_backward : result.enter_forward)
+                   : (backward ? result.leave_backward : result.leave_forward);
+    to.seconds += cost.seconds / layers;
+    to.bytes += cost.bytes / layers;
+  }
+  return result;
+}
+
+void draw_block(Markup& page, const BlockDrawing& drawing) {
+  const ShardedBlock& block = drawing.block;
+  const bool is_last = block.layers.back() == drawing.model.layers.back().name;
+  page.add("<figure class='shard-layer' id='{}'>", drawing.id);
   draw_caption(page, block, drawing.id);
   for (size_t i = 0; i < block.regions.size(); ++i) {
     const bool last = i + 1 == block.regions.size();
     detail::draw_region(
         page, block.regions[i],
-        {.cut = drawing.cut,
+        {.model = drawing.model,
          .block = block,
-         .id = drawing.id + "-" + std::to_string(i),
+         .id = format("{}-{}", drawing.id, i),
          .before = i > 0 ? &block.regions[i - 1] : drawing.before,
          .after = last ? drawing.after : &block.regions[i + 1],
          .input_is_data = drawing.is_first && i == 0,
          .is_last = is_last && last,
-         .costs = drawing.costs});
+         .costs = costs_of(
+             drawing.costs, block.regions[i], block.layers.size(),
+             drawing.model.cuts_tokens)});
   }
-  if (!block.cut_vectors.empty()) {
-    page.leaf(
-        "p", {{"class", "cut-notes"}},
-        "Cut with them: " + joined(block.cut_vectors, ", ") + ".");
+  if (!block.sharded_vectors.empty()) {
+    page.add(
+        "<p class='shard-notes'>Sharded with them: {}.</p>",
+        first_names(block.sharded_vectors));
   }
-  if (!block.whole.empty()) {
-    page.leaf(
-        "p", {{"class", "cut-notes"}},
-        "Whole on every rank: " + joined(block.whole, ", ") + ".");
+  if (!block.replicated.empty()) {
+    page.add(
+        "<p class='shard-notes'>Replicated on every rank: {}.</p>",
+        first_names(block.replicated));
   }
-  page.close();
+  page.add("</figure>");
 }
 
 // The calls of these layers, with labels within a layer.
-std::vector<CollectiveCost>
-costs_within(const std::vector<CollectiveCost>& all, const CutBlock& block) {
+std::vector<CollectiveCost> costs_within(
+    const std::vector<CollectiveCost>& all, const ShardedBlock& block) {
   std::vector<CollectiveCost> result;
   for (const auto& cost : all) {
     if (cost.axis != "tp") continue;
@@ -106,7 +151,7 @@ costs_within(const std::vector<CollectiveCost>& all, const CutBlock& block) {
 }
 
 // About how many rectangles the pictures of a block have.
-size_t num_stripes(const CutBlock& block) {
+size_t num_stripes(const ShardedBlock& block) {
   size_t count = 0;
   for (const auto& region : block.regions) {
     for (const auto* list : {&region.columns, &region.rows}) {
@@ -118,64 +163,63 @@ size_t num_stripes(const CutBlock& block) {
   return count;
 }
 
-const CutRegion* first_region(const CutBlock& block) {
+const ShardedRegion* first_region(const ShardedBlock& block) {
   return block.regions.empty() ? nullptr : &block.regions.front();
 }
 
-const CutRegion* last_region(const CutBlock& block) {
+const ShardedRegion* last_region(const ShardedBlock& block) {
   return block.regions.empty() ? nullptr : &block.regions.back();
 }
 
-std::string share_text(const TensorCut& cut) {
-  const auto held = held_shares(cut);
+std::string share_text(const TensorShards& model) {
+  const auto held = held_shares(model);
   const auto [least, most] = std::minmax_element(held.begin(), held.end());
   std::string text = format_percent(*least);
   if (format_percent(*most) != text) text += " to " + format_percent(*most);
   return text;
 }
 
-std::string lead_of(const TensorCut& cut) {
-  const std::string ranks = std::to_string(cut.ranks);
-  return "Each layer is computed by " + ranks +
-         " ranks together; what has a rank\u2019s colour is on that rank. A "
-         "rank holds " +
-         share_text(cut) + " of the parameters. Between the layers " +
-         (cut.cuts_tokens ? "each rank holds some of the tokens"
-                          : "every rank holds all of the activations") +
-         ".";
+std::string lead_of(const TensorShards& model) {
+  return format(
+      "Each layer is computed by {} ranks together; what has a rank\u2019s "
+      "colour is on that rank. A rank holds {} of the parameters. Between the "
+      "layers {}.",
+      model.ranks, share_text(model),
+      model.cuts_tokens ? "each rank holds some of the tokens"
+                        : "every rank holds all of the activations");
 }
 
-void draw_keys(Markup& page, const TensorCut& cut) {
-  page.open("div", {{"class", "keys under"}});
-  for (int64_t rank = 0; rank < cut.ranks && rank < detail::kNumRankColors;
+void draw_keys(Markup& page, const TensorShards& model) {
+  page.add("<div class='keys under'>");
+  for (int64_t rank = 0; rank < model.ranks && rank < detail::kNumRankColors;
        ++rank) {
-    draw_key(
-        page, detail::rank_color(rank).c_str(),
-        ("rank " + std::to_string(rank)).c_str());
+    draw_key(page, detail::rank_color(rank), format("rank {}", rank));
   }
   draw_key(page, "kw", "on every rank");
-  page.close();
+  page.add("</div>");
 }
 
 }  // namespace
 
 void draw_tensor_section(
-    Markup& page, const TensorCut& cut, const Timeline& timeline,
+    Markup& page, const TensorShards& model, const Timeline& timeline,
     const Diagnosis& diagnosis) {
-  if (cut.ranks < 2 || cut.layers.empty()) return;
-  const auto blocks = cut_blocks(cut);
+  if (model.ranks < 2 || model.layers.empty()) return;
+  const auto blocks = sharded_blocks(model);
   const auto costs = collective_costs(timeline, diagnosis);
-  page.open("section").leaf("h2", {}, "How the layers are cut");
-  page.leaf("p", {{"class", "lead"}}, unbroken(lead_of(cut)));
-  draw_keys(page, cut);
-  std::vector<std::string> whole;
+  page.add(
+      "<section><h2>How the layers are sharded</h2><p class='lead'>{}</p>",
+      unbroken(lead_of(model)));
+  draw_keys(page, model);
+  std::vector<std::string> replicated;
   size_t drawn = 0;
   size_t stripes = 0;
   size_t left_out = 0;
   for (size_t i = 0; i < blocks.size(); ++i) {
-    const CutBlock& block = blocks[i];
+    const ShardedBlock& block = blocks[i];
     if (block.regions.empty()) {
-      whole.insert(whole.end(), block.layers.begin(), block.layers.end());
+      replicated.insert(
+          replicated.end(), block.layers.begin(), block.layers.end());
       continue;
     }
     stripes += num_stripes(block);
@@ -185,31 +229,29 @@ void draw_tensor_section(
     }
     draw_block(
         page,
-        {.cut = cut,
+        {.model = model,
          .block = block,
-         .id = "cut-" + std::to_string(drawn++),
+         .id = format("shards-{}", drawn++),
          .before = i > 0 ? last_region(blocks[i - 1]) : nullptr,
          .after = i + 1 < blocks.size() ? first_region(blocks[i + 1]) : nullptr,
          .is_first = i == 0,
          .costs = costs_within(costs, block)});
   }
-  if (!whole.empty()) {
-    page.leaf(
-        "p", {{"class", "note"}},
-        "Layers that are whole on every rank: " + joined(whole, ", ") + ".");
+  if (!replicated.empty()) {
+    page.add(
+        "<p class='note'>Layers that are replicated on every rank: {}.</p>",
+        first_names(replicated));
   }
   if (left_out > 0) {
-    page.leaf(
-        "p", {{"class", "note"}},
-        "Kinds of layers that are not drawn: " + std::to_string(left_out) +
-            ".");
+    page.add(
+        "<p class='note'>Kinds of layers that are not drawn: {}.</p>",
+        left_out);
   }
-  page.leaf(
-      "p", {{"class", "note"}},
-      "Parts are to scale along the side that is cut; the numbers in them are "
-      "the rank and how many rows or columns it has. X, Y and Z have a row for "
-      "each token. Times are means of one layer and step.");
-  page.close();
+  page.add(
+      "<p class='note'>Parts are to scale along the sharded side; the "
+      "numbers in them are the rank and how many rows or columns it has. X, Y "
+      "and Z have a row for each token. Times are means of one layer and "
+      "step.</p></section>");
 }
 
 }  // namespace echelon

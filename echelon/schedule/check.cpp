@@ -4,6 +4,7 @@
 
 #include "echelon/error.h"
 #include "echelon/schedule/walk.h"
+#include "echelon/text/format.h"
 
 namespace echelon {
 namespace {
@@ -44,16 +45,13 @@ class Checker {
 
   // "rank 1, action 3 (1B0)"; actions are counted from 1.
   static std::string place(int32_t rank, size_t index, const Action& action) {
-    return "rank " + std::to_string(rank) + ", action " +
-           std::to_string(index + 1) + " (" + to_string(action) + ")";
+    return format(
+        "rank {}, action {} ({})", rank, index + 1, to_string(action));
   }
 
   static std::string count(int32_t number, const std::string& what) {
-    const bool hissing = what.ends_with("ch");
-    return std::to_string(number) + " " + what +
-           (number == 1 ? ""
-            : hissing   ? "es"
-                        : "s");
+    const char* const plural = what.ends_with("ch") ? "es" : "s";
+    return format("{} {}{}", number, what, number == 1 ? "" : plural);
   }
 
   void check_sizes() const {
@@ -74,23 +72,23 @@ class Checker {
     for (int32_t stage = 0; stage < schedule_.num_stages(); ++stage) {
       const int32_t rank = owner(stage);
       if (rank < 0 || rank >= schedule_.num_ranks()) {
-        refuse(
-            "stage " + std::to_string(stage) + " is on no rank" +
-            (rank < 0 ? "" : ": it names rank " + std::to_string(rank)) +
-            "; there are " + count(schedule_.num_ranks(), "rank") +
-            ", from 0; some rank must run its actions");
+        refuse(format(
+            "stage {} is on no rank{}; there are {}, from 0; some rank must "
+            "run its actions",
+            stage, rank < 0 ? "" : format(": it names rank {}", rank),
+            count(schedule_.num_ranks(), "rank")));
       }
       holds[static_cast<size_t>(rank)] = true;
     }
-    const auto idle = std::find(holds.begin(), holds.end(), false);
+    const auto idle = std::ranges::find(holds, false);
     if (idle != holds.end()) {
-      refuse(
-          "rank " + std::to_string(idle - holds.begin()) +
-          " holds no stage; give it one, or use fewer ranks");
+      refuse(format(
+          "rank {} holds no stage; give it one, or use fewer ranks",
+          idle - holds.begin()));
     }
   }
 
-  // What lacks most of its actions is found without a table of all.
+  // Finds a schedule that lacks most of its actions without a table of all.
   void check_number() const {
     std::vector<std::pair<int32_t, int32_t>> forwards;
     size_t actions = 0;
@@ -102,7 +100,7 @@ class Checker {
         forwards.emplace_back(action.stage, action.microbatch);
       }
     }
-    std::sort(forwards.begin(), forwards.end());
+    std::ranges::sort(forwards);
     std::pair<int32_t, int32_t> next = {0, 0};
     for (const auto& [stage, microbatch] : forwards) {
       if (std::pair(stage, microbatch) < next) continue;
@@ -120,22 +118,25 @@ class Checker {
     if (action.stage < 0 || action.stage >= schedule_.num_stages()) {
       refuse(
           rank, index, action,
-          "is of stage " + std::to_string(action.stage) + ", but there are " +
-              count(schedule_.num_stages(), "stage") + ", from 0");
+          format(
+              "is of stage {}, but there are {}, from 0", action.stage,
+              count(schedule_.num_stages(), "stage")));
     }
     if (action.microbatch < 0 ||
         action.microbatch >= schedule_.num_microbatches) {
       refuse(
           rank, index, action,
-          "is of microbatch " + std::to_string(action.microbatch) +
-              ", but there are " + std::to_string(schedule_.num_microbatches) +
-              ", from 0");
+          format(
+              "is of microbatch {}, but there are {}, from 0",
+              action.microbatch, schedule_.num_microbatches));
     }
     if (owner(action.stage) != rank) {
       refuse(
           rank, index, action,
-          "is of a stage that rank " + std::to_string(owner(action.stage)) +
-              " holds; a stage is computed by one rank alone");
+          format(
+              "is of a stage that rank {} holds; a stage is computed by one "
+              "rank alone",
+              owner(action.stage)));
     }
     check_order(rank, index, action);
     seen_[detail::cell(schedule_, action.stage, action.microbatch)] |=
@@ -151,8 +152,9 @@ class Checker {
     if (seen & bit(action.kind)) {
       refuse(
           rank, index, action,
-          "is repeated; it stands as action " + first(rank, action) +
-              " already: remove one");
+          format(
+              "is repeated; it stands as action {} already: remove one",
+              first(rank, action)));
     }
     const bool whole = action.kind == Kind::backward;
     const bool split = action.kind == Kind::backward_input ||
@@ -181,10 +183,10 @@ class Checker {
     }
   }
 
-  std::string first(int32_t rank, const Action& action) const {
+  // The number of the first such action of the rank.
+  int64_t first(int32_t rank, const Action& action) const {
     const auto& list = schedule_.ranks[static_cast<size_t>(rank)];
-    const auto found = std::find(list.begin(), list.end(), action);
-    return std::to_string(found - list.begin() + 1);
+    return std::ranges::find(list, action) - list.begin() + 1;
   }
 
   void check_missing() const {
@@ -210,24 +212,24 @@ class Checker {
                        " forwards and backwards";
     if (kind == Kind::backward) rule += ", by B, or by I and W";
     if (kind == Kind::backward_weight) rule = "I and W are one backward";
-    refuse(
-        "rank " + std::to_string(owner(stage)) + " lacks " +
-        to_string({kind, stage, microbatch}) + "; " + rule);
+    refuse(format(
+        "rank {} lacks {}; {}", owner(stage),
+        to_string({kind, stage, microbatch}), rule));
   }
 
   void check_deadlock() const {
     detail::Walk walk(schedule_);
     if (walk.run([](int32_t, size_t, const Action&) {})) return;
-    // Each stuck rank waits for one rank, which is stuck too: somewhere on the
-    // way there is a circle.
+    // Each stuck rank waits for another stuck rank, so that following them
+    // leads into a circle.
     int32_t rank = 0;
     while (!stuck(walk, rank)) ++rank;
     std::vector<int32_t> path;
-    while (std::find(path.begin(), path.end(), rank) == path.end()) {
+    while (std::ranges::find(path, rank) == path.end()) {
       path.push_back(rank);
       rank = owner(needed(walk, rank).stage);
     }
-    path.erase(path.begin(), std::find(path.begin(), path.end(), rank));
+    path.erase(path.begin(), std::ranges::find(path, rank));
     refuse(circle(walk, path));
   }
 
@@ -239,7 +241,7 @@ class Checker {
     return schedule_.ranks[static_cast<size_t>(rank)][walk.next(rank)];
   }
 
-  // The action of which the rank waits for the result.
+  // The action whose result the rank waits for.
   Action needed(const detail::Walk& walk, int32_t rank) const {
     const Action& action = first_stuck(walk, rank);
     Action result = action;
@@ -259,15 +261,15 @@ class Checker {
     for (size_t i = 0; i < std::min(path.size(), kMostNamed); ++i) {
       const int32_t rank = path[i];
       const Action result = needed(walk, rank);
-      text += (i == 0 ? "" : "; ") +
-              place(rank, walk.next(rank), first_stuck(walk, rank)) +
-              " waits for " + to_string(result) + " of rank " +
-              std::to_string(owner(result.stage)) +
-              (path.size() == 1 ? " itself, which comes later" : "");
+      text += format(
+          "{}{} waits for {} of rank {}{}", i == 0 ? "" : "; ",
+          place(rank, walk.next(rank), first_stuck(walk, rank)),
+          to_string(result), owner(result.stage),
+          path.size() == 1 ? " itself, which comes later" : "");
     }
     if (path.size() > kMostNamed) {
-      text += "; and so on through " +
-              std::to_string(path.size() - kMostNamed) + " more ranks";
+      text +=
+          format("; and so on through {} more ranks", path.size() - kMostNamed);
     }
     return text + "; none of them can go on: change the order of one";
   }

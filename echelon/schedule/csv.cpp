@@ -12,6 +12,7 @@
 
 #include "echelon/error.h"
 #include "echelon/schedule/walk.h"
+#include "echelon/text/format.h"
 
 namespace echelon {
 namespace {
@@ -45,7 +46,7 @@ std::vector<std::vector<int32_t>> ticks(const Schedule& schedule) {
   return begin;
 }
 
-// Reads one file; knows where it is.
+// Reads one file; line_, column_ and cell_ say where.
 class Reader {
  public:
   Reader(std::string_view text, const std::string& name) : name_(name) {
@@ -99,10 +100,9 @@ class Reader {
       shown += c >= ' ' && c <= '~' ? c : '?';
     }
     if (cell.size() > kLongest) shown += "…";
-    throw ConfigError(
-        name_ + ", line " + std::to_string(line_) + ", column " +
-        std::to_string(column_) + " (cell " + std::to_string(cell_) + "): \"" +
-        shown + "\" " + rule);
+    throw ConfigError(format(
+        "{}, line {}, column {} (cell {}): \"{}\" {}", name_, line_, column_,
+        cell_, shown, rule));
   }
 
   void read_row(std::string_view row) {
@@ -122,10 +122,10 @@ class Reader {
       begin = end + 1;
     }
     if (list_->empty()) {
-      throw ConfigError(
-          name_ + ", line " + std::to_string(line_) + ": rank " +
-          std::to_string(line_ - 1) +
-          " has no actions; every rank has a row, and a stage in it");
+      throw ConfigError(format(
+          "{}, line {}: rank {} has no actions; every rank has a row, and a "
+          "stage in it",
+          name_, line_, line_ - 1));
     }
   }
 
@@ -168,7 +168,7 @@ class Reader {
     return action;
   }
 
-  // Behind the number; null when there is none.
+  // Returns the end of the number, or null when there is none.
   const char* number(
       std::string_view cell, const char* at, const char* end, int32_t& value) {
     constexpr int32_t kLargest = std::numeric_limits<int32_t>::max() - 1;
@@ -206,7 +206,7 @@ class Reader {
         "in 0F1");
   }
 
-  // Otherwise two numbers could ask for any amount of memory.
+  // Without this rule two numbers could ask for any amount of memory.
   void check_names() {
     int64_t actions = 0;
     for (const auto& list : schedule_.ranks) {
@@ -214,12 +214,11 @@ class Reader {
     }
     if (num_stages_ > actions || num_microbatches_ > actions) {
       const bool stages = num_stages_ > actions;
-      throw ConfigError(
-          name_ + ": names " + (stages ? "stage " : "microbatch ") +
-          std::to_string((stages ? num_stages_ : num_microbatches_) - 1) +
-          ", but has " + std::to_string(actions) +
-          (actions == 1 ? " action" : " actions") +
-          " in all; count from 0, without gaps");
+      throw ConfigError(format(
+          "{}: names {} {}, but has {} {} in all; count from 0, without gaps",
+          name_, stages ? "stage" : "microbatch",
+          (stages ? num_stages_ : num_microbatches_) - 1, actions,
+          actions == 1 ? "action" : "actions"));
     }
     schedule_.num_microbatches = static_cast<int32_t>(num_microbatches_);
   }

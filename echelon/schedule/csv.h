@@ -15,15 +15,15 @@
 
 namespace echelon {
 
-/// Writes `schedule`, which check() accepts, each action at its tick when every
-/// action takes one tick. Throws ConfigError when it deadlocks.
+/// Writes `schedule`, which check() accepts, with each action at its tick, if
+/// every action takes one tick. Throws ConfigError when it deadlocks.
 void write_schedule_csv(const Schedule& schedule, std::ostream& out);
 
-/// Reads what write_schedule_csv or torch.distributed.pipelining wrote. There
-/// are as many stages and microbatches as the highest that is named. Idle ticks
-/// are not kept. The overlapped form "(0F1;3B0)OVERLAP_F_B" stands for its two
-/// actions, in order. Throws ConfigError with line, column and cell for
-/// anything else. Whether the schedule can be run is left to check().
+/// Reads what write_schedule_csv or torch.distributed.pipelining wrote. The
+/// highest numbers in it say how many stages and microbatches there are. Idle
+/// ticks are dropped. The overlapped form "(0F1;3B0)OVERLAP_F_B" stands for its
+/// two actions, in order. Throws ConfigError with line, column and cell for
+/// anything else. check() says whether the schedule can be run.
 Schedule parse_schedule_csv(std::string_view text, const std::string& name);
 
 /// The same for a file; ConfigError also when it cannot be read.

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "echelon/error.h"
+#include "echelon/text/format.h"
 
 namespace echelon {
 
@@ -31,10 +32,10 @@ StoredActivations stored_activations(const Schedule& schedule) {
 std::vector<double>
 stored_bytes(const Schedule& schedule, const std::vector<StageBytes>& bytes) {
   if (bytes.size() != schedule.rank_of_stage.size()) {
-    throw ConfigError(
-        "stored_bytes: sizes of " + std::to_string(bytes.size()) +
-        " stages, but the schedule has " +
-        std::to_string(schedule.rank_of_stage.size()) + "; give one for each");
+    throw ConfigError(format(
+        "stored_bytes: sizes of {} stages, but the schedule has {}; give one "
+        "for each",
+        bytes.size(), schedule.rank_of_stage.size()));
   }
   std::vector<double> peak;
   for (const auto& list : schedule.ranks) {

@@ -7,6 +7,7 @@
 #include "echelon/schedule/check.h"
 #include "echelon/schedule/csv.h"
 #include "echelon/schedule/options.h"
+#include "echelon/text/format.h"
 
 namespace echelon {
 namespace {
@@ -14,26 +15,25 @@ namespace {
 [[noreturn]] void refuse(
     const PipelineLayout& options, const std::string& has,
     const std::string& but) {
-  throw ConfigError(
-      "[layout] schedule_file = \"" + options.schedule_file + "\" has " + has +
-      ", but " + but);
+  throw ConfigError(format(
+      "[layout] schedule_file = \"{}\" has {}, but {}", options.schedule_file,
+      has, but));
 }
 
 void check_file(
     const PipelineLayout& options, const Schedule& schedule, int64_t ranks) {
   if (schedule.num_ranks() != ranks) {
     refuse(
-        options,
-        std::to_string(schedule.num_ranks()) + " rows, one for each rank",
-        "pp = " + std::to_string(ranks) + "; set pp to " +
-            std::to_string(schedule.num_ranks()));
+        options, format("{} rows, one for each rank", schedule.num_ranks()),
+        format("pp = {}; set pp to {}", ranks, schedule.num_ranks()));
   }
   if (options.microbatches > 0 &&
       options.microbatches != schedule.num_microbatches) {
     refuse(
-        options, std::to_string(schedule.num_microbatches) + " microbatches",
-        "microbatches = " + std::to_string(options.microbatches) +
-            "; leave that out or change one");
+        options, format("{} microbatches", schedule.num_microbatches),
+        format(
+            "microbatches = {}; leave that out or change one",
+            options.microbatches));
   }
   for (int32_t rank = 0; rank < schedule.num_ranks(); ++rank) {
     const auto held = schedule.stages_of(rank).size();
@@ -41,10 +41,11 @@ void check_file(
         held != static_cast<size_t>(options.stages_per_rank)) {
       refuse(
           options,
-          std::to_string(held) + (held == 1 ? " stage" : " stages") +
-              " on rank " + std::to_string(rank),
-          "stages_per_rank = " + std::to_string(options.stages_per_rank) +
-              "; leave that out or change one");
+          format(
+              "{} {} on rank {}", held, held == 1 ? "stage" : "stages", rank),
+          format(
+              "stages_per_rank = {}; leave that out or change one",
+              options.stages_per_rank));
     }
   }
 }
@@ -56,27 +57,23 @@ int32_t narrow(int64_t value) {
 }  // namespace
 
 void bind(config::Section& section, PipelineLayout& options) {
-  section
-      .field(
-          "microbatches", options.microbatches,
-          "pieces of a batch that pass the pipeline one after the other; 0: as "
-          "many as divide it, up to 4 for each pipeline rank")
-      .at_least(0)
-      .at_most(1 << 20);
+  section.field(
+      "microbatches", options.microbatches,
+      "parts of a batch that pass through the pipeline one after the other; 0: "
+      "as many as divide it, up to 4 for each pipeline rank",
+      {.at_least = 0, .at_most = 1 << 20});
   section
       .field(
           "schedule", options.schedule,
           "order in which a pipeline's ranks compute (see echelon schedule)")
       .one_of(schedule_kinds());
-  section
-      .field(
-          "stages_per_rank", options.stages_per_rank,
-          "pipeline stages that each rank holds; 0: what the schedule takes")
-      .at_least(0)
-      .at_most(1 << 10);
+  section.field(
+      "stages_per_rank", options.stages_per_rank,
+      "pipeline stages that each rank holds; 0: what the schedule takes",
+      {.at_least = 0, .at_most = 1 << 10});
   section.field(
       "schedule_file", options.schedule_file,
-      "a schedule of your own, in place of the three above: CSV as `echelon "
+      "your own schedule, in place of the three above: CSV as `echelon "
       "schedule --format csv` writes it");
 }
 

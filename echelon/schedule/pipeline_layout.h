@@ -1,5 +1,5 @@
-// How a configuration asks for a pipeline's schedule: keys of [layout] beside
-// the degrees.
+// How a configuration asks for a pipeline's schedule: the keys of [layout] next
+// to the degrees.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ class Section;
 
 struct PipelineLayout {
   int64_t microbatches = 0;       // of a step; 0: 4 per pipeline rank, or
-                                  // less where whoever knows the batch says so
+                                  // fewer where the batch is known
   std::string schedule = "1f1b";  // one of schedule_kinds()
   int64_t stages_per_rank = 0;    // 0: what the schedule takes
   std::string schedule_file;      // CSV; replaces the three above
@@ -26,8 +26,8 @@ struct PipelineLayout {
 void bind(config::Section& section, PipelineLayout& options);  // [layout]
 
 /// The schedule of `ranks` pipeline ranks, checked. Throws ConfigError as
-/// make_schedule, the reader of files and check do; also when a file is for
-/// another number of ranks, or for other numbers than are set beside it.
+/// make_schedule, read_schedule_csv and check do; also when a file is for
+/// another number of ranks, or contradicts the numbers that are set.
 Schedule make_schedule(const PipelineLayout& options, int64_t ranks);
 
 }  // namespace echelon

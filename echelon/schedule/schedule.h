@@ -1,13 +1,13 @@
 // A pipeline schedule as plain data: for each rank, what it computes in order.
 //
-// A model is cut into stages, slices of its list of layers; a batch is cut into
-// microbatches. Every stage computes every microbatch forwards and backwards. A
-// schedule says which rank holds which stage and in which order a rank
-// computes; transfers follow from it (an output goes to the next stage's rank,
-// a gradient to the previous one's), so a schedule lists none.
+// A model is partitioned into stages, slices of its list of layers; a batch is
+// split into microbatches. Every stage computes every microbatch forwards and
+// backwards. A schedule says which rank holds which stage and in which order a
+// rank computes. It lists no transfers, because they follow from that: an
+// output goes to the next stage's rank, a gradient to the previous one's.
 //
-// The same object is what the pipeline executes, the simulator times and the
-// report draws.
+// The pipeline executes this object, the simulator times it and the report
+// draws it.
 #pragma once
 
 #include <cstdint>
@@ -19,10 +19,8 @@ namespace echelon {
 enum class ActionKind : uint8_t {
   forward,          // F
   backward,         // B  gradients of inputs and of weights
-  backward_input,   // I  gradients of inputs alone; they leave for the previous
-                    //    stage
-  backward_weight,  // W  gradients of weights alone, after I of the same
-                    //    microbatch
+  backward_input,   // I  gradients of inputs alone, for the previous stage
+  backward_weight,  // W  gradients of weights alone, after the same I
 };
 
 /// 'F', 'B', 'I' or 'W'.
@@ -38,7 +36,7 @@ struct Action {
 /// "0F1": stage 0, forward of microbatch 1.
 std::string to_string(const Action& action);
 
-/// A value. Whether it can be run is what check() (check.h) says.
+/// A value. check() (check.h) says whether it can be run.
 struct Schedule {
   std::string name;  // "1f1b"; the path when it was read from a file
   int32_t num_microbatches = 0;

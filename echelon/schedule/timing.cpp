@@ -1,10 +1,10 @@
 #include "echelon/schedule/timing.h"
 
 #include <algorithm>
-#include <string>
 
 #include "echelon/error.h"
 #include "echelon/schedule/walk.h"
+#include "echelon/text/format.h"
 
 namespace echelon {
 namespace {
@@ -26,10 +26,10 @@ double cost_of(const Action& action, const StageCost& stage) {
 void check_costs(
     const Schedule& schedule, const std::vector<StageCost>& costs) {
   if (costs.size() != schedule.rank_of_stage.size()) {
-    throw ConfigError(
-        "time_schedule: costs of " + std::to_string(costs.size()) +
-        " stages, but the schedule has " +
-        std::to_string(schedule.rank_of_stage.size()) + "; give one for each");
+    throw ConfigError(format(
+        "time_schedule: costs of {} stages, but the schedule has {}; give one "
+        "for each",
+        costs.size(), schedule.rank_of_stage.size()));
   }
   for (size_t stage = 0; stage < costs.size(); ++stage) {
     const StageCost& cost = costs[stage];
@@ -37,9 +37,10 @@ void check_costs(
          {cost.forward, cost.backward, cost.backward_input,
           cost.backward_weight, cost.transfer}) {
       if (value >= 0) continue;
-      throw ConfigError(
-          "time_schedule: stage " + std::to_string(stage) + " has a cost of " +
-          std::to_string(value) + "; costs must be at least 0");
+      throw ConfigError(format(
+          "time_schedule: stage {} has a cost of {:f}; costs must be at least "
+          "0",
+          stage, value));
     }
   }
 }
@@ -52,7 +53,7 @@ class Clock {
         forward_end_(detail::cell(schedule, schedule.num_stages(), 0)),
         backward_end_(forward_end_.size()) {}
 
-  // When what `action` needs has arrived.
+  // When the input of `action` has arrived.
   double arrival(const Action& action) const {
     const int32_t stage = detail::needed_stage(action, schedule_.num_stages());
     if (stage < 0) return 0;

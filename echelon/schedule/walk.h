@@ -1,6 +1,6 @@
-// Visits a schedule's actions so that each comes after those that it needs: the
-// next rank's list goes on whenever its first action has what it waits for.
-// What runs, is timed, or is found to be stuck, is one walk.
+// Visits a schedule's actions so that each comes after those that it needs: a
+// rank's list proceeds whenever its next action has its input. The same walk
+// times a schedule, runs it, and finds where it deadlocks.
 #pragma once
 
 #include <cstdint>
@@ -15,15 +15,16 @@ inline bool is_backward(ActionKind kind) {
 }
 
 /// The stage whose result for the same microbatch `action` waits for: the
-/// previous one's output, the next one's gradient. -1: none, as for the first
-/// stage's forwards, and for W, which follows its I on the same stage.
+/// previous stage's output or the next stage's gradient. -1 where it waits for
+/// none: forwards of the first stage, and W, which follows its I on the same
+/// stage.
 inline int32_t needed_stage(const Action& action, int32_t num_stages) {
   if (action.kind == ActionKind::forward) return action.stage - 1;
   if (!is_backward(action.kind)) return -1;
   return action.stage + 1 < num_stages ? action.stage + 1 : -1;
 }
 
-/// An index per stage and microbatch.
+/// An index for each stage and microbatch.
 inline size_t
 cell(const Schedule& schedule, int32_t stage, int32_t microbatch) {
   return static_cast<size_t>(stage) * schedule.num_microbatches + microbatch;
@@ -86,7 +87,7 @@ class Walk {
     return done & (is_backward(action.kind) ? kBackward : kForward);
   }
 
-  // Its result may be what a waiting rank needs.
+  // Wakes the rank that waits for the result of `action`.
   void finish(const Action& action) {
     if (action.kind == ActionKind::backward_weight) return;
     const bool back = is_backward(action.kind);

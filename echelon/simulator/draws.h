@@ -1,5 +1,5 @@
-// Random numbers that depend on what they are for alone, not on who asked
-// before: the same for any order of events.
+// Counter-based random numbers: each depends only on what it is for, not on the
+// order of events.
 //
 // Source: the finaliser of SplitMix64; Steele et al., 2014.
 #pragma once
@@ -10,7 +10,7 @@
 
 namespace echelon::simulator {
 
-/// Two words to one, without structure.
+/// Hashes two words to one.
 inline uint64_t mixed(uint64_t a, uint64_t b) {
   uint64_t x = a * 0x9E3779B97F4A7C15u + (b ^ 0xD1B54A32D192ED03u);
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;

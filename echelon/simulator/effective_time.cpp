@@ -2,12 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <limits>
-#include <string>
 
 #include "echelon/error.h"
 #include "echelon/simulator/draws.h"
+#include "echelon/text/format.h"
 
 namespace echelon {
 namespace {
@@ -15,12 +14,10 @@ namespace {
 void check(int64_t nodes, double step_seconds, const FailureOptions& options) {
   const auto require = [](bool good, const char* what, double value) {
     if (good) return;
-    char text[32];
-    std::snprintf(text, sizeof(text), "%g", value);
-    throw ConfigError(
-        std::string(what) + " = " + text +
-        ": must be a number above 0 (0 or more for times of saving and "
-        "recovery)");
+    throw ConfigError(format(
+        "{} = {:g}: must be a number above 0 (0 or more for times of saving "
+        "and recovery)",
+        what, value));
   };
   const auto above = [](double value) {
     return value > 0 && std::isfinite(value);
@@ -49,7 +46,7 @@ double expected_share(
   return interval / segment;
 }
 
-// Failures that have no memory: the time to the next is drawn anew after each.
+// Memoryless failures: the time to the next one is drawn after each.
 class Weeks {
  public:
   Weeks(double between, const FailureOptions& options)
@@ -89,7 +86,7 @@ class Weeks {
                          : std::numeric_limits<double>::infinity();
   }
 
-  // What passes of `seconds` until a failure or the end of the hours.
+  // How much of `seconds` passes until a failure or the end of the hours.
   double passes(double seconds) {
     const double passed = std::min({seconds, until_failure_, left_});
     failed_ = until_failure_ <= passed && passed < left_;

@@ -1,32 +1,33 @@
-// A rank's clock runs ahead of the events: it knows when it would reach the
-// next wait, because nothing but waits holds it up. Transfers on shared links
-// alone must be seen in order of time; they begin and end in a queue of events.
+// A rank advances on its own clock until it has to wait, because nothing but
+// waits holds it up: for the other ranks of a collective, for a message of the
+// pipeline, or for what it launched in the background. Only transfers on shared
+// links must be seen in order of time; a queue of events has their starts and
+// ends.
 #include "echelon/simulator/event_run.h"
 
 #include <algorithm>
-#include <cmath>
 #include <numeric>
 #include <string>
 
 #include "echelon/error.h"
 #include "echelon/schedule/walk.h"
 #include "echelon/simulator/draws.h"
-#include "echelon/simulator/transfer_events.h"
+#include "echelon/simulator/shared_links.h"
 
 namespace echelon::simulator {
 namespace {
 
-constexpr size_t kStoodStill = kNumStreams;  // a slot beside the streams
-constexpr int32_t kMessage = -1;             // in place of a slot
+constexpr size_t kBlocking = kNumStreams;  // the slot after the streams'
+constexpr int32_t kMessage = -1;           // in place of a slot
 
-// A collective that gathers its members.
-struct Meeting {
+// A collective whose members arrive one by one.
+struct Rendezvous {
   size_t arrived = 0;
   double start = 0;
   double seconds = 0;
 };
 
-struct Flight {
+struct Transfer {
   int32_t from = 0;
   int32_t to = 0;
   ptrdiff_t cell = 0;
@@ -49,7 +50,7 @@ class Run {
         observer_(observer),
         positions_(positions_of(job.schedule)),
         transfers_(job.num_links) {
-    for (auto& meetings : meetings_) meetings.resize(job.classes.groups.size());
+    for (auto& all : rendezvous_) all.resize(job.classes.groups.size());
     ranks_.reserve(job.ranks.size());
     draws_.resize(job.ranks.size());
     for (size_t c = 0; c < job.ranks.size(); ++c) prepare(c);
@@ -104,29 +105,31 @@ class Run {
 
   // One rank ------------------------------------------------------------------
 
-  // Until nothing goes on without an event.
+  // Advances all ranks until each waits for an event.
   void settle() {
-    while (!ready_.empty() || !met_.empty()) {
+    while (!ready_.empty() || !complete_.empty()) {
       if (!ready_.empty()) {
         const int32_t c = ready_.back();
         ready_.pop_back();
-        go_on(c);
+        advance(c);
       } else {
-        const auto [slot, group] = met_.back();
-        met_.pop_back();
-        const Meeting& meeting = meetings_[slot][static_cast<size_t>(group)];
+        const auto [slot, group] = complete_.back();
+        complete_.pop_back();
+        const Rendezvous& rendezvous =
+            rendezvous_[slot][static_cast<size_t>(group)];
         end_collective(
-            slot, group, meeting.start, meeting.start + meeting.seconds);
+            slot, group, rendezvous.start,
+            rendezvous.start + rendezvous.seconds);
       }
     }
   }
 
-  void go_on(int32_t c) {
+  void advance(int32_t c) {
     RunningRank& rank = ranks_[static_cast<size_t>(c)];
     while (!rank.done) {
       if (!rank.list && !begin_action(c, rank)) return;
       while (rank.at < rank.list->size()) {
-        if (!carry_out(c, rank, (*rank.list)[rank.at])) return;
+        if (!execute(c, rank, (*rank.list)[rank.at])) return;
         ++rank.at;
       }
       end_list(c, rank);
@@ -159,7 +162,7 @@ class Run {
     return true;
   }
 
-  // False: it has not arrived yet.
+  // False if the message has not arrived yet.
   bool take_message(int32_t c, RunningRank& rank, const Action& action) {
     const int32_t needed =
         detail::needed_stage(action, job_.schedule.num_stages());
@@ -181,29 +184,29 @@ class Run {
     return true;
   }
 
-  // False: it has to wait.
-  bool carry_out(int32_t c, RunningRank& rank, const Instruction& instruction) {
+  // False if the rank has to wait.
+  bool execute(int32_t c, RunningRank& rank, const Instruction& instruction) {
     switch (instruction.kind) {
       case Instruction::Kind::compute:
         compute(c, rank, instruction);
         return true;
       case Instruction::Kind::collective:
         if (!instruction.meets) {
-          stand(
+          block(
               c, rank, instruction, rank.now,
               rank.now + instruction.collective_seconds);
           return true;
         }
-        meet(c, kStoodStill, instruction, rank.now);
+        join(c, kBlocking, instruction, rank.now);
         return false;
       case Instruction::Kind::launch:
         if (rank.background.launch(instruction, rank.now)) {
-          meet_oldest(c, static_cast<size_t>(instruction.stream));
+          join_oldest(c, static_cast<size_t>(instruction.stream));
         }
         return true;
       case Instruction::Kind::wait:
       case Instruction::Kind::wait_all:
-        if (!rank.background.over(instruction)) {
+        if (!rank.background.done(instruction)) {
           rank.waits_for = &instruction;
           return false;
         }
@@ -215,9 +218,9 @@ class Run {
 
   void compute(int32_t c, RunningRank& rank, const Instruction& instruction) {
     const double begin = rank.now;
-    rank.compute(instruction, pace(c, instruction));
+    rank.compute(instruction, slowdown(c, instruction));
     if (!rank.finishing || !watched(c)) return;
-    // Behind what the software does beside, which has no span.
+    // It follows the framework's other work, which has no span.
     const double updating =
         instruction.seconds[static_cast<size_t>(Work::optimizer)] /
         seconds_of(instruction);
@@ -225,17 +228,15 @@ class Run {
     observer_->optimizer(c, rank.now - updating * (rank.now - begin), rank.now);
   }
 
-  // How much longer this takes than it should; drawn anew each time.
-  double pace(int32_t c, const Instruction& instruction) {
+  // How much longer this takes than the instruction says; a new draw each time.
+  double slowdown(int32_t c, const Instruction& instruction) {
     const SimulatedRank& own = job_.ranks[static_cast<size_t>(c)];
-    if (job_.jitter <= 0 && own.jitter_seconds <= 0) return own.slowness;
+    if (job_.jitter <= 0) return own.slowness;
     const double sum = seconds_of(instruction);
     const uint64_t word = mixed(
         mixed(own.seed, static_cast<uint64_t>(step_)),
         draws_[static_cast<size_t>(c)]++);
-    const double spread = std::hypot(
-        job_.jitter * instruction.spread_seconds,
-        own.jitter_seconds * std::sqrt(sum / 1e-3));
+    const double spread = job_.jitter * instruction.spread_seconds;
     return own.slowness * std::max(0.0, 1 + normal(word) * spread / sum);
   }
 
@@ -253,12 +254,12 @@ class Run {
     if (watched(c)) observer_->action(c, action, rank.began, rank.now);
     rank.list = nullptr;
     ++rank.action;
-    hand_on(c, rank, action);
+    send_output(c, rank, action);
   }
 
   // Messages ------------------------------------------------------------------
 
-  void hand_on(int32_t c, RunningRank& rank, const Action& action) {
+  void send_output(int32_t c, RunningRank& rank, const Action& action) {
     if (action.kind == ActionKind::backward_weight) return;
     const bool back = detail::is_backward(action.kind);
     const int32_t stage = action.stage + (back ? -1 : 1);
@@ -288,38 +289,38 @@ class Run {
     rank.now += message.seconds;
   }
 
-  void send(const Flight& flight) {
+  void send(const Transfer& transfer) {
     if (!job_.messages_share || job_.blocking_messages) {
-      arrive(flight, flight.begin + flight.message->seconds);
+      arrive(transfer, transfer.begin + transfer.message->seconds);
       return;
     }
-    int32_t number = static_cast<int32_t>(flights_.size());
-    if (unused_flights_.empty()) {
-      flights_.push_back(flight);
+    int32_t number = static_cast<int32_t>(messages_.size());
+    if (unused_messages_.empty()) {
+      messages_.push_back(transfer);
     } else {
-      number = unused_flights_.back();
-      unused_flights_.pop_back();
-      flights_[static_cast<size_t>(number)] = flight;
+      number = unused_messages_.back();
+      unused_messages_.pop_back();
+      messages_[static_cast<size_t>(number)] = transfer;
     }
     transfers_.add(
-        {kMessage, number}, flight.begin, flight.message->seconds,
-        flight.message->links);
+        {kMessage, number}, transfer.begin, transfer.message->seconds,
+        transfer.message->links);
   }
 
-  void arrive(const Flight& flight, double end) {
+  void arrive(const Transfer& transfer, double end) {
     ++events_;
-    RunningRank& sender = ranks_[static_cast<size_t>(flight.from)];
-    RunningRank& rank = ranks_[static_cast<size_t>(flight.to)];
-    sender.sums.communication.back() += end - flight.begin;
-    rank.arrivals[static_cast<size_t>(flight.cell)] = end;
-    if (watched(flight.from) || watched(flight.to)) {
+    RunningRank& sender = ranks_[static_cast<size_t>(transfer.from)];
+    RunningRank& rank = ranks_[static_cast<size_t>(transfer.to)];
+    sender.sums.communication.back() += end - transfer.begin;
+    rank.arrivals[static_cast<size_t>(transfer.cell)] = end;
+    if (watched(transfer.from) || watched(transfer.to)) {
       observer_->message(
-          flight.from, flight.to, flight.producer, flight.bytes, flight.begin,
-          end);
+          transfer.from, transfer.to, transfer.producer, transfer.bytes,
+          transfer.begin, end);
     }
-    if (rank.waits_for_cell != flight.cell) return;
+    if (rank.waits_for_cell != transfer.cell) return;
     rank.waits_for_cell = -1;
-    ready_.push_back(flight.to);
+    ready_.push_back(transfer.to);
   }
 
   // Collectives ---------------------------------------------------------------
@@ -329,55 +330,56 @@ class Run {
         .groups[static_cast<size_t>(instruction.group)];
   }
 
-  void meet_oldest(int32_t c, size_t stream) {
+  void join_oldest(int32_t c, size_t stream) {
     const auto oldest =
         ranks_[static_cast<size_t>(c)].background.oldest(stream);
-    if (oldest.instruction) meet(c, stream, *oldest.instruction, oldest.time);
+    if (oldest.instruction) join(c, stream, *oldest.instruction, oldest.time);
   }
 
   void
-  meet(int32_t c, size_t slot, const Instruction& instruction, double time) {
+  join(int32_t c, size_t slot, const Instruction& instruction, double time) {
     const int32_t group = group_of(c, instruction);
     const auto at = static_cast<size_t>(group);
-    Meeting& meeting = meetings_[slot][at];
-    ++meeting.arrived;
-    meeting.start = std::max(meeting.start, time);
-    meeting.seconds = std::max(meeting.seconds, instruction.collective_seconds);
-    if (meeting.arrived < job_.classes.groups[at].members.size()) return;
+    Rendezvous& rendezvous = rendezvous_[slot][at];
+    ++rendezvous.arrived;
+    rendezvous.start = std::max(rendezvous.start, time);
+    rendezvous.seconds =
+        std::max(rendezvous.seconds, instruction.collective_seconds);
+    if (rendezvous.arrived < job_.classes.groups[at].members.size()) return;
     if (job_.group_shares[at]) {
       transfers_.add(
-          {static_cast<int32_t>(slot), group}, meeting.start, meeting.seconds,
-          job_.group_links[at]);
+          {static_cast<int32_t>(slot), group}, rendezvous.start,
+          rendezvous.seconds, job_.group_links[at]);
     } else {
-      met_.emplace_back(slot, group);
+      complete_.emplace_back(slot, group);
     }
   }
 
   void end_collective(size_t slot, int32_t group, double start, double end) {
     const auto at = static_cast<size_t>(group);
-    meetings_[slot][at] = {};
+    rendezvous_[slot][at] = {};
     ++events_;
     for (const int32_t c : job_.classes.groups[at].members) {
-      if (slot == kStoodStill) {
-        end_standing(c, start, end);
+      if (slot == kBlocking) {
+        end_blocking(c, start, end);
       } else {
         end_launched(c, slot, start, end);
       }
     }
   }
 
-  void stand(
+  void block(
       int32_t c, RunningRank& rank, const Instruction& instruction,
       double start, double end) {
     if (watched(c)) {
       observer_->collective(c, instruction, rank.now, end, true);
     }
-    rank.stand_until(instruction, start, end);
+    rank.block_until(instruction, start, end);
   }
 
-  void end_standing(int32_t c, double start, double end) {
+  void end_blocking(int32_t c, double start, double end) {
     RunningRank& rank = ranks_[static_cast<size_t>(c)];
-    stand(c, rank, (*rank.list)[rank.at], start, end);
+    block(c, rank, (*rank.list)[rank.at], start, end);
     ++rank.at;
     ready_.push_back(c);
   }
@@ -389,8 +391,8 @@ class Run {
     rank.sums.communication[static_cast<size_t>(instruction.group)] +=
         end - start;
     if (watched(c)) observer_->collective(c, instruction, start, end, false);
-    meet_oldest(c, stream);
-    if (!rank.waits_for || !rank.background.over(*rank.waits_for)) return;
+    join_oldest(c, stream);
+    if (!rank.waits_for || !rank.background.done(*rank.waits_for)) return;
     rank.waits_for = nullptr;
     ready_.push_back(c);
   }
@@ -409,9 +411,9 @@ class Run {
       end_collective(static_cast<size_t>(slot), number, ended.begin, ended.end);
       return;
     }
-    const Flight flight = flights_[static_cast<size_t>(number)];
-    unused_flights_.push_back(number);
-    arrive(flight, ended.end);
+    const Transfer transfer = messages_[static_cast<size_t>(number)];
+    unused_messages_.push_back(number);
+    arrive(transfer, ended.end);
   }
 
   bool watched(int32_t c) const { return observer_ && observer_->wants(c); }
@@ -425,22 +427,16 @@ class Run {
   std::vector<uint64_t> draws_;  // by rank class, so far
   int64_t events_ = 0;
   std::vector<int32_t> ready_;
-  std::vector<std::pair<size_t, int32_t>> met_;  // slot and group
-  std::array<std::vector<Meeting>, kNumStreams + 1> meetings_;
-  std::vector<Flight> flights_;
-  std::vector<int32_t> unused_flights_;
+  std::vector<std::pair<size_t, int32_t>> complete_;  // slot and group
+  std::array<std::vector<Rendezvous>, kNumStreams + 1> rendezvous_;
+  std::vector<Transfer> messages_;
+  std::vector<int32_t> unused_messages_;
 };
 
 }  // namespace
 
 double length_of(const SimulatedJob& job, const RankStep& rank) {
   return job.validates_afterwards ? rank.own_seconds() : rank.end;
-}
-
-bool SimulatedJob::uneven() const {
-  return std::any_of(ranks.begin(), ranks.end(), [](const SimulatedRank& rank) {
-    return rank.jitter_seconds > 0;
-  });
 }
 
 StepRun

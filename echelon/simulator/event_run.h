@@ -1,9 +1,4 @@
 // Runs one step of all ranks' programs, event by event.
-//
-// A rank goes on by itself until it has to wait: for the others of a
-// collective, for a message of the pipeline, or for what it launched in the
-// background. Only transfers that may share a link with others are events in
-// order of time.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +13,7 @@ namespace echelon::simulator {
 /// A message from one stage to another, from one rank class to another.
 struct Message {
   double seconds = 0;          // alone on its links
-  std::vector<int32_t> links;  // that it takes
-  bool inside = false;         // of a node
+  std::vector<int32_t> links;  // that it uses
 };
 
 /// One rank class on the cluster.
@@ -27,46 +21,42 @@ struct SimulatedRank {
   const Program* program = nullptr;
   double slowness = 1;           // of all its computing
   uint64_t seed = 0;             // of its jitter
-  double jitter_seconds = 0;     // of 1 ms of computing, measured
   std::vector<Message> forward;  // by stage of the rank
   std::vector<Message> backward;
 };
 
-/// Everything that stays the same over steps. Links are numbered from 0.
+/// What stays the same over steps. Links are numbered from 0.
 struct SimulatedJob {
   RankClasses classes;
   Schedule schedule;                              // by coordinate along pp
   std::vector<SimulatedRank> ranks;               // by class
   std::vector<std::vector<int32_t>> group_links;  // by group class
-  std::vector<bool> group_shares;  // by group class: others may use its links
-  bool messages_share = false;     // so may others use those of messages
-  bool blocking_messages = false;  // a rank stands still while it sends
+  std::vector<bool> group_shares;  // by group class: shares its links
+  bool messages_share = false;     // messages share their links
+  bool blocking_messages = false;  // sending blocks the rank
   /// Each rank begins its next step when its own is done: a step takes as long
-  /// as the rank that is longest at it (Stack).
+  /// as its slowest rank (Framework).
   bool validates_afterwards = false;
-  /// Of computing, while something launched runs beside it: this much of the
-  /// launched thing's time, paid by who waits for it.
+  /// Background collectives slow computation down by this share of their time;
+  /// the rank that waits for them pays.
   double overlap_slowdown = 0;
   size_t num_links = 0;
-  double jitter = 0;  // of each operation, beside the ranks' own
-
-  /// Its ranks were measured uneven.
-  bool uneven() const;
+  double jitter = 0;  // of each operation's time, as a share
 };
 
-/// Who wants to see what happens; called in any order of time.
+/// Sees what happens; called in any order of time.
 class StepObserver {
  public:
   virtual ~StepObserver() = default;
   virtual bool wants(int32_t rank_class) const = 0;
   virtual void action(
       int32_t rank_class, const Action& action, double begin, double end) = 0;
-  /// And what else is computed after the last action.
+  /// The update after the last action.
   virtual void optimizer(int32_t rank_class, double begin, double end) = 0;
-  /// In the background when `stood_still` is false.
+  /// In the background unless `blocking`.
   virtual void collective(
       int32_t rank_class, const Instruction& instruction, double begin,
-      double end, bool stood_still) = 0;
+      double end, bool blocking) = 0;
   virtual void wait_for(
       int32_t rank_class, const Instruction& launched, double begin,
       double end) = 0;
@@ -83,10 +73,11 @@ struct StepRun {
   int64_t events = 0;
 };
 
-/// What the step is long for: the rank that ends last, or is longest at it.
+/// Length of a rank's step: its end, or its own seconds where ranks do not
+/// meet.
 double length_of(const SimulatedJob& job, const RankStep& rank);
 
-/// Step number `step` (its jitter differs from that of others), from 0 s.
+/// Runs step number `step`, which has its own jitter, from 0 s.
 StepRun run_step(
     const SimulatedJob& job, int64_t step, StepObserver* observer = nullptr);
 

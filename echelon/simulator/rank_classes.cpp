@@ -7,6 +7,54 @@
 #include "echelon/simulator/draws.h"
 
 namespace echelon::simulator {
+
+std::vector<Axis> axes_of(AxisMask mask) {
+  std::vector<Axis> axes;
+  for (const Axis axis : kAxes) {
+    if (mask & mask_of(axis)) axes.push_back(axis);
+  }
+  return axes;
+}
+
+RankGrid::RankGrid(const Layout& layout) : size_(layout.num_ranks()) {
+  for (const Axis axis : kAxes) {
+    degrees_[number(axis)] = layout.degree(axis);
+    strides_[number(axis)] = layout.stride(axis);
+  }
+}
+
+int64_t RankGrid::base(int64_t rank, AxisMask axes) const {
+  for (const Axis axis : kAxes) {
+    if (axes & mask_of(axis)) {
+      rank -= coordinate(rank, axis) * strides_[number(axis)];
+    }
+  }
+  return rank;
+}
+
+int64_t RankGrid::group_size(AxisMask axes) const {
+  int64_t size = 1;
+  for (const Axis axis : kAxes) {
+    if (axes & mask_of(axis)) size *= degree(axis);
+  }
+  return size;
+}
+
+std::vector<int64_t> RankGrid::group(int64_t rank, AxisMask axes) const {
+  std::vector<int64_t> ranks = {base(rank, axes)};
+  for (const Axis axis : kAxes) {
+    if (!(axes & mask_of(axis))) continue;
+    const size_t so_far = ranks.size();
+    for (int64_t i = 1; i < degree(axis); ++i) {
+      for (size_t r = 0; r < so_far; ++r) {
+        ranks.push_back(ranks[r] + i * strides_[number(axis)]);
+      }
+    }
+  }
+  std::sort(ranks.begin(), ranks.end());
+  return ranks;
+}
+
 namespace {
 
 using Colours = std::vector<uint64_t>;
@@ -47,7 +95,7 @@ class Refinement {
     colours_.swap(next_);
   }
 
-  // A group's colour is a sum, whatever the order of its members.
+  // A group's colour is a sum, so the order of its members does not matter.
   void mix_groups(AxisMask axes) {
     std::fill(sums_.begin(), sums_.end(), 0);
     for (size_t rank = 0; rank < colours_.size(); ++rank) {
@@ -106,7 +154,7 @@ void number_neighbours(const RankGrid& grid, RankClasses& all) {
   }
 }
 
-// Of the pipeline, its ends alone.
+// A group along the pipeline consists of its two ends alone.
 std::vector<int64_t> members_of(
     const RankGrid& grid, const RankColours& colours, int64_t rank,
     AxisMask axes) {

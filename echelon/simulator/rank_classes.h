@@ -1,56 +1,95 @@
 // Ranks that do the same at the same time, found before anything runs.
 //
-// Ranks begin with a colour: what they compute, and how fast. Then colours are
-// split: two ranks keep the same one only if their groups along every axis, and
-// their neighbours in the pipeline, have the same colours too; until no colour
-// splits any more. A simulation waits for nothing but groups and neighbours, so
-// ranks of one colour then do the same at the same time, and one of each is
-// enough.
+// Each rank starts with a colour for what it computes and how fast. Refinement
+// then splits the colours until nothing changes: two ranks keep the same colour
+// only if their groups along every axis, and their neighbours in the pipeline,
+// also have the same colours. A simulated rank waits for nothing but groups and
+// neighbours, so ranks of one colour do the same at the same time, and
+// simulating one of each is enough.
 //
 // Source: equitable partitions; McKay, "Practical graph isomorphism", 1981.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <vector>
 
-#include "echelon/simulator/rank_grid.h"
+#include "echelon/layout/layout.h"
 
 namespace echelon::simulator {
+
+/// A set of axes: one bit each, by the number of the Axis.
+using AxisMask = uint8_t;
+constexpr AxisMask mask_of(Axis axis) {
+  return static_cast<AxisMask>(1u << static_cast<unsigned>(axis));
+}
+/// In the order of kAxes.
+std::vector<Axis> axes_of(AxisMask mask);
+
+/// Rank <-> coordinate, like Mesh (layout/mesh.h) but without lists of ranks:
+/// 100,000 ranks take a few numbers.
+class RankGrid {
+ public:
+  explicit RankGrid(const Layout& layout);
+
+  int64_t size() const { return size_; }
+  int64_t degree(Axis axis) const { return degrees_[number(axis)]; }
+  int64_t coordinate(int64_t rank, Axis axis) const {
+    return rank / strides_[number(axis)] % degrees_[number(axis)];
+  }
+  /// The rank that differs from `rank` in this coordinate alone.
+  int64_t moved(int64_t rank, Axis axis, int64_t coordinate) const {
+    return rank +
+           (coordinate - this->coordinate(rank, axis)) * strides_[number(axis)];
+  }
+  /// The first rank of the group of `rank` along `axes`: it names the group.
+  int64_t base(int64_t rank, AxisMask axes) const;
+  int64_t group_size(AxisMask axes) const;
+  /// All ranks of that group, ascending.
+  std::vector<int64_t> group(int64_t rank, AxisMask axes) const;
+
+ private:
+  static size_t number(Axis axis) { return static_cast<size_t>(axis); }
+
+  std::array<int64_t, 6> degrees_{};
+  std::array<int64_t, 6> strides_{};
+  int64_t size_ = 1;
+};
 
 struct RankClass {
   int64_t representative = 0;  // its first rank
   int64_t ranks = 0;
-  int64_t stage_rank = 0;           // coordinate along pp
-  std::vector<int32_t> groups;      // by axes, an index into groups; -1: none
-  std::vector<int32_t> neighbours;  // by coordinate along pp: the class of the
-                                    // rank that differs in it alone
+  int64_t stage_rank = 0;       // coordinate along pp
+  std::vector<int32_t> groups;  // by axes, an index into groups; -1: none
+  /// By coordinate along pp: the class of the rank that differs in it alone.
+  std::vector<int32_t> neighbours;
 };
 
 /// Groups of ranks whose members are of the same classes.
 struct GroupClass {
   AxisMask axes = 0;
   int64_t representative = 0;    // its first rank's number
-  std::vector<int32_t> members;  // classes, each once, ascending
+  std::vector<int32_t> members;  // distinct classes, ascending
 };
 
 struct RankClasses {
   std::vector<int32_t> class_of;  // by rank
   std::vector<RankClass> classes;
   std::vector<GroupClass> groups;
-  std::vector<AxisMask> axes;  // that RankClass::groups counts by
+  std::vector<AxisMask> axes;  // indexed like RankClass::groups
 };
 
 struct RankColours {
   std::vector<AxisMask> axes;     // along which ranks wait for each other
-  std::vector<uint64_t> of_rank;  // what is different from the beginning
-  /// By coordinate along pp, the others it sends to or receives from.
+  std::vector<uint64_t> of_rank;  // the initial colours
+  /// By coordinate along pp: the coordinates it exchanges messages with.
   std::vector<std::vector<int64_t>> pipeline;
-  /// Coordinates along pp: who meets in groups of pp, when `axes` has it.
+  /// Coordinates along pp of the members of groups of pp, if `axes` has it.
   std::vector<int64_t> ends;
 };
 
-/// `symmetry` off: every rank is a class of its own. 100,000 ranks take about a
-/// tenth of a second, more when a difference has to travel along a long
+/// With `symmetry` off every rank is a class of its own. 100,000 ranks take
+/// about a tenth of a second, more when a difference has to travel along a long
 /// pipeline.
 RankClasses
 find_classes(const RankGrid& grid, const RankColours& colours, bool symmetry);

@@ -3,28 +3,47 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
 
 #include "echelon/cost/operation.h"
-#include "echelon/simulator/schedule_positions.h"
+#include "echelon/schedule/schedule.h"
 
 namespace echelon::simulator {
 
-/// What computing is spent on.
+/// Where an action stands among those of its kind and stage in a step. A
+/// backward counts as last when no later one computes gradients of the stage's
+/// weights.
+struct Position {
+  bool first = false;
+  bool last = false;
+  size_t number() const { return (first ? 1u : 0u) + (last ? 2u : 0u); }
+};
+
+struct SchedulePositions {
+  /// By stage: its number among the stages of its rank, from 0.
+  std::vector<int32_t> local;
+  /// By coordinate along pp, for each action of its list.
+  std::vector<std::vector<Position>> actions;
+};
+
+SchedulePositions positions_of(const Schedule& schedule);
+
+/// What computing time is spent on.
 enum class Work : uint8_t { matrix, memory, recompute, optimizer, other };
 inline constexpr size_t kNumWorks = 5;
 
-/// In the background, in order: parameters are gathered on one stream,
-/// gradients are reduced on another.
+/// Background streams: all-gathers of parameters run in order on one,
+/// reductions of gradients on the other.
 enum class Stream : uint8_t { gather, reduce };
 inline constexpr size_t kNumStreams = 2;
 
 struct Instruction {
   enum class Kind : uint8_t {
     compute,     // `seconds` by kind of work
-    collective,  // with the group along axes[group]; the rank stands still
+    collective,  // with the group along axes[group]; blocks the rank
     launch,      // the same, but in the background, on `stream`
     wait,        // for the last launch of `tag`
     wait_all,    // for everything that was launched
@@ -36,30 +55,31 @@ struct Instruction {
   int16_t tag = -1;    // of launch and wait, below Program::num_tags
   int32_t label = -1;  // of a collective, index into Program::labels
   std::array<double, kNumWorks> seconds{};  // compute
-  double spread_seconds =
-      0;  // compute: root of the sum of squares of operations
+  /// compute: root of the sum of the squared seconds of its operations.
+  double spread_seconds = 0;
   double collective_seconds = 0;  // alone on its links
-  /// collective: the rank waits for the others; else for the transfer alone,
-  /// where steps follow each other without all ranks' meeting.
+  /// collective: the rank waits for the others. False where steps follow each
+  /// other without a rendezvous of all ranks: it waits for the transfer alone.
   bool meets = true;
   double bytes = 0;  // of the whole tensor
 };
 
 using Instructions = std::vector<Instruction>;
 
-/// Adds computing to the end of `list`; merges it with computing before it.
+/// Appends computing to `list`; merges it into computing at its end.
 void add_compute(Instructions& list, Work work, double seconds);
-/// Adds `more` to the end of `list`; computing that meets there becomes one.
+/// Appends `more` to `list`; merges computing where the two meet.
 void append(Instructions& list, const Instructions& more);
 
 struct StageProgram {
   /// By kind of action and position, an index into Program::passes.
   std::array<std::array<int32_t, 4>, 4> pass{};
-  double forward_bytes = 0;   // that go to the next stage
-  double backward_bytes = 0;  // back to the one before
+  double forward_bytes = 0;   // sent to the next stage
+  double backward_bytes = 0;  // sent back to the previous stage
 };
 
-/// Of the ranks of one coordinate along pp that compute equally fast.
+/// The program of the ranks of one coordinate along pp that compute equally
+/// fast.
 struct Program {
   std::vector<Instructions> passes;
   std::vector<StageProgram> stages;  // of the rank, in ascending order

@@ -23,7 +23,7 @@ int32_t SharedLinks::start(
     links_[static_cast<size_t>(link)].push_back(number);
   }
   set_pace(now, number);
-  pace_again(now, links);
+  update_paces(now, links);
   return number;
 }
 
@@ -41,12 +41,12 @@ int32_t SharedLinks::take_end() {
   for (const int32_t link : *transfer.links) {
     std::erase(links_[static_cast<size_t>(link)], end.transfer);
   }
-  pace_again(end.time, *transfer.links);
+  update_paces(end.time, *transfer.links);
   unused_.push_back(end.transfer);
   return end.transfer;
 }
 
-void SharedLinks::pace_again(double now, const std::vector<int32_t>& links) {
+void SharedLinks::update_paces(double now, const std::vector<int32_t>& links) {
   for (const int32_t link : links) {
     for (const int32_t number : links_[static_cast<size_t>(link)]) {
       set_pace(now, number);
@@ -77,6 +77,35 @@ void SharedLinks::drop_stale() {
     if (transfer.version == end.version) return;
     ends_.pop();
   }
+}
+
+void TransferEvents::add(
+    Name name, double time, double seconds, const std::vector<int32_t>& links) {
+  starts_.push({time, name, seconds, &links});
+}
+
+std::optional<TransferEvents::Ended> TransferEvents::next() {
+  for (;;) {
+    const double end = links_.next_end();
+    if (!starts_.empty() && starts_.top().time < end) {
+      const Start start = starts_.top();
+      starts_.pop();
+      begin(start);
+    } else if (end < std::numeric_limits<double>::infinity()) {
+      Ended ended = moving_[static_cast<size_t>(links_.take_end())];
+      ended.end = end;
+      return ended;
+    } else {
+      return std::nullopt;
+    }
+  }
+}
+
+void TransferEvents::begin(const Start& start) {
+  const auto number = static_cast<size_t>(
+      links_.start(start.time, start.seconds, *start.links));
+  if (moving_.size() <= number) moving_.resize(number + 1);
+  moving_[number] = {.name = start.name, .begin = start.time, .end = 0};
 }
 
 }  // namespace echelon::simulator

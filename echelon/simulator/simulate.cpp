@@ -2,44 +2,219 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <numeric>
+#include <set>
 
 #include "echelon/error.h"
 #include "echelon/simulator/simulated_job.h"
-#include "echelon/simulator/simulated_timeline.h"
 #include "echelon/simulator/traffic_axes.h"
+#include "echelon/text/format.h"
 
 namespace echelon {
 namespace simulator {
 namespace {
 
-std::string text(double value) {
-  char buffer[32];
-  std::snprintf(buffer, sizeof(buffer), "%g", value);
-  return buffer;
-}
-
 void check(const SimulationOptions& options) {
   const auto refuse = [](const std::string& what) { throw ConfigError(what); };
   if (options.steps < 1) {
-    refuse("steps = " + std::to_string(options.steps) + ": at least 1");
+    refuse(format("steps = {}: at least 1", options.steps));
   }
   if (!(options.jitter >= 0 && options.jitter < 1)) {
-    refuse(
-        "jitter = " + text(options.jitter) +
-        ": a share of an operation's time, from 0 to below 1; 0.05 is 5 %");
+    refuse(format(
+        "jitter = {:g}: a share of an operation's time, from 0 to below 1; "
+        "0.05 is 5 %",
+        options.jitter));
   }
   if (options.stragglers < 0) {
-    refuse(
-        "stragglers = " + std::to_string(options.stragglers) + ": at least 0");
+    refuse(format("stragglers = {}: at least 0", options.stragglers));
   }
   if (!(options.straggler_factor > 0 &&
         std::isfinite(options.straggler_factor))) {
-    refuse(
-        "straggler factor = " + text(options.straggler_factor) +
-        ": above 0; 1.2 takes a fifth longer");
+    refuse(format(
+        "straggler factor = {:g}: above 0; 1.2 takes a fifth longer",
+        options.straggler_factor));
   }
+}
+
+const char* name_of_collective(CollectiveKind kind) {
+  switch (kind) {
+    case CollectiveKind::all_reduce:
+      return "all_reduce";
+    case CollectiveKind::all_gather:
+      return "all_gather";
+    case CollectiveKind::reduce_scatter:
+      return "reduce_scatter";
+    case CollectiveKind::all_to_all:
+      return "all_to_all";
+    case CollectiveKind::broadcast:
+      return "broadcast";
+    case CollectiveKind::send:
+      return "send";
+  }
+  return "";
+}
+
+// Records the spans of some ranks as a timeline like a real run's: the same
+// tracks, names and kinds. A class with several of these ranks is recorded
+// once, for each of them.
+class SpanCollector final : public StepObserver {
+ public:
+  SpanCollector(
+      const ModelJob& job, const Layout& layout, std::vector<int64_t> ranks)
+      : job_(job),
+        layout_(layout),
+        ranks_(std::move(ranks)),
+        ranks_of_class_(job.job.classes.classes.size()) {
+    for (const int64_t rank : ranks_) {
+      const int32_t own = job.job.classes.class_of[static_cast<size_t>(rank)];
+      ranks_of_class_[static_cast<size_t>(own)].push_back(rank);
+    }
+  }
+
+  // Later spans belong to `step`, which begins `seconds` after the first step.
+  void begin_step(int64_t step, double seconds) {
+    step_ = step;
+    begin_ = seconds;
+  }
+
+  bool wants(int32_t rank_class) const override {
+    return !ranks_of_class_[static_cast<size_t>(rank_class)].empty();
+  }
+
+  void action(
+      int32_t rank_class, const Action& action, double begin,
+      double end) override {
+    const bool forward = action.kind == ActionKind::forward;
+    const bool pipeline = job_.job.schedule.num_ranks() > 1;
+    const char* plain = forward ? "forward" : "backward";
+    add(rank_class,
+        {.track = "compute",
+         .name = pipeline ? to_string(action) : plain,
+         .kind = forward ? SpanKind::forward : SpanKind::backward},
+        begin, end);
+  }
+
+  void optimizer(int32_t rank_class, double begin, double end) override {
+    add(rank_class,
+        {.track = "compute", .name = "optimizer", .kind = SpanKind::optimizer},
+        begin, end);
+  }
+
+  void collective(
+      int32_t rank_class, const Instruction& instruction, double begin,
+      double end, bool blocking) override {
+    const AxisMask axes =
+        job_.job.classes.axes[static_cast<size_t>(instruction.group)];
+    double bytes = instruction.bytes;  // of this rank's input
+    if (instruction.collective == CollectiveKind::all_gather) {
+      bytes /= static_cast<double>(job_.grid.group_size(axes));
+    }
+    add(rank_class,
+        {.track = "comm",
+         .name = name_of(rank_class, instruction),
+         .kind = SpanKind::communication,
+         .bytes = std::llround(bytes),
+         .axis = std::string(to_string(reported_axis(axes, layout_)))},
+        begin, end);
+    if (blocking) wait_for(rank_class, instruction, begin, end);
+  }
+
+  void wait_for(
+      int32_t rank_class, const Instruction& launched, double begin,
+      double end) override {
+    add_wait(
+        rank_class, "wait for " + name_of(rank_class, launched), begin, end);
+  }
+
+  void message(
+      int32_t from, int32_t to, const Action& producer, double bytes,
+      double begin, double end) override {
+    for (const auto& [rank_class, operation] :
+         {std::pair(from, "send "), std::pair(to, "recv ")}) {
+      add(rank_class,
+          {.track = "comm",
+           .name = operation + to_string(producer),
+           .kind = SpanKind::communication,
+           .bytes = std::llround(bytes),
+           .axis = "pp"},
+          begin, end);
+    }
+  }
+
+  void wait_for_message(
+      int32_t rank_class, const Action& producer, double begin,
+      double end) override {
+    add_wait(rank_class, "wait " + to_string(producer), begin, end);
+  }
+
+  // All spans; ranks are numbered as in the job and named by their devices.
+  Timeline take(const std::string& title, const Cluster& cluster) {
+    Timeline timeline{.title = title, .simulated = true};
+    for (const int64_t rank : ranks_) {  // ascending
+      timeline.rank_names.resize(static_cast<size_t>(rank) + 1);
+      timeline.rank_names.back() =
+          format("rank {} ({})", rank, cluster.node_of(rank).device.name);
+    }
+    std::stable_sort(
+        spans_.begin(), spans_.end(),
+        [](const Span& a, const Span& b) { return a.begin_ns < b.begin_ns; });
+    timeline.spans = std::move(spans_);
+    return timeline;
+  }
+
+ private:
+  void add(int32_t rank_class, Span span, double begin, double end) {
+    span.begin_ns = std::llround((begin_ + begin) * 1e9);
+    span.end_ns = std::llround((begin_ + end) * 1e9);
+    span.step = step_;
+    for (const int64_t rank :
+         ranks_of_class_[static_cast<size_t>(rank_class)]) {
+      span.rank = static_cast<int32_t>(rank);
+      spans_.push_back(span);
+    }
+  }
+
+  void add_wait(
+      int32_t rank_class, const std::string& name, double begin, double end) {
+    add(rank_class,
+        {.track = "compute", .name = name, .kind = SpanKind::communication},
+        begin, end);
+  }
+
+  std::string
+  name_of(int32_t rank_class, const Instruction& instruction) const {
+    const Program& program =
+        *job_.job.ranks[static_cast<size_t>(rank_class)].program;
+    std::string name = name_of_collective(instruction.collective);
+    if (instruction.label >= 0) {
+      name += " " + program.labels[static_cast<size_t>(instruction.label)];
+    }
+    return name;
+  }
+
+  const ModelJob& job_;
+  Layout layout_;
+  std::vector<int64_t> ranks_;
+  std::vector<std::vector<int64_t>> ranks_of_class_;
+  int64_t step_ = 0;
+  double begin_ = 0;
+  std::vector<Span> spans_;
+};
+
+// The most telling ranks, at most `most`, ascending: a whole pipeline, the
+// first stragglers, then the first ranks.
+std::vector<int64_t> ranks_to_show(const ModelJob& job, int64_t most) {
+  std::set<int64_t> ranks;
+  const auto add = [&](int64_t rank) {
+    if (static_cast<int64_t>(ranks.size()) < most) ranks.insert(rank);
+  };
+  const RankGrid& grid = job.grid;
+  for (int64_t at = 0; at < grid.degree(Axis::pp); ++at) {
+    add(grid.moved(0, Axis::pp, at));
+  }
+  for (const int64_t rank : job.stragglers) add(rank);
+  for (int64_t rank = 0; rank < grid.size() && rank < most; ++rank) add(rank);
+  return {ranks.begin(), ranks.end()};
 }
 
 size_t slowest(const SimulatedJob& job, const StepRun& run) {
@@ -51,7 +226,7 @@ size_t slowest(const SimulatedJob& job, const StepRun& run) {
   return last;
 }
 
-// What the rank that the step is long for did with it.
+// How the slowest rank spent the step.
 void fill_parts(
     const ModelJob& job, const Layout& layout, const StepRun& run,
     StepEstimate& step) {
@@ -65,7 +240,7 @@ void fill_parts(
   parts.recompute = work(Work::recompute);
   parts.optimizer = work(Work::optimizer);
   parts.other = work(Work::other);
-  // Until its first action it was in the step before.
+  // Until its first action it was in the previous step.
   parts.bubble =
       rank.pipeline - (job.job.validates_afterwards ? rank.begin : 0);
   step.communication = {};
@@ -100,20 +275,6 @@ size_t typical(const std::vector<double>& seconds) {
   return *middle;
 }
 
-// Of a machine whose ranks are uneven: the number of one of median length.
-int64_t usual_step(const SimulatedJob& job) {
-  constexpr int64_t kDraws = 41;
-  constexpr int64_t kMostPrograms = 4096;  // that are run for it
-  const int64_t draws =
-      std::min(kMostPrograms / static_cast<int64_t>(job.ranks.size()), kDraws);
-  if (draws < 2) return 0;
-  std::vector<double> seconds;
-  for (int64_t step = 0; step < draws; ++step) {
-    seconds.push_back(run_step(job, step).seconds);
-  }
-  return static_cast<int64_t>(typical(seconds));
-}
-
 }  // namespace
 }  // namespace simulator
 
@@ -128,18 +289,16 @@ SimulatedRun simulate(
   result.simulated_ranks = static_cast<int64_t>(job.job.ranks.size());
   SpanCollector spans(
       job, strategy.layout, ranks_to_show(job, options.timeline_ranks));
-  std::vector<StepEstimate> steps;  // what each was spent on
+  std::vector<StepEstimate> steps;  // with the parts of each
   StepRun run;
-  const bool uneven = job.job.uneven();
-  const int64_t first = uneven && options.steps == 1 ? usual_step(job.job) : 0;
   double begin = 0;
   for (int64_t step = 0; step < options.steps; ++step) {
-    // If all steps are alike, a further one is run to be seen alone.
+    // Where all steps are equal, later ones run only to be recorded.
     const bool seen =
         options.timeline_ranks > 0 && step < options.timeline_steps;
-    if (step == 0 || uneven || options.jitter > 0 || seen) {
+    if (step == 0 || options.jitter > 0 || seen) {
       spans.begin_step(step, begin);
-      run = run_step(job.job, first + step, seen ? &spans : nullptr);
+      run = run_step(job.job, step, seen ? &spans : nullptr);
       result.events += run.events;
     }
     steps.push_back(result.step);

@@ -1,5 +1,5 @@
-// Runs a step on a cluster that is not there, event by event: the schedule's
-// actions, each layer's operations, every collective on its links.
+// Simulates steps on a cluster, event by event: the schedule's actions, each
+// layer's operations, every collective on its links.
 #pragma once
 
 #include <cstdint>
@@ -11,26 +11,25 @@
 namespace echelon {
 
 struct SimulationOptions {
-  int64_t steps =
-      1;  // one: of median length, where steps differ by measured jitter
-  /// Ranks that do the same at the same time are simulated once. Off: each rank
-  /// by itself, for tests; without jitter both give the same.
+  int64_t steps = 1;
+  /// Simulates ranks that do the same at the same time once. Off, for tests:
+  /// each rank by itself, with the same result unless there is jitter.
   bool symmetry = true;
-  /// Of an operation's time, normal, as a share; each rank draws its own,
-  /// beside what a measured device has (Device::jitter_seconds).
+  /// Standard deviation of an operation's time, as a share of it; each rank
+  /// draws its own.
   double jitter = 0;
-  /// Ranks that are slower by this factor, chosen by seed.
+  /// How many ranks, chosen by seed, are slower by the factor.
   int64_t stragglers = 0;
   double straggler_factor = 1.0;
   uint64_t seed = 0;
-  /// Spans of the timeline: of how many ranks at most; 0: none.
+  /// The most ranks whose spans the timeline has; 0: no timeline.
   int64_t timeline_ranks = 16;
-  int64_t timeline_steps = 20;  // the first ones
+  int64_t timeline_steps = 20;  // it has the first ones
 };
 
 struct SimulatedRun {
-  StepEstimate step;                 // of a typical step; parts from the events
-  std::vector<double> step_seconds;  // each
+  StepEstimate step;                 // the median step; parts from the events
+  std::vector<double> step_seconds;  // by step
   Timeline timeline;                 // as a real run writes it
   int64_t simulated_ranks = 0;
   int64_t events = 0;

@@ -10,7 +10,6 @@
 #include "echelon/cost/measured_rates.h"
 #include "echelon/cost/operation_time.h"
 #include "echelon/cost/stage_cut.h"
-#include "echelon/cost/transformer_work.h"
 #include "echelon/error.h"
 #include "echelon/schedule/options.h"
 #include "echelon/simulator/draws.h"
@@ -19,7 +18,7 @@
 namespace echelon::simulator {
 namespace {
 
-// Links of a rank class, in order of their numbers.
+// The links of a rank class, in the order of their numbers.
 enum class Side { inside_out, inside_in, network_out, network_in };
 constexpr size_t kSides = 4;
 
@@ -57,11 +56,12 @@ class JobBuilder {
         strategy_(strategy),
         cluster_(cluster),
         options_(options),
-        stack_(stack_on(
-            find_stack(strategy.stack), cluster.groups.front().node.device)),
+        framework_(framework_on(
+            find_framework(strategy.stack),
+            cluster.groups.front().node.device)),
         copied_(
             model.transformer
-                ? copied_embedding(*model.transformer, strategy, stack_)
+                ? copied_embedding(*model.transformer, strategy, framework_)
                 : 0),
         axes_(traffic_axes(strategy, copied_ > 0)),
         built_{.grid = RankGrid(strategy.layout)} {
@@ -73,15 +73,14 @@ class JobBuilder {
     SimulatedJob& job = built_.job;
     job.schedule = schedule_of(strategy_);
     job.jitter = options_.jitter;
-    job.overlap_slowdown = stack_.overlap_slowdown;
-    job.blocking_messages = stack_.blocking_transfers;
-    job.validates_afterwards = stack_.validates_afterwards;
+    job.overlap_slowdown = framework_.overlap_slowdown;
+    job.blocking_messages = framework_.blocking_transfers;
+    job.validates_afterwards = framework_.validates_afterwards;
     job.messages_share = true;
     built_.stragglers = choose_stragglers(options_, built_.grid.size());
     find_neighbours();
     job.classes = find_classes(
-        built_.grid, colours(),
-        options_.symmetry && options_.jitter == 0 && !has_jitter());
+        built_.grid, colours(), options_.symmetry && options_.jitter == 0);
     job.num_links = kSides * job.classes.classes.size();
     for (size_t c = 0; c < job.classes.classes.size(); ++c) add_rank(c);
     for (const GroupClass& group : job.classes.groups) add_group(group);
@@ -89,7 +88,7 @@ class JobBuilder {
   }
 
  private:
-  // What the ranks compute whose microbatches have one size.
+  // The work of the ranks with one size of microbatches.
   struct Sized {
     Strategy strategy;
     std::vector<std::vector<LayerWork>> work;  // by stage
@@ -99,7 +98,8 @@ class JobBuilder {
     if (sizes_.count(samples) > 0) return;
     Sized sized{.strategy = with_microbatch(strategy_, samples), .work = {}};
     sized.work = stage_work(
-        layer_work(model_, sized.strategy, stack_), sized.strategy, stack_);
+        layer_work(model_, sized.strategy, framework_), sized.strategy,
+        framework_);
     sizes_.emplace(samples, std::move(sized));
   }
 
@@ -113,7 +113,7 @@ class JobBuilder {
 
   const RankGrid& grid() const { return built_.grid; }
 
-  // Which coordinates along pp send to each other.
+  // Coordinates along pp that send to each other.
   void find_neighbours() {
     const auto& owners = built_.job.schedule.rank_of_stage;
     neighbours_.resize(static_cast<size_t>(strategy_.layout.pp));
@@ -129,26 +129,13 @@ class JobBuilder {
     }
   }
 
-  // One rank alone waits for nobody.
-  double jitter_of(const Device& device) const {
-    return grid().size() > 1 ? device.jitter_seconds : 0;
-  }
-
-  bool has_jitter() const {
-    return std::any_of(
-        cluster_.groups.begin(), cluster_.groups.end(),
-        [this](const NodeGroup& group) {
-          return jitter_of(group.node.device) > 0;
-        });
-  }
-
   bool straggles(int64_t rank) const {
     return std::binary_search(
         built_.stragglers.begin(), built_.stragglers.end(), rank);
   }
 
-  // What a rank's time depends on before it meets others: its stages, its kind
-  // of node, how fast it is, and which of its messages leave the node.
+  // The initial colour has what a rank's time depends on by itself: its stages,
+  // its kind of node, how fast it is, and which of its messages leave the node.
   RankColours colours() {
     RankColours all{
         .axes = axes_,
@@ -193,8 +180,7 @@ class JobBuilder {
     return cluster_.groups.size();
   }
 
-  // Ranks
-  // -----------------------------------------------------------------------
+  // Ranks ---------------------------------------------------------------------
 
   void add_rank(size_t c) {
     const RankClass& one = built_.job.classes.classes[c];
@@ -203,7 +189,6 @@ class JobBuilder {
     simulated.program = program_of(rank);
     simulated.slowness = straggles(rank) ? options_.straggler_factor : 1;
     simulated.seed = mixed(options_.seed, static_cast<uint64_t>(rank));
-    simulated.jitter_seconds = jitter_of(cluster_.node_of(rank).device);
     const auto& schedule = built_.job.schedule;
     for (const int32_t stage :
          schedule.stages_of(static_cast<int32_t>(one.stage_rank))) {
@@ -227,7 +212,7 @@ class JobBuilder {
     const int64_t receiver = grid().moved(rank, Axis::pp, other);
     Message one;
     one.seconds = transfer_seconds(
-        strategy_, cluster_, stack_, bytes_between(rank, stage, next), rank,
+        strategy_, cluster_, framework_, bytes_between(rank, stage, next), rank,
         receiver);
     const bool near =
         cluster_.node_index(rank) == cluster_.node_index(receiver);
@@ -256,13 +241,13 @@ class JobBuilder {
     const int64_t first_rank = grid().moved(rank, Axis::pp, 0);
     const StageTimes times =
         stage_times(model_, mine.strategy, cluster_, first_rank);
-    Stack stack = stack_on(
-        find_stack(mine.strategy.stack), cluster_.node_of(first_rank).device);
-    stack.computing_seconds = times.computing_seconds;
+    const Framework framework = framework_on(
+        find_framework(mine.strategy.stack),
+        cluster_.node_of(first_rank).device);
     StageProgramInput input{
         .strategy = mine.strategy,
         .cluster = cluster_,
-        .stack = stack,
+        .framework = framework,
         .axes = axes_,
         .after = times.after[static_cast<size_t>(own)],
         .rank = rank};
@@ -271,7 +256,7 @@ class JobBuilder {
       input.stages.push_back(&mine.work[static_cast<size_t>(stage)]);
     }
     if (own == 0 || own + 1 == strategy_.layout.pp) {
-      input.tied_bytes = copied_ * stack_.gradient_bytes;
+      input.tied_bytes = copied_ * framework_.gradient_bytes;
     }
     Program program = make_program(input);
     for (size_t local = 0; local < stages.size(); ++local) {
@@ -282,8 +267,7 @@ class JobBuilder {
     return program;
   }
 
-  // Groups
-  // ----------------------------------------------------------------------
+  // Groups --------------------------------------------------------------------
 
   void add_group(const GroupClass& group) {
     const bool inside = goes_inside(group.axes, group.representative);
@@ -302,8 +286,8 @@ class JobBuilder {
     return place_of(strategy_, cluster_, axes_of(axes), rank).nodes <= 1;
   }
 
-  // Whether anything else may be on those links at the same time. A rank stands
-  // still for one collective at a time; what it launched goes on beside it.
+  // Whether anything else may use those links at the same time. A rank blocks
+  // in one collective at a time, while background collectives continue.
   bool shares(const GroupClass& group, bool inside) const {
     if (strategy_.layout.pp > 1 && messages_go(inside)) return true;
     const auto launched = launched_axes(strategy_);
@@ -337,7 +321,7 @@ class JobBuilder {
   const Strategy& strategy_;
   const Cluster& cluster_;
   const SimulationOptions& options_;
-  const Stack stack_;
+  const Framework framework_;
   std::map<int64_t, Sized> sizes_;  // by samples of a microbatch
   double copied_;  // elements of the embedding that both ends hold
   std::vector<AxisMask> axes_;

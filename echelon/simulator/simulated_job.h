@@ -1,4 +1,4 @@
-// A model, a strategy and a cluster as a job that event_run.h can run.
+// Turns a model, a strategy and a cluster into a job for event_run.h.
 #pragma once
 
 #include <memory>
@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "echelon/simulator/event_run.h"
-#include "echelon/simulator/rank_grid.h"
 #include "echelon/simulator/simulate.h"
 
 namespace echelon::simulator {
@@ -14,11 +13,11 @@ namespace echelon::simulator {
 struct ModelJob {
   SimulatedJob job;
   RankGrid grid;
-  std::vector<std::unique_ptr<Program>> programs;  // that job.ranks point to
+  std::vector<std::unique_ptr<Program>> programs;  // job.ranks points to them
   std::vector<int64_t> stragglers;                 // ranks, ascending
 };
 
-/// `strategy` is one that check_strategy() accepts.
+/// `strategy` has passed check_strategy().
 ModelJob make_job(
     const ModelShape& model, const Strategy& strategy, const Cluster& cluster,
     const SimulationOptions& options);

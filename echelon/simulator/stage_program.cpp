@@ -2,12 +2,170 @@
 
 #include <algorithm>
 
-#include "echelon/cost/host_seconds.h"
-#include "echelon/simulator/layer_pass.h"
-#include "echelon/simulator/rank_traffic.h"
+#include "echelon/cost/activation_bytes.h"
+#include "echelon/cost/collective_time.h"
+#include "echelon/cost/operation_time.h"
 
 namespace echelon::simulator {
 namespace {
+
+// The collectives of one rank as instructions: along which group, how long, how
+// many bytes. They are those of its layers' operations, its parameters and its
+// gradients.
+class RankTraffic {
+ public:
+  explicit RankTraffic(const StageProgramInput& input) : in_(input) {}
+
+  // One collective; empty when no other rank is in the group.
+  Instructions collective(
+      CollectiveKind kind, AxisMask axes, double bytes,
+      const std::string& name) {
+    const auto at = std::find(in_.axes.begin(), in_.axes.end(), axes);
+    if (axes == 0 || at == in_.axes.end() || bytes <= 0) return {};
+    Instruction one{.kind = Instruction::Kind::collective, .collective = kind};
+    one.group = static_cast<int16_t>(at - in_.axes.begin());
+    one.bytes = bytes;
+    one.label = label(name);
+    one.collective_seconds = collective_seconds(
+        kind, bytes, place(axes), in_.cluster.node_of(in_.rank), in_.cluster,
+        in_.framework);
+    return {one};
+  }
+
+  // All-gathers of parameters that ZeRO shards.
+  Instructions gathers(const Elements& elements, const std::string& name) {
+    Instructions list;
+    for (const bool experts : {false, true}) {
+      const double bytes = (experts ? elements.experts : elements.dense) *
+                           element_bytes(in_.strategy.precision);
+      append(
+          list, collective(
+                    CollectiveKind::all_gather,
+                    sharing_of(in_.strategy, experts).shards, bytes,
+                    "gather " + name + (experts ? " experts" : "")));
+    }
+    return list;
+  }
+
+  // Reductions of gradients.
+  Instructions reductions(const Elements& elements, const std::string& name) {
+    Instructions list;
+    for (const bool experts : {false, true}) {
+      const double bytes = (experts ? elements.experts : elements.dense) *
+                           in_.framework.gradient_bytes;
+      if (bytes <= 0) continue;
+      append(
+          list,
+          reductions_of(bytes, experts, name + (experts ? " experts" : "")));
+    }
+    return list;
+  }
+
+  // What Instruction::label is an index into.
+  std::vector<std::string> take_labels() { return std::move(labels_); }
+
+ private:
+  GroupPlace place(AxisMask axes) const {
+    return place_of(in_.strategy, in_.cluster, axes_of(axes), in_.rank);
+  }
+
+  int32_t label(const std::string& text) {
+    const auto at = std::find(labels_.begin(), labels_.end(), text);
+    const auto number = static_cast<int32_t>(at - labels_.begin());
+    if (at == labels_.end()) labels_.push_back(text);
+    return number;
+  }
+
+  Instructions
+  reductions_of(double bytes, bool experts, const std::string& name) {
+    const Sharing sharing = sharing_of(in_.strategy, experts);
+    const auto shards =
+        static_cast<double>(std::max<int64_t>(1, place(sharing.shards).ranks));
+    const std::string copies = sharing.shards
+                                   ? "replicate " + name
+                                   : "bucket " + std::to_string(next_bucket_++);
+    Instructions list = collective(
+        CollectiveKind::reduce_scatter, sharing.shards, bytes,
+        "reduce " + name);
+    append(
+        list, collective(
+                  CollectiveKind::all_reduce, sharing.copies, bytes / shards,
+                  copies));
+    return list;
+  }
+
+  const StageProgramInput& in_;
+  int next_bucket_ = 0;
+  std::vector<std::string> labels_;
+};
+
+// One pass through one layer, with its own collectives (tp, cp, ep) but not
+// those of its parameters and gradients.
+class LayerPass {
+ public:
+  LayerPass(
+      const StageProgramInput& input, const LayerWork& layer,
+      RankTraffic& traffic)
+      : in_(input), layer_(layer), traffic_(traffic) {}
+
+  Instructions instructions(ActionKind kind) && {
+    const bool inputs =
+        kind == ActionKind::backward || kind == ActionKind::backward_input;
+    const bool weights =
+        kind == ActionKind::backward || kind == ActionKind::backward_weight;
+    if (kind == ActionKind::forward) add(layer_.forward, false);
+    if (inputs) {
+      add(layer_.again, true);
+      add(layer_.backward_input, false);
+    }
+    if (weights) add(layer_.backward_weight, false);
+    return std::move(list_);
+  }
+
+ private:
+  void add(const Operations& operations, bool again) {
+    for (const Operation& operation : operations) {
+      if (operation.kind == OperationKind::collective) {
+        add_collective(operation, again);
+      } else {
+        add_compute(list_, work_of(operation, again), seconds_of(operation));
+      }
+    }
+    const PassSeconds pass = pass_seconds(
+        operations, in_.strategy, in_.cluster, in_.framework, in_.rank);
+    add_compute(list_, again ? Work::recompute : Work::memory, pass.host);
+  }
+
+  double seconds_of(const Operation& operation) const {
+    return operation_seconds(operation, in_.strategy, in_.cluster, in_.rank);
+  }
+
+  static Work work_of(const Operation& operation, bool again) {
+    if (again) return Work::recompute;
+    const bool moves = operation.kind == OperationKind::memory ||
+                       operation.kind == OperationKind::collective;
+    return moves ? Work::memory : Work::matrix;
+  }
+
+  // The part that computation hides slows it down.
+  void add_collective(const Operation& operation, bool again) {
+    const double seconds = seconds_of(operation);
+    for (Instruction one : traffic_.collective(
+             operation.collective, mask_of(operation.axis), operation.bytes,
+             layer_.name + " " + operation.name)) {
+      one.collective_seconds = seconds * (1 - operation.hideable);
+      list_.push_back(one);
+    }
+    add_compute(
+        list_, work_of(operation, again),
+        seconds * operation.hideable * in_.framework.overlap_slowdown);
+  }
+
+  const StageProgramInput& in_;
+  const LayerWork& layer_;
+  RankTraffic& traffic_;
+  Instructions list_;
+};
 
 struct Layer {
   const LayerWork* work;
@@ -19,10 +177,7 @@ struct Layer {
 class Builder {
  public:
   explicit Builder(const StageProgramInput& input)
-      : in_(input),
-        traffic_(
-            input.strategy, input.cluster, input.stack, input.axes,
-            input.rank) {}
+      : in_(input), traffic_(input) {}
 
   Program build() {
     for (const auto* layers : in_.stages) add_stage(*layers);
@@ -102,7 +257,7 @@ class Builder {
   bool gathers_in(ActionKind kind, Position position) const {
     if (!shards_parameters()) {
       return first_differs(kind) && position.first &&
-             in_.stack.overlaps_parameters;
+             in_.framework.overlaps_parameters;
     }
     if (kind == ActionKind::backward_weight) return false;
     if (in_.strategy.gather_once) {
@@ -113,9 +268,10 @@ class Builder {
 
   bool reduces_in(ActionKind kind, Position position) const {
     if (!last_differs(kind)) return false;
-    if (shards_parameters() && in_.stack.reduces_each_microbatch) return true;
+    if (shards_parameters() && in_.framework.reduces_each_microbatch)
+      return true;
     return position.last &&
-           (shards_parameters() || in_.stack.overlaps_gradients);
+           (shards_parameters() || in_.framework.overlaps_gradients);
   }
 
   Instructions make_pass(
@@ -137,20 +293,15 @@ class Builder {
         gather_ahead(list, order, i, kind);
       }
       if (layer.work != known) {
-        pass = layer_pass(pass_input_, *layer.work, kind, traffic_);
+        pass = LayerPass(in_, *layer.work, traffic_).instructions(kind);
       }
       known = layer.work;
       append(list, pass);
       if (reduces) reduce_after(list, bucket, layer, i + 1 == order.size());
     }
-    if (kind != ActionKind::backward_weight) {
-      add_compute(
-          list, Work::memory,
-          action_host_seconds(
-              in_.strategy, in_.stack, in_.cluster.node_of(in_.rank).device));
-    }
-    // Gradients that are cut in every microbatch are added to what is there.
-    if (reduces && shards_parameters() && in_.stack.reduces_each_microbatch) {
+    // Gradients that are sharded in every microbatch accumulate.
+    if (reduces && shards_parameters() &&
+        in_.framework.reduces_each_microbatch) {
       list.push_back({.kind = Instruction::Kind::wait_all});
     }
     return list;
@@ -164,8 +315,9 @@ class Builder {
     list.push_back(one);
   }
 
-  // Layer i must be there; the next one is on its way while it runs. Without a
-  // pipeline, the last layer is still there when its backward begins.
+  // Layer i must be unsharded; the next one is prefetched while it runs.
+  // Without a pipeline, the last layer is still unsharded when its backward
+  // begins.
   void gather_ahead(
       Instructions& list, const std::vector<const Layer*>& order, size_t i,
       ActionKind kind) {
@@ -175,7 +327,7 @@ class Builder {
       if (at >= order.size() || (at == 0 && kept)) return;
       for (const Instruction& one :
            traffic_.gathers(elements_of(*order[at]->work), order[at]->name)) {
-        if (in_.stack.overlaps_parameters) {
+        if (in_.framework.overlaps_parameters) {
           launch(list, one, Stream::gather, order[at]->gather_tag);
         } else {
           list.push_back(one);
@@ -183,10 +335,11 @@ class Builder {
       }
     };
     if (i == 0) start(0);
-    if (!in_.stack.overlaps_parameters && i > 0) start(i);
+    if (!in_.framework.overlaps_parameters && i > 0) start(i);
     const bool here = !(i == 0 && kept);
-    if (in_.stack.overlaps_parameters && here) wait_for_gather(list, *order[i]);
-    if (in_.stack.overlaps_parameters) start(i + 1);
+    if (in_.framework.overlaps_parameters && here)
+      wait_for_gather(list, *order[i]);
+    if (in_.framework.overlaps_parameters) start(i + 1);
   }
 
   static void wait_for_gather(Instructions& list, const Layer& layer) {
@@ -195,22 +348,22 @@ class Builder {
     list.push_back(wait);
   }
 
-  // Stages 1 and 2, after the update of the step before.
+  // Stages 1 and 2, after the update of the previous step.
   bool gathers_at_once() const {
     return in_.strategy.zero_stage > 0 && !shards_parameters() &&
-           in_.stack.overlaps_parameters && in_.stack.gathers_at_once;
+           in_.framework.overlaps_parameters && in_.framework.gathers_at_once;
   }
 
   void reduce_after(
       Instructions& list, Elements& bucket, const Layer& layer, bool is_last) {
     bucket += elements_of(*layer.work);
     const double bytes =
-        (bucket.dense + bucket.experts) * in_.stack.gradient_bytes;
+        (bucket.dense + bucket.experts) * in_.framework.gradient_bytes;
     const bool waits =
-        in_.strategy.zero_stage == 0 && bytes < in_.stack.bucket_bytes;
+        in_.strategy.zero_stage == 0 && bytes < in_.framework.bucket_bytes;
     if (waits && !is_last) return;
     for (const Instruction& one : traffic_.reductions(bucket, layer.name)) {
-      if (in_.stack.overlaps_gradients) {
+      if (in_.framework.overlaps_gradients) {
         launch(list, one, Stream::reduce, layer.reduce_tag);
       } else {
         list.push_back(one);
@@ -232,27 +385,25 @@ class Builder {
         all += {repeat * own.dense, repeat * own.experts};
       }
     }
-    if (!shards_parameters() && !in_.stack.overlaps_gradients) {
+    if (!shards_parameters() && !in_.framework.overlaps_gradients) {
       append(list, traffic_.reductions(all, "gradients"));
     }
     for (Instruction one : traffic_.collective(
              CollectiveKind::all_reduce, mask_of(Axis::pp), in_.tied_bytes,
              "tied embedding")) {
       one.collective_seconds = in_.after.tied;  // of the two ends alone
-      one.meets = !in_.stack.validates_afterwards;
+      one.meets = !in_.framework.validates_afterwards;
       list.push_back(one);
     }
     add_compute(list, Work::other, in_.after.other);
     add_compute(list, Work::optimizer, in_.after.optimizer);
     const bool gathers_now = in_.strategy.zero_stage > 0 &&
                              !shards_parameters() &&
-                             !in_.stack.overlaps_parameters;
+                             !in_.framework.overlaps_parameters;
     if (gathers_now) append(list, traffic_.gathers(all, "parameters"));
   }
 
   const StageProgramInput& in_;
-  const LayerPassInput pass_input_{
-      in_.strategy, in_.cluster, in_.stack, in_.rank};
   RankTraffic traffic_;
   Program program_;
 };

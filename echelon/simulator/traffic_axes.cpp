@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <span>
 
-#include "echelon/cost/sharing_axes.h"
+#include "echelon/cost/state_bytes.h"
 
 namespace echelon::simulator {
 namespace {
@@ -24,7 +24,7 @@ void add_axes(std::vector<AxisMask>& all, AxisMask axes) {
 
 Sharing sharing_of(const Strategy& strategy, bool experts) {
   const SharingAxes axes =
-      sharing_axes(strategy, find_stack(strategy.stack), experts);
+      sharing_axes(strategy, find_framework(strategy.stack), experts);
   const auto split = [&](std::span<const Axis> list) {
     AxisMask mask = 0;
     for (const Axis axis : list) mask |= mask_of(axis);

@@ -1,32 +1,31 @@
 // The groups along which ranks of a strategy meet.
 //
-// Source: Rajbhandari et al., 2020, arXiv:1910.02054 (who cuts parameters, and
-// who else sums their gradients).
+// Source: Rajbhandari et al., 2020, arXiv:1910.02054 (which ranks shard
+// parameters, and which others sum their gradients).
 #pragma once
 
 #include <vector>
 
 #include "echelon/cost/strategy.h"
-#include "echelon/simulator/rank_grid.h"
+#include "echelon/simulator/rank_classes.h"
 
 namespace echelon::simulator {
 
-/// Who shares parameters: of layers, or of experts, whose copies are not spread
-/// along ep.
+/// sharing_axes() (cost/state_bytes.h) as masks, without axes of degree 1.
 struct Sharing {
-  AxisMask shards = 0;  // who cuts them: ZeRO
-  AxisMask copies = 0;  // who else sums their gradients
+  AxisMask shards = 0;
+  AxisMask copies = 0;
 };
 Sharing sharing_of(const Strategy& strategy, bool experts);
 
-/// All of them, each once. `tied`: the ends of the pipeline sum the gradients
-/// of an embedding that both hold.
+/// All groups, each once. `tied`: the ends of the pipeline sum the gradients of
+/// an embedding that both hold.
 std::vector<AxisMask> traffic_axes(const Strategy& strategy, bool tied = false);
 
-/// Those whose collectives run in the background.
+/// The groups whose collectives run in the background.
 std::vector<AxisMask> launched_axes(const Strategy& strategy);
 
-/// The axis that time spent on such a group is reported under.
+/// The axis under which time spent on such a group is reported.
 Axis reported_axis(AxisMask axes, const Layout& layout);
 
 }  // namespace echelon::simulator

@@ -1,15 +1,18 @@
-// Formatting of text, the one door to the fmt library:
+// Formatting of text, the one door to the fmt library, and what lists and names
+// look like in messages:
 //
-//   throw ConfigError(format("[layout] dp={} * tp={}, but {} ranks", dp, tp, n));
+//   throw ConfigError(format("[layout] dp={} * tp={}, but {} ranks", dp, tp,
+//   n));
 //
-// "{}" takes the next argument, "{:.1f}" formats it as std::format does, "{{" is a
-// brace. A floating-point number without a specification prints in the fewest
-// digits that read back as the same value. fmt itself is included by format.cpp
-// alone: its headers take seconds to compile.
+// "{}" takes the next argument, "{:.1f}" formats it as std::format does, "{{"
+// is a brace. A floating-point number without a specification prints in the
+// fewest digits that read back as the same value. fmt itself is included by
+// format.cpp alone: its headers take seconds to compile.
 #pragma once
 
 #include <concepts>
 #include <cstdint>
+#include <functional>
 #include <initializer_list>
 #include <string>
 #include <string_view>
@@ -75,6 +78,29 @@ std::string format(
     const Arguments&... arguments) {
   return detail::format_arguments(
       pattern.text, {detail::FormatArgument(arguments)...});
+}
+
+/// The elements with `separator` between each two: join(names, ", "). Numbers
+/// are formatted as "{}" formats them. `projection` gives what is printed of an
+/// element: join(layers, ", ", &Layer::name).
+template <class Range, class Projection = std::identity>
+std::string join(
+    const Range& range, std::string_view separator,
+    const Projection& projection = {}) {
+  std::string text;
+  bool first = true;
+  for (const auto& element : range) {
+    if (!first) text += separator;
+    first = false;
+    text += format("{}", std::invoke(projection, element));
+  }
+  return text;
+}
+
+/// The text between double quotes, for names in messages; nothing is escaped.
+/// (Not "quoted": argument-dependent lookup would find std::quoted.)
+inline std::string in_quotes(std::string_view text) {
+  return format("\"{}\"", text);
 }
 
 }  // namespace echelon

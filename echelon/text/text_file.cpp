@@ -10,14 +10,15 @@
 #include <system_error>
 
 #include "echelon/error.h"
+#include "echelon/text/format.h"
 
 namespace echelon {
 namespace {
 
 [[noreturn]] void fail(const std::filesystem::path& path, int error) {
-  throw Error(
-      "[timeline] cannot write " + path.string() + ": " + std::strerror(error) +
-      "; what it held before, it still holds");
+  throw Error(format(
+      "cannot write {}: {}; an earlier file there is unchanged", path.string(),
+      std::strerror(error)));
 }
 
 // Returns 0, or errno of the call that failed.
@@ -35,13 +36,14 @@ int write_all(int file, std::string_view text) {
 
 }  // namespace
 
-void write_text_file(const std::filesystem::path& path, std::string_view text) {
+void write_file_atomically(
+    const std::filesystem::path& path, std::string_view text) {
   std::error_code ignored;
   if (path.has_parent_path()) {
     std::filesystem::create_directories(path.parent_path(), ignored);
   }
   auto partial = path;
-  partial += "." + std::to_string(::getpid()) + ".partial";
+  partial += format(".{}.partial", ::getpid());
   const int file =
       ::open(partial.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   if (file < 0) fail(path, errno);
@@ -57,23 +59,18 @@ void write_text_file(const std::filesystem::path& path, std::string_view text) {
 }
 
 std::string read_text_file(const std::filesystem::path& path) {
+  const auto fail = [&](const std::string& why) -> DataError {
+    return DataError(format("cannot read {}: {}", path.string(), why));
+  };
   std::error_code error;
-  if (std::filesystem::is_directory(path, error)) {
-    throw DataError(
-        "[timeline] cannot read " + path.string() + ": it is a folder");
-  }
-  // One that never ends, or that waits for a writer.
+  if (std::filesystem::is_directory(path, error)) throw fail("it is a folder");
+  // A pipe or a device may never end, or wait for a writer.
   if (std::filesystem::exists(path, error) &&
       !std::filesystem::is_regular_file(path, error)) {
-    throw DataError(
-        "[timeline] cannot read " + path.string() + ": it is no regular file");
+    throw fail("it is no regular file");
   }
   std::ifstream in(path, std::ios::binary);
-  if (!in) {
-    throw DataError(
-        "[timeline] cannot read " + path.string() + ": " +
-        std::strerror(errno));
-  }
+  if (!in) throw fail(std::strerror(errno));
   std::ostringstream text;
   text << in.rdbuf();
   return std::move(text).str();

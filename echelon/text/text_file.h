@@ -1,4 +1,4 @@
-// Whole text files, written so that a reader never sees half of one.
+// Text files, written so that a reader never sees half of one.
 #pragma once
 
 #include <filesystem>
@@ -7,10 +7,12 @@
 
 namespace echelon {
 
-/// Replaces the file at `path`: writes beside it, then renames. Creates missing
-/// folders. Throws Error with the path and the system's reason (disk full, no
-/// permission); an earlier file at `path` is then still there, unchanged.
-void write_text_file(const std::filesystem::path& path, std::string_view text);
+/// Replaces the file at `path`: writes a file next to it, which is then
+/// renamed. Creates missing folders. Throws Error with the path and the
+/// system's reason (disk full, no permission); an earlier file at `path` is
+/// then unchanged.
+void write_file_atomically(
+    const std::filesystem::path& path, std::string_view text);
 
 /// Throws DataError when the file cannot be read.
 std::string read_text_file(const std::filesystem::path& path);

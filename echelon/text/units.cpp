@@ -3,17 +3,11 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstdio>
+
+#include "echelon/text/format.h"
 
 namespace echelon {
 namespace {
-
-template <class... Args>
-std::string print(const char* format, Args... args) {
-  char text[96];
-  std::snprintf(text, sizeof text, format, args...);
-  return text;
-}
 
 std::string not_finite(double value) {
   if (std::isnan(value)) return "nan";
@@ -22,7 +16,7 @@ std::string not_finite(double value) {
 
 // "1.23e-5", "2e299".
 std::string scientific(double value) {
-  const std::string text = print("%.2e", value);
+  const std::string text = format("{:.2e}", value);
   std::string digits = text.substr(0, text.find('e'));
   digits.erase(digits.find_last_not_of('0') + 1);
   if (digits.back() == '.') digits.pop_back();
@@ -39,7 +33,7 @@ std::string format_number(double value) {
   if (size >= 99999.5 || size < 0.00095) return scientific(value);
   if (size >= 99.95) return format_count(value);
   int digits = 2 - static_cast<int>(std::floor(std::log10(size)));
-  std::string text = print("%.*f", std::min(digits, 6), value);
+  std::string text = format("{:.{}f}", value, std::min(digits, 6));
   while (text.find('.') != std::string::npos && text.back() == '0') {
     text.pop_back();
   }
@@ -49,8 +43,8 @@ std::string format_number(double value) {
 
 std::string format_count(double value) {
   if (!std::isfinite(value)) return not_finite(value);
-  if (std::abs(value) >= 1e15) return print("%.3g", value);
-  std::string digits = print("%.0f", std::abs(value));
+  if (std::abs(value) >= 1e15) return format("{:.3g}", value);
+  std::string digits = format("{:.0f}", std::abs(value));
   for (int i = static_cast<int>(digits.size()) - 3; i > 0; i -= 3) {
     digits.insert(i, ",");
   }
@@ -74,24 +68,24 @@ std::string format_seconds(double seconds) {
   if (!std::isfinite(seconds)) return not_finite(seconds);
   if (seconds < 0) return "-" + format_seconds(-seconds);
   if (seconds == 0) return "0 s";
-  if (seconds < 0.9995e-6) return print("%.0f ns", seconds * 1e9);
+  if (seconds < 0.9995e-6) return format("{:.0f} ns", seconds * 1e9);
   if (seconds < 0.9995e-3) return format_number(seconds * 1e6) + " \u00b5s";
   if (seconds < 0.9995) return format_number(seconds * 1e3) + " ms";
   if (seconds < 119.5 || seconds > 1e12) return format_number(seconds) + " s";
   const auto whole = std::llround(seconds);
-  if (whole < 7200) return print("%lld min %02lld s", whole / 60, whole % 60);
+  if (whole < 7200) return format("{} min {:02} s", whole / 60, whole % 60);
   const auto minutes = std::llround(seconds / 60);
-  return print("%lld h %02lld min", minutes / 60, minutes % 60);
+  return format("{} h {:02} min", minutes / 60, minutes % 60);
 }
 
 std::string format_clock(double seconds) {
   if (!std::isfinite(seconds) || seconds < 0 || seconds > 1e9) return "-:--";
   const auto s = std::llround(seconds);
-  if (s < 3600) return print("%lld:%02lld", s / 60, s % 60);
+  if (s < 3600) return format("{}:{:02}", s / 60, s % 60);
   if (s < 86400) {
-    return print("%lld:%02lld:%02lld", s / 3600, s / 60 % 60, s % 60);
+    return format("{}:{:02}:{:02}", s / 3600, s / 60 % 60, s % 60);
   }
-  return print("%lldd %02lld:%02lld", s / 86400, s / 3600 % 24, s / 60 % 60);
+  return format("{}d {:02}:{:02}", s / 86400, s / 3600 % 24, s / 60 % 60);
 }
 
 std::string format_percent(double share) {
@@ -102,7 +96,7 @@ std::string format_percent(double share) {
   // 99.96 % correct is not all correct.
   if (percent < 100 && percent > 99.9) return "> 99.9 %";
   const bool tenths = std::abs(percent) < 9.95 || std::abs(percent) >= 90;
-  std::string text = print("%.*f", tenths ? 1 : 0, percent);
+  std::string text = format("{:.{}f}", percent, tenths ? 1 : 0);
   if (tenths && text.ends_with(".0")) text.resize(text.size() - 2);
   return text + " %";
 }

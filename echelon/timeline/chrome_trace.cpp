@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <tuple>
@@ -10,6 +9,7 @@
 #include <vector>
 
 #include "echelon/error.h"
+#include "echelon/text/format.h"
 #include "echelon/text/json_reason.h"
 #include "echelon/text/text_file.h"
 
@@ -18,23 +18,17 @@ namespace {
 
 using Json = nlohmann::json;
 
-// A JSON string; bytes that are no UTF-8 become U+FFFD.
-std::string quoted(const std::string& text) {
+// A JSON string; bytes that are not UTF-8 become U+FFFD.
+std::string json_text(const std::string& text) {
   return Json(text).dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
 std::string microseconds(int64_t ns) {
-  char text[40];
-  const char* sign = ns < 0 ? "-" : "";
   const uint64_t size = ns < 0 ? 0 - static_cast<uint64_t>(ns) : ns;
-  std::snprintf(
-      text, sizeof text, "%s%llu.%03llu", sign,
-      static_cast<unsigned long long>(size / 1000),
-      static_cast<unsigned long long>(size % 1000));
-  return text;
+  return format("{}{}.{:03}", ns < 0 ? "-" : "", size / 1000, size % 1000);
 }
 
-// Compute first, as one reads it; tracks of one's own at the end.
+// Computation first, then communication and data; other tracks at the end.
 int track_order(const std::string& track) {
   if (track == "compute") return 0;
   if (track == "comm") return 1;
@@ -44,7 +38,8 @@ int track_order(const std::string& track) {
 
 using TrackKey = std::tuple<int32_t, int, std::string>;  // rank, order, track
 
-// Puts each span of a track on the first lane where it nests or stands apart.
+// Puts each span of a track on the first lane where it is nested in the open
+// spans, or apart from all others.
 class Lanes {
  public:
   size_t place(const Span& span) {
@@ -68,7 +63,7 @@ class TraceText {
  public:
   explicit TraceText(const Timeline& timeline) {
     text_ = "{\"displayTimeUnit\":\"ms\",\"otherData\":{\"title\":" +
-            quoted(timeline.title);
+            json_text(timeline.title);
     if (timeline.simulated) text_ += ",\"simulated\":true";
     text_ += "},\n\"traceEvents\":[";
   }
@@ -76,37 +71,35 @@ class TraceText {
   void metadata(
       const char* name, int64_t pid, int64_t tid, const std::string& args) {
     next();
-    text_ += std::string("{\"ph\":\"M\",\"name\":\"") + name +
-             "\",\"pid\":" + std::to_string(pid) +
-             ",\"tid\":" + std::to_string(tid) + ",\"args\":{" + args + "}}";
+    text_ += format(
+        R"({{"ph":"M","name":"{}","pid":{},"tid":{},"args":{{{}}}}})", name,
+        pid, tid, args);
   }
 
   void span(const Span& span, int64_t tid, bool other_lane) {
     next();
-    text_ += "{\"ph\":\"X\",\"name\":" + quoted(span.name) + ",\"cat\":\"" +
-             span_kind_name(span.kind) +
-             "\",\"pid\":" + std::to_string(span.rank) +
-             ",\"tid\":" + std::to_string(tid) +
-             ",\"ts\":" + microseconds(span.begin_ns) +
-             ",\"dur\":" + microseconds(span.end_ns - span.begin_ns) +
-             ",\"args\":{\"step\":" + std::to_string(span.step);
-    if (span.bytes != 0) text_ += ",\"bytes\":" + std::to_string(span.bytes);
-    if (!span.axis.empty()) text_ += ",\"axis\":" + quoted(span.axis);
-    if (other_lane) text_ += ",\"track\":" + quoted(span.track);
+    text_ += format(
+        R"({{"ph":"X","name":{},"cat":"{}","pid":{},"tid":{},)"
+        R"("ts":{},"dur":{},"args":{{"step":{})",
+        json_text(span.name), span_kind_name(span.kind), span.rank, tid,
+        microseconds(span.begin_ns), microseconds(span.end_ns - span.begin_ns),
+        span.step);
+    if (span.bytes != 0) text_ += format(",\"bytes\":{}", span.bytes);
+    if (!span.axis.empty()) {
+      text_ += format(",\"axis\":{}", json_text(span.axis));
+    }
+    if (other_lane) text_ += format(",\"track\":{}", json_text(span.track));
     text_ += "}}";
   }
 
   void memory(int32_t rank, const MemorySample& sample) {
     next();
-    text_ +=
-        "{\"ph\":\"C\",\"name\":\"memory\",\"pid\":" + std::to_string(rank) +
-        ",\"ts\":" + microseconds(sample.time_ns) + ",\"args\":{";
-    for (const MemoryKind kind : kMemoryKinds) {
-      if (kind != kMemoryKinds.front()) text_ += ",";
-      text_ += "\"" + std::string(to_string(kind)) +
-               "\":" + std::to_string(sample.memory[kind]);
-    }
-    text_ += "}}";
+    text_ += format(
+        R"({{"ph":"C","name":"memory","pid":{},"ts":{},"args":{{{}}}}})", rank,
+        microseconds(sample.time_ns),
+        join(kMemoryKinds, ",", [&](MemoryKind kind) {
+          return format("\"{}\":{}", to_string(kind), sample.memory[kind]);
+        }));
   }
 
   std::string finish() && { return std::move(text_) + "\n]}\n"; }
@@ -134,14 +127,15 @@ void write_track(
   for (const Span* span : spans) {
     const auto lane = static_cast<int64_t>(lanes.place(*span));
     if (first_tid + lane == tid) {
-      const auto suffix =
-          lane == 0 ? "" : " (" + std::to_string(lane + 1) + ")";
       trace.metadata(
           "thread_name", first.rank, tid,
-          "\"name\":" + quoted(first.track + suffix));
+          "\"name\":" + json_text(
+                            lane == 0
+                                ? first.track
+                                : format("{} ({})", first.track, lane + 1)));
       trace.metadata(
           "thread_sort_index", first.rank, tid,
-          "\"sort_index\":" + std::to_string(tid));
+          format("\"sort_index\":{}", tid));
       ++tid;
     }
     trace.span(*span, first_tid + lane, lane > 0);
@@ -151,8 +145,9 @@ void write_track(
 void write_memory(TraceText& trace, const RankMemory& memory) {
   trace.metadata(
       "memory", memory.rank, 0,
-      "\"planned\":" + std::to_string(memory.planned_bytes) +
-          ",\"limit\":" + std::to_string(memory.limit_bytes));
+      format(
+          R"("planned":{},"limit":{})", memory.planned_bytes,
+          memory.limit_bytes));
   for (const auto& sample : memory.samples) trace.memory(memory.rank, sample);
 }
 
@@ -164,8 +159,8 @@ int64_t to_ns(const Json& microseconds) {
   return std::llround(value);
 }
 
-// Takes events as they are read: of a large run all of them as JSON would need
-// ten times the memory of the file.
+// Takes events one by one as they are parsed: as JSON, all events of a large
+// run would need ten times the memory of the file.
 class EventReader {
  public:
   void read(const Json& event) {
@@ -208,7 +203,7 @@ class EventReader {
 
   void name_rank(int32_t rank, std::string name) {
     if (rank < 0 || rank > 1 << 20) {
-      throw DataError("a process is no rank: " + std::to_string(rank));
+      throw DataError(format("a process is no rank: {}", rank));
     }
     auto& names = timeline_.rank_names;
     if (names.size() <= static_cast<size_t>(rank)) names.resize(rank + 1);
@@ -237,9 +232,8 @@ class EventReader {
 
   RankMemory& memory_of(const Json& event) {
     const auto rank = event.at("pid").get<int32_t>();
-    RankMemory& memory = memory_[rank];
-    memory.rank = rank;
-    return memory;
+    memory_[rank].rank = rank;
+    return memory_[rank];
   }
 
   void read_limits(const Json& event) {
@@ -268,7 +262,7 @@ class EventReader {
 
 Timeline read_timeline(const std::string& text) {
   EventReader events;
-  std::string table;  // of the file, in which the reading is
+  std::string table;  // the key of the file that is being read
   const auto take_event = [&](int depth, Json::parse_event_t what,
                               Json& value) {
     if (what == Json::parse_event_t::key && depth == 1) {
@@ -303,19 +297,19 @@ bool is_of_another_program(const std::string& text) {
 std::string to_chrome_trace(const Timeline& timeline) {
   TraceText trace(timeline);
   for (size_t rank = 0; rank < timeline.rank_names.size(); ++rank) {
-    if (timeline.rank_names[rank].empty()) continue;  // not among those shown
+    if (timeline.rank_names[rank].empty())
+      continue;  // not a rank that is shown
     trace.metadata(
         "process_name", rank, 0,
-        "\"name\":" + quoted(timeline.rank_names[rank]));
+        "\"name\":" + json_text(timeline.rank_names[rank]));
     trace.metadata(
-        "process_sort_index", rank, 0,
-        "\"sort_index\":" + std::to_string(rank));
+        "process_sort_index", rank, 0, format("\"sort_index\":{}", rank));
   }
   std::map<TrackKey, std::vector<const Span*>> tracks;
   for (const auto& span : timeline.spans) {
     tracks[{span.rank, track_order(span.track), span.track}].push_back(&span);
   }
-  int64_t tid = 1;  // unique in the file: some viewers forget the process
+  int64_t tid = 1;  // unique in the file: some viewers ignore the process
   for (auto& [key, spans] : tracks) write_track(trace, spans, tid);
   for (const auto& memory : timeline.memory) write_memory(trace, memory);
   return std::move(trace).finish();
@@ -323,7 +317,7 @@ std::string to_chrome_trace(const Timeline& timeline) {
 
 void write_chrome_trace(
     const std::filesystem::path& path, const Timeline& timeline) {
-  write_text_file(path, to_chrome_trace(timeline));
+  write_file_atomically(path, to_chrome_trace(timeline));
 }
 
 Timeline read_chrome_trace(const std::filesystem::path& path) {
@@ -342,8 +336,8 @@ Timeline parse_chrome_trace(const std::string& text, const std::string& place) {
   } catch (const DataError& error) {
     reason = error.what();
   }
-  throw DataError(
-      "[timeline] " + place + " is no trace that Echelon wrote: " + reason);
+  throw DataError(format(
+      "[timeline] {} is no trace that Echelon wrote: {}", place, reason));
 }
 
 }  // namespace echelon

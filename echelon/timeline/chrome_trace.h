@@ -2,10 +2,11 @@
 //
 // A rank is a process, a track is a thread, a span is a complete event ("X").
 // Times are microseconds with the nanoseconds as fraction, the category is the
-// span's kind, and args hold step and bytes. Viewers want the events of one
-// thread nested or apart: spans of a track that overlap otherwise continue on
-// threads named "comm (2)", "comm (3)". Memory is a counter ("C") of each
-// process, in bytes by kind. otherData of a simulation's has "simulated": true.
+// span's kind, and args hold step and bytes. Viewers need the events of one
+// thread nested or apart: spans of a track that overlap in other ways continue
+// on threads named "comm (2)", "comm (3)". Memory is a counter ("C") of each
+// process, in bytes by kind. The otherData of a simulation has
+// "simulated": true.
 #pragma once
 
 #include <filesystem>
@@ -22,7 +23,7 @@ void write_chrome_trace(
     const std::filesystem::path& path, const Timeline& timeline);
 
 /// Reads what write_chrome_trace wrote; spans come sorted by rank, then begin.
-/// Throws DataError when the file is missing or is no such trace.
+/// Throws DataError when the file is missing or is not such a trace.
 Timeline read_chrome_trace(const std::filesystem::path& path);
 
 /// As read_chrome_trace, from text; `place` names it in errors.

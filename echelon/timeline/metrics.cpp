@@ -7,8 +7,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <cmath>
-#include <cstdio>
 #include <cstring>
+#include <iterator>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <string_view>
@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "echelon/error.h"
+#include "echelon/text/format.h"
 #include "echelon/text/json_reason.h"
 #include "echelon/text/text_file.h"
 
@@ -106,12 +107,12 @@ StepMetrics step_from(const OrderedJson& json) {
   m.data_seconds = get(json, "data_seconds").value_or(0);
   m.learning_rate = get(json, "learning_rate").value_or(0);
   m.grad_norm = get(json, "grad_norm");
-  if (const auto found = json.find("slowest_rank"); found != json.end()) {
-    m.slowest_rank = found->get<int32_t>();
+  if (json.contains("slowest_rank")) {
+    m.slowest_rank = json["slowest_rank"].get<int32_t>();
   }
   m.loss_scale = get(json, "loss_scale");
-  if (const auto found = json.find("skipped_steps"); found != json.end()) {
-    m.skipped_steps = found->get<int64_t>();
+  if (json.contains("skipped_steps")) {
+    m.skipped_steps = json["skipped_steps"].get<int64_t>();
   }
   if (const auto found = json.find("layer_grad_norms"); found != json.end()) {
     for (const auto& [layer, value] : found->items()) {
@@ -136,16 +137,38 @@ EvaluationMetrics evaluation_from(const OrderedJson& json) {
   return m;
 }
 
-void read_line(std::string_view line, MetricsFile& file) {
-  const OrderedJson json = OrderedJson::parse(line);
-  if (json.contains("evaluation")) {
-    file.evaluations.push_back(evaluation_from(json));
-  } else {
-    file.steps.push_back(step_from(json));
+// Calls `take` with what each whole line holds, one step or one evaluation, and
+// with where the line begins, until it returns false. Returns where the last
+// line that was taken ends. `rest` says in errors why to remove a wrong line.
+template <typename Take>
+size_t each_line(
+    const std::filesystem::path& path, const std::string& text,
+    const char* rest, const Take& take) {
+  size_t begin = 0;
+  for (int64_t number = 1; begin < text.size(); ++number) {
+    const size_t end = text.find('\n', begin);
+    if (end == std::string::npos) break;
+    MetricsFile line;
+    try {
+      const auto json =
+          OrderedJson::parse(std::string_view(text).substr(begin, end - begin));
+      if (json.contains("evaluation")) {
+        line.evaluations.push_back(evaluation_from(json));
+      } else {
+        line.steps.push_back(step_from(json));
+      }
+    } catch (const nlohmann::json::exception& error) {
+      throw DataError(format(
+          "{}:{}: no line of metrics ({}); remove the line to {}",
+          path.string(), number, json_reason(error), rest));
+    }
+    if (!take(std::move(line))) break;
+    begin = end + 1;
   }
+  return begin;
 }
 
-// Bytes up to and with the last newline.
+// The bytes up to the last newline, with it.
 int64_t whole_lines_size(int file, int64_t size) {
   char block[4096];
   while (size > 0) {
@@ -162,28 +185,21 @@ int64_t whole_lines_size(int file, int64_t size) {
 
 [[noreturn]] void
 fail(const std::filesystem::path& path, int error, int64_t lines) {
-  throw Error(
-      "[metrics] cannot write " + path.string() + ": " + std::strerror(error) +
-      "; the " + std::to_string(lines) +
-      " lines that this run wrote before are kept");
+  throw Error(format(
+      "[metrics] cannot write {}: {}; the {} lines that this run wrote before "
+      "are kept",
+      path.string(), std::strerror(error), lines));
 }
 
 }  // namespace
 
 std::string to_text(const EvaluationMetrics& metrics) {
-  const bool text = metrics.tokens.has_value();
-  char line[200];
-  int length = 0;
-  if (metrics.perplexity) {
-    length = std::snprintf(
-        line, sizeof(line), "perplexity %.2f, ", *metrics.perplexity);
-  }
-  std::snprintf(
-      line + length, sizeof(line) - static_cast<size_t>(length),
-      "accuracy %.2f %% on %lld held-out %s, loss %.4f", 100 * metrics.accuracy,
-      static_cast<long long>(metrics.tokens.value_or(metrics.samples)),
-      text ? "tokens" : "samples", metrics.loss);
-  return line;
+  return format(
+      "{}accuracy {:.2f} % on {} held-out {}, loss {:.4f}",
+      metrics.perplexity ? format("perplexity {:.2f}, ", *metrics.perplexity)
+                         : "",
+      100 * metrics.accuracy, metrics.tokens.value_or(metrics.samples),
+      metrics.tokens ? "tokens" : "samples", metrics.loss);
 }
 
 MetricsWriter::MetricsWriter(
@@ -265,50 +281,46 @@ void append_metrics(
   MetricsWriter(path).append(metrics);
 }
 
+std::optional<double> median_of(
+    const std::vector<StepMetrics>& steps,
+    const std::function<double(const StepMetrics&)>& value) {
+  std::vector<double> values;
+  for (const auto& step : steps) {
+    if (std::isfinite(value(step))) values.push_back(value(step));
+  }
+  if (values.empty()) return std::nullopt;
+  const auto middle =
+      values.begin() + static_cast<ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
 MetricsFile read_metrics(const std::filesystem::path& path) {
   const std::string text = read_text_file(path);
   MetricsFile file;
-  int64_t number = 0;
-  for (size_t begin = 0; begin < text.size();) {
-    const size_t end = text.find('\n', begin);
-    if (end == std::string::npos) {
-      file.truncated = true;
-      break;
-    }
-    ++number;
-    try {
-      read_line(std::string_view(text).substr(begin, end - begin), file);
-    } catch (const nlohmann::json::exception& error) {
-      throw DataError(
-          path.string() + ":" + std::to_string(number) +
-          ": no line of metrics (" + json_reason(error) +
-          "); remove the line to read the rest");
-    }
-    begin = end + 1;
-  }
+  const size_t end =
+      each_line(path, text, "read the rest", [&](MetricsFile line) {
+        std::move(
+            line.steps.begin(), line.steps.end(),
+            std::back_inserter(file.steps));
+        std::move(
+            line.evaluations.begin(), line.evaluations.end(),
+            std::back_inserter(file.evaluations));
+        return true;
+      });
+  file.truncated = end < text.size();
   return file;
 }
 
-void cut_metrics(const std::filesystem::path& path, int64_t step) {
+void truncate_metrics(const std::filesystem::path& path, int64_t step) {
   const std::string text = read_text_file(path);
-  size_t begin = 0;
-  while (begin < text.size()) {
-    const size_t end = text.find('\n', begin);
-    if (end == std::string::npos) break;
-    MetricsFile line;
-    try {
-      read_line(std::string_view(text).substr(begin, end - begin), line);
-    } catch (const nlohmann::json::exception& error) {
-      throw DataError(
-          path.string() + ": no line of metrics (" + json_reason(error) +
-          "); remove the line to go on");
-    }
-    if (!line.steps.empty() && line.steps[0].step > step) break;
-    if (!line.evaluations.empty() && line.evaluations[0].step > step) break;
-    begin = end + 1;
-  }
-  if (begin == text.size()) return;
-  if (::truncate(path.c_str(), static_cast<off_t>(begin)) != 0) {
+  const auto until_step = [&](const MetricsFile& line) {
+    return line.steps.empty() ? line.evaluations[0].step <= step
+                              : line.steps[0].step <= step;
+  };
+  const size_t end = each_line(path, text, "resume", until_step);
+  if (end == text.size()) return;
+  if (::truncate(path.c_str(), static_cast<off_t>(end)) != 0) {
     fail(path, errno, 0);
   }
 }

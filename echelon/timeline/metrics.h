@@ -3,15 +3,15 @@
 //   {"step":10,"epoch":0.64,"loss":1.93,"samples_per_second":5120.0,…}
 //   {"step":22,"evaluation":{"epoch":1.0,"samples":360,"accuracy":0.91,…}}
 //
-// Where the model is to say each token's next word, losses and answers are the
-// tokens', and there are tokens_per_second, tokens and perplexity as well.
+// For a language model, losses and accuracies are those of tokens, and there
+// are tokens_per_second, tokens and perplexity as well.
 //
-// With a loss scale ([precision]) there are loss_scale and skipped_steps; when
-// they are asked for ([train] layer_norms) layer_grad_norms, {"conv1":0.31,…}.
+// With a loss scale ([precision]) there are loss_scale and skipped_steps; with
+// [train] layer_norms there is layer_grad_norms, {"conv1":0.31,…}.
 //
-// Those of a simulation (simulator/) have "simulated":true and no loss.
+// The lines of a simulation (simulator/) have "simulated":true and no loss.
 //
-// JSON has no NaN: such a value is null, and a second key says which it was,
+// JSON has no NaN: such a value is null, and a second key says which it is,
 // {"loss":null,"loss_is":"nan"} (or "inf", "-inf"). A figure that was not
 // measured is absent.
 #pragma once
@@ -34,17 +34,18 @@ struct StepMetrics {
   double epoch = 0;               // passes over the data when the step ended
   double loss = 0;                // mean over the global batch
   double samples_per_second = 0;  // all ranks together
-  std::optional<double> tokens_per_second;  // of texts
+  std::optional<double> tokens_per_second;  // language models
   double step_seconds = 0;  // from the end of the step before to its end
   double data_seconds = 0;  // of those, waiting for the batch
   double learning_rate = 0;
   std::optional<double> grad_norm;  // global 2-norm, before clipping
   std::optional<int32_t> slowest_rank;
-  std::optional<double> loss_scale;  // that this step's loss was multiplied by
+  std::optional<double>
+      loss_scale;  // by which the loss of this step was multiplied
   std::optional<int64_t> skipped_steps;  // so far: a gradient was not finite
-  bool simulated = false;  // nothing was trained: the loss is none
-  /// 2-norms of the gradients of each layer, before clipping, in the model's
-  /// order.
+  bool simulated = false;  // nothing was trained: there is no loss
+  /// 2-norms of the gradients of each layer, before clipping, in the order of
+  /// the model.
   std::vector<std::pair<std::string, double>> layer_grad_norms;
 
   bool operator==(const StepMetrics&) const = default;
@@ -58,33 +59,34 @@ struct EvaluationMetrics {
   double accuracy = 0;  // 0 to 1: samples, or tokens, that are right
   double loss = 0;
   double seconds = 0;
-  std::optional<int64_t> tokens;     // of texts: those with a next word
+  std::optional<int64_t> tokens;     // language models: those with a next token
   std::optional<double> perplexity;  // exp(loss)
 
   bool operator==(const EvaluationMetrics&) const = default;
 };
 
-/// "accuracy 91.24 % on 360 held-out samples, loss 0.2931"; of texts
-/// "perplexity 12.31, accuracy 41.07 % on 4096 held-out tokens, loss 2.5104".
+/// "accuracy 91.24 % on 360 held-out samples, loss 0.2931"; of
+/// tokens "perplexity 12.31, accuracy 41.07 % on 4096 held-out tokens,
+/// loss 2.5104".
 std::string to_text(const EvaluationMetrics& metrics);
 
-/// Appends to a metrics file, at most every 50 ms, since a call of the system
-/// in each step slows steps of less than a millisecond: lines that come sooner
-/// are kept until the first call after that. Who reads the file of a job that
-/// stands still may miss 50 ms of steps before; a process that is killed loses
-/// them, one that ends by an error that is caught none. A file that ends in
-/// half a line (its writer was killed, or the disk was full) is cut back to its
-/// last whole line first.
+/// Appends to a metrics file, at most every 50 ms, since a system call in each
+/// step slows steps of less than a millisecond: lines that come sooner are kept
+/// until the first call after that. A reader of the file of a stalled job may
+/// miss the last 50 ms of steps. A process that is killed loses them; one that
+/// ends by an error that is caught loses none. A file that ends in half a line
+/// (its writer was killed, or the disk was full) is truncated to its last whole
+/// line first.
 ///
-/// What writes throws Error with the path, the system's reason and the number
-/// of lines that the file keeps.
+/// Functions that write throw Error with the path, the system's reason and the
+/// number of lines that the file keeps.
 class MetricsWriter {
  public:
   /// `now_ns`: a clock that does not go back.
   explicit MetricsWriter(
       const std::filesystem::path& path,
       std::function<int64_t()> now_ns = steady_now_ns);
-  /// Writes what was kept; that this fails is not told.
+  /// Writes the lines that are kept; a failure is not reported.
   ~MetricsWriter();
   MetricsWriter(const MetricsWriter&) = delete;
   MetricsWriter& operator=(const MetricsWriter&) = delete;
@@ -92,7 +94,8 @@ class MetricsWriter {
   void append(const StepMetrics& metrics);
   /// Writes all at once.
   void append(const EvaluationMetrics& metrics);
-  /// Writes what was kept: before what relies on it, as a checkpoint does.
+  /// Writes the lines that are kept. Call it before something that relies on
+  /// them, as a checkpoint does.
   void flush();
 
  private:
@@ -116,15 +119,21 @@ void append_metrics(
 struct MetricsFile {
   std::vector<StepMetrics> steps;
   std::vector<EvaluationMetrics> evaluations;
-  bool truncated = false;  // the last line was cut short and left out
+  bool truncated = false;  // the last line was incomplete and left out
 };
 
+/// The median of what `value` gives, over the steps where it is finite; nothing
+/// without any.
+std::optional<double> median_of(
+    const std::vector<StepMetrics>& steps,
+    const std::function<double(const StepMetrics&)>& value);
+
 /// Unknown keys are ignored. Throws DataError with file and line for a line
-/// that is no metrics, other than a last one without its end.
+/// that is not metrics, unless it is the last one and incomplete.
 MetricsFile read_metrics(const std::filesystem::path& path);
 
-/// Takes back what was written after `step` steps: cuts the file before the
-/// first line of a later one. Throws as read_metrics and MetricsWriter do.
-void cut_metrics(const std::filesystem::path& path, int64_t step);
+/// Removes what was written after `step` steps: truncates the file before the
+/// first line of a later step. Throws as read_metrics and MetricsWriter do.
+void truncate_metrics(const std::filesystem::path& path, int64_t step);
 
 }  // namespace echelon

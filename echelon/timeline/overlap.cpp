@@ -6,6 +6,7 @@
 #include <set>
 #include <utility>
 
+#include "echelon/text/format.h"
 #include "echelon/text/units.h"
 #include "echelon/timeline/pipeline_blocks.h"
 
@@ -23,9 +24,9 @@ bool follows_a_step(const Span& span) {
   return span.kind == SpanKind::evaluation || span.kind == SpanKind::other;
 }
 
-// What the rank did in the step: an evaluation or a checkpoint that begins when
-// all is computed ends it, and what begins later, its collectives too, is none
-// of it.
+// The spans that belong to the step: an evaluation or a checkpoint that begins
+// after the last computation ends it, and neither that nor what begins later
+// (its collectives too) is part of it.
 Spans spans_of_step(const Spans& all) {
   int64_t computed = std::numeric_limits<int64_t>::min();
   for (const Span* span : all) {
@@ -146,7 +147,7 @@ std::string percent(double part, double whole) {
   return format_percent(whole > 0 ? part / whole : 0);
 }
 
-// Seconds of collectives along the axis, of all ranks.
+// Seconds of collectives along the axis, summed over all ranks.
 double seconds_along(const Timeline& timeline, const std::string& axis) {
   double sum = 0;
   for (const auto& span : timeline.spans) {
@@ -164,34 +165,39 @@ std::string sentence_for(const Diagnosis& d, bool waits_for_stages) {
   const double lost =
       std::max({m.exposed_seconds, m.data_seconds, m.idle_seconds});
   if (lost < 0.05 * step) {
-    text = "Computation fills " + percent(m.compute_seconds, step) +
-           " of the step";
+    text = format(
+        "Computation fills {} of the step", percent(m.compute_seconds, step));
     if (m.communication_seconds > 0) {
-      text +=
-          "; " + percent(m.exposed_seconds, step) + " is exposed communication";
+      text += format(
+          "; {} is exposed communication", percent(m.exposed_seconds, step));
     }
   } else if (lost == m.exposed_seconds && waits_for_stages) {
-    text = percent(m.exposed_seconds, step) +
-           " of the step is waiting for other stages of the pipeline: its "
-           "bubble, and transfers";
+    text = format(
+        "{} of the step is waiting for other stages of the pipeline: its "
+        "bubble, and transfers",
+        percent(m.exposed_seconds, step));
   } else if (lost == m.exposed_seconds) {
-    text = percent(m.exposed_seconds, step) +
-           " of the step is exposed communication; " +
-           percent(m.overlapped_seconds, m.communication_seconds) +
-           " of all communication hides behind computation";
+    text = format(
+        "{} of the step is exposed communication; {} of all communication "
+        "hides behind computation",
+        percent(m.exposed_seconds, step),
+        percent(m.overlapped_seconds, m.communication_seconds));
   } else if (lost == m.data_seconds) {
-    text = percent(m.data_seconds, step) +
-           " of the step is waiting for data; more loader threads or less "
-           "work per sample would shorten it";
+    text = format(
+        "{} of the step is waiting for data; more loader threads or less work "
+        "per sample would shorten it",
+        percent(m.data_seconds, step));
   } else {
-    text = percent(m.idle_seconds, step) +
-           " of the step is neither computation, communication nor waiting "
-           "for data";
+    text = format(
+        "{} of the step is neither computation, communication nor waiting for "
+        "data",
+        percent(m.idle_seconds, step));
   }
   if (d.slowest_rank >= 0 && d.slowest_excess > 0.05) {
-    text += "; rank " + std::to_string(d.slowest_rank) + " works " +
-            percent(d.slowest_excess, 1) +
-            " longer than the average rank, and the others wait for it";
+    text += format(
+        "; rank {} works {} longer than the average rank, and the others wait "
+        "for it",
+        d.slowest_rank, percent(d.slowest_excess, 1));
   }
   return text + ".";
 }

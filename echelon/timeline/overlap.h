@@ -1,9 +1,9 @@
-// What each rank's time went to: the figures behind the report's picture.
+// Where each rank's time went: the figures behind the report's picture.
 //
 // A step of a rank lasts from the begin of its first span to the end of its
-// last. An evaluation or a checkpoint that begins when all is computed ends it:
-// they, and collectives that begin after them, are no part of it. Its time
-// falls into four parts that add up to it:
+// last. An evaluation or a checkpoint that begins after the last computation
+// ends the step: it is not part of it, nor are collectives that begin after it.
+// The time of a step falls into four parts that add up to it:
 //
 //   compute   some track is in forward, backward or optimizer
 //   exposed   communication runs and nothing computes
@@ -37,7 +37,7 @@ struct StepActivity {
   int32_t rank = 0;
   int64_t step = 0;
   Interval window;                 // the step
-  std::vector<const Span*> spans;  // of it, in the timeline
+  std::vector<const Span*> spans;  // of the step, in the timeline
   std::vector<Piece> pieces;       // of all tracks
   Intervals compute;
   Intervals communication;  // any collective on its way
@@ -64,22 +64,24 @@ struct Diagnosis {
   std::vector<StepBreakdown> ranks;  // means over the typical steps, by rank
   StepBreakdown mean;                // over ranks
   int64_t num_steps = 0;             // recorded
-  /// Steps over three times the median (a first step, a pause): not in means.
+  /// Steps longer than three times the median (a first step, a pause). Means
+  /// leave them out.
   int64_t num_outliers = 0;
   std::set<int64_t> outliers;  // those steps
-  /// Most compute and data wait, which the others wait for; -1 with one rank.
+  /// The rank with the most compute and data wait, for which the others wait;
+  /// -1 with one rank.
   int32_t slowest_rank = -1;
-  double slowest_excess = 0;  // its work over the ranks' mean, less 1
+  double slowest_excess = 0;  // its work over the mean of the ranks, less 1
   std::string sentence;       // what held the run back; empty without spans
 };
 
-/// Gives each moment of one track to the span that began last; by begin.
+/// Gives each moment of one track to the span that began last; sorted by begin.
 std::vector<Piece> owned_pieces(std::vector<const Span*> track);
 
 /// Sorted by step, then rank.
 std::vector<StepActivity> step_activities(const Timeline& timeline);
 
-/// Of each step, from the first begin of any rank to the last end.
+/// The window of each step: from the first begin of any rank to the last end.
 std::map<int64_t, Interval>
 step_windows(const std::vector<StepActivity>& activities);
 

@@ -1,17 +1,19 @@
 #include "echelon/timeline/pipeline_blocks.h"
 
 #include <algorithm>
-#include <array>
 #include <charconv>
 #include <cmath>
 #include <deque>
 #include <limits>
 #include <map>
+#include <string_view>
 #include <tuple>
 #include <utility>
 
 namespace echelon {
 namespace {
+
+constexpr std::string_view kLetters = "FBIWT";  // by kind
 
 bool is_work(const PipelineBlock& block) {
   return block.kind != BlockKind::transfer;
@@ -22,31 +24,15 @@ bool is_number(const char* begin, const char* end, int32_t& value) {
   return error == std::errc() && rest == end && *begin != '-';
 }
 
-using Merged = std::vector<std::pair<double, double>>;
-
-Merged merged_work(std::vector<std::pair<double, double>> times) {
-  std::sort(times.begin(), times.end());
-  Merged result;
-  for (const auto& [begin, end] : times) {
-    if (!(begin < end)) continue;
-    if (!result.empty() && begin <= result.back().second) {
-      result.back().second = std::max(result.back().second, end);
-    } else {
-      result.emplace_back(begin, end);
-    }
-  }
-  return result;
-}
-
 // --- What a block needs ----------------------------------------------------
 
-// Group, stage, microbatch, and which of the three results.
+// A result of a block: group, stage, microbatch, and which of the three.
 enum class Result { output, input_gradient, weight_gradient };
 using Key = std::tuple<int32_t, int32_t, int32_t, Result>;
 
 struct Replay {
-  std::map<Key, int> missing;   // how many blocks still give it
-  std::map<Key, double> ready;  // when it was there
+  std::map<Key, int> missing;   // the number of blocks that still give it
+  std::map<Key, double> ready;  // when it is complete
 
   bool is_ready(const Key& key) const {
     const auto found = missing.find(key);
@@ -86,7 +72,6 @@ std::vector<Key> needs_of(const PipelineBlock& block, int32_t group) {
 }  // namespace
 
 char letter(BlockKind kind) {
-  constexpr std::array<char, 5> kLetters = {'F', 'B', 'I', 'W', 'T'};
   return kLetters[static_cast<size_t>(kind)];
 }
 
@@ -99,19 +84,7 @@ std::optional<PipelineBlock> block_of_name(const std::string& name) {
       !is_number(text + at + 1, text + name.size(), block.microbatch)) {
     return {};
   }
-  switch (name[at]) {
-    case 'F':
-      block.kind = BlockKind::forward;
-      break;
-    case 'B':
-      block.kind = BlockKind::backward;
-      break;
-    case 'I':
-      block.kind = BlockKind::backward_input;
-      break;
-    default:
-      block.kind = BlockKind::backward_weight;
-  }
+  block.kind = static_cast<BlockKind>(kLetters.find(name[at]));
   return block;
 }
 
@@ -133,16 +106,20 @@ double makespan(const std::vector<PipelineBlock>& blocks) {
 
 std::vector<double>
 busy_times(const std::vector<PipelineBlock>& blocks, size_t num_rows) {
-  std::vector<Merged> times(num_rows);
+  std::vector<std::vector<std::pair<double, double>>> times(num_rows);
   for (const auto& block : blocks) {
     if (!is_work(block) || block.row < 0) continue;
     if (static_cast<size_t>(block.row) >= num_rows) continue;
-    times[block.row].emplace_back(block.begin, block.end);
+    times[static_cast<size_t>(block.row)].emplace_back(block.begin, block.end);
   }
   std::vector<double> busy(num_rows, 0);
   for (size_t row = 0; row < num_rows; ++row) {
-    for (const auto& [begin, end] : merged_work(std::move(times[row]))) {
-      busy[row] += end - begin;
+    std::sort(times[row].begin(), times[row].end());
+    double until = -std::numeric_limits<double>::infinity();
+    for (const auto& [begin, end] : times[row]) {
+      if (end <= until || !(begin < end)) continue;
+      busy[row] += end - std::max(begin, until);
+      until = end;
     }
   }
   return busy;
@@ -208,7 +185,7 @@ std::optional<std::vector<PipelineBlock>> replayed(
 
 std::optional<std::vector<PipelineBlock>>
 ideal_blocks(const PipelineRows& measured) {
-  // A block cut by a wait is one again.
+  // The pieces of a block that waits interrupt become one block.
   PipelineRows whole{measured.rows, {}};
   std::map<std::tuple<int32_t, BlockKind, int32_t, int32_t>, size_t> seen;
   for (const auto& block : measured.blocks) {

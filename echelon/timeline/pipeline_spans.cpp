@@ -1,4 +1,4 @@
-// Blocks from the spans of a real step; the rest of pipeline_blocks.h.
+// The functions of pipeline_blocks.h that read the spans of a real step.
 #include <algorithm>
 #include <limits>
 #include <map>
@@ -7,6 +7,7 @@
 #include <tuple>
 #include <utility>
 
+#include "echelon/text/format.h"
 #include "echelon/timeline/intervals.h"
 #include "echelon/timeline/pipeline_blocks.h"
 
@@ -69,7 +70,8 @@ typical_step(const Timeline& timeline, const Belongs& belongs) {
   return complete[(complete.size() - 1) / 2].second;
 }
 
-// Row by rank: replicas one after another, in each the ranks by their stages.
+// The row of each rank: replicas follow each other, each with its ranks in the
+// order of their stages.
 struct Places {
   std::map<int32_t, int32_t> row_of_rank;
   std::map<int32_t, std::set<int32_t>> stages;  // by rank
@@ -90,7 +92,7 @@ Places places_of(const std::vector<const Span*>& actions) {
   std::sort(order.begin(), order.end());
   for (const auto& [group, stage, rank] : order) {
     places.row_of_rank[rank] = static_cast<int32_t>(places.rows.size());
-    places.rows.push_back({"rank " + std::to_string(rank), group});
+    places.rows.push_back({format("rank {}", rank), group});
   }
   return places;
 }
@@ -119,7 +121,7 @@ bool is_communication(const Span& span) {
   return span.track == "comm" && span.kind == SpanKind::communication;
 }
 
-// What a step's actions say about the messages between ranks.
+// The messages between ranks, as far as the actions of a step tell.
 class Messages {
  public:
   explicit Messages(const std::vector<const Span*>& actions)
@@ -132,14 +134,14 @@ class Messages {
 
   const Places& places() const { return places_; }
 
-  /// Not from one of the rank's own stages.
+  /// The rank has not the stage that sends.
   bool is_receive(const Span& span, const PipelineBlock& moved) const {
     const auto stages = places_.stages.find(span.rank);
     return stages != places_.stages.end() &&
            !stages->second.contains(moved.stage);
   }
 
-  /// When it was there to be sent; 0 when that was not recorded.
+  /// When the message was ready to be sent; 0 when that was not recorded.
   int64_t made_ns(const Span& span, const PipelineBlock& moved) const {
     if (!places_.row_of_rank.contains(span.rank)) return 0;
     const auto found = ends_.find(key(span.rank, moved));
@@ -158,7 +160,8 @@ class Messages {
   std::map<Key, int64_t> ends_;
 };
 
-// A message is recorded at both of its ends: the receiver's says when it came.
+// A message is recorded by its sender and its receiver. The receiver knows when
+// it came.
 std::vector<const Span*>
 transfers_in(const Timeline& timeline, int64_t step, const Messages& messages) {
   std::vector<const Span*> all;
@@ -205,8 +208,7 @@ PipelineRows pipeline_rows(const Timeline& timeline, int64_t step) {
   for (const auto& span : timeline.spans) {
     if (span.step != step || span.track != "compute") continue;
     if (span.kind == SpanKind::communication) {
-      // Ranks that compute a layer together wait within a pass: that is its
-      // time.
+      // Waits of ranks that share a layer are part of the pass.
       if (!moved_by(span.name)) continue;
       waits[span.rank].push_back({span.begin_ns, span.end_ns});
     } else if (is_action(span)) {
@@ -277,7 +279,7 @@ PipelineRows placement_rows(const Timeline& timeline, int64_t step) {
       add_pieces(
           result.blocks, block, {{span->begin_ns, span->end_ns}}, origin);
     }
-    result.rows.push_back({"device " + std::to_string(device), group});
+    result.rows.push_back({format("device {}", device), group});
     ++stage;
   }
   sort_blocks(result.blocks);

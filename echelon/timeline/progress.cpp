@@ -6,11 +6,11 @@
 #include <algorithm>
 #include <cerrno>
 #include <cmath>
-#include <cstdio>
 #include <cstdlib>
 #include <utility>
 #include <vector>
 
+#include "echelon/text/format.h"
 #include "echelon/text/units.h"
 #include "echelon/timeline/recorder.h"
 
@@ -23,9 +23,7 @@ constexpr int kMaxBar = 32;
 
 std::string fixed(double value, int digits) {
   if (!std::isfinite(value)) return format_number(value);
-  char text[64];
-  std::snprintf(text, sizeof text, "%.*f", digits, value);
-  return text;
+  return format("{:.{}f}", value, digits);
 }
 
 // Keeps its width from step to step, unlike format_number.
@@ -176,7 +174,7 @@ void Progress::erase(std::string& out) const {
   if (!drawn_) return;
   const int columns = std::max(1, options_.columns());
   const int rows_above = std::max(0, drawn_width_ - 1) / columns;
-  if (rows_above > 0) out += "\x1b[" + std::to_string(rows_above) + "A";
+  if (rows_above > 0) out += format("\x1b[{}A", rows_above);
   out += rows_above > 0 ? "\r\x1b[J" : "\r\x1b[K";
 }
 
@@ -204,19 +202,19 @@ std::string Progress::rate() const {
 
 std::string Progress::slowest() const {
   if (state_.slowest_rank < 0) return "";
-  return "slowest rank " + std::to_string(state_.slowest_rank) + " (+" +
-         std::to_string(std::lround(100 * state_.slowest_excess)) + " %)";
+  return format(
+      "slowest rank {} (+{} %)", state_.slowest_rank,
+      std::lround(100 * state_.slowest_excess));
 }
 
 std::string Progress::scale() const {
   if (!(state_.loss_scale > 0)) return "";
   int exponent = 0;
   const bool power = std::frexp(state_.loss_scale, &exponent) == 0.5;
-  std::string text = "scale " + (power ? "2^" + std::to_string(exponent - 1)
+  std::string text = "scale " + (power ? format("2^{}", exponent - 1)
                                        : format_number(state_.loss_scale));
   if (state_.skipped_steps > 0) {
-    text += " (" + format_count(static_cast<double>(state_.skipped_steps)) +
-            " skipped)";
+    text += format(" ({} skipped)", format_count(state_.skipped_steps));
   }
   return text;
 }
@@ -224,8 +222,8 @@ std::string Progress::scale() const {
 std::string Progress::line(int columns, int& width) const {
   const bool known = total_steps_ > 0;
   std::vector<Part> parts = {
-      {std::to_string(state_.step) +
-           (known ? "/" + std::to_string(total_steps_) : " steps"),
+      {known ? format("{}/{}", state_.step, total_steps_)
+             : format("{} steps", state_.step),
        9, "1"},
       {"epoch " + fixed(state_.epoch, 2), 3, "2"},
       {"loss " + loss_text(state_.loss), 8, "36"},
@@ -263,7 +261,7 @@ std::string Progress::line(int columns, int& width) const {
   width = length();
   const auto styled = [&](const std::string& text, const std::string& style) {
     if (!options_.color || style.empty()) return text;
-    return "\x1b[" + style + "m" + text + "\x1b[0m";
+    return format("\x1b[{}m{}\x1b[0m", style, text);
   };
   std::string out;
   if (bar && !parts.empty()) {
@@ -284,13 +282,14 @@ std::string Progress::line(int columns, int& width) const {
 }
 
 std::string Progress::plain_line() const {
-  std::string out = "step " + std::to_string(state_.step);
-  if (total_steps_ > 0) out += "/" + std::to_string(total_steps_);
-  out += "  epoch " + fixed(state_.epoch, 2) + "  loss " +
-         loss_text(state_.loss) + "  " + rate();
+  std::string out = format(
+      "step {}{}  epoch {}  loss {}  {}", state_.step,
+      total_steps_ > 0 ? format("/{}", total_steps_) : "",
+      fixed(state_.epoch, 2), loss_text(state_.loss), rate());
   if (const auto text = eta(); !text.empty()) out += "  ETA " + text;
-  if (const auto text = slowest(); !text.empty()) out += "  " + text;
-  if (const auto text = scale(); !text.empty()) out += "  " + text;
+  for (const auto& text : {slowest(), scale()}) {
+    if (!text.empty()) out += "  " + text;
+  }
   return out + "\n";
 }
 

@@ -13,14 +13,14 @@ struct ProgressState {
   double epoch = 0;
   double loss = 0;
   double samples_per_second = 0;
-  double tokens_per_second = 0;  // of texts: shown in place of samples
+  double tokens_per_second = 0;  // language models: shown in place of samples
   int32_t slowest_rank = -1;     // shown when at least 0
   double slowest_excess = 0;     // its work over the mean, less 1: 0.14
   double loss_scale = 0;         // shown when above 0
   int64_t skipped_steps = 0;     // so far, for gradients that were not finite
 };
 
-/// Everything that Progress takes from outside, so that tests are exact.
+/// What Progress depends on, so that tests are exact.
 struct ProgressOptions {
   bool terminal = false;  // redraw one line; otherwise print lines
   bool color = false;

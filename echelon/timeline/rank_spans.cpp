@@ -7,10 +7,61 @@
 #include <utility>
 
 #include "echelon/error.h"
+#include "echelon/text/format.h"
+#include "echelon/timeline/intervals.h"
 #include "echelon/timeline/pipeline_blocks.h"
-#include "echelon/timeline/waits.h"
 
 namespace echelon {
+namespace {
+
+bool began_in(const Span& span, const Span& outer) {
+  return span.begin_ns >= outer.begin_ns && span.begin_ns < outer.end_ns;
+}
+
+// The wait in `backward`; empty when there is none to add.
+Interval
+wait_in(const Span& backward, const std::vector<const Span*>& collectives) {
+  Interval wait = {backward.begin_ns, backward.begin_ns};
+  const auto first = std::lower_bound(
+      collectives.begin(), collectives.end(), backward.begin_ns,
+      [](const Span* span, int64_t time) { return span->begin_ns < time; });
+  for (auto it = first; it != collectives.end(); ++it) {
+    if (!began_in(**it, backward)) break;
+    if ((*it)->track == backward.track) return {};
+    wait.begin = (*it)->begin_ns;
+    wait.end = std::max(wait.end, (*it)->end_ns);
+  }
+  wait.end = std::min(wait.end, backward.end_ns);
+  return wait;
+}
+
+}  // namespace
+
+void add_backward_waits(std::vector<Span>& spans) {
+  std::vector<const Span*> collectives;
+  for (const auto& span : spans) {
+    if (span.kind == SpanKind::communication) collectives.push_back(&span);
+  }
+  std::sort(
+      collectives.begin(), collectives.end(),
+      [](const Span* a, const Span* b) { return a->begin_ns < b->begin_ns; });
+  std::vector<Span> waits;
+  for (const auto& span : spans) {
+    if (span.kind != SpanKind::backward) continue;
+    // A pipeline's backward sends as it ends; it waits outside of its spans.
+    if (block_of_name(span.name)) continue;
+    const Interval wait = wait_in(span, collectives);
+    if (wait.begin >= wait.end) continue;
+    Span added = span;
+    added.name = "wait for gradients";
+    added.kind = SpanKind::communication;
+    added.begin_ns = wait.begin;
+    added.end_ns = wait.end;
+    added.bytes = 0;
+    waits.push_back(std::move(added));
+  }
+  spans.insert(spans.end(), waits.begin(), waits.end());
+}
 
 Timeline merge_spans(std::vector<RankSpans> ranks, std::string title) {
   Timeline timeline;
@@ -19,9 +70,9 @@ Timeline merge_spans(std::vector<RankSpans> ranks, std::string title) {
   int64_t origin = std::numeric_limits<int64_t>::max();
   for (auto& rank : ranks) {
     if (!seen.insert(rank.rank).second) {
-      throw DataError(
-          "[timeline] the spans of rank " + std::to_string(rank.rank) +
-          " are there twice; each rank writes one file");
+      throw DataError(format(
+          "[timeline] there are two files of rank {}; each rank writes one",
+          rank.rank));
     }
     add_backward_waits(rank.spans);
     for (auto& span : rank.spans) {
@@ -37,7 +88,7 @@ Timeline merge_spans(std::vector<RankSpans> ranks, std::string title) {
   }
   const size_t num_ranks = seen.empty() ? 0 : *seen.rbegin() + 1;
   for (size_t rank = 0; rank < num_ranks; ++rank) {
-    timeline.rank_names.push_back("rank " + std::to_string(rank));
+    timeline.rank_names.push_back(format("rank {}", rank));
   }
   for (auto& rank : ranks) {
     if (!rank.rank_name.empty()) {

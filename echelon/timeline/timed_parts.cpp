@@ -19,26 +19,27 @@ Intervals of_kind(const StepActivity& step, SpanKind kind) {
   return merged(std::move(times));
 }
 
-// "wait 0F3" is for a stage's result.
+// "wait 0F3" waits for the result of a stage.
 bool waits_for_stage(const Span& span) {
   return span.name.rfind("wait ", 0) == 0 &&
          block_of_name(span.name.substr(5)).has_value();
 }
 
-/// Takes the parts of one step of one rank, each from what is left of its time.
-class Cutter {
+// Takes the parts of one step of one rank, each from the time that is left.
+class StepSplit {
  public:
-  Cutter(const StepActivity& step, Interval window, bool pipeline)
+  StepSplit(const StepActivity& step, Interval window, bool pipeline)
       : step_(step), window_(window), pipeline_(pipeline), left_{window} {}
 
-  void cut(TimedParts& sum) {
+  void add_to(TimedParts& sum) {
     sum.forward += take(of_kind(step_, SpanKind::forward));
     sum.backward += take(of_kind(step_, SpanKind::backward));
     sum.optimizer += take(of_kind(step_, SpanKind::optimizer));
-    cut_waits(sum);
-    cut_exposed(sum);
+    take_waits(sum);
+    take_exposed(sum);
     sum.data += take(step_.data);
-    if (pipeline_) {  // its first and last stages begin later and end earlier
+    if (pipeline_) {  // ranks that begin later or end earlier wait for other
+                      // stages
       sum.stages += take({{window_.begin, step_.window.begin}});
       sum.stages += take({{step_.window.end, window_.end}});
     }
@@ -57,14 +58,14 @@ class Cutter {
   }
 
   double& part(TimedParts& sum, const std::string& axis) {
-    // Figures of the step wait until the last stage has its own.
+    // The figures of a step wait until the last stage has its own.
     if (axis == "pp" || (pipeline_ && axis == "world")) return sum.stages;
     return sum.exposed[axis];
   }
 
-  // Where a rank stands still, it says for what.
-  void cut_waits(TimedParts& sum) {
-    std::map<std::string, std::string> axes;  // of what a wait is for
+  // A span in which a rank waits says for which call.
+  void take_waits(TimedParts& sum) {
+    std::map<std::string, std::string> axes;  // by the name of the wait
     for (const auto& piece : step_.pieces) {
       if (!piece.span->axis.empty()) {
         axes["wait for " + piece.span->name] = piece.span->axis;
@@ -85,9 +86,9 @@ class Cutter {
     }
   }
 
-  // What else is on its way while nothing computes, from the innermost axis
-  // out.
-  void cut_exposed(TimedParts& sum) {
+  // Other communication while nothing computes, from the innermost axis to the
+  // outermost.
+  void take_exposed(TimedParts& sum) {
     constexpr std::array kOrder = {
         "tp", "cp", "ep", "dp_shard", "dp_replicate"};
     std::map<std::string, std::vector<Interval>> calls;
@@ -143,7 +144,7 @@ TimedParts timed_parts(const Timeline& timeline, const Diagnosis& diagnosis) {
   for (const auto& activity : activities) {
     const Interval window =
         pipeline ? windows.at(activity.step) : activity.window;
-    Cutter(activity, window, pipeline).cut(mean);
+    StepSplit(activity, window, pipeline).add_to(mean);
   }
   const auto count = static_cast<double>(activities.size());
   for (double* part :
@@ -173,7 +174,7 @@ compared_parts(const TimedParts& predicted, const TimedParts& measured) {
       {"waiting for other stages", "idle", predicted.stages, measured.stages});
   parts.push_back({"waiting for data", "da", predicted.data, measured.data});
   parts.push_back({"the rest", "ot", predicted.other, measured.other});
-  for (ComparedPart& part : parts) {  // what is left of a sum is no part
+  for (ComparedPart& part : parts) {  // rounding errors of sums are not parts
     for (double* seconds : {&part.predicted, &part.measured}) {
       if (*seconds < kNothing) *seconds = 0;
     }

@@ -1,18 +1,19 @@
-// What a typical step's time goes to, in parts that a measured timeline and a
-// simulated one have in common: a prediction is compared with a run by them.
+// Where the time of a typical step goes, in parts that measured and simulated
+// timelines have in common: these compare a prediction with a run.
 //
 // A step lasts from a rank's first begin to its last end (step_activities):
-// ranks of data parallelism may begin at different times, and are ahead then in
-// the next one. In a pipeline it lasts from the first begin of any rank to the
-// last end. Each part is a mean over ranks and typical steps; they add up to
-// the step.
+// ranks of data parallelism may begin at different times, and one that begins
+// late is behind in the next step too. In a pipeline a step lasts from the
+// first begin of any rank to the last end. Each part is a mean over ranks and
+// typical steps; the parts add up to the step.
 //
 //   forward, backward, optimizer   computing
-//   exposed, by axis   communication while nothing computes, waiting for slower
-//                      ranks inside of it
-//   stages             a pipeline's ranks wait for other stages: bubble,
-//   transfers data               waiting for the batch other              none
-//   of them was recorded
+//   exposed, by axis               communication while nothing computes, with
+//                                  the wait for slower ranks inside of it
+//   stages                         a pipeline's ranks wait for other stages:
+//                                  bubble and transfers
+//   data                           waiting for the batch
+//   other                          none of them was recorded
 #pragma once
 
 #include <map>
@@ -29,8 +30,8 @@ struct TimedParts {
   double forward = 0;
   double backward = 0;
   double optimizer = 0;
-  /// "tp", "dp_shard", …; "world": figures of the step; "": an axis that is not
-  /// known. A pipeline's own are in `stages`.
+  /// "tp", "dp_shard", …; "world": figures of the step; "": an unknown axis.
+  /// The communication of a pipeline is in `stages`.
   std::map<std::string, double> exposed;
   double stages = 0;
   double data = 0;
@@ -43,15 +44,15 @@ struct TimedParts {
 /// step was recorded.
 TimedParts timed_parts(const Timeline& timeline, const Diagnosis& diagnosis);
 
-/// One part of both, as tables and pictures show it.
+/// One part of a prediction and of a measurement.
 struct ComparedPart {
   std::string name;
-  const char* color;  // class of the report's style
+  const char* color;  // a class of report/assets/report.css
   double predicted = 0;
   double measured = 0;
 };
 
-/// The parts that either has, in the order above.
+/// The parts that either of the two has, in the order above.
 std::vector<ComparedPart>
 compared_parts(const TimedParts& predicted, const TimedParts& measured);
 

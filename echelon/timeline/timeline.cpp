@@ -3,6 +3,7 @@
 #include <array>
 
 #include "echelon/error.h"
+#include "echelon/text/format.h"
 
 namespace echelon {
 namespace {
@@ -21,10 +22,9 @@ SpanKind span_kind_from_name(const std::string& name) {
   for (size_t i = 0; i < kKindNames.size(); ++i) {
     if (name == kKindNames[i]) return static_cast<SpanKind>(i);
   }
-  throw DataError(
-      "[timeline] '" + name +
-      "' is no kind of span; known: forward, backward, optimizer, "
-      "communication, data, evaluation, other");
+  throw DataError(format(
+      "[timeline] '{}' is not a kind of span; known: {}", name,
+      join(kKindNames, ", ")));
 }
 
 }  // namespace echelon

@@ -1,4 +1,4 @@
-// What each rank did when: the one type for measured and simulated runs.
+// What each rank did and when: one type for measured and simulated runs.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace echelon {
 
-/// What a span of time was spent on; pictures colour by it.
+/// What a span of time was spent on; it decides the colour in pictures.
 enum class SpanKind {
   forward,
   backward,
@@ -22,7 +22,7 @@ enum class SpanKind {
 
 /// "forward", "communication", …: the category in traces and pictures.
 const char* span_kind_name(SpanKind kind);
-/// The inverse; throws DataError for a word that is none of them.
+/// The inverse; throws DataError for an unknown word.
 SpanKind span_kind_from_name(const std::string& name);
 
 /// One stretch of work of one rank. Times are nanoseconds since the timeline's
@@ -45,22 +45,21 @@ struct Span {
   std::string axis;   // of a collective's group: "tp"; empty: not known
 };
 
-/// What one rank held while spans were recorded, by kind: each sample holds
-/// until the next one. Times as in spans, ascending.
+/// The memory of one rank while spans were recorded, by kind: each sample is
+/// valid until the next one. Times as in spans, ascending.
 struct RankMemory {
   int32_t rank = 0;
   std::vector<MemorySample> samples;
-  int64_t planned_bytes = 0;  // the peak that the plan says; 0: not known
-  int64_t limit_bytes = 0;    // that the rank may use; 0: none
+  int64_t planned_bytes = 0;  // the peak that was planned; 0: unknown
+  int64_t limit_bytes = 0;    // what the rank may use; 0: no limit
 };
 
 struct Timeline {
   std::string title;
-  bool simulated = false;  // nothing of it was measured
-  std::vector<std::string>
-      rank_names;                  // one per rank: "rank 0 (cpu)", or empty
-  std::vector<Span> spans;         // any order
-  std::vector<RankMemory> memory;  // of ranks that were measured, by rank
+  bool simulated = false;               // nothing was measured
+  std::vector<std::string> rank_names;  // by rank: "rank 0 (cpu)", or empty
+  std::vector<Span> spans;              // any order
+  std::vector<RankMemory> memory;       // of ranks that were measured, by rank
 };
 
 }  // namespace echelon

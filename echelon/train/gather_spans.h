@@ -1,5 +1,5 @@
-// The ranks' spans, brought together on rank 0 through the world's group: the
-// hosts of a job need no folder that they share.
+// Gathers the ranks' spans on rank 0 through the world's group, so that the
+// hosts of a job need no shared folder.
 #pragma once
 
 #include <vector>
@@ -9,8 +9,8 @@
 
 namespace echelon {
 
-/// Every rank of the world calls this. Returns those of all ranks, by rank, on
-/// rank 0, and nothing elsewhere. One message a rank.
+/// Every rank of the world calls this. Rank 0 gets the spans of all ranks, by
+/// rank, the others nothing. One message a rank.
 std::vector<RankSpans> gather_spans(World& world, RankSpans own);
 
 }  // namespace echelon

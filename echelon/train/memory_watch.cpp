@@ -1,15 +1,32 @@
 #include "echelon/train/memory_watch.h"
 
+#include <algorithm>
+#include <fstream>
 #include <numeric>
 #include <utility>
 #include <vector>
 
 #include "echelon/error.h"
-#include "echelon/train/host_memory.h"
+#include "echelon/text/format.h"
 #include "echelon/train/strategies/count_memory.h"
 
 namespace echelon {
 namespace {
+
+// The number after `key` in a file of lines "key number …".
+std::optional<int64_t>
+number_of(const std::filesystem::path& path, const std::string& key) {
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) {
+    if (line.compare(0, key.size(), key) != 0) continue;
+    try {
+      return std::stoll(line.substr(key.size()));
+    } catch (const std::exception&) {
+      return std::nullopt;
+    }
+  }
+  return std::nullopt;
+}
 
 std::string first_line(const c10::Error& error) {
   const std::string text = error.what_without_backtrace();
@@ -17,6 +34,22 @@ std::string first_line(const c10::Error& error) {
 }
 
 }  // namespace
+
+std::optional<int64_t> available_host_bytes(const std::filesystem::path& root) {
+  const auto kibibytes = number_of(root / "proc/meminfo", "MemAvailable:");
+  if (!kibibytes) return std::nullopt;
+  int64_t available = *kibibytes * 1024;
+  const auto group = root / "sys/fs/cgroup";
+  const auto most = number_of(group / "memory.max", "");
+  const auto used = number_of(group / "memory.current", "");
+  if (most && used) {
+    const int64_t cache =
+        number_of(group / "memory.stat", "inactive_file ").value_or(0);
+    available =
+        std::min(available, std::max<int64_t>(0, *most - *used + cache));
+  }
+  return available;
+}
 
 MemoryWatch::MemoryWatch(
     const Job& job, const ModelSource& source, const World& world,
@@ -44,7 +77,7 @@ void MemoryWatch::check_host(const World& world) const {
         count_memory(job_, source_), job_, ranks, *available);
     if (!excess.empty()) throw ConfigError(excess);
   }
-  // A rank that is late must not see what the others have taken by then.
+  // A late rank must not see memory that the others have taken meanwhile.
   world.group().barrier({.label = "host memory"});
 }
 
@@ -68,23 +101,23 @@ RankMemory MemoryWatch::measured() {
   if (sampling_) end_samples();
   if (measured_.samples.empty()) return measured_;
   measured_.limit_bytes = limit_bytes_;
-  // One device of several has a part of what is counted here.
+  // With several devices in a process, each has only a part of this.
   if (!job_.model.devices.empty()) return measured_;
   try {
     const MemoryPlan plan = plan_memory(count_memory(job_, source_), job_);
     measured_.planned_bytes =
         plan.ranks.at(static_cast<size_t>(pipeline_rank_)).peak.total();
   } catch (const ConfigError&) {
-    // Layers of one's own that need values cannot be counted: no line is drawn.
+    // A user's layers that need values cannot be counted: no line is drawn.
   }
   return measured_;
 }
 
 void MemoryWatch::fail(
     const std::string& place, const c10::OutOfMemoryError& error) {
-  meter_.limit(0);  // words need some, too
-  std::string text = place + ": rank " + std::to_string(rank_) + ": " +
-                     first_line(error) + "; ";
+  meter_.limit(0);  // the message needs memory, too
+  std::string text =
+      format("{}: rank {}: {}; ", place, rank_, first_line(error));
   try {
     text += explain_shortage(
         count_memory(job_, source_), job_, pipeline_rank_, meter_.at_shortage(),

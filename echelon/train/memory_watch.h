@@ -1,11 +1,14 @@
-// What the training loop does about memory: counts it from the start until its
-// timeline has what it needs, keeps a CPU's rank within memory.limit_bytes, and
-// says what to do when it does not suffice.
+// The training loop's view of memory: measures it for the timeline, keeps a
+// rank on a CPU within memory.limit_bytes, and says what to do when it runs
+// out.
 #pragma once
 
 #include <c10/util/Exception.h>
 
+#include <cstdint>
+#include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "echelon/comm/mesh_groups.h"
@@ -18,21 +21,30 @@
 
 namespace echelon {
 
-/// Made by the thread that trains, before the model, on every rank of the world
-/// at once. What it is given outlives it.
+/// Bytes of this host's memory that processes can still have without swapping:
+/// what the kernel says is available (MemAvailable of /proc/meminfo) or, where
+/// that is less, what the control group of a container leaves (memory.max less
+/// memory.current, without its file cache). None where the kernel does not
+/// tell.
+///
+///   root  of the file system that has proc/ and sys/
+std::optional<int64_t>
+available_host_bytes(const std::filesystem::path& root = "/");
+
+/// Every rank of the world makes one at once, in the thread that trains, before
+/// the model. It borrows its arguments.
 class MemoryWatch {
  public:
-  /// Throws ConfigError when what is to be offloaded is more than this host has
-  /// left.
+  /// Throws ConfigError when the job offloads more than this host has left.
   MemoryWatch(
       const Job& job, const ModelSource& source, const World& world,
       const MeshGroups& groups);
 
-  /// After recorder.begin_step(): samples are taken while it records.
+  /// Call it after recorder.begin_step(): samples are taken while it records.
   void begin_step(const Recorder& recorder);
 
-  /// `body`'s result. When memory does not suffice, throws Error: place, kind,
-  /// the plan, and which settings help by how much.
+  /// Returns body(). When memory runs out, throws Error: place, kind, the plan,
+  /// and which settings help by how much.
   template <class Body>
   auto during(const std::string& place, const Body& body) {
     try {
@@ -42,8 +54,8 @@ class MemoryWatch {
     }
   }
 
-  /// Of the recorded steps, with the plan's peak; without samples when nothing
-  /// was recorded.
+  /// The memory of the recorded steps, with the plan's peak; without samples
+  /// when nothing was recorded.
   RankMemory measured();
 
  private:

@@ -51,7 +51,7 @@ RunLayers layers_of_run(
   }
   try {
     layers.counted = counted_shape(job, source);
-  } catch (const std::exception& error) {  // it may not cost the run
+  } catch (const std::exception& error) {  // it must not end the run
     layers.missing = std::string("Nothing is predicted: ") + error.what();
   }
   return layers;
@@ -76,8 +76,7 @@ void save_layers(const RunLayers& layers, const std::filesystem::path& folder) {
 StepPrediction predict_step_here(
     const Job& job, const ModelSource& source, const World& world,
     const RunLayers& layers) {
-  // The simulator is told what links a host has, and nothing of those between
-  // hosts.
+  // The simulator knows the links within a host, but not those between hosts.
   if (world.local_size() != world.size()) {
     return {
         .missing =
@@ -95,7 +94,7 @@ StepPrediction predict_step_here(
         layers.counted ? configured_as_counted(*layers.counted, job, job)
                        : configured(job, facts_of(source));
     return predict_step(what, *here.cluster);
-  } catch (const std::exception& error) {  // it may not cost the report
+  } catch (const std::exception& error) {  // it must not end the report
     return {.missing = std::string("Nothing is predicted: ") + error.what()};
   }
 }

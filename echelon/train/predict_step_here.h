@@ -1,4 +1,4 @@
-// What the simulator says of the run that this process trained, on this
+// The simulator's prediction of the run that this process trained, on this
 // machine.
 #pragma once
 
@@ -14,26 +14,27 @@
 
 namespace echelon {
 
-/// What a run's prediction takes its layers from.
+/// The layers that a run's prediction uses.
 struct RunLayers {
   std::optional<ModelShape> counted;  // empty: formulas stand for them
-  std::string missing;                // why neither can; else empty
+  std::string missing;                // why there is no prediction; else empty
 };
 
-/// Counts them (counted_shape.h) where counts_layers (explain/counted_layers.h)
-/// says so. One rank alone may call it. Throws nothing: why is in the result.
-/// `own_layers`: the model is a program's, not the configuration's.
+/// Counts the layers (counted_shape.h) where counts_layers
+/// (predict/counted_layers.h) says so. One rank alone may call it. Throws
+/// nothing: the result says why. `own_layers`: the model is a program's, not
+/// the configuration's.
 RunLayers layers_of_run(
     const Job& job, const ModelSource& source, const World& world,
     bool own_layers);
 
-/// Writes those that were counted into the run's folder, for `echelon explain`;
-/// an earlier life's are removed where they were not. A file that cannot be
-/// written costs a warning, not the run.
+/// Writes counted layers into the run's folder, for `echelon explain`; without
+/// any, removes those of an earlier start of the run. A file that cannot be
+/// written is a warning and does not end the run.
 void save_layers(const RunLayers& layers, const std::filesystem::path& folder);
 
-/// One rank alone may call it. Throws nothing for what cannot be predicted: why
-/// is in the result.
+/// One rank alone may call it. Throws nothing for what cannot be predicted: the
+/// result says why.
 StepPrediction predict_step_here(
     const Job& job, const ModelSource& source, const World& world,
     const RunLayers& layers);

@@ -16,6 +16,7 @@
 #include "echelon/error.h"
 #include "echelon/models/make_network.h"
 #include "echelon/models/weights.h"
+#include "echelon/text/format.h"
 
 namespace echelon {
 namespace {
@@ -35,8 +36,8 @@ void check_options(const SampleOptions& options) {
       "must be more than 0 and at most 1");
 }
 
-/// How many words the model that wrote `weights` knows.
-int64_t words_of(const std::string& weights) {
+/// The vocabulary size of the model that wrote `weights`.
+int64_t vocabulary_of(const std::string& weights) {
   const WeightsSource source(weights);
   for (const char* name :
        {"transformer.wte.weight", "model.embed_tokens.weight"}) {
@@ -44,10 +45,10 @@ int64_t words_of(const std::string& weights) {
     if (tensor != nullptr) return tensor->facts.shape.at(0);
   }
   throw DataError(
-      weights + ": has no embedding of words; it is no language model's");
+      weights + ": has no token embedding; it is no language model's");
 }
 
-/// Prints what is new in a text that grows, but never half a character.
+/// Prints what is new in a growing text, in whole characters.
 class Printer {
  public:
   explicit Printer(const std::function<void(std::string_view)>& print)
@@ -72,11 +73,11 @@ class Generator {
       : device_(
             at::globalContext().hasCUDA() ? torch::Device(torch::kCUDA, 0)
                                           : torch::Device(torch::kCPU)),
-        words_(words_of(weights)),
-        usable_(std::min(words_, tokenizer.vocab_size())) {
-    const auto shape = language_model_shape(job.model, words_);
+        vocabulary_(vocabulary_of(weights)),
+        usable_(std::min(vocabulary_, tokenizer.vocab_size())) {
+    const auto shape = language_model_shape(job.model, vocabulary_);
     window_ = std::min(job.data.sequence, shape.max_positions);
-    network_ = make_network(job.model, {window_}, words_, job.train.seed);
+    network_ = make_network(job.model, {window_}, vocabulary_, job.train.seed);
     load_weights(*network_, weights);
     network_->to(device_);
     network_->eval();
@@ -94,30 +95,30 @@ class Generator {
     return out[0][0][length - 1].narrow(0, 0, usable_);
   }
 
-  int64_t words() const { return words_; }
+  int64_t vocabulary() const { return vocabulary_; }
 
  private:
   torch::Device device_;
-  int64_t words_;
-  int64_t usable_;  // those that the tokenizer has as well
+  int64_t vocabulary_;
+  int64_t usable_;  // ids that the tokenizer has as well
   int64_t window_ = 0;
   std::shared_ptr<Network> network_;
 };
 
 std::vector<TokenId> encode_prompt(
-    const Tokenizer& tokenizer, const std::string& prompt, int64_t words) {
+    const Tokenizer& tokenizer, const std::string& prompt, int64_t vocabulary) {
   const auto ids = tokenizer.encode(prompt);
   if (ids.empty()) {
     throw ConfigError(
         "sample: --prompt \"" + prompt +
-        "\" has no tokens; give the words to go on with");
+        "\" has no tokens; give the text to continue");
   }
   for (const TokenId id : ids) {
-    if (id < words) continue;
-    throw ConfigError(
-        "sample: the tokenizer gives token " + std::to_string(id) +
-        " of the prompt, but the model has " + std::to_string(words) +
-        "; it is not the tokenizer that the model was trained with");
+    if (id < vocabulary) continue;
+    throw ConfigError(format(
+        "sample: the tokenizer gives token {} of the prompt, but the model has "
+        "{}; it is not the tokenizer that the model was trained with",
+        id, vocabulary));
   }
   return ids;
 }
@@ -154,7 +155,7 @@ int64_t choose_token(
         (score_of(id) - score_of(order.front())) / options.temperature));
     sum += weights.back();
   }
-  // The fewest whose part reaches top_p.
+  // The fewest whose probabilities reach top_p.
   size_t kept = 0;
   double part = 0;
   while (kept < weights.size()) {
@@ -180,7 +181,7 @@ void sample_text(
   }
   const auto tokenizer = open_tokenizer(job.data);
   Generator generator(job, weights, *tokenizer);
-  auto ids = encode_prompt(*tokenizer, options.prompt, generator.words());
+  auto ids = encode_prompt(*tokenizer, options.prompt, generator.vocabulary());
   Printer printer(print);
   printer.show(tokenizer->decode(ids), false);
   const int64_t own_end = job.data.end_of_text_id;

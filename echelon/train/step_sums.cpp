@@ -12,7 +12,7 @@
 namespace echelon {
 namespace {
 
-// As they travel: numbers alone, since they are summed.
+// As they are sent: numbers only, since they are summed.
 struct Summands {
   double loss_sum = 0;
   double count = 0;
@@ -37,7 +37,7 @@ Summands summands_of(const StepShare& own) {
       .saver = own.saver};
 }
 
-// `work`, `bad`: a number of each rank.
+// `work` and `bad` have a number for each rank.
 void compare_ranks(
     const double* work, const double* bad, int64_t num_ranks, StepSums& sums) {
   double total = 0;

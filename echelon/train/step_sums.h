@@ -1,4 +1,5 @@
-// What ranks tell each other once a step, after backward: one small all_reduce.
+// What ranks tell each other once a step, after backward, by one small
+// all-reduce.
 #pragma once
 
 #include <cstdint>
@@ -9,31 +10,31 @@
 
 namespace echelon {
 
-/// This rank's part.
+/// What this rank contributes.
 struct StepShare {
   Score score;              // of its samples; loss_sum may be NaN or infinite
   int64_t skipped = 0;      // samples that could not be read
-  double work_seconds = 0;  // since the step began, until now
-  bool stop = false;        // it was asked to end after the step
-  bool terminated = false;  // and that by SIGTERM
+  double work_seconds = 0;  // since the step began
+  bool stop = false;        // the process was asked to stop after the step
+  bool terminated = false;  // it was asked by SIGTERM
   SaverNews saver;
 };
 
-/// What all ranks know then.
+/// What all ranks know afterwards.
 struct StepSums {
   double loss_sum = 0;  // of the ranks whose loss is finite
   double count = 0;     // units
   double samples = 0;
   double skipped = 0;
-  bool stop = false;       // one rank was asked to
-  bool preempted = false;  // one of them by SIGTERM
+  bool stop = false;       // some rank was asked to stop
+  bool preempted = false;  // some rank was asked by SIGTERM
   SaverNews saver;
   int64_t bad_rank = -1;      // first rank whose loss is not finite
-  int32_t slowest_rank = -1;  // none of one rank
-  double slowest_excess = 0;  // its work over the mean, less 1
+  int32_t slowest_rank = -1;  // -1 with one rank
+  double slowest_excess = 0;  // its work seconds over the mean, less 1
 };
 
-/// Every rank of the world calls, and gets the same.
+/// Every rank of the world calls this and gets the same result.
 StepSums share_sums(const StepShare& own, const World& world);
 
 }  // namespace echelon

@@ -14,13 +14,14 @@
 #include "echelon/checkpoint/weights/weights_file.h"
 #include "echelon/comm/mesh_groups.h"
 #include "echelon/error.h"
+#include "echelon/text/format.h"
 #include "echelon/train/memory_watch.h"
 #include "echelon/train/predict_step_here.h"
 #include "echelon/train/report_writer.h"
+#include "echelon/train/run_log.h"
 #include "echelon/train/saving/resume.h"
 #include "echelon/train/saving/saver.h"
 #include "echelon/train/step_sums.h"
-#include "echelon/train/strategies/describe_cut.h"
 
 namespace echelon {
 namespace {
@@ -38,8 +39,8 @@ int threads_per_rank(const Job& job, const World& world) {
   return world.compute_threads();
 }
 
-/// "; kept in runs/first: metrics.jsonl": what a run that cannot go on writing
-/// has written.
+/// "; kept in runs/first: metrics.jsonl": what a run whose writing failed has
+/// written until then.
 std::string what_is_kept(const std::filesystem::path& folder) {
   std::string list;
   for (const char* name :
@@ -56,12 +57,102 @@ std::string what_is_kept(const std::filesystem::path& folder) {
   return list.empty() ? "" : "; kept in " + folder.string() + ": " + list;
 }
 
-// The first steps are not typical: buckets are cut anew, memory is new.
+/// Runs `write`, whose errors then also say what the folder has all the same.
+template <class Write>
+void keeping(const std::filesystem::path& folder, const Write& write) {
+  try {
+    write();
+  } catch (const CommError&) {
+    throw;
+  } catch (const CheckpointError& error) {
+    throw CheckpointError(error.what() + what_is_kept(folder));
+  } catch (const Error& error) {
+    throw Error(error.what() + what_is_kept(folder));
+  } catch (const std::filesystem::filesystem_error& error) {
+    throw Error(format(
+        "cannot make {}: {}{}", error.path1().string(), error.code().message(),
+        what_is_kept(folder)));
+  }
+}
+
+// The first steps are not typical: buckets are laid out again after one step,
+// and memory is allocated.
 int64_t
 first_recorded_step(const Job& job, const Resume& resume, int64_t total_steps) {
   const int64_t first =
       resume.candidates.empty() ? 0 : resume.candidates.front().step;
   return total_steps - first > job.train.timeline_steps + 3 ? first + 3 : first;
+}
+
+// Ranks that compute each layer together communicate several times a layer.
+void warn_of_slow_links(
+    const Layout& layout, const Mesh& mesh, int local_size) {
+  const int64_t tp = layout.tp;
+  if (mesh.within_hosts(Axis::tp, local_size)) return;
+  Layout usual = layout;
+  usual.order = kAxes;
+  const bool by_order = Mesh(usual).within_hosts(Axis::tp, local_size);
+  std::fprintf(
+      stderr,
+      "warning: [layout] tp=%lld: a host has %d %s, so that some groups of "
+      "%lld span several hosts; tp is fast where its ranks share a host%s\n",
+      static_cast<long long>(tp), local_size,
+      local_size == 1 ? "rank" : "ranks", static_cast<long long>(tp),
+      by_order ? ": name it last in [layout] order" : "");
+}
+
+LoaderOptions
+held_out_batches(LoaderOptions options, const TrainingData& data) {
+  options.samples = data.holdout_samples;
+  options.rank_batch.clear();
+  options.shuffle = options.training = options.drop_last = false;
+  return options;
+}
+
+// Records each collective as a span, and where a rank waited for it.
+void record_collectives(World& world, std::shared_ptr<Recorder> recorder) {
+  world.history().on_end([recorder](const CollectiveRecord& record) {
+    if (!recorder->active()) return;
+    Span span{
+        .track = "comm",
+        .name =
+            record.operation + (record.label.empty() ? "" : " " + record.label),
+        .kind = SpanKind::communication,
+        .begin_ns = record.begin_ns,
+        .end_ns = record.end_ns,
+        .bytes = record.bytes,
+        .axis = record.axis};
+    recorder->add(span);
+    // A pipeline records its own waits, with the actions that it waits for.
+    if (record.wait_begin_ns == 0 || record.axis == "pp") return;
+    span.track = "compute";
+    span.name = "wait for " + span.name;
+    span.begin_ns = record.wait_begin_ns;
+    span.bytes = 0;
+    span.axis.clear();
+    recorder->add(std::move(span));
+  });
+}
+
+void print_restored(
+    const Resumed& resumed, const Resume& from, const Job& job,
+    const std::string& samples, int64_t total_steps) {
+  const CheckpointManifest& manifest = resumed.manifest;
+  std::printf(
+      "resumes from step %lld of %s, saved with %s on %lld %s\n",
+      static_cast<long long>(manifest.step), resumed.path.c_str(),
+      manifest.layout.c_str(), static_cast<long long>(manifest.ranks),
+      manifest.ranks == 1 ? "rank" : "ranks");
+  if (from.instead_of_others) {
+    std::printf(
+        "  the run has checkpoints of its own, and no longer needs %s\n",
+        job.checkpoint.resume.c_str());
+  }
+  for (const auto& line : resumed.lines) std::printf("  %s\n", line.c_str());
+  for (const auto& line : differences(manifest, job, samples, total_steps)) {
+    std::printf("  %s\n", line.c_str());
+  }
+  std::fflush(stdout);
 }
 
 class Loop {
@@ -72,32 +163,26 @@ class Loop {
   TrainResult run();
 
  private:
-  LoaderOptions held_out_batches() const;
   bool one_step(Position position);
   StepSums share(const Score& score, int64_t skipped, double work_seconds);
   StepUpdate update(bool logged);
   void record(
       const StepSums& sums, Position position, const StepUpdate& update,
       bool logged, double started, double data_seconds);
-  void warn_of_slow_links() const;
-  void take_up(const Resumed& resumed);
-  void say_what_is_taken_up(const Resumed& resumed) const;
-  void take_up_metrics();
-  void forget_metrics() const;
-  CheckpointManifest where_we_are() const;
-  void save(const SaverNews& news);
+  void restore();
+  CheckpointManifest position_in_run() const;
+  void save();
   void save_last();
+  void say_saved(const std::filesystem::path& before);
   bool evaluation_due() const;
   void evaluate();
   [[noreturn]] void fail_numeric(const Batch& batch, const StepSums& sums);
-  void finish();
+  void write_outcome();
   double seconds() const {
     return static_cast<double>(steady_now_ns() - begin_ns_) * 1e-9;
   }
-  bool first() const { return world_.rank() == 0; }
-  int64_t epoch_samples() const {
-    return static_cast<int64_t>(data_.train_samples.size());
-  }
+  bool is_rank_zero() const { return world_.rank() == 0; }
+  bool evaluated() const { return log_.evaluated_step() == step_; }
 
   const Job& job_;
   World& world_;
@@ -107,21 +192,17 @@ class Loop {
   Loader loader_;
   int64_t total_steps_;
   ModelSource source_;
-  bool own_layers_;                  // a program's, not the configuration's
+  bool own_layers_;                  // the caller's, not the configuration's
   RunLayers run_layers_;             // rank 0; for predictions
   std::vector<std::string> layers_;  // names
-  std::string samples_;              // what they are
+  std::string samples_;              // describe_samples()
   Resume resume_;
   bool counts_tokens_;  // the objective's units; else they are samples
   std::shared_ptr<Recorder> recorder_;
   MemoryWatch memory_;
   TrainingState state_;
   std::optional<Saver> saver_;
-  std::unique_ptr<MetricsWriter> metrics_;
-  std::unique_ptr<Progress> progress_;
-  std::vector<StepMetrics> steps_;
-  std::vector<EvaluationMetrics> evaluations_;  // earlier runs' on rank 0 alone
-  int64_t evaluated_step_ = -1;  // the last one, the same on all ranks
+  RunLog log_;
   int64_t begin_ns_ = steady_now_ns();
   int64_t step_ = 0;   // done
   Position position_;  // behind them
@@ -133,17 +214,7 @@ class Loop {
   int64_t saved_step_ = -1;    // by save_last()
   int64_t skipped_ = 0;        // samples
   int64_t skipped_steps_ = 0;  // that overflowed
-  double window_loss_ = 0;     // summed since the last logged step
-  int64_t window_steps_ = 0;
 };
-
-LoaderOptions Loop::held_out_batches() const {
-  LoaderOptions options = training_batches(job_, data_, groups_);
-  options.samples = data_.holdout_samples;
-  options.rank_batch.clear();
-  options.shuffle = options.training = options.drop_last = false;
-  return options;
-}
 
 Loop::Loop(
     const Job& job, World& world, std::filesystem::path folder,
@@ -169,123 +240,51 @@ Loop::Loop(
           world.rank(), first_recorded_step(job, resume_, total_steps_),
           job.train.timeline_steps)),
       memory_(job, source_, world, groups_),
-      state_(memory_.during("the model is built", [&] {
-        return TrainingState(
-            job,
-            {source_, world_, groups_, recorder_.get(),
-             [this](const std::string& line) {
-               if (first()) std::printf("%s\n", line.c_str());
-               std::fflush(stdout);
-             }},
-            total_steps_);
-      })) {
-  if (first()) warn_of_slow_links();
+      state_(memory_.during(
+          "the model is built",
+          [&] {
+            return TrainingState(
+                job,
+                {source_, world_, groups_, recorder_.get(),
+                 [this](const std::string& line) {
+                   if (is_rank_zero()) std::printf("%s\n", line.c_str());
+                   std::fflush(stdout);
+                 }},
+                total_steps_);
+          })),
+      log_(world, folder_, job.train.log_every) {
+  if (is_rank_zero()) {
+    warn_of_slow_links(job.layout, groups_.mesh(), world_.local_size());
+  }
   if (saves(job.checkpoint)) {
     saver_.emplace(job, source_, world_, groups_, folder_, recorder_.get());
   }
-  if (!resume_.candidates.empty()) {
-    take_up(resume(resume_, job_, state_, source_, world_, groups_, samples_));
-  }
-  if (!first()) return;
+  if (!resume_.candidates.empty()) restore();
+  if (!is_rank_zero()) return;
   run_layers_ = layers_of_run(job, source_, world_, own_layers_);
   save_layers(run_layers_, folder_);
-  if (!resume_.own) forget_metrics();
-  metrics_ = std::make_unique<MetricsWriter>(folder_ / "metrics.jsonl");
-  ProgressOptions options = progress_options_for(1);
-  options.every = job.train.log_every;
-  progress_ = std::make_unique<Progress>(total_steps_, options);
+  if (!resume_.own) log_.start_over();
+  log_.open(total_steps_);
 }
 
-void Loop::take_up(const Resumed& resumed) {
+void Loop::restore() {
+  const Resumed resumed =
+      resume(resume_, job_, state_, source_, world_, groups_, samples_);
   const CheckpointManifest& from = resumed.manifest;
   step_ = from.step;
-  if (resume_.own && saver_) saver_->goes_on_from(step_, resumed.path);
+  if (resume_.own && saver_) saver_->resumed_from(step_, resumed.path);
   skipped_steps_ = from.skipped_steps;
   position_ = {from.epoch, from.consumed};
-  resumed_ = "step " + std::to_string(step_) + " (" + from.layout + ")";
-  if (first()) say_what_is_taken_up(resumed);
-  if (resume_.own) take_up_metrics();
-}
-
-void Loop::say_what_is_taken_up(const Resumed& resumed) const {
-  const CheckpointManifest& from = resumed.manifest;
-  std::printf(
-      "goes on from step %lld of %s, saved with %s on %lld %s\n",
-      static_cast<long long>(step_), resumed.path.c_str(), from.layout.c_str(),
-      static_cast<long long>(from.ranks), from.ranks == 1 ? "rank" : "ranks");
-  if (resume_.instead_of_others) {
-    std::printf(
-        "  the run has checkpoints of its own, and no longer needs %s\n",
-        job_.checkpoint.resume.c_str());
+  resumed_ = format("step {} ({})", step_, from.layout);
+  if (is_rank_zero()) {
+    print_restored(resumed, resume_, job_, samples_, total_steps_);
   }
-  for (const auto& line : resumed.lines) std::printf("  %s\n", line.c_str());
-  for (const auto& line : differences(from, job_, samples_, total_steps_)) {
-    std::printf("  %s\n", line.c_str());
-  }
-  std::fflush(stdout);
-}
-
-// Every rank calls: all must know whether this step was evaluated.
-void Loop::take_up_metrics() {
-  const auto path = folder_ / "metrics.jsonl";
-  if (first() && std::filesystem::exists(path)) {
-    cut_metrics(path, step_);
-    MetricsFile before = read_metrics(path);
-    steps_ = std::move(before.steps);
-    evaluations_ = std::move(before.evaluations);
-  }
-  const int64_t last = evaluations_.empty() ? -1 : evaluations_.back().step;
-  evaluated_step_ = std::stoll(world_.exchange(std::to_string(last))[0]);
-}
-
-// Of a run that was killed before its first checkpoint.
-void Loop::forget_metrics() const {
-  const auto path = folder_ / "metrics.jsonl";
-  if (!std::filesystem::exists(path)) return;
-  cut_metrics(path, 0);
-  std::printf("the run has no checkpoint: it begins again\n");
-}
-
-// Ranks that compute each layer together talk several times a layer.
-void Loop::warn_of_slow_links() const {
-  const int64_t tp = job_.layout.tp;
-  if (groups_.mesh().within_hosts(Axis::tp, world_.local_size())) return;
-  Layout usual = job_.layout;
-  usual.order = kAxes;
-  const bool by_order = Mesh(usual).within_hosts(Axis::tp, world_.local_size());
-  std::fprintf(
-      stderr,
-      "warning: [layout] tp=%lld: a host has %d %s, so that some groups of "
-      "%lld lie on several hosts; tp is fast where its ranks share a host%s\n",
-      static_cast<long long>(tp), world_.local_size(),
-      world_.local_size() == 1 ? "rank" : "ranks", static_cast<long long>(tp),
-      by_order ? ": name it last in [layout] order" : "");
+  if (resume_.own) log_.restore(step_);
 }
 
 TrainResult Loop::run() {
   // Collectives may end after a loop that an error ended.
-  world_.history().on_end([recorder =
-                               recorder_](const CollectiveRecord& record) {
-    if (!recorder->active()) return;
-    Span span{
-        .track = "comm",
-        .name =
-            record.operation + (record.label.empty() ? "" : " " + record.label),
-        .kind = SpanKind::communication,
-        .begin_ns = record.begin_ns,
-        .end_ns = record.end_ns,
-        .bytes = record.bytes,
-        .axis = record.axis};
-    recorder->add(span);
-    // A pipeline records its own waits, with the actions that it waits for.
-    if (record.wait_begin_ns == 0 || record.axis == "pp") return;
-    span.track = "compute";
-    span.name = "wait for " + span.name;
-    span.begin_ns = record.wait_begin_ns;
-    span.bytes = 0;
-    span.axis.clear();
-    recorder->add(std::move(span));
-  });
+  record_collectives(world_, recorder_);
   begin_ns_ = steady_now_ns();
   for (int64_t epoch = position_.epoch; step_ < total_steps_ && !stop_;
        ++epoch) {
@@ -293,22 +292,23 @@ TrainResult Loop::run() {
     if (epoch == position_.epoch) loader_.seek(position_);
     while (step_ < total_steps_ && !stop_ && one_step(loader_.position())) {
       if (evaluation_due()) evaluate();
-      save(news_);
+      save();
     }
   }
-  if (first()) metrics_->flush();
-  // Who is stopped may have little time.
-  if (!stop_ && evaluated_step_ != step_) evaluate();
+  if (is_rank_zero()) log_.flush();
+  // A process that was asked to stop may have little time left.
+  if (!stop_ && !evaluated()) evaluate();
   save_last();
-  if (stop_ && !preempted_ && evaluated_step_ != step_) evaluate();
+  if (stop_ && !preempted_ && !evaluated()) evaluate();
   world_.history().on_end(nullptr);
-  finish();
+  write_outcome();
   if (!save_error_.empty()) {
     throw CheckpointError(save_error_ + what_is_kept(folder_));
   }
   TrainResult result{
       .steps = step_, .interrupted = stop_, .preempted = preempted_};
-  if (!evaluations_.empty()) result.evaluation = evaluations_.back();
+  const auto& evaluations = log_.evaluations();
+  if (!evaluations.empty()) result.evaluation = evaluations.back();
   return result;
 }
 
@@ -355,8 +355,7 @@ StepUpdate Loop::update(bool logged) {
     return state_.update(
         step_, logged, recorder_.get(), by_layer ? &layers_ : nullptr);
   } catch (const NumericError& error) {
-    throw NumericError(
-        "step " + std::to_string(step_ + 1) + ": " + error.what());
+    throw NumericError(format("step {}: {}", step_ + 1, error.what()));
   }
 }
 
@@ -374,12 +373,12 @@ StepSums Loop::share(const Score& score, int64_t skipped, double work_seconds) {
 void Loop::record(
     const StepSums& sums, Position position, const StepUpdate& update,
     bool logged, double started, double data_seconds) {
-  if (!first()) return;
+  if (!is_rank_zero()) return;
   StepMetrics metrics;
   metrics.step = step_;
   metrics.epoch = static_cast<double>(position.epoch) +
                   static_cast<double>(position.consumed) /
-                      static_cast<double>(epoch_samples());
+                      static_cast<double>(data_.train_samples.size());
   metrics.loss = sums.count > 0 ? sums.loss_sum / sums.count : 0;
   metrics.step_seconds = seconds() - started;
   metrics.data_seconds = data_seconds;
@@ -399,26 +398,11 @@ void Loop::record(
     metrics.layer_grad_norms.emplace_back(layers_[i], update.layer_norms[i]);
   }
   if (sums.slowest_rank >= 0) metrics.slowest_rank = sums.slowest_rank;
-  metrics_->append(metrics);
-  steps_.push_back(metrics);
-  const int64_t every = std::max<int64_t>(1, job_.train.log_every);
-  if (window_steps_ == every) window_loss_ = window_steps_ = 0;
-  window_loss_ += metrics.loss;
-  ++window_steps_;
-  progress_->update(
-      {.step = step_,
-       .epoch = metrics.epoch,
-       .loss = window_loss_ / static_cast<double>(window_steps_),
-       .samples_per_second = metrics.samples_per_second,
-       .tokens_per_second = metrics.tokens_per_second.value_or(0),
-       .slowest_rank = sums.slowest_rank,
-       .slowest_excess = sums.slowest_excess,
-       .loss_scale = update.loss_scale.value_or(0),
-       .skipped_steps = skipped_steps_});
+  log_.add(metrics, sums);
 }
 
 bool Loop::evaluation_due() const {
-  if (stop_ || evaluated_step_ == step_) return false;
+  if (stop_ || evaluated()) return false;
   const int64_t every = job_.train.eval_every;
   return every > 0 ? step_ % every == 0 : loader_.at_end();
 }
@@ -430,7 +414,9 @@ void Loop::evaluate() {
   {
     ScopedSpan span(
         recorder_.get(), "compute", "evaluation", SpanKind::evaluation);
-    Loader loader(*data_.holdout, held_out_batches());
+    Loader loader(
+        *data_.holdout,
+        held_out_batches(training_batches(job_, data_, groups_), data_));
     while (const auto batch = loader.next()) {
       score += state_.model().evaluate(*batch);
     }
@@ -446,7 +432,7 @@ void Loop::evaluate() {
   const double* values = all.data_ptr<double>();
   EvaluationMetrics metrics;
   metrics.step = step_;
-  metrics.epoch = steps_.empty() ? 0 : steps_.back().epoch;
+  metrics.epoch = log_.steps().empty() ? 0 : log_.steps().back().epoch;
   metrics.samples = static_cast<int64_t>(values[3]);
   metrics.loss = values[0] / values[1];
   metrics.accuracy = values[2] / values[1];
@@ -455,11 +441,7 @@ void Loop::evaluate() {
     metrics.tokens = static_cast<int64_t>(values[1]);
     metrics.perplexity = std::exp(metrics.loss);
   }
-  evaluations_.push_back(metrics);
-  evaluated_step_ = step_;
-  if (!first()) return;
-  metrics_->append(metrics);
-  progress_->message("step " + std::to_string(step_) + ": " + to_text(metrics));
+  log_.add(metrics);
 }
 
 void Loop::fail_numeric(const Batch& batch, const StepSums& sums) {
@@ -467,15 +449,15 @@ void Loop::fail_numeric(const Batch& batch, const StepSums& sums) {
   if (const auto found = state_.model().find_nonfinite(batch)) {
     where = found->layer == "input"
                 ? "the input batch"
-                : "layer " + found->layer + " (" + found->what + ")";
+                : format("layer {} ({})", found->layer, found->what);
   }
   where = world_.exchange(where)[static_cast<size_t>(sums.bad_rank)];
   std::ostringstream message;
   message << "step " << step_ + 1 << ": the loss of rank " << sums.bad_rank
           << " is not a finite number; first NaN or infinity in " << where
           << ". Parameters are those of step " << step_
-          << "; lower [optimizer] learning_rate, set clip_norm, or look at "
-             "the data";
+          << "; lower [optimizer] learning_rate, set clip_norm, or look at the "
+             "data";
   if (job_.precision.compute == "fp16") {
     message << ". Numbers of fp16 end at 65504; those of [precision] compute = "
                "\"bf16\" do not";
@@ -483,25 +465,7 @@ void Loop::fail_numeric(const Batch& batch, const StepSums& sums) {
   throw NumericError(message.str());
 }
 
-/// Runs `write`; an error of writing says what the folder holds all the same.
-template <class Write>
-void keeping(const std::filesystem::path& folder, const Write& write) {
-  try {
-    write();
-  } catch (const CommError&) {
-    throw;
-  } catch (const CheckpointError& error) {
-    throw CheckpointError(error.what() + what_is_kept(folder));
-  } catch (const Error& error) {
-    throw Error(error.what() + what_is_kept(folder));
-  } catch (const std::filesystem::filesystem_error& error) {
-    throw Error(
-        "cannot make " + error.path1().string() + ": " +
-        error.code().message() + what_is_kept(folder));
-  }
-}
-
-CheckpointManifest Loop::where_we_are() const {
+CheckpointManifest Loop::position_in_run() const {
   CheckpointManifest now;
   now.step = step_;
   now.skipped_steps = skipped_steps_;
@@ -509,32 +473,36 @@ CheckpointManifest Loop::where_we_are() const {
   now.epoch = position_.epoch;
   now.consumed = position_.consumed;
   now.data = samples_;
-  if (!steps_.empty()) now.metrics["loss"] = steps_.back().loss;
-  if (evaluated_step_ == step_ && !evaluations_.empty()) {
-    now.metrics["eval_loss"] = evaluations_.back().loss;
-    now.metrics["eval_accuracy"] = evaluations_.back().accuracy;
+  if (!log_.steps().empty()) now.metrics["loss"] = log_.steps().back().loss;
+  if (evaluated() && !log_.evaluations().empty()) {
+    now.metrics["eval_loss"] = log_.evaluations().back().loss;
+    now.metrics["eval_accuracy"] = log_.evaluations().back().accuracy;
   }
   return now;
 }
 
-void Loop::save(const SaverNews& news) {
-  if (!saver_) return;
-  const auto before = saver_->last();
-  // A run that goes on from there has the metrics of the steps before.
-  if (first() && saver_->due(step_, news)) metrics_->flush();
-  saver_->after_step(state_, where_we_are(), news);
-  if (first() && saver_->last() != before) {
-    progress_->message("saved " + saver_->last().string());
+void Loop::say_saved(const std::filesystem::path& before) {
+  if (is_rank_zero() && saver_->last() != before) {
+    log_.message("saved " + saver_->last().string());
   }
 }
 
-// What went wrong is told when everything else is written.
+void Loop::save() {
+  if (!saver_) return;
+  const auto before = saver_->last();
+  // A run that is resumed from there has the metrics of the steps before.
+  if (is_rank_zero() && saver_->due(step_, news_)) log_.flush();
+  saver_->after_step(state_, position_in_run(), news_);
+  say_saved(before);
+}
+
+// An error is reported after everything else is written.
 void Loop::save_last() {
   if (!saver_) return;
   const auto before = saver_->last();
   try {
     if (stop_ || job_.checkpoint.at_end) {
-      saver_->save_and_wait(state_, where_we_are());
+      saver_->save_and_wait(state_, position_in_run());
       saved_step_ = step_;
     } else {
       saver_->wait();
@@ -542,14 +510,13 @@ void Loop::save_last() {
   } catch (const CheckpointError& error) {
     save_error_ = error.what();
   }
-  if (first() && saver_->last() != before) {
-    progress_->message("saved " + saver_->last().string());
-  }
+  say_saved(before);
 }
 
-void Loop::finish() {
-  if (first()) progress_->finish();
-  if (first() && saver_ && saved_step_ == step_) {
+// The weights alone, as one file, and the report.
+void Loop::write_outcome() {
+  if (is_rank_zero()) log_.finish();
+  if (is_rank_zero() && saver_ && saved_step_ == step_) {
     keeping(folder_, [&] {
       std::vector<std::string> names;
       for (const auto& info : source_.parameters) names.push_back(info.name);
@@ -558,12 +525,19 @@ void Loop::finish() {
           reader, (folder_ / "checkpoints/last.safetensors").string(), names);
     });
   }
-  RunSummary summary;
-  summary.seconds = seconds();
-  summary.steps = std::move(steps_);
-  summary.evaluations = evaluations_;
-  summary.skipped = skipped_;
-  summary.skipped_steps = skipped_steps_;
+  RunSummary summary{
+      .seconds = seconds(),
+      .steps = log_.steps(),
+      .evaluations = log_.evaluations(),
+      .num_parameters = source_.num_parameters(),
+      .partition = state_.model().describe(),
+      .memory = memory_.measured(),
+      .skipped = skipped_,
+      .skipped_steps = skipped_steps_,
+      .resumed = resumed_,
+      .predict = [&] {
+        return predict_step_here(job_, source_, world_, run_layers_);
+      }};
   if (stop_) {
     summary.outcome = preempted_ ? "stopped by SIGTERM" : "stopped by the user";
   }
@@ -571,14 +545,7 @@ void Loop::finish() {
     summary.checkpoints = saver_->count();
     summary.checkpoint_seconds = saver_->stopped_seconds();
   }
-  summary.resumed = resumed_;
-  summary.cut = state_.model().describe();
-  summary.memory = memory_.measured();
-  summary.num_parameters = source_.num_parameters();
-  if (first()) summary.tensor = describe_cut(job_, source_);
-  summary.predict = [&] {
-    return predict_step_here(job_, source_, world_, run_layers_);
-  };
+  if (is_rank_zero()) summary.tensor = describe_shards(job_, source_);
   keeping(folder_, [&] {
     write_run_report(job_, world_, folder_, recorder_->take(), summary);
   });
@@ -601,8 +568,7 @@ TrainResult train(
   try {
     return Loop(job, world, folder, layers).run();
   } catch (...) {
-    throw;  // an error that nobody catches would not end the loop, with its
-            // metrics
+    throw;  // without a handler, the stack would not unwind and flush metrics
   }
 }
 

@@ -25,28 +25,28 @@ namespace echelon {
 
 struct TrainResult {
   int64_t steps = 0;         // done
-  bool interrupted = false;  // stopped by a signal, at a whole step
+  bool interrupted = false;  // stopped by a signal, after a complete step
   bool preempted = false;    // that signal was SIGTERM
-  /// The last one; samples 0 when nothing is held out. One of an earlier run,
-  /// where there was nothing left to do, rank 0 alone has.
+  /// The last one; samples is 0 when nothing is held out. When an earlier
+  /// process had finished the run, only rank 0 has it.
   EvaluationMetrics evaluation;
 };
 
-/// Trains as the job says. Every rank of the world calls this, with the same
-/// job and `folder`, the run's folder, which exists. Writes layers.json at the
-/// beginning (predict_step_here.h), metrics.jsonl while it runs; at the end
-/// checkpoints/last.safetensors, timeline.json, report.html.
+/// Trains as the job says. Every rank of the world calls this with the same job
+/// and `folder`, the run's folder, which exists. Writes layers.json at the
+/// beginning (predict_step_here.h), metrics.jsonl while it runs, and at the end
+/// checkpoints/last.safetensors, timeline.json and report.html.
 ///
-/// Throws ConfigError for a value that a configuration must not have (a
-/// checkpoint keeps the job as one), NumericError (step, rank, first layer)
-/// when the loss is not finite, DataError for a broken sample, CommError when a
-/// peer is lost, CheckpointError when no checkpoint can be read, or too many
-/// not written.
+/// Throws ConfigError for a value that no configuration may have (a checkpoint
+/// stores the job as one), NumericError (step, rank, first layer) when the loss
+/// is not finite, DataError for a broken sample, CommError when a peer is lost,
+/// CheckpointError when no checkpoint can be read or too many cannot be
+/// written.
 ///
-/// `layers`: a list of the caller's own in place of job.model; its first layer
-/// takes the data's samples, its last returns a score for each class (or for
-/// each word, of each token). Given as a function of the tensor-parallel ranks,
-/// it may be cut over them (model_source.h).
+/// `layers` replaces job.model by the caller's own list. Its first layer takes
+/// the data's samples, its last returns a score for each class (of a text: for
+/// each token of the vocabulary, at each position). A function of the
+/// tensor-parallel ranks may shard the layers over them (model_source.h).
 TrainResult train(
     const Job& job, World& world, const std::filesystem::path& folder,
     const LayerList* layers = nullptr);
@@ -54,8 +54,8 @@ TrainResult train(
     const Job& job, World& world, const std::filesystem::path& folder,
     const LayerFactory& layers);
 
-/// From now on SIGINT and SIGTERM ask the loop to save and to end after the
-/// current step, SIGUSR1 to save alone; a second one of the first two ends the
+/// From now on SIGINT and SIGTERM ask the loop to save and stop after the
+/// current step, and SIGUSR1 to save only. A second SIGINT or SIGTERM ends the
 /// process at once.
 void install_stop_signals();
 

@@ -22,16 +22,16 @@
 namespace echelon {
 namespace {
 
-/// Everything of one step that is compared, of the parameters that live here.
+/// What is compared of one step: of the parameters that this rank has.
 struct Snapshot {
   double loss_sum = 0;
   double count = 0;
-  std::map<std::string, ParameterPart> gradients;  // `value` is one
-  std::map<std::string, ParameterPart> parameters;
+  std::map<std::string, LocalParameter> gradients;  // `value` is one
+  std::map<std::string, LocalParameter> parameters;
 };
 
-// `values`, at the place of `part`.
-ParameterPart copy_of(const ParameterPart& part, torch::Tensor values) {
+// `values` as the same part of its tensor as `part`.
+LocalParameter copy_of(const LocalParameter& part, torch::Tensor values) {
   return {
       .name = part.name,
       .value = std::move(values),
@@ -39,7 +39,7 @@ ParameterPart copy_of(const ParameterPart& part, torch::Tensor values) {
       .range = part.range};
 }
 
-/// The job's steps as the layout of `groups` does them.
+/// Runs the job's steps on the layout of place.groups.
 class Run {
  public:
   Run(const Job& job, const TrainingData& data, const ModelPlace& place,
@@ -64,7 +64,7 @@ class Run {
     const Score score = forward_backward(*batch);
     snapshot.loss_sum = score.loss_sum;
     snapshot.count = static_cast<double>(score.count);
-    for (const auto& part : state_.model().parts()) {
+    for (const auto& part : state_.model().parameters()) {
       const std::string& name = source_.first_name(part.name);
       auto gradient = part.gradient;
       if (gradient.defined() && name == planted) gradient.mul_(2);
@@ -73,7 +73,7 @@ class Run {
                                    : torch::zeros_like(part.value));
     }
     state_.update(index, false, nullptr);
-    for (const auto& part : state_.model().parts()) {
+    for (const auto& part : state_.model().parameters()) {
       snapshot.parameters[source_.first_name(part.name)] =
           copy_of(part, part.value.detach().clone());
     }
@@ -91,7 +91,7 @@ class Run {
     saver.save_and_wait(state_, now);
   }
 
-  // What the checkpoint does not fill stays NaN.
+  // Whatever the checkpoint does not fill stays NaN.
   Resumed load(const std::string& from) {
     const torch::NoGradGuard no_grad;
     const auto forget = [](torch::Tensor tensor) {
@@ -99,7 +99,7 @@ class Run {
         tensor.fill_(std::numeric_limits<double>::quiet_NaN());
       }
     };
-    for (const auto& part : state_.model().parts()) forget(part.value);
+    for (const auto& part : state_.model().parameters()) forget(part.value);
     for (const auto& part : state_.model().buffers()) forget(part.value);
     for (const auto& [name, tensor] : state_.optimizer().state())
       forget(tensor);
@@ -152,7 +152,7 @@ std::vector<double> compare(
   if (reference != nullptr) loss[0] = reference->loss_sum / reference->count;
   world.group().broadcast(loss, 0);
   std::vector<double> differences = {relative(sums[0] / sums[1], loss[0])};
-  using Parts = std::map<std::string, ParameterPart>;
+  using Parts = std::map<std::string, LocalParameter>;
   const auto compare_all = [&](const Parts& own, const Parts* expected) {
     for (const auto& info : list) {
       auto one = torch::empty(
@@ -165,8 +165,8 @@ std::vector<double> compare(
         continue;
       }
       const auto& part = found->second;
-      differences.push_back(
-          relative(part.value, part_of(one, part).to(part.value.device())));
+      differences.push_back(relative(
+          part.value, local_values(one, part).to(part.value.device())));
     }
   };
   compare_all(mine.gradients, reference ? &reference->gradients : nullptr);
@@ -291,8 +291,8 @@ VerifyResult verify(
       microbatches_of(job) > 1) {
     result.hint =
         "this model normalises by batch statistics, which a pipeline takes "
-        "over "
-        "each microbatch; [layout] microbatches = 1 takes them over the batch";
+        "over each microbatch; [layout] microbatches = 1 takes them over the "
+        "batch";
   } else if (
       !result.passed && world.size() > 1 && has_batch_norm(job) &&
       !job.model.sync_batch_norm) {

@@ -1,4 +1,4 @@
-// Proof, tensor by tensor, that a layout computes what one device computes.
+// Verifies, tensor by tensor, that a layout computes what one device computes.
 #pragma once
 
 #include <cstdint>
@@ -16,15 +16,15 @@ namespace echelon {
 struct VerifyOptions {
   int64_t steps = 3;
   double tolerance = 1e-10;  // largest relative difference, in float64
-  /// For tests of verify itself: the layout doubles the gradient of this
-  /// parameter on every rank. "first" is the model's first one.
+  /// For tests of verify() itself: the layout doubles the gradient of this
+  /// parameter on every rank. "first" names the model's first one.
   std::string plant_error;
-  /// A run's folder or a checkpoint: the layout begins there, the one rank at
-  /// the beginning; the `steps` steps after it are compared.
+  /// A run's folder or a checkpoint, where the layout starts; the single rank
+  /// starts at step 0. The `steps` steps after the checkpoint are compared.
   std::string resume;
 };
 
-/// One comparison: the largest over ranks.
+/// One comparison: the largest difference over ranks.
 struct Difference {
   int64_t step = 0;
   std::string what;     // "loss", "gradient conv1.weight", …
@@ -37,8 +37,8 @@ struct VerifyResult {
   int64_t steps = 0;
   int64_t num_compared = 0;       // comparisons, each on every rank
   std::vector<Difference> worst;  // largest first, at most ten
-  std::string hint;               // why it may differ, when that is known
-  /// Of a resume: what could not be taken over as it was saved, a line each.
+  std::string hint;               // a possible reason, when one is known
+  /// What resume could not restore as it was saved, a line each.
   std::vector<std::string> loaded;
 };
 
@@ -46,11 +46,10 @@ struct VerifyResult {
 /// communication) and on the layout, and compares losses, gradients before the
 /// update and parameters after it, by name, on every rank. Every rank of the
 /// world calls this and gets the same result. Random augmentations depend on
-/// the sample alone, so they agree.
+/// the sample alone, so they agree. A shard is compared with the same elements
+/// of the full tensor.
 ///
-/// Parts of a tensor are compared with the same part of the whole one.
-///
-/// `layers`: a list of the caller's own in place of job.model, as in trainer.h.
+/// `layers` replaces job.model by the caller's own list, as in trainer.h.
 VerifyResult verify(
     const Job& job, World& world, const VerifyOptions& options,
     const LayerList* layers = nullptr);
@@ -58,15 +57,15 @@ VerifyResult verify(
     const Job& job, World& world, const VerifyOptions& options,
     const LayerFactory& layers);
 
-/// The first half of a proof that a checkpoint is complete: the job's first
-/// steps in float64 on the layout, saved into folder/checkpoints. Every rank of
-/// the world calls. verify() with options.resume = folder, of any layout, is
-/// the second half.
+/// The first half of a proof that checkpoints are complete: runs the job's
+/// first steps in float64 on the layout and saves them into folder/checkpoints.
+/// Every rank of the world calls this. The second half is verify() with
+/// options.resume = folder, of any layout.
 void save_steps(
     const Job& job, World& world, int64_t steps,
     const std::filesystem::path& folder, const LayerFactory& layers = nullptr);
 
-/// As a table for people, the verdict in its last line, or as one JSON object.
+/// The result as a table whose last line is the verdict, or as a JSON object.
 std::string to_text(const VerifyResult& result, const VerifyOptions& options);
 std::string to_json(const VerifyResult& result, const VerifyOptions& options);
 

@@ -36,7 +36,7 @@ ModelOptions read(const std::string& text) {
   return read_config(folder.write("config.json", text));
 }
 
-// What is said of a configuration with one field changed.
+// The error for a configuration with one field changed.
 std::string
 refused(const char* base, const std::string& field, const json& value) {
   json config = json::parse(base);
@@ -67,7 +67,7 @@ TEST(HuggingFaceConfig, IsReadFieldByField) {
   unnamed.erase("architectures");
   unnamed["model_type"] = "llama";
   EXPECT_EQ(read(unnamed.dump()).hidden_size, 24);
-  // Fields that are not there have the defaults of transformers.
+  // Missing fields have the defaults of transformers.
   const auto whole = read(R"({"architectures": ["GPT2LMHeadModel"]})");
   EXPECT_EQ(whole.layers, 12);
   EXPECT_EQ(whole.vocab_size, 50257);
@@ -98,7 +98,7 @@ TEST(HuggingFaceConfig, RotaryPositionsOfOldAndNewReleases) {
                 "are default and llama3"));
 }
 
-TEST(HuggingFaceConfig, WhatIsNotComputedHereIsRefused) {
+TEST(HuggingFaceConfig, UnsupportedSettingsAreRefused) {
   EXPECT_THAT(
       refused(kGpt, "architectures", {"MambaForCausalLM"}),
       HasSubstr("\"architectures\": [\"MambaForCausalLM\"]; known are "
@@ -146,7 +146,7 @@ TEST(HuggingFaceConfig, WhatIsNotComputedHereIsRefused) {
       HasSubstr("no/config.json: cannot be read"));
 }
 
-TEST(HuggingFaceConfig, WrittenAndReadIsTheSame) {
+TEST(HuggingFaceConfig, WrittenAndReadIsEqual) {
   for (const char* text : {kGpt, kLlama}) {
     auto options = read(text);
     if (options.name == "llama") {
@@ -208,9 +208,9 @@ TEST(HuggingFaceWeights, ShardsAndTiedNamesComeBack) {
           folder.path("half"), 16),
       ElementsAre("model.safetensors"));
   const safetensors::File half(folder.path("half/model.safetensors"));
-  const auto words = half.bytes(half.at("transformer.wte.weight"));
+  const auto halves = half.bytes(half.at("transformer.wte.weight"));
   EXPECT_THAT(
-      std::span(reinterpret_cast<const uint16_t*>(words.data()), 4),
+      std::span(reinterpret_cast<const uint16_t*>(halves.data()), 4),
       ElementsAre(0x3f80, 0x4000, 0x4040, 0x4080));
 
   const float others[4] = {1, 2, 3, 5};

@@ -121,7 +121,7 @@ TEST(LanguageModel, LlamaHasTheNamesAndLayoutsOfHuggingFace) {
       50 * 24);
 }
 
-TEST(LanguageModel, ValuesAreDrawnAsHuggingFaceDoes) {
+TEST(LanguageModel, InitialValuesAreThoseOfHuggingFace) {
   using Kind = InitialValue::Kind;
   const auto gpt = by_name(list_parameters(small_gpt(), {20}, 50));
   const InitialValue usual{Kind::normal, 0.02};
@@ -177,18 +177,18 @@ TEST(LanguageModel, NumbersOverrideTheSize) {
   EXPECT_EQ(language_model_shape(small_llama(), 9).rope_theta, 10000.0);
 }
 
-TEST(LanguageModel, TheVocabularyIsTheModelsOrTheDatas) {
+TEST(LanguageModel, TheVocabularyIsThatOfTheModelOrTheData) {
   EXPECT_EQ(vocabulary(small_gpt(), 256), 256);
   EXPECT_EQ(vocabulary(named("gpt2"), 256), 50257);
   auto options = named("gpt2");
   options.vocab_size = 255;
   EXPECT_THAT(
       error_text<ConfigError>([&] { vocabulary(options, 256); }),
-      HasSubstr("vocab_size=255, but the data has 256 words; set "
+      HasSubstr("vocab_size=255, but the data has 256 tokens; set "
                 "vocab_size=256 or more"));
   EXPECT_THAT(
       error_text<ConfigError>([&] { vocabulary(small_gpt(), 0); }),
-      HasSubstr("neither vocab_size nor the data says"));
+      HasSubstr("neither vocab_size nor the data gives"));
 }
 
 TEST(LanguageModel, MissingNumbersAreNamedTogether) {
@@ -229,7 +229,7 @@ TEST(LanguageModel, HeadsMustFit) {
   EXPECT_THAT(refused(named("mlp")), HasSubstr("is not a language model"));
 }
 
-TEST(LanguageModel, WhatDoesNotFitTheDataOrTheRanksIsRefused) {
+TEST(LanguageModel, MustFitTheDataAndTheRanks) {
   const auto refused = [](int64_t vocabulary, int64_t sequence, int64_t tp) {
     return error_text<ConfigError>(
         [&] { check_language_model(small_llama(), vocabulary, sequence, tp); });
@@ -243,7 +243,8 @@ TEST(LanguageModel, WhatDoesNotFitTheDataOrTheRanksIsRefused) {
       refused(50, 20, 7),
       HasSubstr("[layout] tp=7, but there are 6 heads to share out; tp may be "
                 "6 at most"));
-  EXPECT_THAT(refused(5, 20, 6), HasSubstr("5 words (vocab_size)"));
+  EXPECT_THAT(
+      refused(5, 20, 6), HasSubstr("5 tokens of the vocabulary (vocab_size)"));
   EXPECT_THAT(
       error_text<ConfigError>([] {
         list_parameters(small_gpt(), {3, 8, 8}, 50);

@@ -95,7 +95,7 @@ TEST(ParameterList, NamesAreUniqueAndCountersAreWholeNumbers) {
   }
 }
 
-TEST(ParameterList, RefusesWhatCannotBeBuilt) {
+TEST(ParameterList, RefusesModelsThatCannotBeBuilt) {
   EXPECT_THAT(
       error_of(named("simple_cnn"), {3, 8, 3}),
       HasSubstr("images of 8x3 pixels are too small: its two 2x2 poolings "

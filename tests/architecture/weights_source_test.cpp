@@ -62,7 +62,7 @@ struct Sharded {
   TempFolder folder;
 };
 
-TEST(WeightsSource, IsAFileOrAFolderOrItsShards) {
+TEST(WeightsSource, ReadsAFileOrAFolderOrItsShards) {
   const Sharded sharded;
   const auto& folder = sharded.folder;
   const WeightsSource shards(folder.path());
@@ -80,7 +80,7 @@ TEST(WeightsSource, IsAFileOrAFolderOrItsShards) {
   EXPECT_EQ(first_of(single, "x"), 9);
 }
 
-TEST(WeightsSource, IsACheckpointOrARunOrWhatARunHasLeft) {
+TEST(WeightsSource, ReadsACheckpointARunOrItsLastWeights) {
   const TempFolder folder;
   folder.make_folder("run/checkpoints");
   const auto checkpoints = folder.path("run/checkpoints");
@@ -99,7 +99,7 @@ TEST(WeightsSource, IsACheckpointOrARunOrWhatARunHasLeft) {
     EXPECT_THAT(names_of(source), ElementsAre("fc.bias", "fc.weight"));
     const auto* weight = source.find("fc.weight");
     EXPECT_EQ(weight->facts, (TensorFacts{"fc.weight", "F32", {4, 3}}));
-    // Of both of the ranks that wrote it.
+    // Tensors of both ranks that wrote the checkpoint.
     std::vector<float> values(5);
     weight->read({4, 9}, reinterpret_cast<std::byte*>(values.data()));
     for (int64_t i = 0; i < 5; ++i) {
@@ -162,7 +162,7 @@ TEST(WeightsSource, NamesOfTheBaseModelGetItsPrefix) {
       refused(path, "model."), HasSubstr("has \"model.norm.weight\" twice"));
 }
 
-TEST(WeightsSource, WhatIsWrongWithAFolderIsSaid) {
+TEST(WeightsSource, ErrorsOfAFolderAreNamed) {
   const Sharded sharded;
   const auto& folder = sharded.folder;
   std::filesystem::remove(folder.path("two.safetensors"));
@@ -200,7 +200,7 @@ TEST(WeightsSource, WhatIsWrongWithAFolderIsSaid) {
       HasSubstr("pytorch_model.bin is a pickle of torch.save"));
 }
 
-TEST(CheckWeights, OfTiedParametersOneSuffices) {
+TEST(CheckWeights, OneOfSeveralTiedParametersSuffices) {
   const std::vector<ParameterInfo> tied = {
       {.name = "transformer.wte.weight", .shape = {2}, .dtype = "float32"},
       {.name = "transformer.ln_f.weight", .shape = {2}, .dtype = "float32"},
@@ -225,11 +225,11 @@ TEST(CheckWeights, OfTiedParametersOneSuffices) {
   EXPECT_THAT(
       check(), HasSubstr("does not fit the model in 1 place:\n  "
                          "\"transformer.wte.weight\" is missing"));
-  auto apart = tied;
-  apart.back().tied_to = "";
+  auto untied = tied;
+  untied.back().tied_to = "";
   write_floats(path, {"wte.weight", "ln_f.weight"});
   EXPECT_THAT(
-      error_text<DataError>([&] { check_weights(path, apart, "here"); }),
+      error_text<DataError>([&] { check_weights(path, untied, "here"); }),
       HasSubstr("\"lm_head.weight\" is missing"));
 }
 

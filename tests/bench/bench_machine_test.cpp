@@ -76,17 +76,6 @@ TEST(BenchMachine, SavesAClusterThatStepsArePredictedOn) {
   EXPECT_LT(
       device.launch_rates.front().bytes_beside,
       device.launch_rates.back().bytes_beside);
-  // Each is a difference of times, and one of them may be none on a busy
-  // machine.
-  ASSERT_EQ(device.host_work.size(), 3U);
-  double host = 0;
-  for (const HostWork& work : device.host_work) {
-    EXPECT_GT(work.computing_seconds, 0);
-    host += work.step_seconds + work.layer_seconds + work.pass_seconds +
-            work.action_seconds + work.pipeline_seconds + work.operator_seconds;
-  }
-  EXPECT_GT(host, 0);
-
   Command step(
       {kEchelon, "simulate", source_path("examples/configs/digits.toml"),
        "--layout", "dp=2", "--cluster", file, "--count"});

@@ -64,11 +64,11 @@ TEST_F(CheckpointCommand, Lists) {
   EXPECT_THAT(
       outcome.out,
       ContainsRegex("step +saved +layout +ranks +size +eval_loss +loss\n"
-                    "200 +20.* dp=1,tp=2 +2 +.* KiB +0.5 +0.25 +latest\n"
-                    "100 +20.* dp=1,tp=2 +2 +.* KiB +1.5\n$"));
+                    "200 +20.* dp=1,tp=2 +2 +.* B +0.5 +0.25 +latest\n"
+                    "100 +20.* dp=1,tp=2 +2 +.* B +1.5\n$"));
 }
 
-TEST_F(CheckpointCommand, ListsWhatIsNoCheckpointApart) {
+TEST_F(CheckpointCommand, ListsUnfinishedCheckpointsApart) {
   begin_checkpoint(folder_, 300, 0);
   set_aside({folder_ / "step-00000200", 200});
   const auto outcome = run("list run/checkpoints");
@@ -115,11 +115,11 @@ TEST_F(CheckpointCommand, ShowsTheLatest) {
   for (const char* line :
        {"\n  step           200 of 1000\n",
         "\n  metrics        eval_loss 0.5, loss 0.25\n",
-        "\n  position       epoch 2, 640 samples of it taken, seed 7\n",
+        "\n  position       epoch 2, 640 samples of it consumed, seed 7\n",
         "\n  data           digits, 1617 samples, 180 held out\n",
         "\n  layout         dp=1,tp=2, 2 ranks\n",
         "\n  loss scale     1024, 5 good steps, 1 overflow\n",
-        "\n  parameters     2 tensors, 17 elements of F32, 0.1 KiB\n"}) {
+        "\n  parameters     2 tensors, 17 elements of F32, 68 B\n"}) {
     EXPECT_THAT(outcome.out, HasSubstr(line));
   }
   const auto hash = CheckpointReader((folder_ / "step-00000200").string())
@@ -135,8 +135,7 @@ TEST_F(CheckpointCommand, ShowsTensorsAndConfiguration) {
   EXPECT_THAT(outcome.out, HasSubstr("step           100 of 1000"));
   EXPECT_THAT(
       outcome.out,
-      ContainsRegex(
-          "fc.weight +parameter +F32 +.4, 3. +.* KiB +2 +[0-9a-f]+\n"));
+      ContainsRegex("fc.weight +parameter +F32 +.4, 3. +.* B +2 +[0-9a-f]+\n"));
   EXPECT_EQ(
       run("show run --config").out,
       "[optimizer]\nlearning_rate = 200\nname = \"adamw\"\n");
@@ -147,7 +146,7 @@ TEST_F(CheckpointCommand, ShowsTensorsAndConfiguration) {
   EXPECT_EQ(shown["loss_scale"]["scale"], 1024);
 }
 
-TEST_F(CheckpointCommand, VerifiesAllOfARun) {
+TEST_F(CheckpointCommand, VerifiesARun) {
   const auto whole = run("verify run");
   EXPECT_EQ(whole.exit_code, 0);
   EXPECT_THAT(
@@ -216,7 +215,7 @@ TEST_F(CheckpointCommand, ComparesOneWithItself) {
   EXPECT_THAT(run("diff run").err, HasSubstr("run: has one checkpoint; name"));
 }
 
-TEST_F(CheckpointCommand, SaysWhatIsThereInPlaceOfACheckpoint) {
+TEST_F(CheckpointCommand, SaysThatAFolderIsMissing) {
   for (const std::string command : {"list", "show", "verify", "diff"}) {
     const auto outcome = run(command + " nowhere");
     EXPECT_EQ(outcome.exit_code, 3) << command;
@@ -226,7 +225,7 @@ TEST_F(CheckpointCommand, SaysWhatIsThereInPlaceOfACheckpoint) {
   }
 }
 
-TEST_F(CheckpointCommand, NamesDoNotCommandTheTerminal) {
+TEST_F(CheckpointCommand, ReplacesControlCharacters) {
   const auto partial = begin_checkpoint(folder_, 300, 0);
   const float value = 1;
   write_rank_file(

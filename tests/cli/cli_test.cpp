@@ -1,5 +1,5 @@
-// The real `echelon`, with a stand-in for echelon-train beside it that prints
-// what it was asked: the command line is tested where there is no LibTorch too.
+// The real `echelon` with a stand-in for echelon-train that prints its
+// arguments, so that the command line is tested without LibTorch too.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -67,7 +67,7 @@ class CommandLine : public testing::Test {
   }
   ~CommandLine() override { fs::remove_all(folder_); }
 
-  // Through the shell, in the test's folder; `before` may set variables.
+  // Runs a line of the shell in the test's folder.
   Outcome shell(const std::string& command) {
     const std::string line = "cd '" + folder_.string() + "' && { " + command +
                              "\n} >out 2>err </dev/null";
@@ -142,8 +142,8 @@ TEST_F(CommandLine, NamesTheNearestCommandAndFlag) {
            {"trian first.toml",
             "echelon: unknown command \"trian\"; did you mean \"train\"?\n"},
            {"zebra",
-            "echelon: unknown command \"zebra\"; `echelon --help` shows what "
-            "there is\n"},
+            "echelon: unknown command \"zebra\"; `echelon --help` lists the "
+            "choices\n"},
            {"config shwo first.toml",
             "echelon config: unknown command \"shwo\"; did you mean "
             "\"show\"?\n"},
@@ -158,7 +158,7 @@ TEST_F(CommandLine, NamesTheNearestCommandAndFlag) {
             "\"--log-dir\"?\n"},
            {"doctor now",
             "echelon doctor: unexpected argument \"now\"; `echelon doctor "
-            "--help` shows what there is\n"}}) {
+            "--help` lists the choices\n"}}) {
     const auto outcome = run(arguments);
     EXPECT_EQ(outcome.exit_code, 2) << arguments;
     EXPECT_EQ(outcome.err, message);
@@ -166,7 +166,7 @@ TEST_F(CommandLine, NamesTheNearestCommandAndFlag) {
   }
 }
 
-TEST_F(CommandLine, SaysWhatIsMissing) {
+TEST_F(CommandLine, SaysWhichArgumentIsMissing) {
   for (const std::string arguments :
        {"train", "export runs/first", "completion", "run -n 2", "run -n 2 --",
         "config", "bench", "train first.toml --set", "train first.toml -n"}) {
@@ -177,12 +177,12 @@ TEST_F(CommandLine, SaysWhatIsMissing) {
   }
 }
 
-TEST_F(CommandLine, ASecondPlaceForOutputThatIsFull) {
+TEST_F(CommandLine, FailsWhenOutputCannotBeWritten) {
   EXPECT_NE(shell("bin/echelon config reference > /dev/full").exit_code, 0);
   EXPECT_NE(shell("bin/echelon --help > /dev/full").exit_code, 0);
 }
 
-TEST_F(CommandLine, ShowsEveryValueAndWhoSetIt) {
+TEST_F(CommandLine, ShowsEveryValueAndItsSource) {
   const auto outcome =
       run("config show first.toml -n 2 --set optimizer.learning_rate=0.5");
   EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
@@ -225,7 +225,7 @@ TEST_F(CommandLine, TheReferenceIsTheCommittedPage) {
   EXPECT_GT(json::parse(run("config reference --json").out).size(), 50u);
 }
 
-TEST_F(CommandLine, ColoursOnlyWhereTheyAreWanted) {
+TEST_F(CommandLine, PrintsColoursOnlyOnTerminals) {
   const std::string on_terminal =
       "TERM=xterm script -qec 'bin/echelon --help' "
       "/dev/null";
@@ -266,12 +266,12 @@ TEST_F(BashCompletion, LeavesFilesToTheShell) {
   EXPECT_THAT(complete("echelon run -n 2 -- ./pro", 5), ElementsAre(""));
 }
 
-TEST_F(BashCompletion, HidesWhatIsForTests) {
+TEST_F(BashCompletion, HidesTheFlagOfTests) {
   EXPECT_THAT(run("completion bash").out, Not(HasSubstr("plant")));
   EXPECT_THAT(run("verify --help").out, Not(HasSubstr("plant")));
 }
 
-TEST_F(CommandLine, ZshCompletionReads) {
+TEST_F(CommandLine, PrintsAZshCompletion) {
   EXPECT_THAT(run("completion zsh").out, StartsWith("#compdef echelon\n"));
   EXPECT_EQ(run("completion fish").exit_code, 2);
 }
@@ -307,13 +307,12 @@ TEST_F(CommandLine, TrainReplacesARunOnlyWhenAsked) {
   EXPECT_EQ(
       refused.err,
       "first.toml:4:7: [train] run = \"runs/first\": exists and has no "
-      "checkpoints to go on "
-      "from; --overwrite "
-      "replaces it, or name another folder\n");
+      "checkpoints to resume from; --overwrite replaces it, or name another "
+      "folder\n");
   EXPECT_TRUE(fs::exists(folder_ / "runs/first/metrics.jsonl"));
   EXPECT_EQ(run("train first.toml --overwrite").exit_code, 0);
   EXPECT_FALSE(fs::exists(folder_ / "runs/first/metrics.jsonl"));
-  // The run's own configuration does not destroy the run.
+  // Training with the run's own configuration keeps the run.
   write(folder_ / "runs/first/log/rank-0.log", "what happened\n");
   EXPECT_EQ(run("train runs/first/config.toml").exit_code, 0);
   EXPECT_TRUE(fs::exists(folder_ / "runs/first/log/rank-0.log"));
@@ -329,7 +328,7 @@ TEST_F(CommandLine, CheckStartsNothing) {
   EXPECT_FALSE(fs::exists(folder_ / "runs"));
 }
 
-TEST_F(CommandLine, WarnsOnceOfASettingWithoutEffect) {
+TEST_F(CommandLine, WarnsOfASettingWithoutEffect) {
   const auto outcome = run("train first.toml --set optimizer.momentum=0.9");
   EXPECT_EQ(outcome.exit_code, 0);
   EXPECT_THAT(
@@ -339,12 +338,12 @@ TEST_F(CommandLine, WarnsOnceOfASettingWithoutEffect) {
                  "\"adamw\"\n"));
 }
 
-TEST_F(CommandLine, ARanksExitCodeIsOurs) {
+TEST_F(CommandLine, ReturnsTheExitCodeOfARank) {
   write(folder_ / "exit_code", "4");
   EXPECT_EQ(run("train first.toml -n 2").exit_code, 4);
 }
 
-TEST_F(CommandLine, SaysThatTheTrainingProgramIsMissing) {
+TEST_F(CommandLine, SaysThatEchelonTrainIsMissing) {
   fs::remove(folder_ / "bin/echelon-train");
   for (const std::string command :
        {"train first.toml", "verify first.toml", "bench collectives"}) {
@@ -358,7 +357,7 @@ TEST_F(CommandLine, SaysThatTheTrainingProgramIsMissing) {
   EXPECT_FALSE(fs::exists(folder_ / "runs"));
 }
 
-TEST_F(CommandLine, FindsTheTrainingProgramThroughALink) {
+TEST_F(CommandLine, FindsEchelonTrainThroughALink) {
   fs::create_symlink(folder_ / "bin/echelon", folder_ / "linked");
   EXPECT_EQ(shell("./linked train first.toml").exit_code, 0);
 }
@@ -381,7 +380,7 @@ TEST_F(CommandLine, VerifyPassesAResolvedConfiguration) {
   EXPECT_EQ(run("verify first.toml --steps 0").exit_code, 2);
 }
 
-TEST_F(CommandLine, VerifysVerdictIsItsLastWord) {
+TEST_F(CommandLine, VerifyPrintsOnlyItsVerdict) {
   write(
       folder_ / "bin/echelon-train",
       "#!/bin/sh\n[ \"$RANK\" = 0 ] || exit 0\necho DIFFERENT; exit 1\n");
@@ -486,7 +485,7 @@ TEST_F(CommandLine, ImportsAndExportsHuggingFaceFolders) {
   EXPECT_EQ(run("config show ours/config.toml").exit_code, 0);
   EXPECT_EQ(
       run("import theirs ours").err,
-      "ours: is there already; name a new folder\n");
+      "ours: exists already; name a new folder\n");
 
   const auto exported = run("export ours back --format huggingface");
   EXPECT_EQ(exported.exit_code, 0) << exported.err;
@@ -513,7 +512,7 @@ TEST_F(CommandLine, ImportsAndExportsHuggingFaceFolders) {
 
   EXPECT_THAT(
       run("export ours back --format huggingface").err,
-      HasSubstr("back: is there already"));
+      HasSubstr("back: exists already"));
   EXPECT_THAT(
       run("export ours x --format pt").err,
       HasSubstr("must be safetensors or huggingface"));
@@ -522,7 +521,7 @@ TEST_F(CommandLine, ImportsAndExportsHuggingFaceFolders) {
   safetensors::write(folder_ / "cnn/checkpoints/last.safetensors", {});
   EXPECT_THAT(
       run("export cnn x --format huggingface").err,
-      HasSubstr("[model] name=\"simple_cnn\": transformers has gpt and llama"));
+      HasSubstr("[model] name=\"simple_cnn\": transformers can load"));
   for (const auto& file : fs::directory_iterator(folder_ / "shards")) {
     if (file.path().filename().string().starts_with("model-00002-of-")) {
       fs::remove(file.path());
@@ -542,8 +541,8 @@ TEST_F(CommandLine, CompareNeedsRunsThatEnded) {
   write(folder_ / "runs/first/config.toml", "");
   EXPECT_EQ(
       run("compare runs/first").err,
-      "runs/first: is no run folder, it has no timeline.json; name a folder "
-      "that `echelon train` wrote to its end\n");
+      "runs/first: is not the folder of a finished run: it has no "
+      "timeline.json; name a run that `echelon train` has completed\n");
   Timeline timeline{.title = "digits", .rank_names = {"rank 0"}};
   timeline.spans = {
       {.track = "compute",
@@ -574,12 +573,12 @@ TEST_F(CommandLine, BenchPassesItsArguments) {
   EXPECT_EQ(run("bench collectives -n 0").exit_code, 2);
 }
 
-TEST_F(CommandLine, BenchSavesThisMachineWhereItCan) {
+TEST_F(CommandLine, BenchSavesThisMachine) {
   const std::string file = (folder_ / "here.toml").string();
   EXPECT_EQ(
       run("bench --save " + file + " -n 3 --json").out,
       "rank 0 of 3: bench machine --save " + file + " --json\n");
-  // Without a file, where predictions of runs look for it.
+  // Without a file name it is saved where predictions of runs look for it.
   const std::string home = (folder_ / "settings").string();
   ::setenv("XDG_CONFIG_HOME", home.c_str(), 1);
   EXPECT_THAT(
@@ -625,7 +624,7 @@ TEST_F(CommandLine, RunChecksItsNumbers) {
 }
 
 TEST_F(CommandLine, DoctorNamesEachFindingAndItsRemedy) {
-  // The stand-in is no LibTorch program and sums nothing.
+  // The stand-in does not load LibTorch and sums nothing.
   const auto outcome = run("doctor --json");
   EXPECT_EQ(outcome.exit_code, 1);
   std::map<std::string, json> findings;
@@ -659,10 +658,10 @@ TEST_F(CommandLine, DoctorAsksTheDriverAndWritesTheCluster) {
   const auto seen = shell(driver + "bin/echelon doctor");
   EXPECT_THAT(
       seen.out,
-      HasSubstr("2 x NVIDIA H100 80GB HBM3 with 80 GiB, driver 560.35.03 "
+      HasSubstr("2 x NVIDIA H100 80GB HBM3 with 79.6 GiB, driver 560.35.03 "
                 "(CUDA 12.6)"));
   EXPECT_THAT(seen.out, HasSubstr("NVLink 4 x18 to a switch 450 GB/s"));
-  EXPECT_THAT(seen.out, HasSubstr("local = 2 x h100-sxm of 80 GiB"));
+  EXPECT_THAT(seen.out, HasSubstr("local = 2 x h100-sxm of 79.6 GiB"));
   const auto cluster = shell(driver + "bin/echelon doctor --cluster");
   EXPECT_EQ(cluster.exit_code, 0);
   EXPECT_THAT(cluster.out, HasSubstr("[[nodes]]\ndevice = \"h100-sxm\""));

@@ -1,5 +1,5 @@
-// Checkpoints out of Echelon and back, by the program `echelon` alone: there
-// need be no LibTorch, and no more memory than some pieces take.
+// Export and import of checkpoints by the program `echelon`, without LibTorch
+// and with the memory of a few pieces.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
@@ -69,9 +69,9 @@ WholeTensor normal_tensor(const ParameterInfo& info, Random& random) {
   return tensor;
 }
 
-// The parts that rank (d, t) of fsdp=2,tp=2 writes: matrices cut along one
-// dimension or the other, everything else by the first tensor-parallel rank,
-// and of that, row by row, one half of the elements.
+// Adds the slices that rank (d, t) of fsdp=2,tp=2 writes: matrices are sharded
+// along `dim`, other tensors belong to the first tensor-parallel rank, and fsdp
+// splits the elements of each in halves, row by row.
 void add_part(
     RankSlices& rank, const WholeTensor& tensor, int d, int t, int dim) {
   const Shard shard = tensor.shape.size() < 2
@@ -84,7 +84,7 @@ void add_part(
   }
 }
 
-CheckpointManifest write_cut_checkpoint(
+CheckpointManifest write_sharded_checkpoint(
     const std::string& folder, const std::vector<WholeTensor>& tensors,
     const std::string& config, int64_t step) {
   std::vector<RankSlices> ranks(4);
@@ -95,7 +95,7 @@ CheckpointManifest write_cut_checkpoint(
           static_cast<int>(i % 2));
     }
   }
-  // State that stays behind.
+  // Optimizer state, which is not exported.
   Random random(3);
   const auto state =
       random_tensor("lm_head.weight/exp_avg", "F32", {5}, random);
@@ -144,7 +144,7 @@ std::vector<std::string> names_in(const std::string& folder) {
 
 class Export : public testing::Test {
  protected:
-  // A run with the checkpoint of one step; the tensors that are in it.
+  // Makes a run with the checkpoint of one step; returns its tensors.
   std::vector<WholeTensor>
   make_run(const std::string& name, const ModelOptions& options, int64_t step) {
     Random random(static_cast<uint64_t>(step));
@@ -153,7 +153,7 @@ class Export : public testing::Test {
       if (info.tied_to.empty()) tensors.push_back(normal_tensor(info, random));
     }
     folder_.write(name + "/config.toml", toml_of(options));
-    write_cut_checkpoint(
+    write_sharded_checkpoint(
         checkpoint(name, step), tensors, toml_of(options), step);
     return tensors;
   }
@@ -208,7 +208,7 @@ TEST_F(Export, OutAndBackIsTheSameToTheLastBit) {
     EXPECT_EQ(
         parameters_of(load_job(back + "/config.toml").model).size(),
         parameters_of(options).size());
-    // And out again, now from the file that import wrote.
+    // Exported again, now from the file that import wrote.
     const auto again = path(name + ".again");
     EXPECT_EQ(
         echelon_command({"export", back, again, "--format", "huggingface"})
@@ -265,7 +265,7 @@ TEST_F(Export, TakesTheNewestCheckpointOrTheOneThatIsNamed) {
     EXPECT_EQ(exported.exit_code, 0) << exported.err;
     expect_equal(out, tensors);
   }
-  // A checkpoint alone has its configuration with it.
+  // A checkpoint includes its configuration.
   fs::rename(checkpoint("run", 100), path("copy"));
   EXPECT_EQ(
       echelon_command(
@@ -331,23 +331,23 @@ TEST_F(Export, RefusesWhatIsNoCheckpointOrNoSuchModel) {
   folder_.write("run/config.toml", "");
   EXPECT_THAT(refused({path("run"), out}), HasSubstr("has no checkpoint"));
 
-  // A model that transformers does not have; its one file is no problem.
+  // transformers does not have this model, but it can be written as one file.
   Random random(1);
   const auto tensor = random_tensor("fc.weight", "F32", {3, 2}, random);
-  write_cut_checkpoint(
+  write_sharded_checkpoint(
       checkpoint("mlp", 1), {tensor}, "[model]\nname = \"mlp\"\n", 1);
   EXPECT_THAT(
       refused({path("mlp"), out, "--format", "huggingface"}),
-      HasSubstr("[model] name=\"mlp\": transformers has gpt and llama models"));
+      HasSubstr("[model] name=\"mlp\": transformers can load"));
   EXPECT_EQ(
       echelon_command({"export", path("mlp"), path("mlp.safetensors")})
           .exit_code,
       0);
-  // One whose numbers its tensors do not have.
+  // The configuration does not fit the tensors.
   auto other = model("gpt");
   other.layers = 3;
   const auto tensors = make_run("gpt", model("gpt"), 1);
-  write_cut_checkpoint(checkpoint("gpt", 2), tensors, toml_of(other), 2);
+  write_sharded_checkpoint(checkpoint("gpt", 2), tensors, toml_of(other), 2);
   EXPECT_THAT(
       refused({path("gpt"), out, "--format", "huggingface"}),
       AllOf(
@@ -358,7 +358,7 @@ TEST_F(Export, RefusesWhatIsNoCheckpointOrNoSuchModel) {
   folder_.write("there/file", "");
   EXPECT_THAT(
       refused({checkpoint("gpt", 1), path("there"), "--format", "huggingface"}),
-      HasSubstr("there: is there already; name a new folder"));
+      HasSubstr("there: exists already; name a new folder"));
   EXPECT_THAT(
       refused({checkpoint("gpt", 1), path("a/b"), "--format", "huggingface"}),
       HasSubstr("make it first"));
@@ -377,13 +377,13 @@ TEST_F(Export, WhatIsNoHuggingFaceFolderIsSaidWithTheWayIn) {
   };
   EXPECT_THAT(
       refused(checkpoint("run", 1)),
-      HasSubstr("is a checkpoint of Echelon's own; `echelon train --resume`"));
+      HasSubstr("is a checkpoint of Echelon; `echelon train --resume`"));
   folder_.write("dcp/.metadata", "");
   folder_.write("dcp/__0_0.distcp", "");
   EXPECT_THAT(
       refused(path("dcp")),
       AllOf(
-          HasSubstr(path("dcp") + ": is no Hugging Face folder; "),
+          HasSubstr(path("dcp") + ": is not a Hugging Face folder; "),
           HasSubstr("dcp_to_torch '" + path("dcp") + "'")));
   EXPECT_THAT(
       echelon_command({"export", path("dcp"), path("out")}).err,
@@ -391,12 +391,12 @@ TEST_F(Export, WhatIsNoHuggingFaceFolderIsSaidWithTheWayIn) {
   folder_.write("sharded/shard-00001-model-00001-of-00001.safetensors", "");
   EXPECT_THAT(
       refused(path("sharded")),
-      HasSubstr("config.json: is missing; beside these files of torch"));
+      HasSubstr("config.json: is missing; add the config.json of the"));
   folder_.make_folder("empty");
   EXPECT_THAT(refused(path("empty")), HasSubstr("a Hugging Face folder has a"));
 }
 
-// Killed before its parts get their name, and once more without that.
+// An export that is killed before its files are renamed, and another one.
 TEST_F(Export, WhatAKilledOneLeftTheNextRemoves) {
   if (std::system("strace -o /dev/null true >/dev/null 2>&1") != 0) {
     GTEST_SKIP() << "strace is not there, or may not trace here "
@@ -459,7 +459,7 @@ TEST_F(Export, AFullDiskIsSaidBeforeAnythingIsWritten) {
   }
 }
 
-// Of a process; the part of it that we had when it began is no more than ours.
+// The peak memory of a process; it includes at most our own at its start.
 int64_t peak_bytes(const std::vector<std::string>& words) {
   std::vector<char*> arguments;
   for (const auto& word : words) {
@@ -478,8 +478,8 @@ int64_t peak_bytes(const std::vector<std::string>& words) {
   return usage.ru_maxrss * 1024;
 }
 
-// 600 MiB of weights; all tensors take their values from the same memory, so
-// that this process has little.
+// 600 MiB of weights; all tensors share their values, so that this process
+// needs little memory.
 TEST_F(Export, TakesLittleMemoryWhateverTheModel) {
   ModelOptions options = model("gpt");
   options.layers = 13;

@@ -1,4 +1,4 @@
-// `echelon schedule`, as it is typed.
+// The command `echelon schedule`.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -56,8 +56,7 @@ TEST_F(ScheduleCommand, NamesStagesWhereARankHasSeveral) {
       AllOf(
           StartsWith("zb-v: 2 ranks of 2 stages each, 4 microbatches\n"),
           HasSubstr("rank 0  0F0 0F1 0F2 3F0 3I0 3W0"),
-          HasSubstr(
-              "bubble 4.0 %, or 0.0 % where ranks go on to the next step"),
+          HasSubstr("bubble 4.0 %, or 0.0 % where ranks start the next step"),
           HasSubstr("rank  stages  stored at most  together  idle\n"
                     "0     0 3     4 1             4         4.0 %\n")));
 }
@@ -118,7 +117,7 @@ TEST_F(ScheduleCommand, WritesAFileThatItReads) {
       read_file(folder_.path("mine.csv")));
 }
 
-TEST_F(ScheduleCommand, NamesTheFirstFaultOfAFile) {
+TEST_F(ScheduleCommand, NamesTheFirstErrorOfAFile) {
   for (const auto& [csv, message] :
        std::vector<std::pair<std::string, std::string>>{
            {"0F0,0F0,0B0\n",
@@ -150,8 +149,8 @@ TEST_F(ScheduleCommand, RefusesWrongValues) {
            {"--kind dualpipev --stages 4 --microbatches 6",
             "take 8 microbatches, or 3 ranks"},
            {"--stages 2 --format jsn", "did you mean \"json\"?"},
-           {"--stages 2 --format csv --json", "--json beside --format csv"},
-           {"--file s.csv --stages 2", "--stages 2 beside --file s.csv"},
+           {"--stages 2 --format csv --json", "--json with --format csv"},
+           {"--file s.csv --stages 2", "--stages 2 with --file s.csv"},
            {"--file none.csv", "none.csv: cannot be read: No such file"},
            {"--file .", ".: cannot be read"},
            {"--stages 2 --output no/f", "--output no/f: cannot be written: No"},
@@ -163,7 +162,7 @@ TEST_F(ScheduleCommand, RefusesWrongValues) {
   }
 }
 
-TEST_F(ScheduleCommand, ALargeOneIsASummary) {
+TEST_F(ScheduleCommand, SummarisesALargeOne) {
   for (const std::string kind : {"1f1b", "zb-v"}) {
     const auto outcome =
         run("--kind " + kind + " --stages 1024 --microbatches 8192",
@@ -179,7 +178,7 @@ TEST_F(ScheduleCommand, ALargeOneIsASummary) {
   }
 }
 
-TEST_F(ScheduleCommand, AWideGridGoesOnBelow) {
+TEST_F(ScheduleCommand, SplitsAWideGridIntoBands) {
   const auto outcome = run("--kind gpipe --stages 2 --microbatches 40");
   EXPECT_THAT(outcome.out, HasSubstr("rank 1  .   F0"));
   std::istringstream lines(outcome.out);

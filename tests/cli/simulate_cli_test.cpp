@@ -1,4 +1,4 @@
-// `echelon simulate`, as it is typed.
+// The command `echelon simulate`.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -30,7 +30,7 @@ std::vector<std::string> lines_of(const std::string& text) {
   return lines;
 }
 
-// Of a terminal: bytes that begin a character.
+// Columns of a terminal: bytes that begin a character.
 size_t width_of(const std::string& line) {
   return static_cast<size_t>(std::count_if(
       line.begin(), line.end(), [](char c) { return (c & 0xC0) != 0x80; }));
@@ -46,7 +46,7 @@ class SimulateCommand : public testing::Test {
     std::ofstream(folder_.path(name)) << text;
   }
 
-  // What a person did wrong is said in few lines, without a result.
+  // Expects a short error and no result.
   void refuses(
       const std::string& arguments, int exit_code,
       const testing::Matcher<const std::string&>& says) {
@@ -60,7 +60,7 @@ class SimulateCommand : public testing::Test {
   TempFolder folder_;
 };
 
-TEST_F(SimulateCommand, SaysTimeMemoryAndWhereTheStepGoes) {
+TEST_F(SimulateCommand, PrintsTimeMemoryAndPartsOfTheStep) {
   const Outcome outcome = run(kSmall);
   EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
   EXPECT_EQ(outcome.err, "");
@@ -87,7 +87,7 @@ TEST_F(SimulateCommand, ItsHelpFitsATerminal) {
   }
 }
 
-TEST_F(SimulateCommand, PrintsJsonWhosePartsAreTheStep) {
+TEST_F(SimulateCommand, PrintsJsonWithPartsThatAddUp) {
   const Outcome outcome =
       run(std::string(kSmall) + "--steps 5 --jitter 0.05 --hours 24 --json");
   EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
@@ -111,7 +111,7 @@ TEST_F(SimulateCommand, PrintsJsonWhosePartsAreTheStep) {
       1, 1e-9);
 }
 
-TEST_F(SimulateCommand, TheSeedIsAllThatIsRandom) {
+TEST_F(SimulateCommand, ResultsDependOnTheSeedOnly) {
   const auto steps = [&](const std::string& more) {
     const std::string text =
         run(kSmall + more + " --jitter 0.1 --steps 3 --stragglers 2 --json")
@@ -122,7 +122,7 @@ TEST_F(SimulateCommand, TheSeedIsAllThatIsRandom) {
   EXPECT_NE(steps("--seed 1"), steps("--seed 2"));
 }
 
-TEST_F(SimulateCommand, WritesWhatARunWrites) {
+TEST_F(SimulateCommand, WritesTheFilesOfARun) {
   const Outcome outcome =
       run(std::string(kSmall) + "--steps 3 --run simulated");
   EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
@@ -143,13 +143,13 @@ TEST_F(SimulateCommand, WritesWhatARunWrites) {
   EXPECT_THAT(page, AllOf(HasSubstr("nothing was trained"), HasSubstr("gpt2")));
   EXPECT_THAT(page, Not(HasSubstr("http://")));
 
-  // Never over what is there.
+  // An existing folder is not overwritten.
   refuses(std::string(kSmall) + "--run simulated", 2, HasSubstr("simulated"));
   EXPECT_EQ(lines_of(read_file(folder + "metrics.jsonl")).size(), 3u);
 }
 
-// Its configuration, layers and cluster are all that was simulated: explain
-// predicts the same of it, and reads the same of its timeline.
+// The folder describes the simulation completely: explain predicts the same
+// from it, and reads the same from its timeline.
 TEST_F(SimulateCommand, WritesARunThatExplainReads) {
   write("layers.json", R"({"model": "mlp", "seq_len": 0, "layers": [
     {"name": "fc", "forward_flops": 1e9, "backward_flops": 2e9, "parameters": 1e4,
@@ -196,7 +196,7 @@ TEST_F(SimulateCommand, WritesARunThatExplainReads) {
   EXPECT_EQ(typed(folder_, "compare run1 run2").exit_code, 0);
 }
 
-TEST_F(SimulateCommand, SaysWhatItsConfigurationDoesNot) {
+TEST_F(SimulateCommand, SaysWhichSettingsItsConfigurationLacks) {
   const Outcome other =
       run("--model mixtral-8x7b --cluster h100-sxm:2x8 --layout dp=2,tp=8 "
           "--batch 16 "
@@ -213,7 +213,7 @@ TEST_F(SimulateCommand, SaysWhatItsConfigurationDoesNot) {
       HasSubstr("note: config.toml does not say --stack megatron-core"));
 }
 
-TEST_F(SimulateCommand, SaysHowMuchOfWeeksCounts) {
+TEST_F(SimulateCommand, PrintsTheShareOfUsefulTime) {
   const auto weeks = [&](const std::string& more) {
     const Outcome outcome = run(kSmall + ("--hours 20000 " + more) + " --json");
     EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
@@ -225,7 +225,7 @@ TEST_F(SimulateCommand, SaysHowMuchOfWeeksCounts) {
   EXPECT_NEAR(
       failing["share"].get<double>(), failing["expected_share"].get<double>(),
       0.01);
-  // Seldom saved is more done again, often is more saving.
+  // Rare checkpoints lose more work.
   const json seldom = weeks(
       "--mean-hours-between-failures 50 --checkpoint-interval-seconds 20000");
   EXPECT_GT(seldom["lost"].get<double>(), 2 * failing["lost"].get<double>());
@@ -239,7 +239,7 @@ TEST_F(SimulateCommand, SaysHowMuchOfWeeksCounts) {
   EXPECT_THAT(
       text.out, AllOf(
                     HasSubstr("720 hours of it, with failures"),
-                    HasSubstr("by formula"), HasSubstr("done again")));
+                    HasSubstr("by formula"), HasSubstr("repeated")));
   for (const std::string& line : lines_of(text.out + run(kSmall).out)) {
     EXPECT_LE(width_of(line), 80u) << line;
   }
@@ -268,7 +268,7 @@ TEST_F(SimulateCommand, TakesAConfigurationOfTrain) {
   refuses("broken.toml --cluster h100-sxm:1x8", 2, HasSubstr("broken.toml"));
 }
 
-TEST_F(SimulateCommand, NamesWhatIsMissingUnknownOrDoesNotFit) {
+TEST_F(SimulateCommand, RefusesMissingAndWrongValues) {
   refuses("", 2, HasSubstr("--model is missing"));
   refuses("--model gpt2", 2, HasSubstr("--cluster is missing"));
   refuses(
@@ -295,7 +295,7 @@ TEST_F(SimulateCommand, NamesWhatIsMissingUnknownOrDoesNotFit) {
   refuses(std::string(kSmall) + "--zero 2", 2, HasSubstr("add fsdp="));
 }
 
-TEST_F(SimulateCommand, RefusesNumbersThatAreNone) {
+TEST_F(SimulateCommand, RefusesWrongNumbers) {
   for (const char* wrong :
        {"--batch 0", "--batch -3", "--batch 1e3", "--steps 0", "--steps 1.5",
         "--jitter 1", "--jitter nan", "--jitter -0.1", "--stragglers 9",
@@ -314,7 +314,7 @@ TEST_F(SimulateCommand, RefusesNumbersThatAreNone) {
   }
 }
 
-TEST_F(SimulateCommand, RefusesClusterFilesThatAreBroken) {
+TEST_F(SimulateCommand, RefusesBrokenClusterFiles) {
   const auto with = [&](const std::string& text) {
     write("c.toml", text);
     return std::string("--model gpt2 --cluster c.toml --layout dp=8 --batch 8");

@@ -1,4 +1,4 @@
-// `echelon`, as it is typed in a shell.
+// Runs `echelon` through a shell.
 #pragma once
 
 #include <sys/wait.h>
@@ -17,8 +17,8 @@ struct Outcome {
   std::string err;
 };
 
-/// `echelon ARGUMENTS` in the test's folder, without input; `before` may set
-/// limits. `name` is the path of another program.
+/// Runs `echelon ARGUMENTS`, or the program `name`, in the test's folder
+/// without input. `before` may set limits.
 inline Outcome typed(
     const TempFolder& folder, const std::string& arguments,
     const std::string& before = "",

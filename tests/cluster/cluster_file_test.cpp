@@ -33,11 +33,6 @@ launch_rates = [
   { beside = "0 B", launch = "4 us", backward = "6 us", view = "1 us", backward_view = "2 us" },
   { beside = "32 KiB", launch = "5 us", backward = "9 us" },
 ]
-jitter = "36 us"
-host_work = [
-  { beside = "60 us", step = "80 us", layer = "3 us", pass = "7 us", action = "15 us", pipeline = "90 us", operator = "2 us" },
-  { beside = "0.5 ms", step = "90 us" },
-]
 matrix_rates = [
   { precision = "bf16", m = 4096, n = 4096, k = 4096, rate = "150 TFLOP/s" },
 ]
@@ -91,17 +86,26 @@ TEST(ClusterFile, ReadsEveryKey) {
       ours.device.launch_rates,
       (std::vector<LaunchRate>{
           {0, 4e-6, 6e-6, 1e-6, 2e-6}, {32 * 1024, 5e-6, 9e-6, 5e-6, 9e-6}}));
-  EXPECT_EQ(
-      ours.device.host_work,
-      (std::vector<HostWork>{
-          {80e-6, 3e-6, 7e-6, 15e-6, 90e-6, 2e-6, 60e-6},
-          {.step_seconds = 90e-6, .computing_seconds = 500e-6}}));
-  EXPECT_EQ(ours.device.jitter_seconds, 36e-6);
   EXPECT_EQ(ours.host_memory_bytes_per_second, 40e9);
   ASSERT_EQ(ours.device.matrix_rates.size(), 1u);
   EXPECT_EQ(
       ours.device.matrix_rates[0],
       (MatrixRate{Precision::bf16, 4096, 4096, 4096, 150e12}));
+}
+
+TEST(ClusterFile, DropsKeysOfEarlierVersions) {
+  std::string earlier = kMixed;
+  const std::string launch = "launch = \"4 us\"\n";
+  earlier.insert(earlier.find(launch), R"(jitter = "36 us"
+host_work = [
+  { beside = "60 us", step = "80 us", layer = "3 us", pass = "7 us", action = "15 us", pipeline = "90 us", operator = "2 us" },
+  { beside = "0.5 ms", step = "90 us" },
+]
+)");
+  const Cluster cluster = parse_cluster(earlier, "c.toml");
+  EXPECT_EQ(cluster, parse_cluster(kMixed, "c.toml"));
+  EXPECT_EQ(to_toml(cluster).find("host_work"), std::string::npos);
+  EXPECT_EQ(to_toml(cluster).find("jitter"), std::string::npos);
 }
 
 TEST(ClusterFile, NameIsTheFilesWithoutOne) {

@@ -116,25 +116,6 @@ TEST(Cluster, NothingThatTheHostDoesTakesLessThanNoTime) {
         error_with([&](Device& device) { device.launch_rates[0].*part = -1; }),
         HasSubstr("launch_rates: "));
   }
-  for (double HostWork::*part :
-       {&HostWork::step_seconds, &HostWork::layer_seconds,
-        &HostWork::pass_seconds, &HostWork::action_seconds,
-        &HostWork::pipeline_seconds, &HostWork::operator_seconds,
-        &HostWork::computing_seconds}) {
-    EXPECT_THAT(
-        error_with([&](Device& device) {
-          device.host_work = {{}, {}};
-          device.host_work[1].*part = -1;
-        }),
-        HasSubstr("host_work: "));
-  }
-}
-
-TEST(Cluster, JitterIsNotBelowNone) {
-  Cluster bad = find_cluster("a100-80gb:2x8");
-  bad.groups[0].node.device.jitter_seconds = -1e-6;
-  EXPECT_THAT(
-      error_text<ConfigError>([&] { check(bad); }), HasSubstr("jitter"));
 }
 
 TEST(Cluster, OneDeviceNeedsNoLink) {

@@ -4,10 +4,9 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <functional>
 #include <string>
 
-#include "echelon/error.h"
+#include "tests/support/error_text.h"
 
 namespace echelon {
 namespace {
@@ -403,50 +402,43 @@ void every_call_is_recorded(World& world, const Place& at) {
 
 void wrong_arguments_are_refused(World& world, const Place& at) {
   const Group& group = world.group();
-  const auto error_of = [](const std::function<void()>& call) {
-    try {
-      call();
-    } catch (const ConfigError& error) {
-      return std::string(error.what());
-    }
-    return std::string("no error");
-  };
   const auto real = at(torch::kFloat32);
   Tensor tensor = torch::ones({4, 4}, real);
   EXPECT_THAT(
-      error_of([&] { group.all_reduce(tensor.t()); }),
+      error_text<ConfigError>([&] { group.all_reduce(tensor.t()); }),
       HasSubstr("not contiguous"));
   EXPECT_THAT(
-      error_of([&] { group.all_reduce(Tensor()); }), HasSubstr("undefined"));
+      error_text<ConfigError>([&] { group.all_reduce(Tensor()); }),
+      HasSubstr("undefined"));
   EXPECT_THAT(
-      error_of([&] { group.broadcast(tensor, group.size()); }),
+      error_text<ConfigError>([&] { group.broadcast(tensor, group.size()); }),
       HasSubstr("outside the group"));
   EXPECT_THAT(
-      error_of(
+      error_text<ConfigError>(
           [&] { group.all_gather(tensor.clone(), torch::ones({17}, real)); }),
       HasSubstr("needs an output of"));
   EXPECT_THAT(
-      error_of([&] {
+      error_text<ConfigError>([&] {
         group.all_gather(
             torch::ones({4 * group.size()}, at(torch::kInt64)),
             torch::ones({4}, real));
       }),
       HasSubstr("must agree"));
   EXPECT_THAT(
-      error_of([&] {
+      error_text<ConfigError>([&] {
         group.all_reduce(torch::ones({2}, at(torch::kInt64)), ReduceOp::avg);
       }),
       HasSubstr("average of"));
   EXPECT_THAT(
-      error_of([&] {
+      error_text<ConfigError>([&] {
         group.all_to_all(tensor, tensor, {-1, 5}, {-1, 5});
       }),
       HasSubstr("splits must be"));
   EXPECT_THAT(
-      error_of([&] { group.send(tensor, group.rank()); }),
+      error_text<ConfigError>([&] { group.send(tensor, group.rank()); }),
       HasSubstr("is this rank"));
   EXPECT_THAT(
-      error_of([&] {
+      error_text<ConfigError>([&] {
         world.new_group("x", {0, 0});
       }),
       HasSubstr("different numbers"));
@@ -486,7 +478,7 @@ void meta_tensors_send_nothing(World& world, const Place& at) {
           {{.tensor = part, .peer = 0},
            {.send = false, .tensor = part, .peer = 0}});
     }
-    // Arguments are looked at all the same.
+    // The arguments are checked nevertheless.
     EXPECT_THROW(
         group.all_gather(torch::empty({99, 2}, meta), part), ConfigError);
     EXPECT_THROW(group.all_reduce(whole.t()), ConfigError);

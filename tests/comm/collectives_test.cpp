@@ -54,7 +54,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 // ---------------------------------------------------------- ranks as processes
 
-/// What each process runs: all cases in one world.
+/// The tests of each process: all cases in one world.
 class Rank : public testing::TestWithParam<CollectiveCase> {
  protected:
   static void SetUpTestSuite() {

@@ -1,5 +1,4 @@
 // A group whose members cannot connect at once.
-#include "echelon/comm/gloo/connect_together.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -32,7 +31,7 @@ void on_members(
   for (auto& member : members) member.join();
 }
 
-TEST(ConnectTogether, AMemberThatFailsOnceMakesAllConnectAnew) {
+TEST(ConnectTogether, AMemberThatFailsOnceMakesAllConnectAgain) {
   std::atomic<int> attempts = 0;
   testing::internal::CaptureStderr();
   on_members([&](int rank, const auto& store) {

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "echelon/comm/world.h"
-#include "echelon/error.h"
+#include "tests/support/error_text.h"
 
 namespace echelon {
 namespace differentiable_test {
@@ -21,7 +21,7 @@ namespace differentiable_test {
 using testing::HasSubstr;
 using torch::Tensor;
 
-/// One operation: what a rank gives, and how F is counted.
+/// One operation: the shape of a rank's input, and how F is counted.
 struct Case {
   std::string name;
   std::function<std::vector<int64_t>(int rank, int size)> shape;
@@ -47,7 +47,7 @@ std::vector<int64_t> uneven(int size) {
   return {all.begin(), all.begin() + size};
 }
 
-// What rank r sends to the others in an uneven all_to_all.
+// The rows that rank r sends to the others in an uneven all_to_all.
 std::vector<int64_t> sends(int rank, int size) {
   std::vector<int64_t> splits;
   for (int to = 0; to < size; ++to) splits.push_back((rank + 2 * to) % 3);
@@ -186,7 +186,7 @@ class Adjoint : public testing::TestWithParam<std::tuple<Case, int>> {
   }
 };
 
-TEST_P(Adjoint, IsThatOfTheSharedNumber) {
+TEST_P(Adjoint, MatchesFiniteDifferences) {
   const auto& [test, num_ranks] = GetParam();
   run_ranks(num_ranks, [&test = test](World& world) {
     const Group& group = world.group();
@@ -255,7 +255,7 @@ INSTANTIATE_TEST_SUITE_P(
              std::to_string(std::get<1>(info.param));
     });
 
-// What the results are, by rank.
+// The results, by rank.
 TEST(Differentiable, Values) {
   run_ranks(3, [](World& world) {
     const Group& group = world.group();
@@ -315,35 +315,27 @@ TEST(Differentiable, WrongShapesAreErrorsBeforeAnythingIsSent) {
   run_ranks(2, [](World& world) {
     const Group& group = world.group();
     const Tensor x = torch::ones({3, 2}, torch::kFloat64);
-    const auto message = [&](const std::function<void()>& call) {
-      try {
-        call();
-      } catch (const ConfigError& error) {
-        return std::string(error.what());
-      }
-      return std::string("nothing was thrown");
-    };
     EXPECT_THAT(
-        message([&] { all_gather(x, group, 2); }),
+        error_text<ConfigError>([&] { all_gather(x, group, 2); }),
         HasSubstr("dim=2, but the input is [3, 2]"));
     EXPECT_THAT(
-        message([&] { gather_from(x, group, 0, {3}); }),
+        error_text<ConfigError>([&] { gather_from(x, group, 0, {3}); }),
         HasSubstr("sizes [3], but 2 ranks need one size"));
     EXPECT_THAT(
-        message([&] {
+        error_text<ConfigError>([&] {
           gather_from(x, group, 0, {4, 4});
         }),
         HasSubstr("a slice of 4, but its input has 3"));
     EXPECT_THAT(
-        message([&] {
+        error_text<ConfigError>([&] {
           reduce_scatter(x, group, 0, {1, 1});
         }),
         HasSubstr("sum to 2, but the input has 3"));
     EXPECT_THAT(
-        message([&] { all_to_all(x, group); }),
+        error_text<ConfigError>([&] { all_to_all(x, group); }),
         HasSubstr("3 rows do not divide by 2 ranks"));
     EXPECT_THAT(
-        message([&] { broadcast_from(x, group, 2); }),
+        error_text<ConfigError>([&] { broadcast_from(x, group, 2); }),
         HasSubstr("rank 2 is not one of"));
   });
 }

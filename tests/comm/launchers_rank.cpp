@@ -1,5 +1,5 @@
-// What launchers_test starts: a rank that says who it is and what the others
-// sent. argv[1]: the backend.
+// A rank for launchers_test: prints its place and the sum of all ranks' values.
+// argv[1]: the backend.
 #include <torch/torch.h>
 
 #include <cstdio>

@@ -20,7 +20,7 @@ namespace launchers_test {
 using testing_support::Command;
 using Words = std::vector<std::string>;
 
-/// What `size` ranks of launchers_rank say on `num_nodes` hosts with as many.
+/// The output of `size` ranks of launchers_rank, evenly on `num_nodes` hosts.
 std::set<std::string>
 lines_of(int size, const std::string& backend, int num_nodes = 1) {
   std::set<std::string> lines;
@@ -117,7 +117,7 @@ class Torchrun : public testing::TestWithParam<int> {
 INSTANTIATE_TEST_SUITE_P(Ranks, Torchrun, testing::Values(1, 3));
 
 // The agent serves the store, or rank 0 does: torchrun has both.
-TEST_P(Torchrun, StartsRanksThatMeetAtItsOwnStore) {
+TEST_P(Torchrun, StartsRanksThatUseItsOwnStore) {
   expect_ranks(torchrun(GetParam(), {"--standalone"}), GetParam(), "local");
 }
 TEST_P(Torchrun, StartsRanksAtAPort) {

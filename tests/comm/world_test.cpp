@@ -45,7 +45,7 @@ TEST(World, ComputesOnTheCoresThatItMayUse) {
   ASSERT_EQ(sched_setaffinity(0, sizeof(before), &before), 0);
 }
 
-TEST(Group, ThatIsSilentKeepsWhatOutputsHold) {
+TEST(Group, SilentGroupsLeaveOutputsUnchanged) {
   const Group group = Group::silent("tp", 2, 3);
   EXPECT_EQ(group.rank(), 2);
   EXPECT_EQ(group.size(), 3);
@@ -63,7 +63,7 @@ TEST(Group, ThatIsSilentKeepsWhatOutputsHold) {
   EXPECT_THROW(group.all_gather(tensor, all), ConfigError);
 }
 
-TEST(MeshGroups, ThatAreSilentHaveTheRanksOfTheLayout) {
+TEST(MeshGroups, SilentGroupsHaveTheRanksOfTheLayout) {
   const auto groups =
       MeshGroups::silent(5, {.dp_replicate = 2, .tp = 2, .pp = 2});
   EXPECT_EQ(groups.along(Axis::tp).size(), 2);
@@ -103,7 +103,7 @@ TEST(RunRanks, TheFirstErrorIsRethrownWithItsRank) {
 
 class Hang : public testing::TestWithParam<BackendKind> {};
 
-TEST_P(Hang, EveryRankIsToldWhoDidNotComeAndWhatItDidLast) {
+TEST_P(Hang, EveryRankReportsMissingRanksAndTheirLastCalls) {
   CommOptions options;
   options.backend = GetParam();
   options.timeout = std::chrono::seconds(2);
@@ -140,7 +140,7 @@ TEST_P(Hang, EveryRankIsToldWhoDidNotComeAndWhatItDidLast) {
   }
 }
 
-TEST_P(Hang, RanksThatCallDifferentThingsAreToldSo) {
+TEST_P(Hang, DifferentCallsAreReported) {
   CommOptions options;
   options.backend = GetParam();
   options.timeout = std::chrono::seconds(30);

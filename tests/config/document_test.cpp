@@ -9,7 +9,7 @@
 #include <limits>
 
 #include "echelon/config/section.h"
-#include "echelon/error.h"
+#include "tests/support/error_text.h"
 
 namespace echelon::config {
 namespace document_test {
@@ -34,14 +34,17 @@ struct Options {
 
 void bind(Section& section, Options& options) {
   section.field("flag", options.flag, "a flag");
-  section.field("count", options.count, "a count").at_least(1).at_most(9);
+  section.field(
+      "count", options.count, "a count", {.at_least = 1, .at_most = 9});
   section.field("seed", options.seed, "a seed");
-  section.field("rate", options.rate, "a rate").above(0).below(1);
+  section.field("rate", options.rate, "a rate", {.above = 0, .below = 1});
   section.field("name", options.name, "a name").one_of({"a", "beta", "gamma"});
-  section.field("shape", options.shape, "a shape").length(1, 3).at_least(1);
+  section.field("shape", options.shape, "a shape")
+      .length(1, 3)
+      .within({.at_least = 1});
   section.field("mean", options.mean, "a mean").also("average");
   section.field("words", options.words, "words");
-  section.field("timeout", options.timeout, "a time").at_least(1);
+  section.field("timeout", options.timeout, "a time", {.at_least = 1});
   section.field(
       "color", options.color, "a color",
       {{"red", Color::red}, {"green", Color::green}});
@@ -62,14 +65,11 @@ Options read(const std::string& text) {
 
 std::string
 error_of(const std::string& text, const std::vector<std::string>& sets = {}) {
-  try {
+  return error_text<ConfigError>([&] {
     auto document = Document::parse(text, "f.toml");
     for (const auto& set : sets) document.set(set);
     bound(document);
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
-  return "(no error)";
+  });
 }
 
 TEST(Document, ReadsEveryType) {
@@ -113,63 +113,50 @@ TEST(Document, TimesHaveUnits) {
   }
 }
 
+struct Wrong {
+  std::string text;
+  std::string message;  // of the line after [t]
+};
+
+// Each line below [t], and the error without "f.toml:2:".
+void expect_errors(const std::vector<Wrong>& all) {
+  for (const auto& [text, message] : all) {
+    EXPECT_EQ(error_of("[t]\n" + text + "\n"), "f.toml:2:" + message);
+  }
+}
+
 TEST(Document, NamesPlaceValueRule) {
-  EXPECT_EQ(
-      error_of("[t]\n  count = 0\n"),
-      "f.toml:2:11: [t] count = 0: must be at least 1");
-  EXPECT_EQ(
-      error_of("[t]\ncount = 10\n"),
-      "f.toml:2:9: [t] count = 10: must be at most 9");
-  EXPECT_EQ(
-      error_of("[t]\nrate = 1\n"), "f.toml:2:8: [t] rate = 1: must be below 1");
-  EXPECT_EQ(
-      error_of("[t]\nrate = nan\n"),
-      "f.toml:2:8: [t] rate = nan: must be a finite number");
-  EXPECT_EQ(
-      error_of("[t]\nname = \"bta\"\n"),
-      "f.toml:2:8: [t] name = \"bta\": must be \"a\", \"beta\" or "
-      "\"gamma\"; did you mean \"beta\"?");
-  EXPECT_EQ(
-      error_of("[t]\ncolor = \"gren\"\n"),
-      "f.toml:2:9: [t] color = \"gren\": must be \"red\" or \"green\"; did "
-      "you mean \"green\"?");
-  EXPECT_EQ(
-      error_of("[t]\nshape = []\n"),
-      "f.toml:2:9: [t] shape = []: must be a list of 1 to 3, not of 0");
-  EXPECT_EQ(
-      error_of("[t]\nshape = [1, 0]\n"),
-      "f.toml:2:9: [t] shape = [1, 0]: must be at least 1");
+  expect_errors(
+      {{"  count = 0", "11: [t] count = 0: must be at least 1"},
+       {"count = 10", "9: [t] count = 10: must be at most 9"},
+       {"rate = 1", "8: [t] rate = 1: must be below 1"},
+       {"rate = nan", "8: [t] rate = nan: must be a finite number"},
+       {"name = \"bta\"",
+        "8: [t] name = \"bta\": must be \"a\", \"beta\" or \"gamma\"; did you "
+        "mean \"beta\"?"},
+       {"color = \"gren\"",
+        "9: [t] color = \"gren\": must be \"red\" or \"green\"; did you mean "
+        "\"green\"?"},
+       {"shape = []", "9: [t] shape = []: must be a list of 1 to 3, not of 0"},
+       {"shape = [1, 0]", "9: [t] shape = [1, 0]: must be at least 1"}});
 }
 
 TEST(Document, RefusesWrongTypes) {
-  EXPECT_EQ(
-      error_of("[t]\ncount = \"3\"\n"),
-      "f.toml:2:9: [t] count = \"3\": must be a whole number");
-  EXPECT_EQ(
-      error_of("[t]\ncount = 3.0\n"),
-      "f.toml:2:9: [t] count = 3.0: must be a whole number");
-  EXPECT_EQ(
-      error_of("[t]\nflag = 1\n"),
-      "f.toml:2:8: [t] flag = 1: must be true or false");
-  EXPECT_EQ(
-      error_of("[t]\nname = 5\n"),
-      "f.toml:2:8: [t] name = 5: must be a string; put it in quotes: "
-      "\"5\"");
-  EXPECT_EQ(
-      error_of("[t]\nshape = 3\n"),
-      "f.toml:2:9: [t] shape = 3: must be a list of whole numbers, as in "
-      "[1, 2]");
-  EXPECT_EQ(
-      error_of("[t]\nshape = [1, \"x\"]\n"),
-      "f.toml:2:9: [t] shape = [1, \"x\"]: must be a list of whole "
-      "numbers, as in [1, 2]; \"x\" is not one");
-  EXPECT_THAT(
-      error_of("[t]\ncount = 1979-05-27\n"),
-      HasSubstr("count = 1979-05-27: must be a whole number"));
-  EXPECT_THAT(
-      error_of("[t]\ncount = {a = 1}\n"),
-      HasSubstr("count = {…}: must be a whole number"));
-  EXPECT_THAT(error_of("[t]\nseed = -1\n"), HasSubstr("must be at least 0"));
+  expect_errors(
+      {{"count = \"3\"", "9: [t] count = \"3\": must be a whole number"},
+       {"count = 3.0", "9: [t] count = 3.0: must be a whole number"},
+       {"flag = 1", "8: [t] flag = 1: must be true or false"},
+       {"name = 5",
+        "8: [t] name = 5: must be a string; put it in quotes: \"5\""},
+       {"shape = 3",
+        "9: [t] shape = 3: must be a list of whole numbers, as in [1, 2]"},
+       {"shape = [1, \"x\"]",
+        "9: [t] shape = [1, \"x\"]: must be a list of whole numbers, as in [1, "
+        "2]; \"x\" is not one"},
+       {"count = 1979-05-27",
+        "9: [t] count = 1979-05-27: must be a whole number"},
+       {"count = {a = 1}", "9: [t] count = {…}: must be a whole number"},
+       {"seed = -1", "8: [t] seed = -1: must be at least 0"}});
 }
 
 TEST(Document, NamesTheNearestKnown) {
@@ -187,35 +174,25 @@ TEST(Document, NamesTheNearestKnown) {
 TEST(Document, NamesTheNearestTable) {
   auto document = Document::parse("[tarin]\ncount = 3\n", "f.toml");
   document.section("train", "a table");
-  try {
-    document.finish();
-    FAIL();
-  } catch (const ConfigError& error) {
-    EXPECT_STREQ(
-        error.what(),
-        "f.toml:1:1: [tarin]: unknown table; did you mean [train]?");
-  }
+  EXPECT_EQ(
+      error_text<ConfigError>([&] { document.finish(); }),
+      "f.toml:1:1: [tarin]: unknown table; did you mean [train]?");
 }
 
 TEST(Document, SaysWhereAKeyBelongs) {
   auto document = Document::parse("[a]\ncount = 3\n[t]\n", "f.toml");
   document.section("a", "another table");
-  try {
-    bound(document);
-    FAIL();
-  } catch (const ConfigError& error) {
-    EXPECT_STREQ(
-        error.what(),
-        "f.toml:2:1: [a] count = 3: unknown key; it belongs in [t]");
-  }
+  EXPECT_EQ(
+      error_text<ConfigError>([&] { bound(document); }),
+      "f.toml:2:1: [a] count = 3: unknown key; it belongs in [t]");
 }
 
 TEST(Document, AnotherNameOfAKey) {
   EXPECT_EQ(read("[t]\naverage = [2.0]\n").mean, std::vector<double>{2.0});
   EXPECT_EQ(
       error_of("[t]\nmean = [1.0]\naverage = [2.0]\n"),
-      "f.toml:3:1: [t] average = [2.0]: is another name of mean, which is "
-      "also set; keep one of the two");
+      "f.toml:3:1: [t] average = [2.0]: is another name of mean, which is also "
+      "set; keep one of the two");
 }
 
 TEST(Document, RefusesWhatIsNotToml) {
@@ -224,12 +201,12 @@ TEST(Document, RefusesWhatIsNotToml) {
       "f.toml:3:9: count is given twice; keep one of the two");
   EXPECT_EQ(
       error_of("[t]\ncount = 1\n[t]\n"),
-      "f.toml:3:1: [t] is given twice; keep one of the two and put all of "
-      "its keys there");
+      "f.toml:3:1: [t] is given twice; keep one of the two and put all of its "
+      "keys there");
   EXPECT_EQ(
       error_of("[t]\nname = beta\n"),
-      "f.toml:2:8: not TOML: value: could not determine value type; a "
-      "string needs quotes: \"beta\"");
+      "f.toml:2:8: not TOML: value: could not determine value type; a string "
+      "needs quotes: \"beta\"");
   EXPECT_THAT(
       error_of("[t]\nname = \"beta\ncount = 1\n"),
       HasSubstr("is the closing quote missing?"));
@@ -238,7 +215,7 @@ TEST(Document, RefusesWhatIsNotToml) {
         "a = [[[[[[", "\"", "count = 99999999999999999999"}) {
     const std::string message = error_of(text);
     EXPECT_THAT(message, HasSubstr("f.toml:")) << text;
-    EXPECT_EQ(std::count(message.begin(), message.end(), '\n'), 0) << message;
+    EXPECT_EQ(std::ranges::count(message, '\n'), 0) << message;
   }
 }
 
@@ -257,7 +234,7 @@ TEST(Document, ShowsSeveralErrorsInFileOrder) {
 TEST(Document, ShowsAtMostFiveLines) {
   const std::string message =
       error_of("[t]\na1 = 1\na2 = 1\na3 = 1\na4 = 1\na5 = 1\na6 = 1\na7 = 1\n");
-  EXPECT_EQ(std::count(message.begin(), message.end(), '\n'), 4) << message;
+  EXPECT_EQ(std::ranges::count(message, '\n'), 4) << message;
   EXPECT_THAT(message, HasSubstr("and 3 more errors"));
 }
 
@@ -283,8 +260,7 @@ TEST(Document, OverridesAreChecked) {
       "--set t.count=0: [t] count = 0: must be at least 1");
   EXPECT_EQ(
       error_of("", {"t.cuont=1"}),
-      "--set t.cuont=1: [t] cuont = 1: unknown key; did you mean "
-      "\"count\"?");
+      "--set t.cuont=1: [t] cuont = 1: unknown key; did you mean \"count\"?");
   EXPECT_EQ(
       error_of("", {"count=1"}),
       "--set count=1: must be TABLE.KEY=VALUE; write for example --set "
@@ -301,7 +277,7 @@ TEST(Document, OverridesAreChecked) {
 TEST(Document, KnowsWhoSetAValue) {
   auto document = Document::parse("\n[t]\ncount = 3\n", "f.toml");
   document.set("t.rate=0.75");
-  document.set("t", "flag", "true", "--flag");
+  document.set("t", "flag", Value(true), "--flag");
   bound(document);
   EXPECT_EQ(document.entry("t.count").place.short_text(), "f.toml:3");
   EXPECT_EQ(document.entry("t.rate").place.short_text(), "--set t.rate=0.75");
@@ -344,15 +320,10 @@ TEST(Document, ChecksOptionsOfAProgram) {
   Document document;
   auto section = document.section("t", "a table");
   bind(section, options);
-  try {
-    document.finish();
-    FAIL();
-  } catch (const ConfigError& error) {
-    EXPECT_STREQ(
-        error.what(),
-        "[t] count = 0: must be at least 1\n"
-        "[t] seed = 18446744073709551615: must be at most 2^63 - 1");
-  }
+  EXPECT_EQ(
+      error_text<ConfigError>([&] { document.finish(); }),
+      "[t] count = 0: must be at least 1\n"
+      "[t] seed = 18446744073709551615: must be at most 2^63 - 1");
 }
 
 TEST(Document, RefusesFilesThatAreNone) {
@@ -365,9 +336,9 @@ TEST(Value, ShortensBetweenCharacters) {
   EXPECT_EQ(shortened("abc", 10), "abc");
   std::string text;
   for (int i = 0; i < 100; ++i) text += "ä";
-  const std::string cut = shortened(text, 20);
-  EXPECT_LE(cut.size(), 24u);
-  EXPECT_EQ((cut.size() - 3) % 2, 0u);
+  const std::string shorter = shortened(text, 20);
+  EXPECT_LE(shorter.size(), 24u);
+  EXPECT_EQ((shorter.size() - 3) % 2, 0u);
 }
 
 }  // namespace document_test

@@ -1,5 +1,5 @@
 // Every configuration in wrong/ is refused by the real program with the message
-// beside it, before any rank starts. A configuration may open with
+// next to it, before any rank starts. A configuration may open with
 //   # arguments: -n 4        what else the command line has
 //   # exit code: 3           2 when it does not say
 //
@@ -44,7 +44,7 @@ std::vector<std::string> names() {
     if (entry.path().extension() == ".toml")
       names.push_back(entry.path().stem());
   }
-  std::sort(names.begin(), names.end());
+  std::ranges::sort(names);
   return names;
 }
 
@@ -83,7 +83,7 @@ std::vector<Tensor> weights() {
           {"fc.weight", "F32", {10, 128}},         {"fc.bias", "F32", {10}}};
 }
 
-// What the configurations name.
+// Makes the files that the configurations name.
 void make_files(const fs::path& folder) {
   write(folder / "taken", "a file\n");
   write(folder / "runs/done/config.toml", "");
@@ -214,8 +214,7 @@ TEST_P(WrongConfiguration, IsRefusedWithItsMessage) {
   const std::string code = setting(text, "exit code");
   EXPECT_EQ(outcome.exit_code, code.empty() ? 2 : std::stoi(code));
   EXPECT_FALSE(outcome.message.empty());
-  EXPECT_LE(
-      std::count(outcome.message.begin(), outcome.message.end(), '\n'), 5);
+  EXPECT_LE(std::ranges::count(outcome.message, '\n'), 5);
   // The folder that a run would have made before its ranks.
   EXPECT_FALSE(fs::exists(folder_ / "runs/run"));
 }

@@ -1,5 +1,5 @@
 // Strategies that are none, and what is said of each.
-#include "echelon/cost/check_strategy.h"
+#include "echelon/cost/step_estimate.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -2,8 +2,8 @@
 #include <gtest/gtest.h>
 
 #include "echelon/cluster/catalogue.h"
+#include "echelon/cost/framework.h"
 #include "echelon/cost/operation_time.h"
-#include "echelon/cost/stack.h"
 
 namespace echelon {
 namespace collective_formula_test {
@@ -17,7 +17,7 @@ class CollectiveFormula : public testing::Test {
   seconds(CollectiveKind kind, double bytes, const GroupPlace& place) const {
     return collective_seconds(
         kind, bytes, place, cluster_.node_of(0), cluster_,
-        find_stack("echelon"));
+        find_framework("echelon"));
   }
   const DeviceRates& rates() const {
     return rates_of(cluster_.node_of(0).device);
@@ -142,32 +142,36 @@ TEST_F(CollectiveFormula, AGroupIsAcrossRacksFromTheFirstRankBeyondOne) {
 
 TEST_F(CollectiveFormula, SlicesOfAMessageLeaveThroughTheirOwnAdapters) {
   const Strategy strategy = strategy_of({.tp = 8, .pp = 4});
-  const auto transfer = [&](const char* stack) {
-    return transfer_seconds(strategy, cluster_, find_stack(stack), 1e9, 0, 8);
+  const auto transfer = [&](const char* framework) {
+    return transfer_seconds(
+        strategy, cluster_, find_framework(framework), 1e9, 0, 8);
   };
   EXPECT_LT(transfer("megatron-2021"), transfer("echelon") / 3);
   EXPECT_EQ(
-      transfer_seconds(strategy, cluster_, find_stack("echelon"), 1e9, 5, 5),
+      transfer_seconds(
+          strategy, cluster_, find_framework("echelon"), 1e9, 5, 5),
       0);
 }
 
 TEST(PassTime, TheHostsLaunchesAreALowerBound) {
   const Cluster cluster = find_cluster("h100-sxm:1x8");
-  const Stack& stack = find_stack("echelon");
+  const Framework& framework = find_framework("echelon");
   Operations operations;
   for (int i = 0; i < 100; ++i)
     operations.push_back({.name = "small", .bytes = 64});
   const PassSeconds pass =
-      pass_seconds(operations, strategy_of({}), cluster, stack);
+      pass_seconds(operations, strategy_of({}), cluster, framework);
   EXPECT_NEAR(
-      pass.total(), 100 * stack.host_seconds + stack.layer_host_seconds, 1e-12);
+      pass.total(), 100 * framework.host_seconds + framework.layer_host_seconds,
+      1e-12);
   operations.push_back({.name = "large", .bytes = 1e10});
-  EXPECT_EQ(pass_seconds(operations, strategy_of({}), cluster, stack).host, 0);
+  EXPECT_EQ(
+      pass_seconds(operations, strategy_of({}), cluster, framework).host, 0);
 }
 
 TEST(PassTime, WhatCanBeHiddenIs) {
   const Cluster cluster = find_cluster("h100-sxm:1x8");
-  const Stack& stack = find_stack("echelon");
+  const Framework& framework = find_framework("echelon");
   Operations operations;
   operations.push_back(
       {.kind = OperationKind::collective,
@@ -176,12 +180,12 @@ TEST(PassTime, WhatCanBeHiddenIs) {
        .axis = Axis::tp,
        .hideable = 0.75});
   const PassSeconds pass =
-      pass_seconds(operations, strategy_of({.tp = 8}), cluster, stack);
+      pass_seconds(operations, strategy_of({.tp = 8}), cluster, framework);
   const auto tp = static_cast<size_t>(Axis::tp);
   EXPECT_GT(pass.communication[tp], 1e-3);
   EXPECT_NEAR(pass.exposed[tp], 0.25 * pass.communication[tp], 1e-12);
   EXPECT_NEAR(
-      pass.memory, 0.75 * pass.communication[tp] * stack.overlap_slowdown,
+      pass.memory, 0.75 * pass.communication[tp] * framework.overlap_slowdown,
       1e-12);
 }
 

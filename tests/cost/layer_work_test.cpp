@@ -5,7 +5,6 @@
 #include <algorithm>
 
 #include "echelon/cost/model_catalogue.h"
-#include "echelon/cost/transformer_work.h"
 
 namespace echelon {
 namespace layer_work_test {
@@ -32,18 +31,18 @@ constexpr double kEmbedding = 50304.0 * 768;
 
 TEST(LayerWork, ATiedHeadIsTheEmbeddingWhereOneRankHasBoth) {
   const ModelShape gpt2 = find_model("gpt2");
-  const Stack& stack = find_stack("echelon");
+  const Framework& framework = find_framework("echelon");
   const double all = gpt2.num_parameters() + kPadded;
   for (const auto& [pp, schedule, copy] :
        {std::tuple(1, "1f1b", false), std::tuple(4, "1f1b", true),
         std::tuple(4, "zb-v", false)}) {
     const Strategy strategy = pipeline(pp, schedule);
     EXPECT_NEAR(
-        elements(layer_work(gpt2, strategy, stack)),
+        elements(layer_work(gpt2, strategy, framework)),
         all + (copy ? kEmbedding : 0), 1)
         << pp << schedule;
     EXPECT_EQ(
-        copied_embedding(*gpt2.transformer, strategy, stack),
+        copied_embedding(*gpt2.transformer, strategy, framework),
         copy ? kEmbedding : 0);
   }
 }
@@ -51,10 +50,11 @@ TEST(LayerWork, ATiedHeadIsTheEmbeddingWhereOneRankHasBoth) {
 TEST(LayerWork, WhatIsNotTiedIsNoCopy) {
   const ModelShape llama = find_model("llama2-7b");
   const Strategy strategy = pipeline(4, "1f1b");
-  const Stack& stack = find_stack("echelon");
-  EXPECT_EQ(copied_embedding(*llama.transformer, strategy, stack), 0);
+  const Framework& framework = find_framework("echelon");
+  EXPECT_EQ(copied_embedding(*llama.transformer, strategy, framework), 0);
   EXPECT_NEAR(
-      elements(layer_work(llama, strategy, stack)), llama.num_parameters(), 1);
+      elements(layer_work(llama, strategy, framework)), llama.num_parameters(),
+      1);
 }
 
 // 4 h d L^2 forwards, half of it behind a causal mask; 2.5 times that
@@ -73,7 +73,7 @@ TEST(LayerWork, AttentionComputesWhatTheMaskLeaves) {
   for (const bool causal : {true, false}) {
     gpt2.transformer->causal = causal;
     const LayerWork block =
-        layer_work(gpt2, strategy, find_stack("echelon"))[1];
+        layer_work(gpt2, strategy, find_framework("echelon"))[1];
     const double forward = all * (causal ? 0.5 : 1);
     EXPECT_EQ(flops(block.forward), forward);
     EXPECT_EQ(flops(block.backward_input), 2.5 * forward);
@@ -84,7 +84,7 @@ TEST(LayerWork, AttentionComputesWhatTheMaskLeaves) {
 TEST(LayerWork, FusedAttentionMovesItsInputsAndItsResult) {
   const ModelShape llama = find_model("llama3-8b");
   const LayerWork block =
-      layer_work(llama, pipeline(1, "1f1b"), find_stack("echelon"))[1];
+      layer_work(llama, pipeline(1, "1f1b"), find_framework("echelon"))[1];
   const double bytes = 2.0 * 8192 * (2 * 4096 + 2 * 1024);
   const auto moved = [](const Operations& operations) {
     double sum = 0;
@@ -103,7 +103,7 @@ TEST(LayerWork, CountedLayersComputeWhatTheModelDoes) {
   strategy.microbatch_size = 3;
   double flops = 0;
   for (const LayerWork& layer :
-       layer_work(resnet, strategy, find_stack("echelon"))) {
+       layer_work(resnet, strategy, find_framework("echelon"))) {
     for (const auto* pass :
          {&layer.forward, &layer.backward_input, &layer.backward_weight}) {
       for (const Operation& one : *pass) flops += one.flops;
@@ -129,7 +129,8 @@ TEST(LayerWork, CountedOperatorsGrowWithTheSamples) {
        .backward = {product, weight}}};
   Strategy strategy = pipeline(1, "1f1b");
   strategy.microbatch_size = 8;
-  const LayerWork work = layer_work(model, strategy, find_stack("echelon"))[0];
+  const LayerWork work =
+      layer_work(model, strategy, find_framework("echelon"))[0];
   EXPECT_EQ(work.forward[0].m, 128);
   EXPECT_EQ(work.forward[0].flops, 2.0 * 128 * 5 * 7);
   EXPECT_EQ(work.forward[1].count, 24);
@@ -159,7 +160,7 @@ TEST(LayerWork, CountedGradientsAddUpOverMicrobatches) {
   for (const int64_t microbatches : {1, 2, 4}) {
     strategy.global_batch = 4 * microbatches;
     const LayerWork work =
-        layer_work(model, strategy, find_stack("echelon"))[0];
+        layer_work(model, strategy, find_framework("echelon"))[0];
     ASSERT_EQ(work.backward_weight.size(), microbatches == 1 ? 0u : 1u);
     if (microbatches == 1) continue;
     EXPECT_EQ(work.backward_weight[0].bytes, 1200);
@@ -178,13 +179,14 @@ TEST(LayerWork, CountedGradientsAddUpOverMicrobatches) {
 }
 
 TEST(LayerWork, OnlySoManyLayersOfAStageComputeAgain) {
-  const Stack& stack = find_stack("echelon");
+  const Framework& framework = find_framework("echelon");
   Strategy strategy = pipeline(3, "1f1b");
   strategy.recompute = Recompute::all;
   for (const int64_t most : {0, 1, 3, 9}) {
     strategy.recompute_layers = most;
     const auto stages = stage_work(
-        layer_work(find_model("gpt2"), strategy, stack), strategy, stack);
+        layer_work(find_model("gpt2"), strategy, framework), strategy,
+        framework);
     for (const auto& stage : stages) {
       int64_t again = 0, blocks = 0;
       for (const LayerWork& layer : stage) {

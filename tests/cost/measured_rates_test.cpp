@@ -7,7 +7,6 @@
 #include <tuple>
 
 #include "echelon/cluster/cluster_file.h"
-#include "echelon/cost/host_seconds.h"
 #include "echelon/cost/operation_time.h"
 #include "echelon/cost/step_estimate.h"
 #include "echelon/simulator/simulate.h"
@@ -127,18 +126,20 @@ TEST(MeasuredRates, NoRateIsBeyondThoseMeasured) {
 }
 
 TEST(MeasuredRates, OnAProcessorNothingRunsBesideComputing) {
-  for (const std::string& name : stack_names()) {
-    const Stack stack = stack_on(find_stack(name), device());
-    EXPECT_FALSE(stack.overlaps_gradients || stack.overlaps_parameters) << name;
-    EXPECT_EQ(stack.hidden_tensor_parallel, 0) << name;
-    EXPECT_EQ(stack.hidden_backward_tensor_parallel, 0) << name;
-    EXPECT_EQ(stack.hidden_context_parallel, 0) << name;
-    EXPECT_EQ(stack.hidden_expert_parallel, 0) << name;
+  for (const std::string& name : framework_names()) {
+    const Framework framework = framework_on(find_framework(name), device());
+    EXPECT_FALSE(framework.overlaps_gradients || framework.overlaps_parameters)
+        << name;
+    EXPECT_EQ(framework.hidden_tensor_parallel, 0) << name;
+    EXPECT_EQ(framework.hidden_backward_tensor_parallel, 0) << name;
+    EXPECT_EQ(framework.hidden_context_parallel, 0) << name;
+    EXPECT_EQ(framework.hidden_expert_parallel, 0) << name;
   }
   Device gpu = device();
   gpu.processor = false;
   EXPECT_GT(
-      stack_on(find_stack("megatron-core"), gpu).hidden_tensor_parallel, 0);
+      framework_on(find_framework("megatron-core"), gpu).hidden_tensor_parallel,
+      0);
 }
 
 TEST(MeasuredRates, AboveWhatWasMeasuredTheBordersRateCounts) {
@@ -203,7 +204,8 @@ TEST(MeasuredRates, CollectivesTakeWhatTheFileSays) {
   const GroupPlace pair{.ranks = 2, .ranks_per_node = 2};
   const auto seconds = [&](CollectiveKind kind) {
     return collective_seconds(
-        kind, 8e6, pair, cluster.node_of(0), cluster, find_stack("echelon"));
+        kind, 8e6, pair, cluster.node_of(0), cluster,
+        find_framework("echelon"));
   };
   EXPECT_NEAR(seconds(CollectiveKind::all_reduce), 100e-6 + 8e-3, 1e-9);
   EXPECT_NEAR(seconds(CollectiveKind::all_gather), 100e-6 + 4e-3, 1e-9);
@@ -221,7 +223,7 @@ TEST(MeasuredRates, AWorseLatencyIsSeenInAnyCluster) {
     const auto seconds = [&] {
       return collective_seconds(
           CollectiveKind::all_reduce, 4096, pair, node, cluster,
-          find_stack("echelon"));
+          find_framework("echelon"));
     };
     const double before = seconds();
     node.inside.latency_seconds += 1e-3;
@@ -313,133 +315,6 @@ TEST(MeasuredRates, LaunchesTakeLongerBesideMuchMemory) {
   model.layers[0].backward = {};
   const StageTimes times = stage_times(model, strategy(1, 64), cluster);
   EXPECT_NEAR(times.stages[0].forward, (1 << 20) / 2e9 + 15e-6 + 1.5e-6, 1e-9);
-}
-
-// A layer with parameters and one without; each stage of a pipeline two actions
-// for each microbatch.
-TEST(MeasuredRates, TheHostsWorkOfStepsLayersAndActionsIsAdded) {
-  ModelShape model{.name = "two", .layers = {counted_layer(), counted_layer()}};
-  model.layers[1].parameters = 0;
-  Cluster cluster = here();
-  const auto seconds = [&](const Strategy& strategy) {
-    return step_seconds(model, strategy, cluster);
-  };
-  Strategy pipeline = strategy(1, 512);
-  pipeline.layout.pp = 2;
-  pipeline.microbatch_size = 64;
-  const double before = seconds(strategy(2, 128));
-  const double pipeline_before = seconds(pipeline);
-  auto& work = cluster.groups.front().node.device.host_work;
-  work = {{.step_seconds = 1e-3, .layer_seconds = 2e-3, .action_seconds = 0}};
-  EXPECT_NEAR(seconds(strategy(2, 128)) - before, 3e-3, 1e-9);
-  work = {{.step_seconds = 0, .layer_seconds = 0, .action_seconds = 1e-3}};
-  EXPECT_NEAR(seconds(strategy(2, 128)), before, 1e-9);
-  EXPECT_NEAR(seconds(pipeline) - pipeline_before, (8 + 1) * 2e-3, 1e-4);
-  // With the loss, of each microbatch.
-  work = {{.pass_seconds = 1e-3}};
-  EXPECT_NEAR(seconds(strategy(2, 128)) - before, 1e-3, 1e-9);
-  // The last stage has more to do than the other then, and is never idle.
-  const double busy = seconds(pipeline);
-  work = {{.pass_seconds = 3e-3}};
-  EXPECT_NEAR(seconds(pipeline) - busy, 8 * 2e-3, 1e-9);
-  work = {{.pipeline_seconds = 1e-3}};
-  EXPECT_NEAR(seconds(strategy(2, 128)), before, 1e-9);
-  EXPECT_NEAR(seconds(pipeline) - pipeline_before, 1e-3, 1e-9);
-}
-
-// It takes longer behind long computing: by what a rank computes of a
-// microbatch.
-TEST(MeasuredRates, HostWorkIsLinearBetweenWhatWasMeasured) {
-  Device device;
-  EXPECT_EQ(host_work_beside(device, 1), HostWork{});
-  const HostWork near{1, 2, 3, 4, 5, 6, 10}, far{11, 2, 5, 8, 25, 10, 20};
-  device.host_work = {far, near};
-  EXPECT_EQ(host_work_beside(device, 0), near);
-  EXPECT_EQ(host_work_beside(device, 10), near);
-  EXPECT_EQ(host_work_beside(device, 15), (HostWork{6, 2, 4, 6, 15, 8, 15}));
-  EXPECT_EQ(host_work_beside(device, 20), far);
-  EXPECT_EQ(host_work_beside(device, 1000), far);
-}
-
-TEST(MeasuredRates, HostWorkIsBesideWhatARankComputesOfAMicrobatch) {
-  const ModelShape model{
-      .name = "two", .layers = {counted_layer(), counted_layer()}};
-  Cluster cluster = here();
-  const auto step = [&](const Strategy& strategy) {
-    return step_seconds(model, strategy, cluster);
-  };
-  // Of a microbatch two layers, three times as many samples, and one layer of
-  // two.
-  const double pass = 2 * (kForward + kBackward);
-  Strategy one = strategy(2, 128), large = strategy(2, 384),
-           pipeline = strategy(1, 512);
-  pipeline.layout.pp = 2;
-  pipeline.microbatch_size = 64;
-  const double before = step(one), large_before = step(large);
-  const double pipeline_before = step(pipeline);
-  auto& work = cluster.groups.front().node.device.host_work;
-  work = {
-      {.computing_seconds = 0},
-      {.step_seconds = 1e-3, .computing_seconds = 2 * pass}};
-  EXPECT_NEAR(step(one) - before, 0.5e-3, 1e-9);
-  EXPECT_NEAR(step(large) - large_before, 1e-3, 1e-9);
-  EXPECT_NEAR(step(pipeline) - pipeline_before, 0.25e-3, 1e-9);
-  // Of ranks with batches of their own each what it computes itself: the one
-  // that computes little has most here.
-  Strategy uneven = strategy(2, 128);
-  uneven.rank_microbatch = {32, 96};
-  uneven.microbatch_size = 96;
-  work = {
-      {.pass_seconds = 10e-3, .computing_seconds = 0},
-      {.computing_seconds = 2 * pass}};
-  EXPECT_GT(step(uneven), 6e-3);
-}
-
-// Once in a step: a product and a gelu forwards, the product of a gradient for
-// inputs and for weights; a view is none.
-TEST(MeasuredRates, KindsOfOperatorsThatBeginAnewTakeLonger) {
-  const ModelShape model{
-      .name = "two", .layers = {counted_layer(), counted_layer()}};
-  Cluster cluster = here();
-  const auto step = [&](const Strategy& strategy) {
-    return step_seconds(model, strategy, cluster);
-  };
-  Strategy four = strategy(2, 512), pipeline = strategy(1, 512);
-  four.microbatch_size = 64;
-  pipeline.layout.pp = 2;
-  pipeline.microbatch_size = 64;
-  const double before = step(four), pipeline_before = step(pipeline);
-  cluster.groups.front().node.device.host_work = {{.operator_seconds = 1e-3}};
-  EXPECT_NEAR(step(four) - before, 3e-3, 1e-9);
-  EXPECT_NEAR(step(pipeline) - pipeline_before, 3e-3, 1e-9);
-}
-
-// Also where the first device of the cluster has none.
-TEST(MeasuredRates, EachDeviceHasItsOwnHostWork) {
-  const ModelShape model{
-      .name = "two", .layers = {counted_layer(), counted_layer()}};
-  Cluster cluster = here();
-  cluster.groups.front().node.num_devices = 1;
-  cluster.groups.push_back(cluster.groups.front());
-  Strategy pipeline = strategy(1, 512);
-  pipeline.layout.pp = 2;
-  pipeline.microbatch_size = 64;
-  const auto steps = [&] {
-    std::vector<double> list;
-    for (const Strategy& one : {strategy(2, 128), pipeline}) {
-      list.push_back(estimate_time(model, one, cluster).step_seconds);
-      list.push_back(simulate(model, one, cluster).step.step_seconds);
-    }
-    return list;
-  };
-  const auto before = steps();
-  cluster.groups.back().node.device.host_work = {{.step_seconds = 1e-3}};
-  const auto after = steps();
-  EXPECT_NEAR(after[0] - before[0], 1e-3, 1e-9);
-  EXPECT_NEAR(after[1] - before[1], 1e-3, 1e-9);
-  // The first stage ends last, some time after the second.
-  EXPECT_NEAR(after[2] - before[2], 1e-3, 0.3e-3);
-  EXPECT_NEAR(after[3] - before[3], 1e-3, 0.3e-3);
 }
 
 TEST(MeasuredRates, GradientsAreNotHiddenBehindAProcessor) {

@@ -7,7 +7,6 @@
 #include "echelon/cluster/catalogue.h"
 #include "echelon/cost/activation_bytes.h"
 #include "echelon/cost/model_catalogue.h"
-#include "echelon/cost/stage_activations.h"
 #include "echelon/cost/state_bytes.h"
 
 namespace echelon {
@@ -15,11 +14,12 @@ namespace memory_estimate_test {
 
 constexpr double kGiB = 1073741824.0;
 
-Strategy strategy_of(const Layout& layout, int64_t batch, const char* stack) {
+Strategy
+strategy_of(const Layout& layout, int64_t batch, const char* framework) {
   Strategy strategy;
   strategy.layout = layout;
   strategy.global_batch = batch;
-  strategy.stack = stack;
+  strategy.stack = framework;
   return strategy;
 }
 
@@ -30,11 +30,11 @@ double gib(const ModelShape& model, const Strategy& strategy) {
 // arXiv:2205.05198, equations 1, 2 and 4 and table 2, of one layer of GPT-3.
 TEST(ActivationBytes, AreThoseOfKorthikanti) {
   const ModelShape model = find_model("gpt3-175b");
-  const Stack& stack = find_stack("megatron-2022");
+  const Framework& framework = find_framework("megatron-2022");
   Strategy strategy = strategy_of({.tp = 1}, 8, "megatron-2022");
   const double s = 2048, h = 12288, a = 96, t = 8, sbh = s * h;
   const auto kept = [&](Recompute how) {
-    return block_bytes(model, strategy, stack, false, how).kept / sbh;
+    return block_bytes(model, strategy, framework, false, how).kept / sbh;
   };
   EXPECT_NEAR(kept(Recompute::none), 34 + 5 * a * s / h, 1e-9);
   strategy.layout.tp = 8;
@@ -52,8 +52,9 @@ TEST(ActivationBytes, WhileALayerComputesItsGradientsAreThere) {
   const ModelShape model = find_model("gpt3-175b");
   const Strategy strategy = strategy_of({}, 8, "megatron-2022");
   const double s = 2048, h = 12288, a = 96, sbh = s * h;
-  const auto working = [&](const char* stack, Recompute how) {
-    return block_bytes(model, strategy, find_stack(stack), false, how).working /
+  const auto working = [&](const char* framework, Recompute how) {
+    return block_bytes(model, strategy, find_framework(framework), false, how)
+               .working /
            sbh;
   };
   const double fused = 2 * (2 + 2 * 4),
@@ -74,7 +75,8 @@ TEST(ActivationBytes, OfLatentAttentionAreItsCompressedTensorsToo) {
   const auto kept = [&](bool sequence_parallel) {
     strategy.sequence_parallel = sequence_parallel;
     return block_bytes(
-               model, strategy, find_stack("echelon"), false, Recompute::none)
+               model, strategy, find_framework("echelon"), false,
+               Recompute::none)
         .kept;
   };
   const double tokens =
@@ -103,13 +105,13 @@ TEST(ActivationBytes, OfACountedLayerAreItsElements) {
 TEST(StateBytes, AreThoseOfZeRO) {
   const double parameters = 7.5e9;
   Strategy strategy = strategy_of({.dp_shard = 64}, 64, "deepspeed");
-  Stack stack = find_stack("deepspeed");
-  stack.memory.master_gradient_bytes = 0;
+  Framework framework = find_framework("deepspeed");
+  framework.memory.master_gradient_bytes = 0;
   const double expected[] = {120, 31.4, 16.6, 1.9};
   for (int64_t stage = 0; stage <= 3; ++stage) {
     strategy.zero_stage = stage;
     const MemoryByKind state =
-        state_bytes({.dense = parameters}, strategy, stack).device;
+        state_bytes({.dense = parameters}, strategy, framework).device;
     EXPECT_NEAR(static_cast<double>(state.total()) / 1e9, expected[stage], 0.1);
   }
 }
@@ -158,7 +160,7 @@ TEST(ActivationBytes, OfAStageIsTheSumKeptAndTheLargestAtWork) {
          .output_elements = elements});
   }
   const auto stages = stage_activations(
-      model, strategy_of({}, 1, "echelon"), find_stack("echelon"));
+      model, strategy_of({}, 1, "echelon"), find_framework("echelon"));
   ASSERT_EQ(stages.size(), 1u);
   EXPECT_EQ(stages[0].kept, 2 * (5 + 70 + 20));
   EXPECT_EQ(stages[0].working, 2 * 2 * 70);
@@ -171,7 +173,7 @@ TEST(StateBytes, GradientsAreAsWideAsTheSoftwareSumsThem) {
   const auto gradients = [&](const char* name, Precision precision) {
     Strategy strategy = strategy_of({}, 8, name);
     strategy.precision = precision;
-    const StateBytes state = state_bytes(part, strategy, find_stack(name));
+    const StateBytes state = state_bytes(part, strategy, find_framework(name));
     return static_cast<double>(state.device[MemoryKind::gradients]);
   };
   EXPECT_EQ(gradients("echelon", Precision::bf16), 2e9);
@@ -185,10 +187,10 @@ TEST(StateBytes, AnOffloadedOptimizerIsInTheHostsMemory) {
   for (const auto& [name, host] :
        {std::pair("echelon", 12e9), std::pair("megatron-2022", 12e9)}) {
     Strategy strategy = strategy_of({}, 8, name);
-    const Stack& stack = find_stack(name);
-    const MemoryByKind here = state_bytes(part, strategy, stack).device;
+    const Framework& framework = find_framework(name);
+    const MemoryByKind here = state_bytes(part, strategy, framework).device;
     strategy.offload_optimizer = true;
-    const StateBytes state = state_bytes(part, strategy, stack);
+    const StateBytes state = state_bytes(part, strategy, framework);
     EXPECT_GT(here[MemoryKind::optimizer_state], 0);
     EXPECT_EQ(state.device[MemoryKind::optimizer_state], 0) << name;
     EXPECT_EQ(state.device[MemoryKind::gradients], here[MemoryKind::gradients]);
@@ -265,7 +267,7 @@ TEST(MemoryEstimate, OfPureDataParallelismOfALargeModelFitsNowhere) {
 
 // One measured peak, in GiB.
 struct Measured {
-  const char* stack;
+  const char* framework;
   const char* model;
   Layout layout;
   int64_t layers, hidden, heads;  // 0: the model's
@@ -289,286 +291,68 @@ ModelShape model_of(const Measured& one) {
 TEST(MemoryEstimate, IsWithinATenthOfWhatOthersMeasured) {
   const auto none = Recompute::none, all = Recompute::all,
              some = Recompute::selective;
+  // clang-format off
   const Measured rows[] = {
-      // BLOOM's trials on A100 80 GB: every size of pipeline and microbatch.
-      {"megatron-deepspeed",
-       "bloom-176b",
-       {.dp_shard = 4, .tp = 8, .pp = 12},
-       72,
-       14336,
-       64,
-       2048,
-       1,
-       2048,
-       "1f1b",
-       all,
-       1,
-       29},
-      {"megatron-deepspeed",
-       "bloom-176b",
-       {.dp_shard = 4, .tp = 8, .pp = 12},
-       72,
-       14336,
-       64,
-       2048,
-       8,
-       2048,
-       "1f1b",
-       all,
-       1,
-       69},
-      {"megatron-deepspeed",
-       "bloom-176b",
-       {.dp_shard = 8, .tp = 8, .pp = 6},
-       72,
-       14336,
-       64,
-       2048,
-       4,
-       2048,
-       "1f1b",
-       all,
-       1,
-       56},
-      {"megatron-deepspeed",
-       "bloom-176b",
-       {.dp_shard = 24, .tp = 8, .pp = 2},
-       72,
-       14336,
-       64,
-       2016,
-       1,
-       2048,
-       "1f1b",
-       all,
-       1,
-       65},
-      {"megatron-deepspeed",
-       "bloom-176b",
-       {.dp_shard = 8, .tp = 2, .pp = 24},
-       72,
-       14336,
-       64,
-       2048,
-       2,
-       2048,
-       "1f1b",
-       all,
-       1,
-       53},
-      {"megatron-deepspeed",
-       "bloom-176b",
-       {.tp = 8},
-       6,
-       14336,
-       64,
-       512,
-       2,
-       2048,
-       "1f1b",
-       all,
-       1,
-       54},
-      // In bf16: 32 bits of a gradient, and of the buckets in which they are
-      // summed.
-      {"megatron-deepspeed-bf16",
-       "bloom-176b",
-       {.dp_shard = 8, .tp = 4, .pp = 12},
-       106,
-       12288,
-       64,
-       2048,
-       2,
-       2048,
-       "1f1b",
-       all,
-       1,
-       67},
-      {"megatron-deepspeed-bf16",
-       "bloom-176b",
-       {.dp_shard = 8, .tp = 8, .pp = 6},
-       100,
-       12288,
-       64,
-       2048,
-       2,
-       2048,
-       "1f1b",
-       all,
-       1,
-       61},
-      // Zero Bubble on A100 80 GB, no recompute: every schedule.
-      {"zero-bubble",
-       "zb-gpt-1.5b",
-       {.pp = 8},
-       0,
-       0,
-       0,
-       144,
-       6,
-       1024,
-       "1f1b",
-       none,
-       0,
-       30},
-      {"zero-bubble",
-       "zb-gpt-1.5b",
-       {.pp = 8},
-       0,
-       0,
-       0,
-       144,
-       6,
-       1024,
-       "zb-h1",
-       none,
-       0,
-       32},
-      {"zero-bubble",
-       "zb-gpt-1.5b",
-       {.pp = 8},
-       0,
-       0,
-       0,
-       144,
-       6,
-       1024,
-       "zb-h2",
-       none,
-       0,
-       59},
-      {"zero-bubble",
-       "zb-gpt-6.2b",
-       {.pp = 8},
-       0,
-       0,
-       0,
-       24,
-       3,
-       1024,
-       "zb-h2",
-       none,
-       0,
-       44},
-      {"zero-bubble",
-       "zb-gpt-6.2b",
-       {.pp = 16},
-       0,
-       0,
-       0,
-       288,
-       6,
-       1024,
-       "zb-v",
-       none,
-       0,
-       64},
-      {"zero-bubble",
-       "zb-gpt-28.3b",
-       {.pp = 32},
-       0,
-       0,
-       0,
-       96,
-       1,
-       1024,
-       "1f1b",
-       none,
-       0,
-       43},
-      // NeMo on H100, exact bytes of a log.
-      {"megatron-core",
-       "llama3-8b",
-       {.dp_shard = 4, .cp = 2},
-       0,
-       0,
-       0,
-       128,
-       1,
-       8192,
-       "1f1b",
-       none,
-       1,
-       65.97},
-      {"megatron-core",
-       "nemotron4-15b",
-       {.dp_shard = 32, .tp = 2},
-       0,
-       0,
-       0,
-       256,
-       2,
-       4096,
-       "1f1b",
-       none,
-       1,
-       67.96},
-      // torchtitan on H100.
-      {"torchtitan-eager",
-       "llama3-8b",
-       {.dp_shard = 8},
-       0,
-       0,
-       0,
-       16,
-       2,
-       8192,
-       "1f1b",
-       some,
-       3,
-       82.4},
-      {"torchtitan-eager",
-       "llama3-8b",
-       {.dp_shard = 128},
-       0,
-       0,
-       0,
-       256,
-       2,
-       8192,
-       "1f1b",
-       some,
-       3,
-       67},
-      {"torchtitan",
-       "llama3-8b",
-       {.dp_shard = 128},
-       0,
-       0,
-       0,
-       256,
-       2,
-       8192,
-       "1f1b",
-       some,
-       3,
-       62},
-      {"torchtitan",
-       "llama3-8b",
-       {.cp = 8},
-       0,
-       0,
-       0,
-       1,
-       1,
-       262144,
-       "1f1b",
-       all,
-       3,
-       84.5},
+    // BLOOM's trials on A100 80 GB: every size of pipeline and microbatch.
+    {"megatron-deepspeed", "bloom-176b", {.dp_shard = 4, .tp = 8, .pp = 12},
+     72, 14336, 64, 2048, 1, 2048, "1f1b", all, 1, 29},
+    {"megatron-deepspeed", "bloom-176b", {.dp_shard = 4, .tp = 8, .pp = 12},
+     72, 14336, 64, 2048, 8, 2048, "1f1b", all, 1, 69},
+    {"megatron-deepspeed", "bloom-176b", {.dp_shard = 8, .tp = 8, .pp = 6},
+     72, 14336, 64, 2048, 4, 2048, "1f1b", all, 1, 56},
+    {"megatron-deepspeed", "bloom-176b", {.dp_shard = 24, .tp = 8, .pp = 2},
+     72, 14336, 64, 2016, 1, 2048, "1f1b", all, 1, 65},
+    {"megatron-deepspeed", "bloom-176b", {.dp_shard = 8, .tp = 2, .pp = 24},
+     72, 14336, 64, 2048, 2, 2048, "1f1b", all, 1, 53},
+    {"megatron-deepspeed", "bloom-176b", {.tp = 8},
+     6, 14336, 64, 512, 2, 2048, "1f1b", all, 1, 54},
+    // In bf16: 32 bits of a gradient, and of the buckets in which they are
+    // summed.
+    {"megatron-deepspeed-bf16", "bloom-176b", {.dp_shard = 8, .tp = 4, .pp = 12},
+     106, 12288, 64, 2048, 2, 2048, "1f1b", all, 1, 67},
+    {"megatron-deepspeed-bf16", "bloom-176b", {.dp_shard = 8, .tp = 8, .pp = 6},
+     100, 12288, 64, 2048, 2, 2048, "1f1b", all, 1, 61},
+    // Zero Bubble on A100 80 GB, no recompute: every schedule.
+    {"zero-bubble", "zb-gpt-1.5b", {.pp = 8},
+     0, 0, 0, 144, 6, 1024, "1f1b", none, 0, 30},
+    {"zero-bubble", "zb-gpt-1.5b", {.pp = 8},
+     0, 0, 0, 144, 6, 1024, "zb-h1", none, 0, 32},
+    {"zero-bubble", "zb-gpt-1.5b", {.pp = 8},
+     0, 0, 0, 144, 6, 1024, "zb-h2", none, 0, 59},
+    {"zero-bubble", "zb-gpt-6.2b", {.pp = 8},
+     0, 0, 0, 24, 3, 1024, "zb-h2", none, 0, 44},
+    {"zero-bubble", "zb-gpt-6.2b", {.pp = 16},
+     0, 0, 0, 288, 6, 1024, "zb-v", none, 0, 64},
+    {"zero-bubble", "zb-gpt-28.3b", {.pp = 32},
+     0, 0, 0, 96, 1, 1024, "1f1b", none, 0, 43},
+    // NeMo on H100, exact bytes of a log.
+    {"megatron-core", "llama3-8b", {.dp_shard = 4, .cp = 2},
+     0, 0, 0, 128, 1, 8192, "1f1b", none, 1, 65.97},
+    {"megatron-core", "nemotron4-15b", {.dp_shard = 32, .tp = 2},
+     0, 0, 0, 256, 2, 4096, "1f1b", none, 1, 67.96},
+    // torchtitan on H100.
+    {"torchtitan-eager", "llama3-8b", {.dp_shard = 8},
+     0, 0, 0, 16, 2, 8192, "1f1b", some, 3, 82.4},
+    {"torchtitan-eager", "llama3-8b", {.dp_shard = 128},
+     0, 0, 0, 256, 2, 8192, "1f1b", some, 3, 67},
+    {"torchtitan", "llama3-8b", {.dp_shard = 128},
+     0, 0, 0, 256, 2, 8192, "1f1b", some, 3, 62},
+    {"torchtitan", "llama3-8b", {.cp = 8},
+     0, 0, 0, 1, 1, 262144, "1f1b", all, 3, 84.5},
   };
+  // clang-format on
   for (const Measured& one : rows) {
-    Strategy strategy = strategy_of(one.layout, one.batch, one.stack);
+    Strategy strategy = strategy_of(one.layout, one.batch, one.framework);
     strategy.microbatch_size = one.microbatch;
     strategy.seq_len = one.seq;
     strategy.schedule = one.schedule;
     strategy.recompute = one.recompute;
     strategy.zero_stage = one.zero_stage;
-    const bool megatron = std::string(one.stack) == "megatron-core";
+    const bool megatron = std::string(one.framework) == "megatron-core";
     strategy.sequence_parallel = megatron && one.layout.tp > 1;
     EXPECT_NEAR(gib(model_of(one), strategy), one.gib, 0.1 * one.gib)
-        << one.stack << " " << one.model << " " << to_string(one.layout) << " "
-        << one.schedule;
+        << one.framework << " " << one.model << " " << to_string(one.layout)
+        << " " << one.schedule;
   }
 }
 

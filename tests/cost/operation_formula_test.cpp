@@ -4,8 +4,8 @@
 #include <cmath>
 
 #include "echelon/cluster/catalogue.h"
+#include "echelon/cost/framework.h"
 #include "echelon/cost/operation_time.h"
-#include "echelon/cost/stack.h"
 #include "echelon/cost/state_bytes.h"
 
 namespace echelon {
@@ -98,13 +98,13 @@ TEST(OperationFormula, RanksOfExpertParallelismCutWhatIsNotAnExpert) {
   Strategy strategy;
   strategy.layout = {.dp_shard = 2, .cp = 3, .ep = 4};
   strategy.zero_stage = 1;
-  EXPECT_EQ(dense_shards(strategy, find_stack("echelon")), 8);
-  EXPECT_EQ(expert_shards(strategy, find_stack("echelon")), 2);
+  EXPECT_EQ(dense_shards(strategy, find_framework("echelon")), 8);
+  EXPECT_EQ(expert_shards(strategy, find_framework("echelon")), 2);
   // Where ranks of cp are of those that cut.
-  EXPECT_EQ(dense_shards(strategy, find_stack("fsdp")), 24);
-  EXPECT_EQ(expert_shards(strategy, find_stack("fsdp")), 6);
+  EXPECT_EQ(dense_shards(strategy, find_framework("fsdp")), 24);
+  EXPECT_EQ(expert_shards(strategy, find_framework("fsdp")), 6);
   strategy.zero_stage = 0;
-  EXPECT_EQ(dense_shards(strategy, find_stack("fsdp")), 1);
+  EXPECT_EQ(dense_shards(strategy, find_framework("fsdp")), 1);
 }
 
 }  // namespace operation_formula_test

@@ -28,7 +28,7 @@ TEST(StageTimes, TheEndsOfAPipelineSumATiedEmbedding) {
   const double pair = collective_seconds(
       CollectiveKind::all_reduce, 50304.0 * 768 * 4,
       {.ranks = 2, .ranks_per_node = 2}, cluster.node_of(0), cluster,
-      find_stack("echelon"));
+      find_framework("echelon"));
   EXPECT_GT(pair, 1e-4);
   EXPECT_EQ(times.after[0].tied, pair);
   EXPECT_EQ(times.after[1].tied, 0);
@@ -111,7 +111,7 @@ TEST(StageTimes, ParametersAreGatheredTwiceForAMicrobatchButTheLastLayersOnce) {
   const double head = collective_seconds(
       CollectiveKind::all_gather, 2.0 * (32000 + 1) * 4096,
       {.ranks = 8, .ranks_per_node = 8}, cluster.node_of(0), cluster,
-      find_stack("echelon"));
+      find_framework("echelon"));
   const double all = gathers(1, false);
   EXPECT_GT(all, 10 * head);
   EXPECT_NEAR(gathers(2, false), all, 1e-12);

@@ -29,7 +29,7 @@ TEST(CollectiveTime, AGroupOfOneCostsNothing) {
     EXPECT_EQ(
         collective_seconds(
             kind, 1e9, inside(1), cluster.node_of(0), cluster,
-            find_stack("echelon")),
+            find_framework("echelon")),
         0);
   }
 }
@@ -39,7 +39,7 @@ TEST(CollectiveTime, LargeAllReduceOfEightA100ReachesTheMeasuredBusBandwidth) {
   const double bytes = 8589934592.0;
   const double seconds = collective_seconds(
       CollectiveKind::all_reduce, bytes, inside(8), cluster.node_of(0), cluster,
-      find_stack("echelon"));
+      find_framework("echelon"));
   EXPECT_NEAR(2 * 7.0 / 8 * bytes / seconds / 1e9, 231.6, 0.05 * 231.6);
 }
 
@@ -51,7 +51,7 @@ TEST(CollectiveTime, MoreBandwidthIsNeverSlower) {
     const auto seconds = [&](const Cluster& cluster) {
       return collective_seconds(
           CollectiveKind::all_reduce, bytes, place, cluster.node_of(0), cluster,
-          find_stack("echelon"));
+          find_framework("echelon"));
     };
     EXPECT_LE(seconds(fast), seconds(slow));
   }
@@ -148,22 +148,22 @@ Operations ten_and_a_sum(double collective_bytes) {
 TEST(PassSeconds, TheHostLaunchesAheadOfCollectivesUnlessLaunchesWait) {
   const Cluster cluster = find_cluster("a100-80gb:1x8");
   Strategy strategy = strategy_on({.tp = 4}, 1);
-  Stack stack = find_stack("echelon");
-  stack.host_seconds = 1e-3;
-  stack.host_spread = 0;
+  Framework framework = find_framework("echelon");
+  framework.host_seconds = 1e-3;
+  framework.host_spread = 0;
   const double launches = 11e-3;
   const auto pass = [&](double bytes) {
-    return pass_seconds(ten_and_a_sum(bytes), strategy, cluster, stack);
+    return pass_seconds(ten_and_a_sum(bytes), strategy, cluster, framework);
   };
   EXPECT_NEAR(pass(1e3).total(), launches, 1e-9);  // the host is all there is
   const PassSeconds large = pass(1e10);
   EXPECT_GT(large.exposed[5], launches);
   EXPECT_EQ(large.host, 0);
-  stack.launches_wait = true;
+  framework.launches_wait = true;
   EXPECT_NEAR(pass(1e10).host, launches, 1e-9);
   EXPECT_NEAR(pass(1e10).total(), large.total() + launches, 1e-9);
   // Of four hosts the slowest is a standard deviation behind.
-  stack.host_spread = 0.1;
+  framework.host_spread = 0.1;
   EXPECT_NEAR(pass(1e10).host, 1.1 * launches, 1e-9);
 }
 

@@ -1,5 +1,5 @@
 // The formulas against the schedules themselves.
-#include "echelon/cost/stored_microbatches.h"
+#include "echelon/cost/memory_estimate.h"
 
 #include <gtest/gtest.h>
 

@@ -80,9 +80,9 @@ def main():
     for name in ("resnet18", "resnet50"):
         model = getattr(torchvision.models, name)(num_classes=10)
         count(name, model, torch.empty(8, 3, 224, 224))
-    words = torch.empty(4, 128, dtype=torch.int64)
-    count("plain", transformer(fused=False), words)
-    count("fused", transformer(fused=True), words)
+    tokens = torch.empty(4, 128, dtype=torch.int64)
+    count("plain", transformer(fused=False), tokens)
+    count("fused", transformer(fused=True), tokens)
 
 
 main()

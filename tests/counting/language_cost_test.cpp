@@ -1,4 +1,4 @@
-// What a layer of gpt and llama costs, against formulas in the model's numbers.
+// The costs of the layers of gpt and llama, compared with formulas.
 #include <gtest/gtest.h>
 
 #include "echelon/architecture/language_model.h"
@@ -38,7 +38,7 @@ std::vector<LayerCost> costs_of(
       inputs);
 }
 
-// Multiplications with weights, of one block and one token.
+// Multiplications by weights in one block for one token.
 double weights_of_block(const ModelOptions& options) {
   const auto shape = language_model_shape(options, 1000);
   const double hidden = static_cast<double>(shape.hidden_size);
@@ -48,14 +48,14 @@ double weights_of_block(const ModelOptions& options) {
   return 2 * hidden * hidden + 2 * hidden * kv + matrices * hidden * inner;
 }
 
-TEST(LanguageCost, IsThatOfTheFormula) {
+TEST(LanguageCost, EqualsTheFormula) {
   for (const char* name : {"gpt", "llama"}) {
     const auto options = options_of(name);
     const auto costs = costs_of(options);
     ASSERT_EQ(costs.size(), list_layers(options).size());
-    // 2 operations a weight and token; as many again for the gradient of the
-    // weights, and for that of the inputs. Scores and their product with
-    // values: 2 * 2 a pair of tokens and feature; 2 * 5 backwards.
+    // 2 flops per weight and token; as many for the gradient of the weights,
+    // and for that of the inputs. Scores and their product with values take 2 *
+    // 2 per pair of tokens and feature, and 2 * 5 in backward.
     const double linear = 2 * kBatch * kSequence * weights_of_block(options);
     const double pairs = kBatch * kSequence * kSequence * 96;
     int64_t blocks = 0;
@@ -64,7 +64,7 @@ TEST(LanguageCost, IsThatOfTheFormula) {
       if (block) {
         ++blocks;
         EXPECT_EQ(cost.forward_flops, linear + 4 * pairs) << cost.name;
-        // Products with vectors in the norms of llama.
+        // Matrix-vector products in the norms of llama.
         const double backward = 2 * linear + 10 * pairs;
         EXPECT_NEAR(cost.backward_flops, backward, 1e-3 * backward)
             << cost.name;
@@ -87,8 +87,8 @@ TEST(LanguageCost, IsThatOfTheFormula) {
   }
 }
 
-// Documents add a mask, and no operations; a cut layer has its share.
-TEST(LanguageCost, OfDocumentsAndOfEachRank) {
+// Documents add a mask and no flops; a sharded layer has its share of them.
+TEST(LanguageCost, WithDocumentsAndOnEachRank) {
   for (const char* name : {"gpt", "llama"}) {
     const auto options = options_of(name);
     const auto whole = costs_of(options);
@@ -109,7 +109,7 @@ TEST(LanguageCost, OfDocumentsAndOfEachRank) {
   }
 }
 
-TEST(LanguageCost, OfALargeModelNeedsNoMemory) {
+TEST(LanguageCost, ALargeModelNeedsNoMemory) {
   ModelOptions options;
   options.name = "llama-70b";
   const auto costs = count_layers(

@@ -1,4 +1,4 @@
-// The counted costs against Python's flop counter and its saved-tensor hooks.
+// The counted costs compared with Python's flop counter and saved-tensor hooks.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -15,7 +15,7 @@ namespace layer_cost_pytorch_test {
 
 constexpr int64_t kWidth = 64;
 constexpr int64_t kHeads = 4;
-constexpr int64_t kWords = 1000;
+constexpr int64_t kVocabulary = 1000;
 
 // As in cost_reference.py.
 struct BlockImpl : torch::nn::Module {
@@ -55,13 +55,14 @@ TORCH_MODULE(Block);
 
 LayerList transformer(bool fused) {
   LayerList layers;
-  layers.add("words", [] { return torch::nn::Embedding(kWords, kWidth); });
+  layers.add(
+      "tokens", [] { return torch::nn::Embedding(kVocabulary, kWidth); });
   layers.add("block1", [=] { return Block(fused); });
   layers.add("block2", [=] { return Block(fused); });
   layers.add("norm", [] {
     return torch::nn::LayerNorm(torch::nn::LayerNormOptions({kWidth}));
   });
-  layers.add("head", [] { return torch::nn::Linear(kWidth, kWords); });
+  layers.add("head", [] { return torch::nn::Linear(kWidth, kVocabulary); });
   return layers;
 }
 
@@ -102,19 +103,19 @@ TEST(LayerCostPytorch, EqualsThePythonCounters) {
     return totals_of(
         model_layers(options, {3, 224, 224}, 10), {{8, 3, 224, 224}});
   };
-  const TensorSpec words{{4, 128}, torch::kInt64};
+  const TensorSpec tokens{{4, 128}, torch::kInt64};
   const std::map<std::string, Totals> ours{
       {"resnet18", resnet("resnet18")},
       {"resnet50", resnet("resnet50")},
-      {"plain", totals_of(transformer(false), words)},
-      {"fused", totals_of(transformer(true), words)}};
+      {"plain", totals_of(transformer(false), tokens)},
+      {"fused", totals_of(transformer(true), tokens)}};
   ASSERT_EQ(expected.size(), ours.size());
   for (const auto& [name, totals] : ours) {
     const auto& theirs = expected.at(name);
     EXPECT_EQ(totals.forward, theirs.forward) << name;
     EXPECT_EQ(totals.backward, theirs.backward) << name;
     EXPECT_EQ(totals.parameters, theirs.parameters) << name;
-    // GPUs keep the state of their random numbers beside fused attention.
+    // On GPUs fused attention also keeps the state of the random numbers.
     EXPECT_NEAR(totals.saved, theirs.saved, name == "fused" ? 64 : 0) << name;
     std::cout << name << ": " << totals.forward << " and " << totals.backward
               << " FLOPs, " << totals.saved << " bytes kept\n";

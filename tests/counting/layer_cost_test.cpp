@@ -37,11 +37,11 @@ TEST(BuildOnMeta, MakesNoMemory) {
   for (const auto& item : built.module->named_buffers()) {
     EXPECT_TRUE(item.value().is_meta()) << item.key();
   }
-  // It is over when the call is.
+  // Afterwards tensors are real again.
   EXPECT_TRUE(torch::ones({2}).is_cpu());
 }
 
-TEST(BuildOnMeta, LeavesSharedTensorsWhatTheyAre) {
+TEST(BuildOnMeta, LeavesSharedTensorsUnchanged) {
   const auto shared = torch::nn::Linear(3, 3);
   LayerList layers;
   layers.add("first", [=] { return shared; });
@@ -93,7 +93,7 @@ TEST(LayerCost, LinearAndReluByHand) {
   EXPECT_EQ(costs[1].repeated_bytes, 0);
   EXPECT_EQ(costs[2].forward_flops, 2 * 4 * 20 * 5);
   EXPECT_EQ(costs[2].backward_flops, 2 * 2 * 4 * 20 * 5);
-  // The same tensor as the one before: counted there.
+  // The same tensor as that of the layer before, which counts it.
   EXPECT_EQ(costs[2].activation_bytes, 0);
   EXPECT_EQ(costs[2].repeated_bytes, 4 * 4 * 20);
   EXPECT_EQ(activation_bytes(costs, 0, 3), 4 * 4 * (10 + 20));
@@ -176,11 +176,11 @@ TEST(LayerCost, AttentionKeepsNoMatrixOfScores) {
   EXPECT_EQ(costs[0].activation_bytes, 4 * 2 * 3 * 64 * (3 * 16 + 16 + 1));
 }
 
-// Layers that people use: all are counted, forwards and backwards.
+// All common layers are counted, forwards and backwards.
 TEST(LayerCost, KnowsCommonLayers) {
   using namespace torch::nn;
   const std::vector<int64_t> image{2, 8, 16, 16};
-  const std::vector<int64_t> words{2, 6, 8};
+  const std::vector<int64_t> sequence{2, 6, 8};
   const auto check = [](const std::string& name, std::vector<int64_t> shape,
                         auto build) {
     LayerList layers;
@@ -204,25 +204,26 @@ TEST(LayerCost, KnowsCommonLayers) {
   check("adaptive_max", image, [] {
     return AdaptiveMaxPool2d(AdaptiveMaxPool2dOptions({3, 3}));
   });
-  check("layer_norm", words, [] { return LayerNorm(LayerNormOptions({8})); });
+  check(
+      "layer_norm", sequence, [] { return LayerNorm(LayerNormOptions({8})); });
   check("group_norm", image, [] { return GroupNorm(GroupNormOptions(4, 8)); });
   check("instance_norm", image, [] {
     return InstanceNorm2d(InstanceNorm2dOptions(8).affine(true));
   });
   check("batch_norm1d", {4, 8}, [] { return BatchNorm1d(8); });
-  check("dropout", words, [] { return Dropout(0.1); });
+  check("dropout", sequence, [] { return Dropout(0.1); });
   check("dropout2d", image, [] { return Dropout2d(0.1); });
-  check("gelu", words, [] { return GELU(); });
-  check("silu", words, [] { return SiLU(); });
-  check("elu", words, [] { return ELU(); });
-  check("mish", words, [] { return Mish(); });
-  check("leaky", words, [] { return LeakyReLU(); });
-  check("relu6", words, [] { return ReLU6(); });
-  check("softplus", words, [] { return Softplus(); });
-  check("tanh", words, [] { return Tanh(); });
-  check("glu", words, [] { return GLU(); });
-  check("softmax", words, [] { return Softmax(-1); });
-  check("log_softmax", words, [] { return LogSoftmax(-1); });
+  check("gelu", sequence, [] { return GELU(); });
+  check("silu", sequence, [] { return SiLU(); });
+  check("elu", sequence, [] { return ELU(); });
+  check("mish", sequence, [] { return Mish(); });
+  check("leaky", sequence, [] { return LeakyReLU(); });
+  check("relu6", sequence, [] { return ReLU6(); });
+  check("softplus", sequence, [] { return Softplus(); });
+  check("tanh", sequence, [] { return Tanh(); });
+  check("glu", sequence, [] { return GLU(); });
+  check("softmax", sequence, [] { return Softmax(-1); });
+  check("log_softmax", sequence, [] { return LogSoftmax(-1); });
   check("upsample", image, [] {
     return Upsample(UpsampleOptions().scale_factor(std::vector<double>{2, 2}));
   });
@@ -236,7 +237,7 @@ TEST(LayerCost, KnowsCommonLayers) {
   check("reflect", image, [] { return ReflectionPad2d(2); });
   check("unfold", image, [] { return Unfold(UnfoldOptions(2)); });
   check("flatten", image, [] { return Flatten(); });
-  check("encoder", words, [] {
+  check("encoder", sequence, [] {
     return TransformerEncoderLayer(TransformerEncoderLayerOptions(8, 2));
   });
   LayerList functions;
@@ -268,7 +269,7 @@ TEST(LayerCost, NeedsNoMemory) {
   EXPECT_EQ(bytes, int64_t{40} << 30);
 }
 
-TEST(LayerCost, LeavesTensorsThatExistAsTheyWere) {
+TEST(LayerCost, LeavesExistingTensorsUnchanged) {
   auto shared = torch::nn::Linear(6, 6);
   shared->weight.mutable_grad() = torch::full({6, 6}, 3.0);
   LayerList layers;
@@ -404,7 +405,7 @@ TEST(LayerCost, PeaksByHand) {
   EXPECT_EQ(costs[2].kept_input_bytes, wide);
 }
 
-TEST(LayerCost, WhatBackwardFreesCountsAgainstItsPeak) {
+TEST(LayerCost, FreedTensorsLowerTheBackwardPeak) {
   LayerList all = mlp();  // so that gradients flow on
   all.add("two", [] {
     return torch::nn::Sequential(torch::nn::Sigmoid(), torch::nn::Sigmoid());
@@ -413,7 +414,7 @@ TEST(LayerCost, WhatBackwardFreesCountsAgainstItsPeak) {
   const int64_t bytes = 4 * 4 * 5;
   EXPECT_EQ(cost.activation_bytes, 2 * bytes);
   EXPECT_EQ(cost.forward_peak_bytes, 2 * bytes);
-  // One more gradient, while what was kept is freed one by one.
+  // One more gradient, while kept tensors are freed one by one.
   EXPECT_EQ(cost.backward_peak_bytes, 2 * bytes);
 }
 
@@ -448,8 +449,8 @@ TEST(LayerCost, InAnotherDtype) {
   }
 }
 
-// What is passed on unchanged is one layer's input alone.
-TEST(LayerCost, InputsThatTravelAlongCountOnce) {
+// A tensor that passes unchanged counts as the input of one layer only.
+TEST(LayerCost, InputsThatArePassedOnCountOnce) {
   LayerList layers;
   const auto pass = [](torch::nn::LinearImpl& linear, const Tensors& inputs) {
     return Tensors{linear.forward(inputs[0]), inputs[1]};
@@ -463,9 +464,9 @@ TEST(LayerCost, InputsThatTravelAlongCountOnce) {
   EXPECT_EQ(costs[1].input_bytes, 4 * 4 * 10);
 }
 
-// What operators make of images lies in memory as on a processor: the operators
-// after it are counted by that order.
-TEST(MetaKernels, LeaveImagesInTheOrderOfProcessors) {
+// Results have the same memory order as on a CPU: later operators are counted
+// by that order.
+TEST(MetaKernels, KeepTheMemoryOrderOfCpus) {
   using Tensors = std::vector<torch::Tensor>;
   using Call = std::function<Tensors(const torch::Tensor&)>;
   const auto convolved = [](const torch::Tensor& x, torch::MemoryFormat order) {

@@ -56,11 +56,11 @@ TEST(Dataset, DummyIsUniformAndUncorrelated) {
   for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<int64_t>(i);
   const Batch batch = dummy->get(all, {});
   const auto x = batch.inputs.to(torch::kFloat64);
-  // Means over a million: their deviation is 0.001.
+  // The standard deviation of means over a million is 0.001.
   EXPECT_NEAR(x.mean().item<double>(), 0.0, 0.006);
   EXPECT_NEAR(x.var().item<double>(), 1.0, 0.006);
   EXPECT_LT(x.abs().max().item<double>(), 1.73206);
-  // Neighbours within a sample, and the same place of neighbouring samples.
+  // Neighbours within a sample, and the same element of neighbouring samples.
   EXPECT_NEAR(
       (x.slice(1, 1) * x.slice(1, 0, -1)).mean().item<double>(), 0.0, 0.006);
   EXPECT_NEAR(
@@ -86,7 +86,7 @@ TEST(Dataset, TensorsOfAnyShape) {
   EXPECT_EQ(data->spec().classes, targets.max().item<int64_t>() + 1);
 }
 
-TEST(OpenData, SplitsOrTakesAHoldoutOfItsOwn) {
+TEST(OpenData, SplitsOrOpensASeparateHoldout) {
   const TrainingData digits = open_data({}, 4);
   EXPECT_EQ(digits.train_samples.size(), 1438);
   EXPECT_EQ(digits.holdout_samples.size(), 359);
@@ -135,7 +135,7 @@ TEST_F(Images, LabelsFollowTheFolders) {
   EXPECT_NEAR(batch.inputs[1][0][0][0].item<float>(), 25 / 255.0, 1e-6);
 }
 
-TEST_F(Images, ABrokenOneIsNamedOrLeftOut) {
+TEST_F(Images, BrokenImagesAreErrorsOrSkipped) {
   folder_.write("root/a/1.png", make_png(24, 24));
   folder_.write("root/a/2.jpg", "this is text");
   folder_.write("root/a/3.png", make_png(25, 24));
@@ -182,7 +182,7 @@ TEST_F(Images, AugmentationDependsOnSeedEpochAndIndexAlone) {
       make_dataset(options(), 0)->get(both, context).inputs));
 }
 
-TEST_F(Images, HoldoutFolderUsesTheNumbersOfTheOther) {
+TEST_F(Images, HoldoutUsesTheClassNumbersOfTraining) {
   for (const char* name :
        {"root/a/1.png", "root/b/1.png", "root/c/1.png", "val/c/1.png",
         "val/b/1.png"}) {
@@ -241,7 +241,7 @@ TEST_F(TextData, TensorsOfABatch) {
   EXPECT_TRUE(make_dataset(options_, 0)->get(indices, {}).more.empty());
 }
 
-TEST_F(TextData, OneOrderForAnyRanksAndItGoesOnAtOthers) {
+TEST_F(TextData, ResumesInTheSameOrderWithOtherRanks) {
   const TrainingData data = open_data(options_, 7);
   const auto order = data.train->training_order(data.train_samples, 7, 1, true);
   const auto total = static_cast<int64_t>(order.size());
@@ -282,14 +282,14 @@ TEST_F(TextData, OneOrderForAnyRanksAndItGoesOnAtOthers) {
     }
     EXPECT_EQ(all, order) << ranks << " ranks";
   }
-  // The short second source is repeated: a quarter of what is seen.
+  // The short second source is repeated and makes a quarter of the samples.
   const auto repeated = std::count_if(
       order.begin(), order.end(),
       [&](int64_t sample) { return sample >= data.train->size() - 2; });
   EXPECT_EQ(repeated, (total + 2) / 4);
 }
 
-TEST_F(TextData, HeldOutSamplesAreSeenOnceAsTheyAre) {
+TEST_F(TextData, VisitsHeldOutSamplesOnce) {
   const TrainingData data = open_data(options_, 7);
   Loader loader(
       *data.holdout, {.samples = data.holdout_samples,

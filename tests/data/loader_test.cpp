@@ -95,7 +95,7 @@ std::vector<int64_t> first(int64_t n) {
   return values;
 }
 
-/// Indices of the batches that are left of the epoch.
+/// The indices of the remaining batches of the epoch.
 std::vector<std::vector<int64_t>> rest_of(Loader& loader) {
   std::vector<std::vector<int64_t>> batches;
   while (auto batch = loader.next()) {
@@ -122,7 +122,7 @@ std::vector<int64_t> joined(const std::vector<std::vector<int64_t>>& batches) {
   return all;
 }
 
-TEST(Loader, WalksTheOrderOfAnEpoch) {
+TEST(Loader, FollowsTheOrderOfAnEpoch) {
   const Numbers data(10);
   Loader loader(data, {.samples = first(10), .global_batch = 4, .seed = 3});
   EXPECT_EQ(loader.batches_per_epoch(), 3);
@@ -220,7 +220,7 @@ TEST(Loader, KeysDependOnSeedEpochAndSampleAlone) {
     for (const auto& [_, key] : all) different.insert(key);
   }
   EXPECT_EQ(different.size(), 60U);
-  // Broken samples take their keys along.
+  // The keys of broken samples are removed too.
   data.skip = true;
   data.bad = {3, 4, 11};
   const auto rest = keys_of(1, 0, 3);
@@ -228,7 +228,7 @@ TEST(Loader, KeysDependOnSeedEpochAndSampleAlone) {
   for (const auto& [index, key] : rest) EXPECT_EQ(key, one.at(index));
 }
 
-TEST(Loader, ARankMayGetNothingOfTheLastBatch) {
+TEST(Loader, ARankMayGetNoSamplesOfTheLastBatch) {
   const Numbers data(5);
   Loader loader(
       data,
@@ -241,7 +241,7 @@ TEST(Loader, ARankMayGetNothingOfTheLastBatch) {
   EXPECT_EQ(loader.next(), std::nullopt);
 }
 
-TEST(Loader, GoesOnFromAPositionAtOtherRanksAndBatches) {
+TEST(Loader, ResumesWithOtherRanksAndBatches) {
   const Numbers data(40);
   const auto order = epoch_order(first(40), 5, 2, true);
   Loader before(data, {.samples = first(40), .global_batch = 8, .seed = 5});
@@ -285,7 +285,7 @@ TEST(Loader, AugmentsByEpochNotByThread) {
   EXPECT_NEAR(loader.next()->inputs[3].item<float>(), 3.5f, 1e-6);
 }
 
-TEST(Loader, SpreadsOneBatchOverItsWorkers) {
+TEST(Loader, SplitsABatchAmongItsWorkers) {
   Numbers data(8);
   data.set_gate(false);
   Loader loader(
@@ -297,17 +297,17 @@ TEST(Loader, SpreadsOneBatchOverItsWorkers) {
   EXPECT_EQ(data.threads(), 3);
 }
 
-TEST(Loader, PreparesBatchesAhead) {
+TEST(Loader, PrefetchesBatches) {
   Numbers data(100);
   Loader loader(
       data, {.samples = first(100), .global_batch = 10, .prefetch = 3});
-  // Four without any call of next: the one to come and three ahead.
+  // Four before the first call of next(): the next batch and three more.
   data.wait_for_loads(40);
   loader.next();
   data.wait_for_loads(50);
 }
 
-// Threads cost more than they save.
+// Threads would cost more than they save.
 TEST(Loader, QuickBatchesAreLoadedByNext) {
   Numbers plain(50), quick(50);
   quick.memory = true;
@@ -339,12 +339,12 @@ TEST(Loader, SlowBatchesInMemoryAreLoadedByThreads) {
   slow.memory = slow.takes_long = true;
   Loader loader(slow, {.samples = first(8), .global_batch = 4, .workers = 2});
   EXPECT_EQ(rest_of(loader).size(), 2u);
-  // This one has only asked how long a sample takes.
+  // This thread has only measured how long a sample takes.
   EXPECT_EQ(slow.threads(), 3u);
 }
 
-// The first sample tells how long one takes.
-TEST(Loader, ABrokenFirstSampleIsForTheBatchThatHasIt) {
+// The time of the first sample decides.
+TEST(Loader, ReportsABrokenFirstSampleWithItsBatch) {
   for (const bool foreign : {false, true}) {
     Numbers data(8);
     data.memory = true;
@@ -357,7 +357,7 @@ TEST(Loader, ABrokenFirstSampleIsForTheBatchThatHasIt) {
   }
 }
 
-TEST(Loader, QuickBatchesFailAndSkipAsOthers) {
+TEST(Loader, QuickBatchesFailAndSkipAlike) {
   Numbers data(12);
   data.memory = true;
   data.bad = {5};
@@ -373,7 +373,7 @@ TEST(Loader, QuickBatchesFailAndSkipAsOthers) {
   EXPECT_THAT(loader.next()->indices, ElementsAre(4, 6, 7));
 }
 
-TEST(Loader, ErrorsOfWorkersComeOutOfNext) {
+TEST(Loader, NextThrowsErrorsOfWorkers) {
   Numbers data(12);
   data.bad = {5, 6};
   Loader loader(
@@ -408,7 +408,7 @@ TEST(Loader, SkipsAndCounts) {
   EXPECT_EQ(loader.position(), (Position{0, 12}));
 }
 
-TEST(Loader, BatchesStayTheCallersOwn) {
+TEST(Loader, BatchesBelongToTheCaller) {
   const Numbers data(400);
   Loader loader(
       data, {.samples = first(400),
@@ -418,7 +418,7 @@ TEST(Loader, BatchesStayTheCallersOwn) {
   std::vector<torch::Tensor> kept;
   std::vector<float> values;
   while (auto batch = loader.next()) {
-    // Every third is kept, as a whole or as a view of it.
+    // Every third batch is kept, complete or as a view.
     const auto n = batch->indices[0] / 4;
     if (n % 3 == 0) {
       kept.push_back(
@@ -431,7 +431,7 @@ TEST(Loader, BatchesStayTheCallersOwn) {
   }
 }
 
-TEST(Loader, StopsAtAnyTime) {
+TEST(Loader, MayBeDestroyedAtAnyTime) {
   Numbers data(1000);
   for (int batches = 0; batches < 20; ++batches) {
     Loader loader(
@@ -441,7 +441,7 @@ TEST(Loader, StopsAtAnyTime) {
       if (i % 5 == 2) loader.start_epoch(i);
     }
   }
-  // While workers are in the middle of samples and nobody asks for them.
+  // While workers are loading samples that nobody waits for.
   data.set_gate(false);
   auto loader = std::make_unique<Loader>(
       data, LoaderOptions{.samples = first(1000), .workers = 3});
@@ -450,7 +450,7 @@ TEST(Loader, StopsAtAnyTime) {
   opener.join();
 }
 
-TEST(Loader, RefusesWhatCannotBe) {
+TEST(Loader, RefusesWrongArguments) {
   const Numbers data(4);
   const auto refused = [&](LoaderOptions options) {
     return error_text<ConfigError>([&] { Loader(data, options); });

@@ -20,7 +20,7 @@ as_map(const std::vector<std::string>& entries) {
   return result;
 }
 
-TEST(RankEnvironment, NamesThePlaceAsTorchrunDoes) {
+TEST(RankEnvironment, UsesTorchrunsNames) {
   const RankPlace place{
       .rank = 5,
       .local_rank = 1,
@@ -61,7 +61,7 @@ TEST(RankEnvironment, NamesThePlaceAsTorchrunDoes) {
   EXPECT_EQ(env, expected);
 }
 
-TEST(RankEnvironment, ThreadsAreAtLeastOneAndTheUsersWhenGiven) {
+TEST(RankEnvironment, ThreadsAreAtLeastOneUnlessTheUserSetsThem) {
   const RankPlace four{.world_size = 4, .local_world_size = 4};
   EXPECT_EQ(
       as_map(rank_environment({}, four, {}, {}, {}, 2))["OMP_NUM_THREADS"],
@@ -72,7 +72,7 @@ TEST(RankEnvironment, ThreadsAreAtLeastOneAndTheUsersWhenGiven) {
       "7");
 }
 
-TEST(RankEnvironment, AnOuterJobsFilesAreNotPassedOn) {
+TEST(RankEnvironment, AnOuterJobsFilesAreRemoved) {
   const auto env = as_map(rank_environment(
       {"ECHELON_MASTER_FD=3", "ECHELON_ERROR_FILE=/old",
        "ECHELON_NODE_ADDRESS=1.2.3.4"},

@@ -5,7 +5,7 @@
 
 #include <map>
 
-#include "echelon/error.h"
+#include "tests/support/error_text.h"
 
 namespace echelon {
 namespace rank_environment_test {
@@ -22,12 +22,7 @@ RankEnvironment read(const Variables& variables) {
 }
 
 std::string error_of(const Variables& variables) {
-  try {
-    read(variables);
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
-  return "no error";
+  return error_text<ConfigError>([&] { read(variables); });
 }
 
 TEST(Environment, WithoutALauncherThereIsOneRank) {
@@ -60,7 +55,7 @@ TEST(Environment, ReadsTorchrun) {
   EXPECT_EQ(env.launcher, "torchrun");
 }
 
-TEST(Environment, ReadsOurLauncher) {
+TEST(Environment, ReadsEchelonsLauncher) {
   const auto env = read(
       {{"RANK", "0"},
        {"WORLD_SIZE", "2"},

@@ -21,7 +21,7 @@ const std::string kEchelon = program("echelon");
 
 class ExplainCommand : public testing::Test {
  protected:
-  // The last rank is half as slow again, and loads for half of its step.
+  // The last rank takes 1.5 times as long, and loads for half of its step.
   void SetUp() override {
     const made::DataParallel slow{.times = [](int rank, int64_t) {
       const double factor = rank == 1 ? 1.5 : 1;

@@ -90,7 +90,7 @@ void keep_quickest(const std::filesystem::path& timeline, size_t count) {
     steps.emplace_back(window.end - window.begin, step);
   }
   ASSERT_GT(steps.size(), 2 * count);
-  std::sort(steps.begin(), steps.end());
+  std::ranges::sort(steps);
   std::set<int64_t> kept;
   for (size_t i = 0; i < count; ++i) kept.insert(steps[i].second);
   std::erase_if(
@@ -98,9 +98,9 @@ void keep_quickest(const std::filesystem::path& timeline, size_t count) {
   write_chrome_trace(timeline, all);
 }
 
-// What else a machine does holds any run back, and that is told. In the steps
-// that it held back least nothing is to be found; of a very busy machine in one
-// run of five.
+// Other programs on a machine hold any run back, which is reported. The steps
+// that they held back least have no finding, on a very busy machine in one run
+// of five.
 TEST_F(ExplainRuns, AHealthyOne) {
   RunExplanation run;
   for (int tries = 0; tries < 5; ++tries) {

@@ -22,7 +22,7 @@ using made::timeline_of;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-// Of a model that a rank simulates in milliseconds, without its data.
+// A job whose model is simulated in milliseconds, without its data.
 Job job_of_words(const std::string& layout) {
   Job job = made::job_of(layout);
   job.model.name = "gpt";
@@ -69,7 +69,7 @@ Schedule two_stages(int32_t microbatches) {
       {.kind = "1f1b", .ranks = 2, .microbatches = microbatches});
 }
 
-// Of a network large enough to matter, with data that need no folder.
+// A job with a network large enough to matter and data that need no folder.
 Job image_job(const std::string& layout) {
   Job job = made::job_of(layout);
   job.model.name = "resnet50";
@@ -126,8 +126,8 @@ TEST_F(Explain, ALoaderThatThreadsWouldNotHelp) {
         .transfer = 0.001};
     const auto run = explain(made::job_of("dp=2"), timeline_of(quick));
     EXPECT_EQ(
-        std::any_of(
-            run.findings.begin(), run.findings.end(),
+        std::ranges::any_of(
+            run.findings,
             [](const RunFinding& one) {
               return one.fault == Fault::data_loading;
             }),
@@ -182,7 +182,7 @@ TEST_F(Explain, SlowLinksBesideManyBuckets) {
   const RunFinding found = only(made::job_of("dp=2"), timeline_of(slow));
   EXPECT_EQ(found.fault, Fault::exposed_communication);
   EXPECT_THAT(found.reason.diagnosis, HasSubstr("8 MiB in 4 calls"));
-  // That is what train.bucket_bytes would bring.
+  // The gradients are in buckets already.
   EXPECT_THAT(
       found.settings,
       testing::Not(testing::Contains(testing::StartsWith("train.bucket"))));
@@ -233,7 +233,7 @@ TEST_F(Explain, RatesThatAreGuessesAreSaid) {
   EXPECT_EQ(guessed.cluster, "this machine, rates guessed");
   EXPECT_THAT(
       guessed.notes, testing::Contains(HasSubstr("rates that are guesses")));
-  // Those of another machine are known, and say another time.
+  // The rates of another machine are known, and predict another time.
   const RunExplanation known =
       explain_run(folder_.path("run"), {.cluster = find_cluster(cluster_)});
   EXPECT_GT(known.predicted_seconds, 0);
@@ -250,10 +250,9 @@ TEST_F(Explain, TrafficIsThatOfTypicalSteps) {
             return RankStep{.forward = step == 4 ? 900.0 : 30.0};
           },
       .transfer = 40});
-  const Span odd = *std::find_if(
-      timeline.spans.begin(), timeline.spans.end(), [](const Span& span) {
-        return span.step == 4 && span.axis == "dp_replicate";
-      });
+  const Span odd = *std::ranges::find_if(timeline.spans, [](const Span& span) {
+    return span.step == 4 && span.axis == "dp_replicate";
+  });
   timeline.spans.insert(timeline.spans.end(), 500, odd);
   EXPECT_THAT(
       only(made::job_of("dp=2"), timeline).reason.diagnosis,
@@ -307,7 +306,7 @@ TEST_F(Explain, WhatThereIsNoTimeForIsLeftOutAndSaid) {
   EXPECT_GT(run.predicted_seconds, 0);
 }
 
-// What an evaluation sends is none of a step's.
+// The traffic of an evaluation is not part of a step.
 TEST_F(Explain, AnEvaluationAfterAStep) {
   Timeline timeline = timeline_of(DataParallel{.transfer = 40});
   const auto findings = [&] {
@@ -391,7 +390,7 @@ TEST_F(Explain, RanksThatAreSlowInTurns) {
 
 TEST_F(Explain, RanksWithDifferentNumbersOfSamples) {
   const DataParallel uneven{.times = [](int rank, int64_t) {
-    // What a pass takes beside its samples makes each of a few take longer.
+    // The fixed time of a pass makes each of a few samples take longer.
     const double samples = rank == 0 ? 48 : 16;
     return RankStep{.forward = 4 + samples, .backward = 8 + 2 * samples};
   }};
@@ -522,7 +521,7 @@ TEST_F(Explain, MemoryNearItsLimit) {
   const RunFinding found = only(job, timeline);
   EXPECT_EQ(found.fault, Fault::memory_pressure);
   EXPECT_THAT(found.reason.diagnosis, HasSubstr("97.5 % of the 10 GiB"));
-  // More passes, or recompute, would leave room as well, and cost more.
+  // Recompute would leave room as well, but costs more.
   EXPECT_THAT(found.settings, ElementsAre("train.accumulate=2"));
   EXPECT_EQ(found.gain_source, GainSource::simulated);
 }
@@ -581,7 +580,7 @@ TEST_F(Explain, TinyBatches) {
   EXPECT_EQ(found.gain_source, GainSource::simulated);
 }
 
-// What nothing was recorded of is the same for any batch, too.
+// Time of which nothing was recorded is also the same for any batch.
 TEST_F(Explain, TinyBatchesOfAHostThatIsSlow) {
   Job job = made::job_of("dp=1");
   job.train.batch = 2;

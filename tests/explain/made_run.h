@@ -41,8 +41,7 @@ Timeline timeline_of(
     const Schedule& schedule, const std::vector<StageCost>& costs,
     int64_t steps);
 
-/// What each rank holds: `bytes` of activations in the middle of the first
-/// step.
+/// Gives each rank `bytes` of activations in the middle of the first step.
 void add_memory(Timeline& timeline, int64_t bytes, int64_t limit_bytes);
 
 /// digits, simple_cnn, a batch of 64: of as many ranks as the layout says.

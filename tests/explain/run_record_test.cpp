@@ -1,4 +1,4 @@
-// What a run has left behind, whole, cut off, or none of it a run.
+// Runs on disk that are complete, truncated or not runs at all.
 #include "echelon/explain/run_record.h"
 
 #include <gmock/gmock.h>
@@ -71,7 +71,7 @@ TEST_F(RunRecordTest, EveryCutOfATimelineIsReadOrRefused) {
       EXPECT_THAT(run.findings, IsEmpty()) << size;
       EXPECT_THAT(
           run.notes,
-          Contains(HasSubstr("the timeline is cut off in the spans of")))
+          Contains(HasSubstr("the timeline is truncated in the spans of")))
           << size;
     } catch (const DataError& error) {
       EXPECT_THAT(error.what(), HasSubstr("timeline.json")) << size;
@@ -99,8 +99,8 @@ TEST_F(RunRecordTest, ARunWithoutATimelineIsExplainedByItsMetrics) {
   std::string slow;
   for (int step = 1; step <= 6; ++step) {
     slow += "{\"step\":" + std::to_string(step) +
-            ",\"epoch\":0.1,\"loss\":1.0,\"samples_per_second\":640.0,"
-            "\"step_seconds\":0.1,\"data_seconds\":0.06,\"learning_rate\":0.1,"
+            ",\"epoch\":0.1,\"loss\":1.0,\"samples_per_second\":640.0,\"step_"
+            "seconds\":0.1,\"data_seconds\":0.06,\"learning_rate\":0.1,"
             "\"slowest_rank\":1}\n";
   }
   folder_.write("run/metrics.jsonl", slow + "{\"step\":7,\"ep");
@@ -111,7 +111,7 @@ TEST_F(RunRecordTest, ARunWithoutATimelineIsExplainedByItsMetrics) {
   EXPECT_THAT(
       crashed.notes,
       AllOf(
-          Contains(HasSubstr("the last line of metrics.jsonl is cut off")),
+          Contains(HasSubstr("the last line of metrics.jsonl is truncated")),
           Contains(HasSubstr("end at step 6 of 10"))));
 }
 
@@ -147,7 +147,7 @@ TEST_F(RunRecordTest, MetricsNameARankThatHasMostWork) {
   EXPECT_THAT(run.parts, IsEmpty());  // nothing to compare them with
 }
 
-// Memory comes after all spans, which are whole then.
+// Memory comes after all spans, which are then complete.
 TEST_F(RunRecordTest, ATimelineThatBreaksOffInItsMemoryHasAllRanks) {
   Timeline timeline = timeline_of(made::DataParallel{});
   made::add_memory(timeline, 1 << 20, 1 << 30);
@@ -173,8 +173,8 @@ TEST_F(RunRecordTest, AnotherRunsConfigurationIsNone) {
   EXPECT_THAT(
       record.notes,
       ElementsAre(HasSubstr(
-          "config.toml is of 1 rank, and the timeline has a rank 1")));
-  // Of a simulated run some ranks are shown.
+          "config.toml is for 1 rank, and the timeline has a rank 1")));
+  // A simulated run shows only some ranks.
   folder_.write("run/config.toml", to_toml(made::job_of("dp=4")));
   EXPECT_TRUE(read_run(run_).job);
 }

@@ -1,4 +1,4 @@
-// Where steps go, and for whom ranks wait.
+// How steps spend their time, and for which ranks others wait.
 #include "echelon/explain/run_times.h"
 
 #include <gmock/gmock.h>
@@ -6,7 +6,6 @@
 
 #include "echelon/cluster/catalogue.h"
 #include "echelon/cost/model_catalogue.h"
-#include "echelon/explain/late_ranks.h"
 #include "echelon/simulator/simulate.h"
 
 namespace echelon {
@@ -32,7 +31,7 @@ TEST(LateRanks, AreLateInTheirOwnGroupAlone) {
   EXPECT_FALSE(late.waits.contains({1, 0}));
   EXPECT_FALSE(late.waits.contains({3, 0}));
   EXPECT_EQ(late.caused.at({3, 0}), (Intervals{{12, 70}}));
-  // Which ranks are a group is not known of a timeline alone.
+  // A timeline alone does not say which ranks form a group.
   EXPECT_TRUE(late_ranks(timeline, {}).waits.empty());
 }
 
@@ -113,7 +112,7 @@ TEST(RunTimes, RanksArePeersByTheFirstOfTheirStages) {
   EXPECT_EQ(times.ranks.at(1).first_stage, 1);
 }
 
-// Of every layout that the simulator runs: parts that add up, axes that it has.
+// For every simulated layout the parts add up and the axes are its own.
 TEST(RunTimes, AddUpToTheStep) {
   const struct {
     Layout layout;
@@ -155,7 +154,7 @@ TEST(RunTimes, AddUpToTheStep) {
   }
 }
 
-// What the events say is exposed is what the timeline shows.
+// The timeline shows the exposed communication of the simulated events.
 TEST(RunTimes, SeeTheCommunicationThatTheSimulatorMade) {
   Strategy strategy;
   strategy.layout.tp = 4;

@@ -13,7 +13,6 @@
 #include "echelon/job/check_job.h"
 #include "echelon/job/pipeline_schedule.h"
 #include "echelon/job/run_folder.h"
-#include "echelon/job/unused_settings.h"
 
 namespace echelon {
 namespace job_test {
@@ -178,8 +177,7 @@ TEST_F(JobTest, ChecksAJobOfAProgram) {
   job.layout.dp_replicate = 2;
   EXPECT_EQ(
       error_of([&] { check_job(job, 2); }),
-      "[train] batch = 63: does not divide by 2 ranks; 62 or 64 "
-      "does");
+      "[train] batch = 63: does not divide by 2 ranks; 62 or 64 does");
 }
 
 TEST_F(JobTest, ErrorsOfTextsSayWhoSetTheKey) {
@@ -223,12 +221,11 @@ TEST_F(JobTest, WarnsOfWhatHasNoEffect) {
   const Job job = small("[optimizer]\nmomentum = 0.9\nbeta1 = 0.8\n");
   EXPECT_THAT(
       find_unused_settings(job),
-      ElementsAre(write("").append(
-          ":5:12: [optimizer] momentum = 0.9: has no effect with "
-          "optimizer \"adamw\"")));
+      ElementsAre(write("").append(":5:12: [optimizer] momentum = 0.9: has no "
+                                   "effect with optimizer \"adamw\"")));
 }
 
-// Products are summed in pieces also where tokens are not cut.
+// Matmuls are reduced in chunks even where tokens are not sharded.
 TEST_F(JobTest, PiecesAreForTensorParallelModelsWithProducts) {
   Job job;
   job.tensor.overlap_chunks = 2;
@@ -320,7 +317,7 @@ TEST_F(JobTest, RunFolderIsMadeOnce) {
         small("", {.layout = "dp=2"})}) {
     EXPECT_THAT(
         error_of([&] { make_run_folder(other); }),
-        HasSubstr("exists and has no checkpoints to go on from; --overwrite "
+        HasSubstr("exists and has no checkpoints to resume from; --overwrite "
                   "replaces it"));
   }
   EXPECT_TRUE(fs::exists(folder_ / "run" / "keep"));
@@ -355,7 +352,7 @@ TEST_F(JobTest, OverwriteReplacesARunAndNothingElse) {
   EXPECT_TRUE(fs::exists(folder_ / "run" / "mine"));
 }
 
-// What readers take for a checkpoint, without a byte of a model.
+// Writes a folder that readers take for a checkpoint, without a model.
 void leave_checkpoint(const fs::path& run, const std::string& step) {
   fs::create_directories(run / "checkpoints" / step);
   std::ofstream(run / "checkpoints" / step / "manifest.json") << "{}";
@@ -441,7 +438,7 @@ TEST_F(JobTest, OverwriteDoesNotRemoveWhatItResumes) {
   EXPECT_THAT(error("model.weights" + inside), HasSubstr("would remove"));
   EXPECT_THAT(error("data.path" + inside), HasSubstr("data.path"));
   EXPECT_TRUE(fs::exists(run / "checkpoints/step-00000004/manifest.json"));
-  // Another run's folder is none of it, though its name begins alike.
+  // Another run's folder is not inside it, although its name begins alike.
   leave_checkpoint(folder_ / "run-2", "step-00000003");
   make_run_folder(
       small("", {.overwrite = true, .resume = (folder_ / "run-2").string()}));

@@ -47,9 +47,9 @@ TEST(FindCause, ALostPeerIsNotTheCause) {
   EXPECT_NE(cause->text.find("SIGKILL"), std::string::npos);
 }
 
-// Its words were written, and then the launcher ended it: the code is what it
-// said.
-TEST(FindCause, AKilledRankThatHadSpokenEndedAsItSaid) {
+// The launcher killed the rank after it had written its report: the report's
+// exit code counts.
+TEST(FindCause, AKilledRankEndsWithTheCodeOfItsReport) {
   auto first = end_of(0, SIGKILL, 12);
   first.told_to_end = true;
   first.report = report_of("batch 7 does not fit", false, 9);
@@ -59,7 +59,7 @@ TEST(FindCause, AKilledRankThatHadSpokenEndedAsItSaid) {
   EXPECT_EQ(cause->rank, 0);
   EXPECT_EQ(cause->exit_code, 2);
   EXPECT_EQ(cause->ending, "exit code 2");
-  // Without an order the signal is its end: memory ran out while it left, say.
+  // Without an order the signal counts: memory ran out while it exited, say.
   first.told_to_end = false;
   EXPECT_EQ(find_cause({first})->exit_code, 137);
 }
@@ -75,7 +75,7 @@ TEST(FindCause, OnlyConsequencesShowTheEarliest) {
   EXPECT_TRUE(cause->consequence);
 }
 
-TEST(FindCause, RanksThatWereStoppedAreNot) {
+TEST(FindCause, AStoppedRankIsNotTheCause) {
   auto stopped = end_of(0, SIGTERM, 5);
   stopped.told_to_end = true;
   EXPECT_FALSE(find_cause({stopped}));
@@ -83,7 +83,7 @@ TEST(FindCause, RanksThatWereStoppedAreNot) {
   EXPECT_EQ(find_cause({stopped, failed})->rank, 1);
 }
 
-TEST(FindCause, AStoppedRankWithAnErrorOfItsOwnIs) {
+TEST(FindCause, AStoppedRankWithItsOwnErrorIsTheCause) {
   auto unwinding = end_of(0, exited(1), 30);
   unwinding.told_to_end = true;
   unwinding.report = report_of("disk full", false, 8);
@@ -94,7 +94,7 @@ TEST(FindCause, AStoppedRankWithAnErrorOfItsOwnIs) {
   EXPECT_EQ(cause->text, "std::runtime_error: disk full");
 }
 
-TEST(FindCause, OurOwnErrorsNeedNoTypeName) {
+TEST(FindCause, EchelonsErrorsNeedNoTypeName) {
   auto end = end_of(0, exited(2), 1);
   end.report =
       ErrorReport{"[layout] dp=3", "echelon::ConfigError", 2, 1, 0, false};
@@ -111,7 +111,7 @@ TEST(FindCause, ConnectionErrorsOfForeignProgramsAreConsequences) {
   EXPECT_EQ(cause->exit_code, 139);
 }
 
-TEST(FindCause, AMissingLibraryIsASettingToMend) {
+TEST(FindCause, AMissingLibraryIsAConfigurationError) {
   auto end = end_of(0, exited(127), 1);
   end.stderr_tail =
       "./a: error while loading shared libraries: libx.so: cannot open shared "
@@ -122,7 +122,7 @@ TEST(FindCause, AMissingLibraryIsASettingToMend) {
   EXPECT_NE(cause->text.find("LD_LIBRARY_PATH"), std::string::npos);
 }
 
-TEST(FindCause, WithoutWordsTheExitCodeSpeaks) {
+TEST(FindCause, WithoutAnErrorTheExitCodeIsShown) {
   EXPECT_EQ(find_cause({end_of(0, exited(9), 1)})->text, "exit code 9");
 }
 
@@ -132,50 +132,36 @@ TEST(FindCause, ASignalIsNotExplainedByAnOldWarning) {
   EXPECT_EQ(find_cause({end})->text, "killed by SIGSEGV (Segmentation fault)");
 }
 
-TEST(FindError, UncaughtCppException) {
-  EXPECT_EQ(
-      find_error("step 1\nterminate called after throwing an instance of "
-                 "'std::runtime_error'\n  what():  shape [2, 3] does not "
-                 "fit\n"),
-      "std::runtime_error: shape [2, 3] does not fit");
-}
-
-TEST(FindError, ExceptionTextOfSeveralLinesWithoutBacktrace) {
-  EXPECT_EQ(
-      find_error("terminate called after throwing an instance of "
-                 "'c10::Error'\n  what():  first\nsecond\nException "
-                 "raised from f at a.cpp:1 (most recent call first):\n"
-                 "frame #0: x\nAborted (core dumped)\n"),
-      "c10::Error: first\nsecond");
-}
-
-TEST(FindError, ExceptionWithoutText) {
-  EXPECT_EQ(
-      find_error("terminate called after throwing an instance of 'int'\n"
-                 "Aborted\n"),
-      "int");
-}
-
-TEST(FindError, LastPythonTraceback) {
-  EXPECT_EQ(
-      find_error("Traceback (most recent call last):\n  File \"a\", line 1\n"
-                 "KeyError: 'x'\n\nDuring handling of the above exception, "
-                 "another exception occurred:\n\nTraceback (most recent call "
-                 "last):\n  File \"a\", line 3, in f\n    g()\n"
-                 "ValueError: bad thing\n"),
-      "ValueError: bad thing");
-}
-
-TEST(FindError, Sanitizer) {
-  EXPECT_EQ(
-      find_error("==12==ERROR: AddressSanitizer: heap-use-after-free on "
-                 "0x1\n    #0 0x2 in main\nSUMMARY: x\n"),
-      "==12==ERROR: AddressSanitizer: heap-use-after-free on 0x1");
-}
-
-TEST(FindError, NothingKnown) {
-  EXPECT_EQ(find_error("just\nlines\n"), "");
-  EXPECT_EQ(find_error(""), "");
+TEST(FindError, FindsTheErrorInStderr) {
+  const std::string terminate =
+      "terminate called after throwing an instance of ";
+  const struct {
+    std::string stderr_tail;
+    std::string error;
+  } cases[] = {
+      {"step 1\n" + terminate +
+           "'std::runtime_error'\n  what():  shape [2, 3] does not fit\n",
+       "std::runtime_error: shape [2, 3] does not fit"},
+      // Several lines of text, without the backtrace.
+      {terminate +
+           "'c10::Error'\n  what():  first\nsecond\nException raised from f at "
+           "a.cpp:1 (most recent call first):\nframe #0: x\nAborted (core "
+           "dumped)\n",
+       "c10::Error: first\nsecond"},
+      {terminate + "'int'\nAborted\n", "int"},
+      {"Traceback (most recent call last):\n  File \"a\", line 1\n"
+       "KeyError: 'x'\n\nDuring handling of the above exception, another "
+       "exception occurred:\n\nTraceback (most recent call last):\n"
+       "  File \"a\", line 3, in f\n    g()\nValueError: bad thing\n",
+       "ValueError: bad thing"},
+      {"==12==ERROR: AddressSanitizer: heap-use-after-free on 0x1\n"
+       "    #0 0x2 in main\nSUMMARY: x\n",
+       "==12==ERROR: AddressSanitizer: heap-use-after-free on 0x1"},
+      {"just\nlines\n", ""},
+      {"", ""}};
+  for (const auto& test : cases) {
+    EXPECT_EQ(find_error(test.stderr_tail), test.error);
+  }
 }
 
 TEST(LastLines, SkipsNoiseAndEscapes) {

@@ -8,32 +8,22 @@
 #include <filesystem>
 #include <fstream>
 
-#include "echelon/error.h"
+#include "tests/support/error_text.h"
 
 namespace echelon::launch {
 namespace checks_test {
 
 using testing::HasSubstr;
 
-template <typename F>
-std::string refusal(F&& f) {
-  try {
-    f();
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
-  return "accepted";
-}
-
 std::string refused(LaunchOptions options) {
   if (options.command.empty()) {
     options.command = {"true"};
   }
-  return refusal([&] { check(options); });
+  return error_text<ConfigError>([&] { check(options); });
 }
 
 TEST(Check, OptionsOutOfRange) {
-  EXPECT_EQ(refused({}), "accepted");
+  EXPECT_EQ(refused({}), "no error");
   EXPECT_THAT(refused({.num_ranks = 0}), HasSubstr("-n 0"));
   EXPECT_THAT(refused({.num_ranks = -3}), HasSubstr("-n -3"));
   EXPECT_THAT(refused({.num_ranks = 100000}), HasSubstr("1 to 1024"));
@@ -44,7 +34,9 @@ TEST(Check, OptionsOutOfRange) {
   EXPECT_THAT(refused({.num_nodes = 2, .node_rank = -1}), HasSubstr("0 to 1"));
   EXPECT_THAT(refused({.master_port = 70000}), HasSubstr("65535"));
   EXPECT_THAT(refused({.master_port = -1}), HasSubstr("65535"));
-  EXPECT_THAT(refusal([] { check(LaunchOptions{}); }), HasSubstr("after --"));
+  EXPECT_THAT(
+      error_text<ConfigError>([] { check(LaunchOptions{}); }),
+      HasSubstr("after --"));
 }
 
 class FindProgram : public testing::Test {
@@ -63,7 +55,7 @@ class FindProgram : public testing::Test {
     return path;
   }
   std::string refused(const std::string& program) {
-    return refusal([&] { find_program(program); });
+    return error_text<ConfigError>([&] { find_program(program); });
   }
   std::string folder_;
 };

@@ -71,7 +71,7 @@ TEST_F(ErrorReportTest, AnUncaughtExceptionLeavesItsText) {
   EXPECT_EQ(stderr_text(), "error: index 7 of 3\n");
 }
 
-TEST_F(ErrorReportTest, OurErrorsBringTheirExitCode) {
+TEST_F(ErrorReportTest, EchelonsErrorsSetTheExitCode) {
   EXPECT_EQ(
       WEXITSTATUS(run([]() -> int {
         install_error_reporter();
@@ -153,7 +153,7 @@ TEST_F(ErrorReportTest, TerminateWithoutAnExceptionAborts) {
   EXPECT_TRUE(read_error_report(path_));
 }
 
-TEST_F(ErrorReportTest, FilesThatAreNoReports) {
+TEST_F(ErrorReportTest, OtherFilesAreNotReports) {
   EXPECT_FALSE(read_error_report(path_));
   for (const char* text : {"", "{", "[]", "{\"message\": 3}", "null"}) {
     std::ofstream(path_) << text;
@@ -161,7 +161,7 @@ TEST_F(ErrorReportTest, FilesThatAreNoReports) {
   }
 }
 
-TEST(WithoutBacktrace, CutsWhatLibTorchAppends) {
+TEST(WithoutBacktrace, RemovesLibTorchsBacktrace) {
   EXPECT_EQ(
       without_backtrace("bad shape\nException raised from f at a.cpp:1 "
                         "(most recent call first):\nframe #0"),

@@ -1,5 +1,5 @@
 // Jobs of several hosts: network namespaces, each with a launcher of its own,
-// and launchers that meet on loopback.
+// and launchers that connect on loopback.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -9,8 +9,7 @@
 #include <set>
 #include <sstream>
 
-#include "tests/support/places.h"
-#include "tests/support/process.h"
+#include "tests/launch/launched.h"
 #include "tests/support/two_hosts.h"
 
 namespace echelon::testing_support {
@@ -20,12 +19,7 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing::StartsWith;
 
-std::string last_line(const Command& job) {
-  const auto lines = job.err_lines();
-  return lines.empty() ? "" : lines.back();
-}
-
-/// Two launchers of one job that meet on this host's loopback.
+/// Two launchers of one job, connected through this host's loopback.
 class Loopback : public testing::Test {
  protected:
   std::vector<std::string> node(
@@ -77,9 +71,9 @@ TEST_F(Loopback, RanksAreNumberedOverHosts) {
   EXPECT_EQ(jobs.size(), 1u);
 }
 
-TEST_F(Loopback, AFailureIsToldOnBothHosts) {
-  Command a(node(0, {test_program("launch_rank"), "throw", "3"}));
-  Command b(node(1, {test_program("launch_rank"), "throw", "3"}));
+TEST_F(Loopback, AFailureIsReportedOnBothHosts) {
+  Command a(node(0, rank_program({"throw", "3"})));
+  Command b(node(1, rank_program({"throw", "3"})));
   EXPECT_EQ(a.wait(), 1);
   EXPECT_EQ(b.wait(), 1);
   for (const Command* job : {&a, &b}) {
@@ -93,16 +87,16 @@ TEST_F(Loopback, AFailureIsToldOnBothHosts) {
 }
 
 TEST_F(Loopback, ALostPeerOnAnotherHostIsNotTheCause) {
-  Command a(node(0, {test_program("launch_rank"), "lost", "4"}));
-  Command b(node(1, {test_program("launch_rank"), "lost", "4"}));
+  Command a(node(0, rank_program({"lost", "4"})));
+  Command b(node(1, rank_program({"lost", "4"})));
   EXPECT_EQ(a.wait(), 137);
   EXPECT_EQ(b.wait(), 137);
   EXPECT_THAT(last_line(a), StartsWith("rank 4: killed by SIGKILL"));
 }
 
 TEST_F(Loopback, CtrlCOnOneHostStopsAll) {
-  Command a(node(0, {test_program("launch_rank"), "wait"}));
-  Command b(node(1, {test_program("launch_rank"), "wait"}));
+  Command a(node(0, rank_program({"wait"})));
+  Command b(node(1, rank_program({"wait"})));
   ASSERT_TRUE(a.until_output("ready", 2));
   ASSERT_TRUE(b.until_output("ready", 3));
   b.signal(SIGINT);
@@ -114,12 +108,8 @@ TEST_F(Loopback, CtrlCOnOneHostStopsAll) {
 TEST_F(Loopback, ALauncherThatIsKilledEndsTheJobElsewhere) {
   for (const int victim : {0, 1}) {
     port_ = free_port();
-    Command a(node(
-        0, {test_program("launch_rank"), "ignore-term"},
-        {"--grace-ms", "100"}));
-    Command b(node(
-        1, {test_program("launch_rank"), "ignore-term"},
-        {"--grace-ms", "100"}));
+    Command a(node(0, rank_program({"ignore-term"}), {"--grace-ms", "100"}));
+    Command b(node(1, rank_program({"ignore-term"}), {"--grace-ms", "100"}));
     ASSERT_TRUE(a.until_output("ready", 2));
     ASSERT_TRUE(b.until_output("ready", 3));
     Command& killed = victim == 0 ? a : b;
@@ -155,20 +145,20 @@ TEST_F(Loopback, MissingHostsAreNamed) {
 }
 
 TEST_F(Loopback, HostsThatDisagreeAreRefused) {
-  Command a(node(0, {test_program("launch_rank"), "wait"}));
+  Command a(node(0, rank_program({"wait"})));
   auto words = node(1, {"true"});
   words[2] = "3";
   Command b(words);
   EXPECT_EQ(b.wait(), 2);
   EXPECT_THAT(b.err(), HasSubstr("--nnodes 2, this one has 3"));
-  Command c(node(1, {test_program("launch_rank"), "wait"}));
+  Command c(node(1, rank_program({"wait"})));
   ASSERT_TRUE(a.until_output("ready", 2));
   a.signal(SIGTERM);
   EXPECT_EQ(a.wait(), 130);
   EXPECT_EQ(c.wait(), 130);
 }
 
-TEST_F(Loopback, SomethingElseOnThePort) {
+TEST_F(Loopback, AnotherProgramOnThePortIsReported) {
   Command server(
       {"python3", "-c",
        "import socket\n"
@@ -209,9 +199,9 @@ class Namespaces : public testing::Test {
   TwoHosts hosts_;
 };
 
-TEST_F(Namespaces, RanksOfTwoHostsMeet) {
-  Command a(node(0, {test_program("launch_rank"), "meet"}));
-  Command b(node(1, {test_program("launch_rank"), "meet"}));
+TEST_F(Namespaces, RanksOfTwoHostsConnect) {
+  Command a(node(0, rank_program({"meet"})));
+  Command b(node(1, rank_program({"meet"})));
   EXPECT_EQ(a.wait(), 0) << a.err();
   EXPECT_EQ(b.wait(), 0) << b.err();
   EXPECT_EQ(count(a.out(), "sum 6\n"), 2) << a.out();
@@ -230,8 +220,8 @@ TEST_F(Namespaces, EachHostKnowsItsOwnAddress) {
 }
 
 TEST_F(Namespaces, TheStoreListensOnTheMastersAddressAlone) {
-  Command a(node(0, {test_program("launch_rank"), "listen"}, {"--listen"}));
-  Command b(node(1, {test_program("launch_rank"), "listen"}, {"--listen"}));
+  Command a(node(0, rank_program({"listen"}), {"--listen"}));
+  Command b(node(1, rank_program({"listen"}), {"--listen"}));
   ASSERT_TRUE(a.until_output("listening"));
   Command sockets(hosts_.on(0, {"cat", "/proc/net/tcp", "/proc/net/tcp6"}));
   EXPECT_EQ(sockets.wait(), 0);
@@ -246,7 +236,7 @@ TEST_F(Namespaces, TheStoreListensOnTheMastersAddressAlone) {
   EXPECT_EQ(listening, 1);
 }
 
-TEST_F(Namespaces, AHostWithoutARouteIsTold) {
+TEST_F(Namespaces, AHostWithoutARouteSaysSo) {
   Command a(hosts_.on(
       1, {test_program("launch_run"), "--nnodes", "2", "--node-rank", "1",
           "--master-addr", "203.0.113.5", "--", "true"}));
@@ -263,9 +253,9 @@ TEST_F(Namespaces, AHostWithoutARouteIsTold) {
       AllOf(HasSubstr("not an address of this host"), HasSubstr("10.83.0.2")));
 }
 
-TEST_F(Namespaces, ACutCableEndsTheJobOnBothSides) {
-  Command a(node(0, {test_program("launch_rank"), "wait"}));
-  Command b(node(1, {test_program("launch_rank"), "wait"}));
+TEST_F(Namespaces, ACutCableEndsTheJobOnBothHosts) {
+  Command a(node(0, rank_program({"wait"})));
+  Command b(node(1, rank_program({"wait"})));
   ASSERT_TRUE(a.until_output("ready", 2));
   ASSERT_TRUE(b.until_output("ready", 2));
   hosts_.cut_cable();

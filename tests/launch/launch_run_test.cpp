@@ -1,4 +1,4 @@
-// Whole jobs on one host: what ranks are given, what a failure looks like.
+// Whole jobs on one host: the environment of ranks, and reports of failures.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -9,8 +9,7 @@
 #include <set>
 #include <sstream>
 
-#include "tests/support/places.h"
-#include "tests/support/process.h"
+#include "tests/launch/launched.h"
 
 namespace echelon::testing_support {
 namespace launch_run_test {
@@ -19,14 +18,6 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::Not;
 using testing::StartsWith;
-
-std::vector<std::string> launch(
-    std::vector<std::string> options, const std::vector<std::string>& program) {
-  options.insert(options.begin(), test_program("launch_run"));
-  options.push_back("--");
-  options.insert(options.end(), program.begin(), program.end());
-  return options;
-}
 
 /// The lines after the last that begins with "[".
 std::vector<std::string> after_output(const Command& command) {
@@ -70,85 +61,98 @@ TEST(Run, EveryRankKnowsItsPlace) {
   EXPECT_GT(std::stoi(port), 0);
 }
 
-TEST(Run, UncaughtExceptionIsTheLastThingPrinted) {
-  Command job(launch({"-n", "4"}, {test_program("launch_rank"), "throw", "2"}));
-  EXPECT_EQ(job.wait(), 1);
+/// A job whose ranks fail.
+struct Failure {
+  std::string name;
+  std::vector<std::string> options;
+  std::vector<std::string> program;
+  int exit_code;
+  testing::Matcher<std::string> last_line;
+  testing::Matcher<std::string> line_before = testing::_;
+};
+
+void PrintTo(const Failure& failure, std::ostream* out) {
+  *out << failure.name;
+}
+
+class Failures : public testing::TestWithParam<Failure> {};
+
+TEST_P(Failures, AreTheLastThingPrinted) {
+  const Failure& failure = GetParam();
+  Command job(launch(failure.options, failure.program));
+  EXPECT_EQ(job.wait(), failure.exit_code);
   const auto last = after_output(job);
   ASSERT_EQ(last.size(), 2u) << job.err();
-  EXPECT_EQ(
-      last[0],
-      "echelon: rank 2 ended with exit code 1; the other 3 were stopped");
-  EXPECT_EQ(last[1], "rank 2: std::runtime_error: batch 7 does not fit");
+  EXPECT_THAT(last[0], failure.line_before);
+  EXPECT_THAT(last[1], failure.last_line);
   EXPECT_TRUE(job.living().empty());
 }
 
-TEST(Run, UncaughtExceptionOfAProgramWithoutOurReporter) {
-  Command job(
-      launch({"-n", "2"}, {test_program("launch_rank"), "throw-bare", "1"}));
-  EXPECT_EQ(job.wait(), 134);
-  const auto last = after_output(job);
-  ASSERT_EQ(last.size(), 2u) << job.err();
-  EXPECT_THAT(last[0], StartsWith("echelon: rank 1 ended with SIGABRT"));
-  EXPECT_EQ(last[1], "rank 1: std::runtime_error: batch 7 does not fit");
-}
+INSTANTIATE_TEST_SUITE_P(
+    Run, Failures,
+    testing::Values(
+        Failure{
+            "UncaughtException",
+            {"-n", "4"},
+            rank_program({"throw", "2"}),
+            1,
+            "rank 2: std::runtime_error: batch 7 does not fit",
+            "echelon: rank 2 ended with exit code 1; the other 3 were stopped"},
+        Failure{
+            "UncaughtExceptionWithoutReporter",
+            {"-n", "2"},
+            rank_program({"throw-bare", "1"}),
+            134,
+            "rank 1: std::runtime_error: batch 7 does not fit",
+            StartsWith("echelon: rank 1 ended with SIGABRT")},
+        Failure{
+            "ExitCodeOfAnErrorType",
+            {"-n", "2"},
+            rank_program({"config", "0"}),
+            2,
+            "rank 0: [layout] dp=3, but 4 ranks"},
+        Failure{
+            "ExitCodeAlone",
+            {"-n", "3"},
+            rank_program({"exit", "1", "42"}),
+            42,
+            "rank 1: exit code 42"},
+        Failure{
+            "Segv",
+            {"-n", "2"},
+            rank_program({"segv", "1"}),
+            139,
+            StartsWith("rank 1: killed by SIGSEGV (Segmentation fault)")},
+        Failure{
+            "Kill",
+            {"-n", "2"},
+            rank_program({"kill", "0"}),
+            137,
+            StartsWith("rank 0: killed by SIGKILL (Killed)")},
+        Failure{
+            "ALostPeerIsNotTheCause",
+            {"-n", "3"},
+            rank_program({"lost", "1"}),
+            137,
+            StartsWith("rank 1: killed by SIGKILL")},
+        Failure{
+            "PythonTraceback",
+            {"-n", "2"},
+            {"python3", "-c",
+             "import os, time\n"
+             "if os.environ['RANK'] == '1': raise ValueError('no column')\n"
+             "time.sleep(1000)"},
+            1,
+            "rank 1: ValueError: no column"},
+        Failure{
+            "RanksThatIgnoreSigtermAreKilled",
+            {"-n", "3", "--grace-ms", "100"},
+            rank_program({"ignore-term", "1", "5"}),
+            5,
+            "rank 1: exit code 5"}),
+    [](const auto& info) { return info.param.name; });
 
-TEST(Run, ExitCodeOfAnErrorType) {
-  Command job(
-      launch({"-n", "2"}, {test_program("launch_rank"), "config", "0"}));
-  EXPECT_EQ(job.wait(), 2);
-  EXPECT_EQ(after_output(job).back(), "rank 0: [layout] dp=3, but 4 ranks");
-}
-
-TEST(Run, ExitCodeAlone) {
-  Command job(
-      launch({"-n", "3"}, {test_program("launch_rank"), "exit", "1", "42"}));
-  EXPECT_EQ(job.wait(), 42);
-  EXPECT_EQ(after_output(job).back(), "rank 1: exit code 42");
-  EXPECT_TRUE(job.living().empty());
-}
-
-TEST(Run, SignalsHaveNames) {
-  Command segv(launch({"-n", "2"}, {test_program("launch_rank"), "segv", "1"}));
-  EXPECT_EQ(segv.wait(), 139);
-  EXPECT_THAT(
-      after_output(segv).back(),
-      StartsWith("rank 1: killed by SIGSEGV (Segmentation fault)"));
-  Command kill(launch({"-n", "2"}, {test_program("launch_rank"), "kill", "0"}));
-  EXPECT_EQ(kill.wait(), 137);
-  EXPECT_THAT(
-      after_output(kill).back(),
-      StartsWith("rank 0: killed by SIGKILL (Killed)"));
-}
-
-TEST(Run, ARankThatLostItsPeerIsNotTheCause) {
-  Command job(launch({"-n", "3"}, {test_program("launch_rank"), "lost", "1"}));
-  EXPECT_EQ(job.wait(), 137);
-  EXPECT_THAT(
-      after_output(job).back(), StartsWith("rank 1: killed by SIGKILL"));
-}
-
-TEST(Run, PythonTraceback) {
-  Command job(launch(
-      {"-n", "2"},
-      {"python3", "-c",
-       "import os, time\n"
-       "if os.environ['RANK'] == '1': raise ValueError('no such column')\n"
-       "time.sleep(1000)"}));
-  EXPECT_EQ(job.wait(), 1);
-  EXPECT_EQ(after_output(job).back(), "rank 1: ValueError: no such column");
-  EXPECT_TRUE(job.living().empty());
-}
-
-TEST(Run, RanksThatIgnoreSigtermAreKilled) {
-  Command job(launch(
-      {"-n", "3", "--grace-ms", "100"},
-      {test_program("launch_rank"), "ignore-term", "1", "5"}));
-  EXPECT_EQ(job.wait(), 5);
-  EXPECT_EQ(after_output(job).back(), "rank 1: exit code 5");
-  EXPECT_TRUE(job.living().empty());
-}
-
-TEST(Run, LogsHoldAllThatARankWrote) {
+TEST(Run, LogsHoldAllOutputOfARank) {
   TempFolder folder;
   const std::string logs = folder.path() + "/deep/log";
   Command job(launch(
@@ -177,12 +181,12 @@ TEST(Run, AFullDiskEndsTheLogAndNotTheJob) {
   EXPECT_EQ(read_file(folder.path() + "/rank-0.log"), "line\n");
 }
 
-TEST(Run, AFloodIsKeptWholeAndItsEndToo) {
+TEST(Run, AFloodOfOutputIsKept) {
   TempFolder folder;
   const int lines = 500000;  // 100 MB
   Command job(launch(
       {"-n", "2", "--log", folder.path()},
-      {test_program("launch_rank"), "flood", std::to_string(lines)}));
+      rank_program({"flood", std::to_string(lines)})));
   EXPECT_EQ(job.wait(), 3);
   EXPECT_THAT(after_output(job).back(), HasSubstr("the last words"));
   const auto one = [&](const std::string& rank) {
@@ -205,7 +209,7 @@ TEST(Run, BinaryOutputAndLongLines) {
       std::filesystem::file_size(folder.path() + "/rank-1.log"), 4000006u);
 }
 
-TEST(Run, PlainOutputIsTheRanksOwn) {
+TEST(Run, PlainOutputIsUnchanged) {
   Command job(launch({"-n", "1", "--plain"}, {"printf", "a\\rb\\001c"}));
   EXPECT_EQ(job.wait(), 0);
   EXPECT_EQ(job.out(), "a\rb\001c");
@@ -304,9 +308,9 @@ TEST(Run, TooFewProcessesAllowed) {
   EXPECT_TRUE(Command::until([&] { return job.living().empty(); }));
 }
 
-TEST(Run, TwoJobsAtATimeAreStrangers) {
-  Command a(launch({"-n", "4"}, {test_program("launch_rank"), "meet"}));
-  Command b(launch({"-n", "3"}, {test_program("launch_rank"), "meet"}));
+TEST(Run, TwoJobsAtATimeDoNotMix) {
+  Command a(launch({"-n", "4"}, rank_program({"meet"})));
+  Command b(launch({"-n", "3"}, rank_program({"meet"})));
   EXPECT_EQ(a.wait(), 0) << a.err();
   EXPECT_EQ(b.wait(), 0) << b.err();
   EXPECT_EQ(count(a.out(), "sum 6\n"), 4) << a.out();
@@ -324,7 +328,7 @@ TEST(Run, APortHasOneJob) {
 }
 
 TEST(Run, TheStoreListensOnLoopbackAlone) {
-  Command job(launch({"-n", "2"}, {test_program("launch_rank"), "listen"}));
+  Command job(launch({"-n", "2"}, rank_program({"listen"})));
   ASSERT_TRUE(job.until_output("listening"));
   // The rank's socket by its inode, in every table of listening sockets.
   std::set<std::string> inodes;
@@ -356,7 +360,7 @@ TEST(Run, TheStoreListensOnLoopbackAlone) {
   EXPECT_EQ(listening, 1);
 }
 
-TEST(Run, OneHostUsesLoopbackWhateverTheMastersAddress) {
+TEST(Run, OneHostAlwaysUsesLoopback) {
   Command job(launch(
       {"-n", "1", "--master-addr", "0.0.0.0"},
       {"sh", "-c", "echo $MASTER_ADDR"}));
@@ -390,7 +394,7 @@ else:
 TEST(Run, ScratchFilesAreRemoved) {
   TempFolder folder;
   Command job(
-      launch({"-n", "2"}, {test_program("launch_rank"), "throw", "0"}),
+      launch({"-n", "2"}, rank_program({"throw", "0"})),
       {"TMPDIR=" + folder.path()});
   EXPECT_EQ(job.wait(), 1);
   EXPECT_TRUE(std::filesystem::is_empty(folder.path()));

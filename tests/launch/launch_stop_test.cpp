@@ -1,5 +1,5 @@
-// Signals to the launcher, ranks that are stopped, and that nothing is left
-// behind, however the launcher ends.
+// Signals to the launcher, stopped ranks, and the processes that remain when
+// the launcher ends: none.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -8,22 +8,13 @@
 #include <algorithm>
 #include <filesystem>
 
-#include "tests/support/places.h"
-#include "tests/support/process.h"
+#include "tests/launch/launched.h"
 
 namespace echelon::testing_support {
 namespace launch_stop_test {
 
 using testing::HasSubstr;
 using testing::StartsWith;
-
-std::vector<std::string> launch(
-    std::vector<std::string> options, const std::vector<std::string>& program) {
-  options.insert(options.begin(), test_program("launch_run"));
-  options.push_back("--");
-  options.insert(options.end(), program.begin(), program.end());
-  return options;
-}
 
 bool nothing_left(const Command& job) {
   return Command::until([&] { return job.living().empty(); });
@@ -54,14 +45,23 @@ pid_t parent_of(pid_t pid) {
   return std::stoi(status.substr(status.find("PPid:") + 5));
 }
 
-// Ends at SIGINT and SIGTERM as a trainer does: after its step, with 0.
-constexpr const char* kPolite =
-    "trap 'echo ending; exit 0' INT TERM HUP; echo ready; "
-    "while :; do sleep 0.05; done";
+/// A shell that runs `handler` at `signals` and prints "ready".
+std::vector<std::string>
+trapping(const std::string& handler, const std::string& signals) {
+  return {
+      "sh", "-c",
+      "trap '" + handler + "' " + signals +
+          "; echo ready; while :; do sleep 0.05; done"};
+}
+
+/// Ends at SIGINT and SIGTERM as a trainer does: after its step, with 0.
+std::vector<std::string> polite() {
+  return trapping("echo ending; exit 0", "INT TERM HUP");
+}
 
 TEST(Stop, CtrlCLetsRanksEndCleanly) {
   for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
-    Command job(launch({"-n", "3"}, {"sh", "-c", kPolite}));
+    Command job(launch({"-n", "3"}, polite()));
     ASSERT_TRUE(job.until_output("ready", 3));
     job.signal(signal);
     EXPECT_EQ(job.wait(), 0) << job.err();
@@ -72,7 +72,7 @@ TEST(Stop, CtrlCLetsRanksEndCleanly) {
 }
 
 TEST(Stop, CtrlCThatRanksDoNotCatch) {
-  Command job(launch({"-n", "3"}, {test_program("launch_rank"), "wait"}));
+  Command job(launch({"-n", "3"}, rank_program({"wait"})));
   ASSERT_TRUE(job.until_output("ready", 3));
   job.signal(SIGINT);
   EXPECT_EQ(job.wait(), 130);
@@ -82,10 +82,7 @@ TEST(Stop, CtrlCThatRanksDoNotCatch) {
 
 TEST(Stop, SecondCtrlCKills) {
   Command job(launch(
-      {"-n", "2", "--grace-ms", "100000"},
-      {"sh", "-c",
-       "trap 'echo later' INT TERM; echo ready; "
-       "while :; do sleep 0.05; done"}));
+      {"-n", "2", "--grace-ms", "100000"}, trapping("echo later", "INT TERM")));
   ASSERT_TRUE(job.until_output("ready", 2));
   job.signal(SIGINT);
   ASSERT_TRUE(job.until_output("later", 2));
@@ -95,36 +92,30 @@ TEST(Stop, SecondCtrlCKills) {
   EXPECT_TRUE(job.living().empty());
 }
 
-TEST(Stop, ARankThatWantsToBeQueuedAgainSaysSo) {
-  Command job(launch(
-      {"-n", "2"}, {"sh", "-c",
-                    "trap 'exit 75' TERM; echo ready; "
-                    "while :; do sleep 0.05; done"}));
+TEST(Stop, ARanksRequeueCodeIsKept) {
+  Command job(launch({"-n", "2"}, trapping("exit 75", "TERM")));
   ASSERT_TRUE(job.until_output("ready", 2));
   job.signal(SIGTERM);
   EXPECT_EQ(job.wait(), 75);
 }
 
-TEST(Stop, AnErrorWhileEndingIsTold) {
+TEST(Stop, AnErrorWhileEndingIsReported) {
   Command job(launch(
       {"-n", "2", "--grace-ms", "200"},
-      {"sh", "-c",
-       "trap 'if [ $RANK = 1 ]; then echo \"{\\\"message\\\":\\\"disk full\\\","
-       "\\\"type\\\":\\\"echelon::Error\\\",\\\"exit_code\\\":1,\\\"time_"
-       "ns\\\":1,"
-       "\\\"rank\\\":1,\\\"consequence\\\":false}\" > $ECHELON_ERROR_FILE; "
-       "exit 1; fi; exit 0' INT; echo ready; while :; do sleep 0.05; done"}));
+      trapping(
+          R"(if [ $RANK = 1 ]; then echo "{\"message\":\"disk full\",)"
+          R"(\"type\":\"echelon::Error\",\"exit_code\":1,\"time_ns\":1,)"
+          R"(\"rank\":1,\"consequence\":false}" > $ECHELON_ERROR_FILE; )"
+          "exit 1; fi; exit 0",
+          "INT")));
   ASSERT_TRUE(job.until_output("ready", 2));
   job.signal(SIGINT);
   EXPECT_EQ(job.wait(), 1);
   EXPECT_EQ(job.err_lines().back(), "rank 1: disk full");
 }
 
-TEST(Stop, OtherSignalsArePassedOn) {
-  Command job(launch(
-      {"-n", "2"}, {"sh", "-c",
-                    "trap 'echo got; exit 0' USR1; echo ready; "
-                    "while :; do sleep 0.05; done"}));
+TEST(Stop, OtherSignalsAreForwarded) {
+  Command job(launch({"-n", "2"}, trapping("echo got; exit 0", "USR1")));
   ASSERT_TRUE(job.until_output("ready", 2));
   job.signal(SIGUSR1);
   EXPECT_EQ(job.wait(), 0);
@@ -132,7 +123,7 @@ TEST(Stop, OtherSignalsArePassedOn) {
 }
 
 TEST(Stop, CtrlZStopsAndContinuesTheRanks) {
-  Command job(launch({"-n", "2"}, {"sh", "-c", kPolite}));
+  Command job(launch({"-n", "2"}, polite()));
   ASSERT_TRUE(job.until_output("ready", 2));
   job.signal(SIGTSTP);
   const auto stopped = [&] {
@@ -153,7 +144,7 @@ TEST(Stop, CtrlZStopsAndContinuesTheRanks) {
 }
 
 TEST(Stop, AStoppedRankIsNamedAndCanStillBeEnded) {
-  Command job(launch({"-n", "3"}, {test_program("launch_rank"), "wait"}));
+  Command job(launch({"-n", "3"}, rank_program({"wait"})));
   ASSERT_TRUE(job.until_output("ready", 3));
   const auto ranks = running(job, "launch_rank");
   ASSERT_EQ(ranks.size(), 3u);
@@ -168,7 +159,7 @@ TEST(Stop, AStoppedRankIsNamedAndCanStillBeEnded) {
   EXPECT_TRUE(job.living().empty());
 }
 
-TEST(Stop, AStoppedRankIsWokenToEnd) {
+TEST(Stop, AStoppedRankIsContinuedToEnd) {
   Command job(launch(
       {"-n", "2", "--grace-ms", "100000"},
       {"sh", "-c",
@@ -188,7 +179,7 @@ TEST(Stop, AStoppedRankIsWokenToEnd) {
   EXPECT_THAT(job.out(), HasSubstr("ended 0"));
 }
 
-TEST(Stop, AReaderThatDoesNotReadHoldsUpNothing) {
+TEST(Stop, AReaderThatDoesNotReadBlocksNothing) {
   Command job(
       {"sh", "-c",
        std::string(test_program("launch_run")) +
@@ -205,15 +196,15 @@ TEST(Stop, AReaderThatDoesNotReadHoldsUpNothing) {
   EXPECT_TRUE(running(job, "yes").empty());
 }
 
-// What a user's wrapper does: set things up, then start the real program below.
+// A user's wrapper: sets things up, then starts the real program as its child.
 constexpr const char* kWrapper = "#!/bin/bash\n\"$@\" &\nwait $!\nexit $?\n";
 
 TEST(Orphans, NoneAfterSigkillOfTheLauncher) {
   TempFolder folder;
   const std::string wrapper = folder.script("wrapper", kWrapper);
   const std::vector<std::vector<std::string>> programs = {
-      {test_program("launch_rank"), "wait"},
-      {test_program("launch_rank"), "ignore-term"},
+      rank_program({"wait"}),
+      rank_program({"ignore-term"}),
       {wrapper, test_program("launch_rank"), "ignore-term"},
       {wrapper, wrapper, test_program("launch_rank"), "wait"},
       // Detached: a session of its own, its parent gone.
@@ -244,9 +235,8 @@ TEST(Orphans, NoneAfterSigkillOfTheLauncherWhileRanksStart) {
 
 // Both ranks fail by themselves; one's guard is told to end it when it has
 // ended.
-TEST(Stop, AnOrderThatComesTooLateLosesNoEnd) {
-  Command job(
-      launch({"-n", "2"}, {test_program("launch_rank"), "throw-at-usr1"}));
+TEST(Stop, ALateOrderLosesNoReport) {
+  Command job(launch({"-n", "2"}, rank_program({"throw-at-usr1"})));
   ASSERT_TRUE(job.until_output("ready", 2));
   const auto ranks = running(job, "launch_rank");
   ASSERT_EQ(ranks.size(), 2u);
@@ -294,10 +284,9 @@ TEST(Orphans, NoneWhenAGuardIsKilled) {
 }
 
 TEST(Orphans, NoneWhenLauncherAndGuardsAreKilledTogether) {
-  Command job(
-      launch({"-n", "3"}, {test_program("launch_rank"), "ignore-term"}));
+  Command job(launch({"-n", "3"}, rank_program({"ignore-term"})));
   ASSERT_TRUE(job.until_output("ready", 3));
-  job.signal(SIGSTOP);  // it must not come to our help
+  job.signal(SIGSTOP);  // it must not help
   for (const pid_t pid : job.living()) {
     if (name_of(pid) == "echelon-guard") {
       kill(pid, SIGKILL);

@@ -14,50 +14,50 @@ namespace output_test {
 using std::chrono::milliseconds;
 using testing::ElementsAre;
 
-class LineCutterTest : public testing::Test {
+class LineSplitterTest : public testing::Test {
  protected:
-  LineCutter::Sink sink() {
+  LineSplitter::Sink sink() {
     return [this](std::string_view line) { lines_.emplace_back(line); };
   }
-  LineCutter::TimePoint at(int ms) {
-    return LineCutter::TimePoint() + std::chrono::hours(1) + milliseconds(ms);
+  LineSplitter::TimePoint at(int ms) {
+    return LineSplitter::TimePoint() + std::chrono::hours(1) + milliseconds(ms);
   }
-  LineCutter cutter_;
+  LineSplitter splitter_;
   std::vector<std::string> lines_;
 };
 
-TEST_F(LineCutterTest, WholeLinesOnly) {
-  cutter_.feed("one\ntw", at(0), sink());
+TEST_F(LineSplitterTest, WholeLinesOnly) {
+  splitter_.feed("one\ntw", at(0), sink());
   EXPECT_THAT(lines_, ElementsAre("one"));
-  cutter_.feed("o\n\nthree", at(1), sink());
+  splitter_.feed("o\n\nthree", at(1), sink());
   EXPECT_THAT(lines_, ElementsAre("one", "two", ""));
-  cutter_.finish(sink());
+  splitter_.finish(sink());
   EXPECT_THAT(lines_, ElementsAre("one", "two", "", "three"));
-  cutter_.finish(sink());
+  splitter_.finish(sink());
   EXPECT_EQ(lines_.size(), 4u);
 }
 
-TEST_F(LineCutterTest, ACarriageReturnStartsTheLineAnew) {
-  cutter_.feed("10%\r20%\r", at(0), sink());
-  cutter_.feed("30%\nnext\r\n", at(1), sink());
+TEST_F(LineSplitterTest, ACarriageReturnRestartsTheLine) {
+  splitter_.feed("10%\r20%\r", at(0), sink());
+  splitter_.feed("30%\nnext\r\n", at(1), sink());
   EXPECT_THAT(lines_, ElementsAre("30%", "next"));
 }
 
-TEST_F(LineCutterTest, APromptIsShownAfterHalfASecond) {
-  cutter_.feed("name? ", at(0), sink());
-  cutter_.feed_idle(at(400), sink());
+TEST_F(LineSplitterTest, APromptIsShownAfterHalfASecond) {
+  splitter_.feed("name? ", at(0), sink());
+  splitter_.feed_idle(at(400), sink());
   EXPECT_TRUE(lines_.empty());
-  cutter_.feed_idle(at(500), sink());
+  splitter_.feed_idle(at(500), sink());
   EXPECT_THAT(lines_, ElementsAre("name? "));
-  EXPECT_FALSE(cutter_.waiting());
+  EXPECT_FALSE(splitter_.waiting());
 }
 
-TEST_F(LineCutterTest, ALongLineComesInPieces) {
-  const std::string line(3 * LineCutter::kMaxLine, 'x');
-  cutter_.feed(line + "\nend\n", at(0), sink());
+TEST_F(LineSplitterTest, ALongLineComesInPieces) {
+  const std::string line(3 * LineSplitter::kMaxLine, 'x');
+  splitter_.feed(line + "\nend\n", at(0), sink());
   std::string all;
   for (const auto& piece : lines_) {
-    EXPECT_LE(piece.size(), LineCutter::kMaxLine);
+    EXPECT_LE(piece.size(), LineSplitter::kMaxLine);
     all += piece;
   }
   EXPECT_EQ(all, line + "end");

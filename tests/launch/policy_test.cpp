@@ -19,7 +19,7 @@ Policy make() {
   return Policy(milliseconds(5000), milliseconds(1000));
 }
 
-TEST(Policy, RanksThatEndWellOrderNothing) {
+TEST(Policy, RanksThatSucceedCauseNoOrders) {
   Policy policy = make();
   EXPECT_EQ(policy.on_rank_end(false, false, at(1)), Orders{});
   EXPECT_FALSE(policy.deadline());
@@ -60,7 +60,7 @@ TEST(Policy, AConsequenceWithoutACauseStopsTheJobToo) {
   EXPECT_EQ(policy.on_time(at(6010)), Orders{SIGKILL});
 }
 
-TEST(Policy, FirstCtrlCIsPassedOnSecondKills) {
+TEST(Policy, TheFirstCtrlCIsForwardedAndTheSecondKills) {
   Policy policy = make();
   EXPECT_EQ(policy.on_stop_signal(SIGINT), Orders{SIGINT});
   EXPECT_EQ(policy.stopped_by(), SIGINT);

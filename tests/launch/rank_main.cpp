@@ -1,4 +1,4 @@
-// A rank for the launcher's tests: does what its first argument says.
+// A rank for the launcher's tests; its first argument says what it does.
 #include <arpa/inet.h>
 #include <signal.h>
 #include <sys/socket.h>
@@ -31,19 +31,19 @@ void say(const char* text) {
   std::fflush(stdout);
 }
 
-// Until a byte of every other rank has come to rank 0, and one back to each.
-void meet_through_sockets() {
+// Returns when every other rank has sent rank 0 a byte and received one.
+void exchange_bytes() {
   const int rank = number("RANK");
   const int size = number("WORLD_SIZE");
   if (rank == 0) {
-    const int door = number("ECHELON_MASTER_FD");
-    if (listen(door, 64) != 0) {
+    const int listener = number("ECHELON_MASTER_FD");
+    if (listen(listener, 64) != 0) {
       throw std::runtime_error(std::string("listen: ") + std::strerror(errno));
     }
     int sum = 0;
     int links[64];
     for (int i = 1; i < size; ++i) {
-      links[i] = accept(door, nullptr, nullptr);
+      links[i] = accept(listener, nullptr, nullptr);
       char byte = 0;
       if (read(links[i], &byte, 1) != 1) throw std::runtime_error("read");
       sum += byte;
@@ -92,7 +92,7 @@ int main(int argc, char** argv) {
     sigprocmask(SIG_BLOCK, &usr1, nullptr);
   }
   if (what == "meet") {
-    meet_through_sockets();
+    exchange_bytes();
     return 0;
   }
   if (what == "listen") {
@@ -116,7 +116,7 @@ int main(int argc, char** argv) {
   }
   say("ready");
   if (!chosen && what == "lost") {
-    // As comm/ does when a peer is gone: first, and with a consequence.
+    // As comm/ does when a peer is gone: the first error, and a consequence.
     throw echelon::CommError("rank 1 is gone");
   }
   if (what == "throw-at-usr1") {

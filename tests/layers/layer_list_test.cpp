@@ -26,7 +26,7 @@ std::vector<double> values(const Tensors& tensors) {
   return result;
 }
 
-// The list's only layer, built and run.
+// Builds and runs the only layer of the list.
 std::vector<double> run(const LayerList& list, const Tensors& inputs) {
   const BuiltLayer layer = list[0].build();
   return values(run_layer(list[0].name, layer.forward, inputs, ""));
@@ -91,7 +91,8 @@ TEST(LayerList, EveryFormOfForwardIsCalled) {
   EXPECT_THAT(run(holder, {number(1)}), ElementsAre(2));
 }
 
-// Theirs: templates, defaults that are no tensors, tuples in tuples.
+// Their forwards are templates, have defaults that are no tensors, and return
+// nested tuples.
 TEST(LayerList, TorchsOwnModulesAreLayers) {
   LayerList list;
   list.add("linear", [] { return torch::nn::Linear(3, 4); })
@@ -158,7 +159,7 @@ TEST(LayerList, FunctionsAreLayersWithoutParameters) {
   EXPECT_THAT(call(5, {number(-3)}), ElementsAre(0));
 }
 
-TEST(LayerList, AModuleMayHaveAForwardOfItsLayer) {
+TEST(LayerList, ALayerMayReplaceItsModulesForward) {
   LayerList list;
   list.add(
       "fc", [] { return torch::nn::Linear(4, 2); },
@@ -201,7 +202,7 @@ TEST(LayerList, AWrongNumberOfTensorsIsExplained) {
       HasSubstr("takes 1 tensor and is given 0"));
 }
 
-TEST(LayerList, WhatALayerCannotTakeIsExplained) {
+TEST(LayerList, AnInputThatALayerCannotTakeIsExplained) {
   LayerList list;
   list.add("head", [] { return torch::nn::Linear(4, 2); });
   const BuiltLayer layer = list[0].build();
@@ -289,7 +290,7 @@ TEST(LayerList, TiesNameParametersOfTwoLayers) {
       HasSubstr("both are in layer \"a\""));
 }
 
-TEST(LayerList, CopiesShareNothingThatCanBeAdded) {
+TEST(LayerList, AddingToACopyLeavesTheOriginal) {
   LayerList list;
   list.add_function("a", [](const Tensor& x) { return x; });
   LayerList copy = list;

@@ -1,5 +1,5 @@
-// Slices of a list: together they are the whole model, bit for bit, wherever it
-// is cut.
+// The slices of any partition of a list together equal the whole model, bit for
+// bit.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -34,7 +34,7 @@ Values values_of(const Network& network) {
   return values;
 }
 
-// Two layers on the way, and a tensor that passes by the second.
+// Two layers, and a tensor that the second one passes on.
 struct Split : torch::nn::Module {
   Split() : fc(register_module("fc", torch::nn::Linear(4, 4))) {}
   std::tuple<Tensor, Tensor> forward(const Tensor& x) {
@@ -78,7 +78,7 @@ LayerList with_skip() {
   return list;
 }
 
-// Every slice of every cut has the values of the whole.
+// Every slice of every partition has the values of the whole model.
 void expect_equal_values(
     const LayerList& list, uint64_t seed, const Values& whole) {
   for (size_t begin = 0; begin < list.size(); ++begin) {
@@ -92,8 +92,8 @@ void expect_equal_values(
   }
 }
 
-// What the command line counts stages by, before anything is built.
-TEST(NetworkSlice, EveryModelHasTheLayersThatItIsListedWith) {
+// The command line counts stages by these names before anything is built.
+TEST(NetworkSlice, EveryModelHasItsListedLayers) {
   for (const auto& name : model_names()) {
     ModelOptions options;
     options.name = name;
@@ -105,7 +105,7 @@ TEST(NetworkSlice, EveryModelHasTheLayersThatItIsListedWith) {
   }
 }
 
-TEST(NetworkSlice, HoldsItsLayersAloneUnderTheNamesOfTheWhole) {
+TEST(NetworkSlice, HasOnlyItsLayersUnderTheirFullNames) {
   const auto list = with_skip();
   const auto slice = build_network(list, 1, 4);
   EXPECT_THAT(
@@ -133,8 +133,8 @@ TEST(NetworkSlice, BuildsNoOtherLayer) {
   EXPECT_EQ(built, 1);
 }
 
-// Each parameter once, before the next layer exists.
-TEST(NetworkSlice, ANewLayerIsShownBeforeTheNextIsBuilt) {
+// Each parameter comes once, before the next layer exists.
+TEST(NetworkSlice, ANewLayerIsReportedBeforeTheNextIsBuilt) {
   std::vector<std::string> events;
   const auto one = torch::nn::Linear(2, 2);  // of two layers
   LayerList list;
@@ -169,7 +169,7 @@ TEST(NetworkSlice, ANewLayerIsShownBeforeTheNextIsBuilt) {
           "build c", "2 c c.weight c.bias shares 0",  //
           "3 f shares 0", "4 d d.weight d.bias shares 0", "5 e shares 2"));
   EXPECT_EQ(network->named_parameters().size(), 7u);
-  // A slice without the first one has the tied one as its own, equal to it.
+  // A slice without the first one has its own tied tensor, with equal values.
   events.clear();
   const auto last = build_network(list, 1, 3, 3, show);
   EXPECT_THAT(
@@ -185,8 +185,8 @@ TEST(NetworkSlice, ANewLayerIsShownBeforeTheNextIsBuilt) {
   EXPECT_TRUE(network->forward(x).equal(y));
 }
 
-// What a sharded engine does: memory that is there while a layer computes.
-TEST(NetworkSlice, ADiagnosisSeesParametersThatAreGathered) {
+// As with FSDP, parameters have memory only while their layer computes.
+TEST(NetworkSlice, ADiagnosisUnshardsParameters) {
   const auto list = with_skip();
   std::map<size_t, std::vector<std::pair<Tensor, Tensor>>> away;
   const auto fill = [&](size_t layer, bool there) {
@@ -207,7 +207,7 @@ TEST(NetworkSlice, ADiagnosisSeesParametersThatAreGathered) {
       return forward(x);
     };
   });
-  network->set_gather([&](size_t layer) -> std::shared_ptr<void> {
+  network->set_unshard([&](size_t layer) -> std::shared_ptr<void> {
     fill(layer, true);
     return {nullptr, [&, layer](void*) { fill(layer, false); }};
   });
@@ -221,14 +221,14 @@ TEST(NetworkSlice, ADiagnosisSeesParametersThatAreGathered) {
   EXPECT_TRUE(found->what.starts_with("parameter body.1.deep.")) << found->what;
 }
 
-TEST(NetworkSlice, SlicesInARowAreTheWhole) {
+TEST(NetworkSlice, ConsecutiveSlicesEqualTheWholeModel) {
   const auto list = with_skip();
   const auto x = torch::rand({3, 4});
   const auto whole = build_network(list, 0, 5, 7)->forward(x);
   EXPECT_THAT(whole.sizes(), ElementsAre(3, 2));
-  for (size_t cut = 1; cut < 5; ++cut) {
-    const auto first = build_network(list, 0, cut, 7);
-    const auto second = build_network(list, cut, 5, 7);
+  for (size_t split = 1; split < 5; ++split) {
+    const auto first = build_network(list, 0, split, 7);
+    const auto second = build_network(list, split, 5, 7);
     const Tensors between = first->forward(Tensors{x});
     EXPECT_EQ(between.size(), 2u);
     const Tensors y = second->forward(between);
@@ -237,7 +237,7 @@ TEST(NetworkSlice, SlicesInARowAreTheWhole) {
   }
 }
 
-TEST(NetworkSlice, FirstValuesDoNotDependOnTheCut) {
+TEST(NetworkSlice, InitialValuesDoNotDependOnThePartition) {
   const auto list = with_skip();
   const auto whole = values_of(*build_network(list, 0, 5, 7));
   ASSERT_EQ(whole.size(), 12u);
@@ -248,7 +248,7 @@ TEST(NetworkSlice, FirstValuesDoNotDependOnTheCut) {
       whole.at("body.0.fc.weight").equal(whole.at("body.1.deep.fc.weight")));
 }
 
-TEST(NetworkSlice, FirstValuesAreThoseOfASeededTorch) {
+TEST(NetworkSlice, InitialValuesAreThoseOfASeededTorch) {
   LayerList list;
   list.add("a", [] { return torch::nn::Linear(3, 3); });
   list.add("b", [] { return std::make_shared<Pass>(); });
@@ -261,7 +261,7 @@ TEST(NetworkSlice, FirstValuesAreThoseOfASeededTorch) {
   EXPECT_TRUE(torch::allclose(fc.mm(fc.t()), torch::eye(4), 1e-4, 1e-5));
 }
 
-TEST(NetworkSlice, TorchsGeneratorIsNeitherReadNorMoved) {
+TEST(NetworkSlice, TorchsGeneratorIsNeitherReadNorAdvanced) {
   const auto list = with_skip();
   torch::manual_seed(1);
   const auto a = values_of(*build_network(list, 0, 5, 7));
@@ -270,7 +270,7 @@ TEST(NetworkSlice, TorchsGeneratorIsNeitherReadNorMoved) {
   EXPECT_TRUE(after.equal(torch::rand({4})));
   const auto b = values_of(*build_network(list, 0, 5, 7));
   for (const auto& [name, value] : a) EXPECT_TRUE(value.equal(b.at(name)));
-  // Without a seed torch's own is asked, as ever.
+  // Without a seed torch's own generator is used.
   torch::manual_seed(1);
   const auto c = build_network(list, 0, 1)->parameters()[0];
   torch::manual_seed(1);
@@ -292,7 +292,7 @@ TEST(NetworkSlice, RanksAsThreadsDrawTheSameValues) {
   });
 }
 
-TEST(NetworkSlice, OurModelsAreEqualWhereverTheyAreCut) {
+TEST(NetworkSlice, EveryPartitionOfOurModelsIsEqual) {
   for (const char* dtype : {"float32", "float64"}) {
     ModelOptions options{.name = "resnet18"};
     options.dtype = dtype;
@@ -331,7 +331,7 @@ TEST(NetworkSlice, ErrorsNameTheLayers) {
       error_text<ConfigError>([&] { build_network(list, 0, 2)->forward(x); }),
       HasSubstr("layer \"b\" cannot take what layer \"a\" returns, float32 [5, "
                 "3]: "));
-  // Also across a cut.
+  // Also across a stage boundary.
   EXPECT_THAT(
       error_text<ConfigError>([&] { build_network(list, 1, 2)->forward(x); }),
       HasSubstr("layer \"b\" cannot take what layer \"a\" returns, float32 [5, "
@@ -355,7 +355,7 @@ TEST(NetworkSlice, ErrorsNameTheLayers) {
   }
 }
 
-TEST(NetworkSlice, AClonedSliceIsItsOwn) {
+TEST(NetworkSlice, AClonedSliceHasItsOwnParameters) {
   const auto slice = build_network(with_skip(), 3, 5, 7);
   slice->layers()[1].module->eval();
   torch::manual_seed(3);
@@ -381,7 +381,7 @@ TEST(NetworkSlice, AClonedSliceIsItsOwn) {
       HasSubstr("\"a.weight\" cannot be copied"));
 }
 
-TEST(NetworkSlice, FindsWhatIsNotFiniteInASlice) {
+TEST(NetworkSlice, FindsNonFiniteValuesInASlice) {
   const auto slice = build_network(with_skip(), 1, 5, 7);
   const Tensors inputs = {torch::rand({3, 4}), torch::rand({3, 4})};
   EXPECT_FALSE(slice->first_nonfinite_layer(inputs).has_value());

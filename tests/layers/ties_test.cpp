@@ -19,7 +19,7 @@ using torch::Tensor;
 
 constexpr auto kDouble = torch::kFloat64;
 
-// A language model as small as can be: embedding, two blocks, head.
+// A minimal language model: embedding, two blocks, head.
 LayerList language_model() {
   LayerList list;
   list.add("embed", [] {
@@ -60,7 +60,7 @@ Tensor loss_of(const Tensor& scores) {
       scores, torch::tensor({1, 2, 3, 4}, torch::kInt64));
 }
 
-// The same model by hand: one weight, used twice.
+// The same model written out: one weight, used twice.
 Tensor by_hand(const Network& network, const Tensor& weight) {
   const auto parameters = network.named_parameters();
   auto x = torch::embedding(weight, tokens());
@@ -85,7 +85,7 @@ TEST(Ties, GroupsAreTransitiveAndInTheOrderOfLayers) {
   const TiedGroup biases{{"b.bias", "c.bias"}, {1, 2}};
   EXPECT_THAT(tied_groups(list), ElementsAre(weights, biases));
 
-  // One name for each slice, and only what lies in several.
+  // One name for each slice, and only groups in several slices.
   EXPECT_THAT(
       tied_groups(list, {0, 1, 3, 5}),
       ElementsAre(TiedGroup{{"a.weight", "c.weight", "d.weight"}, {0, 2, 3}}));
@@ -102,10 +102,10 @@ TEST(Ties, GroupsAreTransitiveAndInTheOrderOfLayers) {
       error_text<ConfigError>([&] {
         tied_groups(list, {0, 4});
       }),
-      HasSubstr("a cut of 5 layers"));
+      HasSubstr("a partition of 5 layers"));
 }
 
-TEST(Ties, InOneSliceTheyAreOneTensor) {
+TEST(Ties, InOneSliceTiedParametersAreOneTensor) {
   const auto network = build_network(tied_model(), 0, 4, 1);
   EXPECT_THAT(
       network->named_parameters().keys(),
@@ -128,7 +128,7 @@ TEST(Ties, InOneSliceTheyAreOneTensor) {
   EXPECT_TRUE(network->forward(tokens()).equal(by_hand(*network, weight)));
 }
 
-TEST(Ties, TheyStayOneWhereverTheParameterGoes) {
+TEST(Ties, StayOneTensorWhenTheParameterMoves) {
   const auto network = build_network(tied_model(), 0, 4, 1);
   network->to(torch::kFloat32);
   auto weight = network->named_parameters()["embed.weight"];
@@ -167,8 +167,8 @@ TEST(Ties, ACloneHasTiesOfItsOwn) {
       by_hand(*copy, copy->named_parameters()["embed.weight"])));
 }
 
-// Each stage has a tensor of its own, which starts as the first one's.
-TEST(Ties, InTwoSlicesTheyStartEqual) {
+// Each stage has a tensor of its own, which starts equal to the first one's.
+TEST(Ties, InTwoSlicesTiedParametersStartEqual) {
   const auto list = tied_model();
   const auto whole = build_network(list, 0, 4, 9);
   const auto weight = whole->named_parameters()["embed.weight"];
@@ -180,7 +180,7 @@ TEST(Ties, InTwoSlicesTheyStartEqual) {
   EXPECT_FALSE(alone->named_parameters()["head.weight"].equal(weight));
 }
 
-TEST(Ties, WhatCannotBeTiedIsNamed) {
+TEST(Ties, RefusesParametersThatCannotBeTied) {
   LayerList list;
   list.add("a", [] { return torch::nn::Linear(3, 2); });
   list.add_function("b", [](const Tensor& x) { return x; });
@@ -226,7 +226,7 @@ struct Borrowed : torch::nn::Module {
   Tensor weight;
 };
 
-// What layers share because their functions captured it.
+// Tensors that layers share because their functions captured them.
 enum class Captured { module, inner_module, tensor, view };
 
 LayerList capturing(Captured what) {
@@ -253,7 +253,7 @@ LayerList capturing(Captured what) {
   return list;
 }
 
-TEST(Ties, AreFoundWhereLayersCapturedOneThing) {
+TEST(Ties, AreFoundWhereLayersCapturedOneTensor) {
   const std::map<Captured, std::string> names = {
       {Captured::module, "head.weight"},
       {Captured::inner_module, "head.inner.weight"},
@@ -278,7 +278,7 @@ TEST(Ties, AreFoundWhereLayersCapturedOneThing) {
     loss_of(expected).backward();
     EXPECT_TRUE(torch::allclose(weight.grad(), one.grad(), 1e-12, 1e-14));
 
-    // In another slice it has its own name.
+    // In another slice it has another name.
     const auto last = build_network(list, 3, 4);
     EXPECT_THAT(last->named_parameters().keys(), ElementsAre(name));
   }
@@ -294,7 +294,7 @@ TEST(Ties, FreshLayersShareNothing) {
   EXPECT_THAT(find_ties(large), IsEmpty());
 }
 
-TEST(Ties, PartsOfOneMemoryAreRefused) {
+TEST(Ties, PartlySharedMemoryIsRefused) {
   const auto memory = torch::rand({4, 4});
   const auto with = [&](const Tensor& a, const Tensor& b) {
     LayerList list;

@@ -135,7 +135,7 @@ TEST(Mesh, GroupsPartitionTheWorld) {
 // Calls visit with a layout in each of the 720 orders of its axes.
 template <class Visit>
 void in_every_order(Layout layout, const Visit& visit) {
-  std::sort(layout.order.begin(), layout.order.end());
+  std::ranges::sort(layout.order);
   do {
     visit(layout);
   } while (std::next_permutation(layout.order.begin(), layout.order.end()));
@@ -147,8 +147,8 @@ constexpr Layout kFourDegrees = {
 constexpr Layout kAxesOfTwo = {
     .dp_replicate = 2, .dp_shard = 2, .cp = 2, .tp = 2, .pp = 2, .ep = 2};
 
-// By its definition: neighbours in rank differ in the last axis of the order,
-// then in the one before.
+// Neighbours in rank differ in the last axis of the order, then in the one
+// before.
 TEST(Mesh, RanksGoThroughTheAxesInTheirOrder) {
   int orders = 0;
   for (const Layout& start : {kFourDegrees, kAxesOfTwo}) {
@@ -207,7 +207,7 @@ TEST(Mesh, InEveryOrderGroupsPartitionTheWorld) {
         for (const auto& group : mesh.groups_along(axes)) {
           for (size_t i = 0; i < group.size(); ++i) {
             ++count[static_cast<size_t>(group[i])];
-            // In order of the coordinates, whatever the ranks.
+            // Groups are in the order of the coordinates.
             ASSERT_EQ(
                 mesh.coordinate(group[i], axes.back()),
                 static_cast<int64_t>(i) % layout.degree(axes.back()));
@@ -237,7 +237,7 @@ TEST(Mesh, SaysWhetherGroupsLieOnOneHost) {
   EXPECT_TRUE(other.within_hosts(Axis::tp, 8));
   EXPECT_TRUE(other.within_hosts(Axis::dp_replicate, 4));
   EXPECT_TRUE(other.within_hosts(Axis::pp, 2));
-  // The second of four groups of 3 ranks lies on two hosts of 4.
+  // The second of four groups of 3 ranks spans two hosts of 4.
   EXPECT_FALSE(Mesh(parse_layout("dp=4,tp=3")).within_hosts(Axis::tp, 4));
 }
 

@@ -16,55 +16,58 @@ namespace partition_test {
 using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
-using Cut = std::vector<size_t>;
+using Partition = std::vector<size_t>;
 
 constexpr int64_t kGiB = int64_t{1} << 30;
 
-double largest_sum(const std::vector<double>& costs, const Cut& cut) {
+double
+largest_sum(const std::vector<double>& costs, const Partition& partition) {
   double largest = 0.0;
-  for (size_t s = 0; s + 1 < cut.size(); ++s) {
+  for (size_t s = 0; s + 1 < partition.size(); ++s) {
     largest = std::max(
-        largest, std::accumulate(
-                     costs.begin() + static_cast<int64_t>(cut[s]),
-                     costs.begin() + static_cast<int64_t>(cut[s + 1]), 0.0));
+        largest,
+        std::accumulate(
+            costs.begin() + static_cast<int64_t>(partition[s]),
+            costs.begin() + static_cast<int64_t>(partition[s + 1]), 0.0));
   }
   return largest;
 }
 
-bool fits(const Cut& cut, const SliceMemory& memory) {
-  const auto bytes = slice_bytes(cut, memory);
+bool fits(const Partition& partition, const SliceMemory& memory) {
+  const auto bytes = slice_bytes(partition, memory);
   for (size_t s = 0; s < bytes.size(); ++s) {
     if (!memory.limits.empty() && bytes[s] > memory.limits[s]) return false;
   }
   return true;
 }
 
-// Every cut of n layers.
-void each_cut(
-    size_t layers, size_t slices, const std::function<void(const Cut&)>& see) {
-  Cut cut{0};
+// Every partition of n layers.
+void each_partition(
+    size_t layers, size_t slices,
+    const std::function<void(const Partition&)>& see) {
+  Partition partition{0};
   const std::function<void()> extend = [&] {
-    if (cut.size() == slices) {
-      cut.push_back(layers);
-      see(cut);
-      cut.pop_back();
+    if (partition.size() == slices) {
+      partition.push_back(layers);
+      see(partition);
+      partition.pop_back();
       return;
     }
-    for (size_t next = cut.back() + 1; next + (slices - cut.size()) <= layers;
-         ++next) {
-      cut.push_back(next);
+    for (size_t next = partition.back() + 1;
+         next + (slices - partition.size()) <= layers; ++next) {
+      partition.push_back(next);
       extend();
-      cut.pop_back();
+      partition.pop_back();
     }
   };
   extend();
 }
 
-void expect_is_cut(const Cut& cut, size_t layers, size_t slices) {
-  ASSERT_EQ(cut.size(), slices + 1);
-  EXPECT_EQ(cut.front(), 0u);
-  EXPECT_EQ(cut.back(), layers);
-  for (size_t s = 0; s < slices; ++s) EXPECT_LT(cut[s], cut[s + 1]);
+void expect_is_cut(const Partition& partition, size_t layers, size_t slices) {
+  ASSERT_EQ(partition.size(), slices + 1);
+  EXPECT_EQ(partition.front(), 0u);
+  EXPECT_EQ(partition.back(), layers);
+  for (size_t s = 0; s < slices; ++s) EXPECT_LT(partition[s], partition[s + 1]);
 }
 
 TEST(Balance, CutsEvenly) {
@@ -72,10 +75,10 @@ TEST(Balance, CutsEvenly) {
   EXPECT_THAT(balance({5, 1, 1, 1, 1, 1}, 2), ElementsAre(0, 1, 6));
   EXPECT_THAT(balance({1, 1, 1, 1}, 4), ElementsAre(0, 1, 2, 3, 4));
   EXPECT_THAT(balance({7}, 1), ElementsAre(0, 1));
-  // Not only the largest slice: 3 3 3 1 would be as good by that.
-  const auto cut = balance(std::vector<double>(10, 1.0), 4);
+  // All slices are even: 3 3 3 1 has the same largest slice.
+  const auto partition = balance(std::vector<double>(10, 1.0), 4);
   for (size_t s = 0; s < 4; ++s) {
-    EXPECT_THAT(cut[s + 1] - cut[s], testing::AnyOf(2u, 3u));
+    EXPECT_THAT(partition[s + 1] - partition[s], testing::AnyOf(2u, 3u));
   }
   // Layers without cost still spread.
   EXPECT_THAT(balance({0, 0, 0, 0}, 2), ElementsAre(0, 2, 4));
@@ -89,12 +92,12 @@ TEST(Balance, EqualsTheBestOfAllCuts) {
     std::vector<double> costs(layers);
     for (double& cost : costs) cost = static_cast<double>(random() % 12);
     double best = 1e300;
-    each_cut(layers, slices, [&](const Cut& cut) {
-      best = std::min(best, largest_sum(costs, cut));
+    each_partition(layers, slices, [&](const Partition& partition) {
+      best = std::min(best, largest_sum(costs, partition));
     });
-    const auto cut = balance(costs, slices);
-    expect_is_cut(cut, layers, slices);
-    EXPECT_EQ(largest_sum(costs, cut), best);
+    const auto partition = balance(costs, slices);
+    expect_is_cut(partition, layers, slices);
+    EXPECT_EQ(largest_sum(costs, partition), best);
   }
 }
 
@@ -119,18 +122,19 @@ TEST(Balance, WithinMemoryEqualsTheBestOfAllCutsThatFit) {
                             : static_cast<int64_t>(4 + random() % 30));
     }
     double best = 1e300;
-    each_cut(layers, slices, [&](const Cut& cut) {
-      if (fits(cut, memory)) best = std::min(best, largest_sum(costs, cut));
+    each_partition(layers, slices, [&](const Partition& partition) {
+      if (fits(partition, memory))
+        best = std::min(best, largest_sum(costs, partition));
     });
     if (best == 1e300) {
       ++refused;
       EXPECT_THROW(balance(costs, slices, memory), ConfigError);
       continue;
     }
-    const auto cut = balance(costs, slices, memory);
-    expect_is_cut(cut, layers, slices);
-    EXPECT_TRUE(fits(cut, memory));
-    EXPECT_EQ(largest_sum(costs, cut), best);
+    const auto partition = balance(costs, slices, memory);
+    expect_is_cut(partition, layers, slices);
+    EXPECT_TRUE(fits(partition, memory));
+    EXPECT_EQ(largest_sum(costs, partition), best);
     moved += !fits(balance(costs, slices), memory);
   }
   EXPECT_GT(refused, 50);
@@ -162,11 +166,11 @@ TEST(Balance, ManyLayersInManySlices) {
     memory.bytes.push_back(static_cast<int64_t>(1 + random() % 1000));
   }
   memory.limits.assign(1024, 5000);
-  const auto cut = balance(costs, 1024);
-  expect_is_cut(cut, costs.size(), 1024);
+  const auto partition = balance(costs, 1024);
+  expect_is_cut(partition, costs.size(), 1024);
   const auto within = balance(costs, 1024, memory);
   EXPECT_TRUE(fits(within, memory));
-  EXPECT_GE(largest_sum(costs, within), largest_sum(costs, cut) - 1e-6);
+  EXPECT_GE(largest_sum(costs, within), largest_sum(costs, partition) - 1e-6);
 }
 
 TEST(Balance, RefusesMoreSlicesThanLayers) {
@@ -175,7 +179,7 @@ TEST(Balance, RefusesMoreSlicesThanLayers) {
         balance({1, 2, 3}, 5);
       }),
       AllOf(
-          HasSubstr("3 layers is cut into 5 slices"),
+          HasSubstr("3 layers is partitioned into 5 slices"),
           HasSubstr("use 3 or fewer slices")));
   EXPECT_THROW(balance({1}, 0), ConfigError);
   EXPECT_THROW(balance({}, 1), ConfigError);
@@ -225,14 +229,17 @@ const std::vector<std::string> kNames = {
     "conv1", "layer1.0", "layer1.1", "layer2.0", "layer2.1", "layer3.0", "fc"};
 
 TEST(CutAt, TakesNamesAndTheirBeginnings) {
-  EXPECT_THAT(cut_at(kNames, {"layer2", "layer3"}, 3), ElementsAre(0, 3, 5, 7));
-  EXPECT_THAT(cut_at(kNames, {"layer1.1", "fc"}, 3), ElementsAre(0, 2, 6, 7));
-  EXPECT_THAT(cut_at(kNames, {}, 1), ElementsAre(0, 7));
+  EXPECT_THAT(
+      partition_at(kNames, {"layer2", "layer3"}, 3), ElementsAre(0, 3, 5, 7));
+  EXPECT_THAT(
+      partition_at(kNames, {"layer1.1", "fc"}, 3), ElementsAre(0, 2, 6, 7));
+  EXPECT_THAT(partition_at(kNames, {}, 1), ElementsAre(0, 7));
 }
 
 TEST(CutAt, SaysWhatIsWrong) {
   const auto error = [](std::vector<std::string> first, size_t slices) {
-    return error_text<ConfigError>([&] { cut_at(kNames, first, slices); });
+    return error_text<ConfigError>(
+        [&] { partition_at(kNames, first, slices); });
   };
   EXPECT_THAT(
       error({"layr2"}, 2),
@@ -251,7 +258,7 @@ TEST(CutAt, SaysWhatIsWrong) {
   EXPECT_THAT(
       error({"layer2", "fc"}, 2),
       HasSubstr("2 names begin 3 slices, but there are 2; give 1 name,"));
-  EXPECT_THAT(error({}, 8), HasSubstr("7 layers is cut into 8 slices"));
+  EXPECT_THAT(error({}, 8), HasSubstr("7 layers is partitioned into 8 slices"));
 }
 
 }  // namespace partition_test

@@ -1,4 +1,4 @@
-// Which part of a tensor lies where.
+// Which rank holds which part of a tensor.
 #include "echelon/layout/shard.h"
 
 #include <gmock/gmock.h>

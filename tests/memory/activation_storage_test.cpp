@@ -25,7 +25,7 @@ auto storage_of(const Tensor& tensor) {
   return tensor.storage().unsafeGetStorageImpl();
 }
 
-TEST(Offload, ComesBackToTheBit) {
+TEST(Offload, ComesBackBitForBit) {
   const auto hooks = offload_to_host(no_parameters, 1);
   const auto base = parity::random({6, 8}, 1).to(torch::kFloat32);
   for (const auto& tensor :
@@ -81,8 +81,8 @@ TEST(Offload, AStorageIsCopiedOnce) {
   EXPECT_EQ(live.now(), 0);
 }
 
-// What was saved before comes back ahead of time; nothing more.
-TEST(Offload, TheOneBeforeIsPrefetched) {
+// Only the tensor saved before the one that was asked for is prefetched.
+TEST(Offload, ThePreviousTensorIsPrefetched) {
   const auto hooks = offload_to_host(no_parameters, 1);
   const int64_t bytes = 1 << 20;
   std::vector<std::function<Tensor()>> saved;

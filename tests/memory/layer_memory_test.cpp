@@ -1,5 +1,5 @@
-// The settings of [memory] on whole models: the same bits as without them,
-// alone, in pipelines and in tensor-parallel groups.
+// Models give the same bits with and without the settings of [memory]: on one
+// device, in pipelines and in tensor-parallel groups.
 #include "echelon/memory/layer_memory.h"
 
 #include <gmock/gmock.h>
@@ -31,7 +31,7 @@ using testing::Each;
 using testing::HasSubstr;
 using torch::Tensor;
 
-constexpr int64_t kWords = 23;
+constexpr int64_t kVocabulary = 23;
 constexpr int64_t kSequence = 8;
 constexpr int64_t kBatch = 4;
 
@@ -62,9 +62,9 @@ Model model_of(const std::string& name, const TensorParallel& parallel = {}) {
   if (name == "gpt" || name == "llama") {
     const auto steps = torch::arange(kBatch * kSequence, torch::kInt64);
     return {
-        model_layers(options, {kSequence}, kWords, parallel),
+        model_layers(options, {kSequence}, kVocabulary, parallel),
         {(steps * 7 + steps * steps * 3)
-             .remainder(kWords)
+             .remainder(kVocabulary)
              .view({kBatch, kSequence}),
          steps.view({kBatch, kSequence}).div(5, "floor"),
          torch::tensor({17, 3, 1000001, 5}, torch::kInt64)}};
@@ -74,7 +74,7 @@ Model model_of(const std::string& name, const TensorParallel& parallel = {}) {
   std::vector<int64_t> batch = {kBatch};
   batch.insert(batch.end(), input.begin(), input.end());
   return {
-      model_layers(options, input, kWords, parallel),
+      model_layers(options, input, kVocabulary, parallel),
       {parity::random(batch, 5)}};
 }
 
@@ -132,7 +132,7 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values("mlp", "simple_cnn", "resnet18", "gpt", "llama"),
     [](const auto& info) { return info.param; });
 
-TEST_P(Models, SameBitsInEveryWay) {
+TEST_P(Models, EverySettingGivesTheSameBits) {
   at::set_num_threads(1);
   const auto model = model_of(GetParam());
   const auto expected = train(model.layers, model.inputs);
@@ -185,15 +185,15 @@ TEST_P(Models, BudgetsAreKept) {
     const auto network = build_network(list, 0, list.size(), 3);
     const LiveBytes live;
     auto scores = network->forward(model.inputs)[0];
-    // Beside what is kept: the scores, and states and counts.
+    // Plus the scores, random states and counters.
     EXPECT_LE(
         live.now(), budget + static_cast<int64_t>(scores.nbytes()) +
                         (16 << 10) * static_cast<int64_t>(list.size()));
   }
 }
 
-// What the count on the meta device says is what there is.
-TEST_P(Models, CountsAreWhatIsKept) {
+// The count on the meta device equals the memory of a real run.
+TEST_P(Models, CountsEqualLiveBytes) {
   const auto model = model_of(GetParam());
   for (const auto choice : kRecomputes) {
     SCOPED_TRACE(to_string(choice));
@@ -225,16 +225,16 @@ TEST(LayerMemory, CostsOfABlock) {
   EXPECT_LT(block.kept(Recompute::selective), block.kept(Recompute::none));
   EXPECT_GT(block.kept(Recompute::selective), block.kept(Recompute::all));
   EXPECT_EQ(block.again(Recompute::none), 0);
-  // Attention with dropout is written out; its products are computed again.
+  // Attention with dropout is written out; its products are recomputed.
   const double scores = 2.0 * kBatch * kSequence * kSequence * 24;
   EXPECT_EQ(block.again(Recompute::selective), 2 * scores);
-  // Dropout saves its mask after the last product, which so runs again.
+  // Dropout saves its mask after the last product, which is recomputed too.
   EXPECT_EQ(
       block.again(Recompute::all),
       2 * scores + 2.0 * tokens * 24 * (3 * 24 + 24 + 2 * 40));
 }
 
-TEST(LayerMemory, TooSmallABudgetSaysWhatIsNeeded) {
+TEST(LayerMemory, TooSmallABudgetIsRefusedWithTheNeed) {
   const std::vector<RecomputeCost> costs(
       4, {"block", {9 << 20, 5 << 20, 2 << 20}, {0, 1, 2}});
   MemoryOptions options;
@@ -265,7 +265,7 @@ TEST(LayerMemory, SyncBatchNorm) {
             in[0], weight, bias, mean, variance, 0.1, 1e-5, world.group()))};
       };
       RecomputeOptions options{.buffers = {mean, variance}};
-      if (way == "selective") options.keep = matrix_products();
+      if (way == "selective") options.keep = matmul_operators();
       if (way != "none") forward = recomputed(forward, options);
       const auto x = parity::random({4, 3, 5}, 7 + world.rank());
       const uint64_t before = world.history().count();
@@ -306,31 +306,33 @@ TEST_P(Pipelines, SameBits) {
   for (const char* net : {"mlp", "tied", "masked"}) {
     const LayerList list = nets::named(net);
     const auto all = training::on_one_device(list, plan);
-    for (const char* recompute : {"none", "all", "selective"}) {
-      for (const char* activations : {"keep", "offload"}) {
-        const Way way{recompute, activations};
-        SCOPED_TRACE(net + (" " + name_of(way)));
-        std::vector<parity::Record> plain(2), actual(2);
-        run_ranks(2, [&](World& world) {
-          const auto run = [&](const LayerList& layers) {
-            return training::on_ranks(
-                layers, plan, schedule, world.group(), {});
-          };
-          plain[world.rank()] = run(list);
-          actual[world.rank()] = run(wrapped(list, way));
-        });
-        for (int rank = 0; rank < 2; ++rank) {
-          parity::expect_parity(plain[rank], actual[rank], parity::kExact);
-          training::expect_part(
-              all, actual[rank], schedule.rank_of_stage.back() == rank,
-              parity::kRounding);
-        }
+    const auto on_ranks = [&](const Way* way) {
+      std::vector<parity::Record> records(2);
+      run_ranks(2, [&](World& world) {
+        // Each rank has a LayerMemory of its own.
+        const LayerList layers = way != nullptr ? wrapped(list, *way) : list;
+        records[world.rank()] =
+            training::on_ranks(layers, plan, schedule, world.group(), {});
+      });
+      return records;
+    };
+    const auto plain = on_ranks(nullptr);
+    for (const Way& way :
+         {Way{"none", "offload"}, Way{"all", "keep"}, Way{"all", "offload"},
+          Way{"selective", "keep"}, Way{"selective", "offload"}}) {
+      SCOPED_TRACE(net + (" " + name_of(way)));
+      const auto actual = on_ranks(&way);
+      for (int rank = 0; rank < 2; ++rank) {
+        parity::expect_parity(plain[rank], actual[rank], parity::kExact);
+        training::expect_part(
+            all, actual[rank], schedule.rank_of_stage.back() == rank,
+            parity::kRounding);
       }
     }
   }
 }
 
-// What is communicated, and that all of it is the same to the bit.
+// The results of a run and its collectives.
 struct Sent {
   parity::Record record;
   std::map<std::string, int> calls;  // by the end of their label
@@ -361,28 +363,30 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values("mlp", "simple_cnn", "gpt", "llama"),
     [](const auto& info) { return info.param; });
 
-TEST_P(TensorParallelMemory, SameBitsAndNoMoreIsSentThanSaid) {
+TEST_P(TensorParallelMemory, SelectiveRecomputeRepeatsNoCollective) {
   const bool language = GetParam() == "gpt" || GetParam() == "llama";
-  for (const bool cut : {false, true}) {
-    if (cut && !language) continue;
+  for (const bool sequence_parallel : {false, true}) {
+    if (sequence_parallel && !language) continue;
     for (const int64_t chunks : {1, 2}) {
       const TensorParallelOptions options{
-          .sequence_parallel = cut, .overlap_chunks = chunks};
-      SCOPED_TRACE(testing::Message() << "cut " << cut << " " << chunks);
+          .sequence_parallel = sequence_parallel, .overlap_chunks = chunks};
+      SCOPED_TRACE(
+          testing::Message()
+          << "sequence_parallel=" << sequence_parallel << " chunks=" << chunks);
       const auto plain = on_two_ranks(GetParam(), options, {});
-      const auto products =
+      const auto selective =
           on_two_ranks(GetParam(), options, {"selective", "keep"});
-      const auto whole = on_two_ranks(GetParam(), options, {"all", "offload"});
+      const auto full = on_two_ranks(GetParam(), options, {"all", "offload"});
       for (int rank = 0; rank < 2; ++rank) {
         parity::expect_parity(
-            plain[rank].record, products[rank].record, parity::kExact);
+            plain[rank].record, selective[rank].record, parity::kExact);
         parity::expect_parity(
-            plain[rank].record, whole[rank].record, parity::kExact);
-        EXPECT_EQ(plain[rank].calls, products[rank].calls)
+            plain[rank].record, full[rank].record, parity::kExact);
+        EXPECT_EQ(plain[rank].calls, selective[rank].calls)
             << "selective recompute sends nothing again";
         int before = 0, after = 0;
         for (const auto& [_, count] : plain[rank].calls) before += count;
-        for (const auto& [_, count] : whole[rank].calls) after += count;
+        for (const auto& [_, count] : full[rank].calls) after += count;
         EXPECT_GT(after, before);
       }
     }

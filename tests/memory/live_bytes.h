@@ -1,5 +1,4 @@
-// Bytes that this thread's tensors on the CPU hold, counted as they come and
-// go.
+// Counts the bytes of this thread's CPU tensors.
 #pragma once
 
 #include <c10/core/Allocator.h>
@@ -11,14 +10,14 @@
 
 namespace echelon {
 
-/// Counts while it lives, on this thread and in backwards that it runs.
+/// Counts while it lives, on this thread and in backward passes that it runs.
 class LiveBytes {
  public:
   LiveBytes()
       : counter_(std::make_shared<Counter>()),
         guard_(c10::DebugInfoKind::PROFILER_STATE, counter_) {}
 
-  /// Made since construction and still there, less what was freed of before.
+  /// Bytes allocated since construction, less bytes freed since then.
   int64_t now() const { return counter_->now; }
   /// The most since construction or reset_peak().
   int64_t peak() const { return counter_->peak; }

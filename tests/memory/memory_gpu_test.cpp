@@ -105,7 +105,7 @@ void expect_same(const Outcome& expected, const Outcome& actual) {
   }
 }
 
-// Kernels that add in any order would differ without recompute, too.
+// Kernels that add in any order would differ even without recompute.
 class Deterministic {
  public:
   Deterministic() {
@@ -131,7 +131,7 @@ TEST_P(MemoryGpu, SameBitsAndLessKept) {
   });
   const auto all = [](LayerForward f) { return recomputed(std::move(f)); };
   const auto products = [](LayerForward f) {
-    return recomputed(std::move(f), {.keep = matrix_products()});
+    return recomputed(std::move(f), {.keep = matmul_operators()});
   };
   const auto outside = [&](LayerForward f) {
     return with_hooks(std::move(f), offload);
@@ -150,7 +150,7 @@ TEST_P(MemoryGpu, SameBitsAndLessKept) {
   EXPECT_LT(least, plain.kept / 4);
 }
 
-// The side stream and the current one take turns; nothing is read too early.
+// The side stream and the current one alternate; nothing is read too early.
 TEST_P(MemoryGpu, OffloadOfManySteps) {
   const Deterministic deterministic;
   std::vector<Block> blocks;

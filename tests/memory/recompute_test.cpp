@@ -1,5 +1,4 @@
-// A layer's forward that runs again in backward: the same bits as one that does
-// not, and less kept.
+// Recompute gives the same bits and keeps less.
 #include "echelon/memory/recompute.h"
 
 #include <ATen/autocast_mode.h>
@@ -93,7 +92,7 @@ LayerForward all(LayerForward forward) {
 }
 LayerForward selective(LayerForward forward) {
   return recomputed(
-      std::move(forward), {.keep = matrix_products(), .name = "block"});
+      std::move(forward), {.keep = matmul_operators(), .name = "block"});
 }
 
 void expect_equal(const Outcome& expected, const Outcome& actual) {
@@ -132,7 +131,7 @@ TEST_P(RecomputeWays, SameBits) {
   EXPECT_EQ(*net[0].calls, 3) << "once without, twice with";
 }
 
-TEST_P(RecomputeWays, DropoutDrawsWhatItDrewBefore) {
+TEST_P(RecomputeWays, DropoutDrawsTheSameNumbers) {
   const auto net = blocks(4, 0.3);
   const auto expected = run(net, plain);
   const auto after = torch::rand({4});
@@ -142,7 +141,7 @@ TEST_P(RecomputeWays, DropoutDrawsWhatItDrewBefore) {
       << "backward has left the generator as it was";
 }
 
-TEST_P(RecomputeWays, GeneratorsOfItsOwn) {
+TEST_P(RecomputeWays, OtherGenerators) {
   auto generator = at::detail::createCPUGenerator(3);
   const auto weight = parity::random({8, 8}, 1).requires_grad_();
   const LayerForward forward = [&](const Tensors& in) -> Tensors {
@@ -159,7 +158,7 @@ TEST_P(RecomputeWays, GeneratorsOfItsOwn) {
   };
   const auto expected = gradient(forward);
   RecomputeOptions options{.generators = {generator}};
-  if (std::string(GetParam()) != "all") options.keep = matrix_products();
+  if (std::string(GetParam()) != "all") options.keep = matmul_operators();
   EXPECT_TRUE(gradient(recomputed(forward, options)).equal(expected));
 }
 
@@ -256,7 +255,7 @@ TEST_P(RecomputeWays, Autocast) {
   expect_equal(expected, cast(wrap));
 }
 
-// Running statistics are updated once, and the count of batches.
+// Running statistics and the batch counter are updated once.
 TEST_P(RecomputeWays, BatchNormCountsOnce) {
   const auto once = [](bool again) {
     torch::nn::BatchNorm1d norm(4);
@@ -267,10 +266,10 @@ TEST_P(RecomputeWays, BatchNormCountsOnce) {
       return {torch::tanh(norm->forward(in[0]))};
     };
     RecomputeOptions options{.buffers = buffers};
-    if (std::string(GetParam()) != "all") options.keep = matrix_products();
+    if (std::string(GetParam()) != "all") options.keep = matmul_operators();
     if (again) forward = recomputed(forward, options);
     const auto x = parity::random({6, 4}, 3).requires_grad_();
-    // Two microbatches are on their way.
+    // Two microbatches are in flight.
     const auto a = forward({x})[0];
     const auto b = forward({x * 2})[0];
     (a.square().sum() + b.square().sum()).backward();
@@ -330,7 +329,7 @@ TEST_P(RecomputeWays, ForwardThatEndsWithAnError) {
   EXPECT_TRUE(x.grad().equal(x.detach().exp()));
 }
 
-TEST(Recompute, KeepsItsInputsAlone) {
+TEST(Recompute, KeepsOnlyItsInputs) {
   const auto net = blocks(4);
   const auto x = parity::random({64, 16}, 9).requires_grad_();
   const int64_t input = 64 * 16 * 8;
@@ -350,13 +349,13 @@ TEST(Recompute, KeepsItsInputsAlone) {
   const int64_t with_products = kept(selective, &peak_selective);
   // norm's output, its statistics, and 4 inputs' size before and after gelu.
   EXPECT_GE(without, 4 * 10 * input);
-  // Outputs, the next one's inputs; and small states.
+  // Outputs, which are the next block's inputs, and small states.
   EXPECT_GE(with_all, 4 * input);
   EXPECT_LE(with_all, 4 * input + 4096);
-  // The first product; not the second, which the rest does not need.
+  // The first product, but not the second, which nothing else needs.
   EXPECT_GE(with_products, 4 * 5 * input);
   EXPECT_LE(with_products, 4 * 5 * input + 4096);
-  // One block's tensors at a time come back.
+  // The tensors of one block at a time are recomputed.
   EXPECT_LE(peak_all - peak, 2 * 10 * input);
 }
 
@@ -374,13 +373,13 @@ TEST(Recompute, TensorsAreFreedAsBackwardUsesThem) {
     return {y};
   };
   all(forward)({x})[0].sum().backward();
-  // The first result, and gradients; not the other nine.
+  // The first result and gradients, but not the other nine results.
   EXPECT_GT(near_the_end, 0);
   EXPECT_LE(near_the_end, 4 * 4 * size);
   EXPECT_EQ(live.now(), 4 * size) << "x's gradient";
 }
 
-TEST(Recompute, ProductsAreNotComputedAgain) {
+TEST(Recompute, MatmulsAreNotRecomputed) {
   const auto net = blocks(3, 0.1);
   const auto count = [&](const Wrap& wrap) {
     OperatorCount products("aten::mm");
@@ -390,12 +389,12 @@ TEST(Recompute, ProductsAreNotComputedAgain) {
   };
   const int without = count(plain);
   EXPECT_EQ(count(selective), without);
-  // The last product of a block is behind the last saved tensor.
+  // The last matmul of a block comes after the last saved tensor.
   EXPECT_EQ(count(all), without + 3);
 }
 
-// A result that is changed in place is computed again, so nothing goes wrong.
-TEST(Recompute, KeptResultsThatChangeAreComputedAgain) {
+// A result that is changed in place is recomputed, so gradients are right.
+TEST(Recompute, KeptResultsThatChangeAreRecomputed) {
   const auto weight = parity::random({8, 8}, 1).requires_grad_();
   const LayerForward forward = [&](const Tensors& in) -> Tensors {
     auto y = in[0].matmul(weight);
@@ -409,7 +408,7 @@ TEST(Recompute, KeptResultsThatChangeAreComputedAgain) {
     return result;
   };
   const auto expected = gradient(forward);
-  EXPECT_TRUE(gradient(recomputed(forward, {.keep = matrix_products()}))
+  EXPECT_TRUE(gradient(recomputed(forward, {.keep = matmul_operators()}))
                   .equal(expected));
 }
 
@@ -437,9 +436,9 @@ TEST(Recompute, FusedAttentionIsKept) {
   EXPECT_EQ(attention.count, 3);
 }
 
-// A kept operator that drew random numbers is not run again; what is drawn
-// after it is as it was.
-TEST(Recompute, KeptOperatorsMayDraw) {
+// A kept operator that drew random numbers is not run again; later operators
+// draw the same numbers as in the first run.
+TEST(Recompute, KeptOperatorsMayDrawRandomNumbers) {
   const auto weight = parity::random({8, 8}, 1).requires_grad_();
   const LayerForward forward = [&](const Tensors& in) -> Tensors {
     const auto x = std::get<0>(at::native_dropout(in[0] * weight, 0.3, true));
@@ -496,7 +495,7 @@ TEST(Recompute, RegionsAreKeptByName) {
   EXPECT_EQ(runs, 1);
 }
 
-TEST(Recompute, SaysThatItIsRunningAgain) {
+TEST(Recompute, RecomputingIsTrueInTheSecondRun) {
   std::vector<bool> seen;
   const LayerForward forward = [&](const Tensors& in) -> Tensors {
     seen.push_back(recomputing());
@@ -508,7 +507,7 @@ TEST(Recompute, SaysThatItIsRunningAgain) {
   EXPECT_FALSE(recomputing());
 }
 
-// Hooks outside get what is kept: the inputs.
+// Outer hooks get the kept tensors: the inputs.
 TEST(Recompute, OuterHooksGetTheInputs) {
   struct Taker : SavedTensorHooks {
     std::function<Tensor()> pack(const Tensor& tensor) override {
@@ -543,7 +542,7 @@ std::string backward_error(const Tensor& y) {
   return error_of([&] { y.sum().backward(); });
 }
 
-TEST(Recompute, WhatIsNotTheSameTheSecondTimeIsFound) {
+TEST(Recompute, DifferencesOfTheSecondRunAreFound) {
   const auto x = parity::random({3, 4}, 2).requires_grad_();
   int run = 0;
   const auto after = [&](const LayerForward& forward) {

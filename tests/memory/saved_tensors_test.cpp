@@ -84,7 +84,7 @@ TEST(SavedTensors, HooksGiveBackWhatBackwardNeeds) {
   EXPECT_EQ(taker->asked, 3) << "the scope has ended";
 }
 
-TEST(SavedTensors, GraphsThatNeverRunBackwardsLetGo) {
+TEST(SavedTensors, GraphsThatNeverRunBackwardsReleaseTheirTensors) {
   const Net net;
   const auto taker = std::make_shared<Taker>();
   {
@@ -94,7 +94,7 @@ TEST(SavedTensors, GraphsThatNeverRunBackwardsLetGo) {
   EXPECT_EQ(taker->alive, 0);
 }
 
-TEST(SavedTensors, OuterHooksGetWhatInnerOnesLeave) {
+TEST(SavedTensors, OuterHooksGetTensorsThatInnerOnesLeave) {
   Net net;
   net.forward().backward();
   const auto expected = net.gradients();
@@ -113,7 +113,7 @@ TEST(SavedTensors, OuterHooksGetWhatInnerOnesLeave) {
   expect_same(expected, net.gradients());
 }
 
-// Wants its tensors before others see them.
+// Takes its tensors before other hooks see them.
 struct Owner : Taker {
   using Taker::Taker;
   bool owns(const Tensor& tensor) const override {
@@ -133,7 +133,7 @@ TEST(SavedTensors, OwnersAreAskedFirst) {
   EXPECT_EQ(inner->asked, 2);
 }
 
-TEST(SavedTensors, HooksOfAnotherMoment) {
+TEST(SavedTensors, ASnapshotOfHooksCanBeRestored) {
   const auto taker = std::make_shared<Taker>();
   std::optional<SavedTensorState> state;
   {
@@ -153,7 +153,7 @@ TEST(SavedTensors, HooksOfAnotherMoment) {
   EXPECT_EQ(other->asked, 3) << "as it was";
 }
 
-TEST(SavedTensors, WithoutHooksNothingOutsideIsAsked) {
+TEST(SavedTensors, NullHooksHideOuterOnes) {
   Net net;
   net.forward().backward();
   const auto expected = net.gradients();
@@ -173,7 +173,7 @@ TEST(SavedTensors, WithoutHooksNothingOutsideIsAsked) {
   expect_same(expected, net.gradients());
 }
 
-TEST(SavedTensors, WhatNobodyTakesIsKeptAsEver) {
+TEST(SavedTensors, TensorsThatNoHookTakesAreKeptByAutograd) {
   Net net;
   net.forward().backward();
   const auto expected = net.gradients();
@@ -182,7 +182,7 @@ TEST(SavedTensors, WhatNobodyTakesIsKeptAsEver) {
     const SavedTensorScope scope(std::make_shared<Taker>(1000));
     loss = net.forward();
   }
-  // As autograd does: a leaf is kept itself, whatever it refers to by then.
+  // As autograd does, a leaf is kept itself, with the data that it has then.
   net.weight.set_data(net.weight.detach() * 2);
   loss.backward();
   EXPECT_TRUE(net.x.grad().equal(expected[0] * 2));
@@ -286,7 +286,7 @@ TEST(SavedTensors, ScopesBelongToTheirThread) {
   EXPECT_EQ(there->returned, 3);
 }
 
-TEST(SavedTensors, SaveTensorIsLikeAnOperator) {
+TEST(SavedTensors, SaveTensorSavesAsAnOperatorDoes) {
   const auto x = torch::randn({5}, torch::kDouble).requires_grad_();
   const auto y = x * 2;
   const auto taker = std::make_shared<Taker>();

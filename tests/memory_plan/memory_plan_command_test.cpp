@@ -40,9 +40,7 @@ class DryRun : public testing::Test {
     std::ofstream(path) << "[model]\nname = \"" << name
                         << "\"\nvocab_size = 4096\n"
                         << "max_positions = 128\n"
-                        << size
-                        << "[data]\nname = \"text\"\nsources = "
-                           "[\""
+                        << size << "[data]\nname = \"text\"\nsources = [\""
                         << source_path("doc/configuration.md")
                         << "\"]\nsequence = 128\n"
                            "[train]\nsteps = 4\nbatch = 16\nrun = \""
@@ -105,7 +103,7 @@ class MeasuredPeak : public DryRun, public testing::WithParamInterface<Case> {
 TEST_P(MeasuredPeak, AgreesWithThePlan) {
   const std::string path = config_of(GetParam());
   const auto ranks_of_job = std::to_string(GetParam().ranks);
-  // Tokens are cut once, by the check of the command line.
+  // The check of the command line splits the text into tokens once.
   Command check({kEchelon, "train", path, "--check"}, cache());
   ASSERT_EQ(check.wait(), 0) << check.err();
   Command ranks(
@@ -165,7 +163,7 @@ std::vector<Case> more_cases() {
   const std::string all = memory("recompute = \"all\"");
   const std::string selective = memory("recompute = \"selective\"");
   const std::string offload = memory("offload = \"optimizer\"");
-  // Some blocks whole, some in part, some not at all.
+  // Some blocks are recomputed in full, some in part, some not at all.
   const std::string budget =
       memory("recompute = \"budget\"\nactivation_bytes = 40000000");
   return {
@@ -223,7 +221,7 @@ TEST_F(DryRun, PrintsPeaksAndCollectivesAndStartsNothing) {
   EXPECT_GE(reduced, 4 * plan["parameters"].get<int64_t>());
 }
 
-// 70 B parameters, 280 GB of them: nothing of it is allocated.
+// A dry run of 70 B parameters, 280 GB, allocates none of them.
 TEST_F(DryRun, OfAModelThatNoMachineHolds) {
   const std::string path = folder_.path() + "/llama.toml";
   std::ofstream(path)
@@ -232,7 +230,7 @@ TEST_F(DryRun, OfAModelThatNoMachineHolds) {
          "vocab_size = 128256\nmax_positions = 4096\n"
          "[data]\nname = \"text\"\nsources = [\""
       << source_path()
-      << "/README.md\"]\nsequence = 128\n[layout]\ntp = 8\npp = 8\n"
+      << "/doc/configuration.md\"]\nsequence = 128\n[layout]\ntp = 8\npp = 8\n"
          "[train]\nsteps = 1\nbatch = 32\nrun = \""
       << folder_.path() << "/run\"\n";
   const json plan = dry_run(path);

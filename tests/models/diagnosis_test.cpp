@@ -1,5 +1,5 @@
-// The diagnosis of a NaN is run by one rank alone, also where batch statistics
-// are taken over all of them.
+// A single rank can diagnose a NaN, even if batch statistics are computed over
+// all ranks.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -11,7 +11,7 @@
 namespace echelon {
 namespace diagnosis_test {
 
-TEST(Diagnosis, OneRankAloneNamesTheLayer) {
+TEST(Diagnosis, ASingleRankNamesTheLayer) {
   run_ranks(2, [](World& world) {
     ModelOptions options;
     options.name = "resnet18";
@@ -28,8 +28,8 @@ TEST(Diagnosis, OneRankAloneNamesTheLayer) {
   });
 }
 
-// Also of a user's own layers, with torch's modules in them.
-TEST(Diagnosis, OneRankAloneNamesTheLayerOfAUser) {
+// The same for a user's own layers with torch's modules in them.
+TEST(Diagnosis, ASingleRankNamesTheLayerOfAUser) {
   run_ranks(2, [](World& world) {
     LayerList list;
     list.add("first", [] {

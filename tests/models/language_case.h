@@ -13,7 +13,7 @@ namespace echelon::language_case {
 
 constexpr int64_t kBatch = 3;
 constexpr int64_t kSequence = 7;
-constexpr int64_t kWords = 23;
+constexpr int64_t kVocabulary = 23;
 
 /// "gpt" or "llama"; sizes that do not divide by 2, 3 or 4 wherever they need
 /// not.
@@ -51,7 +51,7 @@ struct Inputs {
 
 inline Inputs make_inputs() {
   const auto steps = torch::arange(kBatch * kSequence + 1, torch::kInt64);
-  const auto ids = (steps * 7 + steps * steps * 3).remainder(kWords);
+  const auto ids = (steps * 7 + steps * steps * 3).remainder(kVocabulary);
   return {
       ids.narrow(0, 0, kBatch * kSequence).view({kBatch, kSequence}),
       ids.narrow(0, 1, kBatch * kSequence).view({kBatch, kSequence}),
@@ -63,14 +63,15 @@ inline Inputs make_inputs() {
 
 inline std::shared_ptr<Network>
 build(const ModelOptions& options, const TensorParallel& parallel = {}) {
-  const auto layers = model_layers(options, {kSequence}, kWords, parallel);
+  const auto layers = model_layers(options, {kSequence}, kVocabulary, parallel);
   return build_network(layers, 0, layers.size(), /*seed=*/5);
 }
 
 inline torch::Tensor mean_loss(
     const torch::Tensor& logits, const Inputs& inputs,
     const TensorParallel& parallel) {
-  return vocab_cross_entropy(logits, inputs.targets, kWords, parallel).mean();
+  return vocab_cross_entropy(logits, inputs.targets, kVocabulary, parallel)
+      .mean();
 }
 
 }  // namespace echelon::language_case

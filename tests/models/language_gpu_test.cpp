@@ -1,5 +1,5 @@
-// gpt and llama on a GPU, whole and cut over two ranks that share it, against
-// the CPU: losses, gradients of every step, and the parameters after the last.
+// gpt and llama on a GPU, alone and sharded over ranks that share it, compared
+// with the CPU: losses, gradients of every step, and the final parameters.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -31,7 +31,7 @@ struct Case {
   std::string dtype;
   bool dropout = false;
 
-  // Of another order of sums, over three steps.
+  // The order of sums differs, over three steps.
   double tolerance() const { return dtype == "float64" ? 1e-9 : 1e-4; }
   ModelOptions options() const {
     auto options = options_of(model);
@@ -59,8 +59,8 @@ void PrintTo(const Case& c, std::ostream* out) {
   *out << name_of(c);
 }
 
-// Adam's first steps divide a gradient by its own size, so that float32's noise
-// in one that is zero by rights would be all that is left of it.
+// Adam's first steps divide a gradient by its own magnitude, so of a gradient
+// that should be zero only the rounding noise would remain.
 std::unique_ptr<Optimizer> optimizer_of(const Case& c, const Network& network) {
   OptimizerOptions options{.name = "adamw", .learning_rate = 1e-3};
   if (c.dtype == "float32") {
@@ -101,7 +101,7 @@ Record train(
   return record;
 }
 
-// What of a record of the whole is here.
+// This rank's shards of a record of the full model.
 Record part_of(const Record& whole, const std::map<std::string, Shard>& parts) {
   const auto cut = [&](const NamedTensors& tensors) {
     NamedTensors here;
@@ -130,8 +130,8 @@ TEST_P(LanguageGpu, ComputesWhatTheCpuDoes) {
 
 // ---------------------------------------------- two ranks, tensor parallel
 
-// Processes: of a process, backward on one GPU has one thread, which ranks as
-// threads would share.
+// Ranks are processes: backward on one GPU has one thread in a process, which
+// ranks as threads would share.
 class Rank : public GpuTest {
  protected:
   void SetUp() override {
@@ -140,7 +140,7 @@ class Rank : public GpuTest {
   }
 };
 
-TEST_F(Rank, IsItsPartOfTheCpus) {
+TEST_F(Rank, EqualsItsShardOfTheCpusModel) {
   World world = World::from_environment(
       {.backend = BackendKind::local, .timeout = std::chrono::minutes(1)});
   for (const auto& c : cases()) {

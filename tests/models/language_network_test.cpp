@@ -1,12 +1,12 @@
-// gpt and llama against their formulas, on one rank and cut over several:
-// logits, loss and every gradient, in float64.
+// gpt and llama compared with their formulas, on one rank and sharded over
+// several: logits, loss and every gradient, in float64.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <cmath>
 
-#include "echelon/models/initialize.h"
+#include "echelon/layers/sharded_module.h"
 #include "echelon/models/make_network.h"
 #include "echelon/models/weights.h"
 #include "echelon/parallel/tensor/shared_gradients.h"
@@ -74,8 +74,8 @@ Tensor rotated(const Tensor& x) {  // [batch, heads, sequence, size]
 
 Tensor gpt_by_formula(const parity::NamedTensors& p, const Inputs& inputs) {
   const auto at = [&](const std::string& name) { return p.at(name); };
-  const auto words = at("transformer.wte.weight");
-  auto x = at::embedding(words, inputs.tokens) +
+  const auto embedding = at("transformer.wte.weight");
+  auto x = at::embedding(embedding, inputs.tokens) +
            at("transformer.wpe.weight").narrow(0, 0, kSequence);
   for (int i = 0; i < 2; ++i) {
     const auto block = "transformer.h." + std::to_string(i) + ".";
@@ -96,13 +96,13 @@ Tensor gpt_by_formula(const parity::NamedTensors& p, const Inputs& inputs) {
     x = x + linear(gelu_of(linear(norm("ln_2"), "mlp.c_fc")), "mlp.c_proj");
   }
   x = norm_of(x, at("transformer.ln_f.weight"), at("transformer.ln_f.bias"));
-  return x.matmul(words.t());
+  return x.matmul(embedding.t());
 }
 
 Tensor llama_by_formula(const parity::NamedTensors& p, const Inputs& inputs) {
   const auto at = [&](const std::string& name) { return p.at(name); };
-  const auto words = at("model.embed_tokens.weight");
-  auto x = at::embedding(words, inputs.tokens);
+  const auto embedding = at("model.embed_tokens.weight");
+  auto x = at::embedding(embedding, inputs.tokens);
   for (int i = 0; i < 2; ++i) {
     const auto block = "model.layers." + std::to_string(i) + ".";
     const auto linear = [&](const Tensor& y, const std::string& name) {
@@ -127,12 +127,12 @@ Tensor llama_by_formula(const parity::NamedTensors& p, const Inputs& inputs) {
   }
   x = rms_of(x, at("model.norm.weight"));
   const auto head = p.find("lm_head.weight");
-  return x.matmul((head == p.end() ? words : head->second).t());
+  return x.matmul((head == p.end() ? embedding : head->second).t());
 }
 
-// This rank's part of logits, or of their gradients.
+// This rank's shard of logits, or of their gradients.
 Tensor part_of_words(const Tensor& whole, const TensorParallel& parallel) {
-  const auto mine = parallel.part_of(kWords);
+  const auto mine = parallel.part_of(kVocabulary);
   return whole.narrow(-1, mine.begin, mine.size());
 }
 
@@ -182,7 +182,7 @@ TEST_P(LanguageNetwork, RespectsTheBordersOfDocuments) {
     const auto inputs = make_inputs();
     expect_formula(options_of("gpt"), inputs, parallel);
     expect_formula(options_of("llama"), inputs, parallel);
-    // And then without, by the same network.
+    // Then without documents, by the same network.
     const auto network = build(options_of("gpt"), parallel);
     const auto with = network->forward({inputs.tokens, inputs.documents})[0];
     const auto without = network->forward(Tensors{inputs.tokens})[0];
@@ -192,9 +192,9 @@ TEST_P(LanguageNetwork, RespectsTheBordersOfDocuments) {
   });
 }
 
-// First values, dropout and what a step does to every parameter: as on one
+// Initial values, dropout and the parameters after a step equal those of one
 // rank.
-TEST_P(LanguageNetwork, WithDropoutIsThatOfOneRank) {
+TEST_P(LanguageNetwork, WithDropoutEqualsOneRank) {
   for (const char* name : {"gpt", "llama"}) {
     auto options = options_of(name);
     options.dropout = 0.25;
@@ -230,15 +230,16 @@ TEST_P(LanguageNetwork, WithDropoutIsThatOfOneRank) {
   }
 }
 
-// Cut between any two layers, the tuple carries all that the rest needs.
-TEST_P(LanguageNetwork, CutInSlicesIsTheWhole) {
+// Between any two layers the tuple carries all that the later ones need.
+TEST_P(LanguageNetwork, SlicesEqualTheWholeModel) {
   for (const char* name : {"gpt", "llama"}) {
     auto options = options_of(name);
     options.dropout = 0.25;
     options.tie_embeddings = true;
     parity::on_ranks(GetParam(), [&](const TensorParallel& parallel) {
       const auto inputs = make_inputs();
-      const auto layers = model_layers(options, {kSequence}, kWords, parallel);
+      const auto layers =
+          model_layers(options, {kSequence}, kVocabulary, parallel);
       const auto whole = build_network(layers, 0, layers.size(), 5);
       const Tensors given = {inputs.tokens, inputs.keys};
       const auto expected = whole->forward(given)[0];
@@ -246,7 +247,7 @@ TEST_P(LanguageNetwork, CutInSlicesIsTheWhole) {
       for (size_t i = 0; i < layers.size(); ++i) {
         const auto slice = build_network(layers, i, i + 1, 5);
         values = slice->forward(values);
-        // As they are when they came from another process.
+        // As if they came from another process.
         for (auto& value : values) value = value.detach().clone();
       }
       ASSERT_EQ(values.size(), 1u);
@@ -255,7 +256,7 @@ TEST_P(LanguageNetwork, CutInSlicesIsTheWhole) {
   }
 }
 
-TEST(LanguageLayers, SayWhatTheyTake) {
+TEST(LanguageLayers, NameTheInputsThatTheyTake) {
   const auto inputs = make_inputs();
   const auto network = build(options_of("gpt"));
   EXPECT_THAT(
@@ -276,16 +277,16 @@ TEST(LanguageLayers, SayWhatTheyTake) {
   EXPECT_EQ(dropping->forward(Tensors{inputs.tokens}).size(), 1u);
   EXPECT_THAT(
       error_text<ConfigError>(
-          [] { model_layers(options_of("gpt"), {10}, kWords); }),
+          [] { model_layers(options_of("gpt"), {10}, kVocabulary); }),
       HasSubstr("a sample has 10 tokens, but max_positions=9"));
   EXPECT_THAT(
       error_text<ConfigError>(
-          [] { model_layers(options_of("resnet19"), {10}, kWords); }),
+          [] { model_layers(options_of("resnet19"), {10}, kVocabulary); }),
       HasSubstr("is not a model"));
 }
 
-// Weights of a whole model, in one file or shards, load into each rank's parts.
-TEST_P(LanguageNetwork, LoadsItsPartsOfAFile) {
+// The full weights, in one file or several, load into each rank's shards.
+TEST_P(LanguageNetwork, LoadsItsShardsFromAFile) {
   const TempFolder folder;
   const auto path = folder.path("model.safetensors");
   for (const char* name : {"gpt", "llama"}) {
@@ -294,7 +295,8 @@ TEST_P(LanguageNetwork, LoadsItsPartsOfAFile) {
     save_weights(*alone, path);
     const auto whole = alone->named_parameters();
     parity::on_ranks(GetParam(), [&](const TensorParallel& parallel) {
-      const auto layers = model_layers(options, {kSequence}, kWords, parallel);
+      const auto layers =
+          model_layers(options, {kSequence}, kVocabulary, parallel);
       const auto network = build_network(layers, 0, layers.size(), 77);
       load_weights(*network, folder.path());
       const auto parts = parity::parts_of(*network);

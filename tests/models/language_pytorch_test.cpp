@@ -1,12 +1,13 @@
-// gpt and llama against transformers: folders that it writes, imported, and
-// ours, exported, give the same logits; training gives the same losses.
+// gpt and llama compared with transformers: imported folders of transformers
+// and exported ones of ours give the same logits, and training the same losses.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <iostream>
+#include <map>
+#include <memory>
 #include <sstream>
 
 #include "echelon/architecture/language_model.h"
@@ -26,13 +27,15 @@
 namespace echelon {
 namespace language_pytorch_test {
 
-constexpr int64_t kWords = 51;
+constexpr int64_t kVocabulary = 51;
 constexpr int64_t kSequence = 17;
 constexpr double kTolerance = 1e-5;
 
 torch::Tensor tokens() {
   const auto steps = torch::arange(3 * kSequence, torch::kInt64);
-  return (steps * 7 + steps * steps * 5).remainder(kWords).view({3, kSequence});
+  return (steps * 7 + steps * steps * 5)
+      .remainder(kVocabulary)
+      .view({3, kSequence});
 }
 
 void echelon_command(const std::string& arguments) {
@@ -50,8 +53,8 @@ torch::Tensor logits_in(const std::string& path) {
   return load_tensors(path, {"logits"})[0];
 }
 
-// The largest difference on any rank of `size`, each with its part of the
-// words.
+// The largest difference on any rank of `size`, each with its shard of the
+// vocabulary.
 double difference(
     const ModelOptions& options, const std::string& weights,
     const torch::Tensor& expected, int size,
@@ -65,47 +68,12 @@ double difference(
     load_weights(*network, weights);
     network->eval();
     const torch::NoGradGuard no_grad;
-    const auto mine = parallel.part_of(kWords);
+    const auto mine = parallel.part_of(kVocabulary);
     largest[static_cast<size_t>(world.rank())] = largest_difference(
         network->forward(Tensors{tokens()})[0],
         expected.narrow(-1, mine.begin, mine.size()));
   });
   return *std::max_element(largest.begin(), largest.end());
-}
-
-TEST(LanguagePytorch, FoldersOfTransformersGiveTheSameLogits) {
-  ECHELON_NEED_TRANSFORMERS();
-  const TempFolder folder;
-  save_tensors(folder.path("tokens.safetensors"), {{"tokens", tokens()}});
-  run_python_script("models/language_reference.py", {"make", folder.path()});
-  for (const std::string name :
-       {"gpt", "llama", "llama_tied", "llama_stretched", "llama_bf16"}) {
-    const auto expected = logits_in(folder.path(name + ".logits.safetensors"));
-    EXPECT_GT(expected.std().item<double>(), 0.1) << name;
-    const auto imported = folder.path(name + ".imported");
-    echelon_command("import " + folder.path(name) + " " + imported);
-    const auto options = load_job(imported + "/config.toml").model;
-    EXPECT_EQ(options.weights, imported + "/checkpoints/last.safetensors");
-    for (const int size : {1, 2, 3}) {
-      for (const auto& weights : {options.weights, folder.path(name)}) {
-        EXPECT_LE(difference(options, weights, expected, size), kTolerance)
-            << name << " of " << weights << " on " << size;
-      }
-    }
-    EXPECT_LE(
-        difference(
-            options, options.weights, expected, 2, {.sequence_parallel = true}),
-        kTolerance)
-        << name;
-    std::cout << name << ": logits of size "
-              << expected.abs().max().item<double>() << ", largest difference "
-              << difference(options, options.weights, expected, 1) << "\n";
-    if (name == "gpt") {
-      EXPECT_LE(
-          difference(options, folder.path("gpt_base"), expected, 2),
-          kTolerance);
-    }
-  }
 }
 
 ModelOptions model(const std::string& name) {
@@ -116,7 +84,7 @@ ModelOptions model(const std::string& name) {
   options.heads = 6;
   options.intermediate_size = 37;
   options.max_positions = 24;
-  options.vocab_size = kWords;
+  options.vocab_size = kVocabulary;
   return options;
 }
 
@@ -126,7 +94,7 @@ std::string toml_of(const ModelOptions& options) {
   return to_toml(job);
 }
 
-// A checkpoint of two ranks: of each matrix, rows are cut among them.
+// A checkpoint of two ranks, which shard each tensor by rows.
 void write_checkpoint(
     const std::string& folder, const ModelOptions& options,
     const std::vector<NamedTensor>& tensors) {
@@ -165,20 +133,18 @@ void write_checkpoint(
       << to_json(manifest);
 }
 
-// A folder as a run leaves it.
+// Makes the folder of a finished run.
 std::shared_ptr<Network>
 make_run(const TempFolder& folder, const ModelOptions& options) {
-  const auto network = make_network(options, {kSequence}, kWords, 3);
+  const auto network = make_network(options, {kSequence}, kVocabulary, 3);
   folder.write("config.toml", toml_of(options));
   folder.make_folder("checkpoints");
   save_weights(*network, folder.path("checkpoints/last.safetensors"));
   return network;
 }
 
-TEST(LanguagePytorch, TransformersLoadsOurFolders) {
-  ECHELON_NEED_TRANSFORMERS();
-  const TempFolder folder;
-  save_tensors(folder.path("tokens.safetensors"), {{"tokens", tokens()}});
+// The models that transformers reads.
+std::map<std::string, ModelOptions> exported_models() {
   std::map<std::string, ModelOptions> models;
   models["gpt"] = model("gpt");
   models["llama"] = model("llama");
@@ -189,8 +155,54 @@ TEST(LanguagePytorch, TransformersLoadsOurFolders) {
   models["stretched"] = models["llama"];
   models["stretched"].rope_factor = 4;
   models["stretched"].rope_original_positions = 8;
-  std::map<std::string, torch::Tensor> ours;
-  for (const auto& [name, options] : models) {
+  return models;
+}
+
+constexpr int64_t kSteps = 20;
+
+torch::Tensor batches() {
+  const auto numbers = torch::arange(kSteps * 4 * 18, torch::kInt64);
+  return (numbers * 7 + numbers.square())
+      .remainder(kVocabulary)
+      .view({kSteps, 4, 18});
+}
+
+// One Python process, whose imports take longest, does the work of all tests.
+class LanguagePytorch : public testing::Test {
+ protected:
+  struct Prepared {
+    TempFolder folder;
+    std::map<std::string, torch::Tensor> logits;  // of exported_models()
+    std::shared_ptr<Network> trained;             // before its first step
+  };
+
+  void SetUp() override {
+    ECHELON_NEED_TRANSFORMERS();
+    if (prepared_) return;
+    prepared_ = std::make_unique<Prepared>();
+    save_tensors(path("tokens.safetensors"), {{"tokens", tokens()}});
+    save_tensors(path("batches.safetensors"), {{"tokens", batches()}});
+    for (const auto& [name, options] : exported_models()) {
+      export_model(name, options);
+    }
+    const TempFolder run;
+    prepared_->trained = make_run(run, model("gpt"));
+    echelon_command(
+        "export " + run.path() + " " + path("trained") +
+        " --format huggingface");
+    run_python_script(
+        "models/language_reference.py", {"make,run,dcp,train", path("")});
+  }
+  static void TearDownTestSuite() { prepared_.reset(); }
+
+  static std::string path(const std::string& name) {
+    return prepared_->folder.path(name);
+  }
+  static const Prepared& prepared() { return *prepared_; }
+
+ private:
+  static void
+  export_model(const std::string& name, const ModelOptions& options) {
     const TempFolder run;
     const auto network = make_run(run, options);
     {
@@ -203,7 +215,7 @@ TEST(LanguagePytorch, TransformersLoadsOurFolders) {
       }
     }
     if (name == "tied" || name == "gpt") {
-      // What training saves on its way.
+      // A checkpoint, as training saves it.
       std::filesystem::remove(run.path("checkpoints/last.safetensors"));
       write_checkpoint(
           run.path("checkpoints/step-00000007"), options,
@@ -212,98 +224,110 @@ TEST(LanguagePytorch, TransformersLoadsOurFolders) {
       save_weights(*network, run.path("checkpoints/last.safetensors"));
     }
     network->eval();
-    ours[name] = network->forward(Tensors{tokens()})[0].detach();
+    prepared_->logits[name] = network->forward(Tensors{tokens()})[0].detach();
     echelon_command(
-        "export " + run.path() + " " + folder.path(name + ".exported") +
+        "export " + run.path() + " " + path(name + ".exported") +
         " --format huggingface --max-shard-bytes " +
         (name == "gpt" ? "20000" : "5000000000"));
   }
-  EXPECT_TRUE(std::filesystem::exists(
-      folder.path("gpt.exported/model.safetensors.index.json")));
-  run_python_script("models/language_reference.py", {"run", folder.path()});
-  for (const auto& [name, logits] : ours) {
-    const auto theirs = logits_in(folder.path(name + ".back.safetensors"));
-    EXPECT_GT(theirs.std().item<double>(), 0.1) << name;
-    const double error = largest_difference(logits, theirs);
-    EXPECT_LE(error, kTolerance) << name;
-    std::cout << name << ": largest difference " << error << "\n";
+
+  static inline std::unique_ptr<Prepared> prepared_;
+};
+
+TEST_F(LanguagePytorch, FoldersOfTransformersGiveTheSameLogits) {
+  for (const std::string name :
+       {"gpt", "llama", "llama_tied", "llama_stretched", "llama_bf16"}) {
+    const auto expected = logits_in(path(name + ".logits.safetensors"));
+    EXPECT_GT(expected.std().item<double>(), 0.1) << name;
+    const auto imported = path(name + ".imported");
+    echelon_command("import " + path(name) + " " + imported);
+    const auto options = load_job(imported + "/config.toml").model;
+    EXPECT_EQ(options.weights, imported + "/checkpoints/last.safetensors");
+    for (const int size : {1, 2, 3}) {
+      EXPECT_LE(
+          difference(options, options.weights, expected, size), kTolerance)
+          << name << " imported, on " << size;
+    }
+    EXPECT_LE(difference(options, path(name), expected, 2), kTolerance) << name;
+    EXPECT_LE(
+        difference(
+            options, options.weights, expected, 2, {.sequence_parallel = true}),
+        kTolerance)
+        << name;
+    if (name == "gpt") {
+      EXPECT_LE(difference(options, path("gpt_base"), expected, 2), kTolerance);
+    }
   }
 }
 
-// What torch.distributed.checkpoint saves: from its safetensors files, and from
-// its pickles by the commands that the refusal names.
-TEST(LanguagePytorch, CheckpointsOfPytorchComeIn) {
-  ECHELON_NEED_TRANSFORMERS();
-  const TempFolder folder;
-  save_tensors(folder.path("tokens.safetensors"), {{"tokens", tokens()}});
-  run_python_script("models/language_reference.py", {"dcp", folder.path()});
-  const auto expected = logits_in(folder.path("dcp.logits.safetensors"));
+TEST_F(LanguagePytorch, TransformersLoadsOurFolders) {
+  EXPECT_TRUE(std::filesystem::exists(
+      path("gpt.exported/model.safetensors.index.json")));
+  for (const auto& [name, logits] : prepared().logits) {
+    const auto theirs = logits_in(path(name + ".back.safetensors"));
+    EXPECT_GT(theirs.std().item<double>(), 0.1) << name;
+    EXPECT_LE(largest_difference(logits, theirs), kTolerance) << name;
+  }
+}
+
+// Checkpoints of torch.distributed.checkpoint are imported from its safetensors
+// files, and from its pickles by the commands that the refusal names.
+TEST_F(LanguagePytorch, ImportsCheckpointsOfPytorch) {
+  const auto expected = logits_in(path("dcp.logits.safetensors"));
   EXPECT_GT(expected.std().item<double>(), 0.1);
   size_t shards = 0;
   for (const auto& entry :
-       std::filesystem::directory_iterator(folder.path("sharded"))) {
+       std::filesystem::directory_iterator(path("sharded"))) {
     shards += entry.path().filename().string().starts_with("shard-0000");
   }
   EXPECT_EQ(shards, 2u);
   const auto check = [&](const std::string& name) {
-    echelon_command(
-        "import " + folder.path(name) + " " + folder.path(name + ".in"));
-    const auto options = load_job(folder.path(name + ".in/config.toml")).model;
+    echelon_command("import " + path(name) + " " + path(name + ".in"));
+    const auto options = load_job(path(name + ".in/config.toml")).model;
     EXPECT_LE(difference(options, options.weights, expected, 2), kTolerance);
   };
   check("sharded");
 
   const auto way_in = error_text<CheckpointError>(
-      [&] { WeightsSource(folder.path("pickled")); });
-  folder.make_folder("converted");
+      [&] { WeightsSource source(path("pickled")); });
+  std::filesystem::create_directory(path("converted"));
   std::istringstream lines(way_in);
   int commands = 0;
   for (std::string line; std::getline(lines, line);) {
     if (!line.starts_with("  python ")) continue;
-    const auto command = "cd " + folder.path("converted") + " && " +
-                         pytorch_python() + line.substr(8) + " > /dev/null";
+    const auto command = "cd " + path("converted") + " && " + pytorch_python() +
+                         line.substr(8) + " > /dev/null";
     EXPECT_EQ(std::system(command.c_str()), 0) << command;
     ++commands;
   }
   EXPECT_EQ(commands, 2) << way_in;
   std::filesystem::copy(
-      folder.path("sharded/config.json"), folder.path("converted/config.json"));
+      path("sharded/config.json"), path("converted/config.json"));
   check("converted");
 }
 
-// The losses of 20 steps: those of transformers and of a model of torch.nn.
-TEST(LanguagePytorch, TrainingGivesTheSameLosses) {
-  ECHELON_NEED_TRANSFORMERS();
-  const TempFolder folder;
-  const TempFolder run;
-  const auto network = make_run(run, model("gpt"));
-  echelon_command(
-      "export " + run.path() + " " + folder.path("gpt.exported") +
-      " --format huggingface");
-  constexpr int64_t kSteps = 20;
-  const auto numbers = torch::arange(kSteps * 4 * 18, torch::kInt64);
-  const auto batches =
-      (numbers * 7 + numbers.square()).remainder(kWords).view({kSteps, 4, 18});
-  save_tensors(folder.path("batches.safetensors"), {{"tokens", batches}});
-  run_python_script("models/language_reference.py", {"train", folder.path()});
-
+// The losses of 20 steps equal those of transformers and of a torch.nn model.
+TEST_F(LanguagePytorch, TrainingGivesTheSameLosses) {
+  const auto& network = prepared().trained;
+  const auto all_batches = batches();
   torch::optim::AdamW optimizer(
       network->parameters(),
       torch::optim::AdamWOptions(3e-3).weight_decay(0.01));
   std::vector<double> losses;
   for (int64_t step = 0; step < kSteps; ++step) {
-    const auto inputs = batches[step].narrow(1, 0, 17);
-    const auto targets = batches[step].narrow(1, 1, 17).contiguous();
+    const auto inputs = all_batches[step].narrow(1, 0, 17);
+    const auto targets = all_batches[step].narrow(1, 1, 17).contiguous();
     const auto logits = network->forward(Tensors{inputs})[0];
-    const auto loss = vocab_cross_entropy(logits, targets, kWords, {}).mean();
+    const auto loss =
+        vocab_cross_entropy(logits, targets, kVocabulary, {}).mean();
     optimizer.zero_grad();
     loss.backward();
     optimizer.step();
     losses.push_back(loss.item<double>());
   }
-  const auto path = folder.path("losses.safetensors");
+  const auto file = path("losses.safetensors");
   for (const char* name : {"transformers", "torch"}) {
-    const auto theirs = load_tensors(path, {name})[0];
+    const auto theirs = load_tensors(file, {name})[0];
     ASSERT_EQ(theirs.numel(), kSteps);
     double largest = 0;
     for (int64_t step = 0; step < kSteps; ++step) {
@@ -313,8 +337,6 @@ TEST(LanguagePytorch, TrainingGivesTheSameLosses) {
               theirs[step].item<double>() - losses[static_cast<size_t>(step)]));
     }
     EXPECT_LE(largest, kTolerance) << name;
-    std::cout << "losses from " << losses.front() << " to " << losses.back()
-              << ", largest difference from " << name << " " << largest << "\n";
   }
   EXPECT_LT(losses.back(), losses.front() - 0.1);
 }

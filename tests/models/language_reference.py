@@ -1,14 +1,14 @@
-"""transformers' GPT-2 and Llama, and a GPT-2 of torch.nn alone, for
+"""GPT-2 and Llama of transformers, and a GPT-2 of torch.nn, for
 language_pytorch_test.
 
-usage: language_reference.py JOB FOLDER
+usage: language_reference.py JOB[,JOB...] FOLDER
   make   writes tiny models as transformers saves them, FOLDER/NAME, and what they
          make of FOLDER/tokens.safetensors: NAME.logits.safetensors
   run    loads each folder FOLDER/NAME.exported and writes NAME.back.safetensors
   dcp    a tiny Llama as torch.distributed.checkpoint saves it from two ranks:
          FOLDER/sharded in safetensors files, FOLDER/pickled in its own format;
          its logits as dcp.logits.safetensors
-  train  20 steps from FOLDER/gpt.exported on the batches of
+  train  20 steps from FOLDER/trained on the batches of
          FOLDER/batches.safetensors: writes losses.safetensors, with those of
          transformers and of torch.nn
 """
@@ -121,8 +121,7 @@ def save_rank(rank, folder):
     mesh = init_device_mesh("cpu", (2,))
     state = {}
     for i, (name, value) in enumerate(tiny_llama().state_dict().items()):
-        cut = Shard(i % value.dim())
-        state[name] = distribute_tensor(value, mesh, [cut])
+        state[name] = distribute_tensor(value, mesh, [Shard(i % value.dim())])
     writer = dcp.HuggingFaceStorageWriter(
         str(folder / "sharded"), save_distributed=True
     )
@@ -135,7 +134,11 @@ def save_dcp(folder):
     model = tiny_llama()
     tokens = load_file(folder / "tokens.safetensors")["tokens"]
     save(model, tokens, folder / "dcp.logits.safetensors")
-    torch.multiprocessing.spawn(save_rank, args=(folder,), nprocs=2)
+    # Forked (before any backward pass): new interpreters would import everything
+    # again.
+    torch.multiprocessing.start_processes(
+        save_rank, args=(folder,), nprocs=2, start_method="fork"
+    )
     model.config.save_pretrained(folder / "sharded")
 
 
@@ -168,12 +171,12 @@ class Block(nn.Module):
 
 
 class Gpt(nn.Module):
-    """GPT-2 by torch.nn alone."""
+    """GPT-2 built from torch.nn."""
 
     def __init__(self, config):
         super().__init__()
         hidden = config.n_embd
-        self.words = nn.Embedding(config.vocab_size, hidden)
+        self.tokens = nn.Embedding(config.vocab_size, hidden)
         self.positions = nn.Embedding(config.n_positions, hidden)
         inner = config.n_inner or 4 * hidden
         self.blocks = nn.ModuleList(
@@ -182,14 +185,14 @@ class Gpt(nn.Module):
         self.norm = nn.LayerNorm(hidden)
 
     def forward(self, tokens):
-        x = self.words(tokens) + self.positions.weight[: tokens.size(1)]
+        x = self.tokens(tokens) + self.positions.weight[: tokens.size(1)]
         for block in self.blocks:
             x = block(x)
-        return self.norm(x) @ self.words.weight.T
+        return self.norm(x) @ self.tokens.weight.T
 
     def take(self, given):
         names = {
-            "words.weight": "transformer.wte.weight",
+            "tokens.weight": "transformer.wte.weight",
             "positions.weight": "transformer.wpe.weight",
             "norm": "transformer.ln_f",
         }
@@ -199,21 +202,21 @@ class Gpt(nn.Module):
         }
         with torch.no_grad():
             for name, value in self.named_parameters():
-                words = name.split(".")
-                if words[0] == "blocks":
-                    theirs = f"transformer.h.{words[1]}.{parts[words[2]]}"
-                    theirs += "." + words[3]
+                path = name.split(".")
+                if path[0] == "blocks":
+                    theirs = f"transformer.h.{path[1]}.{parts[path[2]]}"
+                    theirs += "." + path[3]
                 else:
-                    theirs = names.get(name) or f"{names[words[0]]}.{words[1]}"
+                    theirs = names.get(name) or f"{names[path[0]]}.{path[1]}"
                 source = given[theirs]
-                linear = words[0] == "blocks" and source.dim() == 2
+                linear = path[0] == "blocks" and source.dim() == 2
                 value.copy_(source.T if linear else source)
         return self
 
 
 def train(folder):
     batches = load_file(folder / "batches.safetensors")["tokens"]
-    theirs = load(folder / "gpt.exported")
+    theirs = load(folder / "trained")
     plain = Gpt(theirs.config).take(theirs.state_dict())
     losses = {}
     for name, model in (("transformers", theirs), ("torch", plain)):
@@ -238,9 +241,9 @@ def train(folder):
 
 
 def main():
-    job, folder = sys.argv[1], pathlib.Path(sys.argv[2])
     jobs = {"make": make, "run": run, "dcp": save_dcp, "train": train}
-    jobs[job](folder)
+    for job in sys.argv[1].split(","):
+        jobs[job](pathlib.Path(sys.argv[2]))
 
 
 if __name__ == "__main__":

@@ -107,7 +107,7 @@ TEST(Weights, EveryMismatchIsListedAndNothingChanges) {
 }
 
 // Files of old PyTorch releases lack the counters.
-TEST(Weights, CountersOfBatchesMayBeMissing) {
+TEST(Weights, BatchCountersMayBeMissing) {
   const TempFolder folder;
   const std::string path = folder.path("w.safetensors");
   const auto network = make("resnet18", 1);
@@ -129,9 +129,9 @@ TEST(Weights, CountersOfBatchesMayBeMissing) {
       HasSubstr("\"layer1.0.bn1.running_var\" is missing"));
 }
 
-// A slice takes its layers' tensors out of the whole model's file, and says of
-// them alone what does not fit.
-TEST(Weights, OfASlice) {
+// A slice reads its layers' tensors from the whole model's file, and reports
+// only those that do not fit.
+TEST(Weights, ASliceReadsItsOwn) {
   const TempFolder folder;
   const std::string path = folder.path("w.safetensors");
   const auto whole = make("resnet18", 1);
@@ -179,8 +179,8 @@ TEST(Weights, OfASlice) {
                           "  \"stranger\" is no tensor of the model");
 }
 
-// One tensor in the file, for whichever slices use it.
-TEST(Weights, OfTiedParameters) {
+// The file has one tensor for all slices that use it.
+TEST(Weights, TiedParametersAreStoredOnce) {
   const TempFolder folder;
   const std::string path = folder.path("w.safetensors");
   LayerList list;
@@ -205,7 +205,7 @@ TEST(Weights, OfTiedParameters) {
   EXPECT_TRUE(weight(*first).equal(weight(*whole)));
   EXPECT_TRUE(weight(*last).equal(weight(*whole)));
 
-  // As other programs write it: under the other name, or under both.
+  // Other programs write it under the other name, or under both.
   const auto other = torch::rand({5, 3});
   save_tensors(path, {{"head.weight", other}});
   for (const auto& network : {whole, first, last}) {
@@ -228,8 +228,8 @@ TEST(Weights, OfTiedParameters) {
       HasSubstr("\"embed.weight\" is missing"));
 }
 
-// Layer after layer, as they are built, also into tied ones.
-TEST(Weights, OfEachLayerAsItIsBuilt) {
+// Tied layers are filled too.
+TEST(Weights, EachLayerIsFilledAsItIsBuilt) {
   const TempFolder folder;
   const std::string path = folder.path("w.safetensors");
   const auto build = [&](const LayerList& list) {
@@ -273,13 +273,13 @@ TEST(Weights, OfEachLayerAsItIsBuilt) {
       HasSubstr("\"embed.weight\" and \"head.weight\" differ, but are tied"));
 }
 
-// A rank that holds parts of parameters takes them out of the whole ones.
+// A rank reads its shards out of the full tensors.
 class Part : public ShardedModule {
  public:
   explicit Part(const Shard& shard) { register_shard("weight", {shard}); }
 };
 
-TEST(Weights, OfShards) {
+TEST(Weights, ShardsAreRead) {
   const TempFolder folder;
   const std::string path = folder.path("w.safetensors");
   const auto whole = torch::arange(60, torch::kFloat32).view({6, 10});
@@ -297,7 +297,7 @@ TEST(Weights, OfShards) {
       HasSubstr("\"weight\" has shape [6, 10], the model needs [3, 10]"));
 }
 
-TEST(Weights, AFileThatIsNotThereIsNamed) {
+TEST(Weights, AMissingFileIsNamed) {
   const auto network = make("mlp", 1);
   EXPECT_THAT(
       error_text([&] { load_weights(*network, "no/such.safetensors"); }),

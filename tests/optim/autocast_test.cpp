@@ -27,7 +27,7 @@ INSTANTIATE_TEST_SUITE_P(
     Dtypes, AutocastDtype, testing::Values(torch::kBFloat16, torch::kHalf),
     [](const auto& info) { return std::string(c10::toString(info.param)); });
 
-TEST_P(AutocastDtype, ProductsAreLowLossesAreNot) {
+TEST_P(AutocastDtype, MatmulsAreLowPrecisionAndLossesAreNot) {
   const auto dtype = GetParam();
   torch::nn::Linear linear(16, 16);
   torch::nn::Conv2d conv(1, 1, 3);
@@ -76,7 +76,7 @@ TEST(Autocast, AnErrorEndsIt) {
   EXPECT_EQ(dtype_here(), torch::kFloat32);
 }
 
-TEST(Autocast, IsThisThreadsAlone) {
+TEST(Autocast, AffectsOnlyThisThread) {
   const Autocast low(torch::kCPU, torch::kBFloat16);
   torch::Dtype other = torch::kInt64;
   std::thread([&] { other = dtype_here(); }).join();
@@ -97,8 +97,8 @@ TEST(Autocast, UpdatesBetweenGuardsCount) {
     weight.mul_(2);
   }
   EXPECT_EQ(result(), 32);
-  // Nor does the end of an inner one lose it while the outer one lives: a cast
-  // in between is the same tensor, which sums both gradients.
+  // The end of an inner guard keeps the cast while the outer one lives: both
+  // uses share one cast tensor, which sums both gradients.
   {
     const Autocast outer(torch::kCPU, torch::kBFloat16);
     auto loss = x.mm(weight).sum();
@@ -109,8 +109,8 @@ TEST(Autocast, UpdatesBetweenGuardsCount) {
   EXPECT_TRUE(weight.grad().equal(torch::full({4, 4}, 2.0f)));
 }
 
-// A whole loop, with a loss scaler where the dtype needs one.
-TEST_P(AutocastDtype, ALoopOfOnesOwn) {
+// A training loop, with a loss scaler where the dtype needs one.
+TEST_P(AutocastDtype, ATrainingLoopConverges) {
   auto weight = torch::full({8, 4}, 0.5).requires_grad_();
   const auto optimizer = make_optimizer(
       OptimizerOptions{.name = "sgd", .learning_rate = 0.05, .weight_decay = 0},
@@ -134,7 +134,7 @@ TEST_P(AutocastDtype, ALoopOfOnesOwn) {
   EXPECT_LE(scaler.scale(), 65536);
 }
 
-TEST(Autocast, RefusesWhatIsNoLowPrecision) {
+TEST(Autocast, RefusesOtherDtypesAndDevices) {
   EXPECT_THAT(
       error_text<ConfigError>([] { Autocast(torch::kCPU, torch::kFloat64); }),
       HasSubstr("Double is no dtype of low precision"));

@@ -52,7 +52,7 @@ TEST(LearningRateSchedule, CosineAndLinearEndAtTheFinalFactor) {
   EXPECT_DOUBLE_EQ(linear.factor(12), 0.1);
 }
 
-TEST(LearningRateSchedule, StepDropsEverySoManyStepsAfterTheWarmUp) {
+TEST(LearningRateSchedule, StepDropsAtEqualIntervalsAfterTheWarmUp) {
   auto options = with("step", 1);
   options.step_every = 3;
   options.step_factor = 0.5;
@@ -63,7 +63,7 @@ TEST(LearningRateSchedule, StepDropsEverySoManyStepsAfterTheWarmUp) {
   }
 }
 
-TEST(LearningRateSchedule, RefusesWhatMakesNoSense) {
+TEST(LearningRateSchedule, RefusesInvalidOptions) {
   const auto error = [](const OptimizerOptions& options, int64_t steps) {
     return error_text<ConfigError>(
         [&] { LearningRateSchedule(options, steps); });

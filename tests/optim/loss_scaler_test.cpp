@@ -46,7 +46,7 @@ TEST(LossScaler, DividesGradientsOfEveryDtype) {
   EXPECT_EQ(scaler.scale(), 8);
 }
 
-// A third is no float32; float64 gradients are divided by it all the same.
+// 1/3 is not exact in float32; float64 gradients must still be exact.
 TEST(LossScaler, Float64KeepsItsDigits) {
   LossScaler scaler({.loss_scale = 3}, /*dynamic=*/false);
   const auto gradient = torch::tensor({1.0, 7.0}, torch::kFloat64);
@@ -71,7 +71,7 @@ TEST(LossScaler, DoublesAfterGoodStepsAndHalvesAtAnOverflow) {
   EXPECT_FALSE(step(std::nanf("")));
   EXPECT_EQ(scaler.scale(), 8);
   EXPECT_EQ(scaler.overflows(), 2);
-  // The good steps before do not count any more.
+  // Earlier good steps no longer count.
   EXPECT_TRUE(step(1) && step(1));
   EXPECT_EQ(scaler.overflows(), 0);
   EXPECT_EQ(scaler.scale(), 8);
@@ -90,7 +90,7 @@ TEST(LossScaler, AFixedScaleStays) {
   EXPECT_EQ(LossScaler({}, /*dynamic=*/false).scale(), 1);
 }
 
-// Gradients that stay at zero would double it until it is infinite.
+// With gradients of zero the scale would double until it is infinite.
 TEST(LossScaler, StaysFinite) {
   LossScaler scaler(
       {.initial_loss_scale = 0x1p125, .loss_scale_growth = 1}, true);
@@ -125,7 +125,7 @@ TEST(LossScaler, StopsAfterOverflowsInARow) {
       HasSubstr("[precision] loss_scale = 512;"));
 }
 
-// One element on one rank is enough, and they go on together.
+// One element on one rank suffices; all ranks then continue together.
 TEST(LossScaler, AllRanksSkipTogether) {
   for (const int ranks : {2, 3}) {
     std::atomic<int> checked = 0;
@@ -136,7 +136,7 @@ TEST(LossScaler, AllRanksSkipTogether) {
         world.group().all_reduce(found, ReduceOp::sum, {.label = "overflow"});
       };
       for (int step = 0; step < 2 * ranks; ++step) {
-        // Ranks may hold nothing, and then ask all the same.
+        // A rank without gradients takes part as well.
         auto gradient = torch::ones({world.rank() == 0 ? 0 : 3});
         if (world.rank() == 0) gradient = torch::ones({1});
         const bool bad = step < ranks;
@@ -153,7 +153,7 @@ TEST(LossScaler, AllRanksSkipTogether) {
   }
 }
 
-TEST(LossScaler, ItsStateGoesOnWhereItWas) {
+TEST(LossScaler, ItsStateIsRestored) {
   const PrecisionOptions options{
       .initial_loss_scale = 64, .loss_scale_growth = 3, .max_overflows = 3};
   LossScaler scaler(options, true);
@@ -176,7 +176,7 @@ TEST(LossScaler, ItsStateGoesOnWhereItWas) {
       HasSubstr("a loss scale of -1"));
 }
 
-TEST(LossScaler, RefusesAScaleThatIsNone) {
+TEST(LossScaler, RefusesInvalidScales) {
   EXPECT_THAT(
       error_text<ConfigError>(
           [] { LossScaler({.initial_loss_scale = 1e39}, true); }),

@@ -1,5 +1,5 @@
-// Every optimizer, setting, schedule and clipping against Python's torch.optim,
-// step by step in float64.
+// Every optimizer, setting, schedule and clipping compared with Python's
+// torch.optim, step by step in float64.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -18,7 +18,7 @@ namespace optimizer_pytorch_test {
 
 constexpr int64_t kSteps = 9;
 
-// As in reference.py. The last two are left alone by weight decay.
+// As in reference.py. Weight decay does not apply to the last two.
 const std::vector<std::vector<int64_t>> kShapes = {
     {5, 7}, {7}, {3, 2, 3, 3}, {67}};
 
@@ -103,8 +103,8 @@ std::vector<torch::Tensor> split(const torch::Tensor& flat) {
   return parts;
 }
 
-// Row 0: the parameters; row 1 + s: the gradients of step s. One gradient is
-// there from step 3 on, another is missing in step 5.
+// Row 0: the parameters; row 1 + s: the gradients of step s. One gradient
+// exists from step 3 on, another is missing in step 5.
 torch::Tensor make_values() {
   const int64_t size = total_size();
   auto values = torch::sin(

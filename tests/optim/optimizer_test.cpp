@@ -61,7 +61,7 @@ TEST(Optimizer, GroupsHaveTheirOwnRates) {
   EXPECT_DOUBLE_EQ(b.item<double>(), -0.1);
 }
 
-TEST(Optimizer, AParameterWithoutGradientIsLeftAlone) {
+TEST(Optimizer, AParameterWithoutGradientDoesNotChange) {
   for (const char* name : {"sgd", "adam", "adamw"}) {
     auto options = named(name);
     options.momentum = 0.9;
@@ -94,8 +94,8 @@ TEST(Optimizer, GradientsAreFreedOrZeroedInPlace) {
   EXPECT_FALSE(p.grad().defined());
 }
 
-// Memory order must not matter: the kernels walk over raw memory.
-TEST(Optimizer, OrderOfMemoryDoesNotMatter) {
+// The kernels walk over raw memory.
+TEST(Optimizer, MemoryOrderDoesNotMatter) {
   for (const char* name : {"sgd", "adam", "adamw"}) {
     auto options = named(name);
     options.momentum = 0.9;
@@ -121,7 +121,7 @@ TEST(Optimizer, OrderOfMemoryDoesNotMatter) {
   }
 }
 
-// 67 elements: whole vector blocks and a rest.
+// 67 elements: full vectors and a remainder.
 TEST(Optimizer, Bfloat16ParametersAreUpdatedThroughout) {
   for (const char* name : {"sgd", "adam", "adamw"}) {
     for (bool nesterov : {false, true}) {
@@ -272,7 +272,7 @@ TEST(Clip, SumsOverRanksBeforeTheRoot) {
   auto a = leaf(torch::zeros({1}));
   set_gradient(a, torch::full({1}, 3.0));
   int calls = 0;
-  SharedOutGradients shared;
+  PartitionedGradients shared;
   shared.counted = {a.grad()};
   shared.sum = [&](torch::Tensor& squared) {
     ++calls;
@@ -285,23 +285,23 @@ TEST(Clip, SumsOverRanksBeforeTheRoot) {
   EXPECT_NEAR(a.grad().item<float>(), 0.6, 1e-6);
 }
 
-TEST(Clip, CountsWhatIsCountedHereAndScalesAll) {
+TEST(Clip, CountsItsPartAndScalesAll) {
   auto a = leaf(torch::zeros({4}));
   auto copy = leaf(torch::zeros({2}));
   set_gradient(a, torch::tensor({3.0f, 4.0f, 100.0f, 100.0f}));
   set_gradient(copy, torch::tensor({7.0f, 7.0f}));
-  const SharedOutGradients shared{.counted = {a.grad().narrow(0, 0, 2)}};
+  const PartitionedGradients shared{.counted = {a.grad().narrow(0, 0, 2)}};
   EXPECT_DOUBLE_EQ(gradient_norm({a, copy}, &shared), 5.0);
   EXPECT_DOUBLE_EQ(clip_gradients({a, copy}, 2.5, &shared), 5.0);
   EXPECT_NEAR(a.grad()[3].item<float>(), 50.0f, 1e-4f);
   EXPECT_NEAR(copy.grad()[0].item<float>(), 3.5f, 1e-5f);
-  // A rank that counts nothing asks the others all the same.
-  const SharedOutGradients none{
+  // A rank that counts nothing takes part as well.
+  const PartitionedGradients none{
       .sum = [](torch::Tensor& squared) { squared += 9.0; }};
   EXPECT_DOUBLE_EQ(gradient_norm({a}, &none), 3.0);
 }
 
-TEST(Clip, LeavesGradientsThatAreNotFinite) {
+TEST(Clip, DoesNotScaleNonFiniteGradients) {
   auto a = leaf(torch::zeros({2}));
   set_gradient(a, torch::tensor({3.0f, INFINITY}));
   EXPECT_TRUE(std::isinf(clip_gradients({a}, 1.0)));

@@ -25,7 +25,7 @@ kept_of(const std::string& layout, const std::string& cluster) {
 TEST(AxisOrders, EachIsOfAllAxesAndTheUsualOneIsFirst) {
   EXPECT_EQ(axis_orders().front(), kAxes);
   for (AxisOrder order : axis_orders()) {
-    std::sort(order.begin(), order.end());
+    std::ranges::sort(order);
     EXPECT_EQ(order, kAxes);
   }
 }
@@ -80,7 +80,7 @@ TEST(AxisOrders, WhatIsLeftOutTakesAsLongAsOneThatIsKept) {
       left_out += static_cast<int64_t>(3 - kept.size());
       for (size_t order = 0; order < 3; ++order) {
         const double seconds = seconds_in(order);
-        EXPECT_TRUE(std::any_of(kept.begin(), kept.end(), [&](double one) {
+        EXPECT_TRUE(std::ranges::any_of(kept, [&](double one) {
           return std::abs(one - seconds) <= 1e-12 * seconds;
         })) << to_string(strategy);
       }
@@ -89,8 +89,8 @@ TEST(AxisOrders, WhatIsLeftOutTakesAsLongAsOneThatIsKept) {
   EXPECT_GT(left_out, 100);
 }
 
-// The best of all orders that the axes can have, of what fits as it is, is no
-// better than what is found.
+// Among strategies that fit without savings, the best of all possible orders is
+// no faster than the plan found.
 TEST(AxisOrders, NoOtherOrderIsFaster) {
   struct Case {
     const char* model;
@@ -108,7 +108,7 @@ TEST(AxisOrders, NoOtherOrderIsFaster) {
       if (group.layout.order != kAxes) continue;
       for (Strategy strategy : list_variants(job, group)) {
         auto axes = strategy.layout.used_axes();
-        std::sort(axes.begin(), axes.end());
+        std::ranges::sort(axes);
         do {
           auto& order = strategy.layout.order;
           std::stable_partition(order.begin(), order.end(), [&](Axis axis) {

@@ -1,5 +1,5 @@
-// Which of two candidates is better, and which layouts are kept.
-#include "echelon/planner/candidate.h"
+// Compares candidates, and keeps the fastest layouts.
+#include "echelon/planner/search.h"
 
 #include <gtest/gtest.h>
 
@@ -17,9 +17,9 @@ Candidate candidate_of(Layout layout, double seconds, double bytes = 1) {
 }
 
 TEST(Candidate, OfEqualTimesTheSmallerIsFirst) {
-  EXPECT_TRUE(faster(candidate_of({}, 1, 9), candidate_of({}, 2, 3)));
-  EXPECT_TRUE(faster(candidate_of({}, 1, 2), candidate_of({}, 1, 3)));
-  EXPECT_FALSE(faster(candidate_of({}, 1, 3), candidate_of({}, 1, 3)));
+  EXPECT_TRUE(is_faster(candidate_of({}, 1, 9), candidate_of({}, 2, 3)));
+  EXPECT_TRUE(is_faster(candidate_of({}, 1, 2), candidate_of({}, 1, 3)));
+  EXPECT_FALSE(is_faster(candidate_of({}, 1, 3), candidate_of({}, 1, 3)));
 }
 
 TEST(Ranking, KeepsTheFastestOfEachLayoutAndTheFastestLayouts) {

@@ -1,4 +1,4 @@
-// What the planner prints, train accepts, and means the same by it.
+// `echelon train` accepts the planner's configuration and means the same by it.
 #include "echelon/planner/configuration.h"
 
 #include <gtest/gtest.h>
@@ -57,7 +57,7 @@ image_folder(const TempFolder& folder, int64_t samples, int64_t classes) {
   return folder.path("images");
 }
 
-// What is the user's to say: enough samples for a batch, and the length.
+// The settings left to the user: enough samples for a batch, and the length.
 Overrides users_part(const PlanRequest& request, const TempFolder& folder) {
   Overrides mine{
       .set = {"train.steps=1", "train.run=\"" + folder.path("run") + "\""}};
@@ -80,8 +80,8 @@ Overrides users_part(const PlanRequest& request, const TempFolder& folder) {
   return mine;
 }
 
-// What can be compared: the trainer counts the layers that a budget computes
-// again when it sees the model.
+// Compares all but the number of recomputed layers, which the trainer derives
+// from the budget when it has the model.
 void expect_same(const Strategy& planned, const Strategy& read) {
   EXPECT_EQ(read.layout, planned.layout);
   EXPECT_EQ(read.zero_stage, planned.zero_stage);
@@ -219,7 +219,7 @@ TEST(PlanConfiguration, SaysTheOrderWhereItIsNotTheUsualOne) {
       << text_of(within);
 }
 
-// The second stage lies on a device of 40 GB in one pipeline, of 80 in the
+// The second stage has a device of 40 GB in one pipeline, of 80 GB in the
 // other.
 TEST(PlanConfiguration, AStageHasTheMemoryOfItsSmallestDevice) {
   const PlanRequest request =

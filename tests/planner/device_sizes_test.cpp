@@ -133,7 +133,7 @@ TEST(DeviceSizes, EqualDevicesTakeEqualParts) {
   }
 }
 
-// The slowest pipeline sets the pace, wherever it lies.
+// The slowest pipeline sets the pace, on whichever devices it runs.
 TEST(DeviceSizes, TheEstimateIsThatOfTheSlowestPipeline) {
   const ModelShape model = find_model("gpt3-1.3b");
   Strategy strategy;
@@ -148,7 +148,7 @@ TEST(DeviceSizes, TheEstimateIsThatOfTheSlowestPipeline) {
   EXPECT_NEAR(slow_first, slow_last, 0.2 * slow_first);
 }
 
-// A device's memory counts where the stage lies that it holds.
+// Each stage counts the memory of its own device.
 TEST(DeviceSizes, EachStageMustFitItsOwnDevice) {
   const ModelShape model = find_model("gpt3-6.7b");
   Strategy strategy;

@@ -1,5 +1,5 @@
 // Which strategies share the time of a pipeline.
-#include "echelon/planner/pipeline_times.h"
+#include "echelon/planner/pipeline_bound.h"
 
 #include <gtest/gtest.h>
 

@@ -13,7 +13,7 @@ import sys
 
 from playwright.sync_api import sync_playwright
 
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "timeline"))
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "report"))
 from report_browser import (  # noqa: E402
     WIDTHS, Page, check, contrast, layout, luminance, problems, quiet)
 

@@ -33,7 +33,7 @@ TEST(PlanPage, ShowsMemoryStepChoicesAndGrowthWithoutTheNetwork) {
     EXPECT_EQ(count_of(html, "id=\"" + std::string(id) + "\""), 1u) << id;
   }
   EXPECT_EQ(
-      count_of(html, "a device, utilisation"),
+      count_of(html, "a device, MFU"),
       page.choices.size() + page.growth.size());
   EXPECT_EQ(count_of(html, "<b>gpt2"), 0u);
   EXPECT_EQ(count_of(html, "http://") + count_of(html, "https://"), 0u);
@@ -72,29 +72,6 @@ TEST(PlanPage, FiguresOfALongPipelineAreOfAllItsRanks) {
   const double ideal =
       std::stod(between(html, "emptying the pipeline leaves ", " %"));
   EXPECT_NEAR(ideal, 100.0 * 63 / (128 + 63), 2.0);
-}
-
-TEST(PlanPage, SaysThatRanksOfAMeasuredMachineDiffer) {
-  for (const double jitter : {0.0, 30e-6}) {
-    PlanRequest request;
-    request.model = find_model("gpt2");
-    request.cluster = find_cluster("a100-40gb:2");
-    request.cluster.groups[0].node.device.jitter_seconds = jitter;
-    request.global_batch = 8;
-    request.fixed = {{"dp", "2"}};
-    request.compare = false;
-    const auto result = plan(request);
-    ASSERT_FALSE(result.plans.empty());
-    const std::string html = to_html(make_plan_page(request, result));
-    EXPECT_EQ(
-        count_of(html, "the other rank does the same at the same time."),
-        jitter > 0 ? 0u : 1u);
-    EXPECT_EQ(
-        count_of(
-            html,
-            "the same work, in times that differ by the measured jitter."),
-        jitter > 0 ? 1u : 0u);
-  }
 }
 
 }  // namespace plan_page_test

@@ -62,7 +62,7 @@ TEST(Plan, NothingFitsIsAnAnswer) {
   ASSERT_TRUE(result.smallest);
   EXPECT_TRUE(result.smallest->step.fits);
   EXPECT_GT(result.smallest->devices, 8);
-  EXPECT_TRUE(has(result.reason.why, "would do")) << result.reason.why;
+  EXPECT_TRUE(has(result.reason.why, "suffice")) << result.reason.why;
   // The next smaller number of nodes does not do.
   PlanRequest smaller = request_of("gpt3-175b", "a100-80gb:8", 64);
   EXPECT_TRUE(plans_on(smaller, result.smallest->devices - 8, 1).empty());

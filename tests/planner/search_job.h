@@ -11,7 +11,7 @@
 
 namespace echelon {
 
-/// Of a model of the catalogue, on all devices of `cluster`.
+/// A search for a model of the catalogue, on all devices of `cluster`.
 inline SearchJob search_job(
     const std::string& model, const Cluster& cluster, int64_t batch,
     const std::string& stack = "echelon") {

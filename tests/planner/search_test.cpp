@@ -15,13 +15,13 @@
 namespace echelon {
 namespace search_test {
 
-// In every order of the axes that the software takes: on mixed clusters as
-// listed.
+// The groups in every order of the axes that the framework supports. On mixed
+// clusters list_groups() has them all.
 std::vector<Strategy> in_all_orders(const SearchJob& job) {
   if (job.cluster.mixed()) return list_groups(job);
   std::vector<Strategy> groups;
   for (Strategy group : list_groups(job)) {
-    for (const int order : rules_of_stack(job.stack).orders) {
+    for (const int order : rules_of_framework(job.stack).orders) {
       group.layout.order = axis_orders()[static_cast<size_t>(order)];
       groups.push_back(group);
     }
@@ -39,8 +39,7 @@ void for_each_strategy(const SearchJob& job, const Visit& visit) {
       const int64_t layers =
           strategy.stage_layers.empty()
               ? (num_layers(job.model) + stages - 1) / stages
-              : *std::max_element(
-                    strategy.stage_layers.begin(), strategy.stage_layers.end());
+              : *std::ranges::max_element(strategy.stage_layers);
       for (const Recompute recompute : kRecomputes) {
         for (int64_t some = -1; some < layers; ++some) {
           if (some == 0 || (some > 0 && recompute == Recompute::none)) continue;
@@ -49,7 +48,7 @@ void for_each_strategy(const SearchJob& job, const Visit& visit) {
           for (const int offload : {0, 1, 2, 3}) {
             strategy.offload_optimizer = (offload & 1) != 0;
             strategy.offload_activations = (offload & 2) != 0;
-            if (offload > 0 && !rules_of_stack(job.stack).offload) continue;
+            if (offload > 0 && !rules_of_framework(job.stack).offload) continue;
             if (check_strategy(job.model, strategy, job.cluster).empty()) {
               visit(strategy);
             }
@@ -62,15 +61,12 @@ void for_each_strategy(const SearchJob& job, const Visit& visit) {
 
 bool fits(const SearchJob& job, const StepEstimate& step) {
   return step.fits &&
-         std::all_of(
-             job.cluster.groups.begin(), job.cluster.groups.end(),
-             [&](const NodeGroup& group) {
-               const double all = group.node.host_memory_bytes;
-               return all <= 0 ||
-                      step.memory.host_bytes <=
-                          0.8 * all /
-                              static_cast<double>(group.node.num_devices);
-             });
+         std::ranges::all_of(job.cluster.groups, [&](const NodeGroup& group) {
+           const double all = group.node.host_memory_bytes;
+           return all <= 0 ||
+                  step.memory.host_bytes <=
+                      0.8 * all / static_cast<double>(group.node.num_devices);
+         });
 }
 
 // Each layout's fastest, found without the search's bounds.
@@ -88,7 +84,7 @@ Fastest fastest_of_layouts(const SearchJob& job) {
     layout.order = kAxes;
     const Candidate candidate{strategy, step};
     const auto [at, is_new] = fastest.try_emplace(to_string(layout), candidate);
-    if (!is_new && faster(candidate, at->second)) at->second = candidate;
+    if (!is_new && is_faster(candidate, at->second)) at->second = candidate;
   });
   return fastest;
 }
@@ -97,7 +93,7 @@ void expect_brute_force_agrees(const SearchJob& job) {
   constexpr size_t kKept = 4;
   std::vector<Candidate> all;
   for (const auto& [name, one] : fastest_of_layouts(job)) all.push_back(one);
-  std::sort(all.begin(), all.end(), faster);
+  std::ranges::sort(all, is_faster);
   const auto found = search(job, kKept);
   ASSERT_EQ(found.best.size(), std::min(kKept, all.size()));
   ASSERT_FALSE(found.best.empty());
@@ -179,7 +175,7 @@ TEST(Search, VariantsThatAreSharedAreThoseOfTheGroup) {
   }
 }
 
-// What least_bytes leaves out has no way to fit.
+// Strategies that least_bytes excludes cannot fit.
 TEST(Search, TheBoundOnMemoryLeavesOutNothingThatFits) {
   SearchJob job = search_job("llama2-7b", "v100:2", 2);
   const double usable = usable_bytes(job.cluster.groups[0].node.device);
@@ -250,7 +246,7 @@ TEST(Search, TheLargestDeviceSaysWhatCannotFit) {
       usable_bytes(job.cluster.groups[1].node.device));
 }
 
-// With everything computed again, and nothing that needs more.
+// The closest plan recomputes everything and needs the least.
 TEST(Search, TheClosestNeedsTheLeast) {
   SearchJob job = search_job("gpt3-2.7b", "v100:2", 256);
   job.constraints =

@@ -27,7 +27,7 @@ Strategy pipeline_of(const SearchJob& job, Layout layout) {
   return strategy;
 }
 
-// Of the slowest stage, a microbatch forwards and backwards.
+// Seconds of a microbatch, forward and backward, on the slowest stage.
 double bottleneck(const SearchJob& job, Strategy strategy, const Cut& cut) {
   strategy.stage_layers = cut;
   double most = 0;
@@ -38,8 +38,8 @@ double bottleneck(const SearchJob& job, Strategy strategy, const Cut& cut) {
   return most;
 }
 
-// A head with the weight of five blocks lies on the fast device, then on the
-// slow one.
+// A head with the weight of five blocks is on the fast device, then on the slow
+// one.
 TEST(SizedStages, TheHeadIsWorkOfTheLastStage) {
   for (const char* cluster :
        {"a100-80gb:1x1+h100-sxm:1x1", "h100-sxm:1x1+a100-80gb:1x1"}) {
@@ -102,7 +102,7 @@ TEST(SizedStages, OneCutIsForTimeAndOneForMemory) {
   const double large = usable_bytes(job.cluster.groups[0].node.device);
   const double small = usable_bytes(job.cluster.groups[1].node.device);
   EXPECT_EQ(cuts[1], share_out(32, {large, small}));
-  // Twice the same cut is tried once.
+  // The same partition is tried only once.
   SearchJob same = job;
   same.speeds = {1, small / large};
   same.model.transformer->vocab = 128;
@@ -224,7 +224,7 @@ TEST(DeviceSpeeds, AreOfThisModelSequencePrecisionAndStack) {
     ratios.push_back(speeds[0]);
   }
   // None of the four is another one's.
-  std::sort(ratios.begin(), ratios.end());
+  std::ranges::sort(ratios);
   for (size_t i = 1; i < ratios.size(); ++i) {
     EXPECT_GT(ratios[i], ratios[i - 1] * 1.01);
   }

@@ -8,8 +8,8 @@
 #include "echelon/cluster/catalogue.h"
 #include "echelon/cluster/cluster_file.h"
 #include "echelon/cluster/saved_cluster.h"
+#include "echelon/cost/framework.h"
 #include "echelon/cost/model_catalogue.h"
-#include "echelon/cost/stack.h"
 #include "tests/support/measured_desk.h"
 #include "tests/support/temp_folder.h"
 
@@ -126,7 +126,7 @@ TEST_F(PredictRun, TheRestOfAStepIsAPartOfIt) {
   what.strategy.zero_stage = 3;
   what.strategy.global_batch = 64;
   what.strategy.stack = "fsdp";
-  const double host = find_stack("fsdp").step_host_seconds;
+  const double host = find_framework("fsdp").step_host_seconds;
   ASSERT_GT(host, 0.01);
   const StepPrediction some = predict_step(what, find_cluster("h100-sxm:1x8"));
   EXPECT_NEAR(some.parts.other, host, 1e-3 * host);

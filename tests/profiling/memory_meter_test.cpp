@@ -36,7 +36,7 @@ TEST(MemoryMeter, CountsBlocksUntilTheyAreFreed) {
   EXPECT_EQ(meter.peak().total(), 5 * kMiB);
 }
 
-TEST(MemoryMeter, KindsAreThoseOfTheInnermostScope) {
+TEST(MemoryMeter, TheInnermostScopeSetsTheKind) {
   MemoryMeter meter;
   const auto counting = meter.count();
   const MemoryKindScope outer(MemoryKind::parameters);
@@ -70,7 +70,7 @@ TEST(MemoryMeter, PeakIsOneMoment) {
   EXPECT_EQ(meter.peak()[MemoryKind::working], 3 * kMiB);
 }
 
-TEST(MemoryMeter, WhatOutlivesForwardIsActivations) {
+TEST(MemoryMeter, BlocksThatOutliveForwardAreActivations) {
   torch::manual_seed(0);
   const int64_t bytes = 512 * 512 * 4;
   const auto weight = torch::randn({512, 512}).requires_grad_();
@@ -91,7 +91,7 @@ TEST(MemoryMeter, WhatOutlivesForwardIsActivations) {
   EXPECT_EQ(meter.now()[MemoryKind::gradients], bytes);
 }
 
-TEST(MemoryMeter, GradientsAreNamedWhenTheyCome) {
+TEST(MemoryMeter, NewGradientsGetTheirKind) {
   const auto weight = torch::randn({512, 512}).requires_grad_();
   const auto input = torch::randn({8, 512});
   int calls = 0;
@@ -107,7 +107,7 @@ TEST(MemoryMeter, GradientsAreNamedWhenTheyCome) {
   }
 }
 
-TEST(MemoryMeter, SeesFreesOfOtherThreadsAndNotTheirBlocks) {
+TEST(MemoryMeter, CountsFreesButNotBlocksOfOtherThreads) {
   MemoryMeter meter;
   const auto counting = meter.count();
   auto made_here = mebibytes(2);
@@ -171,7 +171,7 @@ TEST(MemoryMeter, RefusesBlocksAboveItsLimit) {
   mebibytes(9);
 }
 
-TEST(MemoryMeter, SamplesTellOfChanges) {
+TEST(MemoryMeter, SamplesRecordChanges) {
   MemoryMeter meter;
   const auto counting = meter.count();
   const auto kept = mebibytes(1);

@@ -58,7 +58,7 @@ TEST(OperatorScope, SeesOperatorsBelowAutogradAndInBackward) {
   EXPECT_EQ(writer.names.size(), before) << "the scope has ended";
 }
 
-TEST(OperatorScope, InnerHandlersLetOuterOnesRun) {
+TEST(OperatorScope, InnerHandlersPassOperatorsToOuterOnes) {
   Writer outer, inner;
   Replacer replacer(torch::ones({2, 2}));
   const OperatorScope first(outer);
@@ -75,7 +75,7 @@ TEST(OperatorScope, InnerHandlersLetOuterOnesRun) {
   EXPECT_TRUE(product.equal(torch::ones({2, 2})));
 }
 
-TEST(OperatorScope, WholeOperatorsHideWhatTheyCall) {
+TEST(OperatorScope, WholeOperatorsHideTheirInnerOperators) {
   const auto x = torch::randn({1, 2, 5, 5});
   const auto weight = torch::randn({3, 2, 3, 3});
   const auto convolve = [&](bool whole) {

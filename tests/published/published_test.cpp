@@ -94,7 +94,7 @@ TEST(Published, RowsThatRanOutOfMemoryAreNotSaidToFit) {
     unfit += one.step.fits ? 0 : 1;
   }
   ASSERT_EQ(predictions.size(), 6u);
-  EXPECT_GE(unfit, 4);  // doc/published.md has the other two
+  EXPECT_GE(unfit, 5);  // doc/published.md has the other one
 }
 
 TEST(Published, EveryRowSaysWhatItNeeds) {

@@ -398,7 +398,7 @@ def same_ranges(parts, wanted, size):
         for a, b in zip(j, w))
 
 
-INKS = """() => [...document.querySelectorAll('.cut-item svg')].flatMap(svg =>
+INKS = """() => [...document.querySelectorAll('.shard-item svg')].flatMap(svg =>
   [...svg.querySelectorAll('.n, .s')].map(t => {
     const b = t.getBoundingClientRect();
     const under = [...svg.querySelectorAll('rect')].find(r => {
@@ -461,17 +461,19 @@ PIPELINE = """id => {
   const box = e => { const b = e.getBoundingClientRect();
     return {left: b.left, top: b.top, right: b.right, bottom: b.bottom}; };
   const figure = document.getElementById(id);
+  const data = JSON.parse(figure.closest('.pipes').querySelector('script')
+    .textContent).pictures.find(p => p.id === id);
   return {picture: box(figure.querySelector('.plot > svg')),
     bubble: figure.querySelector('.bubble').textContent,
-    rows: [...figure.querySelectorAll('.prow')].map(g => ({
-      name: g.dataset.name,
+    rows: [...figure.querySelectorAll('.prow')].map((g, row) => ({
+      name: data.rows[row].name,
       texts: [...g.querySelectorAll('.n')]
         .filter(t => t.getBoundingClientRect().width > 0)
         .map(t => ({text: t.textContent, box: box(t),
                     fill: getComputedStyle(t).fill})),
-      blocks: [...g.querySelectorAll('rect[data-m]')].map(r => ({
+      blocks: [...g.querySelectorAll('rect:not(.gap)')].map((r, i) => ({
         kind: r.getAttribute('class')[1].toUpperCase(),
-        microbatch: +r.dataset.m, box: box(r),
+        microbatch: data.rows[row].blocks[i][1], box: box(r),
         fill: getComputedStyle(r).fill,
         title: r.textContent}))}))};
 }"""
@@ -589,7 +591,7 @@ def player(browser, folder):
         play_by_keys(p)
     with Page(browser, folder, java_script_enabled=False) as p:
         check(p.page.locator(".player").is_hidden(), "controls without script")
-        check(p.page.locator("svg rect[data-m]").count() ==
+        check(p.page.locator(".prow rect:not(.gap)").count() ==
               sum(len(f["blocks"]) for f in expected["figures"]),
               "not all blocks without script")
 
@@ -597,9 +599,9 @@ def player(browser, folder):
 def play_through(p, width, figure, index, expected):
     if len(expected["figures"]) > 1:
         p.page.select_option(".player select", str(index))
-    steps = p.js("""id => document.getElementById(id)
-        .querySelector('.plot > svg').dataset.steps.split(' ')""",
-                 figure["id"])
+    steps = p.js("""id => JSON.parse(document.getElementById(id)
+        .closest('.pipes').querySelector('script').textContent)
+        .pictures.find(p => p.id === id).steps""", figure["id"])
     rows = {}
     last = -1
     for step, at in enumerate(steps, 1):
@@ -651,7 +653,7 @@ def play_by_keys(p):
 def hover(browser, folder):
     """Blocks of a large picture say what they are when pointed at."""
     with Page(browser, folder) as p:
-        block = p.page.locator("rect[data-m]").nth(5)
+        block = p.page.locator(".prow rect:not(.gap)").nth(5)
         check(block.locator("title").count() == 0, "it has a title")
         block.hover()
         tip = p.page.locator(".tip")

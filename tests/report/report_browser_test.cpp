@@ -9,7 +9,6 @@
 #include <nlohmann/json.hpp>
 
 #include "echelon/report/pipeline_page.h"
-#include "echelon/report/pipeline_section.h"
 #include "echelon/report/strategy_page.h"
 #include "echelon/text/text_file.h"
 #include "echelon/text/units.h"
@@ -122,7 +121,7 @@ Json picture_of(const Timeline& timeline, int64_t step) {
   return expected;
 }
 
-TensorCut uneven_cut() {
+TensorShards uneven_cut() {
   return sample::llama_cut(
       {.ranks = 4,
        .layers = 16,
@@ -137,7 +136,7 @@ TensorCut uneven_cut() {
 
 // What the rectangle `id` must show of `parameter`.
 Json rectangle_of(
-    const std::string& id, const CutParameter& parameter, bool vertical) {
+    const std::string& id, const ParameterShards& parameter, bool vertical) {
   Json stripes = Json::array();
   for (size_t rank = 0; rank < parameter.parts.size(); ++rank) {
     for (const auto& piece : parameter.parts[rank].pieces) {
@@ -384,20 +383,20 @@ TEST_F(ReportInBrowser, DrawsThePartsOfMatricesToScale) {
   folder_.write(
       "expected.json",
       Json::array(
-          {rectangle_of("cut-0-0-b0", cut.layers[0].parameters[0], false),
-           rectangle_of("cut-1-0-a0", layer[1], true),
-           rectangle_of("cut-1-0-a1", layer[2], true),
-           rectangle_of("cut-1-0-b0", layer[4], false),
-           rectangle_of("cut-1-1-a1", layer[7], true),
-           rectangle_of("cut-1-1-b0", layer[8], false)})
+          {rectangle_of("shards-0-0-b0", cut.layers[0].parameters[0], false),
+           rectangle_of("shards-1-0-a0", layer[1], true),
+           rectangle_of("shards-1-0-a1", layer[2], true),
+           rectangle_of("shards-1-0-b0", layer[4], false),
+           rectangle_of("shards-1-1-a1", layer[7], true),
+           rectangle_of("shards-1-1-b0", layer[8], false)})
           .dump());
   look("cuts", sample::tensor_run(cut, "self_attn"));
   const auto gpt = sample::gpt_cut({.ranks = 3, .heads = 16});
   folder_.write(
       "expected.json",
       Json::array(
-          {rectangle_of("cut-1-0-a0", gpt.layers[2].parameters[2], true),
-           rectangle_of("cut-1-0-b0", gpt.layers[2].parameters[4], false)})
+          {rectangle_of("shards-1-0-a0", gpt.layers[2].parameters[2], true),
+           rectangle_of("shards-1-0-b0", gpt.layers[2].parameters[4], false)})
           .dump());
   look("cuts", sample::tensor_run(gpt));
 }

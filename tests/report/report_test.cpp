@@ -4,12 +4,11 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <cstdio>
 #include <limits>
 
 #include "echelon/error.h"
+#include "echelon/report/chart.h"
 #include "echelon/report/markup.h"
-#include "echelon/report/series.h"
 #include "echelon/text/units.h"
 #include "tests/report/sample_pipeline.h"
 #include "tests/report/sample_run.h"
@@ -19,23 +18,12 @@
 namespace echelon {
 namespace report_test {
 
+using sample::contains;
+using sample::count;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
-
-// Not a matcher: those print the whole page when they fail.
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
-
-size_t count(const std::string& text, const std::string& part) {
-  size_t result = 0;
-  for (size_t at = 0; (at = text.find(part, at)) != std::string::npos; ++at) {
-    ++result;
-  }
-  return result;
-}
 
 TEST(Units, AreWhatPeopleRead) {
   const std::pair<double, const char*> numbers[] = {
@@ -94,17 +82,26 @@ TEST(Markup, EscapesTextsAndAttributes) {
   EXPECT_EQ(escape_markup(std::string_view("\0", 1)), "\xef\xbf\xbd");
 }
 
-TEST(Markup, NestsElements) {
+TEST(Markup, FillsTemplatesAndEscapesArguments) {
   Markup page;
-  page.open("p", {{"class", "\"a\""}}).leaf("b", {}, "x<y").close();
-  page.empty("rect", {{"x", coordinate(1.0 / 3)}});
+  page.add("<p class='{}'><b>{}</b> it's {}", "\"a\"", "x<y", size_t{3});
+  page.add("</p><rect x='{}'/>", 1.0 / 3).add_json("{\"a\":\"</script>\"}");
   EXPECT_EQ(
       std::move(page).finish(),
-      "<p class=\"&quot;a&quot;\"><b>x&lt;y</b></p><rect x=\"0.33\"/>");
+      "<p class=\"&quot;a&quot;\"><b>x&lt;y</b> it's 3</p>"
+      "<rect x=\"0.33\"/><script type=\"application/json\">"
+      "{\"a\":\"\\u003c/script>\"}</script>");
+}
+
+TEST(Markup, RejectsElementsThatDoNotNest) {
   Markup open;
-  open.open("p");
+  open.add("<p>");
+  EXPECT_THROW(open.add("</b>"), std::logic_error);
   EXPECT_THROW(std::move(open).finish(), std::logic_error);
-  EXPECT_THROW(Markup().close(), std::logic_error);
+  EXPECT_THROW(Markup().add("</p>"), std::logic_error);
+}
+
+TEST(Coordinate, HasNoTrailingZeros) {
   EXPECT_EQ(coordinate(-0.001), "0");
   EXPECT_EQ(coordinate(12.50), "12.5");
   EXPECT_EQ(coordinate(kNan), "0");
@@ -242,12 +239,6 @@ TEST(Report, DrawsMemoryByKind) {
       contains(to_html(sample::run({})), "Memory over a step, by kind"));
 }
 
-std::string fixed(double value) {
-  char text[32];
-  std::snprintf(text, sizeof(text), "%.2f", value);
-  return text;
-}
-
 TEST(Report, ShowsPredictionAndMeasurementSideBySide) {
   auto input = sample::run_with_memory({.ranks = 2});
   EXPECT_FALSE(contains(to_html(input), "Prediction"));
@@ -260,11 +251,12 @@ TEST(Report, ShowsPredictionAndMeasurementSideBySide) {
   EXPECT_TRUE(contains(page, ">predicted</text>"));
   const TimedParts real = timed_parts(input.timeline, diagnose(input.timeline));
   for (const auto& part : compared_parts(input.prediction->parts, real)) {
-    const std::string row =
-        ">" + part.name + "</th><td>" +
-        (part.predicted > 0 ? format_seconds(part.predicted) : "\u2013") +
-        "</td><td>" + format_seconds(part.measured) + "</td><td>" +
-        (part.predicted > 0 ? fixed(part.measured / part.predicted) : "\u2013");
+    const bool any = part.predicted > 0;
+    const std::string row = format(
+        ">{}</th><td>{}</td><td>{}</td><td>{}", part.name,
+        any ? format_seconds(part.predicted) : "\u2013",
+        format_seconds(part.measured),
+        any ? format("{:.2f}", part.measured / part.predicted) : "\u2013");
     EXPECT_TRUE(contains(page, row)) << row;
   }
   // Of 957 MiB a sixteenth less was predicted.
@@ -344,7 +336,7 @@ TEST(Report, EscapesEveryText) {
 
 TEST(Report, LeavesOutWhatWasNotMeasured) {
   const auto page = to_html({.title = "nothing"});
-  for (const char* part : {"<svg", "<table", "<h2"}) {
+  for (const char* part : {"<figure", "<table", "<h2"}) {
     EXPECT_FALSE(contains(page, part));
   }
   auto input = sample::run({.steps = 30, .ranks = 1});

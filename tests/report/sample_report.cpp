@@ -31,7 +31,7 @@ void write_schedule(
   picture.rows = order.rows;
   picture.blocks = *echelon::ideal_blocks(order);
   picture.unit = "forwards";
-  echelon::write_text_file(
+  echelon::write_file_atomically(
       folder / "report.html", echelon::pipeline_page(picture));
   std::cout << (folder / "report.html").string() << "\n";
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "echelon/report/report.h"
 
@@ -26,5 +27,18 @@ StepPrediction prediction_of(const Timeline& timeline);
 
 /// A data-parallel run whose last all-reduces outlast the backward pass.
 ReportInput run(const RunShape& shape);
+
+/// For assertions on pages: matchers print the whole page when they fail.
+inline bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+inline size_t count(const std::string& text, const std::string& part) {
+  size_t result = 0;
+  for (size_t at = 0; (at = text.find(part, at)) != std::string::npos; ++at) {
+    ++result;
+  }
+  return result;
+}
 
 }  // namespace echelon::sample

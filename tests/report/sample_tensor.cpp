@@ -15,10 +15,10 @@ IndexRange heads_of(int64_t heads, int64_t rank, int64_t ranks, int64_t size) {
   return {range.begin * size, range.end * size};
 }
 
-CutParameter
+ParameterShards
 cut(const std::string& name, std::vector<int64_t> shape, int64_t dim,
     std::vector<std::vector<IndexRange>> pieces) {
-  CutParameter parameter{.name = name};
+  ParameterShards parameter{.name = name};
   for (auto& own : pieces) {
     Shard shard{.shape = shape, .dim = dim};
     shard.pieces = own;
@@ -28,26 +28,26 @@ cut(const std::string& name, std::vector<int64_t> shape, int64_t dim,
   return parameter;
 }
 
-CutParameter even(
+ParameterShards even(
     const std::string& name, std::vector<int64_t> shape, int64_t dim,
     int64_t ranks) {
-  CutParameter parameter{.name = name};
+  ParameterShards parameter{.name = name};
   for (int64_t rank = 0; rank < ranks; ++rank) {
     parameter.parts.push_back(even_shard(shape, dim, rank, ranks));
   }
   return parameter;
 }
 
-CutParameter
+ParameterShards
 whole(const std::string& name, std::vector<int64_t> shape, int64_t ranks) {
-  CutParameter parameter{.name = name};
+  ParameterShards parameter{.name = name};
   for (int64_t rank = 0; rank < ranks; ++rank) {
     parameter.parts.push_back(replicated(shape, static_cast<int>(rank)));
   }
   return parameter;
 }
 
-CutLayer gpt_layer(const TensorShape& s, int64_t index) {
+LayerShards gpt_layer(const TensorShape& s, int64_t index) {
   const int64_t n = s.ranks;
   const int64_t size = s.hidden / s.heads;
   std::vector<std::vector<IndexRange>> fused;
@@ -75,7 +75,7 @@ CutLayer gpt_layer(const TensorShape& s, int64_t index) {
        whole("mlp.c_proj.bias", {s.hidden}, n)}};
 }
 
-CutLayer llama_layer(const TensorShape& s, int64_t index) {
+LayerShards llama_layer(const TensorShape& s, int64_t index) {
   const int64_t n = s.ranks;
   const int64_t size = s.hidden / s.heads;
   std::vector<std::vector<IndexRange>> queries;
@@ -101,7 +101,7 @@ CutLayer llama_layer(const TensorShape& s, int64_t index) {
        even("mlp.down_proj.weight", {s.hidden, s.intermediate}, 1, n)}};
 }
 
-TensorCut empty_cut(const TensorShape& s) {
+TensorShards empty_cut(const TensorShape& s) {
   return {.ranks = s.ranks, .cuts_tokens = s.cuts_tokens, .tokens = s.tokens};
 }
 
@@ -149,27 +149,27 @@ std::string exit_of(const std::string& part) {
 }
 
 void forward_layer(
-    Clock& clock, const TensorCut& cut, const std::string& layer,
+    Clock& clock, const TensorShards& model, const std::string& layer,
     const std::vector<std::string>& parts, int64_t bytes) {
   for (const auto& part : parts) {
     const std::string in = layer + "." + entrance_of(part);
     const std::string out = layer + "." + exit_of(part);
-    if (cut.cuts_tokens) {
+    if (model.cuts_tokens) {
       clock.call("tp", "all_gather " + in + " gather", bytes / 2, 90);
     }
     clock.compute("forward " + layer, SpanKind::forward, 600);
     clock.call(
         "tp",
-        cut.cuts_tokens ? "reduce_scatter " + out + " scatter"
-                        : "all_reduce " + out + " sum",
+        model.cuts_tokens ? "reduce_scatter " + out + " scatter"
+                          : "all_reduce " + out + " sum",
         bytes, 140);
   }
 }
 
 }  // namespace
 
-TensorCut gpt_cut(const TensorShape& s) {
-  TensorCut result = empty_cut(s);
+TensorShards gpt_cut(const TensorShape& s) {
+  TensorShards result = empty_cut(s);
   result.layers.push_back(
       {"transformer.wte", {even("weight", {s.words, s.hidden}, 0, s.ranks)}});
   result.layers.push_back(
@@ -187,8 +187,8 @@ TensorCut gpt_cut(const TensorShape& s) {
   return result;
 }
 
-TensorCut llama_cut(const TensorShape& s) {
-  TensorCut result = empty_cut(s);
+TensorShards llama_cut(const TensorShape& s) {
+  TensorShards result = empty_cut(s);
   result.layers.push_back(
       {"model.embed_tokens",
        {even("weight", {s.words, s.hidden}, 0, s.ranks)}});
@@ -202,8 +202,8 @@ TensorCut llama_cut(const TensorShape& s) {
   return result;
 }
 
-TensorCut cnn_cut(int64_t ranks) {
-  TensorCut result{.ranks = ranks};
+TensorShards cnn_cut(int64_t ranks) {
+  TensorShards result{.ranks = ranks};
   result.layers = {
       {"conv1",
        {even("weight", {16, 3, 3, 3}, 0, ranks), even("bias", {16}, 0, ranks)}},
@@ -214,14 +214,14 @@ TensorCut cnn_cut(int64_t ranks) {
   return result;
 }
 
-ReportInput tensor_run(const TensorCut& cut, const std::string& part) {
+ReportInput tensor_run(const TensorShards& model, const std::string& part) {
   ReportInput input = run({.steps = 300});
   input.timeline = {};
-  input.tensor = cut;
-  const int64_t bytes = std::max<int64_t>(1, cut.tokens) * 768 * 4;
+  input.tensor = model;
+  const int64_t bytes = std::max<int64_t>(1, model.tokens) * 768 * 4;
   const std::vector<std::string> parts = {
       part, part == "attn" ? "mlp" : "gated mlp"};
-  for (int32_t rank = 0; rank < cut.ranks; ++rank) {
+  for (int32_t rank = 0; rank < model.ranks; ++rank) {
     input.timeline.rank_names.push_back(
         "rank " + std::to_string(rank) + " (cpu)");
     int64_t now = 0;
@@ -233,23 +233,23 @@ ReportInput tensor_run(const TensorCut& cut, const std::string& part) {
             {rank, "compute", name, kind, from, clock.now, step, 0, ""});
       };
       const int64_t forward = clock.now;
-      const std::string first = cut.layers.front().name;
+      const std::string first = model.layers.front().name;
       clock.compute("forward " + first, SpanKind::forward, 100);
       clock.call("tp", "all_reduce " + first + " sum", bytes, 150);
-      for (const auto& layer : cut.layers) {
+      for (const auto& layer : model.layers) {
         if (layer.parameters.size() > 2) {
-          forward_layer(clock, cut, layer.name, parts, bytes);
+          forward_layer(clock, model, layer.name, parts, bytes);
         }
       }
-      clock.call("tp", "all_gather lm_head loss", cut.tokens * 8, 30);
+      clock.call("tp", "all_gather lm_head loss", model.tokens * 8, 30);
       pass("forward", SpanKind::forward, forward);
       const int64_t backward = clock.now;
-      for (auto it = cut.layers.rbegin(); it != cut.layers.rend(); ++it) {
+      for (auto it = model.layers.rbegin(); it != model.layers.rend(); ++it) {
         if (it->parameters.size() <= 2) continue;
         for (const auto& name : {parts[1], parts[0]}) {
           const std::string full = it->name + "." + entrance_of(name);
           clock.compute("backward " + it->name, SpanKind::backward, 1250);
-          if (cut.cuts_tokens) {
+          if (model.cuts_tokens) {
             clock.call(
                 "tp",
                 "all_gather " + it->name + "." + exit_of(name) + " gather",

@@ -22,15 +22,16 @@ struct TensorShape {
 
 /// As Hugging Face's GPT-2 has them: fused queries, keys and values, [in, out],
 /// words in and out tied.
-TensorCut gpt_cut(const TensorShape& shape);
+TensorShards gpt_cut(const TensorShape& shape);
 /// Three matrices for queries, keys and values, fewer heads of keys than ranks
 /// allowed, no biases, [out, in].
-TensorCut llama_cut(const TensorShape& shape);
+TensorShards llama_cut(const TensorShape& shape);
 /// Two convolutions and a linear layer.
-TensorCut cnn_cut(int64_t ranks);
+TensorShards cnn_cut(int64_t ranks);
 
 /// A run whose forward waits for its all-reduces, and whose backward hides
 /// those of the inputs' gradients; with data parallelism's buckets at the end.
-ReportInput tensor_run(const TensorCut& cut, const std::string& part = "attn");
+ReportInput
+tensor_run(const TensorShards& cut, const std::string& part = "attn");
 
 }  // namespace echelon::sample

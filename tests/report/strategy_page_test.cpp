@@ -14,11 +14,8 @@
 namespace echelon {
 namespace strategy_page_test {
 
+using sample::contains;
 using testing::HasSubstr;
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
 
 // A run's folder as `echelon train` leaves it, as far as the page reads it.
 void write_run(
@@ -30,7 +27,7 @@ void write_run(
   append_metrics(
       folder + "/metrics.jsonl",
       EvaluationMetrics{.step = 1, .samples = 360, .accuracy = 0.975});
-  write_text_file(folder + "/report.html", "<html>");
+  write_file_atomically(folder + "/report.html", "<html>");
 }
 
 TEST(StrategyPage, HasAPictureForEachStrategy) {

@@ -7,32 +7,31 @@
 
 #include "echelon/report/collectives.h"
 #include "echelon/report/report.h"
+#include "tests/report/sample_run.h"
 #include "tests/report/sample_tensor.h"
 
 namespace echelon {
 namespace tensor_section_test {
 
+using sample::contains;
 using testing::DoubleNear;
 using testing::ElementsAre;
 using testing::IsEmpty;
 
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
-
-std::string names(const std::vector<CutMatrix>& matrices) {
+std::string names(const std::vector<ShardedMatrix>& matrices) {
   std::string text;
   for (const auto& m : matrices) {
-    text += m.name + (m.cut == MatrixCut::columns ? "|" : "-") +
+    text += m.name + (m.sharded_by == ShardedBy::columns ? "|" : "-") +
             std::to_string(m.inputs) + "x" + std::to_string(m.outputs) + " ";
   }
   return text;
 }
 
-TEST(CutBlocks, OfAGptAreFewAndSayHowEachMatrixIsCut) {
-  const auto blocks = cut_blocks(sample::gpt_cut({.ranks = 2, .layers = 24}));
+TEST(ShardedBlocks, OfAGptAreFewAndSayHowEachMatrixIsSharded) {
+  const auto blocks =
+      sharded_blocks(sample::gpt_cut({.ranks = 2, .layers = 24}));
   ASSERT_EQ(blocks.size(), 5u);
-  EXPECT_EQ(blocks[0].regions[0].rows[0].cut, MatrixCut::vocabulary);
+  EXPECT_EQ(blocks[0].regions[0].rows[0].sharded_by, ShardedBy::vocabulary);
   EXPECT_EQ(blocks[0].regions[0].rows[0].outputs, 768);
   EXPECT_THAT(blocks[1].regions, IsEmpty());
   EXPECT_EQ(blocks[2].layers.size(), 24u);
@@ -44,13 +43,14 @@ TEST(CutBlocks, OfAGptAreFewAndSayHowEachMatrixIsCut) {
   EXPECT_EQ(names(blocks[2].regions[1].columns), "mlp.c_fc|768x3072 ");
   EXPECT_EQ(names(blocks[2].regions[1].rows), "mlp.c_proj-3072x768 ");
   EXPECT_THAT(
-      blocks[2].cut_vectors, ElementsAre("attn.c_attn.bias", "mlp.c_fc.bias"));
-  EXPECT_EQ(blocks[2].whole.size(), 6u);
+      blocks[2].sharded_vectors,
+      ElementsAre("attn.c_attn.bias", "mlp.c_fc.bias"));
+  EXPECT_EQ(blocks[2].replicated.size(), 6u);
   EXPECT_EQ(names(blocks[4].regions[0].columns), "|768x50257 ");
 }
 
-TEST(CutBlocks, OfALlamaHaveThreeMatricesOfOneInput) {
-  const auto blocks = cut_blocks(sample::llama_cut(
+TEST(ShardedBlocks, OfALlamaHaveThreeMatricesOfOneInput) {
+  const auto blocks = sharded_blocks(sample::llama_cut(
       {.ranks = 4,
        .layers = 3,
        .hidden = 512,
@@ -70,15 +70,15 @@ TEST(CutBlocks, OfALlamaHaveThreeMatricesOfOneInput) {
       layer.regions[0].columns[1].pieces[0]);
 }
 
-TEST(CutBlocks, OfConvolutionsAreByChannels) {
-  const auto blocks = cut_blocks(sample::cnn_cut(3));
+TEST(ShardedBlocks, OfConvolutionsAreByChannels) {
+  const auto blocks = sharded_blocks(sample::cnn_cut(3));
   EXPECT_EQ(names(blocks[0].regions[0].columns), "|3x16 ");
   EXPECT_THAT(blocks[0].regions[0].columns[0].kernel, ElementsAre(3, 3));
   EXPECT_EQ(names(blocks[1].regions[0].rows), "-16x32 ");
   EXPECT_EQ(names(blocks[2].regions[0].rows), "-8192x10 ");
 }
 
-TEST(CutBlocks, CountTiedParametersOnce) {
+TEST(ShardedBlocks, CountTiedParametersOnce) {
   auto cut = sample::gpt_cut({.ranks = 2, .layers = 1});
   const auto held = held_shares(cut);
   EXPECT_THAT(held[0] + held[1], DoubleNear(1.02, 0.01));
@@ -171,19 +171,19 @@ TEST(Collectives, ThatDifferInNumbersAloneArePutTogether) {
 
 TEST(TensorSection, SaysWhatEachCollectiveTook) {
   const auto html = to_html(sample::tensor_run(sample::gpt_cut({})));
-  EXPECT_TRUE(contains(html, "How the layers are cut"));
+  EXPECT_TRUE(contains(html, "How the layers are sharded"));
   EXPECT_TRUE(contains(html, "transformer.h.0 \u2026 transformer.h.11"));
-  EXPECT_TRUE(contains(html, "all cut alike"));
+  EXPECT_TRUE(contains(html, "all sharded alike"));
   EXPECT_TRUE(contains(html, "each rank: 768 \u00d7 1,152"));
   EXPECT_TRUE(contains(html, "rank 1: 25,128 \u00d7 768"));
   // Of one layer and step, at both of its ends.
   EXPECT_TRUE(contains(
       html,
-      "<b>all-reduce</b> of the sums<span class=\"cut-cost\">140 \u00b5s, "
+      "<b>all-reduce</b> of the sums<span class=\"shard-cost\">140 \u00b5s, "
       "3 MiB</span>"));
   EXPECT_TRUE(contains(
       html,
-      "<b>all-reduce</b> of X\u2019s gradient<span class=\"cut-cost\">"
+      "<b>all-reduce</b> of X\u2019s gradient<span class=\"shard-cost\">"
       "150 \u00b5s, 3 MiB</span>"));
   EXPECT_FALSE(contains(html, "<b>reduce-scatter</b>"));
   EXPECT_TRUE(contains(html, "tp: pieces of a layer"));
@@ -200,11 +200,12 @@ TEST(TensorSection, HasOtherCollectivesWhereTokensAreCut) {
            .cuts_tokens = true}),
       "self_attn"));
   for (const char* text :
-       {"<b>all-gather</b> of the tokens<span class=\"cut-cost\">90 \u00b5s",
+       {"<b>all-gather</b> of the tokens<span class=\"shard-cost\">90 \u00b5s",
         "<b>all-gather, reduce-scatter</b> of the tokens again, of X\u2019s "
-        "gradient<span class=\"cut-cost\">240 \u00b5s",
-        "<b>reduce-scatter</b> of the sums<span class=\"cut-cost\">140 \u00b5s",
-        "tokens cut", "some parts on several ranks"}) {
+        "gradient<span class=\"shard-cost\">240 \u00b5s",
+        "<b>reduce-scatter</b> of the sums<span class=\"shard-cost\">140 "
+        "\u00b5s",
+        "tokens sharded", "some parts on several ranks"}) {
     EXPECT_TRUE(contains(html, text)) << text;
   }
   EXPECT_FALSE(contains(html, "<b>all-reduce</b> of the sums"));
@@ -213,19 +214,19 @@ TEST(TensorSection, HasOtherCollectivesWhereTokensAreCut) {
 TEST(TensorSection, KnowsThatOutputsStayCut) {
   const auto html = to_html(sample::tensor_run(sample::cnn_cut(3)));
   EXPECT_TRUE(contains(html, "nothing: X is data"));
-  EXPECT_TRUE(contains(html, "nothing: Y stays cut"));
+  EXPECT_TRUE(contains(html, "nothing: Y stays sharded"));
   EXPECT_TRUE(contains(html, "each rank takes its part"));  // into fc
-  EXPECT_TRUE(contains(html, "cut by input channels"));
+  EXPECT_TRUE(contains(html, "by input channels"));
 }
 
 TEST(TensorSection, IsNotThereForAModelThatIsWhole) {
   auto input = sample::tensor_run(sample::gpt_cut({}));
   input.tensor.ranks = 1;
-  EXPECT_FALSE(contains(to_html(input), "How the layers are cut"));
+  EXPECT_FALSE(contains(to_html(input), "How the layers are sharded"));
   input.tensor = {};
   input.timeline = {};
   const auto html = to_html(input);
-  EXPECT_FALSE(contains(html, "How the layers are cut"));
+  EXPECT_FALSE(contains(html, "How the layers are sharded"));
   EXPECT_FALSE(contains(html, "Collectives"));
 }
 

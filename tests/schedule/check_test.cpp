@@ -242,10 +242,9 @@ Broken reverse(Schedule schedule, Random& random) {
     const size_t at = below(random, list.size());
     const Action late = list[at];
     if (late.kind == ActionKind::forward) continue;
-    const auto need =
-        std::find_if(list.begin(), list.end(), [&](const auto& a) {
-          return a.stage == late.stage && a.microbatch == late.microbatch;
-        });
+    const auto need = std::ranges::find_if(list, [&](const auto& a) {
+      return a.stage == late.stage && a.microbatch == late.microbatch;
+    });
     list.erase(list.begin() + static_cast<std::ptrdiff_t>(at));
     list.insert(need, late);
     return {schedule, {"(" + to_string(late) + ") comes before its forward"}};
@@ -276,8 +275,7 @@ bool can_run(const Schedule& schedule) {
   std::vector<size_t> next(schedule.ranks.size());
   std::vector<Action> done;
   const auto has = [&](ActionKind kind, int32_t stage, int32_t m) {
-    return std::find(done.begin(), done.end(), Action{kind, stage, m}) !=
-           done.end();
+    return std::ranges::find(done, Action{kind, stage, m}) != done.end();
   };
   const auto ready = [&](const Action& a) {
     if (a.kind == ActionKind::forward) {

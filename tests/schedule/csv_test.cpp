@@ -143,7 +143,7 @@ TEST(ScheduleCsv, AGapInTheStagesIsAStageOnNoRank) {
 }
 
 TEST(ScheduleCsv, RandomChangesNeverGetPastBoth) {
-  // What is read and accepted is written and read again as the same.
+  // An accepted schedule reads back the same after it is written.
   std::mt19937 random(3);
   const std::string text = written(make_schedule({"zb-v", 3, 6, 0}));
   int accepted = 0;

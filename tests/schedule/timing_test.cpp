@@ -88,7 +88,7 @@ TEST(ScheduleMemory, CountsByStageAndByRank) {
 
 TEST(ScheduleMemory, WeighsBytesAndWhatWaitsForW) {
   const auto schedule = make_schedule({"zb-h1", 2, 3, 0});
-  // rank 1: 1F0 1I0 1F1 1I1 1W0 …: one waiting for W and one whole.
+  // rank 1: 1F0 1I0 1F1 1I1 1W0 …: one that waits for W and one complete.
   const std::vector<StageBytes> bytes = {
       {.activations = 100, .for_weights = 40},
       {.activations = 10, .for_weights = 4}};

@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 #include <vector>
 
@@ -314,31 +313,6 @@ TEST(EventRun, JitterDependsOnSeedAndStepAlone) {
   EXPECT_NE(first.ranks[0].end, first.ranks[1].end);
   EXPECT_NE(first.ranks[0].end, run_step(job, 1).ranks[0].end);
   EXPECT_NEAR(first.ranks[0].end, 12, 3);
-}
-
-// It grows with the root of the time: a forward of 1 s and a backward of 2 s
-// differ from rank to rank by sqrt(3000) times what a millisecond does.
-TEST(EventRun, HalfOfTheStepsAreLongerThanTheUsualSlowest) {
-  const std::vector<Program> programs = {unit_program(1)};
-  constexpr double kOfAMillisecond = 1e-3;
-  const double deviation = kOfAMillisecond * std::sqrt(3000.0);
-  for (const auto& [ranks, slowest] :
-       {std::pair(1, 0.0), std::pair(2, 0.5450), std::pair(8, 1.3850)}) {
-    SimulatedJob job =
-        job_of({{.tp = ranks}, made("1f1b", 1, 1), {}, false}, programs);
-    EXPECT_FALSE(job.uneven());
-    for (size_t rank = 0; rank < job.ranks.size(); ++rank) {
-      job.ranks[rank].seed = 100 + rank;
-      job.ranks[rank].jitter_seconds = kOfAMillisecond;
-    }
-    EXPECT_TRUE(job.uneven());
-    std::vector<double> seconds;
-    for (int64_t step = 0; step < 4001; ++step) {
-      seconds.push_back(run_step(job, step).seconds);
-    }
-    std::nth_element(seconds.begin(), seconds.begin() + 2000, seconds.end());
-    EXPECT_NEAR((seconds[2000] - 3) / deviation, slowest, 0.06) << ranks;
-  }
 }
 
 }  // namespace event_run_test

@@ -293,8 +293,8 @@ TEST(Simulate, GradientsOfSmallLayersAreSummedTogether) {
 TEST(Simulate, StepsThatFollowWithoutMeetingTakeTheLongestRanksTime) {
   Strategy strategy = with({.pp = 8}, 32);
   strategy.schedule = "zb-h2";
-  const auto on = [&](const char* stack) {
-    strategy.stack = stack;
+  const auto on = [&](const char* framework) {
+    strategy.stack = framework;
     return simulate(
         find_model("gpt2"), strategy, find_cluster("a100-80gb:1x8"),
         {.steps = 2});
@@ -392,50 +392,14 @@ TEST(Simulate, TheSeedDrawsJitterAndStragglers) {
   EXPECT_GT(steps(0.1, 0, 1)[0], steps(0, 0, 1)[0]);
 }
 
-// Ranks of a machine that was measured: the slowest of them is waited for.
-TEST(Simulate, MeasuredJitterIsWaitedFor) {
-  const ModelShape model = find_model("gpt2");
-  const auto run = [&](const Layout& layout, double jitter, int64_t steps) {
-    Cluster cluster = find_cluster("h100-sxm:1x8");
-    cluster.groups[0].node.device.jitter_seconds = jitter;
+TEST(Simulate, DrawsJitterOnceForEachStep) {
+  const auto steps = [](int64_t count) {
     return simulate(
-        model, with(layout, 8 * layout.num_ranks()), cluster,
-        {.steps = steps, .timeline_ranks = 0});
+               find_model("gpt2"), with({.dp_replicate = 2}, 16),
+               find_cluster("h100-sxm:1x8"), {.steps = count, .jitter = 0.1})
+        .step_seconds;
   };
-  constexpr double kJitter = 100e-6;
-  const auto longer = [&](const Layout& layout, int64_t steps = 1) {
-    return run(layout, kJitter, steps).step.step_seconds -
-           run(layout, 0, 1).step.step_seconds;
-  };
-  EXPECT_EQ(longer({}), 0);  // nobody to wait for
-
-  EXPECT_GT(longer({.dp_replicate = 2}, 1001), 0);
-  EXPECT_GT(
-      longer({.dp_replicate = 8}, 1001),
-      1.5 * longer({.dp_replicate = 2}, 1001));
-  // Who waits in each layer waits more often.
-  EXPECT_GT(longer({.tp = 2}), 2 * longer({.dp_replicate = 2}));
-
-  // One step is a usual one, and the same each time.
-  const SimulatedRun one = run({.dp_replicate = 2}, kJitter, 1);
-  EXPECT_EQ(
-      one.step_seconds, run({.dp_replicate = 2}, kJitter, 1).step_seconds);
-  EXPECT_EQ(
-      one.step.step_seconds,
-      run({.dp_replicate = 2}, kJitter, 41).step.step_seconds);
-  EXPECT_EQ(one.step_seconds.size(), 1u);
-  EXPECT_EQ(one.simulated_ranks, 2);
-
-  // Jitter that is asked for is drawn once for each step that is.
-  EXPECT_EQ(
-      simulate(
-          model, with({.dp_replicate = 2}, 16), find_cluster("h100-sxm:1x8"),
-          {.jitter = 0.1})
-          .step_seconds[0],
-      simulate(
-          model, with({.dp_replicate = 2}, 16), find_cluster("h100-sxm:1x8"),
-          {.steps = 3, .jitter = 0.1})
-          .step_seconds[0]);
+  EXPECT_EQ(steps(1)[0], steps(3)[0]);
 }
 
 TEST(Simulate, AStragglerHoldsUpEverybodyInProportion) {

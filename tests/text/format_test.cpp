@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <vector>
+
 namespace echelon {
 namespace format_test {
 
@@ -19,6 +21,18 @@ TEST(Format, FollowsSpecifications) {
 
 TEST(Format, PrintsRealNumbersInTheFewestDigits) {
   EXPECT_EQ(format("{} {} {}", 0.1, 3.0, 1e-5), "0.1 3 1e-05");
+}
+
+TEST(Join, PutsSeparatorsBetweenElements) {
+  EXPECT_EQ(join(std::vector<std::string>{"a", "", "c"}, ", "), "a, , c");
+  EXPECT_EQ(join(std::vector{2, 3, 4}, "x"), "2x3x4");
+  EXPECT_EQ(join(std::vector<int>{}, ", "), "");
+}
+
+TEST(Join, PrintsWhatTheProjectionGives) {
+  const std::vector<std::string> names = {"tp", "pp"};
+  EXPECT_EQ(join(names, ", ", in_quotes), "\"tp\", \"pp\"");
+  EXPECT_EQ(join(names, "+", &std::string::size), "2+2");
 }
 
 }  // namespace format_test

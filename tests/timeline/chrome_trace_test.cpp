@@ -215,7 +215,7 @@ TEST(MergeSpans, ARankTwiceIsAnError) {
       error_text<DataError>([] {
         merge_spans({{1, "", 0, {}}, {1, "", 0, {}}}, "");
       }),
-      HasSubstr("rank 1 are there twice"));
+      HasSubstr("there are two files of rank 1"));
   EXPECT_TRUE(merge_spans({}, "none").rank_names.empty());
 }
 

@@ -6,8 +6,8 @@
 #include <random>
 #include <set>
 
+#include "echelon/timeline/rank_spans.h"
 #include "echelon/timeline/timed_parts.h"
-#include "echelon/timeline/waits.h"
 #include "tests/report/sample_run.h"
 
 namespace echelon {

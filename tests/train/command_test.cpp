@@ -57,7 +57,7 @@ Words train(const std::string& run, int64_t steps) {
       "optimizer.warmup_steps=0"};
 }
 
-TEST(Verify, ADifferenceIsTheLastWord) {
+TEST(VerifyCommand, ADifferenceIsTheLastLine) {
   Command differ(
       {kEchelon, "verify", kDigits, "-n", "2", "--steps", "1",
        "--plant-error"});
@@ -71,7 +71,7 @@ TEST(Verify, ADifferenceIsTheLastWord) {
 
 // ------------------------------------------------------------------- memory
 
-// A model that no host of this kind has room for: refused before it is built.
+// A model that fits into no such host is refused before it is built.
 TEST(Memory, OffloadToAHostThatHasTooLittleIsRefused) {
   TempFolder folder;
   std::ofstream(folder.path() + "/text.txt") << std::string(5000, 'a');
@@ -96,7 +96,7 @@ TEST(Memory, OffloadToAHostThatHasTooLittleIsRefused) {
 
 // ---------------------------------------------------------------- precision
 
-TEST(Precision, OverflowsWithoutEndEndTheRun) {
+TEST(Precision, EndlessOverflowsEndTheRun) {
   TempFolder folder;
   const std::string run = folder.path() + "/run";
   Command job(
@@ -222,7 +222,7 @@ TEST(Report, PredictsWhatExplainPredicts) {
       }
     }
   }
-  // Layers of an earlier life do not stand for those that nobody counted.
+  // Layers of an earlier process are not used when this one counted none.
   Command together(train(run, 12) + again + Words{"--layout", "tp=2"}, places);
   ASSERT_EQ(together.wait(), 0) << together.err();
   EXPECT_FALSE(fs::exists(run + "/layers.json"));
@@ -233,7 +233,7 @@ TEST(Report, PredictsWhatExplainPredicts) {
 
 // ------------------------------------------------------- in three dimensions
 
-// A small gpt on the bytes of a file, cut along all three axes.
+// A small gpt on the bytes of a file, parallel along all three axes.
 class ThreeDimensions : public testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(
     Ranks, ThreeDimensions, testing::Values("processes", "threads"),
@@ -408,8 +408,8 @@ TEST_F(FullDisk, EndsASimulationWhoseMetricsCannotBeKept) {
       AllOf(HasSubstr("metrics.jsonl"), HasSubstr("No space left on device")));
 }
 
-// The last steps took less than the 50 ms in which lines are kept back.
-TEST(TrainMetrics, AreWrittenBeforeAnErrorThatNobodyCatches) {
+// The last steps took less than the 50 ms for which lines are held back.
+TEST(TrainMetrics, AreWrittenBeforeAnUncaughtError) {
   const TempFolder folder;
   Command job({test_program("uncaught_train"), folder.path()});
   EXPECT_EQ(job.wait(), 1);
@@ -437,7 +437,7 @@ Words two_ranks(
                program("echelon-train"), "train", run + "/config.toml"});
 }
 
-TEST(TwoHostsTrain, LayersThatAreCutOverHostsAreWarnedOf) {
+TEST(TwoHostsTrain, TensorParallelismOverHostsIsAWarning) {
   const TwoHosts hosts;
   if (!hosts.reason().empty()) GTEST_SKIP() << hosts.reason();
   const auto errors_of = [&](const std::string& layout) {
@@ -451,7 +451,7 @@ TEST(TwoHostsTrain, LayersThatAreCutOverHostsAreWarnedOf) {
   EXPECT_THAT(
       errors_of("tp = 4"),
       HasSubstr("warning: [layout] tp=4: a host has 2 ranks, so that some "
-                "groups of 4 lie on several hosts"));
+                "groups of 4 span several hosts"));
   EXPECT_THAT(errors_of("dp = 2\ntp = 2"), testing::Not(HasSubstr("warning")));
 }
 

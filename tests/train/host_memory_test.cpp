@@ -1,4 +1,4 @@
-#include "echelon/train/host_memory.h"
+#include "echelon/train/memory_watch.h"
 
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -45,7 +45,7 @@ TEST_F(HostMemory, IsWhatTheControlGroupLeaves) {
   EXPECT_EQ(available_host_bytes(root_), 1000 * 1024);
 }
 
-TEST_F(HostMemory, OfThisHostIsKnown) {
+TEST_F(HostMemory, IsKnownOnThisHost) {
   const auto available = available_host_bytes();
   ASSERT_TRUE(available);
   EXPECT_GT(*available, 1 << 20);

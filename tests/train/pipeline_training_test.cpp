@@ -141,7 +141,7 @@ struct ProjectImpl : torch::nn::Module {
 };
 TORCH_MODULE(Project);
 
-// Three parameters of three layers are one.
+// Three layers share one parameter.
 LayerList tied_list() {
   LayerList list;
   list.add_function("flatten", [](const Tensor& x) { return x.flatten(1); });
@@ -154,7 +154,7 @@ LayerList tied_list() {
   return list;
 }
 
-TEST_P(EverySchedule, SkipConnectionAcrossCuts) {
+TEST_P(EverySchedule, SkipConnectionAcrossStages) {
   const LayerList list = skip_list();
   for (const int64_t pp : {2, 3, 4}) {
     const Job job = mlp_job(pp, GetParam());
@@ -163,7 +163,7 @@ TEST_P(EverySchedule, SkipConnectionAcrossCuts) {
   }
 }
 
-TEST_P(EverySchedule, TiedWeightsAcrossCuts) {
+TEST_P(EverySchedule, TiedWeightsAcrossStages) {
   const LayerList list = tied_list();
   for (const int64_t pp : {2, 3}) {
     const Job job = mlp_job(pp, GetParam());
@@ -176,7 +176,7 @@ TEST_P(EverySchedule, TiedWeightsAcrossCuts) {
   EXPECT_TRUE(result.passed) << text_of(job, result);
 }
 
-TEST(VerifyPipeline, EveryBalanceAndCut) {
+TEST(VerifyPipeline, EveryBalanceAndPartition) {
   for (const char* balance : {"time", "memory", "measured"}) {
     Job job = mlp_job(3, "1f1b");
     job.model.balance = balance;
@@ -198,7 +198,7 @@ std::vector<std::set<std::string>> layers_of_ranks(const Job& job) {
     const ModelSource source =
         model_source(job, {.input_shape = {1, 8, 8}, .classes = 10});
     const auto model = make_parallel_model(job, {source, world, groups});
-    for (const auto& part : model->parts()) {
+    for (const auto& part : model->parameters()) {
       layers[static_cast<size_t>(world.rank())].insert(
           part.name.substr(0, part.name.find('.')));
     }
@@ -206,8 +206,8 @@ std::vector<std::set<std::string>> layers_of_ranks(const Job& job) {
   return layers;
 }
 
-// Equal results do not show that the cut is the one that was asked for.
-TEST(PipelineCut, EachRankHoldsTheLayersThatItWasGivenAlone) {
+// Equal results do not show that the partition is the requested one.
+TEST(PipelinePartition, EachRankHoldsItsOwnLayersOnly) {
   using Layers = std::set<std::string>;
   Job job = mlp_job(3, "1f1b");
   job.model.cut = {"fc2", "fc9"};
@@ -227,7 +227,7 @@ TEST(PipelineCut, EachRankHoldsTheLayersThatItWasGivenAlone) {
           Layers{"fc2", "fc3"}));
 }
 
-TEST(PipelineCut, FollowsWhatIsBalanced) {
+TEST(PipelinePartition, FollowsWhatIsBalanced) {
   using Layers = std::set<std::string>;
   // One microbatch: work and memory both lie in the widest matrix, fc3.
   Job job = mlp_job(2, "gpipe");
@@ -328,7 +328,7 @@ TEST_F(PipelineTraining, FollowsTheCurveOfOneDeviceAndSavesTheSameModel) {
   }
 }
 
-// In the saved weights a tied parameter is one, by the first of its names.
+// The saved weights have a tied parameter once, by its first name.
 TEST_F(PipelineTraining, TiedWeightsAreSavedOnce) {
   const LayerList list = tied_list();
   Job one = mlp_job(1, "1f1b");
@@ -420,7 +420,7 @@ TEST_F(PipelineTraining, DivergenceNamesTheFirstLayerOfAnEarlierStage) {
   }
 }
 
-TEST_F(PipelineTraining, WeightsOfOneDeviceAreAStart) {
+TEST_F(PipelineTraining, StartsFromWeightsOfOneDevice) {
   Job one = mlp_job(1, "1f1b");
   one.train.steps = 60;
   one.optimizer.learning_rate = 1e-2;

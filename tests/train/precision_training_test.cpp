@@ -1,4 +1,4 @@
-// Training in bf16 and fp16 beside float32: how far the curves are apart, in
+// Training in bf16 and fp16 against float32: the distance of the curves in
 // every layout; the loss scale; norms of gradients.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -58,7 +58,7 @@ Job digits() {
   job.data.name = "digits";
   job.model.name = "simple_cnn";
   job.optimizer.learning_rate = 3e-3;
-  job.train.steps = 80;
+  job.train.steps = 50;
   job.train.batch = 48;
   job.train.log_every = 10;
   return job;
@@ -263,8 +263,8 @@ TEST_F(PrecisionTraining, StepsThatOverflowAreSkipped) {
   }
 }
 
-// Neither parameters nor the optimizer's state, which counts steps for Adam's
-// corrections, change in a step that is skipped.
+// A skipped step changes neither parameters nor the optimizer's state, which
+// counts steps for Adam's corrections.
 TEST_F(PrecisionTraining, ASkippedStepLeavesTheOptimizerAlone) {
   for (const auto& layout :
        {Layout{}, Layout{.dp_shard = 2}, Layout{.tp = 2}, Layout{.pp = 2}}) {
@@ -308,7 +308,7 @@ TEST_F(PrecisionTraining, ASkippedStepLeavesTheOptimizerAlone) {
   }
 }
 
-TEST_F(PrecisionTraining, OverflowsWithoutEndStopTheRun) {
+TEST_F(PrecisionTraining, EndlessOverflowsStopTheRun) {
   Job job = digits();
   job.layout.dp_replicate = 2;
   job.precision.compute = "fp16";
@@ -322,7 +322,7 @@ TEST_F(PrecisionTraining, OverflowsWithoutEndStopTheRun) {
           HasSubstr("learning_rate"), HasSubstr("clip_norm")));
 }
 
-// Activations beyond 65504 are no matter of the loss scale.
+// The loss scale does not help against activations beyond 65504.
 TEST_F(PrecisionTraining, ALossThatIsNotFiniteNamesTheLayerAndTheDtype) {
   Job job = digits();
   job.precision.compute = "fp16";

@@ -80,7 +80,7 @@ class SampleCommand : public testing::Test {
   TempFolder folder_;
 };
 
-TEST_F(SampleCommand, GoesOnWithAPrompt) {
+TEST_F(SampleCommand, ContinuesAPrompt) {
   const std::string run = trained();
   const Words words = {kEchelon, "sample", run, "--tokens", "30", "--prompt"};
   Command first(words + Words{"all work"}, cache());
@@ -106,7 +106,7 @@ TEST_F(SampleCommand, GoesOnWithAPrompt) {
 
 // By the checkpoint, by its run, by the last weights alone, and after they were
 // the first values of another run that learns nothing.
-TEST_F(SampleCommand, TheWeightsMayLieInARunOrACheckpoint) {
+TEST_F(SampleCommand, TakesWeightsOfARunOrACheckpoint) {
   const std::string run = trained();
   const auto said = [&](const std::string& place) {
     Command sample(
@@ -150,7 +150,7 @@ TEST_F(SampleCommand, SaysWhatIsNoRunOfALanguageModel) {
   std::ofstream(folder_.path() + "/checkpoints/last.safetensors") << "";
   refused(
       {folder_.path(), "--prompt", "a"}, 2,
-      "its model is simple_cnn, which is no language model");
+      "its model is simple_cnn, not a language model");
 }
 
 }  // namespace sample_command_test

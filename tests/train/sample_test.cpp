@@ -42,7 +42,7 @@ TEST(ChooseToken, DrawsInProportion) {
   EXPECT_NEAR(seen[2], 1000.0 * 9 / 46, 1);
 }
 
-TEST(ChooseToken, TopKAndTopPLeaveOutTheTail) {
+TEST(ChooseToken, TopKAndTopPDropTheTail) {
   const auto scores = torch::log(torch::tensor({0.1, 0.5, 0.3, 0.1}));
   const auto seen = [&](SampleOptions options) {
     options.temperature = 1;
@@ -63,7 +63,7 @@ TEST(ChooseToken, TopKAndTopPLeaveOutTheTail) {
   EXPECT_EQ(seen({.top_p = 0.85}).size(), 3);
 }
 
-TEST(ChooseToken, RefusesWhatCannotBe) {
+TEST(ChooseToken, RefusesImpossibleValues) {
   const auto scores = torch::tensor({0.0, 1.0});
   const auto refused = [&](const SampleOptions& options) {
     return error_text<ConfigError>([&] { choose_token(scores, options, 0); });
@@ -114,7 +114,7 @@ class Sample : public testing::Test {
   std::shared_ptr<Network> network_;
 };
 
-TEST_F(Sample, GoesOnWithTheLikeliestTokensOfItsWindow) {
+TEST_F(Sample, ContinuesWithTheLikeliestTokensOfItsWindow) {
   std::string expected = "It was";
   network_->eval();
   const torch::NoGradGuard no_gradients;
@@ -146,7 +146,7 @@ TEST_F(Sample, TheSeedDecides) {
   EXPECT_NE(sampled(options), first);
 }
 
-TEST_F(Sample, EndsWithTheTokenThatEndsAText) {
+TEST_F(Sample, StopsAtTheEndOfText) {
   // Every score is 0 but that of one token, which the last norm's bias makes.
   const torch::NoGradGuard no_gradients;
   for (auto& item : network_->named_parameters()) item.value().zero_();

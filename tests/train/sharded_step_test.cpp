@@ -243,7 +243,7 @@ TEST(ShardedStep, GathersAheadAsFarAsTheJobSays) {
 
 // What is kept whole is gathered as soon as it is updated; a step that was
 // skipped sends nothing.
-TEST(ShardedStep, GathersAnewAfterAnUpdateAlone) {
+TEST(ShardedStep, GathersAgainOnlyAfterAnUpdate) {
   Job job = job_of({.dp_shard = 2}, 2);
   job.precision.compute = "fp16";
   job.precision.initial_loss_scale = 1024;
@@ -258,7 +258,7 @@ TEST(ShardedStep, GathersAnewAfterAnUpdateAlone) {
     EXPECT_EQ(gathers_of_update(), std::make_pair(true, size_t{kLayers}));
     rank.backward();
     // One number of one rank.
-    for (const auto& part : rank.state.model().parts()) {
+    for (const auto& part : rank.state.model().parameters()) {
       if (rank.world.rank() == 1 && part.name == "fc2.weight") {
         const torch::NoGradGuard no_grad;
         part.gradient.flatten()[0] = kInfinity;
@@ -325,7 +325,7 @@ TEST(ShardedStep, SendsWhatTheDryRunSays) {
       bytes += one.bytes;
     }
     // Several passes that each gather: what comes next is learned from the step
-    // before (gathered_units.h), the plan knows it.
+    // before (unsharded_units.h), the plan knows it.
     const bool passes = job.layout.pp > 1 || job.train.accumulate > 1;
     if (passes && job.shard.stage == 3 && job.shard.gather != "step") {
       const double expected = take_gathers(planned);
@@ -396,7 +396,7 @@ TEST(ShardedStep, OneRanksOverflowIsSkippedByAll) {
     on_ranks(job, [&](Rank& rank) {
       const bool last = rank.world.rank() + 1 == rank.world.size();
       rank.backward();
-      for (const auto& part : rank.state.model().parts()) {
+      for (const auto& part : rank.state.model().parameters()) {
         if (!last || !part.gradient.defined() || part.gradient.numel() == 0) {
           continue;
         }

@@ -57,13 +57,11 @@ std::string text_of(const Job& job, const VerifyResult& result) {
          to_text(result, {});
 }
 
+// composition_test.cpp has the other layouts of each stage.
 TEST(ShardedTraining, EqualsOneDevice) {
   for (const int64_t stage : {1, 2, 3}) {
     for (const Layout& layout :
-         {Layout{.dp_shard = 2}, Layout{.dp_shard = 3}, Layout{.dp_shard = 4},
-          Layout{.dp_replicate = 2, .dp_shard = 2},
-          Layout{.dp_shard = 2, .tp = 2}, Layout{.dp_shard = 2, .pp = 2},
-          Layout{.dp_shard = 2, .tp = 2, .pp = 2}}) {
+         {Layout{.dp_shard = 3}, Layout{.dp_shard = 2, .tp = 2, .pp = 2}}) {
       const Job job = job_of(layout, stage);
       const auto result = result_of(job);
       EXPECT_TRUE(result.passed) << text_of(job, result);
@@ -76,7 +74,7 @@ TEST(ShardedTraining, GathersForUseOrForAStep) {
   for (const char* gather : {"use", "step"}) {
     for (const Layout& layout :
          {Layout{.dp_shard = 2}, Layout{.dp_shard = 2, .pp = 2}}) {
-      for (const int64_t prefetch : {0, 1, 3}) {
+      for (const int64_t prefetch : {0, 3}) {
         Job job = job_of(layout);
         job.shard.gather = gather;
         job.shard.prefetch = prefetch;
@@ -146,7 +144,7 @@ TEST(ShardedTraining, APlantedErrorIsFound) {
   }
 }
 
-TEST(ShardedTraining, StateInTheHostsMemoryEqualsOneDevice) {
+TEST(ShardedTraining, OffloadedStateEqualsOneDevice) {
   for (const char* offload : {"optimizer", "parameters"}) {
     for (const Layout& layout :
          {Layout{}, Layout{.dp_replicate = 2}, Layout{.dp_shard = 2},
@@ -173,14 +171,14 @@ TEST(ShardedTraining, EachGradientCountsOnceInTheNorm) {
       const ModelSource source = model_source(job, kDigits);
       const auto model = make_parallel_model(job, {source, world, groups});
       const torch::NoGradGuard no_grad;
-      const auto parts = model->parts();
+      const auto parts = model->parameters();
       std::vector<torch::Tensor> ones;
       for (const auto& part : parts)
         ones.push_back(torch::ones_like(part.value));
-      const CountedParts counted(parts, groups.along(Axis::tp).rank());
-      SharedOutGradients shared{
+      const CountedElements counted(parts, groups.along(Axis::tp).rank());
+      PartitionedGradients shared{
           .counted = counted.of(ones),
-          .sum = model->shared_out_gradients()->sum};
+          .sum = model->partitioned_gradients()->sum};
       const double norm = gradient_norm(ones, &shared);
       const std::lock_guard lock(mutex);
       norms.insert(norm);
@@ -201,7 +199,7 @@ TEST(ShardedTraining, EachGradientCountsOnceInTheNorm) {
 }
 
 // No rank ever has more than its shards and a layer.
-TEST(ShardedTraining, AModelIsCutAsItIsBuilt) {
+TEST(ShardedTraining, AModelIsShardedAsItIsBuilt) {
   const auto peak_of = [](const Layout& layout, const std::string& weights) {
     Job job = job_of(layout);
     job.model.name = "mlp";
@@ -246,7 +244,7 @@ using ShardedRuns = TrainedRuns;
 // Losses, norms, accuracy and the file of weights are those of one device. The
 // batch does not divide the held-out samples: the last one has none for some
 // rank.
-TEST_F(ShardedRuns, FollowTheCurveOfOneDeviceAndSaveWholeTensors) {
+TEST_F(ShardedRuns, FollowTheCurveOfOneDeviceAndSaveFullTensors) {
   const auto job_for = [](const Layout& layout) {
     Job job = job_of(layout);
     job.model.dtype = "float64";
@@ -306,7 +304,7 @@ TEST_F(ShardedRuns, ANanNamesTheLayer) {
       const MeshGroups groups(world, layout);
       const ModelSource source = model_source(job, kDigits);
       const auto model = make_parallel_model(job, {source, world, groups});
-      for (const auto& part : model->parts()) {
+      for (const auto& part : model->parameters()) {
         const torch::NoGradGuard no_grad;
         if (part.name == "conv2.weight") part.value.fill_(NAN);
       }

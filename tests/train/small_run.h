@@ -1,5 +1,4 @@
-// Small models in all layouts, trained step by step: what tests of saving
-// share.
+// Small models in all layouts, trained step by step: shared by tests of saving.
 #pragma once
 
 #include <torch/torch.h>
@@ -16,7 +15,7 @@
 
 namespace echelon {
 
-/// A model and a layout, and what is special about it.
+/// A job with its name in messages.
 struct SmallCase {
   std::string name;
   Job job;
@@ -30,8 +29,7 @@ inline std::string write_tokens(TempFolder& folder) {
   return folder.write("tokens.bin", raw_bytes(ids));
 }
 
-/// Five heads, one matrix for words in and out, and sizes that no degree
-/// divides.
+/// Five heads, tied embeddings, and sizes that no degree divides.
 inline Job small_gpt(const std::string& tokens) {
   Job job;
   job.model.name = "gpt";
@@ -67,8 +65,8 @@ inline Job small_mlp() {
   return job;
 }
 
-/// Layers of one's own: statistics, one without parameters, a weight that is
-/// not trained.
+/// A user's layers: batch statistics, a layer without parameters, a frozen
+/// weight.
 inline LayerList own_layers() {
   LayerList list;
   list.add("conv", [] {
@@ -101,7 +99,7 @@ class SmallRun {
         state(job_, {source, world, groups}, job.train.steps),
         loader_(*data_.train, loader_options()) {}
 
-  /// Steps [from, to) of the run, whoever did those before.
+  /// Steps [from, to) of the run; others may have done those before.
   void train(int64_t from, int64_t to) {
     for (; next_ < from; ++next_) loader_.next();
     for (; next_ < to; ++next_) {
@@ -147,18 +145,18 @@ inline void on_ranks(
   });
 }
 
-/// What a rank has of one tensor, found without the code that is tested:
-/// parameters, buffers, and the optimizer's state, which lies as the parameter
-/// does in what the optimizer updates.
-inline std::vector<std::pair<std::string, ParameterPart>>
+/// What a rank has of each tensor, found without the code under test:
+/// parameters, buffers, and the optimizer's state, which is laid out as the
+/// parameter is in what the optimizer updates.
+inline std::vector<std::pair<std::string, LocalParameter>>
 parts_by_name(const SmallRun& run) {
-  std::vector<std::pair<std::string, ParameterPart>> all;
+  std::vector<std::pair<std::string, LocalParameter>> all;
   std::map<std::string, torch::Tensor> updated;
   for (const auto& group : run.state.optimizer().groups()) {
     for (const auto& [name, tensor] : group.parameters) updated[name] = tensor;
   }
   const auto states = run.state.optimizer().state();
-  for (const auto& part : run.state.model().parts()) {
+  for (const auto& part : run.state.model().parameters()) {
     const std::string& name = run.source.first_name(part.name);
     all.emplace_back(name, part);
     const auto* begin = static_cast<const char*>(part.value.const_data_ptr());
@@ -171,7 +169,7 @@ parts_by_name(const SmallRun& run) {
           at + bytes > static_cast<int64_t>(whole.nbytes())) {
         continue;
       }
-      ParameterPart beside = part;
+      LocalParameter beside = part;
       const bool number = state.dim() == 0;
       beside.value = number ? state
                             : state.flatten()

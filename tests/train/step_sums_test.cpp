@@ -18,7 +18,7 @@ std::vector<StepSums> shared(const std::vector<StepShare>& ranks) {
   return all;
 }
 
-TEST(StepSums, EachFigureComesBackAsItself) {
+TEST(StepSums, EachNumberComesBackUnchanged) {
   const auto all = shared(
       {{.score = {.loss_sum = 1, .count = 10, .samples = 100},
         .skipped = 1000,
@@ -57,7 +57,7 @@ TEST(StepSums, OneRankThatIsTerminatedStopsAll) {
   }
 }
 
-TEST(StepSums, TheFirstRankWhoseLossIsNoNumberIsNamed) {
+TEST(StepSums, TheFirstRankWithANanLossIsNamed) {
   constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
   for (const auto& sums : shared(
            {{.score = {.loss_sum = 3}},

@@ -15,7 +15,7 @@
 #include "echelon/error.h"
 #include "echelon/parallel/tensor/linear.h"
 #include "echelon/timeline/metrics.h"
-#include "echelon/train/strategies/describe_cut.h"
+#include "echelon/train/report_writer.h"
 #include "echelon/train/strategies/parallel_model.h"
 #include "echelon/train/trainer.h"
 #include "echelon/train/verify.h"
@@ -141,12 +141,13 @@ TEST(TensorParallelTraining, EqualsOneDevice) {
   }
 }
 
-class EverySchedule : public testing::TestWithParam<std::string> {};
+class EveryScheduleWithTensorParallel
+    : public testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(
-    Kinds, EverySchedule, testing::ValuesIn(schedule_kinds()),
+    Kinds, EveryScheduleWithTensorParallel, testing::ValuesIn(schedule_kinds()),
     schedule_test_name);
 
-TEST_P(EverySchedule, EqualsOneDeviceInThreeDimensions) {
+TEST_P(EveryScheduleWithTensorParallel, EqualsOneDeviceInThreeDimensions) {
   Job job = cut_job({.dp_replicate = 2, .tp = 2, .pp = 2});
   job.pipeline.schedule = GetParam();
   job.train.batch = 48;
@@ -205,7 +206,7 @@ TEST(TensorParallelTraining, AWrongFactorIsFound) {
   EXPECT_FALSE(wrong.passed);
 }
 
-TEST(TensorParallelTraining, AListThatIsNoFunctionCannotBeCut) {
+TEST(TensorParallelTraining, AListThatIsNoFunctionCannotBeSharded) {
   const LayerList list = cut_list({});
   EXPECT_THAT(
       error_text<ConfigError>([&] {
@@ -213,7 +214,8 @@ TEST(TensorParallelTraining, AListThatIsNoFunctionCannotBeCut) {
           verify(cut_job({.tp = 2}), world, {}, &list);
         });
       }),
-      HasSubstr("tp=2: a list of layers of one's own is cut when it is given"));
+      HasSubstr(
+          "tp=2: a list of layers of one's own is sharded when it is given"));
   EXPECT_THAT(
       error_text<ConfigError>([&] {
         result_of(cut_job({.tp = 2}), [](const TensorParallel& parallel) {
@@ -223,7 +225,7 @@ TEST(TensorParallelTraining, AListThatIsNoFunctionCannotBeCut) {
           return layers;
         });
       }),
-      HasSubstr("has 5 layers, the whole one 4"));
+      HasSubstr("has 5 layers, the full one 4"));
 }
 
 // The norm of all gradients, of each layout: what clipping and metrics see.
@@ -240,11 +242,11 @@ TEST(TensorParallelTraining, EachGradientCountsOnceInTheNorm) {
       const auto model = make_parallel_model(job, {source, world, groups});
       const torch::NoGradGuard no_grad;
       std::vector<torch::Tensor> tensors;
-      for (const auto& part : model->parts()) {
+      for (const auto& part : model->parameters()) {
         part.value.mutable_grad() = torch::ones_like(part.value);
         tensors.push_back(part.value);
       }
-      const auto shared = model->shared_out_gradients();
+      const auto shared = model->partitioned_gradients();
       const double norm = gradient_norm(tensors, shared ? &*shared : nullptr);
       const std::lock_guard lock(mutex);
       norms.insert(norm);
@@ -269,7 +271,7 @@ class TensorTraining : public TrainedRuns {
 };
 
 // Losses, norms, accuracy and the file of weights are those of one device.
-TEST_F(TensorTraining, FollowsTheCurveOfOneDeviceAndSavesWholeTensors) {
+TEST_F(TensorTraining, FollowsTheCurveOfOneDeviceAndSavesFullTensors) {
   const auto job_of = [](const Layout& layout) {
     Job job = cut_job(layout);
     job.model.dtype = "float64";
@@ -286,7 +288,7 @@ TEST_F(TensorTraining, FollowsTheCurveOfOneDeviceAndSavesWholeTensors) {
 }
 
 // Only one rank has the broken part; the others compute each layer with it.
-TEST_F(TensorTraining, ANanInOneRanksPartNamesTheLayer) {
+TEST_F(TensorTraining, ANanInOneShardNamesTheLayer) {
   for (const Layout& layout :
        {Layout{.tp = 2}, Layout{.dp_replicate = 2, .tp = 2, .pp = 2}}) {
     Job job = cut_job(layout);
@@ -304,7 +306,7 @@ TEST_F(TensorTraining, ANanInOneRanksPartNamesTheLayer) {
     const ModelSource source =
         model_source(job, cut_list, {.input_shape = {1, 8, 8}, .classes = 10});
     const auto model = make_parallel_model(job, {source, world, groups});
-    for (const auto& part : model->parts()) {
+    for (const auto& part : model->parameters()) {
       const torch::NoGradGuard no_grad;
       if (part.name == "down.weight" && world.rank() == 1) {
         part.value.fill_(std::numeric_limits<float>::quiet_NaN());
@@ -320,7 +322,7 @@ TEST_F(TensorTraining, ANanInOneRanksPartNamesTheLayer) {
   });
 }
 
-TEST_F(TensorTraining, WholeWeightsAreAStartAndSoAreThoseOfAnyLayout) {
+TEST_F(TensorTraining, StartsFromWeightsOfAnyLayout) {
   Job job = cut_job({.dp_replicate = 2, .tp = 2, .pp = 2});
   job.optimizer.learning_rate = 1e-2;
   job.optimizer.clip_norm = 0;
@@ -339,7 +341,7 @@ TEST_F(TensorTraining, WholeWeightsAreAStartAndSoAreThoseOfAnyLayout) {
   }
 }
 
-TEST_F(TensorTraining, CompressesTheGradientsOfEachPart) {
+TEST_F(TensorTraining, CompressesTheGradientsOfEachShard) {
   for (const char* compress : {"bf16", "powersgd"}) {
     Job job = cut_job({.dp_replicate = 2, .tp = 2});
     job.optimizer.learning_rate = 1e-2;
@@ -350,7 +352,7 @@ TEST_F(TensorTraining, CompressesTheGradientsOfEachPart) {
   }
 }
 
-TEST_F(TensorTraining, TheCutMayBeMeasured) {
+TEST_F(TensorTraining, ThePartitionMayBeMeasured) {
   Job job = cut_job({.dp_replicate = 2, .tp = 2, .pp = 2});
   job.model.balance = "measured";
   const auto result = result_of(job);
@@ -416,13 +418,13 @@ TEST(ModelsByName, TextIsForModelsOfText) {
   text.input_dtype = torch::kFloat32;
   EXPECT_THAT(
       error_text<ConfigError>([&] { model_source(job, text); }),
-      HasSubstr("name=\"gpt2\" says the next token, but"));
+      HasSubstr("name=\"gpt2\" predicts the next token, but"));
 }
 
-TEST(DescribeCut, HasThePartsOfEveryRank) {
+TEST(DescribeShards, HasTheShardsOfEveryRank) {
   const SampleSpec digits{.input_shape = {1, 8, 8}, .classes = 10};
   const Job job = cut_job({.dp_replicate = 2, .tp = 3});
-  const auto cut = describe_cut(job, model_source(job, cut_list, digits));
+  const auto cut = describe_shards(job, model_source(job, cut_list, digits));
   EXPECT_EQ(cut.ranks, 3);
   EXPECT_EQ(cut.tokens, 0);
   ASSERT_EQ(cut.layers.size(), 4U);
@@ -434,7 +436,7 @@ TEST(DescribeCut, HasThePartsOfEveryRank) {
   EXPECT_EQ(weight.parts[1], even_shard({13, 64}, 0, 1, 3));
   EXPECT_EQ(cut.layers[2].parameters[0].parts[2], replicated({11, 7}, 2));
   const Job alone = cut_job({.dp_replicate = 2});
-  EXPECT_TRUE(describe_cut(alone, model_source(alone, cut_list, digits))
+  EXPECT_TRUE(describe_shards(alone, model_source(alone, cut_list, digits))
                   .layers.empty());
 }
 

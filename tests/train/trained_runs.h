@@ -1,4 +1,4 @@
-// Whole runs of the training loop in folders of a test's own, and their
+// Complete runs of the training loop in temporary folders, and their
 // comparison.
 #pragma once
 
@@ -20,8 +20,8 @@ namespace echelon {
 
 class TrainedRuns : public testing::Test {
  protected:
-  /// Trains `job`, a thread a rank, with the layers that `train` is to be given
-  /// beside it, if any; returns the run's folder.
+  /// Trains `job` with a thread for each rank and passes `layers` to train();
+  /// returns the run's folder.
   template <typename... Layers>
   std::filesystem::path
   run(const Job& job, const std::string& name, const Layers&... layers) {
@@ -40,7 +40,7 @@ inline std::string last_weights(const std::filesystem::path& run) {
 }
 
 /// Losses, norms of gradients and the last evaluation are those of `expected`,
-/// and the file of weights has the same tensors, whole.
+/// and the file of weights has the same full tensors.
 inline void expect_same_run(
     const std::filesystem::path& run, const std::filesystem::path& expected,
     double bound = 1e-12) {

@@ -210,7 +210,7 @@ TEST_F(Trainer, WritesTheWholeRunFolder) {
   }
 }
 
-TEST_F(Trainer, TrainedWeightsAreAStart) {
+TEST_F(Trainer, StartsFromTrainedWeights) {
   run(digits(2, 120), 2, "first");
   Job job = digits(1, 1);
   job.model.weights = (folder_ / "first/checkpoints/last.safetensors").string();
@@ -256,7 +256,7 @@ TEST_F(Trainer, DivergenceNamesTheLayer) {
       read_metrics(folder_ / "diverges" / "metrics.jsonl").steps.size(), 1u);
 }
 
-TEST_F(Trainer, ASignalEndsTheRunAtAWholeStep) {
+TEST_F(Trainer, ASignalEndsTheRunAfterACompleteStep) {
   install_stop_signals();
   Job job = digits(2, 1000000);
   const auto folder = folder_ / "stopped";

@@ -9,18 +9,19 @@
 #include <cstring>
 #include <utility>
 
-#include "echelon/checkpoint/files/checksum_stream.h"
+#include "echelon/checkpoint/format/checksum.h"
 #include "echelon/checkpoint/format/safetensors_text.h"
 #include "echelon/error.h"
+#include "echelon/text/format.h"
 
 namespace echelon {
 namespace {
 
-using safetensors::in_quotes;
+using safetensors::quote_printable;
 using safetensors::shape_string;
 
 // Hashed while it is still in the processor's cache.
-constexpr size_t kPieceBytes = 256 << 10;
+constexpr size_t kReadBytes = 256 << 10;
 
 }  // namespace
 
@@ -55,9 +56,11 @@ std::string CheckedFile::first_tensor() const {
 
 std::string CheckedFile::contents() const {
   if (slices_.empty()) return "; it holds no tensors";
-  return "; it holds " + std::to_string(slices_.size()) +
-         (slices_.size() == 1 ? " part of a tensor, " : " parts of tensors, ") +
-         in_quotes(first_tensor()) + (slices_.size() == 1 ? "" : " and others");
+  return format(
+      "; it holds {}{}{}{}", slices_.size(),
+      (slices_.size() == 1 ? " part of a tensor, " : " parts of tensors, "),
+      quote_printable(first_tensor()),
+      (slices_.size() == 1 ? "" : " and others"));
 }
 
 Damage CheckedFile::damage(
@@ -70,23 +73,22 @@ Damage CheckedFile::damage_at(
   if (places_.empty()) {
     return damage(
         first_tensor(), begin,
-        "from byte " + std::to_string(begin) + " on, it " + what + contents());
+        format("from byte {} on, it {}{}", begin, what, contents()));
   }
   std::vector<const Place*> here;
   for (const auto& place : places_) {
     if (place.begin < end && place.end > begin) here.push_back(&place);
   }
   if (here.empty()) {
-    return damage(
-        "", begin,
-        "its header, at byte " + std::to_string(begin) + ", " + what);
+    return damage("", begin, format("its header, at byte {}, {}", begin, what));
   }
   const int64_t offset = std::max(begin, here.front()->begin);
-  std::string text = "tensor " + in_quotes(*here.front()->tensor) +
-                     ", at byte " + std::to_string(offset);
+  std::string text = format(
+      "tensor {}, at byte {}", quote_printable(*here.front()->tensor), offset);
   if (here.size() > 1) {
-    text += " (and " + std::to_string(here.size() - 1) + " more, up to " +
-            in_quotes(*here.back()->tensor) + ")";
+    text += format(
+        " (and {} more, up to {})", here.size() - 1,
+        quote_printable(*here.back()->tensor));
   }
   return damage(*here.front()->tensor, offset, text + ", " + what);
 }
@@ -108,9 +110,9 @@ std::optional<Damage> CheckedFile::open() {
   }
   bytes_there_ = status.st_size;
   if (bytes_there_ == file_.bytes) return std::nullopt;
-  const std::string lengths = "the file is " + std::to_string(bytes_there_) +
-                              " bytes long, the manifest says " +
-                              std::to_string(file_.bytes);
+  const std::string lengths = format(
+      "the file is {} bytes long, the manifest says {}", bytes_there_,
+      file_.bytes);
   if (bytes_there_ > file_.bytes) {
     return damage(first_tensor(), file_.bytes, lengths + contents());
   }
@@ -144,7 +146,7 @@ CheckedFile::read_block(int64_t block, const Parts& parts) {
   int64_t at = begin;
   for (auto part : parts) {
     while (!part.empty()) {
-      const auto piece = part.first(std::min(part.size(), kPieceBytes));
+      const auto piece = part.first(std::min(part.size(), kReadBytes));
       const auto bytes = static_cast<int64_t>(piece.size());
       const std::string error = read_at(at, piece.data(), bytes);
       if (!error.empty()) return wrong("cannot be read: " + error);
@@ -156,13 +158,13 @@ CheckedFile::read_block(int64_t block, const Parts& parts) {
   const std::string found = sum.digest();
   const std::string& expected = file_.blocks[static_cast<size_t>(block)];
   if (found == expected) return std::nullopt;
-  return wrong(
-      "is damaged: bytes " + std::to_string(begin) + " to " +
-      std::to_string(end) + " of the file have the checksum " + found +
-      ", the manifest says " + expected + looks_like(found, parts));
+  return wrong(format(
+      "is damaged: bytes {} to {} of the file have the checksum {}, the "
+      "manifest says {}{}",
+      begin, end, found, expected, looks_like(found, parts)));
 }
 
-/// What the bytes are instead, where that can be told.
+/// Says what the bytes are instead, where that is known.
 std::string
 CheckedFile::looks_like(const std::string& sum, const Parts& parts) const {
   const auto zero = [](std::span<const std::byte> part) {
@@ -176,7 +178,7 @@ CheckedFile::looks_like(const std::string& sum, const Parts& parts) const {
   for (const auto& other : manifest_.files) {
     for (size_t i = 0; i < other.blocks.size(); ++i) {
       if (other.blocks[i] != sum) continue;
-      return "; they are block " + std::to_string(i) + " of " + other.name;
+      return format("; they are block {} of {}", i, other.name);
     }
   }
   return "";
@@ -229,35 +231,36 @@ std::optional<Damage> CheckedFile::read_unverified_head() {
   }
 }
 
-/// Whether the header has the manifest's slices and nothing else. Keeps where
-/// they are if so.
+/// Returns how the header differs from the manifest's slices; if it does not,
+/// remembers where they are.
 std::string CheckedFile::compare(const safetensors::Header& header) {
   std::unordered_map<std::string, const safetensors::TensorInfo*> there;
   for (const auto& info : header.tensors) there[info.name] = &info;
   std::unordered_map<std::string, int64_t> begins;
   std::vector<Place> places;
   for (const auto& [tensor, slice] : slices_) {
-    const std::string name = "tensor " + in_quotes(tensor->name) + ": ";
+    const std::string name = "tensor " + quote_printable(tensor->name) + ": ";
     const auto found = there.find(slice->key);
     if (found == there.end()) {
-      return name + "its header has no key " + in_quotes(slice->key) +
+      return name + "its header has no key " + quote_printable(slice->key) +
              ", which the manifest names";
     }
     const auto& info = *found->second;
     if (info.dtype != tensor->dtype || info.shape != slice->box.sizes) {
-      return name + "its header says " + info.dtype + " " +
-             shape_string(info.shape) + " for key " + in_quotes(slice->key) +
-             ", the manifest " + tensor->dtype + " " +
-             shape_string(slice->box.sizes);
+      return format(
+          "{}its header says {} {} for key {}, the manifest {} {}", name,
+          info.dtype, shape_string(info.shape), quote_printable(slice->key),
+          tensor->dtype, shape_string(slice->box.sizes));
     }
     const auto begin = static_cast<int64_t>(header.data_begin + info.begin);
     if (static_cast<uint64_t>(begin) % safetensors::dtype_bytes(info.dtype) !=
         0) {
-      return name + "begins at byte " + std::to_string(begin) +
-             ", which is no multiple of the bytes of " + info.dtype;
+      return format(
+          "{}begins at byte {}, which is no multiple of the bytes of {}", name,
+          begin, info.dtype);
     }
     if (!begins.emplace(slice->key, begin).second) {
-      return name + "the manifest names key " + in_quotes(slice->key) +
+      return name + "the manifest names key " + quote_printable(slice->key) +
              " twice";
     }
     places.push_back(
@@ -267,7 +270,7 @@ std::string CheckedFile::compare(const safetensors::Header& header) {
   if (begins.size() != there.size()) {
     for (const auto& info : header.tensors) {
       if (!begins.contains(info.name)) {
-        return "its header has the key " + in_quotes(info.name) +
+        return "its header has the key " + quote_printable(info.name) +
                ", which the manifest does not name";
       }
     }

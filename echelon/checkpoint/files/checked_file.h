@@ -1,6 +1,5 @@
-// One file of a checkpoint: blocks that are what the manifest says, or the
-// sentence that tells what is wrong. Not for others than the readers of this
-// folder.
+// One file of a checkpoint: returns blocks that match the manifest, or a
+// sentence that says what is wrong. Private to this folder.
 #pragma once
 
 #include <atomic>
@@ -40,30 +39,30 @@ class CheckedFile {
   int64_t num_blocks() const;
   int64_t block_bytes(int64_t block) const;
   int64_t bytes_read() const { return bytes_read_; }
-  /// What the disk has of it. After open().
+  /// The length on disk. After open().
   int64_t bytes_there() const { return bytes_there_; }
   bool is_open() const { return fd_ >= 0; }
   bool has_head() const { return has_head_; }
 
-  /// What is wrong from outside: missing, unreadable, of another length (then
-  /// it is open all the same).
+  /// Opens the file and returns what is wrong with it: missing, unreadable, or
+  /// of another length (which leaves it open).
   std::optional<Damage> open();
   void close();
 
-  /// Reads a block, its parts to where they say, and verifies it. Threads may
-  /// do so at once after a head was read.
+  /// Reads a block into the memory of `parts` and verifies it. Several threads
+  /// may do so at once after a header was read.
   using Parts = std::vector<std::span<std::byte>>;
   std::optional<Damage> read_block(int64_t block, const Parts& parts);
 
-  /// Parses the header and compares it with the manifest. `block` gives the
-  /// bytes of one; what it throws passes through.
+  /// Parses the header and compares it with the manifest. `block` returns the
+  /// bytes of a block; what it throws passes through.
   using GetBlock = std::function<std::span<const std::byte>(int64_t block)>;
   std::optional<Damage> read_head(const GetBlock& block);
-  /// The same from bytes that nobody verified: to name tensors, or for who
-  /// verifies all blocks besides.
+  /// The same from bytes that are not verified: to name tensors, or when all
+  /// blocks are verified anyway.
   std::optional<Damage> read_unverified_head();
 
-  /// Where the bytes of the slice of that key begin. After read_head().
+  /// Where the slice of that key begins in the file. After read_head().
   int64_t begin_of(const std::string& key) const { return begins_.at(key); }
 
  private:
@@ -75,13 +74,13 @@ class CheckedFile {
 
   Damage damage(
       std::string_view tensor, int64_t offset, const std::string& what) const;
-  /// Of bytes [begin, end): names the tensors that lie there.
+  /// Damage of bytes [begin, end), which names the tensors there.
   Damage damage_at(int64_t begin, int64_t end, const std::string& what) const;
   /// "; it holds 12 parts of tensors, …"
   std::string contents() const;
   std::string first_tensor() const;
   std::string looks_like(const std::string& sum, const Parts& parts) const;
-  /// What went wrong; empty when nothing did.
+  /// Returns what went wrong; empty when nothing did.
   std::string read_at(int64_t offset, std::byte* to, int64_t bytes);
   std::string compare(const safetensors::Header& header);
 
@@ -98,7 +97,7 @@ class CheckedFile {
   std::vector<Place> places_;                        // by begin
 };
 
-/// The files of a checkpoint, in the manifest's order, which is borrowed.
+/// The files of a checkpoint, in the manifest's order. Borrows the manifest.
 std::vector<std::unique_ptr<CheckedFile>>
 checked_files(const std::string& folder, const CheckpointManifest& manifest);
 

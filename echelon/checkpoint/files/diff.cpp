@@ -25,7 +25,8 @@ void read_numbers(
       static_cast<int64_t>(count));
 }
 
-// Elements [range) of a tensor that both have, in the memory of a batch.
+// A range of elements of a tensor that both have, and its place in the memory
+// of a batch.
 struct Piece {
   TensorDiff* diff;
   const SavedTensor* a;
@@ -37,16 +38,6 @@ struct Piece {
 
 size_t width_of(const SavedTensor& tensor) {
   return static_cast<size_t>(safetensors::dtype_bytes(tensor.dtype));
-}
-
-void ask(
-    std::vector<BoxRead>& reads, const SavedTensor& tensor,
-    const IndexRange& range, std::byte* to) {
-  for (auto& box : boxes_of(whole_box(tensor.shape), range)) {
-    const auto bytes = static_cast<size_t>(box.numel()) * width_of(tensor);
-    reads.push_back({.tensor = &tensor, .box = std::move(box), .to = to});
-    to += bytes;
-  }
 }
 
 void compare_numbers(
@@ -93,8 +84,7 @@ void compare_bits(const Piece& piece, const std::byte* a, const std::byte* b) {
   }
 }
 
-// Pieces of tensors, of many small ones or a part of a large one, that are read
-// at once.
+// Pieces that are read together: of many small tensors, or of one large one.
 class Batch {
  public:
   Batch(CheckpointReader& a, CheckpointReader& b, size_t bytes)
@@ -113,14 +103,16 @@ class Batch {
     size_b_ += static_cast<size_t>(range.size()) * width_of(b);
   }
 
-  /// Bytes of A that it compared.
+  /// Returns the bytes of A that were compared.
   size_t compare() {
     bytes_a_.resize(size_a_);
     bytes_b_.resize(size_b_);
     std::vector<BoxRead> reads_a, reads_b;
     for (const auto& piece : pieces_) {
-      ask(reads_a, *piece.a, piece.range, bytes_a_.data() + piece.begin_a);
-      ask(reads_b, *piece.b, piece.range, bytes_b_.data() + piece.begin_b);
+      add_reads(
+          reads_a, *piece.a, piece.range, bytes_a_.data() + piece.begin_a);
+      add_reads(
+          reads_b, *piece.b, piece.range, bytes_b_.data() + piece.begin_b);
     }
     a_.read(reads_a);
     b_.read(reads_b);

@@ -1,5 +1,5 @@
-// What differs between two checkpoints, tensor by tensor, whatever the layouts
-// that wrote them. Free of LibTorch.
+// Differences between two checkpoints of any layouts, tensor by tensor. Free of
+// LibTorch.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@ namespace echelon {
 enum class Change {
   none,     // the same dtype, shape and bits
   values,   // another value somewhere
-  dtype,    // as numbers (or not) compared all the same
+  dtype,    // compared as numbers where both are floating-point
   shape,    // not compared
   missing,  // A has it, B has not
   added,    // B has it, A has not
@@ -28,12 +28,12 @@ struct TensorDiff {
   Change change = Change::none;
   std::string dtype_a, dtype_b;  // empty where it is not
   std::vector<int64_t> shape_a, shape_b;
-  /// Elements, where they were compared, of which A and B have other bits, or,
-  /// in another dtype, other numbers.
+  /// Compared elements with different bits in A and B or, where the dtypes
+  /// differ, different numbers.
   int64_t differing = 0;
-  /// Where both are floating-point numbers and of one shape: Euclidean norms of
-  /// A's and of B - A, and the largest |b - a|. NaN where there is one; a NaN
-  /// that both have in one place, with the same bits, is no difference.
+  /// Where both are floating-point and of one shape: the Euclidean norms of A
+  /// and of B - A, and the largest |b - a|. NaN where either has one, unless
+  /// both have it in the same place with the same bits.
   bool numbers = false;
   double norm = 0;
   double change_norm = 0;
@@ -43,15 +43,15 @@ struct TensorDiff {
   double relative() const;
 };
 
-/// Of all tensors, in A's order, then those that only B has. Tensors whose
-/// dtype, shape and hash agree are the same and are not read. Throws
+/// The differences of all tensors in A's order, then of those that only B has.
+/// Tensors whose dtype, shape and hash agree are equal and are not read. Throws
 /// CheckpointError as the reader does.
 ///
-///   wanted       false: such a tensor is not read, only dtype, shape and hash
-///   say
-///                whether it differs
+///   wanted       returns false for tensors that are not to be read: only
+///   dtype,
+///                shape and hash say whether they differ
 ///   progress     called now and then with the bytes of A that were compared
-///   batch_bytes  of each checkpoint are in memory at a time
+///   batch_bytes  of each checkpoint that are in memory at a time
 std::vector<TensorDiff> diff_checkpoints(
     CheckpointReader& a, CheckpointReader& b,
     const std::function<bool(const SavedTensor&)>& wanted = {},

@@ -1,4 +1,4 @@
-// Which checkpoints there are.
+// Finds and lists checkpoints.
 #include "echelon/checkpoint/files/folder.h"
 
 #include <algorithm>
@@ -66,7 +66,7 @@ std::vector<fs::path> list_others(const fs::path& folder) {
 
 namespace {
 
-// The latest first, the others as they are listed.
+// The latest first, then the others as they are listed.
 std::vector<CheckpointPlace> in_order_of_trial(const fs::path& folder) {
   auto all = list_checkpoints(folder);
   if (all.empty()) return all;
@@ -78,7 +78,7 @@ std::vector<CheckpointPlace> in_order_of_trial(const fs::path& folder) {
   return all;
 }
 
-// Of a checkpoint under any name, as one that was copied.
+// The step of a checkpoint with any name, such as a copy.
 int64_t saved_step(const fs::path& checkpoint) {
   if (const auto step = step_of(checkpoint.filename().string())) return *step;
   const auto path = checkpoint / kManifest;
@@ -92,14 +92,15 @@ bool has_unfinished(const fs::path& folder) {
   });
 }
 
-// "path", not "path/": whose last part is its name.
+// "path", not "path/", so that the last component is its name.
 fs::path without_slash(fs::path path) {
   path = path.lexically_normal();
   return path.has_filename() || !path.has_parent_path() ? path
                                                         : path.parent_path();
 }
 
-// "; PATH is a folder of …" where another program's files are recognised.
+// "; PATH is a folder of …" where another program's files are recognised, else
+// nothing.
 std::string what_else(const fs::path& path) {
   const auto foreign = foreign_checkpoint(path);
   return foreign.empty() ? "" : "; " + foreign;

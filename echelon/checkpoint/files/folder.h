@@ -1,5 +1,5 @@
-// The folder of a run's checkpoints: whole ones alone are seen in it, whatever
-// happens while one is written. Free of LibTorch.
+// The folder of a run's checkpoints. Readers see complete checkpoints only,
+// whatever happens while one is written. Free of LibTorch.
 //
 //   checkpoints/
 //     LATEST                 the name of the newest one
@@ -8,12 +8,12 @@
 //     step-00000100/         a checkpoint: manifest.json and files
 //     .step-00000200.partial one that is being written, or debris of a crash
 //     .step-00000050.removed one that is being removed, or debris of that
-//     damaged-step-00000150/ one that was set aside: no checkpoint any more
+//     damaged-step-00000150/ one that was set aside, no longer a checkpoint
 //
-// A checkpoint becomes one by a rename, after all that is in it lies on the
-// disk. .LATEST.new is written before that rename and becomes LATEST after it:
-// a crash in between leaves a name that leads to a whole checkpoint, and
-// readers follow it.
+// A rename makes a folder a checkpoint, after everything in it is on disk.
+// .LATEST.new is written before that rename and becomes LATEST after it: a
+// crash in between leaves a name of a complete checkpoint, and readers follow
+// it.
 #pragma once
 
 #include <cstdint>
@@ -26,46 +26,45 @@
 
 namespace echelon {
 
-/// A whole checkpoint.
+/// A complete checkpoint.
 struct CheckpointPlace {
   std::filesystem::path path;
   int64_t step = 0;
 };
 
-/// Where the checkpoint of a step is, and where it is while it is written.
+/// The path of a step's checkpoint, and its path while it is written.
 std::filesystem::path
 checkpoint_path(const std::filesystem::path& folder, int64_t step);
 std::filesystem::path
 partial_checkpoint(const std::filesystem::path& folder, int64_t step);
 
-/// All of them, the newest (by step) first. Empty when there is no such folder.
-/// Those whose name or manifest is missing are no checkpoints; nothing is read.
-/// Throws CheckpointError when the folder cannot be read.
+/// All checkpoints, the newest (by step) first. Empty when there is no such
+/// folder. A folder with another name or without a manifest is no checkpoint;
+/// nothing is read. Throws CheckpointError when the folder cannot be read.
 std::vector<CheckpointPlace>
 list_checkpoints(const std::filesystem::path& folder);
 
-/// The one that LATEST names (.LATEST.new, when a crash left that and its
-/// checkpoint is there), else the newest.
+/// The checkpoint that LATEST names (.LATEST.new, when a crash left it and its
+/// checkpoint exists), else the newest.
 std::optional<CheckpointPlace>
 latest_checkpoint(const std::filesystem::path& folder);
 
-/// Where a path of a user's leads: a checkpoint itself, a folder of
-/// checkpoints, or a run's folder (RUN/checkpoints): the checkpoints there, in
-/// the order in which to try them: the latest, then the others, the newest
-/// first. Throws CheckpointError, saying what it is instead, when there is
-/// none.
+/// The checkpoints that a user's path leads to, in the order to try them: the
+/// latest, then the others, the newest first. The path is a checkpoint, a
+/// folder of checkpoints, or a run's folder (RUN/checkpoints). Throws
+/// CheckpointError, which says what the path is instead, when there is none.
 std::vector<CheckpointPlace>
 find_checkpoints(const std::filesystem::path& path);
 
-/// What else lies there: of saves under way and of crashes (names with a dot in
-/// front), and what was set aside.
+/// Everything else there: files of running saves and of crashes (names with a
+/// leading dot), and what was set aside.
 std::vector<std::filesystem::path>
 list_others(const std::filesystem::path& folder);
 
-/// The right to write into the folder: one process has it (flock on LOCK, which
-/// names host, process and since when). Who dies has it no longer, at once.
-/// Made by the job's rank 0 alone; others of its ranks write with its
-/// permission. All that follows here is for who has it.
+/// The right to write into the folder, which one process has at a time: a flock
+/// on LOCK, which names host, process and start time. It ends with the process.
+/// Only rank 0 of a job makes one; the other ranks write with its permission.
+/// All functions below require it.
 class CheckpointLock {
  public:
   /// Makes the folder. Throws CheckpointError that names the owner, or says why
@@ -79,7 +78,7 @@ class CheckpointLock {
   int file_ = -1;
 };
 
-/// Which checkpoints stay.
+/// Which checkpoints are kept.
 struct KeepRule {
   int64_t newest = 2;  // at least 2
   /// Also the best by this metric of their manifests; empty: none.
@@ -87,39 +86,36 @@ struct KeepRule {
   bool best_is_largest = false;
 };
 
-/// Removes what crashes left, of any step, and makes an empty folder for the
-/// files of `step`: its path. Throws CheckpointError when a checkpoint of that
-/// step is there already (a damaged one makes room by set_aside), or the disk
-/// does not let us.
+/// Removes what crashes left, of any step, makes an empty folder for the files
+/// of `step`, and returns its path. Throws CheckpointError when that step has a
+/// checkpoint already (set_aside moves a damaged one away), and for errors of
+/// the disk.
 ///
-///   needed_bytes  of all ranks' files: refused, with both figures, when the
-///   disk
-///                 has not so much left
+///   needed_bytes  of all ranks' files; throws when the disk has less left
 std::filesystem::path begin_checkpoint(
     const std::filesystem::path& folder, int64_t step, int64_t needed_bytes);
 
-/// After every rank has written its file and part: reads the parts of `ranks`
-/// ranks, writes the manifest, synchronises files and folders, renames, sets
-/// LATEST. The checkpoint's path. After a throw (CheckpointError) neither it
-/// nor its files are there.
+/// Call it after every rank has written its file and part: reads the parts of
+/// `ranks` ranks, writes the manifest, syncs files and folders, renames, sets
+/// LATEST, and returns the checkpoint's path. After a CheckpointError neither
+/// the checkpoint nor its files exist.
 std::filesystem::path commit_checkpoint(
     const std::filesystem::path& folder, CheckpointManifest manifest,
     int64_t ranks);
 
-/// Removes the folder of a checkpoint that could not be finished. Throws
-/// nothing.
+/// Removes the folder of a checkpoint that could not be finished. Never throws.
 void abandon_checkpoint(const std::filesystem::path& folder, int64_t step);
 
-/// Removes checkpoints that need not stay: those that it removed. The latest
-/// always stays; so does, where `best` is asked for, one whose manifest cannot
-/// be read. Throws CheckpointError: then some of them may be there still, each
-/// whole.
+/// Removes the checkpoints that the rule does not keep, and returns them. The
+/// latest always stays and, if the rule has a `best`, so does one whose
+/// manifest cannot be read. After a CheckpointError some may be left, each
+/// complete.
 std::vector<CheckpointPlace>
 keep_checkpoints(const std::filesystem::path& folder, const KeepRule& rule);
 
-/// Takes a damaged checkpoint out of the way, so that training can write its
-/// step again: it stays under the path that is returned, for who wants to look
-/// at it, but is no checkpoint any more. Throws CheckpointError.
+/// Moves a damaged checkpoint away, so that training can save its step again.
+/// It stays under the returned path, to be looked at, but is no checkpoint any
+/// more. Throws CheckpointError.
 std::filesystem::path set_aside(const CheckpointPlace& checkpoint);
 
 }  // namespace echelon

@@ -8,11 +8,11 @@
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
-#include <cstdio>
 #include <cstring>
 #include <utility>
 
 #include "echelon/error.h"
+#include "echelon/text/format.h"
 
 namespace echelon::folder_files {
 namespace {
@@ -39,7 +39,7 @@ class Descriptor {
   int fd_;
 };
 
-// Some file systems have nothing to synchronise of a folder, and say EINVAL.
+// Some file systems cannot sync folders, and return EINVAL.
 void sync(const fs::path& path, int flags) {
   Descriptor file(path, O_RDONLY | flags);
   while (::fsync(file.get()) != 0) {
@@ -51,10 +51,7 @@ void sync(const fs::path& path, int flags) {
 }  // namespace
 
 std::string step_name(int64_t step) {
-  char name[32];
-  std::snprintf(
-      name, sizeof(name), "step-%08lld", static_cast<long long>(step));
-  return name;
+  return format("step-{:08}", step);
 }
 
 std::optional<int64_t> step_of(std::string_view name) {
@@ -95,9 +92,9 @@ void fail(
     const fs::path& path, const std::string& doing, int error,
     int64_t needed_bytes) {
   std::string text =
-      path.string() + ": " + doing + " failed: " + std::strerror(error);
+      format("{}: {} failed: {}", path.string(), doing, std::strerror(error));
   if (needed_bytes >= 0) {
-    text += "; it needs " + std::to_string(needed_bytes) + " bytes";
+    text += format("; it needs {} bytes", needed_bytes);
   }
   auto place = path;
   std::error_code ignored;
@@ -106,7 +103,7 @@ void fail(
     place = place.parent_path();
   }
   if (const int64_t free = free_bytes(place); free >= 0) {
-    text += "; " + std::to_string(free) + " bytes are free there";
+    text += format("; {} bytes are free there", free);
   }
   throw CheckpointError(text);
 }

@@ -2,46 +2,55 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdio>
+#include <condition_variable>
+#include <cstdint>
+#include <cstring>
+#include <exception>
 #include <filesystem>
 #include <map>
+#include <memory>
+#include <mutex>
+#include <new>
 #include <set>
+#include <thread>
 #include <utility>
 
-#include "echelon/checkpoint/files/checksum_stream.h"
-#include "echelon/checkpoint/files/write_behind.h"
+#include "echelon/checkpoint/format/checksum.h"
 #include "echelon/checkpoint/format/content_hash.h"
 #include "echelon/checkpoint/format/new_file.h"
 #include "echelon/checkpoint/format/safetensors.h"
 #include "echelon/checkpoint/format/safetensors_text.h"
 #include "echelon/error.h"
+#include "echelon/text/format.h"
 
 namespace echelon {
 namespace {
 
-using safetensors::in_quotes;
+using safetensors::quote_printable;
 using safetensors::shape_string;
 using safetensors::TensorBytes;
 
-// Small enough that what was hashed is copied from the processor's cache.
+// Small enough that hashed bytes are copied from the processor's cache.
 constexpr size_t kPieceBytes = 256 << 10;
 
 [[noreturn]] void fail(
     const std::string& path, const SliceBytes& slice, const std::string& what) {
-  throw ConfigError(path + ": tensor " + in_quotes(slice.name) + ": " + what);
+  throw ConfigError(
+      format("{}: tensor {}: {}", path, quote_printable(slice.name), what));
 }
 
 void check_box(const std::string& path, const SliceBytes& slice) {
   if (!is_inside(slice.box, slice.shape)) {
     fail(
         path, slice,
-        "the box at " + shape_string(slice.box.offset) + " of " +
-            shape_string(slice.box.sizes) + " is not inside of its shape " +
-            shape_string(slice.shape));
+        format(
+            "the box at {} of {} is not inside of its shape {}",
+            shape_string(slice.box.offset), shape_string(slice.box.sizes),
+            shape_string(slice.shape)));
   }
 }
 
-/// The tensors of the slices, each once, and the key of each slice.
+/// The distinct tensors of the slices, and the key of each slice.
 struct Keyed {
   std::vector<SavedTensor> tensors;
   std::vector<size_t> tensor_of;  // of each slice: index into tensors
@@ -67,14 +76,15 @@ Keyed keyed(const std::string& path, const std::vector<SliceBytes>& slices) {
         tensor.shape != slice.shape) {
       fail(
           path, slice,
-          "one slice is of " + tensor.dtype + " " + shape_string(tensor.shape) +
-              " (" + to_string(tensor.kind) + "), another of " + slice.dtype +
-              " " + shape_string(slice.shape) + " (" + to_string(slice.kind) +
-              "); all slices of a tensor must say the same");
+          format(
+              "one slice is of {} {} ({}), another of {} {} ({}); all slices "
+              "of a tensor must say the same",
+              tensor.dtype, shape_string(tensor.shape), to_string(tensor.kind),
+              slice.dtype, shape_string(slice.shape), to_string(slice.kind)));
     }
     out.tensor_of.push_back(at->second);
   }
-  // A tensor may have the name that a slice of another would get.
+  // A tensor may have the name that would be the key of another's slice.
   std::set<std::string> taken;
   for (const auto& tensor : out.tensors) taken.insert(tensor.name);
   std::vector<int64_t> next(out.tensors.size(), 0);
@@ -85,7 +95,7 @@ Keyed keyed(const std::string& path, const std::vector<SliceBytes>& slices) {
       number = 1;
     } else {
       do {
-        key = slices[i].name + "#" + std::to_string(number++);
+        key = format("{}#{}", slices[i].name, number++);
       } while (!taken.insert(key).second);
     }
     out.tensors[out.tensor_of[i]].slices.push_back({slices[i].box, 0, key});
@@ -93,6 +103,131 @@ Keyed keyed(const std::string& path, const std::vector<SliceBytes>& slices) {
         {key, slices[i].dtype, slices[i].box.sizes, slices[i].bytes});
   }
   return out;
+}
+
+/// Writes a file by a thread of its own: while one buffer is written, bypassing
+/// the page cache, the next one is filled. Takes two buffers of kBufferBytes,
+/// or one of the file's size if that is less, and then no thread.
+///
+/// One thread calls it. Errors of the disk are CheckpointErrors of a later
+/// append() or of finish(); nothing may be called after one.
+class WriteBehind {
+ public:
+  static constexpr size_t kBufferBytes = 1 << 20;
+
+  /// Borrows the file, into which `bytes` in all will go.
+  WriteBehind(NewFile& file, uint64_t bytes);
+  WriteBehind(const WriteBehind&) = delete;
+  WriteBehind& operator=(const WriteBehind&) = delete;
+  ~WriteBehind();
+
+  void append(std::span<const std::byte> data);
+  /// On return everything is written; the caller calls NewFile::finish().
+  void finish();
+
+ private:
+  static constexpr std::align_val_t kAlign{NewFile::kDirectBytes};
+  struct Free {
+    void operator()(std::byte* at) const { ::operator delete[](at, kAlign); }
+  };
+  using Memory = std::unique_ptr<std::byte[], Free>;
+
+  void hand_over();
+  void write_all();
+  void write(std::span<const std::byte> buffer);
+
+  NewFile& file_;
+  const size_t buffer_bytes_;
+  std::array<Memory, 2> memory_;
+  size_t filling_ = 0;  // which of them
+  size_t filled_ = 0;   // bytes of it
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::span<const std::byte> full_;  // being written; empty: none
+  bool ended_ = false;
+  std::exception_ptr error_;
+  std::thread thread_;  // from the first full buffer on
+};
+
+WriteBehind::WriteBehind(NewFile& file, uint64_t bytes)
+    : file_(file),
+      buffer_bytes_(
+          static_cast<size_t>(std::min<uint64_t>(bytes, kBufferBytes))) {}
+
+WriteBehind::~WriteBehind() {
+  if (!thread_.joinable()) return;
+  {
+    const std::lock_guard lock(mutex_);
+    ended_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+}
+
+void WriteBehind::append(std::span<const std::byte> data) {
+  while (!data.empty()) {
+    if (filled_ == buffer_bytes_) hand_over();
+    Memory& own = memory_[filling_];
+    if (!own) own.reset(new (kAlign) std::byte[buffer_bytes_]);
+    const auto piece =
+        data.first(std::min(data.size(), buffer_bytes_ - filled_));
+    std::memcpy(own.get() + filled_, piece.data(), piece.size());
+    filled_ += piece.size();
+    data = data.subspan(piece.size());
+  }
+}
+
+/// Gives the full buffer to the thread, once the previous one is written.
+void WriteBehind::hand_over() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return full_.empty(); });
+  if (error_) std::rethrow_exception(error_);
+  full_ = {memory_[filling_].get(), filled_};
+  if (!thread_.joinable()) thread_ = std::thread([this] { write_all(); });
+  changed_.notify_all();
+  filling_ = 1 - filling_;
+  filled_ = 0;
+}
+
+void WriteBehind::finish() {
+  if (!thread_.joinable()) {
+    if (filled_ > 0) file_.append(memory_[filling_].get(), filled_);
+    return;
+  }
+  if (filled_ > 0) hand_over();
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return full_.empty(); });
+  if (error_) std::rethrow_exception(error_);
+}
+
+void WriteBehind::write_all() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    changed_.wait(lock, [this] { return !full_.empty() || ended_; });
+    if (full_.empty()) return;
+    lock.unlock();
+    std::exception_ptr error;
+    try {
+      write(full_);
+    } catch (...) {
+      error = std::current_exception();
+    }
+    lock.lock();
+    error_ = error;
+    full_ = {};
+    changed_.notify_all();
+    if (error) return;
+  }
+}
+
+void WriteBehind::write(std::span<const std::byte> buffer) {
+  if (buffer.size() % NewFile::kDirectBytes == 0) {
+    file_.append_direct(buffer.data(), buffer.size());
+  } else {
+    file_.append(buffer.data(), buffer.size());
+  }
+  file_.start_writing();
 }
 
 /// Appends to a file and takes the checksums of its blocks.
@@ -144,14 +279,14 @@ RankPart write_rank_file(
   const std::string path = folder + "/" + name;
   Keyed keyed_slices = keyed(path, slices);
   const auto& keys = keyed_slices.keys;
-  // "pt": what others call tensors laid out as PyTorch's.
+  // "pt" is what other programs call tensors laid out as PyTorch's.
   const auto plan = safetensors::plan_file(path, keys, {{"format", "pt"}});
 
   HashedFile out(path, plan.bytes);
   out.append(std::as_bytes(std::span(plan.head)));
   for (const auto* tensor : plan.order) {
     out.append(tensor->bytes);
-    // The disk is at work meanwhile.
+    // Meanwhile the disk writes.
     const auto i = static_cast<size_t>(tensor - keys.data());
     SavedTensor& saved = keyed_slices.tensors[keyed_slices.tensor_of[i]];
     saved.hash =
@@ -176,11 +311,7 @@ RankPart write_rank_file(
 }
 
 std::string rank_file_name(int64_t rank) {
-  std::array<char, 64> name;
-  std::snprintf(
-      name.data(), name.size(), "rank-%05lld.safetensors",
-      static_cast<long long>(rank));
-  return name.data();
+  return format("rank-{:05}.safetensors", rank);
 }
 
 }  // namespace echelon

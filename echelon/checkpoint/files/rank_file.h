@@ -1,5 +1,5 @@
-// One rank's file of a checkpoint: written once, hashed on its way,
-// synchronised. Free of LibTorch.
+// Writes one rank's file of a checkpoint, hashing it on the way. Free of
+// LibTorch.
 #pragma once
 
 #include <cstddef>
@@ -16,19 +16,18 @@ struct SliceBytes {
   std::string name;  // of the tensor
   SavedKind kind = SavedKind::parameter;
   std::string dtype;
-  std::vector<int64_t> shape;  // of the whole tensor
+  std::vector<int64_t> shape;  // of the full tensor
   Box box;
   std::span<const std::byte> bytes;  // row-major elements of the box
 };
 
 /// Writes FOLDER/NAME, a safetensors file (readable by any reader of that
 /// format), and then FOLDER/NAME with ".part.json" in place of its extension:
-/// this rank's RankPart. Both are synchronised. Slices whose key would be the
-/// same get "#1",
-/// "#2" behind their name. Nothing to write still makes a file.
+/// this rank's RankPart. Syncs both. Further slices of a tensor have the keys
+/// NAME#1, NAME#2, …. Without slices it writes a file without tensors.
 ///
 /// Throws CheckpointError (path, bytes needed, bytes free, the system's reason)
-/// and then has removed what it wrote; ConfigError for slices that are wrong.
+/// after removing what it wrote, and ConfigError for wrong slices.
 RankPart write_rank_file(
     const std::string& folder, const std::string& name,
     const std::vector<SliceBytes>& slices);

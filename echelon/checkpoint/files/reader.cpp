@@ -1,10 +1,10 @@
-// Each box is taken apart into what it needs of each block of each file. The
-// blocks of a file are then read by several threads: directly to the caller's
-// memory where all of a block goes there in large pieces, else by way of a
-// buffer.
+// Each box is split into what it needs of each block of each file. Several
+// threads then read the blocks of a file: directly into the caller's memory
+// where all of a block goes there in large pieces, else through a buffer.
 #include "echelon/checkpoint/files/reader.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <list>
 #include <map>
@@ -17,37 +17,21 @@
 #include "echelon/checkpoint/files/shared_work.h"
 #include "echelon/checkpoint/format/safetensors_text.h"
 #include "echelon/error.h"
+#include "echelon/text/format.h"
 
 namespace echelon {
 namespace {
 
-/// Memory for a block; not set to 0 as a vector's would be.
-struct Bytes {
-  std::unique_ptr<std::byte[]> data =
-      std::make_unique_for_overwrite<std::byte[]>(kChecksumBlockBytes);
-  size_t size = 0;
-};
-
-/// Of row-major memory, in elements.
-std::vector<int64_t> strides_of(const std::vector<int64_t>& sizes) {
-  std::vector<int64_t> strides(sizes.size(), 1);
-  for (size_t d = sizes.size(); d-- > 1;) {
-    strides[d - 1] = strides[d] * sizes[d];
-  }
-  return strides;
-}
-
-/// What a read needs of a block of a file.
+/// The use of a block of a file by a read.
 struct Use {
   const BoxRead* read = nullptr;
   const std::vector<int64_t>* strides = nullptr;
   int64_t element_bytes = 0;
-  int64_t begin = 0;  // in the file
-  std::vector<Box>
-      pieces;  // of the tensor, one behind the other from `begin` on
+  int64_t begin = 0;        // in the file
+  std::vector<Box> pieces;  // of the tensor, contiguous from `begin` on
 };
 
-/// What a read needs of a slice.
+/// The part of a slice that a read needs.
 struct SliceRead {
   const BoxRead* read = nullptr;
   const std::vector<int64_t>* strides = nullptr;
@@ -55,7 +39,8 @@ struct SliceRead {
   Box part;
 };
 
-/// Element number of `at` in memory of these strides that begins at `from`.
+/// The element of index `at` in memory with these strides that begins at index
+/// `from`.
 int64_t element_at(
     const std::vector<int64_t>& at, const std::vector<int64_t>& from,
     const std::vector<int64_t>& strides) {
@@ -64,18 +49,6 @@ int64_t element_at(
     element += (at[d] - from[d]) * strides[d];
   }
   return element;
-}
-
-/// Whether row-major elements of these sizes lie one behind the other with
-/// these strides.
-bool in_one_piece(
-    const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides) {
-  int64_t expected = 1;
-  for (size_t d = sizes.size(); d-- > 0;) {
-    if (sizes[d] != 1 && strides[d] != expected) return false;
-    expected *= sizes[d];
-  }
-  return true;
 }
 
 bool has_all(const Box& outer, const Box& inner) {
@@ -88,44 +61,11 @@ bool has_all(const Box& outer, const Box& inner) {
   return true;
 }
 
-/// Copies elements of `sizes` between two strided places.
-void copy_strided(
-    std::vector<int64_t> sizes, const std::byte* from,
-    const std::vector<int64_t>& from_strides, std::byte* to,
-    const std::vector<int64_t>& to_strides, int64_t element_bytes) {
-  // The innermost dimensions that lie in one piece on both sides are one copy.
-  int64_t run = 1;
-  size_t outer = sizes.size();
-  while (outer > 0 &&
-         (sizes[outer - 1] == 1 ||
-          (from_strides[outer - 1] == run && to_strides[outer - 1] == run))) {
-    run *= sizes[--outer];
-  }
-  const auto bytes = static_cast<size_t>(run * element_bytes);
-  std::vector<int64_t> index(outer, 0);
-  int64_t a = 0, b = 0;
-  while (true) {
-    std::memcpy(to + b * element_bytes, from + a * element_bytes, bytes);
-    size_t d = outer;
-    while (d > 0) {
-      --d;
-      a += from_strides[d];
-      b += to_strides[d];
-      if (++index[d] < sizes[d]) break;
-      a -= index[d] * from_strides[d];
-      b -= index[d] * to_strides[d];
-      index[d] = 0;
-      if (d == 0) return;
-    }
-    if (outer == 0) return;
-  }
-}
-
-/// Copies from the pieces' bytes, which begin at `from`, what the read wants.
+/// Copies what the read wants from the pieces' bytes, which begin at `from`.
 void copy_pieces(const Use& use, const std::byte* from) {
   for (const Box& piece : use.pieces) {
     if (const auto part = overlap(piece, use.read->box)) {
-      const auto from_strides = strides_of(piece.sizes);
+      const auto from_strides = row_major_strides(piece.sizes);
       const int64_t a = element_at(part->offset, piece.offset, from_strides);
       const int64_t b =
           element_at(part->offset, use.read->box.offset, *use.strides);
@@ -138,14 +78,14 @@ void copy_pieces(const Use& use, const std::byte* from) {
   }
 }
 
-/// Where the bytes of the pieces go to, when all are wanted and lie one behind
-/// the other there as well.
+/// Where the bytes of the pieces go, when all are wanted and are contiguous
+/// there as well; else nothing.
 std::span<std::byte> direct_place(const Use& use) {
   std::optional<int64_t> first;
   int64_t next = 0;
   for (const Box& piece : use.pieces) {
     if (!has_all(use.read->box, piece) ||
-        !in_one_piece(piece.sizes, *use.strides)) {
+        !is_row_major(piece.sizes, *use.strides)) {
       return {};
     }
     const int64_t at =
@@ -159,8 +99,8 @@ std::span<std::byte> direct_place(const Use& use) {
       static_cast<size_t>((next - *first) * use.element_bytes)};
 }
 
-/// Where bytes [begin, end) of a file go to, when all go somewhere directly and
-/// few calls read them; else nothing. Sorts the uses.
+/// Where bytes [begin, end) of a file go, when all can be read directly, by few
+/// calls; else nothing. Sorts the uses.
 CheckedFile::Parts
 direct_parts(std::vector<Use>& uses, int64_t begin, int64_t end) {
   constexpr int64_t kLeastBytes = 64 << 10;  // on average: a call's worth
@@ -181,12 +121,13 @@ direct_parts(std::vector<Use>& uses, int64_t begin, int64_t end) {
   return begin == end ? parts : CheckedFile::Parts{};
 }
 
-/// The blocks that hold some of the slice's part, with what is needed of each.
+/// Adds the blocks that hold some of the slice's part, with what each is used
+/// for.
 void add_uses(
     const SliceRead& wanted, int64_t slice_begin, int64_t element_bytes,
     std::map<int64_t, std::vector<Use>>& uses) {
   const Box& box = wanted.slice->box;
-  const auto strides = strides_of(box.sizes);
+  const auto strides = row_major_strides(box.sizes);
   const Box& part = wanted.part;
   std::vector<int64_t> last = part.offset;
   for (size_t d = 0; d < last.size(); ++d) last[d] += part.sizes[d] - 1;
@@ -213,6 +154,17 @@ void add_uses(
 
 }  // namespace
 
+void add_reads(
+    std::vector<BoxRead>& reads, const SavedTensor& tensor,
+    const IndexRange& range, std::byte* to) {
+  const auto width = safetensors::dtype_bytes(tensor.dtype);
+  for (auto& box : boxes_of(whole_box(tensor.shape), range)) {
+    const auto bytes = static_cast<size_t>(box.numel()) * width;
+    reads.push_back({.tensor = &tensor, .box = std::move(box), .to = to});
+    to += bytes;
+  }
+}
+
 struct CheckpointReader::State {
   State(const std::string& at, int reading_threads)
       : folder(at),
@@ -220,6 +172,12 @@ struct CheckpointReader::State {
         threads(num_threads(reading_threads)),
         files(checked_files(at, manifest)) {}
 
+  /// Memory for a block, not initialised as a vector's would be.
+  struct Bytes {
+    std::unique_ptr<std::byte[]> data =
+        std::make_unique_for_overwrite<std::byte[]>(kChecksumBlockBytes);
+    size_t size = 0;
+  };
   using Block = std::shared_ptr<Bytes>;
   struct Kept {
     int64_t file = 0;
@@ -231,7 +189,7 @@ struct CheckpointReader::State {
   const CheckpointManifest manifest;
   const int threads;
   std::vector<std::unique_ptr<CheckedFile>> files;
-  /// Blocks of which only a part was wanted: the next call may want the rest.
+  /// Blocks of which a read wanted a part only: the next may want the rest.
   std::mutex mutex;
   std::list<Kept> kept;  // the last used first
 
@@ -270,7 +228,7 @@ CheckpointReader::State::find(int64_t file, int64_t block) {
   return nullptr;
 }
 
-/// That of the block which was not used for the longest time, or new.
+/// New memory, or that of the least recently used block.
 CheckpointReader::State::Block CheckpointReader::State::free_memory() {
   const std::lock_guard lock(mutex);
   if (kept.size() < kKeptBlocks) return std::make_shared<Bytes>();
@@ -279,7 +237,7 @@ CheckpointReader::State::Block CheckpointReader::State::free_memory() {
   return bytes.use_count() == 1 ? bytes : std::make_shared<Bytes>();
 }
 
-/// A verified block by way of a buffer.
+/// A verified block in a buffer.
 CheckpointReader::State::Block
 CheckpointReader::State::get(int64_t file, int64_t block) {
   if (auto bytes = find(file, block)) return bytes;
@@ -318,7 +276,7 @@ void CheckpointReader::State::read_block(
 void CheckpointReader::State::read_file(
     int64_t file, const std::vector<SliceRead>& slices) {
   CheckedFile& from = *files[static_cast<size_t>(file)];
-  // One file at a time is open: there may be more than a process can have.
+  // One file is open at a time: there may be more than a process can open.
   const ClosedAtEnd closed{from};
   open(file);
   std::map<int64_t, std::vector<Use>> uses;
@@ -367,15 +325,15 @@ void CheckpointReader::read(const std::vector<BoxRead>& boxes) {
     const auto& shape = box.tensor->shape;
     if (!is_inside(box.box, shape) ||
         (!box.strides.empty() && box.strides.size() != shape.size())) {
-      throw ConfigError(
-          "the box at " + safetensors::shape_string(box.box.offset) + " of " +
-          safetensors::shape_string(box.box.sizes) +
-          " is not inside of tensor " +
-          safetensors::in_quotes(box.tensor->name) + " of shape " +
-          safetensors::shape_string(shape));
+      throw ConfigError(format(
+          "the box at {} of {} is not inside of tensor {} of shape {}",
+          safetensors::shape_string(box.box.offset),
+          safetensors::shape_string(box.box.sizes),
+          safetensors::quote_printable(box.tensor->name),
+          safetensors::shape_string(shape)));
     }
     strides.push_back(
-        box.strides.empty() ? strides_of(box.box.sizes) : box.strides);
+        box.strides.empty() ? row_major_strides(box.box.sizes) : box.strides);
     for (const auto& slice : box.tensor->slices) {
       if (auto part = overlap(slice.box, box.box)) {
         files[slice.file].push_back(
@@ -384,6 +342,91 @@ void CheckpointReader::read(const std::vector<BoxRead>& boxes) {
     }
   }
   for (const auto& [file, slices] : files) state_->read_file(file, slices);
+}
+
+// ---------------------------------------------------- verification of all
+// files
+
+namespace {
+
+/// Finds what is wrong with a file's blocks and header.
+class FileCheck {
+ public:
+  FileCheck(CheckedFile& file, int threads) : file_(file), threads_(threads) {}
+
+  std::vector<Damage> run(const std::function<void(int64_t)>& progress) {
+    auto outside = file_.open();
+    if (!file_.is_open()) return {*outside};
+    const auto head = file_.read_unverified_head();
+    check_blocks(progress);
+    const bool all = static_cast<int64_t>(found_.size()) == file_.num_blocks();
+    std::vector<Damage> damages;
+    if (outside) damages.push_back(*outside);
+    for (auto& [block, damage] : found_) damages.push_back(std::move(damage));
+    if (damages.empty() && head) damages.push_back(*head);
+    if (!outside && all && found_.size() > 1) {
+      damages.front().what +=
+          "; no block of the file is the one that was written: it may be of "
+          "another rank or another checkpoint";
+    }
+    file_.close();
+    return damages;
+  }
+
+ private:
+  /// Checks the blocks that the file has, which may be too short.
+  void check_blocks(const std::function<void(int64_t)>& progress) {
+    int64_t blocks = file_.num_blocks();
+    while (blocks > 0 &&
+           (blocks - 1) * kChecksumBlockBytes + file_.block_bytes(blocks - 1) >
+               file_.bytes_there()) {
+      --blocks;
+    }
+    std::atomic<int64_t> done = 0;
+    share_work(
+        blocks, threads_,
+        [&](int64_t block) {
+          thread_local std::vector<std::byte> buffer;
+          const auto bytes = static_cast<size_t>(file_.block_bytes(block));
+          if (buffer.size() < bytes) buffer.resize(bytes);
+          if (auto damage =
+                  file_.read_block(block, {std::span(buffer).first(bytes)})) {
+            const std::lock_guard lock(mutex_);
+            found_.emplace(block, std::move(*damage));
+          }
+          done += file_.block_bytes(block);
+        },
+        [&] {
+          if (progress) progress(done);
+        });
+  }
+
+  CheckedFile& file_;
+  const int threads_;
+  std::mutex mutex_;
+  std::map<int64_t, Damage> found_;
+};
+
+}  // namespace
+
+std::vector<Damage> verify_checkpoint(
+    const std::string& folder, const std::function<void(int64_t)>& progress,
+    int threads) {
+  const CheckpointManifest manifest = read_manifest(folder);
+  threads = num_threads(threads);
+  std::vector<Damage> damages;
+  int64_t before = 0;
+  const auto files = checked_files(folder, manifest);
+  for (size_t i = 0; i < files.size(); ++i) {
+    FileCheck check(*files[i], threads);
+    const auto found = check.run([&](int64_t done) {
+      if (progress) progress(before + done);
+    });
+    damages.insert(damages.end(), found.begin(), found.end());
+    before += manifest.files[i].bytes;
+    if (progress) progress(before);
+  }
+  return damages;
 }
 
 }  // namespace echelon

@@ -1,5 +1,5 @@
-// A checkpoint read with suspicion: nothing of a file is used before the
-// checksum of its block was compared. Free of LibTorch.
+// Reads checkpoints. No byte of a file is used before the checksum of its block
+// was verified. Free of LibTorch.
 //
 //   CheckpointReader reader("runs/first/checkpoints/step-00000100");
 //   const SavedTensor* tensor = reader.manifest().find("fc.weight");
@@ -17,8 +17,8 @@
 
 namespace echelon {
 
-/// What to read, and where to: element i of the box goes to element
-/// sum(i[d] * strides[d]) of `to`. No strides: row-major.
+/// A box to read: its element i goes to element sum(i[d] * strides[d]) of `to`.
+/// Without strides, row-major.
 struct BoxRead {
   const SavedTensor* tensor = nullptr;  // of the reader's manifest
   Box box;                              // inside of tensor->shape
@@ -26,15 +26,20 @@ struct BoxRead {
   std::vector<int64_t> strides;
 };
 
+/// Adds the reads of elements `range` of a tensor, in row-major order, into
+/// contiguous memory at `to`.
+void add_reads(
+    std::vector<BoxRead>& reads, const SavedTensor& tensor,
+    const IndexRange& range, std::byte* to);
+
 class CheckpointReader {
  public:
   /// Reads the manifest; files are opened when they are needed. Throws
   /// CheckpointError as parse_manifest, for a folder that is no checkpoint, and
   /// for files that are missing or of another length.
   ///
-  ///   threads  that read and verify, the caller's among them; 0: as the
-  ///   machine
-  ///            has processors, at most 4
+  ///   threads  that read and verify, including the caller's; 0: one for each
+  ///            processor of the machine, at most 4
   explicit CheckpointReader(const std::string& folder, int threads = 0);
   ~CheckpointReader();
   CheckpointReader(const CheckpointReader&) = delete;
@@ -43,10 +48,10 @@ class CheckpointReader {
   const std::string& folder() const;
   const CheckpointManifest& manifest() const;
 
-  /// Reads the blocks of the files that have something of the boxes, and the
-  /// headers of those files, and nothing else; each block once, in the order of
-  /// the files, whatever the order of the boxes. So all that a rank needs is
-  /// best read by one call. The boxes' memory must not overlap.
+  /// Reads only the blocks that overlap the boxes, and the headers of their
+  /// files: each block once, in the order of the files, whatever the order of
+  /// the boxes. So one call should read everything that a rank needs. The
+  /// boxes' memory must not overlap.
   ///
   /// Throws CheckpointError: file, tensor, offset, what was expected and found;
   /// the boxes' memory may then hold anything. ConfigError for a box outside of
@@ -56,7 +61,7 @@ class CheckpointReader {
     read({{.tensor = &tensor, .box = box, .to = to}});
   }
 
-  /// Read from files until now, the manifest left out.
+  /// Bytes read from files so far, without the manifest.
   int64_t bytes_read() const;
 
  private:
@@ -64,21 +69,20 @@ class CheckpointReader {
   std::unique_ptr<State> state_;
 };
 
-/// What is wrong with a file.
+/// A damaged place of a file.
 struct Damage {
   std::string file;
-  std::string tensor;  // the first that it concerns; empty: the file's header
+  std::string tensor;  // the first one affected; empty: the file's header
   int64_t offset = 0;  // in the file
   std::string what;    // a sentence that names all of these
 };
 
-/// Reads all of a checkpoint, and says what is wrong, in the order of the
-/// files. Throws CheckpointError when the manifest itself cannot be trusted.
+/// Reads all of a checkpoint and returns what is wrong, in the order of the
+/// files. Throws CheckpointError when the manifest itself is damaged.
 ///
 ///   progress  called now and then, by the caller's thread, with the bytes of
-///   files
-///             that are done
-///   threads   as of CheckpointReader
+///             files that are done
+///   threads   as for CheckpointReader
 std::vector<Damage> verify_checkpoint(
     const std::string& folder,
     const std::function<void(int64_t)>& progress = {}, int threads = 0);

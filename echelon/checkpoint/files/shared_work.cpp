@@ -9,14 +9,15 @@
 #include <vector>
 
 #include "echelon/error.h"
+#include "echelon/text/format.h"
 
 namespace echelon {
 
 int num_threads(int threads) {
   if (threads < 0) {
-    throw ConfigError(
-        "threads = " + std::to_string(threads) +
-        "; it must be 0 (as the machine has processors) or more");
+    throw ConfigError(format(
+        "threads = {}; it must be 0 (as the machine has processors) or more",
+        threads));
   }
   if (threads > 0) return threads;
   return static_cast<int>(

@@ -1,4 +1,4 @@
-// Numbers 0 to count-1, each worked on by one of some threads.
+// Divides work between threads.
 #pragma once
 
 #include <cstdint>
@@ -6,15 +6,15 @@
 
 namespace echelon {
 
-/// As the machine has processors, at most 4, when `threads` is 0. Throws
+/// `threads`, or when it is 0 the machine's processors, at most 4. Throws
 /// ConfigError for a negative number.
 int num_threads(int threads);
 
-/// Calls work(i) for each i, in about that order, by the caller's thread and
-/// threads - 1 others. After a throw no more work is begun, and the error of
-/// the smallest such i is thrown when all have ended.
+/// Calls work(i) for each i below `count`, in about that order, by the caller's
+/// thread and threads - 1 others. After an error no more work is started, and
+/// the error of the smallest i is thrown when all threads have ended.
 ///
-///   after  is called by the caller's thread behind each work of its own
+///   after  called by the caller's thread after each work of its own
 void share_work(
     int64_t count, int threads, const std::function<void(int64_t)>& work,
     const std::function<void()>& after = {});

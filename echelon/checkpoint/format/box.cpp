@@ -4,23 +4,18 @@
 #include <cstring>
 #include <utility>
 
+#include "echelon/checkpoint/format/safetensors.h"
 #include "echelon/error.h"
+#include "echelon/text/format.h"
 
 namespace echelon {
 namespace {
 
 using Indices = std::vector<int64_t>;
-
-std::string index_string(const Indices& index) {
-  std::string text = "[";
-  for (size_t d = 0; d < index.size(); ++d) {
-    text += (d == 0 ? "" : ", ") + std::to_string(index[d]);
-  }
-  return text + "]";
-}
+using safetensors::shape_string;
 
 std::string box_string(const Box& box) {
-  return index_string(box.sizes) + " at " + index_string(box.offset);
+  return shape_string(box.sizes) + " at " + shape_string(box.offset);
 }
 
 int64_t product(const Indices& sizes, size_t from = 0) {
@@ -29,18 +24,8 @@ int64_t product(const Indices& sizes, size_t from = 0) {
   return numel;
 }
 
-Indices row_major(const Indices& sizes) {
-  Indices strides(sizes.size());
-  int64_t stride = 1;
-  for (size_t d = sizes.size(); d-- > 0;) {
-    strides[d] = stride;
-    stride *= sizes[d];
-  }
-  return strides;
-}
-
-/// Of the box with its corner at `offset` and sizes of at least 1 along the
-/// dimensions before `dim`, elements [begin, end) counted from that corner.
+/// Adds the boxes of elements [begin, end) of the part of `box` that begins at
+/// `offset` and has size 1 along the dimensions before `dim`.
 void add_boxes(
     const Box& box, size_t dim, Indices offset, int64_t begin, int64_t end,
     std::vector<Box>& boxes) {
@@ -68,7 +53,7 @@ void add_boxes(
   if (tail > 0) go_down(last, 0, tail);
 }
 
-/// Indices along a shard's dimension, and where they are in the part.
+/// Indices along a shard's dimension, and where they are in the local tensor.
 struct PlacedRange {
   IndexRange whole;
   int64_t local = 0;
@@ -76,8 +61,8 @@ struct PlacedRange {
   int64_t local_end() const { return local + whole.size(); }
 };
 
-/// What the shard has, or owns, without empty ranges; ranges that follow each
-/// other in both places are one.
+/// The ranges that the shard has, or owns, without empty ones; ranges that are
+/// adjacent in both places are joined.
 std::vector<PlacedRange> ranges_of(const Shard& shard, bool owned) {
   std::vector<PlacedRange> ranges;
   const auto add = [&](const IndexRange& whole, int64_t local) {
@@ -105,24 +90,16 @@ std::vector<PlacedRange> ranges_of(const Shard& shard, bool owned) {
 void check_shard(const Indices& shape, const Shard& shard) {
   if (shard.shape != shape) {
     throw Error(
-        "placed_boxes: a shard of a tensor " + index_string(shard.shape) +
-        " for one of " + index_string(shape));
+        "placed_boxes: a shard of a tensor " + shape_string(shard.shape) +
+        " for one of " + shape_string(shape));
   }
   const size_t dims = std::max<size_t>(shape.size(), 1);
   if (shard.dim < 0 || static_cast<size_t>(shard.dim) >= dims) {
-    throw Error(
-        "placed_boxes: dimension " + std::to_string(shard.dim) +
-        " of a tensor " + index_string(shape));
+    throw Error(format(
+        "placed_boxes: dimension {} of a tensor {}", shard.dim,
+        shape_string(shape)));
   }
 }
-
-/// Rows of `row` elements of `width` bytes; strides in elements.
-struct Rows {
-  Indices sizes;  // of the rows
-  Indices from_strides;
-  Indices to_strides;
-  int64_t row = 1;
-};
 
 template <size_t kBytes>
 void copy_line(
@@ -158,34 +135,7 @@ void copy_line(
   }
 }
 
-void copy_rows(
-    const Rows& rows, const std::byte* from, std::byte* to, size_t width) {
-  const auto bytes = [&](int64_t n) { return n * static_cast<int64_t>(width); };
-  const auto row_bytes = static_cast<size_t>(bytes(rows.row));
-  if (rows.sizes.empty()) {
-    std::memcpy(to, from, row_bytes);
-    return;
-  }
-  const size_t last = rows.sizes.size() - 1;
-  Indices index(last, 0);
-  while (true) {
-    const std::byte* line_from = from;
-    std::byte* line_to = to;
-    for (size_t d = 0; d < last; ++d) {
-      line_from += bytes(index[d] * rows.from_strides[d]);
-      line_to += bytes(index[d] * rows.to_strides[d]);
-    }
-    copy_line(
-        line_from, line_to, rows.sizes[last], bytes(rows.from_strides[last]),
-        bytes(rows.to_strides[last]), row_bytes);
-    size_t d = last;
-    while (d > 0 && ++index[d - 1] == rows.sizes[d - 1]) index[--d] = 0;
-    if (d == 0) return;
-  }
-}
-
-/// The first element that two of `boxes` have, when none can be told apart from
-/// the others by a cut along a dimension; none when they share nothing.
+/// The first element that two of `boxes` share, found pair by pair.
 std::optional<Indices> shared_element(const std::vector<const Box*>& boxes) {
   for (size_t a = 0; a < boxes.size(); ++a) {
     for (size_t b = a + 1; b < boxes.size(); ++b) {
@@ -195,7 +145,7 @@ std::optional<Indices> shared_element(const std::vector<const Box*>& boxes) {
   return std::nullopt;
 }
 
-/// Groups of boxes between which a cut along `dim` goes; sorts `boxes`.
+/// Groups of boxes that planes across `dim` separate; sorts `boxes`.
 std::vector<std::vector<const Box*>>
 groups_along(size_t dim, std::vector<const Box*>& boxes) {
   std::sort(boxes.begin(), boxes.end(), [&](const Box* a, const Box* b) {
@@ -232,9 +182,9 @@ std::optional<Indices> find_shared(size_t dims, std::vector<const Box*> all) {
   return std::nullopt;
 }
 
-/// The first element of `shape` that none of the boxes has; they share none.
-/// Along each dimension in turn: the first index at which the boxes that are
-/// there have too few elements of the dimensions behind it.
+/// The first element of `shape` that none of the boxes, which do not overlap,
+/// covers. Fixes one dimension after the other: the first index at which the
+/// boxes there have too few elements of the inner dimensions.
 Indices first_hole(const Indices& shape, std::vector<const Box*> boxes) {
   Indices hole;
   for (size_t dim = 0; dim < shape.size(); ++dim) {
@@ -264,6 +214,64 @@ Indices first_hole(const Indices& shape, std::vector<const Box*> boxes) {
 
 }  // namespace
 
+std::vector<int64_t> row_major_strides(const std::vector<int64_t>& sizes) {
+  Indices strides(sizes.size());
+  int64_t stride = 1;
+  for (size_t d = sizes.size(); d-- > 0;) {
+    strides[d] = stride;
+    stride *= sizes[d];
+  }
+  return strides;
+}
+
+bool is_row_major(
+    const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides) {
+  const auto expected = row_major_strides(sizes);
+  for (size_t d = 0; d < sizes.size(); ++d) {
+    if (sizes[d] != 1 && strides[d] != expected[d]) return false;
+  }
+  return true;
+}
+
+void copy_strided(
+    std::vector<int64_t> sizes, const std::byte* from,
+    const std::vector<int64_t>& from_strides, std::byte* to,
+    const std::vector<int64_t>& to_strides, size_t element_bytes) {
+  // The innermost dimensions that are contiguous on both sides are one row.
+  int64_t row = 1;
+  while (!sizes.empty()) {
+    const size_t d = sizes.size() - 1;
+    if (sizes[d] != 1 && (from_strides[d] != row || to_strides[d] != row)) {
+      break;
+    }
+    row *= sizes[d];
+    sizes.pop_back();
+  }
+  const auto bytes = [width = static_cast<int64_t>(element_bytes)](
+                         int64_t elements) { return elements * width; };
+  const auto row_bytes = static_cast<size_t>(bytes(row));
+  if (sizes.empty()) {
+    std::memcpy(to, from, row_bytes);
+    return;
+  }
+  const size_t last = sizes.size() - 1;
+  Indices index(last, 0);
+  while (true) {
+    const std::byte* line_from = from;
+    std::byte* line_to = to;
+    for (size_t d = 0; d < last; ++d) {
+      line_from += bytes(index[d] * from_strides[d]);
+      line_to += bytes(index[d] * to_strides[d]);
+    }
+    copy_line(
+        line_from, line_to, sizes[last], bytes(from_strides[last]),
+        bytes(to_strides[last]), row_bytes);
+    size_t d = last;
+    while (d > 0 && ++index[d - 1] == sizes[d - 1]) index[--d] = 0;
+    if (d == 0) return;
+  }
+}
+
 int64_t Box::numel() const {
   return product(sizes);
 }
@@ -287,9 +295,9 @@ bool is_inside(const Box& box, const std::vector<int64_t>& shape) {
 
 std::optional<Box> overlap(const Box& a, const Box& b) {
   if (a.offset.size() != b.offset.size()) {
-    throw Error(
-        "overlap: boxes " + box_string(a) + " and " + box_string(b) +
-        " have different numbers of dimensions");
+    throw Error(format(
+        "overlap: boxes {} and {} have different numbers of dimensions",
+        box_string(a), box_string(b)));
   }
   for (size_t d = 0; d < a.offset.size(); ++d) {
     if (std::max(a.offset[d], b.offset[d]) >=
@@ -309,10 +317,9 @@ std::optional<Box> overlap(const Box& a, const Box& b) {
 
 std::vector<Box> boxes_of(const Box& box, const IndexRange& range) {
   if (range.begin < 0 || range.begin > range.end || range.end > box.numel()) {
-    throw Error(
-        "boxes_of: elements [" + std::to_string(range.begin) + ", " +
-        std::to_string(range.end) + ") of a box " + box_string(box) + " of " +
-        std::to_string(box.numel()));
+    throw Error(format(
+        "boxes_of: elements [{}, {}) of a box {} of {}", range.begin, range.end,
+        box_string(box), box.numel()));
   }
   std::vector<Box> boxes;
   if (range.size() == 0) return boxes;
@@ -335,7 +342,7 @@ std::vector<PlacedBox> placed_boxes(
   } else {
     ranges = {{{0, shape.empty() ? 1 : shape[0]}, 0}};
   }
-  const Indices strides = row_major(local);
+  const Indices strides = row_major_strides(local);
   const Box part = whole_box(local);
   const IndexRange here =
       range != nullptr ? *range : IndexRange{0, part.numel()};
@@ -365,7 +372,7 @@ std::vector<PlacedBox> placed_boxes(
 }
 
 std::vector<PlacedBox>
-cut(const std::vector<PlacedBox>& boxes, const IndexRange& range) {
+elements_of(const std::vector<PlacedBox>& boxes, const IndexRange& range) {
   int64_t before = 0;
   std::vector<PlacedBox> parts;
   for (const auto& from : boxes) {
@@ -384,10 +391,9 @@ cut(const std::vector<PlacedBox>& boxes, const IndexRange& range) {
     }
   }
   if (range.begin < 0 || range.begin > range.end || range.end > before) {
-    throw Error(
-        "cut: elements [" + std::to_string(range.begin) + ", " +
-        std::to_string(range.end) + ") of boxes that have " +
-        std::to_string(before));
+    throw Error(format(
+        "elements_of: elements [{}, {}) of boxes that have {}", range.begin,
+        range.end, before));
   }
   return parts;
 }
@@ -397,27 +403,18 @@ void copy_overlap(
     std::byte* to, size_t element_bytes) {
   const auto both = overlap(from_box, to_box);
   if (!both) return;
-  Rows rows{
-      .sizes = both->sizes,
-      .from_strides = row_major(from_box.sizes),
-      .to_strides = row_major(to_box.sizes)};
+  const auto from_strides = row_major_strides(from_box.sizes);
+  const auto to_strides = row_major_strides(to_box.sizes);
   int64_t from_begin = 0;
   int64_t to_begin = 0;
-  for (size_t d = 0; d < rows.sizes.size(); ++d) {
-    from_begin += (both->offset[d] - from_box.offset[d]) * rows.from_strides[d];
-    to_begin += (both->offset[d] - to_box.offset[d]) * rows.to_strides[d];
-  }
-  // Inner dimensions that lie without gaps in both are one row.
-  while (!rows.sizes.empty() && rows.from_strides.back() == rows.row &&
-         rows.to_strides.back() == rows.row) {
-    rows.row *= rows.sizes.back();
-    rows.sizes.pop_back();
-    rows.from_strides.pop_back();
-    rows.to_strides.pop_back();
+  for (size_t d = 0; d < both->sizes.size(); ++d) {
+    from_begin += (both->offset[d] - from_box.offset[d]) * from_strides[d];
+    to_begin += (both->offset[d] - to_box.offset[d]) * to_strides[d];
   }
   const auto width = static_cast<int64_t>(element_bytes);
-  copy_rows(
-      rows, from + from_begin * width, to + to_begin * width, element_bytes);
+  copy_strided(
+      both->sizes, from + from_begin * width, from_strides,
+      to + to_begin * width, to_strides, element_bytes);
 }
 
 std::string
@@ -425,24 +422,24 @@ find_gap(const std::vector<int64_t>& shape, const std::vector<Box>& boxes) {
   int64_t left = 1;
   for (const int64_t size : shape) {
     if (size < 0 || __builtin_mul_overflow(left, size, &left)) {
-      return "a tensor cannot have the shape " + index_string(shape);
+      return "a tensor cannot have the shape " + shape_string(shape);
     }
   }
   std::vector<const Box*> filled;
   for (const auto& box : boxes) {
     if (!is_inside(box, shape)) {
       return "the slice " + box_string(box) + " is not inside of " +
-             index_string(shape);
+             shape_string(shape);
     }
     if (box.numel() == 0) continue;
     filled.push_back(&box);
   }
   if (const auto shared = find_shared(shape.size(), filled)) {
-    return index_string(*shared) + " is in two slices";
+    return shape_string(*shared) + " is in two slices";
   }
   for (const Box* box : filled) left -= box->numel();
   if (left == 0) return "";
-  return "nothing covers " + index_string(first_hole(shape, filled));
+  return "nothing covers " + shape_string(first_hole(shape, filled));
 }
 
 }  // namespace echelon

@@ -1,5 +1,5 @@
-// Parts of a tensor as boxes: what a checkpoint's files hold of each tensor,
-// and what of it a rank needs, whatever the layout of either. Free of LibTorch.
+// Boxes of tensors: they describe what a checkpoint's files hold of each tensor
+// and what a rank needs of it, for any two layouts. Free of LibTorch.
 #pragma once
 
 #include <cstddef>
@@ -12,8 +12,8 @@
 
 namespace echelon {
 
-/// Indices [offset[d], offset[d] + sizes[d]) along each dimension d. Of a
-/// scalar, both are empty. In memory and in files its elements are row-major.
+/// Indices [offset[d], offset[d] + sizes[d]) along each dimension d. Both are
+/// empty for a scalar. In memory and in files its elements are row-major.
 struct Box {
   std::vector<int64_t> offset;
   std::vector<int64_t> sizes;
@@ -24,22 +24,21 @@ struct Box {
 
 Box whole_box(const std::vector<int64_t>& shape);
 
-/// Whether the box, of any numbers, is a box of a tensor of that shape. The
-/// functions below take none that is not.
+/// Whether the box, which may hold any numbers, lies inside a tensor of that
+/// shape. The functions below require it.
 bool is_inside(const Box& box, const std::vector<int64_t>& shape);
 
-/// What both have; none when that is nothing.
+/// The box that both have in common; none when it is empty.
 std::optional<Box> overlap(const Box& a, const Box& b);
 
-/// The boxes that elements [range.begin, range.end) of `box`, in row-major
-/// order, make up, in that order; each of them lies contiguously there. At most
-/// 2 * dimensions - 1; none for an empty range. Throws Error for a range
-/// outside.
+/// Splits elements [range.begin, range.end) of `box`, in row-major order, into
+/// boxes that are contiguous in `box`, in that order: at most 2 * dimensions -
+/// 1 of them, none for an empty range. Throws Error for a range outside.
 std::vector<Box> boxes_of(const Box& box, const IndexRange& range);
 
-/// A box of the whole tensor, and where its elements lie in the memory of the
-/// part that a rank has: element i of the box at begin + sum(i[d] *
-/// strides[d]).
+/// A box of the full tensor, and where a rank stores its elements: element i of
+/// the box is element begin + sum(i[d] * strides[d]) of the rank's local
+/// tensor.
 struct PlacedBox {
   Box box;
   int64_t begin = 0;
@@ -47,33 +46,47 @@ struct PlacedBox {
   bool operator==(const PlacedBox&) const = default;
 };
 
-/// What a rank has of a tensor, in boxes of the whole one, without empty ones.
+/// What a rank has of a tensor, as boxes of the full tensor that are not empty.
 ///
-///   shape  of the whole tensor
-///   shard  its tensor-parallel part; null: all of it
-///   range  of the part's elements, row-major, that are there; null: all
-///   owned  only what the shard owns: each element on one rank of the group
+///   shape  the full tensor's
+///   shard  the rank's tensor-parallel shard; null: the full tensor
+///   range  the elements of the shard, row-major, that the rank has; null: all
+///   owned  only what the shard owns: each element is on one rank of the group
 std::vector<PlacedBox> placed_boxes(
     const std::vector<int64_t>& shape, const Shard* shard,
     const IndexRange* range, bool owned);
 
-/// The elements number [range.begin, range.end) of the boxes, counted through
-/// all of them in their order (each row-major): for ranks that share the work
-/// on what all of them have.
+/// Elements [range.begin, range.end) of all boxes, counted through the boxes in
+/// their order and through each box row-major. Ranks that all have the same
+/// boxes divide the work on them so.
 std::vector<PlacedBox>
-cut(const std::vector<PlacedBox>& boxes, const IndexRange& range);
+elements_of(const std::vector<PlacedBox>& boxes, const IndexRange& range);
 
-/// Copies what both boxes have from `from` to `to`, each the row-major elements
-/// of its box.
+/// The strides of row-major elements of these sizes.
+std::vector<int64_t> row_major_strides(const std::vector<int64_t>& sizes);
+
+/// Whether elements of these sizes with these strides are contiguous,
+/// row-major.
+bool is_row_major(
+    const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides);
+
+/// Copies elements of `sizes`, none of which is 0; strides in elements.
+void copy_strided(
+    std::vector<int64_t> sizes, const std::byte* from,
+    const std::vector<int64_t>& from_strides, std::byte* to,
+    const std::vector<int64_t>& to_strides, size_t element_bytes);
+
+/// Copies the overlap of the boxes from `from` to `to`, each of which holds the
+/// row-major elements of its box.
 void copy_overlap(
     const Box& from_box, const std::byte* from, const Box& to_box,
     std::byte* to, size_t element_bytes);
 
-/// Whether `boxes` cover a tensor of this shape, each element once. What is
-/// wrong otherwise, with indices: "nothing covers [0, 3]", "[2, 0] is in two
-/// slices"; empty when all is well. Cuts made one after the other, as all
-/// layouts make them, take a time of the order of n log n for n boxes; boxes
-/// that no cut separates are compared pair by pair.
+/// Checks that `boxes` cover each element of a tensor of this shape once.
+/// Returns what is wrong, with indices ("nothing covers [0, 3]", "[2, 0] is in
+/// two slices"), or an empty text. Takes O(n log n) for n boxes that planes
+/// separate one after the other, as those of all layouts; boxes that no plane
+/// separates are compared pair by pair.
 std::string
 find_gap(const std::vector<int64_t>& shape, const std::vector<Box>& boxes);
 

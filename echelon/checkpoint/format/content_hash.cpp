@@ -4,14 +4,15 @@
 #include <string>
 
 #include "echelon/error.h"
+#include "echelon/text/format.h"
 
 namespace echelon {
 namespace {
 
 constexpr uint64_t kStep = 0x9e3779b97f4a7c15;
 constexpr uint64_t kMix = 0xd6e8feb86659fd93;
-// Processors fetch ahead within a page of memory alone; asking for more doubles
-// the speed on what no cache has.
+// Processors prefetch within one page only; prefetching further doubles the
+// speed on data that no cache holds.
 constexpr size_t kAheadBytes = 2048;
 
 /// `count` elements that follow each other, the first of them number `index`.
@@ -44,7 +45,7 @@ ContentHash hash_box(
   ContentHash hash{};
   const int64_t numel = box.numel();
   if (numel == 0) return hash;
-  // Inner dimensions that the box has as a whole belong to its rows.
+  // Inner dimensions that the box spans completely belong to its rows.
   size_t outer = shape.size();
   int64_t row = 1;
   while (outer > 0) {
@@ -86,9 +87,9 @@ ContentHash hash_elements(
     default:
       break;
   }
-  throw Error(
-      "hash_elements: elements of " + std::to_string(element_bytes) +
-      " bytes; 1, 2, 4 and 8 are known");
+  throw Error(format(
+      "hash_elements: elements of {} bytes; 1, 2, 4 and 8 are known",
+      element_bytes));
 }
 
 ContentHash operator+(const ContentHash& a, const ContentHash& b) {

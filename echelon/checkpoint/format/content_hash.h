@@ -1,5 +1,5 @@
-// A hash of a tensor's contents that does not depend on how it is cut: sums,
-// over its elements, of numbers that depend on an element's index and bits.
+// A hash of a tensor's contents that does not depend on how it is sharded: sums
+// over its elements of numbers that depend on an element's index and bits.
 // Ranks hash what they have and add up. Not cryptographic. Free of LibTorch.
 //
 // Element number i, row-major, of the whole tensor adds the pair z, (key | 1)
@@ -26,8 +26,8 @@ namespace echelon {
 
 using ContentHash = std::array<uint64_t, 2>;
 
-/// Of the elements of `box`, whose row-major bytes are given (1, 2, 4 or 8 an
-/// element; other widths throw Error), of a tensor of `shape`.
+/// The hash of the elements of `box` in a tensor of `shape`, given their
+/// row-major bytes: 1, 2, 4 or 8 an element; other widths throw Error.
 ContentHash hash_elements(
     const std::vector<int64_t>& shape, const Box& box, const std::byte* bytes,
     size_t element_bytes);

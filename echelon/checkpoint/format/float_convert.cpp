@@ -1,6 +1,7 @@
-// Everything goes by way of doubles, which hold all values of the others, so
-// each is rounded once. F32 to BF16, what models are mostly exported in, has a
-// loop that becomes vector instructions.
+// Every conversion passes through doubles, which represent all values of the
+// other dtypes, so each value is rounded once. F32 to BF16, the usual
+// conversion of an export, has a loop of its own that compiles to vector
+// instructions.
 #include "echelon/checkpoint/format/float_convert.h"
 
 #include <algorithm>
@@ -44,7 +45,7 @@ uint16_t rounded(double value) {
         sign | kInfinity | 1 << (kFormat.fraction - 1) | carried);
   }
   if (exponent > kOurBias) return sign | kInfinity;
-  // Below the smallest normal value more bits fall off.
+  // Below the smallest normal value more bits are dropped.
   const bool normal = exponent >= 1 - kOurBias;
   const int dropped =
       kFraction - kFormat.fraction + (normal ? 0 : 1 - kOurBias - exponent);
@@ -54,8 +55,8 @@ uint16_t rounded(double value) {
   const uint64_t half = uint64_t{1} << (dropped - 1);
   uint64_t kept = significand >> dropped;
   if (rest > half || (rest == half && (kept & 1) != 0)) ++kept;
-  // The leading 1 of a normal value counts as 1 of the exponent's, as does what
-  // rounding carries over.
+  // The leading 1 of a normal value adds 1 to the exponent, as does the carry
+  // of rounding.
   if (normal) {
     kept += static_cast<uint64_t>(exponent + kOurBias - 1) << kFormat.fraction;
   }
@@ -84,7 +85,6 @@ Value load(const std::byte* from) {
   return static_cast<Value>(stored);
 }
 
-// What a dtype is by name, once for a call.
 enum class Kind { f64, f32, f16, bf16 };
 
 Kind kind_of(std::string_view dtype) {
@@ -95,8 +95,7 @@ Kind kind_of(std::string_view dtype) {
   throw ConfigError(
       "dtype " + std::string(dtype) +
       " is no floating-point one that is converted; known are F64, F32, F16 "
-      "and "
-      "BF16");
+      "and BF16");
 }
 
 double read_one(Kind kind, const std::byte* from) {

@@ -1,4 +1,5 @@
 #include "echelon/checkpoint/format/foreign.h"
+#include "echelon/text/format.h"
 
 #include <algorithm>
 #include <fstream>
@@ -54,43 +55,34 @@ std::string torch_to_safetensors(const std::string& file) {
 }
 
 std::string megatron(const fs::path& path) {
-  return path.string() +
-         " is a checkpoint of Megatron-LM: the numbers of its model "
-         "(common.pt) and "
-         "the places of its tensors (.metadata) are pickles" +
-         kNoPickles +
-         ". Megatron-Bridge turns it into a Hugging Face folder, which "
-         "`echelon "
-         "import` reads:\n"
-         "  python examples/conversion/convert_checkpoints.py export "
-         "--hf-model "
-         "MODEL --megatron-path " +
-         in_shell(path) + " --hf-path hf-folder";
+  return format(
+      "{} is a checkpoint of Megatron-LM: the numbers of its model (common.pt) "
+      "and the places of its tensors (.metadata) are pickles{}. "
+      "Megatron-Bridge turns it into a Hugging Face folder, which `echelon "
+      "import` reads:\n  python examples/conversion/convert_checkpoints.py "
+      "export --hf-model MODEL --megatron-path {} --hf-path hf-folder",
+      path.string(), kNoPickles, in_shell(path));
 }
 
 std::string dcp(const fs::path& path) {
-  return path.string() +
-         " is a folder of torch.distributed.checkpoint (DCP): the names and "
-         "places "
-         "of its tensors (.metadata) are a pickle, and its .distcp files are "
-         "made "
-         "of them" +
-         kNoPickles +
-         ". PyTorch's own tools turn it into a safetensors file, whose weights "
-         "training "
-         "begins with by [model] weights:\n"
-         "  python -m torch.distributed.checkpoint.format_utils dcp_to_torch " +
-         in_shell(path) + " weights.pt" + torch_to_safetensors("'weights.pt'") +
-         "\nor save it with DCP's HuggingFaceStorageWriter, whose files are "
-         "safetensors ones";
+  return format(
+      "{} is a folder of torch.distributed.checkpoint (DCP): the names and "
+      "places of its tensors (.metadata) are a pickle, and its .distcp files "
+      "are made of them{}. PyTorch's own tools turn it into a safetensors "
+      "file, whose weights training begins with by [model] weights:\n  python "
+      "-m torch.distributed.checkpoint.format_utils dcp_to_torch {} "
+      "weights.pt{}\nor save it with DCP's HuggingFaceStorageWriter, whose "
+      "files are safetensors ones",
+      path.string(), kNoPickles, in_shell(path),
+      torch_to_safetensors("'weights.pt'"));
 }
 
 std::string pickle(const fs::path& path) {
-  return path.string() + " is a pickle of torch.save" + kNoPickles +
-         ". PyTorch turns it into a safetensors file, whose weights training "
-         "begins "
-         "with by [model] weights:" +
-         torch_to_safetensors("'" + path.string() + "'");
+  return format(
+      "{} is a pickle of torch.save{}. PyTorch turns it into a safetensors "
+      "file, whose weights training begins with by [model] weights:{}",
+      path.string(), kNoPickles,
+      torch_to_safetensors("'" + path.string() + "'"));
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Checkpoints of other programs that are not read, recognised by their files.
-// Free of LibTorch.
+// Recognises checkpoints of other programs, which Echelon does not read. Free
+// of LibTorch.
 #pragma once
 
 #include <filesystem>
@@ -7,8 +7,8 @@
 
 namespace echelon {
 
-/// What lies at `path` (a folder or a file), why it is not read, and which
-/// commands turn it into something that is: sentences for the end of a message.
+/// Sentences for the end of a message: what is at `path` (a folder or a file),
+/// why it is not read, and which commands convert it into something that is.
 /// Empty when it is none of these:
 ///
 ///   Megatron-LM's    metadata.json that names a sharded_backend, or
@@ -16,8 +16,8 @@ namespace echelon {
 ///   PyTorch's DCP    .metadata, *.distcp
 ///   pickles          *.pt, *.pth, *.bin, *.ckpt
 ///
-/// They keep names, shapes and places of tensors (Megatron-LM also the model's
-/// numbers) in pickles, which are programs: reading one runs what is in it.
+/// They store names, shapes and places of tensors (Megatron-LM also the model's
+/// sizes) in pickles, which are programs: reading one runs what is in it.
 std::string foreign_checkpoint(const std::filesystem::path& path);
 
 }  // namespace echelon

@@ -5,6 +5,7 @@
 
 #include "echelon/checkpoint/format/safetensors_text.h"
 #include "echelon/error.h"
+#include "echelon/text/format.h"
 
 namespace echelon {
 namespace {
@@ -52,9 +53,8 @@ class JsonReader::Events {
   bool end_array() { return higher(Kind::end_array); }
   bool parse_error(
       size_t position, const std::string&, const nlohmann::json::exception&) {
-    throw CheckpointError(
-        reader_.path_ + ": not valid JSON in UTF-8: byte " +
-        std::to_string(position));
+    throw CheckpointError(format(
+        "{}: not valid JSON in UTF-8: byte {}", reader_.path_, position));
   }
 
  private:
@@ -75,8 +75,7 @@ class JsonReader::Events {
   bool deeper(Kind kind) {
     if (++depth_ > kMaxDepth) {
       throw CheckpointError(
-          reader_.path_ + ": nested deeper than " + std::to_string(kMaxDepth) +
-          " levels");
+          format("{}: nested deeper than {} levels", reader_.path_, kMaxDepth));
     }
     return add(kind);
   }
@@ -111,9 +110,9 @@ std::string JsonReader::shown(const Token& token) const {
     case Kind::end_array:
       return "the end of the array";
     case Kind::key:
-      return "the key " + safetensors::in_quotes(text_of(token));
+      return "the key " + safetensors::quote_printable(text_of(token));
     case Kind::string:
-      return safetensors::in_quotes(text_of(token));
+      return safetensors::quote_printable(text_of(token));
     case Kind::whole:
       return std::to_string(token.whole);
     case Kind::negative:
@@ -136,7 +135,7 @@ void JsonReader::fail(const std::string& what) const {
     if (!key.empty()) {
       place += (place.empty() ? "" : ".") + std::string(key);
     } else if (index >= 0) {
-      place += "[" + std::to_string(index) + "]";
+      place += format("[{}]", index);
     }
   }
   throw CheckpointError(
@@ -160,7 +159,8 @@ void JsonReader::key(std::string_view name) {
   places_.back() = {};
   if (token.kind != Kind::key || text_of(token) != name) {
     fail(
-        shown(token) + " in place of the key " + safetensors::in_quotes(name) +
+        shown(token) + " in place of the key " +
+        safetensors::quote_printable(name) +
         "; each key is there once, in the format's order");
   }
   ++at_;
@@ -214,7 +214,7 @@ int64_t JsonReader::count() {
   const char* rule = "a whole number of 0 to 2^63 - 1";
   const uint64_t value = take(Kind::whole, rule).whole;
   if (value > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) {
-    fail(std::to_string(value) + "; it must be " + rule);
+    fail(format("{}; it must be {}", value, rule));
   }
   return static_cast<int64_t>(value);
 }

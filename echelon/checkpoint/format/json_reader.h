@@ -1,5 +1,5 @@
-// JSON whose reader knows what comes next: objects with fixed keys in a fixed
-// order, as our own files have them. Not for others.
+// A strict reader of our own JSON files: objects have fixed keys in a fixed
+// order. Private to this folder.
 #pragma once
 
 #include <cstddef>
@@ -19,25 +19,25 @@ namespace echelon {
 ///   json.close_object();
 ///   json.end();
 ///
-/// What the text has in place of what is asked for throws CheckpointError with
-/// path, place ("tensors[3].shape[0]"), value and rule. The text need not
-/// outlive the constructor.
+/// Anything else in the text throws CheckpointError with path, place
+/// ("tensors[3].shape[0]"), value and rule. The text need not outlive the
+/// constructor.
 class JsonReader {
  public:
-  /// Throws CheckpointError for a text that is not JSON in UTF-8, or that is
-  /// nested deeper than any of ours.
+  /// Throws CheckpointError for a text that is not JSON in UTF-8, or is nested
+  /// deeper than our files.
   JsonReader(const std::string& text, const std::string& path);
 
   void open_object();
-  /// The next member's key has to be `name`.
+  /// The next key must be `name`.
   void key(std::string_view name);
   void close_object();
-  /// For objects with keys of any name: false, and the object is closed, after
-  /// the last one.
+  /// For objects with any keys: returns false after the last member, and closes
+  /// the object.
   bool next_member(std::string& name);
 
   void open_array();
-  /// False, and the array is closed, after the last item.
+  /// Returns false after the last item, and closes the array.
   bool next_item();
 
   std::string string();
@@ -47,11 +47,11 @@ class JsonReader {
   int64_t count();
   /// A number, or "nan", "inf" or "-inf".
   double number();
-  /// Whether null is next, which is then behind us.
+  /// Whether null is next; consumes it.
   bool is_null();
   void end();
 
-  /// Throws CheckpointError: path, the place of the value read last, `what`.
+  /// Throws CheckpointError: path, place of the value read last, `what`.
   [[noreturn]] void fail(const std::string& what) const;
 
  private:
@@ -65,7 +65,7 @@ class JsonReader {
     whole,
     negative,  // a whole number below 0
     number,
-    other,  // what our files do not have: its text shows it
+    other,  // a value that our files never have; shown by its text
     null,
     end
   };

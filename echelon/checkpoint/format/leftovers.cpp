@@ -22,7 +22,7 @@ bool lock(int file) {
   return ::flock(file, LOCK_EX | LOCK_NB) == 0;
 }
 
-/// Takes the digits at its front.
+/// Removes the number at the front of `text`.
 std::optional<pid_t> take_number(std::string_view& text) {
   pid_t number = 0;
   const auto read =
@@ -32,7 +32,7 @@ std::optional<pid_t> take_number(std::string_view& text) {
   return number;
 }
 
-/// Of "part-4711" and "part-4711-0", after "part-".
+/// The process of "part-4711" and "part-4711-0", given what follows "part-".
 std::optional<pid_t> process_of(std::string_view text) {
   const auto process = take_number(text);
   if (text.empty()) return process;
@@ -75,7 +75,7 @@ void remove_leftovers(const fs::path& parts) noexcept try {
   }
   for (const auto& path : left) remove_unless_claimed(path);
 } catch (const std::exception&) {
-  // A folder that cannot be listed is its writer's to complain of.
+  // Whoever writes into a folder that cannot be listed reports the error.
 }
 
 }  // namespace echelon

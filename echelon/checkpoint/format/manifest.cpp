@@ -1,43 +1,83 @@
 #include "echelon/checkpoint/format/manifest.h"
 
-// The hash's code is compiled into this file alone.
-#define XXH_INLINE_ALL
-#include <xxhash.h>
-
 #include <algorithm>
 #include <bit>
+#include <string_view>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 
 #include "echelon/checkpoint/format/manifest_check.h"
 #include "echelon/checkpoint/format/safetensors.h"
 #include "echelon/checkpoint/format/safetensors_text.h"
 #include "echelon/error.h"
+#include "echelon/text/format.h"
 
 namespace echelon {
 namespace {
 
-using safetensors::in_quotes;
+using safetensors::quote_printable;
+using safetensors::shape_string;
 
-void append_hex(std::string& text, uint64_t value) {
-  for (int shift = 60; shift >= 0; shift -= 4) {
-    text += "0123456789abcdef"[value >> shift & 15];
+[[noreturn]] void fail(const std::string& place, const std::string& what) {
+  throw CheckpointError(place + ": " + what);
+}
+
+std::string tensor_place(const std::string& place, const SavedTensor& tensor) {
+  return place + ": tensor " + quote_printable(tensor.name);
+}
+
+std::string file_place(const std::string& place, const SavedFile& file) {
+  return place + ": file " + quote_printable(file.name);
+}
+
+/// Whether `name` may name a file in the checkpoint's own folder.
+bool is_file_name(const std::string& name) {
+  return !name.empty() && name.size() <= 255 && name[0] != '.' &&
+         name != "manifest.json" &&
+         std::none_of(name.begin(), name.end(), [](unsigned char c) {
+           return c < 32 || c == 127 || c == '/' || c == '\\';
+         });
+}
+
+void check_slice(
+    const SavedTensor& tensor, const SavedSlice& slice, size_t num_files,
+    const std::string& place) {
+  if (!is_inside(slice.box, tensor.shape)) {
+    fail(
+        tensor_place(place, tensor),
+        format(
+            "a slice of {} at {} is not inside of its shape {}",
+            shape_string(slice.box.sizes), shape_string(slice.box.offset),
+            shape_string(tensor.shape)));
+  }
+  if (slice.file < 0 || static_cast<size_t>(slice.file) >= num_files) {
+    fail(
+        tensor_place(place, tensor),
+        format("a slice is in file number {} of {}", slice.file, num_files));
+  }
+  if (slice.key.empty() || slice.key == "__metadata__") {
+    fail(
+        tensor_place(place, tensor),
+        quote_printable(slice.key) + " is no key of a tensor in a file");
   }
 }
 
-/// Adds what `part` has of a tensor to what others have of it.
+/// Adds a rank's slices of a tensor to those of the ranks before.
 void add_tensor(
     SavedTensor& sum, const SavedTensor& part, int64_t file,
     const std::string& file_name) {
   if (part.kind != sum.kind || part.dtype != sum.dtype ||
       part.shape != sum.shape) {
     const auto shown = [](const SavedTensor& tensor) {
-      return to_string(tensor.kind) + " " + tensor.dtype + " " +
-             safetensors::shape_string(tensor.shape);
+      return format(
+          "{} {} {}", to_string(tensor.kind), tensor.dtype,
+          shape_string(tensor.shape));
     };
-    throw CheckpointError(
-        file_name + ": tensor " + in_quotes(part.name) + " is " + shown(part) +
-        ", but " + shown(sum) + " for the ranks before; all ranks must agree");
+    throw CheckpointError(format(
+        "{}: tensor {} is {}, but {} for the ranks before; all ranks must "
+        "agree",
+        file_name, quote_printable(part.name), shown(part), shown(sum)));
   }
   sum.hash = sum.hash + part.hash;
   for (const auto& slice : part.slices) {
@@ -69,16 +109,116 @@ const SavedTensor* CheckpointManifest::find(const std::string& name) const {
   return found == tensors.end() ? nullptr : &*found;
 }
 
-std::string hash_text(const ContentHash& hash) {
-  std::string text;
-  append_hex(text, hash[0]);
-  append_hex(text, hash[1]);
-  return text;
+bool is_checksum(const std::string& text) {
+  return text.size() == 32 &&
+         text.find_first_not_of("0123456789abcdef") == std::string::npos;
 }
 
-std::string checksum(const void* bytes, size_t size) {
-  const XXH128_hash_t hash = XXH3_128bits(bytes, size);
-  return hash_text({hash.high64, hash.low64});
+void check_tensor(
+    const SavedTensor& tensor, size_t num_files, const std::string& place) {
+  const auto refuse = [&](const std::string& what) {
+    fail(tensor_place(place, tensor), what);
+  };
+  if (tensor.name.empty()) refuse("a tensor needs a name");
+  const uint64_t width = safetensors::dtype_bytes(tensor.dtype);
+  if (width == 0) {
+    refuse(
+        "unknown dtype " + quote_printable(tensor.dtype) + "; known are " +
+        safetensors::known_dtypes());
+  }
+  if (tensor.shape.size() > safetensors::kMaxDims) {
+    refuse(format(
+        "{} dimensions; at most {} are allowed", tensor.shape.size(),
+        safetensors::kMaxDims));
+  }
+  if (!safetensors::tensor_bytes(tensor.shape, width)) {
+    refuse(format(
+        "shape {} of {} is negative or overflows 63 bits",
+        shape_string(tensor.shape), tensor.dtype));
+  }
+  for (const auto& slice : tensor.slices) {
+    check_slice(tensor, slice, num_files, place);
+  }
+}
+
+void check_file(const SavedFile& file, const std::string& place) {
+  const auto refuse = [&](const std::string& what) {
+    fail(file_place(place, file), what);
+  };
+  if (!is_file_name(file.name)) {
+    refuse(
+        "no name of a file in the checkpoint's folder: slashes, a dot in "
+        "front, control characters and manifest.json are not allowed");
+  }
+  if (file.bytes < 0) refuse(std::to_string(file.bytes) + " bytes");
+  const int64_t blocks = file.bytes / kChecksumBlockBytes +
+                         (file.bytes % kChecksumBlockBytes != 0 ? 1 : 0);
+  if (static_cast<int64_t>(file.blocks.size()) != blocks) {
+    refuse(format(
+        "{} bytes are {} blocks, but it has the checksums of {}", file.bytes,
+        blocks, file.blocks.size()));
+  }
+  for (const auto& block : file.blocks) {
+    if (!is_checksum(block)) {
+      refuse(
+          quote_printable(block) +
+          " is no checksum: 32 hexadecimal digits, lower case");
+    }
+  }
+}
+
+void check_contents(
+    const CheckpointManifest& manifest, const std::string& place) {
+  const auto& files = manifest.files;
+  std::unordered_set<std::string_view> file_names;
+  for (const auto& file : files) {
+    check_file(file, place);
+    if (!file_names.insert(file.name).second) {
+      fail(file_place(place, file), "it is listed twice");
+    }
+  }
+  std::unordered_set<std::string_view> names;
+  std::vector<std::unordered_set<std::string_view>> keys(files.size());
+  std::vector<int64_t> room;
+  for (const auto& file : files) room.push_back(file.bytes);
+  std::vector<Box> boxes;
+  for (const auto& tensor : manifest.tensors) {
+    check_tensor(tensor, files.size(), place);
+    const std::string here = tensor_place(place, tensor);
+    if (!names.insert(tensor.name).second) fail(here, "it is listed twice");
+    const auto width =
+        static_cast<int64_t>(safetensors::dtype_bytes(tensor.dtype));
+    boxes.clear();
+    for (const auto& slice : tensor.slices) {
+      const auto number = static_cast<size_t>(slice.file);
+      const std::string& file = files[number].name;
+      if (!keys[number].insert(slice.key).second) {
+        fail(
+            here, format(
+                      "another slice has the key {} in file {} already",
+                      quote_printable(slice.key), quote_printable(file)));
+      }
+      const int64_t bytes = slice.box.numel() * width;
+      if (bytes > room[number]) {
+        fail(
+            here, format(
+                      "file {} of {} bytes has no room for all its slices",
+                      quote_printable(file), files[number].bytes));
+      }
+      room[number] -= bytes;
+      boxes.push_back(slice.box);
+    }
+    const std::string gap = find_gap(tensor.shape, boxes);
+    if (!gap.empty()) {
+      fail(
+          here, gap + "; slices must cover its shape " +
+                    shape_string(tensor.shape) + ", each element once");
+    }
+  }
+}
+
+std::string hash_text(const ContentHash& hash) {
+  return format("{:016x}{:016x}", hash[0], hash[1]);
 }
 
 std::string content_hash(const CheckpointManifest& manifest) {
@@ -93,12 +233,11 @@ std::string content_hash(const CheckpointManifest& manifest) {
   line("consumed", std::to_string(manifest.consumed));
   line("seed", std::to_string(manifest.seed));
   if (manifest.loss_scale) {
-    std::string bits;
-    append_hex(bits, std::bit_cast<uint64_t>(manifest.loss_scale->scale));
+    const auto& scale = *manifest.loss_scale;
     line(
-        "loss_scale", bits + " " +
-                          std::to_string(manifest.loss_scale->good_steps) +
-                          " " + std::to_string(manifest.loss_scale->overflows));
+        "loss_scale", format(
+                          "{:016x} {} {}", std::bit_cast<uint64_t>(scale.scale),
+                          scale.good_steps, scale.overflows));
   }
   std::vector<const SavedTensor*> tensors;
   for (const auto& tensor : manifest.tensors) {
@@ -109,9 +248,9 @@ std::string content_hash(const CheckpointManifest& manifest) {
   });
   for (const auto* tensor : tensors) {
     // The name comes last: it may have spaces.
-    text += to_string(tensor->kind) + " " + tensor->dtype + " " +
-            safetensors::shape_string(tensor->shape) + " " +
-            hash_text(tensor->hash) + " " + tensor->name + "\n";
+    text += format(
+        "{} {} {} {} {}\n", to_string(tensor->kind), tensor->dtype,
+        shape_string(tensor->shape), hash_text(tensor->hash), tensor->name);
   }
   return checksum(text.data(), text.size());
 }

@@ -1,4 +1,5 @@
-// The rules of manifests, for who makes one and who reads one. Not for others.
+// The rules of manifests, checked when one is made and when one is read.
+// Private to this folder.
 #pragma once
 
 #include <string>
@@ -7,22 +8,16 @@
 
 namespace echelon {
 
-inline constexpr const char* kManifestFormat = "echelon checkpoint";
-inline constexpr const char* kPartFormat = "echelon checkpoint part";
-/// A text ends with these, a checksum between them: of all bytes before them.
-inline constexpr const char* kChecksumKey = "\"checksum\": \"";
-inline constexpr const char* kChecksumEnd = "\"\n}\n";
-
-/// All CheckpointErrors begin with `place`.
+/// Errors are CheckpointErrors whose text begins with `place`.
 ///
-/// A tensor by itself: name, dtype, shape; slices inside of it, with
-/// `num_files` files. Not whether they cover it.
+/// Checks a tensor by itself: name, dtype, shape, and that its slices lie
+/// inside of it and in one of `num_files` files; not that they cover it.
 void check_tensor(
     const SavedTensor& tensor, size_t num_files, const std::string& place);
-/// A file by itself.
+/// Checks a file by itself.
 void check_file(const SavedFile& file, const std::string& place);
-/// All of it: each of the above, that names are unique, slices cover tensors
-/// and have keys of their own, and files have room for them.
+/// Checks each tensor and file, that names are unique, that slices cover their
+/// tensors and have unique keys, and that files have room for them.
 void check_contents(
     const CheckpointManifest& manifest, const std::string& place);
 

@@ -12,6 +12,7 @@
 
 #include "echelon/checkpoint/format/leftovers.h"
 #include "echelon/error.h"
+#include "echelon/text/format.h"
 
 namespace echelon {
 
@@ -31,8 +32,7 @@ void NewFile::create(Under under) {
   for (int attempt = 0; fd_ < 0; ++attempt) {
     name_ = path_;
     if (under == Under::beside) {
-      name_ +=
-          ".part-" + std::to_string(::getpid()) + "-" + std::to_string(attempt);
+      name_ += format(".part-{}-{}", ::getpid(), attempt);
     }
     fd_ = ::open(name_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (fd_ >= 0) {
@@ -65,9 +65,8 @@ void NewFile::append_direct(const void* data, size_t bytes) {
   append_as_set(data, bytes);
 }
 
-// A direct write into room that was only set aside waits until the file system
-// has noted that the room is used: 4 ms each on ext4, many times what the write
-// takes.
+// A direct write into room that is only reserved waits until the file system
+// has recorded that it is used: 4 ms each on ext4, much longer than the write.
 void NewFile::give_back_room() {
   // Where it fails, writing is slow, not wrong.
   [[maybe_unused]] const int given = ::ftruncate(fd_, written_);
@@ -84,7 +83,7 @@ void NewFile::append_as_set(const void* data, size_t bytes) {
     const ssize_t written =
         ::write(fd_, from, std::min<size_t>(bytes, size_t{1} << 30));
     if (written < 0 && errno == EINTR) continue;
-    // Only now the file system says so, or it wants other sizes.
+    // The file system refuses direct writes only now, or wants other sizes.
     if (written < 0 && errno == EINVAL && direct_ && set_direct(false)) {
       refused_direct_ = true;
       continue;
@@ -98,7 +97,7 @@ void NewFile::append_as_set(const void* data, size_t bytes) {
 
 void NewFile::start_writing() {
   if (direct_) return;
-  // Advice: whatever it meets, finish() will see.
+  // A hint: finish() reports any error.
   ::sync_file_range(fd_, started_, written_ - started_, SYNC_FILE_RANGE_WRITE);
   started_ = written_;
 }
@@ -134,10 +133,10 @@ void NewFile::fail(const std::string& doing, int error) {
   if (::statvfs(folder_.c_str(), &disk) == 0) {
     free = std::to_string(static_cast<uint64_t>(disk.f_bavail) * disk.f_frsize);
   }
-  throw CheckpointError(
-      path_ + ": " + doing + " failed: " + std::strerror(error) +
-      "; it needs " + std::to_string(bytes_) + " bytes, " + free +
-      " are free in " + folder_ + "; nothing was left behind");
+  throw CheckpointError(format(
+      "{}: {} failed: {}; it needs {} bytes, {} are free in {}; nothing was "
+      "left behind",
+      path_, doing, std::strerror(error), bytes_, free, folder_));
 }
 
 }  // namespace echelon

@@ -15,6 +15,7 @@
 
 #include "echelon/checkpoint/format/safetensors_text.h"
 #include "echelon/error.h"
+#include "echelon/text/format.h"
 
 namespace echelon::safetensors {
 namespace {
@@ -40,14 +41,14 @@ constexpr std::array<std::pair<std::string_view, uint64_t>, 18> kDtypes = {{
     {"F64", 8},
 }};
 
-/// What the header says of one tensor, before it is checked.
+/// What the header says about a tensor, before it is checked.
 struct RawTensor {
   TensorInfo info;
   std::vector<uint64_t> offsets;
   std::set<std::string> fields;
 };
 
-/// Receives the header's JSON piece by piece and refuses the first one that is
+/// Receives the header's JSON event by event and refuses the first one that is
 /// out of place. Throws; never returns false.
 class HeaderReader {
  public:
@@ -66,9 +67,7 @@ class HeaderReader {
   bool boolean(bool) { return misplaced("true or false"); }
   bool number_integer(number_integer_t value) {
     if (place_ == Place::shape || place_ == Place::offsets) {
-      fail(
-          where() + " holds " + std::to_string(value) +
-          "; it must be 0 or more");
+      fail(format("{} holds {}; it must be 0 or more", where(), value));
     }
     return misplaced("a number");
   }
@@ -83,15 +82,13 @@ class HeaderReader {
   bool number_unsigned(number_unsigned_t value) {
     if (place_ == Place::shape) {
       if (value > static_cast<uint64_t>(INT64_MAX)) {
-        fail(
-            where() + " holds " + std::to_string(value) +
-            "; it must be a whole number below 2^63");
+        fail(format(
+            "{} holds {}; it must be a whole number below 2^63", where(),
+            value));
       }
       auto& shape = tensors.back().info.shape;
       if (shape.size() == kMaxDims) {
-        fail(
-            where() + " has more than " + std::to_string(kMaxDims) +
-            " dimensions");
+        fail(format("{} has more than {} dimensions", where(), kMaxDims));
       }
       shape.push_back(static_cast<int64_t>(value));
       return true;
@@ -135,17 +132,17 @@ class HeaderReader {
     if (place_ == Place::tensor) {
       for (const char* field : {"dtype", "shape", "data_offsets"}) {
         if (!tensors.back().fields.contains(field)) {
-          fail(
-              "tensor " + in_quotes(tensors.back().info.name) + " has no \"" +
-              field + "\"");
+          fail(format(
+              "tensor {} has no \"{}\"",
+              quote_printable(tensors.back().info.name), field));
         }
       }
       if (tensors.back().offsets.size() != 2) {
-        fail(
-            "tensor " + in_quotes(tensors.back().info.name) +
-            ": data_offsets has " +
-            std::to_string(tensors.back().offsets.size()) +
-            " numbers; it must have two, begin and end");
+        fail(format(
+            "tensor {}: data_offsets has {} numbers; it must have two, begin "
+            "and end",
+            quote_printable(tensors.back().info.name),
+            tensors.back().offsets.size()));
       }
     }
     place_ = place_ == Place::top ? Place::outside : Place::top;
@@ -155,23 +152,23 @@ class HeaderReader {
     field_ = name;
     if (place_ == Place::top) {
       if (!names_.insert(name).second) {
-        fail("the name " + in_quotes(name) + " is there twice");
+        fail("the name " + quote_printable(name) + " is there twice");
       }
     } else if (place_ == Place::metadata) {
       if (metadata.contains(name)) {
-        fail("__metadata__ has the key " + in_quotes(name) + " twice");
+        fail("__metadata__ has the key " + quote_printable(name) + " twice");
       }
     } else {
       if (name != "dtype" && name != "shape" && name != "data_offsets") {
-        fail(
-            "tensor " + in_quotes(tensors.back().info.name) +
-            " has the unknown key " + in_quotes(name) +
-            "; known are dtype, shape and data_offsets");
+        fail(format(
+            "tensor {} has the unknown key {}; known are dtype, shape and "
+            "data_offsets",
+            quote_printable(tensors.back().info.name), quote_printable(name)));
       }
       if (!tensors.back().fields.insert(name).second) {
-        fail(
-            "tensor " + in_quotes(tensors.back().info.name) +
-            " has the key \"" + name + "\" twice");
+        fail(format(
+            "tensor {} has the key \"{}\" twice",
+            quote_printable(tensors.back().info.name), name));
       }
     }
     return true;
@@ -192,9 +189,9 @@ class HeaderReader {
   }
   bool parse_error(
       size_t position, const std::string&, const nlohmann::json::exception&) {
-    fail(
-        "its header is not valid JSON in UTF-8: byte " +
-        std::to_string(position) + " of the header");
+    fail(format(
+        "its header is not valid JSON in UTF-8: byte {} of the header",
+        position));
   }
 
  private:
@@ -208,13 +205,14 @@ class HeaderReader {
       case Place::outside:
         return "the header";
       case Place::top:
-        return "the header's " + in_quotes(field_);
+        return "the header's " + quote_printable(field_);
       case Place::metadata:
-        return "__metadata__ " + in_quotes(field_);
+        return "__metadata__ " + quote_printable(field_);
       default:
         break;
     }
-    return "tensor " + in_quotes(tensors.back().info.name) + ": " + field_;
+    return "tensor " + quote_printable(tensors.back().info.name) + ": " +
+           field_;
   }
   bool misplaced(const std::string& what) const {
     std::string rule = "an object";
@@ -225,7 +223,7 @@ class HeaderReader {
     if (place_ == Place::tensor) {
       rule = field_ == "dtype" ? "a string" : "an array of whole numbers";
     }
-    fail(where() + " holds " + what + "; it must be " + rule);
+    fail(format("{} holds {}; it must be {}", where(), what, rule));
   }
 
   const std::string& path_;
@@ -237,66 +235,66 @@ class HeaderReader {
 void check_tensor(
     const RawTensor& raw, uint64_t data_bytes, const std::string& path) {
   const auto& info = raw.info;
-  const std::string place = path + ": tensor " + in_quotes(info.name) + ": ";
+  const std::string place =
+      path + ": tensor " + quote_printable(info.name) + ": ";
   const uint64_t width = dtype_bytes(info.dtype);
   if (width == 0) {
-    throw CheckpointError(
-        place + "unknown dtype " + in_quotes(info.dtype) + "; known are " +
-        known_dtypes());
+    throw CheckpointError(format(
+        "{}unknown dtype {}; known are {}", place, quote_printable(info.dtype),
+        known_dtypes()));
   }
   const auto bytes = tensor_bytes(info.shape, width);
   if (!bytes) {
-    throw CheckpointError(
-        place + "shape " + shape_string(info.shape) + " of " + info.dtype +
-        " overflows 63 bits");
+    throw CheckpointError(format(
+        "{}shape {} of {} overflows 63 bits", place, shape_string(info.shape),
+        info.dtype));
   }
   const auto [begin, end] = std::pair(raw.offsets[0], raw.offsets[1]);
-  const std::string offsets = "data_offsets [" + std::to_string(begin) + ", " +
-                              std::to_string(end) + "]";
+  const std::string offsets = format("data_offsets [{}, {}]", begin, end);
   if (begin > end) {
     throw CheckpointError(place + offsets + " end before they begin");
   }
   if (end > data_bytes) {
-    throw CheckpointError(
-        place + offsets + " reach behind the file's " +
-        std::to_string(data_bytes) + " bytes of data; the file may be cut off");
+    throw CheckpointError(format(
+        "{}{} reach behind the file's {} bytes of data; the file may be cut "
+        "off",
+        place, offsets, data_bytes));
   }
   if (end - begin != *bytes) {
-    throw CheckpointError(
-        place + offsets + " are " + std::to_string(end - begin) +
-        " bytes, but shape " + shape_string(info.shape) + " of " + info.dtype +
-        " takes " + std::to_string(*bytes));
+    throw CheckpointError(format(
+        "{}{} are {} bytes, but shape {} of {} takes {}", place, offsets,
+        end - begin, shape_string(info.shape), info.dtype, *bytes));
   }
 }
 
-/// Tensors by begin must follow each other without overlap, gap or remainder.
+/// Tensors, sorted by begin, must follow each other without overlap, gap or
+/// remainder.
 void check_cover(
     const std::vector<TensorInfo>& tensors, uint64_t data_bytes,
     const std::string& path) {
   uint64_t covered = 0;
   const TensorInfo* previous = nullptr;
   for (const auto& tensor : tensors) {
-    const std::string place = path + ": tensor " + in_quotes(tensor.name);
+    const std::string place = path + ": tensor " + quote_printable(tensor.name);
     if (tensor.begin < covered) {
-      throw CheckpointError(
-          place + " begins at byte " + std::to_string(tensor.begin) +
-          " and overlaps " + in_quotes(previous->name) + ", which ends at " +
-          std::to_string(covered));
+      throw CheckpointError(format(
+          "{} begins at byte {} and overlaps {}, which ends at {}", place,
+          tensor.begin, quote_printable(previous->name), covered));
     }
     if (tensor.begin > covered) {
-      throw CheckpointError(
-          place + " begins at byte " + std::to_string(tensor.begin) +
-          ", which leaves a gap after byte " + std::to_string(covered) +
-          "; the data must have none");
+      throw CheckpointError(format(
+          "{} begins at byte {}, which leaves a gap after byte {}; the data "
+          "must have none",
+          place, tensor.begin, covered));
     }
     covered = tensor.end;
     previous = &tensor;
   }
   if (covered != data_bytes) {
-    throw CheckpointError(
-        path + ": " + std::to_string(data_bytes - covered) +
-        " bytes follow the last tensor, which ends at " +
-        std::to_string(covered) + "; there must be none");
+    throw CheckpointError(format(
+        "{}: {} bytes follow the last tensor, which ends at {}; there must be "
+        "none",
+        path, data_bytes - covered, covered));
   }
 }
 
@@ -325,7 +323,7 @@ std::string shape_string(std::span<const int64_t> shape) {
 
 std::optional<uint64_t>
 tensor_bytes(std::span<const int64_t> shape, uint64_t width) {
-  // A dimension of 0 does not excuse the others: strides must fit as well.
+  // A dimension of 0 does not excuse the others: strides must not overflow.
   bool empty = false;
   int64_t product = static_cast<int64_t>(width);
   for (const int64_t dim : shape) {
@@ -353,7 +351,7 @@ std::string printable(std::string_view text) {
   return text.size() > kMost ? out + "…" : out;
 }
 
-std::string in_quotes(std::string_view text) {
+std::string quote_printable(std::string_view text) {
   return "\"" + printable(text) + "\"";
 }
 
@@ -361,25 +359,25 @@ uint64_t head_bytes(
     std::span<const std::byte> first, uint64_t file_bytes,
     const std::string& path) {
   if (file_bytes < 8 || first.size() < 8) {
-    throw CheckpointError(
-        path + ": " + std::to_string(file_bytes) +
-        " bytes long; a safetensors file has 8 or more");
+    throw CheckpointError(format(
+        "{}: {} bytes long; a safetensors file has 8 or more", path,
+        file_bytes));
   }
   uint64_t length = 0;
   for (int i = 7; i >= 0; --i) {
     length = length << 8 | static_cast<uint64_t>(first[static_cast<size_t>(i)]);
   }
   if (length > kMaxHeaderBytes) {
-    throw CheckpointError(
-        path + ": its first 8 bytes announce a header of " +
-        std::to_string(length) + " bytes; the limit is " +
-        std::to_string(kMaxHeaderBytes) + "; is this a safetensors file?");
+    throw CheckpointError(format(
+        "{}: its first 8 bytes announce a header of {} bytes; the limit is {}; "
+        "is this a safetensors file?",
+        path, length, kMaxHeaderBytes));
   }
   if (length > file_bytes - 8) {
-    throw CheckpointError(
-        path + ": its header should be " + std::to_string(length) +
-        " bytes long, but the file ends after " +
-        std::to_string(file_bytes - 8) + "; it may be cut off");
+    throw CheckpointError(format(
+        "{}: its header should be {} bytes long, but the file ends after {}; "
+        "it may be cut off",
+        path, length, file_bytes - 8));
   }
   return 8 + length;
 }
@@ -441,17 +439,16 @@ File::File(const std::string& path) : path_(path) {
   }
   map_bytes_ = static_cast<size_t>(status.st_size);
   if (map_bytes_ > 0) {
-    // Private and writable: a tensor that shares it may be changed in memory.
-    // The file may be larger than the memory for all that.
+    // Private and writable, so that a tensor that shares it may be changed in
+    // memory; without a reservation, since the file may exceed the memory.
     void* map = ::mmap(
         nullptr, map_bytes_, PROT_READ | PROT_WRITE,
         MAP_PRIVATE | MAP_NORESERVE, fd, 0);
     if (map == MAP_FAILED) {
       const int error = errno;
       ::close(fd);
-      fail(
-          "cannot be mapped (" + std::to_string(map_bytes_) +
-          " bytes): " + std::strerror(error));
+      fail(format(
+          "cannot be mapped ({} bytes): {}", map_bytes_, std::strerror(error)));
     }
     map_ = static_cast<const std::byte*>(map);
   }
@@ -499,9 +496,9 @@ const TensorInfo& File::at(const std::string& name) const {
     }
     names += (names.empty() ? "" : ", ") + printable(tensor.name);
   }
-  throw CheckpointError(
-      path_ + ": has no tensor " + in_quotes(name) + "; it has " +
-      (names.empty() ? "none" : names));
+  throw CheckpointError(format(
+      "{}: has no tensor {}; it has {}", path_, quote_printable(name),
+      (names.empty() ? "none" : names)));
 }
 
 std::span<const std::byte> File::bytes(const TensorInfo& tensor) const {
@@ -512,7 +509,7 @@ void File::forget(std::span<const std::byte> bytes) const {
   const auto page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
   const auto begin = reinterpret_cast<uintptr_t>(bytes.data()) / page * page;
   const auto end = reinterpret_cast<uintptr_t>(bytes.data() + bytes.size());
-  // Advice: where it is not taken, the pages stay.
+  // A hint: where the system ignores it, the pages stay.
   ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
 }
 

@@ -47,18 +47,18 @@ inline constexpr size_t kMaxDims = 64;
 /// Bytes of one element; 0 when there is no such dtype.
 uint64_t dtype_bytes(std::string_view dtype);
 
-/// "[2, 3]"
+/// "[2, 3]".
 std::string shape_string(std::span<const int64_t> shape);
 
-/// The header of the file whose whole content is `file`; nothing is kept of it.
-/// Throws CheckpointError that names `path`, the tensor, the values and the
-/// rule: header length, JSON (UTF-8, no duplicate or unknown keys), dtype,
-/// shape (whole numbers, no overflow), data_offsets (in the file, as long as
+/// The header of a file with the content `file`, which is not kept. Throws
+/// CheckpointError that names `path`, the tensor, the values and the rule, for
+/// a wrong header length, JSON (UTF-8, no duplicate or unknown keys), dtype,
+/// shape (whole numbers, no overflow) or data_offsets (in the file, as long as
 /// the shape says, no overlap, no gap, nothing behind the last tensor).
 Header parse(std::span<const std::byte> file, const std::string& path);
 
-/// How many bytes of a file of `file_bytes` come before its data, from its
-/// first 8 (or as many as it has). Throws as parse().
+/// How many of a file's `file_bytes` precede its data. `first` has its first 8
+/// bytes, or as many as it has. Throws as parse().
 uint64_t head_bytes(
     std::span<const std::byte> first, uint64_t file_bytes,
     const std::string& path);
@@ -67,9 +67,9 @@ Header parse_head(
     std::span<const std::byte> head, uint64_t file_bytes,
     const std::string& path);
 
-/// A file, mapped for reading. Moves, does not copy. The spans that it gives
-/// live as long as it does. Who shortens the file meanwhile ends the process
-/// (SIGBUS); files written by write() are replaced, never changed.
+/// A file, mapped for reading. Moves, does not copy. The spans that it returns
+/// live as long as it does. Truncating the file meanwhile kills the process
+/// (SIGBUS); write() replaces files and never changes them.
 class File {
  public:
   /// Throws CheckpointError when the file cannot be opened, or as parse().
@@ -82,16 +82,15 @@ class File {
   const std::vector<TensorInfo>& tensors() const { return header_.tensors; }
   const Metadata& metadata() const { return header_.metadata; }
 
-  /// Null when there is none of that name.
+  /// Null when no tensor has that name.
   const TensorInfo* find(const std::string& name) const;
-  /// Throws CheckpointError that lists the names that are there.
+  /// Throws CheckpointError that lists the existing names.
   const TensorInfo& at(const std::string& name) const;
-  /// The bytes of one of tensors(). Aligned to the dtype if the writer was
-  /// ours; the format itself promises nothing.
+  /// The bytes of one of tensors(), aligned to the dtype if write() wrote the
+  /// file; the format itself promises no alignment.
   std::span<const std::byte> bytes(const TensorInfo& tensor) const;
-  /// Lets go of the memory that holds these bytes of the file; reading them
-  /// again gives the same. Whoever has changed them through load_tensor() loses
-  /// that.
+  /// Drops the pages that hold these bytes; reading them again gives the file's
+  /// bytes. Changes made through load_tensor() are lost.
   void forget(std::span<const std::byte> bytes) const;
 
  private:
@@ -101,7 +100,7 @@ class File {
   size_t map_bytes_ = 0;
 };
 
-/// What write() takes: the bytes are borrowed for the call.
+/// A tensor for write(), which borrows the bytes.
 struct TensorBytes {
   std::string name;
   std::string dtype;
@@ -109,16 +108,14 @@ struct TensorBytes {
   std::span<const std::byte> bytes;
 };
 
-/// Writes `path` so that a reader sees the old file or the whole new one:
-/// beside it, synced, renamed, folder synced. The data starts at a multiple of
-/// 64 bytes and wider dtypes come first (else in the order given), so every
-/// tensor is aligned to its elements.
+/// Writes `path` atomically: next to it, synced, renamed, folder synced. The
+/// data starts at a multiple of 64 bytes and wider dtypes come first (otherwise
+/// in the order given), so every tensor is aligned to its elements.
 ///
-/// Throws ConfigError for a list that is wrong (a name twice, unknown dtype,
-/// bytes that do not match the shape) and CheckpointError when the disk does
-/// not take it (full, I/O error, no such folder): path, bytes needed, bytes
-/// free. What was written until then is removed and an older file of that name
-/// stays.
+/// Throws ConfigError for a wrong list (a name twice, unknown dtype, bytes that
+/// do not match the shape) and CheckpointError for errors of the disk (full,
+/// I/O error, no such folder): path, bytes needed, bytes free. What was written
+/// until then is removed, and an older file of that name stays.
 void write(
     const std::string& path, const std::vector<TensorBytes>& tensors,
     const Metadata& metadata = {});

@@ -1,4 +1,5 @@
-// What the readers and writers of safetensors files share. Not for others.
+// Shared by the readers and writers of safetensors files. Private to the
+// folders of checkpoint/.
 #pragma once
 
 #include <cstdint>
@@ -12,18 +13,19 @@
 
 namespace echelon::safetensors {
 
-/// Bytes of a tensor; nothing for a negative dimension or when the product of
-/// the dimensions (a 0 counted as 1) overflows 63 bits.
+/// Bytes of a tensor; none for a negative dimension or when the product of the
+/// dimensions (a 0 counted as 1) overflows 63 bits.
 std::optional<uint64_t>
 tensor_bytes(std::span<const int64_t> shape, uint64_t width);
 
-/// For messages: control characters escaped, cut after 120 bytes.
+/// For messages: control characters are escaped, and the text is truncated
+/// after 120 bytes.
 std::string printable(std::string_view text);
-std::string in_quotes(std::string_view text);
+std::string quote_printable(std::string_view text);
 std::string known_dtypes();
 
-/// A file that holds `tensors`, as write() makes it: the bytes of `head`, then
-/// those of the tensors in `order`. Borrows them. Throws ConfigError.
+/// The file that write() makes of `tensors`: the bytes of `head`, then those of
+/// the tensors in `order`. Borrows them. Throws ConfigError.
 struct FilePlan {
   std::string head;
   std::vector<const TensorBytes*> order;

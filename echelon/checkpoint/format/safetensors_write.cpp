@@ -6,6 +6,7 @@
 #include "echelon/checkpoint/format/safetensors.h"
 #include "echelon/checkpoint/format/safetensors_text.h"
 #include "echelon/error.h"
+#include "echelon/text/format.h"
 
 namespace echelon::safetensors {
 namespace {
@@ -16,28 +17,27 @@ void check(const std::string& path, const std::vector<TensorBytes>& tensors) {
   std::set<std::string> names = {"__metadata__"};
   for (const auto& tensor : tensors) {
     const std::string place =
-        path + ": tensor " + in_quotes(tensor.name) + ": ";
+        path + ": tensor " + quote_printable(tensor.name) + ": ";
     if (!names.insert(tensor.name).second) {
       throw ConfigError(place + "the name is taken; each needs its own");
     }
     const uint64_t width = dtype_bytes(tensor.dtype);
     if (width == 0) {
-      throw ConfigError(
-          place + "unknown dtype " + in_quotes(tensor.dtype) + "; known are " +
-          known_dtypes());
+      throw ConfigError(format(
+          "{}unknown dtype {}; known are {}", place,
+          quote_printable(tensor.dtype), known_dtypes()));
     }
     const auto bytes = tensor_bytes(tensor.shape, width);
     if (tensor.shape.size() > kMaxDims || !bytes ||
         *bytes != tensor.bytes.size()) {
-      throw ConfigError(
-          place + "shape " + shape_string(tensor.shape) + " of " +
-          tensor.dtype + " does not match its " +
-          std::to_string(tensor.bytes.size()) + " bytes");
+      throw ConfigError(format(
+          "{}shape {} of {} does not match its {} bytes", place,
+          shape_string(tensor.shape), tensor.dtype, tensor.bytes.size()));
     }
   }
 }
 
-/// Wider dtypes first: what follows is then aligned without gaps.
+/// Wider dtypes first: the narrower ones are then aligned without gaps.
 std::vector<const TensorBytes*>
 in_file_order(const std::vector<TensorBytes>& tensors) {
   std::vector<const TensorBytes*> order;
@@ -75,9 +75,9 @@ std::string header_text(
   }
   text.append((kAlignment - (8 + text.size()) % kAlignment) % kAlignment, ' ');
   if (text.size() > kMaxHeaderBytes) {
-    throw ConfigError(
-        path + ": its header would take " + std::to_string(text.size()) +
-        " bytes; the limit is " + std::to_string(kMaxHeaderBytes));
+    throw ConfigError(format(
+        "{}: its header would take {} bytes; the limit is {}", path,
+        text.size(), kMaxHeaderBytes));
   }
   return text;
 }

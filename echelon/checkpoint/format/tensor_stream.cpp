@@ -10,11 +10,12 @@
 #include "echelon/checkpoint/format/new_file.h"
 #include "echelon/checkpoint/format/safetensors_text.h"
 #include "echelon/error.h"
+#include "echelon/text/format.h"
 
 namespace echelon {
 namespace {
 
-using safetensors::in_quotes;
+using safetensors::quote_printable;
 
 int64_t width(const std::string& dtype) {
   return static_cast<int64_t>(safetensors::dtype_bytes(dtype));
@@ -37,14 +38,14 @@ std::string place_of(const std::vector<int64_t>& shape, int64_t element) {
   convert_floats(
       facts.dtype, value, "F64", reinterpret_cast<std::byte*>(&number), 1);
   std::ostringstream text;
-  text << source.path() << ": tensor " << in_quotes(facts.name) << ": "
+  text << source.path() << ": tensor " << quote_printable(facts.name) << ": "
        << number << " at " << place_of(facts.shape, element)
        << " is beyond what " << dtype << " can hold, " << largest_value(dtype)
        << "; write a wider dtype (bfloat16 has the range of float32)";
   throw DataError(text.str());
 }
 
-// What is not used of it never becomes resident.
+// Not initialised: pages that are not used never become resident.
 using Memory = std::unique_ptr<std::byte[]>;
 
 Memory memory(int64_t bytes) {
@@ -52,8 +53,8 @@ Memory memory(int64_t bytes) {
       static_cast<size_t>(bytes));
 }
 
-// Pieces in the order of the file, read, converted and written when there are
-// enough of them.
+// Collects parts of tensors in the order of the file; reads, converts and
+// writes them when its memory is full.
 class Stream {
  public:
   Stream(TensorSource& source, NewFile& file, int64_t bytes)
@@ -139,10 +140,10 @@ void check(
   const auto& facts = source.tensors().at(tensor.tensor);
   if (facts.dtype == tensor.dtype) return;
   if (is_float_dtype(facts.dtype) && is_float_dtype(tensor.dtype)) return;
-  throw ConfigError(
-      path + ": tensor " + in_quotes(tensor.name) + ": " + facts.dtype +
-      " is not converted to " + tensor.dtype +
-      "; only floating-point dtypes are, F64, F32, F16 and BF16");
+  throw ConfigError(format(
+      "{}: tensor {}: {} is not converted to {}; only floating-point dtypes "
+      "are, F64, F32, F16 and BF16",
+      path, quote_printable(tensor.name), facts.dtype, tensor.dtype));
 }
 
 }  // namespace

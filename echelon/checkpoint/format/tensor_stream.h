@@ -1,6 +1,5 @@
-// Tensors that are read piece by piece, wherever they lie, and written to a
-// safetensors file: a model of any size passes through little memory. Free of
-// LibTorch.
+// Copies tensors from any source to a safetensors file piece by piece: a model
+// of any size passes through little memory. Free of LibTorch.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +12,7 @@
 
 namespace echelon {
 
-/// What is known of a tensor without reading it.
+/// What is known about a tensor without reading it.
 struct TensorFacts {
   std::string name;
   std::string dtype;  // as safetensors names it
@@ -26,7 +25,7 @@ struct TensorFacts {
 /// The tensors of a checkpoint, a file or a folder of files.
 class TensorSource {
  public:
-  /// Elements of a tensor, row-major, and where they go to.
+  /// Elements of a tensor, row-major, and their destination.
   struct Piece {
     size_t tensor = 0;  // number in tensors()
     IndexRange elements;
@@ -34,37 +33,35 @@ class TensorSource {
   };
 
   virtual ~TensorSource() = default;
-  /// As messages name it.
+  /// The name for messages.
   virtual const std::string& path() const = 0;
-  /// Each name once.
+  /// Names are unique.
   virtual const std::vector<TensorFacts>& tensors() const = 0;
   /// Throws CheckpointError for what cannot be read or is damaged.
   virtual void read(const std::vector<Piece>& pieces) = 0;
 };
 
-/// A tensor to write: from which of a source, under which name, in which dtype.
-/// The dtype is the source's own, or both are floating-point ones
-/// (float_convert.h).
+/// A tensor to write: its index in the source, its new name and dtype. The
+/// dtype is the source's own, or both are floating-point (float_convert.h).
 struct TensorToWrite {
   size_t tensor = 0;
   std::string name;
   std::string dtype;
 };
 
-/// Of the file's data.
+/// Bytes that the tensor takes in the file.
 int64_t bytes_to_write(const TensorSource& source, const TensorToWrite& tensor);
 
 /// How many bytes are read, converted and written at a time.
 inline constexpr int64_t kStreamBytes = 64 << 20;
 
-/// Writes them to `path` as safetensors::write() does: the old file or the
-/// whole new one is seen.
+/// Writes them to `path` atomically, as safetensors::write() does.
 ///
-///   memory_bytes  of the copies that are held at a time
+///   memory_bytes  that copies take at a time
 ///
-/// Throws what reading and writing throw, ConfigError for dtypes that are not
-/// converted, and DataError for a finite number that the new dtype cannot hold:
-/// the tensor, the number and its place.
+/// Throws what reading and writing throw, ConfigError for dtypes that cannot be
+/// converted, and DataError (tensor, number, place) for a finite number that
+/// the new dtype cannot hold.
 void write_tensors(
     const std::string& path, TensorSource& source,
     const std::vector<TensorToWrite>& tensors,

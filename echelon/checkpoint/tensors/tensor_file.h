@@ -1,4 +1,4 @@
-// LibTorch tensors in safetensors files: names to tensors and back.
+// LibTorch tensors in safetensors files.
 #pragma once
 
 #include <torch/types.h>
@@ -20,10 +20,10 @@ torch::Dtype dtype_from_safetensors(const std::string& dtype);
 std::string dtype_to_safetensors(torch::Dtype dtype);
 
 /// The tensors of `names`, in that order; without names all, in file order.
-/// They share the mapped file (no copy; the file stays mapped while one lives)
-/// and writing to one changes no file; one that is not aligned to its dtype is
-/// copied. Throws CheckpointError as safetensors::File, for a name that is not
-/// there, and for a BOOL that is neither 0 nor 1.
+/// They share the mapped file, which stays mapped while one of them lives;
+/// writing to one does not change the file. One that is not aligned to its
+/// dtype is copied. Throws CheckpointError as safetensors::File, for a missing
+/// name, and for a BOOL that is neither 0 nor 1.
 std::vector<torch::Tensor>
 load_tensors(const std::string& path, const std::vector<std::string>& names);
 std::vector<NamedTensor> load_tensors(const std::string& path);

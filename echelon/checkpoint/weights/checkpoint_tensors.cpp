@@ -2,7 +2,6 @@
 
 #include <utility>
 
-#include "echelon/checkpoint/format/safetensors.h"
 #include "echelon/error.h"
 
 namespace echelon {
@@ -29,14 +28,7 @@ CheckpointTensors::CheckpointTensors(
 void CheckpointTensors::read(const std::vector<Piece>& pieces) {
   std::vector<BoxRead> reads;
   for (const auto& piece : pieces) {
-    const auto& tensor = *saved_.at(piece.tensor);
-    const auto width = safetensors::dtype_bytes(tensor.dtype);
-    std::byte* to = piece.to;
-    for (auto& box : boxes_of(whole_box(tensor.shape), piece.elements)) {
-      const auto bytes = static_cast<size_t>(box.numel()) * width;
-      reads.push_back({.tensor = &tensor, .box = std::move(box), .to = to});
-      to += bytes;
-    }
+    add_reads(reads, *saved_.at(piece.tensor), piece.elements, piece.to);
   }
   try {
     reader_.read(reads);

@@ -1,5 +1,4 @@
-// A checkpoint's model, read piece by piece for those who stream it. Free of
-// LibTorch.
+// A checkpoint's model as a TensorSource. Free of LibTorch.
 #pragma once
 
 #include <memory>
@@ -11,13 +10,13 @@
 
 namespace echelon {
 
-/// Parameters and buffers, in the manifest's order; every byte is verified.
-/// Memory for blocks that are needed twice, 64 MiB at most, is the reader's.
+/// Parameters and buffers, in the manifest's order; every byte is verified. The
+/// reader keeps at most 64 MiB of blocks that are needed twice.
 class CheckpointTensors : public TensorSource {
  public:
-  /// Borrows the reader, or has one of its own.
+  /// Borrows the reader, or owns it.
   ///
-  ///   way_out  what errors of read() end with: what else there is to read
+  ///   way_out  ends the errors of read(): says what to read instead
   explicit CheckpointTensors(
       CheckpointReader& reader, std::string way_out = "");
   explicit CheckpointTensors(

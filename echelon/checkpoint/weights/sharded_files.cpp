@@ -7,17 +7,18 @@
 
 #include "echelon/checkpoint/format/safetensors_text.h"
 #include "echelon/error.h"
+#include "echelon/text/format.h"
 
 namespace echelon {
 namespace {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
-using safetensors::in_quotes;
+using safetensors::quote_printable;
 using safetensors::shape_string;
 
 constexpr const char* kKey = "DCP_SHARDING_INFO";
-// Offsets and sizes below it have sums that do not overflow.
+// Sums of offsets and sizes below this do not overflow.
 constexpr int64_t kMost = int64_t{1} << 48;
 
 std::vector<std::string> sharded_files(const std::string& folder) {
@@ -64,13 +65,14 @@ Box box_of(
     if (fits) box.offset.push_back(offset.get<int64_t>());
   }
   if (fits) return box;
-  throw CheckpointError(
-      file.path() + ": tensor " + in_quotes(tensor.name) + ": " + kKey +
-      " has no saved_offsets of " + std::to_string(tensor.shape.size()) +
-      " whole numbers for its shape " + shape_string(tensor.shape));
+  throw CheckpointError(format(
+      "{}: tensor {}: {} has no saved_offsets of {} whole numbers for its "
+      "shape {}",
+      file.path(), quote_printable(tensor.name), kKey, tensor.shape.size(),
+      shape_string(tensor.shape)));
 }
 
-// Element number of `at` in the row-major elements of the box.
+// The number of index `at` among the row-major elements of the box.
 int64_t element_in(const Box& box, const std::vector<int64_t>& at) {
   int64_t element = 0;
   for (size_t d = 0; d < at.size(); ++d) {
@@ -102,7 +104,7 @@ ShardedFiles::ShardedFiles(
   for (auto& [name, list] : parts) {
     const auto fail = [&](const std::string& what) {
       throw CheckpointError(
-          folder + ": tensor " + in_quotes(name) + ": " + what);
+          format("{}: tensor {}: {}", folder, quote_printable(name), what));
     };
     const auto& first = list.front();
     TensorFacts facts{
@@ -112,10 +114,10 @@ ShardedFiles::ShardedFiles(
     for (const auto& part : list) {
       if (part.info->dtype != facts.dtype ||
           part.box.sizes.size() != facts.shape.size()) {
-        fail(
-            "a part in " + part.file->path() + " is " + part.info->dtype + " " +
-            shape_string(part.box.sizes) + ", one in " + first.file->path() +
-            " " + facts.dtype + " " + shape_string(first.box.sizes));
+        fail(format(
+            "a part in {} is {} {}, one in {} {} {}", part.file->path(),
+            part.info->dtype, shape_string(part.box.sizes), first.file->path(),
+            facts.dtype, shape_string(first.box.sizes)));
       }
       for (size_t d = 0; d < facts.shape.size(); ++d) {
         facts.shape[d] =

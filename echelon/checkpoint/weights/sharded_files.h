@@ -1,11 +1,11 @@
-// Folders of torch.distributed.checkpoint whose files are safetensors ones:
-// what its HuggingFaceStorageWriter saves from many ranks. Free of LibTorch.
+// Folders of torch.distributed.checkpoint with safetensors files, as its
+// HuggingFaceStorageWriter saves them from many ranks. Free of LibTorch.
 //
-// Each file has its ranks' parts of tensors under the tensors' names, and in
-// its metadata "DCP_SHARDING_INFO": {"name": {"saved_offsets": [row, column]},
-// …}, where each part begins in the whole tensor. Source:
+// Each file has a rank's shards under the tensors' names, and in its metadata
+// "DCP_SHARDING_INFO": {"name": {"saved_offsets": [row, column]}, …}, which
+// says where each shard begins in the full tensor. Source:
 // torch/distributed/checkpoint of PyTorch 2.11, whose reader takes a tensor to
-// be as large as its parts reach.
+// be as large as its shards reach.
 #pragma once
 
 #include <functional>
@@ -19,19 +19,18 @@
 
 namespace echelon {
 
-/// Whether there are files called "shard-….safetensors".
+/// Whether the folder has files called "shard-….safetensors".
 bool has_sharded_files(const std::string& folder);
 
 class ShardedFiles : public TensorSource {
  public:
   /// Opens all of these files.
   ///
-  ///   rename  from a name in the files to the one of tensors(); an empty one
-  ///   is
-  ///           passed over
+  ///   rename  returns the name in tensors() for a name in the files; tensors
+  ///           with an empty one are left out
   ///
   /// Throws CheckpointError as safetensors::File, for files without such
-  /// metadata, and for parts of one tensor that have different dtypes, overlap
+  /// metadata, and for shards of one tensor that have different dtypes, overlap
   /// or leave holes.
   ShardedFiles(
       const std::string& folder,

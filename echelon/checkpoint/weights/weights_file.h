@@ -1,5 +1,5 @@
-// A checkpoint's model as one safetensors file, without ever having it whole in
-// memory. Free of LibTorch.
+// Writes a checkpoint's model as one safetensors file, in little memory. Free
+// of LibTorch.
 #pragma once
 
 #include <cstdint>
@@ -10,11 +10,10 @@
 
 namespace echelon {
 
-/// Writes the tensors of these names (parameters and buffers; empty: all of
-/// those) to `path`, as safetensors::write does: the old file or the whole new
-/// one is seen.
+/// Writes the parameters and buffers of these names (empty: all) to `path`
+/// atomically, as safetensors::write does.
 ///
-///   memory_bytes  of the copies that are held at a time, about
+///   memory_bytes  that copies take at a time, about
 ///
 /// Throws what reading and writing throw, and CheckpointError for a name that
 /// is not there.

@@ -10,9 +10,9 @@
 namespace echelon::local {
 namespace {
 
-// CPU tensors of Arena::kMinBytes and more in the arena, smaller ones as
-// before. LibTorch's raw_allocate (oneDNN's scratch memory, say) wants the data
-// pointer to be the context and one deleter for everything.
+// Allocates CPU tensors of Arena::kMinBytes and more in the arena, smaller ones
+// as before. LibTorch's raw_allocate (oneDNN's scratch memory, say) requires
+// that the data pointer is the context, and one deleter for all blocks.
 class ArenaAllocator : public c10::Allocator {
  public:
   ArenaAllocator() { small() = c10::GetCPUAllocator(); }
@@ -38,7 +38,7 @@ class ArenaAllocator : public c10::Allocator {
     static c10::Allocator* allocator = nullptr;
     return allocator;
   }
-  // To who follows this thread's memory; `small` reports by itself.
+  // Reports to the profiler of this thread's memory; `small` reports by itself.
   static void report(void* data, int64_t sign) {
     using c10::ThreadLocalDebugInfo;
     if (ThreadLocalDebugInfo::get(c10::DebugInfoKind::PROFILER_STATE) ==

@@ -8,7 +8,7 @@
 //   then        auto backend =
 //                   make_backend(host, {0, 1, 2, 3}, "world", timeout);
 //
-// Errors are those of failure.h; a wrong argument on one rank alone throws
+// The errors are in failure.h; a wrong argument on one rank alone throws
 // ConfigError before anything is sent.
 #pragma once
 
@@ -25,15 +25,15 @@
 
 namespace echelon::local {
 
-/// As host.h's, with a store that every rank of the host reaches. Every rank
-/// calls.
+/// The same as in host.h, with a store that every rank of the host reaches.
+/// Every rank calls.
 std::shared_ptr<Host> join_processes(
     c10::intrusive_ptr<c10d::Store> store, const std::string& job_key, int rank,
     int size, const JoinOptions& options);
 
-/// The communicator of `ranks` (of the host, by group rank). Members call, each
-/// rank in the same order for all groups that share a name; disjoint groups may
-/// be made at the same time, and nobody waits here.
+/// The communicator of `ranks` (of the host, by group rank). All members call,
+/// each rank in the same order for all groups that share a name. Disjoint
+/// groups may be made at the same time; nobody waits here.
 ///
 /// dtypes: float32 float64 bfloat16 float16 int8 uint8 int16 int32 int64 bool.
 /// Reductions: sum avg min max (reduce.h says how each is computed).

@@ -2,9 +2,8 @@
 
 #include <ATen/core/jit_type.h>
 
-#include <utility>
-
 #include "echelon/comm/shared_memory/failure.h"
+#include "echelon/text/format.h"
 
 namespace echelon::local {
 
@@ -15,34 +14,13 @@ LocalWork::LocalWork(
       future_(c10::make_intrusive<c10::ivalue::Future>(
           c10::ListType::create(c10::TensorType::get()))) {}
 
-c10::intrusive_ptr<c10::ivalue::Future> LocalWork::getFuture() {
-  for (const auto& operation : operations_) {
-    operation->hurry();
-  }
-  return future_;
-}
-
-void LocalWork::on_end(std::function<void(std::exception_ptr)> call) {
-  {
-    std::lock_guard lock(mutex_);
-    if (!ended_) {
-      calls_.push_back(std::move(call));
-      return;
-    }
-  }
-  call(error_);
-}
-
 void LocalWork::end(std::exception_ptr error) {
   std::lock_guard lock(mutex_);
   ended_ = true;
   error_ = error;
 }
 
-void LocalWork::tell() {
-  for (const auto& call : std::exchange(calls_, {})) {
-    call(error_);
-  }
+void LocalWork::notify() {
   if (error_ != nullptr) {
     future_->setError(error_);
   } else {
@@ -51,9 +29,6 @@ void LocalWork::tell() {
 }
 
 bool LocalWork::isCompleted() {
-  for (const auto& operation : operations_) {
-    operation->test();
-  }
   std::lock_guard lock(mutex_);
   return ended_;
 }
@@ -80,10 +55,10 @@ bool LocalWork::wait(std::chrono::milliseconds timeout) {
   for (const auto& operation : operations_) {
     if (!operation->wait(timeout)) {
       throw Timeout(
-          std::string("[local] ") + operation->name + " #" +
-              std::to_string(operation->sequence) + " is not done after " +
-              std::to_string(timeout.count()) +
-              " ms of wait(); it goes on until its own deadline",
+          format(
+              "[local] {} #{} is not done after {} ms of wait(); it continues "
+              "until its own deadline",
+              operation->name, operation->sequence, timeout.count()),
           operation->sequence, {});
     }
   }

@@ -3,7 +3,6 @@
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
-#include <functional>
 #include <mutex>
 #include <vector>
 
@@ -23,30 +22,26 @@ class LocalWork : public c10d::Work {
   std::vector<at::Tensor> result() override { return results_; }
   bool wait(std::chrono::milliseconds timeout) override;
   void synchronize() override { wait(kNoTimeout); }
-  /// Who asks for it waits without wait(): the operations hurry from now on.
-  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    return future_;
+  }
   uint64_t getSequencenumber() const override;
 
-  /// Before anyone else has the work.
+  /// Called before anyone else has the work.
   void add(OperationPtr operation) {
     operations_.push_back(std::move(operation));
   }
   const std::vector<OperationPtr>& operations() const { return operations_; }
-  /// The operation's last acts: it is over, with its results in place or with
-  /// an error; then who waits for that without wait() is told.
+  /// The work is over: its results are in place, or `error` is set.
   void end(std::exception_ptr error);
-  void tell();
-  /// Calls with the error, or null, once it has ended; at once if it has. The
-  /// same as a callback of the future, for who does not wait for it.
-  void on_end(std::function<void(std::exception_ptr)> call);
+  /// Completes the future; after end().
+  void notify();
 
  private:
   std::vector<OperationPtr> operations_;
   mutable std::mutex mutex_;
   bool ended_ = false;
   std::exception_ptr error_;
-  std::vector<std::function<void(std::exception_ptr)>>
-      calls_;  // until it has ended
   std::vector<at::Tensor> results_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
 };

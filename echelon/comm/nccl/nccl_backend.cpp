@@ -6,6 +6,7 @@
 
 #include "echelon/comm/nccl/nccl_plugin.h"
 #include "echelon/error.h"
+#include "echelon/text/format.h"
 
 namespace echelon {
 namespace {
@@ -14,11 +15,11 @@ constexpr const char* kLibrary = "libechelon_nccl.so";
 
 [[noreturn]] void
 refuse(const std::string& reason, const std::string& way_out) {
-  throw ConfigError("backend nccl: " + reason + "; " + way_out);
+  throw ConfigError(format("backend nccl: {}; {}", reason, way_out));
 }
 
-/// The driver's count. The driver's library comes with the driver, so its
-/// absence is the common answer "no GPU".
+/// The driver's count. The driver's library comes with the driver, so without
+/// the library there is no GPU.
 int count_devices() noexcept {
   void* driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
   if (driver == nullptr) {
@@ -34,7 +35,7 @@ int count_devices() noexcept {
       get_count(&count) != 0) {
     return 0;
   }
-  return count;  // the driver stays loaded: it does not support leaving
+  return count;  // the driver stays loaded: it cannot be unloaded
 }
 
 const nccl::Plugin& open_plugin() {
@@ -47,26 +48,26 @@ const nccl::Plugin& open_plugin() {
   if (library == nullptr) {
     const char* reason = dlerror();
     refuse(
-        std::string("cannot load ") + kLibrary + " (" +
-            (reason != nullptr ? reason : "no reason given") + ")",
+        format(
+            "cannot load {} ({})", kLibrary,
+            reason != nullptr ? reason : "no reason given"),
         "LibTorch needs all the CUDA wheels it asks for: install them with "
         "\"pip install torch==2.11.0\" and point ECHELON_LIBTORCH at its "
-        "torch/ "
-        "folder, or use backend \"local\" or \"gloo\"");
+        "torch/ folder, or use backend \"local\" or \"gloo\"");
   }
   using Entry = const nccl::Plugin* (*)();
   const auto entry =
       reinterpret_cast<Entry>(dlsym(library, "echelon_nccl_plugin"));
   if (entry == nullptr || entry()->version != nccl::Plugin::kVersion) {
     refuse(
-        std::string(kLibrary) + " belongs to another build of Echelon",
+        format("{} belongs to another build of Echelon", kLibrary),
         "install the library and the program of one build");
   }
   return *entry();
 }
 
 const nccl::Plugin& plugin() {
-  // A failed initialisation is tried again at the next call.
+  // The next call tries a failed initialisation again.
   static const nccl::Plugin& loaded = open_plugin();
   return loaded;
 }
@@ -75,8 +76,9 @@ void check_device(int device_index) {
   const int count = plugin().device_count();
   if (device_index < 0 || device_index >= count) {
     refuse(
-        "cuda:" + std::to_string(device_index) +
-            " does not exist: " + std::to_string(count) + " GPU(s) are visible",
+        format(
+            "cuda:{} does not exist: {} GPU(s) are visible", device_index,
+            count),
         "start at most one rank per GPU, or use backend \"local\", whose ranks "
         "share one");
   }

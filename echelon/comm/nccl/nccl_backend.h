@@ -1,4 +1,4 @@
-// NCCL, behind the door of cuda.h.
+// The NCCL backend; see cuda.h for the library that holds it.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -13,8 +13,8 @@ namespace echelon {
 /// NCCL between `size` ranks that share `store`, for tensors on
 /// cuda:<device_index>. Every rank calls this, each with a device of its own:
 /// NCCL refuses two ranks on one GPU. Throws ConfigError when the library
-/// cannot be loaded or the device does not exist. The ranks meet at their first
-/// collective.
+/// cannot be loaded or the device does not exist. The ranks connect at their
+/// first collective.
 c10::intrusive_ptr<c10d::Backend> make_nccl_backend(
     const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
     std::chrono::milliseconds timeout, int device_index);

@@ -1,5 +1,6 @@
-// Compiled into libechelon_nccl.so alone: the only file that sees CUDA's and
-// NCCL's headers, and the only object that links LibTorch's CUDA libraries.
+// Compiled into libechelon_nccl.so alone. This is the only file that includes
+// CUDA's and NCCL's headers, and the only object that links LibTorch's CUDA
+// libraries.
 #include "echelon/comm/nccl/nccl_plugin.h"
 
 #include <c10/cuda/CUDAFunctions.h>

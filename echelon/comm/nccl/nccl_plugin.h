@@ -1,5 +1,5 @@
-// What libechelon_nccl.so offers to the program that loads it: one C function,
-// echelon_nccl_plugin(), returns this table.
+// The interface of libechelon_nccl.so: its one C function,
+// echelon_nccl_plugin(), returns this table of functions.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -10,7 +10,7 @@
 namespace echelon::nccl {
 
 struct Plugin {
-  /// Differs when the table does: a library of another build is refused.
+  /// Changed with the table: a library of another version is refused.
   static constexpr int kVersion = 1;
 
   int version;

@@ -1,7 +1,7 @@
 // Memory for big tensors that the other processes of the host can map: a memory
 // file with a best-fit allocator. Freed blocks are kept and joined with their
-// neighbours, so that a training step touches no fresh page; what exceeds 1 GiB
-// and the memory in use goes back to the system.
+// neighbours, so that a training step touches no fresh page. Free memory beyond
+// 1 GiB and beyond the memory in use goes back to the system.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@ class Arena {
  public:
   static constexpr size_t kMinBytes = 64 << 10;
 
-  /// Addresses for all of this machine's memory. Throws CommError.
+  /// Reserves addresses for all of this machine's memory. Throws CommError.
   Arena();
   ~Arena();
   Arena(const Arena&) = delete;
@@ -30,7 +30,7 @@ class Arena {
     return at >= base_ && at < base_ + bytes_;
   }
 
-  /// Of a block that is in use.
+  /// The size of a block that is in use.
   size_t size_of(const void* data) const;
 
   int descriptor() const { return descriptor_; }
@@ -38,13 +38,13 @@ class Arena {
   size_t bytes() const { return bytes_; }
   size_t used_bytes() const;
 
-  /// The one of this process, which lives as long as it does.
+  /// The arena of this process, which lives as long as the process.
   static Arena& of_process();
 
  private:
   struct Block {
     size_t bytes;
-    size_t touched;  // upper bound of what is in memory
+    size_t touched;  // upper bound of the bytes in memory
   };
   void insert_free(size_t offset, Block block);
 

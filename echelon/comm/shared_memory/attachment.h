@@ -1,4 +1,4 @@
-// What stands behind a Host; for the files of this folder.
+// The implementation of Host, for the files of this folder.
 #pragma once
 
 #include <atomic>
@@ -23,7 +23,7 @@ struct MappedArena {
 
 class Attachment : public Host {
  public:
-  /// Threads: every address is everybody's.
+  /// For threads: every rank can use every address.
   Attachment(std::shared_ptr<Segment> segment, int rank);
   ~Attachment() override;
 
@@ -36,16 +36,17 @@ class Attachment : public Host {
   Segment& segment() const { return *segment_; }
   Engine& engine() const { return *engine_; }
 
-  /// Which group of this name and these ranks it is that this rank makes, from
-  /// 0: tells it from an earlier one that a slower peer has not left yet.
+  /// Counts the groups of one name and ranks that this rank makes, from 0. The
+  /// number tells a group from an earlier one that a slower peer has not left.
   uint64_t next_group(const std::string& key);
 
-  /// Processes: peers see only what lies in the arenas (by rank; may be empty).
+  /// For processes: peers see only memory in the arenas (by rank; may be
+  /// empty).
   void separate(std::vector<MappedArena> arenas);
   void watch(std::unique_ptr<Monitor> monitor);
 
-  /// True when every rank of the host can address [data, data + bytes); then
-  /// `offset` is what to tell them.
+  /// True when every rank of the host can address [data, data + bytes);
+  /// `offset` then says where.
   bool locate(const void* data, size_t bytes, uint64_t& offset) const {
     const auto address = reinterpret_cast<uint64_t>(data);
     if (!separate_) {
@@ -63,7 +64,7 @@ class Attachment : public Host {
     offset = address - base;
     return address >= base && offset + bytes <= arenas_[rank_].bytes;
   }
-  /// Where a peer's offset is in this process.
+  /// The address of a peer's offset in this process.
   char* address(int rank, uint64_t offset) const {
     return separate_ ? arenas_[rank].base + offset
                      : reinterpret_cast<char*>(offset);

@@ -1,29 +1,30 @@
-// One coroutine for all collectives: say what is called, meet, compare, and
-// then take one of the three paths of communicator.h.
+// One coroutine runs all collectives. A rank publishes its descriptor, waits
+// for the others, and compares the calls; then all take the same one of the
+// three paths of communicator.h.
 #include <algorithm>
 #include <cstring>
-#include <map>
+#include <ranges>
 
 #include "echelon/comm/shared_memory/communicator.h"
-#include "echelon/comm/shared_memory/failure.h"
 
 namespace echelon::local {
 namespace {
 
-// An asynchronous operation above this leaves its work to the progress thread,
-// also when this rank comes last.
+// An asynchronous operation of more bytes leaves its work to the progress
+// thread, even when this rank comes last.
 constexpr uint64_t kInlineBytes = 64 << 10;
-// What one rank claims at a time in a direct all_reduce. The share of a rank
-// that is late, or has no core, is done by the others.
+// A rank claims this much at a time in a direct all_reduce: the others do the
+// share of a rank that is late or has no core.
 constexpr uint64_t kChunkBytes = 256 << 10;
 
-// Above it, every rank reading everything costs more than a second wait.
+// In larger payloads, every rank reading everything costs more than a second
+// wait.
 uint64_t payload_limit(int size) {
   return size == 2 ? 32 << 10
                    : std::min<uint64_t>(kPayloadBytes, (256 << 10) / size);
 }
 
-// Where rank r's slice of `count` elements begins; cache lines are not shared.
+// The first element of rank r's slice; slices share no cache line.
 uint64_t slice(uint64_t count, int r, int size) {
   return r >= size ? count : count / size * r & ~uint64_t{63};
 }
@@ -34,8 +35,8 @@ void copy(void* to, const void* from, uint64_t bytes) {
   }
 }
 
-// The part of `bytes` that step `step` of `stride` moves.
-uint64_t part(uint64_t bytes, uint64_t stride, uint64_t step) {
+// The bytes that step `step` moves of a buffer of `bytes`.
+uint64_t step_bytes(uint64_t bytes, uint64_t stride, uint64_t step) {
   return bytes > step * stride ? std::min(stride, bytes - step * stride) : 0;
 }
 
@@ -71,9 +72,6 @@ OperationPtr Communicator::begin(Call call, Issue issue) {
   operation->group = shared_from_this();
   operation->on_done = std::move(issue.on_done);
   call.pause = issue.async && call.shape.bytes() > kInlineBytes;
-  // What peers need lies in the payload once it has begun. In all_to_all one of
-  // them may have more.
-  operation->lazy = fits_payload(call) && call.kind != Kind::all_to_all;
   {
     std::lock_guard lock(mutex_);
     operation->timeout = issue.timeout.count() > 0 ? issue.timeout : timeout_;
@@ -179,11 +177,11 @@ Task Communicator::run(Operation& operation, Call call) {
   if (call.kind == Kind::barrier) {
     co_return;
   }
-  if (everyone_in_payload(s)) {
+  if (everyone(s, &Descriptor::in_payload)) {
     from_payload(s, call);
     co_return;
   }
-  if (everyone_direct(s)) {
+  if (everyone(s, &Descriptor::direct)) {
     const uint64_t bytes = call.shape.bytes();
     const uint64_t num_chunks = (bytes + kChunkBytes - 1) / kChunkBytes;
     if (call.kind == Kind::all_reduce && num_chunks >= 2) {
@@ -192,7 +190,7 @@ Task Communicator::run(Operation& operation, Call call) {
       co_return;
     }
     {
-      Touch touch(memory_.touching(rank_), *this);
+      PeerAccess access(memory_.accesses(rank_), *this);
       in_place(s, call);
     }
     co_await arrive(operation);
@@ -229,7 +227,7 @@ void Communicator::publish(uint64_t s, const Call& call) {
   const uint64_t bytes = call.shape.bytes();
   const bool sends = call.root < 0 || call.kind == Kind::gather ||
                      call.kind == Kind::reduce || call.root == rank_;
-  // Only the buffers that peers use must be in their reach.
+  // Only the buffers that peers access must be addressable by them.
   bool direct = true;
   if (call.data != nullptr && sends) {
     direct = attachment_->locate(call.data, bytes, mine.offset);
@@ -246,7 +244,7 @@ void Communicator::publish(uint64_t s, const Call& call) {
   mine.direct = direct;
   mine.in_payload = fill_payload(s, call);
   if (rank_ == 0) {
-    // Used again in two operations; everybody has left the last that used it.
+    // The slot of s + 2: everybody has left the operation that used it last.
     memory_.claims(s + 2).store(0, std::memory_order_relaxed);
     memory_.finished(s + 2).store(0, std::memory_order_relaxed);
   }
@@ -298,109 +296,10 @@ bool Communicator::fill_payload(uint64_t s, const Call& call) {
   return true;
 }
 
-std::string Communicator::describe(int r, uint64_t s) const {
-  const auto& d = memory_.descriptor(r, s);
-  const auto kind = static_cast<Kind>(d.operation);
-  std::string text = name_of(kind);
-  if (kind == Kind::barrier) {
-    return text;
-  }
-  text += "(" + std::string(local::name_of(static_cast<Dtype>(d.dtype)));
-  if (kind == Kind::all_to_all) {
-    std::string expected;
-    text += ", sends ";
-    for (int j = 0; j < size_; ++j) {
-      const Part& part = memory_.parts(r, s)[j];
-      text += (j > 0 ? "," : "") + std::to_string(part.count);
-      expected += (j > 0 ? "," : "") + std::to_string(part.expected);
-    }
-    return text + " receives " + expected + " elements)";
-  }
-  if (d.num_dims <= kMaxDims) {
-    text += " [";
-    for (int i = 0; i < d.num_dims; ++i) {
-      text += (i > 0 ? ", " : "") + std::to_string(d.shape[i]);
-    }
-    text += "]";
-  } else {
-    text += " of " + std::to_string(d.count) + " elements";
-  }
-  if (kind == Kind::all_reduce || kind == Kind::reduce ||
-      kind == Kind::reduce_scatter) {
-    text +=
-        ", " + std::string(local::name_of(static_cast<Reduction>(d.reduction)));
-  }
-  if (d.root >= 0) {
-    text += ", root " + std::to_string(d.root);
-  }
-  return text + ")";
-}
-
-// Every rank compares all of them, so every rank comes to the same verdict.
-void Communicator::check(uint64_t s) const {
-  const auto& first = memory_.descriptor(0, s);
-  const bool all_to_all = first.operation == static_cast<int>(Kind::all_to_all);
-  bool equal = true;
-  for (int r = 1; r < size_ && equal; ++r) {
-    const auto& other = memory_.descriptor(r, s);
-    equal = other.operation == first.operation && other.dtype == first.dtype &&
-            other.reduction == first.reduction && other.root == first.root &&
-            (all_to_all ||
-             (other.count == first.count && other.num_dims == first.num_dims &&
-              (first.num_dims > kMaxDims ||
-               std::equal(
-                   first.shape, first.shape + first.num_dims, other.shape))));
-  }
-  for (int r = 0; r < size_ && equal && all_to_all; ++r) {
-    for (int j = 0; j < size_ && equal; ++j) {
-      equal = memory_.parts(r, s)[j].count == memory_.parts(j, s)[r].expected;
-    }
-  }
-  if (equal) {
-    return;
-  }
-  std::map<std::string, std::vector<int>> calls;
-  for (int r = 0; r < size_; ++r) {
-    calls[describe(r, s)].push_back(r);
-  }
-  std::string text = "[local] #" + std::to_string(s) + " of group " + name_ +
-                     ": the ranks called different things:";
-  std::vector<std::pair<std::vector<int>, std::string>> by_rank;
-  for (const auto& [what, ranks] : calls) {
-    by_rank.emplace_back(ranks, what);
-  }
-  std::sort(by_rank.begin(), by_rank.end());
-  size_t largest = 0;
-  for (const auto& [ranks, what] : by_rank) {
-    text += (&ranks == &by_rank[0].first ? " rank " : "; rank ") + list(ranks) +
-            " " + what;
-    largest = std::max(largest, ranks.size());
-  }
-  std::vector<int> odd;
-  for (const auto& [ranks, what] : by_rank) {
-    if (ranks.size() < largest) {
-      odd.insert(odd.end(), ranks.begin(), ranks.end());
-    }
-  }
-  throw Mismatch(text, s, odd);
-}
-
-bool Communicator::everyone_in_payload(uint64_t s) const {
-  for (int r = 0; r < size_; ++r) {
-    if (!memory_.descriptor(r, s).in_payload) {
-      return false;
-    }
-  }
-  return true;
-}
-
-bool Communicator::everyone_direct(uint64_t s) const {
-  for (int r = 0; r < size_; ++r) {
-    if (!memory_.descriptor(r, s).direct) {
-      return false;
-    }
-  }
-  return true;
+bool Communicator::everyone(uint64_t s, uint8_t Descriptor::*flag) const {
+  const auto ranks = std::views::iota(0, size_);
+  return std::ranges::all_of(
+      ranks, [&](int r) { return memory_.descriptor(r, s).*flag != 0; });
 }
 
 void Communicator::from_payload(uint64_t s, const Call& call) {
@@ -455,7 +354,8 @@ void Communicator::from_payload(uint64_t s, const Call& call) {
   }
 }
 
-// Elements [begin, end) of everybody's buffer, into everybody's (or root's).
+// Reduces elements [begin, end) of all ranks' buffers into all of them, or into
+// the root's.
 void Communicator::reduce_slice(
     uint64_t s, const Call& call, uint64_t begin, uint64_t end) {
   std::vector<void*> all(size_);
@@ -473,7 +373,7 @@ void Communicator::claim_chunks(
     uint64_t s, const Call& call, uint64_t num_chunks) {
   const uint64_t per_chunk = kChunkBytes / call.element();
   for (;;) {
-    Touch touch(memory_.touching(rank_), *this);
+    PeerAccess access(memory_.accesses(rank_), *this);
     const uint64_t k = memory_.claims(s).fetch_add(1);
     if (k >= num_chunks) {
       return;
@@ -510,7 +410,7 @@ void Communicator::in_place(uint64_t s, const Call& call) {
     case Kind::all_gather:
     case Kind::gather:
     case Kind::all_to_all:
-      // Not all from the same rank at once.
+      // Each rank starts with itself, so that not all read from one rank.
       for (size_t i = 0; i < call.outputs.size(); ++i) {
         const int j = static_cast<int>((rank_ + i) % size_);
         const uint64_t offset = call.kind == Kind::all_to_all
@@ -538,7 +438,7 @@ void Communicator::in_place(uint64_t s, const Call& call) {
   }
 }
 
-// Bytes that one step moves of each buffer.
+// The bytes that one step moves of each buffer.
 uint64_t Communicator::stride(const Call& call) const {
   switch (call.kind) {
     case Kind::reduce_scatter:
@@ -565,13 +465,13 @@ uint64_t Communicator::num_steps(uint64_t s, const Call& call) const {
 
 void Communicator::stage_in(uint64_t step, const Call& call) {
   const uint64_t stride = this->stride(call);
-  const uint64_t bytes = part(call.shape.bytes(), stride, step);
+  const uint64_t bytes = step_bytes(call.shape.bytes(), stride, step);
   const uint64_t at = step * stride;
   char* stage = memory_.stage(rank_, step);
   switch (call.kind) {
     case Kind::all_reduce:
     case Kind::reduce: {
-      // All but the slice that this rank will add up itself.
+      // All but the slice that this rank reduces itself.
       const uint64_t count = bytes / call.element();
       const uint64_t low = slice(count, rank_, size_) * call.element();
       const uint64_t high = slice(count, rank_ + 1, size_) * call.element();
@@ -599,7 +499,7 @@ void Communicator::stage_in(uint64_t step, const Call& call) {
         if (j != rank_) {
           copy(
               stage + j * stride, piece.data + at,
-              part(piece.count * call.element(), stride, step));
+              step_bytes(piece.count * call.element(), stride, step));
         } else if (step == 0 && call.kind == Kind::all_to_all) {
           copy(call.outputs[j].data, piece.data, piece.count * call.element());
         } else if (step == 0 && call.kind == Kind::scatter) {
@@ -615,7 +515,7 @@ void Communicator::stage_in(uint64_t step, const Call& call) {
 void Communicator::stage_middle(uint64_t step, const Call& call) {
   const uint64_t stride = this->stride(call);
   const uint64_t count =
-      part(call.shape.bytes(), stride, step) / call.element();
+      step_bytes(call.shape.bytes(), stride, step) / call.element();
   const uint64_t low = slice(count, rank_, size_);
   const uint64_t high = slice(count, rank_ + 1, size_);
   char* mine = call.data + step * stride;
@@ -631,7 +531,7 @@ void Communicator::stage_middle(uint64_t step, const Call& call) {
 
 void Communicator::stage_out(uint64_t step, const Call& call) {
   const uint64_t stride = this->stride(call);
-  const uint64_t bytes = part(call.shape.bytes(), stride, step);
+  const uint64_t bytes = step_bytes(call.shape.bytes(), stride, step);
   const uint64_t at = step * stride;
   const bool is_root = rank_ == call.root;
   switch (call.kind) {
@@ -674,7 +574,7 @@ void Communicator::stage_out(uint64_t step, const Call& call) {
           copy(
               call.outputs[j].data + at,
               memory_.stage(j, step) + rank_ * stride,
-              part(call.outputs[j].count * call.element(), stride, step));
+              step_bytes(call.outputs[j].count * call.element(), stride, step));
         }
       }
       return;

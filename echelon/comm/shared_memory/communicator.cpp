@@ -3,18 +3,13 @@
 #include <sched.h>
 
 #include <algorithm>
-#include <cstdio>
+#include <map>
 
 #include "echelon/comm/shared_memory/failure.h"
+#include "echelon/text/format.h"
 
 namespace echelon::local {
 namespace {
-
-std::string seconds(std::chrono::milliseconds time) {
-  char text[32];
-  std::snprintf(text, sizeof(text), "%.1f s", time.count() / 1000.0);
-  return text;
-}
 
 template <class Error>
 std::exception_ptr make(
@@ -48,11 +43,10 @@ std::shared_ptr<Communicator> Communicator::create(
     for (const int r : ranks) {
       text += " " + std::to_string(r);
     }
-    throw ConfigError(
-        "[local] group " + name + " of ranks" + text + " on rank " +
-        std::to_string(host->rank()) + " of " + std::to_string(host->size()) +
-        ": they must be distinct, below " + std::to_string(host->size()) +
-        ", and include the caller");
+    throw ConfigError(format(
+        "[local] group {} of ranks{} on rank {} of {}: they must be distinct, "
+        "below {}, and include the caller",
+        name, text, host->rank(), host->size(), host->size()));
   }
   return std::shared_ptr<Communicator>(
       new Communicator(std::move(host), ranks, name, timeout));
@@ -121,17 +115,13 @@ uint64_t Communicator::sequence() const {
 void Communicator::abort(const std::string& reason) {
   memory_.verdict().pass(
       Verdict::Kind::aborted, sequence(), {},
-      "rank " + std::to_string(rank_) + " aborted the group: " + reason);
+      format("rank {} aborted the group: {}", rank_, reason));
   ring_others();
   attachment_->engine().ring_self();
 }
 
-void Communicator::hurry() {
-  attachment_->engine().ring(ranks_[rank_], /*urgent=*/true);
-}
-
-int Communicator::carry_on() {
-  return attachment_->engine().carry_on(*this);
+int Communicator::progress() {
+  return attachment_->engine().progress(*this);
 }
 
 void Communicator::ring_others() {
@@ -155,13 +145,13 @@ Until Communicator::arrive(Operation& operation, bool pause) {
   return {Readiness::reaches(arrivals, phase * size_), pause};
 }
 
-// Peers that see the verdict stay out; those inside are waited for. One that is
-// dead or stopped never comes out, so a limit.
+// Peers that see the verdict start no access; this waits for those that have
+// one. A dead or stopped peer never ends its access, so there is a limit.
 void Communicator::quiesce() {
   const auto begin = Operation::Clock::now();
   for (int r = 0; r < size_; ++r) {
     const auto& left = attachment_->segment().rank(ranks_[r]).left;
-    while (r != rank_ && memory_.touching(r).load() != 0 && left.load() == 0 &&
+    while (r != rank_ && memory_.accesses(r).load() != 0 && left.load() == 0 &&
            Operation::Clock::now() - begin < std::chrono::seconds(1)) {
       sched_yield();
     }
@@ -173,20 +163,22 @@ std::string Communicator::list(const std::vector<int>& group_ranks) const {
   for (const int r : group_ranks) {
     text += (text.empty() ? "" : ", ") + std::to_string(r);
     if (ranks_[r] != r) {
-      text += " (rank " + std::to_string(ranks_[r]) + " of the host)";
+      text += format(" (rank {} of the host)", ranks_[r]);
     }
   }
   return text;
 }
 
 std::string Communicator::title(const Operation& operation) const {
-  std::string text = "[local] " + std::string(operation.name) + " #" +
-                     std::to_string(operation.sequence);
-  if (operation.peer >= 0) {
-    text += (operation.outgoing ? " to rank " : " from rank ") +
-            std::to_string(operation.peer);
-  }
-  return text + " of group " + name_;
+  const std::string peer =
+      operation.peer < 0
+          ? ""
+          : format(
+                " {} rank {}", operation.outgoing ? "to" : "from",
+                operation.peer);
+  return format(
+      "[local] {} #{}{} of group {}", operation.name, operation.sequence, peer,
+      name_);
 }
 
 std::vector<int> Communicator::absent(const Operation& operation) const {
@@ -205,7 +197,7 @@ std::vector<int> Communicator::absent(const Operation& operation) const {
     }
   }
   for (int r = 0; absent.empty() && r < size_; ++r) {
-    if (r != rank_ && memory_.touching(r).load() != 0) {
+    if (r != rank_ && memory_.accesses(r).load() != 0) {
       absent = {r};  // stopped in the middle of its work
     }
   }
@@ -242,7 +234,7 @@ std::exception_ptr Communicator::failure(const Operation& operation) {
 
 // A rank leaves when its own operations are done. So a collective that still
 // waits after a member has left was never joined by it.
-std::exception_ptr Communicator::hopeless(const Operation& operation) {
+std::exception_ptr Communicator::peer_left(const Operation& operation) {
   std::vector<int> left;
   int needed = 0;
   for (int r = 0; r < size_; ++r) {
@@ -250,7 +242,7 @@ std::exception_ptr Communicator::hopeless(const Operation& operation) {
       continue;
     }
     ++needed;
-    // One that was lost (2) has a verdict of its own, which comes at once.
+    // A rank that was lost (2) has a verdict of its own, which comes at once.
     if (attachment_->segment().rank(ranks_[r]).left.load() == 1) {
       left.push_back(r);
     }
@@ -266,14 +258,16 @@ std::exception_ptr Communicator::hopeless(const Operation& operation) {
 
 std::exception_ptr Communicator::expire(const Operation& operation) {
   const auto missing = absent(operation);
-  std::string why = "timed out after " + seconds(operation.timeout) +
-                    " on rank " + std::to_string(rank_);
+  std::string why = format(
+      "timed out after {:.1f} s on rank {}", operation.timeout.count() / 1000.0,
+      rank_);
   if (operation.message) {
-    why += operation.outgoing
-               ? ": rank " + std::to_string(operation.peer) + " took no message"
-           : operation.peer < 0 ? ": nobody sent a message"
-                                : ": rank " + std::to_string(operation.peer) +
-                                      " sent no such message";
+    why += operation.peer < 0
+               ? ": nobody sent a message"
+               : format(
+                     ": rank {} {}", operation.peer,
+                     operation.outgoing ? "took no message"
+                                        : "sent no such message");
   } else {
     std::vector<int> arrived;
     for (int r = 0; r < size_; ++r) {
@@ -281,28 +275,121 @@ std::exception_ptr Communicator::expire(const Operation& operation) {
         arrived.push_back(r);
       }
     }
-    why += "; not arrived: rank " + list(missing) + "; arrived: rank " +
-           list(arrived);
+    why += format(
+        "; not arrived: rank {}; arrived: rank {}", list(missing),
+        list(arrived));
   }
   memory_.verdict().pass(
       Verdict::Kind::timeout, operation.sequence, missing,
-      std::string(operation.name) + " #" + std::to_string(operation.sequence) +
-          " " + why);
+      format("{} #{} {}", operation.name, operation.sequence, why));
   ring_others();
   attachment_->engine().ring_self();
   return make<Timeout>(title(operation) + " " + why, operation, missing);
 }
 
+std::string Communicator::describe(int r, uint64_t s) const {
+  const auto& d = memory_.descriptor(r, s);
+  const auto kind = static_cast<Kind>(d.operation);
+  std::string text = name_of(kind);
+  if (kind == Kind::barrier) {
+    return text;
+  }
+  text += format("({}", local::name_of(static_cast<Dtype>(d.dtype)));
+  if (kind == Kind::all_to_all) {
+    std::string sent, expected;
+    for (int j = 0; j < size_; ++j) {
+      const char* comma = j > 0 ? "," : "";
+      const Part& part = memory_.parts(r, s)[j];
+      sent += format("{}{}", comma, part.count);
+      expected += format("{}{}", comma, part.expected);
+    }
+    return format("{}, sends {} receives {} elements)", text, sent, expected);
+  }
+  if (d.num_dims <= kMaxDims) {
+    std::string dims;
+    for (int i = 0; i < d.num_dims; ++i) {
+      dims += format("{}{}", i > 0 ? ", " : "", d.shape[i]);
+    }
+    text += format(" [{}]", dims);
+  } else {
+    text += format(" of {} elements", d.count);
+  }
+  if (kind == Kind::all_reduce || kind == Kind::reduce ||
+      kind == Kind::reduce_scatter) {
+    text += format(", {}", local::name_of(static_cast<Reduction>(d.reduction)));
+  }
+  if (d.root >= 0) {
+    text += format(", root {}", d.root);
+  }
+  return text + ")";
+}
+
+// Every rank compares all descriptors, so all ranks come to the same verdict.
+void Communicator::check(uint64_t s) const {
+  const auto& first = memory_.descriptor(0, s);
+  const bool all_to_all = first.operation == static_cast<int>(Kind::all_to_all);
+  bool equal = true;
+  for (int r = 1; r < size_ && equal; ++r) {
+    const auto& other = memory_.descriptor(r, s);
+    equal = other.operation == first.operation && other.dtype == first.dtype &&
+            other.reduction == first.reduction && other.root == first.root &&
+            (all_to_all ||
+             (other.count == first.count && other.num_dims == first.num_dims &&
+              (first.num_dims > kMaxDims ||
+               std::equal(
+                   first.shape, first.shape + first.num_dims, other.shape))));
+  }
+  for (int r = 0; r < size_ && equal && all_to_all; ++r) {
+    for (int j = 0; j < size_ && equal; ++j) {
+      equal = memory_.parts(r, s)[j].count == memory_.parts(j, s)[r].expected;
+    }
+  }
+  if (equal) {
+    return;
+  }
+  std::map<std::string, std::vector<int>> calls;
+  for (int r = 0; r < size_; ++r) {
+    calls[describe(r, s)].push_back(r);
+  }
+  std::string text = format(
+      "[local] #{} of group {}: the ranks called different things:", s, name_);
+  std::vector<std::pair<std::vector<int>, std::string>> by_rank;
+  for (const auto& [what, ranks] : calls) {
+    by_rank.emplace_back(ranks, what);
+  }
+  std::sort(by_rank.begin(), by_rank.end());
+  size_t largest = 0;
+  for (const auto& [ranks, what] : by_rank) {
+    text += format(
+        "{} rank {} {}", &ranks == &by_rank[0].first ? "" : ";", list(ranks),
+        what);
+    largest = std::max(largest, ranks.size());
+  }
+  std::vector<int> odd;
+  for (const auto& [ranks, what] : by_rank) {
+    if (ranks.size() < largest) {
+      odd.insert(odd.end(), ranks.begin(), ranks.end());
+    }
+  }
+  throw Mismatch(text, s, odd);
+}
+
+OperationPtr
+Communicator::new_message(const char* name, int peer, Issue& issue) {
+  auto operation = std::make_shared<Operation>();
+  operation->name = name;
+  operation->message = true;
+  operation->peer = peer;
+  operation->group = shared_from_this();
+  operation->on_done = std::move(issue.on_done);
+  return operation;
+}
+
 OperationPtr Communicator::send(
     const void* data, const Shape& shape, int destination, int tag,
     Issue issue) {
-  auto operation = std::make_shared<Operation>();
-  operation->name = "send";
-  operation->message = true;
+  auto operation = new_message("send", destination, issue);
   operation->outgoing = true;
-  operation->peer = destination;
-  operation->group = shared_from_this();
-  operation->on_done = std::move(issue.on_done);
   {
     std::lock_guard lock(mutex_);
     operation->timeout = issue.timeout.count() > 0 ? issue.timeout : timeout_;
@@ -332,9 +419,6 @@ Task Communicator::run_send(const char* data, Shape shape, int to, int tag) {
   do {
     const uint64_t k = pieces_[to]++;
     if (k >= kFragments) {
-      if (!Readiness::reaches(channel.tail, k - kFragments + 1).met()) {
-        attachment_->engine().ring(ranks_[to], /*urgent=*/true);
-      }
       co_await Until{Readiness::reaches(channel.tail, k - kFragments + 1)};
     }
     piece.first = position == 0;
@@ -350,7 +434,7 @@ Task Communicator::run_send(const char* data, Shape shape, int to, int tag) {
     if (to == rank_) {
       attachment_->engine().ring_self();
     } else {
-      attachment_->engine().ring(ranks_[to], /*urgent=*/piece.direct);
+      attachment_->engine().ring(ranks_[to]);
     }
     position += piece.bytes;
     if (piece.direct) {
@@ -367,19 +451,13 @@ OperationPtr Communicator::receive(
   receive->dtype = shape.dtype;
   receive->source = source;
   receive->tag = tag;
-  auto operation = std::make_shared<Operation>();
-  operation->name = "recv";
-  operation->message = true;
-  operation->peer = source;
-  operation->group = shared_from_this();
-  operation->on_done = std::move(issue.on_done);
+  auto operation = new_message("recv", source, issue);
   operation->task = run_receive(*operation, receive);
   {
     std::lock_guard lock(mutex_);
     operation->timeout = issue.timeout.count() > 0 ? issue.timeout : timeout_;
     operation->sequence = received_++;
     mailbox_->post(receive);
-    operation->lazy = receive->bytes <= kFragmentBytes;
     attachment_->engine().enqueue(std::make_shared<Lane>(), operation);
   }
   attachment_->engine().begin(operation, issue.async);

@@ -1,9 +1,9 @@
 // The collectives of one group of ranks of this host, without LibTorch.
 //
-// How the bytes travel, decided by what all members say in their descriptors:
-//   payload  small: each rank copies into its own slot, one wait, all read
-//   direct   every rank can address the others' memory: wait, work in place,
-//            wait
+// The members' descriptors decide together how the bytes travel:
+//   payload  small: each rank copies into its own slot; one wait; all read
+//   direct   all ranks can address the others' memory: wait, reduce or copy in
+//            place, wait
 //   staged   otherwise: a pipeline through buffers that stay in the cache
 // Every path adds in rank order, so the bits are the same on all ranks and
 // paths.
@@ -24,7 +24,7 @@
 
 namespace echelon::local {
 
-/// What is compared across ranks besides the operation.
+/// The shape and dtype that the ranks of a collective compare.
 struct Shape {
   int num_dims = 0;
   int64_t dims[kMaxDims] = {};
@@ -36,27 +36,27 @@ struct Shape {
   uint64_t bytes() const { return count * size_of(dtype); }
 };
 
-/// A piece of one rank's memory, in elements.
+/// A piece of one rank's memory; `count` elements.
 struct Piece {
   char* data = nullptr;
   uint64_t count = 0;
 };
 
-/// How one call is made. The memory of the call must stay until it is done;
-/// `on_done` may own it.
+/// How one call is made. The memory of the call must stay valid until the call
+/// is done; `on_done` may own it.
 struct Issue {
   bool async = true;
   std::chrono::milliseconds timeout{0};  // zero: the group's
   std::function<void(Operation&)> on_done;
 };
 
-/// One rank's membership. Every member makes the same calls in the same order,
-/// messages apart. Calls return at once unless !issue.async.
+/// One rank's membership of a group. Every member makes the same collective
+/// calls in the same order. Calls return at once, unless !issue.async.
 class Communicator : public Supervisor,
                      public std::enable_shared_from_this<Communicator> {
  public:
-  /// `ranks`: of the host, by group rank. Members call in the same order per
-  /// rank; nobody waits.
+  /// `ranks` are ranks of the host, by group rank. Every member calls, each
+  /// rank in the same order; nobody waits.
   static std::shared_ptr<Communicator> create(
       std::shared_ptr<Host> host, const std::vector<int>& ranks,
       const std::string& name, std::chrono::milliseconds timeout);
@@ -66,16 +66,16 @@ class Communicator : public Supervisor,
   int size() const { return size_; }
   const std::string& name() const { return name_; }
   const std::shared_ptr<Host>& host() const { return host_; }
-  /// The rank on the host of group rank r.
+  /// The host's rank of group rank r.
   int host_rank(int r) const { return ranks_[r]; }
   void set_timeout(std::chrono::milliseconds timeout);
-  /// Of the next collective.
+  /// The number of the next collective.
   uint64_t sequence() const;
 
   /// data[shape] <- reduction, in place.
   OperationPtr
   all_reduce(void* data, const Shape& shape, Reduction op, Issue issue);
-  /// As all_reduce, for `root` alone; the others' data is left in any state.
+  /// As all_reduce, for `root` alone; the others' data is unspecified.
   OperationPtr
   reduce(void* data, const Shape& shape, Reduction op, int root, Issue issue);
   /// outputs[j][shape] <- rank j's input.
@@ -101,21 +101,20 @@ class Communicator : public Supervisor,
       int root, Issue issue);
   OperationPtr barrier(Issue issue);
 
-  /// Messages between two ranks match by tag; of one tag they stay in order. A
-  /// receive of another tag sets messages aside in local memory. Up to 1 MiB
-  /// (4 pieces of at most 256 KiB) leaves before the receiver comes.
+  /// Messages between two ranks match by tag; messages of one tag stay in
+  /// order. A receive of another tag sets messages aside in local memory. A
+  /// sender can send up to 1 MiB (4 pieces of at most 256 KiB) before the
+  /// receiver comes.
   OperationPtr send(
       const void* data, const Shape& shape, int destination, int tag,
       Issue issue);
-  /// source -1: whoever comes first; see Operation::source.
+  /// source -1: any rank; Operation::source then says which.
   OperationPtr
   receive(void* data, const Shape& shape, int source, int tag, Issue issue);
 
-  /// The progress thread looks at once at what is pending, lazy or not.
-  void hurry();
-  /// This thread carries on what is pending. Returns how much of it waits for a
-  /// peer.
-  int carry_on();
+  /// Runs pending operations on this thread as far as they go. Returns how many
+  /// of them wait for a peer.
+  int progress();
   /// Every pending and later operation of the group fails with Aborted.
   void abort(const std::string& reason);
 
@@ -125,7 +124,7 @@ class Communicator : public Supervisor,
            attachment_->segment().verdict().passed();
   }
   std::exception_ptr failure(const Operation& operation) override;
-  std::exception_ptr hopeless(const Operation& operation) override;
+  std::exception_ptr peer_left(const Operation& operation) override;
   std::exception_ptr expire(const Operation& operation) override;
   void quiesce() override;
 
@@ -155,10 +154,9 @@ class Communicator : public Supervisor,
   bool fill_payload(uint64_t s, const Call& call);
   void check(uint64_t s) const;
   std::string describe(int r, uint64_t s) const;
-  bool everyone_in_payload(uint64_t s) const;
-  bool everyone_direct(uint64_t s) const;
+  bool everyone(uint64_t s, uint8_t Descriptor::*flag) const;
 
-  // What is left of a collective once everybody has arrived in it.
+  // The rest of a collective, once everybody has arrived in it.
   void from_payload(uint64_t s, const Call& call);
   void in_place(uint64_t s, const Call& call);
   void reduce_slice(uint64_t s, const Call& call, uint64_t begin, uint64_t end);
@@ -175,6 +173,7 @@ class Communicator : public Supervisor,
     return attachment_->address(ranks_[r], offset);
   }
 
+  OperationPtr new_message(const char* name, int peer, Issue& issue);
   Task run_send(const char* data, Shape shape, int to, int tag);
   Task run_receive(Operation& operation, std::shared_ptr<Receive> receive);
 

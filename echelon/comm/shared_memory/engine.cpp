@@ -1,14 +1,36 @@
-// A lane's front operation is run by whoever gets there first: the issuing
-// thread as far as the first wait, then a thread in Operation::wait, else the
-// progress thread. The progress thread leaves lanes with a helper alone, so
-// that a synchronous caller costs one wake-up, not two.
+// Three kinds of threads run a lane's front operation, whichever gets there
+// first:
 //
-// Why no wake-up is lost: a sleeper announces itself (sleepers, sequentially
-// consistent), then looks at its lanes under their locks, then sleeps on the
-// ring count it read before. A thread that finds a lane's front not ready and
-// lets go of it did so before or after that look; in the first case the sleeper
-// saw the lane, in the second whatever makes the front ready comes later still
-// and rings.
+//   thread           runs                                 when it must wait
+//   issuing thread   its operation, to the first wait     returns, or waits
+//   waiting thread   the lane of its operation            yields 1 ms, sleeps
+//   progress thread  listed lanes that nobody waits in    yields a bit, sleeps
+//
+// The progress thread announces its state in its doorbell:
+//
+//   state      meaning                                  who rings
+//   awake      runs lanes, or looks for one             nobody
+//   idle       sleeps; no lane is left to it            this rank's threads
+//   expecting  sleeps, at most kSleepLimit, for a peer  peers too
+//
+// Invariants:
+//   1. Only the front of a lane runs, on the one thread that set busy_.
+//   2. A lane that holds operations has a thread that will run it: the issuing
+//      thread until it lists the lane, a waiting thread (helpers_ > 0), or the
+//      progress thread, which keeps a lane listed until it is empty.
+//   3. The progress thread leaves a lane with a helper alone, so a synchronous
+//      call costs one wake-up, not two. The last helper that leaves operations
+//      behind lists the lane.
+//   4. A sleeper announces itself (sequentially consistent), then looks at its
+//      lanes under their locks, then sleeps on the ring count that it read
+//      before. Whoever makes a front ready changes the word first and rings
+//      after. So no wake-up is lost: a thread that lets go of a lane does so
+//      before that look, which then sees the lane, or after it, and then
+//      whatever makes the front ready comes later still and rings.
+//   5. error_ is set before on_done is called, and on_done has returned before
+//      done() is true.
+//   6. Once a group has failed, none of its tasks is resumed; an operation ends
+//      only after quiesce(), since its memory may be freed then.
 #include "echelon/comm/shared_memory/engine.h"
 
 #include <pthread.h>
@@ -16,6 +38,7 @@
 #include <algorithm>
 
 #include "echelon/comm/shared_memory/failure.h"
+#include "echelon/text/format.h"
 
 namespace echelon::local {
 namespace {
@@ -27,22 +50,12 @@ bool Operation::wait(std::chrono::milliseconds limit) {
     return true;
   }
   if (Engine::on_progress_thread()) {
-    throw CommError(
-        std::string("[local] wait() for ") + name +
-        " in a completion callback would wait for itself; wait on another "
-        "thread");
+    throw CommError(format(
+        "[local] wait() for {} in a completion callback would wait for "
+        "itself; wait on another thread",
+        name));
   }
   return engine_->wait(shared_from_this(), limit);
-}
-
-bool Operation::test() {
-  return done() || engine_->test(shared_from_this());
-}
-
-void Operation::hurry() {
-  if (!done()) {
-    engine_->hurry(shared_from_this());
-  }
 }
 
 bool Engine::on_progress_thread() {
@@ -71,12 +84,11 @@ void Engine::stop() {
   }
 }
 
-void Engine::ring(int r, bool urgent) {
+void Engine::ring(int r) {
   std::atomic_thread_fence(std::memory_order_seq_cst);
   auto& block = segment_->rank(r);
-  // An engine without pending operations has nothing to hear from a peer. One
-  // that is awake counts its rings before it leaves lazy ones alone.
-  if (urgent || block.engine.sleepers.load() == Doorbell::expecting) {
+  // A progress thread without pending operations has nothing to hear.
+  if (block.engine.sleepers.load() == Doorbell::expecting) {
     block.engine.ring();
   }
   if (block.waiters.sleepers.load() != 0) {
@@ -112,8 +124,6 @@ void Engine::enqueue(
   operation->lane_ = lane;
   std::lock_guard lock(lane->mutex_);
   lane->queue_.push_back(operation);
-  lane->urgent_ += operation->lazy ? 0 : 1;
-  lane->had_lazy_ |= operation->lazy;
 }
 
 void Engine::begin(const OperationPtr& operation, bool async) {
@@ -129,23 +139,16 @@ void Engine::begin(const OperationPtr& operation, bool async) {
 }
 
 void Engine::list(const std::shared_ptr<Lane>& lane) {
-  bool lazy = false;
   {
     std::lock_guard lock(mutex_);
     std::lock_guard lane_lock(lane->mutex_);
-    lazy = lane->lazy();
     if (!lane->queue_.empty() && !lane->listed_) {
       lane->listed_ = true;
       lanes_.push_back(lane);
       version_.fetch_add(1, std::memory_order_seq_cst);
     }
   }
-  std::atomic_thread_fence(std::memory_order_seq_cst);
-  const bool looks_soon =
-      segment_->rank(rank_).engine.sleepers.load() == Doorbell::dozing;
-  if (!lazy || !looks_soon) {
-    wake_engine();
-  }
+  wake_engine();
 }
 
 // Runs the lane until its front must wait, or until `until` has had its turn.
@@ -171,31 +174,21 @@ bool Engine::step(Lane& lane, bool look_at_clock, const Operation* until) {
       operation->error_ = error;
       operation->task.reset();
     }
-    bool lazy = false;
     {
       std::lock_guard lock(lane.mutex_);
       lane.busy_ = false;
       if (over) {
         lane.queue_.pop_front();
-        lane.urgent_ -= operation->lazy ? 0 : 1;
       }
       more = !lane.queue_.empty();
-      lazy = lane.lazy();
     }
     if (over) {
       finish(operation);
     }
     progressed = true;
     if (operation.get() == until) {
-      // What follows begins now, for its peers.
-      if (over && error == nullptr && more && lazy) {
-        continue;
-      }
-      // Others may have passed by while this thread held the lane; to a lazy
-      // one the progress thread comes again.
-      if (more && lazy) {
-        wake_waiters();
-      } else if (more) {
+      // Other threads may have passed by while this one held the lane.
+      if (more) {
         ring_self();
       }
       return true;
@@ -204,7 +197,7 @@ bool Engine::step(Lane& lane, bool look_at_clock, const Operation* until) {
   return progressed;
 }
 
-// Why the operation cannot go on, or null.
+// Why the operation cannot continue, or null.
 std::exception_ptr
 Engine::obstacle(const Operation& operation, bool look_at_clock) {
   auto& group = *operation.group;
@@ -212,7 +205,7 @@ Engine::obstacle(const Operation& operation, bool look_at_clock) {
   if (group.failed()) {
     error = group.failure(operation);
   } else if (look_at_clock && operation.started_ && !operation.task.ready()) {
-    error = group.hopeless(operation);
+    error = group.peer_left(operation);
     // What the peer did before it left is visible now.
     if (error != nullptr && operation.task.ready()) {
       return nullptr;
@@ -277,7 +270,7 @@ bool Engine::wait(
         const uint32_t seen = bell.rings.load();
         bell.sleepers.fetch_add(1);
         if (!operation->done() && !actionable(*lane)) {
-          bell.sleep(seen, kNap);
+          bell.sleep(seen, kSleepLimit);
         }
         bell.sleepers.fetch_sub(1);
       }
@@ -297,34 +290,7 @@ bool Engine::wait(
   return operation->done();
 }
 
-bool Engine::test(const OperationPtr& operation) {
-  bool lazy = false;
-  {
-    std::lock_guard lock(operation->lane_->mutex_);
-    lazy = operation->lane_->lazy();
-  }
-  if (lazy && !on_progress_thread()) {
-    step(*operation->lane_, false, operation.get());
-  }
-  return operation->done();
-}
-
-void Engine::hurry(const OperationPtr& operation) {
-  const auto lane = operation->lane_;
-  {
-    std::lock_guard lock(lane->mutex_);
-    const auto& queue = lane->queue_;
-    if (!operation->lazy ||
-        std::find(queue.begin(), queue.end(), operation) == queue.end()) {
-      return;
-    }
-    operation->lazy = false;
-    ++lane->urgent_;
-  }
-  list(lane);
-}
-
-int Engine::carry_on(const Supervisor& group) {
+int Engine::progress(const Supervisor& group) {
   std::vector<std::shared_ptr<Lane>> lanes;
   {
     std::lock_guard lock(mutex_);
@@ -332,19 +298,19 @@ int Engine::carry_on(const Supervisor& group) {
   }
   int waiting = 0;
   for (const auto& lane : lanes) {
-    const auto left = [&] {
+    const auto num_left = [&] {
       std::lock_guard lock(lane->mutex_);
       const auto& queue = lane->queue_;
       const bool of_group =
           !queue.empty() && queue.front()->group.get() == &group;
       return lane->busy_ || !of_group ? 0 : static_cast<int>(queue.size());
     };
-    if (left() == 0) {
+    if (num_left() == 0) {
       continue;
     }
     step(*lane, false);
     if (!actionable(*lane)) {
-      waiting += left();
+      waiting += num_left();
     }
   }
   return waiting;
@@ -360,20 +326,18 @@ bool Engine::actionable(Lane& lane) {
   return !front.started_ || front.group->failed() || front.task.ready();
 }
 
-// Is anything left to the progress thread; forgets lanes that are empty.
-Engine::Left Engine::look(std::vector<std::shared_ptr<Lane>>& lanes) {
+// Whether anything is left to the progress thread. Forgets empty lanes.
+bool Engine::expecting(std::vector<std::shared_ptr<Lane>>& lanes) {
   std::lock_guard lock(mutex_);
-  Left left;
+  bool any = false;
   std::erase_if(lanes_, [&](const std::shared_ptr<Lane>& lane) {
     std::lock_guard lane_lock(lane->mutex_);
     lane->listed_ = !lane->queue_.empty();
-    left.any |= lane->listed_ && lane->helpers_ == 0 && !lane->lazy();
-    left.lazy |= lane->had_lazy_;
-    lane->had_lazy_ &= lane->listed_;
+    any |= lane->listed_ && lane->helpers_ == 0;
     return !lane->listed_;
   });
   lanes = lanes_;
-  return left;
+  return any;
 }
 
 void Engine::run() {
@@ -383,66 +347,38 @@ void Engine::run() {
   std::vector<std::shared_ptr<Lane>> lanes;
   uint64_t version = ~uint64_t{0};
   int idle = 0;
-  int dozes = 0;  // left since the last lazy operation
-  uint32_t heard = bell.rings.load();
-  bool lazy = false;  // lazy lanes have their turn
   while (!stop_.load()) {
     if (version_.load() != version) {
       version = version_.load();
-      if (look(lanes).lazy) {
-        dozes = kDozes;
-      }
+      expecting(lanes);
     }
-    // Who rings has a reason, whatever is carried on.
-    const uint32_t rings = bell.rings.load();
-    lazy |= rings != heard;
-    heard = rings;
     bool progressed = false;
-    bool progressed_lazy = false;
     for (const auto& lane : lanes) {
-      if (left_over(*lane, false)) {
-        progressed |= step(*lane, idle >= kSpins);
-      } else if (lazy && left_over(*lane, true)) {
-        progressed_lazy |= step(*lane, idle >= kSpins);
-      }
+      progressed |= !has_helper(*lane) && step(*lane, idle >= kSpins);
     }
-    lazy = progressed_lazy;  // what was behind
     if (progressed) {
       idle = 0;
-    } else if (!progressed_lazy && !idle_step(idle)) {
+    } else if (!idle_step(idle)) {
       const uint32_t seen = bell.rings.load();
-      const Left left = look(lanes);
-      if (left.lazy) {
-        dozes = kDozes;
-      }
-      bell.sleepers.store(
-          left.any    ? Doorbell::expecting
-          : dozes > 0 ? Doorbell::dozing
-                      : Doorbell::idle);
+      const bool pending = expecting(lanes);
+      bell.sleepers.store(pending ? Doorbell::expecting : Doorbell::idle);
       const bool work =
           std::any_of(lanes.begin(), lanes.end(), [&](const auto& lane) {
-            return left_over(*lane, false) && actionable(*lane);
+            return !has_helper(*lane) && actionable(*lane);
           });
-      const Left now = look(lanes);
       if (!work && !stop_.load() && version_.load() == version &&
-          seen == heard && now.any == left.any && (dozes > 0 || !now.lazy)) {
-        bell.sleep(
-            seen, dozes > 0  ? kDoze
-                  : left.any ? kNap
-                             : std::chrono::milliseconds(0));
-        dozes = std::max(0, dozes - 1);
-        lazy = true;
+          expecting(lanes) == pending) {
+        bell.sleep(seen, pending ? kSleepLimit : std::chrono::milliseconds(0));
       }
       bell.sleepers.store(Doorbell::awake);
-      idle = kSpins + (left.any ? kYields / 2 : kYields);
+      idle = kSpins + kYields / 2;
     }
   }
 }
 
-// Nobody else carries it, and its turn has come.
-bool Engine::left_over(Lane& lane, bool with_lazy) {
+bool Engine::has_helper(Lane& lane) {
   std::lock_guard lock(lane.mutex_);
-  return lane.helpers_ == 0 && (with_lazy || !lane.lazy());
+  return lane.helpers_ > 0;
 }
 
 }  // namespace echelon::local

@@ -1,6 +1,6 @@
-// Carries the operations of one rank forward: on the thread that issues them,
-// on the threads that wait for them, and otherwise on the rank's progress
-// thread, which never blocks in one group while another could go on.
+// Runs the operations of one rank: on the thread that issues them, on the
+// threads that wait for them, and otherwise on the rank's progress thread,
+// which never blocks in one group while another could progress.
 #pragma once
 
 #include <atomic>
@@ -28,16 +28,16 @@ class Operation;
 class Supervisor {
  public:
   virtual ~Supervisor() = default;
-  /// True when nothing of this group may go on. Cheap.
+  /// True when no operation of this group may continue. Cheap.
   virtual bool failed() const = 0;
   /// The error to give to `operation` once failed().
   virtual std::exception_ptr failure(const Operation& operation) = 0;
-  /// `operation` can never be completed, since a peer that it needs has left;
-  /// null when it still can. Asked only while it waits.
-  virtual std::exception_ptr hopeless(const Operation& operation) = 0;
+  /// The error when `operation` can never complete because a peer that it needs
+  /// has left; null while it still can. Asked only while it waits.
+  virtual std::exception_ptr peer_left(const Operation& operation) = 0;
   /// The deadline passed: tells the group, returns the error.
   virtual std::exception_ptr expire(const Operation& operation) = 0;
-  /// Returns when no peer touches this rank's memory any more.
+  /// Returns when no peer accesses this rank's memory any more.
   virtual void quiesce() = 0;
 };
 
@@ -49,27 +49,18 @@ class Operation : public std::enable_shared_from_this<Operation> {
   bool done() const { return done_.load(std::memory_order_acquire) != 0; }
   /// After done(): null when it succeeded.
   std::exception_ptr error() const { return error_; }
-  /// Waits, and helps. Zero: no limit but the operation's own deadline. False:
-  /// the limit passed; the operation goes on. Not to be called on the progress
-  /// thread, unless done().
+  /// Waits, and runs the operation meanwhile. Zero: no limit but the
+  /// operation's own deadline. False: the limit passed; the operation
+  /// continues. Must not be called on the progress thread, unless done().
   bool wait(std::chrono::milliseconds limit = {});
-  /// Helps once, and does not wait. True: it is done.
-  bool test();
-  /// Lazy no more: somebody waits for it who does not carry it.
-  void hurry();
 
   uint64_t sequence = 0;
-  const char* name = "";  // "all_reduce"
-  bool message = false;   // not a collective
-  bool outgoing = false;  // a send
-  /// Its peers have all of it that they need as soon as it has begun: its own
-  /// caller carries it on when it waits, and the progress thread, which would
-  /// take the caller's core, looks for it now and then (kDoze), unless others
-  /// wait behind it. Set before it is issued.
-  bool lazy = false;
+  const char* name = "";        // "all_reduce"
+  bool message = false;         // not a collective
+  bool outgoing = false;        // a send
   int peer = -1;                // of a message; -1: any
-  std::atomic<int> source{-1};  // whom a message came from
-  uint64_t phase = 0;           // of its group, that a collective waits in
+  std::atomic<int> source{-1};  // the sender of a received message
+  uint64_t phase = 0;           // the group's phase that a collective waits in
   std::chrono::milliseconds timeout{0};  // zero: none
   Task task;
   std::shared_ptr<Supervisor> group;
@@ -93,16 +84,11 @@ using OperationPtr = std::shared_ptr<Operation>;
 class Lane {
  private:
   friend class Engine;
-  /// What waits behind the front begins only when somebody carries that on.
-  bool lazy() const { return urgent_ == 0 && queue_.size() < 2; }
-
   std::mutex mutex_;
-  int urgent_ = 0;         // of the queue, that are not lazy
-  bool had_lazy_ = false;  // since it was empty last
   std::deque<OperationPtr> queue_;
   bool busy_ = false;    // some thread runs the front
   bool listed_ = false;  // the progress thread knows it
-  int helpers_ = 0;      // waiting threads that carry it
+  int helpers_ = 0;      // waiting threads that run it
 };
 
 class Engine : public std::enable_shared_from_this<Engine> {
@@ -124,17 +110,12 @@ class Engine : public std::enable_shared_from_this<Engine> {
   /// Runs it as far as it goes. Not async: returns when it is done.
   void begin(const OperationPtr& operation, bool async);
   bool wait(const OperationPtr& operation, std::chrono::milliseconds limit);
-  /// Carries it on as far as it goes, if it is lazy. True: it is done.
-  bool test(const OperationPtr& operation);
-  void hurry(const OperationPtr& operation);
-  /// Carries on what was left to the progress thread of this group's
-  /// operations. Returns how many of them wait for a peer or behind one that
-  /// does.
-  int carry_on(const Supervisor& group);
+  /// Runs the operations of `group` that were left to the progress thread.
+  /// Returns how many of them wait for a peer, or behind one that does.
+  int progress(const Supervisor& group);
 
-  /// Tells rank `r` that something it may wait for has changed. `urgent`: this
-  /// rank waits for what `r` does then, be it lazy.
-  void ring(int r, bool urgent = false);
+  /// Tells rank `r` that something it may wait for has changed.
+  void ring(int r);
   /// Tells this rank's own threads.
   void ring_self();
 
@@ -147,12 +128,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::exception_ptr obstacle(const Operation& operation, bool look_at_clock);
   bool resume(Operation& operation, std::exception_ptr& error);
   bool actionable(Lane& lane);
-  static bool left_over(Lane& lane, bool with_lazy);
-  struct Left {
-    bool any = false;   // that nobody else carries, and that shall not wait
-    bool lazy = false;  // there was a lazy one since the last look
-  };
-  Left look(std::vector<std::shared_ptr<Lane>>& lanes);
+  static bool has_helper(Lane& lane);
+  bool expecting(std::vector<std::shared_ptr<Lane>>& lanes);
   void finish(const OperationPtr& operation);
   void list(const std::shared_ptr<Lane>& lane);
   void wake_engine();

@@ -1,5 +1,5 @@
-// What can go wrong between the ranks of one host, named so that a caller can
-// tell the cases apart.
+// The errors between the ranks of one host, so that a caller can tell the cases
+// apart.
 #pragma once
 
 #include <cstdint>
@@ -10,15 +10,16 @@
 
 namespace echelon::local {
 
-/// Base of all of them. Except after a Mismatch the group cannot be used again.
+/// The base of all of them. After any but a Mismatch the group cannot be used.
 class Failure : public CommError {
  public:
   Failure(
       const std::string& message, uint64_t sequence, std::vector<int> missing)
       : CommError(message), sequence_(sequence), missing_(std::move(missing)) {}
-  /// The collective's number in its group, from 0; of a message: in its pair.
+  /// The collective's number in its group, or the message's in its pair, from
+  /// 0.
   uint64_t sequence() const { return sequence_; }
-  /// Ranks of the group that are gone, have not arrived, or disagree.
+  /// The ranks of the group that are gone, have not arrived, or disagree.
   const std::vector<int>& missing() const { return missing_; }
 
  private:
@@ -31,7 +32,7 @@ class PeerLost : public Failure {
   using Failure::Failure;
 };
 
-/// Ranks called different things. Every rank gets the same text, and the group
+/// The ranks made different calls. Every rank gets the same text, and the group
 /// stays usable.
 class Mismatch : public Failure {
   using Failure::Failure;

@@ -1,5 +1,5 @@
-// A group's block in the segment: what its members tell each other, and the
-// buffers that bytes pass through when a member's memory cannot be used in
+// A group's block in the segment: the members' descriptors and counters, and
+// the buffers that bytes pass through when a member's memory cannot be used in
 // place.
 #pragma once
 
@@ -21,11 +21,11 @@ struct alignas(128) Counter {
   std::atomic<uint64_t> value;
 };
 
-/// What a rank says about the collective it is in. Two of them, by the
-/// sequence's parity: nobody enters sequence s + 2 before all have left s.
+/// One rank's call of a collective. There are two per rank, by the sequence's
+/// parity: nobody enters sequence s + 2 before all have left s.
 struct Descriptor {
   std::atomic<uint64_t> stamp;  // sequence + 1
-  uint64_t count;               // elements of what is compared
+  uint64_t count;               // elements of the shape
   uint64_t offset;              // of the buffer, if `direct`
   int64_t shape[kMaxDims];
   int32_t root;  // or -1
@@ -35,7 +35,7 @@ struct Descriptor {
   uint8_t in_payload;  // the bytes are in the payload already
 };
 
-/// What a rank has for another one, and expects from it.
+/// The elements that a rank has for another one, and expects from it.
 struct Part {
   uint64_t offset;
   uint64_t count;
@@ -58,11 +58,11 @@ struct Fragment {
 struct Channel {
   alignas(128) std::atomic<uint64_t> head;
   alignas(128) std::atomic<uint64_t> tail;
-  alignas(128) std::atomic<uint64_t> data;  // the buffer's place; 0: none yet
+  alignas(128) std::atomic<uint64_t> data;  // the buffer's offset; 0: none yet
   Fragment fragments[kFragments];
 };
 
-/// Finds things in the block of a group of `size`.
+/// The layout of the block of a group of `size` ranks.
 class GroupMemory {
  public:
   explicit GroupMemory(int size) : size_(size) {
@@ -74,7 +74,7 @@ class GroupMemory {
       return here;
     };
     const size_t n = size;
-    touching_ = place(n * sizeof(Counter), 128);
+    accesses_ = place(n * sizeof(Counter), 128);
     progress_ = place(n * sizeof(Counter), 128);
     descriptor_bytes_ =
         (sizeof(Descriptor) + n * sizeof(Part) + 127) / 128 * 128;
@@ -101,11 +101,11 @@ class GroupMemory {
   std::atomic<uint64_t>& finished(uint64_t s) const {
     return head().finished[s % 4].value;
   }
-  /// Rank r is inside peers' memory while this is not 0.
-  std::atomic<uint64_t>& touching(int r) const {
-    return at<Counter>(touching_)[r].value;
+  /// Not 0 while rank r accesses its peers' memory.
+  std::atomic<uint64_t>& accesses(int r) const {
+    return at<Counter>(accesses_)[r].value;
   }
-  /// Phases that rank r has arrived in.
+  /// The number of phases that rank r has arrived in.
   std::atomic<uint64_t>& progress(int r) const {
     return at<Counter>(progress_)[r].value;
   }
@@ -143,7 +143,7 @@ class GroupMemory {
 
   char* base_ = nullptr;
   int size_;
-  size_t touching_, progress_, descriptors_, descriptor_bytes_, channels_,
+  size_t accesses_, progress_, descriptors_, descriptor_bytes_, channels_,
       payloads_, stages_, stage_bytes_, results_, bytes_;
 };
 

@@ -1,12 +1,14 @@
 #include "echelon/comm/shared_memory/host.h"
 
+#include <malloc.h>
 #include <unistd.h>
 
+#include <climits>
 #include <vector>
 
 #include "echelon/comm/shared_memory/attachment.h"
 #include "echelon/comm/shared_memory/failure.h"
-#include "echelon/comm/shared_memory/keep_memory.h"
+#include "echelon/text/format.h"
 
 namespace echelon::local {
 namespace {
@@ -23,14 +25,11 @@ class ThreadHub : public Hub {
   }
   std::shared_ptr<Host> join(int rank) {
     if (rank < 0 || rank >= size()) {
-      throw ConfigError(
-          "[local] rank " + std::to_string(rank) + " of a hub of " +
-          std::to_string(size()));
+      throw ConfigError(format("[local] rank {} of a hub of {}", rank, size()));
     }
     if (joined_[rank].exchange(true)) {
       throw ConfigError(
-          "[local] rank " + std::to_string(rank) +
-          " has joined this hub already");
+          format("[local] rank {} has joined this hub already", rank));
     }
     return std::make_shared<Attachment>(segment_, rank);
   }
@@ -60,7 +59,7 @@ Attachment::~Attachment() {
 void Attachment::abort(const std::string& reason) {
   segment_->verdict().pass(
       Verdict::Kind::aborted, 0, {},
-      "rank " + std::to_string(rank_) + " aborted: " + reason);
+      format("rank {} aborted: {}", rank_, reason));
   segment_->ring_all();
 }
 
@@ -72,8 +71,7 @@ void Attachment::publish_status(std::string_view status) {
 std::string Attachment::read_status(int rank) const {
   if (rank < 0 || rank >= size()) {
     throw ConfigError(
-        "[local] no rank " + std::to_string(rank) + " on a host of " +
-        std::to_string(size()));
+        format("[local] no rank {} on a host of {}", rank, size()));
   }
   return segment_->status(rank).read();
 }
@@ -90,6 +88,13 @@ void Attachment::separate(std::vector<MappedArena> arenas) {
 
 void Attachment::watch(std::unique_ptr<Monitor> monitor) {
   monitor_ = std::move(monitor);
+}
+
+void keep_freed_memory() {
+#if defined(__GLIBC__)
+  mallopt(M_MMAP_THRESHOLD, 1 << 30);
+  mallopt(M_TRIM_THRESHOLD, INT_MAX);
+#endif
 }
 
 std::shared_ptr<Hub> make_hub(int size) {

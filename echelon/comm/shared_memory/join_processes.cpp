@@ -1,8 +1,8 @@
-// How processes of one host come to share a memory file without leaving a name
+// The processes of one host come to share a memory file without leaving a name
 // anywhere. Rank 0 listens on an abstract socket whose name the kernel chooses
-// (it vanishes with the process), tells it through the store, checks who comes
-// and hands out the file's descriptor. The connections stay: they close when
-// their process ends.
+// (it vanishes with the process), publishes the name through the store, checks
+// who connects, and hands out the file's descriptor. The connections stay open,
+// so that each closes when its process ends.
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/mman.h>
@@ -21,8 +21,8 @@
 #include "echelon/comm/shared_memory/attachment.h"
 #include "echelon/comm/shared_memory/failure.h"
 #include "echelon/comm/shared_memory/host.h"
-#include "echelon/comm/shared_memory/keep_memory.h"
 #include "echelon/comm/shared_memory/monitor.h"
+#include "echelon/text/format.h"
 
 namespace echelon::local {
 namespace {
@@ -51,7 +51,7 @@ struct Welcome {
   char text[1024] = {};
 };
 
-// Closes what nobody took.
+// Closes a descriptor that nobody took.
 class Descriptor {
  public:
   explicit Descriptor(int value = -1) : value_(value) {}
@@ -73,7 +73,7 @@ class Descriptor {
 };
 
 [[noreturn]] void fail(const std::string& what) {
-  throw CommError("[local] " + what + ": " + std::strerror(errno));
+  throw CommError(format("[local] {}: {}", what, std::strerror(errno)));
 }
 
 bool send_message(
@@ -125,7 +125,8 @@ bool receive_message(
   return got == static_cast<ssize_t>(bytes);
 }
 
-// Something to read (or the other end is gone) before the deadline.
+// True when there is something to read, or the other end is gone, before the
+// deadline.
 bool readable(int socket, Clock::time_point deadline) {
   pollfd polled{socket, POLLIN, 0};
   for (;;) {
@@ -145,10 +146,7 @@ bool readable(int socket, Clock::time_point deadline) {
 std::string hex(const char* data, size_t bytes) {
   std::string text;
   for (size_t i = 0; i < bytes; ++i) {
-    char two[3];
-    std::snprintf(
-        two, sizeof(two), "%02x", static_cast<unsigned char>(data[i]));
-    text += two;
+    text += format("{:02x}", static_cast<unsigned char>(data[i]));
   }
   return text;
 }
@@ -223,10 +221,10 @@ class Joining {
       told = rendezvous_.get(key_, options_.timeout);
     } catch (const std::exception& error) {
       throw Timeout(
-          "[local] rank " + std::to_string(rank_) +
-              ": rank 0 did not come to this host's meeting within " +
-              std::to_string(options_.timeout.count()) + " ms (" +
-              error.what() + ")",
+          format(
+              "[local] rank {}: rank 0 did not come to this host's rendezvous "
+              "within {} ms ({})",
+              rank_, options_.timeout.count(), error.what()),
           0, {0});
     }
     const size_t colon = told.find(':');
@@ -245,10 +243,10 @@ class Joining {
             socket_.get(), reinterpret_cast<sockaddr*>(&address),
             static_cast<socklen_t>(
                 offsetof(sockaddr_un, sun_path) + name.size())) != 0) {
-      fail(
-          "rank " + std::to_string(rank_) +
-          " cannot reach rank 0's socket; the local backend needs all ranks on "
-          "one host and in one network namespace, and rank 0 alive");
+      fail(format(
+          "rank {} cannot reach rank 0's socket; the local backend needs all "
+          "ranks on one host and in one network namespace, and rank 0 alive",
+          rank_));
     }
     std::vector<int> mine;
     if (options_.share_tensors) {
@@ -266,9 +264,10 @@ class Joining {
             socket_.get(), &welcome, sizeof(welcome), joined.arenas) ||
         welcome.magic != kMagic) {
       throw Timeout(
-          "[local] rank " + std::to_string(rank_) +
-              ": rank 0 hung up or did not answer while the ranks of this host "
-              "met",
+          format(
+              "[local] rank {}: rank 0 hung up or did not answer during the "
+              "rendezvous of this host's ranks",
+              rank_),
           0, {0});
     }
     if (!welcome.accepted) {
@@ -298,31 +297,33 @@ class Joining {
     send_message(socket, &welcome, sizeof(welcome), {});
   }
 
-  // Empty when the newcomer is one of us.
+  // Why the newcomer is refused; empty when it belongs to this job.
   std::string objection(
       int socket, const Hello& hello, const std::vector<Descriptor>& peers) {
     ucred who{};
     socklen_t length = sizeof(who);
     getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &who, &length);
-    const std::string rank = "[local] rank " + std::to_string(hello.rank);
+    const std::string rank = format("[local] rank {}", hello.rank);
     if (hello.magic != kMagic || who.uid != getuid() ||
         std::memcmp(hello.nonce, hello_.nonce, sizeof(hello.nonce)) != 0 ||
         std::strncmp(hello.job_key, hello_.job_key, sizeof(hello.job_key)) !=
             0) {
-      return rank + " (pid " + std::to_string(who.pid) +
-             ") belongs to another job or an earlier life of this one";
+      return format(
+          "{} (pid {}) belongs to another job or an earlier generation of this "
+          "one",
+          rank, who.pid);
     }
     if (hello.size != size_ || hello.rank <= 0 || hello.rank >= size_) {
-      return rank + " of " + std::to_string(hello.size) + " meets rank 0 of " +
-             std::to_string(size_) + " on this host";
+      return format(
+          "{} of {} meets rank 0 of {} on this host", rank, hello.size, size_);
     }
     if (peers[hello.rank].get() >= 0) {
-      return rank + " is here twice; the newcomer has pid " +
-             std::to_string(who.pid);
+      return format("{} is here twice; the newcomer has pid {}", rank, who.pid);
     }
     if (hello.shares != hello_.shares) {
-      return rank + " joins with share_tensors = " +
-             (hello.shares ? "true" : "false") + ", rank 0 with the opposite";
+      return format(
+          "{} joins with share_tensors = {}, rank 0 with the opposite", rank,
+          hello.shares ? "true" : "false");
     }
     return "";
   }
@@ -348,7 +349,7 @@ class Joining {
       Descriptor peer(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC));
       Hello hello;
       std::vector<Descriptor> received;
-      // A stranger that connects and says nothing does not hold us up.
+      // A stranger that connects and says nothing delays us this long at most.
       const auto patience =
           std::min(deadline_, Clock::now() + std::chrono::seconds(5));
       if (peer.get() < 0 || !readable(peer.get(), patience) ||
@@ -377,7 +378,7 @@ class Joining {
       descriptors.push_back(arena.get());
     }
     for (int r = 1; r < size_; ++r) {
-      // One that died meanwhile is found by the monitor.
+      // The monitor notices a peer that died meanwhile.
       send_message(peers[r].get(), &welcome, sizeof(welcome), descriptors);
       joined.sockets.push_back({r, peers[r].take()});
     }
@@ -385,9 +386,9 @@ class Joining {
 
   [[noreturn]] void give_up(const std::vector<Descriptor>& peers) {
     std::vector<int> missing;
-    std::string text = "[local] not all ranks of this host came within " +
-                       std::to_string(options_.timeout.count()) +
-                       " ms; missing: rank";
+    std::string text = format(
+        "[local] not all ranks of this host came within {} ms; missing: rank",
+        options_.timeout.count());
     for (int r = 1; r < size_; ++r) {
       if (peers[r].get() < 0) {
         text += (missing.empty() ? " " : ", ") + std::to_string(r);
@@ -446,16 +447,15 @@ std::shared_ptr<Host> join_processes(
     const Rendezvous& rendezvous, const std::string& job_key, int rank,
     int size, const JoinOptions& options) {
   if (size < 1 || size > kMaxRanks || rank < 0 || rank >= size) {
-    throw ConfigError(
-        "[local] rank " + std::to_string(rank) + " of " + std::to_string(size) +
-        " on one host; 1 to " + std::to_string(kMaxRanks) +
-        " ranks are possible");
+    throw ConfigError(format(
+        "[local] rank {} of {} on one host; 1 to {} ranks are possible", rank,
+        size, kMaxRanks));
   }
   if (options.share_tensors && size >= kMaxDescriptors) {
-    throw ConfigError(
-        "[local] share_tensors with " + std::to_string(size) +
-        " ranks on one host; fewer than " + std::to_string(kMaxDescriptors) +
-        " are possible");
+    throw ConfigError(format(
+        "[local] share_tensors with {} ranks on one host; fewer than {} are "
+        "possible",
+        size, kMaxDescriptors));
   }
   if (job_key.size() >= sizeof(Hello::job_key)) {
     throw ConfigError("[local] a job key of more than 255 characters");

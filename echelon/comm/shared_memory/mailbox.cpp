@@ -2,16 +2,18 @@
 
 #include <algorithm>
 #include <cstring>
+#include <ranges>
 
 #include "echelon/comm/shared_memory/failure.h"
+#include "echelon/text/format.h"
 
 namespace echelon::local {
 
-Touch::Touch(std::atomic<uint64_t>& touching, const Supervisor& group)
-    : touching_(touching) {
-  touching_.fetch_add(1, std::memory_order_seq_cst);
+PeerAccess::PeerAccess(std::atomic<uint64_t>& accesses, const Supervisor& group)
+    : accesses_(accesses) {
+  accesses_.fetch_add(1, std::memory_order_seq_cst);
   if (group.failed()) {
-    touching_.fetch_sub(1, std::memory_order_release);
+    accesses_.fetch_sub(1, std::memory_order_release);
     throw CommError("[local] the group has failed");
   }
 }
@@ -20,12 +22,8 @@ Mailbox::Mailbox(Wire wire) : wire_(std::move(wire)), sources_(wire_.size) {}
 
 bool Mailbox::arrived(int source) const {
   if (source < 0) {
-    for (int r = 0; r < wire_.size; ++r) {
-      if (arrived(r)) {
-        return true;
-      }
-    }
-    return false;
+    const auto ranks = std::views::iota(0, wire_.size);
+    return std::ranges::any_of(ranks, [&](int r) { return arrived(r); });
   }
   const auto& channel = wire_.memory.channel(source, wire_.rank);
   return channel.head.load(std::memory_order_acquire) >
@@ -37,13 +35,12 @@ bool Mailbox::fits(int from, uint64_t bytes, Dtype dtype, Receive& receive) {
     return true;
   }
   const auto text = [](uint64_t bytes, Dtype dtype) {
-    return std::to_string(bytes / size_of(dtype)) + " elements of " +
-           name_of(dtype);
+    return format("{} elements of {}", bytes / size_of(dtype), name_of(dtype));
   };
-  receive.error = "recv(" + text(receive.bytes, receive.dtype) + ", tag " +
-                  std::to_string(receive.tag) + "), but rank " +
-                  std::to_string(from) + " sent " + text(bytes, dtype) +
-                  "; the message is dropped";
+  receive.error = format(
+      "recv({}, tag {}), but rank {} sent {}; the message is dropped",
+      text(receive.bytes, receive.dtype), receive.tag, from,
+      text(bytes, dtype));
   return false;
 }
 
@@ -90,7 +87,7 @@ void Mailbox::post(const std::shared_ptr<Receive>& receive) {
   }
 }
 
-// Whose message is it that begins here?
+// Finds where the message that begins with `fragment` goes.
 void Mailbox::match(int from, const Fragment& fragment) {
   auto& source = sources_[from];
   source.position = 0;
@@ -160,7 +157,7 @@ bool Mailbox::pump(Receive& receive) {
       const uint64_t k = source.consumed.load(std::memory_order_relaxed);
       const Fragment fragment = channel.fragments[k % kFragments];
       if (fragment.direct) {
-        Touch touch(wire_.memory.touching(wire_.rank), wire_.group);
+        PeerAccess access(wire_.memory.accesses(wire_.rank), wire_.group);
         take(from, fragment, wire_.address(from, fragment.offset));
       } else {
         take(

@@ -1,5 +1,5 @@
-// The receiving side of a group's messages: matches what arrives to what was
-// asked for, by source and tag.
+// The receiving side of a group's messages: matches the messages that arrive
+// with the receives that were posted, by source and tag.
 #pragma once
 
 #include <atomic>
@@ -34,16 +34,16 @@ struct Receive {
   std::string error;  // the message does not fit
 };
 
-/// While it lives, this rank reads or writes memory of its peers. Throws when
-/// the group has failed: a peer may have freed that memory then.
-class Touch {
+/// While this object lives, this rank reads or writes memory of its peers.
+/// Throws when the group has failed: a peer may have freed that memory then.
+class PeerAccess {
  public:
-  Touch(std::atomic<uint64_t>& touching, const Supervisor& group);
-  ~Touch() { touching_.fetch_sub(1, std::memory_order_release); }
-  Touch(const Touch&) = delete;
+  PeerAccess(std::atomic<uint64_t>& accesses, const Supervisor& group);
+  ~PeerAccess() { accesses_.fetch_sub(1, std::memory_order_release); }
+  PeerAccess(const PeerAccess&) = delete;
 
  private:
-  std::atomic<uint64_t>& touching_;
+  std::atomic<uint64_t>& accesses_;
 };
 
 class Mailbox {
@@ -59,12 +59,12 @@ class Mailbox {
   };
   explicit Mailbox(Wire wire);
 
-  /// In the order of the receives.
+  /// Receives match messages in the order in which they are posted.
   void post(const std::shared_ptr<Receive>& receive);
-  /// Takes in what has arrived until `receive` is done. True when it completed
-  /// another one.
+  /// Takes in the fragments that have arrived, until `receive` is done. True
+  /// when it completed another receive.
   bool pump(Receive& receive);
-  /// Something is there to be taken in.
+  /// True when a fragment from `source` is there to be taken in.
   bool arrived(int source) const;
 
  private:

@@ -12,6 +12,8 @@
 #include <string>
 #include <thread>
 
+#include "echelon/text/format.h"
+
 namespace echelon::local {
 namespace {
 
@@ -66,8 +68,9 @@ class ProcessMonitor : public Monitor {
     }
     segment_->verdict().pass(
         Verdict::Kind::lost, 0, {rank},
-        "rank " + std::to_string(rank) + " of this host (pid " +
-            std::to_string(block.pid.load()) + ") was lost: its process ended");
+        format(
+            "rank {} of this host (pid {}) was lost: its process ended", rank,
+            block.pid.load()));
     segment_->ring_all();
   }
 
@@ -114,8 +117,8 @@ class ProcessMonitor : public Monitor {
     drop_word();
   }
 
-  // This thread's list of words for the kernel to mark when it dies. glibc's
-  // own list for the thread is not used: it takes no robust mutex.
+  // Gives the kernel the list of words to mark when this thread dies. glibc's
+  // own list for the thread is free: the thread takes no robust mutex.
   void hold_word() {
     auto& word = segment_->rank(rank_).alive;
     entry_.next = &robust_.list;

@@ -1,11 +1,11 @@
 // Notices within milliseconds that another process of the host has ended, and
-// ends every operation of this one.
+// fails every operation of this one.
 //
-// Three sources. The kernel marks a word of shared memory when its owner's
-// thread dies, whatever the size of the process; each rank watches the next
-// one's word. Each rank also watches every other process (pidfd), and rank 0's
-// sockets close; these come after the kernel has freed the dead process's
-// memory, about 80 ms per GiB.
+// There are three sources. The kernel marks a word of shared memory when the
+// thread that owns it dies, whatever the size of the process; each rank watches
+// the next rank's word. Each rank also watches every other process (pidfd), and
+// the sockets to rank 0 close. These two come after the kernel has freed the
+// dead process's memory, about 80 ms per GiB.
 #pragma once
 
 #include <memory>
@@ -26,7 +26,7 @@ struct PeerSocket {
   int descriptor = -1;
 };
 
-/// Takes the sockets over. The other ranks have written their pids.
+/// Takes ownership of the sockets. The other ranks have written their pids.
 std::unique_ptr<Monitor> watch_processes(
     std::shared_ptr<Segment> segment, int rank,
     std::vector<PeerSocket> sockets);

@@ -1,5 +1,9 @@
 #include "echelon/comm/shared_memory/reduce.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 namespace echelon::local {
 namespace {
 
@@ -8,11 +12,18 @@ struct Choice {
   const char* name;
 };
 
+#if defined(__x86_64__)
+// clang's __builtin_cpu_supports does not know F16C.
+bool supports_f16c() {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+}
+#endif
+
 Choice choose() {
 #if defined(__x86_64__)
   __builtin_cpu_init();
-  const bool avx2 =
-      __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
+  const bool avx2 = __builtin_cpu_supports("avx2") && supports_f16c();
   if (avx2 && __builtin_cpu_supports("avx512f") &&
       __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512dq") &&

@@ -5,10 +5,10 @@
 //            integers add in a wider type and wrap at the end; avg divides the
 //            sum by the number of ranks (integers: towards zero)
 // min, max   a NaN of any rank wins, so that it is not hidden
-// bool       sum and max are "or", min is "and"; avg is refused by the callers
+// bool       sum and max are "or", min is "and"; the callers refuse avg
 //
-// The loops exist three times (any x86-64; AVX2 and F16C; AVX-512); the CPU at
-// hand chooses once.
+// The loops are compiled three times (any x86-64; AVX2 and F16C; AVX-512); the
+// CPU at hand decides once which are used.
 #pragma once
 
 #include <cstddef>
@@ -40,7 +40,7 @@ void reduce(
     Dtype dtype, Reduction op, int num_inputs, const void* const* inputs,
     int num_outputs, void* const* outputs, size_t count);
 
-/// Which of the three is used here: "x86-64", "avx2" or "avx512".
+/// The kernels that are used here: "x86-64", "avx2" or "avx512".
 const char* reduce_kernels();
 
 namespace detail {

@@ -17,7 +17,7 @@ namespace {
 
 constexpr size_t kBlock = 256;  // elements kept in the first-level cache
 
-// How a dtype is stored, what it is added in, and the way between.
+// How a dtype is stored, the type of its sums, and the conversions.
 template <class T, class A>
 struct Number {
   using Stored = T;
@@ -192,7 +192,7 @@ void reduce_blocks(
   }
 }
 
-// The common case, with the inputs' number known: one pass in registers.
+// The common case, for a fixed number of inputs: one pass in registers.
 template <int N, class T>
 void sum_of(
     const void* const* inputs, int num_outputs, void* const* outputs,

@@ -11,6 +11,7 @@
 #include <cstring>
 
 #include "echelon/error.h"
+#include "echelon/text/format.h"
 
 namespace echelon::local {
 namespace {
@@ -34,10 +35,9 @@ uint64_t hash(std::string_view key, uint64_t start) {
 }
 
 [[noreturn]] void fail(const char* what) {
-  throw CommError(
-      std::string(
-          "[local] cannot share memory between the ranks of this host: ") +
-      what + ": " + std::strerror(errno));
+  throw CommError(format(
+      "[local] cannot share memory between the ranks of this host: {}: {}",
+      what, std::strerror(errno)));
 }
 
 char* map(int descriptor) {
@@ -97,7 +97,7 @@ bool Verdict::pass(
 void Verdict::read(
     Kind& what, uint64_t& at_sequence, std::vector<int>& missing_ranks,
     std::string& why) const {
-  // A writer that was killed half way leaves state 1: do not wait for ever.
+  // A writer that was killed half way leaves state 1, so the wait is bounded.
   for (int i = 0; state.load(std::memory_order_acquire) == 1 && i < 10000;
        ++i) {
     sched_yield();
@@ -125,8 +125,8 @@ void StatusPage::publish(std::string_view line) {
 std::string StatusPage::read() const {
   std::string line;
   uint64_t last = 0;
-  // A writer that died half way leaves an odd version that stays: then show
-  // what is there.
+  // A writer that died half way leaves an odd version for good: then the page
+  // is shown as it is.
   for (int unchanged = 0; unchanged < 1000; ++unchanged) {
     const uint64_t before = version.load(std::memory_order_acquire);
     line = copy_words(
@@ -169,8 +169,8 @@ struct Segment::Header {
   alignas(128) RankBlock ranks[];
 };
 
-// Held for microseconds. Its holder may be killed: then the verdict is passed,
-// and the others stop waiting.
+// Held for microseconds. When its holder is killed, a verdict is passed and the
+// others stop waiting.
 class Segment::Lock {
  public:
   explicit Lock(Header& header) : word_(header.lock) {
@@ -194,9 +194,8 @@ class Segment::Lock {
 
 std::shared_ptr<Segment> Segment::create(int size) {
   if (size < 1 || size > kMaxRanks) {
-    throw ConfigError(
-        "[local] " + std::to_string(size) + " ranks on one host; 1 to " +
-        std::to_string(kMaxRanks) + " are possible");
+    throw ConfigError(format(
+        "[local] {} ranks on one host; 1 to {} are possible", size, kMaxRanks));
   }
   const int descriptor = memfd_create("echelon-local", MFD_CLOEXEC);
   if (descriptor < 0) {
@@ -277,9 +276,10 @@ Segment::join_group(const std::string& key, int members, size_t bytes) {
     }
   }
   if (index == kMaxGroups) {
-    throw CommError(
-        "[local] more than " + std::to_string(kMaxGroups) +
-        " groups alive on this host; destroy some before making more");
+    throw CommError(format(
+        "[local] more than {} groups alive on this host; destroy some before "
+        "making more",
+        kMaxGroups));
   }
   const uint64_t offset = take(bytes);
   header().num_groups = std::max(header().num_groups, index + 1);

@@ -1,10 +1,11 @@
 // The memory that the ranks of one host share: doorbells, a status page per
-// rank, the word that ends everything, and blocks for groups that come and go.
+// rank, the verdict that ends everything, and blocks for groups that come and
+// go.
 //
-// It is an anonymous file (memfd): never a name in /dev/shm, so that nothing is
-// left behind and a container's small tmpfs does not matter. It is 256 GiB of
-// addresses; memory is taken as it is touched, and given back when a group
-// goes.
+// It is an anonymous file (memfd) without a name in /dev/shm, so nothing is
+// left behind and a container's small tmpfs does not matter. It reserves 256
+// GiB of addresses; memory is taken as it is touched, and given back with its
+// group.
 //
 // Processes map it at different addresses, so it holds offsets, never pointers.
 #pragma once
@@ -25,8 +26,8 @@ namespace echelon::local {
 inline constexpr int kMaxRanks = 1024;
 inline constexpr size_t kPage = 4096;
 
-/// Why nothing can go on: one for the host, one per group. The first one
-/// counts.
+/// Why no operation may continue. There is one for the host and one per group;
+/// the first verdict counts.
 struct alignas(128) Verdict {
   enum class Kind : uint32_t { none, lost, timeout, aborted };
 
@@ -42,7 +43,7 @@ struct alignas(128) Verdict {
   bool pass(
       Kind what, uint64_t at_sequence, const std::vector<int>& missing_ranks,
       std::string_view why);
-  /// Waits for a verdict that is just being written.
+  /// Waits while the verdict is being written.
   void read(
       Kind& what, uint64_t& at_sequence, std::vector<int>& missing_ranks,
       std::string& why) const;
@@ -63,9 +64,9 @@ struct alignas(128) RankBlock {
   Doorbell engine;   // the progress thread sleeps here
   Doorbell waiters;  // threads in Operation::wait sleep here
   std::atomic<int64_t> pid{0};
-  std::atomic<uint64_t> pid_namespace{0};  // of processes
+  std::atomic<uint64_t> pid_namespace{0};  // processes only
   std::atomic<uint32_t> left{0};           // 1: on purpose, 2: lost
-  /// Of processes: the kernel marks it when the owner dies.
+  /// Processes only: the kernel marks it when the owner dies.
   alignas(128) std::atomic<uint32_t> alive{0};
 };
 
@@ -77,9 +78,9 @@ struct GroupSlot {
 
 class Segment {
  public:
-  /// For `size` ranks; the memory file is this process's.
+  /// Makes the memory file for `size` ranks.
   static std::shared_ptr<Segment> create(int size);
-  /// Maps a peer's; takes the descriptor over.
+  /// Maps a peer's memory file; takes ownership of the descriptor.
   static std::shared_ptr<Segment> attach(int descriptor);
   ~Segment();
   Segment(const Segment&) = delete;
@@ -95,10 +96,10 @@ class Segment {
   /// Wakes everything that sleeps, on every rank.
   void ring_all() const;
 
-  /// The block of the group named `key` (the same on its `members` ranks): the
-  /// first to ask makes it, zeroed; the last to leave gives it back.
+  /// The block of the group named `key` (the same on its `members` ranks). The
+  /// first to ask makes it, zeroed; the last to leave releases it.
   GroupSlot join_group(const std::string& key, int members, size_t bytes);
-  /// `on_last` runs on the last one, before the block goes.
+  /// `on_last` runs on the last member, before the block is released.
   void leave_group(const GroupSlot& slot, const std::function<void()>& on_last);
 
   /// Zeroed memory of the segment, a multiple of a page.

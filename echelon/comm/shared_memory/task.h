@@ -1,5 +1,5 @@
 // A collective in progress: a coroutine that stops whenever it must wait for a
-// peer, so that one thread can carry many of them.
+// peer, so that one thread can run many of them.
 #pragma once
 
 #include <atomic>
@@ -10,7 +10,7 @@
 
 namespace echelon::local {
 
-/// What a stopped task waits for: a test that any thread may make.
+/// The condition that a stopped task waits for; any thread may test it.
 struct Readiness {
   bool (*test)(const void* object, uint64_t value) = nullptr;
   const void* object = nullptr;
@@ -68,8 +68,9 @@ class Task {
   std::coroutine_handle<promise_type> handle_;
 };
 
-/// co_await Until{…}: goes on at once when it is met, unless `pause` asks to
-/// stop anyway, so that the thread that issued a big operation gets away.
+/// co_await Until{…} continues at once when the condition is met, unless
+/// `pause` asks to stop anyway: the thread that issued a big operation then
+/// returns.
 struct Until {
   Readiness readiness;
   bool pause = false;

@@ -12,11 +12,14 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <condition_variable>
 #include <cstring>
-#include <sstream>
+#include <exception>
+#include <mutex>
 #include <thread>
 
 #include "echelon/error.h"
+#include "echelon/text/format.h"
 
 namespace echelon {
 namespace {
@@ -26,7 +29,15 @@ bool one_host(const RankEnvironment& env) {
 }
 
 std::string place(const RankEnvironment& env) {
-  return env.master_addr + ":" + std::to_string(env.master_port);
+  return format("{}:{}", env.master_addr, env.master_port);
+}
+
+sockaddr_in loopback(int port) {
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<uint16_t>(port));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  return address;
 }
 
 /// A socket bound to the loopback address: the store's constructor would listen
@@ -35,22 +46,19 @@ int bind_loopback(int port) {
   const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   if (fd < 0) {
     throw CommError(
-        std::string("store: cannot make a socket: ") + std::strerror(errno));
+        format("store: cannot make a socket: {}", std::strerror(errno)));
   }
   const int yes = 1;
   ::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_port = htons(static_cast<uint16_t>(port));
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  if (::bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) < 0) {
+  const sockaddr_in address = loopback(port);
+  if (::bind(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) <
+      0) {
     const int error = errno;
     ::close(fd);
-    throw ConfigError(
-        "store: cannot listen on 127.0.0.1:" + std::to_string(port) + ": " +
-        std::strerror(error) +
-        "; another job may use the port: set "
-        "MASTER_PORT to a free one");
+    throw ConfigError(format(
+        "store: cannot listen on 127.0.0.1:{}: {}; another job may use the "
+        "port: set MASTER_PORT to a free one",
+        port, std::strerror(error)));
   }
   return fd;
 }
@@ -59,18 +67,15 @@ int bind_loopback(int port) {
 /// After a refusal TCPStore waits up to a second, while rank 0 is usually a few
 /// milliseconds late.
 void wait_for_listener(int port, std::chrono::milliseconds timeout) {
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_port = htons(static_cast<uint16_t>(port));
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  const sockaddr_in address = loopback(port);
   const auto deadline = std::chrono::steady_clock::now() +
                         std::min(timeout, std::chrono::milliseconds(3000));
   while (std::chrono::steady_clock::now() < deadline) {
     const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (fd < 0) return;
-    const bool listens =
-        ::connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) ==
-        0;
+    const bool listens = ::connect(
+                             fd, reinterpret_cast<const sockaddr*>(&address),
+                             sizeof(address)) == 0;
     ::close(fd);
     if (listens) return;
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
@@ -107,25 +112,87 @@ c10::intrusive_ptr<c10d::Store> connect(
     const std::string text = without_stack(error);
     if (text.find("EADDRINUSE") != std::string::npos ||
         text.find("address already in use") != std::string::npos) {
-      throw ConfigError(
-          "store: port " + std::to_string(env.master_port) +
-          " is in use; set MASTER_PORT to a free one");
+      throw ConfigError(format(
+          "store: port {} is in use; set MASTER_PORT to a free one",
+          env.master_port));
     }
-    std::ostringstream message;
-    message << "rank " << env.rank << ": the master at " << place(env)
-            << " did not answer within " << timeout.count() / 1000
-            << " s; check MASTER_ADDR and MASTER_PORT, that rank 0 runs there "
-               "and that no firewall is between";
-    throw CommError(message.str());
+    throw CommError(format(
+        "rank {}: the master at {} did not answer within {} s; check "
+        "MASTER_ADDR and MASTER_PORT, that rank 0 runs there and that no "
+        "firewall is between",
+        env.rank, place(env), timeout.count() / 1000));
   }
 }
 
 c10::intrusive_ptr<c10d::Store>
 prefixed(const RankEnvironment& env, c10::intrusive_ptr<c10d::Store> store) {
   return c10::make_intrusive<c10d::PrefixStore>(
-      "echelon/" + env.job + "/" + std::to_string(env.generation),
-      std::move(store));
+      format("echelon/{}/{}", env.job, env.generation), std::move(store));
 }
+
+std::string status_key(int rank) {
+  return format("status/{}", rank);
+}
+
+/// Publishes from a thread of its own, since setting a key is a round trip.
+class StoreBoard : public StatusBoard {
+ public:
+  explicit StoreBoard(c10::intrusive_ptr<c10d::Store> store)
+      : store_(std::move(store)), thread_([this] { run(); }) {}
+
+  ~StoreBoard() override {
+    {
+      std::lock_guard lock(mutex_);
+      stop_ = true;
+    }
+    wake_.notify_all();
+    thread_.join();
+  }
+
+  void publish(int rank, const RankStatus& status) override {
+    std::lock_guard lock(mutex_);
+    rank_ = rank;
+    status_ = status;
+    changed_ = true;
+  }
+
+  std::optional<RankStatus> read(int rank) override {
+    try {
+      if (!store_->check({status_key(rank)})) return std::nullopt;
+      return status_from_bytes(store_->get_to_str(status_key(rank)));
+    } catch (const std::exception&) {
+      return std::nullopt;  // the store is gone: there is nothing to report
+    }
+  }
+
+ private:
+  void run() {
+    std::unique_lock lock(mutex_);
+    while (!stop_) {
+      wake_.wait_for(lock, std::chrono::milliseconds(500));
+      if (!changed_) continue;
+      changed_ = false;
+      const std::string bytes = to_bytes(status_);
+      const std::string key = status_key(rank_);
+      lock.unlock();
+      try {
+        store_->set(key, bytes);
+      } catch (const std::exception&) {
+        return;  // the job is ending
+      }
+      lock.lock();
+    }
+  }
+
+  c10::intrusive_ptr<c10d::Store> store_;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  RankStatus status_;
+  int rank_ = 0;
+  bool changed_ = false;
+  bool stop_ = false;
+  std::thread thread_;
+};
 
 }  // namespace
 
@@ -144,9 +211,8 @@ std::vector<std::string> exchange(
     c10d::Store& store, const std::string& topic, int rank, int size,
     const std::string& value, std::chrono::milliseconds timeout,
     const std::string& where) {
-  const auto key = [&](int r) { return topic + "/" + std::to_string(r); };
   std::vector<std::string> keys;
-  for (int r = 0; r < size; ++r) keys.push_back(key(r));
+  for (int r = 0; r < size; ++r) keys.push_back(format("{}/{}", topic, r));
   try {
     store.set(keys[static_cast<size_t>(rank)], value);
     store.wait(keys, timeout);
@@ -154,21 +220,25 @@ std::vector<std::string> exchange(
     std::string missing;
     try {
       for (int r = 0; r < size; ++r) {
-        if (!store.check({key(r)})) missing += " " + std::to_string(r);
+        if (!store.check({keys[r]})) missing += " " + std::to_string(r);
       }
     } catch (const std::exception&) {
-      throw CommError(
-          "rank " + std::to_string(rank) + ": the store at " + where +
-          " was lost: " + without_stack(error));
+      throw CommError(format(
+          "rank {}: the store at {} was lost: {}", rank, where,
+          without_stack(error)));
     }
-    throw CommError(
-        "rank " + std::to_string(rank) + ": of " + std::to_string(size) +
-        " ranks these did not come to " + where + " within " +
-        std::to_string(timeout.count() / 1000) + " s:" + missing);
+    throw CommError(format(
+        "rank {}: of {} ranks these did not come to {} within {} s:{}", rank,
+        size, where, timeout.count() / 1000, missing));
   }
   std::vector<std::string> values;
   for (const auto& k : keys) values.push_back(store.get_to_str(k));
   return values;
+}
+
+std::unique_ptr<StatusBoard>
+make_store_board(c10::intrusive_ptr<c10d::Store> store) {
+  return std::make_unique<StoreBoard>(std::move(store));
 }
 
 std::string reachable_address(const RankEnvironment& env) {

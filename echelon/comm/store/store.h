@@ -1,20 +1,22 @@
-// The key-value store that the ranks of a job meet in.
+// The key-value store through which the ranks of a job find each other.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <chrono>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "echelon/comm/trace/status_board.h"
 #include "echelon/environment/rank_environment.h"
 
 namespace echelon {
 
 /// Connects to the job's store; rank 0 serves it, unless its launcher does. The
-/// server listens on loopback alone when all ranks are on this host. Keys carry
-/// the job and its generation. Throws ConfigError when the port is in use,
-/// CommError when the master cannot be reached in time.
+/// server listens on loopback alone when all ranks are on this host. Keys are
+/// prefixed with the job and its generation. Throws ConfigError when the port
+/// is in use, CommError when the master cannot be reached in time.
 c10::intrusive_ptr<c10d::Store>
 connect_store(const RankEnvironment& env, std::chrono::milliseconds timeout);
 
@@ -22,12 +24,19 @@ connect_store(const RankEnvironment& env, std::chrono::milliseconds timeout);
 c10::intrusive_ptr<c10d::Store> connect_store_again(
     const RankEnvironment& env, std::chrono::milliseconds timeout);
 
-/// Puts `value` under `topic` and returns every rank's value. Every rank calls.
-/// Throws CommError that lists the ranks that did not come within `timeout`.
+/// Stores `value` under `topic` and returns every rank's value. Every rank
+/// calls. Throws a CommError with the ranks that did not come within `timeout`.
+/// `where` names the place in that error.
 std::vector<std::string> exchange(
     c10d::Store& store, const std::string& topic, int rank, int size,
     const std::string& value, std::chrono::milliseconds timeout,
     const std::string& where);
+
+/// The status board of ranks that share nothing but the store. Sends this
+/// rank's status to the store twice a second when it has changed; reads are
+/// round trips. Nothing else may use `store`.
+std::unique_ptr<StatusBoard>
+make_store_board(c10::intrusive_ptr<c10d::Store> store);
 
 /// The address of this host that the master can reach: 127.0.0.1 on one host.
 std::string reachable_address(const RankEnvironment& env);

@@ -13,6 +13,8 @@ int64_t now_ns() {
       .count();
 }
 
+thread_local std::string current_label;
+
 }  // namespace
 
 uint64_t History::begin(CollectiveRecord record) {
@@ -74,6 +76,25 @@ void History::on_end(std::function<void(const CollectiveRecord&)> listener) {
       listener ? std::make_shared<std::function<void(const CollectiveRecord&)>>(
                      std::move(listener))
                : nullptr;
+}
+
+std::string shape_text(const std::vector<int64_t>& shape) {
+  std::string text;
+  for (const int64_t size : shape) {
+    text += (text.empty() ? "" : ", ") + std::to_string(size);
+  }
+  return "[" + text + "]";
+}
+
+LabelScope::LabelScope(std::string label)
+    : previous_(std::exchange(current_label, std::move(label))) {}
+
+LabelScope::~LabelScope() {
+  current_label = std::move(previous_);
+}
+
+const std::string& LabelScope::current() {
+  return current_label;
 }
 
 }  // namespace echelon

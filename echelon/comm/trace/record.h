@@ -1,5 +1,5 @@
-// The last collectives of a rank: what every error about a hang is written
-// from.
+// The last collectives of a rank, for errors about hangs and for timelines, and
+// the labels of the collectives that a thread starts.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +21,8 @@ struct CollectiveRecord {
   std::string dtype;           // "float32"
   int64_t bytes = 0;           // of this rank's input
   int64_t begin_ns = 0;        // steady clock
-  int64_t wait_begin_ns = 0;  // a thread stood still for it from here to end_ns
-  int64_t end_ns = 0;         // 0 while it runs
+  int64_t wait_begin_ns = 0;   // a thread waited from here to end_ns
+  int64_t end_ns = 0;          // 0 while it runs
   bool failed = false;
 };
 
@@ -35,13 +35,13 @@ class History {
   /// Returns a ticket for end(); tickets count all collectives of the rank.
   uint64_t begin(CollectiveRecord record);
   void end(uint64_t ticket, bool failed = false);
-  /// A thread begins to wait for its end. Nothing when it has ended, or when
-  /// another one waits already.
+  /// A thread begins to wait for the collective. No effect when it has ended,
+  /// or when another thread waits already.
   void begin_wait(uint64_t ticket);
 
   /// Oldest first.
   std::vector<CollectiveRecord> snapshot() const;
-  /// Collectives begun since the start, also those no longer kept.
+  /// Collectives begun since the start, including those no longer kept.
   uint64_t count() const;
 
   /// Called with each record when it ends, from the thread that ended it; the
@@ -53,6 +53,25 @@ class History {
   std::vector<CollectiveRecord> ring_;
   uint64_t next_ = 0;
   std::shared_ptr<std::function<void(const CollectiveRecord&)>> listener_;
+};
+
+/// "[2, 3]"
+std::string shape_text(const std::vector<int64_t>& shape);
+
+/// Names the collectives started by this thread until it is destroyed; scopes
+/// nest. The label appears in the history, the timeline and every error.
+class LabelScope {
+ public:
+  explicit LabelScope(std::string label);
+  ~LabelScope();
+  LabelScope(const LabelScope&) = delete;
+  LabelScope& operator=(const LabelScope&) = delete;
+
+  /// The innermost label of this thread, or "".
+  static const std::string& current();
+
+ private:
+  std::string previous_;
 };
 
 }  // namespace echelon

@@ -1,7 +1,10 @@
 #include "echelon/comm/trace/status_board.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+
+#include "echelon/text/format.h"
 
 namespace echelon {
 namespace {
@@ -11,6 +14,11 @@ void copy_text(std::array<char, N>& to, const std::string& from) {
   const size_t length = std::min(from.size(), N - 1);
   std::memcpy(to.data(), from.data(), length);
   std::memset(to.data() + length, 0, N - length);
+}
+
+std::string seconds(double value) {
+  return value < 10 ? format("{:.2g} s", value)
+                    : format("{} s", std::llround(value));
 }
 
 }  // namespace
@@ -25,9 +33,8 @@ void StatusEntry::set(
 }
 
 std::string StatusEntry::describe() const {
-  std::string text(operation.data());
-  if (label[0] != 0) text += " \"" + std::string(label.data()) + "\"";
-  return text + " (#" + std::to_string(sequence) + ")";
+  const std::string name = label[0] == 0 ? "" : format(" \"{}\"", label.data());
+  return format("{}{} (#{})", operation.data(), name, sequence);
 }
 
 void MemoryBoard::publish(int rank, const RankStatus& status) {
@@ -50,6 +57,43 @@ std::optional<RankStatus> status_from_bytes(const std::string& bytes) {
   RankStatus status;
   std::memcpy(&status, bytes.data(), sizeof(status));
   return status;
+}
+
+std::string describe(const WaitingCall& call) {
+  StatusEntry entry;
+  entry.set(call.sequence, call.operation, call.axis, call.label);
+  return entry.describe();
+}
+
+std::string hang_report(
+    const WaitingCall& call,
+    const std::vector<std::optional<RankStatus>>& statuses) {
+  std::string missing;
+  std::string arrived;
+  for (size_t i = 0; i < call.ranks.size(); ++i) {
+    const int rank = call.ranks[i];
+    const auto& status = statuses[i];
+    const bool here =
+        rank == call.rank || (status && call.group < RankStatus::kGroups &&
+                              status->begun[call.group] > call.sequence);
+    if (here) {
+      arrived += format("{}{}", arrived.empty() ? "" : ", ", rank);
+      continue;
+    }
+    missing += format(
+        "\n  rank {}{} and has not called {} for {}", rank,
+        status && status->num_finished > 0
+            ? " last finished " + status->last_finished.describe()
+            : " has finished no collective yet",
+        describe(call), seconds(call.waited_seconds));
+    if (status && status->num_running > 0) {
+      missing += format(
+          "; it is in {} on axis {}", status->last_begun.describe(),
+          status->last_begun.axis.data());
+    }
+  }
+  if (missing.empty()) return "";
+  return format("{}\n  arrived: rank {}", missing, arrived);
 }
 
 }  // namespace echelon

@@ -1,5 +1,5 @@
-// Where each rank shows what it is doing, so that the others can say it when it
-// does not come.
+// Every rank shows its status to the others; a hang report tells what the ranks
+// that did not come to a collective did last.
 #pragma once
 
 #include <array>
@@ -26,7 +26,7 @@ struct StatusEntry {
   std::string describe() const;
 };
 
-/// What one rank shows.
+/// The status of one rank.
 struct RankStatus {
   static constexpr size_t kGroups = 24;
 
@@ -34,7 +34,7 @@ struct RankStatus {
   uint64_t num_running = 0;
   StatusEntry last_finished;
   StatusEntry last_begun;
-  // For each group (by its number in the world): collectives begun.
+  // The number of collectives begun, by the group's number in the world.
   std::array<uint64_t, kGroups> begun = {};
 };
 
@@ -43,7 +43,7 @@ class StatusBoard {
  public:
   virtual ~StatusBoard() = default;
   virtual void publish(int rank, const RankStatus& status) = 0;
-  /// Nothing when the rank has not shown anything yet.
+  /// Nothing when the rank has not published a status yet.
   virtual std::optional<RankStatus> read(int rank) = 0;
 };
 
@@ -62,5 +62,29 @@ class MemoryBoard : public StatusBoard {
 /// The status as bytes, and back; nothing when the bytes are not a status.
 std::string to_bytes(const RankStatus& status);
 std::optional<RankStatus> status_from_bytes(const std::string& bytes);
+
+/// The collective that a rank waits in.
+struct WaitingCall {
+  uint64_t sequence = 0;
+  std::string operation;
+  std::string axis;
+  std::string label;
+  size_t group = 0;        // its number in the world
+  std::vector<int> ranks;  // world ranks of the group
+  int rank = 0;            // world rank of the waiting rank
+  double waited_seconds = 0;
+};
+
+/// `all_reduce "bucket 0" (#119)`
+std::string describe(const WaitingCall& call);
+
+/// One sentence per rank of the group that has not arrived, e.g.
+///   rank 2 last finished all_gather "layer3" (#118) and has not called
+///   all_reduce "bucket 0" (#119) for 31 s
+/// then the ranks that have. `statuses` are by position in call.ranks. Empty
+/// when all have arrived.
+std::string hang_report(
+    const WaitingCall& call,
+    const std::vector<std::optional<RankStatus>>& statuses);
 
 }  // namespace echelon

@@ -13,15 +13,14 @@
 #include <utility>
 
 #include "echelon/error.h"
+#include "echelon/text/format.h"
 
 namespace echelon {
 namespace {
 
 constexpr int64_t kMaxFileBytes = int64_t{1} << 30;
-/// Memory beyond this is given back after the image that needed it.
+/// More memory than this is released after the image that needed it.
 constexpr size_t kKeptBytes = size_t{64} << 20;
-/// Vector code reads up to this many bytes behind the last pixel.
-constexpr size_t kSlackBytes = 64;
 
 struct FileHandle {
   int fd = -1;
@@ -69,7 +68,7 @@ struct ImageDecoder::Png {
   static void on_warning(png_structp, png_const_charp) {}
   static void on_read(png_structp png, png_bytep to, size_t bytes) {
     auto* self = static_cast<Png*>(png_get_io_ptr(png));
-    if (bytes > self->left) png_error(png, "it is cut off");
+    if (bytes > self->left) png_error(png, "it is truncated");
     std::memcpy(to, self->from, bytes);
     self->from += bytes;
     self->left -= bytes;
@@ -78,8 +77,8 @@ struct ImageDecoder::Png {
   // setjmp's frames hold no object with a destructor: longjmp skips those.
   bool read_header() {
     if (setjmp(jump)) return false;
-    // What colours mean beyond RGB is ignored, and so are texts: they need not
-    // be unpacked, whatever they claim to be.
+    // Colour profiles and texts are ignored, so they are not unpacked, whatever
+    // size they claim to have.
     static const png_byte kIgnored[] =
         "iCCP\0zTXt\0iTXt\0tEXt\0sPLT\0eXIf\0hIST\0pCAL\0sCAL";
     png_set_keep_unknown_chunks(
@@ -132,9 +131,9 @@ void ImageDecoder::read_file() {
   }
   if (!S_ISREG(status.st_mode)) throw DataError(path_ + ": is not a file");
   if (status.st_size > kMaxFileBytes) {
-    throw DataError(
-        path_ + ": " + std::to_string(status.st_size) +
-        " bytes; an image file has at most " + std::to_string(kMaxFileBytes));
+    throw DataError(format(
+        "{}: {} bytes; an image file has at most {}", path_, status.st_size,
+        kMaxFileBytes));
   }
   file_.resize(static_cast<size_t>(status.st_size));
   size_t done = 0;
@@ -152,14 +151,12 @@ void ImageDecoder::read_file() {
 }
 
 uint8_t* ImageDecoder::reserve_pixels(size_t bytes) {
-  bytes += kSlackBytes;
   if (bytes > pixels_bytes_ ||
       (pixels_bytes_ > kKeptBytes && bytes <= kKeptBytes)) {
     pixels_.reset();  // before the new one is there
     pixels_ = std::make_unique_for_overwrite<uint8_t[]>(bytes);
     pixels_bytes_ = bytes;
   }
-  std::memset(pixels_.get() + bytes - kSlackBytes, 0, kSlackBytes);
   return pixels_.get();
 }
 
@@ -182,11 +179,10 @@ ImageDecoder::open(const std::string& path, int64_t max_pixels) {
   const Size size = is_jpeg_ ? open_jpeg() : open_png();
   if (size.width < 1 || size.height < 1) broken("it has no pixels");
   if (size.width > max_pixels / size.height) {
-    throw DataError(
-        path_ + ": " + std::to_string(size.width) + "x" +
-        std::to_string(size.height) + " pixels are more than " +
-        std::to_string(max_pixels) +
-        "; if the file can be trusted, raise [data] max_image_pixels");
+    throw DataError(format(
+        "{}: {}x{} pixels are more than {}; if the file can be trusted, raise "
+        "[data] max_image_pixels",
+        path_, size.width, size.height, max_pixels));
   }
   return size;
 }
@@ -226,8 +222,8 @@ Raster ImageDecoder::decode_jpeg(double most_reduction) {
     broken(why);
   }
   if (inks) {
-    // Files hold the inks inverted, as Adobe does: 255 is no ink. The rounding
-    // is that of an exact division by 255.
+    // Files hold the inks inverted, as Adobe writes them: 255 is no ink. The
+    // products are divided by 255 with exact rounding.
     for (uint8_t* p = pixels; p < pixels + 4 * count; p += 4) {
       const int light = p[3];
       for (int c = 0; c < 3; ++c) {

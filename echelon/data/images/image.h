@@ -1,4 +1,4 @@
-// Decoding of JPEG and PNG files, from whoever made them.
+// Decoding of JPEG and PNG files, which may be malicious.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace echelon {
 
-/// Pixels of 4 bytes: red, green, blue, and one without meaning. Valid until
+/// Pixels of 4 bytes: red, green, blue, and one that is ignored. Valid until
 /// the decoder is used again.
 struct Raster {
   int64_t width = 0;
@@ -19,13 +19,13 @@ struct Raster {
   int64_t reduction = 1;
 };
 
-/// Reads one file after the other; keeps its memory in between. One per thread.
+/// Reads one file after the other and reuses its memory. One per thread.
 ///
-/// The result is what Pillow's convert("RGB") gives: grey, palette and CMYK
-/// become RGB, alpha is dropped, EXIF orientation and colour profiles are
-/// ignored; of 16 bits the upper 8 are taken. A file whose content is neither
-/// JPEG nor PNG, that is cut off, or that the decoder only reads with a warning
-/// is broken: DataError names the file.
+/// The result is that of Pillow's convert("RGB"): grey, palette and CMYK become
+/// RGB, alpha is dropped, EXIF orientation and colour profiles are ignored, and
+/// 16 bits are reduced to the upper 8. A file is broken if its content is
+/// neither JPEG nor PNG, if it is truncated, or if the decoder gives a warning:
+/// DataError then names the file.
 class ImageDecoder {
  public:
   ImageDecoder();
@@ -38,13 +38,13 @@ class ImageDecoder {
     int64_t height = 0;
   };
 
-  /// Reads the file and its header. Throws DataError when it has more than
-  /// `max_pixels` pixels; nothing has been decoded then.
+  /// Reads the file and its header. Throws DataError, before decoding anything,
+  /// when it has more than `max_pixels` pixels.
   Size open(const std::string& path, int64_t max_pixels);
 
-  /// Decodes what was opened. A JPEG is decoded smaller by the largest of 1, 2,
-  /// 4 and 8 that is not above `most_reduction`, which saves most of the work;
-  /// a PNG is always decoded whole.
+  /// Decodes the open file. A JPEG is decoded at a size reduced by the largest
+  /// of 1, 2, 4 and 8 that is at most `most_reduction`, which saves most of the
+  /// work; a PNG is always decoded at full size.
   Raster decode(double most_reduction);
 
  private:

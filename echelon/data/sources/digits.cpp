@@ -8,7 +8,7 @@
 
 namespace echelon {
 
-// data/digits.csv.gz, put here by the build.
+// data/digits.csv.gz, embedded by the build.
 extern const unsigned char kDigitsFile[];
 extern const unsigned long kDigitsFileBytes;
 

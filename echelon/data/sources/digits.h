@@ -17,7 +17,7 @@ struct Digits {
   std::vector<uint8_t> labels;                             // 0 to 9
 };
 
-/// Unpacks them from the program itself (2 ms); no file is read.
+/// Unpacks the digits, which are part of the program (2 ms).
 Digits load_digits();
 
 }  // namespace echelon

@@ -84,10 +84,7 @@ class Scan {
     const struct stat status = status_of(path);
     const FolderId id{status.st_dev, status.st_ino};
     if (std::find(open_.begin(), open_.end(), id) != open_.end()) {
-      throw DataError(
-          path +
-          ": is a folder that it lies in itself; the links lead in a "
-          "circle");
+      throw DataError(path + ": contains itself; the links lead in a circle");
     }
     open_.push_back(id);
     for (const auto& entry : list(path)) {
@@ -103,7 +100,7 @@ class Scan {
 
  private:
   ImageFolder& found_;
-  std::vector<FolderId> open_;  // from the class folder down to where we are
+  std::vector<FolderId> open_;  // from the class folder to the current one
 };
 
 }  // namespace

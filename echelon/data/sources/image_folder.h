@@ -21,11 +21,11 @@ struct ImageFolder {
 /// True for .jpg, .jpeg and .png, in any case.
 bool has_image_extension(const std::string& name);
 
-/// Finds the images of `root` without opening one. A class is a folder directly
-/// in it; images lie in it at any depth. Names are bytes and need not be UTF-8;
-/// those with a leading dot are left out. Links to files and folders are
-/// followed; a loop of links is an error. Throws DataError: no such folder, not
-/// a folder, unreadable, no class folder, a class folder without images.
+/// Finds the images of `root` without opening them. Each folder in `root` is a
+/// class, with images at any depth. Names are bytes and need not be UTF-8;
+/// those with a leading dot are ignored. Links to files and folders are
+/// followed. Throws DataError for a folder that is missing or unreadable, a
+/// loop of links, no class folder, or a class folder without images.
 ImageFolder scan_image_folder(const std::string& root);
 
 }  // namespace echelon

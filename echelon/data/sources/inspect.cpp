@@ -11,6 +11,7 @@
 #include "echelon/data/sources/order.h"
 #include "echelon/data/sources/text.h"
 #include "echelon/error.h"
+#include "echelon/text/format.h"
 
 namespace echelon {
 namespace {
@@ -19,15 +20,14 @@ using safetensors::shape_string;
 
 void require_positive(int64_t value, const std::string& key) {
   if (value < 1) {
-    throw ConfigError(
-        "[data] " + key + "=" + std::to_string(value) + ": must be 1 or more");
+    throw ConfigError(format("[data] {}={}: must be 1 or more", key, value));
   }
 }
 
 void require_path(const DataOptions& options, const std::string& what) {
   if (options.path.empty()) {
     throw ConfigError(
-        "[data] name=\"" + options.name + "\" needs path: " + what);
+        format("[data] name=\"{}\" needs path: {}", options.name, what));
   }
 }
 
@@ -42,15 +42,16 @@ void check_images(const DataOptions& options) {
   require_positive(options.max_image_pixels, "max_image_pixels");
   constexpr int64_t kMaxSize = 16384;
   if (options.image_size > kMaxSize) {
-    throw ConfigError(
-        "[data] image_size=" + std::to_string(options.image_size) +
-        ": must be " + std::to_string(kMaxSize) + " or less");
+    throw ConfigError(format(
+        "[data] image_size={}: must be {} or less", options.image_size,
+        kMaxSize));
   }
   if (options.mean.size() != 3 || options.std.size() != 3) {
-    throw ConfigError(
-        "[data] mean has " + std::to_string(options.mean.size()) + " and std " +
-        std::to_string(options.std.size()) +
-        " numbers; images have 3 channels, so each needs 3");
+    throw ConfigError(format(
+        "[data] mean has {} and std {} numbers; images have 3 channels, so "
+        "each "
+        "needs 3",
+        options.mean.size(), options.std.size()));
   }
   for (const double value : options.mean) {
     if (!std::isfinite(value)) {
@@ -60,8 +61,7 @@ void check_images(const DataOptions& options) {
   for (const double value : options.std) {
     if (!(value > 0.0 && std::isfinite(value))) {
       throw ConfigError(
-          "[data] std holds " + std::to_string(value) +
-          "; each must be more than 0");
+          format("[data] std holds {:f}; each must be more than 0", value));
     }
   }
 }
@@ -75,9 +75,8 @@ std::string shape_text(const std::vector<int64_t>& shape) {
   return text.empty() ? "scalars" : text;
 }
 
-std::string
-counted(int64_t number, const std::string& one, const std::string& many) {
-  return std::to_string(number) + " " + (number == 1 ? one : many);
+std::string counted(int64_t number, const char* one, const char* many) {
+  return format("{} {}", number, number == 1 ? one : many);
 }
 
 DataFacts dummy_facts(const DataOptions& options) {
@@ -91,9 +90,9 @@ DataFacts dummy_facts(const DataOptions& options) {
     require_positive(dim, "shape");
     if (__builtin_mul_overflow(elements, dim, &elements) ||
         elements > std::numeric_limits<int32_t>::max()) {
-      throw ConfigError(
-          "[data] shape=" + shape_string(options.shape) +
-          ": a sample must have fewer than 2^31 elements");
+      throw ConfigError(format(
+          "[data] shape={}: a sample must have fewer than 2^31 elements",
+          shape_string(options.shape)));
     }
   }
   DataFacts facts;
@@ -112,11 +111,12 @@ count_classes(std::span<const std::byte> bytes, const std::string& path) {
   for (size_t i = 0; i < bytes.size() / sizeof(Int); ++i) {
     Int value;
     std::memcpy(&value, bytes.data() + i * sizeof(Int), sizeof(Int));
-    // A negative one is huge as an unsigned number.
+    // As an unsigned number a negative one is huge.
     if (static_cast<uint64_t>(value) >= uint64_t{1} << 31) {
-      throw DataError(
-          path + ": targets holds " + std::to_string(value) + " (element " +
-          std::to_string(i) + "); classes are 0 or more and below 2^31");
+      throw DataError(format(
+          "{}: targets holds {} (element {}); classes are 0 or more and below "
+          "2^31",
+          path, int64_t{value}, i));
     }
     largest = std::max(largest, static_cast<int64_t>(value));
   }
@@ -132,9 +132,9 @@ int64_t count_classes(
   if (dtype == "I16") return count_classes<int16_t>(bytes, file.path());
   if (dtype == "I8") return count_classes<int8_t>(bytes, file.path());
   if (dtype == "U8") return count_classes<uint8_t>(bytes, file.path());
-  throw DataError(
-      file.path() + ": targets are " + dtype +
-      "; classes are integers: I64, I32, I16, I8 or U8");
+  throw DataError(format(
+      "{}: targets are {}; classes are integers: I64, I32, I16, I8 or U8",
+      file.path(), dtype));
 }
 
 DataFacts tensors_facts(const std::string& path) {
@@ -144,26 +144,26 @@ DataFacts tensors_facts(const std::string& path) {
     const auto& targets = file.at("targets");
     for (const auto* tensor : {&inputs, &targets}) {
       if (tensor->shape.empty()) {
-        throw DataError(
-            path + ": " + tensor->name +
-            " is a scalar; its first dimension must count the samples");
+        throw DataError(format(
+            "{}: {} is a scalar; its first dimension must count the samples",
+            path, tensor->name));
       }
     }
     if (inputs.shape[0] != targets.shape[0]) {
-      throw DataError(
-          path + ": inputs " + shape_string(inputs.shape) + " has " +
-          std::to_string(inputs.shape[0]) + " samples, targets " +
-          shape_string(targets.shape) + " has " +
-          std::to_string(targets.shape[0]) + "; they must be as many");
+      throw DataError(format(
+          "{}: inputs {} has {} samples, targets {} has {}; they must be as "
+          "many",
+          path, shape_string(inputs.shape), inputs.shape[0],
+          shape_string(targets.shape), targets.shape[0]));
     }
     if (inputs.shape[0] == 0) {
       throw DataError(path + ": inputs and targets are empty");
     }
     if (inputs.dtype == "BOOL" || inputs.dtype == "C64" ||
         inputs.dtype.starts_with("F8")) {
-      throw DataError(
-          path + ": inputs are " + inputs.dtype +
-          "; use F32, F64, F16, BF16 or integers");
+      throw DataError(format(
+          "{}: inputs are {}; use F32, F64, F16, BF16 or integers", path,
+          inputs.dtype));
     }
     DataFacts facts;
     facts.num_samples = inputs.shape[0];
@@ -191,9 +191,10 @@ void check_same_classes(const DataOptions& options) {
   const auto holdout = scan_image_folder(options.holdout_path);
   for (const auto& name : holdout.classes) {
     if (!std::binary_search(train.classes.begin(), train.classes.end(), name)) {
-      throw DataError(
-          options.holdout_path + "/" + name + ": " + options.path +
-          " has no class of that name; both folders must use the same names");
+      throw DataError(format(
+          "{}/{}: {} has no class of that name; both folders must use the same "
+          "names",
+          options.holdout_path, name, options.path));
     }
   }
 }
@@ -217,9 +218,9 @@ DataFacts main_facts(const DataOptions& options) {
     require_path(options, "a folder with one folder of images per class");
     return image_facts(options.path, options.image_size);
   }
-  throw ConfigError(
-      "[data] name=\"" + options.name +
-      "\": must be digits, dummy, tensors, images or text");
+  throw ConfigError(format(
+      "[data] name=\"{}\": must be digits, dummy, tensors, images or text",
+      options.name));
 }
 
 DataFacts text_facts(const DataOptions& options) {
@@ -236,14 +237,13 @@ DataFacts text_facts(const DataOptions& options) {
     facts.num_train = facts.num_samples;
     facts.num_holdout = TextCorpus(options, corpus).num_samples();
   }
-  facts.describe = corpus.describe() + ", vocabulary " +
-                   std::to_string(facts.classes) + ", " +
-                   counted(facts.num_samples, "sample", "samples") + " of " +
-                   std::to_string(corpus.sequence());
+  facts.describe = format(
+      "{}, vocabulary {}, {} of {}", corpus.describe(), facts.classes,
+      counted(facts.num_samples, "sample", "samples"), corpus.sequence());
   return facts;
 }
 
-/// Held-out samples from a file or folder of their own.
+/// The number of held-out samples in holdout_path.
 int64_t holdout_samples(const DataOptions& options, const DataFacts& facts) {
   DataFacts other;
   if (options.name == "tensors") {
@@ -252,21 +252,22 @@ int64_t holdout_samples(const DataOptions& options, const DataFacts& facts) {
     other = image_facts(options.holdout_path, options.image_size);
     check_same_classes(options);
   } else {
-    throw ConfigError(
-        "[data] holdout_path is for tensors, images and text; name=\"" +
-        options.name + "\" holds out a part of its own: use holdout");
+    throw ConfigError(format(
+        "[data] holdout_path is for tensors, images and text; name=\"{}\" "
+        "holds "
+        "out a part of its own: use holdout",
+        options.name));
   }
   if (other.sample_shape != facts.sample_shape) {
-    throw DataError(
-        options.holdout_path + ": its samples are " +
-        shape_string(other.sample_shape) + ", those of " + options.path +
-        " are " + shape_string(facts.sample_shape) + "; they must be equal");
+    throw DataError(format(
+        "{}: its samples are {}, those of {} are {}; they must be equal",
+        options.holdout_path, shape_string(other.sample_shape), options.path,
+        shape_string(facts.sample_shape)));
   }
   if (other.classes > facts.classes) {
-    throw DataError(
-        options.holdout_path + ": holds class " +
-        std::to_string(other.classes - 1) + ", but " + options.path +
-        " has classes 0 to " + std::to_string(facts.classes - 1));
+    throw DataError(format(
+        "{}: holds class {}, but {} has classes 0 to {}", options.holdout_path,
+        other.classes - 1, options.path, facts.classes - 1));
   }
   return other.num_samples;
 }
@@ -284,8 +285,9 @@ DataFacts inspect_data(const DataOptions& options) {
     facts.num_holdout = holdout_samples(options, facts);
     facts.num_train = facts.num_samples;
   }
-  facts.describe += ", " + counted(facts.classes, "class", "classes") + ", " +
-                    shape_text(facts.sample_shape);
+  facts.describe += format(
+      ", {}, {}", counted(facts.classes, "class", "classes"),
+      shape_text(facts.sample_shape));
   return facts;
 }
 

@@ -1,5 +1,5 @@
-// What a data set holds, found without LibTorch and without decoding a sample:
-// the command line checks a configuration with it before any rank starts.
+// Facts about a data set, found without LibTorch and without decoding a sample,
+// so that the command line can check a configuration before any rank starts.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 namespace echelon {
 
 struct DataFacts {
-  int64_t num_samples = 0;  // of data.path (or made up), held-out ones included
+  int64_t num_samples = 0;  // of data.path (or random), with held-out ones
   int64_t num_train = 0;
   int64_t num_holdout = 0;
   std::vector<int64_t> sample_shape;  // of one input: [1, 8, 8]
@@ -19,12 +19,12 @@ struct DataFacts {
   std::string describe;               // "1797 digits, 10 classes, 1x8x8"
 };
 
-/// Checks `options` and what they point to. Folders are listed and headers are
-/// read; of a tensors file the targets are read too, for the number of classes.
-/// Plain text is tokenised (token_cache.h); a sample is [sequence] tokens, and
-/// classes is the vocabulary.
-/// Throws ConfigError for a setting that is wrong by itself and DataError for a
-/// file or folder that is missing, empty or malformed.
+/// Checks `options` and the files that they name: lists folders, reads headers,
+/// reads the targets of a tensors file for the number of classes, and tokenises
+/// plain text (token_cache.h). A sample of text is [sequence] tokens, and
+/// classes is the size of the vocabulary. Throws ConfigError for a wrong
+/// setting and DataError for a file or folder that is missing, empty or
+/// malformed.
 DataFacts inspect_data(const DataOptions& options);
 
 }  // namespace echelon

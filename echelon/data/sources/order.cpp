@@ -8,6 +8,7 @@
 
 #include "echelon/data/sources/random.h"
 #include "echelon/error.h"
+#include "echelon/text/format.h"
 
 namespace echelon {
 namespace {
@@ -20,7 +21,7 @@ void shuffle_by(RandomStream random, std::vector<int64_t>& values) {
 
 __extension__ using int128 = __int128;
 
-/// The samples that an epoch takes of a source, in its own order.
+/// The samples of one source in an epoch, in order.
 std::vector<int64_t> source_order(
     const std::vector<int64_t>& samples, int64_t count, uint64_t seed,
     size_t source, int64_t epoch, bool shuffle) {
@@ -54,9 +55,8 @@ std::vector<int64_t> source_order(
 
 int64_t num_holdout(int64_t num_samples, double holdout) {
   if (!(holdout >= 0.0 && holdout < 1.0)) {
-    throw ConfigError(
-        "[data] holdout=" + std::to_string(holdout) +
-        ": must be 0 or more and less than 1");
+    throw ConfigError(format(
+        "[data] holdout={:f}: must be 0 or more and less than 1", holdout));
   }
   if (holdout == 0.0 || num_samples < 2) return 0;
   const auto nearest = static_cast<int64_t>(
@@ -69,8 +69,8 @@ Split split_samples(int64_t num_samples, double holdout, uint64_t seed) {
   std::vector<int64_t> order(static_cast<size_t>(num_samples));
   std::iota(order.begin(), order.end(), int64_t{0});
   if (held > 0) shuffle_by(RandomStream(RandomUse::split, {seed}), order);
-  const auto cut = order.end() - held;
-  Split split{{order.begin(), cut}, {cut, order.end()}};
+  const auto middle = order.end() - held;
+  Split split{{order.begin(), middle}, {middle, order.end()}};
   std::sort(split.train.begin(), split.train.end());
   std::sort(split.holdout.begin(), split.holdout.end());
   return split;
@@ -90,7 +90,7 @@ std::vector<int64_t>
 blend_counts(int64_t total, std::span<const double> weights) {
   const double sum = std::accumulate(weights.begin(), weights.end(), 0.0);
   std::vector<int64_t> counts;
-  std::vector<std::pair<double, size_t>> rests;  // what is lost, negated
+  std::vector<std::pair<double, size_t>> rests;  // lost by rounding, negated
   int64_t left = total;
   for (size_t s = 0; s < weights.size(); ++s) {
     const double exact = static_cast<double>(total) * (weights[s] / sum);
@@ -104,10 +104,10 @@ blend_counts(int64_t total, std::span<const double> weights) {
   }
   for (size_t s = 0; s < counts.size(); ++s) {
     if (counts[s] > 0) continue;
-    throw ConfigError(
-        "[data] weights: of an epoch's " + std::to_string(total) +
-        " samples source " + std::to_string(s) +
-        " would get none; raise its weight or leave it out");
+    throw ConfigError(format(
+        "[data] weights: of an epoch's {} samples source {} would get none; "
+        "raise its weight or leave it out",
+        total, s));
   }
   return counts;
 }
@@ -119,8 +119,8 @@ std::vector<int64_t> blend_order(
   struct Source {
     std::vector<int64_t> order;
     size_t taken = 0;
-    int64_t release = 0;   // the first turn in which it may take its next one
-    int64_t deadline = 0;  // and the turn by which it must have
+    int64_t release = 0;   // the first turn for its next sample
+    int64_t deadline = 0;  // the turn before which it must have come
   };
   const int64_t total =
       std::accumulate(counts.begin(), counts.end(), int64_t{0});
@@ -158,26 +158,25 @@ Share rank_share(
     std::span<const int64_t> rank_batch) {
   if (rank < 0 || rank >= num_ranks) {
     throw ConfigError(
-        "rank " + std::to_string(rank) + " is outside of " +
-        std::to_string(num_ranks) + " ranks");
+        format("rank {} is outside of {} ranks", rank, num_ranks));
   }
   int64_t before = rank;
   int64_t after = rank + 1;
   int64_t total = num_ranks;
   if (!rank_batch.empty()) {
     if (rank_batch.size() != static_cast<size_t>(num_ranks)) {
-      throw ConfigError(
-          "[train] rank_batch has " + std::to_string(rank_batch.size()) +
-          " numbers for " + std::to_string(num_ranks) +
-          " data-parallel ranks; it needs one each");
+      throw ConfigError(format(
+          "[train] rank_batch has {} numbers for {} data-parallel ranks; it "
+          "needs one each",
+          rank_batch.size(), num_ranks));
     }
     before = 0;
     total = 0;
     for (size_t i = 0; i < rank_batch.size(); ++i) {
       if (rank_batch[i] < 0) {
-        throw ConfigError(
-            "[train] rank_batch holds " + std::to_string(rank_batch[i]) +
-            "; a rank takes 0 or more samples");
+        throw ConfigError(format(
+            "[train] rank_batch holds {}; a rank takes 0 or more samples",
+            rank_batch[i]));
       }
       if (static_cast<int64_t>(i) == rank) before = total;
       total += rank_batch[i];

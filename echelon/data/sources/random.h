@@ -1,5 +1,5 @@
-// Random numbers that are a function of a key: the same on every platform, for
-// any number of ranks and threads, in any order of use.
+// Random numbers as a function of a key: the same on every platform, for any
+// number of ranks and threads, in any order of use.
 // Source: Steele, Lea, Flood, "Fast splittable pseudorandom number generators",
 // 2014 (splitmix64); Lemire, "Fast random integer generation in an interval",
 // 2019, arXiv:1805.10941 (below).
@@ -10,16 +10,16 @@
 
 namespace echelon {
 
-/// What a stream of random numbers is for; part of its key, so that two uses
-/// of one seed do not see the same numbers.
+/// The purpose of a stream of random numbers. It is part of the key, so that
+/// two uses of one seed get different numbers.
 enum class RandomUse : uint64_t {
-  split = 1,        // which samples are held out
+  split = 1,        // the held-out samples
   order = 2,        // the order of an epoch
   augment = 3,      // crop and flip of a sample
-  dummy = 4,        // made-up samples
+  dummy = 4,        // random samples
   sample_key = 5,   // Batch::more's keys
-  blend = 6,        // the order of one source of several, pass by pass
-  sample_text = 7,  // tokens that a model is asked for
+  blend = 6,        // the order of one source of several, in one pass
+  sample_text = 7,  // tokens that a model generates
 };
 
 /// A permutation of 64-bit words that looks random (splitmix64's finaliser).
@@ -29,7 +29,7 @@ constexpr uint64_t mix_bits(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-/// The numbers of one key: splitmix64 from a state that the key is mixed into.
+/// The numbers of one key: splitmix64, with the key mixed into its state.
 class RandomStream {
  public:
   RandomStream(RandomUse use, std::initializer_list<uint64_t> key)

@@ -13,6 +13,8 @@
 #include "echelon/data/sources/token_cache.h"
 #include "echelon/data/tokenizer/tokenizer.h"
 #include "echelon/error.h"
+#include "echelon/text/format.h"
+#include "echelon/text/units.h"
 
 namespace echelon {
 namespace {
@@ -23,9 +25,9 @@ constexpr int64_t kIgnored = -100;
 constexpr int64_t kCheckedBytes = int64_t{256} << 20;
 constexpr int64_t kLargestVocabulary = std::numeric_limits<int32_t>::max();
 
-[[noreturn]] void fail(
-    const std::string& key, const std::string& value, const std::string& rule) {
-  throw ConfigError("[data] " + key + "=" + value + ": " + rule);
+[[noreturn]] void
+fail(const char* key, int64_t value, const std::string& rule) {
+  throw ConfigError(format("[data] {}={}: {}", key, value, rule));
 }
 
 bool exists(const std::string& path) {
@@ -33,29 +35,18 @@ bool exists(const std::string& path) {
   return fs::exists(path, ignored);
 }
 
-/// "1234567" -> "1,234,567"
-std::string with_commas(int64_t value) {
-  std::string digits = std::to_string(value);
-  for (auto at = static_cast<int64_t>(digits.size()) - 3; at > 0; at -= 3) {
-    digits.insert(static_cast<size_t>(at), ",");
-  }
-  return digits;
-}
-
 void check_weights(const DataOptions& options, size_t sources) {
   if (options.weights.empty()) return;
   if (options.weights.size() != sources) {
-    throw ConfigError(
-        "[data] weights has " + std::to_string(options.weights.size()) +
-        " numbers for " + std::to_string(sources) +
-        (sources == 1 ? " source" : " sources") +
-        "; give one for each, or none");
+    throw ConfigError(format(
+        "[data] weights has {} numbers for {} source{}; give one for each, or "
+        "none",
+        options.weights.size(), sources, sources == 1 ? "" : "s"));
   }
   for (const double weight : options.weights) {
     if (!(weight > 0 && std::isfinite(weight))) {
-      throw ConfigError(
-          "[data] weights holds " + std::to_string(weight) +
-          "; each must be more than 0");
+      throw ConfigError(format(
+          "[data] weights holds {:f}; each must be more than 0", weight));
     }
   }
 }
@@ -77,17 +68,16 @@ std::vector<std::string> source_names(const DataOptions& options) {
 
 void check_options(const DataOptions& options) {
   if (options.sequence < 1) {
-    fail("sequence", std::to_string(options.sequence), "must be 1 or more");
+    fail("sequence", options.sequence, "must be 1 or more");
   }
   if (options.token_bytes != 0 && options.token_bytes != 2 &&
       options.token_bytes != 4) {
     fail(
-        "token_bytes", std::to_string(options.token_bytes),
-        "must be 2 (uint16) or 4 (uint32)");
+        "token_bytes", options.token_bytes, "must be 2 (uint16) or 4 (uint32)");
   }
   if (options.vocab_size < 0 || options.vocab_size > kLargestVocabulary) {
     fail(
-        "vocab_size", std::to_string(options.vocab_size),
+        "vocab_size", options.vocab_size,
         "must be 0 (the tokenizer's) to 2147483647");
   }
 }
@@ -117,7 +107,7 @@ Files files_of(const std::string& name, TextFormat format) {
   }
   if (idx || (bin && exists(indexed.idx))) return indexed;
   if (bin) return {FileKind::flat, name, ""};
-  // The name that both files of a pair begin with.
+  // A name without suffix means the pair of files that begin with it.
   if (!exists(name) && exists(indexed.idx)) return indexed;
   return {};
 }
@@ -132,9 +122,10 @@ std::unique_ptr<Tokenizer> open_tokenizer(const DataOptions& options) {
         return files_of(name, options.format).kind == FileKind::text;
       });
   if (has_text) return load_tokenizer("bytes");
-  throw ConfigError(
-      "[data] tokenizer is not set, and " + names.front() +
-      " has tokens, not text; name the tokenizer that they were made with");
+  throw ConfigError(format(
+      "[data] tokenizer is not set, and {} has tokens, not text; name the "
+      "tokenizer that they were made with",
+      names.front()));
 }
 
 std::vector<std::string> expand_source(const std::string& name) {
@@ -145,8 +136,9 @@ std::vector<std::string> expand_source(const std::string& name) {
   const int result =
       ::glob(name.c_str(), GLOB_NOSORT | GLOB_ERR, nullptr, &found);
   std::vector<std::string> files;
-  if (result == 0)
+  if (result == 0) {
     files.assign(found.gl_pathv, found.gl_pathv + found.gl_pathc);
+  }
   const int reason = errno;
   ::globfree(&found);
   if (result == GLOB_ABORTED) {
@@ -195,10 +187,12 @@ TokenFile TextCorpus::open_source(const std::string& name) {
   if (files.kind == FileKind::indexed) return TokenFile(files.bin, files.idx);
   if (files.kind == FileKind::flat) {
     if (respects_documents() && end_of_text_ < 0) {
-      throw ConfigError(
-          "[data] documents=\"respected\": " + name +
-          " does not say where documents end; set end_of_text_id, the token "
-          "that ends one, or use a file with an .idx");
+      throw ConfigError(format(
+          "[data] documents=\"respected\": {} does not say where documents "
+          "end; "
+          "set end_of_text_id, the token that ends one, or use a file with an "
+          ".idx",
+          name));
     }
     const auto type =
         options_.token_bytes == 4 ? TokenType::u32 : TokenType::u16;
@@ -212,9 +206,10 @@ TokenFile TextCorpus::open_source(const std::string& name) {
   if (recipe.end_of_text < 0 && own) recipe.end_of_text = *own;
   if (recipe.end_of_text >= tokenizer().vocab_size()) {
     fail(
-        "end_of_text_id", std::to_string(recipe.end_of_text),
-        "the tokenizer has " + std::to_string(tokenizer().vocab_size()) +
-            " tokens; ids are below that");
+        "end_of_text_id", recipe.end_of_text,
+        format(
+            "the tokenizer has {} tokens; ids are below that",
+            tokenizer().vocab_size()));
   }
   return tokenise(expand_source(name), recipe, tokenizer());
 }
@@ -229,20 +224,19 @@ void TextCorpus::number_samples() {
     source.first_sample = num_samples_;
     source.num_samples = (tokens - 1) / sequence;
     if (source.num_samples == 0) {
-      throw DataError(
-          source.name + ": has " + with_commas(tokens) +
-          " tokens; one sample of [data] sequence=" + std::to_string(sequence) +
-          " takes " + std::to_string(sequence + 1) +
-          "; lower sequence to at most " +
-          std::to_string(std::max<int64_t>(tokens - 1, 1)) + " or add text");
+      throw DataError(format(
+          "{}: has {} tokens; one sample of [data] sequence={} takes {}; lower "
+          "sequence to at most {} or add text",
+          source.name, format_count(tokens), sequence, sequence + 1,
+          std::max<int64_t>(tokens - 1, 1)));
     }
     num_samples_ += source.num_samples;
     num_tokens_ += tokens;
   }
 }
 
-/// The vocabulary is the one that is set, or the tokenizer's, or, of small
-/// files that come without one, their largest id and those below.
+/// The vocabulary is the one that is set, or the tokenizer's, or, for small
+/// files without either, the ids up to the largest one.
 void TextCorpus::find_vocabulary() {
   int64_t token_file_bytes = 0;
   for (const auto& source : sources_) {
@@ -252,13 +246,15 @@ void TextCorpus::find_vocabulary() {
                         static_cast<int64_t>(token_bytes(source.tokens.type()));
   }
   const bool check = token_file_bytes <= kCheckedBytes;
-  // Set by a tokenizer that was asked for, or that plain text needed.
+  // The tokenizer was loaded if it was named or if plain text needed it.
   const int64_t known = tokenizer_ ? tokenizer_->vocab_size() : 0;
   if (options_.vocab_size > 0 && options_.vocab_size < known) {
     fail(
-        "vocab_size", std::to_string(options_.vocab_size),
-        "the tokenizer has " + std::to_string(known) +
-            " tokens; set at least as many, or 0 to take them");
+        "vocab_size", options_.vocab_size,
+        format(
+            "the tokenizer has {} tokens; set at least as many, or 0 to take "
+            "them",
+            known));
   }
   vocabulary_ = std::max(options_.vocab_size, known);
   if (vocabulary_ == 0 && !check) {
@@ -278,17 +274,16 @@ void TextCorpus::find_vocabulary() {
   if (vocabulary_ == 0) vocabulary_ = largest + 1;
   if (end_of_text_ >= vocabulary_) {
     fail(
-        "end_of_text_id", std::to_string(end_of_text_),
-        "the vocabulary has " + std::to_string(vocabulary_) +
-            " tokens; ids are below that");
+        "end_of_text_id", end_of_text_,
+        format(
+            "the vocabulary has {} tokens; ids are below that", vocabulary_));
   }
 }
 
 std::string TextCorpus::describe() const {
-  return with_commas(num_tokens_) + " tokens" +
-         (sources_.size() > 1
-              ? " of " + std::to_string(sources_.size()) + " sources"
-              : "");
+  std::string text = format_count(num_tokens_) + " tokens";
+  if (sources_.size() > 1) text += format(" of {} sources", sources_.size());
+  return text;
 }
 
 size_t TextCorpus::source_of(int64_t sample) const {
@@ -320,7 +315,7 @@ void TextCorpus::write_documents(
     const Source& source, int64_t begin, const int64_t* tokens,
     int64_t* targets, int64_t* documents) const {
   const int64_t sequence = options_.sequence;
-  // Places in the window, after the first, where a document begins.
+  // Positions in the window, after the first, where a document begins.
   std::vector<int64_t> borders;
   if (source.tokens.has_documents()) {
     for (const int64_t at :
@@ -349,8 +344,9 @@ Split TextCorpus::split(double holdout, uint64_t seed) const {
   for (const auto& source : sources_) {
     const Split part = split_samples(source.num_samples, holdout, seed);
     const auto append = [&](const auto& from, auto& to) {
-      for (const int64_t sample : from)
+      for (const int64_t sample : from) {
         to.push_back(source.first_sample + sample);
+      }
     };
     append(part.train, all.train);
     append(part.holdout, all.holdout);

@@ -1,4 +1,4 @@
-// Text to train on: windows of tokens from one source or a blend of several.
+// Text for training: windows of tokens from one source or a blend of several.
 #pragma once
 
 #include <cstdint>
@@ -14,24 +14,24 @@ namespace echelon {
 
 class Tokenizer;
 
-/// The tokenizer of options.tokenizer; that of bytes when it is "" and some
-/// source is plain text. Throws ConfigError when sources are tokens and nothing
-/// says what they mean, else as load_tokenizer().
+/// The tokenizer of options.tokenizer; where that is "" and some source is
+/// plain text, the tokenizer of bytes. Throws ConfigError when all sources are
+/// tokens and no tokenizer is named, otherwise as load_tokenizer().
 std::unique_ptr<Tokenizer> open_tokenizer(const DataOptions& options);
 
 /// The windows of all sources, numbered source by source. A source of t tokens
-/// has floor((t - 1) / sequence) of them; window i of it reads the tokens
-/// [i * sequence, (i + 1) * sequence] of the source: inputs, and targets that
-/// are one token ahead. Immutable once made; any thread may read.
+/// has floor((t - 1) / sequence) windows; window i has its tokens
+/// [i * sequence, (i + 1) * sequence]: the inputs, and the targets that are one
+/// token ahead. Immutable; any thread may read.
 class TextCorpus {
  public:
-  /// Opens the files; plain text is tokenised first (token_cache.h). Throws
-  /// ConfigError for a setting that is wrong by itself and DataError for a file
-  /// that is missing, broken, empty, too short, or has ids outside of the
-  /// vocabulary: all ids of token files that make up at most 256 MiB are
-  /// checked here, other ids as they are read.
+  /// Opens the files, and tokenises plain text first (token_cache.h). Throws
+  /// ConfigError for a wrong setting and DataError for a file that is missing,
+  /// broken, empty, too short, or has ids outside of the vocabulary. If the
+  /// token files have at most 256 MiB together, all their ids are checked here,
+  /// otherwise ids are checked when they are read.
   explicit TextCorpus(const DataOptions& options);
-  /// A corpus of held-out text, with the vocabulary of `train`.
+  /// A corpus of held-out text with the vocabulary of `train`.
   TextCorpus(const DataOptions& options, const TextCorpus& train);
 
   int64_t num_samples() const { return num_samples_; }
@@ -44,27 +44,27 @@ class TextCorpus {
   /// "12,345 tokens of 2 sources"
   std::string describe() const;
 
-  /// Window `sample`: `sequence` numbers each. With `documents` (not null) the
-  /// documents of the inputs, counted from 0 within the window, are written,
-  /// and a target that begins another document is -100: it is not to be
-  /// predicted. Throws DataError: a token outside of the vocabulary, by file
-  /// and offset.
+  /// Reads window `sample`, `sequence` numbers each. If `documents` is not
+  /// null, it gets the document of each input, counted from 0 within the
+  /// window, and a target that begins another document is -100, so that it is
+  /// not predicted. Throws DataError, with file and offset, for a token outside
+  /// of the vocabulary.
   void read(
       int64_t sample, int64_t* inputs, int64_t* targets,
       int64_t* documents) const;
 
-  /// split_samples() of each source by itself.
+  /// split_samples() of each source.
   Split split(double holdout, uint64_t seed) const;
 
-  /// An epoch over `samples` (as split() gives them): blend_order() by the
-  /// weights, epoch_order() for a single source.
+  /// The order of an epoch over `samples` (as split() gives them):
+  /// epoch_order() for a single source, otherwise blend_order() by the weights.
   std::vector<int64_t> training_order(
       std::vector<int64_t> samples, uint64_t seed, int64_t epoch,
       bool shuffle) const;
 
  private:
   struct Source {
-    std::string name;  // as the settings have it
+    std::string name;  // as in the settings
     TokenFile tokens;
     int64_t first_sample = 0;
     int64_t num_samples = 0;
@@ -81,16 +81,17 @@ class TextCorpus {
       int64_t* targets, int64_t* documents) const;
 
   DataOptions options_;
-  std::shared_ptr<const Tokenizer> tokenizer_;  // once it is needed
+  std::shared_ptr<const Tokenizer> tokenizer_;  // loaded when needed
   std::vector<Source> sources_;
-  int64_t end_of_text_ = -1;  // parts documents of plain token files; -1: none
+  int64_t end_of_text_ = -1;  // ends documents of plain token files; -1: none
   int64_t vocabulary_ = 0;
   int64_t num_samples_ = 0;
   int64_t num_tokens_ = 0;
 };
 
-/// The files that a source names: itself, or those that match, ascending by
-/// their bytes, where it has one of * ? [. Throws DataError when none does.
+/// The files that a source names: `name` itself or, if it contains one of * ?
+/// [, the files that match, sorted by their bytes. Throws DataError when none
+/// does.
 std::vector<std::string> expand_source(const std::string& name);
 
 }  // namespace echelon

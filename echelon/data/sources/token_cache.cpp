@@ -6,7 +6,6 @@
 #include <xxhash.h>
 
 #include <algorithm>
-#include <array>
 #include <cctype>
 #include <cstdio>
 #include <cstdlib>
@@ -15,6 +14,7 @@
 #include <system_error>
 
 #include "echelon/error.h"
+#include "echelon/text/format.h"
 
 namespace echelon {
 namespace {
@@ -22,10 +22,10 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr size_t kPieceBytes = size_t{1} << 20;
-constexpr size_t kHashedWhole = size_t{64} << 20;
+constexpr size_t kHashedBytes = size_t{64} << 20;  // of a complete file
 constexpr size_t kEndsBytes = size_t{1} << 20;
-constexpr size_t kToldBytes = size_t{64} << 20;
-/// Raised when the same text and recipe give other tokens than before.
+constexpr size_t kAnnouncedBytes = size_t{64} << 20;
+/// Increased when the same text and recipe give other tokens than before.
 constexpr uint64_t kVersion = 1;
 
 class Key {
@@ -42,22 +42,16 @@ class Key {
   }
   std::string text() const {
     const XXH128_hash_t hash = XXH3_128bits_digest(&state_);
-    std::array<char, 33> digits;
-    std::snprintf(
-        digits.data(), digits.size(), "%016llx%016llx",
-        static_cast<unsigned long long>(hash.high64),
-        static_cast<unsigned long long>(hash.low64));
-    return digits.data();
+    return format("{:016x}{:016x}", hash.high64, hash.low64);
   }
 
  private:
   XXH3_state_t state_;
 };
 
-/// `file` is mapped already: it exists.
 void add_file(Key& key, const MappedFile& file) {
   const auto bytes = file.bytes();
-  if (bytes.size() <= kHashedWhole) {
+  if (bytes.size() <= kHashedBytes) {
     key.add(bytes);
     return;
   }
@@ -79,8 +73,9 @@ std::string cache_key(
   key.add(recipe.separator);
   key.add(static_cast<uint64_t>(recipe.end_of_text));
   key.add(recipe.tokenizer == "bytes" ? "bytes" : "file");
-  if (recipe.tokenizer != "bytes")
+  if (recipe.tokenizer != "bytes") {
     key.add(MappedFile(recipe.tokenizer).bytes());
+  }
   for (const auto& file : files) add_file(key, *file);
   return key.text();
 }
@@ -136,10 +131,9 @@ class Encoding {
     try {
       writer_.add(tokenizer_.encode(piece));
     } catch (const DataError& error) {
-      throw DataError(
-          file_->path() + ": byte " +
-          std::to_string(piece.data() - text_of(*file_).data()) +
-          " and on: " + error.what());
+      throw DataError(format(
+          "{}: byte {} and on: {}", file_->path(),
+          piece.data() - text_of(*file_).data(), error.what()));
     }
   }
 
@@ -150,23 +144,23 @@ class Encoding {
   const MappedFile* file_ = nullptr;
 };
 
-void tell(const std::vector<std::unique_ptr<MappedFile>>& files) {
+void announce(const std::vector<std::unique_ptr<MappedFile>>& files) {
   size_t bytes = 0;
   for (const auto& file : files) bytes += file->bytes().size();
-  if (bytes < kToldBytes) return;
+  if (bytes < kAnnouncedBytes) return;
   std::fprintf(
       stderr, "tokenising %zu MiB of %s%s, this once\n", bytes >> 20,
       files.front()->path().c_str(), files.size() > 1 ? " …" : "");
 }
 
-/// A pair that is there and whole.
+/// The cached pair, or null when it is missing or damaged.
 std::unique_ptr<TokenFile> find_cached(const std::string& prefix) {
   std::error_code ignored;
   if (!fs::exists(prefix + ".idx", ignored)) return nullptr;
   try {
     return std::make_unique<TokenFile>(prefix + ".bin", prefix + ".idx");
   } catch (const DataError&) {
-    return nullptr;  // damaged
+    return nullptr;
   }
 }
 
@@ -223,7 +217,7 @@ TokenFile tokenise(
   }
   const std::string prefix = folder + "/" + cache_key(mapped, recipe);
   if (auto cached = find_cached(prefix)) return std::move(*cached);
-  tell(mapped);
+  announce(mapped);
   TokenWriter writer(prefix, tokenizer.vocab_size());
   Encoding encoding(tokenizer, recipe, writer);
   for (const auto& file : mapped) encoding.add_file(*file);

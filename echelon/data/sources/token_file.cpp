@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "echelon/error.h"
+#include "echelon/text/format.h"
 
 namespace echelon {
 namespace {
@@ -31,14 +32,7 @@ int64_t number_at(const std::byte* list, int64_t i) {
   return load<int64_t>(list + static_cast<size_t>(i) * sizeof(int64_t));
 }
 
-std::string text(int64_t value) {
-  return std::to_string(value);
-}
-std::string text(uint64_t value) {
-  return std::to_string(value);
-}
-
-/// Calls `body` with a number of the type.
+/// Calls `body` with a zero of the type.
 template <typename Body>
 void with_type(TokenType type, Body&& body) {
   switch (type) {
@@ -80,29 +74,30 @@ class IndexParser {
 
   void read_header() {
     if (file_.size() < kHeaderBytes) {
-      fail(
-          "has " + text(file_.size()) +
-          " bytes; the header of an index alone takes " + text(kHeaderBytes) +
-          "; it is cut off, or no index");
+      fail(format(
+          "has {} bytes; the header of an index alone takes {}; it is "
+          "truncated, or not an index",
+          file_.size(), kHeaderBytes));
     }
     const std::byte* at = file_.data();
     if (std::memcmp(at, kMagic, sizeof(kMagic)) != 0) {
-      fail("does not begin with MMIDIDX; it is no index of tokens");
+      fail("does not begin with MMIDIDX; it is not an index of tokens");
     }
     at += sizeof(kMagic);
     const auto version = load<uint64_t>(at);
     if (version != kIndexVersion) {
-      fail("is an index of version " + text(version) + "; only 1 is known");
+      fail(format("is an index of version {}; only 1 is known", version));
     }
     at += 8;
     const auto code = load<uint8_t>(at);
     if (code == 6 || code == 7) {
-      fail(
-          "says that ids are floating-point numbers (type " +
-          std::to_string(code) + "); they must be integers");
+      fail(format(
+          "says that ids are floating-point numbers (type {}); they must be "
+          "integers",
+          code));
     }
     if (code < 1 || code > 8) {
-      fail("has type " + std::to_string(code) + " of ids; types are 1 to 8");
+      fail(format("has type {} of ids; types are 1 to 8", code));
     }
     index_.type = static_cast<TokenType>(code);
     const auto sequences = load<uint64_t>(at + 1);
@@ -118,27 +113,30 @@ class IndexParser {
   void check_size(uint64_t sequences, uint64_t documents) const {
     constexpr uint64_t kMost = uint64_t{1} << 48;
     if (sequences > kMost || documents > kMost) {
-      fail(
-          "says that it has " + text(sequences) + " sequences and " +
-          text(documents) + " document indices, which no file holds");
+      fail(format(
+          "says that it has {} sequences and {} document indices, which no "
+          "file "
+          "holds",
+          sequences, documents));
     }
     const uint64_t needed = kHeaderBytes + sequences * 12 + documents * 8;
     if (needed > file_.size()) {
-      fail(
-          "has " + text(file_.size()) + " bytes, but " + text(sequences) +
-          " sequences and " + text(documents) + " document indices take " +
-          text(needed) + "; it is cut off");
+      fail(format(
+          "has {} bytes, but {} sequences and {} document indices take {}; it "
+          "is "
+          "truncated",
+          file_.size(), sequences, documents, needed));
     }
     if (needed + sequences == file_.size() && sequences > 0) {
       fail(
-          "has a mode for each sequence: it indexes images and text; only "
-          "text is known");
+          "has a mode for each sequence: it indexes images and text; only text "
+          "is known");
     }
     if (needed < file_.size()) {
-      fail(
-          "has " + text(file_.size()) + " bytes, " +
-          text(file_.size() - needed) + " more than its " + text(sequences) +
-          " sequences and " + text(documents) + " document indices take");
+      fail(format(
+          "has {} bytes, {} more than its {} sequences and {} document indices "
+          "take",
+          file_.size(), file_.size() - needed, sequences, documents));
     }
     if (documents == 0) {
       fail("has no document indices; there is at least the end, S");
@@ -151,28 +149,27 @@ class IndexParser {
     for (int64_t i = 0; i < index_.num_sequences; ++i) {
       const auto size = load<int32_t>(sizes_ + 4 * static_cast<size_t>(i));
       if (size < 0) {
-        fail(
-            "sequence " + text(i) + " has " + std::to_string(size) +
-            " tokens; 0 or more are possible");
+        fail(format(
+            "sequence {} has {} tokens; 0 or more are possible", i, size));
       }
       const int64_t pointer = number_at(index_.pointers, i);
       if (pointer != at) {
-        fail(
-            "sequence " + text(i) + " begins at byte " + text(pointer) +
-            ", but those before it end at " + text(at) +
-            "; sequences must follow each other");
+        fail(format(
+            "sequence {} begins at byte {}, but those before it end at {}; "
+            "sequences must follow each other",
+            i, pointer, at));
       }
-      // At most 2^48 sizes below 2^31, by 8 bytes: only then too large.
+      // Up to 2^48 sizes below 2^31, times 8 bytes, may overflow.
       if (__builtin_add_overflow(at, int64_t{size} * width, &at)) {
         fail("its sequences have more tokens than a file holds");
       }
     }
     if (static_cast<uint64_t>(at) != bin_bytes_) {
-      fail(
-          "its sequences take " + text(at) + " bytes, but the .bin has " +
-          text(bin_bytes_) +
-          "; the two files do not belong together, or one "
-          "is cut off");
+      fail(format(
+          "its sequences take {} bytes, but the .bin has {}; the two files do "
+          "not "
+          "belong together, or one is truncated",
+          at, bin_bytes_));
     }
     index_.num_tokens = at / width;
   }
@@ -185,17 +182,17 @@ class IndexParser {
           d == 0 ? sequence == 0
                  : sequence >= before && sequence <= index_.num_sequences;
       if (!good) {
-        fail(
-            "document index " + text(d) + " is " + text(sequence) +
-            "; they begin with 0 and ascend to " + text(index_.num_sequences));
+        fail(format(
+            "document index {} is {}; they begin with 0 and ascend to {}", d,
+            sequence, index_.num_sequences));
       }
       before = sequence;
     }
     if (before != index_.num_sequences) {
-      fail(
-          "its last document index is " + text(before) +
-          "; it must be the number of sequences, " +
-          text(index_.num_sequences));
+      fail(format(
+          "its last document index is {}; it must be the number of sequences, "
+          "{}",
+          before, index_.num_sequences));
     }
   }
 
@@ -231,7 +228,7 @@ MappedFile::MappedFile(const std::string& path) : path_(path) {
     ::close(file);
     throw DataError(
         path + ": is " + (S_ISDIR(status.st_mode) ? "a folder" : "no file") +
-        "; name a file, or all of a folder's as in FOLDER/*.txt");
+        "; name a file, or all files of a folder as in FOLDER/*.txt");
   }
   size_ = static_cast<size_t>(status.st_size);
   if (size_ > 0) {
@@ -269,10 +266,10 @@ TokenFile::TokenFile(const std::string& path, TokenType type)
   const size_t width = token_bytes(type);
   const size_t bytes = bin_->bytes().size();
   if (bytes % width != 0) {
-    throw DataError(
-        path + ": has " + std::to_string(bytes) +
-        " bytes, which is no multiple of the " + std::to_string(width) +
-        " of a token; it is cut off, or [data] token_bytes is wrong");
+    throw DataError(format(
+        "{}: has {} bytes, which is no multiple of the {} of a token; it is "
+        "truncated, or [data] token_bytes is wrong",
+        path, bytes, width));
   }
   num_tokens_ = static_cast<int64_t>(bytes / width);
 }
@@ -297,19 +294,16 @@ void TokenFile::read(
           load<Token>(from + static_cast<size_t>(i) * sizeof(Token)));
     }
   });
-  // A negative one is huge as an unsigned number.
+  // As an unsigned number a negative id is huge.
   const auto bad = std::find_if(to, to + count, [&](int64_t id) {
     return static_cast<uint64_t>(id) >= static_cast<uint64_t>(vocabulary);
   });
   if (bad == to + count) return;
   const int64_t token = begin + (bad - to);
-  throw DataError(
-      path() + ": token " + std::to_string(token) + " (byte " +
-      std::to_string(token * static_cast<int64_t>(width)) + ") is " +
-      std::to_string(*bad) + ", but the vocabulary has " +
-      std::to_string(vocabulary) +
-      " tokens; the tokenizer, vocab_size or token_bytes does not fit the "
-      "file");
+  throw DataError(format(
+      "{}: token {} (byte {}) is {}, but the vocabulary has {} tokens; the "
+      "tokenizer, vocab_size or token_bytes does not fit the file",
+      path(), token, token * static_cast<int64_t>(width), *bad, vocabulary));
 }
 
 int64_t TokenFile::largest(int64_t vocabulary) const {
@@ -340,7 +334,7 @@ std::vector<int64_t> TokenFile::borders(int64_t begin, int64_t end) const {
   for (; low < index_.num_documents; ++low) {
     const int64_t at = index_.document_begin(low);
     if (at >= end) break;
-    // Empty documents begin where the next one does.
+    // An empty document begins where the next one begins.
     if (borders.empty() || borders.back() != at) borders.push_back(at);
   }
   return borders;
@@ -356,7 +350,7 @@ TokenWriter::TokenWriter(std::string prefix, int64_t vocabulary)
 
 TokenWriter::~TokenWriter() {
   if (bin_ != nullptr) std::fclose(bin_);
-  // Those that finish() has not moved into place.
+  // Removes the files that finish() has not renamed.
   ::unlink((part_ + ".bin").c_str());
   ::unlink((part_ + ".idx").c_str());
 }
@@ -397,7 +391,7 @@ void TokenWriter::end_document() {
 void TokenWriter::finish() {
   end_document();
   close(bin_);
-  // A document with more tokens than a size counts is several sequences.
+  // A document of 2^31 tokens or more becomes several sequences.
   constexpr int64_t kLongest = std::numeric_limits<int32_t>::max();
   std::vector<int32_t> sizes;
   std::vector<int64_t> pointers, documents = {0};
@@ -431,7 +425,7 @@ void TokenWriter::finish() {
     throw;
   }
   close(idx);
-  // The index last: where it is, the tokens are whole.
+  // The index comes last: where it exists, the tokens are complete.
   for (const char* suffix : {".bin", ".idx"}) {
     if (::rename((part_ + suffix).c_str(), (prefix_ + suffix).c_str()) != 0) {
       fail(prefix_ + suffix);

@@ -1,15 +1,15 @@
 // Token ids on disk, mapped into memory: plain .bin files and Megatron-LM's
 // indexed ones.
 //
-// A plain file holds ids of one type, one after the other, in the byte order of
-// x86. An indexed one has a second file, .idx (little-endian, without padding):
+// A plain file is an array of ids of one type, little-endian. An indexed one
+// has a second file, .idx (little-endian, without padding):
 //   9 bytes  "MMIDIDX\0\0"
 //   uint64   version, 1
 //   uint8    type of an id: 1 uint8, 2 int8, 3 int16, 4 int32, 5 int64, 8
 //   uint16 uint64   S, the number of sequences uint64   D, the number of
-//   document indices int32    [S] tokens of each sequence int64    [S] where in
-//   the .bin each begins, in bytes int64    [D] the sequence that each document
-//   begins with; last: S
+//   document indices int32    [S] the number of tokens of each sequence int64
+//   [S] the offset of each sequence in the .bin, in bytes int64    [D] the
+//   first sequence of each document; the last entry is S
 // Source: Megatron-LM's indexed_dataset.py, format version 1; sequences follow
 // each other without gaps, as its builder writes them.
 #pragma once
@@ -37,8 +37,8 @@ enum class TokenType : uint8_t {
 
 size_t token_bytes(TokenType type);
 
-/// A file in memory, as long as this lives. Throws DataError when it cannot be
-/// read or is no file.
+/// A memory-mapped file. Throws DataError when it cannot be read or is not a
+/// regular file.
 class MappedFile {
  public:
   explicit MappedFile(const std::string& path);
@@ -55,7 +55,7 @@ class MappedFile {
   size_t size_ = 0;
 };
 
-/// What an .idx file says; points into its bytes.
+/// The content of an .idx file; points into its bytes.
 struct TokenIndex {
   TokenType type = TokenType::u16;
   int64_t num_tokens = 0;
@@ -68,16 +68,16 @@ struct TokenIndex {
   int64_t document_begin(int64_t d) const;
 };
 
-/// Reads and checks all of an .idx whose tokens are a file of `bin_bytes`
-/// bytes. Throws DataError: `path`, what is wrong, where.
+/// Reads and checks a complete .idx whose .bin has `bin_bytes` bytes. Throws
+/// DataError, which begins with `path` and names the place.
 TokenIndex parse_token_index(
     std::span<const std::byte> file, uint64_t bin_bytes,
     const std::string& path);
 
 class TokenFile {
  public:
-  /// A plain file. Throws DataError: unreadable, or a size that is no multiple
-  /// of an id's.
+  /// A plain file. Throws DataError when it is unreadable, or when its size is
+  /// no multiple of the size of an id.
   TokenFile(const std::string& path, TokenType type);
   /// An indexed pair.
   TokenFile(const std::string& bin_path, const std::string& idx_path);
@@ -87,17 +87,17 @@ class TokenFile {
   TokenType type() const { return type_; }
   bool has_documents() const { return index_file_ != nullptr; }
 
-  /// Tokens [begin, begin + count), which must lie inside. Throws DataError
-  /// that names file and offset for one that is not in [0, vocabulary).
+  /// Reads tokens [begin, begin + count) of the file. Throws DataError, with
+  /// file and offset, for a token that is not in [0, vocabulary).
   void
   read(int64_t begin, int64_t count, int64_t vocabulary, int64_t* to) const;
 
-  /// Largest id of the file; reads all of it. Throws DataError for a negative
-  /// one, and for one that is not below `vocabulary`.
+  /// The largest id; reads the whole file. Throws DataError for an id that is
+  /// negative or not below `vocabulary`.
   int64_t largest(int64_t vocabulary) const;
 
-  /// The first tokens of documents within (begin, end), ascending: the borders
-  /// inside of that range. Only with documents.
+  /// The borders of documents in (begin, end): the indices of their first
+  /// tokens, ascending. Only for files with documents.
   std::vector<int64_t> borders(int64_t begin, int64_t end) const;
 
  private:
@@ -108,8 +108,8 @@ class TokenFile {
   int64_t num_tokens_ = 0;
 };
 
-/// Writes an indexed pair: appears whole, or not at all. When a pair of that
-/// name is written by two at once, both must write the same.
+/// Writes an indexed pair, which appears complete or not at all. Two processes
+/// that write a pair of the same name at once must write the same content.
 class TokenWriter {
  public:
   /// prefix.bin and prefix.idx; `vocabulary` chooses the type of an id.
@@ -119,8 +119,8 @@ class TokenWriter {
   TokenWriter& operator=(const TokenWriter&) = delete;
 
   void add(std::span<const int32_t> ids);
-  void end_document();  // an empty one is left out
-  /// Puts the files into place. Throws DataError when the disk is full.
+  void end_document();  // empty documents are dropped
+  /// Renames the files into place. Throws DataError when the disk is full.
   void finish();
 
  private:
@@ -129,12 +129,12 @@ class TokenWriter {
   [[noreturn]] void fail(const std::string& what);
 
   std::string prefix_;
-  std::string part_;  // name of the unfinished files
+  std::string part_;  // prefix of the unfinished files
   bool wide_;
   std::FILE* bin_ = nullptr;
   std::vector<int64_t> document_sizes_;
   int64_t open_size_ = 0;
-  std::vector<uint16_t> narrow_;  // one piece, in 16 bits
+  std::vector<uint16_t> narrow_;  // ids in 16 bits
 };
 
 }  // namespace echelon

@@ -8,7 +8,7 @@
 namespace echelon::detail {
 namespace {
 
-/// Where the character that ends before `at` begins.
+/// The beginning of the character that ends at `at`.
 size_t character_before(std::string_view text, size_t at) {
   do {
     --at;
@@ -40,7 +40,7 @@ const AddedToken* AddedTokens::match(std::string_view rest) const {
 
 std::vector<AddedTokens::Part> AddedTokens::split(std::string_view text) const {
   std::vector<Part> parts;
-  size_t done = 0;  // covered by parts
+  size_t done = 0;  // bytes covered by parts
   for (size_t at = 0; at < text.size();) {
     const AddedToken* token = match(text.substr(at));
     if (token == nullptr) {
@@ -56,7 +56,7 @@ std::vector<AddedTokens::Part> AddedTokens::split(std::string_view text) const {
       continue;
     }
     if (token->lstrip) {
-      // Space that the token before has taken stays with it.
+      // White space of the previous token stays with that token.
       while (begin > done) {
         const size_t before = character_before(text, begin);
         size_t next = before;

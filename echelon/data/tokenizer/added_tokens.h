@@ -1,5 +1,5 @@
-// Tokens that are found in a text before it is split: "<|endoftext|>", runs of
-// spaces, names.
+// Tokens that are matched in a text before it is split into words, such as
+// "<|endoftext|>", runs of spaces, names.
 #pragma once
 
 #include <array>
@@ -14,16 +14,16 @@ namespace echelon::detail {
 
 struct AddedToken {
   TokenId id = 0;
-  std::string content;       // what is looked for
-  bool single_word = false;  // not within a word
-  bool lstrip = false;       // takes the space before it along
-  bool rstrip = false;       // and behind it
-  bool normalized = true;    // is looked for in the normalised text
+  std::string content;
+  bool single_word = false;  // does not match within a word
+  bool lstrip = false;       // includes the white space before it
+  bool rstrip = false;       // includes the white space after it
+  bool normalized = true;    // matches in the normalised text
 };
 
 class AddedTokens {
  public:
-  /// A part of a text: a token, or (id -1) what lies between.
+  /// A part of a text: a token, or (id -1) the text between tokens.
   struct Part {
     size_t begin = 0;
     size_t end = 0;
@@ -33,8 +33,8 @@ class AddedTokens {
   void add(AddedToken token);
   bool empty() const { return tokens_.empty(); }
 
-  /// Cuts a text at the leftmost tokens, of those that begin there at the
-  /// longest. Parts cover it, and are not empty.
+  /// Splits a text at the leftmost and then longest matches. The parts cover
+  /// the text, and none is empty.
   std::vector<Part> split(std::string_view text) const;
 
  private:

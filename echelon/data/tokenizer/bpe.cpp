@@ -4,20 +4,20 @@
 #include <xxhash.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <cstring>
 #include <limits>
 #include <queue>
 
 #include "echelon/data/tokenizer/unicode.h"
 #include "echelon/error.h"
+#include "echelon/text/format.h"
 
 namespace echelon::detail {
 namespace {
 
 constexpr std::string_view kMetaspace = "\xe2\x96\x81";  // U+2581
 constexpr int32_t kNoRank = std::numeric_limits<int32_t>::max();
-/// Words up to this are merged by looking at all pairs again and again.
+/// Words of up to so many symbols are merged by scanning all pairs repeatedly.
 constexpr size_t kShort = 48;
 
 uint64_t pair_of(TokenId left, TokenId right) {
@@ -32,20 +32,14 @@ size_t slot_of(uint64_t pair) {
 }
 
 std::string byte_token(uint8_t byte) {
-  char name[8];
-  std::snprintf(name, sizeof(name), "<0x%02X>", byte);
-  return name;
-}
-
-std::string quoted(std::string_view text) {
-  return "\"" + std::string(text) + "\"";
+  return format("<0x{:02X}>", byte);
 }
 
 }  // namespace
 
 const std::array<std::string, 256>& byte_characters() {
-  // Bytes that are printable in Latin-1 are themselves, the others follow each
-  // other from U+0100.
+  // Printable bytes of Latin-1 stand for themselves; the others are numbered
+  // from U+0100.
   static const auto characters = [] {
     std::array<std::string, 256> made;
     char32_t next = 0x100;
@@ -86,15 +80,15 @@ Bpe::Bpe(BpeModel model, const std::string& place)
       !(model_.continuing_prefix.empty() && model_.end_suffix.empty())) {
     throw DataError(
         place +
-        ": continuing_subword_prefix and end_of_word_suffix cannot be "
-        "used with ByteLevel");
+        ": continuing_subword_prefix and end_of_word_suffix cannot be used "
+        "with ByteLevel");
   }
   if (!model_.unknown.empty()) {
     unknown_ = id_of(model_.unknown);
     if (unknown_ < 0) {
-      throw DataError(
-          place + ": unk_token " + quoted(model_.unknown) +
-          " is not in the vocabulary");
+      throw DataError(format(
+          "{}: unk_token \"{}\" is not in the vocabulary", place,
+          model_.unknown));
     }
   }
   for (size_t byte = 0; byte < bytes_.size(); ++byte) {
@@ -103,7 +97,7 @@ Bpe::Bpe(BpeModel model, const std::string& place)
                         : byte_token(static_cast<uint8_t>(byte)));
   }
   add_merges(model_.merges, place);
-  cut_at_metaspace_ = !model_.in_bytes && find_metaspace(model_.merges);
+  split_at_metaspace_ = !model_.in_bytes && find_metaspace(model_.merges);
   model_.merges.clear();
   model_.merges.shrink_to_fit();
   if (!model_.in_bytes) return;
@@ -129,23 +123,22 @@ void Bpe::add_merges(
     if (right.size() >= prefix) result += right.substr(prefix);
     for (const std::string* token : {&left, &right, &std::as_const(result)}) {
       if (id_of(*token) >= 0) continue;
-      throw DataError(
-          place + ".merges[" + std::to_string(rank) + "]: " + quoted(left) +
-          " and " + quoted(right) + ": " + quoted(*token) +
-          " is not in the vocabulary");
+      throw DataError(format(
+          "{}.merges[{}]: \"{}\" and \"{}\": \"{}\" is not in the vocabulary",
+          place, rank, left, right, *token));
     }
     const uint64_t pair = pair_of(id_of(left), id_of(right));
     size_t at = slot_of(pair) & (size - 1);
     while (table_[at].pair != kNoPair && table_[at].pair != pair) {
       at = (at + 1) & (size - 1);
     }
-    // Of two that are the same the later one holds.
+    // The later one of two equal pairs holds.
     table_[at] = {pair, static_cast<int32_t>(rank), id_of(result)};
   }
 }
 
-/// Whether "▁" can only begin what is merged, so that a text without other
-/// splits can be encoded word by word.
+/// Whether "▁" can only be at the beginning of merged tokens, so that a text
+/// without other splits can be encoded word by word.
 bool Bpe::find_metaspace(
     const std::vector<std::pair<std::string, std::string>>& merges) const {
   if (id_of(kMetaspace) < 0 || !model_.continuing_prefix.empty() ||
@@ -177,7 +170,7 @@ TokenId Bpe::id_of(std::string_view token) const {
 }
 
 void Bpe::encode(std::string_view word, std::vector<TokenId>& ids) const {
-  if (!cut_at_metaspace_) {
+  if (!split_at_metaspace_) {
     encode_part(word, ids);
     return;
   }
@@ -275,9 +268,9 @@ void Bpe::add_unknown(std::string_view character) const {
     }
   }
   if (unknown_ < 0) {
-    throw DataError(
-        "the vocabulary has no token for " + quoted(character) +
-        ", and none for what is unknown");
+    throw DataError(format(
+        "the vocabulary has no token for \"{}\", and none for unknown text",
+        character));
   }
   const bool fuse =
       model_.fuse_unknown && !symbols_.empty() && symbols_.back() == unknown_;
@@ -339,7 +332,7 @@ void Bpe::merge_long() const {
     if (symbol(top.left) == kMerged) continue;
     const int32_t right = after[static_cast<size_t>(top.left)];
     if (right == size) continue;
-    // The two may have become others since.
+    // The symbols may have changed since the pair was queued.
     const Merge* merge = find(symbol(top.left), symbol(right));
     if (merge == nullptr || merge->result != top.result) continue;
     symbol(top.left) = merge->result;

@@ -18,30 +18,30 @@ namespace echelon::detail {
 
 struct BpeModel {
   std::unordered_map<std::string, TokenId> vocab;
-  std::vector<std::pair<std::string, std::string>> merges;  // first ones first
-  std::string unknown;            // the token for it; "": there is none
-  std::string continuing_prefix;  // of parts that do not begin a word
-  std::string end_suffix;         // of parts that end one
-  bool fuse_unknown = false;      // neighbours become one token
-  bool byte_fallback = false;     // <0x41> for what the vocabulary lacks
-  bool ignore_merges = false;     // a word of the vocabulary is that token
-  bool in_bytes = false;          // words are bytes, tokens their characters
+  std::vector<std::pair<std::string, std::string>> merges;  // in order
+  std::string unknown;            // the token for unknown text; "": none
+  std::string continuing_prefix;  // of tokens that do not begin a word
+  std::string end_suffix;         // of tokens that end a word
+  bool fuse_unknown = false;      // neighbouring unknowns become one token
+  bool byte_fallback = false;     // <0x41> for bytes of unknown text
+  bool ignore_merges = false;     // a word in the vocabulary is one token
+  bool in_bytes = false;          // words are bytes, see byte_characters()
 };
 
 /// The character that stands for a byte in tokens of byte-level models.
 const std::array<std::string, 256>& byte_characters();
-/// The bytes of a token in those characters; false where it has others.
+/// The bytes of a token in those characters; false where it has other ones.
 bool bytes_of_token(std::string_view token, std::string& bytes);
 
 class Bpe {
  public:
-  /// Throws DataError, beginning with `place`, for a merge whose parts or
-  /// result the vocabulary lacks, or an unknown token that it lacks.
+  /// Throws DataError, which begins with `place`, when the parts or the result
+  /// of a merge, or the token for unknown text, are not in the vocabulary.
   Bpe(BpeModel model, const std::string& place);
 
-  /// Appends the tokens of a word. Throws DataError where the vocabulary lacks
-  /// a part of it and there is no token for the unknown: other than tokenizers
-  /// that leave such parts out.
+  /// Appends the tokens of a word. Throws DataError where a part of it is not
+  /// in the vocabulary and there is no token for unknown text. (Hugging Face's
+  /// tokenizers drop such parts silently.)
   void encode(std::string_view word, std::vector<TokenId>& ids) const;
 
  private:
@@ -50,7 +50,7 @@ class Bpe {
     int32_t rank = 0;
     TokenId result = 0;
   };
-  /// A word that was encoded, and its tokens; the last one of its hash.
+  /// A cached word and its tokens: the last word with its hash.
   struct Slot {
     static constexpr size_t kWord = 30;
     static constexpr size_t kIds = 8;
@@ -80,9 +80,9 @@ class Bpe {
   BpeModel model_;
   std::vector<Merge> table_;  // open addressing, a power of two
   TokenId unknown_ = -1;
-  std::array<TokenId, 256> bytes_;  // of single bytes; -1: none
-  bool cut_at_metaspace_ = false;   // no merge goes over "x▁"
-  // What one thread uses at a time.
+  std::array<TokenId, 256> bytes_;   // tokens of single bytes; -1: none
+  bool split_at_metaspace_ = false;  // no merge spans "x▁"
+  // Scratch memory: one thread uses a tokenizer at a time.
   mutable std::vector<Slot> cache_;
   mutable std::vector<TokenId> symbols_;
   mutable std::vector<int32_t> ranks_;

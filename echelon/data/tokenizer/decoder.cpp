@@ -1,11 +1,10 @@
-#include "echelon/data/tokenizer/decoder.h"
+#include "echelon/data/tokenizer/components.h"
 
 #include <charconv>
 #include <utility>
 
 #include "echelon/data/tokenizer/bpe.h"
 #include "echelon/data/tokenizer/json_fields.h"
-#include "echelon/data/tokenizer/pattern.h"
 
 namespace echelon::detail {
 namespace {
@@ -22,7 +21,7 @@ class Chain : public Decoder {
   std::vector<std::unique_ptr<Decoder>> parts_;
 };
 
-/// A token with other characters than those of bytes is text already.
+/// Leaves tokens with characters that do not stand for bytes as they are.
 class ByteLevel : public Decoder {
  public:
   void apply(std::vector<std::string>& tokens) const override {
@@ -69,7 +68,7 @@ class Replace : public Decoder {
     std::vector<Span> spans;
     for (auto& token : tokens) {
       spans.clear();
-      // Bytes that are no text yet are no place for a pattern of text.
+      // Patterns are for text: bytes of incomplete characters are skipped.
       if (valid_utf8(token) != token) continue;
       pattern_.split(token, spans);
       std::string out;
@@ -86,7 +85,7 @@ class Replace : public Decoder {
   std::string content_;
 };
 
-/// Takes up to so many of one character from both ends.
+/// Removes up to so many copies of `content` from both ends.
 class Strip : public Decoder {
  public:
   Strip(std::string content, int32_t start, int32_t stop)
@@ -152,13 +151,7 @@ make_decoder(const nlohmann::json& description, const std::string& place) {
   const std::string type = fields.text("type");
   std::unique_ptr<Decoder> made;
   if (type == "Sequence") {
-    std::vector<std::unique_ptr<Decoder>> parts;
-    for (const auto& part : fields.list("decoders")) {
-      parts.push_back(make_decoder(
-          part,
-          fields.place("decoders") + "[" + std::to_string(parts.size()) + "]"));
-    }
-    made = std::make_unique<Chain>(std::move(parts));
+    made = std::make_unique<Chain>(fields.components("decoders", make_decoder));
   } else if (type == "ByteLevel") {
     fields.flag("add_prefix_space", true);
     fields.flag("trim_offsets", true);

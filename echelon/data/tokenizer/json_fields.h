@@ -1,15 +1,18 @@
 // Fields of a JSON object, read strictly: a wrong type, a missing key and an
-// unknown one are errors that say where.
+// unknown key are errors with their place.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "echelon/error.h"
+#include "echelon/text/format.h"
 
 namespace echelon::detail {
 
@@ -17,7 +20,7 @@ class Fields {
  public:
   using Json = nlohmann::json;
 
-  /// `place` begins each message: "tokenizer.json: decoder".
+  /// Messages begin with `place`, as in "tokenizer.json: decoder".
   Fields(const Json& object, std::string place)
       : object_(object), place_(std::move(place)) {
     if (!object_.is_object()) fail("must be an object");
@@ -51,6 +54,18 @@ class Fields {
     const Json* value = find(key);
     return value == nullptr ? otherwise : as_text(key, *value);
   }
+  /// A component for each entry of the list `key`, made by
+  /// make(description, place).
+  template <typename Component>
+  std::vector<std::unique_ptr<Component>> components(
+      const std::string& key,
+      std::unique_ptr<Component> (*make)(const Json&, const std::string&)) {
+    std::vector<std::unique_ptr<Component>> made;
+    for (const auto& entry : list(key)) {
+      made.push_back(make(entry, format("{}[{}]", place(key), made.size())));
+    }
+    return made;
+  }
   bool flag(const std::string& key, bool otherwise) {
     const Json* value = find(key);
     if (value == nullptr) return otherwise;
@@ -62,9 +77,9 @@ class Fields {
 
   int32_t as_number(const std::string& what, const Json& value) const {
     if (!value.is_number_integer() || value < 0 || value > 2147483647) {
-      fail(
-          "\"" + what + "\" is " + value.dump().substr(0, 40) +
-          "; it must be a whole number from 0 to 2147483647");
+      fail(format(
+          "\"{}\" is {}; it must be a whole number from 0 to 2147483647", what,
+          value.dump().substr(0, 40)));
     }
     return value.get<int32_t>();
   }
@@ -73,7 +88,7 @@ class Fields {
     return value.get<std::string>();
   }
 
-  /// Call when all known keys have been asked for.
+  /// Call this after all known keys have been read.
   void end() const {
     for (const auto& item : object_.items()) {
       if (!known_.contains(item.key())) {

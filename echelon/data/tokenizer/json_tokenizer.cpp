@@ -9,11 +9,10 @@
 
 #include "echelon/data/tokenizer/added_tokens.h"
 #include "echelon/data/tokenizer/bpe.h"
-#include "echelon/data/tokenizer/decoder.h"
+#include "echelon/data/tokenizer/components.h"
 #include "echelon/data/tokenizer/json_fields.h"
-#include "echelon/data/tokenizer/normalizer.h"
-#include "echelon/data/tokenizer/pre_tokenizer.h"
 #include "echelon/error.h"
+#include "echelon/text/format.h"
 
 namespace echelon {
 namespace {
@@ -29,11 +28,11 @@ struct Parts {
   std::unique_ptr<detail::PreTokenizer> pre_tokenizer;
   std::unique_ptr<detail::Decoder> decoder;
   std::unique_ptr<detail::Bpe> model;
-  detail::AddedTokens raw;           // found before the text is normalised
-  detail::AddedTokens normalized;    // and in what is normalised
-  std::vector<TokenId> front, back;  // around a text
+  detail::AddedTokens raw;           // match before the text is normalised
+  detail::AddedTokens normalized;    // match in the normalised text
+  std::vector<TokenId> front, back;  // added around a text
   std::unordered_map<std::string, TokenId> ids;
-  std::vector<std::string> names;  // of ids; "" for one that is no token
+  std::vector<std::string> names;  // by id; "" where there is no token
 };
 
 class JsonTokenizer : public Tokenizer {
@@ -66,9 +65,9 @@ class JsonTokenizer : public Tokenizer {
       const bool known = id >= 0 && id < vocab_size() &&
                          !parts_.names[static_cast<size_t>(id)].empty();
       if (!known) {
-        throw DataError(
-            "token " + std::to_string(id) + " is not in the tokenizer's " +
-            std::to_string(vocab_size()) + "-token vocabulary");
+        throw DataError(format(
+            "token {} is not in the tokenizer's {}-token vocabulary", id,
+            vocab_size()));
       }
       tokens.push_back(parts_.names[static_cast<size_t>(id)]);
     }
@@ -116,7 +115,7 @@ class JsonTokenizer : public Tokenizer {
   std::optional<TokenId> end_of_text_;
 };
 
-/// Reads "TemplateProcessing" and its kin: tokens before and behind a text.
+/// Reads post-processors: the tokens that are added before and after a text.
 class PostProcessor {
  public:
   explicit PostProcessor(Parts& parts) : parts_(parts) {}
@@ -127,8 +126,7 @@ class PostProcessor {
     if (type == "Sequence") {
       int64_t i = 0;
       for (const auto& part : fields.list("processors")) {
-        read(
-            part, fields.place("processors") + "[" + std::to_string(i++) + "]");
+        read(part, format("{}[{}]", fields.place("processors"), i++));
       }
     } else if (type == "ByteLevel") {
       for (const char* key :
@@ -155,7 +153,7 @@ class PostProcessor {
   TokenId checked(const Fields& fields, TokenId id) const {
     const auto at = static_cast<size_t>(id);
     if (at >= parts_.names.size() || parts_.names[at].empty()) {
-      fields.fail("token " + std::to_string(id) + " is not in the vocabulary");
+      fields.fail(format("token {} is not in the vocabulary", id));
     }
     return id;
   }
@@ -202,7 +200,7 @@ class PostProcessor {
       one.end();
     }
     if (!behind) fields.fail("\"single\" does not have the text");
-    // A later processor goes around what the earlier ones made.
+    // The tokens of a later processor are outside of those of earlier ones.
     parts_.front.insert(parts_.front.begin(), front.begin(), front.end());
     parts_.back.insert(parts_.back.end(), back.begin(), back.end());
   }
@@ -246,29 +244,26 @@ class Parser {
   void name(TokenId id, const std::string& token, const Fields& fields) {
     constexpr TokenId kMost = 1 << 24;
     if (id >= kMost) {
-      fields.fail(
-          "token \"" + token + "\" has id " + std::to_string(id) +
-          "; ids must be below " + std::to_string(kMost));
+      fields.fail(format(
+          "token \"{}\" has id {}; ids must be below {}", token, id, kMost));
     }
     const auto at = static_cast<size_t>(id);
     if (at >= parts_.names.size()) parts_.names.resize(at + 1);
     if (!parts_.names[at].empty() && parts_.names[at] != token) {
-      fields.fail(
-          "id " + std::to_string(id) + " is both \"" + parts_.names[at] +
-          "\" and \"" + token + "\"");
+      fields.fail(format(
+          "id {} is both \"{}\" and \"{}\"", id, parts_.names[at], token));
     }
     const auto [entry, is_new] = parts_.ids.emplace(token, id);
     if (!is_new && entry->second != id) {
       fields.fail(
-          "token \"" + token + "\" has id " + std::to_string(entry->second) +
-          " and " + std::to_string(id));
+          format("token \"{}\" has id {} and {}", token, entry->second, id));
     }
     parts_.names[at] = token;
   }
 
   void read_model() {
     Fields fields(fields_.at("model"), fields_.place("model"));
-    // Files of the first years do not say it.
+    // Old files have no type.
     const std::string type = fields.text(
         "type", fields.find("merges") != nullptr ? "BPE" : "unnamed");
     if (type != "BPE") {
@@ -309,7 +304,7 @@ class Parser {
   /// "a b" or ["a", "b"].
   static std::pair<std::string, std::string>
   read_merge(const Fields& fields, const json& merge, size_t number) {
-    const std::string what = "merges[" + std::to_string(number) + "]";
+    const std::string what = format("merges[{}]", number);
     if (merge.is_array() && merge.size() == 2) {
       return {fields.as_text(what, merge[0]), fields.as_text(what, merge[1])};
     }
@@ -330,9 +325,7 @@ class Parser {
     if (!list->is_array()) fields_.fail("\"added_tokens\" must be a list");
     int64_t i = 0;
     for (const auto& item : *list) {
-      Fields fields(
-          item,
-          fields_.place("added_tokens") + "[" + std::to_string(i++) + "]");
+      Fields fields(item, format("{}[{}]", fields_.place("added_tokens"), i++));
       detail::AddedToken token;
       token.id = fields.number("id");
       token.content = fields.text("content");
@@ -358,7 +351,7 @@ class Parser {
   Parts parts_;
 };
 
-/// Refuses what is nested too deeply, and keys that an object has twice.
+/// Refuses files that are nested too deeply or have a key twice in an object.
 class Watch {
  public:
   explicit Watch(const std::string& path) : path_(path) {}
@@ -366,15 +359,15 @@ class Watch {
   bool operator()(int depth, json::parse_event_t event, const json& value) {
     if (depth > kMostDepth) {
       throw DataError(
-          path_ + ": is nested more than " + std::to_string(kMostDepth) +
-          " deep");
+          format("{}: is nested more than {} deep", path_, kMostDepth));
     }
     if (event == json::parse_event_t::object_start) keys_.emplace_back();
     if (event == json::parse_event_t::object_end) keys_.pop_back();
     if (event == json::parse_event_t::key) {
       const auto& key = value.get_ref<const std::string&>();
       if (!keys_.back().insert(key).second) {
-        throw DataError(path_ + ": has \"" + key + "\" twice in one object");
+        throw DataError(
+            format("{}: has \"{}\" twice in one object", path_, key));
       }
     }
     return true;
@@ -393,7 +386,7 @@ parse_json_tokenizer(std::string_view content, const std::string& path) {
   try {
     root = json::parse(content.begin(), content.end(), Watch(path));
   } catch (const json::exception& error) {
-    throw DataError(path + ": is no JSON: " + error.what());
+    throw DataError(path + ": is not JSON: " + error.what());
   }
   return std::make_unique<JsonTokenizer>(Parser(root, path).run());
 }

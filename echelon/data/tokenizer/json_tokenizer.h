@@ -9,18 +9,17 @@
 
 namespace echelon {
 
-/// Byte-pair encoding as the files of GPT-2, Llama-2, Llama-3 and their kin
-/// describe it. What is known stands in normalizer.h, pre_tokenizer.h,
-/// decoder.h and bpe.h under tokenizer/; post-processors: TemplateProcessing,
-/// RobertaProcessing, BertProcessing, ByteLevel, Sequence; added tokens with
-/// all their flags. "truncation" and "padding" are not applied.
+/// Byte-pair encoding as the files of GPT-2, Llama-2, Llama-3 and similar
+/// models describe it, with the components of components.h; the post-processors
+/// TemplateProcessing, RobertaProcessing, BertProcessing, ByteLevel, Sequence;
+/// and added tokens with all their flags. "truncation" and "padding" are not
+/// applied. The ids are those of Python's `tokenizers`.
 ///
-/// Throws DataError that names `path` and the place in it: no JSON, a component
-/// that is not known, or one that contradicts itself. The library is
-/// deterministic: the ids are those of Python's `tokenizers`.
+/// Throws DataError with `path` and the place in it when the file is not JSON,
+/// or when a component is unknown or inconsistent.
 std::unique_ptr<Tokenizer> load_json_tokenizer(const std::string& path);
 
-/// The same, of the file's content.
+/// The same from the content of the file.
 std::unique_ptr<Tokenizer>
 parse_json_tokenizer(std::string_view content, const std::string& path);
 

@@ -1,11 +1,9 @@
-#include "echelon/data/tokenizer/normalizer.h"
+#include "echelon/data/tokenizer/components.h"
 
 #include <utility>
 #include <vector>
 
 #include "echelon/data/tokenizer/json_fields.h"
-#include "echelon/data/tokenizer/pattern.h"
-#include "echelon/data/tokenizer/unicode.h"
 
 namespace echelon::detail {
 namespace {
@@ -103,13 +101,8 @@ make_normalizer(const nlohmann::json& description, const std::string& place) {
   const std::string type = fields.text("type");
   std::unique_ptr<Normalizer> made;
   if (type == "Sequence") {
-    std::vector<std::unique_ptr<Normalizer>> parts;
-    for (const auto& part : fields.list("normalizers")) {
-      parts.push_back(make_normalizer(
-          part, fields.place("normalizers") + "[" +
-                    std::to_string(parts.size()) + "]"));
-    }
-    made = std::make_unique<NormalizerChain>(std::move(parts));
+    made = std::make_unique<NormalizerChain>(
+        fields.components("normalizers", make_normalizer));
   } else if (type == "Prepend") {
     made = std::make_unique<Prepend>(fields.text("prepend"));
   } else if (type == "Replace") {

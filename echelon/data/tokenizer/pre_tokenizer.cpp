@@ -1,17 +1,15 @@
-#include "echelon/data/tokenizer/pre_tokenizer.h"
+#include "echelon/data/tokenizer/components.h"
 
 #include <algorithm>
 #include <functional>
 #include <utility>
 
 #include "echelon/data/tokenizer/json_fields.h"
-#include "echelon/data/tokenizer/pattern.h"
-#include "echelon/data/tokenizer/unicode.h"
 
 namespace echelon::detail {
 namespace {
 
-/// What becomes of the parts of a text that a pattern matches.
+/// What happens to the parts of a text that a pattern matches.
 enum class Behavior {
   removed,
   isolated,
@@ -30,7 +28,7 @@ Behavior behavior_of(Fields& fields, const std::string& otherwise) {
   fields.fail("behavior " + name + " is not known");
 }
 
-/// Joins neighbours; what is left are words.
+/// Removes or joins spans by `behavior`, so that each is a word.
 void join_spans(std::vector<Span>& spans, Behavior behavior) {
   if (behavior == Behavior::isolated) return;
   if (behavior == Behavior::removed) {
@@ -75,7 +73,8 @@ void split_pieces(Pieces& pieces, Behavior behavior, SplitOne&& split_one) {
   pieces.list = std::move(list);
 }
 
-/// Spans of single characters for which `is` holds, and of the runs between.
+/// Spans of single characters for which `is` holds, and of the runs between
+/// them.
 template <typename Is>
 void split_by_character(
     std::string_view text, std::vector<Span>& spans, Is&& is) {
@@ -192,7 +191,7 @@ class MetaspaceSplit : public PreTokenizer {
   bool split_;
 };
 
-/// Splits where characters of a kind are.
+/// Splits at the characters for which `is` holds.
 class ByCharacter : public PreTokenizer {
  public:
   ByCharacter(std::function<bool(char32_t)> is, Behavior behavior)
@@ -208,7 +207,7 @@ class ByCharacter : public PreTokenizer {
   Behavior behavior_;
 };
 
-/// Runs of word characters, and runs of what is neither these nor space.
+/// Runs of word characters, and runs of other characters except white space.
 class Whitespace : public PreTokenizer {
  public:
   void apply(Pieces& pieces) const override {
@@ -231,21 +230,18 @@ class Whitespace : public PreTokenizer {
 };
 
 std::unique_ptr<PreTokenizer> make_sequence(Fields& fields) {
-  std::vector<std::unique_ptr<PreTokenizer>> parts;
-  for (const auto& part : fields.list("pretokenizers")) {
-    if (!parts.empty() && parts.back()->in_bytes()) {
+  auto parts = fields.components("pretokenizers", make_pre_tokenizer);
+  for (size_t i = 0; i + 1 < parts.size(); ++i) {
+    if (parts[i]->in_bytes()) {
       fields.fail("ByteLevel must be the last of a sequence");
     }
-    parts.push_back(make_pre_tokenizer(
-        part, fields.place("pretokenizers") + "[" +
-                  std::to_string(parts.size()) + "]"));
   }
   return std::make_unique<PreTokenizerChain>(std::move(parts));
 }
 
 std::unique_ptr<PreTokenizer> make_metaspace_split(Fields& fields) {
   const std::string replacement = fields.text("replacement");
-  // Older files say it by a flag.
+  // Older files have this flag instead of prepend_scheme.
   const bool prefix = fields.flag("add_prefix_space", true);
   fields.find("str_rep");
   const std::string scheme =
@@ -298,8 +294,7 @@ std::unique_ptr<PreTokenizer> make_pre_tokenizer(
   } else {
     fields.fail(
         "a pre-tokenizer of type " + type +
-        " is not known; there are Sequence, Split, ByteLevelSplit, "
-        "MetaspaceSplit, "
+        " is not known; there are Sequence, Split, ByteLevel, Metaspace, "
         "Whitespace, WhitespaceSplit, Digits and Punctuation");
   }
   fields.end();

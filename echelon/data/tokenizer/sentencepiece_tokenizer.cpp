@@ -1,11 +1,11 @@
-#include "echelon/data/tokenizer/sentencepiece_tokenizer.h"
-
 #include <sentencepiece_processor.h>
 
 #include <fstream>
 #include <iterator>
 
+#include "echelon/data/tokenizer/tokenizer.h"
 #include "echelon/error.h"
+#include "echelon/text/format.h"
 
 namespace echelon {
 namespace {
@@ -22,7 +22,7 @@ class SentencePiece : public Tokenizer {
     const auto status = processor_.LoadFromSerializedProto(content);
     if (!status.ok()) {
       throw DataError(
-          path + ": is no SentencePiece model: " + status.ToString());
+          path + ": is not a SentencePiece model: " + status.ToString());
     }
     size_ = processor_.GetPieceSize();
   }
@@ -31,10 +31,7 @@ class SentencePiece : public Tokenizer {
   encode(std::string_view text, bool specials) const override {
     std::vector<TokenId> ids;
     const std::string valid = valid_utf8(text);
-    const auto status = processor_.Encode(valid, &ids);
-    if (!status.ok()) {
-      throw DataError("SentencePiece: " + status.ToString());
-    }
+    check(processor_.Encode(valid, &ids));
     if (specials && processor_.bos_id() >= 0) {
       ids.insert(ids.begin(), processor_.bos_id());
     }
@@ -46,18 +43,15 @@ class SentencePiece : public Tokenizer {
     std::vector<TokenId> run;
     const auto flush = [&] {
       std::string part;
-      const auto status = processor_.Decode(run, &part);
-      if (!status.ok()) {
-        throw DataError("SentencePiece: " + status.ToString());
-      }
+      check(processor_.Decode(run, &part));
       text += part;
       run.clear();
     };
     for (const TokenId id : ids) {
       if (id < 0 || id >= size_) {
-        throw DataError(
-            "token " + std::to_string(id) + " is not in the tokenizer's " +
-            std::to_string(size_) + "-token vocabulary");
+        throw DataError(format(
+            "token {} is not in the tokenizer's {}-token vocabulary", id,
+            size_));
       }
       if (!processor_.IsControl(id)) {
         run.push_back(id);
@@ -85,6 +79,13 @@ class SentencePiece : public Tokenizer {
   }
 
  private:
+  template <typename Status>
+  static void check(const Status& status) {
+    if (!status.ok()) {
+      throw DataError("SentencePiece: " + status.ToString());
+    }
+  }
+
   sentencepiece::SentencePieceProcessor processor_;
   int64_t size_ = 0;
 };

@@ -4,22 +4,23 @@
 #include <array>
 
 #include "echelon/data/tokenizer/json_tokenizer.h"
-#include "echelon/data/tokenizer/sentencepiece_tokenizer.h"
 #include "echelon/error.h"
+#include "echelon/text/format.h"
 
 namespace echelon {
 namespace {
 
-/// The length of the character at the front of `text`, or of its longest
-/// beginning (`whole` is false then); 1 for a byte that begins none.
-/// Unicode 15, section 3.9, tables 3-7 and 3-8.
+/// The length of the character at the front of `text`. If it is incomplete,
+/// `whole` is false and the result is the length of its longest valid
+/// beginning, or 1 for a byte that begins no character. Unicode 15,
+/// section 3.9, tables 3-7 and 3-8.
 size_t front_character(std::string_view text, bool& whole) {
   const auto byte = [&](size_t i) { return static_cast<uint8_t>(text[i]); };
   const uint8_t first = byte(0);
   whole = first < 0x80;
   if (whole) return 1;
   size_t length = 0;
-  uint8_t low = 0x80, high = 0xbf;  // of the second byte
+  uint8_t low = 0x80, high = 0xbf;  // range of the second byte
   if (first >= 0xc2 && first <= 0xdf) length = 2;
   if (first >= 0xe0 && first <= 0xef) length = 3;
   if (first >= 0xf0 && first <= 0xf4) length = 4;
@@ -74,8 +75,8 @@ size_t whole_characters(std::string_view text) {
     if (byte < 0xc0) continue;  // within a character
     bool whole = false;
     const size_t length = front_character(text.substr(at), whole);
-    const bool may_go_on = byte >= 0xc2 && byte <= 0xf4;
-    return !whole && length == back && may_go_on ? at : text.size();
+    const bool begins = byte >= 0xc2 && byte <= 0xf4;
+    return !whole && length == back && begins ? at : text.size();
   }
   return text.size();
 }
@@ -92,9 +93,8 @@ std::string ByteTokenizer::decode(std::span<const TokenId> ids) const {
   std::string text;
   for (const TokenId id : ids) {
     if (id < 0 || id >= kVocabulary) {
-      throw DataError(
-          "token " + std::to_string(id) + " is no byte; ids are 0 to " +
-          std::to_string(kVocabulary - 1));
+      throw DataError(format(
+          "token {} is not a byte; ids are 0 to {}", id, kVocabulary - 1));
     }
     if (id == kEndOfText) {
       text += kEndOfTextName;
@@ -115,9 +115,10 @@ std::unique_ptr<Tokenizer> load_tokenizer(const std::string& name) {
   if (name == "bytes") return std::make_unique<ByteTokenizer>();
   if (ends_in(name, ".json")) return load_json_tokenizer(name);
   if (ends_in(name, ".model")) return load_sentencepiece(name);
-  throw ConfigError(
-      "[data] tokenizer=\"" + name +
-      "\": must be \"bytes\", a tokenizer.json, or a SentencePiece .model");
+  throw ConfigError(format(
+      "[data] tokenizer=\"{}\": must be \"bytes\", a tokenizer.json, or a "
+      "SentencePiece .model",
+      name));
 }
 
 TextCut find_text_cut(const Tokenizer& tokenizer) {

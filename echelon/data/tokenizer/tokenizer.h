@@ -13,38 +13,38 @@ namespace echelon {
 
 using TokenId = int32_t;
 
-/// Where a long text may be cut so that its pieces, encoded one by one, give
-/// the ids of the whole.
+/// Where a long text may be split so that its pieces, encoded one by one, have
+/// the ids of the whole text.
 enum class TextCut {
   anywhere,      // between any two bytes
   before_space,  // between a letter and the space that leads to the next word
-  at_space,      // there, and the space is left out: the encoder adds it
+  at_space,      // the same, and the space is dropped: the encoder adds it
   nowhere,
 };
 
-/// One thread uses a tokenizer at a time: it remembers the words that it saw.
+/// Only one thread may use a tokenizer at a time: it caches words.
 class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
 
-  /// The ids of `text`, which is UTF-8; what is not becomes U+FFFD, one for
-  /// each maximal part of a character (the tokenizer of bytes takes anything).
-  /// With `specials` also the tokens that the tokenizer puts around a text.
-  /// Throws DataError where the tokenizer has no id for a part of the text.
+  /// The ids of `text`. Each maximal part that is not UTF-8 becomes U+FFFD (the
+  /// tokenizer of bytes takes any bytes). With `specials` also the tokens that
+  /// the tokenizer adds around a text. Throws DataError where the tokenizer has
+  /// no id for a part of the text.
   virtual std::vector<TokenId>
   encode(std::string_view text, bool specials = false) const = 0;
 
-  /// The text of `ids`; special tokens are written out. It may begin or end
-  /// within a character. Throws DataError for an id that is no token.
+  /// The text of `ids` with the names of special tokens. It may begin or end
+  /// within a character. Throws DataError for an id that is not a token.
   virtual std::string decode(std::span<const TokenId> ids) const = 0;
 
-  /// Ids are below this.
+  /// All ids are below this number.
   virtual int64_t vocab_size() const = 0;
 
   /// The id of a token by its name: "<s>", "<|endoftext|>".
   virtual std::optional<TokenId> find(const std::string& token) const = 0;
 
-  /// The token that ends a document, when there is one.
+  /// The token that ends a document, if there is one.
   virtual std::optional<TokenId> end_of_text() const = 0;
 };
 
@@ -63,23 +63,27 @@ class ByteTokenizer : public Tokenizer {
   std::optional<TokenId> end_of_text() const override { return kEndOfText; }
 };
 
-/// "bytes"; the path of a Hugging Face tokenizer.json (json_tokenizer.h), or of
-/// a SentencePiece model (any file that ends in .model). Throws DataError for a
-/// file that cannot be read or is not one, ConfigError for another name.
+/// `name` is "bytes", the path of a Hugging Face tokenizer.json
+/// (json_tokenizer.h), or the path of a SentencePiece model, which ends in
+/// .model. Throws DataError for a file that cannot be read or is not a
+/// tokenizer, ConfigError for another name.
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string& name);
 
-/// How long texts may be cut for `tokenizer`, found by encoding some words.
+/// Any model that the SentencePiece library reads: BPE, unigram, and others.
+/// Throws DataError for another file.
+std::unique_ptr<Tokenizer> load_sentencepiece(const std::string& path);
+
+/// How long texts may be split for `tokenizer`, found by encoding some words.
 TextCut find_text_cut(const Tokenizer& tokenizer);
 
-/// Names under which tokenizers know the token that ends a document, the first
-/// that `tokenizer` has.
+/// The token of `tokenizer` that ends a document, found by its usual names.
 std::optional<TokenId> find_end_of_text(const Tokenizer& tokenizer);
 
-/// `text` with U+FFFD for each maximal part that is no UTF-8.
+/// `text` with U+FFFD in place of each maximal part that is not UTF-8.
 std::string valid_utf8(std::string_view text);
 
-/// How many bytes of `text` are whole characters: all but the beginning of one
-/// at the end that more bytes may complete.
+/// The number of bytes of `text` without an incomplete character at its end
+/// that further bytes may complete.
 size_t whole_characters(std::string_view text);
 
 }  // namespace echelon

@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <array>
 
-#include "echelon/data/tokenizer/word_split.h"
 #include "echelon/error.h"
 
 namespace echelon::detail {
@@ -28,7 +27,7 @@ std::u16string to_utf16(std::string_view text) {
   u_strFromUTF8(
       wide.data(), static_cast<int32_t>(wide.size()), &length, text.data(),
       static_cast<int32_t>(text.size()), &status);
-  // It warns that there is no room for a zero behind it.
+  // The status may be a warning that there is no terminating zero.
   check(status, "a text of tokens");
   wide.resize(static_cast<size_t>(length));
   return wide;
@@ -53,12 +52,12 @@ bool is_ascii(const std::string& text) {
   return true;
 }
 
-// Of the numbers that are no digits, those of Latin-1 count there.
+// Oniguruma counts the Latin-1 numbers that are not digits as word characters.
 #define ECHELON_WORD \
   "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}\\u00b2\\u00b3\\u00b9\\u00bc-\\u00be"
 
-/// From Oniguruma's Ruby dialect to ICU's: classes that the two see in another
-/// way are written out.
+/// Translates Oniguruma's Ruby dialect to ICU's: writes out the classes that
+/// differ.
 std::string translate(const std::string& pattern, const std::string& place) {
   std::string out;
   bool in_set = false;
@@ -66,7 +65,7 @@ std::string translate(const std::string& pattern, const std::string& place) {
     const char c = pattern[i];
     if (c == '[') in_set = true;
     if (c == ']') in_set = false;
-    // There a{1,3}+ repeats a{1,3}; here it would not go back.
+    // In Ruby a{1,3}+ repeats a{1,3}; in ICU it is possessive.
     if (c == '}' && !in_set && i + 1 < pattern.size() &&
         pattern[i + 1] == '+') {
       throw DataError(
@@ -104,7 +103,7 @@ std::string translate(const std::string& pattern, const std::string& place) {
     if (set == nullptr) {
       out += c;
       out += kind;
-      // The name of a property, or the number of a character.
+      // Copies the name of a property or the number of a character.
       if (i + 1 < pattern.size() && pattern[i + 1] == '{') {
         const size_t end = std::min(pattern.find('}', i), pattern.size() - 1);
         out.append(pattern, i + 1, end - i);
@@ -124,7 +123,7 @@ size_t utf8_bytes(const std::u16string& wide, int32_t begin, int32_t end) {
     if (unit < 0x80) {
       bytes += 1;
     } else if (unit < 0x800 || U16_IS_SURROGATE(unit)) {
-      bytes += 2;  // two halves make four
+      bytes += 2;  // a surrogate pair has four
     } else {
       bytes += 3;
     }
@@ -267,7 +266,7 @@ Regex::Regex(
   const std::u16string wide = to_utf16(translate(pattern, place));
   UErrorCode status = U_ZERO_ERROR;
   UParseError where = {};
-  // In Ruby ^ and $ are those of a line, and only \n ends one.
+  // In Ruby ^ and $ match at lines, and only \n ends a line.
   URegularExpression* regex = uregex_open(
       wide.data(), static_cast<int32_t>(wide.size()),
       UREGEX_MULTILINE | UREGEX_UNIX_LINES, &where, &status);
@@ -294,7 +293,7 @@ void Regex::split(std::string_view text, std::vector<Span>& spans) const {
   uregex_setText(
       regex, wide.data(), static_cast<int32_t>(wide.size()), &status);
   size_t at = 0;     // in bytes
-  int32_t unit = 0;  // the same place, in 16-bit units
+  int32_t unit = 0;  // the same position in UTF-16 units
   while (uregex_findNext(regex, &status) && U_SUCCESS(status)) {
     const int32_t begin = uregex_start(regex, 0, &status);
     const int32_t end = uregex_end(regex, 0, &status);

@@ -1,5 +1,5 @@
-// What tokenizers need of Unicode: classes of characters, regular expressions,
-// normal forms. Texts are valid UTF-8. By ICU, which stays behind this header.
+// Unicode for tokenizers: classes of characters, regular expressions, normal
+// forms. Texts are valid UTF-8. Only unicode.cpp uses ICU.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace echelon::detail {
 
-/// The character at `at`, which is moved behind it.
+/// The character at `at`; moves `at` to the next one.
 char32_t next_character(std::string_view text, size_t& at);
 void append_character(std::string& text, char32_t character);
 
@@ -23,7 +23,7 @@ bool is_punctuation(char32_t character);  // \p{P}, and ASCII's symbols
 enum class NormalForm { nfc, nfd, nfkc, nfkd };
 std::string normal_form(const std::string& text, NormalForm form);
 
-/// Each character by itself: a sigma does not know that it ends a word.
+/// Each character by itself: no form of sigma for the end of a word.
 std::string lower_case(const std::string& text);
 
 /// A part of a text, and whether the pattern matched it.
@@ -34,13 +34,13 @@ struct Span {
 };
 
 /// A regular expression in the dialect of tokenizer.json (Oniguruma's Ruby).
-/// Patterns of well-known tokenizers are matched by code of their own.
+/// split_words() matches the patterns of well-known tokenizers.
 class Regex {
  public:
   enum class Known { none, gpt2, llama3, qwen2 };
 
-  /// Throws DataError, beginning with `place`, for a pattern that is wrong.
-  /// `shortcuts`: whether known patterns are to be recognised.
+  /// Throws DataError, which begins with `place`, for a wrong pattern. Without
+  /// `shortcuts` known patterns are not recognised.
   Regex(
       const std::string& pattern, const std::string& place,
       bool shortcuts = true);
@@ -48,7 +48,7 @@ class Regex {
   Regex(Regex&&) noexcept;
   Regex& operator=(Regex&&) noexcept;
 
-  /// Appends spans that cover `text` without a gap; none is empty.
+  /// Appends spans that cover `text` without gaps; none is empty.
   void split(std::string_view text, std::vector<Span>& spans) const;
 
  private:
@@ -58,7 +58,12 @@ class Regex {
   std::unique_ptr<Compiled> compiled_;
 };
 
-/// How the pattern of GPT-2's tokenizer splits a text.
+/// The pattern of GPT-2's tokenizer.
 extern const char* const kGpt2Pattern;
+
+/// Appends what Regex::split() of a known pattern does. Written by hand, since
+/// a general matcher takes most of a tokenizer's time.
+void split_words(
+    std::string_view text, Regex::Known known, std::vector<Span>& spans);
 
 }  // namespace echelon::detail

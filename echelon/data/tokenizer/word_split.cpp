@@ -1,8 +1,8 @@
-#include "echelon/data/tokenizer/word_split.h"
-
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+
+#include "echelon/data/tokenizer/unicode.h"
 
 namespace echelon::detail {
 namespace {
@@ -11,7 +11,7 @@ enum Class : uint8_t { other, letter, number, space, newline };
 
 constexpr char32_t kCharacters = 0x110000;
 
-/// The class of each character, 1.1 MB, made at the first use.
+/// The class of each character (1.1 MB), computed at the first use.
 const uint8_t* class_table() {
   static const std::unique_ptr<const uint8_t[]> table = [] {
     auto classes = std::make_unique<uint8_t[]>(kCharacters);
@@ -46,8 +46,8 @@ class Splitter {
   }
 
  private:
-  /// The class at `at`, and `next` behind that character; `other` at the end,
-  /// with next == at.
+  /// The class of the character at `at`; sets `next` to the following one. At
+  /// the end the class is `other` and next == at.
   Class class_at(size_t at, size_t& next) const {
     next = at;
     if (at == text_.size()) return other;
@@ -73,7 +73,7 @@ class Splitter {
     return modern_ && c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c;
   }
 
-  /// 's 't 're 've 'm 'll 'd: its end, or `at`.
+  /// The end of a contraction ('s 't 're 've 'm 'll 'd), or `at`.
   size_t contraction(size_t at) const {
     if (text_[at] != '\'') return at;
     const char first = lower_at(at + 1);
@@ -85,11 +85,11 @@ class Splitter {
         (first == 'l' && second == 'l')) {
       return at + 3;
     }
-    // The long s is an s when case does not count.
+    // The long s matches s when case is ignored.
     return modern_ && text_.substr(at + 1, 2) == "\xc5\xbf" ? at + 3 : at;
   }
 
-  /// White space from `at`: all of it, but for the last character when a word
+  /// The end of the white space at `at`, without its last character when a word
   /// follows.
   size_t blanks(size_t at) const {
     size_t end = at, last = at, next = at;
@@ -138,7 +138,8 @@ class Splitter {
     return lines(at);
   }
 
-  /// White space up to its last line break; without one, as blanks().
+  /// The end of the last line break of the white space at `at`; without a line
+  /// break as blanks().
   size_t lines(size_t at) const {
     size_t end = at, line = at, next = at;
     while (true) {

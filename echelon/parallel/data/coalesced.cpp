@@ -15,7 +15,7 @@ using torch::Tensor;
 
 constexpr int64_t kLargeBytes = 256 << 10;
 
-bool travels_alone(const Tensor& tensor) {
+bool is_sent_alone(const Tensor& tensor) {
   return tensor.is_non_overlapping_and_dense() &&
          tensor.numel() * static_cast<int64_t>(tensor.element_size()) >=
              kLargeBytes;
@@ -47,7 +47,7 @@ void broadcast_tensors(
   for (const auto& tensor : tensors) {
     const Tensor data = tensor.detach();
     if (data.numel() == 0) continue;
-    if (!travels_alone(data)) {
+    if (!is_sent_alone(data)) {
       small[data.scalar_type()].push_back(data);
       continue;
     }

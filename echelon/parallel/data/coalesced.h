@@ -1,4 +1,4 @@
-// Many tensors of a module sent as few messages.
+// Sends many tensors of a module as few messages.
 #pragma once
 
 #include <torch/types.h>
@@ -10,14 +10,15 @@
 
 namespace echelon {
 
-/// tensors <- those of group rank `source`, in place. Any dtypes; shapes and
-/// dtypes are the same on every rank, which all call this. Large dense tensors
-/// travel where they are, the rest in one buffer per dtype.
+/// Overwrites `tensors` with those of group rank `source`. Every rank of the
+/// group calls this, with tensors of the same shapes and dtypes. Large dense
+/// tensors are sent from where they are, the rest in one buffer per dtype.
 void broadcast_tensors(
     const std::vector<torch::Tensor>& tensors, int source, const Group& group,
     const std::string& label);
 
-/// `lines` of every rank, by rank. Every rank of the group calls this.
+/// Returns the `lines` of every rank, by rank. Every rank of the group calls
+/// this.
 std::vector<std::vector<std::string>> gather_lines(
     const std::vector<std::string>& lines, const Group& group,
     torch::Device device, const std::string& label);

@@ -1,5 +1,5 @@
-// Data parallelism inside of one process: a thread and a replica of the model
-// per device. The same results as one device; no launcher.
+// Data parallelism within one process: one thread and one replica of the model
+// per device. It gives the same results as one device and needs no launcher.
 //
 //   DataParallel<Net> parallel(net, {.devices = {torch::kCPU, torch::kCPU}});
 //   std::vector<std::unique_ptr<torch::optim::SGD>> sgd(parallel.size());
@@ -8,8 +8,8 @@
 //         replica.module->parameters(), 0.1);
 //   });
 //   for (…) {
-//     const double loss = parallel.step({x, y}, [](auto& net, auto& part) {
-//       return cross_entropy_sum(net(part[0]), part[1]);
+//     const double loss = parallel.step({x, y}, [](auto& net, auto& batch) {
+//       return cross_entropy_sum(net(batch[0]), batch[1]);
 //     });
 //     parallel.run([&](auto& replica) {
 //       sgd[replica.index]->step();
@@ -17,7 +17,7 @@
 //     });
 //   }
 //
-// Replicas persist: each has its own parameters and optimizer, which stay equal
+// Replicas persist. Each has its own parameters and optimizer, which stay equal
 // because they get the same gradients.
 #pragma once
 
@@ -26,21 +26,22 @@
 
 #include <functional>
 #include <memory>
+#include <numeric>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "echelon/comm/world.h"
 #include "echelon/options/comm.h"
 #include "echelon/parallel/data/distributed_data_parallel.h"
-#include "echelon/parallel/data/replica_threads.h"
 
 namespace echelon {
 
 struct DataParallelOptions {
-  /// One replica each. The CPU may come several times, a GPU once.
+  /// One replica per entry. The CPU may occur several times, a GPU once.
   std::vector<torch::Device> devices = {torch::kCPU, torch::kCPU};
-  /// How large a part of the batch each replica takes, relative to the others;
-  /// empty: the same. A slow device gets less.
+  /// The share of the batch that each replica takes, relative to the others, so
+  /// that a slow device gets less; empty: equal shares.
   std::vector<double> shares;
   /// Compute threads of each replica; 0: the cores, shared evenly.
   int64_t threads = 0;
@@ -48,8 +49,8 @@ struct DataParallelOptions {
   CommOptions comm;
 };
 
-/// Samples of each replica: `total` cut in proportion to `shares`, in order, so
-/// that each bound is the nearest to its exact place.
+/// Samples of each replica: splits `total` in proportion to `shares`, in order.
+/// Each boundary is rounded to the nearest sample.
 std::vector<int64_t>
 split_by_shares(int64_t total, const std::vector<double>& shares);
 
@@ -62,35 +63,60 @@ clone_to(const torch::nn::Module& module, torch::Device device);
 
 }  // namespace detail
 
-/// What a thread works on.
+/// Threads of this process that are the ranks of a world of their own.
+class ReplicaThreads {
+ public:
+  /// `threads`: compute threads of each rank; 0 shares the cores evenly.
+  /// `release(rank)` drops what the owner holds of a rank that failed, so that
+  /// its groups end and the other ranks do not wait for it.
+  ReplicaThreads(
+      int num_ranks, int64_t threads, const CommOptions& options,
+      std::function<void(int)> release);
+  /// Ends the threads. No run() may be in progress.
+  ~ReplicaThreads();
+  ReplicaThreads(const ReplicaThreads&) = delete;
+  ReplicaThreads& operator=(const ReplicaThreads&) = delete;
+
+  /// Runs `body` on every thread with its World, and returns when all are done.
+  /// Grad mode and autocast are those of the caller. Rethrows the first error;
+  /// later calls throw it again, since the ranks no longer agree. One caller at
+  /// a time.
+  void run(const std::function<void(World&)>& body);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+/// What the body of DataParallel::run works on.
 template <class M>
 struct Replica {
   int index = 0;
   torch::Device device = torch::kCPU;
   M module;
-  /// Called in training instead of the module; its gradients are averaged.
+  /// Call it in training instead of the module: its gradients are averaged.
   DistributedDataParallel<M>& ddp;
   World& world;
 };
 
-/// M is a module holder (TORCH_MODULE) or a shared_ptr to a module.
-/// Not thread-safe; stays where it is. The first error of a replica is thrown
-/// to the caller as it is, after which the object can only be destroyed.
+/// M is a module holder (TORCH_MODULE) or a shared_ptr to a module. Not
+/// thread-safe, not movable. Throws ConfigError for options that do not fit.
+/// The first error of a replica is rethrown to the caller; after it the object
+/// can only be destroyed.
 template <class M>
 class DataParallel {
  public:
-  /// `module` becomes replica 0 (and moves to its device); the others are its
-  /// clones, for which it derives from torch::nn::Cloneable or overrides
-  /// clone().
+  /// `module` becomes replica 0 and moves to its device. The others are clones,
+  /// so it must derive from torch::nn::Cloneable or override clone().
   explicit DataParallel(M module, DataParallelOptions options = {})
       : options_(std::move(options)) {
     start([&](int index) {
       if (index == 0) return module;
-      return of(detail::clone_to(*module, options_.devices[index]));
+      return holder_of(detail::clone_to(*module, options_.devices[index]));
     });
   }
-  /// For modules that cannot be cloned: `make` is called once per replica; all
-  /// take the values of the first.
+  /// For modules that cannot be cloned: calls `make` once per replica. All take
+  /// the values of the first.
   template <class Make>
   requires(
       !std::is_same_v<std::remove_cvref_t<Make>, M> &&
@@ -108,8 +134,8 @@ class DataParallel {
   /// Replica 0, for evaluation and saving.
   const M& module() const { return modules_[0]; }
 
-  /// `body(Replica<M>&)` on every replica's thread at once. Collectives of
-  /// replica.world are called by all or none.
+  /// Runs `body(Replica<M>&)` on every replica's thread at the same time. All
+  /// replicas call a collective of replica.world, or none.
   template <class Body>
   void run(Body&& body) {
     threads_->run([&](World& world) {
@@ -120,36 +146,35 @@ class DataParallel {
     });
   }
 
-  /// One forward and backward of the whole batch. The tensors of `batch` are
-  /// cut along dim 0 by the shares; `loss_sum(ddp, parts)` returns the sum of
-  /// the losses of its part's samples. Leaves on every replica the gradient of
-  /// the mean over the batch, added to what was there. Returns that mean.
+  /// One forward and backward of the whole batch; returns the mean loss. The
+  /// tensors of `batch` are split along dim 0 by the shares. `loss_sum(ddp,
+  /// slices)` returns the sum of the losses of its samples. Adds the gradient
+  /// of the mean over the batch to the gradients of every replica.
   template <class LossSum>
   double step(const std::vector<torch::Tensor>& batch, LossSum&& loss_sum) {
     const auto sizes = sizes_of(batch.at(0));
     std::vector<double> losses(size());
     run([&](Replica<M>& replica) {
-      const auto parts = part_of(batch, sizes, replica.index, replica.device);
+      const auto slices =
+          slice_of_batch(batch, sizes, replica.index, replica.device);
       const torch::Tensor mean = replica.ddp.global_mean(
-          loss_sum(replica.ddp, parts), sizes[replica.index]);
+          loss_sum(replica.ddp, slices), sizes[replica.index]);
       mean.backward();
       losses[replica.index] = mean.template item<double>();
     });
-    double sum = 0;
-    for (const double loss : losses) sum += loss;
-    return sum / size();
+    return std::accumulate(losses.begin(), losses.end(), 0.0) / size();
   }
 
-  /// The outputs for the whole batch, on replica 0's device. Without gradients:
-  /// train by step().
+  /// The outputs for the whole batch, on replica 0's device, without gradients.
   torch::Tensor forward(const torch::Tensor& input) {
     const auto sizes = sizes_of(input);
     std::vector<torch::Tensor> outputs(size());
     run([&](Replica<M>& replica) {
       const torch::NoGradGuard no_grad;
-      const auto parts = part_of({input}, sizes, replica.index, replica.device);
+      const auto slices =
+          slice_of_batch({input}, sizes, replica.index, replica.device);
       outputs[replica.index] =
-          replica.module->forward(parts[0]).to(options_.devices[0]);
+          replica.module->forward(slices[0]).to(options_.devices[0]);
     });
     return torch::cat(outputs);
   }
@@ -173,7 +198,7 @@ class DataParallel {
     });
   }
 
-  static M of(std::shared_ptr<torch::nn::Module> clone) {
+  static M holder_of(std::shared_ptr<torch::nn::Module> clone) {
     if constexpr (requires { typename M::ContainedType; }) {
       return M(std::dynamic_pointer_cast<typename M::ContainedType>(clone));
     } else {
@@ -187,21 +212,22 @@ class DataParallel {
     return split_by_shares(first.size(0), shares);
   }
 
-  static std::vector<torch::Tensor> part_of(
+  static std::vector<torch::Tensor> slice_of_batch(
       const std::vector<torch::Tensor>& batch,
       const std::vector<int64_t>& sizes, int index, torch::Device device) {
-    int64_t begin = 0;
-    for (int i = 0; i < index; ++i) begin += sizes[i];
-    std::vector<torch::Tensor> parts;
+    const int64_t begin =
+        std::accumulate(sizes.begin(), sizes.begin() + index, int64_t{0});
+    std::vector<torch::Tensor> slices;
     for (const auto& tensor : batch) {
-      parts.push_back(tensor.narrow(0, begin, sizes[index]).to(device));
+      slices.push_back(tensor.narrow(0, begin, sizes[index]).to(device));
     }
-    return parts;
+    return slices;
   }
 
   DataParallelOptions options_;
   std::vector<M> modules_;
-  std::unique_ptr<ReplicaThreads> threads_;  // outlives what holds its groups
+  std::unique_ptr<ReplicaThreads>
+      threads_;  // outlives ddp_, which holds its groups
   std::vector<std::unique_ptr<DistributedDataParallel<M>>> ddp_;
 };
 

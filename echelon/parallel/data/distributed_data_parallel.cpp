@@ -9,13 +9,14 @@
 
 #include "echelon/error.h"
 #include "echelon/parallel/data/coalesced.h"
+#include "echelon/text/format.h"
 
 namespace echelon {
 namespace {
 
 using torch::Tensor;
 
-// The parameters by their first name; one that modules share comes once.
+// The parameters by their first name; one that modules share is listed once.
 std::vector<NamedParameter> unique_parameters(const torch::nn::Module& module) {
   std::vector<NamedParameter> result;
   std::unordered_set<c10::TensorImpl*> seen;
@@ -48,9 +49,9 @@ std::string joined(const T& values) {
 
 std::string
 describe(const char* kind, const std::string& name, const Tensor& tensor) {
-  std::string text = std::string(kind) + " \"" + name + "\" " +
-                     joined(tensor.sizes()) + " " +
-                     c10::toString(tensor.scalar_type());
+  std::string text = format(
+      "{} \"{}\" {} {}", kind, name, joined(tensor.sizes()),
+      c10::toString(tensor.scalar_type()));
   if (!tensor.is_contiguous()) text += " strides " + joined(tensor.strides());
   if (tensor.requires_grad()) text += " trainable";
   return text;
@@ -81,7 +82,7 @@ std::string line_at(const std::vector<std::string>& lines, size_t i) {
   return i < lines.size() ? lines[i] : "nothing more";
 }
 
-// Every rank sees all descriptions, so all of them throw the same.
+// Every rank sees all descriptions, so all ranks throw the same error.
 void check_same_model(
     const torch::nn::Module& module, const Group& group, torch::Device device) {
   const auto all =
@@ -93,12 +94,11 @@ void check_same_model(
       (equal ? same : different).push_back(rank);
     }
     if (!different.empty()) {
-      throw ConfigError(
-          "[data parallel] the models of axis " + group.axis() +
-          " differ: at position " + std::to_string(i) + ", " + rank_list(same) +
-          " has " + line_at(all[0], i) + ", " + rank_list(different) + " has " +
-          line_at(all[different[0]], i) +
-          "; build the same model on every rank");
+      throw ConfigError(format(
+          "[data parallel] the models of axis {} differ: at position {}, {} "
+          "has {}, {} has {}; build the same model on every rank",
+          group.axis(), i, rank_list(same), line_at(all[0], i),
+          rank_list(different), line_at(all[different[0]], i)));
     }
     if (i >= all[0].size()) return;
   }
@@ -114,23 +114,13 @@ torch::Device device_of(const torch::nn::Module& module) {
   return torch::kCPU;
 }
 
-ReducerOptions reducer_options(const DistributedDataParallelOptions& options) {
-  return {
-      .bucket_bytes = options.bucket_bytes,
-      .first_bucket_bytes = options.first_bucket_bytes,
-      .in_place_bytes = options.in_place_bytes,
-      .find_unused_parameters = options.find_unused_parameters};
-}
-
 void check_positive(const char* name, int64_t value) {
-  if (value < 1) {
-    throw ConfigError(
-        "[data parallel] " + std::string(name) + "=" + std::to_string(value) +
-        "; at least 1 byte is needed");
-  }
+  if (value >= 1) return;
+  throw ConfigError(
+      format("[data parallel] {}={}; at least 1 byte is needed", name, value));
 }
 
-// What the ranks are about to do together, for those that ran out of data.
+// What the ranks do next: announced to those that have run out of data.
 constexpr int64_t kEnded = 0;
 constexpr int64_t kBroadcastBuffers = 1;
 constexpr int64_t kBackward = 2;
@@ -167,10 +157,10 @@ NoSync::~NoSync() {
 
 struct DataParallelModule::Join {
   JoinOptions options;
-  int last_source = 0;  // a rank that was active in the last event
+  int last_source = 0;  // a rank that took part in the last event
 };
 
-// Tells all ranks what this one does next; returns what each does.
+// Announces what this rank does next; returns what each rank does.
 std::vector<int64_t> DataParallelModule::announce(int64_t event) {
   Tensor events = torch::zeros({group_.size()}, torch::kInt64);
   events[group_.rank()] = event;
@@ -188,18 +178,17 @@ std::vector<int64_t> DataParallelModule::announce(int64_t event) {
     if (all[rank] == kEnded) {
       ended.push_back(rank);
     } else if (all[rank] != all[source]) {
-      throw CommError(
-          "[join] " + rank_list({source}) + " and " + rank_list({rank}) +
-          " of axis " + group_.axis() +
-          " do different things in one iteration; every rank's iteration makes "
-          "the same calls of the wrapper");
+      throw CommError(format(
+          "[join] {} and {} of axis {} do different things in one iteration; "
+          "every rank's iteration makes the same calls of the wrapper",
+          rank_list({source}), rank_list({rank}), group_.axis()));
     }
   }
   if (!ended.empty() && join_->options.throw_on_early_termination) {
-    throw DataError(
-        "[join] " + rank_list(ended) + " of axis " + group_.axis() +
-        " ran out of data before the others, and throw_on_early_termination is "
-        "set");
+    throw DataError(format(
+        "[join] {} of axis {} ran out of data before the others, and "
+        "throw_on_early_termination is set",
+        rank_list(ended), group_.axis()));
   }
   return all;
 }
@@ -248,7 +237,7 @@ void DataParallelModule::join(
         .divisor = divisor_of(num_active(events)),
         .source = lowest_active(events)};
   });
-  const auto leave = [this] {
+  const auto end_join = [this] {
     reducer_->on_begin(nullptr);
     join_.reset();
   };
@@ -257,10 +246,10 @@ void DataParallelModule::join(
     shadow_until_all_ended();
     broadcast_state(join_->last_source);
   } catch (...) {
-    leave();
+    end_join();
     throw;
   }
-  leave();
+  end_join();
 }
 
 // -------------------------------------------------------------------- module
@@ -291,7 +280,11 @@ DataParallelModule::DataParallelModule(
   reducer_ = std::make_shared<GradientReducer>(
       std::move(parameters), group_,
       options_.hook ? options_.hook : all_reduce_hook(),
-      reducer_options(options_));
+      ReducerOptions{
+          .bucket_bytes = options_.bucket_bytes,
+          .first_bucket_bytes = options_.first_bucket_bytes,
+          .in_place_bytes = options_.in_place_bytes,
+          .find_unused_parameters = options_.find_unused_parameters});
 }
 
 DataParallelModule::~DataParallelModule() = default;
@@ -341,10 +334,10 @@ DataParallelModule::global_mean(const Tensor& loss_sum, int64_t local_count) {
     count = total.item<int64_t>();
   }
   if (local_count < 0 || count < 1) {
-    throw DataError(
-        "[data parallel] global_mean: this rank has " +
-        std::to_string(local_count) + " samples, all ranks together " +
-        std::to_string(count) + "; at least one sample is needed");
+    throw DataError(format(
+        "[data parallel] global_mean: this rank has {} samples, all ranks "
+        "together {}; at least one sample is needed",
+        local_count, count));
   }
   return loss_sum * (static_cast<double>(divisor) / static_cast<double>(count));
 }
@@ -359,11 +352,11 @@ void DataParallelModule::before_forward() {
   reducer_->before_forward();
   for (const auto& [name, tensor] : frozen_) {
     if (tensor.requires_grad()) {
-      throw ConfigError(
-          "[data parallel] \"" + name +
-          "\" was frozen when the wrapper was built and requires grad now, so "
-          "its gradient would not be reduced; build a new wrapper after "
-          "unfreezing");
+      throw ConfigError(format(
+          "[data parallel] \"{}\" was frozen when the wrapper was built and "
+          "requires grad now, so its gradient would not be reduced; build a "
+          "new wrapper after unfreezing",
+          name));
     }
   }
   const bool reduces = torch::GradMode::is_enabled() && reducer_->enabled();

@@ -1,10 +1,10 @@
-// Data parallelism: every rank holds the whole model and computes on its own
-// part of the batch; backward leaves the mean of the gradients on all of them.
+// Data parallelism: every rank holds the whole model and computes on its share
+// of the batch. backward leaves the mean of the gradients on all ranks.
 //
 //   DistributedDataParallel<Net> ddp(net, world.group());
 //   auto loss = cross_entropy(ddp(x), y);
 //   loss.backward();        // gradients are averaged while this runs
-//   optimizer.step();       // on net->parameters(), the same on every rank
+//   optimizer.step();       // over net->parameters(), the same on every rank
 //
 // Source: Li et al., "PyTorch Distributed", 2020, arXiv:2006.15704.
 #pragma once
@@ -24,8 +24,7 @@
 #include <vector>
 
 #include "echelon/comm/group.h"
-#include "echelon/parallel/data/compression.h"
-#include "echelon/parallel/data/gradient_bucket.h"
+#include "echelon/parallel/data/communication_hooks.h"
 #include "echelon/parallel/data/gradient_reducer.h"
 #include "echelon/parallel/data/sync_batch_norm.h"
 
@@ -37,28 +36,28 @@ struct DistributedDataParallelOptions {
   int64_t first_bucket_bytes = 1 << 20;
   int64_t in_place_bytes = 256 << 10;
   bool find_unused_parameters = false;
-  /// Before each forward in training that will be reduced, every rank takes
+  /// Before each forward in training whose gradients will be reduced, broadcast
   /// rank 0's buffers (running statistics of BatchNorm, counters).
   bool broadcast_buffers = true;
-  /// BatchNorm over the batches of all ranks: convert_sync_batch_norm, for as
-  /// long as the wrapper lives.
+  /// While the wrapper lives, BatchNorm normalises over the batches of all
+  /// ranks: see convert_sync_batch_norm.
   bool sync_batch_norm = false;
-  /// How a bucket is averaged; null is all_reduce_hook().
+  /// How a bucket is averaged; null: all_reduce_hook().
   BucketHook hook;
 };
 
 struct JoinOptions {
-  /// Once ranks ran out of data, gradients are still divided by the group's
-  /// size (a joined rank's batch counts as zeros). False: by the number of
-  /// ranks that still have data.
+  /// Once ranks have run out of data, still divide gradients by the group's
+  /// size (a joined rank's batch counts as zeros). False: divide by the number
+  /// of ranks that still have data.
   bool divide_by_initial_size = true;
   /// Throw on every rank as soon as one has no more data.
   bool throw_on_early_termination = false;
 };
 
-/// While it lives, backward leaves gradients as this rank computed them; they
-/// add up, and the first backward after it reduces the sum. What counts is
-/// where backward runs. Every rank does the same.
+/// While it lives, backward does not communicate: gradients of this rank add
+/// up, and the first backward after it reduces the sum. What counts is where
+/// backward runs. Every rank does the same.
 class NoSync {
  public:
   explicit NoSync(std::shared_ptr<GradientReducer> reducer);
@@ -71,7 +70,7 @@ class NoSync {
   bool was_enabled_ = false;
 };
 
-/// All of it that does not depend on the module's type.
+/// All of DistributedDataParallel that does not depend on the module's type.
 class DataParallelModule {
  public:
   DataParallelModule(
@@ -85,43 +84,48 @@ class DataParallelModule {
 
   [[nodiscard]] NoSync no_sync();
 
-  /// For loops that run backward in several passes themselves, as a pipeline
-  /// does: under no_sync() for all of the step, begin_reduction() before the
-  /// passes that complete the gradients, finish_reduction() after them. Each
-  /// gradient is reduced as soon as autograd has accumulated it. sync_buffers()
-  /// before the step's first forward: every rank takes rank 0's buffers.
+  /// For loops that run several backward passes themselves, as a pipeline does.
+  /// Hold no_sync() during the whole step, call begin_reduction() before the
+  /// passes that complete the gradients, and finish_reduction() after them.
+  /// Each gradient is reduced as soon as autograd has accumulated it. Call
+  /// sync_buffers() before the step's first forward to broadcast rank 0's
+  /// buffers.
   void begin_reduction();
   void finish_reduction();
   void sync_buffers();
 
-  /// For batches of different size. `loss_sum` is the sum (not the mean) of the
-  /// losses of this rank's samples, `local_count` how many samples this rank
-  /// has in the whole optimizer step: n_r. Returns
+  /// For ranks with batches of different size. `loss_sum` is the sum (not the
+  /// mean) of the losses of this rank's samples, and `local_count` = n_r the
+  /// number of samples of this rank in the whole optimizer step. Returns
   ///
   ///   loss_sum * divisor / (n_0 + n_1 + …)
   ///
-  /// where divisor is what the sum of gradients is divided by (the group's
-  /// size). Backward through it, on every rank, leaves the gradient of the mean
-  /// loss over the global batch. With accumulation every microbatch passes the
-  /// same local_count, that of the step, and the microbatches' losses add up.
-  /// One small all_reduce. Throws DataError when no rank has a sample.
+  /// where `divisor` is what the sum of gradients is divided by (the group's
+  /// size). Backward through the result, on every rank, leaves the gradient of
+  /// the mean loss over the global batch. With gradient accumulation every
+  /// microbatch passes the same local_count, that of the step, and the losses
+  /// add up. Costs one small all_reduce. Throws DataError when no rank has a
+  /// sample.
   torch::Tensor global_mean(const torch::Tensor& loss_sum, int64_t local_count);
 
-  /// Runs `body`, this rank's loop over its batches, which may be shorter or
-  /// longer than the other ranks'. Each iteration does the same on every rank
-  /// (forward, global_mean if used, backward). A rank whose body has returned
-  /// takes part in the others' collectives with zeros until all have ended;
-  /// then every rank takes the parameters and buffers of one that ended last.
-  /// Optimizer state is not exchanged. Exceptions of `body` pass through.
-  /// Collectives that the body makes itself, those of SyncBatchNorm among them,
-  /// are not shadowed: with those, ranks need the same number of iterations.
+  /// Runs `body`, this rank's loop over its batches, which may have fewer or
+  /// more iterations than on other ranks. Each iteration makes the same calls
+  /// on every rank (forward, global_mean if used, backward). A rank whose body
+  /// has returned joins the collectives of the others with zeros until all have
+  /// ended; then every rank takes the parameters and buffers of a rank that
+  /// ended last.
+  ///
+  /// Optimizer state is not exchanged. Exceptions of `body` pass through. A
+  /// joined rank does not shadow collectives that the body calls itself, such
+  /// as those of SyncBatchNorm: with these, all ranks need the same number of
+  /// iterations.
   void join(const std::function<void()>& body, const JoinOptions& options = {});
 
-  /// Every rank takes parameters and buffers of group rank `source`; done once
-  /// by the constructor, from rank 0.
+  /// Broadcasts parameters and buffers of group rank `source`, as the
+  /// constructor does from rank 0.
   void broadcast_state(int source = 0);
 
-  /// Names of the parameters by bucket, in the order that they are reduced.
+  /// Names of the parameters by bucket, in the order of reduction.
   std::vector<std::vector<std::string>> buckets() const;
 
  protected:
@@ -152,8 +156,8 @@ class DataParallelModule {
   void watch(const std::tuple<T...>& outputs) {
     std::apply([this](const auto&... each) { (watch(each), ...); }, outputs);
   }
-  // Other types are not looked into: their backward begins at the first
-  // parameter that it reaches.
+  // Other types are not searched for tensors: their reduction begins when
+  // backward reaches the first parameter.
   template <class T>
   requires(!std::is_convertible_v<const T&, torch::Tensor>) void watch(
       const T&) {}
@@ -170,7 +174,7 @@ class DataParallelModule {
   DistributedDataParallelOptions options_;
   std::shared_ptr<GradientReducer> reducer_;  // null in a group of size 1
   std::unique_ptr<Join> join_;                // while join() runs
-  std::vector<NamedParameter> frozen_;        // when the wrapper was built
+  std::vector<NamedParameter> frozen_;        // at construction
   ConvertedBatchNorms converted_;
 };
 
@@ -183,19 +187,21 @@ concept ModuleClass = std::is_base_of_v<torch::nn::Module, M>;
 ///
 /// Every rank of the group constructs one around the same model. The
 /// constructor compares names, shapes and dtypes of parameters and buffers
-/// across ranks (ConfigError names the first difference and the ranks) and then
-/// broadcasts rank 0's values. Parameters are those that require grad now: what
-/// is to be trained later must not be frozen yet (ConfigError at the next
-/// forward); what is frozen later, on every rank, takes no part. The module
-/// stays usable by itself, for evaluation or saving; optimizers take its
-/// parameters. Keep the wrapper as long as backward should reduce.
+/// across ranks (a ConfigError names the first difference and the ranks), then
+/// broadcasts rank 0's values.
 ///
-/// forward takes and returns what the module's forward does. Call it by the
-/// wrapper in training: the buffers are broadcast there.
+/// The wrapper reduces the parameters that require grad at construction. One
+/// that is unfrozen later needs a new wrapper (ConfigError at the next
+/// forward); one that is frozen later, on every rank, is left out. The module
+/// stays usable by itself, for evaluation or saving, and optimizers take its
+/// parameters. Keep the wrapper alive as long as backward should reduce.
 ///
-/// Errors leave backward(): ConfigError when a parameter got no gradient
-/// (unless find_unused_parameters), CommError when a peer is lost. In a group
-/// of size 1 the wrapper does nothing.
+/// forward takes and returns what the module's forward does. In training call
+/// it through the wrapper, which broadcasts the buffers.
+///
+/// backward() throws ConfigError when a parameter got no gradient (unless
+/// find_unused_parameters), and CommError when a peer is lost. In a group of
+/// size 1 the wrapper does nothing.
 template <class M>
 class DistributedDataParallel : public DataParallelModule {
  public:

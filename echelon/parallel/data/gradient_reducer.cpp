@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "echelon/error.h"
+#include "echelon/text/format.h"
 
 namespace echelon {
 namespace {
@@ -25,8 +26,8 @@ int64_t bytes_of(const Tensor& tensor) {
   return tensor.numel() * static_cast<int64_t>(tensor.element_size());
 }
 
-// The strides that a gradient of `parameter` has: those of the parameter when
-// it is dense, else row-major (autograd keeps the same rule).
+// The strides of a gradient of `parameter`, by autograd's rule: those of the
+// parameter if it is dense, else row-major.
 std::vector<int64_t> gradient_strides(const Tensor& parameter) {
   if (parameter.is_non_overlapping_and_dense()) {
     return parameter.strides().vec();
@@ -35,9 +36,9 @@ std::vector<int64_t> gradient_strides(const Tensor& parameter) {
   return {strides.begin(), strides.end()};
 }
 
-// Whether `gradient` can be reduced where it is. Autograd may leave two
-// gradients in one memory (of x in x + y and of y), which would be summed
-// twice.
+// Whether `gradient` can be reduced in place. Not if it shares memory: autograd
+// may store two gradients in one place (those of x and y in x + y), which would
+// then be summed twice.
 bool reducible(const Tensor& gradient, const Tensor& parameter) {
   return gradient.dtype() == parameter.dtype() &&
          gradient.storage().use_count() == 1 &&
@@ -45,32 +46,34 @@ bool reducible(const Tensor& gradient, const Tensor& parameter) {
          gradient.strides() == at::IntArrayRef(gradient_strides(parameter));
 }
 
-// A tensor of its own in a part of `flat`. Not a view: detach_() works on it,
-// which LibTorch's zero_grad(false) calls.
-Tensor part_of(const Tensor& flat, const Tensor& parameter, int64_t offset) {
+// A tensor in the memory of `flat`, but not a view of it: LibTorch's
+// zero_grad(false) calls detach_(), which views do not allow.
+Tensor
+slice_of_flat(const Tensor& flat, const Tensor& parameter, int64_t offset) {
   return torch::empty({0}, flat.options())
       .set_(
           flat.storage(), offset, parameter.sizes(),
           gradient_strides(parameter));
 }
 
-// Whether `gradient` is that part, whatever tensor it is called by.
-bool lies_in(const Tensor& part, const Tensor& gradient) {
+// Whether `gradient` is in the same memory as `slice` of the flat buffer.
+bool is_in_place(const Tensor& slice, const Tensor& gradient) {
   return gradient.defined() &&
-         gradient.const_data_ptr() == part.const_data_ptr() &&
-         gradient.dtype() == part.dtype() && gradient.sizes() == part.sizes() &&
-         gradient.strides() == part.strides();
+         gradient.const_data_ptr() == slice.const_data_ptr() &&
+         gradient.dtype() == slice.dtype() &&
+         gradient.sizes() == slice.sizes() &&
+         gradient.strides() == slice.strides();
 }
 
-// Whether someone would miss the mean if the parameter's gradient were another
-// tensor: who holds it or its memory, and a graph that it is part of.
+// Whether the gradient tensor must not be replaced: someone else holds it or
+// its memory, or it is part of a graph.
 bool seen_by_others(const Tensor& gradient) {
   return gradient.defined() &&
          (gradient.requires_grad() || gradient.use_count() > 1 ||
           gradient.storage().use_count() > 1);
 }
 
-// Copies into tensors of the same sizes, with as few operators as there can be.
+// Copies to tensors of the same sizes, by as few operators as possible.
 void copy_all(const std::vector<Tensor>& to, const std::vector<Tensor>& from) {
   if (to.empty()) return;
   if (!to[0].is_cpu()) {
@@ -97,35 +100,36 @@ std::string quoted(const std::vector<std::string>& names) {
     text += (i ? ", \"" : "\"") + names[i] + "\"";
   }
   if (names.size() > kShown) {
-    text += " and " + std::to_string(names.size() - kShown) + " more";
+    text += format(" and {} more", names.size() - kShown);
   }
   return text;
 }
 
-struct Parameter {
-  std::string name;
-  Tensor tensor;
-  size_t bucket = 0;
-  bool ready = false;  // its gradient of this backward is complete
-};
-
-struct Bucket {
-  std::vector<size_t> members;  // indices of parameters
-  bool in_place = false;        // one member, reduced where its gradient is;
-                                // else gradients are parts of the flat buffer
-  GradientBucket content;
-  BucketCompletion completion;
-  size_t pending = 0;  // members that are not ready
-};
-
 }  // namespace
 
 struct GradientReducer::Impl : std::enable_shared_from_this<Impl> {
+  struct Parameter {
+    std::string name;
+    Tensor tensor;
+    size_t bucket = 0;
+    bool ready = false;  // its gradient of this backward is complete
+  };
+
+  struct Bucket {
+    std::vector<size_t> members;  // indices of parameters
+    // True: one member, whose gradient is reduced where it is. False: the
+    // gradients are in the flat buffer.
+    bool in_place = false;
+    GradientBucket content;
+    BucketCompletion completion;
+    size_t pending = 0;  // members that are not ready
+  };
+
   Impl(Group group, BucketHook hook, ReducerOptions options)
       : group(std::move(group)), hook(std::move(hook)), options(options) {}
 
   // Called with `mutex` held.
-  void cut(const std::vector<int64_t>& order);
+  void build_buckets(const std::vector<int64_t>& order);
   void allocate(Bucket& bucket);
   bool kept_by_others(const Bucket& bucket) const;
   void begin(int task);
@@ -138,7 +142,7 @@ struct GradientReducer::Impl : std::enable_shared_from_this<Impl> {
   void complete(Bucket& bucket, const std::vector<int64_t>& used);
   void check_all_ready();
   std::vector<int64_t> count_used(bool contributes);
-  void cut_in_ready_order(int source);
+  void rebuild_in_ready_order(int source);
   Tensor small_tensor(const std::vector<int64_t>& values) const;
 
   void on_ready(size_t index);
@@ -154,7 +158,7 @@ struct GradientReducer::Impl : std::enable_shared_from_this<Impl> {
   std::vector<Parameter> parameters;
   std::vector<Bucket> buckets;
   bool enabled = true;
-  bool cut_anew = false;  // in the order of a backward
+  bool rebuilt = false;  // buckets are in the order of a backward
   bool running = false;
   bool by_caller = false;  // from begin_round() to finish_round()
   int task = -1;           // autograd's number of this backward
@@ -165,8 +169,8 @@ struct GradientReducer::Impl : std::enable_shared_from_this<Impl> {
 
 namespace {
 
-// Tells the reducer of one parameter; an earlier hook of the parameter, of
-// another wrapper, still runs.
+// Tells the reducer that a gradient is complete. A hook that another wrapper
+// put on the parameter still runs.
 class ReadyHook : public torch::autograd::PostAccumulateGradHook {
  public:
   ReadyHook(
@@ -191,9 +195,9 @@ class ReadyHook : public torch::autograd::PostAccumulateGradHook {
 
 // ------------------------------------------------------------------ buckets
 
-// Large gradients alone, small ones together by dtype and device; a bucket
-// comes when its last member does.
-void GradientReducer::Impl::cut(const std::vector<int64_t>& order) {
+// Large gradients get a bucket each, small ones share buckets by dtype and
+// device. Buckets are ordered by the position of their last member.
+void GradientReducer::Impl::build_buckets(const std::vector<int64_t>& order) {
   struct Open {
     std::vector<size_t> members;
     int64_t bytes = 0;
@@ -246,7 +250,7 @@ void GradientReducer::Impl::cut(const std::vector<int64_t>& order) {
   reset();
 }
 
-// The buffer that small gradients are parts of.
+// Allocates the buffer of the small gradients.
 void GradientReducer::Impl::allocate(Bucket& bucket) {
   int64_t numel = 0;
   for (const size_t index : bucket.members) {
@@ -259,23 +263,23 @@ void GradientReducer::Impl::allocate(Bucket& bucket) {
   int64_t offset = 0;
   for (const size_t index : bucket.members) {
     const Tensor& tensor = parameters[index].tensor;
-    content.gradients.push_back(part_of(content.flat, tensor, offset));
+    content.gradients.push_back(slice_of_flat(content.flat, tensor, offset));
     offset += tensor.numel();
   }
 }
 
-// Whether someone beside the parameters holds a gradient of the last backward:
-// its values are not to change then. (Where autograd has added to it, they
-// have.)
+// Whether someone other than the parameters holds a gradient of the last
+// backward, whose values must not change then. (If autograd has added to it,
+// they have changed already.)
 bool GradientReducer::Impl::kept_by_others(const Bucket& bucket) const {
   const auto& content = bucket.content;
   size_t known = bucket.members.size() + 1;
   for (size_t i = 0; i < bucket.members.size(); ++i) {
-    const Tensor& part = content.gradients[i];
+    const Tensor& slice = content.gradients[i];
     const Tensor& gradient = parameters[bucket.members[i]].tensor.grad();
-    if (!lies_in(part, gradient)) {
-      if (part.use_count() > 1) return true;
-    } else if (!gradient.is_same(part)) {
+    if (!is_in_place(slice, gradient)) {
+      if (slice.use_count() > 1) return true;
+    } else if (!gradient.is_same(slice)) {
       ++known;
     }
   }
@@ -291,7 +295,7 @@ void GradientReducer::Impl::fill(Bucket& bucket) {
       const Tensor& gradient = parameters[bucket.members[i]].tensor.grad();
       if (!gradient.defined()) {
         content.gradients[i].zero_();
-      } else if (!lies_in(content.gradients[i], gradient)) {
+      } else if (!is_in_place(content.gradients[i], gradient)) {
         to.push_back(content.gradients[i]);
         from.push_back(gradient);
       }
@@ -315,8 +319,8 @@ void GradientReducer::Impl::fill(Bucket& bucket) {
       gradient.as_strided({gradient.numel()}, {1}, gradient.storage_offset());
 }
 
-// Leaves the mean where the optimizer looks for it. `used`: on how many ranks
-// each parameter had a gradient, empty when all had.
+// Moves the mean to the parameters' .grad. `used`: the number of ranks on which
+// each parameter had a gradient; empty when all had.
 void GradientReducer::Impl::complete(
     Bucket& bucket, const std::vector<int64_t>& used) {
   if (bucket.completion) bucket.completion();
@@ -329,7 +333,7 @@ void GradientReducer::Impl::complete(
     const Tensor& mean = content.gradients[i];
     const bool there = bucket.in_place
                            ? gradient.defined() && gradient.is_alias_of(mean)
-                           : lies_in(mean, gradient);
+                           : is_in_place(mean, gradient);
     if (there) continue;
     if (!bucket.in_place && seen_by_others(gradient)) {
       gradient.detach().copy_(mean);
@@ -370,9 +374,9 @@ void GradientReducer::Impl::begin(int new_task) {
       });
 }
 
-// This backward, or the last one, ended by an exception. What it started is
-// waited for: peers may read and write these gradients until then. The error
-// itself is reported elsewhere.
+// Discards a backward that ended by an exception. Waits for the communication
+// that it started, since peers may read and write these gradients until then.
+// The error itself is reported elsewhere.
 void GradientReducer::Impl::abandon() {
   for (size_t i = 0; i < next; ++i) {
     try {
@@ -386,7 +390,8 @@ void GradientReducer::Impl::abandon() {
 void GradientReducer::Impl::on_output() {
   std::lock_guard lock(mutex);
   if (!enabled || by_caller) return;
-  // autograd::grad and backward(inputs) reach no parameter, or few by choice.
+  // autograd::grad and backward(inputs) reach no parameter, or a few that the
+  // caller chose.
   const auto* selected = torch::autograd::get_current_graph_task_exec_info();
   if (selected != nullptr && !selected->empty()) return;
   const bool frozen = std::none_of(
@@ -406,12 +411,11 @@ void GradientReducer::Impl::on_ready(size_t index) {
   const int current = torch::autograd::get_current_graph_task_id();
   if (running && parameters[index].ready) {
     if (by_caller || task == current) {
-      throw ConfigError(
-          "[data parallel] the gradient of \"" + parameters[index].name +
-          "\" was completed twice in one backward, so its bucket was already "
-          "reduced; run each part of the model once per backward, or "
-          "accumulate "
-          "under no_sync()");
+      throw ConfigError(format(
+          "[data parallel] the gradient of \"{}\" was completed twice in one "
+          "backward, so its bucket was already reduced; run each part of the "
+          "model once per backward, or accumulate under no_sync()",
+          parameters[index].name));
     }
     abandon();
   }
@@ -424,10 +428,10 @@ void GradientReducer::Impl::mark_ready(size_t index) {
   auto& parameter = parameters[index];
   if (parameter.tensor.grad().defined() &&
       parameter.tensor.grad().is_sparse()) {
-    throw ConfigError(
-        "[data parallel] the gradient of \"" + parameter.name +
-        "\" is sparse; only dense gradients are reduced: build the embedding "
-        "with sparse(false)");
+    throw ConfigError(format(
+        "[data parallel] the gradient of \"{}\" is sparse; only dense "
+        "gradients are reduced: build the embedding with sparse(false)",
+        parameter.name));
   }
   parameter.ready = true;
   ready_order.push_back(static_cast<int64_t>(index));
@@ -454,23 +458,22 @@ void GradientReducer::Impl::check_all_ready() {
     }
   }
   if (missing.empty() || options.find_unused_parameters) return;
-  const size_t count = missing.size();
-  throw ConfigError(
-      "[data parallel] rank " + std::to_string(group.rank()) + ": " +
-      std::to_string(count) + " of " + std::to_string(parameters.size()) +
-      " parameters got no gradient: " + quoted(missing) +
-      "; every parameter must take part in the loss on every rank: set "
+  throw ConfigError(format(
+      "[data parallel] rank {}: {} of {} parameters got no gradient: {}; every "
+      "parameter must take part in the loss on every rank: set "
       "find_unused_parameters, or freeze them with requires_grad_(false) "
-      "before "
-      "wrapping");
+      "before wrapping",
+      group.rank(), missing.size(), parameters.size(), quoted(missing)));
 }
 
+// On the device of the parameters.
 Tensor
 GradientReducer::Impl::small_tensor(const std::vector<int64_t>& values) const {
   return torch::tensor(values, torch::kInt64).to(parameters[0].tensor.device());
 }
 
-// On how many ranks each parameter has a gradient; empty when it is not asked.
+// The number of ranks on which each parameter has a gradient; empty unless
+// unused parameters are allowed.
 std::vector<int64_t> GradientReducer::Impl::count_used(bool contributes) {
   if (!options.find_unused_parameters) return {};
   std::vector<int64_t> used;
@@ -500,25 +503,22 @@ void GradientReducer::Impl::finish() {
     abandon();
     throw;
   }
-  if (!cut_anew) {
-    cut_in_ready_order(round.source);
-  } else {
-    reset();
-  }
+  if (!rebuilt) rebuild_in_ready_order(round.source);
+  reset();
 }
 
-void GradientReducer::Impl::cut_in_ready_order(int source) {
+void GradientReducer::Impl::rebuild_in_ready_order(int source) {
   if (buckets.size() > 1) {
     std::vector<int64_t> order = ready_order;
-    order.resize(parameters.size());  // a shadow has none: it only receives
+    order.resize(
+        parameters.size());  // a shadow has no order, and only receives
     Tensor agreed = small_tensor(order);
     group.broadcast(agreed, source, {.label = "bucket order"}).wait();
     agreed = agreed.cpu();
     const auto* first = agreed.const_data_ptr<int64_t>();
-    cut({first, first + agreed.numel()});
+    build_buckets({first, first + agreed.numel()});
   }
-  cut_anew = true;
-  reset();
+  rebuilt = true;
 }
 
 // ------------------------------------------------------------------- public
@@ -531,10 +531,11 @@ GradientReducer::GradientReducer(
   for (auto& [name, tensor] : named) {
     impl_->parameters.push_back({std::move(name), std::move(tensor)});
   }
-  // Until a backward has shown better: the reverse of the order of definition.
+  // Until a backward has shown the order: the reverse of the order of
+  // definition.
   std::vector<int64_t> order(impl_->parameters.size());
   std::iota(order.rbegin(), order.rend(), 0);
-  impl_->cut(order);
+  impl_->build_buckets(order);
   for (size_t i = 0; i < impl_->parameters.size(); ++i) {
     const Tensor& tensor = impl_->parameters[i].tensor;
     auto earlier =
@@ -560,7 +561,7 @@ bool GradientReducer::enabled() const {
 }
 
 void GradientReducer::before_forward() {
-  // Inside a backward this is a recomputation.
+  // A forward inside a backward is a recomputation.
   if (torch::autograd::get_current_graph_task_id() != -1) return;
   std::lock_guard lock(impl_->mutex);
   if (impl_->running && !impl_->by_caller) impl_->abandon();
@@ -596,7 +597,7 @@ void GradientReducer::shadow(const BackwardRound& round) {
   std::vector<BucketCompletion> completions;
   contents.reserve(impl_->buckets.size());
   for (const auto& bucket : impl_->buckets) {
-    Bucket zeros;
+    Impl::Bucket zeros;
     zeros.members = bucket.members;
     zeros.content = bucket.content;
     impl_->allocate(zeros);
@@ -609,7 +610,7 @@ void GradientReducer::shadow(const BackwardRound& round) {
   for (const auto& completion : completions) {
     if (completion) completion();
   }
-  if (!impl_->cut_anew) impl_->cut_in_ready_order(round.source);
+  if (!impl_->rebuilt) impl_->rebuild_in_ready_order(round.source);
 }
 
 std::vector<std::vector<std::string>> GradientReducer::buckets() const {

@@ -1,17 +1,18 @@
 // Averages gradients over a group while backward still runs.
 //
-// Parameters are cut into buckets. A bucket is handed to the hook as soon as
-// its last gradient is there, so that communication runs beside the rest of
-// backward, and backward returns when all buckets are done. The first backward
-// shows in which order gradients become ready; the buckets are then cut anew in
-// rank 0's order.
+// Parameters are grouped into buckets. A bucket is handed to the hook as soon
+// as its last gradient is complete, so communication overlaps with the rest of
+// backward; backward returns when all buckets are reduced. The first backward
+// shows the order in which gradients become ready. The buckets are then rebuilt
+// in rank 0's order.
 //
 // A large gradient is a bucket of its own and is reduced where autograd left
-// it; small ones are copied into one buffer, and are parts of it from then on:
-// no copy back. Who still holds such a gradient after zero_grad() has let go of
-// it keeps its values; the buffer is a new one then. LibTorch's reducer copies
-// all gradients and divides in a pass of its own, and learns one step late that
-// a parameter had no gradient; that is why it is not used here.
+// it. Small gradients are copied into one buffer and are views of it from then
+// on, so nothing is copied back. If someone still holds such a gradient after
+// zero_grad(), its values are kept: the bucket then gets a new buffer.
+//
+// LibTorch's reducer is not used because it copies all gradients, divides in a
+// separate pass, and learns one step late that a parameter had no gradient.
 //
 // Source: Li et al., "PyTorch Distributed", 2020, arXiv:2006.15704.
 #pragma once
@@ -24,40 +25,40 @@
 #include <vector>
 
 #include "echelon/comm/group.h"
-#include "echelon/parallel/data/gradient_bucket.h"
+#include "echelon/parallel/data/communication_hooks.h"
 
 namespace echelon {
 
 struct ReducerOptions {
-  /// Small gradients are collected until they fill this many bytes.
+  /// Small gradients are collected in a bucket until they fill this many bytes.
   int64_t bucket_bytes = 25 << 20;
-  /// The same for the first bucket, which should start early.
+  /// The same for the first bucket, whose reduction should start early.
   int64_t first_bucket_bytes = 1 << 20;
   /// A gradient of at least this many bytes is a bucket of its own.
   int64_t in_place_bytes = 256 << 10;
-  /// Allow parameters that get no gradient in a backward pass, on some ranks or
-  /// on all. Costs one small all_reduce at the end of backward, and buckets
-  /// with such a parameter start only there. Where no rank used a parameter,
-  /// its gradient is left as it was.
+  /// Allow parameters that get no gradient in a backward pass, on some or all
+  /// ranks. Costs one small all_reduce at the end of backward, and buckets with
+  /// such a parameter start only then. A parameter that no rank used keeps its
+  /// gradient.
   bool find_unused_parameters = false;
 };
 
-/// A parameter, and the name that errors call it by.
+/// A parameter, with its name for errors.
 struct NamedParameter {
   std::string name;
   torch::Tensor tensor;  // a dense leaf that requires grad
 };
 
-/// Who takes part in one backward pass, when not all ranks have data.
+/// One backward pass in which not all ranks may have data.
 struct BackwardRound {
   int64_t divisor = 1;  // of the sums
-  int source = 0;       // a rank that takes part: its order of buckets counts
+  int source = 0;       // a rank with data, whose order of buckets counts
 };
 
-/// Every rank of the group makes one, with the same parameters (the caller has
-/// checked) and options. Its hooks live on the parameters until it is
-/// destroyed. Thread-safe for backward on several devices; one backward at a
-/// time.
+/// Every rank of the group constructs one, with the same options and the same
+/// parameters (the caller has checked that). Its hooks stay on the parameters
+/// until it is destroyed. Thread-safe for a backward on several devices; one
+/// backward at a time.
 class GradientReducer {
  public:
   GradientReducer(
@@ -67,30 +68,29 @@ class GradientReducer {
   GradientReducer(const GradientReducer&) = delete;
   GradientReducer& operator=(const GradientReducer&) = delete;
 
-  /// While false, backward leaves gradients local; they take part in the next
-  /// backward that reduces.
+  /// While disabled, backward leaves gradients local. The next backward that
+  /// reduces includes them.
   void enable(bool enabled);
   bool enabled() const;
 
-  /// For a step whose gradients become complete in several backward passes (a
-  /// pipeline's, whose weight gradients come apart from the inputs'): between
-  /// the two calls each gradient that autograd accumulates is taken as complete
-  /// and reduced, whether enabled or not; finish_round() waits for all of them,
-  /// and throws what backward would.
+  /// For a step whose gradients are completed by several backward passes, as in
+  /// a pipeline. Between the two calls, each gradient that autograd accumulates
+  /// counts as complete and is reduced, whether enabled or not. finish_round()
+  /// waits for all of them, and throws what backward would throw.
   void begin_round();
   void finish_round();
 
-  /// A new forward: forgets a backward that ended by an exception.
+  /// Call before each forward: discards a backward that ended by an exception.
   void before_forward();
-  /// `output` of the module: its backward starts the round, also when it
+  /// Makes a backward from this output of the module start a round, even if it
   /// reaches no parameter.
   void watch(const torch::Tensor& output);
 
-  /// Asked at the start of each backward that reduces; null: every rank takes
-  /// part.
+  /// `listener` is called at the start of each backward that reduces, and tells
+  /// which ranks have data; null: all of them.
   void on_begin(std::function<BackwardRound()> listener);
-  /// Takes part in the other ranks' backward with zeros, and touches no
-  /// gradient of this rank.
+  /// Joins the other ranks' backward with zeros. Changes no gradient of this
+  /// rank.
   void shadow(const BackwardRound& round);
 
   /// Names of the parameters, by bucket.

@@ -14,6 +14,7 @@
 
 #include "echelon/error.h"
 #include "echelon/profiling/operator_scope.h"
+#include "echelon/text/format.h"
 
 namespace echelon {
 namespace {
@@ -33,14 +34,14 @@ std::vector<int64_t> all_but_channels(const Tensor& input) {
   return dims;
 }
 
-// The dtype that sums are taken in.
+// The dtype of sums.
 torch::Dtype sum_dtype(const Tensor& input) {
   return input.scalar_type() == torch::kFloat64 ? torch::kFloat64
                                                 : torch::kFloat32;
 }
 
-// A parameter as the kernels take it: beside an input of low precision and
-// statistics in float32, in float32.
+// A parameter in the dtype of the statistics, as the kernels take it: float32
+// when the input has low precision.
 Tensor as_statistics(const Tensor& parameter, const Tensor& statistics) {
   return parameter.defined() && statistics.defined()
              ? parameter.to(statistics.scalar_type())
@@ -56,15 +57,15 @@ Statistics local_statistics(const Tensor& input) {
         torch::zeros({channels}, options), torch::zeros({channels}, options),
         0};
   }
-  // Running statistics that nobody reads say in which dtype the result is.
+  // Only their dtype matters: it is that of the result.
   const auto unread = torch::zeros({channels}, options);
   auto [mean, variance] =
       at::batch_norm_update_stats(input, unread, unread.clone(), 0.0);
   return {mean.to(options.dtype()), variance.to(options.dtype()), count};
 }
 
-// Means and variances of all ranks merged in rank order, in float64: no sum of
-// squares, so nothing cancels. Chan, Golub, LeVeque, 1979.
+// Merges means and variances of all ranks in rank order, in float64. There is
+// no sum of squares, so nothing cancels. Source: Chan, Golub, LeVeque, 1979.
 Statistics global_statistics(const Statistics& local, const Group& group) {
   const int64_t channels = local.mean_C.numel();
   const auto options = local.mean_C.options().dtype(torch::kFloat64);
@@ -79,11 +80,10 @@ Statistics global_statistics(const Statistics& local, const Group& group) {
   const Tensor count_R1 = rows.narrow(1, 2 * channels, 1);
   const double count = count_R1.sum().item<double>();
   if (count < 2) {
-    throw DataError(
-        "[sync batch norm] the " + std::to_string(group.size()) +
-        " ranks of axis " + group.axis() + " have " +
-        std::to_string(static_cast<int64_t>(count)) +
-        " values per channel together; training needs more than one");
+    throw DataError(format(
+        "[sync batch norm] the {} ranks of axis {} have {} values per channel "
+        "together; training needs more than one",
+        group.size(), group.axis(), static_cast<int64_t>(count)));
   }
   const Tensor share_R1 = count_R1 / count;
   const Tensor mean_C = (share_R1 * mean_RC).sum(0);
@@ -94,7 +94,8 @@ Statistics global_statistics(const Statistics& local, const Group& group) {
       static_cast<int64_t>(count)};
 }
 
-// As one operator: selective recompute keeps them, and sends nothing again.
+// As one operator, so that selective recompute keeps the result and does not
+// communicate again.
 Statistics batch_statistics(const Tensor& input, const Group& group) {
   const auto results = as_one_operator("echelon::batch_statistics", [&] {
     const auto all = global_statistics(local_statistics(input), group);
@@ -121,7 +122,7 @@ std::optional<Tensor> optional(const Tensor& tensor) {
   return tensor.defined() ? std::optional<Tensor>(tensor) : std::nullopt;
 }
 
-// The fused kernel of evaluation, with the given statistics.
+// Runs the fused kernel of evaluation with the given statistics.
 Tensor normalise(
     const Tensor& input, const Tensor& weight, const Tensor& bias,
     const Statistics& statistics, double eps) {
@@ -220,9 +221,9 @@ Tensor sync_batch_norm(
     const Tensor& running_mean, const Tensor& running_var, double momentum,
     double eps, const Group& group) {
   if (input.dim() < 2) {
-    throw ConfigError(
-        "[sync batch norm] the input has " + std::to_string(input.dim()) +
-        " dimensions; [N, C, …] is expected");
+    throw ConfigError(format(
+        "[sync batch norm] the input has {} dimensions; [N, C, …] is expected",
+        input.dim()));
   }
   Statistics statistics;
   {
@@ -243,7 +244,7 @@ Tensor sync_batch_norm(
 
 namespace {
 
-// The forward of torch::nn's BatchNorm modules, whose members `norm` has.
+// The forward of torch::nn's BatchNorm modules.
 template <class Norm>
 Tensor forward_over(Norm& norm, const Tensor& input, const Group& group) {
   const bool training = norm.is_training();
@@ -295,10 +296,10 @@ void SyncBatchNormImpl::_check_input_dim(const Tensor& input) {
   if (input.dim() >= 2 && input.size(1) == options.num_features()) return;
   std::ostringstream sizes;
   sizes << input.sizes();
-  throw ConfigError(
-      "[sync batch norm] the input is " + sizes.str() +
-      ", but [N, C, …] with C=" + std::to_string(options.num_features()) +
-      " channels is expected");
+  throw ConfigError(format(
+      "[sync batch norm] the input is {}, but [N, C, …] with C={} channels is "
+      "expected",
+      sizes.str(), options.num_features()));
 }
 
 Tensor SyncBatchNormImpl::forward(const Tensor& input) {
@@ -321,8 +322,8 @@ struct Converted {
   Group group;
 };
 
-// Converted modules, by the tensor that their calls are recognised by. Ranks
-// may be threads of one process, so the table belongs to the process.
+// Converted modules, by the tensor that identifies their calls. One table for
+// the process, whose threads may be ranks.
 class Conversions {
  public:
   void
@@ -383,8 +384,8 @@ Tensor batch_norm_kernel(
       cudnn_enabled);
 }
 
-// aten::batch_norm is composed of other operators, so no autograd kernel of it
-// is replaced here.
+// aten::batch_norm is composed of other operators and has no autograd kernel
+// that this would replace.
 TORCH_LIBRARY_IMPL(aten, AutogradCPU, library) {
   library.impl("batch_norm", batch_norm_kernel);
 }
@@ -392,7 +393,8 @@ TORCH_LIBRARY_IMPL(aten, AutogradCUDA, library) {
   library.impl("batch_norm", batch_norm_kernel);
 }
 
-// What batch_norm calls of this module carry; nullopt for another module.
+// The tensor that identifies this module's calls of batch_norm; nullopt unless
+// the module is an Impl.
 template <class Impl>
 std::optional<Tensor> key_of(torch::nn::Module& module) {
   const auto* norm = dynamic_cast<Impl*>(&module);
@@ -425,10 +427,11 @@ convert_sync_batch_norm(torch::nn::Module& module, const Group& group) {
     if (!key) key = key_of<torch::nn::BatchNorm3dImpl>(child);
     if (!key) return;
     if (!key->defined()) {
-      throw ConfigError(
-          "[sync batch norm] \"" + name +
-          "\" has neither running statistics nor a weight, so its calls cannot "
-          "be recognised; build it as echelon::SyncBatchNorm");
+      throw ConfigError(format(
+          "[sync batch norm] \"{}\" has neither running statistics nor a "
+          "weight, so its calls cannot be recognised; build it as "
+          "echelon::SyncBatchNorm",
+          name));
     }
     keys.push_back(*key);
     modules.push_back(child.shared_from_this());

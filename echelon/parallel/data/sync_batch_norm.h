@@ -1,9 +1,12 @@
 // Batch normalisation over the batches of all ranks, on any device.
 //
-// The statistics are those of the global batch, also when ranks have different
+//   auto converted = convert_sync_batch_norm(*net, world.group());
+//
+// The statistics are those of the global batch, even if ranks have different
 // numbers of samples. Gradients of the input are exact; those of weight and
-// bias are this rank's part, as for any parameter under data parallelism. One
-// all_gather of 2C + 1 numbers in forward, one all_reduce of 2C in backward.
+// bias are this rank's term of the sum, as for any parameter under data
+// parallelism. Forward costs one all_gather of 2C + 1 numbers, backward one
+// all_reduce of 2C.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -16,28 +19,29 @@
 
 namespace echelon {
 
-/// What torch::batch_norm computes in training, over the group's batch.
+/// Computes torch::batch_norm in training mode over the group's batch.
 ///
 ///   input         [N, C, …]  N may differ between ranks, and be 0 on some
 ///   weight, bias  [C] or undefined
-///   running_mean, running_var  [C] or undefined (float32 beside an input of
-///                 float16 or bfloat16, whatever weight is); updated in place:
-///                 r <- (1 - momentum) * r + momentum * statistic, the variance
-///                 unbiased, on every rank alike
+///   running_mean, running_var  [C] or undefined; float32 for an input of
+///                 float16 or bfloat16, whatever weight is. Updated in place,
+///                 equally on every rank, with the unbiased variance:
+///                 r <- (1 - momentum) * r + momentum * statistic
 ///   returns       [N, C, …]
 ///
 /// Every rank of the group calls this, and its backward. Cannot be
-/// differentiated twice. Throws DataError unless the ranks together have more
-/// than one value per channel.
+/// differentiated twice. Throws ConfigError for an input of fewer than two
+/// dimensions, and DataError unless the ranks together have more than one value
+/// per channel.
 torch::Tensor sync_batch_norm(
     const torch::Tensor& input, const torch::Tensor& weight,
     const torch::Tensor& bias, const torch::Tensor& running_mean,
     const torch::Tensor& running_var, double momentum, double eps,
     const Group& group);
 
-/// What `module.forward(input)` computes, over the group's batch while the
-/// module is in training; for code that calls its BatchNorm itself, as
-/// Network::set_batch_norm lets it.
+/// Computes `module.forward(input)`, over the group's batch while the module is
+/// in training. For code that calls its BatchNorm itself
+/// (Network::set_batch_norm).
 torch::Tensor sync_batch_norm(
     torch::nn::BatchNorm1dImpl& module, const torch::Tensor& input,
     const Group& group);
@@ -48,9 +52,10 @@ torch::Tensor sync_batch_norm(
     torch::nn::BatchNorm3dImpl& module, const torch::Tensor& input,
     const Group& group);
 
-/// A BatchNorm of any number of dimensions, for models that are built with it.
-/// Parameter and buffer names, options and evaluation are those of
-/// torch::nn::BatchNorm; `momentum` none is the cumulative average.
+/// A BatchNorm module for inputs of any number of dimensions. Names of
+/// parameters and buffers, options and evaluation are those of
+/// torch::nn::BatchNorm; without `momentum` the running statistics are
+/// cumulative averages.
 class SyncBatchNormImpl
     : public torch::nn::NormImplBase<
           0, SyncBatchNormImpl, torch::nn::BatchNormOptions> {
@@ -68,7 +73,8 @@ class SyncBatchNormImpl
 };
 TORCH_MODULE(SyncBatchNorm);
 
-/// What convert_sync_batch_norm did; undone when this is destroyed.
+/// Keeps modules converted by convert_sync_batch_norm; its destructor undoes
+/// that.
 class ConvertedBatchNorms {
  public:
   ConvertedBatchNorms() = default;
@@ -84,16 +90,15 @@ class ConvertedBatchNorms {
 };
 
 /// While the result lives, every torch::nn::BatchNorm1d, 2d and 3d in `module`
-/// normalises over the group's batch when it is in training mode. They stay
-/// what and where they are, so this works for any user's module, also for one
-/// that holds them as members or in a Sequential; names, checkpoints and
-/// evaluation do not change. In a group of size 1 nothing changes.
+/// normalises over the group's batch when it is in training mode. The modules
+/// are not replaced, so this works for any user's module; names, checkpoints
+/// and evaluation do not change. In a group of size 1 nothing changes.
 ///
-/// How: torch::nn's modules call at::batch_norm, and an autograd kernel of that
+/// torch::nn's modules call at::batch_norm, and an autograd kernel of that
 /// operator recognises the running mean (or weight) of a converted module.
-/// Limits: copies made by clone() are not converted; a BatchNorm with neither
-/// running statistics nor weight cannot be recognised (ConfigError); converting
-/// again replaces the group.
+/// Hence the limits: copies made by clone() are not converted; a BatchNorm with
+/// neither running statistics nor weight cannot be recognised (ConfigError);
+/// converting again replaces the group.
 [[nodiscard]] ConvertedBatchNorms
 convert_sync_batch_norm(torch::nn::Module& module, const Group& group);
 

@@ -1,7 +1,8 @@
-// Every call begins with one small gather: what each rank is about to do, with
-// what schedule, and, from the rank of stage 0, the shapes of the microbatches.
-// So ranks that do different things find out at once, and shapes that were met
-// before need no further word: each rank knows all sizes in advance.
+// Every call begins with one small all-gather, in which each rank tells what it
+// is about to do and by which schedule, and the rank of stage 0 tells the
+// shapes of the microbatches. So ranks that do different things find out at
+// once. Shapes that occurred before are not sent again: each rank has recorded
+// what they lead to.
 #include "echelon/parallel/pipeline/pipeline.h"
 
 #include <torch/types.h>
@@ -13,23 +14,23 @@
 #include "echelon/error.h"
 #include "echelon/parallel/pipeline/pipeline_run.h"
 #include "echelon/parallel/pipeline/tied_parameters.h"
-#include "echelon/parallel/pipeline/transfer_plan.h"
 #include "echelon/parallel/pipeline/tuple_shape.h"
 #include "echelon/schedule/check.h"
+#include "echelon/text/format.h"
 
 namespace echelon {
 
 using pipeline::Fingerprint;
-using pipeline::LearntShapes;
+using pipeline::RecordedShapes;
 using pipeline::TransferPlan;
 
 namespace {
 
-// Shapes of this many different batches are remembered.
-constexpr size_t kRemembered = 64;
+// The number of different batches whose shapes are recorded.
+constexpr size_t kRecorded = 64;
 constexpr int64_t kNameLength = 96;
 
-// What each rank says at the beginning of a call.
+// What each rank tells at the beginning of a call.
 enum Word : size_t { kCall, kSchedule, kMicrobatches, kShapes, kFlags, kWords };
 using Words = std::array<int64_t, kWords>;
 constexpr std::array<const char*, 2> kCalls = {"step", "evaluate"};
@@ -61,10 +62,10 @@ struct Pipeline::Impl {
         tied(group, options.ties, stages) {
     check_ranks();
     check(schedule);
-    setting.num_stages = schedule.num_stages();
-    setting.local.assign(static_cast<size_t>(schedule.num_stages()), -1);
+    context.num_stages = schedule.num_stages();
+    context.local.assign(static_cast<size_t>(schedule.num_stages()), -1);
     for (size_t i = 0; i < stages.size(); ++i) {
-      setting.local[static_cast<size_t>(stages[i].stage)] =
+      context.local[static_cast<size_t>(stages[i].stage)] =
           static_cast<int32_t>(i);
     }
     exchange_names();
@@ -76,29 +77,28 @@ struct Pipeline::Impl {
     }
   }
 
-  // Whether the stages are those that the schedule puts here.
+  // Checks that the stages are those that the schedule assigns to this rank.
   void check_ranks() const {
     if (schedule.num_ranks() != group.size()) {
-      throw ConfigError(
-          "schedule \"" + schedule.name + "\" is for " +
-          std::to_string(schedule.num_ranks()) + " ranks, but axis " +
-          group.axis() + " has " + std::to_string(group.size()));
+      throw ConfigError(format(
+          "schedule \"{}\" is for {} ranks, but axis {} has {}", schedule.name,
+          schedule.num_ranks(), group.axis(), group.size()));
     }
     std::vector<int32_t> given;
     for (const auto& stage : stages) {
       given.push_back(stage.stage);
       if (stage.layers.empty()) {
-        throw ConfigError(
-            "stage " + std::to_string(stage.stage) +
-            " of the pipeline has no layers; every stage needs one");
+        throw ConfigError(format(
+            "stage {} of the pipeline has no layers; every stage needs one",
+            stage.stage));
       }
     }
     if (given != schedule.stages_of(group.rank())) {
-      throw ConfigError(
-          "schedule \"" + schedule.name + "\" puts stages " +
-          list(schedule.stages_of(group.rank())) + " on rank " +
-          std::to_string(group.rank()) + ", which was given stages " +
-          list(given));
+      throw ConfigError(format(
+          "schedule \"{}\" puts stages {} on rank {}, which was given stages "
+          "{}",
+          schedule.name, list(schedule.stages_of(group.rank())), group.rank(),
+          list(given)));
     }
   }
 
@@ -114,9 +114,9 @@ struct Pipeline::Impl {
     return torch::TensorOptions().dtype(dtype).device(options.device);
   }
 
-  // What the layers before a border are called, for errors.
+  // Every rank learns the name of each stage's last layer, for errors.
   void exchange_names() {
-    const int64_t size = setting.num_stages * kNameLength;
+    const int64_t size = context.num_stages * kNameLength;
     torch::Tensor own = torch::zeros({size}, torch::kByte);
     for (const auto& stage : stages) {
       const std::string name = stage.layers.back().name.substr(0, kNameLength);
@@ -128,11 +128,11 @@ struct Pipeline::Impl {
     torch::Tensor all = torch::empty({size * group.size()}, like(torch::kByte));
     group.all_gather(all, own, {.label = "names of layers"});
     all = all.cpu();
-    for (int32_t stage = 0; stage < setting.num_stages; ++stage) {
+    for (int32_t stage = 0; stage < context.num_stages; ++stage) {
       const auto* at = reinterpret_cast<const char*>(
           all.data_ptr<uint8_t>() + schedule.rank_of_stage[stage] * size +
           stage * kNameLength);
-      setting.last_layers.emplace_back(at, strnlen(at, kNameLength));
+      context.last_layers.emplace_back(at, strnlen(at, kNameLength));
     }
   }
 
@@ -151,9 +151,9 @@ struct Pipeline::Impl {
     return print.value();
   }
 
-  // Tells the others what this rank does; learns how many microbatches there
-  // are, and which shapes it will meet.
-  LearntShapes&
+  // Tells the other ranks what this one does. Finds the number of microbatches,
+  // and the shapes recorded for them.
+  RecordedShapes&
   agree(size_t call, const std::vector<Tensors>& microbatches, int64_t& count) {
     Fingerprint shapes;
     for (const auto& microbatch : microbatches) {
@@ -173,49 +173,48 @@ struct Pipeline::Impl {
     const int64_t* words = table.data_ptr<int64_t>();
     check_agreement(words, own);
     count = words[schedule.rank_of_stage[0] * kWords + kMicrobatches];
-    if (learnt.size() >= kRemembered) learnt.clear();
-    return learnt[{words, words + table.numel()}];
+    if (recorded.size() >= kRecorded) recorded.clear();
+    return recorded[{words, words + table.numel()}];
   }
 
   void check_agreement(const int64_t* words, const Words& own) const {
     for (int rank = 0; rank < group.size(); ++rank) {
       const int64_t* theirs = words + rank * static_cast<int64_t>(kWords);
       if (theirs[kCall] != own[kCall]) {
-        throw ConfigError(
-            "pipeline: rank " + std::to_string(rank) + " calls " +
-            kCalls.at(static_cast<size_t>(theirs[kCall])) + ", rank " +
-            std::to_string(group.rank()) + " " +
-            kCalls.at(static_cast<size_t>(own[kCall])) +
-            "; every rank makes the same calls");
+        throw ConfigError(format(
+            "pipeline: rank {} calls {}, rank {} {}; every rank makes the same "
+            "calls",
+            rank, kCalls.at(static_cast<size_t>(theirs[kCall])), group.rank(),
+            kCalls.at(static_cast<size_t>(own[kCall]))));
       }
       if (theirs[kSchedule] != own[kSchedule]) {
-        throw ConfigError(
-            "pipeline: rank " + std::to_string(rank) +
-            " has another schedule than rank " + std::to_string(group.rank()) +
-            " (\"" + schedule.name + "\"); all must have the same");
+        throw ConfigError(format(
+            "pipeline: rank {} has another schedule than rank {} (\"{}\"); all "
+            "must have the same",
+            rank, group.rank(), schedule.name));
       }
     }
   }
 
   void check_microbatches(
       const std::vector<Tensors>& microbatches, bool training) const {
-    const bool first = setting.local.front() >= 0;
+    const bool first = context.local.front() >= 0;
     if (!first && !microbatches.empty()) {
-      throw ConfigError(
-          "pipeline: rank " + std::to_string(group.rank()) + " is given " +
-          std::to_string(microbatches.size()) +
-          " microbatches; the rank of stage 0 alone takes them");
+      throw ConfigError(format(
+          "pipeline: rank {} is given {} microbatches; the rank of stage 0 "
+          "alone takes them",
+          group.rank(), microbatches.size()));
     }
     const auto expected = static_cast<size_t>(schedule.num_microbatches);
     if (first && training && microbatches.size() != expected) {
-      throw ConfigError(
-          "pipeline: " + std::to_string(microbatches.size()) +
-          " microbatches, but schedule \"" + schedule.name + "\" is for " +
-          std::to_string(expected) + "; make one for that many");
+      throw ConfigError(format(
+          "pipeline: {} microbatches, but schedule \"{}\" is for {}; make one "
+          "for that many",
+          microbatches.size(), schedule.name, expected));
     }
   }
 
-  // A call that failed leaves messages behind.
+  // Refuses calls after one that failed, which leaves messages behind.
   template <class Call>
   auto once(Call&& call) {
     if (broken) {
@@ -231,14 +230,15 @@ struct Pipeline::Impl {
   PipelineResult
   step(const std::vector<Tensors>& microbatches, const Loss& loss) {
     check_microbatches(microbatches, true);
-    if (setting.local.back() >= 0 && !loss) {
-      throw ConfigError(
-          "pipeline: rank " + std::to_string(group.rank()) +
-          " holds the last stage and is given no loss function");
+    if (context.local.back() >= 0 && !loss) {
+      throw ConfigError(format(
+          "pipeline: rank {} holds the last stage and is given no loss "
+          "function",
+          group.rank()));
     }
     int64_t count = 0;
-    LearntShapes& shapes = agree(0, microbatches, count);
-    pipeline::PipelineRun run(setting, plan, shapes, true, microbatches, loss);
+    RecordedShapes& shapes = agree(0, microbatches, count);
+    pipeline::PipelineRun run(context, plan, shapes, true, microbatches, loss);
     run.run();
     if (options.after_backwards) options.after_backwards();
     tied.sum_gradients();
@@ -248,7 +248,7 @@ struct Pipeline::Impl {
   std::vector<Tensors> evaluate(const std::vector<Tensors>& microbatches) {
     check_microbatches(microbatches, false);
     int64_t count = 0;
-    LearntShapes& shapes = agree(1, microbatches, count);
+    RecordedShapes& shapes = agree(1, microbatches, count);
     if (forward_plan.num_microbatches != count) {
       forward_plan = pipeline::plan_transfers(
           pipeline::forward_schedule(
@@ -257,7 +257,7 @@ struct Pipeline::Impl {
           group.rank());
     }
     pipeline::PipelineRun run(
-        setting, forward_plan, shapes, false, microbatches, nullptr);
+        context, forward_plan, shapes, false, microbatches, nullptr);
     run.run();
     return std::move(run.outputs);
   }
@@ -267,11 +267,11 @@ struct Pipeline::Impl {
   std::vector<PipelineStage> stages;
   PipelineOptions options;
   TiedParameters tied;
-  pipeline::Setting setting{group, options, stages};
+  pipeline::RunContext context{group, options, stages};
   TransferPlan plan;
   TransferPlan forward_plan;
   int64_t schedule_print = 0;
-  std::map<std::vector<int64_t>, LearntShapes> learnt;
+  std::map<std::vector<int64_t>, RecordedShapes> recorded;
   bool broken = false;
 };
 
@@ -298,10 +298,10 @@ Pipeline::evaluate(const std::vector<Tensors>& microbatches) {
 
 void Pipeline::set_schedule(Schedule schedule) {
   if (schedule.rank_of_stage != impl_->schedule.rank_of_stage) {
-    throw ConfigError(
-        "schedule \"" + schedule.name +
-        "\" puts the stages on other ranks than \"" + impl_->schedule.name +
-        "\"; build a new pipeline for it");
+    throw ConfigError(format(
+        "schedule \"{}\" puts the stages on other ranks than \"{}\"; build a "
+        "new pipeline for it",
+        schedule.name, impl_->schedule.name));
   }
   check(schedule);
   impl_->schedule = std::move(schedule);
@@ -315,10 +315,10 @@ const std::vector<PipelineStage>& Pipeline::stages() const {
   return impl_->stages;
 }
 bool Pipeline::has_first_stage() const {
-  return impl_->setting.local.front() >= 0;
+  return impl_->context.local.front() >= 0;
 }
 bool Pipeline::has_last_stage() const {
-  return impl_->setting.local.back() >= 0;
+  return impl_->context.local.back() >= 0;
 }
 const std::set<std::string>& Pipeline::duplicates() const {
   return impl_->tied.duplicates();

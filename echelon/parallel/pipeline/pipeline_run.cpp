@@ -6,13 +6,10 @@
 #include <algorithm>
 
 #include "echelon/error.h"
+#include "echelon/text/format.h"
 
 namespace echelon::pipeline {
 namespace {
-
-std::string quoted(const std::string& name) {
-  return "\"" + name + "\"";
-}
 
 SpanKind kind_of(const Action& action, bool training) {
   if (!training) return SpanKind::evaluation;
@@ -23,34 +20,34 @@ SpanKind kind_of(const Action& action, bool training) {
 }  // namespace
 
 PipelineRun::PipelineRun(
-    const Setting& setting, const TransferPlan& plan, LearntShapes& learnt,
-    bool training, const std::vector<Tensors>& microbatches,
-    const Pipeline::Loss& loss)
-    : peak_stored(setting.stages.size()),
-      setting_(setting),
+    const RunContext& context, const TransferPlan& plan,
+    RecordedShapes& recorded, bool training,
+    const std::vector<Tensors>& microbatches, const Pipeline::Loss& loss)
+    : peak_stored(context.stages.size()),
+      context_(context),
       plan_(plan),
-      learnt_(learnt),
+      recorded_(recorded),
       training_(training),
       microbatches_(microbatches),
       loss_(loss),
-      slots_(setting.stages.size()),
-      stored_(setting.stages.size()),
+      slots_(context.stages.size()),
+      stored_(context.stages.size()),
       transfers_(
-          setting.group, plan,
-          {.device = setting.options.device,
-           .recorder = setting.options.recorder,
-           .ahead = setting.options.receives_ahead,
-           .in_order = setting.options.messages_in_order ||
-                       setting.options.device.is_cuda(),
+          context.group, plan,
+          {.device = context.options.device,
+           .recorder = context.options.recorder,
+           .ahead = context.options.receives_ahead,
+           .in_order = context.options.messages_in_order ||
+                       context.options.device.is_cuda(),
            .expect = [this](const Transfer& t) { return expect(t); }}) {
   const auto num_microbatches = static_cast<size_t>(plan.num_microbatches);
   for (auto& slots : slots_) slots.resize(num_microbatches);
-  learnt_.stages.resize(setting.stages.size());
-  for (auto& stage : learnt_.stages) {
+  recorded_.stages.resize(context.stages.size());
+  for (auto& stage : recorded_.stages) {
     stage.inputs.resize(num_microbatches);
     stage.outputs.resize(num_microbatches);
   }
-  if (setting.local.back() < 0) return;
+  if (context.local.back() < 0) return;
   (training ? losses.resize(num_microbatches)
             : outputs.resize(num_microbatches));
 }
@@ -66,16 +63,15 @@ void PipelineRun::run() {
     }
   }
   transfers_.finish();
-  learnt_.complete = true;
+  recorded_.complete = true;
 }
 
 PipelineRun::Slot& PipelineRun::slot(int32_t stage, int32_t microbatch) {
-  const auto local = static_cast<size_t>(setting_.local[stage]);
-  return slots_[local][static_cast<size_t>(microbatch)];
+  return slots_[context_.local_index(stage)][static_cast<size_t>(microbatch)];
 }
 
-bool PipelineRun::headed() const {
-  return !learnt_.complete || setting_.options.shapes_vary;
+bool PipelineRun::sends_headers() const {
+  return !recorded_.complete || context_.options.shapes_vary;
 }
 
 Expected PipelineRun::expect(const Transfer& transfer) {
@@ -85,15 +81,15 @@ Expected PipelineRun::expect(const Transfer& transfer) {
     if (!ours.forward_done) return {};
     return {Expected::Kind::shape, gradients_of(ours.outputs)};
   }
-  if (headed()) return {Expected::Kind::headed, {}};
-  const auto local = static_cast<size_t>(setting_.local[made.stage + 1]);
+  if (sends_headers()) return {Expected::Kind::headed, {}};
   return {
       Expected::Kind::shape,
-      learnt_.stages[local].inputs[static_cast<size_t>(made.microbatch)]};
+      recorded_.stages[context_.local_index(made.stage + 1)]
+          .inputs[static_cast<size_t>(made.microbatch)]};
 }
 
 void PipelineRun::count(int32_t stage, int32_t change) {
-  const auto local = static_cast<size_t>(setting_.local[stage]);
+  const auto local = context_.local_index(stage);
   stored_[local] += change;
   peak_stored[local] = std::max(peak_stored[local], stored_[local]);
 }
@@ -107,29 +103,28 @@ Tensors PipelineRun::inputs_of(const PlannedAction& planned, Slot& slot) {
     for (auto& input : slot.inputs) input.requires_grad = false;
     return microbatches_[microbatch];
   }
-  if (planned.from_here) return std::move(slot.handed);
+  if (planned.from_here) return std::move(slot.local_inputs);
   Tensors inputs = transfers_.take(planned.incoming, slot.inputs);
-  const auto local = static_cast<size_t>(setting_.local[planned.action.stage]);
-  learnt_.stages[local].inputs[microbatch] = slot.inputs;
+  recorded_.stages[context_.local_index(planned.action.stage)]
+      .inputs[microbatch] = slot.inputs;
   return inputs;
 }
 
 void PipelineRun::forward(const PlannedAction& planned) {
   const Action& action = planned.action;
   Slot& slot = this->slot(action.stage, action.microbatch);
-  const auto& stage =
-      setting_.stages[static_cast<size_t>(setting_.local[action.stage])];
+  const auto& stage = context_.stages[context_.local_index(action.stage)];
   Tensors tensors = inputs_of(planned, slot);
   ScopedSpan span(
-      setting_.options.recorder, "compute", to_string(action),
+      context_.options.recorder, "compute", to_string(action),
       kind_of(action, training_));
   if (training_) {
     count(action.stage, 1);
     tensors = slot.graph.track(tensors, slot.inputs);
   }
   tensors = run_layers(stage, std::move(tensors));
-  if (action.stage + 1 < setting_.num_stages) {
-    give_outputs(planned, slot, tensors);
+  if (action.stage + 1 < context_.num_stages) {
+    pass_outputs(planned, slot, tensors);
   } else if (training_) {
     keep_loss(planned, slot, tensors);
   } else {
@@ -143,7 +138,7 @@ PipelineRun::run_layers(const PipelineStage& stage, Tensors tensors) const {
   std::string giver =
       stage.stage == 0
           ? ""
-          : setting_.last_layers[static_cast<size_t>(stage.stage) - 1];
+          : context_.last_layers[static_cast<size_t>(stage.stage) - 1];
   for (const auto& [name, layer] : stage.layers) {
     tensors = run_layer(name, layer.forward, tensors, giver);
     giver = name;
@@ -156,63 +151,62 @@ void PipelineRun::keep_loss(
   const int32_t microbatch = planned.action.microbatch;
   const torch::Tensor loss = loss_(outs, microbatch);
   if (!loss.defined() || loss.numel() != 1 || !loss.requires_grad()) {
-    throw ConfigError(
-        "the loss of microbatch " + std::to_string(microbatch) + " is " +
-        (loss.defined() ? describe(Tensors{loss}) : "undefined") +
-        "; it must be one number that depends on a parameter");
+    throw ConfigError(format(
+        "the loss of microbatch {} is {}; it must be one number that depends "
+        "on a parameter",
+        microbatch, loss.defined() ? describe(Tensors{loss}) : "undefined"));
   }
   slot.graph.set_outputs({loss});
-  slot.handed = {torch::ones_like(loss)};
+  slot.local_inputs = {torch::ones_like(loss)};
   losses[static_cast<size_t>(microbatch)] = loss.detach();
 }
 
-void PipelineRun::give_outputs(
+void PipelineRun::pass_outputs(
     const PlannedAction& planned, Slot& slot, const Tensors& outputs) {
   const Action& action = planned.action;
-  const auto local = static_cast<size_t>(setting_.local[action.stage]);
-  slot.outputs = known_outputs(
-      action, shape_of(
-                  outputs,
-                  "layer " + quoted(setting_.stages[local].layers.back().name) +
-                      ", the end of stage " + std::to_string(action.stage)));
+  slot.outputs =
+      recorded_outputs(action, shape_of(outputs, end_of_stage(action.stage)));
   if (training_) slot.graph.set_outputs(outputs);
   if (planned.to_here) {
     Slot& next = this->slot(action.stage + 1, action.microbatch);
     next.inputs = slot.outputs;
-    for (const auto& output : outputs) next.handed.push_back(output.detach());
+    for (const auto& output : outputs)
+      next.local_inputs.push_back(output.detach());
   } else {
-    transfers_.send(planned.outgoing, outputs, slot.outputs, headed());
+    transfers_.send(planned.outgoing, outputs, slot.outputs, sends_headers());
   }
 }
 
-// As the next stage knows them: with the strides that it has learnt, or will by
-// this message's header.
+std::string PipelineRun::end_of_stage(int32_t stage) const {
+  const auto& layers = context_.stages[context_.local_index(stage)].layers;
+  return format("layer \"{}\", the end of stage {}", layers.back().name, stage);
+}
+
+// The outputs' shapes as the next stage knows them: with the strides that it
+// has recorded, or that the header of this message tells it.
 TupleShape
-PipelineRun::known_outputs(const Action& action, const TupleShape& shape) {
-  const auto local = static_cast<size_t>(setting_.local[action.stage]);
-  auto& learnt =
-      learnt_.stages[local].outputs[static_cast<size_t>(action.microbatch)];
-  if (!headed() && learnt != shape) {
-    throw ConfigError(
-        "layer " + quoted(setting_.stages[local].layers.back().name) +
-        ", the end of stage " + std::to_string(action.stage) + ", gives " +
-        to_text(shape) + " for microbatch " +
-        std::to_string(action.microbatch) + " and gave " + to_text(learnt) +
-        " before for microbatches of the same shapes (" +
-        (to_text(learnt) == to_text(shape)
-             ? "what requires a gradient has changed"
-             : "stage " + std::to_string(action.stage + 1) + " expects that") +
-        "); set shapes_vary if that is meant");
+PipelineRun::recorded_outputs(const Action& action, const TupleShape& shape) {
+  auto& recorded = recorded_.stages[context_.local_index(action.stage)]
+                       .outputs[static_cast<size_t>(action.microbatch)];
+  if (sends_headers()) recorded = shape;
+  if (recorded != shape) {
+    throw ConfigError(format(
+        "{}, gives {} for microbatch {} and gave {} before for microbatches of "
+        "the same shapes ({}); set shapes_vary if that is meant",
+        end_of_stage(action.stage), to_text(shape), action.microbatch,
+        to_text(recorded),
+        to_text(recorded) == to_text(shape)
+            ? "what requires a gradient has changed"
+            : format("stage {} expects that", action.stage + 1)));
   }
-  if (headed()) learnt = shape;
-  return learnt;
+  return recorded;
 }
 
 // Backward --------------------------------------------------------------------
 
-// One for each output that requires a gradient.
+// Returns a gradient for each output that requires one.
 Tensors PipelineRun::gradients_for(const PlannedAction& planned, Slot& slot) {
-  if (planned.incoming < 0) return std::move(slot.handed);
+  if (planned.incoming < 0) return std::move(slot.local_inputs);
   TupleShape shape;
   return transfers_.take(planned.incoming, shape);
 }
@@ -224,16 +218,16 @@ void PipelineRun::backward(const PlannedAction& planned) {
   const bool weights_only = action.kind == ActionKind::backward_weight;
   Tensors gradients;
   if (!weights_only) gradients = gradients_for(planned, slot);
-  if (!inputs_only && setting_.options.before_gradients) {
-    setting_.options.before_gradients(action.stage, planned.last_backward);
+  if (!inputs_only && context_.options.before_gradients) {
+    context_.options.before_gradients(action.stage, planned.last_backward);
   }
   ScopedSpan span(
-      setting_.options.recorder, "compute", to_string(action),
+      context_.options.recorder, "compute", to_string(action),
       kind_of(action, true));
   if (weights_only) {
     slot.graph.backward_weight();
   } else {
-    give_gradients(
+    pass_gradients(
         planned, slot,
         inputs_only ? slot.graph.backward_input(gradients)
                     : slot.graph.backward(gradients));
@@ -241,19 +235,19 @@ void PipelineRun::backward(const PlannedAction& planned) {
   if (!inputs_only) count(action.stage, -1);
 }
 
-void PipelineRun::give_gradients(
+void PipelineRun::pass_gradients(
     const PlannedAction& planned, Slot& slot, Tensors gradients) {
   const Action& action = planned.action;
   if (action.stage == 0) return;
   if (planned.to_here) {
-    this->slot(action.stage - 1, action.microbatch).handed =
+    this->slot(action.stage - 1, action.microbatch).local_inputs =
         std::move(gradients);
     return;
   }
   const TupleShape shape = gradients_of(slot.inputs);
   for (size_t i = 0; i < gradients.size(); ++i) {
     if (gradients[i].defined()) continue;
-    gradients[i] = empty_like({shape[i]}, setting_.options.device)[0].zero_();
+    gradients[i] = empty_like({shape[i]}, context_.options.device)[0].zero_();
   }
   transfers_.send(planned.outgoing, gradients, shape, false);
 }

@@ -5,6 +5,7 @@
 #include <unordered_set>
 
 #include "echelon/error.h"
+#include "echelon/text/format.h"
 
 namespace echelon {
 
@@ -41,32 +42,32 @@ PipelineStage build_stage(
   return built;
 }
 
-std::vector<size_t> cut_evenly(const LayerList& list, int32_t num_stages) {
+std::vector<size_t>
+partition_evenly(const LayerList& list, int32_t num_stages) {
   const auto stages = static_cast<size_t>(num_stages);
   if (num_stages < 1 || list.size() < stages) {
-    throw ConfigError(
-        std::to_string(num_stages) + " pipeline stages for a model of " +
-        std::to_string(list.size()) +
-        " layers; every stage needs one: use at most " +
-        std::to_string(list.size()) + " stages");
+    throw ConfigError(format(
+        "{} pipeline stages for a model of {} layers; every stage needs one: "
+        "use at most {} stages",
+        num_stages, list.size(), list.size()));
   }
-  std::vector<size_t> cuts;
+  std::vector<size_t> bounds;
   for (size_t i = 0; i <= stages; ++i) {
-    cuts.push_back(list.size() * i / stages);
+    bounds.push_back(list.size() * i / stages);
   }
-  return cuts;
+  return bounds;
 }
 
 std::vector<PipelineStage> build_stages(
-    const LayerList& list, const std::vector<size_t>& cuts,
+    const LayerList& list, const std::vector<size_t>& bounds,
     const std::vector<int32_t>& rank_of_stage, int32_t rank,
     std::optional<uint64_t> seed) {
   std::vector<PipelineStage> stages;
   for (size_t stage = 0; stage < rank_of_stage.size(); ++stage) {
     if (rank_of_stage[stage] != rank) continue;
     stages.push_back(build_stage(
-        list, static_cast<int32_t>(stage), cuts.at(stage), cuts.at(stage + 1),
-        seed));
+        list, static_cast<int32_t>(stage), bounds.at(stage),
+        bounds.at(stage + 1), seed));
   }
   return stages;
 }

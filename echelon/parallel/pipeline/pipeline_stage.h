@@ -20,35 +20,35 @@ struct PipelineLayer {
   BuiltLayer layer;
 };
 
-/// A stage that exists, on the rank that the schedule puts it on.
+/// A stage on the rank that the schedule assigns it to.
 struct PipelineStage {
   int32_t stage = 0;
   std::vector<PipelineLayer> layers;
 
-  /// ("layer.parameter", tensor), in order; a tensor of two layers once.
+  /// ("layer.parameter", tensor) in order; a tensor that layers share once.
   std::vector<std::pair<std::string, torch::Tensor>> named_parameters() const;
 };
 
-/// The layers of a network as a stage: what it holds, it shares.
+/// The layers of a network as a stage, which shares their modules.
 PipelineStage stage_of(const Network& network, int32_t stage);
 
-/// Builds layers [begin, end) of `list`. With a seed, first values and ties
-/// within the stage are those of build_network (models/network.h), so they do
-/// not depend on the cut; without, they are what the layers' `build` leaves,
-/// for values to come.
+/// Builds layers [begin, end) of `list`. With a seed, parameters and ties
+/// within the stage are initialised as by build_network (layers/network.h), so
+/// they do not depend on the partition. Without one, parameters are as the
+/// layers' `build` leaves them, to be overwritten.
 PipelineStage build_stage(
     const LayerList& list, int32_t stage, size_t begin, size_t end,
     std::optional<uint64_t> seed = std::nullopt);
 
-/// Where each stage begins, and the end: `num_stages` slices of as equal a
-/// number of layers as possible. Throws ConfigError for more stages than
-/// layers.
-std::vector<size_t> cut_evenly(const LayerList& list, int32_t num_stages);
+/// Partitions the layers into `num_stages` slices of nearly equal numbers of
+/// layers: returns where each stage begins, and the end. Throws ConfigError for
+/// more stages than layers.
+std::vector<size_t> partition_evenly(const LayerList& list, int32_t num_stages);
 
-/// Builds the stages that lie on `rank`; stage i holds the layers
-/// [cuts[i], cuts[i + 1]).
+/// Builds the stages of `rank`. Stage i has the layers [bounds[i], bounds[i +
+/// 1]).
 std::vector<PipelineStage> build_stages(
-    const LayerList& list, const std::vector<size_t>& cuts,
+    const LayerList& list, const std::vector<size_t>& bounds,
     const std::vector<int32_t>& rank_of_stage, int32_t rank,
     std::optional<uint64_t> seed = std::nullopt);
 

@@ -19,8 +19,8 @@ using autograd::Node;
 using autograd::variable_list;
 using NodePtr = std::shared_ptr<Node>;
 
-// Where a stage's graph ends. Unlike a leaf it holds no tensor, so an input
-// that no operation saved is freed; and the input may be changed in place.
+// The end of a stage's graph. Unlike a leaf it holds no tensor, so an input
+// that no operator saved is freed, and the input may be changed in place.
 struct InputNode : Node {
   variable_list apply(variable_list&& gradients) override {
     gradient = std::move(gradients[0]);
@@ -31,10 +31,10 @@ struct InputNode : Node {
   torch::Tensor gradient;
 };
 
-// A node on the path that also leads to weights.
+// A node on a path to the inputs that also leads to weights.
 struct WeightNode {
   NodePtr node;
-  std::shared_ptr<variable_list> gradients;  // what reached it
+  std::shared_ptr<variable_list> gradients;  // that reached the node
 };
 
 struct Capture : autograd::FunctionPreHook {
@@ -66,7 +66,7 @@ variable_list execute(
 
 using Paths = std::unordered_map<Node*, bool>;
 
-// Which nodes lead to an input. Without recursion: graphs are deep.
+// Finds the nodes that lead to an input. Not recursive, since graphs are deep.
 Paths find_paths(
     const autograd::edge_list& roots,
     const std::vector<std::shared_ptr<InputNode>>& inputs) {
@@ -74,7 +74,7 @@ Paths find_paths(
   for (const auto& input : inputs) {
     if (input) on_path[input.get()] = true;
   }
-  std::vector<std::pair<Node*, size_t>> stack;  // and its next edge
+  std::vector<std::pair<Node*, size_t>> stack;  // nodes with their next edges
   const auto enter = [&](Node* node) {
     if (node != nullptr && on_path.emplace(node, false).second) {
       stack.emplace_back(node, 0);
@@ -108,7 +108,7 @@ struct StageGraph::Impl {
   variable_list root_gradients;                    // kept for the second half
   std::vector<WeightNode> weights;
 
-  // Roots that a gradient reached.
+  // Selects the roots that a gradient reached.
   void arrived(
       const Tensors& gradients, autograd::edge_list& edges,
       variable_list& values) const {
@@ -136,10 +136,10 @@ struct StageGraph::Impl {
     }
   }
 
-  // Leaves of the graph what the weights need.
-  void cut(const Paths& on_path) {
+  // Removes the edges to inputs, so that only those to weights remain.
+  void drop_input_edges(const Paths& on_path) {
     for (auto& weight : weights) {
-      // Hooks have seen these gradients already.
+      // The hooks have run for these gradients already.
       weight.node->pre_hooks().clear();
       weight.node->tensor_pre_hooks().clear();
       for (auto& edge : weight.node->next_edges()) {
@@ -205,7 +205,7 @@ Tensors StageGraph::backward_input(const Tensors& gradients) {
   autograd::edge_list inputs;
   for (const auto& input : impl_->inputs) inputs.emplace_back(input, 0);
   Tensors results = execute(to_inputs, their_values, true, false, inputs);
-  impl_->cut(on_path);
+  impl_->drop_input_edges(on_path);
   impl_->inputs.clear();
   return results;
 }

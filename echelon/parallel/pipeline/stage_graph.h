@@ -1,12 +1,15 @@
-// The autograd graph of one microbatch through one stage, run backwards whole
-// or in two halves: gradients of the inputs first, of the weights later.
+// The autograd graph of one microbatch through one stage. Its backward runs at
+// once or in two halves: gradients of the inputs first, those of the weights
+// later.
 //
-// The halves work for any module, without recomputing: nodes on the path from
-// the outputs to the inputs run in the first half; those among them that also
-// lead to weights keep the gradient that reached them, and run again for their
-// weights alone in the second. Gradients accumulate in the second half, so
-// hooks on parameters fire there. Source of the split: Qi et al., "Zero Bubble
-// Pipeline Parallelism", 2023, arXiv:2401.10241, section 2.
+// The halves work for any module, without recomputation. The first half runs
+// the nodes on the paths from the outputs to the inputs. Nodes among them that
+// also lead to weights keep the gradient that reached them; the second half
+// runs these again, for their weights alone. Gradients accumulate in the second
+// half, so hooks on parameters fire there.
+//
+// Source: Qi et al., "Zero Bubble Pipeline Parallelism", 2023,
+// arXiv:2401.10241, section 2.
 #pragma once
 
 #include <torch/types.h>
@@ -26,20 +29,22 @@ class StageGraph {
   StageGraph(StageGraph&&) noexcept;
   StageGraph& operator=(StageGraph&&) noexcept;
 
-  /// The inputs as the stage's forward takes them: those of which `shape` says
-  /// so want a gradient. They may be changed in place, as on one device.
+  /// Returns the inputs for the stage's forward; those that require a gradient
+  /// by `shape` are tracked. They may be changed in place, as on one device.
   Tensors track(const Tensors& inputs, const TupleShape& shape);
-  /// Remembers where the backward begins; keeps no tensor of `outputs`.
+  /// Sets where the backward begins. Keeps no tensor of `outputs`.
   void set_outputs(const Tensors& outputs);
 
-  /// `gradients`: one for each output that requires one; undefined means none
-  /// reached it. Returns one for each tracked input, undefined when the outputs
-  /// do not depend on it. Weights accumulate theirs. Frees the graph.
+  /// `gradients`: one for each output that requires one; undefined if none
+  /// reached it. Returns one for each tracked input, undefined if the outputs
+  /// do not depend on it. Accumulates gradients of the weights. Frees the
+  /// graph.
   Tensors backward(const Tensors& gradients);
-  /// The first half: as backward, but weights get nothing yet, and what only
-  /// this half needed is freed. Without tracked inputs it does nothing.
+  /// The first half: as backward, but without the gradients of weights. Frees
+  /// what the second half does not need. Without tracked inputs it does
+  /// nothing.
   Tensors backward_input(const Tensors& gradients);
-  /// The second half. Frees the graph.
+  /// The second half: accumulates gradients of the weights. Frees the graph.
   void backward_weight();
 
  private:

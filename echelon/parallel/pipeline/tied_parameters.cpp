@@ -8,6 +8,7 @@
 
 #include "echelon/error.h"
 #include "echelon/parallel/pipeline/tuple_shape.h"
+#include "echelon/text/format.h"
 
 namespace echelon {
 namespace {
@@ -15,7 +16,7 @@ namespace {
 using pipeline::Fingerprint;
 using torch::Tensor;
 
-// Names that are one parameter, in the order of their first mention.
+// The sets of tied names, in the order of their first mention.
 std::vector<std::vector<std::string>> sets_of(const std::vector<Tie>& ties) {
   std::vector<std::vector<std::string>> sets;
   const auto find = [&](const std::string& name) {
@@ -46,18 +47,18 @@ int64_t kind_of(const Tensor& tensor) {
   return print.value();
 }
 
-constexpr int kTag = 1 << 30;  // apart from those of a step's transfers
+constexpr int kTag = 1 << 30;  // above the tags of a step's transfers
 
-// What each rank says of a name: its stage (or -1) and what it looks like.
-struct Sight {
-  int64_t stage = -1;
-  int64_t kind = 0;
+// What a rank tells about a parameter.
+struct Description {
+  int64_t stage = -1;  // -1: the rank does not have it
+  int64_t kind = 0;    // a hash of dtype and shape
 };
 
 using Ours = std::map<std::string, std::pair<int32_t, Tensor>>;
 
-// By rank, name.
-std::vector<std::vector<Sight>> exchange(
+// Returns descriptions by rank and name.
+std::vector<std::vector<Description>> exchange(
     const Group& group, const std::vector<std::string>& names, const Ours& ours,
     torch::Device device) {
   std::vector<int64_t> own;
@@ -71,13 +72,14 @@ std::vector<std::vector<Sight>> exchange(
   group.all_gather(
       all, torch::tensor(own).to(device), {.label = "tied parameters"});
   all = all.cpu();
-  const auto* at = reinterpret_cast<const Sight*>(all.data_ptr<int64_t>());
-  std::vector<std::vector<Sight>> sights;
+  const auto* at =
+      reinterpret_cast<const Description*>(all.data_ptr<int64_t>());
+  std::vector<std::vector<Description>> descriptions;
   for (int rank = 0; rank < group.size(); ++rank) {
-    sights.emplace_back(at, at + names.size());
+    descriptions.emplace_back(at, at + names.size());
     at += names.size();
   }
-  return sights;
+  return descriptions;
 }
 
 std::vector<StageParameter>
@@ -120,7 +122,7 @@ TiedParameters::TiedParameters(
   std::vector<std::string> names;
   for (const auto& set : sets)
     names.insert(names.end(), set.begin(), set.end());
-  const auto sights = exchange(group, names, ours, device_);
+  const auto descriptions = exchange(group, names, ours, device_);
   size_t column = 0;
   for (const auto& set : sets) {
     std::multimap<int64_t, Member> by_stage;
@@ -128,22 +130,25 @@ TiedParameters::TiedParameters(
     for (const auto& name : set) {
       int owner = -1;
       for (int rank = 0; rank < group.size(); ++rank) {
-        if (sights[static_cast<size_t>(rank)][column].stage >= 0) owner = rank;
+        if (descriptions[static_cast<size_t>(rank)][column].stage >= 0)
+          owner = rank;
       }
       if (owner < 0) {
-        throw ConfigError(
-            "tied parameter \"" + name + "\" is in no stage of the pipeline");
+        throw ConfigError(format(
+            "tied parameter \"{}\" is in no stage of the pipeline", name));
       }
-      const Sight& sight = sights[static_cast<size_t>(owner)][column];
-      if (kind != 0 && kind != sight.kind) {
-        throw ConfigError(
-            "tied parameters \"" + set.front() + "\" and \"" + name +
-            "\" differ in shape or dtype; they must agree");
+      const Description& description =
+          descriptions[static_cast<size_t>(owner)][column];
+      if (kind != 0 && kind != description.kind) {
+        throw ConfigError(format(
+            "tied parameters \"{}\" and \"{}\" differ in shape or dtype; they "
+            "must agree",
+            set.front(), name));
       }
-      kind = sight.kind;
+      kind = description.kind;
       const auto here = ours.find(name);
       by_stage.emplace(
-          sight.stage,
+          description.stage,
           Member{
               name, owner,
               here == ours.end() ? Tensor() : here->second.second});
@@ -160,8 +165,8 @@ TiedParameters::TiedParameters(
   }
 }
 
-// What all members of the set hold, in their order, on each rank that has one;
-// elsewhere empty.
+// Returns the values (or gradients) of all members of the set on the ranks that
+// have one of them, elsewhere nothing.
 std::vector<Tensor>
 TiedParameters::gather(const Set& set, size_t index, bool gradients) const {
   std::vector<Tensor> values(set.size());
@@ -170,7 +175,7 @@ TiedParameters::gather(const Set& set, size_t index, bool gradients) const {
     const Tensor& tensor = set[i].tensor;
     if (!tensor.defined()) continue;
     like = tensor;
-    // Stages of one rank may share the tensor itself: it counts once.
+    // Stages of one rank may share one tensor, whose gradient counts once.
     const bool counted = std::any_of(
         set.begin(), set.begin() + static_cast<std::ptrdiff_t>(i),
         [&](const Member& earlier) { return earlier.tensor.is_same(tensor); });
@@ -227,11 +232,10 @@ void TiedParameters::check_equal() const {
     const auto values = gather(sets_[s], s, false);
     for (size_t i = 1; i < values.size(); ++i) {
       if (torch::equal(values[0], values[i])) continue;
-      throw ConfigError(
-          "tied parameters \"" + sets_[s][0].name + "\" and \"" +
-          sets_[s][i].name +
-          "\" have different values; give them the same, or let the first "
-          "one's be copied (copy_tied_values)");
+      throw ConfigError(format(
+          "tied parameters \"{}\" and \"{}\" have different values; give them "
+          "the same, or let the first one's be copied (copy_tied_values)",
+          sets_[s][0].name, sets_[s][i].name));
     }
   }
 }

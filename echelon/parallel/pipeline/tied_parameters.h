@@ -1,5 +1,5 @@
-// Parameters of different stages that are one: found on whichever ranks own
-// them, compared at the start, and their gradients summed after each step.
+// Tied parameters of different pipeline stages: finds the ranks that hold them,
+// compares their values at the start, and sums their gradients after each step.
 #pragma once
 
 #include <cstdint>
@@ -13,39 +13,39 @@
 
 namespace echelon {
 
-/// A parameter of a stage, or the range of its elements that is here, which is
-/// the same one of all that it is tied to.
+/// A parameter of a stage, or a shard of it. Tied parameters are sharded
+/// equally.
 struct StageParameter {
   std::string name;
   int32_t stage = 0;
   torch::Tensor tensor;  // a leaf, with the gradient in its .grad
 };
 
-/// Every rank of the pipeline's group constructs one and makes the same calls.
-/// Ties are the same list on every rank; ties of ties are one parameter.
+/// Every rank of the pipeline's group constructs one, with the same list of
+/// ties, and makes the same calls. A tie with a tied parameter extends its set.
 class TiedParameters {
  public:
-  /// Throws ConfigError, by name, when no rank has one of a tie, or when dtypes
-  /// or shapes differ.
+  /// Throws ConfigError, with the names, when no rank has a tied parameter, or
+  /// when dtypes or shapes differ.
   TiedParameters(
       const Group& group, const std::vector<Tie>& ties,
       const std::vector<PipelineStage>& stages);
-  /// `parameters`: of this rank's stages. They may lie elsewhere than on
-  /// `device`, on which ranks communicate.
+  /// `parameters` of this rank's stages may be on another device than `device`,
+  /// on which the ranks communicate.
   TiedParameters(
       const Group& group, const std::vector<Tie>& ties,
       const std::vector<StageParameter>& parameters, torch::Device device);
 
-  /// Gives all of them the first one's values.
+  /// Copies the values of the first parameter of each set to the others.
   void copy_first();
-  /// Throws ConfigError for values that differ.
+  /// Throws ConfigError if the values of a set differ.
   void check_equal() const;
-  /// Each .grad <- the sum over all that are tied, in one order on every rank,
-  /// so that they stay equal. No gradient counts as zero.
+  /// Sets each .grad to the sum over its set, in one order on every rank, so
+  /// that values stay equal. A missing gradient counts as zero.
   void sum_gradients() const;
 
-  /// Parameters of this rank that an earlier stage owns: to be left out of a
-  /// gradient norm and of checkpoints.
+  /// Parameters of this rank that an earlier stage owns: leave them out of
+  /// gradient norms and checkpoints.
   const std::set<std::string>& duplicates() const { return duplicates_; }
 
  private:
@@ -54,7 +54,7 @@ class TiedParameters {
     int rank = 0;
     torch::Tensor tensor;  // defined on its rank
   };
-  using Set = std::vector<Member>;  // by stage
+  using Set = std::vector<Member>;  // tied parameters, by stage
 
   std::vector<torch::Tensor>
   gather(const Set& set, size_t index, bool gradients) const;

@@ -1,10 +1,204 @@
 #include "echelon/parallel/pipeline/transfers.h"
 
 #include <algorithm>
+#include <map>
+#include <set>
+#include <unordered_map>
 
 #include "echelon/error.h"
+#include "echelon/text/format.h"
 
 namespace echelon::pipeline {
+namespace {
+
+struct ScheduledAction {
+  Action action;
+  int32_t position = 0;
+  int64_t turn = -1;  // of the action in a run of the whole schedule
+};
+
+// Finds actions of a schedule. Backward and backward_input both count as "the
+// backward that sends".
+class ScheduleIndex {
+ public:
+  explicit ScheduleIndex(const Schedule& schedule) : schedule_(schedule) {
+    for (const auto& actions : schedule.ranks) {
+      for (size_t i = 0; i < actions.size(); ++i) {
+        if (actions[i].kind == ActionKind::backward_weight) continue;
+        actions_[key(actions[i])] = {actions[i], static_cast<int32_t>(i), -1};
+      }
+    }
+    take_turns();
+  }
+
+  const ScheduledAction&
+  at(bool backward, int32_t stage, const Action& wanted_by) const {
+    const auto found =
+        actions_.find(key(backward, stage, wanted_by.microbatch));
+    if (found == actions_.end()) {
+      throw ConfigError(format(
+          "schedule \"{}\": {} needs the {} of stage {}, microbatch {}, which "
+          "no rank computes",
+          schedule_.name, to_string(wanted_by),
+          backward ? "backward" : "forward", stage, wanted_by.microbatch));
+    }
+    return found->second;
+  }
+
+ private:
+  // Simulates a run: round after round, each rank takes its next action if
+  // ready.
+  void take_turns() {
+    std::vector<size_t> next(schedule_.ranks.size(), 0);
+    int64_t turn = 0;
+    for (bool any = true; any;) {
+      any = false;
+      for (size_t rank = 0; rank < next.size(); ++rank) {
+        const auto& actions = schedule_.ranks[rank];
+        if (next[rank] == actions.size()) continue;
+        const Action& action = actions[next[rank]];
+        if (!ready(action)) continue;
+        any = true;
+        ++next[rank];
+        if (action.kind == ActionKind::backward_weight) continue;
+        actions_.at(key(action)).turn = turn++;
+      }
+    }
+  }
+
+  bool ready(const Action& action) const {
+    if (action.kind == ActionKind::backward_weight) return true;
+    const bool backward = action.kind != ActionKind::forward;
+    const int32_t stage = action.stage + (backward ? 1 : -1);
+    if (stage < 0 || stage >= schedule_.num_stages()) return true;
+    return at(backward, stage, action).turn >= 0;
+  }
+
+  uint64_t key(const Action& action) const {
+    return key(
+        action.kind != ActionKind::forward, action.stage, action.microbatch);
+  }
+  uint64_t key(bool backward, int32_t stage, int32_t microbatch) const {
+    return (static_cast<uint64_t>(stage) << 33) |
+           (static_cast<uint64_t>(microbatch) << 1) | (backward ? 1 : 0);
+  }
+
+  const Schedule& schedule_;
+  std::unordered_map<uint64_t, ScheduledAction> actions_;
+};
+
+class Planner {
+ public:
+  Planner(const Schedule& schedule, int32_t rank)
+      : schedule_(schedule), rank_(rank), index_(schedule) {
+    plan_.num_microbatches = schedule.num_microbatches;
+  }
+
+  TransferPlan run() {
+    for (const auto& action : schedule_.ranks[static_cast<size_t>(rank_)]) {
+      add(action);
+    }
+    for (auto& [peer, messages] : ordered_) {
+      std::sort(
+          messages.begin(), messages.end(),
+          [](const auto& a, const auto& b) { return a.first < b.first; });
+      auto& pair = plan_.pairs[peer];
+      for (const auto& [turn, message] : messages) pair.push_back(message);
+    }
+    std::set<int32_t> seen;
+    for (auto i = plan_.actions.rbegin(); i != plan_.actions.rend(); ++i) {
+      const bool weights = i->action.kind == ActionKind::backward ||
+                           i->action.kind == ActionKind::backward_weight;
+      i->last_backward = weights && seen.insert(i->action.stage).second;
+    }
+    return std::move(plan_);
+  }
+
+ private:
+  void add(const Action& action) {
+    PlannedAction planned{.action = action};
+    if (action.kind != ActionKind::backward_weight) {
+      const bool backward = action.kind != ActionKind::forward;
+      const int32_t step = backward ? -1 : 1;
+      take_from(planned, action.stage - step, backward);
+      give_to(planned, action.stage + step, backward);
+    }
+    plan_.actions.push_back(planned);
+  }
+
+  void take_from(PlannedAction& planned, int32_t stage, bool backward) {
+    if (stage < 0 || stage >= schedule_.num_stages()) return;
+    const ScheduledAction& producer =
+        index_.at(backward, stage, planned.action);
+    const int32_t peer = schedule_.rank_of_stage[static_cast<size_t>(stage)];
+    if (peer == rank_) {
+      planned.from_here = true;
+      return;
+    }
+    planned.incoming = static_cast<int32_t>(plan_.incoming.size());
+    plan_.incoming.push_back({producer.action, peer, producer.position});
+    ordered_[peer].push_back({producer.turn, {true, planned.incoming}});
+  }
+
+  void give_to(PlannedAction& planned, int32_t stage, bool backward) {
+    if (stage < 0 || stage >= schedule_.num_stages()) return;
+    const ScheduledAction& consumer =
+        index_.at(backward, stage, planned.action);
+    const int32_t peer = schedule_.rank_of_stage[static_cast<size_t>(stage)];
+    if (peer == rank_) {
+      planned.to_here = true;
+      return;
+    }
+    planned.outgoing = static_cast<int32_t>(plan_.outgoing.size());
+    plan_.outgoing.push_back({planned.action, peer, consumer.position});
+    ordered_[peer].push_back(
+        {index_.at(backward, planned.action.stage, planned.action).turn,
+         {false, planned.outgoing}});
+  }
+
+  const Schedule& schedule_;
+  const int32_t rank_;
+  const ScheduleIndex index_;
+  std::map<int32_t, std::vector<std::pair<int64_t, PairMessage>>> ordered_;
+  TransferPlan plan_;
+};
+
+}  // namespace
+
+TransferPlan plan_transfers(const Schedule& schedule, int32_t rank) {
+  return Planner(schedule, rank).run();
+}
+
+Schedule forward_schedule(
+    const std::vector<int32_t>& rank_of_stage, int32_t num_ranks,
+    int32_t num_microbatches) {
+  Schedule schedule;
+  schedule.name = "forward";
+  schedule.num_microbatches = num_microbatches;
+  schedule.rank_of_stage = rank_of_stage;
+  schedule.ranks.resize(static_cast<size_t>(num_ranks));
+  // Turns do not decrease along the stages, so in the order (turn, microbatch,
+  // stage) each forward comes after those that it needs.
+  std::vector<int32_t> stages_seen(static_cast<size_t>(num_ranks), 0);
+  std::map<int32_t, std::vector<int32_t>> stages_of_turn;
+  int32_t turn = 0;
+  for (int32_t stage = 0; stage < schedule.num_stages(); ++stage) {
+    const auto rank = static_cast<size_t>(rank_of_stage[stage]);
+    turn = std::max(turn, stages_seen[rank]++);
+    stages_of_turn[turn].push_back(stage);
+  }
+  for (const auto& [_, stages] : stages_of_turn) {
+    for (int32_t microbatch = 0; microbatch < num_microbatches; ++microbatch) {
+      for (int32_t stage : stages) {
+        schedule.ranks[static_cast<size_t>(rank_of_stage[stage])].push_back(
+            {ActionKind::forward, stage, microbatch});
+      }
+    }
+  }
+  return schedule;
+}
+
+// ---------------------------------------------------------------- messages
 
 Transfers::Transfers(
     const Group& group, const TransferPlan& plan, Settings settings)
@@ -13,7 +207,7 @@ Transfers::Transfers(
       settings_(std::move(settings)),
       receives_(plan.incoming.size()) {}
 
-// One of a kind in a call, so that the order of posting does not matter.
+// Unique in a call, so that the order of posting does not matter.
 int Transfers::tag_of(const Transfer& transfer) const {
   if (settings_.in_order) return 0;
   const int64_t tag =
@@ -21,12 +215,11 @@ int Transfers::tag_of(const Transfer& transfer) const {
        transfer.producer.microbatch) *
           2 +
       (transfer.backward() ? 1 : 0);
-  if (tag >= int64_t{1} << 30) {  // tied parameters use those above
-    throw ConfigError(
-        "pipeline: stage " + std::to_string(transfer.producer.stage) +
-        " with " + std::to_string(plan_.num_microbatches) +
-        " microbatches: at most 2^29 pairs of stage and microbatch are "
-        "possible in a step");
+  if (tag >= int64_t{1} << 30) {  // tied parameters use larger tags
+    throw ConfigError(format(
+        "pipeline: stage {} with {} microbatches: at most 2^29 pairs of stage "
+        "and microbatch are possible in a step",
+        transfer.producer.stage, plan_.num_microbatches));
   }
   return static_cast<int>(tag);
 }
@@ -70,6 +263,17 @@ void Transfers::read_header(const Transfer& transfer, Receive& receive) {
   post_data(transfer, receive);
 }
 
+// Posts the receive as far as possible without waiting: first its header, if it
+// has one. Returns whether its tensors are posted.
+bool Transfers::try_post(size_t index) {
+  Receive& receive = receives_[index];
+  if (!receive.posted) post(plan_.incoming[index], receive);
+  if (receive.header && receive.work.done()) {
+    read_header(plan_.incoming[index], receive);
+  }
+  return receive.posted && !receive.header;
+}
+
 void Transfers::advance() {
   std::erase_if(sent_, [](const Sent& sent) { return sent.work.done(); });
   const size_t end =
@@ -79,41 +283,32 @@ void Transfers::advance() {
     return;
   }
   for (size_t i = next_; i < end; ++i) {
-    Receive& receive = receives_[i];
-    if (!receive.posted) post(plan_.incoming[i], receive);
-    if (receive.header && receive.work.done()) {
-      read_header(plan_.incoming[i], receive);
-    }
+    try_post(i);
   }
 }
 
-// Of each pair, receives that come next and are needed before `end`.
+// Posts the receives of each pair that come next and are needed before `end`.
 void Transfers::post_pairs(size_t end) {
   for (const auto& [peer, messages] : plan_.pairs) {
     size_t& next = pair_next_[peer];
     for (; next < messages.size() && messages[next].incoming; ++next) {
       const auto index = static_cast<size_t>(messages[next].index);
-      if (index >= end) break;
-      Receive& receive = receives_[index];
-      if (!receive.posted) post(plan_.incoming[index], receive);
-      if (receive.header && receive.work.done()) {
-        read_header(plan_.incoming[index], receive);
-      }
-      if (!receive.posted || receive.header) break;
+      if (index >= end || !try_post(index)) break;
     }
   }
 }
 
-// Posts what both sides post before `message`; waits for headers at most.
+// Posts what both sides post before `message`. Waits only for headers.
 void Transfers::post_before(int32_t peer, const PairMessage& message) {
   const auto& messages = plan_.pairs.at(peer);
   size_t& next = pair_next_[peer];
   for (; !(messages[next] == message); ++next) {
     const auto index = static_cast<size_t>(messages[next].index);
     if (!messages[next].incoming) {
-      throw Error(
-          "pipeline: " + to_string(plan_.outgoing[index].producer) +
-          " should have been sent before; the schedule is not in order");
+      throw Error(format(
+          "pipeline: {} should have been sent before; the schedule is not in "
+          "order",
+          to_string(plan_.outgoing[index].producer)));
     }
     Receive& receive = receives_[index];
     if (!receive.posted) post(plan_.incoming[index], receive);
@@ -158,7 +353,7 @@ void Transfers::send(
     sent_.push_back(
         {transfer.peer, transfer.position_at_peer, std::move(work)});
   };
-  if (headed) {  // apart from the rest, as it is received
+  if (headed) {  // in a call of its own, as it is received
     keep(group_.send(
         encode(shape).to(settings_.device), transfer.peer, tag_of(transfer),
         {.label = label + " shape", .async = true}));
@@ -175,9 +370,9 @@ void Transfers::send(
   keep(group_.batch_send_recv(messages, {.label = label, .async = true}));
 }
 
-// What the peer needed before it made what has just arrived has arrived there:
-// wait() returns at once, and frees the tensors. Not every backend knows by
-// itself that a send is over.
+// Frees the tensors of sends that are known to be complete: the peer needed
+// them to compute what has just arrived, so wait() returns at once. Not every
+// backend notices by itself that a send is complete.
 void Transfers::release_sent(const Transfer& arrived) {
   sent_.remove_if([&](const Sent& sent) {
     if (sent.peer != arrived.peer ||

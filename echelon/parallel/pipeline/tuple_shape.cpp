@@ -3,6 +3,7 @@
 #include <torch/types.h>
 
 #include "echelon/error.h"
+#include "echelon/text/format.h"
 
 namespace echelon::pipeline {
 namespace {
@@ -26,25 +27,25 @@ bool has_strides(const torch::Tensor& tensor, at::IntArrayRef strides) {
 
 TupleShape shape_of(const Tensors& tensors, const std::string& giver) {
   if (tensors.size() > kMaxTensors) {
-    throw ConfigError(
-        giver + " gives " + std::to_string(tensors.size()) +
-        " tensors; at most " + std::to_string(kMaxTensors) +
-        " pass from a stage to the next: stack some, or cut elsewhere");
+    throw ConfigError(format(
+        "{} gives {} tensors; at most {} pass from a stage to the next: stack "
+        "some, or cut elsewhere",
+        giver, tensors.size(), kMaxTensors));
   }
   TupleShape shape;
   for (size_t i = 0; i < tensors.size(); ++i) {
     const auto& tensor = tensors[i];
     if (!tensor.defined()) {
-      throw ConfigError(
-          giver + ": tensor " + std::to_string(i) + " of " +
-          std::to_string(tensors.size()) +
-          " is undefined; give an empty tensor, or a shorter tuple");
+      throw ConfigError(format(
+          "{}: tensor {} of {} is undefined; give an empty tensor, or a "
+          "shorter tuple",
+          giver, i, tensors.size()));
     }
     if (tensor.dim() > static_cast<int64_t>(kMaxDims)) {
-      throw ConfigError(
-          giver + ": tensor " + std::to_string(i) + " has " +
-          std::to_string(tensor.dim()) + " dimensions; at most " +
-          std::to_string(kMaxDims) + " pass from a stage to the next");
+      throw ConfigError(format(
+          "{}: tensor {} has {} dimensions; at most {} pass from a stage to "
+          "the next",
+          giver, i, tensor.dim(), kMaxDims));
     }
     shape.push_back(
         {.dtype = tensor.scalar_type(),

@@ -1,6 +1,6 @@
-// What is known of a tuple of tensors before it arrives: how many there are,
-// their dtypes and sizes, the order of their elements in memory, and which of
-// them want a gradient back.
+// Describes a tuple of tensors before it arrives: their number, dtypes and
+// sizes, the order of their elements in memory, and which of them need a
+// gradient.
 #pragma once
 
 #include <torch/types.h>
@@ -17,11 +17,10 @@ struct TensorShape {
   torch::Dtype dtype = torch::kFloat32;
   std::vector<int64_t> sizes;
   bool requires_grad = false;
-  /// Of a tensor whose elements lie together in memory, in any order (images
-  /// with channels last, say); for any other those of the contiguous one.
+  /// The tensor's strides if it is dense in memory, in any order of dimensions
+  /// (such as channels last), else those of a contiguous tensor.
   std::vector<int64_t> strides;
-  /// Apart from strides: in which order elements lie may change from call to
-  /// call.
+  /// Ignores strides, which may change from call to call.
   bool operator==(const TensorShape& other) const {
     return dtype == other.dtype && sizes == other.sizes &&
            requires_grad == other.requires_grad;
@@ -30,34 +29,34 @@ struct TensorShape {
 
 using TupleShape = std::vector<TensorShape>;
 
-/// What fits into a header.
+/// Limits of a header.
 constexpr size_t kMaxTensors = 16;
 constexpr size_t kMaxDims = 8;
 constexpr int64_t kHeaderLength = 1 + kMaxTensors * (3 + 2 * kMaxDims);
 
-/// Throws ConfigError, beginning with `giver`, for an undefined tensor and for
-/// a tuple that no header holds.
+/// Throws ConfigError, which begins with `giver`, for an undefined tensor and
+/// for a tuple that does not fit into a header.
 TupleShape shape_of(const Tensors& tensors, const std::string& giver);
 
-/// The entries that want a gradient: the shape of the tuple of gradients.
+/// The shape of the tuple of gradients: one for each entry that requires one.
 TupleShape gradients_of(const TupleShape& shape);
 
-/// int64 [kHeaderLength] on the CPU, and back.
+/// A header, int64 [kHeaderLength] on the CPU, and back.
 torch::Tensor encode(const TupleShape& shape);
 TupleShape decode(const torch::Tensor& header);
 
-/// Uninitialised tensors of that shape, with its strides.
+/// Uninitialised tensors of this shape, with its strides.
 Tensors empty_like(const TupleShape& shape, torch::Device device);
 
-/// The elements of `tensor` as they lie in memory with these strides (a
-/// TensorShape's), for messages: contiguous, and the tensor's own memory where
-/// it has these strides, else a copy.
+/// A contiguous tensor with the elements of `tensor` in the memory order of
+/// these strides (of a TensorShape), for messages. It shares the tensor's
+/// memory if the tensor has these strides, else it is a copy.
 torch::Tensor in_order(const torch::Tensor& tensor, at::IntArrayRef strides);
 
 /// "float32 [8, 16] and int64 [8]".
 std::string to_text(const TupleShape& shape);
 
-/// 64 bits that tell shapes, schedules and settings apart.
+/// A 64-bit hash of shapes, schedules and settings.
 class Fingerprint {
  public:
   void add(int64_t value);

@@ -1,7 +1,12 @@
 #include "echelon/parallel/placement/placed_network.h"
 
 #include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/variable.h>
 
+#include <functional>
 #include <string>
 #include <utility>
 
@@ -9,13 +14,14 @@
 #include "echelon/layers/layer_modules.h"
 #include "echelon/layers/shared_parameters.h"
 #include "echelon/layers/ties.h"
-#include "echelon/parallel/placement/slice_spans.h"
-#include "echelon/parallel/placement/tied_copy.h"
+#include "echelon/text/format.h"
 
 namespace echelon::placement {
 namespace {
 
-// From a GPU to the CPU nobody would wait for the values.
+namespace autograd = torch::autograd;
+
+// Blocks for copies to the CPU: nothing else would wait for the values there.
 torch::Tensor moved(const torch::Tensor& tensor, torch::Device device) {
   return tensor.to(
       device, tensor.scalar_type(), /*non_blocking=*/!device.is_cpu());
@@ -32,18 +38,107 @@ bool is_on(const torch::Tensor& tensor, torch::Device device) {
          (!device.has_index() || tensor.device().index() == device.index());
 }
 
-void check_cut(const LayerList& layers, const Placement& placement) {
+// Passes gradients through, and calls `seen` when all of them have arrived.
+struct Passage : autograd::Node {
+  explicit Passage(std::function<void()> seen) : seen(std::move(seen)) {}
+  autograd::variable_list apply(autograd::variable_list&& gradients) override {
+    seen();
+    return std::move(gradients);
+  }
+  std::function<void()> seen;
+};
+
+// Puts one Passage behind the tensors that require gradients. Returns whether
+// there was one.
+bool pass(Tensors& tensors, std::function<void()> seen) {
+  Tensors tracked;
+  for (const auto& tensor : tensors) {
+    if (tensor.requires_grad()) tracked.push_back(tensor);
+  }
+  if (tracked.empty() || !torch::GradMode::is_enabled()) return false;
+  const std::shared_ptr<autograd::Node> node(
+      new Passage(std::move(seen)), autograd::deleteNode);
+  node->set_next_edges(autograd::collect_next_edges(tracked));
+  for (auto& tensor : tensors) {
+    if (!tensor.requires_grad()) continue;
+    tensor = tensor.detach();
+    autograd::set_history(tensor, node);
+  }
+  return true;
+}
+
+// Records when one pass through a slice computes: a span for forward, and one
+// for backward, which begins when gradients of the outputs arrive and ends when
+// those of the inputs leave. A forward without gradients counts as evaluation.
+// The recorder must live until backward has run.
+class SliceSpans : public std::enable_shared_from_this<SliceSpans> {
+ public:
+  SliceSpans(Recorder* recorder, std::string track, torch::Device device)
+      : recorder_(recorder), track_(std::move(track)), device_(device) {}
+
+  // Returns the inputs as the slice must use them.
+  Tensors enter(const Tensors& inputs) {
+    Tensors tracked = inputs;
+    has_entry_ = pass(tracked, [self = shared_from_this()] {
+      self->record("backward", SpanKind::backward);
+    });
+    begin_ns_ = now();
+    return tracked;
+  }
+
+  // Returns the outputs as the next slice must use them.
+  Tensors leave(const Tensors& outputs) {
+    record(
+        "forward", torch::GradMode::is_enabled() ? SpanKind::forward
+                                                 : SpanKind::evaluation);
+    Tensors tracked = outputs;
+    pass(tracked, [self = shared_from_this()] {
+      self->begin_ns_ = self->now();
+      if (self->has_entry_) return;
+      // No slice comes before this one: its backward ends with the whole one.
+      autograd::Engine::get_default_engine().queue_callback(
+          [self] { self->record("backward", SpanKind::backward); });
+    });
+    return tracked;
+  }
+
+ private:
+  // Waits for the device: its work may only be queued so far.
+  int64_t now() const {
+    if (!device_.is_cpu()) {
+      const c10::impl::VirtualGuardImpl guard(device_.type());
+      guard.synchronizeDevice(
+          device_.has_index() ? device_.index() : guard.getDevice().index());
+    }
+    return steady_now_ns();
+  }
+  void record(const char* name, SpanKind kind) {
+    recorder_->add(
+        {.track = track_,
+         .name = name,
+         .kind = kind,
+         .begin_ns = begin_ns_,
+         .end_ns = now()});
+  }
+
+  Recorder* recorder_;
+  std::string track_;
+  torch::Device device_;
+  bool has_entry_ = false;
+  int64_t begin_ns_ = 0;
+};
+
+void check_partition(const LayerList& layers, const Placement& placement) {
   const auto& cut = placement.cut;
   if (!placement.devices.empty() &&
       cut.size() == placement.devices.size() + 1 && cut.front() == 0 &&
       cut.back() == layers.size()) {
     return;
   }
-  throw ConfigError(
-      "a placement of " + std::to_string(cut.empty() ? 0 : cut.back()) +
-      " layers on " + std::to_string(placement.devices.size()) +
-      " devices is used for a list of " + std::to_string(layers.size()) +
-      " layers; make one for this list with plan_placement");
+  throw ConfigError(format(
+      "a placement of {} layers on {} devices is used for a list of {} layers; "
+      "make one for this list with plan_placement",
+      cut.empty() ? 0 : cut.back(), placement.devices.size(), layers.size()));
 }
 
 [[noreturn]] void refuse_move() {
@@ -52,18 +147,18 @@ void check_cut(const LayerList& layers, const Placement& placement) {
       "where the layers are; build it with another placement");
 }
 
-// Buffers as they were, when it is gone.
-class KeptBuffers {
+// Its destructor restores the buffers of a module.
+class SavedBuffers {
  public:
-  explicit KeptBuffers(const torch::nn::Module& module)
+  explicit SavedBuffers(const torch::nn::Module& module)
       : buffers_(module.buffers()) {
     for (const auto& buffer : buffers_) values_.push_back(buffer.clone());
   }
-  ~KeptBuffers() {
+  ~SavedBuffers() {
     for (size_t i = 0; i < buffers_.size(); ++i) buffers_[i].copy_(values_[i]);
   }
-  KeptBuffers(const KeptBuffers&) = delete;
-  KeptBuffers& operator=(const KeptBuffers&) = delete;
+  SavedBuffers(const SavedBuffers&) = delete;
+  SavedBuffers& operator=(const SavedBuffers&) = delete;
 
  private:
   torch::NoGradGuard no_grad_;
@@ -72,6 +167,33 @@ class KeptBuffers {
 };
 
 }  // namespace
+
+// A parameter that a slice uses and that another slice owns, perhaps on another
+// device. The slice's module holds `use`, which has the values of `owner` on
+// the slice's device, and whose gradients flow into those of `owner`.
+class TiedCopy {
+ public:
+  TiedCopy(torch::Tensor owner, torch::Tensor use, torch::Device device)
+      : owner_(std::move(owner)), use_(std::move(use)), device_(device) {
+    use_.set_requires_grad(false);
+    refresh();
+  }
+
+  // Called before each forward of the module. Copies between devices; on one
+  // device both tensors share memory.
+  void refresh() const {
+    const auto values = moved(owner_, device_);
+    use_.set_data(values.detach());
+    autograd::impl::set_gradient_edge(
+        use_, values.requires_grad() ? autograd::impl::gradient_edge(values)
+                                     : autograd::Edge());
+  }
+
+ private:
+  torch::Tensor owner_;
+  torch::Tensor use_;
+  torch::Device device_;
+};
 
 struct PlacedNetwork::Slice {
   torch::Device device;
@@ -83,7 +205,7 @@ struct PlacedNetwork::Slice {
 PlacedNetwork::PlacedNetwork(
     const LayerList& layers, Placement placement, std::optional<uint64_t> seed)
     : torch::nn::Module("PlacedNetwork"), placement_(std::move(placement)) {
-  check_cut(layers, placement_);
+  check_partition(layers, placement_);
   build(layers, seed);
   share_ties(layers);
 }
@@ -105,16 +227,16 @@ void PlacedNetwork::build(
   for (const auto& slice : slices_) {
     for (const auto& item : slice->network->named_parameters()) {
       if (is_on(item.value(), slice->device)) continue;
-      throw ConfigError(
-          "parameter \"" + item.key() + "\" belongs on " + slice->device.str() +
-          " and on " + item.value().device().str() +
-          ", since layers of two slices share it; let each layer's build make "
-          "a module of its own, and tie them (LayerList::tie)");
+      throw ConfigError(format(
+          "parameter \"{}\" belongs on {} and on {}, since layers of two "
+          "slices share it; let each layer's build make a module of its own, "
+          "and tie them (LayerList::tie)",
+          item.key(), slice->device.str(), item.value().device().str()));
     }
   }
 }
 
-// Under the names that they have in one Network.
+// Registers layers under the names that they have in one Network.
 void PlacedNetwork::register_layers(const Network& network) {
   for (const auto& layer : network.layers()) {
     if (layer.module != nullptr) {
@@ -150,8 +272,9 @@ Tensors PlacedNetwork::run(size_t index, const Tensors& inputs) {
   if (recorder_ == nullptr || !recorder_->active()) {
     return slice.network->forward(here);
   }
-  SliceSpans spans(recorder_, slice.track, slice.device);
-  return spans.leave(slice.network->forward(spans.enter(here)));
+  const auto spans =
+      std::make_shared<SliceSpans>(recorder_, slice.track, slice.device);
+  return spans->leave(slice.network->forward(spans->enter(here)));
 }
 
 Tensors PlacedNetwork::forward(const Tensors& inputs) {
@@ -163,10 +286,10 @@ Tensors PlacedNetwork::forward(const Tensors& inputs) {
 torch::Tensor PlacedNetwork::forward(const torch::Tensor& x) {
   Tensors outputs = forward(Tensors{x});
   if (outputs.size() != 1) {
-    throw ConfigError(
-        "layer \"" + placement_.devices.back().last +
-        "\" is the last and returns " + echelon::describe(outputs) +
-        "; call forward with Tensors to have them all");
+    throw ConfigError(format(
+        "layer \"{}\" is the last and returns {}; call forward with Tensors to "
+        "have them all",
+        placement_.devices.back().last, echelon::describe(outputs)));
   }
   return std::move(outputs[0]);
 }
@@ -178,7 +301,7 @@ void PlacedNetwork::set_recorder(Recorder* recorder) {
 std::optional<NonFinite>
 PlacedNetwork::first_nonfinite_layer(const Tensors& inputs) {
   const torch::NoGradGuard no_grad;
-  const KeptBuffers kept(*this);
+  const SavedBuffers saved(*this);
   Tensors values = inputs;
   for (size_t i = 0; i < slices_.size(); ++i) {
     auto& slice = *slices_[i];

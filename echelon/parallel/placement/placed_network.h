@@ -1,13 +1,15 @@
-// Model parallel in one process: slices of a list of layers on different
-// devices, activations copied where they meet.
+// Model parallelism in one process: slices of a list of layers on different
+// devices. Activations are copied from slice to slice.
 //
 //   const auto placement = plan_placement(layers, options);
 //   PlacedNetwork network(layers, placement, seed);
-//   auto loss = cross_entropy(network.forward(images), targets);  // last
-//   device loss.backward();
+//   auto loss = cross_entropy(network.forward(images), targets);
+//   loss.backward();
+//   optimizer.step();                // over network.parameters(), as always
 //
-// Devices work one after the other, since each slice waits for the one before
-// it: this fits models that no one device holds, and pipelines make them fast.
+// Outputs, and so the targets, are on the last device. Devices work one after
+// the other, since each slice waits for the one before it: use this for models
+// that fit on no single device, and a pipeline to make them fast.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -26,39 +28,41 @@
 
 namespace echelon::placement {
 
-/// A module like any other: parameters, each once and on its device, have the
-/// names that they have on one device, and gradients, optimizers, train() and
-/// state dicts work as there.
+/// A module like any other: its parameters, each listed once and on its device,
+/// have the names that they have on one device. Gradients, optimizers, train()
+/// and state dicts work as they do there.
 ///
-/// Tied parameters live with the first slice that has one; a slice on another
-/// device gets a copy in each forward pass, and its gradients flow back.
+/// A tied parameter is on the device of the first slice that has it. A slice on
+/// another device gets a copy in each forward, and its gradients flow back.
 class PlacedNetwork : public torch::nn::Module {
  public:
-  /// Builds each slice and takes it to its device before the next one is built.
-  /// First values are those of build_network (models/network.h): with a seed
-  /// the same on any placement. Throws ConfigError as it does, and when
-  /// `placement` is not one of `layers`.
+  /// Builds each slice and moves it to its device before it builds the next
+  /// one. Parameters are initialised as by build_network (layers/network.h),
+  /// with a seed equally for any placement. Throws ConfigError as build_network
+  /// does, and when `placement` was not made for `layers`.
   PlacedNetwork(
       const LayerList& layers, Placement placement,
       std::optional<uint64_t> seed = std::nullopt);
   ~PlacedNetwork() override;
 
-  /// Takes inputs on any device; outputs are on the last one. Differentiable.
+  /// Inputs may be on any device; outputs are on the last one. Differentiable.
+  /// The second form throws ConfigError when the last layer returns several
+  /// tensors.
   Tensors forward(const Tensors& inputs);
   torch::Tensor forward(const torch::Tensor& x);
 
-  /// While a step is recorded, one span "forward" and one "backward" for each
-  /// slice and pass, on the tracks "device 0", "device 1" … in the order of the
-  /// placement. Devices that queue their work are waited for at the borders of
-  /// these steps, so that the spans are what they did. Null: none.
+  /// While a step is recorded, adds a span "forward" and a span "backward" for
+  /// each slice and pass, on the tracks "device 0", "device 1" … in the order
+  /// of the placement. These steps wait for each device at the boundaries of
+  /// its slice, so that the spans show when it computed. Null: no spans.
   void set_recorder(Recorder* recorder);
 
-  /// As Network's: the first place that has a NaN or an infinity.
+  /// As Network's: the first layer with a NaN or an infinity.
   std::optional<NonFinite> first_nonfinite_layer(const Tensors& inputs);
 
   const Placement& placement() const { return placement_; }
 
-  /// Throws Error: the placement says where the layers are. Dtypes may change.
+  /// Throws Error: the placement decides where layers are. Dtypes may change.
   void to(torch::Device device, bool non_blocking = false) override;
   void to(torch::Device device, torch::Dtype dtype, bool non_blocking = false)
       override;

@@ -10,23 +10,19 @@
 #include "echelon/counting/meta_mode.h"
 #include "echelon/error.h"
 #include "echelon/layers/ties.h"
+#include "echelon/text/format.h"
 #include "echelon/text/units.h"
 
 namespace echelon::placement {
 namespace {
 
-std::string name_of(torch::Device device) {
-  return device.str();
-}
-
 std::vector<int64_t> limits_of(const PlacementOptions& options) {
   const auto& devices = options.devices;
   if (!options.limits.empty()) {
     if (options.limits.size() != devices.size()) {
-      throw ConfigError(
-          std::to_string(options.limits.size()) + " memory limits for " +
-          std::to_string(devices.size()) +
-          " devices; give one for each, or none");
+      throw ConfigError(format(
+          "{} memory limits for {} devices; give one for each, or none",
+          options.limits.size(), devices.size()));
     }
     return options.limits;
   }
@@ -39,7 +35,7 @@ std::vector<int64_t> limits_of(const PlacementOptions& options) {
   return limits;
 }
 
-// A tied parameter beside the first of its group.
+// A tied parameter other than the first of its group.
 struct ExtraName {
   size_t layer;  // its own
   size_t owner;  // the first one's
@@ -63,7 +59,7 @@ std::vector<ExtraName> extra_names(const LayerList& layers) {
   return extras;
 }
 
-// Every parameter counts where its first name is.
+// Counts a tied parameter only in the layer of its first name.
 void count_ties_once(
     std::vector<LayerCost>& costs, const std::vector<ExtraName>& extras) {
   for (const auto& extra : extras) {
@@ -80,19 +76,20 @@ SliceMemory memory_of(
     memory.bytes.push_back(
         2 * cost.parameter_bytes + cost.parameters * options.optimizer_bytes +
         cost.buffer_bytes);
-    // A border may come before any layer; each is taken to keep its input.
+    // A boundary may come before any layer, so each layer is assumed to store
+    // its input.
     memory.stored_bytes.push_back(cost.activation_bytes + cost.repeated_bytes);
     memory.names.push_back(cost.name);
   }
   return memory;
 }
 
-std::vector<size_t> choose_cut(
+std::vector<size_t> choose_partition(
     const std::vector<LayerCost>& costs, const PlacementOptions& options,
     const SliceMemory& memory) {
   const size_t slices = options.devices.size();
   if (!options.cut.empty()) {
-    return cut_at(memory.names, options.cut, slices);
+    return partition_at(memory.names, options.cut, slices);
   }
   return options.balance == Balance::memory
              ? balance_memory(slices, memory)
@@ -106,7 +103,7 @@ int64_t copied_bytes(
     return static_cast<size_t>(
         std::upper_bound(cut.begin(), cut.end(), layer) - cut.begin() - 1);
   };
-  std::map<size_t, int64_t> bytes;  // by owner: one copy serves all its names
+  std::map<size_t, int64_t> bytes;  // by owner: one copy serves all names
   for (const auto& extra : extras) {
     if (slice_of(extra.layer) == slice &&
         devices[slice_of(extra.owner)] != devices[slice]) {
@@ -139,18 +136,18 @@ DeviceShare share_of(
 }
 
 std::string layers_of(const DeviceShare& share) {
-  return share.num_layers == 1
-             ? "layer " + share.first
-             : std::to_string(share.num_layers) + " layers, " + share.first +
-                   " to " + share.last;
+  return share.num_layers == 1 ? "layer " + share.first
+                               : format(
+                                     "{} layers, {} to {}", share.num_layers,
+                                     share.first, share.last);
 }
 
-std::string parts_of(const DeviceShare& share) {
+std::string memory_kinds_of(const DeviceShare& share) {
   std::string text;
   const auto add = [&](const char* name, int64_t bytes) {
     if (bytes == 0) return;
-    text += (text.empty() ? "" : ", ") + std::string(name) + " " +
-            format_bytes(bytes);
+    text +=
+        format("{}{} {}", text.empty() ? "" : ", ", name, format_bytes(bytes));
   };
   add("parameters", share.parameter_bytes);
   add("gradients", share.gradient_bytes);
@@ -173,14 +170,15 @@ void check_fits(const Placement& placement) {
   for (size_t i = 0; i < placement.devices.size(); ++i) {
     const auto& share = placement.devices[i];
     fits = fits && share.total_bytes() <= share.limit;
-    text += "\n  device " + std::to_string(i) + " (" + name_of(share.device) +
-            ", " + layers_of(share) + ") needs " + need_of(share);
+    text += format(
+        "\n  device {} ({}, {}) needs {}", i, share.device.str(),
+        layers_of(share), need_of(share));
   }
   if (fits) return;
-  throw ConfigError(
-      "the model does not fit on its devices:" + text +
-      "\nuse more devices, a smaller batch, another cut or an optimizer that "
-      "keeps less");
+  throw ConfigError(format(
+      "the model does not fit on its devices:{}\nuse more devices, a smaller "
+      "batch, another cut or an optimizer that keeps less",
+      text));
 }
 
 }  // namespace
@@ -194,10 +192,10 @@ std::optional<int64_t> device_memory(torch::Device device) {
             .second);
   } catch (const c10::Error& error) {
     const std::string text = error.what_without_backtrace();
-    throw ConfigError(
-        "layers are placed on " + name_of(device) +
-        ", which is not there: " + text.substr(0, text.find('\n')) +
-        "; name devices of this machine, or cpu");
+    throw ConfigError(format(
+        "layers are placed on {}, which is not there: {}; name devices of this "
+        "machine, or cpu",
+        device.str(), text.substr(0, text.find('\n'))));
   }
 }
 
@@ -216,7 +214,8 @@ plan_placement(const LayerList& given, const PlacementOptions& options) {
   count_ties_once(costs, extras);
 
   Placement placement;
-  placement.cut = choose_cut(costs, options, memory_of(costs, options, limits));
+  placement.cut =
+      choose_partition(costs, options, memory_of(costs, options, limits));
   for (size_t i = 0; i < options.devices.size(); ++i) {
     auto& share = placement.devices.emplace_back(
         share_of(costs, placement.cut[i], placement.cut[i + 1], options));
@@ -240,16 +239,15 @@ std::vector<std::string> describe(const Placement& placement) {
   std::vector<std::string> lines;
   for (size_t i = 0; i < placement.devices.size(); ++i) {
     const auto& share = placement.devices[i];
-    lines.push_back(
-        "device " + std::to_string(i) + " (" + name_of(share.device) +
-        "): " + layers_of(share) + "; " +
-        format_percent(flops > 0 ? share.flops / flops : 0.0) +
-        " of the FLOPs; " + need_of(share) + ": " + parts_of(share));
+    lines.push_back(format(
+        "device {} ({}): {}; {} of the FLOPs; {}: {}", i, share.device.str(),
+        layers_of(share), format_percent(flops > 0 ? share.flops / flops : 0.0),
+        need_of(share), memory_kinds_of(share)));
   }
-  lines.push_back(
-      format_count(static_cast<double>(parameters)) + " parameters, " +
-      format_bytes(bytes) + " on " + std::to_string(placement.devices.size()) +
-      (placement.devices.size() == 1 ? " device" : " devices"));
+  lines.push_back(format(
+      "{} parameters, {} on {} device{}", format_count(parameters),
+      format_bytes(bytes), placement.devices.size(),
+      placement.devices.size() == 1 ? "" : "s"));
   return lines;
 }
 

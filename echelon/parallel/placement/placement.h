@@ -1,5 +1,5 @@
-// Which device holds which layers, and the memory that this takes: decided, and
-// refused when it does not fit, before anything is built.
+// Decides which device holds which layers, and how much memory that takes,
+// before anything is built. Refuses what does not fit.
 //
 //   const auto placement = plan_placement(layers, {
 //       .devices = {torch::Device("cuda:0"), torch::Device("cuda:1")},
@@ -21,31 +21,31 @@
 
 namespace echelon::placement {
 
-/// What the devices share out evenly.
+/// What is balanced over the devices.
 enum class Balance {
   time,    // floating-point operations, as far as the memory allows
-  memory,  // the share of its memory that each device fills
+  memory,  // the share of its memory that each device uses
 };
 
 struct PlacementOptions {
-  /// In the order of the layers; one may be named several times.
+  /// In the order of the layers. A device may be listed several times.
   std::vector<torch::Device> devices;
-  /// A batch, as the first layer takes it.
+  /// Shapes and dtypes of a batch, as the first layer takes it.
   std::vector<TensorSpec> inputs;
   Balance balance = Balance::time;
-  /// The layers that begin the slice of each device but the first, as cut_at
-  /// (layout/partition.h) takes them; empty: by balance.
+  /// The first layer of each device's slice, without the first device, as
+  /// partition_at (layout/partition.h) takes them; empty: chosen by `balance`.
   std::vector<std::string> cut;
-  /// Bytes, one for each of `devices`, kNoLimit for none. Empty: a GPU's
-  /// memory, shared by the slices that it is given; no limit on CPUs.
+  /// Memory limit in bytes of each entry of `devices`, kNoLimit for none.
+  /// Empty: a GPU's memory, divided by its number of slices; no limit on CPUs.
   std::vector<int64_t> limits;
-  /// Of an optimizer, for each element of a parameter: AdamW keeps two numbers
-  /// of 4 bytes, plain SGD nothing.
+  /// Bytes of optimizer state per element of a parameter: 8 for AdamW, which
+  /// keeps two numbers of 4 bytes; 0 for plain SGD.
   int64_t optimizer_bytes = 8;
 };
 
-/// One slice. Bytes are what stays from step to step, and from forward to
-/// backward; what an operator needs while it runs comes on top.
+/// One slice. Bytes count what stays from step to step, and from forward to
+/// backward; temporary memory of operators comes on top.
 struct DeviceShare {
   torch::Device device = torch::kCPU;
   std::string first;  // layer
@@ -56,11 +56,11 @@ struct DeviceShare {
   int64_t gradient_bytes = 0;
   int64_t optimizer_bytes = 0;
   int64_t buffer_bytes = 0;
-  /// Tied parameters that live with an earlier slice on another device.
+  /// Copies of tied parameters that an earlier slice on another device owns.
   int64_t copy_bytes = 0;
   int64_t activation_bytes = 0;  // for the batch
   int64_t output_bytes = 0;      // sent to the next device, for the batch
-  double flops = 0.0;            // of the batch, forwards and backwards
+  double flops = 0.0;            // of the batch, forward and backward
   int64_t limit = kNoLimit;
 
   int64_t total_bytes() const {
@@ -74,18 +74,18 @@ struct Placement {
   std::vector<DeviceShare> devices;
 };
 
-/// Throws ConfigError: for no device or one that is not there, for more devices
-/// than layers, for a cut as cut_at does, for layers that cannot be counted as
-/// count_layers does, and with what each device would need when it does not
-/// fit.
+/// Throws ConfigError for an empty list of devices, a device that does not
+/// exist, more devices than layers, a wrong `cut` (as partition_at does),
+/// layers that cannot be counted (as count_layers does), and, with what each
+/// device would need, when the model does not fit.
 Placement
 plan_placement(const LayerList& layers, const PlacementOptions& options);
 
-/// The memory of an accelerator; nothing for a CPU. Throws ConfigError when it
-/// is not there.
+/// Bytes of memory of an accelerator; nullopt for a CPU. Throws ConfigError for
+/// a device that does not exist.
 std::optional<int64_t> device_memory(torch::Device device);
 
-/// A line for each device, and one for the whole.
+/// One line for each device, and one for the whole model.
 std::vector<std::string> describe(const Placement& placement);
 
 }  // namespace echelon::placement

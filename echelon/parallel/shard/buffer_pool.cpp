@@ -2,6 +2,7 @@
 
 #include <ATen/ops/empty.h>
 #include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 #include <utility>
@@ -9,9 +10,16 @@
 #include "echelon/profiling/memory_meter.h"
 
 namespace echelon::sharding {
+namespace {
+
+c10::Stream compute_stream(torch::Device device) {
+  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+}
+
+}  // namespace
 
 at::DataPtr BufferPool::take(size_t bytes) {
-  Size& size = sizes_[bytes];
+  SizeClass& size = classes_[bytes];
   size.peak = std::max(size.peak, ++size.used);
   if (!size.idle.empty()) {
     at::DataPtr block = std::move(size.idle.back());
@@ -23,13 +31,13 @@ at::DataPtr BufferPool::take(size_t bytes) {
 }
 
 void BufferPool::give(size_t bytes, at::DataPtr block) {
-  Size& size = sizes_[bytes];
+  SizeClass& size = classes_[bytes];
   --size.used;
   size.idle.push_back(std::move(block));
 }
 
 void BufferPool::trim() {
-  for (auto& [_, size] : sizes_) {
+  for (auto& [_, size] : classes_) {
     const size_t needed = size.peak - size.used;
     if (size.idle.size() > needed) size.idle.resize(needed);
     size.peak = size.used;
@@ -39,7 +47,7 @@ void BufferPool::trim() {
 PooledTensor::PooledTensor(
     int64_t numel, torch::Dtype dtype, torch::Device device) {
   const auto options = torch::TensorOptions().dtype(dtype).device(device);
-  // The size stays when the memory goes, so that views remain legal.
+  // The size stays when the memory is taken away, so that views remain valid.
   c10::Storage storage(
       c10::Storage::use_byte_size_t(),
       static_cast<size_t>(numel) * c10::elementSize(dtype),
@@ -63,6 +71,37 @@ void PooledTensor::detach(BufferPool& pool) {
       storage->nbytes(),
       storage->set_data_ptr(at::DataPtr(nullptr, pool.device())));
   attached_ = false;
+}
+
+CopyStream::CopyStream(torch::Device device) : device_(device) {
+  if (device.is_cpu()) return;
+  stream_ = c10::impl::VirtualGuardImpl(device.type())
+                .getStreamFromGlobalPool(device);
+}
+
+CopyStream::Scope::Scope(const CopyStream& stream) {
+  if (!stream.stream_) return;
+  c10::Event computed(stream.device_.type());
+  computed.record(compute_stream(stream.device_));
+  computed.block(*stream.stream_);
+  guard_.emplace(*stream.stream_);
+}
+
+CopyStream::Mark CopyStream::mark() const {
+  Mark mark;
+  if (!stream_) return mark;
+  mark.device_ = device_;
+  mark.event_ = std::make_shared<c10::Event>(device_.type());
+  mark.event_->record(*stream_);
+  return mark;
+}
+
+void CopyStream::Mark::wait() const {
+  if (event_) event_->block(compute_stream(device_));
+}
+
+void CopyStream::Mark::synchronize() const {
+  if (event_) event_->synchronize();
 }
 
 }  // namespace echelon::sharding

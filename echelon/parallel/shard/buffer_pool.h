@@ -1,22 +1,29 @@
-// Memory of tensors that come and go within a step: gathered parameters and
-// flat gradients. A block that was used a moment ago is warm; a fresh one costs
-// page faults, on CPUs more time than the communication that fills it.
+// Memory and copies of flat buffers: a pool of blocks for tensors that come and
+// go within a step (unsharded parameters and gradients), and a stream for
+// copies that overlap with computation.
+//
+// A block that was used a moment ago is warm. A fresh one costs page faults,
+// which take a CPU longer than the communication that fills the block.
 #pragma once
 
 #include <torch/types.h>
 
 #include <c10/core/Allocator.h>
+#include <c10/core/Event.h>
+#include <c10/core/StreamGuard.h>
 
 #include <cstddef>
 #include <map>
+#include <memory>
+#include <optional>
 #include <vector>
 
 #include "echelon/timeline/memory_kind.h"
 
 namespace echelon::sharding {
 
-/// Blocks by exact size. Not thread-safe. On a GPU blocks are used in the order
-/// of the stream that takes them.
+/// Idle blocks of device memory by exact size. Not thread-safe. On a GPU,
+/// blocks are used in the order of the stream that takes them.
 class BufferPool {
  public:
   explicit BufferPool(torch::Device device) : device_(device) {}
@@ -24,24 +31,26 @@ class BufferPool {
   at::DataPtr take(size_t bytes);
   void give(size_t bytes, at::DataPtr block);
 
-  /// A step has ended: what it did not need at once goes back to the allocator.
+  /// At the end of a step: returns to the allocator the blocks that the step
+  /// did not need at its peak.
   void trim();
 
   torch::Device device() const { return device_; }
 
  private:
-  struct Size {
+  struct SizeClass {
     std::vector<at::DataPtr> idle;
     size_t used = 0;
     size_t peak = 0;  // of `used` since the last trim
   };
 
   torch::Device device_;
-  std::map<size_t, Size> sizes_;
+  std::map<size_t, SizeClass> classes_;
 };
 
-/// A tensor [numel] whose memory can be taken away while views of it live on.
-/// Reading it then is an error that LibTorch may not notice.
+/// A tensor [numel] whose memory can be taken away while views of it stay
+/// alive. Reading it while it is detached is an error that LibTorch may not
+/// notice.
 class PooledTensor {
  public:
   PooledTensor() = default;
@@ -49,14 +58,54 @@ class PooledTensor {
 
   const torch::Tensor& tensor() const { return tensor_; }
   bool attached() const { return attached_; }
-  /// Values are undefined after it. Nothing when attached.
+  /// Takes memory from the pool; its values are undefined. Does nothing when
+  /// attached.
   void attach(BufferPool& pool, MemoryKind kind);
-  /// Nothing when not attached.
+  /// Returns the memory to the pool. Does nothing when not attached.
   void detach(BufferPool& pool);
 
  private:
   torch::Tensor tensor_;
   bool attached_ = false;
+};
+
+/// A GPU stream next to the compute stream, for copies that the computation
+/// does not wait for. A CPU has no streams: copies finish at once.
+class CopyStream {
+ public:
+  explicit CopyStream(torch::Device device);
+
+  /// While it lives, operators of this thread go to this stream, after all that
+  /// the compute stream has been given so far.
+  class Scope {
+   public:
+    explicit Scope(const CopyStream& stream);
+
+   private:
+    std::optional<c10::StreamGuard> guard_;
+  };
+
+  /// A position in the stream. Copies share it. A default one counts as
+  /// reached.
+  class Mark {
+   public:
+    /// Makes later work of this thread's stream wait for the position.
+    void wait() const;
+    /// Returns when the GPU has reached the position.
+    void synchronize() const;
+
+   private:
+    friend class CopyStream;
+    std::shared_ptr<c10::Event> event_;
+    torch::Device device_ = torch::kCPU;
+  };
+
+  /// The position after all work that the stream has been given so far.
+  Mark mark() const;
+
+ private:
+  torch::Device device_;
+  std::optional<c10::Stream> stream_;
 };
 
 }  // namespace echelon::sharding

@@ -9,6 +9,7 @@
 
 #include "echelon/error.h"
 #include "echelon/profiling/memory_meter.h"
+#include "echelon/text/format.h"
 
 namespace echelon::sharding {
 namespace {
@@ -27,7 +28,7 @@ int64_t bytes_of(int64_t numel, torch::Dtype dtype) {
   return numel * static_cast<int64_t>(c10::elementSize(dtype));
 }
 
-// A leaf for the optimizer.
+// A leaf of autograd, for the optimizer.
 Tensor leaf(const Tensor& view) {
   return view.detach().set_requires_grad(true);
 }
@@ -35,50 +36,51 @@ Tensor leaf(const Tensor& view) {
 }  // namespace
 
 FlatBuffer::FlatBuffer(
-    Surroundings& surroundings, std::string name, const Named& parameters,
+    ShardContext& context, std::string name, const Named& parameters,
     bool equal)
-    : around_(surroundings), name_(std::move(name)) {
+    : context_(context), name_(std::move(name)) {
   const torch::NoGradGuard no_grad;
   const Tensor& first = parameters.front().second;
   trainable_ = first.requires_grad();
   device_ = first.device();
   dtype_ = first.scalar_type();
-  compute_ = around_.options.compute.value_or(dtype_);
-  place(parameters);
+  compute_ = context_.options.compute.value_or(dtype_);
+  lay_out(parameters);
 
-  const int64_t numel = slot_ * around_.shard.size();
-  whole_ = PooledTensor(numel, compute_, device_);
-  own_whole_ = whole_.tensor().narrow(0, begin_, slot_);
-  whole_.attach(around_.pool, MemoryKind::gathered);
-  Tensor flat = whole_.tensor();
+  const int64_t numel = shard_numel_ * context_.shard.size();
+  unsharded_ = PooledTensor(numel, compute_, device_);
+  own_unsharded_ = unsharded_.tensor().narrow(0, shard_begin_, shard_numel_);
+  unsharded_.attach(context_.pool, MemoryKind::gathered);
+  Tensor flat = unsharded_.tensor();
   if (compute_ != dtype_) {
     flat = torch::empty(
         {numel}, torch::TensorOptions().dtype(dtype_).device(device_));
   }
   fill(flat, equal);
   make_master(flat);
-  if (compute_ != dtype_) whole_.tensor().copy_(flat);
-  gather_ = Gather::done;
-  if (!around_.keeps_whole()) release();
+  if (compute_ != dtype_) unsharded_.tensor().copy_(flat);
+  unshard_state_ = UnshardState::done;
+  if (!context_.keeps_unsharded()) reshard();
 
   for (auto& parameter : parameters_) {
-    parameter.tensor.set_data(whole_.tensor()
+    parameter.tensor.set_data(unsharded_.tensor()
                                   .narrow(0, parameter.begin, parameter.numel)
                                   .view(parameter.shape));
   }
   if (!trainable_) return;
-  whole_gradient_ =
-      PooledTensor(numel, around_.options.reduce.value_or(compute_), device_);
-  own_gradient_ = whole_gradient_.tensor().narrow(0, begin_, slot_);
+  unsharded_gradient_ =
+      PooledTensor(numel, context_.options.reduce.value_or(compute_), device_);
+  own_gradient_ =
+      unsharded_gradient_.tensor().narrow(0, shard_begin_, shard_numel_);
   for (auto& parameter : parameters_) {
-    parameter.gradient = whole_gradient_.tensor()
+    parameter.gradient = unsharded_gradient_.tensor()
                              .narrow(0, parameter.begin, parameter.numel)
                              .view(parameter.shape);
   }
 }
 
-// Where each parameter lies, and this rank's range.
-void FlatBuffer::place(const Named& parameters) {
+// Places each parameter, and this rank's shard.
+void FlatBuffer::lay_out(const Named& parameters) {
   for (const bool decaying : {true, false}) {
     for (const auto& [name, tensor] : parameters) {
       if (decays(tensor) != decaying) continue;
@@ -96,11 +98,11 @@ void FlatBuffer::place(const Named& parameters) {
     end = parameter.begin + parameter.numel;
     if (decays(parameter.tensor)) decay_end_ = end;
   }
-  const int64_t size = around_.shard.size();
-  slot_ =
+  const int64_t size = context_.shard.size();
+  shard_numel_ =
       std::max(round_up(round_up(end, size) / size, kAlignment), kAlignment);
-  begin_ = slot_ * around_.shard.rank();
-  if (slot_ * size > end) gaps_.push_back({end, slot_ * size});
+  shard_begin_ = shard_numel_ * context_.shard.rank();
+  if (shard_numel_ * size > end) gaps_.push_back({end, shard_numel_ * size});
 }
 
 void FlatBuffer::fill(const Tensor& flat, bool equal) {
@@ -112,216 +114,218 @@ void FlatBuffer::fill(const Tensor& flat, bool equal) {
   for (const auto& gap : gaps_) flat.narrow(0, gap.begin, gap.size()).zero_();
   if (equal) return;
   const Call call{.label = "values of " + name_};
-  around_.shard.broadcast(flat, 0, call);
-  around_.replicate.broadcast(flat, 0, call);
+  context_.shard.broadcast(flat, 0, call);
+  context_.replicate.broadcast(flat, 0, call);
 }
 
-Tensor FlatBuffer::on_host(torch::ScalarType dtype) const {
+Tensor FlatBuffer::empty_on_host(torch::ScalarType dtype) const {
   const auto options =
       torch::TensorOptions().dtype(dtype).pinned_memory(!device_.is_cpu());
   try {
-    return torch::empty({slot_}, options);
+    return torch::empty({shard_numel_}, options);
   } catch (const c10::Error& error) {
     const std::string text = error.what_without_backtrace();
-    throw Error(
-        "[memory] offload: " + std::to_string(bytes_of(slot_, dtype)) +
-        " bytes of the host's memory for the part of \"" + name_ +
-        "\" that is on this rank are not there (" +
-        text.substr(0, text.find('\n')) +
-        "); more ranks in dp_shard make the part smaller, offload = \"none\" "
-        "keeps it on the device");
+    throw Error(format(
+        "[memory] offload: {} bytes of the host's memory for the part of "
+        "\"{}\" that is on this rank are not there ({}); more ranks in "
+        "dp_shard make the part smaller, offload = \"none\" keeps it on the "
+        "device",
+        bytes_of(shard_numel_, dtype), name_, text.substr(0, text.find('\n'))));
   }
 }
 
 void FlatBuffer::make_master(const Tensor& flat) {
   const MemoryKindScope kind(MemoryKind::parameters);
-  const Tensor own = flat.narrow(0, begin_, slot_);
-  if (around_.offloads()) {
-    master_ = on_host(dtype_);
+  const Tensor own = flat.narrow(0, shard_begin_, shard_numel_);
+  if (context_.offloads()) {
+    master_ = empty_on_host(dtype_);
     master_.copy_(own);
-    if (!around_.keeps_whole() && !around_.options.offload_shards) {
-      low_ = own.to(compute_, /*non_blocking=*/false, /*copy=*/true);
+    if (!context_.keeps_unsharded() && !context_.options.offload_shards) {
+      compute_shard_ = own.to(compute_, /*non_blocking=*/false, /*copy=*/true);
     }
-  } else if (around_.keeps_whole() && compute_ == dtype_) {
+  } else if (context_.keeps_unsharded() && compute_ == dtype_) {
     shares_memory_ = true;
-    master_ = own_whole_;
-    set_memory_kind(whole_.tensor(), MemoryKind::parameters);
+    master_ = own_unsharded_;
+    set_memory_kind(unsharded_.tensor(), MemoryKind::parameters);
   } else {
     master_ = own.clone();
   }
-  const auto decaying = own_range(0, decay_end_);
-  const auto plain = own_range(decay_end_, slot_ * around_.shard.size());
   if (!trainable_) return;
-  if (decaying.size() > 0) {
-    decaying_ = leaf(master_.narrow(0, decaying.begin, decaying.size()));
-  }
-  if (plain.size() > 0) {
-    plain_ = leaf(master_.narrow(0, plain.begin, plain.size()));
-  }
+  const auto set_leaf = [&](Tensor& shard, const IndexRange& range) {
+    if (range.size() == 0) return;
+    shard = leaf(master_.narrow(0, range.begin, range.size()));
+  };
+  set_leaf(decaying_, decaying_range());
+  set_leaf(plain_, plain_range());
 }
 
-// The part of [begin, end) that is this rank's, in its own count.
-IndexRange FlatBuffer::own_range(int64_t begin, int64_t end) const {
-  const int64_t from = std::clamp(begin, begin_, begin_ + slot_);
-  const int64_t to = std::clamp(end, from, begin_ + slot_);
-  return {from - begin_, to - begin_};
+// The elements [begin, end) that this rank's shard has, counted from its begin.
+IndexRange FlatBuffer::local_range(int64_t begin, int64_t end) const {
+  const int64_t from =
+      std::clamp(begin, shard_begin_, shard_begin_ + shard_numel_);
+  const int64_t to = std::clamp(end, from, shard_begin_ + shard_numel_);
+  return {from - shard_begin_, to - shard_begin_};
 }
 
-int64_t FlatBuffer::gathered_bytes() const {
-  return bytes_of(whole_.tensor().numel(), compute_);
+int64_t FlatBuffer::unsharded_bytes() const {
+  return bytes_of(unsharded_.tensor().numel(), compute_);
 }
 
 ShardedUnits::UnitBytes FlatBuffer::bytes() const {
   return {
       .name = name_,
-      .shard = bytes_of(slot_, dtype_),
-      .gathered = gathered_bytes(),
+      .shard = bytes_of(shard_numel_, dtype_),
+      .unsharded = unsharded_bytes(),
       .gradient = trainable_ ? bytes_of(
-                                   whole_gradient_.tensor().numel(),
-                                   whole_gradient_.tensor().scalar_type())
+                                   unsharded_gradient_.tensor().numel(),
+                                   unsharded_gradient_.tensor().scalar_type())
                              : 0};
 }
 
 // ----------------------------------------------------------------- parameters
 
-void FlatBuffer::start_gather() {
-  if (gather_ != Gather::none) return;
+void FlatBuffer::start_unshard() {
+  if (unshard_state_ != UnshardState::none) return;
   const torch::NoGradGuard no_grad;
-  gather_ = Gather::running;
-  whole_.attach(around_.pool, MemoryKind::gathered);
-  const CopyStream::Scope beside(around_.copies);
+  unshard_state_ = UnshardState::running;
+  unsharded_.attach(context_.pool, MemoryKind::gathered);
+  const CopyStream::Scope scope(context_.copies);
   if (!shares_memory_) {
-    own_whole_.copy_(low_.defined() ? low_ : master_, /*non_blocking=*/true);
+    own_unsharded_.copy_(
+        compute_shard_.defined() ? compute_shard_ : master_,
+        /*non_blocking=*/true);
   }
-  copied_ = around_.copies.mark();
-  if (around_.shard.size() == 1) return;
-  gathering_ = around_.shard.all_gather(
-      whole_.tensor(), own_whole_, {.label = "gather " + name_, .async = true});
+  copied_ = context_.copies.mark();
+  if (context_.shard.size() == 1) return;
+  unshard_work_ = context_.shard.all_gather(
+      unsharded_.tensor(), own_unsharded_,
+      {.label = "gather " + name_, .async = true});
 }
 
-void FlatBuffer::finish_gather() {
-  if (gather_ != Gather::running) return;
-  gathering_.wait();
-  gathering_ = {};
+void FlatBuffer::finish_unshard() {
+  if (unshard_state_ != UnshardState::running) return;
+  unshard_work_.wait();
+  unshard_work_ = {};
   copied_.wait();
-  gather_ = Gather::done;
+  unshard_state_ = UnshardState::done;
 }
 
-void FlatBuffer::release() {
-  finish_gather();
-  gather_ = Gather::none;
-  if (!around_.keeps_whole()) whole_.detach(around_.pool);
+void FlatBuffer::reshard() {
+  finish_unshard();
+  unshard_state_ = UnshardState::none;
+  if (!context_.keeps_unsharded()) unsharded_.detach(context_.pool);
 }
 
 void FlatBuffer::after_update() {
   if (trainable_) {
     after_load();
-  } else if (!around_.keeps_whole()) {
-    release();
+  } else if (!context_.keeps_unsharded()) {
+    reshard();
   }
 }
 
 void FlatBuffer::after_load() {
-  release();
-  if (low_.defined()) low_.copy_(master_, /*non_blocking=*/true);
+  reshard();
+  if (compute_shard_.defined())
+    compute_shard_.copy_(master_, /*non_blocking=*/true);
 }
 
 // ------------------------------------------------------------------ gradients
 
-// With one rank and nothing to convert the whole gradient is the shard's.
-bool FlatBuffer::gradient_is_whole() const {
-  return around_.shard.size() == 1 && !around_.offloads() &&
+// With one rank and nothing to convert, the unsharded gradient is the shard's.
+bool FlatBuffer::shares_gradient_memory() const {
+  return context_.shard.size() == 1 && !context_.offloads() &&
          own_gradient_.scalar_type() == dtype_;
 }
 
 void FlatBuffer::add_gradient(size_t index, const Tensor& gradient) {
-  whole_gradient_.attach(around_.pool, MemoryKind::gradients);
+  unsharded_gradient_.attach(context_.pool, MemoryKind::gradients);
   auto& parameter = parameters_[index];
-  if (parameter.written) {
+  if (parameter.has_gradient) {
     parameter.gradient.add_(gradient);
   } else {
     parameter.gradient.copy_(gradient);
-    parameter.written = true;
+    parameter.has_gradient = true;
   }
 }
 
-// Zeros where no gradient came.
-void FlatBuffer::fill_gaps() {
-  whole_gradient_.attach(around_.pool, MemoryKind::gradients);
-  const Tensor& whole = whole_gradient_.tensor();
+// Writes zeros where no gradient has arrived.
+void FlatBuffer::zero_missing() {
+  unsharded_gradient_.attach(context_.pool, MemoryKind::gradients);
+  const Tensor& flat = unsharded_gradient_.tensor();
   for (auto& parameter : parameters_) {
-    if (parameter.written) continue;
+    if (parameter.has_gradient) continue;
     parameter.gradient.zero_();
-    parameter.written = true;
+    parameter.has_gradient = true;
   }
-  for (const auto& gap : gaps_) whole.narrow(0, gap.begin, gap.size()).zero_();
+  for (const auto& gap : gaps_) flat.narrow(0, gap.begin, gap.size()).zero_();
 }
 
-void FlatBuffer::show_gradients(bool show) {
-  if (show) fill_gaps();
+void FlatBuffer::expose_gradients(bool expose) {
+  if (expose) zero_missing();
   for (auto& parameter : parameters_) {
-    Tensor& shown = parameter.tensor.mutable_grad();
-    if (show) {
-      shown = parameter.gradient;
+    Tensor& grad = parameter.tensor.mutable_grad();
+    if (expose) {
+      grad = parameter.gradient;
       continue;
     }
-    if (shown.defined() && !shown.is_alias_of(parameter.gradient)) {
-      parameter.gradient.copy_(shown);
+    if (grad.defined() && !grad.is_alias_of(parameter.gradient)) {
+      parameter.gradient.copy_(grad);
     }
-    shown.reset();
+    grad.reset();
   }
 }
 
 void FlatBuffer::start_reduce() {
-  fill_gaps();
+  zero_missing();
   const Call call{.label = "reduce " + name_, .async = true};
-  const Tensor& whole = whole_gradient_.tensor();
-  if (around_.shard.size() == 1) {
-    reducing_ = whole;
-    reduction_ = around_.replicate.all_reduce(whole, ReduceOp::avg, call);
-    reduce_ = Reduce::replicate;
+  const Tensor& flat = unsharded_gradient_.tensor();
+  if (context_.shard.size() == 1) {
+    reducing_ = flat;
+    reduce_work_ = context_.replicate.all_reduce(flat, ReduceOp::avg, call);
+    reduce_state_ = ReduceState::replicate;
     return;
   }
   const bool in_place =
-      !has_gradient_ && !around_.offloads() && whole.scalar_type() == dtype_;
+      !has_gradient_ && !context_.offloads() && flat.scalar_type() == dtype_;
   if (in_place) {
     const MemoryKindScope kind(MemoryKind::gradients);
     if (!gradient_.defined()) gradient_ = torch::empty_like(master_);
     reducing_ = gradient_;
-  } else if (around_.replicate.size() == 1) {
+  } else if (context_.replicate.size() == 1) {
     reducing_ = own_gradient_;
   } else {
     if (!partial_.tensor().defined()) {
-      partial_ = PooledTensor(slot_, whole.scalar_type(), device_);
+      partial_ = PooledTensor(shard_numel_, flat.scalar_type(), device_);
     }
-    partial_.attach(around_.pool, MemoryKind::gradients);
+    partial_.attach(context_.pool, MemoryKind::gradients);
     reducing_ = partial_.tensor();
   }
-  reduction_ =
-      around_.shard.reduce_scatter(reducing_, whole, ReduceOp::avg, call);
-  reduce_ = Reduce::scatter;
+  reduce_work_ =
+      context_.shard.reduce_scatter(reducing_, flat, ReduceOp::avg, call);
+  reduce_state_ = ReduceState::scatter;
 }
 
 bool FlatBuffer::advance_reduce() {
-  if (reduce_ == Reduce::none) return true;
-  if (reduce_ == Reduce::copy) {
-    arrived_.wait();
+  if (reduce_state_ == ReduceState::none) return true;
+  if (reduce_state_ == ReduceState::copy) {
+    host_copied_.wait();
     end_reduce();
     return true;
   }
-  reduction_.wait();
-  reduction_ = {};
-  if (reduce_ == Reduce::scatter && around_.replicate.size() > 1) {
-    whole_gradient_.detach(around_.pool);
-    reduction_ = around_.replicate.all_reduce(
+  reduce_work_.wait();
+  reduce_work_ = {};
+  if (reduce_state_ == ReduceState::scatter && context_.replicate.size() > 1) {
+    unsharded_gradient_.detach(context_.pool);
+    reduce_work_ = context_.replicate.all_reduce(
         reducing_, ReduceOp::avg,
         {.label = "replicate " + name_, .async = true});
-    reduce_ = Reduce::replicate;
+    reduce_state_ = ReduceState::replicate;
     return false;
   }
   store(reducing_);
-  if (around_.offloads() && !device_.is_cpu()) {
-    reduce_ = Reduce::copy;  // which reads the buffer
+  if (context_.offloads() && !device_.is_cpu()) {
+    reduce_state_ = ReduceState::copy;  // which still reads the buffer
     return false;
   }
   end_reduce();
@@ -329,21 +333,21 @@ bool FlatBuffer::advance_reduce() {
 }
 
 void FlatBuffer::end_reduce() {
-  reduce_ = Reduce::none;
+  reduce_state_ = ReduceState::none;
   reducing_.reset();
-  if (partial_.attached()) partial_.detach(around_.pool);
-  if (gradient_is_whole()) return;
-  whole_gradient_.detach(around_.pool);
-  for (auto& parameter : parameters_) parameter.written = false;
+  if (partial_.attached()) partial_.detach(context_.pool);
+  if (shares_gradient_memory()) return;
+  unsharded_gradient_.detach(context_.pool);
+  for (auto& parameter : parameters_) parameter.has_gradient = false;
 }
 
 // Adds the mean of one reduction to this step's gradient.
 void FlatBuffer::store(const Tensor& reduced) {
   const MemoryKindScope kind(MemoryKind::gradients);
   const bool first = !std::exchange(has_gradient_, true);
-  if (around_.offloads()) {
+  if (context_.offloads()) {
     store_on_host(reduced, first);
-  } else if (gradient_is_whole()) {
+  } else if (shares_gradient_memory()) {
     gradient_ = reduced;
   } else if (!gradient_.defined() || !reduced.is_same(gradient_)) {
     if (!gradient_.defined()) gradient_ = torch::empty_like(master_);
@@ -352,49 +356,50 @@ void FlatBuffer::store(const Tensor& reduced) {
 }
 
 void FlatBuffer::store_on_host(const Tensor& reduced, bool first) {
-  settle();
-  if (!gradient_.defined()) gradient_ = on_host(dtype_);
-  arriving_adds_ = !first;
-  arriving_ = first ? gradient_ : on_host(reduced.scalar_type());
-  const CopyStream::Scope beside(around_.copies);
-  arriving_.copy_(reduced, /*non_blocking=*/true);
-  arrived_ = around_.copies.mark();
+  finish_host_copy();
+  if (!gradient_.defined()) gradient_ = empty_on_host(dtype_);
+  host_copy_adds_ = !first;
+  host_copy_ = first ? gradient_ : empty_on_host(reduced.scalar_type());
+  const CopyStream::Scope scope(context_.copies);
+  host_copy_.copy_(reduced, /*non_blocking=*/true);
+  host_copied_ = context_.copies.mark();
 }
 
-// The copy to the host has ended.
-void FlatBuffer::settle() {
-  if (!arriving_.defined()) return;
-  arrived_.synchronize();
-  if (arriving_adds_) gradient_.add_(arriving_);
-  arriving_.reset();
+// Waits for the copy to the host, and adds it.
+void FlatBuffer::finish_host_copy() {
+  if (!host_copy_.defined()) return;
+  host_copied_.synchronize();
+  if (host_copy_adds_) gradient_.add_(host_copy_);
+  host_copy_.reset();
 }
 
 void FlatBuffer::finish_reduce() {
-  settle();
+  finish_host_copy();
   if (!has_gradient_) return;
-  const auto show = [&](Tensor& shard, const IndexRange& range) {
+  const auto set_grad = [&](Tensor& shard, const IndexRange& range) {
     if (!shard.defined()) return;
-    // No view for autograd: torch::optim's zero_grad() detaches it in place.
+    // Not a view in autograd's eyes: torch::optim's zero_grad() detaches it.
     shard.mutable_grad() =
         gradient_.narrow(0, range.begin, range.size()).variable_data();
   };
-  show(decaying_, own_range(0, decay_end_));
-  show(plain_, own_range(decay_end_, slot_ * around_.shard.size()));
+  set_grad(decaying_, decaying_range());
+  set_grad(plain_, plain_range());
 }
 
 void FlatBuffer::clear_gradients() {
   if (!trainable_) return;
-  settle();
+  finish_host_copy();
   has_gradient_ = false;
   for (Tensor* shard : {&decaying_, &plain_}) {
     if (shard->defined()) shard->mutable_grad().reset();
   }
-  if (gradient_is_whole()) gradient_.reset();
-  whole_gradient_.detach(around_.pool);
-  for (auto& parameter : parameters_) parameter.written = false;
+  if (shares_gradient_memory()) gradient_.reset();
+  unsharded_gradient_.detach(context_.pool);
+  for (auto& parameter : parameters_) parameter.has_gradient = false;
 }
 
-// ------------------------------------------------------------------- of a rank
+// ---------------------------------------------------------- shards of this
+// rank
 
 std::vector<ShardedUnits::FlatShard> FlatBuffer::shards() const {
   std::vector<ShardedUnits::FlatShard> shards;
@@ -410,10 +415,10 @@ std::vector<ShardedUnits::FlatShard> FlatBuffer::shards() const {
 ShardedPart FlatBuffer::part(size_t index) const {
   const auto& parameter = parameters_[index];
   const auto range =
-      own_range(parameter.begin, parameter.begin + parameter.numel);
+      local_range(parameter.begin, parameter.begin + parameter.numel);
   ShardedPart part{.name = parameter.name, .shape = parameter.shape};
   const int64_t begin =
-      std::max(begin_ + range.begin - parameter.begin, int64_t{0});
+      std::max(shard_begin_ + range.begin - parameter.begin, int64_t{0});
   part.range = {
       range.size() > 0 ? begin : 0,
       range.size() > 0 ? begin + range.size() : 0};

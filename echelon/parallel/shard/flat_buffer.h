@@ -1,13 +1,15 @@
-// Parameters of one unit in one piece of memory, of which each rank keeps an
-// equal range. Gathered parameters and gradients are views of pooled buffers.
+// The parameters of one unit in one flat buffer, of which each of N ranks keeps
+// an equal shard. Unsharded parameters and gradients are views of pooled
+// memory.
 //
-//   whole      [N * slot]  parameters in the compute dtype; gathered, or always
-//   here master     [slot]      this rank's range of them, which the optimizer
-//   updates gradient   [slot]      the same range of the mean gradient, in
-//   master's dtype
+//   unsharded  [N * shard_numel]  the parameters in the compute dtype: between
+//                                 unshard and reshard, or always
+//   master     [shard_numel]      this rank's shard, for the optimizer
+//   gradient   [shard_numel]      this rank's shard of the mean gradient, in
+//                                 the dtype of the master copy
 //
-// Parameters that weight decay applies to come first, each at a multiple of
-// kAlignment elements; what lies between them stays zero.
+// Parameters with weight decay come first. Each parameter begins at a multiple
+// of kAlignment elements; the gaps between them stay zero.
 #pragma once
 
 #include <torch/types.h>
@@ -20,17 +22,16 @@
 #include "echelon/comm/group.h"
 #include "echelon/layout/shard.h"
 #include "echelon/parallel/shard/buffer_pool.h"
-#include "echelon/parallel/shard/copy_stream.h"
 #include "echelon/parallel/shard/sharded_units.h"
 
 namespace echelon::sharding {
 
-/// Kernels want their operands at such places.
+/// In elements: kernels want aligned operands.
 inline constexpr int64_t kAlignment = 16;
 
 /// What all flat buffers of a ShardedUnits share.
-struct Surroundings {
-  Surroundings(
+struct ShardContext {
+  ShardContext(
       Group shard, Group replicate, ShardedUnitsOptions options,
       torch::Device device)
       : shard(std::move(shard)),
@@ -45,8 +46,8 @@ struct Surroundings {
   BufferPool pool;
   CopyStream copies;
 
-  /// Gathered parameters stay from one step to the next.
-  bool keeps_whole() const {
+  /// Whether unsharded parameters keep their memory from step to step.
+  bool keeps_unsharded() const {
     return !options.offload_shards &&
            (options.shard.stage < 3 || shard.size() == 1);
   }
@@ -55,16 +56,16 @@ struct Surroundings {
   }
 };
 
-/// Not thread-safe. Gradients come by add_gradient(); a round of reduction is
-/// start_reduce() and advance_reduce() until that says true.
+/// Not thread-safe. Gradients arrive by add_gradient(). A reduction is
+/// start_reduce(), then advance_reduce() until it returns true.
 class FlatBuffer {
  public:
   using Named = std::vector<std::pair<std::string, torch::Tensor>>;
 
-  /// `parameters`: of one dtype and one requires_grad. They become views of the
-  /// buffer; see ShardedUnits::add.
+  /// `parameters` have one dtype and one requires_grad. They become views of
+  /// the buffer; see ShardedUnits::add.
   FlatBuffer(
-      Surroundings& surroundings, std::string name, const Named& parameters,
+      ShardContext& context, std::string name, const Named& parameters,
       bool equal);
 
   const std::string& name() const { return name_; }
@@ -77,41 +78,41 @@ class FlatBuffer {
     return parameters_[index].name;
   }
   const c10::StorageImpl* storage() const {
-    return whole_.tensor().storage().unsafeGetStorageImpl();
+    return unsharded_.tensor().storage().unsafeGetStorageImpl();
   }
-  int64_t gathered_bytes() const;
+  int64_t unsharded_bytes() const;
   ShardedUnits::UnitBytes bytes() const;
 
   // Parameters ---------------------------------------------------------------
 
-  bool gathered() const { return gather_ == Gather::done; }
-  bool gathering() const { return gather_ == Gather::running; }
-  /// Every rank calls it, or none.
-  void start_gather();
-  void finish_gather();
-  /// Frees the gathered parameters; keeps_whole() ones are only out of date.
-  void release();
-  /// The master copy was updated.
+  bool unsharded() const { return unshard_state_ == UnshardState::done; }
+  bool unsharding() const { return unshard_state_ == UnshardState::running; }
+  /// Starts the all-gather. Every rank calls it, or none.
+  void start_unshard();
+  void finish_unshard();
+  /// Frees the unsharded parameters; with keeps_unsharded() they only count as
+  /// out of date.
+  void reshard();
+  /// Call when the optimizer has updated the master copy.
   void after_update();
-  /// It got other values, which a frozen one gets in no other way.
+  /// Call when the master copy was given other values, also a frozen one.
   void after_load();
 
   // Gradients ----------------------------------------------------------------
 
   void add_gradient(size_t index, const torch::Tensor& gradient);
-  bool has_whole_gradient() const { return whole_gradient_.attached(); }
-  /// Sets the parameters' .grad to views of the whole gradient, zeros where
-  /// there is none; false takes them away.
-  void show_gradients(bool show);
+  /// True: sets each parameter's .grad to its view of the unsharded gradient,
+  /// zeros where none arrived. False: clears .grad again.
+  void expose_gradients(bool expose);
   void start_reduce();
-  /// Waits for what is under way; true when gradient() is complete.
+  /// Waits for the collective in progress; true when the reduction is complete.
   bool advance_reduce();
-  /// Waits for copies to the host. Then the shards' .grad are set.
+  /// Waits for copies to the host, then sets .grad of the shards.
   void finish_reduce();
-  /// The next step: no gradients.
+  /// Drops all gradients before the next step.
   void clear_gradients();
 
-  /// Of the optimizer: parts of the master copy that are not empty.
+  /// For the optimizer: the parts of the master copy that are not empty.
   std::vector<ShardedUnits::FlatShard> shards() const;
   ShardedPart part(size_t index) const;
 
@@ -122,57 +123,62 @@ class FlatBuffer {
     std::vector<int64_t> shape;
     int64_t begin = 0;
     int64_t numel = 0;
-    torch::Tensor gradient;  // view of the whole one
-    bool written = false;    // the whole gradient has its own
+    torch::Tensor gradient;     // a view of the unsharded gradient
+    bool has_gradient = false;  // the view holds this round's gradient
   };
-  enum class Gather { none, running, done };
-  enum class Reduce { none, scatter, replicate, copy };
+  enum class UnshardState { none, running, done };
+  enum class ReduceState { none, scatter, replicate, copy };
 
-  void place(const Named& parameters);
+  void lay_out(const Named& parameters);
   void fill(const torch::Tensor& flat, bool equal);
   void make_master(const torch::Tensor& flat);
-  torch::Tensor on_host(torch::ScalarType dtype) const;
-  IndexRange own_range(int64_t begin, int64_t end) const;
-  void fill_gaps();
-  bool gradient_is_whole() const;
+  torch::Tensor empty_on_host(torch::ScalarType dtype) const;
+  IndexRange local_range(int64_t begin, int64_t end) const;
+  IndexRange decaying_range() const { return local_range(0, decay_end_); }
+  IndexRange plain_range() const {
+    return local_range(decay_end_, shard_numel_ * context_.shard.size());
+  }
+  void zero_missing();
+  bool shares_gradient_memory() const;
   void store(const torch::Tensor& reduced);
   void store_on_host(const torch::Tensor& reduced, bool first);
   void end_reduce();
-  void settle();
+  void finish_host_copy();
 
-  Surroundings& around_;
+  ShardContext& context_;
   std::string name_;
   bool trainable_ = false;
   std::vector<Parameter> parameters_;
   std::vector<IndexRange> gaps_;  // without parameters
-  int64_t decay_end_ = 0;         // decaying parameters lie before
-  int64_t slot_ = 0;
-  int64_t begin_ = 0;  // of this rank's range
+  int64_t decay_end_ = 0;         // end of the parameters with weight decay
+  int64_t shard_numel_ = 0;
+  int64_t shard_begin_ = 0;  // of this rank's shard
   torch::Device device_ = torch::kCPU;
   torch::Dtype dtype_ = torch::kFloat32;  // of the master copy
   torch::Dtype compute_ = torch::kFloat32;
 
-  PooledTensor whole_;
-  torch::Tensor own_whole_;     // this rank's range of it
-  bool shares_memory_ = false;  // master is own_whole_
+  PooledTensor unsharded_;
+  torch::Tensor own_unsharded_;  // this rank's range of unsharded_
+  bool shares_memory_ = false;   // master_ is own_unsharded_
   torch::Tensor master_;
-  torch::Tensor low_;  // of an offloaded master: on the device, to compute with
-  torch::Tensor decaying_, plain_;  // what the optimizer sees of the master
-  Gather gather_ = Gather::none;
-  Work gathering_;
+  torch::Tensor
+      compute_shard_;  // on the device, while the master is on the host
+  torch::Tensor decaying_, plain_;  // the optimizer's views of master_
+  UnshardState unshard_state_ = UnshardState::none;
+  Work unshard_work_;
   CopyStream::Mark copied_;
 
-  PooledTensor whole_gradient_;
-  torch::Tensor own_gradient_;  // this rank's range of it
-  PooledTensor partial_;        // of one reduction, before it is added
+  PooledTensor unsharded_gradient_;
+  torch::Tensor own_gradient_;  // this rank's range of unsharded_gradient_
+  PooledTensor partial_;        // result of one reduction, before it is added
   torch::Tensor gradient_;
   bool has_gradient_ = false;
-  Reduce reduce_ = Reduce::none;
+  ReduceState reduce_state_ = ReduceState::none;
   torch::Tensor reducing_;
-  Work reduction_;
-  torch::Tensor arriving_;  // on the host, to be added to gradient_
-  bool arriving_adds_ = false;
-  CopyStream::Mark arrived_;
+  Work reduce_work_;
+  torch::Tensor host_copy_;  // in progress, to be added to gradient_
+  bool host_copy_adds_ = false;
+  CopyStream::Mark host_copied_;
 };
 
 }  // namespace echelon::sharding

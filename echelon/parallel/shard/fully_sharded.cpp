@@ -1,8 +1,10 @@
-// Operators see parameters as tensors whose storage a flat buffer owns: a
-// fallback of a dispatch key without a meaning of its own, above all others,
-// looks at each operator's arguments and gathers what they need. It runs in
-// threads that include the key alone: where a Reading lives, and in a forward
-// that backward computes again, which has the thread's state of the first time.
+// How an operator finds its parameters unsharded: their storage belongs to a
+// flat buffer, which a table of storages tells. A dispatch key that has no
+// meaning of its own and precedes all others gets a fallback kernel, which
+// looks at the arguments of each operator and unshards the units that they
+// belong to. The fallback runs only in threads that include the key: where a
+// ForwardScope lives, and where backward recomputes such a forward, since
+// LibTorch then restores the thread's state.
 #include "echelon/parallel/shard/fully_sharded.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -21,25 +23,26 @@
 
 #include "echelon/error.h"
 #include "echelon/parallel/shard/sharded_units_impl.h"
+#include "echelon/text/format.h"
 #include "echelon/text/nearest.h"
 
 namespace echelon {
 namespace {
 
 using torch::Tensor;
-using Units = std::shared_ptr<ShardedUnits::Impl>;
+using UnitsPtr = std::shared_ptr<ShardedUnits::Impl>;
 
 constexpr auto kKey = c10::DispatchKey::TESTING_ONLY_GenericMode;
 
-// Whose memory a storage is, for all threads: recomputed forwards may run on
-// threads of autograd.
-class Owners {
+// The owner of each storage. One table for all threads: autograd's threads may
+// recompute a forward.
+class StorageOwners {
  public:
-  static Owners& all() {
-    static auto* owners = new Owners;
+  static StorageOwners& instance() {
+    static auto* owners = new StorageOwners;
     return *owners;
   }
-  void add(const c10::StorageImpl* storage, const Units& units) {
+  void add(const c10::StorageImpl* storage, const UnitsPtr& units) {
     const std::unique_lock lock(mutex_);
     owners_[storage] = units;
   }
@@ -47,7 +50,7 @@ class Owners {
     const std::unique_lock lock(mutex_);
     owners_.erase(storage);
   }
-  Units find(const c10::StorageImpl* storage) const {
+  UnitsPtr find(const c10::StorageImpl* storage) const {
     const std::shared_lock lock(mutex_);
     const auto found = owners_.find(storage);
     return found == owners_.end() ? nullptr : found->second.lock();
@@ -59,13 +62,13 @@ class Owners {
       owners_;
 };
 
-// Units whose parameters an operator reads, by owner.
-using Needed = std::vector<std::pair<Units, std::vector<size_t>>>;
+// The units whose parameters an operator reads, by owner.
+using Needed = std::vector<std::pair<UnitsPtr, std::vector<size_t>>>;
 
-void look_at(const Tensor& tensor, Needed& needed) {
+void add_needed(const Tensor& tensor, Needed& needed) {
   if (!tensor.defined() || !tensor.has_storage()) return;
   const auto* storage = tensor.storage().unsafeGetStorageImpl();
-  const Units owner = Owners::all().find(storage);
+  const UnitsPtr owner = StorageOwners::instance().find(storage);
   if (!owner) return;
   auto found = std::find_if(needed.begin(), needed.end(), [&](const auto& one) {
     return one.first == owner;
@@ -78,26 +81,29 @@ void look_at(const Tensor& tensor, Needed& needed) {
   }
 }
 
-void look_at(const c10::IValue& value, Needed& needed) {
+void add_needed(const c10::IValue& value, Needed& needed) {
   if (value.isTensor()) {
-    look_at(value.toTensor(), needed);
+    add_needed(value.toTensor(), needed);
   } else if (value.isTensorList()) {
-    for (const Tensor& tensor : value.toTensorList()) look_at(tensor, needed);
+    for (const Tensor& tensor : value.toTensorList())
+      add_needed(tensor, needed);
   } else if (value.isList()) {
-    for (const auto& one : value.toListRef()) look_at(one, needed);
+    for (const auto& one : value.toListRef()) add_needed(one, needed);
   }
 }
 
-// Gathers them; what the operator saves of them is gathered again in backward.
+// Unshards units for an operator, and again in backward if it saves their
+// parameters.
 struct Reader {
   explicit Reader(const Needed& needed) {
     for (const auto& [owner, units] : needed) {
       const std::lock_guard lock(owner->mutex);
-      const size_t set = owner->gathered->find_set(units);
+      const size_t set = owner->unsharded->find_set(units);
       owner->use(set);
-      if (!owner->gathers_again() || !torch::GradMode::is_enabled()) continue;
+      if (!owner->unshards_in_backward() || !torch::GradMode::is_enabled())
+        continue;
       scopes.push_back(std::make_unique<SavedTensorScope>(
-          std::make_shared<sharding::GatherWhenUnpacked>(owner, set)));
+          std::make_shared<sharding::UnshardWhenUnpacked>(owner, set)));
     }
   }
   ~Reader() {
@@ -106,13 +112,14 @@ struct Reader {
   std::vector<std::unique_ptr<SavedTensorScope>> scopes;
 };
 
-void gather_arguments(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+void unshard_arguments(
+    const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   Needed needed;
   const size_t count = op.schema().arguments().size();
   for (size_t i = stack->size() - count; i < stack->size(); ++i) {
-    look_at((*stack)[i], needed);
+    add_needed((*stack)[i], needed);
   }
-  // Operators inside this one read the same.
+  // The operators that this one calls read the same parameters.
   const c10::impl::ExcludeDispatchKeyGuard exclude(kKey);
   if (needed.empty()) {
     op.callBoxed(stack);
@@ -124,7 +131,7 @@ void gather_arguments(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 
 TORCH_LIBRARY_IMPL(_, TESTING_ONLY_GenericMode, library) {
   library.fallback(
-      torch::CppFunction::makeFromBoxedFunction<&gather_arguments>());
+      torch::CppFunction::makeFromBoxedFunction<&unshard_arguments>());
 }
 
 // ---------------------------------------------------------------------- names
@@ -157,9 +164,9 @@ std::vector<std::string> expand(
     if (matches) continue;
     const std::string asked =
         star && pattern != "*" ? prefix.substr(0, prefix.size() - 1) : pattern;
-    throw ConfigError(
-        "[sharded data parallel] no submodule matches the unit \"" + pattern +
-        "\"" + config::did_you_mean(asked, names));
+    throw ConfigError(format(
+        "[sharded data parallel] no submodule matches the unit \"{}\"{}",
+        pattern, config::did_you_mean(asked, names)));
   }
   return units;
 }
@@ -167,15 +174,17 @@ std::vector<std::string> expand(
 void check_nesting(const std::vector<std::string>& units) {
   for (const auto& inner : units) {
     if (std::count(units.begin(), units.end(), inner) > 1) {
-      throw ConfigError(
-          "[sharded data parallel] unit \"" + inner +
-          "\" is named twice; name each submodule once");
+      throw ConfigError(format(
+          "[sharded data parallel] unit \"{}\" is named twice; name each "
+          "submodule once",
+          inner));
     }
     for (const auto& outer : units) {
       if (!inner.starts_with(outer + ".")) continue;
-      throw ConfigError(
-          "[sharded data parallel] unit \"" + inner + "\" lies inside unit \"" +
-          outer + "\"; name the outer one alone, or its parts alone");
+      throw ConfigError(format(
+          "[sharded data parallel] unit \"{}\" lies inside unit \"{}\"; name "
+          "the outer one alone, or its parts alone",
+          inner, outer));
     }
   }
 }
@@ -189,7 +198,7 @@ struct FullyShardedModule::Impl : std::enable_shared_from_this<Impl> {
       : units(options.shard, options.replicate, options.sharding) {}
   ~Impl() {
     for (const auto& [storage, _] : units.impl()->unit_of) {
-      Owners::all().remove(storage);
+      StorageOwners::instance().remove(storage);
     }
   }
 
@@ -199,10 +208,11 @@ struct FullyShardedModule::Impl : std::enable_shared_from_this<Impl> {
   ShardedUnits units;
   std::mutex mutex;
   int no_sync = 0;
-  int task = -1;  // autograd's number of the backward that began last
+  int task = -1;  // autograd's number of the last backward
 };
 
-// One parameter: its tensor, its names, and the units that have it.
+// Assigns each parameter to the first unit that names it, or to the rest of the
+// module; a parameter that the rest uses as well belongs to the rest.
 void FullyShardedModule::Impl::add(
     torch::nn::Module& module, const FullyShardedOptions& options) {
   const auto names = expand(options.units, names_of_submodules(module));
@@ -227,13 +237,12 @@ void FullyShardedModule::Impl::add(
     auto& other = parameters[known->second];
     if (other.unit == unit) continue;
     if (other.unit != rest && unit != rest) {
-      throw ConfigError(
-          "[sharded data parallel] \"" + other.name + "\" of unit \"" +
-          names[other.unit] + "\" and \"" + item.key() + "\" of unit \"" +
-          names[unit] +
-          "\" are one parameter, and a parameter is in one unit; make a "
+      throw ConfigError(format(
+          "[sharded data parallel] \"{}\" of unit \"{}\" and \"{}\" of unit "
+          "\"{}\" are one parameter, and a parameter is in one unit; make a "
           "submodule that has both the unit, or name neither, so that it is in "
-          "the rest of the module");
+          "the rest of the module",
+          other.name, names[other.unit], item.key(), names[unit]));
     }
     other.unit = rest;
   }
@@ -245,17 +254,19 @@ void FullyShardedModule::Impl::add(
       }
     }
     if (own.empty() && index != rest) {
-      throw ConfigError(
-          "[sharded data parallel] unit \"" + name +
-          "\" has no parameters of its own; leave it out");
+      throw ConfigError(format(
+          "[sharded data parallel] unit \"{}\" has no parameters of its own; "
+          "leave it out",
+          name));
     }
     if (!own.empty()) units.add(name, own, !options.broadcast_values);
   };
-  // First, since gradients of what is used at both ends come last.
+  // The rest is unit 0, which is reduced last: what is used at both ends of the
+  // module gets its gradient last.
   add_unit("rest of the module", rest);
   for (size_t i = 0; i < rest; ++i) add_unit(names[i], i);
   for (const auto& [storage, _] : units.impl()->unit_of) {
-    Owners::all().add(storage, units.impl());
+    StorageOwners::instance().add(storage, units.impl());
   }
   if (!options.broadcast_values) return;
   const torch::NoGradGuard no_grad;
@@ -269,14 +280,14 @@ void FullyShardedModule::Impl::add(
 }
 
 void FullyShardedModule::Impl::on_output() {
-  // autograd::grad reaches no parameter, or few by choice.
+  // autograd::grad reaches no parameter, or a few that the caller chose.
   const auto* selected = torch::autograd::get_current_graph_task_exec_info();
   if (selected != nullptr && !selected->empty()) return;
   const std::lock_guard lock(mutex);
   const int current = torch::autograd::get_current_graph_task_id();
   if (task == current) return;
   task = current;
-  units.begin_backward({.last = no_sync == 0, .keep_whole = true});
+  units.begin_backward({.last = no_sync == 0, .keep_unsharded = true});
   if (no_sync > 0) return;
   torch::autograd::Engine::get_default_engine().queue_callback(
       [weak = weak_from_this()] {
@@ -292,27 +303,29 @@ FullyShardedModule::FullyShardedModule(
 
 FullyShardedModule::~FullyShardedModule() = default;
 
-struct FullyShardedModule::Reading::Impl {
+struct FullyShardedModule::ForwardScope::Impl {
   explicit Impl(std::shared_ptr<SavedTensorHooks> hooks) : include(kKey) {
     if (hooks) scope.emplace(std::move(hooks));
   }
-  // For what saves tensors without being an operator: functions of users.
+  // For functions of users, which save tensors without being operators.
   std::optional<SavedTensorScope> scope;
   c10::impl::IncludeDispatchKeyGuard include;
 };
 
-FullyShardedModule::Reading::Reading(std::unique_ptr<Impl> impl)
+FullyShardedModule::ForwardScope::ForwardScope(std::unique_ptr<Impl> impl)
     : impl_(std::move(impl)) {}
-FullyShardedModule::Reading::~Reading() = default;
+FullyShardedModule::ForwardScope::~ForwardScope() = default;
 
-std::unique_ptr<FullyShardedModule::Reading> FullyShardedModule::read() {
+std::unique_ptr<FullyShardedModule::ForwardScope>
+FullyShardedModule::begin_forward() {
   const auto& units = impl_->units.impl();
   std::shared_ptr<SavedTensorHooks> hooks;
-  if (units->gathers_again()) {
-    hooks = std::make_shared<sharding::GatherWhenUnpacked>(units, std::nullopt);
+  if (units->unshards_in_backward()) {
+    hooks =
+        std::make_shared<sharding::UnshardWhenUnpacked>(units, std::nullopt);
   }
-  return std::unique_ptr<Reading>(
-      new Reading(std::make_unique<Reading::Impl>(std::move(hooks))));
+  return std::unique_ptr<ForwardScope>(
+      new ForwardScope(std::make_unique<ForwardScope::Impl>(std::move(hooks))));
 }
 
 void FullyShardedModule::watch(const Tensor& output) {
@@ -341,7 +354,24 @@ void FullyShardedModule::after_update(bool updated) {
   impl_->units.after_update(updated);
 }
 
+std::vector<ParameterGroup>
+FullyShardedModule::parameter_groups(double weight_decay) const {
+  return impl_->units.parameter_groups(weight_decay);
+}
+
+std::vector<Tensor> FullyShardedModule::parameters() const {
+  std::vector<Tensor> shards;
+  for (const auto& shard : impl_->units.flat_shards()) {
+    shards.push_back(shard.tensor);
+  }
+  return shards;
+}
+
 ShardedUnits& FullyShardedModule::units() {
+  return impl_->units;
+}
+
+const ShardedUnits& FullyShardedModule::units() const {
   return impl_->units;
 }
 

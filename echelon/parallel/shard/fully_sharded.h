@@ -1,23 +1,21 @@
-// Sharded data parallelism for any module: say which submodules are units.
+// Sharded data parallelism for any module: name the submodules that are units.
 //
 //   FullyShardedDataParallel<Net> sharded(
-//       net, {.shard = world.group(), .units = {"blocks.0", "blocks.1"}});
-//   std::vector<ParameterGroup> groups(2);
-//   groups[0].weight_decay = 0.01;
-//   for (auto& shard : sharded.units().flat_shards()) {
-//     groups[shard.decays ? 0 : 1].parameters.emplace_back(
-//         shard.name, shard.tensor);
+//       net, {.shard = world.group(), .units = {"blocks.*"}});
+//   auto optimizer =
+//       make_optimizer({.name = "adamw"}, sharded.parameter_groups(0.01));
+//   for (…) {
+//     cross_entropy(sharded(x), y).backward();  // shards have mean gradients
+//     optimizer->step();
+//     sharded.after_update();                   // drops the gradients
 //   }
-//   auto optimizer = make_optimizer(options, groups);
-//   auto loss = cross_entropy(sharded(x), y);
-//   loss.backward();          // shards have the mean of the gradients
-//   optimizer->step();
-//   sharded.after_update();
 //
-// The module stays as it is: a unit's parameters are gathered when an operator
-// first reads one of them, in forward and in backward, and freed when other
-// units are used. Parameters that no unit has are one more unit. Names of units
-// may end with a star: "blocks.*" is each child of blocks.
+// For an optimizer of torch::optim use sharded.parameters().
+//
+// The module is not changed. A unit's parameters are all-gathered when an
+// operator first reads one of them, in forward and in backward, and freed when
+// other units are used. The parameters that no named unit has form one more
+// unit. A name may end with a star: "blocks.*" names each child of blocks.
 //
 // Source: Zhao et al., "PyTorch FSDP", 2023, arXiv:2304.11277.
 #pragma once
@@ -36,18 +34,21 @@
 namespace echelon {
 
 struct FullyShardedOptions {
+  /// The ranks that parameters are sharded over, and the ranks that hold the
+  /// same shard (hybrid sharding).
   Group shard = Group::alone("dp_shard");
   Group replicate = Group::alone("dp_replicate");
-  /// Names of submodules. Throws ConfigError for one that matches no submodule
-  /// (the nearest is named), lies inside another unit, has no parameters, or
-  /// has one of another unit.
+  /// Names of submodules. The constructor throws ConfigError for a name that
+  /// matches no submodule (it tells the nearest), lies inside another unit, has
+  /// no parameters, or has a parameter of another unit.
   std::vector<std::string> units;
   ShardedUnitsOptions sharding;
-  /// Give all ranks rank 0's values; else they are equal already.
+  /// Start from rank 0's parameters and buffers; false: all ranks have the
+  /// same.
   bool broadcast_values = true;
 };
 
-/// What FullyShardedDataParallel does, without the type of the module.
+/// All of FullyShardedDataParallel that does not depend on the module's type.
 class FullyShardedModule {
  public:
   FullyShardedModule(torch::nn::Module& module, FullyShardedOptions options);
@@ -55,27 +56,23 @@ class FullyShardedModule {
   FullyShardedModule(const FullyShardedModule&) = delete;
   FullyShardedModule& operator=(const FullyShardedModule&) = delete;
 
-  /// While it lives, operators of this thread that read a parameter gather it.
-  class Reading {
-   public:
-    ~Reading();
-    Reading(const Reading&) = delete;
-    Reading& operator=(const Reading&) = delete;
+  /// This rank's shards for make_optimizer, as two groups: shards of parameters
+  /// with two and more dimensions decay by `weight_decay`, the others do not.
+  /// Each unit gives one or two flat tensors, which take the place of its
+  /// parameters. Call once, after construction.
+  std::vector<ParameterGroup> parameter_groups(double weight_decay = 0) const;
+  /// The tensors of parameter_groups(), for torch::optim.
+  std::vector<torch::Tensor> parameters() const;
 
-   private:
-    friend class FullyShardedModule;
-    struct Impl;
-    explicit Reading(std::unique_ptr<Impl> impl);
-    std::unique_ptr<Impl> impl_;
-  };
-  std::unique_ptr<Reading> read();
-  /// `output`: backward from it ends with finish(), so that gradients of
-  /// several backwards add up in the shards until after_update().
-  void watch(const torch::Tensor& output);
+  /// Call on every rank after the optimizer's step: drops the gradients and
+  /// reshards, so that the next forward sees the new values. Pass `updated`
+  /// false when the step was skipped.
+  void after_update(bool updated = true);
 
   struct Impl;
-  /// While it lives backward leaves gradients whole and on this rank; the first
-  /// one after it reduces their sum. What counts is where backward runs.
+  /// While it lives, backward leaves gradients unsharded and on this rank; the
+  /// first backward after it reduces the sum. What counts is where backward
+  /// runs.
   class NoSync {
    public:
     ~NoSync();
@@ -89,16 +86,37 @@ class FullyShardedModule {
   };
   [[nodiscard]] std::unique_ptr<NoSync> no_sync();
 
-  /// See ShardedUnits.
-  void after_update(bool updated = true);
+  /// For a forward that you call yourself: while the scope lives, operators of
+  /// this thread that read a parameter unshard its unit first.
+  class ForwardScope {
+   public:
+    ~ForwardScope();
+    ForwardScope(const ForwardScope&) = delete;
+    ForwardScope& operator=(const ForwardScope&) = delete;
+
+   private:
+    friend class FullyShardedModule;
+    struct Impl;
+    explicit ForwardScope(std::unique_ptr<Impl> impl);
+    std::unique_ptr<Impl> impl_;
+  };
+  std::unique_ptr<ForwardScope> begin_forward();
+  /// Makes a backward from `output` end with the reduction. Gradients of
+  /// several backwards add up in the shards until after_update().
+  void watch(const torch::Tensor& output);
+
+  /// For everything else: saving, loading, unsharded values.
   ShardedUnits& units();
+  const ShardedUnits& units() const;
 
  private:
   std::shared_ptr<Impl> impl_;
 };
 
-/// Every rank of both groups makes one and makes the same calls. The module's
-/// control flow must be the same on all ranks. Not with create_graph.
+/// Every rank of both groups constructs one around the same model and makes the
+/// same calls; the module's control flow must be the same on all ranks.
+/// backward throws ConfigError with create_graph, and CommError when a peer is
+/// lost.
 template <class Module>
 class FullyShardedDataParallel : public FullyShardedModule {
  public:
@@ -107,11 +125,11 @@ class FullyShardedDataParallel : public FullyShardedModule {
       : FullyShardedModule(*module, std::move(options)),
         module_(std::move(module)) {}
 
-  /// module->forward(arguments…). Of what it returns tensors, and tuples and
-  /// vectors of them, are watched.
+  /// module->forward(arguments…). It may return a tensor, or tuples and vectors
+  /// of tensors; other results are not watched.
   template <class... Arguments>
   auto operator()(Arguments&&... arguments) {
-    const auto reading = read();
+    const auto scope = begin_forward();
     auto output = module_->forward(std::forward<Arguments>(arguments)...);
     watch_all(output);
     return output;

@@ -1,9 +1,9 @@
-// Three parts, each with a file of its own: what memory parameters and
-// gradients lie in (flat_buffer.h), when they are gathered (gathered_units.h),
-// when they are reduced (unit_reducer.h). Here they meet autograd: forward
-// gathers a unit before it uses it, what it saves of a parameter gathers it
-// again in backward, and each gradient goes to its flat buffer as soon as it is
-// there.
+// Three components do the work: flat_buffer.h holds parameters and gradients,
+// unsharded_units.h decides when parameters are unsharded, and unit_reducer.h
+// when gradients are reduced. This file connects them to autograd: forward
+// unshards a unit before it uses it; a parameter that forward saves is
+// unsharded again when backward unpacks it; and a hook on each parameter moves
+// its gradient to the flat buffer as soon as autograd has accumulated it.
 #include "echelon/parallel/shard/sharded_units.h"
 
 #include <torch/autograd.h>
@@ -15,91 +15,85 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
+#include <tuple>
 
 #include "echelon/error.h"
 #include "echelon/parallel/shard/sharded_units_impl.h"
+#include "echelon/text/format.h"
 
 namespace echelon {
 
 using sharding::FlatBuffer;
-using sharding::GatheredUnits;
-using sharding::Surroundings;
+using sharding::ShardContext;
 using sharding::Unit;
 using sharding::UnitReducer;
+using sharding::UnshardedUnits;
 using torch::Tensor;
 
 namespace {
 
+using Impl = ShardedUnits::Impl;
 using Parameters = std::vector<std::pair<std::string, Tensor>>;
 
 [[noreturn]] void refuse(
     const std::string& unit, const std::string& parameter,
     const std::string& why) {
-  throw ConfigError(
-      "[sharded data parallel] parameter \"" + parameter + "\" of unit \"" +
-      unit + "\" " + why);
+  throw ConfigError(format(
+      "[sharded data parallel] parameter \"{}\" of unit \"{}\" {}", parameter,
+      unit, why));
 }
 
-// The node that this thread's backward computes; null in forward.
-GatheredUnits::Node current_node() {
+// The autograd node that this thread's backward runs; null in forward.
+UnshardedUnits::Node current_node() {
   if (torch::autograd::get_current_graph_task_id() == -1) return nullptr;
   return torch::autograd::get_current_node();
 }
 
 void refuse_create_graph(const std::string& unit) {
   if (!torch::GradMode::is_enabled()) return;
-  throw ConfigError(
-      "[sharded data parallel] backward with create_graph reached unit \"" +
-      unit +
-      "\", whose parameters are not there any more when the second backward "
-      "comes; use it with data parallelism that does not shard, or stage 1 or "
-      "2 "
-      "and gradients of inputs alone");
+  throw ConfigError(format(
+      "[sharded data parallel] backward with create_graph reached unit \"{}\", "
+      "whose parameters are not there any more when the second backward comes; "
+      "use it with data parallelism that does not shard, or stage 1 or 2 and "
+      "gradients of inputs alone",
+      unit));
 }
 
-}  // namespace
-
-namespace {
-
-using Impl = ShardedUnits::Impl;
-
-// Takes what autograd computed; an earlier hook of the parameter still runs.
+// Takes the gradient that autograd has accumulated. A hook that the parameter
+// had before still runs.
 class GradientHook : public torch::autograd::PostAccumulateGradHook {
  public:
   GradientHook(
-      std::weak_ptr<Impl> impl, size_t unit, size_t flat, size_t parameter,
+      std::weak_ptr<Impl> impl, const Impl::Location& location,
       std::unique_ptr<PostAccumulateGradHook> earlier)
       : impl_(std::move(impl)),
-        unit_(unit),
-        flat_(flat),
-        parameter_(parameter),
+        location_(location),
         earlier_(std::move(earlier)) {}
 
   void operator()(const torch::autograd::Variable& variable) override {
     if (earlier_) (*earlier_)(variable);
-    if (const auto impl = impl_.lock()) {
-      impl->on_gradient(unit_, flat_, parameter_);
-    }
+    if (const auto impl = impl_.lock()) impl->on_gradient(location_);
   }
 
  private:
   std::weak_ptr<Impl> impl_;
-  size_t unit_, flat_, parameter_;
+  Impl::Location location_;
   std::unique_ptr<PostAccumulateGradHook> earlier_;
 };
 
-// The set's units are gathered while it lives, and not freed.
+// While it lives the set's units are unsharded.
 class Pinned {
  public:
   Pinned(std::shared_ptr<Impl> impl, size_t set) : impl_(std::move(impl)) {
     std::lock_guard lock(impl_->mutex);
-    units_ = impl_->gathered->set(set);
+    units_ = impl_->unsharded->set(set);
     impl_->use(set);
-    impl_->gathered->pin(units_);
+    impl_->unsharded->pin(units_);
   }
   ~Pinned() {
     std::lock_guard lock(impl_->mutex);
-    impl_->gathered->unpin(units_);
+    impl_->unsharded->unpin(units_);
   }
   Pinned(const Pinned&) = delete;
   Pinned& operator=(const Pinned&) = delete;
@@ -112,21 +106,22 @@ class Pinned {
 }  // namespace
 
 std::function<Tensor()>
-sharding::GatherWhenUnpacked::pack(const Tensor& tensor) {
+sharding::UnshardWhenUnpacked::pack(const Tensor& tensor) {
   const auto impl = impl_.lock();
   if (!impl || !tensor.has_storage()) return nullptr;
   std::lock_guard lock(impl->mutex);
   const auto found =
       impl->unit_of.find(tensor.storage().unsafeGetStorageImpl());
   if (found == impl->unit_of.end()) return nullptr;
+  // The forward's own set, if it has the unit: backward uses the same sets.
   std::optional<size_t> set = set_;
   if (set) {
-    const auto& units = impl->gathered->set(*set);
+    const auto& units = impl->unsharded->set(*set);
     if (std::find(units.begin(), units.end(), found->second) == units.end()) {
       set.reset();
     }
   }
-  if (!set) set = impl->gathered->find_set({found->second});
+  if (!set) set = impl->unsharded->find_set({found->second});
   return [impl = impl_, set = *set, tensor] {
     if (const auto all = impl.lock()) all->use_in_backward(set);
     return tensor;
@@ -134,12 +129,11 @@ sharding::GatherWhenUnpacked::pack(const Tensor& tensor) {
 }
 
 void ShardedUnits::Impl::start(torch::Device device) {
-  if (surroundings) return;
-  surroundings =
-      std::make_unique<Surroundings>(shard, replicate, options, device);
-  gathered = std::make_unique<GatheredUnits>(
-      units, options.shard, surroundings->keeps_whole() || options.gather_once);
-  reducer = std::make_unique<UnitReducer>(units, *surroundings);
+  if (context) return;
+  context = std::make_unique<ShardContext>(shard, replicate, options, device);
+  unsharded = std::make_unique<UnshardedUnits>(
+      units, options.shard, context->keeps_unsharded() || options.gather_once);
+  reducer = std::make_unique<UnitReducer>(units, *context);
 }
 
 void ShardedUnits::Impl::check(
@@ -147,28 +141,33 @@ void ShardedUnits::Impl::check(
   std::map<const c10::StorageImpl*, std::string> seen;
   for (const auto& [parameter, tensor] : parameters) {
     if (tensor.is_sparse() || tensor.layout() != torch::kStrided) {
-      refuse(name, parameter, "is sparse; only dense parameters are cut");
+      refuse(name, parameter, "is sparse; only dense parameters are sharded");
     }
     if (!tensor.is_floating_point()) {
       refuse(
           name, parameter,
-          std::string("is ") + c10::toString(tensor.scalar_type()) +
-              "; parameters are floating-point numbers, others are buffers");
+          format(
+              "is {}; parameters are floating-point numbers, others are "
+              "buffers",
+              c10::toString(tensor.scalar_type())));
     }
     const auto* storage = tensor.storage().unsafeGetStorageImpl();
     if (const auto other = unit_of.find(storage); other != unit_of.end()) {
       refuse(
           name, parameter,
-          "is in unit \"" + units[other->second]->name +
-              "\" too; a parameter that several layers use is added once, and "
-              "wrap() names its unit for all of them");
+          format(
+              "is in unit \"{}\" too; a parameter that several layers use is "
+              "added once, and wrap() names its unit for all of them",
+              units[other->second]->name));
     }
     const auto [twin, fresh] = seen.emplace(storage, parameter);
     if (!fresh) {
       refuse(
           name, parameter,
-          "has the memory of \"" + twin->second +
-              "\"; give it its own, or add one of them alone");
+          format(
+              "has the memory of \"{}\"; give it its own, or add one of them "
+              "alone",
+              twin->second));
     }
     if (tensor.is_view() || !tensor.is_leaf()) {
       refuse(
@@ -176,19 +175,14 @@ void ShardedUnits::Impl::check(
           "is a view of another tensor or a result of a computation; "
           "parameters are tensors of their own");
     }
-    if (surroundings && tensor.device() != surroundings->pool.device()) {
+    if (context && tensor.device() != context->pool.device()) {
       refuse(
           name, parameter,
-          "is on " + tensor.device().str() + ", other units are on " +
-              surroundings->pool.device().str() + "; one device for all");
+          format(
+              "is on {}, other units are on {}; one device for all",
+              tensor.device().str(), context->pool.device().str()));
     }
   }
-}
-
-std::vector<size_t> ShardedUnits::Impl::all() const {
-  std::vector<size_t> all(units.size());
-  for (size_t i = 0; i < all.size(); ++i) all[i] = i;
-  return all;
 }
 
 void ShardedUnits::Impl::watch_gradients(size_t unit) {
@@ -200,14 +194,15 @@ void ShardedUnits::Impl::watch_gradients(size_t unit) {
       auto earlier =
           std::move(torch::autograd::impl::post_acc_grad_hooks(tensor));
       torch::autograd::impl::set_post_acc_grad_hooks(
-          tensor, std::make_unique<GradientHook>(
-                      weak_from_this(), unit, flat, i, std::move(earlier)));
+          tensor,
+          std::make_unique<GradientHook>(
+              weak_from_this(), Location{unit, flat, i}, std::move(earlier)));
     }
   }
 }
 
-void ShardedUnits::Impl::on_gradient(
-    size_t unit, size_t flat, size_t parameter) {
+void ShardedUnits::Impl::on_gradient(const Location& location) {
+  const auto [unit, flat, parameter] = location;
   const auto& buffer = *units[unit]->flats[flat];
   Tensor& gradient = buffer.parameter(parameter).mutable_grad();
   refuse_create_graph(units[unit]->name);
@@ -222,55 +217,47 @@ void ShardedUnits::Impl::on_gradient(
   const Tensor taken = std::move(gradient);
   gradient.reset();
   reducer->add(unit, flat, parameter, taken);
-  if (reducer->complete(unit)) gathered->release(unit);
+  if (reducer->complete(unit)) unsharded->reshard(unit);
 }
 
 void ShardedUnits::Impl::use(size_t set) {
-  gathered->use(set, current_node(), reducer->last());
+  unsharded->use(set, current_node(), reducer->last());
 }
 
 void ShardedUnits::Impl::use_in_backward(size_t set) {
   std::lock_guard lock(mutex);
-  refuse_create_graph(units[gathered->set(set).front()]->name);
-  gathered->use_by_node(set, current_node(), reducer->last());
+  refuse_create_graph(units[unsharded->set(set).front()]->name);
+  unsharded->use_by_node(set, current_node(), reducer->last());
 }
 
-void ShardedUnits::Impl::renew(void (FlatBuffer::*changed)()) {
-  gathered->forget();
+void ShardedUnits::Impl::refresh(void (FlatBuffer::*changed)()) {
+  unsharded->reset_order();
   for (const auto& unit : units) {
     for (const auto& flat : unit->flats) ((*flat).*changed)();
   }
-  // What is kept, or held by somebody, comes anew.
-  const bool all = surroundings->keeps_whole();
   for (const auto& unit : units) {
-    if (!all && unit->pins == 0) continue;
-    for (const auto& flat : unit->flats) flat->start_gather();
+    if (context->keeps_unsharded() || unit->pins > 0) unit->start_unshard();
   }
   for (const auto& unit : units) {
-    if (unit->pins == 0) continue;
-    for (const auto& flat : unit->flats) flat->finish_gather();
+    if (unit->pins > 0) unit->finish_unshard();
   }
 }
 
 // --------------------------------------------------------------------- public
 
-ShardedUnits::Gathered::Gathered(
+ShardedUnits::Unsharded::Unsharded(
     std::shared_ptr<Impl> impl, std::vector<size_t> units)
     : impl_(std::move(impl)), units_(std::move(units)) {
   std::lock_guard lock(impl_->mutex);
-  for (const size_t unit : units_) {
-    for (const auto& flat : impl_->units[unit]->flats) flat->start_gather();
-  }
-  for (const size_t unit : units_) {
-    for (const auto& flat : impl_->units[unit]->flats) flat->finish_gather();
-  }
-  impl_->gathered->pin(units_);
+  for (const size_t unit : units_) impl_->units[unit]->start_unshard();
+  for (const size_t unit : units_) impl_->units[unit]->finish_unshard();
+  impl_->unsharded->pin(units_);
 }
 
-ShardedUnits::Gathered::~Gathered() {
+ShardedUnits::Unsharded::~Unsharded() {
   std::lock_guard lock(impl_->mutex);
-  impl_->gathered->unpin(units_);
-  for (const size_t unit : units_) impl_->gathered->release(unit);
+  impl_->unsharded->unpin(units_);
+  for (const size_t unit : units_) impl_->unsharded->reshard(unit);
 }
 
 ShardedUnits::ShardedUnits(
@@ -288,12 +275,13 @@ size_t ShardedUnits::add(
   auto unit = std::make_unique<Unit>();
   unit->name = name;
 
-  // A buffer per dtype and requires_grad; parameters apart have their own.
+  // One buffer per dtype and requires_grad, and one per parameter in
+  // `own_buffer`.
   using Kind = std::tuple<bool, torch::Dtype, std::string>;
   std::vector<std::pair<Kind, Parameters>> kinds;
   for (const auto& parameter : parameters) {
     const auto& [full_name, tensor] = parameter;
-    const bool apart = impl_->options.apart.count(full_name) > 0;
+    const bool apart = impl_->options.own_buffer.contains(full_name);
     const Kind kind{
         tensor.requires_grad(), tensor.scalar_type(), apart ? full_name : ""};
     auto found = std::find_if(kinds.begin(), kinds.end(), [&](const auto& one) {
@@ -302,7 +290,7 @@ size_t ShardedUnits::add(
     if (found == kinds.end()) found = kinds.insert(found, {kind, {}});
     found->second.push_back(parameter);
   }
-  std::map<std::string, std::tuple<size_t, size_t, size_t>> places;
+  std::map<std::string, Impl::Location> locations;
   for (const auto& [kind, members] : kinds) {
     impl_->start(members.front().second.device());
     const auto& [trains, dtype, apart] = kind;
@@ -313,18 +301,18 @@ size_t ShardedUnits::add(
       flat_name += std::string("/") + c10::toString(dtype);
     }
     unit->flats.push_back(std::make_unique<FlatBuffer>(
-        *impl_->surroundings, flat_name, members, equal));
+        *impl_->context, flat_name, members, equal));
     const auto& flat = *unit->flats.back();
     if (flat.trainable()) unit->num_trainable += flat.num_parameters();
-    unit->has_arrived.emplace_back(flat.num_parameters());
     impl_->unit_of[flat.storage()] = index;
     for (size_t i = 0; i < flat.num_parameters(); ++i) {
-      places[flat.parameter_name(i)] = {index, unit->flats.size() - 1, i};
+      locations[flat.parameter_name(i)] = {index, unit->flats.size() - 1, i};
     }
   }
   for (const auto& [parameter, _] : parameters) {
-    impl_->added.push_back(places.at(parameter));
+    impl_->added.push_back(locations.at(parameter));
   }
+  unit->begin_round();
   impl_->units.push_back(std::move(unit));
   impl_->watch_gradients(index);
   return index;
@@ -348,10 +336,10 @@ ShardedUnits::wrap(
   std::erase_if(
       units, [&](size_t unit) { return impl_->units.at(unit)->flats.empty(); });
   if (units.empty()) return forward;
-  const size_t set = impl_->gathered->make_set(std::move(units));
+  const size_t set = impl_->unsharded->make_set(std::move(units));
   std::shared_ptr<SavedTensorHooks> hooks;
-  if (impl_->gathers_again()) {
-    hooks = std::make_shared<sharding::GatherWhenUnpacked>(impl_, set);
+  if (impl_->unshards_in_backward()) {
+    hooks = std::make_shared<sharding::UnshardWhenUnpacked>(impl_, set);
   }
   return [impl = impl_, set, hooks,
           forward = std::move(forward)](const std::vector<Tensor>& inputs) {
@@ -362,10 +350,13 @@ ShardedUnits::wrap(
   };
 }
 
-std::unique_ptr<ShardedUnits::Gathered>
-ShardedUnits::gather(std::vector<size_t> units) {
-  if (units.empty()) units = impl_->all();
-  return std::unique_ptr<Gathered>(new Gathered(impl_, std::move(units)));
+std::unique_ptr<ShardedUnits::Unsharded>
+ShardedUnits::unshard(std::vector<size_t> units) {
+  if (units.empty()) {
+    units.resize(size());
+    std::iota(units.begin(), units.end(), 0);
+  }
+  return std::unique_ptr<Unsharded>(new Unsharded(impl_, std::move(units)));
 }
 
 void ShardedUnits::begin_backward(const BackwardPass& pass) {
@@ -373,10 +364,10 @@ void ShardedUnits::begin_backward(const BackwardPass& pass) {
   if (!impl_->reducer) return;
   const torch::NoGradGuard no_grad;
   const auto& options = impl_->options;
-  // With nothing to cut there is nothing to gain by reducing early.
+  // Where nothing is sharded, reducing early gains nothing.
   const bool early = options.shard.stage >= 2 && impl_->shard.size() > 1;
   impl_->reducer->begin_round(
-      pass.units, pass.last || (early && !pass.keep_whole), pass.last);
+      pass.units, pass.last || (early && !pass.keep_unsharded), pass.last);
 }
 
 void ShardedUnits::finish() {
@@ -391,14 +382,12 @@ void ShardedUnits::after_update(bool updated) {
   if (!impl_->reducer) return;
   const torch::NoGradGuard no_grad;
   impl_->reducer->clear();
-  if (updated) impl_->renew(&FlatBuffer::after_update);
+  if (updated) impl_->refresh(&FlatBuffer::after_update);
 }
 
 void ShardedUnits::before_load() {
   std::lock_guard lock(impl_->mutex);
-  for (const auto& unit : impl_->units) {
-    for (const auto& flat : unit->flats) flat->finish_gather();
-  }
+  for (const auto& unit : impl_->units) unit->finish_unshard();
 }
 
 void ShardedUnits::after_load() {
@@ -406,7 +395,7 @@ void ShardedUnits::after_load() {
   if (!impl_->reducer) return;
   const torch::NoGradGuard no_grad;
   impl_->reducer->clear();
-  impl_->renew(&FlatBuffer::after_load);
+  impl_->refresh(&FlatBuffer::after_load);
 }
 
 std::vector<ShardedUnits::FlatShard> ShardedUnits::flat_shards() const {
@@ -418,6 +407,16 @@ std::vector<ShardedUnits::FlatShard> ShardedUnits::flat_shards() const {
     }
   }
   return shards;
+}
+
+std::vector<ParameterGroup>
+ShardedUnits::parameter_groups(double weight_decay) const {
+  std::vector<ParameterGroup> groups(2);
+  groups[0].weight_decay = weight_decay;
+  for (const auto& [name, decays, tensor] : flat_shards()) {
+    groups[decays ? 0 : 1].parameters.emplace_back(name, tensor);
+  }
+  return groups;
 }
 
 std::vector<ShardedPart> ShardedUnits::parts() const {
@@ -435,7 +434,7 @@ std::vector<ShardedUnits::UnitBytes> ShardedUnits::bytes() const {
     for (const auto& flat : unit->flats) {
       const auto one = flat->bytes();
       bytes.shard += one.shard;
-      bytes.gathered += one.gathered;
+      bytes.unsharded += one.unsharded;
       bytes.gradient += one.gradient;
     }
     all.push_back(bytes);

@@ -1,30 +1,34 @@
-// Parameters cut over the ranks of a group: the core of sharded data
-// parallelism.
+// Parameters sharded over the ranks of a group: the core of sharded data
+// parallelism (ZeRO, FSDP). For a torch::nn::Module use fully_sharded.h.
 //
 //   ShardedUnits units(shard_group, replicate_group, options);
 //   for each layer i, as soon as it is built:
-//     units.add(layer_name, its parameters);       // cut; the whole is freed
+//     units.add(layer_name, its_parameters);      // sharded; the rest is freed
 //     layer.forward = units.wrap({i}, layer.forward);
-//   an optimizer over units.flat_shards()
+//   auto optimizer = make_optimizer(options, units.parameter_groups(0.01));
 //   each step:
-//     units.begin_backward({.last = …}) before each backward; loss.backward();
-//     units.finish();                               // gradients are in the
-//     shards optimizer->step(); units.after_update();
+//     units.begin_backward({.last = …});          // before each backward
+//     loss.backward();
+//     units.finish();                             // shards have gradients
+//     optimizer->step();
+//     units.after_update();
 //
-// A unit is a set of parameters that are gathered and freed together: a layer.
-// Its parameters lie in a flat buffer (one per dtype and requires_grad), those
-// with weight decay first; each rank keeps an equal range of it (the last is
-// padded), which the optimizer updates by fused calls. Forward and backward see
-// the whole parameters, which are views of a gathered buffer, in the compute
-// dtype: all-gather before a unit's use, ahead of it by options.prefetch units;
-// freed when other units are used (stage 3). A gradient goes to its place in a
-// flat gradient as soon as autograd has it; when a unit has all of its
-// gradients the flat one is reduce-scattered while backward goes on. Units are
-// reduced in one order on all ranks, the last first, whatever order they become
-// ready in.
+// A unit is a set of parameters that are unsharded and resharded together, such
+// as those of a layer. They are stored in flat buffers (one per dtype and
+// requires_grad), parameters with weight decay first. Each rank keeps an equal
+// shard of a buffer (the last one is padded), which the optimizer updates by
+// fused calls.
 //
-// With a shard group of one rank nothing is cut and nothing gathered: master
-// parameters, low precision and offload work the same way.
+// Forward and backward see whole parameters, which are views of an unsharded
+// buffer in the compute dtype. A unit is all-gathered before it is used, up to
+// options.prefetch units ahead, and resharded when other units are used (stage
+// 3). A gradient is copied into a flat gradient as soon as autograd has it;
+// when all gradients of a unit have arrived, the flat gradient is
+// reduce-scattered while backward continues. All ranks reduce the units in one
+// order, the last unit first, in whatever order they become ready.
+//
+// With a shard group of one rank nothing is sharded; master parameters, low
+// precision and offload work the same way.
 //
 // Sources: Rajbhandari et al., "ZeRO", 2020, arXiv:1910.02054; Zhao et al.,
 // "PyTorch FSDP", 2023, arXiv:2304.11277.
@@ -44,36 +48,39 @@
 
 #include "echelon/comm/group.h"
 #include "echelon/layout/shard.h"
+#include "echelon/optim/optimizer.h"
 #include "echelon/options/shard.h"
 
 namespace echelon {
 
-/// Where a unit's gradients and parameters are while it is not used.
 struct ShardedUnitsOptions {
+  /// Stage and prefetch. shard.gather is read as `gather_once`.
   ShardOptions shard;
-  /// shard.gather decided: true keeps gathered parameters until after_update().
+  /// Keep parameters unsharded from their first use until after_update().
   bool gather_once = false;
-  /// Of gathered parameters and of their gradients; none: the parameters' own.
-  /// Shards stay in the parameters' dtype: they are the master copies.
+  /// Dtype of unsharded parameters and of their gradients; none: the
+  /// parameters' own. Shards keep the parameters' dtype: they are the master
+  /// copies.
   std::optional<torch::Dtype> compute;
-  /// Gradients are summed over ranks in this dtype; none: as autograd left
-  /// them.
+  /// Dtype in which gradients are summed over ranks; none: autograd's.
   std::optional<torch::Dtype> reduce;
-  /// Shards, their gradients and so the optimizer's state are in the host's
-  /// memory (pinned where there is a GPU). `offload_shards`: nothing of them
-  /// stays on the device, not even in the compute dtype.
+  /// Keep shards, their gradients and with them the optimizer's state in host
+  /// memory (pinned where there is a GPU). With `offload_shards` the device
+  /// does not even keep a copy of the shards in the compute dtype.
   bool offload_optimizer = false;
   bool offload_shards = false;
-  /// Parameters that get a flat buffer of their own, so that their range is the
-  /// same wherever they live: those tied to parameters of other stages.
-  std::set<std::string> apart;
-  /// Called with parameters whose gradients are complete on this rank and still
-  /// whole (in .grad), before they are reduced: sums over other axes go here.
+  /// Names of parameters that get a flat buffer of their own, so that every
+  /// rank that holds one has the same range of it: parameters tied to another
+  /// stage's.
+  std::set<std::string> own_buffer;
+  /// Called with the parameters of a unit once their gradients (in .grad) are
+  /// complete on this rank, before they are reduced: the place for sums over
+  /// other axes.
   std::function<void(const std::vector<std::pair<std::string, torch::Tensor>>&)>
       before_reduce;
 };
 
-/// What this rank updates of one parameter.
+/// This rank's range of one parameter.
 struct ShardedPart {
   std::string name;
   std::vector<int64_t> shape;  // of the parameter as it was added
@@ -82,26 +89,28 @@ struct ShardedPart {
   torch::Tensor gradient;  // the same of the gradient; undefined if none yet
 };
 
-/// What the next backward is.
+/// Describes the next backward.
 struct BackwardPass {
-  /// Of a step, for these units: their gradients are reduced, in every stage.
-  /// Before the last one stage 1 keeps whole gradients; stages 2 and 3 reduce
-  /// each time and add up shards.
+  /// It is the step's last backward of these units: their gradients are
+  /// reduced, in every stage. Before the last one, stage 1 keeps unsharded
+  /// gradients; stages 2 and 3 reduce each time and add up in the shards.
   bool last = true;
-  /// Not even stages 2 and 3 reduce before the last one, as no_sync() of data
-  /// parallelism: more memory, less communication.
-  bool keep_whole = false;
-  /// Whose gradients it computes, such as one pipeline stage's; empty: all.
+  /// Stages 2 and 3 do not reduce before the last backward either, as with
+  /// no_sync() of data parallelism: more memory, less communication.
+  bool keep_unsharded = false;
+  /// The units whose gradients it computes, for example one pipeline stage's;
+  /// empty: all.
   std::vector<size_t> units = {};
 };
 
-/// Every rank of both groups makes one, adds the same units in the same order
-/// and makes the same calls. `replicate`: ranks with the same shard, whose
-/// gradients are summed after the reduce-scatter (hybrid sharding); of size 1
-/// for none. Gradients are averaged: sums over both groups, divided by the
-/// number of ranks. One thread of a rank calls at a time; backward may run on
-/// others. The ranks' control flow is the same: they use the same units in the
-/// same order.
+/// Every rank of both groups constructs one, adds the same units in the same
+/// order, makes the same calls and uses the units in the same order.
+///
+/// `replicate` has the ranks with the same shard, whose gradients are summed
+/// after the reduce-scatter (hybrid sharding); use a group of size 1 for none.
+/// Gradients are averaged: summed over both groups, and divided by the number
+/// of ranks. One thread of a rank makes calls at a time; backward may run on
+/// others.
 class ShardedUnits {
  public:
   struct Impl;
@@ -111,90 +120,93 @@ class ShardedUnits {
   ShardedUnits(const ShardedUnits&) = delete;
   ShardedUnits& operator=(const ShardedUnits&) = delete;
 
-  /// Cuts the parameters: rank 0's values are the first ones unless `equal`,
-  /// which says that all ranks have the same. Each tensor stays the object that
-  /// modules hold; its memory is freed (stage 3) or becomes a view of the
-  /// unit's buffer. One without requires_grad is cut too and never updated.
-  /// Returns the unit's index. Throws ConfigError for a parameter that another
-  /// unit has, is a view, sparse or not floating point, by name.
+  /// Shards the parameters as one unit and returns its index. They begin with
+  /// rank 0's values, unless `equal` says that all ranks have the same. Each
+  /// tensor stays the object that modules hold; its memory is freed (stage 3)
+  /// or becomes a view of the unit's buffer. A parameter without requires_grad
+  /// is sharded too and never updated. Throws ConfigError, by name, for a
+  /// parameter that another unit has, is a view, is sparse or is not
+  /// floating-point.
   size_t
   add(const std::string& name,
       const std::vector<std::pair<std::string, torch::Tensor>>& parameters,
       bool equal = true);
   size_t size() const;
-  /// The index of the unit that has `parameter`, if one has.
+  /// The index of the unit that has `parameter`, if there is one.
   std::optional<size_t> unit_of(const torch::Tensor& parameter) const;
 
-  /// `forward`, with the units' parameters gathered while it runs and when
-  /// backward comes to it. A unit may be used by several forwards (a tied
-  /// parameter).
+  /// `forward`, with the units unsharded while it runs and when backward
+  /// reaches it. Several forwards may use one unit (a tied parameter).
   std::function<std::vector<torch::Tensor>(const std::vector<torch::Tensor>&)>
   wrap(
       std::vector<size_t> units, std::function<std::vector<torch::Tensor>(
                                      const std::vector<torch::Tensor>&)>
                                      forward);
 
-  /// While it lives the units' parameters are gathered; values that are written
-  /// to them are lost. All of them when `units` is empty.
-  class Gathered {
+  /// While it lives the units are unsharded. Values written to their parameters
+  /// are lost.
+  class Unsharded {
    public:
-    ~Gathered();
-    Gathered(const Gathered&) = delete;
-    Gathered& operator=(const Gathered&) = delete;
+    ~Unsharded();
+    Unsharded(const Unsharded&) = delete;
+    Unsharded& operator=(const Unsharded&) = delete;
 
    private:
     friend class ShardedUnits;
-    Gathered(std::shared_ptr<Impl> impl, std::vector<size_t> units);
+    Unsharded(std::shared_ptr<Impl> impl, std::vector<size_t> units);
     std::shared_ptr<Impl> impl_;
     std::vector<size_t> units_;
   };
-  std::unique_ptr<Gathered> gather(std::vector<size_t> units = {});
+  /// Unshards these units, or all when `units` is empty.
+  std::unique_ptr<Unsharded> unshard(std::vector<size_t> units = {});
 
-  /// Before each backward of a step that has several (one alone needs no call).
+  /// Call before each backward of a step that has several.
   void begin_backward(const BackwardPass& pass);
-  /// After the last backward of a step: reduces what is left, and waits. Unused
-  /// parameters count as zeros where another rank, or another parameter of the
-  /// unit, has a gradient; a unit that nobody used has none. (Asked in the
-  /// first step, and in each one if some rank did not use all units then.)
-  /// Throws CommError, naming the unit.
+  /// Call after the last backward of a step: reduces what is left, and waits.
+  /// An unused parameter counts as zeros where another rank, or another
+  /// parameter of its unit, has a gradient; a unit that no rank used gets none.
+  /// (Ranks agree on that in the first step, and in every step if some rank did
+  /// not use all units then.) Throws CommError, naming the unit.
   void finish();
-  /// After the shards were updated: whole parameters that are kept are gathered
-  /// anew (stages 1 and 2: while the next forward begins), others forgotten.
-  /// Gradients are dropped. `updated`: false for a step that is skipped:
-  /// nothing else happens.
+  /// Call after the optimizer updated the shards. Drops the gradients.
+  /// Parameters that stay unsharded are all-gathered again (in stages 1 and 2
+  /// while the next forward begins), others are resharded. Pass `updated` false
+  /// when the step was skipped: then only the gradients are dropped.
   void after_update(bool updated = true);
-  /// Before values are written into parts(): returns when no gather of this
-  /// rank is under way, which reads them, and in stages 1 and 2 writes beside
-  /// them.
+  /// Call before writing values into parts(). Waits for all-gathers of this
+  /// rank, which read them, and in stages 1 and 2 write next to them.
   void before_load();
-  /// As after_update, after values were written into parts(), those of frozen
-  /// parameters too.
+  /// Call after writing values into parts(): as after_update, also for frozen
+  /// parameters.
   void after_load();
 
-  /// Flat shards for the optimizer, by unit, in two kinds: those that weight
-  /// decay applies to (of parameters of two and more dimensions), and the
-  /// others. What has no element on this rank is left out. Their .grad is set
-  /// by finish().
+  /// A flat shard that the optimizer updates. finish() sets its .grad.
   struct FlatShard {
-    std::string name;  // "transformer.h.0/decay"
-    bool decays = false;
+    std::string name;     // "transformer.h.0/decay"
+    bool decays = false;  // from parameters of two and more dimensions
     torch::Tensor tensor;
   };
+  /// The trainable flat shards of this rank that have elements, by unit.
   std::vector<FlatShard> flat_shards() const;
-  /// By parameter: every one that was added, in that order.
+  /// flat_shards() in two groups for make_optimizer: those that decay get
+  /// `weight_decay`, the others none.
+  std::vector<ParameterGroup> parameter_groups(double weight_decay) const;
+  /// This rank's range of every parameter, in the order in which they were
+  /// added.
   std::vector<ShardedPart> parts() const;
 
-  /// Bytes, for the plan of memory. On a rank are
-  ///   shards     all of them, and as many of gradients from the first backward
-  ///   on gathered   units in use and those ahead of them; all with stages 1
-  ///   and 2 gradients  flat ones of two units: one is filled, one is reduced;
-  ///   all when
-  ///              a backward that is not the last leaves them whole
+  /// Bytes of one unit, for memory planning. A rank holds
+  ///
+  ///   shards     of all units, and the same again for gradients from the first
+  ///              backward on
+  ///   unsharded  units in use and those prefetched; all in stages 1 and 2
+  ///   gradients  unsharded ones of two units (one is filled, one is reduced);
+  ///              all when a backward that is not the last leaves them so
   struct UnitBytes {
     std::string name;
-    int64_t shard = 0;     // master copies that are here
-    int64_t gathered = 0;  // whole, in the compute dtype
-    int64_t gradient = 0;  // flat
+    int64_t shard = 0;      // master copies on this rank
+    int64_t unsharded = 0;  // in the compute dtype
+    int64_t gradient = 0;   // unsharded
   };
   std::vector<UnitBytes> bytes() const;
 

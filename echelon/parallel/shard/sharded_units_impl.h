@@ -1,4 +1,4 @@
-// What ShardedUnits holds; for the files of this room alone.
+// The state of ShardedUnits, for the .cpp files of this room alone.
 #pragma once
 
 #include <functional>
@@ -6,7 +6,6 @@
 #include <mutex>
 #include <optional>
 #include <string>
-#include <tuple>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -17,49 +16,55 @@
 namespace echelon {
 
 struct ShardedUnits::Impl : std::enable_shared_from_this<Impl> {
+  /// Where a parameter is stored.
+  struct Location {
+    size_t unit = 0;
+    size_t flat = 0;
+    size_t parameter = 0;  // of the flat buffer
+  };
+
   Impl(Group shard, Group replicate, ShardedUnitsOptions options)
       : shard(std::move(shard)),
         replicate(std::move(replicate)),
         options(std::move(options)) {}
 
-  // Once the first unit says which device they are on.
+  // Called when the first unit tells which device the parameters are on.
   void start(torch::Device device);
   void check(
       const std::string& name,
       const sharding::FlatBuffer::Named& parameters) const;
   void watch_gradients(size_t unit);
-  void on_gradient(size_t unit, size_t flat, size_t parameter);
-  // The set's units are gathered when it returns.
+  void on_gradient(const Location& location);
+  // Both return when the set's units are unsharded.
   void use(size_t set);
   void use_in_backward(size_t set);
 
-  // Whole parameters that are kept come anew, others are forgotten.
-  void renew(void (sharding::FlatBuffer::*changed)());
+  // Tells every flat buffer that its values `changed`. Then unshards those that
+  // are kept unsharded or pinned; the others stay resharded.
+  void refresh(void (sharding::FlatBuffer::*changed)());
 
-  // Parameters have to be gathered for backward.
-  bool gathers_again() const { return !gathered->keeps(); }
-  std::vector<size_t> all() const;
+  bool unshards_in_backward() const { return !unsharded->keeps(); }
 
   const Group shard;
   const Group replicate;
   const ShardedUnitsOptions options;
   std::recursive_mutex mutex;
-  std::unique_ptr<sharding::Surroundings> surroundings;
+  std::unique_ptr<sharding::ShardContext> context;
   sharding::Units units;
-  std::unique_ptr<sharding::GatheredUnits> gathered;
+  std::unique_ptr<sharding::UnshardedUnits> unsharded;
   std::unique_ptr<sharding::UnitReducer> reducer;
   std::unordered_map<const c10::StorageImpl*, size_t> unit_of;
-  // What was added, in that order: unit, flat buffer, parameter.
-  std::vector<std::tuple<size_t, size_t, size_t>> added;
+  std::vector<Location> added;  // in the order of the calls of add()
 };
 
 namespace sharding {
 
-/// Keeps of a saved parameter its place alone; backward gathers it.
-class GatherWhenUnpacked : public SavedTensorHooks {
+/// Saves no values of a parameter for backward, which unshards its unit
+/// instead.
+class UnshardWhenUnpacked : public SavedTensorHooks {
  public:
-  /// `set`: that its user gathered; none: whatever is saved.
-  GatherWhenUnpacked(
+  /// `set`: the set that the forward used; none: any parameter may be saved.
+  UnshardWhenUnpacked(
       std::weak_ptr<ShardedUnits::Impl> impl, std::optional<size_t> set)
       : impl_(std::move(impl)), set_(set) {}
 

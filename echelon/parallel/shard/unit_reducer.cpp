@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "echelon/error.h"
+#include "echelon/text/format.h"
 
 namespace echelon::sharding {
 
@@ -29,13 +30,7 @@ void UnitReducer::begin_round(
   open_ = true;
   reduce_ = reduce;
   last_ = last;
-  for (const auto& unit : units_) {
-    unit->launched = false;
-    unit->arrived = 0;
-    for (auto& flat : unit->has_arrived) {
-      std::fill(flat.begin(), flat.end(), false);
-    }
-  }
+  for (const auto& unit : units_) unit->begin_round();
 }
 
 void UnitReducer::end_round() {
@@ -46,7 +41,7 @@ void UnitReducer::end_round() {
 }
 
 bool UnitReducer::complete(size_t unit) const {
-  return units_[unit]->arrived == units_[unit]->num_trainable;
+  return units_[unit]->round.num_arrived == units_[unit]->num_trainable;
 }
 
 void UnitReducer::add(
@@ -54,22 +49,21 @@ void UnitReducer::add(
   if (!open_) begin_round({}, /*reduce=*/true, /*last=*/true);
   Unit& unit = *units_[index];
   FlatBuffer& buffer = *unit.flats[flat];
-  if (unit.launched) {
-    throw ConfigError(
-        "[sharded data parallel] the gradient of \"" +
-        buffer.parameter_name(parameter) + "\" came once more after \"" +
-        unit.name +
-        "\" was reduced; call begin_backward() before each backward, or run "
-        "each part of the model once per backward");
+  if (unit.round.launched) {
+    throw ConfigError(format(
+        "[sharded data parallel] the gradient of \"{}\" came once more after "
+        "\"{}\" was reduced; call begin_backward() before each backward, or "
+        "run each part of the model once per backward",
+        buffer.parameter_name(parameter), unit.name));
   }
   if (gradient.defined()) {
     buffer.add_gradient(parameter, gradient);
-    unit.used = true;
+    unit.step.used = true;
   }
-  auto has = unit.has_arrived[flat][parameter];
-  if (has) return;
-  has = true;
-  ++unit.arrived;
+  auto arrived = unit.round.arrived[flat][parameter];
+  if (arrived) return;
+  arrived = true;
+  ++unit.round.num_arrived;
   if (reduce_ && complete(index)) launch_complete();
 }
 
@@ -81,32 +75,32 @@ void UnitReducer::launch_complete() {
 
 void UnitReducer::launch(size_t index) {
   Unit& unit = *units_[index];
-  unit.launched = true;
+  unit.round.launched = true;
   advance_all();
   if (std::count(in_flight_.begin(), in_flight_.end(), index) > 0) drain();
   std::vector<std::pair<std::string, Tensor>> parameters;
-  if (around_.options.before_reduce) {
+  if (context_.options.before_reduce) {
     for (const auto& flat : unit.flats) {
       if (!flat->trainable()) continue;
-      flat->show_gradients(true);
+      flat->expose_gradients(true);
       for (size_t i = 0; i < flat->num_parameters(); ++i) {
         parameters.emplace_back(flat->parameter_name(i), flat->parameter(i));
       }
     }
-    around_.options.before_reduce(parameters);
+    context_.options.before_reduce(parameters);
     for (const auto& flat : unit.flats) {
-      if (flat->trainable()) flat->show_gradients(false);
+      if (flat->trainable()) flat->expose_gradients(false);
     }
   }
   for (const auto& flat : unit.flats) {
     if (flat->trainable()) flat->start_reduce();
   }
-  if (last_) unit.reduced_last = true;
+  if (last_) unit.step.reduced = true;
   in_flight_.push_back(index);
 }
 
-// So that flat gradients of two units at most are here: one under way, and one
-// that backward fills.
+// Keeps at most two unsharded gradients in memory: one that is being reduced,
+// and one that backward fills.
 void UnitReducer::advance_all() {
   std::erase_if(in_flight_, [&](size_t index) {
     bool done = true;
@@ -121,43 +115,43 @@ void UnitReducer::drain() {
   while (!in_flight_.empty()) advance_all();
 }
 
-// Which units had a gradient on some rank. Asked in the first step, and in
-// every one after it when some rank did not use all then: what nobody used is
-// not updated, as on one device.
-void UnitReducer::ask_who_used() {
-  const int64_t ranks = around_.shard.size() * around_.replicate.size();
+// The ranks agree on which units had a gradient on some rank: a unit that no
+// rank used is not updated, as on one device. They do so in the first step, and
+// in every step after one in which some rank did not use all units.
+void UnitReducer::agree_on_used_units() {
+  const int64_t ranks = context_.shard.size() * context_.replicate.size();
   std::vector<int32_t> used;
-  for (const auto& unit : units_) used.push_back(unit->used);
-  Tensor counts = torch::tensor(used, torch::kInt32).to(around_.pool.device());
+  for (const auto& unit : units_) used.push_back(unit->step.used);
+  Tensor counts = torch::tensor(used, torch::kInt32).to(context_.pool.device());
   const Call call{.label = "used units"};
-  around_.shard.all_reduce(counts, ReduceOp::sum, call);
-  around_.replicate.all_reduce(counts, ReduceOp::sum, call);
+  context_.shard.all_reduce(counts, ReduceOp::sum, call);
+  context_.replicate.all_reduce(counts, ReduceOp::sum, call);
   counts = counts.cpu();
   const auto* count = counts.const_data_ptr<int32_t>();
   unused_.clear();
   for (size_t i = 0; i < units_.size(); ++i) {
     if (units_[i]->num_trainable == 0) continue;
-    if (count[i] < ranks) asks_always_ = true;
+    if (count[i] < ranks) agrees_every_step_ = true;
     if (count[i] == 0) unused_.insert(i);
-    units_[i]->used = count[i] > 0;
+    units_[i]->step.used = count[i] > 0;
   }
-  asked_ = true;
+  agreed_once_ = true;
 }
 
 void UnitReducer::finish() {
   last_ = true;
   end_round();
-  const auto left = [&](size_t index) {
+  const auto pending = [&](size_t index) {
     const Unit& unit = *units_[index];
-    return unit.num_trainable > 0 && !unit.reduced_last;
+    return unit.num_trainable > 0 && !unit.step.reduced;
   };
   const auto known_unused = unused_;
   for (size_t i = units_.size(); i-- > 0;) {
-    if (left(i) && known_unused.count(i) == 0) launch(i);
+    if (pending(i) && known_unused.count(i) == 0) launch(i);
   }
-  if (!asked_ || asks_always_) ask_who_used();
+  if (!agreed_once_ || agrees_every_step_) agree_on_used_units();
   for (const size_t i : known_unused) {
-    if (left(i) && units_[i]->used) launch(i);
+    if (pending(i) && units_[i]->step.used) launch(i);
   }
   drain();
   for (size_t i = 0; i < units_.size(); ++i) {
@@ -170,7 +164,7 @@ void UnitReducer::finish() {
       }
     }
   }
-  around_.pool.trim();
+  context_.pool.trim();
 }
 
 void UnitReducer::clear() {
@@ -178,8 +172,7 @@ void UnitReducer::clear() {
   open_ = false;
   last_ = true;
   for (const auto& unit : units_) {
-    unit->used = false;
-    unit->reduced_last = false;
+    unit->step = {};
     for (const auto& flat : unit->flats) flat->clear_gradients();
   }
 }

@@ -1,36 +1,36 @@
-// Reduces units' gradients in one order on all ranks: the later ones first,
-// each when it and all before it are complete, so that communication runs
-// beside backward. What is not complete when a round ends is reduced then.
+// Reduces the gradients of units in one order on all ranks: later units first,
+// each one as soon as it and all units before it in that order are complete, so
+// that communication overlaps with backward. What is incomplete when a round
+// ends is reduced then.
 #pragma once
 
 #include <cstddef>
 #include <deque>
-#include <functional>
 #include <set>
 #include <vector>
 
-#include "echelon/parallel/shard/gathered_units.h"
+#include "echelon/parallel/shard/unsharded_units.h"
 
 namespace echelon::sharding {
 
 /// Not thread-safe. Every rank begins and ends the same rounds.
 class UnitReducer {
  public:
-  UnitReducer(Units& units, Surroundings& surroundings)
-      : units_(units), around_(surroundings) {}
+  UnitReducer(Units& units, ShardContext& context)
+      : units_(units), context_(context) {}
 
-  /// Ends the round before it. `units`: those whose gradients will come; empty:
-  /// all. `reduce`: false leaves gradients whole.
+  /// Ends the previous round. `units`: whose gradients will arrive; empty: all.
+  /// `reduce` false leaves the gradients unsharded.
   void begin_round(std::vector<size_t> units, bool reduce, bool last);
-  /// What backward computed, to be added to the unit's whole gradient.
+  /// Adds a gradient that backward computed to the unit's unsharded gradient.
   void
   add(size_t unit, size_t flat, size_t parameter,
       const torch::Tensor& gradient);
-  /// All gradients of the unit came in this round.
+  /// Whether all gradients of the unit have arrived in this round.
   bool complete(size_t unit) const;
-  /// Ends the round and the step, waits; sets the shards' gradients.
+  /// Ends the round and the step: waits, and sets the gradients of the shards.
   void finish();
-  /// Gradients are dropped.
+  /// Drops all gradients.
   void clear();
 
   bool last() const { return last_; }
@@ -41,20 +41,20 @@ class UnitReducer {
   void launch_complete();
   void advance_all();
   void drain();
-  void ask_who_used();
+  void agree_on_used_units();
 
   Units& units_;
-  Surroundings& around_;
-  std::vector<size_t> order_;  // of this round
-  size_t position_ = 0;        // the first of them that was not launched
+  ShardContext& context_;
+  std::vector<size_t> order_;  // of this round's reductions
+  size_t position_ = 0;        // in order_: the first that was not launched
   bool open_ = false;
   bool reduce_ = true;
   bool last_ = true;
   std::deque<size_t> in_flight_;
-  // Units that no rank used in the last step are left to its end.
+  // Units that no rank used in the last step: reduced at the end of the step.
   std::set<size_t> unused_;
-  bool asked_ = false;
-  bool asks_always_ = false;
+  bool agreed_once_ = false;
+  bool agrees_every_step_ = false;
 };
 
 }  // namespace echelon::sharding

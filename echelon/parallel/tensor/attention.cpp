@@ -12,6 +12,7 @@
 #include "echelon/error.h"
 #include "echelon/layers/computing_device.h"
 #include "echelon/parallel/tensor/dropout.h"
+#include "echelon/text/format.h"
 
 namespace echelon {
 namespace {
@@ -30,7 +31,7 @@ std::string text(at::IntArrayRef sizes) {
   return "[" + list + "]";
 }
 
-// Positions [past, past + sequence) may attend to those up to themselves.
+// Positions [past, past + sequence) attend to all positions up to themselves.
 Tensor
 causal_mask(int64_t sequence, int64_t past, const torch::TensorOptions& like) {
   return torch::full(
@@ -39,7 +40,7 @@ causal_mask(int64_t sequence, int64_t past, const torch::TensorOptions& like) {
       .triu(past + 1);
 }
 
-// Room for `length` positions, with what was there.
+// A larger buffer for `length` positions, with a copy of the old contents.
 Tensor grown(const Tensor& old, const Tensor& like, int64_t length) {
   auto sizes = like.sizes().vec();
   sizes[1] = length;
@@ -48,7 +49,7 @@ Tensor grown(const Tensor& old, const Tensor& like, int64_t length) {
   return room;
 }
 
-// Appends `added` [batch, n, heads, size] and returns all that is there.
+// Appends `added` [batch, n, heads, size]; returns all positions so far.
 Tensor append(Tensor& room, const Tensor& added, int64_t length) {
   const int64_t end = length + added.size(1);
   if (!room.defined() || room.size(1) < end) {
@@ -58,7 +59,7 @@ Tensor append(Tensor& room, const Tensor& added, int64_t length) {
   return room.narrow(1, 0, end);
 }
 
-// How many heads of queries, among those that are here, use each head of keys.
+// The number of this rank's query heads that use each of its key/value heads.
 std::vector<int64_t> queries_of_kv(const AttentionHeads& heads, int64_t group) {
   std::vector<int64_t> counts;
   for (int64_t kv = heads.kv.begin; kv < heads.kv.end; ++kv) {
@@ -77,13 +78,82 @@ void check_input(
                 int64_t>{parallel.part_of(frame.batch * frame.sequence).size(), hidden}
           : std::vector<int64_t>{frame.batch, frame.sequence, hidden};
   if (x.sizes() == at::IntArrayRef(expected)) return;
+  throw ConfigError(format(
+      "{}: the input is {}, but attention over {} x {} tokens takes {} here",
+      label, text(x.sizes()), frame.batch, frame.sequence, text(expected)));
+}
+
+// "1, 2, 5 or 10": the divisors of `number`.
+std::string divisors(int64_t number) {
+  std::string text;
+  for (int64_t d = 1; d <= number; ++d) {
+    if (number % d != 0) continue;
+    if (!text.empty()) text += d == number ? " or " : ", ";
+    text += std::to_string(d);
+  }
+  return text;
+}
+
+// The divisors of `number` nearest to `wanted`: "8 or 16".
+std::string divisors_near(int64_t number, int64_t wanted) {
+  int64_t below = std::min(wanted, number);
+  while (number % below != 0) --below;
+  int64_t above = std::min(wanted, number);
+  while (number % above != 0) ++above;
+  const auto text = std::to_string(below);
+  return below == above ? text : text + " or " + std::to_string(above);
+}
+
+void check_positive(const char* name, int64_t value) {
+  if (value > 0) return;
   throw ConfigError(
-      label + ": the input is " + text(x.sizes()) + ", but attention over " +
-      std::to_string(frame.batch) + " x " + std::to_string(frame.sequence) +
-      " tokens takes " + text(expected) + " here");
+      format("[model] {}={}, but attention needs at least 1", name, value));
 }
 
 }  // namespace
+
+void check_attention(const AttentionShape& shape, int64_t tp) {
+  check_positive("hidden_size", shape.hidden);
+  check_positive("heads", shape.heads);
+  if (shape.head_size <= 0 && shape.hidden % shape.heads != 0) {
+    throw ConfigError(format(
+        "[model] hidden_size={} is not a multiple of heads={}: heads share the "
+        "features evenly; heads={} would fit",
+        shape.hidden, shape.heads, divisors_near(shape.hidden, shape.heads)));
+  }
+  if (shape.heads % shape.num_kv_heads() != 0) {
+    throw ConfigError(format(
+        "[model] heads={} is not a multiple of kv_heads={}: each head of keys "
+        "and values serves as many heads of queries; kv_heads may be {}",
+        shape.heads, shape.num_kv_heads(), divisors(shape.heads)));
+  }
+  if (tp > shape.heads) {
+    throw ConfigError(format(
+        "[layout] tp={}, but the model has heads={}: each tensor-parallel rank "
+        "needs a head of attention; tp of 1 to {} fits, and {} gives each rank "
+        "as many",
+        tp, shape.heads, shape.heads, divisors(shape.heads)));
+  }
+}
+
+AttentionHeads heads_of(const AttentionShape& shape, int64_t rank, int64_t tp) {
+  const int64_t group = shape.group();
+  // The number of key/value heads that query heads [0, end) use.
+  const auto kv_end = [group](int64_t end) {
+    return (end + group - 1) / group;
+  };
+  AttentionHeads heads;
+  heads.query = even_range(shape.heads, rank, tp);
+  heads.kv = {heads.query.begin / group, kv_end(heads.query.end)};
+  heads.kv_owned = {
+      std::max(heads.kv.begin, kv_end(heads.query.begin)), heads.kv.end};
+  for (int64_t other = 1; other < tp; ++other) {
+    heads.shares_kv |= even_range(shape.heads, other, tp).begin % group != 0;
+  }
+  heads.uniform = heads.kv.size() == 1 || (heads.query.begin % group == 0 &&
+                                           heads.query.end % group == 0);
+  return heads;
+}
 
 Tensor document_mask(const Tensor& documents, torch::ScalarType dtype) {
   if (documents.dim() != 2) {
@@ -98,7 +168,7 @@ Tensor document_mask(const Tensor& documents, torch::ScalarType dtype) {
       .unsqueeze(1);
 }
 
-// The matrix, or matrices side by side, that make this rank's heads.
+// The matrix that computes this rank's queries, keys or values, or all of them.
 class ParallelAttention::Projection : public ShardedModule {
  public:
   Projection(const LinearShape& shape, Shard features, bool shared) {
@@ -184,7 +254,7 @@ ParallelAttention::forward(const Tensor& x, const AttentionFrame& frame) {
   return out_->forward(y);
 }
 
-ParallelAttention::Parts
+ParallelAttention::QueryKeyValue
 ParallelAttention::project(const Tensor& x, const AttentionFrame& frame) {
   std::vector<LinearWeights> weights;
   for (const auto& projection : in_) weights.push_back(projection->weights);
@@ -206,10 +276,10 @@ ParallelAttention::project(const Tensor& x, const AttentionFrame& frame) {
   return {outputs[0], outputs[1], outputs[2]};
 }
 
-Tensor
-ParallelAttention::attend(const Parts& parts, const AttentionFrame& frame) {
+Tensor ParallelAttention::attend(
+    const QueryKeyValue& qkv, const AttentionFrame& frame) {
   const int64_t past = frame.cache ? frame.cache->length : 0;
-  auto [query, key, value] = parts;
+  auto [query, key, value] = qkv;
   if (options_.rotary) {
     const auto table = rotary_table(
         *options_.rotary, options_.shape.size_of_head(), past, frame.sequence,
@@ -233,7 +303,7 @@ ParallelAttention::attend(const Parts& parts, const AttentionFrame& frame) {
     }
   }
   const bool drops = options_.dropout > 0 && is_training();
-  const Parts heads_first{
+  const QueryKeyValue heads_first{
       query.transpose(1, 2), for_queries(key.transpose(1, 2), !drops),
       for_queries(value.transpose(1, 2), !drops)};
   const bool causal = !mask.defined() && past == 0;
@@ -252,24 +322,24 @@ ParallelAttention::attend(const Parts& parts, const AttentionFrame& frame) {
       .flatten(2);
 }
 
-// Of [batch, heads, positions, size]; `mask` is undefined when one query sees
-// all.
+// The plain formula for [batch, heads, positions, size]. `mask` is undefined
+// when a single query attends to all positions.
 Tensor ParallelAttention::with_dropout(
-    const Parts& parts, Tensor mask, const Tensor& keys) const {
+    const QueryKeyValue& qkv, Tensor mask, const Tensor& keys) const {
   const double scale =
       1 / std::sqrt(static_cast<double>(options_.shape.size_of_head()));
-  auto scores = at::matmul(parts.query * scale, parts.key.transpose(2, 3));
+  auto scores = at::matmul(qkv.query * scale, qkv.key.transpose(2, 3));
   if (mask.defined()) scores = scores + mask;
   const auto shares = dropout(
       at::softmax(scores, -1), keys,
       {options_.dropout, dropout_stream(label_ + ".attn_dropout")},
-      place_of_heads(
-          heads_.query.begin, parts.query.size(2), parts.key.size(2)));
-  return at::matmul(shares, parts.value);
+      place_of_heads(heads_.query.begin, qkv.query.size(2), qkv.key.size(2)));
+  return at::matmul(shares, qkv.value);
 }
 
-// kv [batch, kv_heads_r, length, size] as `fused` kernels or the formula take
-// it: both want a head for each of the queries', but for those of GPUs.
+// Expands kv [batch, kv_heads_r, length, size] to one head per query head, as
+// the plain formula and the `fused` kernels of CPUs need it; those of GPUs do
+// not.
 Tensor ParallelAttention::for_queries(const Tensor& kv, bool fused) const {
   const int64_t queries = heads_.query.size();
   if (heads_.uniform) {

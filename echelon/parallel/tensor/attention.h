@@ -1,13 +1,17 @@
-// Attention whose heads are cut over a tensor-parallel group: each rank
-// computes its heads of queries and the heads of keys and values that they use.
+// Attention whose heads are sharded over a tensor-parallel group: each rank
+// computes its query heads, and the key/value heads that they use.
 //
-// With fewer heads of keys and values than ranks, or a cut through the queries
-// of one, the same head lies on several ranks: shards overlap, and their
-// gradients are parts of a sum (ParameterShard::sum_gradients).
+//   ParallelAttention attention(
+//       {.shape = {.hidden = 768, .heads = 12}}, parallel, "attn");
+//   y = attention.forward(x, {.batch = 8, .sequence = 1024});
+//
+// With fewer key/value heads than ranks, or when the queries of one such head
+// are on two ranks, several ranks hold the same key/value head: shards overlap,
+// and their gradients are terms of a sum (ParameterShard::sum_gradients).
 //
 // Sources: Vaswani et al., "Attention Is All You Need", 2017, arXiv:1706.03762;
-// grouped queries: Ainslie et al., "GQA", 2023, arXiv:2305.13245; cut by heads:
-// Shoeybi et al., "Megatron-LM", 2019, arXiv:1909.08053, section 3.
+// grouped queries: Ainslie et al., "GQA", 2023, arXiv:2305.13245; sharding by
+// heads: Shoeybi et al., "Megatron-LM", 2019, arXiv:1909.08053, section 3.
 #pragma once
 
 #include <torch/types.h>
@@ -19,94 +23,130 @@
 #include <vector>
 
 #include "echelon/layers/sharded_module.h"
-#include "echelon/parallel/tensor/attention_shape.h"
+#include "echelon/layout/shard.h"
 #include "echelon/parallel/tensor/linear.h"
 #include "echelon/parallel/tensor/rotary.h"
 #include "echelon/parallel/tensor/tensor_parallel.h"
 
 namespace echelon {
 
+struct AttentionShape {
+  int64_t hidden = 1;     // features of a token
+  int64_t heads = 1;      // of queries
+  int64_t kv_heads = 0;   // of keys and values, which divide `heads`; 0: heads
+  int64_t head_size = 0;  // features of a head; 0: hidden / heads
+
+  int64_t num_kv_heads() const { return kv_heads > 0 ? kv_heads : heads; }
+  int64_t size_of_head() const {
+    return head_size > 0 ? head_size : hidden / heads;
+  }
+  /// Query heads per key/value head.
+  int64_t group() const { return heads / num_kv_heads(); }
+};
+
+/// Throws ConfigError, with the numbers and those that would fit, when `heads`
+/// does not divide `hidden` (unless head_size is given), when `kv_heads` does
+/// not divide `heads`, or when there are more than `heads` tensor-parallel
+/// ranks.
+void check_attention(const AttentionShape& shape, int64_t tp);
+
+/// The heads of rank `rank` of `tp`.
+struct AttentionHeads {
+  IndexRange query;     // an even share
+  IndexRange kv;        // that these queries use; other ranks may have them too
+  IndexRange kv_owned;  // those of `kv` that no earlier rank has
+  /// Whether several ranks hold some key/value head; the same on every rank.
+  bool shares_kv = false;
+  /// Whether each head of `kv` serves the same number of heads of `query`.
+  bool uniform = true;
+};
+
+/// Expects check_attention to have passed.
+AttentionHeads heads_of(const AttentionShape& shape, int64_t rank, int64_t tp);
+
 struct AttentionOptions {
   AttentionShape shape;
-  /// As GPT-2 of Hugging Face: one matrix c_attn [hidden, queries + keys +
-  /// values] and c_proj [queries, hidden], both WeightLayout::in_out. Else as
-  /// llama: q_proj, k_proj, v_proj, o_proj, WeightLayout::out_in.
+  /// True: as GPT-2 of Hugging Face, one matrix c_attn [hidden, queries + keys
+  /// + values] and c_proj [queries, hidden], both WeightLayout::in_out. False:
+  /// as llama, q_proj, k_proj, v_proj and o_proj, WeightLayout::out_in.
   bool fused = true;
-  bool bias = true;                     // of all of them; llama has none
+  bool bias = true;                     // of all matrices; llama has none
   std::optional<RotaryOptions> rotary;  // of queries and keys
   double dropout = 0;                   // of probabilities, in training
 };
 
-/// Keys and values of positions that were computed before, of this rank's
-/// heads. Starts empty; forward appends to it. One per attention layer.
+/// Keys and values of earlier positions, of this rank's heads. It starts empty,
+/// and forward appends to it. Use one per attention layer.
 struct KeyValueCache {
   torch::Tensor keys;    // [batch, room, kv_heads_r, head_size]
   torch::Tensor values;  // the same
-  int64_t length = 0;    // positions that are there, at most `room`
+  int64_t length = 0;    // positions filled, at most `room`
 };
 
-/// How the tokens of a forward pass lie, and who attends to whom.
+/// The shape of a batch of tokens, and which tokens attend to which.
 struct AttentionFrame {
   int64_t batch = 0;
   int64_t sequence = 0;
-  /// Of document_mask, one for all layers; undefined: every position attends to
-  /// itself and those before it.
+  /// From document_mask, one for all layers; undefined: every position attends
+  /// to itself and to earlier ones.
   torch::Tensor mask;
-  /// int64 [batch]: what dropout draws from (dropout.h), read in training.
+  /// int64 [batch]: keys for dropout (dropout.h), read in training.
   torch::Tensor keys;
-  /// For generation, without gradients: positions begin at cache->length, and
-  /// attend to what is there as well. `mask` is undefined then.
+  /// For generation, without gradients: positions begin at cache->length and
+  /// attend to the cached positions too. `mask` must be undefined.
   KeyValueCache* cache = nullptr;
 };
 
-/// What is added to the scores so that tokens attend to their own document's
-/// tokens, up to themselves: 0 where they may, minus infinity where not.
+/// A mask to add to the attention scores, so that each token attends only to
+/// its own document, up to itself: 0 where it may attend, minus infinity
+/// elsewhere.
 ///
-///   documents  int64 [batch, sequence]: a number that tokens of one document
-///   of
-///              a sample share
+///   documents  int64 [batch, sequence]: the tokens of one document of a sample
+///              have the same number
 ///   returns    [batch, 1, sequence, sequence] of `dtype`, that of the queries
 torch::Tensor
 document_mask(const torch::Tensor& documents, torch::ScalarType dtype);
 
-/// Causal self-attention, by scaled_dot_product_attention; with dropout, which
-/// that cannot make independently of the layout, by the plain formula, which
-/// keeps matrices [batch, heads_r, sequence, sequence]. Parameters have Hugging
-/// Face's names and layouts:
+/// Causal self-attention by scaled_dot_product_attention. With dropout it uses
+/// the plain formula, which stores matrices [batch, heads_r, sequence,
+/// sequence], since the fused kernels' masks depend on the layout. Parameters
+/// have Hugging Face's names and layouts:
 ///
 ///   c_attn.weight [hidden, (heads_r + 2 kv_heads_r) * head_size], c_attn.bias,
 ///   c_proj.weight [heads_r * head_size, hidden], c_proj.bias [hidden]
 /// or
-///   q_proj.weight [heads_r * head_size, hidden], k_proj.weight and
-///   v_proj.weight [kv_heads_r * head_size, hidden], o_proj.weight [hidden,
-///   heads_r * head_size]
+///   q_proj.weight [heads_r * head_size, hidden],
+///   k_proj.weight and v_proj.weight [kv_heads_r * head_size, hidden],
+///   o_proj.weight [hidden, heads_r * head_size]
 class ParallelAttention : public torch::nn::Module {
  public:
-  /// `label`: the layer's name, "transformer.h.0.attn"; it names collectives,
-  /// and dropout draws from the stream of label + ".attn_dropout".
-  /// Throws ConfigError as check_attention does.
+  /// `label`: the layer's name, "transformer.h.0.attn". It labels collectives,
+  /// and dropout draws from the stream label + ".attn_dropout". Throws
+  /// ConfigError as check_attention does.
   ParallelAttention(
       const AttentionOptions& options, TensorParallel parallel,
       std::string label);
 
-  /// x [batch, sequence, hidden], or with cut tokens [tokens_r, hidden] ->
-  /// the same shape. Throws ConfigError when x is not as `frame` says.
+  /// x [batch, sequence, hidden], or with sharded tokens [tokens_r, hidden] ->
+  /// the same shape. Every rank of the group calls this. Throws ConfigError
+  /// when the shape of x does not match `frame`.
   torch::Tensor forward(const torch::Tensor& x, const AttentionFrame& frame);
 
   const AttentionHeads& heads() const { return heads_; }
 
  private:
   class Projection;
-  struct Parts {
+  struct QueryKeyValue {
     torch::Tensor query, key, value;
   };
 
   std::shared_ptr<Projection>
   add_projection(const std::string& name, bool query, bool key, bool value);
-  Parts project(const torch::Tensor& x, const AttentionFrame& frame);
-  torch::Tensor attend(const Parts& parts, const AttentionFrame& frame);
+  QueryKeyValue project(const torch::Tensor& x, const AttentionFrame& frame);
+  torch::Tensor attend(const QueryKeyValue& qkv, const AttentionFrame& frame);
   torch::Tensor with_dropout(
-      const Parts& parts, torch::Tensor mask, const torch::Tensor& keys) const;
+      const QueryKeyValue& qkv, torch::Tensor mask,
+      const torch::Tensor& keys) const;
   torch::Tensor for_queries(const torch::Tensor& kv, bool fused) const;
 
   AttentionOptions options_;

@@ -9,20 +9,16 @@
 
 #include "echelon/comm/differentiable.h"
 #include "echelon/error.h"
+#include "echelon/text/format.h"
 
 namespace echelon {
 namespace {
 
 constexpr int64_t kChannelDim = 1;
 
-// Of results that are sums, against those of the input.
+// Whether sums of results take fewer bytes than the input.
 bool results_are_smaller(const ConvShape& shape) {
   return shape.out <= shape.in * shape.stride * shape.stride;
-}
-
-std::vector<int64_t>
-parts_of(int64_t channels, const TensorParallel& parallel) {
-  return even_split(channels, parallel.size());
 }
 
 }  // namespace
@@ -31,11 +27,10 @@ void check_channels(
     const std::string& label, int64_t channels,
     const TensorParallel& parallel) {
   if (parallel.size() <= channels) return;
-  throw ConfigError(
-      "[layout] tp=" + std::to_string(parallel.size()) + ", but " + label +
-      " has " + std::to_string(channels) +
-      " channels: each tensor-parallel rank needs one; tp of 1 to " +
-      std::to_string(channels) + " fits");
+  throw ConfigError(format(
+      "[layout] tp={}, but {} has {} channels: each tensor-parallel rank needs "
+      "one; tp of 1 to {} fits",
+      parallel.size(), label, channels, channels));
 }
 
 ParallelConv2d::ParallelConv2d(
@@ -46,11 +41,11 @@ ParallelConv2d::ParallelConv2d(
       label_(std::move(label)),
       from_(from),
       to_(to),
-      cuts_inputs_(
-          from == Channels::cut &&
+      shards_inputs_(
+          from == Channels::sharded &&
           (to == Channels::replicated || results_are_smaller(shape))) {
-  if (from == Channels::cut) check_channels(label_, shape.in, parallel_);
-  if (!cuts_inputs_ || to == Channels::cut) {
+  if (from == Channels::sharded) check_channels(label_, shape.in, parallel_);
+  if (!shards_inputs_ || to == Channels::sharded) {
     check_channels(label_, shape.out, parallel_);
   }
   const int rank = parallel_.rank();
@@ -61,38 +56,38 @@ ParallelConv2d::ParallelConv2d(
   weight = register_shard(
       "weight", {.shard = even_shard(
                      {shape.out, shape.in, shape.kernel, shape.kernel},
-                     cuts_inputs_ ? 1 : 0, rank, size),
+                     shards_inputs_ ? 1 : 0, rank, size),
                  .initial = first});
   if (!shape.bias) return;
-  const bool whole = cuts_inputs_ && to == Channels::replicated;
+  const bool whole = shards_inputs_ && to == Channels::replicated;
   bias = register_shard(
       "bias", {.shard = whole ? replicated({shape.out}, rank)
                               : even_shard({shape.out}, 0, rank, size),
                .initial = first});
 }
 
-torch::Tensor ParallelConv2d::product(
-    const torch::Tensor& x, const torch::Tensor& bias_of_all) const {
-  return at::conv2d(x, weight, bias_of_all, shape_.stride, shape_.kernel / 2);
+torch::Tensor ParallelConv2d::convolve(
+    const torch::Tensor& x, const torch::Tensor& own_bias) const {
+  return at::conv2d(x, weight, own_bias, shape_.stride, shape_.kernel / 2);
 }
 
 torch::Tensor ParallelConv2d::forward(const torch::Tensor& x) {
   const Group& group = parallel_.group;
-  if (parallel_.size() == 1) return product(x, bias);
-  const auto outputs = parts_of(shape_.out, parallel_);
-  if (!cuts_inputs_) {
+  if (parallel_.size() == 1) return convolve(x, bias);
+  const auto outputs = even_split(shape_.out, parallel_.size());
+  if (!shards_inputs_) {
     const auto all = from_ == Channels::replicated
                          ? copy_to(x, group, label_)
                          : all_gather(
                                x, group, kChannelDim,
-                               parts_of(shape_.in, parallel_), label_);
-    const auto y = product(all, bias);
-    return to_ == Channels::cut
+                               even_split(shape_.in, parallel_.size()), label_);
+    const auto y = convolve(all, bias);
+    return to_ == Channels::sharded
                ? y
                : gather_from(y, group, kChannelDim, outputs, label_);
   }
-  auto y = product(x, {});
-  y = to_ == Channels::cut
+  auto y = convolve(x, {});
+  y = to_ == Channels::sharded
           ? reduce_scatter(y, group, kChannelDim, outputs, label_)
           : reduce_from(y, group, label_);
   return bias.defined() ? y + bias.view({1, -1, 1, 1}) : y;
@@ -103,7 +98,7 @@ void ParallelConv2d::pretty_print(std::ostream& stream) const {
          << shape_.kernel << "x" << shape_.kernel << ", stride "
          << shape_.stride << ")";
   if (parallel_.size() > 1) {
-    stream << " cut by " << (cuts_inputs_ ? "inputs" : "outputs");
+    stream << " sharded by " << (shards_inputs_ ? "inputs" : "outputs");
   }
 }
 

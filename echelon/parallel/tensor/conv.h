@@ -1,14 +1,14 @@
-// Convolutions and batch normalisation whose channels are cut over a
+// Convolutions and batch normalisation whose channels are sharded over a
 // tensor-parallel group.
 //
-// Between two convolutions each rank has the images of its channels, an even
-// part of them, and everything that treats channels apart (batch normalisation,
-// ReLU, pooling, residual sums) works on those alone. A convolution mixes all
-// channels, so it is cut like a matrix: by its outputs, which needs all inputs,
-// or by its inputs, whose results are sums over the ranks.
+// Between two convolutions each rank has the images of an even share of the
+// channels. Layers that treat channels separately (batch normalisation, ReLU,
+// pooling, residual sums) work on those alone. A convolution mixes all
+// channels, so it is sharded like a matrix: by outputs, which needs all inputs,
+// or by inputs, whose results are sums over the ranks.
 //
-// Source: cut by channels: Dryden et al., "Channel and Filter Parallelism for
-// Large-Scale CNN Training", 2019.
+// Source: Dryden et al., "Channel and Filter Parallelism for Large-Scale CNN
+// Training", 2019.
 #pragma once
 
 #include <torch/types.h>
@@ -30,17 +30,17 @@ struct ConvShape {
   bool bias = true;
 };
 
-/// The channels of an image between layers: all on every rank, or part
-/// even_range of them on each.
-enum class Channels { replicated, cut };
+/// The channels of an image between layers: all on every rank, or even_range of
+/// them on each.
+enum class Channels { replicated, sharded };
 
-/// Throws ConfigError, with the numbers, when some rank would have none.
+/// Throws ConfigError, with the numbers, when some rank would have no channel.
 void check_channels(
     const std::string& label, int64_t channels, const TensorParallel& parallel);
 
 /// A convolution with padding kernel / 2.
 ///
-///   from        to          is cut by               sends, forward | backward
+///   from        to          is sharded by           sends, forward | backward
 ///   replicated  cut         outputs                 nothing | all-reduce
 ///   cut         replicated  inputs                  all-reduce | nothing
 ///   replicated  replicated  outputs                 all-gather | all-reduce
@@ -48,20 +48,22 @@ void check_channels(
 ///                           input: reduce-scatter | all-gather; else outputs:
 ///                           all-gather | reduce-scatter
 ///
-/// weight [out_r, in, kernel, kernel] or [out, in_r, kernel, kernel]; bias
-/// [out_r] (whole where the result of a cut input is replicated). First values
-/// are uniform within 1 / sqrt(in * kernel * kernel), by initialize_shards.
+/// weight [out_r, in, kernel, kernel] or [out, in_r, kernel, kernel]. bias
+/// [out_r], or [out] where the weight is sharded by inputs and the result is
+/// replicated. Both are initialised uniformly within 1 / sqrt(in * kernel *
+/// kernel), by initialize_shards.
 class ParallelConv2d : public ShardedModule {
  public:
-  /// Throws ConfigError as check_channels for what is cut.
+  /// Throws ConfigError as check_channels does for sharded channels.
   ParallelConv2d(
       const ConvShape& shape, TensorParallel parallel, std::string label,
       Channels from, Channels to);
 
   /// x [batch, in or in_r, h, w] -> [batch, out or out_r, ceil(h / stride), …].
+  /// Every rank of the group calls this.
   torch::Tensor forward(const torch::Tensor& x);
 
-  bool cuts_inputs() const { return cuts_inputs_; }
+  bool shards_inputs() const { return shards_inputs_; }
 
   torch::Tensor weight;
   torch::Tensor bias;  // undefined without
@@ -69,18 +71,18 @@ class ParallelConv2d : public ShardedModule {
  private:
   void pretty_print(std::ostream& stream) const override;
   torch::Tensor
-  product(const torch::Tensor& x, const torch::Tensor& bias_of_all) const;
+  convolve(const torch::Tensor& x, const torch::Tensor& own_bias) const;
 
   ConvShape shape_;
   TensorParallel parallel_;
   std::string label_;
   Channels from_;
   Channels to_;
-  bool cuts_inputs_;
+  bool shards_inputs_;
 };
 
 /// BatchNorm2d of this rank's channels; weight, bias, running_mean and
-/// running_var are [channels_r]. Sends nothing.
+/// running_var are [channels_r]. Communicates nothing.
 class ParallelBatchNorm2d : public BatchNorm2d, public HasShards {
  public:
   ParallelBatchNorm2d(

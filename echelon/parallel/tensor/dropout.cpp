@@ -17,6 +17,7 @@
 
 #include "echelon/error.h"
 #include "echelon/layers/philox.h"
+#include "echelon/text/format.h"
 
 namespace echelon {
 namespace {
@@ -25,17 +26,17 @@ using torch::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// An element is zero when its word is less.
+// An element is dropped when its word is less than this.
 uint32_t threshold_of(double probability) {
   return static_cast<uint32_t>(
       std::min(std::nearbyint(probability * 0x1p32), 0x1p32 - 1));
 }
 
-// Elements of one sample that follow each other, in the sample and here.
+// Elements that are consecutive in their sample and in the tensor.
 struct Run {
   uint64_t key = 0;   // of the sample
   int64_t first = 0;  // in the sample
-  int64_t begin = 0;  // here
+  int64_t begin = 0;  // in the tensor
   int64_t count = 0;
 };
 
@@ -162,7 +163,8 @@ struct Product {
   Tensor high, low;
 };
 
-// Of words, as int64 in [0, 2^32); the product wraps, its bits stay.
+// Multiplies words, stored as int64 in [0, 2^32). The product may wrap; its
+// bits are right.
 Product product(const Tensor& words, int64_t factor) {
   const auto all = words * factor;
   return {
@@ -200,9 +202,10 @@ void check(
     const Tensor& x, const Tensor& keys, const DropoutSource& source,
     const DropoutPlace& place) {
   if (!(source.probability >= 0 && source.probability < 1)) {
-    throw ConfigError(
-        "[model] dropout=" + std::to_string(source.probability) +
-        ", but a probability of zeros is at least 0 and less than 1");
+    throw ConfigError(format(
+        "[model] dropout={:f}, but a probability of zeros is at least 0 and "
+        "less than 1",
+        source.probability));
   }
   if (!keys.defined() || keys.scalar_type() != torch::kInt64 ||
       keys.dim() != 1) {
@@ -214,9 +217,9 @@ void check(
   const int64_t samples =
       (rows + place.rows_per_sample - 1) / place.rows_per_sample;
   if (x.numel() > 0 && keys.size(0) < samples) {
-    throw ConfigError(
-        "dropout of " + std::to_string(samples) + " samples got " +
-        std::to_string(keys.size(0)) + " keys; it needs one for each");
+    throw ConfigError(format(
+        "dropout of {} samples got {} keys; it needs one for each", samples,
+        keys.size(0)));
   }
 }
 
@@ -251,13 +254,14 @@ Tensor detail::keep_mask_by_operators(
   const auto first =
       (rows - sample * place.rows_per_sample) * row_size + place.first_element;
   const auto key = keys.to(x.device()).index_select(0, sample.flatten());
-  // Counters in common to all elements' words, or else one for each element.
-  const bool whole = row_size % 4 == 0 && place.first_element % 4 == 0;
+  // Four elements share a counter if rows are aligned; else each has one
+  // computed.
+  const bool aligned = row_size % 4 == 0 && place.first_element % 4 == 0;
   const auto element =
-      first + torch::arange(0, row_size, whole ? 4 : 1, integers);
+      first + torch::arange(0, row_size, aligned ? 4 : 1, integers);
   auto words = words_by_operators(
       source.stream, key.unsqueeze(1), at::bitwise_right_shift(element, 2));
-  if (!whole) {
+  if (!aligned) {
     words = words.gather(-1, at::bitwise_and(element, 3).unsqueeze(-1));
   }
   return words.reshape(x.sizes()) >= int64_t{threshold_of(source.probability)};

@@ -1,35 +1,490 @@
+// A column-parallel matmul is one node of the autograd graph for all weights
+// that share an input, so backward communicates once, while it has gradients to
+// compute:
+//
+//   replicated input  x's gradient | all-reduce it, and compute the weights'
+//   sharded tokens    all-gather x, and compute x's gradient |
+//                     reduce-scatter it, and compute the weights'
+//
+// A row-parallel matmul runs in options.overlap_chunks pieces: the sum of one
+// is communicated while the next is computed.
 #include "echelon/parallel/tensor/linear.h"
 
+#include <torch/autograd.h>
 #include <torch/nn/module.h>
 #include <torch/types.h>
 
+#include <ATen/autocast_mode.h>
+
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <utility>
 
 #include "echelon/comm/differentiable.h"
+#include "echelon/error.h"
+#include "echelon/parallel/tensor/autograd_support.h"
+#include "echelon/parallel/tensor/token_rows.h"
+#include "echelon/profiling/operator_scope.h"
+#include "echelon/text/format.h"
 
 namespace echelon {
 namespace {
 
-// The shard of a matrix whose features `features` cuts, as it is stored.
+using torch::Tensor;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+// ------------------------------------------------------------------- matmuls
+
+// x [..., features] as [rows, features].
+Tensor as_rows(const Tensor& x) {
+  if (x.dim() == 2) return x;
+  return x.dim() == 1 ? x.unsqueeze(0) : x.flatten(0, -2);
+}
+
+// The sizes of `like` with another number of features.
+std::vector<int64_t> with_features(const Tensor& like, int64_t features) {
+  auto sizes = like.sizes().vec();
+  sizes.back() = features;
+  return sizes;
+}
+
+// The weight as a matrix [in, out]: a view.
+Tensor in_by_out(const Tensor& weight, WeightLayout layout) {
+  return layout == WeightLayout::in_out ? weight : weight.t();
+}
+
+int64_t outputs_of(const Tensor& weight, WeightLayout layout) {
+  return weight.size(layout == WeightLayout::in_out ? 1 : 0);
+}
+
+// Writes x [rows, in] times the weight, plus the bias if defined, to y [rows,
+// out].
+void matmul_out(
+    Tensor y, const Tensor& x, const LinearWeights& weights,
+    WeightLayout layout) {
+  const auto weight = in_by_out(weights.weight, layout);
+  if (weights.bias.defined()) {
+    at::addmm_out(y, weights.bias, x, weight);
+  } else {
+    at::mm_out(y, x, weight);
+  }
+}
+
+// x times each weight, plus its bias.
+variable_list plain_linear(
+    const Tensor& x, const std::vector<LinearWeights>& weights,
+    WeightLayout layout) {
+  variable_list outputs;
+  for (const auto& [weight, bias] : weights) {
+    outputs.push_back(at::linear(x, in_by_out(weight, layout).t(), bias));
+  }
+  return outputs;
+}
+
+// Writes the gradient of x [rows, in], given that of y, or adds it.
+void input_gradient_out(
+    Tensor x, const Tensor& y, const Tensor& weight, WeightLayout layout,
+    bool add) {
+  const auto back = in_by_out(weight, layout).t();
+  if (add) {
+    x.addmm_(y, back);
+  } else {
+    at::mm_out(x, y, back);
+  }
+}
+
+// In the layout of the weight.
+Tensor weight_gradient(const Tensor& x, const Tensor& y, WeightLayout layout) {
+  return layout == WeightLayout::in_out ? x.t().mm(y) : y.t().mm(x);
+}
+
+// What the autograd functions save besides tensors.
+struct LinearCall : torch::CustomClassHolder {
+  WeightLayout layout = WeightLayout::out_in;
+  TensorParallel parallel;
+  int64_t tokens = 0;
+  std::string label;
+  std::vector<bool> has_bias;  // by weight
+};
+
+// ----------------------------------------------------------------- autocast
+
+// Autocast cannot look inside our autograd functions, and a cast that it made
+// and cached in there would have no history. So inputs are cast before.
+
+// `tensor` cast as autocast would for a matmul; itself if autocast is off.
+Tensor cast_for_matmul(const Tensor& tensor) {
+  const auto device = tensor.device().type();
+  if (!at::autocast::is_autocast_available(device) ||
+      !at::autocast::is_autocast_enabled(device)) {
+    return tensor;
+  }
+  return at::autocast::cached_cast(
+      at::autocast::get_autocast_dtype(device), tensor, device);
+}
+
+// While it lives this thread computes as if there were no autocast.
+class WithoutAutocast {
+ private:
+  c10::impl::ExcludeDispatchKeyGuard guard_{c10::autocast_dispatch_keyset};
+};
+
+// ----------------------------------------------------------- column parallel
+
+// The weights and biases in the flat list of an autograd function.
+std::vector<LinearWeights>
+unflatten(at::TensorList flat, const std::vector<bool>& has_bias) {
+  std::vector<LinearWeights> weights;
+  size_t next = 0;
+  for (const bool bias : has_bias) {
+    auto& one = weights.emplace_back();
+    one.weight = flat[next++];
+    if (bias) one.bias = flat[next++];
+  }
+  return weights;
+}
+
+variable_list gathered_matmuls(
+    const Tensor& x, const std::vector<LinearWeights>& weights,
+    const LinearCall& call) {
+  const auto& options = call.parallel.options;
+  const detail::TokenChunks chunks(
+      call.tokens, call.parallel, options.overlap_chunks);
+  detail::TokenGather gather(x, chunks, call.parallel, call.label + " gather");
+  variable_list outputs;
+  for (const auto& one : weights) {
+    outputs.push_back(torch::empty(
+        {call.tokens, outputs_of(one.weight, call.layout)}, x.options()));
+  }
+  gather.for_each([&](const Tensor& rows, const IndexRange& range) {
+    for (size_t i = 0; i < weights.size(); ++i) {
+      matmul_out(
+          outputs[i].slice(0, range.begin, range.end), rows, weights[i],
+          call.layout);
+    }
+  });
+  return outputs;
+}
+
+// Computes the gradient of the shared input, for any range of its rows.
+class InputGradient {
+ public:
+  InputGradient(
+      const variable_list& gradients, const std::vector<LinearWeights>& weights,
+      WeightLayout layout)
+      : layout_(layout) {
+    for (size_t i = 0; i < weights.size(); ++i) {
+      if (!gradients[i].defined()) continue;
+      products_.emplace_back(gradients[i], weights[i].weight);
+    }
+  }
+
+  void write(const Tensor& to, const IndexRange& range) const {
+    for (size_t i = 0; i < products_.size(); ++i) {
+      const auto& [gradient, weight] = products_[i];
+      input_gradient_out(
+          to, gradient.slice(0, range.begin, range.end), weight, layout_,
+          /*add=*/i > 0);
+    }
+  }
+
+ private:
+  std::vector<std::pair<Tensor, Tensor>> products_;
+  WeightLayout layout_;
+};
+
+class ColumnLinear : public torch::autograd::Function<ColumnLinear> {
+ public:
+  static variable_list forward(
+      AutogradContext* context, const Tensor& x, at::TensorList flat,
+      const c10::intrusive_ptr<LinearCall>& call) {
+    context->set_materialize_grads(false);
+    context->saved_data["call"] = c10::IValue::make_capsule(call);
+    variable_list saved = flat.vec();
+    saved.push_back(x);
+    context->save_for_backward(std::move(saved));
+    const auto weights = unflatten(flat, call->has_bias);
+    return as_one_operator("echelon::column_linear", [&] {
+      if (call->parallel.cuts_tokens()) {
+        return gathered_matmuls(x, weights, *call);
+      }
+      return plain_linear(x, weights, call->layout);
+    });
+  }
+
+  static variable_list
+  backward(AutogradContext* context, variable_list gradients) {
+    detail::refuse_second_derivative("column_linear");
+    const auto capsule = context->saved_data["call"].toCapsule();
+    const auto& call = static_cast<const LinearCall&>(*capsule);
+    auto saved = context->get_saved_variables();
+    const Tensor x = std::move(saved.back());
+    saved.pop_back();
+    const auto weights = unflatten(saved, call.has_bias);
+    for (auto& gradient : gradients) {
+      if (gradient.defined()) gradient = as_rows(gradient);
+    }
+    Needs needs = needs_of(*context, gradients, call.has_bias);
+
+    std::optional<detail::TokenGather> gather;
+    if (call.parallel.cuts_tokens() && needs.any_weight) {
+      gather.emplace(
+          x, detail::TokenChunks(call.tokens, call.parallel, 1), call.parallel,
+          call.label + " gather");
+    }
+    Sum sum;
+    if (context->needs_input_grad(0)) {
+      begin_sum(sum, x, InputGradient(gradients, weights, call.layout), call);
+    }
+    Tensor all;
+    if (needs.any_weight) all = gather ? gather->whole() : as_rows(x);
+    gather.reset();
+    variable_list results = {Tensor()};
+    for (size_t i = 0; i < weights.size(); ++i) {
+      results.push_back(
+          needs.weight[i] ? weight_gradient(all, gradients[i], call.layout)
+                          : Tensor());
+      if (!call.has_bias[i]) continue;
+      results.push_back(needs.bias[i] ? gradients[i].sum(0) : Tensor());
+    }
+    if (context->needs_input_grad(0)) results[0] = finish_sum(sum, x);
+    results.emplace_back();
+    return results;
+  }
+
+ private:
+  // Which gradients are required and available.
+  struct Needs {
+    std::vector<bool> weight;
+    std::vector<bool> bias;
+    bool any_weight = false;
+  };
+
+  static Needs needs_of(
+      const AutogradContext& context, const variable_list& gradients,
+      const std::vector<bool>& has_bias) {
+    Needs needs;
+    size_t edge = 1;  // after x
+    for (size_t i = 0; i < has_bias.size(); ++i) {
+      const bool here = gradients[i].defined();
+      needs.weight.push_back(context.needs_input_grad(edge++) && here);
+      needs.bias.push_back(
+          has_bias[i] && context.needs_input_grad(edge++) && here);
+      needs.any_weight = needs.any_weight || needs.weight.back();
+    }
+    return needs;
+  }
+
+  // The sum of the input's gradient in progress.
+  struct Sum {
+    Tensor total;
+    Work work;
+    std::optional<detail::TokenReduceScatter> scatter;
+  };
+
+  static void begin_sum(
+      Sum& sum, const Tensor& x, const InputGradient& own,
+      const LinearCall& call) {
+    const auto label = call.label + " input gradient";
+    if (!call.parallel.cuts_tokens()) {
+      sum.total = torch::empty(x.sizes(), x.options());
+      const auto rows = as_rows(sum.total);
+      own.write(rows, {0, rows.size(0)});
+      sum.work = call.parallel.group.all_reduce(
+          sum.total, ReduceOp::sum, {.label = label, .async = true});
+      return;
+    }
+    const detail::TokenChunks chunks(
+        call.tokens, call.parallel, call.parallel.options.overlap_chunks);
+    auto& scatter = sum.scatter.emplace(
+        x.size(-1), x.options(), chunks, call.parallel, label);
+    scatter.fill([&](const Tensor& rows, const IndexRange& range) {
+      own.write(rows, range);
+    });
+  }
+
+  static Tensor finish_sum(Sum& sum, const Tensor& x) {
+    if (sum.scatter) return sum.scatter->finish().view(x.sizes());
+    sum.work.wait();
+    return sum.total;
+  }
+};
+
+void check_tokens(
+    const Tensor& x, const TensorParallel& parallel, int64_t tokens,
+    const std::string& label) {
+  const int64_t here = parallel.part_of(tokens).size();
+  if (x.dim() == 2 && x.size(0) == here) return;
+  throw ConfigError(format(
+      "[{}] rank {} of {} has {} of {} tokens, but its input has {} rows and "
+      "{} dimensions; sharded tokens are [tokens_r, features]",
+      label, parallel.rank(), parallel.size(), here, tokens, x.size(0),
+      x.dim()));
+}
+
+// -------------------------------------------------------------- row parallel
+
+Tensor
+reduced_matmul(const Tensor& x, const Tensor& weight, const LinearCall& call) {
+  const int64_t rows = x.size(0);
+  const int64_t chunks = std::clamp<int64_t>(
+      call.parallel.options.overlap_chunks, 1, std::max<int64_t>(1, rows));
+  auto sum = torch::empty({rows, outputs_of(weight, call.layout)}, x.options());
+  std::vector<Work> works;
+  for (int64_t c = 0; c < chunks; ++c) {
+    const auto range = even_range(rows, c, chunks);
+    const auto part = sum.slice(0, range.begin, range.end);
+    matmul_out(
+        part, x.slice(0, range.begin, range.end), {weight, {}}, call.layout);
+    works.push_back(call.parallel.group.all_reduce(
+        part, ReduceOp::sum,
+        {.label = call.label + " sum", .async = c + 1 < chunks}));
+  }
+  for (const auto& work : works) work.wait();
+  return sum;
+}
+
+Tensor scattered_matmul(
+    const Tensor& x, const Tensor& weight, const LinearCall& call) {
+  const detail::TokenChunks chunks(
+      x.size(0), call.parallel, call.parallel.options.overlap_chunks);
+  detail::TokenReduceScatter scatter(
+      outputs_of(weight, call.layout), x.options(), chunks, call.parallel,
+      call.label + " scatter");
+  scatter.fill([&](const Tensor& to, const IndexRange& range) {
+    matmul_out(
+        to, x.slice(0, range.begin, range.end), {weight, {}}, call.layout);
+  });
+  return scatter.finish();
+}
+
+class RowLinear : public torch::autograd::Function<RowLinear> {
+ public:
+  // `flat`: the weight, and the bias if there is one.
+  static Tensor forward(
+      AutogradContext* context, const Tensor& x, at::TensorList flat,
+      const c10::intrusive_ptr<LinearCall>& call) {
+    context->save_for_backward({x, flat[0]});
+    context->saved_data["call"] = c10::IValue::make_capsule(call);
+    const auto rows = as_rows(x);
+    const bool sharded = call->parallel.cuts_tokens();
+    const auto sum = as_one_operator("echelon::row_linear", [&] {
+      auto all = sharded ? scattered_matmul(rows, flat[0], *call)
+                         : reduced_matmul(rows, flat[0], *call);
+      if (flat.size() > 1) all.add_(flat[1]);
+      return variable_list{all};
+    })[0];
+    return sharded ? sum : sum.view(with_features(x, sum.size(1)));
+  }
+
+  static variable_list
+  backward(AutogradContext* context, const variable_list& gradients) {
+    detail::refuse_second_derivative("row_linear");
+    const auto capsule = context->saved_data["call"].toCapsule();
+    const auto& call = static_cast<const LinearCall&>(*capsule);
+    const auto saved = context->get_saved_variables();
+    const auto& x = saved[0];
+    const auto& weight = saved[1];
+    const auto rows = as_rows(x);
+    const auto gradient = as_rows(gradients[0]);
+    const bool for_x = context->needs_input_grad(0);
+    const bool for_weight = context->needs_input_grad(1);
+
+    std::optional<detail::TokenGather> gather;
+    const detail::TokenChunks chunks(
+        rows.size(0), call.parallel, call.parallel.options.overlap_chunks);
+    if (call.parallel.cuts_tokens() && (for_x || for_weight)) {
+      gather.emplace(gradient, chunks, call.parallel, call.label + " gather");
+    }
+    variable_list results = {Tensor(), Tensor()};
+    if (call.has_bias[0]) {
+      results.push_back(
+          context->needs_input_grad(2) ? gradient.sum(0) : Tensor());
+    }
+    if (for_x) {
+      results[0] = torch::empty(x.sizes(), x.options());
+      const auto to = as_rows(results[0]);
+      const auto write = [&](const Tensor& from, const IndexRange& range) {
+        input_gradient_out(
+            to.slice(0, range.begin, range.end), from, weight, call.layout,
+            /*add=*/false);
+      };
+      gather ? gather->for_each(write) : write(gradient, {0, rows.size(0)});
+    }
+    if (for_weight) {
+      results[1] = weight_gradient(
+          rows, gather ? gather->whole() : gradient, call.layout);
+    }
+    results.emplace_back();
+    return results;
+  }
+};
+
+// -------------------------------------------------------------------- shards
+
+// The shard of the stored matrix, given the shard of its features.
 Shard matrix_shard(
-    const LinearShape& shape, bool cut_outputs, const Shard& features) {
+    const LinearShape& shape, bool shards_outputs, const Shard& features) {
   const bool out_first = shape.layout == WeightLayout::out_in;
   Shard shard = features;
   shard.shape = out_first ? std::vector<int64_t>{shape.out, shape.in}
                           : std::vector<int64_t>{shape.in, shape.out};
-  shard.dim = cut_outputs == out_first ? 0 : 1;
+  shard.dim = shards_outputs == out_first ? 0 : 1;
   return shard;
 }
 
-// As torch::nn::Linear begins, weight and bias.
-InitialValue first_value(const LinearShape& shape) {
+// The initialisation of torch::nn::Linear, for weight and bias.
+InitialValue initial_value(const LinearShape& shape) {
   const auto inputs = static_cast<double>(std::max<int64_t>(1, shape.in));
   return InitialValue::uniform_within(1 / std::sqrt(inputs));
 }
 
 }  // namespace
+
+std::vector<Tensor> column_linear(
+    const Tensor& x, const std::vector<LinearWeights>& weights,
+    WeightLayout layout, const TensorParallel& parallel, int64_t tokens,
+    const std::string& label) {
+  if (parallel.size() == 1) {
+    return plain_linear(x, weights, layout);
+  }
+  if (parallel.cuts_tokens()) check_tokens(x, parallel, tokens, label);
+  auto call = c10::make_intrusive<LinearCall>();
+  call->layout = layout;
+  call->parallel = parallel;
+  call->tokens = tokens;
+  call->label = label;
+  std::vector<Tensor> flat;
+  for (const auto& one : weights) {
+    flat.push_back(cast_for_matmul(one.weight));
+    call->has_bias.push_back(one.bias.defined());
+    if (one.bias.defined()) flat.push_back(cast_for_matmul(one.bias));
+  }
+  const auto input = cast_for_matmul(x);
+  const WithoutAutocast guard;
+  return ColumnLinear::apply(input, at::TensorList(flat), call);
+}
+
+Tensor row_linear(
+    const Tensor& x, const Tensor& weight, const Tensor& bias,
+    WeightLayout layout, const TensorParallel& parallel,
+    const std::string& label) {
+  if (parallel.size() == 1) {
+    return plain_linear(x, {{weight, bias}}, layout)[0];
+  }
+  auto call = c10::make_intrusive<LinearCall>();
+  call->layout = layout;
+  call->parallel = parallel;
+  call->label = label;
+  call->has_bias = {bias.defined()};
+  std::vector<Tensor> flat = {cast_for_matmul(weight)};
+  if (bias.defined()) flat.push_back(cast_for_matmul(bias));
+  const auto input = cast_for_matmul(x);
+  const WithoutAutocast guard;
+  return RowLinear::apply(input, at::TensorList(flat), call);
+}
 
 ColumnParallelLinear::ColumnParallelLinear(
     const LinearShape& shape, TensorParallel parallel, std::string label,
@@ -47,7 +502,7 @@ ColumnParallelLinear::ColumnParallelLinear(
     const Shard& outputs, bool shared)
     : weight(register_shard(
           "weight",
-          {matrix_shard(shape, true, outputs), shared, first_value(shape)})),
+          {matrix_shard(shape, true, outputs), shared, initial_value(shape)})),
       shape_(shape),
       parallel_(std::move(parallel)),
       label_(std::move(label)) {
@@ -55,7 +510,7 @@ ColumnParallelLinear::ColumnParallelLinear(
   Shard one = outputs;
   one.shape = {shape.out};
   one.dim = 0;
-  bias = register_shard("bias", {one, shared, first_value(shape)});
+  bias = register_shard("bias", {one, shared, initial_value(shape)});
 }
 
 torch::Tensor
@@ -80,14 +535,14 @@ RowParallelLinear::RowParallelLinear(
     const Shard& inputs)
     : weight(register_shard(
           "weight",
-          {matrix_shard(shape, false, inputs), false, first_value(shape)})),
+          {matrix_shard(shape, false, inputs), false, initial_value(shape)})),
       shape_(shape),
       parallel_(std::move(parallel)),
       label_(std::move(label)) {
   if (!shape.bias) return;
   bias = register_shard(
       "bias", {replicated({shape.out}, parallel_.rank()),
-               parallel_.cuts_tokens(), first_value(shape)});
+               parallel_.cuts_tokens(), initial_value(shape)});
 }
 
 torch::Tensor RowParallelLinear::forward(const torch::Tensor& x) {

@@ -1,10 +1,17 @@
-// Matrix products whose matrix is cut over a tensor-parallel group.
+// Linear layers whose matrix is sharded over a tensor-parallel group.
 //
 //   Y = X A, A = [A_1 A_2]        column parallel: each rank has some outputs
 //   Y = X_1 A_1 + X_2 A_2         row parallel: each rank has some inputs
 //
-// Weights are as torch::nn::Linear has them, [out, in], or as Hugging Face's
-// Conv1D of GPT-2 has them, [in, out].
+//   ColumnParallelLinear up({.in = 512, .out = 2048}, parallel, "up");
+//   RowParallelLinear down({.in = 2048, .out = 512}, parallel, "down");
+//   y = down.forward(torch::gelu(up.forward(x)));    // one all-reduce
+//
+// Weights are [out, in], as in torch::nn::Linear, or [in, out], as in GPT-2's
+// Conv1D of Hugging Face.
+//
+// Sources: Shoeybi et al., "Megatron-LM", 2019, arXiv:1909.08053, section 3;
+// Korthikanti et al., 2022, arXiv:2205.05198, section 4.
 #pragma once
 
 #include <torch/types.h>
@@ -20,52 +27,51 @@ namespace echelon {
 
 enum class WeightLayout { out_in, in_out };
 
-/// One of the products that share an input; `bias` may be undefined.
+/// A weight and its bias, which may be undefined.
 struct LinearWeights {
   torch::Tensor weight;
   torch::Tensor bias;
 };
 
-/// x times each of the local weights: the beginning of a tensor-parallel
+/// Multiplies x by each of the local weights: the begin of a tensor-parallel
 /// region.
 ///
-///   x        replicated: [..., in]; with cut tokens: this rank's [tokens_r,
-///   in] tokens   how many there are on all ranks; read when they are cut
-///   returns  per weight [..., out_r], of all tokens ([tokens, out_r] when they
-///            were cut)
+///   x        [..., in], replicated; with sharded tokens [tokens_r, in]
+///   tokens   number of tokens on all ranks; read when they are sharded
+///   returns  per weight [..., out_r] of all tokens; with sharded tokens
+///            [tokens, out_r]
 ///
-/// Forward: nothing is sent, or tokens are gathered (in options.overlap_chunks
-/// pieces, each multiplied while the next arrives). Backward: the input's
-/// gradient is summed over the ranks (reduce-scattered when tokens are cut)
-/// while the weights' gradients are computed; one sum for all of the weights.
-/// Gathered tokens are not kept for backward, but gathered again while the
-/// input's gradient is computed. In a backward of two halves (zero bubble) the
-/// first sums, the second gathers. Collectives: "<label> gather",
-/// "<label> input gradient".
+/// Forward communicates nothing; with sharded tokens it all-gathers them in
+/// options.overlap_chunks chunks, each multiplied while the next arrives.
+/// Backward all-reduces the input's gradient, once for all weights (with
+/// sharded tokens it reduce-scatters it), while it computes the weights'
+/// gradients. Gathered tokens are not stored for backward, but gathered again
+/// while the input's gradient is computed. In a backward of two halves (zero
+/// bubble), the first half sums and the second one gathers. Collectives:
+/// "<label> gather", "<label> input gradient".
 ///
-/// All ranks of the group call, and agree on what requires gradients: a rank
-/// alone that skips a collective hangs the others. ConfigError for an input
-/// whose rows are not this rank's. Backward cannot be differentiated again
-/// (Error), unless the group has one rank. A weight may be used again
-/// elsewhere. Source: Shoeybi et al., 2019, section 3; Korthikanti et al.,
-/// 2022, section 4.
+/// All ranks of the group call this, and agree on which tensors require
+/// gradients: a single rank that skips a collective hangs the others. Throws
+/// ConfigError for an input that does not have this rank's rows. Backward
+/// cannot be differentiated again (Error), unless the group has one rank. Other
+/// layers may use the same weight.
 std::vector<torch::Tensor> column_linear(
     const torch::Tensor& x, const std::vector<LinearWeights>& weights,
     WeightLayout layout, const TensorParallel& parallel, int64_t tokens,
     const std::string& label);
 
-/// The end of a region: the sum over the ranks of x_r times the local weight,
-/// plus the bias, once.
+/// The sum over the ranks of x_r times the local weight, plus the bias once:
+/// the end of a tensor-parallel region.
 ///
-///   x        [..., in_r] (with cut tokens [tokens, in_r]: all of them)
-///   bias     whole, or undefined; with cut tokens its gradient is this rank's
-///            part of a sum
-///   returns  [..., out]; with cut tokens this rank's [tokens_r, out]
+///   x        [..., in_r]; with sharded tokens [tokens, in_r] of all tokens
+///   bias     [out] or undefined; with sharded tokens its gradient is this
+///            rank's term of a sum
+///   returns  [..., out]; with sharded tokens this rank's [tokens_r, out]
 ///
-/// Forward: all-reduce, or reduce-scatter, in options.overlap_chunks pieces,
-/// each on its way while the next is multiplied. Backward: nothing, or
-/// all-gather. Collectives: "<label> sum"; "<label> scatter", "<label> gather".
-/// Otherwise as column_linear.
+/// Forward all-reduces, or with sharded tokens reduce-scatters, in
+/// options.overlap_chunks chunks, each communicated while the next is computed.
+/// Backward communicates nothing, or all-gathers. Collectives: "<label> sum",
+/// or "<label> scatter" and "<label> gather". Otherwise as column_linear.
 torch::Tensor row_linear(
     const torch::Tensor& x, const torch::Tensor& weight,
     const torch::Tensor& bias, WeightLayout layout,
@@ -78,24 +84,24 @@ struct LinearShape {
   WeightLayout layout = WeightLayout::out_in;
 };
 
-/// A linear layer cut by its outputs. weight [out_r, in] (or [in, out_r]), bias
-/// [out_r].
+/// A linear layer sharded by its outputs: weight [out_r, in] (or [in, out_r]),
+/// bias [out_r].
 class ColumnParallelLinear : public ShardedModule {
  public:
-  /// An even part of the outputs. `gather_output`: forward returns all of them,
-  /// on every rank ("<label> gather").
+  /// An even shard of the outputs. With `gather_output`, forward all-gathers
+  /// them ("<label> gather").
   ColumnParallelLinear(
       const LinearShape& shape, TensorParallel parallel, std::string label,
       bool gather_output = false);
-  /// Other parts: `outputs` says which are here and owned (Shard::pieces and
-  /// owned; shape and dim are not read). `shared`, the same on every rank:
-  /// whether any output lies on several ranks. Its gradient there is a part of
-  /// a sum, which SharedGradients takes.
+  /// Any shard: `outputs` tells which outputs are on this rank and owned by it
+  /// (Shard::pieces and owned; shape and dim are not read). `shared`, the same
+  /// on every rank, tells whether several ranks hold one output, whose gradient
+  /// there is a term of the sum that SharedGradients takes.
   ColumnParallelLinear(
       const LinearShape& shape, TensorParallel parallel, std::string label,
       const Shard& outputs, bool shared);
 
-  /// `tokens`: on all ranks; needed when they are cut.
+  /// `tokens` on all ranks; needed when they are sharded.
   torch::Tensor forward(const torch::Tensor& x, int64_t tokens = 0);
   LinearWeights weights() const { return {weight, bias}; }
 
@@ -110,17 +116,17 @@ class ColumnParallelLinear : public ShardedModule {
   std::vector<int64_t> output_sizes_;  // by rank, when they are gathered
 };
 
-/// A linear layer cut by its inputs. weight [out, in_r] (or [in_r, out]), bias
-/// [out], whole.
+/// A linear layer sharded by its inputs: weight [out, in_r] (or [in_r, out]),
+/// bias [out] on every rank.
 class RowParallelLinear : public ShardedModule {
  public:
-  /// An even part of the inputs. `scatter_input`: forward takes all inputs and
-  /// uses this rank's part; backward gathers their gradient ("<label> input
-  /// gradient").
+  /// An even shard of the inputs. With `scatter_input`, forward takes all
+  /// inputs and uses this rank's; backward all-gathers their gradient ("<label>
+  /// input gradient").
   RowParallelLinear(
       const LinearShape& shape, TensorParallel parallel, std::string label,
       bool scatter_input = false);
-  /// Other parts: `inputs` as `outputs` above. Each input lies on one rank.
+  /// Any shard: `inputs` as `outputs` above. Each input is on one rank.
   RowParallelLinear(
       const LinearShape& shape, TensorParallel parallel, std::string label,
       const Shard& inputs);

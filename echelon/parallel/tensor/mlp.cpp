@@ -18,12 +18,11 @@ using torch::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// Elements of a piece that stays in a core's cache from one operator to the
-// next.
+// Elements of a piece, which stays in a core's cache from operator to operator.
 constexpr int64_t kPiece = int64_t{1} << 14;
 
-// Calls `compute` with the same piece of each tensor, piece after piece; with
-// all of them where there is no cache to care for.
+// Calls `compute` with the same piece of each tensor, piece after piece. On
+// devices other than CPUs calls it once, with the tensors.
 void in_pieces(
     const std::vector<Tensor>& tensors,
     const std::function<void(const std::vector<Tensor>&)>& compute) {
@@ -68,7 +67,7 @@ class SiluTimes : public torch::autograd::Function<SiluTimes> {
     const auto& gate = saved[0];
     const auto& up = saved[1];
     const auto& gradient = gradients[0];
-    // To be differentiated again: by operators that autograd knows.
+    // With create_graph, uses operators that autograd can differentiate.
     if (at::GradMode::is_enabled() || !fits_pieces(gate, gradient)) {
       const auto share = at::sigmoid(gate);
       return {

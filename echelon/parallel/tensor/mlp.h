@@ -1,5 +1,8 @@
-// The two-layer perceptron of a transformer block, its inner features cut over
-// a tensor-parallel group: one communication at the beginning, one at the end.
+// The MLP of a transformer block, whose inner features are sharded over a
+// tensor-parallel group: it communicates once at its begin and once at its end.
+//
+//   GatedMlp mlp({.hidden = 4096, .intermediate = 11008}, parallel, "mlp");
+//   y = mlp.forward(x, batch * sequence);
 //
 // Sources: Shoeybi et al., "Megatron-LM", 2019, arXiv:1909.08053, section 3;
 // SwiGLU: Shazeer, "GLU Variants Improve Transformer", 2020, arXiv:2002.05202.
@@ -19,14 +22,14 @@ namespace echelon {
 
 struct MlpShape {
   int64_t hidden = 1;
-  /// Inner features, cut evenly (by one more or less); fewer than ranks leave
-  /// some ranks none.
+  /// Inner features, sharded evenly (shares differ by one at most). With fewer
+  /// features than ranks, some ranks have none.
   int64_t intermediate = 1;
   bool bias = true;
 };
 
-/// silu(gate) * up, of equal shapes. Keeps the two for backward, nothing else;
-/// on CPUs each element passes through memory once, forward and backward.
+/// silu(gate) * up, for equal shapes. Stores only these two for backward. On a
+/// CPU each element passes through memory once in forward and once in backward.
 torch::Tensor silu_times(const torch::Tensor& gate, const torch::Tensor& up);
 
 /// GPT-2's: c_proj(gelu(c_fc(x))), with the tanh form of GELU ("gelu_new").
@@ -34,13 +37,14 @@ torch::Tensor silu_times(const torch::Tensor& gate, const torch::Tensor& up);
 ///   c_fc.weight [hidden, intermediate_r], c_fc.bias [intermediate_r],
 ///   c_proj.weight [intermediate_r, hidden], c_proj.bias [hidden]
 ///
-///   label  "transformer.h.0.mlp", names collectives
+/// `label`: "transformer.h.0.mlp", for collectives.
 class GeluMlp : public torch::nn::Module {
  public:
   GeluMlp(const MlpShape& shape, TensorParallel parallel, std::string label);
 
-  /// x [batch, sequence, hidden], or with cut tokens [tokens_r, hidden] -> the
-  /// same shape. `tokens`: on all ranks; read when they are cut.
+  /// x [batch, sequence, hidden], or with sharded tokens [tokens_r, hidden] ->
+  /// the same shape. `tokens` on all ranks; read when they are sharded. Every
+  /// rank of the group calls this.
   torch::Tensor forward(const torch::Tensor& x, int64_t tokens);
 
  private:
@@ -51,12 +55,12 @@ class GeluMlp : public torch::nn::Module {
 /// llama's: down_proj(silu(gate_proj(x)) * up_proj(x)).
 ///
 ///   gate_proj.weight and up_proj.weight [intermediate_r, hidden],
-///   down_proj.weight [hidden, intermediate_r]; biases when asked for
+///   down_proj.weight [hidden, intermediate_r]; biases if MlpShape::bias
 class GatedMlp : public torch::nn::Module {
  public:
   GatedMlp(const MlpShape& shape, TensorParallel parallel, std::string label);
 
-  /// As GeluMlp's.
+  /// As GeluMlp::forward.
   torch::Tensor forward(const torch::Tensor& x, int64_t tokens);
 
  private:

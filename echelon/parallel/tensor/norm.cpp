@@ -5,8 +5,7 @@
 
 #include "echelon/layers/computing_device.h"
 #include "echelon/layers/low_precision.h"
-#include "echelon/parallel/tensor/once.h"
-#include "echelon/parallel/tensor/row_chunks.h"
+#include "echelon/parallel/tensor/autograd_support.h"
 
 namespace echelon {
 namespace {
@@ -15,14 +14,15 @@ using torch::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-ParameterShard
-whole(int64_t hidden, const TensorParallel& parallel, double first_value) {
+ParameterShard replicated_parameter(
+    int64_t hidden, const TensorParallel& parallel, double value) {
   return {
       replicated({hidden}, parallel.rank()), parallel.cuts_tokens(),
-      InitialValue::constant_of(first_value)};
+      InitialValue::constant_of(value)};
 }
 
-// In a few passes over rows that are in the cache. A GPU has a fused kernel.
+// Runs in a few passes over rows that stay in the cache. GPUs have a fused
+// kernel.
 class RmsNorm : public torch::autograd::Function<RmsNorm> {
  public:
   static Tensor forward(
@@ -40,7 +40,8 @@ class RmsNorm : public torch::autograd::Function<RmsNorm> {
       root.square_().div_(static_cast<double>(x.size(-1))).add_(eps).rsqrt_();
       auto out = y.slice(0, begin, end);
       if (low) {
-        // Rounded before it is multiplied by the weight, as others do.
+        // Rounds before it multiplies by the weight, as other implementations
+        // do.
         at::mul_out(out, (part * root).to(x.scalar_type()), weight);
       } else {
         at::mul_out(out, part, root).mul_(weight);
@@ -85,9 +86,8 @@ class RmsNorm : public torch::autograd::Function<RmsNorm> {
   }
 };
 
-// Of low precision on CPUs, whose kernels take parameters in float32 and then
-// keep the statistics in it, but sum the parameters' gradients in the dtype of
-// x.
+// For low precision on CPUs. Their kernels take parameters in float32 and keep
+// float32 statistics, but sum the parameters' gradients in the dtype of x.
 class LowLayerNorm : public torch::autograd::Function<LowLayerNorm> {
  public:
   static Tensor forward(
@@ -134,8 +134,9 @@ class LowLayerNorm : public torch::autograd::Function<LowLayerNorm> {
 }  // namespace
 
 LayerNorm::LayerNorm(int64_t hidden, double eps, const TensorParallel& parallel)
-    : weight(register_shard("weight", whole(hidden, parallel, 1))),
-      bias(register_shard("bias", whole(hidden, parallel, 0))),
+    : weight(
+          register_shard("weight", replicated_parameter(hidden, parallel, 1))),
+      bias(register_shard("bias", replicated_parameter(hidden, parallel, 0))),
       hidden_(hidden),
       eps_(eps) {}
 
@@ -148,7 +149,9 @@ Tensor LayerNorm::forward(const Tensor& x) {
 }
 
 RMSNorm::RMSNorm(int64_t hidden, double eps, const TensorParallel& parallel)
-    : weight(register_shard("weight", whole(hidden, parallel, 1))), eps_(eps) {}
+    : weight(
+          register_shard("weight", replicated_parameter(hidden, parallel, 1))),
+      eps_(eps) {}
 
 Tensor RMSNorm::forward(const Tensor& x) {
   return rms_norm(x, weight, eps_);

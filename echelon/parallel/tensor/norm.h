@@ -1,7 +1,6 @@
-// Norms over the features of each token. When tokens are cut each rank
-// normalises its own; the parameters are whole on every rank, and their
-// gradients then are this rank's part of a sum
-// (parallel/tensor/shared_gradients.h).
+// Norms over the features of each token. With sharded tokens each rank
+// normalises its own. Every rank has all parameters, whose gradients are then
+// this rank's term of a sum (parallel/tensor/shared_gradients.h).
 #pragma once
 
 #include <torch/types.h>
@@ -47,8 +46,8 @@ class RMSNorm : public ShardedModule {
   double eps_;
 };
 
-/// What RMSNorm computes, for a norm of one's own. float16 and bfloat16 are
-/// normalised in float32. One node of the graph, which keeps x and one number
+/// The computation of RMSNorm, for other modules. float16 and bfloat16 are
+/// normalised in float32. One node of the graph, which stores x and one number
 /// per row.
 torch::Tensor
 rms_norm(const torch::Tensor& x, const torch::Tensor& weight, double eps);

@@ -15,6 +15,7 @@
 
 #include "echelon/error.h"
 #include "echelon/layers/low_precision.h"
+#include "echelon/text/format.h"
 
 namespace echelon {
 namespace {
@@ -23,9 +24,9 @@ using torch::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// Waves longer than the first wavelength are slowed, shorter than the second
-// kept; between them the share of the slowed one falls linearly.
-Tensor stretched(const Tensor& frequencies, const RotaryOptions& options) {
+// Slows down long waves and keeps short ones; between the two wavelengths the
+// share of the slowed frequency falls linearly.
+Tensor scaled(const Tensor& frequencies, const RotaryOptions& options) {
   const double length = static_cast<double>(options.original_positions);
   const auto waves = 2 * std::numbers::pi / frequencies;
   const auto slowed = frequencies / options.factor;
@@ -70,8 +71,8 @@ RotaryTable rows(const RotaryTable& table, int64_t first, int64_t count) {
       table.cosine.narrow(0, first, count), table.sine.narrow(0, first, count)};
 }
 
-// out = a cos + b sin * sign, of which out, a and b may be of low precision.
-void turn_half(
+// out = a cos + b sin * sign, where out, a and b may have low precision.
+void rotate_half(
     Tensor out, const Tensor& a, const Tensor& b, const Tensor& cos,
     const Tensor& sin, int sign) {
   if (is_low_precision(a.scalar_type())) {
@@ -82,18 +83,18 @@ void turn_half(
   }
 }
 
-// (a, b) -> (a cos - b sin, b cos + a sin), in few passes; `sign` -1 turns
+// (a, b) -> (a cos - b sin, b cos + a sin), in few passes. `sign` -1 rotates
 // back.
 Tensor
-turned(const Tensor& x, const Tensor& cosine, const Tensor& sine, int sign) {
+rotated(const Tensor& x, const Tensor& cosine, const Tensor& sine, int sign) {
   const int64_t half = x.size(-1) / 2;
   const auto cos = cosine.unsqueeze(1);  // [positions, 1, half]
   const auto sin = sine.unsqueeze(1);
   const auto a = x.narrow(-1, 0, half);
   const auto b = x.narrow(-1, half, half);
   auto result = at::empty(x.sizes(), x.options());
-  turn_half(result.narrow(-1, 0, half), a, b, cos, sin, -sign);
-  turn_half(result.narrow(-1, half, half), b, a, cos, sin, sign);
+  rotate_half(result.narrow(-1, 0, half), a, b, cos, sin, -sign);
+  rotate_half(result.narrow(-1, half, half), b, a, cos, sin, sign);
   return result;
 }
 
@@ -104,7 +105,7 @@ class Rotate : public torch::autograd::Function<Rotate> {
       const Tensor& sine, int64_t sign) {
     context->save_for_backward({cosine, sine});
     context->saved_data["sign"] = sign;
-    return turned(x, cosine, sine, static_cast<int>(sign));
+    return rotated(x, cosine, sine, static_cast<int>(sign));
   }
 
   static variable_list
@@ -121,15 +122,16 @@ class Rotate : public torch::autograd::Function<Rotate> {
 
 Tensor rotary_frequencies(const RotaryOptions& options, int64_t head_size) {
   if (head_size < 2 || head_size % 2 != 0) {
-    throw ConfigError(
-        "rotary embedding turns pairs of features, but a head has " +
-        std::to_string(head_size) + "; choose hidden_size / heads to be even");
+    throw ConfigError(format(
+        "rotary embedding turns pairs of features, but a head has {}; choose "
+        "hidden_size / heads to be even",
+        head_size));
   }
   const auto exponents =
       torch::arange(0, head_size, 2, torch::kInt64).to(torch::kFloat32) /
       head_size;
   const auto frequencies = 1.0 / at::pow(at::Scalar(options.theta), exponents);
-  return options.factor > 0 ? stretched(frequencies, options) : frequencies;
+  return options.factor > 0 ? scaled(frequencies, options) : frequencies;
 }
 
 RotaryTable rotary_table(

@@ -1,9 +1,9 @@
-// Rotary position embedding: queries and keys are turned by angles that grow
-// with the position, so that their products depend on distances alone.
+// Rotary position embedding: rotates queries and keys by angles that grow with
+// the position, so that their dot products depend only on distances.
 //
-// Convention of Hugging Face's llama (rotate_half): features i and i + size / 2
-// of a head are one pair, turned by position * theta^(-2 i / size).
-// Source: Su et al., "RoFormer", 2021, arXiv:2104.09864.
+// Follows Hugging Face's llama (rotate_half): features i and i + size / 2 of a
+// head are a pair, rotated by position * theta^(-2 i / size). Source: Su et
+// al., "RoFormer", 2021, arXiv:2104.09864.
 #pragma once
 
 #include <torch/types.h>
@@ -14,11 +14,10 @@ namespace echelon {
 
 struct RotaryOptions {
   double theta = 10000;
-  /// Frequencies stretched for longer texts, as Llama 3.1 has them (rope_type
-  /// "llama3" of a Hugging Face config.json); factor 0: not stretched. Pairs
-  /// that turn less than low_freq_factor times within original_positions are
-  /// slowed by `factor`, those above high_freq_factor not, between them
-  /// smoothly.
+  /// Scales frequencies for longer texts, as Llama 3.1 (rope_type "llama3" of a
+  /// Hugging Face config.json); factor 0: no scaling. Pairs that rotate less
+  /// than low_freq_factor times within original_positions are slowed down by
+  /// `factor`, those above high_freq_factor are not, with a smooth transition.
   double factor = 0;
   double low_freq_factor = 1;
   double high_freq_factor = 4;
@@ -32,26 +31,26 @@ struct RotaryOptions {
 torch::Tensor
 rotary_frequencies(const RotaryOptions& options, int64_t head_size);
 
-/// Cosines and sines of positions [first, first + count): of the dtype that was
-/// asked for, but float32 for float16 and bfloat16.
+/// Cosines and sines of positions [first, first + count), in the requested
+/// dtype, but float32 for float16 and bfloat16.
 struct RotaryTable {
   torch::Tensor cosine;  // [count, head_size / 2]
   torch::Tensor sine;
 };
 
-/// Tables are kept for as long as the process lives, one per options, size,
-/// device and dtype: views of the longest one asked for. Thread-safe.
+/// A view of a table that is cached while the process lives: the longest one
+/// requested so far for these options, size, device and dtype. Thread-safe.
 RotaryTable rotary_table(
     const RotaryOptions& options, int64_t head_size, int64_t first,
     int64_t count, const torch::TensorOptions& like);
 
-/// Turns each head of each position. float16 and bfloat16 are turned in
+/// Rotates each head of each position. float16 and bfloat16 are rotated in
 /// float32.
 ///
 ///   x        [batch, positions, heads, head_size], any strides
 ///   returns  a new tensor, contiguous
 ///
-/// Differentiable (the gradient is turned back), any number of times.
+/// Differentiable (the gradient is rotated back), any number of times.
 torch::Tensor rotate(const torch::Tensor& x, const RotaryTable& table);
 
 }  // namespace echelon

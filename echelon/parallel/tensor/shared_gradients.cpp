@@ -10,20 +10,19 @@
 namespace echelon {
 namespace {
 
-bool is_whole(const Shard& shard) {
+bool has_all(const Shard& shard) {
   return shard.local_shape() == shard.shape && shard.pieces.size() == 1;
 }
 
-// The gradient at its place in the whole parameter, zeros elsewhere. The whole
-// may be cut otherwise on the other ranks: that its shape is the same on all of
-// them is what makes it one sum.
+// The gradient of the unsharded parameter, with zeros outside of this rank's
+// shard. Other ranks may have other shards; all sum tensors of this one shape.
 torch::Tensor
-whole_gradient(const torch::Tensor& parameter, const Shard& shard) {
+unsharded_gradient(const torch::Tensor& parameter, const Shard& shard) {
   const auto gradient = parameter.grad();
-  if (gradient.defined() && is_whole(shard)) return gradient.contiguous();
-  auto whole = torch::zeros(shard.shape, parameter.options());
-  if (gradient.defined()) copy_to_whole(whole, gradient, shard);
-  return whole;
+  if (gradient.defined() && has_all(shard)) return gradient.contiguous();
+  auto unsharded = torch::zeros(shard.shape, parameter.options());
+  if (gradient.defined()) copy_into_full(unsharded, gradient, shard);
+  return unsharded;
 }
 
 }  // namespace
@@ -73,14 +72,14 @@ void SharedGradients::sum_of_one_dtype(
     const std::vector<Shared>& of_one_dtype) {
   const torch::NoGradGuard no_grad;
   std::vector<torch::Tensor> sums;
-  std::vector<float> here;
+  std::vector<float> reached_here;
   for (const auto& shared : of_one_dtype) {
-    sums.push_back(whole_gradient(shared.parameter, shared.shard));
-    here.push_back(shared.parameter.grad().defined() ? 1 : 0);
+    sums.push_back(unsharded_gradient(shared.parameter, shared.shard));
+    reached_here.push_back(shared.parameter.grad().defined() ? 1 : 0);
   }
-  // Travels along: on how many ranks backward reached each of them.
+  // Summed with them: on how many ranks backward reached each parameter.
   sums.push_back(
-      torch::tensor(here, torch::kFloat32).to(sums.front().options()));
+      torch::tensor(reached_here, torch::kFloat32).to(sums.front().options()));
   group_.all_reduce(sums, ReduceOp::sum, {.label = "shared_gradients sum"});
   torch::Tensor reached;
   for (size_t i = 0; i < of_one_dtype.size(); ++i) {

@@ -1,7 +1,8 @@
-// Sums of gradients of which backward leaves each rank of a tensor-parallel
-// group a part: parameters that are applied to a part of the tokens on each
-// rank (norms, position embeddings, biases behind a sum, when tokens are cut),
-// and keys and values that several ranks hold and apply to different heads.
+// Sums gradients of which each rank of a tensor-parallel group computes one
+// term. With sharded tokens these are the gradients of norms, position
+// embeddings and biases after a sum, which each rank applies to its tokens;
+// always those of key/value heads that several ranks hold and apply to
+// different query heads.
 #pragma once
 
 #include <torch/types.h>
@@ -18,35 +19,38 @@ class Module;
 
 namespace echelon {
 
-/// The parameters of a network that ParameterShard::sum_gradients marks, and
-/// their sums over the ranks.
+/// The parameters of a network that ParameterShard::sum_gradients marks.
 ///
 ///   SharedGradients shared(network, tensor_parallel);
-///   each step: backward of every microbatch; shared.finish(); clip; step;
+///   for each step:
+///     …                        // backward of every microbatch
+///     shared.finish();
+///     clip_gradients(…);
+///     optimizer->step();
 ///
-/// finish() is called once a step, after the last backward: gradients that were
-/// summed already would be counted again. It commutes with the sums and
-/// averages of data parallelism, so it may come before or after them.
+/// Call finish() once a step, after the last backward: it would count gradients
+/// that are already summed again. It commutes with the sums and averages of
+/// data parallelism, so it may run before or after them.
 ///
-/// All ranks of the group call, with networks of the same parameters in the
-/// same order; the constructor communicates nothing. The parameters are looked
-/// at by finish(): they may move to another device or dtype in between.
+/// Every rank of the group constructs one, for networks of the same parameters
+/// in the same order; the constructor communicates nothing. Between two calls
+/// of finish() parameters may move to another device or dtype.
 class SharedGradients {
  public:
   SharedGradients(
       const torch::nn::Module& network, const TensorParallel& parallel);
 
-  /// After it `grad` of each such parameter is what one device computes, for
-  /// the part that is here. A gradient that backward did not reach counts as
-  /// zeros; where it reached no rank's, it stays undefined. One coalesced
-  /// all-reduce per dtype; gradients are summed in place where the parameter is
-  /// whole here. No call when there is nothing to sum, or one rank.
+  /// Sets `grad` of each of these parameters to what one device computes, for
+  /// the shard on this rank. A gradient that backward did not reach counts as
+  /// zeros; one that it reached on no rank stays undefined. Costs one coalesced
+  /// all-reduce per dtype, in place where this rank has the whole parameter;
+  /// nothing if there is nothing to sum, or one rank.
   void finish();
-  /// The same for those among `parameters`, whose gradients are complete before
-  /// the others'.
+  /// The same for those among `parameters`, whose gradients are complete
+  /// earlier.
   void finish(const std::vector<torch::Tensor>& parameters);
 
-  /// How many parameters are summed.
+  /// The number of parameters whose gradients are summed.
   size_t size() const { return shared_.size(); }
 
  private:

@@ -1,34 +1,39 @@
-// Tensor parallelism: each layer's matrices are cut over the ranks of a group,
-// which compute one layer together.
+// Tensor parallelism: each layer's matrices are sharded over the ranks of a
+// group, which compute one layer together.
+//
+//   TensorParallel parallel{.group = world.new_group("tp", {0, 1})};
+//   GatedMlp mlp({.hidden = 512, .intermediate = 1376}, parallel, "mlp");
+//   y = mlp.forward(x, tokens);          // on every rank of the group
 //
 // Activations between layers are in one of two states, the same on all ranks:
 //
 //   replicated         every rank holds all of x [batch, sequence, hidden]
-//   sequence parallel  rank r holds part r of the tokens, x [tokens_r, hidden]:
-//                      the batch's batch * sequence tokens in one row, sample
-//                      after sample, cut by even_range (layout/shard.h)
+//   sequence parallel  rank r holds shard r of the tokens, [tokens_r, hidden]:
+//                      the batch * sequence tokens, sample after sample, are
+//                      sharded by even_range (layout/shard.h)
 //
-// A tensor-parallel region begins with a column-parallel product, which needs
-// all tokens and leaves each rank some of the features, and ends with a
-// row-parallel one, whose results are sums over the ranks.
+// A tensor-parallel region begins with a column-parallel matmul, which needs
+// all tokens and leaves each rank some of the features. It ends with a
+// row-parallel matmul, whose results are sums over the ranks.
 //
-// Loss convention: all ranks of the group compute one loss, with one value.
-// What is replicated has the same gradient on every rank; what is cut has the
-// gradient of the part that is here.
+// Loss convention: all ranks of the group compute the same loss. A replicated
+// tensor has the same gradient on every rank; a sharded tensor has the gradient
+// of the shard on this rank.
 //
-// Labels of collectives, which the timeline and errors show: "<layer> <what>",
-// where <layer> is the name of a module or of the matrices that share an input
-// ("transformer.h.0.attn.c_attn", "model.layers.3.mlp.gate_up_proj"), and what
-// is
+// Labels of collectives, in the timeline and in errors, are "<layer> <what>",
+// where <layer> is the name of a module, or of the matrices that share an input
+// ("transformer.h.0.attn.c_attn", "model.layers.3.mlp.gate_up_proj"), and
+// <what> is
 //
-//   gather          tokens or features are gathered: in forward, and what
-//                   backward needs of them again
-//   sum, scatter    partial results are summed: on all ranks, or each its
-//   tokens input gradient  the gradient of what entered a region, summed in
-//   backward loss, argmax    over the vocabulary (lm_head)
+//   gather          all-gathers tokens or features in forward, and again in
+//                   backward where it needs them
+//   sum             all-reduces partial results
+//   scatter         reduce-scatters partial results: each rank gets its tokens
+//   input gradient  sums the gradient of a region's input in backward
+//   loss, argmax    reduces over the vocabulary (lm_head)
 //
-// and <layer> is "shared_gradients" for those of shared_gradients.h. A <layer>
-// has no blanks: what follows the first one is <what>.
+// <layer> is "shared_gradients" for the collectives of shared_gradients.h. It
+// has no blanks: <what> follows the first one.
 //
 // Sources: Shoeybi et al., "Megatron-LM", 2019, arXiv:1909.08053; Korthikanti
 // et al., "Reducing Activation Recomputation in Large Transformer Models",
@@ -43,18 +48,18 @@
 
 namespace echelon {
 
-/// What a tensor-parallel layer is built with. A value; copies share the group.
-/// By default one rank, which computes the plain layer at no cost.
+/// What a tensor-parallel layer is built with. Copies share the group. The
+/// default is one rank, which computes the plain layer at no cost.
 struct TensorParallel {
   Group group = Group::alone("tp");
   TensorParallelOptions options;
 
   int rank() const { return group.rank(); }
   int size() const { return group.size(); }
-  /// Whether tokens are cut between the layers: asked for, and more than one
-  /// rank.
+  /// Whether tokens are sharded between the layers: with the option
+  /// sequence_parallel and more than one rank.
   bool cuts_tokens() const { return options.sequence_parallel && size() > 1; }
-  /// This rank's part of `total` things, cut evenly.
+  /// This rank's even share of `total` indices.
   IndexRange part_of(int64_t total) const {
     return even_range(total, rank(), size());
   }

@@ -4,6 +4,7 @@
 #include <torch/utils.h>
 
 #include "echelon/error.h"
+#include "echelon/text/format.h"
 
 namespace echelon::detail {
 namespace {
@@ -16,15 +17,15 @@ using torch::Tensor;
   const int64_t first =
       wrong.flatten().to(torch::kUInt8).argmax().item<int64_t>();
   const int64_t value = ids.flatten()[first].item<int64_t>();
-  std::string where = "token " + std::to_string(first);
-  if (ids.dim() == 2) {
-    where = "token " + std::to_string(first % ids.size(1)) + " of sample " +
-            std::to_string(first / ids.size(1));
-  }
-  throw DataError(
-      "[" + place + "] " + where + " is " + std::to_string(value) +
-      ", but the vocabulary has ids 0 to " + std::to_string(vocabulary - 1) +
-      "; use the tokenizer that belongs to the model, or a larger vocabulary");
+  const std::string where = ids.dim() == 2
+                                ? format(
+                                      "token {} of sample {}",
+                                      first % ids.size(1), first / ids.size(1))
+                                : format("token {}", first);
+  throw DataError(format(
+      "[{}] {} is {}, but the vocabulary has ids 0 to {}; use the tokenizer "
+      "that belongs to the model, or a larger vocabulary",
+      place, where, value, vocabulary - 1));
 }
 
 }  // namespace

@@ -1,5 +1,4 @@
-// Ids of tokens, checked against a vocabulary. For the .cpp files of this
-// folder.
+// Checks token ids against a vocabulary. For the .cpp files of this folder.
 #pragma once
 
 #include <torch/types.h>
@@ -13,17 +12,18 @@
 namespace echelon::detail {
 
 /// Throws DataError for the first of `ids` that is not in [0, vocabulary) and
-/// not `ignored`: "[place] token 7 of sample 2 is 50300, …" (ids are [batch,
-/// sequence]; else by index). On a GPU an assertion on the device, no wait.
+/// not `ignored`: "[place] token 7 of sample 2 is 50300, …" for ids [batch,
+/// sequence], else by index. On a GPU it is an assertion on the device, without
+/// waiting.
 void check_ids(
     const torch::Tensor& ids, int64_t vocabulary, const std::string& place,
     std::optional<int64_t> ignored = std::nullopt);
 
-/// Ids as rows of a table that holds `range`, of those outside `otherwise`.
+/// Rows of the ids in a table of `range`; `otherwise` for ids outside of it.
 torch::Tensor
 local_ids(const torch::Tensor& ids, const IndexRange& range, int64_t otherwise);
 
-/// Whether each of them is in `range`.
+/// True for each id in `range`.
 torch::Tensor in_range(const torch::Tensor& ids, const IndexRange& range);
 
 }  // namespace echelon::detail

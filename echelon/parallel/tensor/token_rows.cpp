@@ -90,7 +90,7 @@ void TokenReduceScatter::start(int64_t chunk) {
   const int64_t longest = chunks_.longest(chunk);
   const int64_t first = chunks_.rows(parallel_.rank(), 0).begin;
   const auto mine = chunks_.rows(parallel_.rank(), chunk);
-  // The row that a padded chunk has more is summed as well and then dropped.
+  // The extra row of a padded chunk is summed too, and dropped by finish().
   results_.push_back(
       mine.size() == longest
           ? output_.slice(0, mine.begin - first, mine.end - first)
@@ -139,11 +139,9 @@ Tensor scatter_tokens(
   }
   TokenReduceScatter scatter(
       all.size(1), all.options(), chunks, parallel, label);
-  for (int rank = 0; rank < parallel.size(); ++rank) {
-    const auto rows = chunks.rows(rank, 0);
-    scatter.rows(rank, 0).copy_(all.slice(0, rows.begin, rows.end));
-  }
-  scatter.start(0);
+  scatter.fill([&](const Tensor& rows, const IndexRange& range) {
+    rows.copy_(all.slice(0, range.begin, range.end));
+  });
   return scatter.finish();
 }
 

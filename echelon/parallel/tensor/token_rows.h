@@ -1,9 +1,9 @@
-// Rows of tokens that are cut over a tensor-parallel group, gathered and summed
-// piece by piece. For the .cpp files of this folder; no autograd here.
+// All-gather and reduce-scatter of sharded tokens, chunk by chunk. For the .cpp
+// files of this folder; without autograd.
 //
-// Rank r has part r of the tokens; each part is cut into `chunks` chunks. What
-// travels in chunk c is chunk c of every rank, in one collective, padded to the
-// largest (they differ by a row at most):
+// Rank r has shard r of the tokens, which is split into `chunks` chunks.
+// Collective c transfers chunk c of every rank, padded to the largest (their
+// sizes differ by at most one row):
 //
 //   tokens      | rank 0: c0 c1 | rank 1: c0 c1 |
 //   collective 0  c0 of rank 0, c0 of rank 1
@@ -19,20 +19,20 @@
 
 namespace echelon::detail {
 
-/// Which rows of all tokens are in a chunk of a rank.
+/// The rows of all tokens that are in a chunk of a rank.
 class TokenChunks {
  public:
-  /// `chunks`: as many at most; none is empty on every rank.
+  /// Makes at most `chunks` chunks; none is empty on every rank.
   TokenChunks(int64_t tokens, const TensorParallel& parallel, int64_t chunks);
 
   int64_t tokens() const { return tokens_; }
   int64_t count() const { return chunks_; }
   int ranks() const { return ranks_; }
   IndexRange rows(int rank, int64_t chunk) const;
-  /// The largest of the ranks' chunks.
+  /// The size of the largest rank's chunk.
   int64_t longest(int64_t chunk) const { return rows(0, chunk).size(); }
-  /// Every rank has as much, in one chunk: padding and order are those of the
-  /// whole.
+  /// One chunk of equal size on every rank: nothing is padded, and the rows of
+  /// all ranks are in order.
   bool plain() const { return chunks_ == 1 && tokens_ % ranks_ == 0; }
 
  private:
@@ -41,7 +41,7 @@ class TokenChunks {
   int64_t chunks_;
 };
 
-/// Gathers rows. All chunks are on their way when the constructor returns.
+/// All-gathers rows. The constructor starts the collectives of all chunks.
 class TokenGather {
  public:
   /// `mine` [tokens_r, width].
@@ -49,10 +49,20 @@ class TokenGather {
       const torch::Tensor& mine, const TokenChunks& chunks,
       const TensorParallel& parallel, const std::string& label);
 
-  /// The rows of chunk c of a rank; waits for chunk c.
+  /// Waits for a chunk, and returns a rank's rows of it.
   torch::Tensor rows(int rank, int64_t chunk);
-  /// All of them, [tokens, width], in order: a copy unless chunks.plain().
+  /// All rows in order, [tokens, width]: a copy unless chunks.plain().
   torch::Tensor whole();
+  /// Calls visit(rows, range) for all rows, range by range, as chunks arrive.
+  template <class Visit>
+  void for_each(const Visit& visit) {
+    if (chunks_.plain()) return visit(whole(), IndexRange{0, chunks_.tokens()});
+    for (int64_t c = 0; c < chunks_.count(); ++c) {
+      for (int rank = 0; rank < chunks_.ranks(); ++rank) {
+        visit(rows(rank, c), chunks_.rows(rank, c));
+      }
+    }
+  }
 
  private:
   TokenChunks chunks_;
@@ -60,8 +70,7 @@ class TokenGather {
   std::vector<Work> works_;
 };
 
-/// Sums rows and leaves each rank its own. The caller fills rows(rank, c) of
-/// all ranks, then calls start(c), for each chunk in order.
+/// Sums rows over the ranks, and leaves each rank its own.
 class TokenReduceScatter {
  public:
   TokenReduceScatter(
@@ -69,15 +78,29 @@ class TokenReduceScatter {
       const TokenChunks& chunks, const TensorParallel& parallel,
       const std::string& label);
 
-  /// Where to write; uninitialised.
-  torch::Tensor rows(int rank, int64_t chunk);
-  /// The rows of all ranks, where the chunks are plain().
-  torch::Tensor all() const { return buffers_[0]; }
-  void start(int64_t chunk);
-  /// This rank's [tokens_r, width]; waits for all chunks.
+  /// Calls write(rows, range), which fills the uninitialised rows, for all
+  /// rows, range by range. Starts the collective of a chunk as soon as it is
+  /// filled.
+  template <class Write>
+  void fill(const Write& write) {
+    for (int64_t c = 0; c < chunks_.count(); ++c) {
+      if (chunks_.plain()) {
+        write(buffers_[0], IndexRange{0, chunks_.tokens()});
+      } else {
+        for (int rank = 0; rank < chunks_.ranks(); ++rank) {
+          write(rows(rank, c), chunks_.rows(rank, c));
+        }
+      }
+      start(c);
+    }
+  }
+  /// Waits for all chunks, and returns this rank's [tokens_r, width].
   torch::Tensor finish();
 
  private:
+  torch::Tensor rows(int rank, int64_t chunk);
+  void start(int64_t chunk);
+
   TokenChunks chunks_;
   TensorParallel parallel_;
   std::string label_;
@@ -88,12 +111,12 @@ class TokenReduceScatter {
   std::vector<Work> works_;
 };
 
-/// The same at once: all rows of `mine` [tokens_r, width].
+/// All-gathers the rows of `mine` [tokens_r, width] at once.
 torch::Tensor gather_tokens(
     const torch::Tensor& mine, int64_t tokens, const TensorParallel& parallel,
     const std::string& label);
 
-/// And this rank's rows of the sum of `all` [tokens, width].
+/// Reduce-scatters `all` [tokens, width] at once: this rank's rows of the sum.
 torch::Tensor scatter_tokens(
     const torch::Tensor& all, const TensorParallel& parallel,
     const std::string& label);

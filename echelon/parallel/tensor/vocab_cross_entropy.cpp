@@ -1,9 +1,10 @@
-// A rank's part of a row of logits is reduced to its largest, m, the sum s of
-// exp(x - m), and the target's logit, t (0 where it is elsewhere). All ranks'
-// three numbers make the row's:
+// Each rank reduces its shard of a row of logits to three numbers: the largest
+// logit m, the sum s of exp(x - m), and the target's logit t (0 if another rank
+// has it). The numbers of all ranks give those of the row:
 //
-//   M = max m_r    logsumexp = M + log(sum of s_r exp(m_r - M))    t = sum of
-//   t_r
+//   M = max m_r
+//   logsumexp = M + log(sum of s_r exp(m_r - M))
+//   t = sum of t_r
 #include "echelon/parallel/tensor/vocab_cross_entropy.h"
 
 #include <torch/autograd.h>
@@ -12,9 +13,9 @@
 #include <limits>
 
 #include "echelon/error.h"
-#include "echelon/parallel/tensor/once.h"
-#include "echelon/parallel/tensor/row_chunks.h"
+#include "echelon/parallel/tensor/autograd_support.h"
 #include "echelon/parallel/tensor/token_ids.h"
+#include "echelon/text/format.h"
 
 namespace echelon {
 namespace {
@@ -37,7 +38,8 @@ torch::Dtype sum_dtype(const Tensor& logits) {
                                                  : torch::kFloat32;
 }
 
-// [3, rows]: largest, sum of exponentials, target's logit, of the part here.
+// [3, rows]: largest logit, sum of exponentials and target's logit of this
+// shard.
 Tensor
 local_sums(const Tensor& rows, const Tensor& targets, const IndexRange& range) {
   const auto dtype = sum_dtype(rows);
@@ -51,7 +53,7 @@ local_sums(const Tensor& rows, const Tensor& targets, const IndexRange& range) {
     const auto part = rows.slice(0, begin, end);
     auto most = part.amax({1}, true).to(dtype);
     sums[0].slice(0, begin, end).copy_(most.squeeze(1));
-    // A row that is -infinity throughout has no exponential to count.
+    // In a row of -infinity all exponentials are 0, not NaN.
     most.masked_fill_(most.eq(-kInfinity), 0);
     const auto parts = at::sub(part, most).exp_();
     auto sum = sums[1].slice(0, begin, end);
@@ -74,7 +76,7 @@ Tensor of_all_ranks(
   return all;
 }
 
-// [rows] logsumexp and the target's logit, of the whole vocabulary.
+// [rows] logsumexp and the target's logit, over the whole vocabulary.
 std::pair<Tensor, Tensor> over_ranks(const Tensor& sums, const Loss& loss) {
   const auto& parallel = loss.parallel;
   if (parallel.size() == 1) return {sums[0] + sums[1].log(), sums[2]};
@@ -146,12 +148,10 @@ void check_logits(
     const TensorParallel& parallel) {
   const int64_t here = parallel.part_of(vocabulary).size();
   if (logits.dim() > 0 && logits.size(-1) == here) return;
-  throw ConfigError(
-      std::string("[") + function + "] logits of " +
-      std::to_string(logits.dim() > 0 ? logits.size(-1) : 0) +
-      " ids, but rank " + std::to_string(parallel.rank()) + " of " +
-      std::to_string(parallel.size()) + " has " + std::to_string(here) +
-      " of the vocabulary's " + std::to_string(vocabulary));
+  throw ConfigError(format(
+      "[{}] logits of {} ids, but rank {} of {} has {} of the vocabulary's {}",
+      function, logits.dim() > 0 ? logits.size(-1) : 0, parallel.rank(),
+      parallel.size(), here, vocabulary));
 }
 
 }  // namespace
@@ -162,11 +162,11 @@ Tensor vocab_cross_entropy(
     const std::string& label) {
   check_logits("vocab_cross_entropy", logits, vocabulary, parallel);
   if (targets.sizes() != logits.sizes().slice(0, logits.dim() - 1)) {
-    throw ConfigError(
-        "[vocab_cross_entropy] " + std::to_string(targets.numel()) +
-        " targets for " +
-        std::to_string(logits.numel() / std::max<int64_t>(1, logits.size(-1))) +
-        " rows of logits; their shapes must agree but for the vocabulary");
+    throw ConfigError(format(
+        "[vocab_cross_entropy] {} targets for {} rows of logits; their shapes "
+        "must agree but for the vocabulary",
+        targets.numel(),
+        logits.numel() / std::max<int64_t>(1, logits.size(-1))));
   }
   detail::check_ids(targets, vocabulary, label + " targets", ignore_index);
   auto loss = c10::make_intrusive<Loss>();
@@ -183,7 +183,7 @@ Tensor vocab_argmax(
   check_logits("vocab_argmax", logits, vocabulary, parallel);
   const torch::NoGradGuard no_grad;
   if (parallel.size() == 1) return logits.argmax(-1);
-  // Both numbers fit a float64: float32 logits, and ids up to 2^53.
+  // Both numbers fit into float64: float32 logits, and ids up to 2^53.
   auto shape = logits.sizes().vec();
   shape.back() = 1;
   auto value =

@@ -7,10 +7,11 @@
 
 #include "echelon/error.h"
 #include "echelon/layers/low_precision.h"
-#include "echelon/parallel/tensor/once.h"
+#include "echelon/parallel/tensor/autograd_support.h"
 #include "echelon/parallel/tensor/token_ids.h"
 #include "echelon/parallel/tensor/token_rows.h"
 #include "echelon/profiling/operator_scope.h"
+#include "echelon/text/format.h"
 
 namespace echelon {
 namespace {
@@ -25,8 +26,9 @@ struct Lookup : torch::CustomClassHolder {
   std::string label;
 };
 
-// The gradient of a table of `rows` rows. CPUs add each token's to its row in
-// the gradient's dtype, where the sum of a frequent one stagnates.
+// The gradient of a table of `rows` rows. CPUs add the tokens' gradients in
+// their own dtype, where the sum of a frequent token would stagnate in low
+// precision.
 Tensor gradient_of_rows(
     const Tensor& gradient, const Tensor& ids, int64_t rows,
     int64_t padding = -1) {
@@ -36,7 +38,7 @@ Tensor gradient_of_rows(
       .to(gradient.scalar_type());
 }
 
-// at::embedding, but for its gradient.
+// at::embedding, with the gradient above.
 class Rows : public torch::autograd::Function<Rows> {
  public:
   static Tensor
@@ -62,8 +64,9 @@ Tensor rows_of_table(const Tensor& weight, const Tensor& ids) {
                                                 : at::embedding(weight, ids);
 }
 
-// Rows of the ids that are here, zeros for the others; summed over the ranks.
-class CutLookup : public torch::autograd::Function<CutLookup> {
+// Looks up the ids of this rank, with zeros for others, and sums over the
+// ranks.
+class ShardedLookup : public torch::autograd::Function<ShardedLookup> {
  public:
   static Tensor forward(
       AutogradContext* context, const Tensor& weight, const Tensor& ids,
@@ -101,7 +104,7 @@ class CutLookup : public torch::autograd::Function<CutLookup> {
       gradient = detail::gather_tokens(
           gradient, ids.numel(), lookup.parallel, lookup.label + " gather");
     }
-    // One row more, of the ids that are elsewhere.
+    // One more row takes the ids of other ranks.
     const auto all = gradient_of_rows(
         gradient.reshape({ids.numel(), gradient.size(-1)}),
         detail::local_ids(ids, range, rows).flatten(), rows + 1,
@@ -139,9 +142,9 @@ VocabParallelEmbedding::VocabParallelEmbedding(
 
 Tensor VocabParallelEmbedding::forward(const Tensor& ids) {
   if (ids.dim() != 2) {
-    throw ConfigError(
-        "[" + label_ + "] token ids have " + std::to_string(ids.dim()) +
-        " dimensions; they are [batch, sequence]");
+    throw ConfigError(format(
+        "[{}] token ids have {} dimensions; they are [batch, sequence]", label_,
+        ids.dim()));
   }
   detail::check_ids(ids, vocabulary_, label_);
   if (parallel_.size() == 1) return rows_of_table(weight, ids);
@@ -149,7 +152,7 @@ Tensor VocabParallelEmbedding::forward(const Tensor& ids) {
   lookup->vocabulary = vocabulary_;
   lookup->parallel = parallel_;
   lookup->label = label_;
-  return CutLookup::apply(weight, ids, lookup);
+  return ShardedLookup::apply(weight, ids, lookup);
 }
 
 PositionEmbedding::PositionEmbedding(
@@ -162,10 +165,10 @@ PositionEmbedding::PositionEmbedding(
 Tensor PositionEmbedding::forward(const Tensor& x, const Tensor& like) {
   const int64_t sequence = like.size(1);
   if (sequence > weight.size(0)) {
-    throw ConfigError(
-        "[model] a sequence of " + std::to_string(sequence) +
-        " tokens is longer than positions=" + std::to_string(weight.size(0)) +
-        "; shorten data.sequence or give the model more positions");
+    throw ConfigError(format(
+        "[model] a sequence of {} tokens is longer than positions={}; shorten "
+        "data.sequence or give the model more positions",
+        sequence, weight.size(0)));
   }
   if (!parallel_.cuts_tokens()) return x + weight.narrow(0, 0, sequence);
   const auto mine = parallel_.part_of(like.size(0) * sequence);

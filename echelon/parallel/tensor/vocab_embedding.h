@@ -1,5 +1,5 @@
-// Embeddings of tokens whose table is cut along the vocabulary, and of
-// positions.
+// Token embeddings whose table is sharded along the vocabulary, and position
+// embeddings.
 #pragma once
 
 #include <torch/types.h>
@@ -13,21 +13,21 @@
 namespace echelon {
 
 /// weight [vocabulary_r, hidden]: the rows even_range(vocabulary, rank, ranks).
-/// Each rank looks up the ids that it has, and the rows are summed.
+/// Each rank looks up its own ids, and the results are summed over the ranks.
 class VocabParallelEmbedding : public ShardedModule {
  public:
   VocabParallelEmbedding(
       int64_t vocabulary, int64_t hidden, TensorParallel parallel,
       std::string label);
 
-  /// ids [batch, sequence], int32 or int64, the same on every rank ->
-  /// [batch, sequence, hidden], or with cut tokens this rank's
-  /// [tokens_r, hidden]. One all-reduce, or reduce-scatter; backward gathers
-  /// the gradient when tokens are cut. All ranks of the group call.
+  /// ids [batch, sequence], int32 or int64, the same on every rank -> [batch,
+  /// sequence, hidden], or with sharded tokens this rank's [tokens_r, hidden].
+  /// Costs one all-reduce; with sharded tokens one reduce-scatter, and one
+  /// all-gather in backward. Every rank of the group calls this.
   ///
-  /// DataError for an id outside of the vocabulary, with its position and
-  /// value; on a GPU, where looking would stop the stream, a device-side
-  /// assertion.
+  /// Throws DataError for an id outside of the vocabulary, with its position
+  /// and value. On a GPU it is a device-side assertion, since a check would
+  /// stall the stream.
   torch::Tensor forward(const torch::Tensor& ids);
 
   torch::Tensor weight;
@@ -38,19 +38,19 @@ class VocabParallelEmbedding : public ShardedModule {
   std::string label_;
 };
 
-/// Learned positions: weight [positions, hidden], whole on every rank. Its
-/// gradient is this rank's part of a sum when tokens are cut.
+/// Learned positions: weight [positions, hidden] on every rank. With sharded
+/// tokens its gradient is this rank's term of a sum.
 class PositionEmbedding : public ShardedModule {
  public:
   PositionEmbedding(int64_t positions, int64_t hidden, TensorParallel parallel);
 
-  /// x plus the weight of each token's position in its sample.
+  /// Adds to each token the weight of its position in its sample.
   ///
-  ///   x        [batch, sequence, hidden], or with cut tokens [tokens_r,
-  ///   hidden] like     any tensor [batch, sequence, …]: how the tokens are
-  ///   laid returns  as x
+  ///   x        [batch, sequence, hidden], or this rank's [tokens_r, hidden]
+  ///   like     any tensor [batch, sequence, …], for the shape of the batch
+  ///   returns  a tensor like x
   ///
-  /// ConfigError when the sequence is longer than the positions.
+  /// Throws ConfigError when the sequence is longer than `positions`.
   torch::Tensor forward(const torch::Tensor& x, const torch::Tensor& like);
 
   torch::Tensor weight;

@@ -7,12 +7,13 @@
 
 #include "echelon/checkpoint/files/reader.h"
 #include "echelon/error.h"
+#include "echelon/text/format.h"
 #include "echelon/train/saving/saved_state.h"
 
 namespace echelon {
 namespace {
 
-// "[data] name = …" and so on, as to_toml writes a table.
+// The lines of a table as to_toml writes it: "name = …".
 std::vector<std::string>
 lines_of_table(const std::string& toml, const std::string& table) {
   std::vector<std::string> lines;
@@ -48,9 +49,9 @@ std::vector<std::string> lines_of(const std::string& text) {
   return lines;
 }
 
-// Of lines "key = value", those that are not in `then`: "PLACE key = value,
-// then another". A key may be there twice: its first line is compared with the
-// first.
+// Compares lines "key = value" and returns "PLACE key = value, then VALUE" for
+// those of `now` that are not in `then`. Where a key occurs twice, first lines
+// are compared with first ones.
 std::vector<std::string> changes(
     const std::string& place, std::vector<std::string> now,
     std::vector<std::string> then) {
@@ -60,35 +61,34 @@ std::vector<std::string> changes(
     then.erase(same);
     return true;
   });
-  std::vector<std::string> words;
+  std::vector<std::string> lines;
   for (const auto& line : now) {
     const auto before = std::find_if(
         then.begin(), then.end(),
         [&](const auto& other) { return key_of(other) == key_of(line); });
     const bool known = before != then.end();
-    words.push_back(
-        place + " " + line + ", then " +
-        (known ? value_of(*before) : "not set"));
+    lines.push_back(format(
+        "{} {}, then {}", place, line,
+        (known ? value_of(*before) : "not set")));
     if (known) then.erase(before);
   }
-  return words;
+  return lines;
 }
 
-// What decides which samples a step sees.
+// Changes of what decides which samples a step sees.
 std::vector<std::string> changes_of_samples(
     const CheckpointManifest& manifest, const Job& job,
     const std::string& samples) {
-  std::vector<std::string> words;
+  std::vector<std::string> lines;
   if (manifest.seed != job.train.seed) {
-    words.push_back(
-        "[train] seed = " + std::to_string(job.train.seed) + ", then " +
-        std::to_string(manifest.seed));
+    lines.push_back(
+        format("[train] seed = {}, then {}", job.train.seed, manifest.seed));
   }
   for (auto& line :
        changes("data:", lines_of(samples), lines_of(manifest.data))) {
-    words.push_back(std::move(line));
+    lines.push_back(std::move(line));
   }
-  return words;
+  return lines;
 }
 
 void check_same_samples(
@@ -102,11 +102,11 @@ void check_same_samples(
   throw CheckpointError(
       place + ": " + what +
       ": the samples would not be those that it has not seen yet; set "
-      "checkpoint.force = true to go on all the same, or checkpoint.resume = "
-      "\"never\" to begin anew");
+      "checkpoint.force = true to resume all the same, or checkpoint.resume = "
+      "\"never\" to start from step 0");
 }
 
-// Training comes to their steps again.
+// Training will save the steps of these checkpoints again.
 void make_room(const std::vector<CheckpointPlace>& damaged) {
   for (const auto& place : damaged) {
     std::fprintf(
@@ -115,7 +115,7 @@ void make_room(const std::vector<CheckpointPlace>& damaged) {
   }
 }
 
-// Than the run and its checkpoints.
+// Whether `named` is neither the run nor one of its checkpoints.
 bool names_others(
     const std::filesystem::path& named, const std::filesystem::path& run,
     const std::vector<CheckpointPlace>& own) {
@@ -163,7 +163,8 @@ std::vector<std::string> differences(
   std::vector<std::string> lines;
   const auto differ = [&](const std::string& what, const std::string& now,
                           const std::string& then) {
-    if (then != now) lines.push_back(what + ": " + now + ", then " + then);
+    if (then != now)
+      lines.push_back(format("{}: {}, then {}", what, now, then));
   };
   differ("layout", to_string(job.layout), manifest.layout);
   differ(
@@ -207,11 +208,11 @@ Resumed resume(
     } catch (const CheckpointError& error) {
       damage = error.what();
     }
-    // All ranks see the same of it, or none goes on.
+    // Either all ranks can read it, or none uses it.
     const auto seen = world.exchange(damage);
     for (size_t rank = 0; rank < seen.size() && damage.empty(); ++rank) {
       if (!seen[rank].empty()) {
-        damage = "rank " + std::to_string(rank) + ": " + seen[rank];
+        damage = format("rank {}: {}", rank, seen[rank]);
       }
     }
     if (damage.empty()) {
@@ -237,9 +238,9 @@ Resumed resume(
           place.path.c_str(), first_line(damage).c_str());
     }
   }
-  throw CheckpointError(
-      "no checkpoint is whole, of " + std::to_string(from.candidates.size()) +
-      "; the last one: " + last);
+  throw CheckpointError(format(
+      "no checkpoint is intact, of {}; the last one: {}",
+      from.candidates.size(), last));
 }
 
 }  // namespace echelon

@@ -13,6 +13,7 @@
 #include "echelon/checkpoint/tensors/tensor_file.h"
 #include "echelon/error.h"
 #include "echelon/parallel/data/coalesced.h"
+#include "echelon/text/format.h"
 #include "echelon/train/saving/saved_state_impl.h"
 
 namespace echelon {
@@ -20,10 +21,10 @@ namespace {
 
 using torch::Tensor;
 
-// Of what is read before it is converted or goes to a device.
+// Bytes that are staged at a time, to be converted or copied to a device.
 constexpr int64_t kStagedBytes = 256 << 20;
 
-// What a manifest has to have.
+// What a manifest must say about a tensor.
 struct Expected {
   SavedKind kind;
   std::vector<int64_t> shape;
@@ -42,7 +43,7 @@ expected_of(const ModelSource& source, const Optimizer& optimizer) {
     all[info.name] = {
         trained ? SavedKind::parameter : SavedKind::buffer, info.shape,
         info.dtype.starts_with("float")};
-    // One without elements has no state to write either.
+    // A parameter without elements has no state either.
     if (!trained || source.frozen.contains(info.name) ||
         whole_box(info.shape).numel() == 0) {
       continue;
@@ -56,7 +57,7 @@ expected_of(const ModelSource& source, const Optimizer& optimizer) {
   return all;
 }
 
-// What is different, in words; empty when nothing is.
+// Says what is different; empty when nothing is.
 std::string difference(const SavedTensor& saved, const Expected& here) {
   if (saved.kind != here.kind) {
     return "is a tensor of kind " + to_string(saved.kind) + ", here " +
@@ -100,23 +101,23 @@ void check_state(
     if (of_model && !expected.contains(name)) add(name, "unexpected");
   }
   if (problems.empty()) return;
-  throw CheckpointError(
-      "the checkpoint of step " + std::to_string(manifest.step) +
-      " is not of this model and optimizer; resume with the [model] and "
-      "[optimizer] that it was saved with:" +
-      problems);
+  throw CheckpointError(format(
+      "the checkpoint of step {} is not of this model and optimizer; resume "
+      "with the [model] and [optimizer] that it was saved with:{}",
+      manifest.step, problems));
 }
 
 // -------------------------------------------------------------------- loading
 
 namespace {
 
-// One number for each parameter, of which several may have the same tensor.
-bool is_number(const StatePart& part) {
+// Whether it is one number of a parameter, whose tensor several may share.
+bool is_number(const StateShard& part) {
   return part.kind == SavedKind::optimizer && part.tensor.dim() == 0;
 }
 
-// Reads parts, by as few calls of the reader as the host's memory allows.
+// Fills shards by as few calls of the reader as host memory allows. Values of
+// another dtype or device are staged first.
 class Filling {
  public:
   explicit Filling(CheckpointReader& reader) : reader_(reader) {
@@ -125,7 +126,7 @@ class Filling {
     }
   }
 
-  void add(const StatePart& part) {
+  void add(const StateShard& part) {
     const SavedTensor& saved = *saved_.at(part.name);
     if (is_number(part)) {
       numbers_.push_back(
@@ -144,7 +145,7 @@ class Filling {
     }
   }
 
-  /// Lines on what could not be taken over.
+  /// Returns lines about what could not be restored as it was saved.
   std::vector<std::string> finish() {
     flush();
     for (const auto& [live, filled] : strided_) live.copy_(filled);
@@ -181,7 +182,7 @@ class Filling {
     const int64_t most = kStagedBytes / width;
     for (int64_t at = 0; at < numel; at += most) {
       for (const auto& piece :
-           cut({placed}, {at, std::min(at + most, numel)})) {
+           elements_of({placed}, {at, std::min(at + most, numel)})) {
         stage(
             saved, piece,
             to.as_strided(
@@ -191,7 +192,7 @@ class Filling {
     }
   }
 
-  // To be converted, or to go to a device.
+  // Reads into host memory first, to convert values or copy them to a device.
   void
   stage(const SavedTensor& saved, const PlacedBox& placed, const Tensor& to) {
     const Tensor memory = torch::empty(
@@ -230,10 +231,10 @@ class Filling {
       Tensor(same.front()->tensor).fill_(value(*most));
       if (value(*least) == value(*most)) continue;
       std::ostringstream line;
-      line
-          << "\"" << (*least)->name << "\" was " << value(*least) << " and \""
-          << (*most)->name << "\" " << value(*most)
-          << "; here they lie in one flat shard, which goes on with the larger";
+      line << "\"" << (*least)->name << "\" was " << value(*least) << " and \""
+           << (*most)->name << "\" " << value(*most)
+           << "; here they share one flat shard, which continues with the "
+              "larger";
       lines.push_back(line.str());
     }
     return lines;
@@ -248,15 +249,15 @@ class Filling {
   std::vector<std::pair<Tensor, Tensor>> strided_;  // live, filled
 };
 
-// Generators of another number of ranks drew other numbers.
+// Random state fits the same number of ranks only: each drew its own numbers.
 std::vector<std::string> load_random(
     CheckpointReader& reader, const World& world, const MeshGroups& groups) {
   const auto& manifest = reader.manifest();
   if (manifest.ranks != groups.mesh().size()) {
-    return {
-        "random state is that of " + std::to_string(manifest.ranks) +
-        " ranks, here are " + std::to_string(groups.mesh().size()) +
-        ": generators start from the seed"};
+    return {format(
+        "random state is that of {} ranks, here are {}: generators start from "
+        "the seed",
+        manifest.ranks, groups.mesh().size())};
   }
   std::vector<std::string> lines;
   for (auto& [name, generator] : random_sources(world, groups)) {
@@ -267,8 +268,8 @@ std::vector<std::string> load_random(
         saved->dtype != "U8") {
       lines.push_back(
           "\"" + name +
-          "\" is not in the checkpoint, or of another kind of "
-          "generator: it starts from the seed");
+          "\" is not in the checkpoint, or of another kind of generator: it "
+          "starts from the seed");
       continue;
     }
     reader.read(
@@ -285,7 +286,7 @@ std::string replaced(std::string text, char from, char to) {
   return text;
 }
 
-// Those of all ranks of the mesh, the lowest rank's first, each once.
+// The distinct lines of all ranks of the mesh, the lowest rank's first.
 std::vector<std::string> gather_all(
     std::vector<std::string> lines, const MeshGroups& groups,
     torch::Device device) {
@@ -316,14 +317,13 @@ std::vector<std::string> load_state(
   const torch::NoGradGuard no_grad;
   const std::string failed = "!";
   std::vector<std::string> lines;
-  // What a step left under way has ended on every rank before anything is
-  // written.
+  // Pending work of the last step must end on every rank before values change.
   state.model().before_load();
   world.group().barrier();
   try {
     check_state(reader.manifest(), source, state.optimizer());
     Filling filling(reader);
-    for (const auto& part : parts_to_load(state, source)) filling.add(part);
+    for (const auto& part : shards_to_load(state, source)) filling.add(part);
     lines = filling.finish();
     for (auto& line : load_random(reader, world, groups)) {
       lines.push_back(std::move(line));

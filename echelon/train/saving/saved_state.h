@@ -1,17 +1,17 @@
-// What a rank saves of its training, and filling it from a checkpoint of any
-// layout.
+// What a rank saves of its training state, and how it restores that from a
+// checkpoint of any layout.
 //
-//   StateSnapshot snapshot;                       // one for all saves of a
-//   rank snapshot.take(parts_to_save(state, source, world, groups));
+//   StateSnapshot snapshot;  // one for all saves of a rank
+//   snapshot.take(shards_to_save(state, source, world, groups));
 //   write_rank_file(folder, rank_file_name(rank), snapshot.slices());
 //
 //   CheckpointReader reader(folder);
 //   for (const auto& line : load_state(state, reader, source, world, groups)) …
 //
-// Names are those of the whole model, tied parameters by the first of theirs;
-// the optimizer's state is "PARAMETER/exp_avg" and alike, of the parameter's
-// shape, and "PARAMETER/step", one number; random state is "random/cpu/RANK"
-// and, with a GPU, "random/cuda/RANK".
+// Names are those of the full model; a tied parameter has the first of its
+// names. The optimizer's state is "PARAMETER/exp_avg" and the like, of the
+// parameter's shape, and "PARAMETER/step", one number. Random state is
+// "random/cpu/RANK" and, with a GPU, "random/cuda/RANK".
 #pragma once
 
 #include <torch/types.h>
@@ -29,69 +29,69 @@
 
 namespace echelon {
 
-/// What is here of one tensor of the whole model.
-struct StatePart {
+/// What a rank has of one tensor of the full model.
+struct StateShard {
   std::string name;  // as in a manifest
   SavedKind kind = SavedKind::parameter;
-  std::vector<int64_t> shape;  // of the whole tensor
-  /// The live one. Boxes are placed among its elements in row-major order,
-  /// whatever its own strides are.
+  std::vector<int64_t> shape;  // of the full tensor
+  /// The live tensor. Boxes refer to its elements in row-major order, whatever
+  /// its own strides are.
   torch::Tensor tensor;
-  std::vector<PlacedBox> boxes;  // none that are empty
+  std::vector<PlacedBox> boxes;  // none of them empty
 };
 
-/// What this rank writes: with those of the other ranks each element of the
-/// model once. Ranks that have the same share the work, each an equal number of
-/// bytes; which of them writes what does not depend on values.
+/// What this rank writes, so that all ranks together write each element of the
+/// model once. Replicas each write an equal number of bytes; who writes what
+/// does not depend on values.
 ///
-///   parameters, optimizer's state   of parts that overlap between
-///   tensor-parallel
-///                                   ranks, those that own them write them
-///   buffers   the first data-parallel rank writes them: others may have added
-///             statistics of their own samples, which the next forward replaces
-///   random state  each rank its own
+///   parameters and optimizer state   where tensor-parallel shards overlap, the
+///                  rank that owns an element writes it
+///   buffers        the first data-parallel rank writes them: others may have
+///                  added statistics of their own samples, which the next
+///                  forward replaces
+///   random state   each rank writes its own
 ///
-/// No rank communicates. State of parameters that are not trained is left out.
-std::vector<StatePart> parts_to_save(
+/// No rank communicates. State of frozen parameters is left out.
+std::vector<StateShard> shards_to_save(
     const TrainingState& state, const ModelSource& source, const World& world,
     const MeshGroups& groups);
 
-/// All that this rank has, random state left out, in the model's order.
-/// Parameters of one flat shard share their "step"; parameters that are tied
-/// across pipeline stages, or within one rank, all come by their first name.
-std::vector<StatePart>
-parts_to_load(const TrainingState& state, const ModelSource& source);
+/// Everything that this rank has, without random state, in the model's order.
+/// Parameters of one flat shard share their "step"; parameters that are tied,
+/// across pipeline stages or within a rank, all have their first name.
+std::vector<StateShard>
+shards_to_load(const TrainingState& state, const ModelSource& source);
 
-/// What is to be written, in the host's memory: copies, in memory that is used
-/// again, or the live values.
+/// The values to write, in host memory: copies, in memory that is reused, or
+/// the live values.
 class StateSnapshot {
  public:
-  /// Copies, into pinned memory where a part is on a GPU, and waits until that
-  /// is done: training may go on then. What the last take() gave is
-  /// overwritten. Throws Error when the host has not so much memory, with the
-  /// bytes.
-  void take(const std::vector<StatePart>& parts);
+  /// Copies, into pinned memory where a shard is on a GPU, and waits for that:
+  /// then training may continue. Overwrites what the last take() copied. Throws
+  /// Error, with the bytes, when the host has too little memory.
+  void take(const std::vector<StateShard>& parts);
 
   /// take() in two halves, between which forward and backward may run, but no
-  /// update: begin() copies what such a pass changes (buffers, random state)
-  /// and what lies on a GPU; finish(), on any thread, what the host's memory
-  /// has of parameters and the optimizer's state. begin() throws as take().
-  void begin(const std::vector<StatePart>& parts);
+  /// update. begin() copies what such a pass changes (buffers, random state)
+  /// and what is on a GPU; finish(), on any thread, copies parameters and
+  /// optimizer state in host memory. begin() throws as take().
+  void begin(const std::vector<StateShard>& parts);
   void finish();
 
-  /// For who waits until it is written, and changes nothing meanwhile: as
-  /// take(), but what lies in the host's memory as it is written is not copied.
-  void refer_to(const std::vector<StatePart>& parts);
+  /// As take(), but refers to values that are in host memory as they are
+  /// written instead of copying them: for callers that change nothing until
+  /// they are.
+  void refer_to(const std::vector<StateShard>& parts);
 
-  /// Of the last call; what they point to lives until the next.
+  /// The slices of the last call; their bytes live until the next.
   const std::vector<SliceBytes>& slices() const { return slices_; }
-  /// Of all slices.
+  /// The bytes of all slices.
   int64_t bytes() const { return bytes_; }
 
  private:
-  /// What is done about memory of the host that can be written as it lies.
+  /// How values are treated that are in host memory as they are written.
   enum class HostMemory { copied, copied_later, referred_to };
-  void fill(const std::vector<StatePart>& parts, HostMemory how);
+  void fill(const std::vector<StateShard>& parts, HostMemory how);
 
   struct Later {
     const std::byte* from;
@@ -100,7 +100,7 @@ class StateSnapshot {
   };
 
   torch::Tensor memory_;
-  std::vector<torch::Tensor> live_;  // that are read later
+  std::vector<torch::Tensor> live_;  // tensors that are read later
   std::vector<Later> later_;
   std::vector<SliceBytes> slices_;
   int64_t bytes_ = 0;
@@ -108,25 +108,24 @@ class StateSnapshot {
 
 /// Compares names, kinds, shapes and dtypes of parameters, buffers and the
 /// state of `optimizer` with a manifest's. Throws CheckpointError that lists
-/// every one that is missing, unexpected, or other than here. Floating-point
-/// dtypes may differ: values are converted. Random state is no concern, nor
-/// state that this optimizer does not keep.
+/// every tensor that is missing, unexpected or different. Floating-point dtypes
+/// may differ: values are converted. Random state is not compared, nor state
+/// that this optimizer does not keep.
 void check_state(
     const CheckpointManifest& manifest, const ModelSource& source,
     const Optimizer& optimizer);
 
-/// Fills this rank's parts, reading only what it needs, and lets the model see
-/// them; the checkpoint may be of any layout. Every rank of `groups` calls it,
-/// and between steps.
+/// Fills this rank's shards from a checkpoint of any layout, reading only what
+/// it needs, and calls the model's after_load(). Every rank of `groups` calls
+/// this, between steps.
 ///
-/// Returns, the same on all ranks, what could not be taken over as it was
-/// saved, a line each: random state of another number of ranks, parameters of
-/// one flat shard that were updated another number of times each (the largest
-/// counts).
+/// Returns, the same on all ranks, what could not be restored as it was saved,
+/// a line each: random state of another number of ranks; parameters of one flat
+/// shard that were updated different numbers of times (the largest counts).
 ///
-/// Throws CheckpointError on every rank when it fails on one: what check_state
-/// says, or what the reader found. The state is a mixture then, to be filled
-/// from another checkpoint or given up.
+/// Throws CheckpointError on every rank when one rank fails, from check_state
+/// or the reader. The state is then a mixture, to be filled from another
+/// checkpoint or discarded.
 std::vector<std::string> load_state(
     TrainingState& state, CheckpointReader& reader, const ModelSource& source,
     const World& world, const MeshGroups& groups);

@@ -1,4 +1,4 @@
-// What the files of saved_state.h share. Not for others.
+// Shared by the sources of saved_state.h. Private to this folder.
 #pragma once
 
 #include <ATen/core/Generator.h>
@@ -15,7 +15,7 @@ struct RandomSource {
   at::Generator generator;
 };
 
-/// Those that this rank draws from by default.
+/// The default generators of this rank.
 std::vector<RandomSource>
 random_sources(const World& world, const MeshGroups& groups);
 

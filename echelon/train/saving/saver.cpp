@@ -15,12 +15,13 @@
 #include "echelon/checkpoint/files/rank_file.h"
 #include "echelon/error.h"
 #include "echelon/layout/layout.h"
+#include "echelon/text/format.h"
 
 namespace echelon {
 namespace {
 
-// Counted, since one may come at any time: of the process, whose ranks may be
-// threads.
+// Signals to the process, whose ranks may be threads. They are counted, since
+// one may arrive at any time.
 std::atomic<int> save_signals{0};
 std::atomic<int> answered_signals{0};
 
@@ -42,20 +43,19 @@ KeepRule keep_rule(const CheckpointOptions& options) {
   return rule;
 }
 
-// "rank 2: …" of the first rank that has something to say.
+// The first line that is not empty, as "rank 2: …".
 std::string first_of(const std::vector<std::string>& lines) {
   for (size_t rank = 0; rank < lines.size(); ++rank) {
     if (lines[rank].empty()) continue;
-    return lines.size() == 1
-               ? lines[rank]
-               : "rank " + std::to_string(rank) + ": " + lines[rank];
+    return lines.size() == 1 ? lines[rank]
+                             : format("rank {}: {}", rank, lines[rank]);
   }
   return {};
 }
 
 }  // namespace
 
-// A thread that does one thing at a time.
+// The thread of the current phase.
 struct Saver::Background {
   ~Background() { join(); }
   void join() {
@@ -64,7 +64,7 @@ struct Saver::Background {
 
   std::thread thread;
   std::atomic<bool> done{true};
-  std::atomic<bool> copied{true};        // so that the state may change
+  std::atomic<bool> copied{true};        // the state may change
   std::string error;                     // read when done
   std::unique_ptr<CheckpointLock> lock;  // rank 0's
 };
@@ -94,7 +94,7 @@ Saver::Saver(
   if (world_.size() > 1) require_shared_folder();
 }
 
-// Files of ranks on other hosts would be lost, after weeks perhaps.
+// Without a shared folder, files of ranks on other hosts would be lost.
 void Saver::require_shared_folder() {
   const auto sign = folder_ / (".seen-by-all-" + std::to_string(::getpid()));
   if (first()) std::ofstream(sign).put('\n');
@@ -106,12 +106,12 @@ void Saver::require_shared_folder() {
   if (first()) std::filesystem::remove(sign, ignored);
   for (size_t rank = 0; rank < blind.size(); ++rank) {
     if (blind[rank].empty()) continue;
-    throw ConfigError(
-        "[train] run: rank " + std::to_string(rank) + " does not see in its " +
-        blind[rank] +
-        " what rank 0 wrote; checkpoints need a folder that all "
-        "hosts share: name one, or have none ([checkpoint] at_end = false, "
-        "every_steps = 0, every_minutes = 0)");
+    throw ConfigError(format(
+        "[train] run: rank {} does not see in its {} what rank 0 wrote; "
+        "checkpoints need a folder that all hosts share: name one, or have "
+        "none ([checkpoint] at_end = false, every_steps = 0, every_minutes = "
+        "0)",
+        rank, blind[rank]));
   }
 }
 
@@ -122,7 +122,7 @@ Saver::~Saver() {
   }
 }
 
-void Saver::goes_on_from(int64_t step, const std::filesystem::path& path) {
+void Saver::resumed_from(int64_t step, const std::filesystem::path& path) {
   last_step_ = step;
   last_ = path;
 }
@@ -225,7 +225,7 @@ void Saver::run(std::function<void()> work) {
 }
 
 void Saver::begin(
-    TrainingState& state, const CheckpointManifest& now, bool beside) {
+    TrainingState& state, const CheckpointManifest& now, bool async) {
   last_begin_ = std::chrono::steady_clock::now();
   answer(told_);
   ++count_;
@@ -238,7 +238,7 @@ void Saver::begin(
     manifest_.loss_scale =
         SavedLossScale{scale.scale, scale.good_steps, scale.overflows};
   }
-  const std::string failed = copy(state, beside);
+  const std::string failed = copy(state, async);
   auto bytes =
       torch::tensor({static_cast<double>(snapshot_.bytes())}, torch::kFloat64)
           .to(world_.device());
@@ -255,7 +255,7 @@ void Saver::begin(
   });
 }
 
-// Nobody does before the folder is there.
+// Follows copying, in which rank 0 has made the folder.
 void Saver::write() {
   phase_ = Phase::writing;
   run([this] {
@@ -273,18 +273,19 @@ void Saver::commit() {
     try {
       keep_checkpoints(folder_, keep_rule(job_.checkpoint));
     } catch (const CheckpointError& error) {
-      // The new one is whole; the next one tries again.
+      // The new one is complete; the next one tries again.
       std::fprintf(
           stderr, "warning: an older checkpoint stays: %s\n", error.what());
     }
   });
 }
 
-// What went wrong: the others are not to wait for who has no memory for it.
-std::string Saver::copy(TrainingState& state, bool beside) {
+// Returns what went wrong instead of throwing: a rank without memory for the
+// copy must not keep the others waiting.
+std::string Saver::copy(TrainingState& state, bool async) {
   try {
-    const auto parts = parts_to_save(state, source_, world_, groups_);
-    beside ? snapshot_.begin(parts) : snapshot_.refer_to(parts);
+    const auto parts = shards_to_save(state, source_, world_, groups_);
+    async ? snapshot_.begin(parts) : snapshot_.refer_to(parts);
   } catch (const std::exception& error) {
     return error.what();
   }
@@ -319,8 +320,9 @@ void Saver::conclude(bool failed) {
 void Saver::fail() {
   ++failures_;
   if (first()) abandon_checkpoint(folder_, manifest_.step);
-  failure_ = "the checkpoint of step " + std::to_string(manifest_.step) +
-             " failed: " + first_of(world_.exchange(background_->error));
+  failure_ = format(
+      "the checkpoint of step {} failed: {}", manifest_.step,
+      first_of(world_.exchange(background_->error)));
   if (then_ == Then::nothing) return;  // save_and_wait() tells
   const std::string count = std::to_string(failures_);
   const int64_t attempts = job_.checkpoint.attempts;
@@ -333,8 +335,9 @@ void Saver::fail() {
   const std::string next =
       then_ == Then::one_more
           ? "a last one is tried now"
-          : "training goes on, the next interval tries again (" + count +
-                " of " + std::to_string(attempts) + ")";
+          : format(
+                "training continues, the next interval tries again ({} of {})",
+                count, attempts);
   std::fprintf(stderr, "warning: %s; %s\n", failure_.c_str(), next.c_str());
 }
 

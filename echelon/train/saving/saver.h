@@ -1,4 +1,4 @@
-// Saves training into the run's folder while it goes on.
+// Saves training into the run's folder while it continues.
 //
 //   Saver saver(job, source, world, groups, folder, recorder);
 //   each step:
@@ -8,11 +8,11 @@
 //     saver.after_step(state, what_is_known, sums);
 //   at the end: saver.save_and_wait(…) or saver.wait()
 //
-// A checkpoint goes through three phases, one at a time: every rank copies its
-// state (unless training waits for it) while rank 0 makes the folder; every
-// rank writes its file; rank 0 commits. All of it beside training, of which the
-// update alone waits for the copy. Ranks learn how the others are doing by
-// `news`, with the sums that a step has anyway.
+// A checkpoint passes through three phases, and only one is in flight. Copying:
+// every rank copies its state (unless training waits) while rank 0 makes the
+// folder. Writing: every rank writes its file. Committing: rank 0 commits. All
+// of it runs next to training, whose update alone waits for the copy. A phase
+// ends when the sums of a step say that all ranks have ended it (SaverNews).
 #pragma once
 
 #include <chrono>
@@ -31,71 +31,72 @@
 
 namespace echelon {
 
-/// What ranks tell each other, as summands.
+/// What a rank tells the others; summed over ranks.
 struct SaverNews {
-  double ready = 0;    // this rank has done its part of the phase
-  double failed = 0;   // it could not
-  double request = 0;  // a checkpoint is wanted: asked for, or it is time
+  double ready = 0;    // this rank has ended its part of the phase
+  double failed = 0;   // this rank has failed in it
+  double request = 0;  // a checkpoint is due: requested, or by time
 };
 
 class Saver {
  public:
   /// Every rank of the world makes one. Rank 0 takes the folder's lock. Throws
-  /// CheckpointError that names its owner, and ConfigError when not all ranks
-  /// see the folder. What is given outlives it.
+  /// CheckpointError that names the lock's owner, and ConfigError when not all
+  /// ranks see the folder. Borrows its arguments.
   Saver(
       const Job& job, const ModelSource& source, World& world,
       const MeshGroups& groups, const std::filesystem::path& folder,
       Recorder* recorder);
-  /// Waits for the writing thread; what is not committed is lost.
+  /// Waits for the writing thread. A checkpoint that is not committed is lost.
   ~Saver();
   Saver(const Saver&) = delete;
   Saver& operator=(const Saver&) = delete;
 
-  /// Training goes on from this checkpoint of the folder: its step is saved.
-  void goes_on_from(int64_t step, const std::filesystem::path& path);
+  /// Training was resumed from this checkpoint of the folder: its step is
+  /// saved.
+  void resumed_from(int64_t step, const std::filesystem::path& path);
 
-  /// Of this rank, for the sums of a step. What it tells of a request is
-  /// answered by the next checkpoint; one that comes later is told the next
-  /// time.
+  /// This rank's news for the sums of a step. The next checkpoint answers the
+  /// requests in it; later ones wait for the next news.
   SaverNews news();
 
-  /// Before anything changes parameters or the optimizer's state: returns when
-  /// this rank's copy of them is made. No rank communicates.
+  /// Call it before anything changes parameters or optimizer state: returns
+  /// when this rank has copied them. No rank communicates.
   void before_update();
 
   /// Whether after_step would begin a checkpoint.
   bool due(int64_t step, const SaverNews& all) const;
 
-  /// After a step's update. `all`: the news of all ranks, summed. `now`: the
-  /// manifest's fields that say where training is (step, position, metrics,
-  /// loss scale). Begins a checkpoint when one is due, waiting for the one
-  /// before. Failures are warned of. Every rank of the world calls. Throws
+  /// Every rank of the world calls this after a step's update. `all` is the sum
+  /// of all ranks' news, `now` has the manifest's fields that say where
+  /// training is (step, position, metrics). Begins a checkpoint when one is
+  /// due, after the previous one has ended. Warns of failures; throws
   /// CheckpointError when too many failed in a row.
   void after_step(
       TrainingState& state, const CheckpointManifest& now,
       const SaverNews& all);
 
-  /// Writes one now, unless one of this step is there, and returns when it is
-  /// whole; also when those before it failed, whatever their number. Every rank
-  /// calls. Throws CheckpointError when it fails.
+  /// Saves now, unless this step is saved already, and returns when the
+  /// checkpoint is complete, however many failed before. Every rank calls this.
+  /// Throws CheckpointError when it fails.
   void save_and_wait(TrainingState& state, const CheckpointManifest& now);
-  /// Until nothing is being written. Every rank calls. Throws as after_step.
+  /// Waits until nothing is being written. Every rank calls this. Throws as
+  /// after_step.
   void wait();
 
-  /// The newest whole one; empty: none yet.
+  /// The newest complete checkpoint; empty: none yet.
   const std::filesystem::path& last() const { return last_; }
-  /// How long training stood still for checkpoints, and how many began.
+  /// How long training waited for checkpoints, and how many were begun.
   double stopped_seconds() const { return stopped_seconds_; }
   int64_t count() const { return count_; }
 
  private:
   enum class Phase { idle, copying, writing, committing };
-  /// What follows when the one in flight fails.
+  /// What follows when the checkpoint in flight fails.
   enum class Then { training, one_more, nothing };
 
   void require_shared_folder();
-  void begin(TrainingState& state, const CheckpointManifest& now, bool beside);
+  void begin(TrainingState& state, const CheckpointManifest& now, bool async);
   void run(std::function<void()> work);
   void write();
   void commit();
@@ -104,7 +105,7 @@ class Saver {
   void fail();
   SaverNews progress() const;
   SaverNews exchange();
-  std::string copy(TrainingState& state, bool beside);
+  std::string copy(TrainingState& state, bool async);
   bool first() const { return world_.rank() == 0; }
 
   const Job& job_;
@@ -122,7 +123,7 @@ class Saver {
   int64_t failures_ = 0;  // in a row
   std::string failure_;   // the last one, the same on all ranks
   Then then_ = Then::training;
-  int told_ = 0;  // requests, in the last news()
+  int told_ = 0;  // requests in the last news()
   int64_t last_step_ = -1;
   std::filesystem::path last_;
   double stopped_seconds_ = 0;

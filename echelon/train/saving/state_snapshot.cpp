@@ -1,4 +1,4 @@
-// Host copies of a rank's state, one piece of memory for all of them.
+// Host copies of a rank's state, in one allocation.
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/types.h>
 #include <torch/utils.h>
@@ -8,6 +8,7 @@
 
 #include "echelon/checkpoint/tensors/tensor_file.h"
 #include "echelon/error.h"
+#include "echelon/text/format.h"
 #include "echelon/train/saving/saved_state.h"
 
 namespace echelon {
@@ -15,7 +16,7 @@ namespace {
 
 using torch::Tensor;
 
-// Of each slice: of any element, and of a line of the cache.
+// Alignment of each slice: that of any element, and of a cache line.
 constexpr int64_t kAlignment = 64;
 
 int64_t round_up(int64_t value, int64_t unit) {
@@ -37,7 +38,7 @@ Tensor view_of(const Tensor& tensor, const PlacedBox& placed) {
       placed.box.sizes, placed.strides, tensor.storage_offset() + placed.begin);
 }
 
-int64_t bytes_of(const StatePart& part, const PlacedBox& placed) {
+int64_t bytes_of(const StateShard& part, const PlacedBox& placed) {
   return placed.box.numel() * static_cast<int64_t>(part.tensor.element_size());
 }
 
@@ -47,13 +48,11 @@ Tensor host_memory(int64_t bytes, bool pinned) {
         {bytes}, torch::dtype(torch::kUInt8).pinned_memory(pinned));
   } catch (const c10::Error& error) {
     const std::string text = error.what_without_backtrace();
-    throw Error(
-        "[checkpoint] a copy of this rank's state takes " +
-        std::to_string(bytes) +
-        " bytes of the host's memory, which are not "
-        "there (" +
-        text.substr(0, text.find('\n')) +
-        "); with more ranks each has less to write");
+    throw Error(format(
+        "[checkpoint] a copy of this rank's state takes {} bytes of the host's "
+        "memory, which are not there ({}); with more ranks each has less to "
+        "write",
+        bytes, text.substr(0, text.find('\n'))));
   }
 }
 
@@ -73,15 +72,15 @@ void copy_out(const Tensor& from, const PlacedBox& placed, std::byte* to) {
 
 }  // namespace
 
-void StateSnapshot::take(const std::vector<StatePart>& parts) {
+void StateSnapshot::take(const std::vector<StateShard>& parts) {
   fill(parts, HostMemory::copied);
 }
 
-void StateSnapshot::begin(const std::vector<StatePart>& parts) {
+void StateSnapshot::begin(const std::vector<StateShard>& parts) {
   fill(parts, HostMemory::copied_later);
 }
 
-void StateSnapshot::refer_to(const std::vector<StatePart>& parts) {
+void StateSnapshot::refer_to(const std::vector<StateShard>& parts) {
   fill(parts, HostMemory::referred_to);
 }
 
@@ -90,16 +89,16 @@ void StateSnapshot::finish() {
   later_.clear();
 }
 
-void StateSnapshot::fill(const std::vector<StatePart>& parts, HostMemory how) {
+void StateSnapshot::fill(const std::vector<StateShard>& parts, HostMemory how) {
   const torch::NoGradGuard no_grad;
-  const auto lies_ready = [](const StatePart& part, const PlacedBox& placed) {
+  const auto lies_ready = [](const StateShard& part, const PlacedBox& placed) {
     return part.tensor.is_cpu() && part.tensor.is_contiguous() &&
            is_row_major(placed);
   };
-  const auto stays = [&](const StatePart& part, const PlacedBox& placed) {
+  const auto stays = [&](const StateShard& part, const PlacedBox& placed) {
     return how == HostMemory::referred_to && lies_ready(part, placed);
   };
-  const auto waits = [&](const StatePart& part, const PlacedBox& placed) {
+  const auto waits = [&](const StateShard& part, const PlacedBox& placed) {
     const bool updated =
         part.kind == SavedKind::parameter || part.kind == SavedKind::optimizer;
     return how == HostMemory::copied_later && updated &&

@@ -6,21 +6,20 @@
 #include <utility>
 
 #include "echelon/comm/nccl/cuda.h"
-#include "echelon/comm/trace/unsent_calls.h"
+#include "echelon/comm/trace/collective_trace.h"
 #include "echelon/error.h"
 #include "echelon/job/pipeline_schedule.h"
 #include "echelon/layers/ties.h"
 #include "echelon/layout/partition.h"
 #include "echelon/memory/layer_memory.h"
-#include "echelon/train/strategies/loss_layer.h"
-#include "echelon/train/strategies/model_cut.h"
+#include "echelon/train/strategies/model_partition.h"
 
 namespace echelon {
 namespace {
 
 using Calls = std::vector<PlannedCalls>;
 
-// One stage whose microbatches follow each other.
+// The schedule of one stage that runs its microbatches one after the other.
 Schedule one_stage(int64_t passes) {
   Schedule schedule{
       .name = "one stage",
@@ -34,24 +33,14 @@ Schedule one_stage(int64_t passes) {
   return schedule;
 }
 
-// Samples of the rank that has most.
-int64_t samples_of_rank(const Job& job) {
-  if (!job.train.rank_batch.empty()) {
-    return *std::max_element(
-        job.train.rank_batch.begin(), job.train.rank_batch.end());
-  }
-  const int64_t ranks = job.layout.data_degree();
-  return (job.train.batch + ranks - 1) / ranks;
-}
-
-// Each layer but the loss computed again in backward, in this way.
-LayerList computed_again(const LayerList& layers, Recompute choice) {
+// The list with this kind of recomputation for each layer but the loss.
+LayerList recomputed(const LayerList& layers, Recompute choice) {
   std::vector<Recompute> choices(layers.size(), choice);
   choices.back() = Recompute::none;
   return with_recompute(layers, choices);
 }
 
-Calls summed(const std::vector<UnsentCall>& calls) {
+Calls summed(const std::vector<TracedCollective>& calls) {
   Calls sums;
   for (const auto& one : calls) {
     auto found = std::find_if(sums.begin(), sums.end(), [&](const auto& sum) {
@@ -77,7 +66,7 @@ Counted count(
     const LayerList& layers, const std::vector<TensorSpec>& inputs,
     torch::Dtype compute, torch::DeviceType device) {
   Counted counted;
-  UnsentCalls calls;
+  CollectiveTrace calls;
   const CountOptions options{
       .dtype = compute,
       .device = device,
@@ -114,7 +103,7 @@ PlannedLayer planned(const LayerCost& cost) {
   return layer;
 }
 
-// A tied parameter lies once on each stage, with the first of its layers there.
+// A stage holds a tied parameter once, with the first of its layers there.
 void join_ties(
     MemoryModel& model, const LayerList& layers,
     const std::vector<LayerCost>& costs) {
@@ -161,15 +150,15 @@ std::vector<size_t> boundaries_of(
   if (job.layout.pp == 1) return {0, costs.size()};
   if (job.model.balance == "measured" && job.model.cut.empty()) {
     notes.push_back(
-        "[model] balance = \"measured\" is not measured here: stages are cut "
-        "by "
-        "counted operations");
+        "[model] balance = \"measured\" is not measured here: stages are "
+        "balanced "
+        "by counted operations");
   }
   return stage_boundaries(job, schedule, costs);
 }
 
 int64_t batch_bytes(const Job& job, const ModelSource& source) {
-  const int64_t samples = samples_of_rank(job);
+  const int64_t samples = largest_local_batch(job);
   int64_t bytes =
       TensorSpec{
           with_samples(samples, source.sample.target_shape),
@@ -181,7 +170,7 @@ int64_t batch_bytes(const Job& job, const ModelSource& source) {
   return bytes;
 }
 
-// What the job's ranks would have on this machine (World::device).
+// The device that the job's ranks would have on this machine (World::device).
 torch::DeviceType device_of(const Job& job) {
   const auto backend = job.comm.backend;
   const bool gpu = backend == BackendKind::nccl ||
@@ -193,13 +182,9 @@ torch::DeviceType device_of(const Job& job) {
 }  // namespace
 
 MemoryModel count_memory(const Job& job, const ModelSource& source) {
-  const int64_t passes =
-      job.layout.pp > 1 ? microbatches_of(job) : job.train.accumulate;
-  const int64_t samples =
-      std::max<int64_t>(1, (samples_of_rank(job) + passes - 1) / passes);
-  const TensorParallel parallel = {
-      Group::silent("tp", 0, static_cast<int>(job.layout.tp)), job.tensor};
-  const LayerList list = source.cut(parallel);
+  const int64_t samples = largest_microbatch(job);
+  const TensorParallel parallel = silent_tensor_parallel(job);
+  const LayerList list = source.sharded(parallel);
   const LayerList layers = with_loss(list, source, parallel, samples);
   const auto inputs = input_specs(job, source, samples);
   const auto compute = compute_dtype(job);
@@ -207,8 +192,8 @@ MemoryModel count_memory(const Job& job, const ModelSource& source) {
   const auto device = device_of(job);
   const Counted plain = count(layers, inputs, compute, device);
   MemoryModel model;
-  model.schedule =
-      job.layout.pp > 1 ? pipeline_schedule(job) : one_stage(passes);
+  model.schedule = job.layout.pp > 1 ? pipeline_schedule(job)
+                                     : one_stage(passes_per_step(job));
   model.boundaries =
       boundaries_of(job, model.schedule, plain.costs, model.notes);
   model.boundaries.back() = layers.size();
@@ -226,7 +211,7 @@ MemoryModel count_memory(const Job& job, const ModelSource& source) {
     for (size_t i = 0; i < model.layers.size(); ++i) {
       auto& layer = model.layers[i];
       layer.use[choice] = use_of(counted.costs[i]);
-      if (i == 0) {  // it keeps the batch, which is there
+      if (i == 0) {  // its input is the batch, which is counted apart
         layer.use[choice].kept_bytes -= counted.costs[i].kept_input_bytes;
       }
       layer.backward_calls[choice] = counted.backward.at(layer.name);
@@ -237,7 +222,7 @@ MemoryModel count_memory(const Job& job, const ModelSource& source) {
   };
   fill(0, plain);
   const auto again = [&](Recompute choice) {
-    return count(computed_again(layers, choice), inputs, compute, device);
+    return count(recomputed(layers, choice), inputs, compute, device);
   };
   fill(1, again(Recompute::selective));
   fill(2, again(Recompute::all));

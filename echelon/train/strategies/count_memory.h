@@ -1,5 +1,5 @@
-// The counts that a plan of memory starts from: each layer run on the meta
-// device, as it is and with what backward computes again.
+// The counts that a memory plan starts from: each layer runs on the meta
+// device, without and with recomputation.
 #pragma once
 
 #include "echelon/data/dataset.h"
@@ -8,16 +8,15 @@
 
 namespace echelon {
 
-/// Counts the layers of the job's model, of the first tensor-parallel rank, for
-/// the largest microbatch of a rank, in the compute dtype. Nothing is allocated
-/// or sent; one rank alone may call it. Throws as count_layers does.
+/// Counts the layers of the job's model as the first tensor-parallel rank has
+/// them, for the largest microbatch of a rank, in the compute dtype. Nothing is
+/// allocated or sent; one rank alone may call it. Throws as count_layers does.
 MemoryModel count_memory(const Job& job, const ModelSource& source);
 
-/// The same of the job's model and data, which are opened, not read.
+/// The same for the job's model and data, which are opened, not read.
 MemoryModel count_memory(const Job& job);
 
-/// gathers_once() of the job (memory_plan.h), which is counted where that
-/// matters.
+/// gathers_once() of the job (memory_plan.h), counting memory where it matters.
 bool gathers_once(const Job& job, const ModelSource& source);
 
 }  // namespace echelon

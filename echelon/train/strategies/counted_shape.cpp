@@ -6,8 +6,7 @@
 #include "echelon/comm/group.h"
 #include "echelon/job/pipeline_schedule.h"
 #include "echelon/layers/ties.h"
-#include "echelon/train/strategies/loss_layer.h"
-#include "echelon/train/strategies/model_cut.h"
+#include "echelon/train/strategies/model_partition.h"
 
 namespace echelon {
 namespace {
@@ -29,7 +28,7 @@ double flops_of(const OperatorWork& work) {
          static_cast<double>(work.n) * static_cast<double>(work.k);
 }
 
-// The largest product, and what the other operators move, for one sample.
+// The largest matmul, and what the other operators move, for one sample.
 void summarise(
     CountedLayer& layer, const std::vector<OperatorWork>& forward,
     double element_bytes) {
@@ -97,30 +96,21 @@ ModelShape shape_of(
   return model;
 }
 
-int64_t samples_of_microbatch(const Job& job) {
-  const int64_t ranks = job.layout.data_degree();
-  int64_t samples = (job.train.batch + ranks - 1) / ranks;
-  for (const int64_t own : job.train.rank_batch)
-    samples = std::max(samples, own);
-  const int64_t passes =
-      job.layout.pp > 1 ? microbatches_of(job) : job.train.accumulate;
-  return std::max<int64_t>(1, (samples + passes - 1) / passes);
-}
-
-// The trainer's cut; the loss is the last stage's.
+// The trainer's partition; the loss is on the last stage.
 void set_stages(
     ModelShape& model, const Job& job, std::vector<LayerCost> costs) {
   costs.pop_back();
-  const auto cut = stage_boundaries(job, pipeline_schedule(job), costs);
-  for (size_t stage = 0; stage + 1 < cut.size(); ++stage) {
-    for (size_t layer = cut[stage]; layer < cut[stage + 1]; ++layer) {
+  const auto boundaries = stage_boundaries(job, pipeline_schedule(job), costs);
+  for (size_t stage = 0; stage + 1 < boundaries.size(); ++stage) {
+    for (size_t layer = boundaries[stage]; layer < boundaries[stage + 1];
+         ++layer) {
       model.layers[layer].stage = static_cast<int64_t>(stage);
     }
   }
   model.layers.back().stage = model.layers[costs.size() - 1].stage;
 }
 
-// A tied parameter is the first of its layers', on each stage.
+// A stage counts a tied parameter once, for the first of its layers there.
 void join_ties(
     ModelShape& model, const LayerList& layers,
     const std::vector<LayerCost>& costs) {
@@ -141,11 +131,10 @@ void join_ties(
 }  // namespace
 
 ModelShape counted_shape(const Job& job, const ModelSource& source) {
-  const TensorParallel parallel = {
-      Group::silent("tp", 0, static_cast<int>(job.layout.tp)), job.tensor};
-  const int64_t samples = samples_of_microbatch(job);
+  const TensorParallel parallel = silent_tensor_parallel(job);
+  const int64_t samples = largest_microbatch(job);
   const auto layers =
-      with_loss(source.cut(parallel), source, parallel, samples);
+      with_loss(source.sharded(parallel), source, parallel, samples);
   const auto dtype = compute_dtype(job);
   const auto counted = count_operators(
       layers, input_specs(job, source, samples), {.dtype = dtype});

@@ -1,6 +1,5 @@
-// A network's layers as the cost formulas take them, counted on the meta
-// device: what `echelon-train count` prints and `echelon simulate --layers`
-// reads.
+// A network's layers for the cost formulas, counted on the meta device.
+// `echelon-train count` prints them and `echelon simulate --layers` reads them.
 #pragma once
 
 #include <cstdint>
@@ -13,14 +12,14 @@
 
 namespace echelon {
 
-/// The job's model and, as its last layer, its loss; for one microbatch of the
-/// rank that has most samples, each layer with the stage of the job's pipeline.
-/// Layers that ranks of tp compute together are counted as one rank has them.
-/// Nothing is allocated or sent. Throws as count_layers does.
+/// The job's model with its loss as the last layer, counted for one microbatch
+/// of the rank with most samples; each layer has its pipeline stage.
+/// Tensor-parallel layers are counted as one rank has them. Nothing is
+/// allocated or sent. Throws as count_layers does.
 ModelShape counted_shape(const Job& job, const ModelSource& source);
 ModelShape counted_shape(const Job& job);
 
-/// Any list of layers, for `samples` samples, which `inputs` have.
+/// Any list of layers, for inputs of `samples` samples.
 ModelShape counted_shape(
     const LayerList& layers, const std::vector<TensorSpec>& inputs,
     int64_t samples, const std::string& name);

@@ -1,5 +1,6 @@
-// The whole list of layers on every rank; each layer whole, or cut over the
-// ranks of a tensor-parallel group.
+// Data parallelism: every rank has all layers, each of them complete or sharded
+// over a tensor-parallel group.
+#include "echelon/text/format.h"
 #include "echelon/text/units.h"
 #include "echelon/train/strategies/in_process_model.h"
 #include "echelon/train/strategies/rank_layers.h"
@@ -8,7 +9,8 @@ namespace echelon {
 namespace {
 
 std::shared_ptr<Network> build(const Job& job, const ModelPlace& place) {
-  const LayerList layers = place.source.cut(tensor_parallel(job, place.groups));
+  const LayerList layers =
+      place.source.sharded(tensor_parallel(job, place.groups));
   return RankLayers(job, place, layers, {.slices = {{0, layers.size()}}})
       .networks()
       .front();
@@ -26,12 +28,10 @@ class WholeListModel : public InProcessModel<Network> {
     for (const auto& parameter : network->parameters()) {
       own += parameter.numel();
     }
-    lines_ = {
-        "tensor-parallel rank " +
-        std::to_string(place.groups.along(Axis::tp).rank()) + " of " +
-        std::to_string(job.layout.tp) + ": " + std::to_string(own) + " of " +
-        std::to_string(all) + " parameters, " +
-        format_percent(static_cast<double>(own) / static_cast<double>(all))};
+    lines_ = {format(
+        "tensor-parallel rank {} of {}: {} of {} parameters, {}",
+        place.groups.along(Axis::tp).rank(), job.layout.tp, own, all,
+        format_percent(static_cast<double>(own) / static_cast<double>(all)))};
   }
 
   std::vector<std::string> describe() const override { return lines_; }

@@ -1,5 +1,6 @@
-// A whole model in one process, on one device or several, data parallel over
-// processes: what the two strategies share.
+// A model with all its layers in one process, on one device or several, and
+// data parallel over processes: shared by data_parallel_model.cpp and
+// placed_model.cpp.
 #pragma once
 
 #include <memory>
@@ -9,20 +10,19 @@
 #include <vector>
 
 #include "echelon/parallel/tensor/shared_gradients.h"
+#include "echelon/train/strategies/microbatch_loop.h"
 #include "echelon/train/strategies/parallel_model.h"
-#include "echelon/train/strategies/passes.h"
 
 namespace echelon {
 
-/// `Net` is a torch::nn::Module that maps inputs to scores, on whatever
-/// devices: Network or PlacedNetwork. Networks of a tensor-parallel group hold
-/// parts.
+/// `Net` is a torch::nn::Module that maps inputs to scores, on any devices:
+/// Network or PlacedNetwork. Networks of a tensor-parallel group hold shards.
 template <class Net>
 class InProcessModel : public ParallelModel {
  public:
-  /// `first` takes the inputs, `last` has the scores. `recorder`: for spans of
-  /// forward and backward on the track "compute"; null when the network records
-  /// its own.
+  /// Device `first` takes the inputs, `last` has the scores. `recorder` gets
+  /// the spans of forward and backward on the track "compute"; null when the
+  /// network records its own.
   InProcessModel(
       const Job& job, const ModelPlace& place, std::shared_ptr<Net> network,
       torch::Device first, torch::Device last, Recorder* recorder)
@@ -36,7 +36,7 @@ class InProcessModel : public ParallelModel {
         objective_(
             objective_for(place.source.sample, place.source.classes, tensor_)),
         network_(std::move(network)),
-        counted_(parameter_parts(*network_), tensor_.rank()),
+        counted_(local_parameters(*network_), tensor_.rank()),
         shared_(*network_, tensor_),
         parallel_(network_, place.groups.data(), data_parallel_options(job)) {}
 
@@ -45,9 +45,9 @@ class InProcessModel : public ParallelModel {
     const double scale =
         loss_scale(*objective_, batch, parallel_.group(), count_units) *
         gradient_scale_;
-    const Passes passes{
+    const MicrobatchLoop loop{
         .objective = *objective_,
-        .count = accumulate_,
+        .num_microbatches = accumulate_,
         .recorder = recorder_,
         .around = [&](bool last) -> std::shared_ptr<void> {
           if (last) return nullptr;
@@ -55,7 +55,7 @@ class InProcessModel : public ParallelModel {
         },
         .forward =
             [&](const Tensors& inputs) { return parallel_.forward(inputs); }};
-    const Score score = passes.run(batch, scale);
+    const Score score = loop.run(batch, scale);
     shared_.finish();
     return counted_here() ? score : Score{};
   }
@@ -78,11 +78,11 @@ class InProcessModel : public ParallelModel {
         tensor_.group, first_);
   }
 
-  std::vector<ParameterPart> parts() const override {
-    return parameter_parts(*network_);
+  std::vector<LocalParameter> parameters() const override {
+    return local_parameters(*network_);
   }
-  std::vector<ParameterPart> buffers() const override {
-    return buffer_parts(*network_);
+  std::vector<LocalParameter> buffers() const override {
+    return local_buffers(*network_);
   }
   std::vector<ParameterGroup>
   optimizer_groups(double weight_decay) const override {
@@ -92,10 +92,10 @@ class InProcessModel : public ParallelModel {
     }
     return parameter_groups(all, weight_decay);
   }
-  std::optional<SharedOutGradients> shared_out_gradients() const override {
+  std::optional<PartitionedGradients> partitioned_gradients() const override {
     if (tensor_.size() == 1) return std::nullopt;
     return counted_.shared_out(
-        gradients_of(parts()), sum_over({tensor_.group}, last_));
+        gradients_of(parameters()), sum_over({tensor_.group}, last_));
   }
 
  private:
@@ -113,11 +113,11 @@ class InProcessModel : public ParallelModel {
   torch::Device first_;
   torch::Device last_;
   Recorder* recorder_;
-  std::vector<std::string> layers_;  // of the whole model
+  std::vector<std::string> layers_;  // names
   TensorParallel tensor_;
-  std::unique_ptr<Objective> objective_;
+  std::unique_ptr<TrainingObjective> objective_;
   std::shared_ptr<Net> network_;
-  CountedParts counted_;
+  CountedElements counted_;
   SharedGradients shared_;
   DistributedDataParallel<std::shared_ptr<Net>> parallel_;
 };

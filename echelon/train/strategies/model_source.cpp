@@ -1,6 +1,7 @@
 #include "echelon/train/strategies/model_source.h"
 
 #include <algorithm>
+#include <memory>
 #include <utility>
 
 #include "echelon/architecture/language_model.h"
@@ -10,27 +11,28 @@
 #include "echelon/layers/ties.h"
 #include "echelon/models/make_network.h"
 #include "echelon/models/weights.h"
+#include "echelon/text/format.h"
 #include "echelon/train/strategies/objective.h"
 
 namespace echelon {
 namespace {
 
-void check_same_layers(const LayerList& whole, const LayerList& cut) {
-  if (whole.names() == cut.names()) return;
-  throw ConfigError(
-      "the list of layers that is cut over tensor-parallel ranks has " +
-      std::to_string(cut.size()) + " layers, the whole one " +
-      std::to_string(whole.size()) +
-      ", or they have other names; let the function give the same layers for "
-      "any number of ranks");
+void check_same_layers(const LayerList& full, const LayerList& sharded) {
+  if (full.names() == sharded.names()) return;
+  throw ConfigError(format(
+      "the list of layers that is sharded over tensor-parallel ranks has {} "
+      "layers, the full one {}, or they have other names; let the function "
+      "give the same layers for any number of ranks",
+      sharded.size(), full.size()));
 }
 
-// Ties may have been found in the whole list.
-LayerList with_ties_of(const LayerList& whole, const LayerList& cut) {
-  check_same_layers(whole, cut);
+// Adds the ties of the complete list, where some may have been found.
+LayerList with_ties_of(const LayerList& full, const LayerList& sharded) {
+  check_same_layers(full, sharded);
   LayerList layers;
-  for (const auto& definition : cut.layers()) layers.add_definition(definition);
-  for (const auto& tie : whole.ties()) layers.tie(tie.first, tie.second);
+  for (const auto& definition : sharded.layers())
+    layers.add_definition(definition);
+  for (const auto& tie : full.ties()) layers.tie(tie.first, tie.second);
   return layers;
 }
 
@@ -41,14 +43,7 @@ int64_t classes_of(const Job& job, const SampleSpec& sample) {
   return job.model.classes > 0 ? job.model.classes : sample.classes;
 }
 
-std::vector<int64_t>
-batch_shape(int64_t samples, const std::vector<int64_t>& sample) {
-  std::vector<int64_t> shape = {samples};
-  shape.insert(shape.end(), sample.begin(), sample.end());
-  return shape;
-}
-
-// Parameters and buffers of a list, tied ones by their first name alone.
+// Lists parameters and buffers, tied ones by their first name only.
 void list_tensors(ModelSource& source, const std::string& dtype) {
   for (const auto& definition : source.layers.layers()) {
     const BuiltLayer layer = build_on_meta(definition);
@@ -69,7 +64,7 @@ void list_tensors(ModelSource& source, const std::string& dtype) {
   }
 }
 
-// The same layers, built with parameters of this dtype.
+// The same layers with parameters of this dtype.
 LayerList in_dtype(const LayerList& given, torch::Dtype dtype) {
   LayerList layers;
   for (LayerDefinition definition : given.layers()) {
@@ -119,23 +114,23 @@ int64_t ModelSource::num_parameters() const {
 
 ModelSource model_source(const Job& job, const SampleSpec& sample) {
   if (is_language_model(job.model) != is_text(sample)) {
-    throw ConfigError(
-        "[model] name=\"" + job.model.name + "\" " +
+    throw ConfigError(format(
+        "[model] name=\"{}\" {}; use another model or other data",
+        job.model.name,
         (is_text(sample)
              ? "tells classes apart, but each sample is a sequence of whole "
                "numbers with as many targets, which is a text"
-             : "says the next token, but the samples are no texts: whole "
-               "numbers, in one dimension, with as many targets") +
-        "; use another model or other data");
+             : "predicts the next token, but the samples are no texts: whole "
+               "numbers, in one dimension, with as many targets")));
   }
   ModelSource source;
   source.sample = sample;
   source.classes = classes_of(job, sample);
-  source.cut = [model = job.model, shape = sample.input_shape,
-                classes = source.classes](const TensorParallel& parallel) {
+  source.sharded = [model = job.model, shape = sample.input_shape,
+                    classes = source.classes](const TensorParallel& parallel) {
     return model_layers(model, shape, classes, parallel);
   };
-  source.layers = source.cut({});
+  source.layers = source.sharded({});
   for (auto& info :
        list_parameters(job.model, sample.input_shape, source.classes)) {
     if (info.tied_to.empty()) {
@@ -157,10 +152,10 @@ ModelSource model_source(
   for (const auto& tie : find_ties(source.layers, build_on_meta)) {
     source.layers.tie(tie.first, tie.second);
   }
-  source.cut = [given, dtype,
-                whole = source.layers](const TensorParallel& parallel) {
-    if (parallel.size() == 1) return whole;
-    return with_ties_of(whole, in_dtype(given(parallel), dtype));
+  source.sharded = [given, dtype,
+                    full = source.layers](const TensorParallel& parallel) {
+    if (parallel.size() == 1) return full;
+    return with_ties_of(full, in_dtype(given(parallel), dtype));
   };
   for (const auto& group : tied_groups(source.layers)) {
     for (size_t i = 1; i < group.names.size(); ++i) {
@@ -174,10 +169,10 @@ ModelSource model_source(
 LayerFactory whole_layers(const LayerList& layers) {
   return [layers](const TensorParallel& parallel) {
     if (parallel.size() > 1) {
-      throw ConfigError(
-          "[layout] tp=" + std::to_string(parallel.size()) +
-          ": a list of layers of one's own is cut when it is given as a "
-          "function of TensorParallel; give one, or set tp = 1");
+      throw ConfigError(format(
+          "[layout] tp={}: a list of layers of one's own is sharded when it is "
+          "given as a function of TensorParallel; give one, or set tp = 1",
+          parallel.size()));
     }
     return layers;
   };
@@ -195,18 +190,67 @@ bool draws_masks(const Job& job, const SampleSpec& sample) {
 std::vector<TensorSpec>
 input_specs(const Job& job, const ModelSource& source, int64_t samples) {
   const auto& sample = source.sample;
-  const auto shape = batch_shape(samples, sample.input_shape);
+  const auto shape = with_samples(samples, sample.input_shape);
   std::vector<TensorSpec> specs = {
       {shape, is_text(sample) ? torch::kInt64 : dtype_of(job.model.dtype)}};
   for (const auto& more : sample.more) {
-    specs.push_back({batch_shape(samples, more.shape), more.dtype});
+    specs.push_back({with_samples(samples, more.shape), more.dtype});
   }
-  const bool cut = job.layout.tp > 1 && job.tensor.sequence_parallel;
-  if (is_text(sample) && cut && sample.more.empty()) {
+  const bool shards_tokens = job.layout.tp > 1 && job.tensor.sequence_parallel;
+  if (is_text(sample) && shards_tokens && sample.more.empty()) {
     specs.push_back({shape, torch::kInt64});  // documents: objective.h
   }
   if (draws_masks(job, sample)) specs.push_back({{samples}, torch::kInt64});
   return specs;
+}
+
+std::vector<int64_t>
+with_samples(int64_t samples, const std::vector<int64_t>& shape) {
+  std::vector<int64_t> full = {samples};
+  full.insert(full.end(), shape.begin(), shape.end());
+  return full;
+}
+
+int64_t passes_per_step(const Job& job) {
+  return job.layout.pp > 1 ? microbatches_of(job) : job.train.accumulate;
+}
+
+int64_t largest_local_batch(const Job& job) {
+  if (!job.train.rank_batch.empty()) {
+    return std::ranges::max(job.train.rank_batch);
+  }
+  const int64_t ranks = job.layout.data_degree();
+  return (job.train.batch + ranks - 1) / ranks;
+}
+
+int64_t largest_microbatch(const Job& job) {
+  const int64_t passes = passes_per_step(job);
+  return std::max<int64_t>(1, (largest_local_batch(job) + passes - 1) / passes);
+}
+
+TensorParallel silent_tensor_parallel(const Job& job, int rank) {
+  return {
+      Group::silent("tp", rank, static_cast<int>(job.layout.tp)), job.tensor};
+}
+
+LayerList with_loss(
+    const LayerList& layers, const ModelSource& source,
+    const TensorParallel& parallel, int64_t samples) {
+  LayerList all;
+  for (const auto& layer : layers.layers()) all.add_definition(layer);
+  for (const auto& tie : layers.ties()) all.tie(tie.first, tie.second);
+  const std::shared_ptr<TrainingObjective> objective =
+      objective_for(source.sample, source.classes, parallel);
+  const auto targets = torch::empty(
+      with_samples(samples, source.sample.target_shape),
+      torch::dtype(source.sample.target_dtype).device(torch::kMeta));
+  const auto forward = [objective, targets](const Tensors& outputs) {
+    return Tensors{objective->loss_sum(outputs, targets)};
+  };
+  all.add_definition({"loss", [forward] {
+                        return BuiltLayer{nullptr, forward};
+                      }});
+  return all;
 }
 
 }  // namespace echelon

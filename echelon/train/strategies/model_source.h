@@ -1,4 +1,5 @@
-// What is trained: a model as a list of layers, whole or cut over ranks.
+// The model to train as a list of layers, complete or sharded over
+// tensor-parallel ranks.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -20,66 +21,85 @@
 
 namespace echelon {
 
-/// A list of layers for a rank of a tensor-parallel group; of one rank, the
-/// default, the whole layers.
+/// Returns a list of layers for a rank of a tensor-parallel group; for a group
+/// of one rank, the default, the complete layers.
 using LayerFactory = std::function<LayerList(const TensorParallel&)>;
 
 /// A model to train: its layers, and every parameter and buffer by name, in the
-/// order of a state dict; tied ones once, by the first of their names.
+/// order of a state dict. A tied parameter is listed once, by its first name.
 struct ModelSource {
-  LayerList layers;  // whole, as one device has them
-  LayerFactory cut;  // as ranks that compute each layer together have them
+  LayerList layers;      // complete, as one device has them
+  LayerFactory sharded;  // as a tensor-parallel rank has them
   std::vector<ParameterInfo> parameters;
-  SampleSpec sample;    // what it is trained on
-  int64_t classes = 0;  // that it tells apart, or words
+  SampleSpec sample;    // of the data it is trained on
+  int64_t classes = 0;  // or the vocabulary size of a language model
   /// The other names of tied parameters, and the first one of each.
   std::map<std::string, std::string> first_names;
   /// Parameters without requires_grad: optimizers keep no state of them.
   std::set<std::string> frozen;
 
-  /// The name in `parameters` of the tensor that a part calls `name`.
+  /// The name in `parameters` of the tensor that a layer calls `name`.
   const std::string& first_name(const std::string& name) const;
 
-  /// Elements of all parameters, buffers left out.
+  /// Elements of all parameters, without buffers.
   int64_t num_parameters() const;
 };
 
 /// The model that job.model names.
 ModelSource model_source(const Job& job, const SampleSpec& sample);
 /// A user's own list, whose first layer takes [batch, *sample.input_shape]
-/// (then what else the data has: Batch::more) and whose last returns the
-/// scores. Ties that were not declared are found.
+/// (and then Batch::more) and whose last returns the scores. Ties that were not
+/// declared are found.
 ///
-/// Cut lists have the same layers and names as the whole one; ConfigError when
-/// they have not. Nothing is built whole for them: cut parameters have the
-/// first values that their shards say (sharded_module.h), in one part or in
-/// many.
+/// Sharded lists have the same layers and names as the complete one; otherwise
+/// ConfigError. No full parameter is built for them: the shards themselves say
+/// how they are initialised (sharded_module.h), in any number of shards.
 ModelSource model_source(
     const Job& job, const LayerFactory& layers, const SampleSpec& sample);
-/// A list that cannot be cut: ConfigError when it is asked to.
+/// A list that cannot be sharded: throws ConfigError for more than one rank.
 LayerFactory whole_layers(const LayerList& layers);
 
-/// Whether ranks have to ask each other how many units a batch of this data
-/// has.
+/// Whether ranks must ask each other how many units a batch of this data has.
 bool counts_units(const Dataset& dataset);
 
 /// Whether the model's layers draw random masks ([model] dropout above 0, and
 /// the data is text): then batches have keys.
 bool draws_masks(const Job& job, const SampleSpec& sample);
 
-/// Of forward and backward: [precision] compute, or [model] dtype.
+/// The dtype of forward and backward: [precision] compute, or [model] dtype.
 torch::Dtype compute_dtype(const Job& job);
 
-/// A batch of so many samples, as the model's first layer takes it in
+/// A batch of `samples` samples, as the model's first layer takes it in
 /// job.layout.
 std::vector<TensorSpec>
 input_specs(const Job& job, const ModelSource& source, int64_t samples);
 
-/// Floating-point parameters and buffers; Module::to would turn the counters of
-/// batches into floating point as well.
+/// Converts floating-point parameters and buffers; Module::to would convert the
+/// batch counters of batch norms as well.
 void to_dtype(torch::nn::Module& module, torch::Dtype dtype);
 
 /// "float64" -> torch::kFloat64.
 torch::Dtype dtype_of(const std::string& name);
+
+/// [samples, ...shape].
+std::vector<int64_t>
+with_samples(int64_t samples, const std::vector<int64_t>& shape);
+
+/// How many forward and backward passes a rank makes in a step: microbatches of
+/// a pipeline, or accumulated ones.
+int64_t passes_per_step(const Job& job);
+/// Samples of the data-parallel rank that has most, in a step and in a pass.
+int64_t largest_local_batch(const Job& job);
+int64_t largest_microbatch(const Job& job);
+
+/// A rank of the job's tensor-parallel group that sends nothing: for layers
+/// that are built to be counted.
+TensorParallel silent_tensor_parallel(const Job& job, int rank = 0);
+
+/// The list with the loss as its last layer, for steps that are counted: the
+/// targets are on the meta device, so it cannot be run.
+LayerList with_loss(
+    const LayerList& layers, const ModelSource& source,
+    const TensorParallel& parallel, int64_t samples);
 
 }  // namespace echelon

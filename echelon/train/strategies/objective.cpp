@@ -33,7 +33,7 @@ Batch on_device(const Batch& batch, torch::Device device, torch::Dtype dtype) {
   return ready;
 }
 
-class Classification : public Objective {
+class Classification : public TrainingObjective {
  public:
   bool counts_tokens() const override { return false; }
   Batch prepared(const Batch& batch, torch::Device device, torch::Dtype dtype)
@@ -58,7 +58,7 @@ class Classification : public Objective {
   }
 };
 
-class NextToken : public Objective {
+class NextToken : public TrainingObjective {
  public:
   NextToken(int64_t vocabulary, TensorParallel parallel)
       : vocabulary_(vocabulary), parallel_(std::move(parallel)) {}
@@ -100,7 +100,7 @@ class NextToken : public Objective {
  private:
   static constexpr int64_t kIgnored = -1;
 
-  // The ranks that have these scores together: this one, if it has all.
+  // The group that shards these scores: this rank alone if it has all.
   TensorParallel holder_of(const torch::Tensor& scores) const {
     return scores.size(-1) == vocabulary_ ? TensorParallel{} : parallel_;
   }
@@ -119,7 +119,7 @@ Score& Score::operator+=(const Score& other) {
   return *this;
 }
 
-void Objective::add_loss(
+void TrainingObjective::add_loss(
     Score& score, const torch::Tensor& loss_sum,
     const torch::Tensor& targets) const {
   score +=
@@ -128,18 +128,18 @@ void Objective::add_loss(
        .samples = targets.size(0)};
 }
 
-void Objective::evaluate(
+void TrainingObjective::evaluate(
     Score& score, const Tensors& outputs, const torch::Tensor& targets) const {
   const torch::NoGradGuard no_grad;
   add_loss(score, loss_sum(outputs, targets), targets);
   score.correct += count_correct(outputs, targets);
 }
 
-std::unique_ptr<Objective> classification() {
+std::unique_ptr<TrainingObjective> classification() {
   return std::make_unique<Classification>();
 }
 
-std::unique_ptr<Objective>
+std::unique_ptr<TrainingObjective>
 next_token(int64_t vocabulary, const TensorParallel& parallel) {
   return std::make_unique<NextToken>(vocabulary, parallel);
 }
@@ -149,7 +149,7 @@ bool is_text(const SampleSpec& spec) {
          spec.input_shape.size() == 1 && spec.target_shape == spec.input_shape;
 }
 
-std::unique_ptr<Objective> objective_for(
+std::unique_ptr<TrainingObjective> objective_for(
     const SampleSpec& spec, int64_t classes, const TensorParallel& parallel) {
   return is_text(spec) ? next_token(classes, parallel) : classification();
 }
@@ -172,7 +172,7 @@ Batch piece_of(const Batch& batch, int64_t begin, int64_t length) {
 }
 
 double loss_scale(
-    const Objective& objective, const Batch& batch, const Group& data,
+    const TrainingObjective& objective, const Batch& batch, const Group& data,
     bool count_units) {
   int64_t units = 0;
   if (!count_units) {

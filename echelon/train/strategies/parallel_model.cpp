@@ -19,13 +19,13 @@ BucketHook hook_of(const TrainOptions& options) {
   return all_reduce_hook();
 }
 
-std::vector<ParameterPart> parts_of(
+std::vector<LocalParameter> parts_of(
     const torch::OrderedDict<std::string, torch::Tensor>& tensors,
     const std::map<std::string, ParameterShard>& shards) {
-  std::vector<ParameterPart> parts;
+  std::vector<LocalParameter> parts;
   for (const auto& item : tensors) {
     if (!item.value().defined()) continue;
-    ParameterPart part{
+    LocalParameter part{
         .name = item.key(),
         .value = item.value(),
         .gradient = item.value().grad()};
@@ -51,11 +51,11 @@ TensorParallel tensor_parallel(const Job& job, const MeshGroups& groups) {
   return {groups.along(Axis::tp), job.tensor};
 }
 
-std::vector<ParameterPart> parameter_parts(const torch::nn::Module& module) {
+std::vector<LocalParameter> local_parameters(const torch::nn::Module& module) {
   return parts_of(module.named_parameters(), shards_of(module));
 }
 
-std::vector<ParameterPart> buffer_parts(const torch::nn::Module& module) {
+std::vector<LocalParameter> local_buffers(const torch::nn::Module& module) {
   return parts_of(module.named_buffers(), shards_of(module));
 }
 
@@ -77,7 +77,7 @@ std::optional<NonFinite> earliest(
   std::vector<std::string> lines;
   if (found) lines = {found->layer, found->what};
   const auto all = gather_lines(lines, group, device, "first NaN");
-  // A broken parameter of one rank breaks the output of all.
+  // A broken parameter of one rank breaks the outputs of all: it comes first.
   const auto position = [&](const NonFinite& one) {
     return std::pair(
         one.layer == "input"

@@ -1,5 +1,5 @@
-// The list of layers cut over the ranks of a pipeline; each stage data
-// parallel, with its parameters whole or cut over the ranks of dp_shard.
+// Pipeline parallelism: the layers are partitioned into stages. Each stage is
+// data parallel, with parameters that are replicated or sharded over dp_shard.
 #include <algorithm>
 #include <map>
 
@@ -10,9 +10,9 @@
 #include "echelon/parallel/pipeline/tied_parameters.h"
 #include "echelon/schedule/memory.h"
 #include "echelon/train/strategies/count_memory.h"
-#include "echelon/train/strategies/model_cut.h"
+#include "echelon/train/strategies/microbatch_loop.h"
+#include "echelon/train/strategies/model_partition.h"
 #include "echelon/train/strategies/parallel_model.h"
-#include "echelon/train/strategies/passes.h"
 #include "echelon/train/strategies/rank_layers.h"
 
 namespace echelon {
@@ -27,8 +27,9 @@ bool all_finite(const Tensors& tensors) {
   return std::all_of(tensors.begin(), tensors.end(), is_finite);
 }
 
-/// Looks at what layers compute, while it is asked to. Goes around each layer's
-/// own forward, where its parameters are.
+/// Looks for values that are not finite in parameters and outputs, between
+/// begin() and end(). It wraps each layer's own forward, inside of which the
+/// parameters are unsharded.
 class Probe {
  public:
   void begin() { active_ = true, found_.reset(); }
@@ -71,10 +72,10 @@ class Probe {
   std::optional<NonFinite> found_;
 };
 
-// Told before anything is built.
-ModelCut announced(ModelCut cut, const ModelPlace& place) {
-  announce(place, cut.lines);
-  return cut;
+// Announces the partition before anything is built.
+ModelPartition announced(ModelPartition partition, const ModelPlace& place) {
+  announce(place, partition.lines);
+  return partition;
 }
 
 class PipelineModel : public ParallelModel {
@@ -84,8 +85,10 @@ class PipelineModel : public ParallelModel {
   Score forward_backward(const Batch& batch, bool count_units) override;
   Score evaluate(const Batch& batch) override;
   std::optional<NonFinite> find_nonfinite(const Batch& batch) override;
-  std::vector<ParameterPart> parts() const override { return layers_.parts(); }
-  std::vector<ParameterPart> buffers() const override {
+  std::vector<LocalParameter> parameters() const override {
+    return layers_.parameters();
+  }
+  std::vector<LocalParameter> buffers() const override {
     return layers_.buffers();
   }
   std::vector<ParameterGroup>
@@ -95,11 +98,13 @@ class PipelineModel : public ParallelModel {
   void after_update(bool updated) override { layers_.after_update(updated); }
   void before_load() override { layers_.before_load(); }
   void after_load() override { layers_.after_load(); }
-  std::optional<SharedOutGradients> shared_out_gradients() const override;
-  std::vector<std::string> describe() const override { return cut_.lines; }
+  std::optional<PartitionedGradients> partitioned_gradients() const override;
+  std::vector<std::string> describe() const override {
+    return partition_.lines;
+  }
 
  private:
-  // What data parallelism without units() does with a stage.
+  // Data parallelism of a stage when there are no units().
   struct Replica {
     std::unique_ptr<DataParallelModule> parallel;
     std::unique_ptr<NoSync> local;  // while a step runs
@@ -113,29 +118,29 @@ class PipelineModel : public ParallelModel {
   void after_backwards();
   size_t slice_of(int32_t stage) const;
   std::vector<Batch> microbatches(const Batch& batch) const;
-  // Ranks that compute each layer together have one score.
+  // One rank of a tensor-parallel group counts their score.
   bool counted_here() const { return tensor_.rank() == 0; }
-  // What the first stage takes; nothing on ranks without it.
+  // The inputs of the first stage; none on ranks without it.
   std::vector<Tensors> inputs(const std::vector<Batch>& microbatches) const;
 
   const Group group_;  // the pipeline
-  const Group data_;   // the ranks with this rank's stages and other samples
-  const Group shard_;  // of these, those that share out the parameters
-  const TensorParallel tensor_;  // those that compute these layers with it
+  const Group data_;   // data-parallel ranks with the same stages
+  const Group shard_;  // those of them that shard the parameters
+  const TensorParallel tensor_;
   torch::Device device_;
   torch::Dtype dtype_;
   Schedule schedule_;
   std::vector<int32_t> stages_;  // of this rank
-  std::unique_ptr<Objective> objective_;
+  std::unique_ptr<TrainingObjective> objective_;
   LayerList list_;
-  ModelCut cut_;
+  ModelPartition partition_;
   bool gather_once_;
   std::shared_ptr<Probe> probe_ = std::make_shared<Probe>();
   RankLayers layers_;
   std::vector<Replica> replicas_;
   std::unique_ptr<TiedParameters> tied_shards_;
   std::unique_ptr<Pipeline> pipeline_;
-  std::optional<CountedParts> counted_;
+  std::optional<CountedElements> counted_;
 };
 
 PipelineModel::PipelineModel(const Job& job, const ModelPlace& place)
@@ -149,8 +154,9 @@ PipelineModel::PipelineModel(const Job& job, const ModelPlace& place)
       stages_(schedule_.stages_of(group_.rank())),
       objective_(
           objective_for(place.source.sample, place.source.classes, tensor_)),
-      list_(place.source.cut(tensor_)),
-      cut_(announced(cut_into_stages(job, place, schedule_), place)),
+      list_(place.source.sharded(tensor_)),
+      partition_(
+          announced(partition_into_stages(job, place, schedule_), place)),
       gather_once_(gathers_once(job, place.source)),
       layers_(job, place, list_, layers_options(job)) {
   if (layers_.units() == nullptr) {
@@ -160,9 +166,9 @@ PipelineModel::PipelineModel(const Job& job, const ModelPlace& place)
     }
   }
   make_pipeline(place);
-  // What is tied to a parameter of an earlier stage is counted there.
+  // A parameter that is tied to one of an earlier stage is counted there.
   counted_.emplace(
-      parts(), tensor_.rank(),
+      parameters(), tensor_.rank(),
       tied_shards_ ? tied_shards_->duplicates() : pipeline_->duplicates());
 }
 
@@ -170,9 +176,10 @@ RankLayersOptions PipelineModel::layers_options(const Job& job) {
   RankLayersOptions options;
   for (const int32_t stage : stages_) {
     const auto at = static_cast<size_t>(stage);
-    options.slices.emplace_back(cut_.boundaries[at], cut_.boundaries[at + 1]);
+    options.slices.emplace_back(
+        partition_.boundaries[at], partition_.boundaries[at + 1]);
   }
-  options.ties = ties_across(list_, cut_.boundaries);
+  options.ties = ties_across(list_, partition_.boundaries);
   options.gather_once = gather_once_;
   options.in_flight = stored_activations(schedule_).ranks.at(
       static_cast<size_t>(group_.rank()));
@@ -194,7 +201,7 @@ void PipelineModel::make_pipeline(const ModelPlace& place) {
     before_gradients(stage, last);
   };
   options.after_backwards = [this] { after_backwards(); };
-  const auto ties = ties_across(list_, cut_.boundaries);
+  const auto ties = ties_across(list_, partition_.boundaries);
   if (layers_.units() == nullptr) {
     options.ties = ties;
   } else {
@@ -204,8 +211,8 @@ void PipelineModel::make_pipeline(const ModelPlace& place) {
       group_, schedule_, std::move(stages), std::move(options));
 }
 
-// A tied parameter lies in a flat buffer of its own, so that the shards of all
-// stages have the same range of it.
+// A tied parameter has a flat buffer of its own, so that the shards of all
+// stages are the same range of it.
 void PipelineModel::tie_shards(const std::vector<Tie>& ties) {
   std::map<std::string, int32_t> stage_of_name;
   for (size_t i = 0; i < stages_.size(); ++i) {
@@ -214,9 +221,9 @@ void PipelineModel::tie_shards(const std::vector<Tie>& ties) {
     }
   }
   const auto flats = layers_.units()->flat_shards();
-  std::vector<StageParameter> parameters;
-  for (const auto& part : parts()) {
-    // Nothing of it is here, but the others ask for it.
+  std::vector<StageParameter> tied;
+  for (const auto& part : parameters()) {
+    // May be empty on this rank; the others ask for it all the same.
     StageParameter own{
         part.name, stage_of_name.at(part.name), part.value.detach()};
     for (const auto& flat : flats) {
@@ -225,10 +232,9 @@ void PipelineModel::tie_shards(const std::vector<Tie>& ties) {
         own.tensor = flat.tensor;
       }
     }
-    parameters.push_back(std::move(own));
+    tied.push_back(std::move(own));
   }
-  tied_shards_ =
-      std::make_unique<TiedParameters>(group_, ties, parameters, device_);
+  tied_shards_ = std::make_unique<TiedParameters>(group_, ties, tied, device_);
   tied_shards_->check_equal();
 }
 
@@ -240,8 +246,8 @@ size_t PipelineModel::slice_of(int32_t stage) const {
 void PipelineModel::begin_step() {
   layers_.sync_buffers();
   if (auto* units = layers_.units()) {
-    // Until before_gradients() says whose gradients come nothing is reduced.
-    units->begin_backward({.last = false, .keep_whole = true});
+    // Nothing is reduced until before_gradients() says whose gradients come.
+    units->begin_backward({.last = false, .keep_unsharded = true});
   }
   for (auto& [parallel, local] : replicas_) {
     parallel->sync_buffers();
@@ -257,8 +263,8 @@ void PipelineModel::before_gradients(int32_t stage, bool last) {
     return;
   }
   if (layers_.units_of(slice).empty()) return;
-  // Gathered for the whole step: gradients wait for the last microbatch as
-  // well.
+  // With parameters unsharded for all of the step, gradients are reduced after
+  // the last microbatch only.
   if (gather_once_ && !last) return;
   units->begin_backward({.last = last, .units = layers_.units_of(slice)});
 }
@@ -313,7 +319,8 @@ Score PipelineModel::evaluate(const Batch& raw) {
   const torch::NoGradGuard no_grad;
   const Batch batch = objective_->prepared(raw, device_, dtype_);
   const bool empty = batch.inputs.size(0) == 0;
-  // Ranks that gather parameters with this one have samples.
+  // With sharded parameters, other ranks that gather with this one have
+  // samples.
   if (empty && shard_.size() == 1) return {};
   std::vector<Batch> pieces;
   if (empty) {
@@ -342,13 +349,14 @@ std::optional<NonFinite> PipelineModel::find_nonfinite(const Batch& raw) {
   pipeline_->evaluate(inputs(microbatches(batch)));
   const auto found = probe_->end();
   return earliest(
-      earliest(found, cut_.layers, tensor_.group, device_), cut_.layers, group_,
-      device_);
+      earliest(found, partition_.layers, tensor_.group, device_),
+      partition_.layers, group_, device_);
 }
 
-std::optional<SharedOutGradients> PipelineModel::shared_out_gradients() const {
+std::optional<PartitionedGradients>
+PipelineModel::partitioned_gradients() const {
   return counted_->shared_out(
-      gradients_of(parts()),
+      gradients_of(parameters()),
       sum_over({tensor_.group, shard_, group_}, device_));
 }
 

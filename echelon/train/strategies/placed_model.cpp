@@ -1,10 +1,11 @@
-// The list of layers cut over devices of one process; data parallel around it.
+// Layers partitioned over the devices of one process, with data parallelism
+// over processes.
 #include <algorithm>
 
 #include "echelon/models/weights.h"
 #include "echelon/parallel/placement/placed_network.h"
 #include "echelon/train/strategies/in_process_model.h"
-#include "echelon/train/strategies/model_cut.h"
+#include "echelon/train/strategies/model_partition.h"
 #include "echelon/train/strategies/rank_layers.h"
 
 namespace echelon {
@@ -33,14 +34,14 @@ PlacementOptions placement_options(const Job& job, const ModelPlace& place) {
   options.limits = job.model.device_bytes;
   options.optimizer_bytes = optimizer_bytes(job.optimizer, dtype);
   if (options.cut.empty() && job.model.balance == "measured") {
-    options.cut = measured_cut(
+    options.cut = measured_partition(
         place.source.layers, options.inputs, options.devices.size(),
         place.world);
   }
   return options;
 }
 
-// The layers with the settings of [memory] around them.
+// The layers wrapped as [memory] says.
 LayerList wrapped(const Job& job, const ModelSource& source) {
   const auto memory =
       layer_memory(job, source, {{0, source.layers.size()}}, /*in_flight=*/1);

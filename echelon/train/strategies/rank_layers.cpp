@@ -27,8 +27,8 @@ units_options(const Job& job, const RankLayersOptions& options) {
   result.offload_optimizer = job.memory.offload != "none";
   result.offload_shards = job.memory.offload == "parameters";
   for (const auto& tie : options.ties) {
-    result.apart.insert(tie.first);
-    result.apart.insert(tie.second);
+    result.own_buffer.insert(tie.first);
+    result.own_buffer.insert(tie.second);
   }
   return result;
 }
@@ -43,8 +43,8 @@ std::optional<LayerMemory> layer_memory(
   }
   std::vector<RecomputeCost> own;
   if (job.memory.recompute == "budget") {
-    // As the plan has them: of the first tensor-parallel rank and the largest
-    // microbatch, so that all ranks of a layer choose the same.
+    // The plan's costs, of the first tensor-parallel rank and the largest
+    // microbatch, so that all ranks with a layer choose the same.
     const auto costs = recompute_costs(count_memory(job, source));
     for (const auto& [begin, end] : slices) {
       own.insert(
@@ -105,10 +105,10 @@ void RankLayers::build(const RankLayersOptions& options) {
     if (job_.model.sync_batch_norm) {
       converted_.push_back(convert_sync_batch_norm(network, data_));
     }
-    network.set_gather([this, slice](size_t layer) -> std::shared_ptr<void> {
+    network.set_unshard([this, slice](size_t layer) -> std::shared_ptr<void> {
       const auto& units = layer_units_[slice][layer];
       if (units.empty()) return nullptr;
-      return std::shared_ptr<ShardedUnits::Gathered>(units_->gather(units));
+      return std::shared_ptr<ShardedUnits::Unsharded>(units_->unshard(units));
     });
   }
   weights_.reset();
@@ -125,7 +125,7 @@ void RankLayers::prepare(
   if (options.innermost) {
     layer.layer.forward = options.innermost(layer.layer, layer.index);
   }
-  if (units_) cut(layer, slice);
+  if (units_) shard(layer, slice);
   if (memory_) {
     layer.layer.forward = memory_->wrap(
         built_, layer.layer.name, std::move(layer.layer.forward),
@@ -134,7 +134,7 @@ void RankLayers::prepare(
   ++built_;
 }
 
-void RankLayers::cut(NewLayer& layer, size_t slice) {
+void RankLayers::shard(NewLayer& layer, size_t slice) {
   std::vector<size_t> units;
   if (!layer.parameters.empty()) {
     units.push_back(units_->add(layer.layer.name, layer.parameters));
@@ -168,11 +168,11 @@ void RankLayers::finish_shared() {
   for (auto& shared : shared_) shared.finish();
 }
 
-std::vector<ParameterPart> RankLayers::parts() const {
-  std::vector<ParameterPart> all;
+std::vector<LocalParameter> RankLayers::parameters() const {
+  std::vector<LocalParameter> all;
   if (!units_) {
     for (const auto& network : networks_) {
-      const auto own = parameter_parts(*network);
+      const auto own = local_parameters(*network);
       all.insert(all.end(), own.begin(), own.end());
     }
     return all;
@@ -189,10 +189,10 @@ std::vector<ParameterPart> RankLayers::parts() const {
   return all;
 }
 
-std::vector<ParameterPart> RankLayers::buffers() const {
-  std::vector<ParameterPart> all;
+std::vector<LocalParameter> RankLayers::buffers() const {
+  std::vector<LocalParameter> all;
   for (const auto& network : networks_) {
-    const auto own = buffer_parts(*network);
+    const auto own = local_buffers(*network);
     all.insert(all.end(), own.begin(), own.end());
   }
   return all;
@@ -202,7 +202,8 @@ std::vector<ParameterGroup>
 RankLayers::optimizer_groups(double weight_decay) const {
   if (!units_) {
     NamedTensors all;
-    for (const auto& part : parts()) all.emplace_back(part.name, part.value);
+    for (const auto& part : parameters())
+      all.emplace_back(part.name, part.value);
     return parameter_groups(all, weight_decay);
   }
   ParameterGroup decayed{.weight_decay = weight_decay};

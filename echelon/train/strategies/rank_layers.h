@@ -1,7 +1,7 @@
-// The slices of a job's model that a rank has, built layer by layer: each layer
-// gets its values, dtype and device, is cut over the ranks of dp_shard and
-// wrapped as [memory] says before the next one is built, so that no rank ever
-// holds more of the model than what it keeps and one layer.
+// The slices of a job's model that a rank has, built layer by layer. Each layer
+// gets its values, dtype and device, is sharded over dp_shard and wrapped as
+// [memory] says before the next one is built, so that no rank ever holds more
+// than its shards and one full layer.
 #pragma once
 
 #include <torch/types.h>
@@ -29,28 +29,28 @@ namespace echelon {
 
 struct RankLayersOptions {
   std::vector<std::pair<size_t, size_t>> slices;  // [begin, end), ascending
-  /// Microbatches that wait for their backward at once, at most.
+  /// The most microbatches that wait for their backward at once.
   int64_t in_flight = 1;
-  /// Parameters of different slices that are one.
+  /// Tied parameters of different slices.
   std::vector<Tie> ties;
-  /// Gathered parameters stay to the end of the step.
+  /// Parameters stay unsharded until the end of the step.
   bool gather_once = false;
-  /// Goes around a layer's own forward, inside of everything else: what it
-  /// calls finds the parameters gathered. Null: nothing.
+  /// Wraps a layer's own forward, inside of all other wrappers, where the
+  /// parameters are unsharded. May be null.
   std::function<LayerForward(const Layer& layer, size_t index)> innermost;
 };
 
-/// Where each layer computes again, and what it keeps where, for the layers of
-/// `slices`; nothing when [memory] asks for nothing.
+/// Activation checkpointing and offloading for the layers of `slices`; none
+/// when [memory] asks for neither.
 std::optional<LayerMemory> layer_memory(
     const Job& job, const ModelSource& source,
     const std::vector<std::pair<size_t, size_t>>& slices, int64_t in_flight);
 
-/// Every rank of the world makes one (the ranks of place.groups alone when the
+/// Every rank of the world makes one (only the ranks of place.groups when the
 /// layout is one device).
 class RankLayers {
  public:
-  /// `layers`: as this rank's tensor-parallel group has them.
+  /// `layers` are sharded for this rank of its tensor-parallel group.
   RankLayers(
       const Job& job, const ModelPlace& place, const LayerList& layers,
       RankLayersOptions options);
@@ -63,23 +63,23 @@ class RankLayers {
   }
   void train(bool on);
 
-  /// Null unless shards_parameters(job).
+  /// Null unless shards_parameters(job) holds.
   ShardedUnits* units() { return units_.get(); }
-  /// Of one slice, for BackwardPass.
+  /// The units of a slice, for BackwardPass.
   const std::vector<size_t>& units_of(size_t slice) const {
     return slice_units_.at(slice);
   }
 
-  /// With units(), before the first forward of a step: every rank takes the
-  /// buffers of the first one with this part of the model.
+  /// With units(), call it before the first forward of a step: broadcasts the
+  /// buffers of the first data-parallel rank.
   void sync_buffers();
-  /// Without units(), after the last backward: sums over tensor-parallel ranks
-  /// (shared_gradients.h). With them each unit's are summed before it is
-  /// reduced.
+  /// Without units(), call it after the last backward: sums gradients over
+  /// tensor-parallel ranks (shared_gradients.h). With units() that happens
+  /// before each unit is reduced.
   void finish_shared();
 
-  std::vector<ParameterPart> parts() const;
-  std::vector<ParameterPart> buffers() const;
+  std::vector<LocalParameter> parameters() const;
+  std::vector<LocalParameter> buffers() const;
   std::vector<ParameterGroup> optimizer_groups(double weight_decay) const;
   void after_update(bool updated);
   void before_load();
@@ -91,7 +91,7 @@ class RankLayers {
   void make_units(const RankLayersOptions& options);
   void build(const RankLayersOptions& options);
   void prepare(NewLayer& layer, size_t slice, const RankLayersOptions& options);
-  void cut(NewLayer& layer, size_t slice);
+  void shard(NewLayer& layer, size_t slice);
 
   const Job& job_;
   torch::Device device_;
@@ -106,7 +106,7 @@ class RankLayers {
   std::unique_ptr<LayerWeights> weights_;  // while layers are built
   std::vector<std::shared_ptr<Network>> networks_;
   std::vector<std::vector<size_t>> slice_units_;
-  /// By slice and layer: what its forward gathers.
+  /// By slice and layer: the units that its forward unshards.
   std::vector<std::vector<std::vector<size_t>>> layer_units_;
   std::vector<SharedGradients> shared_;
   std::vector<ConvertedBatchNorms> converted_;

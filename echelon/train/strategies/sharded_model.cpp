@@ -1,12 +1,12 @@
-// The whole list of layers on every rank, each layer cut over the ranks of
-// dp_shard (and, as in data_parallel_model.cpp, over those of a tensor-parallel
-// group).
+// Fully sharded data parallelism: every rank has all layers, each sharded over
+// dp_shard (and over a tensor-parallel group, as in data_parallel_model.cpp).
 #include <string>
 
+#include "echelon/text/format.h"
 #include "echelon/text/units.h"
 #include "echelon/train/strategies/count_memory.h"
+#include "echelon/train/strategies/microbatch_loop.h"
 #include "echelon/train/strategies/parallel_model.h"
-#include "echelon/train/strategies/passes.h"
 #include "echelon/train/strategies/rank_layers.h"
 
 namespace echelon {
@@ -26,11 +26,11 @@ class ShardedModel : public ParallelModel {
         objective_(
             objective_for(place.source.sample, place.source.classes, tensor_)),
         layers_(
-            job, place, place.source.cut(tensor_),
+            job, place, place.source.sharded(tensor_),
             {.slices = {{0, names_.size()}},
              .gather_once = gathers_once(job, place.source)}),
         network_(layers_.networks().front()),
-        counted_(layers_.parts(), tensor_.rank()) {
+        counted_(layers_.parameters(), tensor_.rank()) {
     describe(job, place);
   }
 
@@ -40,15 +40,15 @@ class ShardedModel : public ParallelModel {
         loss_scale(*objective_, batch, data_, count_units) * gradient_scale_;
     auto& units = *layers_.units();
     layers_.sync_buffers();
-    const Passes passes{
+    const MicrobatchLoop loop{
         .objective = *objective_,
-        .count = accumulate_,
+        .num_microbatches = accumulate_,
         .recorder = recorder_,
         .forward =
             [&](const Tensors& inputs) { return network_->forward(inputs); },
         .before_backward =
             [&](bool last) { units.begin_backward({.last = last}); }};
-    const Score score = passes.run(batch, scale);
+    const Score score = loop.run(batch, scale);
     units.finish();
     return counted_here() ? score : Score{};
   }
@@ -72,8 +72,10 @@ class ShardedModel : public ParallelModel {
     return earliest(found, names_, tensor_.group, device_);
   }
 
-  std::vector<ParameterPart> parts() const override { return layers_.parts(); }
-  std::vector<ParameterPart> buffers() const override {
+  std::vector<LocalParameter> parameters() const override {
+    return layers_.parameters();
+  }
+  std::vector<LocalParameter> buffers() const override {
     return layers_.buffers();
   }
   std::vector<ParameterGroup>
@@ -84,35 +86,34 @@ class ShardedModel : public ParallelModel {
   void before_load() override { layers_.before_load(); }
   void after_load() override { layers_.after_load(); }
 
-  std::optional<SharedOutGradients> shared_out_gradients() const override {
+  std::optional<PartitionedGradients> partitioned_gradients() const override {
     return counted_.shared_out(
-        gradients_of(parts()), sum_over({tensor_.group, shard_}, device_));
+        gradients_of(parameters()), sum_over({tensor_.group, shard_}, device_));
   }
   std::vector<std::string> describe() const override { return lines_; }
 
  private:
-  // Ranks that compute each layer together have one score.
+  // One rank of a tensor-parallel group counts their score.
   bool counted_here() const { return tensor_.rank() == 0; }
 
   void describe(const Job& job, const ModelPlace& place) {
     if (shard_.size() == 1 && tensor_.size() == 1) return;
     const int64_t all = place.source.num_parameters();
     int64_t own = 0;
-    for (const auto& part : parts()) own += part.value.numel();
+    for (const auto& part : parameters()) own += part.value.numel();
     std::string line;
     if (shard_.size() > 1) {
-      line = "sharded rank " + std::to_string(shard_.rank()) + " of " +
-             std::to_string(shard_.size());
+      line = format("sharded rank {} of {}", shard_.rank(), shard_.size());
     }
     if (tensor_.size() > 1) {
-      line += std::string(line.empty() ? "" : ", ") + "tensor-parallel rank " +
-              std::to_string(tensor_.rank()) + " of " +
-              std::to_string(tensor_.size());
+      line += format(
+          "{}tensor-parallel rank {} of {}",
+          std::string(line.empty() ? "" : ", "), tensor_.rank(),
+          tensor_.size());
     }
-    lines_ = {
-        line + ": " + std::to_string(own) + " of " + std::to_string(all) +
-        " parameters, " +
-        format_percent(static_cast<double>(own) / static_cast<double>(all))};
+    lines_ = {format(
+        "{}: {} of {} parameters, {}", line, own, all,
+        format_percent(static_cast<double>(own) / static_cast<double>(all)))};
   }
 
   int64_t accumulate_;
@@ -123,10 +124,10 @@ class ShardedModel : public ParallelModel {
   TensorParallel tensor_;
   Group shard_;
   Group data_;
-  std::unique_ptr<Objective> objective_;
+  std::unique_ptr<TrainingObjective> objective_;
   RankLayers layers_;
   std::shared_ptr<Network> network_;
-  CountedParts counted_;
+  CountedElements counted_;
   std::vector<std::string> lines_;
 };
 

@@ -1,8 +1,16 @@
 #include "echelon/train/strategies/step.h"
 
+#include <torch/types.h>
+#include <torch/utils.h>
+
+#include <map>
+#include <string>
+#include <tuple>
+#include <utility>
+
+#include "echelon/error.h"
 #include "echelon/optim/clip.h"
 #include "echelon/profiling/memory_meter.h"
-#include "echelon/train/strategies/layer_norms.h"
 #include "echelon/train/strategies/model_source.h"
 
 namespace echelon {
@@ -31,18 +39,87 @@ int64_t total_steps(const Job& job, int64_t batches_per_epoch) {
 
 namespace {
 
-// What `make` allocates is of `kind`.
+using torch::Tensor;
+// Device and dtype, of which _foreach_norm takes one each.
+using Key = std::tuple<int, int, torch::Dtype>;
+
+// Gradients of one device and dtype, and the layer of each.
+struct List {
+  std::vector<Tensor> gradients;
+  std::vector<int64_t> layers;
+};
+
+// The layer with the longest name that `name` begins with.
+int64_t
+layer_of(const std::map<std::string, int64_t>& index, const std::string& name) {
+  for (size_t end = name.rfind('.'); end != std::string::npos && end > 0;
+       end = name.rfind('.', end - 1)) {
+    const auto found = index.find(name.substr(0, end));
+    if (found != index.end()) return found->second;
+  }
+  throw Error("parameter \"" + name + "\" is of no layer of the model's list");
+}
+
+// Adds squared norms by layer.
+void add_squares(const List& list, Tensor& sums) {
+  const auto norms = at::_foreach_norm(list.gradients, 2);
+  const auto squares = at::stack(norms).to(torch::kFloat64).square_();
+  sums.index_add_(
+      0, torch::tensor(list.layers, torch::kInt64), squares.to(torch::kCPU));
+}
+
+// The 2-norm of the gradients of each of `layers`, the names of all of the
+// model's layers; 0 for a layer without parameters, NaN or infinite where a
+// gradient is. A tied parameter counts for the layer of its first name. Every
+// rank calls, and gets the same: each element of the model counts once. One
+// small sum over the ranks; waits for the device.
+std::vector<double> layer_norms(
+    const ParallelModel& model, const std::vector<std::string>& layers) {
+  const torch::NoGradGuard no_grad;
+  std::map<std::string, int64_t> index;
+  for (const auto& layer : layers) {
+    index.emplace(layer, static_cast<int64_t>(index.size()));
+  }
+  const auto parts = model.parameters();
+  const auto shared = model.partitioned_gradients();
+  std::map<Key, List> lists;
+  const auto add = [&](const Tensor& gradient, size_t part) {
+    if (!gradient.defined() || gradient.numel() == 0) return;
+    const auto device = gradient.device();
+    auto& list = lists[{
+        static_cast<int>(device.type()), device.index(),
+        gradient.scalar_type()}];
+    list.gradients.push_back(gradient);
+    list.layers.push_back(layer_of(index, parts[part].name));
+  };
+  if (shared) {
+    for (size_t i = 0; i < shared->counted.size(); ++i) {
+      add(shared->counted[i], shared->parts.at(i));
+    }
+  } else {
+    for (size_t i = 0; i < parts.size(); ++i) add(parts[i].gradient, i);
+  }
+  auto sums =
+      torch::zeros({static_cast<int64_t>(layers.size())}, torch::kFloat64);
+  for (const auto& [_, list] : lists) add_squares(list, sums);
+  if (shared && shared->sum) shared->sum(sums);
+  const auto norms = sums.to(torch::kCPU).sqrt_();
+  const auto* first = norms.const_data_ptr<double>();
+  return {first, first + norms.numel()};
+}
+
+// Counts what `make` allocates as `kind`.
 template <class Make>
 auto of_kind(MemoryKind kind, const Make& make) {
   const MemoryKindScope scope(kind);
   return make();
 }
 
-// Gradients that autograd leaves whole; those of parts are named where they are
-// made.
+// Names the gradients that autograd makes; those of shards are named where they
+// are made.
 void name_whole_gradients(const ParallelModel& model) {
   std::vector<torch::Tensor> leaves;
-  for (const auto& part : model.parts()) {
+  for (const auto& part : model.parameters()) {
     if (!part.range && part.value.is_leaf() && part.value.requires_grad()) {
       leaves.push_back(part.value);
     }
@@ -78,22 +155,22 @@ void TrainingState::load_loss_scale(const LossScaler::State& state) {
   model_->set_gradient_scale(scaler_.scale());
 }
 
-// Whether all gradients are finite.
+// Returns whether all gradients are finite.
 bool TrainingState::unscale() {
   std::vector<torch::Tensor> gradients;
   for (const auto& parameter : optimizer_->parameters()) {
     gradients.push_back(parameter.grad());
   }
-  const auto shared = model_->shared_out_gradients();
+  const auto shared = model_->partitioned_gradients();
   const bool finite =
       scaler_.unscale(gradients, shared ? shared->sum : SumOverRanks());
   model_->set_gradient_scale(scaler_.scale());
   return finite;
 }
 
-// Of all gradients; clips them when that is asked for.
+// The norm of all gradients, which are clipped if the job says so.
 double TrainingState::norm() {
-  const auto shared = model_->shared_out_gradients();
+  const auto shared = model_->partitioned_gradients();
   const auto* parts = shared ? &*shared : nullptr;
   const auto parameters = optimizer_->parameters();
   return options_.clip_norm > 0

@@ -1,5 +1,4 @@
-// One optimizer step of a classifier: what the training loop and `verify`
-// share.
+// One optimizer step, shared by the training loop and `verify`.
 #pragma once
 
 #include <torch/types.h>
@@ -23,22 +22,23 @@
 namespace echelon {
 
 struct StepUpdate {
-  /// Of all gradients, before clipping; 0 unless it was clipped or asked for.
+  /// The norm of all gradients before clipping; 0 unless they were clipped or
+  /// it was asked for.
   double norm = 0;
-  /// False: a gradient was not finite on some rank, so nothing was updated.
+  /// False when a gradient was not finite on some rank: nothing was updated.
   bool updated = true;
-  /// That the loss was multiplied by; none when it was not.
+  /// The factor of the loss; none without loss scaling.
   std::optional<double> loss_scale;
-  /// Of each of the layers that were asked for, before clipping; empty in a
-  /// step that was skipped.
+  /// The norms of the layers that were asked for, before clipping; empty in a
+  /// skipped step.
   std::vector<double> layer_norms;
 };
 
-/// A model, as the layout cuts it, and its optimizer on one rank.
+/// What one rank has of a model in its layout, and its optimizer.
 class TrainingState {
  public:
-  /// Every rank of the world calls. Loads [model] weights when set. Throws what
-  /// the model, its weights, the strategy and the optimizer throw.
+  /// Every rank of the world makes one. Loads [model] weights when set. Throws
+  /// what the model, its weights, the strategy and the optimizer throw.
   TrainingState(const Job& job, const ModelPlace& place, int64_t total_steps);
 
   ParallelModel& model() { return *model_; }
@@ -46,14 +46,14 @@ class TrainingState {
   Optimizer& optimizer() { return *optimizer_; }
   const Optimizer& optimizer() const { return *optimizer_; }
   const LossScaler& loss_scaler() const { return scaler_; }
-  /// Of a checkpoint; the model goes on with its scale.
+  /// Restores the state of a checkpoint; the model uses its scale.
   void load_loss_scale(const LossScaler::State& state);
 
-  /// Divides gradients by the loss scale, clips (when asked to), sets the
-  /// schedule's learning rate for `step` (from 0) and updates. Measuring the
-  /// norm costs a pass over the gradients, that of each of `layers` (null:
-  /// none) another. Throws NumericError when too many steps in a row were
-  /// skipped.
+  /// Divides gradients by the loss scale, clips them if the job says so, sets
+  /// the schedule's learning rate for `step` (from 0) and updates. Measuring
+  /// the global norm costs a pass over the gradients, and measuring that of
+  /// each of `layers` (null: none) another. Throws NumericError when too many
+  /// steps in a row were skipped.
   StepUpdate update(
       int64_t step, bool measure_norm, Recorder* recorder,
       const std::vector<std::string>* layers = nullptr);
@@ -69,8 +69,8 @@ class TrainingState {
   LossScaler scaler_;
 };
 
-/// This rank's part of the job's batches to train on; `groups` may be of
-/// another layout than the job's (one rank: all of each).
+/// This rank's part of the job's training batches; `groups` may be of another
+/// layout than the job's (one rank takes full batches).
 LoaderOptions training_batches(
     const Job& job, const TrainingData& data, const MeshGroups& groups);
 

@@ -1,4 +1,4 @@
-// What happens to the bytes of checkpoints on disks, and that it is found.
+// Damage to the bytes of checkpoints on disk is found.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -21,7 +21,7 @@ namespace echelon::damage_test {
 int64_t unreadable_byte = -1;
 }  // namespace echelon::damage_test
 
-/// In the place of the C library's.
+/// Replaces the C library's.
 extern "C" ssize_t pread(int file, void* to, size_t bytes, off_t offset) {
   const auto end = offset + static_cast<int64_t>(bytes);
   const int64_t unreadable = echelon::damage_test::unreadable_byte;
@@ -88,7 +88,7 @@ class Damaged : public testing::Test {
   std::vector<Damage> verify() {
     return verify_checkpoint(folder_.path("step"));
   }
-  /// What a reading of all tensors throws; what it returns before is compared.
+  /// The error of reading all tensors; values read before it are compared.
   std::string read_all() {
     return error_text<CheckpointError>([&] {
       CheckpointReader reader(folder_.path("step"));
@@ -101,7 +101,7 @@ class Damaged : public testing::Test {
       }
     });
   }
-  /// One damage, which a reading of all meets as well.
+  /// The single damage, which reading all tensors finds as well.
   Damage only_damage() {
     const auto damages = verify();
     if (damages.size() != 1) {
@@ -120,7 +120,7 @@ class Damaged : public testing::Test {
   const std::string b_ = rank_file_name(1);
 };
 
-TEST_F(Damaged, NothingIsWrongAtFirst) {
+TEST_F(Damaged, IsIntactAtFirst) {
   EXPECT_TRUE(verify().empty());
   EXPECT_EQ(read_all(), "no error");
 }
@@ -166,7 +166,7 @@ TEST_F(Damaged, FlippedBitIsNamed) {
               "bytes 4194304 to " + std::to_string(manifest_.files[0].bytes)),
           HasSubstr("the manifest says " + manifest_.files[0].blocks[1])));
   EXPECT_EQ(read_all(), damage.what);
-  // What lies in other blocks is read all the same.
+  // Other blocks can still be read.
   CheckpointReader reader(folder_.path("step"));
   std::vector<std::byte> bytes(tensors_[0].bytes.size());
   reader.read(
@@ -260,7 +260,7 @@ TEST_F(Damaged, Missing) {
 }
 
 TEST_F(Damaged, Swapped) {
-  // Of the same length, as ranks' files are where parts are even.
+  // Files of the same length, as those of ranks with even shards are.
   TempFolder folder;
   Random random(3);
   const auto tensor = random_tensor("even", "F32", {4, 500'000}, random);

@@ -18,7 +18,8 @@ namespace fs = std::filesystem;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-// A tensor of a checkpoint, cut along its first dimension over `ranks` ranks.
+// A tensor of a checkpoint, sharded along its first dimension over `ranks`
+// ranks.
 struct Whole {
   std::string name;
   std::string dtype;
@@ -82,7 +83,7 @@ std::vector<Change> changes(const std::vector<TensorDiff>& diffs) {
   return found;
 }
 
-TEST_F(Diff, TheSameInAnotherLayoutIsTheSameAndNotRead) {
+TEST_F(Diff, AnotherLayoutIsEqualAndNotRead) {
   const std::vector<Whole> tensors = {
       whole<float>("a", "F32", {1, 2, 3}), whole<double>("b", "F64", {4, 5})};
   CheckpointReader a(save(tensors)), b(save(tensors, 3));
@@ -91,7 +92,7 @@ TEST_F(Diff, TheSameInAnotherLayoutIsTheSameAndNotRead) {
   EXPECT_EQ(a.bytes_read() + b.bytes_read(), 0);
 }
 
-TEST_F(Diff, NormsOfWhatChanged) {
+TEST_F(Diff, NormsOfChanges) {
   CheckpointReader a(save({whole<float>("a", "F32", {3, 4, 0, 12})}));
   CheckpointReader b(save({whole<float>("a", "F32", {3, 7, -4, 12})}, 2));
   const auto diff = diff_checkpoints(a, b).at(0);
@@ -128,7 +129,7 @@ TEST_F(Diff, AnotherDtypeIsComparedAsNumbers) {
   EXPECT_DOUBLE_EQ(diffs[1].change_norm, static_cast<double>(1.001f) - 1);
 }
 
-TEST_F(Diff, WhatOneAloneHasAndWhatHasAnotherShape) {
+TEST_F(Diff, MissingTensorsAndOtherShapes) {
   CheckpointReader a(save(
       {whole<float>("a", "F32", {1}), whole<float>("gone", "F32", {1}),
        whole<float>("longer", "F32", {1, 2})}));
@@ -182,7 +183,7 @@ TEST_F(Diff, OtherDtypesAreComparedAsBits) {
 }
 
 // However little is in memory at a time.
-TEST_F(Diff, ComesToTheSameInSmallBatches) {
+TEST_F(Diff, IsTheSameInSmallBatches) {
   std::vector<Whole> old, now;
   for (int i = 0; i < 7; ++i) {
     std::vector<float> values(static_cast<size_t>(5 * i + 1));
@@ -213,7 +214,7 @@ TEST_F(Diff, ComesToTheSameInSmallBatches) {
   }
 }
 
-TEST_F(Diff, ADamagedOneIsNamed) {
+TEST_F(Diff, NamesDamage) {
   const auto path = save({whole<float>("a", "F32", {1, 2})});
   CheckpointReader a(path), b(save({whole<float>("a", "F32", {1, 3})}));
   const auto file = fs::path(path) / rank_file_name(0);

@@ -55,7 +55,7 @@ class Folder : public testing::Test {
   fs::path folder_ = temp_.path("run/checkpoints");
 };
 
-TEST_F(Folder, ListsWholeOnesTheNewestFirst) {
+TEST_F(Folder, ListsCompleteCheckpointsNewestFirst) {
   for (const char* name :
        {"step-00000001", "step-00000100", "step-123456789",
         ".step-00000200.partial", ".step-00000050.removed",
@@ -71,7 +71,7 @@ TEST_F(Folder, ListsWholeOnesTheNewestFirst) {
   EXPECT_EQ(found.back().path, folder_ / "step-00000001");
 }
 
-TEST_F(Folder, WhereThereIsNoFolderIsNoCheckpoint) {
+TEST_F(Folder, HasNoCheckpointsWhenItIsMissing) {
   EXPECT_THAT(list_checkpoints(folder_), IsEmpty());
   EXPECT_FALSE(latest_checkpoint(folder_));
   EXPECT_THAT(
@@ -80,7 +80,7 @@ TEST_F(Folder, WhereThereIsNoFolderIsNoCheckpoint) {
       AllOf(HasSubstr("/file: listing the folder"), HasSubstr("directory")));
 }
 
-TEST_F(Folder, TheLatestIsTheOneThatIsNamed) {
+TEST_F(Folder, TheLatestIsTheNamedOne) {
   pretend("step-00000100");
   pretend("step-00000200");
   EXPECT_EQ(latest_checkpoint(folder_)->step, 200);
@@ -97,7 +97,7 @@ TEST_F(Folder, TheLatestIsTheOneThatIsNamed) {
   EXPECT_EQ(latest_checkpoint(folder_)->step, 200);
 }
 
-TEST_F(Folder, ANameThatACrashLeftIsFollowedWhenItsCheckpointIsThere) {
+TEST_F(Folder, FollowsTheNameThatACrashLeft) {
   pretend("step-00000100");
   pretend("step-00000150");
   write("LATEST", "step-00000100\n");
@@ -132,7 +132,7 @@ TEST_F(Folder, FindsWhereAPathLeads) {
   EXPECT_THAT(steps(find_checkpoints(temp_.path("good"))), ElementsAre(100));
 }
 
-TEST_F(Folder, SaysWhatIsThereInPlaceOfACheckpoint) {
+TEST_F(Folder, SaysWhatIsThereInsteadOfACheckpoint) {
   const auto error = [](const fs::path& path) {
     return error_text<CheckpointError>([&] { find_checkpoints(path); });
   };
@@ -143,7 +143,7 @@ TEST_F(Folder, SaysWhatIsThereInPlaceOfACheckpoint) {
   EXPECT_THAT(
       error(temp_.make_folder("run")),
       HasSubstr("/run: has no checkpoint: neither manifest.json nor"));
-  // Other programs' checkpoints, with the way to turn them into ours.
+  // Other programs' checkpoints, with the commands that convert them.
   temp_.write("dcp/.metadata", "");
   EXPECT_THAT(
       error(temp_.path("dcp")),
@@ -186,7 +186,7 @@ TEST_F(Folder, OneProcessWrites) {
   const CheckpointLock again(folder_);
 }
 
-TEST_F(Folder, TheLockOfWhoDiedIsFree) {
+TEST_F(Folder, TheLockOfADeadProcessIsFree) {
   int ready[2];
   ASSERT_EQ(::pipe(ready), 0);
   const pid_t child = ::fork();
@@ -209,7 +209,7 @@ TEST_F(Folder, TheLockOfWhoDiedIsFree) {
   ::close(ready[1]);
 }
 
-TEST_F(Folder, ALockThatCannotBeSaysWhy) {
+TEST_F(Folder, SaysWhyItCannotBeLocked) {
   const auto file = temp_.write("file", "");
   EXPECT_THAT(
       error_text<CheckpointError>(
@@ -248,14 +248,14 @@ TEST_F(Folder, BeginRefusesAStepThatIsThere) {
           HasSubstr("step-00000100: is there already"),
           HasSubstr("never overwritten")));
   EXPECT_THAT(entries(), ElementsAre("step-00000100"));
-  // Half a one, made by hand, is not written over either.
+  // An incomplete folder, made by hand, is not overwritten either.
   write("step-00000200/rank-00000.safetensors", "");
   EXPECT_THAT(
       error_text<CheckpointError>([&] { begin_checkpoint(folder_, 200, 0); }),
       HasSubstr("is there already"));
 }
 
-TEST_F(Folder, BeginRefusesWhatTheDiskHasNoRoomFor) {
+TEST_F(Folder, BeginRefusesWhatDoesNotFitOnTheDisk) {
   const int64_t needed = std::numeric_limits<int64_t>::max() / 2;
   const std::string text = error_text<CheckpointError>(
       [&] { begin_checkpoint(folder_, 100, needed); });
@@ -401,13 +401,13 @@ TEST_F(Folder, TheBestStays) {
       kept({.best = "loss", .best_is_largest = true}),
       ElementsAre(800, 700, 600));
   EXPECT_THAT(kept({.best = "eval_loss"}), ElementsAre(800, 700));
-  // What cannot be read may be the best.
+  // A checkpoint that cannot be read may be the best.
   write("step-00000100/manifest.json", "{}");
   EXPECT_THAT(kept({.best = "loss"}), ElementsAre(800, 700, 300, 100));
   EXPECT_THAT(kept({}), ElementsAre(800, 700));
 }
 
-TEST_F(Folder, ADamagedOneMakesRoom) {
+TEST_F(Folder, ADamagedCheckpointIsSetAside) {
   save_small(folder_, 100);
   save_small(folder_, 200);
   const auto aside = set_aside(*latest_checkpoint(folder_));

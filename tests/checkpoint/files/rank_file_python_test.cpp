@@ -7,7 +7,7 @@
 namespace echelon {
 namespace rank_file_python_test {
 
-TEST(RankFile, PythonReadsIt) {
+TEST(RankFileInPython, PythonReadsIt) {
   ECHELON_NEED_PYTHON();
   TempFolder folder;
   Random random(1);

@@ -24,7 +24,7 @@ namespace echelon::rank_file_test {
 int failing_fsync = 0;
 }  // namespace echelon::rank_file_test
 
-/// In the place of the C library's.
+/// Replaces the C library's.
 extern "C" int fsync(int file) {
   int& failing = echelon::rank_file_test::failing_fsync;
   if (failing > 0 && --failing == 0) {
@@ -130,7 +130,7 @@ TEST(RankFile, BlocksAreOfTheFile) {
   }
 }
 
-TEST(RankFile, NothingToWriteMakesAFile) {
+TEST(RankFile, WritesAFileWithoutSlices) {
   TempFolder folder;
   const RankPart part = write_rank_file(folder.path(), "f.safetensors", {});
   EXPECT_TRUE(part.tensors.empty());
@@ -218,7 +218,7 @@ TEST(RankFile, OverwritesNothing) {
   folder.write("f.safetensors", "old");
   EXPECT_THAT(write(), AllOf(HasSubstr("f.safetensors"), HasSubstr("exists")));
   EXPECT_EQ(read_file(folder.path("f.safetensors")), "old");
-  // The part's file cannot be made: the other one goes as well.
+  // The part's file cannot be made: the other one is removed as well.
   std::filesystem::rename(
       folder.path("f.safetensors"), folder.path("f.part.json"));
   EXPECT_THAT(write(), AllOf(HasSubstr("f.part.json"), HasSubstr("exists")));

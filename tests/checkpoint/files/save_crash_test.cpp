@@ -1,5 +1,5 @@
-// A save, killed at each of its system calls, and failed at each of them: what
-// was there before stays whole, and the next save succeeds.
+// A save that is killed at each of its system calls, and one in which each
+// fails: older checkpoints stay complete, and the next save succeeds.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -70,8 +70,8 @@ std::vector<Call> calls_of_save(const fs::path& log, From from) {
   return calls;
 }
 
-// Where synchronising costs nothing: what a process leaves behind when it ends
-// does not depend on the disk.
+// A folder where fsync is free: what a process leaves behind when it ends does
+// not depend on the disk.
 constexpr const char* kInMemory = "/dev/shm";
 // Kept over a restart of the machine, so a disk's.
 constexpr const char* kOnDisk = "/var/tmp";
@@ -139,7 +139,7 @@ class SaveCrash : public testing::Test {
     }
     EXPECT_THAT(steps, Contains(latest->step));
     EXPECT_THAT(latest->step, AnyOf(100, 200));
-    // Nothing that is whole is forgotten.
+    // No complete checkpoint is lost.
     EXPECT_EQ(latest->step, steps.front());
     return steps;
   }
@@ -167,7 +167,7 @@ class SaveCrash : public testing::Test {
     EXPECT_EQ(latest_checkpoint(folder_)->step, latest + 100);
   }
 
-  // Kills it at each call. How often the new checkpoint was there afterwards.
+  // Kills it at each call; returns how often the new checkpoint existed then.
   int kill_at_each() {
     int after = 0;
     for (const auto& call : calls_) {
@@ -196,7 +196,7 @@ class SaveCrash : public testing::Test {
   std::string error_;
 };
 
-TEST_F(SaveCrash, KilledAtAnyCallItLeavesAllThatWasWhole) {
+TEST_F(SaveCrash, KilledAtAnyCallLeavesCheckpointsComplete) {
   const int after = kill_at_each();
   for (const char* name :
        {"write", "fsync", "rename", "openat", "mkdir", "close", "flock"}) {
@@ -210,9 +210,9 @@ TEST_F(SaveCrash, KilledAtAnyCallItLeavesAllThatWasWhole) {
             << " kinds; the new checkpoint was there after " << after << "\n";
 }
 
-// A machine that loses power keeps what was synchronised: the order of the
-// calls.
-TEST_F(SaveCrash, EverythingIsOnTheDiskBeforeItIsNamed) {
+// A machine that loses power keeps what was synced, so the order of the calls
+// matters.
+TEST_F(SaveCrash, SyncsEverythingBeforeNaming) {
   reset();
   ASSERT_EQ(strace("-y -o '" + temp_.path("log") + "'"), 0) << error_;
   std::vector<std::string> lines;
@@ -267,8 +267,8 @@ TEST_F(SaveCrash, EverythingIsOnTheDiskBeforeItIsNamed) {
       synced_between(removed, last({"unlink", "step-00000050.removed"})));
 }
 
-// Without these there is no checkpoint; others, as the closing of what was only
-// read, may fail.
+// The calls that a checkpoint needs; others, such as closing a file that was
+// only read, may fail.
 const std::set<std::string> kMustSucceed = {
     "write", "pwrite64", "fsync",     "fdatasync", "rename",
     "mkdir", "flock",    "ftruncate", "unlinkat"};
@@ -278,7 +278,7 @@ class SaveError
       public testing::WithParamInterface<std::pair<const char*, const char*>> {
 };
 
-TEST_P(SaveError, AtAnyCallIsToldAndLeavesNothing) {
+TEST_P(SaveError, AtAnyCallIsReportedAndLeavesNothing) {
   const auto [name, text] = GetParam();
   int told = 0;
   for (const auto& call : calls_) {
@@ -294,7 +294,7 @@ TEST_P(SaveError, AtAnyCallIsToldAndLeavesNothing) {
       ++told;
       EXPECT_THAT(error_, HasSubstr(folder_.string()));
       EXPECT_THAT(error_, HasSubstr(text));
-      // Only what is on its way out may be left.
+      // Only a checkpoint that is being removed may be left.
       for (const auto& left : debris()) {
         EXPECT_EQ(left, ".step-00000050.removed");
       }
@@ -320,8 +320,8 @@ INSTANTIATE_TEST_SUITE_P(
 
 constexpr int64_t kTableBytes = 2 * kChecksumBlockBytes + (1 << 20);
 
-// A file of several blocks on a disk, written past the system's cache by a
-// second thread: the calls on that file.
+// A file of several blocks on a disk, written by a second thread that bypasses
+// the page cache: the calls on that file.
 class LargeSaveCrash : public SaveCrash {
  protected:
   LargeSaveCrash() : SaveCrash(kOnDisk) {
@@ -350,7 +350,7 @@ class LargeSaveCrash : public SaveCrash {
         calls_.begin(), calls_.end(),
         [&](const Call& call) { return call.name == name; }));
   }
-  // An error that is told, and after which the next save is whole.
+  // The error is reported, and the next save succeeds.
   void expect_told(const std::string& text) {
     EXPECT_THAT(error_, HasSubstr(rank_file_));
     EXPECT_THAT(error_, HasSubstr(text));
@@ -358,7 +358,7 @@ class LargeSaveCrash : public SaveCrash {
     EXPECT_EQ(whole_steps().front(), 100);
     save_next();
   }
-  // `what` at that call: the save is whole all the same.
+  // With `what` at that call the save still succeeds.
   void expect_whole_after(const Call& call, const std::string& what) {
     SCOPED_TRACE(call.name + " " + std::to_string(call.count) + " " + what);
     reset();
@@ -371,13 +371,13 @@ class LargeSaveCrash : public SaveCrash {
   std::string log_;
 };
 
-TEST_F(LargeSaveCrash, KilledAtAnyCallItLeavesAllThatWasWhole) {
+TEST_F(LargeSaveCrash, KilledAtAnyCallLeavesCheckpointsComplete) {
   EXPECT_EQ(kill_at_each(), 0);
   std::cout << "killed at " << calls_.size() << " calls, " << count_of("write")
             << " of them writes\n";
 }
 
-TEST_F(LargeSaveCrash, AWriteThatFailsIsTold) {
+TEST_F(LargeSaveCrash, AFailedWriteIsReported) {
   for (const auto& [name, text] :
        {std::pair("EIO", "Input/output error"),
         std::pair("ENOSPC", "No space left on device")}) {
@@ -392,8 +392,8 @@ TEST_F(LargeSaveCrash, AWriteThatFailsIsTold) {
 }
 
 // Some file systems refuse the flag, some the write.
-TEST_F(LargeSaveCrash, WithoutDirectWritesItIsWhole) {
-  // The last one, of what is left over, is no direct one.
+TEST_F(LargeSaveCrash, IsCompleteWithoutDirectWrites) {
+  // The last write, of the remainder, is not direct.
   for (int i = 1; i < count_of("write"); ++i) {
     expect_whole_after({"write", i}, "error=EINVAL");
   }
@@ -403,7 +403,7 @@ TEST_F(LargeSaveCrash, WithoutDirectWritesItIsWhole) {
 }
 
 // Older kernels have no direct writes there.
-TEST(LargeSave, IsWholeInMemory) {
+TEST(LargeSave, IsCompleteInMemory) {
   if (::access(kInMemory, W_OK) != 0) GTEST_SKIP() << "no " << kInMemory;
   const std::string name = checkpoints_in(kInMemory);
   const TempFolder temp;

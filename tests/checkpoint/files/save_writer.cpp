@@ -1,6 +1,6 @@
 // save_writer FOLDER STEP [BYTES]: saves a small checkpoint, with a table of
-// BYTES, and ends; 3 after a CheckpointError. What it does between the two
-// marks is what a save does.
+// BYTES, and exits, with 3 after a CheckpointError. Its calls between the two
+// marks are those of a save.
 #include <unistd.h>
 
 #include <cstdio>

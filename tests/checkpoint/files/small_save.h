@@ -1,5 +1,5 @@
-// A small checkpoint of two "ranks", each of which has half of a matrix; one
-// has a vector beside it and, where asked for, a table as large as is wanted.
+// A small checkpoint of two "ranks" that each have half of a matrix. One also
+// has a vector and, if asked for, a table of a given size.
 #pragma once
 
 #include <cstdint>
@@ -70,7 +70,7 @@ inline void write_small_rank(
   write_rank_file(partial.string(), rank_file_name(rank), slices);
 }
 
-/// The whole of a save, as rank 0 and its ranks do it.
+/// A complete save, as rank 0 and the other ranks do it.
 inline std::filesystem::path save_small(
     const std::filesystem::path& folder, int64_t step,
     std::map<std::string, double> metrics = {}, int64_t table_bytes = 0) {

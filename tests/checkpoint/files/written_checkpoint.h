@@ -1,5 +1,4 @@
-// Checkpoints for tests: whole tensors of random bytes, cut at random among
-// ranks.
+// Checkpoints for tests: tensors of random bytes, sharded at random.
 #pragma once
 
 #include <cstddef>
@@ -45,8 +44,8 @@ inline WholeTensor random_tensor(
   return tensor;
 }
 
-/// Calls visit(element of the box, element of the whole), row-major: said the
-/// plainest way, to compare with.
+/// Calls visit(element of the box, element of the full tensor), row-major, in
+/// the simplest way, as a reference.
 template <typename Visit>
 void each_element(
     const std::vector<int64_t>& shape, const Box& box, Visit&& visit) {
@@ -73,8 +72,7 @@ part_of(const WholeTensor& tensor, const Box& box) {
   return bytes;
 }
 
-/// `count` boxes at most that cover the box, made by cutting it again and
-/// again.
+/// At most `count` boxes that cover the box, made by splitting it repeatedly.
 inline std::vector<Box>
 random_cuts(const Box& box, int64_t count, Random& random) {
   std::vector<Box> boxes = {box};
@@ -148,8 +146,8 @@ inline CheckpointManifest write_checkpoint(
   return manifest;
 }
 
-/// The same of whole tensors: each is cut into up to `cuts` boxes, each of
-/// which a random rank has.
+/// The same for full tensors, each split into up to `cuts` boxes with random
+/// ranks.
 inline CheckpointManifest write_random_checkpoint(
     const std::string& folder, const std::vector<WholeTensor>& tensors,
     int64_t num_ranks, int64_t cuts, Random& random) {

@@ -46,7 +46,7 @@ elements(const Shape& shape, const std::vector<Box>& boxes) {
   return all;
 }
 
-/// What the elements of a placed box are in the part's memory, in its order.
+/// The elements of a placed box in the shard's memory, in its order.
 std::vector<int64_t>
 values_at(const std::vector<int64_t>& memory, const PlacedBox& placed) {
   std::vector<int64_t> places = {placed.begin};
@@ -82,7 +82,7 @@ class Draw {
     const int64_t b = between(0, end);
     return {std::min(a, b), std::max(a, b)};
   }
-  /// Of up to four dimensions, a size of 0 now and then.
+  /// A shape of up to four dimensions, sometimes with a size of 0.
   Shape shape() {
     Shape shape(static_cast<size_t>(between(0, 4)));
     for (auto& size : shape) size = between(between(0, 9) == 0 ? 0 : 1, 5);
@@ -97,7 +97,7 @@ class Draw {
     }
     return box;
   }
-  /// Cuts `box` into disjoint ones along random planes.
+  /// Splits `box` into disjoint boxes along random planes.
   std::vector<Box> tiles(const Box& box, int depth) {
     if (depth == 0 || box.sizes.empty()) return {box};
     const auto dim = static_cast<size_t>(
@@ -121,9 +121,9 @@ class Draw {
   std::mt19937 bits_;
 };
 
-/// A tensor-parallel cut as attention makes it: for each of some fused
-/// matrices, a range a rank; ranges of one matrix may overlap, owned ones do
-/// not.
+/// Tensor-parallel shards as attention makes them: for each of some fused
+/// matrices a range for each rank; ranges of one matrix may overlap, owned ones
+/// do not.
 std::vector<Shard> fused_shards(Draw& draw, const Shape& shape) {
   const int64_t ranks = draw.between(1, 3);
   const auto dim = static_cast<size_t>(
@@ -157,7 +157,7 @@ std::vector<Shard> fused_shards(Draw& draw, const Shape& shape) {
   return shards;
 }
 
-/// The memory of a shard's part: row-major numbers of the whole's elements.
+/// The memory of a shard: row-major numbers of the full tensor's elements.
 std::vector<int64_t> part_memory(const Shape& shape, const Shard& shard) {
   const auto dim = static_cast<size_t>(shard.dim);
   int64_t inner = 1;
@@ -212,7 +212,7 @@ TEST(Box, AFlatRangeIsAFewBoxesInItsOrder) {
     EXPECT_LE(boxes.size(), shape.empty() ? 1 : 2 * shape.size() - 1);
     for (const auto& part : boxes) EXPECT_GT(part.numel(), 0);
   }
-  // Rows that are there as a whole are one box.
+  // Complete rows are one box.
   EXPECT_THAT(
       boxes_of(whole_box({4, 3}), {3, 9}), ElementsAre(Box{{1, 0}, {2, 3}}));
   EXPECT_THAT(
@@ -246,7 +246,7 @@ TEST(Box, RangesOutsideAreRefused) {
         HasSubstr("of a box [2, 3] at [0, 0] of 6"));
     EXPECT_THAT(
         error_text([&] {
-          cut(placed_boxes({2, 3}, nullptr, nullptr, false), range);
+          elements_of(placed_boxes({2, 3}, nullptr, nullptr, false), range);
         }),
         HasSubstr("of boxes that have 6"));
   }
@@ -258,7 +258,7 @@ TEST(Box, RangesOutsideAreRefused) {
       HasSubstr("a tensor [3, 2] for one of [2, 3]"));
 }
 
-TEST(Box, PartsOfAllRanksAreTheWhole) {
+TEST(Box, ShardsOfAllRanksAreTheFullTensor) {
   Draw draw(3);
   for (int i = 0; i < 2000; ++i) {
     Shape shape = draw.shape();
@@ -307,7 +307,7 @@ TEST(Box, PartsOfAllRanksAreTheWhole) {
   }
 }
 
-TEST(Box, PiecesThatFollowEachOtherAreOneBox) {
+TEST(Box, AdjacentPiecesAreOneBox) {
   const Shard all{
       .shape = {6, 2}, .pieces = {{0, 3}, {3, 5}, {5, 6}}, .owned = {{0, 6}}};
   EXPECT_THAT(
@@ -318,7 +318,7 @@ TEST(Box, PiecesThatFollowEachOtherAreOneBox) {
       placed_boxes({6, 2}, nullptr, nullptr, true));
 }
 
-TEST(Box, CutsShareOutAllElements) {
+TEST(Box, RangesDivideAllElements) {
   Draw draw(4);
   for (int i = 0; i < 1000; ++i) {
     Shape shape = draw.shape();
@@ -336,7 +336,7 @@ TEST(Box, CutsShareOutAllElements) {
     for (int64_t rank = 0; rank < ranks; ++rank) {
       const auto range =
           even_range(static_cast<int64_t>(all.size()), rank, ranks);
-      for (const auto& placed : cut(boxes, range)) {
+      for (const auto& placed : elements_of(boxes, range)) {
         const auto indices = elements(shape, placed.box);
         EXPECT_EQ(values_at(memory, placed), indices);
         together.insert(together.end(), indices.begin(), indices.end());
@@ -377,7 +377,7 @@ TEST(Box, CopiesTheOverlapAndNothingElse) {
   }
 }
 
-TEST(Box, AWholeCoverHasNoGap) {
+TEST(Box, ACompleteCoverHasNoGap) {
   Draw draw(6);
   for (int i = 0; i < 500; ++i) {
     const Shape shape = draw.shape();
@@ -387,7 +387,7 @@ TEST(Box, AWholeCoverHasNoGap) {
   }
   EXPECT_EQ(find_gap({}, {Box{}}), "");
   EXPECT_EQ(find_gap({3, 0}, {}), "");
-  // Five boxes that no straight cut separates.
+  // Five boxes that no plane separates.
   EXPECT_EQ(
       find_gap(
           {3, 3}, {{{0, 0}, {1, 2}},

@@ -1,4 +1,4 @@
-// Any cutting of a tensor gives the same hash; any other contents another.
+// Any sharding of a tensor has the same hash, other contents have another.
 #include "echelon/checkpoint/format/content_hash.h"
 
 #include <gmock/gmock.h>
@@ -74,7 +74,7 @@ TEST(ContentHash, IsWhatTheHeaderSays) {
       (ContentHash{0x4e17cf67001b3979, 0xf6132a52d60c52ed}));
 }
 
-TEST(ContentHash, AnyCuttingGivesTheSame) {
+TEST(ContentHash, IsTheSameForAnySharding) {
   std::mt19937 bits(2);
   const Shape shape = {5, 4, 3, 6};
   for (const size_t width : {1, 2, 4, 8}) {

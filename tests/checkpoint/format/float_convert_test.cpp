@@ -72,7 +72,7 @@ TEST_P(SixteenBits, EveryValueIsWhatItsBitsSay) {
   }
 }
 
-TEST_P(SixteenBits, ComeBackFromWiderOnes) {
+TEST_P(SixteenBits, SurviveWideningAndNarrowing) {
   const std::string dtype = GetParam();
   const auto bits = all_bits();
   for (const auto& back :
@@ -88,9 +88,9 @@ TEST_P(SixteenBits, ComeBackFromWiderOnes) {
   }
 }
 
-// Between two neighbours: what lies in the middle goes to the even one, all
-// else to the nearer one.
-TEST_P(SixteenBits, AreTheNearestAndOfTwoTheEven) {
+// Between two neighbours, the middle rounds to the even one, other values to
+// the nearer one.
+TEST_P(SixteenBits, RoundToNearestEven) {
   const std::string dtype = GetParam();
   std::vector<double> values;
   std::vector<uint16_t> expected;
@@ -114,14 +114,14 @@ TEST_P(SixteenBits, AreTheNearestAndOfTwoTheEven) {
   EXPECT_EQ(convert<uint16_t>("F64", values, dtype), expected);
 }
 
-TEST_P(SixteenBits, OfSinglesAsOfTheSameDoubles) {
+TEST_P(SixteenBits, RoundFloatsLikeDoubles) {
   const std::string dtype = GetParam();
   std::mt19937 random(7);
   std::vector<float> singles;
   for (int i = 0; i < 200000; ++i) {
     const auto value = std::bit_cast<float>(static_cast<uint32_t>(random()));
     if (!std::isnan(value)) singles.push_back(value);
-    // Many that lie in the middle of two.
+    // Many values in the middle of two.
     const auto middle =
         std::bit_cast<float>(static_cast<uint32_t>(random()) & 0xffff8000);
     if (!std::isnan(middle)) singles.push_back(middle);
@@ -137,7 +137,7 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& info) { return std::string(info.param); });
 
 TEST(FloatConvert, RoundsOnceFromDoubles) {
-  // By way of a float these would be middles, which go to the even neighbour.
+  // Converted through a float these would be middles and round to even.
   const std::vector<double> values = {
       1 + 0x1p-8 + 0x1p-40, 1 + 0x1p-11 + 0x1p-40};
   EXPECT_EQ(convert<uint16_t>("F64", values, "BF16")[0], 0x3f81);

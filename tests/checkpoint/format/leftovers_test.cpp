@@ -16,7 +16,7 @@ namespace leftovers_test {
 
 using testing::UnorderedElementsAre;
 
-/// The number of a process that was there a moment ago.
+/// The number of a process that has just ended.
 std::string dead_process() {
   const pid_t child = ::fork();
   if (child == 0) ::_exit(0);
@@ -32,7 +32,7 @@ std::vector<std::string> names_in(const std::string& folder) {
   return names;
 }
 
-TEST(Leftovers, OfDeadProcessesGo) {
+TEST(Leftovers, OfDeadProcessesAreRemoved) {
   const TempFolder folder;
   const std::string dead = dead_process(), alive = std::to_string(::getpid());
   folder.write("out.part-" + dead, "");
@@ -61,8 +61,8 @@ TEST(Leftovers, OfDeadProcessesGo) {
           "another.part-" + dead));
 }
 
-// Of a process that is not seen here.
-TEST(Leftovers, ThatAreClaimedStay) {
+// Left by a process that is not visible here.
+TEST(Leftovers, StayWhileClaimed) {
   const TempFolder folder;
   const std::string dead = dead_process();
   const auto part = folder.write("out.part-" + dead + "-0", "");

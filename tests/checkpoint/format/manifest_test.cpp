@@ -28,7 +28,7 @@ SavedFile file_of(const std::string& name, int64_t bytes) {
   return file;
 }
 
-/// What two ranks write: a matrix cut by rows, a scalar, random states.
+/// What two ranks write: a matrix sharded by rows, a scalar, random states.
 std::vector<RankPart> two_parts() {
   std::vector<RankPart> parts(2);
   parts[0].file = file_of("rank-00000.safetensors", 200);
@@ -84,14 +84,14 @@ CheckpointManifest a_manifest() {
   return manifest;
 }
 
-/// The text with its checksum put right again.
+/// The text with its checksum corrected.
 std::string sign(const std::string& text) {
   const std::string key = "\"checksum\": \"";
   const std::string body = text.substr(0, text.rfind(key));
   return body + key + checksum(body.data(), body.size()) + "\"\n}\n";
 }
 
-/// The text of a_manifest() with `from`, which has to be there, changed.
+/// The text of a_manifest() with `from`, which it must have, replaced.
 std::string
 changed(const std::string& from, const std::string& to, std::string text = "") {
   if (text.empty()) text = to_json(a_manifest());
@@ -113,7 +113,7 @@ TEST(Manifest, ChecksumIsXxh3) {
   EXPECT_EQ(checksum("abc", 3), "06b05ab6733a618578af5f94892f3950");
 }
 
-TEST(Manifest, IsReadAsItWasWritten) {
+TEST(Manifest, ReadsWhatItWrote) {
   const CheckpointManifest manifest = a_manifest();
   EXPECT_EQ(parse_manifest(to_json(manifest), "m.json"), manifest);
 
@@ -220,7 +220,7 @@ TEST(Manifest, ContentHashIsOfTheStateAlone) {
   }
 }
 
-TEST(Manifest, PartsAreReadAsTheyWereWritten) {
+TEST(Manifest, ReadsThePartsThatItWrote) {
   for (const RankPart& part : two_parts()) {
     const RankPart read = parse_rank_part(to_json(part), "p.json");
     EXPECT_EQ(read.tensors, part.tensors);
@@ -264,7 +264,7 @@ refused_parts(const std::function<void(std::vector<RankPart>&)>& change) {
   return error_text<CheckpointError>([&] { add_parts(manifest, parts); });
 }
 
-TEST(Manifest, RefusesPartsThatDoNotMakeAWhole) {
+TEST(Manifest, RefusesIncompleteParts) {
   EXPECT_THAT(
       refused_parts([](auto& parts) { parts.pop_back(); }),
       HasSubstr(
@@ -435,8 +435,8 @@ TEST(Manifest, TextsThatAreNotUtf8AreNotWritten) {
   EXPECT_EQ(parse_manifest(to_json(manifest), "m"), manifest);
 }
 
-TEST(Manifest, ManySlicesAreNoMatter) {
-  // Of one tensor, cut along both dimensions, and of very many.
+TEST(Manifest, ManySlicesAreFast) {
+  // Slices of one tensor, sharded along both dimensions, and of very many.
   CheckpointManifest manifest;
   std::vector<RankPart> parts(100);
   for (int64_t rank = 0; rank < 100; ++rank) {

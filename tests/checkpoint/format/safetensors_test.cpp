@@ -209,7 +209,7 @@ INSTANTIATE_TEST_SUITE_P(
     All, SafetensorsRefuses, testing::ValuesIn(refused_files()),
     [](const auto& info) { return info.param.name; });
 
-TEST(SafetensorsFile, EveryCutIsRefused) {
+TEST(SafetensorsFile, EveryTruncationIsRefused) {
   const std::string whole = one(kGood);
   for (size_t length = 0; length < whole.size(); ++length) {
     EXPECT_NE(refusal(whole.substr(0, length)), "no error") << length;

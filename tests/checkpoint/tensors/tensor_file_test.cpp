@@ -72,7 +72,7 @@ TEST(TensorFile, WritingToATensorChangesNoFile) {
   EXPECT_EQ(load_tensors(path, {"a"})[0].sum().item<int64_t>(), 6);
 }
 
-TEST(TensorFile, CopiesWhatIsNotAligned) {
+TEST(TensorFile, CopiesUnalignedTensors) {
   TempFolder folder;
   std::string header =
       R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},)"
@@ -85,7 +85,7 @@ TEST(TensorFile, CopiesWhatIsNotAligned) {
   EXPECT_EQ(reinterpret_cast<uintptr_t>(b.const_data_ptr()) % 4, 0);
 }
 
-TEST(TensorFile, RefusesWhatCannotBe) {
+TEST(TensorFile, RefusesImpossibleValues) {
   TempFolder folder;
   const std::string path = folder.path("t.safetensors");
   EXPECT_THAT(

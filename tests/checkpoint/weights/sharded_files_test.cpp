@@ -26,7 +26,7 @@ std::string offsets_of(const Box& box) {
   return text + "]";
 }
 
-// As DCP's HuggingFaceStorageWriter names files, one for each rank.
+// Files named as by DCP's HuggingFaceStorageWriter, one for each rank.
 std::string write_rank(
     const TempFolder& folder, int rank,
     const std::vector<std::pair<const WholeTensor*, Box>>& parts) {
@@ -59,7 +59,7 @@ std::string refused(const TempFolder& folder) {
       [&] { ShardedFiles(folder.path(), rename); });
 }
 
-TEST(ShardedFiles, GivesAnyElementsOfTheWhole) {
+TEST(ShardedFiles, ReadsAnyElements) {
   TempFolder folder;
   Random random(1);
   const auto words = random_tensor("words", "F32", {7, 5}, random);
@@ -99,7 +99,7 @@ TEST(ShardedFiles, GivesAnyElementsOfTheWhole) {
   }
 }
 
-TEST(ShardedFiles, WhatDoesNotFitTogetherIsNamed) {
+TEST(ShardedFiles, NamesShardsThatDoNotFit) {
   Random random(1);
   const auto words = random_tensor("words", "F32", {6, 4}, random);
   {
@@ -134,7 +134,7 @@ TEST(ShardedFiles, WhatDoesNotFitTogetherIsNamed) {
                              HasSubstr("DCP_SHARDING_INFO")))
         << info;
   }
-  // Parts that reach so far that the whole has no size.
+  // Shards that reach so far that the full size overflows.
   TempFolder folder;
   safetensors::write(
       folder.path("shard-00001.safetensors"),

@@ -221,7 +221,7 @@ void reads_status(Me& me) {
 }
 
 void shares_in_place(Me& me) {
-  // What the allocator gives out is in the arena: the sum is made in place.
+  // The allocator's blocks are in the arena: the sum is made in place.
   auto t = at::ones({1 << 20});
   Tensors list = {t};
   me.world->allreduce(list, {})->wait(0ms);
@@ -253,7 +253,7 @@ void shares_in_place(Me& me) {
   }
 }
 
-// What follows this thread's memory hears of the arena's blocks.
+// A follower of this thread's memory is told about the arena's blocks.
 struct Reported : c10::MemoryReportingInfoBase {
   void reportMemoryUsage(
       void* data, int64_t bytes, size_t, size_t, c10::Device) override {
@@ -480,7 +480,7 @@ INSTANTIATE_TEST_SUITE_P(StagedAndShared, Death, ::testing::Bool());
 
 // Death is noticed by itself, long before the time-out of 60 s: its error is
 // another one. How long it took is printed.
-TEST(Processes, PrintsHowSoonADeathIsNoticed) {
+TEST(Processes, PrintsTheTimeToNoticeADeath) {
   for (const std::string role : {"until_failure", "until_idle_failure"}) {
     std::vector<double> milliseconds;
     for (int round = 0; round < 2; ++round) {
@@ -539,7 +539,7 @@ TEST(Processes, LeavingOnPurposeEndsTheOthersWait) {
   EXPECT_EQ(ranks.num(1, "done\n"), 1) << ranks.text(1);
 }
 
-TEST(Processes, JoiningNamesWhoIsMissing) {
+TEST(Processes, JoiningNamesMissingRanks) {
   Ranks ranks("reads_status", 4, false, {0, 2}, 2s);
   for (const int r : {0, 2}) {
     EXPECT_EQ(ranks.num(r, "error Timeout missing 1;3;"), 1) << ranks.text(r);

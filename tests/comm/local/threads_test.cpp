@@ -5,10 +5,11 @@
 #include <exception>
 #include <functional>
 #include <future>
-#include <thread>
+#include <numeric>
 
 #include "echelon/comm/local/local.h"
 #include "tests/comm/local/cases.h"
+#include "tests/comm/shared_memory/thread_ranks.h"
 
 namespace echelon::local {
 namespace threads_test {
@@ -16,42 +17,19 @@ namespace threads_test {
 using namespace std::chrono_literals;
 using Tensors = std::vector<at::Tensor>;
 using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
+using testing::require;
 
-// Runs `body` on one thread per rank; the first error ends the others and fails
-// the test.
 void run(int size, const std::function<void(std::shared_ptr<Host>)>& body) {
-  auto hub = make_hub(size);
-  std::vector<std::string> errors(size);
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < size; ++rank) {
-    threads.emplace_back([&, rank] {
-      at::set_num_threads(1);
-      try {
-        body(join_threads(hub, rank));
-      } catch (const std::exception& error) {
-        errors[rank] = error.what();
-        hub->abort("rank " + std::to_string(rank) + " failed");
-      }
-    });
-  }
-  for (auto& thread : threads) {
-    thread.join();
-  }
-  for (int rank = 0; rank < size; ++rank) {
-    EXPECT_EQ(errors[rank], "") << "rank " << rank;
-  }
-}
-
-std::vector<int> all_ranks(const Host& host) {
-  std::vector<int> ranks(host.size());
-  for (int r = 0; r < host.size(); ++r) {
-    ranks[r] = r;
-  }
-  return ranks;
+  testing::run_threads(size, [&](std::shared_ptr<Host> host) {
+    at::set_num_threads(1);
+    body(std::move(host));
+  });
 }
 
 BackendPtr world(const std::shared_ptr<Host>& host) {
-  return make_backend(host, all_ranks(*host), "world", 60s);
+  std::vector<int> ranks(host->size());
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return make_backend(host, ranks, "world", 60s);
 }
 
 class Threads : public ::testing::TestWithParam<int> {
@@ -83,12 +61,6 @@ TEST_P(Threads, Mismatches) {
 }
 INSTANTIATE_TEST_SUITE_P(Sizes, Threads, ::testing::Values(1, 2, 3, 4, 8));
 
-void require(bool condition, const std::string& what) {
-  if (!condition) {
-    throw std::runtime_error("wrong: " + what);
-  }
-}
-
 TEST(ThreadsGroup, Splits) {
   run(4, [](std::shared_ptr<Host> host) {
     auto whole = world(host);
@@ -106,7 +78,7 @@ TEST(ThreadsGroup, Splits) {
   });
 }
 
-TEST(ThreadsGroup, ACallbackThatWaitsIsToldSo) {
+TEST(ThreadsGroup, ACallbackMustNotWait) {
   run(2, [](std::shared_ptr<Host> host) {
     auto group = world(host);
     Tensors big = {at::ones({1 << 20})};
@@ -157,7 +129,7 @@ TEST(ThreadsGroup, AnErrorReachesTheFuture) {
   });
 }
 
-TEST(ThreadsGroup, AnErrorOfTheCopyIntoTheResultsReachesWhoWaits) {
+TEST(ThreadsGroup, AnErrorOfTheCopyIntoTheResultsReachesTheCaller) {
   run(2, [](std::shared_ptr<Host> host) {
     auto group = world(host);
     auto other = make_backend(host, {0, 1}, "other", 60s);
@@ -177,7 +149,7 @@ TEST(ThreadsGroup, AnErrorOfTheCopyIntoTheResultsReachesWhoWaits) {
   });
 }
 
-TEST(ThreadsGroup, AbortAndShutdownEndWhatIsPending) {
+TEST(ThreadsGroup, AbortAndShutdownEndPendingOperations) {
   run(2, [](std::shared_ptr<Host> host) {
     for (const bool abort : {true, false}) {
       auto group = make_backend(host, {0, 1}, "g", 60s);
@@ -206,7 +178,7 @@ TEST(ThreadsGroup, AbortAndShutdownEndWhatIsPending) {
   });
 }
 
-TEST(ThreadsGroup, WhatHasArrivedIsNotAbortedByShutdown) {
+TEST(ThreadsGroup, ShutdownCompletesOperationsThatHaveArrived) {
   run(2, [](std::shared_ptr<Host> host) {
     auto group = make_backend(host, {0, 1}, "g", 60s);
     auto other = world(host);
@@ -230,7 +202,7 @@ TEST(ThreadsGroup, WhatHasArrivedIsNotAbortedByShutdown) {
   });
 }
 
-TEST(ThreadsGroup, WhatEndsBeforeShutdownIsOverThoughItsCallbackStillRuns) {
+TEST(ThreadsGroup, ShutdownDoesNotWaitForCallbacks) {
   run(2, [](std::shared_ptr<Host> host) {
     auto group = make_backend(host, {0, 1}, "g", 60s);
     auto other = world(host);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "echelon/error.h"
+#include "tests/support/error_text.h"
 
 namespace echelon {
 namespace nccl_backend_test {
@@ -22,15 +23,6 @@ c10::intrusive_ptr<c10d::Backend> make_alone(int device_index) {
       c10::make_intrusive<c10d::HashStore>(), 0, 1, seconds(60), device_index);
 }
 
-std::string message_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
-  return "no ConfigError";
-}
-
 TEST(WithoutGpu, EveryCallSaysWhyAndWhatToUse) {
   if (cuda_device_count() > 0) {
     GTEST_SKIP() << "this machine has a GPU";
@@ -38,7 +30,7 @@ TEST(WithoutGpu, EveryCallSaysWhyAndWhatToUse) {
   for (const auto& call : std::vector<std::function<void()>>{
            [] { make_alone(0); }, [] { set_cuda_device(0); },
            [] { synchronize_cuda_stream(); }, [] { load_cuda(); }}) {
-    const auto message = message_of(call);
+    const auto message = error_text<ConfigError>(call);
     EXPECT_THAT(
         message, HasSubstr("backend nccl: the CUDA driver reports no GPU"));
     EXPECT_THAT(message, HasSubstr("use backend \"local\""));

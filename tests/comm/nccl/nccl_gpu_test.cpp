@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "echelon/error.h"
+#include "tests/support/error_text.h"
 
 namespace echelon {
 namespace nccl_gpu_test {
@@ -21,15 +22,6 @@ using testing::HasSubstr;
 c10::intrusive_ptr<c10d::Backend> make_alone(int device_index) {
   return make_nccl_backend(
       c10::make_intrusive<c10d::HashStore>(), 0, 1, seconds(60), device_index);
-}
-
-std::string message_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
-  return "no ConfigError";
 }
 
 class Gpu : public testing::Test {
@@ -50,12 +42,13 @@ TEST_F(Gpu, DriverAndLibTorchCountTheSameDevices) {
 TEST_F(Gpu, DeviceThatDoesNotExistIsRefused) {
   const int count = cuda_device_count();
   EXPECT_THAT(
-      message_of([&] { make_alone(count); }),
+      error_text<ConfigError>([&] { make_alone(count); }),
       HasSubstr("cuda:" + std::to_string(count) + " does not exist"));
-  EXPECT_THAT(message_of([] { make_alone(-1); }), HasSubstr("cuda:-1"));
+  EXPECT_THAT(
+      error_text<ConfigError>([] { make_alone(-1); }), HasSubstr("cuda:-1"));
 }
 
-TEST_F(Gpu, OneRankReducesAndMeetsItself) {
+TEST_F(Gpu, OneRankCommunicatesAlone) {
   auto backend = make_alone(0);
   set_cuda_device(0);
   std::vector<at::Tensor> tensors{torch::arange(5, torch::kCUDA)};

@@ -12,9 +12,8 @@
 
 #include "echelon/comm/shared_memory/attachment.h"
 #include "echelon/comm/shared_memory/communicator.h"
-#include "echelon/comm/shared_memory/doorbell.h"
 #include "echelon/comm/shared_memory/failure.h"
-#include "echelon/comm/shared_memory/host.h"
+#include "tests/comm/shared_memory/thread_ranks.h"
 
 namespace echelon::local {
 namespace core_test {
@@ -22,6 +21,8 @@ namespace core_test {
 using namespace std::chrono_literals;
 using CommunicatorPtr = std::shared_ptr<Communicator>;
 using ::testing::HasSubstr;
+using testing::require;
+using testing::run_threads;
 
 void wait(const OperationPtr& operation) {
   operation->wait();
@@ -34,29 +35,6 @@ Shape floats(uint64_t count) {
   return Shape::flat(count, Dtype::float32);
 }
 
-// One thread per rank; the first error ends the others and fails the test.
-void run(int size, const std::function<void(std::shared_ptr<Host>)>& body) {
-  auto hub = make_hub(size);
-  std::vector<std::string> errors(size);
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < size; ++rank) {
-    threads.emplace_back([&, rank] {
-      try {
-        body(join_threads(hub, rank));
-      } catch (const std::exception& error) {
-        errors[rank] = error.what();
-        hub->abort("rank " + std::to_string(rank) + " failed");
-      }
-    });
-  }
-  for (auto& thread : threads) {
-    thread.join();
-  }
-  for (int rank = 0; rank < size; ++rank) {
-    EXPECT_EQ(errors[rank], "") << "rank " << rank;
-  }
-}
-
 CommunicatorPtr group_of(
     const std::shared_ptr<Host>& host, const std::string& name,
     std::chrono::milliseconds timeout = 60s) {
@@ -65,16 +43,10 @@ CommunicatorPtr group_of(
   return Communicator::create(host, ranks, name, timeout);
 }
 
-void require(bool condition, const std::string& what) {
-  if (!condition) {
-    throw std::runtime_error("wrong: " + what);
-  }
-}
-
 class Core : public ::testing::TestWithParam<int> {};
 
 TEST_P(Core, Collectives) {
-  run(GetParam(), [](std::shared_ptr<Host> host) {
+  run_threads(GetParam(), [](std::shared_ptr<Host> host) {
     auto group = group_of(host, "world");
     const int rank = host->rank();
     const int size = host->size();
@@ -132,7 +104,7 @@ TEST_P(Core, Collectives) {
 }
 
 TEST_P(Core, Messages) {
-  run(GetParam(), [](std::shared_ptr<Host> host) {
+  run_threads(GetParam(), [](std::shared_ptr<Host> host) {
     auto group = group_of(host, "world");
     const int next = (host->rank() + 1) % host->size();
     const int previous = (host->rank() + host->size() - 1) % host->size();
@@ -163,7 +135,7 @@ TEST_P(Core, Messages) {
 INSTANTIATE_TEST_SUITE_P(Sizes, Core, ::testing::Values(1, 2, 3, 4, 8));
 
 TEST(CoreLarge, SixtyFourRanks) {
-  run(64, [](std::shared_ptr<Host> host) {
+  run_threads(64, [](std::shared_ptr<Host> host) {
     auto group = group_of(host, "world");
     for (const uint64_t n : {3ul, 5000ul, 200000ul}) {
       std::vector<float> sum(n, host->rank());
@@ -175,7 +147,7 @@ TEST(CoreLarge, SixtyFourRanks) {
 
 // Two groups, entered in opposite order by the two ranks: nothing blocks.
 TEST(CoreOrder, OppositeOrderOfGroups) {
-  run(2, [](std::shared_ptr<Host> host) {
+  run_threads(2, [](std::shared_ptr<Host> host) {
     auto a = group_of(host, "a");
     auto b = group_of(host, "b");
     for (int i = 0; i < 200; ++i) {
@@ -196,7 +168,7 @@ TEST(CoreOrder, OppositeOrderOfGroups) {
 }
 
 TEST(CoreOrder, SeveralThreadsOfOneRankWait) {
-  run(3, [](std::shared_ptr<Host> host) {
+  run_threads(3, [](std::shared_ptr<Host> host) {
     auto group = group_of(host, "world");
     std::vector<std::vector<float>> data(64, std::vector<float>(30000, 1));
     std::vector<OperationPtr> operations;
@@ -255,8 +227,8 @@ TEST(CoreFailure, AbortEndsEverythingAtOnce) {
   }
 }
 
-TEST(CoreFailure, DeadlineNamesWhoIsAbsent) {
-  run(4, [](std::shared_ptr<Host> host) {
+TEST(CoreFailure, DeadlineNamesMissingRanks) {
+  run_threads(4, [](std::shared_ptr<Host> host) {
     auto group = group_of(host, "dp", 700ms);
     auto other = group_of(host, "other");
     std::vector<float> x(50000, 1);
@@ -309,13 +281,13 @@ void expect_timeout_of_receive(
 }
 
 TEST(CoreFailure, ReceiveTimesOut) {
-  run(2, [](std::shared_ptr<Host> host) {
+  run_threads(2, [](std::shared_ptr<Host> host) {
     expect_timeout_of_receive(host, [](const OperationPtr&) {});
   });
 }
 
 TEST(CoreFailure, AMemberThatLeftIsNamed) {
-  run(2, [](std::shared_ptr<Host> host) {
+  run_threads(2, [](std::shared_ptr<Host> host) {
     auto group = group_of(host, "world");
     wait(group->barrier({}));
     if (host->rank() == 1) {
@@ -374,7 +346,7 @@ TEST(CoreWaiting, CostsLittleTime) {
   timespec before{};
   timespec after{};
   std::atomic<int> waiting{0};
-  run(8, [&](std::shared_ptr<Host> host) {
+  run_threads(8, [&](std::shared_ptr<Host> host) {
     auto group = group_of(host, "world");
     wait(group->barrier({}));
     if (host->rank() == 0) {
@@ -395,66 +367,6 @@ TEST(CoreWaiting, CostsLittleTime) {
   EXPECT_LT(used, 0.3);
 }
 
-// As a rank that computes meanwhile: for 50 us.
-void compute() {
-  const auto end = std::chrono::steady_clock::now() + 50us;
-  while (std::chrono::steady_clock::now() < end) {
-  }
-}
-
-// The progress thread of this rank.
-Doorbell& bell_of(const std::shared_ptr<Host>& host) {
-  auto& segment = static_cast<Attachment*>(host.get())->segment();
-  return segment.rank(host->rank()).engine;
-}
-
-// How often rank 0's progress thread is woken while `exchange` is called 400
-// times.
-uint32_t rings_of(
-    const std::function<void(Communicator&, int rank, int count)>& exchange) {
-  uint32_t rings = 0;
-  run(2, [&](std::shared_ptr<Host> host) {
-    auto group = group_of(host, "world");
-    for (int count = 0; count < 410; ++count) {
-      if (host->rank() == 0 && count == 10) rings = bell_of(host).rings.load();
-      exchange(*group, host->rank(), count);
-    }
-    if (host->rank() == 0) rings = bell_of(host).rings.load() - rings;
-  });
-  return rings;
-}
-
-// Posted before they come, as in a pipeline: the rank that computes meanwhile
-// is not disturbed.
-TEST(CoreWaiting, SmallReceivesWakeNoOtherThread) {
-  const uint32_t rings = rings_of([](Communicator& group, int rank, int count) {
-    float x = 0, y = static_cast<float>(count);
-    if (rank == 0) {
-      auto coming = group.receive(&x, floats(1), 1, 1, {});
-      wait(group.send(&y, floats(1), 1, 2, {}));
-      compute();
-      wait(coming);
-      require(x == y, "message");
-    } else {
-      wait(group.receive(&x, floats(1), 0, 2, {}));
-      wait(group.send(&x, floats(1), 0, 1, {}));
-    }
-  });
-  EXPECT_LT(rings, 100u);
-}
-
-TEST(CoreWaiting, SmallCollectivesWakeNoOtherThread) {
-  const uint32_t rings = rings_of([](Communicator& group, int rank, int) {
-    float x = 1;
-    for (int k = 0; k < 2 * rank; ++k) compute();  // comes late
-    auto sum = group.all_reduce(&x, floats(1), Reduction::sum, {});
-    if (rank == 0) compute();
-    wait(sum);
-    require(x == 2, "sum");
-  });
-  EXPECT_LT(rings, 100u);
-}
-
 const auto kPatience = 60s;  // else something is stuck
 
 void wait_until(const std::function<bool()>& holds, const std::string& what) {
@@ -465,133 +377,53 @@ void wait_until(const std::function<bool()>& holds, const std::string& what) {
   }
 }
 
-// One can wait for its caller; the second of two begins when the first is done,
-// and others wait for that.
-TEST(CoreWaiting, CollectivesBehindOthersAreNotLeftToTheirCaller) {
-  run(2, [](std::shared_ptr<Host> host) {
+TEST(CoreWaiting, CollectivesCompleteWithoutAWait) {
+  run_threads(2, [](std::shared_ptr<Host> host) {
     auto group = group_of(host, "world");
     auto other = group_of(host, "other");
     float x = 1, y = 2;
     std::vector<OperationPtr> sums;
-    const auto issue = [&](float& value) {
-      sums.push_back(group->all_reduce(&value, floats(1), Reduction::sum, {}));
-    };
-    const auto goes_to = [&](uint32_t state) {
-      auto& bell = bell_of(host);
-      wait_until([&] { return bell.sleepers == state; }, std::to_string(state));
-    };
-    if (host->rank() == 0) {
-      issue(x);
-      goes_to(Doorbell::dozing);
-      issue(y);
-      goes_to(Doorbell::expecting);
+    for (float* value : {&x, &y}) {
+      if (host->rank() == 1) wait(other->barrier({}));
+      sums.push_back(group->all_reduce(value, floats(1), Reduction::sum, {}));
+      if (host->rank() == 0) wait(other->barrier({}));
     }
-    wait(other->barrier({}));
-    if (host->rank() == 1) {
-      issue(x);
-      issue(y);
+    for (const auto& sum : sums) {
+      wait_until([&] { return sum->done(); }, "never reduced");
     }
-    for (const auto& sum : sums) wait(sum);
     require(x == 2 && y == 4, "sum");
     wait(group->barrier({}));
   });
 }
 
-// For who waits through a future. The thread may be awake just then.
-TEST(CoreWaiting, OperationsThatHurryWakeIt) {
-  run(2, [](std::shared_ptr<Host> host) {
-    auto group = group_of(host, "world");
-    std::vector<float> in(20), out(20, 1.0f);
-    if (host->rank() == 0) {
-      auto& bell = bell_of(host);
-      std::vector<OperationPtr> receives;
-      int woken = 0;
-      for (float& x : in) {
-        receives.push_back(group->receive(&x, floats(1), 1, 5, {}));
-        wait_until(
-            [&] { return bell.sleepers != Doorbell::awake; }, "never sleeps");
-        const uint32_t before = bell.rings.load();
-        receives.back()->hurry();
-        woken += bell.rings.load() > before;
-      }
-      require(woken >= 10, "woken " + std::to_string(woken) + " times of 20");
-      wait(group->barrier({}));
-      for (const auto& receive : receives) {
-        wait_until([&] { return receive->done(); }, "never received");
-        receive->hurry();
-      }
-    } else {
-      wait(group->barrier({}));
-      for (float& x : out) wait(group->send(&x, floats(1), 0, 5, {}));
-    }
-    wait(group->barrier({}));
-  });
-}
-
-// Also after the progress thread has gone to sleep for good.
-TEST(CoreWaiting, SmallReceivesEndWithoutAWait) {
-  run(2, [](std::shared_ptr<Host> host) {
+// More of them than fit between two ranks: the sender waits for the progress
+// thread of a rank that does not.
+TEST(CoreWaiting, SmallReceivesCompleteWithoutAWait) {
+  run_threads(2, [](std::shared_ptr<Host> host) {
     auto group = group_of(host, "world");
     for (int round = 0; round < 3; ++round) {
       std::vector<float> in(20), out(20, 1.0f);
       std::vector<OperationPtr> receives;
       if (host->rank() == 0) {
-        for (float& x : in)
+        for (float& x : in) {
           receives.push_back(group->receive(&x, floats(1), 1, 3, {}));
+        }
       }
       wait(group->barrier({}));
       if (host->rank() == 1) {
         for (float& x : out) wait(group->send(&x, floats(1), 0, 3, {}));
       }
       for (size_t k = 0; k < receives.size(); ++k) {
-        auto& receive = receives[k];
-        wait_until(
-            [&] { return round == 1 ? receive->test() : receive->done(); },
-            "never received");
+        wait_until([&] { return receives[k]->done(); }, "never received");
         require(in[k] == 1, "message");
       }
       wait(group->barrier({}));
-      if (round == 1) std::this_thread::sleep_for(kDozes * kDoze + 100ms);
     }
   });
-}
-
-// More than fit between the two: who sends them waits for one that computes.
-// The progress thread may look just then by itself.
-TEST(CoreWaiting, SendersOfManySmallMessagesAreHeard) {
-  int heard = 0;
-  run(2, [&](std::shared_ptr<Host> host) {
-    auto group = group_of(host, "world");
-    for (int round = 0; round < 20; ++round) {
-      std::vector<float> in(6), out(in.size(), 2.0f);
-      std::vector<OperationPtr> receives;
-      uint32_t before = 0;
-      if (host->rank() == 0) {
-        auto& bell = bell_of(host);
-        for (float& x : in) {
-          receives.push_back(group->receive(&x, floats(1), 1, 4, {}));
-        }
-        wait_until(
-            [&] { return bell.sleepers == Doorbell::dozing; }, "never dozes");
-        before = bell.rings.load();
-      }
-      wait(group->barrier({}));
-      if (host->rank() == 1) {
-        for (float& x : out) wait(group->send(&x, floats(1), 0, 4, {}));
-      }
-      wait(group->barrier({}));
-      for (const auto& receive : receives) wait(receive);
-      if (host->rank() == 0) {
-        heard += bell_of(host).rings.load() > before;
-        require(in.back() == 2, "message");
-      }
-    }
-  });
-  EXPECT_GE(heard, 5);
 }
 
 TEST(CoreWaiting, ASmallReceiveTimesOutWithoutAWait) {
-  run(2, [](std::shared_ptr<Host> host) {
+  run_threads(2, [](std::shared_ptr<Host> host) {
     expect_timeout_of_receive(host, [](const OperationPtr& receive) {
       wait_until([&] { return receive->done(); }, "no timeout");
     });
@@ -599,7 +431,7 @@ TEST(CoreWaiting, ASmallReceiveTimesOutWithoutAWait) {
 }
 
 TEST(CoreStatus, TornLinesAreNotSeen) {
-  run(2, [](std::shared_ptr<Host> host) {
+  run_threads(2, [](std::shared_ptr<Host> host) {
     auto group = group_of(host, "world");
     if (host->rank() == 0) {
       for (int i = 0; i < 3000; ++i) {
@@ -614,7 +446,8 @@ TEST(CoreStatus, TornLinesAreNotSeen) {
       }
     }
     wait(group->barrier({}));
-    require(host->read_status(0) == std::string(4080, 'z'), "cut to a page");
+    require(
+        host->read_status(0) == std::string(4080, 'z'), "truncated to a page");
     require(host->read_status(1).empty(), "nothing published");
   });
 }

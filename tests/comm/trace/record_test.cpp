@@ -3,8 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "echelon/comm/trace/hang_report.h"
-#include "echelon/comm/trace/label.h"
+#include "echelon/comm/trace/status_board.h"
 
 namespace echelon {
 namespace record_test {
@@ -28,7 +27,7 @@ TEST(History, KeepsTheLast1024InOrder) {
   }
 }
 
-TEST(History, AnEndThatComesTooLateIsDropped) {
+TEST(History, ALateEndIsIgnored) {
   History history;
   const uint64_t first = history.begin({.sequence = 7});
   for (int i = 0; i < 2000; ++i) history.begin({});
@@ -36,7 +35,7 @@ TEST(History, AnEndThatComesTooLateIsDropped) {
   for (const auto& record : history.snapshot()) EXPECT_EQ(record.end_ns, 0);
 }
 
-TEST(History, TellsItsListenerOnce) {
+TEST(History, NotifiesItsListenerOnce) {
   History history;
   std::vector<std::string> labels;
   history.on_end(
@@ -49,7 +48,7 @@ TEST(History, TellsItsListenerOnce) {
   EXPECT_THAT(labels, testing::ElementsAre("bucket 0"));
 }
 
-TEST(History, KnowsSinceWhenAThreadWaits) {
+TEST(History, RecordsWhenAThreadBeganToWait) {
   History history;
   const uint64_t first = history.begin({});
   history.begin_wait(first);

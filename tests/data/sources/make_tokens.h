@@ -1,4 +1,4 @@
-// Bytes of token files and of their indices, as tests write them.
+// Bytes of token files and of their indices for tests.
 #pragma once
 
 #include <cstdint>

@@ -65,7 +65,7 @@ TEST(Order, DependsOnSeedAndEpochAndKeepsEverySample) {
   EXPECT_TRUE(epoch_order({}, 0, 0, true).empty());
 }
 
-TEST(Split, CutsOffPartOfTheSamples) {
+TEST(Split, HoldsOutPartOfTheSamples) {
   const Split split = split_samples(1797, 0.2, 0);
   EXPECT_EQ(split.train.size(), 1438);
   EXPECT_EQ(split.holdout.size(), 359);
@@ -122,7 +122,7 @@ TEST(Share, AFullBatchGivesEachRankItsNumber) {
   EXPECT_EQ(rank_share(64, 1, 4), (Share{16, 32}));
 }
 
-TEST(Share, RefusesWhatCannotBe) {
+TEST(Share, RefusesWrongArguments) {
   const std::vector<int64_t> negative = {3, -1}, zero = {0, 0},
                              three = {1, 1, 1};
   const auto refused = [](int64_t rank, std::span<const int64_t> sizes) {
@@ -167,7 +167,7 @@ TEST(Blend, AnyPrefixKeepsTheProportions) {
   }
 }
 
-TEST(Blend, ASourceGoesOnWhereTheEpochBeforeEnded) {
+TEST(Blend, ASourceContinuesInTheNextEpoch) {
   const std::vector<std::vector<int64_t>> sources = {{0, 1, 2, 3, 4}, {9}};
   const std::vector<int64_t> counts = {3, 1};
   for (const bool shuffle : {false, true}) {

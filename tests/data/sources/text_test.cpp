@@ -100,7 +100,7 @@ TEST_F(Text, OneMoreTokenMakesOneMoreWindow) {
   EXPECT_EQ(TextCorpus(tokens("a.bin", ascending(13), 4)).num_samples(), 3);
 }
 
-TEST_F(Text, PlainTextIsBytesWithAnEndBehindEachFile) {
+TEST_F(Text, PlainTextIsBytesWithAnEndAfterEachFile) {
   folder_.write("doc/b.txt", "xyz");
   folder_.write("doc/a.txt", "\xff!");
   folder_.write("doc/empty.txt", "");
@@ -112,7 +112,7 @@ TEST_F(Text, PlainTextIsBytesWithAnEndBehindEachFile) {
   EXPECT_THAT(read(corpus, 1).targets, ElementsAre('y', 'z', 256));
 }
 
-TEST_F(Text, ASeparatorPartsAFileIntoDocuments) {
+TEST_F(Text, ASeparatorSplitsAFileIntoDocuments) {
   auto options = text(folder_.write("a.txt", "--ab--cd----e--"), 7);
   options.document_separator = "--";
   options.documents = Documents::respected;
@@ -135,7 +135,7 @@ TEST_F(Text, BordersOfIndexedDocuments) {
     const TextCorpus corpus(options);
     EXPECT_THAT(read(corpus, 0).documents, ElementsAre(0, 0, 1, 1));
     EXPECT_THAT(read(corpus, 0).targets, ElementsAre(1, -100, 3, 4));
-    // The border lies just behind the window: its last target is beyond.
+    // The border is right after the window, before its last target.
     EXPECT_THAT(read(corpus, 1).documents, ElementsAre(0, 0, 0, 0));
     EXPECT_THAT(read(corpus, 1).targets, ElementsAre(5, 6, 7, -100));
   }
@@ -174,7 +174,7 @@ TEST_F(Text, TokensOutsideOfTheVocabularyAreFoundBeforeRanksStart) {
   EXPECT_THAT(data_error(options), HasSubstr("the vocabulary has 257"));
 }
 
-TEST_F(Text, WhatCannotBeTrainedOn) {
+TEST_F(Text, RefusesTextsThatCannotTrain) {
   EXPECT_THAT(data_error(tokens("e.bin", {}, 4)), HasSubstr("e.bin: is empty"));
   EXPECT_THAT(
       data_error(text(folder_.write("e.txt", ""), 4)), HasSubstr("is empty"));
@@ -201,7 +201,7 @@ TEST_F(Text, WhatCannotBeTrainedOn) {
   }
 }
 
-TEST_F(Text, SettingsThatAreWrongByThemselves) {
+TEST_F(Text, RefusesWrongSettings) {
   const auto good = tokens("a.bin", ascending(20), 4);
   auto options = good;
   options.sources.clear();
@@ -226,7 +226,7 @@ TEST_F(Text, SettingsThatAreWrongByThemselves) {
   EXPECT_THAT(config_error(options), HasSubstr("tokenizer=\"words\""));
 }
 
-TEST_F(Text, FormatMayBeTold) {
+TEST_F(Text, TheFormatMayBeSet) {
   const auto path = folder_.write("tokens", raw_bytes(ascending(5)));
   auto options = text(path, 4);
   EXPECT_EQ(TextCorpus(options).num_tokens(), 11);  // bytes, and the end
@@ -267,7 +267,7 @@ TEST_F(Text, IsTokenisedOnce) {
       << "a damaged one is made anew";
 }
 
-TEST_F(Text, LongTextIsCutWithoutATrace) {
+TEST_F(Text, PiecesOfLongTextsHaveTheSameTokens) {
   std::string long_text;
   for (int i = 0; long_text.size() < 3u << 20; ++i) {
     long_text += std::to_string(i) + " words ";
@@ -281,7 +281,7 @@ TEST_F(Text, LongTextIsCutWithoutATrace) {
   }
 }
 
-TEST_F(Text, FindsPlacesToCut) {
+TEST_F(Text, FindsPlacesToSplit) {
   EXPECT_EQ(find_cut("abcdef", 3, TextCut::anywhere), 3);
   EXPECT_EQ(find_cut("ab cd ef", 6, TextCut::before_space), 5);
   EXPECT_EQ(find_cut("ab  cd. ef g", 9, TextCut::before_space), 10);
@@ -289,7 +289,7 @@ TEST_F(Text, FindsPlacesToCut) {
   EXPECT_EQ(find_cut("abcdefgh", 3, TextCut::at_space), 8);
 }
 
-TEST_F(Text, HoldsOutThePartOfEachSource) {
+TEST_F(Text, HoldsOutAPartOfEachSource) {
   auto options = tokens("a.bin", ascending(41), 2);
   options.sources.push_back(folder_.write("b.bin", raw_bytes(ascending(11))));
   const TextCorpus corpus(options);
@@ -310,7 +310,7 @@ TEST_F(Text, HoldsOutThePartOfEachSource) {
   EXPECT_THAT(read(corpus, 19).inputs, ElementsAre(38, 39));
 }
 
-TEST_F(Text, HeldOutTextOfItsOwn) {
+TEST_F(Text, SeparateHoldout) {
   auto options = tokens("a.bin", ascending(41), 2);
   options.holdout_path = folder_.write("h.bin", raw_bytes(ascending(7)));
   EXPECT_EQ(inspect_data(options).num_train, 20);
@@ -344,7 +344,7 @@ TEST_F(Text, BlendsByWeight) {
       EXPECT_LT(std::abs(second - 0.75 * static_cast<double>(k + 1)), 1);
     }
   }
-  // 300 of 100 samples and 900 of 20: each as often as the others.
+  // 300 of 100 samples and 900 of 20: each sample comes equally often.
   for (int64_t sample = 0; sample < 120; ++sample) {
     EXPECT_EQ(seen[sample], sample < 100 ? 3 : 45) << sample;
   }
@@ -355,7 +355,7 @@ TEST_F(Text, BlendsByWeight) {
       HasSubstr("source 1 would get none"));
 }
 
-TEST(TokenizerOfBytes, ThereAndBack) {
+TEST(TokenizerOfBytes, DecodesWhatItEncodes) {
   const ByteTokenizer tokenizer;
   const std::string text("a\0\xff\xc3", 4);
   const auto ids = tokenizer.encode(text, false);
@@ -392,7 +392,7 @@ TEST(Utf8, BadPartsAreReplaced) {
   EXPECT_EQ(valid_utf8("\xf0\x9f\x98"), bad);
 }
 
-TEST(Utf8, KnowsWhatMoreBytesMayComplete) {
+TEST(Utf8, FindsIncompleteCharacters) {
   EXPECT_EQ(whole_characters(""), 0);
   EXPECT_EQ(whole_characters("ab"), 2);
   EXPECT_EQ(whole_characters("a\xc3"), 1);

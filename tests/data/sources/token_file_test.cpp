@@ -142,7 +142,8 @@ TEST_F(Indexed, RefusesWhatDoesNotFit) {
   EXPECT_THAT(error(other), HasSubstr("type 9"));
   EXPECT_THAT(
       error(good().substr(0, good().size() - 1)),
-      HasSubstr("4 sequences and 5 document indices take 122; it is cut off"));
+      HasSubstr(
+          "4 sequences and 5 document indices take 122; it is truncated"));
   EXPECT_THAT(error(good() + "12345"), HasSubstr("5 more than"));
   EXPECT_THAT(error(good() + "1234"), HasSubstr("images and text"));
   other = good();

@@ -1,5 +1,5 @@
-// Ids and texts beside those of Python's `tokenizers` and `sentencepiece`, line
-// by line.
+// Compares ids and texts with those of Python's `tokenizers` and
+// `sentencepiece`, line by line.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -61,7 +61,7 @@ class Reference : public testing::Test {
     delete times_;
   }
 
-  /// `ties`: tokens of a line may come in another order, which is counted.
+  /// `ties`: counts lines with the same tokens in another order.
   int compare(
       const std::string& name, const std::string& suffix, bool ties = false) {
     int reordered = 0;
@@ -91,8 +91,8 @@ class Reference : public testing::Test {
     int wrong = 0;
     for (size_t i = 0; i < lines.size() && wrong < 5; ++i) {
       const auto text = tokenizer->decode(ids_of(expected[i]));
-      // Where bytes are no text, Python's libraries differ among themselves in
-      // how many U+FFFD they print.
+      // Python's libraries print different numbers of U+FFFD for bytes that
+      // are not text.
       if (valid_utf8(text) != text || text == texts[i]) continue;
       ++wrong;
       ADD_FAILURE() << name << " line " << i << ": "
@@ -118,14 +118,14 @@ TEST_F(Reference, Tokenizers) {
 TEST_F(Reference, SentencePiece) {
   ECHELON_NEED_PYTHON();
   compare("sp_bpe", ".model");
-  // Among segmentations of the same score the two versions of the library
-  // choose differently: "))" ")" or ")" "))".
+  // The two versions of the library choose different segmentations of the same
+  // score: "))" ")" or ")" "))".
   const int reordered = compare("sp_unigram", ".model", true);
   std::printf("unigram: %d lines with ties\n", reordered);
   EXPECT_LT(reordered, 300);
 }
 
-TEST_F(Reference, TextsMayBeCut) {
+TEST_F(Reference, SplitTextsKeepTheirIds) {
   ECHELON_NEED_PYTHON();
   const std::map<std::string, TextCut> cuts = {
       {"gpt2", TextCut::before_space},
@@ -144,7 +144,7 @@ TEST_F(Reference, TextsMayBeCut) {
       << "it makes one space of several";
 }
 
-/// Prints how fast; nothing is asserted about it.
+/// Prints the speed, without asserting it.
 TEST_F(Reference, Speed) {
   ECHELON_NEED_PYTHON();
   std::istringstream times(*times_);

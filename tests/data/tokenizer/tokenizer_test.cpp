@@ -18,7 +18,7 @@ using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-/// A byte-pair encoder of few tokens; `more` is put beside its model.
+/// A byte-pair encoder of few tokens; `more` is added before its model.
 std::string
 description(const std::string& more = "", const std::string& model = "") {
   return R"({"version": "1.0", )" + more + R"("model": {"type": "BPE", )" +
@@ -44,7 +44,7 @@ TEST(Bpe, MergesTheFirstRuleFirst) {
   EXPECT_TRUE(encode(description(), "").empty());
 }
 
-/// The rule as it is told: join the pair of the first rule, the leftmost first.
+/// The definition: join the leftmost pair of the first rule that applies.
 std::vector<std::string> join_by_rules(
     const std::string& word,
     const std::vector<std::pair<std::string, std::string>>& rules) {
@@ -175,8 +175,8 @@ TEST(JsonTokenizer, FindsTokensAndTheEndOfText) {
       std::nullopt);
 }
 
-TEST(JsonTokenizer, NamesWhatItDoesNotKnow) {
-  EXPECT_THAT(parse_error("{"), HasSubstr("t.json: is no JSON"));
+TEST(JsonTokenizer, NamesUnknownComponents) {
+  EXPECT_THAT(parse_error("{"), HasSubstr("t.json: is not JSON"));
   EXPECT_THAT(parse_error("[]"), HasSubstr("t.json: must be an object"));
   EXPECT_THAT(parse_error("{}"), HasSubstr("has no \"model\""));
   EXPECT_THAT(
@@ -224,7 +224,7 @@ TEST(JsonTokenizer, NamesWhatItDoesNotKnow) {
       HasSubstr("behavior Merged"));
 }
 
-TEST(JsonTokenizer, NamesWhatContradictsItself) {
+TEST(JsonTokenizer, NamesContradictions) {
   const auto model = [](const std::string& vocab, const std::string& merges) {
     return R"({"model": {"vocab": )" + vocab + R"(, "merges": )" + merges +
            "}}";
@@ -271,16 +271,16 @@ TEST(LoadTokenizer, ByName) {
   EXPECT_THAT(
       error_text<DataError>(
           [&] { load_tokenizer(folder.write("t.model", "no model")); }),
-      HasSubstr("t.model: is no SentencePiece model"));
+      HasSubstr("t.model: is not a SentencePiece model"));
   EXPECT_THAT(
       error_text<DataError>(
           [&] { load_tokenizer(folder.write("e.model", "")); }),
-      HasSubstr("e.model: is no SentencePiece model"));
+      HasSubstr("e.model: is not a SentencePiece model"));
   folder.write("t.json", description());
   EXPECT_EQ(load_tokenizer(folder.path("t.json"))->vocab_size(), 10);
 }
 
-/// The patterns with code of their own, beside ICU's matcher.
+/// split_words() against ICU's matcher.
 TEST(Regex, ShortcutsSplitAsThePatternsDo) {
   const std::string modern =
       "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|"
@@ -342,7 +342,7 @@ TEST(Regex, ShortcutsSplitAsThePatternsDo) {
   }
 }
 
-TEST(Regex, SpeaksTheDialectOfTheFiles) {
+TEST(Regex, FollowsTheDialectOfRuby) {
   const auto words = [](const std::string& pattern, const std::string& text) {
     std::vector<detail::Span> spans;
     detail::Regex(pattern, "here").split(text, spans);

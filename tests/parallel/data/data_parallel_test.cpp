@@ -12,6 +12,7 @@
 
 #include "echelon/error.h"
 #include "tests/parallel/data/training.h"
+#include "tests/support/error_text.h"
 
 namespace echelon {
 namespace data_parallel_test {
@@ -87,7 +88,7 @@ TEST_P(Replicas, TrainLikeOneDevice) {
   expect_parity(parallel, expected, plan);
 }
 
-TEST_P(Replicas, OfModulesThatAreBuiltByAFunction) {
+TEST_P(Replicas, BuiltByAFunction) {
   const Plan plan;
   const auto expected = training::on_one_device(with_values(Conv(), 3), plan);
   uint64_t seed = 3;  // only the first replica's values count
@@ -114,7 +115,7 @@ TEST(DataParallel, SharesMayDiffer) {
   expect_parity(parallel, expected, plan);
 }
 
-TEST(DataParallel, ForwardIsThatOfTheModule) {
+TEST(DataParallel, ForwardEqualsTheModules) {
   auto net = with_values(CloneableNet(), 3);
   DataParallel<CloneableNet> parallel(net, on_cpus(3));
   const Tensor x = parity::random({7, 6}, 1);
@@ -124,7 +125,7 @@ TEST(DataParallel, ForwardIsThatOfTheModule) {
   EXPECT_EQ(parallel.module().get(), net.get());
 }
 
-TEST(DataParallel, ReplicasHaveThreadsOfTheirOwn) {
+TEST(DataParallel, EachReplicaHasAThread) {
   auto options = on_cpus(2);
   options.threads = 3;
   DataParallel<CloneableNet> parallel(with_values(CloneableNet(), 3), options);
@@ -149,16 +150,11 @@ TEST(DataParallel, GradModeIsTheCallers) {
   parallel.run([](auto&) { EXPECT_FALSE(torch::GradMode::is_enabled()); });
 }
 
-TEST(DataParallel, ErrorOfOneReplicaIsThrownAtOnce) {
+TEST(DataParallel, TheFirstErrorOfAReplicaIsThrown) {
   DataParallel<CloneableNet> parallel(
       with_values(CloneableNet(), 3), on_cpus(3));
   const auto message = [&](auto body) {
-    try {
-      parallel.run(body);
-    } catch (const DataError& error) {
-      return std::string(error.what());
-    }
-    return std::string("nothing was thrown");
+    return error_text<DataError>([&] { parallel.run(body); });
   };
   // The others wait for replica 1 in a collective.
   EXPECT_THAT(
@@ -171,13 +167,9 @@ TEST(DataParallel, ErrorOfOneReplicaIsThrownAtOnce) {
 }
 
 TEST(DataParallel, WrongOptionsAreErrors) {
-  const auto message = [](DataParallelOptions options) {
-    try {
-      DataParallel<CloneableNet> parallel(CloneableNet(), options);
-    } catch (const ConfigError& error) {
-      return std::string(error.what());
-    }
-    return std::string("nothing was thrown");
+  const auto message = [](const DataParallelOptions& options) {
+    return error_text<ConfigError>(
+        [&] { DataParallel<CloneableNet> parallel(CloneableNet(), options); });
   };
   EXPECT_THAT(message({.devices = {}}), HasSubstr("devices is empty"));
   EXPECT_THAT(
@@ -188,13 +180,10 @@ TEST(DataParallel, WrongOptionsAreErrors) {
   EXPECT_THAT(
       message({.shares = {1.0, -1.0}}), HasSubstr("shares are numbers"));
   EXPECT_THAT(message({.threads = -1}), HasSubstr("threads=-1"));
-  std::string error;
-  try {
-    DataParallel<Mlp> parallel(Mlp(), on_cpus(2));
-  } catch (const ConfigError& caught) {
-    error = caught.what();
-  }
-  EXPECT_THAT(error, HasSubstr("give a function that builds one"));
+  EXPECT_THAT(
+      error_text<ConfigError>(
+          [] { DataParallel<Mlp> parallel(Mlp(), on_cpus(2)); }),
+      HasSubstr("give a function that builds one"));
 }
 
 TEST(DataParallel, SplitByShares) {

@@ -1,4 +1,4 @@
-// What each process of ddp_procs_test runs, under the launcher.
+// The program of each process that ddp_procs_test launches.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 

@@ -12,6 +12,7 @@
 
 #include "echelon/error.h"
 #include "tests/parallel/data/training.h"
+#include "tests/support/error_text.h"
 
 namespace echelon {
 namespace ddp_test {
@@ -30,17 +31,6 @@ using training::loss_sum;
 using training::own_part;
 using training::Plan;
 using training::with_values;
-
-// The message of the error that `call` throws.
-template <class E>
-std::string message_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const E& error) {
-    return error.what();
-  }
-  return "nothing was thrown";
-}
 
 class Parity : public testing::TestWithParam<Ranks> {};
 INSTANTIATE_TEST_SUITE_P(
@@ -96,9 +86,9 @@ TEST_P(Parity, UnevenBatchesWithAccumulation) {
   training::expect_parity<Mlp>(GetParam(), plan);
 }
 
-// Two ranks, equal parts: each element is (a + b) / 2 in both runs, if the one
-// device adds the two halves in that order.
-TEST(Ddp, TwoRanksGiveTheBitsOfTwoHalvesAddedOnOneDevice) {
+// Two ranks with equal shares: each element is (a + b) / 2 in both runs, if the
+// one device adds the two halves in that order.
+TEST(Ddp, TwoRanksMatchOneDeviceBitForBit) {
   const Plan plan;
   parity::Record expected;
   {
@@ -111,7 +101,7 @@ TEST(Ddp, TwoRanksGiveTheBitsOfTwoHalvesAddedOnOneDevice) {
       for (int half = 0; half < 2; ++half) {
         const auto part =
             loss_sum(net(x.narrow(0, half * 6, 6)), y.narrow(0, half * 6, 6));
-        // What global_mean does, and the division after the sum.
+        // The factor of global_mean, and the division after the sum.
         (part * (2.0 / 12.0) / 2.0).backward();
         loss += (part * (2.0 / 12.0)).item<double>();
       }
@@ -127,10 +117,9 @@ TEST(Ddp, TwoRanksGiveTheBitsOfTwoHalvesAddedOnOneDevice) {
   });
 }
 
-// ------------------------------------------------- parameters that are not
-// used
+// -------------------------------------------------------- unused parameters
 
-// Which ranks take the left branch in a step; the others take the right one.
+// Whether a rank takes the left branch in a step, or the right one.
 bool takes_left(int step, int rank) {
   if (step == 0) return true;  // right: on no rank
   if (step == 1) return false;
@@ -142,7 +131,7 @@ TEST_P(Parity, UnusedParameters) {
   Plan plan;
   plan.steps = 5;
   plan.options.find_unused_parameters = true;
-  // On one device, the parts of the batch go through the branches of the ranks.
+  // On one device, each share of the batch takes the branch of its rank.
   parity::Record expected;
   {
     auto net = with_values(Branch(), 3);
@@ -177,7 +166,7 @@ TEST_P(Parity, UnusedParameters) {
   });
 }
 
-/// Passes its input on when it is told to.
+/// Uses no parameter when `pass` is true.
 struct PassImpl : torch::nn::Module {
   PassImpl() { register_module("fc", fc); }
   Tensor forward(const Tensor& x, bool pass) { return pass ? x * 2 : fc(x); }
@@ -201,8 +190,8 @@ TEST(Ddp, AllParametersUnusedOnOneRank) {
   });
 }
 
-TEST(Ddp, MissingGradientIsAnErrorThatNamesTheParametersInTheSameStep) {
-  const auto error = message_of<ConfigError>([] {
+TEST(Ddp, MissingGradientsAreNamedInTheSameStep) {
+  const auto error = error_text<ConfigError>([] {
     run_ranks(2, [](World& world) {
       auto net = with_values(Branch(), 3);
       DistributedDataParallel<Branch> ddp(net, world.group());
@@ -217,9 +206,9 @@ TEST(Ddp, MissingGradientIsAnErrorThatNamesTheParametersInTheSameStep) {
           HasSubstr("find_unused_parameters")));
 }
 
-// The same while other buckets are under way.
-TEST(Ddp, MissingGradientWithBucketsUnderWay) {
-  const auto error = message_of<ConfigError>([] {
+// The same while other buckets are being reduced.
+TEST(Ddp, MissingGradientWhileBucketsAreReduced) {
+  const auto error = error_text<ConfigError>([] {
     run_ranks(2, [](World& world) {
       auto net = with_values(Branch(), 3);
       DistributedDataParallelOptions options;
@@ -248,7 +237,7 @@ TEST_P(Parity, FrozenParameters) {
 }
 
 // A discriminator is frozen while its generator trains.
-TEST(Ddp, FrozenForAWhile) {
+TEST(Ddp, ParametersFrozenForSomeSteps) {
   run_ranks(2, [](World& world) {
     auto net = with_values(Mlp(), 3);
     DistributedDataParallel<Mlp> ddp(net, world.group());
@@ -271,7 +260,7 @@ TEST(Ddp, FrozenForAWhile) {
   });
 }
 
-TEST(Ddp, SomeFrozenLater) {
+TEST(Ddp, SomeParametersFrozenLater) {
   run_ranks(2, [](World& world) {
     auto net = with_values(Mlp(), 3);
     DistributedDataParallel<Mlp> ddp(net, world.group(), Plan().options);
@@ -290,7 +279,7 @@ TEST(Ddp, SomeFrozenLater) {
 }
 
 TEST(Ddp, UnfrozenAfterWrappingIsAnError) {
-  const auto error = message_of<ConfigError>([] {
+  const auto error = error_text<ConfigError>([] {
     run_ranks(2, [](World& world) {
       auto net = with_values(Mlp(), 3);
       net->fc1->bias.set_requires_grad(false);
@@ -304,7 +293,7 @@ TEST(Ddp, UnfrozenAfterWrappingIsAnError) {
 
 // -------------------------------------------------------------------- buffers
 
-TEST(Ddp, BuffersAreThoseOfRankZero) {
+TEST(Ddp, BuffersComeFromRankZero) {
   run_ranks(3, [](World& world) {
     auto net = with_values(Norm(), 3);
     DistributedDataParallel<Norm> ddp(net, world.group());
@@ -337,10 +326,10 @@ TEST_P(Parity, SyncBatchNormByOption) {
   training::expect_parity<Norm>(GetParam(), plan, 1e-11);
 }
 
-// ------------------------------------------------------------------ the start
+// ---------------------------------------------------------------- construction
 
-TEST(Ddp, DifferentModelsAreAnErrorThatNamesTheFirstDifference) {
-  const auto error = message_of<ConfigError>([] {
+TEST(Ddp, FirstDifferenceOfModelsIsNamed) {
+  const auto error = error_text<ConfigError>([] {
     run_ranks(3, [](World& world) {
       auto net = with_values(Mlp(), 3);
       if (world.rank() == 2) {
@@ -358,7 +347,7 @@ TEST(Ddp, DifferentModelsAreAnErrorThatNamesTheFirstDifference) {
 }
 
 TEST(Ddp, MissingParametersAreAnError) {
-  const auto error = message_of<ConfigError>([] {
+  const auto error = error_text<ConfigError>([] {
     run_ranks(2, [](World& world) {
       auto net = with_values(Mlp(), 3);
       if (world.rank() == 1) net->unregister_module("fc3");
@@ -369,7 +358,7 @@ TEST(Ddp, MissingParametersAreAnError) {
 }
 
 TEST(Ddp, NothingToTrainIsAnError) {
-  const auto error = message_of<ConfigError>([] {
+  const auto error = error_text<ConfigError>([] {
     run_ranks(2, [](World& world) {
       Mlp net;
       for (auto& parameter : net->parameters()) {
@@ -383,7 +372,7 @@ TEST(Ddp, NothingToTrainIsAnError) {
 
 // -------------------------------------------------------------------- buckets
 
-TEST(Ddp, BucketsAreCutInTheOrderOfTheFirstBackward) {
+TEST(Ddp, BucketsFollowTheOrderOfTheFirstBackward) {
   run_ranks(2, [](World& world) {
     auto net = with_values(Mlp(), 3);
     DistributedDataParallelOptions options{
@@ -406,8 +395,8 @@ TEST(Ddp, BucketsAreCutInTheOrderOfTheFirstBackward) {
   });
 }
 
-// No copy back, and no new memory for each step.
-TEST(Ddp, SmallGradientsArePartsOfTheirBucket) {
+// Nothing is copied back, and steps allocate no new buffer.
+TEST(Ddp, SmallGradientsAreInTheirBucket) {
   run_ranks(2, [](World& world) {
     auto net = with_values(Mlp(), 3);
     DistributedDataParallel<Mlp> ddp(net, world.group());
@@ -415,23 +404,23 @@ TEST(Ddp, SmallGradientsArePartsOfTheirBucket) {
     for (int step = 0; step < 3; ++step) {
       net->zero_grad();
       ddp(parity::random({2, 6}, step)).sum().backward();
-      std::set<const void*> parts, places;
+      std::set<const void*> storages, places;
       for (const auto& parameter : net->parameters()) {
-        parts.insert(parameter.grad().storage().data());
+        storages.insert(parameter.grad().storage().data());
         places.insert(parameter.grad().data_ptr());
         EXPECT_FALSE(parameter.grad().is_view());  // detach_() works on it
       }
-      EXPECT_EQ(parts.size(), 1u);
+      EXPECT_EQ(storages.size(), 1u);
       EXPECT_EQ(places.size(), net->parameters().size());
       if (step > 0) {
-        EXPECT_EQ(*parts.begin(), memory);
+        EXPECT_EQ(*storages.begin(), memory);
       }
-      memory = *parts.begin();
+      memory = *storages.begin();
     }
   });
 }
 
-TEST(Ddp, AGradientThatIsKeptKeepsItsValues) {
+TEST(Ddp, AHeldGradientKeepsItsValues) {
   run_ranks(2, [](World& world) {
     for (const bool as_alias : {false, true}) {
       auto net = with_values(Mlp(), 3);
@@ -453,9 +442,9 @@ TEST(Ddp, AGradientThatIsKeptKeepsItsValues) {
   });
 }
 
-// Gradients that are set to zero stay where they are, and who holds one sees
-// each mean.
-TEST(Ddp, AGradientThatIsHeldSeesTheMeanOfEachStep) {
+// Gradients that are set to zero keep their memory, so a held tensor gets each
+// mean.
+TEST(Ddp, AHeldGradientSetToZeroGetsEachMean) {
   run_ranks(2, [](World& world) {
     for (const bool by_module : {false, true}) {
       auto net = with_values(Mlp(), 3);
@@ -484,7 +473,7 @@ TEST(Ddp, AGradientThatIsHeldSeesTheMeanOfEachStep) {
   });
 }
 
-TEST(Ddp, AGradientOfTheUsersMemoryGetsTheMean) {
+TEST(Ddp, AGradientInUserMemoryGetsTheMean) {
   run_ranks(2, [](World& world) {
     auto net = with_values(Mlp(), 3);
     DistributedDataParallel<Mlp> ddp(net, world.group());
@@ -506,7 +495,7 @@ TEST(Ddp, AGradientOfTheUsersMemoryGetsTheMean) {
   });
 }
 
-TEST(Ddp, AGradientThatHasAGraphKeepsIt) {
+TEST(Ddp, AGradientWithAGraphKeepsIt) {
   run_ranks(2, [](World& world) {
     auto net = with_values(Mlp(), 3);
     DistributedDataParallel<Mlp> ddp(net, world.group());
@@ -533,7 +522,7 @@ TEST(Ddp, EveryBucketIsInTheHistoryWithItsLabel) {
     auto net = with_values(Conv(), 3);
     DistributedDataParallel<Conv> ddp(net, world.group(), Plan().options);
     const auto steps = [&] { ddp(parity::random({2, 6}, 1)).sum().backward(); };
-    steps();  // the buckets are cut anew after the first
+    steps();  // the buckets are rebuilt after the first
     const auto before = world.history().count();
     steps();
     std::set<std::string> labels;
@@ -549,7 +538,7 @@ TEST(Ddp, EveryBucketIsInTheHistoryWithItsLabel) {
   });
 }
 
-TEST(Ddp, GroupOfOneCostsNothing) {
+TEST(Ddp, AGroupOfOneSendsNothing) {
   const World world = World::alone();
   auto net = with_values(Mlp(), 3);
   DistributedDataParallel<Mlp> ddp(net, world.group());
@@ -583,7 +572,7 @@ TEST(Ddp, NoSyncSendsNothing) {
   });
 }
 
-// ------------------------------------------------------------- how it is held
+// -------------------------------------------------------- kinds of modules
 
 struct TupleNet : torch::nn::Module {
   TupleNet() { register_module("fc", fc); }
@@ -674,8 +663,8 @@ TEST(Ddp, SeveralBackwardsAddUp) {
   });
 }
 
-// A step that fails on every rank, say for a NaN, is forgotten by the next one.
-TEST(Ddp, GoesOnAfterAnExceptionInBackward) {
+// The step after one that failed on every rank is not affected by it.
+TEST(Ddp, RecoversFromAnExceptionInBackward) {
   run_ranks(2, [](World& world) {
     auto net = with_values(Mlp(), 3);
     DistributedDataParallel<Mlp> ddp(net, world.group(), Plan().options);
@@ -697,9 +686,9 @@ TEST(Ddp, GoesOnAfterAnExceptionInBackward) {
   });
 }
 
-// One that leaves the rank while buckets are under way is the error of the job.
+// An exception that leaves a rank while buckets are reduced is the job's error.
 TEST(Ddp, ExceptionInBackwardEndsTheJob) {
-  const auto error = message_of<Error>([] {
+  const auto error = error_text<Error>([] {
     run_ranks(2, [](World& world) {
       auto net = with_values(Mlp(), 3);
       DistributedDataParallelOptions options;
@@ -720,7 +709,7 @@ TEST(Ddp, ExceptionInBackwardEndsTheJob) {
 }
 
 TEST(Ddp, SparseGradientIsAnError) {
-  const auto error = message_of<ConfigError>([] {
+  const auto error = error_text<ConfigError>([] {
     run_ranks(2, [](World& world) {
       torch::nn::Embedding net(torch::nn::EmbeddingOptions(5, 2).sparse(true));
       DistributedDataParallel<torch::nn::Embedding> ddp(net, world.group());
@@ -730,8 +719,8 @@ TEST(Ddp, SparseGradientIsAnError) {
   EXPECT_THAT(error, HasSubstr("the gradient of \"weight\" is sparse"));
 }
 
-TEST(Ddp, NoSampleAtAllIsAnError) {
-  const auto error = message_of<DataError>([] {
+TEST(Ddp, ABatchWithoutSamplesIsAnError) {
+  const auto error = error_text<DataError>([] {
     run_ranks(2, [](World& world) {
       auto net = with_values(Mlp(), 3);
       DistributedDataParallel<Mlp> ddp(net, world.group());

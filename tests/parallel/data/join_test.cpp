@@ -9,6 +9,7 @@
 
 #include "echelon/error.h"
 #include "tests/parallel/data/training.h"
+#include "tests/support/error_text.h"
 
 namespace echelon {
 namespace join_test {
@@ -40,7 +41,7 @@ Tensor target(int iteration, int rank) {
   return parity::random({kSamples, 4}, 7000 + 100 * iteration + rank);
 }
 
-// What the ranks compute together, on one device.
+// One device computes what the ranks compute together.
 Mlp on_one_device(const Loop& loop) {
   auto net = with_values(Mlp(), 3);
   auto optimizer = training::optimizer_of(*net);
@@ -126,7 +127,7 @@ TEST_P(Join, DividesByTheRanksThatHaveData) {
   expect_parity(loop, GetParam());
 }
 
-TEST_P(Join, GlobalMeanCountsTheSamplesThatAreThere) {
+TEST_P(Join, GlobalMeanCountsTheSamplesOfActiveRanks) {
   Loop loop{.batches = {1, 3, 2}, .global_mean = true};
   expect_parity(loop, GetParam());
   loop.options.divide_by_initial_size = false;
@@ -202,9 +203,8 @@ TEST_P(Join, CanThrowAtTheFirstEnd) {
   EXPECT_EQ(thrown, 3);
 }
 
-TEST_P(Join, RanksThatDoDifferentThingsAreToldSo) {
-  std::string message;
-  try {
+TEST_P(Join, DifferentCallsInOneIterationAreAnError) {
+  const auto message = error_text<CommError>([] {
     Ranks{2, GetParam()}.run([](World& world) {
       auto net = with_values(Mlp(), 3);
       DistributedDataParallel<Mlp> ddp(net, world.group());
@@ -213,9 +213,7 @@ TEST_P(Join, RanksThatDoDifferentThingsAreToldSo) {
         (world.rank() == 0 ? ddp.global_mean(sum, 3) : sum).backward();
       });
     });
-  } catch (const CommError& error) {
-    message = error.what();
-  }
+  });
   EXPECT_THAT(message, HasSubstr("do different things in one iteration"));
 }
 

@@ -1,9 +1,10 @@
-// Steps whose gradients become complete in several backward passes.
+// Steps whose gradients are completed by several backward passes.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "echelon/error.h"
 #include "tests/parallel/data/training.h"
+#include "tests/support/error_text.h"
 
 namespace echelon {
 namespace reduction_round_test {
@@ -77,12 +78,9 @@ TEST(ReductionRound, AMissingGradientIsAnErrorAtItsEnd) {
     const auto loss = ddp(parity::random({2, 6}, 1)).sum();
     torch::autograd::backward(
         {loss}, {}, false, false, parameters_of(*net->fc3));
-    try {
-      ddp.finish_reduction();
-      ADD_FAILURE() << "nothing was thrown";
-    } catch (const ConfigError& error) {
-      EXPECT_THAT(error.what(), HasSubstr("4 of 6 parameters got no gradient"));
-    }
+    EXPECT_THAT(
+        error_text<ConfigError>([&] { ddp.finish_reduction(); }),
+        HasSubstr("4 of 6 parameters got no gradient"));
   });
 }
 

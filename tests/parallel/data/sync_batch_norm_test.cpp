@@ -11,6 +11,7 @@
 #include "echelon/comm/world.h"
 #include "echelon/error.h"
 #include "tests/parallel/data/nets.h"
+#include "tests/support/error_text.h"
 #include "tests/support/parity.h"
 #include "tests/support/ranks.h"
 
@@ -57,8 +58,9 @@ void expect_close(const Norm& expected, const Norm& actual, double tolerance) {
   }
 }
 
-// Two steps of a BatchNorm over the whole batch, against SyncBatchNorm over its
-// parts: outputs, all gradients, running statistics, and evaluation after them.
+// Compares two steps of BatchNorm over the whole batch with SyncBatchNorm over
+// shares of it: outputs, all gradients, running statistics, and evaluation
+// after them.
 TEST_P(Sync, IsBatchNormOverTheWholeBatch) {
   const auto& [test, ranks] = GetParam();
   ranks.run([&test = test](World& world) {
@@ -222,12 +224,7 @@ TEST(SyncBatchNorm, KeepsItsDigitsFarFromZero) {
 
 TEST(SyncBatchNorm, ErrorsSayWhatIsNeeded) {
   const auto message_of = [](const std::function<void(World&)>& body) {
-    try {
-      run_ranks(2, body);
-    } catch (const Error& error) {
-      return std::string(error.what());
-    }
-    return std::string("nothing was thrown");
+    return error_text([&] { run_ranks(2, body); });
   };
   EXPECT_THAT(
       message_of([](World& world) {

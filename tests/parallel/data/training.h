@@ -1,4 +1,4 @@
-// One loop for the run on one device and for the parallel runs.
+// One training loop for one device and for several ranks.
 #pragma once
 
 #include <torch/torch.h>
@@ -94,7 +94,7 @@ own_part(const Batch& batch, const Plan& plan, const Group& group) {
       batch.y.narrow(0, begin, shares[group.rank()])};
 }
 
-/// The same on the ranks of `group`, each with its part of every microbatch.
+/// The same on the ranks of `group`, each with its share of every microbatch.
 template <class Net>
 parity::Record on_ranks(
     Net net, const Group& group, const Plan& plan,

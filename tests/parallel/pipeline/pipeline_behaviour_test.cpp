@@ -1,4 +1,4 @@
-// What a pipeline stores, records, calls back and refuses.
+// Memory, recorded spans, callbacks and errors of a pipeline.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -34,7 +34,7 @@ CommOptions quick() {
   return options;
 }
 
-/// How many of a stage's tensors are alive, and were at most.
+/// The number of a stage's tensors that are alive, and its maximum.
 struct Alive {
   std::mutex mutex;
   std::map<int, int> now, most;
@@ -44,7 +44,7 @@ struct Alive {
     now[stage] += change;
     most[stage] = std::max(most[stage], now[stage]);
   }
-  // Ones that count themselves while anything holds them.
+  // A tensor that is counted while anything holds it.
   Tensor ones(int stage) {
     add(stage, 1);
     auto* value = new double(1.0);
@@ -89,8 +89,8 @@ INSTANTIATE_TEST_SUITE_P(
       return name;
     });
 
-// The tensors that are really alive, not the executor's own count alone.
-TEST_P(Memory, StoresWhatTheScheduleClaims) {
+// Counts the tensors that are alive, and checks the pipeline's own count.
+TEST_P(Memory, MatchesTheSchedulesClaim) {
   const Plan plan{.steps = 2, .microbatches = 8};
   const Schedule schedule = schedules::named(GetParam(), 4, plan.microbatches);
   const auto claim = stored_activations(schedule).stages;
@@ -102,7 +102,7 @@ TEST_P(Memory, StoresWhatTheScheduleClaims) {
         Pipeline pipeline(
             world.group(), schedule,
             build_stages(
-                list, cut_evenly(list, schedule.num_stages()),
+                list, partition_evenly(list, schedule.num_stages()),
                 schedule.rank_of_stage, world.rank()));
         for (int step = 0; step < plan.steps; ++step) {
           const auto result = pipeline.step(
@@ -159,7 +159,7 @@ TEST(Pipeline, RecordsActionsWaitsAndTransfers) {
       quick());
 }
 
-// The receive of the next microbatch is under way while one is computed.
+// The receive of the next microbatch is posted while one is computed.
 TEST(Pipeline, ReceivesArePostedAhead) {
   const Plan plan{.steps = 2, .microbatches = 4};
   const LayerList list = nets::mlp();
@@ -171,7 +171,7 @@ TEST(Pipeline, ReceivesArePostedAhead) {
         int64_t before_step = 0;
         Pipeline pipeline(
             world.group(), schedule,
-            build_stages(list, cut_evenly(list, 2), {0, 1}, world.rank()),
+            build_stages(list, partition_evenly(list, 2), {0, 1}, world.rank()),
             {.recorder = &recorder});
         for (int step = 0; step < plan.steps; ++step) {
           recorder.begin_step(step == 0 ? 1 : 0);  // the second is recorded
@@ -267,7 +267,8 @@ TEST(Pipeline, ReducesOnceOverReplicas) {
               "dp", world.rank() % 2 == 0 ? std::vector<int>{0, 2}
                                           : std::vector<int>{1, 3});
           auto stages = build_stages(
-              list, cut_evenly(list, 2), schedule.rank_of_stage, pp.rank());
+              list, partition_evenly(list, 2), schedule.rank_of_stage,
+              pp.rank());
           training::Parameters parameters;
           for (const auto& item : stages[0].named_parameters()) {
             parameters.push_back(item);
@@ -284,7 +285,7 @@ TEST(Pipeline, ReducesOnceOverReplicas) {
           Pipeline pipeline(pp, schedule, std::move(stages), options);
           for (int step = 0; step < plan.steps; ++step) {
             auto batch = training::batch_of(plan, step);
-            // A third of each microbatch's rows on the first replica.
+            // The first replica takes a third of each microbatch's rows.
             const int64_t begin = replica == 0 ? 0 : 1;
             const int64_t rows = replica == 0 ? 1 : 2;
             for (auto& tensors : batch) {
@@ -316,7 +317,7 @@ TEST(Pipeline, ReducesOnceOverReplicas) {
   }
 }
 
-// Frozen stages send no gradients back; what is frozen may change.
+// Frozen stages send no gradients back, and later steps may freeze others.
 TEST(Pipeline, FrozenLayersMayChangeBetweenSteps) {
   const Plan plan{.steps = 1, .microbatches = 3};
   const LayerList list = nets::mlp();
@@ -326,7 +327,8 @@ TEST(Pipeline, FrozenLayersMayChangeBetweenSteps) {
       [&](World& world) {
         Pipeline pipeline(
             world.group(), schedule,
-            build_stages(list, cut_evenly(list, 3), {0, 1, 2}, world.rank()));
+            build_stages(
+                list, partition_evenly(list, 3), {0, 1, 2}, world.rank()));
         const auto parameters = pipeline.stages()[0].named_parameters();
         const auto step = [&] {
           for (const auto& [_, tensor] : parameters) {
@@ -375,7 +377,8 @@ TEST(Pipeline, ScheduleMayChangeBetweenSteps) {
       [&](World& world) {
         Pipeline pipeline(
             world.group(), schedules::named("gpipe", 2, 2),
-            build_stages(list, cut_evenly(list, 2), {0, 1}, world.rank()));
+            build_stages(
+                list, partition_evenly(list, 2), {0, 1}, world.rank()));
         pipeline.set_schedule(schedules::named("zb-h2", 2, 4));
         EXPECT_EQ(pipeline.schedule().name, "zb-h2");
         pipeline.step(
@@ -432,7 +435,7 @@ LayerList images(Orders& orders) {
   return list;
 }
 
-TEST(Pipeline, TensorsArriveInTheOrderOfMemoryTheyWereGivenIn) {
+TEST(Pipeline, TensorsKeepTheirMemoryOrder) {
   const auto plain = [](const Tensor& x, int) { return x; };
   const auto channels_last = [](const Tensor& x, int) {
     return x.contiguous(torch::MemoryFormat::ChannelsLast);
@@ -453,7 +456,7 @@ TEST(Pipeline, TensorsArriveInTheOrderOfMemoryTheyWereGivenIn) {
     std::function<Tensor(const Tensor&, int)> give;
     Orders::Strides even, odd;  // as they arrive when these calls come first
   };
-  // Of samples of 2 channels, 3 rows and 4 columns.
+  // Samples have 2 channels, 3 rows and 4 columns.
   const Orders::Strides rows = {24, 12, 4, 1}, last = {24, 1, 8, 2};
   const std::vector<Case> cases = {
       {"as they are", plain, rows, rows},
@@ -508,7 +511,7 @@ TEST(Pipeline, TensorsArriveInTheOrderOfMemoryTheyWereGivenIn) {
 
 // Errors ----------------------------------------------------------------------
 
-// What the first rank that fails says, of all ranks.
+// The error of the first rank that fails.
 std::string first_error(int ranks, const std::function<void(World&)>& body) {
   return error_text([&] { run_ranks(ranks, body, quick()); });
 }
@@ -557,19 +560,19 @@ TEST(PipelineErrors, ShapeChangesOnOneRankOnly) {
           HasSubstr("microbatch 1"), HasSubstr("shapes_vary")));
 }
 
-TEST(Pipeline, ShapesMayVaryWhenToldSo) {
+TEST(Pipeline, ShapesMayVaryWithTheOption) {
   const Plan plan{.steps = 3, .microbatches = 2};
   EXPECT_EQ(
       error_of(moody(3), plan, "zb-h1", {.shapes_vary = true}), "no error");
 }
 
-TEST(PipelineErrors, RanksCallDifferentThings) {
+TEST(PipelineErrors, RanksMakeDifferentCalls) {
   const LayerList list = nets::mlp();
   const auto run = [&](const std::function<void(Pipeline&, int)>& body) {
     return first_error(2, [&](World& world) {
       Pipeline pipeline(
           world.group(), schedules::named("gpipe", 2, 5),
-          build_stages(list, cut_evenly(list, 2), {0, 1}, world.rank()));
+          build_stages(list, partition_evenly(list, 2), {0, 1}, world.rank()));
       body(pipeline, world.rank());
     });
   };
@@ -623,7 +626,7 @@ TEST(PipelineErrors, AfterAFailedCall) {
   run_ranks(1, [&](World& world) {
     Pipeline pipeline(
         world.group(), schedules::named("gpipe", 1, 5),
-        build_stages(list, cut_evenly(list, 1), {0}, 0));
+        build_stages(list, partition_evenly(list, 1), {0}, 0));
     const Plan plan;
     EXPECT_ANY_THROW(pipeline.step({}, training::loss_of(plan, 0)));
     EXPECT_THAT(
@@ -641,7 +644,7 @@ TEST(PipelineErrors, StagesThatDoNotFitTheSchedule) {
     Pipeline pipeline(
         world.group(), schedule,
         build_stages(
-            list, cut_evenly(list, schedule.num_stages()),
+            list, partition_evenly(list, schedule.num_stages()),
             schedule.rank_of_stage, rank));
   };
   run_ranks(1, [&](World& world) {
@@ -660,7 +663,7 @@ TEST(PipelineErrors, StagesThatDoNotFitTheSchedule) {
         HasSubstr("0B1"));
   });
   EXPECT_THAT(
-      error_text<ConfigError>([&] { cut_evenly(list, 9); }),
+      error_text<ConfigError>([&] { partition_evenly(list, 9); }),
       AllOf(HasSubstr("9 pipeline stages"), HasSubstr("8 layers")));
 }
 
@@ -702,7 +705,7 @@ TEST(PipelineErrors, TiesThatDoNotFit) {
     return first_error(2, [&](World& world) {
       Pipeline pipeline(
           world.group(), schedules::named("gpipe", 2, 2),
-          build_stages(list, cut_evenly(list, 2), {0, 1}, world.rank()),
+          build_stages(list, partition_evenly(list, 2), {0, 1}, world.rank()),
           {.ties = ties});
     });
   };

@@ -1,4 +1,4 @@
-// What each process of pipeline_procs_test runs, under the launcher.
+// The program of each process that pipeline_procs_test launches.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 

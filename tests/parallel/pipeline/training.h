@@ -1,4 +1,4 @@
-// One loop for the run on one device and for the run on a pipeline.
+// One training loop for one device and for a pipeline.
 #pragma once
 
 #include <torch/torch.h>
@@ -153,8 +153,8 @@ inline parity::Record on_one_device(const LayerList& list, const Plan& plan) {
   return record;
 }
 
-/// What this rank has of the same; the loss on the rank of the last stage, else
-/// 0.
+/// The same on this rank of a pipeline. The loss is 0 except on the rank of the
+/// last stage.
 inline parity::Record on_ranks(
     const LayerList& list, const Plan& plan, const Schedule& schedule,
     const Group& group, PipelineOptions options = {}) {
@@ -163,8 +163,8 @@ inline parity::Record on_ranks(
   Pipeline pipeline(
       group, schedule,
       build_stages(
-          list, cut_evenly(list, schedule.num_stages()), schedule.rank_of_stage,
-          group.rank()),
+          list, partition_evenly(list, schedule.num_stages()),
+          schedule.rank_of_stage, group.rank()),
       options);
   Parameters parameters;
   for (const auto& stage : pipeline.stages()) {
@@ -190,7 +190,8 @@ inline parity::Record on_ranks(
   return record;
 }
 
-/// The part of `all` that `part` has; `last`: and what the last stage knows.
+/// Compares `part` with its share of `all`. The `last` rank also has losses and
+/// outputs.
 inline void expect_part(
     const parity::Record& all, const parity::Record& part, bool last,
     double tolerance) {

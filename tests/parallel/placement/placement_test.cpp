@@ -147,7 +147,7 @@ TEST(Placement, SaysWhatIsWrong) {
   EXPECT_THAT(error({}), HasSubstr("on 0 devices"));
   EXPECT_THAT(
       error({.devices = {kCpu, kCpu, kCpu}}),
-      HasSubstr("2 layers is cut into 3 slices"));
+      HasSubstr("2 layers is partitioned into 3 slices"));
   EXPECT_THAT(
       error({.devices = {kCpu, kCpu}, .limits = {1}}),
       HasSubstr("1 memory limits for 2 devices"));

@@ -14,6 +14,7 @@
 #include "echelon/optim/optimizer.h"
 #include "tests/parallel/data/nets.h"
 #include "tests/parallel/shard/parts.h"
+#include "tests/support/error_text.h"
 #include "tests/support/parity.h"
 #include "tests/support/ranks.h"
 
@@ -25,17 +26,7 @@ using testing::AllOf;
 using testing::HasSubstr;
 using torch::Tensor;
 
-template <class E = ConfigError>
-std::string message_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const E& error) {
-    return error.what();
-  }
-  return "nothing was thrown";
-}
-
-// A function of a user, which saves a parameter itself.
+// A user's autograd function that saves a parameter itself.
 struct Scale : torch::autograd::Function<Scale> {
   static Tensor forward(
       torch::autograd::AutogradContext* context, const Tensor& x,
@@ -51,7 +42,7 @@ struct Scale : torch::autograd::Function<Scale> {
   }
 };
 
-// One that saves parameters of two units.
+// A function that saves parameters of two units.
 struct ScaleTwice : torch::autograd::Function<ScaleTwice> {
   static Tensor forward(
       torch::autograd::AutogradContext* context, const Tensor& x,
@@ -85,8 +76,8 @@ struct BlockImpl : torch::nn::Module {
 };
 TORCH_MODULE(Block);
 
-// [batch, 6] -> [batch, 4]; blocks are used by conditions and several times, a
-// matrix is used at both ends.
+// [batch, 6] -> [batch, 4]. Some blocks are used under a condition or several
+// times, and one matrix at both ends.
 struct UserNetImpl : torch::nn::Module {
   UserNetImpl() {
     in = register_parameter("in", torch::randn({6, 8}));
@@ -103,7 +94,7 @@ struct UserNetImpl : torch::nn::Module {
     h = blocks->at<BlockImpl>(0).forward(h);
     h = blocks->at<BlockImpl>(1).forward(h);
     if (twice) h = blocks->at<BlockImpl>(0).forward(h);
-    // Of two units in one operator.
+    // One operator reads parameters of two units.
     h = torch::addcmul(
         h, blocks->at<BlockImpl>(1).scale, blocks->at<BlockImpl>(2).scale);
     h = ScaleTwice::apply(
@@ -186,12 +177,8 @@ void expect_parity(const Ranks& ranks, const Case& one) {
     options.sharding.shard.stage = one.stage;
     options.sharding.shard.prefetch = one.prefetch;
     FullyShardedDataParallel<UserNetImpl> sharded(net.ptr(), options);
-    std::vector<Tensor> shards;
-    for (const auto& shard : sharded.units().flat_shards()) {
-      shards.push_back(shard.tensor);
-    }
     torch::optim::SGD optimizer(
-        shards, torch::optim::SGDOptions(0.05).momentum(0.9));
+        sharded.parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
     const auto split = even_split(kRows, world.size());
     const int64_t begin = std::accumulate(
         split.begin(), split.begin() + world.rank(), int64_t{0});
@@ -248,7 +235,45 @@ TEST_P(FullySharded, Accumulates) {
   expect_parity({2}, {.stage = GetParam(), .microbatches = 3, .no_sync = true});
 }
 
-// Nothing is sent by a backward inside, and each unit's sum once after it.
+// The whole loop of a user, as short as with DistributedDataParallel.
+TEST_P(FullySharded, ParameterGroupsTrainLikeOneDevice) {
+  const OptimizerOptions adamw{
+      .name = "adamw", .learning_rate = 0.01, .weight_decay = 0.1};
+  auto plain = make_net();
+  auto reference = make_optimizer(adamw, *plain);
+  for (int step = 0; step < kSteps; ++step) {
+    reference->zero_grad();
+    loss_sum(plain->forward(rows_of(step, 0), false)).backward();
+    reference->step();
+  }
+  parity::Record expected;
+  expected.end(*plain);
+  Ranks{2}.run([&](World& world) {
+    FullyShardedOptions options{
+        .shard = world.group(), .units = {"blocks.*", "head"}};
+    options.sharding.shard.stage = GetParam();
+    FullyShardedDataParallel<UserNetImpl> sharded(make_net().ptr(), options);
+    const auto groups = sharded.parameter_groups(adamw.weight_decay);
+    ASSERT_EQ(groups.size(), 2U);
+    EXPECT_EQ(groups[0].weight_decay, 0.1);
+    EXPECT_EQ(groups[1].weight_decay, 0.0);
+    EXPECT_EQ(
+        groups[0].parameters.size() + groups[1].parameters.size(),
+        sharded.parameters().size());
+
+    auto optimizer = make_optimizer(adamw, groups);
+    for (int step = 0; step < kSteps; ++step) {
+      loss_sum(sharded(rows_of(step, 0), false)).backward();
+      optimizer->step();
+      sharded.after_update();
+    }
+    expect_parts(
+        "parameter", expected.parameters, sharded.units(), world.group(),
+        Which::values, 1e-9);
+  });
+}
+
+// Backward sends nothing under no_sync(), and one sum per unit after it.
 TEST_P(FullySharded, NoSyncSendsNothing) {
   Ranks{2}.run([&](World& world) {
     auto net = make_net();
@@ -275,7 +300,7 @@ TEST_P(FullySharded, NoSyncSendsNothing) {
   });
 }
 
-TEST(FullySharded, BuffersAreThoseOfTheFirstRank) {
+TEST(FullySharded, BuffersStartWithRankZerosValues) {
   for (const bool broadcast : {true, false}) {
     Ranks{4}.run([&](World& world) {
       const bool first = world.rank() % 2 == 0;
@@ -323,7 +348,7 @@ TEST(FullySharded, Sequential) {
     expect_parts(
         "gradient of", gradients, sharded.units(), world.group(),
         Which::gradients, 1e-10);
-    // Buffers are as without.
+    // Buffers match the plain module's.
     for (const auto& item : plain->named_buffers()) {
       EXPECT_TRUE(torch::equal(item.value(), net->named_buffers()[item.key()]))
           << item.key();
@@ -331,13 +356,13 @@ TEST(FullySharded, Sequential) {
   });
 }
 
-// What is gathered is one unit and those ahead, not the module.
-TEST(FullySharded, FreesWhatIsNotUsed) {
+// The units in use and those prefetched are unsharded, not the whole module.
+TEST(FullySharded, FreesUnusedUnits) {
   Ranks{2}.run([&](World& world) {
     auto net = make_net();
     FullyShardedDataParallel<UserNetImpl> sharded(
         net.ptr(), {.shard = world.group(), .units = {"blocks.*", "head"}});
-    const auto gathered = [&] {
+    const auto num_unsharded = [&] {
       int count = 0;
       for (const auto& item : net->named_parameters()) {
         if (!item.key().ends_with("0.fc1.weight") &&
@@ -349,21 +374,21 @@ TEST(FullySharded, FreesWhatIsNotUsed) {
       }
       return count;
     };
-    EXPECT_EQ(gathered(), 0);
+    EXPECT_EQ(num_unsharded(), 0);
     for (int step = 0; step < 2; ++step) {
       const Tensor loss = loss_sum(sharded(rows_of(0, 0), false));
-      EXPECT_LE(gathered(), 1);
+      EXPECT_LE(num_unsharded(), 1);
       loss.backward();
-      EXPECT_LE(gathered(), 2);
+      EXPECT_LE(num_unsharded(), 2);
       sharded.after_update();
-      EXPECT_EQ(gathered(), 0);
+      EXPECT_EQ(num_unsharded(), 0);
     }
   });
 }
 
-TEST(FullySharded, MistakesAreNamed) {
+TEST(FullySharded, NamesMistakes) {
   const auto message = [](std::vector<std::string> units) {
-    return message_of([&] {
+    return error_text<ConfigError>([&] {
       auto net = make_net();
       FullyShardedModule sharded(*net, {.units = std::move(units)});
     });
@@ -378,14 +403,14 @@ TEST(FullySharded, MistakesAreNamed) {
   EXPECT_THAT(message({"head", "head"}), HasSubstr("twice"));
   EXPECT_THAT(message({"head.1"}), HasSubstr("no parameters"));
   EXPECT_THAT(
-      message_of([] {
+      error_text<ConfigError>([] {
         nets::Shared net;
         FullyShardedModule sharded(*net, {.units = {"first", "second"}});
       }),
       AllOf(HasSubstr("first.weight"), HasSubstr("second.weight")));
 }
 
-TEST(FullySharded, CreateGraphIsRefused) {
+TEST(FullySharded, RefusesCreateGraph) {
   auto net = make_net();
   Ranks{2}.run([&](World& world) {
     auto net = make_net();
@@ -393,7 +418,7 @@ TEST(FullySharded, CreateGraphIsRefused) {
         net.ptr(), {.shard = world.group(), .units = {"blocks.*", "head"}});
     const Tensor x = rows_of(0, 0).requires_grad_();
     EXPECT_THAT(
-        message_of([&] {
+        error_text<ConfigError>([&] {
           torch::autograd::grad(
               {loss_sum(sharded(x, true))}, {x}, {}, std::nullopt,
               /*create_graph=*/true);

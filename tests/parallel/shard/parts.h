@@ -1,4 +1,4 @@
-// Parts of cut parameters against whole ones.
+// Compares shards of parameters with whole parameters.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -38,8 +38,8 @@ inline void expect_part(
 
 enum class Which { gradients, values };
 
-/// All parts of this rank against the whole, and that the ranks of the shard
-/// group have all of each parameter between them.
+/// Compares all parts of this rank with the whole parameters, and checks that
+/// the ranks of the shard group together have every element of each parameter.
 inline void expect_parts(
     const std::string& place, const parity::NamedTensors& whole,
     const ShardedUnits& units, const Group& shard, Which which,

@@ -27,7 +27,7 @@ struct Case {
   Plan plan;
 };
 
-// What is done differently on a GPU: streams, pinned memory, copies.
+// Covers what differs on a GPU: streams, pinned memory, copies.
 std::vector<Case> cases(int ranks) {
   std::vector<Case> all;
   for (const int stage : {1, 2, 3}) {
@@ -44,7 +44,7 @@ std::vector<Case> cases(int ranks) {
     add("accumulation").microbatches = 3;
     auto& whole = add("accumulation, kept whole");
     whole.microbatches = 3;
-    whole.keep_whole = true;
+    whole.keep_unsharded = true;
     auto& optimizer = add("optimizer on the host");
     optimizer.options.offload_optimizer = true;
     optimizer.optimizer = "adamw";
@@ -76,7 +76,7 @@ class Rank : public GpuTest {
 };
 std::unique_ptr<World> Rank::world_;
 
-TEST_F(Rank, IsItsPartOfTheCpus) {
+TEST_F(Rank, MatchesTheCpu) {
   for (auto& [name, plan] : cases(world_->size())) {
     SCOPED_TRACE(name);
     const auto expected = on_one_device(plan);
@@ -85,7 +85,7 @@ TEST_F(Rank, IsItsPartOfTheCpus) {
   }
 }
 
-// Masters in float64, the rest in float32: as near as that comes.
+// Master copies in float64, the rest in float32.
 TEST_F(Rank, LowPrecisionFollowsTheCpu) {
   for (const int stage : {1, 2, 3}) {
     for (const bool offload : {false, true}) {
@@ -105,7 +105,7 @@ TEST_F(Rank, LowPrecisionFollowsTheCpu) {
   }
 }
 
-// ------------------------------------------- a module of one's own, by names
+// ------------------------------------------------------------- any module
 
 constexpr int64_t kRows = 8;
 
@@ -141,7 +141,7 @@ parity::NamedTensors values_of(const torch::nn::Module& module) {
   return values;
 }
 
-TEST_F(Rank, AModuleOfOnesOwnIsThatOfTheCpu) {
+TEST_F(Rank, AnyModuleMatchesTheCpu) {
   const auto alone = make_module();
   train_module(
       alone->parameters(),
@@ -155,19 +155,15 @@ TEST_F(Rank, AModuleOfOnesOwnIsThatOfTheCpu) {
     options.sharding.shard.stage = stage;
     FullyShardedDataParallel<torch::nn::SequentialImpl> sharded(
         module, options);
-    std::vector<Tensor> shards;
-    for (const auto& shard : sharded.units().flat_shards()) {
-      shards.push_back(shard.tensor);
-    }
     const int64_t rows = kRows / world_->size();
     train_module(
-        shards,
+        sharded.parameters(),
         [&](const Tensor& x) {
           const Tensor own = x.narrow(0, world_->rank() * rows, rows);
           return sharded(own.to(test_gpu())).square().mean();
         },
         [&] { sharded.after_update(); });
-    const auto gathered = sharded.units().gather();
+    const auto gathered = sharded.units().unshard();
     parity::expect_same(
         "parameter", values_of(*alone), values_of(*module), 1e-9);
   }
@@ -183,7 +179,7 @@ TEST_F(ShardGpu, FourRanksShareTheGpu) {
   testing_support::run_as_ranks(4, "Rank.*", 3);
 }
 
-// Nothing is cut: low precision and offload alone.
+// Nothing is sharded: tests low precision and offload alone.
 TEST_F(ShardGpu, OneRank) {
   testing_support::run_as_ranks(1, "Rank.*", 3);
 }

@@ -1,4 +1,4 @@
-// What each process of shard_procs_test runs, under the launcher.
+// The program of each process that shard_procs_test launches.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -44,9 +44,9 @@ TEST(Rank, IsKilledInAGather) {
       return forward(inputs);
     };
   };
-  Cut cut(build(plan), world.group(), Group::alone("dp_replicate"), plan);
+  ShardedNet sharded(world, plan);
   try {
-    cut.forward({rows_of(plan, 0, 0)});
+    sharded.forward({rows_of(plan, 0, 0)});
     FAIL() << "nothing was thrown";
   } catch (const CommError& error) {
     EXPECT_THAT(error.what(), testing::HasSubstr("gather norm"));

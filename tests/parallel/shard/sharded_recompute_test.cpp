@@ -1,5 +1,5 @@
-// Cut parameters with what else changes how backward runs: layers that are
-// computed again, activations kept elsewhere, halves of a pipeline's backward.
+// Sharded parameters together with what changes how backward runs: activation
+// recompute, offloaded activations, and backwards in two halves (pipelines).
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -18,7 +18,7 @@ namespace sharded_recompute_test {
 
 using namespace sharding_test;
 
-// Without changes in place, which recompute does not allow.
+// No in-place changes: recompute does not allow them.
 LayerList plain_list() {
   LayerList list;
   for (const int i : {1, 2, 3, 4}) {
@@ -54,9 +54,9 @@ TEST_P(Around, RecomputedLayers) {
   expect_parity([](Forward forward) { return recomputed(forward); });
 }
 
-TEST_P(Around, RecomputedButProducts) {
+TEST_P(Around, RecomputeExceptMatmuls) {
   expect_parity([](Forward forward) {
-    return recomputed(forward, {.keep = matrix_products()});
+    return recomputed(forward, {.keep = matmul_operators()});
   });
 }
 
@@ -68,15 +68,15 @@ TEST_P(Around, OffloadedActivations) {
   });
 }
 
-// Gathers of a step with recompute: the same as without.
-TEST(Recompute, GathersNoMoreThanBackwardDoes) {
+// A step with recompute all-gathers as often as one without.
+TEST(Recompute, AddsNoAllGathers) {
   Ranks{2}.run([&](World& world) {
     Plan plan = with_stage(3);
     plan.list = plain_list();
     plan.around = [](Forward forward) { return recomputed(forward); };
     plan.options.shard.prefetch = 0;
-    Cut cut(build(plan), world.group(), Group::alone("dp_replicate"), plan);
-    forward_backward(cut, plan, world, 0);
+    ShardedNet sharded(world, plan);
+    forward_backward(sharded, plan, world, 0);
     std::map<std::string, int> counts;
     for (const auto& one : world.history().snapshot()) ++counts[one.label];
     for (const char* name : {"fc1", "fc2", "fc3"}) {
@@ -86,23 +86,23 @@ TEST(Recompute, GathersNoMoreThanBackwardDoes) {
   });
 }
 
-// Several units in one recomputed part: backward of a node reads one while the
-// part is computed again.
-TEST(Recompute, OfSeveralUnits) {
+// Several units in one recomputed region: a node of backward reads one unit
+// while the region is recomputed.
+TEST(Recompute, OfARegionWithSeveralUnits) {
   Plan plan = with_stage(3);
   plan.list = plain_list();
   const auto expected = on_one_device(plan);
   Ranks{2}.run([&](World& world) {
-    Cut cut(build(plan), world.group(), Group::alone("dp_replicate"), plan);
-    const auto layers = cut.forwards;
-    cut.forwards = {recomputed([layers](const Tensors& inputs) {
+    ShardedNet sharded(world, plan);
+    const auto layers = sharded.forwards;
+    sharded.forwards = {recomputed([layers](const Tensors& inputs) {
       Tensors tensors = inputs;
       for (const auto& layer : layers) tensors = layer(tensors);
       return tensors;
     })};
-    forward_backward(cut, plan, world, 0);
+    forward_backward(sharded, plan, world, 0);
     expect_parts(
-        "gradient of", expected.gradients[0], cut.units, world.group(),
+        "gradient of", expected.gradients[0], sharded.units, world.group(),
         Which::gradients, kTolerance);
   });
 }
@@ -146,8 +146,8 @@ TEST(Recompute, InsideAnyModule) {
   }
 }
 
-// Two stages of a pipeline on one rank, each of whose backwards comes in
-// halves; both microbatches' first halves before the second ones.
+// Two pipeline stages on one rank, whose backwards run in two halves: the first
+// halves of both microbatches before the second ones.
 class Halves : public testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Stage, Halves, testing::Values(1, 2, 3));
 
@@ -155,10 +155,10 @@ TEST_P(Halves, OfTwoStages) {
   Plan plan = with_stage(GetParam());
   plan.microbatches = 2;
   const auto expected = on_one_device(plan);
-  constexpr size_t kCut = 4;  // of the layers; units 0 to 1 and 2 to 5
+  constexpr size_t kFirstLayer = 4;  // of stage 1; its units are 2 to 5
   for (const int ranks : {1, 2, 3}) {
     Ranks{ranks}.run([&](World& world) {
-      Cut cut(build(plan), world.group(), Group::alone("dp_replicate"), plan);
+      ShardedNet sharded(world, plan);
       const auto split = even_split(plan.rows, world.size());
       const int64_t begin = std::accumulate(
           split.begin(), split.begin() + world.rank(), int64_t{0});
@@ -175,10 +175,10 @@ TEST_P(Halves, OfTwoStages) {
             tensors = {tensors[0].detach().requires_grad_()};
             tensors = graph.track(tensors, pipeline::shape_of(tensors, "test"));
           }
-          const size_t from = stage == 0 ? 0 : kCut;
-          const size_t to = stage == 0 ? kCut : cut.forwards.size();
+          const size_t from = stage == 0 ? 0 : kFirstLayer;
+          const size_t to = stage == 0 ? kFirstLayer : sharded.forwards.size();
           for (size_t i = from; i < to; ++i) {
-            tensors = cut.forwards[i](tensors);
+            tensors = sharded.forwards[i](tensors);
           }
           if (stage == 1) {
             tensors = {
@@ -195,16 +195,16 @@ TEST_P(Halves, OfTwoStages) {
             graphs[1][m].backward_input({torch::ones({}, torch::kFloat64)}));
       }
       for (int m = 0; m < 2; ++m) {
-        cut.units.begin_backward({.last = m == 1, .units = units[1]});
+        sharded.units.begin_backward({.last = m == 1, .units = units[1]});
         graphs[1][m].backward_weight();
-        cut.units.begin_backward({.last = m == 1, .units = units[0]});
+        sharded.units.begin_backward({.last = m == 1, .units = units[0]});
         graphs[0][m].backward(between[m]);
       }
-      cut.units.finish();
+      sharded.units.finish();
       expect_parts(
-          "gradient of", expected.gradients[0], cut.units, world.group(),
+          "gradient of", expected.gradients[0], sharded.units, world.group(),
           Which::gradients, kTolerance);
-      // A stage's backward reduces its own units.
+      // Backward of a stage reduces only its own units.
       std::map<std::string, int> counts;
       for (const auto& record : world.history().snapshot()) {
         if (record.label.starts_with("reduce ")) ++counts[record.label];

@@ -74,7 +74,7 @@ TEST_P(Stages, Accumulation) {
   Plan plan = this->plan();
   plan.microbatches = 3;
   expect_parity(plan);
-  plan.keep_whole = true;
+  plan.keep_unsharded = true;
   expect_parity(plan);
 }
 

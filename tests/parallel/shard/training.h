@@ -1,4 +1,4 @@
-// One loop for the run on one device and for the run on cut parameters.
+// One training loop for one device and for sharded parameters.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -30,17 +30,17 @@ using Parameters = std::vector<std::pair<std::string, Tensor>>;
 struct Plan {
   LayerList list = nets::mlp();
   ShardedUnitsOptions options;
-  int replicate = 1;  // groups of ranks with the same shards
+  int replicate = 1;  // replicas of the sharded model
   int steps = 3;
   int microbatches = 1;
-  bool keep_whole = false;
+  bool keep_unsharded = false;
   int64_t rows = 7;       // of a microbatch, over all ranks
   bool evaluate = false;  // between the steps
   std::string optimizer = "sgd";
   torch::Device device = torch::kCPU;  // of the network and its inputs
-  /// Of the network, before it is cut.
+  /// Changes the network before it is sharded.
   std::function<void(Network&)> prepare = [](Network&) {};
-  /// Around each layer.
+  /// Wraps the forward of each layer.
   std::function<Forward(Forward)> around = [](Forward forward) {
     return forward;
   };
@@ -122,8 +122,9 @@ inline parity::Record on_one_device(const Plan& plan) {
 }
 
 /// A network whose layers are units.
-struct Cut {
-  Cut(std::shared_ptr<Network> built, Group shard, Group replicate,
+struct ShardedNet {
+  ShardedNet(
+      std::shared_ptr<Network> built, Group shard, Group replicate,
       const Plan& plan, bool equal = true)
       : network(std::move(built)),
         units(std::move(shard), std::move(replicate), plan.options) {
@@ -145,6 +146,11 @@ struct Cut {
     }
   }
 
+  /// Sharded over all ranks.
+  ShardedNet(World& world, const Plan& plan)
+      : ShardedNet(
+            build(plan), world.group(), Group::alone("dp_replicate"), plan) {}
+
   Tensors forward(Tensors tensors) const {
     for (const auto& forward : forwards) tensors = forward(tensors);
     return tensors;
@@ -152,13 +158,8 @@ struct Cut {
 
   std::unique_ptr<Optimizer> optimizer(const Plan& plan) const {
     const auto options = optimizer_options(plan);
-    std::vector<ParameterGroup> groups(2);
-    groups[0].weight_decay = options.weight_decay;
-    for (const auto& shard : units.flat_shards()) {
-      groups[shard.decays ? 0 : 1].parameters.emplace_back(
-          shard.name, shard.tensor);
-    }
-    return make_optimizer(options, groups);
+    return make_optimizer(
+        options, units.parameter_groups(options.weight_decay));
   }
 
   std::shared_ptr<Network> network;
@@ -166,7 +167,7 @@ struct Cut {
   std::vector<Forward> forwards;
 };
 
-/// This rank's groups: shards of consecutive ranks.
+/// This rank's groups: consecutive ranks share a set of shards.
 struct Groups {
   Groups(World& world, int num_replicas)
       : shard(world.group()), replicate(Group::alone("dp_replicate")) {
@@ -183,9 +184,10 @@ struct Groups {
   Group shard, replicate;
 };
 
-/// One step's microbatches on this rank's samples; returns the loss of all.
-inline double
-forward_backward(Cut& cut, const Plan& plan, World& world, int step) {
+/// Runs one step's microbatches on this rank's samples; returns the global
+/// loss.
+inline double forward_backward(
+    ShardedNet& sharded, const Plan& plan, World& world, int step) {
   const auto split = even_split(plan.rows, world.size());
   const int64_t begin =
       std::accumulate(split.begin(), split.begin() + world.rank(), int64_t{0});
@@ -193,15 +195,16 @@ forward_backward(Cut& cut, const Plan& plan, World& world, int step) {
   for (int m = 0; m < plan.microbatches; ++m) {
     const Tensor x =
         rows_of(plan, step, m).narrow(0, begin, split[world.rank()]);
-    const Tensor mean = loss_sum(cut.forward({x}), x) *
+    const Tensor mean = loss_sum(sharded.forward({x}), x) *
                         (static_cast<double>(world.size()) /
                          static_cast<double>(plan.rows * plan.microbatches));
-    cut.units.begin_backward(
-        {.last = m + 1 == plan.microbatches, .keep_whole = plan.keep_whole});
+    sharded.units.begin_backward(
+        {.last = m + 1 == plan.microbatches,
+         .keep_unsharded = plan.keep_unsharded});
     mean.backward();
     loss += mean.item<double>();
   }
-  cut.units.finish();
+  sharded.units.finish();
   world.group().all_reduce(loss, ReduceOp::avg);
   return loss.item<double>();
 }
@@ -211,30 +214,30 @@ inline void expect_parity_on(
     double tolerance) {
   SCOPED_TRACE("rank " + std::to_string(world.rank()));
   const Groups groups(world, plan.replicate);
-  Cut cut(build(plan), groups.shard, groups.replicate, plan);
-  auto optimizer = cut.optimizer(plan);
+  ShardedNet sharded(build(plan), groups.shard, groups.replicate, plan);
+  auto optimizer = sharded.optimizer(plan);
   for (int step = 0; step < plan.steps; ++step) {
-    const double loss = forward_backward(cut, plan, world, step);
+    const double loss = forward_backward(sharded, plan, world, step);
     EXPECT_NEAR(
         loss, expected.losses[step],
         tolerance * std::abs(expected.losses[step]));
     expect_parts(
         "step " + std::to_string(step) + " gradient of",
-        expected.gradients[step], cut.units, groups.shard, Which::gradients,
+        expected.gradients[step], sharded.units, groups.shard, Which::gradients,
         tolerance);
     optimizer->step();
-    cut.units.after_update();
+    sharded.units.after_update();
     if (plan.evaluate) {
       const torch::NoGradGuard no_grad;
-      cut.forward({rows_of(plan, step, 0)});
+      sharded.forward({rows_of(plan, step, 0)});
     }
   }
   expect_parts(
-      "parameter", expected.parameters, cut.units, groups.shard, Which::values,
-      tolerance);
-  // The whole ones again.
-  const auto gathered = cut.units.gather();
-  for (const auto& item : cut.network->named_parameters()) {
+      "parameter", expected.parameters, sharded.units, groups.shard,
+      Which::values, tolerance);
+  // And the unsharded parameters.
+  const auto gathered = sharded.units.unshard();
+  for (const auto& item : sharded.network->named_parameters()) {
     const Tensor& whole = expected.parameters.at(item.key());
     EXPECT_LE(
         parity::detail::largest(
@@ -244,9 +247,28 @@ inline void expect_parity_on(
   }
 }
 
+/// The number of collectives of each label that began since `from`.
+using Counts = std::map<std::string, int>;
+
+inline std::vector<CollectiveRecord>
+records_since(const World& world, uint64_t from) {
+  const auto all = world.history().snapshot();
+  return {
+      all.end() - static_cast<std::ptrdiff_t>(world.history().count() - from),
+      all.end()};
+}
+
+inline Counts labels_since(const World& world, uint64_t from) {
+  Counts counts;
+  for (const auto& record : records_since(world, from)) {
+    if (!record.label.empty()) ++counts[record.label];
+  }
+  return counts;
+}
+
 inline constexpr double kTolerance = 1e-10;
 
-/// Trains on one device and on `ranks` with parameters cut.
+/// Trains on one device, and on `ranks` with sharded parameters.
 inline void expect_parity(
     const Ranks& ranks, const Plan& plan, double tolerance = kTolerance) {
   const auto expected = on_one_device(plan);

@@ -68,7 +68,7 @@ Tensor input_of(const AttentionOptions& options) {
   return parity::random({kBatch, kSequence, options.shape.hidden}, 7);
 }
 
-// What one device computes.
+// The reference on one device.
 struct Whole {
   explicit Whole(const AttentionOptions& options, const Tensor& documents)
       : layer(options, {}, "attn"),
@@ -190,7 +190,7 @@ void expect_formula(const AttentionOptions& options, const Tensor& documents) {
   EXPECT_LT((got - expected).abs().max().item<double>(), tolerance);
 }
 
-TEST(Attention, IsTheFormula) {
+TEST(Attention, MatchesTheFormula) {
   for (const auto& documents : {Tensor(), test_documents()}) {
     expect_formula(gpt(12, 3), documents);
     expect_formula(llama(24, 4, 4), documents);
@@ -200,7 +200,7 @@ TEST(Attention, IsTheFormula) {
 }
 
 // The formula, with the shares of each head left out as dropout.h says.
-TEST(Attention, DropoutLeavesOutShares) {
+TEST(Attention, DropoutDropsProbabilities) {
   const torch::NoGradGuard no_grad;
   const auto options = gpt(4, 2);
   const auto dropping = with_dropout(options);
@@ -256,7 +256,7 @@ const std::vector<Case>& cases() {
   return all;
 }
 
-TEST_P(AttentionParity, GradientsAreThoseOfOneDevice) {
+TEST_P(AttentionParity, GradientsMatchOneDevice) {
   for (const auto& [name, options] : cases()) {
     for (const auto& documents : {Tensor(), test_documents()}) {
       SCOPED_TRACE(name);
@@ -290,7 +290,7 @@ TEST_P(AttentionParity, EachElementHasOneOwner) {
   }
 }
 
-TEST(Attention, TokenByTokenIsTheWhole) {
+TEST(Attention, TokenByTokenMatchesTheWhole) {
   const torch::NoGradGuard no_grad;
   for (const auto& [name, options] : cases()) {
     SCOPED_TRACE(name);
@@ -312,7 +312,7 @@ TEST(Attention, TokenByTokenIsTheWhole) {
   }
 }
 
-TEST(Attention, WrongNumbersAreNamed) {
+TEST(Attention, NamesWrongShapes) {
   const auto error = [](const AttentionShape& shape, int64_t tp) {
     return error_text<ConfigError>([&] { check_attention(shape, tp); });
   };
@@ -330,7 +330,7 @@ TEST(Attention, WrongNumbersAreNamed) {
   EXPECT_THAT(error({.hidden = 24, .heads = 0}, 1), HasSubstr("heads=0"));
 }
 
-TEST(Attention, AnInputOfAnotherFrameIsNamed) {
+TEST(Attention, NamesAnInputOfAnotherShape) {
   ParallelAttention module(gpt(12, 3), {}, "transformer.h.0.attn");
   EXPECT_THAT(
       error_text<ConfigError>([&] {

@@ -58,7 +58,7 @@ void expect_plain(
   parity::expect_parts(layer, whole);
 }
 
-TEST_P(ConvParity, EveryCut) {
+TEST_P(ConvParity, EverySharding) {
   const std::vector<ConvShape> shapes = {
       {.in = 8, .out = 8},
       {.in = 5, .out = 7},                            // by outputs
@@ -68,8 +68,8 @@ TEST_P(ConvParity, EveryCut) {
   };
   parity::on_ranks(GetParam(), [&](const TensorParallel& parallel) {
     for (const auto& shape : shapes) {
-      for (const auto from : {Channels::replicated, Channels::cut}) {
-        for (const auto to : {Channels::replicated, Channels::cut}) {
+      for (const auto from : {Channels::replicated, Channels::sharded}) {
+        for (const auto to : {Channels::replicated, Channels::sharded}) {
           SCOPED_TRACE(shape.in * 100 + shape.out);
           expect_plain(shape, from, to, parallel);
         }
@@ -78,17 +78,18 @@ TEST_P(ConvParity, EveryCut) {
   });
 }
 
-TEST(ParallelConv, TheSmallerIsSent) {
-  const auto cuts_inputs = [](const ConvShape& shape) {
-    return ParallelConv2d(shape, {}, "conv", Channels::cut, Channels::cut)
-        .cuts_inputs();
+TEST(ParallelConv, SendsTheSmallerTensor) {
+  const auto shards_inputs = [](const ConvShape& shape) {
+    return ParallelConv2d(
+               shape, {}, "conv", Channels::sharded, Channels::sharded)
+        .shards_inputs();
   };
-  EXPECT_TRUE(cuts_inputs({.in = 8, .out = 8}));
-  EXPECT_FALSE(cuts_inputs({.in = 8, .out = 16}));
-  EXPECT_TRUE(cuts_inputs({.in = 8, .out = 16, .stride = 2}));
+  EXPECT_TRUE(shards_inputs({.in = 8, .out = 8}));
+  EXPECT_FALSE(shards_inputs({.in = 8, .out = 16}));
+  EXPECT_TRUE(shards_inputs({.in = 8, .out = 16, .stride = 2}));
 }
 
-TEST_P(ConvParity, BatchNormOfCutChannels) {
+TEST_P(ConvParity, BatchNormOfShardedChannels) {
   const auto x_whole = parity::random({3, 5, 4, 4}, 1).requires_grad_();
   const auto weights = parity::random(x_whole.sizes(), 2);
   torch::nn::BatchNorm2d plain(5);
@@ -107,16 +108,16 @@ TEST_P(ConvParity, BatchNormOfCutChannels) {
   parity::on_ranks(GetParam(), [&](const TensorParallel& parallel) {
     ParallelBatchNorm2d layer(5, parallel, "bn");
     parity::give_parts(layer, kSeed);
-    const auto x = part_of(x_whole.detach(), Channels::cut, parallel)
+    const auto x = part_of(x_whole.detach(), Channels::sharded, parallel)
                        .clone()
                        .requires_grad_();
     const auto y = layer.forward(x);
-    (y * part_of(weights, Channels::cut, parallel)).sum().backward();
+    (y * part_of(weights, Channels::sharded, parallel)).sum().backward();
     parity::expect_tensor(
-        "output", part_of(y_whole, Channels::cut, parallel), y);
+        "output", part_of(y_whole, Channels::sharded, parallel), y);
     parity::expect_tensor(
         "gradient of the input",
-        part_of(x_whole.grad(), Channels::cut, parallel), x.grad());
+        part_of(x_whole.grad(), Channels::sharded, parallel), x.grad());
     parity::expect_parts(layer, whole);
     const auto shards = shards_of(layer);
     EXPECT_EQ(shards.size(), 4u);
@@ -128,9 +129,9 @@ TEST_P(ConvParity, BatchNormOfCutChannels) {
   });
 }
 
-TEST_P(ConvParity, FirstValuesAreSlices) {
+TEST_P(ConvParity, InitialValuesAreSlices) {
   const ConvShape shape{.in = 6, .out = 5};
-  ParallelConv2d conv(shape, {}, "conv", Channels::cut, Channels::cut);
+  ParallelConv2d conv(shape, {}, "conv", Channels::sharded, Channels::sharded);
   ParallelBatchNorm2d norm(5, {}, "norm");
   initialize_shards(conv, "conv.", 4);
   initialize_shards(norm, "norm.", 4);
@@ -140,7 +141,8 @@ TEST_P(ConvParity, FirstValuesAreSlices) {
   EXPECT_TRUE(norm.running_var.equal(torch::ones({5})));
   EXPECT_TRUE(norm.bias.equal(torch::zeros({5})));
   parity::on_ranks(GetParam(), [&](const TensorParallel& parallel) {
-    ParallelConv2d part(shape, parallel, "conv", Channels::cut, Channels::cut);
+    ParallelConv2d part(
+        shape, parallel, "conv", Channels::sharded, Channels::sharded);
     initialize_shards(part, "conv.", 4);
     for (const auto& [name, shard] : shards_of(part)) {
       EXPECT_TRUE(part.named_parameters()[name].equal(
@@ -150,12 +152,12 @@ TEST_P(ConvParity, FirstValuesAreSlices) {
   });
 }
 
-TEST(ParallelConv, MoreRanksThanChannelsAreNamed) {
+TEST(ParallelConv, NamesMoreRanksThanChannels) {
   const auto error = error_text<ConfigError>([] {
     run_ranks(3, [](World& world) {
       ParallelConv2d(
           {.in = 8, .out = 2}, {.group = world.group()}, "layer1.0.conv1",
-          Channels::replicated, Channels::cut);
+          Channels::replicated, Channels::sharded);
     });
   });
   EXPECT_THAT(

@@ -42,7 +42,7 @@ TEST(Dropout, KeepsByTheWordsOfPhilox) {
   }
 }
 
-TEST(Dropout, LeavesOutAsManyAsAskedFor) {
+TEST(Dropout, DropsTheRequestedShare) {
   const int64_t count = 1 << 20;
   const auto keys = keys_of({1, 2});
   for (const double p : {0.1, 0.5, 0.9}) {
@@ -80,7 +80,7 @@ TEST(Dropout, ScalesWhatItKeeps) {
 }
 
 // An infinity that is left out leaves nothing.
-TEST(Dropout, WhatIsLeftOutIsZero) {
+TEST(Dropout, DroppedElementsAreZero) {
   const auto x = torch::full({1, 100}, INFINITY);
   const auto y = dropout(x, keys_of({1}), kSource);
   EXPECT_FALSE(y.isnan().any().item<bool>());
@@ -92,7 +92,7 @@ INSTANTIATE_TEST_SUITE_P(
     Ways, DropoutParity, testing::ValuesIn(parity::ways()),
     testing::PrintToStringParamName());
 
-TEST_P(DropoutParity, TokensKeepTheirMaskWhereverTheyLie) {
+TEST_P(DropoutParity, TokensKeepTheirMaskOnAnyRank) {
   for (const int64_t hidden : {8, 7, 129}) {
     const auto x = parity::random({3, 5, hidden}, 1);
     const auto keys = keys_of({11, 12, 13});
@@ -119,7 +119,7 @@ TEST_P(DropoutParity, HeadsKeepTheirMask) {
   });
 }
 
-TEST(Dropout, OperatorsMakeTheSameMask) {
+TEST(Dropout, OperatorsGiveTheSameMask) {
   const auto keys = keys_of({3, -1, int64_t{1} << 50, 8});
   const auto same = [&](at::IntArrayRef shape, const DropoutPlace& place) {
     const auto x = torch::empty(shape);

@@ -68,7 +68,7 @@ class Region : public torch::nn::Module {
 
 class LinearBackward : public testing::TestWithParam<parity::Way> {};
 
-TEST_P(LinearBackward, OneAtOnce) {
+TEST_P(LinearBackward, AtOnce) {
   on_ranks(GetParam(), [](const TensorParallel& tp) {
     // With two inner features some ranks have none.
     for (const int64_t inner : {7, 2}) {
@@ -117,7 +117,7 @@ TEST_P(LinearBackward, InTwoHalves) {
   });
 }
 
-TEST_P(LinearBackward, OfWhatRequiresIt) {
+TEST_P(LinearBackward, OfInputsThatRequireGradients) {
   on_ranks(GetParam(), [](const TensorParallel& tp) {
     for (const bool of_input : {true, false}) {
       Region region(tp);
@@ -142,7 +142,7 @@ TEST_P(LinearBackward, OfWhatRequiresIt) {
   });
 }
 
-TEST_P(LinearBackward, OfOneOutputAlone) {
+TEST_P(LinearBackward, OfASingleOutput) {
   on_ranks(GetParam(), [](const TensorParallel& tp) {
     ColumnParallelLinear a({.in = 6, .out = 7}, tp, "a");
     ColumnParallelLinear b({.in = 6, .out = 7}, tp, "b");
@@ -209,13 +209,13 @@ void region_step(const TensorParallel& tp) {
   region.last->forward(inner[0] * inner[1]).sum().backward();
 }
 
-TEST(LinearCalls, WithWholeTokens) {
+TEST(LinearCalls, WithReplicatedTokens) {
   EXPECT_THAT(
       calls_of({}, region_step),
       ElementsAre("all_reduce last sum", "all_reduce both input gradient"));
 }
 
-TEST(LinearCalls, WithCutTokens) {
+TEST(LinearCalls, WithShardedTokens) {
   EXPECT_THAT(
       calls_of({.sequence_parallel = true}, region_step),
       ElementsAre(
@@ -235,7 +235,7 @@ TEST(LinearCalls, InChunks) {
           "reduce_scatter both input gradient"));
 }
 
-TEST(LinearErrors, RowsThatAreNotThisRanks) {
+TEST(LinearErrors, RowsOfAnotherRank) {
   on_ranks({2, {.sequence_parallel = true}}, [](const TensorParallel& tp) {
     ColumnParallelLinear layer({.in = 6, .out = 7}, tp, "h.0.c_fc");
     EXPECT_THAT(

@@ -98,7 +98,7 @@ TEST_P(LowPrecision, NormsOfManyFeaturesWithALargeMean) {
 }
 
 // A sum of 50257 exponentials, which stagnates at 256 in bf16.
-TEST_P(LowPrecision, LossOverManyWords) {
+TEST_P(LowPrecision, LossOverALargeVocabulary) {
   constexpr int64_t kWords = 50257;
   const auto logits = random({2, 3, kWords}, 1);
   const auto targets = torch::tensor({{5, 50256, 40000}, {-100, 0, 7}});
@@ -174,7 +174,7 @@ TEST_P(LowPrecision, AttentionOverManyPositions) {
 }
 
 // One word for all tokens: a sum in the dtype stagnates at 256 (bf16), 2048.
-TEST_P(LowPrecision, GradientsOfEmbeddingsOfFrequentWords) {
+TEST_P(LowPrecision, GradientsOfEmbeddingsOfFrequentTokens) {
   constexpr int64_t kTokens = 3072;
   for (const auto& way :
        {parity::Way{1, {}}, parity::Way{2, {}},
@@ -237,7 +237,8 @@ TEST_P(LowPrecision, ConvolutionsOfManyPixels) {
   for (const int ranks : {1, 2}) {
     on_ranks({ranks, {}}, [&](const TensorParallel& tp) {
       ParallelConv2d conv(
-          {.in = 2, .out = 4}, tp, "conv", Channels::replicated, Channels::cut);
+          {.in = 2, .out = 4}, tp, "conv", Channels::replicated,
+          Channels::sharded);
       parity::give_parts(conv, 3);
       const auto run = [&](torch::Dtype dtype) {
         for (auto* weight : {&conv.weight, &conv.bias}) {
@@ -299,7 +300,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 // Statistics of 20,000 values a channel, of a mean that is large beside the
 // deviation; running statistics, which move by little, stay in float32.
-TEST_P(LowBatchNorm, StatisticsAreThoseOfFloat32) {
+TEST_P(LowBatchNorm, StatisticsMatchFloat32) {
   const auto x = random({20, 4, 32, 32}, 1) + 6;
   const auto cotangent = (random({20, 4, 32, 32}, 2) + 1) * 0.1;
   for (const int ranks : {1, 2}) {

@@ -78,7 +78,7 @@ TEST_P(MlpParity, Gated) {
 }
 
 // More than one piece, pieces that are not full, and tensors that have none.
-TEST(SiluTimes, IsItsFormulaAtEverySize) {
+TEST(SiluTimes, MatchesItsFormulaAtEverySize) {
   for (const int64_t size : {0, 1, 1000, 16384, 200001}) {
     const auto gate = parity::random({size}, 1).requires_grad_();
     const auto up = parity::random({size}, 2).requires_grad_();

@@ -17,7 +17,7 @@ using torch::Tensor;
 
 constexpr double kEps = 1e-5;
 
-// As Hugging Face's LlamaRMSNorm has it.
+// The formula of Hugging Face's LlamaRMSNorm.
 Tensor plain_rms_norm(const Tensor& x, const Tensor& weight) {
   const auto low = x.scalar_type() != torch::kFloat64;
   const auto h = low ? x.to(torch::kFloat32) : x;
@@ -66,7 +66,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 class RmsNormDtype : public testing::TestWithParam<torch::Dtype> {};
 
-TEST_P(RmsNormDtype, IsThatOfTheModelItCameFrom) {
+TEST_P(RmsNormDtype, MatchesTheOriginalModel) {
   // More rows than go through the cache at once.
   const auto dtype = GetParam();
   const auto x = random({300, 512}, 4).mul(3).to(dtype).requires_grad_();

@@ -117,7 +117,7 @@ inline NamedTensors give_parts(torch::nn::Module& module, uint64_t seed) {
   return whole;
 }
 
-/// What is here of each of `whole`'s gradients is the gradient here.
+/// Expects each gradient to equal this rank's shard of the gradient in `whole`.
 inline void expect_parts(
     const torch::nn::Module& module, const NamedTensors& whole,
     double tolerance = kRounding) {

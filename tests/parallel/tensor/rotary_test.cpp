@@ -30,7 +30,7 @@ TEST(Rotary, ProductsDependOnTheDistance) {
   EXPECT_GT((products[0][1] - products[1][0]).abs().item<double>(), 1e-2);
 }
 
-TEST(Rotary, ATableIsAPartOfALongerOne) {
+TEST(Rotary, ATableIsAViewOfALongerOne) {
   const auto some = rotary_table({.theta = 51}, 6, 3, 4, kDouble);
   const auto all = rotary_table({.theta = 51}, 6, 0, 64, kDouble);
   EXPECT_TRUE(some.cosine.equal(all.cosine.narrow(0, 3, 4)));
@@ -55,7 +55,7 @@ TEST(Rotary, GradientsOfAllOrders) {
 }
 
 // By the definition, frequency by frequency.
-TEST(Rotary, StretchedFrequencies) {
+TEST(Rotary, ScaledFrequencies) {
   const RotaryOptions plain{.theta = 500000};
   const RotaryOptions options{.theta = 500000, .factor = 8};
   const auto before = rotary_frequencies(plain, 128);
@@ -76,7 +76,7 @@ TEST(Rotary, StretchedFrequencies) {
   EXPECT_EQ(after[0].item<float>(), 1.0f);
 }
 
-TEST(Rotary, OddHeadsAreNamed) {
+TEST(Rotary, NamesOddHeads) {
   EXPECT_THAT(
       error_text<ConfigError>([] { rotary_frequencies({}, 5); }),
       HasSubstr("has 5"));

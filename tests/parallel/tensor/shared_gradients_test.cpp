@@ -42,7 +42,7 @@ void set_gradient(Tensor parameter, const Tensor& value) {
 
 class SharedGradientsTest : public testing::TestWithParam<int> {};
 
-TEST_P(SharedGradientsTest, SumsByIndexWhatIsMarked) {
+TEST_P(SharedGradientsTest, SumsMarkedParametersByIndex) {
   on_ranks({GetParam()}, [](const TensorParallel& tp) {
     Layer layer(tp);
     SharedGradients shared(layer, tp);
@@ -79,7 +79,7 @@ TEST_P(SharedGradientsTest, SumsByIndexWhatIsMarked) {
   });
 }
 
-TEST_P(SharedGradientsTest, UndefinedIsZeroUnlessItIsEverywhere) {
+TEST_P(SharedGradientsTest, UndefinedCountsAsZeroUnlessOnAllRanks) {
   on_ranks({GetParam()}, [](const TensorParallel& tp) {
     Layer layer(tp);
     SharedGradients shared(layer, tp);

@@ -194,7 +194,7 @@ TEST(VocabCrossEntropy, BackwardTwiceWhenTheGraphIsKept) {
   parity::expect_tensor("gradient", once * 2, logits.grad());
 }
 
-TEST(VocabErrors, SayWhereAndWhat) {
+TEST(VocabErrors, NamePositionAndValue) {
   on_ranks({2}, [](const TensorParallel& tp) {
     VocabParallelEmbedding embedding(kVocabulary, 6, tp, "transformer.wte");
     auto wrong = ids();

@@ -1,5 +1,4 @@
-// Saving and taking up again by the command line, as users and schedulers do
-// it.
+// Saving and resuming by the command line, as users and schedulers do it.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -65,7 +64,7 @@ class ResumeCommand : public testing::Test {
   TempFolder folder_;
 };
 
-TEST_F(ResumeCommand, TheSameCommandGoesOn) {
+TEST_F(ResumeCommand, TheSameCommandResumes) {
   Command first(train(4));
   ASSERT_EQ(first.wait(), 0) << first.err();
   Command done(train(4));
@@ -76,7 +75,7 @@ TEST_F(ResumeCommand, TheSameCommandGoesOn) {
   EXPECT_THAT(
       second.out(), AllOf(
                         HasSubstr(
-                            "goes on from step 4 of " + run() +
+                            "resumes from step 4 of " + run() +
                             "/checkpoints/step-00000004, "
                             "saved with dp=2 on 2 ranks"),
                         HasSubstr("layout: fsdp=2, then dp=2")));
@@ -90,7 +89,7 @@ TEST_F(ResumeCommand, TheSameCommandGoesOn) {
   EXPECT_EQ(steps().size(), 2u);
 }
 
-TEST_F(ResumeCommand, ARunThatBeganWithAnothersCanBeQueuedAgain) {
+TEST_F(ResumeCommand, ARunThatBeganFromAnotherCanBeQueuedAgain) {
   Command first(train(3));
   ASSERT_EQ(first.wait(), 0) << first.err();
   const std::string other = folder_.path() + "/other";
@@ -100,7 +99,7 @@ TEST_F(ResumeCommand, ARunThatBeganWithAnothersCanBeQueuedAgain) {
     ASSERT_EQ(again.wait(), 0) << again.err();
     EXPECT_THAT(
         again.out(), HasSubstr(
-                         "goes on from step " + std::to_string(steps - 2) +
+                         "resumes from step " + std::to_string(steps - 2) +
                          " of " + (steps == 5 ? other : run())));
   }
   EXPECT_EQ(steps().front().step, 4);
@@ -126,10 +125,10 @@ TEST_F(ResumeCommand, SigtermSavesAndEndsWith75) {
   Command again(train(step + 2));
   ASSERT_EQ(again.wait(), 0) << again.err();
   EXPECT_THAT(
-      again.out(), HasSubstr("goes on from step " + std::to_string(step)));
+      again.out(), HasSubstr("resumes from step " + std::to_string(step)));
 }
 
-TEST_F(ResumeCommand, Sigusr1SavesAndTrainingGoesOn) {
+TEST_F(ResumeCommand, Sigusr1SavesAndTrainingContinues) {
   Command job(train(1000000));
   ASSERT_TRUE(Command::until([&] {
     return fs::exists(run() + "/metrics.jsonl") && !steps().empty();
@@ -145,7 +144,7 @@ TEST_F(ResumeCommand, Sigusr1SavesAndTrainingGoesOn) {
   EXPECT_EQ(job.wait(std::chrono::seconds(30)), 130);
 }
 
-TEST_F(ResumeCommand, AKilledRunGoesOnFromItsLastCheckpoint) {
+TEST_F(ResumeCommand, AKilledRunResumesFromItsLastCheckpoint) {
   const Words every = {"--set", "checkpoint.every_steps=5"};
   Command job(train(1000000, every));
   ASSERT_TRUE(Command::until([&] { return !checkpoints().empty(); }));
@@ -162,7 +161,7 @@ TEST_F(ResumeCommand, AKilledRunGoesOnFromItsLastCheckpoint) {
   }
 }
 
-TEST_F(ResumeCommand, OneThatWasKilledBeforeItsFirstCheckpointBeginsAgain) {
+TEST_F(ResumeCommand, ARunKilledBeforeItsFirstCheckpointStartsOver) {
   constexpr int64_t kSteps = 1500;
   Command job(train(kSteps));
   const auto begun = [&] {
@@ -178,7 +177,7 @@ TEST_F(ResumeCommand, OneThatWasKilledBeforeItsFirstCheckpointBeginsAgain) {
   ASSERT_TRUE(checkpoints().empty());
   Command again(train(kSteps));
   ASSERT_EQ(again.wait(), 0) << again.err();
-  EXPECT_THAT(again.out(), HasSubstr("it begins again"));
+  EXPECT_THAT(again.out(), HasSubstr("it starts over"));
   const auto all = steps();
   ASSERT_EQ(all.size(), kSteps);
   EXPECT_EQ(all.front().step, 1);
@@ -199,9 +198,9 @@ std::vector<pid_t> ranks_of(const Command& job) {
   return ranks;
 }
 
-// One rank or both, while files are written all the time: what is there
-// afterwards is whole, and training goes on from it.
-TEST_F(ResumeCommand, RanksThatDieLeaveWholeCheckpoints) {
+// Kills one rank or both while files are written all the time: the checkpoints
+// that are left are complete, and training resumes from them.
+TEST_F(ResumeCommand, RanksThatDieLeaveCompleteCheckpoints) {
   const Words always = {
       "--set", "checkpoint.every_steps=1", "--set", "checkpoint.keep=3"};
   int64_t last = 0;
@@ -245,8 +244,8 @@ TEST_F(ResumeCommand, RanksThatDieLeaveWholeCheckpoints) {
   }
 }
 
-// A limit on files' sizes stands for a full disk.
-TEST_F(ResumeCommand, AFullDiskIsWarnedOfAndThenAnError) {
+// A limit on file sizes takes the place of a full disk.
+TEST_F(ResumeCommand, AFullDiskIsAWarningThenAnError) {
   Words words = train(
       40,
       {"--set", "checkpoint.every_steps=10", "--set", "checkpoint.attempts=3",
@@ -262,7 +261,7 @@ TEST_F(ResumeCommand, AFullDiskIsWarnedOfAndThenAnError) {
                      HasSubstr("the checkpoint of step 10 failed: "),
                      HasSubstr("(1 of 3)"), HasSubstr("(2 of 3)"),
                      HasSubstr("; the 3. that failed in a row")));
-  // What failed beside training is known when a later step ends.
+  // A failure next to training is known when a later step ends.
   EXPECT_GE(steps().size(), 30u);
   EXPECT_TRUE(checkpoints().empty());
   for (const auto& entry : fs::directory_iterator(run() + "/checkpoints")) {
@@ -284,7 +283,7 @@ TEST_F(ResumeCommand, ARunningJobsFolderIsNotTouched) {
   EXPECT_EQ(job.wait(std::chrono::seconds(30)), 130);
 }
 
-TEST_F(ResumeCommand, WhatIsNoCheckpointIsRefused) {
+TEST_F(ResumeCommand, RefusesWhatIsNoCheckpoint) {
   Command none(train(3, {"--resume", folder_.path() + "/nothing"}));
   EXPECT_EQ(none.wait(), 3);
   EXPECT_THAT(none.err(), HasSubstr("/nothing"));

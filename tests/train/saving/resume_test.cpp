@@ -1,4 +1,4 @@
-// Training that is taken up again, in one process with threads as ranks.
+// Training that is resumed, in one process with threads as ranks.
 #include "echelon/train/saving/resume.h"
 
 #include <gmock/gmock.h>
@@ -28,7 +28,7 @@ using testing::HasSubstr;
 
 class Resumed : public testing::Test {
  protected:
-  // Momentum, an epoch of 30 steps, random crops and flips, a schedule.
+  // With momentum, epochs of 30 steps, random crops and flips, and a schedule.
   static Job digits(const std::string& layout, int64_t steps) {
     Job job;
     job.data.name = "digits";
@@ -55,7 +55,8 @@ class Resumed : public testing::Test {
     return read_metrics(path(name) / "metrics.jsonl");
   }
 
-  // A run as it is after a crash between step `step` and the next checkpoint.
+  // The state of a run after a crash between step `step` and the next
+  // checkpoint.
   void
   leave_only(const std::string& from, int64_t step, const std::string& to) {
     fs::create_directories(path(to));
@@ -119,13 +120,13 @@ class SameLayout : public Resumed,
   }
 };
 
-TEST_P(SameLayout, GoesOnAsIfItHadNeverStopped) {
+TEST_P(SameLayout, ResumesAsIfItHadNeverStopped) {
   check(digits(GetParam(), 40), 7, {7, 28, 35});  // an epoch ends at 30
   EXPECT_EQ(list_checkpoints(path("whole") / "checkpoints").size(), 6u);
 }
 
 // The scale is found within these steps: it halves, and doubles again.
-TEST_P(SameLayout, GoesOnWithItsLossScale) {
+TEST_P(SameLayout, ResumesItsLossScale) {
   constexpr int64_t kSteps = 14;
   Job job = digits(GetParam(), kSteps);
   job.precision.compute = "fp16";
@@ -140,7 +141,7 @@ TEST_P(SameLayout, GoesOnWithItsLossScale) {
   EXPECT_LT(*steps.back().skipped_steps, kSteps);
 }
 
-TEST_P(SameLayout, ATextModelGoesOnWithItsDropout) {
+TEST_P(SameLayout, ATextModelResumesItsDropout) {
   Job job = small_gpt(write_tokens(folder_));
   job.model.dtype = "float32";
   job.model.dropout = 0.2;
@@ -149,7 +150,7 @@ TEST_P(SameLayout, ATextModelGoesOnWithItsDropout) {
 }
 
 // Each rank has statistics of its own samples, unless it shares them.
-TEST_P(SameLayout, AModelGoesOnWithItsStatistics) {
+TEST_P(SameLayout, AModelResumesItsStatistics) {
   Job job;
   job.model.name = "resnet18";
   job.data.name = "dummy";
@@ -174,8 +175,8 @@ INSTANTIATE_TEST_SUITE_P(
       return name;
     });
 
-// There is nothing left to do: no step, no evaluation, no checkpoint twice.
-TEST_F(Resumed, ADoneRunIsDoneAgain) {
+// Nothing is left to do: no step, no evaluation, no second checkpoint.
+TEST_F(Resumed, AFinishedRunFinishesAgain) {
   for (const std::string layout : {"dp=1", "dp=2"}) {
     SCOPED_TRACE(layout);
     const Job job = digits(layout, 4);
@@ -194,7 +195,7 @@ TEST_F(Resumed, ADoneRunIsDoneAgain) {
   }
 }
 
-TEST_F(Resumed, ARunsOwnCheckpointsCountMoreThanThoseItBeganWith) {
+TEST_F(Resumed, OwnCheckpointsComeBeforeThoseItBeganFrom) {
   Job job = digits("dp=1", 4);
   run(job, "first");
   job.train.steps = 6;
@@ -206,7 +207,7 @@ TEST_F(Resumed, ARunsOwnCheckpointsCountMoreThanThoseItBeganWith) {
   EXPECT_THAT(
       testing::internal::GetCapturedStdout(),
       testing::AllOf(
-          HasSubstr("goes on from step 6 of " + path("second").string()),
+          HasSubstr("resumes from step 6 of " + path("second").string()),
           HasSubstr(
               "of its own, and no longer needs " + path("first").string())));
   const auto steps = metrics("second").steps;
@@ -234,7 +235,7 @@ TEST_F(Resumed, CheckpointsByTime) {
   EXPECT_EQ(steps_of(path("seldom")), (std::vector<int64_t>{}));
 }
 
-TEST_F(Resumed, NoneAtTheEndWhenNoneIsWanted) {
+TEST_F(Resumed, NoLastCheckpointWhenNoneIsWanted) {
   Job job = digits("dp=2", 5);
   job.checkpoint.at_end = false;
   run(job, "none");
@@ -245,7 +246,7 @@ TEST_F(Resumed, NoneAtTheEndWhenNoneIsWanted) {
   EXPECT_FALSE(fs::exists(path("some") / "checkpoints/last.safetensors"));
 }
 
-// Ranks are other numbers, in the same groups.
+// Ranks have other numbers in the same groups.
 TEST_F(Resumed, InAnotherOrderOfTheAxesToTheLastBit) {
   for (const char* layout :
        {"dp=2,tp=2", "fsdp=2,tp=2", "dp=2,pp=2", "pp=2,tp=2", "dp=2,fsdp=2"}) {
@@ -276,7 +277,7 @@ TEST_F(Resumed, FromAnotherRunsFolder) {
   EXPECT_EQ(steps.front().step, 21);
 }
 
-TEST_F(Resumed, NeverBeginsAnew) {
+TEST_F(Resumed, NeverStartsFromStepZero) {
   Job job = digits("dp=1", 3);
   run(job, "run");
   fs::remove(path("run") / "metrics.jsonl");
@@ -294,7 +295,7 @@ void flip(const fs::path& file, int64_t offset) {
   stream.put(byte);
 }
 
-TEST_F(Resumed, ADamagedOneIsLeftOutForTheOneBefore) {
+TEST_F(Resumed, ADamagedCheckpointIsSkippedForTheOneBefore) {
   Job job = digits("fsdp=2", 12);
   job.checkpoint.every_steps = 4;
   run(job, "whole");
@@ -324,7 +325,7 @@ TEST_F(Resumed, ADamagedOneIsLeftOutForTheOneBefore) {
       fs::exists(path("damaged") / "checkpoints/damaged-step-00000008"));
 }
 
-TEST_F(Resumed, NoneThatIsWholeIsAnError) {
+TEST_F(Resumed, NoIntactCheckpointIsAnError) {
   Job job = digits("dp=1", 2);
   run(job, "run");
   const auto only = list_checkpoints(path("run") / "checkpoints").front();
@@ -333,7 +334,7 @@ TEST_F(Resumed, NoneThatIsWholeIsAnError) {
   testing::internal::CaptureStderr();
   EXPECT_THAT(
       error_text([&] { run(job, "run"); }),
-      HasSubstr("no checkpoint is whole, of 1; the last one: "));
+      HasSubstr("no checkpoint is intact, of 1; the last one: "));
   testing::internal::GetCapturedStderr();
 }
 
@@ -380,7 +381,7 @@ TEST_F(Resumed, TwoRunsDoNotShareAFolder) {
 }
 
 // Steps of less than a millisecond: their metrics are written together, but not
-// later than what a killed run goes on from.
+// later than the checkpoint that a killed run resumes from.
 TEST_F(Resumed, MetricsAreWrittenBeforeTheirCheckpoint) {
   for (const bool async : {false, true}) {
     Job job = digits("dp=1", 60);
@@ -425,7 +426,7 @@ TEST_F(Resumed, TheBestOneStays) {
   EXPECT_EQ(left, (std::set<int64_t>{25, 30, best->step}));
 }
 
-// What is written beside training is what was there when the step ended.
+// A file written next to training has the state at the end of its step.
 TEST_F(Resumed, FilesHoldTheStateOfTheirStep) {
   for (const std::string layout : {"dp=1", "dp=2", "fsdp=2", "pp=2", "tp=3"}) {
     SCOPED_TRACE(layout);

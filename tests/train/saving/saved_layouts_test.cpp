@@ -1,4 +1,8 @@
-// Every layout of doc/composition.md saves, and takes up what the others saved.
+// Every layout of doc/composition.md saves, and restores what others saved.
+//
+// Each restores one device's checkpoint, its own, and every eighth of the
+// others, another eighth for each layout: saving and restoring meet only in the
+// slices of a manifest, so not every pair shows something new.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -28,8 +32,8 @@ std::vector<std::string> split(const std::string& text, const char* between) {
   return parts;
 }
 
-// What the table's third column says of how the model is cut and where it lies;
-// the rest, as recompute, leaves what is saved as it is.
+// Applies what the table's third column says about sharding and offloading; the
+// rest, such as recompute, does not change what is saved.
 void apply(const std::string& also, Job& job) {
   for (const auto& part : split(also, ", ")) {
     const auto after = [&](const std::string& start) {
@@ -76,7 +80,7 @@ std::string name_of(const Job& job) {
   return name;
 }
 
-// The layouts of the table's rows of that model, each once; one device first.
+// The distinct layouts of the table's rows of that model; one device first.
 std::vector<SmallCase>
 layouts_of_table(const std::string& model, const Job& base) {
   std::vector<SmallCase> cases;
@@ -96,7 +100,7 @@ layouts_of_table(const std::string& model, const Job& base) {
   return cases;
 }
 
-// What is not overwritten shows.
+// Values that a restore does not overwrite show.
 void spoil(SmallRun& run) {
   const torch::NoGradGuard no_grad;
   run.state.model().before_load();
@@ -117,7 +121,7 @@ class EveryLayout {
   EveryLayout(std::vector<SmallCase> cases, fs::path folder)
       : cases_(std::move(cases)), folder_(std::move(folder)) {}
 
-  // Step 0 in each layout, saved, and step 1, saved.
+  // Saves step 0 and step 1 in each layout.
   void train() {
     for (const auto& one : cases_) {
       SCOPED_TRACE("saved by " + one.name);
@@ -136,28 +140,29 @@ class EveryLayout {
     }
   }
 
-  // In layout `to`: what each of them saved, to the last bit; its own last,
-  // from which step 1 is the same to the last bit.
-  void take_up(size_t to) {
-    SCOPED_TRACE("taken up by " + cases_[to].name);
+  // In layout `to`, restores what others saved, to the last bit, and at last
+  // its own, from which step 1 is the same to the last bit.
+  void restore(size_t to) {
+    SCOPED_TRACE("restored by " + cases_[to].name);
     on_ranks(with_seed(cases_[to].job, 99), [&](SmallRun& run) {
-      for (size_t from = saved_.size(); from > 0; --from) {
-        expect_taken_up(run, from - 1);
+      for (size_t from = saved_.size(); from-- > 0;) {
+        if (from > 0 && (from + to) % kEvery != 0) continue;
+        expect_restored(run, from);
+        if (run.world.rank() == 0) ++pairs_;
       }
-      if (run.world.rank() == 0) pairs_ += saved_.size();
       save(run, folder_ / ("again" + std::to_string(to)), 1);
-      expect_taken_up(run, to);
+      expect_restored(run, to);
       run.train(1, 2);
       expect_equal(run, saved_[to].values_2, 0);
     });
-    // What it made of one device's checkpoint is that checkpoint.
+    // It saved what it had restored of one device's checkpoint.
     EXPECT_EQ(
         content(newest(folder_ / ("again" + std::to_string(to)))),
         content(saved_[0].at_1));
   }
 
-  // Step 1 after another kind's step 0 is one device's.
-  void go_on(size_t to) {
+  // Step 1 after the step 0 of a layout with other axes is one device's.
+  void resume(size_t to) {
     auto kind = by_axes_.begin();
     std::advance(kind, to % by_axes_.size());
     const size_t from = kind->second[to % kind->second.size()];
@@ -174,7 +179,9 @@ class EveryLayout {
   size_t num_pairs() const { return pairs_; }
 
  private:
-  void expect_taken_up(SmallRun& run, size_t from) {
+  static constexpr size_t kEvery = 8;
+
+  void expect_restored(SmallRun& run, size_t from) {
     spoil(run);
     load(run, saved_[from].at_1);
     expect_equal(run, saved_[from].values_1, 0);
@@ -199,8 +206,8 @@ void check(const std::string& model, const Job& base, const fs::path& folder) {
   EXPECT_GE(every.size(), 40);
   EXPECT_GE(every.num_kinds(), 12);
   for (size_t to = 0; to < every.size(); ++to) {
-    every.take_up(to);
-    every.go_on(to);
+    every.restore(to);
+    every.resume(to);
     if (testing::Test::HasFailure()) break;
   }
   std::cout << model << ": " << every.size() << " layouts of "
@@ -208,16 +215,16 @@ void check(const std::string& model, const Job& base, const fs::path& folder) {
             << " pairs\n";
 }
 
-// One matrix for words in and out, so tied across stages.
-TEST(SavedLayouts, OfGptTakeUpEachOther) {
+// One matrix embeds and scores tokens, and so is tied across stages.
+TEST(SavedLayouts, OfGptRestoreEachOther) {
   TempFolder folder;
   Job base = small_gpt(write_tokens(folder));
   base.train.batch = 24;
   check("gpt", base, folder.path("gpt"));
 }
 
-// Heads of keys and values that several ranks hold.
-TEST(SavedLayouts, OfLlamaTakeUpEachOther) {
+// Several ranks have the same heads of keys and values.
+TEST(SavedLayouts, OfLlamaRestoreEachOther) {
   TempFolder folder;
   Job base = small_gpt(write_tokens(folder));
   base.train.batch = 24;
@@ -229,7 +236,7 @@ TEST(SavedLayouts, OfLlamaTakeUpEachOther) {
   check("llama", base, folder.path("llama"));
 }
 
-TEST(SavedLayouts, OfSimpleCnnTakeUpEachOther) {
+TEST(SavedLayouts, OfSimpleCnnRestoreEachOther) {
   TempFolder folder;
   Job base = small_mlp();
   base.model = {.name = "simple_cnn", .dtype = "float64"};

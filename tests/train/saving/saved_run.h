@@ -1,4 +1,4 @@
-// Checkpoints that small runs write and take up: what tests of saving share.
+// Checkpoints that small runs save and restore: shared by tests of saving.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -21,7 +21,7 @@ using SavedValues = std::map<std::string, torch::Tensor>;
 inline void
 save(SmallRun& run, const std::filesystem::path& folder, int64_t step) {
   StateSnapshot snapshot;
-  snapshot.take(parts_to_save(run.state, run.source, run.world, run.groups));
+  snapshot.take(shards_to_save(run.state, run.source, run.world, run.groups));
   if (run.world.rank() == 0) begin_checkpoint(folder, step, 0);
   run.world.group().barrier();
   write_rank_file(
@@ -62,11 +62,11 @@ load(SmallRun& run, const std::filesystem::path& checkpoint) {
   return load_state(run.state, reader, run.source, run.world, run.groups);
 }
 
-// Of the parts that a rank has; 0: to the last bit.
+// Compares what a rank has with the full tensors; tolerance 0: to the last bit.
 inline void
 expect_equal(const SmallRun& run, const SavedValues& whole, double tolerance) {
   for (const auto& [name, part] : parts_by_name(run)) {
-    const torch::Tensor expected = part_of(whole.at(name), part);
+    const torch::Tensor expected = local_values(whole.at(name), part);
     const torch::Tensor value = part.value.detach();
     const bool equal =
         tolerance == 0 ? torch::equal(expected, value)

@@ -1,4 +1,4 @@
-// What goes wrong while training is saved, and what is asked for meanwhile.
+// Failures while training is saved, and requests meanwhile.
 #include "echelon/train/saving/saver.h"
 
 #include <gmock/gmock.h>
@@ -56,7 +56,7 @@ void block(const fs::path& checkpoints, int64_t step) {
   fs::create_directories(checkpoint_path(checkpoints, step) / "in the way");
 }
 
-TEST_F(SaverTest, ARequestThatComesBesideOneThatIsAnsweredIsNotLost) {
+TEST_F(SaverTest, ARequestDuringAnotherIsNotLost) {
   install_save_signal();
   on(small_mlp(), [&](SmallRun& run, Saver& saver) {
     EXPECT_EQ(saver.news().request, 0);
@@ -69,7 +69,7 @@ TEST_F(SaverTest, ARequestThatComesBesideOneThatIsAnsweredIsNotLost) {
     saver.after_step(run.state, at_step(2), news);
     saver.wait();
     EXPECT_EQ(saver.news().request, 0);
-    // Two that come at once are one.
+    // Two requests at once are one.
     std::raise(SIGUSR1);
     std::raise(SIGUSR1);
     EXPECT_EQ(saver.news().request, 1);
@@ -80,7 +80,7 @@ TEST_F(SaverTest, ARequestThatComesBesideOneThatIsAnsweredIsNotLost) {
   EXPECT_EQ(steps(), (std::vector<int64_t>{3, 2}));
 }
 
-TEST_F(SaverTest, ARankWithoutMemoryForItsCopyFailsTheCheckpointAlone) {
+TEST_F(SaverTest, ARankWithoutMemoryForItsCopyFailsOnlyTheCheckpoint) {
   Job job = small_mlp();
   job.model.hidden = {512, 512};
   job.layout = {.dp_replicate = 2};
@@ -92,7 +92,7 @@ TEST_F(SaverTest, ARankWithoutMemoryForItsCopyFailsTheCheckpointAlone) {
       if (run.world.rank() == 1) meter.limit(64 << 10);
       saver.after_step(run.state, at_step(1), {.request = 1});
     }
-    // Nobody waits for it, and the next one is whole.
+    // The others do not wait for it, and the next checkpoint is complete.
     saver.before_update();
     run.train(0, 1);
     saver.after_step(run.state, at_step(2), {.request = 1});
@@ -107,7 +107,7 @@ TEST_F(SaverTest, ARankWithoutMemoryForItsCopyFailsTheCheckpointAlone) {
   EXPECT_EQ(steps(), (std::vector<int64_t>{2}));
 }
 
-TEST_F(SaverTest, TheLastOneIsTriedThoughTheOneBeforeFails) {
+TEST_F(SaverTest, TheLastCheckpointIsTriedAfterAFailure) {
   Job job = small_mlp();
   job.checkpoint.attempts = 1;
   job.layout = {.dp_replicate = 2};
@@ -130,7 +130,7 @@ TEST_F(SaverTest, TheLastOneIsTriedThoughTheOneBeforeFails) {
   EXPECT_EQ(steps(), (std::vector<int64_t>{2}));
 }
 
-TEST_F(SaverTest, TheLastOneThatFailsIsAnError) {
+TEST_F(SaverTest, AFailedLastCheckpointIsAnError) {
   const Job job = small_mlp();
   on(job, [&](SmallRun& run, Saver& saver) {
     block(checkpoints(), 1);
@@ -145,7 +145,7 @@ TEST_F(SaverTest, TheLastOneThatFailsIsAnError) {
   EXPECT_EQ(steps(), (std::vector<int64_t>{1}));
 }
 
-TEST_F(SaverTest, WhatTrainingGoesOnFromIsNotSavedAgain) {
+TEST_F(SaverTest, TheRestoredCheckpointIsNotSavedAgain) {
   const Job job = small_mlp();
   on(job, [&](SmallRun& run, Saver& saver) {
     saver.save_and_wait(run.state, at_step(4));
@@ -153,7 +153,7 @@ TEST_F(SaverTest, WhatTrainingGoesOnFromIsNotSavedAgain) {
   const auto path = checkpoint_path(checkpoints(), 4);
   const auto time = fs::last_write_time(path / "manifest.json");
   on(job, [&](SmallRun& run, Saver& saver) {
-    saver.goes_on_from(4, path);
+    saver.resumed_from(4, path);
     saver.save_and_wait(run.state, at_step(4));
     EXPECT_EQ(saver.last(), path);
     EXPECT_EQ(saver.count(), 0);

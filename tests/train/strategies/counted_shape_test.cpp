@@ -146,7 +146,7 @@ TEST(CountedShape, GradientsAreAddedUp) {
   }
 }
 
-TEST(CountedShape, ConvolutionsAreTheirProducts) {
+TEST(CountedShape, ConvolutionsAreMatmuls) {
   const ModelShape model =
       counted_shape(job_of("name = \"simple_cnn\"", kImages));
   const auto& backward = model.layers[1].backward;
@@ -177,7 +177,7 @@ TEST(CountedShape, ConvolutionsAreTheirProducts) {
 }
 
 // Kernels of images are told apart by the order of their memory.
-TEST(CountedShape, ImagesWhoseChannelsLieTogetherAreNamedSo) {
+TEST(CountedShape, ChannelsLastImagesAreNamedSo) {
   for (const auto order :
        {torch::MemoryFormat::Contiguous, torch::MemoryFormat::ChannelsLast}) {
     LayerList layers;

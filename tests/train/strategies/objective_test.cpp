@@ -111,7 +111,7 @@ TEST(NextToken, CountsTokensThatHaveATarget) {
   EXPECT_EQ(score.correct, correct);
 }
 
-TEST(NextToken, TokensStayWholeNumbers) {
+TEST(NextToken, TokensStayIntegers) {
   const auto text = next_token(kWords, {});
   Batch batch = texts();
   batch.inputs = batch.inputs.to(torch::kInt32);
@@ -184,7 +184,7 @@ Result gradients_of(Job job) {
     const std::lock_guard lock(mutex);
     result.loss_sum += score.loss_sum;
     result.count += score.count;
-    for (const auto& part : model->parts()) {
+    for (const auto& part : model->parameters()) {
       if (groups.data_index() > 0) continue;
       result.gradients[part.name] = part.gradient.clone();
     }

@@ -1,3 +1,3 @@
-// What LibTorch's headers name of cuBLASLt. Its wheel is not fetched.
+// The names of cuBLASLt that LibTorch's headers use. Its wheel is not fetched.
 #pragma once
 typedef struct cublasLtContext* cublasLtHandle_t;

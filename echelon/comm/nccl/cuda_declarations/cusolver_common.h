@@ -1,4 +1,4 @@
-// What LibTorch's headers name of cuSOLVER. Its wheel is not fetched.
+// The names of cuSOLVER that LibTorch's headers use. Its wheel is not fetched.
 #pragma once
 typedef enum {
   CUSOLVER_STATUS_SUCCESS = 0,

@@ -1,0 +1,59 @@
+// The programs that commands start: echelon-train, and others whose output is
+// captured.
+#pragma once
+
+#include <chrono>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "echelon/job/job.h"
+#include "echelon/launch/launch.h"
+#include "echelon/launch/scratch.h"
+
+namespace echelon::cli {
+
+/// echelon-train in the folder of this program. Throws ConfigError when it is
+/// not there.
+std::string find_echelon_train();
+
+/// Replaces this process by echelon-train with these arguments.
+[[noreturn]] void
+become_echelon_train(const std::vector<std::string>& arguments);
+
+/// Runs echelon-train with `arguments` on `num_ranks` ranks, each a process or,
+/// with "threads", a thread of one process. Rank 0 has the terminal. `options`
+/// may say more. Returns the exit code.
+int launch_echelon_train(
+    const std::vector<std::string>& arguments, int64_t num_ranks,
+    const std::string& ranks, launch::LaunchOptions options = {});
+
+/// A job's resolved configuration in a file for echelon-train, removed with
+/// the object.
+class ScratchConfig {
+ public:
+  /// Throws ConfigError when the folder for temporary files cannot be written.
+  explicit ScratchConfig(const Job& job);
+
+  const std::string& path() const { return path_; }
+
+ private:
+  launch::ScratchFolder folder_;
+  std::string path_;
+};
+
+struct Captured {
+  int exit_code = -1;      // 128 + signal for a signal; -1: could not start
+  bool timed_out = false;  // it was killed
+  std::string out;
+  std::string err;
+};
+
+/// Runs `command` (an absolute path and arguments) with `variables` added to
+/// the environment until it ends, or until `limit` has passed and it is killed.
+/// Keeps at most 1 MiB of each stream.
+Captured capture(
+    const std::vector<std::string>& command, std::chrono::milliseconds limit,
+    const std::vector<std::pair<std::string, std::string>>& variables = {});
+
+}  // namespace echelon::cli

@@ -1,0 +1,358 @@
+#include "echelon/cost/rank_times.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "echelon/cost/activation_bytes.h"
+#include "echelon/cost/overlap.h"
+#include "echelon/cost/state_bytes.h"
+
+namespace echelon {
+const PassSeconds& PassTimes::of(
+    const LayerWork& layer, int64_t rank, Operations LayerWork::*pass) {
+  static const PassSeconds kNothing;
+  if ((layer.*pass).empty()) return kNothing;
+  const size_t here = place(rank);
+  for (const Entry& entry : entries_) {
+    if (entry.kind == layer.kind && entry.pass == pass && entry.place == here) {
+      return entry.seconds;
+    }
+  }
+  const PassSeconds seconds = pass_seconds(
+      layer.*pass, context_.strategy, context_.cluster, context_.framework,
+      rank);
+  entries_.push_back({layer.kind, pass, here, seconds});
+  return entries_.back().seconds;
+}
+
+PassSeconds
+PassTimes::of(const Layers& layers, int64_t rank, Operations LayerWork::*pass) {
+  PassSeconds sum;
+  for (const LayerWork* layer : layers) {
+    sum.add(static_cast<double>(layer->repeat), of(*layer, rank, pass));
+  }
+  return sum;
+}
+
+size_t PassTimes::place(int64_t rank) {
+  const bool alike_all = !context_.cluster.mixed() && !places_.empty();
+  if (rank == last_rank_ || alike_all) return last_place_;
+  Place here{.node = &context_.cluster.node_of(rank), .groups = {}};
+  size_t number = 0;
+  for (const Axis axis : {Axis::tp, Axis::cp, Axis::ep}) {
+    here.groups[number++] =
+        place_of(context_.strategy, context_.cluster, axis, rank);
+  }
+  const auto at = std::find(places_.begin(), places_.end(), here);
+  last_rank_ = rank;
+  last_place_ = static_cast<size_t>(at - places_.begin());
+  if (at == places_.end()) places_.push_back(here);
+  return last_place_;
+}
+
+// Parameters and gradients
+// -----------------------------------------------------
+
+namespace {
+
+/// The ranks that share one kind of parameters.
+struct Sharers {
+  GroupPlace shards;  // ZeRO shards over these
+  GroupPlace copies;  // others that sum the gradients
+};
+
+/// One rank of a job, and the ranks that it shares its parameters with.
+class Sharing {
+ public:
+  Sharing(const StageContext& context, const Layers& layers, int64_t rank)
+      : context(context),
+        node(context.cluster.node_of(rank)),
+        dense(sharers(rank, false)) {
+    for (const LayerWork* layer : layers) {
+      if (layer->expert_parameters <= 0) continue;
+      experts = sharers(rank, true);
+      return;
+    }
+  }
+
+  const StageContext& context;
+  const Node& node;
+  Sharers dense, experts;
+
+ private:
+  Sharers sharers(int64_t rank, bool of_experts) const {
+    const SharingAxes axes =
+        sharing_axes(context.strategy, context.framework, of_experts);
+    return {
+        place_of(context.strategy, context.cluster, axes.shards, rank),
+        place_of(context.strategy, context.cluster, axes.copies, rank)};
+  }
+};
+
+double
+gradient_seconds(const Sharing& rank, double elements, const Sharers& sharers) {
+  const StageContext& context = rank.context;
+  const double bytes = elements * context.framework.gradient_bytes;
+  if (bytes <= 0) return 0;
+  const double shards = static_cast<double>(sharers.shards.ranks);
+  return collective_seconds(
+             CollectiveKind::reduce_scatter, bytes, sharers.shards, rank.node,
+             context.cluster, context.framework) +
+         collective_seconds(
+             CollectiveKind::all_reduce, bytes / shards, sharers.copies,
+             rank.node, context.cluster, context.framework);
+}
+
+double gradient_seconds(const Sharing& rank, const Elements& all) {
+  return gradient_seconds(rank, all.dense, rank.dense) +
+         gradient_seconds(rank, all.experts, rank.experts);
+}
+
+double
+gather_seconds(const Sharing& rank, double elements, const Sharers& sharers) {
+  if (elements <= 0) return 0;
+  const StageContext& context = rank.context;
+  return collective_seconds(
+      CollectiveKind::all_gather,
+      elements * element_bytes(context.strategy.precision), sharers.shards,
+      rank.node, context.cluster, context.framework);
+}
+
+double gather_seconds(const Sharing& rank, const Elements& all) {
+  return gather_seconds(rank, all.dense, rank.dense) +
+         gather_seconds(rank, all.experts, rank.experts);
+}
+
+/// What is not exposed slows the computation that hides it.
+Exposed exposed_part(double all, double exposed, const Framework& framework) {
+  return {all, exposed + framework.overlap_slowdown * (all - exposed)};
+}
+
+/// A rank's layers in the order of a pass, with the seconds of each.
+struct Pass {
+  struct Step {
+    const LayerWork* layer;
+    double seconds;
+  };
+  std::vector<Step> steps;
+};
+
+Pass forward_pass(PassTimes& passes, const Layers& layers, int64_t rank) {
+  Pass pass;
+  for (const LayerWork* layer : layers) {
+    pass.steps.push_back(
+        {layer, passes.of(*layer, rank, &LayerWork::forward).total()});
+  }
+  return pass;
+}
+
+Pass backward_pass(PassTimes& passes, const Layers& layers, int64_t rank) {
+  Pass pass;
+  for (auto layer = layers.rbegin(); layer != layers.rend(); ++layer) {
+    double seconds = 0;
+    for (const auto operations :
+         {&LayerWork::again, &LayerWork::backward_input,
+          &LayerWork::backward_weight}) {
+      seconds += passes.of(**layer, rank, operations).total();
+    }
+    pass.steps.push_back({*layer, seconds});
+  }
+  return pass;
+}
+
+/// Each layer's parameters are unsharded before it computes; those of the first
+/// layer already are when `first_is_there`.
+Exposed gathered(const Sharing& rank, const Pass& pass, bool first_is_there) {
+  const Framework& framework = rank.context.framework;
+  LeadingCollectives overlap;
+  double all = 0;
+  for (const auto& [layer, seconds] : pass.steps) {
+    double gather = gather_seconds(rank, elements_of(*layer));
+    int64_t repeat = layer->repeat;
+    if (first_is_there && layer == pass.steps.front().layer) {
+      overlap.add(seconds, 0);
+      --repeat;
+    }
+    overlap.add(seconds, gather, repeat);
+    all += static_cast<double>(repeat) * gather;
+  }
+  if (!framework.overlaps_parameters) return {all, all};
+  return exposed_part(all, overlap.exposed(), framework);
+}
+
+/// All all-gathers begin with the pass.
+Exposed queued(const Sharing& rank, const Pass& pass) {
+  QueuedCollectives overlap(rank.context.framework.overlap_slowdown);
+  double all = 0;
+  for (const auto& [layer, seconds] : pass.steps) {
+    const double gather = gather_seconds(rank, elements_of(*layer));
+    overlap.add(seconds, gather, layer->repeat);
+    all += static_cast<double>(layer->repeat) * gather;
+  }
+  return {all, overlap.exposed()};
+}
+
+/// Gradients are reduced after their layers while the next layer computes,
+/// those of small layers together.
+class Reductions {
+ public:
+  explicit Reductions(const Sharing& rank) : rank_(rank) {
+    const StageContext& context = rank.context;
+    if (context.strategy.zero_stage == 0)
+      least_ = context.framework.bucket_bytes;
+  }
+
+  /// `repeat` layers, each of which computes for `seconds`.
+  void add(const Elements& own, double seconds, int64_t repeat) {
+    while (repeat > 0) {
+      const double missing = least_ - bytes(bucket_);
+      const double each = bytes(own);
+      int64_t filling = repeat;
+      if (missing <= each) {
+        filling = 1;
+      } else if (each > 0) {
+        filling =
+            std::min(repeat, static_cast<int64_t>(std::ceil(missing / each)));
+      }
+      const bool alone = layers_ == 0;  // the bucket has no other layers
+      bucket_ += static_cast<double>(filling) * own;
+      seconds_ += static_cast<double>(filling) * seconds;
+      layers_ += filling;
+      if (filling == repeat && bytes(bucket_) < least_) return;
+      const int64_t times = alone ? repeat / filling : 1;
+      send(times);
+      repeat -= times * filling;
+    }
+  }
+
+  Exposed take() {
+    if (layers_ > 0) send(1);
+    return exposed_part(all_, overlap_.exposed(), rank_.context.framework);
+  }
+
+ private:
+  double bytes(const Elements& all) const {
+    return (all.dense + all.experts) * rank_.context.framework.gradient_bytes;
+  }
+
+  void send(int64_t times) {
+    const double reduce = gradient_seconds(rank_, bucket_);
+    overlap_.add(seconds_, reduce, times);
+    all_ += static_cast<double>(times) * reduce;
+    bucket_ = {};
+    seconds_ = 0;
+    layers_ = 0;
+  }
+
+  const Sharing& rank_;
+  double least_ = 0;  // bytes of a bucket that is reduced
+  TrailingCollectives overlap_;
+  double all_ = 0;
+  Elements bucket_;  // not reduced yet
+  double seconds_ = 0;
+  int64_t layers_ = 0;
+};
+
+/// `gathers`: all-gathers of parameters use the same links meanwhile.
+Exposed reduced(const Sharing& rank, const Pass& pass, bool gathers) {
+  Reductions reductions(rank);
+  for (const auto& [layer, seconds] : pass.steps) {
+    const Elements own = elements_of(*layer);
+    const double taken = gathers ? gather_seconds(rank, own) : 0;
+    reductions.add(own, std::max(0.0, seconds - taken), layer->repeat);
+  }
+  return reductions.take();
+}
+
+Exposed operator*(double factor, const Exposed& one) {
+  return {factor * one.all, factor * one.exposed};
+}
+Exposed operator+(const Exposed& one, const Exposed& other) {
+  return {one.all + other.all, one.exposed + other.exposed};
+}
+
+/// One collective, with nothing overlapped.
+Exposed in_line(double seconds) {
+  return {seconds, seconds};
+}
+
+/// ZeRO stage 3 on one pipeline rank: each layer is unsharded before it runs,
+/// in forward and backward, and its gradients are reduced after it. Without a
+/// pipeline the last layer is still unsharded when its backward begins.
+ParameterTimes
+sharded(const Sharing& rank, const Pass& forward, const Pass& backward) {
+  const StageContext& context = rank.context;
+  const Strategy& s = context.strategy;
+  const Framework& framework = context.framework;
+  const double microbatches = static_cast<double>(s.num_microbatches());
+  ParameterTimes sum;
+  sum.parameters = gathered(rank, forward, false);
+  if (!s.gather_once) {
+    sum.parameters =
+        microbatches *
+        (sum.parameters + gathered(rank, backward, s.layout.pp == 1));
+  }
+  const double reduces = framework.reduces_each_microbatch ? microbatches : 1;
+  const bool gathers = !s.gather_once && framework.overlaps_parameters;
+  sum.gradients = reduces * reduced(rank, backward, gathers);
+  if (!framework.overlaps_gradients) sum.gradients.exposed = sum.gradients.all;
+  return sum;
+}
+
+/// Stages 0 to 2: gradients once a step, during the last backward; parameters
+/// after the optimizer, during the first forward. What overlaps is timed layer
+/// by layer: a large embedding has the last gradients to be ready, and needs
+/// its parameters first.
+ParameterTimes once_a_step(
+    const Sharing& sharing, PassTimes& passes, const Layers& layers,
+    int64_t rank) {
+  const StageContext& context = sharing.context;
+  Elements all;
+  for (const LayerWork* layer : layers) {
+    all += static_cast<double>(layer->repeat) * elements_of(*layer);
+  }
+  ParameterTimes sum;
+  sum.gradients =
+      context.framework.overlaps_gradients
+          ? reduced(sharing, backward_pass(passes, layers, rank), false)
+          : in_line(gradient_seconds(sharing, all));
+  if (context.strategy.zero_stage == 0) return sum;
+  if (!context.framework.overlaps_parameters) {
+    sum.parameters = in_line(gather_seconds(sharing, all));
+    return sum;
+  }
+  const Pass forward = forward_pass(passes, layers, rank);
+  sum.parameters = context.framework.gathers_at_once
+                       ? queued(sharing, forward)
+                       : gathered(sharing, forward, false);
+  return sum;
+}
+
+}  // namespace
+
+ParameterTimes parameter_times(
+    const StageContext& context, PassTimes& passes, const Layers& layers,
+    int64_t rank) {
+  const Sharing sharing(context, layers, rank);
+  return context.strategy.zero_stage == 3
+             ? sharded(
+                   sharing, forward_pass(passes, layers, rank),
+                   backward_pass(passes, layers, rank))
+             : once_a_step(sharing, passes, layers, rank);
+}
+
+double
+own_elements(const StageContext& context, const Layers& layers, int64_t rank) {
+  const Sharing sharing(context, layers, rank);
+  double elements = 0;
+  for (const LayerWork* layer : layers) {
+    const Elements all = elements_of(*layer);
+    elements +=
+        static_cast<double>(layer->repeat) *
+        (all.dense / static_cast<double>(sharing.dense.shards.ranks) +
+         all.experts / static_cast<double>(sharing.experts.shards.ranks));
+  }
+  return elements;
+}
+
+}  // namespace echelon

@@ -1,0 +1,150 @@
+#include "echelon/launch/job_start.h"
+
+#include <arpa/inet.h>
+#include <ifaddrs.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstddef>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+
+#include "echelon/error.h"
+#include "echelon/text/format.h"
+
+namespace echelon::launch {
+namespace {
+
+// "10.0.0.5, fd00::5": the addresses that the user could have meant.
+std::string own_addresses() {
+  ifaddrs* list = nullptr;
+  if (getifaddrs(&list) != 0) {
+    return "unknown addresses";
+  }
+  std::string text;
+  for (const ifaddrs* entry = list; entry != nullptr; entry = entry->ifa_next) {
+    if (entry->ifa_addr == nullptr ||
+        (entry->ifa_addr->sa_family != AF_INET &&
+         entry->ifa_addr->sa_family != AF_INET6)) {
+      continue;
+    }
+    const socklen_t size = entry->ifa_addr->sa_family == AF_INET
+                               ? sizeof(sockaddr_in)
+                               : sizeof(sockaddr_in6);
+    char host[NI_MAXHOST];
+    if (getnameinfo(
+            entry->ifa_addr, size, host, sizeof host, nullptr, 0,
+            NI_NUMERICHOST) == 0) {
+      text += (text.empty() ? "" : ", ") + std::string(host);
+    }
+  }
+  freeifaddrs(list);
+  return text.empty() ? "no address" : text;
+}
+
+[[noreturn]] void refuse_bind(const std::string& address, int port, int error) {
+  const std::string place =
+      format("[launch] master {}, port {}: ", address, port);
+  if (error == EADDRINUSE) {
+    throw ConfigError(
+        place +
+        "the port is in use; give another --master-port, or `ss -ltnp` tells "
+        "by whom");
+  }
+  if (error == EADDRNOTAVAIL) {
+    throw ConfigError(format(
+        "{}not an address of this host, which has {}; --node-rank 0 runs on "
+        "the host that --master-addr names",
+        place, own_addresses()));
+  }
+  if (error == EACCES) {
+    throw ConfigError(place + "ports below 1024 are not for every user");
+  }
+  throw ConfigError(place + std::strerror(error));
+}
+
+}  // namespace
+
+BoundSocket bind_master(const std::string& address, int port) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  const int failure = getaddrinfo(
+      address.c_str(), std::to_string(port).c_str(), &hints, &found);
+  if (failure != 0) {
+    throw ConfigError(format(
+        "[launch] master address \"{}\": {}; give its number", address,
+        gai_strerror(failure)));
+  }
+  const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owner(
+      found, freeaddrinfo);
+  const int fd = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const int yes = 1;
+  if (fd < 0) {
+    refuse_bind(address, port, errno);
+  }
+  // Lets another program of the job open the same port while nobody listens.
+  setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+  sockaddr_storage bound{};
+  socklen_t size = sizeof bound;
+  if (bind(fd, found->ai_addr, found->ai_addrlen) != 0 ||
+      getsockname(fd, reinterpret_cast<sockaddr*>(&bound), &size) != 0) {
+    const int error = errno;
+    close(fd);
+    refuse_bind(address, port, error);
+  }
+  char host[NI_MAXHOST];
+  char service[NI_MAXSERV];
+  getnameinfo(
+      reinterpret_cast<sockaddr*>(&bound), size, host, sizeof host, service,
+      sizeof service, NI_NUMERICHOST | NI_NUMERICSERV);
+  return {fd, host, std::atoi(service)};
+}
+
+int claim_port(const std::string& address, int port) {
+  // An abstract name: it lives in the network namespace, as the port does, and
+  // ends with the process.
+  const std::string name = format("echelon-master-{}-{}", address, port);
+  sockaddr_un place{};
+  place.sun_family = AF_UNIX;
+  const size_t size = std::min(name.size(), sizeof place.sun_path - 1);
+  std::copy_n(name.begin(), size, place.sun_path + 1);
+  const int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  if (fd < 0 || bind(
+                    fd, reinterpret_cast<sockaddr*>(&place),
+                    offsetof(sockaddr_un, sun_path) + 1 + size) != 0) {
+    const int error = errno;
+    if (fd >= 0) {
+      close(fd);
+    }
+    refuse_bind(address, port, error);
+  }
+  return fd;
+}
+
+JobStart start_alone(const LaunchOptions& options) {
+  if (!options.master_addr.empty()) {
+    close(bind_master(options.master_addr, 0).fd);  // throws if mistyped
+  }
+  const BoundSocket master = bind_master("127.0.0.1", options.master_port);
+  const int claim = claim_port(master.address, master.port);
+  if (options.listen_early) {
+    listen(master.fd, 1024);
+  }
+  JobStart start;
+  start.place.job = random_job_id();
+  start.place.master_addr = master.address;
+  start.place.master_port = master.port;
+  start.world_size = options.num_ranks;
+  start.master_fd = master.fd;
+  start.claim_fd = claim;
+  return start;
+}
+
+}  // namespace echelon::launch

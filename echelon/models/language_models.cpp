@@ -1,0 +1,379 @@
+// The layers of gpt and llama. A layer takes and returns a tuple: the tokens or
+// hidden states, then the documents and keys of the batch where it has them
+// (make_network.h). In a tensor-parallel group that shards tokens (sequence
+// parallelism) the hidden states are this rank's tokens, flat; their batch and
+// sequence length are then known from the documents, which the embedding adds
+// as zeros where the batch has none.
+//
+// GPT-2: Radford et al., "Language Models are Unsupervised Multitask Learners",
+// 2019; modules and names as Hugging Face's GPT2LMHeadModel.
+// Llama: Touvron et al., 2023, arXiv:2302.13971; modules and names as Hugging
+// Face's LlamaForCausalLM.
+#include <torch/nn/module.h>
+#include <torch/types.h>
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+
+#include "echelon/error.h"
+#include "echelon/models/build.h"
+#include "echelon/parallel/tensor/attention.h"
+#include "echelon/parallel/tensor/dropout.h"
+#include "echelon/parallel/tensor/linear.h"
+#include "echelon/parallel/tensor/mlp.h"
+#include "echelon/parallel/tensor/norm.h"
+#include "echelon/parallel/tensor/vocab_embedding.h"
+#include "echelon/text/format.h"
+
+namespace echelon::models {
+namespace {
+
+using torch::Tensor;
+
+// The mask that keeps documents apart, one for all layers of a forward pass: it
+// caches the mask of the last documents that it was asked for.
+class DocumentMasks {
+ public:
+  // document_mask(documents, dtype). `zeros_have_none`: documents of zeros,
+  // which stand for no borders, have no mask; the result is then undefined.
+  Tensor
+  get(const Tensor& documents, torch::ScalarType dtype, bool zeros_have_none) {
+    const std::lock_guard lock(mutex_);
+    auto* asked = documents.unsafeGetTensorImpl();
+    if (documents_.lock().get() == asked && dtype_ == dtype) return mask_;
+    // On the meta device there are no values to look at.
+    const bool masked = !zeros_have_none ||
+                        (!documents.is_meta() && documents.any().item<bool>());
+    mask_ = masked ? document_mask(documents, dtype) : Tensor();
+    documents_ = c10::weak_intrusive_ptr<c10::TensorImpl>(
+        c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(asked));
+    dtype_ = dtype;
+    return mask_;
+  }
+
+ private:
+  std::mutex mutex_;
+  c10::weak_intrusive_ptr<c10::TensorImpl> documents_{
+      c10::intrusive_ptr<c10::TensorImpl>()};
+  torch::ScalarType dtype_ = torch::kFloat32;
+  Tensor mask_;
+};
+
+// The context that all layers of a list are built with.
+struct LanguageContext {
+  LanguageModelShape shape;
+  TensorParallel parallel;
+  std::shared_ptr<DocumentMasks> masks = std::make_shared<DocumentMasks>();
+};
+
+// (tokens or x [, documents] [, keys]), as make_network.h describes it.
+struct TokenTuple {
+  // `layer` names the layer in errors. Throws ConfigError when there are more
+  // tensors, or others.
+  TokenTuple(const Tensors& tensors, const std::string& layer) {
+    const auto fail = [&] {
+      throw ConfigError(format(
+          "layer \"{}\" is given {}; it takes tokens, then documents [batch, "
+          "sequence] and keys [batch], both int64, where there are such",
+          layer, describe(tensors)));
+    };
+    if (tensors.empty() || tensors.size() > 3) fail();
+    x = tensors[0];
+    for (size_t i = 1; i < tensors.size(); ++i) {
+      const auto& tensor = tensors[i];
+      if (tensor.scalar_type() != torch::kInt64) fail();
+      if (tensor.dim() == 2 && i == 1) {
+        documents = tensor;
+      } else if (tensor.dim() == 1 && i + 1 == tensors.size()) {
+        keys = tensor;
+      } else {
+        fail();
+      }
+    }
+  }
+
+  // The tuple with x replaced.
+  Tensors with(Tensor replaced) const {
+    Tensors tensors;
+    tensors.push_back(std::move(replaced));
+    if (documents.defined()) tensors.push_back(documents);
+    if (keys.defined()) tensors.push_back(keys);
+    return tensors;
+  }
+
+  Tensor x;
+  Tensor documents;  // undefined: none
+  Tensor keys;       // undefined: none
+};
+
+// Batch and sequence length of the tokens. The mask is not set. Throws
+// ConfigError when tokens are sharded and there are no documents.
+AttentionFrame frame_of(
+    const TokenTuple& tuple, const LanguageContext& context,
+    const std::string& layer) {
+  const auto& like = tuple.documents.defined() ? tuple.documents : tuple.x;
+  const bool known = tuple.documents.defined() ||
+                     (!context.parallel.cuts_tokens() && like.dim() >= 2);
+  if (!known) {
+    throw ConfigError(format(
+        "layer \"{}\" is given {}; it takes tokens [batch, sequence, …], or "
+        "sharded ones and documents [batch, sequence], which give their shape",
+        layer, describe(tuple.with(tuple.x))));
+  }
+  return {.batch = like.size(0), .sequence = like.size(1), .keys = tuple.keys};
+}
+
+// x [batch, sequence, hidden], or its sharded tokens, with dropout if
+// `training`. `name` is unique in the model. Throws ConfigError without keys.
+Tensor drop(
+    const Tensor& x, const AttentionFrame& frame,
+    const LanguageContext& context, const std::string& name, bool training) {
+  if (!training || context.shape.dropout == 0) return x;
+  if (!frame.keys.defined()) {
+    throw ConfigError(format(
+        "{}: dropout={:f} draws from the samples' keys, an int64 tensor "
+        "[batch] "
+        "behind the tokens; give it, or call eval()",
+        name, context.shape.dropout));
+  }
+  return dropout(
+      x, frame.keys,
+      {.probability = context.shape.dropout, .stream = dropout_stream(name)},
+      place_of_tokens(context.parallel, frame.batch, frame.sequence));
+}
+
+// A transformer block: attention, then the MLP, each after its norm and added
+// to the residual sum. A derived class registers the modules under its names.
+template <class Norm, class Mlp>
+class TransformerBlock : public torch::nn::Module {
+ public:
+  TransformerBlock(const LanguageContext& context, std::string name)
+      : context_(context), name_(std::move(name)) {}
+
+  Tensors forward(const Tensors& inputs) {
+    const TokenTuple tuple(inputs, name_);
+    auto frame = frame_of(tuple, context_, name_);
+    if (tuple.documents.defined()) {
+      frame.mask = context_.masks->get(
+          tuple.documents, tuple.x.scalar_type(),
+          context_.parallel.cuts_tokens());
+    }
+    auto x = tuple.x;
+    x = x + drop(
+                attention_->forward(before_attention_->forward(x), frame),
+                frame, context_, attention_dropout_, is_training());
+    x = x + drop(
+                mlp_->forward(
+                    before_mlp_->forward(x), frame.batch * frame.sequence),
+                frame, context_, name_ + ".mlp.dropout", is_training());
+    return tuple.with(std::move(x));
+  }
+
+ protected:
+  std::shared_ptr<Norm> new_norm() const {
+    return std::make_shared<Norm>(
+        context_.shape.hidden_size, context_.shape.norm_eps, context_.parallel);
+  }
+  std::shared_ptr<Mlp> new_mlp(bool bias) const {
+    return std::make_shared<Mlp>(
+        MlpShape{
+            .hidden = context_.shape.hidden_size,
+            .intermediate = context_.shape.intermediate_size,
+            .bias = bias},
+        context_.parallel, name_ + ".mlp");
+  }
+
+  LanguageContext context_;
+  std::string name_;
+  std::shared_ptr<Norm> before_attention_;
+  std::shared_ptr<ParallelAttention> attention_;
+  std::shared_ptr<Norm> before_mlp_;
+  std::shared_ptr<Mlp> mlp_;
+  std::string attention_dropout_;  // the stream's name, unique in the model
+};
+
+class GptBlock : public TransformerBlock<LayerNorm, GeluMlp> {
+ public:
+  GptBlock(const LanguageContext& context, const std::string& name)
+      : TransformerBlock(context, name) {
+    const auto& shape = context.shape;
+    before_attention_ = register_module("ln_1", new_norm());
+    attention_ = register_module(
+        "attn",
+        std::make_shared<ParallelAttention>(
+            AttentionOptions{
+                .shape = {.hidden = shape.hidden_size, .heads = shape.heads},
+                .dropout = shape.dropout},
+            context.parallel, name + ".attn"));
+    before_mlp_ = register_module("ln_2", new_norm());
+    mlp_ = register_module("mlp", new_mlp(/*bias=*/true));
+    attention_dropout_ = name + ".attn.resid_dropout";
+  }
+};
+
+class LlamaBlock : public TransformerBlock<RMSNorm, GatedMlp> {
+ public:
+  LlamaBlock(const LanguageContext& context, const std::string& name)
+      : TransformerBlock(context, name) {
+    const auto& shape = context.shape;
+    attention_ = register_module(
+        "self_attn",
+        std::make_shared<ParallelAttention>(
+            AttentionOptions{
+                .shape =
+                    {.hidden = shape.hidden_size,
+                     .heads = shape.heads,
+                     .kv_heads = shape.kv_heads},
+                .fused = false,
+                .bias = false,
+                .rotary =
+                    RotaryOptions{
+                        .theta = shape.rope_theta,
+                        .factor = shape.rope_factor,
+                        .low_freq_factor = shape.rope_low_freq_factor,
+                        .high_freq_factor = shape.rope_high_freq_factor,
+                        .original_positions = shape.rope_original_positions},
+                .dropout = shape.dropout},
+            context.parallel, name + ".self_attn"));
+    mlp_ = register_module("mlp", new_mlp(/*bias=*/false));
+    before_attention_ = register_module("input_layernorm", new_norm());
+    before_mlp_ = register_module("post_attention_layernorm", new_norm());
+    attention_dropout_ = name + ".self_attn.dropout";
+  }
+};
+
+// A layer that looks up tokens. When tokens are sharded it adds documents of
+// zeros where there are none. `with_dropout`: for llama, which has no position
+// layer.
+void add_embedding(
+    LayerList& layers, const std::string& name, const LanguageContext& context,
+    bool with_dropout) {
+  layers.add(
+      name,
+      [name, context] {
+        return std::make_shared<VocabParallelEmbedding>(
+            context.shape.vocab_size, context.shape.hidden_size,
+            context.parallel, name);
+      },
+      [name, context, with_dropout](
+          VocabParallelEmbedding& embedding, const Tensors& inputs) {
+        TokenTuple tuple(inputs, name);
+        const auto& tokens = tuple.x;
+        if (context.parallel.cuts_tokens() && !tuple.documents.defined()) {
+          tuple.documents =
+              torch::zeros_like(tokens, tokens.options().dtype(torch::kInt64));
+        }
+        auto x = embedding.forward(tokens);
+        if (with_dropout) {
+          const auto frame = frame_of(tuple, context, name);
+          x = drop(x, frame, context, name, embedding.is_training());
+        }
+        return tuple.with(std::move(x));
+      });
+}
+
+void add_positions(LayerList& layers, const LanguageContext& context) {
+  const std::string name = "transformer.wpe";
+  layers.add(
+      name,
+      [context] {
+        return std::make_shared<PositionEmbedding>(
+            context.shape.max_positions, context.shape.hidden_size,
+            context.parallel);
+      },
+      [name, context](PositionEmbedding& positions, const Tensors& inputs) {
+        const TokenTuple tuple(inputs, name);
+        const auto frame = frame_of(tuple, context, name);
+        const auto x = positions.forward(
+            tuple.x, tuple.documents.defined() ? tuple.documents : tuple.x);
+        return tuple.with(drop(
+            x, frame, context, "transformer.drop", positions.is_training()));
+      });
+}
+
+template <class Block>
+void add_blocks(
+    LayerList& layers, const std::string& prefix,
+    const LanguageContext& context) {
+  for (int64_t i = 0; i < context.shape.layers; ++i) {
+    const auto name = prefix + std::to_string(i);
+    layers.add(name, [context, name] {
+      return std::make_shared<Block>(context, name);
+    });
+  }
+}
+
+template <class Norm>
+void add_norm(
+    LayerList& layers, const std::string& name,
+    const LanguageContext& context) {
+  layers.add(
+      name,
+      [context] {
+        return std::make_shared<Norm>(
+            context.shape.hidden_size, context.shape.norm_eps,
+            context.parallel);
+      },
+      [name](Norm& norm, const Tensors& inputs) {
+        const TokenTuple tuple(inputs, name);
+        return tuple.with(norm.forward(tuple.x));
+      });
+}
+
+// The layer "lm_head", tied to `embedding` where the shape says so.
+void add_head(
+    LayerList& layers, const LanguageContext& context,
+    const std::string& embedding) {
+  const std::string name = "lm_head";
+  layers.add(
+      name,
+      [name, context] {
+        return std::make_shared<ColumnParallelLinear>(
+            LinearShape{
+                .in = context.shape.hidden_size,
+                .out = context.shape.vocab_size,
+                .bias = false},
+            context.parallel, name);
+      },
+      [name, context](ColumnParallelLinear& head, const Tensors& inputs) {
+        const TokenTuple tuple(inputs, name);
+        const auto frame = frame_of(tuple, context, name);
+        const auto logits = head.forward(tuple.x, frame.batch * frame.sequence);
+        return logits.view({frame.batch, frame.sequence, logits.size(-1)});
+      });
+  if (context.shape.tie_embeddings) {
+    layers.tie(embedding + ".weight", name + ".weight");
+  }
+}
+
+}  // namespace
+
+LayerList
+gpt_layers(const LanguageModelShape& shape, const TensorParallel& parallel) {
+  const LanguageContext context{shape, parallel};
+  LayerList layers;
+  const std::string embedding = "transformer.wte";
+  add_embedding(layers, embedding, context, /*with_dropout=*/false);
+  add_positions(layers, context);
+  add_blocks<GptBlock>(layers, "transformer.h.", context);
+  add_norm<LayerNorm>(layers, "transformer.ln_f", context);
+  add_head(layers, context, embedding);
+  return layers;
+}
+
+LayerList
+llama_layers(const LanguageModelShape& shape, const TensorParallel& parallel) {
+  const LanguageContext context{shape, parallel};
+  LayerList layers;
+  const std::string embedding = "model.embed_tokens";
+  add_embedding(layers, embedding, context, /*with_dropout=*/true);
+  add_blocks<LlamaBlock>(layers, "model.layers.", context);
+  add_norm<RMSNorm>(layers, "model.norm", context);
+  add_head(layers, context, embedding);
+  return layers;
+}
+
+}  // namespace echelon::models

@@ -1,0 +1,119 @@
+// Decides which units are unsharded and when: before they are used, ahead of
+// use where the order is known, and no longer than needed.
+//
+// The prediction is that a use is followed by what followed it the last time.
+// All decisions depend on the order of calls alone, never on time, so all ranks
+// issue their all-gathers in one order.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "echelon/parallel/shard/flat_buffer.h"
+
+namespace echelon::sharding {
+
+/// Parameters that are unsharded, resharded and reduced together.
+struct Unit {
+  /// One round of reduction: the backward passes between two begin_round().
+  struct Round {
+    size_t num_arrived = 0;                  // gradients
+    std::vector<std::vector<bool>> arrived;  // by flat buffer and parameter
+    bool launched = false;                   // its reduction has started
+  };
+  /// One optimizer step.
+  struct Step {
+    bool used = false;     // some gradient arrived
+    bool reduced = false;  // in the last round
+  };
+
+  std::string name;
+  std::vector<std::unique_ptr<FlatBuffer>> flats;
+  size_t num_trainable = 0;  // parameters
+  size_t pins = 0;           // uses in progress
+  Round round;
+  Step step;
+
+  bool unsharded() const;
+  bool resharded() const;  // neither unsharded nor being unsharded
+  int64_t unsharded_bytes() const;
+  void start_unshard();
+  void finish_unshard();
+  void begin_round();
+};
+
+using Units = std::vector<std::unique_ptr<Unit>>;
+
+/// Not thread-safe.
+class UnshardedUnits {
+ public:
+  /// A node of the autograd graph; null in forward.
+  using Node = std::shared_ptr<const void>;
+
+  /// `keep`: units stay unsharded until reset_order(). Otherwise a unit is
+  /// resharded when other units are used.
+  UnshardedUnits(Units& units, const ShardOptions& options, bool keep)
+      : units_(units), options_(options), keep_(keep) {}
+
+  /// Registers units that are used together, for use(). Until uses have shown
+  /// another order, sets are expected in the order of registration.
+  size_t make_set(std::vector<size_t> units);
+  /// The set of exactly these units, registered if it is new.
+  size_t find_set(const std::vector<size_t>& units);
+  const std::vector<size_t>& set(size_t index) const { return sets_[index]; }
+
+  /// Returns when the set's units are unsharded.
+  ///
+  ///   node  the autograd node that backward is running; null in forward
+  ///   last  this is the step's last backward: no forward follows
+  void use(size_t set, const Node& node, bool last);
+  /// The same where `node` itself reads the units: they stay unsharded until
+  /// the node has ended, whatever else is used meanwhile (a recomputed layer).
+  void use_by_node(size_t set, const Node& node, bool last);
+  /// A pinned unit is not resharded.
+  void pin(const std::vector<size_t>& units);
+  void unpin(const std::vector<size_t>& units);
+  /// Reshards the unit unless it is pinned or kept.
+  void reshard(size_t unit);
+  /// A new step: the values are out of date, and the order of uses starts
+  /// again.
+  void reset_order();
+
+  bool keeps() const { return keep_; }
+
+ private:
+  struct Use {
+    size_t set = 0;
+    bool backward = false;
+    auto operator<=>(const Use&) const = default;
+  };
+
+  /// A use and the one before it, which tells two uses of one set apart.
+  using Context = std::pair<std::optional<Use>, Use>;
+
+  std::optional<Use> use_after(const Context& context) const;
+  std::vector<size_t> units_to_prefetch(bool last) const;
+  bool ready(const std::vector<size_t>& units) const;
+  bool is_reader(const Node& node) const;
+  bool read_by(const Node& node, size_t unit) const;
+
+  Units& units_;
+  ShardOptions options_;
+  bool keep_;
+  std::vector<std::vector<size_t>> sets_;
+  std::map<std::vector<size_t>, size_t> set_of_units_;
+  std::optional<Use> previous_, current_;
+  std::map<Context, Use> next_;
+  // The node that last read units. Not its address: another node may get the
+  // same address later, and on some ranks only.
+  std::weak_ptr<const void> reader_;
+  std::vector<size_t> read_;  // units that reader_ reads
+};
+
+}  // namespace echelon::sharding

@@ -1,0 +1,45 @@
+// Helpers of this folder's autograd functions, for its .cpp files.
+#pragma once
+
+#include <ATen/Parallel.h>
+#include <torch/types.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+
+#include "echelon/error.h"
+#include "echelon/layers/computing_device.h"
+
+namespace echelon::detail {
+
+/// Throws Error in a backward that is itself recorded (create_graph): the
+/// results of these functions would look like constants in it.
+inline void refuse_second_derivative(const std::string& function) {
+  if (!torch::GradMode::is_enabled()) return;
+  throw Error(
+      "[tensor parallel] the backward of " + function +
+      " cannot be differentiated again; call backward without create_graph");
+}
+
+/// Calls work(begin, end) for chunks of rows of a [rows, width] matrix that fit
+/// into a CPU core's or a GPU's L2 cache, so that several operators find them
+/// there. For a meta tensor calls only the first, whose temporaries are those
+/// of each.
+template <class Work>
+void for_row_chunks(const torch::Tensor& matrix, const Work& work) {
+  constexpr int64_t kElements = 32 << 10;  // for each core
+  constexpr int64_t kDeviceElements = 8 << 20;
+  const int64_t rows = matrix.size(0);
+  const int64_t width = std::max<int64_t>(1, matrix.size(1));
+  const bool on_gpu = computing_device(matrix) == torch::kCUDA;
+  const int64_t elements =
+      on_gpu ? kDeviceElements : kElements * at::get_num_threads();
+  const int64_t step = std::max<int64_t>(1, elements / width);
+  for (int64_t begin = 0; begin < rows; begin += step) {
+    work(begin, std::min(rows, begin + step));
+    if (matrix.is_meta()) break;
+  }
+}
+
+}  // namespace echelon::detail

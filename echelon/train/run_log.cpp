@@ -1,0 +1,65 @@
+#include "echelon/train/run_log.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <utility>
+
+namespace echelon {
+
+RunLog::RunLog(
+    World& world, const std::filesystem::path& folder, int64_t log_every)
+    : world_(world), path_(folder / "metrics.jsonl"), log_every_(log_every) {}
+
+void RunLog::restore(int64_t step) {
+  if (world_.rank() == 0 && std::filesystem::exists(path_)) {
+    truncate_metrics(path_, step);
+    MetricsFile before = read_metrics(path_);
+    steps_ = std::move(before.steps);
+    evaluations_ = std::move(before.evaluations);
+  }
+  const int64_t last = evaluations_.empty() ? -1 : evaluations_.back().step;
+  evaluated_step_ = std::stoll(world_.exchange(std::to_string(last))[0]);
+}
+
+void RunLog::start_over() const {
+  if (!std::filesystem::exists(path_)) return;
+  truncate_metrics(path_, 0);
+  std::printf("the run has no checkpoint: it starts over\n");
+}
+
+void RunLog::open(int64_t total_steps) {
+  metrics_ = std::make_unique<MetricsWriter>(path_);
+  ProgressOptions options = progress_options_for(1);
+  options.every = log_every_;
+  progress_ = std::make_unique<Progress>(total_steps, options);
+}
+
+void RunLog::add(const StepMetrics& metrics, const StepSums& sums) {
+  metrics_->append(metrics);
+  steps_.push_back(metrics);
+  if (window_steps_ == std::max<int64_t>(1, log_every_)) {
+    window_loss_ = window_steps_ = 0;
+  }
+  window_loss_ += metrics.loss;
+  ++window_steps_;
+  progress_->update(
+      {.step = metrics.step,
+       .epoch = metrics.epoch,
+       .loss = window_loss_ / static_cast<double>(window_steps_),
+       .samples_per_second = metrics.samples_per_second,
+       .tokens_per_second = metrics.tokens_per_second.value_or(0),
+       .slowest_rank = sums.slowest_rank,
+       .slowest_excess = sums.slowest_excess,
+       .loss_scale = metrics.loss_scale.value_or(0),
+       .skipped_steps = metrics.skipped_steps.value_or(0)});
+}
+
+void RunLog::add(const EvaluationMetrics& metrics) {
+  evaluations_.push_back(metrics);
+  evaluated_step_ = metrics.step;
+  if (world_.rank() != 0) return;
+  metrics_->append(metrics);
+  message("step " + std::to_string(metrics.step) + ": " + to_text(metrics));
+}
+
+}  // namespace echelon

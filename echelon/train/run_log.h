@@ -1,0 +1,65 @@
+// What a run tells while it trains: metrics.jsonl and the progress line, both
+// written by rank 0.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "echelon/comm/world.h"
+#include "echelon/timeline/metrics.h"
+#include "echelon/timeline/progress.h"
+#include "echelon/train/step_sums.h"
+
+namespace echelon {
+
+/// Every rank of the world makes one. Ranks other than 0 know the evaluations
+/// that they took part in, and write nothing.
+class RunLog {
+ public:
+  RunLog(World& world, const std::filesystem::path& folder, int64_t log_every);
+
+  /// Reads the metrics of an earlier process of this run and truncates the file
+  /// after `step`. Every rank calls: all learn which step was evaluated last.
+  void restore(int64_t step);
+  /// Empties the file of a run that was killed before its first checkpoint.
+  /// Rank 0 alone calls, before open().
+  void start_over() const;
+  /// From now on rank 0 writes. Rank 0 alone calls.
+  void open(int64_t total_steps);
+
+  /// Rank 0 alone calls.
+  void add(const StepMetrics& metrics, const StepSums& sums);
+  /// Every rank calls, with the same metrics but for the epoch.
+  void add(const EvaluationMetrics& metrics);
+  /// Prints a line above the progress line, and ends that line; writes what
+  /// metrics.jsonl does not have yet. Rank 0 alone calls these.
+  void message(const std::string& text) { progress_->message(text); }
+  void finish() { progress_->finish(); }
+  void flush() { metrics_->flush(); }
+
+  /// Empty on ranks other than 0.
+  const std::vector<StepMetrics>& steps() const { return steps_; }
+  /// Rank 0 alone has those of earlier processes.
+  const std::vector<EvaluationMetrics>& evaluations() const {
+    return evaluations_;
+  }
+  /// The step of the last evaluation, the same on all ranks; -1: none.
+  int64_t evaluated_step() const { return evaluated_step_; }
+
+ private:
+  World& world_;
+  std::filesystem::path path_;
+  int64_t log_every_;
+  std::unique_ptr<MetricsWriter> metrics_;
+  std::unique_ptr<Progress> progress_;
+  std::vector<StepMetrics> steps_;
+  std::vector<EvaluationMetrics> evaluations_;
+  int64_t evaluated_step_ = -1;
+  double window_loss_ = 0;  // summed since the last logged step
+  int64_t window_steps_ = 0;
+};
+
+}  // namespace echelon

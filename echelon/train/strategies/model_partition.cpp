@@ -1,0 +1,264 @@
+#include "echelon/train/strategies/model_partition.h"
+
+#include <algorithm>
+#include <chrono>
+#include <limits>
+#include <sstream>
+
+#include "echelon/layout/partition.h"
+#include "echelon/parallel/placement/placement.h"
+#include "echelon/schedule/memory.h"
+#include "echelon/text/format.h"
+#include "echelon/text/units.h"
+
+namespace echelon {
+namespace {
+
+constexpr int kTimedRuns = 3;
+
+// Returns rank 0's numbers on every rank.
+std::vector<double> agree(std::vector<double> values, World& world) {
+  std::string text;
+  for (const double value : values) text += format("{:.17g} ", value);
+  std::istringstream agreed(world.exchange(text)[0]);
+  values.clear();
+  for (double value = 0; agreed >> value;) values.push_back(value);
+  return values;
+}
+
+Tensors
+random_tensors(const std::vector<TensorSpec>& specs, torch::Device device) {
+  Tensors tensors;
+  for (const auto& spec : specs) {
+    const auto options = torch::dtype(spec.dtype).device(device);
+    tensors.push_back(
+        c10::isFloatingType(spec.dtype) ? torch::rand(spec.shape, options)
+                                        : torch::zeros(spec.shape, options));
+  }
+  return tensors;
+}
+
+// Runs forward and backward; returns the outputs, detached, for the next layer.
+Tensors run_once(const BuiltLayer& layer, const Tensors& given) {
+  Tensors inputs;
+  for (const auto& tensor : given) {
+    inputs.push_back(
+        tensor.detach().requires_grad_(tensor.is_floating_point()));
+  }
+  const Tensors outputs = layer.forward(inputs);
+  torch::Tensor sum;
+  for (const auto& output : outputs) {
+    if (!output.requires_grad()) continue;
+    sum = sum.defined() ? sum + output.sum() : output.sum();
+  }
+  if (sum.defined()) sum.backward();
+  Tensors results;
+  for (const auto& output : outputs) results.push_back(output.detach());
+  return results;
+}
+
+// Seconds of forward and backward of each layer on `device`: the shortest of a
+// few runs of a random microbatch. Builds one layer at a time.
+std::vector<double> time_layers(
+    const LayerList& layers, const std::vector<TensorSpec>& inputs,
+    torch::Device device) {
+  using Clock = std::chrono::steady_clock;
+  std::vector<double> seconds;
+  Tensors values = random_tensors(inputs, device);
+  for (const auto& definition : layers.layers()) {
+    const BuiltLayer layer = definition.build();
+    if (layer.module) {
+      if (definition.initialize) definition.initialize(*layer.module, 0);
+      layer.module->to(device);
+      to_dtype(*layer.module, inputs[0].dtype);
+    }
+    double best = std::numeric_limits<double>::max();
+    Tensors outputs = run_once(layer, values);  // not timed: first touch
+    for (int run = 0; run < kTimedRuns; ++run) {
+      const auto begin = Clock::now();
+      outputs = run_once(layer, values);
+      if (device.is_cuda()) outputs[0].flatten()[0].item();
+      best = std::min(
+          best, std::chrono::duration<double>(Clock::now() - begin).count());
+    }
+    seconds.push_back(best);
+    values = std::move(outputs);
+  }
+  return seconds;
+}
+
+// Rank 0 times the layers, together with its tensor-parallel group.
+std::vector<double> measured_costs(
+    const Job& job, const ModelPlace& place,
+    const std::vector<TensorSpec>& inputs) {
+  const auto& groups = place.groups;
+  std::vector<double> seconds;
+  if (groups.data_index() == 0 && groups.along(Axis::pp).rank() == 0) {
+    seconds = time_layers(
+        place.source.sharded(tensor_parallel(job, groups)), inputs,
+        place.world.device());
+  }
+  return agree(std::move(seconds), place.world);
+}
+
+// The memory of each pipeline rank, where it is known.
+std::vector<double>
+memory_of_ranks(const Job& job, const Schedule& schedule, World& world) {
+  std::vector<double> ranks(
+      job.model.device_bytes.begin(), job.model.device_bytes.end());
+  const auto here = placement::device_memory(world.device());
+  if (ranks.empty() && here) {
+    ranks.assign(
+        static_cast<size_t>(schedule.num_ranks()), static_cast<double>(*here));
+    ranks = agree(std::move(ranks), world);
+  }
+  return ranks;
+}
+
+// The memory that each stage may take: its share of its rank's.
+std::vector<int64_t>
+limits_of(const Schedule& schedule, const std::vector<double>& ranks) {
+  std::vector<int64_t> limits;
+  for (size_t stage = 0;
+       !ranks.empty() && stage < schedule.rank_of_stage.size(); ++stage) {
+    const int32_t rank = schedule.rank_of_stage[stage];
+    const auto sharers = static_cast<double>(schedule.stages_of(rank).size());
+    limits.push_back(
+        static_cast<int64_t>(ranks.at(static_cast<size_t>(rank)) / sharers));
+  }
+  return limits;
+}
+
+// Bytes of parameters, their gradients and the optimizer's state.
+int64_t state_bytes(
+    const LayerCost& layer, const std::string& optimizer, bool momentum) {
+  // Parameters and gradients; Adam's two moments, or a momentum.
+  const int64_t copies = optimizer == "sgd" ? (momentum ? 3 : 2) : 4;
+  return copies * layer.parameter_bytes + layer.buffer_bytes;
+}
+
+// The same for a rank of dp_shard.
+int64_t shard_bytes(const Job& job, const LayerCost& cost) {
+  const int64_t full = cost.parameter_bytes;
+  const int64_t all =
+      state_bytes(cost, job.optimizer.name, job.optimizer.momentum > 0);
+  if (job.layout.dp_shard == 1) return all;
+  const int64_t state = all - cost.buffer_bytes - 2 * full;
+  const auto share = [&](int64_t bytes) {
+    return (bytes + job.layout.dp_shard - 1) / job.layout.dp_shard;
+  };
+  int64_t bytes = cost.buffer_bytes + share(state);
+  bytes += job.shard.stage >= 3 ? share(full) : full;
+  bytes += job.shard.stage >= 2 ? share(full) : full;
+  return bytes;
+}
+
+SliceMemory memory_of(
+    const Job& job, const std::vector<LayerCost>& costs,
+    const Schedule& schedule, const std::vector<double>& memory_of_ranks) {
+  SliceMemory memory{.limits = limits_of(schedule, memory_of_ranks)};
+  for (const auto& cost : costs) {
+    memory.bytes.push_back(shard_bytes(job, cost));
+    memory.stored_bytes.push_back(cost.activation_bytes + cost.repeated_bytes);
+    memory.names.push_back(cost.name);
+  }
+  for (const int32_t stored : stored_activations(schedule).stages) {
+    memory.stored.push_back(stored);
+  }
+  return memory;
+}
+
+std::vector<size_t> boundaries_of(
+    const Job& job, const std::vector<std::string>& names,
+    const std::vector<double>& work, size_t slices, const SliceMemory& memory) {
+  if (!job.model.cut.empty()) {
+    auto boundaries = partition_at(names, job.model.cut, slices);
+    check_fits(boundaries, memory);
+    return boundaries;
+  }
+  return job.model.balance == "memory" ? balance_memory(slices, memory)
+                                       : balance(work, slices, memory);
+}
+
+std::vector<std::string> describe_stages(
+    const ModelPartition& partition, const std::vector<double>& work,
+    const SliceMemory& memory, const Schedule& schedule, int64_t tp) {
+  double total = 0;
+  for (const double one : work) total += one;
+  const auto bytes = slice_bytes(partition.boundaries, memory);
+  std::vector<std::string> lines;
+  for (size_t i = 0; i + 1 < partition.boundaries.size(); ++i) {
+    const size_t begin = partition.boundaries[i];
+    const size_t end = partition.boundaries[i + 1];
+    double own = 0;
+    int64_t parameters = 0;
+    for (size_t layer = begin; layer < end; ++layer) {
+      own += work[layer];
+      parameters += partition.costs[layer].parameters;
+    }
+    lines.push_back(format(
+        "stage {} (pipeline rank {}): {}{}, {} of the work, {} parameters, "
+        "{}{}",
+        i, schedule.rank_of_stage[i], partition.layers[begin],
+        (end - begin > 1 ? " to " + partition.layers[end - 1] : ""),
+        format_percent(total > 0 ? own / total : 0), parameters,
+        format_bytes(bytes[i]),
+        (tp > 1 ? format(" on the first of {} tensor-parallel ranks", tp)
+                : "")));
+  }
+  return lines;
+}
+
+}  // namespace
+
+std::vector<size_t> stage_boundaries(
+    const Job& job, const Schedule& schedule,
+    const std::vector<LayerCost>& costs) {
+  std::vector<std::string> names;
+  for (const auto& cost : costs) names.push_back(cost.name);
+  const std::vector<double> ranks(
+      job.model.device_bytes.begin(), job.model.device_bytes.end());
+  return boundaries_of(
+      job, names, flops_of(costs), static_cast<size_t>(schedule.num_stages()),
+      memory_of(job, costs, schedule, ranks));
+}
+
+std::vector<std::string> measured_partition(
+    const LayerList& layers, const std::vector<TensorSpec>& inputs,
+    size_t slices, World& world) {
+  std::vector<double> seconds;
+  if (world.rank() == 0) seconds = time_layers(layers, inputs, world.device());
+  const auto partition = balance(agree(std::move(seconds), world), slices);
+  std::vector<std::string> first;
+  for (size_t i = 1; i < slices; ++i)
+    first.push_back(layers[partition[i]].name);
+  return first;
+}
+
+ModelPartition partition_into_stages(
+    const Job& job, const ModelPlace& place, const Schedule& schedule) {
+  // Every rank counts the layers of the first tensor-parallel rank: none has
+  // more, and so all choose the same boundaries.
+  const LayerList layers = place.source.sharded(silent_tensor_parallel(job));
+  const int64_t pieces = job.layout.data_degree() * schedule.num_microbatches;
+  const auto inputs = input_specs(
+      job, place.source, std::max<int64_t>(1, job.train.batch / pieces));
+
+  ModelPartition partition;
+  partition.layers = layers.names();
+  partition.costs = count_layers(layers, inputs);
+  const auto slices = static_cast<size_t>(schedule.num_stages());
+  const SliceMemory memory = memory_of(
+      job, partition.costs, schedule,
+      memory_of_ranks(job, schedule, place.world));
+  const auto work = job.model.balance == "measured"
+                        ? measured_costs(job, place, inputs)
+                        : flops_of(partition.costs);
+  partition.boundaries =
+      boundaries_of(job, partition.layers, work, slices, memory);
+  partition.lines =
+      describe_stages(partition, work, memory, schedule, job.layout.tp);
+  return partition;
+}
+
+}  // namespace echelon

@@ -1,0 +1,33 @@
+// The launcher's test programs, as commands of a test.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "tests/support/places.h"
+#include "tests/support/process.h"
+
+namespace echelon::testing_support {
+
+/// launch_run with `options`, for `program`.
+inline std::vector<std::string> launch(
+    std::vector<std::string> options, const std::vector<std::string>& program) {
+  options.insert(options.begin(), test_program("launch_run"));
+  options.push_back("--");
+  options.insert(options.end(), program.begin(), program.end());
+  return options;
+}
+
+/// launch_rank with `arguments`.
+inline std::vector<std::string>
+rank_program(std::vector<std::string> arguments) {
+  arguments.insert(arguments.begin(), test_program("launch_rank"));
+  return arguments;
+}
+
+inline std::string last_line(const Command& job) {
+  const auto lines = job.err_lines();
+  return lines.empty() ? "" : lines.back();
+}
+
+}  // namespace echelon::testing_support
