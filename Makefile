@@ -1,6 +1,6 @@
 # Two commands: `make demo` and `make test`. Each does all of its set-up; a
 # second run costs nothing. `make extras` adds what only some tests need.
-.PHONY: help demo test extras build setup install clean
+.PHONY: help demo test check extras build setup install package architecture clean
 .DEFAULT_GOAL := help
 
 JOBS ?= $(shell nproc)
@@ -9,9 +9,11 @@ PREFIX ?= /usr/local
 help:
 	@echo "make demo     train a classifier of handwritten digits on two ranks, and write its report"
 	@echo "make test     build everything and run every test"
-	@echo "make extras   set up what only some tests need: Python's PyTorch, Chromium, mpirun"
+	@echo "make check    format, spelling, folders, headers, clang-tidy: what holds for the whole tree"
+	@echo "make extras   set up what only some tests need: Python's PyTorch, Chromium, mpirun, clang"
 	@echo "make build    build only; the programs land in build/bin/"
 	@echo "make install  install the programs and the CMake package under PREFIX=$(PREFIX)"
+	@echo "make package  make a tarball that runs on Debian 12; the Dockerfile builds from it"
 
 setup:
 	@setup/packages.sh
@@ -23,6 +25,13 @@ demo: setup
 	@setup/build.sh $(JOBS) echelon echelon-train
 	@setup/demo.sh
 
+check: setup
+	@setup/build.sh $(JOBS) --configure
+	@ctest --test-dir build --output-on-failure -L check -j $(JOBS)
+
+architecture:
+	@tests/tree/check.py folders --write
+
 test: build
 	@setup/test.sh -j $(JOBS)
 
@@ -31,6 +40,9 @@ extras: setup
 
 install: build
 	@cmake --install build --prefix $(PREFIX)
+
+package: build
+	@setup/package.sh
 
 clean:
 	@rm -rf build

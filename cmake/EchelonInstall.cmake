@@ -40,6 +40,12 @@ if(ECHELON_WITH_TORCH)
     FILE_SET HEADERS DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")
   install(EXPORT EchelonTargets
     NAMESPACE Echelon:: DESTINATION "${_package}")
+  # The programs and the CMake package look for LibTorch there.
+  install(CODE "
+    set(_link \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_LIBDIR}/echelon/libtorch\")
+    file(REMOVE \"\${_link}\")
+    file(MAKE_DIRECTORY \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_LIBDIR}/echelon\")
+    file(CREATE_LINK \"${ECHELON_LIBTORCH}\" \"\${_link}\" SYMBOLIC)")
 endif()
 
 if(_programs)

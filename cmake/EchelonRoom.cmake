@@ -7,12 +7,51 @@
 # its .cpp files need. TORCH puts the room into the training wing.
 #
 # With ECHELON_UNITY, several sources of a room are compiled as one: each source of
-# the training wing on its own spends most of its time in LibTorch's headers.
+# the training wing on its own spends most of its time in LibTorch's headers. A
+# source with SKIP_UNITY_BUILD_INCLUSION is compiled by itself.
 find_package(Threads REQUIRED)
+
+# The sources to compile in place of ARGN: files that include several of them each.
+# Unlike those of CMake's UNITY_BUILD, they are the same in every checkout, so the
+# compiler's cache serves them all.
+function(echelon_unity result name size)
+  if(NOT ECHELON_UNITY)
+    set(${result} ${ARGN} PARENT_SCOPE)
+    return()
+  endif()
+  file(RELATIVE_PATH folder "${PROJECT_SOURCE_DIR}" "${CMAKE_CURRENT_SOURCE_DIR}")
+  set(sources)
+  set(text)
+  set(count 0)
+  set(number 0)
+  foreach(source IN LISTS ARGN ITEMS "")
+    get_source_file_property(alone "${source}" SKIP_UNITY_BUILD_INCLUSION)
+    if(source STREQUAL "")
+    elseif(alone OR IS_ABSOLUTE "${source}")
+      list(APPEND sources "${source}")
+    else()
+      string(APPEND text "#include \"${folder}/${source}\"\n")
+      set_source_files_properties("${source}" PROPERTIES HEADER_FILE_ONLY ON)
+      list(APPEND sources "${source}")
+      math(EXPR count "${count} + 1")
+    endif()
+    if(count EQUAL size OR (source STREQUAL "" AND count GREATER 0))
+      set(file "${PROJECT_BINARY_DIR}/unity/${name}_${number}.cpp")
+      file(CONFIGURE OUTPUT "${file}" CONTENT "${text}" @ONLY)
+      list(APPEND sources "${file}")
+      math(EXPR number "${number} + 1")
+      set(text)
+      set(count 0)
+    endif()
+  endforeach()
+  set(${result} ${sources} PARENT_SCOPE)
+endfunction()
 
 function(echelon_warnings target)
   target_compile_options(${target} PRIVATE -Wall -Wextra -Wno-unused-parameter
     -Wno-missing-field-initializers  # Options{.name = "x"} is how they are filled
+    # Unity files include sources, whose anonymous namespaces g++ takes for a header's.
+    $<$<AND:$<BOOL:${ECHELON_UNITY}>,$<CXX_COMPILER_ID:GNU>>:-Wno-subobject-linkage>
     $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>
     $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict>)  # g++ 12: false alarms
 endfunction()
@@ -59,11 +98,11 @@ function(echelon_room)
   endif()
   set(target echelon_${ROOM_NAME})
   if(ROOM_SOURCES)
-    add_library(${target} STATIC ${ROOM_SOURCES})
+    echelon_unity(sources ${target} 8 ${ROOM_SOURCES})
+    add_library(${target} STATIC ${sources})
     set(scope PUBLIC)
     echelon_warnings(${target})
-    set_target_properties(${target} PROPERTIES
-      UNITY_BUILD ${ECHELON_UNITY} UNITY_BUILD_BATCH_SIZE 8)
+    target_include_directories(${target} PRIVATE "${PROJECT_SOURCE_DIR}")
     if(ROOM_TORCH)
       target_link_libraries(${target} PUBLIC echelon::libtorch)
       echelon_torch_pch(${target})
@@ -95,7 +134,7 @@ function(echelon_use_torch target)
   set_target_properties(${target} PROPERTIES
     POSITION_INDEPENDENT_CODE OFF
     BUILD_RPATH "${PROJECT_BINARY_DIR}/lib"
-    INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR};${ECHELON_LIBTORCH}/lib")
+    INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR};$ORIGIN/../${CMAKE_INSTALL_LIBDIR}/echelon/libtorch/lib")
   target_compile_options(${target} PRIVATE -fPIC)
 endfunction()
 

@@ -78,16 +78,18 @@ function(echelon_tests)
       list(APPEND sources ${name}.cpp)
     endforeach()
   endforeach()
+  echelon_unity(sources ${program} 5 ${sources})
   add_executable(${program} ${sources} ${T_SOURCES}
     "${PROJECT_SOURCE_DIR}/tests/support/main.cpp")
   echelon_warnings(${program})
   target_include_directories(${program} PRIVATE "${PROJECT_SOURCE_DIR}")
-  target_compile_options(${program} PRIVATE ${_echelon_test_flags})
+  # A precompiled header serves one setting of -fPIC and -fPIE.
+  set_target_properties(${program} PROPERTIES POSITION_INDEPENDENT_CODE OFF)
+  target_compile_options(${program} PRIVATE -fPIC ${_echelon_test_flags})
   # The paths are defined for single files alone: the others compile to the same in
   # every checkout, and so do the precompiled headers.
   set_target_properties(${program} PROPERTIES
-    RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/tests"
-    UNITY_BUILD ${ECHELON_UNITY} UNITY_BUILD_BATCH_SIZE 5)
+    RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/tests")
   target_link_libraries(${program} PRIVATE
     ${T_LIBRARIES} echelon::test_support GTest::gtest GTest::gmock)
   if(T_TORCH)

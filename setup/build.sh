@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Configures and builds into build/. usage: setup/build.sh [JOBS] [TARGET ...]
+# Configures and builds into build/.
+# usage: setup/build.sh [JOBS] [--configure | TARGET ...]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source setup/fetch.sh
@@ -23,7 +24,29 @@ if ! cmake --preset release -DECHELON_LIBTORCH="$libtorch" >build/configure.log 
   cat build/configure.log >&2
   exit 1
 fi
-if ! ninja -C build -n "${targets[@]}" 2>/dev/null | grep -q 'no work to do'; then
-  echo "build: compiling (the first time takes some minutes; ccache keeps the result)"
+[ "${targets[0]}" != --configure ] || exit 0
+if ninja -C build -n "${targets[@]}" 2>/dev/null | grep -q 'no work to do'; then
+  exit 0
 fi
-cmake --build build -j "$jobs" --target "${targets[@]}"
+
+# One line says how far it is: on a terminal it is written over, elsewhere it comes
+# at each tenth. What the compiler says is shown whole.
+terminal=0
+[ ! -t 1 ] || terminal=1
+ninja -C build -j "$jobs" "${targets[@]}" 2>&1 | awk -v terminal="$terminal" '
+  /^ninja: Entering directory/ || /^ninja: build stopped/ { next }
+  match($0, /^\[[0-9]+\/[0-9]+\]/) {
+    split(substr($0, 2, RLENGTH - 2), n, "/")
+    if (terminal) {
+      printf "\rbuild: %d of %d ", n[1], n[2]
+      fflush()
+      open = 1
+    } else if (n[2] > 0 && int(10 * n[1] / n[2]) > shown) {
+      shown = int(10 * n[1] / n[2])
+      printf "build: %d of %d\n", n[1], n[2]
+      fflush()
+    }
+    next
+  }
+  { if (open) print ""; open = 0; print; fflush() }
+  END { if (open) print "" }'

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # What only some tests and the benchmarks against PyTorch need: a virtual
-# environment with Python's PyTorch (2.6 GB, in the user's cache), Chromium, and
-# Open MPI's mpirun.
+# environment with Python's PyTorch (2.6 GB, in the user's cache), Chromium, Open
+# MPI's mpirun, and the tools that `make check` runs.
 # Tests that miss them are skipped with that reason.
 set -euo pipefail
 source "$(dirname "$0")/fetch.sh"
@@ -29,7 +29,7 @@ if ! is_complete; then
   else
     say "fetching what is new in $venv"
   fi
-  trap 'say "interrupted; run the same command again to go on"; exit 130' INT TERM
+  trap 'say "interrupted; run the same command again to resume"; exit 130' INT TERM
   mkdir -p "$cache/wheels"
   [ -e "$venv" ] || python3 -m venv "$venv"
   pip "$venv/bin/python" install --cache-dir "$cache/wheels" \
@@ -38,24 +38,6 @@ if ! is_complete; then
   echo "${python_packages[*]}" >"$venv/complete"
 fi
 
-packages=()
-command -v chromium >/dev/null || packages+=(chromium fonts-dejavu-core)
-command -v mpirun >/dev/null || packages+=(openmpi-bin)
-if [ ${#packages[@]} -gt 0 ]; then
-  if [ "$(id -u)" -eq 0 ]; then
-    say "installing Debian packages: ${packages[*]}"
-    log=$(mktemp)
-    trap 'rm -f "$log"' EXIT
-    export DEBIAN_FRONTEND=noninteractive
-    if ! { apt-get update && apt-get install -y --no-install-recommends \
-      "${packages[@]}"; } >"$log" 2>&1; then
-      tail -n 20 "$log" >&2
-      say "apt-get could not install: ${packages[*]} (its last lines are above)"
-      exit 1
-    fi
-  else
-    say "Debian packages are missing; install them with:"
-    say "  sudo apt-get install ${packages[*]}"
-    say "the tests that need Chromium or mpirun are skipped until then"
-  fi
-fi
+need_packages "the tests of pages, of mpirun and of the tree" \
+  chromium fonts-dejavu-core openmpi-bin clang-format clang-16 clang-tidy-16 codespell ||
+  say "those tests are skipped until then"

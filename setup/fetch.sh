@@ -50,3 +50,30 @@ pip() {
   fi
   rm -f "$log"
 }
+
+# need_packages WHAT PACKAGE…: installs Debian packages that are missing, as root; as
+# another user says how, and returns 1.
+need_packages() {
+  local what=$1 package missing=() log
+  shift
+  for package in "$@"; do
+    dpkg-query -W -f='${Status}' "$package" 2>/dev/null |
+      grep -q '^install ok installed' || missing+=("$package")
+  done
+  [ ${#missing[@]} -gt 0 ] || return 0
+  if [ "$(id -u)" -ne 0 ]; then
+    say "$what needs Debian packages that are missing; install them with:"
+    say "  sudo apt-get install ${missing[*]}"
+    return 1
+  fi
+  say "installing Debian packages: ${missing[*]}"
+  log=$(mktemp)
+  if ! { apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y \
+    --no-install-recommends "${missing[@]}"; } >"$log" 2>&1; then
+    tail -n 20 "$log" >&2
+    rm -f "$log"
+    say "apt-get could not install: ${missing[*]} (its last lines are above)"
+    exit 1
+  fi
+  rm -f "$log"
+}

@@ -49,7 +49,7 @@ if ! is_complete; then
   say "fetching LibTorch $version into $home ($what, once)"
   mkdir -p "$home.part/tmp" "$cache/wheels"
   trap 'rm -rf "$home.part"' EXIT
-  trap 'say "interrupted; run the same command again to go on"; exit 130' INT TERM
+  trap 'say "interrupted; run the same command again to resume"; exit 130' INT TERM
   export TMPDIR=$home.part/tmp
   python3 -m venv "$home.part/venv" >&2
   # One wheel at a time: an interrupted run keeps those that it has.

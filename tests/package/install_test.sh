@@ -17,9 +17,9 @@ cmake --install "$build_dir" --prefix "$temp/first" >"$temp/install.log" ||
 mv "$temp/first" "$temp/moved"
 package=$temp/moved
 
-# No path of this machine, but the hint where LibTorch was.
+# No path of this machine, but for the link to LibTorch.
 if grep -rn --include='*.cmake' -e "$temp" -e "$source_dir" -e "$build_dir" \
-  "$package/lib" | grep -v "$libtorch"; then
+  -e "$libtorch" "$package/lib" --exclude-dir=libtorch; then
   fail "the package names a folder of the machine that built it"
 fi
 
