@@ -140,6 +140,8 @@ struct ForwardOf {
     return module->forward(inputs...);
   }
 };
+template <class M>
+ForwardOf(std::shared_ptr<M>) -> ForwardOf<M>;
 
 template <class M, class F>
 struct BoundForward {
@@ -152,6 +154,8 @@ struct BoundForward {
     return function(*module, inputs...);
   }
 };
+template <class M, class F>
+BoundForward(std::shared_ptr<M>, F) -> BoundForward<M, F>;
 
 template <class M>
 std::shared_ptr<M> module_of(std::shared_ptr<M> module) {

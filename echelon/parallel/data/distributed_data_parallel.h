@@ -246,4 +246,8 @@ class DistributedDataParallel : public DataParallelModule {
   Stored module_;
 };
 
+template <class M>
+DistributedDataParallel(M, Group, DistributedDataParallelOptions = {})
+    -> DistributedDataParallel<M>;
+
 }  // namespace echelon
