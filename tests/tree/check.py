@@ -7,10 +7,12 @@
   check.py headers BUILD       every header compiles by itself (clang)
   check.py spelling            codespell finds nothing
   check.py tidy BUILD          clang-tidy finds nothing (.clang-tidy)
+  check.py entries BUILD       each test of each program belongs to one CTest entry
 
 Exits with 1 and says what is wrong, or with 77 when a tool is missing."""
 import collections
 import concurrent.futures
+import fnmatch
 import html
 import json
 import os
@@ -361,6 +363,42 @@ def check_tidy(build):
     finish(lines or [text[:500] for _, text in failures], "mend them; .clang-tidy has the list of checks")
 
 
+# Tests that others start in processes of their own.
+STARTED_BY_TESTS = ("All/Rank.",)
+
+
+def list_tests(program):
+    listed = subprocess.run([program, "--gtest_list_tests"],
+                            capture_output=True, text=True, check=True).stdout
+    suite, names = "", []
+    for line in listed.splitlines():
+        name = line.split("#")[0].strip()
+        if line.startswith(" "):
+            names.append(suite + name)
+        else:
+            suite = name
+    return names
+
+
+def check_entries(build):
+    listed = json.loads(subprocess.run(
+        ["ctest", "--test-dir", build, "--show-only=json-v1"],
+        capture_output=True, text=True, check=True).stdout)
+    entries = collections.defaultdict(list)
+    for test in listed["tests"]:
+        program, *words = test.get("command", [""])
+        if len(words) == 1 and words[0].startswith("--gtest_filter="):
+            entries[program].append(words[0].partition("=")[2].split(":"))
+    problems = []
+    for program in sorted(entries):
+        for name in list_tests(program):
+            count = sum(any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+                        for patterns in entries[program])
+            if count != 1 and not name.startswith(STARTED_BY_TESTS):
+                problems.append(f"{Path(program).name}: {name} is in {count} entries")
+    finish(problems, "give a suite one name in one file of a folder (cmake/EchelonTest.cmake)")
+
+
 def main(words):
     checks = {
         "format": lambda: check_format(),
@@ -368,6 +406,7 @@ def main(words):
         "headers": lambda: check_headers(words[1]),
         "spelling": lambda: check_spelling(),
         "tidy": lambda: check_tidy(words[1]),
+        "entries": lambda: check_entries(words[1]),
     }
     if not words or words[0] not in checks:
         print(__doc__)
