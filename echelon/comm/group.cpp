@@ -4,7 +4,6 @@
 #include <numeric>
 
 #include "echelon/comm/group_impl.h"
-#include "echelon/comm/trace/collective_trace.h"
 #include "echelon/comm/trace/record.h"
 #include "echelon/error.h"
 #include "echelon/text/format.h"
@@ -18,111 +17,189 @@ using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
 constexpr auto kNoLimit = std::chrono::milliseconds(0);
 
-template <typename... Values>
-[[noreturn]] void refuse(
-    const Group::Impl& group, const char* operation,
-    std::type_identity_t<detail::FormatPattern<sizeof...(Values)>> rule,
-    const Values&... values) {
-  throw ConfigError(format(
-      "{} on axis {} of {} ranks: {}", operation, group.axis,
-      group.ranks.size(), format(rule, values...)));
-}
-
 std::string shape_of(const Tensor& tensor) {
   return shape_text(tensor.sizes().vec());
 }
 
-void check_tensor(
-    const Group::Impl& group, const char* operation, const Tensor& tensor) {
-  if (!tensor.defined()) refuse(group, operation, "a tensor is undefined");
-  if (!tensor.is_contiguous()) {
-    refuse(
-        group, operation,
-        "tensor {} is not contiguous; pass tensor.contiguous()",
-        shape_of(tensor));
-  }
-  if (tensor.device().type() != group.device.type() && !tensor.is_meta() &&
-      group.kind != BackendKind::local) {
-    refuse(
-        group, operation,
-        "tensor is on {}, but the group's backend works on {}",
-        tensor.device().str(), group.device.str());
-  }
-}
+/// A reduction as the backends know it: bool becomes bytes with a maximum (or)
+/// or minimum (and), and an average becomes a sum that is divided afterwards.
+struct Reduction {
+  Tensor tensor;
+  ReduceOp op = ReduceOp::SUM;
+  int64_t divide_by = 1;
+};
 
-// Records a call that sends nothing; this rank's input comes last.
-void trace(
-    const Group::Impl& group, const char* operation,
-    const std::vector<Tensor>& tensors) {
-  if (!CollectiveTrace::active() || tensors.empty()) return;
-  CollectiveTrace::record(
-      {.operation = operation,
-       .axis = group.axis,
-       .bytes = static_cast<int64_t>(tensors.back().nbytes())});
-}
+/// The checks of one call, which throw ConfigErrors that name the operation.
+class Checks {
+ public:
+  Checks(const Group::Impl& group, const char* operation)
+      : group_(group), operation_(operation) {}
 
-// Whether there is nothing to send: in a silent group, and for tensors on the
-// meta device. The other ranks need not agree: they may count another layer.
-bool no_data(
-    const Group::Impl& group, const char* operation,
-    const std::vector<Tensor>& tensors) {
-  if (!group.backend && group.ranks.size() > 1) {
-    trace(group, operation, tensors);
+  template <typename... Values>
+  [[noreturn]] void refuse(
+      std::type_identity_t<detail::FormatPattern<sizeof...(Values)>> rule,
+      const Values&... values) const {
+    throw ConfigError(format(
+        "{} on axis {} of {} ranks: {}", operation_, group_.axis,
+        group_.ranks.size(), format(rule, values...)));
+  }
+
+  void tensor(const Tensor& tensor) const {
+    if (!tensor.defined()) refuse("a tensor is undefined");
+    if (!tensor.is_contiguous()) {
+      refuse(
+          "tensor {} is not contiguous; pass tensor.contiguous()",
+          shape_of(tensor));
+    }
+    if (tensor.device().type() != group_.device.type() && !tensor.is_meta() &&
+        group_.kind != BackendKind::local) {
+      refuse(
+          "tensor is on {}, but the group's backend works on {}",
+          tensor.device().str(), group_.device.str());
+    }
+  }
+
+  void same_dtype(const Tensor& output, const Tensor& input) const {
+    if (output.scalar_type() != input.scalar_type()) {
+      refuse(
+          "output is {}, input is {}; they must agree",
+          c10::toString(output.scalar_type()),
+          c10::toString(input.scalar_type()));
+    }
+  }
+
+  void
+  numel(const Tensor& output, const Tensor& input, int64_t expected) const {
+    same_dtype(output, input);
+    if (output.numel() != expected) {
+      refuse(
+          "input {} needs an output of {} elements, not {}", shape_of(input),
+          expected, shape_of(output));
+    }
+  }
+
+  /// One tensor a rank on `root`, none elsewhere, each as large as `model`.
+  void one_per_rank(
+      const std::vector<Tensor>& tensors, const char* what, int root,
+      const Tensor& model) const {
+    tensor(model);
+    rank(root);
+    const size_t expected = group_.rank == root ? group_.ranks.size() : 0;
+    if (tensors.size() != expected) {
+      refuse(
+          "rank {} needs {} {}, got {}", group_.rank, expected, what,
+          tensors.size());
+    }
+    for (const auto& one : tensors) {
+      tensor(one);
+      numel(one, model, model.numel());
+    }
+  }
+
+  void list(const std::vector<Tensor>& tensors) const {
+    if (tensors.empty()) refuse("the list of tensors is empty");
+    for (const auto& one : tensors) {
+      tensor(one);
+      same_dtype(one, tensors.front());
+    }
+  }
+
+  void pairs(
+      const std::vector<Tensor>& outputs,
+      const std::vector<Tensor>& inputs) const {
+    list(outputs);
+    list(inputs);
+    if (outputs.size() != inputs.size()) {
+      refuse("{} outputs for {} inputs", outputs.size(), inputs.size());
+    }
+  }
+
+  void rank(int rank) const {
+    if (rank < 0 || rank >= static_cast<int>(group_.ranks.size())) {
+      refuse("rank {} is outside the group", rank);
+    }
+  }
+
+  void peer(int rank) const {
+    this->rank(rank);
+    if (rank == group_.rank) refuse("rank {} is this rank", rank);
+  }
+
+  /// Whether there is nothing to send: in a silent group, and for tensors on
+  /// the meta device. The other ranks need not agree: they may count another
+  /// layer. This rank's input comes last.
+  bool no_data(const std::vector<Tensor>& tensors) const {
+    if (!group_.backend && group_.ranks.size() > 1) {
+      trace(tensors);
+      return true;
+    }
+    const auto meta = std::count_if(
+        tensors.begin(), tensors.end(),
+        [](const Tensor& tensor) { return tensor.is_meta(); });
+    if (meta == 0) return false;
+    if (static_cast<size_t>(meta) < tensors.size()) {
+      refuse(
+          "some tensors are on the meta device, which has no values, and "
+          "others are not");
+    }
+    if (group_.ranks.size() > 1) trace(tensors);
     return true;
   }
-  const auto meta = std::count_if(
-      tensors.begin(), tensors.end(),
-      [](const Tensor& tensor) { return tensor.is_meta(); });
-  if (meta == 0) return false;
-  if (static_cast<size_t>(meta) < tensors.size()) {
-    refuse(
-        group, operation,
-        "some tensors are on the meta device, which has no values, and "
-        "others are not");
+
+  Reduction reduction(const Tensor& tensor, echelon::ReduceOp op) const {
+    Reduction result{tensor};
+    const torch::Dtype dtype = tensor.scalar_type();
+    if (dtype == torch::kShort && group_.kind != BackendKind::local) {
+      refuse(
+          "{} cannot be reduced by this backend; convert to int32",
+          c10::toString(dtype));
+    }
+    switch (op) {
+      case echelon::ReduceOp::sum:
+        break;
+      case echelon::ReduceOp::avg:
+        if (!torch::isFloatingType(dtype)) {
+          refuse(
+              "an average of {} is not defined; reduce with sum",
+              c10::toString(dtype));
+        }
+        if (group_.kind == BackendKind::local) {
+          result.op = ReduceOp::AVG;  // the sum, then one division, in place
+        } else {
+          result.divide_by = static_cast<int64_t>(group_.ranks.size());
+        }
+        break;
+      case echelon::ReduceOp::min:
+        result.op = ReduceOp::MIN;
+        break;
+      case echelon::ReduceOp::max:
+        result.op = ReduceOp::MAX;
+        break;
+    }
+    if (dtype == torch::kBool) {
+      result.tensor = tensor.view(torch::kByte);
+      if (op == echelon::ReduceOp::sum) result.op = ReduceOp::MAX;
+    }
+    return result;
   }
-  if (group.ranks.size() > 1) trace(group, operation, tensors);
-  return true;
-}
+
+ private:
+  void trace(const std::vector<Tensor>& tensors) const {
+    if (!CollectiveTrace::active() || tensors.empty()) return;
+    CollectiveTrace::record(
+        {.operation = operation_,
+         .axis = group_.axis,
+         .bytes = static_cast<int64_t>(tensors.back().nbytes())});
+  }
+
+  const Group::Impl& group_;
+  const char* operation_;
+};
 
 std::vector<Tensor>
 joined(std::vector<Tensor> list, const std::vector<Tensor>& more) {
   list.insert(list.end(), more.begin(), more.end());
   return list;
-}
-
-void check_same_dtype(
-    const Group::Impl& group, const char* operation, const Tensor& output,
-    const Tensor& input) {
-  if (output.scalar_type() != input.scalar_type()) {
-    refuse(
-        group, operation, "output is {}, input is {}; they must agree",
-        c10::toString(output.scalar_type()),
-        c10::toString(input.scalar_type()));
-  }
-}
-
-void check_numel(
-    const Group::Impl& group, const char* operation, const Tensor& output,
-    const Tensor& input, int64_t expected) {
-  check_same_dtype(group, operation, output, input);
-  if (output.numel() != expected) {
-    refuse(
-        group, operation, "input {} needs an output of {} elements, not {}",
-        shape_of(input), expected, shape_of(output));
-  }
-}
-
-void check_rank(const Group::Impl& group, const char* operation, int rank) {
-  if (rank < 0 || rank >= static_cast<int>(group.ranks.size())) {
-    refuse(group, operation, "rank {} is outside the group", rank);
-  }
-}
-
-void check_peer(const Group::Impl& group, const char* operation, int rank) {
-  check_rank(group, operation, rank);
-  if (rank == group.rank) {
-    refuse(group, operation, "rank {} is this rank", rank);
-  }
 }
 
 /// `tensor` as bytes when the backend does not know its dtype; for calls that
@@ -132,6 +209,13 @@ Tensor movable(const Group::Impl& group, const Tensor& tensor) {
                      tensor.scalar_type() != torch::kShort;
   if (known || group.kind == BackendKind::local) return tensor;
   return tensor.view({-1}).view(torch::kByte);
+}
+
+std::vector<Tensor>
+movable(const Group::Impl& group, const std::vector<Tensor>& tensors) {
+  std::vector<Tensor> all;
+  for (const auto& tensor : tensors) all.push_back(movable(group, tensor));
+  return all;
 }
 
 /// As `movable`, with one row per row of `tensor`.
@@ -146,55 +230,6 @@ Tensor movable_rows(const Group::Impl& group, const Tensor& tensor) {
 /// which callers choose freely.
 Tensor flat(const Group::Impl& group, const Tensor& tensor) {
   return group.kind == BackendKind::gloo ? tensor.view({-1}) : tensor;
-}
-
-/// A reduction as the backends know it: bool becomes bytes with a maximum (or)
-/// or minimum (and), and an average becomes a sum that is divided afterwards.
-struct Reduction {
-  Tensor tensor;
-  ReduceOp op = ReduceOp::SUM;
-  int64_t divide_by = 1;
-};
-
-Reduction reduction_of(
-    const Group::Impl& group, const char* operation, const Tensor& tensor,
-    echelon::ReduceOp op) {
-  Reduction result{tensor};
-  const torch::Dtype dtype = tensor.scalar_type();
-  if (dtype == torch::kShort && group.kind != BackendKind::local) {
-    refuse(
-        group, operation,
-        "{} cannot be reduced by this backend; convert to int32",
-        c10::toString(dtype));
-  }
-  switch (op) {
-    case echelon::ReduceOp::sum:
-      break;
-    case echelon::ReduceOp::avg:
-      if (!torch::isFloatingType(dtype)) {
-        refuse(
-            group, operation,
-            "an average of {} is not defined; reduce with sum",
-            c10::toString(dtype));
-      }
-      if (group.kind == BackendKind::local) {
-        result.op = ReduceOp::AVG;  // the sum, then one division, in place
-      } else {
-        result.divide_by = static_cast<int64_t>(group.ranks.size());
-      }
-      break;
-    case echelon::ReduceOp::min:
-      result.op = ReduceOp::MIN;
-      break;
-    case echelon::ReduceOp::max:
-      result.op = ReduceOp::MAX;
-      break;
-  }
-  if (dtype == torch::kBool) {
-    result.tensor = tensor.view(torch::kByte);
-    if (op == echelon::ReduceOp::sum) result.op = ReduceOp::MAX;
-  }
-  return result;
 }
 
 Work finish(
@@ -224,10 +259,15 @@ std::string label_of(const Call& call) {
   return call.label.empty() ? LabelScope::current() : call.label;
 }
 
-void copy_alone(const Tensor& output, const Tensor& input) {
+/// A call of a group of one rank: the outputs are the inputs.
+Work copy_alone(
+    const std::vector<Tensor>& outputs, const std::vector<Tensor>& inputs) {
   torch::NoGradGuard no_grad;
-  Tensor to = output;
-  if (!to.is_same(input)) to.view({-1}).copy_(input.reshape({-1}));
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (outputs[i].is_same(inputs[i])) continue;
+    outputs[i].view({-1}).copy_(inputs[i].reshape({-1}));
+  }
+  return {};
 }
 
 template <class Options>
@@ -300,83 +340,102 @@ const std::vector<int>& Group::ranks() const {
 }
 
 Work Group::all_reduce(
-    const Tensor& tensor, echelon::ReduceOp op, const Call& call) const {
-  check_tensor(*impl_, "all_reduce", tensor);
-  const Reduction reduction = reduction_of(*impl_, "all_reduce", tensor, op);
-  if (size() == 1 || no_data(*impl_, "all_reduce", {tensor})) return {};
+    const std::vector<Tensor>& tensors, echelon::ReduceOp op,
+    const Call& call) const {
+  const Checks check(*impl_, "all_reduce");
+  check.list(tensors);
+  std::vector<Reduction> reductions;
+  std::vector<Tensor> reduced;
+  for (const auto& tensor : tensors) {
+    reductions.push_back(check.reduction(tensor, op));
+    reduced.push_back(reductions.back().tensor);
+  }
+  if (size() == 1 || check.no_data(tensors)) return {};
   const LabelScope label(label_of(call));
-  auto options = with_async<c10d::AllreduceOptions>(call);
-  options.reduceOp = reduction.op;
-  std::vector<Tensor> tensors = {reduction.tensor};
+  auto options = with_async<c10d::AllreduceCoalescedOptions>(call);
+  options.reduceOp = reductions.front().op;
   return finish(
-      {impl_->backend->allreduce(tensors, options)}, call, divide({reduction}));
+      {tensors.size() == 1
+           ? impl_->backend->allreduce(reduced, options)
+           : impl_->backend->allreduce_coalesced(reduced, options)},
+      call, divide(reductions));
 }
 
 Work Group::all_gather(
-    const Tensor& output, const Tensor& input, const Call& call) const {
-  check_tensor(*impl_, "all_gather", input);
-  check_tensor(*impl_, "all_gather", output);
-  check_numel(*impl_, "all_gather", output, input, input.numel() * size());
-  if (no_data(*impl_, "all_gather", {output, input})) return {};
-  if (size() == 1) {
-    copy_alone(output, input);
-    return {};
+    const std::vector<Tensor>& outputs, const std::vector<Tensor>& inputs,
+    const Call& call) const {
+  const Checks check(*impl_, "all_gather");
+  check.pairs(outputs, inputs);
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    check.numel(outputs[i], inputs[i], inputs[i].numel() * size());
+  }
+  if (check.no_data(joined(outputs, inputs))) return {};
+  if (size() == 1) return copy_alone(outputs, inputs);
+  std::vector<Tensor> to;
+  std::vector<Tensor> from;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    to.push_back(flat(*impl_, movable(*impl_, outputs[i])));
+    from.push_back(flat(*impl_, movable(*impl_, inputs[i])));
   }
   const LabelScope label(label_of(call));
-  Tensor to = flat(*impl_, movable(*impl_, output));
-  Tensor from = flat(*impl_, movable(*impl_, input));
+  const auto options = with_async<c10d::AllgatherOptions>(call);
+  auto& backend = *impl_->backend;
   return finish(
-      {impl_->backend->_allgather_base(
-          to, from, with_async<c10d::AllgatherOptions>(call))},
+      {inputs.size() == 1
+           ? backend._allgather_base(to[0], from[0], options)
+           : backend.allgather_into_tensor_coalesced(to, from, options)},
       call);
 }
 
 Work Group::reduce_scatter(
-    const Tensor& output, const Tensor& input, echelon::ReduceOp op,
-    const Call& call) const {
-  check_tensor(*impl_, "reduce_scatter", input);
-  check_tensor(*impl_, "reduce_scatter", output);
-  if (input.numel() % size() != 0) {
-    refuse(
-        *impl_, "reduce_scatter",
-        "input {} does not divide into {} equal slices", shape_of(input),
-        size());
+    const std::vector<Tensor>& outputs, const std::vector<Tensor>& inputs,
+    echelon::ReduceOp op, const Call& call) const {
+  const Checks check(*impl_, "reduce_scatter");
+  check.pairs(outputs, inputs);
+  std::vector<Reduction> results;
+  std::vector<Tensor> to;
+  std::vector<Tensor> from;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (inputs[i].numel() % size() != 0) {
+      check.refuse(
+          "input {} does not divide into {} equal slices", shape_of(inputs[i]),
+          size());
+    }
+    check.numel(outputs[i], inputs[i], inputs[i].numel() / size());
+    results.push_back(check.reduction(outputs[i], op));
+    to.push_back(flat(*impl_, results.back().tensor));
+    from.push_back(flat(*impl_, check.reduction(inputs[i], op).tensor));
   }
-  check_numel(*impl_, "reduce_scatter", output, input, input.numel() / size());
-  Reduction from = reduction_of(*impl_, "reduce_scatter", input, op);
-  Reduction to = reduction_of(*impl_, "reduce_scatter", output, op);
-  if (no_data(*impl_, "reduce_scatter", {output, input})) return {};
-  if (size() == 1) {
-    copy_alone(output, input);
-    return {};
-  }
+  if (check.no_data(joined(outputs, inputs))) return {};
+  if (size() == 1) return copy_alone(outputs, inputs);
   const LabelScope label(label_of(call));
   auto options = with_async<c10d::ReduceScatterOptions>(call);
-  options.reduceOp = from.op;
-  Tensor all_slices = flat(*impl_, from.tensor);
-  Tensor own_slice = flat(*impl_, to.tensor);
+  options.reduceOp = results.front().op;
+  auto& backend = *impl_->backend;
   return finish(
-      {impl_->backend->_reduce_scatter_base(own_slice, all_slices, options)},
-      call, divide({to}));
+      {inputs.size() == 1
+           ? backend._reduce_scatter_base(to[0], from[0], options)
+           : backend.reduce_scatter_tensor_coalesced(to, from, options)},
+      call, divide(results));
 }
 
 Work Group::all_to_all(
     const Tensor& output, const Tensor& input,
     const std::vector<int64_t>& output_splits,
     const std::vector<int64_t>& input_splits, const Call& call) const {
-  const char* name = "all_to_all";
-  check_tensor(*impl_, name, input);
-  check_tensor(*impl_, name, output);
-  check_same_dtype(*impl_, name, output, input);
+  const Checks check(*impl_, "all_to_all");
+  check.tensor(input);
+  check.tensor(output);
+  check.same_dtype(output, input);
   const auto check_splits = [&](const Tensor& tensor,
                                 const std::vector<int64_t>& splits,
                                 const char* which) {
     const int64_t rows = tensor.dim() == 0 ? 1 : tensor.size(0);
     if (splits.empty()) {
       if (rows % size() != 0) {
-        refuse(
-            *impl_, name, "{} {} does not divide along dim 0; give the splits",
-            which, shape_of(tensor));
+        check.refuse(
+            "{} {} does not divide along dim 0; give the splits", which,
+            shape_of(tensor));
       }
       return;
     }
@@ -384,8 +443,7 @@ Work Group::all_to_all(
         std::accumulate(splits.begin(), splits.end(), int64_t{0});
     if (static_cast<int>(splits.size()) != size() || sum != rows ||
         std::ranges::any_of(splits, [](int64_t split) { return split < 0; })) {
-      refuse(
-          *impl_, name,
+      check.refuse(
           "{} splits must be {} numbers, 0 or more, that sum to {}, the "
           "size of dim 0",
           which, size(), rows);
@@ -393,11 +451,10 @@ Work Group::all_to_all(
   };
   check_splits(input, input_splits, "input");
   check_splits(output, output_splits, "output");
-  if (no_data(*impl_, name, {output, input})) return {};
+  if (check.no_data({output, input})) return {};
   if (size() == 1) {
-    check_numel(*impl_, name, output, input, input.numel());
-    copy_alone(output, input);
-    return {};
+    check.numel(output, input, input.numel());
+    return copy_alone({output}, {input});
   }
   const LabelScope label(label_of(call));
   Tensor to = movable_rows(*impl_, output);
@@ -412,9 +469,10 @@ Work Group::all_to_all(
 
 Work Group::broadcast(
     const Tensor& tensor, int source, const Call& call) const {
-  check_tensor(*impl_, "broadcast", tensor);
-  check_rank(*impl_, "broadcast", source);
-  if (size() == 1 || no_data(*impl_, "broadcast", {tensor})) return {};
+  const Checks check(*impl_, "broadcast");
+  check.tensor(tensor);
+  check.rank(source);
+  if (size() == 1 || check.no_data({tensor})) return {};
   const LabelScope label(label_of(call));
   auto options = with_async<c10d::BroadcastOptions>(call);
   options.rootRank = source;
@@ -425,10 +483,11 @@ Work Group::broadcast(
 Work Group::reduce(
     const Tensor& tensor, int destination, echelon::ReduceOp op,
     const Call& call) const {
-  check_tensor(*impl_, "reduce", tensor);
-  check_rank(*impl_, "reduce", destination);
-  const Reduction reduction = reduction_of(*impl_, "reduce", tensor, op);
-  if (size() == 1 || no_data(*impl_, "reduce", {tensor})) return {};
+  const Checks check(*impl_, "reduce");
+  check.tensor(tensor);
+  check.rank(destination);
+  const Reduction reduction = check.reduction(tensor, op);
+  if (size() == 1 || check.no_data({tensor})) return {};
   const LabelScope label(label_of(call));
   auto options = with_async<c10d::ReduceOptions>(call);
   options.reduceOp = reduction.op;
@@ -442,34 +501,15 @@ Work Group::reduce(
 Work Group::gather(
     const std::vector<Tensor>& outputs, const Tensor& input, int destination,
     const Call& call) const {
-  check_tensor(*impl_, "gather", input);
-  check_rank(*impl_, "gather", destination);
-  const size_t expected =
-      rank() == destination ? static_cast<size_t>(size()) : 0;
-  if (outputs.size() != expected) {
-    refuse(
-        *impl_, "gather", "rank {} needs {} outputs, got {}", rank(), expected,
-        outputs.size());
-  }
-  for (const auto& output : outputs) {
-    check_tensor(*impl_, "gather", output);
-    check_numel(*impl_, "gather", output, input, input.numel());
-  }
-  if (no_data(*impl_, "gather", joined(outputs, {input}))) return {};
-  if (size() == 1) {
-    copy_alone(outputs[0], input);
-    return {};
-  }
+  const Checks check(*impl_, "gather");
+  check.one_per_rank(outputs, "outputs", destination, input);
+  if (check.no_data(joined(outputs, {input}))) return {};
+  if (size() == 1) return copy_alone(outputs, {input});
   const LabelScope label(label_of(call));
   auto options = with_async<c10d::GatherOptions>(call);
   options.rootRank = destination;
   std::vector<std::vector<Tensor>> to;
-  if (rank() == destination) {
-    to.emplace_back();
-    for (const auto& output : outputs) {
-      to[0].push_back(movable(*impl_, output));
-    }
-  }
+  if (rank() == destination) to.push_back(movable(*impl_, outputs));
   std::vector<Tensor> from = {movable(*impl_, input)};
   return finish({impl_->backend->gather(to, from, options)}, call);
 }
@@ -477,33 +517,15 @@ Work Group::gather(
 Work Group::scatter(
     const Tensor& output, const std::vector<Tensor>& inputs, int source,
     const Call& call) const {
-  check_tensor(*impl_, "scatter", output);
-  check_rank(*impl_, "scatter", source);
-  const size_t expected = rank() == source ? static_cast<size_t>(size()) : 0;
-  if (inputs.size() != expected) {
-    refuse(
-        *impl_, "scatter", "rank {} needs {} inputs, got {}", rank(), expected,
-        inputs.size());
-  }
-  for (const auto& input : inputs) {
-    check_tensor(*impl_, "scatter", input);
-    check_numel(*impl_, "scatter", output, input, input.numel());
-  }
-  if (no_data(*impl_, "scatter", joined(inputs, {output}))) return {};
-  if (size() == 1) {
-    copy_alone(output, inputs[0]);
-    return {};
-  }
+  const Checks check(*impl_, "scatter");
+  check.one_per_rank(inputs, "inputs", source, output);
+  if (check.no_data(joined(inputs, {output}))) return {};
+  if (size() == 1) return copy_alone({output}, inputs);
   const LabelScope label(label_of(call));
   auto options = with_async<c10d::ScatterOptions>(call);
   options.rootRank = source;
   std::vector<std::vector<Tensor>> from;
-  if (rank() == source) {
-    from.emplace_back();
-    for (const auto& input : inputs) {
-      from[0].push_back(movable(*impl_, input));
-    }
-  }
+  if (rank() == source) from.push_back(movable(*impl_, inputs));
   std::vector<Tensor> to = {movable(*impl_, output)};
   return finish({impl_->backend->scatter(to, from, options)}, call);
 }
@@ -523,17 +545,17 @@ Work Group::recv(
 
 Work Group::batch_send_recv(
     const std::vector<PeerMessage>& messages, const Call& call) const {
-  for (const auto& message : messages) {
-    const char* name = message.send ? "send" : "recv";
-    check_tensor(*impl_, name, message.tensor);
-    check_peer(*impl_, name, message.peer);
-    if (message.tag < 0) {
-      refuse(*impl_, name, "tag {} must be 0 or more", message.tag);
-    }
-  }
   std::vector<Tensor> all;
-  for (const auto& message : messages) all.push_back(message.tensor);
-  if (all.empty() || no_data(*impl_, "batch_send_recv", all)) return {};
+  for (const auto& message : messages) {
+    const Checks check(*impl_, message.send ? "send" : "recv");
+    check.tensor(message.tensor);
+    check.peer(message.peer);
+    if (message.tag < 0) {
+      check.refuse("tag {} must be 0 or more", message.tag);
+    }
+    all.push_back(message.tensor);
+  }
+  if (all.empty() || Checks(*impl_, "batch_send_recv").no_data(all)) return {};
   const LabelScope label(label_of(call));
   // NCCL starts a group of messages together; the others never block here.
   const bool coalesce = impl_->kind == BackendKind::nccl && messages.size() > 1;
@@ -550,105 +572,8 @@ Work Group::batch_send_recv(
   return finish(std::move(works), call);
 }
 
-namespace {
-
-void check_list(
-    const Group::Impl& group, const char* operation,
-    const std::vector<Tensor>& tensors) {
-  if (tensors.empty()) refuse(group, operation, "the list of tensors is empty");
-  for (const auto& tensor : tensors) {
-    check_tensor(group, operation, tensor);
-    check_same_dtype(group, operation, tensor, tensors.front());
-  }
-}
-
-void check_pairs(
-    const Group::Impl& group, const char* operation,
-    const std::vector<Tensor>& outputs, const std::vector<Tensor>& inputs) {
-  check_list(group, operation, outputs);
-  check_list(group, operation, inputs);
-  if (outputs.size() != inputs.size()) {
-    refuse(
-        group, operation, "{} outputs for {} inputs", outputs.size(),
-        inputs.size());
-  }
-}
-
-}  // namespace
-
-Work Group::all_reduce(
-    const std::vector<Tensor>& tensors, echelon::ReduceOp op,
-    const Call& call) const {
-  check_list(*impl_, "all_reduce", tensors);
-  std::vector<Reduction> reductions;
-  std::vector<Tensor> flat;
-  for (const auto& tensor : tensors) {
-    reductions.push_back(reduction_of(*impl_, "all_reduce", tensor, op));
-    flat.push_back(reductions.back().tensor);
-  }
-  if (size() == 1 || no_data(*impl_, "all_reduce", tensors)) return {};
-  const LabelScope label(label_of(call));
-  auto options = with_async<c10d::AllreduceCoalescedOptions>(call);
-  options.reduceOp = reductions.front().op;
-  return finish(
-      {impl_->backend->allreduce_coalesced(flat, options)}, call,
-      divide(reductions));
-}
-
-Work Group::all_gather(
-    const std::vector<Tensor>& outputs, const std::vector<Tensor>& inputs,
-    const Call& call) const {
-  check_pairs(*impl_, "all_gather", outputs, inputs);
-  const bool sends =
-      !no_data(*impl_, "all_gather", joined(outputs, inputs)) && size() > 1;
-  std::vector<Tensor> to;
-  std::vector<Tensor> from;
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    check_numel(
-        *impl_, "all_gather", outputs[i], inputs[i],
-        inputs[i].numel() * size());
-    to.push_back(flat(*impl_, movable(*impl_, outputs[i])));
-    from.push_back(flat(*impl_, movable(*impl_, inputs[i])));
-    if (size() == 1) copy_alone(outputs[i], inputs[i]);
-  }
-  if (!sends) return {};
-  const LabelScope label(label_of(call));
-  return finish(
-      {impl_->backend->allgather_into_tensor_coalesced(
-          to, from, with_async<c10d::AllgatherOptions>(call))},
-      call);
-}
-
-Work Group::reduce_scatter(
-    const std::vector<Tensor>& outputs, const std::vector<Tensor>& inputs,
-    echelon::ReduceOp op, const Call& call) const {
-  check_pairs(*impl_, "reduce_scatter", outputs, inputs);
-  const bool sends =
-      !no_data(*impl_, "reduce_scatter", joined(outputs, inputs)) && size() > 1;
-  std::vector<Reduction> results;
-  std::vector<Tensor> to;
-  std::vector<Tensor> from;
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    check_numel(
-        *impl_, "reduce_scatter", outputs[i], inputs[i],
-        inputs[i].numel() / size());
-    results.push_back(reduction_of(*impl_, "reduce_scatter", outputs[i], op));
-    to.push_back(flat(*impl_, results.back().tensor));
-    from.push_back(flat(
-        *impl_, reduction_of(*impl_, "reduce_scatter", inputs[i], op).tensor));
-    if (size() == 1) copy_alone(outputs[i], inputs[i]);
-  }
-  if (!sends) return {};
-  const LabelScope label(label_of(call));
-  auto options = with_async<c10d::ReduceScatterOptions>(call);
-  options.reduceOp = results.front().op;
-  return finish(
-      {impl_->backend->reduce_scatter_tensor_coalesced(to, from, options)},
-      call, divide(results));
-}
-
 void Group::barrier(const Call& call) const {
-  if (size() == 1 || no_data(*impl_, "barrier", {})) return;
+  if (size() == 1 || Checks(*impl_, "barrier").no_data({})) return;
   const LabelScope label(label_of(call));
   c10d::BarrierOptions options;
   options.asyncOp = false;

@@ -80,15 +80,22 @@ class Group {
   /// tensor [*] <- reduction over the group, in place.
   Work all_reduce(
       const torch::Tensor& tensor, ReduceOp op = ReduceOp::sum,
-      const Call& call = {}) const;
+      const Call& call = {}) const {
+    return all_reduce(std::vector<torch::Tensor>{tensor}, op, call);
+  }
   /// output [size * numel(input)], in rank order, <- every rank's input.
   Work all_gather(
       const torch::Tensor& output, const torch::Tensor& input,
-      const Call& call = {}) const;
+      const Call& call = {}) const {
+    return all_gather(std::vector<torch::Tensor>{output}, {input}, call);
+  }
   /// output [numel(input) / size] <- this rank's slice of the reduction.
   Work reduce_scatter(
       const torch::Tensor& output, const torch::Tensor& input,
-      ReduceOp op = ReduceOp::sum, const Call& call = {}) const;
+      ReduceOp op = ReduceOp::sum, const Call& call = {}) const {
+    return reduce_scatter(
+        std::vector<torch::Tensor>{output}, {input}, op, call);
+  }
   /// Slice i of input goes to rank i; slice j of output comes from rank j. The
   /// slices are along dim 0, equal or of the given sizes.
   Work all_to_all(

@@ -1,43 +1,50 @@
 #include "echelon/comm/observed_backend.h"
 
 #include <c10/core/ScalarType.h>
+#include <c10/util/Exception.h>
 
 #include <atomic>
 #include <functional>
-#include <mutex>
-#include <string>
-#include <vector>
+#include <optional>
 
-#include "echelon/comm/trace/record.h"
+#include "echelon/comm/shared_memory/failure.h"
+#include "echelon/error.h"
 #include "echelon/text/format.h"
 
 namespace echelon {
 namespace {
 
-std::string dtype_name(const at::Tensor& tensor) {
-  switch (tensor.scalar_type()) {
-    case at::kFloat:
-      return "float32";
-    case at::kDouble:
-      return "float64";
-    case at::kBFloat16:
-      return "bfloat16";
-    case at::kHalf:
-      return "float16";
-    case at::kBool:
-      return "bool";
-    case at::kByte:
-      return "uint8";
-    case at::kChar:
-      return "int8";
-    case at::kShort:
-      return "int16";
-    case at::kInt:
-      return "int32";
-    case at::kLong:
-      return "int64";
-    default:
-      return c10::toString(tensor.scalar_type());
+/// The cause's text, without a C++ stack and without source positions.
+std::string text_of(const std::exception_ptr& cause) {
+  std::string text;
+  try {
+    std::rethrow_exception(cause);
+  } catch (const c10::Error& error) {
+    text = error.what_without_backtrace();
+  } catch (const std::exception& error) {
+    text = error.what();
+  } catch (...) {
+    text = "an exception of unknown type";
+  }
+  if (!text.empty() && text[0] == '[') {
+    const size_t end = text.find("] ");
+    if (end != std::string::npos) text = text.substr(end + 2);
+  }
+  while (!text.empty() && (text.back() == '\n' || text.back() == ' ')) {
+    text.pop_back();
+  }
+  return text;
+}
+
+bool already_explained(const std::exception_ptr& cause) {
+  try {
+    std::rethrow_exception(cause);
+  } catch (const local::Failure&) {
+    return false;
+  } catch (const Error&) {
+    return true;
+  } catch (...) {
+    return false;
   }
 }
 
@@ -67,25 +74,13 @@ class ObservedWork : public c10d::Work {
   ObservedWork(
       int rank, c10::intrusive_ptr<c10d::Work> inner,
       std::shared_ptr<Observer> observer, ObservedCall call, bool watch)
-      : Work(rank, inner->retrieveOpType()),
+      : Work(rank),
         inner_(std::move(inner)),
         state_(std::make_shared<State>(std::move(observer), std::move(call))) {
     if (watch) watch_future();
   }
 
   bool isCompleted() override { return inner_->isCompleted(); }
-  bool isSuccess() const override { return inner_->isSuccess(); }
-  std::exception_ptr exception() const override { return inner_->exception(); }
-  std::vector<at::Tensor> result() override { return inner_->result(); }
-  int sourceRank() const override { return inner_->sourceRank(); }
-  void synchronize() override { inner_->synchronize(); }
-  void abort() override { inner_->abort(); }
-  uint64_t getSequencenumber() const override {
-    return state_->call.record.sequence;
-  }
-  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
-    return future_ ? future_ : inner_->getFuture();
-  }
 
   bool wait(std::chrono::milliseconds timeout) override {
     state_->begin_wait();
@@ -136,21 +131,17 @@ class ObservedWork : public c10d::Work {
     } catch (const c10::Error&) {
       return;  // Gloo's reduce_scatter has none: it ends when it is waited for
     }
-    future_ = c10::make_intrusive<c10::ivalue::Future>(inner->elementType());
-    inner->addCallback(
-        [state = state_, future = future_](c10::ivalue::Future& done) {
-          if (done.hasError()) {
-            future->setError(state->fail(done.exception_ptr()));
-          } else {
-            state->end();
-            future->markCompleted(done.value());
-          }
-        });
+    inner->addCallback([state = state_](c10::ivalue::Future& done) {
+      if (done.hasError()) {
+        state->fail(done.exception_ptr());
+      } else {
+        state->end();
+      }
+    });
   }
 
   c10::intrusive_ptr<c10d::Work> inner_;
   std::shared_ptr<State> state_;
-  c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
 
 class ObservedBackend : public c10d::Backend {
@@ -169,22 +160,8 @@ class ObservedBackend : public c10d::Backend {
   const std::string getBackendName() const override {
     return inner_->getBackendName();
   }
-  void setTimeout(std::chrono::milliseconds timeout) override {
-    inner_->setTimeout(timeout);
-  }
-  bool supportsCoalescing() const override {
-    return inner_->supportsCoalescing();
-  }
   void startCoalescing() override { inner_->startCoalescing(); }
   WorkPtr endCoalescing() override { return inner_->endCoalescing(); }
-  c10::intrusive_ptr<Options> getBackendOptions() override {
-    return inner_->getBackendOptions();
-  }
-  void setSequenceNumberForGroup() override {}
-  uint64_t getSequenceNumberForGroup() override { return sequence_; }
-  c10d::ErrorType getError() override { return inner_->getError(); }
-  void abort() override { inner_->abort(); }
-  void shutdown() override { inner_->shutdown(); }
 
   WorkPtr
   broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override {
@@ -219,14 +196,6 @@ class ObservedBackend : public c10d::Backend {
             "{}, {}", reduce_name(options.reduceOp),
             root_text(options.rootRank)),
         options.asyncOp, [&] { return inner_->reduce(tensors, options); });
-  }
-
-  WorkPtr allgather(
-      std::vector<Tensors>& outputs, Tensors& inputs,
-      const c10d::AllgatherOptions& options) override {
-    return observe("all_gather", first(inputs), "", options.asyncOp, [&] {
-      return inner_->allgather(outputs, inputs, options);
-    });
   }
 
   WorkPtr _allgather_base(
@@ -335,7 +304,7 @@ class ObservedBackend : public c10d::Backend {
     call.record.label = LabelScope::current();
     if (tensor.defined()) {
       call.record.shape = tensor.sizes().vec();
-      call.record.dtype = dtype_name(tensor);
+      call.record.dtype = c10::getDtypeNames(tensor.scalar_type()).first;
       call.record.bytes = static_cast<int64_t>(tensor.nbytes());
     }
     observer_->begin(call);
@@ -392,6 +361,54 @@ class ObservedBackend : public c10d::Backend {
 };
 
 }  // namespace
+
+void Observer::begin(ObservedCall& call) {
+  call.ticket = history_.begin(call.record);
+  call.begun = std::chrono::steady_clock::now();
+  std::lock_guard lock(mutex_);
+  ++status_.num_running;
+  status_.last_begun = StatusEntry(call.record);
+  if (call.collective && call.group->number < RankStatus::kGroups) {
+    status_.begun[call.group->number] = call.record.sequence + 1;
+  }
+  board_->publish(rank_, status_);
+}
+
+void Observer::end(const ObservedCall& call, bool failed) {
+  history_.end(call.ticket, failed);
+  std::lock_guard lock(mutex_);
+  if (status_.num_running > 0) --status_.num_running;
+  if (!failed) {
+    ++status_.num_finished;
+    status_.last_finished = StatusEntry(call.record);
+  }
+  board_->publish(rank_, status_);
+}
+
+std::exception_ptr Observer::explain(
+    const ObservedCall& call, const std::exception_ptr& cause) const {
+  if (already_explained(cause)) return cause;
+  const StatusEntry entry(call.record);
+  const auto waited = std::chrono::steady_clock::now() - call.begun;
+  std::string hang;
+  if (call.collective) {
+    std::vector<std::optional<RankStatus>> statuses;
+    for (int rank : call.group->ranks) statuses.push_back(board_->read(rank));
+    hang = hang_report(
+        {.call = entry,
+         .group = call.group->number,
+         .ranks = call.group->ranks,
+         .rank = rank_,
+         .waited_seconds = std::chrono::duration<double>(waited).count()},
+        statuses);
+  }
+  const auto milliseconds =
+      std::chrono::duration_cast<std::chrono::milliseconds>(waited).count();
+  return std::make_exception_ptr(CommError(format(
+      "{} on axis {}, {} {}, failed after {:g} s: {}{}", entry.describe(),
+      call.record.axis, call.record.dtype, shape_text(call.record.shape),
+      static_cast<double>(milliseconds) / 1000, text_of(cause), hang)));
+}
 
 c10::intrusive_ptr<c10d::Backend> observe_backend(
     c10::intrusive_ptr<c10d::Backend> inner, std::shared_ptr<Observer> observer,

@@ -4,7 +4,9 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <functional>
 #include <string>
+#include <utility>
 
 #include "tests/support/error_text.h"
 
@@ -282,30 +284,27 @@ void each_kind_in_flight(World& world, const Place& at) {
   const auto mine = torch::full({3}, group.rank() + 1.0, real);
   const auto wide = torch::full({3 * size}, group.rank() + 1.0, real);
   const Call call{.label = "in flight", .async = true};
-  const auto empty = [&](int64_t numel) { return torch::zeros({numel}, real); };
-  const std::vector<Tensor> outs = {
-      empty(3 * size), empty(3),     empty(3 * size), empty(3),
-      empty(3 * size), mine.clone(), mine.clone()};
+  std::vector<Tensor> outs;
+  for (const auto& like : {wide, wide, wide, wide, mine, mine, mine}) {
+    outs.push_back(torch::zeros_like(like));
+  }
+  const Tensor copied = mine.clone();
+  const Tensor reduced = mine.clone();
   std::vector<Work> works = {
       group.all_gather(outs[0], mine, call),
-      group.reduce_scatter(outs[1], wide, ReduceOp::sum, call),
-      group.all_gather(std::vector<Tensor>{outs[2]}, {mine}, call),
+      group.reduce_scatter(outs[4], wide, ReduceOp::sum, call),
+      group.all_gather({outs[1], outs[2]}, {mine, mine}, call),
       group.reduce_scatter(
-          std::vector<Tensor>{outs[3]}, {wide}, ReduceOp::sum, call),
-      group.all_to_all(outs[4], wide, {}, {}, call),
-      group.broadcast(outs[5], 0, call),
-      group.reduce(outs[6], 0, ReduceOp::sum, call)};
+          {outs[5], outs[6]}, {wide, wide}, ReduceOp::sum, call),
+      group.all_to_all(outs[3], wide, {}, {}, call),
+      group.broadcast(copied, 0, call),
+      group.reduce(reduced, 0, ReduceOp::sum, call)};
   for (const auto& work : works) work.wait();
-  const double sum = static_cast<double>(size * (size + 1)) / 2;
-  for (const size_t gathered : {0, 2, 4}) {
-    EXPECT_EQ(outs[gathered].sum().item<double>(), 3 * sum) << gathered;
-  }
-  for (const size_t scattered : {1, 3}) {
-    EXPECT_EQ(outs[scattered].sum().item<double>(), 3 * sum) << scattered;
-  }
-  EXPECT_EQ(outs[5].sum().item<double>(), 3);
+  const double sum = 3 * static_cast<double>(size * (size + 1)) / 2;
+  for (const auto& out : outs) EXPECT_EQ(out.sum().item<double>(), sum);
+  EXPECT_EQ(copied.sum().item<double>(), 3);
   if (group.rank() == 0) {
-    EXPECT_EQ(outs[6].sum().item<double>(), 3 * sum);
+    EXPECT_EQ(reduced.sum().item<double>(), sum);
   }
 }
 
@@ -402,48 +401,56 @@ void every_call_is_recorded(World& world, const Place& at) {
 
 void wrong_arguments_are_refused(World& world, const Place& at) {
   const Group& group = world.group();
-  const auto real = at(torch::kFloat32);
-  Tensor tensor = torch::ones({4, 4}, real);
-  EXPECT_THAT(
-      error_text<ConfigError>([&] { group.all_reduce(tensor.t()); }),
-      HasSubstr("not contiguous"));
-  EXPECT_THAT(
-      error_text<ConfigError>([&] { group.all_reduce(Tensor()); }),
-      HasSubstr("undefined"));
-  EXPECT_THAT(
-      error_text<ConfigError>([&] { group.broadcast(tensor, group.size()); }),
-      HasSubstr("outside the group"));
-  EXPECT_THAT(
-      error_text<ConfigError>(
-          [&] { group.all_gather(tensor.clone(), torch::ones({17}, real)); }),
-      HasSubstr("needs an output of"));
-  EXPECT_THAT(
-      error_text<ConfigError>([&] {
-        group.all_gather(
-            torch::ones({4 * group.size()}, at(torch::kInt64)),
-            torch::ones({4}, real));
-      }),
-      HasSubstr("must agree"));
-  EXPECT_THAT(
-      error_text<ConfigError>([&] {
-        group.all_reduce(torch::ones({2}, at(torch::kInt64)), ReduceOp::avg);
-      }),
-      HasSubstr("average of"));
-  EXPECT_THAT(
-      error_text<ConfigError>([&] {
-        group.all_to_all(tensor, tensor, {-1, 5}, {-1, 5});
-      }),
-      HasSubstr("splits must be"));
-  EXPECT_THAT(
-      error_text<ConfigError>([&] { group.send(tensor, group.rank()); }),
-      HasSubstr("is this rank"));
-  EXPECT_THAT(
-      error_text<ConfigError>([&] {
-        world.new_group("x", {0, 0});
-      }),
-      HasSubstr("different numbers"));
+  const int64_t size = group.size();
+  const Tensor tensor = torch::ones({4, 4}, at(torch::kFloat32));
+  const auto real = [&](int64_t numel) {
+    return torch::ones({numel}, at(torch::kFloat32));
+  };
+  const auto whole = [&](int64_t numel) {
+    return torch::ones({numel}, at(torch::kInt64));
+  };
+  const std::vector<std::pair<const char*, std::function<void()>>> refused = {
+      {"not contiguous", [&] { group.all_reduce(tensor.t()); }},
+      {"undefined", [&] { group.all_reduce(Tensor()); }},
+      {"list of tensors is empty",
+       [&] { group.all_reduce(std::vector<Tensor>{}); }},
+      {"outside the group", [&] { group.broadcast(tensor, group.size()); }},
+      {"outside the group", [&] { group.send(tensor, group.size()); }},
+      {"outside the group", [&] { group.recv(tensor, -1); }},
+      {"is this rank", [&] { group.send(tensor, group.rank()); }},
+      {"needs an output of",
+       [&] { group.all_gather(tensor.clone(), real(17)); }},
+      {"needs an output of",
+       [&] { group.reduce_scatter(real(3), real(size)); }},
+      {"must agree", [&] { group.all_gather(whole(4 * size), real(4)); }},
+      {"must agree", [&] { group.all_to_all(whole(size), real(size)); }},
+      {"average of", [&] { group.all_reduce(whole(2), ReduceOp::avg); }},
+      {"splits must be",
+       [&] {
+         group.all_to_all(tensor, tensor, {-1, 5}, {-1, 5});
+       }},
+      {"splits must be",
+       [&] {
+         group.all_to_all(real(size), real(size), {}, {size, size});
+       }},
+      {"different numbers", [&] {
+         world.new_group("x", {0, 0});
+       }}};
+  for (const auto& [text, call] : refused) {
+    EXPECT_THAT(error_text<ConfigError>(call), HasSubstr(text));
+  }
+  if (size > 1) {
+    EXPECT_THAT(
+        error_text<ConfigError>(
+            [&] { group.reduce_scatter(real(1), real(size + 1)); }),
+        HasSubstr("does not divide into"));
+    EXPECT_THAT(
+        error_text<ConfigError>(
+            [&] { group.all_to_all(real(size), real(size + 1)); }),
+        HasSubstr("does not divide along dim 0"));
+  }
   group.all_reduce(tensor);
-  EXPECT_EQ(tensor[0][0].item<float>(), static_cast<float>(group.size()));
+  EXPECT_EQ(tensor[0][0].item<float>(), static_cast<float>(size));
 }
 
 // One rank alone makes every call: with anything sent, it would wait for ever.

@@ -36,7 +36,8 @@ std::shared_ptr<Host> join_processes(
 /// groups may be made at the same time; nobody waits here.
 ///
 /// dtypes: float32 float64 bfloat16 float16 int8 uint8 int16 int32 int64 bool.
-/// Reductions: sum avg min max (reduce.h says how each is computed).
+/// Reductions: sum avg min max (reduce.h says how each is computed). It has the
+/// calls that Group makes, and relies on Group's checks of their arguments.
 c10::intrusive_ptr<c10d::Backend> make_backend(
     std::shared_ptr<Host> host, const std::vector<int>& ranks,
     const std::string& group_name, std::chrono::milliseconds timeout);

@@ -29,7 +29,6 @@ class Attachment : public Host {
 
   int rank() const override { return rank_; }
   int size() const override { return segment_->size(); }
-  void abort(const std::string& reason) override;
   void publish_status(std::string_view status) override;
   std::string read_status(int rank) const override;
 

@@ -67,14 +67,10 @@ const char* Communicator::name_of(Kind kind) {
 }
 
 OperationPtr Communicator::begin(Call call, Issue issue) {
-  auto operation = std::make_shared<Operation>();
-  operation->name = name_of(call.kind);
-  operation->group = shared_from_this();
-  operation->on_done = std::move(issue.on_done);
+  auto operation = new_operation(name_of(call.kind), issue);
   call.pause = issue.async && call.shape.bytes() > kInlineBytes;
   {
     std::lock_guard lock(mutex_);
-    operation->timeout = issue.timeout.count() > 0 ? issue.timeout : timeout_;
     operation->sequence = sequence_++;
     operation->task = run(*operation, std::move(call));
     attachment_->engine().enqueue(lane_, operation);

@@ -102,28 +102,6 @@ Communicator::~Communicator() {
   }
 }
 
-void Communicator::set_timeout(std::chrono::milliseconds timeout) {
-  std::lock_guard lock(mutex_);
-  timeout_ = timeout;
-}
-
-uint64_t Communicator::sequence() const {
-  std::lock_guard lock(mutex_);
-  return sequence_;
-}
-
-void Communicator::abort(const std::string& reason) {
-  memory_.verdict().pass(
-      Verdict::Kind::aborted, sequence(), {},
-      format("rank {} aborted the group: {}", rank_, reason));
-  ring_others();
-  attachment_->engine().ring_self();
-}
-
-int Communicator::progress() {
-  return attachment_->engine().progress(*this);
-}
-
 void Communicator::ring_others() {
   for (int r = 0; r < size_; ++r) {
     if (r != rank_) {
@@ -182,15 +160,10 @@ std::string Communicator::title(const Operation& operation) const {
 }
 
 std::vector<int> Communicator::absent(const Operation& operation) const {
-  std::vector<int> absent;
-  if (operation.message) {
-    for (int r = 0; r < size_; ++r) {
-      if (r == operation.peer || (operation.peer < 0 && r != rank_)) {
-        absent.push_back(r);
-      }
-    }
-    return absent;
+  if (operation.peer >= 0) {
+    return {operation.peer};
   }
+  std::vector<int> absent;
   for (int r = 0; r < size_; ++r) {
     if (memory_.progress(r).load() < operation.phase) {
       absent.push_back(r);
@@ -236,19 +209,16 @@ std::exception_ptr Communicator::failure(const Operation& operation) {
 // waits after a member has left was never joined by it.
 std::exception_ptr Communicator::peer_left(const Operation& operation) {
   std::vector<int> left;
-  int needed = 0;
   for (int r = 0; r < size_; ++r) {
     if (r == rank_ || (operation.peer >= 0 && r != operation.peer)) {
       continue;
     }
-    ++needed;
     // A rank that was lost (2) has a verdict of its own, which comes at once.
     if (attachment_->segment().rank(ranks_[r]).left.load() == 1) {
       left.push_back(r);
     }
   }
-  const bool anyone = operation.message && operation.peer < 0;
-  if (left.empty() || (anyone && static_cast<int>(left.size()) < needed)) {
+  if (left.empty()) {
     return nullptr;
   }
   return make<PeerLost>(
@@ -261,13 +231,10 @@ std::exception_ptr Communicator::expire(const Operation& operation) {
   std::string why = format(
       "timed out after {:.1f} s on rank {}", operation.timeout.count() / 1000.0,
       rank_);
-  if (operation.message) {
-    why += operation.peer < 0
-               ? ": nobody sent a message"
-               : format(
-                     ": rank {} {}", operation.peer,
-                     operation.outgoing ? "took no message"
-                                        : "sent no such message");
+  if (operation.peer >= 0) {
+    why += format(
+        ": rank {} {}", operation.peer,
+        operation.outgoing ? "took no message" : "sent no such message");
   } else {
     std::vector<int> arrived;
     for (int r = 0; r < size_; ++r) {
@@ -375,11 +342,11 @@ void Communicator::check(uint64_t s) const {
 }
 
 OperationPtr
-Communicator::new_message(const char* name, int peer, Issue& issue) {
+Communicator::new_operation(const char* name, Issue& issue, int peer) {
   auto operation = std::make_shared<Operation>();
   operation->name = name;
-  operation->message = true;
   operation->peer = peer;
+  operation->timeout = timeout_;
   operation->group = shared_from_this();
   operation->on_done = std::move(issue.on_done);
   return operation;
@@ -388,11 +355,10 @@ Communicator::new_message(const char* name, int peer, Issue& issue) {
 OperationPtr Communicator::send(
     const void* data, const Shape& shape, int destination, int tag,
     Issue issue) {
-  auto operation = new_message("send", destination, issue);
+  auto operation = new_operation("send", issue, destination);
   operation->outgoing = true;
   {
     std::lock_guard lock(mutex_);
-    operation->timeout = issue.timeout.count() > 0 ? issue.timeout : timeout_;
     operation->sequence = sent_[destination]++;
     operation->task =
         run_send(static_cast<const char*>(data), shape, destination, tag);
@@ -451,11 +417,10 @@ OperationPtr Communicator::receive(
   receive->dtype = shape.dtype;
   receive->source = source;
   receive->tag = tag;
-  auto operation = new_message("recv", source, issue);
+  auto operation = new_operation("recv", issue, source);
   operation->task = run_receive(*operation, receive);
   {
     std::lock_guard lock(mutex_);
-    operation->timeout = issue.timeout.count() > 0 ? issue.timeout : timeout_;
     operation->sequence = received_++;
     mailbox_->post(receive);
     attachment_->engine().enqueue(std::make_shared<Lane>(), operation);
@@ -481,11 +446,10 @@ Task Communicator::run_receive(
       co_await Until{something};
     }
   }
-  operation.source = receive->from;
   if (!receive->error.empty()) {
     throw Mismatch(
         title(operation) + ": " + receive->error, operation.sequence,
-        {receive->from});
+        {receive->source});
   }
 }
 

@@ -46,7 +46,6 @@ struct Piece {
 /// is done; `on_done` may own it.
 struct Issue {
   bool async = true;
-  std::chrono::milliseconds timeout{0};  // zero: the group's
   std::function<void(Operation&)> on_done;
 };
 
@@ -64,13 +63,6 @@ class Communicator : public Supervisor,
 
   int rank() const { return rank_; }
   int size() const { return size_; }
-  const std::string& name() const { return name_; }
-  const std::shared_ptr<Host>& host() const { return host_; }
-  /// The host's rank of group rank r.
-  int host_rank(int r) const { return ranks_[r]; }
-  void set_timeout(std::chrono::milliseconds timeout);
-  /// The number of the next collective.
-  uint64_t sequence() const;
 
   /// data[shape] <- reduction, in place.
   OperationPtr
@@ -108,15 +100,8 @@ class Communicator : public Supervisor,
   OperationPtr send(
       const void* data, const Shape& shape, int destination, int tag,
       Issue issue);
-  /// source -1: any rank; Operation::source then says which.
   OperationPtr
   receive(void* data, const Shape& shape, int source, int tag, Issue issue);
-
-  /// Runs pending operations on this thread as far as they go. Returns how many
-  /// of them wait for a peer.
-  int progress();
-  /// Every pending and later operation of the group fails with Aborted.
-  void abort(const std::string& reason);
 
   // Supervisor
   bool failed() const override {
@@ -173,7 +158,7 @@ class Communicator : public Supervisor,
     return attachment_->address(ranks_[r], offset);
   }
 
-  OperationPtr new_message(const char* name, int peer, Issue& issue);
+  OperationPtr new_operation(const char* name, Issue& issue, int peer = -1);
   Task run_send(const char* data, Shape shape, int to, int tag);
   Task run_receive(Operation& operation, std::shared_ptr<Receive> receive);
 
@@ -189,8 +174,8 @@ class Communicator : public Supervisor,
   int size_;
   GroupSlot slot_;
   GroupMemory memory_;
-  mutable std::mutex mutex_;  // order of issue
   std::chrono::milliseconds timeout_;
+  std::mutex mutex_;  // order of issue
   uint64_t sequence_ = 0;
   std::shared_ptr<Lane> lane_;
   std::vector<std::shared_ptr<Lane>> send_lanes_;

@@ -290,32 +290,6 @@ bool Engine::wait(
   return operation->done();
 }
 
-int Engine::progress(const Supervisor& group) {
-  std::vector<std::shared_ptr<Lane>> lanes;
-  {
-    std::lock_guard lock(mutex_);
-    lanes = lanes_;
-  }
-  int waiting = 0;
-  for (const auto& lane : lanes) {
-    const auto num_left = [&] {
-      std::lock_guard lock(lane->mutex_);
-      const auto& queue = lane->queue_;
-      const bool of_group =
-          !queue.empty() && queue.front()->group.get() == &group;
-      return lane->busy_ || !of_group ? 0 : static_cast<int>(queue.size());
-    };
-    if (num_left() == 0) {
-      continue;
-    }
-    step(*lane, false);
-    if (!actionable(*lane)) {
-      waiting += num_left();
-    }
-  }
-  return waiting;
-}
-
 // The front could run now.
 bool Engine::actionable(Lane& lane) {
   std::lock_guard lock(lane.mutex_);

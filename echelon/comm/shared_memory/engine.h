@@ -55,12 +55,10 @@ class Operation : public std::enable_shared_from_this<Operation> {
   bool wait(std::chrono::milliseconds limit = {});
 
   uint64_t sequence = 0;
-  const char* name = "";        // "all_reduce"
-  bool message = false;         // not a collective
-  bool outgoing = false;        // a send
-  int peer = -1;                // of a message; -1: any
-  std::atomic<int> source{-1};  // the sender of a received message
-  uint64_t phase = 0;           // the group's phase that a collective waits in
+  const char* name = "";  // "all_reduce"
+  int peer = -1;          // of a message; -1: a collective
+  bool outgoing = false;  // a send
+  uint64_t phase = 0;     // the group's phase that a collective waits in
   std::chrono::milliseconds timeout{0};  // zero: none
   Task task;
   std::shared_ptr<Supervisor> group;
@@ -110,9 +108,6 @@ class Engine : public std::enable_shared_from_this<Engine> {
   /// Runs it as far as it goes. Not async: returns when it is done.
   void begin(const OperationPtr& operation, bool async);
   bool wait(const OperationPtr& operation, std::chrono::milliseconds limit);
-  /// Runs the operations of `group` that were left to the progress thread.
-  /// Returns how many of them wait for a peer, or behind one that does.
-  int progress(const Supervisor& group);
 
   /// Tells rank `r` that something it may wait for has changed.
   void ring(int r);

@@ -43,7 +43,7 @@ class Timeout : public Failure {
   using Failure::Failure;
 };
 
-/// Some rank gave up: Host::abort, Hub::abort, or a backend's abort.
+/// Some rank gave up: Hub::abort.
 class Aborted : public Failure {
   using Failure::Failure;
 };

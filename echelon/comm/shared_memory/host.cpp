@@ -56,13 +56,6 @@ Attachment::~Attachment() {
   monitor_.reset();
 }
 
-void Attachment::abort(const std::string& reason) {
-  segment_->verdict().pass(
-      Verdict::Kind::aborted, 0, {},
-      format("rank {} aborted: {}", rank_, reason));
-  segment_->ring_all();
-}
-
 void Attachment::publish_status(std::string_view status) {
   std::lock_guard lock(mutex_);
   segment_->status(rank_).publish(status);

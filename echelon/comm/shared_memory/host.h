@@ -32,9 +32,6 @@ class Host {
   virtual ~Host() = default;
   virtual int rank() const = 0;
   virtual int size() const = 0;
-  /// Every pending and later operation of every rank on this host fails with
-  /// Aborted and this reason. The first reason counts.
-  virtual void abort(const std::string& reason) = 0;
   /// Publishes a line about what this rank does, for the hang reports of the
   /// others. At most 4,080 bytes are kept.
   virtual void publish_status(std::string_view status) = 0;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <ranges>
 
 #include "echelon/comm/shared_memory/failure.h"
 #include "echelon/text/format.h"
@@ -21,16 +20,12 @@ PeerAccess::PeerAccess(std::atomic<uint64_t>& accesses, const Supervisor& group)
 Mailbox::Mailbox(Wire wire) : wire_(std::move(wire)), sources_(wire_.size) {}
 
 bool Mailbox::arrived(int source) const {
-  if (source < 0) {
-    const auto ranks = std::views::iota(0, wire_.size);
-    return std::ranges::any_of(ranks, [&](int r) { return arrived(r); });
-  }
   const auto& channel = wire_.memory.channel(source, wire_.rank);
   return channel.head.load(std::memory_order_acquire) >
          sources_[source].consumed.load(std::memory_order_acquire);
 }
 
-bool Mailbox::fits(int from, uint64_t bytes, Dtype dtype, Receive& receive) {
+bool Mailbox::fits(uint64_t bytes, Dtype dtype, Receive& receive) {
   if (bytes == receive.bytes && dtype == receive.dtype) {
     return true;
   }
@@ -39,51 +34,42 @@ bool Mailbox::fits(int from, uint64_t bytes, Dtype dtype, Receive& receive) {
   };
   receive.error = format(
       "recv({}, tag {}), but rank {} sent {}; the message is dropped",
-      text(receive.bytes, receive.dtype), receive.tag, from,
+      text(receive.bytes, receive.dtype), receive.tag, receive.source,
       text(bytes, dtype));
   return false;
 }
 
-void Mailbox::complete(int from, Receive& receive) {
-  receive.from = from;
+void Mailbox::complete(Receive& receive) {
   receive.done.store(true, std::memory_order_release);
   ++completed_;
 }
 
-bool Mailbox::deliver(int from, Message& message, Receive& receive) {
+bool Mailbox::deliver(Message& message, Receive& receive) {
   if (!message.complete) {
     return false;
   }
-  if (fits(from, message.bytes, message.dtype, receive) && message.bytes > 0) {
+  if (fits(message.bytes, message.dtype, receive) && message.bytes > 0) {
     std::memcpy(receive.data, message.data.get(), message.bytes);
   }
-  complete(from, receive);
+  complete(receive);
   return true;
 }
 
 void Mailbox::post(const std::shared_ptr<Receive>& receive) {
   receive->mailbox = this;
   std::lock_guard lock(mutex_);
-  const int first = receive->source < 0 ? 0 : receive->source;
-  const int last = receive->source < 0 ? wire_.size - 1 : receive->source;
-  for (int from = first; from <= last; ++from) {
-    auto& aside = sources_[from].set_aside;
-    const auto message =
-        std::find_if(aside.begin(), aside.end(), [&](const Message& m) {
-          return m.taker == nullptr && m.tag == receive->tag;
-        });
-    if (message != aside.end()) {
-      receive->matched = true;
-      if (deliver(from, *message, *receive)) {
-        aside.erase(message);
-      } else {
-        message->taker = receive;
-      }
-      return;
-    }
-  }
-  for (int from = first; from <= last; ++from) {
-    sources_[from].posted.push_back(receive);
+  auto& source = sources_[receive->source];
+  auto& aside = source.set_aside;
+  const auto message =
+      std::find_if(aside.begin(), aside.end(), [&](const Message& m) {
+        return m.taker == nullptr && m.tag == receive->tag;
+      });
+  if (message == aside.end()) {
+    source.posted.push_back(receive);
+  } else if (deliver(*message, *receive)) {
+    aside.erase(message);
+  } else {
+    message->taker = receive;
   }
 }
 
@@ -93,16 +79,14 @@ void Mailbox::match(int from, const Fragment& fragment) {
   source.position = 0;
   source.target = nullptr;
   source.incoming = nullptr;
-  std::erase_if(source.posted, [](const auto& r) { return r->matched; });
   const auto found = std::find_if(
       source.posted.begin(), source.posted.end(),
       [&](const auto& r) { return r->tag == fragment.tag; });
   const auto dtype = static_cast<Dtype>(fragment.dtype);
   if (found != source.posted.end()) {
     source.target = *found;
-    source.target->matched = true;
     source.posted.erase(found);
-    fits(from, fragment.total, dtype, *source.target);
+    fits(fragment.total, dtype, *source.target);
     return;
   }
   Message& message = source.set_aside.emplace_back();
@@ -132,12 +116,12 @@ void Mailbox::take(int from, const Fragment& fragment, const char* piece) {
     return;
   }
   if (auto target = std::move(source.target)) {
-    complete(from, *target);
+    complete(*target);
   } else {
     Message& message = *source.incoming;
     message.complete = true;
     if (message.taker != nullptr) {
-      deliver(from, message, *message.taker);
+      deliver(message, *message.taker);
       source.set_aside.remove_if(
           [&](const Message& m) { return &m == &message; });
     }
@@ -148,27 +132,24 @@ bool Mailbox::pump(Receive& receive) {
   std::lock_guard lock(mutex_);
   const uint64_t before = completed_;
   const bool was_done = receive.done;
-  const int first = receive.source < 0 ? 0 : receive.source;
-  const int last = receive.source < 0 ? wire_.size - 1 : receive.source;
-  for (int from = first; from <= last; ++from) {
-    auto& channel = wire_.memory.channel(from, wire_.rank);
-    auto& source = sources_[from];
-    while (!receive.done && arrived(from)) {
-      const uint64_t k = source.consumed.load(std::memory_order_relaxed);
-      const Fragment fragment = channel.fragments[k % kFragments];
-      if (fragment.direct) {
-        PeerAccess access(wire_.memory.accesses(wire_.rank), wire_.group);
-        take(from, fragment, wire_.address(from, fragment.offset));
-      } else {
-        take(
-            from, fragment,
-            wire_.segment.at(channel.data.load(std::memory_order_acquire)) +
-                k % kFragments * kFragmentBytes);
-      }
-      source.consumed.store(k + 1, std::memory_order_release);
-      channel.tail.store(k + 1, std::memory_order_seq_cst);
-      wire_.ring(from);
+  const int from = receive.source;
+  auto& channel = wire_.memory.channel(from, wire_.rank);
+  auto& source = sources_[from];
+  while (!receive.done && arrived(from)) {
+    const uint64_t k = source.consumed.load(std::memory_order_relaxed);
+    const Fragment fragment = channel.fragments[k % kFragments];
+    if (fragment.direct) {
+      PeerAccess access(wire_.memory.accesses(wire_.rank), wire_.group);
+      take(from, fragment, wire_.address(from, fragment.offset));
+    } else {
+      take(
+          from, fragment,
+          wire_.segment.at(channel.data.load(std::memory_order_acquire)) +
+              k % kFragments * kFragmentBytes);
     }
+    source.consumed.store(k + 1, std::memory_order_release);
+    channel.tail.store(k + 1, std::memory_order_seq_cst);
+    wire_.ring(from);
   }
   return completed_ - before > (receive.done && !was_done ? 1u : 0u);
 }

@@ -19,18 +19,16 @@ namespace echelon::local {
 
 class Mailbox;
 
-/// One receive. `source` -1 takes a message from anyone.
+/// One receive.
 struct Receive {
   char* data = nullptr;
   uint64_t bytes = 0;
   Dtype dtype = Dtype::uint8;
-  int source = -1;
+  int source = 0;
   int tag = 0;
 
   const Mailbox* mailbox = nullptr;
   std::atomic<bool> done{false};
-  bool matched = false;
-  int from = -1;
   std::string error;  // the message does not fit
 };
 
@@ -87,9 +85,9 @@ class Mailbox {
 
   void take(int from, const Fragment& fragment, const char* piece);
   void match(int from, const Fragment& fragment);
-  bool deliver(int from, Message& message, Receive& receive);
-  void complete(int from, Receive& receive);
-  static bool fits(int from, uint64_t bytes, Dtype dtype, Receive& receive);
+  bool deliver(Message& message, Receive& receive);
+  void complete(Receive& receive);
+  static bool fits(uint64_t bytes, Dtype dtype, Receive& receive);
 
   Wire wire_;
   std::mutex mutex_;

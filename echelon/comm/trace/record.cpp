@@ -4,6 +4,8 @@
 #include <chrono>
 #include <utility>
 
+#include "echelon/text/format.h"
+
 namespace echelon {
 namespace {
 
@@ -14,6 +16,7 @@ int64_t now_ns() {
 }
 
 thread_local std::string current_label;
+thread_local CollectiveTrace* innermost_trace = nullptr;
 
 }  // namespace
 
@@ -79,11 +82,7 @@ void History::on_end(std::function<void(const CollectiveRecord&)> listener) {
 }
 
 std::string shape_text(const std::vector<int64_t>& shape) {
-  std::string text;
-  for (const int64_t size : shape) {
-    text += (text.empty() ? "" : ", ") + std::to_string(size);
-  }
-  return "[" + text + "]";
+  return format("[{}]", join(shape, ", "));
 }
 
 LabelScope::LabelScope(std::string label)
@@ -95,6 +94,25 @@ LabelScope::~LabelScope() {
 
 const std::string& LabelScope::current() {
   return current_label;
+}
+
+CollectiveTrace::CollectiveTrace()
+    : outer_(std::exchange(innermost_trace, this)) {}
+
+CollectiveTrace::~CollectiveTrace() {
+  innermost_trace = outer_;
+}
+
+std::vector<TracedCollective> CollectiveTrace::take() {
+  return std::exchange(calls_, {});
+}
+
+void CollectiveTrace::record(TracedCollective call) {
+  if (active()) innermost_trace->calls_.push_back(std::move(call));
+}
+
+bool CollectiveTrace::active() {
+  return innermost_trace != nullptr;
 }
 
 }  // namespace echelon

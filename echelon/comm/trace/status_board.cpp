@@ -23,13 +23,11 @@ std::string seconds(double value) {
 
 }  // namespace
 
-void StatusEntry::set(
-    uint64_t sequence_, const std::string& operation_, const std::string& axis_,
-    const std::string& label_) {
-  sequence = sequence_;
-  copy_text(operation, operation_);
-  copy_text(axis, axis_);
-  copy_text(label, label_);
+StatusEntry::StatusEntry(const CollectiveRecord& record)
+    : sequence(record.sequence) {
+  copy_text(operation, record.operation);
+  copy_text(axis, record.axis);
+  copy_text(label, record.label);
 }
 
 std::string StatusEntry::describe() const {
@@ -59,25 +57,19 @@ std::optional<RankStatus> status_from_bytes(const std::string& bytes) {
   return status;
 }
 
-std::string describe(const WaitingCall& call) {
-  StatusEntry entry;
-  entry.set(call.sequence, call.operation, call.axis, call.label);
-  return entry.describe();
-}
-
 std::string hang_report(
-    const WaitingCall& call,
+    const WaitingCall& waiting,
     const std::vector<std::optional<RankStatus>>& statuses) {
   std::string missing;
-  std::string arrived;
-  for (size_t i = 0; i < call.ranks.size(); ++i) {
-    const int rank = call.ranks[i];
+  std::vector<int> arrived;
+  for (size_t i = 0; i < waiting.ranks.size(); ++i) {
+    const int rank = waiting.ranks[i];
     const auto& status = statuses[i];
-    const bool here =
-        rank == call.rank || (status && call.group < RankStatus::kGroups &&
-                              status->begun[call.group] > call.sequence);
+    const bool here = rank == waiting.rank ||
+                      (status && waiting.group < RankStatus::kGroups &&
+                       status->begun[waiting.group] > waiting.call.sequence);
     if (here) {
-      arrived += format("{}{}", arrived.empty() ? "" : ", ", rank);
+      arrived.push_back(rank);
       continue;
     }
     missing += format(
@@ -85,7 +77,7 @@ std::string hang_report(
         status && status->num_finished > 0
             ? " last finished " + status->last_finished.describe()
             : " has finished no collective yet",
-        describe(call), seconds(call.waited_seconds));
+        waiting.call.describe(), seconds(waiting.waited_seconds));
     if (status && status->num_running > 0) {
       missing += format(
           "; it is in {} on axis {}", status->last_begun.describe(),
@@ -93,7 +85,7 @@ std::string hang_report(
     }
   }
   if (missing.empty()) return "";
-  return format("{}\n  arrived: rank {}", missing, arrived);
+  return format("{}\n  arrived: rank {}", missing, join(arrived, ", "));
 }
 
 }  // namespace echelon

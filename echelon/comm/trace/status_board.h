@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "echelon/comm/trace/record.h"
+
 namespace echelon {
 
 /// One call as the board shows it. Plain bytes: it is copied between processes.
@@ -19,9 +21,8 @@ struct StatusEntry {
   std::array<char, 24> axis = {};
   std::array<char, 64> label = {};
 
-  void
-  set(uint64_t sequence, const std::string& operation, const std::string& axis,
-      const std::string& label);
+  StatusEntry() = default;
+  explicit StatusEntry(const CollectiveRecord& record);
   /// `all_gather "layer3" (#118)`
   std::string describe() const;
 };
@@ -65,26 +66,20 @@ std::optional<RankStatus> status_from_bytes(const std::string& bytes);
 
 /// The collective that a rank waits in.
 struct WaitingCall {
-  uint64_t sequence = 0;
-  std::string operation;
-  std::string axis;
-  std::string label;
+  StatusEntry call;
   size_t group = 0;        // its number in the world
   std::vector<int> ranks;  // world ranks of the group
   int rank = 0;            // world rank of the waiting rank
   double waited_seconds = 0;
 };
 
-/// `all_reduce "bucket 0" (#119)`
-std::string describe(const WaitingCall& call);
-
 /// One sentence per rank of the group that has not arrived, e.g.
 ///   rank 2 last finished all_gather "layer3" (#118) and has not called
 ///   all_reduce "bucket 0" (#119) for 31 s
-/// then the ranks that have. `statuses` are by position in call.ranks. Empty
+/// then the ranks that have. `statuses` are by position in waiting.ranks. Empty
 /// when all have arrived.
 std::string hang_report(
-    const WaitingCall& call,
+    const WaitingCall& waiting,
     const std::vector<std::optional<RankStatus>>& statuses);
 
 }  // namespace echelon

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "echelon/comm/nccl/cuda.h"
-#include "echelon/comm/trace/collective_trace.h"
+#include "echelon/comm/trace/record.h"
 #include "echelon/error.h"
 #include "echelon/job/pipeline_schedule.h"
 #include "echelon/layers/ties.h"

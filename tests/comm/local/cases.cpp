@@ -296,31 +296,6 @@ void lists(Backend& b) {
       at::equal(outputs[1], sum_of(9000 * size).narrow(0, 9000 * rank, 9000)),
       rank);
 
-  for (const int64_t n : {int64_t{4}, int64_t{30000}}) {
-    std::vector<Tensors> gathered(1);
-    Tensors sent;
-    Tensors received;
-    for (int r = 0; r < size; ++r) {
-      gathered[0].push_back(at::empty({n}));
-      sent.push_back(at_rank(rank * size + r, n + r));
-      received.push_back(at::empty({n + rank}));
-    }
-    Tensors one = {at_rank(rank, n)};
-    wait(b.allgather(gathered, one, {}));
-    wait(b.alltoall(received, sent, {}));
-    for (int r = 0; r < size; ++r) {
-      REQUIRE(at::equal(gathered[0][r], at_rank(r, n)), n);
-      REQUIRE(at::equal(received[r], at_rank(r * size + rank, n + rank)), n);
-    }
-    std::vector<Tensors> parts(1);
-    for (int r = 0; r < size; ++r) {
-      parts[0].push_back(at_rank(rank, n));
-    }
-    Tensors whole = {at::empty({n})};
-    wait(b.reduce_scatter(whole, parts, {}));
-    REQUIRE(at::equal(whole[0], sum_of(n)), n);
-  }
-
   // A strided tensor is used through a copy, and holds the result.
   auto matrix = at_rank(rank, 600).view({20, 30}).clone();
   Tensors strided = {matrix.t()};
@@ -383,17 +358,6 @@ void messages(Backend& b) {
   wait(b.send(a, next, 100));
   wait(first);
   REQUIRE(at::equal(late[0], soon[0]), "late");
-  // Any source, and a batch.
-  b.startCoalescing();
-  Tensors anyone = {at::empty({3})};
-  Tensors id = {at::full({3}, static_cast<float>(rank))};
-  b.send(id, next, 7);
-  auto from = b.recvAnysource(anyone, 7);
-  auto all = b.endCoalescing();
-  wait(all);
-  REQUIRE(all->isCompleted() && all->isSuccess(), "batch");
-  REQUIRE(from->sourceRank() == previous, from->sourceRank());
-  REQUIRE(anyone[0][0].item<float>() == previous, "any source");
   wait(b.barrier({}));
 }
 
@@ -410,7 +374,6 @@ void many_in_flight(Backend& b) {
   for (int k = 299; k >= 0; --k) {
     if (k % 3 == 0) {
       works[k]->getFuture()->waitAndThrow();
-      REQUIRE(works[k]->getFuture()->value().isTensorList(), "future");
     } else {
       wait(works[k]);
     }

@@ -14,7 +14,7 @@ void reductions(Backend& backend);
 void movements(Backend& backend);
 /// Lists of tensors, strided tensors, coalesced forms.
 void lists(Backend& backend);
-/// Tags out of order, all send before they receive, big ones, any source.
+/// Tags out of order, all send before they receive, big ones.
 void messages(Backend& backend);
 /// Hundreds in flight, waited for in any order, through futures too.
 void many_in_flight(Backend& backend);

@@ -77,26 +77,31 @@ TEST(Label, ScopesNest) {
 }
 
 TEST(HangReport, SaysWhatEachMissingRankDidLast) {
-  WaitingCall call{
-      .sequence = 119,
-      .operation = "all_reduce",
-      .axis = "dp_replicate",
-      .label = "bucket 0",
+  const auto entry = [](uint64_t sequence, const char* operation,
+                        const char* axis, const char* label) {
+    return StatusEntry(
+        {.sequence = sequence,
+         .operation = operation,
+         .axis = axis,
+         .label = label});
+  };
+  const WaitingCall waiting{
+      .call = entry(119, "all_reduce", "dp_replicate", "bucket 0"),
       .group = 3,
       .ranks = {0, 2, 4, 6},
       .rank = 0,
       .waited_seconds = 31.2};
   RankStatus behind;
   behind.num_finished = 118;
-  behind.last_finished.set(118, "all_gather", "dp_replicate", "layer3");
+  behind.last_finished = entry(118, "all_gather", "dp_replicate", "layer3");
   behind.begun[3] = 119;
   RankStatus here = behind;
   here.begun[3] = 120;
   RankStatus elsewhere = behind;
   elsewhere.num_running = 1;
-  elsewhere.last_begun.set(5, "barrier", "tp", "");
+  elsewhere.last_begun = entry(5, "barrier", "tp", "");
   const std::string report =
-      hang_report(call, {std::nullopt, behind, here, elsewhere});
+      hang_report(waiting, {std::nullopt, behind, here, elsewhere});
   EXPECT_THAT(
       report,
       HasSubstr("rank 2 last finished all_gather \"layer3\" (#118) and has not "
@@ -105,17 +110,20 @@ TEST(HangReport, SaysWhatEachMissingRankDidLast) {
   EXPECT_THAT(report, HasSubstr("it is in barrier (#5) on axis tp"));
   EXPECT_THAT(report, Not(HasSubstr("rank 4 last")));
   EXPECT_THAT(report, HasSubstr("arrived: rank 0, 4"));
-  EXPECT_EQ(hang_report(call, {here, here, here, here}), "");
+  EXPECT_EQ(hang_report(waiting, {here, here, here, here}), "");
   EXPECT_THAT(
-      hang_report(call, {here, std::nullopt, here, here}),
+      hang_report(waiting, {here, std::nullopt, here, here}),
       HasSubstr("rank 2 has finished no collective yet"));
 }
 
 TEST(Status, SurvivesItsBytesAndLongNames) {
   RankStatus status;
   status.num_finished = 9;
-  status.last_finished.set(
-      1, std::string(100, 'o'), "tp", std::string(99, 'l'));
+  status.last_finished = StatusEntry(
+      {.sequence = 1,
+       .operation = std::string(100, 'o'),
+       .axis = "tp",
+       .label = std::string(99, 'l')});
   const auto back = status_from_bytes(to_bytes(status));
   ASSERT_TRUE(back.has_value());
   EXPECT_EQ(back->last_finished.describe(), status.last_finished.describe());
