@@ -57,6 +57,15 @@ struct Communicator::Call {
     return kind == Kind::all_reduce || kind == Kind::reduce;
   }
   uint64_t element() const { return size_of(shape.dtype); }
+  // Each of outs[count] <- the reduction of `in`.
+  void reduce(
+      const std::vector<const void*>& in, const std::vector<void*>& outs,
+      uint64_t count) const {
+    local::reduce(
+        shape.dtype, op,
+        {static_cast<int>(in.size()), in.data(), static_cast<int>(outs.size()),
+         outs.data(), count});
+  }
 };
 
 const char* Communicator::name_of(Kind kind) {
@@ -127,9 +136,7 @@ OperationPtr Communicator::all_to_all(
     std::vector<Piece> inputs, std::vector<Piece> outputs, Dtype dtype,
     Issue issue) {
   uint64_t count = 0;
-  for (const auto& piece : inputs) {
-    count += piece.count;
-  }
+  for (const auto& piece : inputs) count += piece.count;
   Call call{.kind = Kind::all_to_all, .shape = Shape::flat(count, dtype)};
   call.inputs = std::move(inputs);
   call.outputs = std::move(outputs);
@@ -313,10 +320,7 @@ void Communicator::from_payload(uint64_t s, const Call& call) {
       for (int j = 0; j < size_; ++j) {
         in[j] = memory_.payload(j, s) + (scatters ? rank_ * bytes : 0);
       }
-      void* out = scatters ? call.output : call.data;
-      local::reduce(
-          call.shape.dtype, call.op, size_, in.data(), 1, &out,
-          call.shape.count);
+      call.reduce(in, {scatters ? call.output : call.data}, call.shape.count);
       return;
     }
     case Kind::all_gather:
@@ -359,10 +363,9 @@ void Communicator::reduce_slice(
     all[j] =
         address(j, memory_.descriptor(j, s).offset) + begin * call.element();
   }
-  const bool to_one = call.kind == Kind::reduce;
-  local::reduce(
-      call.shape.dtype, call.op, size_, all.data(), to_one ? 1 : size_,
-      to_one ? &all[call.root] : all.data(), end - begin);
+  const std::vector<const void*> in(all.begin(), all.end());
+  if (call.kind == Kind::reduce) all = {all[call.root]};
+  call.reduce(in, all, end - begin);
 }
 
 void Communicator::claim_chunks(
@@ -397,10 +400,7 @@ void Communicator::in_place(uint64_t s, const Call& call) {
       for (int j = 0; j < size_; ++j) {
         in[j] = address(j, memory_.parts(j, s)[rank_].offset);
       }
-      void* out = call.output;
-      local::reduce(
-          call.shape.dtype, call.op, size_, in.data(), 1, &out,
-          call.shape.count);
+      call.reduce(in, {call.output}, call.shape.count);
       return;
     }
     case Kind::all_gather:
@@ -519,10 +519,11 @@ void Communicator::stage_middle(uint64_t step, const Call& call) {
   for (int j = 0; j < size_; ++j) {
     in[j] = (j == rank_ ? mine : memory_.stage(j, step)) + low * call.element();
   }
-  void* out[] = {
-      memory_.result(step) + low * call.element(), mine + low * call.element()};
-  local::reduce(
-      call.shape.dtype, call.op, size_, in.data(), 2, out, high - low);
+  call.reduce(
+      in,
+      {memory_.result(step) + low * call.element(),
+       mine + low * call.element()},
+      high - low);
 }
 
 void Communicator::stage_out(uint64_t step, const Call& call) {
@@ -580,10 +581,7 @@ void Communicator::stage_out(uint64_t step, const Call& call) {
         in[j] = j == rank_ ? call.inputs[j].data + at
                            : memory_.stage(j, step) + rank_ * stride;
       }
-      void* out = call.output + at;
-      local::reduce(
-          call.shape.dtype, call.op, size_, in.data(), 1, &out,
-          bytes / call.element());
+      call.reduce(in, {call.output + at}, bytes / call.element());
       return;
     }
     case Kind::barrier:

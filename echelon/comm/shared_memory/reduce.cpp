@@ -8,7 +8,7 @@ namespace echelon::local {
 namespace {
 
 struct Choice {
-  detail::ReduceFunction function;
+  void (*function)(Dtype, Reduction, Buffers);
   const char* name;
 };
 
@@ -61,10 +61,8 @@ const char* name_of(Reduction op) {
   return names[static_cast<int>(op)];
 }
 
-void reduce(
-    Dtype dtype, Reduction op, int num_inputs, const void* const* inputs,
-    int num_outputs, void* const* outputs, size_t count) {
-  choice().function(dtype, op, num_inputs, inputs, num_outputs, outputs, count);
+void reduce(Dtype dtype, Reduction op, Buffers buffers) {
+  choice().function(dtype, op, buffers);
 }
 
 const char* reduce_kernels() {

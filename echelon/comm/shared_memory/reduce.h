@@ -34,25 +34,27 @@ size_t size_of(Dtype dtype);        // bytes of one element
 const char* name_of(Dtype dtype);   // "float32"
 const char* name_of(Reduction op);  // "sum"
 
-/// outs[*][i] <- op over inputs[0..num_inputs)[i], for i in [0, count). An
-/// output may be one of the inputs, and no other overlap is allowed.
-void reduce(
-    Dtype dtype, Reduction op, int num_inputs, const void* const* inputs,
-    int num_outputs, void* const* outputs, size_t count);
+/// The memory of one reduction. An output may be one of the inputs, and no
+/// other overlap is allowed.
+struct Buffers {
+  int num_inputs = 0;
+  const void* const* inputs = nullptr;
+  int num_outputs = 0;
+  void* const* outputs = nullptr;
+  size_t count = 0;  // elements of each
+};
+
+/// outputs[*][i] <- op over inputs[0..num_inputs)[i], for i in [0, count).
+void reduce(Dtype dtype, Reduction op, Buffers buffers);
 
 /// The kernels that are used here: "x86-64", "avx2" or "avx512".
 const char* reduce_kernels();
 
 namespace detail {
 
-using ReduceFunction = void (*)(
-    Dtype, Reduction, int, const void* const*, int, void* const*, size_t);
-void reduce_baseline(
-    Dtype, Reduction, int, const void* const*, int, void* const*, size_t);
-void reduce_avx2(
-    Dtype, Reduction, int, const void* const*, int, void* const*, size_t);
-void reduce_avx512(
-    Dtype, Reduction, int, const void* const*, int, void* const*, size_t);
+void reduce_baseline(Dtype dtype, Reduction op, Buffers buffers);
+void reduce_avx2(Dtype dtype, Reduction op, Buffers buffers);
+void reduce_avx512(Dtype dtype, Reduction op, Buffers buffers);
 
 }  // namespace detail
 }  // namespace echelon::local

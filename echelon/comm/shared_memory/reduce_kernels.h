@@ -157,129 +157,112 @@ struct Greater {
 };
 
 template <class T>
-void copy_out(
-    const T* block, int num_outputs, void* const* outputs, size_t at,
-    size_t n) {
-  for (int j = 0; j < num_outputs; ++j) {
-    __builtin_memcpy(static_cast<T*>(outputs[j]) + at, block, n * sizeof(T));
+void copy_out(const T* block, const Buffers& to, size_t at, size_t n) {
+  for (int j = 0; j < to.num_outputs; ++j) {
+    __builtin_memcpy(static_cast<T*>(to.outputs[j]) + at, block, n * sizeof(T));
   }
 }
 
 template <class D, class Combine>
-void reduce_blocks(
-    int num_inputs, const void* const* inputs, int num_outputs,
-    void* const* outputs, size_t count, bool average) {
+void reduce_blocks(const Buffers buffers, bool average) {
   using T = typename D::Stored;
   using A = typename D::Sum;
   alignas(64) A sum[kBlock];
   alignas(64) A value[kBlock];
   alignas(64) T out[kBlock];
-  for (size_t at = 0; at < count; at += kBlock) {
-    const size_t n = count - at < kBlock ? count - at : kBlock;
+  const void* const* inputs = buffers.inputs;
+  for (size_t at = 0; at < buffers.count; at += kBlock) {
+    const size_t n = buffers.count - at < kBlock ? buffers.count - at : kBlock;
     D::load(static_cast<const T*>(inputs[0]) + at, sum, n);
-    for (int j = 1; j < num_inputs; ++j) {
+    for (int j = 1; j < buffers.num_inputs; ++j) {
       D::load(static_cast<const T*>(inputs[j]) + at, value, n);
       for (size_t i = 0; i < n; ++i) {
         sum[i] = Combine::apply(sum[i], value[i]);
       }
     }
     if (average) {
-      const A divisor = static_cast<A>(num_inputs);
+      const A divisor = static_cast<A>(buffers.num_inputs);
       for (size_t i = 0; i < n; ++i) sum[i] /= divisor;
     }
     D::store(sum, out, n);
-    copy_out(out, num_outputs, outputs, at, n);
+    copy_out(out, buffers, at, n);
   }
 }
 
 // The common case, for a fixed number of inputs: one pass in registers.
 template <int N, class T>
-void sum_of(
-    const void* const* inputs, int num_outputs, void* const* outputs,
-    size_t count) {
+void sum_of(const Buffers buffers) {
   alignas(64) T out[kBlock];
   const T* in[N];
-  for (size_t at = 0; at < count; at += kBlock) {
-    const size_t n = count - at < kBlock ? count - at : kBlock;
-    for (int j = 0; j < N; ++j) in[j] = static_cast<const T*>(inputs[j]) + at;
+  for (size_t at = 0; at < buffers.count; at += kBlock) {
+    const size_t n = buffers.count - at < kBlock ? buffers.count - at : kBlock;
+    for (int j = 0; j < N; ++j) {
+      in[j] = static_cast<const T*>(buffers.inputs[j]) + at;
+    }
     for (size_t i = 0; i < n; ++i) {
       T sum = in[0][i];
       for (int j = 1; j < N; ++j) sum += in[j][i];
       out[i] = sum;
     }
-    copy_out(out, num_outputs, outputs, at, n);
+    copy_out(out, buffers, at, n);
   }
 }
 
 template <class D>
-void dispatch(
-    Reduction op, int num_inputs, const void* const* inputs, int num_outputs,
-    void* const* outputs, size_t count) {
+void dispatch(Reduction op, const Buffers& buffers) {
   switch (op) {
     case Reduction::sum:
     case Reduction::avg:
-      return reduce_blocks<D, Adds>(
-          num_inputs, inputs, num_outputs, outputs, count,
-          op == Reduction::avg);
+      return reduce_blocks<D, Adds>(buffers, op == Reduction::avg);
     case Reduction::min:
-      return reduce_blocks<D, Lesser>(
-          num_inputs, inputs, num_outputs, outputs, count, false);
+      return reduce_blocks<D, Lesser>(buffers, false);
     case Reduction::max:
-      return reduce_blocks<D, Greater>(
-          num_inputs, inputs, num_outputs, outputs, count, false);
+      return reduce_blocks<D, Greater>(buffers, false);
   }
 }
 
 template <class T>
-void dispatch_float(
-    Reduction op, int num_inputs, const void* const* inputs, int num_outputs,
-    void* const* outputs, size_t count) {
+void dispatch_float(Reduction op, const Buffers& buffers) {
   if (op == Reduction::sum) {
-    switch (num_inputs) {
+    switch (buffers.num_inputs) {
       case 2:
-        return sum_of<2, T>(inputs, num_outputs, outputs, count);
+        return sum_of<2, T>(buffers);
       case 3:
-        return sum_of<3, T>(inputs, num_outputs, outputs, count);
+        return sum_of<3, T>(buffers);
       case 4:
-        return sum_of<4, T>(inputs, num_outputs, outputs, count);
+        return sum_of<4, T>(buffers);
     }
   }
-  dispatch<Number<T, T>>(op, num_inputs, inputs, num_outputs, outputs, count);
+  dispatch<Number<T, T>>(op, buffers);
 }
 
 }  // namespace
 
-void ECHELON_REDUCE(
-    Dtype dtype, Reduction op, int num_inputs, const void* const* inputs,
-    int num_outputs, void* const* outputs, size_t count) {
-#define ECHELON_CALL(function, ...) \
-  return function<__VA_ARGS__>(     \
-      op, num_inputs, inputs, num_outputs, outputs, count)
+void ECHELON_REDUCE(Dtype dtype, Reduction op, Buffers buffers) {
   switch (dtype) {
     case Dtype::float32:
-      ECHELON_CALL(dispatch_float, float);
+      return dispatch_float<float>(op, buffers);
     case Dtype::float64:
-      ECHELON_CALL(dispatch_float, double);
+      return dispatch_float<double>(op, buffers);
     case Dtype::bfloat16:
-      ECHELON_CALL(dispatch, BFloat16);
+      return dispatch<BFloat16>(op, buffers);
     case Dtype::float16:
-      ECHELON_CALL(dispatch, Float16);
+      return dispatch<Float16>(op, buffers);
     case Dtype::int8:
-      ECHELON_CALL(dispatch, Number<int8_t, int32_t>);
+      return dispatch<Number<int8_t, int32_t>>(op, buffers);
     case Dtype::uint8:
-      ECHELON_CALL(dispatch, Number<uint8_t, int32_t>);
+      return dispatch<Number<uint8_t, int32_t>>(op, buffers);
     case Dtype::int16:
-      ECHELON_CALL(dispatch, Number<int16_t, int32_t>);
+      return dispatch<Number<int16_t, int32_t>>(op, buffers);
     case Dtype::int32:
-      ECHELON_CALL(dispatch, Number<int32_t, int64_t>);
+      return dispatch<Number<int32_t, int64_t>>(op, buffers);
     case Dtype::int64:
-      ECHELON_CALL(dispatch, Int64);
+      return dispatch<Int64>(op, buffers);
     case Dtype::boolean:
       // Zeros and ones: "or" is the greater, "and" the lesser.
-      if (op != Reduction::min) op = Reduction::max;
-      ECHELON_CALL(dispatch, Number<uint8_t, int32_t>);
+      return dispatch<Number<uint8_t, int32_t>>(
+          op == Reduction::min ? op : Reduction::max, buffers);
   }
-#undef ECHELON_CALL
 }
 
 }  // namespace echelon::local::detail

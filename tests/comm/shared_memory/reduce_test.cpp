@@ -13,7 +13,7 @@ namespace reduce_test {
 
 struct Kernels {
   const char* name;
-  detail::ReduceFunction function;
+  void (*function)(Dtype, Reduction, Buffers);
 };
 
 std::vector<Kernels> kernels_of_this_cpu() {
@@ -64,7 +64,8 @@ void check(Dtype dtype) {
             from.push_back(values.data());
             to.push_back(values.data());
           }
-          kernels.function(dtype, op, num, from.data(), num, to.data(), count);
+          kernels.function(
+              dtype, op, {num, from.data(), num, to.data(), count});
           for (int j = 0; j < num; ++j) {
             for (size_t i = 0; i < count; ++i) {
               ASSERT_EQ(in[j][i], (plain<T, A>(inputs, i, op)))
@@ -96,7 +97,7 @@ TEST(Reduce, Bool) {
     uint8_t out[4];
     void* to = out;
     const auto run = [&](Reduction op) {
-      kernels.function(Dtype::boolean, op, 2, in, 1, &to, 4);
+      kernels.function(Dtype::boolean, op, {2, in, 1, &to, 4});
       return std::vector<int>(out, out + 4);
     };
     EXPECT_EQ(run(Reduction::sum), (std::vector<int>{0, 1, 1, 1}));
@@ -120,7 +121,7 @@ TEST(Reduce, Float16RoundsToNearest) {
     std::vector<uint16_t> out(65536);
     const void* in[] = {halves.data(), others.data()};
     void* to = out.data();
-    kernels.function(Dtype::float16, Reduction::sum, 2, in, 1, &to, 65536);
+    kernels.function(Dtype::float16, Reduction::sum, {2, in, 1, &to, 65536});
     for (size_t i = 0; i < out.size(); ++i) {
       _Float16 a, b, got;
       std::memcpy(&a, &halves[i], 2);
@@ -153,7 +154,7 @@ TEST(Reduce, BFloat16RoundsToNearestEven) {
     const void* in[] = {a, b, c};
     uint16_t out[4];
     void* to = out;
-    kernels.function(Dtype::bfloat16, Reduction::sum, 3, in, 1, &to, 4);
+    kernels.function(Dtype::bfloat16, Reduction::sum, {3, in, 1, &to, 4});
     EXPECT_EQ(out[0], bf(1.0f));
     EXPECT_EQ(out[1], bf(1.0f + 0x1p-6f));
     EXPECT_EQ(out[2] & 0x7fff, 0x7fc0);  // NaN stays one
@@ -171,7 +172,7 @@ TEST(Reduce, NanWins) {
             std::vector<const void*>{b.data(), a.data(), c.data()},
             std::vector<const void*>{a.data(), c.data(), b.data()}}) {
         void* to = out.data();
-        kernels.function(Dtype::float32, op, 3, in.data(), 1, &to, 40);
+        kernels.function(Dtype::float32, op, {3, in.data(), 1, &to, 40});
         EXPECT_TRUE(std::isnan(out[0]) && std::isnan(out[39]));
       }
     }
