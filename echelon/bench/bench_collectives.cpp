@@ -61,20 +61,6 @@ double microseconds_of(const std::function<void()>& call) {
       .count();
 }
 
-std::string name_of(BackendKind kind) {
-  switch (kind) {
-    case BackendKind::local:
-      return "local";
-    case BackendKind::gloo:
-      return "gloo";
-    case BackendKind::nccl:
-      return "nccl";
-    case BackendKind::automatic:
-      return "automatic";
-  }
-  return "?";
-}
-
 }  // namespace
 
 std::vector<BenchRow>
@@ -83,7 +69,7 @@ bench_collectives(World& world, const BenchOptions& options) {
   for (int rank = 0; rank < world.size(); ++rank) all.push_back(rank);
   std::vector<Group> groups;
   for (BackendKind kind : options.backends) {
-    groups.push_back(world.new_group(name_of(kind), all, kind));
+    groups.push_back(world.new_group(to_string(kind), all, kind));
   }
   std::vector<BenchRow> rows;
   for (const auto& operation : options.operations) {
@@ -108,7 +94,7 @@ bench_collectives(World& world, const BenchOptions& options) {
       for (size_t i = 0; i < groups.size(); ++i) {
         std::sort(times[i].begin(), times[i].end());
         rows.push_back(
-            {.backend = name_of(options.backends[i]),
+            {.backend = to_string(options.backends[i]),
              .operation = operation,
              .ranks = world.size(),
              .bytes = bytes,

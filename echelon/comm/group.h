@@ -147,8 +147,6 @@ class Group {
 
   struct Impl;
   explicit Group(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
-  /// For the other files of comm/, which name c10d's types.
-  Impl& impl() const { return *impl_; }
 
  private:
   std::shared_ptr<Impl> impl_;

@@ -1,6 +1,5 @@
 #include "echelon/comm/mesh_groups.h"
 
-#include <algorithm>
 #include <string>
 
 namespace echelon {
@@ -27,28 +26,6 @@ MeshGroups MeshGroups::alone(World& world) {
   const Group one = world.new_group("one device", {world.rank()});
   for (Axis axis : kAxes) groups.groups_.emplace(axis, one);
   groups.data_ = one;
-  return groups;
-}
-
-MeshGroups MeshGroups::silent(int rank, const Layout& layout) {
-  MeshGroups groups(layout);
-  const auto group = [&](const std::string& name,
-                         const std::vector<int>& ranks) {
-    const auto own = std::find(ranks.begin(), ranks.end(), rank);
-    return Group::silent(
-        name, static_cast<int>(own - ranks.begin()),
-        static_cast<int>(ranks.size()));
-  };
-  for (Axis axis : kAxes) {
-    groups.groups_.emplace(
-        axis, group(
-                  std::string(to_string(axis)),
-                  groups.mesh_.ranks_along(rank, axis)));
-  }
-  groups.data_ = group(
-      "dp",
-      groups.mesh_.ranks_along(rank, {Axis::dp_replicate, Axis::dp_shard}));
-  groups.data_index_ = groups.mesh_.data_index(rank);
   return groups;
 }
 

@@ -20,8 +20,6 @@ class MeshGroups {
   /// Groups of this rank alone, whatever the world's size. Every rank of the
   /// world calls this.
   static MeshGroups alone(World& world);
-  /// The groups of world rank `rank`, which send nothing (Group::silent).
-  static MeshGroups silent(int rank, const Layout& layout);
 
   const Mesh& mesh() const { return mesh_; }
   /// The ranks whose mesh coordinates differ from this one's along `axis`

@@ -72,64 +72,34 @@ class HostBoard : public StatusBoard {
   std::shared_ptr<local::Host> host_;
 };
 
-std::string backend_name(BackendKind kind) {
-  switch (kind) {
-    case BackendKind::local:
-      return "local";
-    case BackendKind::gloo:
-      return "gloo";
-    case BackendKind::nccl:
-      return "nccl";
-    case BackendKind::automatic:
-      return "automatic";
-  }
-  return "?";
-}
-
 std::vector<int> all_ranks(int size) {
   std::vector<int> ranks(size);
   std::iota(ranks.begin(), ranks.end(), 0);
   return ranks;
 }
 
-/// The first error of any rank, by time.
-class FirstError {
- public:
-  void set(int rank, const std::exception_ptr& error) {
-    std::lock_guard lock(mutex_);
-    if (error_) return;
-    rank_ = rank;
-    error_ = error;
+/// Rethrows the error of a rank with the rank in front.
+[[noreturn]] void rethrow_with_rank(const std::exception_ptr& cause, int rank) {
+  const std::string place = format("rank {}: ", rank);
+  const auto with_place = [&](const std::string& text) {
+    return text.starts_with(place) ? text : place + text;
+  };
+  try {
+    std::rethrow_exception(cause);
+  } catch (const ConfigError& error) {
+    throw ConfigError(with_place(error.what()));
+  } catch (const CommError& error) {
+    throw CommError(with_place(error.what()));
+  } catch (const DataError& error) {
+    throw DataError(with_place(error.what()));
+  } catch (const CheckpointError& error) {
+    throw CheckpointError(with_place(error.what()));
+  } catch (const NumericError& error) {
+    throw NumericError(with_place(error.what()));
+  } catch (const std::exception& error) {
+    throw Error(with_place(error.what()));
   }
-
-  void rethrow() const {
-    if (!error_) return;
-    const std::string place = format("rank {}: ", rank_);
-    const auto with_place = [&](const std::string& text) {
-      return text.starts_with(place) ? text : place + text;
-    };
-    try {
-      std::rethrow_exception(error_);
-    } catch (const ConfigError& error) {
-      throw ConfigError(with_place(error.what()));
-    } catch (const CommError& error) {
-      throw CommError(with_place(error.what()));
-    } catch (const DataError& error) {
-      throw DataError(with_place(error.what()));
-    } catch (const CheckpointError& error) {
-      throw CheckpointError(with_place(error.what()));
-    } catch (const NumericError& error) {
-      throw NumericError(with_place(error.what()));
-    } catch (const std::exception& error) {
-      throw Error(with_place(error.what()));
-    }
-  }
-
- private:
-  std::mutex mutex_;
-  int rank_ = 0;
-  std::exception_ptr error_;
-};
+}
 
 /// Which backend `options` and the machine lead to.
 BackendKind
@@ -150,6 +120,11 @@ choose_backend(const CommOptions& options, const RankEnvironment& env) {
 }
 
 }  // namespace
+
+std::string to_string(BackendKind kind) {
+  static constexpr const char* names[] = {"automatic", "local", "gloo", "nccl"};
+  return names[static_cast<size_t>(kind)];
+}
 
 World::World(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 World::World(World&&) noexcept = default;
@@ -179,8 +154,7 @@ World World::alone(const CommOptions& options) {
   impl->options = options;
   impl->observer =
       std::make_shared<Observer>(0, std::make_shared<MemoryBoard>(1));
-  impl->group =
-      make_group(nullptr, "world", {0}, 0, BackendKind::local, torch::kCPU);
+  impl->group = impl->make("world", {0}, impl->kind);
   return World(std::move(impl));
 }
 
@@ -194,8 +168,7 @@ World World::from_environment(const CommOptions& options) {
     if (choose_backend(options, env) == BackendKind::nccl) {
       world.impl_->kind = BackendKind::nccl;
       world.impl_->use_gpu();
-      world.impl_->group = make_group(
-          nullptr, "world", {0}, 0, BackendKind::nccl, world.impl_->device);
+      world.impl_->group = world.impl_->make("world", {0}, BackendKind::nccl);
     }
     return world;
   }
@@ -315,7 +288,7 @@ torch::Device World::device() const {
   return impl_->device;
 }
 std::string World::backend() const {
-  return backend_name(impl_->kind);
+  return to_string(impl_->kind);
 }
 const CommOptions& World::options() const {
   return impl_->options;
@@ -385,7 +358,15 @@ void run_ranks(
   const auto store = c10::make_intrusive<c10d::HashStore>();
   const auto board = std::make_shared<MemoryBoard>(num_ranks);
   const auto hub = local::make_hub(num_ranks);
-  FirstError first_error;
+  std::once_flag failed;
+  std::exception_ptr first_error;
+  int failed_rank = 0;
+  const auto fail = [&](int rank) {
+    std::call_once(failed, [&] {
+      first_error = std::current_exception();
+      failed_rank = rank;
+    });
+  };
   const auto run = [&](int rank) {
     try {
       auto impl = std::make_unique<World::Impl>();
@@ -404,18 +385,18 @@ void run_ranks(
         body(world);
       } catch (...) {
         // Before the world ends, which fails the other ranks' collectives.
-        first_error.set(rank, std::current_exception());
+        fail(rank);
         throw;
       }
     } catch (...) {
-      first_error.set(rank, std::current_exception());
+      fail(rank);
       hub->abort(format("rank {} ended with an error", rank));
     }
   };
   std::vector<std::thread> threads;
   for (int rank = 0; rank < num_ranks; ++rank) threads.emplace_back(run, rank);
   for (auto& thread : threads) thread.join();
-  first_error.rethrow();
+  if (first_error) rethrow_with_rank(first_error, failed_rank);
 }
 
 }  // namespace echelon

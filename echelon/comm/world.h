@@ -15,6 +15,8 @@
 
 namespace echelon {
 
+std::string to_string(BackendKind kind);  // "local"
+
 /// A rank's membership. Moves, does not copy; groups keep alive what they need.
 /// Destroying it leaves the job.
 class World {
@@ -69,7 +71,6 @@ class World {
 
   struct Impl;
   explicit World(std::unique_ptr<Impl> impl);
-  Impl& impl() const { return *impl_; }
 
  private:
   std::unique_ptr<Impl> impl_;

@@ -8,7 +8,6 @@
 #include <atomic>
 #include <thread>
 
-#include "echelon/comm/mesh_groups.h"
 #include "echelon/error.h"
 
 namespace echelon {
@@ -61,15 +60,6 @@ TEST(Group, SilentGroupsLeaveOutputsUnchanged) {
   EXPECT_EQ(all.sum().item<float>(), 63);
   EXPECT_EQ(tensor.sum().item<float>(), 3);
   EXPECT_THROW(group.all_gather(tensor, all), ConfigError);
-}
-
-TEST(MeshGroups, SilentGroupsHaveTheRanksOfTheLayout) {
-  const auto groups =
-      MeshGroups::silent(5, {.dp_replicate = 2, .tp = 2, .pp = 2});
-  EXPECT_EQ(groups.along(Axis::tp).size(), 2);
-  EXPECT_EQ(groups.along(Axis::tp).rank(), 1);
-  EXPECT_EQ(groups.data().rank(), 1);
-  EXPECT_EQ(groups.data_index(), 1);
 }
 
 TEST(World, ExchangesValuesByRank) {
