@@ -30,54 +30,24 @@ struct HostCopy {
   c10::Device device;  // where they came from
 };
 
-// Copies storages to the host and back, in parallel with the computation. Not
-// thread-safe. Copies of a GPU run on a stream of their own; "current" is the
-// calling thread's stream.
-class HostCopies {
- public:
-  struct Fetched {
-    c10::Storage storage;
-    std::shared_ptr<c10::Event> arrived;  // null: the copy is complete
-  };
-
-  // The caller may free the storage, and the current stream may write to it:
-  // what the stream does next comes after the copy.
-  HostCopy put(const c10::Storage& storage, c10::Device device);
-  // Begins to copy it back to the device that it came from.
-  Fetched fetch(const HostCopy& copy);
-  // Makes the current stream wait for the copy.
-  void wait(const Fetched& fetched) const;
-
- private:
-  struct Leaving {
-    c10::Storage storage;
-    c10::Stream from;
-    std::shared_ptr<c10::Event> left;
-  };
-
-  const c10::Stream& side_stream(c10::Device device);
-  void put_on_stream(
-      const c10::Storage& storage, const HostCopy& copy, c10::Device device);
-  void release_leaving(size_t at_most);
-
-  std::map<c10::DeviceIndex, c10::Stream> side_streams_;
-  std::deque<Leaving> leaving_;
-};
-
 // Copies that may be in flight before forward waits for the oldest.
 constexpr size_t kMostLeaving = 4;
 
-Tensor bytes_of(const c10::Storage& storage, c10::Device device) {
-  return at::empty(
-             {0}, torch::TensorOptions().dtype(torch::kByte).device(device))
-      .set_(storage, 0, {static_cast<int64_t>(storage.nbytes())}, {1});
+// All elements of `storage` in one dimension.
+Tensor over(const c10::Storage& storage, const torch::TensorOptions& options) {
+  const auto itemsize = static_cast<int64_t>(options.dtype().itemsize());
+  return at::empty({0}, options)
+      .set_(
+          storage, 0, {static_cast<int64_t>(storage.nbytes()) / itemsize}, {1});
+}
+
+torch::TensorOptions bytes_on(c10::Device device) {
+  return torch::TensorOptions().dtype(torch::kByte).device(device);
 }
 
 Tensor host_bytes(int64_t count, bool pinned) {
   try {
-    return at::empty(
-        {count},
-        torch::TensorOptions().dtype(torch::kByte).pinned_memory(pinned));
+    return at::empty({count}, bytes_on(torch::kCPU).pinned_memory(pinned));
   } catch (const c10::Error& error) {
     throw Error(format(
         "[memory] activations = \"offload\": the host has no memory for {}{} "
@@ -98,85 +68,102 @@ void order(const c10::Stream& before, const c10::Stream& after) {
   event.block(after);
 }
 
-HostCopy HostCopies::put(const c10::Storage& storage, c10::Device device) {
-  HostCopy copy{
-      host_bytes(static_cast<int64_t>(storage.nbytes()), device.is_cuda()),
-      device};
-  if (device.is_cuda()) {
-    put_on_stream(storage, copy, device);
-  } else {
-    copy.bytes.copy_(bytes_of(storage, device));
-  }
-  return copy;
-}
+// Copies storages to the host and back, in parallel with the computation. Not
+// thread-safe. Copies of a GPU run on a stream of their own; "current" is the
+// calling thread's stream.
+class HostCopies {
+ public:
+  struct Fetched {
+    c10::Storage storage;
+    std::shared_ptr<c10::Event> arrived;  // null: the copy is complete
+  };
 
-void HostCopies::put_on_stream(
-    const c10::Storage& storage, const HostCopy& copy, c10::Device device) {
-  const auto current = guard_of(device).getStream(device);
-  const auto& side = side_stream(device);
-  order(current, side);
-  auto left = std::make_shared<c10::Event>(device.type());
-  {
-    const c10::StreamGuard on_side(side);
-    Tensor bytes = copy.bytes;
-    bytes.copy_(bytes_of(storage, device), /*non_blocking=*/true);
-    left->record(side);
-  }
-  leaving_.push_back({storage, current, std::move(left)});
-  release_leaving(kMostLeaving);
-}
-
-// Storages that are being copied are held until their copy is complete: the
-// current stream could overwrite them.
-void HostCopies::release_leaving(size_t at_most) {
-  while (!leaving_.empty()) {
-    const auto& oldest = leaving_.front();
-    if (!oldest.left->query()) {
-      if (leaving_.size() <= at_most) return;
-      oldest.left->block(oldest.from);
+  // The caller may free the storage, and the current stream may write to it:
+  // what the stream does next comes after the copy.
+  HostCopy put(const c10::Storage& storage, c10::Device device) {
+    HostCopy copy{
+        host_bytes(static_cast<int64_t>(storage.nbytes()), device.is_cuda()),
+        device};
+    if (!device.is_cuda()) {
+      copy.bytes.copy_(over(storage, bytes_on(device)));
+      return copy;
     }
-    leaving_.pop_front();
+    const auto current = guard_of(device).getStream(device);
+    const auto& side = side_stream(device);
+    order(current, side);
+    auto left = std::make_shared<c10::Event>(device.type());
+    {
+      const c10::StreamGuard on_side(side);
+      copy.bytes.copy_(over(storage, bytes_on(device)), /*non_blocking=*/true);
+      left->record(side);
+    }
+    leaving_.push_back({storage, current, std::move(left)});
+    release_leaving(kMostLeaving);
+    return copy;
   }
-}
 
-HostCopies::Fetched HostCopies::fetch(const HostCopy& copy) {
-  Tensor bytes = at::empty(
-      {copy.bytes.numel()},
-      torch::TensorOptions().dtype(torch::kByte).device(copy.device));
-  if (!copy.device.is_cuda()) {
-    bytes.copy_(copy.bytes);
-    return {bytes.storage(), nullptr};
+  // Begins to copy it back to the device that it came from.
+  Fetched fetch(const HostCopy& copy) {
+    Tensor bytes = at::empty({copy.bytes.numel()}, bytes_on(copy.device));
+    if (!copy.device.is_cuda()) {
+      bytes.copy_(copy.bytes);
+      return {bytes.storage(), nullptr};
+    }
+    release_leaving(0);
+    const auto guard = guard_of(copy.device);
+    const auto& side = side_stream(copy.device);
+    // The new memory may have been another tensor's until now.
+    order(guard.getStream(copy.device), side);
+    auto arrived = std::make_shared<c10::Event>(copy.device.type());
+    {
+      const c10::StreamGuard on_side(side);
+      bytes.copy_(copy.bytes, /*non_blocking=*/true);
+      arrived->record(side);
+    }
+    guard.recordDataPtrOnStream(bytes.storage().data_ptr(), side);
+    return {bytes.storage(), std::move(arrived)};
   }
-  release_leaving(0);
-  const auto guard = guard_of(copy.device);
-  const auto& side = side_stream(copy.device);
-  // The new memory may have been another tensor's until now.
-  order(guard.getStream(copy.device), side);
-  auto arrived = std::make_shared<c10::Event>(copy.device.type());
-  {
-    const c10::StreamGuard on_side(side);
-    bytes.copy_(copy.bytes, /*non_blocking=*/true);
-    arrived->record(side);
+
+  // Makes the current stream wait for the copy.
+  void wait(const Fetched& fetched) const {
+    if (!fetched.arrived) return;
+    const auto device = fetched.storage.device();
+    fetched.arrived->block(guard_of(device).getStream(device));
   }
-  guard.recordDataPtrOnStream(bytes.storage().data_ptr(), side);
-  return {bytes.storage(), std::move(arrived)};
-}
 
-void HostCopies::wait(const Fetched& fetched) const {
-  if (!fetched.arrived) return;
-  const auto device = fetched.storage.device();
-  fetched.arrived->block(guard_of(device).getStream(device));
-}
+ private:
+  struct Leaving {
+    c10::Storage storage;
+    c10::Stream from;
+    std::shared_ptr<c10::Event> left;
+  };
 
-const c10::Stream& HostCopies::side_stream(c10::Device device) {
-  const auto found = side_streams_.find(device.index());
-  if (found != side_streams_.end()) return found->second;
-  return side_streams_
-      .emplace(
-          device.index(),
-          guard_of(device).getStreamFromGlobalPool(device, /*high=*/false))
-      .first->second;
-}
+  // Storages that are being copied are held until their copy is complete: the
+  // current stream could overwrite them.
+  void release_leaving(size_t at_most) {
+    while (!leaving_.empty()) {
+      const auto& oldest = leaving_.front();
+      if (!oldest.left->query()) {
+        if (leaving_.size() <= at_most) return;
+        oldest.left->block(oldest.from);
+      }
+      leaving_.pop_front();
+    }
+  }
+
+  const c10::Stream& side_stream(c10::Device device) {
+    const auto found = side_streams_.find(device.index());
+    if (found != side_streams_.end()) return found->second;
+    return side_streams_
+        .emplace(
+            device.index(),
+            guard_of(device).getStreamFromGlobalPool(device, /*high=*/false))
+        .first->second;
+  }
+
+  std::map<c10::DeviceIndex, c10::Stream> side_streams_;
+  std::deque<Leaving> leaving_;
+};
 
 // A storage that was moved off the device, or that was compressed.
 class StoredElsewhere {
@@ -212,13 +199,6 @@ class OnHost : public StoredElsewhere {
   HostCopy there_;
   std::optional<HostCopies::Fetched> back_;
 };
-
-Tensor over(const c10::Storage& storage, const torch::TensorOptions& options) {
-  const auto itemsize = static_cast<int64_t>(options.dtype().itemsize());
-  return at::empty({0}, options)
-      .set_(
-          storage, 0, {static_cast<int64_t>(storage.nbytes()) / itemsize}, {1});
-}
 
 class Rounded : public StoredElsewhere {
  public:

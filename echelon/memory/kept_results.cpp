@@ -242,7 +242,7 @@ void Replay::protect_buffers(OperatorCall& call) const {
   if (!normalises && (buffers_.empty() || !schema.is_mutable())) return;
   for (size_t i = 0; i < schema.arguments().size(); ++i) {
     auto& value = call.stack[call.first() + i];
-    if (!value.isTensor() || !value.toTensor().defined()) continue;
+    if (!is_tensor(value)) continue;
     const auto& argument = schema.arguments()[i];
     const auto& tensor = value.toTensor();
     const bool statistic = normalises && is_running_statistic(argument);
