@@ -3,29 +3,26 @@
 #include <ATen/Parallel.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
-#include <fcntl.h>
 #include <gtest/gtest.h>
-#include <poll.h>
 #include <signal.h>
-#include <spawn.h>
 #include <sys/prctl.h>
-#include <sys/wait.h>
 #include <unistd.h>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
-#include <filesystem>
-#include <fstream>
+#include <functional>
 #include <map>
+#include <memory>
+#include <numeric>
 #include <sstream>
 #include <thread>
 
 #include "echelon/comm/local/local.h"
+#include "echelon/text/format.h"
 #include "tests/comm/local/cases.h"
-
-extern char** environ;
+#include "tests/support/process.h"
 
 namespace echelon::local {
 namespace processes_test {
@@ -33,6 +30,7 @@ namespace processes_test {
 using namespace std::chrono_literals;
 using Tensors = std::vector<at::Tensor>;
 using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
+using testing_support::Command;
 
 // ---- what a rank's process runs
 
@@ -50,12 +48,16 @@ struct Me {
   BackendPtr group(
       const std::string& name, std::chrono::milliseconds timeout = 60s) const {
     std::vector<int> ranks(size);
-    for (int r = 0; r < size; ++r) {
-      ranks[r] = r;
-    }
+    std::iota(ranks.begin(), ranks.end(), 0);
     return make_backend(host, ranks, name, timeout);
   }
 };
+
+// A sum in place, waited for.
+void sum(const BackendPtr& group, const at::Tensor& tensor) {
+  Tensors list = {tensor};
+  group->allreduce(list, {})->wait(0ms);
+}
 
 std::string kind_of(const std::exception& error) {
   if (dynamic_cast<const PeerLost*>(&error)) return "PeerLost";
@@ -65,16 +67,6 @@ std::string kind_of(const std::exception& error) {
   return "other";
 }
 
-std::string missing_of(const std::exception& error) {
-  std::string text;
-  if (const auto* failure = dynamic_cast<const Failure*>(&error)) {
-    for (const int r : failure->missing()) {
-      text += std::to_string(r) + ";";
-    }
-  }
-  return text;
-}
-
 // The steady clock, which all processes of a host share.
 int64_t now_us() {
   return std::chrono::duration_cast<std::chrono::microseconds>(
@@ -82,11 +74,20 @@ int64_t now_us() {
       .count();
 }
 
-void report(const Me& me, const std::exception& error) {
-  const int64_t now = now_us();
-  me.say(
-      "error " + kind_of(error) + " missing " + missing_of(error) + " at " +
-      std::to_string(now) + " " + error.what());
+// Runs `body` and tells the parent of its error.
+void attempt(const Me& me, const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const std::exception& error) {
+    const int64_t now = now_us();
+    std::string missing;
+    if (const auto* failure = dynamic_cast<const Failure*>(&error)) {
+      for (const int r : failure->missing()) missing += format("{};", r);
+    }
+    me.say(format(
+        "error {} missing {} at {} {}", kind_of(error), missing, now,
+        error.what()));
+  }
 }
 
 void all_values(Me& me) {
@@ -113,71 +114,47 @@ void until_failure(Me& me) {
     receive = side->recv(never, victim, 1);
     pending = side->allreduce(more, {});
   }
-  Tensors big = {at::zeros({16 << 20})};
-  me.world->allreduce(big, {})->wait(0ms);
+  const auto big = at::zeros({16 << 20});
+  sum(me.world, big);
   me.say("running");
-  try {
-    for (;;) {
-      me.world->allreduce(big, {})->wait(0ms);
-    }
-  } catch (const std::exception& error) {
-    report(me, error);
-  }
+  attempt(me, [&] {
+    for (;;) sum(me.world, big);
+  });
   for (const auto& work : {receive, pending}) {
-    try {
-      work->wait(0ms);
-    } catch (const std::exception& error) {
-      report(me, error);
-    }
+    attempt(me, [&] { work->wait(0ms); });
   }
-  try {
-    me.world->allreduce(big, {})->wait(0ms);
-  } catch (const std::exception& error) {
-    report(me, error);
-  }
+  attempt(me, [&] { sum(me.world, big); });
 }
 
 // All but the victim wait in a small collective that it never calls.
 void until_idle_failure(Me& me) {
-  Tensors t = {at::zeros({16})};
-  me.world->allreduce(t, {})->wait(0ms);
+  const auto t = at::zeros({16});
+  sum(me.world, t);
   me.say("running");
   if (me.rank == 2) {
     for (;;) pause();
   }
-  try {
-    me.world->allreduce(t, {})->wait(0ms);
-  } catch (const std::exception& error) {
-    report(me, error);
-  }
+  attempt(me, [&] { sum(me.world, t); });
 }
 
 void with_deadline(Me& me) {
   auto group = me.group("short", 1500ms);
-  Tensors t = {at::zeros({me.size > 2 ? 4 << 20 : 16})};
-  group->allreduce(t, {})->wait(0ms);
+  const auto t = at::zeros({me.size > 2 ? 4 << 20 : 16});
+  sum(group, t);
   me.say("running");
-  try {
-    for (;;) {
-      group->allreduce(t, {})->wait(0ms);
-    }
-  } catch (const std::exception& error) {
-    report(me, error);
-  }
+  attempt(me, [&] {
+    for (;;) sum(group, t);
+  });
 }
 
 void leaves_early(Me& me) {
-  Tensors t = {at::ones({4})};
-  me.world->allreduce(t, {})->wait(0ms);
+  const auto t = at::ones({4});
+  sum(me.world, t);
   me.say("running");
   if (me.rank == 1) {
     return;
   }
-  try {
-    me.world->allreduce(t, {})->wait(0ms);
-  } catch (const std::exception& error) {
-    report(me, error);
-  }
+  attempt(me, [&] { sum(me.world, t); });
   // Stays until the other one has its error too.
   me.host->publish_status("told");
   while (me.host->read_status(2 - me.rank) != "told") {
@@ -193,17 +170,16 @@ void groups_come_and_go(Me& me) {
       half.push_back(r);
     }
     auto mine = make_backend(me.host, half, "half", 60s);
-    Tensors t = {at::ones({i % 3 == 0 ? 100000 : 10})};
-    mine->allreduce(t, {})->wait(0ms);
+    const auto t = at::ones({i % 3 == 0 ? 100000 : 10});
+    sum(mine, t);
     auto all = me.group("all");
     Tensors one = {at::ones({1})};
     auto sending = all->send(one, (me.rank + 1) % me.size, 0);
     Tensors other = {at::zeros({1})};
     all->recv(other, (me.rank + me.size - 1) % me.size, 0)->wait(0ms);
     sending->wait(0ms);
-    all->allreduce(one, {})->wait(0ms);
-    if (t[0][0].item<float>() != half.size() ||
-        one[0].item<float>() != me.size) {
+    sum(all, one[0]);
+    if (t[0].item<float>() != half.size() || one[0].item<float>() != me.size) {
       throw std::runtime_error("wrong sum in round " + std::to_string(i));
     }
   }
@@ -222,16 +198,14 @@ void reads_status(Me& me) {
 
 void shares_in_place(Me& me) {
   // The allocator's blocks are in the arena: the sum is made in place.
-  auto t = at::ones({1 << 20});
-  Tensors list = {t};
-  me.world->allreduce(list, {})->wait(0ms);
+  const auto t = at::ones({1 << 20});
+  sum(me.world, t);
   // Memory of another allocator on one rank alone: all take the staged path.
   std::vector<float> plain(1 << 20, 1.0f);
-  list = {
-      me.rank == 0 ? at::from_blob(plain.data(), {1 << 20})
-                   : at::ones({1 << 20})};
-  me.world->allreduce(list, {})->wait(0ms);
-  if (t[5].item<float>() != me.size || list[0][5].item<float>() != me.size) {
+  const auto mixed = me.rank == 0 ? at::from_blob(plain.data(), {1 << 20})
+                                  : at::ones({1 << 20});
+  sum(me.world, mixed);
+  if (t[5].item<float>() != me.size || mixed[5].item<float>() != me.size) {
     throw std::runtime_error("wrong sum");
   }
   // LibTorch's own scratch memory: the same allocator, without a tensor.
@@ -245,9 +219,9 @@ void shares_in_place(Me& me) {
     for (int k = 0; k < 10; ++k) {
       some.push_back(at::full({(i * 37 + k * 1009) % 300000 + 20000}, 1.0f));
     }
-    list = {some[i % 10]};
-    me.world->allreduce(list, {})->wait(0ms);
-    if (list[0][19999].item<float>() != me.size) {
+    const auto& one = some[i % 10];
+    sum(me.world, one);
+    if (one[19999].item<float>() != me.size) {
       throw std::runtime_error("wrong sum");
     }
   }
@@ -298,7 +272,7 @@ TEST(Rank, DISABLED_Process) {
   int share = 0;
   int join_ms = 0;
   arguments >> role >> me.rank >> me.size >> share >> join_ms >> folder;
-  try {
+  attempt(me, [&] {
     auto store =
         c10::make_intrusive<c10d::FileStore>(folder + "/store", me.size);
     me.host = join_processes(
@@ -308,9 +282,7 @@ TEST(Rank, DISABLED_Process) {
     me.world = me.group("world");
     kRoles.at(role)(me);
     me.say("done");
-  } catch (const std::exception& error) {
-    report(me, error);
-  }
+  });
   std::fflush(nullptr);
 }
 
@@ -320,109 +292,49 @@ class Ranks {
  public:
   Ranks(
       const std::string& role, int size, bool share = false,
-      std::vector<int> present = {}, std::chrono::milliseconds join = 60s)
-      : size_(size), pids_(size, 0), outputs_(size, -1), texts_(size) {
-    char pattern[] = "/tmp/echelon-local-XXXXXX";
-    folder_ = mkdtemp(pattern);
+      const std::vector<int>& present = {},
+      std::chrono::milliseconds join = 60s)
+      : ranks_(size) {
     for (int r = 0; r < size; ++r) {
       if (present.empty() ||
           std::count(present.begin(), present.end(), r) > 0) {
-        start(role, r, share, join);
+        ranks_[r] = std::make_unique<Command>(
+            std::vector<std::string>{
+                "/proc/self/exe", "--gtest_filter=Rank.DISABLED_Process",
+                "--gtest_also_run_disabled_tests"},
+            std::vector<std::string>{format(
+                "ECHELON_LOCAL_TEST={} {} {} {} {} {}", role, r, size,
+                share ? 1 : 0, join.count(), folder_.path())});
       }
     }
-  }
-  ~Ranks() {
-    for (int r = 0; r < size_; ++r) {
-      if (pids_[r] > 0) {
-        ::kill(pids_[r], SIGKILL);
-        waitpid(pids_[r], nullptr, 0);
-      }
-      close(outputs_[r]);
-    }
-    std::filesystem::remove_all(folder_);
   }
 
-  pid_t pid(int r) const { return pids_[r]; }
-  void signal(int r, int number) { ::kill(pids_[r], number); }
+  pid_t pid(int r) const { return ranks_[r]->pid(); }
+  void signal(int r, int number) { ranks_[r]->signal(number); }
 
-  // Reads until the rank has said `word`; false when its output ends first.
-  bool wait_for(int r, const std::string& word) {
-    while (texts_[r].find(word) == std::string::npos) {
-      pollfd polled{outputs_[r], POLLIN, 0};
-      if (poll(&polled, 1, 120000) <= 0 || !read_some(r)) {
-        return false;
-      }
+  /// Waits until every rank has said that it is running.
+  void expect_running() const {
+    for (const auto& rank : ranks_) {
+      ASSERT_TRUE(rank->until_output("running")) << rank->out() << rank->err();
     }
-    return true;
   }
-  // Everything the rank said, when it has ended.
-  const std::string& text(int r) {
-    while (read_some(r)) {
-    }
-    return texts_[r];
+  /// Everything the rank said, when it has ended.
+  std::string text(int r) {
+    ranks_[r]->wait(std::chrono::minutes(10));
+    return ranks_[r]->out() + ranks_[r]->err();
   }
   int num(int r, const std::string& word) {
-    const std::string& all = text(r);
-    int num = 0;
-    for (size_t at = all.find(word); at != std::string::npos;
-         at = all.find(word, at + 1)) {
-      ++num;
-    }
-    return num;
+    return testing_support::count(text(r), word);
   }
   void expect_done() {
-    for (int r = 0; r < size_; ++r) {
+    for (size_t r = 0; r < ranks_.size(); ++r) {
       EXPECT_EQ(num(r, "done\n"), 1) << "rank " << r << " said:\n" << text(r);
     }
   }
 
  private:
-  void start(
-      const std::string& role, int r, bool share,
-      std::chrono::milliseconds join) {
-    int ends[2];
-    ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
-    outputs_[r] = ends[0];
-    const std::string variable =
-        "ECHELON_LOCAL_TEST=" + role + " " + std::to_string(r) + " " +
-        std::to_string(size_) + " " + std::to_string(share) + " " +
-        std::to_string(join.count()) + " " + folder_;
-    std::vector<char*> environment = {const_cast<char*>(variable.c_str())};
-    for (char** e = environ; *e != nullptr; ++e) {
-      environment.push_back(*e);
-    }
-    environment.push_back(nullptr);
-    char program[] = "/proc/self/exe";
-    char filter[] = "--gtest_filter=Rank.DISABLED_Process";
-    char disabled[] = "--gtest_also_run_disabled_tests";
-    char* arguments[] = {program, filter, disabled, nullptr};
-    posix_spawn_file_actions_t actions;
-    posix_spawn_file_actions_init(&actions);
-    posix_spawn_file_actions_adddup2(&actions, ends[1], STDOUT_FILENO);
-    posix_spawn_file_actions_adddup2(&actions, ends[1], STDERR_FILENO);
-    ASSERT_EQ(
-        posix_spawn(
-            &pids_[r], program, &actions, nullptr, arguments,
-            environment.data()),
-        0);
-    posix_spawn_file_actions_destroy(&actions);
-    close(ends[1]);
-  }
-
-  bool read_some(int r) {
-    char buffer[4096];
-    const ssize_t got = read(outputs_[r], buffer, sizeof(buffer));
-    if (got > 0) {
-      texts_[r].append(buffer, got);
-    }
-    return got > 0;
-  }
-
-  int size_;
-  std::string folder_;
-  std::vector<pid_t> pids_;
-  std::vector<int> outputs_;
-  std::vector<std::string> texts_;
+  testing_support::TempFolder folder_;
+  std::vector<std::unique_ptr<Command>> ranks_;  // null: not present
 };
 
 class Processes : public ::testing::TestWithParam<std::tuple<int, bool>> {};
@@ -464,9 +376,7 @@ class Death : public ::testing::TestWithParam<bool> {};
 
 TEST_P(Death, FailsEverythingOfEverySurvivor) {
   Ranks ranks("until_failure", 4, GetParam());
-  for (int r = 0; r < 4; ++r) {
-    ASSERT_TRUE(ranks.wait_for(r, "running")) << ranks.text(r);
-  }
+  ASSERT_NO_FATAL_FAILURE(ranks.expect_running());
   ranks.signal(2, SIGKILL);
   const std::string lost =
       "rank 2 of this host (pid " + std::to_string(ranks.pid(2)) + ") was lost";
@@ -485,14 +395,12 @@ TEST(Processes, PrintsTheTimeToNoticeADeath) {
     std::vector<double> milliseconds;
     for (int round = 0; round < 2; ++round) {
       Ranks ranks(role, 4);
-      for (int r = 0; r < 4; ++r) {
-        ASSERT_TRUE(ranks.wait_for(r, "running")) << ranks.text(r);
-      }
+      ASSERT_NO_FATAL_FAILURE(ranks.expect_running());
       const int64_t killed = now_us();
       ranks.signal(2, SIGKILL);
       for (const int r : {0, 1, 3}) {
         const std::string start = "error PeerLost missing 2; at ";
-        const std::string& text = ranks.text(r);
+        const std::string text = ranks.text(r);
         const size_t at = text.find(start);
         ASSERT_NE(at, std::string::npos) << text;
         milliseconds.push_back(
@@ -515,9 +423,7 @@ class Stop : public ::testing::TestWithParam<int> {};
 TEST_P(Stop, TimesOutNamingTheRank) {
   const int size = GetParam();
   Ranks ranks("with_deadline", size);
-  for (int r = 0; r < size; ++r) {
-    ASSERT_TRUE(ranks.wait_for(r, "running")) << ranks.text(r);
-  }
+  ASSERT_NO_FATAL_FAILURE(ranks.expect_running());
   ranks.signal(1, SIGSTOP);
   for (int r = 0; r < size; ++r) {
     if (r != 1) {
