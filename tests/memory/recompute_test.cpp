@@ -15,6 +15,7 @@
 #include "echelon/memory/saved_tensors.h"
 #include "echelon/profiling/operator_scope.h"
 #include "tests/memory/live_bytes.h"
+#include "tests/support/error_text.h"
 #include "tests/support/parity.h"
 
 namespace echelon {
@@ -104,6 +105,15 @@ void expect_equal(const Outcome& expected, const Outcome& actual) {
   }
 }
 
+// The gradient of `weight`, which forward uses.
+Tensor gradient_of(
+    const Tensor& weight, const LayerForward& layer, const Tensor& input) {
+  layer({input})[0].square().sum().backward();
+  auto gradient = weight.grad().clone();
+  weight.mutable_grad().reset();
+  return gradient;
+}
+
 struct OperatorCount : OperatorHandler {
   void run(OperatorCall& call) override {
     if (call.name() == name) ++count;
@@ -117,8 +127,11 @@ struct OperatorCount : OperatorHandler {
 class RecomputeWays : public testing::TestWithParam<const char*> {
  protected:
   static LayerForward wrap(LayerForward forward) {
-    return std::string(GetParam()) == "all" ? all(std::move(forward))
-                                            : selective(std::move(forward));
+    return with(std::move(forward), {.name = "block"});
+  }
+  static LayerForward with(LayerForward forward, RecomputeOptions options) {
+    if (std::string(GetParam()) != "all") options.keep = matmul_operators();
+    return recomputed(std::move(forward), std::move(options));
   }
 };
 INSTANTIATE_TEST_SUITE_P(
@@ -151,15 +164,11 @@ TEST_P(RecomputeWays, OtherGenerators) {
   };
   const auto gradient = [&](const LayerForward& layer) {
     generator.set_current_seed(5);
-    layer({parity::random({4, 8}, 2)})[0].sum().backward();
-    auto result = weight.grad().clone();
-    weight.mutable_grad().reset();
-    return result;
+    return gradient_of(weight, layer, parity::random({4, 8}, 2));
   };
   const auto expected = gradient(forward);
-  RecomputeOptions options{.generators = {generator}};
-  if (std::string(GetParam()) != "all") options.keep = matmul_operators();
-  EXPECT_TRUE(gradient(recomputed(forward, options)).equal(expected));
+  EXPECT_TRUE(
+      gradient(with(forward, {.generators = {generator}})).equal(expected));
 }
 
 TEST_P(RecomputeWays, Nested) {
@@ -215,11 +224,8 @@ TEST_P(RecomputeWays, InputsWithoutGradients) {
     EXPECT_TRUE(in[0].is_same(ids)) << "a tensor without history stays itself";
     return {torch::tanh(torch::embedding(table, in[0])), in[0]};
   };
-  forward({ids})[0].sum().backward();
-  const auto expected = table.grad().clone();
-  table.mutable_grad().reset();
-  wrap(forward)({ids})[0].sum().backward();
-  EXPECT_TRUE(table.grad().equal(expected));
+  const auto expected = gradient_of(table, forward, ids);
+  EXPECT_TRUE(gradient_of(table, wrap(forward), ids).equal(expected));
 }
 
 TEST_P(RecomputeWays, Autocast) {
@@ -265,9 +271,7 @@ TEST_P(RecomputeWays, BatchNormCountsOnce) {
     LayerForward forward = [norm](const Tensors& in) mutable -> Tensors {
       return {torch::tanh(norm->forward(in[0]))};
     };
-    RecomputeOptions options{.buffers = buffers};
-    if (std::string(GetParam()) != "all") options.keep = matmul_operators();
-    if (again) forward = recomputed(forward, options);
+    if (again) forward = with(forward, {.buffers = buffers});
     const auto x = parity::random({6, 4}, 3).requires_grad_();
     // Two microbatches are in flight.
     const auto a = forward({x})[0];
@@ -401,15 +405,9 @@ TEST(Recompute, KeptResultsThatChangeAreRecomputed) {
     y.mul_(2);
     return {torch::tanh(torch::tanh(y))};
   };
-  const auto gradient = [&](const LayerForward& layer) {
-    layer({parity::random({4, 8}, 2).requires_grad_()})[0].sum().backward();
-    auto result = weight.grad().clone();
-    weight.mutable_grad().reset();
-    return result;
-  };
-  const auto expected = gradient(forward);
-  EXPECT_TRUE(gradient(recomputed(forward, {.keep = matmul_operators()}))
-                  .equal(expected));
+  const auto x = parity::random({4, 8}, 2).requires_grad_();
+  const auto expected = gradient_of(weight, forward, x);
+  EXPECT_TRUE(gradient_of(weight, selective(forward), x).equal(expected));
 }
 
 TEST(Recompute, FusedAttentionIsKept) {
@@ -421,18 +419,12 @@ TEST(Recompute, FusedAttentionIsKept) {
         parts[0], parts[1], parts[2], {}, 0.0, true))};
   };
   const auto x = parity::random({2, 7, 8}, 2).requires_grad_();
-  const auto gradient = [&](const LayerForward& layer) {
-    layer({x})[0].square().sum().backward();
-    auto result = weight.grad().clone();
-    weight.mutable_grad().reset();
-    return result;
-  };
-  const auto expected = gradient(forward);
+  const auto expected = gradient_of(weight, forward, x);
   OperatorCount attention("aten::_scaled_dot_product_flash_attention_for_cpu");
   const OperatorScope scope(attention);
-  EXPECT_TRUE(gradient(selective(forward)).equal(expected));
+  EXPECT_TRUE(gradient_of(weight, selective(forward), x).equal(expected));
   EXPECT_EQ(attention.count, 1);
-  EXPECT_TRUE(gradient(all(forward)).equal(expected));
+  EXPECT_TRUE(gradient_of(weight, all(forward), x).equal(expected));
   EXPECT_EQ(attention.count, 3);
 }
 
@@ -446,10 +438,7 @@ TEST(Recompute, KeptOperatorsMayDrawRandomNumbers) {
   };
   const auto gradient = [&](const LayerForward& layer) {
     torch::manual_seed(3);
-    layer({parity::random({8, 8}, 2)})[0].sum().backward();
-    auto result = weight.grad().clone();
-    weight.mutable_grad().reset();
-    return result;
+    return gradient_of(weight, layer, parity::random({8, 8}, 2));
   };
   const auto expected = gradient(forward);
   OperatorCount draws("aten::native_dropout");
@@ -481,13 +470,9 @@ TEST(Recompute, RegionsAreKeptByName) {
   };
   const auto gradient = [&](std::vector<std::string> keep) {
     runs = 0;
-    recomputed(
-        forward, {.keep = std::move(keep)})({parity::random({8, 8}, 2)})[0]
-        .sum()
-        .backward();
-    auto result = weight.grad().clone();
-    weight.mutable_grad().reset();
-    return result;
+    return gradient_of(
+        weight, recomputed(forward, {.keep = std::move(keep)}),
+        parity::random({8, 8}, 2));
   };
   const auto expected = gradient({});
   EXPECT_EQ(runs, 2);
@@ -529,17 +514,8 @@ TEST(Recompute, OuterHooksGetTheInputs) {
   EXPECT_THAT(taker->sizes, testing::ElementsAre(240, 240));
 }
 
-std::string error_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "no error";
-}
-
 std::string backward_error(const Tensor& y) {
-  return error_of([&] { y.sum().backward(); });
+  return error_text<std::exception>([&] { y.sum().backward(); });
 }
 
 TEST(Recompute, DifferencesOfTheSecondRunAreFound) {
@@ -571,7 +547,7 @@ TEST(Recompute, BackwardInForwardIsRefused) {
     return {y * torch::autograd::grad({y.sum()}, {in[0]}, {}, true)[0]};
   });
   EXPECT_THAT(
-      error_of([&] { forward({x}); }),
+      error_text<std::exception>([&] { forward({x}); }),
       HasSubstr("backward within its forward"));
 }
 
@@ -599,14 +575,15 @@ TEST_P(RecomputeWays, ForwardMayChangeItsInput) {
       return {torch::tanh(input.mul_(2).mm(weight))};
     });
   };
-  const auto gradients = [&](const LayerForward& forward) {
+  const auto gradients = [&](const LayerForward& forward) -> Tensors {
     const auto x = parity::random({3, 16}, 2).requires_grad_();
-    auto y = x * 1;
-    for (int i = 0; i < 3; ++i) y = forward({y * 1})[0];
-    y.sum().backward();
-    Tensors all = {x.grad(), weight.grad().clone()};
-    weight.mutable_grad().reset();
-    return all;
+    const LayerForward thrice = [&](const Tensors& in) {
+      Tensors y = in;
+      for (int i = 0; i < 3; ++i) y = forward({y[0] * 1});
+      return y;
+    };
+    const auto of_weight = gradient_of(weight, thrice, x);
+    return {x.grad(), of_weight};
   };
   const auto expected = gradients(layer(plain));
   const auto region = all([one = layer(wrap)](const Tensors& in) -> Tensors {

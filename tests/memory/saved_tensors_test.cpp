@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include "echelon/error.h"
+#include "tests/support/error_text.h"
 
 namespace echelon {
 namespace saved_tensors_test {
@@ -50,6 +50,14 @@ struct Net {
   Tensor x = torch::randn({2, 3}, torch::kDouble).requires_grad_();
 
   Tensor forward() const { return torch::tanh(x.mm(weight)).sum(); }
+  Tensor forward(std::shared_ptr<SavedTensorHooks> hooks) const {
+    const SavedTensorScope scope(std::move(hooks));
+    return forward();
+  }
+  std::vector<Tensor> gradients_without_hooks() {
+    forward().backward();
+    return gradients();
+  }
   std::vector<Tensor> gradients() {
     std::vector<Tensor> all = {x.grad().clone(), weight.grad().clone()};
     x.mutable_grad().reset();
@@ -65,14 +73,9 @@ void expect_same(const std::vector<Tensor>& a, const std::vector<Tensor>& b) {
 
 TEST(SavedTensors, HooksGiveBackWhatBackwardNeeds) {
   Net net;
-  net.forward().backward();
-  const auto expected = net.gradients();
+  const auto expected = net.gradients_without_hooks();
   const auto taker = std::make_shared<Taker>();
-  Tensor loss;
-  {
-    const SavedTensorScope scope(taker);
-    loss = net.forward();
-  }
+  const auto loss = net.forward(taker);
   EXPECT_EQ(taker->taken, 3);  // both factors, and what tanh returned
   EXPECT_EQ(taker->returned, 0);
   EXPECT_EQ(taker->alive, 3);
@@ -87,24 +90,19 @@ TEST(SavedTensors, HooksGiveBackWhatBackwardNeeds) {
 TEST(SavedTensors, GraphsThatNeverRunBackwardsReleaseTheirTensors) {
   const Net net;
   const auto taker = std::make_shared<Taker>();
-  {
-    const SavedTensorScope scope(taker);
-    net.forward();
-  }
+  net.forward(taker);
   EXPECT_EQ(taker->alive, 0);
 }
 
 TEST(SavedTensors, OuterHooksGetTensorsThatInnerOnesLeave) {
   Net net;
-  net.forward().backward();
-  const auto expected = net.gradients();
+  const auto expected = net.gradients_without_hooks();
   const auto outer = std::make_shared<Taker>();
   const auto inner = std::make_shared<Taker>(12);  // the weight
   Tensor loss;
   {
-    const SavedTensorScope first(outer);
-    const SavedTensorScope second(inner);
-    loss = net.forward();
+    const SavedTensorScope scope(outer);
+    loss = net.forward(inner);
   }
   EXPECT_EQ(inner->asked, 3);
   EXPECT_EQ(inner->taken, 1);
@@ -125,9 +123,8 @@ TEST(SavedTensors, OwnersAreAskedFirst) {
   Net net;
   const auto outer = std::make_shared<Owner>(12);  // the weight
   const auto inner = std::make_shared<Taker>();
-  const SavedTensorScope first(outer);
-  const SavedTensorScope second(inner);
-  net.forward();
+  const SavedTensorScope scope(outer);
+  net.forward(inner);
   EXPECT_EQ(outer->asked, 1);
   EXPECT_EQ(outer->taken, 1);
   EXPECT_EQ(inner->asked, 2);
@@ -155,16 +152,12 @@ TEST(SavedTensors, ASnapshotOfHooksCanBeRestored) {
 
 TEST(SavedTensors, NullHooksHideOuterOnes) {
   Net net;
-  net.forward().backward();
-  const auto expected = net.gradients();
+  const auto expected = net.gradients_without_hooks();
   const auto outer = std::make_shared<Taker>();
   Tensor loss;
   {
-    const SavedTensorScope first(outer);
-    {
-      const SavedTensorScope second(nullptr);
-      loss = net.forward();
-    }
+    const SavedTensorScope scope(outer);
+    loss = net.forward(nullptr);
     EXPECT_EQ(outer->asked, 0);
     net.forward();
     EXPECT_EQ(outer->asked, 3) << "the inner scope has ended";
@@ -175,13 +168,8 @@ TEST(SavedTensors, NullHooksHideOuterOnes) {
 
 TEST(SavedTensors, TensorsThatNoHookTakesAreKeptByAutograd) {
   Net net;
-  net.forward().backward();
-  const auto expected = net.gradients();
-  Tensor loss;
-  {
-    const SavedTensorScope scope(std::make_shared<Taker>(1000));
-    loss = net.forward();
-  }
+  const auto expected = net.gradients_without_hooks();
+  const auto loss = net.forward(std::make_shared<Taker>(1000));
   // As autograd does, a leaf is kept itself, with the data that it has then.
   net.weight.set_data(net.weight.detach() * 2);
   loss.backward();
@@ -193,18 +181,15 @@ TEST(SavedTensors, ChangesInPlaceAreFound) {
   for (const bool taken : {false, true}) {
     const Net net;
     const auto taker = std::make_shared<Taker>(taken ? 0 : 1000);
-    const SavedTensorScope scope(taker);
-    const auto loss = net.forward();
+    const auto loss = net.forward(taker);
     {
       const torch::NoGradGuard no_grad;
       net.weight.add_(1);
     }
-    try {
-      loss.backward();
-      FAIL() << "taken " << taken;
-    } catch (const Error& error) {
-      EXPECT_THAT(error.what(), testing::HasSubstr("changed in place"));
-    }
+    EXPECT_THAT(
+        error_text([&] { loss.backward(); }),
+        testing::HasSubstr("changed in place"))
+        << "taken " << taken;
   }
 }
 
@@ -239,11 +224,7 @@ TEST(SavedTensors, FunctionsInCppSaveThroughHooks) {
 TEST(SavedTensors, RetainedGraphsAskAgain) {
   Net net;
   const auto taker = std::make_shared<Taker>();
-  Tensor loss;
-  {
-    const SavedTensorScope scope(taker);
-    loss = net.forward();
-  }
+  const auto loss = net.forward(taker);
   loss.backward({}, /*retain_graph=*/true);
   const auto once = net.gradients();
   EXPECT_EQ(taker->alive, 3);
@@ -277,8 +258,7 @@ TEST(SavedTensors, ScopesBelongToTheirThread) {
   std::thread([&] {
     net.forward();
     EXPECT_EQ(here->asked, 0);
-    const SavedTensorScope own(there);
-    loss = net.forward();
+    loss = net.forward(there);
   }).join();
   EXPECT_EQ(here->asked, 0);
   EXPECT_EQ(there->taken, 3);
