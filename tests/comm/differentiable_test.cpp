@@ -9,7 +9,9 @@
 #include <ATen/CPUGeneratorImpl.h>
 
 #include <functional>
+#include <numeric>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "echelon/comm/world.h"
@@ -20,11 +22,12 @@ namespace differentiable_test {
 
 using testing::HasSubstr;
 using torch::Tensor;
+using Sizes = std::vector<int64_t>;
 
 /// One operation: the shape of a rank's input, and how F is counted.
 struct Case {
   std::string name;
-  std::function<std::vector<int64_t>(int rank, int size)> shape;
+  std::function<Sizes(int rank, int size)> shape;
   std::function<Tensor(const Tensor&, const Group&)> operation;
   bool replicated_input = false;   // one variable, that all ranks hold
   bool replicated_output = false;  // all ranks compute one loss, counted once
@@ -42,112 +45,85 @@ Tensor random(const at::IntArrayRef shape, uint64_t seed) {
 }
 
 // Slices that differ, one of them empty with 3 ranks or more.
-std::vector<int64_t> uneven(int size) {
-  const std::vector<int64_t> all = {2, 3, 0, 1};
+Sizes uneven(int size) {
+  const Sizes all = {2, 3, 0, 1};
   return {all.begin(), all.begin() + size};
 }
 
 // The rows that rank r sends to the others in an uneven all_to_all.
-std::vector<int64_t> sends(int rank, int size) {
-  std::vector<int64_t> splits;
+Sizes sends(int rank, int size) {
+  Sizes splits;
   for (int to = 0; to < size; ++to) splits.push_back((rank + 2 * to) % 3);
   return splits;
 }
 
-std::vector<int64_t> receives(int rank, int size) {
-  std::vector<int64_t> splits;
+Sizes receives(int rank, int size) {
+  Sizes splits;
   for (int from = 0; from < size; ++from) {
     splits.push_back((from + 2 * rank) % 3);
   }
   return splits;
 }
 
-int64_t total(const std::vector<int64_t>& sizes) {
-  int64_t sum = 0;
-  for (const int64_t size : sizes) sum += size;
-  return sum;
+int64_t total(const Sizes& sizes) {
+  return std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
 }
 
 std::vector<Case> cases() {
-  const auto same = [](int, int) { return std::vector<int64_t>{2, 3}; };
+  const auto same = [](int, int) { return Sizes({2, 3}); };
+  const auto uneven_columns = [](int r, int n) {
+    return Sizes({2, uneven(n)[r]});
+  };
+  const auto two_each = [](int, int n) { return Sizes({2 * n, 1}); };
   return {
-      {"copy_to", same,
-       [](const Tensor& x, const Group& g) { return copy_to(x, g); }, true,
+      {"copy_to", same, [](auto& x, auto& g) { return copy_to(x, g); }, true,
        false},
-      {"reduce_from", same,
-       [](const Tensor& x, const Group& g) { return reduce_from(x, g); }, false,
-       true},
-      {"gather_from", same,
-       [](const Tensor& x, const Group& g) { return gather_from(x, g, 1); },
+      {"reduce_from", same, [](auto& x, auto& g) { return reduce_from(x, g); },
        false, true},
-      {"gather_from_uneven",
-       [](int r, int n) {
-         return std::vector<int64_t>{2, uneven(n)[r]};
-       },
-       [](const Tensor& x, const Group& g) {
-         return gather_from(x, g, -1, uneven(g.size()));
-       },
+      {"gather_from", same,
+       [](auto& x, auto& g) { return gather_from(x, g, 1); }, false, true},
+      {"gather_from_uneven", uneven_columns,
+       [](auto& x, auto& g) { return gather_from(x, g, -1, uneven(g.size())); },
        false, true},
       {"scatter_to",
        [](int, int) {
-         return std::vector<int64_t>{5, 2};
+         return Sizes({5, 2});
        },
-       [](const Tensor& x, const Group& g) { return scatter_to(x, g, 0); },
-       true, false},
+       [](auto& x, auto& g) { return scatter_to(x, g, 0); }, true, false},
       {"scatter_to_uneven",
        [](int, int n) {
-         return std::vector<int64_t>{1, total(uneven(n))};
+         return Sizes({1, total(uneven(n))});
        },
-       [](const Tensor& x, const Group& g) {
-         return scatter_to(x, g, 1, uneven(g.size()));
-       },
+       [](auto& x, auto& g) { return scatter_to(x, g, 1, uneven(g.size())); },
        true, false},
       {"all_reduce_sum", same,
-       [](const Tensor& x, const Group& g) { return all_reduce_sum(x, g); }},
-      {"all_gather", same,
-       [](const Tensor& x, const Group& g) { return all_gather(x, g); }},
-      {"all_gather_uneven",
-       [](int r, int n) {
-         return std::vector<int64_t>{2, uneven(n)[r]};
-       },
-       [](const Tensor& x, const Group& g) {
-         return all_gather(x, g, 1, uneven(g.size()));
-       }},
-      {"reduce_scatter",
-       [](int, int n) {
-         return std::vector<int64_t>{2 * n, 1};
-       },
-       [](const Tensor& x, const Group& g) { return reduce_scatter(x, g); }},
+       [](auto& x, auto& g) { return all_reduce_sum(x, g); }},
+      {"all_gather", same, [](auto& x, auto& g) { return all_gather(x, g); }},
+      {"all_gather_uneven", uneven_columns,
+       [](auto& x, auto& g) { return all_gather(x, g, 1, uneven(g.size())); }},
+      {"reduce_scatter", two_each,
+       [](auto& x, auto& g) { return reduce_scatter(x, g); }},
       {"reduce_scatter_uneven",
        [](int, int) {
-         return std::vector<int64_t>{2, 5};
+         return Sizes({2, 5});
        },
-       [](const Tensor& x, const Group& g) { return reduce_scatter(x, g, 1); }},
-      {"all_to_all",
-       [](int, int n) {
-         return std::vector<int64_t>{2 * n, 1};
-       },
-       [](const Tensor& x, const Group& g) { return all_to_all(x, g); }},
+       [](auto& x, auto& g) { return reduce_scatter(x, g, 1); }},
+      {"all_to_all", two_each,
+       [](auto& x, auto& g) { return all_to_all(x, g); }},
       {"all_to_all_uneven",
        [](int r, int n) {
-         return std::vector<int64_t>{total(sends(r, n)), 2};
+         return Sizes({total(sends(r, n)), 2});
        },
-       [](const Tensor& x, const Group& g) {
+       [](auto& x, auto& g) {
          return all_to_all(
              x, g, sends(g.rank(), g.size()), receives(g.rank(), g.size()));
        }},
       {"broadcast_from", same,
-       [](const Tensor& x, const Group& g) {
-         return broadcast_from(x, g, g.size() - 1);
-       }},
+       [](auto& x, auto& g) { return broadcast_from(x, g, g.size() - 1); }},
       {"reduce_to", same,
-       [](const Tensor& x, const Group& g) {
-         return reduce_to(x, g, g.size() / 2);
-       }},
-      {"shift", same,
-       [](const Tensor& x, const Group& g) { return shift(x, g, 1); }},
-      {"shift_back", same,
-       [](const Tensor& x, const Group& g) { return shift(x, g, -2); }},
+       [](auto& x, auto& g) { return reduce_to(x, g, g.size() / 2); }},
+      {"shift", same, [](auto& x, auto& g) { return shift(x, g, 1); }},
+      {"shift_back", same, [](auto& x, auto& g) { return shift(x, g, -2); }},
   };
 }
 
@@ -192,7 +168,7 @@ TEST_P(Adjoint, MatchesFiniteDifferences) {
     const Group& group = world.group();
     const int rank = group.rank();
     const auto shape = test.shape(rank, group.size());
-    Tensor x = random(shape, test.replicated_input ? 7 : 10 + rank);
+    const Tensor x = random(shape, test.replicated_input ? 7 : 10 + rank);
     x.requires_grad_();
     Tensor y = test.operation(x, group);
     const Tensor w = random(y.sizes(), test.replicated_output ? 5 : 20 + rank);
@@ -220,7 +196,7 @@ TEST_P(Adjoint, CanBeDifferentiatedTwice) {
     const Group& group = world.group();
     const int rank = group.rank();
     const auto shape = test.shape(rank, group.size());
-    Tensor x = random(shape, test.replicated_input ? 7 : 10 + rank);
+    const Tensor x = random(shape, test.replicated_input ? 7 : 10 + rank);
     x.requires_grad_();
     const Tensor v = random(shape, test.replicated_input ? 8 : 30 + rank);
     Tensor w;
@@ -315,28 +291,21 @@ TEST(Differentiable, WrongShapesAreErrorsBeforeAnythingIsSent) {
   run_ranks(2, [](World& world) {
     const Group& group = world.group();
     const Tensor x = torch::ones({3, 2}, torch::kFloat64);
-    EXPECT_THAT(
-        error_text<ConfigError>([&] { all_gather(x, group, 2); }),
-        HasSubstr("dim=2, but the input is [3, 2]"));
-    EXPECT_THAT(
-        error_text<ConfigError>([&] { gather_from(x, group, 0, {3}); }),
-        HasSubstr("sizes [3], but 2 ranks need one size"));
-    EXPECT_THAT(
-        error_text<ConfigError>([&] {
-          gather_from(x, group, 0, {4, 4});
-        }),
-        HasSubstr("a slice of 4, but its input has 3"));
-    EXPECT_THAT(
-        error_text<ConfigError>([&] {
-          reduce_scatter(x, group, 0, {1, 1});
-        }),
-        HasSubstr("sum to 2, but the input has 3"));
-    EXPECT_THAT(
-        error_text<ConfigError>([&] { all_to_all(x, group); }),
-        HasSubstr("3 rows do not divide by 2 ranks"));
-    EXPECT_THAT(
-        error_text<ConfigError>([&] { broadcast_from(x, group, 2); }),
-        HasSubstr("rank 2 is not one of"));
+    const Sizes fours = {4, 4};
+    const Sizes ones = {1, 1};
+    const std::vector<std::pair<const char*, std::function<void()>>> refused = {
+        {"dim=2, but the input is [3, 2]", [&] { all_gather(x, group, 2); }},
+        {"sizes [3], but 2 ranks need one size",
+         [&] { gather_from(x, group, 0, {3}); }},
+        {"a slice of 4, but its input has 3",
+         [&] { gather_from(x, group, 0, fours); }},
+        {"sum to 2, but the input has 3",
+         [&] { reduce_scatter(x, group, 0, ones); }},
+        {"3 rows do not divide by 2 ranks", [&] { all_to_all(x, group); }},
+        {"rank 2 is not one of", [&] { broadcast_from(x, group, 2); }}};
+    for (const auto& [text, call] : refused) {
+      EXPECT_THAT(error_text<ConfigError>(call), HasSubstr(text));
+    }
   });
 }
 

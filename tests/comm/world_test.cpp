@@ -8,11 +8,12 @@
 #include <atomic>
 #include <thread>
 
-#include "echelon/error.h"
+#include "tests/support/error_text.h"
 
 namespace echelon {
 namespace world_test {
 
+using testing::AllOf;
 using testing::HasSubstr;
 
 TEST(World, AloneIsAWorldOfOne) {
@@ -74,110 +75,73 @@ TEST(World, ExchangesValuesByRank) {
 }
 
 TEST(RunRanks, TheFirstErrorIsRethrownWithItsRank) {
-  CommOptions options;
-  options.timeout = std::chrono::seconds(20);
-  try {
-    run_ranks(
-        3,
-        [](World& world) {
-          if (world.rank() == 1) throw DataError("cat.jpg: broken");
-          torch::Tensor tensor = torch::ones({1});
-          if (world.rank() == 7) world.group().all_reduce(tensor);
-        },
-        options);
-    FAIL() << "no error";
-  } catch (const DataError& error) {
-    EXPECT_STREQ(error.what(), "rank 1: cat.jpg: broken");
-  }
+  const auto body = [](World& world) {
+    if (world.rank() == 1) throw DataError("cat.jpg: broken");
+    torch::Tensor tensor = torch::ones({1});
+    if (world.rank() == 7) world.group().all_reduce(tensor);
+  };
+  EXPECT_EQ(
+      error_text<DataError>(
+          [&] { run_ranks(3, body, {.timeout = std::chrono::seconds(20)}); }),
+      "rank 1: cat.jpg: broken");
 }
 
 class Hang : public testing::TestWithParam<BackendKind> {};
 
 TEST_P(Hang, EveryRankReportsMissingRanksAndTheirLastCalls) {
-  CommOptions options;
-  options.backend = GetParam();
-  options.timeout = std::chrono::seconds(2);
   std::atomic<int> told{0};
-  try {
-    run_ranks(
-        3,
-        [&](World& world) {
-          const Group& group = world.group();
-          torch::Tensor tensor = torch::ones({8});
-          group.all_reduce(tensor, ReduceOp::sum, {.label = "layer3"});
-          if (world.rank() == 2) {
-            while (told < 2)
-              std::this_thread::sleep_for(std::chrono::milliseconds(5));
-            return;
-          }
-          try {
-            group.all_reduce(tensor, ReduceOp::sum, {.label = "bucket 0"});
-            ADD_FAILURE() << "the collective ended without rank 2";
-          } catch (const CommError& error) {
-            EXPECT_THAT(
-                error.what(),
-                HasSubstr(
-                    "rank 2 last finished all_reduce \"layer3\" (#0) and has "
-                    "not called all_reduce \"bucket 0\" (#1) for 2"));
-            EXPECT_THAT(error.what(), HasSubstr("axis world, float32 [8]"));
-            EXPECT_THAT(error.what(), HasSubstr("arrived: rank 0, 1"));
-          }
-          ++told;
-        },
-        options);
-  } catch (const CommError& error) {
-    ADD_FAILURE() << error.what();
-  }
+  const auto body = [&](World& world) {
+    const Group& group = world.group();
+    torch::Tensor tensor = torch::ones({8});
+    group.all_reduce(tensor, ReduceOp::sum, {.label = "layer3"});
+    if (world.rank() == 2) {
+      while (told < 2) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      }
+      return;
+    }
+    EXPECT_THAT(
+        error_text<CommError>([&] {
+          group.all_reduce(tensor, ReduceOp::sum, {.label = "bucket 0"});
+        }),
+        AllOf(
+            HasSubstr("rank 2 last finished all_reduce \"layer3\" (#0) and has "
+                      "not called all_reduce \"bucket 0\" (#1) for 2"),
+            HasSubstr("axis world, float32 [8]"),
+            HasSubstr("arrived: rank 0, 1")));
+    ++told;
+  };
+  EXPECT_NO_THROW(run_ranks(
+      3, body, {.backend = GetParam(), .timeout = std::chrono::seconds(2)}));
 }
 
 TEST_P(Hang, DifferentCallsAreReported) {
-  CommOptions options;
-  options.backend = GetParam();
-  options.timeout = std::chrono::seconds(30);
-  options.check_collectives = true;
+  const auto body = [](World& world) {
+    const Group& group = world.group();
+    const bool first = world.rank() == 0;
+    const auto error_of = [&](const torch::Tensor& tensor) {
+      return error_text<CommError>([&] { group.all_reduce(tensor); });
+    };
+    EXPECT_THAT(
+        error_of(first ? torch::ones({2, 3}) : torch::ones({3, 2})),
+        AllOf(HasSubstr("[2, 3]"), HasSubstr("[3, 2]")));
+    EXPECT_THAT(
+        error_of(torch::ones({4}, first ? torch::kFloat32 : torch::kFloat64)),
+        AllOf(HasSubstr("float32"), HasSubstr("float64")));
+    torch::Tensor tensor = torch::ones({4});
+    EXPECT_THAT(
+        first ? error_of(tensor)
+              : error_text<CommError>([&] { group.broadcast(tensor, 0); }),
+        AllOf(HasSubstr("all_reduce"), HasSubstr("broadcast")));
+    tensor.fill_(1);
+    group.all_reduce(tensor);
+    EXPECT_EQ(tensor[0].item<float>(), 2);
+  };
   run_ranks(
-      2,
-      [&](World& world) {
-        const Group& group = world.group();
-        const auto expect_error = [&](const std::function<void()>& call,
-                                      const std::string& one,
-                                      const std::string& two) {
-          try {
-            call();
-            ADD_FAILURE() << "no error for " << one;
-          } catch (const CommError& error) {
-            EXPECT_THAT(error.what(), HasSubstr(one));
-            EXPECT_THAT(error.what(), HasSubstr(two));
-          }
-        };
-        const bool first = world.rank() == 0;
-        expect_error(
-            [&] {
-              group.all_reduce(
-                  first ? torch::ones({2, 3}) : torch::ones({3, 2}));
-            },
-            "[2, 3]", "[3, 2]");
-        expect_error(
-            [&] {
-              group.all_reduce(
-                  torch::ones({4}, first ? torch::kFloat32 : torch::kFloat64));
-            },
-            "float32", "float64");
-        expect_error(
-            [&] {
-              torch::Tensor tensor = torch::ones({4});
-              if (first) {
-                group.all_reduce(tensor);
-              } else {
-                group.broadcast(tensor, 0);
-              }
-            },
-            "all_reduce", "broadcast");
-        torch::Tensor tensor = torch::ones({4});
-        group.all_reduce(tensor);
-        EXPECT_EQ(tensor[0].item<float>(), 2);
-      },
-      options);
+      2, body,
+      {.backend = GetParam(),
+       .timeout = std::chrono::seconds(30),
+       .check_collectives = true});
 }
 
 INSTANTIATE_TEST_SUITE_P(
