@@ -4,21 +4,16 @@
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include <string>
+#include <vector>
+
 namespace echelon::local::testing {
 
-using Backend = c10d::Backend;
+struct Case {
+  std::string name;
+  void (*run)(c10d::Backend& backend);
+};
 
-/// Every operation, dtype and reduction, at sizes around each path's limits,
-/// against plain arithmetic on one rank.
-void reductions(Backend& backend);
-void movements(Backend& backend);
-/// Lists of tensors, strided tensors, coalesced forms.
-void lists(Backend& backend);
-/// Tags out of order, all send before they receive, big ones.
-void messages(Backend& backend);
-/// Hundreds in flight, waited for in any order, through futures too.
-void many_in_flight(Backend& backend);
-/// Every kind of disagreement; the group is used after each.
-void mismatches(Backend& backend);
+std::vector<Case> cases();
 
 }  // namespace echelon::local::testing

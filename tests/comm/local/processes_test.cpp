@@ -91,14 +91,7 @@ void attempt(const Me& me, const std::function<void()>& body) {
 }
 
 void all_values(Me& me) {
-  testing::reductions(*me.world);
-  testing::movements(*me.world);
-  testing::lists(*me.world);
-  testing::messages(*me.world);
-  testing::many_in_flight(*me.world);
-  if (me.size > 1) {
-    testing::mismatches(*me.world);
-  }
+  for (const auto& test : testing::cases()) test.run(*me.world);
 }
 
 // Until something fails: big collectives, while a receive and another group's

@@ -31,34 +31,23 @@ BackendPtr world(const std::shared_ptr<Host>& host) {
   return make_backend(host, ranks, "world", 60s);
 }
 
-class Threads : public ::testing::TestWithParam<int> {
- protected:
-  void each(const std::function<void(c10d::Backend&)>& body) {
-    run(GetParam(), [&](std::shared_ptr<Host> host) { body(*world(host)); });
-  }
-};
+class Threads
+    : public ::testing::TestWithParam<std::tuple<int, testing::Case>> {};
 
-TEST_P(Threads, Reductions) {
-  each(testing::reductions);
+TEST_P(Threads, Pass) {
+  const auto& [size, test] = GetParam();
+  run(size,
+      [&test = test](std::shared_ptr<Host> host) { test.run(*world(host)); });
 }
-TEST_P(Threads, Movements) {
-  each(testing::movements);
-}
-TEST_P(Threads, Lists) {
-  each(testing::lists);
-}
-TEST_P(Threads, Messages) {
-  each(testing::messages);
-}
-TEST_P(Threads, ManyInFlight) {
-  each(testing::many_in_flight);
-}
-TEST_P(Threads, Mismatches) {
-  if (GetParam() > 1) {
-    each(testing::mismatches);
-  }
-}
-INSTANTIATE_TEST_SUITE_P(Sizes, Threads, ::testing::Values(1, 2, 3, 4, 8));
+INSTANTIATE_TEST_SUITE_P(
+    Sizes, Threads,
+    ::testing::Combine(
+        ::testing::Values(1, 2, 3, 4, 8),
+        ::testing::ValuesIn(testing::cases())),
+    [](const auto& info) {
+      return std::get<1>(info.param).name +
+             std::to_string(std::get<0>(info.param));
+    });
 
 TEST(ThreadsGroup, ACallbackMustNotWait) {
   run(2, [](std::shared_ptr<Host> host) {
@@ -99,13 +88,8 @@ TEST(ThreadsGroup, AnErrorReachesTheFuture) {
     future->wait();
     require(future->hasError(), "no error");
     EXPECT_THROW(work->wait(), Mismatch);  // the work ends after its future
-    bool thrown = false;
-    try {
-      future->waitAndThrow();
-    } catch (const Mismatch&) {
-      thrown = true;
-    }
-    require(thrown && !work->isSuccess() && work->exception(), "not Mismatch");
+    EXPECT_THROW(future->waitAndThrow(), Mismatch);
+    require(!work->isSuccess() && work->exception(), "not Mismatch");
     group->barrier()->wait();  // still usable
   });
 }

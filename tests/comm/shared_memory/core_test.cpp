@@ -23,6 +23,7 @@ using CommunicatorPtr = std::shared_ptr<Communicator>;
 using ::testing::HasSubstr;
 using testing::require;
 using testing::run_threads;
+using testing::thrown_by;
 
 void wait(const OperationPtr& operation) {
   operation->wait();
@@ -206,11 +207,7 @@ TEST(CoreFailure, AbortEndsEverythingAtOnce) {
       auto operation =
           group->all_reduce(x.data(), floats(x.size()), Reduction::sum, {});
       ++pending;
-      try {
-        wait(operation);
-      } catch (const Aborted& error) {
-        errors[rank] = error.what();
-      }
+      errors[rank] = thrown_by<Aborted>([&] { wait(operation); }).what();
       EXPECT_THROW(wait(group->barrier({})), Aborted);
     });
   }
@@ -232,29 +229,18 @@ TEST(CoreFailure, DeadlineNamesMissingRanks) {
     auto group = group_of(host, "dp", 700ms);
     auto other = group_of(host, "other");
     std::vector<float> x(50000, 1);
+    const auto reduce = [&] {
+      wait(group->all_reduce(x.data(), floats(x.size()), Reduction::sum, {}));
+    };
     if (host->rank() != 1 && host->rank() != 3) {
-      try {
-        wait(group->all_reduce(x.data(), floats(x.size()), Reduction::sum, {}));
-        require(false, "no timeout");
-      } catch (const Timeout& error) {
-        require(
-            error.missing() == std::vector<int>{1, 3} && error.sequence() == 0,
-            error.what());
-        require(
-            std::string(error.what()).find("timed out after 0.7 s") !=
-                std::string::npos,
-            error.what());
-      }
+      const auto error = thrown_by<Timeout>(reduce);
+      EXPECT_EQ(error.missing(), (std::vector<int>{1, 3}));
+      EXPECT_EQ(error.sequence(), 0u);
+      EXPECT_THAT(error.what(), HasSubstr("timed out after 0.7 s"));
     }
     wait(other->barrier({}));  // the rest of the job goes on
     if (host->rank() == 1) {
-      bool thrown = false;
-      try {  // too late: the group has failed
-        wait(group->all_reduce(x.data(), floats(x.size()), Reduction::sum, {}));
-      } catch (const Timeout&) {
-        thrown = true;
-      }
-      require(thrown, "late rank");
+      EXPECT_THROW(reduce(), Timeout);  // too late: the group has failed
     }
     wait(other->barrier({}));
   });
@@ -270,12 +256,8 @@ void expect_timeout_of_receive(
   if (host->rank() == 0) {
     auto receive = group->receive(&x, floats(1), 1, 9, {});
     before(receive);
-    try {
-      wait(receive);
-      require(false, "no timeout");
-    } catch (const Timeout& error) {
-      require(error.missing() == std::vector<int>{1}, error.what());
-    }
+    const auto error = thrown_by<Timeout>([&] { wait(receive); });
+    EXPECT_EQ(error.missing(), std::vector<int>{1});
   }
   wait(other->barrier({}));
 }
@@ -293,13 +275,8 @@ TEST(CoreFailure, AMemberThatLeftIsNamed) {
     if (host->rank() == 1) {
       return;
     }
-    bool thrown = false;
-    try {
-      wait(group->barrier({}));
-    } catch (const PeerLost& error) {
-      thrown = error.missing() == std::vector<int>{1};
-    }
-    require(thrown, "left");
+    const auto error = thrown_by<PeerLost>([&] { wait(group->barrier({})); });
+    EXPECT_EQ(error.missing(), std::vector<int>{1});
   });
 }
 

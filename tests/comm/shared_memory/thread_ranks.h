@@ -47,4 +47,15 @@ inline void require(bool condition, const std::string& what) {
   }
 }
 
+/// The error that `call` throws, which must be an ErrorType.
+template <typename ErrorType, typename Call>
+ErrorType thrown_by(const Call& call) {
+  try {
+    call();
+  } catch (const ErrorType& error) {
+    return error;
+  }
+  throw std::runtime_error("wrong: no error");
+}
+
 }  // namespace echelon::local::testing
