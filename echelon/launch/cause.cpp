@@ -26,14 +26,10 @@ std::string plain(const std::string& line) {
     if (c == 0x1b) {
       if (i + 1 < line.size() && line[i + 1] == '[') {
         i += 2;
-        while (i < line.size() && (line[i] < '@' || line[i] > '~')) {
-          ++i;
-        }
+        while (i < line.size() && (line[i] < '@' || line[i] > '~')) ++i;
       }
     } else if (c == '\r') {
-      if (i + 1 < line.size()) {
-        text.clear();
-      }
+      if (i + 1 < line.size()) text.clear();
     } else if (c >= 0x20 || c == '\t') {
       text += line[i];
     }
@@ -67,9 +63,7 @@ join(const std::vector<std::string>& lines, size_t begin, size_t end) {
       break;
     }
     std::string line = lines[i].substr(0, kMaxLineBytes);
-    if (line.size() < lines[i].size()) {
-      line += "…";
-    }
+    if (line.size() < lines[i].size()) line += "…";
     text += (taken++ == 0 ? "" : "\n") + line;
   }
   return text;
@@ -95,9 +89,7 @@ bool is_noise(const std::string& line) {
 
 size_t last_with(const std::vector<std::string>& lines, const char* part) {
   for (size_t i = lines.size(); i-- > 0;) {
-    if (contains(lines[i], part)) {
-      return i;
-    }
+    if (contains(lines[i], part)) return i;
   }
   return std::string::npos;
 }
@@ -107,9 +99,7 @@ size_t last_with(const std::vector<std::string>& lines, const char* part) {
 std::string find_terminate(const std::vector<std::string>& lines) {
   const char* start = "terminate called after throwing an instance of '";
   const size_t at = last_with(lines, start);
-  if (at == std::string::npos) {
-    return "";
-  }
+  if (at == std::string::npos) return "";
   std::string type = lines[at].substr(lines[at].find('\'') + 1);
   type = type.substr(0, type.rfind('\''));
   if (at + 1 >= lines.size() || !contains(lines[at + 1], "what():")) {
@@ -130,17 +120,11 @@ std::string find_terminate(const std::vector<std::string>& lines) {
 // The lines after the frames of a traceback, which are indented.
 std::string find_traceback(const std::vector<std::string>& lines) {
   const size_t at = last_with(lines, "Traceback (most recent call last):");
-  if (at == std::string::npos) {
-    return "";
-  }
+  if (at == std::string::npos) return "";
   size_t begin = at + 1;
-  while (begin < lines.size() && lines[begin].starts_with(" ")) {
-    ++begin;
-  }
+  while (begin < lines.size() && lines[begin].starts_with(" ")) ++begin;
   size_t end = begin;
-  while (end < lines.size() && !lines[end].empty()) {
-    ++end;
-  }
+  while (end < lines.size() && !lines[end].empty()) ++end;
   return join(lines, begin, end);
 }
 
@@ -151,9 +135,7 @@ std::string find_known_line(const std::vector<std::string>& lines) {
         "error while loading shared libraries", "*** stack smashing detected",
         "terminate called without an active exception"}) {
     const size_t at = last_with(lines, part);
-    if (at != std::string::npos) {
-      return join(lines, at, at + 1);
-    }
+    if (at != std::string::npos) return join(lines, at, at + 1);
   }
   const size_t rust = last_with(lines, "' panicked at ");
   if (rust != std::string::npos) {
@@ -223,18 +205,14 @@ std::optional<Cause> find_cause(const std::vector<RankEnd>& ends) {
   };
   std::vector<Candidate> candidates;
   for (const auto& end : ends) {
-    if (end.status == 0) {
-      continue;
-    }
+    if (end.status == 0) continue;
     const bool own_error = end.report && !end.report->consequence;
     if (!end.told_to_end || own_error) {
       candidates.push_back(
           {describe(end), end.report ? end.report->time_ns : end.time_ns});
     }
   }
-  if (candidates.empty()) {
-    return std::nullopt;
-  }
+  if (candidates.empty()) return std::nullopt;
   return std::min_element(
              candidates.begin(), candidates.end(),
              [](const Candidate& a, const Candidate& b) {
@@ -253,9 +231,7 @@ Outcome combine(const std::vector<Outcome>& hosts) {
       return o.cause ? (o.cause->consequence ? 3 : 4)
                      : (o.exit_code != 0 ? 2 : 0) + (o.stopped_by != 0 ? 1 : 0);
     };
-    if (best == nullptr || weight(host) > weight(*best)) {
-      best = &host;
-    }
+    if (best == nullptr || weight(host) > weight(*best)) best = &host;
   }
   return best != nullptr ? *best : Outcome{};
 }
@@ -284,9 +260,7 @@ std::string find_error(const std::string& stderr_tail) {
   const auto lines = lines_of(stderr_tail);
   for (auto* find : {find_terminate, find_traceback, find_known_line}) {
     const std::string text = find(lines);
-    if (!text.empty()) {
-      return text;
-    }
+    if (!text.empty()) return text;
   }
   return "";
 }
@@ -294,9 +268,7 @@ std::string find_error(const std::string& stderr_tail) {
 std::string last_lines(const std::string& stderr_tail, int lines) {
   const auto all = lines_of(stderr_tail);
   size_t end = all.size();
-  while (end > 0 && is_noise(all[end - 1])) {
-    --end;
-  }
+  while (end > 0 && is_noise(all[end - 1])) --end;
   size_t begin = end;
   while (begin > 0 && end - begin < static_cast<size_t>(lines) &&
          !all[begin - 1].empty()) {

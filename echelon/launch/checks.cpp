@@ -41,15 +41,11 @@ std::string look_up(const std::string& program) {
   for (std::string folder; std::getline(folders, folder, ':');) {
     const std::string file = (folder.empty() ? "." : folder) + "/" + program;
     if (is_file(file)) {
-      if (access(file.c_str(), X_OK) == 0) {
-        return file;
-      }
+      if (access(file.c_str(), X_OK) == 0) return file;
       forbidden = file;
     }
   }
-  if (!forbidden.empty()) {
-    return forbidden;
-  }
+  if (!forbidden.empty()) return forbidden;
   refuse(
       "no program \"{}\" in PATH{}; a path with a slash names a file", program,
       is_file(program) ? "; there is one here: ./" + program : "");
@@ -60,14 +56,10 @@ void check_first_line(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   std::string start(2, '\0');
   if (!file.read(start.data(), 2)) {
-    if (file.eof()) {
-      refuse("{} is empty: not a program", path);
-    }
+    if (file.eof()) refuse("{} is empty: not a program", path);
     return;  // executable but not readable is allowed
   }
-  if (start != "#!") {
-    return;
-  }
+  if (start != "#!") return;
   std::string line;
   std::getline(file, line);
   const bool returns = !line.empty() && line.back() == '\r';
@@ -95,9 +87,7 @@ void check(const LaunchOptions& o) {
     refuse(
         "-n {}: ranks per host must be 1 to {}", o.num_ranks, kMaxRanksPerHost);
   }
-  if (o.num_nodes < 1) {
-    refuse("--nnodes {}: must be 1 or more", o.num_nodes);
-  }
+  if (o.num_nodes < 1) refuse("--nnodes {}: must be 1 or more", o.num_nodes);
   if (o.node_rank < 0 || o.node_rank >= o.num_nodes) {
     refuse(
         "--node-rank {}: with --nnodes {} it must be 0 to {}{}", o.node_rank,
@@ -121,9 +111,7 @@ void check(const LaunchOptions& o) {
 std::string find_program(const std::string& program) {
   const std::string path =
       program.find('/') == std::string::npos ? look_up(program) : program;
-  if (is_folder(path)) {
-    refuse("{} is a folder, not a program", path);
-  }
+  if (is_folder(path)) refuse("{} is a folder, not a program", path);
   if (access(path.c_str(), F_OK) != 0) {
     refuse("no program {}: {}", path, std::strerror(errno));
   }

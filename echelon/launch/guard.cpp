@@ -44,15 +44,11 @@ void close_launcher_files(const std::vector<int>& keep) {
   if (DIR* dir = opendir("/proc/self/fd")) {
     while (const dirent* entry = readdir(dir)) {
       const int fd = std::atoi(entry->d_name);
-      if (fd > 2 && fd != dirfd(dir)) {
-        files.push_back(fd);
-      }
+      if (fd > 2 && fd != dirfd(dir)) files.push_back(fd);
     }
     closedir(dir);
   } else {
-    for (int fd = 3; fd < sysconf(_SC_OPEN_MAX); ++fd) {
-      files.push_back(fd);
-    }
+    for (int fd = 3; fd < sysconf(_SC_OPEN_MAX); ++fd) files.push_back(fd);
   }
   for (const int fd : files) {
     const int flags = fcntl(fd, F_GETFD);
@@ -70,9 +66,7 @@ class GuardProcess {
 
   [[noreturn]] void run() {
     prepare();
-    if (!start()) {
-      finish();
-    }
+    if (!start()) finish();
     for (;;) {
       pollfd files[2] = {{socket_, POLLIN, 0}, {children_, POLLIN, 0}};
       const int64_t left = leftover_deadline_ns_ - steady_now_ns();
@@ -86,9 +80,7 @@ class GuardProcess {
         (void)!read(children_, info, sizeof info);
       }
       reap();
-      if (files[0].revents != 0) {
-        obey();
-      }
+      if (files[0].revents != 0) obey();
       if (leftover_deadline_ns_ != 0 &&
           steady_now_ns() >= leftover_deadline_ns_) {
         kill_everything();
@@ -120,9 +112,7 @@ class GuardProcess {
     }
     const pid_t guard = getpid();
     rank_ = fork();
-    if (rank_ == 0) {
-      become_rank(guard, failure[1]);
-    }
+    if (rank_ == 0) become_rank(guard, failure[1]);
     const int fork_error = errno;
     close(failure[1]);
     if (rank_ < 0) {
@@ -147,24 +137,14 @@ class GuardProcess {
   [[noreturn]] void become_rank(pid_t guard, int failure) {
     setpgid(0, 0);
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() != guard) {
-      _exit(127);
-    }
+    if (getppid() != guard) _exit(127);
     const int input =
         spec_.input >= 0 ? spec_.input : open("/dev/null", O_RDONLY);
     dup2(input, 0);
-    if (spec_.output >= 0) {
-      dup2(spec_.output, 1);
-    }
-    if (spec_.error >= 0) {
-      dup2(spec_.error, 2);
-    }
-    if (input > 2 && spec_.input < 0) {
-      close(input);
-    }
-    if (spec_.master_fd >= 0) {
-      fcntl(spec_.master_fd, F_SETFD, 0);
-    }
+    if (spec_.output >= 0) dup2(spec_.output, 1);
+    if (spec_.error >= 0) dup2(spec_.error, 2);
+    if (input > 2 && spec_.input < 0) close(input);
+    if (spec_.master_fd >= 0) fcntl(spec_.master_fd, F_SETFD, 0);
     signal(SIGPIPE, SIG_DFL);
     auto arguments = pointers(spec_.command);
     auto variables = pointers(spec_.environment);
@@ -180,9 +160,7 @@ class GuardProcess {
   // the launcher's caller gave to the rank.
   void release_files() {
     const int null = open("/dev/null", O_RDWR);
-    for (int fd = 0; fd <= 2; ++fd) {
-      dup2(null, fd);
-    }
+    for (int fd = 0; fd <= 2; ++fd) dup2(null, fd);
     if (DIR* dir = opendir("/proc/self/fd")) {
       std::vector<int> files;
       while (const dirent* entry = readdir(dir)) {
@@ -214,22 +192,16 @@ class GuardProcess {
     for (;;) {
       int status = 0;
       const pid_t pid = waitpid(-1, &status, WNOHANG | WUNTRACED | WCONTINUED);
-      if (pid == 0) {
-        return true;
-      }
+      if (pid == 0) return true;
       if (pid < 0) {
-        if (errno == EINTR) {
-          continue;
-        }
+        if (errno == EINTR) continue;
         if (rank_gone_) {
           tell(GuardReport::empty, 0);
           finish();
         }
         return false;
       }
-      if (pid == rank_ && !rank_gone_) {
-        note_rank(status);
-      }
+      if (pid == rank_ && !rank_gone_) note_rank(status);
     }
   }
 
@@ -264,9 +236,7 @@ class GuardProcess {
   }
 
   void forward(int signal) {
-    if (rank_gone_) {
-      return;
-    }
+    if (rank_gone_) return;
     kill(-rank_, signal);
     if (signal == SIGTERM || signal == SIGHUP) {
       kill(-rank_, SIGCONT);  // a stopped rank cannot end
@@ -276,12 +246,8 @@ class GuardProcess {
   // New processes may start meanwhile, so this repeats until there is none.
   [[noreturn]] void kill_everything() {
     for (;;) {
-      if (!rank_gone_) {
-        kill(-rank_, SIGKILL);
-      }
-      for (const pid_t pid : descendants(getpid())) {
-        kill(pid, SIGKILL);
-      }
+      if (!rank_gone_) kill(-rank_, SIGKILL);
+      for (const pid_t pid : descendants(getpid())) kill(pid, SIGKILL);
       reap();  // ends this process when nothing is left
       pollfd file{children_, POLLIN, 0};
       poll(&file, 1, 20);
@@ -347,20 +313,14 @@ Guard start_guard(const GuardSpec& spec) {
 std::vector<pid_t> descendants(pid_t root, const std::vector<pid_t>& except) {
   std::unordered_multimap<pid_t, pid_t> children;
   DIR* proc = opendir("/proc");
-  if (proc == nullptr) {
-    return {};
-  }
+  if (proc == nullptr) return {};
   while (const dirent* entry = readdir(proc)) {
     const pid_t pid = std::atoi(entry->d_name);
-    if (pid <= 0) {
-      continue;
-    }
+    if (pid <= 0) continue;
     const int fd = openat(
         dirfd(proc), (std::string(entry->d_name) + "/stat").c_str(),
         O_RDONLY | O_CLOEXEC);
-    if (fd < 0) {
-      continue;
-    }
+    if (fd < 0) continue;
     char text[512];
     const ssize_t size = read(fd, text, sizeof text - 1);
     close(fd);

@@ -90,17 +90,13 @@ Hosts::Hosts(Hosts&& other) noexcept
 
 Hosts::~Hosts() {
   for (const Peer& peer : peers_) {
-    if (peer.fd >= 0) {
-      close(peer.fd);
-    }
+    if (peer.fd >= 0) close(peer.fd);
   }
 }
 
 std::vector<int> Hosts::files() const {
   std::vector<int> files;
-  for (const Peer& peer : peers_) {
-    files.push_back(peer.fd);
-  }
+  for (const Peer& peer : peers_) files.push_back(peer.fd);
   return files;
 }
 
@@ -109,29 +105,21 @@ std::vector<HostEvent> Hosts::read(size_t index) {
   std::vector<HostEvent> events;
   char bytes[4096];
   const ssize_t size = recv(peer.fd, bytes, sizeof bytes, MSG_DONTWAIT);
-  if (size < 0 && (errno == EAGAIN || errno == EINTR)) {
-    return events;
-  }
-  if (size > 0) {
-    peer.unread.append(bytes, size);
-  }
+  if (size < 0 && (errno == EAGAIN || errno == EINTR)) return events;
+  if (size > 0) peer.unread.append(bytes, size);
   for (size_t end; (end = peer.unread.find('\n')) != std::string::npos;) {
     const std::string line = peer.unread.substr(0, end);
     peer.unread.erase(0, end + 1);
     take(peer, line, events);
   }
-  if (size <= 0 || peer.unread.size() > kMaxLine) {
-    lose(peer, events);
-  }
+  if (size <= 0 || peer.unread.size() > kMaxLine) lose(peer, events);
   return events;
 }
 
 void Hosts::take(
     const Peer& peer, const std::string& line, std::vector<HostEvent>& events) {
   const json value = json::parse(line, nullptr, false);
-  if (!value.is_object()) {
-    return;
-  }
+  if (!value.is_object()) return;
   try {
     if (value.contains("failed")) {
       note_failed(peer.node);
@@ -153,9 +141,7 @@ void Hosts::take(
 
 void Hosts::lose(Peer& peer, std::vector<HostEvent>& events) {
   close(std::exchange(peer.fd, -1));
-  if (end_) {
-    return;
-  }
+  if (end_) return;
   if (node_rank_ != 0) {
     end_ = lost(peer.node, peer.address);
     events.push_back({HostEvent::failed});
@@ -175,15 +161,11 @@ void Hosts::say_failed() {
 }
 
 void Hosts::say_stopped(int signal) {
-  if (!std::exchange(said_stopped_, true)) {
-    tell(to_line({{"stopped", signal}}));
-  }
+  if (!std::exchange(said_stopped_, true)) tell(to_line({{"stopped", signal}}));
 }
 
 void Hosts::say_outcome(Outcome outcome) {
-  if (outcome.cause) {
-    outcome.cause->host = name_;
-  }
+  if (outcome.cause) outcome.cause->host = name_;
   if (node_rank_ == 0) {
     note_outcome(0, std::move(outcome));
   } else {
@@ -222,9 +204,7 @@ void Hosts::note_outcome(int node, Outcome outcome) {
     note_failed(i);  // nodes that did not fail come last
   }
   std::vector<Outcome> ordered;
-  for (const int i : failed_order_) {
-    ordered.push_back(*outcomes_[i]);
-  }
+  for (const int i : failed_order_) ordered.push_back(*outcomes_[i]);
   end_ = combine(ordered);
   tell(to_line({{"end", to_json(*end_)}}));
 }

@@ -49,9 +49,7 @@ void allow_files(int num_ranks) {
 }
 
 void make_log_folder(const std::string& folder) {
-  if (folder.empty()) {
-    return;
-  }
+  if (folder.empty()) return;
   std::error_code error;
   std::filesystem::create_directories(folder, error);
   if (error) {
@@ -86,9 +84,7 @@ Job::Job(const LaunchOptions& options, JobStart start, Hosts hosts)
 
 Job::~Job() {
   for (const int fd : {start_.master_fd, start_.claim_fd}) {
-    if (fd >= 0) {
-      close(fd);
-    }
+    if (fd >= 0) close(fd);
   }
   for (Rank& rank : ranks_) {
     if (rank.guard.socket >= 0) {
@@ -117,18 +113,14 @@ int Job::run() {
       }
       hosts_.say_outcome(outcome);
     }
-    if (others_deadline_ && now > *others_deadline_) {
-      hosts_.give_up();
-    }
+    if (others_deadline_ && now > *others_deadline_) hosts_.give_up();
   }
   // The job may be over on other hosts before it is on this one.
   while (!all_empty() && killed_at_ == TimePoint{}) {
     obey(policy_.on_remote_failure(steady_clock::now()));
     wait_for_events();
   }
-  if (!ended_) {
-    drain_outputs();
-  }
+  if (!ended_) drain_outputs();
   report(*hosts_.end());
   screen_.drain(milliseconds(2000));
   return hosts_.end()->exit_code;
@@ -141,12 +133,8 @@ void Job::start_ranks() {
   // When a guard is killed, its descendants come to this process, not to init.
   prctl(PR_SET_CHILD_SUBREAPER, 1);
   ranks_.reserve(options_.num_ranks);
-  for (int i = 0; i < options_.num_ranks; ++i) {
-    start_rank(i, program);
-  }
-  if (start_.master_fd >= 0) {
-    close(std::exchange(start_.master_fd, -1));
-  }
+  for (int i = 0; i < options_.num_ranks; ++i) start_rank(i, program);
+  if (start_.master_fd >= 0) close(std::exchange(start_.master_fd, -1));
 }
 
 void Job::start_rank(int local_rank, const std::string& program) {
@@ -212,15 +200,11 @@ bool Job::all_empty() const {
 
 int Job::poll_timeout_ms() const {
   auto next = steady_clock::now() + std::chrono::hours(1);
-  if (policy_.deadline()) {
-    next = std::min(next, *policy_.deadline());
-  }
+  if (policy_.deadline()) next = std::min(next, *policy_.deadline());
   if (killed_at_ != TimePoint{}) {
     next = std::min(next, killed_at_ + kUnkillable);
   }
-  if (others_deadline_) {
-    next = std::min(next, *others_deadline_);
-  }
+  if (others_deadline_) next = std::min(next, *others_deadline_);
   if (std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) {
         return rank.output.waiting();
       })) {
@@ -240,9 +224,7 @@ void Job::wait_for_events() {
           {screen_.full() ? -1 : rank.output.read_end(stream), POLLIN, 0});
     }
   }
-  for (const int fd : hosts_.files()) {
-    files.push_back({fd, POLLIN, 0});
-  }
+  for (const int fd : hosts_.files()) files.push_back({fd, POLLIN, 0});
   if (poll(files.data(), files.size(), poll_timeout_ms()) < 0 &&
       errno != EINTR) {
     throw Error(std::string("[launch] poll: ") + std::strerror(errno));
@@ -257,18 +239,12 @@ void Job::wait_for_events() {
     ranks_[i].output.idle(now, screen_);
   }
   for (size_t i = 0; i < ranks_.size(); ++i) {
-    if (files[2 + 3 * i].revents != 0) {
-      take_report(ranks_[i]);
-    }
+    if (files[2 + 3 * i].revents != 0) take_report(ranks_[i]);
   }
   for (size_t i = 2 + 3 * ranks_.size(); i < files.size(); ++i) {
-    if (files[i].revents != 0) {
-      take_host(i - 2 - 3 * ranks_.size());
-    }
+    if (files[i].revents != 0) take_host(i - 2 - 3 * ranks_.size());
   }
-  while (const int signal = signals_.next()) {
-    take_signal(signal);
-  }
+  while (const int signal = signals_.next()) take_signal(signal);
   obey(policy_.on_time(steady_clock::now()));
   screen_.pump();
   follow_broken_screen();
@@ -356,13 +332,9 @@ void Job::lose_guard(Rank& rank) {
     // end the rank's descendants.
     std::vector<pid_t> guards;
     for (const Rank& other : ranks_) {
-      if (other.guard.socket >= 0) {
-        guards.push_back(other.guard.pid);
-      }
+      if (other.guard.socket >= 0) guards.push_back(other.guard.pid);
     }
-    for (const pid_t pid : descendants(getpid(), guards)) {
-      kill(pid, SIGKILL);
-    }
+    for (const pid_t pid : descendants(getpid(), guards)) kill(pid, SIGKILL);
     rank.empty = true;
     if (!rank.ended) {
       take_end(rank, {GuardReport::exited, SIGKILL, rank.pid, steady_now_ns()});
@@ -407,17 +379,13 @@ void Job::suspend() {
 
 void Job::obey(const Policy::Orders& orders) {
   for (const int signal : orders) {
-    if (ordered_ns_ == 0) {
-      ordered_ns_ = steady_now_ns();
-    }
+    if (ordered_ns_ == 0) ordered_ns_ = steady_now_ns();
     if (signal == SIGKILL && killed_at_ == TimePoint{}) {
       killed_at_ = steady_clock::now();
     }
     send(signal);
   }
-  if (policy_.stopping()) {
-    hosts_.say_failed();
-  }
+  if (policy_.stopping()) hosts_.say_failed();
 }
 
 void Job::send(int signal) {
@@ -435,9 +403,7 @@ void Job::follow_broken_screen() {
   for (int stream = 1; stream <= 2; ++stream) {
     if (screen_.broken(stream) && options_.log_dir.empty() &&
         options_.terminal != Terminal::rank_zero) {
-      for (Rank& rank : ranks_) {
-        rank.output.close_stream(stream);
-      }
+      for (Rank& rank : ranks_) rank.output.close_stream(stream);
     }
   }
 }
@@ -474,9 +440,7 @@ Outcome Job::local_outcome() {
     return outcome;
   }
   std::vector<RankEnd> ends;
-  for (const Rank& rank : ranks_) {
-    ends.push_back(rank.end);
-  }
+  for (const Rank& rank : ranks_) ends.push_back(rank.end);
   auto cause = find_cause(ends);
   if (cause && cause->exit_code != interrupted) {
     cause->log = log_path(options_, cause->rank);
@@ -485,9 +449,7 @@ Outcome Job::local_outcome() {
     return outcome;
   }
   for (const Rank& rank : ranks_) {
-    if (rank.end.status == 0 && rank.ended) {
-      continue;
-    }
+    if (rank.end.status == 0 && rank.ended) continue;
     const int code = exit_code_of(rank.end.status);
     const bool special = code == static_cast<int>(ExitCode::preempted) ||
                          code == static_cast<int>(ExitCode::do_not_requeue);

@@ -24,9 +24,7 @@ namespace {
 // "10.0.0.5, fd00::5": the addresses that the user could have meant.
 std::string own_addresses() {
   ifaddrs* list = nullptr;
-  if (getifaddrs(&list) != 0) {
-    return "unknown addresses";
-  }
+  if (getifaddrs(&list) != 0) return "unknown addresses";
   std::string text;
   for (const ifaddrs* entry = list; entry != nullptr; entry = entry->ifa_next) {
     if (entry->ifa_addr == nullptr ||
@@ -86,9 +84,7 @@ BoundSocket bind_master(const std::string& address, int port) {
       found, freeaddrinfo);
   const int fd = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
   const int yes = 1;
-  if (fd < 0) {
-    refuse_bind(address, port, errno);
-  }
+  if (fd < 0) refuse_bind(address, port, errno);
   // Lets another program of the job open the same port while nobody listens.
   setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
   sockaddr_storage bound{};
@@ -120,9 +116,7 @@ int claim_port(const std::string& address, int port) {
                     fd, reinterpret_cast<sockaddr*>(&place),
                     offsetof(sockaddr_un, sun_path) + 1 + size) != 0) {
     const int error = errno;
-    if (fd >= 0) {
-      close(fd);
-    }
+    if (fd >= 0) close(fd);
     refuse_bind(address, port, error);
   }
   return fd;
@@ -134,9 +128,7 @@ JobStart start_alone(const LaunchOptions& options) {
   }
   const BoundSocket master = bind_master("127.0.0.1", options.master_port);
   const int claim = claim_port(master.address, master.port);
-  if (options.listen_early) {
-    listen(master.fd, 1024);
-  }
+  if (options.listen_early) listen(master.fd, 1024);
   JobStart start;
   start.place.job = random_job_id();
   start.place.master_addr = master.address;

@@ -18,9 +18,7 @@ void open_standard_files() {
   for (;;) {
     const int fd = open("/dev/null", O_RDWR);
     if (fd < 0 || fd > 2) {
-      if (fd > 2) {
-        close(fd);
-      }
+      if (fd > 2) close(fd);
       return;
     }
   }

@@ -25,9 +25,7 @@ constexpr size_t kWriteBytes = 4096;
 
 void LineSplitter::feed(
     std::string_view bytes, TimePoint now, const Sink& sink) {
-  if (!bytes.empty()) {
-    last_byte_ = now;
-  }
+  if (!bytes.empty()) last_byte_ = now;
   while (!bytes.empty()) {
     const size_t stop = bytes.find_first_of("\r\n");
     const std::string_view text = bytes.substr(0, stop);
@@ -43,9 +41,7 @@ void LineSplitter::feed(
         last_emitted_ = now;
       }
     }
-    if (stop == std::string_view::npos) {
-      return;
-    }
+    if (stop == std::string_view::npos) return;
     if (bytes[stop] == '\n') {
       emit(now, sink);
     } else {
@@ -63,9 +59,7 @@ void LineSplitter::emit(TimePoint now, const Sink& sink) {
 }
 
 void LineSplitter::feed_idle(TimePoint now, const Sink& sink) {
-  if (line_.empty()) {
-    return;
-  }
+  if (line_.empty()) return;
   if (now - last_byte_ >= kPrompt ||
       (after_return_ && now - last_emitted_ >= kProgress)) {
     emit(now, sink);
@@ -73,9 +67,7 @@ void LineSplitter::feed_idle(TimePoint now, const Sink& sink) {
 }
 
 void LineSplitter::finish(const Sink& sink) {
-  if (!line_.empty()) {
-    emit(last_byte_, sink);
-  }
+  if (!line_.empty()) emit(last_byte_, sink);
 }
 
 void Tail::add(std::string_view bytes) {
@@ -84,9 +76,7 @@ void Tail::add(std::string_view bytes) {
     return;
   }
   bytes_.append(bytes);
-  if (bytes_.size() > 2 * kBytes) {
-    bytes_.erase(0, bytes_.size() - kBytes);
-  }
+  if (bytes_.size() > 2 * kBytes) bytes_.erase(0, bytes_.size() - kBytes);
 }
 
 std::string Tail::text() const {
@@ -106,9 +96,7 @@ Screen::Screen(int out, int err) : files_{-1, out, err} {
 }
 
 void Screen::write(int stream, std::string_view bytes) {
-  if (broken_[stream] || bytes.empty()) {
-    return;
-  }
+  if (broken_[stream] || bytes.empty()) return;
   queued_bytes_ += bytes.size();
   if (!queue_.empty() && queue_.back().stream == stream &&
       queue_.back().bytes.size() < kFull / 4) {
@@ -124,17 +112,13 @@ int Screen::pending_file() const {
 
 bool Screen::write_some() {
   pollfd file{pending_file(), POLLOUT, 0};
-  if (poll(&file, 1, 0) != 1) {
-    return false;
-  }
+  if (poll(&file, 1, 0) != 1) return false;
   Chunk& chunk = queue_.front();
   const size_t size = std::min(kWriteBytes, chunk.bytes.size() - chunk.written);
   const ssize_t done =
       ::write(files_[chunk.stream], chunk.bytes.data() + chunk.written, size);
   if (done < 0) {
-    if (errno == EAGAIN || errno == EINTR) {
-      return false;
-    }
+    if (errno == EAGAIN || errno == EINTR) return false;
     broken_[chunk.stream] = true;
     const int stream = chunk.stream;
     for (const auto& lost : queue_) {
@@ -147,9 +131,7 @@ bool Screen::write_some() {
   }
   chunk.written += done;
   queued_bytes_ -= done;
-  if (chunk.written == chunk.bytes.size()) {
-    queue_.pop_front();
-  }
+  if (chunk.written == chunk.bytes.size()) queue_.pop_front();
   return true;
 }
 
@@ -164,9 +146,7 @@ void Screen::drain(std::chrono::milliseconds limit) {
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
         deadline - std::chrono::steady_clock::now());
     pollfd file{pending_file(), POLLOUT, 0};
-    if (left.count() <= 0 || poll(&file, 1, left.count()) == 0) {
-      return;
-    }
+    if (left.count() <= 0 || poll(&file, 1, left.count()) == 0) return;
   }
 }
 
@@ -201,9 +181,7 @@ std::string rank_prefix(int rank, int world_size, bool colours) {
   const size_t width = std::to_string(world_size - 1).size();
   number.insert(0, width - std::min(width, number.size()), ' ');
   const std::string text = "[" + number + "]";
-  if (!colours) {
-    return text + " ";
-  }
+  if (!colours) return text + " ";
   static constexpr const char* kColours[] = {"36", "33", "35", "32",
                                              "34", "96", "93", "95"};
   return format("\x1b[{}m{}\x1b[0m ", kColours[rank % 8], text);
@@ -253,16 +231,12 @@ void RankOutput::close_all() {
   close_write_ends();
   close_stream(1);
   close_stream(2);
-  if (log_ >= 0) {
-    close(std::exchange(log_, -1));
-  }
+  if (log_ >= 0) close(std::exchange(log_, -1));
 }
 
 void RankOutput::close_write_ends() {
   for (Lane& lane : lanes_) {
-    if (lane.write_end >= 0) {
-      close(std::exchange(lane.write_end, -1));
-    }
+    if (lane.write_end >= 0) close(std::exchange(lane.write_end, -1));
   }
 }
 
@@ -275,24 +249,18 @@ void RankOutput::close_stream(int stream) {
 bool RankOutput::read(
     int stream, TimePoint now, Screen& screen, size_t max_bytes) {
   Lane& lane = lanes_[stream];
-  if (lane.read_end < 0) {
-    return false;
-  }
+  if (lane.read_end < 0) return false;
   char bytes[64 << 10];
   const ssize_t size =
       ::read(lane.read_end, bytes, std::min(max_bytes, sizeof bytes));
-  if (size < 0 && (errno == EAGAIN || errno == EINTR)) {
-    return false;
-  }
+  if (size < 0 && (errno == EAGAIN || errno == EINTR)) return false;
   if (size <= 0) {
     close_stream(stream);
     return false;
   }
   const std::string_view text(bytes, size);
   log(text);
-  if (stream == 2) {
-    tail_.add(text);
-  }
+  if (stream == 2) tail_.add(text);
   show(stream, text, now, screen);
   return true;
 }
@@ -358,9 +326,7 @@ void RankOutput::finish(Screen& screen) {
 void RankOutput::log(std::string_view bytes) {
   while (log_ >= 0 && !bytes.empty()) {
     const ssize_t done = ::write(log_, bytes.data(), bytes.size());
-    if (done < 0 && errno == EINTR) {
-      continue;
-    }
+    if (done < 0 && errno == EINTR) continue;
     if (done <= 0) {
       log_error_ = errno;
       close(std::exchange(log_, -1));

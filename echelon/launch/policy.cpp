@@ -6,9 +6,7 @@ namespace echelon::launch {
 
 Policy::Orders
 Policy::on_rank_end(bool failed, bool consequence, TimePoint now) {
-  if (!failed) {
-    return {};
-  }
+  if (!failed) return {};
   switch (state_) {
     case State::running:
       if (consequence) {
@@ -21,9 +19,7 @@ Policy::on_rank_end(bool failed, bool consequence, TimePoint now) {
       return consequence ? Orders{} : terminate(now);
     case State::interrupted:
       // The ranks were asked to end; the rest may be waiting for this one.
-      if (!deadline_) {
-        deadline_ = now + grace_;
-      }
+      if (!deadline_) deadline_ = now + grace_;
       return {};
     case State::terminating:
     case State::killed:
@@ -36,16 +32,12 @@ Policy::Orders Policy::on_remote_failure(TimePoint now) {
   if (state_ == State::running || state_ == State::settling) {
     return terminate(now);
   }
-  if (state_ == State::interrupted && !deadline_) {
-    deadline_ = now + grace_;
-  }
+  if (state_ == State::interrupted && !deadline_) deadline_ = now + grace_;
   return {};
 }
 
 Policy::Orders Policy::on_stop_signal(int signal) {
-  if (state_ == State::killed) {
-    return {};
-  }
+  if (state_ == State::killed) return {};
   if (stopped_by_ != 0 || state_ == State::terminating) {
     // A terminal that closes sends SIGHUP more than once: not an order to kill.
     return signal == SIGHUP ? Orders{} : kill();
@@ -57,9 +49,7 @@ Policy::Orders Policy::on_stop_signal(int signal) {
 }
 
 Policy::Orders Policy::on_time(TimePoint now) {
-  if (!deadline_ || now < *deadline_) {
-    return {};
-  }
+  if (!deadline_ || now < *deadline_) return {};
   return state_ == State::settling ? terminate(now) : kill();
 }
 

@@ -45,9 +45,7 @@ class Socket {
     return *this;
   }
   ~Socket() {
-    if (fd_ >= 0) {
-      close(fd_);
-    }
+    if (fd_ >= 0) close(fd_);
   }
   int fd() const { return fd_; }
   int release() { return std::exchange(fd_, -1); }
@@ -122,9 +120,7 @@ enum class Received { nothing, line, end };
 Received receive(int fd, std::string& unread, std::string& line) {
   char bytes[4096];
   const ssize_t size = recv(fd, bytes, sizeof bytes, MSG_DONTWAIT);
-  if (size > 0) {
-    unread.append(bytes, size);
-  }
+  if (size > 0) unread.append(bytes, size);
   const size_t end = unread.find('\n');
   if (end != std::string::npos) {
     line = unread.substr(0, end);
@@ -319,12 +315,8 @@ class RendezvousHost {
     result.start.place.master_port = port_of(options_);
     result.start.place.node_address = address_;
     result.start.world_size = options_.num_ranks;
-    for (const Node& node : nodes_) {
-      result.start.world_size += node.num_ranks;
-    }
-    if (options_.listen_early) {
-      listen(store_.fd(), 1024);
-    }
+    for (const Node& node : nodes_) result.start.world_size += node.num_ranks;
+    if (options_.listen_early) listen(store_.fd(), 1024);
     result.start.master_fd = store_.release();
     result.start.claim_fd = claim_.release();
     int first_rank = options_.num_ranks;
@@ -374,9 +366,7 @@ Socket try_connect(const addrinfo& target, int timeout_ms, int& error) {
   Socket link(
       socket(target.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   error = 0;
-  if (connect(link.fd(), target.ai_addr, target.ai_addrlen) == 0) {
-    return link;
-  }
+  if (connect(link.fd(), target.ai_addr, target.ai_addrlen) == 0) return link;
   error = errno;
   if (error == EINPROGRESS) {
     pollfd file{link.fd(), POLLOUT, 0};
@@ -398,9 +388,7 @@ Socket connect_to_host(const LaunchOptions& options, const Deadline& deadline) {
   for (int error = 0;;) {
     Socket link =
         try_connect(*target, deadline.left_ms(milliseconds(2000)), error);
-    if (link.fd() >= 0) {
-      return link;
-    }
+    if (link.fd() >= 0) return link;
     if (deadline.passed() || error == ENETUNREACH || error == EACCES) {
       throw ConfigError(format(
           "[launch] node 0 does not answer at {}: {}; is the launcher with "

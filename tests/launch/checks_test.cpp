@@ -16,9 +16,7 @@ namespace checks_test {
 using testing::HasSubstr;
 
 std::string refused(LaunchOptions options) {
-  if (options.command.empty()) {
-    options.command = {"true"};
-  }
+  if (options.command.empty()) options.command = {"true"};
   return error_text<ConfigError>([&] { check(options); });
 }
 

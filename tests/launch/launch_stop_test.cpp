@@ -187,9 +187,7 @@ TEST(Stop, AReaderThatDoesNotReadBlocksNothing) {
   ASSERT_TRUE(job.until_output("up"));
   ASSERT_TRUE(Command::until([&] { return running(job, "yes").size() == 2; }));
   for (const pid_t pid : running(job, "launch_run")) {
-    if (name_of(pid) != "echelon-guard") {
-      kill(pid, SIGTERM);
-    }
+    if (name_of(pid) != "echelon-guard") kill(pid, SIGTERM);
   }
   EXPECT_TRUE(
       Command::until([&] { return running(job, "launch_run").empty(); }));
@@ -288,9 +286,7 @@ TEST(Orphans, NoneWhenLauncherAndGuardsAreKilledTogether) {
   ASSERT_TRUE(job.until_output("ready", 3));
   job.signal(SIGSTOP);  // it must not help
   for (const pid_t pid : job.living()) {
-    if (name_of(pid) == "echelon-guard") {
-      kill(pid, SIGKILL);
-    }
+    if (name_of(pid) == "echelon-guard") kill(pid, SIGKILL);
   }
   job.signal(SIGKILL);
   EXPECT_EQ(job.wait(), 137);

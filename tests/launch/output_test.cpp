@@ -66,9 +66,7 @@ TEST_F(LineSplitterTest, ALongLineComesInPieces) {
 
 TEST(Tail, KeepsTheLastBytes) {
   Tail tail;
-  for (int i = 0; i < 100000; ++i) {
-    tail.add(std::to_string(i) + "\n");
-  }
+  for (int i = 0; i < 100000; ++i) tail.add(std::to_string(i) + "\n");
   const std::string text = tail.text();
   EXPECT_EQ(text.size(), Tail::kBytes);
   EXPECT_EQ(text.substr(text.size() - 12), "99998\n99999\n");

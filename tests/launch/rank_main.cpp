@@ -21,9 +21,7 @@ int number(const char* name) {
 }
 
 [[noreturn]] void wait_forever() {
-  for (;;) {
-    pause();
-  }
+  for (;;) pause();
 }
 
 void say(const char* text) {
@@ -124,9 +122,7 @@ int main(int argc, char** argv) {
     sigwait(&usr1, &signal);
     throw echelon::ConfigError("no rank can go on");
   }
-  if (!chosen) {
-    wait_forever();
-  }
+  if (!chosen) wait_forever();
   if (what == "throw" || what == "throw-bare") {
     throw std::runtime_error("batch 7 does not fit");
   }
@@ -137,11 +133,7 @@ int main(int argc, char** argv) {
     usleep(300000);
     raise(SIGKILL);
   }
-  if (what == "segv") {
-    raise(SIGSEGV);
-  }
-  if (what == "kill") {
-    raise(SIGKILL);
-  }
+  if (what == "segv") raise(SIGSEGV);
+  if (what == "kill") raise(SIGKILL);
   return argc > 3 ? std::atoi(argv[3]) : 0;
 }

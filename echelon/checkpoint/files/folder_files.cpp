@@ -93,9 +93,7 @@ void fail(
     int64_t needed_bytes) {
   std::string text =
       format("{}: {} failed: {}", path.string(), doing, std::strerror(error));
-  if (needed_bytes >= 0) {
-    text += format("; it needs {} bytes", needed_bytes);
-  }
+  if (needed_bytes >= 0) text += format("; it needs {} bytes", needed_bytes);
   auto place = path;
   std::error_code ignored;
   while (!fs::exists(place, ignored) && place.has_parent_path() &&

@@ -428,9 +428,7 @@ File::File(const std::string& path) : path_(path) {
     throw CheckpointError(path + ": " + what);
   };
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (fd < 0) {
-    fail(std::string("cannot be opened: ") + std::strerror(errno));
-  }
+  if (fd < 0) fail(std::string("cannot be opened: ") + std::strerror(errno));
   struct stat status = {};
   const bool known = ::fstat(fd, &status) == 0;
   if (!known || !S_ISREG(status.st_mode)) {

@@ -79,9 +79,7 @@ TEST(TensorStream, WritesTheSameFileWhateverTheMemory) {
     if (first.empty()) first = read_file(path);
     EXPECT_EQ(read_file(path), first) << bytes;
     EXPECT_LE(source.most_bytes, std::max<int64_t>(bytes, 16));
-    if (bytes == 1 << 20) {
-      EXPECT_EQ(source.reads, 1);
-    }
+    if (bytes == 1 << 20) EXPECT_EQ(source.reads, 1);
   }
   const safetensors::File file(folder.path("16"));
   EXPECT_EQ(file.tensors().size(), 5u);
