@@ -7,7 +7,7 @@
 #include <cstring>
 #include <fstream>
 
-#include "echelon/checkpoint/format/leftovers.h"
+#include "echelon/checkpoint/format/new_file.h"
 #include "echelon/error.h"
 #include "echelon/text/format.h"
 

@@ -9,7 +9,7 @@
 #include <cstring>
 #include <utility>
 
-#include "echelon/checkpoint/format/checksum.h"
+#include "echelon/checkpoint/format/hashes.h"
 #include "echelon/checkpoint/format/safetensors_text.h"
 #include "echelon/error.h"
 #include "echelon/text/format.h"

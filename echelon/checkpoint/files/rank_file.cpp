@@ -15,8 +15,7 @@
 #include <thread>
 #include <utility>
 
-#include "echelon/checkpoint/format/checksum.h"
-#include "echelon/checkpoint/format/content_hash.h"
+#include "echelon/checkpoint/format/hashes.h"
 #include "echelon/checkpoint/format/new_file.h"
 #include "echelon/checkpoint/format/safetensors.h"
 #include "echelon/checkpoint/format/safetensors_text.h"

@@ -1,5 +1,7 @@
 #include "echelon/checkpoint/format/json_reader.h"
 
+#include <array>
+#include <cstring>
 #include <limits>
 #include <nlohmann/json.hpp>
 
@@ -14,7 +16,7 @@ constexpr size_t kMaxDepth = 8;
 
 }  // namespace
 
-/// What the parser sees, kept in its order.
+/// What the parser sees, kept in its order up to the first error.
 class JsonReader::Events {
  public:
   using number_integer_t = nlohmann::json::number_integer_t;
@@ -27,7 +29,7 @@ class JsonReader::Events {
 
   bool null() { return add(Kind::null); }
   bool boolean(bool value) {
-    return add_text(Kind::other, value ? "true" : "false");
+    return add_text(Kind::boolean, value ? "true" : "false");
   }
   bool number_integer(number_integer_t value) {
     add(Kind::negative);
@@ -35,17 +37,15 @@ class JsonReader::Events {
     return true;
   }
   bool number_unsigned(number_unsigned_t value) {
-    add(Kind::whole);
-    reader_.tokens_.back().whole = value;
-    return true;
+    return add(Kind::whole, value);
   }
-  bool number_float(number_float_t value, const string_t&) {
-    add(Kind::number);
-    reader_.tokens_.back().number = value;
+  bool number_float(number_float_t value, const string_t& text) {
+    add_text(Kind::number, text);
+    reader_.texts_.append(reinterpret_cast<const char*>(&value), sizeof value);
     return true;
   }
   bool string(string_t& value) { return add_text(Kind::string, value); }
-  bool binary(binary_t&) { return add_text(Kind::other, "binary"); }
+  bool binary(binary_t&) { return false; }  // never in texts
   bool start_object(size_t) { return deeper(Kind::object); }
   bool key(string_t& name) { return add_text(Kind::key, name); }
   bool end_object() { return higher(Kind::end_object); }
@@ -53,13 +53,13 @@ class JsonReader::Events {
   bool end_array() { return higher(Kind::end_array); }
   bool parse_error(
       size_t position, const std::string&, const nlohmann::json::exception&) {
-    throw CheckpointError(format(
-        "{}: not valid JSON in UTF-8: byte {}", reader_.path_, position));
+    add(Kind::invalid, position);
+    return false;
   }
 
  private:
-  bool add(Kind kind) {
-    reader_.tokens_.push_back({kind, 0, {0}});
+  bool add(Kind kind, uint64_t value = 0) {
+    reader_.tokens_.push_back({kind, 0, {value}});
     return true;
   }
   bool add_text(Kind kind, std::string_view text) {
@@ -73,11 +73,9 @@ class JsonReader::Events {
     return true;
   }
   bool deeper(Kind kind) {
-    if (++depth_ > kMaxDepth) {
-      throw CheckpointError(
-          format("{}: nested deeper than {} levels", reader_.path_, kMaxDepth));
-    }
-    return add(kind);
+    if (++depth_ <= kMaxDepth) return add(kind);
+    add(Kind::too_deep);
+    return false;
   }
   bool higher(Kind kind) {
     --depth_;
@@ -88,27 +86,63 @@ class JsonReader::Events {
   size_t depth_ = 0;
 };
 
-JsonReader::JsonReader(const std::string& text, const std::string& path)
-    : path_(path) {
+JsonReader::JsonReader(
+    std::string_view text, const std::string& path, std::string_view part)
+    : path_(path), part_(part) {
   Events events(*this);
-  nlohmann::json::sax_parse(text, &events);
-  tokens_.push_back({Kind::end, 0, {0}});
+  if (nlohmann::json::sax_parse(text.begin(), text.end(), &events)) {
+    tokens_.push_back({Kind::end, 0, {0}});
+  }
+}
+
+void JsonReader::check(const Token& token) const {
+  if (token.kind == Kind::too_deep) {
+    throw CheckpointError(
+        format("{}: nested deeper than {} levels", path_, kMaxDepth));
+  }
+  if (token.kind != Kind::invalid) return;
+  throw CheckpointError(format(
+      "{}: {}not valid JSON in UTF-8: byte {}{}", path_,
+      part_.empty() ? "" : format("its {} is ", part_), token.whole,
+      part_.empty() ? "" : " of the " + part_));
+}
+
+void JsonReader::check_syntax() const {
+  check(tokens_.back());
+}
+
+const JsonReader::Token& JsonReader::look() const {
+  check(tokens_[at_]);
+  return tokens_[at_];
 }
 
 std::string_view JsonReader::text_of(const Token& token) const {
   return std::string_view(texts_).substr(token.begin, token.length);
 }
 
-std::string JsonReader::shown(const Token& token) const {
+std::string_view JsonReader::text() const {
+  return text_of(look());
+}
+
+double JsonReader::number_of(const Token& token) const {
+  double value = 0;
+  std::memcpy(&value, texts_.data() + token.begin + token.length, sizeof value);
+  return value;
+}
+
+std::string JsonReader::kind_name() const {
+  static constexpr std::array kNames = {"an object", "the end of the object",
+                                        "an array",  "the end of the array",
+                                        "a key",     "a string",
+                                        "a number",  "a number",
+                                        "a number",  "true or false",
+                                        "null",      "the end"};
+  return kNames.at(static_cast<size_t>(next()));
+}
+
+std::string JsonReader::shown() const {
+  const Token& token = look();
   switch (token.kind) {
-    case Kind::object:
-      return "an object";
-    case Kind::array:
-      return "an array";
-    case Kind::end_object:
-      return "the end of the object";
-    case Kind::end_array:
-      return "the end of the array";
     case Kind::key:
       return "the key " + safetensors::quote_printable(text_of(token));
     case Kind::string:
@@ -118,15 +152,12 @@ std::string JsonReader::shown(const Token& token) const {
     case Kind::negative:
       return std::to_string(token.negative);
     case Kind::number:
-      return nlohmann::json(token.number).dump();
-    case Kind::other:
+      return nlohmann::json(number_of(token)).dump();
+    case Kind::boolean:
       return std::string(text_of(token));
-    case Kind::null:
-      return "null";
-    case Kind::end:
-      break;
+    default:
+      return kind_name();
   }
-  return "the end";
 }
 
 void JsonReader::fail(const std::string& what) const {
@@ -143,10 +174,8 @@ void JsonReader::fail(const std::string& what) const {
 }
 
 const JsonReader::Token& JsonReader::take(Kind kind, const char* rule) {
-  const Token& token = tokens_[at_];
-  if (token.kind != kind) fail(shown(token) + "; it must be " + rule);
-  ++at_;
-  return token;
+  if (next() != kind) fail(shown() + "; it must be " + rule);
+  return tokens_[at_++];
 }
 
 void JsonReader::open_object() {
@@ -155,12 +184,10 @@ void JsonReader::open_object() {
 }
 
 void JsonReader::key(std::string_view name) {
-  const Token& token = tokens_[at_];
   places_.back() = {};
-  if (token.kind != Kind::key || text_of(token) != name) {
+  if (next() != Kind::key || text() != name) {
     fail(
-        shown(token) + " in place of the key " +
-        safetensors::quote_printable(name) +
+        shown() + " in place of the key " + safetensors::quote_printable(name) +
         "; each key is there once, in the format's order");
   }
   ++at_;
@@ -169,15 +196,16 @@ void JsonReader::key(std::string_view name) {
 
 void JsonReader::close_object() {
   places_.back() = {};
-  if (tokens_[at_].kind != Kind::end_object) {
-    fail("unknown, or there already: " + shown(tokens_[at_]));
+  if (next() != Kind::end_object) {
+    fail("unknown, or there already: " + shown());
   }
   ++at_;
   places_.pop_back();
 }
 
 bool JsonReader::next_member(std::string& name) {
-  const Token& token = tokens_[at_++];
+  const Token& token = look();
+  ++at_;
   if (token.kind == Kind::end_object) {
     places_.pop_back();
     return false;
@@ -193,7 +221,7 @@ void JsonReader::open_array() {
 }
 
 bool JsonReader::next_item() {
-  if (tokens_[at_].kind == Kind::end_array) {
+  if (next() == Kind::end_array) {
     ++at_;
     places_.pop_back();
     return false;
@@ -221,32 +249,23 @@ int64_t JsonReader::count() {
 
 double JsonReader::number() {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
-  const Token& token = tokens_[at_];
-  switch (token.kind) {
-    case Kind::whole:
-      ++at_;
-      return static_cast<double>(token.whole);
-    case Kind::negative:
-      ++at_;
-      return static_cast<double>(token.negative);
-    case Kind::number:
-      ++at_;
-      return token.number;
-    default:
-      break;
-  }
-  const std::string text =
-      token.kind == Kind::string ? std::string(text_of(token)) : "";
-  if (text != "nan" && text != "inf" && text != "-inf") {
-    fail(shown(token) + "; it must be a number, \"nan\", \"inf\" or \"-inf\"");
-  }
+  const Token& token = look();
   ++at_;
-  if (text == "nan") return std::numeric_limits<double>::quiet_NaN();
-  return text == "inf" ? kInfinity : -kInfinity;
+  if (token.kind == Kind::whole) return static_cast<double>(token.whole);
+  if (token.kind == Kind::negative) return static_cast<double>(token.negative);
+  if (token.kind == Kind::number) return number_of(token);
+  if (token.kind == Kind::string) {
+    const auto text = text_of(token);
+    if (text == "nan") return std::numeric_limits<double>::quiet_NaN();
+    if (text == "inf") return kInfinity;
+    if (text == "-inf") return -kInfinity;
+  }
+  --at_;
+  fail(shown() + "; it must be a number, \"nan\", \"inf\" or \"-inf\"");
 }
 
 bool JsonReader::is_null() {
-  if (tokens_[at_].kind != Kind::null) return false;
+  if (next() != Kind::null) return false;
   ++at_;
   return true;
 }

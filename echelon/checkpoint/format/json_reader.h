@@ -1,5 +1,5 @@
-// A strict reader of our own JSON files: objects have fixed keys in a fixed
-// order. Private to this folder.
+// A strict reader of JSON: of our own files, whose objects have fixed keys in a
+// fixed order, and of safetensors headers. Private to this folder.
 #pragma once
 
 #include <cstddef>
@@ -20,13 +20,36 @@ namespace echelon {
 ///   json.end();
 ///
 /// Anything else in the text throws CheckpointError with path, place
-/// ("tensors[3].shape[0]"), value and rule. The text need not outlive the
-/// constructor.
+/// ("tensors[3].shape[0]"), value and rule. A text that is not JSON in UTF-8,
+/// or is nested deeper than our files, is refused when the walk comes to the
+/// first wrong byte, or by check_syntax().
 class JsonReader {
  public:
-  /// Throws CheckpointError for a text that is not JSON in UTF-8, or is nested
-  /// deeper than our files.
-  JsonReader(const std::string& text, const std::string& path);
+  enum class Kind {
+    object,
+    end_object,
+    array,
+    end_array,
+    key,
+    string,
+    whole,
+    negative,  // a whole number below 0
+    number,    // any other
+    boolean,
+    null,
+    end,
+    invalid,  // no JSON in UTF-8 from here on
+    too_deep,
+  };
+
+  /// The text need not outlive the constructor.
+  ///
+  ///   part  of the file that the text is, for messages; empty: all of it
+  JsonReader(
+      std::string_view text, const std::string& path,
+      std::string_view part = "");
+  /// Throws CheckpointError unless all of the text is JSON in UTF-8.
+  void check_syntax() const;
 
   void open_object();
   /// The next key must be `name`.
@@ -51,32 +74,25 @@ class JsonReader {
   bool is_null();
   void end();
 
+  /// What is next in the text.
+  Kind next() const { return look().kind; }
+  /// "an array", and the next value in a message.
+  std::string kind_name() const;
+  std::string shown() const;
+  /// The next number, string or key as it is written.
+  std::string_view text() const;
+
   /// Throws CheckpointError: path, place of the value read last, `what`.
   [[noreturn]] void fail(const std::string& what) const;
 
  private:
-  enum class Kind {
-    object,
-    end_object,
-    array,
-    end_array,
-    key,
-    string,
-    whole,
-    negative,  // a whole number below 0
-    number,
-    other,  // a value that our files never have; shown by its text
-    null,
-    end
-  };
   struct Token {
     Kind kind;
     uint32_t length = 0;  // of its text, in texts_
     union {
       uint64_t whole;
       int64_t negative;
-      double number;
-      size_t begin;
+      size_t begin;  // in texts_; a number's text is followed by its value
     };
   };
   struct Place {
@@ -85,11 +101,14 @@ class JsonReader {
   };
   class Events;
 
+  const Token& look() const;
   const Token& take(Kind kind, const char* rule);
   std::string_view text_of(const Token& token) const;
-  std::string shown(const Token& token) const;
+  double number_of(const Token& token) const;
+  void check(const Token& token) const;
 
   std::string path_;
+  std::string part_;
   std::vector<Token> tokens_;
   std::string texts_;
   size_t at_ = 0;

@@ -9,12 +9,11 @@
 #include <vector>
 
 #include "echelon/checkpoint/format/box.h"
-#include "echelon/checkpoint/format/checksum.h"
-#include "echelon/checkpoint/format/content_hash.h"
+#include "echelon/checkpoint/format/hashes.h"
 
 namespace echelon {
 
-/// Files have a checksum (checksum.h) for each block of so many bytes.
+/// Files have a checksum (hashes.h) for each block of so many bytes.
 inline constexpr int64_t kChecksumBlockBytes = 4 << 20;
 inline constexpr int kCheckpointVersion = 1;
 

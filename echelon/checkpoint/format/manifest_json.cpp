@@ -209,6 +209,7 @@ void check_checksum(const std::string& text, const std::string& path) {
 }
 
 void read_head(JsonReader& json, std::string_view wanted, int& version) {
+  json.check_syntax();
   json.open_object();
   json.key("format");
   const std::string found = json.string();

@@ -9,10 +9,13 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <utility>
 
+#include "echelon/checkpoint/format/json_reader.h"
+#include "echelon/checkpoint/format/new_file.h"
 #include "echelon/checkpoint/format/safetensors_text.h"
 #include "echelon/error.h"
 #include "echelon/text/format.h"
@@ -20,221 +23,167 @@
 namespace echelon::safetensors {
 namespace {
 
-constexpr std::array<std::pair<std::string_view, uint64_t>, 18> kDtypes = {{
-    {"BOOL", 1},
-    {"U8", 1},
-    {"I8", 1},
-    {"F8_E4M3", 1},
-    {"F8_E5M2", 1},
-    {"F8_E8M0", 1},
-    {"F8_E4M3FNUZ", 1},
-    {"F8_E5M2FNUZ", 1},
-    {"I16", 2},
-    {"U16", 2},
-    {"F16", 2},
-    {"BF16", 2},
-    {"I32", 4},
-    {"U32", 4},
-    {"F32", 4},
-    {"I64", 8},
-    {"U64", 8},
-    {"F64", 8},
-}};
+constexpr uint64_t kAlignment = 64;  // of the data section
 
-/// What the header says about a tensor, before it is checked.
-struct RawTensor {
-  TensorInfo info;
-  std::vector<uint64_t> offsets;
-  std::set<std::string> fields;
-};
+/// Bytes of an element.
+constexpr std::array<std::pair<std::string_view, uint64_t>, 19> kDtypes = {
+    {{"BOOL", 1},
+     {"U8", 1},
+     {"I8", 1},
+     {"F8_E4M3", 1},
+     {"F8_E5M2", 1},
+     {"F8_E8M0", 1},
+     {"F8_E4M3FNUZ", 1},
+     {"F8_E5M2FNUZ", 1},
+     {"I16", 2},
+     {"U16", 2},
+     {"F16", 2},
+     {"BF16", 2},
+     {"I32", 4},
+     {"U32", 4},
+     {"F32", 4},
+     {"I64", 8},
+     {"U64", 8},
+     {"F64", 8},
+     {"C64", 8}}};
 
-/// Receives the header's JSON event by event and refuses the first one that is
-/// out of place. Throws; never returns false.
+/// Reads a header's JSON, and refuses the first thing that is out of place.
 class HeaderReader {
  public:
-  using number_integer_t = nlohmann::json::number_integer_t;
-  using number_unsigned_t = nlohmann::json::number_unsigned_t;
-  using number_float_t = nlohmann::json::number_float_t;
-  using string_t = nlohmann::json::string_t;
-  using binary_t = nlohmann::json::binary_t;
+  HeaderReader(std::string_view text, const std::string& path)
+      : path_(path), json_(text, path, "header") {}
 
-  explicit HeaderReader(const std::string& path) : path_(path) {}
-
-  std::vector<RawTensor> tensors;
+  /// By what the header says: no number is checked against another.
+  std::vector<TensorInfo> tensors;
   Metadata metadata;
 
-  bool null() { return misplaced("null"); }
-  bool boolean(bool) { return misplaced("true or false"); }
-  bool number_integer(number_integer_t value) {
-    if (place_ == Place::shape || place_ == Place::offsets) {
-      fail(format("{} holds {}; it must be 0 or more", where(), value));
-    }
-    return misplaced("a number");
-  }
-  bool number_float(number_float_t, const string_t& text) {
-    if (place_ == Place::shape || place_ == Place::offsets) {
-      fail(
-          where() + " holds " + printable(text) +
-          "; it must be a whole number below 2^63");
-    }
-    return misplaced("a number");
-  }
-  bool number_unsigned(number_unsigned_t value) {
-    if (place_ == Place::shape) {
-      if (value > static_cast<uint64_t>(INT64_MAX)) {
-        fail(format(
-            "{} holds {}; it must be a whole number below 2^63", where(),
-            value));
-      }
-      auto& shape = tensors.back().info.shape;
-      if (shape.size() == kMaxDims) {
-        fail(format("{} has more than {} dimensions", where(), kMaxDims));
-      }
-      shape.push_back(static_cast<int64_t>(value));
-      return true;
-    }
-    if (place_ == Place::offsets) {
-      auto& offsets = tensors.back().offsets;
-      if (offsets.size() == 2) fail(where() + " has more than two numbers");
-      offsets.push_back(value);
-      return true;
-    }
-    return misplaced("a number");
-  }
-  bool string(string_t& value) {
-    if (place_ == Place::tensor && field_ == "dtype") {
-      tensors.back().info.dtype = value;
-      return true;
-    }
-    if (place_ == Place::metadata) {
-      metadata[field_] = value;
-      return true;
-    }
-    return misplaced("a string");
-  }
-  bool binary(binary_t&) { return misplaced("binary data"); }
-
-  bool start_object(size_t) {
-    if (place_ == Place::outside) {
-      place_ = Place::top;
-    } else if (place_ == Place::top && field_ == "__metadata__") {
-      place_ = Place::metadata;
-    } else if (place_ == Place::top) {
-      place_ = Place::tensor;
-      tensors.push_back({});
-      tensors.back().info.name = field_;
-    } else {
-      return misplaced("an object");
-    }
-    return true;
-  }
-  bool end_object() {
-    if (place_ == Place::tensor) {
-      for (const char* field : {"dtype", "shape", "data_offsets"}) {
-        if (!tensors.back().fields.contains(field)) {
-          fail(format(
-              "tensor {} has no \"{}\"",
-              quote_printable(tensors.back().info.name), field));
-        }
-      }
-      if (tensors.back().offsets.size() != 2) {
-        fail(format(
-            "tensor {}: data_offsets has {} numbers; it must have two, begin "
-            "and end",
-            quote_printable(tensors.back().info.name),
-            tensors.back().offsets.size()));
-      }
-    }
-    place_ = place_ == Place::top ? Place::outside : Place::top;
-    return true;
-  }
-  bool key(string_t& name) {
-    field_ = name;
-    if (place_ == Place::top) {
-      if (!names_.insert(name).second) {
+  void read() {
+    std::set<std::string> names;
+    json_.open_object();
+    for (std::string name; json_.next_member(name);) {
+      if (!names.insert(name).second) {
         fail("the name " + quote_printable(name) + " is there twice");
       }
-    } else if (place_ == Place::metadata) {
-      if (metadata.contains(name)) {
-        fail("__metadata__ has the key " + quote_printable(name) + " twice");
-      }
-    } else {
-      if (name != "dtype" && name != "shape" && name != "data_offsets") {
-        fail(format(
-            "tensor {} has the unknown key {}; known are dtype, shape and "
-            "data_offsets",
-            quote_printable(tensors.back().info.name), quote_printable(name)));
-      }
-      if (!tensors.back().fields.insert(name).second) {
-        fail(format(
-            "tensor {} has the key \"{}\" twice",
-            quote_printable(tensors.back().info.name), name));
-      }
+      expect(
+          Kind::object, "the header's " + quote_printable(name), "an object");
+      json_.open_object();
+      name == "__metadata__" ? read_metadata() : read_tensor(name);
     }
-    return true;
-  }
-  bool start_array(size_t) {
-    if (place_ == Place::tensor && field_ == "shape") {
-      place_ = Place::shape;
-    } else if (place_ == Place::tensor && field_ == "data_offsets") {
-      place_ = Place::offsets;
-    } else {
-      return misplaced("an array");
-    }
-    return true;
-  }
-  bool end_array() {
-    place_ = Place::tensor;
-    return true;
-  }
-  bool parse_error(
-      size_t position, const std::string&, const nlohmann::json::exception&) {
-    fail(format(
-        "its header is not valid JSON in UTF-8: byte {} of the header",
-        position));
+    json_.end();
   }
 
  private:
-  enum class Place { outside, top, tensor, shape, offsets, metadata };
+  using Kind = JsonReader::Kind;
+
+  void read_metadata() {
+    for (std::string key; json_.next_member(key);) {
+      if (metadata.contains(key)) {
+        fail("__metadata__ has the key " + quote_printable(key) + " twice");
+      }
+      expect(Kind::string, "__metadata__ " + quote_printable(key), "a string");
+      metadata[key] = json_.string();
+    }
+  }
+
+  void read_tensor(const std::string& name) {
+    TensorInfo info{.name = name};
+    std::vector<uint64_t> offsets;
+    const std::string tensor = "tensor " + quote_printable(name);
+    std::set<std::string> fields;
+    for (std::string field; json_.next_member(field);) {
+      if (field != "dtype" && field != "shape" && field != "data_offsets") {
+        fail(format(
+            "{} has the unknown key {}; known are dtype, shape and "
+            "data_offsets",
+            tensor, quote_printable(field)));
+      }
+      if (!fields.insert(field).second) {
+        fail(format("{} has the key \"{}\" twice", tensor, field));
+      }
+      const std::string place = tensor + ": " + field;
+      if (field == "dtype") {
+        expect(Kind::string, place, "a string");
+        info.dtype = json_.string();
+      } else if (field == "shape") {
+        info.shape = read_shape(place);
+      } else {
+        offsets = read_offsets(place);
+      }
+    }
+    for (const char* field : {"dtype", "shape", "data_offsets"}) {
+      if (!fields.contains(field)) {
+        fail(format("{} has no \"{}\"", tensor, field));
+      }
+    }
+    if (offsets.size() != 2) {
+      fail(format(
+          "{}: data_offsets has {} numbers; it must have two, begin and end",
+          tensor, offsets.size()));
+    }
+    info.begin = offsets[0];
+    info.end = offsets[1];
+    tensors.push_back(std::move(info));
+  }
+
+  std::vector<int64_t> read_shape(const std::string& place) {
+    std::vector<int64_t> shape;
+    for (open_array(place); json_.next_item();) {
+      const uint64_t size = read_number(place);
+      if (size > static_cast<uint64_t>(INT64_MAX)) {
+        fail(format(
+            "{} holds {}; it must be a whole number below 2^63", place, size));
+      }
+      if (shape.size() == kMaxDims) {
+        fail(format("{} has more than {} dimensions", place, kMaxDims));
+      }
+      shape.push_back(static_cast<int64_t>(size));
+    }
+    return shape;
+  }
+
+  std::vector<uint64_t> read_offsets(const std::string& place) {
+    std::vector<uint64_t> offsets;
+    for (open_array(place); json_.next_item();) {
+      const uint64_t offset = read_number(place);
+      if (offsets.size() == 2) fail(place + " has more than two numbers");
+      offsets.push_back(offset);
+    }
+    return offsets;
+  }
+
+  void open_array(const std::string& place) {
+    expect(Kind::array, place, "an array of whole numbers");
+    json_.open_array();
+  }
+
+  uint64_t read_number(const std::string& place) {
+    if (json_.next() == Kind::negative) {
+      fail(format("{} holds {}; it must be 0 or more", place, json_.shown()));
+    }
+    if (json_.next() == Kind::number) {
+      fail(format(
+          "{} holds {}; it must be a whole number below 2^63", place,
+          printable(json_.text())));
+    }
+    expect(Kind::whole, place, "whole numbers");
+    return json_.whole();
+  }
+
+  void expect(Kind kind, const std::string& place, const char* rule) const {
+    if (json_.next() == kind) return;
+    fail(format("{} holds {}; it must be {}", place, json_.kind_name(), rule));
+  }
 
   [[noreturn]] void fail(const std::string& what) const {
     throw CheckpointError(path_ + ": " + what);
   }
-  std::string where() const {
-    switch (place_) {
-      case Place::outside:
-        return "the header";
-      case Place::top:
-        return "the header's " + quote_printable(field_);
-      case Place::metadata:
-        return "__metadata__ " + quote_printable(field_);
-      default:
-        break;
-    }
-    return "tensor " + quote_printable(tensors.back().info.name) + ": " +
-           field_;
-  }
-  bool misplaced(const std::string& what) const {
-    std::string rule = "an object";
-    if (place_ == Place::metadata) rule = "a string";
-    if (place_ == Place::shape || place_ == Place::offsets) {
-      rule = "whole numbers";
-    }
-    if (place_ == Place::tensor) {
-      rule = field_ == "dtype" ? "a string" : "an array of whole numbers";
-    }
-    fail(format("{} holds {}; it must be {}", where(), what, rule));
-  }
 
   const std::string& path_;
-  Place place_ = Place::outside;
-  std::string field_;
-  std::set<std::string> names_;
+  JsonReader json_;
 };
 
 void check_tensor(
-    const RawTensor& raw, uint64_t data_bytes, const std::string& path) {
-  const auto& info = raw.info;
+    const TensorInfo& info, uint64_t data_bytes, const std::string& path) {
   const std::string place =
       path + ": tensor " + quote_printable(info.name) + ": ";
   const uint64_t width = dtype_bytes(info.dtype);
@@ -249,21 +198,21 @@ void check_tensor(
         "{}shape {} of {} overflows 63 bits", place, shape_string(info.shape),
         info.dtype));
   }
-  const auto [begin, end] = std::pair(raw.offsets[0], raw.offsets[1]);
-  const std::string offsets = format("data_offsets [{}, {}]", begin, end);
-  if (begin > end) {
+  const std::string offsets =
+      format("data_offsets [{}, {}]", info.begin, info.end);
+  if (info.begin > info.end) {
     throw CheckpointError(place + offsets + " end before they begin");
   }
-  if (end > data_bytes) {
+  if (info.end > data_bytes) {
     throw CheckpointError(format(
         "{}{} reach behind the file's {} bytes of data; the file may be cut "
         "off",
         place, offsets, data_bytes));
   }
-  if (end - begin != *bytes) {
+  if (info.end - info.begin != *bytes) {
     throw CheckpointError(format(
         "{}{} are {} bytes, but shape {} of {} takes {}", place, offsets,
-        end - begin, shape_string(info.shape), info.dtype, *bytes));
+        info.end - info.begin, shape_string(info.shape), info.dtype, *bytes));
   }
 }
 
@@ -298,27 +247,90 @@ void check_cover(
   }
 }
 
+void check_list(
+    const std::string& path, const std::vector<TensorBytes>& tensors) {
+  std::set<std::string> names = {"__metadata__"};
+  for (const auto& tensor : tensors) {
+    const std::string place =
+        path + ": tensor " + quote_printable(tensor.name) + ": ";
+    if (!names.insert(tensor.name).second) {
+      throw ConfigError(place + "the name is taken; each needs its own");
+    }
+    const uint64_t width = dtype_bytes(tensor.dtype);
+    if (width == 0) {
+      throw ConfigError(format(
+          "{}unknown dtype {}; known are {}", place,
+          quote_printable(tensor.dtype), known_dtypes()));
+    }
+    const auto bytes = tensor_bytes(tensor.shape, width);
+    if (tensor.shape.size() > kMaxDims || !bytes ||
+        *bytes != tensor.bytes.size()) {
+      throw ConfigError(format(
+          "{}shape {} of {} does not match its {} bytes", place,
+          shape_string(tensor.shape), tensor.dtype, tensor.bytes.size()));
+    }
+  }
+}
+
+/// Wider dtypes first: the narrower ones are then aligned without gaps.
+std::vector<const TensorBytes*>
+in_file_order(const std::vector<TensorBytes>& tensors) {
+  std::vector<const TensorBytes*> order;
+  for (const auto& tensor : tensors) order.push_back(&tensor);
+  std::ranges::stable_sort(order, std::greater(), [](const auto* tensor) {
+    return dtype_bytes(tensor->dtype);
+  });
+  return order;
+}
+
+std::string header_text(
+    const std::string& path, const std::vector<const TensorBytes*>& tensors,
+    const Metadata& metadata) {
+  nlohmann::ordered_json json = nlohmann::ordered_json::object();
+  if (!metadata.empty()) json["__metadata__"] = metadata;
+  // push_back of pairs: ordered_json would search for each name it is given.
+  auto& members = json.get_ref<nlohmann::ordered_json::object_t&>();
+  uint64_t begin = 0;
+  for (const auto* tensor : tensors) {
+    const uint64_t end = begin + tensor->bytes.size();
+    nlohmann::ordered_json entry;
+    entry["dtype"] = tensor->dtype;
+    entry["shape"] = tensor->shape;
+    entry["data_offsets"] = {begin, end};
+    members.std::vector<std::pair<const std::string, nlohmann::ordered_json>>::
+        emplace_back(tensor->name, std::move(entry));
+    begin = end;
+  }
+  std::string text;
+  try {
+    text = json.dump();
+  } catch (const nlohmann::json::exception&) {
+    throw ConfigError(path + ": a name or a metadata text is not UTF-8");
+  }
+  text.append((kAlignment - (8 + text.size()) % kAlignment) % kAlignment, ' ');
+  if (text.size() > kMaxHeaderBytes) {
+    throw ConfigError(format(
+        "{}: its header would take {} bytes; the limit is {}", path,
+        text.size(), kMaxHeaderBytes));
+  }
+  return text;
+}
+
 }  // namespace
 
 uint64_t dtype_bytes(std::string_view dtype) {
   for (const auto& [name, bytes] : kDtypes) {
     if (name == dtype) return bytes;
   }
-  return dtype == "C64" ? 8 : 0;
+  return 0;
 }
 
 std::string known_dtypes() {
-  std::string names;
-  for (const auto& [name, bytes] : kDtypes) names += std::string(name) + " ";
-  return names + "C64";
+  return join(kDtypes, " ", [](const auto& dtype) { return dtype.first; });
 }
 
 std::string shape_string(std::span<const int64_t> shape) {
-  std::string text = "[";
-  for (size_t i = 0; i < shape.size(); ++i) {
-    text += (i == 0 ? "" : ", ") + std::to_string(shape[i]);
-  }
-  return text + "]";
+  return format("[{}]", join(shape, ", "));
 }
 
 std::optional<uint64_t>
@@ -401,24 +413,18 @@ Header parse_head(
     throw CheckpointError(
         path + ": its header is not valid JSON in UTF-8: it holds a NUL byte");
   }
-  HeaderReader reader(path);
-  nlohmann::json::sax_parse(text, text + length, &reader);
+  HeaderReader reader({text, length}, path);
+  reader.read();
 
-  Header header;
-  header.data_begin = head.size();
-  header.metadata = std::move(reader.metadata);
+  Header header{
+      std::move(reader.tensors), std::move(reader.metadata), head.size()};
   const uint64_t data_bytes = file_bytes - header.data_begin;
-  for (auto& raw : reader.tensors) {
-    check_tensor(raw, data_bytes, path);
-    raw.info.begin = raw.offsets[0];
-    raw.info.end = raw.offsets[1];
-    header.tensors.push_back(std::move(raw.info));
+  for (const auto& tensor : header.tensors) {
+    check_tensor(tensor, data_bytes, path);
   }
-  std::stable_sort(
-      header.tensors.begin(), header.tensors.end(),
-      [](const TensorInfo& a, const TensorInfo& b) {
-        return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
-      });
+  std::ranges::stable_sort(header.tensors, {}, [](const TensorInfo& tensor) {
+    return std::pair(tensor.begin, tensor.end);
+  });
   check_cover(header.tensors, data_bytes, path);
   return header;
 }
@@ -509,6 +515,34 @@ void File::forget(std::span<const std::byte> bytes) const {
   const auto end = reinterpret_cast<uintptr_t>(bytes.data() + bytes.size());
   // A hint: where the system ignores it, the pages stay.
   ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
+}
+
+FilePlan plan_file(
+    const std::string& path, const std::vector<TensorBytes>& tensors,
+    const Metadata& metadata) {
+  check_list(path, tensors);
+  FilePlan plan;
+  plan.order = in_file_order(tensors);
+  const std::string header = header_text(path, plan.order, metadata);
+  for (size_t i = 0; i < 8; ++i) {
+    plan.head += static_cast<char>(header.size() >> (8 * i));
+  }
+  plan.head += header;
+  plan.bytes = plan.head.size();
+  for (const auto* tensor : plan.order) plan.bytes += tensor->bytes.size();
+  return plan;
+}
+
+void write(
+    const std::string& path, const std::vector<TensorBytes>& tensors,
+    const Metadata& metadata) {
+  const FilePlan plan = plan_file(path, tensors, metadata);
+  NewFile file(path, plan.bytes, NewFile::Under::beside);
+  file.append(plan.head.data(), plan.head.size());
+  for (const auto* tensor : plan.order) {
+    file.append(tensor->bytes.data(), tensor->bytes.size());
+  }
+  file.move_into_place();
 }
 
 }  // namespace echelon::safetensors

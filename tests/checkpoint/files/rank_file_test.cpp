@@ -13,7 +13,7 @@
 #include <csignal>
 #include <functional>
 
-#include "echelon/checkpoint/format/content_hash.h"
+#include "echelon/checkpoint/format/hashes.h"
 #include "echelon/error.h"
 #include "tests/checkpoint/files/written_checkpoint.h"
 #include "tests/support/error_text.h"

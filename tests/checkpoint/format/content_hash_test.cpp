@@ -1,5 +1,5 @@
 // Any sharding of a tensor has the same hash, other contents have another.
-#include "echelon/checkpoint/format/content_hash.h"
+#include "echelon/checkpoint/format/hashes.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -43,7 +43,7 @@ ContentHash hash_of_boxes(
   return sum;
 }
 
-/// The definition in content_hash.h, word for word.
+/// The definition in hashes.h, word for word.
 ContentHash by_definition(const std::vector<std::byte>& bytes, size_t width) {
   ContentHash hash{};
   for (uint64_t i = 0; i < bytes.size() / width; ++i) {

@@ -1,4 +1,4 @@
-#include "echelon/checkpoint/format/leftovers.h"
+#include "echelon/checkpoint/format/new_file.h"
 
 #include <fcntl.h>
 #include <gmock/gmock.h>

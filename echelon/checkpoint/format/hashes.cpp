@@ -1,13 +1,25 @@
-#include "echelon/checkpoint/format/content_hash.h"
+#include "echelon/checkpoint/format/hashes.h"
+
+// On x86 the library chooses the widest vector instructions that the processor
+// has: AVX2 checks twice as many bytes a second as SSE2.
+#ifdef __x86_64__
+#include <xxh_x86dispatch.h>
+#else
+#include <xxhash.h>
+#endif
 
 #include <cstring>
-#include <string>
+#include <new>
 
 #include "echelon/error.h"
 #include "echelon/text/format.h"
 
 namespace echelon {
 namespace {
+
+std::string digits_of(const XXH128_hash_t& hash) {
+  return format("{:016x}{:016x}", hash.high64, hash.low64);
+}
 
 constexpr uint64_t kStep = 0x9e3779b97f4a7c15;
 constexpr uint64_t kMix = 0xd6e8feb86659fd93;
@@ -71,6 +83,29 @@ ContentHash hash_box(
 }
 
 }  // namespace
+
+std::string checksum(const void* bytes, size_t size) {
+  return digits_of(XXH3_128bits(bytes, size));
+}
+
+ChecksumStream::ChecksumStream() : state_(XXH3_createState()) {
+  if (!state_) throw std::bad_alloc();
+  XXH3_128bits_reset(state_.get());
+}
+
+void ChecksumStream::Free::operator()(XXH3_state_s* state) const {
+  XXH3_freeState(state);
+}
+
+void ChecksumStream::update(const void* bytes, size_t size) {
+  XXH3_128bits_update(state_.get(), bytes, size);
+}
+
+std::string ChecksumStream::digest() {
+  const auto hash = XXH3_128bits_digest(state_.get());
+  XXH3_128bits_reset(state_.get());
+  return digits_of(hash);
+}
 
 ContentHash hash_elements(
     const std::vector<int64_t>& shape, const Box& box, const std::byte* bytes,
