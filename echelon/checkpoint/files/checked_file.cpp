@@ -213,10 +213,8 @@ std::optional<Damage> CheckedFile::read_head(const GetBlock& block) {
 }
 
 std::optional<Damage> CheckedFile::read_unverified_head() {
-  tried_head_ = true;
   std::vector<std::byte> buffer;
   std::string error;
-  const auto wrong = [&] { return damage("", 0, "its header " + error); };
   try {
     return read_head([&](int64_t block) -> std::span<const std::byte> {
       buffer.resize(static_cast<size_t>(block_bytes(block)));
@@ -226,8 +224,7 @@ std::optional<Damage> CheckedFile::read_unverified_head() {
       return buffer;
     });
   } catch (const CheckpointError&) {
-    error = "cannot be read: " + error;
-    return wrong();
+    return damage("", 0, "its header cannot be read: " + error);
   }
 }
 

@@ -25,7 +25,6 @@ namespace {
 /// The use of a block of a file by a read.
 struct Use {
   const BoxRead* read = nullptr;
-  const std::vector<int64_t>* strides = nullptr;
   int64_t element_bytes = 0;
   int64_t begin = 0;        // in the file
   std::vector<Box> pieces;  // of the tensor, contiguous from `begin` on
@@ -34,22 +33,9 @@ struct Use {
 /// The part of a slice that a read needs.
 struct SliceRead {
   const BoxRead* read = nullptr;
-  const std::vector<int64_t>* strides = nullptr;
   const SavedSlice* slice = nullptr;
   Box part;
 };
-
-/// The element of index `at` in memory with these strides that begins at index
-/// `from`.
-int64_t element_at(
-    const std::vector<int64_t>& at, const std::vector<int64_t>& from,
-    const std::vector<int64_t>& strides) {
-  int64_t element = 0;
-  for (size_t d = 0; d < at.size(); ++d) {
-    element += (at[d] - from[d]) * strides[d];
-  }
-  return element;
-}
 
 bool has_all(const Box& outer, const Box& inner) {
   for (size_t d = 0; d < inner.sizes.size(); ++d) {
@@ -64,16 +50,9 @@ bool has_all(const Box& outer, const Box& inner) {
 /// Copies what the read wants from the pieces' bytes, which begin at `from`.
 void copy_pieces(const Use& use, const std::byte* from) {
   for (const Box& piece : use.pieces) {
-    if (const auto part = overlap(piece, use.read->box)) {
-      const auto from_strides = row_major_strides(piece.sizes);
-      const int64_t a = element_at(part->offset, piece.offset, from_strides);
-      const int64_t b =
-          element_at(part->offset, use.read->box.offset, *use.strides);
-      copy_strided(
-          part->sizes, from + a * use.element_bytes, from_strides,
-          use.read->to + b * use.element_bytes, *use.strides,
-          use.element_bytes);
-    }
+    copy_overlap(
+        piece, from, use.read->box, use.read->to, use.read->strides,
+        static_cast<size_t>(use.element_bytes));
     from += piece.numel() * use.element_bytes;
   }
 }
@@ -85,11 +64,11 @@ std::span<std::byte> direct_place(const Use& use) {
   int64_t next = 0;
   for (const Box& piece : use.pieces) {
     if (!has_all(use.read->box, piece) ||
-        !is_row_major(piece.sizes, *use.strides)) {
+        !is_row_major(piece.sizes, use.read->strides)) {
       return {};
     }
     const int64_t at =
-        element_at(piece.offset, use.read->box.offset, *use.strides);
+        element_at(piece.offset, use.read->box.offset, use.read->strides);
     if (!first) first = next = at;
     if (at != next) return {};
     next += piece.numel();
@@ -141,7 +120,7 @@ void add_uses(
        block * kChecksumBlockBytes < to; ++block) {
     const int64_t begin = std::max(slice_begin, block * kChecksumBlockBytes);
     const int64_t end = std::min(slice_end, (block + 1) * kChecksumBlockBytes);
-    Use use{wanted.read, wanted.strides, element_bytes, begin, {}};
+    Use use{wanted.read, element_bytes, begin, {}};
     use.pieces = boxes_of(
         box, {(begin - slice_begin) / element_bytes,
               (end - slice_begin) / element_bytes});
@@ -318,94 +297,84 @@ int64_t CheckpointReader::bytes_read() const {
 }
 
 void CheckpointReader::read(const std::vector<BoxRead>& boxes) {
-  std::vector<std::vector<int64_t>> strides;
-  strides.reserve(boxes.size());
+  std::vector<BoxRead> reads = boxes;  // with strides
   std::map<int64_t, std::vector<SliceRead>> files;
-  for (const auto& box : boxes) {
-    const auto& shape = box.tensor->shape;
-    if (!is_inside(box.box, shape) ||
-        (!box.strides.empty() && box.strides.size() != shape.size())) {
+  for (auto& read : reads) {
+    const auto& shape = read.tensor->shape;
+    if (!is_inside(read.box, shape) ||
+        (!read.strides.empty() && read.strides.size() != shape.size())) {
       throw ConfigError(format(
           "the box at {} of {} is not inside of tensor {} of shape {}",
-          safetensors::shape_string(box.box.offset),
-          safetensors::shape_string(box.box.sizes),
-          safetensors::quote_printable(box.tensor->name),
+          safetensors::shape_string(read.box.offset),
+          safetensors::shape_string(read.box.sizes),
+          safetensors::quote_printable(read.tensor->name),
           safetensors::shape_string(shape)));
     }
-    strides.push_back(
-        box.strides.empty() ? row_major_strides(box.box.sizes) : box.strides);
-    for (const auto& slice : box.tensor->slices) {
-      if (auto part = overlap(slice.box, box.box)) {
-        files[slice.file].push_back(
-            {&box, &strides.back(), &slice, std::move(*part)});
+    if (read.strides.empty()) read.strides = row_major_strides(read.box.sizes);
+    for (const auto& slice : read.tensor->slices) {
+      if (auto part = overlap(slice.box, read.box)) {
+        files[slice.file].push_back({&read, &slice, std::move(*part)});
       }
     }
   }
   for (const auto& [file, slices] : files) state_->read_file(file, slices);
 }
 
-// ---------------------------------------------------- verification of all
-// files
+// ----------------------------------------------- verification of all files
 
 namespace {
 
-/// Finds what is wrong with a file's blocks and header.
-class FileCheck {
- public:
-  FileCheck(CheckedFile& file, int threads) : file_(file), threads_(threads) {}
+using Progress = std::function<void(int64_t)>;
 
-  std::vector<Damage> run(const std::function<void(int64_t)>& progress) {
-    auto outside = file_.open();
-    if (!file_.is_open()) return {*outside};
-    const auto head = file_.read_unverified_head();
-    check_blocks(progress);
-    const bool all = static_cast<int64_t>(found_.size()) == file_.num_blocks();
-    std::vector<Damage> damages;
-    if (outside) damages.push_back(*outside);
-    for (auto& [block, damage] : found_) damages.push_back(std::move(damage));
-    if (damages.empty() && head) damages.push_back(*head);
-    if (!outside && all && found_.size() > 1) {
-      damages.front().what +=
-          "; no block of the file is the one that was written: it may be of "
-          "another rank or another checkpoint";
-    }
-    file_.close();
-    return damages;
+/// What is wrong with the blocks that the file, which may be too short, has.
+std::map<int64_t, Damage>
+check_blocks(CheckedFile& file, int threads, const Progress& progress) {
+  int64_t blocks = file.num_blocks();
+  while (blocks > 0 &&
+         (blocks - 1) * kChecksumBlockBytes + file.block_bytes(blocks - 1) >
+             file.bytes_there()) {
+    --blocks;
   }
+  std::mutex mutex;
+  std::map<int64_t, Damage> found;
+  std::atomic<int64_t> done = 0;
+  share_work(
+      blocks, threads,
+      [&](int64_t block) {
+        thread_local std::vector<std::byte> buffer;
+        const auto bytes = static_cast<size_t>(file.block_bytes(block));
+        if (buffer.size() < bytes) buffer.resize(bytes);
+        if (auto damage =
+                file.read_block(block, {std::span(buffer).first(bytes)})) {
+          const std::lock_guard lock(mutex);
+          found.emplace(block, std::move(*damage));
+        }
+        done += file.block_bytes(block);
+      },
+      [&] { progress(done); });
+  return found;
+}
 
- private:
-  /// Checks the blocks that the file has, which may be too short.
-  void check_blocks(const std::function<void(int64_t)>& progress) {
-    int64_t blocks = file_.num_blocks();
-    while (blocks > 0 &&
-           (blocks - 1) * kChecksumBlockBytes + file_.block_bytes(blocks - 1) >
-               file_.bytes_there()) {
-      --blocks;
-    }
-    std::atomic<int64_t> done = 0;
-    share_work(
-        blocks, threads_,
-        [&](int64_t block) {
-          thread_local std::vector<std::byte> buffer;
-          const auto bytes = static_cast<size_t>(file_.block_bytes(block));
-          if (buffer.size() < bytes) buffer.resize(bytes);
-          if (auto damage =
-                  file_.read_block(block, {std::span(buffer).first(bytes)})) {
-            const std::lock_guard lock(mutex_);
-            found_.emplace(block, std::move(*damage));
-          }
-          done += file_.block_bytes(block);
-        },
-        [&] {
-          if (progress) progress(done);
-        });
+/// What is wrong with a file's blocks and header.
+std::vector<Damage>
+check_file(CheckedFile& file, int threads, const Progress& progress) {
+  auto outside = file.open();
+  if (!file.is_open()) return {*outside};
+  const ClosedAtEnd closed{file};
+  const auto head = file.read_unverified_head();
+  auto found = check_blocks(file, threads, progress);
+  const bool all = static_cast<int64_t>(found.size()) == file.num_blocks();
+  std::vector<Damage> damages;
+  if (outside) damages.push_back(*outside);
+  for (auto& [block, damage] : found) damages.push_back(std::move(damage));
+  if (damages.empty() && head) damages.push_back(*head);
+  if (!outside && all && found.size() > 1) {
+    damages.front().what +=
+        "; no block of the file is the one that was written: it may be of "
+        "another rank or another checkpoint";
   }
-
-  CheckedFile& file_;
-  const int threads_;
-  std::mutex mutex_;
-  std::map<int64_t, Damage> found_;
-};
+  return damages;
+}
 
 }  // namespace
 
@@ -418,8 +387,7 @@ std::vector<Damage> verify_checkpoint(
   int64_t before = 0;
   const auto files = checked_files(folder, manifest);
   for (size_t i = 0; i < files.size(); ++i) {
-    FileCheck check(*files[i], threads);
-    const auto found = check.run([&](int64_t done) {
+    const auto found = check_file(*files[i], threads, [&](int64_t done) {
       if (progress) progress(before + done);
     });
     damages.insert(damages.end(), found.begin(), found.end());

@@ -135,6 +135,45 @@ void copy_line(
   }
 }
 
+/// Copies elements of `sizes`, none of which is 0; strides in elements.
+void copy_strided(
+    Indices sizes, const std::byte* from, const Indices& from_strides,
+    std::byte* to, const Indices& to_strides, size_t element_bytes) {
+  // The innermost dimensions that are contiguous on both sides are one row.
+  int64_t row = 1;
+  while (!sizes.empty()) {
+    const size_t d = sizes.size() - 1;
+    if (sizes[d] != 1 && (from_strides[d] != row || to_strides[d] != row)) {
+      break;
+    }
+    row *= sizes[d];
+    sizes.pop_back();
+  }
+  const auto bytes = [width = static_cast<int64_t>(element_bytes)](
+                         int64_t elements) { return elements * width; };
+  const auto row_bytes = static_cast<size_t>(bytes(row));
+  if (sizes.empty()) {
+    std::memcpy(to, from, row_bytes);
+    return;
+  }
+  const size_t last = sizes.size() - 1;
+  Indices index(last, 0);
+  while (true) {
+    const std::byte* line_from = from;
+    std::byte* line_to = to;
+    for (size_t d = 0; d < last; ++d) {
+      line_from += bytes(index[d] * from_strides[d]);
+      line_to += bytes(index[d] * to_strides[d]);
+    }
+    copy_line(
+        line_from, line_to, sizes[last], bytes(from_strides[last]),
+        bytes(to_strides[last]), row_bytes);
+    size_t d = last;
+    while (d > 0 && ++index[d - 1] == sizes[d - 1]) index[--d] = 0;
+    if (d == 0) return;
+  }
+}
+
 /// The first element that two of `boxes` share, found pair by pair.
 std::optional<Indices> shared_element(const std::vector<const Box*>& boxes) {
   for (size_t a = 0; a < boxes.size(); ++a) {
@@ -233,43 +272,14 @@ bool is_row_major(
   return true;
 }
 
-void copy_strided(
-    std::vector<int64_t> sizes, const std::byte* from,
-    const std::vector<int64_t>& from_strides, std::byte* to,
-    const std::vector<int64_t>& to_strides, size_t element_bytes) {
-  // The innermost dimensions that are contiguous on both sides are one row.
-  int64_t row = 1;
-  while (!sizes.empty()) {
-    const size_t d = sizes.size() - 1;
-    if (sizes[d] != 1 && (from_strides[d] != row || to_strides[d] != row)) {
-      break;
-    }
-    row *= sizes[d];
-    sizes.pop_back();
+int64_t element_at(
+    const std::vector<int64_t>& at, const std::vector<int64_t>& from,
+    const std::vector<int64_t>& strides) {
+  int64_t element = 0;
+  for (size_t d = 0; d < at.size(); ++d) {
+    element += (at[d] - from[d]) * strides[d];
   }
-  const auto bytes = [width = static_cast<int64_t>(element_bytes)](
-                         int64_t elements) { return elements * width; };
-  const auto row_bytes = static_cast<size_t>(bytes(row));
-  if (sizes.empty()) {
-    std::memcpy(to, from, row_bytes);
-    return;
-  }
-  const size_t last = sizes.size() - 1;
-  Indices index(last, 0);
-  while (true) {
-    const std::byte* line_from = from;
-    std::byte* line_to = to;
-    for (size_t d = 0; d < last; ++d) {
-      line_from += bytes(index[d] * from_strides[d]);
-      line_to += bytes(index[d] * to_strides[d]);
-    }
-    copy_line(
-        line_from, line_to, sizes[last], bytes(from_strides[last]),
-        bytes(to_strides[last]), row_bytes);
-    size_t d = last;
-    while (d > 0 && ++index[d - 1] == sizes[d - 1]) index[--d] = 0;
-    if (d == 0) return;
-  }
+  return element;
 }
 
 int64_t Box::numel() const {
@@ -383,10 +393,7 @@ elements_of(const std::vector<PlacedBox>& boxes, const IndexRange& range) {
     if (begin >= end) continue;
     for (auto& box : boxes_of(from.box, {begin, end})) {
       PlacedBox part{std::move(box), from.begin, from.strides};
-      for (size_t d = 0; d < part.strides.size(); ++d) {
-        part.begin +=
-            (part.box.offset[d] - from.box.offset[d]) * part.strides[d];
-      }
+      part.begin += element_at(part.box.offset, from.box.offset, part.strides);
       parts.push_back(std::move(part));
     }
   }
@@ -400,21 +407,15 @@ elements_of(const std::vector<PlacedBox>& boxes, const IndexRange& range) {
 
 void copy_overlap(
     const Box& from_box, const std::byte* from, const Box& to_box,
-    std::byte* to, size_t element_bytes) {
+    std::byte* to, const std::vector<int64_t>& to_strides,
+    size_t element_bytes) {
   const auto both = overlap(from_box, to_box);
   if (!both) return;
-  const auto from_strides = row_major_strides(from_box.sizes);
-  const auto to_strides = row_major_strides(to_box.sizes);
-  int64_t from_begin = 0;
-  int64_t to_begin = 0;
-  for (size_t d = 0; d < both->sizes.size(); ++d) {
-    from_begin += (both->offset[d] - from_box.offset[d]) * from_strides[d];
-    to_begin += (both->offset[d] - to_box.offset[d]) * to_strides[d];
-  }
   const auto width = static_cast<int64_t>(element_bytes);
-  copy_strided(
-      both->sizes, from + from_begin * width, from_strides,
-      to + to_begin * width, to_strides, element_bytes);
+  const auto from_strides = row_major_strides(from_box.sizes);
+  from += element_at(both->offset, from_box.offset, from_strides) * width;
+  to += element_at(both->offset, to_box.offset, to_strides) * width;
+  copy_strided(both->sizes, from, from_strides, to, to_strides, element_bytes);
 }
 
 std::string

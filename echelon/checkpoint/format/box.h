@@ -70,17 +70,18 @@ std::vector<int64_t> row_major_strides(const std::vector<int64_t>& sizes);
 bool is_row_major(
     const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides);
 
-/// Copies elements of `sizes`, none of which is 0; strides in elements.
-void copy_strided(
-    std::vector<int64_t> sizes, const std::byte* from,
-    const std::vector<int64_t>& from_strides, std::byte* to,
-    const std::vector<int64_t>& to_strides, size_t element_bytes);
+/// The number of the element of index `at` in memory with these strides, which
+/// begins with the element of index `from`.
+int64_t element_at(
+    const std::vector<int64_t>& at, const std::vector<int64_t>& from,
+    const std::vector<int64_t>& strides);
 
-/// Copies the overlap of the boxes from `from` to `to`, each of which holds the
-/// row-major elements of its box.
+/// Copies the overlap of the boxes from `from`, the row-major elements of its
+/// box, to `to`, which has those of its box with these strides, in elements.
 void copy_overlap(
     const Box& from_box, const std::byte* from, const Box& to_box,
-    std::byte* to, size_t element_bytes);
+    std::byte* to, const std::vector<int64_t>& to_strides,
+    size_t element_bytes);
 
 /// Checks that `boxes` cover each element of a tensor of this shape once.
 /// Returns what is wrong, with indices ("nothing covers [0, 3]", "[2, 0] is in

@@ -72,15 +72,6 @@ Box box_of(
       shape_string(tensor.shape)));
 }
 
-// The number of index `at` among the row-major elements of the box.
-int64_t element_in(const Box& box, const std::vector<int64_t>& at) {
-  int64_t element = 0;
-  for (size_t d = 0; d < at.size(); ++d) {
-    element = element * box.sizes[d] + at[d] - box.offset[d];
-  }
-  return element;
-}
-
 }  // namespace
 
 bool has_sharded_files(const std::string& folder) {
@@ -158,14 +149,16 @@ void ShardedFiles::read(size_t tensor, const Box& box, std::byte* to) const {
     if (!both) continue;
     const auto width = safetensors::dtype_bytes(part.info->dtype);
     const auto bytes = part.file->bytes(*part.info);
-    copy_overlap(part.box, bytes.data(), box, to, width);
+    const auto strides = row_major_strides(part.box.sizes);
+    const auto& first = part.box.offset;
+    copy_overlap(
+        part.box, bytes.data(), box, to, row_major_strides(box.sizes), width);
     auto last = both->offset;
     for (size_t d = 0; d < last.size(); ++d) last[d] += both->sizes[d] - 1;
     const auto begin =
-        static_cast<size_t>(element_in(part.box, both->offset)) * width;
-    const auto end =
-        static_cast<size_t>(element_in(part.box, last) + 1) * width;
-    part.file->forget(bytes.subspan(begin, end - begin));
+        static_cast<size_t>(element_at(both->offset, first, strides));
+    const auto end = static_cast<size_t>(element_at(last, first, strides)) + 1;
+    part.file->forget(bytes.subspan(begin * width, (end - begin) * width));
   }
 }
 

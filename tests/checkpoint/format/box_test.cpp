@@ -372,7 +372,9 @@ TEST(Box, CopiesTheOverlapAndNothingElse) {
     }
     std::vector<std::byte> copied(expected.size(), std::byte{0xee});
     const auto source = bytes_of(in_from);
-    copy_overlap(from, source.data(), to, copied.data(), width);
+    copy_overlap(
+        from, source.data(), to, copied.data(), row_major_strides(to.sizes),
+        width);
     ASSERT_EQ(copied, expected);
   }
 }

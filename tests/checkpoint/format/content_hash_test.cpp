@@ -37,7 +37,9 @@ ContentHash hash_of_boxes(
   ContentHash sum{};
   for (const auto& box : boxes) {
     std::vector<std::byte> part(static_cast<size_t>(box.numel()) * width);
-    copy_overlap(whole_box(shape), bytes.data(), box, part.data(), width);
+    copy_overlap(
+        whole_box(shape), bytes.data(), box, part.data(),
+        row_major_strides(box.sizes), width);
     sum = sum + hash_elements(shape, box, part.data(), width);
   }
   return sum;
