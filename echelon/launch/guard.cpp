@@ -37,9 +37,8 @@ std::vector<char*> pointers(const std::vector<std::string>& strings) {
   return result;
 }
 
-// A forked guard inherits the launcher's ends of every other guard's socket and
-// pipes; while it held them, nobody would see them close.
-void close_launcher_files(const std::vector<int>& keep) {
+// The files above 2 that this process has, and perhaps others.
+std::vector<int> open_files() {
   std::vector<int> files;
   if (DIR* dir = opendir("/proc/self/fd")) {
     while (const dirent* entry = readdir(dir)) {
@@ -50,7 +49,13 @@ void close_launcher_files(const std::vector<int>& keep) {
   } else {
     for (int fd = 3; fd < sysconf(_SC_OPEN_MAX); ++fd) files.push_back(fd);
   }
-  for (const int fd : files) {
+  return files;
+}
+
+// A forked guard inherits the launcher's ends of every other guard's socket and
+// pipes; while it held them, nobody would see them close.
+void close_launcher_files(const std::vector<int>& keep) {
+  for (const int fd : open_files()) {
     const int flags = fcntl(fd, F_GETFD);
     if (flags >= 0 && (flags & FD_CLOEXEC) != 0 &&
         std::find(keep.begin(), keep.end(), fd) == keep.end()) {
@@ -161,24 +166,15 @@ class GuardProcess {
   void release_files() {
     const int null = open("/dev/null", O_RDWR);
     for (int fd = 0; fd <= 2; ++fd) dup2(null, fd);
-    if (DIR* dir = opendir("/proc/self/fd")) {
-      std::vector<int> files;
-      while (const dirent* entry = readdir(dir)) {
-        const int fd = std::atoi(entry->d_name);
-        if (fd > 2 && fd != dirfd(dir) && fd != socket_ && fd != children_) {
-          files.push_back(fd);
-        }
+    for (const int fd : open_files()) {
+      if (fd == socket_ || fd == children_) continue;
+      // The exec pipe's read end is still needed; it alone is close-on-exec.
+      if (fd != null && (fcntl(fd, F_GETFD) & FD_CLOEXEC) != 0 &&
+          fd != spec_.output && fd != spec_.error && fd != spec_.input &&
+          fd != spec_.master_fd) {
+        continue;
       }
-      closedir(dir);
-      for (const int fd : files) {
-        // The exec pipe's read end is still needed; it alone is close-on-exec.
-        if (fd != null && (fcntl(fd, F_GETFD) & FD_CLOEXEC) != 0 &&
-            fd != spec_.output && fd != spec_.error && fd != spec_.input &&
-            fd != spec_.master_fd) {
-          continue;
-        }
-        close(fd);
-      }
+      close(fd);
     }
   }
 

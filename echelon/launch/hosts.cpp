@@ -9,10 +9,13 @@
 #include <utility>
 
 #include "echelon/error.h"
-#include "echelon/launch/rendezvous.h"
 #include "echelon/text/format.h"
 
 namespace echelon::launch {
+
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(
+    Cause, rank, exit_code, ending, text, log, host, consequence)
+
 namespace {
 
 using nlohmann::json;
@@ -26,33 +29,13 @@ std::string to_line(const json& value) {
 json to_json(const Outcome& outcome) {
   json value = {
       {"exit_code", outcome.exit_code}, {"stopped_by", outcome.stopped_by}};
-  if (outcome.cause) {
-    const Cause& cause = *outcome.cause;
-    value["cause"] = {
-        {"rank", cause.rank},
-        {"exit_code", cause.exit_code},
-        {"ending", cause.ending},
-        {"text", cause.text},
-        {"log", cause.log},
-        {"host", cause.host},
-        {"consequence", cause.consequence}};
-  }
+  if (outcome.cause) value["cause"] = *outcome.cause;
   return value;
 }
 
 Outcome outcome_from(const json& value) {
   Outcome outcome{value.at("exit_code"), value.at("stopped_by"), {}};
-  if (value.contains("cause")) {
-    const json& from = value["cause"];
-    outcome.cause = Cause{
-        .rank = from.at("rank"),
-        .exit_code = from.at("exit_code"),
-        .ending = from.at("ending"),
-        .text = from.at("text"),
-        .consequence = from.at("consequence"),
-        .log = from.at("log"),
-        .host = from.at("host")};
-  }
+  if (value.contains("cause")) outcome.cause = value["cause"].get<Cause>();
   return outcome;
 }
 
@@ -72,39 +55,25 @@ Hosts Hosts::meet(const LaunchOptions& options, JobStart& start) {
   Rendezvous rendezvous = options.node_rank == 0 ? host_rendezvous(options)
                                                  : join_rendezvous(options);
   start = std::move(rendezvous.start);
-  for (auto& link : rendezvous.links) {
-    hosts.peers_.push_back({link.fd, link.node, link.address, link.unread});
-  }
+  hosts.peers_ = std::move(rendezvous.links);
   hosts.name_ =
       format("node {}, {}", options.node_rank, start.place.node_address);
   hosts.outcomes_.resize(options.num_nodes);
   return hosts;
 }
 
-Hosts::Hosts(Hosts&& other) noexcept
-    : num_nodes_(other.num_nodes_),
-      node_rank_(other.node_rank_),
-      name_(std::move(other.name_)),
-      peers_(std::exchange(other.peers_, {})),
-      outcomes_(std::move(other.outcomes_)) {}
-
-Hosts::~Hosts() {
-  for (const Peer& peer : peers_) {
-    if (peer.fd >= 0) close(peer.fd);
-  }
-}
-
 std::vector<int> Hosts::files() const {
   std::vector<int> files;
-  for (const Peer& peer : peers_) files.push_back(peer.fd);
+  for (const HostLink& peer : peers_) files.push_back(peer.socket.fd());
   return files;
 }
 
 std::vector<HostEvent> Hosts::read(size_t index) {
-  Peer& peer = peers_[index];
+  HostLink& peer = peers_[index];
   std::vector<HostEvent> events;
   char bytes[4096];
-  const ssize_t size = recv(peer.fd, bytes, sizeof bytes, MSG_DONTWAIT);
+  const ssize_t size =
+      recv(peer.socket.fd(), bytes, sizeof bytes, MSG_DONTWAIT);
   if (size < 0 && (errno == EAGAIN || errno == EINTR)) return events;
   if (size > 0) peer.unread.append(bytes, size);
   for (size_t end; (end = peer.unread.find('\n')) != std::string::npos;) {
@@ -117,7 +86,8 @@ std::vector<HostEvent> Hosts::read(size_t index) {
 }
 
 void Hosts::take(
-    const Peer& peer, const std::string& line, std::vector<HostEvent>& events) {
+    const HostLink& peer, const std::string& line,
+    std::vector<HostEvent>& events) {
   const json value = json::parse(line, nullptr, false);
   if (!value.is_object()) return;
   try {
@@ -139,8 +109,8 @@ void Hosts::take(
   }
 }
 
-void Hosts::lose(Peer& peer, std::vector<HostEvent>& events) {
-  close(std::exchange(peer.fd, -1));
+void Hosts::lose(HostLink& peer, std::vector<HostEvent>& events) {
+  peer.socket.close();
   if (end_) return;
   if (node_rank_ != 0) {
     end_ = lost(peer.node, peer.address);
@@ -174,7 +144,7 @@ void Hosts::say_outcome(Outcome outcome) {
 }
 
 void Hosts::give_up() {
-  for (const Peer& peer : peers_) {
+  for (const HostLink& peer : peers_) {
     if (node_rank_ != 0 && !end_) {
       end_ = lost(peer.node, peer.address);
     } else if (node_rank_ == 0 && !outcomes_[peer.node]) {
@@ -210,10 +180,10 @@ void Hosts::note_outcome(int node, Outcome outcome) {
 }
 
 void Hosts::tell(const std::string& line, int except_node) {
-  for (const Peer& peer : peers_) {
-    if (peer.fd >= 0 && peer.node != except_node) {
+  for (const HostLink& peer : peers_) {
+    if (peer.socket.is_open() && peer.node != except_node) {
       // Lines are short and few, so the socket's buffer takes all of a line.
-      (void)!send(peer.fd, line.data(), line.size(), MSG_NOSIGNAL);
+      (void)!send(peer.socket.fd(), line.data(), line.size(), MSG_NOSIGNAL);
     }
   }
 }

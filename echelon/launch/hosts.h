@@ -15,6 +15,29 @@ namespace echelon::launch {
 
 constexpr int kDefaultMasterPort = 29500;
 
+/// An open connection to another host's launcher.
+struct HostLink {
+  Descriptor socket;
+  int node = 0;
+  std::string address;  // the other's, numeric
+  std::string unread;   // bytes that were received and not used yet
+};
+
+struct Rendezvous {
+  JobStart start;
+  std::vector<HostLink> links;  // node 0: one per other node; else: node 0
+};
+
+/// Called by node 0: waits for all other nodes and gives each its place. The
+/// store's socket is bound to the same port, on which nobody listens any more
+/// when this returns. Throws ConfigError with the missing nodes after
+/// join_timeout.
+Rendezvous host_rendezvous(const LaunchOptions& options);
+
+/// Called by every other node. Throws ConfigError when node 0 does not answer
+/// in time or refuses (with its reason), or when another program answers.
+Rendezvous join_rendezvous(const LaunchOptions& options);
+
 /// A message of another host's launcher.
 struct HostEvent {
   enum Kind {
@@ -34,13 +57,7 @@ class Hosts {
   /// contradict each other, or when the master's address is unusable.
   static Hosts meet(const LaunchOptions& options, JobStart& start);
 
-  Hosts(Hosts&& other) noexcept;
-  Hosts& operator=(Hosts&&) = delete;
-  ~Hosts();
-
   bool alone() const { return num_nodes_ == 1; }
-  /// This host as "node 1, 10.0.0.2"; empty when alone.
-  const std::string& name() const { return name_; }
 
   /// The files to poll for POLLIN; -1 for connections that have ended.
   std::vector<int> files() const;
@@ -59,27 +76,20 @@ class Hosts {
   void give_up();
 
  private:
-  struct Peer {
-    int fd = -1;
-    int node = 0;
-    std::string address;
-    std::string unread;
-  };
-
   Hosts(const LaunchOptions& options)
       : num_nodes_(options.num_nodes), node_rank_(options.node_rank) {}
   void take(
-      const Peer& peer, const std::string& line,
+      const HostLink& peer, const std::string& line,
       std::vector<HostEvent>& events);
-  void lose(Peer& peer, std::vector<HostEvent>& events);
+  void lose(HostLink& peer, std::vector<HostEvent>& events);
   void note_failed(int node);
   void note_outcome(int node, Outcome outcome);
   void tell(const std::string& line, int except_node = -1);
 
   int num_nodes_ = 1;
   int node_rank_ = 0;
-  std::string name_;
-  std::vector<Peer> peers_;  // on node 0: all others; elsewhere: node 0
+  std::string name_;             // "node 1, 10.0.0.2"; empty when alone
+  std::vector<HostLink> peers_;  // on node 0: all others; elsewhere: node 0
   bool said_failed_ = false;
   bool said_stopped_ = false;
   // On node 0: the nodes that failed, in order, and how each node ended.

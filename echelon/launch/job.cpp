@@ -83,9 +83,6 @@ Job::Job(const LaunchOptions& options, JobStart start, Hosts hosts)
       policy_(options.grace, std::min(kSettle, options.grace)) {}
 
 Job::~Job() {
-  for (const int fd : {start_.master_fd, start_.claim_fd}) {
-    if (fd >= 0) close(fd);
-  }
   for (Rank& rank : ranks_) {
     if (rank.guard.socket >= 0) {
       close(rank.guard.socket);  // the guard kills what is left
@@ -134,7 +131,7 @@ void Job::start_ranks() {
   prctl(PR_SET_CHILD_SUBREAPER, 1);
   ranks_.reserve(options_.num_ranks);
   for (int i = 0; i < options_.num_ranks; ++i) start_rank(i, program);
-  if (start_.master_fd >= 0) close(std::exchange(start_.master_fd, -1));
+  start_.master.close();
 }
 
 void Job::start_rank(int local_rank, const std::string& program) {
@@ -155,7 +152,7 @@ void Job::start_rank(int local_rank, const std::string& program) {
       .local_world_size = options_.num_ranks,
       .node_rank = options_.node_rank,
       .num_nodes = options_.num_nodes};
-  const int master_fd = number == 0 ? start_.master_fd : -1;
+  const int master_fd = number == 0 ? start_.master.fd() : -1;
   const GuardSpec spec{
       .path = program,
       .command = options_.command,

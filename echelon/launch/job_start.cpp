@@ -2,7 +2,6 @@
 
 #include <arpa/inet.h>
 #include <ifaddrs.h>
-#include <netdb.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -13,7 +12,7 @@
 #include <cstddef>
 #include <cstdlib>
 #include <cstring>
-#include <memory>
+#include <utility>
 
 #include "echelon/error.h"
 #include "echelon/text/format.h"
@@ -69,7 +68,8 @@ std::string own_addresses() {
 
 }  // namespace
 
-BoundSocket bind_master(const std::string& address, int port) {
+std::unique_ptr<addrinfo, void (*)(addrinfo*)>
+resolve(const std::string& address, int port) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
   addrinfo* found = nullptr;
@@ -80,30 +80,31 @@ BoundSocket bind_master(const std::string& address, int port) {
         "[launch] master address \"{}\": {}; give its number", address,
         gai_strerror(failure)));
   }
-  const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owner(
-      found, freeaddrinfo);
-  const int fd = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  return {found, freeaddrinfo};
+}
+
+BoundSocket bind_master(const std::string& address, int port) {
+  const auto found = resolve(address, port);
+  Descriptor file(socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const int yes = 1;
-  if (fd < 0) refuse_bind(address, port, errno);
+  if (!file.is_open()) refuse_bind(address, port, errno);
   // Lets another program of the job open the same port while nobody listens.
-  setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+  setsockopt(file.fd(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
   sockaddr_storage bound{};
   socklen_t size = sizeof bound;
-  if (bind(fd, found->ai_addr, found->ai_addrlen) != 0 ||
-      getsockname(fd, reinterpret_cast<sockaddr*>(&bound), &size) != 0) {
-    const int error = errno;
-    close(fd);
-    refuse_bind(address, port, error);
+  if (bind(file.fd(), found->ai_addr, found->ai_addrlen) != 0 ||
+      getsockname(file.fd(), reinterpret_cast<sockaddr*>(&bound), &size) != 0) {
+    refuse_bind(address, port, errno);
   }
   char host[NI_MAXHOST];
   char service[NI_MAXSERV];
   getnameinfo(
       reinterpret_cast<sockaddr*>(&bound), size, host, sizeof host, service,
       sizeof service, NI_NUMERICHOST | NI_NUMERICSERV);
-  return {fd, host, std::atoi(service)};
+  return {std::move(file), host, std::atoi(service)};
 }
 
-int claim_port(const std::string& address, int port) {
+Descriptor claim_port(const std::string& address, int port) {
   // An abstract name: it lives in the network namespace, as the port does, and
   // ends with the process.
   const std::string name = format("echelon-master-{}-{}", address, port);
@@ -111,31 +112,28 @@ int claim_port(const std::string& address, int port) {
   place.sun_family = AF_UNIX;
   const size_t size = std::min(name.size(), sizeof place.sun_path - 1);
   std::copy_n(name.begin(), size, place.sun_path + 1);
-  const int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-  if (fd < 0 || bind(
-                    fd, reinterpret_cast<sockaddr*>(&place),
-                    offsetof(sockaddr_un, sun_path) + 1 + size) != 0) {
-    const int error = errno;
-    if (fd >= 0) close(fd);
-    refuse_bind(address, port, error);
+  Descriptor file(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  if (!file.is_open() || bind(
+                             file.fd(), reinterpret_cast<sockaddr*>(&place),
+                             offsetof(sockaddr_un, sun_path) + 1 + size) != 0) {
+    refuse_bind(address, port, errno);
   }
-  return fd;
+  return file;
 }
 
 JobStart start_alone(const LaunchOptions& options) {
   if (!options.master_addr.empty()) {
-    close(bind_master(options.master_addr, 0).fd);  // throws if mistyped
+    bind_master(options.master_addr, 0);  // throws if mistyped
   }
-  const BoundSocket master = bind_master("127.0.0.1", options.master_port);
-  const int claim = claim_port(master.address, master.port);
-  if (options.listen_early) listen(master.fd, 1024);
+  BoundSocket master = bind_master("127.0.0.1", options.master_port);
   JobStart start;
+  start.claim = claim_port(master.address, master.port);
+  if (options.listen_early) listen(master.socket.fd(), 1024);
   start.place.job = random_job_id();
   start.place.master_addr = master.address;
   start.place.master_port = master.port;
   start.world_size = options.num_ranks;
-  start.master_fd = master.fd;
-  start.claim_fd = claim;
+  start.master = std::move(master.socket);
   return start;
 }
 

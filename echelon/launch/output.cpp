@@ -189,9 +189,9 @@ std::string rank_prefix(int rank, int world_size, bool colours) {
 
 RankOutput::RankOutput(Show show, const std::string& log_path) : show_(show) {
   if (!log_path.empty()) {
-    log_ =
-        open(log_path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-    if (log_ < 0) {
+    log_ = Descriptor(
+        open(log_path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
+    if (!log_.is_open()) {
       throw ConfigError(format(
           "[launch] cannot write the log {}: {}; choose another folder",
           log_path, std::strerror(errno)));
@@ -200,59 +200,24 @@ RankOutput::RankOutput(Show show, const std::string& log_path) : show_(show) {
   for (int stream = show == Show::direct ? 2 : 1; stream <= 2; ++stream) {
     int ends[2];
     if (pipe2(ends, O_CLOEXEC) != 0) {
-      const int error = errno;
-      close_all();
       throw ConfigError(format(
           "[launch] no pipe for a rank's output: {}; `ulimit -n` sets how many "
           "files may be open",
-          std::strerror(error)));
+          std::strerror(errno)));
     }
     fcntl(ends[0], F_SETFL, O_NONBLOCK);
-    lanes_[stream].read_end = ends[0];
-    lanes_[stream].write_end = ends[1];
-  }
-}
-
-RankOutput::RankOutput(RankOutput&& other) noexcept
-    : show_(other.show_),
-      tail_(std::move(other.tail_)),
-      log_(std::exchange(other.log_, -1)),
-      log_error_(other.log_error_) {
-  for (int stream = 1; stream <= 2; ++stream) {
-    lanes_[stream] = std::exchange(other.lanes_[stream], Lane{});
-  }
-}
-
-RankOutput::~RankOutput() {
-  close_all();
-}
-
-void RankOutput::close_all() {
-  close_write_ends();
-  close_stream(1);
-  close_stream(2);
-  if (log_ >= 0) close(std::exchange(log_, -1));
-}
-
-void RankOutput::close_write_ends() {
-  for (Lane& lane : lanes_) {
-    if (lane.write_end >= 0) close(std::exchange(lane.write_end, -1));
-  }
-}
-
-void RankOutput::close_stream(int stream) {
-  if (lanes_[stream].read_end >= 0) {
-    close(std::exchange(lanes_[stream].read_end, -1));
+    lanes_[stream].read_end = Descriptor(ends[0]);
+    lanes_[stream].write_end = Descriptor(ends[1]);
   }
 }
 
 bool RankOutput::read(
     int stream, TimePoint now, Screen& screen, size_t max_bytes) {
   Lane& lane = lanes_[stream];
-  if (lane.read_end < 0) return false;
+  if (!lane.read_end.is_open()) return false;
   char bytes[64 << 10];
   const ssize_t size =
-      ::read(lane.read_end, bytes, std::min(max_bytes, sizeof bytes));
+      ::read(lane.read_end.fd(), bytes, std::min(max_bytes, sizeof bytes));
   if (size < 0 && (errno == EAGAIN || errno == EINTR)) return false;
   if (size <= 0) {
     close_stream(stream);
@@ -324,12 +289,12 @@ void RankOutput::finish(Screen& screen) {
 }
 
 void RankOutput::log(std::string_view bytes) {
-  while (log_ >= 0 && !bytes.empty()) {
-    const ssize_t done = ::write(log_, bytes.data(), bytes.size());
+  while (log_.is_open() && !bytes.empty()) {
+    const ssize_t done = ::write(log_.fd(), bytes.data(), bytes.size());
     if (done < 0 && errno == EINTR) continue;
     if (done <= 0) {
       log_error_ = errno;
-      close(std::exchange(log_, -1));
+      log_.close();
       return;
     }
     bytes.remove_prefix(done);

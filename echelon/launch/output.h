@@ -10,6 +10,7 @@
 #include <string>
 #include <string_view>
 
+#include "echelon/launch/descriptor.h"
 #include "echelon/launch/options.h"
 
 namespace echelon::launch {
@@ -114,19 +115,18 @@ class RankOutput {
   /// Makes the pipes, and `log_path` unless empty. Throws ConfigError when the
   /// log cannot be written or no file is left.
   RankOutput(Show show, const std::string& log_path);
-  ~RankOutput();
-  RankOutput(RankOutput&&) noexcept;
-  RankOutput& operator=(RankOutput&&) = delete;
 
   void set_prefix(int stream, std::string prefix) {
     lanes_[stream].prefix = std::move(prefix);
   }
 
   /// The file that the rank writes to; -1 when it inherits the launcher's own.
-  int write_end(int stream) const { return lanes_[stream].write_end; }
-  void close_write_ends();
+  int write_end(int stream) const { return lanes_[stream].write_end.fd(); }
+  void close_write_ends() {
+    for (Lane& lane : lanes_) lane.write_end.close();
+  }
   /// The file to poll; -1 once the stream has ended.
-  int read_end(int stream) const { return lanes_[stream].read_end; }
+  int read_end(int stream) const { return lanes_[stream].read_end.fd(); }
 
   /// Reads the bytes that are there, at most `max_bytes`. Returns false when
   /// there were none.
@@ -138,7 +138,7 @@ class RankOutput {
   /// Ends the output: the rank is gone, or its reader.
   void finish(Screen& screen);
   /// Makes the rank's next write to `stream` fail, as with a closed pipe.
-  void close_stream(int stream);
+  void close_stream(int stream) { lanes_[stream].read_end.close(); }
 
   std::string stderr_tail() const { return tail_.text(); }
   /// The error that ended the log early; 0 when it is complete.
@@ -146,8 +146,8 @@ class RankOutput {
 
  private:
   struct Lane {
-    int read_end = -1;
-    int write_end = -1;
+    Descriptor read_end;
+    Descriptor write_end;
     std::string prefix;
     LineSplitter splitter;
     std::string partial;  // Show::plain: the line that waits for its newline
@@ -156,12 +156,11 @@ class RankOutput {
   void show(int stream, std::string_view bytes, TimePoint now, Screen& screen);
   void log(std::string_view bytes);
   LineSplitter::Sink sink(int stream, Screen& screen);
-  void close_all();
 
   Show show_;
   Lane lanes_[3];
   Tail tail_;
-  int log_ = -1;
+  Descriptor log_;
   int log_error_ = 0;
 };
 

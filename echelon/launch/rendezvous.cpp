@@ -1,4 +1,4 @@
-#include "echelon/launch/rendezvous.h"
+#include "echelon/launch/hosts.h"
 
 #include <arpa/inet.h>
 #include <netdb.h>
@@ -13,14 +13,11 @@
 #include <chrono>
 #include <cstdio>
 #include <cstring>
-#include <memory>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <utility>
 
 #include "echelon/error.h"
 #include "echelon/launch/checks.h"
-#include "echelon/launch/hosts.h"
 #include "echelon/text/format.h"
 
 namespace echelon::launch {
@@ -34,25 +31,6 @@ using std::chrono::steady_clock;
 constexpr int kProtocol = 1;
 constexpr size_t kMaxMessage = 64 << 10;
 constexpr milliseconds kSilence{3000};  // before telling the user to wait
-
-/// Owns a file descriptor.
-class Socket {
- public:
-  explicit Socket(int fd = -1) : fd_(fd) {}
-  Socket(Socket&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  Socket& operator=(Socket&& other) noexcept {
-    std::swap(fd_, other.fd_);
-    return *this;
-  }
-  ~Socket() {
-    if (fd_ >= 0) close(fd_);
-  }
-  int fd() const { return fd_; }
-  int release() { return std::exchange(fd_, -1); }
-
- private:
-  int fd_;
-};
 
 class Deadline {
  public:
@@ -72,6 +50,20 @@ class Deadline {
  private:
   steady_clock::time_point begin_ = steady_clock::now();
   milliseconds span_;
+};
+
+/// Tells the user once, after a silence, what is waited for.
+class Notice {
+ public:
+  void show(const std::string& awaited) {
+    if (told_ || !silence_.passed()) return;
+    told_ = true;
+    std::fprintf(stderr, "echelon: waiting for %s\n", awaited.c_str());
+  }
+
+ private:
+  Deadline silence_{kSilence};
+  bool told_ = false;
 };
 
 std::string name_of(const sockaddr_storage& address) {
@@ -149,9 +141,8 @@ class RendezvousHost {
 
   Rendezvous run() {
     open();
-    const Deadline silence(kSilence);
+    Notice notice;
     const Deadline deadline(options_.join_timeout);
-    bool told = false;
     while (!missing().empty()) {
       if (deadline.passed()) {
         throw ConfigError(format(
@@ -160,12 +151,7 @@ class RendezvousHost {
             deadline.seconds(), missing(), options_.num_nodes,
             place_of(options_, port_of(options_))));
       }
-      if (!told && silence.passed()) {
-        told = true;
-        std::fprintf(
-            stderr, "echelon: waiting for %s at %s\n", missing().c_str(),
-            place_of(options_, port_of(options_)).c_str());
-      }
+      notice.show(missing() + " at " + place_of(options_, port_of(options_)));
       wait(deadline.left_ms(milliseconds(500)));
     }
     return assign_ranks();
@@ -173,7 +159,7 @@ class RendezvousHost {
 
  private:
   struct Node {
-    Socket socket;
+    Descriptor socket;
     std::string unread;
     int num_ranks = 0;
     int node = -1;
@@ -182,13 +168,12 @@ class RendezvousHost {
   // Binds two sockets to one port: one for the rendezvous, one for the store
   // afterwards. The system allows it while neither listens.
   void open() {
-    const BoundSocket bound =
-        bind_master(options_.master_addr, port_of(options_));
-    listener_ = Socket(bound.fd);
+    BoundSocket bound = bind_master(options_.master_addr, port_of(options_));
+    listener_ = std::move(bound.socket);
     address_ = bound.address;
     refuse_loopback_name();
-    claim_ = Socket(claim_port(bound.address, bound.port));
-    store_ = Socket(bind_master(bound.address, bound.port).fd);
+    claim_ = claim_port(bound.address, bound.port);
+    store_ = bind_master(bound.address, bound.port).socket;
     if (listen(listener_.fd(), 1024) != 0) {
       throw ConfigError(format(
           "[launch] master {}: the port is in use ({}); give another "
@@ -247,7 +232,7 @@ class RendezvousHost {
     if (files[0].revents != 0) {
       Node newcomer;
       newcomer.socket =
-          Socket(accept4(listener_.fd(), nullptr, nullptr, SOCK_CLOEXEC));
+          Descriptor(accept4(listener_.fd(), nullptr, nullptr, SOCK_CLOEXEC));
       if (newcomer.socket.fd() >= 0) {
         enable_keepalive(newcomer.socket.fd());
         newcomers_.push_back(std::move(newcomer));
@@ -262,7 +247,7 @@ class RendezvousHost {
       case Received::nothing:
         return false;
       case Received::end:
-        newcomer.socket = Socket();
+        newcomer.socket = Descriptor();
         return true;
       case Received::line:
         break;
@@ -275,7 +260,7 @@ class RendezvousHost {
     }
     if (!reason.empty()) {
       send_line(newcomer.socket.fd(), {{"refused", reason}});
-      newcomer.socket = Socket();
+      newcomer.socket = Descriptor();
       return true;
     }
     nodes_[newcomer.node] = std::move(newcomer);
@@ -308,7 +293,7 @@ class RendezvousHost {
   }
 
   Rendezvous assign_ranks() {
-    listener_ = Socket();
+    listener_ = Descriptor();
     Rendezvous result;
     result.start.place.job = random_job_id();
     result.start.place.master_addr = address_;
@@ -317,8 +302,8 @@ class RendezvousHost {
     result.start.world_size = options_.num_ranks;
     for (const Node& node : nodes_) result.start.world_size += node.num_ranks;
     if (options_.listen_early) listen(store_.fd(), 1024);
-    result.start.master_fd = store_.release();
-    result.start.claim_fd = claim_.release();
+    result.start.master = std::move(store_);
+    result.start.claim = std::move(claim_);
     int first_rank = options_.num_ranks;
     for (int node = 1; node < options_.num_nodes; ++node) {
       Node& admitted = nodes_[node];
@@ -330,40 +315,23 @@ class RendezvousHost {
       first_rank += admitted.num_ranks;
       const std::string address = address_of(admitted.socket.fd(), true);
       result.links.push_back(
-          {admitted.socket.release(), node, address, admitted.unread});
+          {std::move(admitted.socket), node, address, admitted.unread});
     }
     return result;
   }
 
   const LaunchOptions& options_;
-  Socket listener_;
-  Socket store_;
-  Socket claim_;
+  Descriptor listener_;
+  Descriptor store_;
+  Descriptor claim_;
   std::string address_;
   std::vector<Node> newcomers_;
   std::vector<Node> nodes_;  // by node; [0] stays empty
 };
 
-using AddressList = std::unique_ptr<addrinfo, void (*)(addrinfo*)>;
-
-AddressList resolve(const LaunchOptions& options) {
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* found = nullptr;
-  const int failure = getaddrinfo(
-      options.master_addr.c_str(), std::to_string(port_of(options)).c_str(),
-      &hints, &found);
-  if (failure != 0) {
-    throw ConfigError(format(
-        "[launch] master address \"{}\": {}; give its number",
-        options.master_addr, gai_strerror(failure)));
-  }
-  return {found, freeaddrinfo};
-}
-
 // One attempt to connect; sets `error`.
-Socket try_connect(const addrinfo& target, int timeout_ms, int& error) {
-  Socket link(
+Descriptor try_connect(const addrinfo& target, int timeout_ms, int& error) {
+  Descriptor link(
       socket(target.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   error = 0;
   if (connect(link.fd(), target.ai_addr, target.ai_addrlen) == 0) return link;
@@ -372,21 +340,21 @@ Socket try_connect(const addrinfo& target, int timeout_ms, int& error) {
     pollfd file{link.fd(), POLLOUT, 0};
     if (poll(&file, 1, timeout_ms) != 1) {
       error = ETIMEDOUT;
-      return Socket();
+      return Descriptor();
     }
     socklen_t size = sizeof error;
     getsockopt(link.fd(), SOL_SOCKET, SO_ERROR, &error, &size);
   }
-  return error == 0 ? std::move(link) : Socket();
+  return error == 0 ? std::move(link) : Descriptor();
 }
 
-Socket connect_to_host(const LaunchOptions& options, const Deadline& deadline) {
-  const AddressList target = resolve(options);
+Descriptor
+connect_to_host(const LaunchOptions& options, const Deadline& deadline) {
+  const auto target = resolve(options.master_addr, port_of(options));
   const std::string place = place_of(options, port_of(options));
-  const Deadline silence(kSilence);
-  bool told = false;
+  Notice notice;
   for (int error = 0;;) {
-    Socket link =
+    Descriptor link =
         try_connect(*target, deadline.left_ms(milliseconds(2000)), error);
     if (link.fd() >= 0) return link;
     if (deadline.passed() || error == ENETUNREACH || error == EACCES) {
@@ -395,12 +363,7 @@ Socket connect_to_host(const LaunchOptions& options, const Deadline& deadline) {
           "--node-rank 0 running there, and the port open between the hosts?",
           place, std::strerror(error)));
     }
-    if (!told && silence.passed()) {
-      told = true;
-      std::fprintf(
-          stderr, "echelon: waiting for node 0 at %s (%s)\n", place.c_str(),
-          std::strerror(error));
-    }
+    notice.show(format("node 0 at {} ({})", place, std::strerror(error)));
     poll(nullptr, 0, deadline.left_ms(milliseconds(100)));
   }
 }
@@ -413,7 +376,7 @@ Rendezvous host_rendezvous(const LaunchOptions& options) {
 
 Rendezvous join_rendezvous(const LaunchOptions& options) {
   const Deadline deadline(options.join_timeout);
-  Socket link = connect_to_host(options, deadline);
+  Descriptor link = connect_to_host(options, deadline);
   enable_keepalive(link.fd());
   send_line(
       link.fd(), {{"protocol", kProtocol},
@@ -423,8 +386,7 @@ Rendezvous join_rendezvous(const LaunchOptions& options) {
   const std::string place = place_of(options, port_of(options));
   std::string unread;
   std::string line;
-  const Deadline silence(kSilence);
-  bool told = false;
+  Notice notice;
   for (Received received = Received::nothing; received == Received::nothing;) {
     if (deadline.passed()) {
       throw ConfigError(format(
@@ -432,14 +394,7 @@ Rendezvous join_rendezvous(const LaunchOptions& options) {
           "other nodes, or another program has that port",
           place, deadline.seconds()));
     }
-    if (!told && silence.passed()) {
-      told = true;
-      std::fprintf(
-          stderr,
-          "echelon: waiting for node 0 at %s, which waits for "
-          "other nodes\n",
-          place.c_str());
-    }
+    notice.show(format("node 0 at {}, which waits for other nodes", place));
     pollfd file{link.fd(), POLLIN, 0};
     poll(&file, 1, deadline.left_ms(milliseconds(500)));
     received = receive(link.fd(), unread, line);
@@ -466,7 +421,7 @@ Rendezvous join_rendezvous(const LaunchOptions& options) {
     result.start.first_rank = start.at("first_rank");
     result.start.world_size = start.at("world_size");
     const std::string address = result.start.place.master_addr;
-    result.links.push_back({link.release(), 0, address, unread});
+    result.links.push_back({std::move(link), 0, address, unread});
     return result;
   } catch (const json::exception&) {
     throw ConfigError(format(
