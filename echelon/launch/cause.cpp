@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <regex>
+#include <sstream>
 
 #include "echelon/error.h"
 #include "echelon/launch/signals.h"
@@ -42,12 +43,9 @@ std::string plain(const std::string& line) {
 
 std::vector<std::string> lines_of(const std::string& text) {
   std::vector<std::string> lines;
-  size_t begin = 0;
-  while (begin < text.size()) {
-    size_t end = text.find('\n', begin);
-    end = end == std::string::npos ? text.size() : end;
-    lines.push_back(plain(text.substr(begin, end - begin)));
-    begin = end + 1;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) {
+    lines.push_back(plain(line));
   }
   return lines;
 }

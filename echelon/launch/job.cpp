@@ -99,8 +99,7 @@ int Job::run() {
   while (!hosts_.end()) {
     wait_for_events();
     const auto now = steady_clock::now();
-    const bool unkillable =
-        killed_at_ != TimePoint{} && now > killed_at_ + kUnkillable;
+    const bool unkillable = unkillable_at_ && now > *unkillable_at_;
     if (!ended_ && (all_empty() || unkillable)) {
       ended_ = true;
       drain_outputs();
@@ -113,7 +112,7 @@ int Job::run() {
     if (others_deadline_ && now > *others_deadline_) hosts_.give_up();
   }
   // The job may be over on other hosts before it is on this one.
-  while (!all_empty() && killed_at_ == TimePoint{}) {
+  while (!all_empty() && !unkillable_at_) {
     obey(policy_.on_remote_failure(steady_clock::now()));
     wait_for_events();
   }
@@ -197,11 +196,10 @@ bool Job::all_empty() const {
 
 int Job::poll_timeout_ms() const {
   auto next = steady_clock::now() + std::chrono::hours(1);
-  if (policy_.deadline()) next = std::min(next, *policy_.deadline());
-  if (killed_at_ != TimePoint{}) {
-    next = std::min(next, killed_at_ + kUnkillable);
+  for (const auto& deadline :
+       {policy_.deadline(), unkillable_at_, others_deadline_}) {
+    if (deadline) next = std::min(next, *deadline);
   }
-  if (others_deadline_) next = std::min(next, *others_deadline_);
   if (std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) {
         return rank.output.waiting();
       })) {
@@ -377,8 +375,8 @@ void Job::suspend() {
 void Job::obey(const Policy::Orders& orders) {
   for (const int signal : orders) {
     if (ordered_ns_ == 0) ordered_ns_ = steady_now_ns();
-    if (signal == SIGKILL && killed_at_ == TimePoint{}) {
-      killed_at_ = steady_clock::now();
+    if (signal == SIGKILL && !unkillable_at_) {
+      unkillable_at_ = steady_clock::now() + kUnkillable;
     }
     send(signal);
   }

@@ -71,8 +71,8 @@ class Job {
   std::string start_error_;  // the program could not be executed
   bool answered_ = false;    // rank 0 ended with options_.answer_code
   int64_t ordered_ns_ = 0;   // when ranks were first told to end
-  TimePoint killed_at_{};
-  bool ended_ = false;  // all ranks of this host have ended
+  std::optional<TimePoint> unkillable_at_;  // set by SIGKILL
+  bool ended_ = false;                      // all ranks of this host have ended
   std::optional<TimePoint> others_deadline_;  // for the ends of other hosts
 };
 

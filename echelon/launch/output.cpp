@@ -211,13 +211,11 @@ RankOutput::RankOutput(Show show, const std::string& log_path) : show_(show) {
   }
 }
 
-bool RankOutput::read(
-    int stream, TimePoint now, Screen& screen, size_t max_bytes) {
+bool RankOutput::read(int stream, TimePoint now, Screen& screen) {
   Lane& lane = lanes_[stream];
   if (!lane.read_end.is_open()) return false;
   char bytes[64 << 10];
-  const ssize_t size =
-      ::read(lane.read_end.fd(), bytes, std::min(max_bytes, sizeof bytes));
+  const ssize_t size = ::read(lane.read_end.fd(), bytes, sizeof bytes);
   if (size < 0 && (errno == EAGAIN || errno == EINTR)) return false;
   if (size <= 0) {
     close_stream(stream);

@@ -128,10 +128,9 @@ class RankOutput {
   /// The file to poll; -1 once the stream has ended.
   int read_end(int stream) const { return lanes_[stream].read_end.fd(); }
 
-  /// Reads the bytes that are there, at most `max_bytes`. Returns false when
-  /// there were none.
-  bool
-  read(int stream, TimePoint now, Screen& screen, size_t max_bytes = 64 << 10);
+  /// Reads the bytes that are there, at most 64 KiB. Returns false when there
+  /// were none.
+  bool read(int stream, TimePoint now, Screen& screen);
   /// Shows lines that have waited too long for their newline.
   void idle(TimePoint now, Screen& screen);
   bool waiting() const;

@@ -1,6 +1,7 @@
 #include "echelon/checkpoint/files/diff.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -10,7 +11,6 @@
 
 #include "echelon/checkpoint/format/float_convert.h"
 #include "echelon/checkpoint/format/safetensors.h"
-#include "echelon/error.h"
 
 namespace echelon {
 namespace {
@@ -174,21 +174,9 @@ bool comparable(const TensorDiff& diff) {
 }  // namespace
 
 std::string to_string(Change change) {
-  switch (change) {
-    case Change::none:
-      return "none";
-    case Change::values:
-      return "values";
-    case Change::dtype:
-      return "dtype";
-    case Change::shape:
-      return "shape";
-    case Change::missing:
-      return "missing";
-    case Change::added:
-      return "added";
-  }
-  throw Error("a Change without a name");
+  static constexpr std::array kNames = {"none",  "values",  "dtype",
+                                        "shape", "missing", "added"};
+  return kNames.at(static_cast<size_t>(change));
 }
 
 double TensorDiff::relative() const {

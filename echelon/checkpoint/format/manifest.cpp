@@ -1,6 +1,7 @@
 #include "echelon/checkpoint/format/manifest.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <string_view>
 #include <unordered_map>
@@ -19,8 +20,12 @@ namespace {
 using safetensors::quote_printable;
 using safetensors::shape_string;
 
-[[noreturn]] void fail(const std::string& place, const std::string& what) {
-  throw CheckpointError(place + ": " + what);
+template <typename... Values>
+[[noreturn]] void fail(
+    const std::string& place,
+    std::type_identity_t<detail::FormatPattern<sizeof...(Values)>> what,
+    const Values&... values) {
+  throw CheckpointError(place + ": " + format(what, values...));
 }
 
 std::string tensor_place(const std::string& place, const SavedTensor& tensor) {
@@ -42,24 +47,19 @@ bool is_file_name(const std::string& name) {
 
 void check_slice(
     const SavedTensor& tensor, const SavedSlice& slice, size_t num_files,
-    const std::string& place) {
+    const std::string& here) {
   if (!is_inside(slice.box, tensor.shape)) {
     fail(
-        tensor_place(place, tensor),
-        format(
-            "a slice of {} at {} is not inside of its shape {}",
-            shape_string(slice.box.sizes), shape_string(slice.box.offset),
-            shape_string(tensor.shape)));
+        here, "a slice of {} at {} is not inside of its shape {}",
+        shape_string(slice.box.sizes), shape_string(slice.box.offset),
+        shape_string(tensor.shape));
   }
   if (slice.file < 0 || static_cast<size_t>(slice.file) >= num_files) {
-    fail(
-        tensor_place(place, tensor),
-        format("a slice is in file number {} of {}", slice.file, num_files));
+    fail(here, "a slice is in file number {} of {}", slice.file, num_files);
   }
   if (slice.key.empty() || slice.key == "__metadata__") {
     fail(
-        tensor_place(place, tensor),
-        quote_printable(slice.key) + " is no key of a tensor in a file");
+        here, "{} is no key of a tensor in a file", quote_printable(slice.key));
   }
 }
 
@@ -89,17 +89,9 @@ void add_tensor(
 }  // namespace
 
 std::string to_string(SavedKind kind) {
-  switch (kind) {
-    case SavedKind::parameter:
-      return "parameter";
-    case SavedKind::buffer:
-      return "buffer";
-    case SavedKind::optimizer:
-      return "optimizer";
-    case SavedKind::random:
-      break;
-  }
-  return "random";
+  static constexpr std::array kNames = {
+      "parameter", "buffer", "optimizer", "random"};
+  return kNames.at(static_cast<size_t>(kind));
 }
 
 const SavedTensor* CheckpointManifest::find(const std::string& name) const {
@@ -116,54 +108,50 @@ bool is_checksum(const std::string& text) {
 
 void check_tensor(
     const SavedTensor& tensor, size_t num_files, const std::string& place) {
-  const auto refuse = [&](const std::string& what) {
-    fail(tensor_place(place, tensor), what);
-  };
-  if (tensor.name.empty()) refuse("a tensor needs a name");
+  const std::string here = tensor_place(place, tensor);
+  if (tensor.name.empty()) fail(here, "a tensor needs a name");
   const uint64_t width = safetensors::dtype_bytes(tensor.dtype);
   if (width == 0) {
-    refuse(
-        "unknown dtype " + quote_printable(tensor.dtype) + "; known are " +
+    fail(
+        here, "unknown dtype {}; known are {}", quote_printable(tensor.dtype),
         safetensors::known_dtypes());
   }
   if (tensor.shape.size() > safetensors::kMaxDims) {
-    refuse(format(
-        "{} dimensions; at most {} are allowed", tensor.shape.size(),
-        safetensors::kMaxDims));
+    fail(
+        here, "{} dimensions; at most {} are allowed", tensor.shape.size(),
+        safetensors::kMaxDims);
   }
   if (!safetensors::tensor_bytes(tensor.shape, width)) {
-    refuse(format(
-        "shape {} of {} is negative or overflows 63 bits",
-        shape_string(tensor.shape), tensor.dtype));
+    fail(
+        here, "shape {} of {} is negative or overflows 63 bits",
+        shape_string(tensor.shape), tensor.dtype);
   }
   for (const auto& slice : tensor.slices) {
-    check_slice(tensor, slice, num_files, place);
+    check_slice(tensor, slice, num_files, here);
   }
 }
 
 void check_file(const SavedFile& file, const std::string& place) {
-  const auto refuse = [&](const std::string& what) {
-    fail(file_place(place, file), what);
-  };
+  const std::string here = file_place(place, file);
   if (!is_file_name(file.name)) {
-    refuse(
+    fail(
+        here,
         "no name of a file in the checkpoint's folder: slashes, a dot in "
         "front, control characters and manifest.json are not allowed");
   }
-  if (file.bytes < 0) refuse(std::to_string(file.bytes) + " bytes");
+  if (file.bytes < 0) fail(here, "{} bytes", file.bytes);
   const int64_t blocks = file.bytes / kChecksumBlockBytes +
                          (file.bytes % kChecksumBlockBytes != 0 ? 1 : 0);
   if (static_cast<int64_t>(file.blocks.size()) != blocks) {
-    refuse(format(
-        "{} bytes are {} blocks, but it has the checksums of {}", file.bytes,
-        blocks, file.blocks.size()));
+    fail(
+        here, "{} bytes are {} blocks, but it has the checksums of {}",
+        file.bytes, blocks, file.blocks.size());
   }
   for (const auto& block : file.blocks) {
-    if (!is_checksum(block)) {
-      refuse(
-          quote_printable(block) +
-          " is no checksum: 32 hexadecimal digits, lower case");
-    }
+    if (is_checksum(block)) continue;
+    fail(
+        here, "{} is no checksum: 32 hexadecimal digits, lower case",
+        quote_printable(block));
   }
 }
 
@@ -194,16 +182,14 @@ void check_contents(
       const std::string& file = files[number].name;
       if (!keys[number].insert(slice.key).second) {
         fail(
-            here, format(
-                      "another slice has the key {} in file {} already",
-                      quote_printable(slice.key), quote_printable(file)));
+            here, "another slice has the key {} in file {} already",
+            quote_printable(slice.key), quote_printable(file));
       }
       const int64_t bytes = slice.box.numel() * width;
       if (bytes > room[number]) {
         fail(
-            here, format(
-                      "file {} of {} bytes has no room for all its slices",
-                      quote_printable(file), files[number].bytes));
+            here, "file {} of {} bytes has no room for all its slices",
+            quote_printable(file), files[number].bytes);
       }
       room[number] -= bytes;
       boxes.push_back(slice.box);
@@ -211,8 +197,8 @@ void check_contents(
     const std::string gap = find_gap(tensor.shape, boxes);
     if (!gap.empty()) {
       fail(
-          here, gap + "; slices must cover its shape " +
-                    shape_string(tensor.shape) + ", each element once");
+          here, "{}; slices must cover its shape {}, each element once", gap,
+          shape_string(tensor.shape));
     }
   }
 }
@@ -222,30 +208,21 @@ std::string hash_text(const ContentHash& hash) {
 }
 
 std::string content_hash(const CheckpointManifest& manifest) {
-  std::string text = "echelon contents 1\n";
-  const auto line = [&](const char* key, const std::string& value) {
-    text += std::string(key) + " " + value + "\n";
-  };
-  line("step", std::to_string(manifest.step));
-  line("skipped_steps", std::to_string(manifest.skipped_steps));
-  line("total_steps", std::to_string(manifest.total_steps));
-  line("epoch", std::to_string(manifest.epoch));
-  line("consumed", std::to_string(manifest.consumed));
-  line("seed", std::to_string(manifest.seed));
-  if (manifest.loss_scale) {
-    const auto& scale = *manifest.loss_scale;
-    line(
-        "loss_scale", format(
-                          "{:016x} {} {}", std::bit_cast<uint64_t>(scale.scale),
-                          scale.good_steps, scale.overflows));
+  std::string text = format(
+      "echelon contents 1\nstep {}\nskipped_steps {}\ntotal_steps {}\n"
+      "epoch {}\nconsumed {}\nseed {}\n",
+      manifest.step, manifest.skipped_steps, manifest.total_steps,
+      manifest.epoch, manifest.consumed, manifest.seed);
+  if (const auto& scale = manifest.loss_scale) {
+    text += format(
+        "loss_scale {:016x} {} {}\n", std::bit_cast<uint64_t>(scale->scale),
+        scale->good_steps, scale->overflows);
   }
   std::vector<const SavedTensor*> tensors;
   for (const auto& tensor : manifest.tensors) {
     if (tensor.kind != SavedKind::random) tensors.push_back(&tensor);
   }
-  std::sort(tensors.begin(), tensors.end(), [](const auto* a, const auto* b) {
-    return a->name < b->name;
-  });
+  std::ranges::sort(tensors, {}, &SavedTensor::name);
   for (const auto* tensor : tensors) {
     // The name comes last: it may have spaces.
     text += format(

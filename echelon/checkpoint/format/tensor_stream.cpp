@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <map>
 #include <memory>
-#include <sstream>
 #include <utility>
 
 #include "echelon/checkpoint/format/float_convert.h"
@@ -37,12 +36,11 @@ std::string place_of(const std::vector<int64_t>& shape, int64_t element) {
   double number = 0;
   convert_floats(
       facts.dtype, value, "F64", reinterpret_cast<std::byte*>(&number), 1);
-  std::ostringstream text;
-  text << source.path() << ": tensor " << quote_printable(facts.name) << ": "
-       << number << " at " << place_of(facts.shape, element)
-       << " is beyond what " << dtype << " can hold, " << largest_value(dtype)
-       << "; write a wider dtype (bfloat16 has the range of float32)";
-  throw DataError(text.str());
+  throw DataError(format(
+      "{}: tensor {}: {:g} at {} is beyond what {} can hold, {:g}; write a "
+      "wider dtype (bfloat16 has the range of float32)",
+      source.path(), quote_printable(facts.name), number,
+      place_of(facts.shape, element), dtype, largest_value(dtype)));
 }
 
 // Not initialised: pages that are not used never become resident.
