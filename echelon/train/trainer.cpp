@@ -11,7 +11,7 @@
 #include <sstream>
 
 #include "echelon/architecture/parameter_list.h"
-#include "echelon/checkpoint/weights/weights_file.h"
+#include "echelon/checkpoint/weights/checkpoint_tensors.h"
 #include "echelon/comm/mesh_groups.h"
 #include "echelon/error.h"
 #include "echelon/text/format.h"

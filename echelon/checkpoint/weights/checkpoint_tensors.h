@@ -1,6 +1,8 @@
-// A checkpoint's model as a TensorSource. Free of LibTorch.
+// A checkpoint's model as a TensorSource, and as one safetensors file. Free of
+// LibTorch.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -34,5 +36,17 @@ class CheckpointTensors : public TensorSource {
   std::vector<TensorFacts> facts_;
   std::vector<const SavedTensor*> saved_;  // as facts_
 };
+
+/// Writes the parameters and buffers of these names (empty: all) to `path`
+/// atomically, as safetensors::write does.
+///
+///   memory_bytes  that copies take at a time, about
+///
+/// Throws what reading and writing throw, and CheckpointError for a name that
+/// is not there.
+void write_weights(
+    CheckpointReader& reader, const std::string& path,
+    const std::vector<std::string>& names = {},
+    int64_t memory_bytes = 64 << 20);
 
 }  // namespace echelon

@@ -1,9 +1,8 @@
-#include "echelon/checkpoint/weights/weights_file.h"
+#include "echelon/checkpoint/weights/checkpoint_tensors.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "echelon/checkpoint/weights/checkpoint_tensors.h"
 #include "echelon/error.h"
 #include "tests/checkpoint/files/written_checkpoint.h"
 #include "tests/support/error_text.h"
