@@ -1,12 +1,33 @@
-// Finds and lists checkpoints.
+// Finds and lists checkpoints, makes and removes them. A process may die at any
+// of these calls: whatever is called step-… is complete.
+//
+//   begin     removes debris, makes .step-N.partial
+//   complete  reads the ranks' parts, syncs the files, writes the manifest,
+//             syncs
+//   publish   writes .LATEST.new, renames .step-N.partial to step-N, syncs the
+//             folder, renames .LATEST.new to LATEST, syncs the folder
+//   keep      renames step-M to .step-M.removed, syncs, removes
 #include "echelon/checkpoint/files/folder.h"
 
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cmath>
+#include <ctime>
+#include <exception>
+#include <set>
+#include <thread>
 #include <utility>
 
 #include "echelon/checkpoint/files/folder_files.h"
+#include "echelon/checkpoint/files/rank_file.h"
 #include "echelon/checkpoint/format/foreign.h"
 #include "echelon/error.h"
+#include "echelon/text/format.h"
 
 namespace echelon {
 
@@ -143,6 +164,320 @@ std::vector<CheckpointPlace> find_checkpoints(const fs::path& given) {
       ": has no checkpoint: neither manifest.json nor a folder step-… nor "
       "checkpoints/step-…" +
       what_else(path));
+}
+
+namespace {
+
+// ------------------------------------------------------- making and removing
+
+// A crash between the two renames of publish() leaves LATEST a step behind.
+void finish_latest(const fs::path& folder) {
+  const auto step = named_step(folder / kNextLatest);
+  if (!step || !is_checkpoint(checkpoint_path(folder, *step))) return;
+  rename_path(folder / kNextLatest, folder / kLatest);
+}
+
+void remove_debris(const fs::path& folder) {
+  finish_latest(folder);
+  std::vector<fs::path> debris;
+  std::error_code error;
+  fs::directory_iterator entries(folder, error);
+  for (; !error && entries != fs::directory_iterator();
+       entries.increment(error)) {
+    const auto& path = entries->path();
+    if (is_debris(path.filename().string())) debris.push_back(path);
+  }
+  if (error) fail(folder, "listing the folder", error.value());
+  for (const auto& path : debris) remove_path(path);
+}
+
+void check_absent(const fs::path& folder, int64_t step) {
+  const auto path = checkpoint_path(folder, step);
+  std::error_code error;
+  const auto kind = fs::symlink_status(path, error).type();
+  if (kind == fs::file_type::not_found) return;
+  if (error) fail(path, "looking at it", error.value());
+  throw CheckpointError(
+      path.string() +
+      ": is there already, and checkpoints are never overwritten; remove it, "
+      "or give this run a folder of its own ([train] run)");
+}
+
+void check_space(const fs::path& folder, int64_t needed_bytes) {
+  const int64_t free = free_bytes(folder);
+  if (free < 0 || free >= needed_bytes) return;
+  throw CheckpointError(format(
+      "{}: a checkpoint needs {} bytes, but {} are free there; make room, or "
+      "keep fewer ([checkpoint] keep)",
+      folder.string(), needed_bytes, free));
+}
+
+fs::path part_path(const fs::path& partial, int64_t rank) {
+  auto path = partial / rank_file_name(rank);
+  return path.replace_extension(".part.json");
+}
+
+RankPart read_part(const fs::path& partial, int64_t rank, int64_t ranks) {
+  const auto path = part_path(partial, rank);
+  std::error_code error;
+  const bool there = fs::exists(path, error);
+  if (error) fail(path, "looking at it", error.value());
+  if (!there) {
+    throw CheckpointError(format(
+        "{}: rank {} of {} has not written its part", path.string(), rank,
+        ranks));
+  }
+  auto part = parse_rank_part(read_file(path), path.string());
+  if (part.file.name != rank_file_name(rank)) {
+    throw CheckpointError(format(
+        "{}: is about {}, not about {}", path.string(), part.file.name,
+        rank_file_name(rank)));
+  }
+  const auto file = partial / part.file.name;
+  const auto bytes = fs::file_size(file, error);
+  if (error) fail(file, "looking at it", error.value());
+  if (bytes != static_cast<uintmax_t>(part.file.bytes)) {
+    throw CheckpointError(format(
+        "{}: has {} bytes, but rank {} wrote {}", file.string(), bytes, rank,
+        part.file.bytes));
+  }
+  return part;
+}
+
+// Leaves the ranks' files and the manifest in the folder, all on disk, and
+// nothing else.
+void complete(
+    const fs::path& partial, CheckpointManifest& manifest, int64_t ranks) {
+  std::vector<RankPart> parts;
+  for (int64_t rank = 0; rank < ranks; ++rank) {
+    parts.push_back(read_part(partial, rank, ranks));
+  }
+  manifest.ranks = ranks;
+  add_parts(manifest, parts);
+  // The ranks did so on their hosts; what this host sees must be on disk too.
+  for (const auto& file : manifest.files) sync_file(partial / file.name);
+  for (int64_t rank = 0; rank < ranks; ++rank) {
+    remove_path(part_path(partial, rank));
+  }
+  write_file(partial / kManifest, to_json(manifest));
+  sync_folder(partial);
+}
+
+// Undoes publish(). Throws nothing: an error is being handled.
+void take_back(
+    const fs::path& folder, int64_t step, const std::string& former) {
+  std::error_code ignored;
+  fs::rename(
+      checkpoint_path(folder, step), partial_checkpoint(folder, step), ignored);
+  if (named_step(folder / kLatest) != step) return;
+  try {
+    if (former.empty()) {
+      remove_path(folder / kLatest);
+    } else {
+      write_file(folder / kNextLatest, former);
+      rename_path(folder / kNextLatest, folder / kLatest);
+    }
+  } catch (const Error&) {
+    // LATEST then names nothing, and readers take the newest.
+  }
+}
+
+void publish(const fs::path& folder, int64_t step) {
+  const auto path = checkpoint_path(folder, step);
+  const auto named = named_step(folder / kLatest);
+  const std::string former = named ? step_name(*named) + "\n" : "";
+  check_absent(folder, step);
+  write_file(folder / kNextLatest, step_name(step) + "\n");
+  rename_path(partial_checkpoint(folder, step), path);
+  try {
+    sync_folder(folder);
+    rename_path(folder / kNextLatest, folder / kLatest);
+    sync_folder(folder);
+  } catch (const Error& error) {
+    take_back(folder, step, former);
+    if (!is_checkpoint(path)) throw;
+    throw CheckpointError(
+        std::string(error.what()) + "; " + path.string() +
+        " could not be taken back and stays");
+  }
+}
+
+// ----------------------------------------------------------------- the lock
+
+std::string owner_text() {
+  char host[256] = "?";
+  ::gethostname(host, sizeof(host) - 1);
+  const std::time_t now = std::time(nullptr);
+  std::tm utc = {};
+  ::gmtime_r(&now, &utc);
+  char since[32];
+  std::strftime(since, sizeof(since), "%Y-%m-%d %H:%M:%S", &utc);
+  return format(
+      "process {} on host {} since {} UTC\n", ::getpid(), host, since);
+}
+
+std::string read_owner(int file) {
+  char text[512];
+  const ssize_t bytes = ::pread(file, text, sizeof(text), 0);
+  std::string owner(text, static_cast<size_t>(bytes > 0 ? bytes : 0));
+  owner = owner.substr(0, owner.find('\n'));
+  for (char& c : owner) {
+    if (static_cast<unsigned char>(c) < ' ') c = '?';
+  }
+  return owner.empty() ? "a process that has not said its name yet" : owner;
+}
+
+[[noreturn]] void refuse(const fs::path& path, int error) {
+  fail(
+      path, "locking it, so that two runs do not write into one folder,",
+      error);
+}
+
+constexpr auto kDying = std::chrono::seconds(2);
+
+// ------------------------------------------------------------ what is kept
+
+// Adds to `stay` the best by the rule's metric, the newest of equals, and those
+// whose metric cannot be read.
+void keep_best(
+    const std::vector<CheckpointPlace>& newest_first, const KeepRule& rule,
+    std::set<int64_t>& stay) {
+  const CheckpointPlace* best = nullptr;
+  double best_value = 0;
+  for (const auto& place : newest_first) {
+    const auto path = place.path / kManifest;
+    CheckpointManifest manifest;
+    try {
+      manifest = parse_manifest(read_file(path), path.string());
+    } catch (const CheckpointError&) {
+      stay.insert(place.step);
+      continue;
+    }
+    const auto metric = manifest.metrics.find(rule.best);
+    if (metric == manifest.metrics.end() || std::isnan(metric->second)) {
+      continue;
+    }
+    const double value =
+        rule.best_is_largest ? -metric->second : metric->second;
+    if (best != nullptr && value >= best_value) continue;
+    best = &place;
+    best_value = value;
+  }
+  if (best != nullptr) stay.insert(best->step);
+}
+
+}  // namespace
+
+fs::path
+begin_checkpoint(const fs::path& folder, int64_t step, int64_t needed_bytes) {
+  make_folder(folder);
+  remove_debris(folder);
+  check_absent(folder, step);
+  check_space(folder, needed_bytes);
+  const auto partial = partial_checkpoint(folder, step);
+  make_folder(partial);
+  return partial;
+}
+
+fs::path commit_checkpoint(
+    const fs::path& folder, CheckpointManifest manifest, int64_t ranks) {
+  const int64_t step = manifest.step;
+  try {
+    complete(partial_checkpoint(folder, step), manifest, ranks);
+    publish(folder, step);
+  } catch (...) {
+    abandon_checkpoint(folder, step);
+    throw;
+  }
+  return checkpoint_path(folder, step);
+}
+
+void abandon_checkpoint(const fs::path& folder, int64_t step) {
+  std::error_code ignored;
+  fs::remove_all(partial_checkpoint(folder, step), ignored);
+  const auto next = folder / kNextLatest;
+  const auto named = named_step(next);
+  if (!named || !is_checkpoint(checkpoint_path(folder, *named))) {
+    fs::remove(next, ignored);
+  }
+}
+
+std::vector<CheckpointPlace>
+keep_checkpoints(const fs::path& folder, const KeepRule& rule) {
+  const auto all = list_checkpoints(folder);
+  std::set<int64_t> stay;
+  const auto newest = static_cast<size_t>(std::max<int64_t>(2, rule.newest));
+  for (size_t i = 0; i < std::min(newest, all.size()); ++i) {
+    stay.insert(all[i].step);
+  }
+  if (const auto latest = latest_checkpoint(folder)) stay.insert(latest->step);
+  if (!rule.best.empty() && all.size() > stay.size()) {
+    keep_best(all, rule, stay);
+  }
+  std::vector<CheckpointPlace> gone;
+  for (const auto& place : all) {
+    if (!stay.contains(place.step)) gone.push_back(place);
+  }
+  // Renamed first, so that no half removed folder has a checkpoint's name.
+  for (const auto& place : gone) {
+    const auto removed = removed_path(folder, place.step);
+    remove_path(removed);
+    rename_path(place.path, removed);
+  }
+  if (!gone.empty()) sync_folder(folder);
+  for (const auto& place : gone) remove_path(removed_path(folder, place.step));
+  return gone;
+}
+
+fs::path set_aside(const CheckpointPlace& checkpoint) {
+  const auto folder = checkpoint.path.parent_path();
+  const auto name = kAside + checkpoint.path.filename().string();
+  auto path = folder / name;
+  std::error_code error;
+  for (int copy = 2; fs::exists(fs::symlink_status(path, error)); ++copy) {
+    path = folder / (format("{}-{}", name, copy));
+  }
+  rename_path(checkpoint.path, path);
+  sync_folder(folder);
+  return path;
+}
+
+CheckpointLock::CheckpointLock(const fs::path& folder) {
+  make_folder(folder);
+  const auto path = folder / "LOCK";
+  file_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+  if (file_ < 0) fail(path, "opening it", errno);
+  // A process that was killed releases the lock a moment later.
+  const auto deadline = std::chrono::steady_clock::now() + kDying;
+  while (::flock(file_, LOCK_EX | LOCK_NB) != 0) {
+    if (errno == EINTR) continue;
+    const int error = errno;
+    if (error == EWOULDBLOCK && std::chrono::steady_clock::now() < deadline) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      continue;
+    }
+    const std::string owner = read_owner(file_);
+    ::close(file_);
+    if (error != EWOULDBLOCK) refuse(path, error);
+    throw CheckpointError(
+        folder.string() + ": " + owner +
+        " writes its checkpoints here; wait until it ends, or give this run a "
+        "folder of its own ([train] run)");
+  }
+  const std::string owner = owner_text();
+  if (::ftruncate(file_, 0) != 0 ||
+      ::pwrite(file_, owner.data(), owner.size(), 0) !=
+          static_cast<ssize_t>(owner.size())) {
+    const int error = errno;
+    ::close(file_);
+    fail(path, "writing it", error);
+  }
+}
+
+CheckpointLock::~CheckpointLock() {
+  // The file stays: a process that has just opened it would lock a removed
+  // file.
+  ::close(file_);
 }
 
 }  // namespace echelon

@@ -1,5 +1,5 @@
-// Shared by the sources of folder.h: names in a folder of checkpoints, and
-// calls of the file system that throw CheckpointError. Private to this folder.
+// Names in a folder of checkpoints, and calls of the file system that throw
+// CheckpointError.
 #pragma once
 
 #include <cstdint>
