@@ -4,11 +4,8 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
-
 #include "tests/support/error_text.h"
+#include "tests/support/temp_folder.h"
 
 namespace echelon::launch {
 namespace checks_test {
@@ -39,23 +36,16 @@ TEST(Check, OptionsOutOfRange) {
 
 class FindProgram : public testing::Test {
  protected:
-  void SetUp() override {
-    std::string name = testing::TempDir() + "/echelon-checks-XXXXXX";
-    ASSERT_NE(mkdtemp(name.data()), nullptr);
-    folder_ = name;
-  }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
   std::string
   write(const std::string& name, const std::string& text, mode_t mode = 0755) {
-    const std::string path = folder_ + "/" + name;
-    std::ofstream(path) << text;
+    const std::string path = folder_.write(name, text);
     chmod(path.c_str(), mode);
     return path;
   }
   std::string refused(const std::string& program) {
     return error_text<ConfigError>([&] { find_program(program); });
   }
-  std::string folder_;
+  TempFolder folder_;
 };
 
 TEST_F(FindProgram, InPathOrByName) {
@@ -66,11 +56,11 @@ TEST_F(FindProgram, InPathOrByName) {
 
 TEST_F(FindProgram, Missing) {
   EXPECT_THAT(refused("no-such-program"), HasSubstr("in PATH"));
-  EXPECT_THAT(refused(folder_ + "/none"), HasSubstr("No such file"));
+  EXPECT_THAT(refused(folder_.path("none")), HasSubstr("No such file"));
 }
 
 TEST_F(FindProgram, NotAProgram) {
-  EXPECT_THAT(refused(folder_), HasSubstr("folder"));
+  EXPECT_THAT(refused(folder_.path()), HasSubstr("folder"));
   EXPECT_THAT(
       refused(write("plain", "#!/bin/sh\n", 0644)), HasSubstr("chmod +x"));
   EXPECT_THAT(refused(write("empty", "")), HasSubstr("empty"));

@@ -13,21 +13,13 @@
 #include <thread>
 
 #include "echelon/error.h"
+#include "tests/support/temp_folder.h"
 
 namespace echelon {
 namespace error_report_test {
 
 class ErrorReportTest : public testing::Test {
  protected:
-  void SetUp() override {
-    path_ = testing::TempDir() + "/report-" + std::to_string(getpid());
-    std::remove(path_.c_str());
-  }
-  void TearDown() override {
-    std::remove(path_.c_str());
-    std::remove((path_ + ".err").c_str());
-  }
-
   /// The child's status; its stderr is in stderr_text().
   int run(const std::function<int()>& body) {
     const pid_t pid = fork();
@@ -46,12 +38,10 @@ class ErrorReportTest : public testing::Test {
     return status;
   }
 
-  std::string stderr_text() const {
-    std::ifstream file(path_ + ".err");
-    return {std::istreambuf_iterator<char>(file), {}};
-  }
+  std::string stderr_text() const { return read_file(path_ + ".err"); }
 
-  std::string path_;
+  TempFolder folder_;
+  const std::string path_ = folder_.path("report");
 };
 
 TEST_F(ErrorReportTest, AnUncaughtExceptionLeavesItsText) {

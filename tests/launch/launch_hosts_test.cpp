@@ -10,12 +10,12 @@
 #include <sstream>
 
 #include "tests/launch/launched.h"
+#include "tests/support/error_text.h"
 #include "tests/support/two_hosts.h"
 
 namespace echelon::testing_support {
 namespace launch_hosts_test {
 
-using testing::AllOf;
 using testing::HasSubstr;
 using testing::StartsWith;
 
@@ -129,18 +129,15 @@ TEST_F(Loopback, ALauncherThatIsKilledEndsTheJobElsewhere) {
 TEST_F(Loopback, MissingHostsAreNamed) {
   Command a(node(0, {"true"}, {"--join-ms", "200"}));
   EXPECT_EQ(a.wait(), 2);
-  EXPECT_THAT(
-      a.err(),
-      AllOf(HasSubstr("after 0.2 s node 1 of 2"), HasSubstr("--master-addr")));
+  EXPECT_THAT(a.err(), HasAll("after 0.2 s node 1 of 2", "--master-addr"));
   Command b(node(1, {"true"}, {"--join-ms", "200"}));
   EXPECT_EQ(b.wait(), 2);
   EXPECT_THAT(
-      b.err(), AllOf(
-                   HasSubstr(
-                       "node 0 does not answer at 127.0.0.1, "
-                       "port " +
-                       std::to_string(port_)),
-                   HasSubstr("refused")));
+      b.err(), HasAll(
+                   "node 0 does not answer at 127.0.0.1, "
+                   "port " +
+                       std::to_string(port_),
+                   "refused"));
   EXPECT_EQ(a.err_lines().size() + b.err_lines().size(), 2u);
 }
 
@@ -248,9 +245,7 @@ TEST_F(Namespaces, AHostWithoutARouteSaysSo) {
       1, {test_program("launch_run"), "--nnodes", "2", "--node-rank", "0",
           "--master-addr", address(0), "--", "true"}));
   EXPECT_EQ(b.wait(), 2);
-  EXPECT_THAT(
-      b.err(),
-      AllOf(HasSubstr("not an address of this host"), HasSubstr("10.83.0.2")));
+  EXPECT_THAT(b.err(), HasAll("not an address of this host", "10.83.0.2"));
 }
 
 TEST_F(Namespaces, ACutCableEndsTheJobOnBothHosts) {

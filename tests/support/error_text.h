@@ -1,6 +1,8 @@
 // The text of the error that a call throws.
 #pragma once
 
+#include <gmock/gmock.h>
+
 #include <string>
 
 #include "echelon/error.h"
@@ -16,6 +18,12 @@ std::string error_text(Call&& call) {
     return error.what();
   }
   return "no error";
+}
+
+/// Matches a text that contains each of `parts`.
+template <typename... Parts>
+auto HasAll(const Parts&... parts) {
+  return testing::AllOf(testing::HasSubstr(parts)...);
 }
 
 }  // namespace echelon

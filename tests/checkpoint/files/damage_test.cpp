@@ -35,7 +35,6 @@ extern "C" ssize_t pread(int file, void* to, size_t bytes, off_t offset) {
 namespace echelon {
 namespace damage_test {
 
-using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
@@ -160,11 +159,10 @@ TEST_F(Damaged, FlippedBitIsNamed) {
   EXPECT_EQ(damage.offset, kBlock);
   EXPECT_THAT(
       damage.what,
-      AllOf(
-          HasSubstr(a_ + ": tensor \"large\", at byte 4194304, is damaged"),
-          HasSubstr(
-              "bytes 4194304 to " + std::to_string(manifest_.files[0].bytes)),
-          HasSubstr("the manifest says " + manifest_.files[0].blocks[1])));
+      HasAll(
+          a_ + ": tensor \"large\", at byte 4194304, is damaged",
+          "bytes 4194304 to " + std::to_string(manifest_.files[0].bytes),
+          "the manifest says " + manifest_.files[0].blocks[1]));
   EXPECT_EQ(read_all(), damage.what);
   // Other blocks can still be read.
   CheckpointReader reader(folder_.path("step"));
@@ -187,9 +185,8 @@ TEST_F(Damaged, HeaderIsNamed) {
   EXPECT_EQ(damage.offset, 0);
   EXPECT_THAT(
       damage.what,
-      AllOf(
-          HasSubstr("is damaged"),
-          HasSubstr("it holds 2 parts of tensors, \"first\" and others")));
+      HasAll(
+          "is damaged", "it holds 2 parts of tensors, \"first\" and others"));
 }
 
 TEST_F(Damaged, ZeroedBlock) {
@@ -205,12 +202,10 @@ TEST_F(Damaged, Truncated) {
   EXPECT_EQ(damage.tensor, "large");
   EXPECT_EQ(damage.offset, kBlock + 100);
   EXPECT_THAT(
-      damage.what,
-      AllOf(
-          HasSubstr("tensor \"large\", at byte 4194404, is cut off"),
-          HasSubstr(
-              "4194404 bytes long, the manifest says " +
-              std::to_string(manifest_.files[0].bytes))));
+      damage.what, HasAll(
+                       "tensor \"large\", at byte 4194404, is cut off",
+                       "4194404 bytes long, the manifest says " +
+                           std::to_string(manifest_.files[0].bytes)));
   std::filesystem::resize_file(file(a_), 0);
   EXPECT_EQ(only_damage().offset, 0);
   std::filesystem::resize_file(file(a_), manifest_.files[0].bytes);
@@ -227,7 +222,7 @@ TEST_F(Damaged, TruncatedWhileItIsRead) {
             *reader.manifest().find("large"), whole_box(tensors_[1].shape),
             bytes.data());
       }),
-      AllOf(HasSubstr(file(a_)), HasSubstr("is cut off")));
+      HasAll(file(a_), "is cut off"));
 }
 
 TEST_F(Damaged, Longer) {
@@ -276,13 +271,11 @@ TEST_F(Damaged, Swapped) {
   const auto damages = verify_checkpoint(folder.path());
   ASSERT_EQ(damages.size(), 2);
   EXPECT_THAT(
-      damages[0].what, AllOf(
-                           HasSubstr(a_ + ": tensor \"even\""),
-                           HasSubstr("they are block 0 of " + b_)));
+      damages[0].what,
+      HasAll(a_ + ": tensor \"even\"", "they are block 0 of " + b_));
   EXPECT_THAT(
-      damages[1].what, AllOf(
-                           HasSubstr(b_ + ": tensor \"even\""),
-                           HasSubstr("they are block 0 of " + a_)));
+      damages[1].what,
+      HasAll(b_ + ": tensor \"even\"", "they are block 0 of " + a_));
 }
 
 TEST_F(Damaged, SwappedOfDifferentLengths) {
@@ -306,9 +299,7 @@ TEST_F(Damaged, Stale) {
   ASSERT_EQ(damages.size(), 2);
   EXPECT_EQ(damages[0].tensor, "first");
   EXPECT_EQ(damages[1].tensor, "large");
-  EXPECT_THAT(
-      damages[0].what,
-      AllOf(HasSubstr(file(a_)), HasSubstr("another checkpoint")));
+  EXPECT_THAT(damages[0].what, HasAll(file(a_), "another checkpoint"));
   EXPECT_THAT(read_all(), HasSubstr(file(a_)));
 }
 
@@ -324,7 +315,7 @@ TEST_F(Damaged, HeaderThatContradictsTheManifest) {
       };
   EXPECT_THAT(
       with([](auto& m) { m.tensors[1].slices[0].key = "big"; }),
-      AllOf(HasSubstr("tensor \"large\""), HasSubstr("has no key \"big\"")));
+      HasAll("tensor \"large\"", "has no key \"big\""));
   EXPECT_THAT(
       with([](auto& m) { m.tensors[1].dtype = "I32"; }),
       HasSubstr("its header says F32 [1000, 1100] for key \"large\", the "

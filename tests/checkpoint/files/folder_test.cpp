@@ -17,7 +17,6 @@ namespace echelon {
 namespace folder_test {
 
 namespace fs = std::filesystem;
-using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
@@ -42,13 +41,15 @@ class Folder : public testing::Test {
   std::string content(const std::string& name) {
     return read_file((folder_ / name).string());
   }
-  std::vector<std::string> entries() {
-    std::vector<std::string> names;
-    for (const auto& entry : fs::directory_iterator(folder_)) {
-      names.push_back(entry.path().filename().string());
-    }
-    std::sort(names.begin(), names.end());
-    return names;
+  std::vector<std::string> entries() { return names_in(folder_); }
+  /// What refuses to make a checkpoint of step 200 from the ranks' files.
+  std::string refused_commit(int64_t ranks = 2) {
+    return error_text<CheckpointError>(
+        [&] { commit_checkpoint(folder_, small_manifest(200), ranks); });
+  }
+  std::string refused_begin(int64_t step, int64_t needed_bytes = 0) {
+    return error_text<CheckpointError>(
+        [&] { begin_checkpoint(folder_, step, needed_bytes); });
   }
 
   TempFolder temp_;
@@ -77,7 +78,7 @@ TEST_F(Folder, HasNoCheckpointsWhenItIsMissing) {
   EXPECT_THAT(
       error_text<CheckpointError>(
           [&] { list_checkpoints(temp_.write("file", "")); }),
-      AllOf(HasSubstr("/file: listing the folder"), HasSubstr("directory")));
+      HasAll("/file: listing the folder", "directory"));
 }
 
 TEST_F(Folder, TheLatestIsTheNamedOne) {
@@ -147,21 +148,18 @@ TEST_F(Folder, SaysWhatIsThereInsteadOfACheckpoint) {
   temp_.write("dcp/.metadata", "");
   EXPECT_THAT(
       error(temp_.path("dcp")),
-      AllOf(
-          HasSubstr("/dcp: has no checkpoint"),
-          HasSubstr("is a folder of torch.distributed.checkpoint (DCP)"),
-          HasSubstr("dcp_to_torch '" + temp_.path("dcp") + "'")));
+      HasAll(
+          "/dcp: has no checkpoint",
+          "is a folder of torch.distributed.checkpoint (DCP)",
+          "dcp_to_torch '" + temp_.path("dcp") + "'"));
   temp_.write("megatron/latest_checkpointed_iteration.txt", "100");
   EXPECT_THAT(
       error(temp_.path("megatron")),
-      AllOf(
-          HasSubstr("is a checkpoint of Megatron-LM"),
-          HasSubstr("`echelon import`")));
+      HasAll("is a checkpoint of Megatron-LM", "`echelon import`"));
   EXPECT_THAT(
       error(temp_.write("a.pt", "")),
-      AllOf(
-          HasSubstr("/a.pt: is a file"), HasSubstr("is a pickle of torch.save"),
-          HasSubstr("[model] weights")));
+      HasAll(
+          "/a.pt: is a file", "is a pickle of torch.save", "[model] weights"));
   pretend(".step-00000200.partial");
   EXPECT_THAT(
       error(temp_.path("run")),
@@ -214,9 +212,8 @@ TEST_F(Folder, SaysWhyItCannotBeLocked) {
   EXPECT_THAT(
       error_text<CheckpointError>(
           [&] { CheckpointLock lock(fs::path(file) / "checkpoints"); }),
-      AllOf(
-          HasSubstr("/file/checkpoints: making the folder failed: "),
-          HasSubstr("Not a directory")));
+      HasAll(
+          "/file/checkpoints: making the folder failed: ", "Not a directory"));
 }
 
 TEST_F(Folder, BeginRemovesWhatCrashesLeft) {
@@ -243,27 +240,21 @@ TEST_F(Folder, BeginRemovesWhatCrashesLeft) {
 TEST_F(Folder, BeginRefusesAStepThatIsThere) {
   pretend("step-00000100");
   EXPECT_THAT(
-      error_text<CheckpointError>([&] { begin_checkpoint(folder_, 100, 0); }),
-      AllOf(
-          HasSubstr("step-00000100: is there already"),
-          HasSubstr("never overwritten")));
+      refused_begin(100),
+      HasAll("step-00000100: is there already", "never overwritten"));
   EXPECT_THAT(entries(), ElementsAre("step-00000100"));
   // An incomplete folder, made by hand, is not overwritten either.
   write("step-00000200/rank-00000.safetensors", "");
-  EXPECT_THAT(
-      error_text<CheckpointError>([&] { begin_checkpoint(folder_, 200, 0); }),
-      HasSubstr("is there already"));
+  EXPECT_THAT(refused_begin(200), HasSubstr("is there already"));
 }
 
 TEST_F(Folder, BeginRefusesWhatDoesNotFitOnTheDisk) {
   const int64_t needed = std::numeric_limits<int64_t>::max() / 2;
-  const std::string text = error_text<CheckpointError>(
-      [&] { begin_checkpoint(folder_, 100, needed); });
   EXPECT_THAT(
-      text,
-      HasSubstr(
-          "a checkpoint needs " + std::to_string(needed) + " bytes, but"));
-  EXPECT_THAT(text, HasSubstr(" are free there"));
+      refused_begin(100, needed),
+      HasAll(
+          "a checkpoint needs " + std::to_string(needed) + " bytes, but",
+          " are free there"));
   EXPECT_THAT(entries(), IsEmpty());
 }
 
@@ -274,13 +265,9 @@ TEST_F(Folder, CommitMakesACheckpoint) {
   EXPECT_EQ(content("LATEST"), "step-00000200\n");
   EXPECT_THAT(
       entries(), ElementsAre("LATEST", "step-00000100", "step-00000200"));
-  std::vector<std::string> files;
-  for (const auto& entry : fs::directory_iterator(path)) {
-    files.push_back(entry.path().filename().string());
-  }
   EXPECT_THAT(
-      files,
-      testing::UnorderedElementsAre(
+      names_in(path),
+      ElementsAre(
           "manifest.json", "rank-00000.safetensors", "rank-00001.safetensors"));
   CheckpointReader reader(path.string());
   EXPECT_EQ(reader.manifest().step, 200);
@@ -302,17 +289,13 @@ TEST_F(Folder, CommitWantsEveryRanksPart) {
   auto partial = begin_checkpoint(folder_, 200, 0);
   write_small_rank(partial, 200, 0);
   EXPECT_THAT(
-      error_text<CheckpointError>(
-          [&] { commit_checkpoint(folder_, small_manifest(200), 2); }),
+      refused_commit(),
       HasSubstr("rank-00001.part.json: rank 1 of 2 has not written its part"));
   EXPECT_THAT(entries(), ElementsAre("LATEST", "step-00000100"));
   // One rank alone leaves holes.
   partial = begin_checkpoint(folder_, 200, 0);
   write_small_rank(partial, 200, 0);
-  EXPECT_THAT(
-      error_text<CheckpointError>(
-          [&] { commit_checkpoint(folder_, small_manifest(200), 1); }),
-      HasSubstr("fc.weight"));
+  EXPECT_THAT(refused_commit(1), HasSubstr("fc.weight"));
   EXPECT_THAT(entries(), ElementsAre("LATEST", "step-00000100"));
   EXPECT_EQ(content("LATEST"), "step-00000100\n");
 }
@@ -323,8 +306,7 @@ TEST_F(Folder, CommitRefusesFilesThatAreNotWhatRanksWrote) {
   write_small_rank(partial, 200, 1);
   fs::resize_file(partial / "rank-00001.safetensors", 10);
   EXPECT_THAT(
-      error_text<CheckpointError>(
-          [&] { commit_checkpoint(folder_, small_manifest(200), 2); }),
+      refused_commit(),
       HasSubstr("rank-00001.safetensors: has 10 bytes, but rank 1 wrote "));
 
   partial = begin_checkpoint(folder_, 200, 0);
@@ -332,8 +314,7 @@ TEST_F(Folder, CommitRefusesFilesThatAreNotWhatRanksWrote) {
   fs::copy_file(
       partial / "rank-00000.part.json", partial / "rank-00001.part.json");
   EXPECT_THAT(
-      error_text<CheckpointError>(
-          [&] { commit_checkpoint(folder_, small_manifest(200), 2); }),
+      refused_commit(),
       HasSubstr("is about rank-00000.safetensors, not about rank-00001"));
   EXPECT_THAT(entries(), IsEmpty());
 }
@@ -343,10 +324,7 @@ TEST_F(Folder, CommitOverwritesNothing) {
   write_small_rank(partial, 200, 0);
   write_small_rank(partial, 200, 1);
   pretend("step-00000200");
-  EXPECT_THAT(
-      error_text<CheckpointError>(
-          [&] { commit_checkpoint(folder_, small_manifest(200), 2); }),
-      HasSubstr("is there already"));
+  EXPECT_THAT(refused_commit(), HasSubstr("is there already"));
   EXPECT_THAT(entries(), ElementsAre("step-00000200"));
   EXPECT_EQ(content("step-00000200/manifest.json"), "{}");
 }

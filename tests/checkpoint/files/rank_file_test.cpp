@@ -2,12 +2,9 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sched.h>
-#include <sys/mount.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <cerrno>
 #include <csignal>
@@ -16,6 +13,7 @@
 #include "echelon/checkpoint/format/hashes.h"
 #include "echelon/error.h"
 #include "tests/checkpoint/files/written_checkpoint.h"
+#include "tests/checkpoint/small_disk.h"
 #include "tests/support/error_text.h"
 #include "tests/support/temp_folder.h"
 
@@ -37,17 +35,7 @@ extern "C" int fsync(int file) {
 namespace echelon {
 namespace rank_file_test {
 
-using testing::AllOf;
 using testing::HasSubstr;
-
-std::vector<std::string> names_in(const std::string& folder) {
-  std::vector<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
-    names.push_back(entry.path().filename().string());
-  }
-  std::sort(names.begin(), names.end());
-  return names;
-}
 
 TEST(RankFile, IsASafetensorsFileOfTheSlices) {
   TempFolder folder;
@@ -178,9 +166,9 @@ TEST(RankFile, RefusesWrongSlices) {
       refused([](auto& s) {
         s.box.offset = {1, 0};
       }),
-      AllOf(
-          HasSubstr("f.safetensors: tensor \"a\""),
-          HasSubstr("[1, 0] of [2, 3] is not inside of its shape [2, 3]")));
+      HasAll(
+          "f.safetensors: tensor \"a\"",
+          "[1, 0] of [2, 3] is not inside of its shape [2, 3]"));
   for (const Box& box :
        {Box{{0, -1}, {2, 3}}, Box{{0}, {6}}, Box{{INT64_MAX, 0}, {2, 3}},
         Box{{0, 0}, {2, -3}}, Box{{0, 0}, {2}}}) {
@@ -216,22 +204,13 @@ TEST(RankFile, OverwritesNothing) {
         [&] { write_rank_file(folder.path(), "f.safetensors", rank.slices); });
   };
   folder.write("f.safetensors", "old");
-  EXPECT_THAT(write(), AllOf(HasSubstr("f.safetensors"), HasSubstr("exists")));
+  EXPECT_THAT(write(), HasAll("f.safetensors", "exists"));
   EXPECT_EQ(read_file(folder.path("f.safetensors")), "old");
   // The part's file cannot be made: the other one is removed as well.
   std::filesystem::rename(
       folder.path("f.safetensors"), folder.path("f.part.json"));
-  EXPECT_THAT(write(), AllOf(HasSubstr("f.part.json"), HasSubstr("exists")));
+  EXPECT_THAT(write(), HasAll("f.part.json", "exists"));
   EXPECT_EQ(names_in(folder.path()), (std::vector<std::string>{"f.part.json"}));
-}
-
-/// Runs `body` in a child; returns what it returns.
-int in_child(const std::function<int()>& body) {
-  const pid_t child = ::fork();
-  if (child == 0) ::_exit(body());
-  int status = 0;
-  ::waitpid(child, &status, 0);
-  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
 class RankFileErrors : public testing::Test {
@@ -257,11 +236,7 @@ class RankFileErrors : public testing::Test {
       const char* options, unsigned long flags, const std::string& text) {
     const std::string disk = folder_.make_folder("disk");
     return in_child([&] {
-      if (::unshare(CLONE_NEWNS) != 0 ||
-          ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
-          ::mount("tmpfs", disk.c_str(), "tmpfs", flags, options) != 0) {
-        return 77;
-      }
+      if (!mount_disk(disk, options, flags)) return 77;
       return fails(disk, text) ? 0 : 1;
     });
   }
@@ -306,7 +281,7 @@ TEST_F(RankFileErrors, DiskThatLosesIt) {
       error_text<CheckpointError>([&] {
         write_rank_file(folder_.path(), "f.safetensors", rank_.slices);
       }),
-      AllOf(HasSubstr("f.part.json: syncing it failed"), HasSubstr("Input/")));
+      HasAll("f.part.json: syncing it failed", "Input/"));
   EXPECT_TRUE(names_in(folder_.path()).empty());
   write_rank_file(folder_.path(), "f.safetensors", rank_.slices);
 }

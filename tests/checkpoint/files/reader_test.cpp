@@ -13,7 +13,6 @@
 namespace echelon {
 namespace reader_test {
 
-using testing::AllOf;
 using testing::HasSubstr;
 
 constexpr int64_t kBlock = kChecksumBlockBytes;
@@ -339,9 +338,7 @@ TEST(CheckpointReader, RefusesBoxesThatAreNotInside) {
           std::byte to[64];
           reader.read(*reader.manifest().find("a"), box, to);
         }),
-        AllOf(
-            HasSubstr("tensor \"a\" of shape [2, 3]"),
-            HasSubstr("not inside")));
+        HasAll("tensor \"a\" of shape [2, 3]", "not inside"));
   }
   EXPECT_THAT(
       error_text<ConfigError>([&] { CheckpointReader(folder.path(), -1); }),
@@ -353,9 +350,9 @@ TEST(CheckpointReader, RefusesWhatIsNoCheckpoint) {
   for (const auto& path : {folder.path(), folder.path("none")}) {
     EXPECT_THAT(
         error_text<CheckpointError>([&] { CheckpointReader reader(path); }),
-        AllOf(
-            HasSubstr(path + " is no checkpoint"),
-            HasSubstr("manifest.json cannot be opened: No such file")));
+        HasAll(
+            path + " is no checkpoint",
+            "manifest.json cannot be opened: No such file"));
   }
   folder.make_folder("manifest.json");
   EXPECT_THAT(

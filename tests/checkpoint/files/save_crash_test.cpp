@@ -144,11 +144,8 @@ class SaveCrash : public testing::Test {
     return steps;
   }
   std::vector<std::string> debris() {
-    std::vector<std::string> names;
-    for (const auto& entry : fs::directory_iterator(folder_)) {
-      const std::string name = entry.path().filename().string();
-      if (name.starts_with(".")) names.push_back(name);
-    }
+    auto names = names_in(folder_);
+    std::erase_if(names, [](const auto& name) { return name[0] != '.'; });
     return names;
   }
   // The next run of the same training.

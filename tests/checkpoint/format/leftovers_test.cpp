@@ -24,14 +24,6 @@ std::string dead_process() {
   return std::to_string(child);
 }
 
-std::vector<std::string> names_in(const std::string& folder) {
-  std::vector<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
-    names.push_back(entry.path().filename().string());
-  }
-  return names;
-}
-
 TEST(Leftovers, OfDeadProcessesAreRemoved) {
   const TempFolder folder;
   const std::string dead = dead_process(), alive = std::to_string(::getpid());

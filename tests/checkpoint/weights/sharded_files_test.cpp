@@ -116,7 +116,7 @@ TEST(ShardedFiles, NamesShardsThatDoNotFit) {
     auto other = words;
     other.dtype = "I32";
     write_rank(folder, 1, {{&other, {{2, 0}, {2, 4}}}});
-    EXPECT_THAT(refused(folder), AllOf(HasSubstr("I32"), HasSubstr("F32")));
+    EXPECT_THAT(refused(folder), HasAll("I32", "F32"));
   }
   for (const char* info :
        {"", "[]", "{}", "{\"words\": {}}",
@@ -129,9 +129,8 @@ TEST(ShardedFiles, NamesShardsThatDoNotFit) {
         folder.path("shard-00001.safetensors"),
         {{"words", "F32", {6, 4}, words.bytes}}, {{"DCP_SHARDING_INFO", info}});
     EXPECT_THAT(
-        refused(folder), AllOf(
-                             HasSubstr("shard-00001.safetensors: "),
-                             HasSubstr("DCP_SHARDING_INFO")))
+        refused(folder),
+        HasAll("shard-00001.safetensors: ", "DCP_SHARDING_INFO"))
         << info;
   }
   // Shards that reach so far that the full size overflows.
@@ -156,9 +155,9 @@ TEST(ForeignCheckpoint, IsRecognisedByItsFiles) {
   EXPECT_EQ(foreign_checkpoint("nowhere"), "");
   EXPECT_THAT(
       said({".metadata", "__0_0.distcp", "__1_0.distcp"}),
-      AllOf(
-          HasSubstr("torch.distributed.checkpoint (DCP)"),
-          HasSubstr("are a pickle"), HasSubstr("dcp_to_torch '")));
+      HasAll(
+          "torch.distributed.checkpoint (DCP)", "are a pickle",
+          "dcp_to_torch '"));
   EXPECT_THAT(said({"__0_0.distcp"}), HasSubstr("(DCP)"));
   const std::string megatron =
       "{\"sharded_backend\": \"torch_dist\", "
@@ -167,16 +166,15 @@ TEST(ForeignCheckpoint, IsRecognisedByItsFiles) {
       said(
           {"metadata.json", "common.pt", ".metadata", "__0_0.distcp"},
           megatron),
-      AllOf(HasSubstr("Megatron-LM"), HasSubstr("--megatron-path '")));
+      HasAll("Megatron-LM", "--megatron-path '"));
   EXPECT_THAT(
       said({"latest_checkpointed_iteration.txt"}), HasSubstr("Megatron-LM"));
   EXPECT_THAT(
       said({"mp_rank_00/model_optim_rng.pt"}), HasSubstr("Megatron-LM"));
   EXPECT_THAT(
       said({"config.json", "pytorch_model.bin"}),
-      AllOf(
-          HasSubstr("pytorch_model.bin is a pickle of torch.save"),
-          HasSubstr("weights_only=True")));
+      HasAll(
+          "pytorch_model.bin is a pickle of torch.save", "weights_only=True"));
   TempFolder folder;
   EXPECT_THAT(
       foreign_checkpoint(folder.write("a.pt", "")), HasSubstr("is a pickle"));
