@@ -63,9 +63,9 @@ TEST(Run, EveryRankKnowsItsPlace) {
 
 /// A job whose ranks fail.
 struct Failure {
-  std::string name;
-  std::vector<std::string> options;
-  std::vector<std::string> program;
+  const char* name;
+  const char* options;
+  const char* rank;  // the arguments of launch_rank
   int exit_code;
   testing::Matcher<std::string> last_line;
   testing::Matcher<std::string> line_before = testing::_;
@@ -75,11 +75,9 @@ void PrintTo(const Failure& failure, std::ostream* out) {
   *out << failure.name;
 }
 
-class Failures : public testing::TestWithParam<Failure> {};
-
-TEST_P(Failures, AreTheLastThingPrinted) {
-  const Failure& failure = GetParam();
-  Command job(launch(failure.options, failure.program));
+void expect_failure(
+    const std::vector<std::string>& command, const Failure& failure) {
+  Command job(command);
   EXPECT_EQ(job.wait(), failure.exit_code);
   const auto last = after_output(job);
   ASSERT_EQ(last.size(), 2u) << job.err();
@@ -88,68 +86,47 @@ TEST_P(Failures, AreTheLastThingPrinted) {
   EXPECT_TRUE(job.living().empty());
 }
 
+class Failures : public testing::TestWithParam<Failure> {};
+
+TEST_P(Failures, AreTheLastThingPrinted) {
+  const auto& failure = GetParam();
+  expect_failure(
+      launch(words(failure.options), rank_program(words(failure.rank))),
+      failure);
+}
+
+TEST(Run, APythonTracebackIsTheLastThingPrinted) {
+  expect_failure(
+      launch(
+          {"-n", "2"},
+          {"python3", "-c",
+           "import os, time\n"
+           "if os.environ['RANK'] == '1': raise ValueError('no column')\n"
+           "time.sleep(1000)"}),
+      {"", "", "", 1, "rank 1: ValueError: no column"});
+}
+
+const Failure kFailures[] = {
+    {"UncaughtException", "-n 4", "throw 2", 1,
+     "rank 2: std::runtime_error: batch 7 does not fit",
+     "echelon: rank 2 ended with exit code 1; the other 3 were stopped"},
+    {"UncaughtExceptionWithoutReporter", "-n 2", "throw-bare 1", 134,
+     "rank 1: std::runtime_error: batch 7 does not fit",
+     StartsWith("echelon: rank 1 ended with SIGABRT")},
+    {"ExitCodeOfAnErrorType", "-n 2", "config 0", 2,
+     "rank 0: [layout] dp=3, but 4 ranks"},
+    {"ExitCodeAlone", "-n 3", "exit 1 42", 42, "rank 1: exit code 42"},
+    {"Segv", "-n 2", "segv 1", 139,
+     StartsWith("rank 1: killed by SIGSEGV (Segmentation fault)")},
+    {"Kill", "-n 2", "kill 0", 137,
+     StartsWith("rank 0: killed by SIGKILL (Killed)")},
+    {"ALostPeerIsNotTheCause", "-n 3", "lost 1", 137,
+     StartsWith("rank 1: killed by SIGKILL")},
+    {"RanksThatIgnoreSigtermAreKilled", "-n 3 --grace-ms 100",
+     "ignore-term 1 5", 5, "rank 1: exit code 5"}};
+
 INSTANTIATE_TEST_SUITE_P(
-    Run, Failures,
-    testing::Values(
-        Failure{
-            "UncaughtException",
-            {"-n", "4"},
-            rank_program({"throw", "2"}),
-            1,
-            "rank 2: std::runtime_error: batch 7 does not fit",
-            "echelon: rank 2 ended with exit code 1; the other 3 were stopped"},
-        Failure{
-            "UncaughtExceptionWithoutReporter",
-            {"-n", "2"},
-            rank_program({"throw-bare", "1"}),
-            134,
-            "rank 1: std::runtime_error: batch 7 does not fit",
-            StartsWith("echelon: rank 1 ended with SIGABRT")},
-        Failure{
-            "ExitCodeOfAnErrorType",
-            {"-n", "2"},
-            rank_program({"config", "0"}),
-            2,
-            "rank 0: [layout] dp=3, but 4 ranks"},
-        Failure{
-            "ExitCodeAlone",
-            {"-n", "3"},
-            rank_program({"exit", "1", "42"}),
-            42,
-            "rank 1: exit code 42"},
-        Failure{
-            "Segv",
-            {"-n", "2"},
-            rank_program({"segv", "1"}),
-            139,
-            StartsWith("rank 1: killed by SIGSEGV (Segmentation fault)")},
-        Failure{
-            "Kill",
-            {"-n", "2"},
-            rank_program({"kill", "0"}),
-            137,
-            StartsWith("rank 0: killed by SIGKILL (Killed)")},
-        Failure{
-            "ALostPeerIsNotTheCause",
-            {"-n", "3"},
-            rank_program({"lost", "1"}),
-            137,
-            StartsWith("rank 1: killed by SIGKILL")},
-        Failure{
-            "PythonTraceback",
-            {"-n", "2"},
-            {"python3", "-c",
-             "import os, time\n"
-             "if os.environ['RANK'] == '1': raise ValueError('no column')\n"
-             "time.sleep(1000)"},
-            1,
-            "rank 1: ValueError: no column"},
-        Failure{
-            "RanksThatIgnoreSigtermAreKilled",
-            {"-n", "3", "--grace-ms", "100"},
-            rank_program({"ignore-term", "1", "5"}),
-            5,
-            "rank 1: exit code 5"}),
+    Run, Failures, testing::ValuesIn(kFailures),
     [](const auto& info) { return info.param.name; });
 
 TEST(Run, LogsHoldAllOutputOfARank) {

@@ -1,6 +1,8 @@
 // The launcher's test programs, as commands of a test.
 #pragma once
 
+#include <iterator>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -23,6 +25,12 @@ inline std::vector<std::string>
 rank_program(std::vector<std::string> arguments) {
   arguments.insert(arguments.begin(), test_program("launch_rank"));
   return arguments;
+}
+
+/// The words of a text.
+inline std::vector<std::string> words(const std::string& text) {
+  std::istringstream stream(text);
+  return {std::istream_iterator<std::string>(stream), {}};
 }
 
 inline std::string last_line(const Command& job) {
