@@ -99,11 +99,9 @@ TEST(RankFile, BlocksAreOfTheFile) {
     SCOPED_TRACE(numel);
     TempFolder folder;
     Random random(2);
-    const auto a = random_tensor("a", "U8", {numel}, random);
-    const auto b = random_tensor("b", "U8", {1000}, random);
-    RankSlices rank;
-    rank.add(a, whole_box(a.shape));
-    rank.add(b, whole_box(b.shape));
+    const RankSlices rank(
+        {random_tensor("a", "U8", {numel}, random),
+         random_tensor("b", "U8", {1000}, random)});
     const RankPart part =
         write_rank_file(folder.path(), "f.safetensors", rank.slices);
     const std::string file = read_file(folder.path("f.safetensors"));
@@ -151,9 +149,7 @@ TEST(RankFile, KeysDiffer) {
 TEST(RankFile, RefusesWrongSlices) {
   TempFolder folder;
   Random random(4);
-  const auto a = random_tensor("a", "F32", {2, 3}, random);
-  RankSlices rank;
-  rank.add(a, whole_box(a.shape));
+  const RankSlices rank({random_tensor("a", "F32", {2, 3}, random)});
   const SliceBytes good = rank.slices[0];
   const auto refused = [&](const std::function<void(SliceBytes&)>& change) {
     SliceBytes changed = good;
@@ -196,9 +192,7 @@ TEST(RankFile, RefusesWrongSlices) {
 TEST(RankFile, OverwritesNothing) {
   TempFolder folder;
   Random random(5);
-  const auto a = random_tensor("a", "F32", {2}, random);
-  RankSlices rank;
-  rank.add(a, whole_box(a.shape));
+  const RankSlices rank({random_tensor("a", "F32", {2}, random)});
   const auto write = [&] {
     return error_text<CheckpointError>(
         [&] { write_rank_file(folder.path(), "f.safetensors", rank.slices); });
@@ -215,11 +209,6 @@ TEST(RankFile, OverwritesNothing) {
 
 class RankFileErrors : public testing::Test {
  protected:
-  RankFileErrors() {
-    Random random(6);
-    const auto a = random_tensor("a", "U8", {1 << 20}, random);
-    rank_.add(a, whole_box(a.shape));
-  }
   /// Whether writing to `folder` throws `text` and leaves nothing there.
   bool fails(const std::string& folder, const std::string& text) {
     const std::string error = error_text<CheckpointError>(
@@ -242,7 +231,8 @@ class RankFileErrors : public testing::Test {
   }
 
   TempFolder folder_;
-  RankSlices rank_;
+  Random random_;
+  RankSlices rank_{{random_tensor("a", "U8", {1 << 20}, random_)}};
 };
 
 TEST_F(RankFileErrors, NoSuchFolder) {

@@ -116,6 +116,12 @@ struct RankSlices {
   std::vector<std::vector<std::byte>> memory;
   std::vector<SliceBytes> slices;
 
+  RankSlices() = default;
+  /// All of these tensors.
+  explicit RankSlices(const std::vector<WholeTensor>& tensors) {
+    for (const auto& tensor : tensors) add(tensor, whole_box(tensor.shape));
+  }
+
   void add(const WholeTensor& tensor, const Box& box) {
     memory.push_back(part_of(tensor, box));
     slices.push_back(

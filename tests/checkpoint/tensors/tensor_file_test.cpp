@@ -39,89 +39,80 @@ void expect_same(const torch::Tensor& a, const torch::Tensor& b) {
       a.contiguous().view(torch::kUInt8), b.contiguous().view(torch::kUInt8)));
 }
 
-TEST(TensorFile, ReadsWhatItWrote) {
-  TempFolder folder;
-  const std::string path = folder.path("t.safetensors");
+class TensorFile : public testing::Test {
+ protected:
+  TempFolder folder_;
+  const std::string path_ = folder_.path("t.safetensors");
+};
+using TensorFilePython = TensorFile;
+
+TEST_F(TensorFile, ReadsWhatItWrote) {
   const auto tensors = every_dtype();
-  save_tensors(path, tensors);
-  EXPECT_EQ(load_tensors(path).size(), tensors.size());
+  save_tensors(path_, tensors);
+  EXPECT_EQ(load_tensors(path_).size(), tensors.size());
   for (const auto& [name, tensor] : tensors) {
     SCOPED_TRACE(name);
-    const auto loaded = load_tensors(path, {name})[0];
+    const auto loaded = load_tensors(path_, {name})[0];
     EXPECT_EQ(loaded.sizes(), tensor.sizes());
     if (tensor.dim() > 0 && tensor.numel() > 0) expect_same(loaded, tensor);
   }
-  EXPECT_EQ(load_tensors(path, {"scalar"})[0].item<float>(), 3.25f);
+  EXPECT_EQ(load_tensors(path_, {"scalar"})[0].item<float>(), 3.25f);
 }
 
-TEST(TensorFile, TensorsShareTheFileAndOutliveIt) {
-  TempFolder folder;
-  const std::string path = folder.path("t.safetensors");
-  save_tensors(path, {{"a", torch::arange(4)}, {"b", torch::ones({3})}});
-  const auto tensors = load_tensors(path, {"b", "a"});
-  std::filesystem::remove(path);
+TEST_F(TensorFile, TensorsShareTheFileAndOutliveIt) {
+  save_tensors(path_, {{"a", torch::arange(4)}, {"b", torch::ones({3})}});
+  const auto tensors = load_tensors(path_, {"b", "a"});
+  std::filesystem::remove(path_);
   EXPECT_EQ(tensors[0].sum().item<float>(), 3.0f);
   EXPECT_EQ(tensors[1].sum().item<int64_t>(), 6);
 }
 
-TEST(TensorFile, WritingToATensorChangesNoFile) {
-  TempFolder folder;
-  const std::string path = folder.path("t.safetensors");
-  save_tensors(path, {{"a", torch::arange(4)}});
-  load_tensors(path, {"a"})[0].zero_();
-  EXPECT_EQ(load_tensors(path, {"a"})[0].sum().item<int64_t>(), 6);
+TEST_F(TensorFile, WritingToATensorChangesNoFile) {
+  save_tensors(path_, {{"a", torch::arange(4)}});
+  load_tensors(path_, {"a"})[0].zero_();
+  EXPECT_EQ(load_tensors(path_, {"a"})[0].sum().item<int64_t>(), 6);
 }
 
-TEST(TensorFile, CopiesUnalignedTensors) {
-  TempFolder folder;
+TEST_F(TensorFile, CopiesUnalignedTensors) {
   std::string header =
       R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},)"
       R"("b":{"dtype":"I32","shape":[1],"data_offsets":[1,5]}})";
   header.resize(128, ' ');
   std::string file = std::string("\x80\0\0\0\0\0\0\0", 8) + header;
   file += std::string("\x01\x02\0\0\0", 5);
-  const auto b = load_tensors(folder.write("f", file), {"b"})[0];
+  const auto b = load_tensors(folder_.write("f", file), {"b"})[0];
   EXPECT_EQ(b.item<int32_t>(), 2);
   EXPECT_EQ(reinterpret_cast<uintptr_t>(b.const_data_ptr()) % 4, 0);
 }
 
-TEST(TensorFile, RefusesImpossibleValues) {
-  TempFolder folder;
-  const std::string path = folder.path("t.safetensors");
+TEST_F(TensorFile, RefusesImpossibleValues) {
+  const auto refused = [&](const torch::Tensor& tensor) {
+    return error_text<ConfigError>([&] {
+      save_tensors(path_, {{"a", tensor}});
+    });
+  };
+  EXPECT_THAT(refused({}), HasSubstr("\"a\" is undefined or sparse"));
+  EXPECT_THAT(refused(torch::ones({2}).to_sparse()), HasSubstr("sparse"));
   EXPECT_THAT(
-      error_text<ConfigError>([&] {
-        save_tensors(path, {{"a", {}}});
-      }),
-      HasSubstr("\"a\" is undefined or sparse"));
-  EXPECT_THAT(
-      error_text<ConfigError>([&] {
-        save_tensors(path, {{"a", torch::ones({2}).to_sparse()}});
-      }),
-      HasSubstr("sparse"));
-  EXPECT_THAT(
-      error_text<ConfigError>([&] {
-        save_tensors(path, {{"a", torch::ones({2}, torch::kComplexDouble)}});
-      }),
+      refused(torch::ones({2}, torch::kComplexDouble)),
       HasSubstr("no dtype for ComplexDouble"));
-  save_tensors(path, {{"a", torch::tensor({0, 2}, torch::kUInt8)}});
-  std::string bytes = read_file(path);
+  save_tensors(path_, {{"a", torch::tensor({0, 2}, torch::kUInt8)}});
+  std::string bytes = read_file(path_);
   bytes.replace(bytes.find("\"U8\""), 4, "\"BOOL\"");
   const size_t spaces = bytes.find("  ");
   bytes.erase(spaces, 2);
   EXPECT_THAT(
       error_text<CheckpointError>(
-          [&] { load_tensors(folder.write("b", bytes)); }),
+          [&] { load_tensors(folder_.write("b", bytes)); }),
       HasSubstr("neither 0 nor 1"));
   EXPECT_THAT(
-      error_text<CheckpointError>([&] { load_tensors(path, {"c"}); }),
+      error_text<CheckpointError>([&] { load_tensors(path_, {"c"}); }),
       HasSubstr("no tensor \"c\""));
 }
 
-TEST(TensorFilePython, ReadsOurs) {
+TEST_F(TensorFilePython, ReadsOurs) {
   ECHELON_NEED_PYTHON();
-  TempFolder folder;
-  const std::string path = folder.path("t.safetensors");
-  save_tensors(path, every_dtype(), {{"made by", "echelon"}});
+  save_tensors(path_, every_dtype(), {{"made by", "echelon"}});
   const std::string told = run_python(
       R"(
 import sys, torch
@@ -132,7 +123,7 @@ with safe_open(sys.argv[1], "pt") as f:
         t = f.get_tensor(k)
         print(k, t.dtype, list(t.shape), t.to(torch.float64).flatten().tolist())
 )",
-      {path});
+      {path_});
   EXPECT_THAT(told, HasSubstr("{'made by': 'echelon'}"));
   EXPECT_THAT(
       told, HasSubstr("t.F32 torch.float32 [2, 3] [0.0, 1.0, 2.5, 100.0, 7.0"));
@@ -145,10 +136,8 @@ with safe_open(sys.argv[1], "pt") as f:
   EXPECT_THAT(told, HasSubstr("ünïcode \"quoted\" torch.float32 [1] [1.0]"));
 }
 
-TEST(TensorFilePython, WritesWhatWeRead) {
+TEST_F(TensorFilePython, WritesWhatWeRead) {
   ECHELON_NEED_PYTHON();
-  TempFolder folder;
-  const std::string path = folder.path("t.safetensors");
   run_python(
       R"(
 import sys, torch
@@ -162,14 +151,14 @@ t = {"t." + k: base.to(v) for k, v in names.items()}
 t["odd"] = torch.ones(3, dtype=torch.uint8)
 save_file(t, sys.argv[1], metadata={"k": "v"})
 )",
-      {path});
-  EXPECT_EQ(safetensors::File(path).metadata().at("k"), "v");
+      {path_});
+  EXPECT_EQ(safetensors::File(path_).metadata().at("k"), "v");
   for (const auto& [name, tensor] : every_dtype()) {
     if (!name.starts_with("t.")) continue;
     SCOPED_TRACE(name);
-    expect_same(load_tensors(path, {name})[0], tensor);
+    expect_same(load_tensors(path_, {name})[0], tensor);
   }
-  EXPECT_EQ(load_tensors(path, {"odd"})[0].numel(), 3);
+  EXPECT_EQ(load_tensors(path_, {"odd"})[0].numel(), 3);
 }
 
 }  // namespace tensor_file_test
