@@ -2,7 +2,7 @@
 // encodes texts to its own ids and decodes these.
 #include <cstdlib>
 
-#include "echelon/data/tokenizer/json_tokenizer.h"
+#include "echelon/data/tokenizer/tokenizer.h"
 #include "echelon/error.h"
 
 namespace {

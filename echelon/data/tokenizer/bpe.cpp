@@ -96,8 +96,8 @@ Bpe::Bpe(BpeModel model, const std::string& place)
         model_.in_bytes ? byte_characters()[byte]
                         : byte_token(static_cast<uint8_t>(byte)));
   }
-  add_merges(model_.merges, place);
-  split_at_metaspace_ = !model_.in_bytes && find_metaspace(model_.merges);
+  add_merges(place);
+  split_at_metaspace_ = !model_.in_bytes && splits_at_metaspace();
   model_.merges.clear();
   model_.merges.shrink_to_fit();
   if (!model_.in_bytes) return;
@@ -110,9 +110,8 @@ Bpe::Bpe(BpeModel model, const std::string& place)
   model_.vocab = std::move(vocab);
 }
 
-void Bpe::add_merges(
-    const std::vector<std::pair<std::string, std::string>>& merges,
-    const std::string& place) {
+void Bpe::add_merges(const std::string& place) {
+  const auto& merges = model_.merges;
   size_t size = 16;
   while (size < 2 * merges.size()) size *= 2;
   table_.resize(size);
@@ -139,13 +138,12 @@ void Bpe::add_merges(
 
 /// Whether "▁" can only be at the beginning of merged tokens, so that a text
 /// without other splits can be encoded word by word.
-bool Bpe::find_metaspace(
-    const std::vector<std::pair<std::string, std::string>>& merges) const {
+bool Bpe::splits_at_metaspace() const {
   if (id_of(kMetaspace) < 0 || !model_.continuing_prefix.empty() ||
       !model_.end_suffix.empty() || model_.ignore_merges) {
     return false;
   }
-  return std::none_of(merges.begin(), merges.end(), [](const auto& merge) {
+  return std::ranges::none_of(model_.merges, [](const auto& merge) {
     const std::string result = merge.first + merge.second;
     size_t at = 0;
     while (result.compare(at, kMetaspace.size(), kMetaspace) == 0) {

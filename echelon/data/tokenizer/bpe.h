@@ -63,11 +63,8 @@ class Bpe {
   static constexpr uint64_t kNoPair = ~uint64_t{0};
   static constexpr size_t kSlots = size_t{1} << 15;
 
-  void add_merges(
-      const std::vector<std::pair<std::string, std::string>>& merges,
-      const std::string& place);
-  bool find_metaspace(
-      const std::vector<std::pair<std::string, std::string>>& merges) const;
+  void add_merges(const std::string& place);
+  bool splits_at_metaspace() const;
   const Merge* find(TokenId left, TokenId right) const;
   TokenId id_of(std::string_view token) const;
   void encode_part(std::string_view word, std::vector<TokenId>& ids) const;

@@ -4,26 +4,23 @@
 #pragma once
 
 #include <deque>
-#include <memory>
+#include <functional>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "echelon/data/tokenizer/unicode.h"
 
 namespace echelon::detail {
 
-/// The "normalizer". Known: Sequence, Prepend, Replace, NFC, NFD, NFKC, NFKD,
-/// Lowercase, Strip.
-class Normalizer {
- public:
-  virtual ~Normalizer() = default;
-  virtual void apply(std::string& text) const = 0;
-};
+/// The "normalizer", which changes a text. Known: Sequence, Prepend, Replace,
+/// NFC, NFD, NFKC, NFKD, Lowercase, Strip.
+using Normalizer = std::function<void(std::string& text)>;
 
-std::unique_ptr<Normalizer>
+Normalizer
 make_normalizer(const nlohmann::json& description, const std::string& place);
 
 /// A text in pieces, which are views of the text or of strings kept here.
@@ -39,28 +36,21 @@ struct Pieces {
 /// The "pre_tokenizer", which splits a text into words that become tokens one
 /// by one. Known: Sequence, Split, ByteLevel, Metaspace, Whitespace,
 /// WhitespaceSplit, Digits, Punctuation.
-class PreTokenizer {
- public:
-  virtual ~PreTokenizer() = default;
-  virtual void apply(Pieces& pieces) const = 0;
+struct PreTokenizer {
+  std::function<void(Pieces& pieces)> apply;
   /// Whether tokens consist of the bytes of words, not of their characters:
   /// true for ByteLevel, which must be the last of a sequence.
-  virtual bool in_bytes() const { return false; }
+  bool in_bytes = false;
 };
 
-std::unique_ptr<PreTokenizer>
+PreTokenizer
 make_pre_tokenizer(const nlohmann::json& description, const std::string& place);
 
-/// The "decoder". Known: Sequence, ByteLevel, ByteFallback, Fuse, Replace,
-/// Strip, Metaspace.
-class Decoder {
- public:
-  virtual ~Decoder() = default;
-  /// Changes the texts of tokens, which are joined afterwards.
-  virtual void apply(std::vector<std::string>& tokens) const = 0;
-};
+/// The "decoder", which changes the texts of tokens before they are joined.
+/// Known: Sequence, ByteLevel, ByteFallback, Fuse, Replace, Strip, Metaspace.
+using Decoder = std::function<void(std::vector<std::string>& tokens)>;
 
-std::unique_ptr<Decoder>
+Decoder
 make_decoder(const nlohmann::json& description, const std::string& place);
 
 /// The pattern of Split and Replace: a string, or a regular expression.
@@ -68,9 +58,12 @@ class Pattern {
  public:
   /// From {"String": "a"} or {"Regex": "a+"}.
   Pattern(const nlohmann::json& description, const std::string& place);
+  explicit Pattern(std::string literal) : literal_(std::move(literal)) {}
 
   /// Splits as Regex::split().
   void split(std::string_view text, std::vector<Span>& spans) const;
+  /// `text` with `content` in place of each match.
+  std::string replaced(std::string_view text, std::string_view content) const;
 
  private:
   std::string literal_;

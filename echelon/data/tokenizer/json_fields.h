@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
@@ -57,10 +56,10 @@ class Fields {
   /// A component for each entry of the list `key`, made by
   /// make(description, place).
   template <typename Component>
-  std::vector<std::unique_ptr<Component>> components(
+  std::vector<Component> components(
       const std::string& key,
-      std::unique_ptr<Component> (*make)(const Json&, const std::string&)) {
-    std::vector<std::unique_ptr<Component>> made;
+      Component (*make)(const Json&, const std::string&)) {
+    std::vector<Component> made;
     for (const auto& entry : list(key)) {
       made.push_back(make(entry, format("{}[{}]", place(key), made.size())));
     }

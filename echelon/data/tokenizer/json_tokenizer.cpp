@@ -1,16 +1,16 @@
-#include "echelon/data/tokenizer/json_tokenizer.h"
-
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <fstream>
 #include <set>
 #include <unordered_map>
 #include <utility>
 
-#include "echelon/data/tokenizer/added_tokens.h"
 #include "echelon/data/tokenizer/bpe.h"
 #include "echelon/data/tokenizer/components.h"
 #include "echelon/data/tokenizer/json_fields.h"
+#include "echelon/data/tokenizer/tokenizer.h"
+#include "echelon/data/tokenizer/unicode.h"
 #include "echelon/error.h"
 #include "echelon/text/format.h"
 
@@ -18,18 +18,122 @@ namespace echelon {
 namespace {
 
 using detail::Fields;
+using detail::is_space;
+using detail::next_character;
 using nlohmann::json;
 
 constexpr size_t kMostBytes = size_t{1} << 28;
 constexpr int kMostDepth = 32;
 
+struct AddedToken {
+  TokenId id = 0;
+  std::string content;
+  bool single_word = false;  // does not match within a word
+  bool lstrip = false;       // includes the white space before it
+  bool rstrip = false;       // includes the white space after it
+  bool normalized = true;    // matches in the normalised text
+};
+
+/// Tokens that are matched in a text before it is split into words, such as
+/// "<|endoftext|>", runs of spaces, names.
+class AddedTokens {
+ public:
+  /// A part of a text: a token, or (id -1) the text between tokens.
+  struct Part {
+    size_t begin = 0;
+    size_t end = 0;
+    TokenId id = -1;
+  };
+
+  void add(AddedToken token);
+  bool empty() const { return tokens_.empty(); }
+
+  /// Splits a text at the leftmost and then longest matches. The parts cover
+  /// the text, and none is empty.
+  std::vector<Part> split(std::string_view text) const;
+
+ private:
+  const AddedToken* match(std::string_view rest) const;
+
+  std::vector<AddedToken> tokens_;
+  std::array<std::vector<size_t>, 256> by_byte_;  // longest first
+};
+
+/// The beginning of the character that ends at `at`.
+size_t character_before(std::string_view text, size_t at) {
+  do {
+    --at;
+  } while (at > 0 && (static_cast<uint8_t>(text[at]) & 0xc0) == 0x80);
+  return at;
+}
+
+bool word_at(std::string_view text, size_t at) {
+  return at < text.size() && detail::is_word(next_character(text, at));
+}
+
+void AddedTokens::add(AddedToken token) {
+  auto& same = by_byte_[static_cast<uint8_t>(token.content[0])];
+  same.push_back(tokens_.size());
+  tokens_.push_back(std::move(token));
+  std::stable_sort(same.begin(), same.end(), [&](size_t a, size_t b) {
+    return tokens_[a].content.size() > tokens_[b].content.size();
+  });
+}
+
+const AddedToken* AddedTokens::match(std::string_view rest) const {
+  for (const size_t i : by_byte_[static_cast<uint8_t>(rest[0])]) {
+    if (rest.starts_with(tokens_[i].content)) return &tokens_[i];
+  }
+  return nullptr;
+}
+
+std::vector<AddedTokens::Part> AddedTokens::split(std::string_view text) const {
+  std::vector<Part> parts;
+  size_t done = 0;  // bytes covered by parts
+  for (size_t at = 0; at < text.size();) {
+    const AddedToken* token = match(text.substr(at));
+    if (token == nullptr) {
+      ++at;
+      continue;
+    }
+    size_t begin = at;
+    size_t end = at + token->content.size();
+    at = end;
+    if (token->single_word &&
+        ((begin > 0 && word_at(text, character_before(text, begin))) ||
+         word_at(text, end))) {
+      continue;
+    }
+    if (token->lstrip) {
+      // White space of the previous token stays with that token.
+      while (begin > done) {
+        const size_t before = character_before(text, begin);
+        size_t next = before;
+        if (!is_space(next_character(text, next))) break;
+        begin = std::max(before, done);
+      }
+    }
+    if (token->rstrip) {
+      for (size_t next = end; next < text.size(); end = next) {
+        if (!is_space(next_character(text, next))) break;
+      }
+    }
+    if (done < begin) parts.push_back({done, begin, -1});
+    parts.push_back({begin, end, token->id});
+    done = end;
+  }
+  if (done < text.size()) parts.push_back({done, text.size(), -1});
+  return parts;
+}
+
 struct Parts {
-  std::unique_ptr<detail::Normalizer> normalizer;
-  std::unique_ptr<detail::PreTokenizer> pre_tokenizer;
-  std::unique_ptr<detail::Decoder> decoder;
+  // Functions are empty where the file has no such component.
+  detail::Normalizer normalizer;
+  detail::PreTokenizer pre_tokenizer;
+  detail::Decoder decoder;
   std::unique_ptr<detail::Bpe> model;
-  detail::AddedTokens raw;           // match before the text is normalised
-  detail::AddedTokens normalized;    // match in the normalised text
+  AddedTokens raw;                   // match before the text is normalised
+  AddedTokens normalized;            // match in the normalised text
   std::vector<TokenId> front, back;  // added around a text
   std::unordered_map<std::string, TokenId> ids;
   std::vector<std::string> names;  // by id; "" where there is no token
@@ -71,7 +175,7 @@ class JsonTokenizer : public Tokenizer {
       }
       tokens.push_back(parts_.names[static_cast<size_t>(id)]);
     }
-    if (parts_.decoder) parts_.decoder->apply(tokens);
+    if (parts_.decoder) parts_.decoder(tokens);
     std::string text;
     for (size_t i = 0; i < tokens.size(); ++i) {
       if (i > 0 && !parts_.decoder) text += ' ';
@@ -93,7 +197,7 @@ class JsonTokenizer : public Tokenizer {
  private:
   void
   encode_raw(std::string text, bool first, std::vector<TokenId>& ids) const {
-    if (parts_.normalizer) parts_.normalizer->apply(text);
+    if (parts_.normalizer) parts_.normalizer(text);
     const std::string_view view = text;
     for (const auto& part : parts_.normalized.split(view)) {
       if (part.id >= 0) {
@@ -104,7 +208,7 @@ class JsonTokenizer : public Tokenizer {
       pieces.list.push_back(
           {view.substr(part.begin, part.end - part.begin),
            first && part.begin == 0});
-      if (parts_.pre_tokenizer) parts_.pre_tokenizer->apply(pieces);
+      if (parts_.pre_tokenizer.apply) parts_.pre_tokenizer.apply(pieces);
       for (const auto& piece : pieces.list) {
         parts_.model->encode(piece.text, ids);
       }
@@ -284,7 +388,7 @@ class Parser {
     model.fuse_unknown = fields.flag("fuse_unk", false);
     model.byte_fallback = fields.flag("byte_fallback", false);
     model.ignore_merges = fields.flag("ignore_merges", false);
-    model.in_bytes = parts_.pre_tokenizer && parts_.pre_tokenizer->in_bytes();
+    model.in_bytes = parts_.pre_tokenizer.in_bytes;
     const json& vocab = fields.at("vocab");
     if (!vocab.is_object()) fields.fail("\"vocab\" must be an object");
     for (const auto& item : vocab.items()) {
@@ -326,7 +430,7 @@ class Parser {
     int64_t i = 0;
     for (const auto& item : *list) {
       Fields fields(item, format("{}[{}]", fields_.place("added_tokens"), i++));
-      detail::AddedToken token;
+      AddedToken token;
       token.id = fields.number("id");
       token.content = fields.text("content");
       token.single_word = fields.flag("single_word", false);
@@ -338,7 +442,7 @@ class Parser {
       if (token.content.empty()) fields.fail("\"content\" must not be empty");
       name(token.id, token.content, fields);
       if (token.normalized && parts_.normalizer) {
-        parts_.normalizer->apply(token.content);
+        parts_.normalizer(token.content);
       }
       if (token.content.empty()) continue;
       auto& to = token.normalized ? parts_.normalized : parts_.raw;

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 
-#include "echelon/data/tokenizer/json_tokenizer.h"
 #include "echelon/error.h"
 #include "echelon/text/format.h"
 

@@ -63,11 +63,25 @@ class ByteTokenizer : public Tokenizer {
   std::optional<TokenId> end_of_text() const override { return kEndOfText; }
 };
 
-/// `name` is "bytes", the path of a Hugging Face tokenizer.json
-/// (json_tokenizer.h), or the path of a SentencePiece model, which ends in
-/// .model. Throws DataError for a file that cannot be read or is not a
-/// tokenizer, ConfigError for another name.
+/// `name` is "bytes", the path of a Hugging Face tokenizer.json, or the path of
+/// a SentencePiece model, which ends in .model. Throws DataError for a file
+/// that cannot be read or is not a tokenizer, ConfigError for another name.
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string& name);
+
+/// The tokenizer of a Hugging Face tokenizer.json: byte-pair encoding as the
+/// files of GPT-2, Llama-2, Llama-3 and similar models describe it, with the
+/// components of components.h; the post-processors TemplateProcessing,
+/// RobertaProcessing, BertProcessing, ByteLevel, Sequence; and added tokens
+/// with all their flags. "truncation" and "padding" are not applied. The ids
+/// are those of Python's `tokenizers`.
+///
+/// Throws DataError with `path` and the place in it when the file is not JSON,
+/// or when a component is unknown or inconsistent.
+std::unique_ptr<Tokenizer> load_json_tokenizer(const std::string& path);
+
+/// The same from the content of the file.
+std::unique_ptr<Tokenizer>
+parse_json_tokenizer(std::string_view content, const std::string& path);
 
 /// Any model that the SentencePiece library reads: BPE, unigram, and others.
 /// Throws DataError for another file.

@@ -8,6 +8,8 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
+#include <utility>
 
 #include "echelon/error.h"
 
@@ -56,6 +58,11 @@ bool is_ascii(const std::string& text) {
 #define ECHELON_WORD \
   "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}\\u00b2\\u00b3\\u00b9\\u00bc-\\u00be"
 
+constexpr std::pair<char, const char*> kClasses[] = {
+    {'s', "[\\p{White_Space}]"}, {'S', "[^\\p{White_Space}]"},
+    {'w', "[" ECHELON_WORD "]"}, {'W', "[^" ECHELON_WORD "]"},
+    {'h', "[0-9a-fA-F]"},        {'H', "[^0-9a-fA-F]"}};
+
 /// Translates Oniguruma's Ruby dialect to ICU's: writes out the classes that
 /// differ.
 std::string translate(const std::string& pattern, const std::string& place) {
@@ -77,40 +84,19 @@ std::string translate(const std::string& pattern, const std::string& place) {
       continue;
     }
     const char kind = pattern[++i];
-    const char* set = nullptr;
-    switch (kind) {
-      case 's':
-        set = "[\\p{White_Space}]";
-        break;
-      case 'S':
-        set = "[^\\p{White_Space}]";
-        break;
-      case 'w':
-        set = "[" ECHELON_WORD "]";
-        break;
-      case 'W':
-        set = "[^" ECHELON_WORD "]";
-        break;
-      case 'h':
-        set = "[0-9a-fA-F]";
-        break;
-      case 'H':
-        set = "[^0-9a-fA-F]";
-        break;
-      default:
-        break;
+    const auto* set =
+        std::ranges::find(kClasses, kind, &std::pair<char, const char*>::first);
+    if (set != std::end(kClasses)) {
+      out += set->second;
+      continue;
     }
-    if (set == nullptr) {
-      out += c;
-      out += kind;
-      // Copies the name of a property or the number of a character.
-      if (i + 1 < pattern.size() && pattern[i + 1] == '{') {
-        const size_t end = std::min(pattern.find('}', i), pattern.size() - 1);
-        out.append(pattern, i + 1, end - i);
-        i = end;
-      }
-    } else {
-      out += set;
+    out += c;
+    out += kind;
+    // Copies the name of a property or the number of a character.
+    if (i + 1 < pattern.size() && pattern[i + 1] == '{') {
+      const size_t end = std::min(pattern.find('}', i), pattern.size() - 1);
+      out.append(pattern, i + 1, end - i);
+      i = end;
     }
   }
   return out;
@@ -248,15 +234,6 @@ std::string lower_case(const std::string& text) {
   return out;
 }
 
-struct Regex::Compiled {
-  explicit Compiled(URegularExpression* opened) : regex(opened) {}
-  ~Compiled() { uregex_close(regex); }
-  Compiled(const Compiled&) = delete;
-  Compiled& operator=(const Compiled&) = delete;
-
-  URegularExpression* regex;
-};
-
 Regex::Regex(
     const std::string& pattern, const std::string& place, bool shortcuts)
     : place_(place) {
@@ -275,19 +252,15 @@ Regex::Regex(
         place + ": the pattern " + pattern +
         " is wrong: " + u_errorName(status));
   }
-  compiled_ = std::make_unique<Compiled>(regex);
+  compiled_.reset(regex, uregex_close);
 }
-
-Regex::~Regex() = default;
-Regex::Regex(Regex&&) noexcept = default;
-Regex& Regex::operator=(Regex&&) noexcept = default;
 
 void Regex::split(std::string_view text, std::vector<Span>& spans) const {
   if (known_ != Known::none) {
     split_words(text, known_, spans);
     return;
   }
-  URegularExpression* regex = compiled_->regex;
+  URegularExpression* regex = compiled_.get();
   const std::u16string wide = to_utf16(text);
   UErrorCode status = U_ZERO_ERROR;
   uregex_setText(

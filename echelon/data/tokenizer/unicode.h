@@ -8,6 +8,8 @@
 #include <string_view>
 #include <vector>
 
+struct URegularExpression;  // of ICU
+
 namespace echelon::detail {
 
 /// The character at `at`; moves `at` to the next one.
@@ -34,7 +36,8 @@ struct Span {
 };
 
 /// A regular expression in the dialect of tokenizer.json (Oniguruma's Ruby).
-/// split_words() matches the patterns of well-known tokenizers.
+/// split_words() matches the patterns of well-known tokenizers. One thread may
+/// use an expression and its copies at a time.
 class Regex {
  public:
   enum class Known { none, gpt2, llama3, qwen2 };
@@ -44,18 +47,14 @@ class Regex {
   Regex(
       const std::string& pattern, const std::string& place,
       bool shortcuts = true);
-  ~Regex();
-  Regex(Regex&&) noexcept;
-  Regex& operator=(Regex&&) noexcept;
 
   /// Appends spans that cover `text` without gaps; none is empty.
   void split(std::string_view text, std::vector<Span>& spans) const;
 
  private:
-  struct Compiled;
   Known known_ = Known::none;
   std::string place_;
-  std::unique_ptr<Compiled> compiled_;
+  std::shared_ptr<URegularExpression> compiled_;
 };
 
 /// The pattern of GPT-2's tokenizer.

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <random>
 
-#include "echelon/data/tokenizer/json_tokenizer.h"
 #include "echelon/data/tokenizer/unicode.h"
 #include "tests/support/error_text.h"
 #include "tests/support/temp_folder.h"
