@@ -1,5 +1,7 @@
 #include "echelon/data/dataset.h"
 
+#include <c10/util/accumulate.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -21,11 +23,6 @@
 
 namespace echelon {
 namespace {
-
-int64_t product(const std::vector<int64_t>& shape) {
-  return std::accumulate(
-      shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
-}
 
 void put_class(int64_t label, std::byte* target) {
   std::memcpy(target, &label, sizeof(label));
@@ -81,7 +78,9 @@ void fill_uniform(float* to, int64_t count, uint32_t key, uint32_t other_key) {
 class DummyDataset : public Dataset {
  public:
   DummyDataset(const DataOptions& options, uint64_t seed)
-      : options_(options), seed_(seed), elements_(product(options.shape)) {}
+      : options_(options),
+        seed_(seed),
+        elements_(c10::multiply_integers(options.shape)) {}
 
   int64_t size() const override { return options_.samples; }
   SampleSpec spec() const override {
@@ -277,22 +276,24 @@ make_checked(const DataOptions& options, uint64_t seed, int64_t classes) {
       options, options.path, std::vector<std::string>{});
 }
 
+TrainingData split_data(std::shared_ptr<const Dataset> train, Split split) {
+  return {train, std::move(split.train), train, std::move(split.holdout)};
+}
+
+TrainingData with_holdout(
+    std::shared_ptr<const Dataset> train,
+    std::shared_ptr<const Dataset> holdout) {
+  return {train, all_of(*train), holdout, all_of(*holdout)};
+}
+
 TrainingData open_text(const DataOptions& options, uint64_t seed) {
-  TrainingData data;
-  auto train = std::make_shared<TextDataset>(TextCorpus(options));
-  data.train = train;
+  const auto train = std::make_shared<TextDataset>(TextCorpus(options));
+  const TextCorpus& corpus = train->corpus();
   if (options.holdout_path.empty()) {
-    auto split = train->corpus().split(options.holdout, seed);
-    data.train_samples = std::move(split.train);
-    data.holdout_samples = std::move(split.holdout);
-    data.holdout = data.train;
-    return data;
+    return split_data(train, corpus.split(options.holdout, seed));
   }
-  data.holdout =
-      std::make_shared<TextDataset>(TextCorpus(options, train->corpus()));
-  data.train_samples = all_of(*data.train);
-  data.holdout_samples = all_of(*data.holdout);
-  return data;
+  return with_holdout(
+      train, std::make_shared<TextDataset>(TextCorpus(options, corpus)));
 }
 
 }  // namespace
@@ -390,26 +391,20 @@ make_dataset(const DataOptions& options, uint64_t seed) {
 TrainingData open_data(const DataOptions& options, uint64_t seed) {
   if (options.name == "text") return open_text(options, seed);
   const int64_t classes = inspect_data(options).classes;
-  TrainingData data;
-  data.train = make_checked(options, seed, classes);
+  const std::shared_ptr<const Dataset> train =
+      make_checked(options, seed, classes);
   if (options.holdout_path.empty()) {
-    auto split = split_samples(data.train->size(), options.holdout, seed);
-    data.train_samples = std::move(split.train);
-    data.holdout_samples = std::move(split.holdout);
-    data.holdout = data.train;
-    return data;
+    return split_data(
+        train, split_samples(train->size(), options.holdout, seed));
   }
   if (options.name == "tensors") {
-    data.holdout =
-        std::make_shared<TensorsDataset>(options.holdout_path, classes);
-  } else {
-    const auto& train = dynamic_cast<const ImagesDataset&>(*data.train);
-    data.holdout = std::make_shared<ImagesDataset>(
-        options, options.holdout_path, train.classes());
+    return with_holdout(
+        train, std::make_shared<TensorsDataset>(options.holdout_path, classes));
   }
-  data.train_samples = all_of(*data.train);
-  data.holdout_samples = all_of(*data.holdout);
-  return data;
+  const auto& images = dynamic_cast<const ImagesDataset&>(*train);
+  return with_holdout(
+      train, std::make_shared<ImagesDataset>(
+                 options, options.holdout_path, images.classes()));
 }
 
 }  // namespace echelon

@@ -151,6 +151,7 @@ void ImageDecoder::read_file() {
 }
 
 uint8_t* ImageDecoder::reserve_pixels(size_t bytes) {
+  bytes += 4;  // Resizer may read one pixel behind the last, with weight 0
   if (bytes > pixels_bytes_ ||
       (pixels_bytes_ > kKeptBytes && bytes <= kKeptBytes)) {
     pixels_.reset();  // before the new one is there

@@ -14,8 +14,8 @@
 // Pillow's BILINEAR is a triangle as wide as the shrink, first along rows, then
 // along columns, each rounded to 8 bits; weights have 22 fractional bits. The
 // products of two 11-bit halves of a weight with 8-bit pixels fit the 16-bit
-// multiply-and-add of every x86 processor, which sums two neighbours at once;
-// high * 2^11 + low then is the exact sum.
+// multiply-and-add of AVX2, which sums two neighbours at once; high * 2^11 +
+// low then is the exact sum.
 
 namespace echelon {
 namespace {
@@ -30,46 +30,30 @@ int64_t padded(int64_t count) {
   return (count + kGroup - 1) / kGroup * kGroup;
 }
 
-#if defined(__x86_64__)
-
-struct Sums {
-  __m128i high = _mm_setzero_si128();
-  __m128i low = _mm_setzero_si128();
-
-  /// Adds a*w0 + b*w1 for four pairs (a, b) of 16 bits.
-  void add(__m128i pairs, __m128i high_weights, __m128i low_weights) {
-    high = _mm_add_epi32(high, _mm_madd_epi16(pairs, high_weights));
-    low = _mm_add_epi32(low, _mm_madd_epi16(pairs, low_weights));
-  }
-  __m128i rounded() const {
-    const __m128i sum = _mm_add_epi32(_mm_slli_epi32(high, kHalfBits), low);
-    return _mm_srli_epi32(
-        _mm_add_epi32(sum, _mm_set1_epi32(kRound)), kWeightBits);
-  }
-};
-
-__m128i weight_pair(const int16_t* weights) {
-  int32_t pair;
-  std::memcpy(&pair, weights, sizeof(pair));
-  return _mm_set1_epi32(pair);
+uint8_t mix(int32_t high, int32_t low) {
+  const int32_t sum = (high << kHalfBits) + low + kRound;
+  return static_cast<uint8_t>(std::min(sum >> kWeightBits, 255));
 }
 
-/// One pixel from `taps` neighbours.
-void mix_pixels(
-    const uint8_t* from, const int16_t* high, const int16_t* low, int64_t taps,
-    uint8_t* to) {
-  const __m128i zero = _mm_setzero_si128();
-  Sums sums;
-  for (int64_t t = 0; t < taps; t += 2) {
-    const __m128i two =
-        _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from + 4 * t));
-    const __m128i pairs =
-        _mm_unpacklo_epi8(_mm_unpacklo_epi8(two, _mm_srli_si128(two, 4)), zero);
-    sums.add(pairs, weight_pair(high + t), weight_pair(low + t));
+/// `count` pixels each of two rows that lie row_bytes apart (0: one row).
+void mix_row_pair(
+    const uint8_t* row, int64_t row_bytes, const int32_t* first,
+    const int16_t* high, const int16_t* low, int64_t taps, int64_t count,
+    uint8_t* out, int64_t out_bytes) {
+  for (int64_t i = 0; i < count; ++i, high += taps, low += taps) {
+    for (int64_t r = 0; r < 2; ++r) {
+      const uint8_t* from =
+          row + r * row_bytes + 4 * static_cast<ptrdiff_t>(first[i]);
+      for (int64_t c = 0; c < 4; ++c) {
+        int32_t h = 0, l = 0;
+        for (int64_t t = 0; t < taps; ++t) {
+          h += from[4 * t + c] * high[t];
+          l += from[4 * t + c] * low[t];
+        }
+        out[r * out_bytes + 4 * i + c] = mix(h, l);
+      }
+    }
   }
-  const __m128i words = _mm_packs_epi32(sums.rounded(), zero);
-  const int32_t pixel = _mm_cvtsi128_si32(_mm_packus_epi16(words, zero));
-  std::memcpy(to, &pixel, sizeof(pixel));
 }
 
 /// Eight pixels of an output row from `taps` rows, as floats: planes[c][0..7].
@@ -77,41 +61,23 @@ void mix_rows(
     const uint8_t* const* rows, const int16_t* high, const int16_t* low,
     int64_t taps, int64_t x, const Normalise& normalise,
     float (*planes)[kGroup]) {
-  const __m128i zero = _mm_setzero_si128();
-  for (int64_t half = 0; half < kGroup; half += 4) {
-    Sums sums[4];
-    for (int64_t t = 0; t < taps; t += 2) {
-      const auto load = [&](const uint8_t* row) {
-        return _mm_loadu_si128(
-            reinterpret_cast<const __m128i*>(row + 4 * (x + half)));
-      };
-      const __m128i a = load(rows[t]), b = load(rows[t + 1]);
-      const __m128i first = _mm_unpacklo_epi8(a, b);
-      const __m128i second = _mm_unpackhi_epi8(a, b);
-      const __m128i wh = weight_pair(high + t), wl = weight_pair(low + t);
-      sums[0].add(_mm_unpacklo_epi8(first, zero), wh, wl);
-      sums[1].add(_mm_unpackhi_epi8(first, zero), wh, wl);
-      sums[2].add(_mm_unpacklo_epi8(second, zero), wh, wl);
-      sums[3].add(_mm_unpackhi_epi8(second, zero), wh, wl);
-    }
-    __m128 p0 = _mm_cvtepi32_ps(sums[0].rounded());
-    __m128 p1 = _mm_cvtepi32_ps(sums[1].rounded());
-    __m128 p2 = _mm_cvtepi32_ps(sums[2].rounded());
-    __m128 p3 = _mm_cvtepi32_ps(sums[3].rounded());
-    _MM_TRANSPOSE4_PS(p0, p1, p2, p3);
-    const __m128 channels[3] = {p0, p1, p2};
-    for (size_t c = 0; c < 3; ++c) {
-      _mm_storeu_ps(
-          planes[c] + half,
-          _mm_add_ps(
-              _mm_mul_ps(channels[c], _mm_set1_ps(normalise.scale[c])),
-              _mm_set1_ps(normalise.shift[c])));
+  for (size_t c = 0; c < 3; ++c) {
+    for (int64_t i = 0; i < kGroup; ++i) {
+      int32_t h = 0, l = 0;
+      for (int64_t t = 0; t < taps; ++t) {
+        const uint8_t pixel = rows[t][4 * (x + i) + static_cast<int64_t>(c)];
+        h += pixel * high[t];
+        l += pixel * low[t];
+      }
+      planes[c][i] = static_cast<float>(mix(h, l)) * normalise.scale[c] +
+                     normalise.shift[c];
     }
   }
 }
 
-// The same with registers of twice the width: two rows of pixels at a time, or
-// eight pixels instead of four.
+#if defined(__x86_64__)
+
+// The same with AVX2: two rows of pixels at a time, and eight pixels.
 
 #define ECHELON_AVX2 __attribute__((target("avx2")))
 
@@ -144,8 +110,7 @@ ECHELON_AVX2 inline __m128i load_two(const uint8_t* pixels) {
   return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(pixels));
 }
 
-/// `count` pixels each of two rows that lie row_bytes apart.
-ECHELON_AVX2 void mix_row_pair(
+ECHELON_AVX2 void mix_row_pair_wide(
     const uint8_t* row, int64_t row_bytes, const int32_t* first,
     const int16_t* high, const int16_t* low, int64_t taps, int64_t count,
     uint8_t* out, int64_t out_bytes) {
@@ -221,53 +186,7 @@ bool has_avx2() {
 
 #else
 
-uint8_t mix(int32_t high, int32_t low) {
-  return static_cast<uint8_t>(
-      ((high << kHalfBits) + low + kRound) >> kWeightBits);
-}
-
-void mix_pixels(
-    const uint8_t* from, const int16_t* high, const int16_t* low, int64_t taps,
-    uint8_t* to) {
-  for (int c = 0; c < 4; ++c) {
-    int32_t h = 0, l = 0;
-    for (int64_t t = 0; t < taps; ++t) {
-      h += from[4 * t + c] * high[t];
-      l += from[4 * t + c] * low[t];
-    }
-    to[c] = mix(h, l);
-  }
-}
-
-void mix_rows(
-    const uint8_t* const* rows, const int16_t* high, const int16_t* low,
-    int64_t taps, int64_t x, const Normalise& normalise,
-    float (*planes)[kGroup]) {
-  for (size_t c = 0; c < 3; ++c) {
-    for (int64_t i = 0; i < kGroup; ++i) {
-      int32_t h = 0, l = 0;
-      for (int64_t t = 0; t < taps; ++t) {
-        const uint8_t pixel = rows[t][4 * (x + i) + static_cast<int64_t>(c)];
-        h += pixel * high[t];
-        l += pixel * low[t];
-      }
-      planes[c][i] = static_cast<float>(mix(h, l)) * normalise.scale[c] +
-                     normalise.shift[c];
-    }
-  }
-}
-
-void mix_row_pair(
-    const uint8_t* row, int64_t row_bytes, const int32_t* first,
-    const int16_t* high, const int16_t* low, int64_t taps, int64_t count,
-    uint8_t* out, int64_t out_bytes) {
-  for (int64_t i = 0; i < count; ++i, high += taps, low += taps) {
-    const uint8_t* from = row + 4 * static_cast<ptrdiff_t>(first[i]);
-    mix_pixels(from, high, low, taps, out + 4 * i);
-    mix_pixels(from + row_bytes, high, low, taps, out + out_bytes + 4 * i);
-  }
-}
-
+constexpr auto mix_row_pair_wide = mix_row_pair;
 constexpr auto mix_rows_wide = mix_rows;
 
 bool has_avx2() {
@@ -428,16 +347,6 @@ void Resizer::make_weights(
 
 Resizer::Resizer(bool allow_avx2) : wide_(allow_avx2 && has_avx2()) {}
 
-void Resizer::horizontal(
-    const uint8_t* row, int64_t count, uint8_t* out) const {
-  for (int64_t i = 0; i < count; ++i) {
-    mix_pixels(
-        row + 4 * static_cast<ptrdiff_t>(x_.first[static_cast<size_t>(i)]),
-        x_.high.data() + i * x_.taps, x_.low.data() + i * x_.taps, x_.taps,
-        out + 4 * i);
-  }
-}
-
 void Resizer::run(
     const Raster& raster, const ResizePlan& plan, int64_t size,
     const Normalise& normalise, float* output) {
@@ -453,18 +362,13 @@ void Resizer::run(
       std::min(raster.height, y_.first.back() + y_.taps) - 1;
   const int64_t stride = 4 * padded(size);
   rows_.resize(static_cast<size_t>(stride * (last_row - first_row + 1)));
-  for (int64_t y = first_row; y <= last_row;) {
-    const uint8_t* row = raster.pixels + 4 * raster.width * y;
-    uint8_t* out = rows_.data() + stride * (y - first_row);
-    if (wide_ && y < last_row) {
-      mix_row_pair(
-          row, 4 * raster.width, x_.first.data(), x_.high.data(), x_.low.data(),
-          x_.taps, size, out, stride);
-      y += 2;
-    } else {
-      horizontal(row, size, out);
-      y += 1;
-    }
+  const auto mix_two = wide_ ? mix_row_pair_wide : mix_row_pair;
+  for (int64_t y = first_row; y <= last_row; y += 2) {
+    const bool two = y < last_row;
+    mix_two(
+        raster.pixels + 4 * raster.width * y, two ? 4 * raster.width : 0,
+        x_.first.data(), x_.high.data(), x_.low.data(), x_.taps, size,
+        rows_.data() + stride * (y - first_row), two ? stride : 0);
   }
 
   std::vector<const uint8_t*> taps(static_cast<size_t>(y_.taps));
@@ -482,12 +386,7 @@ void Resizer::run(
           y_.low.data() + y * y_.taps, y_.taps, x, normalise, mixed);
       float* to = output + y * size + x;
       for (int64_t c = 0; c < 3; ++c, to += plane) {
-        if (x + kGroup <= size) {
-          std::memcpy(to, mixed[c], sizeof(mixed[c]));
-        } else {
-          std::memcpy(
-              to, mixed[c], static_cast<size_t>(size - x) * sizeof(float));
-        }
+        std::copy_n(mixed[c], std::min(kGroup, size - x), to);
       }
     }
   }

@@ -75,7 +75,6 @@ class Resizer {
   static void make_weights(
       Weights& weights, int64_t pixels, double begin, double end,
       int64_t resized, int64_t window, int64_t count, bool mirrored);
-  void horizontal(const uint8_t* row, int64_t count, uint8_t* out) const;
   bool wide_;
 
   Weights x_;

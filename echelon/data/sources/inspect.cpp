@@ -67,12 +67,7 @@ void check_images(const DataOptions& options) {
 }
 
 std::string shape_text(const std::vector<int64_t>& shape) {
-  std::string text;
-  for (const int64_t dim : shape) {
-    if (!text.empty()) text += 'x';
-    text += std::to_string(dim);
-  }
-  return text.empty() ? "scalars" : text;
+  return shape.empty() ? "scalars" : join(shape, "x");
 }
 
 std::string counted(int64_t number, const char* one, const char* many) {
@@ -95,12 +90,11 @@ DataFacts dummy_facts(const DataOptions& options) {
           shape_string(options.shape)));
     }
   }
-  DataFacts facts;
-  facts.num_samples = options.samples;
-  facts.sample_shape = options.shape;
-  facts.classes = options.classes;
-  facts.describe = counted(options.samples, "random image", "random images");
-  return facts;
+  return {
+      .num_samples = options.samples,
+      .sample_shape = options.shape,
+      .classes = options.classes,
+      .describe = counted(options.samples, "random image", "random images")};
 }
 
 /// Largest target plus one.
@@ -165,12 +159,11 @@ DataFacts tensors_facts(const std::string& path) {
           "{}: inputs are {}; use F32, F64, F16, BF16 or integers", path,
           inputs.dtype));
     }
-    DataFacts facts;
-    facts.num_samples = inputs.shape[0];
-    facts.sample_shape.assign(inputs.shape.begin() + 1, inputs.shape.end());
-    facts.classes = count_classes(file, targets);
-    facts.describe = counted(facts.num_samples, "sample", "samples");
-    return facts;
+    return {
+        .num_samples = inputs.shape[0],
+        .sample_shape = {inputs.shape.begin() + 1, inputs.shape.end()},
+        .classes = count_classes(file, targets),
+        .describe = counted(inputs.shape[0], "sample", "samples")};
   } catch (const CheckpointError& error) {
     throw DataError(error.what());
   }
@@ -178,12 +171,12 @@ DataFacts tensors_facts(const std::string& path) {
 
 DataFacts image_facts(const std::string& path, int64_t image_size) {
   const ImageFolder folder = scan_image_folder(path);
-  DataFacts facts;
-  facts.num_samples = static_cast<int64_t>(folder.images.size());
-  facts.sample_shape = {3, image_size, image_size};
-  facts.classes = static_cast<int64_t>(folder.classes.size());
-  facts.describe = counted(facts.num_samples, "image", "images");
-  return facts;
+  const auto images = static_cast<int64_t>(folder.images.size());
+  return {
+      .num_samples = images,
+      .sample_shape = {3, image_size, image_size},
+      .classes = static_cast<int64_t>(folder.classes.size()),
+      .describe = counted(images, "image", "images")};
 }
 
 void check_same_classes(const DataOptions& options) {
@@ -201,12 +194,11 @@ void check_same_classes(const DataOptions& options) {
 
 DataFacts main_facts(const DataOptions& options) {
   if (options.name == "digits") {
-    DataFacts facts;
-    facts.num_samples = Digits::kSamples;
-    facts.sample_shape = {1, Digits::kSize, Digits::kSize};
-    facts.classes = Digits::kClasses;
-    facts.describe = "1797 digits";
-    return facts;
+    return {
+        .num_samples = Digits::kSamples,
+        .sample_shape = {1, Digits::kSize, Digits::kSize},
+        .classes = Digits::kClasses,
+        .describe = "1797 digits"};
   }
   if (options.name == "dummy") return dummy_facts(options);
   if (options.name == "tensors") {

@@ -21,7 +21,7 @@ struct DataFacts {
 
 /// Checks `options` and the files that they name: lists folders, reads headers,
 /// reads the targets of a tensors file for the number of classes, and tokenises
-/// plain text (token_cache.h). A sample of text is [sequence] tokens, and
+/// plain text (text.h). A sample of text is [sequence] tokens, and
 /// classes is the size of the vocabulary. Throws ConfigError for a wrong
 /// setting and DataError for a file or folder that is missing, empty or
 /// malformed.

@@ -10,8 +10,6 @@
 #include <limits>
 #include <utility>
 
-#include "echelon/data/sources/token_cache.h"
-#include "echelon/data/tokenizer/tokenizer.h"
 #include "echelon/error.h"
 #include "echelon/text/format.h"
 #include "echelon/text/units.h"

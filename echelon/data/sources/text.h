@@ -1,18 +1,19 @@
 // Text for training: windows of tokens from one source or a blend of several.
+// Plain text is tokenised first, once.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "echelon/data/sources/order.h"
 #include "echelon/data/sources/token_file.h"
+#include "echelon/data/tokenizer/tokenizer.h"
 #include "echelon/options/data.h"
 
 namespace echelon {
-
-class Tokenizer;
 
 /// The tokenizer of options.tokenizer; where that is "" and some source is
 /// plain text, the tokenizer of bytes. Throws ConfigError when all sources are
@@ -25,7 +26,7 @@ std::unique_ptr<Tokenizer> open_tokenizer(const DataOptions& options);
 /// token ahead. Immutable; any thread may read.
 class TextCorpus {
  public:
-  /// Opens the files, and tokenises plain text first (token_cache.h). Throws
+  /// Opens the files, and tokenises plain text first (tokenise()). Throws
   /// ConfigError for a wrong setting and DataError for a file that is missing,
   /// broken, empty, too short, or has ids outside of the vocabulary. If the
   /// token files have at most 256 MiB together, all their ids are checked here,
@@ -93,5 +94,36 @@ class TextCorpus {
 /// [, the files that match, sorted by their bytes. Throws DataError when none
 /// does.
 std::vector<std::string> expand_source(const std::string& name);
+
+/// ECHELON_CACHE, XDG_CACHE_HOME/echelon or ~/.cache/echelon, then "tokens".
+/// Throws ConfigError when none of the variables nor HOME is set.
+std::string token_cache_folder();
+
+/// How plain text is split into documents of tokens.
+struct TextRecipe {
+  std::string tokenizer = "bytes";  // a name of load_tokenizer()
+  /// Separates the documents of a file and is dropped; "": each file is one.
+  std::string separator;
+  int64_t end_of_text = -1;  // a token added after each document; -1: none
+};
+
+/// The tokens of `files`, one file after the other, with their documents. Empty
+/// documents are dropped. Plain text is tokenised once: the tokens are stored
+/// in the user's cache folder and memory-mapped from there.
+///
+/// The cached pair of files (token_file.h) is keyed by the texts, the tokenizer
+/// and the recipe. A text above 64 MiB counts by its path, size, modification
+/// time, and first and last MiB. Texts are mapped and encoded in pieces of
+/// about 1 MiB (TextCut). A damaged pair is replaced.
+///
+/// Throws DataError for a file that cannot be read or written, and for a text
+/// that the tokenizer cannot encode.
+TokenFile tokenise(
+    const std::vector<std::string>& files, const TextRecipe& recipe,
+    const Tokenizer& tokenizer);
+
+/// The place near `near` (0 < near < text.size()) where `cut` allows to split
+/// `text`; the size of `text` when there is none after `near`.
+size_t find_cut(std::string_view text, size_t near, TextCut cut);
 
 }  // namespace echelon

@@ -1,5 +1,4 @@
-#include "echelon/data/sources/token_cache.h"
-
+// The functions of text.h that tokenise plain text.
 #include <sys/stat.h>
 
 #define XXH_INLINE_ALL
@@ -13,6 +12,7 @@
 #include <memory>
 #include <system_error>
 
+#include "echelon/data/sources/text.h"
 #include "echelon/error.h"
 #include "echelon/text/format.h"
 

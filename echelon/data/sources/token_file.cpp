@@ -212,36 +212,26 @@ size_t token_bytes(TokenType type) {
 }
 
 MappedFile::MappedFile(const std::string& path) : path_(path) {
+  struct Descriptor {
+    int fd;
+    ~Descriptor() { ::close(fd); }
+  };
   const auto fail = [&] [[noreturn]] {
     throw DataError(path + ": cannot be read: " + std::strerror(errno));
   };
-  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (file < 0) fail();
+  const Descriptor file{::open(path.c_str(), O_RDONLY | O_CLOEXEC)};
   struct stat status = {};
-  if (::fstat(file, &status) != 0) {
-    const int reason = errno;
-    ::close(file);
-    errno = reason;
-    fail();
-  }
+  if (file.fd < 0 || ::fstat(file.fd, &status) != 0) fail();
   if (!S_ISREG(status.st_mode)) {
-    ::close(file);
     throw DataError(
         path + ": is " + (S_ISDIR(status.st_mode) ? "a folder" : "no file") +
         "; name a file, or all files of a folder as in FOLDER/*.txt");
   }
   size_ = static_cast<size_t>(status.st_size);
-  if (size_ > 0) {
-    void* data = ::mmap(nullptr, size_, PROT_READ, MAP_SHARED, file, 0);
-    if (data == MAP_FAILED) {
-      const int reason = errno;
-      ::close(file);
-      errno = reason;
-      fail();
-    }
-    data_ = static_cast<const std::byte*>(data);
-  }
-  ::close(file);
+  if (size_ == 0) return;
+  void* data = ::mmap(nullptr, size_, PROT_READ, MAP_SHARED, file.fd, 0);
+  if (data == MAP_FAILED) fail();
+  data_ = static_cast<const std::byte*>(data);
 }
 
 MappedFile::~MappedFile() {

@@ -46,7 +46,6 @@ class AddedTokens {
   };
 
   void add(AddedToken token);
-  bool empty() const { return tokens_.empty(); }
 
   /// Splits a text at the leftmost and then longest matches. The parts cover
   /// the text, and none is empty.

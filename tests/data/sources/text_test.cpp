@@ -10,7 +10,6 @@
 #include <numeric>
 
 #include "echelon/data/sources/inspect.h"
-#include "echelon/data/sources/token_cache.h"
 #include "echelon/data/tokenizer/tokenizer.h"
 #include "tests/data/sources/make_tokens.h"
 #include "tests/support/error_text.h"
