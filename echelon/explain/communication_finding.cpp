@@ -40,8 +40,7 @@ Traffic traffic_along(const Evidence& evidence, const std::string& name) {
       traffic.bytes += static_cast<double>(span->bytes);
       in_flight.push_back({span->begin_ns, span->end_ns});
     }
-    traffic.seconds +=
-        1e-9 * static_cast<double>(total_length(merged(std::move(in_flight))));
+    traffic.seconds += total_seconds(merged(std::move(in_flight)));
   }
   const double all =
       static_cast<double>(steps.size() * evidence.times.ranks.size());

@@ -78,10 +78,6 @@ calls_of(const Timeline& timeline, Groups& groups) {
   return calls;
 }
 
-double seconds(const Intervals& times) {
-  return 1e-9 * static_cast<double>(total_length(times));
-}
-
 // Axes by their names on the command line. The innermost, which each layer
 // waits for, is first. "world", along which a step's sums are shared, is left
 // out.
@@ -129,34 +125,26 @@ class Sorter {
   RankTimes
   times_of(const StepActivity& activity, const Interval& window) const {
     RankTimes times;
-    times.step = seconds({activity.window});
+    times.step = total_seconds({activity.window});
     if (pipeline_) {  // the last stages begin later, the first may end earlier
-      times.for_stages = seconds({window}) - times.step;
-      times.step = seconds({window});
+      times.for_stages = total_seconds({window}) - times.step;
+      times.step = total_seconds({window});
     }
     computing(activity, times);
-    times.data = seconds(activity.data);
+    times.data = total_seconds(activity.data);
     communicating(activity, times);
     times.idle = std::max(
-        0.0, seconds({activity.window}) - times.compute() - times.data -
-                 seconds(activity.exposed));
+        0.0, total_seconds({activity.window}) - times.compute() - times.data -
+                 total_seconds(activity.exposed));
     return times;
   }
 
  private:
   // Tracks that compute at the same time count once, for the first of these.
   static void computing(const StepActivity& activity, RankTimes& times) {
-    Intervals counted;
+    Intervals rest = {activity.window};
     const auto part = [&](SpanKind kind) {
-      std::vector<Interval> list;
-      for (const Piece& piece : activity.pieces) {
-        if (piece.span->kind == kind) list.push_back(piece.time);
-      }
-      const Intervals own = difference(merged(std::move(list)), counted);
-      std::vector<Interval> all(counted.begin(), counted.end());
-      all.insert(all.end(), own.begin(), own.end());
-      counted = merged(std::move(all));
-      return seconds(own);
+      return take_seconds(rest, times_of_kind(activity, kind));
     };
     times.forward = part(SpanKind::forward);
     times.backward = part(SpanKind::backward);
@@ -167,9 +155,7 @@ class Sorter {
     const RankStep place = {activity.rank, activity.step};
     Intervals rest = activity.exposed;
     const auto take = [&](const Intervals& what) {
-      const Intervals taken = intersection(rest, what);
-      rest = difference(rest, what);
-      return seconds(taken);
+      return take_seconds(rest, what);
     };
     const auto late = late_.waits.find(place);
     const Intervals world = calls(place, "world");
@@ -187,7 +173,7 @@ class Sorter {
     if (const double time = take(received(place)); time > 0) {
       times.communication["pp"] += time;
     }
-    const double other = seconds(rest);
+    const double other = total_seconds(rest);
     if (pipeline_) {
       times.for_stages += other;
     } else if (other > 0) {

@@ -9,28 +9,6 @@
 namespace echelon {
 namespace {
 
-// Each pass as one block, with its parts between waits put together.
-PipelineRows whole_passes(const PipelineRows& rows) {
-  std::map<std::tuple<int32_t, BlockKind, int32_t, int32_t>, PipelineBlock>
-      whole;
-  for (const PipelineBlock& block : rows.blocks) {
-    if (block.kind == BlockKind::transfer) continue;
-    const auto [at, is_new] = whole.try_emplace(
-        {block.row, block.kind, block.stage, block.microbatch}, block);
-    if (is_new) continue;
-    PipelineBlock& one = at->second;
-    const double length = one.end - one.begin + block.end - block.begin;
-    one.begin = std::min(one.begin, block.begin);
-    one.end = one.begin + length;
-  }
-  PipelineRows result{rows.rows, {}};
-  for (const auto& [key, block] : whole) result.blocks.push_back(block);
-  std::ranges::stable_sort(result.blocks, [](auto& a, auto& b) {
-    return std::pair(a.row, a.begin) < std::pair(b.row, b.begin);
-  });
-  return result;
-}
-
 struct Sum {
   double seconds = 0;
   double count = 0;

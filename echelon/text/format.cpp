@@ -6,7 +6,8 @@
 #include <fmt/args.h>
 #include <fmt/format.h>
 
-namespace echelon::detail {
+namespace echelon {
+namespace detail {
 
 std::string format_arguments(
     std::string_view pattern, std::initializer_list<FormatArgument> arguments) {
@@ -37,4 +38,14 @@ std::string format_arguments(
   return fmt::vformat(fmt::string_view(pattern.data(), pattern.size()), store);
 }
 
-}  // namespace echelon::detail
+}  // namespace detail
+
+std::string json_reason(const std::exception& error) {
+  const std::string text = error.what();
+  const size_t end = text.find("] ");
+  return text.starts_with("[json.") && end != std::string::npos
+             ? text.substr(end + 2)
+             : text;
+}
+
+}  // namespace echelon

@@ -12,6 +12,7 @@
 
 #include <concepts>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <initializer_list>
 #include <string>
@@ -102,5 +103,9 @@ std::string join(
 inline std::string in_quotes(std::string_view text) {
   return format("\"{}\"", text);
 }
+
+/// Why a text is no JSON, or not the JSON that was expected: the text of the
+/// library's error without its own "[json.exception.parse_error.101] ".
+std::string json_reason(const std::exception& error);
 
 }  // namespace echelon

@@ -21,20 +21,17 @@ namespace {
       std::strerror(error)));
 }
 
-// Returns 0, or errno of the call that failed.
-int write_all(int file, std::string_view text) {
+}  // namespace
+
+int write_all(int file, std::string_view& text) {
   while (!text.empty()) {
     const ssize_t count = ::write(file, text.data(), text.size());
-    if (count < 0) {
-      if (errno == EINTR) continue;
-      return errno;
-    }
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) return count == 0 ? ENOSPC : errno;
     text.remove_prefix(static_cast<size_t>(count));
   }
   return 0;
 }
-
-}  // namespace
 
 void write_file_atomically(
     const std::filesystem::path& path, std::string_view text) {

@@ -14,6 +14,10 @@ namespace echelon {
 void write_file_atomically(
     const std::filesystem::path& path, std::string_view text);
 
+/// Writes to an open file, also when signals interrupt it, and removes from
+/// `text` what was written. Returns 0, or errno of the call that failed.
+int write_all(int file, std::string_view& text);
+
 /// Throws DataError when the file cannot be read.
 std::string read_text_file(const std::filesystem::path& path);
 

@@ -10,7 +10,6 @@
 
 #include "echelon/error.h"
 #include "echelon/text/format.h"
-#include "echelon/text/json_reason.h"
 #include "echelon/text/text_file.h"
 
 namespace echelon {
@@ -116,11 +115,9 @@ class TraceText {
 
 void write_track(
     TraceText& trace, std::vector<const Span*>& spans, int64_t& tid) {
-  std::stable_sort(
-      spans.begin(), spans.end(), [](const Span* a, const Span* b) {
-        return std::pair(a->begin_ns, -a->end_ns) <
-               std::pair(b->begin_ns, -b->end_ns);
-      });
+  std::ranges::stable_sort(spans, {}, [](const Span* span) {
+    return std::pair(span->begin_ns, -span->end_ns);
+  });
   const Span& first = *spans.front();
   const int64_t first_tid = tid;
   Lanes lanes;
@@ -181,11 +178,9 @@ class EventReader {
     for (auto& [_, memory] : memory_) {
       timeline_.memory.push_back(std::move(memory));
     }
-    std::stable_sort(
-        timeline_.spans.begin(), timeline_.spans.end(),
-        [](const Span& a, const Span& b) {
-          return std::pair(a.rank, a.begin_ns) < std::pair(b.rank, b.begin_ns);
-        });
+    std::ranges::stable_sort(timeline_.spans, {}, [](const Span& span) {
+      return std::pair(span.rank, span.begin_ns);
+    });
     return std::move(timeline_);
   }
 

@@ -1,13 +1,12 @@
 #include "echelon/timeline/intervals.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace echelon {
 
 Intervals merged(std::vector<Interval> intervals) {
-  std::sort(
-      intervals.begin(), intervals.end(),
-      [](const Interval& a, const Interval& b) { return a.begin < b.begin; });
+  std::ranges::sort(intervals, {}, &Interval::begin);
   Intervals result;
   for (const auto& interval : intervals) {
     if (interval.begin >= interval.end) continue;
@@ -51,6 +50,16 @@ int64_t total_length(const Intervals& intervals) {
     length += interval.end - interval.begin;
   }
   return length;
+}
+
+double total_seconds(const Intervals& times) {
+  return 1e-9 * static_cast<double>(total_length(times));
+}
+
+double take_seconds(Intervals& rest, std::vector<Interval> times) {
+  const Intervals taken = intersection(rest, merged(std::move(times)));
+  rest = difference(rest, taken);
+  return total_seconds(taken);
 }
 
 }  // namespace echelon

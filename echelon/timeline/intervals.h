@@ -23,4 +23,10 @@ Intervals intersection(const Intervals& a, const Intervals& b);
 Intervals difference(const Intervals& a, const Intervals& b);
 int64_t total_length(const Intervals& intervals);
 
+/// The total length of times in nanoseconds.
+double total_seconds(const Intervals& times);
+
+/// Removes `times` from `rest`; returns the seconds that this took from it.
+double take_seconds(Intervals& rest, std::vector<Interval> times);
+
 }  // namespace echelon

@@ -17,8 +17,8 @@
 
 #include "echelon/error.h"
 #include "echelon/text/format.h"
-#include "echelon/text/json_reason.h"
 #include "echelon/text/text_file.h"
+#include "echelon/text/units.h"
 
 namespace echelon {
 namespace {
@@ -27,17 +27,12 @@ using OrderedJson = nlohmann::ordered_json;
 
 constexpr int64_t kBetweenWritesNs = 50'000'000;
 
-const char* not_finite_name(double value) {
-  if (std::isnan(value)) return "nan";
-  return value > 0 ? "inf" : "-inf";
-}
-
 void put(OrderedJson& json, const std::string& key, double value) {
   if (std::isfinite(value)) {
     json[key] = value;
   } else {
     json[key] = nullptr;
-    json[key + "_is"] = not_finite_name(value);
+    json[key + "_is"] = format_number(value);
   }
 }
 
@@ -249,17 +244,9 @@ void MetricsWriter::flush() {
 }
 
 void MetricsWriter::write(const std::string& lines) {
-  size_t done = 0;
-  int error = 0;
-  while (done < lines.size() && error == 0) {
-    const ssize_t count =
-        ::write(file_, lines.data() + done, lines.size() - done);
-    if (count >= 0) {
-      done += static_cast<size_t>(count);
-    } else if (errno != EINTR) {
-      error = errno;
-    }
-  }
+  std::string_view rest = lines;
+  const int error = write_all(file_, rest);
+  const size_t done = lines.size() - rest.size();
   const auto written = std::string_view(lines).substr(0, done);
   const size_t whole = written.rfind('\n') + 1;  // none: 0
   size_ += static_cast<int64_t>(whole);
@@ -269,16 +256,6 @@ void MetricsWriter::write(const std::string& lines) {
     // Half a line stays, which readers and the next writer leave out.
   }
   fail(path_, error, lines_);
-}
-
-void append_metrics(
-    const std::filesystem::path& path, const StepMetrics& metrics) {
-  MetricsWriter(path).append(metrics);
-}
-
-void append_metrics(
-    const std::filesystem::path& path, const EvaluationMetrics& metrics) {
-  MetricsWriter(path).append(metrics);
 }
 
 std::optional<double> median_of(

@@ -110,12 +110,6 @@ class MetricsWriter {
   std::optional<int64_t> written_ns_;  // the last time
 };
 
-/// Appends one line, opening and closing the file.
-void append_metrics(
-    const std::filesystem::path& path, const StepMetrics& metrics);
-void append_metrics(
-    const std::filesystem::path& path, const EvaluationMetrics& metrics);
-
 struct MetricsFile {
   std::vector<StepMetrics> steps;
   std::vector<EvaluationMetrics> evaluations;

@@ -61,11 +61,9 @@ StepActivity activity_of(Spans spans) {
     }
   }
   std::vector<Interval> compute;
-  std::vector<Interval> data;
   for (auto& [name, track] : tracks) {
     for (const auto& piece : owned_pieces(std::move(track))) {
       if (computes(piece.span->kind)) compute.push_back(piece.time);
-      if (piece.span->kind == SpanKind::data) data.push_back(piece.time);
       result.pieces.push_back(piece);
     }
   }
@@ -74,25 +72,22 @@ StepActivity activity_of(Spans spans) {
   result.overlapped = intersection(result.communication, result.compute);
   result.exposed = difference(result.communication, result.compute);
   result.data = difference(
-      difference(merged(std::move(data)), result.compute),
+      difference(times_of_kind(result, SpanKind::data), result.compute),
       result.communication);
   result.spans = std::move(spans);
   return result;
 }
 
 StepBreakdown breakdown_of(const StepActivity& activity) {
-  const auto seconds = [](const Intervals& times) {
-    return 1e-9 * static_cast<double>(total_length(times));
-  };
   StepBreakdown b;
   b.rank = activity.rank;
   b.step = activity.step;
-  b.step_seconds = seconds({activity.window});
-  b.compute_seconds = seconds(activity.compute);
-  b.communication_seconds = seconds(activity.communication);
-  b.overlapped_seconds = seconds(activity.overlapped);
-  b.exposed_seconds = seconds(activity.exposed);
-  b.data_seconds = seconds(activity.data);
+  b.step_seconds = total_seconds({activity.window});
+  b.compute_seconds = total_seconds(activity.compute);
+  b.communication_seconds = total_seconds(activity.communication);
+  b.overlapped_seconds = total_seconds(activity.overlapped);
+  b.exposed_seconds = total_seconds(activity.exposed);
+  b.data_seconds = total_seconds(activity.data);
   b.idle_seconds = std::max(
       0.0,
       b.step_seconds - b.compute_seconds - b.exposed_seconds - b.data_seconds);
@@ -135,9 +130,7 @@ void find_slowest(Diagnosis& diagnosis) {
   const auto work = [](const StepBreakdown& b) {
     return b.compute_seconds + b.data_seconds;
   };
-  const auto slowest = std::max_element(
-      diagnosis.ranks.begin(), diagnosis.ranks.end(),
-      [&](const auto& a, const auto& b) { return work(a) < work(b); });
+  const auto slowest = std::ranges::max_element(diagnosis.ranks, {}, work);
   diagnosis.slowest_rank = slowest->rank;
   const double mean = work(diagnosis.mean);
   diagnosis.slowest_excess = mean > 0 ? work(*slowest) / mean - 1 : 0;
@@ -205,11 +198,9 @@ std::string sentence_for(const Diagnosis& d, bool waits_for_stages) {
 }  // namespace
 
 std::vector<Piece> owned_pieces(std::vector<const Span*> track) {
-  std::stable_sort(
-      track.begin(), track.end(), [](const Span* a, const Span* b) {
-        return std::pair(a->begin_ns, -a->end_ns) <
-               std::pair(b->begin_ns, -b->end_ns);
-      });
+  std::ranges::stable_sort(track, {}, [](const Span* span) {
+    return std::pair(span->begin_ns, -span->end_ns);
+  });
   std::vector<std::pair<int64_t, size_t>> edges;
   for (size_t i = 0; i < track.size(); ++i) {
     if (track[i]->begin_ns >= track[i]->end_ns) continue;
@@ -234,6 +225,14 @@ std::vector<Piece> owned_pieces(std::vector<const Span*> track) {
     if (open.erase(index) == 0) open.insert(index);
   }
   return pieces;
+}
+
+Intervals times_of_kind(const StepActivity& step, SpanKind kind) {
+  std::vector<Interval> times;
+  for (const Piece& piece : step.pieces) {
+    if (piece.span->kind == kind) times.push_back(piece.time);
+  }
+  return merged(std::move(times));
 }
 
 std::vector<StepActivity> step_activities(const Timeline& timeline) {

@@ -78,6 +78,9 @@ struct Diagnosis {
 /// Gives each moment of one track to the span that began last; sorted by begin.
 std::vector<Piece> owned_pieces(std::vector<const Span*> track);
 
+/// The times that belong to spans of one kind, on any track.
+Intervals times_of_kind(const StepActivity& step, SpanKind kind);
+
 /// Sorted by step, then rank.
 std::vector<StepActivity> step_activities(const Timeline& timeline);
 

@@ -6,9 +6,13 @@
 #include <deque>
 #include <limits>
 #include <map>
+#include <set>
 #include <string_view>
 #include <tuple>
 #include <utility>
+
+#include "echelon/text/format.h"
+#include "echelon/timeline/intervals.h"
 
 namespace echelon {
 namespace {
@@ -183,9 +187,7 @@ std::optional<std::vector<PipelineBlock>> replayed(
   return result;
 }
 
-std::optional<std::vector<PipelineBlock>>
-ideal_blocks(const PipelineRows& measured) {
-  // The pieces of a block that waits interrupt become one block.
+PipelineRows whole_passes(const PipelineRows& measured) {
   PipelineRows whole{measured.rows, {}};
   std::map<std::tuple<int32_t, BlockKind, int32_t, int32_t>, size_t> seen;
   for (const auto& block : measured.blocks) {
@@ -193,11 +195,312 @@ ideal_blocks(const PipelineRows& measured) {
     const auto [at, is_new] = seen.try_emplace(
         {block.row, block.kind, block.stage, block.microbatch},
         whole.blocks.size());
-    if (is_new) whole.blocks.push_back(block);
+    if (is_new) {
+      whole.blocks.push_back(block);
+      continue;
+    }
+    PipelineBlock& pass = whole.blocks[at->second];
+    const double length = pass.end - pass.begin + block.end - block.begin;
+    pass.begin = std::min(pass.begin, block.begin);
+    pass.end = pass.begin + length;
   }
-  return replayed(whole, [](const PipelineBlock& block) {
+  return whole;
+}
+
+std::optional<std::vector<PipelineBlock>>
+ideal_blocks(const PipelineRows& measured) {
+  return replayed(whole_passes(measured), [](const PipelineBlock& block) {
     return block.kind == BlockKind::backward ? 2.0 : 1.0;
   });
+}
+
+// --- The spans of a real step ----------------------------------------------
+
+namespace {
+
+constexpr double kSecondsPerNs = 1e-9;
+
+bool is_pass(const Span& span) {
+  return span.kind == SpanKind::forward || span.kind == SpanKind::backward;
+}
+
+bool is_action(const Span& span) {
+  return is_pass(span) && span.track == "compute" &&
+         span.begin_ns < span.end_ns && block_of_name(span.name).has_value();
+}
+
+// "device 3" -> 3, else -1.
+int32_t device_of(const std::string& track) {
+  constexpr std::string_view kStart = "device ";
+  int32_t number = 0;
+  const bool is_device =
+      track.starts_with(kStart) &&
+      is_number(
+          track.data() + kStart.size(), track.data() + track.size(), number);
+  return is_device ? number : -1;
+}
+
+bool is_placed(const Span& span) {
+  return is_pass(span) && span.begin_ns < span.end_ns &&
+         device_of(span.track) >= 0;
+}
+
+template <class Belongs>
+std::optional<int64_t>
+typical_step(const Timeline& timeline, const Belongs& belongs) {
+  struct Step {
+    size_t count = 0;
+    Interval window = {std::numeric_limits<int64_t>::max(), 0};
+  };
+  std::map<int64_t, Step> steps;
+  for (const auto& span : timeline.spans) {
+    if (span.step < 0 || !belongs(span)) continue;
+    auto& step = steps[span.step];
+    ++step.count;
+    step.window.begin = std::min(step.window.begin, span.begin_ns);
+    step.window.end = std::max(step.window.end, span.end_ns);
+  }
+  if (steps.empty()) return {};
+  if (steps.size() > 1) steps.erase(steps.begin());
+  size_t most = 0;
+  for (const auto& [number, step] : steps) most = std::max(most, step.count);
+  std::vector<std::pair<int64_t, int64_t>> complete;  // length, step
+  for (const auto& [number, step] : steps) {
+    if (step.count < most) continue;
+    complete.emplace_back(step.window.end - step.window.begin, number);
+  }
+  std::sort(complete.begin(), complete.end());
+  return complete[(complete.size() - 1) / 2].second;
+}
+
+// The row of each rank: replicas follow each other, each with its ranks in the
+// order of their stages.
+struct Places {
+  std::map<int32_t, int32_t> row_of_rank;
+  std::map<int32_t, std::set<int32_t>> stages;  // by rank
+  std::vector<PipelineRow> rows;
+};
+
+Places places_of(const std::vector<const Span*>& actions) {
+  Places places;
+  for (const Span* span : actions) {
+    places.stages[span->rank].insert(block_of_name(span->name)->stage);
+  }
+  // Ranks with the same stages are replicas of each other, in rank order.
+  std::map<std::set<int32_t>, int32_t> replicas;
+  std::vector<std::tuple<int32_t, int32_t, int32_t>> order;
+  for (const auto& [rank, stages] : places.stages) {
+    order.emplace_back(replicas[stages]++, *stages.begin(), rank);
+  }
+  std::sort(order.begin(), order.end());
+  for (const auto& [group, stage, rank] : order) {
+    places.row_of_rank[rank] = static_cast<int32_t>(places.rows.size());
+    places.rows.push_back({format("rank {}", rank), group});
+  }
+  return places;
+}
+
+void add_pieces(
+    std::vector<PipelineBlock>& blocks, PipelineBlock block,
+    const Intervals& pieces, int64_t origin) {
+  for (const auto& piece : pieces) {
+    block.begin = kSecondsPerNs * static_cast<double>(piece.begin - origin);
+    block.end = kSecondsPerNs * static_cast<double>(piece.end - origin);
+    blocks.push_back(block);
+  }
+}
+
+// The action whose result a span of communication moves: "send_recv 0F3". A
+// message with its shape goes ahead: "send_recv 0F3 shape".
+std::optional<PipelineBlock> moved_by(const std::string& name) {
+  std::string_view text = name;
+  constexpr std::string_view kShape = " shape";
+  if (text.ends_with(kShape)) text.remove_suffix(kShape.size());
+  const size_t space = text.rfind(' ');
+  return block_of_name(std::string(text.substr(space + 1)));
+}
+
+bool is_communication(const Span& span) {
+  return span.track == "comm" && span.kind == SpanKind::communication;
+}
+
+// The messages between ranks, as far as the actions of a step tell.
+class Messages {
+ public:
+  explicit Messages(const std::vector<const Span*>& actions)
+      : places_(places_of(actions)) {
+    for (const Span* span : actions) {
+      auto& end = ends_[key(span->rank, *block_of_name(span->name))];
+      end = std::max(end, span->end_ns);
+    }
+  }
+
+  const Places& places() const { return places_; }
+
+  /// The rank has not the stage that sends.
+  bool is_receive(const Span& span, const PipelineBlock& moved) const {
+    const auto stages = places_.stages.find(span.rank);
+    return stages != places_.stages.end() &&
+           !stages->second.contains(moved.stage);
+  }
+
+  /// When the message was ready to be sent; 0 when that was not recorded.
+  int64_t made_ns(const Span& span, const PipelineBlock& moved) const {
+    if (!places_.row_of_rank.contains(span.rank)) return 0;
+    const auto found = ends_.find(key(span.rank, moved));
+    return found == ends_.end() ? 0 : found->second;
+  }
+
+  using Key = std::tuple<int32_t, BlockKind, int32_t, int32_t>;
+  Key key(int32_t rank, const PipelineBlock& action) const {
+    const int32_t row = places_.row_of_rank.at(rank);
+    return {
+        places_.rows[row].group, action.kind, action.stage, action.microbatch};
+  }
+
+ private:
+  Places places_;
+  std::map<Key, int64_t> ends_;
+};
+
+// A message is recorded by its sender and its receiver. The receiver knows when
+// it came.
+std::vector<const Span*>
+transfers_in(const Timeline& timeline, int64_t step, const Messages& messages) {
+  std::vector<const Span*> all;
+  std::set<Messages::Key> received;
+  for (const auto& span : timeline.spans) {
+    if (span.step != step || !is_communication(span) ||
+        !messages.places().row_of_rank.contains(span.rank)) {
+      continue;
+    }
+    all.push_back(&span);
+    const auto moved = moved_by(span.name);
+    if (moved && messages.is_receive(span, *moved)) {
+      received.insert(messages.key(span.rank, *moved));
+    }
+  }
+  std::erase_if(all, [&](const Span* span) {
+    const auto moved = moved_by(span->name);
+    return moved && !messages.is_receive(*span, *moved) &&
+           received.contains(messages.key(span->rank, *moved));
+  });
+  return all;
+}
+
+void sort_blocks(std::vector<PipelineBlock>& blocks) {
+  std::stable_sort(blocks.begin(), blocks.end(), [](auto& a, auto& b) {
+    return std::pair(a.row, a.begin) < std::pair(b.row, b.begin);
+  });
+}
+
+}  // namespace
+
+std::optional<int64_t> typical_pipeline_step(const Timeline& timeline) {
+  return typical_step(timeline, is_action);
+}
+
+std::optional<int64_t> typical_placement_step(const Timeline& timeline) {
+  return typical_step(timeline, is_placed);
+}
+
+PipelineRows pipeline_rows(const Timeline& timeline, int64_t step) {
+  std::vector<const Span*> actions;
+  std::map<int32_t, std::vector<Interval>> waits;
+  Interval window = {std::numeric_limits<int64_t>::max(), 0};
+  for (const auto& span : timeline.spans) {
+    if (span.step != step || span.track != "compute") continue;
+    if (span.kind == SpanKind::communication) {
+      // Waits of ranks that share a layer are part of the pass.
+      if (!moved_by(span.name)) continue;
+      waits[span.rank].push_back({span.begin_ns, span.end_ns});
+    } else if (is_action(span)) {
+      actions.push_back(&span);
+      window.begin = std::min(window.begin, span.begin_ns);
+      window.end = std::max(window.end, span.end_ns);
+    }
+  }
+  if (actions.empty()) return {};
+  const Messages messages(actions);
+  const Places& places = messages.places();
+  PipelineRows result{places.rows, {}};
+  for (const Span* span : actions) {
+    PipelineBlock block = *block_of_name(span->name);
+    const auto& stages = places.stages.at(span->rank);
+    block.row = places.row_of_rank.at(span->rank);
+    block.chunk = static_cast<int32_t>(
+        std::distance(stages.begin(), stages.find(block.stage)));
+    const Intervals whole = {{span->begin_ns, span->end_ns}};
+    add_pieces(
+        result.blocks, block, difference(whole, merged(waits[span->rank])),
+        window.begin);
+  }
+  for (const Span* span : transfers_in(timeline, step, messages)) {
+    PipelineBlock block;
+    block.kind = BlockKind::transfer;
+    block.row = places.row_of_rank.at(span->rank);
+    block.name = span->name;
+    add_pieces(
+        result.blocks, block,
+        intersection(merged({{span->begin_ns, span->end_ns}}), {window}),
+        window.begin);
+  }
+  sort_blocks(result.blocks);
+  return result;
+}
+
+PipelineRows placement_rows(const Timeline& timeline, int64_t step) {
+  std::map<std::pair<int32_t, int32_t>, std::vector<const Span*>> devices;
+  std::set<int32_t> ranks;
+  int64_t origin = std::numeric_limits<int64_t>::max();
+  for (const auto& span : timeline.spans) {
+    if (span.step != step || !is_placed(span)) continue;
+    devices[{span.rank, device_of(span.track)}].push_back(&span);
+    ranks.insert(span.rank);
+    origin = std::min(origin, span.begin_ns);
+  }
+  PipelineRows result;
+  int32_t stage = 0;
+  for (const auto& [place, spans] : devices) {
+    const auto& [rank, device] = place;
+    const auto group =
+        static_cast<int32_t>(std::distance(ranks.begin(), ranks.find(rank)));
+    if (result.rows.empty() || result.rows.back().group != group) stage = 0;
+    for (const Span* span : spans) {
+      PipelineBlock block = block_of_name(span->name).value_or(PipelineBlock{});
+      if (block.microbatch < 0) {
+        block.stage = stage;
+        block.kind = span->kind == SpanKind::forward ? BlockKind::forward
+                                                     : BlockKind::backward;
+      }
+      block.row = static_cast<int32_t>(result.rows.size());
+      add_pieces(
+          result.blocks, block, {{span->begin_ns, span->end_ns}}, origin);
+    }
+    result.rows.push_back({format("device {}", device), group});
+    ++stage;
+  }
+  sort_blocks(result.blocks);
+  return result;
+}
+
+void trim_receives(Timeline& timeline) {
+  std::map<int64_t, std::vector<const Span*>> steps;
+  for (const auto& span : timeline.spans) {
+    if (is_action(span)) steps[span.step].push_back(&span);
+  }
+  std::map<int64_t, Messages> messages;
+  for (const auto& [step, actions] : steps) {
+    messages.emplace(step, Messages(actions));
+  }
+  for (auto& span : timeline.spans) {
+    const auto found = messages.find(span.step);
+    if (!is_communication(span) || found == messages.end()) continue;
+    const auto moved = moved_by(span.name);
+    if (!moved || !found->second.is_receive(span, *moved)) continue;
+    const int64_t made = found->second.made_ns(span, *moved);
+    span.begin_ns = std::max(span.begin_ns, std::min(made, span.end_ns));
+  }
 }
 
 }  // namespace echelon

@@ -69,10 +69,6 @@ std::optional<int64_t> typical_pipeline_step(const Timeline& timeline);
 /// receiver.
 PipelineRows pipeline_rows(const Timeline& timeline, int64_t step);
 
-/// The blocks of pipeline_rows.
-std::vector<PipelineBlock>
-measured_blocks(const Timeline& timeline, int64_t step);
-
 /// A pipeline posts its receives ahead of time, so the span of a receive begins
 /// long before anything moves. Moves that begin to the end of the action whose
 /// result the message holds ("send_recv 0F3", on a rank without stage 0).
@@ -104,6 +100,11 @@ bubble_fraction(const std::vector<PipelineBlock>& blocks, size_t num_rows);
 std::optional<std::vector<PipelineBlock>> replayed(
     const PipelineRows& measured,
     const std::function<double(const PipelineBlock&)>& duration);
+
+/// Each pass as one block that is as long as its pieces between waits together;
+/// transfers are left out. The blocks are in the order in which they begin when
+/// those of `measured` are.
+PipelineRows whole_passes(const PipelineRows& measured);
 
 /// The ideal for the order of `measured`: a forward takes 1, a backward 2, half
 /// a backward 1.

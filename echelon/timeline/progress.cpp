@@ -4,13 +4,13 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
 #include <cstdlib>
 #include <utility>
 #include <vector>
 
 #include "echelon/text/format.h"
+#include "echelon/text/text_file.h"
 #include "echelon/text/units.h"
 #include "echelon/timeline/recorder.h"
 
@@ -33,13 +33,9 @@ std::string loss_text(double loss) {
   return plain ? fixed(loss, 4) : format_number(loss);
 }
 
-void write_all(int file, std::string_view text) {
-  while (!text.empty()) {
-    const ssize_t count = ::write(file, text.data(), text.size());
-    if (count < 0 && errno == EINTR) continue;
-    if (count <= 0) return;  // a closed terminal must not end the training
-    text.remove_prefix(static_cast<size_t>(count));
-  }
+// A closed terminal must not end the training.
+void print(int file, std::string_view text) {
+  write_all(file, text);
 }
 
 bool utf8_locale() {
@@ -89,7 +85,7 @@ ProgressOptions progress_options_for(int file) {
   options.color = options.terminal && !is_set("NO_COLOR");
   options.unicode = utf8_locale();
   options.columns = [file] { return window_columns(file); };
-  options.write = [file](std::string_view text) { write_all(file, text); };
+  options.write = [file](std::string_view text) { print(file, text); };
   return options;
 }
 
@@ -98,7 +94,7 @@ Progress::Progress(int64_t total_steps, ProgressOptions options)
   if (!options_.columns) options_.columns = [] { return 80; };
   if (!options_.now_ns) options_.now_ns = steady_now_ns;
   if (!options_.write) {
-    options_.write = [](std::string_view text) { write_all(1, text); };
+    options_.write = [](std::string_view text) { print(1, text); };
   }
   rate_ns_ = options_.now_ns();
 }
@@ -245,10 +241,7 @@ std::string Progress::line(int columns, int& width) const {
   };
   // The bar has importance 6: it goes after the throughput, before the ETA.
   const auto least = [&] {
-    return std::min_element(
-        parts.begin(), parts.end(), [](const Part& a, const Part& b) {
-          return a.importance < b.importance;
-        });
+    return std::ranges::min_element(parts, {}, &Part::importance);
   };
   bool bar = known;
   while (!parts.empty() && length() + (bar ? kMinBar + 2 : 0) > columns) {

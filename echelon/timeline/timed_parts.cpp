@@ -11,14 +11,6 @@ namespace {
 
 constexpr double kNothing = 0.5e-9;  // seconds
 
-Intervals of_kind(const StepActivity& step, SpanKind kind) {
-  std::vector<Interval> times;
-  for (const auto& piece : step.pieces) {
-    if (piece.span->kind == kind) times.push_back(piece.time);
-  }
-  return merged(std::move(times));
-}
-
 // "wait 0F3" waits for the result of a stage.
 bool waits_for_stage(const Span& span) {
   return span.name.rfind("wait ", 0) == 0 &&
@@ -32,9 +24,9 @@ class StepSplit {
       : step_(step), window_(window), pipeline_(pipeline), left_{window} {}
 
   void add_to(TimedParts& sum) {
-    sum.forward += take(of_kind(step_, SpanKind::forward));
-    sum.backward += take(of_kind(step_, SpanKind::backward));
-    sum.optimizer += take(of_kind(step_, SpanKind::optimizer));
+    sum.forward += take(times_of_kind(step_, SpanKind::forward));
+    sum.backward += take(times_of_kind(step_, SpanKind::backward));
+    sum.optimizer += take(times_of_kind(step_, SpanKind::optimizer));
     take_waits(sum);
     take_exposed(sum);
     sum.data += take(step_.data);
@@ -43,18 +35,12 @@ class StepSplit {
       sum.stages += take({{window_.begin, step_.window.begin}});
       sum.stages += take({{step_.window.end, window_.end}});
     }
-    sum.other += seconds(left_);
+    sum.other += total_seconds(left_);
   }
 
  private:
-  static double seconds(const Intervals& times) {
-    return 1e-9 * static_cast<double>(total_length(times));
-  }
-
-  double take(const Intervals& times) {
-    const Intervals found = intersection(left_, merged(times));
-    left_ = difference(left_, found);
-    return seconds(found);
+  double take(std::vector<Interval> times) {
+    return take_seconds(left_, std::move(times));
   }
 
   double& part(TimedParts& sum, const std::string& axis) {
@@ -82,7 +68,7 @@ class StepSplit {
       }
     }
     for (auto& [axis, times] : waits) {
-      part(sum, axis) += take(merged(std::move(times)));
+      part(sum, axis) += take(std::move(times));
     }
   }
 
@@ -100,12 +86,12 @@ class StepSplit {
     }
     for (const char* axis : kOrder) {
       if (const auto found = calls.find(axis); found != calls.end()) {
-        part(sum, axis) += take(merged(std::move(found->second)));
+        part(sum, axis) += take(std::move(found->second));
         calls.erase(found);
       }
     }
     for (auto& [axis, times] : calls) {
-      part(sum, axis) += take(merged(std::move(times)));
+      part(sum, axis) += take(std::move(times));
     }
     if (const double rest = take(step_.exposed); rest > 0)
       part(sum, "") += rest;

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "echelon/comm/world.h"
-#include "echelon/timeline/rank_spans.h"
+#include "echelon/timeline/timeline.h"
 
 namespace echelon {
 

@@ -123,7 +123,7 @@ TEST(PlayerSteps, ShowEachBlockOfARealStep) {
        {Order::gpipe, Order::one_f_one_b, Order::split, Order::interleaved}) {
     const auto timeline =
         sample::pipeline_run({.order = order, .slow_stage = 0.3});
-    const auto blocks = measured_blocks(timeline, 2);
+    const auto blocks = pipeline_rows(timeline, 2).blocks;
     const auto steps = player_steps(blocks);
     EXPECT_FALSE(steps.even);
     EXPECT_TRUE(std::is_sorted(steps.moments.begin(), steps.moments.end()));

@@ -21,11 +21,10 @@ using testing::HasSubstr;
 void write_run(
     const std::string& folder, const Timeline& timeline, double loss) {
   write_chrome_trace(folder + "/timeline.json", timeline);
-  append_metrics(
-      folder + "/metrics.jsonl",
+  MetricsWriter metrics(folder + "/metrics.jsonl");
+  metrics.append(
       StepMetrics{.step = 1, .loss = loss, .samples_per_second = 2000});
-  append_metrics(
-      folder + "/metrics.jsonl",
+  metrics.append(
       EvaluationMetrics{.step = 1, .samples = 360, .accuracy = 0.975});
   write_file_atomically(folder + "/report.html", "<html>");
 }

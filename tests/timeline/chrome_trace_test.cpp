@@ -8,7 +8,6 @@
 #include <random>
 
 #include "echelon/error.h"
-#include "echelon/timeline/rank_spans.h"
 #include "tests/report/sample_run.h"
 #include "tests/support/error_text.h"
 #include "tests/support/temp_folder.h"

@@ -37,6 +37,11 @@ StepMetrics step_metrics(int64_t step) {
       .slowest_rank = 1};
 }
 
+template <class Metrics>
+void append_metrics(const std::string& path, const Metrics& metrics) {
+  MetricsWriter(path).append(metrics);
+}
+
 TEST(Metrics, AreReadBackBitForBit) {
   TempFolder folder;
   const auto path = folder.path("run/metrics.jsonl");

@@ -7,7 +7,6 @@
 #include <set>
 
 #include "echelon/timeline/overlap.h"
-#include "echelon/timeline/rank_spans.h"
 #include "tests/report/sample_pipeline.h"
 
 namespace echelon {
@@ -82,12 +81,13 @@ TEST(PipelineBlocks, AreTheActionsOfAStepFromItsFirst) {
   other.step = 2;
   timeline.spans.push_back(other);
   EXPECT_THAT(
-      texts(measured_blocks(timeline, 1)),
+      texts(pipeline_rows(timeline, 1).blocks),
       ElementsAre("0F0@0-2", "0B0@9-13", "1F0@2-4", "1B0@4-8"));
-  EXPECT_THAT(measured_blocks(timeline, 3), IsEmpty());
+  EXPECT_THAT(pipeline_rows(timeline, 3).blocks, IsEmpty());
   // Busy 6 + 6 of 2 x 13.
   EXPECT_NEAR(
-      bubble_fraction(measured_blocks(timeline, 1), 2), 1 - 12.0 / 26, 1e-9);
+      bubble_fraction(pipeline_rows(timeline, 1).blocks, 2), 1 - 12.0 / 26,
+      1e-9);
 }
 
 TEST(PipelineBlocks, WaitsInsideOfAnActionAreCutOut) {
@@ -102,7 +102,7 @@ TEST(PipelineBlocks, WaitsInsideOfAnActionAreCutOut) {
       of_kind(
           action(1, "", 7, 9), SpanKind::communication, "compute", "wait 1F0"),
       action(1, "1F0", 10, 20)};
-  const auto blocks = measured_blocks(timeline, 1);
+  const auto blocks = pipeline_rows(timeline, 1).blocks;
   EXPECT_THAT(texts(blocks), ElementsAre("0F0@2-5", "0F0@6-10", "1F0@10-20"));
   EXPECT_NEAR(bubble_fraction(blocks, 2), 1 - 17.0 / (2 * 18), 1e-9);
 }
@@ -116,7 +116,7 @@ TEST(PipelineBlocks, WaitsForRanksOfTheSameStageArePartOfAnAction) {
           "wait for all_reduce block sum"),
       action(1, "1F0", 10, 20)};
   EXPECT_THAT(
-      texts(measured_blocks(timeline, 1)),
+      texts(pipeline_rows(timeline, 1).blocks),
       ElementsAre("0F0@0-10", "1F0@10-20"));
 }
 
@@ -126,7 +126,7 @@ TEST(PipelineBlocks, TransfersAreNoWork) {
       action(0, "0F0", 0, 4),
       of_kind(action(0, "", 4, 9), SpanKind::communication, "comm", "send 0F0"),
       action(1, "1F0", 6, 8)};
-  const auto blocks = measured_blocks(timeline, 1);
+  const auto blocks = pipeline_rows(timeline, 1).blocks;
   // Cut at the end of the work.
   EXPECT_THAT(texts(blocks), ElementsAre("0F0@0-4", "0T-1@4-8", "1F0@6-8"));
   EXPECT_EQ(blocks[1].name, "send 0F0");
@@ -151,7 +151,7 @@ TEST(PipelineBlocks, AReceiveBeginsWhenThereIsSomethingToReceive) {
       comm(1, "all_reduce bucket 0", 9, 12)};
   const auto timeline = merge_spans({first, second}, "t");
   EXPECT_THAT(
-      texts(measured_blocks(timeline, 1)),
+      texts(pipeline_rows(timeline, 1).blocks),
       ElementsAre(
           "0F0@0-4", "0T-1@10-11", "0B0@11-13", "1T-1@4-6", "1F0@6-8",
           "1B0@8-10", "1T-1@9-12"));
@@ -222,7 +222,7 @@ TEST(PipelineBlocks, ReplicasAreTogetherAndStagesInOrder) {
 
 TEST(PipelineBlocks, StagesOfARowAreItsChunks) {
   const auto timeline = sample::pipeline_run({.order = Order::interleaved});
-  for (const auto& block : measured_blocks(timeline, 2)) {
+  for (const auto& block : pipeline_rows(timeline, 2).blocks) {
     if (block.kind == BlockKind::transfer) continue;
     EXPECT_EQ(block.chunk, block.stage / 4);
     EXPECT_EQ(block.row, block.stage % 4);
