@@ -1,9 +1,11 @@
 #include "echelon/explain/explain.h"
 
 #include <algorithm>
+#include <array>
 #include <functional>
 #include <iterator>
 #include <map>
+#include <utility>
 
 #include "echelon/explain/findings.h"
 #include "echelon/predict/predict_run.h"
@@ -12,6 +14,13 @@
 
 namespace echelon {
 namespace {
+
+constexpr std::array<std::string_view, 9> kFaultNames = {
+    "data loading",           "communication not overlapped",
+    "bubble of the pipeline", "uneven stages",
+    "uneven ranks",           "straggler",
+    "memory near its limit",  "recompute that is not needed",
+    "small batches"};
 
 std::vector<RunFinding> all_findings(const Evidence& evidence) {
   std::vector<RunFinding> all;
@@ -30,13 +39,6 @@ std::vector<RunFinding> all_findings(const Evidence& evidence) {
 bool is_any_simulated(const std::vector<RunFinding>& findings) {
   return std::ranges::count(
              findings, GainSource::simulated, &RunFinding::gain_source) > 0;
-}
-
-double median_step(const std::vector<StepMetrics>& steps) {
-  std::vector<double> seconds;
-  for (const auto& step : steps) seconds.push_back(step.step_seconds);
-  std::ranges::sort(seconds);
-  return seconds.empty() ? 0 : seconds[seconds.size() / 2];
 }
 
 // Metrics name the rank with most work in each step, but not how much more it
@@ -93,6 +95,44 @@ void compare_with_prediction(
 
 }  // namespace
 
+std::string_view to_string(Fault fault) {
+  return kFaultNames[static_cast<size_t>(fault)];
+}
+
+std::string to_text(const std::vector<std::string>& settings) {
+  std::string text;
+  for (const std::string& setting : settings) {
+    const size_t equals = setting.find('=');
+    text += (text.empty() ? "" : ", ") + setting.substr(0, equals) + " = " +
+            setting.substr(equals + 1);
+  }
+  return text;
+}
+
+std::string to_tables(const std::vector<std::string>& settings) {
+  std::vector<std::pair<std::string, std::string>> tables;  // in their order
+  for (const std::string& setting : settings) {
+    const size_t dot = setting.find('.');
+    const size_t equals = setting.find('=');
+    if (dot == std::string::npos || equals == std::string::npos) continue;
+    const std::string table = setting.substr(0, dot);
+    const std::string line = setting.substr(dot + 1, equals - dot - 1) + " = " +
+                             setting.substr(equals + 1) + "\n";
+    const auto found = std::ranges::find(
+        tables, table, &std::pair<std::string, std::string>::first);
+    if (found == tables.end()) {
+      tables.emplace_back(table, line);
+    } else {
+      found->second += line;
+    }
+  }
+  std::string text;
+  for (const auto& [name, lines] : tables) {
+    text += (text.empty() ? "[" : "\n[") + name + "]\n" + lines;
+  }
+  return text;
+}
+
 void take_simulated_fix(
     const Evidence& evidence, const WhatIfStep& step, RunFinding& found) {
   found.settings = step.settings;
@@ -117,7 +157,10 @@ explain_run(const std::filesystem::path& run, const ExplainOptions& options) {
     made.ranks = layout->num_ranks();
   }
   if (times.ranks.empty()) {
-    made.step_seconds = median_step(record.steps);
+    const auto seconds = [](const StepMetrics& step) {
+      return step.step_seconds;
+    };
+    made.step_seconds = median_of(record.steps, seconds).value_or(0);
     note_slowest_rank(record, made.notes);
   } else {
     fill_from_timeline(record, times, made);

@@ -1,42 +1,91 @@
 #include <algorithm>
+#include <map>
+#include <span>
 #include <string>
 
 #include "echelon/explain/findings.h"
-#include "echelon/explain/stage_costs.h"
 #include "echelon/job/pipeline_schedule.h"
 #include "echelon/text/format.h"
 #include "echelon/text/units.h"
+#include "echelon/timeline/pipeline_blocks.h"
 
 namespace echelon {
 namespace {
 
-std::string seconds_of_stages(const std::vector<double>& seconds) {
-  constexpr size_t kShown = 8;
-  std::string text;
-  for (size_t i = 0; i < std::min(seconds.size(), kShown); ++i) {
-    text += (i == 0 ? "" : ", ") + format_seconds(seconds[i]);
+struct Sum {
+  double seconds = 0;
+  double count = 0;
+  void add(double value) {
+    seconds += value;
+    count += 1;
   }
-  return text + (seconds.size() > kShown ? ", …" : "");
+  double mean() const { return count > 0 ? seconds / count : 0; }
+};
+
+struct Sums {
+  std::map<std::pair<BlockKind, int32_t>, Sum> of_stage;  // kind, stage
+  std::map<BlockKind, Sum> of_all;
+  std::map<int32_t, std::vector<int>> ranks;  // by stage
+};
+
+int rank_of(const PipelineRow& row) {
+  return std::stoi(row.name.substr(row.name.find(' ') + 1));  // "rank 3"
+}
+
+Sums sums_of(const std::vector<PipelineRows>& steps) {
+  Sums sums;
+  for (const PipelineRows& step : steps) {
+    for (const PipelineBlock& block : step.blocks) {
+      const double seconds = block.end - block.begin;
+      sums.of_stage[{block.kind, block.stage}].add(seconds);
+      sums.of_all[block.kind].add(seconds);
+      auto& ranks = sums.ranks[block.stage];
+      const int rank = rank_of(step.rows[static_cast<size_t>(block.row)]);
+      if (std::ranges::find(ranks, rank) == ranks.end()) {
+        ranks.push_back(rank);
+      }
+    }
+  }
+  return sums;
+}
+
+std::vector<double> by_stage(const Sums& sums) {
+  std::vector<double> seconds;
+  for (const auto& [place, sum] : sums.of_stage) {
+    const auto stage = static_cast<size_t>(place.second);
+    if (seconds.size() <= stage) seconds.resize(stage + 1, 0);
+    seconds[stage] += sum.mean();
+  }
+  return seconds;
+}
+
+constexpr size_t kShown = 8;  // of the numbers in a list
+
+template <class T>
+std::span<const T> shown(const std::vector<T>& all) {
+  return std::span(all).first(std::min(all.size(), kShown));
+}
+
+std::string seconds_of_stages(const std::vector<double>& seconds) {
+  return join(shown(seconds), ", ", format_seconds) +
+         (seconds.size() > kShown ? ", …" : "");
 }
 
 std::string ranks_text(const std::vector<int>& ranks) {
-  constexpr size_t kShown = 8;
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (size_t i = 0; i < std::min(ranks.size(), kShown); ++i) {
-    text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
-  }
+  const std::string text =
+      (ranks.size() == 1 ? "rank " : "ranks ") + join(shown(ranks), ", ");
   if (ranks.size() <= kShown) return text;
   return format("{} and {} more", text, ranks.size() - kShown);
 }
 
 RunFinding
 uneven_stages(const Evidence& evidence, const StageCosts& costs, double share) {
-  RunFinding found;
-  found.fault = Fault::stage_imbalance;
-  found.share = share;
-  found.ranks = costs.slowest_ranks;
-  found.gain = share;
-  found.gain_source = GainSource::replayed;
+  RunFinding found{
+      .fault = Fault::stage_imbalance,
+      .share = share,
+      .gain = share,
+      .gain_source = GainSource::replayed,
+      .ranks = costs.slowest_ranks};
   const auto slowest = std::ranges::max_element(costs.seconds);
   double mean = 0;
   for (const double one : costs.seconds) {
@@ -105,9 +154,7 @@ std::vector<Settings> pipeline_fixes(const Job& job) {
 }
 
 RunFinding bubble(const Evidence& evidence, double share, int64_t stages) {
-  RunFinding found;
-  found.fault = Fault::bubble;
-  found.share = share;
+  RunFinding found{.fault = Fault::bubble, .share = share};
   const double step = evidence.times.mean.step;
   found.reason.diagnosis = format(
       "The ranks of the pipeline wait for each other {} of each step of {}",
@@ -151,27 +198,63 @@ RunFinding bubble(const Evidence& evidence, double share, int64_t stages) {
 // Waits that neither the schedule nor the stages explain: some passes take
 // longer.
 RunFinding unsteady_passes(const Evidence& evidence, double share) {
-  RunFinding found;
-  found.fault = Fault::rank_imbalance;
-  found.share = share;
-  found.gain = share;
-  found.gain_source = GainSource::replayed;
   const double step = evidence.times.mean.step;
-  found.reason.diagnosis = format(
-      "The ranks of the pipeline wait {} of each step of {} longer than its "
-      "schedule and its stages make them: the same pass sometimes takes "
-      "longer.",
-      format_seconds(share * step), format_seconds(step));
-  found.reason.fix =
-      "Give each rank cores and a device that nothing else uses "
-      "(train.threads, `echelon doctor`), and microbatches that take the same.";
-  found.reason.why =
-      "A late pass holds up all that follow it. With passes that always take "
-      "their mean, the same schedule has no such waits.";
-  return found;
+  return {
+      .fault = Fault::rank_imbalance,
+      .share = share,
+      .gain = share,
+      .gain_source = GainSource::replayed,
+      .reason = {
+          .diagnosis = format(
+              "The ranks of the pipeline wait {} of each step of {} longer "
+              "than its schedule and its stages make them: the same pass "
+              "sometimes takes longer.",
+              format_seconds(share * step), format_seconds(step)),
+          .fix =
+              "Give each rank cores and a device that nothing else uses "
+              "(train.threads, `echelon doctor`), and microbatches that take "
+              "the same.",
+          .why =
+              "A late pass holds up all that follow it. With passes that "
+              "always take their mean, the same schedule has no such waits."}};
 }
 
 }  // namespace
+
+std::optional<StageCosts>
+stage_costs(const Timeline& timeline, const std::vector<int64_t>& steps) {
+  std::vector<PipelineRows> passes;
+  for (const int64_t step : steps) {
+    PipelineRows rows = whole_passes(pipeline_rows(timeline, step));
+    if (!rows.blocks.empty()) passes.push_back(std::move(rows));
+  }
+  if (passes.empty()) return {};
+  const Sums sums = sums_of(passes);
+  StageCosts costs;
+  costs.seconds = by_stage(sums);
+  double busy = 0;
+  for (const PipelineRows& rows : passes) {
+    const auto uneven = replayed(rows, [&](const PipelineBlock& block) {
+      return sums.of_stage.at({block.kind, block.stage}).mean();
+    });
+    const auto even = replayed(rows, [&](const PipelineBlock& block) {
+      return sums.of_all.at(block.kind).mean();
+    });
+    if (!uneven || !even) return {};
+    const double weight = 1.0 / static_cast<double>(passes.size());
+    costs.as_they_are += weight * makespan(*uneven);
+    costs.even += weight * makespan(*even);
+    busy += weight * (1 - bubble_fraction(*even, rows.rows.size()));
+  }
+  costs.busy_share = busy;
+  const auto slowest = std::ranges::max_element(costs.seconds);
+  const auto stage = static_cast<int32_t>(slowest - costs.seconds.begin());
+  if (const auto found = sums.ranks.find(stage); found != sums.ranks.end()) {
+    costs.slowest_ranks = found->second;
+    std::ranges::sort(costs.slowest_ranks);
+  }
+  return costs;
+}
 
 std::vector<RunFinding> find_pipeline_waits(const Evidence& evidence) {
   if (!evidence.times.pipeline) return {};

@@ -1,10 +1,10 @@
-#include "echelon/explain/run_times.h"
-
+// How each rank's steps spend their time (findings.h).
 #include <algorithm>
 #include <set>
 #include <tuple>
 #include <utility>
 
+#include "echelon/explain/findings.h"
 #include "echelon/layout/mesh.h"
 #include "echelon/timeline/overlap.h"
 #include "echelon/timeline/pipeline_blocks.h"

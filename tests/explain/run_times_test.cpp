@@ -1,5 +1,5 @@
 // How steps spend their time, and for which ranks others wait.
-#include "echelon/explain/run_times.h"
+#include "echelon/explain/findings.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "echelon/explain/stage_costs.h"
+#include "echelon/explain/findings.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
