@@ -5,6 +5,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <span>
 #include <tuple>
 
 #include "echelon/config/section.h"
@@ -26,16 +27,9 @@ constexpr size_t kMaxFileBytes = 1 << 20;
 }  // namespace
 
 std::string five_lines(const std::vector<std::string>& lines) {
-  const size_t shown = lines.size() <= 5 ? lines.size() : 4;
-  std::string text;
-  for (size_t i = 0; i < shown; ++i) {
-    if (i > 0) text += "\n";
-    text += lines[i];
-  }
-  if (shown < lines.size()) {
-    text += format("\nand {} more errors", lines.size() - shown);
-  }
-  return text;
+  if (lines.size() <= 5) return join(lines, "\n");
+  return join(std::span(lines).first(4), "\n") +
+         format("\nand {} more errors", lines.size() - 4);
 }
 
 Document Document::parse(std::string_view text, const std::string& name) {
@@ -109,10 +103,16 @@ void Document::clear(
 
 bool Document::has_keys(
     const std::string& table, const std::vector<std::string>& keys) const {
-  const auto found = tables_.find(table);
-  if (found == tables_.end()) return false;
   return std::ranges::any_of(
-      keys, [&](const auto& key) { return found->second.keys.count(key) > 0; });
+      keys, [&](const auto& key) { return find(table, key) != nullptr; });
+}
+
+const Key*
+Document::find(const std::string& table, const std::string& key) const {
+  const auto found = tables_.find(table);
+  if (found == tables_.end()) return nullptr;
+  const auto value = found->second.keys.find(key);
+  return value == found->second.keys.end() ? nullptr : &value->second;
 }
 
 void Document::problem(const Place& place, const std::string& message) {
@@ -137,17 +137,14 @@ Document::other_table(const std::string& key, const std::string& not_in) const {
 
 void Document::unknown_table(const std::string& name, const Table& table) {
   std::vector<std::string> names;
-  std::string all;
-  for (const auto& heading : headings_) {
-    names.push_back(heading.name);
-    all += format(" [{}]", heading.name);
-  }
+  for (const auto& heading : headings_) names.push_back(heading.name);
   const std::string guess = nearest(name, names);
   problem(
-      table.place, format(
-                       "{}: [{}]: unknown table; {}", table.place.text(), name,
-                       guess.empty() ? "there are" + all
-                                     : format("did you mean [{}]?", guess)));
+      table.place,
+      format(
+          "{}: [{}]: unknown table; {}", table.place.text(), name,
+          guess.empty() ? format("there are [{}]", join(names, "] ["))
+                        : format("did you mean [{}]?", guess)));
 }
 
 void Document::unknown_key(
@@ -180,8 +177,7 @@ void Document::unknown_key(
 
 void Document::find_unknown() {
   for (const auto& [name, table] : tables_) {
-    const bool known = std::ranges::any_of(
-        headings_, [&](const auto& heading) { return heading.name == name; });
+    const bool known = std::ranges::count(headings_, name, &Heading::name) > 0;
     if (!known && !name.empty()) {
       unknown_table(name, table);
       continue;

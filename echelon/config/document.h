@@ -85,6 +85,8 @@ class Document {
     std::string help;
   };
 
+  /// Null when the file and the overrides do not have the key.
+  const Key* find(const std::string& table, const std::string& key) const;
   void problem(const Place& place, const std::string& message);
   void find_unknown();
   void unknown_table(const std::string& name, const Table& table);

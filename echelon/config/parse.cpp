@@ -3,6 +3,7 @@
 #define TOML_HEADER_ONLY 1
 #include <toml++/toml.h>
 
+#include <algorithm>
 #include <sstream>
 
 #include "echelon/config/value.h"
@@ -54,12 +55,11 @@ Value convert(const toml::node& node, const std::string& file) {
 // "Error while parsing string: no closing quote" -> "string: no closing quote",
 // on one line.
 std::string reason(const toml::parse_error& error) {
-  std::string text;
-  for (char c : std::string(error.description())) {
-    text += c == '\n' || c == '\r' ? ' ' : c;
-  }
+  std::string text(error.description());
+  std::ranges::replace_if(
+      text, [](char c) { return c == '\n' || c == '\r'; }, ' ');
   const std::string prefix = "Error while parsing ";
-  if (text.rfind(prefix, 0) == 0) text = text.substr(prefix.size());
+  if (text.starts_with(prefix)) text = text.substr(prefix.size());
   return text;
 }
 
@@ -81,8 +81,7 @@ std::string way_out(std::string_view text, const toml::parse_error& error) {
            std::isspace(static_cast<unsigned char>(rest.back()))) {
       rest.pop_back();
     }
-    return "a string needs quotes: " +
-           toml_text(std::string_view(shortened(rest)));
+    return "a string needs quotes: " + toml_text(shortened(rest));
   }
   if (description.find("utf-8") != std::string::npos) {
     return "save the file as UTF-8 text";
@@ -116,13 +115,18 @@ std::string way_out(std::string_view text, const toml::parse_error& error) {
       way_out(text, error)));
 }
 
+toml::table parse_root(std::string_view text, const std::string& file) {
+  toml::parse_result result = toml::parse(text, std::string_view(file));
+  if (!result) fail(text, file, result.error());
+  return std::move(result).table();
+}
+
 }  // namespace
 
 Tables parse_toml(std::string_view text, const std::string& file) {
-  const toml::parse_result result = toml::parse(text, std::string_view(file));
-  if (!result) fail(text, file, result.error());
+  const toml::table root = parse_root(text, file);
   Tables tables;
-  for (const auto& [name, node] : result.table()) {
+  for (const auto& [name, node] : root) {
     const std::string key(name.str());
     const Place place = place_of(name.source(), file);
     const auto* table = node.as_table();
@@ -141,26 +145,22 @@ Tables parse_toml(std::string_view text, const std::string& file) {
 }
 
 Value parse_nested_toml(std::string_view text, const std::string& file) {
-  const toml::parse_result result = toml::parse(text, std::string_view(file));
-  if (!result) fail(text, file, result.error());
-  return convert(result.table(), file);
+  return convert(parse_root(text, file), file);
 }
 
 Value parse_value(std::string_view text, const std::string& flag) {
   const std::string line = "v = " + std::string(text);
   const toml::parse_result result = toml::parse(line, std::string_view(flag));
-  Value value;
   if (result && result.table().size() == 1) {
-    value = convert(*result.table().get("v"), "");
-  } else if (!text.empty() && (text[0] == '[' || text[0] == '"')) {
+    return convert(*result.table().get("v"), "");
+  }
+  if (text.starts_with('[') || text.starts_with('"')) {
     throw ConfigError(
         flag + ": " + std::string(text) +
         " is not a TOML value; quote it for the shell, as in --set "
         "'data.shape=[1, 8, 8]'");
-  } else {
-    value = Value(std::string(text));
   }
-  return value;
+  return Value(std::string(text));
 }
 
 }  // namespace echelon::config

@@ -50,7 +50,7 @@ std::string assign(double& target, const Value& value) {
 std::string assign(std::string& target, const Value& value) {
   if (value.kind != Kind::string) {
     return "must be a string; put it in quotes: " +
-           toml_text(std::string_view(shortened(value.text())));
+           toml_text(shortened(value.text()));
   }
   if (value.string.find('\0') != std::string::npos) {
     return "must not contain a zero character";
@@ -59,22 +59,12 @@ std::string assign(std::string& target, const Value& value) {
   return "";
 }
 
-std::string type_of(bool) {
-  return "true or false";
-}
-std::string type_of(int64_t) {
-  return "whole number";
-}
-std::string type_of(uint64_t) {
-  return "whole number";
-}
-std::string type_of(double) {
-  return "number";
-}
-std::string type_of(const std::string&) {
-  return "string";
-}
-std::string type_of(milliseconds) {
+template <class T>
+std::string type_of(const T&) {
+  if constexpr (std::is_same_v<T, bool>) return "true or false";
+  if constexpr (std::is_integral_v<T>) return "whole number";
+  if constexpr (std::is_same_v<T, double>) return "number";
+  if constexpr (std::is_same_v<T, std::string>) return "string";
   return "time";
 }
 template <class T>
@@ -138,15 +128,12 @@ std::string assign(milliseconds& target, const Value& value) {
 }
 
 template <class T>
-std::string text_of(T value) {
+std::string text_of(const T& value) {
   if constexpr (std::is_same_v<T, uint64_t>) {
     return std::to_string(value);
   } else {
     return toml_text(value);
   }
-}
-std::string text_of(const std::string& value) {
-  return toml_text(std::string_view(value));
 }
 std::string text_of(milliseconds value) {
   if (value.count() == 0) return "\"0s\"";
@@ -162,12 +149,8 @@ std::string text_of(milliseconds value) {
 }
 template <class T>
 std::string text_of(const std::vector<T>& values) {
-  std::string text = "[";
-  for (const auto& value : values) {
-    if (text.size() > 1) text += ", ";
-    text += text_of(value);
-  }
-  return text + "]";
+  const auto text = [](const T& value) { return text_of(value); };
+  return "[" + join(values, ", ", text) + "]";
 }
 
 // The value in the unit of its bounds, or that of each item; empty where
@@ -231,19 +214,13 @@ Field::Field(Document& document, Entry& entry, Target target)
 }
 
 void Field::read(const std::string& key) {
-  const auto table = document_.tables_.find(entry_.table);
-  if (table == document_.tables_.end()) return;
-  const auto found = table->second.keys.find(key);
-  if (found == table->second.keys.end()) return;
-  const Value& value = found->second.value;
+  const Key* found = document_.find(entry_.table, key);
+  if (found == nullptr) return;
+  const Value& value = found->value;
   const std::string rule =
       on(target_, [&](auto& target) { return assign(target, value); });
-  if (!rule.empty()) {
-    entry_.place = value.place;
-    refuse(value.place, value.text(), rule);
-    return;
-  }
   entry_.place = value.place;
+  if (!rule.empty()) return refuse(value.place, value.text(), rule);
   entry_.value = text_of(target_);
   written_ = value.text();
 }
@@ -343,23 +320,20 @@ Field& Field::rule(const std::function<std::string()>& broken) {
 
 Field& Field::also(const std::string& other_key) {
   document_.aliases_[entry_.table + "." + other_key] = entry_.key;
-  const auto table = document_.tables_.find(entry_.table);
-  if (table == document_.tables_.end()) return *this;
-  const auto other = table->second.keys.find(other_key);
-  if (other == table->second.keys.end()) return *this;
-  const auto& found = other->second;
-  if (table->second.keys.count(entry_.key) > 0) {
+  const Key* found = document_.find(entry_.table, other_key);
+  if (found == nullptr) return *this;
+  if (document_.find(entry_.table, entry_.key) != nullptr) {
     const bool flag = !entry_.place.flag.empty();
-    const bool other_flag = !found.place.flag.empty();
+    const bool other_flag = !found->place.flag.empty();
     if (flag && !other_flag) return *this;  // the command line wins
     if (flag == other_flag) {
       failed_ = true;
       document_.problem(
-          found.place, format(
-                           "{}: [{}] {} = {}: is another name of {}, which is "
-                           "also set; keep one of the two",
-                           found.place.text(), entry_.table, other_key,
-                           shortened(found.value.text()), entry_.key));
+          found->place, format(
+                            "{}: [{}] {} = {}: is another name of {}, which is "
+                            "also set; keep one of the two",
+                            found->place.text(), entry_.table, other_key,
+                            shortened(found->value.text()), entry_.key));
       return *this;
     }
   }

@@ -79,7 +79,7 @@ std::string Value::text() const {
     case Kind::real:
       return toml_text(real);
     case Kind::string:
-      return toml_text(std::string_view(string));
+      return toml_text(string);
     case Kind::time:
       return string;
     case Kind::table:
@@ -87,32 +87,14 @@ std::string Value::text() const {
     case Kind::array:
       break;
   }
-  std::string text = "[";
-  for (const auto& item : items) {
-    if (text.size() > 1) text += ", ";
-    text += item.text();
-  }
-  return text + "]";
+  return "[" + join(items, ", ", &Value::text) + "]";
 }
 
 std::string Value::kind_name() const {
-  switch (kind) {
-    case Kind::boolean:
-      return "true or false";
-    case Kind::integer:
-      return "a whole number";
-    case Kind::real:
-      return "a number";
-    case Kind::string:
-      return "a string";
-    case Kind::time:
-      return "a date or time";
-    case Kind::table:
-      return "a table";
-    case Kind::array:
-      return "a list";
-  }
-  return "?";
+  constexpr const char* kNames[] = {
+      "true or false", "a whole number", "a number",      "a string",
+      "a list",        "a table",        "a date or time"};
+  return kNames[static_cast<size_t>(kind)];
 }
 
 std::string shortened(const std::string& text, size_t size) {
