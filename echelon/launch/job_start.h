@@ -6,7 +6,7 @@
 #include <memory>
 #include <string>
 
-#include "echelon/environment/launch_environment.h"
+#include "echelon/environment/rank_environment.h"
 #include "echelon/launch/descriptor.h"
 #include "echelon/launch/options.h"
 

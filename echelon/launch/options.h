@@ -42,7 +42,7 @@ struct LaunchOptions {
   std::vector<std::pair<std::string, std::string>> environment;
 
   /// True when the program is known to take ECHELON_MASTER_FD (see
-  /// launch_environment.h): then the socket listens before any rank starts, and
+  /// rank_environment.h): then the socket listens before any rank starts, and
   /// no rank's first connection is refused. False leaves it bound but not
   /// listening, so that any other program can open MASTER_PORT itself.
   bool listen_early = false;
