@@ -3,15 +3,39 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <iterator>
 #include <map>
+#include <sstream>
 
 #include "tests/support/error_text.h"
 
 namespace echelon {
 namespace rank_environment_test {
 
+using launch::JobPlace;
+using launch::random_job_id;
+using launch::rank_environment;
+using launch::RankPlace;
 using testing::HasSubstr;
 using Variables = std::map<std::string, std::string>;
+
+// From "NAME=value" each.
+Variables as_map(const std::vector<std::string>& entries) {
+  Variables variables;
+  for (const auto& entry : entries) {
+    const size_t equals = entry.find('=');
+    const auto [at, is_new] =
+        variables.emplace(entry.substr(0, equals), entry.substr(equals + 1));
+    EXPECT_TRUE(is_new) << entry;
+  }
+  return variables;
+}
+
+// From "RANK=0 WORLD_SIZE=2".
+Variables parsed(const std::string& text) {
+  std::istringstream words(text);
+  return as_map({std::istream_iterator<std::string>(words), {}});
+}
 
 RankEnvironment read(const Variables& variables) {
   return read_environment([&](const char* name) -> std::optional<std::string> {
@@ -21,12 +45,16 @@ RankEnvironment read(const Variables& variables) {
   });
 }
 
-std::string error_of(const Variables& variables) {
+RankEnvironment read(const std::string& variables) {
+  return read(parsed(variables));
+}
+
+std::string error_of(const std::string& variables) {
   return error_text<ConfigError>([&] { read(variables); });
 }
 
 TEST(Environment, WithoutALauncherThereIsOneRank) {
-  const auto env = read({});
+  const auto env = read("");
   EXPECT_EQ(env.rank, 0);
   EXPECT_EQ(env.world_size, 1);
   EXPECT_EQ(env.launcher, "none");
@@ -34,16 +62,10 @@ TEST(Environment, WithoutALauncherThereIsOneRank) {
 
 TEST(Environment, ReadsTorchrun) {
   const auto env = read(
-      {{"RANK", "5"},
-       {"WORLD_SIZE", "8"},
-       {"LOCAL_RANK", "1"},
-       {"LOCAL_WORLD_SIZE", "4"},
-       {"GROUP_RANK", "1"},
-       {"MASTER_ADDR", "10.0.0.1"},
-       {"MASTER_PORT", "29500"},
-       {"TORCHELASTIC_USE_AGENT_STORE", "True"},
-       {"TORCHELASTIC_RUN_ID", "abc"},
-       {"TORCHELASTIC_RESTART_COUNT", "2"}});
+      "RANK=5 WORLD_SIZE=8 LOCAL_RANK=1 LOCAL_WORLD_SIZE=4 "
+      "GROUP_RANK=1 MASTER_ADDR=10.0.0.1 MASTER_PORT=29500 "
+      "TORCHELASTIC_USE_AGENT_STORE=True TORCHELASTIC_RUN_ID=abc "
+      "TORCHELASTIC_RESTART_COUNT=2");
   EXPECT_EQ(env.rank, 5);
   EXPECT_EQ(env.local_rank, 1);
   EXPECT_EQ(env.node_rank, 1);
@@ -57,13 +79,8 @@ TEST(Environment, ReadsTorchrun) {
 
 TEST(Environment, ReadsEchelonsLauncher) {
   const auto env = read(
-      {{"RANK", "0"},
-       {"WORLD_SIZE", "2"},
-       {"MASTER_ADDR", "127.0.0.1"},
-       {"MASTER_PORT", "1234"},
-       {"ECHELON_JOB", "j1"},
-       {"ECHELON_GENERATION", "3"},
-       {"ECHELON_MASTER_FD", "7"}});
+      "RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=1234 "
+      "ECHELON_JOB=j1 ECHELON_GENERATION=3 ECHELON_MASTER_FD=7");
   EXPECT_EQ(env.launcher, "echelon");
   EXPECT_EQ(env.master_fd, 7);
   EXPECT_EQ(env.generation, 3);
@@ -71,15 +88,13 @@ TEST(Environment, ReadsEchelonsLauncher) {
 }
 
 TEST(Environment, MapsMpirun) {
-  const Variables one_host = {
-      {"OMPI_COMM_WORLD_RANK", "1"},
-      {"OMPI_COMM_WORLD_SIZE", "2"},
-      {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
-      {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
-      {"PMIX_NAMESPACE", "123"},
-      {"OMPI_COMM_WORLD_NODE_RANK", "1"},  // among this host's ranks
-      {"OMPI_MCA_orte_local_daemon_uri", "9.0;tcp://10.0.0.7:4321"},
-      {"OMPI_MCA_orte_hnp_uri", "9.0;tcp://10.0.0.7,10.1.0.7:4321"}};
+  // NODE_RANK is the rank among this host's ranks.
+  const Variables one_host = parsed(
+      "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 "
+      "OMPI_COMM_WORLD_LOCAL_RANK=1 OMPI_COMM_WORLD_LOCAL_SIZE=2 "
+      "PMIX_NAMESPACE=123 OMPI_COMM_WORLD_NODE_RANK=1 "
+      "OMPI_MCA_orte_local_daemon_uri=9.0;tcp://10.0.0.7:4321 "
+      "OMPI_MCA_orte_hnp_uri=9.0;tcp://10.0.0.7,10.1.0.7:4321");
   EXPECT_EQ(read(one_host).node_rank, 0);
   EXPECT_EQ(read(one_host).master_addr, "127.0.0.1");
   EXPECT_EQ(read(one_host).rank, 1);
@@ -95,15 +110,10 @@ TEST(Environment, MapsMpirun) {
 
 TEST(Environment, MapsSrun) {
   const auto env = read(
-      {{"SLURM_PROCID", "3"},
-       {"SLURM_STEP_ID", "0"},
-       {"SLURM_STEP_NUM_TASKS", "4"},
-       {"SLURM_NTASKS", "9"},
-       {"SLURM_LOCALID", "1"},
-       {"SLURM_NODEID", "1"},
-       {"SLURM_STEP_NUM_NODES", "2"},
-       {"SLURM_JOB_ID", "77"},
-       {"SLURM_STEP_NODELIST", "node[03-04,9]"}});
+      "SLURM_PROCID=3 SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=4 "
+      "SLURM_NTASKS=9 SLURM_LOCALID=1 SLURM_NODEID=1 "
+      "SLURM_STEP_NUM_NODES=2 SLURM_JOB_ID=77 "
+      "SLURM_STEP_NODELIST=node[03-04,9]");
   EXPECT_EQ(env.rank, 3);
   EXPECT_EQ(env.world_size, 4);
   EXPECT_EQ(env.local_world_size, 2);
@@ -112,27 +122,16 @@ TEST(Environment, MapsSrun) {
 }
 
 TEST(Environment, NamesTheVariableThatIsWrong) {
+  EXPECT_THAT(error_of("RANK=x WORLD_SIZE=2"), HasSubstr("RANK=\"x\""));
+  EXPECT_THAT(error_of("RANK=0"), HasSubstr("WORLD_SIZE is not set"));
   EXPECT_THAT(
-      error_of({{"RANK", "x"}, {"WORLD_SIZE", "2"}}), HasSubstr("RANK=\"x\""));
-  EXPECT_THAT(error_of({{"RANK", "0"}}), HasSubstr("WORLD_SIZE is not set"));
-  EXPECT_THAT(
-      error_of(
-          {{"RANK", "2"},
-           {"WORLD_SIZE", "2"},
-           {"MASTER_ADDR", "a"},
-           {"MASTER_PORT", "1"}}),
+      error_of("RANK=2 WORLD_SIZE=2 MASTER_ADDR=a MASTER_PORT=1"),
       HasSubstr("RANK=2 must be below 2"));
   EXPECT_THAT(
-      error_of({{"RANK", "0"}, {"WORLD_SIZE", "2"}}),
-      HasSubstr("MASTER_ADDR is not set"));
+      error_of("RANK=0 WORLD_SIZE=2"), HasSubstr("MASTER_ADDR is not set"));
+  EXPECT_THAT(error_of("RANK=-1 WORLD_SIZE=2"), HasSubstr("0 or more"));
   EXPECT_THAT(
-      error_of({{"RANK", "-1"}, {"WORLD_SIZE", "2"}}), HasSubstr("0 or more"));
-  EXPECT_THAT(
-      error_of(
-          {{"RANK", "0"},
-           {"WORLD_SIZE", "2"},
-           {"MASTER_ADDR", "a"},
-           {"MASTER_PORT", "70000"}}),
+      error_of("RANK=0 WORLD_SIZE=2 MASTER_ADDR=a MASTER_PORT=70000"),
       HasSubstr("65536"));
 }
 
@@ -153,25 +152,6 @@ TEST(Environment, RanksShareTheCoresThatTheyMayUse) {
   }
 }
 
-}  // namespace rank_environment_test
-}  // namespace echelon
-
-namespace echelon::launch {
-namespace launch_environment_test {
-
-std::map<std::string, std::string>
-as_map(const std::vector<std::string>& entries) {
-  std::map<std::string, std::string> result;
-  for (const auto& entry : entries) {
-    const size_t equals = entry.find('=');
-    EXPECT_TRUE(
-        result.emplace(entry.substr(0, equals), entry.substr(equals + 1))
-            .second)
-        << entry;
-  }
-  return result;
-}
-
 TEST(RankEnvironment, UsesTorchrunsNames) {
   const RankPlace place{
       .rank = 5,
@@ -188,28 +168,15 @@ TEST(RankEnvironment, UsesTorchrunsNames) {
       .node_address = "10.0.0.2"};
   const auto env = as_map(rank_environment(
       {"HOME=/h", "RANK=9"}, place, job, {"/e.json", -1}, {}, 8));
-  const std::map<std::string, std::string> expected = {
-      {"HOME", "/h"},
-      {"RANK", "5"},
-      {"LOCAL_RANK", "1"},
-      {"WORLD_SIZE", "8"},
-      {"LOCAL_WORLD_SIZE", "4"},
-      {"GROUP_RANK", "1"},
-      {"GROUP_WORLD_SIZE", "2"},
-      {"ROLE_RANK", "5"},
-      {"ROLE_WORLD_SIZE", "8"},
-      {"ROLE_NAME", "default"},
-      {"MASTER_ADDR", "10.0.0.1"},
-      {"MASTER_PORT", "29500"},
-      {"TORCHELASTIC_RUN_ID", "abc"},
-      {"TORCHELASTIC_RESTART_COUNT", "3"},
-      {"TORCHELASTIC_MAX_RESTARTS", "0"},
-      {"TORCHELASTIC_USE_AGENT_STORE", "False"},
-      {"OMP_NUM_THREADS", "2"},
-      {"ECHELON_JOB", "abc"},
-      {"ECHELON_GENERATION", "3"},
-      {"ECHELON_ERROR_FILE", "/e.json"},
-      {"ECHELON_NODE_ADDRESS", "10.0.0.2"}};
+  const Variables expected = parsed(
+      "HOME=/h RANK=5 LOCAL_RANK=1 WORLD_SIZE=8 LOCAL_WORLD_SIZE=4 "
+      "GROUP_RANK=1 GROUP_WORLD_SIZE=2 ROLE_RANK=5 "
+      "ROLE_WORLD_SIZE=8 ROLE_NAME=default MASTER_ADDR=10.0.0.1 "
+      "MASTER_PORT=29500 TORCHELASTIC_RUN_ID=abc "
+      "TORCHELASTIC_RESTART_COUNT=3 TORCHELASTIC_MAX_RESTARTS=0 "
+      "TORCHELASTIC_USE_AGENT_STORE=False OMP_NUM_THREADS=2 "
+      "ECHELON_JOB=abc ECHELON_GENERATION=3 "
+      "ECHELON_ERROR_FILE=/e.json ECHELON_NODE_ADDRESS=10.0.0.2");
   EXPECT_EQ(env, expected);
 }
 
@@ -247,5 +214,5 @@ TEST(RandomJobId, Differs) {
   EXPECT_NE(random_job_id(), random_job_id());
 }
 
-}  // namespace launch_environment_test
-}  // namespace echelon::launch
+}  // namespace rank_environment_test
+}  // namespace echelon
