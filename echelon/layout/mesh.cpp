@@ -17,15 +17,24 @@ Mesh::Mesh(const Layout& layout) : layout_(layout), size_(layout.num_ranks()) {
         "repeated",
         to_string(axis)));
   }
+  for (const Axis axis : kAxes) {
+    degrees_[number(axis)] = layout.degree(axis);
+    strides_[number(axis)] = layout.stride(axis);
+  }
 }
 
-int64_t Mesh::coordinate(int64_t rank, Axis axis) const {
-  if (rank < 0 || rank >= size_) {
-    throw ConfigError(format(
-        "mesh: rank {} is outside [0, {}) of layout {}", rank, size_,
-        to_string(layout_)));
+void Mesh::refuse(int64_t rank) const {
+  throw ConfigError(format(
+      "mesh: rank {} is outside [0, {}) of layout {}", rank, size_,
+      to_string(layout_)));
+}
+
+int64_t Mesh::first_along(int64_t rank, const std::vector<Axis>& axes) const {
+  int64_t first = rank;
+  for (const Axis axis : axes) {
+    first -= coordinate(rank, axis) * strides_[number(axis)];
   }
-  return rank / layout_.stride(axis) % layout_.degree(axis);
+  return first;
 }
 
 std::vector<int> Mesh::ranks_along(int64_t rank, Axis axis) const {
@@ -34,16 +43,12 @@ std::vector<int> Mesh::ranks_along(int64_t rank, Axis axis) const {
 
 std::vector<int>
 Mesh::ranks_along(int64_t rank, const std::vector<Axis>& axes) const {
-  int64_t first = rank;
-  for (const Axis axis : axes) {
-    first -= coordinate(rank, axis) * layout_.stride(axis);
-  }
-  std::vector<int> ranks = {static_cast<int>(first)};
+  std::vector<int> ranks = {static_cast<int>(first_along(rank, axes))};
   for (const Axis axis : axes) {
     std::vector<int> further;
     for (const int begin : ranks) {
-      for (int64_t i = 0; i < layout_.degree(axis); ++i) {
-        further.push_back(static_cast<int>(begin + i * layout_.stride(axis)));
+      for (int64_t i = 0; i < degrees_[number(axis)]; ++i) {
+        further.push_back(static_cast<int>(begin + i * strides_[number(axis)]));
       }
     }
     ranks = std::move(further);

@@ -1,6 +1,7 @@
 // The mesh of ranks: coordinates of a rank, and the ranks along each axis.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <vector>
 
@@ -20,7 +21,18 @@ class Mesh {
 
   /// The coordinate of `rank` along `axis`. Throws ConfigError when the rank is
   /// outside the mesh.
-  int64_t coordinate(int64_t rank, Axis axis) const;
+  int64_t coordinate(int64_t rank, Axis axis) const {
+    if (rank < 0 || rank >= size_) refuse(rank);
+    return rank / strides_[number(axis)] % degrees_[number(axis)];
+  }
+  /// The rank that differs from `rank` in this coordinate alone.
+  int64_t moved(int64_t rank, Axis axis, int64_t coordinate) const {
+    return rank +
+           (coordinate - this->coordinate(rank, axis)) * strides_[number(axis)];
+  }
+  /// The rank at 0 along `axes` and the other coordinates of `rank`. It names
+  /// the group of `rank` along them.
+  int64_t first_along(int64_t rank, const std::vector<Axis>& axes) const;
 
   /// The ranks that differ from `rank` along `axis` alone, including `rank`, in
   /// the order of their coordinates.
@@ -50,7 +62,11 @@ class Mesh {
   bool within_hosts(Axis axis, int64_t host_ranks) const;
 
  private:
+  static size_t number(Axis axis) { return static_cast<size_t>(axis); }
+  [[noreturn]] void refuse(int64_t rank) const;
+
   Layout layout_;
+  std::array<int64_t, kAxes.size()> degrees_{}, strides_{};  // by axis
   int64_t size_ = 1;
 };
 

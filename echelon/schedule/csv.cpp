@@ -11,39 +11,23 @@
 #include <sstream>
 
 #include "echelon/error.h"
+#include "echelon/schedule/timing.h"
 #include "echelon/schedule/walk.h"
 #include "echelon/text/format.h"
 
 namespace echelon {
 namespace {
 
-// The tick at which each action begins, by rank.
-std::vector<std::vector<int32_t>> ticks(const Schedule& schedule) {
-  std::vector<std::vector<int32_t>> begin;
-  for (const auto& list : schedule.ranks) begin.emplace_back(list.size());
-  std::vector<int32_t> forward(
-      detail::cell(schedule, schedule.num_stages(), 0));
-  std::vector<int32_t> backward(forward.size());
-  const auto visit = [&](int32_t rank, size_t index, const Action& action) {
-    auto& own = begin[static_cast<size_t>(rank)];
-    int32_t tick = index == 0 ? 0 : own[index - 1] + 1;
-    const bool back = detail::is_backward(action.kind);
-    auto& ends = back ? backward : forward;
-    const int32_t needed = detail::needed_stage(action, schedule.num_stages());
-    if (needed >= 0) {
-      const auto at = detail::cell(schedule, needed, action.microbatch);
-      tick = std::max(tick, ends[at]);
-    }
-    own[index] = tick;
-    if (action.kind == ActionKind::backward_weight) return;
-    ends[detail::cell(schedule, action.stage, action.microbatch)] = tick + 1;
-  };
-  if (!detail::Walk(schedule).run(visit)) {
+// When each action begins if every action takes one tick.
+std::vector<std::vector<ActionTime>> ticks(const Schedule& schedule) {
+  if (!detail::Walk(schedule).run([](int32_t, size_t, const Action&) {})) {
     throw ConfigError(
         "schedule " + schedule.name +
         " deadlocks and cannot be written; check() says where");
   }
-  return begin;
+  const std::vector<StageCost> costs(
+      schedule.rank_of_stage.size(), {.backward = 1});
+  return time_schedule(schedule, costs, /*with_actions=*/true).actions;
 }
 
 // Reads one file; line_, column_ and cell_ say where.
@@ -242,10 +226,10 @@ void write_schedule_csv(const Schedule& schedule, std::ostream& out) {
   std::string text;
   for (size_t rank = 0; rank < schedule.ranks.size(); ++rank) {
     const auto& list = schedule.ranks[rank];
-    int32_t tick = 0;
+    double tick = 0;
     for (size_t i = 0; i < list.size(); ++i, ++tick) {
       if (i > 0) text += ',';
-      for (; tick < begin[rank][i]; ++tick) text += ',';
+      for (; tick < begin[rank][i].begin; ++tick) text += ',';
       text += to_string(list[i]);
       if (text.size() < kChunk) continue;
       out << text;

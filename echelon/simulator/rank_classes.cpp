@@ -16,45 +16,6 @@ std::vector<Axis> axes_of(AxisMask mask) {
   return axes;
 }
 
-RankGrid::RankGrid(const Layout& layout) : size_(layout.num_ranks()) {
-  for (const Axis axis : kAxes) {
-    degrees_[number(axis)] = layout.degree(axis);
-    strides_[number(axis)] = layout.stride(axis);
-  }
-}
-
-int64_t RankGrid::base(int64_t rank, AxisMask axes) const {
-  for (const Axis axis : kAxes) {
-    if (axes & mask_of(axis)) {
-      rank -= coordinate(rank, axis) * strides_[number(axis)];
-    }
-  }
-  return rank;
-}
-
-int64_t RankGrid::group_size(AxisMask axes) const {
-  int64_t size = 1;
-  for (const Axis axis : kAxes) {
-    if (axes & mask_of(axis)) size *= degree(axis);
-  }
-  return size;
-}
-
-std::vector<int64_t> RankGrid::group(int64_t rank, AxisMask axes) const {
-  std::vector<int64_t> ranks = {base(rank, axes)};
-  for (const Axis axis : kAxes) {
-    if (!(axes & mask_of(axis))) continue;
-    const size_t so_far = ranks.size();
-    for (int64_t i = 1; i < degree(axis); ++i) {
-      for (size_t r = 0; r < so_far; ++r) {
-        ranks.push_back(ranks[r] + i * strides_[number(axis)]);
-      }
-    }
-  }
-  std::sort(ranks.begin(), ranks.end());
-  return ranks;
-}
-
 namespace {
 
 using Colours = std::vector<uint64_t>;
@@ -67,8 +28,8 @@ size_t count_colours(Colours colours) {
 
 class Refinement {
  public:
-  Refinement(const RankGrid& grid, const RankColours& given)
-      : grid_(grid),
+  Refinement(const Mesh& mesh, const RankColours& given)
+      : mesh_(mesh),
         given_(given),
         colours_(given.of_rank),
         next_(colours_.size()),
@@ -96,31 +57,32 @@ class Refinement {
   }
 
   // A group's colour is a sum, so the order of its members does not matter.
-  void mix_groups(AxisMask axes) {
-    std::fill(sums_.begin(), sums_.end(), 0);
+  void mix_groups(AxisMask mask) {
+    std::ranges::fill(sums_, 0);
+    const auto axes = axes_of(mask);
+    const auto sum = [&](size_t rank) -> uint64_t& {
+      return sums_[static_cast<size_t>(
+          mesh_.first_along(static_cast<int64_t>(rank), axes))];
+    };
     for (size_t rank = 0; rank < colours_.size(); ++rank) {
-      sums_[base(rank, axes)] += mixed(colours_[rank], axes);
+      sum(rank) += mixed(colours_[rank], mask);
     }
     for (size_t rank = 0; rank < colours_.size(); ++rank) {
-      next_[rank] = mixed(next_[rank], sums_[base(rank, axes)]);
+      next_[rank] = mixed(next_[rank], sum(rank));
     }
   }
 
   void mix_neighbours(int64_t rank) {
-    const auto at = static_cast<size_t>(grid_.coordinate(rank, Axis::pp));
+    const auto at = static_cast<size_t>(mesh_.coordinate(rank, Axis::pp));
     for (const int64_t other : given_.pipeline[at]) {
-      const int64_t neighbour = grid_.moved(rank, Axis::pp, other);
+      const int64_t neighbour = mesh_.moved(rank, Axis::pp, other);
       next_[static_cast<size_t>(rank)] = mixed(
           next_[static_cast<size_t>(rank)],
           colours_[static_cast<size_t>(neighbour)]);
     }
   }
 
-  size_t base(size_t rank, AxisMask axes) const {
-    return static_cast<size_t>(grid_.base(static_cast<int64_t>(rank), axes));
-  }
-
-  const RankGrid& grid_;
+  const Mesh& mesh_;
   const RankColours& given_;
   Colours colours_;
   Colours next_;
@@ -128,7 +90,7 @@ class Refinement {
 };
 
 void number_classes(
-    const RankGrid& grid, const Colours& colours, RankClasses& all) {
+    const Mesh& mesh, const Colours& colours, RankClasses& all) {
   std::unordered_map<uint64_t, int32_t> numbers;
   all.class_of.resize(colours.size());
   for (size_t rank = 0; rank < colours.size(); ++rank) {
@@ -137,7 +99,7 @@ void number_classes(
     if (is_new) {
       RankClass one;
       one.representative = static_cast<int64_t>(rank);
-      one.stage_rank = grid.coordinate(one.representative, Axis::pp);
+      one.stage_rank = mesh.coordinate(one.representative, Axis::pp);
       all.classes.push_back(std::move(one));
     }
     all.class_of[rank] = at->second;
@@ -145,47 +107,43 @@ void number_classes(
   }
 }
 
-void number_neighbours(const RankGrid& grid, RankClasses& all) {
+void number_neighbours(const Mesh& mesh, RankClasses& all) {
   for (RankClass& one : all.classes) {
-    for (int64_t at = 0; at < grid.degree(Axis::pp); ++at) {
-      const int64_t rank = grid.moved(one.representative, Axis::pp, at);
+    for (int64_t at = 0; at < mesh.layout().pp; ++at) {
+      const int64_t rank = mesh.moved(one.representative, Axis::pp, at);
       one.neighbours.push_back(all.class_of[static_cast<size_t>(rank)]);
     }
   }
 }
 
 // A group along the pipeline consists of its two ends alone.
-std::vector<int64_t> members_of(
-    const RankGrid& grid, const RankColours& colours, int64_t rank,
-    AxisMask axes) {
-  if (axes != mask_of(Axis::pp)) return grid.group(rank, axes);
-  std::vector<int64_t> ranks;
+std::vector<int> members_of(
+    const Mesh& mesh, const RankColours& colours, int64_t rank, AxisMask axes) {
+  if (axes != mask_of(Axis::pp)) return mesh.ranks_along(rank, axes_of(axes));
+  std::vector<int> ranks;
   for (const int64_t at : colours.ends) {
-    ranks.push_back(grid.moved(rank, Axis::pp, at));
+    ranks.push_back(static_cast<int>(mesh.moved(rank, Axis::pp, at)));
   }
   return ranks;
 }
 
 void number_groups(
-    const RankGrid& grid, const RankColours& colours, AxisMask axes,
+    const Mesh& mesh, const RankColours& colours, AxisMask axes,
     RankClasses& all) {
   std::vector<int32_t> group_of(all.classes.size(), -1);
   for (size_t c = 0; c < all.classes.size(); ++c) {
     const auto ranks =
-        members_of(grid, colours, all.classes[c].representative, axes);
-    const bool meets =
-        std::find(ranks.begin(), ranks.end(), all.classes[c].representative) !=
-        ranks.end();
+        members_of(mesh, colours, all.classes[c].representative, axes);
+    const int64_t own = all.classes[c].representative;
+    const bool meets = std::ranges::find(ranks, own) != ranks.end();
     if (meets && group_of[c] < 0) {
-      GroupClass group{.axes = axes};
-      group.representative = all.classes[c].representative;
-      for (const int64_t rank : ranks) {
+      GroupClass group{.axes = axes, .representative = own};
+      for (const int rank : ranks) {
         group.members.push_back(all.class_of[static_cast<size_t>(rank)]);
       }
-      std::sort(group.members.begin(), group.members.end());
-      group.members.erase(
-          std::unique(group.members.begin(), group.members.end()),
-          group.members.end());
+      std::ranges::sort(group.members);
+      const auto repeated = std::ranges::unique(group.members);
+      group.members.erase(repeated.begin(), repeated.end());
       for (const int32_t member : group.members) {
         group_of[static_cast<size_t>(member)] =
             static_cast<int32_t>(all.groups.size());
@@ -199,19 +157,19 @@ void number_groups(
 }  // namespace
 
 RankClasses
-find_classes(const RankGrid& grid, const RankColours& colours, bool symmetry) {
+find_classes(const Mesh& mesh, const RankColours& colours, bool symmetry) {
   RankClasses all;
   all.axes = colours.axes;
   Colours last(colours.of_rank.size());
   if (symmetry) {
-    last = Refinement(grid, colours).run();
+    last = Refinement(mesh, colours).run();
   } else {
     std::iota(last.begin(), last.end(), uint64_t{0});
   }
-  number_classes(grid, last, all);
-  number_neighbours(grid, all);
+  number_classes(mesh, last, all);
+  number_neighbours(mesh, all);
   for (const AxisMask axes : colours.axes) {
-    number_groups(grid, colours, axes, all);
+    number_groups(mesh, colours, axes, all);
   }
   return all;
 }

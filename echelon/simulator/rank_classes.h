@@ -10,11 +10,10 @@
 // Source: equitable partitions; McKay, "Practical graph isomorphism", 1981.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <vector>
 
-#include "echelon/layout/layout.h"
+#include "echelon/layout/mesh.h"
 
 namespace echelon::simulator {
 
@@ -25,36 +24,6 @@ constexpr AxisMask mask_of(Axis axis) {
 }
 /// In the order of kAxes.
 std::vector<Axis> axes_of(AxisMask mask);
-
-/// Rank <-> coordinate, like Mesh (layout/mesh.h) but without lists of ranks:
-/// 100,000 ranks take a few numbers.
-class RankGrid {
- public:
-  explicit RankGrid(const Layout& layout);
-
-  int64_t size() const { return size_; }
-  int64_t degree(Axis axis) const { return degrees_[number(axis)]; }
-  int64_t coordinate(int64_t rank, Axis axis) const {
-    return rank / strides_[number(axis)] % degrees_[number(axis)];
-  }
-  /// The rank that differs from `rank` in this coordinate alone.
-  int64_t moved(int64_t rank, Axis axis, int64_t coordinate) const {
-    return rank +
-           (coordinate - this->coordinate(rank, axis)) * strides_[number(axis)];
-  }
-  /// The first rank of the group of `rank` along `axes`: it names the group.
-  int64_t base(int64_t rank, AxisMask axes) const;
-  int64_t group_size(AxisMask axes) const;
-  /// All ranks of that group, ascending.
-  std::vector<int64_t> group(int64_t rank, AxisMask axes) const;
-
- private:
-  static size_t number(Axis axis) { return static_cast<size_t>(axis); }
-
-  std::array<int64_t, 6> degrees_{};
-  std::array<int64_t, 6> strides_{};
-  int64_t size_ = 1;
-};
 
 struct RankClass {
   int64_t representative = 0;  // its first rank
@@ -92,6 +61,6 @@ struct RankColours {
 /// about a tenth of a second, more when a difference has to travel along a long
 /// pipeline.
 RankClasses
-find_classes(const RankGrid& grid, const RankColours& colours, bool symmetry);
+find_classes(const Mesh& mesh, const RankColours& colours, bool symmetry);
 
 }  // namespace echelon::simulator

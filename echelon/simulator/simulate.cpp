@@ -7,7 +7,6 @@
 
 #include "echelon/error.h"
 #include "echelon/simulator/simulated_job.h"
-#include "echelon/simulator/traffic_axes.h"
 #include "echelon/text/format.h"
 
 namespace echelon {
@@ -52,6 +51,16 @@ const char* name_of_collective(CollectiveKind kind) {
       return "send";
   }
   return "";
+}
+
+// The axis under which time spent on such a group is reported.
+Axis reported_axis(AxisMask axes, const Layout& layout) {
+  for (const Axis axis :
+       {Axis::dp_shard, Axis::dp_replicate, Axis::cp, Axis::ep, Axis::tp,
+        Axis::pp}) {
+    if ((axes & mask_of(axis)) && layout.degree(axis) > 1) return axis;
+  }
+  return Axis::tp;
 }
 
 // Records the spans of some ranks as a timeline like a real run's: the same
@@ -107,7 +116,9 @@ class SpanCollector final : public StepObserver {
         job_.job.classes.axes[static_cast<size_t>(instruction.group)];
     double bytes = instruction.bytes;  // of this rank's input
     if (instruction.collective == CollectiveKind::all_gather) {
-      bytes /= static_cast<double>(job_.grid.group_size(axes));
+      int64_t ranks = 1;
+      for (const Axis axis : axes_of(axes)) ranks *= layout_.degree(axis);
+      bytes /= static_cast<double>(ranks);
     }
     add(rank_class,
         {.track = "comm",
@@ -208,12 +219,12 @@ std::vector<int64_t> ranks_to_show(const ModelJob& job, int64_t most) {
   const auto add = [&](int64_t rank) {
     if (static_cast<int64_t>(ranks.size()) < most) ranks.insert(rank);
   };
-  const RankGrid& grid = job.grid;
-  for (int64_t at = 0; at < grid.degree(Axis::pp); ++at) {
-    add(grid.moved(0, Axis::pp, at));
+  const Mesh& mesh = job.mesh;
+  for (int64_t at = 0; at < mesh.layout().pp; ++at) {
+    add(mesh.moved(0, Axis::pp, at));
   }
   for (const int64_t rank : job.stragglers) add(rank);
-  for (int64_t rank = 0; rank < grid.size() && rank < most; ++rank) add(rank);
+  for (int64_t rank = 0; rank < mesh.size() && rank < most; ++rank) add(rank);
   return {ranks.begin(), ranks.end()};
 }
 

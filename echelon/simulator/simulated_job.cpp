@@ -64,7 +64,7 @@ class JobBuilder {
                 ? copied_embedding(*model.transformer, strategy, framework_)
                 : 0),
         axes_(traffic_axes(strategy, copied_ > 0)),
-        built_{.grid = RankGrid(strategy.layout)} {
+        built_{.mesh = Mesh(strategy.layout)} {
     if (strategy.rank_microbatch.empty()) add_size(strategy.microbatch_size);
     for (const int64_t samples : strategy.rank_microbatch) add_size(samples);
   }
@@ -77,10 +77,10 @@ class JobBuilder {
     job.blocking_messages = framework_.blocking_transfers;
     job.validates_afterwards = framework_.validates_afterwards;
     job.messages_share = true;
-    built_.stragglers = choose_stragglers(options_, built_.grid.size());
+    built_.stragglers = choose_stragglers(options_, built_.mesh.size());
     find_neighbours();
     job.classes = find_classes(
-        built_.grid, colours(), options_.symmetry && options_.jitter == 0);
+        built_.mesh, colours(), options_.symmetry && options_.jitter == 0);
     job.num_links = kSides * job.classes.classes.size();
     for (size_t c = 0; c < job.classes.classes.size(); ++c) add_rank(c);
     for (const GroupClass& group : job.classes.groups) add_group(group);
@@ -104,14 +104,11 @@ class JobBuilder {
   }
 
   int64_t microbatch(int64_t rank) const {
-    return microbatch_of(
-        strategy_, grid().coordinate(rank, Axis::dp_replicate) *
-                           strategy_.layout.dp_shard +
-                       grid().coordinate(rank, Axis::dp_shard));
+    return microbatch_of(strategy_, mesh().data_index(rank));
   }
   const Sized& sized(int64_t rank) const { return sizes_.at(microbatch(rank)); }
 
-  const RankGrid& grid() const { return built_.grid; }
+  const Mesh& mesh() const { return built_.mesh; }
 
   // Coordinates along pp that send to each other.
   void find_neighbours() {
@@ -142,22 +139,22 @@ class JobBuilder {
         .of_rank = {},
         .pipeline = neighbours_,
         .ends = {0, strategy_.layout.pp - 1}};
-    all.of_rank.reserve(static_cast<size_t>(grid().size()));
-    for (int64_t rank = 0; rank < grid().size(); ++rank) {
+    all.of_rank.reserve(static_cast<size_t>(mesh().size()));
+    for (int64_t rank = 0; rank < mesh().size(); ++rank) {
       all.of_rank.push_back(mixed(program_key(rank), straggles(rank) ? 1 : 0));
     }
     return all;
   }
 
   uint64_t program_key(int64_t rank) const {
-    const int64_t at = grid().coordinate(rank, Axis::pp);
+    const int64_t at = mesh().coordinate(rank, Axis::pp);
     uint64_t key = mixed(static_cast<uint64_t>(at), group_index(rank));
     if (sizes_.size() > 1) {
       key = mixed(key, static_cast<uint64_t>(microbatch(rank)));
     }
     const int64_t node = cluster_.node_index(rank);
     const auto mix_place_of = [&](int64_t other) {
-      const int64_t partner = grid().moved(rank, Axis::pp, other);
+      const int64_t partner = mesh().moved(rank, Axis::pp, other);
       const bool near = cluster_.node_index(partner) == node;
       key = mixed(key, (group_index(partner) << 1) | (near ? 1u : 0u));
     };
@@ -209,7 +206,7 @@ class JobBuilder {
     const int32_t other = owners[static_cast<size_t>(next)];
     const RankClass& own = built_.job.classes.classes[c];
     if (other == own.stage_rank) return {};
-    const int64_t receiver = grid().moved(rank, Axis::pp, other);
+    const int64_t receiver = mesh().moved(rank, Axis::pp, other);
     Message one;
     one.seconds = transfer_seconds(
         strategy_, cluster_, framework_, bytes_between(rank, stage, next), rank,
@@ -236,9 +233,9 @@ class JobBuilder {
   }
 
   Program make(int64_t rank) {
-    const auto own = static_cast<int32_t>(grid().coordinate(rank, Axis::pp));
+    const auto own = static_cast<int32_t>(mesh().coordinate(rank, Axis::pp));
     const Sized& mine = sized(rank);
-    const int64_t first_rank = grid().moved(rank, Axis::pp, 0);
+    const int64_t first_rank = mesh().moved(rank, Axis::pp, 0);
     const StageTimes times =
         stage_times(model_, mine.strategy, cluster_, first_rank);
     const Framework framework = framework_on(
@@ -302,12 +299,12 @@ class JobBuilder {
   }
 
   bool messages_go(bool inside) const {
-    const int64_t ranks = grid().size();
+    const int64_t ranks = mesh().size();
     const int64_t few = std::min<int64_t>(ranks, 4096);
     for (int64_t rank = 0; rank < few; ++rank) {
-      const int64_t at = grid().coordinate(rank, Axis::pp);
+      const int64_t at = mesh().coordinate(rank, Axis::pp);
       for (const int64_t other : neighbours_[static_cast<size_t>(at)]) {
-        const int64_t neighbour = grid().moved(rank, Axis::pp, other);
+        const int64_t neighbour = mesh().moved(rank, Axis::pp, other);
         if ((cluster_.node_index(rank) == cluster_.node_index(neighbour)) ==
             inside) {
           return true;

@@ -12,7 +12,7 @@ namespace echelon::simulator {
 
 struct ModelJob {
   SimulatedJob job;
-  RankGrid grid;
+  Mesh mesh;
   std::vector<std::unique_ptr<Program>> programs;  // job.ranks points to them
   std::vector<int64_t> stragglers;                 // ranks, ascending
 };

@@ -10,10 +10,17 @@
 
 #include "echelon/cost/layer_work.h"
 #include "echelon/cost/step_estimate.h"
+#include "echelon/simulator/rank_classes.h"
 #include "echelon/simulator/rank_program.h"
-#include "echelon/simulator/traffic_axes.h"
 
 namespace echelon::simulator {
+
+/// All groups along which ranks of a strategy meet, each once. `tied`: the ends
+/// of the pipeline sum the gradients of an embedding that both hold.
+std::vector<AxisMask> traffic_axes(const Strategy& strategy, bool tied);
+
+/// The groups whose collectives run in the background.
+std::vector<AxisMask> launched_axes(const Strategy& strategy);
 
 struct StageProgramInput {
   const Strategy& strategy;

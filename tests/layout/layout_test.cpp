@@ -117,6 +117,27 @@ TEST(Mesh, TensorParallelIsInnermostAndDataParallelOutermost) {
   EXPECT_EQ(mesh.coordinate(6, Axis::pp), 1);
 }
 
+TEST(Mesh, MovesRanksInTheOrderOfTheAxes) {
+  const std::vector<Axis> data = {Axis::dp_replicate};
+  Layout layout{.dp_replicate = 2, .tp = 2, .pp = 3};
+  const Mesh usual(layout);
+  EXPECT_EQ(usual.size(), 12);
+  EXPECT_EQ(usual.coordinate(7, Axis::tp), 1);
+  EXPECT_EQ(usual.coordinate(7, Axis::pp), 0);
+  EXPECT_EQ(usual.coordinate(7, Axis::dp_replicate), 1);
+  EXPECT_THAT(usual.ranks_along(7, data), ElementsAre(1, 7));
+  EXPECT_EQ(usual.first_along(7, data), 1);
+  EXPECT_EQ(usual.moved(7, Axis::pp, 2), 11);
+  layout.order = {Axis::pp, Axis::dp_replicate, Axis::dp_shard,
+                  Axis::cp, Axis::ep,           Axis::tp};
+  const Mesh outer(layout);
+  EXPECT_EQ(outer.coordinate(7, Axis::pp), 1);
+  EXPECT_THAT(outer.ranks_along(7, data), ElementsAre(5, 7));
+  EXPECT_THAT(
+      outer.ranks_along(7, {Axis::dp_replicate, Axis::tp}),
+      ElementsAre(4, 5, 6, 7));
+}
+
 TEST(Mesh, GroupsPartitionTheWorld) {
   const Mesh mesh(Layout{.dp_replicate = 3, .dp_shard = 2, .tp = 2});
   for (const auto& axes : std::vector<std::vector<Axis>>{

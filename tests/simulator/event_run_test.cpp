@@ -60,7 +60,7 @@ struct Setting {
 SimulatedJob job_of(
     const Setting& setting, const std::vector<Program>& programs,
     double message_seconds = 0) {
-  const RankGrid grid(setting.layout);
+  const Mesh mesh(setting.layout);
   RankColours colours{.axes = setting.axes};
   const int64_t pp = setting.layout.pp;
   colours.pipeline.resize(static_cast<size_t>(pp));
@@ -69,12 +69,12 @@ SimulatedJob job_of(
       if (p != q) colours.pipeline[static_cast<size_t>(p)].push_back(q);
     }
   }
-  for (int64_t rank = 0; rank < grid.size(); ++rank) {
+  for (int64_t rank = 0; rank < mesh.size(); ++rank) {
     colours.of_rank.push_back(
-        static_cast<uint64_t>(grid.coordinate(rank, Axis::pp)));
+        static_cast<uint64_t>(mesh.coordinate(rank, Axis::pp)));
   }
   SimulatedJob job{
-      .classes = find_classes(grid, colours, setting.symmetry),
+      .classes = find_classes(mesh, colours, setting.symmetry),
       .schedule = setting.schedule};
   job.num_links = 2 * job.classes.classes.size();
   for (size_t c = 0; c < job.classes.classes.size(); ++c) {
