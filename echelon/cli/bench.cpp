@@ -4,7 +4,7 @@
 
 #include "echelon/cli/arguments.h"
 #include "echelon/cli/programs.h"
-#include "echelon/cluster/saved_cluster.h"
+#include "echelon/cluster/local_cluster.h"
 #include "echelon/error.h"
 
 namespace echelon::cli {

@@ -11,6 +11,7 @@
 #include <array>
 
 #include "echelon/error.h"
+#include "echelon/text/format.h"
 #include "echelon/text/nearest.h"
 
 namespace echelon {
@@ -152,6 +153,10 @@ const std::vector<std::string>& device_names() {
   return names;
 }
 
+bool in_catalogue(std::string_view device) {
+  return std::ranges::find(device_names(), device) != device_names().end();
+}
+
 Device find_device(std::string_view name) {
   for (const auto& row : kDevices) {
     if (name != row.name) continue;
@@ -165,14 +170,9 @@ Device find_device(std::string_view name) {
     device.source = row.source;
     return device;
   }
-  std::string all;
-  for (const auto& known : device_names()) {
-    all += (all.empty() ? "" : ", ") + known;
-  }
-  throw ConfigError(
-      "unknown device \"" + std::string(name.substr(0, 60)) + "\"" +
-      config::did_you_mean(name, device_names()) + " (the catalogue has " +
-      all + ")");
+  throw ConfigError(format(
+      "unknown device \"{}\"{} (the catalogue has {})", name.substr(0, 60),
+      config::did_you_mean(name, device_names()), join(device_names(), ", ")));
 }
 
 Node usual_node(std::string_view device) {

@@ -13,6 +13,8 @@ namespace echelon {
 /// "gb200", "l4", "l40s", "rtx-4090", "mi300x", …
 const std::vector<std::string>& device_names();
 
+bool in_catalogue(std::string_view device);
+
 /// Throws ConfigError for an unknown name, with the nearest.
 Device find_device(std::string_view name);
 

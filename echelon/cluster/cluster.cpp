@@ -5,11 +5,11 @@
 
 #include "echelon/config/value.h"
 #include "echelon/error.h"
+#include "echelon/text/format.h"
 
 namespace echelon {
 namespace {
 
-// Beyond it, sums of bytes and ranks would lose digits; no such cluster exists.
 class Check {
  public:
   explicit Check(const Cluster& cluster) : cluster_(cluster) {}
@@ -27,10 +27,9 @@ class Check {
       const auto& [node, count] = cluster_.groups[i];
       if (count > kMaxClusterDevices || node.num_devices > kMaxClusterDevices ||
           (devices += count * node.num_devices) > kMaxClusterDevices) {
-        fail(
-            "count = " + std::to_string(count) + " nodes of " +
-            std::to_string(node.num_devices) +
-            ": a cluster has at most 10 million devices");
+        fail(format(
+            "count = {} nodes of {}: a cluster has at most 10 million devices",
+            count, node.num_devices));
       }
     }
   }
@@ -78,7 +77,7 @@ class Check {
     double most = 0;
     for (Precision precision : kPrecisions) {
       const double peak = device.peak(precision);
-      at_least("peak of " + std::string(to_string(precision)), peak, 0);
+      at_least(format("peak of {}", to_string(precision)), peak, 0);
       most = std::max(most, peak);
     }
     above_zero("the highest peak", most, "it computes in some precision");
@@ -96,8 +95,7 @@ class Check {
 
   void group(size_t index) {
     const auto& [node, count] = cluster_.groups[index];
-    place_ =
-        "nodes " + std::to_string(index + 1) + " (" + node.device.name + ")";
+    place_ = format("nodes {} ({})", index + 1, node.device.name);
     if (count < 1) refuse("count", static_cast<double>(count), "at least 1");
     if (node.num_devices < 1) {
       refuse("devices", static_cast<double>(node.num_devices), "at least 1");
@@ -106,9 +104,10 @@ class Check {
     for (size_t i = 0; i < index; ++i) {
       const Device& other = cluster_.groups[i].node.device;
       if (other.name == node.device.name && other != node.device) {
-        fail(
-            "its device differs from that of nodes " + std::to_string(i + 1) +
-            ", but has the same name; give one of them another");
+        fail(format(
+            "its device differs from that of nodes {}, but has the same name; "
+            "give one of them another",
+            i + 1));
       }
     }
     link("inside", node.inside);
@@ -119,7 +118,7 @@ class Check {
     if (node.num_devices > 1) {
       above_zero(
           "inside rate", node.inside.bytes_per_second,
-          "its " + std::to_string(node.num_devices) + " devices need a link");
+          format("its {} devices need a link", node.num_devices));
     }
     if (cluster_.groups.size() > 1 || count > 1) {
       above_zero(
@@ -131,6 +130,25 @@ class Check {
   const Cluster& cluster_;
   std::string place_;
 };
+
+// The group of a rank's node; what stands before it.
+struct GroupOfRank {
+  const NodeGroup& group;
+  int64_t devices, nodes;
+};
+
+GroupOfRank group_of(const Cluster& cluster, int64_t rank) {
+  int64_t devices = 0, nodes = 0;
+  for (const auto& group : cluster.groups) {
+    const int64_t next = devices + group.count * group.node.num_devices;
+    if (rank >= devices && rank < next) return {group, devices, nodes};
+    devices = next;
+    nodes += group.count;
+  }
+  throw ConfigError(format(
+      "cluster {}: no device {}, it has {}", cluster.name, rank,
+      cluster.num_devices()));
+}
 
 }  // namespace
 
@@ -149,36 +167,19 @@ int64_t Cluster::num_devices() const {
 }
 
 const Node& Cluster::node_of(int64_t rank) const {
-  int64_t first = 0;
-  for (const auto& group : groups) {
-    const int64_t next = first + group.count * group.node.num_devices;
-    if (rank >= first && rank < next) return group.node;
-    first = next;
-  }
-  throw ConfigError(
-      "cluster " + name + ": no device " + std::to_string(rank) + ", it has " +
-      std::to_string(num_devices()));
+  return group_of(*this, rank).group.node;
 }
 
 int64_t Cluster::node_index(int64_t rank) const {
-  int64_t first = 0, nodes = 0;
-  for (const auto& group : groups) {
-    const int64_t next = first + group.count * group.node.num_devices;
-    if (rank >= first && rank < next) {
-      return nodes + (rank - first) / group.node.num_devices;
-    }
-    first = next;
-    nodes += group.count;
-  }
-  node_of(rank);  // throws
-  return -1;
+  const auto [group, devices, nodes] = group_of(*this, rank);
+  return nodes + (rank - devices) / group.node.num_devices;
 }
 
 Cluster Cluster::first(int64_t devices) const {
   if (devices < 1 || devices > num_devices()) {
-    throw ConfigError(
-        "cluster " + name + ": " + std::to_string(devices) +
-        " devices wanted, but it has " + std::to_string(num_devices()));
+    throw ConfigError(format(
+        "cluster {}: {} devices wanted, but it has {}", name, devices,
+        num_devices()));
   }
   Cluster part = *this;
   part.groups.clear();

@@ -9,7 +9,8 @@
 
 namespace echelon {
 
-/// The most devices that a cluster may have.
+/// The most devices that a cluster may have: beyond it, sums of bytes and ranks
+/// would lose digits, and no such cluster exists.
 inline constexpr int64_t kMaxClusterDevices = 10'000'000;
 
 /// What one device can send (and receive at the same time) over it.

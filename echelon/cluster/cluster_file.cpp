@@ -9,6 +9,7 @@
 #include "echelon/cluster/quantity.h"
 #include "echelon/config/value.h"
 #include "echelon/error.h"
+#include "echelon/text/format.h"
 #include "echelon/text/nearest.h"
 
 namespace echelon {
@@ -33,8 +34,9 @@ class Table {
       : value_(value), place_(std::move(place)), title_(std::move(title)) {
     if (value.kind != Kind::table) {
       fail(
-          place_, title_ + " = " + config::shortened(value.text()) + " is " +
-                      value.kind_name() + "; it must be a table");
+          place_, format(
+                      "{} = {} is {}; it must be a table", title_,
+                      config::shortened(value.text()), value.kind_name()));
     }
   }
 
@@ -53,26 +55,24 @@ class Table {
   // Accepts the key with any value.
   void drop(const std::string& key) { known_.push_back(key); }
 
+  // Reads a key into `target`, which stays as it is without the key; whether it
+  // is there.
   bool read(const std::string& key, std::string& target) {
-    const Member* member = find(key);
-    if (member == nullptr) return false;
-    expect(*member, Kind::string, "a string, as in \"h100-sxm\"");
-    target = member->value.string;
-    return true;
+    const Member* member =
+        find(key, Kind::string, "a string, as in \"h100-sxm\"");
+    if (member != nullptr) target = member->value.string;
+    return member != nullptr;
   }
 
   bool read(const std::string& key, bool& target) {
-    const Member* member = find(key);
-    if (member == nullptr) return false;
-    expect(*member, Kind::boolean, "true or false");
-    target = member->value.boolean;
-    return true;
+    const Member* member = find(key, Kind::boolean, "true or false");
+    if (member != nullptr) target = member->value.boolean;
+    return member != nullptr;
   }
 
   bool read(const std::string& key, int64_t& target, int64_t least) {
-    const Member* member = find(key);
+    const Member* member = find(key, Kind::integer, "a whole number");
     if (member == nullptr) return false;
-    expect(*member, Kind::integer, "a whole number");
     if (member->value.integer < least) {
       refuse(*member, "at least " + std::to_string(least));
     }
@@ -105,7 +105,9 @@ class Table {
     if (value.kind == Kind::integer || value.kind == Kind::real) {
       refuse(*member, "a string with a unit, as in \"" + example + "\"");
     }
-    expect(*member, Kind::string, "a string with a unit: " + example);
+    if (value.kind != Kind::string) {
+      refuse(*member, "a string with a unit: " + example);
+    }
     const auto quantity = parse_quantity(value.string, unit);
     if (!quantity) {
       refuse(*member, "a number with a unit, as in " + example);
@@ -117,27 +119,33 @@ class Table {
 
   void finish() const {
     for (const auto& member : value_.members) {
-      if (std::find(known_.begin(), known_.end(), member.name) !=
-          known_.end()) {
-        continue;
-      }
+      if (std::ranges::find(known_, member.name) != known_.end()) continue;
       fail(
-          member.place, title_ + " has no key " +
-                            config::shortened(member.name) +
-                            config::did_you_mean(member.name, known_));
+          member.place,
+          format(
+              "{} has no key {}{}", title_, config::shortened(member.name),
+              config::did_you_mean(member.name, known_)));
     }
+  }
+
+  // Throws when keys are missing.
+  void need(bool whole, const char* keys) const {
+    if (!whole) fail(place_, format("{} needs {}", title_, keys));
   }
 
   [[noreturn]] void refuse(const Member& member, const std::string& rule) {
     fail(
-        member.value.place, title_ + " " + member.name + " = " +
-                                config::shortened(member.value.text()) +
-                                " must be " + rule);
+        member.value.place, format(
+                                "{} {} = {} must be {}", title_, member.name,
+                                config::shortened(member.value.text()), rule));
   }
 
  private:
-  void expect(const Member& member, Kind kind, const std::string& rule) {
-    if (member.value.kind != kind) refuse(member, rule);
+  const Member*
+  find(const std::string& key, Kind kind, const std::string& rule) {
+    const Member* member = find(key);
+    if (member != nullptr && member->value.kind != kind) refuse(*member, rule);
+    return member;
   }
 
   const Value& value_;
@@ -145,11 +153,6 @@ class Table {
   std::string title_;
   std::vector<std::string> known_;
 };
-
-bool in_catalogue(const std::string& name) {
-  const auto& names = device_names();
-  return std::find(names.begin(), names.end(), name) != names.end();
-}
 
 MatrixRate read_matrix_rate(const Value& value, const std::string& title) {
   Table table(value, value.place, title + " matrix_rates");
@@ -161,9 +164,7 @@ MatrixRate read_matrix_rate(const Value& value, const std::string& title) {
       table.read("n", rate.n, 1) & table.read("k", rate.k, 1) &
       table.read("rate", rate.flops_per_second, Unit::flops_per_second);
   table.finish();
-  if (!whole) {
-    fail(table.place(), table.title() + " needs precision, m, n, k and rate");
-  }
+  table.need(whole, "precision, m, n, k and rate");
   try {
     rate.precision = precision_from_name(precision);
     rate.kind = product_kind_from_name(kind);
@@ -181,8 +182,7 @@ OperatorRate read_operator_rate(const Value& value, const std::string& title) {
       table.read("bytes", rate.bytes, Unit::bytes) &
       table.read("rate", rate.bytes_per_second, Unit::bytes_per_second);
   table.finish();
-  if (!whole)
-    fail(table.place(), table.title() + " needs name, bytes and rate");
+  table.need(whole, "name, bytes and rate");
   return rate;
 }
 
@@ -198,9 +198,7 @@ LaunchRate read_launch_rate(const Value& value, const std::string& title) {
   table.read("view", rate.view_seconds, Unit::seconds);
   table.read("backward_view", rate.backward_view_seconds, Unit::seconds);
   table.finish();
-  if (!whole) {
-    fail(table.place(), table.title() + " needs beside, launch and backward");
-  }
+  table.need(whole, "beside, launch and backward");
   return rate;
 }
 
@@ -270,13 +268,11 @@ class Reader {
     Table table(member.value, member.place, title);
     FileDevice made;
     if (in_catalogue(member.name)) made.like = member.name;
-    if (table.read("like", made.like)) {
-      if (!in_catalogue(made.like)) {
-        table.refuse(
-            *table.find("like"),
-            "a device of the catalogue" +
-                config::did_you_mean(made.like, device_names()));
-      }
+    if (table.read("like", made.like) && !in_catalogue(made.like)) {
+      table.refuse(
+          *table.find("like"),
+          "a device of the catalogue" +
+              config::did_you_mean(made.like, device_names()));
     }
     if (!made.like.empty()) made.device = find_device(made.like);
     Device& device = made.device;
@@ -319,16 +315,16 @@ class Reader {
     const auto missing = [&](const char* key, const char* example) {
       fail(
           table.place(),
-          table.title() + " needs " + key + ", as in " + key + " = " + example +
-              "; or like = \"h100-sxm\", a device of the catalogue");
+          format(
+              "{} needs {}, as in {} = {}; or like = \"h100-sxm\", a device "
+              "of the catalogue",
+              table.title(), key, key, example));
     };
     if (device.memory_bytes <= 0) missing("memory", "\"80 GiB\"");
     if (device.memory_bytes_per_second <= 0) {
       missing("memory_rate", "\"3 TB/s\"");
     }
-    if (*std::max_element(
-            device.peak_flops_per_second.begin(),
-            device.peak_flops_per_second.end()) <= 0) {
+    if (std::ranges::max(device.peak_flops_per_second) <= 0) {
       missing("peak", "{ bf16 = \"312 TFLOP/s\" }");
     }
   }
@@ -347,8 +343,7 @@ class Reader {
     }
     for (size_t i = 0; i < list.items.size(); ++i) {
       Table table(
-          list.items[i], list.items[i].place,
-          "[[nodes]] " + std::to_string(i + 1));
+          list.items[i], list.items[i].place, format("[[nodes]] {}", i + 1));
       cluster_.groups.push_back(read_node(table));
       places_.push_back(table.place());
     }
@@ -357,11 +352,8 @@ class Reader {
   NodeGroup read_node(Table& table) {
     NodeGroup group;
     std::string device;
-    if (!table.read("device", device)) {
-      fail(
-          table.place(),
-          table.title() + " needs device, as in device = \"h100-sxm\"");
-    }
+    table.need(
+        table.read("device", device), "device, as in device = \"h100-sxm\"");
     Node& node = group.node;
     node = node_with(table, device);
     table.read("name", node.name);
@@ -409,11 +401,8 @@ class Reader {
     inner.read("name", made.name);
     inner.read("latency", made.latency_seconds, Unit::seconds);
     inner.finish();
-    if (!rate && link.bytes_per_second <= 0) {
-      fail(
-          inner.place(),
-          inner.title() + " needs rate, as in rate = \"400 Gbit/s\"");
-    }
+    inner.need(
+        rate || link.bytes_per_second > 0, "rate, as in rate = \"400 Gbit/s\"");
     link = made;
   }
 
@@ -421,21 +410,22 @@ class Reader {
     const auto& groups = cluster_.groups;
     for (size_t i = 0; i < groups.size(); ++i) {
       const Node& node = groups[i].node;
-      const std::string title = "[[nodes]] " + std::to_string(i + 1);
       if (node.num_devices > 1 && node.inside.bytes_per_second <= 0) {
         fail(
             places_[i],
-            title + " has " + std::to_string(node.num_devices) +
-                " devices and no link between them; add inside = { rate = "
-                "\"64 GB/s\", latency = \"5 us\" }");
+            format(
+                "[[nodes]] {} has {} devices and no link between them; add "
+                "inside = {{ rate = \"64 GB/s\", latency = \"5 us\" }}",
+                i + 1, node.num_devices));
       }
       if ((groups.size() > 1 || groups[i].count > 1) &&
           node.network.bytes_per_second <= 0) {
         fail(
             places_[i],
-            title +
-                " has no link to the other nodes; add network = { rate = "
-                "\"400 Gbit/s\", latency = \"5 us\" }");
+            format(
+                "[[nodes]] {} has no link to the other nodes; add network = {{ "
+                "rate = \"400 Gbit/s\", latency = \"5 us\" }}",
+                i + 1));
       }
     }
   }

@@ -1,6 +1,9 @@
 #include "echelon/cluster/device.h"
 
+#include <algorithm>
+
 #include "echelon/error.h"
+#include "echelon/text/format.h"
 #include "echelon/text/nearest.h"
 
 namespace echelon {
@@ -22,15 +25,12 @@ template <size_t kSize>
 size_t find_name(
     const char* what, std::string_view name,
     const std::array<std::string_view, kSize>& names) {
-  std::string all;
-  for (size_t i = 0; i < kSize; ++i) {
-    if (names[i] == name) return i;
-    all += (i == 0 ? "" : ", ") + std::string(names[i]);
-  }
-  throw ConfigError(
-      std::string("unknown ") + what + " \"" + std::string(name) + "\"" +
-      config::did_you_mean(name, {names.begin(), names.end()}) + " (one of " +
-      all + ")");
+  const auto at = std::ranges::find(names, name);
+  if (at != names.end()) return static_cast<size_t>(at - names.begin());
+  throw ConfigError(format(
+      "unknown {} \"{}\"{} (one of {})", what, name,
+      config::did_you_mean(name, {names.begin(), names.end()}),
+      join(names, ", ")));
 }
 
 }  // namespace

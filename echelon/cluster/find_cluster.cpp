@@ -8,6 +8,7 @@
 #include "echelon/cluster/local_cluster.h"
 #include "echelon/config/value.h"
 #include "echelon/error.h"
+#include "echelon/text/format.h"
 #include "echelon/text/nearest.h"
 
 namespace echelon {
@@ -24,8 +25,8 @@ std::optional<int64_t> count_of(std::string_view text) {
   int64_t value = 0;
   const char* end = text.data() + text.size();
   const auto [rest, error] = std::from_chars(text.data(), end, value);
-  if (error != std::errc() || rest != end || value < 1) return std::nullopt;
-  if (value > kMaxClusterDevices) return std::nullopt;
+  const bool whole = error == std::errc() && rest == end;
+  if (!whole || value < 1 || value > kMaxClusterDevices) return std::nullopt;
   return value;
 }
 
@@ -37,8 +38,8 @@ int64_t count_in(const std::string& text, std::string_view number) {
   if (const auto count = count_of(number)) return *count;
   fail(
       text,
-      "\"" + std::string(number.substr(0, 30)) +
-          "\" is no number of devices; it is DEVICE:NODESxDEVICES, as in "
+      in_quotes(number.substr(0, 30)) +
+          " is no number of devices; it is DEVICE:NODESxDEVICES, as in "
           "h100-sxm:64x8, or DEVICE:DEVICES, as in a100-80gb:1024 (from 1 to "
           "10 million)");
 }
@@ -54,20 +55,16 @@ void add_usual_nodes(Cluster& cluster, const Node& node, int64_t devices) {
 }
 
 Node node_named(const std::string& text, std::string_view device) {
-  for (const auto& known : device_names()) {
-    if (known == device) return usual_node(device);
-  }
+  if (in_catalogue(device)) return usual_node(device);
   if (device.empty())
     fail(text, "a device's name is missing, as in h100-sxm:8");
-  std::string all;
-  for (const auto& known : device_names()) {
-    all += (all.empty() ? "" : ", ") + known;
-  }
   fail(
-      text, "no device \"" + std::string(device.substr(0, 60)) +
-                "\" in the catalogue, and no file of that name" +
-                config::did_you_mean(device, device_names()) +
-                " (devices: " + all + ")");
+      text,
+      format(
+          "no device \"{}\" in the catalogue, and no file of that "
+          "name{} (devices: {})",
+          device.substr(0, 60), config::did_you_mean(device, device_names()),
+          join(device_names(), ", ")));
 }
 
 void add_part(
@@ -88,11 +85,11 @@ void add_part(
   node.num_devices = count_in(text, counts.substr(times + 1));
   if (node.num_devices > 1 && node.inside.bytes_per_second == 0) {
     fail(
-        text, node.device.name +
-                  " has no link inside a node in the catalogue; write " +
-                  node.device.name + ":" +
-                  std::to_string(nodes * node.num_devices) +
-                  ", or a cluster file that says the link");
+        text,
+        format(
+            "{} has no link inside a node in the catalogue; write {}:{}, "
+            "or a cluster file that says the link",
+            node.device.name, node.device.name, nodes * node.num_devices));
   }
   cluster.groups.push_back({node, nodes});
 }

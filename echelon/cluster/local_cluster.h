@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <optional>
 
@@ -10,8 +11,19 @@
 
 namespace echelon {
 
+/// Where `echelon bench --save` keeps what it measured of this machine, so that
+/// reports can predict runs without a cluster file:
+/// $XDG_CONFIG_HOME/echelon/clusters/HOST-RANKS.toml, in ~/.config where that
+/// is not set: homes are shared by hosts, and ranks share what a host has.
+/// Empty without a home.
+std::filesystem::path saved_cluster_path(int64_t ranks);
+
+/// Reads that file; empty when there is none. Throws ConfigError as
+/// read_cluster does.
+std::optional<Cluster> saved_cluster(int64_t ranks);
+
 enum class RatesFrom {
-  bench,      // `echelon bench --save` measured them here: saved_cluster.h
+  bench,      // `echelon bench --save` measured them here
   catalogue,  // of its GPUs
   guess,      // of its processor
 };

@@ -1,15 +1,115 @@
 #include "echelon/cluster/local_machine.h"
 
+#include <dlfcn.h>
+
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 
 #include "echelon/cluster/catalogue.h"
 #include "echelon/error.h"
+#include "echelon/text/format.h"
 
 namespace echelon {
 namespace {
+
+// --- NVML
+
+using Handle = void*;
+
+// As in the driver's nvml.h.
+struct Memory {
+  unsigned long long total, free, used;
+};
+constexpr unsigned kMostLinks = 18;
+constexpr int kRemoteSwitch = 2;  // NVML_NVLINK_DEVICE_TYPE_SWITCH
+
+// The few functions that we need, by their stable names. A function that an old
+// driver lacks reports nothing.
+class Library {
+ public:
+  explicit Library(const char* name)
+      : library_(::dlopen(name, RTLD_NOW | RTLD_LOCAL)) {
+    if (library_ == nullptr) return;
+    error_ = call("nvmlInit_v2").value_or(kMissing);
+  }
+  ~Library() {
+    if (library_ == nullptr) return;
+    if (error_ == 0) call("nvmlShutdown");
+    ::dlclose(library_);
+  }
+  Library(const Library&) = delete;
+  Library& operator=(const Library&) = delete;
+
+  bool present() const { return library_ != nullptr; }
+  int error() const { return error_; }
+
+  template <class... Arguments>
+  std::optional<int> call(const char* name, Arguments... arguments) const {
+    void* function = ::dlsym(library_, name);
+    if (function == nullptr) return std::nullopt;
+    return reinterpret_cast<int (*)(Arguments...)>(function)(arguments...);
+  }
+
+  template <class... Arguments>
+  bool ask(const char* name, Arguments... arguments) const {
+    return call(name, arguments...) == 0;
+  }
+
+ private:
+  static constexpr int kMissing = 13;  // NVML_ERROR_FUNCTION_NOT_FOUND
+
+  void* library_;
+  int error_ = kMissing;
+};
+
+void find_links(const Library& nvml, Handle handle, Gpu& gpu) {
+  for (unsigned link = 0; link < kMostLinks; ++link) {
+    unsigned active = 0;
+    if (!nvml.ask("nvmlDeviceGetNvLinkState", handle, link, &active) ||
+        active == 0) {
+      continue;
+    }
+    ++gpu.nvlinks;
+    unsigned version = 0;
+    if (nvml.ask("nvmlDeviceGetNvLinkVersion", handle, link, &version)) {
+      gpu.nvlink_version =
+          std::max(gpu.nvlink_version, static_cast<int>(version));
+    }
+    int remote = 0;
+    if (nvml.ask(
+            "nvmlDeviceGetNvLinkRemoteDeviceType", handle, link, &remote)) {
+      gpu.nvswitch |= remote == kRemoteSwitch;
+    }
+  }
+}
+
+Gpu describe(const Library& nvml, Handle handle) {
+  Gpu gpu;
+  char text[96] = "";
+  if (nvml.ask("nvmlDeviceGetName", handle, text, 96u)) {
+    text[sizeof(text) - 1] = '\0';
+    gpu.name = text;
+  }
+  Memory memory{};
+  if (nvml.ask("nvmlDeviceGetMemoryInfo", handle, &memory)) {
+    gpu.memory_bytes = static_cast<double>(memory.total);
+  }
+  unsigned number = 0;
+  if (nvml.ask("nvmlDeviceGetMaxPcieLinkGeneration", handle, &number)) {
+    gpu.pcie_generation = static_cast<int>(number);
+  }
+  if (nvml.ask("nvmlDeviceGetMaxPcieLinkWidth", handle, &number)) {
+    gpu.pcie_lanes = static_cast<int>(number);
+  }
+  find_links(nvml, handle, gpu);
+  return gpu;
+}
+
+// --- The machine
 
 namespace fs = std::filesystem;
 
@@ -41,6 +141,7 @@ constexpr double kCoreMemoryRate = 10e9;
 constexpr double kSharedMemoryRate = 5e9;
 constexpr double kSharedMemoryLatency = 20e-6;
 constexpr double kUnknownHertz = 2.5e9;
+constexpr int64_t kMostShares = 4096;  // of a processor
 
 double usable_memory(const HostMemory& memory) {
   const bool limited =
@@ -50,7 +151,6 @@ double usable_memory(const HostMemory& memory) {
 
 Link network_of(const LocalMachine& machine, int64_t devices) {
   double infiniband = 0, other = 0;
-  std::string name;
   for (const auto& adapter : machine.adapters) {
     if (adapter.infiniband) {
       infiniband += adapter.bytes_per_second;
@@ -85,13 +185,11 @@ Node processor_node(const LocalMachine& machine, int64_t devices) {
   set(Precision::fp64, flops / 2);
   set(Precision::fp32, flops);
   set(Precision::bf16, flops);
-  node.device.source =
-      "guessed from " +
-      (machine.processor.name.empty() ? "the processor"
-                                      : machine.processor.name) +
-      ", " + std::to_string(machine.cores) +
-      (machine.cores == 1 ? " core" : " cores") +
-      "; echelon bench --save measures";
+  const std::string& name = machine.processor.name;
+  node.device.source = format(
+      "guessed from {}, {} core{}; echelon bench --save measures",
+      name.empty() ? "the processor" : name, machine.cores,
+      machine.cores == 1 ? "" : "s");
   node.switched = false;
   node.inside = {"shared memory", kSharedMemoryRate, kSharedMemoryLatency};
   node.network = network_of(machine, devices);
@@ -104,17 +202,17 @@ Node gpu_node(const LocalMachine& machine, int64_t devices) {
   const auto& gpus = machine.nvml.gpus;
   const std::string name = device_of_gpu(gpus.front());
   if (name.empty()) {
-    throw ConfigError(
-        "this machine's GPU \"" + gpus.front().name +
-        "\" is not in the catalogue; `echelon bench --save FILE` measures it, "
-        "and FILE is then a cluster");
+    throw ConfigError(format(
+        "this machine's GPU \"{}\" is not in the catalogue; `echelon bench "
+        "--save FILE` measures it, and FILE is then a cluster",
+        gpus.front().name));
   }
   for (const auto& gpu : gpus) {
     if (gpu.name == gpus.front().name) continue;
-    throw ConfigError(
-        "this machine has GPUs of several kinds, " + gpus.front().name +
-        " and " + gpu.name +
-        "; write a cluster file with [[nodes]] for each kind");
+    throw ConfigError(format(
+        "this machine has GPUs of several kinds, {} and {}; write a cluster "
+        "file with [[nodes]] for each kind",
+        gpus.front().name, gpu.name));
   }
   Node node = usual_node(name);
   node.name = "local";
@@ -123,15 +221,14 @@ Node gpu_node(const LocalMachine& machine, int64_t devices) {
   if (gpu.memory_bytes > 0) node.device.memory_bytes = gpu.memory_bytes;
   const double pcie =
       pcie_bytes_per_second(gpu.pcie_generation, gpu.pcie_lanes);
-  const std::string pcie_name = "PCIe " + std::to_string(gpu.pcie_generation);
+  const std::string pcie_name = format("PCIe {}", gpu.pcie_generation);
   // A node's usual links stay where the driver tells nothing.
   if (pcie > 0 && node.host.name.rfind("PCIe", 0) == 0) {
     node.host = {pcie_name, pcie, node.host.latency_seconds};
   }
   const double nvlink = nvlink_bytes_per_second(gpu);
   if (nvlink > 0) {
-    node.inside = {
-        "NVLink " + std::to_string(gpu.nvlink_version), nvlink, 3e-6};
+    node.inside = {format("NVLink {}", gpu.nvlink_version), nvlink, 3e-6};
     node.switched = true;
     node.reduces_in_switch &= gpu.nvswitch;
   } else if (pcie > 0) {
@@ -149,6 +246,42 @@ Node gpu_node(const LocalMachine& machine, int64_t devices) {
 }
 
 }  // namespace
+
+NvmlFindings ask_nvml(const char* library) {
+  const Library nvml(library);
+  NvmlFindings found;
+  found.library = nvml.present();
+  if (!found.library) return found;
+  found.error = nvml.error();
+  if (found.error != 0) return found;
+  char driver[96] = "";
+  if (nvml.ask("nvmlSystemGetDriverVersion", driver, 96u)) {
+    driver[sizeof(driver) - 1] = '\0';
+    found.driver = driver;
+  }
+  nvml.ask("nvmlSystemGetCudaDriverVersion_v2", &found.cuda);
+  unsigned count = 0;
+  if (!nvml.ask("nvmlDeviceGetCount_v2", &count)) count = 0;
+  for (unsigned i = 0; i < count; ++i) {
+    Handle handle = nullptr;
+    if (!nvml.ask("nvmlDeviceGetHandleByIndex_v2", i, &handle)) continue;
+    found.gpus.push_back(describe(nvml, handle));
+  }
+  return found;
+}
+
+double nvlink_bytes_per_second(const Gpu& gpu) {
+  // Of one link in one direction, by version: NVLink 1 to 5.
+  constexpr double kRates[] = {0, 20e9, 25e9, 25e9, 25e9, 50e9};
+  const int version = std::clamp(gpu.nvlink_version, 0, 5);
+  return gpu.nvlinks * kRates[version];
+}
+
+double pcie_bytes_per_second(int generation, int lanes) {
+  if (generation < 1 || lanes < 1) return 0;
+  // 3: 8 GT/s a lane with 128 of 130 bits; each generation doubles.
+  return lanes * 8e9 / 8 * 128 / 130 * std::pow(2.0, generation - 3);
+}
 
 std::vector<Adapter> find_adapters(const std::string& sys) {
   std::vector<Adapter> adapters;
@@ -201,15 +334,13 @@ std::string device_of_gpu(const Gpu& gpu) {
 
 Cluster cluster_of(const LocalMachine& machine, int64_t devices) {
   const auto gpus = static_cast<int64_t>(machine.nvml.gpus.size());
-  if (devices > std::max<int64_t>(gpus, gpus > 0 ? 0 : 4096)) {
-    throw ConfigError(
-        "local:" + std::to_string(devices) + ": this machine has " +
-        (gpus > 0 ? std::to_string(gpus) + " GPUs" : "a processor") +
-        "; at most " + std::to_string(gpus > 0 ? gpus : 4096) +
-        " devices are taken here");
+  const int64_t most = gpus > 0 ? gpus : kMostShares;
+  if (devices > most) {
+    throw ConfigError(format(
+        "local:{}: this machine has {}; at most {} devices are taken here",
+        devices, gpus > 0 ? format("{} GPUs", gpus) : "a processor", most));
   }
-  Cluster cluster;
-  cluster.name = "local";
+  Cluster cluster{.name = "local", .groups = {}};
   cluster.groups.push_back(
       {gpus > 0
            ? gpu_node(machine, devices > 0 ? devices : gpus)

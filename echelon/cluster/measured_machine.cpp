@@ -68,15 +68,15 @@ double rounded(double value) {
 
 std::string
 source_of(const MachineMeasurement& measured, const LocalMachine& machine) {
-  std::string text = "measured by echelon bench --save with " +
-                     std::to_string(measured.ranks) +
-                     (measured.ranks == 1 ? " rank on " : " ranks on ");
-  if (!machine.nvml.gpus.empty()) return text + machine.nvml.gpus.front().name;
-  return text +
-         (machine.processor.name.empty() ? "a processor"
-                                         : machine.processor.name) +
-         ", " + std::to_string(machine.cores) +
-         (machine.cores == 1 ? " core" : " cores");
+  const std::string& processor = machine.processor.name;
+  return format(
+      "measured by echelon bench --save with {} rank{} on {}", measured.ranks,
+      measured.ranks == 1 ? "" : "s",
+      !machine.nvml.gpus.empty()
+          ? machine.nvml.gpus.front().name
+          : format(
+                "{}, {} core{}", processor.empty() ? "a processor" : processor,
+                machine.cores, machine.cores == 1 ? "" : "s"));
 }
 
 std::string microseconds(std::string_view what, double seconds) {
@@ -103,9 +103,7 @@ struct Spread {
 };
 
 void add(std::vector<Spread>& all, const std::string& name, double rate) {
-  const auto known = std::find_if(
-      all.begin(), all.end(),
-      [&](const Spread& one) { return one.name == name; });
+  const auto known = std::ranges::find(all, name, &Spread::name);
   Spread& one = known == all.end()
                     ? all.emplace_back(Spread{name, rate, rate, 0})
                     : *known;
@@ -195,8 +193,9 @@ cluster_of(const MachineMeasurement& measured, const LocalMachine& machine) {
 }
 
 std::string to_text(const MachineMeasurement& measured) {
-  std::string text = "of one rank, " + std::to_string(measured.ranks) +
-                     (measured.ranks == 1 ? " rank" : " ranks at once") + ":\n";
+  std::string text = format(
+      "of one rank, {} {}:\n", measured.ranks,
+      measured.ranks == 1 ? "rank" : "ranks at once");
   text += format(
       "  {:<36} {:9.2f} GB/s\n", "memory, read and written",
       measured.memory_bytes_per_second / 1e9);
@@ -215,8 +214,7 @@ std::string to_text(const MachineMeasurement& measured) {
   std::vector<Spread> products, operators;
   for (const auto& rate : measured.matrix_rates) {
     add(products,
-        std::string(to_string(rate.kind)) + ", " +
-            std::string(to_string(rate.precision)),
+        format("{}, {}", to_string(rate.kind), to_string(rate.precision)),
         rate.flops_per_second);
   }
   for (const auto& rate : measured.operator_rates) {

@@ -21,7 +21,7 @@ struct RunCluster {
 };
 
 /// This machine as `ranks` devices: as `echelon bench --save` measured it
-/// (cluster/saved_cluster.h), otherwise its GPUs by the catalogue. A processor
+/// (cluster/local_cluster.h), otherwise its GPUs by the catalogue. A processor
 /// that was not measured is not known. `on_processor`: the run used no GPU.
 RunCluster cluster_of_run(int64_t ranks, bool on_processor);
 

@@ -6,7 +6,6 @@
 
 #include "echelon/cluster/catalogue.h"
 #include "echelon/cluster/cluster_file.h"
-#include "echelon/cluster/saved_cluster.h"
 #include "tests/support/error_text.h"
 #include "tests/support/measured_desk.h"
 #include "tests/support/temp_folder.h"

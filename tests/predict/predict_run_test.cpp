@@ -7,7 +7,7 @@
 
 #include "echelon/cluster/catalogue.h"
 #include "echelon/cluster/cluster_file.h"
-#include "echelon/cluster/saved_cluster.h"
+#include "echelon/cluster/local_cluster.h"
 #include "echelon/cost/framework.h"
 #include "echelon/cost/model_catalogue.h"
 #include "tests/support/measured_desk.h"

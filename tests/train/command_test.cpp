@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "echelon/cluster/saved_cluster.h"
+#include "echelon/cluster/local_cluster.h"
 #include "echelon/text/text_file.h"
 #include "echelon/text/units.h"
 #include "echelon/timeline/chrome_trace.h"
