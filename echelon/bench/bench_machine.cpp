@@ -8,8 +8,7 @@
 
 #include "echelon/bench/bench_collectives.h"
 #include "echelon/bench/bench_launches.h"
-#include "echelon/bench/bench_matmuls.h"
-#include "echelon/bench/bench_operators.h"
+#include "echelon/bench/bench_rates.h"
 
 namespace echelon {
 namespace {
