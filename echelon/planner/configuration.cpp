@@ -12,23 +12,10 @@ namespace echelon {
 namespace {
 
 // Shapes for which the trainer has a named size, which also sets what a shape
-// does not say (rotary positions).
-struct KnownSize {
-  const char* shape;
-  const char* model;
-};
-constexpr std::array kKnownSizes = {
-    KnownSize{"gpt2", "gpt2"},
-    KnownSize{"gpt2-medium", "gpt2-medium"},
-    KnownSize{"gpt2-large", "gpt2-large"},
-    KnownSize{"gpt2-xl", "gpt2-xl"},
-    KnownSize{"llama-160m", "llama-160m"},
-    KnownSize{"llama-1b", "llama-1b"},
-    KnownSize{"llama-8b", "llama-8b"},
-    KnownSize{"llama-70b", "llama-70b"},
-    KnownSize{"llama3.1-8b", "llama-8b"},
-    KnownSize{"llama3.1-70b", "llama-70b"},
-};
+// does not say (rotary positions). "llama3.1-8b" is called "llama-8b" there.
+constexpr std::array kNamedSizes = {
+    "gpt2",     "gpt2-medium", "gpt2-large", "gpt2-xl",     "llama-160m",
+    "llama-1b", "llama-8b",    "llama-70b",  "llama3.1-8b", "llama3.1-70b"};
 constexpr std::array kImageModels = {"simple_cnn", "resnet18",  "resnet34",
                                      "resnet50",   "resnet101", "resnet152"};
 
@@ -52,25 +39,17 @@ class Table {
  public:
   explicit Table(const std::string& name) : name_(name) {}
 
-  void word(const std::string& key, const std::string& value) {
-    line(key, '"' + value + '"');
+  void word(const std::string& key, std::string_view value) {
+    line(key, in_quotes(value));
   }
   void number(const std::string& key, int64_t value) {
     line(key, std::to_string(value));
   }
   void numbers(const std::string& key, const std::vector<int64_t>& values) {
-    std::string list;
-    for (const int64_t value : values) {
-      list += format("{}{}", list.empty() ? "" : ", ", value);
-    }
-    line(key, "[" + list + "]");
+    line(key, format("[{}]", join(values, ", ")));
   }
   void words(const std::string& key, const std::vector<std::string>& values) {
-    std::string list;
-    for (const auto& value : values) {
-      list += format("{}\"{}\"", list.empty() ? "" : ", ", value);
-    }
-    line(key, "[" + list + "]");
+    line(key, format("[{}]", join(values, ", ", in_quotes)));
   }
   void yes(const std::string& key) { line(key, "true"); }
   void comment(const std::string& text) { lines_ += "# " + text + "\n"; }
@@ -98,9 +77,10 @@ int64_t tokens(const PlanRequest& request) {
 
 void put_transformer(Table& table, const PlanRequest& request) {
   const TransformerShape& shape = *request.model.transformer;
-  for (const auto& size : kKnownSizes) {
-    if (request.model.name != size.shape) continue;
-    table.word("name", size.model);
+  if (std::ranges::find(kNamedSizes, request.model.name) != kNamedSizes.end()) {
+    std::string name = request.model.name;
+    if (name.starts_with("llama3.1-")) name.replace(0, 9, "llama-");
+    table.word("name", name);
     // Longer sequences than the size is usually trained with.
     if (tokens(request) > request.model.seq_len) {
       table.number("max_positions", tokens(request));
@@ -256,7 +236,7 @@ std::string precision_table(const Strategy& strategy) {
   Table table("precision");
   if (strategy.precision == Precision::bf16 ||
       strategy.precision == Precision::fp16) {
-    table.word("compute", std::string(to_string(strategy.precision)));
+    table.word("compute", to_string(strategy.precision));
   }
   return table.text();
 }

@@ -16,15 +16,15 @@ namespace {
 constexpr double kSecondsPerHour = 3600;
 constexpr int64_t kMostDevices = 1 << 17;  // that a smallest cluster may have
 
-double price_per_hour(const Cluster& cluster, int64_t devices) {
-  double price = 0;
+double step_price(const Cluster& cluster, int64_t devices, double seconds) {
+  double price = 0;  // of an hour
   int64_t left = devices;
   for (const auto& group : cluster.groups) {
     const int64_t here = std::min(left, group.count * group.node.num_devices);
     price += static_cast<double>(here) * group.node.device.price_per_hour;
     left -= here;
   }
-  return price;
+  return price * seconds / kSecondsPerHour;
 }
 
 Plan plan_of(const Candidate& candidate, const Cluster& cluster) {
@@ -32,8 +32,8 @@ Plan plan_of(const Candidate& candidate, const Cluster& cluster) {
   return {
       .strategy = candidate.strategy,
       .step = candidate.step,
-      .cost_per_step = price_per_hour(cluster, devices) *
-                       candidate.step.step_seconds / kSecondsPerHour,
+      .cost_per_step =
+          step_price(cluster, devices, candidate.step.step_seconds),
       .devices = devices};
 }
 
@@ -143,9 +143,8 @@ Cluster resized(const Cluster& cluster, int64_t devices) {
 }
 
 std::optional<Plan> best_on(const PlanRequest& request, int64_t devices) {
-  auto plans = plans_on(request, devices, 1);
-  if (plans.empty()) return {};
-  return plans.front();
+  const auto plans = plans_on(request, devices, 1);
+  return plans.empty() ? std::nullopt : std::optional(plans.front());
 }
 
 // Doubles the nodes until a plan fits, then bisects for the smallest number.
@@ -179,26 +178,19 @@ void simulate_step(const PlanRequest& request, Plan& plan) {
   step.memory = plan.step.memory;
   step.fits = plan.step.fits;
   plan.step = step;
-  plan.cost_per_step = price_per_hour(request.cluster, plan.devices) *
-                       step.step_seconds / kSecondsPerHour;
+  plan.cost_per_step =
+      step_price(request.cluster, plan.devices, step.step_seconds);
 }
-
-void simulate_best(const PlanRequest& request, PlanResult& result) {
-  for (Plan& plan : result.plans) simulate_step(request, plan);
-  rank(result.plans, request.objective);
-}
-
-using Fixed = std::vector<std::pair<std::string, std::string>>;
 
 // Searches one textbook choice: `fixed` in addition to what is asked.
 void compare_with(
-    const PlanRequest& request, const std::string& name, const Fixed& fixed,
+    const PlanRequest& request, const std::string& name,
+    const std::vector<std::pair<std::string, std::string>>& fixed,
     PlanResult& result) {
   PlanRequest other = request;
   other.fixed.insert(other.fixed.end(), fixed.begin(), fixed.end());
   const Plan& best = result.plans.front();
-  Rejected rejected;
-  rejected.name = name;
+  Rejected rejected{.name = name, .because = {}, .plan = {}};
   try {
     const SearchJob job = job_of(other, best.devices);
     if (job.constraints.allow(best.strategy)) return;  // it is the best
@@ -341,7 +333,10 @@ PlanResult plan(const PlanRequest& request) {
     }
     return result;
   }
-  if (request.simulate) simulate_best(request, result);
+  if (request.simulate) {
+    for (Plan& plan : result.plans) simulate_step(request, plan);
+    rank(result.plans, request.objective);
+  }
   result.reason = explain_best(request, result.plans.front());
   if (request.compare) compare_with_textbook(request, result);
   return result;

@@ -48,7 +48,7 @@ StackedRow fullest_row(const std::string& name, const Plan& plan) {
   return memory_row(name, memory, static_cast<size_t>(memory.fullest()));
 }
 
-std::string short_name(const Plan& plan) {
+std::string layout_text(const Plan& plan) {
   return to_string(plan.strategy.layout);
 }
 
@@ -61,7 +61,7 @@ void add_pipeline_rows(
   for (size_t i = 0; i < shown; ++i) {
     const size_t rank = shown < 2 ? 0 : i * (ranks - 1) / (shown - 1);
     bars.rows.push_back(memory_row(
-        ranks == 1 ? name + ": " + short_name(plan)
+        ranks == 1 ? name + ": " + layout_text(plan)
                    : format("{}, pipeline rank {}", name, rank),
         memory, rank));
   }
@@ -84,7 +84,7 @@ void draw_memory_bars(
       fits ? result.plans.front() : *result.closest, bars);
   for (size_t i = 1; i < result.plans.size(); ++i) {
     bars.rows.push_back(fullest_row(
-        format("no. {}: {}", i + 1, short_name(result.plans[i])),
+        format("no. {}: {}", i + 1, layout_text(result.plans[i])),
         result.plans[i]));
   }
   for (const auto& other : result.others) {
@@ -95,7 +95,7 @@ void draw_memory_bars(
   if (!fits && result.smallest) {
     bars.rows.push_back(fullest_row(
         format_count(static_cast<double>(result.smallest->devices)) +
-            " devices: " + short_name(*result.smallest),
+            " devices: " + layout_text(*result.smallest),
         *result.smallest));
   }
   double limit = bars.limit;
@@ -121,7 +121,7 @@ void draw_part_bars(Markup& page, const PlanResult& result) {
     double communication = 0;
     for (const double seconds : parts.exposed) communication += seconds;
     StackedRow row{
-        short_name(plan),
+        layout_text(plan),
         format_seconds(plan.step.step_seconds),
         {{"bw", "matmul", parts.matrix, {}},
          {"fw", "memory-bound operators", parts.memory, {}},

@@ -14,11 +14,7 @@ namespace echelon {
 namespace {
 
 std::string rate_text(double bytes_per_second) {
-  return format_number(bytes_per_second / 1e9) + " GB/s";
-}
-
-std::string axis_name(Axis axis) {
-  return std::string(short_name(axis));
+  return format("{} GB/s", format_number(bytes_per_second / 1e9));
 }
 
 struct NamedSeconds {
@@ -37,15 +33,17 @@ std::vector<NamedSeconds> named_parts(const StepEstimate& step) {
                                    {"everything else", parts.other}};
   for (const Axis axis : kAxes) {
     all.push_back(
-        {"communication of " + axis_name(axis),
+        {format("communication of {}", short_name(axis)),
          parts.exposed[static_cast<size_t>(axis)]});
   }
   std::ranges::sort(all, std::greater<>(), &NamedSeconds::seconds);
   return all;
 }
 
-std::string share_text(double part, double whole) {
-  return format_percent(whole > 0 ? part / whole : 0);
+// A share of the step.
+std::string share_text(const Plan& plan, double seconds) {
+  const double step = plan.step.step_seconds;
+  return format_percent(step > 0 ? seconds / step : 0);
 }
 
 // Bytes of weights, gradients and optimizer state without any sharding.
@@ -90,33 +88,25 @@ std::string state_sentence(const PlanRequest& request, const Plan& plan) {
 }
 
 std::string limits_sentence(const Plan& best) {
-  const auto parts = named_parts(best.step);
-  std::string text = " Of a step of " + format_seconds(best.step.step_seconds) +
-                     ", matmuls take " +
-                     share_text(best.step.parts.matrix, best.step.step_seconds);
+  std::string text = format(
+      " Of a step of {}, matmuls take {}",
+      format_seconds(best.step.step_seconds),
+      share_text(best, best.step.parts.matrix));
   int named = 0;
-  for (const auto& part : parts) {
+  for (const auto& part : named_parts(best.step)) {
     if (part.name == "matmuls" || named == 3) continue;
     if (part.seconds < 0.01 * best.step.step_seconds) break;
-    text += ", " + part.name + " " +
-            share_text(part.seconds, best.step.step_seconds);
+    text += format(", {} {}", part.name, share_text(best, part.seconds));
     ++named;
   }
   return text + ".";
 }
 
 const Node& largest_group(const Cluster& cluster) {
-  return std::ranges::max_element(
-             cluster.groups,
-             [](const auto& a, const auto& b) {
-               return a.count * a.node.num_devices <
-                      b.count * b.node.num_devices;
-             })
-      ->node;
-}
-
-double exposed(const Plan& plan, Axis axis) {
-  return plan.step.parts.exposed[static_cast<size_t>(axis)];
+  const auto devices = [](const NodeGroup& group) {
+    return group.count * group.node.num_devices;
+  };
+  return std::ranges::max_element(cluster.groups, {}, devices)->node;
 }
 
 std::string why_tensor(const PlanRequest& request, const Plan& best) {
@@ -124,19 +114,20 @@ std::string why_tensor(const PlanRequest& request, const Plan& best) {
   if (tp == 1) return "";
   const Node& node = largest_group(request.cluster);
   std::string text = format("tp={} shards each layer", tp);
+  const std::string network = rate_text(node.network.bytes_per_second);
   if (tp <= node.num_devices) {
     text += " within a node, where a device sends " +
             rate_text(node.inside.bytes_per_second);
     if (request.cluster.num_nodes() > 1) {
-      text +=
-          " (" + rate_text(node.network.bytes_per_second) + " between nodes)";
+      text += format(" ({} between nodes)", network);
     }
   } else {
-    text += " across nodes, at " + rate_text(node.network.bytes_per_second);
+    text += " across nodes, at " + network;
   }
-  return text + "; it costs " +
-         share_text(exposed(best, Axis::tp), best.step.step_seconds) +
-         " of the step. ";
+  const auto axis = static_cast<size_t>(Axis::tp);
+  return text + format(
+                    "; it costs {} of the step. ",
+                    share_text(best, best.step.parts.exposed[axis]));
 }
 
 std::string why_pipeline(const PlanRequest& request, const Plan& best) {
@@ -153,9 +144,9 @@ std::string why_pipeline(const PlanRequest& request, const Plan& best) {
   if (strategy.stages_per_rank > 1) {
     text += format(" over {} stages a rank", strategy.stages_per_rank);
   }
-  return text + " a rank waits " +
-         share_text(best.step.parts.bubble, best.step.step_seconds) +
-         " of the step. ";
+  return text + format(
+                    " a rank waits {} of the step. ",
+                    share_text(best, best.step.parts.bubble));
 }
 
 // Empty for the usual order.
@@ -163,12 +154,9 @@ std::string why_order(const PlanRequest& request, const Plan& best) {
   Strategy usual = best.strategy;
   usual.layout.order = kAxes;
   if (usual.layout == best.strategy.layout) return "";
-  std::string text;
-  for (const Axis axis : best.strategy.layout.used_axes()) {
-    text += (text.empty() ? "Ranks go through the axes in the order " : ", ") +
-            axis_name(axis);
-  }
-  text += ", outermost first";
+  std::string text = format(
+      "Ranks go through the axes in the order {}, outermost first",
+      join(best.strategy.layout.used_axes(), ", ", short_name));
   for (const Axis axis : {Axis::dp_shard, Axis::dp_replicate}) {
     const GroupPlace here = place_of(best.strategy, request.cluster, axis);
     const int64_t before =
@@ -177,7 +165,7 @@ std::string why_order(const PlanRequest& request, const Plan& best) {
     text += format(
         ": {} of the {} ranks of {} share a node, in the usual order {}",
         format_count(here.ranks_per_node), format_count(here.ranks),
-        axis_name(axis), format_count(before));
+        short_name(axis), format_count(before));
     break;
   }
   return text + ". ";
@@ -198,16 +186,16 @@ std::string why_data(const Plan& best) {
   if (layout.dp_replicate > 1) {
     text += format("{} replicas take different samples. ", layout.dp_replicate);
   }
-  const auto at = [&](const auto& seconds) {
-    return seconds[static_cast<size_t>(Axis::dp_replicate)] +
-           seconds[static_cast<size_t>(Axis::dp_shard)];
+  const auto time_text = [](const auto& seconds) {
+    return format_seconds(
+        seconds[static_cast<size_t>(Axis::dp_replicate)] +
+        seconds[static_cast<size_t>(Axis::dp_shard)]);
   };
-  const double all = at(best.step.communication);
-  const double seen = at(best.step.parts.exposed);
-  text += format(
-      "Their collectives take {} a step, of which {} are exposed. ",
-      format_seconds(all), format_seconds(seen));
-  return text;
+  return text + format(
+                    "Their collectives take {} a step, of which {} are "
+                    "exposed. ",
+                    time_text(best.step.communication),
+                    time_text(best.step.parts.exposed));
 }
 
 // On a cluster of several kinds of devices: how work is spread over them.
@@ -220,8 +208,9 @@ std::string why_sizes(const PlanRequest& request, const Plan& best) {
   if (speeds.empty()) return "";
   std::string text = "The devices differ: ";
   for (size_t group = 0; group < groups.size(); ++group) {
-    text += (group == 0 ? "" : ", ") + groups[group].node.device.name +
-            " does " + format_percent(speeds[group]);
+    text += format(
+        "{}{} does {}", group == 0 ? "" : ", ", groups[group].node.device.name,
+        format_percent(speeds[group]));
   }
   text += " of what the fastest does. ";
   const bool stages = !strategy.stage_layers.empty();
@@ -237,29 +226,27 @@ std::string why_sizes(const PlanRequest& request, const Plan& best) {
 
 std::string why_memory(const PlanRequest& request, const Plan& best) {
   const Strategy& strategy = best.strategy;
-  const double usable = usable_fullest_bytes(request, best);
-  const double peak = best.step.memory.peak_bytes();
-  std::string text = (request.cluster.mixed() ? "The fullest device holds "
-                                              : "A device holds ") +
-                     format_bytes(peak) + " of " + format_bytes(usable);
+  std::string text = format(
+      "{} device holds {} of {}", request.cluster.mixed() ? "The fullest" : "A",
+      format_bytes(best.step.memory.peak_bytes()),
+      format_bytes(usable_fullest_bytes(request, best)));
   if (strategy.recompute == Recompute::none && !uses_host(strategy)) {
     return text + ", so nothing is recomputed.";
   }
   text += "; for that";
-  if (strategy.recompute != Recompute::none) {
-    text += strategy.recompute == Recompute::all
-                ? " backward recomputes "
-                : " backward recomputes the cheap operators of ";
-    text += strategy.recompute_layers < 0
-                ? std::string("every layer")
-                : layers_text(strategy.recompute_layers) + " of each stage";
-    text += " (" +
-            share_text(best.step.parts.recompute, best.step.step_seconds) +
-            " of the step)";
+  const bool recomputes = strategy.recompute != Recompute::none;
+  if (recomputes) {
+    text += format(
+        " backward recomputes {}{} ({} of the step)",
+        strategy.recompute == Recompute::all ? "" : "the cheap operators of ",
+        strategy.recompute_layers < 0
+            ? "every layer"
+            : layers_text(strategy.recompute_layers) + " of each stage",
+        share_text(best, best.step.parts.recompute));
   }
   if (strategy.offload_optimizer) {
-    text += std::string(strategy.recompute != Recompute::none ? " and" : "") +
-            " the optimizer state is kept on the host";
+    text += recomputes ? " and" : "";
+    text += " the optimizer state is kept on the host";
   }
   if (strategy.offload_activations)
     text += ", activations are kept on the host";
@@ -275,7 +262,7 @@ bool has_strategy(const SearchJob& job) {
 // Leaves out constraints without which there is still no strategy.
 Constraints smallest_conflict(SearchJob job) {
   Constraints conflict = job.constraints;
-  for (size_t i = conflict.size(); i-- > 0;) {
+  for (size_t i = conflict.fixed().size(); i-- > 0;) {
     job.constraints = conflict.without(i);
     if (!has_strategy(job)) conflict = job.constraints;
   }
@@ -295,9 +282,7 @@ std::string nearest_batches(SearchJob job) {
       break;
     }
   }
-  if (found.empty()) return "";
-  return found.size() == 1 ? "; " + found[0] + " would do"
-                           : "; " + found[0] + " or " + found[1] + " would do";
+  return found.empty() ? "" : format("; {} would do", join(found, " or "));
 }
 
 std::string listed(const SearchKey& key, const std::vector<int64_t>& values) {
@@ -317,33 +302,31 @@ struct OpenValues {
 
 OpenValues open_values(const SearchJob& job, const Constraints& conflict) {
   SearchJob without = job;
-  without.constraints = conflict.without(conflict.size() - 1);
-  const std::string last = conflict.text(conflict.size() - 1);
-  const SearchKey& key = find_search_key(last.substr(0, last.find('=')));
+  without.constraints = conflict.without(conflict.fixed().size() - 1);
+  const SearchKey& key = *conflict.fixed().back().key;
   return {key, values_of(without, key)};
 }
 
 std::string conflict_text(const SearchJob& job) {
   const Constraints conflict = smallest_conflict(job);
+  const auto& fixed = conflict.fixed();
   std::string names;
-  for (size_t i = 0; i < conflict.size(); ++i) {
-    const char* between = i == 0                     ? ""
-                          : i + 1 == conflict.size() ? " and "
-                                                     : ", ";
-    names += between + conflict.text(i);
+  for (size_t i = 0; i < fixed.size(); ++i) {
+    const char* between = i == 0 ? "" : i + 1 == fixed.size() ? " and " : ", ";
+    names += between + fixed[i].text();
   }
   const auto [key, values] = open_values(job, conflict);
   const std::string where = format(
       "{} on {} devices with batch {}", job.model.name,
       format_count(job.devices), format_count(job.global_batch));
   std::string text =
-      conflict.size() == 1
+      fixed.size() == 1
           ? format("no strategy of {} has {}", where, names)
           : format("{} contradict each other for {}", names, where);
   if (!values.empty()) {
-    text += "; " + key.name +
-            (conflict.size() == 1 ? " may be " : " may be, with the others, ") +
-            listed(key, values);
+    text += format(
+        "; {} may be{} {}", key.name,
+        fixed.size() == 1 ? "" : ", with the others,", listed(key, values));
   }
   return text;
 }
@@ -376,11 +359,10 @@ double usable_fullest_bytes(const PlanRequest& request, const Plan& plan) {
 }
 
 double usable_device_bytes(const Cluster& cluster) {
-  double least = usable_bytes(cluster.groups.front().node.device);
-  for (const auto& group : cluster.groups) {
-    least = std::min(least, usable_bytes(group.node.device));
-  }
-  return least;
+  const auto usable = [](const NodeGroup& group) {
+    return usable_bytes(group.node.device);
+  };
+  return usable(*std::ranges::min_element(cluster.groups, {}, usable));
 }
 
 Reason explain_best(const PlanRequest& request, const Plan& best) {
@@ -429,8 +411,9 @@ std::string explain_unfit(const PlanRequest& request, const Plan& plan) {
   std::ranges::sort(
       kinds, std::greater<>(), [&](MemoryKind kind) { return fullest[kind]; });
   for (size_t i = 0; i < 2 && fullest[kinds[i]] > 0; ++i) {
-    text += (i == 0 ? ": " : ", ") + std::string(to_string(kinds[i])) + " " +
-            format_bytes(fullest[kinds[i]]);
+    text += format(
+        "{} {} {}", i == 0 ? ":" : ",", to_string(kinds[i]),
+        format_bytes(fullest[kinds[i]]));
   }
   return text;
 }
@@ -440,8 +423,9 @@ Reason explain_nothing_fits(
     const std::optional<Plan>& smallest) {
   Reason reason;
   reason.diagnosis = "Nothing fits. " + state_sentence(request, closest);
-  reason.fix = "The closest, " + to_string(closest.strategy) + ", " +
-               explain_unfit(request, closest) + ".";
+  reason.fix = format(
+      "The closest, {}, {}.", to_string(closest.strategy),
+      explain_unfit(request, closest));
   if (smallest) {
     reason.why = format(
         "{} such devices suffice, with {}: {} a device, {} a step.",
@@ -481,21 +465,18 @@ std::string why_none(const SearchJob& job) {
   }
   const Constraints conflict = smallest_conflict(job);
   // A data-parallel degree that does not divide the batch.
-  for (size_t i = 0; i < conflict.size(); ++i) {
-    const std::string text = conflict.text(i);
-    for (const char* key : {"dp=", "fsdp=", "data="}) {
-      if (text.rfind(key, 0) != 0) continue;
-      const int64_t degree = std::stoll(text.substr(text.find('=') + 1));
-      if (job.global_batch % degree == 0) continue;
-      return format(
-          "a batch of {} samples does not divide by {} ranks",
-          format_count(job.global_batch), format_count(degree));
-    }
+  for (const auto& fixed : conflict.fixed()) {
+    const std::string& name = fixed.key->name;
+    if (name != "dp" && name != "fsdp" && name != "data") continue;
+    if (job.global_batch % fixed.value == 0) continue;
+    return format(
+        "a batch of {} samples does not divide by {} ranks",
+        format_count(job.global_batch), format_count(fixed.value));
   }
   const auto [key, values] = open_values(job, conflict);
-  return "is not possible here" +
-         (values.empty() ? ""
-                         : "; " + key.name + " may be " + listed(key, values));
+  const char* where = "is not possible here";
+  if (values.empty()) return where;
+  return format("{}; {} may be {}", where, key.name, listed(key, values));
 }
 
 std::vector<int64_t> values_of(const SearchJob& job, const SearchKey& key) {

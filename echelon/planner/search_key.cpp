@@ -12,23 +12,17 @@
 namespace echelon {
 namespace {
 
-// The order as layouts spell it.
-std::string order_name(const AxisOrder& order) {
-  std::string text;
-  for (const Axis axis : order) {
-    text += (text.empty() ? "" : ":") + std::string(short_name(axis));
-  }
-  return text;
-}
-
 template <class Range, class Value>
 int64_t index_in(const Range& range, const Value& value) {
   return std::ranges::find(range, value) - range.begin();
 }
 
+// The orders as layouts spell them.
 std::vector<std::string> order_names() {
   std::vector<std::string> names;
-  for (const auto& order : axis_orders()) names.push_back(order_name(order));
+  for (const auto& order : axis_orders()) {
+    names.push_back(join(order, ":", short_name));
+  }
   return names;
 }
 
@@ -93,19 +87,13 @@ std::vector<SearchKey> make_keys() {
   };
 }
 
-std::string joined(const std::vector<std::string>& words) {
-  std::string text;
-  for (const auto& word : words) text += (text.empty() ? "" : ", ") + word;
-  return text;
-}
-
 int64_t parse(const SearchKey& key, const std::string& text) {
   const std::string place = "--fix " + key.name + "=" + text;
   if (!key.words.empty()) {
     const int64_t index = index_in(key.words, text);
     if (index < static_cast<int64_t>(key.words.size())) return index;
     throw ConfigError(format(
-        "{}: must be one of {}{}", place, joined(key.words),
+        "{}: must be one of {}{}", place, join(key.words, ", "),
         config::did_you_mean(text, key.words)));
   }
   int64_t value = 0;
@@ -140,7 +128,7 @@ const SearchKey& find_search_key(const std::string& name) {
     names.push_back(key.name);
   }
   throw ConfigError(format(
-      "\"{}\" is not a setting that is searched: {}{}", name, joined(names),
+      "\"{}\" is not a setting that is searched: {}{}", name, join(names, ", "),
       config::did_you_mean(name, names)));
 }
 
@@ -190,10 +178,4 @@ Constraints Constraints::without(size_t index) const {
   rest.fixed_.erase(rest.fixed_.begin() + static_cast<std::ptrdiff_t>(index));
   return rest;
 }
-
-std::string Constraints::text(size_t index) const {
-  const Fixed& fixed = fixed_.at(index);
-  return fixed.key->name + "=" + fixed.key->text_of(fixed.value);
-}
-
 }  // namespace echelon

@@ -46,17 +46,19 @@ class Constraints {
   bool allow(
       const Strategy& strategy, std::initializer_list<const char*> keys) const;
   bool says(const std::string& key) const;
-  /// The constraints without number `index`.
+  /// The constraints without number `index` of fixed().
   Constraints without(size_t index) const;
-  size_t size() const { return fixed_.size(); }
-  /// "tp=8".
-  std::string text(size_t index) const;
 
- private:
   struct Fixed {
     const SearchKey* key = nullptr;
     int64_t value = 0;
+
+    /// "tp=8".
+    std::string text() const { return key->name + "=" + key->text_of(value); }
   };
+  const std::vector<Fixed>& fixed() const { return fixed_; }
+
+ private:
   std::vector<Fixed> fixed_;
 };
 
