@@ -309,7 +309,7 @@ std::optional<std::vector<size_t>> smallest_cost(
 
 std::string shown(const SliceMemory& memory, size_t layer) {
   return memory.names.size() == memory.bytes.size()
-             ? "\"" + memory.names[layer] + "\""
+             ? in_quotes(memory.names[layer])
              : std::to_string(layer);
 }
 
@@ -364,14 +364,6 @@ with_beginnings(const std::vector<std::string>& names) {
     all.push_back(name);
   }
   return all;
-}
-
-std::string quoted_list(const std::vector<std::string>& names) {
-  std::string text = "[";
-  for (size_t i = 0; i < names.size(); ++i) {
-    text += (i == 0 ? "\"" : ", \"") + names[i] + "\"";
-  }
-  return text + "]";
 }
 
 }  // namespace
@@ -454,7 +446,8 @@ std::vector<size_t> partition_at(
     const std::vector<std::string>& names,
     const std::vector<std::string>& first, size_t slices) {
   check_counts(names.size(), slices);
-  const std::string place = "cut = " + quoted_list(first) + ": ";
+  const std::string place =
+      format("cut = [{}]: ", join(first, ", ", in_quotes));
   if (first.size() + 1 != slices) {
     throw ConfigError(format(
         "{}{} begin {}, but there are {}; give {}, the first layer of each "

@@ -26,7 +26,9 @@ class Checker {
     seen_.resize(detail::cell(schedule_, schedule_.num_stages(), 0));
     for (int32_t rank = 0; rank < schedule_.num_ranks(); ++rank) {
       const auto& list = schedule_.ranks[static_cast<size_t>(rank)];
-      for (size_t i = 0; i < list.size(); ++i) check_action(rank, i, list[i]);
+      for (size_t i = 0; i < list.size(); ++i) {
+        check_action({rank, i, list[i]});
+      }
     }
     check_missing();
     check_deadlock();
@@ -37,16 +39,21 @@ class Checker {
     throw ConfigError("schedule " + schedule_.name + ": " + fault);
   }
 
-  [[noreturn]] void refuse(
-      int32_t rank, size_t index, const Action& action,
-      const std::string& fault) const {
-    refuse(place(rank, index, action) + " " + fault);
-  }
+  // An action in its rank's list.
+  struct Place {
+    int32_t rank;
+    size_t index;
+    const Action& action;
 
-  // "rank 1, action 3 (1B0)"; actions are counted from 1.
-  static std::string place(int32_t rank, size_t index, const Action& action) {
-    return format(
-        "rank {}, action {} ({})", rank, index + 1, to_string(action));
+    // "rank 1, action 3 (1B0)"; actions are counted from 1.
+    std::string text() const {
+      return format(
+          "rank {}, action {} ({})", rank, index + 1, to_string(action));
+    }
+  };
+
+  [[noreturn]] void refuse(const Place& at, const std::string& fault) const {
+    refuse(at.text() + " " + fault);
   }
 
   static std::string count(int32_t number, const std::string& what) {
@@ -114,36 +121,36 @@ class Checker {
     return schedule_.rank_of_stage[static_cast<size_t>(stage)];
   }
 
-  void check_action(int32_t rank, size_t index, const Action& action) {
+  void check_action(const Place& at) {
+    const Action& action = at.action;
     if (action.stage < 0 || action.stage >= schedule_.num_stages()) {
       refuse(
-          rank, index, action,
-          format(
-              "is of stage {}, but there are {}, from 0", action.stage,
-              count(schedule_.num_stages(), "stage")));
+          at, format(
+                  "is of stage {}, but there are {}, from 0", action.stage,
+                  count(schedule_.num_stages(), "stage")));
     }
     if (action.microbatch < 0 ||
         action.microbatch >= schedule_.num_microbatches) {
       refuse(
-          rank, index, action,
-          format(
-              "is of microbatch {}, but there are {}, from 0",
-              action.microbatch, schedule_.num_microbatches));
+          at, format(
+                  "is of microbatch {}, but there are {}, from 0",
+                  action.microbatch, schedule_.num_microbatches));
     }
-    if (owner(action.stage) != rank) {
+    if (owner(action.stage) != at.rank) {
       refuse(
-          rank, index, action,
+          at,
           format(
               "is of a stage that rank {} holds; a stage is computed by one "
               "rank alone",
               owner(action.stage)));
     }
-    check_order(rank, index, action);
+    check_order(at);
     seen_[detail::cell(schedule_, action.stage, action.microbatch)] |=
         bit(action.kind);
   }
 
-  void check_order(int32_t rank, size_t index, const Action& action) const {
+  void check_order(const Place& at) const {
+    const Action& action = at.action;
     const uint8_t seen =
         seen_[detail::cell(schedule_, action.stage, action.microbatch)];
     const auto other = [&](Kind kind) {
@@ -151,10 +158,9 @@ class Checker {
     };
     if (seen & bit(action.kind)) {
       refuse(
-          rank, index, action,
-          format(
-              "is repeated; it stands as action {} already: remove one",
-              first(rank, action)));
+          at, format(
+                  "is repeated; it stands as action {} already: remove one",
+                  first(at)));
     }
     const bool whole = action.kind == Kind::backward;
     const bool split = action.kind == Kind::backward_input ||
@@ -163,30 +169,29 @@ class Checker {
          {Kind::backward_input, Kind::backward_weight, Kind::backward}) {
       if ((whole || (split && kind == Kind::backward)) && seen & bit(kind)) {
         refuse(
-            rank, index, action,
-            "stands beside " + other(kind) +
-                "; a backward is either B, or I and W: remove one");
+            at, format(
+                    "stands beside {}; a backward is either B, or I and W: "
+                    "remove one",
+                    other(kind)));
       }
     }
     if (action.kind != Kind::forward && !(seen & bit(Kind::forward))) {
       refuse(
-          rank, index, action,
-          "comes before its forward " + other(Kind::forward) +
-              "; put that before it");
+          at, "comes before its forward " + other(Kind::forward) +
+                  "; put that before it");
     }
     if (action.kind == Kind::backward_weight &&
         !(seen & bit(Kind::backward_input))) {
       refuse(
-          rank, index, action,
-          "comes before " + other(Kind::backward_input) +
-              ", from which it has its gradients; put that before it");
+          at, "comes before " + other(Kind::backward_input) +
+                  ", from which it has its gradients; put that before it");
     }
   }
 
   // The number of the first such action of the rank.
-  int64_t first(int32_t rank, const Action& action) const {
-    const auto& list = schedule_.ranks[static_cast<size_t>(rank)];
-    return std::ranges::find(list, action) - list.begin() + 1;
+  int64_t first(const Place& at) const {
+    const auto& list = schedule_.ranks[static_cast<size_t>(at.rank)];
+    return std::ranges::find(list, at.action) - list.begin() + 1;
   }
 
   void check_missing() const {
@@ -263,7 +268,7 @@ class Checker {
       const Action result = needed(walk, rank);
       text += format(
           "{}{} waits for {} of rank {}{}", i == 0 ? "" : "; ",
-          place(rank, walk.next(rank), first_stuck(walk, rank)),
+          Place{rank, walk.next(rank), first_stuck(walk, rank)}.text(),
           to_string(result), owner(result.stage),
           path.size() == 1 ? " itself, which comes later" : "");
     }

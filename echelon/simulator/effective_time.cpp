@@ -12,29 +12,22 @@ namespace echelon {
 namespace {
 
 void check(int64_t nodes, double step_seconds, const FailureOptions& options) {
-  const auto require = [](bool good, const char* what, double value) {
-    if (good) return;
+  const auto require = [](bool above_zero, const char* what, double value) {
+    const bool large = above_zero ? value > 0 : value >= 0;
+    if (large && std::isfinite(value)) return;
     throw ConfigError(format(
         "{} = {:g}: must be a number above 0 (0 or more for times of saving "
         "and recovery)",
         what, value));
   };
-  const auto above = [](double value) {
-    return value > 0 && std::isfinite(value);
-  };
-  const auto not_below = [](double v) { return v >= 0 && std::isfinite(v); };
-  require(nodes > 0, "nodes", static_cast<double>(nodes));
-  require(above(step_seconds), "step_seconds", step_seconds);
-  require(above(options.hours), "hours", options.hours);
+  require(true, "nodes", static_cast<double>(nodes));
+  require(true, "step_seconds", step_seconds);
+  require(true, "hours", options.hours);
+  require(false, "checkpoint_seconds", options.checkpoint_seconds);
   require(
-      not_below(options.checkpoint_seconds), "checkpoint_seconds",
-      options.checkpoint_seconds);
-  require(
-      not_below(options.checkpoint_interval_seconds),
-      "checkpoint_interval_seconds", options.checkpoint_interval_seconds);
-  require(
-      not_below(options.recovery_seconds), "recovery_seconds",
-      options.recovery_seconds);
+      false, "checkpoint_interval_seconds",
+      options.checkpoint_interval_seconds);
+  require(false, "recovery_seconds", options.recovery_seconds);
 }
 
 // Daly's equation 20 solved for the share: work done over the time it takes.

@@ -1,6 +1,7 @@
 #include "echelon/simulator/simulate.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <numeric>
 #include <set>
@@ -36,21 +37,9 @@ void check(const SimulationOptions& options) {
 }
 
 const char* name_of_collective(CollectiveKind kind) {
-  switch (kind) {
-    case CollectiveKind::all_reduce:
-      return "all_reduce";
-    case CollectiveKind::all_gather:
-      return "all_gather";
-    case CollectiveKind::reduce_scatter:
-      return "reduce_scatter";
-    case CollectiveKind::all_to_all:
-      return "all_to_all";
-    case CollectiveKind::broadcast:
-      return "broadcast";
-    case CollectiveKind::send:
-      return "send";
-  }
-  return "";
+  constexpr std::array kNames = {"all_reduce", "all_gather", "reduce_scatter",
+                                 "all_to_all", "broadcast",  "send"};
+  return kNames.at(static_cast<size_t>(kind));
 }
 
 // The axis under which time spent on such a group is reported.
