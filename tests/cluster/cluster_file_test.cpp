@@ -6,7 +6,7 @@
 #include <random>
 
 #include "echelon/cluster/catalogue.h"
-#include "echelon/error.h"
+#include "tests/support/error_text.h"
 
 namespace echelon {
 namespace cluster_file_test {
@@ -55,12 +55,7 @@ network = { rate = "100 Gbit/s" }
 )";
 
 std::string error_of(const std::string& text) {
-  try {
-    parse_cluster(text, "c.toml");
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
-  return "no error";
+  return error_text<ConfigError>([&] { parse_cluster(text, "c.toml"); });
 }
 
 TEST(ClusterFile, ReadsEveryKey) {
@@ -134,109 +129,93 @@ TEST(ClusterFile, WhatIsWrittenReadsBackIdentically) {
   again(changed);
 }
 
+struct Refused {
+  std::string text;
+  const char* says;
+};
+
+void expect_refused(const std::vector<Refused>& all) {
+  for (const Refused& one : all) {
+    EXPECT_THAT(error_of(one.text), HasSubstr(one.says)) << one.text;
+  }
+}
+
 TEST(ClusterFile, ErrorsSayLineColumnValueAndRule) {
+  const std::string l4 = "[[nodes]]\ndevice = \"l4\"\n";
   EXPECT_THAT(
       error_of("[[nodes]]\ndevice = \"h100-smx\"\n"),
       AllOf(
           StartsWith("c.toml:2:10: [[nodes]] 1 device"),
           HasSubstr("did you mean \"h100-sxm\"?")));
   EXPECT_THAT(
-      error_of("[[nodes]]\ndevice = \"l4\"\nnetwork = { rate = 400 }\n"),
+      error_of(l4 + "network = { rate = 400 }\n"),
       AllOf(
           StartsWith("c.toml:3:20: [[nodes]] 1 network rate = 400"),
           HasSubstr("unit")));
   EXPECT_THAT(
-      error_of("[[nodes]]\ndevice = \"l4\"\nnetwork = { rate = \"400\" }\n"),
-      HasSubstr("a number with a unit, as in 400 Gbit/s"));
-  EXPECT_THAT(
-      error_of("[[nodes]]\ndevice = \"l4\"\nnetwrk = { rate = \"1 GB/s\" }\n"),
+      error_of(l4 + "netwrk = { rate = \"1 GB/s\" }\n"),
       AllOf(
           StartsWith("c.toml:3:1: [[nodes]] 1 has no key netwrk"),
           HasSubstr("did you mean \"network\"?")));
-  EXPECT_THAT(
-      error_of("[[nodes]]\ndevice = \"l4\"\ncount = 0\n"),
-      HasSubstr("count = 0 must be at least 1"));
-  EXPECT_THAT(
-      error_of("[[nodes]]\ndevice = \"l4\"\nswitched = 1\n"),
-      HasSubstr("true or false"));
-  EXPECT_THAT(
-      error_of("[[nodes]]\ndevice = \"l4\"\ninside = { rate = \"-1 GB/s\" }\n"),
-      HasSubstr("must be at least 0"));
-  EXPECT_THAT(
-      error_of("[nodes]\ndevice = \"l4\"\n"),
-      HasSubstr("must be written as [[nodes]]"));
-  EXPECT_THAT(error_of("nodes = []\n"), HasSubstr("[[nodes]]"));
-  EXPECT_THAT(error_of("nodes = [1]\n"), HasSubstr("must be a table"));
-  EXPECT_THAT(error_of(""), HasSubstr("needs [[nodes]]"));
-  EXPECT_THAT(error_of("[[nodes]]\ncount = 2\n"), HasSubstr("needs device"));
-  EXPECT_THAT(error_of("[[nodes]\n"), HasSubstr("not TOML"));
-  EXPECT_THAT(
-      error_of("devices = 8\n[[nodes]]\ndevice = \"l4\"\n"),
-      HasSubstr("[devices] = 8 is a whole number"));
+  expect_refused(
+      {{l4 + "network = { rate = \"400\" }\n",
+        "a number with a unit, as in 400 Gbit/s"},
+       {l4 + "count = 0\n", "count = 0 must be at least 1"},
+       {l4 + "switched = 1\n", "true or false"},
+       {l4 + "inside = { rate = \"-1 GB/s\" }\n", "must be at least 0"},
+       {"[nodes]\ndevice = \"l4\"\n", "must be written as [[nodes]]"},
+       {"nodes = []\n", "[[nodes]]"},
+       {"nodes = [1]\n", "must be a table"},
+       {"", "needs [[nodes]]"},
+       {"[[nodes]]\ncount = 2\n", "needs device"},
+       {"[[nodes]\n", "not TOML"},
+       {"devices = 8\n" + l4, "[devices] = 8 is a whole number"}});
 }
 
-constexpr const char* kOwn =
+const std::string kOwn =
     "[devices.ours]\nmemory = \"64 GiB\"\nmemory_rate = \"2 TB/s\"\n"
     "peak = { bf16 = \"200 TFLOP/s\" }\n";
+const std::string kOurNodes = "[[nodes]]\ndevice = \"ours\"\n";
 
 TEST(ClusterFile, MissingLinksAreNamed) {
-  const std::string own = kOwn;
   EXPECT_THAT(
-      error_of(own + "[[nodes]]\ndevice = \"ours\"\ndevices = 4\n"),
+      error_of(kOwn + kOurNodes + "devices = 4\n"),
       AllOf(
           StartsWith("c.toml:5:"),
           HasSubstr("4 devices and no link between them; add inside = {")));
-  EXPECT_THAT(
-      error_of(own + "[[nodes]]\ndevice = \"ours\"\ncount = 2\n"),
-      HasSubstr("no link to the other nodes; add network = {"));
-  EXPECT_EQ(error_of(own + "[[nodes]]\ndevice = \"ours\"\n"), "no error");
-  EXPECT_THAT(
-      error_of(
-          own +
-          "[[nodes]]\ndevice = \"ours\"\nhost = { latency = \"1 us\" }\n"),
-      HasSubstr("host needs rate"));
+  EXPECT_EQ(error_of(kOwn + kOurNodes), "no error");
+  expect_refused(
+      {{kOwn + kOurNodes + "count = 2\n",
+        "no link to the other nodes; add network = {"},
+       {kOwn + kOurNodes + "host = { latency = \"1 us\" }\n",
+        "host needs rate"}});
 }
 
 TEST(ClusterFile, DevicesNeedTheirFigures) {
-  const std::string nodes = "[[nodes]]\ndevice = \"ours\"\n";
-  EXPECT_THAT(
-      error_of("[devices.ours]\nmemory = \"64 GiB\"\n" + nodes),
-      HasSubstr("[devices.ours] needs memory_rate"));
-  EXPECT_THAT(
-      error_of(
-          "[devices.ours]\nmemory = \"64 GiB\"\nmemory_rate = \"1 TB/s\"\n" +
-          nodes),
-      HasSubstr("needs peak"));
+  const std::string device = "[devices.ours]\n";
   EXPECT_EQ(
-      error_of("[devices.ours]\nlike = \"l4\"\nmemory = \"48 GiB\"\n" + nodes),
+      error_of(device + "like = \"l4\"\nmemory = \"48 GiB\"\n" + kOurNodes),
       "no error");
-  EXPECT_THAT(
-      error_of("[devices.ours]\nlike = \"l5\"\n" + nodes),
-      HasSubstr("did you mean \"l4\"?"));
-  EXPECT_THAT(
-      error_of(std::string(kOwn) + "matrix_rates = [ { m = 1 } ]\n" + nodes),
-      HasSubstr("needs precision, m, n, k and rate"));
-  EXPECT_THAT(
-      error_of(
-          std::string(kOwn) +
-          "matrix_rates = [ { of = \"convolutions\", precision = \"fp32\", m = "
-          "1, "
-          "n = 1, k = 1, rate = \"1 GFLOP/s\" } ]\n" +
-          nodes),
-      HasSubstr("did you mean \"convolution\"?"));
-  EXPECT_THAT(
-      error_of(
-          std::string(kOwn) + "operator_rates = [ { name = \"gelu\" } ]\n" +
-          nodes),
-      HasSubstr("needs name, bytes and rate"));
-  EXPECT_THAT(
-      error_of(
-          std::string(kOwn) +
-          "operator_rates = [ { name = \"gelu\", bytes = \"0 B\", rate = \"1 "
-          "GB/s\" } "
-          "]\n" +
-          nodes),
-      HasSubstr("operator_rates: bytes"));
+  expect_refused(
+      {{device + "memory = \"64 GiB\"\n" + kOurNodes,
+        "[devices.ours] needs memory_rate"},
+       {device + "memory = \"64 GiB\"\nmemory_rate = \"1 TB/s\"\n" + kOurNodes,
+        "needs peak"},
+       {device + "like = \"l5\"\n" + kOurNodes, "did you mean \"l4\"?"},
+       {kOwn + "matrix_rates = [ { m = 1 } ]\n" + kOurNodes,
+        "needs precision, m, n, k and rate"},
+       {kOwn +
+            "matrix_rates = [ { of = \"convolutions\", precision = \"fp32\", "
+            "m = 1, n = 1, k = 1, rate = \"1 GFLOP/s\" } ]\n" +
+            kOurNodes,
+        "did you mean \"convolution\"?"},
+       {kOwn + "operator_rates = [ { name = \"gelu\" } ]\n" + kOurNodes,
+        "needs name, bytes and rate"},
+       {kOwn +
+            "operator_rates = [ { name = \"gelu\", bytes = \"0 B\", rate = "
+            "\"1 GB/s\" } ]\n" +
+            kOurNodes,
+        "operator_rates: bytes"}});
 }
 
 // Any change of a byte, and any end, is read or refused: no crash, no hang, and

@@ -6,6 +6,7 @@
 
 #include "echelon/cluster/catalogue.h"
 #include "echelon/cluster/cluster_file.h"
+#include "tests/cluster/machine.h"
 #include "tests/support/error_text.h"
 #include "tests/support/measured_desk.h"
 #include "tests/support/temp_folder.h"
@@ -16,12 +17,7 @@ namespace local_cluster_test {
 using testing::HasSubstr;
 
 LocalMachine machine(size_t gpus) {
-  LocalMachine made;
-  made.processor = {"Test 9000", 3e9, 64};
-  made.cores = 8;
-  made.memory = {64e9, 60e9, 0};
-  made.nvml.gpus.resize(gpus, {.name = "NVIDIA H100 80GB HBM3"});
-  return made;
+  return test_machine({gpus, {.name = "NVIDIA H100 80GB HBM3"}});
 }
 
 Cluster gpus(int64_t devices) {

@@ -9,6 +9,7 @@
 
 #include "echelon/cluster/catalogue.h"
 #include "echelon/cluster/cluster_file.h"
+#include "tests/cluster/machine.h"
 #include "tests/support/error_text.h"
 #include "tests/support/places.h"
 
@@ -17,15 +18,6 @@ namespace local_machine_test {
 
 namespace fs = std::filesystem;
 using testing::HasSubstr;
-
-LocalMachine machine(std::vector<Gpu> gpus = {}) {
-  LocalMachine made;
-  made.processor = {"Test 9000", 3e9, 64};
-  made.cores = 8;
-  made.memory = {64e9, 60e9, 0};
-  made.nvml.gpus = std::move(gpus);
-  return made;
-}
 
 class FakeNvml : public testing::Test {
  protected:
@@ -54,7 +46,7 @@ TEST_F(FakeNvml, TellsDevicesLinksAndDriver) {
   EXPECT_EQ(nvlink_bytes_per_second(gpu), 450e9);
   EXPECT_NEAR(pcie_bytes_per_second(5, 16), 63e9, 0.1e9);
 
-  LocalMachine here = machine(found.gpus);
+  LocalMachine here = test_machine(found.gpus);
   const Node node = cluster_of(here).groups[0].node;
   EXPECT_EQ(node.num_devices, 2);
   EXPECT_EQ(node.device.name, "h100-sxm");
@@ -72,7 +64,7 @@ TEST_F(FakeNvml, ADriverWithoutLinksLeavesPcie) {
   const NvmlFindings found =
       ask_nvml(test_program("fake_nvml/libnvidia-ml.so.1").c_str());
   EXPECT_EQ(found.gpus.at(0).nvlinks, 0);
-  const Node node = cluster_of(machine(found.gpus)).groups[0].node;
+  const Node node = cluster_of(test_machine(found.gpus)).groups[0].node;
   EXPECT_EQ(node.inside.name, "PCIe 5");
   EXPECT_FALSE(node.switched);
   EXPECT_FALSE(node.reduces_in_switch);
@@ -109,19 +101,20 @@ TEST(LocalMachine, GpusAreFoundInTheCatalogue) {
   EXPECT_EQ(named("NVIDIA GeForce RTX 4090 Laptop GPU", 16), "");
   EXPECT_THAT(
       error_text<ConfigError>(
-          [&] { cluster_of(machine({{.name = "NVIDIA T4"}})); }),
+          [&] { cluster_of(test_machine({{.name = "NVIDIA T4"}})); }),
       HasSubstr("echelon bench --save"));
   EXPECT_THAT(
       error_text<ConfigError>([&] {
-        cluster_of(machine({{.name = "NVIDIA L4"}, {.name = "NVIDIA H200"}}));
+        cluster_of(
+            test_machine({{.name = "NVIDIA L4"}, {.name = "NVIDIA H200"}}));
       }),
       HasSubstr("several kinds"));
 }
 
 TEST(LocalMachine, AProcessorIsSharedByItsDevices) {
-  const Cluster eight = cluster_of(machine());
+  const Cluster eight = cluster_of(test_machine());
   EXPECT_EQ(eight.num_devices(), 8);
-  const Node two = cluster_of(machine(), 2).groups[0].node;
+  const Node two = cluster_of(test_machine(), 2).groups[0].node;
   EXPECT_EQ(two.num_devices, 2);
   EXPECT_EQ(two.device.memory_bytes, 32e9);
   EXPECT_EQ(two.device.peak(Precision::fp32), 3e9 * 64 * 4);
@@ -130,7 +123,7 @@ TEST(LocalMachine, AProcessorIsSharedByItsDevices) {
   EXPECT_THAT(two.device.source, HasSubstr("Test 9000, 8 cores"));
   EXPECT_EQ(parse_cluster(to_toml(eight), "x.toml"), eight);
 
-  LocalMachine limited = machine();
+  LocalMachine limited = test_machine();
   limited.memory.limit_bytes = 16e9;
   EXPECT_EQ(cluster_of(limited, 1).groups[0].node.device.memory_bytes, 16e9);
 }
@@ -179,7 +172,7 @@ TEST(LocalMachine, ReadsProcessorsAndAdapters) {
   EXPECT_EQ(adapters[0].bytes_per_second, 50e9);
   EXPECT_EQ(adapters[1].bytes_per_second, 3.125e9);
 
-  LocalMachine here = machine();
+  LocalMachine here = test_machine();
   here.adapters = adapters;
   EXPECT_EQ(cluster_of(here, 2).groups[0].node.network.bytes_per_second, 25e9);
   EXPECT_TRUE(find_adapters("/nowhere").empty());

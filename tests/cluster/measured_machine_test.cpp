@@ -8,19 +8,12 @@
 #include "echelon/cluster/catalogue.h"
 #include "echelon/cluster/cluster_file.h"
 #include "echelon/error.h"
+#include "tests/cluster/machine.h"
 
 namespace echelon {
 namespace measured_machine_test {
 
 using testing::HasSubstr;
-
-LocalMachine machine() {
-  LocalMachine made;
-  made.processor = {"Test 9000", 3e9, 64};
-  made.cores = 8;
-  made.memory = {64e9, 60e9, 0};
-  return made;
-}
 
 // all_reduces of 10 us and 2 GB/s among `ranks`.
 MachineMeasurement measurement(int64_t ranks) {
@@ -63,7 +56,7 @@ TEST(MeasuredMachine, LinkIsTheDelayAndRateOfAllReduces) {
 }
 
 TEST(MeasuredMachine, AProcessorsSharesHaveTheMeasuredFigures) {
-  const Cluster cluster = cluster_of(measurement(2), machine());
+  const Cluster cluster = cluster_of(measurement(2), test_machine());
   ASSERT_EQ(cluster.num_devices(), 2);
   const Node& node = cluster.groups[0].node;
   EXPECT_EQ(node.device.name, "cpu");
@@ -81,18 +74,19 @@ TEST(MeasuredMachine, AProcessorsSharesHaveTheMeasuredFigures) {
   EXPECT_EQ(node.device.peak(Precision::fp64), 0);
   EXPECT_THAT(node.device.source, HasSubstr("2 ranks on Test 9000, 8 cores"));
   EXPECT_EQ(parse_cluster(to_toml(cluster), "x.toml"), cluster);
-  EXPECT_EQ(cluster_of(measurement(1), machine()).num_devices(), 1);
+  EXPECT_EQ(cluster_of(measurement(1), test_machine()).num_devices(), 1);
 
   MachineMeasurement long_ones = measurement(1);
   long_ones.memory_bytes_per_second = 9069391473.09;
   long_ones.launch_seconds = 1.2180436e-6;
-  const Device rounded = cluster_of(long_ones, machine()).groups[0].node.device;
+  const Device rounded =
+      cluster_of(long_ones, test_machine()).groups[0].node.device;
   EXPECT_EQ(rounded.memory_bytes_per_second, 9.069e9);
   EXPECT_DOUBLE_EQ(rounded.launch_seconds, 1.218e-6);
 }
 
 TEST(MeasuredMachine, GpusOfTheCatalogueKeepTheirPeaks) {
-  LocalMachine gpus = machine();
+  LocalMachine gpus = test_machine();
   const Gpu l4{.name = "NVIDIA L4", .memory_bytes = 24e9};
   gpus.nvml.gpus = {l4, l4};
   const Device device = cluster_of(measurement(2), gpus).groups[0].node.device;

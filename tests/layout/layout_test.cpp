@@ -24,33 +24,30 @@ TEST(Layout, ReadsShortAndLongNames) {
   EXPECT_EQ(to_string(Layout{}), "dp=1");
 }
 
+struct Refused {
+  const char* layout;
+  const char* says;
+};
+
+void expect_refused(const std::vector<Refused>& all) {
+  for (const Refused& one : all) {
+    EXPECT_THAT(
+        error_text<ConfigError>([&] { parse_layout(one.layout); }),
+        HasSubstr(one.says))
+        << one.layout;
+  }
+}
+
 TEST(Layout, RefusesWhatItCannotRead) {
-  EXPECT_THAT(
-      error_text<ConfigError>([] { parse_layout("xp=2"); }),
-      HasSubstr("\"xp=2\""));
-  EXPECT_THAT(
-      error_text<ConfigError>([] { parse_layout(""); }),
-      HasSubstr("AXIS=DEGREE"));
-  EXPECT_THAT(
-      error_text<ConfigError>([] { parse_layout("dp=0"); }),
-      HasSubstr("1 or more"));
-  EXPECT_THAT(
-      error_text<ConfigError>([] { parse_layout("dp=2x"); }),
-      HasSubstr("\"2x\""));
-  EXPECT_THAT(
-      error_text<ConfigError>([] { parse_layout("dp=-1"); }),
-      HasSubstr("1 or more"));
-  EXPECT_THAT(
-      error_text<ConfigError>([] { parse_layout("dp=99999999999999999999"); }),
-      HasSubstr("whole number"));
-  EXPECT_THAT(
-      error_text<ConfigError>([] { parse_layout("dp=2,dp_replicate=2"); }),
-      HasSubstr("twice"));
-  EXPECT_THAT(
-      error_text<ConfigError>([] {
-        parse_layout("dp=9223372036854775807,tp=9223372036854775807");
-      }),
-      HasSubstr("overflows"));
+  expect_refused(
+      {{"xp=2", "\"xp=2\""},
+       {"", "AXIS=DEGREE"},
+       {"dp=0", "1 or more"},
+       {"dp=2x", "\"2x\""},
+       {"dp=-1", "1 or more"},
+       {"dp=99999999999999999999", "whole number"},
+       {"dp=2,dp_replicate=2", "twice"},
+       {"dp=9223372036854775807,tp=9223372036854775807", "overflows"}});
 }
 
 TEST(Layout, SaysWhichDegreeFits) {
@@ -83,24 +80,16 @@ TEST(Layout, ReadsAndWritesTheOrderOfItsAxes) {
 }
 
 TEST(Layout, RefusesAnOrderThatIsNone) {
-  const auto error_of = [](const char* text) {
-    return error_text<ConfigError>([&] { parse_layout(text); });
-  };
-  EXPECT_THAT(
-      error_of("dp=2,tp=2,order=tp:tp"), HasSubstr("the axis tp twice"));
-  EXPECT_THAT(
-      error_of("fsdp=2,tp=2,order=fsdp:dp_shard:tp"),
-      HasSubstr("the axis fsdp twice"));
-  EXPECT_THAT(
-      error_of("dp=2,tp=4,order=dp"), HasSubstr("leaves out tp, which has 4"));
-  EXPECT_THAT(
-      error_of("dp=2,tp=2,order=dp:fdsp"),
-      HasSubstr("\"fdsp\" is not an axis: dp, fsdp, pp, cp, ep or tp; did you "
-                "mean \"fsdp\"?"));
-  EXPECT_THAT(error_of("dp=2,order="), HasSubstr("\"\" is not an axis"));
-  EXPECT_THAT(
-      error_of("dp=2,tp=2,order=tp-dp"), HasSubstr("separated by colons"));
-  EXPECT_THAT(error_of("dp=2,order=dp,order=dp"), HasSubstr("given twice"));
+  expect_refused(
+      {{"dp=2,tp=2,order=tp:tp", "the axis tp twice"},
+       {"fsdp=2,tp=2,order=fsdp:dp_shard:tp", "the axis fsdp twice"},
+       {"dp=2,tp=4,order=dp", "leaves out tp, which has 4"},
+       {"dp=2,tp=2,order=dp:fdsp",
+        "\"fdsp\" is not an axis: dp, fsdp, pp, cp, ep or tp; did you mean "
+        "\"fsdp\"?"},
+       {"dp=2,order=", "\"\" is not an axis"},
+       {"dp=2,tp=2,order=tp-dp", "separated by colons"},
+       {"dp=2,order=dp,order=dp", "given twice"}});
   EXPECT_THAT(
       error_text<ConfigError>([] {
         Mesh(Layout{.dp_replicate = 2, .order = {Axis::tp, Axis::tp}});

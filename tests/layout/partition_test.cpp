@@ -173,21 +173,23 @@ TEST(Balance, ManyLayersInManySlices) {
   EXPECT_GE(largest_sum(costs, within), largest_sum(costs, partition) - 1e-6);
 }
 
+// What a call refuses.
+template <class Call>
+std::string refusal(const Call& call) {
+  return error_text<ConfigError>(call);
+}
+
 TEST(Balance, RefusesMoreSlicesThanLayers) {
+  const std::vector<double> three = {1, 2, 3}, negative = {1, -2};
   EXPECT_THAT(
-      error_text<ConfigError>([] {
-        balance({1, 2, 3}, 5);
-      }),
+      refusal([&] { balance(three, 5); }),
       AllOf(
           HasSubstr("3 layers is partitioned into 5 slices"),
           HasSubstr("use 3 or fewer slices")));
   EXPECT_THROW(balance({1}, 0), ConfigError);
   EXPECT_THROW(balance({}, 1), ConfigError);
   EXPECT_THAT(
-      error_text<ConfigError>([] {
-        balance({1, -2}, 1);
-      }),
-      HasSubstr("layer 1 is -2"));
+      refusal([&] { balance(negative, 1); }), HasSubstr("layer 1 is -2"));
 }
 
 TEST(Balance, RefusesWhatFitsNowhereWithNumbers) {
@@ -195,34 +197,26 @@ TEST(Balance, RefusesWhatFitsNowhereWithNumbers) {
       .bytes = {3 * kGiB, 3 * kGiB, 6 * kGiB},
       .limits = {4 * kGiB, 8 * kGiB},
       .names = {"conv1", "conv2", "fc"}};
+  const std::vector<double> costs = {1, 1, 1};
+  const Partition partition = {0, 2, 3};
   EXPECT_THAT(
-      error_text<ConfigError>([&] {
-        balance({1, 1, 1}, 2, memory);
-      }),
+      refusal([&] { balance(costs, 2, memory); }),
       AllOf(
           HasSubstr("slice 0 (layer \"conv1\") needs 3 GiB of its 4 GiB"),
           HasSubstr("slice 1 (layers \"conv2\" to \"fc\") needs 9 GiB of its 8 "
                     "GiB")));
   EXPECT_THAT(
-      error_text<ConfigError>([&] {
-        check_fits({0, 2, 3}, memory);
-      }),
+      refusal([&] { check_fits(partition, memory); }),
       HasSubstr("needs 6 GiB of its 4 GiB"));
-  EXPECT_EQ(
-      error_text<ConfigError>([&] {
-        check_fits({0, 2, 3}, {.bytes = {1, 1, 1}, .limits = {2, 1}});
-      }),
-      "no error");
+  EXPECT_NO_THROW(
+      check_fits(partition, {.bytes = {1, 1, 1}, .limits = {2, 1}}));
   SliceMemory many{
       .bytes = std::vector<int64_t>(64, kGiB),
       .limits = std::vector<int64_t>(64, 1)};
-  EXPECT_THAT(
-      error_text<ConfigError>([&] { balance_memory(64, many); }),
-      HasSubstr("and 56 more slices"));
+  const auto fill = [&] { balance_memory(64, many); };
+  EXPECT_THAT(refusal(fill), HasSubstr("and 56 more slices"));
   many.limits.pop_back();
-  EXPECT_THAT(
-      error_text<ConfigError>([&] { balance_memory(64, many); }),
-      HasSubstr("limits has 63 values for 64 slices"));
+  EXPECT_THAT(refusal(fill), HasSubstr("limits has 63 values for 64 slices"));
 }
 
 const std::vector<std::string> kNames = {
