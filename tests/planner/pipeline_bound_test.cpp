@@ -83,10 +83,7 @@ TEST(PipelineBound, IsCloseToWhatAPipelineTakes) {
     for (const auto& [recompute, layers] :
          {std::pair{Recompute::none, -1}, std::pair{Recompute::all, 4},
           std::pair{Recompute::selective, -1}}) {
-      Strategy strategy;
-      strategy.layout = {.tp = 8, .pp = 2};
-      strategy.global_batch = 512;
-      strategy.seq_len = job.seq_len;
+      Strategy strategy = strategy_of(job, {.tp = 8, .pp = 2}, 512);
       strategy.stage_layers = stage_layers;
       const PipelineBound bound(job, times, strategy);
       strategy.recompute = recompute;
@@ -105,10 +102,7 @@ TEST(PipelineBound, OfAnyCutIsCloseToTheBestOne) {
   const SearchJob job =
       search_job("gpt3-6.7b", "a100-80gb:1x8+h100-sxm:1x8", 512, "echelon");
   LayerTimes times(job);
-  Strategy strategy;
-  strategy.layout = {.tp = 8, .pp = 2};
-  strategy.global_batch = 512;
-  strategy.seq_len = job.seq_len;
+  Strategy strategy = strategy_of(job, {.tp = 8, .pp = 2}, 512);
   const PipelineBound bound(job, times, strategy);
   double least = 1e300;
   for (int64_t first = 1; first < 32; ++first) {
@@ -149,10 +143,7 @@ TEST(PipelineBound, OfAnyCutIsBelowTheBestWhereDevicesDifferInWhatTheyDoWell) {
       search_job("gpt2", "a100-80gb:1x1+h100-sxm:1x1", 32, "echelon");
   job.cluster.groups[1].node.device.memory_bytes_per_second /= 4;
   LayerTimes times(job);
-  Strategy strategy;
-  strategy.layout = {.pp = 2};
-  strategy.global_batch = 32;
-  strategy.seq_len = job.seq_len;
+  const Strategy strategy = strategy_of(job, {.pp = 2}, 32);
   const double best =
       32 * best_of_two(
                times.of(strategy, 1, 0, 0, 0), times.of(strategy, 1, 0, 1, 1));
@@ -165,10 +156,7 @@ TEST(PipelineBound, OfAnyCutIsBelowTheBestWhereDevicesDifferInWhatTheyDoWell) {
 TEST(PipelineBound, CountsWhatStagesBeforeARankMustDo) {
   const SearchJob job = search_job("gpt3-1.3b", "h100-sxm:1x8", 8, "echelon");
   LayerTimes times(job);
-  Strategy strategy;
-  strategy.layout = {.pp = 8};
-  strategy.global_batch = 8;
-  strategy.seq_len = job.seq_len;
+  Strategy strategy = strategy_of(job, {.pp = 8}, 8);
   const double work = PipelineBound(job, times, strategy).any_partition();
   for (const char* schedule : {"1f1b", "gpipe", "zb-h1"}) {
     strategy.schedule = schedule;

@@ -7,8 +7,8 @@
 
 #include "echelon/cluster/catalogue.h"
 #include "echelon/cost/model_catalogue.h"
-#include "echelon/error.h"
 #include "echelon/simulator/simulate.h"
+#include "tests/support/error_text.h"
 
 namespace echelon {
 namespace plan_test {
@@ -22,14 +22,8 @@ PlanRequest request_of(
   return request;
 }
 
-// The message that plan() refuses with; empty when it does not.
 std::string refusal(const PlanRequest& request) {
-  try {
-    plan(request);
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
-  return "";
+  return error_text<ConfigError>([&] { plan(request); });
 }
 
 bool has(const std::string& text, const std::string& part) {

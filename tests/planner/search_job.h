@@ -34,4 +34,16 @@ inline SearchJob search_job(
   return search_job(model, find_cluster(cluster), batch, stack);
 }
 
+/// A strategy of that job with `batch` samples, or 8 for each data-parallel
+/// rank.
+inline Strategy
+strategy_of(const SearchJob& job, const Layout& layout, int64_t batch = 0) {
+  Strategy strategy;
+  strategy.layout = layout;
+  strategy.global_batch = batch > 0 ? batch : 8 * layout.data_degree();
+  strategy.seq_len = job.seq_len;
+  strategy.stack = job.stack;
+  return strategy;
+}
+
 }  // namespace echelon

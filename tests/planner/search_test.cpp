@@ -105,58 +105,56 @@ void expect_brute_force_agrees(const SearchJob& job) {
   }
 }
 
-TEST(Search, FindsTheBestOfASmallModel) {
-  expect_brute_force_agrees(search_job("gpt2", "a100-40gb:4", 8));
+struct Case {
+  const char* name;
+  const char* model;
+  const char* cluster;
+  int64_t batch;
+  const char* framework = "echelon";
+};
+
+class SearchFindsTheBest : public testing::TestWithParam<Case> {};
+
+TEST_P(SearchFindsTheBest, OfAllThatThereIs) {
+  const Case& one = GetParam();
+  expect_brute_force_agrees(
+      search_job(one.model, one.cluster, one.batch, one.framework));
 }
 
-TEST(Search, FindsTheBestOfSeveralOrdersOfTheAxes) {
-  expect_brute_force_agrees(search_job("gpt2", "a100-40gb:2x4", 16));
-}
+INSTANTIATE_TEST_SUITE_P(
+    Jobs, SearchFindsTheBest,
+    testing::Values(
+        Case{"SmallModel", "gpt2", "a100-40gb:4", 8},
+        Case{"SeveralOrdersOfTheAxes", "gpt2", "a100-40gb:2x4", 16},
+        Case{"TightMemory", "gpt2-xl", "v100:4", 8},
+        Case{"ImageNetwork", "resnet18", "a100-40gb:4", 64},
+        Case{"Megatron", "gpt2-large", "a100-40gb:8", 16, "megatron-core"},
+        Case{"TwoKinds", "gpt2", "a100-40gb:1x2+h100-sxm:1x2", 8},
+        Case{"TwoUnequalKinds", "gpt2", "h100-sxm:1x6+v100:1x2", 12},
+        Case{"ThreeKinds", "gpt2", "a100-40gb:1x2+h100-sxm:1x2+v100:1x2", 6},
+        Case{"TightMemoryOfOneKind", "gpt2-xl", "v100:1x2+a100-80gb:1x2", 8},
+        Case{
+            "TwoKindsForMegatron", "gpt2-large", "a100-40gb:1x4+h100-sxm:1x4",
+            16, "megatron-core"}),
+    [](const auto& info) { return info.param.name; });
 
-TEST(Search, FindsTheBestWhereMemoryIsTight) {
-  expect_brute_force_agrees(search_job("gpt2-xl", "v100:4", 8));
+using Fixed = std::vector<std::pair<std::string, std::string>>;
+
+SearchJob with(SearchJob job, const Fixed& fixed) {
+  job.constraints = Constraints(fixed);
+  return job;
 }
 
 // Some layers must compute again, and as few as will do.
 TEST(Search, FindsTheFewestLayersThatMustComputeAgain) {
   for (const auto& [cluster, microbatch] :
        {std::pair{"v100:2", "8"}, std::pair{"v100:1x1+a100-40gb:1x1", "16"}}) {
-    SearchJob job = search_job("gpt2-xl", cluster, 32);
-    job.constraints =
-        Constraints(std::vector<std::pair<std::string, std::string>>{
-            {"schedule", "1f1b"}, {"pp", "2"}, {"microbatch", microbatch}});
+    const SearchJob job = with(
+        search_job("gpt2-xl", cluster, 32),
+        {{"schedule", "1f1b"}, {"pp", "2"}, {"microbatch", microbatch}});
     expect_brute_force_agrees(job);
     EXPECT_GT(search(job, 1).best[0].strategy.recompute_layers, 0) << cluster;
   }
-}
-
-TEST(Search, FindsTheBestOfAnImageNetwork) {
-  expect_brute_force_agrees(search_job("resnet18", "a100-40gb:4", 64));
-}
-
-TEST(Search, FindsTheBestOfOtherStacks) {
-  expect_brute_force_agrees(
-      search_job("gpt2-large", "a100-40gb:8", 16, "megatron-core"));
-}
-
-TEST(Search, FindsTheBestOfTwoKindsOfDevices) {
-  expect_brute_force_agrees(
-      search_job("gpt2", "a100-40gb:1x2+h100-sxm:1x2", 8));
-  expect_brute_force_agrees(search_job("gpt2", "h100-sxm:1x6+v100:1x2", 12));
-}
-
-TEST(Search, FindsTheBestOfThreeKindsOfDevices) {
-  expect_brute_force_agrees(
-      search_job("gpt2", "a100-40gb:1x2+h100-sxm:1x2+v100:1x2", 6));
-}
-
-TEST(Search, FindsTheBestWhereTheMemoryOfOneKindIsTight) {
-  expect_brute_force_agrees(search_job("gpt2-xl", "v100:1x2+a100-80gb:1x2", 8));
-}
-
-TEST(Search, FindsTheBestOfTwoKindsInOtherStacks) {
-  expect_brute_force_agrees(search_job(
-      "gpt2-large", "a100-40gb:1x4+h100-sxm:1x4", 16, "megatron-core"));
 }
 
 // Listed once for all groups with one layout, each has its own microbatches.
@@ -193,10 +191,11 @@ TEST(Search, TheBoundOnMemoryLeavesOutNothingThatFits) {
 }
 
 TEST(Search, KeepsToWhatIsFixed) {
-  SearchJob job = search_job("gpt2", "a100-40gb:8", 16);
-  job.constraints =
-      Constraints({{"tp", "2"}, {"schedule", "gpipe"}, {"pp", "2"}});
-  const auto found = search(job, 5);
+  const auto found = search(
+      with(
+          search_job("gpt2", "a100-40gb:8", 16),
+          {{"tp", "2"}, {"schedule", "gpipe"}, {"pp", "2"}}),
+      5);
   ASSERT_FALSE(found.best.empty());
   for (const auto& one : found.best) {
     EXPECT_EQ(one.strategy.layout.tp, 2);
@@ -206,21 +205,20 @@ TEST(Search, KeepsToWhatIsFixed) {
 }
 
 TEST(Search, ComputesAgainWhatItIsToldThoughAllFits) {
-  SearchJob job = search_job("gpt2", "a100-40gb:4", 16);
-  const std::vector<std::pair<std::string, std::string>> fixed = {
-      {"recompute_layers", "2"}};
-  job.constraints = Constraints(fixed);
-  const auto found = search(job, 1);
+  const auto found = search(
+      with(
+          search_job("gpt2", "a100-40gb:4", 16),
+          Fixed{{"recompute_layers", "2"}}),
+      1);
   ASSERT_FALSE(found.best.empty());
   EXPECT_EQ(found.best[0].strategy.recompute_layers, 2);
   EXPECT_NE(found.best[0].strategy.recompute, Recompute::none);
 }
 
 TEST(Search, TheHostsMemoryIsALimitToo) {
-  SearchJob job = search_job("llama2-7b", "a100-40gb:1x2+a100-80gb:1x2", 4);
-  job.constraints =
-      Constraints(std::vector<std::pair<std::string, std::string>>{
-          {"offload", "optimizer"}});
+  SearchJob job = with(
+      search_job("llama2-7b", "a100-40gb:1x2+a100-80gb:1x2", 4),
+      Fixed{{"offload", "optimizer"}});
   const auto large = search(job, 1);
   ASSERT_FALSE(large.best.empty());
   const double host = large.best[0].step.memory.host_bytes;
@@ -235,10 +233,9 @@ TEST(Search, TheHostsMemoryIsALimitToo) {
 
 // Stages that the small device has no room for are the large one's.
 TEST(Search, TheLargestDeviceSaysWhatCannotFit) {
-  SearchJob job = search_job("gpt3-2.7b", "h200:1x1+rtx-4090:1x1", 8);
-  job.constraints =
-      Constraints(std::vector<std::pair<std::string, std::string>>{
-          {"pp", "2"}, {"offload", "none"}, {"activations", "keep"}});
+  const SearchJob job = with(
+      search_job("gpt3-2.7b", "h200:1x1+rtx-4090:1x1", 8),
+      {{"pp", "2"}, {"offload", "none"}, {"activations", "keep"}});
   const auto found = search(job, 1);
   ASSERT_FALSE(found.best.empty());
   EXPECT_GT(
@@ -248,10 +245,9 @@ TEST(Search, TheLargestDeviceSaysWhatCannotFit) {
 
 // The closest plan recomputes everything and needs the least.
 TEST(Search, TheClosestNeedsTheLeast) {
-  SearchJob job = search_job("gpt3-2.7b", "v100:2", 256);
-  job.constraints =
-      Constraints(std::vector<std::pair<std::string, std::string>>{
-          {"offload", "none"}, {"activations", "keep"}, {"microbatch", "256"}});
+  const SearchJob job = with(
+      search_job("gpt3-2.7b", "v100:2", 256),
+      {{"offload", "none"}, {"activations", "keep"}, {"microbatch", "256"}});
   const auto found = search(job, 1);
   ASSERT_TRUE(found.best.empty());
   ASSERT_TRUE(found.closest);

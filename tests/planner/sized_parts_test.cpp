@@ -18,15 +18,6 @@ namespace sized_parts_test {
 
 using Cut = std::vector<int64_t>;
 
-Strategy pipeline_of(const SearchJob& job, Layout layout) {
-  Strategy strategy;
-  strategy.layout = layout;
-  strategy.global_batch = 8 * layout.data_degree();
-  strategy.seq_len = job.seq_len;
-  strategy.stack = job.stack;
-  return strategy;
-}
-
 // Seconds of a microbatch, forward and backward, on the slowest stage.
 double bottleneck(const SearchJob& job, Strategy strategy, const Cut& cut) {
   strategy.stage_layers = cut;
@@ -45,7 +36,7 @@ TEST(SizedStages, TheHeadIsWorkOfTheLastStage) {
        {"a100-80gb:1x1+h100-sxm:1x1", "h100-sxm:1x1+a100-80gb:1x1"}) {
     SearchJob job = search_job("gpt2", cluster, 0);
     job.model.transformer->layers = 36;
-    const Strategy strategy = pipeline_of(job, {.pp = 2});
+    const Strategy strategy = strategy_of(job, {.pp = 2});
     const auto cuts = sized_stages(job, strategy);
     ASSERT_FALSE(cuts.empty()) << cluster;
     double least = 1e300;
@@ -62,18 +53,18 @@ TEST(SizedStages, TheSlowestOfAllPipelinesCountsAtEachPlace) {
   const SearchJob job =
       search_job("llama2-13b", "a100-80gb:1x8+h100-sxm:3x8", 0);
   const auto cuts = sized_stages(
-      job, pipeline_of(job, {.dp_replicate = 2, .tp = 8, .pp = 2}));
+      job, strategy_of(job, {.dp_replicate = 2, .tp = 8, .pp = 2}));
   ASSERT_FALSE(cuts.empty());
   EXPECT_EQ(
       cuts[0], sized_stages(
                    search_job("llama2-13b", "a100-80gb:1x8+h100-sxm:1x8", 0),
-                   pipeline_of(job, {.tp = 8, .pp = 2}))[0]);
+                   strategy_of(job, {.tp = 8, .pp = 2}))[0]);
   // The first and the last pipeline have slow devices at one place each.
   const SearchJob both =
       search_job("llama2-13b", "a100-80gb:1x8+h100-sxm:2x8+a100-80gb:1x8", 0);
   EXPECT_TRUE(
       sized_stages(
-          both, pipeline_of(both, {.dp_replicate = 2, .tp = 8, .pp = 2}))
+          both, strategy_of(both, {.dp_replicate = 2, .tp = 8, .pp = 2}))
           .empty());
 }
 
@@ -82,7 +73,7 @@ TEST(SizedStages, TheSlowestOfAllPipelinesCountsAtEachPlace) {
 TEST(SizedStages, AStageCountsTheDevicesOfItsRank) {
   const SearchJob job =
       search_job("llama2-13b", "a100-80gb:1x8+h100-sxm:1x8", 0);
-  Strategy strategy = pipeline_of(job, {.tp = 8, .pp = 2});
+  Strategy strategy = strategy_of(job, {.tp = 8, .pp = 2});
   strategy.schedule = "zb-v";
   const auto cuts = sized_stages(job, strategy);
   ASSERT_FALSE(cuts.empty());
@@ -96,7 +87,7 @@ TEST(SizedStages, AStageCountsTheDevicesOfItsRank) {
 TEST(SizedStages, OneCutIsForTimeAndOneForMemory) {
   const SearchJob job =
       search_job("llama3-8b", "a100-80gb:1x8+rtx-4090:1x8", 0);
-  const auto cuts = sized_stages(job, pipeline_of(job, {.tp = 8, .pp = 2}));
+  const auto cuts = sized_stages(job, strategy_of(job, {.tp = 8, .pp = 2}));
   ASSERT_EQ(cuts.size(), 2u);
   EXPECT_NE(cuts[0], cuts[1]);
   const double large = usable_bytes(job.cluster.groups[0].node.device);
@@ -107,13 +98,13 @@ TEST(SizedStages, OneCutIsForTimeAndOneForMemory) {
   same.speeds = {1, small / large};
   same.model.transformer->vocab = 128;
   EXPECT_EQ(
-      sized_stages(same, pipeline_of(same, {.tp = 8, .pp = 2})),
+      sized_stages(same, strategy_of(same, {.tp = 8, .pp = 2})),
       std::vector<Cut>{cuts[1]});
 }
 
 TEST(SizedStages, LayersOfImageNetworksAreCutByTheirWork) {
   const SearchJob job = search_job("resnet50", "a100-80gb:1x1+h100-sxm:1x1", 0);
-  const auto cuts = sized_stages(job, pipeline_of(job, {.pp = 2}));
+  const auto cuts = sized_stages(job, strategy_of(job, {.pp = 2}));
   ASSERT_FALSE(cuts.empty());
   const auto flops = flops_of_layers(job.model);
   const auto all = std::accumulate(flops.begin(), flops.end(), 0.0);
@@ -127,11 +118,11 @@ TEST(SizedStages, LayersOfImageNetworksAreCutByTheirWork) {
 TEST(SizedStages, AreEqualWhereOnePipelineRankHasAllOrDevicesAreAlike) {
   const SearchJob job =
       search_job("llama2-13b", "a100-80gb:1x8+h100-sxm:1x8", 0);
-  EXPECT_TRUE(sized_stages(job, pipeline_of(job, {.dp_replicate = 2, .tp = 8}))
+  EXPECT_TRUE(sized_stages(job, strategy_of(job, {.dp_replicate = 2, .tp = 8}))
                   .empty());
   // Both kinds at each place: pipelines within a node.
   EXPECT_TRUE(
-      sized_stages(job, pipeline_of(job, {.dp_replicate = 2, .tp = 4, .pp = 2}))
+      sized_stages(job, strategy_of(job, {.dp_replicate = 2, .tp = 4, .pp = 2}))
           .empty());
 }
 
@@ -140,18 +131,18 @@ TEST(DataRankSpeeds, AreThoseOfTheSlowestDeviceOfThePipeline) {
       search_job("llama2-13b", "a100-80gb:1x8+h100-sxm:3x8", 0);
   EXPECT_EQ(
       data_rank_speeds(
-          job, pipeline_of(job, {.dp_replicate = 2, .tp = 8, .pp = 2})),
+          job, strategy_of(job, {.dp_replicate = 2, .tp = 8, .pp = 2})),
       (std::vector<double>{job.speeds[0], 1}));
   // The slow devices first or last in the pipeline.
   SearchJob last = search_job("llama2-13b", "h100-sxm:3x8+a100-80gb:1x8", 0);
   EXPECT_EQ(
       data_rank_speeds(
-          last, pipeline_of(job, {.dp_shard = 2, .tp = 8, .pp = 2})),
+          last, strategy_of(job, {.dp_shard = 2, .tp = 8, .pp = 2})),
       (std::vector<double>{1, last.speeds[1]}));
   // All pipelines cross both kinds: pp outermost.
   SearchJob half = search_job(
       "llama2-13b", "a100-80gb:2x8+h100-sxm:2x8", 0, "megatron-core");
-  Strategy across = pipeline_of(half, {.dp_replicate = 2, .tp = 8, .pp = 2});
+  Strategy across = strategy_of(half, {.dp_replicate = 2, .tp = 8, .pp = 2});
   across.layout.order = axis_orders()[1];
   EXPECT_TRUE(data_rank_speeds(half, across).empty());
 }
@@ -160,9 +151,9 @@ TEST(DataRankSpeeds, AreNotGivenWhereRanksOfExpertsHaveBatchesOfTheirOwn) {
   const SearchJob job = search_job(
       "mixtral-8x7b", "a100-80gb:1x8+h100-sxm:1x8", 0, "megatron-core");
   EXPECT_FALSE(
-      data_rank_speeds(job, pipeline_of(job, {.dp_replicate = 16})).empty());
+      data_rank_speeds(job, strategy_of(job, {.dp_replicate = 16})).empty());
   EXPECT_TRUE(
-      data_rank_speeds(job, pipeline_of(job, {.dp_replicate = 2, .ep = 8}))
+      data_rank_speeds(job, strategy_of(job, {.dp_replicate = 2, .ep = 8}))
           .empty());
 }
 

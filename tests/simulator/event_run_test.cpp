@@ -166,19 +166,27 @@ TEST(EventRun, ACollectiveWaitsForTheSlowest) {
   EXPECT_NEAR(run.ranks[0].communication[0], 0.25, 1e-12);
 }
 
+// Two replicas with this backward, which wait at the end for what they
+// launched.
+double step_with(const Instructions& backward, bool shared = false) {
+  std::vector<Program> programs = {unit_program(1)};
+  programs[0].passes[1] = backward;
+  programs[0].finish = {Instruction{.kind = Instruction::Kind::wait_all}};
+  programs[0].num_tags = 2;
+  const Setting setting{
+      {.dp_replicate = 2}, made("1f1b", 1, 1), {mask_of(Axis::dp_replicate)}};
+  SimulatedJob job = job_of(setting, programs);
+  job.group_shares.assign(job.group_shares.size(), shared);
+  return run_step(job, 0).seconds;
+}
+
 // Backward 2 s, then a reduction of the gradients that were launched at its
 // middle.
 double overlapped(double seconds) {
-  std::vector<Program> programs = {unit_program(1)};
   Instructions backward = computing(1);
   backward.push_back(launched(0, 0, seconds));
   add_compute(backward, Work::matrix, 1);
-  programs[0].passes[1] = backward;
-  programs[0].finish = {Instruction{.kind = Instruction::Kind::wait_all}};
-  programs[0].num_tags = 1;
-  const Setting setting{
-      {.dp_replicate = 2}, made("1f1b", 1, 1), {mask_of(Axis::dp_replicate)}};
-  return run_step(job_of(setting, programs), 0).seconds;
+  return step_with(backward);
 }
 
 TEST(EventRun, WhatRunsBesideComputingCostsNothingUntilItIsLonger) {
@@ -189,29 +197,15 @@ TEST(EventRun, WhatRunsBesideComputingCostsNothingUntilItIsLonger) {
 }
 
 TEST(EventRun, CollectivesOfAStreamFollowEachOther) {
-  std::vector<Program> programs = {unit_program(1)};
-  programs[0].passes[1] = {launched(0, 0, 2), launched(0, 1, 3)};
-  programs[0].finish = {Instruction{.kind = Instruction::Kind::wait_all}};
-  programs[0].num_tags = 2;
-  const Setting setting{
-      {.dp_replicate = 2}, made("1f1b", 1, 1), {mask_of(Axis::dp_replicate)}};
-  EXPECT_NEAR(run_step(job_of(setting, programs), 0).seconds, 6, 1e-12);
+  EXPECT_NEAR(step_with({launched(0, 0, 2), launched(0, 1, 3)}), 6, 1e-12);
 }
 
 // Gathers and reductions that are launched together, on a link of their own or
 // one.
 double two_flows(bool shared) {
-  std::vector<Program> programs = {unit_program(1)};
   Instruction gather = launched(0, 0, 2);
   gather.stream = Stream::gather;
-  programs[0].passes[1] = {gather, launched(0, 1, 2)};
-  programs[0].finish = {Instruction{.kind = Instruction::Kind::wait_all}};
-  programs[0].num_tags = 2;
-  const Setting setting{
-      {.dp_replicate = 2}, made("1f1b", 1, 1), {mask_of(Axis::dp_replicate)}};
-  SimulatedJob job = job_of(setting, programs);
-  job.group_shares.assign(job.group_shares.size(), shared);
-  return run_step(job, 0).seconds;
+  return step_with({gather, launched(0, 1, 2)}, shared);
 }
 
 TEST(EventRun, TwoEqualFlowsOfALinkTakeTwiceAsLong) {
