@@ -1,7 +1,10 @@
 #include "echelon/cli/arguments.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
+#include <cstring>
+#include <fstream>
 #include <iostream>
 
 #include "echelon/cli/terminal.h"
@@ -76,7 +79,7 @@ void check_choice(
     const std::vector<std::string>& choices) {
   if (std::ranges::find(choices, word) != choices.end()) return;
   throw ConfigError(format(
-      "{} {}: must be one of {}{}", flag, word, joined(choices),
+      "{} {}: must be one of {}{}", flag, word, join(choices, ", "),
       config::did_you_mean(word, choices)));
 }
 
@@ -98,6 +101,18 @@ JobFacts check(const JobArguments& arguments, const Job& job) {
     std::cerr << "warning: " << warning << "\n";
   }
   return facts;
+}
+
+void write_output(
+    const std::string& flag, const std::string& path,
+    const std::function<void(std::ostream&)>& write) {
+  std::ofstream file(path, std::ios::binary);
+  if (file) write(file);
+  file.close();
+  if (!file) {
+    throw ConfigError(format(
+        "{} {}: cannot be written: {}", flag, path, std::strerror(errno)));
+  }
 }
 
 }  // namespace echelon::cli

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <iosfwd>
 #include <string>
 #include <vector>
 
@@ -47,5 +49,11 @@ int64_t parse_count(
 void check_choice(
     const std::string& flag, const std::string& word,
     const std::vector<std::string>& choices);
+
+/// Writes the file that `flag` names. Throws ConfigError when it cannot be
+/// written.
+void write_output(
+    const std::string& flag, const std::string& path,
+    const std::function<void(std::ostream&)>& write);
 
 }  // namespace echelon::cli

@@ -1,9 +1,9 @@
 #include <filesystem>
 #include <memory>
-#include <sstream>
 
 #include "echelon/cli/arguments.h"
 #include "echelon/cli/programs.h"
+#include "echelon/cli/terminal.h"
 #include "echelon/cluster/local_cluster.h"
 #include "echelon/error.h"
 
@@ -19,13 +19,6 @@ struct BenchArguments {
   std::string ranks = "processes";
   bool json = false;
 };
-
-std::vector<std::string> split(const std::string& text) {
-  std::vector<std::string> items;
-  std::istringstream in(text);
-  for (std::string item; std::getline(in, item, ',');) items.push_back(item);
-  return items;
-}
 
 struct MachineArguments {
   std::string save;
@@ -75,10 +68,10 @@ int bench_machine(const MachineArguments& arguments) {
 }
 
 int bench(const BenchArguments& arguments) {
-  for (const auto& backend : split(arguments.backends)) {
+  for (const auto& backend : split(arguments.backends, ',')) {
     check_choice("--backend", backend, {"local", "gloo", "nccl"});
   }
-  for (const auto& bytes : split(arguments.bytes)) {
+  for (const auto& bytes : split(arguments.bytes, ',')) {
     parse_count("--bytes", bytes, 4, int64_t{1} << 36);
   }
   check_choice("--ranks", arguments.ranks, {"processes", "threads"});

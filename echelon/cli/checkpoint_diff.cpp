@@ -5,9 +5,9 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
-#include <sstream>
 
 #include "echelon/checkpoint/files/diff.h"
+#include "echelon/checkpoint/files/folder.h"
 #include "echelon/checkpoint/format/safetensors.h"
 #include "echelon/cli/terminal.h"
 #include "echelon/error.h"
@@ -43,8 +43,7 @@ Pair pair_of(const CheckpointArguments& arguments) {
 std::map<std::string, std::string> settings(const std::string& toml) {
   std::map<std::string, std::string> values;
   std::string table;
-  std::istringstream lines(toml);
-  for (std::string line; std::getline(lines, line);) {
+  for (const auto& line : split(toml)) {
     if (line.starts_with("[")) {
       table = line.substr(1, line.find(']') - 1);
     } else if (const size_t equal = line.find(" = ");

@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "echelon/cli/arguments.h"
+#include "echelon/cli/build_info.h"
 #include "echelon/cli/terminal.h"
 #include "echelon/error.h"
 #include "echelon/text/format.h"
@@ -36,8 +37,7 @@ class Help : public CLI::FormatterBase {
       const CLI::App* app, std::string, CLI::AppFormatMode) const override {
     std::ostringstream out;
     out << style_.bold("Examples") << "\n";
-    std::istringstream examples(app->get_footer());
-    for (std::string line; std::getline(examples, line);) {
+    for (const auto& line : split(app->get_footer())) {
       out << "  " << line << "\n";
     }
     out << "\n" << style_.bold(usage(*app)) << "\n";
@@ -263,6 +263,21 @@ int parse_and_act(const std::vector<std::string>& arguments) {
   return act(action);
 }
 
+struct VersionArguments {
+  bool json = false;
+};
+
+int print_version(const VersionArguments& arguments) {
+  if (!arguments.json) {
+    std::cout << format("echelon {}\n", build_info::kVersion);
+    return 0;
+  }
+  std::cout << format(
+      "{{\"version\":\"{}\",\"compiler\":\"{}\",\"build_type\":\"{}\"}}\n",
+      build_info::kVersion, build_info::kCompiler, build_info::kBuildType);
+  return 0;
+}
+
 }  // namespace
 
 Command Command::add(const char* name, const char* help, const char* examples) {
@@ -305,27 +320,20 @@ void Command::positionals(
   app_->add_option(name, values, help)->required()->type_name("");
 }
 
+template <typename Value>
 void Command::option(
-    const char* name, std::string& value, const std::string& type,
-    const char* help) {
+    const char* name, Value& value, const std::string& type, const char* help) {
   app_->add_option(name, value, help)->type_name(type);
 }
 
-void Command::option(
-    const char* name, int64_t& value, const char* type, const char* help) {
-  app_->add_option(name, value, help)->type_name(type);
-}
-
-void Command::option(
-    const char* name, double& value, const char* type, const char* help) {
-  app_->add_option(name, value, help)->type_name(type);
-}
-
-void Command::option(
-    const char* name, std::vector<std::string>& values, const char* type,
-    const char* help) {
-  app_->add_option(name, values, help)->type_name(type);
-}
+template void
+Command::option(const char*, std::string&, const std::string&, const char*);
+template void
+Command::option(const char*, int64_t&, const std::string&, const char*);
+template void
+Command::option(const char*, double&, const std::string&, const char*);
+template void Command::option(
+    const char*, std::vector<std::string>&, const std::string&, const char*);
 
 void Command::repeated_option(
     const char* name, std::vector<std::string>& values, const char* type,
@@ -366,6 +374,13 @@ CLI::App& Command::root() const {
   CLI::App* app = app_;
   while (app->get_parent() != nullptr) app = app->get_parent();
   return *app;
+}
+
+void add_version(Command& root) {
+  auto [command, arguments] = root.add(
+      "version", "print the version", "echelon version\nechelon version --json",
+      print_version);
+  command.flag("--json", arguments.json, "print it as JSON");
 }
 
 int run_command_line(const std::vector<std::string>& arguments) {

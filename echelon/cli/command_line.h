@@ -55,17 +55,11 @@ class Command {
   void positionals(
       const char* name, std::vector<std::string>& values, const char* help);
 
-  /// "-o,--output"
+  /// "-o,--output". A value is a string, int64_t, double or vector of strings;
+  /// a vector takes all values up to the next flag.
+  template <typename Value>
   void option(
-      const char* name, std::string& value, const std::string& type,
-      const char* help);
-  void
-  option(const char* name, int64_t& value, const char* type, const char* help);
-  void
-  option(const char* name, double& value, const char* type, const char* help);
-  /// Takes all values up to the next flag.
-  void option(
-      const char* name, std::vector<std::string>& values, const char* type,
+      const char* name, Value& value, const std::string& type,
       const char* help);
   /// Takes one value each time that it is given.
   void repeated_option(

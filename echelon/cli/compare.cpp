@@ -2,9 +2,9 @@
 #include <iostream>
 
 #include "echelon/cli/command_line.h"
+#include "echelon/cli/new_folder.h"
 #include "echelon/error.h"
 #include "echelon/report/strategy_page.h"
-#include "echelon/text/format.h"
 
 namespace echelon::cli {
 namespace {
@@ -29,13 +29,7 @@ int compare(const CompareArguments& arguments) {
     }
     folders.emplace_back(run);
   }
-  const fs::path parent = fs::absolute(arguments.out).parent_path();
-  std::error_code error;
-  if (!fs::is_directory(parent, error)) {
-    throw ConfigError(format(
-        "{}: there is no folder {}; make it first", arguments.out,
-        parent.string()));
-  }
+  check_parent(arguments.out);
   write_strategy_page(arguments.out, arguments.title, folders);
   std::cout << "report: " << arguments.out << "\n";
   return 0;

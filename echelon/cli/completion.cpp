@@ -3,7 +3,6 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <iostream>
-#include <sstream>
 
 #include "echelon/cli/command_line.h"
 #include "echelon/cli/terminal.h"
@@ -31,13 +30,8 @@ struct Tree {
 
 /// "processes|threads" -> its parts; none for a type such as "RANKS".
 std::vector<std::string> fixed_values(const std::string& type) {
-  std::vector<std::string> values;
-  if (type.find('|') == std::string::npos) return values;
-  std::istringstream in(type);
-  for (std::string value; std::getline(in, value, '|');) {
-    values.push_back(value);
-  }
-  return values;
+  if (type.find('|') == std::string::npos) return {};
+  return split(type, '|');
 }
 
 void walk(const CLI::App& app, const std::string& path, Tree& tree) {
@@ -72,7 +66,7 @@ std::string paths(const Tree& tree) {
   for (const auto& node : tree.nodes) {
     if (!node.path.empty()) quoted.push_back("\"" + node.path + "\"");
   }
-  return joined(quoted, " | ");
+  return join(quoted, " | ");
 }
 
 /// The part that both shells share: sets `words` and `files`.
@@ -80,14 +74,14 @@ std::string cases(const Tree& tree) {
   std::string text = "  local words=\"\" files=\"\"\n  case \"$place\" in\n";
   for (const auto& node : tree.nodes) {
     text += format(
-        "    \"{}\") words=\"{}\"{} ;;\n", node.path, joined(node.words, " "),
+        "    \"{}\") words=\"{}\"{} ;;\n", node.path, join(node.words, " "),
         node.files ? "; files=yes" : "");
   }
   text += "  esac\n  case \"$place $previous\" in\n";
   for (const auto& choice : tree.choices) {
     text += format(
         "    \"{}\") words=\"{}\"; files=\"\" ;;\n", choice.place,
-        joined(choice.words, " "));
+        join(choice.words, " "));
   }
   return text + "  esac\n";
 }

@@ -1,6 +1,5 @@
 #include <iostream>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "echelon/cli/arguments.h"
 #include "echelon/cli/terminal.h"
@@ -59,16 +58,16 @@ void show_table(const Job& job) {
         {entry.key, config::shortened(entry.value, 44),
          entry.place.short_text()});
   }
-  std::istringstream lines(aligned(rows));
+  const auto lines = split(aligned(rows));
   std::string table;
+  size_t row = 0;
   for (const auto& entry : job.document.entries()) {
     if (entry.table != table) {
       std::cout << (table.empty() ? "" : "\n")
                 << style.bold("[" + entry.table + "]") << "\n";
       table = entry.table;
     }
-    std::string line;
-    std::getline(lines, line);
+    const std::string& line = lines[row++];
     std::cout << (entry.place.is_default() ? style.dim(line) : line) << "\n";
   }
 }
@@ -90,10 +89,8 @@ std::string code(const std::string& text) {
 }
 
 std::string range(const config::Entry& entry) {
-  if (entry.choices.empty()) return joined(entry.rules);
-  std::vector<std::string> choices;
-  for (const auto& choice : entry.choices) choices.push_back(code(choice));
-  return joined(choices);
+  if (entry.choices.empty()) return join(entry.rules, ", ");
+  return join(entry.choices, ", ", code);
 }
 
 constexpr const char* kOpening = R"(# Configuration

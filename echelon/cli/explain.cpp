@@ -2,7 +2,6 @@
 #include <cmath>
 #include <iostream>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "echelon/cli/command_line.h"
 #include "echelon/cli/terminal.h"
@@ -21,22 +20,23 @@ constexpr size_t kIndent = 14;  // where the texts below a heading begin
 
 class ExplanationPrinter {
  public:
-  ExplanationPrinter(const Style& style, std::ostream& out)
-      : style_(style), out_(out) {}
+  ExplanationPrinter() {
+    style_.columns = std::clamp<size_t>(style_.columns, 40, 120);
+  }
 
   void heading(const RunExplanation& run) {
-    out_ << style_.bold(run.title.empty() ? "run" : run.title);
-    if (!run.layout.empty()) out_ << ", " << run.layout;
-    out_ << "\n" << wrapped(figures(run), 0, style_.columns) << "\n";
+    std::cout << style_.bold(run.title.empty() ? "run" : run.title);
+    if (!run.layout.empty()) std::cout << ", " << run.layout;
+    std::cout << "\n" << wrapped(figures(run), 0, style_.columns) << "\n";
   }
 
   void finding(size_t number, const RunFinding& found) {
     std::string name(to_string(found.fault));
     if (!found.axis.empty()) name += " (" + found.axis + ")";
-    out_ << "\n" << style_.bold(std::to_string(number) + "  " + name);
+    std::cout << "\n" << style_.bold(std::to_string(number) + "  " + name);
     if (found.share > 0)
-      out_ << ", " << format_percent(found.share) << " of the step";
-    out_ << "\n";
+      std::cout << ", " << format_percent(found.share) << " of the step";
+    std::cout << "\n";
     paragraph("Diagnosis", found.reason.diagnosis);
     paragraph("Fix", found.reason.fix);
     settings(found.settings);
@@ -51,7 +51,7 @@ class ExplanationPrinter {
         format_seconds(run.predicted_seconds), format_seconds(run.step_seconds),
         run.counted_layers ? "Layers as the run counted them."
                            : "Layers by formulas.");
-    out_ << "\n" << wrapped(text, 0, style_.columns) << "\n";
+    std::cout << "\n" << wrapped(text, 0, style_.columns) << "\n";
     if (run.parts.empty()) return;
     Rows rows = {{"   part of the step", "predicted", "measured"}};
     for (const auto& part : run.parts) {
@@ -59,13 +59,13 @@ class ExplanationPrinter {
           {"   " + part.name, format_seconds(part.predicted),
            format_seconds(part.measured)});
     }
-    out_ << aligned(rows);
+    std::cout << aligned(rows);
   }
 
   void notes(const std::vector<std::string>& notes) {
-    if (!notes.empty()) out_ << "\n";
+    if (!notes.empty()) std::cout << "\n";
     for (const auto& note : notes) {
-      out_ << "note: " << wrapped(note, 6, style_.columns) << "\n";
+      std::cout << "note: " << wrapped(note, 6, style_.columns) << "\n";
     }
   }
 
@@ -101,36 +101,24 @@ class ExplanationPrinter {
   }
 
   void settings(const std::vector<std::string>& settings) {
-    std::istringstream lines(to_tables(settings));
-    for (std::string line; std::getline(lines, line);) {
+    for (const auto& line : split(to_tables(settings))) {
       if (line.empty()) continue;
-      out_ << std::string(kIndent + 2, ' ') << line << "\n";
+      std::cout << std::string(kIndent + 2, ' ') << line << "\n";
     }
   }
 
   void paragraph(const std::string& name, const std::string& text) {
-    out_ << "   " << style_.dim(name)
-         << std::string(kIndent - 3 - name.size(), ' ')
-         << wrapped(text, kIndent, style_.columns) << "\n";
+    std::cout << "   " << style_.dim(name)
+              << std::string(kIndent - 3 - name.size(), ' ')
+              << wrapped(text, kIndent, style_.columns) << "\n";
   }
 
-  const Style& style_;
-  std::ostream& out_;
+  Style style_ = terminal_style();
 };
 
-const char* word_of(GainSource source) {
-  switch (source) {
-    case GainSource::none:
-      return "none";
-    case GainSource::measured:
-      return "measured";
-    case GainSource::replayed:
-      return "replayed";
-    case GainSource::simulated:
-      return "simulated";
-  }
-  return "";
-}
+// By source.
+constexpr const char* kGainSources[] = {
+    "none", "measured", "replayed", "simulated"};
 
 Json json_of(const RunFinding& found) {
   Json json;
@@ -138,7 +126,7 @@ Json json_of(const RunFinding& found) {
   if (!found.axis.empty()) json["axis"] = found.axis;
   json["share"] = found.share;
   if (found.gain_source != GainSource::none) json["gain"] = found.gain;
-  json["gain_source"] = word_of(found.gain_source);
+  json["gain_source"] = kGainSources[static_cast<size_t>(found.gain_source)];
   json["ranks"] = found.ranks;
   json["settings"] = found.settings;
   json["diagnosis"] = found.reason.diagnosis;
@@ -147,18 +135,17 @@ Json json_of(const RunFinding& found) {
   return json;
 }
 
-void print_text(
-    const RunExplanation& run, const Style& style, std::ostream& out) {
-  ExplanationPrinter printer(style, out);
+void print_text(const RunExplanation& run) {
+  ExplanationPrinter printer;
   printer.heading(run);
   for (size_t i = 0; i < run.findings.size(); ++i) {
     printer.finding(i + 1, run.findings[i]);
   }
   if (run.findings.empty()) {
-    out << "\n"
-        << (run.recorded_steps > 0
-                ? "Nothing held this run back.\n"
-                : "The metrics show nothing that held this run back.\n");
+    std::cout << "\n"
+              << (run.recorded_steps > 0
+                      ? "Nothing held this run back.\n"
+                      : "The metrics show nothing that held this run back.\n");
   }
   printer.prediction(run);
   printer.notes(run.notes);
@@ -209,9 +196,7 @@ int explain(const ExplainArguments& arguments) {
     print_json(json_of(run), std::cout);
     return 0;
   }
-  Style style = terminal_style();
-  style.columns = std::clamp<size_t>(style.columns, 40, 120);
-  print_text(run, style, std::cout);
+  print_text(run);
   return 0;
 }
 

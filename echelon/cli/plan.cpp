@@ -1,11 +1,10 @@
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
-#include <fstream>
+#include <cmath>
 #include <iostream>
+#include <nlohmann/json.hpp>
 
 #include "echelon/cli/arguments.h"
-#include "echelon/cli/plan_print.h"
+#include "echelon/cli/terminal.h"
 #include "echelon/cluster/catalogue.h"
 #include "echelon/cost/framework.h"
 #include "echelon/cost/model_catalogue.h"
@@ -13,10 +12,407 @@
 #include "echelon/planner/configuration.h"
 #include "echelon/planner/plan.h"
 #include "echelon/planner/plan_page.h"
+#include "echelon/planner/reasons.h"
+#include "echelon/planner/search_key.h"
 #include "echelon/text/format.h"
+#include "echelon/text/table.h"
+#include "echelon/text/units.h"
 
 namespace echelon::cli {
 namespace {
+
+// --- What is printed --------------------------------------------------------
+
+std::string gib(double bytes) {
+  return format_number(bytes / (1 << 30)) + " GiB";
+}
+
+std::string parameters_text(double parameters) {
+  if (parameters >= 1e9) return format_number(parameters / 1e9) + " billion";
+  return format_number(parameters / 1e6) + " million";
+}
+
+std::string cluster_text(const Cluster& cluster) {
+  std::string text;
+  for (const auto& group : cluster.groups) {
+    text += format(
+        "{}{} x {}", text.empty() ? "" : " + ",
+        format_count(group.count * group.node.num_devices),
+        group.node.device.name);
+    if (group.count > 1) {
+      text += format(
+          " in {} nodes of {}", format_count(group.count),
+          format_count(group.node.num_devices));
+    }
+  }
+  return text;
+}
+
+// A part of the step, such as the communication of an axis.
+struct Part {
+  std::string name;
+  double seconds = 0;
+  double hidden_seconds = 0;  // communication that computation hides
+};
+
+std::vector<Part> parts_of(const StepEstimate& step) {
+  std::vector<Part> parts = {
+      {"matmuls", step.parts.matrix},
+      {"memory-bound operators", step.parts.memory},
+      {"recompute", step.parts.recompute}};
+  for (size_t i = 0; i < kAxes.size(); ++i) {
+    const double hidden =
+        std::max(0.0, step.communication[i] - step.parts.exposed[i]);
+    parts.push_back(
+        {format("{} communication", short_name(kAxes[i])),
+         step.parts.exposed[i], hidden});
+  }
+  parts.push_back({"bubble", step.parts.bubble});
+  parts.push_back({"optimizer", step.parts.optimizer});
+  parts.push_back({"other", step.parts.other});
+  std::erase_if(parts, [&](const Part& part) {
+    return part.seconds < 5e-4 * step.step_seconds &&
+           part.hidden_seconds < 5e-4 * step.step_seconds;
+  });
+  return parts;
+}
+
+const MemoryByKind& fullest_rank(const MemoryEstimate& memory) {
+  return memory.ranks[static_cast<size_t>(memory.fullest())];
+}
+
+class PlanPrinter {
+ public:
+  explicit PlanPrinter(const PlanRequest& request) : request_(request) {
+    style_.columns = std::min<size_t>(style_.columns, 120);
+  }
+
+  void heading(const PlanResult& result) {
+    const auto& model = request_.model;
+    const int64_t seq = request_.seq_len > 0 ? request_.seq_len : model.seq_len;
+    std::cout << format(
+        "{}, {} parameters{}, batch {}\n{}, {}, {}\n", style_.bold(model.name),
+        parameters_text(model.num_parameters()),
+        model.transformer
+            ? format(", sequences of {} tokens", format_count(seq))
+            : "",
+        format_count(request_.global_batch), cluster_text(request_.cluster),
+        to_string(request_.precision), request_.stack);
+    if (result.considered == 0) return;
+    const std::string searched = format(
+        "{} strategies: {} cannot fit, {} are slower by the bound, {} steps "
+        "estimated",
+        format_count(result.considered), format_count(result.pruned),
+        format_count(result.pruned_slow), format_count(result.estimated));
+    std::cout << style_.dim(wrapped(searched, 0, style_.columns)) << "\n";
+  }
+
+  void plans(const std::vector<Plan>& plans) {
+    title(plans.size() > 1 ? "The best layouts" : "The best layout");
+    for (size_t i = 0; i < plans.size(); ++i) {
+      one_of_many(plans[i], static_cast<int>(i) + 1);
+    }
+  }
+
+  void memory(const Plan& plan, const std::string& name) {
+    title(name);
+    const auto& estimate = plan.step.memory;
+    if (estimate.ranks.empty()) return;
+    const MemoryByKind& fullest = fullest_rank(estimate);
+    const double limit = usable_fullest_bytes(request_, plan);
+    const double scale = std::max(limit, estimate.peak_bytes());
+    std::vector<Bar> bars;
+    for (const MemoryKind kind : kMemoryKinds) {
+      if (fullest[kind] == 0) continue;
+      const double bytes = static_cast<double>(fullest[kind]);
+      bars.push_back({std::string(to_string(kind)), gib(bytes), bytes / scale});
+    }
+    bars.push_back(
+        {"reserved", gib(estimate.reserved_bytes),
+         estimate.reserved_bytes / scale});
+    bars.push_back(
+        {"of " + gib(limit) + " for a job", gib(estimate.peak_bytes()),
+         estimate.peak_bytes() / scale});
+    draw(bars);
+    if (estimate.host_bytes > 0) {
+      std::cout << "  and " << gib(estimate.host_bytes)
+                << " of host memory per rank\n";
+    }
+  }
+
+  void step(const Plan& plan) {
+    title("A step of " + format_seconds(plan.step.step_seconds));
+    std::vector<Bar> bars;
+    for (const Part& part : parts_of(plan.step)) {
+      const double share = part.seconds / plan.step.step_seconds;
+      std::string note;
+      if (part.hidden_seconds > 0.0005 * plan.step.step_seconds) {
+        note = "+" + format_seconds(part.hidden_seconds) + " hidden";
+      }
+      bars.push_back(
+          {part.name, format_seconds(part.seconds), share,
+           format_percent(share), note});
+    }
+    draw(bars);
+  }
+
+  void configuration(const Plan& plan) {
+    std::cout << "\n";
+    for (const auto& line : split(to_configuration(plan, request_))) {
+      std::cout << (line.empty() ? "" : "    ") << line << "\n";
+    }
+  }
+
+  void others(const std::vector<Rejected>& others) {
+    if (others.empty()) return;
+    title("Why not");
+    for (const auto& other : others) {
+      const std::string text = other.name + ": " + other.because + ".";
+      std::cout << "  " << wrapped(text, 2, style_.columns) << "\n";
+    }
+  }
+
+  void
+  alternatives(const std::string& key, const std::vector<Alternative>& rows) {
+    heading({});
+    title("The best plan for each " + key);
+    size_t widest = 0;
+    for (const auto& row : rows) widest = std::max(widest, columns(row.value));
+    for (const auto& row : rows) {
+      const std::string pad(widest - columns(row.value) + 2, ' ');
+      std::string text = row.because;
+      if (row.plan) text += " (" + to_string(row.plan->strategy) + ")";
+      std::cout << "  " << style_.bold(row.value) << pad
+                << wrapped(text, widest + 4, style_.columns) << "\n";
+    }
+  }
+
+  void paragraph(const std::string& name, const std::string& text) {
+    title(name);
+    std::cout << "  " << wrapped(text, 2, style_.columns) << "\n";
+  }
+
+  void title(const std::string& text) {
+    std::cout << "\n" << style_.bold(text) << "\n";
+  }
+
+ private:
+  struct Bar {
+    std::string name;
+    std::string value;
+    double share = 0;
+    std::string percent = {};
+    std::string note = {};
+  };
+
+  void one_of_many(const Plan& plan, int number) {
+    const StepEstimate& step = plan.step;
+    const std::string place = std::to_string(number);
+    std::string lead = to_string(plan.strategy);
+    if (plan.devices != request_.cluster.num_devices()) {
+      lead = format_count(plan.devices) + " devices, " + lead;
+    }
+    std::cout << style_.bold(place) << "  " << wrapped(lead, 3, style_.columns)
+              << "\n";
+    std::string figures = format(
+        "{} a step, {} {}/s, MFU {}, {} a device",
+        style_.bold(format_seconds(step.step_seconds)),
+        format_count(step.tokens_per_second),
+        request_.model.transformer ? "tokens" : "samples",
+        format_percent(step.model_flops_utilisation),
+        gib(step.memory.peak_bytes()));
+    if (plan.cost_per_step > 0) {
+      figures += ", costs " + format_number(plan.cost_per_step) + " a step";
+    }
+    std::cout << "   " << wrapped(figures, 3, style_.columns) << "\n";
+    for (const auto& text : {shares(step), kinds(step)}) {
+      std::cout << "   " << style_.dim(wrapped(text, 3, style_.columns))
+                << "\n";
+    }
+  }
+
+  static std::string shares(const StepEstimate& step) {
+    std::string text = "computing " + format_percent(computing_share(step));
+    for (const Part& part : parts_of(step)) {
+      if (part.name == "matmuls" || part.name == "memory-bound operators") {
+        continue;
+      }
+      text += format(
+          ", {} {}", part.name,
+          format_percent(part.seconds / step.step_seconds));
+    }
+    return text;
+  }
+
+  static std::string kinds(const StepEstimate& step) {
+    if (step.memory.ranks.empty()) return "";
+    const MemoryByKind& fullest = fullest_rank(step.memory);
+    std::string text;
+    for (const MemoryKind kind : kMemoryKinds) {
+      if (fullest[kind] < (1 << 20)) continue;
+      text += format(
+          "{}{} {}", text.empty() ? "" : ", ", to_string(kind),
+          gib(static_cast<double>(fullest[kind])));
+    }
+    return text;
+  }
+
+  void draw(const std::vector<Bar>& bars) {
+    Rows rows;
+    const size_t width = std::min<size_t>(40, style_.columns > 84 ? 40 : 24);
+    for (const Bar& bar : bars) {
+      const auto full = static_cast<size_t>(std::lround(
+          std::clamp(bar.share, 0.0, 1.0) * static_cast<double>(width)));
+      std::string blocks;
+      for (size_t i = 0; i < full; ++i) blocks += "█";
+      rows.push_back({"  " + bar.name, bar.value});
+      if (!bar.percent.empty()) rows.back().push_back(bar.percent);
+      rows.back().push_back(
+          blocks + (bar.note.empty() ? "" : (full > 0 ? " " : "") + bar.note));
+    }
+    std::cout << aligned(rows);
+  }
+
+  const PlanRequest& request_;
+  Style style_ = terminal_style(100);
+};
+
+using Json = nlohmann::ordered_json;
+
+Json strategy_json(const Strategy& strategy) {
+  Json json;
+  json["text"] = to_string(strategy);
+  for (const auto& key : search_keys()) {
+    const int64_t value = key.value(strategy);
+    if (key.words.empty()) {
+      json[key.name] = value;
+    } else if (key.words[0] == "false") {
+      json[key.name] = value == 1;
+    } else {
+      json[key.name] = key.text_of(value);
+    }
+  }
+  return json;
+}
+
+Json by_axis(const std::array<double, 6>& seconds) {
+  Json json;
+  for (size_t i = 0; i < kAxes.size(); ++i) {
+    json[std::string(to_string(kAxes[i]))] = seconds[i];
+  }
+  return json;
+}
+
+Json memory_json(const MemoryEstimate& memory) {
+  Json json;
+  json["peak_bytes"] = memory.peak_bytes();
+  json["reserved_bytes"] = memory.reserved_bytes;
+  json["host_bytes"] = memory.host_bytes;
+  for (const auto& rank : memory.ranks) {
+    Json kinds;
+    for (const MemoryKind kind : kMemoryKinds) {
+      kinds[std::string(to_string(kind))] = rank[kind];
+    }
+    json["pipeline_ranks"].push_back(kinds);
+  }
+  return json;
+}
+
+Json plan_json(const Plan& plan, const PlanRequest& request) {
+  const StepEstimate& step = plan.step;
+  const StepParts& parts = step.parts;
+  Json json;
+  json["strategy"] = strategy_json(plan.strategy);
+  json["devices"] = plan.devices;
+  json["step_seconds"] = step.step_seconds;
+  json[request.model.transformer ? "tokens_per_second" : "samples_per_second"] =
+      step.tokens_per_second;
+  json["model_flops_utilisation"] = step.model_flops_utilisation;
+  json["computing_share"] = computing_share(step);
+  json["cost_per_step"] = plan.cost_per_step;
+  json["seconds"] = {{"matrix", parts.matrix},       {"memory", parts.memory},
+                     {"recompute", parts.recompute}, {"bubble", parts.bubble},
+                     {"optimizer", parts.optimizer}, {"other", parts.other}};
+  json["exposed_seconds"] = by_axis(parts.exposed);
+  json["communication_seconds"] = by_axis(step.communication);
+  json["memory"] = memory_json(step.memory);
+  json["fits"] = step.fits;
+  json["configuration"] = to_configuration(plan, request);
+  return json;
+}
+
+void print_plan_text(const PlanRequest& request, const PlanResult& result) {
+  PlanPrinter printer(request);
+  printer.heading(result);
+  if (result.plans.empty()) {
+    printer.title("Nothing fits");
+    if (!result.closest) return;
+    printer.memory(*result.closest, "Memory of the closest, per device");
+    printer.paragraph("Diagnosis", result.reason.diagnosis);
+    printer.paragraph("Fix", result.reason.fix);
+    printer.paragraph("Why", result.reason.why);
+    return;
+  }
+  const Plan& best = result.plans.front();
+  printer.plans(result.plans);
+  printer.step(best);
+  printer.memory(best, "Memory of the fullest device");
+  printer.paragraph("Diagnosis", result.reason.diagnosis);
+  printer.paragraph("Fix", result.reason.fix);
+  printer.configuration(best);
+  printer.paragraph("Why", result.reason.why);
+  printer.others(result.others);
+}
+
+void print_plan_json(const PlanRequest& request, const PlanResult& result) {
+  Json json;
+  json["model"] = request.model.name;
+  json["parameters"] = request.model.num_parameters();
+  json["cluster"] = request.cluster.name;
+  json["devices"] = request.cluster.num_devices();
+  json["usable_bytes"] = usable_device_bytes(request.cluster);
+  json["batch"] = request.global_batch;
+  json["stack"] = request.stack;
+  json["considered"] = result.considered;
+  json["pruned_by_memory"] = result.pruned;
+  json["pruned_by_time"] = result.pruned_slow;
+  json["estimated"] = result.estimated;
+  json["bound"] = result.bound;
+  json["plans"] = Json::array();
+  for (const auto& plan : result.plans) {
+    json["plans"].push_back(plan_json(plan, request));
+  }
+  if (result.closest) json["closest"] = plan_json(*result.closest, request);
+  if (result.smallest) {
+    json["smallest_cluster"] = plan_json(*result.smallest, request);
+  }
+  json["diagnosis"] = result.reason.diagnosis;
+  json["fix"] = result.reason.fix;
+  json["why"] = result.reason.why;
+  json["others"] = Json::array();
+  for (const auto& other : result.others) {
+    Json one = {{"name", other.name}, {"because", other.because}};
+    if (other.plan) one["plan"] = plan_json(*other.plan, request);
+    json["others"].push_back(one);
+  }
+  print_json(json, std::cout);
+}
+
+void print_alternatives_json(
+    const PlanRequest& request, const std::string& key,
+    const std::vector<Alternative>& rows) {
+  Json json;
+  json["key"] = key;
+  json["values"] = Json::array();
+  for (const auto& row : rows) {
+    Json one = {{"value", row.value}, {"because", row.because}};
+    if (row.plan) one["plan"] = plan_json(*row.plan, request);
+    json["values"].push_back(one);
+  }
+  print_json(json, std::cout);
+}
+
+// --- The command ------------------------------------------------------------
 
 const std::vector<std::string> kObjectives = {"time", "cost", "devices"};
 constexpr int64_t kMostKept = 100;
@@ -31,10 +427,6 @@ struct PlanArguments : JobFlags {
   std::string output;
   bool json = false;
 };
-
-[[noreturn]] void missing(const char* flag, const char* what) {
-  throw ConfigError(format("echelon plan: {} is missing: {}", flag, what));
-}
 
 Objective objective_of(const std::string& text) {
   check_choice("--objective", text, kObjectives);
@@ -53,14 +445,15 @@ std::pair<std::string, std::string> parse_fix(const std::string& text) {
 }
 
 PlanRequest request_of(const PlanArguments& arguments) {
-  if (arguments.model.empty()) {
-    missing("--model", "what is trained, as in --model llama3.1-8b");
-  }
-  if (arguments.cluster.empty()) {
-    missing("--cluster", "what it runs on, as in --cluster h100-sxm:64");
-  }
-  if (arguments.batch.empty()) {
-    missing("--batch", "the samples of one step, as in --batch 1024");
+  const std::pair<const std::string&, const char*> needed[] = {
+      {arguments.model,
+       "--model is missing: what is trained, as in --model llama3.1-8b"},
+      {arguments.cluster,
+       "--cluster is missing: what it runs on, as in --cluster h100-sxm:64"},
+      {arguments.batch,
+       "--batch is missing: the samples of one step, as in --batch 1024"}};
+  for (const auto& [flag, text] : needed) {
+    if (flag.empty()) throw ConfigError(format("echelon plan: {}", text));
   }
   PlanRequest request;
   request.model = find_model(arguments.model);
@@ -87,30 +480,12 @@ PlanRequest request_of(const PlanArguments& arguments) {
   return request;
 }
 
-void write_file(
-    const std::string& flag, const std::string& path, const std::string& text) {
-  std::ofstream file(path, std::ios::binary);
-  file << text;
-  file.close();
-  if (!file) {
-    throw ConfigError(
-        flag + " " + path + ": cannot be written: " + std::strerror(errno));
-  }
-}
-
-Style plan_style() {
-  Style style = terminal_style(100);
-  style.columns = std::min<size_t>(style.columns, 120);
-  return style;
-}
-
 int explain_plan(const PlanArguments& arguments, const PlanRequest& request) {
   const auto rows = explain_key(request, arguments.explain);
   if (arguments.json) {
-    print_alternatives_json(request, arguments.explain, rows, std::cout);
+    print_alternatives_json(request, arguments.explain, rows);
   } else {
-    print_alternatives_text(
-        request, arguments.explain, rows, plan_style(), std::cout);
+    PlanPrinter(request).alternatives(arguments.explain, rows);
   }
   return 0;
 }
@@ -120,19 +495,22 @@ int make_plan(const PlanArguments& arguments) {
   if (!arguments.explain.empty()) return explain_plan(arguments, request);
   const PlanResult result = plan(request);
   if (arguments.json) {
-    print_plan_json(request, result, std::cout);
+    print_plan_json(request, result);
   } else {
-    print_plan_text(request, result, plan_style(), std::cout);
+    print_plan_text(request, result);
   }
+  const auto write = [](const char* flag, const std::string& path,
+                        const std::string& text) {
+    write_output(flag, path, [&](std::ostream& out) { out << text; });
+  };
   const bool fits = !result.plans.empty();
   if (fits && !arguments.output.empty()) {
-    write_file(
+    write(
         "--output", arguments.output,
         to_configuration(result.plans.front(), request));
   }
   if (!arguments.html.empty() && (fits || result.closest)) {
-    write_file(
-        "--html", arguments.html, to_html(make_plan_page(request, result)));
+    write("--html", arguments.html, to_html(make_plan_page(request, result)));
   }
   return fits ? 0 : static_cast<int>(ExitCode::failure);
 }
@@ -159,7 +537,7 @@ void add_plan(Command& root) {
       "--fix", arguments.fix, "KEY=VALUE",
       "fix a setting, as in tp=8 or schedule=1f1b; may be repeated");
   command.option(
-      "--objective", arguments.objective, joined(kObjectives, "|"),
+      "--objective", arguments.objective, join(kObjectives, "|"),
       "the shortest step, the cheapest step, or the fewest devices that "
       "suffice (default: time)");
   command.option(

@@ -24,6 +24,16 @@ using Clock = std::chrono::steady_clock;
 
 constexpr size_t kMaxBytes = 1 << 20;
 
+// What execv takes. Borrows the words.
+std::vector<char*> argv_of(const std::vector<std::string>& words) {
+  std::vector<char*> argv;
+  for (const auto& word : words) {
+    argv.push_back(const_cast<char*>(word.c_str()));
+  }
+  argv.push_back(nullptr);
+  return argv;
+}
+
 [[noreturn]] void become(
     const std::vector<std::string>& command,
     const std::vector<std::pair<std::string, std::string>>& variables, int out,
@@ -36,11 +46,7 @@ constexpr size_t kMaxBytes = 1 << 20;
   for (const auto& [name, value] : variables) {
     ::setenv(name.c_str(), value.c_str(), 1);
   }
-  std::vector<char*> argv;
-  for (const auto& word : command) {
-    argv.push_back(const_cast<char*>(word.c_str()));
-  }
-  argv.push_back(nullptr);
+  const auto argv = argv_of(command);
   ::execv(argv[0], argv.data());
   ::_exit(127);
 }
@@ -84,15 +90,12 @@ std::string find_echelon_train() {
 }
 
 void become_echelon_train(const std::vector<std::string>& arguments) {
-  const std::string path = find_echelon_train();
-  std::vector<char*> argv{const_cast<char*>(path.c_str())};
-  for (const auto& argument : arguments) {
-    argv.push_back(const_cast<char*>(argument.c_str()));
-  }
-  argv.push_back(nullptr);
+  std::vector<std::string> command = {find_echelon_train()};
+  command.insert(command.end(), arguments.begin(), arguments.end());
   std::cout.flush();
-  ::execv(path.c_str(), argv.data());
-  throw ConfigError(path + ": cannot be started: " + std::strerror(errno));
+  ::execv(command[0].c_str(), argv_of(command).data());
+  throw ConfigError(
+      command[0] + ": cannot be started: " + std::strerror(errno));
 }
 
 int launch_echelon_train(

@@ -1,10 +1,8 @@
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
-#include <cstring>
-#include <fstream>
 #include <iostream>
 #include <nlohmann/json.hpp>
+#include <span>
 
 #include "echelon/cli/arguments.h"
 #include "echelon/cli/terminal.h"
@@ -47,12 +45,10 @@ std::string time_text(double time) {
 }
 
 std::string sizes(const Schedule& schedule, const Stages& stages) {
-  size_t fewest = stages[0].size();
-  size_t most = fewest;
-  for (const auto& held : stages) {
-    fewest = std::min(fewest, held.size());
-    most = std::max(most, held.size());
-  }
+  const auto [few, many] = std::ranges::minmax_element(
+      stages, {}, [](const auto& held) { return held.size(); });
+  const size_t fewest = few->size();
+  const size_t most = many->size();
   const auto count = [](size_t number, const char* what) {
     return counted(static_cast<int64_t>(number), what);
   };
@@ -74,19 +70,9 @@ std::string bubble_text(const Timing& timing) {
   return text;
 }
 
-const char* colour(ActionKind kind) {
-  switch (kind) {
-    case ActionKind::forward:
-      return "\033[30;46m";
-    case ActionKind::backward:
-      return "\033[30;43m";
-    case ActionKind::backward_input:
-      return "\033[30;45m";
-    case ActionKind::backward_weight:
-      return "\033[30;42m";
-  }
-  return "";
-}
+// By kind of action.
+constexpr const char* kColours[] = {
+    "\033[30;46m", "\033[30;43m", "\033[30;45m", "\033[30;42m"};
 
 // The actions as text: a line for each rank, where each action is as wide as
 // its time. Lines longer than the terminal are split into bands.
@@ -94,12 +80,12 @@ class Grid {
  public:
   Grid(const Schedule& schedule, const Timing& timing, const Style& style)
       : schedule_(schedule), timing_(timing), style_(style) {
-    size_t longest = 1;
     for (const auto& list : schedule.ranks) {
-      for (const auto& action : list) {
-        with_stage_ = with_stage_ || action.stage != list[0].stage;
-      }
+      with_stage_ |= std::ranges::any_of(list, [&](const auto& action) {
+        return action.stage != list[0].stage;
+      });
     }
+    size_t longest = 1;
     for (const auto& list : schedule.ranks) {
       for (const auto& action : list) {
         longest = std::max(longest, name(action).size());
@@ -183,7 +169,7 @@ class Grid {
       text += std::string(filled - text.size(), line ? '-' : ' ');
     }
     if (style_.colours) {
-      out << colour(action.kind) << text << "\033[0m";
+      out << kColours[static_cast<size_t>(action.kind)] << text << "\033[0m";
     } else {
       out << text;
     }
@@ -226,11 +212,8 @@ void print_grid(
 
 std::string listed(const std::vector<int32_t>& numbers) {
   constexpr size_t kMost = 8;
-  std::string text;
-  for (size_t i = 0; i < std::min(numbers.size(), kMost); ++i) {
-    text += (i == 0 ? "" : " ") + std::to_string(numbers[i]);
-  }
-  return numbers.size() > kMost ? text + " …" : text;
+  const auto shown = std::span(numbers).first(std::min(numbers.size(), kMost));
+  return join(shown, " ") + (numbers.size() > kMost ? " …" : "");
 }
 
 void print_ranks(
@@ -310,12 +293,9 @@ PipelinePicture drawing_of(
   return drawing;
 }
 
-std::string range(std::vector<int32_t> numbers) {
-  const auto [least, most] =
-      std::minmax_element(numbers.begin(), numbers.end());
-  return *least == *most
-             ? std::to_string(*most)
-             : std::to_string(*least) + " to " + std::to_string(*most);
+std::string range(const std::vector<int32_t>& numbers) {
+  const auto [least, most] = std::ranges::minmax(numbers);
+  return least == most ? std::to_string(most) : format("{} to {}", least, most);
 }
 
 // Its numbers, the grid of ranks and ticks if it is small, and a line for each
@@ -332,7 +312,8 @@ void print_schedule_text(
 }
 
 // The same numbers, and all actions with the times at which they begin.
-void print_schedule_json(const Schedule& schedule, std::ostream& out) {
+void print_schedule_json(
+    const Schedule& schedule, const Style&, std::ostream& out) {
   const Timing timing = time_schedule(schedule, {}, true);
   const auto stored = stored_activations(schedule);
   const auto stages = stages_by_rank(schedule);
@@ -360,20 +341,20 @@ void print_schedule_json(const Schedule& schedule, std::ostream& out) {
     text.pop_back();
     out << (rank == 0 ? "\n" : ",\n") << text << ",\"actions\":[";
     const auto& list = schedule.ranks[rank];
-    text.clear();
-    for (size_t i = 0; i < list.size(); ++i) {
-      text += (i == 0 ? "\"" : ",\"") + to_string(list[i]) + '"';
-    }
-    text += "],\"begin\":[";
-    for (size_t i = 0; i < list.size(); ++i) {
-      text += (i == 0 ? "" : ",") + time_text(timing.actions[rank][i].begin);
-    }
-    out << text << "]}";
+    out << join(
+               list, ",",
+               [](const auto& action) { return in_quotes(to_string(action)); })
+        << "],\"begin\":["
+        << join(
+               timing.actions[rank], ",",
+               [](const auto& times) { return time_text(times.begin); })
+        << "]}";
   }
   out << "\n]}\n";
 }
 
-void print_schedule_html(const Schedule& schedule, std::ostream& out) {
+void print_schedule_html(
+    const Schedule& schedule, const Style&, std::ostream& out) {
   const Timing timing = time_schedule(schedule, {}, true);
   const auto stored = stored_activations(schedule);
   const auto stages = stages_by_rank(schedule);
@@ -392,7 +373,21 @@ void print_schedule_html(const Schedule& schedule, std::ostream& out) {
   out << pipeline_page(page);
 }
 
-const std::vector<std::string> kFormats = {"text", "csv", "json", "html"};
+constexpr struct {
+  const char* name;
+  void (*print)(const Schedule&, const Style&, std::ostream&);
+} kFormats[] = {
+    {"text", print_schedule_text},
+    {"csv", [](const Schedule& schedule, const Style&,
+               std::ostream& out) { write_schedule_csv(schedule, out); }},
+    {"json", print_schedule_json},
+    {"html", print_schedule_html}};
+
+std::vector<std::string> format_names() {
+  std::vector<std::string> names;
+  for (const auto& format : kFormats) names.push_back(format.name);
+  return names;
+}
 
 struct ScheduleArguments {
   std::string kind;
@@ -452,40 +447,23 @@ std::string format_of(const ScheduleArguments& arguments) {
     }
     return "json";
   }
-  check_choice("--format", arguments.format, kFormats);
+  check_choice("--format", arguments.format, format_names());
   return arguments.format;
 }
 
-void print(
-    const Schedule& schedule, const std::string& to, const Style& style,
-    std::ostream& out) {
-  if (to == "text") print_schedule_text(schedule, style, out);
-  if (to == "csv") write_schedule_csv(schedule, out);
-  if (to == "json") print_schedule_json(schedule, out);
-  if (to == "html") print_schedule_html(schedule, out);
-}
-
-void print_to_file(
-    const Schedule& schedule, const std::string& format,
-    const std::string& path) {
-  std::ofstream file(path, std::ios::binary);
-  if (file) print(schedule, format, {.columns = 120}, file);
-  file.close();
-  if (!file) {
-    throw ConfigError(
-        "--output " + path + ": cannot be written: " + std::strerror(errno));
-  }
-}
-
 int print_schedule(const ScheduleArguments& arguments) {
-  const std::string format = format_of(arguments);
+  const std::string name = format_of(arguments);
+  const auto* format = std::ranges::find_if(
+      kFormats, [&](const auto& one) { return one.name == name; });
   const Schedule schedule =
       arguments.file.empty() ? generate(arguments) : read_schedule(arguments);
   check(schedule);
   if (arguments.output.empty()) {
-    print(schedule, format, terminal_style(120), std::cout);
+    format->print(schedule, terminal_style(120), std::cout);
   } else {
-    print_to_file(schedule, format, arguments.output);
+    write_output("--output", arguments.output, [&](std::ostream& out) {
+      format->print(schedule, {.columns = 120}, out);
+    });
   }
   return 0;
 }
@@ -507,7 +485,7 @@ void add_schedule(Command& root) {
       "echelon schedule --file mine.csv",
       print_schedule);
   command.option(
-      "--kind", arguments.kind, joined(schedule_kinds(), "|"),
+      "--kind", arguments.kind, join(schedule_kinds(), "|"),
       "which schedule (default: 1f1b)");
   command.option(
       "--stages", arguments.stages, "RANKS",
@@ -524,7 +502,7 @@ void add_schedule(Command& root) {
       "read a schedule from CSV instead: a row for each rank, cells such as "
       "0F1, 0B1, 0I1 and 0W1");
   command.option(
-      "--format", arguments.format, joined(kFormats, "|"),
+      "--format", arguments.format, join(format_names(), "|"),
       "what to print (default: text)");
   command.option(
       "--output", arguments.output, "FILE", "write to a file instead");

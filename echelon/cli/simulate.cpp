@@ -1,11 +1,393 @@
 #include "echelon/cli/simulate.h"
 
+#include <algorithm>
 #include <chrono>
+#include <filesystem>
 #include <iostream>
-#include <string>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <optional>
+#include <utility>
+
+#include "echelon/cli/new_folder.h"
+#include "echelon/cli/terminal.h"
+#include "echelon/cluster/cluster_file.h"
+#include "echelon/cost/counted_model.h"
+#include "echelon/planner/configuration.h"
+#include "echelon/predict/configured.h"
+#include "echelon/predict/counted_layers.h"
+#include "echelon/predict/predict_run.h"
+#include "echelon/report/report.h"
+#include "echelon/simulator/effective_time.h"
+#include "echelon/text/format.h"
+#include "echelon/text/table.h"
+#include "echelon/text/units.h"
+#include "echelon/timeline/chrome_trace.h"
+#include "echelon/timeline/metrics.h"
 
 namespace echelon::cli {
 namespace {
+
+struct SimulateResult {
+  SimulatedRun run;
+  std::optional<EffectiveTime> weeks;  // with --hours
+  double wall_seconds = 0;             // of the simulation itself
+};
+
+// --- What is printed --------------------------------------------------------
+
+using Json = nlohmann::ordered_json;
+
+const Device&
+fullest_device(const SimulateCase& what, const StepEstimate& step) {
+  const auto pipelines = static_cast<int64_t>(step.memory.ranks.size());
+  const int64_t ranks = what.strategy.layout.num_ranks();
+  return what.cluster
+      .node_of(ranks / std::max<int64_t>(1, pipelines) * step.memory.fullest())
+      .device;
+}
+
+bool is_text(const SimulateCase& what) {
+  return what.model.transformer.has_value();
+}
+
+// The parts of a step that took time, with their names.
+std::vector<std::pair<std::string, double>>
+named_parts(const StepParts& parts) {
+  std::vector<std::pair<std::string, double>> list = {
+      {"matmuls, attention", parts.matrix},
+      {"memory-bound operators", parts.memory},
+      {"recompute", parts.recompute}};
+  for (const Axis axis : kAxes) {
+    list.emplace_back(
+        "waiting for " + std::string(to_string(axis)),
+        parts.exposed[static_cast<size_t>(axis)]);
+  }
+  list.emplace_back("pipeline bubble", parts.bubble);
+  list.emplace_back("optimizer", parts.optimizer);
+  list.emplace_back("other", parts.other);
+  std::erase_if(list, [](const auto& part) { return part.second <= 0; });
+  return list;
+}
+
+Rows figures(const SimulateCase& what, const SimulateResult& result) {
+  const StepEstimate& step = result.run.step;
+  const double ranks = static_cast<double>(what.strategy.layout.num_ranks());
+  const double each = step.tokens_per_second / ranks;
+  const Device& device = fullest_device(what, step);
+  const double usable = usable_bytes(device);
+  const double peak = step.memory.peak_bytes();
+  Rows rows = {
+      {"step", format_seconds(step.step_seconds)},
+      {is_text(what) ? "tokens/s" : "samples/s",
+       format(
+           "{}, {} a device", format_count(step.tokens_per_second),
+           each < 100 ? format_number(each) : format_count(each))},
+      {"MFU",
+       format(
+           "{} of the {} peak", format_percent(step.model_flops_utilisation),
+           to_string(what.strategy.precision))},
+      {"memory", format(
+                     "{} of the fullest device's {}{}", format_bytes(peak),
+                     format_bytes(usable), step.fits ? "" : ": does not fit")}};
+  if (result.run.step_seconds.size() > 1) {
+    const auto [least, most] = std::minmax_element(
+        result.run.step_seconds.begin(), result.run.step_seconds.end());
+    rows.push_back(
+        {"steps",
+         format(
+             "{}, from {} to {}", format_count(result.run.step_seconds.size()),
+             format_seconds(*least), format_seconds(*most))});
+  }
+  return rows;
+}
+
+void print_weeks(const SimulateCase& what, const EffectiveTime& weeks) {
+  std::cout << format(
+      "\n{:g} hours of it, with failures\n", what.failures.hours);
+  const bool fails = weeks.hours_between_failures > 0;
+  const Rows rows = {
+      {"  steps that count", format_percent(weeks.share),
+       "by formula " + format_percent(weeks.expected_share)},
+      {"  saving", format_percent(weeks.saving),
+       fails ? "a checkpoint after each " +
+                   format_seconds(weeks.interval_seconds) + " of training"
+             : ""},
+      {"  repeated", format_percent(weeks.lost), ""},
+      {"  recovering", format_percent(weeks.recovering),
+       fails ? format(
+                   "{} {}, one each {} h on average",
+                   format_count(weeks.failures),
+                   weeks.failures == 1 ? "failure" : "failures",
+                   format_number(weeks.hours_between_failures))
+             : "no failures; see --mean-hours-between-failures"}};
+  std::cout << aligned(rows);
+}
+
+void print_simulation_text(
+    const SimulateCase& what, const SimulateResult& result) {
+  const StepEstimate& step = result.run.step;
+  const int64_t ranks = what.strategy.layout.num_ranks();
+  std::cout << format(
+      "{} on {}, {} of {} devices\n{}\n\n{}\ntime of the slowest rank's "
+      "step\n",
+      what.model.name, what.cluster.name, format_count(ranks),
+      format_count(what.cluster.num_devices()), to_string(what.strategy),
+      aligned(figures(what, result)));
+  Rows rows;
+  for (const auto& [name, seconds] : named_parts(step.parts)) {
+    rows.push_back(
+        {"  " + name, format_seconds(seconds),
+         format_percent(seconds / step.parts.total())});
+  }
+  std::cout << aligned(rows);
+  if (result.weeks) print_weeks(what, *result.weeks);
+  std::string simulated = ranks == 1 ? "the one rank" : "each rank";
+  if (result.run.simulated_ranks < ranks) {
+    simulated = format(
+        "{} of {} ranks, the others do the same",
+        format_count(result.run.simulated_ranks), format_count(ranks));
+  }
+  std::cout << format(
+      "\nsimulated {}; {} events in {}\n", simulated,
+      format_count(result.run.events), format_seconds(result.wall_seconds));
+}
+
+void print_simulation_json(
+    const SimulateCase& what, const SimulateResult& result) {
+  const StepEstimate& step = result.run.step;
+  Json json;
+  json["model"] = what.model.name;
+  json["cluster"] = what.cluster.name;
+  json["strategy"] = to_string(what.strategy);
+  json["layout"] = to_string(what.strategy.layout);
+  json["step_seconds"] = step.step_seconds;
+  json["steps"] = result.run.step_seconds;
+  json[is_text(what) ? "tokens_per_second" : "samples_per_second"] =
+      step.tokens_per_second;
+  json["model_flops_utilisation"] = step.model_flops_utilisation;
+  json["fits"] = step.fits;
+  json["memory_bytes"] = step.memory.peak_bytes();
+  json["usable_bytes"] = usable_bytes(fullest_device(what, step));
+  Json parts;
+  parts["matrix"] = step.parts.matrix;
+  parts["memory"] = step.parts.memory;
+  parts["recompute"] = step.parts.recompute;
+  for (const Axis axis : kAxes) {
+    const auto at = static_cast<size_t>(axis);
+    parts["exposed"][std::string(to_string(axis))] = step.parts.exposed[at];
+    json["communication"][std::string(to_string(axis))] =
+        step.communication[at];
+  }
+  parts["bubble"] = step.parts.bubble;
+  parts["optimizer"] = step.parts.optimizer;
+  parts["other"] = step.parts.other;
+  json["parts"] = parts;
+  if (result.weeks) {
+    const EffectiveTime& weeks = *result.weeks;
+    json["effective_time"] = {
+        {"hours", what.failures.hours},
+        {"share", weeks.share},
+        {"expected_share", weeks.expected_share},
+        {"saving", weeks.saving},
+        {"lost", weeks.lost},
+        {"recovering", weeks.recovering},
+        {"failures", weeks.failures},
+        {"interval_seconds", weeks.interval_seconds},
+        {"hours_between_failures", weeks.hours_between_failures}};
+  }
+  json["simulated_ranks"] = result.run.simulated_ranks;
+  json["events"] = result.run.events;
+  json["wall_seconds"] = result.wall_seconds;
+  print_json(json, std::cout);
+}
+
+// --- The folder of a run ----------------------------------------------------
+
+std::string set(const char* key, int64_t value) {
+  return format("{}={}", key, value);
+}
+
+std::string set(const char* key, const std::string& value) {
+  return format("{}=\"{}\"", key, value);
+}
+
+// The batch, and the number of microbatches that it is split into.
+void set_passes(const Strategy& strategy, std::vector<std::string>& settings) {
+  settings.push_back(set("train.batch", strategy.global_batch));
+  settings.push_back(
+      set(strategy.layout.pp > 1 ? "layout.microbatches" : "train.accumulate",
+          strategy.num_microbatches()));
+}
+
+// The settings of the flags that were given.
+std::vector<std::string>
+settings_of(const SimulateArguments& arguments, const Strategy& strategy) {
+  std::vector<std::string> settings;
+  if (!arguments.batch.empty() || !arguments.microbatch.empty()) {
+    set_passes(strategy, settings);
+  }
+  if (!arguments.seq_len.empty()) {
+    settings.push_back(set("data.sequence", strategy.seq_len));
+  }
+  if (!arguments.schedule.empty()) {
+    settings.push_back(set("layout.schedule", strategy.schedule));
+  }
+  if (!arguments.stages_per_rank.empty()) {
+    settings.push_back(set("layout.stages_per_rank", strategy.stages_per_rank));
+  }
+  if (!arguments.recompute.empty()) {
+    settings.push_back(set("memory.recompute", to_string(strategy.recompute)));
+  }
+  if (!arguments.zero.empty()) {
+    settings.push_back(set("shard.stage", strategy.zero_stage));
+  }
+  if (strategy.precision == Precision::bf16 ||
+      strategy.precision == Precision::fp16) {
+    settings.push_back(
+        set("precision.compute", std::string(to_string(strategy.precision))));
+  }
+  if (arguments.sequence_parallel) {
+    settings.push_back("layout.sequence_parallel=true");
+  }
+  return settings;
+}
+
+Job planned_job(const SimulateCase& what) {
+  const Strategy& strategy = what.strategy;
+  const PlanRequest request{
+      .model = what.model,
+      .cluster = what.cluster,
+      .global_batch = strategy.global_batch,
+      .seq_len = strategy.seq_len,
+      .precision = strategy.precision,
+      .stack = strategy.stack};
+  const Plan plan{.strategy = strategy};
+  Job job = parse_job(to_configuration(plan, request), "what was simulated");
+  job.optimizer.name = strategy.optimizer;
+  job.train.steps = what.options.steps;
+  if (job.data.name != "images") return job;
+  job.data.name = "dummy";
+  job.data.shape = {3, job.data.image_size, job.data.image_size};
+  job.data.classes = what.model.layers.back().columns;
+  job.data.holdout = 0;
+  job.data.samples = std::max(job.data.samples, 2 * strategy.global_batch);
+  return job;
+}
+
+// The flags that a configuration cannot express.
+std::string missing_settings(const Strategy& strategy, const Job& job) {
+  std::vector<std::string> flags;
+  if (strategy.stack != "echelon") flags.push_back("--stack " + strategy.stack);
+  if (configured_strategy(job).precision != strategy.precision) {
+    flags.push_back(format("--precision {}", to_string(strategy.precision)));
+  }
+  if (flags.empty()) return "";
+  return "config.toml does not say " + join(flags, ", ") +
+         ", which echelon train does not have";
+}
+
+// Nothing is trained, so the metrics are times alone.
+std::vector<StepMetrics>
+metrics_of(const SimulateCase& what, const SimulatedRun& run) {
+  std::vector<StepMetrics> list;
+  const double samples = static_cast<double>(what.strategy.global_batch);
+  const int64_t tokens =
+      what.strategy.seq_len > 0 ? what.strategy.seq_len : what.model.seq_len;
+  for (const double seconds : run.step_seconds) {
+    StepMetrics step;
+    step.simulated = true;
+    step.step = static_cast<int64_t>(list.size()) + 1;
+    step.step_seconds = seconds;
+    step.samples_per_second = samples / seconds;
+    if (what.model.transformer) {
+      step.tokens_per_second = samples * static_cast<double>(tokens) / seconds;
+    }
+    list.push_back(step);
+  }
+  return list;
+}
+
+std::vector<std::pair<std::string, std::string>>
+facts_of(const SimulateCase& what, const SimulatedRun& run) {
+  const Strategy& strategy = what.strategy;
+  return {
+      {"Simulated", "nothing was trained; times are predictions"},
+      {"Model", what.model.name},
+      {"Parameters", format_count(what.model.num_parameters())},
+      {"Cluster", what.cluster.name},
+      {"Strategy", to_string(strategy)},
+      {"Ranks", format_count(strategy.layout.num_ranks()) + "; some are shown"},
+      {"Global batch", format_count(strategy.global_batch)},
+      {"Precision", std::string(to_string(strategy.precision))},
+      {"Software", strategy.stack},
+      {"Memory", format_bytes(run.step.memory.peak_bytes()) +
+                     (run.step.fits ? " of the fullest device, fits"
+                                    : " of the fullest device: does not fit")},
+      {"MFU", format_percent(run.step.model_flops_utilisation)}};
+}
+
+bool is_counted(const ModelShape& model) {
+  return !model.layers.empty() && model.layers.front().counted_samples > 0;
+}
+
+struct SimulatedConfiguration {
+  std::string text;     // config.toml; empty: `echelon train` has no such model
+  std::string missing;  // settings that it lacks, and why; empty: none
+};
+
+/// CONFIG with the changes of the flags. For a model of the catalogue it is
+/// what the planner would print, without data to train on (images: random
+/// ones). Throws ConfigError where `echelon train` does not accept a flag.
+SimulatedConfiguration
+configuration_of(const SimulateArguments& arguments, const SimulateCase& what) {
+  if (arguments.config.empty() && !is_trained_here(what.model)) {
+    return {
+        .missing =
+            "there is no config.toml: echelon train has no " + what.model.name};
+  }
+  const Job job =
+      arguments.config.empty()
+          ? planned_job(what)
+          : load_job(
+                arguments.config, {.set = settings_of(arguments, what.strategy),
+                                   .layout = arguments.layout});
+  return {to_toml(job), missing_settings(what.strategy, job)};
+}
+
+/// Writes timeline.json, metrics.jsonl, report.html, cluster.toml and, where
+/// they are known, config.toml and layers.json into the new folder `path`.
+void write_simulated_run(
+    const SimulateCase& what, const SimulateResult& result,
+    const SimulatedConfiguration& configuration, const std::string& path) {
+  const SimulatedRun& run = result.run;
+  NewFolder folder(path);
+  ReportInput input;
+  input.title = what.model.name + " on " + what.cluster.name + ", simulated";
+  input.facts = facts_of(what, run);
+  input.metrics = metrics_of(what, run);
+  input.timeline = run.timeline;
+  input.prediction = prediction_of(run, what.strategy, what.cluster);
+  input.total_seconds =
+      std::accumulate(run.step_seconds.begin(), run.step_seconds.end(), 0.0);
+  {
+    MetricsWriter metrics(folder.path() / "metrics.jsonl");
+    for (const auto& step : input.metrics) metrics.append(step);
+    metrics.flush();  // reports errors
+  }
+  if (!configuration.text.empty()) {
+    folder.write("config.toml", configuration.text);
+  }
+  if (is_counted(what.model)) {
+    folder.write(kCountedLayersFile, counted_model_json(what.model));
+  }
+  folder.write("cluster.toml", to_toml(what.cluster));
+  write_chrome_trace(folder.path() / "timeline.json", run.timeline);
+  write_report(folder.path() / "report.html", input);
+  folder.move_into_place();
+}
+
+// --- The command ------------------------------------------------------------
 
 int run_simulate(const SimulateArguments& arguments) {
   const SimulateCase what = read_case(arguments);
@@ -27,10 +409,10 @@ int run_simulate(const SimulateArguments& arguments) {
     write_simulated_run(what, result, configuration, arguments.run);
   }
   if (arguments.json) {
-    print_simulation_json(what, result, std::cout);
+    print_simulation_json(what, result);
     return 0;
   }
-  print_simulation_text(what, result, std::cout);
+  print_simulation_text(what, result);
   if (!arguments.run.empty()) {
     std::cout << "report: " << arguments.run << "/report.html\n";
     if (!configuration.missing.empty()) {

@@ -1,8 +1,6 @@
-// `echelon simulate`: what is simulated, its result, and its output.
+// `echelon simulate`: what is simulated.
 #pragma once
 
-#include <iosfwd>
-#include <optional>
 #include <string>
 
 #include "echelon/cli/arguments.h"
@@ -41,35 +39,5 @@ struct SimulateCase {
 /// Throws ConfigError that names the flag that is missing, wrong or given
 /// twice.
 SimulateCase read_case(const SimulateArguments& arguments);
-
-struct SimulateResult {
-  SimulatedRun run;
-  std::optional<EffectiveTime> weeks;  // with --hours
-  double wall_seconds = 0;             // of the simulation itself
-};
-
-// simulate_print.cpp
-void print_simulation_text(
-    const SimulateCase& what, const SimulateResult& result, std::ostream& out);
-void print_simulation_json(
-    const SimulateCase& what, const SimulateResult& result, std::ostream& out);
-
-// simulate_run.cpp
-struct SimulatedConfiguration {
-  std::string text;     // config.toml; empty: `echelon train` has no such model
-  std::string missing;  // settings that it lacks, and why; empty: none
-};
-
-/// CONFIG with the changes of the flags. For a model of the catalogue it is
-/// what the planner would print, without data to train on (images: random
-/// ones). Throws ConfigError where `echelon train` does not accept a flag.
-SimulatedConfiguration
-configuration_of(const SimulateArguments& arguments, const SimulateCase& what);
-
-/// Writes timeline.json, metrics.jsonl, report.html, cluster.toml and, where
-/// they are known, config.toml and layers.json into the new folder `path`.
-void write_simulated_run(
-    const SimulateCase& what, const SimulateResult& result,
-    const SimulatedConfiguration& configuration, const std::string& path);
 
 }  // namespace echelon::cli

@@ -105,29 +105,24 @@ void read_options(const SimulateArguments& arguments, SimulateCase& made) {
   failures.seed = options.seed;
   made.with_failures = !arguments.hours.empty();
   real("--hours", arguments.hours, 0, failures.hours);
-  real(
-      "--mean-hours-between-failures", arguments.mean_hours_between_failures, 0,
-      made.cluster.mean_hours_between_failures);
-  real(
-      "--checkpoint-seconds", arguments.checkpoint_seconds, 0,
-      failures.checkpoint_seconds);
-  real(
-      "--checkpoint-interval-seconds", arguments.checkpoint_interval_seconds, 0,
-      failures.checkpoint_interval_seconds);
-  real(
-      "--recovery-seconds", arguments.recovery_seconds, 0,
-      failures.recovery_seconds);
-  if (made.with_failures) return;
-  for (const auto& [flag, text] :
-       {std::pair(
-            "--mean-hours-between-failures",
-            arguments.mean_hours_between_failures),
-        std::pair("--checkpoint-seconds", arguments.checkpoint_seconds),
-        std::pair(
-            "--checkpoint-interval-seconds",
-            arguments.checkpoint_interval_seconds),
-        std::pair("--recovery-seconds", arguments.recovery_seconds)}) {
-    if (text.empty()) continue;
+  const struct {
+    const char* flag;
+    const std::string& text;
+    double& value;
+  } of_failures[] = {
+      {"--mean-hours-between-failures", arguments.mean_hours_between_failures,
+       made.cluster.mean_hours_between_failures},
+      {"--checkpoint-seconds", arguments.checkpoint_seconds,
+       failures.checkpoint_seconds},
+      {"--checkpoint-interval-seconds", arguments.checkpoint_interval_seconds,
+       failures.checkpoint_interval_seconds},
+      {"--recovery-seconds", arguments.recovery_seconds,
+       failures.recovery_seconds}};
+  for (const auto& [flag, text, value] : of_failures) {
+    real(flag, text, 0, value);
+  }
+  for (const auto& [flag, text, value] : of_failures) {
+    if (made.with_failures || text.empty()) continue;
     throw ConfigError(format(
         "{} {}: is for runs with failures; add --hours, as in --hours 168",
         flag, text));

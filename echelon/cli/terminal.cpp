@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <ostream>
+#include <sstream>
 #include <string_view>
 #include <utility>
 
@@ -81,10 +82,11 @@ std::string plain(std::string text) {
   return text;
 }
 
-std::string joined(const std::vector<std::string>& words, const char* between) {
-  std::string text;
-  for (const auto& word : words) text += (text.empty() ? "" : between) + word;
-  return text;
+std::vector<std::string> split(const std::string& text, char end) {
+  std::vector<std::string> parts;
+  std::istringstream in(text);
+  for (std::string part; std::getline(in, part, end);) parts.push_back(part);
+  return parts;
 }
 
 ReadingProgress::ReadingProgress(std::string what, int64_t total_bytes)

@@ -50,9 +50,8 @@ std::string number_text(double value);
 /// send commands to the terminal.
 std::string plain(std::string text);
 
-/// "a, b, c"
-std::string
-joined(const std::vector<std::string>& words, const char* between = ", ");
+/// The parts of a text, each of which ends with `end`.
+std::vector<std::string> split(const std::string& text, char end = '\n');
 
 /// The progress of reading files, on standard error: one line that is redrawn
 /// on a terminal, a line every ten seconds elsewhere, nothing where it is over
