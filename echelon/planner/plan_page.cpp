@@ -10,7 +10,7 @@
 #include "echelon/report/chart.h"
 #include "echelon/report/page.h"
 #include "echelon/report/pipeline_page.h"
-#include "echelon/report/time_section.h"
+#include "echelon/report/sections.h"
 #include "echelon/simulator/simulate.h"
 #include "echelon/text/units.h"
 #include "echelon/timeline/overlap.h"
@@ -215,7 +215,7 @@ void draw_step(Markup& page, const PlanRequest& request, const Plan& plan) {
       request.model, plan.strategy, request.cluster,
       {.timeline_ranks = layout.pp});
   const std::string drawn = drawn_text(request, layout, run);
-  if (auto stages = stage_pictures(run.timeline, {}, "step")) {
+  if (auto stages = stage_pictures(run.timeline, "step")) {
     draw_pipeline(page, std::move(*stages), drawn);
     return;
   }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <ranges>
 
 #include "echelon/report/page.h"
 #include "echelon/text/units.h"
@@ -66,12 +67,10 @@ std::vector<Point> smoothed(const std::vector<Point>& points, size_t reach) {
 
 std::vector<Bucket>
 to_buckets(const std::vector<Point>& points, size_t max_buckets) {
-  std::vector<Point> finite;
-  std::copy_if(
-      points.begin(), points.end(), std::back_inserter(finite),
-      [](const Point& p) {
-        return std::isfinite(p.x) && std::abs(p.y) < kLargest;
-      });
+  std::vector<Point> finite = points;
+  std::erase_if(finite, [](const Point& p) {
+    return !(std::isfinite(p.x) && std::abs(p.y) < kLargest);
+  });
   const size_t count = finite.size();
   const size_t num = std::min(count, max_buckets);
   // Twice half the width leaves no corners.
@@ -105,8 +104,7 @@ std::vector<double> linear_ticks(double low, double high, int count) {
 
 std::vector<double> whole_ticks(double low, double high, int count) {
   if (!(high > low)) return {low};
-  const double step = std::max(1.0, round_step(high - low, count));
-  return ticks_every(low, high, step);
+  return ticks_every(low, high, std::max(1.0, round_step(high - low, count)));
 }
 
 std::vector<double> log_ticks(double low, double high) {
@@ -134,6 +132,20 @@ int tick_decimals(const std::vector<double>& ticks) {
   if (!(step > 0)) return 2;
   return std::clamp(
       static_cast<int>(std::ceil(-std::log10(step) - 1e-9)), 0, 9);
+}
+
+void draw_time_axis(
+    Markup& page, double length, int count, int bottom, int below,
+    const std::function<std::string(double)>& text) {
+  const auto ticks = linear_ticks(0, length, count);
+  for (size_t i = 0; i < ticks.size(); ++i) {
+    const double share = ticks[i] / length;
+    const auto x = coordinate(100 * share, 3) + "%";
+    page.add(
+        "<line class='grid' x1='{}' x2='{}' y1='-4' y2='{}'/>", x, x, bottom);
+    draw_tick(
+        page, i, share, bottom + below, ticks[i] == 0 ? "0" : text(ticks[i]));
+  }
 }
 
 // --- Curves -----------------------------------------------------------------
@@ -237,9 +249,7 @@ std::vector<std::string> y_labels(
   std::vector<std::string> labels;
   const int decimals = tick_decimals(ticks);
   for (double tick : ticks) {
-    if (chart.seconds) {
-      labels.push_back(format_seconds(tick));
-    } else if (chart.scale == YScale::share) {
+    if (chart.scale == YScale::share) {
       labels.push_back(
           coordinate(100 * tick, std::max(0, decimals - 2)) + " %");
     } else if (logarithmic || decimals > 4 || std::abs(tick) >= 1e4) {
@@ -255,12 +265,7 @@ void draw_y_axis(Markup& page, const Chart& chart, const Axes& axes) {
   const auto ticks = y_ticks(axes);
   const auto labels = y_labels(chart, ticks, axes.logarithmic);
   for (size_t i = 0; i < ticks.size(); ++i) {
-    const double y = axes.at_y(ticks[i]);
-    const auto at = coordinate(y);
-    page.add(
-        "<line class='grid' x1='0' x2='100%' y1='{}' y2='{}'/><text "
-        "class='tick' x='-8' y='{}' text-anchor='end'>{}</text>",
-        at, at, y + 4, labels[i]);
+    draw_y_tick(page, axes.at_y(ticks[i]), labels[i]);
   }
 }
 
@@ -292,27 +297,20 @@ std::string path_of(
 
 std::string band_of(const std::vector<Bucket>& buckets, const Axes& axes) {
   std::string path = path_of(buckets, axes, &Bucket::high);
-  for (auto b = buckets.rbegin(); b != buckets.rend(); ++b) {
-    path += "L" + place(axes.at_x(b->middle_x()), axes.at_y(b->low));
+  for (const auto& b : buckets | std::views::reverse) {
+    path += "L" + place(axes.at_x(b.middle_x()), axes.at_y(b.low));
   }
   return path + "Z";
 }
 
-void draw_path(
-    Markup& page, const std::string& css, const std::string& path,
-    size_t points) {
-  page.add(
-      "<path class='{}' d='{}' vector-effect='non-scaling-stroke' "
-      "data-points='{}'/>",
-      css, path, points);
-}
-
 void draw_curve(Markup& page, const DrawnCurve& drawn, const Axes& axes) {
   const auto& [curve, buckets] = drawn;
-  const std::string& color = curve->color;
   const size_t count = buckets.size();
-  const auto draw = [&](const std::string& css, const std::string& path) {
-    draw_path(page, css + color, path, count);
+  const auto draw = [&](const char* css, const std::string& path) {
+    page.add(
+        "<path class='{}{}' d='{}' vector-effect='non-scaling-stroke' "
+        "data-points='{}'/>",
+        css, curve->color, path, count);
   };
   if (curve->style == CurveStyle::raw_and_smooth) {
     if (count == curve->points.size()) {
@@ -413,10 +411,11 @@ std::vector<StackedPart> legend_of(const StackedBars& bars, double whole) {
   std::vector<StackedPart> kinds;
   for (const auto& row : bars.rows) {
     for (const auto& part : row.parts) {
-      const bool known = std::any_of(
-          kinds.begin(), kinds.end(),
-          [&](const StackedPart& kind) { return kind.name == part.name; });
-      if (!known && part.value > kLeastInLegend * whole) kinds.push_back(part);
+      if (part.value > kLeastInLegend * whole &&
+          std::ranges::find(kinds, part.name, &StackedPart::name) ==
+              kinds.end()) {
+        kinds.push_back(part);
+      }
     }
   }
   return kinds;

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -48,6 +49,12 @@ std::vector<double> log_ticks(double low, double high);
 /// As linear_ticks, whole numbers only.
 std::vector<double> whole_ticks(double low, double high, int count);
 
+/// An axis of time from 0 to `length`: about `count` vertical lines from above
+/// the plot down to `bottom`, with labels `below` it that `text` gives.
+void draw_time_axis(
+    Markup& page, double length, int count, int bottom, int below,
+    const std::function<std::string(double)>& text);
+
 /// Decimals that tell neighbouring ticks apart.
 int tick_decimals(const std::vector<double>& ticks);
 
@@ -79,8 +86,7 @@ struct Chart {
   std::string headline;     // the one value to take away: "0.041 at the end"
   std::string description;  // for those who do not see it
   YScale scale = YScale::fit;
-  bool seconds = false;  // values are seconds; ticks get a fitting unit
-  int height = 200;      // of the plot, in pixels
+  int height = 200;  // of the plot, in pixels
   size_t max_buckets = 360;
   std::vector<Curve> curves;
 };

@@ -2,8 +2,9 @@
 
 #include <algorithm>
 #include <array>
-#include <cctype>
+#include <functional>
 #include <map>
+#include <ranges>
 #include <set>
 #include <tuple>
 #include <utility>
@@ -19,32 +20,24 @@ constexpr size_t kMaxRows = 24;  // of one axis
 
 // --- From spans to costs ----------------------------------------------------
 
-// A stretch of a rank's step that was one pass.
-struct Pass {
-  Interval time;
-  SpanKind kind;
-};
-
 struct RankStep {
   Intervals compute;
-  std::vector<Pass> passes;  // by begin
+  std::vector<const Span*> passes;  // by begin
   std::vector<const Span*> calls;
 };
 
 std::string pass_at(const RankStep& step, int64_t time) {
   // Passes nest: the last one that began may have ended.
-  for (auto it = step.passes.rbegin(); it != step.passes.rend(); ++it) {
-    if (it->time.begin <= time && time < it->time.end) {
-      return span_kind_name(it->kind);
+  for (const Span* pass : step.passes | std::views::reverse) {
+    if (pass->begin_ns <= time && time < pass->end_ns) {
+      return span_kind_name(pass->kind);
     }
   }
   return "";
 }
 
 int64_t length_within(const Intervals& sorted, const Interval& time) {
-  auto it = std::upper_bound(
-      sorted.begin(), sorted.end(), time.begin,
-      [](int64_t t, const Interval& interval) { return t < interval.end; });
+  auto it = std::ranges::upper_bound(sorted, time.begin, {}, &Interval::end);
   int64_t length = 0;
   for (; it != sorted.end() && it->begin < time.end; ++it) {
     length += std::min(it->end, time.end) - std::max(it->begin, time.begin);
@@ -70,16 +63,12 @@ RankSteps typical_steps(const Timeline& timeline, const Diagnosis& diagnosis) {
     RankStep& step = steps[{activity.rank, activity.step}];
     step.compute = std::move(activity.compute);
     for (const Span* span : activity.spans) {
-      if (is_pass(*span)) {
-        step.passes.push_back({{span->begin_ns, span->end_ns}, span->kind});
-      }
+      if (is_pass(*span)) step.passes.push_back(span);
       if (is_call(*span)) step.calls.push_back(span);
     }
   }
   for (auto& [key, step] : steps) {
-    std::stable_sort(
-        step.passes.begin(), step.passes.end(),
-        [](auto& a, auto& b) { return a.time.begin < b.time.begin; });
+    std::ranges::stable_sort(step.passes, {}, &Span::begin_ns);
   }
   return steps;
 }
@@ -92,10 +81,10 @@ struct Sum {
 };
 
 void divide(CollectiveCost& cost, double by) {
-  for (double* value :
-       {&cost.calls, &cost.bytes, &cost.seconds, &cost.hidden_seconds}) {
-    *value /= by;
-  }
+  cost.calls /= by;
+  cost.bytes /= by;
+  cost.seconds /= by;
+  cost.hidden_seconds /= by;
 }
 
 void add(CollectiveCost& to, const CollectiveCost& from) {
@@ -106,10 +95,6 @@ void add(CollectiveCost& to, const CollectiveCost& from) {
 }
 
 // --- Labels that differ in numbers alone ------------------------------------
-
-bool is_digit(char c) {
-  return c >= '0' && c <= '9';
-}
 
 // Numbers that are a part of a name by themselves: in "h.12.attn" and "bucket
 // 3", not in "conv1".
@@ -125,7 +110,7 @@ NumberedLabel numbered(const std::string& label) {
   };
   for (size_t i = 0; i < label.size();) {
     size_t end = i;
-    while (end < label.size() && is_digit(label[end])) ++end;
+    while (end < label.size() && label[end] >= '0' && label[end] <= '9') ++end;
     const bool begins = i == 0 || border(i - 1);
     if (end > i && end - i < 10 && begins && border(end)) {
       result.pattern += '\1';
@@ -194,7 +179,7 @@ const char* axis_meaning(const std::string& axis) {
 }
 
 std::string hyphenated(std::string operation) {
-  std::replace(operation.begin(), operation.end(), '_', '-');
+  std::ranges::replace(operation, '_', '-');
   return operation;
 }
 
@@ -343,9 +328,7 @@ std::vector<CollectiveCost> put_together(std::vector<CollectiveCost> costs) {
     together.cost.label = with_ranges(std::get<1>(key), together.ranges);
     result.push_back(std::move(together.cost));
   }
-  std::stable_sort(result.begin(), result.end(), [](auto& a, auto& b) {
-    return a.seconds > b.seconds;
-  });
+  std::ranges::stable_sort(result, std::greater(), &CollectiveCost::seconds);
   return result;
 }
 

@@ -1,7 +1,8 @@
-#include "echelon/report/memory_section.h"
+#include "echelon/report/sections.h"
 
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <optional>
 #include <string>
 #include <utility>
@@ -34,6 +35,8 @@ const char* css_of(MemoryKind kind) {
 struct Column {
   int64_t begin_ns = 0;
   MemoryByKind memory;  // the fullest moment of its time
+
+  int64_t total() const { return memory.total(); }
 };
 
 struct MemoryPicture {
@@ -41,6 +44,8 @@ struct MemoryPicture {
   Interval window;
   std::vector<Column> columns;
   Column peak;
+
+  int64_t peak_bytes() const { return peak.total(); }
 };
 
 // A typical step of the rank: the last recorded one that is not an outlier.
@@ -83,11 +88,7 @@ MemoryPicture picture_of(const RankMemory& rank, const Interval& window) {
     last = at;
     picture.columns.push_back(here);
   }
-  picture.peak = *std::max_element(
-      picture.columns.begin(), picture.columns.end(),
-      [](const Column& a, const Column& b) {
-        return a.memory.total() < b.memory.total();
-      });
+  picture.peak = *std::ranges::max_element(picture.columns, {}, &Column::total);
   return picture;
 }
 
@@ -103,15 +104,11 @@ pictures_of(const Timeline& timeline, const Diagnosis& diagnosis) {
         picture_of(rank, step_of(steps, diagnosis, rank.rank).value_or(all)));
   }
   if (pictures.size() > kMemoryPictures) {
-    std::stable_sort(
-        pictures.begin(), pictures.end(), [](const auto& a, const auto& b) {
-          return a.peak.memory.total() > b.peak.memory.total();
-        });
+    std::ranges::stable_sort(
+        pictures, std::greater(), &MemoryPicture::peak_bytes);
     pictures.resize(kMemoryPictures);
-    std::sort(
-        pictures.begin(), pictures.end(), [](const auto& a, const auto& b) {
-          return a.rank->rank < b.rank->rank;
-        });
+    std::ranges::sort(
+        pictures, {}, [](const auto& picture) { return picture.rank->rank; });
   }
   return pictures;
 }
@@ -121,8 +118,7 @@ int64_t top_of(const std::vector<MemoryPicture>& pictures) {
   int64_t top = 1;
   int64_t limit = 0;
   for (const auto& picture : pictures) {
-    top = std::max(
-        {top, picture.peak.memory.total(), picture.rank->planned_bytes});
+    top = std::max({top, picture.peak_bytes(), picture.rank->planned_bytes});
     limit = std::max(limit, picture.rank->limit_bytes);
   }
   // A limit far above would press the areas flat.
@@ -154,7 +150,7 @@ class MemoryDrawing {
  private:
   std::string headline() const {
     const auto& rank = *picture_.rank;
-    const int64_t peak = picture_.peak.memory.total();
+    const int64_t peak = picture_.peak_bytes();
     std::string text = "peak " + unbroken(format_bytes(peak));
     if (rank.planned_bytes > 0) {
       const double ratio =
@@ -170,7 +166,7 @@ class MemoryDrawing {
         format_seconds(
             1e-9 * static_cast<double>(
                        picture_.peak.begin_ns - picture_.window.begin)),
-        format_bytes(picture_.peak.memory.total()));
+        format_bytes(picture_.peak_bytes()));
     for (const MemoryKind kind : kOrder) {
       const int64_t bytes = picture_.peak.memory[kind];
       if (bytes <= 0) continue;
@@ -200,12 +196,7 @@ class MemoryDrawing {
     for (const double tick : linear_ticks(
              0, static_cast<double>(top_) / static_cast<double>(unit), 4)) {
       const auto bytes = static_cast<int64_t>(tick * static_cast<double>(unit));
-      const double y = y_of(bytes);
-      const auto at = coordinate(y);
-      page_.add(
-          "<line class='grid' x1='0' x2='100%' y1='{}' y2='{}'/><text "
-          "class='tick' x='-8' y='{}' text-anchor='end'>{}</text>",
-          at, at, y + 4, bytes == 0 ? "0" : format_bytes(bytes));
+      draw_y_tick(page_, y_of(bytes), bytes == 0 ? "0" : format_bytes(bytes));
     }
     const double seconds =
         1e-9 * static_cast<double>(picture_.window.end - picture_.window.begin);
@@ -277,27 +268,22 @@ class MemoryDrawing {
 void draw_legend(Markup& page, const std::vector<MemoryPicture>& pictures) {
   page.add("<p class='keys under'>");
   for (const MemoryKind kind : kOrder) {
-    const bool any = std::any_of(
-        pictures.begin(), pictures.end(), [&](const MemoryPicture& picture) {
-          return std::any_of(
-              picture.columns.begin(), picture.columns.end(),
-              [&](const Column& one) { return one.memory[kind] > 0; });
-        });
-    if (!any) continue;
-    draw_key(page, css_of(kind), std::string(to_string(kind)));
+    const bool any = std::ranges::any_of(pictures, [&](const auto& picture) {
+      return std::ranges::any_of(picture.columns, [&](const Column& one) {
+        return one.memory[kind] > 0;
+      });
+    });
+    if (any) draw_key(page, css_of(kind), std::string(to_string(kind)));
   }
   page.add("</p>");
 }
 
 std::string sentence_of(const std::vector<MemoryPicture>& pictures) {
-  const auto& fullest = *std::max_element(
-      pictures.begin(), pictures.end(), [](const auto& a, const auto& b) {
-        return a.peak.memory.total() < b.peak.memory.total();
-      });
+  const auto& fullest =
+      *std::ranges::max_element(pictures, {}, &MemoryPicture::peak_bytes);
   const auto& memory = fullest.peak.memory;
-  const auto kind = *std::max_element(
-      kOrder.begin(), kOrder.end(),
-      [&](MemoryKind a, MemoryKind b) { return memory[a] < memory[b]; });
+  const auto kind = *std::ranges::max_element(
+      kOrder, {}, [&](MemoryKind one) { return memory[one]; });
   const double share =
       static_cast<double>(memory[kind]) /
       static_cast<double>(std::max<int64_t>(1, memory.total()));

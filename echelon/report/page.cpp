@@ -122,6 +122,14 @@ void open_svg(
       description);
 }
 
+void draw_y_tick(Markup& page, double y, const std::string& label) {
+  const auto at = coordinate(y);
+  page.add(
+      "<line class='grid' x1='0' x2='100%' y1='{}' y2='{}'/><text "
+      "class='tick' x='-8' y='{}' text-anchor='end'>{}</text>",
+      at, at, y + 4, label);
+}
+
 void draw_tick(
     Markup& page, size_t index, double share, int y, const std::string& label,
     double edge) {

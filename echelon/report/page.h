@@ -10,7 +10,7 @@
 
 namespace echelon {
 
-/// Whether a page holds pictures that play (pipeline_picture.h).
+/// Whether a page holds pictures that play (pipeline_page.h).
 enum class PageScript { none, player };
 
 /// The page as a whole. Without a script it forbids all of them.
@@ -58,6 +58,9 @@ void draw_caption(
 void open_svg(
     Markup& page, const std::string& id, int height, const std::string& title,
     const std::string& description);
+
+/// A horizontal line of the grid at `y`, with its label on the left.
+void draw_y_tick(Markup& page, double y, const std::string& label);
 
 /// A tick of the horizontal axis at a share of its length, `y` the baseline of
 /// its label. Labels stay inside of the plot: those closer to an end than the

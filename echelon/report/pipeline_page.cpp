@@ -31,21 +31,19 @@ PipelineRows first_group(const PipelineRows& rows) {
   return result;
 }
 
+// A row works as long as in the measured step.
 std::optional<PipelineRows> ideal_of(const PipelineRows& measured) {
   PipelineRows one = first_group(measured);
   auto blocks = ideal_blocks(one);
   if (!blocks) return {};
   one.blocks = std::move(*blocks);
-  return one;
-}
-
-void scale(PipelineRows& ideal, const PipelineRows& measured) {
-  const double busy = mean_busy(ideal);
+  const double busy = mean_busy(one);
   const double factor = busy > 0 ? mean_busy(measured) / busy : 1;
-  for (auto& block : ideal.blocks) {
+  for (auto& block : one.blocks) {
     block.begin *= factor;
     block.end *= factor;
   }
+  return one;
 }
 
 std::string points(double share) {
@@ -121,15 +119,15 @@ group_names(const PipelineRows& rows, const std::string& word) {
 PipelinePicture step_picture(
     PipelineRows rows, int64_t step, const std::string& id, bool simulated,
     const std::string& group) {
-  PipelinePicture picture;
-  picture.id = id;
-  picture.title =
-      format("{}: step {}", simulated ? "Simulated" : "Measured", step);
-  picture.player_name = simulated ? "the simulated step" : "the real step";
-  picture.groups = group_names(rows, group);
-  picture.rows = std::move(rows.rows);
-  picture.blocks = std::move(rows.blocks);
-  return picture;
+  auto groups = group_names(rows, group);
+  return {
+      .id = id,
+      .title =
+          format("{}: step {}", simulated ? "Simulated" : "Measured", step),
+      .rows = std::move(rows.rows),
+      .groups = std::move(groups),
+      .blocks = std::move(rows.blocks),
+      .player_name = simulated ? "the simulated step" : "the real step"};
 }
 
 std::string placement_sentence(const PipelineRows& rows, double idle) {
@@ -155,24 +153,21 @@ std::string placement_sentence(const PipelineRows& rows, double idle) {
 
 }  // namespace
 
-std::optional<StagePictures> pipeline_pictures(
-    const Timeline& timeline, const std::optional<PipelineRows>& given,
-    const std::string& id) {
+std::optional<StagePictures>
+pipeline_pictures(const Timeline& timeline, const std::string& id) {
   const auto step = typical_pipeline_step(timeline);
   if (!step) return {};
   PipelineRows measured = pipeline_rows(timeline, *step);
   StagePictures result;
   result.heading = "The pipeline, step by step";
   result.idle = bubble_fraction(measured.blocks, measured.rows.size());
-  auto ideal = given && !given->blocks.empty() ? given : ideal_of(measured);
-  if (ideal) {
-    scale(*ideal, measured);
-    PipelinePicture picture;
-    picture.id = id + "-ideal";
-    picture.title = "Ideal schedule";
-    picture.player_name = "the ideal schedule";
-    picture.rows = std::move(ideal->rows);
-    picture.blocks = std::move(ideal->blocks);
+  if (auto ideal = ideal_of(measured)) {
+    PipelinePicture picture{
+        .id = id + "-ideal",
+        .title = "Ideal schedule",
+        .rows = std::move(ideal->rows),
+        .blocks = std::move(ideal->blocks),
+        .player_name = "the ideal schedule"};
     result.ideal_idle = bubble_fraction(picture.blocks, picture.rows.size());
     result.pictures.push_back(std::move(picture));
   }
@@ -199,10 +194,9 @@ placement_pictures(const Timeline& timeline, const std::string& id) {
   return result;
 }
 
-std::optional<StagePictures> stage_pictures(
-    const Timeline& timeline, const std::optional<PipelineRows>& ideal,
-    const std::string& id) {
-  auto result = pipeline_pictures(timeline, ideal, id);
+std::optional<StagePictures>
+stage_pictures(const Timeline& timeline, const std::string& id) {
+  auto result = pipeline_pictures(timeline, id);
   return result ? std::move(result) : placement_pictures(timeline, id);
 }
 

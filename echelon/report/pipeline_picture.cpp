@@ -1,4 +1,4 @@
-#include "echelon/report/pipeline_picture.h"
+#include "echelon/report/pipeline_page.h"
 
 #include <algorithm>
 #include <cmath>
@@ -48,18 +48,10 @@ char kind_letter(BlockKind kind) {
 }
 
 const char* kind_text(BlockKind kind) {
-  switch (kind) {
-    case BlockKind::forward:
-      return "forward";
-    case BlockKind::backward:
-      return "backward";
-    case BlockKind::backward_input:
-      return "backward for inputs";
-    case BlockKind::backward_weight:
-      return "backward for weights";
-    default:
-      return "transfer";
-  }
+  constexpr const char* kTexts[] = {
+      "forward", "backward", "backward for inputs", "backward for weights",
+      "transfer"};
+  return kTexts[static_cast<size_t>(kind)];
 }
 
 std::string time_text(double time, const std::string& unit) {
@@ -134,8 +126,8 @@ DrawnPicture drawn_of(const PipelinePicture& picture) {
   drawn.bubble = picture.bubble.value_or(bubble_fraction(blocks, num_rows));
   drawn.busy = busy_times(blocks, num_rows);
   limit_rows(drawn);
-  std::stable_sort(blocks.begin(), blocks.end(), [](auto& a, auto& b) {
-    return std::pair(a.row, a.begin) < std::pair(b.row, b.begin);
+  std::ranges::stable_sort(blocks, {}, [](const PipelineBlock& block) {
+    return std::pair(block.row, block.begin);
   });
   return drawn;
 }
@@ -180,7 +172,9 @@ class PipelineDrawing {
   int height() const { return bottom_; }
 
   void draw() {
-    draw_axis();
+    draw_time_axis(
+        page_, range_, 8, bottom_, 14,
+        picture_.unit.empty() ? format_seconds : format_number);
     size_t next = 0;
     for (size_t row = 0; row < picture_.rows.size(); ++row) {
       draw_heading(row);
@@ -200,20 +194,6 @@ class PipelineDrawing {
 
   std::string percent(double time) const {
     return coordinate(100 * time / range_, 3) + "%";
-  }
-
-  void draw_axis() {
-    const auto ticks = linear_ticks(0, range_, 8);
-    for (size_t i = 0; i < ticks.size(); ++i) {
-      page_.add(
-          "<line class='grid' x1='{}' x2='{}' y1='-4' y2='{}'/>",
-          percent(ticks[i]), percent(ticks[i]), bottom_);
-      draw_tick(
-          page_, i, ticks[i] / range_, bottom_ + 14,
-          ticks[i] == 0           ? "0"
-          : picture_.unit.empty() ? format_seconds(ticks[i])
-                                  : format_number(ticks[i]));
-    }
   }
 
   void draw_heading(size_t row) {
@@ -327,7 +307,6 @@ class PipelineDrawing {
 
 std::string description_of(const DrawnPicture& drawn) {
   const auto& picture = drawn.picture;
-  if (!picture.description.empty()) return picture.description;
   int32_t microbatches = 0;
   for (const auto& block : picture.blocks) {
     microbatches = std::max(microbatches, block.microbatch + 1);
@@ -359,12 +338,11 @@ void draw_picture(
       description_of(drawn));
   drawing.draw();
   page.add("</svg></div>");
-  std::string note = picture.note;
   if (!drawn.limited.empty()) {
-    if (!note.empty()) note += ' ';
-    note += "Drawn: " + drawn.limited + "; the figures are of the whole.";
+    page.add(
+        "<p class='note'>Drawn: {}; the figures are of the whole.</p>",
+        drawn.limited);
   }
-  if (!note.empty()) page.add("<p class='note'>{}</p>", note);
   page.add("</figure>");
 }
 
@@ -465,8 +443,7 @@ PlayerSteps player_steps(const std::vector<PipelineBlock>& blocks) {
   PlayerSteps steps;
   const auto slots = std::llround((end - origin) / shortest);
   steps.even =
-      slots <= 4096 &&
-      std::all_of(work.begin(), work.end(), [&](const auto& times) {
+      slots <= 4096 && std::ranges::all_of(work, [&](auto times) {
         return fits(times.first - origin) && fits(times.second - origin);
       });
   if (steps.even) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <optional>
 
 #include "echelon/report/chart.h"
@@ -70,7 +71,7 @@ class ComparisonTable {
 StackedRow row_of(
     const std::string& name, const std::vector<ComparedPart>& parts,
     double ComparedPart::*side) {
-  StackedRow row{.name = name, .total = {}, .parts = {}};
+  StackedRow row{.name = name};
   for (const auto& part : parts) {
     if (!row.parts.empty() && row.parts.back().color == part.color) {
       row.parts.back().value += part.*side;  // another axis
@@ -93,9 +94,7 @@ void draw_bars(
   StackedBars bars{
       .id = "prediction",
       .title = "A step",
-      .description = {},
-      .rows = {row_of("predicted", parts, &ComparedPart::predicted)},
-      .limit_name = {}};
+      .rows = {row_of("predicted", parts, &ComparedPart::predicted)}};
   if (measured) {
     bars.rows.push_back(row_of("measured", parts, &ComparedPart::measured));
   }
@@ -148,15 +147,13 @@ rank_rows(const StepPrediction& prediction, const Timeline& timeline) {
   std::vector<RankRow> rows;
   for (const auto& one : prediction.memory) {
     RankRow row{one.rank, 0, one.memory, std::nullopt};
-    const auto found = std::find_if(
-        measured.begin(), measured.end(),
-        [&](const PredictedMemory& other) { return other.rank == one.rank; });
+    const auto found =
+        std::ranges::find(measured, one.rank, &PredictedMemory::rank);
     if (found != measured.end()) row.measured = found->memory;
-    const auto same =
-        std::find_if(rows.begin(), rows.end(), [&](const RankRow& other) {
-          return !row.measured && !other.measured &&
-                 other.predicted.bytes == row.predicted.bytes;
-        });
+    const auto same = std::ranges::find_if(rows, [&](const RankRow& other) {
+      return !row.measured && !other.measured &&
+             other.predicted.bytes == row.predicted.bytes;
+    });
     if (same != rows.end()) {
       ++same->others;
     } else {
@@ -178,12 +175,9 @@ void draw_memory(
     Markup& page, const StepPrediction& prediction, const Timeline& timeline) {
   auto rows = rank_rows(prediction, timeline);
   if (rows.empty()) return;
-  const bool any = std::any_of(
-      rows.begin(), rows.end(),
-      [](const RankRow& row) { return row.measured.has_value(); });
-  std::stable_sort(rows.begin(), rows.end(), [](const auto& a, const auto& b) {
-    return a.size() > b.size();
-  });
+  const bool any = std::ranges::any_of(
+      rows, [](const RankRow& row) { return row.measured.has_value(); });
+  std::ranges::stable_sort(rows, std::greater(), &RankRow::size);
   const size_t shown = std::min(rows.size(), kMostRanks);
   const auto text = [](double bytes) {
     return bytes_text(static_cast<int64_t>(bytes));
@@ -225,11 +219,9 @@ const char* kNote =
 std::vector<PredictedMemory> fullest_moments(const Timeline& timeline) {
   std::vector<PredictedMemory> list;
   for (const auto& rank : timeline.memory) {
-    const auto fullest = std::max_element(
-        rank.samples.begin(), rank.samples.end(),
-        [](const MemorySample& a, const MemorySample& b) {
-          return a.memory.total() < b.memory.total();
-        });
+    const auto fullest = std::ranges::max_element(
+        rank.samples, {},
+        [](const MemorySample& sample) { return sample.memory.total(); });
     if (fullest == rank.samples.end()) continue;
     list.push_back({rank.rank, fullest->memory});
   }
@@ -249,9 +241,7 @@ std::string prediction_sentence(
   const auto off = [](const ComparedPart& part) {
     return std::abs(part.measured - part.predicted);
   };
-  const auto most = std::max_element(
-      parts.begin(), parts.end(),
-      [&](const auto& a, const auto& b) { return off(a) < off(b); });
+  const auto most = std::ranges::max_element(parts, {}, off);
   if (most != parts.end() && off(*most) > 0.02 * real) {
     text += " Most of the difference is in " + most->name + ": " +
             format_seconds(off(*most)) +

@@ -8,11 +8,9 @@
 
 #include "echelon/report/chart.h"
 #include "echelon/report/collectives.h"
-#include "echelon/report/memory_section.h"
 #include "echelon/report/page.h"
 #include "echelon/report/pipeline_page.h"
-#include "echelon/report/tensor_section.h"
-#include "echelon/report/time_section.h"
+#include "echelon/report/sections.h"
 #include "echelon/text/text_file.h"
 #include "echelon/text/units.h"
 #include "echelon/timeline/overlap.h"
@@ -39,20 +37,19 @@ std::optional<int64_t> first_not_finite(const ReportInput& input) {
   for (const auto& m : input.metrics) {
     if (!std::isfinite(m.loss)) return m.step;
   }
-  return std::nullopt;
+  return {};
 }
 
 // --- The head: title and headline figures ---------------------------------
 
 // "12.5 ms" as value and unit.
-Tile tile_of(std::string name, const std::string& text, std::string sub) {
+Tile tile_of(
+    const char* name, const std::string& text, const std::string& sub) {
   const size_t space = text.find(' ');
-  if (space == std::string::npos || text.find(' ', space + 1) != text.npos) {
-    return {std::move(name), text, std::move(sub), ""};
+  if (space == std::string::npos || space != text.rfind(' ')) {
+    return {name, text, sub, ""};
   }
-  return {
-      std::move(name), text.substr(0, space), std::move(sub),
-      text.substr(space + 1)};
+  return {name, text.substr(0, space), sub, text.substr(space + 1)};
 }
 
 // What the strategy costs, as the last tile.
@@ -203,8 +200,8 @@ Chart evaluation_chart(const ReportInput& input) {
   const auto value = [&](const EvaluationMetrics& e) {
     return texts ? e.perplexity.value_or(NAN) : e.accuracy;
   };
-  const auto best = std::max_element(
-      evaluations.begin(), evaluations.end(), [&](auto& a, auto& b) {
+  const auto best =
+      std::ranges::max_element(evaluations, [&](auto& a, auto& b) {
         return texts ? value(a) > value(b) : value(a) < value(b);
       });
   auto points = points_of(evaluations, value);
@@ -284,8 +281,7 @@ void draw_curves(Markup& page, const ReportInput& input) {
 
 std::string to_html(const ReportInput& input) {
   const Diagnosis diagnosis = diagnose(input.timeline);
-  const auto stages =
-      stage_pictures(input.timeline, input.ideal_pipeline, "pipeline");
+  const auto stages = stage_pictures(input.timeline, "pipeline");
   Markup page;
   draw_head(page, input, tiles_of(input, diagnosis, stages));
   draw_curves(page, input);

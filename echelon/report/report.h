@@ -10,7 +10,6 @@
 #include "echelon/report/prediction_section.h"
 #include "echelon/report/tensor_shards.h"
 #include "echelon/timeline/metrics.h"
-#include "echelon/timeline/pipeline_blocks.h"
 #include "echelon/timeline/timeline.h"
 
 namespace echelon {
@@ -25,14 +24,11 @@ struct ReportInput {
   std::vector<StepMetrics> metrics;            // by step
   std::vector<EvaluationMetrics> evaluations;  // by step
   /// With spans named as a pipeline's actions, or tracks named "device 0" …,
-  /// the report has their picture too (pipeline_section.h).
+  /// the report has their picture too (pipeline_page.h).
   Timeline timeline;
-  /// The schedule that a pipeline ran, in any unit of time. Not needed: without
-  /// it, the order in which blocks ran gives the ideal.
-  std::optional<PipelineRows> ideal_pipeline;
   /// How the layers' matrices are cut; drawn when ranks share layers.
   TensorShards tensor;
-  /// What the simulator says of the same step (explain/predict_run.h).
+  /// What the simulator says of the same step (predict/predict_run.h).
   std::optional<StepPrediction> prediction;
   double total_seconds = 0;  // training, first step to last; 0: not known
   /// Why the run ended, when it was not finished: "stopped by the user".

@@ -70,12 +70,10 @@ std::vector<Stretch> stretches_of(const Pieces& pieces, int64_t size) {
   for (auto it = edges.begin(); std::next(it) != edges.end(); ++it) {
     Stretch stretch{{*it, *std::next(it)}, {}};
     for (size_t rank = 0; rank < pieces.size(); ++rank) {
-      for (const auto& piece : pieces[rank]) {
-        if (piece.begin <= *it && *it < piece.end) {
-          stretch.ranks.push_back(static_cast<int64_t>(rank));
-          break;
-        }
-      }
+      const bool holds = std::ranges::any_of(pieces[rank], [&](auto piece) {
+        return piece.begin <= *it && *it < piece.end;
+      });
+      if (holds) stretch.ranks.push_back(static_cast<int64_t>(rank));
     }
     result.push_back(std::move(stretch));
   }
@@ -162,11 +160,11 @@ void draw_groups(Markup& page, const Rectangle& r) {
 void draw_rectangle(Markup& page, const Rectangle& r) {
   const double top = r.groups.empty() ? 0 : kGroupText;
   const double height = r.height + top;
+  const auto w = coordinate(r.width, 0), h = coordinate(height, 0);
   page.add(
       "<svg role='img' aria-labelledby='{}-t {}-d' width='{}' height='{}' "
       "viewBox='0 0 {} {}'>",
-      r.id, r.id, coordinate(r.width, 0), coordinate(height, 0),
-      coordinate(r.width, 0), coordinate(height, 0));
+      r.id, r.id, w, h, w, h);
   page.add(
       "<title id='{}-t'>{}</title><desc id='{}-d'>{}</desc>", r.id, r.title,
       r.id, r.description);
@@ -233,15 +231,16 @@ bool only_rows(const ShardedRegion* region) {
 
 // "each rank 768 × 1,152", or a line for each size.
 std::vector<std::string> part_lines(const ShardedMatrix& m) {
-  std::vector<std::pair<int64_t, std::vector<int64_t>>> sizes;
+  struct Size {
+    int64_t size;
+    std::vector<int64_t> ranks = {};
+  };
+  std::vector<Size> sizes;
   for (size_t rank = 0; rank < m.pieces.size(); ++rank) {
     const int64_t size = total(m.pieces[rank]);
-    const auto same = std::find_if(
-        sizes.begin(), sizes.end(), [&](auto& s) { return s.first == size; });
-    auto& entry = same == sizes.end()
-                      ? sizes.emplace_back(size, std::vector<int64_t>{})
-                      : *same;
-    entry.second.push_back(static_cast<int64_t>(rank));
+    auto same = std::ranges::find(sizes, size, &Size::size);
+    if (same == sizes.end()) same = sizes.insert(same, {size});
+    same->ranks.push_back(static_cast<int64_t>(rank));
   }
   std::vector<std::string> lines;
   for (const auto& [size, ranks] : sizes) {
@@ -263,23 +262,18 @@ bool on_several_ranks(const ShardedMatrix& m) {
 // A matrix with three ranges for each rank fuses queries, keys and values.
 std::vector<std::string> group_names(const ShardedMatrix& m) {
   const bool fused = m.sharded_by == ShardedBy::columns &&
-                     std::all_of(
-                         m.pieces.begin(), m.pieces.end(),
-                         [](const auto& pieces) { return pieces.size() == 3; });
-  return fused ? std::vector<std::string>{"Q", "K", "V"}
-               : std::vector<std::string>{};
+                     std::ranges::all_of(m.pieces, [](const auto& pieces) {
+                       return pieces.size() == 3;
+                     });
+  if (!fused) return {};
+  return {"Q", "K", "V"};
 }
 
 std::string sharded_text(const ShardedMatrix& m) {
-  switch (m.sharded_by) {
-    case ShardedBy::columns:
-      return m.kernel.empty() ? "by columns" : "by output channels";
-    case ShardedBy::rows:
-      return m.kernel.empty() ? "by rows" : "by input channels";
-    case ShardedBy::vocabulary:
-      return "by vocabulary";
-  }
-  return "";
+  if (m.sharded_by == ShardedBy::vocabulary) return "by vocabulary";
+  const bool columns = m.sharded_by == ShardedBy::columns;
+  if (m.kernel.empty()) return columns ? "by columns" : "by rows";
+  return columns ? "by output channels" : "by input channels";
 }
 
 // Pixels for each row or column of the matrices.

@@ -8,7 +8,7 @@
 
 #include "echelon/report/page.h"
 #include "echelon/report/pipeline_page.h"
-#include "echelon/report/time_section.h"
+#include "echelon/report/sections.h"
 #include "echelon/text/text_file.h"
 #include "echelon/text/units.h"
 #include "echelon/timeline/chrome_trace.h"
@@ -17,80 +17,77 @@
 namespace echelon {
 namespace {
 
-struct Text {
+struct Strategy {
   const char* title;
-  const char* paragraph;
+  const char* paragraph;  // how it works
 };
 
-constexpr Text kPipeline = {
+constexpr Strategy kPipeline = {
     "Pipeline parallel",
     "The model is partitioned into stages, one or more on each device, and the "
     "batch is split into microbatches. They follow one another through the "
-    "stages, so that "
-    "the devices work side by side; the gradients come back the same way."};
-constexpr Text kPipelineReplicas = {
+    "stages, so that the devices work side by side; the gradients come back "
+    "the same way."};
+constexpr Strategy kPipelineReplicas = {
     "Pipeline and data parallel",
     "Several replicas of a pipeline share the batch: in each, microbatches "
     "follow one another through the stages; then the replicas of a stage "
     "average their gradients."};
-constexpr Text kPipelineTensor = {
+constexpr Strategy kPipelineTensor = {
     "Pipeline and tensor parallel",
     "The model is partitioned into stages, and the matrices of each layer are "
     "sharded over the ranks that hold its stage. Microbatches follow one "
-    "another through the "
-    "stages; in each, these ranks put their parts of a layer together."};
-constexpr Text kPipelineTensorData = {
+    "another through the stages; in each, these ranks put their parts of a "
+    "layer together."};
+constexpr Strategy kPipelineTensorData = {
     "Pipeline, tensor and data parallel",
     "Several copies of the model share the batch. Each is partitioned into "
     "stages, and the matrices of each layer are sharded over the ranks that "
-    "hold its stage; at the end "
-    "of a step the copies average their gradients."};
-constexpr Text kTensor = {
+    "hold its stage; at the end of a step the copies average their gradients."};
+constexpr Strategy kTensor = {
     "Tensor parallel",
     "The matrices of each layer are sharded over the ranks, which compute the "
     "whole batch together: each has some of a layer's features, and where a "
-    "layer "
-    "needs them all the parts are summed."};
-constexpr Text kTensorData = {
+    "layer needs them all the parts are summed."};
+constexpr Strategy kTensorData = {
     "Tensor and data parallel",
     "Groups of ranks share the batch. In a group the matrices of each layer "
     "are sharded over the ranks, which compute their samples together; then "
-    "the ranks "
-    "with the same parts average their gradients."};
-constexpr Text kPlacement = {
+    "the ranks with the same parts average their gradients."};
+constexpr Strategy kPlacement = {
     "Model parallel",
     "The layers are spread over several devices of one process. A batch passes "
     "the devices one after another, and its gradients come back the same way: "
     "each device holds a part of the model only."};
-constexpr Text kData = {
+constexpr Strategy kData = {
     "Data parallel",
     "Each rank holds the whole model and computes a share of the batch. The "
     "gradients are averaged over the ranks, bucket by bucket, while the "
     "backward still computes the next ones."};
-constexpr Text kOneDevice = {
+constexpr Strategy kOneDevice = {
     "One device",
     "One device computes the whole batch: what the others equal."};
 
 // What a page needs to know of a run before it draws.
 struct Run {
-  StrategyRun input;
-  Diagnosis diagnosis;
-  std::optional<StagePictures> stages;
+  const StrategyRun& input;
+  Diagnosis diagnosis = {};
+  std::optional<StagePictures> stages = {};
+  Strategy strategy = {};
 };
 
 bool has_replicas(const StagePictures& stages) {
-  const auto& rows = stages.pictures.back().rows;
-  return std::any_of(
-      rows.begin(), rows.end(), [](const auto& row) { return row.group > 0; });
+  return std::ranges::any_of(stages.pictures.back().rows, [](const auto& row) {
+    return row.group > 0;
+  });
 }
 
 bool talks_along(const Timeline& timeline, const std::string& axis) {
-  return std::any_of(
-      timeline.spans.begin(), timeline.spans.end(),
-      [&](const Span& span) { return span.axis == axis; });
+  return std::ranges::find(timeline.spans, axis, &Span::axis) !=
+         timeline.spans.end();
 }
 
-Text text_of(const Run& run) {
+Strategy strategy_of(const Run& run) {
   const auto& timeline = run.input.timeline;
   const bool tensor = talks_along(timeline, "tp");
   const bool data = talks_along(timeline, "dp_replicate");
@@ -106,11 +103,8 @@ Text text_of(const Run& run) {
 Run run_of(const StrategyRun& input, size_t number) {
   Run run{input};
   run.diagnosis = diagnose(input.timeline);
-  run.stages = stage_pictures(
-      input.timeline, input.ideal_pipeline, format("run-{}", number));
-  const Text text = text_of(run);
-  if (input.title.empty()) run.input.title = text.title;
-  if (input.paragraph.empty()) run.input.paragraph = text.paragraph;
+  run.stages = stage_pictures(input.timeline, format("run-{}", number));
+  run.strategy = strategy_of(run);
   return run;
 }
 
@@ -156,7 +150,7 @@ void draw_cells(Markup& page, const Run& run, bool tokens) {
 }
 
 void draw_table(Markup& page, const std::vector<Run>& runs) {
-  const bool tokens = std::any_of(runs.begin(), runs.end(), counts_tokens);
+  const bool tokens = std::ranges::any_of(runs, counts_tokens);
   std::vector<std::string> heads = {
       "Strategy", "Final loss", "Held-out accuracy"};
   if (tokens) heads.push_back("Perplexity");
@@ -167,7 +161,7 @@ void draw_table(Markup& page, const std::vector<Run>& runs) {
   for (size_t i = 0; i < runs.size(); ++i) {
     page.add(
         "<tr><th scope='row'><a href='#strategy-{}'>{}</a></th>", i,
-        runs[i].input.title);
+        runs[i].strategy.title);
     draw_cells(page, runs[i], tokens);
     page.add("</tr>");
   }
@@ -177,8 +171,8 @@ void draw_table(Markup& page, const std::vector<Run>& runs) {
 void draw_run(Markup& page, const Run& run, size_t number) {
   const auto id = format("strategy-{}", number);
   page.add(
-      "<section id='{}'><h2>{}</h2><p class='lead'>{}</p>", id, run.input.title,
-      run.input.paragraph);
+      "<section id='{}'><h2>{}</h2><p class='lead'>{}</p>", id,
+      run.strategy.title, run.strategy.paragraph);
   if (run.stages) {
     page.add("<p class='finding'>{}</p>", unbroken(run.stages->sentence));
     draw_stage_pictures(page, *run.stages);
@@ -199,15 +193,11 @@ void draw_run(Markup& page, const Run& run, size_t number) {
 std::string to_html(const StrategyPage& input) {
   std::vector<Run> runs;
   for (const auto& run : input.runs) runs.push_back(run_of(run, runs.size()));
-  const bool plays = std::any_of(runs.begin(), runs.end(), [](const Run& run) {
-    return run.stages.has_value();
-  });
+  const bool plays = std::ranges::any_of(
+      runs, [](const Run& run) { return run.stages.has_value(); });
   Markup page;
   page.add("<header>");
   draw_title(page, "strategies compared", input.title);
-  if (!input.lead.empty()) {
-    page.add("<p class='lead under'>{}</p>", input.lead);
-  }
   page.add("</header>");
   if (!runs.empty()) draw_table(page, runs);
   for (size_t i = 0; i < runs.size(); ++i) draw_run(page, runs[i], i);

@@ -3,29 +3,23 @@
 #pragma once
 
 #include <filesystem>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "echelon/timeline/metrics.h"
-#include "echelon/timeline/pipeline_blocks.h"
 #include "echelon/timeline/timeline.h"
 
 namespace echelon {
 
 struct StrategyRun {
-  std::string title;      // "Pipeline parallel"; empty: from the timeline
-  std::string paragraph;  // how it works; empty: from the timeline
-  std::string link;       // its own report, relative to the page; may be empty
+  std::string link;  // its own report, relative to the page; may be empty
   std::vector<StepMetrics> metrics;
   std::vector<EvaluationMetrics> evaluations;
   Timeline timeline;
-  std::optional<PipelineRows> ideal_pipeline;  // as in ReportInput
 };
 
 struct StrategyPage {
   std::string title;  // "digits, three ways"
-  std::string lead;   // a paragraph; may be empty
   std::vector<StrategyRun> runs;
 };
 

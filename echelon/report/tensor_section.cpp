@@ -1,4 +1,4 @@
-#include "echelon/report/tensor_section.h"
+#include "echelon/report/sections.h"
 
 #include <algorithm>
 #include <string>
@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "echelon/report/collectives.h"
-
 #include "echelon/report/page.h"
 #include "echelon/report/shard_picture.h"
 #include "echelon/text/units.h"
@@ -39,17 +38,6 @@ void draw_caption(
   page.add("</figcaption>");
 }
 
-// A block and where it stands among the others.
-struct BlockDrawing {
-  const TensorShards& model;
-  const ShardedBlock& block;
-  std::string id;
-  const ShardedRegion* before = nullptr;  // the last one of an earlier layer
-  const ShardedRegion* after = nullptr;   // the first one of a later layer
-  bool is_first = false;
-  std::vector<CollectiveCost> costs;
-};
-
 // The end of the region that a call serves, by its label within a layer
 // ("attn.c_attn input gradient").
 enum class Place { elsewhere, enter, leave };
@@ -60,16 +48,15 @@ Place place_of(
   const std::string name = label.substr(0, space);
   const std::string what =
       space == std::string::npos ? "" : label.substr(space + 1);
-  for (const auto& m : region.rows) {
-    if (m.name == name) return Place::leave;
-  }
-  for (const auto& m : region.columns) {
-    if (m.name == name) {
-      const bool outputs =
-          region.rows.empty() &&
-          (what == "loss" || (what == "gather" && !cuts_tokens));
-      return outputs ? Place::leave : Place::enter;
-    }
+  const auto has = [&](const std::vector<ShardedMatrix>& matrices) {
+    return std::ranges::find(matrices, name, &ShardedMatrix::name) !=
+           matrices.end();
+  };
+  if (has(region.rows)) return Place::leave;
+  if (has(region.columns)) {
+    const bool outputs = region.rows.empty() &&
+                         (what == "loss" || (what == "gather" && !cuts_tokens));
+    return outputs ? Place::leave : Place::enter;
   }
   const bool part = name == region.name ||
                     (name.starts_with(region.name) && !region.name.empty() &&
@@ -98,25 +85,39 @@ detail::RegionCosts costs_of(
   return result;
 }
 
-void draw_block(Markup& page, const BlockDrawing& drawing) {
-  const ShardedBlock& block = drawing.block;
-  const bool is_last = block.layers.back() == drawing.model.layers.back().name;
-  page.add("<figure class='shard-layer' id='{}'>", drawing.id);
-  draw_caption(page, block, drawing.id);
+const ShardedRegion* first_region(const ShardedBlock& block) {
+  return block.regions.empty() ? nullptr : &block.regions.front();
+}
+
+const ShardedRegion* last_region(const ShardedBlock& block) {
+  return block.regions.empty() ? nullptr : &block.regions.back();
+}
+
+// `costs` are the calls of the layers of the block, which is number `index`.
+void draw_block(
+    Markup& page, const TensorShards& model,
+    const std::vector<ShardedBlock>& blocks, size_t index,
+    const std::string& id, const std::vector<CollectiveCost>& costs) {
+  const ShardedBlock& block = blocks[index];
+  const bool is_last = block.layers.back() == model.layers.back().name;
+  const auto* before = index > 0 ? last_region(blocks[index - 1]) : nullptr;
+  const auto* after =
+      index + 1 < blocks.size() ? first_region(blocks[index + 1]) : nullptr;
+  page.add("<figure class='shard-layer' id='{}'>", id);
+  draw_caption(page, block, id);
   for (size_t i = 0; i < block.regions.size(); ++i) {
     const bool last = i + 1 == block.regions.size();
     detail::draw_region(
         page, block.regions[i],
-        {.model = drawing.model,
+        {.model = model,
          .block = block,
-         .id = format("{}-{}", drawing.id, i),
-         .before = i > 0 ? &block.regions[i - 1] : drawing.before,
-         .after = last ? drawing.after : &block.regions[i + 1],
-         .input_is_data = drawing.is_first && i == 0,
+         .id = format("{}-{}", id, i),
+         .before = i > 0 ? &block.regions[i - 1] : before,
+         .after = last ? after : &block.regions[i + 1],
+         .input_is_data = index == 0 && i == 0,
          .is_last = is_last && last,
          .costs = costs_of(
-             drawing.costs, block.regions[i], block.layers.size(),
-             drawing.model.cuts_tokens)});
+             costs, block.regions[i], block.layers.size(), model.cuts_tokens)});
   }
   if (!block.sharded_vectors.empty()) {
     page.add(
@@ -163,19 +164,11 @@ size_t num_stripes(const ShardedBlock& block) {
   return count;
 }
 
-const ShardedRegion* first_region(const ShardedBlock& block) {
-  return block.regions.empty() ? nullptr : &block.regions.front();
-}
-
-const ShardedRegion* last_region(const ShardedBlock& block) {
-  return block.regions.empty() ? nullptr : &block.regions.back();
-}
-
 std::string share_text(const TensorShards& model) {
   const auto held = held_shares(model);
-  const auto [least, most] = std::minmax_element(held.begin(), held.end());
-  std::string text = format_percent(*least);
-  if (format_percent(*most) != text) text += " to " + format_percent(*most);
+  const auto [least, most] = std::ranges::minmax(held);
+  std::string text = format_percent(least);
+  if (format_percent(most) != text) text += " to " + format_percent(most);
   return text;
 }
 
@@ -228,14 +221,8 @@ void draw_tensor_section(
       continue;
     }
     draw_block(
-        page,
-        {.model = model,
-         .block = block,
-         .id = format("shards-{}", drawn++),
-         .before = i > 0 ? last_region(blocks[i - 1]) : nullptr,
-         .after = i + 1 < blocks.size() ? first_region(blocks[i + 1]) : nullptr,
-         .is_first = i == 0,
-         .costs = costs_within(costs, block)});
+        page, model, blocks, i, format("shards-{}", drawn++),
+        costs_within(costs, block));
   }
   if (!replicated.empty()) {
     page.add(

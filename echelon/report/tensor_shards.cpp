@@ -1,6 +1,7 @@
 #include "echelon/report/tensor_shards.h"
 
 #include <algorithm>
+#include <array>
 #include <numeric>
 #include <optional>
 #include <set>
@@ -10,9 +11,9 @@ namespace echelon {
 namespace {
 
 bool is_sharded(const ParameterShards& parameter) {
-  return std::any_of(
-      parameter.parts.begin(), parameter.parts.end(),
-      [](const Shard& part) { return part.local_shape() != part.shape; });
+  return std::ranges::any_of(parameter.parts, [](const Shard& part) {
+    return part.local_shape() != part.shape;
+  });
 }
 
 // "attn.c_attn" of "attn.c_attn.weight".
@@ -22,10 +23,9 @@ std::string parent_of(const std::string& name) {
 }
 
 bool is_embedding(const std::string& name) {
-  for (const char* word : {"wte", "embed", "word_embeddings", "vocab"}) {
-    if (name.find(word) != std::string::npos) return true;
-  }
-  return false;
+  return std::ranges::any_of(
+      std::array{"wte", "embed", "word_embeddings", "vocab"},
+      [&](const char* word) { return name.find(word) != std::string::npos; });
 }
 
 const ParameterShards*
@@ -80,9 +80,7 @@ std::string common_name(const ShardedRegion& region) {
   const auto begins = [&](const std::string& name) {
     return common.empty() || name.starts_with(common + ".");
   };
-  while (!std::all_of(names.begin(), names.end(), begins)) {
-    common = parent_of(common);
-  }
+  while (!std::ranges::all_of(names, begins)) common = parent_of(common);
   return common;
 }
 
@@ -113,10 +111,8 @@ ShardedBlock block_of(const LayerShards& layer) {
 }
 
 bool same_parameters(const LayerShards& a, const LayerShards& b) {
-  return std::equal(
-      a.parameters.begin(), a.parameters.end(), b.parameters.begin(),
-      b.parameters.end(),
-      [](const ParameterShards& p, const ParameterShards& q) {
+  return std::ranges::equal(
+      a.parameters, b.parameters, [](const auto& p, const auto& q) {
         return p.name == q.name && p.parts == q.parts;
       });
 }
@@ -132,11 +128,10 @@ std::vector<ShardedBlock> sharded_blocks(const TensorShards& model) {
   std::vector<ShardedBlock> blocks;
   std::vector<const LayerShards*> first;  // of each block
   for (const auto& layer : model.layers) {
-    const auto same =
-        std::find_if(first.begin(), first.end(), [&](const LayerShards* other) {
-          return same_parameters(*other, layer) &&
-                 is_embedding(other->name) == is_embedding(layer.name);
-        });
+    const auto same = std::ranges::find_if(first, [&](const auto* other) {
+      return same_parameters(*other, layer) &&
+             is_embedding(other->name) == is_embedding(layer.name);
+    });
     if (same != first.end()) {
       blocks[static_cast<size_t>(same - first.begin())].layers.push_back(
           layer.name);

@@ -1,6 +1,7 @@
-#include "echelon/report/time_section.h"
+#include "echelon/report/sections.h"
 
 #include <algorithm>
+#include <functional>
 #include <iterator>
 #include <map>
 #include <set>
@@ -44,16 +45,10 @@ struct Bar {
 };
 
 const char* color_of(SpanKind kind) {
-  switch (kind) {
-    case SpanKind::forward:
-      return "fw";
-    case SpanKind::backward:
-      return "bw";
-    case SpanKind::optimizer:
-      return "op";
-    default:
-      return "ot";
-  }
+  return kind == SpanKind::forward     ? "fw"
+         : kind == SpanKind::backward  ? "bw"
+         : kind == SpanKind::optimizer ? "op"
+                                       : "ot";
 }
 
 Rows rows_for(const std::vector<StepActivity>& ranks) {
@@ -63,9 +58,8 @@ Rows rows_for(const std::vector<StepActivity>& ranks) {
   } else if (ranks.size() > 8) {
     rows = {12, 8, 1, 8};
   }
-  rows.has_communication = std::any_of(
-      ranks.begin(), ranks.end(),
-      [](const StepActivity& a) { return !a.communication.empty(); });
+  rows.has_communication = std::ranges::any_of(
+      ranks, [](const StepActivity& a) { return !a.communication.empty(); });
   return rows;
 }
 
@@ -105,8 +99,8 @@ std::vector<Bar> bars_of(const std::vector<StepActivity>& ranks) {
         bars, row + 1, "ov", "overlapped communication", rank.overlapped);
     add_intervals(bars, row + 1, "ex", "exposed communication", rank.exposed);
   }
-  std::stable_sort(bars.begin(), bars.end(), [](const Bar& a, const Bar& b) {
-    return std::pair(a.row, a.time.begin) < std::pair(b.row, b.time.begin);
+  std::ranges::stable_sort(bars, {}, [](const Bar& bar) {
+    return std::pair(bar.row, bar.time.begin);
   });
   return bars;
 }
@@ -204,16 +198,7 @@ class LanesDrawing {
   void draw_axis() {
     const double seconds =
         1e-9 * static_cast<double>(range_.end - range_.begin);
-    const auto ticks = linear_ticks(0, seconds, 6);
-    for (size_t i = 0; i < ticks.size(); ++i) {
-      const auto x = percent(ticks[i] / seconds);
-      page_.add(
-          "<line class='grid' x1='{}' x2='{}' y1='-4' y2='{}'/>", x, x,
-          height());
-      draw_tick(
-          page_, i, ticks[i] / seconds, height() + 16,
-          ticks[i] == 0 ? "0" : format_seconds(ticks[i]));
-    }
+    draw_time_axis(page_, seconds, 6, height(), 16, format_seconds);
   }
 
   void draw_rank(
@@ -379,8 +364,8 @@ void draw_steps(
   std::vector<StepActivity> all;
   for (const auto& picked : steps) {
     auto& ranks = pictures.emplace_back();
-    std::copy_if(
-        activities.begin(), activities.end(), std::back_inserter(ranks),
+    std::ranges::copy_if(
+        activities, std::back_inserter(ranks),
         [&](const auto& activity) { return activity.step == picked.step; });
     all.insert(all.end(), ranks.begin(), ranks.end());
   }
@@ -434,9 +419,8 @@ void draw_rank_table(
 // The ranks with the most work first, then the one with the least.
 std::vector<StepBreakdown> extremes(const Diagnosis& d) {
   auto ranks = d.ranks;
-  std::stable_sort(ranks.begin(), ranks.end(), [](auto& a, auto& b) {
-    return a.compute_seconds + a.data_seconds >
-           b.compute_seconds + b.data_seconds;
+  std::ranges::stable_sort(ranks, std::greater(), [](const auto& rank) {
+    return rank.compute_seconds + rank.data_seconds;
   });
   ranks.erase(ranks.begin() + 7, ranks.end() - 1);
   return ranks;

@@ -1,4 +1,4 @@
-#include "echelon/report/pipeline_picture.h"
+#include "echelon/report/pipeline_page.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -6,8 +6,8 @@
 #include <cmath>
 #include <limits>
 
-#include "echelon/report/pipeline_page.h"
 #include "echelon/report/report.h"
+#include "tests/report/page_text.h"
 #include "tests/report/sample_pipeline.h"
 #include "tests/report/sample_run.h"
 
@@ -16,7 +16,9 @@ namespace pipeline_picture_test {
 
 using sample::contains;
 using sample::count;
+using sample::expect_parts;
 using sample::Order;
+using sample::schedule_picture;
 using testing::HasSubstr;
 
 // In the data of the player.
@@ -28,42 +30,32 @@ size_t num_blocks(const std::string& page) {
   return result;
 }
 
-PipelinePicture schedule(const sample::PipelineShape& shape) {
-  const auto order = sample::pipeline_order(shape);
-  PipelinePicture picture;
-  picture.id = "schedule";
-  picture.title = "1f1b <4 stages>";
-  picture.rows = order.rows;
-  picture.blocks = *ideal_blocks(order);
-  picture.unit = "forwards";
-  return picture;
-}
-
 TEST(PipelinePicture, HasABlockForEachAction) {
-  const auto page = pipeline_page(schedule({}));
+  const auto page = pipeline_page(schedule_picture({}));
   EXPECT_EQ(count(page, "class=\"pf0\" x="), 32u);
   EXPECT_EQ(count(page, "class=\"pb0\" x="), 32u);
   EXPECT_EQ(count(page, "class=\"prow\""), 4u);
-  EXPECT_TRUE(contains(page, "bubble <b>27\u00a0%</b>"));
-  EXPECT_TRUE(contains(page, ">33 forwards<"));
-  EXPECT_TRUE(contains(page, "1f1b &lt;4 stages&gt;"));
+  expect_parts(
+      page,
+      {"bubble <b>27\u00a0%</b>", ">33 forwards<", "1f1b &lt;4 stages&gt;"});
   EXPECT_FALSE(contains(page, "1f1b <4"));
 }
 
 TEST(PipelinePicture, ChunksHaveShadesAndSplitBackwardsLetters) {
-  const auto looped = pipeline_page(schedule({.order = Order::interleaved}));
+  const auto looped =
+      pipeline_page(schedule_picture({.order = Order::interleaved}));
   EXPECT_EQ(count(looped, "class=\"pf0\" x="), 32u);
   EXPECT_EQ(count(looped, "class=\"pf3\" x="), 32u);
-  const auto split = pipeline_page(schedule({.order = Order::split}));
+  const auto split = pipeline_page(schedule_picture({.order = Order::split}));
   EXPECT_EQ(count(split, "class=\"pi0\" x="), 32u);
   EXPECT_EQ(count(split, "class=\"pw0\" x="), 32u);
-  EXPECT_TRUE(contains(split, ">I7</text>"));
-  EXPECT_TRUE(contains(split, ">W7</text>"));
-  EXPECT_TRUE(contains(split, "backward for weights of microbatch 7, stage 3"));
+  expect_parts(
+      split, {">I7</text>", ">W7</text>",
+              "backward for weights of microbatch 7, stage 3"});
 }
 
 TEST(PipelinePicture, BeyondTheLimitsItSaysWhatIsDrawn) {
-  auto picture = schedule({.ranks = 100, .microbatches = 300});
+  auto picture = schedule_picture({.ranks = 100, .microbatches = 300});
   const auto page = pipeline_page(picture);
   EXPECT_LT(page.size(), 500'000u);
   EXPECT_LE(num_blocks(page), 3000u);
@@ -71,36 +63,29 @@ TEST(PipelinePicture, BeyondTheLimitsItSaysWhatIsDrawn) {
   EXPECT_EQ(count(page, "class=\"prow\""), 64u);
   EXPECT_TRUE(contains(page, "Drawn: the first 64 of 100 rows, the first "));
   // Figures are of the whole: 99 of 399 slots.
-  EXPECT_TRUE(contains(page, "bubble <b>25\u00a0%</b>"));
-  EXPECT_TRUE(contains(page, ">1,197 forwards<"));
-  EXPECT_FALSE(contains(pipeline_page(schedule({})), "Drawn:"));
+  expect_parts(page, {"bubble <b>25\u00a0%</b>", ">1,197 forwards<"});
+  EXPECT_FALSE(contains(pipeline_page(schedule_picture({})), "Drawn:"));
 }
 
 TEST(PipelinePicture, FiguresGivenForAWholeAreKept) {
-  auto picture = schedule({});
+  auto picture = schedule_picture({});
   picture.bubble = 0.13;
   picture.makespan = 1000;
   const auto page = pipeline_page(picture);
-  EXPECT_TRUE(contains(page, "bubble <b>13\u00a0%</b>"));
-  EXPECT_TRUE(contains(page, ">1,000 forwards<"));
-  EXPECT_TRUE(contains(page, "Drawn: the first 3.3\u00a0% of the time"));
+  expect_parts(
+      page, {"bubble <b>13\u00a0%</b>", ">1,000 forwards<",
+             "Drawn: the first 3.3\u00a0% of the time"});
 }
 
 TEST(PipelinePicture, SurvivesBlocksOfAnyKind) {
-  auto picture = schedule({});
+  auto picture = schedule_picture({});
   const double nan = std::numeric_limits<double>::quiet_NaN();
-  PipelineBlock block;
   for (const int32_t row : {-1, 4, 1 << 30}) {
-    block.row = row;
-    block.end = 1;
-    picture.blocks.push_back(block);
+    picture.blocks.push_back({.row = row, .end = 1});
   }
-  block.row = 0;
   for (const auto& [begin, end] :
        {std::pair(nan, 1.0), {0.0, nan}, {0.0, HUGE_VAL}, {5.0, 4.0}}) {
-    block.begin = begin;
-    block.end = end;
-    picture.blocks.push_back(block);
+    picture.blocks.push_back({.begin = begin, .end = end});
   }
   picture.rows[0].name = std::string(300, 'w') + "<script>";
   const auto page = pipeline_page(picture);
@@ -111,7 +96,7 @@ TEST(PipelinePicture, SurvivesBlocksOfAnyKind) {
 }
 
 TEST(PlayerSteps, AreTheSlotsOfAnEvenSchedule) {
-  const auto steps = player_steps(schedule({}).blocks);
+  const auto steps = player_steps(schedule_picture({}).blocks);
   EXPECT_TRUE(steps.even);
   ASSERT_EQ(steps.moments.size(), 33u);
   EXPECT_NEAR(steps.moments[32], 32.5, 1e-9);
@@ -140,8 +125,8 @@ TEST(PlayerSteps, ShowEachBlockOfARealStep) {
 
 TEST(PipelineSection, ExplainsWhatTheRealStepLoses) {
   // Even stages: all that is lost are transfers; an unequal stage: most of it.
-  const auto even = pipeline_pictures(
-      sample::pipeline_run({.latency = 0.4}), std::nullopt, "p");
+  const auto even =
+      pipeline_pictures(sample::pipeline_run({.latency = 0.4}), "p");
   ASSERT_TRUE(even.has_value());
   EXPECT_EQ(even->pictures.size(), 2u);
   EXPECT_NEAR(*even->ideal_idle, 3.0 / 11, 1e-9);
@@ -150,25 +135,20 @@ TEST(PipelineSection, ExplainsWhatTheRealStepLoses) {
       even->sentence, HasSubstr("leaves 27 % of the devices' time idle"));
   EXPECT_THAT(even->sentence, HasSubstr("from transfers and pauses"));
   const auto slow = pipeline_pictures(
-      sample::pipeline_run({.slow_stage = 1, .latency = 0}), std::nullopt, "p");
+      sample::pipeline_run({.slow_stage = 1, .latency = 0}), "p");
   EXPECT_THAT(slow->sentence, HasSubstr("come from blocks of unequal length"));
   EXPECT_THAT(slow->sentence, testing::Not(HasSubstr("from transfers")));
 }
 
 TEST(PipelineSection, TheIdealIsScaledToTheWorkOfTheRealStep) {
-  const sample::PipelineShape shape = {.replicas = 2};
-  const auto timeline = sample::pipeline_run(shape);
-  auto given = sample::pipeline_order(shape);
-  given.blocks = *ideal_blocks(given);
-  const auto own = pipeline_pictures(timeline, std::nullopt, "p");
-  const auto other = pipeline_pictures(timeline, given, "p");
-  const auto& ideal = other->pictures.front();
-  EXPECT_EQ(ideal.rows.size(), 4u);
-  EXPECT_EQ(other->pictures.back().rows.size(), 8u);
-  const double length = makespan(ideal.blocks);
-  EXPECT_NEAR(length, makespan(own->pictures.front().blocks), 1e-9);
-  EXPECT_LT(length, makespan(other->pictures.back().blocks));
-  EXPECT_GT(length, 0.8 * makespan(other->pictures.back().blocks));
+  const auto pictures =
+      pipeline_pictures(sample::pipeline_run({.replicas = 2}), "p")->pictures;
+  EXPECT_EQ(pictures.front().rows.size(), 4u);
+  EXPECT_EQ(pictures.back().rows.size(), 8u);
+  const double ideal = makespan(pictures.front().blocks);
+  const double real = makespan(pictures.back().blocks);
+  EXPECT_LT(ideal, real);
+  EXPECT_GT(ideal, 0.8 * real);
 }
 
 TEST(PipelineSection, IsInTheReportOfARunThatHasOne) {
@@ -176,15 +156,14 @@ TEST(PipelineSection, IsInTheReportOfARunThatHasOne) {
   EXPECT_FALSE(contains(to_html(input), "class=\"pipes\""));
   input.timeline = sample::pipeline_run({.replicas = 2});
   auto page = to_html(input);
-  EXPECT_TRUE(contains(page, "The pipeline, step by step"));
-  EXPECT_TRUE(contains(page, "Pipeline bubble"));
-  EXPECT_TRUE(contains(page, ">pipeline 1</text>"));
+  expect_parts(
+      page,
+      {"The pipeline, step by step", "Pipeline bubble", ">pipeline 1</text>"});
   EXPECT_EQ(count(page, "<script"), 2u);  // data and code
   input.timeline = sample::placement_run(4, 3);
   page = to_html(input);
-  EXPECT_TRUE(contains(page, "One device works at a time"));
-  EXPECT_TRUE(contains(page, "Devices idle"));
-  EXPECT_TRUE(contains(page, ">device 3</text>"));
+  expect_parts(
+      page, {"One device works at a time", "Devices idle", ">device 3</text>"});
 }
 
 TEST(PipelineSection, KeepsAReportOfManyRanksSmall) {

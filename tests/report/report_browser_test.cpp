@@ -42,6 +42,14 @@ class ReportInBrowser : public testing::Test {
     look_at(check, to_html(input));
   }
 
+  // `expected` is what the page must show.
+  void compare(
+      const std::string& check, const Json& expected,
+      const ReportInput& input) {
+    folder_.write("expected.json", expected.dump());
+    look(check, input);
+  }
+
   void look_at(const std::string& check, const std::string& page) {
     folder_.write("report.html", page);
     EXPECT_NO_THROW(
@@ -58,24 +66,6 @@ ReportInput typical() {
 ReportInput huge() {
   return sample::run(
       {.steps = 100'000, .ranks = 64, .buckets = 40, .layers = 60});
-}
-
-// Texts and figures that a page must survive.
-ReportInput hostile() {
-  auto input = sample::run({.steps = 40, .ranks = 2});
-  const std::string text =
-      "<script>document.title='run'</script>\"' onload=x &amp; \x01\xff "
-      "</title></style><b>";
-  input.title = text + std::string(300, 'w');
-  input.facts.push_back({text, text + std::string(400, 'x')});
-  input.facts.push_back({std::string(200, 'W'), ""});
-  input.outcome = "stopped: " + text + std::string(200, 'W');
-  input.timeline.rank_names[0] = text;
-  for (auto& span : input.timeline.spans) span.name += text;
-  input.metrics[20].loss = std::numeric_limits<double>::quiet_NaN();
-  input.metrics[21].loss = std::numeric_limits<double>::infinity();
-  input.metrics[22].samples_per_second = 1e300;
-  return input;
 }
 
 Json times(const Intervals& intervals) {
@@ -119,19 +109,6 @@ Json picture_of(const Timeline& timeline, int64_t step) {
   }
   expected["window"] = {window.begin, window.end};
   return expected;
-}
-
-TensorShards uneven_cut() {
-  return sample::llama_cut(
-      {.ranks = 4,
-       .layers = 16,
-       .hidden = 1920,
-       .heads = 30,
-       .kv_heads = 2,
-       .intermediate = 5633,
-       .words = 32001,
-       .cuts_tokens = true,
-       .tokens = 4098});
 }
 
 // What the rectangle `id` must show of `parameter`.
@@ -198,52 +175,38 @@ Json pipelines_of(const std::vector<PipelinePicture>& pictures) {
   return expected;
 }
 
-ReportInput with_timeline(Timeline timeline) {
-  auto input = sample::run({.steps = 40});
-  input.timeline = std::move(timeline);
-  return input;
-}
-
-PipelinePicture schedule_picture(const sample::PipelineShape& shape) {
-  const auto order = sample::pipeline_order(shape);
-  PipelinePicture picture;
-  picture.id = "schedule";
-  picture.title = "A schedule";
-  picture.rows = order.rows;
-  picture.blocks = *ideal_blocks(order);
-  picture.unit = "forwards";
-  return picture;
-}
-
 TEST_F(ReportInBrowser, DrawsTheBlocksOfAPipelineWithTheirNumbers) {
   for (const auto order :
        {sample::Order::one_f_one_b, sample::Order::split,
         sample::Order::interleaved}) {
     const auto timeline =
         sample::pipeline_run({.order = order, .slow_stage = 0.2});
-    const auto pictures = pipeline_pictures(timeline, {}, "pipeline");
-    folder_.write("expected.json", pipelines_of(pictures->pictures).dump());
-    look("pipeline", with_timeline(timeline));
+    const auto pictures = pipeline_pictures(timeline, "pipeline");
+    compare(
+        "pipeline", pipelines_of(pictures->pictures),
+        sample::with_timeline(timeline));
   }
   const auto timeline = sample::placement_run(4, 2);
   const auto pictures = placement_pictures(timeline, "pipeline");
-  folder_.write("expected.json", pipelines_of(pictures->pictures).dump());
-  look("pipeline", with_timeline(timeline));
+  compare(
+      "pipeline", pipelines_of(pictures->pictures),
+      sample::with_timeline(timeline));
 }
 
 TEST_F(ReportInBrowser, PlaysAPipelineStepByStep) {
   for (const auto order : {sample::Order::one_f_one_b, sample::Order::gpipe}) {
     const auto timeline =
         sample::pipeline_run({.order = order, .slow_stage = 0.2});
-    const auto pictures = pipeline_pictures(timeline, {}, "pipeline");
-    folder_.write("expected.json", pipelines_of(pictures->pictures).dump());
-    look("player", with_timeline(timeline));
+    const auto pictures = pipeline_pictures(timeline, "pipeline");
+    compare(
+        "player", pipelines_of(pictures->pictures),
+        sample::with_timeline(timeline));
   }
 }
 
 TEST_F(ReportInBrowser, PlaysASchedulesOwnPage) {
   for (const auto order : {sample::Order::split, sample::Order::interleaved}) {
-    const auto picture = schedule_picture({.order = order});
+    const auto picture = sample::schedule_picture({.order = order});
     folder_.write("expected.json", pipelines_of({picture}).dump());
     look_at("player", pipeline_page(picture));
     look_at("layout", pipeline_page(picture));
@@ -253,22 +216,22 @@ TEST_F(ReportInBrowser, PlaysASchedulesOwnPage) {
 
 TEST_F(ReportInBrowser, SaysWhatABlockIsInALargePicture) {
   look_at(
-      "hover",
-      pipeline_page(schedule_picture({.ranks = 8, .microbatches = 64})));
+      "hover", pipeline_page(
+                   sample::schedule_picture({.ranks = 8, .microbatches = 64})));
 }
 
 TEST_F(ReportInBrowser, KeepsPipelinesInThePage) {
-  look("layout", with_timeline(sample::pipeline_run({})));
-  look("layout", with_timeline(sample::pipeline_run({.replicas = 2})));
+  look("layout", sample::with_timeline(sample::pipeline_run({})));
+  look("layout", sample::with_timeline(sample::pipeline_run({.replicas = 2})));
   look(
-      "layout",
-      with_timeline(sample::pipeline_run({.ranks = 40, .microbatches = 20})));
-  look("layout", with_timeline(sample::placement_run(4, 2)));
-  look("quiet", with_timeline(sample::pipeline_run({.replicas = 2})));
+      "layout", sample::with_timeline(
+                    sample::pipeline_run({.ranks = 40, .microbatches = 20})));
+  look("layout", sample::with_timeline(sample::placement_run(4, 2)));
+  look("quiet", sample::with_timeline(sample::pipeline_run({.replicas = 2})));
 }
 
 TEST_F(ReportInBrowser, ComparesStrategiesOnOnePage) {
-  StrategyPage page{.title = "digits, four ways", .lead = "One model."};
+  StrategyPage page{.title = "digits, four ways"};
   for (auto timeline :
        {sample::run({}).timeline, sample::placement_run(4, 2),
         sample::pipeline_run({}),
@@ -287,8 +250,7 @@ TEST_F(ReportInBrowser, ComparesStrategiesOnOnePage) {
 TEST_F(ReportInBrowser, DrawsBarsAndOverlapsOfEachRankWhereTheyWere) {
   for (const int32_t ranks : {1, 3, 20}) {
     const auto input = one_step(ranks);
-    folder_.write("expected.json", picture_of(input.timeline, 2).dump());
-    look("drawing", input);
+    compare("drawing", picture_of(input.timeline, 2), input);
   }
 }
 
@@ -301,8 +263,7 @@ TEST_F(ReportInBrowser, DrawsAPointForEachValue) {
       {"throughput", {150}},
       {"learning-rate", {150}},
       {"grad-norm", {150}}};
-  folder_.write("expected.json", Json{{"curves", curves}}.dump());
-  look("curves", input);
+  compare("curves", Json{{"curves", curves}}, input);
 
   // 360 stretches; the band of the extremes goes there and back.
   input = sample::run({.steps = 5000});
@@ -310,35 +271,30 @@ TEST_F(ReportInBrowser, DrawsAPointForEachValue) {
   curves["accuracy"] = {input.evaluations.size()};
   curves["throughput"] = curves["grad-norm"] = {240, 480};
   curves["learning-rate"] = {240};
-  folder_.write("expected.json", Json{{"curves", curves}}.dump());
-  look("curves", input);
+  compare("curves", Json{{"curves", curves}}, input);
 }
 
 TEST_F(ReportInBrowser, KeepsTextsApartAtEachWidth) {
   look("layout", typical());
 }
 
-ReportInput with_prediction(ReportInput input) {
-  input.prediction = sample::prediction_of(input.timeline);
-  return input;
-}
-
 TEST_F(ReportInBrowser, DrawsPredictionAndMeasurementOnOneScale) {
-  const auto input = with_prediction(sample::run_with_memory({.ranks = 4}));
+  const auto input =
+      sample::with_prediction(sample::run_with_memory({.ranks = 4}));
   const TimedParts real = timed_parts(input.timeline, diagnose(input.timeline));
   Json expected = {{"predicted", Json::array()}, {"measured", Json::array()}};
   for (const auto& part : compared_parts(input.prediction->parts, real)) {
     expected["predicted"].push_back({part.color, part.predicted});
     expected["measured"].push_back({part.color, part.measured});
   }
-  folder_.write("expected.json", expected.dump());
-  look("prediction", input);
+  compare("prediction", expected, input);
 }
 
 TEST_F(ReportInBrowser, KeepsPredictionsInThePage) {
   const auto data_parallel =
-      with_prediction(sample::run_with_memory({.ranks = 4}));
-  auto pipeline = with_prediction(with_timeline(sample::pipeline_run({})));
+      sample::with_prediction(sample::run_with_memory({.ranks = 4}));
+  auto pipeline =
+      sample::with_prediction(sample::with_timeline(sample::pipeline_run({})));
   look("layout", data_parallel);
   look("colors", data_parallel);
   look("structure", data_parallel);
@@ -367,42 +323,40 @@ TEST_F(ReportInBrowser, KeepsTextsApartWithSixteenRanks) {
 }
 
 TEST_F(ReportInBrowser, KeepsHostileTextsInTheirBoxes) {
-  look("layout", hostile());
+  look("layout", sample::hostile());
 }
 
 TEST_F(ReportInBrowser, AsksNothingAndNeedsNoScript) {
   look("quiet", typical());
-  look("quiet", hostile());
-  look("quiet", sample::tensor_run(uneven_cut(), "self_attn"));
+  look("quiet", sample::hostile());
+  look("quiet", sample::tensor_run(sample::uneven_cut(), "self_attn"));
   look("quiet", {.title = "ended before its first step"});
 }
 
 TEST_F(ReportInBrowser, DrawsThePartsOfMatricesToScale) {
-  const auto cut = uneven_cut();
+  const auto cut = sample::uneven_cut();
   const auto& layer = cut.layers[1].parameters;
-  folder_.write(
-      "expected.json",
+  compare(
+      "cuts",
       Json::array(
           {rectangle_of("shards-0-0-b0", cut.layers[0].parameters[0], false),
            rectangle_of("shards-1-0-a0", layer[1], true),
            rectangle_of("shards-1-0-a1", layer[2], true),
            rectangle_of("shards-1-0-b0", layer[4], false),
            rectangle_of("shards-1-1-a1", layer[7], true),
-           rectangle_of("shards-1-1-b0", layer[8], false)})
-          .dump());
-  look("cuts", sample::tensor_run(cut, "self_attn"));
+           rectangle_of("shards-1-1-b0", layer[8], false)}),
+      sample::tensor_run(cut, "self_attn"));
   const auto gpt = sample::gpt_cut({.ranks = 3, .heads = 16});
-  folder_.write(
-      "expected.json",
+  compare(
+      "cuts",
       Json::array(
           {rectangle_of("shards-1-0-a0", gpt.layers[2].parameters[2], true),
-           rectangle_of("shards-1-0-b0", gpt.layers[2].parameters[4], false)})
-          .dump());
-  look("cuts", sample::tensor_run(gpt));
+           rectangle_of("shards-1-0-b0", gpt.layers[2].parameters[4], false)}),
+      sample::tensor_run(gpt));
 }
 
 TEST_F(ReportInBrowser, KeepsTextsOfCutLayersApart) {
-  look("layout", sample::tensor_run(uneven_cut(), "self_attn"));
+  look("layout", sample::tensor_run(sample::uneven_cut(), "self_attn"));
   look(
       "layout", sample::tensor_run(
                     sample::gpt_cut({.ranks = 8, .hidden = 832, .heads = 13})));
@@ -417,13 +371,13 @@ TEST_F(ReportInBrowser, HasContrastInLightDarkAndPrint) {
 TEST_F(ReportInBrowser, HasNamesForItsPicturesAndPrints) {
   look("structure", typical());
   look("structure", sample::tensor_run(sample::gpt_cut({})));
-  look("structure", with_timeline(sample::pipeline_run({})));
+  look("structure", sample::with_timeline(sample::pipeline_run({})));
 }
 
 TEST(TraceSchema, HoldsForTracesOfRuns) {
   ECHELON_NEED_PYTHON();
   TempFolder folder;
-  auto timeline = hostile().timeline;
+  auto timeline = sample::hostile().timeline;
   timeline.spans.push_back(
       {1, "loader", "decode", SpanKind::data, -5, 2'000'000'001, -1, 0});
   write_chrome_trace(folder.path("a.json"), timeline);

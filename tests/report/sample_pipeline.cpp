@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <random>
+#include <utility>
 
 namespace echelon::sample {
 namespace {
@@ -12,12 +13,7 @@ using Row = std::vector<PipelineBlock>;
 
 PipelineBlock
 block(BlockKind kind, int32_t row, int32_t stage, int32_t microbatch) {
-  PipelineBlock b;
-  b.kind = kind;
-  b.row = row;
-  b.stage = stage;
-  b.microbatch = microbatch;
-  return b;
+  return {.row = row, .kind = kind, .stage = stage, .microbatch = microbatch};
 }
 
 Row gpipe(int32_t row, int32_t count) {
@@ -86,11 +82,6 @@ Row order_of(const PipelineShape& shape, int32_t row) {
   }
 }
 
-std::string name_of(const PipelineBlock& b) {
-  return std::to_string(b.stage) + letter(b.kind) +
-         std::to_string(b.microbatch);
-}
-
 void add_step(
     const PipelineShape& shape, Timeline& timeline, std::mt19937_64& random,
     int64_t step, int64_t origin, int32_t replica) {
@@ -103,23 +94,25 @@ void add_step(
         return slower * work * stage * jitter(random) + shape.latency;
       });
   for (const auto& b : *blocks) {
-    Span span;
-    span.rank = b.row * shape.replicas + replica;
-    span.track = "compute";
-    span.name = name_of(b);
-    span.kind =
-        b.kind == BlockKind::forward ? SpanKind::forward : SpanKind::backward;
-    span.step = step;
-    span.begin_ns = origin + static_cast<int64_t>(kForwardNs * b.begin);
-    span.end_ns =
-        origin + static_cast<int64_t>(kForwardNs * (b.end - shape.latency));
+    const auto at = [&](double forwards) {
+      return origin + static_cast<int64_t>(kForwardNs * forwards);
+    };
+    const bool forward = b.kind == BlockKind::forward;
+    Span span{
+        .rank = b.row * shape.replicas + replica,
+        .track = "compute",
+        .name = format("{}{}{}", b.stage, letter(b.kind), b.microbatch),
+        .kind = forward ? SpanKind::forward : SpanKind::backward,
+        .begin_ns = at(b.begin),
+        .end_ns = at(b.end - shape.latency),
+        .step = step};
     timeline.spans.push_back(span);
     if (!shape.transfers || b.kind == BlockKind::backward_weight) continue;
     span.track = "comm";
     span.name = "send " + span.name;
     span.kind = SpanKind::communication;
     span.begin_ns = span.end_ns;
-    span.end_ns = origin + static_cast<int64_t>(kForwardNs * b.end);
+    span.end_ns = at(b.end);
     span.bytes = 1 << 20;
     timeline.spans.push_back(span);
   }
@@ -130,7 +123,7 @@ void add_step(
 PipelineRows pipeline_order(const PipelineShape& shape) {
   PipelineRows result;
   for (int32_t row = 0; row < shape.ranks; ++row) {
-    result.rows.push_back({"rank " + std::to_string(row), 0});
+    result.rows.push_back({format("rank {}", row), 0});
     double place = 0;
     for (auto& b : order_of(shape, row)) {
       b.begin = place;
@@ -141,11 +134,22 @@ PipelineRows pipeline_order(const PipelineShape& shape) {
   return result;
 }
 
+PipelinePicture schedule_picture(const PipelineShape& shape) {
+  auto order = pipeline_order(shape);
+  auto blocks = ideal_blocks(order);
+  return {
+      .id = "schedule",
+      .title = "1f1b <4 stages>",
+      .rows = std::move(order.rows),
+      .blocks = std::move(*blocks),
+      .unit = "forwards"};
+}
+
 Timeline pipeline_run(const PipelineShape& shape) {
   Timeline timeline;
   timeline.title = "a pipeline";
   for (int32_t rank = 0; rank < shape.ranks * shape.replicas; ++rank) {
-    timeline.rank_names.push_back("rank " + std::to_string(rank) + " (cpu)");
+    timeline.rank_names.push_back(format("rank {} (cpu)", rank));
   }
   std::mt19937_64 random(5);
   int64_t origin = 0;
@@ -167,15 +171,15 @@ Timeline placement_run(int32_t devices, int64_t steps) {
   timeline.rank_names = {"rank 0 (cpu)"};
   int64_t now = 0;
   const auto add = [&](int32_t device, bool forward, int64_t step, double ms) {
-    Span span;
-    span.track = "device " + std::to_string(device);
-    span.name = forward ? "forward" : "backward";
-    span.kind = forward ? SpanKind::forward : SpanKind::backward;
-    span.step = step;
-    span.begin_ns = now;
-    span.end_ns = now + static_cast<int64_t>(1e6 * ms);
-    now = span.end_ns + 200'000;
-    timeline.spans.push_back(span);
+    const int64_t end = now + static_cast<int64_t>(1e6 * ms);
+    timeline.spans.push_back(
+        {.track = format("device {}", device),
+         .name = forward ? "forward" : "backward",
+         .kind = forward ? SpanKind::forward : SpanKind::backward,
+         .begin_ns = now,
+         .end_ns = end,
+         .step = step});
+    now = end + 200'000;
   };
   for (int64_t step = 1; step <= steps; ++step) {
     for (int32_t d = 0; d < devices; ++d) add(d, true, step, 2 + 0.4 * d);

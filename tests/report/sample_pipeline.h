@@ -4,8 +4,7 @@
 
 #include <cstdint>
 
-#include "echelon/timeline/pipeline_blocks.h"
-#include "echelon/timeline/timeline.h"
+#include "echelon/report/pipeline_page.h"
 
 namespace echelon::sample {
 
@@ -24,6 +23,9 @@ struct PipelineShape {
 
 /// What each rank computes in which order; begins are places in it.
 PipelineRows pipeline_order(const PipelineShape& shape);
+
+/// The picture of its ideal schedule, titled "1f1b <4 stages>".
+PipelinePicture schedule_picture(const PipelineShape& shape);
 
 /// A run of it: a forward takes 2 ms, more or less. Ranks of a stage are
 /// neighbours: replica r of stage s is rank s * replicas + r.

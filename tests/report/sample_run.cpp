@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <random>
+#include <utility>
 
 namespace echelon::sample {
 namespace {
@@ -22,9 +24,8 @@ class Ranks {
     for (int32_t r = 0; r < shape_.ranks; ++r) {
       const bool last = r == shape_.ranks - 1 && shape_.ranks > 1;
       slowness_ = stretch * (last ? 1 + shape_.slow_rank : 1);
-      now[r] = add(r, step, "data", "next batch", SpanKind::data, now[r], 0.35);
+      now[r] = add(r, step, "next batch", SpanKind::data, now[r], 0.35);
       now[r] = layers(r, step, "forward", SpanKind::forward, now[r], 6);
-      starts_.push_back(now[r]);
       const int64_t from = now[r];
       now[r] = layers(r, step, "backward", SpanKind::backward, now[r], 11);
       for (int b = 0; b < shape_.buckets; ++b) {
@@ -38,9 +39,7 @@ class Ranks {
     for (int32_t r = 0; r < shape_.ranks; ++r) {
       slowness_ = stretch;
       const int64_t from = std::max(now[r], reduced);
-      end = std::max(
-          end,
-          add(r, step, "optimizer", "adam", SpanKind::optimizer, from, 1.4));
+      end = std::max(end, add(r, step, "adam", SpanKind::optimizer, from, 1.4));
     }
     launched_.clear();
     return end;
@@ -53,7 +52,7 @@ class Ranks {
   }
 
   int64_t
-  add(int32_t rank, int64_t step, const char*, std::string name, SpanKind kind,
+  add(int32_t rank, int64_t step, std::string name, SpanKind kind,
       int64_t begin, double ms) {
     const int64_t end = begin + jittered(ms);
     timeline_.spans.push_back(
@@ -67,8 +66,7 @@ class Ranks {
     for (int i = 0; i < shape_.layers; ++i) {
       const auto suffix =
           shape_.layers == 1 ? "" : " layer " + std::to_string(i);
-      begin =
-          add(rank, step, "", name + suffix, kind, begin, ms / shape_.layers);
+      begin = add(rank, step, name + suffix, kind, begin, ms / shape_.layers);
     }
     return begin;
   }
@@ -94,7 +92,6 @@ class Ranks {
   std::mt19937_64 random_;
   double slowness_ = 1;
   std::vector<int64_t> launched_;
-  std::vector<int64_t> starts_;
 };
 
 void add_metrics(const RunShape& shape, ReportInput& input) {
@@ -188,6 +185,29 @@ ReportInput run_with_memory(const RunShape& shape) {
   return input;
 }
 
+ReportInput hostile() {
+  auto input = run({.steps = 40, .ranks = 2});
+  const std::string text =
+      "<script>document.title='run'</script>\"' onload=x &amp; \x01\xff "
+      "</title></style><b>";
+  input.title = text + std::string(300, 'w');
+  input.facts.push_back({text, text + std::string(400, 'x')});
+  input.facts.push_back({std::string(200, 'W'), ""});
+  input.outcome = "stopped: " + text + std::string(200, 'W');
+  input.timeline.rank_names[0] = text;
+  for (auto& span : input.timeline.spans) span.name += text;
+  input.metrics[20].loss = std::numeric_limits<double>::quiet_NaN();
+  input.metrics[21].loss = std::numeric_limits<double>::infinity();
+  input.metrics[22].samples_per_second = 1e300;
+  return input;
+}
+
+ReportInput with_timeline(Timeline timeline) {
+  auto input = run({.steps = 40});
+  input.timeline = std::move(timeline);
+  return input;
+}
+
 StepPrediction prediction_of(const Timeline& timeline) {
   StepPrediction prediction{.cluster = "h100-sxm:1x8"};
   TimedParts& parts = prediction.parts;
@@ -205,6 +225,11 @@ StepPrediction prediction_of(const Timeline& timeline) {
     for (auto& bytes : rank.memory.bytes) bytes -= bytes / 16;
   }
   return prediction;
+}
+
+ReportInput with_prediction(ReportInput input) {
+  input.prediction = prediction_of(input.timeline);
+  return input;
 }
 
 }  // namespace echelon::sample

@@ -25,20 +25,16 @@ ReportInput run_with_memory(const RunShape& shape);
 /// for data, memory a little less than measured.
 StepPrediction prediction_of(const Timeline& timeline);
 
+/// The run with that prediction.
+ReportInput with_prediction(ReportInput input);
+
 /// A data-parallel run whose last all-reduces outlast the backward pass.
 ReportInput run(const RunShape& shape);
 
-/// For assertions on pages: matchers print the whole page when they fail.
-inline bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
+/// A run with texts and figures that a page must survive.
+ReportInput hostile();
 
-inline size_t count(const std::string& text, const std::string& part) {
-  size_t result = 0;
-  for (size_t at = 0; (at = text.find(part, at)) != std::string::npos; ++at) {
-    ++result;
-  }
-  return result;
-}
+/// A short run with another timeline.
+ReportInput with_timeline(Timeline timeline);
 
 }  // namespace echelon::sample

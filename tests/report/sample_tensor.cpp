@@ -17,13 +17,11 @@ IndexRange heads_of(int64_t heads, int64_t rank, int64_t ranks, int64_t size) {
 
 ParameterShards
 cut(const std::string& name, std::vector<int64_t> shape, int64_t dim,
-    std::vector<std::vector<IndexRange>> pieces) {
+    const std::vector<std::vector<IndexRange>>& pieces) {
   ParameterShards parameter{.name = name};
-  for (auto& own : pieces) {
-    Shard shard{.shape = shape, .dim = dim};
-    shard.pieces = own;
-    shard.owned = own;
-    parameter.parts.push_back(shard);
+  for (const auto& own : pieces) {
+    parameter.parts.push_back(
+        {.shape = shape, .dim = dim, .pieces = own, .owned = own});
   }
   return parameter;
 }
@@ -134,26 +132,19 @@ struct Clock {
   }
 };
 
-// What the products of a part of a layer are called, as the trainer's are:
-// matrices of one input share a name.
-std::string entrance_of(const std::string& part) {
-  if (part == "attn") return "attn.c_attn";
-  if (part == "self_attn") return "self_attn.qkv_proj";
-  return part == "mlp" ? "mlp.c_fc" : "mlp.gate_up_proj";
-}
-
-std::string exit_of(const std::string& part) {
-  if (part == "attn") return "attn.c_proj";
-  if (part == "self_attn") return "self_attn.o_proj";
-  return part == "mlp" ? "mlp.c_proj" : "mlp.down_proj";
-}
+// The products of a part of a layer, called as the trainer's are: matrices of
+// one input share a name.
+struct Part {
+  const char* in;
+  const char* out;
+};
 
 void forward_layer(
     Clock& clock, const TensorShards& model, const std::string& layer,
-    const std::vector<std::string>& parts, int64_t bytes) {
+    const std::vector<Part>& parts, int64_t bytes) {
   for (const auto& part : parts) {
-    const std::string in = layer + "." + entrance_of(part);
-    const std::string out = layer + "." + exit_of(part);
+    const std::string in = layer + "." + part.in;
+    const std::string out = layer + "." + part.out;
     if (model.cuts_tokens) {
       clock.call("tp", "all_gather " + in + " gather", bytes / 2, 90);
     }
@@ -202,6 +193,19 @@ TensorShards llama_cut(const TensorShape& s) {
   return result;
 }
 
+TensorShards uneven_cut() {
+  return llama_cut(
+      {.ranks = 4,
+       .layers = 16,
+       .hidden = 1920,
+       .heads = 30,
+       .kv_heads = 2,
+       .intermediate = 5633,
+       .words = 32001,
+       .cuts_tokens = true,
+       .tokens = 4098});
+}
+
 TensorShards cnn_cut(int64_t ranks) {
   TensorShards result{.ranks = ranks};
   result.layers = {
@@ -219,11 +223,14 @@ ReportInput tensor_run(const TensorShards& model, const std::string& part) {
   input.timeline = {};
   input.tensor = model;
   const int64_t bytes = std::max<int64_t>(1, model.tokens) * 768 * 4;
-  const std::vector<std::string> parts = {
-      part, part == "attn" ? "mlp" : "gated mlp"};
+  const bool gpt = part == "attn";
+  const std::vector<Part> parts = {
+      gpt ? Part{"attn.c_attn", "attn.c_proj"}
+          : Part{"self_attn.qkv_proj", "self_attn.o_proj"},
+      gpt ? Part{"mlp.c_fc", "mlp.c_proj"}
+          : Part{"mlp.gate_up_proj", "mlp.down_proj"}};
   for (int32_t rank = 0; rank < model.ranks; ++rank) {
-    input.timeline.rank_names.push_back(
-        "rank " + std::to_string(rank) + " (cpu)");
+    input.timeline.rank_names.push_back(format("rank {} (cpu)", rank));
     int64_t now = 0;
     for (int64_t step = 0; step < 5; ++step) {
       Clock clock{input.timeline, rank, step, now};
@@ -247,12 +254,11 @@ ReportInput tensor_run(const TensorShards& model, const std::string& part) {
       for (auto it = model.layers.rbegin(); it != model.layers.rend(); ++it) {
         if (it->parameters.size() <= 2) continue;
         for (const auto& name : {parts[1], parts[0]}) {
-          const std::string full = it->name + "." + entrance_of(name);
+          const std::string full = it->name + "." + name.in;
           clock.compute("backward " + it->name, SpanKind::backward, 1250);
           if (model.cuts_tokens) {
             clock.call(
-                "tp",
-                "all_gather " + it->name + "." + exit_of(name) + " gather",
+                "tp", "all_gather " + it->name + "." + name.out + " gather",
                 bytes / 2, 90, 60);
             clock.call(
                 "tp", "all_gather " + full + " gather", bytes / 2, 90, 60);

@@ -26,6 +26,8 @@ TensorShards gpt_cut(const TensorShape& shape);
 /// Three matrices for queries, keys and values, fewer heads of keys than ranks
 /// allowed, no biases, [out, in].
 TensorShards llama_cut(const TensorShape& shape);
+/// A llama whose sizes 4 ranks do not divide evenly, with its tokens sharded.
+TensorShards uneven_cut();
 /// Two convolutions and a linear layer.
 TensorShards cnn_cut(int64_t ranks);
 

@@ -1,5 +1,3 @@
-#include "echelon/report/tensor_section.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -7,13 +5,15 @@
 
 #include "echelon/report/collectives.h"
 #include "echelon/report/report.h"
-#include "tests/report/sample_run.h"
+#include "tests/report/page_text.h"
 #include "tests/report/sample_tensor.h"
 
 namespace echelon {
 namespace tensor_section_test {
 
 using sample::contains;
+using sample::expect_no_parts;
+using sample::expect_parts;
 using testing::DoubleNear;
 using testing::ElementsAre;
 using testing::IsEmpty;
@@ -171,23 +171,19 @@ TEST(Collectives, ThatDifferInNumbersAloneArePutTogether) {
 
 TEST(TensorSection, SaysWhatEachCollectiveTook) {
   const auto html = to_html(sample::tensor_run(sample::gpt_cut({})));
-  EXPECT_TRUE(contains(html, "How the layers are sharded"));
-  EXPECT_TRUE(contains(html, "transformer.h.0 \u2026 transformer.h.11"));
-  EXPECT_TRUE(contains(html, "all sharded alike"));
-  EXPECT_TRUE(contains(html, "each rank: 768 \u00d7 1,152"));
-  EXPECT_TRUE(contains(html, "rank 1: 25,128 \u00d7 768"));
+  expect_parts(
+      html, {"How the layers are sharded",
+             "transformer.h.0 \u2026 transformer.h.11", "all sharded alike",
+             "each rank: 768 \u00d7 1,152", "rank 1: 25,128 \u00d7 768"});
   // Of one layer and step, at both of its ends.
-  EXPECT_TRUE(contains(
+  expect_parts(
       html,
-      "<b>all-reduce</b> of the sums<span class=\"shard-cost\">140 \u00b5s, "
-      "3 MiB</span>"));
-  EXPECT_TRUE(contains(
-      html,
-      "<b>all-reduce</b> of X\u2019s gradient<span class=\"shard-cost\">"
-      "150 \u00b5s, 3 MiB</span>"));
+      {"<b>all-reduce</b> of the sums<span class=\"shard-cost\">140 \u00b5s, "
+       "3 MiB</span>",
+       "<b>all-reduce</b> of X\u2019s gradient<span class=\"shard-cost\">"
+       "150 \u00b5s, 3 MiB</span>"});
   EXPECT_FALSE(contains(html, "<b>reduce-scatter</b>"));
-  EXPECT_TRUE(contains(html, "tp: pieces of a layer"));
-  EXPECT_TRUE(contains(html, "dp: replicas of the model"));
+  expect_parts(html, {"tp: pieces of a layer", "dp: replicas of the model"});
 }
 
 TEST(TensorSection, HasOtherCollectivesWhereTokensAreCut) {
@@ -199,22 +195,20 @@ TEST(TensorSection, HasOtherCollectivesWhereTokensAreCut) {
            .kv_heads = 2,
            .cuts_tokens = true}),
       "self_attn"));
-  for (const char* text :
-       {"<b>all-gather</b> of the tokens<span class=\"shard-cost\">90 \u00b5s",
-        "<b>all-gather, reduce-scatter</b> of the tokens again, of X\u2019s "
-        "gradient<span class=\"shard-cost\">240 \u00b5s",
-        "<b>reduce-scatter</b> of the sums<span class=\"shard-cost\">140 "
-        "\u00b5s",
-        "tokens sharded", "some parts on several ranks"}) {
-    EXPECT_TRUE(contains(html, text)) << text;
-  }
+  expect_parts(
+      html,
+      {"<b>all-gather</b> of the tokens<span class=\"shard-cost\">90 \u00b5s",
+       "<b>all-gather, reduce-scatter</b> of the tokens again, of X\u2019s "
+       "gradient<span class=\"shard-cost\">240 \u00b5s",
+       "<b>reduce-scatter</b> of the sums<span class=\"shard-cost\">140 "
+       "\u00b5s",
+       "tokens sharded", "some parts on several ranks"});
   EXPECT_FALSE(contains(html, "<b>all-reduce</b> of the sums"));
 }
 
 TEST(TensorSection, KnowsThatOutputsStayCut) {
   const auto html = to_html(sample::tensor_run(sample::cnn_cut(3)));
-  EXPECT_TRUE(contains(html, "nothing: X is data"));
-  EXPECT_TRUE(contains(html, "nothing: Y stays sharded"));
+  expect_parts(html, {"nothing: X is data", "nothing: Y stays sharded"});
   EXPECT_TRUE(contains(html, "each rank takes its part"));  // into fc
   EXPECT_TRUE(contains(html, "by input channels"));
 }
@@ -226,8 +220,7 @@ TEST(TensorSection, IsNotThereForAModelThatIsWhole) {
   input.tensor = {};
   input.timeline = {};
   const auto html = to_html(input);
-  EXPECT_FALSE(contains(html, "How the layers are sharded"));
-  EXPECT_FALSE(contains(html, "Collectives"));
+  expect_no_parts(html, {"How the layers are sharded", "Collectives"});
 }
 
 TEST(TensorSection, StaysSmall) {
