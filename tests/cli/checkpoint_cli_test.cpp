@@ -58,26 +58,23 @@ class CheckpointCommand : public testing::Test {
 };
 
 TEST_F(CheckpointCommand, Lists) {
-  const auto outcome = run("list run");
-  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
-  EXPECT_THAT(outcome.out, StartsWith("run/checkpoints\n\n"));
+  const auto out = printed(run("list run"));
+  EXPECT_THAT(out, StartsWith("run/checkpoints\n\n"));
   EXPECT_THAT(
-      outcome.out,
-      ContainsRegex("step +saved +layout +ranks +size +eval_loss +loss\n"
-                    "200 +20.* dp=1,tp=2 +2 +.* B +0.5 +0.25 +latest\n"
-                    "100 +20.* dp=1,tp=2 +2 +.* B +1.5\n$"));
+      out, ContainsRegex("step +saved +layout +ranks +size +eval_loss +loss\n"
+                         "200 +20.* dp=1,tp=2 +2 +.* B +0.5 +0.25 +latest\n"
+                         "100 +20.* dp=1,tp=2 +2 +.* B +1.5\n$"));
 }
 
 TEST_F(CheckpointCommand, ListsUnfinishedCheckpointsApart) {
   begin_checkpoint(folder_, 300, 0);
   set_aside({folder_ / "step-00000200", 200});
-  const auto outcome = run("list run/checkpoints");
-  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
-  EXPECT_THAT(outcome.out, Not(HasSubstr("\n200 ")));
+  const auto out = printed(run("list run/checkpoints"));
+  EXPECT_THAT(out, Not(HasSubstr("\n200 ")));
   EXPECT_THAT(
-      outcome.out, AllOf(
-                       HasSubstr("unfinished: .step-00000300.partial"),
-                       HasSubstr("set aside: damaged-step-00000200\n")));
+      out, AllOf(
+               HasSubstr("unfinished: .step-00000300.partial"),
+               HasSubstr("set aside: damaged-step-00000200\n")));
 }
 
 TEST_F(CheckpointCommand, ListsAsJson) {
@@ -108,10 +105,8 @@ TEST_F(CheckpointCommand, ListsAManifestThatCannotBeRead) {
 }
 
 TEST_F(CheckpointCommand, ShowsTheLatest) {
-  const auto outcome = run("show run");
-  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
-  EXPECT_THAT(
-      outcome.out, StartsWith("run/checkpoints/step-00000200, saved 20"));
+  const auto text = printed(run("show run"));
+  EXPECT_THAT(text, StartsWith("run/checkpoints/step-00000200, saved 20"));
   for (const char* line :
        {"\n  step           200 of 1000\n",
         "\n  metrics        eval_loss 0.5, loss 0.25\n",
@@ -120,21 +115,21 @@ TEST_F(CheckpointCommand, ShowsTheLatest) {
         "\n  layout         dp=1,tp=2, 2 ranks\n",
         "\n  loss scale     1024, 5 good steps, 1 overflow\n",
         "\n  parameters     2 tensors, 17 elements of F32, 68 B\n"}) {
-    EXPECT_THAT(outcome.out, HasSubstr(line));
+    EXPECT_THAT(text, HasSubstr(line));
   }
   const auto hash = CheckpointReader((folder_ / "step-00000200").string())
                         .manifest()
                         .content_hash;
-  EXPECT_THAT(outcome.out, HasSubstr("\n  contents       " + hash + "\n"));
-  EXPECT_THAT(outcome.out, Not(HasSubstr("fc.weight")));
+  EXPECT_THAT(text, HasSubstr("\n  contents       " + hash + "\n"));
+  EXPECT_THAT(text, Not(HasSubstr("fc.weight")));
 }
 
 TEST_F(CheckpointCommand, ShowsTensorsAndConfiguration) {
-  const auto outcome = run("show run/checkpoints/step-00000100 --tensors");
-  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
-  EXPECT_THAT(outcome.out, HasSubstr("step           100 of 1000"));
+  const auto text =
+      printed(run("show run/checkpoints/step-00000100 --tensors"));
+  EXPECT_THAT(text, HasSubstr("step           100 of 1000"));
   EXPECT_THAT(
-      outcome.out,
+      text,
       ContainsRegex("fc.weight +parameter +F32 +.4, 3. +.* B +2 +[0-9a-f]+\n"));
   EXPECT_EQ(
       run("show run --config").out,
@@ -182,20 +177,18 @@ TEST_F(CheckpointCommand, VerifiesManifestsAndMissingFiles) {
 }
 
 TEST_F(CheckpointCommand, ComparesTheTwoNewest) {
-  const auto outcome = run("diff run");
-  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  const auto text = printed(run("diff run"));
   EXPECT_THAT(
-      outcome.out,
+      text,
       StartsWith(
           "A  run/checkpoints/step-00000100  step 100, dp=1,tp=2, 2 ranks\n"
           "B  run/checkpoints/step-00000200  step 200, dp=1,tp=2, 2 ranks\n"
           "\noptimizer.learning_rate  100  ->  200\n\n"));
   // 12 elements, each 100 larger: sqrt(12) * 100.
   EXPECT_THAT(
-      outcome.out,
+      text,
       ContainsRegex("fc.weight +.4, 3. F32 +347.6 +346.4 +0.9966 +100\n"));
-  EXPECT_THAT(
-      outcome.out, HasSubstr("\n2 of 2 parameters changed, most of all fc."));
+  EXPECT_THAT(text, HasSubstr("\n2 of 2 parameters changed, most of all fc."));
   const auto both = json::parse(
       run("diff run/checkpoints/step-00000200 run/checkpoints/step-00000100 "
           "--json")
@@ -207,9 +200,8 @@ TEST_F(CheckpointCommand, ComparesTheTwoNewest) {
 }
 
 TEST_F(CheckpointCommand, ComparesOneWithItself) {
-  const auto outcome = run("diff run run");
-  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
-  EXPECT_THAT(outcome.out, HasSubstr("\nthe same contents: "));
+  const auto out = printed(run("diff run run"));
+  EXPECT_THAT(out, HasSubstr("\nthe same contents: "));
   fs::remove_all(folder_ / "step-00000100");
   EXPECT_EQ(run("diff run").exit_code, 2);
   EXPECT_THAT(run("diff run").err, HasSubstr("run: has one checkpoint; name"));

@@ -19,9 +19,8 @@
 #include "echelon/job/job.h"
 #include "echelon/layout/shard.h"
 #include "tests/checkpoint/files/written_checkpoint.h"
-#include "tests/support/places.h"
+#include "tests/cli/typed.h"
 #include "tests/support/process.h"
-#include "tests/support/temp_folder.h"
 
 namespace echelon {
 namespace export_test {
@@ -120,12 +119,6 @@ CheckpointManifest write_sharded_checkpoint(
   return manifest;
 }
 
-struct Outcome {
-  int exit_code = -1;
-  std::string out;
-  std::string err;
-};
-
 Outcome echelon_command(std::vector<std::string> words) {
   words.insert(words.begin(), kEchelon);
   Command command(words);
@@ -190,30 +183,26 @@ TEST_F(Export, OutAndBackIsTheSameToTheLastBit) {
     SCOPED_TRACE(name);
     const auto tensors = make_run(name, options, 100);
     const auto out = path(name + ".exported");
-    const auto exported = echelon_command(
+    const auto exported = printed(echelon_command(
         {"export", path(name), out, "--format", "huggingface",
-         "--max-shard-bytes", "20000"});
-    EXPECT_EQ(exported.exit_code, 0) << exported.err;
+         "--max-shard-bytes", "20000"}));
     EXPECT_THAT(
-        exported.out,
+        exported,
         AllOf(
             HasSubstr(" shards of weights; "),
             HasSubstr("parameters in float32, from " + checkpoint(name, 100))));
     EXPECT_TRUE(fs::exists(out + "/model.safetensors.index.json"));
     expect_equal(out, tensors);
     const auto back = path(name + ".back");
-    const auto imported = echelon_command({"import", out, back});
-    EXPECT_EQ(imported.exit_code, 0) << imported.err;
+    printed(echelon_command({"import", out, back}));
     expect_equal(back + "/checkpoints/last.safetensors", tensors);
     EXPECT_EQ(
         parameters_of(load_job(back + "/config.toml").model).size(),
         parameters_of(options).size());
     // Exported again, now from the file that import wrote.
     const auto again = path(name + ".again");
-    EXPECT_EQ(
-        echelon_command({"export", back, again, "--format", "huggingface"})
-            .exit_code,
-        0);
+    printed(
+        echelon_command({"export", back, again, "--format", "huggingface"}));
     expect_equal(again, tensors);
     EXPECT_EQ(
         read_file(again + "/config.json"), read_file(out + "/config.json"));
@@ -229,10 +218,9 @@ TEST_F(Export, InTheDtypeThatIsAskedFor) {
         static_cast<int64_t>(half.size() / 2));
     tensor.bytes = half;
   }
-  const auto exported = echelon_command(
+  printed(echelon_command(
       {"export", path("run"), path("out"), "--format", "huggingface", "--dtype",
-       "bfloat16"});
-  EXPECT_EQ(exported.exit_code, 0) << exported.err;
+       "bfloat16"}));
   EXPECT_THAT(
       names_in(path("out")),
       testing::ElementsAre(
@@ -241,11 +229,8 @@ TEST_F(Export, InTheDtypeThatIsAskedFor) {
       read_file(path("out/config.json")),
       HasSubstr("\"torch_dtype\": \"bfloat16\""));
   expect_equal(path("out"), tensors);
-  EXPECT_EQ(
-      echelon_command({"export", path("run"), path("one.safetensors"),
-                       "--dtype", "bfloat16"})
-          .exit_code,
-      0);
+  printed(echelon_command(
+      {"export", path("run"), path("one.safetensors"), "--dtype", "bfloat16"}));
   expect_equal(path("one.safetensors"), tensors);
 }
 
@@ -261,17 +246,13 @@ TEST_F(Export, TakesTheNewestCheckpointOrTheOneThatIsNamed) {
         {checkpoint("run", 100) + "/", old}}) {
     SCOPED_TRACE(place);
     const auto out = path(std::to_string(++number) + ".safetensors");
-    const auto exported = echelon_command({"export", place, out});
-    EXPECT_EQ(exported.exit_code, 0) << exported.err;
+    printed(echelon_command({"export", place, out}));
     expect_equal(out, tensors);
   }
   // A checkpoint includes its configuration.
   fs::rename(checkpoint("run", 100), path("copy"));
-  EXPECT_EQ(
-      echelon_command(
-          {"export", path("copy"), path("alone"), "--format", "huggingface"})
-          .exit_code,
-      0);
+  printed(echelon_command(
+      {"export", path("copy"), path("alone"), "--format", "huggingface"}));
   expect_equal(path("alone"), old);
 }
 
@@ -300,10 +281,7 @@ TEST_F(Export, DamageIsNamedAndLeavesNothing) {
                 " …` writes the one before it")));
     EXPECT_EQ(names_in(folder_.path()), before);
   }
-  EXPECT_EQ(
-      echelon_command({"export", checkpoint("run", 100), path("out")})
-          .exit_code,
-      0);
+  printed(echelon_command({"export", checkpoint("run", 100), path("out")}));
   fs::remove(checkpoint("run", 100) + "/rank-00001.safetensors");
   const auto missing =
       echelon_command({"export", checkpoint("run", 100), path("other")});
@@ -339,10 +317,7 @@ TEST_F(Export, RefusesWhatIsNoCheckpointOrNoSuchModel) {
   EXPECT_THAT(
       refused({path("mlp"), out, "--format", "huggingface"}),
       HasSubstr("[model] name=\"mlp\": transformers can load"));
-  EXPECT_EQ(
-      echelon_command({"export", path("mlp"), path("mlp.safetensors")})
-          .exit_code,
-      0);
+  printed(echelon_command({"export", path("mlp"), path("mlp.safetensors")}));
   // The configuration does not fit the tensors.
   auto other = model("gpt");
   other.layers = 3;
@@ -419,8 +394,7 @@ TEST_F(Export, WhatAKilledOneLeftTheNextRemoves) {
     EXPECT_NE(first.wait(), 0);
     const auto left = names_in(folder_.path());
     EXPECT_EQ(left.size(), 2) << testing::PrintToString(left);
-    const auto outcome = echelon_command(words);
-    EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+    printed(echelon_command(words));
     EXPECT_THAT(
         names_in(folder_.path()), testing::UnorderedElementsAre(out, "run"));
     fs::remove_all(path(out));

@@ -30,10 +30,9 @@ class ScheduleCommand : public testing::Test {
 };
 
 TEST_F(ScheduleCommand, DrawsASmallOne) {
-  const auto outcome = run("--kind 1f1b --stages 2 --microbatches 3");
-  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  const auto out = printed(run("--kind 1f1b --stages 2 --microbatches 3"));
   EXPECT_EQ(
-      outcome.out,
+      out,
       "1f1b: 2 ranks of 1 stage each, 3 microbatches\n"
       "length 12 when F = I = W = 1 and B = 2\n"
       "bubble 25.0 %\n"
@@ -109,9 +108,8 @@ TEST_F(ScheduleCommand, WritesAFileThatItReads) {
           "--format csv --output mine.csv")
           .out,
       "");
-  const auto read = run("--file mine.csv");
-  EXPECT_EQ(read.exit_code, 0) << read.err;
-  EXPECT_THAT(read.out, StartsWith("mine.csv: 4 ranks of 3 stages each, 8 mi"));
+  const auto read = printed(run("--file mine.csv"));
+  EXPECT_THAT(read, StartsWith("mine.csv: 4 ranks of 3 stages each, 8 mi"));
   EXPECT_EQ(
       run("--file mine.csv --format csv").out,
       read_file(folder_.path("mine.csv")));
@@ -164,27 +162,23 @@ TEST_F(ScheduleCommand, RefusesWrongValues) {
 
 TEST_F(ScheduleCommand, SummarisesALargeOne) {
   for (const std::string kind : {"1f1b", "zb-v"}) {
-    const auto outcome =
+    const auto text = printed(
         run("--kind " + kind + " --stages 1024 --microbatches 8192",
-            "ulimit -v 2097152 && ");
-    EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+            "ulimit -v 2097152 && "));
     EXPECT_THAT(
-        outcome.out, AllOf(
-                         StartsWith(kind + ": 1024 ranks"),
-                         HasSubstr("is left out: --format csv has all"),
-                         HasSubstr("\n1023  1023"),
-                         HasSubstr("--format json has all 1024 ranks.")));
-    EXPECT_LT(std::count(outcome.out.begin(), outcome.out.end(), '\n'), 60);
+        text, AllOf(
+                  StartsWith(kind + ": 1024 ranks"),
+                  HasSubstr("is left out: --format csv has all"),
+                  HasSubstr("\n1023  1023"),
+                  HasSubstr("--format json has all 1024 ranks.")));
+    EXPECT_LT(std::count(text.begin(), text.end(), '\n'), 60);
   }
 }
 
 TEST_F(ScheduleCommand, SplitsAWideGridIntoBands) {
   const auto outcome = run("--kind gpipe --stages 2 --microbatches 40");
   EXPECT_THAT(outcome.out, HasSubstr("rank 1  .   F0"));
-  std::istringstream lines(outcome.out);
-  for (std::string line; std::getline(lines, line);) {
-    EXPECT_LE(line.size(), 120u);
-  }
+  for (const auto& line : lines_of(outcome.out)) EXPECT_LE(line.size(), 120u);
   EXPECT_THAT(outcome.out, Not(HasSubstr("\033")));
 }
 
