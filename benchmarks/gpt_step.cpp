@@ -29,7 +29,7 @@
 #include "echelon/parallel/data/distributed_data_parallel.h"
 #include "echelon/parallel/shard/sharded_units.h"
 #include "echelon/parallel/tensor/shared_gradients.h"
-#include "echelon/parallel/tensor/vocab_cross_entropy.h"
+#include "echelon/parallel/tensor/vocab.h"
 
 namespace {
 

@@ -22,7 +22,7 @@
 #include "echelon/counting/layer_cost.h"
 #include "echelon/models/make_network.h"
 #include "echelon/models/weights.h"
-#include "echelon/parallel/tensor/vocab_cross_entropy.h"
+#include "echelon/parallel/tensor/vocab.h"
 
 namespace {
 

@@ -29,7 +29,7 @@
 #include "echelon/comm/world.h"
 #include "echelon/parallel/tensor/linear.h"
 #include "echelon/parallel/tensor/norm.h"
-#include "echelon/parallel/tensor/vocab_cross_entropy.h"
+#include "echelon/parallel/tensor/vocab.h"
 
 namespace {
 

@@ -25,7 +25,7 @@
 #include "echelon/parallel/tensor/linear.h"
 #include "echelon/parallel/tensor/mlp.h"
 #include "echelon/parallel/tensor/norm.h"
-#include "echelon/parallel/tensor/vocab_embedding.h"
+#include "echelon/parallel/tensor/vocab.h"
 #include "echelon/text/format.h"
 
 namespace echelon::models {

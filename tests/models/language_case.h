@@ -7,7 +7,7 @@
 #include <string>
 
 #include "echelon/models/make_network.h"
-#include "echelon/parallel/tensor/vocab_cross_entropy.h"
+#include "echelon/parallel/tensor/vocab.h"
 
 namespace echelon::language_case {
 

@@ -18,7 +18,7 @@
 #include "echelon/job/job.h"
 #include "echelon/models/make_network.h"
 #include "echelon/models/weights.h"
-#include "echelon/parallel/tensor/vocab_cross_entropy.h"
+#include "echelon/parallel/tensor/vocab.h"
 #include "tests/support/error_text.h"
 #include "tests/support/places.h"
 #include "tests/support/python.h"

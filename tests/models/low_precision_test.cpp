@@ -12,7 +12,7 @@
 #include "echelon/models/make_network.h"
 #include "echelon/optim/autocast.h"
 #include "echelon/parallel/tensor/shared_gradients.h"
-#include "echelon/parallel/tensor/vocab_cross_entropy.h"
+#include "echelon/parallel/tensor/vocab.h"
 #include "tests/parallel/tensor/parts.h"
 
 namespace echelon {

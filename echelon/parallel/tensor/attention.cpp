@@ -24,11 +24,7 @@ IndexRange times(const IndexRange& range, int64_t factor, int64_t offset) {
 }
 
 std::string text(at::IntArrayRef sizes) {
-  std::string list;
-  for (const int64_t size : sizes) {
-    list += (list.empty() ? "" : ", ") + std::to_string(size);
-  }
-  return "[" + list + "]";
+  return "[" + join(sizes, ", ") + "]";
 }
 
 // Positions [past, past + sequence) attend to all positions up to themselves.
@@ -168,27 +164,6 @@ Tensor document_mask(const Tensor& documents, torch::ScalarType dtype) {
       .unsqueeze(1);
 }
 
-// The matrix that computes this rank's queries, keys or values, or all of them.
-class ParallelAttention::Projection : public ShardedModule {
- public:
-  Projection(const LinearShape& shape, Shard features, bool shared) {
-    const bool out_first = shape.layout == WeightLayout::out_in;
-    Shard matrix = features;
-    matrix.dim = out_first ? 0 : 1;
-    matrix.shape = out_first ? std::vector<int64_t>{shape.out, shape.in}
-                             : std::vector<int64_t>{shape.in, shape.out};
-    const auto first = InitialValue::uniform_within(
-        1 / std::sqrt(static_cast<double>(shape.in)));
-    weights.weight = register_shard("weight", {matrix, shared, first});
-    if (!shape.bias) return;
-    features.dim = 0;
-    features.shape = {shape.out};
-    weights.bias = register_shard("bias", {features, shared, first});
-  }
-
-  LinearWeights weights;
-};
-
 ParallelAttention::ParallelAttention(
     const AttentionOptions& options, TensorParallel parallel, std::string label)
     : options_(options),
@@ -221,8 +196,8 @@ ParallelAttention::ParallelAttention(
                Shard{.pieces = {features}, .owned = {features}}));
 }
 
-std::shared_ptr<ParallelAttention::Projection>
-ParallelAttention::add_projection(
+// The matrix that computes this rank's queries, keys or values, or all of them.
+std::shared_ptr<ColumnParallelLinear> ParallelAttention::add_projection(
     const std::string& name, bool query, bool key, bool value) {
   const auto& shape = options_.shape;
   const int64_t size = shape.size_of_head();
@@ -242,8 +217,9 @@ ParallelAttention::add_projection(
       .bias = options_.bias,
       .layout = options_.fused ? WeightLayout::in_out : WeightLayout::out_in};
   return register_module(
-      name, std::make_shared<Projection>(
-                matrix, features, heads_.shares_kv && (key || value)));
+      name, std::make_shared<ColumnParallelLinear>(
+                matrix, parallel_, label_ + "." + name, features,
+                heads_.shares_kv && (key || value)));
 }
 
 Tensor
@@ -257,7 +233,7 @@ ParallelAttention::forward(const Tensor& x, const AttentionFrame& frame) {
 ParallelAttention::QueryKeyValue
 ParallelAttention::project(const Tensor& x, const AttentionFrame& frame) {
   std::vector<LinearWeights> weights;
-  for (const auto& projection : in_) weights.push_back(projection->weights);
+  for (const auto& projection : in_) weights.push_back(projection->weights());
   const auto layout =
       options_.fused ? WeightLayout::in_out : WeightLayout::out_in;
   auto outputs = column_linear(

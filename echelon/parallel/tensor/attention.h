@@ -135,12 +135,11 @@ class ParallelAttention : public torch::nn::Module {
   const AttentionHeads& heads() const { return heads_; }
 
  private:
-  class Projection;
   struct QueryKeyValue {
     torch::Tensor query, key, value;
   };
 
-  std::shared_ptr<Projection>
+  std::shared_ptr<ColumnParallelLinear>
   add_projection(const std::string& name, bool query, bool key, bool value);
   QueryKeyValue project(const torch::Tensor& x, const AttentionFrame& frame);
   torch::Tensor attend(const QueryKeyValue& qkv, const AttentionFrame& frame);
@@ -153,7 +152,7 @@ class ParallelAttention : public torch::nn::Module {
   TensorParallel parallel_;
   std::string label_;
   AttentionHeads heads_;
-  std::vector<std::shared_ptr<Projection>> in_;
+  std::vector<std::shared_ptr<ColumnParallelLinear>> in_;
   std::shared_ptr<RowParallelLinear> out_;
   std::vector<int64_t> queries_of_kv_;
 };

@@ -52,9 +52,7 @@ RotaryTable make_table(
   return {angles.cos().to(dtype), angles.sin().to(dtype)};
 }
 
-using Key = std::tuple<
-    double, double, double, double, int64_t, int64_t, std::string,
-    torch::ScalarType>;
+using Key = std::tuple<RotaryOptions, int64_t, std::string, torch::ScalarType>;
 
 struct Tables {
   std::mutex mutex;
@@ -144,13 +142,7 @@ RotaryTable rotary_table(
     return {table, at::empty_like(table)};
   }
   const Key key{
-      options.theta,
-      options.factor,
-      options.low_freq_factor,
-      options.high_freq_factor,
-      options.original_positions,
-      head_size,
-      like.device().str(),
+      options, head_size, like.device().str(),
       c10::typeMetaToScalarType(like.dtype())};
   const std::lock_guard lock(tables().mutex);
   RotaryTable& table = tables().by_key[key];

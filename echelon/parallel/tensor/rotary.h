@@ -8,6 +8,7 @@
 
 #include <torch/types.h>
 
+#include <compare>
 #include <cstdint>
 
 namespace echelon {
@@ -23,7 +24,7 @@ struct RotaryOptions {
   double high_freq_factor = 4;
   int64_t original_positions = 8192;
 
-  bool operator==(const RotaryOptions&) const = default;
+  auto operator<=>(const RotaryOptions&) const = default;
 };
 
 /// Angular frequencies [head_size / 2], float32 on the CPU, computed in float32

@@ -5,6 +5,7 @@
 // different query heads.
 #pragma once
 
+#include <torch/nn/module.h>
 #include <torch/types.h>
 
 #include <string>
@@ -12,10 +13,6 @@
 
 #include "echelon/layers/sharded_module.h"
 #include "echelon/parallel/tensor/tensor_parallel.h"
-
-namespace torch::nn {
-class Module;
-}
 
 namespace echelon {
 

@@ -10,7 +10,7 @@
 
 #include "echelon/error.h"
 #include "echelon/layers/low_precision.h"
-#include "echelon/parallel/tensor/vocab_cross_entropy.h"
+#include "echelon/parallel/tensor/vocab.h"
 
 namespace echelon {
 namespace {

@@ -14,8 +14,7 @@
 #include "echelon/parallel/tensor/norm.h"
 #include "echelon/parallel/tensor/rotary.h"
 #include "echelon/parallel/tensor/shared_gradients.h"
-#include "echelon/parallel/tensor/vocab_cross_entropy.h"
-#include "echelon/parallel/tensor/vocab_embedding.h"
+#include "echelon/parallel/tensor/vocab.h"
 #include "tests/parallel/tensor/parts.h"
 
 namespace echelon {

@@ -5,7 +5,7 @@
 #include "echelon/layers/network.h"
 #include "echelon/parallel/tensor/attention.h"
 #include "echelon/parallel/tensor/norm.h"
-#include "echelon/parallel/tensor/vocab_embedding.h"
+#include "echelon/parallel/tensor/vocab.h"
 #include "tests/parallel/tensor/parts.h"
 
 namespace echelon {

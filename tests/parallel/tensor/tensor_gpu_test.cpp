@@ -5,8 +5,7 @@
 
 #include "echelon/comm/nccl/nccl_backend.h"
 #include "echelon/parallel/tensor/norm.h"
-#include "echelon/parallel/tensor/vocab_cross_entropy.h"
-#include "echelon/parallel/tensor/vocab_embedding.h"
+#include "echelon/parallel/tensor/vocab.h"
 #include "tests/parallel/tensor/parts.h"
 
 namespace echelon {

@@ -9,8 +9,7 @@
 #include "echelon/counting/meta_mode.h"
 #include "echelon/error.h"
 #include "echelon/parallel/tensor/shared_gradients.h"
-#include "echelon/parallel/tensor/vocab_cross_entropy.h"
-#include "echelon/parallel/tensor/vocab_embedding.h"
+#include "echelon/parallel/tensor/vocab.h"
 #include "tests/parallel/tensor/parts.h"
 #include "tests/support/error_text.h"
 
