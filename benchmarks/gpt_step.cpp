@@ -15,6 +15,7 @@
 #include <exception>
 #include <fstream>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -84,10 +85,11 @@ class Training {
           world.group(), Group::alone("dp_replicate"), options);
     }
     const LayerWeights weights(layers, arguments.text("--weights"));
-    network_ = build_network(layers, 0, layers.size(), [&](NewLayer& added) {
+    const auto load = [&](NewLayer& added) {
       weights.load(added.index, added.layer.module.get());
       if (sharded_) cut(added);
-    });
+    };
+    network_ = build_network(layers, 0, layers.size(), std::nullopt, load);
     network_->train();
     if (mode == "dp" && !arguments.has("--alone")) {
       ddp_ = std::make_unique<Ddp>(network_, world.group());

@@ -1,5 +1,9 @@
 #include "echelon/layers/network.h"
 
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/library.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/types.h>
@@ -8,18 +12,83 @@
 #include <algorithm>
 #include <set>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "echelon/error.h"
-#include "echelon/layers/layer_modules.h"
-#include "echelon/layers/seeded_build.h"
+#include "echelon/layers/parameter_init.h"
+#include "echelon/layers/registration.h"
 #include "echelon/layers/sharded_module.h"
-#include "echelon/layers/shared_parameters.h"
 #include "echelon/profiling/memory_meter.h"
 #include "echelon/text/format.h"
 
 namespace echelon {
 namespace {
+
+// -------------------------------------------------------------- seeded build
+
+// A dispatch key without other use, above all others. The fallback is called
+// only in threads that include the key.
+constexpr auto kSeededKey = c10::DispatchKey::TESTING_ONLY_GenericWrapper;
+
+thread_local at::Generator* current_generator = nullptr;
+
+bool is_generator(const c10::Argument& argument) {
+  const auto& type = *argument.type();
+  if (type.kind() == c10::TypeKind::GeneratorType) return true;
+  return type.kind() == c10::TypeKind::OptionalType &&
+         type.expectRef<c10::OptionalType>().getElementType()->kind() ==
+             c10::TypeKind::GeneratorType;
+}
+
+// An operator that makes a new tensor calls one that fills it, which comes
+// through here again.
+void with_current_generator(
+    const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+    torch::jit::Stack* stack) {
+  if (current_generator != nullptr &&
+      keys.has_backend(c10::BackendComponent::CPUBit)) {
+    const auto& arguments = op.schema().arguments();
+    const size_t first = stack->size() - arguments.size();
+    for (size_t i = 0; i < arguments.size(); ++i) {
+      auto& value = (*stack)[first + i];
+      if (value.isNone() && is_generator(arguments[i])) {
+        value = *current_generator;
+      }
+    }
+  }
+  op.redispatchBoxed(
+      keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kSeededKey),
+      stack);
+}
+
+TORCH_LIBRARY_IMPL(_, TESTING_ONLY_GenericWrapper, library) {
+  library.fallback(
+      torch::CppFunction::makeFromBoxedFunction<&with_current_generator>());
+}
+
+// While it lives, random operators of this thread on CPU tensors that are not
+// given a generator draw from one of its own, seeded by the seed and the
+// layer's name as torch::manual_seed seeds torch's. The default generator is
+// neither read nor advanced. So other threads, which may be ranks that build
+// their layers or draw their samples, have no influence.
+class SeededBuild {
+ public:
+  SeededBuild(uint64_t seed, std::string_view layer)
+      : generator_(at::detail::createCPUGenerator(parameter_key(seed, layer))),
+        outer_(std::exchange(current_generator, &generator_)),
+        include_(kSeededKey) {}
+  ~SeededBuild() { current_generator = outer_; }
+  SeededBuild(const SeededBuild&) = delete;
+  SeededBuild& operator=(const SeededBuild&) = delete;
+
+ private:
+  at::Generator generator_;
+  at::Generator* outer_;  // of a SeededBuild around this one
+  c10::impl::IncludeDispatchKeyGuard include_;
+};
+
+// ------------------------------------------------------------------ building
 
 bool is_finite(const torch::Tensor& tensor) {
   return !tensor.is_floating_point() || tensor.numel() == 0 ||
@@ -61,8 +130,7 @@ initialized_layer(const LayerDefinition& layer, std::optional<uint64_t> seed) {
 // have their earlier values.
 class Diagnosis {
  public:
-  explicit Diagnosis(Network& network) : buffers_(network.buffers()) {
-    for (const auto& buffer : buffers_) values_.push_back(buffer.clone());
+  explicit Diagnosis(Network& network) : buffers_(network) {
     for (const auto& module : network.modules(/*include_self=*/false)) {
       if (auto* norm = dynamic_cast<BatchNorm2d*>(module.get())) {
         functions_.emplace_back(norm, std::exchange(norm->function, nullptr));
@@ -73,15 +141,12 @@ class Diagnosis {
     for (auto& [norm, function] : functions_) {
       norm->function = std::move(function);
     }
-    for (size_t i = 0; i < buffers_.size(); ++i) buffers_[i].copy_(values_[i]);
   }
   Diagnosis(const Diagnosis&) = delete;
   Diagnosis& operator=(const Diagnosis&) = delete;
 
  private:
-  torch::NoGradGuard no_grad_;
-  std::vector<torch::Tensor> buffers_;
-  std::vector<torch::Tensor> values_;
+  SavedBuffers buffers_;
   std::vector<std::pair<BatchNorm2d*, BatchNormFunction>> functions_;
 };
 
@@ -310,14 +375,7 @@ Tensors Network::forward(const Tensors& inputs) {
 torch::Tensor Network::forward(torch::Tensor x) {
   Tensors values;
   values.push_back(std::move(x));
-  Tensors outputs = run(std::move(values));
-  if (outputs.size() != 1) {
-    throw ConfigError(format(
-        "layer \"{}\" is the last and returns {}; call forward with Tensors to "
-        "have them all",
-        layers_.back().name, describe(outputs)));
-  }
-  return std::move(outputs[0]);
+  return only_output(run(std::move(values)), layers_.back().name);
 }
 
 void Network::wrap_forwards(
@@ -383,15 +441,27 @@ Network::clone(const std::optional<torch::Device>& device) const {
 
 std::shared_ptr<Network> build_network(
     const LayerList& list, size_t begin, size_t end,
-    const OnNewLayer& on_new_layer) {
-  return std::make_shared<Network>(
-      list, begin, end, std::nullopt, on_new_layer);
+    std::optional<uint64_t> seed, const OnNewLayer& on_new_layer) {
+  return std::make_shared<Network>(list, begin, end, seed, on_new_layer);
 }
 
-std::shared_ptr<Network> build_network(
-    const LayerList& list, size_t begin, size_t end, uint64_t seed,
-    const OnNewLayer& on_new_layer) {
-  return std::make_shared<Network>(list, begin, end, seed, on_new_layer);
+SavedBuffers::SavedBuffers(const torch::nn::Module& module)
+    : buffers_(module.buffers()) {
+  for (const auto& buffer : buffers_) values_.push_back(buffer.clone());
+}
+
+SavedBuffers::~SavedBuffers() {
+  for (size_t i = 0; i < buffers_.size(); ++i) buffers_[i].copy_(values_[i]);
+}
+
+torch::Tensor only_output(Tensors outputs, const std::string& layer) {
+  if (outputs.size() != 1) {
+    throw ConfigError(format(
+        "layer \"{}\" is the last and returns {}; call forward with Tensors to "
+        "have them all",
+        layer, describe(outputs)));
+  }
+  return std::move(outputs[0]);
 }
 
 }  // namespace echelon

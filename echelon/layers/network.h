@@ -3,6 +3,7 @@
 
 #include <torch/nn/module.h>
 #include <torch/types.h>
+#include <torch/utils.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -122,7 +123,7 @@ class Network : public torch::nn::Module {
 ///
 /// With a seed, initial values depend only on it and on names, never on the
 /// partition or on other threads: a layer's `initialize` writes them, or else
-/// its `build` draws them from a generator of its own (seeded_build.h). A
+/// its `build` draws them from a generator of its own. A
 /// parameter that is tied to one of an earlier slice gets that one's value; to
 /// read it the earlier layer is built and dropped. Without a seed, values are
 /// those that the layers' `build` leaves, to be replaced by loaded weights.
@@ -134,9 +135,26 @@ class Network : public torch::nn::Module {
 ///   on_new_layer  called with each layer before the next one is built
 std::shared_ptr<Network> build_network(
     const LayerList& list, size_t begin, size_t end,
+    std::optional<uint64_t> seed = std::nullopt,
     const OnNewLayer& on_new_layer = nullptr);
-std::shared_ptr<Network> build_network(
-    const LayerList& list, size_t begin, size_t end, uint64_t seed,
-    const OnNewLayer& on_new_layer = nullptr);
+
+/// Its destructor gives the buffers of a module their values again. While it
+/// lives, this thread records no gradients.
+class SavedBuffers {
+ public:
+  explicit SavedBuffers(const torch::nn::Module& module);
+  ~SavedBuffers();
+  SavedBuffers(const SavedBuffers&) = delete;
+  SavedBuffers& operator=(const SavedBuffers&) = delete;
+
+ private:
+  torch::NoGradGuard no_grad_;
+  std::vector<torch::Tensor> buffers_;
+  std::vector<torch::Tensor> values_;
+};
+
+/// The tensor of a forward's `outputs`. Throws ConfigError that names `layer`,
+/// which returned them, unless it is a single one.
+torch::Tensor only_output(Tensors outputs, const std::string& layer);
 
 }  // namespace echelon

@@ -39,7 +39,7 @@ void load_weights(Network& network, const std::string& path);
 /// each is filled before the next one exists.
 ///
 ///   LayerWeights weights(list, path);
-///   build_network(list, begin, end, [&](NewLayer& layer) {
+///   build_network(list, begin, end, std::nullopt, [&](NewLayer& layer) {
 ///     weights.load(layer.index, layer.layer.module.get());
 ///   });
 class LayerWeights {

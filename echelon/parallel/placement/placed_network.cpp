@@ -11,8 +11,7 @@
 #include <utility>
 
 #include "echelon/error.h"
-#include "echelon/layers/layer_modules.h"
-#include "echelon/layers/shared_parameters.h"
+#include "echelon/layers/registration.h"
 #include "echelon/layers/ties.h"
 #include "echelon/text/format.h"
 
@@ -21,15 +20,11 @@ namespace {
 
 namespace autograd = torch::autograd;
 
-// Blocks for copies to the CPU: nothing else would wait for the values there.
-torch::Tensor moved(const torch::Tensor& tensor, torch::Device device) {
-  return tensor.to(
-      device, tensor.scalar_type(), /*non_blocking=*/!device.is_cpu());
-}
-
 Tensors moved(const Tensors& tensors, torch::Device device) {
   Tensors there;
-  for (const auto& tensor : tensors) there.push_back(moved(tensor, device));
+  for (const auto& tensor : tensors) {
+    there.push_back(echelon::moved(tensor, device));
+  }
   return there;
 }
 
@@ -147,59 +142,15 @@ void check_partition(const LayerList& layers, const Placement& placement) {
       "where the layers are; build it with another placement");
 }
 
-// Its destructor restores the buffers of a module.
-class SavedBuffers {
- public:
-  explicit SavedBuffers(const torch::nn::Module& module)
-      : buffers_(module.buffers()) {
-    for (const auto& buffer : buffers_) values_.push_back(buffer.clone());
-  }
-  ~SavedBuffers() {
-    for (size_t i = 0; i < buffers_.size(); ++i) buffers_[i].copy_(values_[i]);
-  }
-  SavedBuffers(const SavedBuffers&) = delete;
-  SavedBuffers& operator=(const SavedBuffers&) = delete;
-
- private:
-  torch::NoGradGuard no_grad_;
-  std::vector<torch::Tensor> buffers_;
-  std::vector<torch::Tensor> values_;
-};
-
 }  // namespace
-
-// A parameter that a slice uses and that another slice owns, perhaps on another
-// device. The slice's module holds `use`, which has the values of `owner` on
-// the slice's device, and whose gradients flow into those of `owner`.
-class TiedCopy {
- public:
-  TiedCopy(torch::Tensor owner, torch::Tensor use, torch::Device device)
-      : owner_(std::move(owner)), use_(std::move(use)), device_(device) {
-    use_.set_requires_grad(false);
-    refresh();
-  }
-
-  // Called before each forward of the module. Copies between devices; on one
-  // device both tensors share memory.
-  void refresh() const {
-    const auto values = moved(owner_, device_);
-    use_.set_data(values.detach());
-    autograd::impl::set_gradient_edge(
-        use_, values.requires_grad() ? autograd::impl::gradient_edge(values)
-                                     : autograd::Edge());
-  }
-
- private:
-  torch::Tensor owner_;
-  torch::Tensor use_;
-  torch::Device device_;
-};
 
 struct PlacedNetwork::Slice {
   torch::Device device;
   std::string track;
   std::shared_ptr<Network> network;
-  std::vector<TiedCopy> copies;
+  /// Parameters that it uses and that another slice owns, perhaps on another
+  /// device.
+  std::vector<SharedParameter> copies;
 };
 
 PlacedNetwork::PlacedNetwork(
@@ -217,8 +168,7 @@ void PlacedNetwork::build(
   const auto& cut = placement_.cut;
   for (size_t i = 0; i < placement_.devices.size(); ++i) {
     const auto device = placement_.devices[i].device;
-    auto network = seed ? build_network(layers, cut[i], cut[i + 1], *seed)
-                        : build_network(layers, cut[i], cut[i + 1]);
+    auto network = build_network(layers, cut[i], cut[i + 1], seed);
     network->to(device);
     register_layers(*network);
     slices_.push_back(std::make_unique<Slice>(
@@ -284,14 +234,7 @@ Tensors PlacedNetwork::forward(const Tensors& inputs) {
 }
 
 torch::Tensor PlacedNetwork::forward(const torch::Tensor& x) {
-  Tensors outputs = forward(Tensors{x});
-  if (outputs.size() != 1) {
-    throw ConfigError(format(
-        "layer \"{}\" is the last and returns {}; call forward with Tensors to "
-        "have them all",
-        placement_.devices.back().last, echelon::describe(outputs)));
-  }
-  return std::move(outputs[0]);
+  return only_output(forward(Tensors{x}), placement_.devices.back().last);
 }
 
 void PlacedNetwork::set_recorder(Recorder* recorder) {

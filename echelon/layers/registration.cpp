@@ -1,4 +1,4 @@
-#include "echelon/layers/shared_parameters.h"
+#include "echelon/layers/registration.h"
 
 #include <torch/csrc/autograd/variable.h>
 
@@ -45,18 +45,23 @@ void unlist_seen(torch::nn::Module& module, Seen& seen) {
 
 }  // namespace
 
-SharedParameter::SharedParameter(torch::Tensor parameter, torch::Tensor use)
-    : parameter_(std::move(parameter)), use_(std::move(use)) {
-  use_.set_requires_grad(false);
-  refresh();
-}
-
-void SharedParameter::refresh() const {
-  if (!same_memory(use_, parameter_)) use_.set_data(parameter_.detach());
-  auto edge = torch::autograd::impl::gradient_edge(parameter_);
-  if (use_.grad_fn() != edge.function) {
-    torch::autograd::impl::set_gradient_edge(use_, std::move(edge));
+void register_under(
+    torch::nn::Module& root, const std::string& name,
+    std::shared_ptr<torch::nn::Module> module) {
+  torch::nn::Module* owner = &root;
+  size_t begin = 0;
+  for (size_t dot; (dot = name.find('.', begin)) != std::string::npos;
+       begin = dot + 1) {
+    const std::string part = name.substr(begin, dot - begin);
+    const auto children = owner->named_children();
+    const auto* child = children.find(part);
+    auto next = child != nullptr
+                    ? *child
+                    : owner->register_module(
+                          part, std::make_shared<torch::nn::Module>());
+    owner = next.get();
   }
+  owner->register_module(name.substr(begin), std::move(module));
 }
 
 void unlist_parameter(torch::nn::Module& root, const std::string& name) {
@@ -78,6 +83,28 @@ void unlist_parameter(torch::nn::Module& root, const std::string& name) {
 void list_each_parameter_once(torch::nn::Module& root) {
   Seen seen;
   unlist_seen(root, seen);
+}
+
+SharedParameter::SharedParameter(
+    torch::Tensor parameter, torch::Tensor use,
+    std::optional<torch::Device> device)
+    : parameter_(std::move(parameter)), use_(std::move(use)), device_(device) {
+  use_.set_requires_grad(false);
+  refresh();
+}
+
+void SharedParameter::refresh() const {
+  const auto values = device_ ? moved(parameter_, *device_) : parameter_;
+  if (!same_memory(use_, values)) use_.set_data(values.detach());
+  auto edge = torch::autograd::impl::gradient_edge(values);
+  if (use_.grad_fn() != edge.function) {
+    torch::autograd::impl::set_gradient_edge(use_, std::move(edge));
+  }
+}
+
+torch::Tensor moved(const torch::Tensor& tensor, torch::Device device) {
+  return tensor.to(
+      device, tensor.scalar_type(), /*non_blocking=*/!device.is_cpu());
 }
 
 }  // namespace echelon
