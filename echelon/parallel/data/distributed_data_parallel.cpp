@@ -140,19 +140,6 @@ int64_t num_active(const std::vector<int64_t>& events) {
 
 }  // namespace
 
-// -------------------------------------------------------------------- NoSync
-
-NoSync::NoSync(std::shared_ptr<GradientReducer> reducer)
-    : reducer_(std::move(reducer)) {
-  if (!reducer_) return;
-  was_enabled_ = reducer_->enabled();
-  reducer_->enable(false);
-}
-
-NoSync::~NoSync() {
-  if (reducer_) reducer_->enable(was_enabled_);
-}
-
 // ---------------------------------------------------------------------- Join
 
 struct DataParallelModule::Join {
@@ -293,8 +280,13 @@ const Group& DataParallelModule::group() const {
   return group_;
 }
 
-NoSync DataParallelModule::no_sync() {
-  return NoSync(reducer_);
+std::shared_ptr<void> DataParallelModule::no_sync() {
+  if (!reducer_) return nullptr;
+  const bool was_enabled = reducer_->enabled();
+  reducer_->enable(false);
+  return {nullptr, [reducer = reducer_, was_enabled](void*) {
+            reducer->enable(was_enabled);
+          }};
 }
 
 void DataParallelModule::begin_reduction() {

@@ -55,21 +55,6 @@ struct JoinOptions {
   bool throw_on_early_termination = false;
 };
 
-/// While it lives, backward does not communicate: gradients of this rank add
-/// up, and the first backward after it reduces the sum. What counts is where
-/// backward runs. Every rank does the same.
-class NoSync {
- public:
-  explicit NoSync(std::shared_ptr<GradientReducer> reducer);
-  ~NoSync();
-  NoSync(const NoSync&) = delete;
-  NoSync& operator=(const NoSync&) = delete;
-
- private:
-  std::shared_ptr<GradientReducer> reducer_;
-  bool was_enabled_ = false;
-};
-
 /// All of DistributedDataParallel that does not depend on the module's type.
 class DataParallelModule {
  public:
@@ -82,7 +67,10 @@ class DataParallelModule {
 
   const Group& group() const;
 
-  [[nodiscard]] NoSync no_sync();
+  /// While the result lives, backward does not communicate: gradients of this
+  /// rank add up, and the first backward after it reduces the sum. What counts
+  /// is where backward runs. Every rank does the same.
+  [[nodiscard]] std::shared_ptr<void> no_sync();
 
   /// For loops that run several backward passes themselves, as a pipeline does.
   /// Hold no_sync() during the whole step, call begin_reduction() before the

@@ -134,6 +134,17 @@ TORCH_LIBRARY_IMPL(_, TESTING_ONLY_GenericMode, library) {
       torch::CppFunction::makeFromBoxedFunction<&unshard_arguments>());
 }
 
+// While it lives, operators of this thread unshard their arguments.
+struct ForwardScope {
+  explicit ForwardScope(std::shared_ptr<SavedTensorHooks> hooks)
+      : include(kKey) {
+    if (hooks) scope.emplace(std::move(hooks));
+  }
+  // For functions of users, which save tensors without being operators.
+  std::optional<SavedTensorScope> scope;
+  c10::impl::IncludeDispatchKeyGuard include;
+};
+
 // ---------------------------------------------------------------------- names
 
 std::vector<std::string> names_of_submodules(const torch::nn::Module& module) {
@@ -204,6 +215,10 @@ struct FullyShardedModule::Impl : std::enable_shared_from_this<Impl> {
 
   void add(torch::nn::Module& module, const FullyShardedOptions& options);
   void on_output();
+  void change_no_sync(int by) {
+    const std::lock_guard lock(mutex);
+    no_sync += by;
+  }
 
   ShardedUnits units;
   std::mutex mutex;
@@ -303,29 +318,14 @@ FullyShardedModule::FullyShardedModule(
 
 FullyShardedModule::~FullyShardedModule() = default;
 
-struct FullyShardedModule::ForwardScope::Impl {
-  explicit Impl(std::shared_ptr<SavedTensorHooks> hooks) : include(kKey) {
-    if (hooks) scope.emplace(std::move(hooks));
-  }
-  // For functions of users, which save tensors without being operators.
-  std::optional<SavedTensorScope> scope;
-  c10::impl::IncludeDispatchKeyGuard include;
-};
-
-FullyShardedModule::ForwardScope::ForwardScope(std::unique_ptr<Impl> impl)
-    : impl_(std::move(impl)) {}
-FullyShardedModule::ForwardScope::~ForwardScope() = default;
-
-std::unique_ptr<FullyShardedModule::ForwardScope>
-FullyShardedModule::begin_forward() {
+std::shared_ptr<void> FullyShardedModule::begin_forward() {
   const auto& units = impl_->units.impl();
   std::shared_ptr<SavedTensorHooks> hooks;
   if (units->unshards_in_backward()) {
     hooks =
         std::make_shared<sharding::UnshardWhenUnpacked>(units, std::nullopt);
   }
-  return std::unique_ptr<ForwardScope>(
-      new ForwardScope(std::make_unique<ForwardScope::Impl>(std::move(hooks))));
+  return std::make_shared<ForwardScope>(std::move(hooks));
 }
 
 void FullyShardedModule::watch(const Tensor& output) {
@@ -335,19 +335,9 @@ void FullyShardedModule::watch(const Tensor& output) {
   });
 }
 
-FullyShardedModule::NoSync::NoSync(std::shared_ptr<Impl> impl)
-    : impl_(std::move(impl)) {
-  const std::lock_guard lock(impl_->mutex);
-  ++impl_->no_sync;
-}
-
-FullyShardedModule::NoSync::~NoSync() {
-  const std::lock_guard lock(impl_->mutex);
-  --impl_->no_sync;
-}
-
-std::unique_ptr<FullyShardedModule::NoSync> FullyShardedModule::no_sync() {
-  return std::unique_ptr<NoSync>(new NoSync(impl_));
+std::shared_ptr<void> FullyShardedModule::no_sync() {
+  impl_->change_no_sync(1);
+  return {nullptr, [impl = impl_](void*) { impl->change_no_sync(-1); }};
 }
 
 void FullyShardedModule::after_update(bool updated) {

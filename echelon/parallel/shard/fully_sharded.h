@@ -69,38 +69,14 @@ class FullyShardedModule {
   /// false when the step was skipped.
   void after_update(bool updated = true);
 
-  struct Impl;
-  /// While it lives, backward leaves gradients unsharded and on this rank; the
-  /// first backward after it reduces the sum. What counts is where backward
-  /// runs.
-  class NoSync {
-   public:
-    ~NoSync();
-    NoSync(const NoSync&) = delete;
-    NoSync& operator=(const NoSync&) = delete;
+  /// While the result lives, backward leaves gradients unsharded and on this
+  /// rank; the first backward after it reduces the sum. What counts is where
+  /// backward runs.
+  [[nodiscard]] std::shared_ptr<void> no_sync();
 
-   private:
-    friend class FullyShardedModule;
-    explicit NoSync(std::shared_ptr<Impl> impl);
-    std::shared_ptr<Impl> impl_;
-  };
-  [[nodiscard]] std::unique_ptr<NoSync> no_sync();
-
-  /// For a forward that you call yourself: while the scope lives, operators of
+  /// For a forward that you call yourself: while the result lives, operators of
   /// this thread that read a parameter unshard its unit first.
-  class ForwardScope {
-   public:
-    ~ForwardScope();
-    ForwardScope(const ForwardScope&) = delete;
-    ForwardScope& operator=(const ForwardScope&) = delete;
-
-   private:
-    friend class FullyShardedModule;
-    struct Impl;
-    explicit ForwardScope(std::unique_ptr<Impl> impl);
-    std::unique_ptr<Impl> impl_;
-  };
-  std::unique_ptr<ForwardScope> begin_forward();
+  [[nodiscard]] std::shared_ptr<void> begin_forward();
   /// Makes a backward from `output` end with the reduction. Gradients of
   /// several backwards add up in the shards until after_update().
   void watch(const torch::Tensor& output);
@@ -110,6 +86,7 @@ class FullyShardedModule {
   const ShardedUnits& units() const;
 
  private:
+  struct Impl;
   std::shared_ptr<Impl> impl_;
 };
 

@@ -1,9 +1,9 @@
-// Three components do the work: flat_buffer.h holds parameters and gradients,
-// unsharded_units.h decides when parameters are unsharded, and unit_reducer.h
-// when gradients are reduced. This file connects them to autograd: forward
-// unshards a unit before it uses it; a parameter that forward saves is
-// unsharded again when backward unpacks it; and a hook on each parameter moves
-// its gradient to the flat buffer as soon as autograd has accumulated it.
+// Two components do the work: flat_buffer.h holds parameters and gradients, and
+// units.h decides when parameters are unsharded and when gradients are reduced.
+// This file connects them to autograd: forward unshards a unit before it uses
+// it; a parameter that forward saves is unsharded again when backward unpacks
+// it; and a hook on each parameter moves its gradient to the flat buffer as
+// soon as autograd has accumulated it.
 #include "echelon/parallel/shard/sharded_units.h"
 
 #include <torch/autograd.h>
@@ -245,21 +245,6 @@ void ShardedUnits::Impl::refresh(void (FlatBuffer::*changed)()) {
 
 // --------------------------------------------------------------------- public
 
-ShardedUnits::Unsharded::Unsharded(
-    std::shared_ptr<Impl> impl, std::vector<size_t> units)
-    : impl_(std::move(impl)), units_(std::move(units)) {
-  std::lock_guard lock(impl_->mutex);
-  for (const size_t unit : units_) impl_->units[unit]->start_unshard();
-  for (const size_t unit : units_) impl_->units[unit]->finish_unshard();
-  impl_->unsharded->pin(units_);
-}
-
-ShardedUnits::Unsharded::~Unsharded() {
-  std::lock_guard lock(impl_->mutex);
-  impl_->unsharded->unpin(units_);
-  for (const size_t unit : units_) impl_->unsharded->reshard(unit);
-}
-
 ShardedUnits::ShardedUnits(
     Group shard, Group replicate, ShardedUnitsOptions options)
     : impl_(std::make_shared<Impl>(
@@ -350,13 +335,20 @@ ShardedUnits::wrap(
   };
 }
 
-std::unique_ptr<ShardedUnits::Unsharded>
-ShardedUnits::unshard(std::vector<size_t> units) {
+std::shared_ptr<void> ShardedUnits::unshard(std::vector<size_t> units) {
   if (units.empty()) {
     units.resize(size());
     std::iota(units.begin(), units.end(), 0);
   }
-  return std::unique_ptr<Unsharded>(new Unsharded(impl_, std::move(units)));
+  std::lock_guard lock(impl_->mutex);
+  for (const size_t unit : units) impl_->units[unit]->start_unshard();
+  for (const size_t unit : units) impl_->units[unit]->finish_unshard();
+  impl_->unsharded->pin(units);
+  return {nullptr, [impl = impl_, units](void*) {
+            std::lock_guard lock(impl->mutex);
+            impl->unsharded->unpin(units);
+            for (const size_t unit : units) impl->unsharded->reshard(unit);
+          }};
 }
 
 void ShardedUnits::begin_backward(const BackwardPass& pass) {

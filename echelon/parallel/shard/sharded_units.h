@@ -143,22 +143,9 @@ class ShardedUnits {
                                      const std::vector<torch::Tensor>&)>
                                      forward);
 
-  /// While it lives the units are unsharded. Values written to their parameters
-  /// are lost.
-  class Unsharded {
-   public:
-    ~Unsharded();
-    Unsharded(const Unsharded&) = delete;
-    Unsharded& operator=(const Unsharded&) = delete;
-
-   private:
-    friend class ShardedUnits;
-    Unsharded(std::shared_ptr<Impl> impl, std::vector<size_t> units);
-    std::shared_ptr<Impl> impl_;
-    std::vector<size_t> units_;
-  };
-  /// Unshards these units, or all when `units` is empty.
-  std::unique_ptr<Unsharded> unshard(std::vector<size_t> units = {});
+  /// Unshards these units, or all when `units` is empty. They stay so while the
+  /// result lives. Values written to their parameters are lost.
+  [[nodiscard]] std::shared_ptr<void> unshard(std::vector<size_t> units = {});
 
   /// Call before each backward of a step that has several.
   void begin_backward(const BackwardPass& pass);

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "echelon/memory/saved_tensors.h"
-#include "echelon/parallel/shard/unit_reducer.h"
+#include "echelon/parallel/shard/units.h"
 
 namespace echelon {
 

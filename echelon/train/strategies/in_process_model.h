@@ -50,8 +50,7 @@ class InProcessModel : public ParallelModel {
         .num_microbatches = accumulate_,
         .recorder = recorder_,
         .around = [&](bool last) -> std::shared_ptr<void> {
-          if (last) return nullptr;
-          return std::shared_ptr<NoSync>(new NoSync(parallel_.no_sync()));
+          return last ? nullptr : parallel_.no_sync();
         },
         .forward =
             [&](const Tensors& inputs) { return parallel_.forward(inputs); }};

@@ -107,7 +107,7 @@ class PipelineModel : public ParallelModel {
   // Data parallelism of a stage when there are no units().
   struct Replica {
     std::unique_ptr<DataParallelModule> parallel;
-    std::unique_ptr<NoSync> local;  // while a step runs
+    std::shared_ptr<void> local;  // while a step runs
   };
 
   RankLayersOptions layers_options(const Job& job);
@@ -251,7 +251,7 @@ void PipelineModel::begin_step() {
   }
   for (auto& [parallel, local] : replicas_) {
     parallel->sync_buffers();
-    local.reset(new NoSync(parallel->no_sync()));
+    local = parallel->no_sync();
   }
 }
 

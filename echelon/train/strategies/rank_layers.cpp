@@ -108,7 +108,7 @@ void RankLayers::build(const RankLayersOptions& options) {
     network.set_unshard([this, slice](size_t layer) -> std::shared_ptr<void> {
       const auto& units = layer_units_[slice][layer];
       if (units.empty()) return nullptr;
-      return std::shared_ptr<ShardedUnits::Unsharded>(units_->unshard(units));
+      return units_->unshard(units);
     });
   }
   weights_.reset();

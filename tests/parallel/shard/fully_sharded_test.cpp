@@ -184,7 +184,7 @@ void expect_parity(const Ranks& ranks, const Case& one) {
         split.begin(), split.begin() + world.rank(), int64_t{0});
     for (int step = 0; step < kSteps; ++step) {
       for (int m = 0; m < one.microbatches; ++m) {
-        std::unique_ptr<FullyShardedModule::NoSync> no_sync;
+        std::shared_ptr<void> no_sync;
         if (one.no_sync && m + 1 < one.microbatches) {
           no_sync = sharded.no_sync();
         }

@@ -1,4 +1,4 @@
-#include "echelon/parallel/shard/unsharded_units.h"
+#include "echelon/parallel/shard/units.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
