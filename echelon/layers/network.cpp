@@ -126,30 +126,6 @@ initialized_layer(const LayerDefinition& layer, std::optional<uint64_t> seed) {
   return built;
 }
 
-// While it lives, BatchNorm2d modules use their own forward; afterwards buffers
-// have their earlier values.
-class Diagnosis {
- public:
-  explicit Diagnosis(Network& network) : buffers_(network) {
-    for (const auto& module : network.modules(/*include_self=*/false)) {
-      if (auto* norm = dynamic_cast<BatchNorm2d*>(module.get())) {
-        functions_.emplace_back(norm, std::exchange(norm->function, nullptr));
-      }
-    }
-  }
-  ~Diagnosis() {
-    for (auto& [norm, function] : functions_) {
-      norm->function = std::move(function);
-    }
-  }
-  Diagnosis(const Diagnosis&) = delete;
-  Diagnosis& operator=(const Diagnosis&) = delete;
-
- private:
-  SavedBuffers buffers_;
-  std::vector<std::pair<BatchNorm2d*, BatchNormFunction>> functions_;
-};
-
 // While it lives, batch statistics are those of this rank, even for modules
 // that compute them over ranks.
 class OwnStatistics {
@@ -378,22 +354,9 @@ torch::Tensor Network::forward(torch::Tensor x) {
   return only_output(run(std::move(values)), layers_.back().name);
 }
 
-void Network::wrap_forwards(
-    const std::function<LayerForward(const Layer& layer)>& wrap) {
-  for (auto& layer : layers_) layer.forward = wrap(layer);
-}
-
 void Network::set_unshard(
     std::function<std::shared_ptr<void>(size_t layer)> unshard) {
   unshard_ = std::move(unshard);
-}
-
-void Network::set_batch_norm(BatchNormFunction function) {
-  batch_norm_ = std::move(function);
-  for (const auto& module : modules(/*include_self=*/false)) {
-    auto* norm = dynamic_cast<BatchNorm2d*>(module.get());
-    if (norm != nullptr) norm->function = batch_norm_;
-  }
 }
 
 std::optional<NonFinite>
@@ -402,7 +365,7 @@ Network::first_nonfinite_layer(const torch::Tensor& x) {
 }
 
 std::optional<NonFinite> Network::first_nonfinite_layer(const Tensors& inputs) {
-  const Diagnosis guard(*this);
+  const SavedBuffers buffers(*this);
   if (!all_finite(inputs)) return NonFinite{"input", "input"};
   const auto parameters = named_parameters();
   Tensors values = inputs;
@@ -435,7 +398,6 @@ Network::clone(const std::optional<torch::Device>& device) const {
   for (const auto& item : named_modules()) {  // outer ones before inner ones
     modules[item.key()]->train(item.value()->is_training());
   }
-  copy->set_batch_norm(batch_norm_);
   return copy;
 }
 

@@ -14,7 +14,6 @@
 #include <utility>
 #include <vector>
 
-#include "echelon/layers/batch_norm.h"
 #include "echelon/layers/layer_list.h"
 #include "echelon/layers/ties.h"
 
@@ -74,19 +73,10 @@ class Network : public torch::nn::Module {
   /// several.
   torch::Tensor forward(torch::Tensor x);
 
-  /// Replaces each layer's forward by wrap(layer). A clone of the network has
-  /// the forwards that it is built with.
-  void
-  wrap_forwards(const std::function<LayerForward(const Layer& layer)>& wrap);
-
   /// For parameters that are unsharded only while their layer computes:
   /// unshard(i) unshards those of layers()[i] so that they can be inspected,
   /// and they stay so while its result lives. Empty: they are never sharded.
   void set_unshard(std::function<std::shared_ptr<void>(size_t layer)> unshard);
-
-  /// Sets the function of every BatchNorm2d (batch_norm.h) of these layers, at
-  /// whatever depth; empty: the module's own forward.
-  void set_batch_norm(BatchNormFunction function);
 
   /// The first place in the order of computation that has a NaN or an infinity:
   /// the input, then a parameter or an output of each layer. Empty when all are
@@ -98,8 +88,9 @@ class Network : public torch::nn::Module {
   std::optional<NonFinite> first_nonfinite_layer(const torch::Tensor& x);
 
   /// A copy with its own parameters, on `device` if given. It has the same
-  /// requires_grad, training modes and batch-normalisation function. Throws
-  /// Error when a layer's build returns the same module each time.
+  /// requires_grad and training modes, and the forwards that its layers are
+  /// built with. Throws Error when a layer's build returns the same module each
+  /// time.
   std::shared_ptr<torch::nn::Module> clone(
       const std::optional<torch::Device>& device = std::nullopt) const override;
 
@@ -115,7 +106,6 @@ class Network : public torch::nn::Module {
   LayerList list_;
   size_t begin_;
   std::vector<Layer> layers_;
-  BatchNormFunction batch_norm_;
   std::function<std::shared_ptr<void>(size_t)> unshard_;
 };
 

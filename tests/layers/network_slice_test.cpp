@@ -199,10 +199,8 @@ TEST(NetworkSlice, ADiagnosisUnshardsParameters) {
       away[layer.index].emplace_back(tensor, tensor.detach().clone());
     }
     fill(layer.index, false);
-  });
-  network->wrap_forwards([&](const Layer& layer) -> LayerForward {
-    const size_t index = list.index_of(layer.name);
-    return [&, index, forward = layer.forward](const Tensors& x) {
+    auto& forward = layer.layer.forward;
+    forward = [&, index = layer.index, forward](const Tensors& x) {
       fill(index, true);
       return forward(x);
     };

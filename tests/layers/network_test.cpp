@@ -241,23 +241,15 @@ TEST(Network, NamesTheFirstLayerThatIsNotFinite) {
   EXPECT_EQ(found->what, "output");
 }
 
-TEST(Network, DiagnosisChangesNothingAndCallsNoCollective) {
+TEST(Network, DiagnosisChangesNothing) {
   const auto network = make_network(named("resnet18"), {3, 32, 32}, 10, 0);
-  int calls = 0;
-  network->set_batch_norm([&](auto& module, const torch::Tensor& x) {
-    ++calls;
-    return module.forward(x);
-  });
   const auto x = torch::rand({2, 3, 32, 32});
   network->forward(x);
-  EXPECT_EQ(calls, 20);
   const auto mean = network->named_buffers()["bn1.running_mean"].clone();
   network->first_nonfinite_layer(x);
-  EXPECT_EQ(calls, 20);
   EXPECT_TRUE(mean.equal(network->named_buffers()["bn1.running_mean"]));
   EXPECT_TRUE(at::GradMode::is_enabled());
   network->forward(x);
-  EXPECT_EQ(calls, 40);
   EXPECT_FALSE(mean.equal(network->named_buffers()["bn1.running_mean"]));
 }
 

@@ -91,4 +91,18 @@ std::vector<std::vector<std::string>> gather_lines(
   return result;
 }
 
+std::vector<int64_t> sum_numbers(
+    const std::vector<int64_t>& numbers, const Group& group,
+    torch::Device device, const std::string& label) {
+  const Tensor sums = torch::tensor(numbers, torch::kInt64).to(device);
+  group.all_reduce(sums, ReduceOp::sum, {.label = label}).wait();
+  return to_numbers(sums);
+}
+
+std::vector<int64_t> to_numbers(const Tensor& tensor) {
+  const Tensor host = tensor.cpu();
+  const auto* first = host.const_data_ptr<int64_t>();
+  return {first, first + host.numel()};
+}
+
 }  // namespace echelon

@@ -1,8 +1,10 @@
-// Sends many tensors of a module as few messages.
+// Sends many tensors of a module as few messages, and what ranks tell each
+// other of themselves.
 #pragma once
 
 #include <torch/types.h>
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -22,5 +24,14 @@ void broadcast_tensors(
 std::vector<std::vector<std::string>> gather_lines(
     const std::vector<std::string>& lines, const Group& group,
     torch::Device device, const std::string& label);
+
+/// The sums of `numbers` over the ranks, element by element. Every rank of the
+/// group calls this, with as many.
+std::vector<int64_t> sum_numbers(
+    const std::vector<int64_t>& numbers, const Group& group,
+    torch::Device device, const std::string& label);
+
+/// The elements of an int64 tensor on any device.
+std::vector<int64_t> to_numbers(const torch::Tensor& tensor);
 
 }  // namespace echelon

@@ -37,22 +37,16 @@ std::vector<Tensor> buffers_of(const torch::nn::Module& module) {
   return result;
 }
 
-template <class T>
-std::string joined(const T& values) {
-  std::string text;
-  for (const auto value : values) {
-    if (!text.empty()) text += 'x';
-    text += std::to_string(value);
-  }
-  return text.empty() ? "scalar" : text;
+std::string by_x(at::IntArrayRef values) {
+  return values.empty() ? "scalar" : join(values, "x");
 }
 
 std::string
 describe(const char* kind, const std::string& name, const Tensor& tensor) {
   std::string text = format(
-      "{} \"{}\" {} {}", kind, name, joined(tensor.sizes()),
+      "{} \"{}\" {} {}", kind, name, by_x(tensor.sizes()),
       c10::toString(tensor.scalar_type()));
-  if (!tensor.is_contiguous()) text += " strides " + joined(tensor.strides());
+  if (!tensor.is_contiguous()) text += " strides " + by_x(tensor.strides());
   if (tensor.requires_grad()) text += " trainable";
   return text;
 }
@@ -71,11 +65,7 @@ std::vector<std::string> describe(const torch::nn::Module& module) {
 }
 
 std::string rank_list(const std::vector<int>& ranks) {
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (size_t i = 0; i < ranks.size(); ++i) {
-    text += (i ? ", " : "") + std::to_string(ranks[i]);
-  }
-  return text;
+  return (ranks.size() == 1 ? "rank " : "ranks ") + join(ranks, ", ");
 }
 
 std::string line_at(const std::vector<std::string>& lines, size_t i) {
@@ -149,14 +139,9 @@ struct DataParallelModule::Join {
 
 // Announces what this rank does next; returns what each rank does.
 std::vector<int64_t> DataParallelModule::announce(int64_t event) {
-  Tensor events = torch::zeros({group_.size()}, torch::kInt64);
-  events[group_.rank()] = event;
-  events = events.to(device_of(module_));
-  group_.all_reduce(events, ReduceOp::sum, {.label = "join"}).wait();
-  events = events.cpu();
-  const auto* first = events.const_data_ptr<int64_t>();
-  const std::vector<int64_t> all(first, first + events.numel());
-
+  std::vector<int64_t> own(group_.size(), 0);
+  own[group_.rank()] = event;
+  const auto all = sum_numbers(own, group_, device_of(module_), "join");
   const int source = lowest_active(all);
   if (source < 0) return all;
   join_->last_source = source;
@@ -200,11 +185,7 @@ void DataParallelModule::shadow_until_all_ended() {
             {.divisor = divisor_of(num_active(events)), .source = source});
         break;
       case kCount:
-        group_
-            .all_reduce(
-                torch::zeros({1}, torch::kInt64).to(device_of(module_)),
-                ReduceOp::sum, {.label = "batch size"})
-            .wait();
+        sum_numbers({0}, group_, device_of(module_), "batch size");
         break;
     }
   }
@@ -265,13 +246,7 @@ DataParallelModule::DataParallelModule(
     converted_ = convert_sync_batch_norm(module_, group_);
   }
   reducer_ = std::make_shared<GradientReducer>(
-      std::move(parameters), group_,
-      options_.hook ? options_.hook : all_reduce_hook(),
-      ReducerOptions{
-          .bucket_bytes = options_.bucket_bytes,
-          .first_bucket_bytes = options_.first_bucket_bytes,
-          .in_place_bytes = options_.in_place_bytes,
-          .find_unused_parameters = options_.find_unused_parameters});
+      std::move(parameters), group_, options_);
 }
 
 DataParallelModule::~DataParallelModule() = default;
@@ -320,10 +295,8 @@ DataParallelModule::global_mean(const Tensor& loss_sum, int64_t local_count) {
   if (reducer_) {
     const int64_t active = join_ ? num_active(announce(kCount)) : group_.size();
     divisor = divisor_of(active);
-    const Tensor total =
-        torch::full({1}, local_count, torch::kInt64).to(device_of(module_));
-    group_.all_reduce(total, ReduceOp::sum, {.label = "batch size"}).wait();
-    count = total.item<int64_t>();
+    count =
+        sum_numbers({local_count}, group_, device_of(module_), "batch size")[0];
   }
   if (local_count < 0 || count < 1) {
     throw DataError(format(

@@ -30,22 +30,6 @@
 
 namespace echelon {
 
-/// The same on every rank.
-struct DistributedDataParallelOptions {
-  int64_t bucket_bytes = 25 << 20;  // see ReducerOptions
-  int64_t first_bucket_bytes = 1 << 20;
-  int64_t in_place_bytes = 256 << 10;
-  bool find_unused_parameters = false;
-  /// Before each forward in training whose gradients will be reduced, broadcast
-  /// rank 0's buffers (running statistics of BatchNorm, counters).
-  bool broadcast_buffers = true;
-  /// While the wrapper lives, BatchNorm normalises over the batches of all
-  /// ranks: see convert_sync_batch_norm.
-  bool sync_batch_norm = false;
-  /// How a bucket is averaged; null: all_reduce_hook().
-  BucketHook hook;
-};
-
 struct JoinOptions {
   /// Once ranks have run out of data, still divide gradients by the group's
   /// size (a joined rank's batch counts as zeros). False: divide by the number

@@ -12,9 +12,11 @@
 #include <map>
 #include <mutex>
 #include <numeric>
+#include <span>
 #include <utility>
 
 #include "echelon/error.h"
+#include "echelon/parallel/data/coalesced.h"
 #include "echelon/text/format.h"
 
 namespace echelon {
@@ -95,14 +97,10 @@ void copy_all(const std::vector<Tensor>& to, const std::vector<Tensor>& from) {
 
 std::string quoted(const std::vector<std::string>& names) {
   constexpr size_t kShown = 8;
-  std::string text;
-  for (size_t i = 0; i < std::min(names.size(), kShown); ++i) {
-    text += (i ? ", \"" : "\"") + names[i] + "\"";
-  }
-  if (names.size() > kShown) {
-    text += format(" and {} more", names.size() - kShown);
-  }
-  return text;
+  if (names.size() <= kShown) return join(names, ", ", in_quotes);
+  return format(
+      "{} and {} more", join(std::span(names).first(kShown), ", ", in_quotes),
+      names.size() - kShown);
 }
 
 }  // namespace
@@ -125,8 +123,10 @@ struct GradientReducer::Impl : std::enable_shared_from_this<Impl> {
     size_t pending = 0;  // members that are not ready
   };
 
-  Impl(Group group, BucketHook hook, ReducerOptions options)
-      : group(std::move(group)), hook(std::move(hook)), options(options) {}
+  Impl(Group group, const DistributedDataParallelOptions& options)
+      : group(std::move(group)),
+        hook(options.hook ? options.hook : all_reduce_hook()),
+        options(options) {}
 
   // Called with `mutex` held.
   void build_buckets(const std::vector<int64_t>& order);
@@ -143,7 +143,7 @@ struct GradientReducer::Impl : std::enable_shared_from_this<Impl> {
   void check_all_ready();
   std::vector<int64_t> count_used(bool contributes);
   void rebuild_in_ready_order(int source);
-  Tensor small_tensor(const std::vector<int64_t>& values) const;
+  torch::Device device() const { return parameters[0].tensor.device(); }
 
   void on_ready(size_t index);
   void on_output();
@@ -151,7 +151,7 @@ struct GradientReducer::Impl : std::enable_shared_from_this<Impl> {
 
   const Group group;
   const BucketHook hook;
-  const ReducerOptions options;
+  const DistributedDataParallelOptions options;
   std::function<BackwardRound()> begin_listener;
 
   std::mutex mutex;
@@ -466,12 +466,6 @@ void GradientReducer::Impl::check_all_ready() {
       group.rank(), missing.size(), parameters.size(), quoted(missing)));
 }
 
-// On the device of the parameters.
-Tensor
-GradientReducer::Impl::small_tensor(const std::vector<int64_t>& values) const {
-  return torch::tensor(values, torch::kInt64).to(parameters[0].tensor.device());
-}
-
 // The number of ranks on which each parameter has a gradient; empty unless
 // unused parameters are allowed.
 std::vector<int64_t> GradientReducer::Impl::count_used(bool contributes) {
@@ -480,11 +474,7 @@ std::vector<int64_t> GradientReducer::Impl::count_used(bool contributes) {
   for (const auto& parameter : parameters) {
     used.push_back(contributes && parameter.tensor.grad().defined());
   }
-  Tensor counts = small_tensor(used);
-  group.all_reduce(counts, ReduceOp::sum, {.label = "used parameters"}).wait();
-  counts = counts.cpu();
-  const auto* first = counts.const_data_ptr<int64_t>();
-  return {first, first + counts.numel()};
+  return sum_numbers(used, group, device(), "used parameters");
 }
 
 void GradientReducer::Impl::finish() {
@@ -512,11 +502,9 @@ void GradientReducer::Impl::rebuild_in_ready_order(int source) {
     std::vector<int64_t> order = ready_order;
     order.resize(
         parameters.size());  // a shadow has no order, and only receives
-    Tensor agreed = small_tensor(order);
+    const Tensor agreed = torch::tensor(order, torch::kInt64).to(device());
     group.broadcast(agreed, source, {.label = "bucket order"}).wait();
-    agreed = agreed.cpu();
-    const auto* first = agreed.const_data_ptr<int64_t>();
-    build_buckets({first, first + agreed.numel()});
+    build_buckets(to_numbers(agreed));
   }
   rebuilt = true;
 }
@@ -524,10 +512,9 @@ void GradientReducer::Impl::rebuild_in_ready_order(int source) {
 // ------------------------------------------------------------------- public
 
 GradientReducer::GradientReducer(
-    std::vector<NamedParameter> named, Group group, BucketHook hook,
-    ReducerOptions options)
-    : impl_(
-          std::make_shared<Impl>(std::move(group), std::move(hook), options)) {
+    std::vector<NamedParameter> named, Group group,
+    const DistributedDataParallelOptions& options)
+    : impl_(std::make_shared<Impl>(std::move(group), options)) {
   for (auto& [name, tensor] : named) {
     impl_->parameters.push_back({std::move(name), std::move(tensor)});
   }

@@ -29,7 +29,8 @@
 
 namespace echelon {
 
-struct ReducerOptions {
+/// The same on every rank.
+struct DistributedDataParallelOptions {
   /// Small gradients are collected in a bucket until they fill this many bytes.
   int64_t bucket_bytes = 25 << 20;
   /// The same for the first bucket, whose reduction should start early.
@@ -41,6 +42,14 @@ struct ReducerOptions {
   /// such a parameter start only then. A parameter that no rank used keeps its
   /// gradient.
   bool find_unused_parameters = false;
+  /// Before each forward in training whose gradients will be reduced, broadcast
+  /// rank 0's buffers (running statistics of BatchNorm, counters).
+  bool broadcast_buffers = true;
+  /// While the wrapper lives, BatchNorm normalises over the batches of all
+  /// ranks: see convert_sync_batch_norm.
+  bool sync_batch_norm = false;
+  /// How a bucket is averaged; null: all_reduce_hook().
+  BucketHook hook;
 };
 
 /// A parameter, with its name for errors.
@@ -62,8 +71,8 @@ struct BackwardRound {
 class GradientReducer {
  public:
   GradientReducer(
-      std::vector<NamedParameter> parameters, Group group, BucketHook hook,
-      ReducerOptions options = {});
+      std::vector<NamedParameter> parameters, Group group,
+      const DistributedDataParallelOptions& options);
   ~GradientReducer();
   GradientReducer(const GradientReducer&) = delete;
   GradientReducer& operator=(const GradientReducer&) = delete;

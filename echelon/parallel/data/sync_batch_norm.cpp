@@ -242,52 +242,6 @@ Tensor sync_batch_norm(
 
 // -------------------------------------------------------------------- module
 
-namespace {
-
-// The forward of torch::nn's BatchNorm modules.
-template <class Norm>
-Tensor forward_over(Norm& norm, const Tensor& input, const Group& group) {
-  const bool training = norm.is_training();
-  double momentum = norm.options.momentum().value_or(0.0);
-  if (training && norm.num_batches_tracked.defined()) {
-    norm.num_batches_tracked += 1;
-    if (!norm.options.momentum().has_value()) {
-      momentum = 1.0 / norm.num_batches_tracked.template item<double>();
-    }
-  }
-  if (training && group.size() > 1) {
-    return sync_batch_norm(
-        input, norm.weight, norm.bias, norm.running_mean, norm.running_var,
-        momentum, norm.options.eps(), group);
-  }
-  return torch::batch_norm(
-      input, as_statistics(norm.weight, norm.running_mean),
-      as_statistics(norm.bias, norm.running_mean), norm.running_mean,
-      norm.running_var, training || !norm.options.track_running_stats(),
-      momentum, norm.options.eps(),
-      /*cudnn_enabled=*/true);
-}
-
-}  // namespace
-
-Tensor sync_batch_norm(
-    torch::nn::BatchNorm1dImpl& module, const Tensor& input,
-    const Group& group) {
-  return forward_over(module, input, group);
-}
-
-Tensor sync_batch_norm(
-    torch::nn::BatchNorm2dImpl& module, const Tensor& input,
-    const Group& group) {
-  return forward_over(module, input, group);
-}
-
-Tensor sync_batch_norm(
-    torch::nn::BatchNorm3dImpl& module, const Tensor& input,
-    const Group& group) {
-  return forward_over(module, input, group);
-}
-
 SyncBatchNormImpl::SyncBatchNormImpl(
     const torch::nn::BatchNormOptions& options, Group group)
     : NormImplBase(options), group_(std::move(group)) {}
@@ -302,9 +256,27 @@ void SyncBatchNormImpl::_check_input_dim(const Tensor& input) {
       sizes.str(), options.num_features()));
 }
 
+// As the forward of torch::nn's BatchNorm modules.
 Tensor SyncBatchNormImpl::forward(const Tensor& input) {
   _check_input_dim(input);
-  return forward_over(*this, input, group_);
+  const bool training = is_training();
+  double momentum = options.momentum().value_or(0.0);
+  if (training && num_batches_tracked.defined()) {
+    num_batches_tracked += 1;
+    if (!options.momentum().has_value()) {
+      momentum = 1.0 / num_batches_tracked.item<double>();
+    }
+  }
+  if (training && group_.size() > 1) {
+    return sync_batch_norm(
+        input, weight, bias, running_mean, running_var, momentum, options.eps(),
+        group_);
+  }
+  return torch::batch_norm(
+      input, as_statistics(weight, running_mean),
+      as_statistics(bias, running_mean), running_mean, running_var,
+      training || !options.track_running_stats(), momentum, options.eps(),
+      /*cudnn_enabled=*/true);
 }
 
 void SyncBatchNormImpl::pretty_print(std::ostream& stream) const {

@@ -39,19 +39,6 @@ torch::Tensor sync_batch_norm(
     const torch::Tensor& running_var, double momentum, double eps,
     const Group& group);
 
-/// Computes `module.forward(input)`, over the group's batch while the module is
-/// in training. For code that calls its BatchNorm itself
-/// (Network::set_batch_norm).
-torch::Tensor sync_batch_norm(
-    torch::nn::BatchNorm1dImpl& module, const torch::Tensor& input,
-    const Group& group);
-torch::Tensor sync_batch_norm(
-    torch::nn::BatchNorm2dImpl& module, const torch::Tensor& input,
-    const Group& group);
-torch::Tensor sync_batch_norm(
-    torch::nn::BatchNorm3dImpl& module, const torch::Tensor& input,
-    const Group& group);
-
 /// A BatchNorm module for inputs of any number of dimensions. Names of
 /// parameters and buffers, options and evaluation are those of
 /// torch::nn::BatchNorm; without `momentum` the running statistics are

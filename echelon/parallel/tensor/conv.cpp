@@ -9,6 +9,7 @@
 
 #include "echelon/comm/differentiable.h"
 #include "echelon/error.h"
+#include "echelon/layers/low_precision.h"
 #include "echelon/text/format.h"
 
 namespace echelon {
@@ -100,6 +101,29 @@ void ParallelConv2d::pretty_print(std::ostream& stream) const {
   if (parallel_.size() > 1) {
     stream << " sharded by " << (shards_inputs_ ? "inputs" : "outputs");
   }
+}
+
+// The kernels take x in low precision with float32 parameters and statistics.
+torch::Tensor BatchNorm2d::forward(const torch::Tensor& x) {
+  if (!is_low_precision(x.scalar_type())) return BatchNorm2dImpl::forward(x);
+  if (running_mean.defined() && running_mean.scalar_type() != torch::kFloat32) {
+    throw ConfigError(format(
+        "[batch norm] running statistics are in {}, which cannot hold their "
+        "small steps; convert the parameters alone, and leave buffers in "
+        "float32",
+        c10::toString(running_mean.scalar_type())));
+  }
+  double momentum = options.momentum().value_or(0.0);
+  if (is_training() && num_batches_tracked.defined()) {
+    num_batches_tracked += 1;
+    if (!options.momentum().has_value()) {
+      momentum = 1.0 / num_batches_tracked.item<double>();
+    }
+  }
+  return torch::batch_norm(
+      x, for_sums(weight), for_sums(bias), running_mean, running_var,
+      is_training() || !options.track_running_stats(), momentum, options.eps(),
+      /*cudnn_enabled=*/true);
 }
 
 ParallelBatchNorm2d::ParallelBatchNorm2d(

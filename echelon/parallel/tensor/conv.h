@@ -11,12 +11,12 @@
 // Training", 2019.
 #pragma once
 
+#include <torch/nn/modules/batchnorm.h>
 #include <torch/types.h>
 
 #include <cstdint>
 #include <string>
 
-#include "echelon/layers/batch_norm.h"
 #include "echelon/layers/sharded_module.h"
 #include "echelon/parallel/tensor/tensor_parallel.h"
 
@@ -79,6 +79,16 @@ class ParallelConv2d : public ShardedModule {
   Channels from_;
   Channels to_;
   bool shards_inputs_;
+};
+
+/// torch::nn::BatchNorm2d. For x in bf16 or fp16 the statistics are computed in
+/// float32. Running statistics stay in float32, whatever the dtype of the
+/// parameters.
+class BatchNorm2d : public torch::nn::BatchNorm2dImpl {
+ public:
+  using BatchNorm2dImpl::BatchNorm2dImpl;
+
+  torch::Tensor forward(const torch::Tensor& x);
 };
 
 /// BatchNorm2d of this rank's channels; weight, bias, running_mean and

@@ -21,7 +21,6 @@ namespace sync_batch_norm_test {
 using testing::HasSubstr;
 using torch::Tensor;
 using torch::nn::BatchNorm1d;
-using torch::nn::BatchNorm2d;
 using torch::nn::BatchNormOptions;
 
 struct Case {
@@ -189,22 +188,6 @@ TEST(SyncBatchNorm, CallsOfOtherModulesAreNotChanged) {
     EXPECT_EQ(world.history().count(), before);
     converted(x);
     EXPECT_GT(world.history().count(), before);
-  });
-}
-
-TEST(SyncBatchNorm, ModuleFunctionForModelsThatCallIt) {
-  run_ranks(2, [](World& world) {
-    BatchNorm2d norm(3), whole(3);
-    const Tensor x = parity::random({4, 3, 2, 2}, 1).to(torch::kFloat32);
-    const Tensor expected = whole(x).narrow(0, 2 * world.rank(), 2);
-    const Tensor part = x.narrow(0, 2 * world.rank(), 2);
-    const Tensor actual = sync_batch_norm(*norm, part, world.group());
-    EXPECT_TRUE(torch::allclose(actual, expected, 1e-5, 1e-6));
-    EXPECT_EQ(norm->num_batches_tracked.item<int64_t>(), 1);
-    norm->eval();
-    const auto before = world.history().count();
-    sync_batch_norm(*norm, part, world.group());
-    EXPECT_EQ(world.history().count(), before);
   });
 }
 
