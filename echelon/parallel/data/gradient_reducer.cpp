@@ -198,46 +198,37 @@ class ReadyHook : public torch::autograd::PostAccumulateGradHook {
 // Large gradients get a bucket each, small ones share buckets by dtype and
 // device. Buckets are ordered by the position of their last member.
 void GradientReducer::Impl::build_buckets(const std::vector<int64_t>& order) {
-  struct Open {
-    std::vector<size_t> members;
+  struct Collected {
+    Bucket bucket;
     int64_t bytes = 0;
     size_t last = 0;  // position of the last member
   };
   const int64_t alone = std::min(options.in_place_bytes, options.bucket_bytes);
-  std::vector<std::pair<size_t, Bucket>> closed;  // position of the last member
-  std::map<std::pair<at::ScalarType, std::string>, Open> open;
-  const auto close = [&](Open& group, bool in_place) {
-    Bucket bucket;
-    bucket.members = std::move(group.members);
-    bucket.in_place = in_place;
-    closed.emplace_back(group.last, std::move(bucket));
-    group = {};
-  };
+  std::vector<Collected> closed;
+  std::map<std::pair<at::ScalarType, std::string>, Collected> open;
   for (size_t position = 0; position < order.size(); ++position) {
     const size_t index = order[position];
     const Tensor& tensor = parameters[index].tensor;
     if (bytes_of(tensor) >= alone) {
-      Open single{.members = {index}, .last = position};
-      close(single, true);
+      closed.push_back(
+          {.bucket = {.members = {index}, .in_place = true}, .last = position});
       continue;
     }
     auto& group = open[{tensor.scalar_type(), tensor.device().str()}];
-    group.members.push_back(index);
+    group.bucket.members.push_back(index);
     group.bytes += bytes_of(tensor);
     group.last = position;
     const int64_t limit =
         closed.empty() ? options.first_bucket_bytes : options.bucket_bytes;
-    if (group.bytes >= limit) close(group, false);
+    if (group.bytes >= limit) closed.push_back(std::exchange(group, {}));
   }
-  for (auto& [key, group] : open) {
-    if (!group.members.empty()) close(group, false);
+  for (auto& [_, group] : open) {
+    if (!group.bucket.members.empty()) closed.push_back(std::move(group));
   }
-  std::stable_sort(closed.begin(), closed.end(), [](auto& a, auto& b) {
-    return a.first < b.first;
-  });
+  std::ranges::stable_sort(closed, {}, &Collected::last);
 
   buckets.clear();
-  for (auto& [_, bucket] : closed) buckets.push_back(std::move(bucket));
+  for (auto& group : closed) buckets.push_back(std::move(group.bucket));
   for (size_t i = 0; i < buckets.size(); ++i) {
     buckets[i].content.index = static_cast<int64_t>(i);
     buckets[i].content.last = i + 1 == buckets.size();
@@ -394,11 +385,9 @@ void GradientReducer::Impl::on_output() {
   // caller chose.
   const auto* selected = torch::autograd::get_current_graph_task_exec_info();
   if (selected != nullptr && !selected->empty()) return;
-  const bool frozen = std::none_of(
-      parameters.begin(), parameters.end(), [](const Parameter& parameter) {
-        return parameter.tensor.requires_grad();
-      });
-  if (frozen) return;
+  const bool trains = std::ranges::any_of(
+      parameters, [](const auto& one) { return one.tensor.requires_grad(); });
+  if (!trains) return;
   const int current = torch::autograd::get_current_graph_task_id();
   if (running && task != current) abandon();
   if (!running) begin(current);
@@ -525,10 +514,8 @@ GradientReducer::GradientReducer(
   impl_->build_buckets(order);
   for (size_t i = 0; i < impl_->parameters.size(); ++i) {
     const Tensor& tensor = impl_->parameters[i].tensor;
-    auto earlier =
-        std::move(torch::autograd::impl::post_acc_grad_hooks(tensor));
-    torch::autograd::impl::set_post_acc_grad_hooks(
-        tensor, std::make_unique<ReadyHook>(impl_, i, std::move(earlier)));
+    auto& hook = torch::autograd::impl::post_acc_grad_hooks(tensor);
+    hook = std::make_unique<ReadyHook>(impl_, i, std::move(hook));
   }
 }
 

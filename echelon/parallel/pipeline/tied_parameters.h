@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "echelon/comm/group.h"
-#include "echelon/parallel/pipeline/pipeline_stage.h"
+#include "echelon/parallel/pipeline/pipeline.h"
 
 namespace echelon {
 

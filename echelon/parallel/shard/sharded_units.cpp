@@ -191,12 +191,9 @@ void ShardedUnits::Impl::watch_gradients(size_t unit) {
     if (!flats[flat]->trainable()) continue;
     for (size_t i = 0; i < flats[flat]->num_parameters(); ++i) {
       const Tensor& tensor = flats[flat]->parameter(i);
-      auto earlier =
-          std::move(torch::autograd::impl::post_acc_grad_hooks(tensor));
-      torch::autograd::impl::set_post_acc_grad_hooks(
-          tensor,
-          std::make_unique<GradientHook>(
-              weak_from_this(), Location{unit, flat, i}, std::move(earlier)));
+      auto& hook = torch::autograd::impl::post_acc_grad_hooks(tensor);
+      hook = std::make_unique<GradientHook>(
+          weak_from_this(), Location{unit, flat, i}, std::move(hook));
     }
   }
 }
