@@ -40,22 +40,19 @@ void expect_plain(
     const TensorParallel& parallel) {
   ParallelConv2d layer(shape, parallel, "conv", from, to);
   const auto whole = parity::give_parts(layer, kSeed);
-  const auto x_whole = parity::random({2, shape.in, 7, 6}, 1).requires_grad_();
-  const auto y_whole = at::conv2d(
-      x_whole, whole.at("weight"), shape.bias ? whole.at("bias") : Tensor(),
-      shape.stride, shape.kernel / 2);
-  const auto weights = parity::random(y_whole.sizes(), 2);
-  (y_whole * weights).sum().backward();
-
-  const auto x =
-      part_of(x_whole.detach(), from, parallel).clone().requires_grad_();
-  const auto y = layer.forward(x);
-  (y * part_of(weights, to, parallel)).sum().backward();
-  parity::expect_tensor("output", part_of(y_whole, to, parallel), y);
-  parity::expect_tensor(
-      "gradient of the input", part_of(x_whole.grad(), from, parallel),
-      x.grad());
-  parity::expect_parts(layer, whole);
+  const auto x = parity::random({2, shape.in, 7, 6}, 1);
+  const auto plain = [&](const Tensor& x) {
+    return at::conv2d(
+        x, whole.at("weight"), shape.bias ? whole.at("bias") : Tensor(),
+        shape.stride, shape.kernel / 2);
+  };
+  parity::expect_layer(
+      layer, parallel, whole,
+      {.x = x,
+       .cotangent = parity::random(plain(x).sizes(), 2),
+       .part_of_x = [&](auto& all) { return part_of(all, from, parallel); },
+       .part_of_y = [&](auto& all) { return part_of(all, to, parallel); }},
+      plain, [&](const Tensor& x) { return layer.forward(x); });
 }
 
 TEST_P(ConvParity, EverySharding) {

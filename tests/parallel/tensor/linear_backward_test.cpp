@@ -74,18 +74,11 @@ TEST_P(LinearBackward, AtOnce) {
     for (const int64_t inner : {7, 2}) {
       Region region(tp, inner);
       const auto whole = parity::give_parts(region, 1);
-      auto x = random({2, 5, 6}, 2).requires_grad_();
-      const auto cotangent = random({2, 5, 6}, 3);
-      const auto z = Region::plain(x, whole);
-      z.backward(cotangent);
-      auto mine = parity::part_of_tokens(x, tp).detach().requires_grad_();
-      const auto own = region.forward(mine);
-      parity::expect_tensor("z", parity::part_of_tokens(z.detach(), tp), own);
-      own.backward(parity::part_of_tokens(cotangent, tp));
-      SharedGradients(region, tp).finish();
-      parity::expect_parts(region, whole);
-      parity::expect_tensor(
-          "gradient of x", parity::part_of_tokens(x.grad(), tp), mine.grad());
+      parity::expect_layer(
+          region, tp, whole,
+          {.x = random({2, 5, 6}, 2), .cotangent = random({2, 5, 6}, 3)},
+          [&](const Tensor& x) { return Region::plain(x, whole); },
+          [&](const Tensor& x) { return region.forward(x); });
     }
   });
 }

@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "echelon/parallel/tensor/shared_gradients.h"
 #include "tests/parallel/tensor/parts.h"
 
 namespace echelon {
@@ -41,103 +40,73 @@ class LinearParity : public testing::TestWithParam<
   LinearShape linear_shape() const { return shape(bias(), layout()); }
 };
 
-// Both sides of a test of one layer: x and gradient of the output, whole.
-struct Whole {
-  Tensor x;
-  Tensor y;
-};
+// Compares `layer` with the product of its whole matrix.
+template <class Layer, class Forward>
+void expect_product(
+    Layer& layer, const TensorParallel& tp, WeightLayout layout, uint64_t seed,
+    const Forward& forward,
+    std::function<Tensor(const Tensor&)> part_of_x = nullptr,
+    std::function<Tensor(const Tensor&)> part_of_y = nullptr) {
+  const auto parameters = parity::give_parts(layer, seed);
+  parity::expect_layer(
+      layer, tp, parameters,
+      {.x = random({kBatch, kSequence, 7}, 11),
+       .cotangent = random({kBatch, kSequence, 11}, 11 + seed),
+       .part_of_x = std::move(part_of_x),
+       .part_of_y = std::move(part_of_y)},
+      [&](const Tensor& x) { return whole_product(x, parameters, layout); },
+      forward);
+}
 
-Whole on_one_device(
-    const parity::NamedTensors& parameters, int64_t in, const Tensor& cotangent,
-    WeightLayout layout) {
-  auto x = random({kBatch, kSequence, in}, 11).requires_grad_();
-  auto y = whole_product(x, parameters, layout);
-  y.backward(cotangent);
-  return {x, y.detach()};
+// All features of all tokens, or this rank's features of them.
+auto all_features(const TensorParallel& tp) {
+  return [&tp](const Tensor& whole) {
+    return tp.cuts_tokens() ? whole.flatten(0, 1) : whole;
+  };
+}
+
+auto own_features(const TensorParallel& tp) {
+  return [&tp](const Tensor& whole) {
+    const auto mine = tp.part_of(whole.size(-1));
+    return all_features(tp)(whole.narrow(-1, mine.begin, mine.size()));
+  };
 }
 
 TEST_P(LinearParity, ColumnKeepsItsOutput) {
   on_ranks(way(), [&](const TensorParallel& tp) {
     ColumnParallelLinear layer(linear_shape(), tp, "layer");
-    const auto parameters = parity::give_parts(layer, 1);
-    const auto cotangent = random({kBatch, kSequence, 11}, 12);
-    const auto whole = on_one_device(parameters, 7, cotangent, layout());
-
-    auto x = parity::part_of_tokens(whole.x, tp).detach().requires_grad_();
-    const auto y = layer.forward(x, kTokens);
-    const auto mine = tp.part_of(11);
-    const auto part = [&](const Tensor& all) {
-      const auto cut = all.narrow(-1, mine.begin, mine.size());
-      return tp.cuts_tokens() ? cut.flatten(0, 1) : cut;
-    };
-    parity::expect_tensor("y", part(whole.y), y);
-    y.backward(part(cotangent));
-    SharedGradients(layer, tp).finish();
-    parity::expect_parts(layer, parameters);
-    parity::expect_tensor(
-        "gradient of x", parity::part_of_tokens(whole.x.grad(), tp), x.grad());
+    expect_product(
+        layer, tp, layout(), 1,
+        [&](const Tensor& x) { return layer.forward(x, kTokens); }, nullptr,
+        own_features(tp));
   });
 }
 
 TEST_P(LinearParity, ColumnGathersItsOutput) {
   on_ranks(way(), [&](const TensorParallel& tp) {
     ColumnParallelLinear layer(linear_shape(), tp, "layer", true);
-    const auto parameters = parity::give_parts(layer, 2);
-    const auto cotangent = random({kBatch, kSequence, 11}, 13);
-    const auto whole = on_one_device(parameters, 7, cotangent, layout());
-
-    auto x = parity::part_of_tokens(whole.x, tp).detach().requires_grad_();
-    const auto y = layer.forward(x, kTokens);
-    const auto all = [&](const Tensor& tensor) {
-      return tp.cuts_tokens() ? tensor.flatten(0, 1) : tensor;
-    };
-    parity::expect_tensor("y", all(whole.y), y);
-    y.backward(all(cotangent));
-    parity::expect_parts(layer, parameters);
-    parity::expect_tensor(
-        "gradient of x", parity::part_of_tokens(whole.x.grad(), tp), x.grad());
+    expect_product(
+        layer, tp, layout(), 2,
+        [&](const Tensor& x) { return layer.forward(x, kTokens); }, nullptr,
+        all_features(tp));
   });
 }
 
 TEST_P(LinearParity, RowTakesItsInput) {
   on_ranks(way(), [&](const TensorParallel& tp) {
     RowParallelLinear layer(linear_shape(), tp, "layer");
-    const auto parameters = parity::give_parts(layer, 3);
-    const auto cotangent = random({kBatch, kSequence, 11}, 14);
-    const auto whole = on_one_device(parameters, 7, cotangent, layout());
-
-    const auto mine = tp.part_of(7);
-    const auto part = [&](const Tensor& all) {
-      const auto cut = all.narrow(-1, mine.begin, mine.size());
-      return tp.cuts_tokens() ? cut.flatten(0, 1) : cut;
-    };
-    auto x = part(whole.x).detach().clone().requires_grad_();
-    const auto y = layer.forward(x);
-    parity::expect_tensor("y", parity::part_of_tokens(whole.y, tp), y);
-    y.backward(parity::part_of_tokens(cotangent, tp));
-    SharedGradients(layer, tp).finish();
-    parity::expect_parts(layer, parameters);
-    parity::expect_tensor("gradient of x", part(whole.x.grad()), x.grad());
+    expect_product(
+        layer, tp, layout(), 3,
+        [&](const Tensor& x) { return layer.forward(x); }, own_features(tp));
   });
 }
 
 TEST_P(LinearParity, RowScattersItsInput) {
   on_ranks(way(), [&](const TensorParallel& tp) {
     RowParallelLinear layer(linear_shape(), tp, "layer", true);
-    const auto parameters = parity::give_parts(layer, 4);
-    const auto cotangent = random({kBatch, kSequence, 11}, 15);
-    const auto whole = on_one_device(parameters, 7, cotangent, layout());
-
-    const auto all = [&](const Tensor& tensor) {
-      return tp.cuts_tokens() ? tensor.flatten(0, 1) : tensor;
-    };
-    auto x = all(whole.x).detach().clone().requires_grad_();
-    const auto y = layer.forward(x);
-    parity::expect_tensor("y", parity::part_of_tokens(whole.y, tp), y);
-    y.backward(parity::part_of_tokens(cotangent, tp));
-    SharedGradients(layer, tp).finish();
-    parity::expect_parts(layer, parameters);
-    parity::expect_tensor("gradient of x", all(whole.x.grad()), x.grad());
+    expect_product(
+        layer, tp, layout(), 4,
+        [&](const Tensor& x) { return layer.forward(x); }, all_features(tp));
   });
 }
 
@@ -151,19 +120,20 @@ TEST_P(LinearParity, OutputsOfSeveralRanks) {
     const auto parameters = parity::give_parts(layer, 5);
     // Each rank's loss has a part of its own of the shared outputs' gradient.
     const auto part = [&](const Tensor& whole) {
-      const auto rows = tp.cuts_tokens() ? whole.flatten(0, 1) : whole;
+      const auto rows = all_features(tp)(whole);
       const auto shared = rows.narrow(-1, 0, 2) / tp.size();
       if (tp.rank() > 0) return shared;
       return torch::cat({rows.narrow(-1, 2, 9), shared}, -1);
     };
     const auto cotangent = random({kBatch, kSequence, 11}, 16);
-    const auto whole = on_one_device(parameters, 7, cotangent, layout());
-    auto x = parity::part_of_tokens(whole.x, tp).detach().requires_grad_();
+    auto whole = random({kBatch, kSequence, 7}, 11).requires_grad_();
+    whole_product(whole, parameters, layout()).backward(cotangent);
+    auto x = parity::part_of_tokens(whole, tp).detach().requires_grad_();
     layer.forward(x, kTokens).backward(part(cotangent));
     SharedGradients(layer, tp).finish();
     parity::expect_parts(layer, parameters);
     parity::expect_tensor(
-        "gradient of x", parity::part_of_tokens(whole.x.grad(), tp), x.grad());
+        "gradient of x", parity::part_of_tokens(whole.grad(), tp), x.grad());
   });
 }
 

@@ -5,7 +5,6 @@
 
 #include <cmath>
 
-#include "echelon/parallel/tensor/shared_gradients.h"
 #include "tests/parallel/tensor/parts.h"
 
 namespace echelon {
@@ -43,22 +42,12 @@ template <class Mlp>
 void expect_formula(const MlpShape& shape, const TensorParallel& parallel) {
   Mlp layer(shape, parallel, "mlp");
   const auto whole = parity::give_parts(layer, kSeed);
-  const auto x_whole = parity::random({3, 5, shape.hidden}, 1).requires_grad_();
-  const auto weights = parity::random({3, 5, shape.hidden}, 2);
-  const auto y_whole = by_formula(layer, x_whole, whole);
-  (y_whole * weights).sum().backward();
-
-  const auto x = parity::part_of_tokens(x_whole.detach(), parallel)
-                     .clone()
-                     .requires_grad_();
-  const auto y = layer.forward(x, 3 * 5);
-  (y * parity::part_of_tokens(weights, parallel)).sum().backward();
-  SharedGradients(layer, parallel).finish();
-  parity::expect_tensor("output", parity::part_of_tokens(y_whole, parallel), y);
-  parity::expect_tensor(
-      "gradient of the input", parity::part_of_tokens(x_whole.grad(), parallel),
-      x.grad());
-  parity::expect_parts(layer, whole);
+  parity::expect_layer(
+      layer, parallel, whole,
+      {.x = parity::random({3, 5, shape.hidden}, 1),
+       .cotangent = parity::random({3, 5, shape.hidden}, 2)},
+      [&](const Tensor& x) { return by_formula(layer, x, whole); },
+      [&](const Tensor& x) { return layer.forward(x, 3 * 5); });
 }
 
 TEST_P(MlpParity, Gelu) {

@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "echelon/parallel/tensor/shared_gradients.h"
 #include "tests/parallel/tensor/parts.h"
 #include "tests/support/error_text.h"
 
@@ -32,19 +31,11 @@ void check(const parity::Way& way, const Plain& plain) {
   on_ranks(way, [&](const TensorParallel& tp) {
     Norm norm(6, kEps, tp);
     const auto whole = parity::give_parts(norm, 1);
-    auto x = random({2, 5, 6}, 2).requires_grad_();
-    const auto cotangent = random({2, 5, 6}, 3);
-    const auto y = plain(x, whole);
-    y.backward(cotangent);
-
-    auto mine = parity::part_of_tokens(x, tp).detach().requires_grad_();
-    const auto own = norm.forward(mine);
-    parity::expect_tensor("y", parity::part_of_tokens(y.detach(), tp), own);
-    own.backward(parity::part_of_tokens(cotangent, tp));
-    SharedGradients(norm, tp).finish();
-    parity::expect_parts(norm, whole);
-    parity::expect_tensor(
-        "gradient of x", parity::part_of_tokens(x.grad(), tp), mine.grad());
+    parity::expect_layer(
+        norm, tp, whole,
+        {.x = random({2, 5, 6}, 2), .cotangent = random({2, 5, 6}, 3)},
+        [&](const Tensor& x) { return plain(x, whole); },
+        [&](const Tensor& x) { return norm.forward(x); });
   });
 }
 

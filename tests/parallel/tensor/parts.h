@@ -1,14 +1,13 @@
 // Layers of which each rank holds a part, against the whole on one device:
 // parameters and gradients by name, in float64.
 //
-//   run_ranks(size, [&](World& world) {
-//     const TensorParallel tp{world.group(), options};
+//   on_ranks(way, [&](const TensorParallel& tp) {
 //     Layer layer(…, tp, "layer");
 //     const auto whole = parity::give_parts(layer, seed);
-//     … the same sum on one device, of whole.at("weight") …; backward
-//     … this rank's part of it …; backward
-//     SharedGradients(layer, tp).finish();
-//     parity::expect_parts(layer, whole);
+//     parity::expect_layer(
+//         layer, tp, whole, {.x = x, .cotangent = cotangent},
+//         [&](const Tensor& x) { … the same of whole.at("weight") … },
+//         [&](const Tensor& x) { return layer.forward(x); });
 //   });
 #pragma once
 
@@ -22,6 +21,7 @@
 
 #include "echelon/comm/world.h"
 #include "echelon/layers/sharded_module.h"
+#include "echelon/parallel/tensor/shared_gradients.h"
 #include "echelon/parallel/tensor/tensor_parallel.h"
 #include "tests/support/parity.h"
 
@@ -139,6 +139,38 @@ inline void expect_tensor(
     const std::string& what, const torch::Tensor& expected,
     const torch::Tensor& actual, double tolerance = kRounding) {
   detail::expect_close(what, expected, actual, 1e-2, tolerance);
+}
+
+/// What goes into a layer, and the gradient of what comes out: both whole.
+struct Whole {
+  torch::Tensor x;
+  torch::Tensor cotangent;
+  /// This rank's part of x and of y; null: part_of_tokens.
+  std::function<torch::Tensor(const torch::Tensor&)> part_of_x = nullptr;
+  std::function<torch::Tensor(const torch::Tensor&)> part_of_y = nullptr;
+};
+
+/// Runs `plain` on one device, and `own` on this rank, forward and backward.
+/// Expects the parts of y, of the gradient of x and of all parameters'.
+template <class Plain, class Own>
+void expect_layer(
+    const torch::nn::Module& layer, const TensorParallel& parallel,
+    const NamedTensors& parameters, const Whole& whole, const Plain& plain,
+    const Own& own, double tolerance = kRounding) {
+  const auto part = [&](const auto& function, const torch::Tensor& tensor) {
+    return function ? function(tensor) : part_of_tokens(tensor, parallel);
+  };
+  const auto x = whole.x.detach().requires_grad_();
+  const auto y = plain(x);
+  y.backward(whole.cotangent);
+  const auto mine =
+      part(whole.part_of_x, whole.x.detach()).clone().requires_grad_();
+  const auto result = own(mine);
+  expect_tensor("y", part(whole.part_of_y, y.detach()), result, tolerance);
+  result.backward(part(whole.part_of_y, whole.cotangent));
+  SharedGradients(layer, parallel).finish();
+  expect_parts(layer, parameters);
+  expect_tensor("gradient of x", part(whole.part_of_x, x.grad()), mine.grad());
 }
 
 }  // namespace echelon::parity

@@ -8,7 +8,6 @@
 
 #include "echelon/counting/meta_mode.h"
 #include "echelon/error.h"
-#include "echelon/parallel/tensor/shared_gradients.h"
 #include "echelon/parallel/tensor/vocab.h"
 #include "tests/parallel/tensor/parts.h"
 #include "tests/support/error_text.h"
@@ -57,19 +56,12 @@ TEST_P(VocabParity, Positions) {
   on_ranks(GetParam(), [](const TensorParallel& tp) {
     PositionEmbedding layer(7, 6, tp);
     const auto whole = parity::give_parts(layer, 1);
-    auto x = random({2, 5, 6}, 2).requires_grad_();
-    const auto cotangent = random({2, 5, 6}, 3);
-    const auto y = x + whole.at("weight").narrow(0, 0, 5);
-    y.backward(cotangent);
-    auto mine = parity::part_of_tokens(x, tp).detach().requires_grad_();
-    const auto own = layer.forward(mine, ids());
-    parity::expect_tensor(
-        "y", parity::part_of_tokens(y.detach(), tp), own, parity::kExact);
-    own.backward(parity::part_of_tokens(cotangent, tp));
-    SharedGradients(layer, tp).finish();
-    parity::expect_parts(layer, whole);
-    parity::expect_tensor(
-        "gradient of x", parity::part_of_tokens(x.grad(), tp), mine.grad());
+    parity::expect_layer(
+        layer, tp, whole,
+        {.x = random({2, 5, 6}, 2), .cotangent = random({2, 5, 6}, 3)},
+        [&](const Tensor& x) { return x + whole.at("weight").narrow(0, 0, 5); },
+        [&](const Tensor& x) { return layer.forward(x, ids()); },
+        parity::kExact);
   });
 }
 
