@@ -26,10 +26,14 @@ using nets::Shared;
 using testing::AllOf;
 using testing::HasSubstr;
 using torch::Tensor;
+using training::all_in_place;
 using training::batch_of;
+using training::expect_parity;
+using training::expect_same_on_all_ranks;
 using training::loss_sum;
 using training::own_part;
 using training::Plan;
+using training::with_ddp;
 using training::with_values;
 
 class Parity : public testing::TestWithParam<Ranks> {};
@@ -38,52 +42,37 @@ INSTANTIATE_TEST_SUITE_P(
     testing::PrintToStringParamName());
 
 TEST_P(Parity, Mlp) {
-  training::expect_parity<Mlp>(GetParam(), {});
+  expect_parity<Mlp>(GetParam(), {});
 }
 TEST_P(Parity, Conv) {
-  training::expect_parity<Conv>(GetParam(), {});
+  expect_parity<Conv>(GetParam(), {});
 }
 TEST_P(Parity, SharedParameters) {
-  training::expect_parity<Shared>(GetParam(), {});
+  expect_parity<Shared>(GetParam(), {});
 }
 TEST_P(Parity, GradientsInOneMemory) {
-  Plan plan;
-  plan.options.in_place_bytes = 1;
-  training::expect_parity<OneMemory>(GetParam(), plan);
+  expect_parity<OneMemory>(GetParam(), {.options = all_in_place()});
 }
 TEST_P(Parity, OneBucket) {
-  Plan plan;
-  plan.options = {};
-  training::expect_parity<Conv>(GetParam(), plan);
+  expect_parity<Conv>(GetParam(), {.options = {}});
 }
 TEST_P(Parity, EveryGradientInPlace) {
-  Plan plan;
-  plan.options.in_place_bytes = 1;
-  training::expect_parity<Conv>(GetParam(), plan);
+  expect_parity<Conv>(GetParam(), {.options = all_in_place()});
 }
 TEST_P(Parity, GradientsSetToZero) {
-  Plan plan;
-  plan.clear = false;
-  training::expect_parity<Conv>(GetParam(), plan);
+  expect_parity<Conv>(GetParam(), {.clear = false});
 }
 TEST_P(Parity, Accumulation) {
-  Plan plan;
-  plan.microbatches = 3;
-  training::expect_parity<Mlp>(GetParam(), plan);
+  expect_parity<Mlp>(GetParam(), {.microbatches = 3});
 }
 TEST_P(Parity, UnevenBatches) {
-  Plan plan;
-  plan.batch = 13;
   const std::vector<std::vector<int64_t>> shares = {
       {13}, {9, 4}, {9, 0, 4}, {1, 2, 3, 7}};
-  plan.shares = shares[GetParam().size - 1];
-  training::expect_parity<Conv>(GetParam(), plan);
+  expect_parity<Conv>(
+      GetParam(), {.batch = 13, .shares = shares[GetParam().size - 1]});
 }
 TEST_P(Parity, UnevenBatchesWithAccumulation) {
-  Plan plan;
-  plan.batch = 13;
-  plan.microbatches = 2;
-  training::expect_parity<Mlp>(GetParam(), plan);
+  expect_parity<Mlp>(GetParam(), {.microbatches = 2, .batch = 13});
 }
 
 // Two ranks with equal shares: each element is (a + b) / 2 in both runs, if the
@@ -178,9 +167,8 @@ TORCH_MODULE(Pass);
 TEST(Ddp, AllParametersUnusedOnOneRank) {
   run_ranks(2, [](World& world) {
     auto net = with_values(Pass(), 3);
-    DistributedDataParallelOptions options;
-    options.find_unused_parameters = true;
-    DistributedDataParallel<Pass> ddp(net, world.group(), options);
+    DistributedDataParallel<Pass> ddp(
+        net, world.group(), {.find_unused_parameters = true});
     const Tensor x = parity::random({2, 6}, 1).requires_grad_();
     ddp(x, world.rank() == 1).sum().backward();
     auto alone = with_values(Pass(), 3);
@@ -192,9 +180,7 @@ TEST(Ddp, AllParametersUnusedOnOneRank) {
 
 TEST(Ddp, MissingGradientsAreNamedInTheSameStep) {
   const auto error = error_text<ConfigError>([] {
-    run_ranks(2, [](World& world) {
-      auto net = with_values(Branch(), 3);
-      DistributedDataParallel<Branch> ddp(net, world.group());
+    with_ddp<Branch>(2, [](World& world, Branch& net, auto& ddp) {
       ddp(parity::random({2, 6}, 1), true).sum().backward();
     });
   });
@@ -209,11 +195,7 @@ TEST(Ddp, MissingGradientsAreNamedInTheSameStep) {
 // The same while other buckets are being reduced.
 TEST(Ddp, MissingGradientWhileBucketsAreReduced) {
   const auto error = error_text<ConfigError>([] {
-    run_ranks(2, [](World& world) {
-      auto net = with_values(Branch(), 3);
-      DistributedDataParallelOptions options;
-      options.in_place_bytes = 1;
-      DistributedDataParallel<Branch> ddp(net, world.group(), options);
+    with_ddp<Branch>(2, {.in_place_bytes = 1}, [](World&, Branch&, auto& ddp) {
       ddp(parity::random({2, 6}, 1), true).sum().backward();
     });
   });
@@ -238,9 +220,7 @@ TEST_P(Parity, FrozenParameters) {
 
 // A discriminator is frozen while its generator trains.
 TEST(Ddp, ParametersFrozenForSomeSteps) {
-  run_ranks(2, [](World& world) {
-    auto net = with_values(Mlp(), 3);
-    DistributedDataParallel<Mlp> ddp(net, world.group());
+  with_ddp<Mlp>(2, [](World& world, Mlp& net, auto& ddp) {
     const auto freeze = [&](bool frozen) {
       for (auto& parameter : net->parameters()) {
         parameter.set_requires_grad(!frozen);
@@ -254,25 +234,19 @@ TEST(Ddp, ParametersFrozenForSomeSteps) {
     EXPECT_FALSE(net->fc1->weight.grad().defined());
     freeze(false);
     ddp(x).sum().backward();
-    Tensor gradient = net->fc1->weight.grad().clone();
-    world.group().broadcast(gradient, 0).wait();
-    EXPECT_TRUE(gradient.equal(net->fc1->weight.grad()));
+    expect_same_on_all_ranks(world, net->fc1->weight.grad());
   });
 }
 
 TEST(Ddp, SomeParametersFrozenLater) {
-  run_ranks(2, [](World& world) {
-    auto net = with_values(Mlp(), 3);
-    DistributedDataParallel<Mlp> ddp(net, world.group(), Plan().options);
+  with_ddp<Mlp>(2, Plan().options, [](World& world, Mlp& net, auto& ddp) {
     net->fc2->weight.set_requires_grad(false);
     for (int step = 0; step < 2; ++step) {
       net->zero_grad();
       ddp(parity::random({2, 6}, world.rank())).sum().backward();
       for (const auto& item : net->named_parameters()) {
         if (!item.value().requires_grad()) continue;
-        Tensor first = item.value().grad().clone();
-        world.group().broadcast(first, 0).wait();
-        EXPECT_TRUE(first.equal(item.value().grad())) << item.key();
+        expect_same_on_all_ranks(world, item.value().grad(), item.key());
       }
     }
   });
@@ -294,9 +268,7 @@ TEST(Ddp, UnfrozenAfterWrappingIsAnError) {
 // -------------------------------------------------------------------- buffers
 
 TEST(Ddp, BuffersComeFromRankZero) {
-  run_ranks(3, [](World& world) {
-    auto net = with_values(Norm(), 3);
-    DistributedDataParallel<Norm> ddp(net, world.group());
+  with_ddp<Norm>(3, [](World& world, Norm& net, auto& ddp) {
     net->norm->running_mean.fill_(world.rank());
     net->norm->num_batches_tracked.fill_(10 * world.rank());
     const Tensor x = parity::random({4, 6}, world.rank());
@@ -309,9 +281,8 @@ TEST(Ddp, BuffersComeFromRankZero) {
     ddp(x);
     EXPECT_EQ(net->norm->running_mean[0].item<double>(), world.rank());
     net->train();
-    DistributedDataParallelOptions keep;
-    keep.broadcast_buffers = false;
-    DistributedDataParallel<Norm> own(net, world.group(), keep);
+    DistributedDataParallel<Norm> own(
+        net, world.group(), {.broadcast_buffers = false});
     net->norm->num_batches_tracked.fill_(10 * world.rank());
     own(x).sum().backward();
     EXPECT_EQ(
@@ -323,7 +294,7 @@ TEST_P(Parity, SyncBatchNormByOption) {
   Plan plan;
   plan.batch = 13;
   plan.options.sync_batch_norm = true;
-  training::expect_parity<Norm>(GetParam(), plan, 1e-11);
+  expect_parity<Norm>(GetParam(), plan, 1e-11);
 }
 
 // ---------------------------------------------------------------- construction
@@ -373,11 +344,9 @@ TEST(Ddp, NothingToTrainIsAnError) {
 // -------------------------------------------------------------------- buckets
 
 TEST(Ddp, BucketsFollowTheOrderOfTheFirstBackward) {
-  run_ranks(2, [](World& world) {
-    auto net = with_values(Mlp(), 3);
-    DistributedDataParallelOptions options{
-        .bucket_bytes = 1, .first_bucket_bytes = 1};
-    DistributedDataParallel<Mlp> ddp(net, world.group(), options);
+  const DistributedDataParallelOptions options{
+      .bucket_bytes = 1, .first_bucket_bytes = 1};
+  with_ddp<Mlp>(2, options, [](World& world, Mlp& net, auto& ddp) {
     const std::vector<std::vector<std::string>> reverse = {
         {"fc3.bias"},   {"fc3.weight"}, {"fc2.bias"},
         {"fc2.weight"}, {"fc1.bias"},   {"fc1.weight"}};
@@ -397,9 +366,7 @@ TEST(Ddp, BucketsFollowTheOrderOfTheFirstBackward) {
 
 // Nothing is copied back, and steps allocate no new buffer.
 TEST(Ddp, SmallGradientsAreInTheirBucket) {
-  run_ranks(2, [](World& world) {
-    auto net = with_values(Mlp(), 3);
-    DistributedDataParallel<Mlp> ddp(net, world.group());
+  with_ddp<Mlp>(2, [](World& world, Mlp& net, auto& ddp) {
     const void* memory = nullptr;
     for (int step = 0; step < 3; ++step) {
       net->zero_grad();
@@ -462,9 +429,7 @@ TEST(Ddp, AHeldGradientSetToZeroGetsEachMean) {
             .sum()
             .backward();
         const Tensor gradient = net->fc1->weight.grad();
-        Tensor first = gradient.clone();
-        world.group().broadcast(first, 0).wait();
-        EXPECT_TRUE(gradient.equal(first)) << step;
+        expect_same_on_all_ranks(world, gradient, std::to_string(step));
         if (step == 0) held = gradient;
         EXPECT_TRUE(held.equal(gradient)) << step;
         EXPECT_EQ(held.data_ptr(), gradient.data_ptr()) << step;
@@ -474,9 +439,7 @@ TEST(Ddp, AHeldGradientSetToZeroGetsEachMean) {
 }
 
 TEST(Ddp, AGradientInUserMemoryGetsTheMean) {
-  run_ranks(2, [](World& world) {
-    auto net = with_values(Mlp(), 3);
-    DistributedDataParallel<Mlp> ddp(net, world.group());
+  with_ddp<Mlp>(2, [](World& world, Mlp& net, auto& ddp) {
     Tensor& weight = net->fc1->weight;
     const Tensor memory = torch::zeros({weight.numel()}, weight.dtype());
     for (int step = 0; step < 3; ++step) {
@@ -487,18 +450,14 @@ TEST(Ddp, AGradientInUserMemoryGetsTheMean) {
           .square()
           .sum()
           .backward();
-      Tensor first = memory.clone();
-      world.group().broadcast(first, 0).wait();
-      EXPECT_TRUE(memory.equal(first)) << step;
+      expect_same_on_all_ranks(world, memory, std::to_string(step));
       EXPECT_GT(memory.abs().max().item<double>(), 0) << step;
     }
   });
 }
 
 TEST(Ddp, AGradientWithAGraphKeepsIt) {
-  run_ranks(2, [](World& world) {
-    auto net = with_values(Mlp(), 3);
-    DistributedDataParallel<Mlp> ddp(net, world.group());
+  with_ddp<Mlp>(2, [](World& world, Mlp& net, auto& ddp) {
     const Tensor x = parity::random({2, 6}, world.rank());
     ddp(x).square().sum().backward(
         {}, /*retain_graph=*/true, /*create_graph=*/true);
@@ -509,18 +468,14 @@ TEST(Ddp, AGradientWithAGraphKeepsIt) {
 }
 
 TEST(Ddp, SharedParametersAreReducedOnce) {
-  run_ranks(2, [](World& world) {
-    auto net = with_values(Shared(), 3);
-    DistributedDataParallel<Shared> ddp(net, world.group());
+  with_ddp<Shared>(2, [](World& world, Shared& net, auto& ddp) {
     EXPECT_EQ(ddp.buckets().size(), 1u);
     EXPECT_EQ(ddp.buckets()[0].size(), 4u);  // in, out, one weight, one bias
   });
 }
 
 TEST(Ddp, EveryBucketIsInTheHistoryWithItsLabel) {
-  run_ranks(2, [](World& world) {
-    auto net = with_values(Conv(), 3);
-    DistributedDataParallel<Conv> ddp(net, world.group(), Plan().options);
+  with_ddp<Conv>(2, Plan().options, [](World& world, Conv& net, auto& ddp) {
     const auto steps = [&] { ddp(parity::random({2, 6}, 1)).sum().backward(); };
     steps();  // the buckets are rebuilt after the first
     const auto before = world.history().count();
@@ -552,9 +507,7 @@ TEST(Ddp, AGroupOfOneSendsNothing) {
 }
 
 TEST(Ddp, NoSyncSendsNothing) {
-  run_ranks(2, [](World& world) {
-    auto net = with_values(Mlp(), 3);
-    DistributedDataParallel<Mlp> ddp(net, world.group());
+  with_ddp<Mlp>(2, [](World& world, Mlp& net, auto& ddp) {
     const Tensor x = parity::random({2, 6}, world.rank());
     const auto before = world.history().count();
     {
@@ -588,30 +541,25 @@ TEST(Ddp, WrapsReferencesSharedPointersHoldersAndSequentials) {
   run_ranks(2, [](World& world) {
     const Group& group = world.group();
     const Tensor x = parity::random({2, 6}, world.rank());
-    const auto expect_reduced = [&](const Tensor& gradient) {
-      Tensor first = gradient.clone();
-      group.broadcast(first, 0).wait();
-      EXPECT_TRUE(first.equal(gradient));
-    };
     TupleNet on_the_stack;
     parity::give_values(on_the_stack, 3);
     DistributedDataParallel by_reference(on_the_stack, group);
     auto [y, more] = by_reference(x, 2);
     (y.sum() + more[1].sum()).backward();
-    expect_reduced(on_the_stack.fc->weight.grad());
+    expect_same_on_all_ranks(world, on_the_stack.fc->weight.grad());
 
     auto shared = std::make_shared<nets::MlpImpl>();
     parity::give_values(*shared, 3);
     DistributedDataParallel by_pointer(shared, group);
     by_pointer(x).sum().backward();
-    expect_reduced(by_pointer->fc1->weight.grad());
+    expect_same_on_all_ranks(world, by_pointer->fc1->weight.grad());
 
     torch::nn::Sequential sequential(
         torch::nn::Linear(6, 3), torch::nn::Tanh(), torch::nn::Linear(3, 2));
     parity::give_values(*sequential, 3);
     DistributedDataParallel by_holder(sequential, group);
     by_holder(x).sum().backward();
-    expect_reduced(by_holder->parameters()[0].grad());
+    expect_same_on_all_ranks(world, by_holder->parameters()[0].grad());
   });
 }
 
@@ -629,9 +577,7 @@ TEST(Ddp, GradientPenalty) {
   const Tensor x = parity::random({4, 6}, 1);
   auto expected = with_values(Mlp(), 3);
   loss_of(expected, x).backward();
-  run_ranks(2, [&](World& world) {
-    auto net = with_values(Mlp(), 3);
-    DistributedDataParallel<Mlp> ddp(net, world.group());
+  with_ddp<Mlp>(2, [&](World& world, Mlp& net, auto& ddp) {
     for (int step = 0; step < 2; ++step) {
       net->zero_grad();
       // fc3.bias has no part in the penalty, but in y.
@@ -649,9 +595,7 @@ TEST(Ddp, SeveralBackwardsAddUp) {
   const Tensor x = parity::random({4, 6}, 1), z = parity::random({4, 6}, 2);
   auto expected = with_values(Mlp(), 3);
   (expected(x).square().mean() + expected(z).square().mean()).backward();
-  run_ranks(2, [&](World& world) {
-    auto net = with_values(Mlp(), 3);
-    DistributedDataParallel<Mlp> ddp(net, world.group());
+  with_ddp<Mlp>(2, [&](World& world, Mlp& net, auto& ddp) {
     const auto part = [&](const Tensor& t) {
       return t.narrow(0, 2 * world.rank(), 2);
     };
@@ -665,9 +609,7 @@ TEST(Ddp, SeveralBackwardsAddUp) {
 
 // The step after one that failed on every rank is not affected by it.
 TEST(Ddp, RecoversFromAnExceptionInBackward) {
-  run_ranks(2, [](World& world) {
-    auto net = with_values(Mlp(), 3);
-    DistributedDataParallel<Mlp> ddp(net, world.group(), Plan().options);
+  with_ddp<Mlp>(2, Plan().options, [](World& world, Mlp& net, auto& ddp) {
     const Tensor x = parity::random({2, 6}, world.rank());
     {
       const Tensor h = torch::tanh(net->fc1(x));
@@ -679,9 +621,7 @@ TEST(Ddp, RecoversFromAnExceptionInBackward) {
     net->zero_grad();
     ddp(x).sum().backward();
     for (const auto& item : net->named_parameters()) {
-      Tensor first = item.value().grad().clone();
-      world.group().broadcast(first, 0).wait();
-      EXPECT_TRUE(first.equal(item.value().grad())) << item.key();
+      expect_same_on_all_ranks(world, item.value().grad(), item.key());
     }
   });
 }
@@ -689,11 +629,7 @@ TEST(Ddp, RecoversFromAnExceptionInBackward) {
 // An exception that leaves a rank while buckets are reduced is the job's error.
 TEST(Ddp, ExceptionInBackwardEndsTheJob) {
   const auto error = error_text<Error>([] {
-    run_ranks(2, [](World& world) {
-      auto net = with_values(Mlp(), 3);
-      DistributedDataParallelOptions options;
-      options.in_place_bytes = 1;
-      DistributedDataParallel<Mlp> ddp(net, world.group(), options);
+    with_ddp<Mlp>(2, {.in_place_bytes = 1}, [](World& world, Mlp&, auto& ddp) {
       Tensor x = parity::random({2, 6}, world.rank()).requires_grad_();
       const Tensor h = torch::tanh(x);
       if (world.rank() == 1) {
@@ -721,9 +657,7 @@ TEST(Ddp, SparseGradientIsAnError) {
 
 TEST(Ddp, ABatchWithoutSamplesIsAnError) {
   const auto error = error_text<DataError>([] {
-    run_ranks(2, [](World& world) {
-      auto net = with_values(Mlp(), 3);
-      DistributedDataParallel<Mlp> ddp(net, world.group());
+    with_ddp<Mlp>(2, [](World& world, Mlp& net, auto& ddp) {
       ddp.global_mean(ddp(parity::random({0, 6}, 1)).sum(), 0);
     });
   });

@@ -70,45 +70,42 @@ TEST_P(Round, SeveralPassesEqualOneDevice) {
 }
 
 TEST(ReductionRound, AMissingGradientIsAnErrorAtItsEnd) {
-  run_ranks(2, [](World& world) {
-    auto net = training::with_values(Mlp(), 3);
-    DistributedDataParallel<Mlp> ddp(net, world.group(), Plan().options);
-    const auto guard = ddp.no_sync();
-    ddp.begin_reduction();
-    const auto loss = ddp(parity::random({2, 6}, 1)).sum();
-    torch::autograd::backward(
-        {loss}, {}, false, false, parameters_of(*net->fc3));
-    EXPECT_THAT(
-        error_text<ConfigError>([&] { ddp.finish_reduction(); }),
-        HasSubstr("4 of 6 parameters got no gradient"));
-  });
+  training::with_ddp<Mlp>(
+      2, Plan().options, [](World& world, Mlp& net, auto& ddp) {
+        const auto guard = ddp.no_sync();
+        ddp.begin_reduction();
+        const auto loss = ddp(parity::random({2, 6}, 1)).sum();
+        torch::autograd::backward(
+            {loss}, {}, false, false, parameters_of(*net->fc3));
+        EXPECT_THAT(
+            error_text<ConfigError>([&] { ddp.finish_reduction(); }),
+            HasSubstr("4 of 6 parameters got no gradient"));
+      });
 }
 
 TEST(ReductionRound, AGradientThatComesTwiceIsAnError) {
-  run_ranks(2, [](World& world) {
-    auto net = training::with_values(Mlp(), 3);
-    DistributedDataParallel<Mlp> ddp(net, world.group(), Plan().options);
-    const auto guard = ddp.no_sync();
-    const Tensor x = parity::random({2, 6}, 1);
-    ddp.begin_reduction();
-    ddp(x).sum().backward();
-    EXPECT_THROW(ddp(x).sum().backward(), ConfigError);
-  });
+  training::with_ddp<Mlp>(
+      2, Plan().options, [](World& world, Mlp& net, auto& ddp) {
+        const auto guard = ddp.no_sync();
+        const Tensor x = parity::random({2, 6}, 1);
+        ddp.begin_reduction();
+        ddp(x).sum().backward();
+        EXPECT_THROW(ddp(x).sum().backward(), ConfigError);
+      });
 }
 
 TEST(ReductionRound, TheNextStepIsAnOrdinaryOne) {
-  run_ranks(2, [](World& world) {
-    auto net = training::with_values(Mlp(), 3);
-    DistributedDataParallel<Mlp> ddp(net, world.group(), Plan().options);
-    const Tensor x = parity::random({2, 6}, world.rank());
-    ddp.begin_reduction();
-    ddp(x).sum().backward();
-    ddp.finish_reduction();
-    const Tensor first = net->fc1->weight.grad().clone();
-    net->zero_grad();
-    ddp(x).sum().backward();
-    EXPECT_TRUE(first.equal(net->fc1->weight.grad()));
-  });
+  training::with_ddp<Mlp>(
+      2, Plan().options, [](World& world, Mlp& net, auto& ddp) {
+        const Tensor x = parity::random({2, 6}, world.rank());
+        ddp.begin_reduction();
+        ddp(x).sum().backward();
+        ddp.finish_reduction();
+        const Tensor first = net->fc1->weight.grad().clone();
+        net->zero_grad();
+        ddp(x).sum().backward();
+        EXPECT_TRUE(first.equal(net->fc1->weight.grad()));
+      });
 }
 
 }  // namespace reduction_round_test

@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <numeric>
+#include <string>
 #include <vector>
 
 #include "echelon/comm/differentiable.h"
@@ -132,6 +133,37 @@ template <class Net>
 Net with_values(Net net, uint64_t seed) {
   parity::give_values(*net, seed);
   return net;
+}
+
+/// The plan's options, with each gradient reduced in its place.
+inline DistributedDataParallelOptions all_in_place() {
+  auto options = Plan().options;
+  options.in_place_bytes = 1;
+  return options;
+}
+
+/// Calls body(world, net, ddp) on each of `size` ranks: a network of the same
+/// values everywhere, and its wrapper.
+template <class Net, class Body>
+void with_ddp(
+    int size, const DistributedDataParallelOptions& options, const Body& body) {
+  run_ranks(size, [&](World& world) {
+    auto net = with_values(Net(), 3);
+    DistributedDataParallel<Net> ddp(net, world.group(), options);
+    body(world, net, ddp);
+  });
+}
+template <class Net, class Body>
+void with_ddp(int size, const Body& body) {
+  with_ddp<Net>(size, {}, body);
+}
+
+/// Expects what rank 0 has.
+inline void expect_same_on_all_ranks(
+    World& world, const torch::Tensor& tensor, const std::string& name = "") {
+  torch::Tensor first = tensor.detach().clone();
+  world.group().broadcast(first, 0).wait();
+  EXPECT_TRUE(first.equal(tensor)) << name;
 }
 
 /// Trains `Net` both ways; ranks other than 0 start from other values.
