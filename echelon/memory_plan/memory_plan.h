@@ -1,7 +1,7 @@
 // The memory that each rank of a job holds at its fullest moment, by kind, and
 // the traffic of a step, found by walking a step's events without running it.
 //
-//   const MemoryModel model = count_memory(job, source);    // count_memory.h
+//   const MemoryModel model = count_memory(job, source);    // count_job.h
 //   const MemoryPlan plan = plan_memory(model, job);
 //   plan.ranks[0].peak[MemoryKind::activations];
 //

@@ -24,8 +24,7 @@
 #include "echelon/memory_plan/memory_plan_text.h"
 #include "echelon/text/format.h"
 #include "echelon/train/sample.h"
-#include "echelon/train/strategies/count_memory.h"
-#include "echelon/train/strategies/counted_shape.h"
+#include "echelon/train/strategies/count_job.h"
 #include "echelon/train/trainer.h"
 #include "echelon/train/verify.h"
 

@@ -8,7 +8,7 @@
 
 #include "echelon/error.h"
 #include "echelon/text/format.h"
-#include "echelon/train/strategies/count_memory.h"
+#include "echelon/train/strategies/count_job.h"
 
 namespace echelon {
 namespace {

@@ -1,21 +1,120 @@
 #include "echelon/train/report_writer.h"
 
+#include <torch/types.h>
+
 #include <algorithm>
 #include <cstdio>
+#include <cstring>
+#include <exception>
 #include <map>
+#include <nlohmann/json.hpp>
+#include <utility>
 
+#include "echelon/cost/counted_model.h"
 #include "echelon/counting/meta_mode.h"
+#include "echelon/error.h"
 #include "echelon/job/pipeline_schedule.h"
 #include "echelon/layers/sharded_module.h"
+#include "echelon/predict/counted_layers.h"
+#include "echelon/predict/predict_run.h"
 #include "echelon/report/report.h"
 #include "echelon/text/format.h"
+#include "echelon/text/text_file.h"
 #include "echelon/timeline/chrome_trace.h"
 #include "echelon/timeline/recorder.h"
-#include "echelon/train/gather_spans.h"
+#include "echelon/timeline/timeline.h"
+#include "echelon/train/strategies/count_job.h"
 #include "echelon/train/strategies/objective.h"
 
 namespace echelon {
 namespace {
+
+using nlohmann::json;
+
+std::vector<uint8_t> to_bytes(const RankSpans& spans) {
+  json rows = json::array();
+  for (const auto& s : spans.spans) {
+    rows.push_back(json::array(
+        {s.begin_ns, s.end_ns, static_cast<int>(s.kind), s.track, s.name,
+         s.step, s.bytes, s.axis}));
+  }
+  json samples = json::array();
+  for (const auto& sample : spans.memory.samples) {
+    samples.push_back(json::array({sample.time_ns, sample.memory.bytes}));
+  }
+  return json::to_msgpack(json::array(
+      {spans.rank_name, spans.clock_offset_ns, std::move(rows),
+       std::move(samples), spans.memory.planned_bytes,
+       spans.memory.limit_bytes}));
+}
+
+RankSpans from_bytes(int rank, const uint8_t* bytes, size_t size) {
+  const json all = json::from_msgpack(bytes, bytes + size);
+  RankSpans result;
+  result.rank = rank;
+  result.rank_name = all.at(0).get<std::string>();
+  result.clock_offset_ns = all.at(1).get<int64_t>();
+  for (const auto& row : all.at(2)) {
+    Span span;
+    span.rank = rank;
+    span.begin_ns = row.at(0).get<int64_t>();
+    span.end_ns = row.at(1).get<int64_t>();
+    span.kind = static_cast<SpanKind>(row.at(2).get<int>());
+    span.track = row.at(3).get<std::string>();
+    span.name = row.at(4).get<std::string>();
+    span.step = row.at(5).get<int64_t>();
+    span.bytes = row.at(6).get<int64_t>();
+    span.axis = row.at(7).get<std::string>();
+    result.spans.push_back(std::move(span));
+  }
+  for (const auto& row : all.at(3)) {
+    MemorySample sample{.time_ns = row.at(0).get<int64_t>()};
+    sample.memory.bytes = row.at(1).get<decltype(sample.memory.bytes)>();
+    result.memory.samples.push_back(sample);
+  }
+  result.memory.planned_bytes = all.at(4).get<int64_t>();
+  result.memory.limit_bytes = all.at(5).get<int64_t>();
+  return result;
+}
+
+void send(World& world, const RankSpans& spans) {
+  const auto bytes = to_bytes(spans);
+  const auto size = static_cast<int64_t>(bytes.size());
+  auto message = torch::empty({size}, torch::kUInt8);
+  std::memcpy(message.data_ptr(), bytes.data(), bytes.size());
+  const Call call{.label = "spans"};
+  world.group().send(
+      torch::full({1}, size, torch::kInt64).to(world.device()), 0, 0, call);
+  world.group().send(message.to(world.device()), 0, 0, call);
+}
+
+RankSpans receive(World& world, int rank) {
+  const Call call{.label = "spans"};
+  auto size =
+      torch::zeros({1}, torch::dtype(torch::kInt64).device(world.device()));
+  world.group().recv(size, rank, 0, call);
+  auto message = torch::empty(
+      {size.item<int64_t>()},
+      torch::dtype(torch::kUInt8).device(world.device()));
+  world.group().recv(message, rank, 0, call);
+  message = message.cpu();
+  return from_bytes(
+      rank, message.data_ptr<uint8_t>(), static_cast<size_t>(message.numel()));
+}
+
+// Every rank calls this. Rank 0 gets the spans of all ranks, by rank, through
+// the world's group, so that the hosts of a job need no shared folder.
+std::vector<RankSpans> gather_spans(World& world, RankSpans own) {
+  if (world.rank() != 0) {
+    send(world, own);
+    return {};
+  }
+  std::vector<RankSpans> all = {std::move(own)};
+  for (int rank = 1; rank < world.size(); ++rank) {
+    all.push_back(receive(world, rank));
+  }
+  return all;
+}
 
 std::string rank_name(const World& world) {
   return format("rank {} ({})", world.rank(), world.device().str());
@@ -36,12 +135,6 @@ std::string grouped(int64_t number) {
   for (int64_t i = static_cast<int64_t>(text.size()) - 3; i > 0; i -= 3) {
     text.insert(static_cast<size_t>(i), 1, ' ');
   }
-  return text;
-}
-
-std::string number_text(double value) {
-  char text[32];
-  std::snprintf(text, sizeof(text), "%g", value);
   return text;
 }
 
@@ -70,21 +163,19 @@ std::string sharding_text(const Job& job) {
 
 // "3, training waited 0.04 s for them, 0.1 % of its time"
 std::string checkpoints_text(const RunSummary& summary) {
-  char text[96];
-  std::snprintf(
-      text, sizeof(text),
-      "%lld, training waited %.2g s for them, %.1f %% of its time",
-      static_cast<long long>(summary.checkpoints), summary.checkpoint_seconds,
+  return format(
+      "{}, training waited {:.2g} s for them, {:.1f} % of its time",
+      summary.checkpoints, summary.checkpoint_seconds,
       summary.seconds > 0 ? 100 * summary.checkpoint_seconds / summary.seconds
                           : 0.0);
-  return text;
 }
 
-std::vector<std::pair<std::string, std::string>>
-facts(const Job& job, const World& world, const RunSummary& summary) {
+std::vector<std::pair<std::string, std::string>> facts(
+    const Job& job, const ModelSource& source, const World& world,
+    const RunSummary& summary) {
   std::vector<std::pair<std::string, std::string>> list;
   list.emplace_back("Model", job.model.name);
-  list.emplace_back("Parameters", grouped(summary.num_parameters));
+  list.emplace_back("Parameters", grouped(source.num_parameters()));
   list.emplace_back("Data", job.data.name);
   list.emplace_back("Layout", to_string(job.layout));
   if (job.layout.pp > 1) {
@@ -108,8 +199,9 @@ facts(const Job& job, const World& world, const RunSummary& summary) {
   list.emplace_back("Device", world.device().str());
   list.emplace_back("Global batch", std::to_string(job.train.batch));
   list.emplace_back(
-      "Optimizer", job.optimizer.name + ", learning rate " +
-                       number_text(job.optimizer.learning_rate));
+      "Optimizer", format(
+                       "{}, learning rate {:g}", job.optimizer.name,
+                       job.optimizer.learning_rate));
   list.emplace_back("Precision", precision_text(job));
   list.emplace_back("Seed", std::to_string(job.train.seed));
   if (!summary.resumed.empty()) {
@@ -145,7 +237,91 @@ Shard shard_of(
                                : found->second.shard;
 }
 
+JobFacts facts_of(const ModelSource& source) {
+  JobFacts facts;
+  facts.data.sample_shape = source.sample.input_shape;
+  facts.classes = source.classes;
+  facts.num_parameters = source.num_parameters();
+  return facts;
+}
+
+// One rank alone calls it. Throws nothing for what cannot be predicted: the
+// result says why.
+StepPrediction predict_run_here(
+    const Job& job, const ModelSource& source, const World& world,
+    const RunLayers& layers) {
+  // The simulator knows the links within a host, but not those between hosts.
+  if (world.local_size() != world.size()) {
+    return {
+        .missing =
+            "The links between the hosts of this run are not known, so that "
+            "nothing is predicted. `echelon explain RUN --cluster FILE` takes "
+            "a file that says them."};
+  }
+  const RunCluster here = cluster_of_run(world.size(), world.device().is_cpu());
+  if (!here.cluster) return {.missing = here.missing};
+  if (!layers.missing.empty()) return {.missing = layers.missing};
+  try {
+    const Configured what =
+        layers.counted ? configured_as_counted(*layers.counted, job, job)
+                       : configured(job, facts_of(source));
+    return predict_step(what, *here.cluster);
+  } catch (const std::exception& error) {  // it must not end the report
+    return {.missing = std::string("Nothing is predicted: ") + error.what()};
+  }
+}
+
+RunLayers layers_of_run(
+    const Job& job, const ModelSource& source, const World& world,
+    bool own_layers) {
+  RunLayers layers;
+  if (!job.model.devices.empty()) {
+    layers.missing =
+        "Nothing is predicted: [model] devices: a rank with several devices is "
+        "not simulated";
+    return layers;
+  }
+  if (!counts_layers(job.layout, world.device().is_cpu(), own_layers))
+    return layers;
+  if (job.layout.tp > 1) {
+    layers.missing =
+        "Nothing is predicted: a program's own layers are counted, and what "
+        "ranks of tp send inside of them is not";
+    return layers;
+  }
+  try {
+    layers.counted = counted_shape(job, source);
+  } catch (const std::exception& error) {  // it must not end the run
+    layers.missing = std::string("Nothing is predicted: ") + error.what();
+  }
+  return layers;
+}
+
+void save_layers(const RunLayers& layers, const std::filesystem::path& folder) {
+  const auto path = folder / kCountedLayersFile;
+  try {
+    if (layers.counted) {
+      write_file_atomically(path, counted_model_json(*layers.counted));
+    } else {
+      std::filesystem::remove(path);
+    }
+  } catch (const std::exception& error) {
+    std::fprintf(
+        stderr,
+        "warning: %s; `echelon explain` will take formulas for the layers\n",
+        error.what());
+  }
+}
+
 }  // namespace
+
+RunLayers count_run_layers(
+    const Job& job, const ModelSource& source, const World& world,
+    bool own_layers, const std::filesystem::path& folder) {
+  RunLayers layers = layers_of_run(job, source, world, own_layers);
+  save_layers(layers, folder);
+  return layers;
+}
 
 TensorShards describe_shards(const Job& job, const ModelSource& source) {
   const int ranks = static_cast<int>(job.layout.tp);
@@ -178,8 +354,9 @@ TensorShards describe_shards(const Job& job, const ModelSource& source) {
 }
 
 void write_run_report(
-    const Job& job, World& world, const std::filesystem::path& folder,
-    std::vector<Span> spans, const RunSummary& summary) {
+    const Job& job, const ModelSource& source, World& world,
+    const std::filesystem::path& folder, std::vector<Span> spans,
+    const RunSummary& summary) {
   auto ranks = gather_spans(
       world, {.rank = world.rank(),
               .rank_name = rank_name(world),
@@ -189,14 +366,14 @@ void write_run_report(
   if (world.rank() != 0) return;
   ReportInput input;
   input.title = job.model.name + " on " + job.data.name;
-  input.facts = facts(job, world, summary);
+  input.facts = facts(job, source, world, summary);
   input.metrics = summary.steps;
   input.evaluations = summary.evaluations;
   input.timeline = merge_spans(std::move(ranks), input.title);
-  input.tensor = summary.tensor;
+  input.tensor = describe_shards(job, source);
   input.total_seconds = summary.seconds;
   input.outcome = summary.outcome;
-  if (summary.predict) input.prediction = summary.predict();
+  input.prediction = predict_run_here(job, source, world, summary.layers);
   write_chrome_trace(folder / "timeline.json", input.timeline);
   write_report(folder / "report.html", input);
 }

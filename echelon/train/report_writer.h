@@ -1,15 +1,16 @@
-// Writes what a run leaves behind: the ranks' timeline and the report page.
+// Writes what a run leaves behind: its counted layers, the ranks' timeline and
+// the report page.
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
-#include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "echelon/comm/world.h"
+#include "echelon/cost/model_shape.h"
 #include "echelon/job/job.h"
-#include "echelon/report/prediction_section.h"
 #include "echelon/report/tensor_shards.h"
 #include "echelon/timeline/metrics.h"
 #include "echelon/timeline/timeline.h"
@@ -17,13 +18,28 @@
 
 namespace echelon {
 
+/// The layers that the prediction of a run on this machine uses.
+struct RunLayers {
+  std::optional<ModelShape> counted;  // empty: formulas stand for them
+  std::string missing;                // why there is no prediction; else empty
+};
+
+/// Counts the layers (count_job.h) where counts_layers
+/// (predict/counted_layers.h) says so, and writes them into the run's folder,
+/// for `echelon explain`; without any, removes those of an earlier start of the
+/// run. One rank alone may call it. Throws nothing: the result says why nothing
+/// was counted, and a file that cannot be written is a warning.
+///
+///   own_layers  the model is a program's, not the configuration's
+RunLayers count_run_layers(
+    const Job& job, const ModelSource& source, const World& world,
+    bool own_layers, const std::filesystem::path& folder);
+
 struct RunSummary {
   double seconds = 0;
   std::vector<StepMetrics> steps;  // rank 0
   std::vector<EvaluationMetrics> evaluations;
-  int64_t num_parameters = 0;
   std::vector<std::string> partition;  // ParallelModel::describe()
-  TensorShards tensor;                 // of rank 0's group
   RankMemory memory;                   // of this rank; may be empty
   int64_t skipped = 0;                 // samples left out
   int64_t skipped_steps = 0;           // whose gradients overflowed
@@ -31,14 +47,15 @@ struct RunSummary {
   int64_t checkpoints = 0;             // that were begun
   double checkpoint_seconds = 0;       // that training waited for them
   std::string resumed;                 // "step 69 (dp=2)"; empty: it was not
-  std::function<StepPrediction()> predict;  // called by rank 0; may be empty
+  RunLayers layers;                    // rank 0
 };
 
-/// Gathers the ranks' spans and writes timeline.json and report.html into
-/// `folder`. Every rank of the world calls this.
+/// Gathers the ranks' spans and writes timeline.json and report.html, with a
+/// prediction of the step, into `folder`. Every rank of the world calls this.
 void write_run_report(
-    const Job& job, World& world, const std::filesystem::path& folder,
-    std::vector<Span> spans, const RunSummary& summary);
+    const Job& job, const ModelSource& source, World& world,
+    const std::filesystem::path& folder, std::vector<Span> spans,
+    const RunSummary& summary);
 
 /// What each rank of a tensor-parallel group holds of each parameter. Builds
 /// the layers of all ranks, one at a time and on the meta device; nothing is

@@ -8,7 +8,6 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
-#include <sstream>
 
 #include "echelon/architecture/parameter_list.h"
 #include "echelon/checkpoint/weights/checkpoint_tensors.h"
@@ -16,7 +15,6 @@
 #include "echelon/error.h"
 #include "echelon/text/format.h"
 #include "echelon/train/memory_watch.h"
-#include "echelon/train/predict_step_here.h"
 #include "echelon/train/report_writer.h"
 #include "echelon/train/run_log.h"
 #include "echelon/train/saving/resume.h"
@@ -34,27 +32,20 @@ void on_stop_signal(int signal) {
   if (stop_signals.fetch_add(1) > 0) std::_Exit(128 + signal);
 }
 
-int threads_per_rank(const Job& job, const World& world) {
-  if (job.train.threads > 0) return static_cast<int>(job.train.threads);
-  return world.compute_threads();
-}
-
 /// "; kept in runs/first: metrics.jsonl": what a run whose writing failed has
 /// written until then.
 std::string what_is_kept(const std::filesystem::path& folder) {
-  std::string list;
+  std::vector<std::string> kept;
   for (const char* name :
        {"metrics.jsonl", "checkpoints/last.safetensors", "timeline.json"}) {
     std::error_code ignored;
-    if (std::filesystem::exists(folder / name, ignored)) {
-      list += (list.empty() ? "" : ", ") + std::string(name);
-    }
+    if (std::filesystem::exists(folder / name, ignored)) kept.push_back(name);
   }
   if (const auto last = latest_checkpoint(folder / "checkpoints")) {
-    list += (list.empty() ? "" : ", ") +
-            ("checkpoints/" + last->path.filename().string());
+    kept.push_back("checkpoints/" + last->path.filename().string());
   }
-  return list.empty() ? "" : "; kept in " + folder.string() + ": " + list;
+  if (kept.empty()) return "";
+  return format("; kept in {}: {}", folder.string(), join(kept, ", "));
 }
 
 /// Runs `write`, whose errors then also say what the folder has all the same.
@@ -192,7 +183,6 @@ class Loop {
   Loader loader_;
   int64_t total_steps_;
   ModelSource source_;
-  bool own_layers_;                  // the caller's, not the configuration's
   RunLayers run_layers_;             // rank 0; for predictions
   std::vector<std::string> layers_;  // names
   std::string samples_;              // describe_samples()
@@ -226,14 +216,9 @@ Loop::Loop(
       data_(open_data(job.data, job.train.seed)),
       loader_(*data_.train, training_batches(job, data_, groups_)),
       total_steps_(total_steps(job, loader_.batches_per_epoch())),
-      source_(
-          layers ? model_source(job, layers, data_.train->spec())
-                 : model_source(job, data_.train->spec())),
-      own_layers_(layers != nullptr),
+      source_(model_source(job, layers, data_.train->spec())),
       layers_(source_.layers.names()),
-      samples_(describe_samples(
-          job, static_cast<int64_t>(data_.train_samples.size()),
-          static_cast<int64_t>(data_.holdout_samples.size()))),
+      samples_(describe_samples(job, data_)),
       resume_(find_resume(job, folder_)),
       counts_tokens_(is_text(source_.sample)),
       recorder_(std::make_shared<Recorder>(
@@ -261,8 +246,8 @@ Loop::Loop(
   }
   if (!resume_.candidates.empty()) restore();
   if (!is_rank_zero()) return;
-  run_layers_ = layers_of_run(job, source_, world_, own_layers_);
-  save_layers(run_layers_, folder_);
+  run_layers_ =
+      count_run_layers(job, source_, world_, layers != nullptr, folder_);
   if (!resume_.own) log_.start_over();
   log_.open(total_steps_);
 }
@@ -452,17 +437,15 @@ void Loop::fail_numeric(const Batch& batch, const StepSums& sums) {
                 : format("layer {} ({})", found->layer, found->what);
   }
   where = world_.exchange(where)[static_cast<size_t>(sums.bad_rank)];
-  std::ostringstream message;
-  message << "step " << step_ + 1 << ": the loss of rank " << sums.bad_rank
-          << " is not a finite number; first NaN or infinity in " << where
-          << ". Parameters are those of step " << step_
-          << "; lower [optimizer] learning_rate, set clip_norm, or look at the "
-             "data";
-  if (job_.precision.compute == "fp16") {
-    message << ". Numbers of fp16 end at 65504; those of [precision] compute = "
-               "\"bf16\" do not";
-  }
-  throw NumericError(message.str());
+  throw NumericError(format(
+      "step {}: the loss of rank {} is not a finite number; first NaN or "
+      "infinity in {}. Parameters are those of step {}; lower [optimizer] "
+      "learning_rate, set clip_norm, or look at the data{}",
+      step_ + 1, sums.bad_rank, where, step_,
+      job_.precision.compute == "fp16"
+          ? ". Numbers of fp16 end at 65504; those of [precision] compute = "
+            "\"bf16\" do not"
+          : ""));
 }
 
 CheckpointManifest Loop::position_in_run() const {
@@ -529,15 +512,12 @@ void Loop::write_outcome() {
       .seconds = seconds(),
       .steps = log_.steps(),
       .evaluations = log_.evaluations(),
-      .num_parameters = source_.num_parameters(),
       .partition = state_.model().describe(),
       .memory = memory_.measured(),
       .skipped = skipped_,
       .skipped_steps = skipped_steps_,
       .resumed = resumed_,
-      .predict = [&] {
-        return predict_step_here(job_, source_, world_, run_layers_);
-      }};
+      .layers = std::move(run_layers_)};
   if (stop_) {
     summary.outcome = preempted_ ? "stopped by SIGTERM" : "stopped by the user";
   }
@@ -545,9 +525,9 @@ void Loop::write_outcome() {
     summary.checkpoints = saver_->count();
     summary.checkpoint_seconds = saver_->stopped_seconds();
   }
-  if (is_rank_zero()) summary.tensor = describe_shards(job_, source_);
   keeping(folder_, [&] {
-    write_run_report(job_, world_, folder_, recorder_->take(), summary);
+    write_run_report(
+        job_, source_, world_, folder_, recorder_->take(), summary);
   });
 }
 
@@ -564,7 +544,9 @@ void install_stop_signals() {
 TrainResult train(
     const Job& job, World& world, const std::filesystem::path& folder,
     const LayerFactory& layers) {
-  at::set_num_threads(threads_per_rank(job, world));
+  at::set_num_threads(
+      job.train.threads > 0 ? static_cast<int>(job.train.threads)
+                            : world.compute_threads());
   try {
     return Loop(job, world, folder, layers).run();
   } catch (...) {

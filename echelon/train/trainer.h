@@ -34,7 +34,7 @@ struct TrainResult {
 
 /// Trains as the job says. Every rank of the world calls this with the same job
 /// and `folder`, the run's folder, which exists. Writes layers.json at the
-/// beginning (predict_step_here.h), metrics.jsonl while it runs, and at the end
+/// beginning (report_writer.h), metrics.jsonl while it runs, and at the end
 /// checkpoints/last.safetensors, timeline.json and report.html.
 ///
 /// Throws ConfigError for a value that no configuration may have (a checkpoint

@@ -113,11 +113,7 @@ class Run {
   }
 
  private:
-  std::string samples() const {
-    return describe_samples(
-        job_, static_cast<int64_t>(data_.train_samples.size()),
-        static_cast<int64_t>(data_.holdout_samples.size()));
-  }
+  std::string samples() const { return describe_samples(job_, data_); }
 
   Score forward_backward(const Batch& batch) {
     const torch::AutoGradMode grad(true);
@@ -192,11 +188,6 @@ Job in_float64(Job job) {
   return job;
 }
 
-ModelSource source_of(
-    const Job& job, const LayerFactory& layers, const SampleSpec& sample) {
-  return layers ? model_source(job, layers, sample) : model_source(job, sample);
-}
-
 }  // namespace
 
 void save_steps(
@@ -205,7 +196,7 @@ void save_steps(
   const Job job = in_float64(given);
   const MeshGroups groups(world, job.layout);
   const TrainingData data = open_data(job.data, job.train.seed);
-  const ModelSource source = source_of(job, layers, data.train->spec());
+  const ModelSource source = model_source(job, layers, data.train->spec());
   Run run(job, data, ModelPlace{source, world, groups}, steps);
   for (int64_t step = 0; step < steps; ++step) run.step(step, "");
   run.save(steps, folder);
@@ -217,8 +208,7 @@ VerifyResult verify(
   const Job job = in_float64(given);
   const MeshGroups groups(world, job.layout);
   const TrainingData data = open_data(job.data, job.train.seed);
-  const SampleSpec sample = data.train->spec();
-  const ModelSource source = source_of(job, layers, sample);
+  const ModelSource source = model_source(job, layers, data.train->spec());
   const auto list = trained_parameters(source);
   const MeshGroups alone = MeshGroups::alone(world);
 

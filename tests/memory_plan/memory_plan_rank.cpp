@@ -19,7 +19,7 @@
 #include "echelon/error_report.h"
 #include "echelon/memory_plan/memory_plan_text.h"
 #include "echelon/profiling/memory_meter.h"
-#include "echelon/train/strategies/count_memory.h"
+#include "echelon/train/strategies/count_job.h"
 #include "echelon/train/strategies/step.h"
 
 namespace echelon {

@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "echelon/memory/layer_memory.h"
-#include "echelon/train/strategies/count_memory.h"
+#include "echelon/train/strategies/count_job.h"
 #include "tests/train/small_run.h"
 
 namespace echelon {

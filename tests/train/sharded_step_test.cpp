@@ -14,7 +14,7 @@
 
 #include "echelon/comm/world.h"
 #include "echelon/profiling/memory_meter.h"
-#include "echelon/train/strategies/count_memory.h"
+#include "echelon/train/strategies/count_job.h"
 #include "echelon/train/strategies/step.h"
 #include "echelon/train/verify.h"
 

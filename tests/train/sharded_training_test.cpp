@@ -171,14 +171,14 @@ TEST(ShardedTraining, EachGradientCountsOnceInTheNorm) {
       const ModelSource source = model_source(job, kDigits);
       const auto model = make_parallel_model(job, {source, world, groups});
       const torch::NoGradGuard no_grad;
-      const auto parts = model->parameters();
+      auto parts = model->parameters();
       std::vector<torch::Tensor> ones;
-      for (const auto& part : parts)
-        ones.push_back(torch::ones_like(part.value));
+      for (auto& part : parts) {
+        ones.push_back(part.gradient = torch::ones_like(part.value));
+      }
       const CountedElements counted(parts, groups.along(Axis::tp).rank());
-      PartitionedGradients shared{
-          .counted = counted.of(ones),
-          .sum = model->partitioned_gradients()->sum};
+      const auto shared =
+          counted.partition(parts, model->partitioned_gradients()->sum);
       const double norm = gradient_norm(ones, &shared);
       const std::lock_guard lock(mutex);
       norms.insert(norm);

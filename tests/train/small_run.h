@@ -117,7 +117,7 @@ class SmallRun {
     options.rank = groups.data_index();
     options.num_ranks = groups.data().size();
     options.seed = 1;
-    options.sample_keys = draws_masks(job_, data_.train->spec());
+    options.sample_keys = draws_masks(job_.model, data_.train->spec());
     return options;
   }
 

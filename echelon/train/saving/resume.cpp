@@ -84,20 +84,17 @@ std::vector<std::string> changes_of_samples(
     lines.push_back(
         format("[train] seed = {}, then {}", job.train.seed, manifest.seed));
   }
-  for (auto& line :
-       changes("data:", lines_of(samples), lines_of(manifest.data))) {
-    lines.push_back(std::move(line));
-  }
+  const auto more =
+      changes("data:", lines_of(samples), lines_of(manifest.data));
+  lines.insert(lines.end(), more.begin(), more.end());
   return lines;
 }
 
 void check_same_samples(
     const CheckpointManifest& manifest, const Job& job,
     const std::string& samples, const std::string& place) {
-  std::string what;
-  for (const auto& line : changes_of_samples(manifest, job, samples)) {
-    what += (what.empty() ? "" : "; ") + line;
-  }
+  const std::string what =
+      join(changes_of_samples(manifest, job, samples), "; ");
   if (what.empty() || job.checkpoint.force) return;
   throw CheckpointError(
       place + ": " + what +
@@ -146,14 +143,15 @@ Resume find_resume(const Job& job, const std::filesystem::path& folder) {
   return resume;
 }
 
-std::string describe_samples(const Job& job, int64_t train, int64_t holdout) {
+std::string describe_samples(const Job& job, const TrainingData& data) {
   std::ostringstream text;
   for (const auto& line : lines_of_table(to_toml(job), "data")) {
     const std::string key = key_of(line);
     if (key == "workers" || key == "prefetch") continue;
     text << line << "\n";
   }
-  text << "samples = " << train << "\nheld_out = " << holdout << "\n";
+  text << "samples = " << data.train_samples.size()
+       << "\nheld_out = " << data.holdout_samples.size() << "\n";
   return text.str();
 }
 
@@ -173,8 +171,8 @@ std::vector<std::string> differences(
   differ(
       "steps of the learning rate's schedule", std::to_string(total_steps),
       std::to_string(manifest.total_steps));
-  const auto add = [&](std::vector<std::string> more) {
-    for (auto& line : more) lines.push_back(std::move(line));
+  const auto add = [&](const std::vector<std::string>& more) {
+    lines.insert(lines.end(), more.begin(), more.end());
   };
   add(changes_of_samples(manifest, job, samples));
   if (job.train.compress == "powersgd") {
@@ -185,10 +183,8 @@ std::vector<std::string> differences(
   const std::string now = to_toml(job);
   for (const char* table :
        {"model", "shard", "memory", "precision", "optimizer"}) {
-    std::string heading = "[";
-    heading.append(table).append("]");
     add(changes(
-        heading, lines_of_table(now, table),
+        format("[{}]", table), lines_of_table(now, table),
         lines_of_table(manifest.config, table)));
   }
   return lines;
@@ -210,11 +206,7 @@ Resumed resume(
     }
     // Either all ranks can read it, or none uses it.
     const auto seen = world.exchange(damage);
-    for (size_t rank = 0; rank < seen.size() && damage.empty(); ++rank) {
-      if (!seen[rank].empty()) {
-        damage = format("rank {}: {}", rank, seen[rank]);
-      }
-    }
+    if (damage.empty()) damage = detail::first_failure(seen);
     if (damage.empty()) {
       check_same_samples(reader->manifest(), job, samples, place.path.string());
       check_state(reader->manifest(), source, state.optimizer());

@@ -30,7 +30,7 @@ Resume find_resume(const Job& job, const std::filesystem::path& folder);
 
 /// Describes the samples for a checkpoint: a line for each setting and count
 /// that decides which samples a step sees.
-std::string describe_samples(const Job& job, int64_t train, int64_t holdout);
+std::string describe_samples(const Job& job, const TrainingData& data);
 
 /// The differences between a job and a checkpoint in layout, ranks and
 /// settings, a line each: "layout: dp=2, then tp=2".

@@ -16,7 +16,6 @@
 
 #include "echelon/error.h"
 #include "echelon/train/saving/saved_state.h"
-#include "echelon/train/saving/saved_state_impl.h"
 
 namespace echelon {
 namespace {
@@ -283,8 +282,8 @@ std::vector<StateShard> buffers_to_save(
 
 }  // namespace
 
-std::vector<RandomSource>
-random_sources(const World& world, const MeshGroups& groups) {
+std::vector<detail::RandomSource>
+detail::random_sources(const World& world, const MeshGroups& groups) {
   // Named by the place in the mesh, which does not depend on the axes' order.
   const int64_t rank =
       groups.mesh().size() == 1 ? 0 : groups.mesh().place(world.rank());
@@ -305,7 +304,7 @@ std::vector<StateShard> shards_to_save(
     const MeshGroups& groups) {
   auto all = parameters_to_save(state, source, groups);
   append(all, buffers_to_save(state, source, groups));
-  for (auto& [name, generator] : random_sources(world, groups)) {
+  for (auto& [name, generator] : detail::random_sources(world, groups)) {
     const std::lock_guard lock(generator.mutex());
     const Tensor bytes = generator.get_state();
     const std::vector<int64_t> shape = bytes.sizes().vec();

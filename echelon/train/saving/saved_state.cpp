@@ -14,7 +14,6 @@
 #include "echelon/error.h"
 #include "echelon/parallel/data/coalesced.h"
 #include "echelon/text/format.h"
-#include "echelon/train/saving/saved_state_impl.h"
 
 namespace echelon {
 namespace {
@@ -105,6 +104,15 @@ void check_state(
       "the checkpoint of step {} is not of this model and optimizer; resume "
       "with the [model] and [optimizer] that it was saved with:{}",
       manifest.step, problems));
+}
+
+std::string detail::first_failure(const std::vector<std::string>& errors) {
+  for (size_t rank = 0; rank < errors.size(); ++rank) {
+    if (errors[rank].empty()) continue;
+    return errors.size() == 1 ? errors[rank]
+                              : format("rank {}: {}", rank, errors[rank]);
+  }
+  return {};
 }
 
 // -------------------------------------------------------------------- loading
@@ -260,7 +268,7 @@ std::vector<std::string> load_random(
         manifest.ranks, groups.mesh().size())};
   }
   std::vector<std::string> lines;
-  for (auto& [name, generator] : random_sources(world, groups)) {
+  for (auto& [name, generator] : detail::random_sources(world, groups)) {
     const std::lock_guard lock(generator.mutex());
     const SavedTensor* saved = manifest.find(name);
     Tensor bytes = generator.get_state().clone();

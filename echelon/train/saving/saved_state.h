@@ -14,6 +14,7 @@
 // "random/cpu/RANK" and, with a GPU, "random/cuda/RANK".
 #pragma once
 
+#include <ATen/core/Generator.h>
 #include <torch/types.h>
 
 #include <cstdint>
@@ -130,4 +131,21 @@ std::vector<std::string> load_state(
     TrainingState& state, CheckpointReader& reader, const ModelSource& source,
     const World& world, const MeshGroups& groups);
 
+// Shared by the sources of this folder.
+namespace detail {
+
+struct RandomSource {
+  std::string name;  // in a manifest
+  at::Generator generator;
+};
+
+/// The default generators of this rank.
+std::vector<RandomSource>
+random_sources(const World& world, const MeshGroups& groups);
+
+/// The first of the ranks' errors that is not empty, as "rank 2: …"; without
+/// the rank when there is only one.
+std::string first_failure(const std::vector<std::string>& errors);
+
+}  // namespace detail
 }  // namespace echelon

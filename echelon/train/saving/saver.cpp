@@ -43,16 +43,6 @@ KeepRule keep_rule(const CheckpointOptions& options) {
   return rule;
 }
 
-// The first line that is not empty, as "rank 2: …".
-std::string first_of(const std::vector<std::string>& lines) {
-  for (size_t rank = 0; rank < lines.size(); ++rank) {
-    if (lines[rank].empty()) continue;
-    return lines.size() == 1 ? lines[rank]
-                             : format("rank {}: {}", rank, lines[rank]);
-  }
-  return {};
-}
-
 }  // namespace
 
 // The thread of the current phase.
@@ -82,14 +72,14 @@ Saver::Saver(
       background_(std::make_unique<Background>()),
       last_begin_(std::chrono::steady_clock::now()) {
   std::string error;
-  if (first()) {
+  if (is_rank_zero()) {
     try {
       background_->lock = std::make_unique<CheckpointLock>(folder_);
     } catch (const CheckpointError& refused) {
       error = refused.what();
     }
   }
-  error = first_of(world_.exchange(error));
+  error = detail::first_failure(world_.exchange(error));
   if (!error.empty()) throw CheckpointError(error);
   if (world_.size() > 1) require_shared_folder();
 }
@@ -97,13 +87,14 @@ Saver::Saver(
 // Without a shared folder, files of ranks on other hosts would be lost.
 void Saver::require_shared_folder() {
   const auto sign = folder_ / (".seen-by-all-" + std::to_string(::getpid()));
-  if (first()) std::ofstream(sign).put('\n');
-  const std::string path = world_.exchange(first() ? sign.string() : "")[0];
+  if (is_rank_zero()) std::ofstream(sign).put('\n');
+  const std::string path =
+      world_.exchange(is_rank_zero() ? sign.string() : "")[0];
   const auto here = folder_ / std::filesystem::path(path).filename();
   std::error_code ignored;
   const bool seen = std::filesystem::exists(here, ignored);
   const auto blind = world_.exchange(seen ? "" : folder_.string());
-  if (first()) std::filesystem::remove(sign, ignored);
+  if (is_rank_zero()) std::filesystem::remove(sign, ignored);
   for (size_t rank = 0; rank < blind.size(); ++rank) {
     if (blind[rank].empty()) continue;
     throw ConfigError(format(
@@ -117,7 +108,7 @@ void Saver::require_shared_folder() {
 
 Saver::~Saver() {
   background_->join();
-  if (first() && phase_ != Phase::idle) {
+  if (is_rank_zero() && phase_ != Phase::idle) {
     abandon_checkpoint(folder_, manifest_.step);
   }
 }
@@ -141,7 +132,7 @@ SaverNews Saver::news() {
   const auto& options = job_.checkpoint;
   const std::chrono::duration<double, std::ratio<60>> waited =
       std::chrono::steady_clock::now() - last_begin_;
-  const bool time = first() && options.every_minutes > 0 &&
+  const bool time = is_rank_zero() && options.every_minutes > 0 &&
                     waited.count() >= options.every_minutes;
   if (time || told_ > answered_signals.load()) news.request = 1;
   return news;
@@ -251,7 +242,7 @@ void Saver::begin(
     background_->copied = true;
     background_->copied.notify_all();
     if (!failed.empty()) throw CheckpointError(failed);
-    if (first()) begin_checkpoint(folder_, manifest_.step, needed);
+    if (is_rank_zero()) begin_checkpoint(folder_, manifest_.step, needed);
   });
 }
 
@@ -267,7 +258,7 @@ void Saver::write() {
 
 void Saver::commit() {
   phase_ = Phase::committing;
-  if (!first()) return;
+  if (!is_rank_zero()) return;
   run([this] {
     commit_checkpoint(folder_, manifest_, world_.size());
     try {
@@ -319,10 +310,10 @@ void Saver::conclude(bool failed) {
 
 void Saver::fail() {
   ++failures_;
-  if (first()) abandon_checkpoint(folder_, manifest_.step);
+  if (is_rank_zero()) abandon_checkpoint(folder_, manifest_.step);
   failure_ = format(
       "the checkpoint of step {} failed: {}", manifest_.step,
-      first_of(world_.exchange(background_->error)));
+      detail::first_failure(world_.exchange(background_->error)));
   if (then_ == Then::nothing) return;  // save_and_wait() tells
   const std::string count = std::to_string(failures_);
   const int64_t attempts = job_.checkpoint.attempts;
@@ -331,7 +322,7 @@ void Saver::fail() {
         failure_ + "; the " + count +
         ". that failed in a row ([checkpoint] attempts)");
   }
-  if (!first()) return;
+  if (!is_rank_zero()) return;
   const std::string next =
       then_ == Then::one_more
           ? "a last one is tried now"

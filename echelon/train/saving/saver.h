@@ -106,7 +106,7 @@ class Saver {
   SaverNews progress() const;
   SaverNews exchange();
   std::string copy(TrainingState& state, bool async);
-  bool first() const { return world_.rank() == 0; }
+  bool is_rank_zero() const { return world_.rank() == 0; }
 
   const Job& job_;
   const ModelSource& source_;

@@ -124,12 +124,12 @@ CountedElements::CountedElements(
     const int64_t size = part.value.numel();
     const IndexRange range = part.range.value_or(IndexRange{0, size});
     Counted counted;
-    if (leave_out.contains(part.name)) {
-      // nothing
-    } else if (part.shard) {
-      counted.pieces = within(owned_elements(part.shard->shard), range);
-    } else if (tensor_rank == 0 && size > 0) {
-      counted.pieces = {{0, size}};
+    if (!leave_out.contains(part.name)) {
+      if (part.shard) {
+        counted.pieces = within(owned_elements(part.shard->shard), range);
+      } else if (tensor_rank == 0 && size > 0) {
+        counted.pieces = {{0, size}};
+      }
     }
     counted.all = size_of(counted.pieces) == size;
     if (!counted.all && counted.pieces.size() > kManyPieces) {
@@ -139,16 +139,11 @@ CountedElements::CountedElements(
   }
 }
 
-std::vector<torch::Tensor>
-CountedElements::of(const std::vector<torch::Tensor>& gradients) const {
-  return shared_out(gradients, nullptr).counted;
-}
-
-PartitionedGradients CountedElements::shared_out(
-    const std::vector<torch::Tensor>& gradients, SumOverRanks sum) const {
+PartitionedGradients CountedElements::partition(
+    const std::vector<LocalParameter>& parts, SumOverRanks sum) const {
   PartitionedGradients shared{.sum = std::move(sum)};
-  for (size_t i = 0; i < gradients.size(); ++i) {
-    const auto& gradient = gradients[i];
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const auto& gradient = parts[i].gradient;
     const auto& which = counted_.at(i);
     if (!gradient.defined() || which.pieces.empty()) continue;
     const auto add = [&](torch::Tensor counted) {
@@ -173,13 +168,6 @@ PartitionedGradients CountedElements::shared_out(
 
 int64_t CountedElements::num_counted(size_t i) const {
   return size_of(counted_.at(i).pieces);
-}
-
-std::vector<torch::Tensor>
-gradients_of(const std::vector<LocalParameter>& parts) {
-  std::vector<torch::Tensor> gradients;
-  for (const auto& part : parts) gradients.push_back(part.gradient);
-  return gradients;
 }
 
 }  // namespace echelon

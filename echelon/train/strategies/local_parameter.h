@@ -55,13 +55,10 @@ class CountedElements {
       const std::vector<LocalParameter>& parts, int tensor_rank,
       const std::set<std::string>& leave_out = {});
 
-  /// The counted elements of gradients[i], the gradient of parts[i]; none of
-  /// undefined ones. Views, where possible.
-  std::vector<torch::Tensor>
-  of(const std::vector<torch::Tensor>& gradients) const;
-  /// The same, with the index in `parts` of each.
-  PartitionedGradients shared_out(
-      const std::vector<torch::Tensor>& gradients, SumOverRanks sum) const;
+  /// The counted elements of the gradients of `parts`, the same parameters;
+  /// none of undefined gradients. Views, where possible.
+  PartitionedGradients
+  partition(const std::vector<LocalParameter>& parts, SumOverRanks sum) const;
 
   /// How many elements of parts[i] are counted.
   int64_t num_counted(size_t i) const;
@@ -75,9 +72,5 @@ class CountedElements {
 
   std::vector<Counted> counted_;
 };
-
-/// The gradients of `parts`, undefined ones among them.
-std::vector<torch::Tensor>
-gradients_of(const std::vector<LocalParameter>& parts);
 
 }  // namespace echelon

@@ -7,17 +7,14 @@
 namespace echelon {
 
 Score MicrobatchLoop::run(const Batch& batch, double scale) const {
-  const int64_t samples = batch.inputs.size(0);
   Score score;
-  for (int64_t i = 0; i < num_microbatches; ++i) {
-    const bool last = i + 1 == num_microbatches;
-    const int64_t begin = samples * i / num_microbatches;
-    const int64_t end = samples * (i + 1) / num_microbatches;
+  int64_t left = num_microbatches;
+  for (const Batch& part : split_batch(batch, num_microbatches)) {
+    const bool last = --left == 0;
     const auto guard = around ? around(last) : nullptr;
     torch::Tensor loss;
     {
       ScopedSpan span(recorder, "compute", "forward", SpanKind::forward);
-      const Batch part = piece_of(batch, begin, end - begin);
       const auto outputs = forward(inputs_of(part));
       const auto sum = objective.loss_sum(outputs, part.targets);
       objective.add_loss(score, sum, part.targets);

@@ -95,7 +95,7 @@ std::vector<double> measured_costs(
   std::vector<double> seconds;
   if (groups.data_index() == 0 && groups.along(Axis::pp).rank() == 0) {
     seconds = time_layers(
-        place.source.sharded(tensor_parallel(job, groups)), inputs,
+        place.source.sharded({groups.along(Axis::tp), job.tensor}), inputs,
         place.world.device());
   }
   return agree(std::move(seconds), place.world);
@@ -129,25 +129,15 @@ limits_of(const Schedule& schedule, const std::vector<double>& ranks) {
   return limits;
 }
 
-// Bytes of parameters, their gradients and the optimizer's state.
-int64_t state_bytes(
-    const LayerCost& layer, const std::string& optimizer, bool momentum) {
-  // Parameters and gradients; Adam's two moments, or a momentum.
-  const int64_t copies = optimizer == "sgd" ? (momentum ? 3 : 2) : 4;
-  return copies * layer.parameter_bytes + layer.buffer_bytes;
-}
-
-// The same for a rank of dp_shard.
-int64_t shard_bytes(const Job& job, const LayerCost& cost) {
+// Bytes of a layer's parameters, their gradients and the optimizer's state on a
+// rank of dp_shard.
+int64_t state_bytes(const Job& job, const LayerCost& cost) {
   const int64_t full = cost.parameter_bytes;
-  const int64_t all =
-      state_bytes(cost, job.optimizer.name, job.optimizer.momentum > 0);
-  if (job.layout.dp_shard == 1) return all;
-  const int64_t state = all - cost.buffer_bytes - 2 * full;
   const auto share = [&](int64_t bytes) {
     return (bytes + job.layout.dp_shard - 1) / job.layout.dp_shard;
   };
-  int64_t bytes = cost.buffer_bytes + share(state);
+  int64_t bytes =
+      cost.buffer_bytes + share(optimizer_copies(job.optimizer) * full);
   bytes += job.shard.stage >= 3 ? share(full) : full;
   bytes += job.shard.stage >= 2 ? share(full) : full;
   return bytes;
@@ -158,7 +148,7 @@ SliceMemory memory_of(
     const Schedule& schedule, const std::vector<double>& memory_of_ranks) {
   SliceMemory memory{.limits = limits_of(schedule, memory_of_ranks)};
   for (const auto& cost : costs) {
-    memory.bytes.push_back(shard_bytes(job, cost));
+    memory.bytes.push_back(state_bytes(job, cost));
     memory.stored_bytes.push_back(cost.activation_bytes + cost.repeated_bytes);
     memory.names.push_back(cost.name);
   }
@@ -210,6 +200,11 @@ std::vector<std::string> describe_stages(
 }
 
 }  // namespace
+
+int64_t optimizer_copies(const OptimizerOptions& options) {
+  if (options.name != "sgd") return 2;  // Adam's two moments
+  return options.momentum > 0 ? 1 : 0;
+}
 
 std::vector<size_t> stage_boundaries(
     const Job& job, const Schedule& schedule,

@@ -41,6 +41,9 @@ std::vector<size_t> stage_boundaries(
     const Job& job, const Schedule& schedule,
     const std::vector<LayerCost>& costs);
 
+/// How many numbers of its state an optimizer keeps for each parameter.
+int64_t optimizer_copies(const OptimizerOptions& options);
+
 /// Balances the layers over slices by rank 0's times and returns the name of
 /// the first layer of each slice but the first. Every rank of the world calls
 /// this.

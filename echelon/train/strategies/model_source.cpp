@@ -82,12 +82,13 @@ LayerList in_dtype(const LayerList& given, torch::Dtype dtype) {
 }  // namespace
 
 torch::Dtype compute_dtype(const Job& job) {
-  if (job.precision.compute == "bf16") return torch::kBFloat16;
-  if (job.precision.compute == "fp16") return torch::kHalf;
-  return dtype_of(job.model.dtype);
+  const std::string& compute = job.precision.compute;
+  return dtype_of(compute == "same" ? job.model.dtype : compute);
 }
 
 torch::Dtype dtype_of(const std::string& name) {
+  if (name == "bf16") return torch::kBFloat16;
+  if (name == "fp16") return torch::kHalf;
   return name == "float64" ? torch::kFloat64 : torch::kFloat32;
 }
 
@@ -144,6 +145,7 @@ ModelSource model_source(const Job& job, const SampleSpec& sample) {
 
 ModelSource model_source(
     const Job& job, const LayerFactory& given, const SampleSpec& sample) {
+  if (!given) return model_source(job, sample);
   const torch::Dtype dtype = dtype_of(job.model.dtype);
   ModelSource source;
   source.sample = sample;
@@ -183,8 +185,8 @@ bool counts_units(const Dataset& dataset) {
   return dataset.may_skip() || (is_text(spec) && !spec.every_target_counts);
 }
 
-bool draws_masks(const Job& job, const SampleSpec& sample) {
-  return job.model.dropout > 0 && is_text(sample);
+bool draws_masks(const ModelOptions& model, const SampleSpec& sample) {
+  return model.dropout > 0 && is_text(sample);
 }
 
 std::vector<TensorSpec>
@@ -200,7 +202,8 @@ input_specs(const Job& job, const ModelSource& source, int64_t samples) {
   if (is_text(sample) && shards_tokens && sample.more.empty()) {
     specs.push_back({shape, torch::kInt64});  // documents: objective.h
   }
-  if (draws_masks(job, sample)) specs.push_back({{samples}, torch::kInt64});
+  if (draws_masks(job.model, sample))
+    specs.push_back({{samples}, torch::kInt64});
   return specs;
 }
 
@@ -215,42 +218,9 @@ int64_t passes_per_step(const Job& job) {
   return job.layout.pp > 1 ? microbatches_of(job) : job.train.accumulate;
 }
 
-int64_t largest_local_batch(const Job& job) {
-  if (!job.train.rank_batch.empty()) {
-    return std::ranges::max(job.train.rank_batch);
-  }
-  const int64_t ranks = job.layout.data_degree();
-  return (job.train.batch + ranks - 1) / ranks;
-}
-
-int64_t largest_microbatch(const Job& job) {
-  const int64_t passes = passes_per_step(job);
-  return std::max<int64_t>(1, (largest_local_batch(job) + passes - 1) / passes);
-}
-
 TensorParallel silent_tensor_parallel(const Job& job, int rank) {
   return {
       Group::silent("tp", rank, static_cast<int>(job.layout.tp)), job.tensor};
-}
-
-LayerList with_loss(
-    const LayerList& layers, const ModelSource& source,
-    const TensorParallel& parallel, int64_t samples) {
-  LayerList all;
-  for (const auto& layer : layers.layers()) all.add_definition(layer);
-  for (const auto& tie : layers.ties()) all.tie(tie.first, tie.second);
-  const std::shared_ptr<TrainingObjective> objective =
-      objective_for(source.sample, source.classes, parallel);
-  const auto targets = torch::empty(
-      with_samples(samples, source.sample.target_shape),
-      torch::dtype(source.sample.target_dtype).device(torch::kMeta));
-  const auto forward = [objective, targets](const Tensors& outputs) {
-    return Tensors{objective->loss_sum(outputs, targets)};
-  };
-  all.add_definition({"loss", [forward] {
-                        return BuiltLayer{nullptr, forward};
-                      }});
-  return all;
 }
 
 }  // namespace echelon

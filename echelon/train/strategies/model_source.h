@@ -47,9 +47,9 @@ struct ModelSource {
 
 /// The model that job.model names.
 ModelSource model_source(const Job& job, const SampleSpec& sample);
-/// A user's own list, whose first layer takes [batch, *sample.input_shape]
-/// (and then Batch::more) and whose last returns the scores. Ties that were not
-/// declared are found.
+/// A user's own list (null: the same as above), whose first layer takes [batch,
+/// *sample.input_shape] (and then Batch::more) and whose last returns the
+/// scores. Ties that were not declared are found.
 ///
 /// Sharded lists have the same layers and names as the complete one; otherwise
 /// ConfigError. No full parameter is built for them: the shards themselves say
@@ -64,7 +64,7 @@ bool counts_units(const Dataset& dataset);
 
 /// Whether the model's layers draw random masks ([model] dropout above 0, and
 /// the data is text): then batches have keys.
-bool draws_masks(const Job& job, const SampleSpec& sample);
+bool draws_masks(const ModelOptions& model, const SampleSpec& sample);
 
 /// The dtype of forward and backward: [precision] compute, or [model] dtype.
 torch::Dtype compute_dtype(const Job& job);
@@ -78,7 +78,7 @@ input_specs(const Job& job, const ModelSource& source, int64_t samples);
 /// batch counters of batch norms as well.
 void to_dtype(torch::nn::Module& module, torch::Dtype dtype);
 
-/// "float64" -> torch::kFloat64.
+/// "float64" -> torch::kFloat64; also "float32", "bf16" and "fp16".
 torch::Dtype dtype_of(const std::string& name);
 
 /// [samples, ...shape].
@@ -88,18 +88,9 @@ with_samples(int64_t samples, const std::vector<int64_t>& shape);
 /// How many forward and backward passes a rank makes in a step: microbatches of
 /// a pipeline, or accumulated ones.
 int64_t passes_per_step(const Job& job);
-/// Samples of the data-parallel rank that has most, in a step and in a pass.
-int64_t largest_local_batch(const Job& job);
-int64_t largest_microbatch(const Job& job);
 
 /// A rank of the job's tensor-parallel group that sends nothing: for layers
 /// that are built to be counted.
 TensorParallel silent_tensor_parallel(const Job& job, int rank = 0);
-
-/// The list with the loss as its last layer, for steps that are counted: the
-/// targets are on the meta device, so it cannot be run.
-LayerList with_loss(
-    const LayerList& layers, const ModelSource& source,
-    const TensorParallel& parallel, int64_t samples);
 
 }  // namespace echelon

@@ -171,6 +171,16 @@ Batch piece_of(const Batch& batch, int64_t begin, int64_t length) {
   return piece;
 }
 
+std::vector<Batch> split_batch(const Batch& batch, int64_t count) {
+  const int64_t samples = batch.inputs.size(0);
+  std::vector<Batch> pieces;
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t begin = samples * i / count;
+    pieces.push_back(piece_of(batch, begin, samples * (i + 1) / count - begin));
+  }
+  return pieces;
+}
+
 double loss_scale(
     const TrainingObjective& objective, const Batch& batch, const Group& data,
     bool count_units) {

@@ -3,8 +3,7 @@
 //
 //   classification   a sample has one answer (or one per pixel); units: samples
 //   next token       a sample is a text, and the answer at each position that
-//   is
-//                    not ignored is the next token; units: tokens
+//                    is not ignored is the next token; units: tokens
 //
 // The loss of a step is the sum over all units of the global batch, divided by
 // their number, whatever the layout.
@@ -14,6 +13,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "echelon/comm/group.h"
 #include "echelon/data/dataset.h"
@@ -91,6 +91,8 @@ std::unique_ptr<TrainingObjective> objective_for(
 Tensors inputs_of(const Batch& batch);
 /// Samples [begin, begin + length) of a prepared batch.
 Batch piece_of(const Batch& batch, int64_t begin, int64_t length);
+/// The microbatches of a prepared batch, of equal size within one sample.
+std::vector<Batch> split_batch(const Batch& batch, int64_t count);
 
 /// The factor of the loss sum of each microbatch of `batch`, this rank's part
 /// of a global batch. With it, data parallelism, which divides the sum of the

@@ -5,6 +5,8 @@
 #include <utility>
 
 #include "echelon/parallel/data/coalesced.h"
+#include "echelon/text/format.h"
+#include "echelon/text/units.h"
 #include "echelon/train/strategies/rank_layers.h"
 
 namespace echelon {
@@ -38,17 +40,14 @@ std::vector<LocalParameter> parts_of(
 
 }  // namespace
 
-DistributedDataParallelOptions data_parallel_options(const Job& job) {
+DistributedDataParallelOptions
+data_parallel_options(const TrainOptions& train, bool sync_batch_norm) {
   DistributedDataParallelOptions options;
-  options.bucket_bytes = job.train.bucket_bytes;
-  options.find_unused_parameters = job.train.find_unused_parameters;
-  options.sync_batch_norm = job.model.sync_batch_norm;
-  options.hook = hook_of(job.train);
+  options.bucket_bytes = train.bucket_bytes;
+  options.find_unused_parameters = train.find_unused_parameters;
+  options.sync_batch_norm = sync_batch_norm;
+  options.hook = hook_of(train);
   return options;
-}
-
-TensorParallel tensor_parallel(const Job& job, const MeshGroups& groups) {
-  return {groups.along(Axis::tp), job.tensor};
 }
 
 std::vector<LocalParameter> local_parameters(const torch::nn::Module& module) {
@@ -92,6 +91,25 @@ std::optional<NonFinite> earliest(
     if (!first || position(here) < position(*first)) first = here;
   }
   return first;
+}
+
+std::vector<std::string> describe_share(
+    const ModelPlace& place, const std::vector<LocalParameter>& parts) {
+  std::vector<std::string> ranks;
+  const auto add = [&](const char* name, const Group& group) {
+    if (group.size() == 1) return;
+    ranks.push_back(
+        format("{} rank {} of {}", name, group.rank(), group.size()));
+  };
+  add("sharded", place.groups.along(Axis::dp_shard));
+  add("tensor-parallel", place.groups.along(Axis::tp));
+  if (ranks.empty()) return {};
+  const int64_t all = place.source.num_parameters();
+  int64_t own = 0;
+  for (const auto& part : parts) own += part.value.numel();
+  return {format(
+      "{}: {} of {} parameters, {}", join(ranks, ", "), own, all,
+      format_percent(static_cast<double>(own) / static_cast<double>(all)))};
 }
 
 void announce(const ModelPlace& place, const std::vector<std::string>& lines) {

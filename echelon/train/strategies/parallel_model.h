@@ -105,9 +105,6 @@ struct ModelPlace {
 std::unique_ptr<ParallelModel>
 make_parallel_model(const Job& job, const ModelPlace& place);
 
-/// The tensor-parallel group.
-TensorParallel tensor_parallel(const Job& job, const MeshGroups& groups);
-
 /// The parameters, or buffers, of a module that nothing but tensor parallelism
 /// shards.
 std::vector<LocalParameter> local_parameters(const torch::nn::Module& module);
@@ -124,6 +121,11 @@ std::optional<NonFinite> earliest(
     const std::vector<std::string>& layers, const Group& group,
     torch::Device device);
 
+/// How much of the model's parameters this rank of dp_shard and tp has, in a
+/// line; none where each rank has all of them.
+std::vector<std::string> describe_share(
+    const ModelPlace& place, const std::vector<LocalParameter>& parts);
+
 /// Gives the lines to place.announce, if it is set.
 void announce(const ModelPlace& place, const std::vector<std::string>& lines);
 
@@ -138,6 +140,7 @@ std::unique_ptr<ParallelModel>
 make_pipeline_model(const Job& job, const ModelPlace& place);
 
 /// How data parallelism reduces the gradients of a network.
-DistributedDataParallelOptions data_parallel_options(const Job& job);
+DistributedDataParallelOptions
+data_parallel_options(const TrainOptions& train, bool sync_batch_norm);
 
 }  // namespace echelon

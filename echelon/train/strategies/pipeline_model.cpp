@@ -9,7 +9,7 @@
 #include "echelon/parallel/pipeline/pipeline.h"
 #include "echelon/parallel/pipeline/tied_parameters.h"
 #include "echelon/schedule/memory.h"
-#include "echelon/train/strategies/count_memory.h"
+#include "echelon/train/strategies/count_job.h"
 #include "echelon/train/strategies/microbatch_loop.h"
 #include "echelon/train/strategies/model_partition.h"
 #include "echelon/train/strategies/parallel_model.h"
@@ -117,7 +117,6 @@ class PipelineModel : public ParallelModel {
   void before_gradients(int32_t stage, bool last);
   void after_backwards();
   size_t slice_of(int32_t stage) const;
-  std::vector<Batch> microbatches(const Batch& batch) const;
   // One rank of a tensor-parallel group counts their score.
   bool counted_here() const { return tensor_.rank() == 0; }
   // The inputs of the first stage; none on ranks without it.
@@ -147,7 +146,7 @@ PipelineModel::PipelineModel(const Job& job, const ModelPlace& place)
     : group_(place.groups.along(Axis::pp)),
       data_(place.groups.data()),
       shard_(place.groups.along(Axis::dp_shard)),
-      tensor_(tensor_parallel(job, place.groups)),
+      tensor_{place.groups.along(Axis::tp), job.tensor},
       device_(place.world.device()),
       dtype_(compute_dtype(job)),
       schedule_(pipeline_schedule(job)),
@@ -162,7 +161,8 @@ PipelineModel::PipelineModel(const Job& job, const ModelPlace& place)
   if (layers_.units() == nullptr) {
     for (const auto& network : layers_.networks()) {
       replicas_.push_back({std::make_unique<DataParallelModule>(
-          *network, data_, data_parallel_options(job))});
+          *network, data_,
+          data_parallel_options(job.train, job.model.sync_batch_norm))});
     }
   }
   make_pipeline(place);
@@ -277,17 +277,6 @@ void PipelineModel::after_backwards() {
   for (auto& replica : replicas_) replica.parallel->finish_reduction();
 }
 
-std::vector<Batch> PipelineModel::microbatches(const Batch& batch) const {
-  const int64_t count = schedule_.num_microbatches;
-  const int64_t size = batch.inputs.size(0);
-  std::vector<Batch> pieces;
-  for (int64_t i = 0; i < count; ++i) {
-    const int64_t begin = size * i / count;
-    pieces.push_back(piece_of(batch, begin, size * (i + 1) / count - begin));
-  }
-  return pieces;
-}
-
 std::vector<Tensors>
 PipelineModel::inputs(const std::vector<Batch>& microbatches) const {
   std::vector<Tensors> inputs;
@@ -302,7 +291,7 @@ Score PipelineModel::forward_backward(const Batch& raw, bool count_units) {
       loss_scale(*objective_, batch, data_, count_units) * gradient_scale_;
   begin_step();
   Score score;
-  const auto pieces = microbatches(batch);
+  const auto pieces = split_batch(batch, schedule_.num_microbatches);
   pipeline_->step(
       inputs(pieces), [&](const Tensors& outputs, int64_t microbatch) {
         const auto& targets = pieces[static_cast<size_t>(microbatch)].targets;
@@ -331,7 +320,7 @@ Score PipelineModel::evaluate(const Batch& raw) {
       piece.more.assign(one.begin() + 1, one.end());
     }
   } else {
-    pieces = microbatches(batch);
+    pieces = split_batch(batch, schedule_.num_microbatches);
   }
   layers_.train(false);
   const auto outputs = pipeline_->evaluate(inputs(pieces));
@@ -346,7 +335,7 @@ Score PipelineModel::evaluate(const Batch& raw) {
 std::optional<NonFinite> PipelineModel::find_nonfinite(const Batch& raw) {
   const Batch batch = objective_->prepared(raw, device_, dtype_);
   probe_->begin();
-  pipeline_->evaluate(inputs(microbatches(batch)));
+  pipeline_->evaluate(inputs(split_batch(batch, schedule_.num_microbatches)));
   const auto found = probe_->end();
   return earliest(
       earliest(found, partition_.layers, tensor_.group, device_),
@@ -355,9 +344,8 @@ std::optional<NonFinite> PipelineModel::find_nonfinite(const Batch& raw) {
 
 std::optional<PartitionedGradients>
 PipelineModel::partitioned_gradients() const {
-  return counted_->shared_out(
-      gradients_of(parameters()),
-      sum_over({tensor_.group, shard_, group_}, device_));
+  return counted_->partition(
+      parameters(), sum_over({tensor_.group, shard_, group_}, device_));
 }
 
 }  // namespace

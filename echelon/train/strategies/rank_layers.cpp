@@ -3,16 +3,15 @@
 #include <algorithm>
 
 #include "echelon/parallel/data/coalesced.h"
-#include "echelon/train/strategies/count_memory.h"
+#include "echelon/train/strategies/count_job.h"
 
 namespace echelon {
 namespace {
 
+// None: "same".
 std::optional<torch::Dtype> low_dtype(const std::string& name) {
-  if (name == "bf16") return torch::kBFloat16;
-  if (name == "fp16") return torch::kHalf;
-  if (name == "float32") return torch::kFloat32;
-  return std::nullopt;  // same
+  if (name == "same") return std::nullopt;
+  return dtype_of(name);
 }
 
 ShardedUnitsOptions
@@ -61,48 +60,50 @@ std::optional<LayerMemory> layer_memory(
 RankLayers::RankLayers(
     const Job& job, const ModelPlace& place, const LayerList& layers,
     RankLayersOptions options)
-    : job_(job),
-      device_(place.world.device()),
+    : device_(place.world.device()),
       data_(place.groups.data()),
       shard_(place.groups.along(Axis::dp_shard)),
       replicate_(place.groups.along(Axis::dp_replicate)),
-      tensor_(tensor_parallel(job, place.groups)),
+      tensor_{place.groups.along(Axis::tp), job.tensor},
       layers_(layers),
       memory_(
           layer_memory(job, place.source, options.slices, options.in_flight)) {
-  if (shards_parameters(job)) make_units(options);
-  build(options);
+  if (shards_parameters(job)) make_units(units_options(job, options));
+  build(job.model, job.train.seed, options);
 }
 
-void RankLayers::make_units(const RankLayersOptions& options) {
-  auto all = units_options(job_, options);
+void RankLayers::make_units(ShardedUnitsOptions options) {
   if (tensor_.size() > 1) {
-    all.before_reduce = [this](const auto& parameters) {
+    options.before_reduce = [this](const auto& parameters) {
       std::vector<torch::Tensor> tensors;
       for (const auto& [_, tensor] : parameters) tensors.push_back(tensor);
       for (auto& shared : shared_) shared.finish(tensors);
     };
   }
-  units_ = std::make_unique<ShardedUnits>(shard_, replicate_, std::move(all));
+  units_ =
+      std::make_unique<ShardedUnits>(shard_, replicate_, std::move(options));
 }
 
-void RankLayers::build(const RankLayersOptions& options) {
-  if (!job_.model.weights.empty()) {
-    weights_ = std::make_unique<LayerWeights>(layers_, job_.model.weights);
+void RankLayers::build(
+    const ModelOptions& model, uint64_t seed,
+    const RankLayersOptions& options) {
+  dtype_ = dtype_of(model.dtype);
+  if (!model.weights.empty()) {
+    weights_ = std::make_unique<LayerWeights>(layers_, model.weights);
   }
   for (size_t slice = 0; slice < options.slices.size(); ++slice) {
     const auto [begin, end] = options.slices[slice];
     slice_units_.emplace_back();
     layer_units_.emplace_back();
     networks_.push_back(build_network(
-        layers_, begin, end, job_.train.seed,
+        layers_, begin, end, seed,
         [&](NewLayer& layer) { prepare(layer, slice, options); }));
     auto& network = *networks_.back();
     network.train();
     shards_.merge(shards_of(network));
     shared_.emplace_back(network, tensor_);
     if (!units_) continue;
-    if (job_.model.sync_batch_norm) {
+    if (model.sync_batch_norm) {
       converted_.push_back(convert_sync_batch_norm(network, data_));
     }
     network.set_unshard([this, slice](size_t layer) -> std::shared_ptr<void> {
@@ -119,7 +120,7 @@ void RankLayers::prepare(
   auto* module = layer.layer.module.get();
   if (weights_) weights_->load(layer.index, module);
   if (module != nullptr) {
-    to_dtype(*module, dtype_of(job_.model.dtype));
+    to_dtype(*module, dtype_);
     module->to(device_);
   }
   if (options.innermost) {

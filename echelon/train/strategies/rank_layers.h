@@ -86,14 +86,14 @@ class RankLayers {
   void after_load();
 
  private:
-  struct Slice;
-
-  void make_units(const RankLayersOptions& options);
-  void build(const RankLayersOptions& options);
+  void make_units(ShardedUnitsOptions options);
+  void build(
+      const ModelOptions& model, uint64_t seed,
+      const RankLayersOptions& options);
   void prepare(NewLayer& layer, size_t slice, const RankLayersOptions& options);
   void shard(NewLayer& layer, size_t slice);
 
-  const Job& job_;
+  torch::Dtype dtype_ = torch::kFloat32;  // of the master parameters
   torch::Device device_;
   Group data_;
   Group shard_;

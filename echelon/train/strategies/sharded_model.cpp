@@ -1,10 +1,8 @@
 // Fully sharded data parallelism: every rank has all layers, each sharded over
-// dp_shard (and over a tensor-parallel group, as in data_parallel_model.cpp).
+// dp_shard (and over a tensor-parallel group, as in in_process_model.cpp).
 #include <string>
 
-#include "echelon/text/format.h"
-#include "echelon/text/units.h"
-#include "echelon/train/strategies/count_memory.h"
+#include "echelon/train/strategies/count_job.h"
 #include "echelon/train/strategies/microbatch_loop.h"
 #include "echelon/train/strategies/parallel_model.h"
 #include "echelon/train/strategies/rank_layers.h"
@@ -20,7 +18,7 @@ class ShardedModel : public ParallelModel {
         device_(place.world.device()),
         recorder_(place.recorder),
         names_(place.source.layers.names()),
-        tensor_(tensor_parallel(job, place.groups)),
+        tensor_{place.groups.along(Axis::tp), job.tensor},
         shard_(place.groups.along(Axis::dp_shard)),
         data_(place.groups.data()),
         objective_(
@@ -31,7 +29,7 @@ class ShardedModel : public ParallelModel {
              .gather_once = gathers_once(job, place.source)}),
         network_(layers_.networks().front()),
         counted_(layers_.parameters(), tensor_.rank()) {
-    describe(job, place);
+    lines_ = describe_share(place, parameters());
   }
 
   Score forward_backward(const Batch& raw, bool count_units) override {
@@ -87,34 +85,14 @@ class ShardedModel : public ParallelModel {
   void after_load() override { layers_.after_load(); }
 
   std::optional<PartitionedGradients> partitioned_gradients() const override {
-    return counted_.shared_out(
-        gradients_of(parameters()), sum_over({tensor_.group, shard_}, device_));
+    return counted_.partition(
+        parameters(), sum_over({tensor_.group, shard_}, device_));
   }
   std::vector<std::string> describe() const override { return lines_; }
 
  private:
   // One rank of a tensor-parallel group counts their score.
   bool counted_here() const { return tensor_.rank() == 0; }
-
-  void describe(const Job& job, const ModelPlace& place) {
-    if (shard_.size() == 1 && tensor_.size() == 1) return;
-    const int64_t all = place.source.num_parameters();
-    int64_t own = 0;
-    for (const auto& part : parameters()) own += part.value.numel();
-    std::string line;
-    if (shard_.size() > 1) {
-      line = format("sharded rank {} of {}", shard_.rank(), shard_.size());
-    }
-    if (tensor_.size() > 1) {
-      line += format(
-          "{}tensor-parallel rank {} of {}",
-          std::string(line.empty() ? "" : ", "), tensor_.rank(),
-          tensor_.size());
-    }
-    lines_ = {format(
-        "{}: {} of {} parameters, {}", line, own, all,
-        format_percent(static_cast<double>(own) / static_cast<double>(all)))};
-  }
 
   int64_t accumulate_;
   torch::Dtype dtype_;

@@ -5,7 +5,6 @@
 
 #include <map>
 #include <string>
-#include <tuple>
 #include <utility>
 
 #include "echelon/error.h"
@@ -28,7 +27,7 @@ LoaderOptions training_batches(
   options.drop_last = job.data.drop_last;
   options.workers = job.data.workers;
   options.prefetch = job.data.prefetch;
-  options.sample_keys = draws_masks(job, data.train->spec());
+  options.sample_keys = draws_masks(job.model, data.train->spec());
   return options;
 }
 
@@ -40,9 +39,6 @@ int64_t total_steps(const Job& job, int64_t batches_per_epoch) {
 namespace {
 
 using torch::Tensor;
-// Device and dtype, of which _foreach_norm takes one each.
-using Key = std::tuple<int, int, torch::Dtype>;
-
 // Gradients of one device and dtype, and the layer of each.
 struct List {
   std::vector<Tensor> gradients;
@@ -82,13 +78,10 @@ std::vector<double> layer_norms(
   }
   const auto parts = model.parameters();
   const auto shared = model.partitioned_gradients();
-  std::map<Key, List> lists;
+  std::map<detail::TensorKind, List> lists;  // _foreach_norm takes one kind
   const auto add = [&](const Tensor& gradient, size_t part) {
     if (!gradient.defined() || gradient.numel() == 0) return;
-    const auto device = gradient.device();
-    auto& list = lists[{
-        static_cast<int>(device.type()), device.index(),
-        gradient.scalar_type()}];
+    auto& list = lists[detail::kind_of(gradient)];
     list.gradients.push_back(gradient);
     list.layers.push_back(layer_of(index, parts[part].name));
   };

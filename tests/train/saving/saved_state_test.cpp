@@ -14,7 +14,7 @@
 #include "echelon/checkpoint/tensors/tensor_file.h"
 #include "echelon/error.h"
 #include "echelon/memory_plan/memory_plan.h"
-#include "echelon/train/strategies/count_memory.h"
+#include "echelon/train/strategies/count_job.h"
 #include "tests/support/error_text.h"
 #include "tests/train/saving/saved_run.h"
 

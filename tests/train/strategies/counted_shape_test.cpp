@@ -1,5 +1,5 @@
 // Networks as formulas have them against their layers as they run.
-#include "echelon/train/strategies/counted_shape.h"
+#include "echelon/train/strategies/count_job.h"
 
 #include <gtest/gtest.h>
 
