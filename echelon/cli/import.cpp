@@ -10,8 +10,8 @@
 #include "echelon/cli/command_line.h"
 #include "echelon/cli/new_folder.h"
 #include "echelon/config/document.h"
-#include "echelon/config/section.h"
 #include "echelon/error.h"
+#include "echelon/options/bind.h"
 #include "echelon/text/format.h"
 
 namespace echelon::cli {

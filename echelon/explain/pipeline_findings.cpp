@@ -105,18 +105,19 @@ uneven_stages(const Evidence& evidence, const StageCosts& costs, double share) {
     found.reason.fix =
         "Partition the model so that the times of its stages are even "
         "(model.balance, model.cut).";
-  } else if (!job->model.cut.empty()) {
+  } else if (!job->model.partition_at.empty()) {
     found.settings = {"model.cut=[]", "model.balance=\"measured\""};
     found.reason.fix =
         "Partition the model where its measured times are even, not at the "
         "layers that model.cut names.";
-  } else if (job->model.balance != "measured") {
+  } else if (job->model.balance != StageBalance::measured) {
     found.settings = {"model.balance=\"measured\""};
     found.reason.fix = format(
         "Partition the model by the time that its layers take here, not by "
         "their {}.",
-        job->model.balance == "memory" ? "memory"
-                                       : "floating-point operations");
+        job->model.balance == StageBalance::memory
+            ? "memory"
+            : "floating-point operations");
   } else {
     found.reason.fix =
         "Move layers away from that stage with model.cut, or take fewer "

@@ -179,9 +179,10 @@ class Checker {
                    "makes {} {}, but {} has {} layers; at most {}", slices,
                    what, job_.model.name, count, count));
     }
-    if (job_.model.cut.empty()) return;
+    if (job_.model.partition_at.empty()) return;
     try {
-      partition_at(layers, job_.model.cut, static_cast<size_t>(slices));
+      partition_at(
+          layers, job_.model.partition_at, static_cast<size_t>(slices));
     } catch (const ConfigError& error) {
       throw ConfigError(place("model.cut") + "[model] " + error.what());
     }
@@ -337,7 +338,7 @@ class Checker {
           "optimizer.nesterov",
           "needs momentum above 0; set momentum = 0.9 or leave nesterov out");
     }
-    if (optimizer.schedule == "step" && optimizer.step_every == 0) {
+    if (optimizer.schedule == RateSchedule::step && optimizer.step_every == 0) {
       fail(
           "optimizer.schedule",
           "needs step_every, the steps between two drops; set it to 1 or more");

@@ -1,8 +1,7 @@
 #include "echelon/job/job.h"
 
-#include "echelon/config/section.h"
 #include "echelon/error.h"
-#include "echelon/options/layout.h"
+#include "echelon/options/bind.h"
 #include "echelon/text/format.h"
 
 namespace echelon {

@@ -38,19 +38,20 @@ class UnusedSettings {
 
   void find_optimizer() {
     const auto& name = job_.optimizer.name;
-    const auto& schedule = job_.optimizer.schedule;
+    const RateSchedule schedule = job_.optimizer.schedule;
     const std::string by_name = format("with optimizer \"{}\"", name);
     unless(
         name == "sgd", by_name, {"optimizer.momentum", "optimizer.nesterov"});
     unless(
         name != "sgd", by_name,
         {"optimizer.beta1", "optimizer.beta2", "optimizer.epsilon"});
-    const std::string by_schedule = format("with schedule \"{}\"", schedule);
+    const std::string by_schedule =
+        "with schedule " + document_.entry("optimizer.schedule").value;
     unless(
-        schedule == "cosine" || schedule == "linear", by_schedule,
-        {"optimizer.final_factor"});
+        schedule == RateSchedule::cosine || schedule == RateSchedule::linear,
+        by_schedule, {"optimizer.final_factor"});
     unless(
-        schedule == "step", by_schedule,
+        schedule == RateSchedule::step, by_schedule,
         {"optimizer.step_every", "optimizer.step_factor"});
   }
 
@@ -82,7 +83,7 @@ class UnusedSettings {
         {"layout.microbatches", "layout.schedule", "layout.stages_per_rank",
          "layout.schedule_file"});
     const bool partitioned = pipeline || !job_.model.devices.empty();
-    const bool balanced = job_.model.cut.empty();
+    const bool balanced = job_.model.partition_at.empty();
     const std::string whole = "without a pipeline or devices";
     unless(partitioned, whole, {"model.cut"});
     unless(

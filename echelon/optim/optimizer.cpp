@@ -1,7 +1,10 @@
 #include "echelon/optim/optimizer.h"
 
+#include <algorithm>
+#include <cmath>
 #include <limits>
 #include <map>
+#include <numbers>
 #include <sstream>
 #include <unordered_map>
 #include <unordered_set>
@@ -328,6 +331,15 @@ void check_options(const OptimizerOptions& options) {
   }
 }
 
+void check_factor(const char* key, double value) {
+  if (!std::isfinite(value) || value < 0.0) {
+    throw ConfigError(format(
+        "[optimizer] {}={:f}: a learning rate is multiplied by it, so it must "
+        "be 0 or more",
+        key, value));
+  }
+}
+
 }  // namespace
 
 std::unique_ptr<Optimizer> make_optimizer(
@@ -371,6 +383,52 @@ std::unique_ptr<Optimizer> make_optimizer(
     }
   }
   return make_optimizer(options, parameters);
+}
+
+LearningRateSchedule::LearningRateSchedule(
+    const OptimizerOptions& options, int64_t total_steps)
+    : options_(options), total_steps_(std::max<int64_t>(total_steps, 1)) {
+  const int64_t warmup = options.warmup_steps;
+  if (warmup < 0 || (warmup > 0 && warmup >= total_steps_)) {
+    throw ConfigError(format(
+        "[optimizer] warmup_steps={} must be 0 or more and less than the run's "
+        "{} steps",
+        warmup, total_steps_));
+  }
+  check_factor("final_factor", options.final_factor);
+  check_factor("step_factor", options.step_factor);
+  if (options.schedule == RateSchedule::step && options.step_every < 1) {
+    throw ConfigError(format(
+        "[optimizer] schedule=\"step\" needs step_every, the steps between two "
+        "drops, 1 or more; it is {}",
+        options.step_every));
+  }
+}
+
+double LearningRateSchedule::factor(int64_t step) const {
+  step = std::clamp<int64_t>(step, 0, total_steps_);
+  const int64_t warmup = options_.warmup_steps;
+  if (step < warmup) {
+    return static_cast<double>(step + 1) / static_cast<double>(warmup + 1);
+  }
+  const int64_t after = step - warmup;
+  const double last = options_.final_factor;
+  const double progress =
+      static_cast<double>(after) / static_cast<double>(total_steps_ - warmup);
+  switch (options_.schedule) {
+    case RateSchedule::constant:
+      return 1.0;
+    case RateSchedule::linear:
+      return 1.0 + (last - 1.0) * progress;
+    case RateSchedule::cosine:
+      return last +
+             (1.0 - last) * 0.5 * (1.0 + std::cos(std::numbers::pi * progress));
+    case RateSchedule::step:
+      return std::pow(
+          options_.step_factor,
+          static_cast<double>(after / options_.step_every));
+  }
+  return 1.0;
 }
 
 }  // namespace echelon

@@ -1,14 +1,5 @@
 // The keys of all tables but [data] and [model], which have files of their own.
-#include "echelon/config/section.h"
-#include "echelon/options/checkpoint.h"
-#include "echelon/options/comm.h"
-#include "echelon/options/layout.h"
-#include "echelon/options/memory.h"
-#include "echelon/options/optimizer.h"
-#include "echelon/options/precision.h"
-#include "echelon/options/shard.h"
-#include "echelon/options/tensor.h"
-#include "echelon/options/train.h"
+#include "echelon/options/bind.h"
 
 namespace echelon {
 namespace {
@@ -20,8 +11,8 @@ void bind_order(config::Section& section, Layout& layout) {
   section
       .field(
           "order", names,
-          "of the axes, outermost first: ranks that differ in the last one "
-          "alone are neighbours; axes of degree 1 may be left out")
+          "order of the axes, outermost first: ranks that differ only along "
+          "the last one are neighbours; axes of degree 1 may be left out")
       .rule([&] { return set_order(layout, names); });
 }
 
@@ -41,7 +32,7 @@ void bind(config::Section& section, Layout& layout) {
   section
       .field(
           "dp", layout.dp_replicate,
-          "copies of the model, each with its own samples")
+          "replicas of the model, each with its own samples")
       .also("dp_replicate")
       .within({.at_least = 1, .at_most = kLargestDegree});
   section
@@ -54,13 +45,14 @@ void bind(config::Section& section, Layout& layout) {
       "tp", layout.tp, "ranks that shard each layer's matrices",
       {.at_least = 1, .at_most = kLargestDegree});
   section.field(
-      "pp", layout.pp, "pipeline ranks, among which the layers are partitioned",
+      "pp", layout.pp,
+      "ranks over which the layers are partitioned into pipeline stages",
       {.at_least = 1, .at_most = kLargestDegree});
   section.field(
       "cp", layout.cp, "ranks that shard the sequence",
       {.at_least = 1, .at_most = kLargestDegree});
   section.field(
-      "ep", layout.ep, "ranks among which the experts are spread",
+      "ep", layout.ep, "ranks over which experts are distributed",
       {.at_least = 1, .at_most = kLargestDegree});
   bind_order(section, layout);
 }
@@ -74,40 +66,40 @@ std::vector<std::string> order_names(const AxisOrder& order) {
 void bind(config::Section& section, ShardOptions& options) {
   section.field(
       "stage", options.stage,
-      "what is sharded over the ranks of fsdp: 1 the optimizer's state, 2 "
-      "gradients too, 3 parameters too",
+      "what the ranks of fsdp shard: 1 optimizer state, 2 also gradients, 3 "
+      "also parameters",
       {.at_least = 1, .at_most = 3});
   section
       .field(
           "gather", options.gather,
-          "stage 3: a unit's parameters stay unsharded while it is used, or "
-          "until the step ends")
+          "stage 3: how long a unit's parameters stay unsharded: while it is "
+          "used, or until the step ends")
       .one_of({"auto", "use", "step"});
   section.field(
       "prefetch", options.prefetch,
-      "units whose parameters are unsharded before they are needed",
+      "units that are unsharded ahead of their use",
       {.at_least = 0, .at_most = 64});
   section.field(
       "prefetch_bytes", options.prefetch_bytes,
-      "most bytes that are unsharded ahead; 0: no limit", {.at_least = 0});
+      "the most bytes unsharded ahead; 0: no limit", {.at_least = 0});
 }
 
 void bind(config::Section& section, TensorParallelOptions& options) {
   section.field(
       "sequence_parallel", options.sequence_parallel,
-      "tensor parallel: each rank computes norms, dropout and residual sums on "
-      "a shard of the tokens, which saves memory");
+      "tensor parallel: shard the tokens of norms, dropout and residual sums, "
+      "which saves memory");
   section.field(
       "overlap_chunks", options.overlap_chunks,
-      "tensor parallel: chunks of a matmul, one of which is summed or gathered "
-      "while another is computed",
+      "tensor parallel: chunks of a matmul; one is communicated while another "
+      "is computed",
       {.at_least = 1, .at_most = 64});
 }
 
 void bind(config::Section& section, CommOptions& options) {
   section.field(
       "backend", options.backend,
-      "what carries the tensors; auto: nccl with a GPU per rank, local on one "
+      "the communication library; auto: nccl with a GPU per rank, local on one "
       "host, gloo otherwise",
       {{"auto", BackendKind::automatic},
        {"local", BackendKind::local},
@@ -115,7 +107,7 @@ void bind(config::Section& section, CommOptions& options) {
        {"nccl", BackendKind::nccl}});
   section.field(
       "timeout", options.timeout,
-      "a collective that takes longer fails on every rank in it",
+      "how long a collective may take before it fails on all its ranks",
       {.at_least = 1, .at_most = 7 * 24 * 3600});
   section.field(
       "rendezvous_timeout", options.rendezvous_timeout,
@@ -123,8 +115,8 @@ void bind(config::Section& section, CommOptions& options) {
       {.at_least = 1, .at_most = 24 * 3600});
   section.field(
       "share_tensors", options.share_tensors,
-      "local between processes: big tensors live in memory that every rank of "
-      "the host maps");
+      "local, between processes: keep big tensors in memory that the host's "
+      "ranks share");
   section.field(
       "check_collectives", options.check_collectives,
       "compare operation, shape and dtype across ranks before each collective; "
@@ -140,23 +132,23 @@ void bind(config::Section& section, MemoryOptions& options) {
       .one_of({"none", "all", "selective", "budget"});
   section.field(
       "activation_bytes", options.activation_bytes,
-      "recompute \"budget\": what a rank may keep for backward",
+      "recompute \"budget\": bytes of activations that a rank may keep",
       {.at_least = 0});
   section
       .field(
           "activations", options.activations,
-          "tensors kept for backward stay as they are, move to the host's "
-          "memory, or are rounded")
+          "tensors saved for backward are kept as they are, offloaded to host "
+          "memory, or rounded to bf16")
       .one_of({"keep", "offload", "bf16"});
   section
       .field(
           "offload", options.offload,
-          "what is kept in the host's memory: nothing, the optimizer's state, "
-          "or parameters too")
+          "what host memory holds: nothing, the optimizer state, or also the "
+          "parameters")
       .one_of({"none", "optimizer", "parameters"});
   section.field(
       "limit_bytes", options.limit_bytes,
-      "what a rank may use of its device; 0: what a GPU has, no limit on CPUs",
+      "device memory that a rank may use; 0: all of a GPU, no limit on CPUs",
       {.at_least = 0});
 }
 
@@ -164,45 +156,43 @@ void bind(config::Section& section, PrecisionOptions& options) {
   section
       .field(
           "compute", options.compute,
-          "type of forward and backward; parameters are updated in [model] "
+          "dtype of forward and backward; parameters are updated in [model] "
           "dtype")
       .one_of({"same", "bf16", "fp16"});
   section
       .field(
           "reduce", options.reduce,
-          "type in which gradients are summed over ranks; same: as they are")
+          "dtype in which gradients are reduced over ranks; same: their own")
       .one_of({"same", "float32", "bf16"});
   section.field(
       "loss_scale", options.loss_scale,
-      "factor of the loss before backward; 0: as large as gradients allow for "
-      "fp16, else 1",
+      "factor of the loss in backward; 0: dynamic for fp16, else 1",
       {.at_least = 0});
   section.field(
       "initial_loss_scale", options.initial_loss_scale,
-      "fp16: the first scale that is tried", {.above = 0});
+      "fp16: the dynamic scale of the first step", {.above = 0});
   section.field(
       "loss_scale_growth", options.loss_scale_growth,
-      "fp16: steps without overflow until the scale doubles", {.at_least = 1});
+      "fp16: steps without overflow after which the scale doubles",
+      {.at_least = 1});
   section.field(
       "max_overflows", options.max_overflows,
-      "fp16: steps that may overflow in a row before training stops",
-      {.at_least = 1});
+      "fp16: overflows in a row after which training stops", {.at_least = 1});
 }
 
 void bind(config::Section& section, OptimizerOptions& options) {
-  section.field("name", options.name, "which optimizer")
+  section.field("name", options.name, "the optimizer")
       .one_of({"sgd", "adam", "adamw"});
   section.field(
       "learning_rate", options.learning_rate,
-      "the largest rate, after the warmup", {.above = 0});
+      "the learning rate after the warmup", {.above = 0});
   section.field(
       "weight_decay", options.weight_decay,
       "not applied to biases and norm parameters", {.at_least = 0});
   section.field(
-      "momentum", options.momentum, "sgd: share of the last step that is kept",
+      "momentum", options.momentum, "sgd: momentum",
       {.at_least = 0, .below = 1});
-  section.field(
-      "nesterov", options.nesterov, "sgd: look ahead by the momentum");
+  section.field("nesterov", options.nesterov, "sgd: Nesterov momentum");
   section.field(
       "beta1", options.beta1, "adam, adamw: decay of the mean of gradients",
       {.at_least = 0, .below = 1});
@@ -211,30 +201,31 @@ void bind(config::Section& section, OptimizerOptions& options) {
       "adam, adamw: decay of the mean of squared gradients",
       {.at_least = 0, .below = 1});
   section.field(
-      "epsilon", options.epsilon, "adam, adamw: added to the divisor",
+      "epsilon", options.epsilon, "adam, adamw: added to the denominator",
       {.above = 0});
   section.field(
       "clip_norm", options.clip_norm,
-      "largest norm of all gradients together; 0: no clipping",
-      {.at_least = 0});
-  section
-      .field(
-          "schedule", options.schedule,
-          "how the learning rate changes after the warmup")
-      .one_of({"constant", "cosine", "linear", "step"});
+      "largest global gradient norm; 0: no clipping", {.at_least = 0});
+  section.field(
+      "schedule", options.schedule,
+      "how the learning rate changes after the warmup",
+      {{"constant", RateSchedule::constant},
+       {"cosine", RateSchedule::cosine},
+       {"linear", RateSchedule::linear},
+       {"step", RateSchedule::step}});
   section.field(
       "warmup_steps", options.warmup_steps,
       "steps in which the rate rises from 0 to learning_rate", {.at_least = 0});
   section.field(
       "final_factor", options.final_factor,
-      "cosine, linear: last rate / learning_rate",
+      "cosine, linear: the last rate as a fraction of learning_rate",
       {.at_least = 0, .at_most = 1});
   section.field(
       "step_every", options.step_every, "step: steps between two drops",
       {.at_least = 0});
   section.field(
       "step_factor", options.step_factor,
-      "step: what a drop multiplies the rate by", {.above = 0, .at_most = 1});
+      "step: factor of the rate at each drop", {.above = 0, .at_most = 1});
 }
 
 void bind(config::Section& section, TrainOptions& options) {
@@ -246,7 +237,8 @@ void bind(config::Section& section, TrainOptions& options) {
       "epochs", options.epochs, "times through the samples", {.at_least = 0});
   section.field(
       "batch", options.batch,
-      "samples of one optimizer step, over all ranks and backward passes",
+      "global batch: samples per optimizer step, over all ranks and "
+      "microbatches",
       {.at_least = 1, .at_most = 1 << 30});
   section.field(
       "rank_batch", options.rank_batch,
@@ -254,7 +246,8 @@ void bind(config::Section& section, TrainOptions& options) {
       "batch",
       {.at_least = 1});
   section.field(
-      "accumulate", options.accumulate, "backward passes per optimizer step",
+      "accumulate", options.accumulate,
+      "gradient accumulation: backward passes per optimizer step",
       {.at_least = 1});
   section.field(
       "seed", options.seed,
@@ -264,12 +257,11 @@ void bind(config::Section& section, TrainOptions& options) {
   section.field(
       "overwrite", options.overwrite, "replace the run folder if it exists");
   section.field(
-      "log_every", options.log_every, "steps between two lines",
+      "log_every", options.log_every, "steps between two progress lines",
       {.at_least = 1});
   section.field(
       "eval_every", options.eval_every,
-      "steps between two measurements of accuracy; 0: each epoch",
-      {.at_least = 0});
+      "steps between two evaluations; 0: each epoch", {.at_least = 0});
   section.field(
       "layer_norms", options.layer_norms,
       "record the norm of each layer's gradients, every log_every steps");
@@ -280,14 +272,14 @@ void bind(config::Section& section, TrainOptions& options) {
   section
       .field(
           "compress", options.compress,
-          "compression of gradients that are reduced")
+          "compression of gradients in reductions")
       .one_of({"none", "bf16", "fp16", "powersgd"});
   section.field(
       "powersgd_rank", options.powersgd_rank,
       "powersgd: rank of the approximation", {.at_least = 1, .at_most = 1024});
   section.field(
-      "bucket_bytes", options.bucket_bytes,
-      "gradients that one collective reduces", {.at_least = 1});
+      "bucket_bytes", options.bucket_bytes, "bytes of gradients per all-reduce",
+      {.at_least = 1});
   section.field(
       "find_unused_parameters", options.find_unused_parameters,
       "allow parameters that a forward pass does not use");
@@ -316,20 +308,21 @@ void bind(config::Section& section, CheckpointOptions& options) {
   section.field("at_end", options.at_end, "save one after the last step");
   section.field(
       "keep", options.keep, "how many of the newest to keep", {.at_least = 2});
-  section.field("best", options.best, "keep the best one by this metric too")
+  section
+      .field(
+          "best", options.best, "also keep the best checkpoint by this metric")
       .one_of({"none", "loss", "eval_loss", "eval_accuracy"});
   section.field("async", options.async, "write files while training continues");
   section.field(
       "attempts", options.attempts,
-      "checkpoints that may fail in a row; each is tried again at the next "
-      "interval",
+      "failures in a row after which training stops; each is retried at the "
+      "next interval",
       {.at_least = 1});
   section
       .field(
           "resume", options.resume,
-          "auto, never, or the run folder or checkpoint that a run without "
-          "checkpoints of its own starts from; a run that has some resumes "
-          "from the newest")
+          "auto, never, or a run folder or checkpoint to start from; a run "
+          "with checkpoints of its own resumes from the newest")
       .not_empty();
   section.field(
       "force", options.force, "resume although the seed or the data differ");

@@ -1,15 +1,10 @@
-// Settings of checkpoints. Free of LibTorch, so that the command line checks
-// them.
+// Settings of checkpoints.
 #pragma once
 
 #include <cstdint>
 #include <string>
 
 namespace echelon {
-
-namespace config {
-class Section;
-}
 
 struct CheckpointOptions {
   int64_t every_steps = 0;   // between two checkpoints; 0: not by steps
@@ -35,8 +30,5 @@ bool saves(const CheckpointOptions& options);
 /// Whether it writes some while training continues, from a copy of the state in
 /// the host's memory.
 bool saves_in_background(const CheckpointOptions& options);
-
-void bind(
-    config::Section& section, CheckpointOptions& options);  // [checkpoint]
 
 }  // namespace echelon

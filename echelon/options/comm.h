@@ -1,15 +1,10 @@
-// Settings of the communicator. Free of LibTorch, so that the command line
-// checks them.
+// Settings of the communicator.
 #pragma once
 
 #include <chrono>
 #include <cstdint>
 
 namespace echelon {
-
-namespace config {
-class Section;
-}
 
 enum class BackendKind {
   automatic,  // nccl with a GPU per rank, local on one host, gloo otherwise
@@ -32,7 +27,5 @@ struct CommOptions {
   /// `local` always does; on the others it costs a round trip to the store.
   bool check_collectives = false;
 };
-
-void bind(config::Section& section, CommOptions& options);  // [comm]
 
 }  // namespace echelon

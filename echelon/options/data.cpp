@@ -1,6 +1,6 @@
 #include "echelon/options/data.h"
 
-#include "echelon/config/section.h"
+#include "echelon/options/bind.h"
 
 namespace echelon {
 
@@ -13,7 +13,7 @@ void bind_text(config::Section& section, DataOptions& options) {
       "or a .bin with its .idx");
   section.field(
       "weights", options.weights,
-      "text: share of each source in the samples; empty: by size",
+      "text: fraction of the samples from each source; empty: by size",
       {.above = 0});
   section.field(
       "format", options.format, "text: what the sources are",
@@ -68,19 +68,18 @@ void bind(config::Section& section, DataOptions& options) {
       "a new order of samples each epoch, from train.seed");
   section.field(
       "holdout", options.holdout,
-      "part of the samples that is held out to measure accuracy; 0 holds "
-      "nothing out",
+      "fraction of the samples that is held out for evaluation; 0: none",
       {.at_least = 0, .below = 1});
   section.field(
       "holdout_path", options.holdout_path,
       "a file or folder of held-out samples instead");
   section.field(
       "drop_last", options.drop_last,
-      "leave out the last batch of an epoch, in training, if it is not full");
+      "training: drop the last batch of an epoch if it is not full");
   section.field(
       "workers", options.workers,
-      "threads per rank that prepare batches; data in memory of which a batch "
-      "takes less than 50 us needs none",
+      "threads per rank that prepare batches; data in memory uses none if a "
+      "batch takes less than 50 us",
       {.at_least = 1, .at_most = 256});
   section.field(
       "prefetch", options.prefetch, "batches prepared ahead",
@@ -99,22 +98,21 @@ void bind(config::Section& section, DataOptions& options) {
       {.at_least = 1, .at_most = 16384});
   section.field(
       "crop", options.crop,
-      "images: how they get their size in training; held-out images use center",
+      "images: the crop in training; evaluation uses center",
       {{"center", Crop::center}, {"random_resized", Crop::random_resized}});
   section.field(
-      "flip", options.flip,
-      "images: flipped left to right half of the time, in training");
+      "flip", options.flip, "images: random horizontal flips in training");
   section
       .field(
           "mean", options.mean,
           "images: subtracted per channel, from values in [0, 1]")
       .length(3, 3);
-  section.field("std", options.std, "images: divided by, per channel")
+  section.field("std", options.std, "images: divisor per channel")
       .length(3, 3)
       .within({.above = 0});
   section.field(
       "bad_image", options.bad_image,
-      "images: what a broken one causes; skip counts it",
+      "images: whether a broken image is an error, or is skipped and counted",
       {{"error", BadImage::error}, {"skip", BadImage::skip}});
   section.field(
       "max_image_pixels", options.max_image_pixels,

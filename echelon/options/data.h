@@ -1,4 +1,4 @@
-// Settings of the data. Free of LibTorch, so that the command line checks them.
+// Settings of the data.
 #pragma once
 
 #include <cstdint>
@@ -6,10 +6,6 @@
 #include <vector>
 
 namespace echelon {
-
-namespace config {
-class Section;
-}
 
 enum class BadImage { error, skip };         // what a broken image causes
 enum class Crop { center, random_resized };  // how an image gets its size
@@ -62,8 +58,6 @@ struct DataOptions {
   std::string document_separator;  // within text files; "": a file is one
   int64_t end_of_text_id = -1;     // ends a document; -1: the tokenizer's own
 };
-
-void bind(config::Section& section, DataOptions& options);  // [data]
 
 /// The batches of one epoch of `samples`; the last one may not be full.
 int64_t

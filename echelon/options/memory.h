@@ -1,15 +1,10 @@
-// Settings of what is kept in memory, and where. Free of LibTorch, so that the
-// command line checks them.
+// Settings of what is kept in memory, and where.
 #pragma once
 
 #include <cstdint>
 #include <string>
 
 namespace echelon {
-
-namespace config {
-class Section;
-}
 
 struct MemoryOptions {
   /// What backward recomputes instead of keeping it.
@@ -32,7 +27,5 @@ struct MemoryOptions {
 
   bool operator==(const MemoryOptions&) const = default;
 };
-
-void bind(config::Section& section, MemoryOptions& options);  // [memory]
 
 }  // namespace echelon

@@ -1,6 +1,6 @@
 #include "echelon/options/model.h"
 
-#include "echelon/config/section.h"
+#include "echelon/options/bind.h"
 
 namespace echelon {
 
@@ -15,8 +15,8 @@ void bind_language_model(config::Section& section, ModelOptions& options) {
   };
   section.field(
       "layers", options.layers,
-      "gpt, llama: blocks; 0, here and below: the number of the named size, "
-      "such as gpt2",
+      "gpt, llama: transformer blocks; 0, here and below: that of the named "
+      "model, such as gpt2",
       {.at_least = 0, .at_most = 1 << 16});
   count("hidden_size", options.hidden_size, "gpt, llama: features of a token");
   count("heads", options.heads, "gpt, llama: attention heads");
@@ -59,8 +59,8 @@ void bind_language_model(config::Section& section, ModelOptions& options) {
       {.at_least = 0, .below = 1});
   section.field(
       "dropout", options.dropout,
-      "gpt, llama: share of embeddings, attention weights and branches that is "
-      "dropped in training",
+      "gpt, llama: dropout probability of embeddings, attention weights and "
+      "residual branches",
       {.at_least = 0, .below = 1});
   section.field(
       "tie_embeddings", options.tie_embeddings,
@@ -80,10 +80,10 @@ const std::vector<std::string>& model_names() {
 }
 
 void bind(config::Section& section, ModelOptions& options) {
-  section.field("name", options.name, "which model").one_of(model_names());
+  section.field("name", options.name, "the model").one_of(model_names());
   section.field(
       "classes", options.classes,
-      "how many classes it distinguishes; 0: as many as the data has",
+      "number of classes; 0: as many as the data has",
       {.at_least = 0, .at_most = 1 << 24});
   section
       .field(
@@ -101,19 +101,21 @@ void bind(config::Section& section, ModelOptions& options) {
       "batch normalization takes its statistics over all ranks");
   bind_language_model(section, options);
   section.field(
-      "cut", options.cut,
-      "layers that begin a new pipeline stage or device; empty: by balance");
-  section
-      .field(
-          "balance", options.balance,
-          "what is spread evenly over stages or devices: floating-point "
-          "operations, memory, or the measured time of a few microbatches")
-      .one_of({"time", "memory", "measured"});
+      "cut", options.partition_at,
+      "the first layer of each stage or device but the first; empty: by "
+      "balance");
+  section.field(
+      "balance", options.balance,
+      "what stages or devices share evenly: floating-point operations, memory, "
+      "or the measured time of a few microbatches",
+      {{"time", StageBalance::time},
+       {"memory", StageBalance::memory},
+       {"measured", StageBalance::measured}});
   section
       .field(
           "devices", options.devices,
-          "model parallel: devices of each process, among which the layers are "
-          "partitioned, such as \"cuda:0\", \"cuda:1\"; empty: one device")
+          "model parallel: devices of each process that share the layers, such "
+          "as \"cuda:0\", \"cuda:1\"; empty: one device")
       .length(0, 1024);
   section
       .field(

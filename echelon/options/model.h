@@ -1,5 +1,4 @@
-// Settings of the model. Free of LibTorch, so that the command line checks
-// them.
+// Settings of the model.
 #pragma once
 
 #include <cstdint>
@@ -8,9 +7,9 @@
 
 namespace echelon {
 
-namespace config {
-class Section;
-}
+/// What pipeline stages or devices share evenly: floating-point operations,
+/// memory, or the measured time of a few microbatches.
+enum class StageBalance { time, memory, measured };
 
 struct ModelOptions {
   std::string name = "simple_cnn";           // one of model_names()
@@ -43,8 +42,8 @@ struct ModelOptions {
 
   // How the list of layers is partitioned into pipeline stages or devices.
   /// The first layer of each slice but the first; empty: by `balance`.
-  std::vector<std::string> cut;
-  std::string balance = "time";  // time | memory | measured
+  std::vector<std::string> partition_at;
+  StageBalance balance = StageBalance::time;
   /// Devices of one process, among which the layers are partitioned: "cpu",
   /// "cuda:1". Empty: the rank's one device.
   std::vector<std::string> devices;
@@ -55,7 +54,5 @@ struct ModelOptions {
 
 /// The names that ModelOptions::name may have.
 const std::vector<std::string>& model_names();
-
-void bind(config::Section& section, ModelOptions& options);  // [model]
 
 }  // namespace echelon

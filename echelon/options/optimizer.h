@@ -1,5 +1,4 @@
-// Settings of the optimizer. Free of LibTorch, so that the command line checks
-// them.
+// Settings of the optimizer.
 #pragma once
 
 #include <cstdint>
@@ -7,9 +6,8 @@
 
 namespace echelon {
 
-namespace config {
-class Section;
-}
+/// How the learning rate changes after the warmup (optim/optimizer.h).
+enum class RateSchedule { constant, cosine, linear, step };
 
 struct OptimizerOptions {
   std::string name = "adamw";  // sgd | adam | adamw
@@ -22,13 +20,11 @@ struct OptimizerOptions {
   double epsilon = 1e-8;
   double clip_norm = 0.0;  // largest global gradient norm; 0: no clipping
 
-  std::string schedule = "constant";  // constant | cosine | linear | step
-  int64_t warmup_steps = 0;           // linear, from 0 to learning_rate
-  double final_factor = 0.0;          // cosine, linear: last rate / first rate
-  int64_t step_every = 0;             // step: steps between two drops
-  double step_factor = 0.1;           // step: what a drop multiplies by
+  RateSchedule schedule = RateSchedule::constant;
+  int64_t warmup_steps = 0;   // linear, from 0 to learning_rate
+  double final_factor = 0.0;  // cosine, linear: last rate / first rate
+  int64_t step_every = 0;     // step: steps between two drops
+  double step_factor = 0.1;   // step: what a drop multiplies by
 };
-
-void bind(config::Section& section, OptimizerOptions& options);  // [optimizer]
 
 }  // namespace echelon

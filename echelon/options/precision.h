@@ -1,5 +1,4 @@
-// Settings of mixed precision. Free of LibTorch, so that the command line
-// checks them.
+// Settings of mixed precision.
 //
 // Source: Micikevicius et al., "Mixed precision training", 2018,
 // arXiv:1710.03740.
@@ -9,10 +8,6 @@
 #include <string>
 
 namespace echelon {
-
-namespace config {
-class Section;
-}
 
 /// Master parameters and the optimizer's state always have model.dtype.
 struct PrecisionOptions {
@@ -34,7 +29,5 @@ struct PrecisionOptions {
 
   bool operator==(const PrecisionOptions&) const = default;
 };
-
-void bind(config::Section& section, PrecisionOptions& options);  // [precision]
 
 }  // namespace echelon

@@ -1,15 +1,10 @@
-// Settings of sharded data parallelism. Free of LibTorch, so that the command
-// line checks them.
+// Settings of sharded data parallelism.
 #pragma once
 
 #include <cstdint>
 #include <string>
 
 namespace echelon {
-
-namespace config {
-class Section;
-}
 
 /// Read when layout.dp_shard > 1. Stages are numbered as in ZeRO: Rajbhandari
 /// et al., 2020, arXiv:1910.02054.
@@ -31,7 +26,5 @@ struct ShardOptions {
 
   bool operator==(const ShardOptions&) const = default;
 };
-
-void bind(config::Section& section, ShardOptions& options);  // [shard]
 
 }  // namespace echelon

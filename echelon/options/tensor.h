@@ -1,13 +1,9 @@
-// Settings of tensor parallelism next to its degree. Free of LibTorch.
+// Settings of tensor parallelism next to its degree.
 #pragma once
 
 #include <cstdint>
 
 namespace echelon {
-
-namespace config {
-class Section;
-}
 
 struct TensorParallelOptions {
   /// Each rank computes norms, dropout and residual sums on a shard of the
@@ -20,9 +16,5 @@ struct TensorParallelOptions {
 
   bool operator==(const TensorParallelOptions&) const = default;
 };
-
-/// sequence_parallel, overlap_chunks.
-void bind(
-    config::Section& section, TensorParallelOptions& options);  // [layout]
 
 }  // namespace echelon

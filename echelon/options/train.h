@@ -1,5 +1,4 @@
-// Settings of the training loop. Free of LibTorch, so that the command line
-// checks them.
+// Settings of the training loop.
 #pragma once
 
 #include <cstdint>
@@ -7,10 +6,6 @@
 #include <vector>
 
 namespace echelon {
-
-namespace config {
-class Section;
-}
 
 struct TrainOptions {
   int64_t steps = 0;  // exactly one of steps and epochs is above 0
@@ -33,7 +28,5 @@ struct TrainOptions {
   std::string ranks = "processes";  // processes | threads of one process
   int64_t timeline_steps = 20;      // steps that the timeline records; 0: none
 };
-
-void bind(config::Section& section, TrainOptions& options);  // [train]
 
 }  // namespace echelon

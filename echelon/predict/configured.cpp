@@ -115,7 +115,7 @@ Precision precision_of(const Job& job) {
 // Blocks of each stage where the configuration partitions the model; embeddings
 // and the last norm and head go with their neighbours.
 std::vector<int64_t> stage_layers_of(const Job& job, size_t stages) {
-  if (job.layout.pp == 1 || job.model.cut.empty()) return {};
+  if (job.layout.pp == 1 || job.model.partition_at.empty()) return {};
   const auto names = list_layers(job.model);
   const bool language = is_language_model(job.model);
   const bool gpt = job.model.name.rfind("gpt", 0) == 0;
@@ -124,7 +124,8 @@ std::vector<int64_t> stage_layers_of(const Job& job, size_t stages) {
   const int64_t blocks = static_cast<int64_t>(names.size()) - before - after;
   std::vector<int64_t> layers;
   int64_t begin = 0;
-  for (const size_t boundary : partition_at(names, job.model.cut, stages)) {
+  for (const size_t boundary :
+       partition_at(names, job.model.partition_at, stages)) {
     const int64_t end =
         std::clamp<int64_t>(static_cast<int64_t>(boundary) - before, 0, blocks);
     if (boundary > 0) layers.push_back(end - begin);

@@ -500,7 +500,7 @@ TEST_F(Explain, UnevenStages) {
   const StageCost light{.forward = 0.01, .backward = 0.02};
   const StageCost heavy{.forward = 0.02, .backward = 0.04};
   Job job = pipeline_job(16);
-  job.model.cut = {"layer4.0"};
+  job.model.partition_at = {"layer4.0"};
   const RunFinding found =
       only(job, timeline_of(two_stages(16), {light, heavy}, 8));
   EXPECT_EQ(found.fault, Fault::stage_imbalance);

@@ -10,7 +10,7 @@
 #include "echelon/layers/low_precision.h"
 #include "echelon/layers/network.h"
 #include "echelon/models/make_network.h"
-#include "echelon/optim/autocast.h"
+#include "echelon/optim/mixed_precision.h"
 #include "echelon/parallel/tensor/shared_gradients.h"
 #include "echelon/parallel/tensor/vocab.h"
 #include "tests/parallel/tensor/parts.h"

@@ -1,4 +1,4 @@
-#include "echelon/optim/autocast.h"
+#include "echelon/optim/mixed_precision.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,7 +7,6 @@
 #include <thread>
 
 #include "echelon/error.h"
-#include "echelon/optim/loss_scaler.h"
 #include "echelon/optim/optimizer.h"
 #include "tests/support/error_text.h"
 

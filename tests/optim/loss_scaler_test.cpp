@@ -1,4 +1,4 @@
-#include "echelon/optim/loss_scaler.h"
+#include "echelon/optim/mixed_precision.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -70,10 +70,10 @@ TEST(LossScaler, DoublesAfterGoodStepsAndHalvesAtAnOverflow) {
   EXPECT_EQ(scaler.scale(), 16);
   EXPECT_FALSE(step(std::nanf("")));
   EXPECT_EQ(scaler.scale(), 8);
-  EXPECT_EQ(scaler.overflows(), 2);
+  EXPECT_EQ(scaler.state().overflows, 2);
   // Earlier good steps no longer count.
   EXPECT_TRUE(step(1) && step(1));
-  EXPECT_EQ(scaler.overflows(), 0);
+  EXPECT_EQ(scaler.state().overflows, 0);
   EXPECT_EQ(scaler.scale(), 8);
   EXPECT_TRUE(step(1));
   EXPECT_EQ(scaler.scale(), 16);

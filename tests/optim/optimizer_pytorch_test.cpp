@@ -8,7 +8,6 @@
 #include <nlohmann/json.hpp>
 
 #include "echelon/optim/clip.h"
-#include "echelon/optim/learning_rate.h"
 #include "echelon/optim/optimizer.h"
 #include "tests/support/python.h"
 #include "tests/support/temp_folder.h"
@@ -32,6 +31,7 @@ int64_t total_size() {
 
 struct Case {
   OptimizerOptions options;
+  std::string schedule = "constant";  // options.schedule
   double second_rate_factor = 1.0;
 };
 
@@ -57,9 +57,15 @@ std::vector<Case> all_cases() {
       }
     }
   }
-  for (const char* schedule : {"constant", "linear", "cosine", "step"}) {
+  const std::pair<const char*, RateSchedule> schedules[] = {
+      {"constant", RateSchedule::constant},
+      {"linear", RateSchedule::linear},
+      {"cosine", RateSchedule::cosine},
+      {"step", RateSchedule::step}};
+  for (const auto& [name, schedule] : schedules) {
     for (int64_t warmup : {0, 1, 4}) {
       Case c;
+      c.schedule = name;
       c.options.schedule = schedule;
       c.options.warmup_steps = warmup;
       c.options.final_factor = 0.2;
@@ -83,7 +89,7 @@ nlohmann::json to_json(const Case& c) {
       {"beta2", o.beta2},
       {"epsilon", o.epsilon},
       {"clip_norm", o.clip_norm},
-      {"schedule", o.schedule},
+      {"schedule", c.schedule},
       {"warmup_steps", o.warmup_steps},
       {"final_factor", o.final_factor},
       {"step_every", o.step_every},

@@ -1,14 +1,8 @@
 // Every options struct: its defaults pass, and survive being written and read.
 #include <gtest/gtest.h>
 
-#include "echelon/config/section.h"
 #include "echelon/error.h"
-#include "echelon/options/comm.h"
-#include "echelon/options/data.h"
-#include "echelon/options/layout.h"
-#include "echelon/options/model.h"
-#include "echelon/options/optimizer.h"
-#include "echelon/options/train.h"
+#include "echelon/options/bind.h"
 #include "echelon/schedule/pipeline_layout.h"
 
 namespace echelon {

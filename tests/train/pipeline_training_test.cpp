@@ -177,14 +177,16 @@ TEST_P(EverySchedule, TiedWeightsAcrossStages) {
 }
 
 TEST(VerifyPipeline, EveryBalanceAndPartition) {
-  for (const char* balance : {"time", "memory", "measured"}) {
+  for (const auto balance :
+       {StageBalance::time, StageBalance::memory, StageBalance::measured}) {
     Job job = mlp_job(3, "1f1b");
     job.model.balance = balance;
     const auto result = result_of(job);
-    EXPECT_TRUE(result.passed) << balance << text_of(job, result);
+    EXPECT_TRUE(result.passed)
+        << static_cast<int>(balance) << text_of(job, result);
   }
   Job job = mlp_job(3, "1f1b");
-  job.model.cut = {"fc2", "fc9"};
+  job.model.partition_at = {"fc2", "fc9"};
   const auto result = result_of(job);
   EXPECT_TRUE(result.passed) << text_of(job, result);
 }
@@ -210,7 +212,7 @@ std::vector<std::set<std::string>> layers_of_ranks(const Job& job) {
 TEST(PipelinePartition, EachRankHoldsItsOwnLayersOnly) {
   using Layers = std::set<std::string>;
   Job job = mlp_job(3, "1f1b");
-  job.model.cut = {"fc2", "fc9"};
+  job.model.partition_at = {"fc2", "fc9"};
   EXPECT_THAT(
       layers_of_ranks(job),
       testing::ElementsAre(
@@ -219,7 +221,7 @@ TEST(PipelinePartition, EachRankHoldsItsOwnLayersOnly) {
           Layers{"fc9", "fc10"}));
   // V-shaped: the first and the last stage are on one rank.
   job = mlp_job(2, "zb-v");
-  job.model.cut = {"fc2", "fc3", "fc4"};
+  job.model.partition_at = {"fc2", "fc3", "fc4"};
   EXPECT_THAT(
       layers_of_ranks(job),
       testing::ElementsAre(
@@ -232,7 +234,7 @@ TEST(PipelinePartition, FollowsWhatIsBalanced) {
   // One microbatch: work and memory both lie in the widest matrix, fc3.
   Job job = mlp_job(2, "gpipe");
   job.model.hidden = {8, 64, 512, 8, 8};
-  job.model.balance = "time";
+  job.model.balance = StageBalance::time;
   EXPECT_THAT(
       layers_of_ranks(job),
       testing::ElementsAre(
@@ -244,7 +246,7 @@ TEST(PipelinePartition, FollowsWhatIsBalanced) {
   job.train.batch = 4096;
   job.pipeline.microbatches = 8;
   EXPECT_EQ(layers_of_ranks(job)[0].size(), 5u);
-  job.model.balance = "memory";
+  job.model.balance = StageBalance::memory;
   EXPECT_LT(layers_of_ranks(job)[0].size(), 5u);
 }
 
@@ -260,7 +262,7 @@ TEST(VerifyPipeline, WhatDoesNotFitIsRefusedWithNumbers) {
   Job job = mlp_job(2, "1f1b");
   job.model.device_bytes = {1 << 20, 2000};
   EXPECT_THAT(message_of(job), HasSubstr("of its 1.95 KiB"));
-  job.model.cut = {"fc5"};
+  job.model.partition_at = {"fc5"};
   EXPECT_THAT(message_of(job), HasSubstr("of its 1.95 KiB"));
   job.model.device_bytes = {1 << 20, 1 << 20};
   EXPECT_TRUE(result_of(job).passed);
@@ -282,11 +284,12 @@ TEST(VerifyPlacement, EqualsOneDevice) {
       EXPECT_TRUE(result.passed) << devices << text_of(job, result);
     }
   }
-  for (const char* balance : {"memory", "measured"}) {
+  for (const auto balance : {StageBalance::memory, StageBalance::measured}) {
     Job job = placed_job(3);
     job.model.balance = balance;
     const auto result = result_of(job);
-    EXPECT_TRUE(result.passed) << balance << text_of(job, result);
+    EXPECT_TRUE(result.passed)
+        << static_cast<int>(balance) << text_of(job, result);
   }
   for (const LayerList& list : {skip_list(), tied_list()}) {
     const Job job = placed_job(3);

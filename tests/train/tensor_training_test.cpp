@@ -354,7 +354,7 @@ TEST_F(TensorTraining, CompressesTheGradientsOfEachShard) {
 
 TEST_F(TensorTraining, ThePartitionMayBeMeasured) {
   Job job = cut_job({.dp_replicate = 2, .tp = 2, .pp = 2});
-  job.model.balance = "measured";
+  job.model.balance = StageBalance::measured;
   const auto result = result_of(job);
   EXPECT_TRUE(result.passed) << text_of(job, result);
 }

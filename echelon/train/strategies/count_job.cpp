@@ -184,7 +184,8 @@ std::vector<size_t> boundaries_of(
     std::vector<std::string>& notes) {
   costs.pop_back();  // the loss is no layer of the list
   if (job.layout.pp == 1) return {0, costs.size()};
-  if (job.model.balance == "measured" && job.model.cut.empty()) {
+  if (job.model.balance == StageBalance::measured &&
+      job.model.partition_at.empty()) {
     notes.push_back(
         "[model] balance = \"measured\" is not measured here: stages are "
         "balanced "

@@ -140,14 +140,15 @@ PlacementOptions placement_options(const Job& job, const ModelPlace& place) {
   for (const auto& name : job.model.devices) options.devices.emplace_back(name);
   options.inputs = input_specs(
       job, place.source, std::max<int64_t>(1, job.train.batch / pieces));
-  options.balance = job.model.balance == "memory" ? placement::Balance::memory
-                                                  : placement::Balance::time;
-  options.cut = job.model.cut;
+  options.balance = job.model.balance == StageBalance::memory
+                        ? placement::Balance::memory
+                        : placement::Balance::time;
+  options.cut = job.model.partition_at;
   options.limits = job.model.device_bytes;
   options.optimizer_bytes =
       optimizer_copies(job.optimizer) *
       static_cast<int64_t>(c10::elementSize(dtype_of(job.model.dtype)));
-  if (options.cut.empty() && job.model.balance == "measured") {
+  if (options.cut.empty() && job.model.balance == StageBalance::measured) {
     options.cut = measured_partition(
         place.source.layers, options.inputs, options.devices.size(),
         place.world);

@@ -161,13 +161,14 @@ SliceMemory memory_of(
 std::vector<size_t> boundaries_of(
     const Job& job, const std::vector<std::string>& names,
     const std::vector<double>& work, size_t slices, const SliceMemory& memory) {
-  if (!job.model.cut.empty()) {
-    auto boundaries = partition_at(names, job.model.cut, slices);
+  if (!job.model.partition_at.empty()) {
+    auto boundaries = partition_at(names, job.model.partition_at, slices);
     check_fits(boundaries, memory);
     return boundaries;
   }
-  return job.model.balance == "memory" ? balance_memory(slices, memory)
-                                       : balance(work, slices, memory);
+  return job.model.balance == StageBalance::memory
+             ? balance_memory(slices, memory)
+             : balance(work, slices, memory);
 }
 
 std::vector<std::string> describe_stages(
@@ -246,7 +247,7 @@ ModelPartition partition_into_stages(
   const SliceMemory memory = memory_of(
       job, partition.costs, schedule,
       memory_of_ranks(job, schedule, place.world));
-  const auto work = job.model.balance == "measured"
+  const auto work = job.model.balance == StageBalance::measured
                         ? measured_costs(job, place, inputs)
                         : flops_of(partition.costs);
   partition.boundaries =

@@ -81,7 +81,8 @@ class ParallelModel {
   /// How the model is partitioned or sharded, in lines; empty when it is not.
   virtual std::vector<std::string> describe() const { return {}; }
 
-  /// From now on gradients are those of the loss times `scale` (loss_scaler.h).
+  /// From now on gradients are those of the loss times `scale`
+  /// (mixed_precision.h).
   void set_gradient_scale(double scale) { gradient_scale_ = scale; }
 
  protected:

@@ -33,7 +33,7 @@ class Resumed : public testing::Test {
     Job job;
     job.data.name = "digits";
     job.layout = parse_layout(layout);
-    job.optimizer.schedule = "cosine";
+    job.optimizer.schedule = RateSchedule::cosine;
     job.optimizer.clip_norm = 1;
     job.train.steps = steps;
     job.train.batch = 48;
@@ -269,7 +269,7 @@ TEST_F(Resumed, FromAnotherRunsFolder) {
   run(job, "first");
   job.layout = parse_layout("fsdp=2");
   job.train.steps = 30;
-  job.optimizer.schedule = "constant";
+  job.optimizer.schedule = RateSchedule::constant;
   job.checkpoint.resume = path("first").string();
   run(job, "second");
   const auto steps = metrics("second").steps;

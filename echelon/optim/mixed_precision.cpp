@@ -1,5 +1,6 @@
-#include "echelon/optim/loss_scaler.h"
+#include "echelon/optim/mixed_precision.h"
 
+#include <ATen/autocast_mode.h>
 #include <torch/types.h>
 #include <torch/utils.h>
 
@@ -10,6 +11,21 @@
 
 namespace echelon {
 namespace {
+
+void check_autocast(torch::DeviceType device, torch::Dtype dtype) {
+  if (!at::autocast::is_autocast_available(device)) {
+    throw ConfigError(format(
+        "[autocast] there is none for the device \"{}\"; use torch::kCPU or "
+        "torch::kCUDA",
+        c10::DeviceTypeName(device, /*lower_case=*/true)));
+  }
+  if (dtype != torch::kBFloat16 && dtype != torch::kHalf) {
+    throw ConfigError(format(
+        "[autocast] {} is no dtype of low precision; use torch::kBFloat16 or "
+        "torch::kHalf",
+        c10::toString(dtype)));
+  }
+}
 
 using torch::Tensor;
 
@@ -41,6 +57,22 @@ torch::Device device_of(const std::vector<Tensor>& gradients) {
 }
 
 }  // namespace
+
+Autocast::Autocast(torch::DeviceType device, torch::Dtype dtype, bool enabled)
+    : device_(device) {
+  check_autocast(device, dtype);
+  outer_dtype_ = at::autocast::get_autocast_dtype(device);
+  outer_enabled_ = at::autocast::is_autocast_enabled(device);
+  at::autocast::set_autocast_enabled(device, enabled);
+  at::autocast::set_autocast_dtype(device, dtype);
+  at::autocast::increment_nesting();
+}
+
+Autocast::~Autocast() {
+  if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
+  at::autocast::set_autocast_enabled(device_, outer_enabled_);
+  at::autocast::set_autocast_dtype(device_, outer_dtype_);
+}
 
 LossScaler::LossScaler(const PrecisionOptions& options, bool dynamic)
     : options_(options), dynamic_(dynamic) {
@@ -85,8 +117,7 @@ void LossScaler::fail() const {
       "gradients overflowed in {} steps in a row (max_overflows), in the last "
       "with {}{:.9g}; nothing was updated in them. Set [precision] compute = "
       "\"bf16\", which has float32's range, lower [optimizer] learning_rate, "
-      "or "
-      "set clip_norm",
+      "or set clip_norm",
       state_.overflows,
       dynamic_ ? "the loss scale halved down to " : "[precision] loss_scale = ",
       state_.scale));
