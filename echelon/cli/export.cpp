@@ -13,7 +13,7 @@
 #include "echelon/cli/arguments.h"
 #include "echelon/cli/new_folder.h"
 #include "echelon/error.h"
-#include "echelon/job/trained_job.h"
+#include "echelon/job/run_folder.h"
 #include "echelon/text/format.h"
 
 namespace echelon::cli {

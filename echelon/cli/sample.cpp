@@ -2,7 +2,7 @@
 #include "echelon/cli/command_line.h"
 #include "echelon/cli/programs.h"
 #include "echelon/error.h"
-#include "echelon/job/trained_job.h"
+#include "echelon/job/run_folder.h"
 
 namespace echelon::cli {
 namespace {

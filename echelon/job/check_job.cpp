@@ -54,8 +54,16 @@ class Checker {
   }
 
  private:
-  [[noreturn]] void fail(const std::string& key, const std::string& rule) {
-    throw ConfigError(document_.where(key) + ": " + rule);
+  // `rule` and its arguments as format() takes them.
+  template <class... Arguments>
+  [[noreturn]] void fail(
+      const std::string& key,
+      std::type_identity_t<detail::FormatPattern<sizeof...(Arguments)>> rule,
+      const Arguments&... arguments) {
+    throw ConfigError(
+        document_.where(key) + ": " +
+        detail::format_arguments(
+            rule.text, {detail::FormatArgument(arguments)...}));
   }
 
   // Where a key was set, without its value.
@@ -107,26 +115,25 @@ class Checker {
     const std::string name = key.substr(dot + 1);
     if (!job_.model.devices.empty()) {
       fail(
-          key, format(
-                   "is for ranks that drive one device, and [model] devices "
-                   "has {}; leave devices out, with [layout] pp to partition "
-                   "the list of layers, or leave {} out",
-                   job_.model.devices.size(), name));
+          key,
+          "is for ranks that drive one device, and [model] devices "
+          "has {}; leave devices out, with [layout] pp to partition "
+          "the list of layers, or leave {} out",
+          job_.model.devices.size(), name);
     }
     if (job_.train.compress != "none") {
       fail(
           "train.compress",
-          format(
-              "is for unsharded gradients, and with [{}] {} they are sharded; "
-              "set [precision] reduce = \"bf16\" instead, which sends half of "
-              "the bytes",
-              key.substr(0, dot), name));
+          "is for unsharded gradients, and with [{}] {} they are sharded; "
+          "set [precision] reduce = \"bf16\" instead, which sends half of "
+          "the bytes",
+          key.substr(0, dot), name);
     }
   }
 
   void check_memory() {
-    const auto& memory = job_.memory;
-    if (memory.recompute == "budget" && memory.activation_bytes == 0) {
+    if (job_.memory.recompute == "budget" &&
+        job_.memory.activation_bytes == 0) {
       fail(
           "memory.recompute",
           "needs activation_bytes, what a rank may keep for backward; set it, "
@@ -175,9 +182,8 @@ class Checker {
     const auto count = static_cast<int64_t>(layers.size());
     if (slices > count) {
       fail(
-          key, format(
-                   "makes {} {}, but {} has {} layers; at most {}", slices,
-                   what, job_.model.name, count, count));
+          key, "makes {} {}, but {} has {} layers; at most {}", slices, what,
+          job_.model.name, count, count);
     }
     if (job_.model.partition_at.empty()) return;
     try {
@@ -193,8 +199,7 @@ class Checker {
     if (entries == 0 || entries == count) return;
     fail(
         "model.device_bytes",
-        format(
-            "must have an entry for each of the {} {}, or none", count, what));
+        "must have an entry for each of the {} {}, or none", count, what);
   }
 
   void check_devices() {
@@ -208,8 +213,7 @@ class Checker {
       if (device != "cpu" && !cuda) {
         fail(
             "model.devices",
-            format(
-                "\"{}\" is not a device; write \"cpu\" or \"cuda:0\"", device));
+            "\"{}\" is not a device; write \"cpu\" or \"cuda:0\"", device);
       }
       if (cuda && !gpus) {
         fail(
@@ -240,29 +244,23 @@ class Checker {
   void check_batch() {
     const auto& train = job_.train;
     const int64_t degree = job_.layout.data_degree();
-    if (!train.rank_batch.empty()) {
-      check_rank_batch();
-      return;
-    }
+    if (!train.rank_batch.empty()) return check_rank_batch();
     int64_t divisor = 0;
     if (__builtin_mul_overflow(degree, passes_per_step(), &divisor) ||
         divisor > train.batch) {
       fail(
-          "train.batch",
-          format(
-              "is less than 1 sample for each of {}; {}", shares(degree),
-              divisor > 0 && divisor <= 1 << 30
-                  ? format("the smallest batch is {}", divisor)
-                  : "lower " + passes_name()));
+          "train.batch", "is less than 1 sample for each of {}; {}",
+          shares(degree),
+          divisor > 0 && divisor <= 1 << 30
+              ? format("the smallest batch is {}", divisor)
+              : "lower " + passes_name());
     }
     if (train.batch % divisor == 0) return;
     const int64_t below = train.batch / divisor * divisor;
     fail(
-        "train.batch",
-        format(
-            "does not divide by {}{}; {} or {} does", shares(degree),
-            degree > 1 && passes_per_step() > 1 ? format(" = {}", divisor) : "",
-            below, below + divisor));
+        "train.batch", "does not divide by {}{}; {} or {} does", shares(degree),
+        degree > 1 && passes_per_step() > 1 ? format(" = {}", divisor) : "",
+        below, below + divisor);
   }
 
   static std::string ranks(int64_t degree) {
@@ -285,9 +283,8 @@ class Checker {
     const auto entries = static_cast<int64_t>(train.rank_batch.size());
     if (entries != degree) {
       fail(
-          "train.rank_batch", format(
-                                  "has {} entries for {}; give one for each",
-                                  entries, ranks(degree)));
+          "train.rank_batch", "has {} entries for {}; give one for each",
+          entries, ranks(degree));
     }
     int64_t sum = 0;
     for (int64_t batch : train.rank_batch) {
@@ -297,18 +294,16 @@ class Checker {
     }
     if (sum != train.batch) {
       fail(
-          "train.rank_batch", format(
-                                  "sums to {}, but batch is {}; set batch = {} "
-                                  "or change the entries",
-                                  sum, train.batch, sum));
+          "train.rank_batch",
+          "sums to {}, but batch is {}; set batch = {} "
+          "or change the entries",
+          sum, train.batch, sum);
     }
     for (int64_t batch : train.rank_batch) {
       if (batch % passes_per_step() != 0) {
         fail(
-            "train.rank_batch",
-            format(
-                "{} does not divide by {} {}; each entry must", batch,
-                passes_name(), passes_per_step()));
+            "train.rank_batch", "{} does not divide by {} {}; each entry must",
+            batch, passes_name(), passes_per_step());
       }
     }
   }
@@ -317,10 +312,10 @@ class Checker {
     const auto& train = job_.train;
     if (train.steps > 0 && train.epochs > 0) {
       fail(
-          "train.epochs", format(
-                              "steps = {} is set too; exactly one of the two "
-                              "says how long the run is",
-                              train.steps));
+          "train.epochs",
+          "steps = {} is set too; exactly one of the two "
+          "says how long the run is",
+          train.steps);
     }
     if (train.steps == 0 && train.epochs == 0) {
       fail(
@@ -360,7 +355,7 @@ class Checker {
     const bool from_disk = data.name == "tensors" || data.name == "images";
     if (from_disk && data.path.empty()) {
       fail(
-          "data.name",
+          "data.name", "{}",
           data.name == "images"
               ? "needs path, a folder of class folders"
               : "needs path, a .safetensors file with inputs and targets");
@@ -381,11 +376,11 @@ class Checker {
       for (const char* key :
            {"weights", "sequence", "token_bytes", "tokenizer", "vocab_size",
             "documents", "end_of_text_id", "path"}) {
-        if (message.rfind(std::string("[data] ") + key, 0) != 0) continue;
-        if (document_.entry(std::string("data.") + key).place.is_default()) {
-          continue;
+        const std::string full = format("data.{}", key);
+        if (message.starts_with(format("[data] {}", key)) &&
+            !document_.entry(full).place.is_default()) {
+          return place(full);
         }
-        return place(std::string("data.") + key);
       }
       return place("data.name");
     }
@@ -399,7 +394,7 @@ class Checker {
   std::string data_place(const std::string& message) const {
     const auto& data = job_.data;
     const auto begins_with = [&](const std::string& path) {
-      return !path.empty() && message.rfind(path, 0) == 0;
+      return !path.empty() && message.starts_with(path);
     };
     const bool holdout = begins_with(data.holdout_path) &&
                          data.holdout_path.size() >= data.path.size();
@@ -414,10 +409,10 @@ class Checker {
     const auto& data = facts.data;
     if (data.num_train < job_.train.batch) {
       fail(
-          "train.batch", format(
-                             "there are {} samples to train on ({} held out); "
-                             "a batch must not be larger",
-                             data.num_train, data.num_holdout));
+          "train.batch",
+          "there are {} samples to train on ({} held out); "
+          "a batch must not be larger",
+          data.num_train, data.num_holdout);
     }
   }
 
@@ -426,10 +421,9 @@ class Checker {
     if (job_.data.name != "text" || is_language_model(job_.model)) return;
     fail(
         "data.name",
-        format(
-            "is for models that predict the next token, and model \"{}\" is a "
-            "classifier; set [model] name = \"gpt2\", say, or use other data",
-            job_.model.name));
+        "is for models that predict the next token, and model \"{}\" is a "
+        "classifier; set [model] name = \"gpt2\", say, or use other data",
+        job_.model.name);
   }
 
   int64_t classes(const DataFacts& data) {
@@ -444,10 +438,10 @@ class Checker {
     if (classes == 0) return data.classes;
     if (classes < data.classes) {
       fail(
-          "model.classes", format(
-                               "the data has {} classes; set at least as many, "
-                               "or 0 to take the data's",
-                               data.classes));
+          "model.classes",
+          "the data has {} classes; set at least as many, "
+          "or 0 to take the data's",
+          data.classes);
     }
     return classes;
   }
@@ -470,9 +464,8 @@ class Checker {
     if (optimizer.warmup_steps > 0 && optimizer.warmup_steps >= steps) {
       fail(
           "optimizer.warmup_steps",
-          format(
-              "the run has {} steps, so the warmup would never end; lower it",
-              steps));
+          "the run has {} steps, so the warmup would never end; lower it",
+          steps);
     }
   }
 
@@ -508,10 +501,10 @@ class Checker {
     const int64_t least = *std::min_element(widths.begin(), widths.end() - 1);
     if (job_.layout.tp <= least) return;
     fail(
-        "layout.tp", format(
-                         "the narrowest layer of {} has {} outputs to shard; "
-                         "tp may be {} at most",
-                         job_.model.name, least, least));
+        "layout.tp",
+        "the narrowest layer of {} has {} outputs to shard; "
+        "tp may be {} at most",
+        job_.model.name, least, least);
   }
 
   // `key`: the setting that errors name.

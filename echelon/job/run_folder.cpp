@@ -8,8 +8,10 @@
 #include <filesystem>
 #include <vector>
 
+#include "echelon/architecture/weights_source.h"
 #include "echelon/checkpoint/files/folder.h"
 #include "echelon/checkpoint/files/folder_files.h"
+#include "echelon/checkpoint/files/reader.h"
 #include "echelon/checkpoint/format/new_file.h"
 #include "echelon/error.h"
 #include "echelon/text/format.h"
@@ -210,6 +212,16 @@ std::string make_run_folder(const Job& job) {
     throw ConfigError(place(job) + ": " + error.what());
   }
   return path;
+}
+
+Job trained_job(const std::string& place) {
+  if (!last_weights(place).empty()) {
+    return load_job((fs::path(place) / "config.toml").string());
+  }
+  const auto checkpoint = find_checkpoints(place).front().path.string();
+  const CheckpointReader reader(checkpoint);
+  return parse_job(
+      reader.manifest().config, checkpoint + "/manifest.json: config");
 }
 
 }  // namespace echelon

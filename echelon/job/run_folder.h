@@ -1,4 +1,5 @@
-// The folder that a run writes: made before ranks start, never lost by mistake.
+// The folder that a run writes: made before ranks start, never lost by mistake,
+// and read for the configuration that the run was trained with.
 #pragma once
 
 #include <string>
@@ -28,5 +29,13 @@ bool check_run_folder(const Job& job);
 /// is false there, so that running it again destroys nothing. An older
 /// config.toml is replaced only when the new one is complete. Returns its path.
 std::string make_run_folder(const Job& job);
+
+/// The configuration behind the weights of WeightsSource(place): from the
+/// newest checkpoint's manifest, or from config.toml for a run without
+/// checkpoints (last_weights()).
+///
+/// Throws CheckpointError when `place` is neither a run nor a checkpoint, and
+/// what load_job throws.
+Job trained_job(const std::string& place);
 
 }  // namespace echelon

@@ -5,9 +5,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <functional>
 #include <iostream>
+#include <map>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -20,9 +20,10 @@
 #include "echelon/error.h"
 #include "echelon/error_report.h"
 #include "echelon/job/job.h"
-#include "echelon/job/trained_job.h"
+#include "echelon/job/run_folder.h"
 #include "echelon/memory_plan/memory_plan_text.h"
 #include "echelon/text/format.h"
+#include "echelon/text/text_file.h"
 #include "echelon/train/sample.h"
 #include "echelon/train/strategies/count_job.h"
 #include "echelon/train/trainer.h"
@@ -186,19 +187,10 @@ int run_plan(Arguments& arguments) {
   return 0;
 }
 
-// Writes the file under another name, then renames it: atomic for readers.
 void write_whole(const std::string& path, const std::string& text) {
-  const std::string part = path + ".part";
-  {
-    std::ofstream file(part);
-    file << text;
-    file.close();
-    if (!file) throw DataError(path + ": cannot be written");
-  }
-  std::error_code error;
-  std::filesystem::rename(part, path, error);
-  if (error) {
-    std::filesystem::remove(part, error);
+  try {
+    write_file_atomically(path, text);
+  } catch (const Error&) {
     throw DataError(path + ": cannot be written");
   }
 }
@@ -294,20 +286,20 @@ int run_bench(Arguments& arguments) {
   if (what != "collectives") {
     throw ConfigError("echelon-train: bench measures collectives or machine");
   }
+  const std::map<std::string, BackendKind> kinds = {
+      {"local", BackendKind::local},
+      {"gloo", BackendKind::gloo},
+      {"nccl", BackendKind::nccl}};
   BenchOptions options;
   options.backends.clear();
   for (const auto& name : split(arguments.value("--backend", "local,gloo"))) {
-    if (name == "local") {
-      options.backends.push_back(BackendKind::local);
-    } else if (name == "gloo") {
-      options.backends.push_back(BackendKind::gloo);
-    } else if (name == "nccl") {
-      options.backends.push_back(BackendKind::nccl);
-    } else {
+    const auto kind = kinds.find(name);
+    if (kind == kinds.end()) {
       throw ConfigError(
           "bench: unknown backend \"" + name +
           "\"; there are local, gloo and nccl");
     }
+    options.backends.push_back(kind->second);
   }
   const std::string bytes = arguments.value("--bytes", "");
   if (!bytes.empty()) {
