@@ -10,22 +10,8 @@
 
 #include "echelon/architecture/language_model.h"
 #include "echelon/checkpoint/format/tensor_stream.h"
-#include "echelon/options/model.h"
 
 namespace echelon::hugging_face {
-
-/// The model of a config.json, every number set: name "gpt" for
-/// GPT2LMHeadModel, "llama" for LlamaForCausalLM; where no architecture is
-/// named, by model_type, "gpt2" or "llama". Missing fields have transformers'
-/// defaults.
-///
-///   path  of the config.json
-///
-/// Throws DataError, with the field, its value and the known values, when the
-/// file is missing or malformed, for another architecture, and for settings
-/// that these models do not support: other activations, biases or scalings of
-/// llama, a quantised model, dropouts that differ …
-ModelOptions read_config(const std::string& path);
 
 struct ConfigText {
   std::string dtype = "float32";

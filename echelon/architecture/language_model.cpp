@@ -319,6 +319,22 @@ language_model_shape(const ModelOptions& options, int64_t vocabulary) {
   return shape;
 }
 
+TransformerShape transformer_shape(const LanguageModelShape& shape) {
+  const bool gpt = shape.family == Family::gpt;
+  return {
+      .layers = shape.layers,
+      .hidden = shape.hidden_size,
+      .heads = shape.heads,
+      .kv_heads = gpt ? 0 : shape.kv_heads,
+      .ffn = shape.intermediate_size,
+      .vocab = shape.vocab_size,
+      .gated = !gpt,
+      .tied = shape.tie_embeddings,
+      .positions = gpt ? shape.max_positions : 0,
+      .biases = gpt,
+      .rms_norm = !gpt};
+}
+
 void check_language_model(
     const ModelOptions& options, int64_t vocabulary, int64_t sequence,
     int64_t tp) {

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "echelon/architecture/parameter_list.h"
+#include "echelon/architecture/transformer_shape.h"
 #include "echelon/options/model.h"
 
 namespace echelon {
@@ -57,6 +58,9 @@ int64_t vocabulary(const ModelOptions& options, int64_t data_vocabulary);
 ///   vocabulary  as vocabulary() returns it
 LanguageModelShape
 language_model_shape(const ModelOptions& options, int64_t vocabulary);
+
+/// The same model by the numbers that its cost depends on.
+TransformerShape transformer_shape(const LanguageModelShape& shape);
 
 /// Throws ConfigError as language_model_shape does, and for a sequence that is
 /// longer than max_positions, fewer heads than tensor-parallel ranks (a head of

@@ -4,6 +4,7 @@
 
 #include "echelon/architecture/check_weights.h"
 #include "echelon/architecture/hugging_face.h"
+#include "echelon/architecture/hugging_face_config.h"
 #include "echelon/architecture/mapped_tensors.h"
 #include "echelon/checkpoint/format/foreign.h"
 #include "echelon/checkpoint/weights/sharded_files.h"

@@ -8,8 +8,11 @@
 // have it, with learned positions.
 #include "echelon/cost/model_catalogue.h"
 
+#include <algorithm>
 #include <utility>
 
+#include "echelon/architecture/hugging_face_config.h"
+#include "echelon/architecture/language_model.h"
 #include "echelon/cost/convolution_shapes.h"
 #include "echelon/error.h"
 #include "echelon/text/nearest.h"
@@ -19,6 +22,9 @@ namespace {
 
 using Entry = std::pair<std::string, ModelShape>;
 
+// A longer context than this is not what most of the training is done with.
+constexpr int64_t kMostUsualTokens = 8192;
+
 // One line of a family's table.
 struct Size {
   const char* name;
@@ -26,6 +32,20 @@ struct Size {
   int64_t kv_heads = 0;
   int64_t ffn = 0;
 };
+
+// Sizes that [model] name trains.
+void add_trained(
+    std::vector<Entry>& models, std::initializer_list<const char*> names) {
+  for (const char* name : names) {
+    const ModelOptions options{.name = name};
+    const LanguageModelShape shape =
+        language_model_shape(options, vocabulary(options, 0));
+    models.push_back(
+        {name,
+         {.transformer = transformer_shape(shape),
+          .seq_len = std::min(shape.max_positions, kMostUsualTokens)}});
+  }
+}
 
 // Learned positions, biases, the head tied: GPT-2's and what came of it.
 void add_gpt(
@@ -78,13 +98,7 @@ void add(
 }
 
 void add_gpts(std::vector<Entry>& models) {
-  add_gpt(
-      models,
-      {{"gpt2", 12, 768, 12},
-       {"gpt2-medium", 24, 1024, 16},
-       {"gpt2-large", 36, 1280, 20},
-       {"gpt2-xl", 48, 1600, 25}},
-      50257, 1024);
+  add_trained(models, {"gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"});
   add_gpt(
       models,
       {{"gpt3-125m", 12, 768, 12},
@@ -136,7 +150,7 @@ void add_gpts(std::vector<Entry>& models) {
 }
 
 void add_llamas(std::vector<Entry>& models) {
-  add_llama(models, {{"llama-160m", 12, 768, 12, 12, 3072}}, 32000, 2048);
+  add_trained(models, {"llama-160m"});
   add_llama(
       models,
       {{"llama2-7b", 32, 4096, 32, 32, 11008},
@@ -149,13 +163,12 @@ void add_llamas(std::vector<Entry>& models) {
        {"llama3-70b", 80, 8192, 64, 8, 28672},
        {"llama3.1-8b", 32, 4096, 32, 8, 14336},
        {"llama3.1-70b", 80, 8192, 64, 8, 28672},
-       {"llama3.1-405b", 126, 16384, 128, 8, 53248},
-       {"llama-8b", 32, 4096, 32, 8, 14336},
-       {"llama-70b", 80, 8192, 64, 8, 28672}},
+       {"llama3.1-405b", 126, 16384, 128, 8, 53248}},
       128256, 8192);
+  add_trained(models, {"llama-8b", "llama-70b"});
   const auto tie = [](TransformerShape& shape) { shape.tied = true; };
   add(models, {"llama3.2-1b", 16, 2048, 32, 8, 8192}, 128256, 8192, tie);
-  add(models, {"llama-1b", 16, 2048, 32, 8, 8192}, 128256, 8192, tie);
+  add_trained(models, {"llama-1b"});
   add(models, {"llama3.2-3b", 28, 3072, 24, 8, 8192}, 128256, 8192, tie);
   add(models, {"mistral-7b", 32, 4096, 32, 8, 14336}, 32000, 8192,
       [](TransformerShape& shape) { shape.window = 4096; });
@@ -292,6 +305,29 @@ const std::vector<std::string>& catalogue_names() {
     return all;
   }();
   return names;
+}
+
+ModelShape
+parse_hugging_face_config(std::string_view text, const std::string& name) {
+  const auto config = hugging_face::parse_shape(text, name);
+  const ModelShape model{
+      .name = name,
+      .transformer = config.shape,
+      .seq_len = std::min(config.positions, kMostUsualTokens)};
+  try {
+    check(model);
+  } catch (const ConfigError& error) {
+    throw DataError(error.what());
+  }
+  return model;
+}
+
+ModelShape read_hugging_face_config(const std::filesystem::path& path) {
+  std::error_code unreadable;
+  const bool folder = std::filesystem::is_directory(path, unreadable);
+  const auto file = folder ? path / "config.json" : path;
+  return parse_hugging_face_config(
+      hugging_face::read_config_text(file), file.string());
 }
 
 ModelShape find_model(const std::string& text) {

@@ -163,26 +163,6 @@ void check_transformer(const ModelShape& model, const TransformerShape& shape) {
 
 }  // namespace
 
-int64_t TransformerShape::head_size() const {
-  if (latent) return latent->nope_dim + latent->rope_dim;
-  return head_dim > 0 ? head_dim : hidden / heads;
-}
-
-int64_t TransformerShape::value_head_size() const {
-  return latent ? latent->value_dim : head_size();
-}
-
-bool TransformerShape::has_experts(int64_t layer) const {
-  return experts.experts > 0 && layer >= experts.first_dense_layers &&
-         (layer + 1) % experts.every == 0;
-}
-
-int64_t TransformerShape::expert_layers() const {
-  if (experts.experts == 0) return 0;
-  const int64_t dense = std::min(experts.first_dense_layers, layers);
-  return layers / experts.every - dense / experts.every;
-}
-
 BlockParameters block_parameters(const TransformerShape& shape, bool experts) {
   BlockParameters block;
   block.attention = attention_parameters(shape);

@@ -6,65 +6,14 @@
 #include <string>
 #include <vector>
 
+#include "echelon/architecture/transformer_shape.h"
+
 namespace echelon {
 
 /// Formulas compute with numbers that may be fractions.
 inline double as_double(int64_t value) {
   return static_cast<double>(value);
 }
-
-/// Experts of a mixture: Shazeer et al., 2017, arXiv:1701.06538.
-struct ExpertShape {
-  int64_t experts = 0;             // 0: the feed-forward is dense
-  int64_t experts_per_token = 0;   // k
-  int64_t ffn = 0;                 // of one expert
-  int64_t shared_ffn = 0;          // of all experts that every token passes
-  int64_t first_dense_layers = 0;  // first layers without experts
-  int64_t every = 1;               // the last of this many layers has experts
-  bool operator==(const ExpertShape&) const = default;
-};
-
-/// DeepSeek's latent attention: arXiv:2405.04434, section 2.1.
-struct LatentAttention {
-  int64_t query_rank = 0;  // 0: queries are not compressed
-  int64_t key_value_rank = 0;
-  int64_t rope_dim = 0;
-  int64_t nope_dim = 0;
-  int64_t value_dim = 0;
-  bool operator==(const LatentAttention&) const = default;
-};
-
-struct TransformerShape {
-  int64_t layers = 0;
-  int64_t hidden = 0;
-  int64_t heads = 0;
-  int64_t kv_heads = 0;  // 0: as many as heads
-  int64_t head_dim = 0;  // 0: hidden / heads
-  int64_t ffn = 0;       // 0: 4 * hidden
-  int64_t vocab = 0;
-  bool gated = false;     // three matrices in the feed-forward (SwiGLU)
-  bool tied = true;       // the head uses the embedding
-  int64_t positions = 0;  // learned; 0: none (rotary, ALiBi)
-  bool biases = true;
-  bool qkv_biases = false;  // without `biases`: of queries, keys, values alone
-  bool rms_norm = false;
-  bool qk_norm = false;         // queries and keys are normalised, head by head
-  bool embedding_norm = false;  // one more norm after the embedding
-  bool causal = true;
-  int64_t window = 0;        // tokens that attention reaches back; 0: all
-  int64_t window_every = 1;  // one layer in this many has the window
-  ExpertShape experts;
-  std::optional<LatentAttention> latent;
-
-  // With the defaults of 0 filled in.
-  int64_t key_value_heads() const { return kv_heads > 0 ? kv_heads : heads; }
-  int64_t head_size() const;  // of queries and keys
-  int64_t value_head_size() const;
-  int64_t ffn_size() const { return ffn > 0 ? ffn : 4 * hidden; }
-  bool has_experts(int64_t layer) const;
-  int64_t expert_layers() const;  // how many
-  bool operator==(const TransformerShape&) const = default;
-};
 
 /// Elements of one transformer block by what shards them: tensor parallelism
 /// shards matrices, expert parallelism `experts`, nothing `norms` and `router`.

@@ -7,7 +7,6 @@
 #include "echelon/architecture/language_model.h"
 #include "echelon/architecture/parameter_list.h"
 #include "echelon/cost/convolution_shapes.h"
-#include "echelon/cost/model_catalogue.h"
 #include "echelon/cost/stage_cut.h"
 #include "echelon/error.h"
 #include "echelon/job/pipeline_schedule.h"
@@ -16,59 +15,21 @@
 namespace echelon {
 namespace {
 
-bool is_one_of(const std::string& name, const std::vector<std::string>& names) {
-  return std::find(names.begin(), names.end(), name) != names.end();
-}
-
-// Fields that are not set keep the values of the model that the name stands
-// for.
-void set(int64_t& field, int64_t value) {
-  if (value > 0) field = value;
-}
-
-ModelShape transformer(const ModelOptions& options, const JobFacts& facts) {
-  ModelShape model;
-  if (is_one_of(options.name, catalogue_names())) {
-    model = find_model(options.name);
-  } else {
-    model.name = options.name;
-    model.transformer.emplace();
-  }
-  if (!model.transformer) {
-    throw ConfigError(
-        "[model] name = \"" + options.name +
-        "\": its cost is not known; simulate takes gpt, llama, their sizes, "
-        "mlp, "
-        "simple_cnn and the resnets");
-  }
-  TransformerShape& shape = *model.transformer;
-  const bool llama = options.name.rfind("llama", 0) == 0;
-  if (options.name == "gpt" || options.name == "llama") {
-    shape.gated = llama;
-    shape.rms_norm = llama;
-    shape.biases = !llama;
-    shape.tied = !llama;
-    if (!llama) shape.positions = options.max_positions;
-  }
-  if (options.tie_embeddings) shape.tied = true;
-  set(shape.layers, options.layers);
-  set(shape.hidden, options.hidden_size);
-  set(shape.heads, options.heads);
-  set(shape.kv_heads, options.kv_heads);
-  set(shape.ffn, options.intermediate_size);
-  set(shape.vocab, options.vocab_size);
-  if (shape.vocab == 0) shape.vocab = facts.classes;
-  if (!facts.data.sample_shape.empty()) {
-    model.seq_len = facts.data.sample_shape.front();
-  }
-  return model;
+ModelShape language_model(const ModelOptions& options, const JobFacts& facts) {
+  const LanguageModelShape shape =
+      language_model_shape(options, vocabulary(options, facts.classes));
+  return {
+      .name = options.name,
+      .transformer = transformer_shape(shape),
+      .seq_len = facts.data.sample_shape.at(0)};
 }
 
 // Linear layers, each with an activation.
 ModelShape mlp(const ModelOptions& options, const JobFacts& facts) {
   ModelShape model{.name = "mlp"};
-  int64_t inner = 1;
-  for (const int64_t size : facts.data.sample_shape) inner *= size;
+  const std::vector<int64_t>& sample = facts.data.sample_shape;
+  int64_t inner = std::accumulate(
+      sample.begin(), sample.end(), int64_t{1}, std::multiplies<>());
   std::vector<int64_t> widths = options.hidden;
   widths.push_back(facts.classes);
   for (const int64_t width : widths) {
@@ -96,9 +57,7 @@ ModelShape mlp(const ModelOptions& options, const JobFacts& facts) {
 
 ModelShape model_of(const Job& job, const JobFacts& facts) {
   if (job.model.name == "mlp") return mlp(job.model, facts);
-  if (!is_one_of(job.model.name, convolution_names())) {
-    return transformer(job.model, facts);
-  }
+  if (is_language_model(job.model)) return language_model(job.model, facts);
   ImageShape image;
   if (const auto& sizes = facts.data.sample_shape; sizes.size() == 3) {
     image = {sizes[0], sizes[1], sizes[2]};

@@ -5,6 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "echelon/architecture/hugging_face_config.h"
 #include "echelon/architecture/mapped_tensors.h"
 #include "echelon/error.h"
 #include "tests/support/error_text.h"

@@ -8,7 +8,9 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "echelon/architecture/hugging_face.h"
+#include "echelon/architecture/hugging_face_config.h"
+#include "echelon/architecture/parameter_list.h"
+#include "echelon/checkpoint/format/safetensors.h"
 #include "echelon/timeline/chrome_trace.h"
 #include "tests/cli/typed.h"
 

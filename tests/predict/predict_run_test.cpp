@@ -84,6 +84,32 @@ TEST_F(PredictRun, PartsAddUpToTheSimulatedStep) {
   }
 }
 
+// [model] overrides of a named size count for the prediction as for training.
+TEST_F(PredictRun, ANamedSizeTakesTheConfigurationsNumbers) {
+  const auto shape_of = [](const std::string& model) {
+    const Job job = parse_job(
+        "[model]\n" + model +
+            "\n[data]\nname = \"digits\"\n[train]\nsteps = 1\nbatch = 8\n",
+        "test.toml");
+    JobFacts facts;
+    facts.data.sample_shape = {16};
+    facts.classes = 50257;
+    const ModelShape model_shape = configured(job, facts).model;
+    EXPECT_EQ(model_shape.seq_len, 16);
+    return *model_shape.transformer;
+  };
+  const TransformerShape gpt2 = *find_model("gpt2").transformer;
+  EXPECT_EQ(shape_of("name = \"gpt2\""), gpt2);
+  TransformerShape longer = gpt2;
+  longer.positions = 2048;
+  EXPECT_EQ(shape_of("name = \"gpt2\"\nmax_positions = 2048"), longer);
+  // As many heads of keys and values as of queries, like the size's own.
+  EXPECT_EQ(
+      shape_of("name = \"llama-160m\"\nheads = 6\nvocab_size = 60000")
+          .key_value_heads(),
+      6);
+}
+
 TEST_F(PredictRun, ABubbleIsWhatTheScheduleSays) {
   Configured what{.model = find_model("gpt3-175b")};
   what.strategy.layout = {.tp = 8, .pp = 4};

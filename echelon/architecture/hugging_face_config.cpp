@@ -1,32 +1,32 @@
-// The shape that a Hugging Face config.json describes: one small reader for
-// each family. What would change the shape and is not understood is refused;
-// what does not touch it (token numbers, dropout, angles of positions) is not
-// read.
+// The readers of a Hugging Face config.json, one for each family. What would
+// change the shape and is not understood is refused; what does not touch it
+// (token numbers, dropout, angles of positions) is read for training alone.
+#include "echelon/architecture/hugging_face_config.h"
+
 #include <algorithm>
 #include <fstream>
-#include <iterator>
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "echelon/cost/model_catalogue.h"
+#include "echelon/architecture/language_model.h"
 #include "echelon/error.h"
+#include "echelon/text/format.h"
 #include "echelon/text/nearest.h"
 
-namespace echelon {
+namespace echelon::hugging_face {
 namespace {
 
 using nlohmann::json;
 
 constexpr size_t kMostBytes = size_t{4} << 20;
 constexpr int64_t kMostCount = int64_t{1} << 24;
-// A longer context than this is not what most of the training is done with.
-constexpr int64_t kMostUsualTokens = 8192;
 
-// The members of one object; `place` names it in errors.
+// The members of one object; `place` names it in errors. `known` begins the
+// rule that a flag of the wrong value breaks.
 class Fields {
  public:
-  Fields(const json& object, std::string place)
-      : object_(object), place_(std::move(place)) {}
+  Fields(const json& object, std::string place, const char* known = "known is")
+      : object_(object), place_(std::move(place)), known_(known) {}
 
   [[noreturn]] void
   refuse(const std::string& key, const std::string& rule) const {
@@ -35,7 +35,7 @@ class Fields {
       value = found->dump();
       if (value.size() > 60) value = value.substr(0, 57) + "...";
     }
-    throw DataError(place_ + ": \"" + key + "\": " + value + "; " + rule);
+    throw DataError(format("{}: \"{}\": {}; {}", place_, key, value, rule));
   }
 
   bool has(const std::string& key) const {
@@ -56,6 +56,15 @@ class Fields {
     return has(key) ? count(key) : count(other);
   }
 
+  double real(const std::string& key, double otherwise) const {
+    if (!has(key)) return otherwise;
+    const json& value = object_.at(key);
+    if (!value.is_number() || value.get<double>() < 0) {
+      refuse(key, "must be a number, 0 or more");
+    }
+    return value.get<double>();
+  }
+
   bool flag(const std::string& key, bool otherwise) const {
     if (!has(key)) return otherwise;
     if (!object_.at(key).is_boolean()) refuse(key, "must be true or false");
@@ -64,14 +73,16 @@ class Fields {
 
   void need(const std::string& key, bool value) const {
     if (flag(key, value) == value) return;
-    refuse(
-        key, std::string("known is ") + (value ? "true" : "false") + " alone");
+    refuse(key, format("{} {} alone", known_, value));
   }
 
   std::string text(const std::string& key) const {
     if (!has(key) || !object_.at(key).is_string())
       refuse(key, "must be a string");
     return object_.at(key).get<std::string>();
+  }
+  std::string text(const std::string& key, const char* otherwise) const {
+    return has(key) ? text(key) : otherwise;
   }
 
   const json& list(const std::string& key) const {
@@ -81,7 +92,7 @@ class Fields {
 
   Fields object(const std::string& key) const {
     if (!object_.at(key).is_object()) refuse(key, "must be an object");
-    return {object_.at(key), place_ + ": \"" + key + "\""};
+    return {object_.at(key), format("{}: \"{}\"", place_, key)};
   }
 
  private:
@@ -92,27 +103,20 @@ class Fields {
                        found->get<uint64_t>() <= uint64_t{kMostCount}) &&
                       found->get<int64_t>() >= least &&
                       found->get<int64_t>() <= kMostCount;
-    if (!fits) {
-      refuse(
-          key, "must be a whole number from " + std::to_string(least) + " to " +
-                   std::to_string(kMostCount));
-    }
-    return found->get<int64_t>();
+    if (fits) return found->get<int64_t>();
+    refuse(
+        key, format("must be a whole number from {} to {}", least, kMostCount));
   }
 
   const json& object_;
   std::string place_;
+  const char* known_;
 };
 
-ModelShape shape_of(TransformerShape shape, int64_t positions) {
-  return {
-      .transformer = shape, .seq_len = std::min(positions, kMostUsualTokens)};
-}
-
-ModelShape read_gpt2(const Fields& fields) {
+ConfigShape read_gpt2(const Fields& fields) {
   fields.need("add_cross_attention", false);
   const int64_t positions = fields.count("n_positions");
-  return shape_of(
+  return {
       {.layers = fields.count("n_layer"),
        .hidden = fields.count("n_embd"),
        .heads = fields.count("n_head"),
@@ -120,7 +124,7 @@ ModelShape read_gpt2(const Fields& fields) {
        .vocab = fields.count("vocab_size"),
        .tied = fields.flag("tie_word_embeddings", true),
        .positions = positions},
-      positions);
+      positions};
 }
 
 // What Llama and all that came of it call alike.
@@ -143,51 +147,51 @@ int64_t context(const Fields& fields) {
   return fields.count("max_position_embeddings", 2048);
 }
 
-ModelShape read_llama(const Fields& fields) {
+ConfigShape read_llama(const Fields& fields) {
   TransformerShape shape = llama_like(fields);
   fields.need("mlp_bias", false);
   shape.qkv_biases = fields.flag("attention_bias", false);
-  return shape_of(shape, context(fields));
+  return {shape, context(fields)};
 }
 
-ModelShape read_mistral(const Fields& fields) {
+ConfigShape read_mistral(const Fields& fields) {
   TransformerShape shape = llama_like(fields);
   shape.window = fields.count("sliding_window", 0);
-  return shape_of(shape, context(fields));
+  return {shape, context(fields)};
 }
 
-ModelShape read_mixtral(const Fields& fields) {
-  ModelShape model = read_mistral(fields);
-  model.transformer->experts = {
+ConfigShape read_mixtral(const Fields& fields) {
+  ConfigShape model = read_mistral(fields);
+  model.shape.experts = {
       .experts = fields.count("num_local_experts"),
       .experts_per_token = fields.count("num_experts_per_tok"),
-      .ffn = model.transformer->ffn};
+      .ffn = model.shape.ffn};
   return model;
 }
 
-ModelShape read_qwen2(const Fields& fields) {
+ConfigShape read_qwen2(const Fields& fields) {
   TransformerShape shape = llama_like(fields);
   fields.need("use_sliding_window", false);
   shape.qkv_biases = true;
-  return shape_of(shape, context(fields));
+  return {shape, context(fields)};
 }
 
-ModelShape read_qwen3(const Fields& fields) {
+ConfigShape read_qwen3(const Fields& fields) {
   TransformerShape shape = llama_like(fields);
   fields.need("use_sliding_window", false);
   shape.head_dim = fields.count("head_dim", 128);
   shape.qkv_biases = fields.flag("attention_bias", false);
   shape.qk_norm = true;
-  return shape_of(shape, context(fields));
+  return {shape, context(fields)};
 }
 
-ModelShape read_qwen3_moe(const Fields& fields) {
-  ModelShape model = read_qwen3(fields);
+ConfigShape read_qwen3_moe(const Fields& fields) {
+  ConfigShape model = read_qwen3(fields);
   if (fields.has("mlp_only_layers") &&
       !fields.list("mlp_only_layers").empty()) {
     fields.refuse("mlp_only_layers", "known is an empty list");
   }
-  model.transformer->experts = {
+  model.shape.experts = {
       .experts = fields.count_of("num_experts", "num_local_experts"),
       .experts_per_token = fields.count("num_experts_per_tok"),
       .ffn = fields.count("moe_intermediate_size"),
@@ -195,7 +199,7 @@ ModelShape read_qwen3_moe(const Fields& fields) {
   return model;
 }
 
-ModelShape read_deepseek(const Fields& fields) {
+ConfigShape read_deepseek(const Fields& fields) {
   TransformerShape shape = llama_like(fields);
   fields.need("attention_bias", false);
   shape.head_dim = 0;
@@ -213,7 +217,7 @@ ModelShape read_deepseek(const Fields& fields) {
       .shared_ffn = ffn * fields.number("n_shared_experts", 0),
       .first_dense_layers = fields.number("first_k_dense_replace", 0),
       .every = fields.count("moe_layer_freq", 1)};
-  return shape_of(shape, context(fields));
+  return {shape, context(fields)};
 }
 
 // Windows in every second layer, which `layer_types` lists one by one.
@@ -234,7 +238,7 @@ int64_t window_every(const Fields& fields, int64_t layers) {
   return all / windows;
 }
 
-ModelShape read_gpt_oss(const Fields& fields) {
+ConfigShape read_gpt_oss(const Fields& fields) {
   TransformerShape shape = llama_like(fields);
   fields.need("attention_bias", true);
   shape.biases = true;
@@ -245,21 +249,21 @@ ModelShape read_gpt_oss(const Fields& fields) {
       .experts_per_token =
           fields.count_of("num_experts_per_tok", "experts_per_token"),
       .ffn = shape.ffn};
-  return shape_of(shape, context(fields));
+  return {shape, context(fields)};
 }
 
-ModelShape read_bloom(const Fields& fields) {
-  return shape_of(
+ConfigShape read_bloom(const Fields& fields) {
+  return {
       {.layers = fields.count_of("n_layer", "num_hidden_layers"),
        .hidden = fields.count_of("hidden_size", "n_embed"),
        .heads = fields.count_of("n_head", "num_attention_heads"),
        .vocab = fields.count("vocab_size"),
        .tied = fields.flag("tie_word_embeddings", true),
        .embedding_norm = true},
-      fields.count("seq_length", 2048));
+      fields.count("seq_length", 2048)};
 }
 
-ModelShape read_mpt(const Fields& fields) {
+ConfigShape read_mpt(const Fields& fields) {
   const int64_t hidden = fields.count("d_model");
   const int64_t positions = fields.count("max_seq_len", 2048);
   TransformerShape shape{
@@ -278,27 +282,27 @@ ModelShape read_mpt(const Fields& fields) {
   }
   if (!alibi && fields.flag("learned_pos_emb", true))
     shape.positions = positions;
-  return shape_of(shape, positions);
+  return {shape, positions};
 }
 
-ModelShape read_gpt_neox(const Fields& fields) {
-  return shape_of(
+ConfigShape read_gpt_neox(const Fields& fields) {
+  return {
       {.layers = fields.count("num_hidden_layers"),
        .hidden = fields.count("hidden_size"),
        .heads = fields.count("num_attention_heads"),
        .ffn = fields.count("intermediate_size"),
        .vocab = fields.count("vocab_size"),
        .tied = fields.flag("tie_word_embeddings", false)},
-      context(fields));
+      context(fields)};
 }
 
-ModelShape read_opt(const Fields& fields) {
+ConfigShape read_opt(const Fields& fields) {
   const int64_t positions = fields.count("max_position_embeddings");
   const int64_t hidden = fields.count("hidden_size");
   if (fields.count("word_embed_proj_dim", hidden) != hidden) {
     fields.refuse("word_embed_proj_dim", "known is the hidden_size alone");
   }
-  return shape_of(
+  return {
       {.layers = fields.count("num_hidden_layers"),
        .hidden = hidden,
        .heads = fields.count("num_attention_heads"),
@@ -307,13 +311,13 @@ ModelShape read_opt(const Fields& fields) {
        .tied = fields.flag("tie_word_embeddings", true),
        .positions = positions + 2,  // its numbers begin at 2
        .biases = fields.flag("enable_bias", true)},
-      positions);
+      positions};
 }
 
 struct Family {
   const char* type;          // "model_type"
   const char* architecture;  // without "ForCausalLM" and the like
-  ModelShape (*read)(const Fields&);
+  ConfigShape (*read)(const Fields&);
 };
 
 constexpr Family kFamilies[] = {
@@ -334,25 +338,18 @@ constexpr Family kFamilies[] = {
     {"opt", "OPTForCausalLM", read_opt},
 };
 
-std::vector<std::string> family_types() {
-  std::vector<std::string> types;
-  for (const Family& family : kFamilies) types.push_back(family.type);
-  return types;
-}
-
 const Family& family_of(const Fields& fields) {
   if (fields.has("model_type")) {
     const std::string type = fields.text("model_type");
+    std::vector<std::string> types;
     for (const Family& family : kFamilies) {
       if (type == family.type) return family;
-    }
-    std::string known;
-    for (const Family& family : kFamilies) {
-      known += std::string(known.empty() ? "" : ", ") + family.type;
+      types.push_back(family.type);
     }
     fields.refuse(
-        "model_type",
-        "known are " + known + config::did_you_mean(type, family_types()));
+        "model_type", format(
+                          "known are {}{}", join(types, ", "),
+                          config::did_you_mean(type, types)));
   }
   if (fields.has("architectures")) {
     const json& names = fields.list("architectures");
@@ -364,44 +361,179 @@ const Family& family_of(const Fields& fields) {
   fields.refuse("model_type", "it names the family, such as gpt2 or llama");
 }
 
-}  // namespace
+// What transformers takes for fields that are missing.
+const json& gpt_defaults() {
+  static const json defaults = {
+      {"n_layer", 12},
+      {"n_embd", 768},
+      {"n_head", 12},
+      {"vocab_size", 50257},
+      {"n_positions", 1024}};
+  return defaults;
+}
 
-ModelShape
-parse_hugging_face_config(std::string_view text, const std::string& name) {
-  if (text.size() > kMostBytes) {
-    throw DataError(
-        name + ": is " + std::to_string(text.size()) +
-        " bytes; no config.json is above " + std::to_string(kMostBytes));
+const json& llama_defaults() {
+  static const json defaults = {
+      {"num_hidden_layers", 32},
+      {"hidden_size", 4096},
+      {"num_attention_heads", 32},
+      {"intermediate_size", 11008},
+      {"vocab_size", 32000}};
+  return defaults;
+}
+
+ModelOptions options_of(const char* name, const ConfigShape& config) {
+  ModelOptions options;
+  options.name = name;
+  options.layers = config.shape.layers;
+  options.hidden_size = config.shape.hidden;
+  options.heads = config.shape.heads;
+  options.intermediate_size = config.shape.ffn_size();
+  options.vocab_size = config.shape.vocab;
+  options.max_positions = config.positions;
+  return options;
+}
+
+ModelOptions gpt_options(const Fields& fields) {
+  ModelOptions options = options_of("gpt", read_gpt2(fields));
+  options.norm_eps = fields.real("layer_norm_epsilon", 1e-5);
+  options.dropout = fields.real("resid_pdrop", 0.1);
+  for (const char* other : {"attn_pdrop", "embd_pdrop"}) {
+    if (fields.real(other, 0.1) == options.dropout) continue;
+    fields.refuse(other, "must be that of resid_pdrop: there is one dropout");
   }
-  const json value = json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const auto activation = fields.text("activation_function", "gelu_new");
+  if (activation != "gelu_new" && activation != "gelu_pytorch_tanh") {
+    fields.refuse("activation_function", "known is gelu_new");
+  }
+  fields.need("scale_attn_weights", true);
+  fields.need("scale_attn_by_inverse_layer_idx", false);
+  fields.need("tie_word_embeddings", true);
+  return options;
+}
+
+// The scaling of rotary positions: rope_scaling of transformers, or, from
+// version 5 on, rope_parameters, which also has rope_theta.
+void read_rope(const Fields& fields, ModelOptions& options) {
+  options.rope_theta = fields.real("rope_theta", 10000);
+  for (const char* name : {"rope_scaling", "rope_parameters"}) {
+    if (!fields.has(name)) continue;
+    const auto rope = fields.object(name);
+    options.rope_theta = rope.real("rope_theta", options.rope_theta);
+    const std::string key = rope.has("rope_type") ? "rope_type" : "type";
+    const auto kind = rope.text(key, "default");
+    if (kind == "default") continue;
+    if (kind != "llama3") rope.refuse(key, "known are default and llama3");
+    options.rope_factor = rope.real("factor", 8);
+    options.rope_low_freq_factor = rope.real("low_freq_factor", 1);
+    options.rope_high_freq_factor = rope.real("high_freq_factor", 4);
+    options.rope_original_positions =
+        rope.count("original_max_position_embeddings", 8192);
+    if (options.rope_factor <= 0) rope.refuse("factor", "must be above 0");
+  }
+  if (options.rope_theta <= 0) fields.refuse("rope_theta", "must be above 0");
+}
+
+ModelOptions llama_options(const Fields& fields) {
+  const ConfigShape config = read_llama(fields);
+  ModelOptions options = options_of("llama", config);
+  options.kv_heads = config.shape.key_value_heads();
+  options.norm_eps = fields.real("rms_norm_eps", 1e-6);
+  options.tie_embeddings = config.shape.tied;
+  read_rope(fields, options);
+  const int64_t size = options.hidden_size / options.heads;
+  if (config.shape.head_size() != size) {
+    fields.refuse(
+        "head_dim",
+        format("must be hidden_size / num_attention_heads = {}", size));
+  }
+  if (fields.text("hidden_act", "silu") != "silu") {
+    fields.refuse("hidden_act", "known is silu");
+  }
+  fields.need("attention_bias", false);
+  if (fields.real("attention_dropout", 0) != 0) {
+    fields.refuse(
+        "attention_dropout",
+        "dropout of attention alone is not known; set it to 0, and [model] "
+        "dropout for training");
+  }
+  return options;
+}
+
+// A configuration that was saved without its model names only the family.
+std::string architecture_of(const json& config, const std::string& path) {
+  const auto family = config.find("model_type");
+  const json names = config.value("architectures", json());
+  if (names.is_null() && family != config.end()) {
+    if (*family == "gpt2") return "GPT2LMHeadModel";
+    if (*family == "llama") return "LlamaForCausalLM";
+  }
+  if (!names.is_array() || names.size() != 1 || !names[0].is_string()) {
+    throw DataError(
+        path +
+        ": \"architectures\" does not name one; known are "
+        "[\"GPT2LMHeadModel\"] and [\"LlamaForCausalLM\"]");
+  }
+  return names[0].get<std::string>();
+}
+
+json parse_object(std::string_view text, const std::string& name) {
+  if (text.size() > kMostBytes) {
+    throw DataError(format(
+        "{}: is {} bytes; no config.json is above {}", name, text.size(),
+        kMostBytes));
+  }
+  json value = json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!value.is_object()) {
     throw DataError(name + ": is no JSON object, or cut off");
   }
-  const Fields fields(value, name);
-  ModelShape model = family_of(fields).read(fields);
-  model.name = name;
-  try {
-    check(model);
-  } catch (const ConfigError& error) {
-    throw DataError(error.what());
-  }
-  return model;
+  return value;
 }
 
-ModelShape read_hugging_face_config(const std::filesystem::path& path) {
-  std::error_code unreadable;
-  const bool folder = std::filesystem::is_directory(path, unreadable);
-  const std::filesystem::path file = folder ? path / "config.json" : path;
-  std::ifstream in(file, std::ios::binary);
+}  // namespace
+
+std::string read_config_text(const std::filesystem::path& path) {
+  std::ifstream in(path, std::ios::binary);
   std::string text(kMostBytes + 1, '\0');
   if (!in || !in.read(text.data(), 1)) {
     throw DataError(
-        file.string() + ": cannot be read" +
-        (folder ? "; a Hugging Face folder has a config.json" : ""));
+        path.string() +
+        ": cannot be read; a Hugging Face folder has a config.json");
   }
   in.read(text.data() + 1, static_cast<std::streamsize>(kMostBytes));
   text.resize(1 + static_cast<size_t>(in.gcount()));
-  return parse_hugging_face_config(text, file.string());
+  return text;
 }
 
-}  // namespace echelon
+ConfigShape parse_shape(std::string_view text, const std::string& name) {
+  const json value = parse_object(text, name);
+  const Fields fields(value, name);
+  return family_of(fields).read(fields);
+}
+
+ModelOptions read_config(const std::string& path) {
+  json config = parse_object(read_config_text(path), path);
+  const auto architecture = architecture_of(config, path);
+  const Fields fields(config, path, "Echelon computes such models with");
+  if (fields.has("quantization_config")) {
+    fields.refuse("quantization_config", "quantised weights are not read");
+  }
+  const bool gpt = architecture == "GPT2LMHeadModel";
+  if (!gpt && architecture != "LlamaForCausalLM") {
+    fields.refuse(
+        "architectures", "known are GPT2LMHeadModel and LlamaForCausalLM");
+  }
+  for (const auto& [key, value] :
+       (gpt ? gpt_defaults() : llama_defaults()).items()) {
+    if (!fields.has(key)) config[key] = value;
+  }
+  const auto options = gpt ? gpt_options(fields) : llama_options(fields);
+  try {
+    language_model_shape(options, options.vocab_size);
+  } catch (const ConfigError& error) {
+    throw DataError(path + ": as a model of Echelon: " + error.what());
+  }
+  return options;
+}
+
+}  // namespace echelon::hugging_face
