@@ -230,7 +230,7 @@ bool read_recompute(
 bool fits(
     const ModelShape& model, const Strategy& strategy, const Cluster& cluster) {
   if (!check_strategy(model, strategy, cluster).empty()) return false;
-  return estimate_memory(model, strategy, cluster).peak_bytes() <=
+  return estimate_memory(model, strategy).peak_bytes() <=
          usable_bytes(cluster.groups.front().node.device);
 }
 

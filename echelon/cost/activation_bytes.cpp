@@ -37,8 +37,7 @@ elements_of(const ModelShape& model, const Strategy& strategy, bool experts) {
   const double keys = std::max(
       1.0,
       as_double(shape.latent ? shape.heads : shape.key_value_heads()) / tp);
-  const double seq =
-      as_double(strategy.seq_len > 0 ? strategy.seq_len : model.seq_len);
+  const double seq = as_double(strategy.seq_len_or(model.seq_len));
   BlockElements block;
   block.hidden = as_double(shape.hidden) / whole;
   block.projected =
@@ -117,7 +116,7 @@ double element_bytes(Precision precision) {
 }
 
 double rank_tokens(const ModelShape& model, const Strategy& strategy) {
-  const int64_t seq = strategy.seq_len > 0 ? strategy.seq_len : model.seq_len;
+  const int64_t seq = strategy.seq_len_or(model.seq_len);
   return as_double(strategy.microbatch_size) * as_double(seq) /
          as_double(strategy.layout.cp);
 }

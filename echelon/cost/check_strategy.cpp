@@ -2,29 +2,28 @@
 
 #include <algorithm>
 #include <numeric>
+#include <span>
 #include <vector>
 
 #include "echelon/cost/stage_cut.h"
 #include "echelon/error.h"
 #include "echelon/schedule/options.h"
+#include "echelon/text/format.h"
 #include "echelon/text/nearest.h"
 
 namespace echelon {
 namespace {
 
-std::string text(int64_t value) {
-  return std::to_string(value);
-}
-
-// "1, 2, 4 and 8", the first dozen.
-std::string list(const std::vector<int64_t>& values) {
-  std::string all;
-  const size_t shown = std::min<size_t>(values.size(), 12);
-  for (size_t i = 0; i < shown; ++i) {
-    if (i > 0) all += i + 1 == values.size() ? " and " : ", ";
-    all += text(values[i]);
+// "1, 2, 4, 8", the first dozen; `last` stands before the last of all.
+std::string
+numbers(const std::vector<int64_t>& values, const char* last = ", ") {
+  if (values.size() > 12) {
+    return join(std::span(values).first(12), ", ") + ", …";
   }
-  return all + (shown < values.size() ? ", …" : "");
+  if (values.size() < 2) return join(values, ", ");
+  return format(
+      "{}{}{}", join(std::span(values).first(values.size() - 1), ", "), last,
+      values.back());
 }
 
 std::vector<int64_t> divisors(int64_t value) {
@@ -38,8 +37,9 @@ std::vector<int64_t> divisors(int64_t value) {
 std::string divides(
     const char* axis, int64_t degree, int64_t value, const std::string& what) {
   if (value % degree == 0) return {};
-  return std::string(axis) + "=" + text(degree) + " does not divide " +
-         text(value) + " " + what + "; " + list(divisors(value)) + " do";
+  return format(
+      "{}={} does not divide {} {}; {} do", axis, degree, value, what,
+      numbers(divisors(value), " and "));
 }
 
 std::string check_numbers(const Strategy& strategy) {
@@ -53,15 +53,14 @@ std::string check_numbers(const Strategy& strategy) {
       {"global_batch", strategy.global_batch},
       {"microbatch_size", strategy.microbatch_size}};
   for (const auto& [name, value] : positive) {
-    if (value < 1)
-      return std::string(name) + "=" + text(value) + "; it must be 1 or more";
+    if (value < 1) return format("{}={}; it must be 1 or more", name, value);
   }
   if (strategy.seq_len < 0 || strategy.stages_per_rank < 0) {
     return "seq_len and stages_per_rank must be 0 or more";
   }
   if (strategy.zero_stage < 0 || strategy.zero_stage > 3) {
-    return "zero_stage=" + text(strategy.zero_stage) +
-           "; there are 0, 1, 2 and 3";
+    return format(
+        "zero_stage={}; there are 0, 1, 2 and 3", strategy.zero_stage);
   }
   return {};
 }
@@ -70,17 +69,9 @@ std::string check_ranks(const Strategy& strategy, const Cluster& cluster) {
   const int64_t ranks = strategy.layout.num_ranks();
   const int64_t devices = cluster.num_devices();
   if (ranks <= devices) return {};
-  return to_string(strategy.layout) + " are " + text(ranks) + " ranks, but " +
-         (cluster.name.empty() ? "the cluster" : cluster.name) + " has " +
-         text(devices) + " devices";
-}
-
-std::string numbers(const std::vector<int64_t>& values) {
-  std::string all;
-  for (size_t i = 0; i < values.size() && i < 12; ++i) {
-    all += (i > 0 ? ", " : "") + text(values[i]);
-  }
-  return all + (values.size() > 12 ? ", …" : "");
+  return format(
+      "{} are {} ranks, but {} has {} devices", to_string(strategy.layout),
+      ranks, cluster.name.empty() ? "the cluster" : cluster.name, devices);
 }
 
 // Of data-parallel ranks that take batches of different sizes.
@@ -88,20 +79,22 @@ std::string check_rank_batches(const Strategy& strategy) {
   const auto& sizes = strategy.rank_microbatch;
   const auto entries = static_cast<int64_t>(sizes.size());
   if (strategy.layout.ep > 1 || entries != strategy.layout.data_degree()) {
-    return "there are " + text(entries) + " sizes of microbatches for " +
-           text(strategy.data_ranks()) +
-           " data-parallel ranks; there must be one "
-           "for each of dp * fsdp, with ep=1";
+    return format(
+        "there are {} sizes of microbatches for {} data-parallel ranks; there "
+        "must be one for each of dp * fsdp, with ep=1",
+        entries, strategy.data_ranks());
   }
   const auto [least, most] = std::minmax_element(sizes.begin(), sizes.end());
   if (*least < 1 || *most != strategy.microbatch_size) {
-    return "microbatches of " + numbers(sizes) +
-           " samples: each must be 1 or more, and microbatch_size=" +
-           text(strategy.microbatch_size) + " the largest";
+    return format(
+        "microbatches of {} samples: each must be 1 or more, and "
+        "microbatch_size={} the largest",
+        numbers(sizes), strategy.microbatch_size);
   }
   if (strategy.global_batch % strategy.round_samples() == 0) return {};
-  return "batch " + text(strategy.global_batch) +
-         " does not divide into microbatches of " + numbers(sizes) + " samples";
+  return format(
+      "batch {} does not divide into microbatches of {} samples",
+      strategy.global_batch, numbers(sizes));
 }
 
 std::string check_batch(const Strategy& strategy) {
@@ -110,11 +103,15 @@ std::string check_batch(const Strategy& strategy) {
   const int64_t each = data * strategy.microbatch_size;
   if (strategy.global_batch % each == 0) return {};
   const int64_t below = strategy.global_batch / each * each;
-  const std::string near =
-      below > 0 ? text(below) + " or " + text(below + each) : text(each);
-  return "batch " + text(strategy.global_batch) + " does not divide over " +
-         text(data) + " data-parallel ranks in microbatches of " +
-         text(strategy.microbatch_size) + "; a batch of " + near + " does";
+  return format(
+      "batch {} does not divide over {} data-parallel ranks in microbatches of "
+      "{}; a batch of {}{} does",
+      strategy.global_batch, data, strategy.microbatch_size,
+      below > 0 ? format("{} or ", below) : "", below + each);
+}
+
+std::string no_experts(const Layout& layout) {
+  return format("ep={}, but the model has no experts; take ep=1", layout.ep);
 }
 
 std::string check_transformer(
@@ -123,8 +120,9 @@ std::string check_transformer(
   std::string problem = divides("tp", layout.tp, shape.heads, "heads");
   if (problem.empty() && !shape.latent && layout.tp > shape.key_value_heads() &&
       layout.tp % shape.key_value_heads() != 0) {
-    problem = "tp=" + text(layout.tp) + " is no multiple of the " +
-              text(shape.key_value_heads()) + " heads of keys and values";
+    problem = format(
+        "tp={} is no multiple of the {} heads of keys and values", layout.tp,
+        shape.key_value_heads());
   }
   if (problem.empty()) {
     problem = divides("cp", layout.cp, seq, "tokens of a sequence");
@@ -136,8 +134,7 @@ std::string check_transformer(
   }
   if (problem.empty() && layout.ep > 1) {
     problem = shape.experts.experts == 0
-                  ? "ep=" + text(layout.ep) +
-                        ", but the model has no experts; take ep=1"
+                  ? no_experts(layout)
                   : divides("ep", layout.ep, shape.experts.experts, "experts");
   }
   return problem;
@@ -145,39 +142,38 @@ std::string check_transformer(
 
 std::string check_convolutions(const Strategy& strategy) {
   const Layout& layout = strategy.layout;
-  if (layout.cp > 1)
-    return "cp=" + text(layout.cp) + ", but images have no sequence; take cp=1";
-  if (layout.ep > 1)
-    return "ep=" + text(layout.ep) +
-           ", but the model has no experts; take ep=1";
-  if (layout.tp > 1) {
-    return "tp=" + text(layout.tp) +
-           ", but what ranks of tp compute and send is known of transformers "
-           "alone; "
-           "take tp=1";
+  if (layout.cp > 1) {
+    return format("cp={}, but images have no sequence; take cp=1", layout.cp);
   }
-  return {};
+  if (layout.ep > 1) return no_experts(layout);
+  if (layout.tp == 1) return {};
+  return format(
+      "tp={}, but what ranks of tp compute and send is known of transformers "
+      "alone; take tp=1",
+      layout.tp);
 }
 
 std::string stages_text(int64_t each) {
-  return text(each) + (each == 1 ? " stage" : " stages") + " per rank";
+  return format("{} {} per rank", each, each == 1 ? "stage" : "stages");
 }
 
 std::string check_schedule(const ModelShape& model, const Strategy& strategy) {
   if (strategy.layout.pp == 1) return {};
   const auto& kinds = schedule_kinds();
   if (std::find(kinds.begin(), kinds.end(), strategy.schedule) == kinds.end()) {
-    return "schedule \"" + strategy.schedule + "\" is not known" +
-           config::did_you_mean(strategy.schedule, kinds);
+    return format(
+        "schedule \"{}\" is not known{}", strategy.schedule,
+        config::did_you_mean(strategy.schedule, kinds));
   }
   const int64_t p = strategy.layout.pp, m = strategy.num_microbatches();
   const int64_t each = num_stages(strategy) / p;
-  const bool two = is_v_shaped(strategy);
+  const bool two = is_v_shaped(strategy.schedule);
   const bool many = strategy.schedule == "interleaved" ||
                     strategy.schedule == "breadth_first";
   if (!many && each != (two ? 2 : 1)) {
-    return "schedule " + strategy.schedule + " has " +
-           stages_text(two ? 2 : 1) + ", not " + text(each);
+    return format(
+        "schedule {} has {}, not {}", strategy.schedule,
+        stages_text(two ? 2 : 1), each);
   }
   const int64_t layers = model.transformer
                              ? model.transformer->layers
@@ -185,11 +181,12 @@ std::string check_schedule(const ModelShape& model, const Strategy& strategy) {
   // A transformer's embedding and head may be stages of their own.
   const int64_t most = layers + (model.transformer ? 2 : 0);
   if (p * each > most) {
-    return "pp=" + text(p) + " with " + stages_text(each) +
-           " cuts the model into " + text(p * each) + " stages, but it has " +
-           text(layers) + " layers" +
-           (model.transformer ? ", an embedding and a head" : "") +
-           "; take pp=" + text(std::max<int64_t>(1, most / each)) + " or less";
+    return format(
+        "pp={} with {} cuts the model into {} stages, but it has {} layers{}; "
+        "take pp={} or less",
+        p, stages_text(each), p * each, layers,
+        model.transformer ? ", an embedding and a head" : "",
+        std::max<int64_t>(1, most / each));
   }
   if (!strategy.stage_layers.empty()) {
     const auto& counts = strategy.stage_layers;
@@ -198,19 +195,22 @@ std::string check_schedule(const ModelShape& model, const Strategy& strategy) {
     const bool some = std::all_of(
         counts.begin(), counts.end(), [](int64_t count) { return count > 0; });
     if (!all || !some || static_cast<int64_t>(counts.size()) != p * each) {
-      return "stages of " + numbers(counts) + " layers: they must be " +
-             text(p * each) + ", each of 1 or more, and sum to " + text(layers);
+      return format(
+          "stages of {} layers: they must be {}, each of 1 or more, and sum to "
+          "{}",
+          numbers(counts), p * each, layers);
     }
   }
   if (strategy.schedule == "interleaved" && m % p != 0) {
-    return "schedule interleaved: " + text(m) +
-           " microbatches are no multiple of pp=" + text(p) +
-           "; take 1f1b, or " + text((m + p - 1) / p * p);
+    return format(
+        "schedule interleaved: {} microbatches are no multiple of pp={}; take "
+        "1f1b, or {}",
+        m, p, (m + p - 1) / p * p);
   }
   if (strategy.schedule == "dualpipev" && m < 2 * p) {
-    return "schedule dualpipev: " + text(m) +
-           " microbatches, but pp=" + text(p) + " needs " + text(2 * p) +
-           " or more";
+    return format(
+        "schedule dualpipev: {} microbatches, but pp={} needs {} or more", m, p,
+        2 * p);
   }
   return {};
 }
@@ -225,8 +225,7 @@ std::string check_strategy(
   if (problem.empty()) {
     problem = model.transformer
                   ? check_transformer(
-                        *model.transformer,
-                        strategy.seq_len > 0 ? strategy.seq_len : model.seq_len,
+                        *model.transformer, strategy.seq_len_or(model.seq_len),
                         strategy)
                   : check_convolutions(strategy);
   }

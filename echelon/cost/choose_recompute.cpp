@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "echelon/error.h"
+#include "echelon/text/format.h"
 
 namespace echelon {
 namespace {
@@ -139,24 +140,20 @@ void keep_for_the_next(
 std::vector<Recompute> plan_recompute(
     const MemoryOptions& options, const std::vector<RecomputeCost>& costs,
     int64_t in_flight) {
-  const auto every = [&](Recompute choice) {
-    return std::vector<Recompute>(costs.size(), choice);
-  };
-  if (options.recompute == "none") return every(Recompute::none);
-  if (options.recompute == "all") return every(Recompute::all);
-  if (options.recompute == "selective") return every(Recompute::selective);
+  for (const Recompute every : kRecomputes) {
+    if (options.recompute != to_string(every)) continue;
+    return std::vector<Recompute>(costs.size(), every);
+  }
   const auto choice = choose_recompute(
       costs, options.activation_bytes / std::max<int64_t>(1, in_flight));
   if (choice.fits) return choice.layers;
-  throw ConfigError(
-      "[memory] activation_bytes=" + std::to_string(options.activation_bytes) +
-      " (" + mebibytes(options.activation_bytes) + ") for " +
-      std::to_string(in_flight) +
-      " microbatches that wait for their backward, but when every layer is "
-      "computed again their inputs alone are " +
-      mebibytes(choice.kept_bytes * in_flight) +
-      "; give at least that, make microbatches smaller, or keep them elsewhere "
-      "(memory.activations = \"offload\")");
+  throw ConfigError(format(
+      "[memory] activation_bytes={} ({}) for {} microbatches that wait for "
+      "their backward, but when every layer is computed again their inputs "
+      "alone are {}; give at least that, make microbatches smaller, or keep "
+      "them elsewhere (memory.activations = \"offload\")",
+      options.activation_bytes, mebibytes(options.activation_bytes), in_flight,
+      mebibytes(choice.kept_bytes * in_flight)));
 }
 
 }  // namespace echelon

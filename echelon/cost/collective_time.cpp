@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "echelon/cost/model_shape.h"
+
 namespace echelon {
 namespace {
 
@@ -16,13 +18,12 @@ struct Way {
 
 Way inside_way(
     const GroupPlace& place, const Node& node, const DeviceRates& rates) {
-  const double n = static_cast<double>(place.ranks_per_node);
+  const double n = as_double(place.ranks_per_node);
   double rate = node.inside.bytes_per_second * rates.ring_share * n /
                 (n + rates.ring_ramp);
   // One bus for all: what the groups of a node send crosses it one after the
   // other.
-  if (!node.switched)
-    rate /= std::max<double>(1, static_cast<double>(place.sharing));
+  if (!node.switched) rate /= std::max<double>(1, as_double(place.sharing));
   return {
       rate, rates.start_seconds + node.inside.latency_seconds,
       rates.fill_seconds, rates.fill_bytes};
@@ -35,9 +36,9 @@ double network_rate(
   // A group drives the adapters of the devices that it has in a node, at most
   // its share of all.
   const double adapters = std::min(
-      static_cast<double>(place.ranks_per_node),
-      static_cast<double>(node.num_devices) /
-          static_cast<double>(std::max<int64_t>(1, place.sharing)));
+      as_double(place.ranks_per_node),
+      as_double(node.num_devices) /
+          as_double(std::max<int64_t>(1, place.sharing)));
   rate *= std::max(adapters, 1e-9);
   if (place.across_racks) rate /= std::max(1.0, cluster.oversubscription);
   return rate;
@@ -66,8 +67,8 @@ double fill(const Way& way, double bytes) {
 double ring_delay(
     double rounds, const GroupPlace& place, const Node& node,
     const DeviceRates& rates) {
-  const double between = static_cast<double>(place.nodes > 1 ? place.nodes : 0);
-  const double all = static_cast<double>(place.ranks - 1);
+  const double between = as_double(place.nodes > 1 ? place.nodes : 0);
+  const double all = as_double(place.ranks - 1);
   const double inside = std::max(0.0, all - between);
   return rounds * (inside * rates.hop_seconds +
                    std::min(between, all) *
@@ -77,17 +78,16 @@ double ring_delay(
 /// Up and down a tree over the nodes, a chain inside each (NCCL's double tree).
 double tree_delay(
     const GroupPlace& place, const Node& node, const DeviceRates& rates) {
-  const double levels = std::ceil(std::log2(static_cast<double>(place.nodes)));
-  return 2 *
-         (levels * (rates.hop_seconds + node.network.latency_seconds) +
-          static_cast<double>(place.ranks_per_node - 1) * rates.hop_seconds);
+  const double levels = std::ceil(std::log2(as_double(place.nodes)));
+  return 2 * (levels * (rates.hop_seconds + node.network.latency_seconds) +
+              as_double(place.ranks_per_node - 1) * rates.hop_seconds);
 }
 
 double all_reduce_seconds(
     double bytes, const GroupPlace& place, const Node& node,
     const Cluster& cluster) {
   const DeviceRates& rates = rates_of(node.device);
-  const double n = static_cast<double>(place.ranks);
+  const double n = as_double(place.ranks);
   const Way way = way_of(place, node, cluster, rates);
   const double wire = 2 * (n - 1) / n * bytes;
   const double ring =
@@ -111,8 +111,8 @@ double all_to_all_seconds(
     double bytes, const GroupPlace& place, const Node& node,
     const Cluster& cluster) {
   const DeviceRates& rates = rates_of(node.device);
-  const double n = static_cast<double>(place.ranks);
-  const double here = static_cast<double>(place.ranks_per_node);
+  const double n = as_double(place.ranks);
+  const double here = as_double(place.ranks_per_node);
   GroupPlace inside = place;
   inside.nodes = 1;
   const Way near = inside_way(inside, node, rates);
@@ -202,7 +202,7 @@ double collective_seconds(
   }
   const DeviceRates& rates = rates_of(node.device);
   const Way way = way_of(place, node, cluster, rates);
-  const double n = static_cast<double>(place.ranks);
+  const double n = as_double(place.ranks);
   return way.start_seconds + fill(way, bytes) +
          ring_delay(1, place, node, rates) +
          (n - 1) / n * bytes / way.bytes_per_second;
@@ -228,8 +228,8 @@ double transfer_seconds(
         CollectiveKind::send, bytes, pair, node, cluster, framework);
   }
   return collective_seconds(
-             CollectiveKind::send, bytes / static_cast<double>(tp), pair, node,
-             cluster, framework) +
+             CollectiveKind::send, bytes / as_double(tp), pair, node, cluster,
+             framework) +
          collective_seconds(
              CollectiveKind::all_gather, bytes,
              place_of(strategy, cluster, Axis::tp, sender), node, cluster,

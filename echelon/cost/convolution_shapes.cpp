@@ -1,8 +1,10 @@
 #include "echelon/cost/convolution_shapes.h"
 
-#include <array>
+#include <algorithm>
 
+#include "echelon/architecture/parameter_list.h"
 #include "echelon/error.h"
+#include "echelon/text/format.h"
 
 namespace echelon {
 namespace {
@@ -13,10 +15,8 @@ struct Feature {
   int64_t height = 0;
   int64_t width = 0;
 
-  double pixels() const {
-    return static_cast<double>(height) * static_cast<double>(width);
-  }
-  double elements() const { return static_cast<double>(channels) * pixels(); }
+  double pixels() const { return as_double(height) * as_double(width); }
+  double elements() const { return as_double(channels) * pixels(); }
 };
 
 struct Convolution {
@@ -39,14 +39,13 @@ convolve(CountedLayer& layer, const Feature& in, const Convolution& conv) {
       conv.out, strided(in.height, conv.stride),
       strided(in.width, conv.stride)};
   const int64_t inner = in.channels * conv.kernel * conv.kernel;
-  const double weights =
-      static_cast<double>(inner) * static_cast<double>(conv.out);
+  const double weights = as_double(inner) * as_double(conv.out);
   const double flops = 2 * weights * out.pixels();
   layer.forward_flops += flops;
   layer.backward_flops += (conv.first ? 1 : 2) * flops;
-  layer.parameters += weights + (conv.bias ? static_cast<double>(conv.out) : 0);
+  layer.parameters += weights + (conv.bias ? as_double(conv.out) : 0);
   if (out.pixels() * weights >
-      layer.rows * static_cast<double>(layer.inner * layer.columns)) {
+      layer.rows * as_double(layer.inner * layer.columns)) {
     layer.inner = inner;
     layer.columns = conv.out;
     layer.rows = out.pixels();
@@ -58,7 +57,7 @@ convolve(CountedLayer& layer, const Feature& in, const Convolution& conv) {
 // Batch normalisation keeps what it is given; the ReLU behind it, in place,
 // what it returns. Read twice and written, read and written.
 void normalise(CountedLayer& layer, const Feature& image, bool relu) {
-  layer.parameters += 2 * static_cast<double>(image.channels);
+  layer.parameters += 2 * as_double(image.channels);
   layer.kept_elements += (relu ? 2 : 1) * image.elements();
   layer.moved_elements += (relu ? 5 : 3) * image.elements();
 }
@@ -92,16 +91,15 @@ Feature add_pooled(
 // The scores: a matrix product with a bias.
 void add_scores(
     ModelShape& model, int64_t features, int64_t classes, double kept) {
-  const double weights =
-      static_cast<double>(features) * static_cast<double>(classes);
+  const double weights = as_double(features) * as_double(classes);
   model.layers.push_back(
       {.name = "fc",
        .forward_flops = 2 * weights,
        .backward_flops = 4 * weights,
-       .parameters = weights + static_cast<double>(classes),
+       .parameters = weights + as_double(classes),
        .kept_elements = kept,
        .moved_elements = 0,
-       .output_elements = static_cast<double>(classes),
+       .output_elements = as_double(classes),
        .inner = features,
        .columns = classes,
        .rows = 1});
@@ -117,20 +115,6 @@ ModelShape simple_cnn(const ImageShape& image, int64_t classes) {
       feature.elements());
   return model;
 }
-
-struct ResnetBlocks {
-  const char* name;
-  std::array<int64_t, 4> blocks;
-  bool bottleneck;
-};
-
-constexpr std::array<ResnetBlocks, 5> kResnets = {{
-    {"resnet18", {2, 2, 2, 2}, false},
-    {"resnet34", {3, 4, 6, 3}, false},
-    {"resnet50", {3, 4, 6, 3}, true},
-    {"resnet101", {3, 4, 23, 3}, true},
-    {"resnet152", {3, 8, 36, 3}, true},
-}};
 
 // 7x7 with normalisation, ReLU and pooling by 2: two layers of the list.
 Feature add_stem(ModelShape& model, const ImageShape& image) {
@@ -183,8 +167,9 @@ Feature add_block(
 }
 
 ModelShape
-resnet(const ResnetBlocks& plan, const ImageShape& image, int64_t classes) {
-  ModelShape model{.name = plan.name};
+resnet(const std::string& name, const ImageShape& image, int64_t classes) {
+  const ResnetConfig plan = resnet_config(name);
+  ModelShape model{.name = name};
   Feature feature = add_stem(model, image);
   const double pooled = feature.elements();
   for (size_t group = 0; group < plan.blocks.size(); ++group) {
@@ -195,14 +180,13 @@ resnet(const ResnetBlocks& plan, const ImageShape& image, int64_t classes) {
           .out = plan.bottleneck ? 4 * width : width,
           .stride = group > 0 && i == 0 ? 2 : 1,
           .bottleneck = plan.bottleneck};
-      const std::string name =
-          "layer" + std::to_string(group + 1) + "." + std::to_string(i);
-      feature = add_block(model, name, feature, block);
+      feature =
+          add_block(model, format("layer{}.{}", group + 1, i), feature, block);
     }
   }
   model.layers[2].kept_elements += pooled;  // the first block's input
   const int64_t features = feature.channels;
-  add_scores(model, features, classes, static_cast<double>(features));
+  add_scores(model, features, classes, as_double(features));
   model.layers.back().moved_elements = feature.elements();
   return model;
 }
@@ -210,12 +194,9 @@ resnet(const ResnetBlocks& plan, const ImageShape& image, int64_t classes) {
 }  // namespace
 
 const std::vector<std::string>& convolution_names() {
-  static const std::vector<std::string> names = [] {
-    std::vector<std::string> all;
-    for (const ResnetBlocks& plan : kResnets) all.push_back(plan.name);
-    all.push_back("simple_cnn");
-    return all;
-  }();
+  static const std::vector<std::string> names = {"resnet18",  "resnet34",
+                                                 "resnet50",  "resnet101",
+                                                 "resnet152", "simple_cnn"};
   return names;
 }
 
@@ -224,18 +205,16 @@ ModelShape convolution_shape(
   const int64_t least = name == "simple_cnn" ? 4 : 1;
   if (image.channels < 1 || image.height < least || image.width < least ||
       classes < 1) {
-    throw ConfigError(
-        "model " + name + ": images of " + std::to_string(image.channels) +
-        " x " + std::to_string(image.height) + " x " +
-        std::to_string(image.width) + " and " + std::to_string(classes) +
-        " classes; it needs " + std::to_string(least) +
-        " pixels or more each way, 1 channel and 1 class or more");
+    throw ConfigError(format(
+        "model {}: images of {} x {} x {} and {} classes; it needs {} pixels "
+        "or more each way, 1 channel and 1 class or more",
+        name, image.channels, image.height, image.width, classes, least));
   }
-  for (const ResnetBlocks& plan : kResnets) {
-    if (name == plan.name) return resnet(plan, image, classes);
+  if (std::ranges::count(convolution_names(), name) == 0) {
+    throw ConfigError("model " + name + ": is no convolutional network");
   }
-  if (name == "simple_cnn") return simple_cnn(image, classes);
-  throw ConfigError("model " + name + ": is no convolutional network");
+  return name == "simple_cnn" ? simple_cnn(image, classes)
+                              : resnet(name, image, classes);
 }
 
 }  // namespace echelon

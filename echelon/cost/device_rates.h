@@ -1,7 +1,10 @@
-// What devices reach of their published peaks: one set of constants for each
-// kind of device, none for a model or a row of a table. device_rates.cpp has
-// them, with their sources.
+// What devices reach: of their published peaks, by one set of constants for
+// each kind of device, none for a model or a row of a table (device_rates.cpp
+// has them, with their sources), or as measured.
 #pragma once
+
+#include <optional>
+#include <string_view>
 
 #include "echelon/cluster/device.h"
 
@@ -52,5 +55,45 @@ struct DeviceRates {
 /// file says; of any other what devices reach on average, whatever its name
 /// begins with.
 const DeviceRates& rates_of(const Device& device);
+
+// Where `echelon bench --save` measured the device
+// -----------------------------------------------------------------------------
+
+/// Seconds of `count` matmuls of one kind. The rate comes from nearby measured
+/// shapes: a plane fitted to the logarithms of rate and m, n, k, with each
+/// shape weighted by the inverse fourth power of its distance (Cleveland, 1979:
+/// local regression). Beyond the largest shapes the rate stays that of the
+/// border; smaller shapes take as long as the smallest measured one. Kinds that
+/// were not measured count as matmuls. Empty when nothing of this precision was
+/// measured.
+std::optional<double> measured_product_seconds(
+    const Device& device, ProductKind kind, Precision precision, double m,
+    double n, double k, double count = 1);
+
+/// Seconds of an operator that moves `bytes`: log-log interpolation between its
+/// measured sizes, or those of "add" if it was not measured. Below them the
+/// time stays that of the smallest, above them the rate that of the largest.
+/// Empty when neither was measured. `bytes_since`, if larger: what was moved
+/// since two of three tensors were used last (accumulation); caches hold these
+/// no better than parts of one tensor of that size.
+std::optional<double> measured_operator_seconds(
+    const Device& device, std::string_view name, double bytes,
+    double bytes_since = 0);
+
+/// Seconds of an optimizer's update of `elements` parameters, with gradients
+/// and state of `element_bytes` each. Empty when it was not measured.
+std::optional<double> measured_update_seconds(
+    const Device& device, std::string_view optimizer, double elements,
+    double element_bytes);
+
+/// An operator as the host launches it in training.
+struct Launch {
+  bool backward = false;    // in backward
+  bool view = false;        // it computes nothing
+  double bytes_beside = 0;  // moved by each of its neighbours
+};
+
+/// Its launch overhead on a device with `launch_rates`, interpolated linearly.
+double measured_launch_seconds(const Device& device, const Launch& launch);
 
 }  // namespace echelon

@@ -7,6 +7,8 @@
 #include <string_view>
 #include <vector>
 
+#include "echelon/cluster/device.h"
+
 namespace echelon {
 
 /// What selective recompute keeps.
@@ -109,5 +111,9 @@ struct Framework {
 const std::vector<std::string>& framework_names();
 /// Throws ConfigError for an unknown name, with the nearest.
 const Framework& find_framework(std::string_view name);
+
+/// The framework on this device: nothing overlaps with computation on a
+/// processor.
+Framework framework_on(const Framework& framework, const Device& device);
 
 }  // namespace echelon

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "echelon/cost/activation_bytes.h"
+
 namespace echelon {
 namespace {
 
@@ -14,8 +16,8 @@ Operation matrix(
   operation.m = m;
   operation.n = n;
   operation.k = k;
-  operation.flops = 2.0 * static_cast<double>(count) * static_cast<double>(m) *
-                    static_cast<double>(n) * static_cast<double>(k);
+  operation.flops =
+      2.0 * as_double(count) * as_double(m) * as_double(n) * as_double(k);
   return operation;
 }
 
@@ -27,25 +29,13 @@ Operation memory(const std::string& name, double bytes, int64_t launches) {
   return operation;
 }
 
-double bytes_of(Precision precision) {
-  switch (precision) {
-    case Precision::fp64:
-      return 8;
-    case Precision::fp32:
-    case Precision::tf32:
-      return 4;
-    default:
-      return 2;  // fp8 and fp4 are of products alone
-  }
-}
-
 }  // namespace
 
 LayerBuilder::LayerBuilder(
     std::string name, const Strategy& strategy, const Framework& framework)
     : strategy_(strategy),
       framework_(framework),
-      element_bytes_(bytes_of(strategy.precision)) {
+      element_bytes_(echelon::element_bytes(strategy.precision)) {
   work_.name = std::move(name);
 }
 
@@ -53,23 +43,19 @@ void LayerBuilder::linear(
     const std::string& name, int64_t rows, int64_t columns, int64_t inner,
     bool bias, int64_t count, bool expert) {
   quantise(
-      name, static_cast<double>(rows * count), static_cast<double>(inner),
-      static_cast<double>(columns), count);
+      name, as_double(rows * count), as_double(inner), as_double(columns),
+      count);
   work_.forward.push_back(matrix(name, count, rows, columns, inner));
   work_.backward_input.push_back(matrix(name, count, rows, inner, columns));
   work_.backward_weight.push_back(matrix(name, count, inner, columns, rows));
   if (expert) work_.backward_weight.back().share = framework_.expert_share;
-  const double weights = static_cast<double>(count) *
-                         static_cast<double>(inner) *
-                         static_cast<double>(columns);
-  const double biases =
-      bias ? static_cast<double>(count) * static_cast<double>(columns) : 0;
+  const double weights =
+      as_double(count) * as_double(inner) * as_double(columns);
+  const double biases = bias ? as_double(count) * as_double(columns) : 0;
   if (bias) {
     work_.backward_weight.push_back(memory(
         name + " bias",
-        element_bytes_ * static_cast<double>(rows * count) *
-            static_cast<double>(columns),
-        1));
+        element_bytes_ * as_double(rows * count) * as_double(columns), 1));
   }
   work_.backward_weight.push_back(memory(
       name + " accumulate", framework_.accumulate_bytes * (weights + biases),
@@ -95,7 +81,7 @@ void LayerBuilder::quantise(
   if (wide_ || (precision != Precision::fp8 && precision != Precision::fp4))
     return;
   const double bytes = framework_.quantise_bytes;
-  const double weights = static_cast<double>(tensors) * inner * columns;
+  const double weights = as_double(tensors) * inner * columns;
   work_.forward.push_back(
       memory(name + " to 8 bit", bytes * (rows * inner + weights), 2));
   work_.backward_input.push_back(

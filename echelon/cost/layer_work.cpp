@@ -5,9 +5,9 @@
 #include <string>
 
 #include "echelon/cost/activation_bytes.h"
-#include "echelon/cost/layer_builder.h"
 #include "echelon/cost/stage_cut.h"
 #include "echelon/error.h"
+#include "echelon/text/format.h"
 
 namespace echelon {
 namespace {
@@ -23,8 +23,7 @@ Operation products(const CountedLayer& layer, double flops, double samples) {
   // The depth takes up what other products the layer has beside its largest.
   operation.k = std::max<int64_t>(
       1, std::llround(
-             flops / (2 * static_cast<double>(operation.m) *
-                      static_cast<double>(operation.n))));
+             flops / (2 * as_double(operation.m) * as_double(operation.n))));
   return operation;
 }
 
@@ -73,12 +72,11 @@ Operation counted_operation(
   int64_t& side = one.count > 1                                ? operation.count
                   : one.for_weight && one.product == "product" ? operation.k
                                                                : operation.m;
-  side = std::max<int64_t>(1, std::llround(static_cast<double>(side) * ratio));
-  operation.flops =
-      static_cast<double>(operation.count) *
-      product_flops(
-          operation.product, static_cast<double>(operation.m),
-          static_cast<double>(operation.n), static_cast<double>(operation.k));
+  side = std::max<int64_t>(1, std::llround(as_double(side) * ratio));
+  operation.flops = as_double(operation.count) *
+                    product_flops(
+                        operation.product, as_double(operation.m),
+                        as_double(operation.n), as_double(operation.k));
   return operation;
 }
 
@@ -92,13 +90,13 @@ struct CountedBytes {
 void add_operators(
     LayerWork& work, const CountedLayer& layer, const Strategy& strategy,
     const CountedBytes& bytes) {
-  const double ratio = static_cast<double>(strategy.microbatch_size) /
-                       static_cast<double>(layer.counted_samples);
+  const double ratio =
+      as_double(strategy.microbatch_size) / as_double(layer.counted_samples);
   for (const CountedOperator& one : layer.forward) {
     work.forward.push_back(counted_operation(one, ratio, bytes.each));
   }
   // The first microbatch has nothing to add its gradients to.
-  const auto passes = static_cast<double>(strategy.num_microbatches());
+  const auto passes = as_double(strategy.num_microbatches());
   const double adding = (passes - 1) / passes;
   for (const CountedOperator& one : layer.backward) {
     if (one.accumulates && adding == 0) continue;
@@ -122,8 +120,8 @@ bytes_of_operators(const ModelShape& model, const Strategy& strategy) {
   double bytes = 0, operators = 0, sums = 0;
   for (const CountedLayer& layer : model.layers) {
     if (layer.counted_samples == 0) continue;
-    const double ratio = static_cast<double>(strategy.microbatch_size) /
-                         static_cast<double>(layer.counted_samples);
+    const double ratio =
+        as_double(strategy.microbatch_size) / as_double(layer.counted_samples);
     for (const auto* pass : {&layer.forward, &layer.backward}) {
       for (const CountedOperator& one : *pass) {
         if (one.accumulates) {
@@ -131,10 +129,9 @@ bytes_of_operators(const ModelShape& model, const Strategy& strategy) {
           continue;
         }
         ++operators;
-        const double count = static_cast<double>(one.count);
-        const double m = static_cast<double>(one.m),
-                     n = static_cast<double>(one.n);
-        const double k = static_cast<double>(one.k);
+        const double count = as_double(one.count);
+        const double m = as_double(one.m), n = as_double(one.n);
+        const double k = as_double(one.k);
         // A filter sees each pixel several times; images are moved once.
         const double moved = one.product == "product" || one.product.empty()
                                  ? m * n + m * k + n * k
@@ -147,15 +144,14 @@ bytes_of_operators(const ModelShape& model, const Strategy& strategy) {
   if (operators == 0) return {};
   return {
       .each = bytes / operators,
-      .rank = (bytes + sums) / static_cast<double>(strategy.layout.pp)};
+      .rank = (bytes + sums) / as_double(strategy.layout.pp)};
 }
 
 LayerWork counted_work(
     const CountedLayer& layer, const Strategy& strategy,
-    const Framework& framework, const CountedBytes& bytes) {
-  const double samples = static_cast<double>(strategy.microbatch_size);
-  const double element =
-      LayerBuilder(layer.name, strategy, framework).element_bytes();
+    const CountedBytes& bytes) {
+  const double samples = as_double(strategy.microbatch_size);
+  const double element = element_bytes(strategy.precision);
   LayerWork work;
   work.name = layer.name;
   work.parameters = layer.parameters;
@@ -178,7 +174,7 @@ LayerWork counted_work(
 
 double flops_of(const LayerWork& layer) {
   double flops = 0;
-  for (const auto* pass :
+  for (const Operations* pass :
        {&layer.forward, &layer.backward_input, &layer.backward_weight}) {
     for (const Operation& operation : *pass) flops += operation.flops;
   }
@@ -223,21 +219,20 @@ std::vector<LayerWork> layer_work(
   if (model.transformer) {
     layers = transformer_work(
         *model.transformer, strategy, framework,
-        strategy.seq_len > 0 ? strategy.seq_len : model.seq_len);
+        strategy.seq_len_or(model.seq_len));
   }
   const CountedBytes bytes = bytes_of_operators(model, strategy);
   for (const CountedLayer& layer : model.layers) {
-    layers.push_back(counted_work(layer, strategy, framework, bytes));
+    layers.push_back(counted_work(layer, strategy, bytes));
   }
   int64_t kind = 0;
   for (LayerWork& layer : layers) layer.kind = kind++;
   return layers;
 }
 
-std::vector<std::vector<LayerWork>> stage_work(
-    const std::vector<LayerWork>& layers, const Strategy& strategy,
-    const Framework&) {
-  const int64_t stages = strategy.layout.pp * stages_per_rank(strategy);
+std::vector<std::vector<LayerWork>>
+stage_work(const std::vector<LayerWork>& layers, const Strategy& strategy) {
+  const int64_t stages = num_stages(strategy);
   std::vector<double> flops;     // of the layers that are spread
   std::vector<int64_t> counted;  // their stages
   int64_t spread = 0;
@@ -253,12 +248,10 @@ std::vector<std::vector<LayerWork>> stage_work(
   }
   // Embedding and head may be stages of their own.
   if (spread + (blocks ? 2 : 0) < stages) {
-    throw ConfigError(
-        "pp=" + std::to_string(strategy.layout.pp) + " with " +
-        std::to_string(stages_per_rank(strategy)) +
-        " stages each cuts the model into " + std::to_string(stages) +
-        " stages, but it has " + std::to_string(spread) +
-        " layers; take fewer");
+    throw ConfigError(format(
+        "pp={} with {} stages each cuts the model into {} stages, but it has "
+        "{} layers; take fewer",
+        strategy.layout.pp, stages_per_rank(strategy), stages, spread));
   }
   const std::vector<int64_t> counts =
       !strategy.stage_layers.empty() ? strategy.stage_layers

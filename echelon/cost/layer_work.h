@@ -25,9 +25,8 @@ std::vector<LayerWork> layer_work(
 /// the last one the head; counted layers are partitioned by their FLOPs. Layers
 /// beyond `recompute_layers` of a stage recompute nothing. Throws ConfigError
 /// when there are fewer layers than stages.
-std::vector<std::vector<LayerWork>> stage_work(
-    const std::vector<LayerWork>& layers, const Strategy& strategy,
-    const Framework& framework);
+std::vector<std::vector<LayerWork>>
+stage_work(const std::vector<LayerWork>& layers, const Strategy& strategy);
 
 /// The layers of a transformer on one rank: embedding, blocks (equal neighbours
 /// once) and head.

@@ -1,4 +1,4 @@
-#include "echelon/cost/measured_rates.h"
+#include "echelon/cost/device_rates.h"
 
 #include <algorithm>
 #include <array>
@@ -210,18 +210,6 @@ double measured_launch_seconds(const Device& device, const Launch& launch) {
   const double part = (bytes_beside - below->bytes_beside) /
                       (above->bytes_beside - below->bytes_beside);
   return seconds(*below) + part * (seconds(*above) - seconds(*below));
-}
-
-Framework framework_on(const Framework& framework, const Device& device) {
-  Framework here = framework;
-  if (!device.processor) return here;
-  here.overlaps_gradients = false;
-  here.overlaps_parameters = false;
-  here.hidden_tensor_parallel = 0;
-  here.hidden_backward_tensor_parallel = 0;
-  here.hidden_context_parallel = 0;
-  here.hidden_expert_parallel = 0;
-  return here;
 }
 
 }  // namespace echelon

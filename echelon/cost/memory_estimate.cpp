@@ -12,10 +12,6 @@
 namespace echelon {
 namespace {
 
-bool is_v_schedule(const std::string& schedule) {
-  return schedule == "zb-v" || schedule == "dualpipev";
-}
-
 // Warm-up takes p microbatches through the first stage of a rank, then through
 // the second, and so on, and starts over.
 std::vector<double> interleaved(const PipelineShape& shape, int64_t rank) {
@@ -26,7 +22,7 @@ std::vector<double> interleaved(const PipelineShape& shape, int64_t rank) {
   while (left > 0) {
     for (double& stage : stored) {
       const int64_t taken = std::min(left, p);
-      stage += static_cast<double>(taken);
+      stage += as_double(taken);
       left -= taken;
     }
   }
@@ -36,15 +32,14 @@ std::vector<double> interleaved(const PipelineShape& shape, int64_t rank) {
 // The stages of a rank fill up together.
 std::vector<double> even(int64_t all, int64_t stages) {
   return std::vector<double>(
-      static_cast<size_t>(stages),
-      static_cast<double>(all) / static_cast<double>(stages));
+      static_cast<size_t>(stages), as_double(all) / as_double(stages));
 }
 
 }  // namespace
 
 std::vector<int64_t> stages_of_rank(const PipelineShape& shape, int64_t rank) {
   const int64_t p = shape.ranks;
-  if (is_v_schedule(shape.schedule)) return {rank, 2 * p - 1 - rank};
+  if (is_v_shaped(shape.schedule)) return {rank, 2 * p - 1 - rank};
   std::vector<int64_t> stages;
   for (int64_t i = 0; i < shape.stages_per_rank; ++i) {
     stages.push_back(i * p + rank);
@@ -68,10 +63,6 @@ stored_microbatches(const PipelineShape& shape, int64_t rank) {
 }
 
 namespace {
-
-int64_t whole(double bytes) {
-  return static_cast<int64_t>(bytes);
-}
 
 PipelineShape pipeline_of(const Strategy& strategy) {
   return {
@@ -144,7 +135,7 @@ double MemoryEstimate::peak_bytes() const {
 }
 
 double MemoryEstimate::bytes(size_t rank) const {
-  return static_cast<double>(ranks[rank].total()) + reserved_bytes;
+  return as_double(ranks[rank].total()) + reserved_bytes;
 }
 
 double MemoryEstimate::limit(size_t rank) const {
@@ -152,8 +143,10 @@ double MemoryEstimate::limit(size_t rank) const {
 }
 
 double MemoryEstimate::fullness() const {
-  if (ranks.empty()) return reserved_bytes;
-  const auto rank = static_cast<size_t>(fullest());
+  return ranks.empty() ? reserved_bytes : share(static_cast<size_t>(fullest()));
+}
+
+double MemoryEstimate::share(size_t rank) const {
   return limit(rank) > 0 ? bytes(rank) / limit(rank) : bytes(rank);
 }
 
@@ -161,17 +154,15 @@ int MemoryEstimate::fullest() const {
   double highest = -1;
   size_t most = 0;
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
-    double part = bytes(rank);
-    if (limit(rank) > 0) part /= limit(rank);
-    if (part <= highest) continue;
-    highest = part;
+    if (share(rank) <= highest) continue;
+    highest = share(rank);
     most = rank;
   }
   return static_cast<int>(most);
 }
 
-MemoryEstimate estimate_memory(
-    const ModelShape& model, const Strategy& strategy, const Cluster&) {
+MemoryEstimate
+estimate_memory(const ModelShape& model, const Strategy& strategy) {
   const Framework& framework = find_framework(strategy.stack);
   const PipelineShape pipeline = pipeline_of(strategy);
   const auto parameters = stage_parameters(model, strategy);
@@ -190,10 +181,10 @@ MemoryEstimate estimate_memory(
       one.kept = 0;
     }
     MemoryByKind kinds = state.device;
-    kinds[MemoryKind::activations] += whole(one.kept);
-    kinds[MemoryKind::working] += whole(one.working);
+    kinds[MemoryKind::activations] += static_cast<int64_t>(one.kept);
+    kinds[MemoryKind::working] += static_cast<int64_t>(one.working);
     kinds[MemoryKind::communication] +=
-        whole(framework.memory.buffer_bytes + one.transfers);
+        static_cast<int64_t>(framework.memory.buffer_bytes + one.transfers);
     estimate.ranks.push_back(kinds);
     estimate.host_bytes = std::max(estimate.host_bytes, host);
     moving = std::max(moving, one.kept + one.working);
@@ -212,7 +203,7 @@ double least_bytes(const ModelShape& model, const Strategy& strategy) {
   for (int64_t rank = 0; rank < pipeline.ranks; ++rank) {
     const StateBytes& state =
         states.of(sum_of(parameters, stages_of_rank(pipeline, rank)));
-    most = std::max(most, static_cast<double>(state.device.total()));
+    most = std::max(most, as_double(state.device.total()));
   }
   return most;
 }

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "echelon/cluster/cluster.h"
+#include "echelon/cluster/device.h"
 #include "echelon/cost/model_shape.h"
 #include "echelon/cost/strategy.h"
 #include "echelon/timeline/memory_kind.h"
@@ -48,10 +48,13 @@ struct MemoryEstimate {
   int fullest() const;
   /// That rank's bytes over its limit; its bytes where limits are not known.
   double fullness() const;
+
+ private:
+  double share(size_t rank) const;
 };
 
-MemoryEstimate estimate_memory(
-    const ModelShape& model, const Strategy& strategy, const Cluster& cluster);
+MemoryEstimate
+estimate_memory(const ModelShape& model, const Strategy& strategy);
 
 /// A quick lower bound: weights, gradients and optimizer state of the fullest
 /// rank. A strategy whose bound exceeds the device memory cannot fit.

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "echelon/error.h"
+#include "echelon/text/format.h"
 
 namespace echelon {
 namespace {
@@ -110,15 +111,15 @@ void check_attention(const ModelShape& model, const TransformerShape& shape) {
   }
   if (shape.heads % shape.key_value_heads() != 0) {
     refuse(
-        model, std::to_string(shape.heads) + " heads share " +
-                   std::to_string(shape.key_value_heads()) +
-                   " of keys and values; that must divide");
+        model, format(
+                   "{} heads share {} of keys and values; that must divide",
+                   shape.heads, shape.key_value_heads()));
   }
   if (shape.head_dim == 0 && shape.hidden % shape.heads != 0) {
     refuse(
-        model, "hidden " + std::to_string(shape.hidden) + " over " +
-                   std::to_string(shape.heads) +
-                   " heads is no whole number; give head_dim");
+        model, format(
+                   "hidden {} over {} heads is no whole number; give head_dim",
+                   shape.hidden, shape.heads));
   }
 }
 
@@ -127,9 +128,9 @@ void check_experts(const ModelShape& model, const ExpertShape& experts) {
   if (experts.experts_per_token < 1 ||
       experts.experts_per_token > experts.experts) {
     refuse(
-        model, "a token takes " + std::to_string(experts.experts_per_token) +
-                   " of " + std::to_string(experts.experts) +
-                   " experts; 1 up to all of them can be");
+        model, format(
+                   "a token takes {} of {} experts; 1 up to all of them can be",
+                   experts.experts_per_token, experts.experts));
   }
   if (experts.ffn < 1 || experts.shared_ffn < 0 || experts.every < 1 ||
       experts.first_dense_layers < 0) {
@@ -147,11 +148,8 @@ void check_transformer(const ModelShape& model, const TransformerShape& shape) {
       {"heads", shape.heads},
       {"vocab", shape.vocab}};
   for (const auto& [name, value] : needed) {
-    if (value < 1) {
-      refuse(
-          model, std::string(name) + " is " + std::to_string(value) +
-                     "; it must be 1 or more");
-    }
+    if (value >= 1) continue;
+    refuse(model, format("{} is {}; it must be 1 or more", name, value));
   }
   const bool negative = shape.kv_heads < 0 || shape.head_dim < 0 ||
                         shape.ffn < 0 || shape.positions < 0 ||

@@ -2,8 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
-#include "echelon/cost/measured_rates.h"
+#include "echelon/cost/activation_bytes.h"
 
 namespace echelon {
 namespace {
@@ -14,21 +15,9 @@ double ceil_div(double a, double b) {
 
 /// Bytes of an element of inputs and outputs.
 double operand_bytes(Precision precision) {
-  switch (precision) {
-    case Precision::fp64:
-      return 8;
-    case Precision::fp32:
-    case Precision::tf32:
-      return 4;
-    case Precision::bf16:
-    case Precision::fp16:
-      return 2;
-    case Precision::fp8:
-      return 1;
-    case Precision::fp4:
-      return 0.5;
-  }
-  return 2;
+  if (precision == Precision::fp8) return 1;
+  if (precision == Precision::fp4) return 0.5;
+  return element_bytes(precision);
 }
 
 double output_bytes(Precision precision) {
@@ -80,11 +69,10 @@ tile_share(int64_t m, int64_t n, int64_t count, const DeviceRates& rates) {
        {Shape{2 * side, side, 1.0}, Shape{side, 2 * side, 1.0},
         Shape{side, side, 0.96}, Shape{side, side / 2, 0.88},
         Shape{side / 2, side, 0.88}, Shape{side / 2, side / 2, 0.76}}) {
-    const double tiles = ceil_div(static_cast<double>(m), shape.rows) *
-                         ceil_div(static_cast<double>(n), shape.columns) *
-                         static_cast<double>(count);
-    const double useful = static_cast<double>(m) * static_cast<double>(n) *
-                          static_cast<double>(count) /
+    const double tiles = ceil_div(as_double(m), shape.rows) *
+                         ceil_div(as_double(n), shape.columns) *
+                         as_double(count);
+    const double useful = as_double(m) * as_double(n) * as_double(count) /
                           (shape.rows * shape.columns);
     const double slots = rates.multiprocessors;
     best =
@@ -142,10 +130,9 @@ std::optional<double> measured_seconds(
   switch (operation.kind) {
     case OperationKind::matrix:
       return measured_product_seconds(
-          device, operation.product, precision,
-          static_cast<double>(operation.m), static_cast<double>(operation.n),
-          static_cast<double>(operation.k),
-          static_cast<double>(operation.count));
+          device, operation.product, precision, as_double(operation.m),
+          as_double(operation.n), as_double(operation.k),
+          as_double(operation.count));
     case OperationKind::memory:
       return measured_operator_seconds(
           device, operation.name, operation.bytes, operation.bytes_since);
@@ -162,8 +149,7 @@ double launch_seconds(
     const Framework& framework) {
   double launches = 0, measured = 0;
   for (const Operation& operation : operations) {
-    const double own =
-        operation.times * static_cast<double>(operation.launches);
+    const double own = operation.times * as_double(operation.launches);
     launches += own;
     if (device.launch_rates.empty()) continue;
     measured += own * measured_launch_seconds(
@@ -182,7 +168,7 @@ double launch_seconds(
 double slowest_host(
     double seconds, const Strategy& strategy, const Framework& framework) {
   const Layout& layout = strategy.layout;
-  const double ranks = static_cast<double>(layout.tp * layout.cp * layout.ep);
+  const double ranks = as_double(layout.tp * layout.cp * layout.ep);
   return seconds * (1 + 0.5 * framework.host_spread * std::log2(ranks));
 }
 
@@ -191,9 +177,8 @@ double slowest_host(
 double matrix_seconds(
     int64_t m, int64_t n, int64_t k, Precision precision, const Device& device,
     const DeviceRates& rates, int64_t count) {
-  const double rows = static_cast<double>(m), columns = static_cast<double>(n);
-  const double depth = static_cast<double>(k),
-               many = static_cast<double>(count);
+  const double rows = as_double(m), columns = as_double(n);
+  const double depth = as_double(k), many = as_double(count);
   const double flops = 2 * rows * columns * depth * many;
   if (flops <= 0) return 0;
   if (device.measured()) {
@@ -247,7 +232,7 @@ double seconds_of_one(
                  operation, strategy, node.device, rates, framework) /
                  framework.compute_share;
     case OperationKind::memory:
-      return static_cast<double>(operation.launches) * rates.launch_seconds +
+      return as_double(operation.launches) * rates.launch_seconds +
              memory_seconds(operation.bytes, node.device, rates) /
                  framework.memory_share;
     case OperationKind::collective:
@@ -268,9 +253,7 @@ double operation_seconds(
 }
 
 double PassSeconds::total() const {
-  double sum = computation();
-  for (const double one : exposed) sum += one;
-  return sum;
+  return std::accumulate(exposed.begin(), exposed.end(), computation());
 }
 
 void PassSeconds::add(double factor, const PassSeconds& other) {
@@ -281,20 +264,6 @@ void PassSeconds::add(double factor, const PassSeconds& other) {
     exposed[axis] += factor * other.exposed[axis];
     communication[axis] += factor * other.communication[axis];
   }
-}
-
-PassSeconds& PassSeconds::operator+=(const PassSeconds& other) {
-  add(1, other);
-  return *this;
-}
-
-PassSeconds operator*(double factor, PassSeconds pass) {
-  pass.matrix *= factor;
-  pass.memory *= factor;
-  pass.host *= factor;
-  for (double& one : pass.exposed) one *= factor;
-  for (double& one : pass.communication) one *= factor;
-  return pass;
 }
 
 PassSeconds pass_seconds(

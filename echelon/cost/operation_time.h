@@ -33,10 +33,8 @@ struct PassSeconds {
 
   double computation() const { return matrix + memory + host; }
   double total() const;
-  PassSeconds& operator+=(const PassSeconds& other);
   void add(double factor, const PassSeconds& other);
 };
-PassSeconds operator*(double factor, PassSeconds pass);
 
 PassSeconds pass_seconds(
     const Operations& operations, const Strategy& strategy,

@@ -66,7 +66,7 @@ busiest_rank(const Strategy& strategy, const std::vector<StageCost>& stages) {
 std::vector<int32_t> rank_of_stages(const Strategy& strategy) {
   const int64_t ranks = strategy.layout.pp;
   const int64_t stages = ranks * stages_per_rank(strategy);
-  const bool turns = is_v_shaped(strategy);
+  const bool turns = is_v_shaped(strategy.schedule);
   std::vector<int32_t> of_stage;
   for (int64_t stage = 0; stage < stages; ++stage) {
     const int64_t around = stage % ranks;
@@ -82,7 +82,7 @@ double pipeline_seconds(
   if (strategy.layout.pp == 1) {
     double sum = 0;
     for (const StageCost& stage : stages) sum += stage.forward + stage.backward;
-    return static_cast<double>(microbatches) * sum;
+    return as_double(microbatches) * sum;
   }
   // The pipeline is full after two rounds; a period is one round of `pp`.
   const int64_t round = strategy.layout.pp;
@@ -91,13 +91,12 @@ double pipeline_seconds(
     return timed(strategy, stages, microbatches);
   const double begin = timed(strategy, stages, full);
   const double period = timed(strategy, stages, full + round) - begin;
-  const double rounds =
-      static_cast<double>(microbatches - full) / static_cast<double>(round);
+  const double rounds = as_double(microbatches - full) / as_double(round);
   // Where the rank that takes longest is another one with more microbatches, a
   // period tells too little; none ends before its own work is done.
   return std::max(
       begin + rounds * period,
-      static_cast<double>(microbatches) * busiest_rank(strategy, stages));
+      as_double(microbatches) * busiest_rank(strategy, stages));
 }
 
 }  // namespace echelon

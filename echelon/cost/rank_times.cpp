@@ -4,7 +4,6 @@
 #include <cmath>
 
 #include "echelon/cost/activation_bytes.h"
-#include "echelon/cost/overlap.h"
 #include "echelon/cost/state_bytes.h"
 
 namespace echelon {
@@ -29,7 +28,7 @@ PassSeconds
 PassTimes::of(const Layers& layers, int64_t rank, Operations LayerWork::*pass) {
   PassSeconds sum;
   for (const LayerWork* layer : layers) {
-    sum.add(static_cast<double>(layer->repeat), of(*layer, rank, pass));
+    sum.add(as_double(layer->repeat), of(*layer, rank, pass));
   }
   return sum;
 }
@@ -94,7 +93,7 @@ gradient_seconds(const Sharing& rank, double elements, const Sharers& sharers) {
   const StageContext& context = rank.context;
   const double bytes = elements * context.framework.gradient_bytes;
   if (bytes <= 0) return 0;
-  const double shards = static_cast<double>(sharers.shards.ranks);
+  const double shards = as_double(sharers.shards.ranks);
   return collective_seconds(
              CollectiveKind::reduce_scatter, bytes, sharers.shards, rank.node,
              context.cluster, context.framework) +
@@ -174,7 +173,7 @@ Exposed gathered(const Sharing& rank, const Pass& pass, bool first_is_there) {
       --repeat;
     }
     overlap.add(seconds, gather, repeat);
-    all += static_cast<double>(repeat) * gather;
+    all += as_double(repeat) * gather;
   }
   if (!framework.overlaps_parameters) return {all, all};
   return exposed_part(all, overlap.exposed(), framework);
@@ -187,7 +186,7 @@ Exposed queued(const Sharing& rank, const Pass& pass) {
   for (const auto& [layer, seconds] : pass.steps) {
     const double gather = gather_seconds(rank, elements_of(*layer));
     overlap.add(seconds, gather, layer->repeat);
-    all += static_cast<double>(layer->repeat) * gather;
+    all += as_double(layer->repeat) * gather;
   }
   return {all, overlap.exposed()};
 }
@@ -215,8 +214,8 @@ class Reductions {
             std::min(repeat, static_cast<int64_t>(std::ceil(missing / each)));
       }
       const bool alone = layers_ == 0;  // the bucket has no other layers
-      bucket_ += static_cast<double>(filling) * own;
-      seconds_ += static_cast<double>(filling) * seconds;
+      bucket_ += as_double(filling) * own;
+      seconds_ += as_double(filling) * seconds;
       layers_ += filling;
       if (filling == repeat && bytes(bucket_) < least_) return;
       const int64_t times = alone ? repeat / filling : 1;
@@ -238,7 +237,7 @@ class Reductions {
   void send(int64_t times) {
     const double reduce = gradient_seconds(rank_, bucket_);
     overlap_.add(seconds_, reduce, times);
-    all_ += static_cast<double>(times) * reduce;
+    all_ += as_double(times) * reduce;
     bucket_ = {};
     seconds_ = 0;
     layers_ = 0;
@@ -284,7 +283,7 @@ sharded(const Sharing& rank, const Pass& forward, const Pass& backward) {
   const StageContext& context = rank.context;
   const Strategy& s = context.strategy;
   const Framework& framework = context.framework;
-  const double microbatches = static_cast<double>(s.num_microbatches());
+  const double microbatches = as_double(s.num_microbatches());
   ParameterTimes sum;
   sum.parameters = gathered(rank, forward, false);
   if (!s.gather_once) {
@@ -309,7 +308,7 @@ ParameterTimes once_a_step(
   const StageContext& context = sharing.context;
   Elements all;
   for (const LayerWork* layer : layers) {
-    all += static_cast<double>(layer->repeat) * elements_of(*layer);
+    all += as_double(layer->repeat) * elements_of(*layer);
   }
   ParameterTimes sum;
   sum.gradients =
@@ -347,10 +346,9 @@ own_elements(const StageContext& context, const Layers& layers, int64_t rank) {
   double elements = 0;
   for (const LayerWork* layer : layers) {
     const Elements all = elements_of(*layer);
-    elements +=
-        static_cast<double>(layer->repeat) *
-        (all.dense / static_cast<double>(sharing.dense.shards.ranks) +
-         all.experts / static_cast<double>(sharing.experts.shards.ranks));
+    elements += as_double(layer->repeat) *
+                (all.dense / as_double(sharing.dense.shards.ranks) +
+                 all.experts / as_double(sharing.experts.shards.ranks));
   }
   return elements;
 }

@@ -17,12 +17,12 @@ int64_t num_stages(const Strategy& strategy) {
   return strategy.layout.pp * stages_per_rank(strategy);
 }
 
-bool is_v_shaped(const Strategy& strategy) {
-  return strategy.schedule == "zb-v" || strategy.schedule == "dualpipev";
+bool is_v_shaped(const std::string& schedule) {
+  return schedule == "zb-v" || schedule == "dualpipev";
 }
 
 bool ends_on_one_rank(const Strategy& strategy) {
-  return strategy.layout.pp == 1 || is_v_shaped(strategy);
+  return strategy.layout.pp == 1 || is_v_shaped(strategy.schedule);
 }
 
 std::vector<int64_t>

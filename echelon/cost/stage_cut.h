@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "echelon/cost/model_shape.h"
@@ -15,7 +16,7 @@ int64_t stages_per_rank(const Strategy& strategy);
 int64_t num_stages(const Strategy& strategy);
 
 /// Stages go down the pipeline and up again: zb-v and dualpipev.
-bool is_v_shaped(const Strategy& strategy);
+bool is_v_shaped(const std::string& schedule);
 /// Whether one rank has the first and the last stage, so that tied weights are
 /// one tensor: without a pipeline, or in a v-shaped one.
 bool ends_on_one_rank(const Strategy& strategy);

@@ -3,7 +3,6 @@
 
 #include "echelon/cost/activation_bytes.h"
 #include "echelon/cost/layer_work.h"
-#include "echelon/cost/measured_rates.h"
 #include "echelon/cost/rank_times.h"
 #include "echelon/cost/step_estimate.h"
 
@@ -71,7 +70,7 @@ double offload_seconds(
     const StageCost& cost) {
   const double copy =
       kept_bytes / context.cluster.node_of(rank).host.bytes_per_second;
-  return static_cast<double>(context.strategy.num_microbatches()) *
+  return as_double(context.strategy.num_microbatches()) *
          (std::max(0.0, copy - cost.forward) +
           std::max(0.0, copy - cost.backward));
 }
@@ -187,7 +186,7 @@ StageTimes stage_times(
                              cluster,    framework,
                              first_rank, strategy.layout.stride(Axis::pp)};
   const StageWork work =
-      stage_work(layer_work(model, strategy, framework), strategy, framework);
+      stage_work(layer_work(model, strategy, framework), strategy);
   StageTimes times;
   times.rank_of_stage = rank_of_stages(strategy);
   PassTimes passes(context);

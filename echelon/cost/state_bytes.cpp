@@ -6,6 +6,7 @@
 #include "echelon/cost/activation_bytes.h"
 #include "echelon/cost/stage_cut.h"
 #include "echelon/error.h"
+#include "echelon/text/format.h"
 
 namespace echelon {
 namespace {
@@ -21,9 +22,9 @@ constexpr Axis kCopies[] = {Axis::dp_replicate, Axis::cp};
 
 void check_stages(const ModelShape& model, int64_t layers, int64_t stages) {
   if (layers >= stages) return;
-  throw ConfigError(
-      "pp: " + std::to_string(stages) + " stages, but " + model.name + " has " +
-      std::to_string(layers) + " layers to cut; take fewer");
+  throw ConfigError(format(
+      "pp: {} stages, but {} has {} layers to cut; take fewer", stages,
+      model.name, layers));
 }
 
 RankParameters block_of(
@@ -130,25 +131,13 @@ double optimizer_states(std::string_view optimizer) {
   return 2;
 }
 
-namespace {
-
-double
-shards_of(const Strategy& strategy, const Framework& framework, bool experts) {
+double zero_shards(
+    const Strategy& strategy, const Framework& framework, bool experts) {
   double shards = 1;
   for (const Axis axis : sharing_axes(strategy, framework, experts).shards) {
     shards *= as_double(strategy.layout.degree(axis));
   }
   return shards;
-}
-
-}  // namespace
-
-double dense_shards(const Strategy& strategy, const Framework& framework) {
-  return shards_of(strategy, framework, false);
-}
-
-double expert_shards(const Strategy& strategy, const Framework& framework) {
-  return shards_of(strategy, framework, true);
 }
 
 StateBytes state_bytes(
@@ -157,8 +146,8 @@ StateBytes state_bytes(
   const double element = element_bytes(strategy.precision);
   const double master = element_bytes(strategy.master);
   const double whole = rank.total();
-  const double part = rank.dense / dense_shards(strategy, framework) +
-                      rank.experts / expert_shards(strategy, framework);
+  const double part = rank.dense / zero_shards(strategy, framework, false) +
+                      rank.experts / zero_shards(strategy, framework, true);
   const int64_t stage = strategy.zero_stage;
   const double gradient = framework.memory.gradient_bytes > 0
                               ? framework.memory.gradient_bytes

@@ -47,9 +47,10 @@ struct SharingAxes {
 SharingAxes sharing_axes(
     const Strategy& strategy, const Framework& framework, bool experts);
 
-/// Number of ranks that ZeRO shards one copy over: dense parameters, experts.
-double dense_shards(const Strategy& strategy, const Framework& framework);
-double expert_shards(const Strategy& strategy, const Framework& framework);
+/// Number of ranks that ZeRO shards one copy over, of dense parameters or of
+/// experts.
+double
+zero_shards(const Strategy& strategy, const Framework& framework, bool experts);
 
 /// Weights, gradients and optimizer state of a rank with these parameters, over
 /// all of its stages. Unsharded parameters are MemoryKind::gathered; offloaded

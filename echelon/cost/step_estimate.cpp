@@ -34,7 +34,7 @@ double peak_of(const Cluster& cluster, const Strategy& strategy) {
     const int64_t here = std::min(left, group.count * group.node.num_devices);
     double peak = group.node.device.peak(strategy.precision);
     if (peak == 0) peak = group.node.device.peak(Precision::fp32);
-    sum += static_cast<double>(here) * peak;
+    sum += as_double(here) * peak;
     left -= here;
   }
   return sum;
@@ -43,11 +43,10 @@ double peak_of(const Cluster& cluster, const Strategy& strategy) {
 void add_utilisation(
     StepEstimate& step, const ModelShape& model, const Strategy& strategy,
     const Cluster& cluster) {
-  const int64_t seq = strategy.seq_len > 0 ? strategy.seq_len : model.seq_len;
-  const double samples = static_cast<double>(strategy.global_batch);
-  step.tokens_per_second = samples *
-                           (model.transformer ? static_cast<double>(seq) : 1) /
-                           step.step_seconds;
+  const int64_t seq = strategy.seq_len_or(model.seq_len);
+  const double samples = as_double(strategy.global_batch);
+  step.tokens_per_second =
+      samples * (model.transformer ? as_double(seq) : 1) / step.step_seconds;
   const double peak = peak_of(cluster, strategy) * step.step_seconds;
   if (peak <= 0) return;
   step.model_flops_utilisation = samples * model.model_flops(seq, false) / peak;
@@ -61,7 +60,7 @@ StepEstimate pipeline_estimate(
     const ModelShape& model, const Strategy& strategy, const Cluster& cluster,
     int64_t first_rank) {
   const StageTimes times = stage_times(model, strategy, cluster, first_rank);
-  const double microbatches = static_cast<double>(strategy.num_microbatches());
+  const double microbatches = as_double(strategy.num_microbatches());
   const double span = pipeline_seconds(strategy, times.stages);
   // A pipeline rank's gradients begin when its own backward ends, which in all
   // schedules is near the end; the slowest to finish is the step's end.
@@ -168,7 +167,7 @@ MemoryEstimate fullest_memory(
     // Pipelines on other devices differ in what those have alone.
     const int64_t own = microbatch_of(strategy, pipeline.data_index);
     if (samples != own) {
-      memory = estimate_memory(model, with_microbatch(strategy, own), cluster);
+      memory = estimate_memory(model, with_microbatch(strategy, own));
       samples = own;
     }
     memory.limits = limits_of(pipeline, cluster);

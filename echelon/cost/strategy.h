@@ -46,6 +46,10 @@ struct Strategy {
   /// The framework: a name of framework_names() (framework.h).
   std::string stack = "echelon";
 
+  /// Tokens of a sequence, of a model that has `usual`.
+  int64_t seq_len_or(int64_t usual) const {
+    return seq_len > 0 ? seq_len : usual;
+  }
   /// Ranks that see different samples. The ranks that share a layer's experts
   /// (ep) each bring their own samples and exchange tokens at the experts;
   /// elsewhere they are data parallel.

@@ -6,9 +6,6 @@
 #include "echelon/cost/layer_builder.h"
 #include "echelon/cost/stage_cut.h"
 
-// Of one rank: T tokens of a microbatch, S of them after sequence parallelism
-// cuts them, H hidden, A heads, D head_dim, t tensor-parallel degree.
-
 namespace echelon {
 namespace {
 
@@ -16,8 +13,8 @@ int64_t part(int64_t whole, int64_t degree) {
   return std::max<int64_t>(1, (whole + degree - 1) / degree);
 }
 
-/// Rows of the embedding on a rank: who cuts it pads it first, so that each
-/// part is a multiple of 128.
+/// Rows of the embedding on a rank. It is padded before it is sharded, so that
+/// each shard is a multiple of 128.
 int64_t vocabulary_part(
     const TransformerShape& shape, const Framework& framework, int64_t tp) {
   if (tp == 1 && !framework.pads_vocabulary) return shape.vocab;
@@ -41,11 +38,9 @@ struct Sizes {
                                        : tokens),
         hidden(shape.hidden),
         sequence_parallel(strategy.sequence_parallel && tp > 1) {}
-  double elements() const {
-    return static_cast<double>(tokens) * static_cast<double>(hidden);
-  }
+  double elements() const { return as_double(tokens) * as_double(hidden); }
   double cut_elements() const {
-    return static_cast<double>(cut_tokens) * static_cast<double>(hidden);
+    return as_double(cut_tokens) * as_double(hidden);
   }
 };
 
@@ -69,7 +64,7 @@ class BlockBuilder {
     residual();
     norm();
     enter();
-    experts_ ? mixture() : feed_forward(feed_forward_size());
+    experts_ ? mixture() : feed_forward(shape_.ffn_size());
     leave("feed-forward");
     residual();
     LayerWork done = build_.finish(sizes_.cut_elements());
@@ -78,17 +73,10 @@ class BlockBuilder {
   }
 
  private:
-  int64_t head_dim() const {
-    return shape_.head_dim > 0 ? shape_.head_dim : shape_.hidden / shape_.heads;
-  }
-  int64_t feed_forward_size() const {
-    return shape_.ffn > 0 ? shape_.ffn : 4 * shape_.hidden;
-  }
-
   void norm() {
     build_.stream("norm", sizes_.cut_elements(), 2, 4, 1, 2);
     build_.parameters(
-        static_cast<double>(shape_.hidden) * (shape_.rms_norm ? 1 : 2),
+        as_double(shape_.hidden) * (shape_.rms_norm ? 1 : 2),
         shape_.rms_norm ? 1 : 2);
   }
 
@@ -106,55 +94,52 @@ class BlockBuilder {
     }
   }
 
-  /// Before matrices that are cut: copies forwards, sums backwards.
+  /// A collective of tp in forward or in backward, hidden as the framework
+  /// does.
+  void forward(const std::string& name, CollectiveKind kind) {
+    build_.collective(
+        name, Axis::tp, kind, build_.element_bytes() * sizes_.elements(),
+        framework_.hidden_tensor_parallel, true);
+  }
+  void
+  backward(const std::string& name, CollectiveKind kind, double least = 0) {
+    build_.collective(
+        name, Axis::tp, kind, build_.element_bytes() * sizes_.elements(),
+        std::max(least, framework_.hidden_backward_tensor_parallel), false);
+  }
+
+  /// Before sharded matrices: copies forwards, sums backwards.
   void enter() {
-    const double bytes = build_.element_bytes() * sizes_.elements();
-    if (sizes_.sequence_parallel) {
-      build_.collective(
-          "gather sequence", Axis::tp, CollectiveKind::all_gather, bytes,
-          framework_.hidden_tensor_parallel, true);
-      build_.collective(
-          "cut sequence", Axis::tp, CollectiveKind::reduce_scatter, bytes,
-          framework_.hidden_backward_tensor_parallel, false);
-      // The gathered input is not kept: weights' gradients need it again.
-      build_.collective(
-          "gather sequence again", Axis::tp, CollectiveKind::all_gather, bytes,
-          std::max(0.5, framework_.hidden_backward_tensor_parallel), false);
-    } else {
-      build_.collective(
-          "sum gradients of inputs", Axis::tp, CollectiveKind::all_reduce,
-          bytes, framework_.hidden_backward_tensor_parallel, false);
+    if (!sizes_.sequence_parallel) {
+      backward("sum gradients of inputs", CollectiveKind::all_reduce);
+      return;
     }
+    forward("gather sequence", CollectiveKind::all_gather);
+    backward("cut sequence", CollectiveKind::reduce_scatter);
+    // The gathered input is not kept: weights' gradients need it again.
+    backward("gather sequence again", CollectiveKind::all_gather, 0.5);
   }
 
   /// After them: sums forwards, copies backwards.
   void leave(const std::string& name) {
-    const double bytes = build_.element_bytes() * sizes_.elements();
-    if (sizes_.sequence_parallel) {
-      build_.collective(
-          name + " cut sequence", Axis::tp, CollectiveKind::reduce_scatter,
-          bytes, framework_.hidden_tensor_parallel, true);
-      build_.collective(
-          name + " gather sequence", Axis::tp, CollectiveKind::all_gather,
-          bytes, framework_.hidden_backward_tensor_parallel, false);
-    } else {
-      build_.collective(
-          name + " sum", Axis::tp, CollectiveKind::all_reduce, bytes,
-          framework_.hidden_tensor_parallel, true);
+    if (!sizes_.sequence_parallel) {
+      forward(name + " sum", CollectiveKind::all_reduce);
+      return;
     }
+    forward(name + " cut sequence", CollectiveKind::reduce_scatter);
+    backward(name + " gather sequence", CollectiveKind::all_gather);
   }
 
   void attention() {
     const int64_t heads = part(shape_.heads, sizes_.tp);
-    const int64_t kv_all = shape_.kv_heads > 0 ? shape_.kv_heads : shape_.heads;
-    const int64_t kv_heads = part(kv_all, sizes_.tp);
-    const int64_t d = head_dim();
+    const int64_t kv_heads = part(shape_.key_value_heads(), sizes_.tp);
+    const int64_t d = shape_.head_size();
     build_.linear(
         "queries, keys, values", sizes_.tokens, (heads + 2 * kv_heads) * d,
         sizes_.hidden, shape_.biases);
-    rotary(static_cast<double>((heads + kv_heads) * d));
-    exchange_keys(static_cast<double>(2 * kv_heads * d));
-    core(heads, d, d, static_cast<double>((2 * heads + 2 * kv_heads) * d));
+    rotary(as_double((heads + kv_heads) * d));
+    exchange_keys(as_double(2 * kv_heads * d));
+    core(heads, d, d, as_double((2 * heads + 2 * kv_heads) * d));
     build_.linear(
         "attention output", sizes_.tokens, sizes_.hidden, heads * d,
         shape_.biases);
@@ -178,11 +163,11 @@ class BlockBuilder {
     build_.linear(
         "keys, values up", tokens, heads * (latent.nope_dim + latent.value_dim),
         latent.key_value_rank, false);
-    rotary(static_cast<double>((heads + 1) * query_dim));
-    exchange_keys(static_cast<double>(heads * (query_dim + latent.value_dim)));
+    rotary(as_double((heads + 1) * query_dim));
+    exchange_keys(as_double(heads * (query_dim + latent.value_dim)));
     core(
         heads, query_dim, latent.value_dim,
-        static_cast<double>(2 * heads * (query_dim + latent.value_dim)));
+        as_double(2 * heads * (query_dim + latent.value_dim)));
     build_.linear(
         "attention output", tokens, hidden, heads * latent.value_dim, false);
   }
@@ -191,42 +176,40 @@ class BlockBuilder {
     if (shape_.positions > 0) return;
     const bool fused = framework_.fused_elementwise;
     build_.stream(
-        "rotary", static_cast<double>(sizes_.tokens) * width, fused ? 2 : 6,
+        "rotary", as_double(sizes_.tokens) * width, fused ? 2 : 6,
         fused ? 2 : 6, fused ? 2 : 8, fused ? 2 : 8);
   }
 
   /// Context parallelism: every rank sees all keys and values.
   void exchange_keys(double width) {
-    const double bytes = build_.element_bytes() *
-                         static_cast<double>(sizes_.tokens * sizes_.cp) * width;
-    build_.collective(
-        "gather keys, values", Axis::cp, CollectiveKind::all_gather, bytes,
-        framework_.hidden_context_parallel, true);
-    build_.collective(
-        "gather keys, values again", Axis::cp, CollectiveKind::all_gather,
-        bytes, framework_.hidden_context_parallel, false);
-    build_.collective(
-        "cut gradients of keys, values", Axis::cp,
-        CollectiveKind::reduce_scatter, bytes,
-        framework_.hidden_context_parallel, false);
+    const double bytes =
+        build_.element_bytes() * as_double(sizes_.tokens * sizes_.cp) * width;
+    const auto exchange = [&](const char* name, CollectiveKind kind,
+                              bool forward) {
+      build_.collective(
+          name, Axis::cp, kind, bytes, framework_.hidden_context_parallel,
+          forward);
+    };
+    exchange("gather keys, values", CollectiveKind::all_gather, true);
+    exchange("gather keys, values again", CollectiveKind::all_gather, false);
+    exchange(
+        "cut gradients of keys, values", CollectiveKind::reduce_scatter, false);
   }
 
   /// Scores, their softmax, values.
   void core(int64_t heads, int64_t query_dim, int64_t value_dim, double width) {
     const int64_t keys = sizes_.seq * sizes_.cp;
-    const double scores = static_cast<double>(sizes_.microbatch * heads) *
-                          static_cast<double>(sizes_.seq) *
-                          static_cast<double>(keys);
+    const double scores = as_double(sizes_.microbatch * heads) *
+                          as_double(sizes_.seq) * as_double(keys);
     if (framework_.fused_attention) {
       build_.fused_attention(
-          2 * scores * static_cast<double>(query_dim + value_dim) *
+          2 * scores * as_double(query_dim + value_dim) *
               (shape_.causal ? 0.5 : 1),
-          static_cast<double>(sizes_.tokens) * width);
+          as_double(sizes_.tokens) * width);
       return;
     }
     build_.stream(
-        "heads first", static_cast<double>(sizes_.tokens) * width, 1.5, 1.5, 3,
-        4);
+        "heads first", as_double(sizes_.tokens) * width, 1.5, 1.5, 3, 4);
     build_.begin_selective();
     const int64_t many = sizes_.microbatch * heads;
     build_.product("scores", many, sizes_.seq, keys, query_dim);
@@ -244,8 +227,7 @@ class BlockBuilder {
     build_.linear(
         "feed-forward in", sizes_.tokens, shape_.gated ? 2 * columns : columns,
         sizes_.hidden, shape_.biases);
-    activation(
-        static_cast<double>(sizes_.tokens) * static_cast<double>(columns));
+    activation(as_double(sizes_.tokens) * as_double(columns));
     build_.linear(
         "feed-forward out", sizes_.tokens, sizes_.hidden, columns,
         shape_.biases);
@@ -268,9 +250,9 @@ class BlockBuilder {
     const ExpertShape& mix = shape_.experts;
     const int64_t local = part(mix.experts, ep_);
     const int64_t copies = sizes_.tokens * mix.experts_per_token;
-    const double width = static_cast<double>(sizes_.hidden);
-    const double sent = static_cast<double>(sizes_.cut_tokens) *
-                        static_cast<double>(mix.experts_per_token) * width;
+    const double width = as_double(sizes_.hidden);
+    const double sent =
+        as_double(sizes_.cut_tokens) * as_double(mix.experts_per_token) * width;
     build_.linear("router", sizes_.tokens, mix.experts, sizes_.hidden, false);
     build_.stream("sort tokens", sent, 4, 4, 6, 6);
     build_.wait_for_host(
@@ -281,7 +263,7 @@ class BlockBuilder {
     build_.linear(
         "experts in", rows, shape_.gated ? 2 * columns : columns, sizes_.hidden,
         false, local, true);
-    activation(static_cast<double>(copies) * static_cast<double>(columns));
+    activation(as_double(copies) * as_double(columns));
     build_.linear(
         "experts out", rows, sizes_.hidden, columns, false, local, true);
     dispatch("combine", sent);
@@ -318,14 +300,11 @@ LayerWork embedding(
                               : CollectiveKind::all_reduce,
       build.element_bytes() * sizes.elements(), 0, true);
   build.parameters(
-      static_cast<double>(vocabulary_part(shape, framework, sizes.tp)) *
-          static_cast<double>(shape.hidden),
+      as_double(vocabulary_part(shape, framework, sizes.tp)) *
+          as_double(shape.hidden),
       2);
   if (shape.positions > 0) {
-    build.parameters(
-        static_cast<double>(shape.positions) *
-            static_cast<double>(shape.hidden),
-        2);
+    build.parameters(as_double(shape.positions) * as_double(shape.hidden), 2);
   }
   LayerWork work = build.finish(sizes.cut_elements());
   work.again.clear();
@@ -340,8 +319,7 @@ LayerWork head(
   build.stay_in_16_bit();
   const double bytes = build.element_bytes() * sizes.elements();
   build.stream("norm", sizes.cut_elements(), 2, 4, 1, 2);
-  build.parameters(
-      static_cast<double>(shape.hidden) * (shape.rms_norm ? 1 : 2), 2);
+  build.parameters(as_double(shape.hidden) * (shape.rms_norm ? 1 : 2), 2);
   if (sizes.sequence_parallel) {
     build.collective(
         "gather sequence", Axis::tp, CollectiveKind::all_gather, bytes, 0,
@@ -354,30 +332,23 @@ LayerWork head(
       bytes, framework.hidden_backward_tensor_parallel, false);
   const int64_t vocab = vocabulary_part(shape, framework, sizes.tp);
   build.linear("logits", sizes.tokens, vocab, shape.hidden, false);
-  const double logits =
-      static_cast<double>(sizes.tokens) * static_cast<double>(vocab);
+  const double logits = as_double(sizes.tokens) * as_double(vocab);
   build.stream(
       "loss", logits, framework.loss_bytes / build.element_bytes(),
       0.5 * framework.loss_bytes / build.element_bytes(), 10, 5);
   for (int sums = 0; sums < 3; ++sums) {
     build.collective(
         "loss", Axis::tp, CollectiveKind::all_reduce,
-        4.0 * static_cast<double>(sizes.tokens), 0, true);
+        4.0 * as_double(sizes.tokens), 0, true);
   }
   LayerWork work = build.finish(0);
   work.again.clear();
   // A tied head on the embedding's rank is the embedding: its gradients are
   // summed, and it is updated, there.
   if (shape.tied && ends_on_one_rank(strategy)) {
-    work.parameters -=
-        static_cast<double>(vocab) * static_cast<double>(shape.hidden);
+    work.parameters -= as_double(vocab) * as_double(shape.hidden);
   }
   return work;
-}
-
-bool has_experts(const ExpertShape& experts, int64_t layer) {
-  return experts.experts > 0 && layer >= experts.first_dense_layers &&
-         (experts.every <= 1 || (layer + 1) % experts.every == 0);
 }
 
 }  // namespace
@@ -389,9 +360,8 @@ std::vector<LayerWork> transformer_work(
       embedding(shape, strategy, framework, seq_len)};
   for (int64_t first = 0; first < shape.layers;) {
     int64_t end = first + 1;
-    const bool experts = has_experts(shape.experts, first);
-    while (end < shape.layers && has_experts(shape.experts, end) == experts)
-      ++end;
+    const bool experts = shape.has_experts(first);
+    while (end < shape.layers && shape.has_experts(end) == experts) ++end;
     layers.push_back(BlockBuilder(shape, strategy, framework, seq_len, experts)
                          .work(end - first));
     first = end;
@@ -404,9 +374,8 @@ double copied_embedding(
     const TransformerShape& shape, const Strategy& strategy,
     const Framework& framework) {
   if (!shape.tied || ends_on_one_rank(strategy)) return 0;
-  return static_cast<double>(
-             vocabulary_part(shape, framework, strategy.layout.tp)) *
-         static_cast<double>(shape.hidden);
+  return as_double(vocabulary_part(shape, framework, strategy.layout.tp)) *
+         as_double(shape.hidden);
 }
 
 }  // namespace echelon

@@ -5,7 +5,6 @@
 #include <span>
 
 #include "echelon/cost/layer_work.h"
-#include "echelon/cost/measured_rates.h"
 #include "echelon/cost/stage_cut.h"
 #include "echelon/cost/step_estimate.h"
 

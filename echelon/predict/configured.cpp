@@ -98,9 +98,11 @@ int64_t num_layers_of(const ModelShape& model) {
                            : static_cast<int64_t>(model.layers.size());
 }
 
+// A "budget" is chosen by layers' counts, which are not known here.
 Recompute recompute_of(const Job& job) {
-  if (job.memory.recompute == "all") return Recompute::all;
-  if (job.memory.recompute == "selective") return Recompute::selective;
+  for (const Recompute one : kRecomputes) {
+    if (job.memory.recompute == to_string(one)) return one;
+  }
   return Recompute::none;
 }
 

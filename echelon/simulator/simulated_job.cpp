@@ -7,7 +7,6 @@
 
 #include "echelon/cost/distinct_pipelines.h"
 #include "echelon/cost/layer_work.h"
-#include "echelon/cost/measured_rates.h"
 #include "echelon/cost/operation_time.h"
 #include "echelon/cost/stage_cut.h"
 #include "echelon/error.h"
@@ -98,8 +97,7 @@ class JobBuilder {
     if (sizes_.count(samples) > 0) return;
     Sized sized{.strategy = with_microbatch(strategy_, samples), .work = {}};
     sized.work = stage_work(
-        layer_work(model_, sized.strategy, framework_), sized.strategy,
-        framework_);
+        layer_work(model_, sized.strategy, framework_), sized.strategy);
     sizes_.emplace(samples, std::move(sized));
   }
 

@@ -133,8 +133,7 @@ double fullness_of_each(
   for (const PipelinePlace& place : pipelines_by_rank(strategy, cluster)) {
     const MemoryEstimate memory = estimate_memory(
         model,
-        with_microbatch(strategy, microbatch_of(strategy, place.data_index)),
-        cluster);
+        with_microbatch(strategy, microbatch_of(strategy, place.data_index)));
     for (size_t rank = 0; rank < memory.ranks.size(); ++rank) {
       const auto group = static_cast<size_t>(place.groups[rank]);
       most = std::max(

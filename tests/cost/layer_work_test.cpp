@@ -185,8 +185,7 @@ TEST(LayerWork, OnlySoManyLayersOfAStageComputeAgain) {
   for (const int64_t most : {0, 1, 3, 9}) {
     strategy.recompute_layers = most;
     const auto stages = stage_work(
-        layer_work(find_model("gpt2"), strategy, framework), strategy,
-        framework);
+        layer_work(find_model("gpt2"), strategy, framework), strategy);
     for (const auto& stage : stages) {
       int64_t again = 0, blocks = 0;
       for (const LayerWork& layer : stage) {

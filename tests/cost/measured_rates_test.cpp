@@ -1,5 +1,5 @@
 // Seconds on devices whose rates were measured, against hand-computed ones.
-#include "echelon/cost/measured_rates.h"
+#include "echelon/cost/device_rates.h"
 
 #include <gtest/gtest.h>
 

@@ -24,7 +24,7 @@ strategy_of(const Layout& layout, int64_t batch, const char* framework) {
 }
 
 double gib(const ModelShape& model, const Strategy& strategy) {
-  return estimate_memory(model, strategy, Cluster{}).peak_bytes() / kGiB;
+  return estimate_memory(model, strategy).peak_bytes() / kGiB;
 }
 
 // arXiv:2205.05198, equations 1, 2 and 4 and table 2, of one layer of GPT-3.
@@ -213,8 +213,8 @@ TEST(MemoryEstimate, AGatheredEmbeddingIsOnTheRanksThatHaveIt) {
   strategy.zero_stage = 3;
   const ModelShape model = find_model("llama3-8b");
   const auto gathered = [&](size_t rank) {
-    return static_cast<double>(estimate_memory(model, strategy, Cluster{})
-                                   .ranks[rank][MemoryKind::gathered]);
+    return static_cast<double>(
+        estimate_memory(model, strategy).ranks[rank][MemoryKind::gathered]);
   };
   const double embedding = 2.0 * 128256 * 4096;
   const double first = gathered(0), middle = gathered(1), last = gathered(3);
@@ -233,7 +233,7 @@ TEST(MemoryEstimate, IsAtLeastTheQuickBound) {
     for (const int64_t stage : {0, 1, 2, 3}) {
       Strategy strategy = strategy_of({.dp_shard = 8, .pp = 2}, 32, "echelon");
       strategy.zero_stage = stage;
-      const auto estimate = estimate_memory(model, strategy, Cluster{});
+      const auto estimate = estimate_memory(model, strategy);
       EXPECT_LE(least_bytes(model, strategy), estimate.peak_bytes()) << name;
       EXPECT_EQ(estimate.ranks.size(), 2u);
       EXPECT_GT(least_bytes(model, strategy), 0) << name;

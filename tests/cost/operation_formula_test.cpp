@@ -98,13 +98,13 @@ TEST(OperationFormula, RanksOfExpertParallelismCutWhatIsNotAnExpert) {
   Strategy strategy;
   strategy.layout = {.dp_shard = 2, .cp = 3, .ep = 4};
   strategy.zero_stage = 1;
-  EXPECT_EQ(dense_shards(strategy, find_framework("echelon")), 8);
-  EXPECT_EQ(expert_shards(strategy, find_framework("echelon")), 2);
+  EXPECT_EQ(zero_shards(strategy, find_framework("echelon"), false), 8);
+  EXPECT_EQ(zero_shards(strategy, find_framework("echelon"), true), 2);
   // Where ranks of cp are of those that cut.
-  EXPECT_EQ(dense_shards(strategy, find_framework("fsdp")), 24);
-  EXPECT_EQ(expert_shards(strategy, find_framework("fsdp")), 6);
+  EXPECT_EQ(zero_shards(strategy, find_framework("fsdp"), false), 24);
+  EXPECT_EQ(zero_shards(strategy, find_framework("fsdp"), true), 6);
   strategy.zero_stage = 0;
-  EXPECT_EQ(dense_shards(strategy, find_framework("fsdp")), 1);
+  EXPECT_EQ(zero_shards(strategy, find_framework("fsdp"), false), 1);
 }
 
 }  // namespace operation_formula_test

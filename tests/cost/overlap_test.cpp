@@ -1,4 +1,4 @@
-#include "echelon/cost/overlap.h"
+#include "echelon/cost/rank_times.h"
 
 #include <gtest/gtest.h>
 
