@@ -23,10 +23,6 @@ namespace echelon {
 std::vector<std::string> weights_differences(
     const WeightsSource& weights, const std::vector<ParameterInfo>& parameters,
     const std::function<bool(const std::string& name)>& expected = {});
-std::vector<std::string> weights_differences(
-    const std::vector<TensorFacts>& tensors,
-    const std::vector<ParameterInfo>& parameters,
-    const std::function<bool(const std::string& name)>& expected = {});
 
 /// Throws DataError that lists the first differences, in five lines at most, or
 /// says that the file is missing or malformed.

@@ -13,11 +13,7 @@ namespace {
 using Shape = std::vector<int64_t>;
 
 std::string to_text(const Shape& shape) {
-  std::string text;
-  for (int64_t size : shape) {
-    text += (text.empty() ? "" : "x") + std::to_string(size);
-  }
-  return text.empty() ? "a single number" : text;
+  return shape.empty() ? "a single number" : join(shape, "x");
 }
 
 // More elements than this cannot be addressed in bytes, whatever their type.
@@ -172,14 +168,6 @@ void check_image(
   }
 }
 
-std::string joined(const std::vector<std::string>& names) {
-  std::string text;
-  for (const auto& name : names) {
-    text += (text.empty() ? "" : ", ") + name;
-  }
-  return text;
-}
-
 }  // namespace
 
 int64_t ParameterInfo::num_elements() const {
@@ -204,7 +192,7 @@ ResnetConfig resnet_config(const std::string& name) {
   if (name == "resnet152") return {true, {3, 8, 36, 3}};
   throw ConfigError(format(
       "[model] name=\"{}\" is not a model; choose one of {}", name,
-      joined(model_names())));
+      join(model_names(), ", ")));
 }
 
 std::vector<ParameterInfo> list_parameters(

@@ -9,7 +9,7 @@
 #include <functional>
 #include <utility>
 
-#include "echelon/counting/layer_operators.h"
+#include "echelon/counting/layer_cost.h"
 #include "echelon/models/make_network.h"
 
 namespace echelon {

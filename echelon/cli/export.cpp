@@ -6,7 +6,7 @@
 
 #include "echelon/architecture/check_weights.h"
 #include "echelon/architecture/hugging_face.h"
-#include "echelon/architecture/mapped_tensors.h"
+#include "echelon/architecture/weights_source.h"
 #include "echelon/checkpoint/files/folder.h"
 #include "echelon/checkpoint/format/float_convert.h"
 #include "echelon/checkpoint/weights/checkpoint_tensors.h"

@@ -5,7 +5,7 @@
 #include "echelon/architecture/check_weights.h"
 #include "echelon/architecture/hugging_face.h"
 #include "echelon/architecture/hugging_face_config.h"
-#include "echelon/architecture/mapped_tensors.h"
+#include "echelon/architecture/weights_source.h"
 #include "echelon/checkpoint/format/foreign.h"
 #include "echelon/checkpoint/weights/sharded_files.h"
 #include "echelon/cli/command_line.h"

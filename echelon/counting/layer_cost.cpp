@@ -18,9 +18,7 @@
 #include <unordered_set>
 #include <utility>
 
-#include "echelon/counting/layer_operators.h"
 #include "echelon/counting/meta_mode.h"
-#include "echelon/counting/operator_work.h"
 #include "echelon/error.h"
 #include "echelon/layers/computing_device.h"
 #include "echelon/layers/low_precision.h"
@@ -242,11 +240,10 @@ class RealParameters {
 };
 
 std::string list_of(const std::vector<PassedTensor>& tensors) {
-  std::string text;
-  for (const auto& tensor : tensors) {
-    text += (text.empty() ? "" : ", ") + to_string(spec_of(tensor));
-  }
-  return tensors.empty() ? "nothing" : text;
+  if (tensors.empty()) return "nothing";
+  return join(tensors, ", ", [](const PassedTensor& tensor) {
+    return to_string(spec_of(tensor));
+  });
 }
 
 // Counts one layer.

@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "echelon/counting/operator_work.h"
 #include "echelon/layers/layer_list.h"
 
 namespace echelon {
@@ -106,6 +107,22 @@ struct CountOptions {
 /// layer does not take what the one before it returns, and when it needs values
 /// and not only shapes.
 std::vector<LayerCost> count_layers(
+    const LayerList& layers, const std::vector<TensorSpec>& inputs,
+    const CountOptions& options = {});
+
+/// The operators of one layer, in the order in which they ran.
+struct LayerOperators {
+  std::vector<OperatorWork> forward;
+  std::vector<OperatorWork> backward;
+};
+
+struct CountedOperators {
+  std::vector<LayerCost> costs;  // as of count_layers
+  std::vector<LayerOperators> layers;
+};
+
+/// Throws as count_layers does.
+CountedOperators count_operators(
     const LayerList& layers, const std::vector<TensorSpec>& inputs,
     const CountOptions& options = {});
 

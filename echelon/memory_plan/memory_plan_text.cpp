@@ -1,10 +1,11 @@
-#include "echelon/memory_plan/memory_plan_text.h"
+#include "echelon/memory_plan/memory_plan.h"
 
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -57,11 +58,8 @@ std::string list_of(const std::vector<int>& ranks) {
     i = end;
   }
   constexpr size_t kShown = 4;
-  std::string text;
-  for (size_t i = 0; i < std::min(parts.size(), kShown); ++i) {
-    text += (i == 0 ? "" : ", ") + parts[i];
-  }
-  return parts.size() > kShown ? text + ", …" : text;
+  if (parts.size() <= kShown) return join(parts, ", ");
+  return join(std::span(parts).first(kShown), ", ") + ", …";
 }
 
 bool alike(const RankPlan& a, const RankPlan& b) {
@@ -87,8 +85,8 @@ std::vector<RankPlan> folded(const std::vector<RankPlan>& ranks) {
 }
 
 struct Unit {
-  int64_t bytes = 1;
-  std::string name = "B";
+  int64_t bytes;
+  std::string name;
 };
 
 Unit unit_for(int64_t most) {
@@ -160,9 +158,7 @@ std::string headline(const MemoryModel& model, const Job& job) {
   add("offload", job.memory.offload, "none");
   add("computes in", job.precision.compute, "same");
   said.push_back(job.optimizer.name);
-  std::string list;
-  for (const auto& one : said) list += (list.empty() ? "" : ", ") + one;
-  return text + list + "\n";
+  return text + join(said, ", ") + "\n";
 }
 
 std::string peaks(
@@ -307,43 +303,46 @@ std::string to_text(
 
 std::string
 to_json(const MemoryPlan& plan, const MemoryModel& model, const Job& job) {
-  nlohmann::json json;
-  json["parameters"] = model.num_parameters;
-  json["layout"] = to_string(job.layout);
-  json["ranks"] = nlohmann::json::array();
+  using nlohmann::json;
+  json ranks = json::array();
   for (const auto& group : folded(plan.ranks)) {
-    nlohmann::json one;
-    one["ranks"] = group.ranks;
-    one["pipeline_rank"] = group.pipeline_rank;
-    one["peak_bytes"] = group.peak.total();
-    one["bytes"] = by_kind(group.peak);
-    one["moment"] = group.moment;
-    one["resting_bytes"] = group.resting.total();
-    one["host_bytes"] = group.host_bytes;
-    one["snapshot_bytes"] = group.snapshot_bytes;
-    one["collectives"] = nlohmann::json::array();
+    json calls = json::array();
     for (const auto& call : group.calls) {
-      one["collectives"].push_back(
+      calls.push_back(
           {{"operation", call.operation},
            {"axis", call.axis},
            {"of", call.what},
            {"calls", call.count},
            {"bytes", call.bytes}});
     }
-    json["ranks"].push_back(std::move(one));
+    ranks.push_back(
+        {{"ranks", group.ranks},
+         {"pipeline_rank", group.pipeline_rank},
+         {"peak_bytes", group.peak.total()},
+         {"bytes", by_kind(group.peak)},
+         {"moment", group.moment},
+         {"resting_bytes", group.resting.total()},
+         {"host_bytes", group.host_bytes},
+         {"snapshot_bytes", group.snapshot_bytes},
+         {"collectives", calls}});
   }
-  json["limit_bytes"] = job.memory.limit_bytes;
-  const int64_t limit = job.memory.limit_bytes;
-  json["fits"] = limit == 0 || plan.largest().peak.total() <= limit;
-  json["advice"] = nlohmann::json::array();
+  json advices = json::array();
   for (const auto& advice : advise(model, job)) {
-    json["advice"].push_back(
+    advices.push_back(
         {{"setting", advice.setting},
          {"peak_bytes", advice.peak_bytes},
          {"saves_bytes", advice.saves_bytes}});
   }
-  json["notes"] = plan.notes;
-  return json.dump(2);
+  const int64_t limit = job.memory.limit_bytes;
+  const json all = {
+      {"parameters", model.num_parameters},
+      {"layout", to_string(job.layout)},
+      {"ranks", ranks},
+      {"limit_bytes", limit},
+      {"fits", limit == 0 || plan.largest().peak.total() <= limit},
+      {"advice", advices},
+      {"notes", plan.notes}};
+  return all.dump(2);
 }
 
 }  // namespace echelon

@@ -1,4 +1,4 @@
-#include "echelon/memory_plan/memory_units.h"
+#include "echelon/memory_plan/memory_walk.h"
 
 #include <algorithm>
 #include <utility>

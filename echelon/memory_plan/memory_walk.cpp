@@ -4,7 +4,6 @@
 #include <map>
 #include <utility>
 
-#include "echelon/memory_plan/memory_units.h"
 #include "echelon/schedule/memory.h"
 
 namespace echelon::detail {
@@ -70,9 +69,7 @@ class StepWalk {
   // ------------------------------------------------------------------- states
 
   void make_states() {
-    if (model_.batch_bytes > 0) {
-      tally_.hold(MemoryKind::working, model_.batch_bytes);
-    }
+    tally_.hold(MemoryKind::working, model_.batch_bytes);
     for (const size_t layer : layers_) {
       const auto& one = model_.layers[layer];
       tally_.hold(MemoryKind::parameters, one.buffer_bytes);
@@ -89,8 +86,7 @@ class StepWalk {
     for (const auto& one : layer.parameters) {
       const int64_t bytes = one.numel * model_.master_bytes;
       tally_.hold(MemoryKind::parameters, bytes);
-      if (!one.trains) continue;
-      trained += bytes;
+      if (one.trains) trained += bytes;
     }
     tally_.hold(
         MemoryKind::optimizer_state,
@@ -139,14 +135,11 @@ class StepWalk {
   // Lists every action's layers in the order of their use.
   void list_uses() {
     for (const auto& action : actions()) {
-      std::vector<size_t> layers;
-      for (size_t i = begin_of(action.stage); i < end_of(action.stage); ++i) {
-        layers.push_back(i);
+      const size_t begin = begin_of(action.stage), end = end_of(action.stage);
+      for (size_t i = begin; i < end; ++i) {
+        const bool forward = action.kind == ActionKind::forward;
+        units_.will_use(forward ? i : begin + end - 1 - i);
       }
-      if (action.kind != ActionKind::forward) {
-        std::ranges::reverse(layers);
-      }
-      for (const size_t layer : layers) units_.will_use(layer);
     }
   }
 
@@ -158,8 +151,7 @@ class StepWalk {
     units_.begin_step();
     std::map<int32_t, int32_t> backwards;  // by stage, done
     for (const auto& action : actions()) {
-      const bool forward = action.kind == ActionKind::forward;
-      if (forward) {
+      if (action.kind == ActionKind::forward) {
         run_forward(action);
         continue;
       }
@@ -222,7 +214,7 @@ class StepWalk {
       }
       tally_.moment(place("forward of " + layer.name, action), more);
       keep(kept_by(i, action.stage), 1);
-      add_calls(layer.forward_calls, 1);
+      add_calls(layer.forward_calls);
       if (i + 1 < end_of(action.stage)) {
         arriving = model_.layers[i + 1].input_bytes;
       } else if (action.stage + 1 < schedule_.num_stages()) {
@@ -267,7 +259,7 @@ class StepWalk {
       tally_.moment(what, more);
       if (completes) {
         keep(kept_by(i, action.stage), -1);
-        add_calls(layer.backward_calls[choices_[i]], 1);
+        add_calls(layer.backward_calls[choices_[i]]);
         if (sharded_) {
           units_.complete_gradients(
               i, begin_of(action.stage), end_of(action.stage), last);
@@ -349,11 +341,9 @@ class StepWalk {
     calls_.add("all_reduce", "dp", "small gradients together", small, buckets);
   }
 
-  void add_calls(const std::vector<PlannedCalls>& calls, int64_t times) {
+  void add_calls(const std::vector<PlannedCalls>& calls) {
     for (const auto& one : calls) {
-      calls_.add(
-          one.operation, one.axis, one.what, one.bytes * times,
-          one.count * times);
+      calls_.add(one.operation, one.axis, one.what, one.bytes, one.count);
     }
   }
 

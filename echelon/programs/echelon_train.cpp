@@ -21,7 +21,7 @@
 #include "echelon/error_report.h"
 #include "echelon/job/job.h"
 #include "echelon/job/run_folder.h"
-#include "echelon/memory_plan/memory_plan_text.h"
+#include "echelon/memory_plan/memory_plan.h"
 #include "echelon/text/format.h"
 #include "echelon/text/text_file.h"
 #include "echelon/train/sample.h"

@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "echelon/architecture/hugging_face_config.h"
-#include "echelon/architecture/mapped_tensors.h"
+#include "echelon/architecture/weights_source.h"
 #include "echelon/error.h"
 #include "tests/support/error_text.h"
 #include "tests/support/temp_folder.h"

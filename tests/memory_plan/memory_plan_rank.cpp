@@ -17,7 +17,7 @@
 #include "echelon/comm/shared_memory/arena.h"
 #include "echelon/comm/world.h"
 #include "echelon/error_report.h"
-#include "echelon/memory_plan/memory_plan_text.h"
+#include "echelon/memory_plan/memory_plan.h"
 #include "echelon/profiling/memory_meter.h"
 #include "echelon/train/strategies/count_job.h"
 #include "echelon/train/strategies/step.h"

@@ -3,7 +3,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "echelon/memory_plan/memory_plan_text.h"
 #include "tests/support/error_text.h"
 
 namespace echelon {
