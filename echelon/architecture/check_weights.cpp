@@ -44,19 +44,7 @@ std::vector<std::string> names_of(const std::vector<ParameterInfo>& list) {
   return names;
 }
 
-}  // namespace
-
-std::vector<std::string> weights_differences(
-    const WeightsSource& weights, const std::vector<ParameterInfo>& parameters,
-    const std::function<bool(const std::string& name)>& expected) {
-  std::vector<TensorFacts> tensors;
-  for (const auto& [name, tensor] : weights.tensors()) {
-    tensors.push_back(tensor.facts);
-  }
-  return weights_differences(tensors, parameters, expected);
-}
-
-std::vector<std::string> weights_differences(
+std::vector<std::string> differences(
     const std::vector<TensorFacts>& tensors,
     const std::vector<ParameterInfo>& parameters,
     const std::function<bool(const std::string& name)>& expected) {
@@ -100,8 +88,6 @@ std::vector<std::string> weights_differences(
   return lines;
 }
 
-namespace {
-
 void throw_differences(
     const std::vector<std::string>& lines, const std::string& place) {
   if (lines.empty()) return;
@@ -117,6 +103,16 @@ void throw_differences(
 }
 
 }  // namespace
+
+std::vector<std::string> weights_differences(
+    const WeightsSource& weights, const std::vector<ParameterInfo>& parameters,
+    const std::function<bool(const std::string& name)>& expected) {
+  std::vector<TensorFacts> tensors;
+  for (const auto& [name, tensor] : weights.tensors()) {
+    tensors.push_back(tensor.facts);
+  }
+  return differences(tensors, parameters, expected);
+}
 
 void check_weights(
     const std::string& path, const std::vector<ParameterInfo>& parameters,
@@ -134,7 +130,7 @@ void check_weights(
 void check_weights(
     const std::vector<TensorFacts>& tensors,
     const std::vector<ParameterInfo>& parameters, const std::string& place) {
-  throw_differences(weights_differences(tensors, parameters), place);
+  throw_differences(differences(tensors, parameters, {}), place);
 }
 
 }  // namespace echelon
