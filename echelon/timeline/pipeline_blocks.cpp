@@ -234,7 +234,7 @@ int32_t device_of(const std::string& track) {
   constexpr std::string_view kStart = "device ";
   int32_t number = 0;
   const bool is_device =
-      track.starts_with(kStart) &&
+      track.starts_with(kStart) && track.size() <= kStart.size() + 6 &&
       is_number(
           track.data() + kStart.size(), track.data() + track.size(), number);
   return is_device ? number : -1;

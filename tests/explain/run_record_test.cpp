@@ -40,6 +40,9 @@ class RunRecordTest : public testing::Test {
     for (const Span& span : record.timeline.spans) all.insert(span.rank);
     return all;
   }
+  std::string refused(const std::string& name) const {
+    return error_text<DataError>([&] { read_run(folder_.path(name)); });
+  }
   void remove(const std::string& name) const {
     std::filesystem::remove(run_ + "/" + name);
   }
@@ -183,7 +186,7 @@ TEST_F(RunRecordTest, WhatFailsIsSaidWithoutTheLibrarysNumbers) {
   folder_.write("run/timeline.json", "{\"traceEvents\":[");
   folder_.write("run/metrics.jsonl", "garbage\n");
   EXPECT_THAT(
-      error_text<DataError>([&] { read_run(run_); }),
+      refused("run"),
       AllOf(HasSubstr("metrics.jsonl:1: "), Not(HasSubstr("json."))));
   folder_.write("run/metrics.jsonl", "{\"step\":1,\"step_seconds\":0.1}\n");
   const RunRecord record = read_run(run_);
@@ -192,19 +195,16 @@ TEST_F(RunRecordTest, WhatFailsIsSaidWithoutTheLibrarysNumbers) {
 }
 
 TEST_F(RunRecordTest, WhatIsNoRunSaysSo) {
-  EXPECT_THAT(
-      error_text<DataError>([&] { read_run(folder_.path("none")); }),
-      HasSubstr("there is no such run"));
+  EXPECT_THAT(refused("none"), HasSubstr("there is no such run"));
   folder_.make_folder("empty");
   EXPECT_THAT(
-      error_text<DataError>([&] { read_run(folder_.path("empty")); }),
-      HasSubstr("neither timeline.json nor metrics.jsonl"));
+      refused("empty"), HasSubstr("neither timeline.json nor metrics.jsonl"));
   for (const char* garbage :
        {"", "garbage", "{\"traceEvents\":[]}", "[1,2,3]", "\xff\xfe},\n\x01",
         "{\"traceEvents\":[{\"ph\":\"X\"},\n{}]}"}) {
     folder_.write("broken/timeline.json", garbage);
     EXPECT_THAT(
-        error_text<DataError>([&] { read_run(folder_.path("broken")); }),
+        refused("broken"),
         AllOf(HasSubstr("timeline.json"), HasSubstr("no metrics.jsonl")))
         << garbage;
   }
@@ -215,7 +215,7 @@ TEST_F(RunRecordTest, WhatIsNoRunSaysSo) {
         {rank, "compute", "forward", SpanKind::forward, 0, end, step});
     folder_.write("broken/timeline.json", to_chrome_trace(odd));
     EXPECT_THAT(
-        error_text<DataError>([&] { read_run(folder_.path("broken")); }),
+        refused("broken"),
         AllOf(HasSubstr("timeline.json: "), HasSubstr("no metrics.jsonl")))
         << rank << " " << end << " " << step;
   }
@@ -226,17 +226,14 @@ TEST_F(RunRecordTest, WhatIsNoRunSaysSo) {
       error_text<DataError>([] { read_run(""); }), HasSubstr("RUN is empty"));
   folder_.write("other/package.json", "{\"name\":\"x\",\"traceEvents\":[]}");
   EXPECT_THAT(
-      error_text<DataError>(
-          [&] { read_run(folder_.path("other/package.json")); }),
+      refused("other/package.json"),
       HasSubstr("it is another program's JSON; and there is no metrics.jsonl"));
   folder_.write("run/timeline.json", "garbage");
   EXPECT_THAT(read_run(run_).notes, Contains(HasSubstr("is no trace")));
   folder_.write("run/config.toml", "[model\n");
   EXPECT_FALSE(read_run(run_).job);
   folder_.write("run/metrics.jsonl", "garbage\n{}\n");
-  EXPECT_THAT(
-      error_text<DataError>([&] { read_run(run_); }),
-      HasSubstr("metrics.jsonl"));
+  EXPECT_THAT(refused("run"), HasSubstr("metrics.jsonl"));
 }
 
 }  // namespace run_record_test

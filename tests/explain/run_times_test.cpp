@@ -1,4 +1,5 @@
-// How steps spend their time, and for which ranks others wait.
+// How steps spend their time, for which ranks others wait, and what the passes
+// of a pipeline take.
 #include "echelon/explain/findings.h"
 
 #include <gmock/gmock.h>
@@ -10,6 +11,8 @@
 
 namespace echelon {
 namespace run_times_test {
+
+using testing::ElementsAre;
 
 Span call(int32_t rank, const std::string& axis, int64_t begin, int64_t end) {
   return {rank, "comm", "all_reduce x", SpanKind::communication, begin, end, 0,
@@ -164,6 +167,43 @@ TEST(RunTimes, SeeTheCommunicationThatTheSimulatorMade) {
   const RunTimes times = run_times(run.timeline, strategy.layout);
   const double exposed = run.step.parts.exposed[static_cast<size_t>(Axis::tp)];
   EXPECT_NEAR(times.mean.communication.at("tp"), exposed, 0.02 * exposed);
+}
+
+// Two stages, the second one twice as long; rank 1 is in its pass before its
+// input is.
+Timeline two_stages() {
+  Timeline timeline{
+      .spans = {
+          pass(0, "0F0", SpanKind::forward, 0, 10),
+          pass(0, "wait 1B0", SpanKind::communication, 10, 70),
+          pass(0, "0B0", SpanKind::backward, 70, 90),
+          pass(1, "1F0", SpanKind::forward, 2, 30),
+          pass(1, "wait 0F0", SpanKind::communication, 4, 12),
+          pass(1, "1B0", SpanKind::backward, 30, 70)}};
+  for (Span& span : timeline.spans) {  // milliseconds
+    span.begin_ns *= 1'000'000;
+    span.end_ns *= 1'000'000;
+  }
+  return timeline;
+}
+
+TEST(StageCosts, AreForwardAndBackwardWithoutTheWaitsInside) {
+  const auto costs = stage_costs(two_stages(), {0});
+  ASSERT_TRUE(costs);
+  EXPECT_THAT(
+      costs->seconds,
+      ElementsAre(
+          testing::DoubleNear(0.030, 1e-9), testing::DoubleNear(0.060, 1e-9)));
+  EXPECT_THAT(costs->slowest_ranks, ElementsAre(1));
+  EXPECT_NEAR(costs->as_they_are, 0.090, 1e-9);
+  EXPECT_NEAR(costs->even, 0.090, 1e-9);  // one microbatch: no rank is ahead
+  EXPECT_NEAR(costs->busy_share, 0.5, 1e-9);
+}
+
+TEST(StageCosts, OfWhatIsNoPipelineAreNone) {
+  EXPECT_FALSE(stage_costs(
+      {.spans = {pass(0, "forward", SpanKind::forward, 0, 1)}}, {0}));
+  EXPECT_FALSE(stage_costs(two_stages(), {1}));
 }
 
 }  // namespace run_times_test

@@ -37,14 +37,18 @@ StepMetrics step_metrics(int64_t step) {
       .slowest_rank = 1};
 }
 
-template <class Metrics>
-void append_metrics(const std::string& path, const Metrics& metrics) {
-  MetricsWriter(path).append(metrics);
+template <class Line>
+void append_metrics(const std::string& path, const Line& line) {
+  MetricsWriter(path).append(line);
 }
 
-TEST(Metrics, AreReadBackBitForBit) {
-  TempFolder folder;
-  const auto path = folder.path("run/metrics.jsonl");
+class Metrics : public testing::Test {
+ protected:
+  TempFolder folder_;
+  const std::string path_ = folder_.path("run/metrics.jsonl");
+};
+
+TEST_F(Metrics, AreReadBackBitForBit) {
   const EvaluationMetrics evaluation = {
       .step = 2,
       .epoch = 1,
@@ -54,13 +58,13 @@ TEST(Metrics, AreReadBackBitForBit) {
       .seconds = 0.25};
   StepMetrics bare = {.step = 2, .loss = 0.5};
   {
-    MetricsWriter writer(path);
+    MetricsWriter writer(path_);
     writer.append(step_metrics(1));
     writer.append(bare);
     writer.append(evaluation);
   }
-  append_metrics(path, step_metrics(3));
-  const auto file = read_metrics(path);
+  append_metrics(path_, step_metrics(3));
+  const auto file = read_metrics(path_);
   ASSERT_EQ(file.steps.size(), 3u);
   EXPECT_EQ(file.steps[0], step_metrics(1));
   EXPECT_EQ(file.steps[1], bare);
@@ -71,9 +75,7 @@ TEST(Metrics, AreReadBackBitForBit) {
   EXPECT_FALSE(file.truncated);
 }
 
-TEST(Metrics, OfTextsCountTokens) {
-  TempFolder folder;
-  const auto path = folder.path("metrics.jsonl");
+TEST_F(Metrics, OfTextsCountTokens) {
   StepMetrics step = step_metrics(1);
   step.tokens_per_second = 1.0 / 7;
   const EvaluationMetrics evaluation = {
@@ -83,9 +85,9 @@ TEST(Metrics, OfTextsCountTokens) {
       .loss = 2.51036,
       .tokens = 4096,
       .perplexity = 12.309};
-  append_metrics(path, step);
-  append_metrics(path, evaluation);
-  const auto file = read_metrics(path);
+  append_metrics(path_, step);
+  append_metrics(path_, evaluation);
+  const auto file = read_metrics(path_);
   ASSERT_EQ(file.steps.size(), 1u);
   EXPECT_EQ(file.steps[0], step);
   ASSERT_EQ(file.evaluations.size(), 1u);
@@ -99,43 +101,37 @@ TEST(Metrics, OfTextsCountTokens) {
       "accuracy 91.24 % on 360 held-out samples, loss 0.2931");
 }
 
-TEST(Metrics, OfLowPrecisionAndOfEachLayer) {
-  TempFolder folder;
-  const auto path = folder.path("metrics.jsonl");
+TEST_F(Metrics, OfLowPrecisionAndOfEachLayer) {
   StepMetrics step = step_metrics(1);
   step.loss_scale = 0x1p-3;
   step.skipped_steps = 2;
   step.layer_grad_norms = {
       {"transformer.h.1", 0.1 + 0.2}, {"conv1", 0}, {"fc", kInf}};
-  append_metrics(path, step);
-  EXPECT_EQ(read_metrics(path).steps.at(0), step);
+  append_metrics(path_, step);
+  EXPECT_EQ(read_metrics(path_).steps.at(0), step);
   EXPECT_THAT(
-      read_file(path),
+      read_file(path_),
       HasSubstr(
           "\"loss_scale\":0.125,\"skipped_steps\":2,\"layer_grad_norms\":{"
           "\"transformer.h.1\":0.30000000000000004,\"conv1\":0.0,"
           "\"fc\":null,\"fc_is\":\"inf\"}}"));
 }
 
-TEST(Metrics, OneObjectALineInAFixedOrder) {
-  TempFolder folder;
-  const auto path = folder.path("metrics.jsonl");
-  append_metrics(path, StepMetrics{.step = 7, .loss = 0.5});
-  append_metrics(path, EvaluationMetrics{.step = 7, .accuracy = 0.75});
+TEST_F(Metrics, OneObjectALineInAFixedOrder) {
+  append_metrics(path_, StepMetrics{.step = 7, .loss = 0.5});
+  append_metrics(path_, EvaluationMetrics{.step = 7, .accuracy = 0.75});
   EXPECT_EQ(
-      read_file(path),
+      read_file(path_),
       "{\"step\":7,\"epoch\":0.0,\"loss\":0.5,\"samples_per_second\":0.0,"
       "\"step_seconds\":0.0,\"data_seconds\":0.0,\"learning_rate\":0.0}\n"
       "{\"step\":7,\"evaluation\":{\"epoch\":0.0,\"samples\":0,"
       "\"accuracy\":0.75,\"loss\":0.0,\"seconds\":0.0}}\n");
 }
 
-TEST(Metrics, LinesOfQuickStepsAreWrittenTogether) {
-  TempFolder folder;
-  const auto path = folder.path("metrics.jsonl");
+TEST_F(Metrics, LinesOfQuickStepsAreWrittenTogether) {
   int64_t now_ns = 0;
-  MetricsWriter writer(path, [&] { return now_ns; });
-  const auto steps = [&] { return read_metrics(path).steps.size(); };
+  MetricsWriter writer(path_, [&] { return now_ns; });
+  const auto steps = [&] { return read_metrics(path_).steps.size(); };
   const auto append_at = [&](int64_t milliseconds) {
     now_ns = milliseconds * 1'000'000;
     writer.append(step_metrics(milliseconds));
@@ -154,74 +150,67 @@ TEST(Metrics, LinesOfQuickStepsAreWrittenTogether) {
   EXPECT_EQ(append_at(254), 8u);
   writer.append(EvaluationMetrics{.step = 254});
   EXPECT_EQ(steps(), 9u);
-  EXPECT_EQ(read_metrics(path).evaluations.size(), 1u);
+  EXPECT_EQ(read_metrics(path_).evaluations.size(), 1u);
   std::vector<int64_t> order;
-  for (const auto& step : read_metrics(path).steps) order.push_back(step.step);
+  for (const auto& step : read_metrics(path_).steps) order.push_back(step.step);
   EXPECT_THAT(order, ElementsAre(1, 2, 50, 51, 52, 152, 252, 253, 254));
 }
 
-TEST(Metrics, AWriterThatEndsWritesWhatItKept) {
-  TempFolder folder;
-  const auto path = folder.path("metrics.jsonl");
+TEST_F(Metrics, AWriterThatEndsWritesWhatItKept) {
   const auto begin = [&] {
-    MetricsWriter writer(path, [] { return int64_t{0}; });
+    MetricsWriter writer(path_, [] { return int64_t{0}; });
     for (const int64_t step : {1, 2, 3}) writer.append(step_metrics(step));
     throw Error("a peer is gone");
   };
   EXPECT_THROW(begin(), Error);
-  EXPECT_EQ(read_metrics(path).steps.size(), 3u);
+  EXPECT_EQ(read_metrics(path_).steps.size(), 3u);
 }
 
-TEST(Metrics, WhatIsNotFiniteIsNullAndNamed) {
-  TempFolder folder;
-  const auto path = folder.path("metrics.jsonl");
-  append_metrics(path, StepMetrics{.step = 1, .loss = kNan});
-  append_metrics(path, StepMetrics{.step = 2, .loss = kInf});
-  append_metrics(path, StepMetrics{.step = 3, .loss = 1, .grad_norm = -kInf});
-  const auto text = read_file(path);
+TEST_F(Metrics, WhatIsNotFiniteIsNullAndNamed) {
+  append_metrics(path_, StepMetrics{.step = 1, .loss = kNan});
+  append_metrics(path_, StepMetrics{.step = 2, .loss = kInf});
+  append_metrics(path_, StepMetrics{.step = 3, .loss = 1, .grad_norm = -kInf});
+  const auto text = read_file(path_);
   EXPECT_THAT(text, HasSubstr("\"loss\":null,\"loss_is\":\"nan\""));
   EXPECT_THAT(text, HasSubstr("\"loss\":null,\"loss_is\":\"inf\""));
   EXPECT_THAT(text, HasSubstr("\"grad_norm\":null,\"grad_norm_is\":\"-inf\""));
-  const auto file = read_metrics(path);
+  const auto file = read_metrics(path_);
   EXPECT_TRUE(std::isnan(file.steps.at(0).loss));
   EXPECT_EQ(file.steps.at(1).loss, kInf);
   EXPECT_EQ(file.steps.at(2).grad_norm, -kInf);
 }
 
-TEST(Metrics, HalfALastLineIsLeftOutWhereverItWasCut) {
-  TempFolder folder;
-  append_metrics(folder.path("whole"), step_metrics(1));
-  const auto line = read_file(folder.path("whole"));
+TEST_F(Metrics, HalfALastLineIsLeftOutWhereverItWasCut) {
+  append_metrics(folder_.path("whole"), step_metrics(1));
+  const auto line = read_file(folder_.path("whole"));
   for (size_t cut = 1; cut < line.size(); ++cut) {
-    const auto path = folder.write("cut", line + line.substr(0, cut));
+    const auto path = folder_.write("cut", line + line.substr(0, cut));
     const auto file = read_metrics(path);
     EXPECT_EQ(file.steps.size(), 1u) << cut;
     EXPECT_TRUE(file.truncated) << cut;
   }
 }
 
-TEST(Metrics, AWriterCutsHalfALineBackBeforeItAppends) {
-  TempFolder folder;
-  append_metrics(folder.path("whole"), step_metrics(1));
-  const auto line = read_file(folder.path("whole"));
+TEST_F(Metrics, AWriterCutsHalfALineBackBeforeItAppends) {
+  append_metrics(folder_.path("whole"), step_metrics(1));
+  const auto line = read_file(folder_.path("whole"));
   const auto half = line.substr(0, line.size() / 2);
   for (const auto& before : {half, line + half, line}) {
-    const auto path = folder.write("cut", before);
+    const auto path = folder_.write("cut", before);
     append_metrics(path, step_metrics(1));
     EXPECT_EQ(
         read_file(path), before.size() < line.size() ? line : line + line);
   }
   // Longer than the block that is searched for the last newline.
-  const auto path = folder.write("long", line + std::string(10'000, 'x'));
+  const auto path = folder_.write("long", line + std::string(10'000, 'x'));
   append_metrics(path, step_metrics(1));
   EXPECT_EQ(read_file(path), line + line);
 }
 
-TEST(Metrics, ABrokenLineInTheMiddleIsAnErrorWithItsNumber) {
-  TempFolder folder;
+TEST_F(Metrics, ABrokenLineInTheMiddleIsAnErrorWithItsNumber) {
   for (const char* broken :
        {"{\"step\":2,", "[]", "{\"loss\":1}", "{\"step\":\"two\"}", "", "7"}) {
-    const auto path = folder.write(
+    const auto path = folder_.write(
         "metrics.jsonl",
         "{\"step\":1,\"loss\":1}\n" + std::string(broken) + "\n");
     EXPECT_THAT(
@@ -231,21 +220,20 @@ TEST(Metrics, ABrokenLineInTheMiddleIsAnErrorWithItsNumber) {
   }
 }
 
-TEST(Metrics, UnknownKeysAreIgnored) {
-  TempFolder folder;
-  const auto path = folder.write(
+TEST_F(Metrics, UnknownKeysAreIgnored) {
+  const auto path = folder_.write(
       "metrics.jsonl", "{\"step\":1,\"loss\":1,\"perplexity\":{\"a\":[]}}\n");
   EXPECT_EQ(
       read_metrics(path).steps.at(0), (StepMetrics{.step = 1, .loss = 1}));
 }
 
-TEST(Metrics, AMissingFileIsNamed) {
+TEST_F(Metrics, AMissingFileIsNamed) {
   EXPECT_THAT(
       error_text<DataError>([] { read_metrics("/nowhere/metrics.jsonl"); }),
       HasSubstr("/nowhere/metrics.jsonl"));
 }
 
-TEST(Metrics, AFullDiskIsAnErrorWithPathReasonAndWhatWasKept) {
+TEST_F(Metrics, AFullDiskIsAnErrorWithPathReasonAndWhatWasKept) {
   MetricsWriter writer("/dev/full");
   EXPECT_EQ(
       error_text([&] { writer.append(step_metrics(1)); }),
@@ -254,15 +242,13 @@ TEST(Metrics, AFullDiskIsAnErrorWithPathReasonAndWhatWasKept) {
 }
 
 // A disk that is full after one and a half of three lines.
-TEST(Metrics, OfLinesWrittenTogetherTheWholeOnesAreKept) {
-  TempFolder folder;
-  const auto path = folder.path("metrics.jsonl");
-  append_metrics(path, step_metrics(1));
-  const auto line = read_file(path);
-  MetricsWriter writer(path, [] { return int64_t{0}; });
+TEST_F(Metrics, OfLinesWrittenTogetherTheWholeOnesAreKept) {
+  append_metrics(path_, step_metrics(1));
+  const auto line = read_file(path_);
+  MetricsWriter writer(path_, [] { return int64_t{0}; });
   writer.append(step_metrics(1));
   for (int i = 0; i < 3; ++i) writer.append(step_metrics(1));
-  ASSERT_EQ(read_file(path), line + line);
+  ASSERT_EQ(read_file(path_), line + line);
 
   std::signal(SIGXFSZ, SIG_IGN);
   rlimit before{};
@@ -274,10 +260,10 @@ TEST(Metrics, OfLinesWrittenTogetherTheWholeOnesAreKept) {
   ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &before), 0);
   std::signal(SIGXFSZ, SIG_DFL);
   EXPECT_EQ(
-      said, "[metrics] cannot write " + path +
+      said, "[metrics] cannot write " + path_ +
                 ": File too large; the 2 lines "
                 "that this run wrote before are kept");
-  EXPECT_EQ(read_file(path), line + line + line);
+  EXPECT_EQ(read_file(path_), line + line + line);
 }
 
 }  // namespace metrics_test

@@ -39,6 +39,13 @@ Span of_kind(Span span, SpanKind kind, const char* track, const char* name) {
   return span;
 }
 
+Span comm(
+    int32_t rank, const char* track, const char* name, int64_t begin_ms,
+    int64_t end_ms) {
+  return of_kind(
+      action(rank, "", begin_ms, end_ms), SpanKind::communication, track, name);
+}
+
 // "1F0@0-2": row, letter, microbatch and milliseconds.
 std::vector<std::string> texts(const std::vector<PipelineBlock>& blocks) {
   std::vector<std::string> result;
@@ -93,15 +100,10 @@ TEST(PipelineBlocks, AreTheActionsOfAStepFromItsFirst) {
 TEST(PipelineBlocks, WaitsInsideOfAnActionAreCutOut) {
   Timeline timeline;
   timeline.spans = {
-      action(0, "0F0", 0, 10),
-      of_kind(
-          action(0, "", 0, 2), SpanKind::communication, "compute", "wait 0F0"),
-      of_kind(
-          action(0, "", 5, 6), SpanKind::communication, "compute", "wait 0F0"),
+      action(0, "0F0", 0, 10), comm(0, "compute", "wait 0F0", 0, 2),
+      comm(0, "compute", "wait 0F0", 5, 6),
       // The wait of another rank cuts nothing here.
-      of_kind(
-          action(1, "", 7, 9), SpanKind::communication, "compute", "wait 1F0"),
-      action(1, "1F0", 10, 20)};
+      comm(1, "compute", "wait 1F0", 7, 9), action(1, "1F0", 10, 20)};
   const auto blocks = pipeline_rows(timeline, 1).blocks;
   EXPECT_THAT(texts(blocks), ElementsAre("0F0@2-5", "0F0@6-10", "1F0@10-20"));
   EXPECT_NEAR(bubble_fraction(blocks, 2), 1 - 17.0 / (2 * 18), 1e-9);
@@ -111,9 +113,7 @@ TEST(PipelineBlocks, WaitsForRanksOfTheSameStageArePartOfAnAction) {
   Timeline timeline;
   timeline.spans = {
       action(0, "0F0", 0, 10),
-      of_kind(
-          action(0, "", 2, 4), SpanKind::communication, "compute",
-          "wait for all_reduce block sum"),
+      comm(0, "compute", "wait for all_reduce block sum", 2, 4),
       action(1, "1F0", 10, 20)};
   EXPECT_THAT(
       texts(pipeline_rows(timeline, 1).blocks),
@@ -123,8 +123,7 @@ TEST(PipelineBlocks, WaitsForRanksOfTheSameStageArePartOfAnAction) {
 TEST(PipelineBlocks, TransfersAreNoWork) {
   Timeline timeline;
   timeline.spans = {
-      action(0, "0F0", 0, 4),
-      of_kind(action(0, "", 4, 9), SpanKind::communication, "comm", "send 0F0"),
+      action(0, "0F0", 0, 4), comm(0, "comm", "send 0F0", 4, 9),
       action(1, "1F0", 6, 8)};
   const auto blocks = pipeline_rows(timeline, 1).blocks;
   // Cut at the end of the work.
@@ -135,20 +134,15 @@ TEST(PipelineBlocks, TransfersAreNoWork) {
 }
 
 TEST(PipelineBlocks, AReceiveBeginsWhenThereIsSomethingToReceive) {
-  const auto comm = [](int32_t rank, const char* name, int64_t from,
-                       int64_t to) {
-    return of_kind(
-        action(rank, "", from, to), SpanKind::communication, "comm", name);
-  };
   RankSpans first{.rank = 0, .rank_name = "a"};
   first.spans = {
-      action(0, "0F0", 0, 4), comm(0, "send_recv 0F0", 4, 9),
-      comm(0, "send_recv 1B0", 1, 11), action(0, "0B0", 11, 13)};
+      action(0, "0F0", 0, 4), comm(0, "comm", "send_recv 0F0", 4, 9),
+      comm(0, "comm", "send_recv 1B0", 1, 11), action(0, "0B0", 11, 13)};
   RankSpans second{.rank = 1, .rank_name = "b"};
   second.spans = {
-      comm(1, "send_recv 0F0 shape", 0, 1), comm(1, "send_recv 0F0", 1, 6),
-      action(1, "1F0", 6, 8), action(1, "1B0", 8, 10),
-      comm(1, "all_reduce bucket 0", 9, 12)};
+      comm(1, "comm", "send_recv 0F0 shape", 0, 1),
+      comm(1, "comm", "send_recv 0F0", 1, 6), action(1, "1F0", 6, 8),
+      action(1, "1B0", 8, 10), comm(1, "comm", "all_reduce bucket 0", 9, 12)};
   const auto timeline = merge_spans({first, second}, "t");
   EXPECT_THAT(
       texts(pipeline_rows(timeline, 1).blocks),
@@ -166,10 +160,7 @@ TEST(PipelineBlocks, AReceiveBeginsWhenThereIsSomethingToReceive) {
 
 TEST(PipelineBlocks, ABackwardThatSendsAsItEndsDoesNotWait) {
   RankSpans rank{.rank = 0, .rank_name = "a"};
-  rank.spans = {
-      action(0, "1B0", 0, 10),
-      of_kind(
-          action(0, "", 9, 14), SpanKind::communication, "comm", "send 1B0")};
+  rank.spans = {action(0, "1B0", 0, 10), comm(0, "comm", "send 1B0", 9, 14)};
   EXPECT_EQ(merge_spans({rank}, "t").spans.size(), 2u);
   rank.spans.front().name = "backward";
   EXPECT_EQ(merge_spans({rank}, "t").spans.size(), 3u);
@@ -178,16 +169,13 @@ TEST(PipelineBlocks, ABackwardThatSendsAsItEndsDoesNotWait) {
 TEST(PipelineBlocks, WaitsOfAPipelineAreCalledSo) {
   Timeline timeline;
   timeline.spans = {
-      action(0, "0F0", 0, 4),
-      of_kind(
-          action(0, "", 4, 9), SpanKind::communication, "compute", "wait 1B0"),
+      action(0, "0F0", 0, 4), comm(0, "compute", "wait 1B0", 4, 9),
       action(0, "0B0", 9, 12)};
   EXPECT_THAT(
       diagnose(timeline).sentence,
       testing::StartsWith(
           "42 % of the step is waiting for other stages of the pipeline"));
-  Span sum = of_kind(
-      action(0, "", 4, 9), SpanKind::communication, "comm", "all_reduce");
+  Span sum = comm(0, "comm", "all_reduce", 4, 9);
   sum.axis = "tp";
   timeline.spans.push_back(sum);
   EXPECT_THAT(

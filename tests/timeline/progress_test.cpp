@@ -261,14 +261,10 @@ TEST_F(ProgressTest, MessagesStandAboveTheLine) {
   progress.update(state(20));
   progress.finish();
   progress.message("after");
-  const auto lines = screen_.lines();
-  ASSERT_EQ(lines.size(), 7u);
-  EXPECT_EQ(lines[0], "before");
-  EXPECT_EQ(lines[1], "a message that is longer than nothing");
-  EXPECT_EQ(lines[2], "two");
-  EXPECT_EQ(lines[3], "lines");
-  EXPECT_THAT(lines[4], HasSubstr("20/100"));
-  EXPECT_EQ(lines[5], "after");
+  EXPECT_THAT(
+      screen_.lines(), ElementsAre(
+                           "before", "a message that is longer than nothing",
+                           "two", "lines", HasSubstr("20/100"), "after", ""));
 }
 
 TEST_F(ProgressTest, AWindowThatBecomesNarrowerKeepsOneLine) {

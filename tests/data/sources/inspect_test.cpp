@@ -75,27 +75,22 @@ TEST(Inspect, Dummy) {
 }
 
 TEST(Inspect, RefusesWrongSettings) {
-  EXPECT_THAT(
-      config_error({.name = "mnist"}),
-      HasSubstr(
-          "name=\"mnist\": must be digits, dummy, tensors, images or text"));
-  EXPECT_THAT(config_error({.holdout = 1.0}), HasSubstr("holdout=1"));
-  EXPECT_THAT(config_error({.workers = 0}), HasSubstr("workers=0"));
-  EXPECT_THAT(config_error({.prefetch = -1}), HasSubstr("prefetch=-1"));
-  EXPECT_THAT(config_error({.name = "tensors"}), HasSubstr("needs path"));
-  EXPECT_THAT(config_error({.name = "images"}), HasSubstr("needs path"));
-  EXPECT_THAT(config_error({.holdout_path = "x"}), HasSubstr("use holdout"));
-  EXPECT_THAT(
-      config_error({.name = "images", .image_size = 0}),
-      HasSubstr("image_size=0"));
-  EXPECT_THAT(
-      config_error({.name = "images", .mean = {0.5}}), HasSubstr("3 channels"));
-  EXPECT_THAT(
-      config_error({.name = "images", .std = {1, 0, 1}}),
-      HasSubstr("more than 0"));
-  EXPECT_THAT(
-      config_error({.name = "images", .max_image_pixels = 0}),
-      HasSubstr("max_image_pixels"));
+  for (const auto& [options, part] :
+       std::vector<std::pair<DataOptions, std::string>>{
+           {{.name = "mnist"},
+            "name=\"mnist\": must be digits, dummy, tensors, images or text"},
+           {{.holdout = 1.0}, "holdout=1"},
+           {{.workers = 0}, "workers=0"},
+           {{.prefetch = -1}, "prefetch=-1"},
+           {{.name = "tensors"}, "needs path"},
+           {{.name = "images"}, "needs path"},
+           {{.holdout_path = "x"}, "use holdout"},
+           {{.name = "images", .image_size = 0}, "image_size=0"},
+           {{.name = "images", .mean = {0.5}}, "3 channels"},
+           {{.name = "images", .std = {1, 0, 1}}, "more than 0"},
+           {{.name = "images", .max_image_pixels = 0}, "max_image_pixels"}}) {
+    EXPECT_THAT(config_error(options), HasSubstr(part));
+  }
 }
 
 class InspectTensors : public testing::Test {

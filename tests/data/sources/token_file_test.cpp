@@ -149,26 +149,22 @@ TEST_F(Indexed, RefusesWhatDoesNotFit) {
   other = good();
   std::memset(other.data() + 18, 0xff, 8);
   EXPECT_THAT(error(other), HasSubstr("which no file holds"));
-  EXPECT_THAT(
-      error(make_index(8, {7}, {0}, {})), HasSubstr("no document indices"));
-  EXPECT_THAT(
-      error(make_index(8, {3, -1, 5}, {0, 6, 4}, {0, 3})),
-      HasSubstr("sequence 1 has -1 tokens"));
-  EXPECT_THAT(
-      error(make_index(8, {3, 4}, {0, 8}, {0, 2})),
-      HasSubstr("sequence 1 begins at byte 8, but those before it end at 6"));
-  EXPECT_THAT(
-      error(make_index(8, {3, 3}, {0, 6}, {0, 2})),
-      HasSubstr("take 12 bytes, but the .bin has 14"));
-  EXPECT_THAT(
-      error(make_index(8, {3, 4}, {0, 6}, {1, 2})),
-      HasSubstr("document index 0 is 1"));
-  EXPECT_THAT(
-      error(make_index(8, {3, 4}, {0, 6}, {0, 2, 1, 2})),
-      HasSubstr("document index 2 is 1"));
-  EXPECT_THAT(
-      error(make_index(8, {3, 4}, {0, 6}, {0, 1})),
-      HasSubstr("last document index is 1; it must be the number"));
+  for (const auto& [index, part] :
+       std::vector<std::pair<std::string, std::string>>{
+           {make_index(8, {7}, {0}, {}), "no document indices"},
+           {make_index(8, {3, -1, 5}, {0, 6, 4}, {0, 3}),
+            "sequence 1 has -1 tokens"},
+           {make_index(8, {3, 4}, {0, 8}, {0, 2}),
+            "sequence 1 begins at byte 8, but those before it end at 6"},
+           {make_index(8, {3, 3}, {0, 6}, {0, 2}),
+            "take 12 bytes, but the .bin has 14"},
+           {make_index(8, {3, 4}, {0, 6}, {1, 2}), "document index 0 is 1"},
+           {make_index(8, {3, 4}, {0, 6}, {0, 2, 1, 2}),
+            "document index 2 is 1"},
+           {make_index(8, {3, 4}, {0, 6}, {0, 1}),
+            "last document index is 1; it must be the number"}}) {
+    EXPECT_THAT(error(index), HasSubstr(part));
+  }
 }
 
 TEST(TokenWriter, WritesAPairThatReadsBack) {
