@@ -60,13 +60,32 @@ class Explain : public testing::Test {
     return run.findings.empty() ? RunFinding{} : run.findings.front();
   }
 
+  // The same of digits on as many ranks as the run has.
+  RunExplanation explain(const DataParallel& run) {
+    return explain(job_of(run), timeline_of(run));
+  }
+  RunFinding only(const DataParallel& run) {
+    return only(job_of(run), timeline_of(run));
+  }
+
   TempFolder folder_;
   std::string cluster_ = "h100-sxm:1x8";
+
+ private:
+  static Job job_of(const DataParallel& run) {
+    return made::job_of("dp=" + std::to_string(run.ranks));
+  }
 };
 
-Schedule two_stages(int32_t microbatches) {
-  return make_schedule(
-      {.kind = "1f1b", .ranks = 2, .microbatches = microbatches});
+constexpr StageCost kLight{.forward = 0.01, .backward = 0.02};
+constexpr StageCost kHeavy{.forward = 0.02, .backward = 0.04};
+
+Timeline two_stages(
+    int32_t microbatches, const StageCost& first, const StageCost& second,
+    int64_t steps = 8) {
+  return timeline_of(
+      make_schedule({.kind = "1f1b", .ranks = 2, .microbatches = microbatches}),
+      {first, second}, steps);
 }
 
 // A job with a network large enough to matter and data that need no folder.
@@ -86,8 +105,7 @@ Job pipeline_job(int64_t microbatches) {
 }
 
 TEST_F(Explain, NothingHoldsAHealthyRunBack) {
-  const RunExplanation run =
-      explain(made::job_of("dp=2"), timeline_of(DataParallel{}));
+  const RunExplanation run = explain(DataParallel{});
   EXPECT_TRUE(run.findings.empty())
       << to_string(run.findings.front().fault) << " "
       << run.findings.front().reason.diagnosis;
@@ -98,9 +116,8 @@ TEST_F(Explain, NothingHoldsAHealthyRunBack) {
 }
 
 TEST_F(Explain, ASlowLoader) {
-  const DataParallel slow{
-      .times = [](int, int64_t) { return RankStep{.data = 94.5}; }};
-  const RunFinding found = only(made::job_of("dp=2"), timeline_of(slow));
+  const RunFinding found = only(DataParallel{
+      .times = [](int, int64_t) { return RankStep{.data = 94.5}; }});
   EXPECT_EQ(found.fault, Fault::data_loading);
   EXPECT_NEAR(found.share, 94.5 / 190, 1e-6);
   EXPECT_THAT(found.settings, ElementsAre("data.workers=4", "data.prefetch=4"));
@@ -124,7 +141,7 @@ TEST_F(Explain, ALoaderThatThreadsWouldNotHelp) {
                   .optimizer = 0.01};
             },
         .transfer = 0.001};
-    const auto run = explain(made::job_of("dp=2"), timeline_of(quick));
+    const auto run = explain(quick);
     EXPECT_EQ(
         std::ranges::any_of(
             run.findings,
@@ -139,9 +156,8 @@ TEST_F(Explain, ALoaderThatThreadsWouldNotHelp) {
 // Eight times the threads is the most that is advised, and all that is
 // promised.
 TEST_F(Explain, ALoaderThatIsFarTooSlow) {
-  const DataParallel slow{
-      .times = [](int, int64_t) { return RankStep{.data = 2000}; }};
-  const RunFinding found = only(made::job_of("dp=2"), timeline_of(slow));
+  const RunFinding found = only(DataParallel{
+      .times = [](int, int64_t) { return RankStep{.data = 2000}; }});
   EXPECT_GT(found.share, 0.95);
   EXPECT_THAT(found.settings, testing::Contains("data.workers=16"));
   EXPECT_NEAR(found.gain, 7.0 / 8, 1e-9);
@@ -158,17 +174,15 @@ TEST_F(Explain, ALoaderThatIsALittleSlow) {
 }
 
 TEST_F(Explain, ALoaderThatIsSlowOnOneRank) {
-  const DataParallel slow{.times = [](int rank, int64_t) {
+  const RunFinding found = only(DataParallel{.times = [](int rank, int64_t) {
     return RankStep{.data = rank == 1 ? 60.0 : 0.5};
-  }};
-  const RunFinding found = only(made::job_of("dp=2"), timeline_of(slow));
+  }});
   EXPECT_EQ(found.fault, Fault::data_loading);
   EXPECT_THAT(found.ranks, ElementsAre(1));
 }
 
 TEST_F(Explain, GradientsThatLeaveWhenBackwardHasEnded) {
-  const DataParallel one_bucket{.buckets = 1, .transfer = 60};
-  const RunFinding found = only(made::job_of("dp=2"), timeline_of(one_bucket));
+  const RunFinding found = only(DataParallel{.buckets = 1, .transfer = 60});
   EXPECT_EQ(found.fault, Fault::exposed_communication);
   EXPECT_EQ(found.axis, "dp");
   EXPECT_NEAR(found.share, 60 / 154.5, 1e-6);
@@ -178,8 +192,7 @@ TEST_F(Explain, GradientsThatLeaveWhenBackwardHasEnded) {
 }
 
 TEST_F(Explain, SlowLinksBesideManyBuckets) {
-  const DataParallel slow{.transfer = 40};
-  const RunFinding found = only(made::job_of("dp=2"), timeline_of(slow));
+  const RunFinding found = only(DataParallel{.transfer = 40});
   EXPECT_EQ(found.fault, Fault::exposed_communication);
   EXPECT_THAT(found.reason.diagnosis, HasSubstr("8 MiB in 4 calls"));
   // The gradients are in buckets already.
@@ -189,20 +202,16 @@ TEST_F(Explain, SlowLinksBesideManyBuckets) {
 }
 
 TEST_F(Explain, CommunicationThatTakesALittle) {
-  const RunFinding found = only(
-      made::job_of("dp=2"),
-      timeline_of(DataParallel{.buckets = 1, .transfer = 17}));
+  const RunFinding found = only(DataParallel{.buckets = 1, .transfer = 17});
   EXPECT_EQ(found.fault, Fault::exposed_communication);
   EXPECT_NEAR(found.share, 17 / 111.5, 1e-6);
 }
 
 TEST_F(Explain, TheLargestFaultComesFirst) {
-  const RunExplanation run = explain(
-      made::job_of("dp=2"),
-      timeline_of(DataParallel{
-          .times = [](int, int64_t) { return RankStep{.data = 20}; },
-          .buckets = 1,
-          .transfer = 60}));
+  const RunExplanation run = explain(DataParallel{
+      .times = [](int, int64_t) { return RankStep{.data = 20}; },
+      .buckets = 1,
+      .transfer = 60});
   ASSERT_EQ(run.findings.size(), 2u);
   EXPECT_EQ(run.findings[0].fault, Fault::exposed_communication);
   EXPECT_EQ(run.findings[1].fault, Fault::data_loading);
@@ -223,10 +232,8 @@ TEST_F(Explain, TimeOfWhichNothingWasRecordedIsNoted) {
 // Without rates of this machine fixes are compared, and no step is predicted.
 TEST_F(Explain, RatesThatAreGuessesAreSaid) {
   ::setenv("XDG_CONFIG_HOME", folder_.path().c_str(), 1);
-  const StageCost cost{.forward = 0.01, .backward = 0.02};
   made::write_run(
-      folder_.path("run"), pipeline_job(2),
-      timeline_of(two_stages(2), {cost, cost}, 8));
+      folder_.path("run"), pipeline_job(2), two_stages(2, kLight, kLight));
   const RunExplanation guessed = explain_run(folder_.path("run"));
   ::unsetenv("XDG_CONFIG_HOME");
   EXPECT_EQ(guessed.predicted_seconds, 0);
@@ -340,12 +347,11 @@ TEST_F(Explain, AnEvaluationAfterAStep) {
 }
 
 TEST_F(Explain, AStraggler) {
-  const DataParallel straggling{
+  const RunFinding found = only(DataParallel{
       .ranks = 4, .times = [](int rank, int64_t) {
         const double factor = rank == 2 ? 1.5 : 1;
         return RankStep{.forward = 30 * factor, .backward = 60 * factor};
-      }};
-  const RunFinding found = only(made::job_of("dp=4"), timeline_of(straggling));
+      }});
   EXPECT_EQ(found.fault, Fault::straggler);
   EXPECT_THAT(found.ranks, ElementsAre(2));
   EXPECT_NEAR(found.share, 45 / 141.0, 1e-6);
@@ -354,12 +360,11 @@ TEST_F(Explain, AStraggler) {
 }
 
 TEST_F(Explain, AStragglerThatIsSlowMostOfTheTime) {
-  const DataParallel straggling{
+  const RunFinding found = only(DataParallel{
       .ranks = 4, .times = [](int rank, int64_t step) {
         const double factor = rank == 2 && step % 5 != 0 ? 1.3 : 1;
         return RankStep{.forward = 30 * factor, .backward = 60 * factor};
-      }};
-  const RunFinding found = only(made::job_of("dp=4"), timeline_of(straggling));
+      }});
   EXPECT_EQ(found.fault, Fault::straggler);
   EXPECT_THAT(found.ranks, ElementsAre(2));
   EXPECT_THAT(found.reason.diagnosis, HasSubstr("in 80 % of the steps"));
@@ -378,12 +383,11 @@ TEST_F(Explain, ASlowRankWithFewSamplesIsNoStraggler) {
 }
 
 TEST_F(Explain, RanksThatAreSlowInTurns) {
-  const DataParallel uneven{
+  const RunFinding found = only(DataParallel{
       .ranks = 4, .times = [](int rank, int64_t step) {
         const double factor = rank == step % 4 ? 1.5 : 1;
         return RankStep{.forward = 30 * factor, .backward = 60 * factor};
-      }};
-  const RunFinding found = only(made::job_of("dp=4"), timeline_of(uneven));
+      }});
   EXPECT_EQ(found.fault, Fault::rank_imbalance);
   EXPECT_TRUE(found.settings.empty());
 }
@@ -407,14 +411,11 @@ TEST_F(Explain, AStepThatStoodStillIsNoFault) {
   const DataParallel once{.times = [](int rank, int64_t step) {
     return RankStep{.forward = rank == 1 && step == 4 ? 900.0 : 30.0};
   }};
-  EXPECT_TRUE(
-      explain(made::job_of("dp=2"), timeline_of(once)).findings.empty());
+  EXPECT_TRUE(explain(once).findings.empty());
 }
 
 TEST_F(Explain, AShortPipeline) {
-  const StageCost cost{.forward = 0.01, .backward = 0.02};
-  const RunFinding found =
-      only(pipeline_job(2), timeline_of(two_stages(2), {cost, cost}, 8));
+  const RunFinding found = only(pipeline_job(2), two_stages(2, kLight, kLight));
   EXPECT_EQ(found.fault, Fault::bubble);
   EXPECT_NEAR(found.share, 30 / 91.0, 1e-6);  // a third of 90 ms
   ASSERT_FALSE(found.settings.empty());
@@ -424,21 +425,17 @@ TEST_F(Explain, AShortPipeline) {
 }
 
 TEST_F(Explain, APipelineThatIsALittleShort) {
-  const StageCost cost{.forward = 0.01, .backward = 0.02};
   Job job = pipeline_job(6);
   job.train.batch = 384;
-  const RunFinding found =
-      only(job, timeline_of(two_stages(6), {cost, cost}, 8));
+  const RunFinding found = only(job, two_stages(6, kLight, kLight));
   EXPECT_EQ(found.fault, Fault::bubble);
   EXPECT_NEAR(found.share, 30 / 211.0, 1e-6);  // a seventh
 }
 
 TEST_F(Explain, StagesThatAreALittleUneven) {
   Job job = pipeline_job(16);
-  const StageCost light{.forward = 0.01, .backward = 0.02};
   const StageCost heavy{.forward = 0.012, .backward = 0.024};
-  const RunFinding found =
-      only(job, timeline_of(two_stages(16), {light, heavy}, 8));
+  const RunFinding found = only(job, two_stages(16, kLight, heavy));
   EXPECT_EQ(found.fault, Fault::stage_imbalance);
   EXPECT_NEAR(found.share, 0.08, 0.01);
   EXPECT_THAT(found.settings, ElementsAre("model.balance=\"measured\""));
@@ -446,13 +443,11 @@ TEST_F(Explain, StagesThatAreALittleUneven) {
 
 // Now one stage takes longer, now the other: on average they are even.
 TEST_F(Explain, PassesThatTakeLongerAtTimes) {
-  const StageCost light{.forward = 0.01, .backward = 0.02};
-  const StageCost heavy{.forward = 0.02, .backward = 0.04};
   Timeline timeline;
   for (int64_t step = 0; step < 8; ++step) {
     const bool first = step % 2 == 0;
-    Timeline one = timeline_of(
-        two_stages(16), {first ? heavy : light, first ? light : heavy}, 1);
+    Timeline one =
+        two_stages(16, first ? kHeavy : kLight, first ? kLight : kHeavy, 1);
     for (Span& span : one.spans) {
       span.step = step;
       span.begin_ns += step * 2'000'000'000;
@@ -468,9 +463,7 @@ TEST_F(Explain, PassesThatTakeLongerAtTimes) {
 }
 
 TEST_F(Explain, NamesSomeOfManyRanks) {
-  const StageCost light{.forward = 0.01, .backward = 0.02};
-  const StageCost heavy{.forward = 0.02, .backward = 0.04};
-  const Timeline one = timeline_of(two_stages(16), {light, heavy}, 8);
+  const Timeline one = two_stages(16, kLight, kHeavy);
   Timeline all;
   for (int32_t replica = 0; replica < 16; ++replica) {
     for (Span span : one.spans) {
@@ -490,19 +483,15 @@ TEST_F(Explain, NamesSomeOfManyRanks) {
 }
 
 TEST_F(Explain, ALongPipelineWithEvenStagesHasNoFault) {
-  const StageCost cost{.forward = 0.01, .backward = 0.02};
   const RunExplanation run =
-      explain(pipeline_job(16), timeline_of(two_stages(16), {cost, cost}, 8));
+      explain(pipeline_job(16), two_stages(16, kLight, kLight));
   EXPECT_TRUE(run.findings.empty()) << run.findings.front().reason.diagnosis;
 }
 
 TEST_F(Explain, UnevenStages) {
-  const StageCost light{.forward = 0.01, .backward = 0.02};
-  const StageCost heavy{.forward = 0.02, .backward = 0.04};
   Job job = pipeline_job(16);
   job.model.partition_at = {"layer4.0"};
-  const RunFinding found =
-      only(job, timeline_of(two_stages(16), {light, heavy}, 8));
+  const RunFinding found = only(job, two_stages(16, kLight, kHeavy));
   EXPECT_EQ(found.fault, Fault::stage_imbalance);
   EXPECT_THAT(found.ranks, ElementsAre(1));
   EXPECT_NEAR(found.share, 0.23, 0.03);  // of 60 ms a microbatch, 45 are needed

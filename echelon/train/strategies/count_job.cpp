@@ -8,7 +8,7 @@
 #include "echelon/comm/group.h"
 #include "echelon/comm/nccl/cuda.h"
 #include "echelon/comm/trace/record.h"
-#include "echelon/counting/layer_operators.h"
+#include "echelon/counting/layer_cost.h"
 #include "echelon/job/pipeline_schedule.h"
 #include "echelon/layers/ties.h"
 #include "echelon/memory/layer_memory.h"
