@@ -10,12 +10,10 @@ int exited(int code) {
   return code << 8;
 }
 
-RankEnd end_of(int rank, int status, int64_t time_ns) {
-  RankEnd end;
-  end.rank = rank;
-  end.status = status;
-  end.time_ns = time_ns;
-  return end;
+RankEnd end_of(
+    int rank, int status, int64_t time_ns,
+    std::optional<ErrorReport> report = {}, bool told_to_end = false) {
+  return {rank, status, time_ns, told_to_end, std::move(report), ""};
 }
 
 ErrorReport report_of(const std::string& text, bool consequence, int64_t time) {
@@ -37,8 +35,7 @@ TEST(FindCause, EarliestFailure) {
 }
 
 TEST(FindCause, ALostPeerIsNotTheCause) {
-  auto first = end_of(0, exited(1), 10);
-  first.report = report_of("rank 1 is gone", true, 9);
+  auto first = end_of(0, exited(1), 10, report_of("rank 1 is gone", true, 9));
   auto second = end_of(1, SIGKILL, 12);
   const auto cause = find_cause({first, second});
   ASSERT_TRUE(cause);
@@ -50,9 +47,8 @@ TEST(FindCause, ALostPeerIsNotTheCause) {
 // The launcher killed the rank after it had written its report: the report's
 // exit code counts.
 TEST(FindCause, AKilledRankEndsWithTheCodeOfItsReport) {
-  auto first = end_of(0, SIGKILL, 12);
-  first.told_to_end = true;
-  first.report = report_of("batch 7 does not fit", false, 9);
+  auto first =
+      end_of(0, SIGKILL, 12, report_of("batch 7 does not fit", false, 9), true);
   first.report->exit_code = 2;
   const auto cause = find_cause({first, end_of(1, exited(1), 10)});
   ASSERT_TRUE(cause);
@@ -65,10 +61,8 @@ TEST(FindCause, AKilledRankEndsWithTheCodeOfItsReport) {
 }
 
 TEST(FindCause, OnlyConsequencesShowTheEarliest) {
-  auto first = end_of(0, exited(1), 12);
-  first.report = report_of("later", true, 11);
-  auto second = end_of(1, exited(1), 10);
-  second.report = report_of("sooner", true, 9);
+  auto first = end_of(0, exited(1), 12, report_of("later", true, 11));
+  auto second = end_of(1, exited(1), 10, report_of("sooner", true, 9));
   const auto cause = find_cause({first, second});
   ASSERT_TRUE(cause);
   EXPECT_EQ(cause->text, "sooner");
@@ -76,28 +70,25 @@ TEST(FindCause, OnlyConsequencesShowTheEarliest) {
 }
 
 TEST(FindCause, AStoppedRankIsNotTheCause) {
-  auto stopped = end_of(0, SIGTERM, 5);
-  stopped.told_to_end = true;
+  const auto stopped = end_of(0, SIGTERM, 5, {}, true);
   EXPECT_FALSE(find_cause({stopped}));
   auto failed = end_of(1, exited(2), 9);
   EXPECT_EQ(find_cause({stopped, failed})->rank, 1);
 }
 
 TEST(FindCause, AStoppedRankWithItsOwnErrorIsTheCause) {
-  auto unwinding = end_of(0, exited(1), 30);
-  unwinding.told_to_end = true;
-  unwinding.report = report_of("disk full", false, 8);
-  auto peer = end_of(1, exited(1), 10);
-  peer.report = report_of("rank 0 is gone", true, 9);
+  auto unwinding =
+      end_of(0, exited(1), 30, report_of("disk full", false, 8), true);
+  auto peer = end_of(1, exited(1), 10, report_of("rank 0 is gone", true, 9));
   const auto cause = find_cause({unwinding, peer});
   EXPECT_EQ(cause->rank, 0);
   EXPECT_EQ(cause->text, "std::runtime_error: disk full");
 }
 
 TEST(FindCause, EchelonsErrorsNeedNoTypeName) {
-  auto end = end_of(0, exited(2), 1);
-  end.report =
-      ErrorReport{"[layout] dp=3", "echelon::ConfigError", 2, 1, 0, false};
+  const auto end = end_of(
+      0, exited(2), 1,
+      ErrorReport{"[layout] dp=3", "echelon::ConfigError", 2, 1, 0, false});
   EXPECT_EQ(find_cause({end})->text, "[layout] dp=3");
 }
 

@@ -19,28 +19,23 @@ namespace launch_hosts_test {
 using testing::HasSubstr;
 using testing::StartsWith;
 
+void expect_end(Command& a, Command& b, int exit_code) {
+  EXPECT_EQ(a.wait(), exit_code) << a.err();
+  EXPECT_EQ(b.wait(), exit_code) << b.err();
+}
+
 /// Two launchers of one job, connected through this host's loopback.
 class Loopback : public testing::Test {
  protected:
   std::vector<std::string> node(
       int rank, const std::vector<std::string>& program,
-      std::vector<std::string> more = {}) const {
-    std::vector<std::string> words = {
-        test_program("launch_run"),
-        "--nnodes",
-        "2",
-        "--node-rank",
-        std::to_string(rank),
-        "--master-addr",
-        "127.0.0.1",
-        "--master-port",
-        std::to_string(port_),
-        "-n",
-        rank == 0 ? "2" : "3"};
-    words.insert(words.end(), more.begin(), more.end());
-    words.push_back("--");
-    words.insert(words.end(), program.begin(), program.end());
-    return words;
+      const std::string& more = "") const {
+    return launch(
+        words(
+            "--nnodes 2 --node-rank " + std::to_string(rank) +
+            " --master-addr 127.0.0.1 --master-port " + std::to_string(port_) +
+            (rank == 0 ? " -n 2 " : " -n 3 ") + more),
+        program);
   }
   int port_ = free_port();
 };
@@ -53,8 +48,7 @@ TEST_F(Loopback, RanksAreNumberedOverHosts) {
       "$ECHELON_NODE_ADDRESS $ECHELON_JOB.$TORCHELASTIC_RUN_ID\""};
   Command b(node(1, program));  // comes first, and waits
   Command a(node(0, program));
-  EXPECT_EQ(a.wait(), 0) << a.err();
-  EXPECT_EQ(b.wait(), 0) << b.err();
+  expect_end(a, b, 0);
   std::set<std::string> lines;
   std::set<std::string> jobs;
   std::istringstream text(a.out() + b.out());
@@ -74,13 +68,10 @@ TEST_F(Loopback, RanksAreNumberedOverHosts) {
 TEST_F(Loopback, AFailureIsReportedOnBothHosts) {
   Command a(node(0, rank_program({"throw", "3"})));
   Command b(node(1, rank_program({"throw", "3"})));
-  EXPECT_EQ(a.wait(), 1);
-  EXPECT_EQ(b.wait(), 1);
+  expect_end(a, b, 1);
   for (const Command* job : {&a, &b}) {
     EXPECT_EQ(
-        last_line(*job),
-        "rank 3: std::runtime_error: batch 7 does not "
-        "fit");
+        last_line(*job), "rank 3: std::runtime_error: batch 7 does not fit");
     EXPECT_THAT(job->err(), HasSubstr("rank 3 (node 1, 127.0.0.1) ended with"));
     EXPECT_TRUE(job->living().empty());
   }
@@ -89,8 +80,7 @@ TEST_F(Loopback, AFailureIsReportedOnBothHosts) {
 TEST_F(Loopback, ALostPeerOnAnotherHostIsNotTheCause) {
   Command a(node(0, rank_program({"lost", "4"})));
   Command b(node(1, rank_program({"lost", "4"})));
-  EXPECT_EQ(a.wait(), 137);
-  EXPECT_EQ(b.wait(), 137);
+  expect_end(a, b, 137);
   EXPECT_THAT(last_line(a), StartsWith("rank 4: killed by SIGKILL"));
 }
 
@@ -100,16 +90,15 @@ TEST_F(Loopback, CtrlCOnOneHostStopsAll) {
   ASSERT_TRUE(a.until_output("ready", 2));
   ASSERT_TRUE(b.until_output("ready", 3));
   b.signal(SIGINT);
-  EXPECT_EQ(a.wait(), 130);
-  EXPECT_EQ(b.wait(), 130);
+  expect_end(a, b, 130);
   EXPECT_EQ(last_line(a), "echelon: stopped by SIGINT");
 }
 
 TEST_F(Loopback, ALauncherThatIsKilledEndsTheJobElsewhere) {
   for (const int victim : {0, 1}) {
     port_ = free_port();
-    Command a(node(0, rank_program({"ignore-term"}), {"--grace-ms", "100"}));
-    Command b(node(1, rank_program({"ignore-term"}), {"--grace-ms", "100"}));
+    Command a(node(0, rank_program({"ignore-term"}), "--grace-ms 100"));
+    Command b(node(1, rank_program({"ignore-term"}), "--grace-ms 100"));
     ASSERT_TRUE(a.until_output("ready", 2));
     ASSERT_TRUE(b.until_output("ready", 3));
     Command& killed = victim == 0 ? a : b;
@@ -127,10 +116,10 @@ TEST_F(Loopback, ALauncherThatIsKilledEndsTheJobElsewhere) {
 }
 
 TEST_F(Loopback, MissingHostsAreNamed) {
-  Command a(node(0, {"true"}, {"--join-ms", "200"}));
+  Command a(node(0, {"true"}, "--join-ms 200"));
   EXPECT_EQ(a.wait(), 2);
   EXPECT_THAT(a.err(), HasAll("after 0.2 s node 1 of 2", "--master-addr"));
-  Command b(node(1, {"true"}, {"--join-ms", "200"}));
+  Command b(node(1, {"true"}, "--join-ms 200"));
   EXPECT_EQ(b.wait(), 2);
   EXPECT_THAT(
       b.err(), HasAll(
@@ -143,9 +132,9 @@ TEST_F(Loopback, MissingHostsAreNamed) {
 
 TEST_F(Loopback, HostsThatDisagreeAreRefused) {
   Command a(node(0, rank_program({"wait"})));
-  auto words = node(1, {"true"});
-  words[2] = "3";
-  Command b(words);
+  auto other = node(1, {"true"});
+  other[2] = "3";
+  Command b(other);
   EXPECT_EQ(b.wait(), 2);
   EXPECT_THAT(b.err(), HasSubstr("--nnodes 2, this one has 3"));
   Command c(node(1, rank_program({"wait"})));
@@ -181,17 +170,20 @@ class Namespaces : public testing::Test {
   void SetUp() override {
     if (!hosts_.reason().empty()) GTEST_SKIP() << hosts_.reason();
   }
-  static std::string address(int node) { return TwoHosts::address(node); }
+  /// The launcher with these options, on a host.
+  std::vector<std::string>
+  on(int host, const std::string& options,
+     const std::vector<std::string>& program) const {
+    return hosts_.on(host, launch(words("--nnodes 2 " + options), program));
+  }
   std::vector<std::string> node(
       int rank, const std::vector<std::string>& program,
-      std::vector<std::string> more = {}) const {
-    auto words = hosts_.on(
-        rank, {test_program("launch_run"), "--nnodes", "2", "--node-rank",
-               std::to_string(rank), "--master-addr", address(0), "-n", "2"});
-    words.insert(words.end(), more.begin(), more.end());
-    words.push_back("--");
-    words.insert(words.end(), program.begin(), program.end());
-    return words;
+      const std::string& more = "") const {
+    return on(
+        rank,
+        "--node-rank " + std::to_string(rank) + " --master-addr " +
+            TwoHosts::address(0) + " -n 2 " + more,
+        program);
   }
   TwoHosts hosts_;
 };
@@ -199,8 +191,7 @@ class Namespaces : public testing::Test {
 TEST_F(Namespaces, RanksOfTwoHostsConnect) {
   Command a(node(0, rank_program({"meet"})));
   Command b(node(1, rank_program({"meet"})));
-  EXPECT_EQ(a.wait(), 0) << a.err();
-  EXPECT_EQ(b.wait(), 0) << b.err();
+  expect_end(a, b, 0);
   EXPECT_EQ(count(a.out(), "sum 6\n"), 2) << a.out();
   EXPECT_EQ(count(b.out(), "sum 6\n"), 2) << b.out();
 }
@@ -210,15 +201,14 @@ TEST_F(Namespaces, EachHostKnowsItsOwnAddress) {
       "sh", "-c", "echo $MASTER_ADDR $MASTER_PORT $ECHELON_NODE_ADDRESS"};
   Command a(node(0, program));
   Command b(node(1, program));
-  EXPECT_EQ(a.wait(), 0) << a.err();
-  EXPECT_EQ(b.wait(), 0) << b.err();
+  expect_end(a, b, 0);
   EXPECT_THAT(a.out(), HasSubstr("[0] 10.83.0.1 29500 10.83.0.1\n"));
   EXPECT_THAT(b.out(), HasSubstr("[3] 10.83.0.1 29500 10.83.0.2\n"));
 }
 
 TEST_F(Namespaces, TheStoreListensOnTheMastersAddressAlone) {
-  Command a(node(0, rank_program({"listen"}), {"--listen"}));
-  Command b(node(1, rank_program({"listen"}), {"--listen"}));
+  Command a(node(0, rank_program({"listen"}), "--listen"));
+  Command b(node(1, rank_program({"listen"}), "--listen"));
   ASSERT_TRUE(a.until_output("listening"));
   Command sockets(hosts_.on(0, {"cat", "/proc/net/tcp", "/proc/net/tcp6"}));
   EXPECT_EQ(sockets.wait(), 0);
@@ -234,16 +224,12 @@ TEST_F(Namespaces, TheStoreListensOnTheMastersAddressAlone) {
 }
 
 TEST_F(Namespaces, AHostWithoutARouteSaysSo) {
-  Command a(hosts_.on(
-      1, {test_program("launch_run"), "--nnodes", "2", "--node-rank", "1",
-          "--master-addr", "203.0.113.5", "--", "true"}));
+  Command a(on(1, "--node-rank 1 --master-addr 203.0.113.5", {"true"}));
   EXPECT_EQ(a.wait(), 2);
   EXPECT_THAT(
-      a.err(), HasSubstr("203.0.113.5, port 29500: Network is "
-                         "unreachable"));
-  Command b(hosts_.on(
-      1, {test_program("launch_run"), "--nnodes", "2", "--node-rank", "0",
-          "--master-addr", address(0), "--", "true"}));
+      a.err(), HasSubstr("203.0.113.5, port 29500: Network is unreachable"));
+  Command b(
+      on(1, "--node-rank 0 --master-addr " + TwoHosts::address(0), {"true"}));
   EXPECT_EQ(b.wait(), 2);
   EXPECT_THAT(b.err(), HasAll("not an address of this host", "10.83.0.2"));
 }
@@ -254,8 +240,7 @@ TEST_F(Namespaces, ACutCableEndsTheJobOnBothHosts) {
   ASSERT_TRUE(a.until_output("ready", 2));
   ASSERT_TRUE(b.until_output("ready", 2));
   hosts_.cut_cable();
-  EXPECT_EQ(a.wait(), 1);
-  EXPECT_EQ(b.wait(), 1);
+  expect_end(a, b, 1);
   EXPECT_THAT(last_line(a), HasSubstr("node 1 (10.83.0.2) is gone"));
   EXPECT_THAT(last_line(b), HasSubstr("node 0 (10.83.0.1) is gone"));
 }

@@ -163,9 +163,8 @@ TEST(Stop, AStoppedRankIsContinuedToEnd) {
   Command job(launch(
       {"-n", "2", "--grace-ms", "100000"},
       {"sh", "-c",
-       "trap 'echo ended $RANK; exit 1' TERM; echo "
-       "ready $RANK $$.; while :; do sleep 0.05; "
-       "done"}));
+       "trap 'echo ended $RANK; exit 1' TERM; echo ready $RANK $$.; "
+       "while :; do sleep 0.05; done"}));
   ASSERT_TRUE(job.until_output(".\n", 2));
   const auto pid_of = [&](int rank) {
     const std::string before = "ready " + std::to_string(rank) + " ";
@@ -266,9 +265,8 @@ TEST(Orphans, NoneWhenARanksMainProcessEndsFirst) {
 
 TEST(Orphans, NoneWhenAGuardIsKilled) {
   Command job(launch(
-      {"-n", "2"}, {"sh", "-c",
-                    "sh -c 'echo ready; sleep 1000; "
-                    "echo' & wait"}));
+      {"-n", "2"},
+      {"sh", "-c", "sh -c 'echo ready; sleep 1000; echo' & wait"}));
   ASSERT_TRUE(job.until_output("ready", 2));
   const auto living = job.living();
   const auto guard = std::find_if(living.begin(), living.end(), [](pid_t pid) {
