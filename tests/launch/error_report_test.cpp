@@ -38,6 +38,15 @@ class ErrorReportTest : public testing::Test {
     return status;
   }
 
+  /// The same with the reporter installed.
+  int run_reporting(const std::function<void()>& body) {
+    return run([&] {
+      install_error_reporter();
+      body();
+      return 0;
+    });
+  }
+
   std::string stderr_text() const { return read_file(path_ + ".err"); }
 
   TempFolder folder_;
@@ -45,10 +54,8 @@ class ErrorReportTest : public testing::Test {
 };
 
 TEST_F(ErrorReportTest, AnUncaughtExceptionLeavesItsText) {
-  const int status = run([]() -> int {
-    install_error_reporter();
-    throw std::out_of_range("index 7 of 3");
-  });
+  const int status =
+      run_reporting([] { throw std::out_of_range("index 7 of 3"); });
   ASSERT_TRUE(WIFEXITED(status));
   EXPECT_EQ(WEXITSTATUS(status), 1);
   const auto report = read_error_report(path_);
@@ -63,30 +70,21 @@ TEST_F(ErrorReportTest, AnUncaughtExceptionLeavesItsText) {
 
 TEST_F(ErrorReportTest, EchelonsErrorsSetTheExitCode) {
   EXPECT_EQ(
-      WEXITSTATUS(run([]() -> int {
-        install_error_reporter();
-        throw ConfigError("[layout] dp=3");
-      })),
+      WEXITSTATUS(run_reporting([] { throw ConfigError("[layout] dp=3"); })),
       2);
   EXPECT_EQ(read_error_report(path_)->exit_code, 2);
 }
 
 TEST_F(ErrorReportTest, FromAThread) {
   EXPECT_EQ(
-      WEXITSTATUS(run([]() -> int {
-        install_error_reporter();
-        std::thread([] { throw NumericError("NaN"); }).join();
-        return 0;
-      })),
+      WEXITSTATUS(run_reporting(
+          [] { std::thread([] { throw NumericError("NaN"); }).join(); })),
       4);
   EXPECT_EQ(read_error_report(path_)->message, "NaN");
 }
 
 TEST_F(ErrorReportTest, ALostPeerIsAConsequence) {
-  run([]() -> int {
-    install_error_reporter();
-    throw CommError("rank 2 is gone");
-  });
+  run_reporting([] { throw CommError("rank 2 is gone"); });
   EXPECT_TRUE(read_error_report(path_)->consequence);
 }
 
@@ -113,31 +111,19 @@ TEST_F(ErrorReportTest, TheFirstErrorIsKept) {
 }
 
 TEST_F(ErrorReportTest, NotAnException) {
-  EXPECT_EQ(
-      WEXITSTATUS(run([]() -> int {
-        install_error_reporter();
-        throw 7;
-      })),
-      1);
+  EXPECT_EQ(WEXITSTATUS(run_reporting([] { throw 7; })), 1);
   EXPECT_EQ(read_error_report(path_)->type, "int");
 }
 
 TEST_F(ErrorReportTest, SignalsAreLeftAlone) {
-  const int status = run([]() -> int {
-    install_error_reporter();
-    raise(SIGSEGV);
-    return 0;
-  });
+  const int status = run_reporting([] { raise(SIGSEGV); });
   ASSERT_TRUE(WIFSIGNALED(status));
   EXPECT_EQ(WTERMSIG(status), SIGSEGV);
   EXPECT_FALSE(read_error_report(path_));
 }
 
 TEST_F(ErrorReportTest, TerminateWithoutAnExceptionAborts) {
-  const int status = run([]() -> int {
-    install_error_reporter();
-    std::terminate();
-  });
+  const int status = run_reporting([] { std::terminate(); });
   ASSERT_TRUE(WIFSIGNALED(status));
   EXPECT_EQ(WTERMSIG(status), SIGABRT);
   EXPECT_TRUE(read_error_report(path_));

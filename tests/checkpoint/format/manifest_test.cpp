@@ -227,23 +227,18 @@ TEST(Manifest, ReadsThePartsThatItWrote) {
     EXPECT_EQ(read.file, part.file);
   }
   const std::string text = to_json(two_parts()[0]);
-  const auto part_refusal = [](const std::string& text) {
-    return error_text<CheckpointError>(
-        [&] { parse_rank_part(text, "p.json"); });
-  };
-  EXPECT_THAT(
-      part_refusal(to_json(a_manifest())),
-      HasSubstr("it must be \"echelon checkpoint part\""));
-  EXPECT_THAT(part_refusal(text.substr(1)), HasSubstr("damaged or changed"));
-  EXPECT_THAT(
-      part_refusal(changed("\"sizes\": [2, 4]", "\"sizes\": [4, 4]", text)),
-      HasSubstr("a slice of [4, 4] at [0, 0] is not inside"));
-  EXPECT_THAT(
-      part_refusal(changed("\"file\": 0", "\"file\": 1", text)),
-      HasSubstr("file number 1 of 1"));
-  EXPECT_THAT(
-      part_refusal(changed("\"name\": \"rank", "\"name\": \"../rank", text)),
-      HasSubstr("no name of a file"));
+  for (const auto& [wrong, message] : std::map<std::string, const char*>{
+           {to_json(a_manifest()), "it must be \"echelon checkpoint part\""},
+           {text.substr(1), "damaged or changed"},
+           {changed("\"sizes\": [2, 4]", "\"sizes\": [4, 4]", text),
+            "a slice of [4, 4] at [0, 0] is not inside"},
+           {changed("\"file\": 0", "\"file\": 1", text), "file number 1 of 1"},
+           {changed("\"name\": \"rank", "\"name\": \"../rank", text),
+            "no name of a file"}}) {
+    EXPECT_THAT(
+        error_text<CheckpointError>([&] { parse_rank_part(wrong, "p.json"); }),
+        HasSubstr(message));
+  }
 }
 
 TEST(Manifest, AddsTheParts) {
@@ -256,43 +251,37 @@ TEST(Manifest, AddsTheParts) {
   EXPECT_EQ(manifest.config_hash, checksum("[train]\nsteps = 1000\n", 21));
 }
 
-std::string
-refused_parts(const std::function<void(std::vector<RankPart>&)>& change) {
-  auto parts = two_parts();
-  change(parts);
-  CheckpointManifest manifest{.step = 5};
-  return error_text<CheckpointError>([&] { add_parts(manifest, parts); });
-}
-
 TEST(Manifest, RefusesIncompleteParts) {
-  EXPECT_THAT(
-      refused_parts([](auto& parts) { parts.pop_back(); }),
-      HasSubstr(
-          "step 5: tensor \"fc.weight\": nothing covers [2, 0]; slices must "
-          "cover its shape [3, 4], each element once"));
-  EXPECT_THAT(
-      refused_parts([](auto& parts) {
-        parts[1].tensors[0].slices[1].box = {{2, 1}, {1, 2}};
-      }),
-      HasSubstr("\"fc.weight\": [2, 2] is in two slices"));
-  EXPECT_THAT(
-      refused_parts([](auto& parts) { parts[1].tensors[0].dtype = "F64"; }),
-      HasSubstr(
-          "rank-00001.safetensors: tensor \"fc.weight\" is parameter F64 [3, "
-          "4], but parameter F32 [3, 4] for the ranks before"));
-  EXPECT_THAT(
-      refused_parts([](auto& parts) {
-        parts[1].tensors[0].shape = {4, 4};
-      }),
-      HasSubstr("parameter F32 [4, 4], but"));
-  EXPECT_THAT(
-      refused_parts(
-          [](auto& parts) { parts[1].tensors[0].kind = SavedKind::buffer; }),
-      HasSubstr("is buffer F32"));
-  EXPECT_THAT(
-      refused_parts(
-          [](auto& parts) { parts[1].file.name = parts[0].file.name; }),
-      HasSubstr("file \"rank-00000.safetensors\": it is listed twice"));
+  const struct {
+    std::function<void(std::vector<RankPart>&)> change;
+    const char* message;
+  } cases[] = {
+      {[](auto& parts) { parts.pop_back(); },
+       "step 5: tensor \"fc.weight\": nothing covers [2, 0]; slices must cover "
+       "its shape [3, 4], each element once"},
+      {[](auto& parts) {
+         parts[1].tensors[0].slices[1].box = {{2, 1}, {1, 2}};
+       },
+       "\"fc.weight\": [2, 2] is in two slices"},
+      {[](auto& parts) { parts[1].tensors[0].dtype = "F64"; },
+       "rank-00001.safetensors: tensor \"fc.weight\" is parameter F64 [3, 4], "
+       "but parameter F32 [3, 4] for the ranks before"},
+      {[](auto& parts) {
+         parts[1].tensors[0].shape = {4, 4};
+       },
+       "parameter F32 [4, 4], but"},
+      {[](auto& parts) { parts[1].tensors[0].kind = SavedKind::buffer; },
+       "is buffer F32"},
+      {[](auto& parts) { parts[1].file.name = parts[0].file.name; },
+       "file \"rank-00000.safetensors\": it is listed twice"}};
+  for (const auto& [change, message] : cases) {
+    auto parts = two_parts();
+    change(parts);
+    CheckpointManifest manifest{.step = 5};
+    EXPECT_THAT(
+        error_text<CheckpointError>([&] { add_parts(manifest, parts); }),
+        HasSubstr(message));
+  }
 }
 
 struct Refused {
