@@ -9,7 +9,6 @@
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/util/Exception.h>
-#include <c10/util/ThreadLocalDebugInfo.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -110,16 +109,19 @@ class Table {
     if (size_ == 0) return;
     std::lock_guard lock(mutex_);
     const auto found = blocks_.find(data);
-    if (found != blocks_.end()) turn(*found, kind);
+    if (found == blocks_.end() || found->second.kind == kind) return;
+    Block& block = found->second;
+    Meter& meter = *block.meter;
+    if (block.kind == MemoryKind::working) meter.working.erase(data);
+    if (kind == MemoryKind::working) meter.working.insert(data);
+    block.turn(kind);
+    meter.change(kind, 0);
   }
 
   void keep(Meter& meter) {
     std::lock_guard lock(mutex_);
     for (void* data : meter.working) {
-      Block& block = blocks_.at(data);
-      block.kind = MemoryKind::activations;
-      meter.current[MemoryKind::working] -= block.bytes;
-      meter.current[MemoryKind::activations] += block.bytes;
+      blocks_.at(data).turn(MemoryKind::activations);
     }
     meter.working.clear();
     meter.change(MemoryKind::working, 0);
@@ -144,19 +146,13 @@ class Table {
     std::shared_ptr<Meter> meter;
     int64_t bytes = 0;
     MemoryKind kind = MemoryKind::working;
-  };
 
-  void turn(std::pair<void* const, Block>& item, MemoryKind kind) {
-    auto& [data, block] = item;
-    Meter& meter = *block.meter;
-    if (block.kind == kind) return;
-    if (block.kind == MemoryKind::working) meter.working.erase(data);
-    if (kind == MemoryKind::working) meter.working.insert(data);
-    meter.current[block.kind] -= block.bytes;
-    meter.current[kind] += block.bytes;
-    block.kind = kind;
-    meter.change(kind, 0);
-  }
+    void turn(MemoryKind other) {
+      meter->current[kind] -= bytes;
+      meter->current[other] += bytes;
+      kind = other;
+    }
+  };
 
   void erase(void* data) {
     const auto found = blocks_.find(data);
@@ -207,11 +203,10 @@ class CountingAllocator : public c10::Allocator {
 
   // Called before any meter counts; later calls have no effect.
   static void install() {
-    static const bool done = [] {
+    static std::once_flag once;
+    std::call_once(once, [] {
       c10::SetCPUAllocator(new CountingAllocator, /*priority=*/100);
-      return true;
-    }();
-    (void)done;
+    });
   }
 
  private:
@@ -271,10 +266,9 @@ void MemoryMeter::Impl::reportOutOfMemory(
 void MemoryMeter::Impl::sample() {
   if (!samples.empty()) {
     const auto& last = samples.back().memory;
-    const bool far = std::any_of(
-        kMemoryKinds.begin(), kMemoryKinds.end(), [&](MemoryKind kind) {
-          return std::abs(current[kind] - last[kind]) >= resolution;
-        });
+    const bool far = std::ranges::any_of(kMemoryKinds, [&](MemoryKind kind) {
+      return std::abs(current[kind] - last[kind]) >= resolution;
+    });
     if (!far) return;
   }
   samples.push_back({now_ns(), current});
@@ -325,7 +319,7 @@ MemoryMeter::~MemoryMeter() {
 
 std::unique_ptr<MemoryMeter::Counting> MemoryMeter::count() {
   CountingAllocator::install();
-  return std::make_unique<Counting>(impl_);
+  return std::make_unique<Counting>(kSlot, impl_);
 }
 
 MemoryByKind MemoryMeter::now() const {
@@ -369,15 +363,5 @@ std::vector<MemorySample> MemoryMeter::take_samples() {
     return std::exchange(impl_->samples, {});
   });
 }
-
-struct MemoryMeter::Counting::Guard {
-  explicit Guard(std::shared_ptr<Impl> impl) : debug(kSlot, std::move(impl)) {}
-  c10::DebugInfoGuard debug;
-};
-
-MemoryMeter::Counting::Counting(std::shared_ptr<Impl> impl)
-    : guard_(std::make_unique<Guard>(std::move(impl))) {}
-
-MemoryMeter::Counting::~Counting() = default;
 
 }  // namespace echelon

@@ -12,6 +12,7 @@
 // that were not made by torch's allocators are not counted.
 #pragma once
 
+#include <c10/util/ThreadLocalDebugInfo.h>
 #include <torch/types.h>
 
 #include <array>
@@ -60,7 +61,7 @@ class MemoryMeter {
   /// While the result lives, blocks that this thread (and backward for it)
   /// makes are counted until they are freed. The innermost meter counts. The
   /// result must be destroyed on the same thread.
-  class Counting;
+  using Counting = c10::DebugInfoGuard;
   std::unique_ptr<Counting> count();
 
   MemoryByKind now() const;
@@ -87,18 +88,6 @@ class MemoryMeter {
 
  private:
   std::shared_ptr<Impl> impl_;
-};
-
-class MemoryMeter::Counting {
- public:
-  explicit Counting(std::shared_ptr<Impl> impl);
-  ~Counting();
-  Counting(const Counting&) = delete;
-  Counting& operator=(const Counting&) = delete;
-
- private:
-  struct Guard;
-  std::unique_ptr<Guard> guard_;
 };
 
 }  // namespace echelon

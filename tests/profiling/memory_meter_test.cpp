@@ -1,6 +1,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <algorithm>
+#include <memory>
 #include <thread>
 
 #include "echelon/comm/world.h"
@@ -14,6 +16,13 @@ constexpr int64_t kMiB = 1 << 20;
 torch::Tensor mebibytes(int64_t count) {
   return torch::empty({count * kMiB}, torch::kByte);
 }
+
+// A meter that counts from the start of the test.
+class CountingMeter : public testing::Test {
+ protected:
+  MemoryMeter meter;
+  const std::unique_ptr<MemoryMeter::Counting> counting = meter.count();
+};
 
 TEST(MemoryMeter, CountsBlocksUntilTheyAreFreed) {
   MemoryMeter meter;
@@ -36,9 +45,7 @@ TEST(MemoryMeter, CountsBlocksUntilTheyAreFreed) {
   EXPECT_EQ(meter.peak().total(), 5 * kMiB);
 }
 
-TEST(MemoryMeter, TheInnermostScopeSetsTheKind) {
-  MemoryMeter meter;
-  const auto counting = meter.count();
+TEST_F(CountingMeter, TheInnermostScopeSetsTheKind) {
   const MemoryKindScope outer(MemoryKind::parameters);
   const auto a = mebibytes(1);
   {
@@ -55,9 +62,7 @@ TEST(MemoryMeter, TheInnermostScopeSetsTheKind) {
   set_memory_kind(torch::Tensor(), MemoryKind::gathered);
 }
 
-TEST(MemoryMeter, PeakIsOneMoment) {
-  MemoryMeter meter;
-  const auto counting = meter.count();
+TEST_F(CountingMeter, PeakIsOneMoment) {
   {
     const MemoryKindScope scope(MemoryKind::gathered);
     mebibytes(5);
@@ -107,9 +112,7 @@ TEST(MemoryMeter, NewGradientsGetTheirKind) {
   }
 }
 
-TEST(MemoryMeter, CountsFreesButNotBlocksOfOtherThreads) {
-  MemoryMeter meter;
-  const auto counting = meter.count();
+TEST_F(CountingMeter, CountsFreesButNotBlocksOfOtherThreads) {
   auto made_here = mebibytes(2);
   torch::Tensor made_there;
   std::thread([&] {
@@ -171,9 +174,7 @@ TEST(MemoryMeter, RefusesBlocksAboveItsLimit) {
   mebibytes(9);
 }
 
-TEST(MemoryMeter, SamplesRecordChanges) {
-  MemoryMeter meter;
-  const auto counting = meter.count();
+TEST_F(CountingMeter, SamplesRecordChanges) {
   const auto kept = mebibytes(1);
   meter.start_samples(kMiB);
   {
@@ -186,27 +187,20 @@ TEST(MemoryMeter, SamplesRecordChanges) {
   EXPECT_EQ(samples.front().memory.total(), kMiB);
   EXPECT_EQ(samples[1].memory[MemoryKind::gathered], 2 * kMiB);
   EXPECT_EQ(samples.back().memory.total(), kMiB);
-  for (size_t i = 1; i < samples.size(); ++i) {
-    EXPECT_GE(samples[i].time_ns, samples[i - 1].time_ns);
-  }
+  EXPECT_TRUE(std::ranges::is_sorted(samples, {}, &MemorySample::time_ns));
   mebibytes(5);
   EXPECT_TRUE(meter.take_samples().empty());
 }
 
-TEST(MemoryMeter, ManySamplesKeepThePeak) {
-  MemoryMeter meter;
-  const auto counting = meter.count();
+TEST_F(CountingMeter, ManySamplesKeepThePeak) {
   meter.start_samples(1);
   for (int round = 0; round < 10'000; ++round) {
     torch::empty({round == 4321 ? 5 * kMiB : kMiB}, torch::kByte);
   }
   const auto samples = meter.take_samples();
   EXPECT_LE(samples.size(), MemoryMeter::kMaxSamples + 1);
-  int64_t most = 0;
-  for (const auto& sample : samples) {
-    most = std::max(most, sample.memory.total());
-  }
-  EXPECT_EQ(most, 5 * kMiB);
+  const auto total = [](const auto& sample) { return sample.memory.total(); };
+  EXPECT_EQ(total(*std::ranges::max_element(samples, {}, total)), 5 * kMiB);
 }
 
 TEST(MemoryMeterGpu, CountsBlocksOfItsDevice) {
