@@ -40,6 +40,12 @@ std::string saved_at(const fs::path& checkpoint) {
   return text;
 }
 
+Json json_of(const std::map<std::string, double>& metrics) {
+  auto json = Json::object();
+  for (const auto& [name, value] : metrics) json[name] = json_number(value);
+  return json;
+}
+
 // --- list -------------------------------------------------------------------
 
 // One checkpoint of a list.
@@ -83,10 +89,7 @@ Json json_of(const Listed& entry) {
   json["ranks"] = entry.manifest.ranks;
   json["files"] = entry.manifest.files.size();
   json["bytes"] = total_bytes(entry.manifest);
-  json["metrics"] = Json::object();
-  for (const auto& [name, value] : entry.manifest.metrics) {
-    json["metrics"][name] = json_number(value);
-  }
+  json["metrics"] = json_of(entry.manifest.metrics);
   json["content_hash"] = entry.manifest.content_hash;
   return json;
 }
@@ -186,17 +189,10 @@ std::string hash_text(const std::array<uint64_t, 2>& hash) {
 }
 
 const char* plural(SavedKind kind) {
-  switch (kind) {
-    case SavedKind::parameter:
-      return "parameters";
-    case SavedKind::buffer:
-      return "buffers";
-    case SavedKind::optimizer:
-      return "optimizer";
-    case SavedKind::random:
-      return "random state";
-  }
-  return "";
+  return kind == SavedKind::parameter   ? "parameters"
+         : kind == SavedKind::buffer    ? "buffers"
+         : kind == SavedKind::optimizer ? "optimizer"
+                                        : "random state";
 }
 
 struct Sum {
@@ -272,9 +268,8 @@ Rows facts(const CheckpointManifest& manifest) {
   }
   add_sums(manifest, rows);
   rows.push_back(
-      {"size",
-       format_bytes(total_bytes(manifest)) + " in " +
-           counted(static_cast<int64_t>(manifest.files.size()), "file")});
+      {"size", format_bytes(total_bytes(manifest)) + " in " +
+                   counted(std::ssize(manifest.files), "file")});
   rows.push_back({"configuration", manifest.config_hash});
   rows.push_back({"contents", manifest.content_hash});
   return rows;
@@ -308,7 +303,7 @@ Json json_of(const CheckpointManifest& manifest) {
       {"layout", manifest.layout},
       {"ranks", manifest.ranks},
       {"loss_scale", nullptr},
-      {"metrics", Json::object()},
+      {"metrics", json_of(manifest.metrics)},
       {"bytes", total_bytes(manifest)},
       {"config", manifest.config},
       {"config_hash", manifest.config_hash},
@@ -318,9 +313,6 @@ Json json_of(const CheckpointManifest& manifest) {
         {"scale", scale->scale},
         {"good_steps", scale->good_steps},
         {"overflows", scale->overflows}};
-  }
-  for (const auto& [name, value] : manifest.metrics) {
-    json["metrics"][name] = json_number(value);
   }
   auto files = Json::array(), tensors = Json::array();
   for (const auto& file : manifest.files) {
@@ -381,7 +373,7 @@ Json json_of(const std::vector<Damage>& damages) {
 // The result of reading a whole checkpoint.
 struct Verdict {
   int64_t bytes = 0;
-  size_t files = 0;
+  int64_t files = 0;
   std::vector<Damage> damages;
 };
 
@@ -390,7 +382,7 @@ Verdict verify(const std::string& checkpoint) {
   try {
     const auto manifest = read_manifest(checkpoint);
     verdict.bytes = total_bytes(manifest);
-    verdict.files = manifest.files.size();
+    verdict.files = std::ssize(manifest.files);
     ReadingProgress progress(checkpoint, verdict.bytes);
     verdict.damages =
         verify_checkpoint(checkpoint, [&](int64_t done) { progress(done); });
@@ -405,11 +397,11 @@ void print(const std::string& checkpoint, const Verdict& verdict) {
   std::cout << checkpoint << ": ";
   if (damages.empty()) {
     std::cout << format(
-        "whole: {}, {}\n", counted(static_cast<int64_t>(verdict.files), "file"),
+        "whole: {}, {}\n", counted(verdict.files, "file"),
         format_bytes(verdict.bytes));
   } else {
     std::cout << terminal_style().red("damaged: ")
-              << counted(static_cast<int64_t>(damages.size()), "place") << "\n";
+              << counted(std::ssize(damages), "place") << "\n";
   }
   for (const auto& damage : damages) {
     std::cout << "  " << plain(damage.what) << "\n";

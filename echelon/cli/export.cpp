@@ -1,6 +1,5 @@
 #include <array>
 #include <filesystem>
-#include <functional>
 #include <iostream>
 #include <memory>
 
@@ -25,8 +24,7 @@ namespace fs = std::filesystem;
 struct ExportSource {
   std::string name;  // "runs/first/checkpoints/step-00000100"
   std::unique_ptr<TensorSource> tensors;
-  /// The configuration that they were trained with. Throws as load_job.
-  std::function<Job()> job;
+  std::string trained;  // where trained_job() finds their configuration
 };
 
 ExportSource open_checkpoint(const std::vector<CheckpointPlace>& places) {
@@ -36,25 +34,16 @@ ExportSource open_checkpoint(const std::vector<CheckpointPlace>& places) {
         "; `echelon export {} …` writes the one before it",
         places[1].path.string());
   }
-  ExportSource source;
-  source.name = places[0].path.string();
+  const std::string name = places[0].path.string();
   try {
-    auto tensors = std::make_unique<CheckpointTensors>(
-        std::make_unique<CheckpointReader>(source.name), way_out);
-    source.job = [name = source.name] { return trained_job(name); };
-    source.tensors = std::move(tensors);
+    return {
+        name,
+        std::make_unique<CheckpointTensors>(
+            std::make_unique<CheckpointReader>(name), way_out),
+        name};
   } catch (const CheckpointError& error) {
     throw CheckpointError(error.what() + way_out);
   }
-  return source;
-}
-
-ExportSource open_file(const std::string& weights, const std::string& run) {
-  ExportSource source;
-  source.name = weights;
-  source.tensors = std::make_unique<MappedTensors>(WeightsSource(weights));
-  source.job = [run] { return trained_job(run); };
-  return source;
 }
 
 /// Opens the checkpoint at `place`, or the newest one of a folder of
@@ -63,8 +52,8 @@ ExportSource open_file(const std::string& weights, const std::string& run) {
 /// manifest or files cannot be trusted.
 ExportSource open_export_source(const std::string& place) {
   const auto last = last_weights(place);
-  if (!last.empty()) return open_file(last, place);
-  return open_checkpoint(find_checkpoints(place));
+  if (last.empty()) return open_checkpoint(find_checkpoints(place));
+  return {last, std::make_unique<MappedTensors>(WeightsSource(last)), place};
 }
 
 struct ExportArguments {
@@ -168,7 +157,7 @@ int export_hugging_face(const ExportArguments& arguments) {
       "--max-shard-bytes", arguments.max_shard_bytes, 1, int64_t{1} << 60);
   const auto source = open_export_source(arguments.run);
   auto& weights = *source.tensors;
-  const Job job = source.job();
+  const Job job = trained_job(source.trained);
   const auto shape = shape_of(job.model, weights);
   const auto parameters = list_language_parameters(shape, job.model.dtype);
   check_weights(weights.tensors(), parameters, source.name);

@@ -49,15 +49,12 @@ std::string sizes(const Schedule& schedule, const Stages& stages) {
       stages, {}, [](const auto& held) { return held.size(); });
   const size_t fewest = few->size();
   const size_t most = many->size();
-  const auto count = [](size_t number, const char* what) {
-    return counted(static_cast<int64_t>(number), what);
-  };
   return format(
-      "{} of {}{}{}, {} {}", count(stages.size(), "rank"),
+      "{} of {}{}{}, {}", counted(std::ssize(stages), "rank"),
       fewest == most ? "" : std::to_string(fewest) + " to ",
-      count(most, "stage"), fewest == most && stages.size() == 1 ? "" : " each",
-      schedule.num_microbatches,
-      schedule.num_microbatches == 1 ? "microbatch" : "microbatches");
+      counted(std::ssize(*many), "stage"),
+      fewest == most && stages.size() == 1 ? "" : " each",
+      counted(schedule.num_microbatches, "microbatch"));
 }
 
 std::string bubble_text(const Timing& timing) {

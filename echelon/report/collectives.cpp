@@ -178,11 +178,6 @@ const char* axis_meaning(const std::string& axis) {
   return "";
 }
 
-std::string hyphenated(std::string operation) {
-  std::ranges::replace(operation, '_', '-');
-  return operation;
-}
-
 std::string calls_text(double calls) {
   return calls < 10 ? format_number(calls) : format_count(calls);
 }
@@ -190,13 +185,13 @@ std::string calls_text(double calls) {
 void draw_cost_row(
     Markup& page, const std::string& name, const CollectiveCost& cost,
     double longest, bool all) {
+  std::string operation = cost.operation;
+  std::ranges::replace(operation, '_', '-');
   page.add(
       "<tr class='{}'><th scope='row' class='where'>{}</th><td>{}</td>"
-      "<td>{}</td><td>{}</td><td>{}</td>",
-      all ? "all" : "one", name, hyphenated(cost.operation), cost.pass,
-      calls_text(cost.calls), format_bytes(cost.bytes + 0.5));
-  page.add(
-      "<td>{}</td><td>{}</td>", format_seconds(cost.seconds),
+      "<td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td>",
+      all ? "all" : "one", name, operation, cost.pass, calls_text(cost.calls),
+      format_bytes(cost.bytes + 0.5), format_seconds(cost.seconds),
       cost.seconds > 0 ? format_percent(cost.hidden_seconds / cost.seconds)
                        : "\u2013");
   draw_bar_cell(
@@ -207,10 +202,14 @@ void draw_cost_row(
   page.add("</tr>");
 }
 
+struct AxisCosts {
+  std::vector<CollectiveCost> rows;
+  CollectiveCost total;
+};
+
 // The rows after the first kMaxRows become one.
-void draw_axis(
-    Markup& page, const std::vector<CollectiveCost>& rows,
-    const CollectiveCost& total, double longest) {
+void draw_axis(Markup& page, const AxisCosts& axis, double longest) {
+  const auto& [rows, total] = axis;
   const std::string meaning = axis_meaning(total.axis);
   draw_cost_row(
       page, axis_name(total.axis) + (meaning.empty() ? "" : ": " + meaning),
@@ -230,15 +229,13 @@ void draw_axis(
   }
 }
 
-using ByAxis =
-    std::map<std::pair<int, std::string>, std::vector<CollectiveCost>>;
+using ByAxis = std::map<std::pair<int, std::string>, AxisCosts>;
 
 std::string lead_of(const ByAxis& axes) {
   std::string text;
-  for (const auto& [key, rows] : axes) {
-    if (key.second == "world") continue;
-    CollectiveCost total;
-    for (const auto& row : rows) add(total, row);
+  for (const auto& [key, axis] : axes) {
+    const CollectiveCost& total = axis.total;
+    if (total.axis == "world") continue;
     const std::string hidden =
         total.seconds > 0
             ? format(
@@ -249,7 +246,7 @@ std::string lead_of(const ByAxis& axes) {
         "{}{} {} on {} ({}, {}{})",
         text.empty() ? "A step of a rank makes " : "; ",
         calls_text(total.calls), total.calls == 1 ? "call" : "calls",
-        axis_name(key.second), format_bytes(total.bytes + 0.5),
+        axis_name(total.axis), format_bytes(total.bytes + 0.5),
         format_seconds(total.seconds), hidden);
   }
   return text.empty() ? text : text + ".";
@@ -336,16 +333,15 @@ void draw_collectives(
     Markup& page, const Timeline& timeline, const Diagnosis& diagnosis) {
   ByAxis axes;
   for (auto& cost : put_together(collective_costs(timeline, diagnosis))) {
-    axes[{axis_order(cost.axis), cost.axis}].push_back(std::move(cost));
+    AxisCosts& axis = axes[{axis_order(cost.axis), cost.axis}];
+    axis.total.axis = cost.axis;
+    add(axis.total, cost);
+    axis.rows.push_back(std::move(cost));
   }
   if (axes.empty()) return;
-  std::map<std::string, CollectiveCost> totals;
   double longest = 0;
-  for (const auto& [key, rows] : axes) {
-    CollectiveCost& total = totals[key.second];
-    total.axis = key.second;
-    for (const auto& row : rows) add(total, row);
-    longest = std::max(longest, total.seconds);
+  for (const auto& [key, axis] : axes) {
+    longest = std::max(longest, axis.total.seconds);
   }
   page.add(
       "<section id='collectives'><h2>Collectives</h2><p class='lead'>{}</p>",
@@ -354,9 +350,7 @@ void draw_collectives(
       page, "Collectives of a step, by axis",
       {"Per rank and step", "Operation", "During", "Calls", "Bytes", "Time",
        "Hidden", "Exposed, hidden"});
-  for (const auto& [key, rows] : axes) {
-    draw_axis(page, rows, totals[key.second], longest);
-  }
+  for (const auto& [key, axis] : axes) draw_axis(page, axis, longest);
   close_table(page);
   page.add(
       "<p class='note'>Time: from a call\u2019s begin to its end, summed over "

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstdint>
 #include <stdexcept>
+#include <utility>
 
 namespace echelon {
 namespace {
@@ -32,20 +33,16 @@ bool forbidden(char c) {
 }
 
 const char* entity_of(char c) {
-  switch (c) {
-    case '&':
-      return "&amp;";
-    case '<':
-      return "&lt;";
-    case '>':
-      return "&gt;";
-    case '"':
-      return "&quot;";
-    case '\'':
-      return "&#39;";
-    default:
-      return nullptr;
+  constexpr std::pair<char, const char*> kEntities[] = {
+      {'&', "&amp;"},
+      {'<', "&lt;"},
+      {'>', "&gt;"},
+      {'"', "&quot;"},
+      {'\'', "&#39;"}};
+  for (const auto& [character, entity] : kEntities) {
+    if (c == character) return entity;
   }
+  return nullptr;
 }
 
 std::string to_text(const detail::FormatArgument& argument) {

@@ -79,12 +79,14 @@ cost_tile(const Diagnosis& d, const std::optional<StagePictures>& stages) {
   return {};
 }
 
-bool has_tokens(const ReportInput& input) {
-  return !input.metrics.empty() && input.metrics[0].tokens_per_second;
+bool has_tokens(const std::vector<StepMetrics>& metrics) {
+  return !metrics.empty() && metrics[0].tokens_per_second;
 }
 
-double tokens_per_second(const StepMetrics& metrics) {
-  return metrics.tokens_per_second.value_or(NAN);
+// Tokens or samples per second.
+std::function<double(const StepMetrics&)> rate_of(bool tokens) {
+  if (!tokens) return &StepMetrics::samples_per_second;
+  return [](const StepMetrics& m) { return m.tokens_per_second.value_or(NAN); };
 }
 
 Tile evaluation_tile(const EvaluationMetrics& last) {
@@ -113,11 +115,8 @@ std::vector<Tile> tiles_of(
     tiles.push_back(evaluation_tile(input.evaluations.back()));
   }
   if (!input.metrics.empty()) {
-    const bool tokens = has_tokens(input);
-    const auto rate = median_of(
-        input.metrics, tokens ? tokens_per_second : [](const StepMetrics& m) {
-          return m.samples_per_second;
-        });
+    const bool tokens = has_tokens(input.metrics);
+    const auto rate = median_of(input.metrics, rate_of(tokens));
     tiles.push_back(tile_of(
         "Throughput", format_count(rate.value_or(0)),
         tokens ? "tokens/s, median" : "samples/s, median"));
@@ -224,21 +223,34 @@ Chart evaluation_chart(const ReportInput& input) {
   return chart;
 }
 
-template <typename Value>
-void draw_small_chart(
-    Markup& page, const ReportInput& input, const char* id,
-    const std::string& title, YScale scale, CurveStyle style,
-    const Value& value) {
-  auto points = points_of(input.metrics, value);
-  Chart chart{
-      .id = id,
-      .title = title,
-      .description = format("{} by step, {}.", title, range_text(points)),
-      .scale = scale,
-      .height = 130,
-      .max_buckets = 240};
-  chart.curves.push_back({"", "c1", style, std::move(points)});
-  draw_chart(page, chart);
+void draw_small_charts(Markup& page, const std::vector<StepMetrics>& metrics) {
+  using enum CurveStyle;
+  const bool tokens = has_tokens(metrics);
+  const struct {
+    const char* id;
+    const char* title;
+    YScale scale;
+    CurveStyle style;
+    std::function<double(const StepMetrics&)> value;
+  } charts[] = {
+      {"throughput", tokens ? "Tokens per second" : "Samples per second",
+       YScale::from_zero, raw_and_smooth, rate_of(tokens)},
+      {"learning-rate", "Learning rate", YScale::from_zero, line,
+       &StepMetrics::learning_rate},
+      {"grad-norm", "Gradient norm", YScale::automatic, raw_and_smooth,
+       [](const StepMetrics& m) { return m.grad_norm.value_or(NAN); }}};
+  for (const auto& [id, title, scale, style, value] : charts) {
+    auto points = points_of(metrics, value);
+    Chart chart{
+        .id = id,
+        .title = title,
+        .description = format("{} by step, {}.", title, range_text(points)),
+        .scale = scale,
+        .height = 130,
+        .max_buckets = 240};
+    chart.curves.push_back({"", "c1", style, std::move(points)});
+    draw_chart(page, chart);
+  }
 }
 
 void draw_curves(Markup& page, const ReportInput& input) {
@@ -251,25 +263,7 @@ void draw_curves(Markup& page, const ReportInput& input) {
   draw_chart(page, loss_chart(input));
   if (evaluated) draw_chart(page, evaluation_chart(input));
   page.add("</div><div class='grid3'>");
-  const auto small = [&](auto... arguments) {
-    draw_small_chart(page, input, arguments...);
-  };
-  using enum CurveStyle;
-  if (has_tokens(input)) {
-    small(
-        "throughput", "Tokens per second", YScale::from_zero, raw_and_smooth,
-        tokens_per_second);
-  } else {
-    small(
-        "throughput", "Samples per second", YScale::from_zero, raw_and_smooth,
-        &StepMetrics::samples_per_second);
-  }
-  small(
-      "learning-rate", "Learning rate", YScale::from_zero, line,
-      &StepMetrics::learning_rate);
-  small(
-      "grad-norm", "Gradient norm", YScale::automatic, raw_and_smooth,
-      [](const StepMetrics& m) { return m.grad_norm.value_or(NAN); });
+  draw_small_charts(page, input.metrics);
   page.add(
       "</div><p class='note'>Horizontal axes count optimizer steps. The pale "
       "line is each step, or its range where steps are too many to draw; the "
