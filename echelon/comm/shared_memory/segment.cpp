@@ -20,7 +20,7 @@
 namespace echelon::local {
 namespace {
 
-constexpr uint64_t kMagic = 0x65636865'6c6f6e31;
+constexpr uint64_t kSegmentMagic = 0x65636865'6c6f6e31;
 constexpr size_t kAddresses = size_t{256} << 30;
 constexpr int kMaxGroups = 4096;
 constexpr int kMaxExtents = 8192;
@@ -38,7 +38,7 @@ uint64_t hash(std::string_view key, uint64_t start) {
   return value;
 }
 
-[[noreturn]] void fail(const char* what) {
+[[noreturn]] void fail_to_share(const char* what) {
   throw CommError(format(
       "[local] cannot share memory between the ranks of this host: {}: {}",
       what, std::strerror(errno)));
@@ -49,7 +49,7 @@ char* map(int descriptor) {
       nullptr, kAddresses, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE,
       descriptor, 0);
   if (base == MAP_FAILED) {
-    fail(
+    fail_to_share(
         "mapping 256 GiB of addresses (ulimit -v must be unlimited; memory is "
         "taken only as it is used)");
   }
@@ -234,18 +234,18 @@ std::shared_ptr<Segment> Segment::create(int size) {
   }
   const int descriptor = memfd_create("echelon-local", MFD_CLOEXEC);
   if (descriptor < 0) {
-    fail("memfd_create");
+    fail_to_share("memfd_create");
   }
   if (ftruncate(descriptor, kAddresses) != 0) {
     close(descriptor);
-    fail("sizing the memory file");
+    fail_to_share("sizing the memory file");
   }
   std::shared_ptr<Segment> segment(new Segment(descriptor, map(descriptor)));
   Header& header = segment->header();
   header.size = size;
   header.status_offset = pages(sizeof(Header) + size * sizeof(RankBlock));
   header.top = header.status_offset + size * sizeof(StatusPage);
-  header.magic = kMagic;
+  header.magic = kSegmentMagic;
   return segment;
 }
 
@@ -256,7 +256,7 @@ std::shared_ptr<Segment> Segment::attach(int descriptor) {
     throw CommError("[local] rank 0's memory file is not one of ours");
   }
   std::shared_ptr<Segment> segment(new Segment(descriptor, map(descriptor)));
-  if (segment->header().magic != kMagic) {
+  if (segment->header().magic != kSegmentMagic) {
     throw CommError("[local] rank 0's memory file is not one of ours");
   }
   return segment;
