@@ -107,15 +107,15 @@ Staged stage(const at::Tensor& tensor, Use use) {
 }
 
 // Stages each tensor of `list`; returns their memory.
-template <class Char>
-std::vector<Char*>
+std::vector<Piece>
 stage_list(const Tensors& list, Use use, std::vector<Staged>& staged) {
-  std::vector<Char*> data;
+  std::vector<Piece> pieces;
   for (const auto& tensor : list) {
     staged.push_back(stage(tensor, use));
-    data.push_back(staged.back().data());
+    pieces.push_back(
+        {staged.back().data(), static_cast<uint64_t>(tensor.numel())});
   }
-  return data;
+  return pieces;
 }
 
 // The stream that the caller's work on the device is in: copies back are
@@ -162,12 +162,11 @@ void unflatten(const at::Tensor& flat, const Tensors& tensors) {
   }
 }
 
-// `size` rows of `row_bytes` each, from `data` on.
-template <class Char>
-std::vector<Char*> rows(char* data, int size, uint64_t row_bytes) {
-  std::vector<Char*> rows;
+// `size` rows of one shape, from `data` on.
+std::vector<Piece> rows(char* data, int size, const Shape& row) {
+  std::vector<Piece> rows;
   for (int j = 0; j < size; ++j) {
-    rows.push_back(data + j * row_bytes);
+    rows.push_back({data + j * row.bytes(), row.count});
   }
   return rows;
 }
@@ -311,8 +310,8 @@ class LocalBackend : public c10d::Backend {
     const auto shape = shape_of("gather", inputs[0]);
     const int root = static_cast<int>(options.rootRank);
     std::vector<Staged> staged;
-    const auto data = stage_list<char>(
-        rank_ == root ? outputs[0] : Tensors(), Use::output, staged);
+    const auto data =
+        stage_list(rank_ == root ? outputs[0] : Tensors(), Use::output, staged);
     auto in = stage(inputs[0], Use::input);
     staged.push_back(in);
     return issue(staged, options.asyncOp, [&](Issue how) {
@@ -326,8 +325,8 @@ class LocalBackend : public c10d::Backend {
     const auto shape = shape_of("scatter", outputs[0]);
     const int root = static_cast<int>(options.rootRank);
     std::vector<Staged> staged;
-    const auto data = stage_list<const char>(
-        rank_ == root ? inputs[0] : Tensors(), Use::input, staged);
+    const auto data =
+        stage_list(rank_ == root ? inputs[0] : Tensors(), Use::input, staged);
     auto out = stage(outputs[0], Use::output);
     staged.push_back(out);
     return issue(staged, options.asyncOp, [&](Issue how) {
@@ -453,8 +452,7 @@ class LocalBackend : public c10d::Backend {
         {out, in}, options.asyncOp,
         [&](Issue how) {
           return group_->all_gather(
-              in.data(), rows<char>(out.data(), size_, shape.bytes()), shape,
-              std::move(how));
+              in.data(), rows(out.data(), size_, shape), shape, std::move(how));
         },
         std::move(finish));
   }
@@ -471,8 +469,8 @@ class LocalBackend : public c10d::Backend {
         {in, out}, options.asyncOp,
         [&](Issue how) {
           return group_->reduce_scatter(
-              rows<const char>(in.data(), size_, shape.bytes()), out.data(),
-              shape, op, std::move(how));
+              rows(in.data(), size_, shape), out.data(), shape, op,
+              std::move(how));
         },
         std::move(finish));
   }

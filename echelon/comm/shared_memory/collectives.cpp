@@ -35,6 +35,10 @@ void copy(void* to, const void* from, uint64_t bytes) {
   }
 }
 
+char* bytes_at(const void* data) {
+  return static_cast<char*>(const_cast<void*>(data));
+}
+
 // The bytes that step `step` moves of a buffer of `bytes`.
 uint64_t step_bytes(uint64_t bytes, uint64_t stride, uint64_t step) {
   return bytes > step * stride ? std::min(stride, bytes - step * stride) : 0;
@@ -91,44 +95,32 @@ OperationPtr Communicator::begin(Call call, Issue issue) {
 OperationPtr Communicator::all_reduce(
     void* data, const Shape& shape, Reduction op, Issue issue) {
   Call call{.kind = Kind::all_reduce, .shape = shape, .op = op};
-  call.data = static_cast<char*>(data);
+  call.data = bytes_at(data);
   return begin(std::move(call), std::move(issue));
 }
 
 OperationPtr Communicator::reduce(
     void* data, const Shape& shape, Reduction op, int root, Issue issue) {
   Call call{.kind = Kind::reduce, .shape = shape, .op = op, .root = root};
-  call.data = static_cast<char*>(data);
+  call.data = bytes_at(data);
   return begin(std::move(call), std::move(issue));
 }
 
-namespace {
-template <class Pointer>
-std::vector<Piece> pieces(const std::vector<Pointer>& data, uint64_t count) {
-  std::vector<Piece> pieces;
-  pieces.reserve(data.size());
-  for (const auto pointer : data) {
-    pieces.push_back({const_cast<char*>(pointer), count});
-  }
-  return pieces;
-}
-}  // namespace
-
 OperationPtr Communicator::all_gather(
-    const void* input, std::vector<char*> outputs, const Shape& shape,
+    const void* input, std::vector<Piece> outputs, const Shape& shape,
     Issue issue) {
   Call call{.kind = Kind::all_gather, .shape = shape};
-  call.data = static_cast<char*>(const_cast<void*>(input));
-  call.outputs = pieces(outputs, shape.count);
+  call.data = bytes_at(input);
+  call.outputs = std::move(outputs);
   return begin(std::move(call), std::move(issue));
 }
 
 OperationPtr Communicator::reduce_scatter(
-    std::vector<const char*> inputs, void* output, const Shape& shape,
-    Reduction op, Issue issue) {
+    std::vector<Piece> inputs, void* output, const Shape& shape, Reduction op,
+    Issue issue) {
   Call call{.kind = Kind::reduce_scatter, .shape = shape, .op = op};
-  call.output = static_cast<char*>(output);
-  call.inputs = pieces(inputs, shape.count);
+  call.output = bytes_at(output);
+  call.inputs = std::move(inputs);
   return begin(std::move(call), std::move(issue));
 }
 
@@ -146,25 +138,25 @@ OperationPtr Communicator::all_to_all(
 OperationPtr
 Communicator::broadcast(void* data, const Shape& shape, int root, Issue issue) {
   Call call{.kind = Kind::broadcast, .shape = shape, .root = root};
-  call.data = static_cast<char*>(data);
+  call.data = bytes_at(data);
   return begin(std::move(call), std::move(issue));
 }
 
 OperationPtr Communicator::gather(
-    const void* input, std::vector<char*> outputs, const Shape& shape, int root,
+    const void* input, std::vector<Piece> outputs, const Shape& shape, int root,
     Issue issue) {
   Call call{.kind = Kind::gather, .shape = shape, .root = root};
-  call.data = static_cast<char*>(const_cast<void*>(input));
-  call.outputs = pieces(outputs, shape.count);
+  call.data = bytes_at(input);
+  call.outputs = std::move(outputs);
   return begin(std::move(call), std::move(issue));
 }
 
 OperationPtr Communicator::scatter(
-    std::vector<const char*> inputs, void* output, const Shape& shape, int root,
+    std::vector<Piece> inputs, void* output, const Shape& shape, int root,
     Issue issue) {
   Call call{.kind = Kind::scatter, .shape = shape, .root = root};
-  call.output = static_cast<char*>(output);
-  call.inputs = pieces(inputs, shape.count);
+  call.output = bytes_at(output);
+  call.inputs = std::move(inputs);
   return begin(std::move(call), std::move(issue));
 }
 

@@ -72,12 +72,12 @@ class Communicator : public Supervisor,
   reduce(void* data, const Shape& shape, Reduction op, int root, Issue issue);
   /// outputs[j][shape] <- rank j's input.
   OperationPtr all_gather(
-      const void* input, std::vector<char*> outputs, const Shape& shape,
+      const void* input, std::vector<Piece> outputs, const Shape& shape,
       Issue issue);
   /// output[shape] <- reduction of every rank's inputs[rank()].
   OperationPtr reduce_scatter(
-      std::vector<const char*> inputs, void* output, const Shape& shape,
-      Reduction op, Issue issue);
+      std::vector<Piece> inputs, void* output, const Shape& shape, Reduction op,
+      Issue issue);
   /// outputs[j] <- rank j's inputs[rank()].
   OperationPtr all_to_all(
       std::vector<Piece> inputs, std::vector<Piece> outputs, Dtype dtype,
@@ -85,12 +85,12 @@ class Communicator : public Supervisor,
   OperationPtr broadcast(void* data, const Shape& shape, int root, Issue issue);
   /// outputs (by rank; empty but on root) <- inputs.
   OperationPtr gather(
-      const void* input, std::vector<char*> outputs, const Shape& shape,
+      const void* input, std::vector<Piece> outputs, const Shape& shape,
       int root, Issue issue);
   /// output <- root's inputs[rank()] (empty but on root).
   OperationPtr scatter(
-      std::vector<const char*> inputs, void* output, const Shape& shape,
-      int root, Issue issue);
+      std::vector<Piece> inputs, void* output, const Shape& shape, int root,
+      Issue issue);
   OperationPtr barrier(Issue issue);
 
   /// Messages between two ranks match by tag; messages of one tag stay in

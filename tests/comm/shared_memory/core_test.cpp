@@ -60,30 +60,26 @@ TEST_P(Core, Collectives) {
       }
       std::vector<float> mine(n, rank);
       std::vector<float> all(n * size, -1);
-      std::vector<char*> outputs;
-      std::vector<const char*> inputs;
+      std::vector<Piece> slices;
       for (int j = 0; j < size; ++j) {
-        outputs.push_back(reinterpret_cast<char*>(all.data() + j * n));
-        inputs.push_back(outputs.back());
+        slices.push_back({reinterpret_cast<char*>(all.data() + j * n), n});
       }
-      wait(group->all_gather(mine.data(), outputs, floats(n), {}));
+      wait(group->all_gather(mine.data(), slices, floats(n), {}));
       for (uint64_t i = 0; i < n * size; ++i) {
         require(all[i] == i / n, "all_gather" + where);
       }
       wait(group->reduce_scatter(
-          inputs, mine.data(), floats(n), Reduction::avg, {}));
+          slices, mine.data(), floats(n), Reduction::avg, {}));
       for (const float v : mine) {
         require(v == rank, "reduce_scatter" + where);
       }
       std::vector<float> theirs(n * size, -1);
-      std::vector<Piece> sends;
       std::vector<Piece> receives;
       for (int j = 0; j < size; ++j) {
         std::fill_n(all.begin() + j * n, n, rank * 100 + j);
-        sends.push_back({outputs[j], n});
         receives.push_back({reinterpret_cast<char*>(theirs.data() + j * n), n});
       }
-      wait(group->all_to_all(sends, receives, Dtype::float32, {}));
+      wait(group->all_to_all(slices, receives, Dtype::float32, {}));
       for (uint64_t i = 0; i < n * size; ++i) {
         require(theirs[i] == i / n * 100 + rank, "all_to_all" + where);
       }
@@ -91,13 +87,13 @@ TEST_P(Core, Collectives) {
       mine.assign(n, rank == root ? 5 : 0);
       wait(group->broadcast(mine.data(), floats(n), root, {}));
       wait(group->scatter(
-          rank == root ? inputs : std::vector<const char*>{}, mine.data(),
-          floats(n), root, {}));
+          rank == root ? slices : std::vector<Piece>{}, mine.data(), floats(n),
+          root, {}));
       for (const float v : mine) {
         require(v == root * 100 + rank, "scatter" + where);
       }
       wait(group->gather(
-          mine.data(), rank == root ? outputs : std::vector<char*>{}, floats(n),
+          mine.data(), rank == root ? slices : std::vector<Piece>{}, floats(n),
           root, {}));
       wait(group->barrier({}));
     }
