@@ -132,7 +132,7 @@ void KeptResults::finish(size_t saved) {
   }
 }
 
-Keeper::Keeper(
+ResultRecorder::ResultRecorder(
     const std::unordered_set<std::string>& names, KeptResults& results,
     std::function<size_t()> saved, const std::vector<at::Generator>& generators)
     : names_(names),
@@ -140,7 +140,7 @@ Keeper::Keeper(
       saved_(std::move(saved)),
       generators_(generators) {}
 
-void Keeper::run(OperatorCall& call) {
+void ResultRecorder::run(OperatorCall& call) {
   if (inside_ || !names_.contains(call.name()) || !can_keep(call.op)) {
     call.run();
     return;
@@ -151,23 +151,24 @@ void Keeper::run(OperatorCall& call) {
   const std::string name = call.name();
   const size_t first = call.first();
   call.run();
-  keep(name, c10::ArrayRef<IValue>(call.stack).slice(first));
+  record(name, c10::ArrayRef<IValue>(call.stack).slice(first));
   if (!random) return;
   RandomState after(generators_);
   if (after != before) results_.calls().back().random_after = std::move(after);
 }
 
-OperatorHandler::Results Keeper::run_region(
+OperatorHandler::Results ResultRecorder::run_region(
     const std::string& name, const std::function<Results()>& next) {
   if (inside_ || !names_.contains(name)) return next();
   inside_ = true;
   const auto leave = c10::make_scope_exit([&] { inside_ = false; });
   const auto results = next();
-  keep(name, std::vector<IValue>(results.begin(), results.end()));
+  record(name, std::vector<IValue>(results.begin(), results.end()));
   return results;
 }
 
-void Keeper::keep(const std::string& name, c10::ArrayRef<IValue> values) {
+void ResultRecorder::record(
+    const std::string& name, c10::ArrayRef<IValue> values) {
   auto& call = results_.calls().emplace_back();
   call.name = name;
   call.saved_before = saved_();

@@ -77,11 +77,11 @@ class KeptResults {
   std::vector<Call> calls_;
 };
 
-/// Keeps results in the first run.
-class Keeper : public OperatorHandler {
+/// Records the results that are kept, in the first run.
+class ResultRecorder : public OperatorHandler {
  public:
   /// `saved`: how many tensors autograd has saved by now.
-  Keeper(
+  ResultRecorder(
       const std::unordered_set<std::string>& names, KeptResults& results,
       std::function<size_t()> saved,
       const std::vector<at::Generator>& generators);
@@ -91,7 +91,7 @@ class Keeper : public OperatorHandler {
       const std::string& name, const std::function<Results()>& next) override;
 
  private:
-  void keep(const std::string& name, c10::ArrayRef<c10::IValue> values);
+  void record(const std::string& name, c10::ArrayRef<c10::IValue> values);
 
   const std::unordered_set<std::string>& names_;
   KeptResults& results_;

@@ -181,9 +181,9 @@ class Frame : public std::enable_shared_from_this<Frame> {
     const SavedTensorScope scope(
         std::make_shared<Numbering>(shared_from_this()));
     if (layer_->keep.empty()) return layer_->forward(inputs);
-    detail::Keeper keeper(
+    detail::ResultRecorder recorder(
         layer_->keep, results_, [this] { return slots_.size(); }, generators_);
-    const OperatorScope operators(keeper);
+    const OperatorScope operators(recorder);
     return layer_->forward(inputs);
   }
 

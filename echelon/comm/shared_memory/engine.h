@@ -174,9 +174,6 @@ class Engine : public std::enable_shared_from_this<Engine> {
   /// Ends it. From the progress thread itself: returns, and it ends by itself.
   void stop();
 
-  Segment& segment() const { return *segment_; }
-  int rank() const { return rank_; }
-
   /// Puts the operation behind the others of its lane.
   void
   enqueue(const std::shared_ptr<Lane>& lane, const OperationPtr& operation);

@@ -18,14 +18,14 @@ class ThreadHub : public Hub {
   explicit ThreadHub(int size)
       : segment_(Segment::create(size)), joined_(size) {}
 
-  int size() const override { return segment_->size(); }
   void abort(const std::string& reason) override {
     segment_->verdict().pass(Verdict::Kind::aborted, 0, {}, reason);
     segment_->ring_all();
   }
   std::shared_ptr<Host> join(int rank) {
-    if (rank < 0 || rank >= size()) {
-      throw ConfigError(format("[local] rank {} of a hub of {}", rank, size()));
+    const int size = segment_->size();
+    if (rank < 0 || rank >= size) {
+      throw ConfigError(format("[local] rank {} of a hub of {}", rank, size));
     }
     if (joined_[rank].exchange(true)) {
       throw ConfigError(

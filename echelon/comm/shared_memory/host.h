@@ -17,7 +17,6 @@ class Engine;
 class Hub {
  public:
   virtual ~Hub() = default;
-  virtual int size() const = 0;
   /// Every pending and later operation of every rank fails with Aborted and
   /// this reason. Called for a rank that ended with an error; the first reason
   /// counts.
