@@ -2,18 +2,13 @@
 
 #include <gtest/gtest.h>
 
-#include "echelon/error.h"
+#include "tests/support/error_text.h"
 
 namespace echelon {
 namespace csv_test {
 
 std::string error_of(const std::string& text) {
-  try {
-    parse_csv(text, "t.csv");
-  } catch (const DataError& error) {
-    return error.what();
-  }
-  return "";
+  return error_text<DataError>([&] { parse_csv(text, "t.csv"); });
 }
 
 TEST(Csv, ReadsQuotesBreaksAndCarriageReturns) {

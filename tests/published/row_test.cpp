@@ -4,7 +4,7 @@
 #include "benchmarks/published/row_cluster.h"
 #include "benchmarks/published/row_model.h"
 #include "benchmarks/published/row_strategy.h"
-#include "echelon/error.h"
+#include "tests/support/error_text.h"
 
 namespace echelon {
 namespace row_test {
@@ -36,15 +36,9 @@ Strategy strategy(const StepRow& row) {
 }
 
 TEST(StepRow, NamesColumnsThatAreMissing) {
-  try {
-    step_rows(parse_csv("gpu,model,tp\nA100,x,1\n", "t.csv"));
-    FAIL();
-  } catch (const DataError& error) {
-    EXPECT_NE(
-        std::string(error.what())
-            .find("t.csv:1: no column gpus, seq, global_batch"),
-        std::string::npos);
-  }
+  EXPECT_TRUE(error_text<DataError>([] {
+                step_rows(parse_csv("gpu,model,tp\nA100,x,1\n", "t.csv"));
+              }).starts_with("t.csv:1: no column gpus, seq, global_batch"));
 }
 
 TEST(StepRow, ReadsCellsAndKeepsTheFirstWrongOne) {
@@ -93,18 +87,18 @@ TEST(RowCluster, ReadsTheNetwork) {
   StepRow row = dense();
   EXPECT_EQ(cluster_of(row).num_devices(), 64);
   EXPECT_EQ(cluster_of(row).num_nodes(), 8);
+  const auto network = [&] {
+    return cluster_of(row).node_of(0).network.bytes_per_second;
+  };
   row.notes = "8xA100 nodes, 4x Omni-Path 100 Gb/s per node; x";
-  EXPECT_EQ(
-      cluster_of(row).node_of(0).network.bytes_per_second, 4 * 100e9 / 8 / 8);
+  EXPECT_EQ(network(), 4 * 100e9 / 8 / 8);
   row.notes = "4x HDR 200 Gb/s IB per node (800 Gb/s)";
-  EXPECT_EQ(
-      cluster_of(row).node_of(0).network.bytes_per_second, 4 * 200e9 / 8 / 8);
+  EXPECT_EQ(network(), 4 * 200e9 / 8 / 8);
   row.notes = "";
   row.table = "A100 40GB with 1600 Gbps node-node interconnect (RoCE)";
-  EXPECT_EQ(
-      cluster_of(row).node_of(0).network.bytes_per_second, 1600e9 / 8 / 8);
+  EXPECT_EQ(network(), 1600e9 / 8 / 8);
   row.table = "H100 2.4TB/s, 500W cap, 400Gb/s RDMA per GPU";
-  EXPECT_EQ(cluster_of(row).node_of(0).network.bytes_per_second, 400e9 / 8);
+  EXPECT_EQ(network(), 400e9 / 8);
   row.gpu = "V100-32GB (DGX-2)";
   EXPECT_EQ(cluster_of(row).num_nodes(), 4);
   row.gpu = "GB200";
@@ -206,63 +200,62 @@ TEST(RowStrategy, ShardsAsTheCellSays) {
 }
 
 TEST(RowStrategy, SaysWhichCellsAreWrong) {
-  const auto with = [](auto change) {
+  const struct {
+    int64_t StepRow::*cell;
+    int64_t value;
+    const char* says;
+  } cases[] = {
+      {&StepRow::tp, 7, "tp=7 * pp=2 * cp=1 does not divide gpus=64"},
+      {&StepRow::dp, 5,
+       "tp=8 * pp=2 * cp=1 * dp=5 is not gpus=64: dp would be 4"},
+      {&StepRow::microbatch_size, 5,
+       "global_batch=64 is no multiple of dp=4 * microbatch_size=5"},
+      {&StepRow::virtual_stages, 100000,
+       "pp=2 with 100000 virtual stages: 1024 stages are the most"},
+      {&StepRow::seq, 0, "the row does not say its seq"},
+      {&StepRow::gpus, 0, "the row does not say how many gpus"}};
+  for (const auto& one : cases) {
     StepRow row = dense();
-    change(row);
-    return error_of(row);
-  };
+    row.*one.cell = one.value;
+    EXPECT_EQ(error_of(row), one.says);
+  }
+  StepRow experts = dense(), images = dense();
+  experts.ep = 3;
+  experts.model = "x-8x7b";
+  EXPECT_EQ(error_of(experts), "ep=3 does not divide dp=4");
+  images.model = "resnet50";
   EXPECT_EQ(
-      with([](StepRow& row) { row.tp = 7; }),
-      "tp=7 * pp=2 * cp=1 does not divide gpus=64");
-  EXPECT_EQ(
-      with([](StepRow& row) { row.dp = 5; }),
-      "tp=8 * pp=2 * cp=1 * dp=5 is not gpus=64: dp would be 4");
-  EXPECT_EQ(
-      with([](StepRow& row) {
-        row.ep = 3;
-        row.model = "x-8x7b";
-      }),
-      "ep=3 does not divide dp=4");
-  EXPECT_EQ(
-      with([](StepRow& row) { row.microbatch_size = 5; }),
-      "global_batch=64 is no multiple of dp=4 * microbatch_size=5");
-  EXPECT_EQ(
-      with([](StepRow& row) { row.virtual_stages = 100000; }),
-      "pp=2 with 100000 virtual stages: 1024 stages are the most");
-  EXPECT_EQ(
-      with([](StepRow& row) { row.seq = 0; }), "the row does not say its seq");
-  EXPECT_EQ(
-      with([](StepRow& row) { row.gpus = 0; }),
-      "the row does not say how many gpus");
-  EXPECT_EQ(
-      with([](StepRow& row) { row.model = "resnet50"; }),
+      error_of(images),
       "model resnet50 is no transformer: rows of images have no columns");
   for (const auto member :
        {&StepRow::precision, &StepRow::recompute, &StepRow::schedule,
         &StepRow::sharding}) {
-    const auto error = with([&](StepRow& row) { row.*member = "quux"; });
+    StepRow row = dense();
+    row.*member = "quux";
+    const auto error = error_of(row);
     EXPECT_NE(error.find("\"quux\" is not understood"), std::string::npos)
         << error;
   }
 }
 
 TEST(RowStrategy, StacksByWordsElseByWhatIsUsual) {
-  const auto stack = [](const char* source, const char* gpu,
-                        const char* sharding) {
+  const struct {
+    const char *source, *gpu, *sharding, *framework;
+  } cases[] = {
+      {"github mosaicml/llm-foundry", "A100", "", "fsdp"},
+      {"arXiv:2401.10241 (Zero Bubble …", "A100", "", "zero-bubble"},
+      {"vTrain data", "A100", "", "megatron-vtrain"},
+      {"a blog", "A100", "fsdp", "fsdp"},
+      {"a blog", "H100", "fsdp2", "torchtitan"},
+      {"a blog", "H100", "", "megatron-core"},
+      {"a blog", "V100", "", "megatron-2021"}};
+  for (const auto& one : cases) {
     StepRow row = dense();
-    row.source = source;
-    row.gpu = gpu;
-    row.sharding = sharding;
-    return stack_of(row);
-  };
-  EXPECT_EQ(stack("github mosaicml/llm-foundry", "A100", ""), "fsdp");
-  EXPECT_EQ(
-      stack("arXiv:2401.10241 (Zero Bubble …", "A100", ""), "zero-bubble");
-  EXPECT_EQ(stack("vTrain data", "A100", ""), "megatron-vtrain");
-  EXPECT_EQ(stack("a blog", "A100", "fsdp"), "fsdp");
-  EXPECT_EQ(stack("a blog", "H100", "fsdp2"), "torchtitan");
-  EXPECT_EQ(stack("a blog", "H100", ""), "megatron-core");
-  EXPECT_EQ(stack("a blog", "V100", ""), "megatron-2021");
+    row.source = one.source;
+    row.gpu = one.gpu;
+    row.sharding = one.sharding;
+    EXPECT_EQ(stack_of(row), one.framework) << one.source;
+  }
 }
 
 TEST(RowStrategy, StacksByScheduleAndAge) {

@@ -93,15 +93,15 @@ TEST(ScheduleCheck, NamesWhatIsNotThere) {
 
 TEST(ScheduleCheck, NamesAStageWithoutARankAndARankWithoutAStage) {
   auto schedule = two({kFirst, kLast});
-  schedule.rank_of_stage = {0, 1, 2};
-  EXPECT_THAT(
-      fault(schedule), HasSubstr("stage 2 is on no rank: it names rank 2"));
-  schedule.rank_of_stage = {0, -1};
-  EXPECT_THAT(fault(schedule), HasSubstr("stage 1 is on no rank;"));
-  schedule.rank_of_stage = {0, 0};
-  EXPECT_THAT(fault(schedule), HasSubstr("rank 1 holds no stage"));
-  schedule.rank_of_stage = {};
-  EXPECT_THAT(fault(schedule), HasSubstr("no stages"));
+  for (const auto& [owners, says] :
+       std::vector<std::pair<std::vector<int32_t>, const char*>>{
+           {{0, 1, 2}, "stage 2 is on no rank: it names rank 2"},
+           {{0, -1}, "stage 1 is on no rank;"},
+           {{0, 0}, "rank 1 holds no stage"},
+           {{}, "no stages"}}) {
+    schedule.rank_of_stage = owners;
+    EXPECT_THAT(fault(schedule), HasSubstr(says));
+  }
   schedule = two({});
   EXPECT_THAT(fault(schedule), HasSubstr("no ranks"));
   schedule = two({kFirst, kLast});
@@ -186,14 +186,29 @@ size_t below(Random& random, size_t bound) {
   return random() % bound;
 }
 
+using List = std::vector<Action>;
+
+List& any_list(Schedule& schedule, Random& random) {
+  return schedule.ranks[below(random, schedule.ranks.size())];
+}
+
+Action take_any(List& list, Random& random) {
+  const auto at =
+      list.begin() + static_cast<std::ptrdiff_t>(below(random, list.size()));
+  const Action taken = *at;
+  list.erase(at);
+  return taken;
+}
+
+void insert_anywhere(List& list, const Action& action, Random& random) {
+  const size_t at = below(random, list.size() + 1);
+  list.insert(list.begin() + static_cast<std::ptrdiff_t>(at), action);
+}
+
 Broken repeat(Schedule schedule, Random& random) {
-  auto& list = schedule.ranks[below(random, schedule.ranks.size())];
-  const size_t at = below(random, list.size());
-  const Action copy = list[at];
-  list.insert(
-      list.begin() +
-          static_cast<std::ptrdiff_t>(below(random, list.size() + 1)),
-      copy);
+  auto& list = any_list(schedule, random);
+  const Action copy = list[below(random, list.size())];
+  insert_anywhere(list, copy, random);
   return {
       schedule,
       {"(" + to_string(copy) + ") is repeated",
@@ -201,11 +216,7 @@ Broken repeat(Schedule schedule, Random& random) {
 }
 
 Broken omit(Schedule schedule, Random& random) {
-  auto& list = schedule.ranks[below(random, schedule.ranks.size())];
-  const auto at =
-      list.begin() + static_cast<std::ptrdiff_t>(below(random, list.size()));
-  const Action gone = *at;
-  list.erase(at);
+  const Action gone = take_any(any_list(schedule, random), random);
   return {
       schedule,
       {"lacks " + to_string(gone) + ";",
@@ -217,16 +228,8 @@ Broken move(Schedule schedule, Random& random) {
   const size_t from = below(random, schedule.ranks.size());
   const size_t to = (from + 1 + below(random, schedule.ranks.size() - 1)) %
                     schedule.ranks.size();
-  auto& list = schedule.ranks[from];
-  const auto at =
-      list.begin() + static_cast<std::ptrdiff_t>(below(random, list.size()));
-  const Action lost = *at;
-  list.erase(at);
-  auto& other = schedule.ranks[to];
-  other.insert(
-      other.begin() +
-          static_cast<std::ptrdiff_t>(below(random, other.size() + 1)),
-      lost);
+  const Action lost = take_any(schedule.ranks[from], random);
+  insert_anywhere(schedule.ranks[to], lost, random);
   return {
       schedule,
       {"(" + to_string(lost) + ") is of a stage that rank " +
@@ -237,7 +240,7 @@ Broken move(Schedule schedule, Random& random) {
 
 // An action before one that must precede it on its own rank.
 Broken reverse(Schedule schedule, Random& random) {
-  auto& list = schedule.ranks[below(random, schedule.ranks.size())];
+  auto& list = any_list(schedule, random);
   for (;;) {
     const size_t at = below(random, list.size());
     const Action late = list[at];
@@ -313,7 +316,7 @@ TEST(ScheduleCheck, FindsADeadlockExactlyWhenThereIsOne) {
     Schedule schedule = make_schedule(
         {kind, ranks, static_cast<int32_t>(2 * ranks + below(random, 3)), 0});
     for (size_t swaps = 1 + below(random, 3); swaps > 0; --swaps) {
-      auto& list = schedule.ranks[below(random, schedule.ranks.size())];
+      auto& list = any_list(schedule, random);
       const size_t at = below(random, list.size() - 1);
       const size_t to = std::min(at + 1 + below(random, 4), list.size() - 1);
       std::swap(list[at], list[to]);

@@ -9,6 +9,7 @@
 #include "echelon/schedule/memory.h"
 #include "echelon/schedule/options.h"
 #include "echelon/schedule/timing.h"
+#include "echelon/text/format.h"
 #include "tests/support/error_text.h"
 
 namespace echelon {
@@ -20,11 +21,7 @@ using testing::HasSubstr;
 
 // "0F0 0B0" of one rank.
 std::string text(const std::vector<Action>& list) {
-  std::string all;
-  for (const auto& action : list) {
-    all += (all.empty() ? "" : " ") + to_string(action);
-  }
-  return all;
+  return join(list, " ", [](const Action& one) { return to_string(one); });
 }
 
 std::vector<std::string>
@@ -62,8 +59,7 @@ Schedule make(const Case& c) {
 }
 
 std::string name(const Case& c) {
-  return c.kind + " p=" + std::to_string(c.p) + " m=" + std::to_string(c.m) +
-         " v=" + std::to_string(c.v);
+  return format("{} p={} m={} v={}", c.kind, c.p, c.m, c.v);
 }
 
 TEST(ScheduleKinds, AllAreValid) {

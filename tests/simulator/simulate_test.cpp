@@ -17,10 +17,24 @@ namespace simulate_test {
 
 using testing::HasSubstr;
 
-Strategy with(Layout layout, int64_t batch) {
+// What a strategy has besides its layout and batch.
+struct Extra {
+  int64_t zero = 0;  // stage
+  const char* schedule = "1f1b";
+  const char* framework = "echelon";
+};
+
+constexpr Extra kZero1{.zero = 1}, kZero2{.zero = 2}, kZero3{.zero = 3};
+constexpr Extra kFsdp{.zero = 3, .framework = "fsdp"};
+constexpr Extra kInterleaved{.schedule = "interleaved"};
+
+Strategy with(Layout layout, int64_t batch, const Extra& extra = {}) {
   Strategy strategy;
   strategy.layout = layout;
   strategy.global_batch = batch;
+  strategy.zero_stage = extra.zero;
+  strategy.schedule = extra.schedule;
+  strategy.stack = extra.framework;
   return strategy;
 }
 
@@ -35,34 +49,27 @@ TEST(Simulate, EachRankByItselfGivesTheSame) {
     Strategy strategy;
   } cases[] = {
       {"gpt2", "h100-sxm:2x8", with({.dp_replicate = 16}, 64)},
-      {"gpt2", "h100-sxm:2x8", with({.dp_shard = 16}, 64)},
+      {"gpt2", "h100-sxm:2x8", with({.dp_shard = 16}, 64, kZero3)},
       {"gpt2", "h100-sxm:1x4", with({.tp = 4}, 8)},
       {"gpt2", "h100-sxm:1x4", with({.pp = 4}, 16)},
       {"llama2-7b", "a100-80gb:4x8",
-       with({.dp_replicate = 2, .tp = 4, .pp = 4}, 32)},
+       with({.dp_replicate = 2, .tp = 4, .pp = 4}, 32, kInterleaved)},
       {"llama2-7b", "a100-80gb:4x8",
-       with({.dp_shard = 4, .cp = 2, .tp = 4}, 32)},
+       with({.dp_shard = 4, .cp = 2, .tp = 4}, 32, kZero2)},
       {"mixtral-8x7b", "h100-sxm:4x8",
        with({.dp_replicate = 2, .tp = 2, .pp = 2, .ep = 4}, 64)},
       {"llama2-7b", "h100-sxm:1x8", with({.cp = 4}, 4)},
       {"mixtral-8x7b", "h100-sxm:2x8", with({.ep = 8}, 32)},
       {"llama2-7b", "h100-sxm:2x8",
-       with({.dp_replicate = 2, .dp_shard = 2, .cp = 2, .tp = 2}, 32)},
+       with({.dp_replicate = 2, .dp_shard = 2, .cp = 2, .tp = 2}, 32, kZero3)},
       {"gpt2", "h100-sxm:2x8", with({.dp_replicate = 4, .pp = 4}, 64)},
       {"mixtral-8x7b", "h100-sxm:4x8",
-       with({.dp_shard = 2, .tp = 2, .pp = 2, .ep = 4}, 64)},
+       with({.dp_shard = 2, .tp = 2, .pp = 2, .ep = 4}, 64, kFsdp)},
       {"llama2-7b", "a100-80gb:2x8",
-       with({.dp_replicate = 2, .tp = 2, .pp = 4}, 32)},
+       with({.dp_replicate = 2, .tp = 2, .pp = 4}, 32, {.schedule = "zb-v"})},
       {"gpt2", "h100-sxm:1x8+a100-80gb:1x8",
        with({.dp_replicate = 2, .tp = 4, .pp = 2}, 32)},
   };
-  cases[1].strategy.zero_stage = 3;
-  cases[4].strategy.schedule = "interleaved";
-  cases[5].strategy.zero_stage = 2;
-  cases[9].strategy.zero_stage = 3;
-  cases[11].strategy.zero_stage = 3;
-  cases[11].strategy.stack = "fsdp";
-  cases[12].strategy.schedule = "zb-v";
   for (const auto& one : cases) {
     for (const int64_t stragglers : {0, 1}) {
       SimulationOptions options{
@@ -129,44 +136,44 @@ TEST(Simulate, AgreesWithTheFormula) {
        0.002},
       {"llama3.1-70b", "h100-sxm:8x8", with({.tp = 8, .pp = 8}, 64), 0.005},
       {"llama3.1-70b", "h100-sxm:64x8",
-       with({.dp_replicate = 8, .tp = 8, .pp = 8}, 512), 0.02},
+       with({.dp_replicate = 8, .tp = 8, .pp = 8}, 512, kInterleaved), 0.02},
       {"gpt2", "h100-sxm:2x8", with({.dp_replicate = 16}, 64), 1e-6},
       {"gpt2", "h100-sxm:2x8", with({.dp_replicate = 4, .pp = 4}, 64), 1e-3},
       {"gpt2", "h100-sxm:2x8", with({.dp_replicate = 4, .tp = 4}, 64), 1e-6},
       {"gpt2", "h100-sxm:2x8", with({.pp = 4}, 16), 1e-6},
-      {"gpt2", "h100-sxm:2x8", with({.dp_shard = 16}, 64), 1e-6},
-      {"gpt2", "h100-sxm:2x8", with({.dp_shard = 16}, 64), 0.03},
-      {"llama3.1-8b", "h100-sxm:2x8", with({.dp_shard = 16}, 64), 0.03},
-      {"gpt2", "h100-sxm:2x8", with({.dp_shard = 4, .tp = 4}, 64), 1e-6},
-      {"gpt2", "h100-sxm:2x8", with({.dp_replicate = 2, .dp_shard = 8}, 64),
+      {"gpt2", "h100-sxm:2x8", with({.dp_shard = 16}, 64, kZero1), 1e-6},
+      {"gpt2", "h100-sxm:2x8", with({.dp_shard = 16}, 64, kZero3), 0.03},
+      {"llama3.1-8b", "h100-sxm:2x8", with({.dp_shard = 16}, 64, kFsdp), 0.03},
+      {"gpt2", "h100-sxm:2x8", with({.dp_shard = 4, .tp = 4}, 64, kZero1),
        1e-6},
+      {"gpt2", "h100-sxm:2x8",
+       with({.dp_replicate = 2, .dp_shard = 8}, 64, kZero1), 1e-6},
       {"mixtral-8x7b", "h100-sxm:2x8", with({.ep = 8}, 64), 1e-6},
-      {"llama2-7b", "h100-sxm:2x8", with({.dp_shard = 4, .cp = 4}, 16), 0.002},
+      {"llama2-7b", "h100-sxm:2x8", with({.dp_shard = 4, .cp = 4}, 16, kZero2),
+       0.002},
       {"resnet50", "h100-sxm:2x8", with({.dp_replicate = 16}, 256), 1e-6},
       {"simple_cnn", "h100-sxm:1x8", with({.dp_replicate = 8}, 256), 1e-6},
-      {"resnet50", "h100-sxm:2x8", with({.dp_shard = 16}, 256), 1e-6},
-      {"gpt2", "a100-80gb:1x8", with({.pp = 4}, 32), 1e-4},
-      {"gpt2", "a100-80gb:1x8", with({.pp = 8}, 64), 0.002},
-      {"gpt2", "a100-80gb:2x8", with({.dp_replicate = 2, .pp = 8}, 64), 0.025},
-      {"gpt2", "a100-80gb:1x8", with({.pp = 4}, 32), 0.002},
-      {"gpt2", "a100-80gb:1x8", with({.pp = 4}, 32), 1e-6},
+      {"resnet50", "h100-sxm:2x8", with({.dp_shard = 16}, 256, kZero2), 1e-6},
+      {"gpt2", "a100-80gb:1x8",
+       with({.pp = 4}, 32, {.schedule = "zb-h2", .framework = "zero-bubble"}),
+       1e-4},
+      {"gpt2", "a100-80gb:1x8",
+       with({.pp = 8}, 64, {.schedule = "zb-h1", .framework = "zero-bubble"}),
+       0.002},
+      {"gpt2", "a100-80gb:2x8",
+       with(
+           {.dp_replicate = 2, .pp = 8}, 64,
+           {.schedule = "zb-h2", .framework = "zero-bubble"}),
+       0.025},
+      {"gpt2", "a100-80gb:1x8",
+       with({.pp = 4}, 32, {.schedule = "zb-v", .framework = "zero-bubble"}),
+       0.002},
+      {"gpt2", "a100-80gb:1x8",
+       with(
+           {.pp = 4}, 32,
+           {.schedule = "zb-h2", .framework = "zero-bubble-synchronous"}),
+       1e-6},
   };
-  for (const size_t later : {20, 21, 22, 23, 24}) {
-    cases[later].strategy.stack = "zero-bubble";
-    cases[later].strategy.schedule = "zb-h2";
-  }
-  cases[21].strategy.schedule = "zb-h1";
-  cases[23].strategy.schedule = "zb-v";
-  cases[24].strategy.stack = "zero-bubble-synchronous";
-  cases[5].strategy.schedule = "interleaved";
-  cases[10].strategy.zero_stage = 1;
-  cases[11].strategy.zero_stage = 3;
-  cases[12].strategy.zero_stage = 3;
-  cases[12].strategy.stack = "fsdp";
-  cases[13].strategy.zero_stage = 1;
-  cases[14].strategy.zero_stage = 1;
-  cases[16].strategy.zero_stage = 2;
-  cases[19].strategy.zero_stage = 2;
   for (const auto& one : cases) {
     const ModelShape model = find_model(one.model);
     const Cluster cluster = find_cluster(one.cluster);
@@ -214,8 +221,8 @@ TEST(Simulate, ParametersOfAllStagesAreGatheredAtOnce) {
   const Cluster cluster = find_cluster("a100-80gb:128x8");
   const SimulationOptions options{.timeline_ranks = 1024};
   for (const int64_t stage : {1, 2}) {
-    Strategy strategy = with({.dp_shard = 16, .tp = 8, .pp = 8}, 256);
-    strategy.zero_stage = stage;
+    const Strategy strategy =
+        with({.dp_shard = 16, .tp = 8, .pp = 8}, 256, {.zero = stage});
     const SimulatedRun run = simulate(model, strategy, cluster, options);
     EXPECT_LT(
         relative(
@@ -277,8 +284,7 @@ TEST(Simulate, GradientsOfSmallLayersAreSummedTogether) {
         1e-9);
   }
   // ZeRO cuts layer by layer.
-  Strategy cut = with({.dp_shard = 2}, 8);
-  cut.zero_stage = 2;
+  const Strategy cut = with({.dp_shard = 2}, 8, kZero2);
   size_t reduced = 0;
   for (const Span& span :
        simulate(layers_of({8000, 8000, 8000}), cut, cluster).timeline.spans) {
@@ -291,13 +297,11 @@ TEST(Simulate, GradientsOfSmallLayersAreSummedTogether) {
 // microbatch is part of the step before, and its parts are those of its own
 // time.
 TEST(Simulate, StepsThatFollowWithoutMeetingTakeTheLongestRanksTime) {
-  Strategy strategy = with({.pp = 8}, 32);
-  strategy.schedule = "zb-h2";
-  const auto on = [&](const char* framework) {
-    strategy.stack = framework;
+  const auto on = [](const char* framework) {
     return simulate(
-        find_model("gpt2"), strategy, find_cluster("a100-80gb:1x8"),
-        {.steps = 2});
+        find_model("gpt2"),
+        with({.pp = 8}, 32, {.schedule = "zb-h2", .framework = framework}),
+        find_cluster("a100-80gb:1x8"), {.steps = 2});
   };
   const SimulatedRun later = on("zero-bubble"),
                      meeting = on("zero-bubble-synchronous");
@@ -325,10 +329,10 @@ TEST(Simulate, StepsThatFollowWithoutMeetingTakeTheLongestRanksTime) {
 // Copies of a tied embedding on the ends of a pipeline, and nowhere else.
 TEST(Simulate, TheEndsOfAPipelineSumATiedEmbedding) {
   const auto who_sums = [](const char* model, const char* schedule) {
-    Strategy strategy = with({.dp_replicate = 2, .pp = 4}, 16);
-    strategy.schedule = schedule;
-    const SimulatedRun run =
-        simulate(find_model(model), strategy, find_cluster("h100-sxm:1x8"));
+    const SimulatedRun run = simulate(
+        find_model(model),
+        with({.dp_replicate = 2, .pp = 4}, 16, {.schedule = schedule}),
+        find_cluster("h100-sxm:1x8"));
     std::set<int32_t> ranks;
     for (const Span& span : run.timeline.spans) {
       if (span.track != "comm" || span.name != "all_reduce tied embedding")
@@ -346,8 +350,7 @@ TEST(Simulate, TheEndsOfAPipelineSumATiedEmbedding) {
 
 TEST(Simulate, PartsAddUpToTheStep) {
   Strategy strategy =
-      with({.dp_replicate = 2, .dp_shard = 2, .tp = 2, .pp = 2}, 32);
-  strategy.zero_stage = 3;
+      with({.dp_replicate = 2, .dp_shard = 2, .tp = 2, .pp = 2}, 32, kZero3);
   strategy.recompute = Recompute::all;
   const SimulatedRun run = simulate(
       find_model("llama2-7b"), strategy, find_cluster("a100-80gb:2x8"),
@@ -432,8 +435,8 @@ TEST(Simulate, SlowerDevicesOfAMixedClusterAreTheOthersWait) {
 }
 
 TEST(Simulate, LargeJobsAreAFewClasses) {
-  Strategy strategy = with({.dp_replicate = 128, .tp = 8, .pp = 16}, 2048);
-  strategy.schedule = "interleaved";
+  Strategy strategy =
+      with({.dp_replicate = 128, .tp = 8, .pp = 16}, 2048, kInterleaved);
   strategy.seq_len = 8192;
   const ModelShape model = find_model("llama3.1-405b");
   const Cluster cluster = find_cluster("h100-sxm:2048x8");
@@ -481,11 +484,12 @@ TEST(Simulate, TheTimelineIsLikeARealRuns) {
 }
 
 TEST(Simulate, WithoutAPipelineSpansAreForwardAndBackward) {
-  Strategy strategy = with({.dp_shard = 4}, 8);
-  strategy.zero_stage = 3;
-  const SimulatedRun run = simulate(
-      find_model("gpt2"), strategy, find_cluster("h100-sxm:1x8"),
-      {.timeline_ranks = 2});
+  const auto run_with = [](int64_t timeline_ranks) {
+    return simulate(
+        find_model("gpt2"), with({.dp_shard = 4}, 8, kZero3),
+        find_cluster("h100-sxm:1x8"), {.timeline_ranks = timeline_ranks});
+  };
+  const SimulatedRun run = run_with(2);
   std::set<std::string> names;
   for (const Span& span : run.timeline.spans) {
     EXPECT_LT(span.rank, 2);
@@ -496,10 +500,7 @@ TEST(Simulate, WithoutAPipelineSpansAreForwardAndBackward) {
         "reduce_scatter reduce block 1"}) {
     EXPECT_TRUE(names.count(name)) << name;
   }
-  EXPECT_TRUE(simulate(
-                  find_model("gpt2"), strategy, find_cluster("h100-sxm:1x8"),
-                  {.timeline_ranks = 0})
-                  .timeline.spans.empty());
+  EXPECT_TRUE(run_with(0).timeline.spans.empty());
 }
 
 TEST(Simulate, OnlyTheFirstStepsAreDrawn) {
@@ -516,18 +517,17 @@ TEST(Simulate, OnlyTheFirstStepsAreDrawn) {
 // Whatever the formula said of the step, rates are those of the simulated one.
 TEST(Simulate, RatesAreOfTheSimulatedStep) {
   const ModelShape model = find_model("gpt2");
+  const Strategy strategy = with({.dp_replicate = 2, .tp = 2}, 8);
+  const Cluster cluster = find_cluster("h100-sxm:1x4");
   const SimulatedRun run = simulate(
-      model, with({.dp_replicate = 2, .tp = 2}, 8),
-      find_cluster("h100-sxm:1x4"), {.stragglers = 1, .straggler_factor = 3});
+      model, strategy, cluster, {.stragglers = 1, .straggler_factor = 3});
   EXPECT_LT(
       relative(
           run.step.tokens_per_second,
           8 * static_cast<double>(model.seq_len) / run.step.step_seconds),
       1e-9);
   EXPECT_EQ(run.step.step_seconds, run.step_seconds[0]);
-  const StepEstimate even = estimate_step(
-      model, with({.dp_replicate = 2, .tp = 2}, 8),
-      find_cluster("h100-sxm:1x4"));
+  const StepEstimate even = estimate_step(model, strategy, cluster);
   EXPECT_LT(
       relative(
           run.step.model_flops_utilisation * run.step.step_seconds,
