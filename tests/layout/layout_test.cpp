@@ -104,27 +104,7 @@ TEST(Mesh, TensorParallelIsInnermostAndDataParallelOutermost) {
   EXPECT_THAT(mesh.ranks_along(0, Axis::dp_replicate), ElementsAre(0, 4));
   EXPECT_THAT(mesh.ranks_along(5, Axis::dp_replicate), ElementsAre(1, 5));
   EXPECT_EQ(mesh.coordinate(6, Axis::pp), 1);
-}
-
-TEST(Mesh, MovesRanksInTheOrderOfTheAxes) {
-  const std::vector<Axis> data = {Axis::dp_replicate};
-  Layout layout{.dp_replicate = 2, .tp = 2, .pp = 3};
-  const Mesh usual(layout);
-  EXPECT_EQ(usual.size(), 12);
-  EXPECT_EQ(usual.coordinate(7, Axis::tp), 1);
-  EXPECT_EQ(usual.coordinate(7, Axis::pp), 0);
-  EXPECT_EQ(usual.coordinate(7, Axis::dp_replicate), 1);
-  EXPECT_THAT(usual.ranks_along(7, data), ElementsAre(1, 7));
-  EXPECT_EQ(usual.first_along(7, data), 1);
-  EXPECT_EQ(usual.moved(7, Axis::pp, 2), 11);
-  layout.order = {Axis::pp, Axis::dp_replicate, Axis::dp_shard,
-                  Axis::cp, Axis::ep,           Axis::tp};
-  const Mesh outer(layout);
-  EXPECT_EQ(outer.coordinate(7, Axis::pp), 1);
-  EXPECT_THAT(outer.ranks_along(7, data), ElementsAre(5, 7));
-  EXPECT_THAT(
-      outer.ranks_along(7, {Axis::dp_replicate, Axis::tp}),
-      ElementsAre(4, 5, 6, 7));
+  EXPECT_EQ(mesh.moved(6, Axis::pp, 0), 4);
 }
 
 TEST(Mesh, GroupsPartitionTheWorld) {
@@ -193,6 +173,10 @@ TEST(Mesh, InEveryOrderRanksAndCoordinatesAreOneToOne) {
         for (const Axis axis : kAxes) {
           ASSERT_EQ(mesh.coordinate(rank, axis), usual.coordinate(place, axis))
               << to_string(layout);
+          const int64_t last = layout.degree(axis) - 1;
+          ASSERT_EQ(
+              mesh.place(mesh.moved(rank, axis, last)),
+              usual.moved(place, axis, last));
         }
         ASSERT_EQ(mesh.data_index(rank), usual.data_index(place));
       }
@@ -222,6 +206,13 @@ TEST(Mesh, InEveryOrderGroupsPartitionTheWorld) {
                 mesh.coordinate(group[i], axes.back()),
                 static_cast<int64_t>(i) % layout.degree(axes.back()));
             ASSERT_EQ(mesh.ranks_along(group[i], axes), group);
+            ASSERT_EQ(mesh.first_along(group[i], axes), group.front());
+            for (const Axis axis : kAxes) {
+              if (std::ranges::find(axes, axis) != axes.end()) continue;
+              ASSERT_EQ(
+                  mesh.coordinate(group[i], axis),
+                  mesh.coordinate(group.front(), axis));
+            }
           }
         }
         ASSERT_THAT(count, testing::Each(1)) << to_string(layout);

@@ -6,11 +6,10 @@
 #include <algorithm>
 #include <filesystem>
 
-#include "echelon/cluster/catalogue.h"
-#include "echelon/cost/model_catalogue.h"
 #include "echelon/error.h"
 #include "echelon/job/check_job.h"
 #include "echelon/predict/configured.h"
+#include "tests/planner/search_job.h"
 #include "tests/support/temp_folder.h"
 
 namespace echelon {
@@ -33,12 +32,8 @@ std::string name_of(const Case& one) {
 }
 
 PlanRequest request_of(const Case& one) {
-  PlanRequest request;
-  request.model = find_model(one.model);
-  request.cluster = find_cluster(one.cluster);
-  request.global_batch = one.batch;
+  auto request = plan_request(one.model, one.cluster, one.batch, one.fixed);
   request.seq_len = one.seq_len;
-  request.fixed = one.fixed;
   request.precision = one.precision;
   request.simulate = false;
   request.compare = false;

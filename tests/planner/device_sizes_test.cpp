@@ -6,10 +6,8 @@
 #include <algorithm>
 #include <numeric>
 
-#include "echelon/cluster/catalogue.h"
-#include "echelon/cost/model_catalogue.h"
-#include "echelon/planner/plan.h"
 #include "echelon/simulator/simulate.h"
+#include "tests/planner/search_job.h"
 
 namespace echelon {
 namespace device_sizes_test {
@@ -60,11 +58,10 @@ TEST(ShareOut, IsTheBestOfAllWays) {
   EXPECT_TRUE(share_out(2, {1, 1, 1}).empty());
 }
 
-PlanRequest request_of(const std::string& cluster, int64_t batch) {
-  PlanRequest request;
-  request.model = find_model("llama2-13b");
-  request.cluster = find_cluster(cluster);
-  request.global_batch = batch;
+PlanRequest request_of(
+    const std::string& cluster, int64_t batch,
+    std::vector<std::pair<std::string, std::string>> fixed = {}) {
+  auto request = plan_request("llama2-13b", cluster, batch, std::move(fixed));
   request.compare = false;
   return request;
 }
@@ -83,8 +80,9 @@ bool has(const std::string& text, const char* part) {
 }
 
 TEST(DeviceSizes, StagesAreInProportionToTheirDevices) {
-  auto request = request_of("a100-80gb:1x8+h100-sxm:1x8", 64);
-  request.fixed = {{"pp", "2"}, {"tp", "8"}, {"schedule", "1f1b"}};
+  const auto request = request_of(
+      "a100-80gb:1x8+h100-sxm:1x8", 64,
+      {{"pp", "2"}, {"tp", "8"}, {"schedule", "1f1b"}});
   const auto result = plan(request);
   ASSERT_FALSE(result.plans.empty());
   const Strategy& best = result.plans[0].strategy;
@@ -101,8 +99,8 @@ TEST(DeviceSizes, StagesAreInProportionToTheirDevices) {
 }
 
 TEST(DeviceSizes, BatchesAreInProportionToTheirDevices) {
-  auto request = request_of("a100-80gb:1x8+h100-sxm:1x8", 96);
-  request.fixed = {{"pp", "1"}, {"tp", "8"}};
+  const auto request =
+      request_of("a100-80gb:1x8+h100-sxm:1x8", 96, {{"pp", "1"}, {"tp", "8"}});
   const auto result = plan(request);
   ASSERT_FALSE(result.plans.empty());
   const Strategy& best = result.plans[0].strategy;
@@ -118,9 +116,8 @@ TEST(DeviceSizes, BatchesAreInProportionToTheirDevices) {
 
 // Ranks of two kinds need a batch of no multiple of their number.
 TEST(DeviceSizes, ABatchThatEqualPartsDoNotDivideIsSharedOut) {
-  auto request = request_of("a100-80gb:1x8+h100-sxm:1x8", 7);
-  request.fixed = {{"pp", "1"}, {"tp", "8"}};
-  const auto result = plan(request);
+  const auto result = plan(
+      request_of("a100-80gb:1x8+h100-sxm:1x8", 7, {{"pp", "1"}, {"tp", "8"}}));
   ASSERT_FALSE(result.plans.empty());
   EXPECT_EQ(result.plans[0].strategy.round_samples(), 7);
 }

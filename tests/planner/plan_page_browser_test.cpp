@@ -4,10 +4,9 @@
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 
-#include "echelon/cluster/catalogue.h"
-#include "echelon/cost/model_catalogue.h"
 #include "echelon/planner/plan_page.h"
 #include "echelon/planner/reasons.h"
+#include "tests/planner/search_job.h"
 #include "tests/support/python.h"
 #include "tests/support/temp_folder.h"
 
@@ -28,11 +27,7 @@ class PlanPageInBrowser : public testing::Test {
   void make(
       const std::string& model, const std::string& cluster, int64_t batch,
       std::vector<std::pair<std::string, std::string>> fixed = {}) {
-    PlanRequest request;
-    request.model = find_model(model);
-    request.cluster = find_cluster(cluster);
-    request.global_batch = batch;
-    request.fixed = std::move(fixed);
+    const auto request = plan_request(model, cluster, batch, std::move(fixed));
     page_ = make_plan_page(request, plan(request));
     folder_.write("report.html", to_html(page_));
   }

@@ -2,8 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "echelon/cluster/catalogue.h"
-#include "echelon/cost/model_catalogue.h"
+#include "tests/planner/search_job.h"
 
 namespace echelon {
 namespace plan_page_test {
@@ -18,11 +17,8 @@ size_t count_of(const std::string& text, const std::string& part) {
 }
 
 TEST(PlanPage, ShowsMemoryStepChoicesAndGrowthWithoutTheNetwork) {
-  PlanRequest request;
-  request.model = find_model("gpt2-xl");
+  auto request = plan_request("gpt2-xl", "a100-40gb:16", 64);
   request.model.name = "<b>gpt2</b>";
-  request.cluster = find_cluster("a100-40gb:16");
-  request.global_batch = 64;
   request.fixed = {{"pp", "2"}};
   const auto result = plan(request);
   ASSERT_FALSE(result.plans.empty());
@@ -55,12 +51,9 @@ std::string between(
 
 // Of 64 ranks 16 are drawn, but what is said is of all of them.
 TEST(PlanPage, FiguresOfALongPipelineAreOfAllItsRanks) {
-  PlanRequest request;
-  request.model = find_model("gpt3-175b");
-  request.cluster = find_cluster("h100-sxm:512");
-  request.global_batch = 128;
-  request.fixed = {
-      {"pp", "64"}, {"tp", "8"}, {"schedule", "1f1b"}, {"microbatch", "1"}};
+  auto request = plan_request(
+      "gpt3-175b", "h100-sxm:512", 128,
+      {{"pp", "64"}, {"tp", "8"}, {"schedule", "1f1b"}, {"microbatch", "1"}});
   request.compare = false;
   const auto result = plan(request);
   ASSERT_FALSE(result.plans.empty());

@@ -8,19 +8,11 @@
 #include "echelon/cluster/catalogue.h"
 #include "echelon/cost/model_catalogue.h"
 #include "echelon/simulator/simulate.h"
+#include "tests/planner/search_job.h"
 #include "tests/support/error_text.h"
 
 namespace echelon {
 namespace plan_test {
-
-PlanRequest request_of(
-    const std::string& model, const std::string& cluster, int64_t batch) {
-  PlanRequest request;
-  request.model = find_model(model);
-  request.cluster = find_cluster(cluster);
-  request.global_batch = batch;
-  return request;
-}
 
 std::string refusal(const PlanRequest& request) {
   return error_text<ConfigError>([&] { plan(request); });
@@ -31,7 +23,7 @@ bool has(const std::string& text, const std::string& part) {
 }
 
 TEST(Plan, SaysWhyAndWhyNot) {
-  const auto result = plan(request_of("llama2-70b", "a100-80gb:64", 256));
+  const auto result = plan(plan_request("llama2-70b", "a100-80gb:64", 256));
   ASSERT_FALSE(result.plans.empty());
   const Plan& best = result.plans[0];
   EXPECT_TRUE(best.step.fits);
@@ -49,7 +41,7 @@ TEST(Plan, SaysWhyAndWhyNot) {
 }
 
 TEST(Plan, NothingFitsIsAnAnswer) {
-  const auto result = plan(request_of("gpt3-175b", "a100-80gb:8", 64));
+  const auto result = plan(plan_request("gpt3-175b", "a100-80gb:8", 64));
   EXPECT_TRUE(result.plans.empty());
   ASSERT_TRUE(result.closest);
   EXPECT_FALSE(result.closest->step.fits);
@@ -58,19 +50,19 @@ TEST(Plan, NothingFitsIsAnAnswer) {
   EXPECT_GT(result.smallest->devices, 8);
   EXPECT_TRUE(has(result.reason.why, "suffice")) << result.reason.why;
   // The next smaller number of nodes does not do.
-  PlanRequest smaller = request_of("gpt3-175b", "a100-80gb:8", 64);
+  PlanRequest smaller = plan_request("gpt3-175b", "a100-80gb:8", 64);
   EXPECT_TRUE(plans_on(smaller, result.smallest->devices - 8, 1).empty());
 }
 
 TEST(Plan, ABatchThatNoLayoutDividesIsNamedWithTheNearest) {
-  auto request = request_of("gpt2", "a100-40gb:128", 7);
+  auto request = plan_request("gpt2", "a100-40gb:128", 7);
   const std::string text = refusal(request);
   EXPECT_TRUE(has(text, "--batch 7")) << text;
   EXPECT_TRUE(has(text, " 8 would do")) << text;
 }
 
 TEST(Plan, ConstraintsThatContradictEachOtherAreNamed) {
-  auto request = request_of("gpt2", "a100-40gb:8", 16);
+  auto request = plan_request("gpt2", "a100-40gb:8", 16);
   request.fixed = {{"recompute", "none"}, {"tp", "4"}, {"pp", "4"}};
   const std::string text = refusal(request);
   EXPECT_TRUE(has(text, "tp=4") && has(text, "pp=4")) << text;
@@ -87,7 +79,7 @@ TEST(Plan, ConstraintsThatContradictEachOtherAreNamed) {
 }
 
 TEST(Plan, APrecisionThatADeviceHasNotIsRefused) {
-  auto request = request_of("gpt2", "v100:8", 16);
+  auto request = plan_request("gpt2", "v100:8", 16);
   const std::string text = refusal(request);
   EXPECT_TRUE(has(text, "--precision bf16: v100 does not compute in it"))
       << text;
@@ -99,7 +91,7 @@ TEST(Plan, APrecisionThatADeviceHasNotIsRefused) {
 }
 
 TEST(Plan, TheFewestDevicesAreEnough) {
-  auto request = request_of("llama2-7b", "a100-80gb:16", 32);
+  auto request = plan_request("llama2-7b", "a100-80gb:16", 32);
   request.objective = Objective::devices;
   request.fixed = {{"offload", "none"}, {"activations", "keep"}};
   const auto result = plan(request);
@@ -112,7 +104,7 @@ TEST(Plan, TheFewestDevicesAreEnough) {
 }
 
 TEST(Plan, TheCheapestCostsNoMoreThanTheFastest) {
-  auto request = request_of("gpt2", "a100-40gb:16", 64);
+  auto request = plan_request("gpt2", "a100-40gb:16", 64);
   request.cluster.groups[0].node.device.price_per_hour = 2;
   const auto fast = plan(request);
   request.objective = Objective::cost;
@@ -126,7 +118,7 @@ TEST(Plan, TheCheapestCostsNoMoreThanTheFastest) {
 }
 
 TEST(Plan, ExplainsAKeyByItsValues) {
-  auto request = request_of("gpt2-xl", "a100-40gb:8", 16);
+  auto request = plan_request("gpt2-xl", "a100-40gb:8", 16);
   const auto rows = explain_key(request, "tp");
   ASSERT_GE(rows.size(), 1u);
   int best = 0;
@@ -137,7 +129,7 @@ TEST(Plan, ExplainsAKeyByItsValues) {
 
 // Each by its events, as the best of all is: formulas may say less.
 TEST(Plan, ValuesOfAKeyAreComparedAsTheyAreSimulated) {
-  const auto request = request_of("llama2-70b", "h100-sxm:32", 64);
+  const auto request = plan_request("llama2-70b", "h100-sxm:32", 64);
   double fastest = std::numeric_limits<double>::infinity();
   for (const auto& row : explain_key(request, "pp")) {
     ASSERT_TRUE(row.plan) << row.value;

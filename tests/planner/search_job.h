@@ -1,7 +1,9 @@
-// A search as a plan would ask for it.
+// A plan's request, and a search as a plan would ask for it.
 #pragma once
 
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "echelon/cluster/catalogue.h"
 #include "echelon/cost/model_catalogue.h"
@@ -10,6 +12,18 @@
 #include "echelon/planner/search_space.h"
 
 namespace echelon {
+
+/// A request for a model of the catalogue.
+inline PlanRequest plan_request(
+    const std::string& model, const std::string& cluster, int64_t batch,
+    std::vector<std::pair<std::string, std::string>> fixed = {}) {
+  PlanRequest request;
+  request.model = find_model(model);
+  request.cluster = find_cluster(cluster);
+  request.global_batch = batch;
+  request.fixed = std::move(fixed);
+  return request;
+}
 
 /// A search for a model of the catalogue, on all devices of `cluster`.
 inline SearchJob search_job(

@@ -42,6 +42,15 @@ double relative(double a, double b) {
   return std::abs(a - b) / b;
 }
 
+// How far a simulated step is from the formula.
+double error_of(
+    const SimulatedRun& run, const ModelShape& model, const Strategy& strategy,
+    const Cluster& cluster) {
+  return relative(
+      run.step.step_seconds,
+      estimate_step(model, strategy, cluster).step_seconds);
+}
+
 TEST(Simulate, EachRankByItselfGivesTheSame) {
   struct {
     const char* model;
@@ -177,13 +186,10 @@ TEST(Simulate, AgreesWithTheFormula) {
   for (const auto& one : cases) {
     const ModelShape model = find_model(one.model);
     const Cluster cluster = find_cluster(one.cluster);
-    const double estimated =
-        estimate_step(model, one.strategy, cluster).step_seconds;
-    const double simulated =
-        simulate(model, one.strategy, cluster).step.step_seconds;
-    EXPECT_LE(relative(simulated, estimated), one.tolerance)
-        << one.model << " " << to_string(one.strategy) << ": " << simulated
-        << " against " << estimated;
+    const SimulatedRun run = simulate(model, one.strategy, cluster);
+    EXPECT_LE(error_of(run, model, one.strategy, cluster), one.tolerance)
+        << one.model << " " << to_string(one.strategy) << ": "
+        << run.step.step_seconds;
   }
 }
 
@@ -224,11 +230,7 @@ TEST(Simulate, ParametersOfAllStagesAreGatheredAtOnce) {
     const Strategy strategy =
         with({.dp_shard = 16, .tp = 8, .pp = 8}, 256, {.zero = stage});
     const SimulatedRun run = simulate(model, strategy, cluster, options);
-    EXPECT_LT(
-        relative(
-            run.step.step_seconds,
-            estimate_step(model, strategy, cluster).step_seconds),
-        0.04);
+    EXPECT_LT(error_of(run, model, strategy, cluster), 0.04);
     std::map<int32_t, int64_t> first;  // gather of a rank
     for (const Span& span : run.timeline.spans) {
       if (span.name.rfind("all_gather", 0) != 0 || span.axis == "tp") continue;
@@ -277,11 +279,7 @@ TEST(Simulate, GradientsOfSmallLayersAreSummedTogether) {
       if (span.rank == 0 && span.track == "comm") sums.push_back(span.bytes);
     }
     EXPECT_EQ(sums, one.sums);
-    EXPECT_LT(
-        relative(
-            run.step.step_seconds,
-            estimate_step(model, strategy, cluster).step_seconds),
-        1e-9);
+    EXPECT_LT(error_of(run, model, strategy, cluster), 1e-9);
   }
   // ZeRO cuts layer by layer.
   const Strategy cut = with({.dp_shard = 2}, 8, kZero2);
