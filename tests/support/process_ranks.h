@@ -1,4 +1,5 @@
-// Ranks as processes: the test program itself, once more for each rank.
+// Ranks as processes: a test program for each, or the test program itself, once
+// more for each rank:
 //
 //   TEST(Rank, Sums) {
 //     if (!is_rank()) GTEST_SKIP() << kRunByOthers;
@@ -10,6 +11,7 @@
 // folder of tests can be taken to another machine.
 #pragma once
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -17,6 +19,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/support/places.h"
 #include "tests/support/process.h"
 
 namespace echelon::testing_support {
@@ -44,6 +47,39 @@ inline void run_as_ranks(
   const std::string passed = "[  PASSED  ] " + std::to_string(tests) +
                              (tests == 1 ? " test." : " tests.");
   EXPECT_EQ(count(ranks.out(), passed), size) << ranks.out() << ranks.err();
+}
+
+/// The command that runs `test` of the test program `name` on `size` process
+/// ranks of one host.
+inline std::vector<std::string>
+on_ranks(const std::string& name, int size, const std::string& test) {
+  return {
+      test_program("launch_run"),
+      "-n",
+      std::to_string(size),
+      "--plain",
+      "--",
+      test_program(name),
+      "--gtest_filter=" + test};
+}
+
+inline void expect_ranks_pass(
+    const std::string& name, int size, const std::string& test,
+    const std::vector<std::string>& environment = {}) {
+  Command run(on_ranks(name, size, test), environment);
+  EXPECT_EQ(run.wait(), 0) << run.out() << run.err();
+  EXPECT_EQ(count(run.out(), "[  PASSED  ] 1 test"), size);
+}
+
+/// Expects that `killed`, which kills itself in `test`, ends the job of three
+/// ranks with its name. Returns what they wrote.
+inline std::string expect_killed_rank_ends_job(
+    const std::string& name, const std::string& test, int killed) {
+  Command run(on_ranks(name, 3, test));
+  EXPECT_EQ(run.wait(), 128 + 9);
+  EXPECT_THAT(run.err(), testing::HasSubstr("rank " + std::to_string(killed)));
+  EXPECT_TRUE(run.living().empty());
+  return run.out() + run.err();
 }
 
 }  // namespace echelon::testing_support

@@ -4,27 +4,13 @@
 
 #include <string>
 #include <tuple>
-#include <vector>
 
-#include "tests/support/places.h"
-#include "tests/support/process.h"
+#include "tests/support/process_ranks.h"
 
 namespace echelon {
 namespace ddp_procs_test {
 
-using testing::HasSubstr;
-using testing_support::Command;
-
-std::vector<std::string> command(int ranks, const std::string& test) {
-  return {
-      test_program("launch_run"),
-      "-n",
-      std::to_string(ranks),
-      "--plain",
-      "--",
-      test_program("ddp_rank"),
-      "--gtest_filter=" + test};
-}
+using namespace testing_support;
 
 class Processes : public testing::TestWithParam<std::tuple<std::string, int>> {
 };
@@ -34,18 +20,13 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST_P(Processes, TrainLikeOneDevice) {
   const auto& [backend, size] = GetParam();
-  Command run(
-      command(size, "Rank.TrainsLikeOneDevice"),
+  expect_ranks_pass(
+      "ddp_rank", size, "Rank.TrainsLikeOneDevice",
       {"ECHELON_TEST_BACKEND=" + backend});
-  EXPECT_EQ(run.wait(), 0) << run.out() << run.err();
-  EXPECT_EQ(testing_support::count(run.out(), "[  PASSED  ] 1 test"), size);
 }
 
 TEST(Processes, KilledRankEndsTheJob) {
-  Command run(command(3, "Rank.IsKilledInBackward"));
-  EXPECT_EQ(run.wait(), 128 + 9);
-  EXPECT_THAT(run.err(), HasSubstr("rank 2"));
-  EXPECT_TRUE(run.living().empty());
+  expect_killed_rank_ends_job("ddp_rank", "Rank.IsKilledInBackward", 2);
 }
 
 }  // namespace ddp_procs_test

@@ -4,27 +4,13 @@
 
 #include <string>
 #include <tuple>
-#include <vector>
 
-#include "tests/support/places.h"
-#include "tests/support/process.h"
+#include "tests/support/process_ranks.h"
 
 namespace echelon {
 namespace shard_procs_test {
 
-using testing::HasSubstr;
-using testing_support::Command;
-
-std::vector<std::string> command(int ranks, const std::string& test) {
-  return {
-      test_program("launch_run"),
-      "-n",
-      std::to_string(ranks),
-      "--plain",
-      "--",
-      test_program("shard_rank"),
-      "--gtest_filter=" + test};
-}
+using namespace testing_support;
 
 class Processes : public testing::TestWithParam<std::tuple<std::string, int>> {
 };
@@ -34,19 +20,15 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST_P(Processes, TrainLikeOneDevice) {
   const auto& [backend, size] = GetParam();
-  Command run(
-      command(size, "Rank.TrainsLikeOneDevice"),
+  expect_ranks_pass(
+      "shard_rank", size, "Rank.TrainsLikeOneDevice",
       {"ECHELON_TEST_BACKEND=" + backend});
-  EXPECT_EQ(run.wait(), 0) << run.out() << run.err();
-  EXPECT_EQ(testing_support::count(run.out(), "[  PASSED  ] 1 test"), size);
 }
 
 TEST(Processes, RankThatDiesInAGatherEndsTheJob) {
-  Command run(command(3, "Rank.IsKilledInAGather"));
-  EXPECT_EQ(run.wait(), 128 + 9);
-  EXPECT_THAT(run.err(), HasSubstr("rank 2"));
-  EXPECT_TRUE(run.living().empty());
-  EXPECT_THAT(run.out() + run.err(), HasSubstr("gather norm"));
+  EXPECT_THAT(
+      expect_killed_rank_ends_job("shard_rank", "Rank.IsKilledInAGather", 2),
+      testing::HasSubstr("gather norm"));
 }
 
 }  // namespace shard_procs_test
