@@ -17,6 +17,7 @@
 #include "tests/parallel/pipeline/schedules.h"
 #include "tests/parallel/pipeline/training.h"
 #include "tests/support/error_text.h"
+#include "tests/support/ranks.h"
 
 namespace echelon {
 namespace pipeline_behaviour_test {
@@ -25,14 +26,10 @@ using testing::AllOf;
 using testing::Contains;
 using testing::HasSubstr;
 using torch::Tensor;
+using training::batch_here;
+using training::make_pipeline;
 using training::Plan;
-
-CommOptions quick() {
-  CommOptions options;
-  options.backend = BackendKind::local;
-  options.timeout = std::chrono::seconds(60);
-  return options;
-}
+using training::run_step;
 
 /// The number of a stage's tensors that are alive, and its maximum.
 struct Alive {
@@ -96,28 +93,17 @@ TEST_P(Memory, MatchesTheSchedulesClaim) {
   const auto claim = stored_activations(schedule).stages;
   Alive alive;
   const LayerList list = counted_layers(alive, schedule.num_stages());
-  run_ranks(
-      4,
-      [&](World& world) {
-        Pipeline pipeline(
-            world.group(), schedule,
-            build_stages(
-                list, partition_evenly(list, schedule.num_stages()),
-                schedule.rank_of_stage, world.rank()));
-        for (int step = 0; step < plan.steps; ++step) {
-          const auto result = pipeline.step(
-              pipeline.has_first_stage() ? training::batch_of(plan, step)
-                                         : std::vector<Tensors>{},
-              pipeline.has_last_stage() ? training::loss_of(plan, step)
-                                        : nullptr);
-          std::vector<int32_t> expected;
-          for (int32_t stage : schedule.stages_of(world.rank())) {
-            expected.push_back(claim[static_cast<size_t>(stage)]);
-          }
-          EXPECT_EQ(result.peak_stored, expected);
-        }
-      },
-      quick());
+  Ranks{4}.run([&](World& world) {
+    Pipeline pipeline = make_pipeline(list, schedule, world.group());
+    for (int step = 0; step < plan.steps; ++step) {
+      const auto result = run_step(pipeline, plan, step);
+      std::vector<int32_t> expected;
+      for (int32_t stage : schedule.stages_of(world.rank())) {
+        expected.push_back(claim[static_cast<size_t>(stage)]);
+      }
+      EXPECT_EQ(result.peak_stored, expected);
+    }
+  });
   for (const auto& [stage, most] : alive.most) {
     EXPECT_EQ(most, claim[static_cast<size_t>(stage)]) << "stage " << stage;
     EXPECT_EQ(alive.now[stage], 0) << "stage " << stage;
@@ -129,34 +115,31 @@ TEST(Pipeline, RecordsActionsWaitsAndTransfers) {
   const Plan plan{.steps = 1, .microbatches = 3};
   const LayerList list = nets::mlp();
   const Schedule schedule = schedules::named("zb-h1", 2, plan.microbatches);
-  run_ranks(
-      2,
-      [&](World& world) {
-        Recorder recorder(world.rank(), 0, 1);
-        recorder.begin_step(0);
-        training::on_ranks(
-            list, plan, schedule, world.group(), {.recorder = &recorder});
-        std::vector<std::string> actions;
-        std::vector<std::string> others;
-        for (const auto& span : recorder.take()) {
-          EXPECT_EQ(span.track, "compute");
-          const bool action =
-              span.kind == SpanKind::forward || span.kind == SpanKind::backward;
-          EXPECT_EQ(action, !span.name.starts_with("wait ")) << span.name;
-          (action ? actions : others).push_back(span.name);
-        }
-        std::vector<std::string> expected;
-        for (const auto& action : schedule.ranks[world.rank()]) {
-          expected.push_back(to_string(action));
-        }
-        EXPECT_EQ(actions, expected);
-        std::vector<std::string> labels;
-        for (const auto& record : world.history().snapshot()) {
-          if (record.operation == "recv") labels.push_back(record.label);
-        }
-        EXPECT_THAT(labels, Contains(world.rank() == 0 ? "1I2" : "0F2"));
-      },
-      quick());
+  Ranks{2}.run([&](World& world) {
+    Recorder recorder(world.rank(), 0, 1);
+    recorder.begin_step(0);
+    training::on_ranks(
+        list, plan, schedule, world.group(), {.recorder = &recorder});
+    std::vector<std::string> actions;
+    std::vector<std::string> others;
+    for (const auto& span : recorder.take()) {
+      EXPECT_EQ(span.track, "compute");
+      const bool action =
+          span.kind == SpanKind::forward || span.kind == SpanKind::backward;
+      EXPECT_EQ(action, !span.name.starts_with("wait ")) << span.name;
+      (action ? actions : others).push_back(span.name);
+    }
+    std::vector<std::string> expected;
+    for (const auto& action : schedule.ranks[world.rank()]) {
+      expected.push_back(to_string(action));
+    }
+    EXPECT_EQ(actions, expected);
+    std::vector<std::string> labels;
+    for (const auto& record : world.history().snapshot()) {
+      if (record.operation == "recv") labels.push_back(record.label);
+    }
+    EXPECT_THAT(labels, Contains(world.rank() == 0 ? "1I2" : "0F2"));
+  });
 }
 
 // The receive of the next microbatch is posted while one is computed.
@@ -164,40 +147,32 @@ TEST(Pipeline, ReceivesArePostedAhead) {
   const Plan plan{.steps = 2, .microbatches = 4};
   const LayerList list = nets::mlp();
   const Schedule schedule = schedules::named("gpipe", 2, plan.microbatches);
-  run_ranks(
-      2,
-      [&](World& world) {
-        Recorder recorder(world.rank(), 0, 1);
-        int64_t before_step = 0;
-        Pipeline pipeline(
-            world.group(), schedule,
-            build_stages(list, partition_evenly(list, 2), {0, 1}, world.rank()),
-            {.recorder = &recorder});
-        for (int step = 0; step < plan.steps; ++step) {
-          recorder.begin_step(step == 0 ? 1 : 0);  // the second is recorded
-          before_step = steady_now_ns();
-          pipeline.step(
-              world.rank() == 0 ? training::batch_of(plan, step)
-                                : std::vector<Tensors>{},
-              training::loss_of(plan, step));
-        }
-        if (world.rank() == 0) return;
-        std::map<std::string, Span> spans;
-        for (const auto& span : recorder.take()) spans[span.name] = span;
-        int checked = 0;
-        for (const auto& record : world.history().snapshot()) {
-          if (record.begin_ns < before_step || record.operation != "recv") {
-            continue;
-          }
-          const auto m = record.label.back() - '0';
-          if (m == 0) continue;
-          const auto& earlier = spans.at("1F" + std::to_string(m - 1));
-          EXPECT_LT(record.begin_ns, earlier.begin_ns) << record.label;
-          ++checked;
-        }
-        EXPECT_EQ(checked, 3);
-      },
-      quick());
+  Ranks{2}.run([&](World& world) {
+    Recorder recorder(world.rank(), 0, 1);
+    int64_t before_step = 0;
+    Pipeline pipeline =
+        make_pipeline(list, schedule, world.group(), {.recorder = &recorder});
+    for (int step = 0; step < plan.steps; ++step) {
+      recorder.begin_step(step == 0 ? 1 : 0);  // the second is recorded
+      before_step = steady_now_ns();
+      run_step(pipeline, plan, step);
+    }
+    if (world.rank() == 0) return;
+    std::map<std::string, Span> spans;
+    for (const auto& span : recorder.take()) spans[span.name] = span;
+    int checked = 0;
+    for (const auto& record : world.history().snapshot()) {
+      if (record.begin_ns < before_step || record.operation != "recv") {
+        continue;
+      }
+      const auto m = record.label.back() - '0';
+      if (m == 0) continue;
+      const auto& earlier = spans.at("1F" + std::to_string(m - 1));
+      EXPECT_LT(record.begin_ns, earlier.begin_ns) << record.label;
+      ++checked;
+    }
+    EXPECT_EQ(checked, 3);
+  });
 }
 
 TEST(Pipeline, CallsBackAroundTheLastBackward) {
@@ -205,47 +180,44 @@ TEST(Pipeline, CallsBackAroundTheLastBackward) {
   const LayerList list = nets::mlp();
   for (const char* kind : {"1f1b", "zb-v"}) {
     const Schedule schedule = schedules::named(kind, 2, plan.microbatches);
-    run_ranks(
-        2,
-        [&](World& world) {
-          Recorder recorder(world.rank(), 0, 1);
-          recorder.begin_step(0);
-          size_t done = 0;
-          const auto count_done = [&] {
-            for (const auto& span : recorder.take()) {
-              done += span.kind != SpanKind::communication;
-            }
-            return done;
-          };
-          std::map<int32_t, size_t> calls;  // actions done before the last
-          std::map<int32_t, int32_t> all_calls;
-          size_t after = 0;
-          training::on_ranks(
-              list, plan, schedule, world.group(),
-              {.recorder = &recorder,
-               .before_gradients =
-                   [&](int32_t stage, bool last) {
-                     ++all_calls[stage];
-                     if (!last) return;
-                     EXPECT_TRUE(calls.emplace(stage, count_done()).second);
-                   },
-               .after_backwards = [&] { after = count_done(); }});
-          const auto& actions = schedule.ranks[world.rank()];
-          std::map<int32_t, size_t> expected;
-          for (size_t i = 0; i < actions.size(); ++i) {
-            if (actions[i].kind == ActionKind::backward ||
-                actions[i].kind == ActionKind::backward_weight) {
-              expected[actions[i].stage] = i;
-            }
-          }
-          EXPECT_EQ(calls, expected);
-          for (const auto& [_, count] : all_calls) {
-            EXPECT_EQ(count, schedule.num_microbatches);
-          }
-          EXPECT_EQ(all_calls.size(), expected.size());
-          EXPECT_EQ(after, actions.size());
-        },
-        quick());
+    Ranks{2}.run([&](World& world) {
+      Recorder recorder(world.rank(), 0, 1);
+      recorder.begin_step(0);
+      size_t done = 0;
+      const auto count_done = [&] {
+        for (const auto& span : recorder.take()) {
+          done += span.kind != SpanKind::communication;
+        }
+        return done;
+      };
+      std::map<int32_t, size_t> calls;  // actions done before the last
+      std::map<int32_t, int32_t> all_calls;
+      size_t after = 0;
+      training::on_ranks(
+          list, plan, schedule, world.group(),
+          {.recorder = &recorder,
+           .before_gradients =
+               [&](int32_t stage, bool last) {
+                 ++all_calls[stage];
+                 if (!last) return;
+                 EXPECT_TRUE(calls.emplace(stage, count_done()).second);
+               },
+           .after_backwards = [&] { after = count_done(); }});
+      const auto& actions = schedule.ranks[world.rank()];
+      std::map<int32_t, size_t> expected;
+      for (size_t i = 0; i < actions.size(); ++i) {
+        if (actions[i].kind == ActionKind::backward ||
+            actions[i].kind == ActionKind::backward_weight) {
+          expected[actions[i].stage] = i;
+        }
+      }
+      EXPECT_EQ(calls, expected);
+      for (const auto& [_, count] : all_calls) {
+        EXPECT_EQ(count, schedule.num_microbatches);
+      }
+      EXPECT_EQ(all_calls.size(), expected.size());
+      EXPECT_EQ(after, actions.size());
+    });
   }
 }
 
@@ -256,64 +228,56 @@ TEST(Pipeline, ReducesOnceOverReplicas) {
     const LayerList list = nets::named(net);
     const auto expected = training::on_one_device(list, plan);
     const Schedule schedule = schedules::named("1f1b", 2, plan.microbatches);
-    run_ranks(
-        4,
-        [&](World& world) {
-          const int replica = world.rank() / 2;
-          const Group pp = world.new_group(
-              "pp",
-              replica == 0 ? std::vector<int>{0, 1} : std::vector<int>{2, 3});
-          const Group dp = world.new_group(
-              "dp", world.rank() % 2 == 0 ? std::vector<int>{0, 2}
-                                          : std::vector<int>{1, 3});
-          auto stages = build_stages(
-              list, partition_evenly(list, 2), schedule.rank_of_stage,
-              pp.rank());
-          training::Parameters parameters;
-          for (const auto& item : stages[0].named_parameters()) {
-            parameters.push_back(item);
-          }
-          int reductions = 0;
-          PipelineOptions options{
-              .ties = list.ties(), .copy_tied_values = true};
-          options.after_backwards = [&] {
-            ++reductions;
-            for (const auto& [_, tensor] : parameters) {
-              dp.all_reduce(tensor.grad());
-            }
-          };
-          Pipeline pipeline(pp, schedule, std::move(stages), options);
-          for (int step = 0; step < plan.steps; ++step) {
-            auto batch = training::batch_of(plan, step);
-            // The first replica takes a third of each microbatch's rows.
-            const int64_t begin = replica == 0 ? 0 : 1;
-            const int64_t rows = replica == 0 ? 1 : 2;
-            for (auto& tensors : batch) {
-              tensors[0] = tensors[0].narrow(0, begin, rows);
-            }
-            const auto whole = [&](const Tensors& outputs, int64_t m) {
-              const Tensor target =
-                  parity::random(
-                      {plan.rows, 4}, 5000 +
-                                          1000 * static_cast<uint64_t>(step) +
-                                          static_cast<uint64_t>(m))
-                      .narrow(0, begin, rows);
-              return (outputs[0] - target).square().sum() /
-                     static_cast<double>(plan.rows * plan.microbatches);
-            };
-            pipeline.step(
-                pipeline.has_first_stage() ? batch : std::vector<Tensors>{},
-                whole);
-            for (const auto& [name, tensor] : parameters) {
-              const auto& truth = expected.gradients[step].at(name);
-              EXPECT_TRUE(torch::allclose(tensor.grad(), truth, 1e-11, 1e-13))
-                  << name << " step " << step;
-            }
-            training::update(parameters);
-          }
-          EXPECT_EQ(reductions, plan.steps);
-        },
-        quick());
+    Ranks{4}.run([&](World& world) {
+      const int replica = world.rank() / 2;
+      const Group pp = world.new_group(
+          "pp", replica == 0 ? std::vector<int>{0, 1} : std::vector<int>{2, 3});
+      const Group dp = world.new_group(
+          "dp", world.rank() % 2 == 0 ? std::vector<int>{0, 2}
+                                      : std::vector<int>{1, 3});
+      auto stages = build_stages(
+          list, partition_evenly(list, 2), schedule.rank_of_stage, pp.rank());
+      training::Parameters parameters;
+      for (const auto& item : stages[0].named_parameters()) {
+        parameters.push_back(item);
+      }
+      int reductions = 0;
+      PipelineOptions options{.ties = list.ties(), .copy_tied_values = true};
+      options.after_backwards = [&] {
+        ++reductions;
+        for (const auto& [_, tensor] : parameters) {
+          dp.all_reduce(tensor.grad());
+        }
+      };
+      Pipeline pipeline(pp, schedule, std::move(stages), options);
+      for (int step = 0; step < plan.steps; ++step) {
+        auto batch = training::batch_of(plan, step);
+        // The first replica takes a third of each microbatch's rows.
+        const int64_t begin = replica == 0 ? 0 : 1;
+        const int64_t rows = replica == 0 ? 1 : 2;
+        for (auto& tensors : batch) {
+          tensors[0] = tensors[0].narrow(0, begin, rows);
+        }
+        const auto whole = [&](const Tensors& outputs, int64_t m) {
+          const Tensor target =
+              parity::random(
+                  {plan.rows, 4}, 5000 + 1000 * static_cast<uint64_t>(step) +
+                                      static_cast<uint64_t>(m))
+                  .narrow(0, begin, rows);
+          return (outputs[0] - target).square().sum() /
+                 static_cast<double>(plan.rows * plan.microbatches);
+        };
+        if (!pipeline.has_first_stage()) batch.clear();
+        pipeline.step(batch, whole);
+        for (const auto& [name, tensor] : parameters) {
+          const auto& truth = expected.gradients[step].at(name);
+          EXPECT_TRUE(torch::allclose(tensor.grad(), truth, 1e-11, 1e-13))
+              << name << " step " << step;
+        }
+        training::update(parameters);
+      }
+      EXPECT_EQ(reductions, plan.steps);
+    });
   }
 }
 
@@ -322,81 +286,62 @@ TEST(Pipeline, FrozenLayersMayChangeBetweenSteps) {
   const Plan plan{.steps = 1, .microbatches = 3};
   const LayerList list = nets::mlp();
   const Schedule schedule = schedules::named("zb-h1", 3, plan.microbatches);
-  run_ranks(
-      3,
-      [&](World& world) {
-        Pipeline pipeline(
-            world.group(), schedule,
-            build_stages(
-                list, partition_evenly(list, 3), {0, 1, 2}, world.rank()));
-        const auto parameters = pipeline.stages()[0].named_parameters();
-        const auto step = [&] {
-          for (const auto& [_, tensor] : parameters) {
-            Tensor clear = tensor;
-            clear.mutable_grad().reset();
-          }
-          const uint64_t before = world.history().count();
-          pipeline.step(
-              world.rank() == 0 ? training::batch_of(plan, 0)
-                                : std::vector<Tensors>{},
-              training::loss_of(plan, 0));
-          return world.history().count() - before;
-        };
-        const auto freeze = [&](bool frozen) {
-          for (const auto& [_, tensor] : parameters) {
-            Tensor parameter = tensor;
-            parameter.requires_grad_(!frozen);
-          }
-        };
-        step();
-        const uint64_t messages = step();
-        if (world.rank() == 0) freeze(true);
-        step();  // learns
-        const uint64_t fewer = step();
-        for (const auto& [name, tensor] : parameters) {
-          EXPECT_EQ(tensor.grad().defined(), world.rank() != 0) << name;
-        }
-        if (world.rank() < 2) {
-          EXPECT_EQ(fewer, messages - 3);
-        }
-        if (world.rank() == 0) freeze(false);
-        EXPECT_EQ(step(), messages);  // remembered
-        for (const auto& [name, tensor] : parameters) {
-          EXPECT_TRUE(tensor.grad().defined()) << name;
-        }
-      },
-      quick());
+  Ranks{3}.run([&](World& world) {
+    Pipeline pipeline = make_pipeline(list, schedule, world.group());
+    const auto parameters = pipeline.stages()[0].named_parameters();
+    const auto step = [&] {
+      for (const auto& [_, tensor] : parameters) {
+        Tensor clear = tensor;
+        clear.mutable_grad().reset();
+      }
+      const uint64_t before = world.history().count();
+      run_step(pipeline, plan, 0);
+      return world.history().count() - before;
+    };
+    const auto freeze = [&](bool frozen) {
+      for (const auto& [_, tensor] : parameters) {
+        Tensor parameter = tensor;
+        parameter.requires_grad_(!frozen);
+      }
+    };
+    step();
+    const uint64_t messages = step();
+    if (world.rank() == 0) freeze(true);
+    step();  // learns
+    const uint64_t fewer = step();
+    for (const auto& [name, tensor] : parameters) {
+      EXPECT_EQ(tensor.grad().defined(), world.rank() != 0) << name;
+    }
+    if (world.rank() < 2) {
+      EXPECT_EQ(fewer, messages - 3);
+    }
+    if (world.rank() == 0) freeze(false);
+    EXPECT_EQ(step(), messages);  // remembered
+    for (const auto& [name, tensor] : parameters) {
+      EXPECT_TRUE(tensor.grad().defined()) << name;
+    }
+  });
 }
 
 TEST(Pipeline, ScheduleMayChangeBetweenSteps) {
   const LayerList list = nets::mlp();
   Plan plan{.steps = 1, .microbatches = 4};
   const auto expected = training::on_one_device(list, plan);
-  run_ranks(
-      2,
-      [&](World& world) {
-        Pipeline pipeline(
-            world.group(), schedules::named("gpipe", 2, 2),
-            build_stages(
-                list, partition_evenly(list, 2), {0, 1}, world.rank()));
-        pipeline.set_schedule(schedules::named("zb-h2", 2, 4));
-        EXPECT_EQ(pipeline.schedule().name, "zb-h2");
-        pipeline.step(
-            world.rank() == 0 ? training::batch_of(plan, 0)
-                              : std::vector<Tensors>{},
-            training::loss_of(plan, 0));
-        for (const auto& [name, tensor] :
-             pipeline.stages()[0].named_parameters()) {
-          EXPECT_TRUE(
-              torch::equal(tensor.grad(), expected.gradients[0].at(name)))
-              << name;
-        }
-        EXPECT_THAT(
-            error_text<ConfigError>(
-                [&] { pipeline.set_schedule(schedules::named("zb-v", 2, 4)); }),
-            HasSubstr("other ranks"));
-      },
-      quick());
+  Ranks{2}.run([&](World& world) {
+    Pipeline pipeline =
+        make_pipeline(list, schedules::named("gpipe", 2, 2), world.group());
+    pipeline.set_schedule(schedules::named("zb-h2", 2, 4));
+    EXPECT_EQ(pipeline.schedule().name, "zb-h2");
+    run_step(pipeline, plan, 0);
+    for (const auto& [name, tensor] : pipeline.stages()[0].named_parameters()) {
+      EXPECT_TRUE(torch::equal(tensor.grad(), expected.gradients[0].at(name)))
+          << name;
+    }
+    EXPECT_THAT(
+        error_text<ConfigError>(
+            [&] { pipeline.set_schedule(schedules::named("zb-v", 2, 4)); }),
+        HasSubstr("other ranks"));
+  });
 }
 
 // How images lie in memory: where they are given and, as seen by the next stage
@@ -480,16 +425,13 @@ TEST(Pipeline, TensorsKeepTheirMemoryOrder) {
           orders.give = c.give;
           const LayerList list = images(orders);
           const auto schedule = schedules::named(kind, 2, plan.microbatches);
-          run_ranks(
-              2,
-              [&](World& world) {
-                const auto actual = training::on_ranks(
-                    list, plan, schedule, world.group(),
-                    {.shapes_vary = vary, .messages_in_order = in_order});
-                training::expect_part(
-                    expected, actual, world.rank() == 1, parity::kRounding);
-              },
-              quick());
+          Ranks{2}.run([&](World& world) {
+            const auto actual = training::on_ranks(
+                list, plan, schedule, world.group(),
+                {.shapes_vary = vary, .messages_in_order = in_order});
+            training::expect_part(
+                expected, actual, world.rank() == 1, parity::kRounding);
+          });
           // The order is that of the call, or of the first step's call where
           // the next stage knows what comes.
           std::vector<Orders::Strides> arrived, gradients;
@@ -513,7 +455,7 @@ TEST(Pipeline, TensorsKeepTheirMemoryOrder) {
 
 // The error of the first rank that fails.
 std::string first_error(int ranks, const std::function<void(World&)>& body) {
-  return error_text([&] { run_ranks(ranks, body, quick()); });
+  return error_text([&] { Ranks{ranks}.run(body); });
 }
 
 std::string error_of(
@@ -570,9 +512,8 @@ TEST(PipelineErrors, RanksMakeDifferentCalls) {
   const LayerList list = nets::mlp();
   const auto run = [&](const std::function<void(Pipeline&, int)>& body) {
     return first_error(2, [&](World& world) {
-      Pipeline pipeline(
-          world.group(), schedules::named("gpipe", 2, 5),
-          build_stages(list, partition_evenly(list, 2), {0, 1}, world.rank()));
+      Pipeline pipeline =
+          make_pipeline(list, schedules::named("gpipe", 2, 5), world.group());
       body(pipeline, world.rank());
     });
   };
@@ -587,9 +528,7 @@ TEST(PipelineErrors, RanksMakeDifferentCalls) {
   EXPECT_THAT(
       run([&](Pipeline& pipeline, int rank) {
         if (rank == 0) pipeline.set_schedule(schedules::named("1f1b", 2, 5));
-        pipeline.step(
-            rank == 0 ? training::batch_of(plan, 0) : std::vector<Tensors>{},
-            loss);
+        pipeline.step(batch_here(pipeline, plan, 0), loss);
       }),
       HasSubstr("another schedule"));
   EXPECT_THAT(
@@ -605,16 +544,14 @@ TEST(PipelineErrors, RanksMakeDifferentCalls) {
       }),
       AllOf(HasSubstr("4 microbatches"), HasSubstr("is for 5")));
   EXPECT_THAT(
-      run([&](Pipeline& pipeline, int rank) {
-        pipeline.step(
-            rank == 0 ? training::batch_of(plan, 0) : std::vector<Tensors>{});
+      run([&](Pipeline& pipeline, int) {
+        pipeline.step(batch_here(pipeline, plan, 0));
       }),
       HasSubstr("no loss function"));
   EXPECT_THAT(
-      run([&](Pipeline& pipeline, int rank) {
+      run([&](Pipeline& pipeline, int) {
         pipeline.step(
-            rank == 0 ? training::batch_of(plan, 0) : std::vector<Tensors>{},
-            [](const Tensors& outputs, int64_t) {
+            batch_here(pipeline, plan, 0), [](const Tensors& outputs, int64_t) {
               return outputs[0].detach();
             });
       }),
@@ -623,17 +560,13 @@ TEST(PipelineErrors, RanksMakeDifferentCalls) {
 
 TEST(PipelineErrors, AfterAFailedCall) {
   const LayerList list = nets::mlp();
-  run_ranks(1, [&](World& world) {
-    Pipeline pipeline(
-        world.group(), schedules::named("gpipe", 1, 5),
-        build_stages(list, partition_evenly(list, 1), {0}, 0));
+  Ranks{1}.run([&](World& world) {
+    Pipeline pipeline =
+        make_pipeline(list, schedules::named("gpipe", 1, 5), world.group());
     const Plan plan;
     EXPECT_ANY_THROW(pipeline.step({}, training::loss_of(plan, 0)));
     EXPECT_THAT(
-        error_text([&] {
-          pipeline.step(
-              training::batch_of(plan, 0), training::loss_of(plan, 0));
-        }),
+        error_text([&] { run_step(pipeline, plan, 0); }),
         HasSubstr("build a new one"));
   });
 }
@@ -647,7 +580,7 @@ TEST(PipelineErrors, StagesThatDoNotFitTheSchedule) {
             list, partition_evenly(list, schedule.num_stages()),
             schedule.rank_of_stage, rank));
   };
-  run_ranks(1, [&](World& world) {
+  Ranks{1}.run([&](World& world) {
     EXPECT_THAT(
         error_text<ConfigError>(
             [&] { build(world, schedules::named("gpipe", 2, 2), 0); }),
@@ -703,10 +636,8 @@ TEST(PipelineErrors, StageThatFailsMidStep) {
 TEST(PipelineErrors, TiesThatDoNotFit) {
   const auto build = [](const LayerList& list, const std::vector<Tie>& ties) {
     return first_error(2, [&](World& world) {
-      Pipeline pipeline(
-          world.group(), schedules::named("gpipe", 2, 2),
-          build_stages(list, partition_evenly(list, 2), {0, 1}, world.rank()),
-          {.ties = ties});
+      make_pipeline(
+          list, schedules::named("gpipe", 2, 2), world.group(), {.ties = ties});
     });
   };
   LayerList list;

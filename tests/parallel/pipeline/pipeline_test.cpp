@@ -9,25 +9,14 @@
 #include <set>
 #include <string>
 
-#include "echelon/error.h"
 #include "tests/parallel/pipeline/schedules.h"
 #include "tests/parallel/pipeline/training.h"
-#include "tests/support/error_text.h"
+#include "tests/support/ranks.h"
 
 namespace echelon {
 namespace pipeline_test {
 
-using testing::AllOf;
-using testing::HasSubstr;
-using torch::Tensor;
 using training::Plan;
-
-CommOptions backend(BackendKind kind) {
-  CommOptions options;
-  options.backend = kind;
-  options.timeout = std::chrono::seconds(60);
-  return options;
-}
 
 struct Case {
   std::string net;
@@ -109,19 +98,16 @@ TEST_P(Parity, EqualsOneDevice) {
   const auto expected = training::on_one_device(list, c.plan);
   std::mutex mutex;
   std::set<std::string> seen;
-  run_ranks(
-      c.ranks,
-      [&](World& world) {
-        const auto actual = training::on_ranks(
-            list, c.plan, schedule, world.group(),
-            {.receives_ahead = c.ahead, .messages_in_order = c.in_order});
-        std::lock_guard lock(mutex);
-        for (const auto& [name, _] : actual.parameters) seen.insert(name);
-        training::expect_part(
-            expected, actual, schedule.rank_of_stage.back() == world.rank(),
-            parity::kRounding);
-      },
-      backend(c.backend));
+  Ranks{c.ranks, c.backend}.run([&](World& world) {
+    const auto actual = training::on_ranks(
+        list, c.plan, schedule, world.group(),
+        {.receives_ahead = c.ahead, .messages_in_order = c.in_order});
+    std::lock_guard lock(mutex);
+    for (const auto& [name, _] : actual.parameters) seen.insert(name);
+    training::expect_part(
+        expected, actual, schedule.rank_of_stage.back() == world.rank(),
+        parity::kRounding);
+  });
   EXPECT_EQ(seen.size(), expected.parameters.size());
 }
 

@@ -153,6 +153,31 @@ inline parity::Record on_one_device(const LayerList& list, const Plan& plan) {
   return record;
 }
 
+/// A pipeline whose stages have nearly equal numbers of layers.
+inline Pipeline make_pipeline(
+    const LayerList& list, const Schedule& schedule, const Group& group,
+    const PipelineOptions& options = {}) {
+  return Pipeline(
+      group, schedule,
+      build_stages(
+          list, partition_evenly(list, schedule.num_stages()),
+          schedule.rank_of_stage, group.rank()),
+      options);
+}
+
+/// The batch on the rank of stage 0, elsewhere nothing.
+inline std::vector<Tensors>
+batch_here(const Pipeline& pipeline, const Plan& plan, int step) {
+  if (!pipeline.has_first_stage()) return {};
+  return batch_of(plan, step);
+}
+
+inline PipelineResult run_step(Pipeline& pipeline, const Plan& plan, int step) {
+  return pipeline.step(
+      batch_here(pipeline, plan, step),
+      pipeline.has_last_stage() ? loss_of(plan, step) : nullptr);
+}
+
 /// The same on this rank of a pipeline. The loss is 0 except on the rank of the
 /// last stage.
 inline parity::Record on_ranks(
@@ -160,29 +185,19 @@ inline parity::Record on_ranks(
     const Group& group, PipelineOptions options = {}) {
   options.ties = list.ties();
   options.copy_tied_values = true;
-  Pipeline pipeline(
-      group, schedule,
-      build_stages(
-          list, partition_evenly(list, schedule.num_stages()),
-          schedule.rank_of_stage, group.rank()),
-      options);
+  Pipeline pipeline = make_pipeline(list, schedule, group, options);
   Parameters parameters;
   for (const auto& stage : pipeline.stages()) {
     for (auto& item : stage.named_parameters()) parameters.push_back(item);
   }
   parity::Record record;
   for (int step = 0; step < plan.steps; ++step) {
-    const bool first = pipeline.has_first_stage();
-    auto result = pipeline.step(
-        first ? batch_of(plan, step) : std::vector<Tensors>{},
-        pipeline.has_last_stage() ? loss_of(plan, step) : nullptr);
+    const auto result = run_step(pipeline, plan, step);
     record_step(record, parameters, sum_of(result.losses));
     if (plan.evaluate) {
       record_evaluation(
           record, step,
-          pipeline.evaluate(
-              first ? batch_of(evaluation_of(plan), step)
-                    : std::vector<Tensors>{}));
+          pipeline.evaluate(batch_here(pipeline, evaluation_of(plan), step)));
     }
     update(parameters);
   }
