@@ -1,4 +1,4 @@
-#include "echelon/bench/bench_launches.h"
+#include "echelon/bench/bench_rates.h"
 
 #include <torch/types.h>
 #include <torch/utils.h>

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "echelon/bench/bench_collectives.h"
-#include "echelon/bench/bench_launches.h"
 #include "echelon/bench/bench_rates.h"
 
 namespace echelon {

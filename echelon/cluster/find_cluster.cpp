@@ -45,12 +45,10 @@ int64_t count_in(const std::string& text, std::string_view number) {
 }
 
 void add_usual_nodes(Cluster& cluster, const Node& node, int64_t devices) {
-  const int64_t whole = devices / node.num_devices;
-  const int64_t rest = devices % node.num_devices;
-  if (whole > 0) cluster.groups.push_back({node, whole});
-  if (rest > 0) {
-    cluster.groups.push_back({node, 1});
-    cluster.groups.back().node.num_devices = rest;
+  const int64_t nodes = (devices + node.num_devices - 1) / node.num_devices;
+  const Cluster usual{.name = {}, .groups = {{node, nodes}}};
+  for (auto& group : usual.first(devices).groups) {
+    cluster.groups.push_back(std::move(group));
   }
 }
 

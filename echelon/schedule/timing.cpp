@@ -45,40 +45,6 @@ void check_costs(
   }
 }
 
-class Clock {
- public:
-  Clock(const Schedule& schedule, const std::vector<StageCost>& costs)
-      : schedule_(schedule),
-        costs_(costs),
-        forward_end_(detail::cell(schedule, schedule.num_stages(), 0)),
-        backward_end_(forward_end_.size()) {}
-
-  // When the input of `action` has arrived.
-  double arrival(const Action& action) const {
-    const int32_t stage = detail::needed_stage(action, schedule_.num_stages());
-    if (stage < 0) return 0;
-    const auto at = detail::cell(schedule_, stage, action.microbatch);
-    const bool back = detail::is_backward(action.kind);
-    const double end = back ? backward_end_[at] : forward_end_[at];
-    const auto& owners = schedule_.rank_of_stage;
-    const auto a = static_cast<size_t>(action.stage);
-    const auto b = static_cast<size_t>(stage);
-    return owners[a] == owners[b] ? end : end + costs_[std::min(a, b)].transfer;
-  }
-
-  void finish(const Action& action, double end) {
-    const auto at = detail::cell(schedule_, action.stage, action.microbatch);
-    if (action.kind == ActionKind::forward) forward_end_[at] = end;
-    if (detail::is_backward(action.kind)) backward_end_[at] = end;
-  }
-
- private:
-  const Schedule& schedule_;
-  const std::vector<StageCost>& costs_;
-  std::vector<double> forward_end_;  // by stage and microbatch
-  std::vector<double> backward_end_;
-};
-
 void sum_up(Timing& timing) {
   double busy = 0;
   double longest = 0;
@@ -116,18 +82,35 @@ Timing time_schedule(
       timing.actions.emplace_back(list.size());
     }
   }
-  Clock clock(schedule, costs);
+  // By stage and microbatch.
+  std::vector<double> forward_end(
+      detail::cell(schedule, schedule.num_stages(), 0));
+  std::vector<double> backward_end(forward_end.size());
+  const auto& owners = schedule.rank_of_stage;
+  // When the input of `action` has arrived.
+  const auto arrival = [&](const Action& action) {
+    const int32_t stage = detail::needed_stage(action, schedule.num_stages());
+    if (stage < 0) return 0.0;
+    const auto at = detail::cell(schedule, stage, action.microbatch);
+    const bool back = detail::is_backward(action.kind);
+    const double end = back ? backward_end[at] : forward_end[at];
+    const auto a = static_cast<size_t>(action.stage);
+    const auto b = static_cast<size_t>(stage);
+    return owners[a] == owners[b] ? end : end + costs[std::min(a, b)].transfer;
+  };
   detail::Walk walk(schedule);
   const bool whole =
       walk.run([&](int32_t rank, size_t index, const Action& action) {
         RankTiming& own = timing.ranks[static_cast<size_t>(rank)];
-        const double begin = std::max(own.end, clock.arrival(action));
+        const double begin = std::max(own.end, arrival(action));
         const double cost =
             cost_of(action, costs[static_cast<size_t>(action.stage)]);
         if (index == 0) own.begin = begin;
         own.end = begin + cost;
         own.busy += cost;
-        clock.finish(action, own.end);
+        const auto at = detail::cell(schedule, action.stage, action.microbatch);
+        if (action.kind == ActionKind::forward) forward_end[at] = own.end;
+        if (detail::is_backward(action.kind)) backward_end[at] = own.end;
         if (with_actions) {
           timing.actions[static_cast<size_t>(rank)][index] = {begin, own.end};
         }

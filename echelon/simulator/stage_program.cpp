@@ -240,12 +240,7 @@ class Builder {
   void add_stage(const std::vector<LayerWork>& stage) {
     const std::vector<Layer> layers = layers_of(stage);
     if (gathers_at_once()) {
-      for (const Layer& layer : layers) {
-        for (const Instruction& one :
-             traffic_.gathers(elements_of(*layer.work), layer.name)) {
-          launch(program_.begin, one, Stream::gather, layer.gather_tag);
-        }
-      }
+      for (const Layer& layer : layers) gather(program_.begin, layer);
     }
     StageProgram program;
     program.forward_bytes = layers.back().work->output_bytes;
@@ -338,12 +333,23 @@ class Builder {
     return list;
   }
 
+  // Appends collectives: blocking, or launched.
   static void
-  launch(Instructions& list, Instruction one, Stream stream, int16_t tag) {
-    one.kind = Instruction::Kind::launch;
-    one.stream = stream;
-    one.tag = tag;
-    list.push_back(one);
+  add(Instructions& list, const Instructions& collectives, bool launches,
+      Stream stream, int16_t tag) {
+    for (Instruction one : collectives) {
+      if (launches) {
+        one.kind = Instruction::Kind::launch;
+        one.stream = stream;
+        one.tag = tag;
+      }
+      list.push_back(one);
+    }
+  }
+
+  void gather(Instructions& list, const Layer& layer) {
+    add(list, traffic_.gathers(elements_of(*layer.work), layer.name),
+        in_.framework.overlaps_parameters, Stream::gather, layer.gather_tag);
   }
 
   // Layer i must be unsharded; the next one is prefetched while it runs.
@@ -355,15 +361,7 @@ class Builder {
     const bool kept =
         kind != ActionKind::forward && in_.strategy.layout.pp == 1;
     const auto start = [&](size_t at) {
-      if (at >= order.size() || (at == 0 && kept)) return;
-      for (const Instruction& one :
-           traffic_.gathers(elements_of(*order[at]->work), order[at]->name)) {
-        if (in_.framework.overlaps_parameters) {
-          launch(list, one, Stream::gather, order[at]->gather_tag);
-        } else {
-          list.push_back(one);
-        }
-      }
+      if (at < order.size() && !(at == 0 && kept)) gather(list, *order[at]);
     };
     if (i == 0) start(0);
     if (!in_.framework.overlaps_parameters && i > 0) start(i);
@@ -393,13 +391,8 @@ class Builder {
     const bool waits =
         in_.strategy.zero_stage == 0 && bytes < in_.framework.bucket_bytes;
     if (waits && !is_last) return;
-    for (const Instruction& one : traffic_.reductions(bucket, layer.name)) {
-      if (in_.framework.overlaps_gradients) {
-        launch(list, one, Stream::reduce, layer.reduce_tag);
-      } else {
-        list.push_back(one);
-      }
-    }
+    add(list, traffic_.reductions(bucket, layer.name),
+        in_.framework.overlaps_gradients, Stream::reduce, layer.reduce_tag);
     bucket = {};
   }
 
