@@ -6,7 +6,7 @@
 
 #include "echelon/schedule/schedule.h"
 #include "echelon/simulator/rank_classes.h"
-#include "echelon/simulator/running_rank.h"
+#include "echelon/simulator/rank_program.h"
 
 namespace echelon::simulator {
 
