@@ -46,7 +46,7 @@ Json row_json(const RowPrediction& one) {
     const auto& parts = one.step.parts;
     double exposed = 0;
     for (const double axis : parts.exposed) exposed += axis;
-    json["stack"] = one.strategy.stack;
+    json["stack"] = one.strategy.framework;
     json["strategy"] = to_string(one.strategy);
     json["parts"] = {
         {"matrix", parts.matrix},       {"memory", parts.memory},

@@ -47,7 +47,7 @@ PlanRequest request_of(const RowPrediction& one) {
       .seq_len = one.strategy.seq_len,
       .fixed = fixed_of(one.strategy),
       .precision = one.strategy.precision,
-      .stack = one.strategy.stack,
+      .framework = one.strategy.framework,
       .keep = kEveryLayout,
       .simulate = true,
       .compare = false};
@@ -56,7 +56,7 @@ PlanRequest request_of(const RowPrediction& one) {
 /// Rows of one text are of one request.
 std::string text_of(const RowPrediction& one, const PlanRequest& request) {
   const StepRow& row = one.row;
-  std::string text = to_toml(request.cluster) + row.model + request.stack;
+  std::string text = to_toml(request.cluster) + row.model + request.framework;
   for (const int64_t number :
        {row.layers, row.hidden, row.heads, row.kv_heads, row.ffn, row.vocab,
         row.seq, row.global_batch,

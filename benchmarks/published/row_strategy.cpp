@@ -27,14 +27,14 @@ int64_t at_least_1(int64_t degree) {
   return std::max<int64_t>(degree, 1);
 }
 
-bool is_nemo(const std::string& stack) {
-  return stack == "nemo-2023" || stack == "megatron-core" ||
-         stack.starts_with("megatron-bridge");
+bool is_nemo(const std::string& framework) {
+  return framework == "nemo-2023" || framework == "megatron-core" ||
+         framework.starts_with("megatron-bridge");
 }
 
-bool is_megatron(const std::string& stack) {
-  return is_nemo(stack) || stack.starts_with("megatron") ||
-         stack.starts_with("zero-bubble");
+bool is_megatron(const std::string& framework) {
+  return is_nemo(framework) || framework.starts_with("megatron") ||
+         framework.starts_with("zero-bubble");
 }
 
 constexpr int64_t kMostStages = 1024;
@@ -44,7 +44,8 @@ constexpr int64_t kMostStages = 1024;
 constexpr AxisOrder kMegatronOrder = {
     Axis::pp, Axis::dp_replicate, Axis::dp_shard, Axis::ep, Axis::cp, Axis::tp};
 
-int64_t zero_stage(const StepRow& row, const std::string& stack, int64_t data) {
+int64_t
+zero_stage(const StepRow& row, const std::string& framework, int64_t data) {
   if (data == 1) return 0;
   const std::string cell = lower(row.sharding);
   for (const int stage : {1, 2, 3}) {
@@ -61,11 +62,12 @@ int64_t zero_stage(const StepRow& row, const std::string& stack, int64_t data) {
         "\" is not understood: zero1, zero2, zero3 or fsdp");
   }
   // What the software does when nothing is said.
-  if (stack.starts_with("torchtitan") || stack == "fsdp" ||
-      stack == "deepspeed" || stack == "paxml" || stack == "maxtext") {
+  if (framework.starts_with("torchtitan") || framework == "fsdp" ||
+      framework == "deepspeed" || framework == "paxml" ||
+      framework == "maxtext") {
     return 3;
   }
-  return is_nemo(stack) ? 1 : 0;
+  return is_nemo(framework) ? 1 : 0;
 }
 
 /// "fsdp 128 x dp 4": 128 of them share the parameters.
@@ -78,7 +80,8 @@ int64_t shard_degree(const StepRow& row, int64_t data) {
   return shard > 0 && data % shard == 0 ? shard : data;
 }
 
-Layout layout_of(const StepRow& row, const std::string& stack, int64_t& zero) {
+Layout
+layout_of(const StepRow& row, const std::string& framework, int64_t& zero) {
   Layout layout;
   layout.tp = at_least_1(row.tp);
   layout.pp = at_least_1(row.pp);
@@ -105,14 +108,14 @@ Layout layout_of(const StepRow& row, const std::string& stack, int64_t& zero) {
         "ep=" + std::to_string(layout.ep) +
         " does not divide dp=" + std::to_string(data));
   }
-  zero = zero_stage(row, stack, data * layout.cp);
+  zero = zero_stage(row, framework, data * layout.cp);
   const int64_t rest = data / layout.ep;
   layout.dp_shard = zero > 0 ? shard_degree(row, rest) : 1;
   layout.dp_replicate = rest / layout.dp_shard;
   return layout;
 }
 
-Precision precision_of(const StepRow& row, const std::string& stack) {
+Precision precision_of(const StepRow& row, const std::string& framework) {
   const std::string cell = lower(row.precision);
   if (contains(cell, "fp4")) return Precision::fp4;
   if (contains(cell, "fp8") || contains(cell, "float8")) return Precision::fp8;
@@ -127,8 +130,9 @@ Precision precision_of(const StepRow& row, const std::string& stack) {
     throw ConfigError(
         "precision \"" + cell.substr(0, 40) + "\" is not understood");
   }
-  return contains(lower(row.gpu), "v100") || stack == "megatron-2021" ||
-                 stack == "megatron-vtrain" || stack == "megatron-deepspeed"
+  return contains(lower(row.gpu), "v100") || framework == "megatron-2021" ||
+                 framework == "megatron-vtrain" ||
+                 framework == "megatron-deepspeed"
              ? Precision::fp16
              : Precision::bf16;
 }
@@ -141,14 +145,14 @@ void usual_schedule(
   if (row.virtual_stages != 0) return;
   const int64_t pp = strategy.layout.pp;
   const int64_t layers = model.transformer->layers;
-  const bool nemo = is_nemo(strategy.stack);
+  const bool nemo = is_nemo(strategy.framework);
   const int64_t samples = row.global_batch / strategy.data_ranks();
   const int64_t count = samples / at_least_1(row.microbatch_size);
   if (nemo && layers % pp == 0 && layers > pp && count % pp == 0) {
     strategy.schedule = "interleaved";
     strategy.stages_per_rank = layers / pp;
   } else if (
-      strategy.stack.starts_with("torchtitan") &&
+      strategy.framework.starts_with("torchtitan") &&
       contains(row.text(), "interleaved")) {
     strategy.schedule = "interleaved";
     strategy.stages_per_rank = 2;
@@ -239,7 +243,7 @@ bool fits(
 /// they do.
 void choose_recompute_for(
     const ModelShape& model, const Cluster& cluster, Strategy& strategy) {
-  const bool nemo = is_nemo(strategy.stack);
+  const bool nemo = is_nemo(strategy.framework);
   for (const Recompute choice : kRecomputes) {
     if (nemo && choice == Recompute::all) return;
     strategy.recompute = choice;
@@ -256,7 +260,7 @@ void choose_microbatch(
   const int64_t samples = row.global_batch / strategy.data_ranks();
   strategy.microbatch_size = 1;
   if (strategy.layout.pp > 1) {
-    if (strategy.stack.starts_with("torchtitan")) {
+    if (strategy.framework.starts_with("torchtitan")) {
       strategy.microbatch_size = at_least_1(samples / strategy.layout.pp);
     }
     return;
@@ -284,22 +288,22 @@ void check_batch(const StepRow& row, const Strategy& strategy) {
 Strategy strategy_of(
     const StepRow& row, const ModelShape& model, const Cluster& cluster) {
   Strategy strategy;
-  strategy.stack = stack_of(row);
-  strategy.layout = layout_of(row, strategy.stack, strategy.zero_stage);
-  if (is_megatron(strategy.stack)) strategy.layout.order = kMegatronOrder;
+  strategy.framework = framework_of(row);
+  strategy.layout = layout_of(row, strategy.framework, strategy.zero_stage);
+  if (is_megatron(strategy.framework)) strategy.layout.order = kMegatronOrder;
   const std::string text = row.text();
   strategy.gather_once = contains(lower(row.sharding), "no reshard");
   strategy.global_batch = row.global_batch;
   strategy.microbatch_size = row.microbatch_size;
   strategy.seq_len = row.seq;
-  strategy.precision = precision_of(row, strategy.stack);
+  strategy.precision = precision_of(row, strategy.framework);
   // Composer's PURE: nothing is kept in fp32.
   if (contains(text, "mp mode pure")) strategy.master = Precision::bf16;
-  strategy.sequence_parallel =
-      strategy.layout.tp > 1 &&
-      (is_nemo(strategy.stack) || strategy.stack.starts_with("torchtitan") ||
-       lower(row.recompute).starts_with("sel")) &&
-      !contains(text, "no sequence parallel");
+  strategy.sequence_parallel = strategy.layout.tp > 1 &&
+                               (is_nemo(strategy.framework) ||
+                                strategy.framework.starts_with("torchtitan") ||
+                                lower(row.recompute).starts_with("sel")) &&
+                               !contains(text, "no sequence parallel");
   read_schedule(row, model, strategy);
   const bool known = read_recompute(row, model, strategy);
   if (row.microbatch_size == 0) {

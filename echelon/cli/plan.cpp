@@ -97,7 +97,7 @@ class PlanPrinter {
             ? format(", sequences of {} tokens", format_count(seq))
             : "",
         format_count(request_.global_batch), cluster_text(request_.cluster),
-        to_string(request_.precision), request_.stack);
+        to_string(request_.precision), request_.framework);
     if (result.considered == 0) return;
     const std::string searched = format(
         "{} strategies: {} cannot fit, {} are slower by the bound, {} steps "
@@ -372,7 +372,7 @@ void print_plan_json(const PlanRequest& request, const PlanResult& result) {
   json["devices"] = request.cluster.num_devices();
   json["usable_bytes"] = usable_device_bytes(request.cluster);
   json["batch"] = request.global_batch;
-  json["stack"] = request.stack;
+  json["stack"] = request.framework;
   json["considered"] = result.considered;
   json["pruned_by_memory"] = result.pruned;
   json["pruned_by_time"] = result.pruned_slow;
@@ -472,7 +472,7 @@ PlanRequest request_of(const PlanArguments& arguments) {
                           ? usual_precision(request.cluster)
                           : precision_from_name(arguments.precision);
   if (!arguments.stack.empty()) {
-    request.stack = find_framework(arguments.stack).name;
+    request.framework = find_framework(arguments.stack).name;
   }
   if (!arguments.keep.empty()) {
     request.keep = parse_count("--keep", arguments.keep, 1, kMostKept);

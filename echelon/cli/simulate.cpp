@@ -261,7 +261,7 @@ Job planned_job(const SimulateCase& what) {
       .global_batch = strategy.global_batch,
       .seq_len = strategy.seq_len,
       .precision = strategy.precision,
-      .stack = strategy.stack};
+      .framework = strategy.framework};
   const Plan plan{.strategy = strategy};
   Job job = parse_job(to_configuration(plan, request), "what was simulated");
   job.optimizer.name = strategy.optimizer;
@@ -278,7 +278,8 @@ Job planned_job(const SimulateCase& what) {
 // The flags that a configuration cannot express.
 std::string missing_settings(const Strategy& strategy, const Job& job) {
   std::vector<std::string> flags;
-  if (strategy.stack != "echelon") flags.push_back("--stack " + strategy.stack);
+  if (strategy.framework != "echelon")
+    flags.push_back("--stack " + strategy.framework);
   if (configured_strategy(job).precision != strategy.precision) {
     flags.push_back(format("--precision {}", to_string(strategy.precision)));
   }
@@ -320,7 +321,7 @@ facts_of(const SimulateCase& what, const SimulatedRun& run) {
       {"Ranks", format_count(strategy.layout.num_ranks()) + "; some are shown"},
       {"Global batch", format_count(strategy.global_batch)},
       {"Precision", std::string(to_string(strategy.precision))},
-      {"Software", strategy.stack},
+      {"Software", strategy.framework},
       {"Memory", format_bytes(run.step.memory.peak_bytes()) +
                      (run.step.fits ? " of the fullest device, fits"
                                     : " of the fullest device: does not fit")},

@@ -81,7 +81,7 @@ void read_strategy(const SimulateArguments& arguments, Strategy& strategy) {
     strategy.precision = precision_from_name(arguments.precision);
   }
   if (!arguments.stack.empty()) {
-    strategy.stack = find_framework(arguments.stack).name;
+    strategy.framework = find_framework(arguments.stack).name;
   }
   if (arguments.sequence_parallel) strategy.sequence_parallel = true;
 }

@@ -163,7 +163,7 @@ int MemoryEstimate::fullest() const {
 
 MemoryEstimate
 estimate_memory(const ModelShape& model, const Strategy& strategy) {
-  const Framework& framework = find_framework(strategy.stack);
+  const Framework& framework = find_framework(strategy.framework);
   const PipelineShape pipeline = pipeline_of(strategy);
   const auto parameters = stage_parameters(model, strategy);
   const auto activations = stage_activations(model, strategy, framework);
@@ -195,7 +195,7 @@ estimate_memory(const ModelShape& model, const Strategy& strategy) {
 }
 
 double least_bytes(const ModelShape& model, const Strategy& strategy) {
-  const Framework& framework = find_framework(strategy.stack);
+  const Framework& framework = find_framework(strategy.framework);
   const PipelineShape pipeline = pipeline_of(strategy);
   const auto parameters = stage_parameters(model, strategy);
   double most = 0;

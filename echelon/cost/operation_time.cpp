@@ -211,7 +211,7 @@ double seconds_of_one(
     const Cluster& cluster, int64_t rank) {
   const Node& node = cluster.node_of(rank);
   const DeviceRates& rates = rates_of(node.device);
-  const Framework& framework = find_framework(strategy.stack);
+  const Framework& framework = find_framework(strategy.framework);
   const Precision precision =
       operation.wide ? wide(strategy.precision) : strategy.precision;
   if (node.device.measured()) {

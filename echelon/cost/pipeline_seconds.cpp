@@ -40,7 +40,7 @@ double timed(
   options.microbatches = static_cast<int32_t>(microbatches);
   options.stages_per_rank = static_cast<int32_t>(stages_per_rank(strategy));
   const Timing timing = time_schedule(remembered(options), stages);
-  if (!find_framework(strategy.stack).validates_afterwards)
+  if (!find_framework(strategy.framework).validates_afterwards)
     return timing.makespan;
   double longest = 0;
   for (const RankTiming& rank : timing.ranks) {

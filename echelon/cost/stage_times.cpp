@@ -181,7 +181,7 @@ StageTimes stage_times(
     const ModelShape& model, const Strategy& strategy, const Cluster& cluster,
     int64_t first_rank) {
   const Framework framework = framework_on(
-      find_framework(strategy.stack), cluster.node_of(first_rank).device);
+      find_framework(strategy.framework), cluster.node_of(first_rank).device);
   const StageContext context{model,      strategy,
                              cluster,    framework,
                              first_rank, strategy.layout.stride(Axis::pp)};

@@ -44,7 +44,7 @@ struct Strategy {
   bool offload_optimizer = false;
   bool offload_activations = false;
   /// The framework: a name of framework_names() (framework.h).
-  std::string stack = "echelon";
+  std::string framework = "echelon";
 
   /// Tokens of a sequence, of a model that has `usual`.
   int64_t seq_len_or(int64_t usual) const {

@@ -91,13 +91,13 @@ void begin_with_whole_parts(
 
 std::vector<double> device_speeds(
     const ModelShape& model, const Cluster& cluster, int64_t seq_len,
-    Precision precision, const std::string& stack) {
+    Precision precision, const std::string& framework) {
   if (!cluster.mixed()) return {};
   Strategy alone;
   alone.global_batch = 1;
   alone.seq_len = seq_len;
   alone.precision = precision;
-  alone.stack = stack;
+  alone.framework = framework;
   std::vector<double> speeds;
   for (const auto& group : cluster.groups) {
     speeds.push_back(1 / seconds_alone(model, group, alone));

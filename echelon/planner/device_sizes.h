@@ -13,7 +13,7 @@ namespace echelon {
 /// a share of the fastest. Empty where all are alike.
 std::vector<double> device_speeds(
     const ModelShape& model, const Cluster& cluster, int64_t seq_len,
-    Precision precision, const std::string& stack);
+    Precision precision, const std::string& framework);
 
 /// The layers of each stage, in two ways: stages that take about as long as
 /// each other, and stages that fill their devices' memory equally. Where

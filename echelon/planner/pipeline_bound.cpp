@@ -26,8 +26,9 @@ enum class Around { nothing, forward, both };
 Around around_ranks(const Strategy& strategy) {
   if (!splits_backward(strategy.schedule)) return Around::both;
   // Steps of these are measured from a rank's own first action.
-  return find_framework(strategy.stack).validates_afterwards ? Around::nothing
-                                                             : Around::forward;
+  return find_framework(strategy.framework).validates_afterwards
+             ? Around::nothing
+             : Around::forward;
 }
 
 double part(const std::vector<double>& sums, int64_t begin, int64_t count) {
@@ -155,15 +156,15 @@ LayerTimes::Sums LayerTimes::compute(
     const Strategy& group, int64_t samples, int64_t first_rank,
     int64_t rank) const {
   Strategy own = with_microbatch(group, samples);
-  const Framework stack = framework_on(
-      find_framework(own.stack), job_.cluster.node_of(first_rank).device);
+  const Framework framework = framework_on(
+      find_framework(own.framework), job_.cluster.node_of(first_rank).device);
   const auto seconds = [&](const Operations& pass) {
-    return pass_seconds(pass, own, job_.cluster, stack, rank).total();
+    return pass_seconds(pass, own, job_.cluster, framework, rank).total();
   };
   Sums sums{.forward = {0}, .both = {0}, .again = {}};
   for (const Recompute recompute : kRecomputes) {
     own.recompute = recompute;
-    const auto layers = layer_work(job_.model, own, stack);
+    const auto layers = layer_work(job_.model, own, framework);
     const auto blocks = blocks_of(job_.model, layers);
     auto& again = sums.again[static_cast<size_t>(recompute)];
     again = {0};

@@ -45,11 +45,11 @@ SearchJob job_of(const PlanRequest& request, int64_t devices) {
       .global_batch = request.global_batch,
       .seq_len = request.seq_len > 0 ? request.seq_len : request.model.seq_len,
       .precision = request.precision,
-      .stack = request.stack,
+      .framework = request.framework,
       .constraints = Constraints(request.fixed),
       .speeds = device_speeds(
           request.model, request.cluster, request.seq_len, request.precision,
-          request.stack),
+          request.framework),
       .coarse = request.coarse};
 }
 
@@ -254,7 +254,7 @@ void check_request(const PlanRequest& request) {
   }
   const auto trains = {
       Precision::bf16, Precision::fp16, Precision::fp32, Precision::fp64};
-  if (request.stack == "echelon" &&
+  if (request.framework == "echelon" &&
       std::ranges::find(trains, request.precision) == trains.end()) {
     throw ConfigError(format(
         "--precision {}: echelon train computes in bf16, fp16, fp32 or fp64; "

@@ -25,7 +25,7 @@ struct PlanRequest {
   /// search_keys() (search_key.h) has them.
   std::vector<std::pair<std::string, std::string>> fixed;
   Precision precision = Precision::bf16;
-  std::string stack = "echelon";
+  std::string framework = "echelon";
   int64_t keep = 5;  // plans to return, each with a different layout
   /// Whether the best few are simulated, event by event, before they are
   /// ranked.

@@ -204,7 +204,7 @@ std::string why_sizes(const PlanRequest& request, const Plan& best) {
   const auto& groups = request.cluster.groups;
   const auto speeds = device_speeds(
       request.model, request.cluster, request.seq_len, request.precision,
-      request.stack);
+      request.framework);
   if (speeds.empty()) return "";
   std::string text = "The devices differ: ";
   for (size_t group = 0; group < groups.size(); ++group) {
@@ -338,7 +338,7 @@ std::string complaint(const SearchJob& job) {
   plain.global_batch = job.global_batch;
   plain.seq_len = job.seq_len;
   plain.precision = job.precision;
-  plain.stack = job.stack;
+  plain.framework = job.framework;
   return check_strategy(job.model, plain, job.cluster);
 }
 
@@ -483,8 +483,9 @@ std::vector<int64_t> values_of(const SearchJob& job, const SearchKey& key) {
   std::set<int64_t> values;
   if (key.name == "recompute") return {0, 1, 2};
   if (key.name == "offload" || key.name == "activations") {
-    return rules_of_framework(job.stack).offload ? std::vector<int64_t>{0, 1}
-                                                 : std::vector<int64_t>{0};
+    return rules_of_framework(job.framework).offload
+               ? std::vector<int64_t>{0, 1}
+               : std::vector<int64_t>{0};
   }
   const bool of_variants = key.name == "schedule" || key.name == "gather" ||
                            key.name == "stage" || key.name == "stages_per_rank";

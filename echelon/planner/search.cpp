@@ -68,7 +68,7 @@ class MemoryFitter {
   MemoryFitter(const SearchJob& job, bool offload)
       : job_(job),
         savers_(list_savers(job, offload)),
-        partial_selective_(rules_of_framework(job.stack).partial_selective),
+        partial_selective_(rules_of_framework(job.framework).partial_selective),
         host_bytes_(least_host_bytes(job.cluster)),
         usable_bytes_(most_usable_bytes(job.cluster)) {}
 
@@ -511,7 +511,7 @@ void Ranking::find_slowest() {
 }
 
 SearchResult search(const SearchJob& job, int64_t keep) {
-  const bool may = rules_of_framework(job.stack).offload;
+  const bool may = rules_of_framework(job.framework).offload;
   const bool asked =
       job.constraints.says("offload") || job.constraints.says("activations");
   SearchResult result = search(job, keep, may && asked);

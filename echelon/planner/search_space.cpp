@@ -47,7 +47,7 @@ Strategy with_microbatches(Strategy variant, const Strategy& group) {
 class Lister {
  public:
   explicit Lister(const SearchJob& job)
-      : job_(job), rules_(rules_of_framework(job.stack)), variants_(job) {}
+      : job_(job), rules_(rules_of_framework(job.framework)), variants_(job) {}
 
   std::vector<Strategy> run() {
     over(
@@ -107,7 +107,7 @@ class Lister {
     strategy.seq_len = job_.seq_len;
     strategy.precision = job_.precision;
     if (job_.precision == Precision::fp64) strategy.master = Precision::fp64;
-    strategy.stack = job_.stack;
+    strategy.framework = job_.framework;
     auto orders = orders_of(job_, layout_);
     // On equal nodes MemoryFitter tries the other orders of what fits.
     if (!job_.cluster.mixed() && !orders.empty()) orders = {orders[0]};
@@ -213,9 +213,9 @@ std::vector<Strategy> with_schedules(
 
 }  // namespace
 
-FrameworkRules rules_of_framework(const std::string& stack) {
+FrameworkRules rules_of_framework(const std::string& framework) {
   // Megatron-LM of 2021: no distributed optimizer, no sequence parallelism.
-  if (stack == "megatron-2021") {
+  if (framework == "megatron-2021") {
     return {
         .context_parallel = false,
         .expert_parallel = false,
@@ -224,13 +224,13 @@ FrameworkRules rules_of_framework(const std::string& stack) {
         .orders = {1},
         .sequence_parallel = false};
   }
-  if (stack.rfind("megatron", 0) == 0) {
+  if (framework.rfind("megatron", 0) == 0) {
     return {
         .schedules = {"1f1b", "interleaved"},
         .zero_stages = {1},
         .orders = {1}};
   }
-  if (stack == "fsdp") {
+  if (framework == "fsdp") {
     return {
         .context_parallel = false,
         .expert_parallel = false,
@@ -241,7 +241,7 @@ FrameworkRules rules_of_framework(const std::string& stack) {
         .orders = {0},
         .offload = true};
   }
-  const bool other = stack != "echelon";
+  const bool other = framework != "echelon";
   return {
       .context_parallel = other,
       .expert_parallel = other,
@@ -271,7 +271,7 @@ int64_t num_layers(const ModelShape& model) {
 }
 
 std::vector<int> orders_of(const SearchJob& job, const Layout& layout) {
-  std::vector<int> allowed = rules_of_framework(job.stack).orders;
+  std::vector<int> allowed = rules_of_framework(job.framework).orders;
   std::erase_if(allowed, [&](int order) {
     return !job.constraints.allow("order", order);
   });
@@ -284,7 +284,7 @@ std::vector<Strategy> list_groups(const SearchJob& job) {
 
 std::vector<Strategy>
 list_variants(const SearchJob& job, const Strategy& group) {
-  const FrameworkRules rules = rules_of_framework(job.stack);
+  const FrameworkRules rules = rules_of_framework(job.framework);
   std::vector<Strategy> variants;
   for (Strategy variant : with_schedules(job, rules, group)) {
     if (group.layout.dp_shard == 1) {

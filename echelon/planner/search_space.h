@@ -33,7 +33,7 @@ struct FrameworkRules {
 
 /// "echelon" stands for this project's trainer: what check_job
 /// (job/check_job.h) accepts. Others are as their documentation says.
-FrameworkRules rules_of_framework(const std::string& stack);
+FrameworkRules rules_of_framework(const std::string& framework);
 
 /// What all strategies of a search have in common.
 struct SearchJob {
@@ -43,7 +43,7 @@ struct SearchJob {
   int64_t global_batch = 0;
   int64_t seq_len = 0;
   Precision precision = Precision::bf16;
-  std::string stack = "echelon";
+  std::string framework = "echelon";
   Constraints constraints;
   /// The speed of a device of each group of nodes (device_sizes.h). Empty when
   /// all are alike; stages and batches then have equal sizes.

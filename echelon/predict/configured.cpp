@@ -155,7 +155,7 @@ Strategy configured_strategy(const Job& job) {
   strategy.optimizer = job.optimizer.name;
   strategy.offload_optimizer = job.memory.offload != "none";
   strategy.offload_activations = job.memory.activations == "offload";
-  strategy.stack = "echelon";
+  strategy.framework = "echelon";
   return strategy;
 }
 

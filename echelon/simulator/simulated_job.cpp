@@ -56,7 +56,7 @@ class JobBuilder {
         cluster_(cluster),
         options_(options),
         framework_(framework_on(
-            find_framework(strategy.stack),
+            find_framework(strategy.framework),
             cluster.groups.front().node.device)),
         copied_(
             model.transformer
@@ -237,7 +237,7 @@ class JobBuilder {
     const StageTimes times =
         stage_times(model_, mine.strategy, cluster_, first_rank);
     const Framework framework = framework_on(
-        find_framework(mine.strategy.stack),
+        find_framework(mine.strategy.framework),
         cluster_.node_of(first_rank).device);
     StageProgramInput input{
         .strategy = mine.strategy,

@@ -31,7 +31,7 @@ struct Sharing {
 
 Sharing sharing_of(const Strategy& strategy, bool experts) {
   const SharingAxes axes =
-      sharing_axes(strategy, find_framework(strategy.stack), experts);
+      sharing_axes(strategy, find_framework(strategy.framework), experts);
   const auto split = [&](std::span<const Axis> list) {
     AxisMask mask = 0;
     for (const Axis axis : list) mask |= mask_of(axis);

@@ -19,7 +19,7 @@ strategy_of(const Layout& layout, int64_t batch, const char* framework) {
   Strategy strategy;
   strategy.layout = layout;
   strategy.global_batch = batch;
-  strategy.stack = framework;
+  strategy.framework = framework;
   return strategy;
 }
 

@@ -79,7 +79,7 @@ TEST(StageTimes, ExpertsAreSummedByThoseThatHaveThem) {
 
 TEST(StageTimes, AStackThatBlocksSendsInItsOwnTime) {
   Strategy strategy = strategy_of({.tp = 4, .pp = 4}, 32);
-  strategy.stack = "megatron-2021";
+  strategy.framework = "megatron-2021";
   const StageTimes times = times_of("gpt3-2.7b", strategy, "a100-80gb:2x8");
   const auto pp = static_cast<size_t>(Axis::pp);
   for (size_t stage = 0; stage < 4; ++stage) {

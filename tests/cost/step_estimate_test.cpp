@@ -118,14 +118,14 @@ TEST(
   Strategy strategy = strategy_on({.pp = 4}, 16);
   strategy.schedule = "zb-h2";
   const std::vector<StageCost> stages(4);  // 1 for each of F, I and W
-  strategy.stack = "zero-bubble";
+  strategy.framework = "zero-bubble";
   EXPECT_NEAR(pipeline_seconds(strategy, stages), 3.0 * 16, 1e-9);
-  strategy.stack = "zero-bubble-synchronous";
+  strategy.framework = "zero-bubble-synchronous";
   EXPECT_NEAR(pipeline_seconds(strategy, stages), 3.0 * 16 + 3, 1e-9);
   // Rank 0 of 1F1B works from the step's begin to its end.
   strategy.schedule = "1f1b";
   const double waits = pipeline_seconds(strategy, stages);
-  strategy.stack = "zero-bubble";
+  strategy.framework = "zero-bubble";
   EXPECT_EQ(pipeline_seconds(strategy, stages), waits);
 }
 

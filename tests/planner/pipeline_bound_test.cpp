@@ -37,7 +37,7 @@ struct Case {
   const char* model;
   const char* cluster;
   int64_t batch;
-  const char* stack;
+  const char* framework;
 };
 
 class PipelineBounds : public testing::TestWithParam<Case> {};
@@ -45,7 +45,7 @@ class PipelineBounds : public testing::TestWithParam<Case> {};
 TEST_P(PipelineBounds, AreBelowEveryEstimate) {
   const Case& one = GetParam();
   const SearchJob job =
-      search_job(one.model, one.cluster, one.batch, one.stack);
+      search_job(one.model, one.cluster, one.batch, one.framework);
   int64_t number = 0, seen = 0, above = 0;
   for_each_strategy(
       job, [&](const PipelineBound& bound, const Strategy& variant) {

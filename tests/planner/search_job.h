@@ -28,24 +28,24 @@ inline PlanRequest plan_request(
 /// A search for a model of the catalogue, on all devices of `cluster`.
 inline SearchJob search_job(
     const std::string& model, const Cluster& cluster, int64_t batch,
-    const std::string& stack = "echelon") {
+    const std::string& framework = "echelon") {
   SearchJob job;
   job.model = find_model(model);
   job.cluster = cluster;
   job.devices = cluster.num_devices();
   job.global_batch = batch;
   job.seq_len = job.model.seq_len;
-  job.stack = stack;
+  job.framework = framework;
   job.precision = usual_precision(cluster);
   job.speeds = device_speeds(
-      job.model, job.cluster, job.seq_len, job.precision, job.stack);
+      job.model, job.cluster, job.seq_len, job.precision, job.framework);
   return job;
 }
 
 inline SearchJob search_job(
     const std::string& model, const std::string& cluster, int64_t batch,
-    const std::string& stack = "echelon") {
-  return search_job(model, find_cluster(cluster), batch, stack);
+    const std::string& framework = "echelon") {
+  return search_job(model, find_cluster(cluster), batch, framework);
 }
 
 /// A strategy of that job with `batch` samples, or 8 for each data-parallel
@@ -56,7 +56,7 @@ strategy_of(const SearchJob& job, const Layout& layout, int64_t batch = 0) {
   strategy.layout = layout;
   strategy.global_batch = batch > 0 ? batch : 8 * layout.data_degree();
   strategy.seq_len = job.seq_len;
-  strategy.stack = job.stack;
+  strategy.framework = job.framework;
   return strategy;
 }
 

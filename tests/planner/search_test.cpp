@@ -21,7 +21,7 @@ std::vector<Strategy> in_all_orders(const SearchJob& job) {
   if (job.cluster.mixed()) return list_groups(job);
   std::vector<Strategy> groups;
   for (Strategy group : list_groups(job)) {
-    for (const int order : rules_of_framework(job.stack).orders) {
+    for (const int order : rules_of_framework(job.framework).orders) {
       group.layout.order = axis_orders()[static_cast<size_t>(order)];
       groups.push_back(group);
     }
@@ -48,7 +48,8 @@ void for_each_strategy(const SearchJob& job, const Visit& visit) {
           for (const int offload : {0, 1, 2, 3}) {
             strategy.offload_optimizer = (offload & 1) != 0;
             strategy.offload_activations = (offload & 2) != 0;
-            if (offload > 0 && !rules_of_framework(job.stack).offload) continue;
+            if (offload > 0 && !rules_of_framework(job.framework).offload)
+              continue;
             if (check_strategy(job.model, strategy, job.cluster).empty()) {
               visit(strategy);
             }

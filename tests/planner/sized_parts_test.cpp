@@ -160,12 +160,12 @@ TEST(DataRankSpeeds, AreNotGivenWhereRanksOfExpertsHaveBatchesOfTheirOwn) {
 // Seconds of a sample on one device, by the estimate of a whole step.
 double seconds_alone(
     const ModelShape& model, const char* device, int64_t seq_len,
-    Precision precision, const std::string& stack) {
+    Precision precision, const std::string& framework) {
   Strategy alone;
   alone.global_batch = 1;
   alone.seq_len = seq_len;
   alone.precision = precision;
-  alone.stack = stack;
+  alone.framework = framework;
   double seconds = 0;
   for (const auto& stage :
        stage_times(model, alone, find_cluster(device)).stages) {
@@ -188,13 +188,13 @@ TEST(SizedBatches, AreTriedWithEveryNumberOfMicrobatches) {
   }
 }
 
-TEST(DeviceSpeeds, AreOfThisModelSequencePrecisionAndStack) {
+TEST(DeviceSpeeds, AreOfThisModelSequencePrecisionAndFramework) {
   const ModelShape model = find_model("llama2-7b");
   const Cluster cluster = find_cluster("a100-80gb:1x8+h100-sxm:1x8");
   struct Case {
     int64_t seq_len;
     Precision precision;
-    const char* stack;
+    const char* framework;
   };
   std::vector<double> ratios;
   for (const Case& one :
@@ -202,13 +202,13 @@ TEST(DeviceSpeeds, AreOfThisModelSequencePrecisionAndStack) {
         Case{32768, Precision::bf16, "echelon"},
         Case{4096, Precision::fp32, "echelon"},
         Case{4096, Precision::bf16, "megatron-2021"}}) {
-    const auto speeds =
-        device_speeds(model, cluster, one.seq_len, one.precision, one.stack);
+    const auto speeds = device_speeds(
+        model, cluster, one.seq_len, one.precision, one.framework);
     ASSERT_EQ(speeds.size(), 2u);
     EXPECT_EQ(speeds[1], 1);
     const auto seconds = [&](const char* device) {
       return seconds_alone(
-          model, device, one.seq_len, one.precision, one.stack);
+          model, device, one.seq_len, one.precision, one.framework);
     };
     EXPECT_NEAR(
         speeds[0], seconds("h100-sxm:1") / seconds("a100-80gb:1"), 1e-3);

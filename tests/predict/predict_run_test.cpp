@@ -151,7 +151,7 @@ TEST_F(PredictRun, TheRestOfAStepIsAPartOfIt) {
   what.strategy.layout = {.dp_shard = 8};
   what.strategy.zero_stage = 3;
   what.strategy.global_batch = 64;
-  what.strategy.stack = "fsdp";
+  what.strategy.framework = "fsdp";
   const double host = find_framework("fsdp").step_host_seconds;
   ASSERT_GT(host, 0.01);
   const StepPrediction some = predict_step(what, find_cluster("h100-sxm:1x8"));

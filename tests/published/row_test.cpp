@@ -150,7 +150,7 @@ TEST(RowModel, FamiliesAndTheCatalogue) {
 
 TEST(RowStrategy, DerivesWhatCellsLeaveOut) {
   const auto derived = strategy(dense());
-  EXPECT_EQ(derived.stack, "megatron-2021");
+  EXPECT_EQ(derived.framework, "megatron-2021");
   EXPECT_EQ(derived.layout.data_degree(), 4);
   EXPECT_EQ(derived.num_microbatches(), 8);
   EXPECT_EQ(derived.layout.order.front(), Axis::pp);
@@ -238,7 +238,7 @@ TEST(RowStrategy, SaysWhichCellsAreWrong) {
   }
 }
 
-TEST(RowStrategy, StacksByWordsElseByWhatIsUsual) {
+TEST(RowStrategy, FrameworksByWordsElseByWhatIsUsual) {
   const struct {
     const char *source, *gpu, *sharding, *framework;
   } cases[] = {
@@ -254,14 +254,14 @@ TEST(RowStrategy, StacksByWordsElseByWhatIsUsual) {
     row.source = one.source;
     row.gpu = one.gpu;
     row.sharding = one.sharding;
-    EXPECT_EQ(stack_of(row), one.framework) << one.source;
+    EXPECT_EQ(framework_of(row), one.framework) << one.source;
   }
 }
 
-TEST(RowStrategy, StacksByScheduleAndAge) {
+TEST(RowStrategy, FrameworksByScheduleAndAge) {
   StepRow row = dense();
   row.source = "arXiv:2401.10241 (Zero Bubble …";
-  for (const auto& [schedule, stack] :
+  for (const auto& [schedule, framework] :
        std::vector<std::pair<std::string, std::string>>{
            {"1F1B", "megatron-2023"},
            {"1F1B-I", "megatron-2023"},
@@ -269,16 +269,16 @@ TEST(RowStrategy, StacksByScheduleAndAge) {
            {"ZB-V", "zero-bubble"},
            {"ZB-2p + all-reduce sync", "zero-bubble-synchronous"}}) {
     row.schedule = schedule;
-    EXPECT_EQ(stack_of(row), stack) << schedule;
+    EXPECT_EQ(framework_of(row), framework) << schedule;
   }
-  for (const auto& [page, stack] :
+  for (const auto& [page, framework] :
        std::vector<std::pair<std::string, std::string>>{
            {"llama3_h100_202412_torchtitan.md", "torchtitan"},
            {"llama3-8b_h200_202506_torchtitan.md", "torchtitan-2025"},
            {"h100_2025-03_torchtitan.md", "torchtitan"},
            {"h100_2025-04_torchtitan.md async_tp=1", "torchtitan-async-tp"}}) {
     row.source = page;
-    EXPECT_EQ(stack_of(row), stack) << page;
+    EXPECT_EQ(framework_of(row), framework) << page;
   }
 }
 

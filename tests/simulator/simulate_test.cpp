@@ -34,7 +34,7 @@ Strategy with(Layout layout, int64_t batch, const Extra& extra = {}) {
   strategy.global_batch = batch;
   strategy.zero_stage = extra.zero;
   strategy.schedule = extra.schedule;
-  strategy.stack = extra.framework;
+  strategy.framework = extra.framework;
   return strategy;
 }
 

@@ -17,7 +17,7 @@ std::string lower(std::string text) {
 
 struct Rule {
   const char* word;  // in source, table, notes or file
-  const char* stack;
+  const char* framework;
 };
 
 // In this order; the first word that is there decides.
@@ -92,7 +92,7 @@ bool since_blackwell(const StepRow& row) {
 }
 
 /// A source never seen.
-std::string usual_stack(const StepRow& row) {
+std::string usual_framework(const StepRow& row) {
   const std::string sharding = lower(row.sharding);
   if (sharding.find("fsdp2") != std::string::npos) return "torchtitan";
   if (sharding.find("deepspeed") != std::string::npos) return "deepspeed";
@@ -108,16 +108,16 @@ std::string usual_stack(const StepRow& row) {
 
 }  // namespace
 
-std::string stack_of(const StepRow& row) {
+std::string framework_of(const StepRow& row) {
   const std::string text = row.text();
   for (const auto& rule : kRules) {
     if (text.find(rule.word) == std::string::npos) continue;
-    const std::string stack = rule.stack;
-    if (stack == "torchtitan") return torchtitan(text);
-    if (stack == "zero-bubble") return zero_bubble(row);
-    return stack == "megatron-bridge" ? megatron_bridge(text) : stack;
+    const std::string framework = rule.framework;
+    if (framework == "torchtitan") return torchtitan(text);
+    if (framework == "zero-bubble") return zero_bubble(row);
+    return framework == "megatron-bridge" ? megatron_bridge(text) : framework;
   }
-  return usual_stack(row);
+  return usual_framework(row);
 }
 
 }  // namespace echelon
