@@ -13,7 +13,7 @@ namespace echelon {
 
 /// The software, a name of framework_names(): by words of the row's texts; of a
 /// source that is not known by its sharding, its precision and its device.
-/// row_framework.cpp has the rules in order.
+/// row_strategy.cpp has the rules in order.
 std::string framework_of(const StepRow& row);
 
 /// Cells left empty: dp from gpus, tp, pp and cp; degrees 1; schedule 1f1b,

@@ -105,12 +105,15 @@ void read_cells(const CsvTable& table, const CsvRow& from, StepRow& row) {
 
 }  // namespace
 
-std::string StepRow::text() const {
-  std::string all = source + "\n" + table + "\n" + notes + "\n" + file;
-  std::transform(all.begin(), all.end(), all.begin(), [](unsigned char c) {
+std::string lower(std::string text) {
+  std::ranges::transform(text, text.begin(), [](unsigned char c) {
     return static_cast<char>(std::tolower(c));
   });
-  return all;
+  return text;
+}
+
+std::string StepRow::text() const {
+  return lower(source + "\n" + table + "\n" + notes + "\n" + file);
 }
 
 std::vector<StepRow> step_rows(const CsvTable& table) {

@@ -10,6 +10,9 @@
 
 namespace echelon {
 
+/// The text in lower case.
+std::string lower(std::string text);
+
 /// The cells, read but not yet understood. Numbers: 0 where the cell is empty.
 struct StepRow {
   int64_t number = 0;  // from 1, without the line of columns

@@ -175,6 +175,10 @@ int64_t Cluster::node_index(int64_t rank) const {
   return nodes + (rank - devices) / group.node.num_devices;
 }
 
+size_t Cluster::group_index(int64_t rank) const {
+  return static_cast<size_t>(&group_of(*this, rank).group - groups.data());
+}
+
 Cluster Cluster::first(int64_t devices) const {
   if (devices < 1 || devices > num_devices()) {
     throw ConfigError(format(

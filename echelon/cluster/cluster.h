@@ -70,6 +70,8 @@ struct Cluster {
   const Node& node_of(int64_t rank) const;
   /// Counted over all groups.
   int64_t node_index(int64_t rank) const;
+  /// The index into `groups` of that node.
+  size_t group_index(int64_t rank) const;
   /// The first `devices` devices, for a job that does not take all.
   Cluster first(int64_t devices) const;
 

@@ -146,7 +146,7 @@ class JobBuilder {
 
   uint64_t program_key(int64_t rank) const {
     const int64_t at = mesh().coordinate(rank, Axis::pp);
-    uint64_t key = mixed(static_cast<uint64_t>(at), group_index(rank));
+    uint64_t key = mixed(static_cast<uint64_t>(at), cluster_.group_index(rank));
     if (sizes_.size() > 1) {
       key = mixed(key, static_cast<uint64_t>(microbatch(rank)));
     }
@@ -154,7 +154,9 @@ class JobBuilder {
     const auto mix_place_of = [&](int64_t other) {
       const int64_t partner = mesh().moved(rank, Axis::pp, other);
       const bool near = cluster_.node_index(partner) == node;
-      key = mixed(key, (group_index(partner) << 1) | (near ? 1u : 0u));
+      key = mixed(
+          key,
+          (uint64_t{cluster_.group_index(partner)} << 1) | (near ? 1u : 0u));
     };
     for (const int64_t other : neighbours_[static_cast<size_t>(at)]) {
       mix_place_of(other);
@@ -163,16 +165,6 @@ class JobBuilder {
     const int64_t last = strategy_.layout.pp - 1;
     if (copied_ > 0 && (at == 0 || at == last)) mix_place_of(last - at);
     return key;
-  }
-
-  uint64_t group_index(int64_t rank) const {
-    int64_t first = 0;
-    for (size_t group = 0; group < cluster_.groups.size(); ++group) {
-      first += cluster_.groups[group].count *
-               cluster_.groups[group].node.num_devices;
-      if (rank < first) return group;
-    }
-    return cluster_.groups.size();
   }
 
   // Ranks ---------------------------------------------------------------------

@@ -21,6 +21,9 @@ using testing::HasSubstr;
 
 class FakeNvml : public testing::Test {
  protected:
+  static NvmlFindings ask() {
+    return ask_nvml(test_program("fake_nvml/libnvidia-ml.so.1").c_str());
+  }
   ~FakeNvml() override {
     for (const char* name :
          {"FAKE_NVML_ERROR", "FAKE_NVML_NAME", "FAKE_NVML_OLD"}) {
@@ -30,8 +33,7 @@ class FakeNvml : public testing::Test {
 };
 
 TEST_F(FakeNvml, TellsDevicesLinksAndDriver) {
-  const NvmlFindings found =
-      ask_nvml(test_program("fake_nvml/libnvidia-ml.so.1").c_str());
+  const NvmlFindings found = ask();
   ASSERT_TRUE(found.library);
   EXPECT_EQ(found.error, 0);
   EXPECT_EQ(found.driver, "560.35.03");
@@ -61,8 +63,7 @@ TEST_F(FakeNvml, TellsDevicesLinksAndDriver) {
 
 TEST_F(FakeNvml, ADriverWithoutLinksLeavesPcie) {
   ::setenv("FAKE_NVML_OLD", "1", 1);
-  const NvmlFindings found =
-      ask_nvml(test_program("fake_nvml/libnvidia-ml.so.1").c_str());
+  const NvmlFindings found = ask();
   EXPECT_EQ(found.gpus.at(0).nvlinks, 0);
   const Node node = cluster_of(test_machine(found.gpus)).groups[0].node;
   EXPECT_EQ(node.inside.name, "PCIe 5");
@@ -72,8 +73,7 @@ TEST_F(FakeNvml, ADriverWithoutLinksLeavesPcie) {
 
 TEST_F(FakeNvml, AFailedStartAndNoLibraryAreTold) {
   ::setenv("FAKE_NVML_ERROR", "9", 1);
-  const NvmlFindings failed =
-      ask_nvml(test_program("fake_nvml/libnvidia-ml.so.1").c_str());
+  const NvmlFindings failed = ask();
   EXPECT_TRUE(failed.library);
   EXPECT_EQ(failed.error, 9);
   EXPECT_TRUE(failed.gpus.empty());

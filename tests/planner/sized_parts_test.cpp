@@ -18,6 +18,11 @@ namespace sized_parts_test {
 
 using Cut = std::vector<int64_t>;
 
+// A model for stages and batches of several sizes.
+SearchJob job_on(const std::string& cluster) {
+  return search_job("llama2-13b", cluster, 0);
+}
+
 // Seconds of a microbatch, forward and backward, on the slowest stage.
 double bottleneck(const SearchJob& job, Strategy strategy, const Cut& cut) {
   strategy.stage_layers = cut;
@@ -50,18 +55,16 @@ TEST(SizedStages, TheHeadIsWorkOfTheLastStage) {
 
 // Two pipelines: the first begins on the slow devices, the second has none.
 TEST(SizedStages, TheSlowestOfAllPipelinesCountsAtEachPlace) {
-  const SearchJob job =
-      search_job("llama2-13b", "a100-80gb:1x8+h100-sxm:3x8", 0);
+  const SearchJob job = job_on("a100-80gb:1x8+h100-sxm:3x8");
   const auto cuts = sized_stages(
       job, strategy_of(job, {.dp_replicate = 2, .tp = 8, .pp = 2}));
   ASSERT_FALSE(cuts.empty());
   EXPECT_EQ(
       cuts[0], sized_stages(
-                   search_job("llama2-13b", "a100-80gb:1x8+h100-sxm:1x8", 0),
+                   job_on("a100-80gb:1x8+h100-sxm:1x8"),
                    strategy_of(job, {.tp = 8, .pp = 2}))[0]);
   // The first and the last pipeline have slow devices at one place each.
-  const SearchJob both =
-      search_job("llama2-13b", "a100-80gb:1x8+h100-sxm:2x8+a100-80gb:1x8", 0);
+  const SearchJob both = job_on("a100-80gb:1x8+h100-sxm:2x8+a100-80gb:1x8");
   EXPECT_TRUE(
       sized_stages(
           both, strategy_of(both, {.dp_replicate = 2, .tp = 8, .pp = 2}))
@@ -71,8 +74,7 @@ TEST(SizedStages, TheSlowestOfAllPipelinesCountsAtEachPlace) {
 // Down the pipeline and up again: the slow rank has the first and the last
 // stage.
 TEST(SizedStages, AStageCountsTheDevicesOfItsRank) {
-  const SearchJob job =
-      search_job("llama2-13b", "a100-80gb:1x8+h100-sxm:1x8", 0);
+  const SearchJob job = job_on("a100-80gb:1x8+h100-sxm:1x8");
   Strategy strategy = strategy_of(job, {.tp = 8, .pp = 2});
   strategy.schedule = "zb-v";
   const auto cuts = sized_stages(job, strategy);
@@ -116,8 +118,7 @@ TEST(SizedStages, LayersOfImageNetworksAreCutByTheirWork) {
 }
 
 TEST(SizedStages, AreEqualWhereOnePipelineRankHasAllOrDevicesAreAlike) {
-  const SearchJob job =
-      search_job("llama2-13b", "a100-80gb:1x8+h100-sxm:1x8", 0);
+  const SearchJob job = job_on("a100-80gb:1x8+h100-sxm:1x8");
   EXPECT_TRUE(sized_stages(job, strategy_of(job, {.dp_replicate = 2, .tp = 8}))
                   .empty());
   // Both kinds at each place: pipelines within a node.
@@ -127,14 +128,13 @@ TEST(SizedStages, AreEqualWhereOnePipelineRankHasAllOrDevicesAreAlike) {
 }
 
 TEST(DataRankSpeeds, AreThoseOfTheSlowestDeviceOfThePipeline) {
-  const SearchJob job =
-      search_job("llama2-13b", "a100-80gb:1x8+h100-sxm:3x8", 0);
+  const SearchJob job = job_on("a100-80gb:1x8+h100-sxm:3x8");
   EXPECT_EQ(
       data_rank_speeds(
           job, strategy_of(job, {.dp_replicate = 2, .tp = 8, .pp = 2})),
       (std::vector<double>{job.speeds[0], 1}));
   // The slow devices first or last in the pipeline.
-  SearchJob last = search_job("llama2-13b", "h100-sxm:3x8+a100-80gb:1x8", 0);
+  SearchJob last = job_on("h100-sxm:3x8+a100-80gb:1x8");
   EXPECT_EQ(
       data_rank_speeds(
           last, strategy_of(job, {.dp_shard = 2, .tp = 8, .pp = 2})),
