@@ -92,7 +92,7 @@ bench_collectives(World& world, const BenchOptions& options) {
         }
       }
       for (size_t i = 0; i < groups.size(); ++i) {
-        std::sort(times[i].begin(), times[i].end());
+        std::ranges::sort(times[i]);
         rows.push_back(
             {.backend = to_string(options.backends[i]),
              .operation = operation,

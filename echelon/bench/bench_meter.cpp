@@ -36,7 +36,7 @@ double seconds_since(Clock::time_point begin) {
 }  // namespace
 
 double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
+  std::ranges::sort(values);
   return values[(values.size() - 1) / 2];
 }
 

@@ -127,7 +127,7 @@ std::vector<fs::path> entries_of(const fs::path& folder) {
        it.increment(error)) {
     entries.push_back(it->path());
   }
-  std::sort(entries.begin(), entries.end());
+  std::ranges::sort(entries);
   return entries;
 }
 

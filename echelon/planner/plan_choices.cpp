@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <functional>
+#include <set>
 
 #include "echelon/planner/reasons.h"
 #include "echelon/report/page.h"
@@ -19,8 +20,9 @@ struct PlanePoint {
   double y = 0;       // above 0
   std::string color;  // class: "bw", "ex", "da", "op", "ot"
   std::string title;  // shown while pointed at; may have several lines
-  std::string label;  // beside it; may be empty
-  bool ring = false;  // outlined: the one that matters
+  std::string label;  // beside the one that matters, which is outlined
+
+  bool ring() const { return !label.empty(); }
 };
 
 struct PlaneLine {
@@ -59,7 +61,7 @@ struct Range {
 };
 
 Range range_of(std::vector<double> values, double most_room) {
-  const auto [low, high] = std::minmax_element(values.begin(), values.end());
+  const auto [low, high] = std::ranges::minmax_element(values);
   const double room =
       std::max(1.08, std::pow(std::max(1.0, *high / *low), most_room));
   return {*low / room, *high * room};
@@ -108,7 +110,7 @@ class PlaneDrawing {
     page_.add("<g class='points'>");
     for (const bool ring : {false, true}) {
       for (size_t i = 0; i < plane_.points.size(); ++i) {
-        if (plane_.points[i].ring == ring) draw(plane_.points[i], i);
+        if (plane_.points[i].ring() == ring) draw(plane_.points[i], i);
       }
     }
     page_.add("</g></svg></div></figure>");
@@ -188,14 +190,14 @@ class PlaneDrawing {
     const std::string id = format("{}-{}", plane_.id, index);
     page_.add(
         "<g class='{}' tabindex='0' role='img' aria-labelledby='{}'>",
-        point.ring ? "point ring" : "point", id);
+        point.ring() ? "point ring" : "point", id);
     page_.add(
         "<circle class='{}' cx='{}' cy='{}' r='{}' fill-opacity='{}'/>",
-        point.color, at_x(point.x), at_y(point.y), point.ring ? "7" : "5",
-        point.ring ? "1" : "0.75");
+        point.color, at_x(point.x), at_y(point.y), point.ring() ? "7" : "5",
+        point.ring() ? "1" : "0.75");
     below("says", id, point.title);
     page_.add("</g>");
-    if (!point.label.empty()) label(point);
+    if (point.ring()) label(point);
   }
 
   void label(const PlanePoint& point) {
@@ -243,11 +245,9 @@ std::string degrees_text(const Plan& plan) {
 }
 
 std::vector<int64_t> device_counts(const std::vector<Plan>& plans) {
-  std::vector<int64_t> counts;
-  for (const auto& plan : plans) counts.push_back(plan.devices);
-  std::sort(counts.begin(), counts.end());
-  counts.erase(std::unique(counts.begin(), counts.end()), counts.end());
-  return counts;
+  std::set<int64_t> counts;
+  for (const auto& plan : plans) counts.insert(plan.devices);
+  return {counts.begin(), counts.end()};
 }
 
 // Between the least and the most that a layout takes: powers of 2, or where
@@ -353,7 +353,7 @@ Plane growth_plane(const PlanPage& input) {
     plane.x_ticks.push_back(devices);
     plane.points.push_back(
         {devices, plan.step.step_seconds, here ? "ex" : "bw", plan_title(plan),
-         here ? degrees_text(plan) : "", here});
+         here ? degrees_text(plan) : ""});
     line.points.emplace_back(devices, plan.step.step_seconds);
   }
   plane.lines = {ideal_line(input.growth), line};
@@ -368,7 +368,7 @@ void draw_choices(Markup& page, const PlanPage& input) {
   const Plan* best = best_of(input);
   const auto counts = device_counts(input.choices);
   const auto color = [&](int64_t devices) {
-    const auto at = std::find(counts.begin(), counts.end(), devices);
+    const auto at = std::ranges::find(counts, devices);
     return std::string(
         kColors[static_cast<size_t>(at - counts.begin()) % kColors.size()]);
   };
@@ -378,7 +378,7 @@ void draw_choices(Markup& page, const PlanPage& input) {
     plane.points.push_back(
         {plan.step.memory.peak_bytes(), plan.step.step_seconds,
          color(plan.devices), plan_title(plan),
-         is_best ? degrees_text(plan) : "", is_best});
+         is_best ? degrees_text(plan) : ""});
   }
   for (const int64_t devices : counts) {
     plane.keys.emplace_back(color(devices), devices_text(devices));

@@ -304,7 +304,7 @@ void draw_steps(Markup& page, const PlanPage& input) {
 }
 
 bool is_known(const std::vector<Plan>& plans, const Plan& plan) {
-  return std::any_of(plans.begin(), plans.end(), [&](const Plan& one) {
+  return std::ranges::any_of(plans, [&](const Plan& one) {
     return to_string(one.strategy) == to_string(plan.strategy);
   });
 }

@@ -21,9 +21,8 @@ namespace {
 using Colours = std::vector<uint64_t>;
 
 size_t count_colours(Colours colours) {
-  std::sort(colours.begin(), colours.end());
-  const auto end = std::unique(colours.begin(), colours.end());
-  return static_cast<size_t>(end - colours.begin());
+  std::ranges::sort(colours);
+  return colours.size() - std::ranges::unique(colours).size();
 }
 
 class Refinement {

@@ -155,9 +155,7 @@ class SpanCollector final : public StepObserver {
       timeline.rank_names.back() =
           format("rank {} ({})", rank, cluster.node_of(rank).device.name);
     }
-    std::stable_sort(
-        spans_.begin(), spans_.end(),
-        [](const Span& a, const Span& b) { return a.begin_ns < b.begin_ns; });
+    std::ranges::stable_sort(spans_, {}, &Span::begin_ns);
     timeline.spans = std::move(spans_);
     return timeline;
   }

@@ -114,7 +114,7 @@ class JobBuilder {
     neighbours_.resize(static_cast<size_t>(strategy_.layout.pp));
     const auto add = [&](int32_t to, int32_t of) {
       auto& list = neighbours_[static_cast<size_t>(of)];
-      if (to != of && std::find(list.begin(), list.end(), to) == list.end()) {
+      if (to != of && std::ranges::find(list, to) == list.end()) {
         list.push_back(to);
       }
     };
@@ -125,8 +125,7 @@ class JobBuilder {
   }
 
   bool straggles(int64_t rank) const {
-    return std::binary_search(
-        built_.stragglers.begin(), built_.stragglers.end(), rank);
+    return std::ranges::binary_search(built_.stragglers, rank);
   }
 
   // The initial colour has what a rank's time depends on by itself: its stages,
@@ -279,11 +278,10 @@ class JobBuilder {
     if (strategy_.layout.pp > 1 && messages_go(inside)) return true;
     const auto launched = launched_axes(strategy_);
     const auto is_launched = [&](AxisMask axes) {
-      return std::find(launched.begin(), launched.end(), axes) !=
-             launched.end();
+      return std::ranges::find(launched, axes) != launched.end();
     };
     if (is_launched(group.axes)) return true;
-    return std::any_of(axes_.begin(), axes_.end(), [&](AxisMask axes) {
+    return std::ranges::any_of(axes_, [&](AxisMask axes) {
       return is_launched(axes) && goes_inside(axes, 0) == inside;
     });
   }

@@ -51,7 +51,7 @@ class RankTraffic {
   Instructions collective(
       CollectiveKind kind, AxisMask axes, double bytes,
       const std::string& name) {
-    const auto at = std::find(in_.axes.begin(), in_.axes.end(), axes);
+    const auto at = std::ranges::find(in_.axes, axes);
     if (axes == 0 || at == in_.axes.end() || bytes <= 0) return {};
     Instruction one{.kind = Instruction::Kind::collective, .collective = kind};
     one.group = static_cast<int16_t>(at - in_.axes.begin());
@@ -101,7 +101,7 @@ class RankTraffic {
   }
 
   int32_t label(const std::string& text) {
-    const auto at = std::find(labels_.begin(), labels_.end(), text);
+    const auto at = std::ranges::find(labels_, text);
     const auto number = static_cast<int32_t>(at - labels_.begin());
     if (at == labels_.end()) labels_.push_back(text);
     return number;
@@ -307,7 +307,7 @@ class Builder {
     const bool reduces = reduces_in(kind, position);
     std::vector<const Layer*> order;
     for (const Layer& layer : layers) order.push_back(&layer);
-    if (kind != ActionKind::forward) std::reverse(order.begin(), order.end());
+    if (kind != ActionKind::forward) std::ranges::reverse(order);
     const LayerWork* known = nullptr;
     Instructions pass;
     Elements bucket;
