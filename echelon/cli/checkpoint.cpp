@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <ctime>
+#include <functional>
 #include <iostream>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -69,9 +70,8 @@ std::vector<Listed> listed(const std::vector<CheckpointPlace>& places) {
     }
     all.push_back(std::move(entry));
   }
-  std::sort(all.begin(), all.end(), [](const auto& a, const auto& b) {
-    return a.place.step > b.place.step;
-  });
+  std::ranges::sort(
+      all, std::greater(), [](const auto& entry) { return entry.place.step; });
   return all;
 }
 

@@ -91,13 +91,12 @@ Rows figures(const SimulateCase& what, const SimulateResult& result) {
                      "{} of the fullest device's {}{}", format_bytes(peak),
                      format_bytes(usable), step.fits ? "" : ": does not fit")}};
   if (result.run.step_seconds.size() > 1) {
-    const auto [least, most] = std::minmax_element(
-        result.run.step_seconds.begin(), result.run.step_seconds.end());
+    const auto [least, most] = std::ranges::minmax(result.run.step_seconds);
     rows.push_back(
         {"steps",
          format(
              "{}, from {} to {}", format_count(result.run.step_seconds.size()),
-             format_seconds(*least), format_seconds(*most))});
+             format_seconds(least), format_seconds(most))});
   }
   return rows;
 }
@@ -212,43 +211,30 @@ std::string set(const char* key, const std::string& value) {
   return format("{}=\"{}\"", key, value);
 }
 
-// The batch, and the number of microbatches that it is split into.
-void set_passes(const Strategy& strategy, std::vector<std::string>& settings) {
-  settings.push_back(set("train.batch", strategy.global_batch));
-  settings.push_back(
-      set(strategy.layout.pp > 1 ? "layout.microbatches" : "train.accumulate",
-          strategy.num_microbatches()));
-}
-
 // The settings of the flags that were given.
 std::vector<std::string>
 settings_of(const SimulateArguments& arguments, const Strategy& strategy) {
+  const bool passes = !arguments.batch.empty() || !arguments.microbatch.empty();
+  const bool half = strategy.precision == Precision::bf16 ||
+                    strategy.precision == Precision::fp16;
+  const std::pair<bool, std::string> all[] = {
+      {passes, set("train.batch", strategy.global_batch)},
+      {passes,
+       set(strategy.layout.pp > 1 ? "layout.microbatches" : "train.accumulate",
+           strategy.num_microbatches())},
+      {!arguments.seq_len.empty(), set("data.sequence", strategy.seq_len)},
+      {!arguments.schedule.empty(), set("layout.schedule", strategy.schedule)},
+      {!arguments.stages_per_rank.empty(),
+       set("layout.stages_per_rank", strategy.stages_per_rank)},
+      {!arguments.recompute.empty(),
+       set("memory.recompute", to_string(strategy.recompute))},
+      {!arguments.zero.empty(), set("shard.stage", strategy.zero_stage)},
+      {half,
+       set("precision.compute", std::string(to_string(strategy.precision)))},
+      {arguments.sequence_parallel, "layout.sequence_parallel=true"}};
   std::vector<std::string> settings;
-  if (!arguments.batch.empty() || !arguments.microbatch.empty()) {
-    set_passes(strategy, settings);
-  }
-  if (!arguments.seq_len.empty()) {
-    settings.push_back(set("data.sequence", strategy.seq_len));
-  }
-  if (!arguments.schedule.empty()) {
-    settings.push_back(set("layout.schedule", strategy.schedule));
-  }
-  if (!arguments.stages_per_rank.empty()) {
-    settings.push_back(set("layout.stages_per_rank", strategy.stages_per_rank));
-  }
-  if (!arguments.recompute.empty()) {
-    settings.push_back(set("memory.recompute", to_string(strategy.recompute)));
-  }
-  if (!arguments.zero.empty()) {
-    settings.push_back(set("shard.stage", strategy.zero_stage));
-  }
-  if (strategy.precision == Precision::bf16 ||
-      strategy.precision == Precision::fp16) {
-    settings.push_back(
-        set("precision.compute", std::string(to_string(strategy.precision))));
-  }
-  if (arguments.sequence_parallel) {
-    settings.push_back("layout.sequence_parallel=true");
+  for (const auto& [given, setting] : all) {
+    if (given) settings.push_back(setting);
   }
   return settings;
 }

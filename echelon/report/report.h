@@ -26,7 +26,7 @@ struct ReportInput {
   /// With spans named as a pipeline's actions, or tracks named "device 0" …,
   /// the report has their picture too (pipeline_page.h).
   Timeline timeline;
-  /// How the layers' matrices are cut; drawn when ranks share layers.
+  /// How the layers' matrices are sharded; drawn when ranks share layers.
   TensorShards tensor;
   /// What the simulator says of the same step (predict/predict_run.h).
   std::optional<StepPrediction> prediction;

@@ -389,7 +389,7 @@ class RegionDrawing {
   }
 
   void draw_enter() {
-    if (context_.model.cuts_tokens) {
+    if (context_.model.shards_tokens) {
       draw_transfers(
           {"all-gather", "of the tokens", costs_.enter_forward},
           {"all-gather, reduce-scatter",
@@ -414,7 +414,7 @@ class RegionDrawing {
       draw_transfers(
           {"all-gather", "of Y", costs_.leave_forward},
           {"", "each rank takes its part", {}});
-    } else if (context_.model.cuts_tokens) {
+    } else if (context_.model.shards_tokens) {
       draw_transfers(
           {"reduce-scatter", "of the sums", costs_.leave_forward},
           {"all-gather", "of Z\u2019s gradient", costs_.leave_backward});
@@ -445,7 +445,7 @@ class RegionDrawing {
       const std::string& id, const std::string& name,
       const std::string& features, bool may_be_sharded = true) {
     const TensorShards& model = context_.model;
-    const bool sharded = model.cuts_tokens && may_be_sharded;
+    const bool sharded = model.shards_tokens && may_be_sharded;
     Rectangle r{
         .id = id,
         .title = name,

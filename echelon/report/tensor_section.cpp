@@ -43,7 +43,7 @@ void draw_caption(
 enum class Place { elsewhere, enter, leave };
 
 Place place_of(
-    const ShardedRegion& region, const std::string& label, bool cuts_tokens) {
+    const ShardedRegion& region, const std::string& label, bool shards_tokens) {
   const size_t space = label.find(' ');
   const std::string name = label.substr(0, space);
   const std::string what =
@@ -55,7 +55,7 @@ Place place_of(
   if (has(region.rows)) return Place::leave;
   if (has(region.columns)) {
     const bool outputs = region.rows.empty() &&
-                         (what == "loss" || (what == "gather" && !cuts_tokens));
+                         (what == "loss" || (what == "gather" && !shards_tokens));
     return outputs ? Place::leave : Place::enter;
   }
   const bool part = name == region.name ||
@@ -69,11 +69,11 @@ Place place_of(
 // `costs` are the calls of the layers of the block.
 detail::RegionCosts costs_of(
     const std::vector<CollectiveCost>& costs, const ShardedRegion& region,
-    size_t num_layers, bool cuts_tokens) {
+    size_t num_layers, bool shards_tokens) {
   detail::RegionCosts result;
   const auto layers = static_cast<double>(num_layers);
   for (const auto& cost : costs) {
-    const Place place = place_of(region, cost.label, cuts_tokens);
+    const Place place = place_of(region, cost.label, shards_tokens);
     if (place == Place::elsewhere) continue;
     const bool backward = cost.pass == "backward";
     auto& to = place == Place::enter
@@ -117,7 +117,7 @@ void draw_block(
          .input_is_data = index == 0 && i == 0,
          .is_last = is_last && last,
          .costs = costs_of(
-             costs, block.regions[i], block.layers.size(), model.cuts_tokens)});
+             costs, block.regions[i], block.layers.size(), model.shards_tokens)});
   }
   if (!block.sharded_vectors.empty()) {
     page.add(
@@ -178,7 +178,7 @@ std::string lead_of(const TensorShards& model) {
       "colour is on that rank. A rank holds {} of the parameters. Between the "
       "layers {}.",
       model.ranks, share_text(model),
-      model.cuts_tokens ? "each rank holds some of the tokens"
+      model.shards_tokens ? "each rank holds some of the tokens"
                         : "every rank holds all of the activations");
 }
 

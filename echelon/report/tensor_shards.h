@@ -26,7 +26,7 @@ struct LayerShards {
 /// A model. With `ranks` 1, or without layers, there is nothing to draw.
 struct TensorShards {
   int64_t ranks = 1;
-  bool cuts_tokens = false;  // between the layers (sequence parallel)
+  bool shards_tokens = false;  // between the layers (sequence parallel)
   int64_t tokens = 0;        // of one microbatch, on all ranks; 0: not known
   std::vector<LayerShards> layers;  // in the order of computation
 };

@@ -327,7 +327,7 @@ TensorShards describe_shards(const Job& job, const ModelSource& source) {
   const int ranks = static_cast<int>(job.layout.tp);
   TensorShards shards{.ranks = ranks};
   if (ranks == 1) return shards;
-  shards.cuts_tokens = job.tensor.sequence_parallel && is_text(source.sample);
+  shards.shards_tokens = job.tensor.sequence_parallel && is_text(source.sample);
   shards.tokens = tokens_of(job, source);
   for (int rank = 0; rank < ranks; ++rank) {
     const LayerList layers = source.sharded(silent_tensor_parallel(job, rank));

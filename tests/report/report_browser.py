@@ -315,7 +315,7 @@ def prediction(browser, folder):
               "bars over one another")
 
 
-CUTS = """id => {
+SHARDS = """id => {
   const box = e => { const b = e.getBoundingClientRect();
     return {left: b.left, top: b.top, right: b.right, bottom: b.bottom}; };
   const svg = document.getElementById(id + '-t').parentElement;
@@ -329,14 +329,14 @@ CUTS = """id => {
 }"""
 
 
-def cuts(browser, folder):
+def shards(browser, folder):
     """Each rank's part of a matrix is as long as it is, in its colour."""
     expected = json.loads((folder / "expected.json").read_text())
     for width in WIDTHS:
         with Page(browser, folder, width) as p:
             colors = {}
             for matrix in expected:
-                check_matrix(width, matrix, p.js(CUTS, matrix["id"]), colors)
+                check_matrix(width, matrix, p.js(SHARDS, matrix["id"]), colors)
             check(len(set(colors.values())) == len(colors),
                   f"ranks of one colour: {colors}")
 
@@ -667,7 +667,7 @@ def main():
     name, folder = sys.argv[1], pathlib.Path(sys.argv[2])
     checks = {f.__name__: f for f in (
         quiet, layout, drawing, curves, colors, structure, pipeline, player,
-        hover, cuts, inks, prediction)}
+        hover, shards, inks, prediction)}
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=shutil.which("chromium"),

@@ -329,48 +329,48 @@ TEST_F(ReportInBrowser, KeepsHostileTextsInTheirBoxes) {
 TEST_F(ReportInBrowser, AsksNothingAndNeedsNoScript) {
   look("quiet", typical());
   look("quiet", sample::hostile());
-  look("quiet", sample::tensor_run(sample::uneven_cut(), "self_attn"));
+  look("quiet", sample::tensor_run(sample::uneven_shards(), "self_attn"));
   look("quiet", {.title = "ended before its first step"});
 }
 
 TEST_F(ReportInBrowser, DrawsThePartsOfMatricesToScale) {
-  const auto cut = sample::uneven_cut();
-  const auto& layer = cut.layers[1].parameters;
+  const auto model = sample::uneven_shards();
+  const auto& layer = model.layers[1].parameters;
   compare(
-      "cuts",
+      "shards",
       Json::array(
-          {rectangle_of("shards-0-0-b0", cut.layers[0].parameters[0], false),
+          {rectangle_of("shards-0-0-b0", model.layers[0].parameters[0], false),
            rectangle_of("shards-1-0-a0", layer[1], true),
            rectangle_of("shards-1-0-a1", layer[2], true),
            rectangle_of("shards-1-0-b0", layer[4], false),
            rectangle_of("shards-1-1-a1", layer[7], true),
            rectangle_of("shards-1-1-b0", layer[8], false)}),
-      sample::tensor_run(cut, "self_attn"));
-  const auto gpt = sample::gpt_cut({.ranks = 3, .heads = 16});
+      sample::tensor_run(model, "self_attn"));
+  const auto gpt = sample::gpt_shards({.ranks = 3, .heads = 16});
   compare(
-      "cuts",
+      "shards",
       Json::array(
           {rectangle_of("shards-1-0-a0", gpt.layers[2].parameters[2], true),
            rectangle_of("shards-1-0-b0", gpt.layers[2].parameters[4], false)}),
       sample::tensor_run(gpt));
 }
 
-TEST_F(ReportInBrowser, KeepsTextsOfCutLayersApart) {
-  look("layout", sample::tensor_run(sample::uneven_cut(), "self_attn"));
+TEST_F(ReportInBrowser, KeepsTextsOfShardedLayersApart) {
+  look("layout", sample::tensor_run(sample::uneven_shards(), "self_attn"));
   look(
-      "layout", sample::tensor_run(
-                    sample::gpt_cut({.ranks = 8, .hidden = 832, .heads = 13})));
-  look("layout", sample::tensor_run(sample::cnn_cut(3)));
+      "layout", sample::tensor_run(sample::gpt_shards(
+                    {.ranks = 8, .hidden = 832, .heads = 13})));
+  look("layout", sample::tensor_run(sample::cnn_shards(3)));
 }
 
 TEST_F(ReportInBrowser, HasContrastInLightDarkAndPrint) {
   look("colors", typical());
-  look("inks", sample::tensor_run(sample::gpt_cut({.ranks = 8})));
+  look("inks", sample::tensor_run(sample::gpt_shards({.ranks = 8})));
 }
 
 TEST_F(ReportInBrowser, HasNamesForItsPicturesAndPrints) {
   look("structure", typical());
-  look("structure", sample::tensor_run(sample::gpt_cut({})));
+  look("structure", sample::tensor_run(sample::gpt_shards({})));
   look("structure", sample::with_timeline(sample::pipeline_run({})));
 }
 

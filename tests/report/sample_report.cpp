@@ -75,11 +75,11 @@ int main(int argc, char** argv) {
       folder / "strategies" / "report.html", "simple_cnn on digits, four ways",
       {folder / "typical", folder / "placement", folder / "pipeline",
        folder / "replicas"});
-  write(folder / "tensor", tensor_run(gpt_cut({})));
-  write(folder / "tensor-llama", tensor_run(uneven_cut(), "self_attn"));
+  write(folder / "tensor", tensor_run(gpt_shards({})));
+  write(folder / "tensor-llama", tensor_run(uneven_shards(), "self_attn"));
   write(
       folder / "tensor-8",
-      tensor_run(gpt_cut({.ranks = 8, .hidden = 832, .heads = 13})));
-  write(folder / "tensor-cnn", tensor_run(cnn_cut(3)));
+      tensor_run(gpt_shards({.ranks = 8, .hidden = 832, .heads = 13})));
+  write(folder / "tensor-cnn", tensor_run(cnn_shards(3)));
   write(folder / "empty", {.title = "a run that ended before its first step"});
 }

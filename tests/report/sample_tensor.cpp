@@ -15,8 +15,8 @@ IndexRange heads_of(int64_t heads, int64_t rank, int64_t ranks, int64_t size) {
   return {range.begin * size, range.end * size};
 }
 
-ParameterShards
-cut(const std::string& name, std::vector<int64_t> shape, int64_t dim,
+ParameterShards sharded(
+    const std::string& name, std::vector<int64_t> shape, int64_t dim,
     const std::vector<std::vector<IndexRange>>& pieces) {
   ParameterShards parameter{.name = name};
   for (const auto& own : pieces) {
@@ -62,9 +62,9 @@ LayerShards gpt_layer(const TensorShape& s, int64_t index) {
   return {
       "transformer.h." + std::to_string(index),
       {whole("ln_1.weight", {s.hidden}, n), whole("ln_1.bias", {s.hidden}, n),
-       cut("attn.c_attn.weight", {s.hidden, 3 * s.hidden}, 1, fused),
-       cut("attn.c_attn.bias", {3 * s.hidden}, 0, fused),
-       cut("attn.c_proj.weight", {s.hidden, s.hidden}, 0, heads),
+       sharded("attn.c_attn.weight", {s.hidden, 3 * s.hidden}, 1, fused),
+       sharded("attn.c_attn.bias", {3 * s.hidden}, 0, fused),
+       sharded("attn.c_proj.weight", {s.hidden, s.hidden}, 0, heads),
        whole("attn.c_proj.bias", {s.hidden}, n),
        whole("ln_2.weight", {s.hidden}, n), whole("ln_2.bias", {s.hidden}, n),
        even("mlp.c_fc.weight", {s.hidden, s.intermediate}, 1, n),
@@ -89,18 +89,19 @@ LayerShards llama_layer(const TensorShape& s, int64_t index) {
   return {
       "model.layers." + std::to_string(index),
       {whole("input_layernorm.weight", {s.hidden}, n),
-       cut("self_attn.q_proj.weight", {s.hidden, s.hidden}, 0, queries),
-       cut("self_attn.k_proj.weight", {kv, s.hidden}, 0, keys),
-       cut("self_attn.v_proj.weight", {kv, s.hidden}, 0, keys),
-       cut("self_attn.o_proj.weight", {s.hidden, s.hidden}, 1, queries),
+       sharded("self_attn.q_proj.weight", {s.hidden, s.hidden}, 0, queries),
+       sharded("self_attn.k_proj.weight", {kv, s.hidden}, 0, keys),
+       sharded("self_attn.v_proj.weight", {kv, s.hidden}, 0, keys),
+       sharded("self_attn.o_proj.weight", {s.hidden, s.hidden}, 1, queries),
        whole("post_attention_layernorm.weight", {s.hidden}, n),
        even("mlp.gate_proj.weight", {s.intermediate, s.hidden}, 0, n),
        even("mlp.up_proj.weight", {s.intermediate, s.hidden}, 0, n),
        even("mlp.down_proj.weight", {s.hidden, s.intermediate}, 1, n)}};
 }
 
-TensorShards empty_cut(const TensorShape& s) {
-  return {.ranks = s.ranks, .cuts_tokens = s.cuts_tokens, .tokens = s.tokens};
+TensorShards empty_shards(const TensorShape& s) {
+  return {
+      .ranks = s.ranks, .shards_tokens = s.shards_tokens, .tokens = s.tokens};
 }
 
 // What one rank does when; all ranks do the same.
@@ -145,22 +146,22 @@ void forward_layer(
   for (const auto& part : parts) {
     const std::string in = layer + "." + part.in;
     const std::string out = layer + "." + part.out;
-    if (model.cuts_tokens) {
+    if (model.shards_tokens) {
       clock.call("tp", "all_gather " + in + " gather", bytes / 2, 90);
     }
     clock.compute("forward " + layer, SpanKind::forward, 600);
     clock.call(
         "tp",
-        model.cuts_tokens ? "reduce_scatter " + out + " scatter"
-                          : "all_reduce " + out + " sum",
+        model.shards_tokens ? "reduce_scatter " + out + " scatter"
+                            : "all_reduce " + out + " sum",
         bytes, 140);
   }
 }
 
 }  // namespace
 
-TensorShards gpt_cut(const TensorShape& s) {
-  TensorShards result = empty_cut(s);
+TensorShards gpt_shards(const TensorShape& s) {
+  TensorShards result = empty_shards(s);
   result.layers.push_back(
       {"transformer.wte", {even("weight", {s.words, s.hidden}, 0, s.ranks)}});
   result.layers.push_back(
@@ -178,8 +179,8 @@ TensorShards gpt_cut(const TensorShape& s) {
   return result;
 }
 
-TensorShards llama_cut(const TensorShape& s) {
-  TensorShards result = empty_cut(s);
+TensorShards llama_shards(const TensorShape& s) {
+  TensorShards result = empty_shards(s);
   result.layers.push_back(
       {"model.embed_tokens",
        {even("weight", {s.words, s.hidden}, 0, s.ranks)}});
@@ -193,8 +194,8 @@ TensorShards llama_cut(const TensorShape& s) {
   return result;
 }
 
-TensorShards uneven_cut() {
-  return llama_cut(
+TensorShards uneven_shards() {
+  return llama_shards(
       {.ranks = 4,
        .layers = 16,
        .hidden = 1920,
@@ -202,11 +203,11 @@ TensorShards uneven_cut() {
        .kv_heads = 2,
        .intermediate = 5633,
        .words = 32001,
-       .cuts_tokens = true,
+       .shards_tokens = true,
        .tokens = 4098});
 }
 
-TensorShards cnn_cut(int64_t ranks) {
+TensorShards cnn_shards(int64_t ranks) {
   TensorShards result{.ranks = ranks};
   result.layers = {
       {"conv1",
@@ -256,7 +257,7 @@ ReportInput tensor_run(const TensorShards& model, const std::string& part) {
         for (const auto& name : {parts[1], parts[0]}) {
           const std::string full = it->name + "." + name.in;
           clock.compute("backward " + it->name, SpanKind::backward, 1250);
-          if (model.cuts_tokens) {
+          if (model.shards_tokens) {
             clock.call(
                 "tp", "all_gather " + it->name + "." + name.out + " gather",
                 bytes / 2, 90, 60);

@@ -16,24 +16,24 @@ struct TensorShape {
   int64_t kv_heads = 12;  // llama
   int64_t intermediate = 3072;
   int64_t words = 50257;
-  bool cuts_tokens = false;
+  bool shards_tokens = false;
   int64_t tokens = 1024;
 };
 
 /// As Hugging Face's GPT-2 has them: fused queries, keys and values, [in, out],
 /// words in and out tied.
-TensorShards gpt_cut(const TensorShape& shape);
+TensorShards gpt_shards(const TensorShape& shape);
 /// Three matrices for queries, keys and values, fewer heads of keys than ranks
 /// allowed, no biases, [out, in].
-TensorShards llama_cut(const TensorShape& shape);
+TensorShards llama_shards(const TensorShape& shape);
 /// A llama whose sizes 4 ranks do not divide evenly, with its tokens sharded.
-TensorShards uneven_cut();
+TensorShards uneven_shards();
 /// Two convolutions and a linear layer.
-TensorShards cnn_cut(int64_t ranks);
+TensorShards cnn_shards(int64_t ranks);
 
 /// A run whose forward waits for its all-reduces, and whose backward hides
 /// those of the inputs' gradients; with data parallelism's buckets at the end.
 ReportInput
-tensor_run(const TensorShards& cut, const std::string& part = "attn");
+tensor_run(const TensorShards& model, const std::string& part = "attn");
 
 }  // namespace echelon::sample

@@ -29,7 +29,7 @@ std::string names(const std::vector<ShardedMatrix>& matrices) {
 
 TEST(ShardedBlocks, OfAGptAreFewAndSayHowEachMatrixIsSharded) {
   const auto blocks =
-      sharded_blocks(sample::gpt_cut({.ranks = 2, .layers = 24}));
+      sharded_blocks(sample::gpt_shards({.ranks = 2, .layers = 24}));
   ASSERT_EQ(blocks.size(), 5u);
   EXPECT_EQ(blocks[0].regions[0].rows[0].sharded_by, ShardedBy::vocabulary);
   EXPECT_EQ(blocks[0].regions[0].rows[0].outputs, 768);
@@ -50,7 +50,7 @@ TEST(ShardedBlocks, OfAGptAreFewAndSayHowEachMatrixIsSharded) {
 }
 
 TEST(ShardedBlocks, OfALlamaHaveThreeMatricesOfOneInput) {
-  const auto blocks = sharded_blocks(sample::llama_cut(
+  const auto blocks = sharded_blocks(sample::llama_shards(
       {.ranks = 4,
        .layers = 3,
        .hidden = 512,
@@ -71,7 +71,7 @@ TEST(ShardedBlocks, OfALlamaHaveThreeMatricesOfOneInput) {
 }
 
 TEST(ShardedBlocks, OfConvolutionsAreByChannels) {
-  const auto blocks = sharded_blocks(sample::cnn_cut(3));
+  const auto blocks = sharded_blocks(sample::cnn_shards(3));
   EXPECT_EQ(names(blocks[0].regions[0].columns), "|3x16 ");
   EXPECT_THAT(blocks[0].regions[0].columns[0].kernel, ElementsAre(3, 3));
   EXPECT_EQ(names(blocks[1].regions[0].rows), "-16x32 ");
@@ -79,11 +79,11 @@ TEST(ShardedBlocks, OfConvolutionsAreByChannels) {
 }
 
 TEST(ShardedBlocks, CountTiedParametersOnce) {
-  auto cut = sample::gpt_cut({.ranks = 2, .layers = 1});
-  const auto held = held_shares(cut);
+  auto model = sample::gpt_shards({.ranks = 2, .layers = 1});
+  const auto held = held_shares(model);
   EXPECT_THAT(held[0] + held[1], DoubleNear(1.02, 0.01));
-  cut.layers.back().parameters[0].tied = false;
-  EXPECT_LT(held_shares(cut)[0], held[0]);
+  model.layers.back().parameters[0].tied = false;
+  EXPECT_LT(held_shares(model)[0], held[0]);
 }
 
 // One rank, one step: a forward with a call that it waits for, and a backward
@@ -170,7 +170,7 @@ TEST(Collectives, ThatDifferInNumbersAloneArePutTogether) {
 }
 
 TEST(TensorSection, SaysWhatEachCollectiveTook) {
-  const auto html = to_html(sample::tensor_run(sample::gpt_cut({})));
+  const auto html = to_html(sample::tensor_run(sample::gpt_shards({})));
   expect_parts(
       html, {"How the layers are sharded",
              "transformer.h.0 \u2026 transformer.h.11", "all sharded alike",
@@ -186,14 +186,14 @@ TEST(TensorSection, SaysWhatEachCollectiveTook) {
   expect_parts(html, {"tp: pieces of a layer", "dp: replicas of the model"});
 }
 
-TEST(TensorSection, HasOtherCollectivesWhereTokensAreCut) {
+TEST(TensorSection, HasOtherCollectivesWhereTokensAreSharded) {
   const auto html = to_html(sample::tensor_run(
-      sample::llama_cut(
+      sample::llama_shards(
           {.ranks = 3,
            .hidden = 384,
            .heads = 6,
            .kv_heads = 2,
-           .cuts_tokens = true}),
+           .shards_tokens = true}),
       "self_attn"));
   expect_parts(
       html,
@@ -206,15 +206,15 @@ TEST(TensorSection, HasOtherCollectivesWhereTokensAreCut) {
   EXPECT_FALSE(contains(html, "<b>all-reduce</b> of the sums"));
 }
 
-TEST(TensorSection, KnowsThatOutputsStayCut) {
-  const auto html = to_html(sample::tensor_run(sample::cnn_cut(3)));
+TEST(TensorSection, KnowsThatOutputsStaySharded) {
+  const auto html = to_html(sample::tensor_run(sample::cnn_shards(3)));
   expect_parts(html, {"nothing: X is data", "nothing: Y stays sharded"});
   EXPECT_TRUE(contains(html, "each rank takes its part"));  // into fc
   EXPECT_TRUE(contains(html, "by input channels"));
 }
 
 TEST(TensorSection, IsNotThereForAModelThatIsWhole) {
-  auto input = sample::tensor_run(sample::gpt_cut({}));
+  auto input = sample::tensor_run(sample::gpt_shards({}));
   input.tensor.ranks = 1;
   EXPECT_FALSE(contains(to_html(input), "How the layers are sharded"));
   input.tensor = {};
@@ -224,14 +224,14 @@ TEST(TensorSection, IsNotThereForAModelThatIsWhole) {
 }
 
 TEST(TensorSection, StaysSmall) {
-  auto cut = sample::gpt_cut({.ranks = 64, .layers = 96, .heads = 96});
+  auto model = sample::gpt_shards({.ranks = 64, .layers = 96, .heads = 96});
   // Layers that all differ.
-  for (size_t i = 0; i < cut.layers.size(); ++i) {
-    for (auto& p : cut.layers[i].parameters) {
+  for (size_t i = 0; i < model.layers.size(); ++i) {
+    for (auto& p : model.layers[i].parameters) {
       for (auto& part : p.parts) part.shape[0] += static_cast<int64_t>(i);
     }
   }
-  auto input = sample::tensor_run(cut);
+  auto input = sample::tensor_run(model);
   EXPECT_LT(to_html(input).size(), 500'000u);
 }
 
