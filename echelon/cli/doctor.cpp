@@ -313,7 +313,7 @@ Finding find_links() {
 Finding find_local_cluster() {
   try {
     const Cluster cluster = find_cluster("local");
-    const Node& node = cluster.groups.front().node;
+    const auto& node = cluster.groups.front().node;
     return fine(format(
         "local = {} x {} of {} ({}), as `echelon doctor --cluster` writes "
         "it",

@@ -50,6 +50,9 @@ class CommandLine : public testing::Test {
   Outcome run(const std::string& arguments) {
     return shell("bin/echelon " + arguments);
   }
+  void expect_error(const std::string& arguments, const std::string& part) {
+    EXPECT_THAT(run(arguments).err, HasSubstr(part)) << arguments;
+  }
   std::string path(const std::string& name) const { return folder_.path(name); }
   std::string read(const std::string& name) const {
     return read_file(path(name));
@@ -361,17 +364,16 @@ TEST_F(CommandLine, VerifyPrintsOnlyItsVerdict) {
   EXPECT_EQ(differ.err, "");
   // Another code, another rank or a reported error is a failure.
   write("bin/echelon-train", "#!/bin/sh\nexit 3\n");
-  EXPECT_THAT(run("verify first.toml -n 1").err, HasSubstr("exit code 3"));
+  expect_error("verify first.toml -n 1", "exit code 3");
   write("bin/echelon-train", "#!/bin/sh\nexit $RANK\n");
-  EXPECT_THAT(run("verify first.toml -n 2").err, HasSubstr("rank 1"));
+  expect_error("verify first.toml -n 2", "rank 1");
   write(
       "bin/echelon-train",
       "#!/bin/sh\n"
       "echo '{\"message\": \"no data\", \"type\": \"DataError\",'"
       " '\"exit_code\": 1, \"time_ns\": 1, \"rank\": 0,'"
       " '\"consequence\": false}' >$ECHELON_ERROR_FILE\nexit 1\n");
-  EXPECT_THAT(
-      run("verify first.toml -n 1").err, HasSubstr("DataError: no data"));
+  expect_error("verify first.toml -n 1", "DataError: no data");
 }
 
 TEST_F(CommandLine, ExportsOneFile) {
@@ -379,9 +381,7 @@ TEST_F(CommandLine, ExportsOneFile) {
       run("export runs/first out.safetensors").err,
       "runs/first: there is no such folder\n");
   write("runs/first/config.toml", "");
-  EXPECT_THAT(
-      run("export runs/first out.safetensors").err,
-      HasSubstr("has no checkpoint: "));
+  expect_error("export runs/first out.safetensors", "has no checkpoint: ");
   const auto last = path("runs/first/checkpoints/last.safetensors");
   fs::create_directories(path("runs/first/checkpoints"));
   const float numbers[2] = {1, 3.0e38f};
@@ -409,13 +409,11 @@ TEST_F(CommandLine, ExportsOneFile) {
       refused.err,
       HasSubstr("tensor \"fc.weight\": 3e+38 at [1] is beyond what F16"));
   EXPECT_FALSE(fs::exists(path("x.safetensors")));
-  EXPECT_THAT(
-      run("export runs/first x.safetensors --dtype bf16").err,
-      HasSubstr("--dtype bf16: must be float32, bfloat16"));
-  EXPECT_THAT(
-      run("export runs/first nowhere/out.safetensors").err,
-      HasSubstr("make it first"));
-  EXPECT_THAT(run("export runs/first runs").err, HasSubstr("is a folder"));
+  expect_error(
+      "export runs/first x.safetensors --dtype bf16",
+      "--dtype bf16: must be float32, bfloat16");
+  expect_error("export runs/first nowhere/out.safetensors", "make it first");
+  expect_error("export runs/first runs", "is a folder");
 }
 
 // A tiny GPT-2 as transformers saves it, of zeros.
@@ -474,18 +472,15 @@ TEST_F(CommandLine, ImportsAndExportsHuggingFaceFolders) {
   EXPECT_EQ(json::parse(read("half/config.json"))["torch_dtype"], "bfloat16");
   EXPECT_EQ(run("import half from_half").exit_code, 0);
 
-  EXPECT_THAT(
-      run("export ours back --format huggingface").err,
-      HasSubstr("back: exists already"));
-  EXPECT_THAT(
-      run("export ours x --format pt").err,
-      HasSubstr("must be safetensors or huggingface"));
+  expect_error("export ours back --format huggingface", "back: exists already");
+  expect_error(
+      "export ours x --format pt", "must be safetensors or huggingface");
   write("cnn/config.toml", "");
   fs::create_directories(path("cnn/checkpoints"));
   safetensors::write(path("cnn/checkpoints/last.safetensors"), {});
-  EXPECT_THAT(
-      run("export cnn x --format huggingface").err,
-      HasSubstr("[model] name=\"simple_cnn\": transformers can load"));
+  expect_error(
+      "export cnn x --format huggingface",
+      "[model] name=\"simple_cnn\": transformers can load");
   for (const auto& file : fs::directory_iterator(path("shards"))) {
     if (file.path().filename().string().starts_with("model-00002-of-")) {
       fs::remove(file.path());
@@ -519,9 +514,7 @@ TEST_F(CommandLine, CompareNeedsRunsThatEnded) {
       printed(run("compare runs/first -o page.html --title 'A <b>'"));
   EXPECT_EQ(out, "report: page.html\n");
   EXPECT_THAT(read("page.html"), HasSubstr("A &lt;b&gt;"));
-  EXPECT_THAT(
-      run("compare runs/first -o nowhere/page.html").err,
-      HasSubstr("make it first"));
+  expect_error("compare runs/first -o nowhere/page.html", "make it first");
 }
 
 TEST_F(CommandLine, BenchPassesItsArguments) {
@@ -553,7 +546,7 @@ TEST_F(CommandLine, BenchSavesThisMachine) {
   EXPECT_TRUE(std::filesystem::is_directory(home + "/echelon/clusters"));
   write("file", "x");
   ::setenv("XDG_CONFIG_HOME", path("file").c_str(), 1);
-  EXPECT_THAT(run("bench --save").err, HasSubstr("--save: cannot make "));
+  expect_error("bench --save", "--save: cannot make ");
   ::unsetenv("XDG_CONFIG_HOME");
   EXPECT_EQ(run("bench -n 2").exit_code, 2);
   EXPECT_EQ(run("bench --save " + file + " -n 0").exit_code, 2);
@@ -582,7 +575,7 @@ TEST_F(CommandLine, RunChecksItsNumbers) {
   EXPECT_EQ(
       run("run --nnodes 2 --node-rank 2 -- true").err,
       "--node-rank 2: must be a whole number from 0 to 1\n");
-  EXPECT_THAT(run("run --nnodes 2 -- true").err, HasSubstr("--master-addr"));
+  expect_error("run --nnodes 2 -- true", "--master-addr");
   EXPECT_EQ(run("run -n 2 -- ./nowhere").exit_code, 2);
 }
 
