@@ -24,7 +24,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr size_t kMaxBytes = 1 << 20;
 
-// What execv takes. Borrows the words.
+// The arguments as execv takes them; they borrow the words.
 std::vector<char*> argv_of(const std::vector<std::string>& words) {
   std::vector<char*> argv;
   for (const auto& word : words) {

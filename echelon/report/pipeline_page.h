@@ -30,7 +30,8 @@ struct PipelinePicture {
   std::vector<std::string> groups;  // their names; empty: no headings
   std::vector<PipelineBlock> blocks;
   std::string unit;  // of begin and end; empty: seconds. "forwards" counts
-  /// Of the whole, where `blocks` are only the first part of it; else computed.
+  /// These are set where `blocks` are only the first part of a schedule, and
+  /// hold for all of it; else they are computed.
   std::optional<double> bubble;
   std::optional<double> makespan;
   std::string measure_name = "bubble";  // what the idle share is called

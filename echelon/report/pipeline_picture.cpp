@@ -218,7 +218,7 @@ class PipelineDrawing {
     page_.add(
         "<text class='name' x='-8' y='{}' text-anchor='end'>{}</text>", base,
         shortened(name, 10));
-    // Of all the time: a picture of the first part would show another share.
+    // The share is of all the time; a first part alone would show another one.
     if (!two_lines || !drawn_.limited.empty()) return;
     page_.add(
         "<text class='share' x='-8' y='{}' text-anchor='end'>{}</text>",

@@ -1,5 +1,5 @@
-// What was predicted of a step, beside what was measured: two bars on one
-// scale, the parts in figures, memory by kind.
+// A predicted step beside the measured one: two bars on one scale, the parts in
+// figures, memory by kind.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +30,7 @@ struct StepPrediction {
   bool is_there() const { return step_seconds > 0; }
 };
 
-/// Of each rank that was measured its fullest moment in the recorded steps.
+/// The fullest moment of each measured rank in the recorded steps.
 std::vector<PredictedMemory> fullest_moments(const Timeline& timeline);
 
 /// Beside a simulated timeline the prediction stands alone. `diagnosis` is that

@@ -68,7 +68,7 @@ constexpr Strategy kOneDevice = {
     "One device",
     "One device computes the whole batch: what the others equal."};
 
-// What a page needs to know of a run before it draws.
+// A run, and what is computed of it before it is drawn.
 struct Run {
   const StrategyRun& input;
   Diagnosis diagnosis = {};
@@ -108,7 +108,7 @@ Run run_of(const StrategyRun& input, size_t number) {
   return run;
 }
 
-// Where a typical step's time goes that is not computation.
+// The share of a typical step in which nothing is computed.
 std::string loss_text(const Run& run) {
   if (run.stages) return format_percent(run.stages->idle) + " idle";
   const auto& mean = run.diagnosis.mean;

@@ -1,5 +1,5 @@
-// How the matrices of a model are sharded over a tensor-parallel group, as
-// reports draw it: Y = X A with A = [A1 A2], or X = [X1 X2] and A = [A1; A2].
+// The shards of a model's matrices over a tensor-parallel group, as
+// reports draw them: Y = X A with A = [A1 A2], or X = [X1 X2] and A = [A1; A2].
 #pragma once
 
 #include <cstdint>
@@ -27,7 +27,7 @@ struct LayerShards {
 struct TensorShards {
   int64_t ranks = 1;
   bool shards_tokens = false;  // between the layers (sequence parallel)
-  int64_t tokens = 0;        // of one microbatch, on all ranks; 0: not known
+  int64_t tokens = 0;          // of one microbatch, on all ranks; 0: not known
   std::vector<LayerShards> layers;  // in the order of computation
 };
 
