@@ -83,7 +83,20 @@ void add_part(
   }
 }
 
-CheckpointManifest write_sharded_checkpoint(
+void write_manifest_of(
+    const std::string& folder, const std::vector<RankPart>& parts,
+    const std::string& layout, const std::string& config, int64_t step) {
+  CheckpointManifest manifest;
+  manifest.step = step;
+  manifest.layout = layout;
+  manifest.ranks = 4;
+  manifest.config = config;
+  manifest.config_hash = checksum(config.data(), config.size());
+  add_parts(manifest, parts);
+  write_manifest(folder, manifest);
+}
+
+void write_sharded_checkpoint(
     const std::string& folder, const std::vector<WholeTensor>& tensors,
     const std::string& config, int64_t step) {
   std::vector<RankSlices> ranks(4);
@@ -108,15 +121,7 @@ CheckpointManifest write_sharded_checkpoint(
         folder, rank_file_name(static_cast<int64_t>(rank)),
         ranks[rank].slices));
   }
-  CheckpointManifest manifest;
-  manifest.step = step;
-  manifest.layout = "fsdp=2,tp=2";
-  manifest.ranks = 4;
-  manifest.config = config;
-  manifest.config_hash = checksum(config.data(), config.size());
-  add_parts(manifest, parts);
-  write_manifest(folder, manifest);
-  return manifest;
+  write_manifest_of(folder, parts, "fsdp=2,tp=2", config, step);
 }
 
 Outcome echelon_command(std::vector<std::string> words) {
@@ -131,7 +136,7 @@ std::vector<std::string> names_in(const std::string& folder) {
   for (const auto& entry : fs::directory_iterator(folder)) {
     names.push_back(entry.path().filename().string());
   }
-  std::sort(names.begin(), names.end());
+  std::ranges::sort(names);
   return names;
 }
 
@@ -490,15 +495,7 @@ TEST_F(Export, TakesLittleMemoryWhateverTheModel) {
     parts.push_back(write_rank_file(folder, rank_file_name(rank), slices));
   }
   ASSERT_GT(total, int64_t{600} << 20);
-  CheckpointManifest manifest;
-  manifest.step = 1;
-  manifest.layout = "tp=4";
-  manifest.ranks = 4;
-  manifest.config = toml_of(options);
-  manifest.config_hash =
-      checksum(manifest.config.data(), manifest.config.size());
-  add_parts(manifest, parts);
-  write_manifest(folder, manifest);
+  write_manifest_of(folder, parts, "tp=4", toml_of(options), 1);
   values = {};
 
   const int64_t start = peak_bytes({kEchelon, "version"});
