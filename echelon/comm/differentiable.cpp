@@ -83,8 +83,8 @@ int64_t checked_dim(
 // `total`, unless that is negative.
 void check_sizes(
     const char* name, const Group& group, const Sizes& sizes, int64_t total) {
-  const bool negative = std::any_of(
-      sizes.begin(), sizes.end(), [](int64_t size) { return size < 0; });
+  const bool negative =
+      std::ranges::any_of(sizes, [](int64_t size) { return size < 0; });
   if (negative || sizes.size() != static_cast<size_t>(group.size())) {
     refuse(
         name, group, "sizes {}, but {} ranks need one size >= 0 each",
@@ -120,9 +120,8 @@ Sizes scatter_sizes(
 }
 
 bool equal(const Sizes& sizes) {
-  return std::all_of(sizes.begin(), sizes.end(), [&](int64_t size) {
-    return size == sizes[0];
-  });
+  return std::ranges::all_of(
+      sizes, [&](int64_t size) { return size == sizes[0]; });
 }
 
 Sizes with_first(const Tensor& like, int64_t first) {
@@ -144,7 +143,7 @@ Tensor from_front(const Tensor& tensor, int64_t dim) {
 // only, so unequal ones are padded to the largest.
 Tensor concatenate(
     const Tensor& x, const Group& group, const Sizes& sizes, const Call& call) {
-  const int64_t longest = *std::max_element(sizes.begin(), sizes.end());
+  const int64_t longest = std::ranges::max(sizes);
   const auto padded_shape = with_first(x, longest * group.size());
   if (equal(sizes)) {
     Tensor out = torch::empty(padded_shape, x.options());
@@ -177,7 +176,7 @@ Tensor concatenated(
 // x_r [sum of sizes, …] -> this rank's slice of their sum.
 Tensor sum_slice(
     const Tensor& x, const Group& group, const Sizes& sizes, const Call& call) {
-  const int64_t longest = *std::max_element(sizes.begin(), sizes.end());
+  const int64_t longest = std::ranges::max(sizes);
   Tensor in = x;
   if (!equal(sizes)) {
     in = torch::zeros(with_first(x, longest * group.size()), x.options());

@@ -133,9 +133,8 @@ class Checks {
       trace(tensors);
       return true;
     }
-    const auto meta = std::count_if(
-        tensors.begin(), tensors.end(),
-        [](const Tensor& tensor) { return tensor.is_meta(); });
+    const auto meta = std::ranges::count_if(
+        tensors, [](const Tensor& tensor) { return tensor.is_meta(); });
     if (meta == 0) return false;
     if (static_cast<size_t>(meta) < tensors.size()) {
       refuse(
@@ -290,9 +289,8 @@ void Work::wait() const {
 
 bool Work::done() const {
   if (!impl_ || impl_->waited) return true;
-  return std::all_of(
-      impl_->works.begin(), impl_->works.end(),
-      [](const auto& work) { return work->isCompleted(); });
+  return std::ranges::all_of(
+      impl_->works, [](const auto& work) { return work->isCompleted(); });
 }
 
 // Group -----------------------------------------------------------------------

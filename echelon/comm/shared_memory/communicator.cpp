@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <span>
 
 #include "echelon/comm/shared_memory/failure.h"
 #include "echelon/text/format.h"
@@ -66,19 +67,15 @@ Communicator::Communicator(
       memory_(size_),
       timeout_(timeout),
       lane_(std::make_shared<Lane>()),
+      send_lanes_(size_),
       sent_(size_),
       pieces_(size_) {
-  std::string key = name_ + "|";
-  for (const int r : ranks_) {
-    key += std::to_string(r) + ",";
-  }
-  key += "|" + std::to_string(attachment_->next_group(key));
+  std::string key = format("{}|{}|", name_, join(ranks_, ","));
+  key += std::to_string(attachment_->next_group(key));
   auto& segment = attachment_->segment();
   slot_ = segment.join_group(key, size_, memory_.bytes());
   memory_.bind(segment.at(slot_.offset));
-  for (int r = 0; r < size_; ++r) {
-    send_lanes_.push_back(std::make_shared<Lane>());
-  }
+  for (auto& lane : send_lanes_) lane = std::make_shared<Lane>();
   mailbox_ = std::make_unique<Mailbox>(Mailbox::Wire{
       memory_, segment, *this, rank_, size_,
       [this](int from, uint64_t offset) { return address(from, offset); },
@@ -137,14 +134,10 @@ void Communicator::quiesce() {
 }
 
 std::string Communicator::list(const std::vector<int>& group_ranks) const {
-  std::string text;
-  for (const int r : group_ranks) {
-    text += (text.empty() ? "" : ", ") + std::to_string(r);
-    if (ranks_[r] != r) {
-      text += format(" (rank {} of the host)", ranks_[r]);
-    }
-  }
-  return text;
+  return join(group_ranks, ", ", [&](int r) {
+    return ranks_[r] == r ? std::to_string(r)
+                          : format("{} (rank {} of the host)", r, ranks_[r]);
+  });
 }
 
 std::string Communicator::title(const Operation& operation) const {
@@ -263,21 +256,13 @@ std::string Communicator::describe(int r, uint64_t s) const {
   }
   text += format("({}", local::name_of(static_cast<Dtype>(d.dtype)));
   if (kind == Kind::all_to_all) {
-    std::string sent, expected;
-    for (int j = 0; j < size_; ++j) {
-      const char* comma = j > 0 ? "," : "";
-      const Part& part = memory_.parts(r, s)[j];
-      sent += format("{}{}", comma, part.count);
-      expected += format("{}{}", comma, part.expected);
-    }
-    return format("{}, sends {} receives {} elements)", text, sent, expected);
+    const std::span parts(memory_.parts(r, s), size_);
+    return format(
+        "{}, sends {} receives {} elements)", text,
+        join(parts, ",", &Part::count), join(parts, ",", &Part::expected));
   }
   if (d.num_dims <= kMaxDims) {
-    std::string dims;
-    for (int i = 0; i < d.num_dims; ++i) {
-      dims += format("{}{}", i > 0 ? ", " : "", d.shape[i]);
-    }
-    text += format(" [{}]", dims);
+    text += format(" [{}]", join(std::span(d.shape, d.num_dims), ", "));
   } else {
     text += format(" of {} elements", d.count);
   }
@@ -318,18 +303,16 @@ void Communicator::check(uint64_t s) const {
   for (int r = 0; r < size_; ++r) {
     calls[describe(r, s)].push_back(r);
   }
-  std::string text = format(
-      "[local] #{} of group {}: the ranks called different things:", s, name_);
   std::vector<std::pair<std::vector<int>, std::string>> by_rank;
   for (const auto& [what, ranks] : calls) {
     by_rank.emplace_back(ranks, what);
   }
   std::sort(by_rank.begin(), by_rank.end());
+  const std::string text = join(by_rank, "; ", [&](const auto& call) {
+    return format("rank {} {}", list(call.first), call.second);
+  });
   size_t largest = 0;
   for (const auto& [ranks, what] : by_rank) {
-    text += format(
-        "{} rank {} {}", &ranks == &by_rank[0].first ? "" : ";", list(ranks),
-        what);
     largest = std::max(largest, ranks.size());
   }
   std::vector<int> odd;
@@ -338,7 +321,11 @@ void Communicator::check(uint64_t s) const {
       odd.insert(odd.end(), ranks.begin(), ranks.end());
     }
   }
-  throw Mismatch(text, s, odd);
+  throw Mismatch(
+      format(
+          "[local] #{} of group {}: the ranks called different things: {}", s,
+          name_, text),
+      s, odd);
 }
 
 OperationPtr

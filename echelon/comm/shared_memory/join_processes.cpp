@@ -386,15 +386,15 @@ class Joining {
 
   [[noreturn]] void give_up(const std::vector<Descriptor>& peers) {
     std::vector<int> missing;
-    std::string text = format(
-        "[local] not all ranks of this host came within {} ms; missing: rank",
-        options_.timeout.count());
     for (int r = 1; r < size_; ++r) {
       if (peers[r].get() < 0) {
-        text += (missing.empty() ? " " : ", ") + std::to_string(r);
         missing.push_back(r);
       }
     }
+    const std::string text = format(
+        "[local] not all ranks of this host came within {} ms; missing: rank "
+        "{}",
+        options_.timeout.count(), join(missing, ", "));
     Welcome welcome;
     welcome.num_missing = static_cast<int32_t>(missing.size());
     std::copy_n(
