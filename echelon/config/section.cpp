@@ -91,7 +91,7 @@ std::string assign(std::vector<T>& target, const Value& value) {
 }
 
 struct Unit {
-  const char* name;
+  std::string_view name;
   int64_t milliseconds;
 };
 constexpr Unit kUnits[] = {
@@ -111,9 +111,7 @@ std::string assign(milliseconds& target, const Value& value) {
       return rule;
     }
     const std::string name = value.string.substr(digits);
-    const auto* found = std::find_if(
-        std::begin(kUnits), std::end(kUnits),
-        [&](const Unit& u) { return name == u.name; });
+    const auto* found = std::ranges::find(kUnits, name, &Unit::name);
     if (found == std::end(kUnits)) return rule;
     unit = found->milliseconds;
   } else if (!assign(amount, value).empty()) {
@@ -139,8 +137,7 @@ std::string text_of(milliseconds value) {
   if (value.count() == 0) return "\"0s\"";
   for (const char* name : {"h", "m", "s", "ms"}) {
     for (const auto& unit : kUnits) {
-      if (std::string_view(unit.name) == name &&
-          value.count() % unit.milliseconds == 0) {
+      if (unit.name == name && value.count() % unit.milliseconds == 0) {
         return format("\"{}{}\"", value.count() / unit.milliseconds, name);
       }
     }

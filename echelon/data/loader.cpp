@@ -96,9 +96,8 @@ class BatchMemory {
   }
   static bool unused(const Batch& batch) {
     return unused(batch.inputs) && unused(batch.targets) &&
-           std::all_of(
-               batch.more.begin(), batch.more.end(),
-               [](const auto& tensor) { return unused(tensor); });
+           std::ranges::all_of(
+               batch.more, [](const auto& tensor) { return unused(tensor); });
   }
 
   SampleSpec spec_;

@@ -35,6 +35,12 @@ int number_or(const GetVariable& get, const char* name, int otherwise) {
   return get(name) ? number(get, name) : otherwise;
 }
 
+/// The variable, or the other one where it is not set.
+const char*
+either(const GetVariable& get, const char* name, const char* other) {
+  return get(name) ? name : other;
+}
+
 /// A port that all ranks of a job derive from a text that they share.
 int port_from(const std::string& text) {
   uint64_t hash = 1469598103934665603ull;
@@ -91,10 +97,7 @@ RankEnvironment from_torchrun(const GetVariable& get) {
   env.job =
       get("ECHELON_JOB").value_or(get("TORCHELASTIC_RUN_ID").value_or("job"));
   env.generation = number_or(
-      get,
-      get("ECHELON_GENERATION") ? "ECHELON_GENERATION"
-                                : "TORCHELASTIC_RESTART_COUNT",
-      0);
+      get, either(get, "ECHELON_GENERATION", "TORCHELASTIC_RESTART_COUNT"), 0);
   return env;
 }
 
@@ -129,14 +132,12 @@ RankEnvironment from_srun(const GetVariable& get) {
   RankEnvironment env;
   env.launcher = "srun";
   env.rank = number(get, "SLURM_PROCID");
-  env.world_size = number(
-      get,
-      get("SLURM_STEP_NUM_TASKS") ? "SLURM_STEP_NUM_TASKS" : "SLURM_NTASKS");
+  env.world_size =
+      number(get, either(get, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"));
   env.local_rank = number_or(get, "SLURM_LOCALID", 0);
   env.node_rank = number_or(get, "SLURM_NODEID", 0);
-  const int nodes = number_or(
-      get,
-      get("SLURM_STEP_NUM_NODES") ? "SLURM_STEP_NUM_NODES" : "SLURM_NNODES", 1);
+  const int nodes =
+      number_or(get, either(get, "SLURM_STEP_NUM_NODES", "SLURM_NNODES"), 1);
   env.local_world_size = nodes == 1 ? env.world_size
                                     : number_or(
                                           get, "SLURM_NTASKS_PER_NODE",
@@ -146,9 +147,8 @@ RankEnvironment from_srun(const GetVariable& get) {
       get("SLURM_STEP_ID").value_or("0"));
   env.master_port = port_from(env.job);
   if (nodes > 1) {
-    const auto list = get("SLURM_STEP_NODELIST");
-    env.master_addr =
-        first_host(list ? *list : get("SLURM_NODELIST").value_or(""));
+    const char* list = either(get, "SLURM_STEP_NODELIST", "SLURM_NODELIST");
+    env.master_addr = first_host(get(list).value_or(""));
   }
   apply_master(get, env);
   return env;

@@ -77,9 +77,7 @@ std::vector<RunFinding> find_small_batch(const Evidence& evidence) {
   if (share < kLeastFixed) return {};
   const auto best = evidence.what_if.best_of(batch_fixes(*job), kLeastGain);
   if (evidence.what_if.base() && !best) return {};
-  RunFinding found;
-  found.fault = Fault::small_batch;
-  found.share = share;
+  RunFinding found{.fault = Fault::small_batch, .share = share};
   const double step = evidence.times.mean.step;
   const int64_t samples = samples_of_a_pass(*job);
   found.reason.diagnosis = format(

@@ -203,10 +203,8 @@ std::vector<RunFinding> find_exposed_communication(const Evidence& evidence) {
   for (const auto& [name, share] : evidence.shares.communication) {
     if (name.empty() || share < kLeastWait) continue;
     const Traffic traffic = traffic_along(evidence, name);
-    RunFinding found;
-    found.fault = Fault::exposed_communication;
-    found.axis = name;
-    found.share = share;
+    RunFinding found{
+        .fault = Fault::exposed_communication, .axis = name, .share = share};
     const double step = evidence.times.mean.step;
     found.reason.diagnosis = format(
         "{} take {} of each step of {} ({} in {} {} a rank), and {} of it "

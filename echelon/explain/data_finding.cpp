@@ -48,9 +48,7 @@ DataWait wait_in_metrics(const std::vector<StepMetrics>& steps) {
 
 std::string waiting_ranks(const std::vector<int>& ranks) {
   if (ranks.empty()) return "The ranks wait";
-  if (ranks.size() == 1) {
-    return format("Rank {} waits", ranks.front());
-  }
+  if (ranks.size() == 1) return format("Rank {} waits", ranks.front());
   return format("{} of the ranks wait", ranks.size());
 }
 
@@ -69,10 +67,8 @@ std::vector<RunFinding> find_data_loading(const Evidence& evidence) {
   if (wait.share < kLeastWait) return {};
   // More threads would not shorten such a wait.
   if (wait.share * wait.step_seconds < kQuickBatchSeconds) return {};
-  RunFinding found;
-  found.fault = Fault::data_loading;
-  found.share = wait.share;
-  found.ranks = wait.ranks;
+  RunFinding found{
+      .fault = Fault::data_loading, .share = wait.share, .ranks = wait.ranks};
   found.reason.diagnosis = format(
       "{} {} of each step of {} for the next batch: it is prepared more slowly "
       "than it is used.",

@@ -39,10 +39,6 @@ Peak highest_peak(const Evidence& evidence) {
   return highest;
 }
 
-std::string setting(const char* key, const std::string& value) {
-  return format("{}=\"{}\"", key, value);
-}
-
 // Settings that save memory, the cheap ones first.
 std::vector<Settings> savings_of(const Job& job) {
   std::vector<Settings> all;
@@ -59,13 +55,13 @@ std::vector<Settings> savings_of(const Job& job) {
         {format("train.accumulate={}", job.train.accumulate * factor)});
   }
   if (job.memory.recompute == "none") {
-    all.push_back({setting("memory.recompute", "selective")});
+    all.push_back({"memory.recompute=\"selective\""});
   }
   if (job.memory.recompute != "all") {
-    all.push_back({setting("memory.recompute", "all")});
+    all.push_back({"memory.recompute=\"all\""});
   }
   if (job.memory.offload == "none" && job.layout.dp_shard > 1) {
-    all.push_back({setting("memory.offload", "optimizer")});
+    all.push_back({"memory.offload=\"optimizer\""});
   }
   return all;
 }
@@ -90,9 +86,7 @@ cheapest_saving(const Evidence& evidence, const Peak& peak) {
 }
 
 RunFinding pressure(const Evidence& evidence, const Peak& peak) {
-  RunFinding found;
-  found.fault = Fault::memory_pressure;
-  found.ranks = {peak.rank};
+  RunFinding found{.fault = Fault::memory_pressure, .ranks = {peak.rank}};
   found.reason.diagnosis = format(
       "Rank {} held {} at its peak, {} of the {} that it may use: a longer "
       "sample or another program would end the run.",

@@ -17,6 +17,14 @@ double median(std::vector<double> values) {
   return values.empty() ? 0 : values[values.size() / 2];
 }
 
+RunFinding measured(Fault fault, double share, double gain) {
+  return {
+      .fault = fault,
+      .share = share,
+      .gain = gain,
+      .gain_source = GainSource::measured};
+}
+
 // Samples of each rank in a step, by rank; empty: all have the same.
 std::map<int, double> samples_of_ranks(const Evidence& evidence) {
   const auto& job = evidence.run.job;
@@ -112,16 +120,12 @@ find_stragglers(const Evidence& evidence, const Work& work) {
     }
   }
   if (slow.empty()) return {};
-  const Slow most = *std::ranges::max_element(
-      slow, [](const Slow& a, const Slow& b) { return a.seconds < b.seconds; });
+  const Slow most = *std::ranges::max_element(slow, {}, &Slow::seconds);
   const double step = evidence.times.mean.step;
-  RunFinding found;
-  found.fault = Fault::straggler;
-  found.share = std::min(1.0, most.seconds / step);
-  if (found.share < kLeastShare) return {};
+  const double share = std::min(1.0, most.seconds / step);
+  if (share < kLeastShare) return {};
+  RunFinding found = measured(Fault::straggler, share, share);
   for (const Slow& one : slow) found.ranks.push_back(one.rank->rank);
-  found.gain = found.share;
-  found.gain_source = GainSource::measured;
   found.reason.diagnosis = format(
       "Rank {} takes {} longer for the same work than its peers, in {} of the "
       "steps{}. The others wait for it.",
@@ -148,12 +152,9 @@ RunFinding uneven_batches(const Evidence& evidence, double share) {
   for (const RankHistory& rank : evidence.times.ranks) {
     most = std::max(most, rank.mean.compute());
   }
-  RunFinding found;
-  found.fault = Fault::rank_imbalance;
-  found.share = share;
-  found.gain =
-      std::clamp((most - evidence.times.mean.compute()) / step, 0.0, share);
-  found.gain_source = GainSource::measured;
+  RunFinding found = measured(
+      Fault::rank_imbalance, share,
+      std::clamp((most - evidence.times.mean.compute()) / step, 0.0, share));
   found.settings = {"train.rank_batch=[]"};
   found.reason.diagnosis = format(
       "Ranks have different numbers of samples (train.rank_batch), and those "
@@ -170,11 +171,7 @@ RunFinding uneven_batches(const Evidence& evidence, double share) {
 
 RunFinding changing_ranks(const Evidence& evidence, double share) {
   const double step = evidence.times.mean.step;
-  RunFinding found;
-  found.fault = Fault::rank_imbalance;
-  found.share = share;
-  found.gain = share;
-  found.gain_source = GainSource::measured;
+  RunFinding found = measured(Fault::rank_imbalance, share, share);
   found.reason.diagnosis = format(
       "In collectives, ranks wait {} of each step of {} for others that come "
       "later; not always the same ones.",

@@ -18,17 +18,20 @@ namespace fs = std::filesystem;
 // A timeline whose file may be truncated: by a full disk, or a broken copy.
 struct TruncatedTrace {
   Timeline timeline;
-  int32_t truncated_rank =
-      -1;  // left out, because its spans break off; -1: none
+  // Left out, because its spans break off; -1: none.
+  int32_t truncated_rank = -1;
 };
 
 constexpr const char* kEnd = "\n]}\n";
 
-bool is_complete(const std::string& text) {
-  const size_t last = text.find_last_not_of(" \t\r\n");
-  return last != std::string::npos && last > 0 && text[last] == '}' &&
-         text.find_last_not_of(" \t\r\n", last - 1) != std::string::npos &&
-         text[text.find_last_not_of(" \t\r\n", last - 1)] == ']';
+bool is_complete(std::string_view text) {
+  const auto ends_with = [&](char c) {
+    text = text.substr(0, text.find_last_not_of(" \t\r\n") + 1);
+    if (!text.ends_with(c)) return false;
+    text.remove_suffix(1);
+    return true;
+  };
+  return ends_with('}') && ends_with(']');
 }
 
 // Each event has a line of its own.
@@ -75,10 +78,9 @@ void omit_truncated_rank(TruncatedTrace& trace) {
 // event is complete.
 TruncatedTrace
 parse_truncated_trace(const std::string& text, const std::string& place) {
-  if (is_complete(text)) return {parse_chrome_trace(text, place)};
   const std::string events = complete_events(text);
-  if (events.empty()) {
-    // Throws with the reason.
+  // Without a complete event this throws with the reason.
+  if (is_complete(text) || events.empty()) {
     return {parse_chrome_trace(text, place)};
   }
   TruncatedTrace trace{parse_chrome_trace(events, place)};

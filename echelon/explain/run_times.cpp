@@ -64,9 +64,7 @@ calls_of(const Timeline& timeline, Groups& groups) {
   for (const Span& span : timeline.spans) {
     if (is_collective(span)) spans.push_back(&span);
   }
-  std::ranges::stable_sort(spans, [](const Span* a, const Span* b) {
-    return a->begin_ns < b->begin_ns;
-  });
+  std::ranges::stable_sort(spans, {}, &Span::begin_ns);
   std::map<std::tuple<int32_t, int64_t, std::string, std::string>, int> counts;
   std::map<Key, std::vector<const Span*>> calls;
   for (const Span* span : spans) {
@@ -235,9 +233,7 @@ late_ranks(const Timeline& timeline, const std::optional<Layout>& layout) {
   if (!groups.known()) return {};
   std::map<RankStep, std::vector<Interval>> waits, caused;
   for (const auto& [key, spans] : calls_of(timeline, groups)) {
-    const Span* last = *std::ranges::max_element(
-        spans,
-        [](const Span* a, const Span* b) { return a->begin_ns < b->begin_ns; });
+    const Span* last = *std::ranges::max_element(spans, {}, &Span::begin_ns);
     for (const Span* span : spans) {
       const Interval wait = {
           span->begin_ns, std::min(span->end_ns, last->begin_ns)};

@@ -8,7 +8,6 @@
 #include <cerrno>
 #include <cmath>
 #include <cstring>
-#include <iterator>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <string_view>
@@ -68,8 +67,9 @@ std::string to_line(const StepMetrics& m) {
   if (m.skipped_steps) json["skipped_steps"] = *m.skipped_steps;
   if (!m.layer_grad_norms.empty()) {
     OrderedJson norms;
-    for (const auto& [layer, norm] : m.layer_grad_norms)
+    for (const auto& [layer, norm] : m.layer_grad_norms) {
       put(norms, layer, norm);
+    }
     json["layer_grad_norms"] = std::move(norms);
   }
   return json.dump() + "\n";
@@ -277,12 +277,8 @@ MetricsFile read_metrics(const std::filesystem::path& path) {
   MetricsFile file;
   const size_t end =
       each_line(path, text, "read the rest", [&](MetricsFile line) {
-        std::move(
-            line.steps.begin(), line.steps.end(),
-            std::back_inserter(file.steps));
-        std::move(
-            line.evaluations.begin(), line.evaluations.end(),
-            std::back_inserter(file.evaluations));
+        for (auto& step : line.steps) file.steps.push_back(step);
+        for (auto& one : line.evaluations) file.evaluations.push_back(one);
         return true;
       });
   file.truncated = end < text.size();

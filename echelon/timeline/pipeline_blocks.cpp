@@ -151,9 +151,7 @@ std::optional<std::vector<PipelineBlock>> replayed(
     ++left;
   }
   for (auto& queue : queues) {
-    std::stable_sort(queue.begin(), queue.end(), [](auto& a, auto& b) {
-      return a.begin < b.begin;
-    });
+    std::ranges::stable_sort(queue, {}, &PipelineBlock::begin);
   }
   std::vector<double> now(queues.size(), 0);
   std::vector<PipelineBlock> result;
@@ -389,8 +387,8 @@ transfers_in(const Timeline& timeline, int64_t step, const Messages& messages) {
 }
 
 void sort_blocks(std::vector<PipelineBlock>& blocks) {
-  std::stable_sort(blocks.begin(), blocks.end(), [](auto& a, auto& b) {
-    return std::pair(a.row, a.begin) < std::pair(b.row, b.begin);
+  std::ranges::stable_sort(blocks, {}, [](const PipelineBlock& block) {
+    return std::pair(block.row, block.begin);
   });
 }
 

@@ -69,9 +69,7 @@ std::vector<Entry> list(const std::string& path) {
   if (errno != 0) {
     throw DataError(path + ": cannot be read: " + std::strerror(errno));
   }
-  std::sort(entries.begin(), entries.end(), [](const auto& a, const auto& b) {
-    return a.name < b.name;
-  });
+  std::ranges::sort(entries, {}, &Entry::name);
   return entries;
 }
 

@@ -115,10 +115,9 @@ Files files_of(const std::string& name, TextFormat format) {
 std::unique_ptr<Tokenizer> open_tokenizer(const DataOptions& options) {
   if (!options.tokenizer.empty()) return load_tokenizer(options.tokenizer);
   const auto names = source_names(options);
-  const bool has_text =
-      std::any_of(names.begin(), names.end(), [&](const auto& name) {
-        return files_of(name, options.format).kind == FileKind::text;
-      });
+  const bool has_text = std::ranges::any_of(names, [&](const auto& name) {
+    return files_of(name, options.format).kind == FileKind::text;
+  });
   if (has_text) return load_tokenizer("bytes");
   throw ConfigError(format(
       "[data] tokenizer is not set, and {} has tokens, not text; name the "
@@ -285,11 +284,8 @@ std::string TextCorpus::describe() const {
 }
 
 size_t TextCorpus::source_of(int64_t sample) const {
-  const auto after = std::upper_bound(
-      sources_.begin(), sources_.end(), sample,
-      [](int64_t number, const auto& source) {
-        return number < source.first_sample;
-      });
+  const auto after =
+      std::ranges::upper_bound(sources_, sample, {}, &Source::first_sample);
   return static_cast<size_t>(after - sources_.begin()) - 1;
 }
 

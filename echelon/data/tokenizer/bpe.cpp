@@ -255,9 +255,9 @@ void Bpe::begin_ids(std::string_view word) const {
 
 void Bpe::add_unknown(std::string_view character) const {
   if (model_.byte_fallback) {
-    const bool all = std::all_of(
-        character.begin(), character.end(),
-        [&](char c) { return bytes_[static_cast<uint8_t>(c)] >= 0; });
+    const bool all = std::ranges::all_of(character, [&](char c) {
+      return bytes_[static_cast<uint8_t>(c)] >= 0;
+    });
     if (all) {
       for (const char c : character) {
         symbols_.push_back(bytes_[static_cast<uint8_t>(c)]);

@@ -2,6 +2,7 @@
 #include <array>
 #include <cstdio>
 #include <fstream>
+#include <functional>
 #include <set>
 #include <unordered_map>
 #include <utility>
@@ -74,8 +75,8 @@ void AddedTokens::add(AddedToken token) {
   auto& same = by_byte_[static_cast<uint8_t>(token.content[0])];
   same.push_back(tokens_.size());
   tokens_.push_back(std::move(token));
-  std::stable_sort(same.begin(), same.end(), [&](size_t a, size_t b) {
-    return tokens_[a].content.size() > tokens_[b].content.size();
+  std::ranges::stable_sort(same, std::greater<>(), [&](size_t i) {
+    return tokens_[i].content.size();
   });
 }
 

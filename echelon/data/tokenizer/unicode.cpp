@@ -179,21 +179,10 @@ bool is_punctuation(char32_t character) {
 std::string normal_form(const std::string& text, NormalForm form) {
   if (is_ascii(text)) return text;
   UErrorCode status = U_ZERO_ERROR;
-  const UNormalizer2* normalizer = nullptr;
-  switch (form) {
-    case NormalForm::nfc:
-      normalizer = unorm2_getNFCInstance(&status);
-      break;
-    case NormalForm::nfd:
-      normalizer = unorm2_getNFDInstance(&status);
-      break;
-    case NormalForm::nfkc:
-      normalizer = unorm2_getNFKCInstance(&status);
-      break;
-    case NormalForm::nfkd:
-      normalizer = unorm2_getNFKDInstance(&status);
-      break;
-  }
+  constexpr const UNormalizer2* (*kNormalizers[])(UErrorCode*) = {
+      unorm2_getNFCInstance, unorm2_getNFDInstance, unorm2_getNFKCInstance,
+      unorm2_getNFKDInstance};
+  const auto* normalizer = kNormalizers[static_cast<size_t>(form)](&status);
   check(status, "ICU's normal forms");
   const std::u16string wide = to_utf16(text);
   std::u16string out(wide.size() + 16, u'\0');
