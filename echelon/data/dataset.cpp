@@ -11,7 +11,6 @@
 #include "echelon/checkpoint/format/safetensors.h"
 #include "echelon/checkpoint/tensors/tensor_file.h"
 #include "echelon/data/images/image.h"
-#include "echelon/data/images/resize.h"
 #include "echelon/data/sources/digits.h"
 #include "echelon/data/sources/image_folder.h"
 #include "echelon/data/sources/inspect.h"

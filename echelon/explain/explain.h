@@ -9,7 +9,7 @@
 
 #include "echelon/cluster/cluster.h"
 #include "echelon/planner/plan.h"
-#include "echelon/timeline/timed_parts.h"
+#include "echelon/timeline/overlap.h"
 
 namespace echelon {
 

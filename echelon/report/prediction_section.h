@@ -9,7 +9,6 @@
 #include "echelon/report/markup.h"
 #include "echelon/timeline/memory_kind.h"
 #include "echelon/timeline/overlap.h"
-#include "echelon/timeline/timed_parts.h"
 #include "echelon/timeline/timeline.h"
 
 namespace echelon {

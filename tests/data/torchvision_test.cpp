@@ -9,7 +9,6 @@
 #include "echelon/checkpoint/tensors/tensor_file.h"
 #include "echelon/data/dataset.h"
 #include "echelon/data/images/image.h"
-#include "echelon/data/images/resize.h"
 #include "echelon/data/sources/image_folder.h"
 #include "tests/support/python.h"
 #include "tests/support/temp_folder.h"

@@ -6,7 +6,6 @@
 #include <random>
 #include <set>
 
-#include "echelon/timeline/timed_parts.h"
 #include "tests/report/sample_run.h"
 
 namespace echelon {

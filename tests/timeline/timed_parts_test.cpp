@@ -1,4 +1,4 @@
-#include "echelon/timeline/timed_parts.h"
+#include "echelon/timeline/overlap.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,6 +1,10 @@
-// Decoding of JPEG and PNG files, which may be malicious.
+// Decoding of JPEG and PNG files, which may be malicious; and resizing: a box
+// is cut out of an image, resized and turned into normalised floats, in one go.
+// Only the pixels that are asked for are computed, and they are written where
+// the batch wants them.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -65,6 +69,77 @@ class ImageDecoder {
   std::unique_ptr<Jpeg> jpeg_;
   std::unique_ptr<Png> png_;
   bool is_jpeg_ = false;
+};
+
+/// What part of an image becomes the sample.
+struct ResizePlan {
+  /// The box that is resized, in pixels of the file.
+  double left = 0, top = 0, right = 0, bottom = 0;
+  /// What it is resized to ...
+  int64_t width = 0, height = 0;
+  /// ... and the window of that which is kept, size x size from this corner.
+  int64_t window_left = 0, window_top = 0;
+  bool flip = false;  // mirrored left to right
+
+  /// Pixels of the file per pixel of the result, the lesser of both directions.
+  double shrink() const;
+};
+
+/// Resize the shorter side to `size`, then crop the centre: torchvision's
+/// Resize(size) and CenterCrop(size).
+ResizePlan center_plan(ImageDecoder::Size image, int64_t size);
+
+/// A box of 8 % to 100 % of the area and a width of 3/4 to 4/3 of its height,
+/// resized to `size`: torchvision's RandomResizedCrop(size); with `flip` it is
+/// mirrored half of the time. A function of (seed, epoch, index).
+ResizePlan random_plan(
+    ImageDecoder::Size image, int64_t size, bool flip, uint64_t seed,
+    int64_t epoch, int64_t index);
+
+/// output = pixel * scale + shift, per channel.
+struct Normalise {
+  std::array<float, 3> scale;
+  std::array<float, 3> shift;
+
+  /// (pixel / 255 - mean) / std
+  static Normalise
+  from(const std::vector<double>& mean, const std::vector<double>& std);
+};
+
+/// Resizes, bilinear with antialiasing, in the fixed-point arithmetic of
+/// Pillow's Image.resize(..., BILINEAR), rows first: equal to the bit as long
+/// as the image was not decoded at a reduced size. (For some tall boxes Pillow
+/// 13 begins with the columns; a pixel may then differ by one step of 255.)
+/// Keeps its memory. One per thread.
+class Resizer {
+ public:
+  /// Uses AVX2 where the processor has it; the result is the same without.
+  explicit Resizer(bool allow_avx2 = true);
+
+  /// output [3, size, size] <- `raster` by `plan`. `size` and the window lie in
+  /// plan.width and plan.height.
+  void
+  run(const Raster& raster, const ResizePlan& plan, int64_t size,
+      const Normalise& normalise, float* output);
+
+ private:
+  /// Weights of one direction. Output i reads taps pixels from first[i] on; the
+  /// weights have 22 fractional bits and are kept in two halves of 11, as pairs
+  /// for two neighbouring pixels.
+  struct Weights {
+    int64_t taps = 0;  // even
+    std::vector<int32_t> first;
+    std::vector<int16_t> high, low;  // [count, taps]
+  };
+
+  static void make_weights(
+      Weights& weights, int64_t pixels, double begin, double end,
+      int64_t resized, int64_t window, int64_t count, bool mirrored);
+  bool wide_;
+
+  Weights x_;
+  Weights y_;
+  std::vector<uint8_t> rows_;
 };
 
 }  // namespace echelon

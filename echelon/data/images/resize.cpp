@@ -1,10 +1,10 @@
-#include "echelon/data/images/resize.h"
-
+// The resizing of image.h.
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstring>
 
+#include "echelon/data/images/image.h"
 #include "echelon/data/sources/random.h"
 
 #if defined(__x86_64__)

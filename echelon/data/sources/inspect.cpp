@@ -49,8 +49,7 @@ void check_images(const DataOptions& options) {
   if (options.mean.size() != 3 || options.std.size() != 3) {
     throw ConfigError(format(
         "[data] mean has {} and std {} numbers; images have 3 channels, so "
-        "each "
-        "needs 3",
+        "each needs 3",
         options.mean.size(), options.std.size()));
   }
   for (const double value : options.mean) {
@@ -246,8 +245,7 @@ int64_t holdout_samples(const DataOptions& options, const DataFacts& facts) {
   } else {
     throw ConfigError(format(
         "[data] holdout_path is for tensors, images and text; name=\"{}\" "
-        "holds "
-        "out a part of its own: use holdout",
+        "holds out a part of its own: use holdout",
         options.name));
   }
   if (other.sample_shape != facts.sample_shape) {

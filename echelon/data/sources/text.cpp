@@ -186,9 +186,8 @@ TokenFile TextCorpus::open_source(const std::string& name) {
     if (respects_documents() && end_of_text_ < 0) {
       throw ConfigError(format(
           "[data] documents=\"respected\": {} does not say where documents "
-          "end; "
-          "set end_of_text_id, the token that ends one, or use a file with an "
-          ".idx",
+          "end; set end_of_text_id, the token that ends one, or use a file "
+          "with an .idx",
           name));
     }
     const auto type =

@@ -115,16 +115,14 @@ class IndexParser {
     if (sequences > kMost || documents > kMost) {
       fail(format(
           "says that it has {} sequences and {} document indices, which no "
-          "file "
-          "holds",
+          "file holds",
           sequences, documents));
     }
     const uint64_t needed = kHeaderBytes + sequences * 12 + documents * 8;
     if (needed > file_.size()) {
       fail(format(
           "has {} bytes, but {} sequences and {} document indices take {}; it "
-          "is "
-          "truncated",
+          "is truncated",
           file_.size(), sequences, documents, needed));
     }
     if (needed + sequences == file_.size() && sequences > 0) {
@@ -167,8 +165,7 @@ class IndexParser {
     if (static_cast<uint64_t>(at) != bin_bytes_) {
       fail(format(
           "its sequences take {} bytes, but the .bin has {}; the two files do "
-          "not "
-          "belong together, or one is truncated",
+          "not belong together, or one is truncated",
           at, bin_bytes_));
     }
     index_.num_tokens = at / width;

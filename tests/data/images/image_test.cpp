@@ -10,7 +10,6 @@
 #include <filesystem>
 #include <set>
 
-#include "echelon/data/images/resize.h"
 #include "tests/data/make_image.h"
 #include "tests/support/error_text.h"
 #include "tests/support/temp_folder.h"

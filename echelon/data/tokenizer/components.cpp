@@ -1,12 +1,121 @@
 #include "echelon/data/tokenizer/components.h"
 
 #include <algorithm>
-#include <functional>
-#include <utility>
+#include <charconv>
 
+#include "echelon/data/tokenizer/bpe.h"
 #include "echelon/data/tokenizer/json_fields.h"
 
 namespace echelon::detail {
+
+Pattern::Pattern(const nlohmann::json& description, const std::string& place) {
+  Fields fields(description, place);
+  if (fields.find("String") != nullptr) {
+    literal_ = fields.text("String");
+  } else {
+    regex_.emplace(fields.text("Regex"), place);
+  }
+  fields.end();
+}
+
+void Pattern::split(std::string_view text, std::vector<Span>& spans) const {
+  if (regex_) {
+    regex_->split(text, spans);
+    return;
+  }
+  size_t at = 0;
+  while (!literal_.empty()) {
+    const size_t found = text.find(literal_, at);
+    if (found == std::string_view::npos) break;
+    if (found > at) spans.push_back({at, found, false});
+    at = found + literal_.size();
+    spans.push_back({found, at, true});
+  }
+  if (at < text.size()) spans.push_back({at, text.size(), false});
+}
+
+std::string
+Pattern::replaced(std::string_view text, std::string_view content) const {
+  std::vector<Span> spans;
+  split(text, spans);
+  std::string out;
+  out.reserve(text.size());
+  for (const auto& [begin, end, match] : spans) {
+    out += match ? content : text.substr(begin, end - begin);
+  }
+  return out;
+}
+
+// --- Normalizers -----------------------------------------------------------
+
+namespace {
+
+Normalizer in_form(NormalForm form) {
+  return [form](std::string& text) { text = normal_form(text, form); };
+}
+
+void strip(std::string& text, bool left, bool right) {
+  size_t begin = 0, end = 0, at = 0;
+  bool leading = true;
+  while (at < text.size()) {
+    const bool space = is_space(next_character(text, at));
+    if (space && leading) begin = at;
+    if (!space) end = at;
+    leading = leading && space;
+  }
+  if (!left) begin = 0;
+  if (!right) end = text.size();
+  text = begin < end ? text.substr(begin, end - begin) : "";
+}
+
+}  // namespace
+
+Normalizer
+make_normalizer(const nlohmann::json& description, const std::string& place) {
+  Fields fields(description, place);
+  const std::string type = fields.text("type");
+  Normalizer made;
+  if (type == "Sequence") {
+    made = [parts = fields.components("normalizers", make_normalizer)](
+               std::string& text) {
+      for (const auto& part : parts) part(text);
+    };
+  } else if (type == "Prepend") {
+    made = [front = fields.text("prepend")](std::string& text) {
+      if (!text.empty()) text.insert(0, front);
+    };
+  } else if (type == "Replace") {
+    const Pattern pattern(fields.at("pattern"), fields.place("pattern"));
+    made = [pattern, content = fields.text("content")](std::string& text) {
+      text = pattern.replaced(text, content);
+    };
+  } else if (type == "NFC") {
+    made = in_form(NormalForm::nfc);
+  } else if (type == "NFD") {
+    made = in_form(NormalForm::nfd);
+  } else if (type == "NFKC") {
+    made = in_form(NormalForm::nfkc);
+  } else if (type == "NFKD") {
+    made = in_form(NormalForm::nfkd);
+  } else if (type == "Lowercase") {
+    made = [](std::string& text) { text = lower_case(text); };
+  } else if (type == "Strip") {
+    const bool left = fields.flag("strip_left", true);
+    made = [left, right = fields.flag("strip_right", true)](std::string& text) {
+      strip(text, left, right);
+    };
+  } else {
+    fields.fail(
+        "a normalizer of type " + type +
+        " is not known; there are Sequence, Prepend, Replace, NFC, NFD, NFKC, "
+        "NFKD, Lowercase and Strip");
+  }
+  fields.end();
+  return made;
+}
+
+// --- Pre-tokenizers --------------------------------------------------------
+
 namespace {
 
 /// What happens to the parts of a text that a pattern matches.
@@ -232,6 +341,113 @@ PreTokenizer make_pre_tokenizer(
         "a pre-tokenizer of type " + type +
         " is not known; there are Sequence, Split, ByteLevel, Metaspace, "
         "Whitespace, WhitespaceSplit, Digits and Punctuation");
+  }
+  fields.end();
+  return made;
+}
+
+// --- Decoders --------------------------------------------------------------
+
+namespace {
+
+using Tokens = std::vector<std::string>;
+
+/// Leaves tokens with characters that do not stand for bytes as they are.
+void decode_bytes(Tokens& tokens) {
+  std::string bytes;
+  for (auto& token : tokens) {
+    if (bytes_of_token(token, bytes)) token = bytes;
+  }
+}
+
+/// "<0x41>" -> "A"
+void decode_fallback(Tokens& tokens) {
+  for (auto& token : tokens) {
+    if (token.size() != 6 || !token.starts_with("<0x") || token.back() != '>') {
+      continue;
+    }
+    uint8_t byte = 0;
+    const char* end = token.data() + 5;
+    const auto [stop, error] = std::from_chars(token.data() + 3, end, byte, 16);
+    if (error == std::errc() && stop == end) {
+      token = std::string(1, static_cast<char>(byte));
+    }
+  }
+}
+
+/// Removes up to `start` and `stop` copies of `content` from the ends.
+void strip_tokens(
+    Tokens& tokens, const std::string& content, int32_t start, int32_t stop) {
+  for (auto& token : tokens) {
+    for (int32_t i = 0; i < start && token.starts_with(content); ++i) {
+      token.erase(0, content.size());
+    }
+    for (int32_t i = 0; i < stop && token.ends_with(content); ++i) {
+      token.erase(token.size() - content.size());
+    }
+  }
+}
+
+Decoder make_metaspace(Fields& fields) {
+  const std::string replacement = fields.text("replacement");
+  const bool prefix = fields.flag("add_prefix_space", true);
+  fields.find("str_rep");
+  fields.find("split");
+  const bool prepended =
+      fields.text("prepend_scheme", prefix ? "always" : "never") != "never";
+  if (replacement.empty()) fields.fail("\"replacement\" must not be empty");
+  return [space = Pattern(replacement), prepended](Tokens& tokens) {
+    for (size_t i = 0; i < tokens.size(); ++i) {
+      tokens[i] = space.replaced(tokens[i], i == 0 && prepended ? "" : " ");
+    }
+  };
+}
+
+}  // namespace
+
+Decoder
+make_decoder(const nlohmann::json& description, const std::string& place) {
+  Fields fields(description, place);
+  const std::string type = fields.text("type");
+  Decoder made;
+  if (type == "Sequence") {
+    made = [parts =
+                fields.components("decoders", make_decoder)](Tokens& tokens) {
+      for (const auto& part : parts) part(tokens);
+    };
+  } else if (type == "ByteLevel") {
+    for (const char* key : {"add_prefix_space", "trim_offsets", "use_regex"}) {
+      fields.flag(key, true);
+    }
+    made = decode_bytes;
+  } else if (type == "ByteFallback") {
+    made = decode_fallback;
+  } else if (type == "Fuse") {
+    made = [](Tokens& tokens) { tokens = {join(tokens, "")}; };
+  } else if (type == "Replace") {
+    const Pattern pattern(fields.at("pattern"), fields.place("pattern"));
+    made = [pattern, content = fields.text("content")](Tokens& tokens) {
+      for (auto& token : tokens) {
+        // Patterns are for text: bytes of incomplete characters are skipped.
+        if (valid_utf8(token) != token) continue;
+        token = pattern.replaced(token, content);
+      }
+    };
+  } else if (type == "Strip") {
+    const std::string content = fields.text("content");
+    if (content.empty()) fields.fail("\"content\" must not be empty");
+    const int32_t start = fields.number("start");
+    const int32_t stop = fields.number("stop");
+    made = [content, start, stop](Tokens& tokens) {
+      strip_tokens(tokens, content, start, stop);
+    };
+  } else if (type == "Metaspace") {
+    made = make_metaspace(fields);
+  } else {
+    fields.fail(
+        "a decoder of type " + type +
+        " is not known; there are Sequence, ByteLevel, ByteFallback, Fuse, "
+        "Replace, Strip and Metaspace");
   }
   fields.end();
   return made;
