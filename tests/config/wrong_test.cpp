@@ -7,7 +7,6 @@
 // commit them.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -15,11 +14,12 @@
 #include <filesystem>
 #include <fstream>
 #include <iostream>
-#include <iterator>
+#include <optional>
 #include <sstream>
 
 #include "echelon/checkpoint/format/safetensors.h"
 #include "tests/support/places.h"
+#include "tests/support/temp_folder.h"
 
 namespace echelon {
 namespace wrong_test {
@@ -28,21 +28,12 @@ namespace fs = std::filesystem;
 
 const fs::path kWrong = source_path("tests/config/wrong");
 
-std::string read(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
-void write(const fs::path& path, const std::string& text) {
-  fs::create_directories(path.parent_path());
-  std::ofstream(path, std::ios::binary) << text;
-}
-
 std::vector<std::string> names() {
   std::vector<std::string> names;
   for (const auto& entry : fs::directory_iterator(kWrong)) {
-    if (entry.path().extension() == ".toml")
+    if (entry.path().extension() == ".toml") {
       names.push_back(entry.path().stem());
+    }
   }
   std::ranges::sort(names);
   return names;
@@ -63,7 +54,8 @@ struct Tensor {
   std::vector<int64_t> shape;
 };
 
-void write_tensors(const fs::path& path, const std::vector<Tensor>& tensors) {
+void write_tensors(
+    const std::string& path, const std::vector<Tensor>& tensors) {
   static const std::vector<std::byte> zeros(1 << 20);
   std::vector<safetensors::TensorBytes> list;
   for (const auto& tensor : tensors) {
@@ -73,7 +65,7 @@ void write_tensors(const fs::path& path, const std::vector<Tensor>& tensors) {
         {tensor.name, tensor.dtype, tensor.shape,
          std::span(zeros).first(bytes)});
   }
-  safetensors::write(path.string(), list);
+  safetensors::write(path, list);
 }
 
 // simple_cnn on the digits.
@@ -84,19 +76,19 @@ std::vector<Tensor> weights() {
 }
 
 // Makes the files that the configurations name.
-void make_files(const fs::path& folder) {
-  write(folder / "taken", "a file\n");
-  write(folder / "runs/done/config.toml", "");
-  write(folder / "runs/mine/notes.txt", "mine\n");
-  fs::create_directories(folder / "empty");
-  write(folder / "photos/cats/1.jpg", "");
-  write(folder / "photos/dogs/1.jpg", "");
-  write(folder / "strange/owls/1.jpg", "");
-  write(folder / "gap/cats/1.jpg", "");
-  write(folder / "gap/dogs/readme.txt", "");
+void make_files(const TempFolder& folder) {
+  folder.write("taken", "a file\n");
+  folder.write("runs/done/config.toml", "");
+  folder.write("runs/mine/notes.txt", "mine\n");
+  folder.make_folder("empty");
+  folder.write("photos/cats/1.jpg", "");
+  folder.write("photos/dogs/1.jpg", "");
+  folder.write("strange/owls/1.jpg", "");
+  folder.write("gap/cats/1.jpg", "");
+  folder.write("gap/dogs/readme.txt", "");
 
-  const auto file = [&](const char* name) {
-    return folder / (std::string(name) + ".safetensors");
+  const auto file = [&](const std::string& name) {
+    return folder.path(name + ".safetensors");
   };
   write_tensors(file("inputs_only"), {{"inputs", "F32", {8, 4}}});
   write_tensors(
@@ -108,8 +100,8 @@ void make_files(const fs::path& folder) {
   write_tensors(
       file("vectors"), {{"inputs", "F32", {8, 20}}, {"targets", "I64", {8}}});
   write_tensors(file("weights"), weights());
-  const std::string whole = read(file("weights"));
-  write(file("truncated"), whole.substr(0, whole.size() - 100));
+  const std::string whole = read_file(file("weights"));
+  folder.write("truncated.safetensors", whole.substr(0, whole.size() - 100));
 
   auto renamed = weights();
   renamed[0].name = "conv_1.weight";
@@ -122,16 +114,16 @@ void make_files(const fs::path& folder) {
   for (auto& tensor : retyped) tensor.dtype = "F64";
   write_tensors(file("weights_dtype"), retyped);
 
-  write(file("not_json"), raw_safetensors("{\"a\": [1, 2}", 16));
-  write(file("long_header"), std::string(7, '\xff') + "\x7f{}");
-  write(
-      file("overlap"),
+  folder.write("not_json.safetensors", raw_safetensors("{\"a\": [1, 2}", 16));
+  folder.write("long_header.safetensors", std::string(7, '\xff') + "\x7f{}");
+  folder.write(
+      "overlap.safetensors",
       raw_safetensors(
           "{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]},"
           "\"b\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[4,12]}}",
           12));
-  write(
-      file("twice"),
+  folder.write(
+      "twice.safetensors",
       raw_safetensors(
           "{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]},"
           "\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[8,16]}}",
@@ -175,22 +167,20 @@ std::string setting(const std::string& text, const std::string& key) {
 class WrongConfiguration : public testing::TestWithParam<std::string> {
  protected:
   static void SetUpTestSuite() {
-    std::string name =
-        (fs::temp_directory_path() / "wrong_test_XXXXXX").string();
-    folder_ = ::mkdtemp(name.data());
+    folder_.emplace();
     before_ = fs::current_path();
-    fs::current_path(folder_);
-    ::setenv("ECHELON_CACHE", (folder_ / "cache").c_str(), 1);
-    make_files(folder_);
+    fs::current_path(folder_->path());
+    ::setenv("ECHELON_CACHE", folder_->path("cache").c_str(), 1);
+    make_files(*folder_);
   }
   static void TearDownTestSuite() {
     fs::current_path(before_);
-    fs::remove_all(folder_);
+    folder_.reset();
     std::cout << "slowest: " << slowest_ << " in " << slowest_seconds_ * 1000
               << " ms\n";
   }
 
-  static inline fs::path folder_;
+  static inline std::optional<TempFolder> folder_;
   static inline fs::path before_;
   static inline std::string slowest_;
   static inline double slowest_seconds_ = 0;
@@ -198,8 +188,8 @@ class WrongConfiguration : public testing::TestWithParam<std::string> {
 
 TEST_P(WrongConfiguration, IsRefusedWithItsMessage) {
   const std::string name = GetParam();
-  const std::string text = read(kWrong / (name + ".toml"));
-  write(folder_ / (name + ".toml"), text);
+  const std::string text = read_file(kWrong / (name + ".toml"));
+  folder_->write(name + ".toml", text);
   const Outcome outcome = check(name, setting(text, "arguments"));
   if (outcome.seconds > slowest_seconds_) {
     slowest_ = name;
@@ -207,16 +197,16 @@ TEST_P(WrongConfiguration, IsRefusedWithItsMessage) {
   }
   const fs::path expected = kWrong / (name + ".expected");
   if (std::getenv("ECHELON_UPDATE_EXPECTED") != nullptr) {
-    write(expected, outcome.message);
+    std::ofstream(expected, std::ios::binary) << outcome.message;
   }
   ASSERT_TRUE(fs::exists(expected)) << "there is no " << expected;
-  EXPECT_EQ(outcome.message, read(expected));
+  EXPECT_EQ(outcome.message, read_file(expected));
   const std::string code = setting(text, "exit code");
   EXPECT_EQ(outcome.exit_code, code.empty() ? 2 : std::stoi(code));
   EXPECT_FALSE(outcome.message.empty());
   EXPECT_LE(std::ranges::count(outcome.message, '\n'), 5);
   // The folder that a run would have made before its ranks.
-  EXPECT_FALSE(fs::exists(folder_ / "runs/run"));
+  EXPECT_FALSE(fs::exists(folder_->path("runs/run")));
 }
 
 INSTANTIATE_TEST_SUITE_P(

@@ -44,11 +44,12 @@ class Explain : public testing::Test {
         folder_.path("run"), {.cluster = find_cluster(cluster_)});
   }
 
-  // The only fault found, or an empty one with a failure.
-  RunFinding only(const Job& job, const Timeline& timeline) {
+  // The only finding, which is of this fault; else one with a failure.
+  RunFinding only(Fault fault, const Job& job, const Timeline& timeline) {
     const RunExplanation run = explain(job, timeline);
     EXPECT_EQ(run.findings.size(), 1u);
     for (const auto& found : run.findings) {
+      EXPECT_EQ(found.fault, fault);
       EXPECT_FALSE(found.reason.diagnosis.empty());
       EXPECT_FALSE(found.reason.fix.empty());
       EXPECT_FALSE(found.reason.why.empty());
@@ -64,8 +65,8 @@ class Explain : public testing::Test {
   RunExplanation explain(const DataParallel& run) {
     return explain(job_of(run), timeline_of(run));
   }
-  RunFinding only(const DataParallel& run) {
-    return only(job_of(run), timeline_of(run));
+  RunFinding only(Fault fault, const DataParallel& run) {
+    return only(fault, job_of(run), timeline_of(run));
   }
 
   TempFolder folder_;
@@ -116,9 +117,10 @@ TEST_F(Explain, NothingHoldsAHealthyRunBack) {
 }
 
 TEST_F(Explain, ASlowLoader) {
-  const RunFinding found = only(DataParallel{
-      .times = [](int, int64_t) { return RankStep{.data = 94.5}; }});
-  EXPECT_EQ(found.fault, Fault::data_loading);
+  const RunFinding found =
+      only(Fault::data_loading, DataParallel{.times = [](int, int64_t) {
+             return RankStep{.data = 94.5};
+           }});
   EXPECT_NEAR(found.share, 94.5 / 190, 1e-6);
   EXPECT_THAT(found.settings, ElementsAre("data.workers=4", "data.prefetch=4"));
   // Twice the threads: a batch each 95 ms, and 95.5 ms of work.
@@ -156,8 +158,10 @@ TEST_F(Explain, ALoaderThatThreadsWouldNotHelp) {
 // Eight times the threads is the most that is advised, and all that is
 // promised.
 TEST_F(Explain, ALoaderThatIsFarTooSlow) {
-  const RunFinding found = only(DataParallel{
-      .times = [](int, int64_t) { return RankStep{.data = 2000}; }});
+  const RunFinding found =
+      only(Fault::data_loading, DataParallel{.times = [](int, int64_t) {
+             return RankStep{.data = 2000};
+           }});
   EXPECT_GT(found.share, 0.95);
   EXPECT_THAT(found.settings, testing::Contains("data.workers=16"));
   EXPECT_NEAR(found.gain, 7.0 / 8, 1e-9);
@@ -168,22 +172,21 @@ TEST_F(Explain, ALoaderThatIsALittleSlow) {
       .times = [](int, int64_t) { return RankStep{.data = 15}; }};
   Job job = made::job_of("dp=2");
   job.data.prefetch = 64;
-  const RunFinding found = only(job, timeline_of(slow));
-  EXPECT_EQ(found.fault, Fault::data_loading);
+  const RunFinding found = only(Fault::data_loading, job, timeline_of(slow));
   EXPECT_THAT(found.settings, ElementsAre("data.workers=4"));
 }
 
 TEST_F(Explain, ALoaderThatIsSlowOnOneRank) {
-  const RunFinding found = only(DataParallel{.times = [](int rank, int64_t) {
-    return RankStep{.data = rank == 1 ? 60.0 : 0.5};
-  }});
-  EXPECT_EQ(found.fault, Fault::data_loading);
+  const RunFinding found =
+      only(Fault::data_loading, DataParallel{.times = [](int rank, int64_t) {
+             return RankStep{.data = rank == 1 ? 60.0 : 0.5};
+           }});
   EXPECT_THAT(found.ranks, ElementsAre(1));
 }
 
 TEST_F(Explain, GradientsThatLeaveWhenBackwardHasEnded) {
-  const RunFinding found = only(DataParallel{.buckets = 1, .transfer = 60});
-  EXPECT_EQ(found.fault, Fault::exposed_communication);
+  const RunFinding found = only(
+      Fault::exposed_communication, DataParallel{.buckets = 1, .transfer = 60});
   EXPECT_EQ(found.axis, "dp");
   EXPECT_NEAR(found.share, 60 / 154.5, 1e-6);
   EXPECT_THAT(found.settings, ElementsAre("train.bucket_bytes=1048576"));
@@ -192,8 +195,8 @@ TEST_F(Explain, GradientsThatLeaveWhenBackwardHasEnded) {
 }
 
 TEST_F(Explain, SlowLinksBesideManyBuckets) {
-  const RunFinding found = only(DataParallel{.transfer = 40});
-  EXPECT_EQ(found.fault, Fault::exposed_communication);
+  const RunFinding found =
+      only(Fault::exposed_communication, DataParallel{.transfer = 40});
   EXPECT_THAT(found.reason.diagnosis, HasSubstr("8 MiB in 4 calls"));
   // The gradients are in buckets already.
   EXPECT_THAT(
@@ -202,8 +205,8 @@ TEST_F(Explain, SlowLinksBesideManyBuckets) {
 }
 
 TEST_F(Explain, CommunicationThatTakesALittle) {
-  const RunFinding found = only(DataParallel{.buckets = 1, .transfer = 17});
-  EXPECT_EQ(found.fault, Fault::exposed_communication);
+  const RunFinding found = only(
+      Fault::exposed_communication, DataParallel{.buckets = 1, .transfer = 17});
   EXPECT_NEAR(found.share, 17 / 111.5, 1e-6);
 }
 
@@ -262,7 +265,8 @@ TEST_F(Explain, TrafficIsThatOfTypicalSteps) {
   });
   timeline.spans.insert(timeline.spans.end(), 500, odd);
   EXPECT_THAT(
-      only(made::job_of("dp=2"), timeline).reason.diagnosis,
+      only(Fault::exposed_communication, made::job_of("dp=2"), timeline)
+          .reason.diagnosis,
       HasSubstr("8 MiB in 4 calls"));
 }
 
@@ -271,7 +275,8 @@ TEST_F(Explain, SlowLinksOfOtherAxes) {
   cluster_ = "rtx-4090:1x2";  // no link but PCIe
   Job job = image_job("fsdp=2");
   DataParallel slow{.transfer = 40, .axis = "dp_shard"};
-  const RunFinding fsdp = only(job, timeline_of(slow));
+  const RunFinding fsdp =
+      only(Fault::exposed_communication, job, timeline_of(slow));
   EXPECT_EQ(fsdp.axis, "fsdp");
   ASSERT_FALSE(fsdp.settings.empty());
   EXPECT_THAT(
@@ -284,10 +289,11 @@ TEST_F(Explain, SlowLinksOfOtherAxes) {
   job.data.sources = {folder_.write("text.txt", std::string(20000, 'x'))};
   job.data.tokenizer = "bytes";
   EXPECT_THAT(
-      only(job, timeline_of(slow)).settings,
+      only(Fault::exposed_communication, job, timeline_of(slow)).settings,
       ElementsAre("layout.overlap_chunks=4"));
   job.tensor.overlap_chunks = 4;
-  const RunFinding tp = only(job, timeline_of(slow));
+  const RunFinding tp =
+      only(Fault::exposed_communication, job, timeline_of(slow));
   EXPECT_EQ(tp.axis, "tp");
   ASSERT_FALSE(tp.settings.empty());
   EXPECT_THAT(tp.settings.front(), HasSubstr("layout."));
@@ -347,12 +353,13 @@ TEST_F(Explain, AnEvaluationAfterAStep) {
 }
 
 TEST_F(Explain, AStraggler) {
-  const RunFinding found = only(DataParallel{
-      .ranks = 4, .times = [](int rank, int64_t) {
-        const double factor = rank == 2 ? 1.5 : 1;
-        return RankStep{.forward = 30 * factor, .backward = 60 * factor};
-      }});
-  EXPECT_EQ(found.fault, Fault::straggler);
+  const RunFinding found = only(
+      Fault::straggler,
+      DataParallel{.ranks = 4, .times = [](int rank, int64_t) {
+                     const double factor = rank == 2 ? 1.5 : 1;
+                     return RankStep{
+                         .forward = 30 * factor, .backward = 60 * factor};
+                   }});
   EXPECT_THAT(found.ranks, ElementsAre(2));
   EXPECT_NEAR(found.share, 45 / 141.0, 1e-6);
   EXPECT_NEAR(found.gain, found.share, 1e-12);
@@ -360,12 +367,13 @@ TEST_F(Explain, AStraggler) {
 }
 
 TEST_F(Explain, AStragglerThatIsSlowMostOfTheTime) {
-  const RunFinding found = only(DataParallel{
-      .ranks = 4, .times = [](int rank, int64_t step) {
-        const double factor = rank == 2 && step % 5 != 0 ? 1.3 : 1;
-        return RankStep{.forward = 30 * factor, .backward = 60 * factor};
-      }});
-  EXPECT_EQ(found.fault, Fault::straggler);
+  const RunFinding found = only(
+      Fault::straggler,
+      DataParallel{.ranks = 4, .times = [](int rank, int64_t step) {
+                     const double factor = rank == 2 && step % 5 != 0 ? 1.3 : 1;
+                     return RankStep{
+                         .forward = 30 * factor, .backward = 60 * factor};
+                   }});
   EXPECT_THAT(found.ranks, ElementsAre(2));
   EXPECT_THAT(found.reason.diagnosis, HasSubstr("in 80 % of the steps"));
 }
@@ -383,12 +391,13 @@ TEST_F(Explain, ASlowRankWithFewSamplesIsNoStraggler) {
 }
 
 TEST_F(Explain, RanksThatAreSlowInTurns) {
-  const RunFinding found = only(DataParallel{
-      .ranks = 4, .times = [](int rank, int64_t step) {
-        const double factor = rank == step % 4 ? 1.5 : 1;
-        return RankStep{.forward = 30 * factor, .backward = 60 * factor};
-      }});
-  EXPECT_EQ(found.fault, Fault::rank_imbalance);
+  const RunFinding found = only(
+      Fault::rank_imbalance,
+      DataParallel{.ranks = 4, .times = [](int rank, int64_t step) {
+                     const double factor = rank == step % 4 ? 1.5 : 1;
+                     return RankStep{
+                         .forward = 30 * factor, .backward = 60 * factor};
+                   }});
   EXPECT_TRUE(found.settings.empty());
 }
 
@@ -400,8 +409,8 @@ TEST_F(Explain, RanksWithDifferentNumbersOfSamples) {
   }};
   Job job = made::job_of("dp=2");
   job.train.rank_batch = {48, 16};
-  const RunFinding found = only(job, timeline_of(uneven));
-  EXPECT_EQ(found.fault, Fault::rank_imbalance);
+  const RunFinding found =
+      only(Fault::rank_imbalance, job, timeline_of(uneven));
   EXPECT_THAT(found.settings, ElementsAre("train.rank_batch=[]"));
   EXPECT_NEAR(found.gain, 48 / 162.0, 1e-6);  // of 156, 108 are left
 }
@@ -415,8 +424,8 @@ TEST_F(Explain, AStepThatStoodStillIsNoFault) {
 }
 
 TEST_F(Explain, AShortPipeline) {
-  const RunFinding found = only(pipeline_job(2), two_stages(2, kLight, kLight));
-  EXPECT_EQ(found.fault, Fault::bubble);
+  const RunFinding found =
+      only(Fault::bubble, pipeline_job(2), two_stages(2, kLight, kLight));
   EXPECT_NEAR(found.share, 30 / 91.0, 1e-6);  // a third of 90 ms
   ASSERT_FALSE(found.settings.empty());
   EXPECT_EQ(found.gain_source, GainSource::simulated);
@@ -427,16 +436,16 @@ TEST_F(Explain, AShortPipeline) {
 TEST_F(Explain, APipelineThatIsALittleShort) {
   Job job = pipeline_job(6);
   job.train.batch = 384;
-  const RunFinding found = only(job, two_stages(6, kLight, kLight));
-  EXPECT_EQ(found.fault, Fault::bubble);
+  const RunFinding found =
+      only(Fault::bubble, job, two_stages(6, kLight, kLight));
   EXPECT_NEAR(found.share, 30 / 211.0, 1e-6);  // a seventh
 }
 
 TEST_F(Explain, StagesThatAreALittleUneven) {
   Job job = pipeline_job(16);
   const StageCost heavy{.forward = 0.012, .backward = 0.024};
-  const RunFinding found = only(job, two_stages(16, kLight, heavy));
-  EXPECT_EQ(found.fault, Fault::stage_imbalance);
+  const RunFinding found =
+      only(Fault::stage_imbalance, job, two_stages(16, kLight, heavy));
   EXPECT_NEAR(found.share, 0.08, 0.01);
   EXPECT_THAT(found.settings, ElementsAre("model.balance=\"measured\""));
 }
@@ -456,8 +465,8 @@ TEST_F(Explain, PassesThatTakeLongerAtTimes) {
     }
     timeline.rank_names = one.rank_names;
   }
-  const RunFinding found = only(pipeline_job(16), timeline);
-  EXPECT_EQ(found.fault, Fault::rank_imbalance);
+  const RunFinding found =
+      only(Fault::rank_imbalance, pipeline_job(16), timeline);
   EXPECT_EQ(found.gain_source, GainSource::replayed);
   EXPECT_NEAR(found.share, 0.24, 0.03);
 }
@@ -474,8 +483,7 @@ TEST_F(Explain, NamesSomeOfManyRanks) {
   Job job = pipeline_job(16);
   job.layout = {.dp_replicate = 16, .pp = 2};
   cluster_ = "h100-sxm:4x8";
-  const RunFinding found = only(job, all);
-  EXPECT_EQ(found.fault, Fault::stage_imbalance);
+  const RunFinding found = only(Fault::stage_imbalance, job, all);
   EXPECT_EQ(found.ranks.size(), 16u);
   EXPECT_THAT(
       found.reason.diagnosis,
@@ -491,8 +499,8 @@ TEST_F(Explain, ALongPipelineWithEvenStagesHasNoFault) {
 TEST_F(Explain, UnevenStages) {
   Job job = pipeline_job(16);
   job.model.partition_at = {"layer4.0"};
-  const RunFinding found = only(job, two_stages(16, kLight, kHeavy));
-  EXPECT_EQ(found.fault, Fault::stage_imbalance);
+  const RunFinding found =
+      only(Fault::stage_imbalance, job, two_stages(16, kLight, kHeavy));
   EXPECT_THAT(found.ranks, ElementsAre(1));
   EXPECT_NEAR(found.share, 0.23, 0.03);  // of 60 ms a microbatch, 45 are needed
   EXPECT_THAT(
@@ -507,8 +515,7 @@ TEST_F(Explain, MemoryNearItsLimit) {
   Job job = image_job("dp=2");
   Timeline timeline = timeline_of(DataParallel{});
   made::add_memory(timeline, 39 * kGiB / 4, 10 * kGiB);
-  const RunFinding found = only(job, timeline);
-  EXPECT_EQ(found.fault, Fault::memory_pressure);
+  const RunFinding found = only(Fault::memory_pressure, job, timeline);
   EXPECT_THAT(found.reason.diagnosis, HasSubstr("97.5 % of the 10 GiB"));
   // Recompute would leave room as well, but costs more.
   EXPECT_THAT(found.settings, ElementsAre("train.accumulate=2"));
@@ -519,8 +526,7 @@ TEST_F(Explain, MemoryThatNoSettingSaves) {
   Job job = image_job("dp=2");
   Timeline timeline = timeline_of(DataParallel{});
   made::add_memory(timeline, 79 * kGiB, 80 * kGiB);  // most is not the model's
-  const RunFinding found = only(job, timeline);
-  EXPECT_EQ(found.fault, Fault::memory_pressure);
+  const RunFinding found = only(Fault::memory_pressure, job, timeline);
   EXPECT_THAT(found.settings, testing::IsEmpty());
   EXPECT_THAT(found.reason.why, HasSubstr("No single setting"));
 }
@@ -532,7 +538,8 @@ TEST_F(Explain, TheRankThatIsNearestToItsLimitIsNamed) {
   for (auto& sample : timeline.memory[0].samples) {
     sample.memory[MemoryKind::activations] /= 2;
   }
-  EXPECT_THAT(only(job, timeline).ranks, ElementsAre(1));
+  EXPECT_THAT(
+      only(Fault::memory_pressure, job, timeline).ranks, ElementsAre(1));
 }
 
 TEST_F(Explain, RecomputeThoughThereIsRoom) {
@@ -542,8 +549,7 @@ TEST_F(Explain, RecomputeThoughThereIsRoom) {
       .times = [](int, int64_t) { return RankStep{.backward = 90}; }};
   Timeline timeline = timeline_of(run);
   made::add_memory(timeline, 2 * kGiB, 80 * kGiB);
-  const RunFinding found = only(job, timeline);
-  EXPECT_EQ(found.fault, Fault::recompute);
+  const RunFinding found = only(Fault::recompute, job, timeline);
   EXPECT_NEAR(found.share, 30 / 126.0, 1e-6);
   EXPECT_THAT(found.settings, ElementsAre("memory.recompute=\"none\""));
   EXPECT_GT(found.gain, 0.05);
@@ -560,8 +566,7 @@ TEST_F(Explain, TinyBatches) {
         return RankStep{
             .data = 0.01, .forward = 0.4, .backward = 0.6, .optimizer = 0.5};
       }};
-  const RunFinding found = only(job, timeline_of(run));
-  EXPECT_EQ(found.fault, Fault::small_batch);
+  const RunFinding found = only(Fault::small_batch, job, timeline_of(run));
   EXPECT_GT(found.share, 0.35);  // updating is 0.33, the rest the simulator's
   EXPECT_LT(found.share, 1.5 / 1.51);
   EXPECT_THAT(found.settings, ElementsAre("train.batch=16"));
@@ -582,8 +587,7 @@ TEST_F(Explain, TinyBatchesOfAHostThatIsSlow) {
   std::erase_if(timeline.spans, [](const Span& span) {
     return span.kind == SpanKind::forward;
   });
-  const RunFinding found = only(job, timeline);
-  EXPECT_EQ(found.fault, Fault::small_batch);
+  const RunFinding found = only(Fault::small_batch, job, timeline);
   EXPECT_GT(found.share, 0.5 / 0.61 - 1e-9);
 }
 

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <functional>
 #include <set>
 #include <tuple>
 
@@ -42,6 +43,15 @@ class RunRecordTest : public testing::Test {
   }
   std::string refused(const std::string& name) const {
     return error_text<DataError>([&] { read_run(folder_.path(name)); });
+  }
+  // Metrics of `steps` steps, each with the fields that `of_step` gives.
+  static std::string
+  metrics(int steps, const std::function<std::string(int step)>& of_step) {
+    std::string lines;
+    for (int step = 1; step <= steps; ++step) {
+      lines += "{\"step\":" + std::to_string(step) + of_step(step) + "}\n";
+    }
+    return lines;
   }
   void remove(const std::string& name) const {
     std::filesystem::remove(run_ + "/" + name);
@@ -99,13 +109,11 @@ TEST_F(RunRecordTest, ARunWithoutATimelineIsExplainedByItsMetrics) {
   EXPECT_THAT(run.findings, IsEmpty());
   EXPECT_THAT(run.notes, Contains(HasSubstr("there is no timeline.json")));
 
-  std::string slow;
-  for (int step = 1; step <= 6; ++step) {
-    slow += "{\"step\":" + std::to_string(step) +
-            ",\"epoch\":0.1,\"loss\":1.0,\"samples_per_second\":640.0,\"step_"
-            "seconds\":0.1,\"data_seconds\":0.06,\"learning_rate\":0.1,"
-            "\"slowest_rank\":1}\n";
-  }
+  const std::string slow = metrics(6, [](int) {
+    return ",\"epoch\":0.1,\"loss\":1.0,\"samples_per_second\":640.0,\"step_"
+           "seconds\":0.1,\"data_seconds\":0.06,\"learning_rate\":0.1,"
+           "\"slowest_rank\":1";
+  });
   folder_.write("run/metrics.jsonl", slow + "{\"step\":7,\"ep");
   const RunExplanation crashed = explain_run(run_);
   ASSERT_EQ(crashed.findings.size(), 1u);
@@ -121,26 +129,21 @@ TEST_F(RunRecordTest, ARunWithoutATimelineIsExplainedByItsMetrics) {
 // The first step waits for the first batch of all.
 TEST_F(RunRecordTest, OfMetricsTheFirstStepSaysLittleOfTheLoader) {
   remove("timeline.json");
-  std::string steps =
-      "{\"step\":1,\"step_seconds\":9.0,\"data_seconds\":8.9}\n";
-  for (int step = 2; step <= 6; ++step) {
-    steps += "{\"step\":" + std::to_string(step) +
-             ",\"step_seconds\":0.1,\"data_seconds\":0.001}\n";
-  }
-  folder_.write("run/metrics.jsonl", steps);
+  folder_.write("run/metrics.jsonl", metrics(6, [](int step) {
+                  return step == 1
+                             ? ",\"step_seconds\":9.0,\"data_seconds\":8.9"
+                             : ",\"step_seconds\":0.1,\"data_seconds\":0.001";
+                }));
   EXPECT_THAT(explain_run(run_).findings, IsEmpty());
 }
 
 TEST_F(RunRecordTest, MetricsNameARankThatHasMostWork) {
   remove("timeline.json");
-  std::string steps;
-  for (int step = 1; step <= 10; ++step) {
-    steps +=
-        "{\"step\":" + std::to_string(step) +
-        ",\"step_seconds\":0.1,\"slowest_rank\":" + (step == 4 ? "0" : "1") +
-        "}\n";
-  }
-  folder_.write("run/metrics.jsonl", steps);
+  folder_.write(
+      "run/metrics.jsonl", metrics(10, [](int step) {
+        return std::string(",\"step_seconds\":0.1,\"slowest_rank\":") +
+               (step == 4 ? "0" : "1");
+      }));
   const RunExplanation run =
       explain_run(run_, {.cluster = find_cluster("h100-sxm:2")});
   EXPECT_THAT(
