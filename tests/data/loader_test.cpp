@@ -95,6 +95,11 @@ std::vector<int64_t> first(int64_t n) {
   return values;
 }
 
+/// The first `n` samples in their order, in batches of 4.
+LoaderOptions in_order(int64_t n) {
+  return {.samples = first(n), .global_batch = 4, .shuffle = false};
+}
+
 /// The indices of the remaining batches of the epoch.
 std::vector<std::vector<int64_t>> rest_of(Loader& loader) {
   std::vector<std::vector<int64_t>> batches;
@@ -350,8 +355,7 @@ TEST(Loader, ReportsABrokenFirstSampleWithItsBatch) {
     data.memory = true;
     data.bad = {0};
     data.foreign_error = foreign;
-    Loader loader(
-        data, {.samples = first(8), .global_batch = 4, .shuffle = false});
+    Loader loader(data, in_order(8));
     EXPECT_ANY_THROW(loader.next());
     EXPECT_THAT(loader.next()->indices, ElementsAre(4, 5, 6, 7));
   }
@@ -361,8 +365,7 @@ TEST(Loader, QuickBatchesFailAndSkipAlike) {
   Numbers data(12);
   data.memory = true;
   data.bad = {5};
-  Loader loader(
-      data, {.samples = first(12), .global_batch = 4, .shuffle = false});
+  Loader loader(data, in_order(12));
   EXPECT_TRUE(loader.next());
   EXPECT_EQ(
       error_text<DataError>([&] { loader.next(); }), "sample 5 is broken");
@@ -376,8 +379,7 @@ TEST(Loader, QuickBatchesFailAndSkipAlike) {
 TEST(Loader, NextThrowsErrorsOfWorkers) {
   Numbers data(12);
   data.bad = {5, 6};
-  Loader loader(
-      data, {.samples = first(12), .global_batch = 4, .shuffle = false});
+  Loader loader(data, in_order(12));
   EXPECT_TRUE(loader.next());
   EXPECT_EQ(
       error_text<DataError>([&] { loader.next(); }), "sample 5 is broken");
@@ -391,8 +393,7 @@ TEST(Loader, SkipsAndCounts) {
   Numbers data(12);
   data.bad = {5, 6, 8, 9, 10, 11};
   data.skip = true;
-  Loader loader(
-      data, {.samples = first(12), .global_batch = 4, .shuffle = false});
+  Loader loader(data, in_order(12));
   EXPECT_EQ(loader.next()->skipped, 0);
   const auto second = loader.next();
   EXPECT_THAT(second->indices, ElementsAre(4, 7));

@@ -202,27 +202,22 @@ TEST_F(Text, RefusesTextsThatCannotTrain) {
 
 TEST_F(Text, RefusesWrongSettings) {
   const auto good = tokens("a.bin", ascending(20), 4);
-  auto options = good;
-  options.sources.clear();
-  EXPECT_THAT(config_error(options), HasSubstr("needs path or sources"));
-  options = good;
-  options.path = "b.bin";
-  EXPECT_THAT(config_error(options), HasSubstr("path and sources are both"));
-  options = good;
-  options.sequence = 0;
-  EXPECT_THAT(config_error(options), HasSubstr("sequence=0"));
-  options = good;
-  options.weights = {1, 2};
-  EXPECT_THAT(
-      config_error(options), HasSubstr("weights has 2 numbers for 1 source;"));
-  options.weights = {0};
-  EXPECT_THAT(config_error(options), HasSubstr("weights holds 0"));
-  options = good;
-  options.token_bytes = 3;
-  EXPECT_THAT(config_error(options), HasSubstr("token_bytes=3"));
-  options = good;
-  options.tokenizer = "words";
-  EXPECT_THAT(config_error(options), HasSubstr("tokenizer=\"words\""));
+  const std::pair<void (*)(DataOptions&), const char*> cases[] = {
+      {[](auto& o) { o.sources.clear(); }, "needs path or sources"},
+      {[](auto& o) { o.path = "b.bin"; }, "path and sources are both"},
+      {[](auto& o) { o.sequence = 0; }, "sequence=0"},
+      {[](auto& o) {
+         o.weights = {1, 2};
+       },
+       "weights has 2 numbers for 1 source;"},
+      {[](auto& o) { o.weights = {0}; }, "weights holds 0"},
+      {[](auto& o) { o.token_bytes = 3; }, "token_bytes=3"},
+      {[](auto& o) { o.tokenizer = "words"; }, "tokenizer=\"words\""}};
+  for (const auto& [change, part] : cases) {
+    auto options = good;
+    change(options);
+    EXPECT_THAT(config_error(options), HasSubstr(part));
+  }
 }
 
 TEST_F(Text, TheFormatMayBeSet) {
@@ -371,20 +366,10 @@ TEST(TokenizerOfBytes, DecodesWhatItEncodes) {
 
 TEST(Utf8, BadPartsAreReplaced) {
   EXPECT_EQ(valid_utf8("a\xc3\xa9z"), "a\xc3\xa9z");
-  const std::string bad = "\xef\xbf\xbd";
-  EXPECT_EQ(
-      valid_utf8("\xff"
-                 "a"),
-      bad + "a");
-  EXPECT_EQ(
-      valid_utf8("\xc3"
-                 "a"),
-      bad + "a");
-  EXPECT_EQ(
-      valid_utf8("\xe2\x82"
-                 "a"),
-      bad + "a")
-      << "one for a beginning";
+  const std::string bad = "\xef\xbf\xbd", a = "a";
+  EXPECT_EQ(valid_utf8("\xff" + a), bad + a);
+  EXPECT_EQ(valid_utf8("\xc3" + a), bad + a);
+  EXPECT_EQ(valid_utf8("\xe2\x82" + a), bad + a) << "one for a beginning";
   EXPECT_EQ(valid_utf8("\xed\xa0\x80"), bad + bad + bad) << "a surrogate";
   EXPECT_EQ(valid_utf8("\xf4\x90\x80\x80"), bad + bad + bad + bad);
   EXPECT_EQ(valid_utf8("\xc0\xaf"), bad + bad) << "longer than needed";

@@ -243,21 +243,18 @@ TEST(LoadTokenizer, ByName) {
   EXPECT_THAT(
       error_text<ConfigError>([] { load_tokenizer("words"); }),
       HasSubstr("tokenizer=\"words\": must be \"bytes\""));
-  EXPECT_THAT(
-      error_text<DataError>([] { load_tokenizer("/none/t.json"); }),
-      HasSubstr("/none/t.json: cannot be read"));
-  EXPECT_THAT(
-      error_text<DataError>([] { load_tokenizer("/none/t.model"); }),
-      HasSubstr("/none/t.model: cannot be read"));
   const TempFolder folder;
-  EXPECT_THAT(
-      error_text<DataError>(
-          [&] { load_tokenizer(folder.write("t.model", "no model")); }),
-      HasSubstr("t.model: is not a SentencePiece model"));
-  EXPECT_THAT(
-      error_text<DataError>(
-          [&] { load_tokenizer(folder.write("e.model", "")); }),
-      HasSubstr("e.model: is not a SentencePiece model"));
+  for (const auto& [name, part] :
+       {std::pair<std::string, const char*>(
+            "/none/t.json", "/none/t.json: cannot be read"),
+        {"/none/t.model", "/none/t.model: cannot be read"},
+        {folder.write("t.model", "no model"),
+         "t.model: is not a SentencePiece model"},
+        {folder.write("e.model", ""),
+         "e.model: is not a SentencePiece model"}}) {
+    EXPECT_THAT(
+        error_text<DataError>([&] { load_tokenizer(name); }), HasSubstr(part));
+  }
   folder.write("t.json", description());
   EXPECT_EQ(load_tokenizer(folder.path("t.json"))->vocab_size(), 10);
 }
