@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "echelon/text/table.h"
 #include "tests/explain/made_run.h"
 #include "tests/support/places.h"
 #include "tests/support/process.h"
@@ -41,9 +42,7 @@ size_t longest_line(const std::string& text) {
   std::istringstream lines(text);
   size_t longest = 0;
   for (std::string line; std::getline(lines, line);) {
-    size_t columns = 0;
-    for (const char c : line) columns += (c & 0xC0) != 0x80 ? 1 : 0;
-    longest = std::max(longest, columns);
+    longest = std::max(longest, columns(line));
   }
   return longest;
 }
