@@ -112,7 +112,7 @@ choose_backend(const CommOptions& options, const RankEnvironment& env) {
         env.local_world_size, env.world_size));
   }
   if (options.backend != BackendKind::automatic) return options.backend;
-  if (env.launcher != "threads" &&
+  if (env.launcher != Launcher::threads &&
       cuda_device_count() >= env.local_world_size) {
     return BackendKind::nccl;
   }
@@ -178,8 +178,8 @@ World World::from_environment(const CommOptions& options) {
   impl->kind = choose_backend(options, env);
   impl->store = connect_store(env, options.rendezvous_timeout);
   echelon::exchange(
-      *impl->store, "arrived", env.rank, env.world_size, env.launcher,
-      options.rendezvous_timeout,
+      *impl->store, "arrived", env.rank, env.world_size,
+      to_string(env.launcher), options.rendezvous_timeout,
       format("{}:{}", env.master_addr, env.master_port));
   impl->address = reachable_address(env);
   if (impl->kind == BackendKind::nccl) impl->use_gpu();
@@ -372,7 +372,7 @@ void run_ranks(
       auto impl = std::make_unique<World::Impl>();
       impl->env.rank = impl->env.local_rank = rank;
       impl->env.world_size = impl->env.local_world_size = num_ranks;
-      impl->env.launcher = "threads";
+      impl->env.launcher = Launcher::threads;
       impl->options = options;
       impl->hub = hub;
       impl->kind = choose_backend(options, impl->env);

@@ -74,7 +74,7 @@ void apply_master(const GetVariable& get, RankEnvironment& env) {
 
 RankEnvironment from_torchrun(const GetVariable& get) {
   RankEnvironment env;
-  env.launcher = get("ECHELON_JOB") ? "echelon" : "torchrun";
+  env.launcher = get("ECHELON_JOB") ? Launcher::echelon : Launcher::torchrun;
   env.rank = number(get, "RANK");
   env.world_size = number(get, "WORLD_SIZE");
   env.local_rank = number_or(get, "LOCAL_RANK", env.rank);
@@ -110,7 +110,7 @@ int node_of(const std::string& daemon_uri) {
 
 RankEnvironment from_mpirun(const GetVariable& get) {
   RankEnvironment env;
-  env.launcher = "mpirun";
+  env.launcher = Launcher::mpirun;
   env.rank = number(get, "OMPI_COMM_WORLD_RANK");
   env.world_size = number(get, "OMPI_COMM_WORLD_SIZE");
   env.local_rank = number_or(get, "OMPI_COMM_WORLD_LOCAL_RANK", env.rank);
@@ -130,7 +130,7 @@ RankEnvironment from_mpirun(const GetVariable& get) {
 
 RankEnvironment from_srun(const GetVariable& get) {
   RankEnvironment env;
-  env.launcher = "srun";
+  env.launcher = Launcher::srun;
   env.rank = number(get, "SLURM_PROCID");
   env.world_size =
       number(get, either(get, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"));
@@ -174,6 +174,12 @@ void check(const RankEnvironment& env) {
 
 }  // namespace
 
+std::string to_string(Launcher launcher) {
+  constexpr const char* kNames[] = {"none",   "echelon", "torchrun",
+                                    "mpirun", "srun",    "threads"};
+  return kNames[static_cast<size_t>(launcher)];
+}
+
 RankEnvironment read_environment(const GetVariable& get) {
   RankEnvironment env;
   if (get("RANK") || get("WORLD_SIZE")) {
@@ -195,7 +201,8 @@ RankEnvironment read_environment() {
 }
 
 int threads_of_rank(const RankEnvironment& env, int available, int online) {
-  const bool bound = env.launcher == "srun" || env.launcher == "mpirun";
+  const bool bound =
+      env.launcher == Launcher::srun || env.launcher == Launcher::mpirun;
   const int share =
       (bound ? online : available) / std::max(1, env.local_world_size);
   return std::max(1, std::min(available, share));

@@ -45,6 +45,12 @@
 
 namespace echelon {
 
+/// What started this rank. `threads`: it is a thread of its program.
+enum class Launcher { none, echelon, torchrun, mpirun, srun, threads };
+
+/// "none", "echelon", …
+std::string to_string(Launcher launcher);
+
 struct RankEnvironment {
   int rank = 0;
   int world_size = 1;
@@ -53,11 +59,11 @@ struct RankEnvironment {
   int node_rank = 0;
   std::string master_addr = "127.0.0.1";
   int master_port = 0;
-  std::optional<int> master_fd;   // a listening socket inherited by rank 0
-  bool store_is_served = false;   // torchrun's agent serves the store itself
-  std::string job = "job";        // names the job in keys
-  int generation = 0;             // how often the job was restarted
-  std::string launcher = "none";  // "echelon", "torchrun", "srun", "mpirun"
+  std::optional<int> master_fd;  // a listening socket inherited by rank 0
+  bool store_is_served = false;  // torchrun's agent serves the store itself
+  std::string job = "job";       // names the job in keys
+  int generation = 0;            // how often the job was restarted
+  Launcher launcher = Launcher::none;
 };
 
 using GetVariable = std::function<std::optional<std::string>(const char*)>;

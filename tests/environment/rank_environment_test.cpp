@@ -57,7 +57,9 @@ TEST(Environment, WithoutALauncherThereIsOneRank) {
   const auto env = read("");
   EXPECT_EQ(env.rank, 0);
   EXPECT_EQ(env.world_size, 1);
-  EXPECT_EQ(env.launcher, "none");
+  EXPECT_EQ(env.launcher, Launcher::none);
+  EXPECT_EQ(to_string(Launcher::none), "none");
+  EXPECT_EQ(to_string(Launcher::threads), "threads");
 }
 
 TEST(Environment, ReadsTorchrun) {
@@ -74,14 +76,14 @@ TEST(Environment, ReadsTorchrun) {
   EXPECT_TRUE(env.store_is_served);
   EXPECT_EQ(env.job, "abc");
   EXPECT_EQ(env.generation, 2);
-  EXPECT_EQ(env.launcher, "torchrun");
+  EXPECT_EQ(env.launcher, Launcher::torchrun);
 }
 
 TEST(Environment, ReadsEchelonsLauncher) {
   const auto env = read(
       "RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=1234 "
       "ECHELON_JOB=j1 ECHELON_GENERATION=3 ECHELON_MASTER_FD=7");
-  EXPECT_EQ(env.launcher, "echelon");
+  EXPECT_EQ(env.launcher, Launcher::echelon);
   EXPECT_EQ(env.master_fd, 7);
   EXPECT_EQ(env.generation, 3);
   EXPECT_EQ(env.job, "j1");
@@ -139,16 +141,20 @@ TEST(Environment, RanksShareTheCoresThatTheyMayUse) {
   RankEnvironment env;
   EXPECT_EQ(threads_of_rank(env, 8, 64), 8);
   env.local_world_size = 4;
-  for (const char* sharing : {"none", "echelon", "torchrun", "threads"}) {
+  for (const auto sharing :
+       {Launcher::none, Launcher::echelon, Launcher::torchrun,
+        Launcher::threads}) {
     env.launcher = sharing;
-    EXPECT_EQ(threads_of_rank(env, 8, 64), 2) << sharing;
-    EXPECT_EQ(threads_of_rank(env, 3, 64), 1) << sharing;
+    EXPECT_EQ(threads_of_rank(env, 8, 64), 2) << to_string(sharing);
+    EXPECT_EQ(threads_of_rank(env, 3, 64), 1) << to_string(sharing);
   }
-  for (const char* binding : {"srun", "mpirun"}) {
+  for (const auto binding : {Launcher::srun, Launcher::mpirun}) {
     env.launcher = binding;
-    EXPECT_EQ(threads_of_rank(env, 16, 64), 16) << binding;  // of its own
-    EXPECT_EQ(threads_of_rank(env, 64, 64), 16) << binding;  // bound to none
-    EXPECT_EQ(threads_of_rank(env, 1, 2), 1) << binding;
+    EXPECT_EQ(threads_of_rank(env, 16, 64), 16)
+        << to_string(binding);  // of its own
+    EXPECT_EQ(threads_of_rank(env, 64, 64), 16)
+        << to_string(binding);  // bound to none
+    EXPECT_EQ(threads_of_rank(env, 1, 2), 1) << to_string(binding);
   }
 }
 
