@@ -71,118 +71,249 @@ void append_quoted(std::string& json, std::string_view text) {
   json += '"';
 }
 
-template <typename Number>
-void append_number(std::string& json, Number value) {
-  char digits[32];
-  const auto end = std::to_chars(digits, digits + sizeof digits, value).ptr;
-  json.append(digits, end);
-}
+/// Writes an object's members(). A top member, and an item of a top array, has
+/// a line of its own.
+class Writer {
+ public:
+  template <class T>
+  using Of = const T;
 
-void append_value(std::string& json, const std::string& value) {
-  append_quoted(json, value);
-}
-void append_value(std::string& json, int value) {
-  append_number(json, value);
-}
-void append_value(std::string& json, int64_t value) {
-  append_number(json, value);
-}
-void append_value(std::string& json, uint64_t value) {
-  append_number(json, value);
-}
-void append_value(std::string& json, double value) {
-  if (value == 0 && std::signbit(value)) {
-    json += "-0.0";  // "-0" is a whole number to some readers, which have one 0
-    return;
+  std::string text = "{\n";
+
+  template <class T>
+  void operator()(const char* key, const T& value) {
+    if (!is_first_) text += depth_ == 1 ? ",\n" : ", ";
+    is_first_ = false;
+    append_quoted(text, key);
+    text += ": ";
+    write(value);
   }
-  if (std::isfinite(value)) return append_number(json, value);
-  json += std::isnan(value) ? "\"nan\"" : value > 0 ? "\"inf\"" : "\"-inf\"";
-}
-
-template <typename Items, typename Append>
-void append_list(
-    std::string& json, const Items& items, const char* between,
-    const Append& append) {
-  bool is_first = true;
-  for (const auto& item : items) {
-    if (!is_first) json += between;
-    is_first = false;
-    append(item);
+  void checksum(const char* key, const std::string& value) {
+    (*this)(key, value);
   }
-}
+  void require(bool, const char*) {}
 
-void append_value(std::string& json, const std::vector<int64_t>& values) {
-  json += '[';
-  append_list(
-      json, values, ", ", [&](int64_t value) { append_number(json, value); });
-  json += ']';
-}
-
-/// `before` precedes the key: ", ", a line's end or a brace.
-template <typename Value>
-void append_member(
-    std::string& json, const char* before, const char* key,
-    const Value& value) {
-  json += before;
-  append_quoted(json, key);
-  json += ": ";
-  append_value(json, value);
-}
-
-void append_slice(std::string& json, const SavedSlice& slice) {
-  append_member(json, "{", "offset", slice.box.offset);
-  append_member(json, ", ", "sizes", slice.box.sizes);
-  append_member(json, ", ", "file", slice.file);
-  append_member(json, ", ", "key", slice.key);
-  json += '}';
-}
-
-/// A line each.
-void append_tensors(
-    std::string& json, const std::vector<SavedTensor>& tensors) {
-  json += ",\n\"tensors\": [\n";
-  append_list(json, tensors, ",\n", [&](const SavedTensor& tensor) {
-    append_member(json, "{", "name", tensor.name);
-    append_member(json, ", ", "kind", to_string(tensor.kind));
-    append_member(json, ", ", "dtype", tensor.dtype);
-    append_member(json, ", ", "shape", tensor.shape);
-    append_member(json, ", ", "hash", hash_text(tensor.hash));
-    json += ", \"slices\": [";
-    append_list(json, tensor.slices, ", ", [&](const SavedSlice& slice) {
-      append_slice(json, slice);
+ private:
+  void write(const std::string& value) { append_quoted(text, value); }
+  void write(SavedKind kind) { write(to_string(kind)); }
+  void write(const ContentHash& hash) { write(hash_text(hash)); }
+  void write(int64_t value) { write_number(value); }
+  void write(uint64_t value) { write_number(value); }
+  void write(double value) {
+    if (value == 0 && std::signbit(value)) {
+      text += "-0.0";  // "-0" is a whole number to some readers, with one 0
+    } else if (std::isfinite(value)) {
+      write_number(value);
+    } else {
+      write(std::string(
+          std::isnan(value) ? "nan"
+          : value > 0       ? "inf"
+                            : "-inf"));
+    }
+  }
+  template <class Number>
+  void write_number(Number value) {
+    char digits[32];
+    const auto end = std::to_chars(digits, digits + sizeof digits, value).ptr;
+    text.append(digits, end);
+  }
+  template <class T>
+  void write(const std::vector<T>& items) {
+    const bool lines = depth_ == 1;
+    text += lines ? "[\n" : "[";
+    for (size_t i = 0; i < items.size(); ++i) {
+      if (i > 0) text += lines ? ",\n" : ", ";
+      write(items[i]);
+    }
+    text += lines ? "\n]" : "]";
+  }
+  void write(const std::map<std::string, double>& values) {
+    write_object([&] {
+      for (const auto& [key, value] : values) (*this)(key.c_str(), value);
     });
-    json += "]}";
-  });
-  json += "\n]";
-}
-
-void append_file(std::string& json, const SavedFile& file) {
-  append_member(json, "{", "name", file.name);
-  append_member(json, ", ", "bytes", file.bytes);
-  json += ", \"blocks\": [";
-  append_list(json, file.blocks, ", ", [&](const std::string& block) {
-    append_quoted(json, block);
-  });
-  json += "]}";
-}
-
-void append_loss_scale(
-    std::string& json, const std::optional<SavedLossScale>& scale) {
-  json += ",\n\"loss_scale\": ";
-  if (!scale) {
-    json += "null";
-    return;
   }
-  append_member(json, "{", "scale", scale->scale);
-  append_member(json, ", ", "good_steps", scale->good_steps);
-  append_member(json, ", ", "overflows", scale->overflows);
-  json += '}';
+  void write(const std::optional<SavedLossScale>& scale) {
+    if (scale) {
+      write(*scale);
+    } else {
+      text += "null";
+    }
+  }
+  template <class T>
+  void write(const T& object) {
+    write_object([&] { members(*this, object); });
+  }
+  template <class Members>
+  void write_object(const Members& write_members) {
+    text += '{';
+    ++depth_;
+    is_first_ = true;
+    write_members();
+    is_first_ = false;
+    --depth_;
+    text += '}';
+  }
+
+  int depth_ = 1;
+  bool is_first_ = true;
+};
+
+/// Reads an object's members().
+class Reader {
+ public:
+  template <class T>
+  using Of = T;
+
+  explicit Reader(JsonReader& json) : json_(json) {}
+
+  template <class T>
+  void operator()(const char* key, T& value) {
+    json_.key(key);
+    read(value);
+  }
+  void checksum(const char* key, std::string& value) {
+    json_.key(key);
+    value = read_checksum();
+  }
+  void require(bool holds, const char* rule) {
+    if (!holds) json_.fail(rule);
+  }
+
+ private:
+  std::string read_checksum() {
+    std::string text = json_.string();
+    if (is_checksum(text)) return text;
+    json_.fail(
+        quote_printable(text) +
+        "; it must be 32 hexadecimal digits, lower case");
+  }
+  void read(std::string& value) { value = json_.string(); }
+  void read(int64_t& value) { value = json_.count(); }
+  void read(uint64_t& value) { value = json_.whole(); }
+  void read(double& value) { value = json_.number(); }
+  void read(SavedKind& value) {
+    const std::string text = json_.string();
+    for (const SavedKind kind :
+         {SavedKind::parameter, SavedKind::buffer, SavedKind::optimizer,
+          SavedKind::random}) {
+      value = kind;
+      if (to_string(kind) == text) return;
+    }
+    json_.fail(
+        quote_printable(text) +
+        "; it must be parameter, buffer, optimizer or random");
+  }
+  void read(ContentHash& hash) {
+    const std::string text = read_checksum();
+    hash = {
+        std::stoull(text.substr(0, 16), nullptr, 16),
+        std::stoull(text.substr(16), nullptr, 16)};
+  }
+  /// The blocks of a file.
+  void read(std::vector<std::string>& checksums) {
+    for (json_.open_array(); json_.next_item();) {
+      checksums.push_back(read_checksum());
+    }
+  }
+  template <class T>
+  void read(std::vector<T>& items) {
+    for (json_.open_array(); json_.next_item();) read(items.emplace_back());
+  }
+  void read(std::map<std::string, double>& values) {
+    json_.open_object();
+    for (std::string name; json_.next_member(name);) {
+      const bool is_new = values.emplace(name, json_.number()).second;
+      require(is_new, "it is there twice");
+    }
+  }
+  void read(std::optional<SavedLossScale>& scale) {
+    if (!json_.is_null()) read(scale.emplace());
+  }
+  template <class T>
+  void read(T& object) {
+    json_.open_object();
+    members(*this, object);
+    json_.close_object();
+  }
+
+  JsonReader& json_;
+};
+
+// The members of each object, in the order of the format.
+
+template <class Json>
+void members(Json& json, typename Json::template Of<SavedSlice>& slice) {
+  json("offset", slice.box.offset);
+  json("sizes", slice.box.sizes);
+  json("file", slice.file);
+  json("key", slice.key);
 }
 
-std::string with_checksum(std::string json) {
-  json += ",\n";
-  const std::string sum = checksum(json.data(), json.size());
-  return json + kChecksumKey + sum + kChecksumEnd;
+template <class Json>
+void members(Json& json, typename Json::template Of<SavedTensor>& tensor) {
+  json("name", tensor.name);
+  json("kind", tensor.kind);
+  json("dtype", tensor.dtype);
+  json("shape", tensor.shape);
+  json("hash", tensor.hash);
+  json("slices", tensor.slices);
+}
+
+template <class Json>
+void members(Json& json, typename Json::template Of<SavedFile>& file) {
+  json("name", file.name);
+  json("bytes", file.bytes);
+  json("blocks", file.blocks);
+}
+
+template <class Json>
+void members(Json& json, typename Json::template Of<SavedLossScale>& scale) {
+  json("scale", scale.scale);
+  json.require(
+      std::isfinite(scale.scale) && scale.scale > 0,
+      "it must be a finite number above 0");
+  json("good_steps", scale.good_steps);
+  json("overflows", scale.overflows);
+}
+
+template <class Json>
+void members(Json& json, typename Json::template Of<RankPart>& part) {
+  json("tensors", part.tensors);
+  json("file", part.file);
+}
+
+template <class Json>
+void members(
+    Json& json, typename Json::template Of<CheckpointManifest>& manifest) {
+  json("step", manifest.step);
+  json("skipped_steps", manifest.skipped_steps);
+  json("total_steps", manifest.total_steps);
+  json("epoch", manifest.epoch);
+  json("consumed", manifest.consumed);
+  json("seed", manifest.seed);
+  json("loss_scale", manifest.loss_scale);
+  json("layout", manifest.layout);
+  json("ranks", manifest.ranks);
+  json.require(manifest.ranks >= 1, "0; at least one rank wrote it");
+  json("config", manifest.config);
+  json.checksum("config_hash", manifest.config_hash);
+  json("data", manifest.data);
+  json("metrics", manifest.metrics);
+  json("tensors", manifest.tensors);
+  json("files", manifest.files);
+  json.checksum("content_hash", manifest.content_hash);
+}
+
+/// Ends the text with the checksum of what is before it.
+template <class T>
+std::string to_text(const char* kind, int version, const T& object) {
+  Writer json;
+  json("format", std::string(kind));
+  json("version", int64_t{version});
+  members(json, object);
+  json.text += ",\n";
+  const std::string sum = checksum(json.text.data(), json.text.size());
+  return json.text + kChecksumKey + sum + kChecksumEnd;
 }
 
 /// Throws unless the text ends with the checksum of what is before it.
@@ -208,7 +339,8 @@ void check_checksum(const std::string& text, const std::string& path) {
   }
 }
 
-void read_head(JsonReader& json, std::string_view wanted, int& version) {
+/// Returns the version.
+int read_head(JsonReader& json, std::string_view wanted) {
   json.check_syntax();
   json.open_object();
   json.key("format");
@@ -226,131 +358,24 @@ void read_head(JsonReader& json, std::string_view wanted, int& version) {
         number, kCheckpointVersion));
   }
   if (number < 1) json.fail("0; versions begin with 1");
-  version = static_cast<int>(number);
+  return static_cast<int>(number);
 }
 
-SavedKind read_kind(JsonReader& json) {
-  const std::string text = json.string();
-  for (const SavedKind kind :
-       {SavedKind::parameter, SavedKind::buffer, SavedKind::optimizer,
-        SavedKind::random}) {
-    if (to_string(kind) == text) return kind;
-  }
-  json.fail(
-      quote_printable(text) +
-      "; it must be parameter, buffer, optimizer or random");
-}
-
-std::string read_checksum(JsonReader& json) {
-  std::string text = json.string();
-  if (!is_checksum(text)) {
-    json.fail(
-        quote_printable(text) +
-        "; it must be 32 hexadecimal digits, lower case");
-  }
-  return text;
-}
-
-ContentHash read_hash(JsonReader& json) {
-  const std::string text = read_checksum(json);
-  return {
-      std::stoull(text.substr(0, 16), nullptr, 16),
-      std::stoull(text.substr(16), nullptr, 16)};
-}
-
-std::vector<int64_t> read_counts(JsonReader& json) {
-  std::vector<int64_t> counts;
-  for (json.open_array(); json.next_item();) counts.push_back(json.count());
-  return counts;
-}
-
-SavedSlice read_slice(JsonReader& json) {
-  SavedSlice slice;
-  json.open_object();
-  json.key("offset");
-  slice.box.offset = read_counts(json);
-  json.key("sizes");
-  slice.box.sizes = read_counts(json);
-  json.key("file");
-  slice.file = json.count();
-  json.key("key");
-  slice.key = json.string();
-  json.close_object();
-  return slice;
-}
-
-std::vector<SavedTensor> read_tensors(JsonReader& json) {
-  std::vector<SavedTensor> tensors;
-  json.key("tensors");
-  for (json.open_array(); json.next_item();) {
-    auto& tensor = tensors.emplace_back();
-    json.open_object();
-    json.key("name");
-    tensor.name = json.string();
-    json.key("kind");
-    tensor.kind = read_kind(json);
-    json.key("dtype");
-    tensor.dtype = json.string();
-    json.key("shape");
-    tensor.shape = read_counts(json);
-    json.key("hash");
-    tensor.hash = read_hash(json);
-    json.key("slices");
-    for (json.open_array(); json.next_item();) {
-      tensor.slices.push_back(read_slice(json));
-    }
-    json.close_object();
-  }
-  return tensors;
-}
-
-SavedFile read_file(JsonReader& json) {
-  SavedFile file;
-  json.open_object();
-  json.key("name");
-  file.name = json.string();
-  json.key("bytes");
-  file.bytes = json.count();
-  json.key("blocks");
-  for (json.open_array(); json.next_item();) {
-    file.blocks.push_back(read_checksum(json));
-  }
-  json.close_object();
-  return file;
-}
-
-std::optional<SavedLossScale> read_loss_scale(JsonReader& json) {
-  if (json.is_null()) return std::nullopt;
-  SavedLossScale scale;
-  json.open_object();
-  json.key("scale");
-  scale.scale = json.number();
-  if (!std::isfinite(scale.scale) || scale.scale <= 0) {
-    json.fail("it must be a finite number above 0");
-  }
-  json.key("good_steps");
-  scale.good_steps = json.count();
-  json.key("overflows");
-  scale.overflows = json.count();
-  json.close_object();
-  return scale;
-}
-
-void read_metrics(JsonReader& json, std::map<std::string, double>& metrics) {
-  json.open_object();
-  for (std::string name; json.next_member(name);) {
-    if (!metrics.emplace(name, json.number()).second) {
-      json.fail("it is there twice");
-    }
-  }
-}
-
-/// The checksum was compared before.
-void read_end(JsonReader& json) {
-  json.key("checksum");
+/// Returns the version.
+template <class T>
+int from_text(
+    const std::string& text, const std::string& path, const char* kind,
+    T& object) {
+  check_checksum(text, path);
+  JsonReader json(text, path);
+  const int version = read_head(json, kind);
+  Reader reader(json);
+  members(reader, object);
+  json.key("checksum");  // compared before
   json.string();
   json.close_object();
   json.end();
+  return version;
 }
 
 void check_hash(
@@ -364,88 +389,17 @@ void check_hash(
 }  // namespace
 
 std::string to_json(const CheckpointManifest& manifest) {
-  constexpr const char* kLine = ",\n";
-  std::string json;
-  append_member(json, "{\n", "format", std::string(kManifestFormat));
-  append_member(json, kLine, "version", manifest.version);
-  append_member(json, kLine, "step", manifest.step);
-  append_member(json, kLine, "skipped_steps", manifest.skipped_steps);
-  append_member(json, kLine, "total_steps", manifest.total_steps);
-  append_member(json, kLine, "epoch", manifest.epoch);
-  append_member(json, kLine, "consumed", manifest.consumed);
-  append_member(json, kLine, "seed", manifest.seed);
-  append_loss_scale(json, manifest.loss_scale);
-  append_member(json, kLine, "layout", manifest.layout);
-  append_member(json, kLine, "ranks", manifest.ranks);
-  append_member(json, kLine, "config", manifest.config);
-  append_member(json, kLine, "config_hash", manifest.config_hash);
-  append_member(json, kLine, "data", manifest.data);
-  json += ",\n\"metrics\": {";
-  append_list(json, manifest.metrics, ", ", [&](const auto& metric) {
-    append_member(json, "", metric.first.c_str(), metric.second);
-  });
-  json += '}';
-  append_tensors(json, manifest.tensors);
-  json += ",\n\"files\": [\n";
-  append_list(json, manifest.files, ",\n", [&](const SavedFile& file) {
-    append_file(json, file);
-  });
-  json += "\n]";
-  append_member(json, kLine, "content_hash", manifest.content_hash);
-  return with_checksum(std::move(json));
+  return to_text(kManifestFormat, manifest.version, manifest);
 }
 
 std::string to_json(const RankPart& part) {
-  std::string json;
-  append_member(json, "{\n", "format", std::string(kPartFormat));
-  append_member(json, ",\n", "version", kCheckpointVersion);
-  append_tensors(json, part.tensors);
-  json += ",\n\"file\": ";
-  append_file(json, part.file);
-  return with_checksum(std::move(json));
+  return to_text(kPartFormat, kCheckpointVersion, part);
 }
 
 CheckpointManifest
 parse_manifest(const std::string& text, const std::string& path) {
-  check_checksum(text, path);
-  JsonReader json(text, path);
   CheckpointManifest manifest;
-  read_head(json, kManifestFormat, manifest.version);
-  const auto count = [&](const char* key, int64_t& value) {
-    json.key(key);
-    value = json.count();
-  };
-  const auto string = [&](const char* key, std::string& value) {
-    json.key(key);
-    value = json.string();
-  };
-  count("step", manifest.step);
-  count("skipped_steps", manifest.skipped_steps);
-  count("total_steps", manifest.total_steps);
-  count("epoch", manifest.epoch);
-  count("consumed", manifest.consumed);
-  json.key("seed");
-  manifest.seed = json.whole();
-  json.key("loss_scale");
-  manifest.loss_scale = read_loss_scale(json);
-  string("layout", manifest.layout);
-  count("ranks", manifest.ranks);
-  if (manifest.ranks < 1) json.fail("0; at least one rank wrote it");
-  string("config", manifest.config);
-  json.key("config_hash");
-  manifest.config_hash = read_checksum(json);
-  string("data", manifest.data);
-  json.key("metrics");
-  read_metrics(json, manifest.metrics);
-  manifest.tensors = read_tensors(json);
-  json.key("files");
-  for (json.open_array(); json.next_item();) {
-    manifest.files.push_back(read_file(json));
-  }
-  json.key("content_hash");
-  manifest.content_hash = read_checksum(json);
-  read_end(json);
-
+  manifest.version = from_text(text, path, kManifestFormat, manifest);
   check_contents(manifest, path);
   check_hash(
       path, "config_hash", manifest.config_hash,
@@ -456,15 +410,8 @@ parse_manifest(const std::string& text, const std::string& path) {
 }
 
 RankPart parse_rank_part(const std::string& text, const std::string& path) {
-  check_checksum(text, path);
-  JsonReader json(text, path);
-  int version = 0;
-  read_head(json, kPartFormat, version);
   RankPart part;
-  part.tensors = read_tensors(json);
-  json.key("file");
-  part.file = read_file(json);
-  read_end(json);
+  from_text(text, path, kPartFormat, part);
   check_file(part.file, path);
   for (const auto& tensor : part.tensors) check_tensor(tensor, 1, path);
   return part;
