@@ -1,11 +1,11 @@
 #include "echelon/launch/checks.h"
 
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <sstream>
 
@@ -23,13 +23,8 @@ template <typename... Values>
 }
 
 bool is_file(const std::string& path) {
-  struct stat info {};
-  return stat(path.c_str(), &info) == 0 && S_ISREG(info.st_mode);
-}
-
-bool is_folder(const std::string& path) {
-  struct stat info {};
-  return stat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode);
+  std::error_code ignored;
+  return std::filesystem::is_regular_file(path, ignored);
 }
 
 // Looks in PATH. Returns a file that may not be executed when there is no
@@ -111,7 +106,10 @@ void check(const LaunchOptions& o) {
 std::string find_program(const std::string& program) {
   const std::string path =
       program.find('/') == std::string::npos ? look_up(program) : program;
-  if (is_folder(path)) refuse("{} is a folder, not a program", path);
+  std::error_code ignored;
+  if (std::filesystem::is_directory(path, ignored)) {
+    refuse("{} is a folder, not a program", path);
+  }
   if (access(path.c_str(), F_OK) != 0) {
     refuse("no program {}: {}", path, std::strerror(errno));
   }

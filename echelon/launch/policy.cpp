@@ -29,11 +29,7 @@ Policy::on_rank_end(bool failed, bool consequence, TimePoint now) {
 }
 
 Policy::Orders Policy::on_remote_failure(TimePoint now) {
-  if (state_ == State::running || state_ == State::settling) {
-    return terminate(now);
-  }
-  if (state_ == State::interrupted && !deadline_) deadline_ = now + grace_;
-  return {};
+  return on_rank_end(true, false, now);
 }
 
 Policy::Orders Policy::on_stop_signal(int signal) {

@@ -66,21 +66,17 @@ class Notice {
   bool told_ = false;
 };
 
-std::string name_of(const sockaddr_storage& address) {
-  char host[NI_MAXHOST] = "?";
-  getnameinfo(
-      reinterpret_cast<const sockaddr*>(&address), sizeof address, host,
-      sizeof host, nullptr, 0, NI_NUMERICHOST);
-  return host;
-}
-
+// The number of the address at one end of a connection.
 std::string address_of(int fd, bool peer) {
   sockaddr_storage address{};
   socklen_t size = sizeof address;
   auto* raw = reinterpret_cast<sockaddr*>(&address);
-  return (peer ? getpeername(fd, raw, &size) : getsockname(fd, raw, &size)) == 0
-             ? name_of(address)
-             : "?";
+  char host[NI_MAXHOST] = "?";
+  if ((peer ? getpeername(fd, raw, &size) : getsockname(fd, raw, &size)) == 0) {
+    getnameinfo(
+        raw, sizeof address, host, sizeof host, nullptr, 0, NI_NUMERICHOST);
+  }
+  return host;
 }
 
 // A host that loses power or its cable does not close its connections.

@@ -32,23 +32,6 @@ using safetensors::TensorBytes;
 // Small enough that hashed bytes are copied from the processor's cache.
 constexpr size_t kPieceBytes = 256 << 10;
 
-[[noreturn]] void fail(
-    const std::string& path, const SliceBytes& slice, const std::string& what) {
-  throw ConfigError(
-      format("{}: tensor {}: {}", path, quote_printable(slice.name), what));
-}
-
-void check_box(const std::string& path, const SliceBytes& slice) {
-  if (!is_inside(slice.box, slice.shape)) {
-    fail(
-        path, slice,
-        format(
-            "the box at {} of {} is not inside of its shape {}",
-            shape_string(slice.box.offset), shape_string(slice.box.sizes),
-            shape_string(slice.shape)));
-  }
-}
-
 /// The distinct tensors of the slices, and the key of each slice.
 struct Keyed {
   std::vector<SavedTensor> tensors;
@@ -60,26 +43,32 @@ Keyed keyed(const std::string& path, const std::vector<SliceBytes>& slices) {
   Keyed out;
   std::map<std::string, size_t> index;
   for (const auto& slice : slices) {
-    check_box(path, slice);
+    const auto fail = [&](const std::string& what) {
+      throw ConfigError(
+          format("{}: tensor {}: {}", path, quote_printable(slice.name), what));
+    };
+    if (!is_inside(slice.box, slice.shape)) {
+      fail(format(
+          "the box at {} of {} is not inside of its shape {}",
+          shape_string(slice.box.offset), shape_string(slice.box.sizes),
+          shape_string(slice.shape)));
+    }
     const auto [at, added] = index.emplace(slice.name, out.tensors.size());
     if (added) {
-      SavedTensor tensor;
-      tensor.name = slice.name;
-      tensor.kind = slice.kind;
-      tensor.dtype = slice.dtype;
-      tensor.shape = slice.shape;
-      out.tensors.push_back(std::move(tensor));
+      out.tensors.push_back(
+          {.name = slice.name,
+           .kind = slice.kind,
+           .dtype = slice.dtype,
+           .shape = slice.shape});
     }
     const SavedTensor& tensor = out.tensors[at->second];
     if (tensor.kind != slice.kind || tensor.dtype != slice.dtype ||
         tensor.shape != slice.shape) {
-      fail(
-          path, slice,
-          format(
-              "one slice is of {} {} ({}), another of {} {} ({}); all slices "
-              "of a tensor must say the same",
-              tensor.dtype, shape_string(tensor.shape), to_string(tensor.kind),
-              slice.dtype, shape_string(slice.shape), to_string(slice.kind)));
+      fail(format(
+          "one slice is of {} {} ({}), another of {} {} ({}); all slices of a "
+          "tensor must say the same",
+          tensor.dtype, shape_string(tensor.shape), to_string(tensor.kind),
+          slice.dtype, shape_string(slice.shape), to_string(slice.kind)));
     }
     out.tensor_of.push_back(at->second);
   }
