@@ -35,16 +35,6 @@ std::string block_of_document(const std::string& first_line) {
   return block;
 }
 
-template <typename Value>
-WholeTensor tensor_of(
-    const std::string& name, const std::string& dtype,
-    const std::vector<int64_t>& shape, const std::vector<Value>& values) {
-  WholeTensor tensor{name, dtype, shape, {}};
-  tensor.bytes.resize(values.size() * sizeof(Value));
-  std::memcpy(tensor.bytes.data(), values.data(), tensor.bytes.size());
-  return tensor;
-}
-
 /// What the document describes.
 CheckpointManifest write_example(const std::string& folder) {
   const auto weight = tensor_of<float>(
@@ -124,6 +114,47 @@ print(content_hash(data, int(width)) == tensor["hash"])
             {folder.path(), tensor.name, width}),
         hex + "\nTrue\n");
   }
+}
+
+TEST(RankFileInPython, PythonReadsIt) {
+  ECHELON_NEED_PYTHON();
+  TempFolder folder;
+  Random random(1);
+  const auto words = random_tensor("words", "I32", {70, 50}, random);
+  const auto half = random_tensor("half", "BF16", {3, 2}, random);
+  const auto step = random_tensor("words/step", "I64", {}, random);
+  RankSlices rank;
+  rank.add(half, whole_box(half.shape));
+  rank.add(words, {{0, 0}, {30, 50}});
+  rank.add(step, whole_box(step.shape));
+  rank.add(words, {{30, 20}, {40, 30}});
+  write_rank_file(folder.path(), "f.safetensors", rank.slices);
+  for (size_t i = 0; i < rank.slices.size(); ++i) {
+    folder.write(
+        "bytes" + std::to_string(i),
+        {reinterpret_cast<const char*>(rank.memory[i].data()),
+         rank.memory[i].size()});
+  }
+  EXPECT_EQ(
+      run_python(
+          R"(
+import sys, torch
+from safetensors.torch import load_file
+folder = sys.argv[1]
+tensors = load_file(folder + "/f.safetensors")
+assert len(tensors) == 4
+for i, key in enumerate(["half", "words", "words/step", "words#1"]):
+  tensor = tensors[key]
+  bytes = open(f"{folder}/bytes{i}", "rb").read()
+  expected = torch.frombuffer(bytearray(bytes), dtype=tensor.dtype)
+  same = tensor.flatten().view(torch.uint8).equal(expected.view(torch.uint8))
+  print(key, tensor.dtype, list(tensor.shape), same)
+)",
+          {folder.path()}),
+      "half torch.bfloat16 [3, 2] True\n"
+      "words torch.int32 [30, 50] True\n"
+      "words/step torch.int64 [] True\n"
+      "words#1 torch.int32 [40, 30] True\n");
 }
 
 }  // namespace checkpoint_format_test

@@ -4,10 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <cstring>
 #include <limits>
 
-#include "tests/checkpoint/files/small_save.h"
+#include "tests/checkpoint/files/written_checkpoint.h"
 #include "tests/support/error_text.h"
 #include "tests/support/temp_folder.h"
 
@@ -18,13 +17,7 @@ namespace fs = std::filesystem;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-// A tensor of a checkpoint, sharded along its first dimension over `ranks`
-// ranks.
-struct Whole {
-  std::string name;
-  std::string dtype;
-  std::vector<int64_t> shape;
-  std::vector<std::byte> bytes;
+struct Whole : WholeTensor {
   SavedKind kind = SavedKind::parameter;
 };
 
@@ -32,49 +25,35 @@ template <typename T>
 Whole whole(
     const std::string& name, const std::string& dtype,
     const std::vector<T>& values, SavedKind kind = SavedKind::parameter) {
-  Whole tensor{name, dtype, {static_cast<int64_t>(values.size())}, {}, kind};
-  tensor.bytes.resize(values.size() * sizeof(T));
-  std::memcpy(tensor.bytes.data(), values.data(), tensor.bytes.size());
-  return tensor;
+  return {
+      tensor_of<T>(name, dtype, {static_cast<int64_t>(values.size())}, values),
+      kind};
 }
 
 class Diff : public testing::Test {
  protected:
-  // Cut over so many ranks.
+  // Each tensor is sharded along its first dimension over so many ranks.
   std::string save(const std::vector<Whole>& tensors, int64_t ranks = 1) {
-    const int64_t step = ++steps_;
-    const fs::path folder = temp_.path("checkpoints");
-    const auto partial = begin_checkpoint(folder, step, 0);
-    for (int64_t rank = 0; rank < ranks; ++rank) {
-      std::vector<SliceBytes> slices;
-      for (const auto& tensor : tensors) {
+    std::vector<RankSlices> parts(static_cast<size_t>(ranks));
+    for (const auto& tensor : tensors) {
+      for (int64_t rank = 0; rank < ranks; ++rank) {
         const auto rows = even_range(tensor.shape[0], rank, ranks);
-        const size_t row =
-            tensor.bytes.size() / static_cast<size_t>(tensor.shape[0]);
         if (rows.size() == 0) continue;
         Box box = whole_box(tensor.shape);
         box.offset[0] = rows.begin;
         box.sizes[0] = rows.size();
-        slices.push_back(
-            {.name = tensor.name,
-             .kind = tensor.kind,
-             .dtype = tensor.dtype,
-             .shape = tensor.shape,
-             .box = box,
-             .bytes = std::span(tensor.bytes)
-                          .subspan(
-                              static_cast<size_t>(rows.begin) * row,
-                              static_cast<size_t>(rows.size()) * row)});
+        auto& part = parts[static_cast<size_t>(rank)];
+        part.add(tensor, box);
+        part.slices.back().kind = tensor.kind;
       }
-      write_rank_file(partial.string(), rank_file_name(rank), slices);
     }
-    CheckpointManifest manifest;
-    manifest.step = step;
-    return commit_checkpoint(folder, manifest, ranks).string();
+    const auto path = temp_.path("save-" + std::to_string(++saves_));
+    write_checkpoint(path, parts);
+    return path;
   }
 
   TempFolder temp_;
-  int64_t steps_ = 0;
+  int saves_ = 0;
 };
 
 std::vector<Change> changes(const std::vector<TensorDiff>& diffs) {

@@ -44,6 +44,16 @@ inline WholeTensor random_tensor(
   return tensor;
 }
 
+template <typename Value>
+WholeTensor tensor_of(
+    const std::string& name, const std::string& dtype,
+    const std::vector<int64_t>& shape, const std::vector<Value>& values) {
+  WholeTensor tensor{name, dtype, shape, {}};
+  tensor.bytes.resize(values.size() * sizeof(Value));
+  std::memcpy(tensor.bytes.data(), values.data(), tensor.bytes.size());
+  return tensor;
+}
+
 /// Calls visit(element of the box, element of the full tensor), row-major, in
 /// the simplest way, as a reference.
 template <typename Visit>

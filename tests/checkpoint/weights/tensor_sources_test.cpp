@@ -1,29 +1,36 @@
-#include "echelon/checkpoint/weights/sharded_files.h"
-
+// A checkpoint, and files of other programs, as sources of tensors.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <span>
-
 #include "echelon/checkpoint/format/foreign.h"
+#include "echelon/checkpoint/weights/checkpoint_tensors.h"
+#include "echelon/checkpoint/weights/sharded_files.h"
 #include "echelon/error.h"
 #include "tests/checkpoint/files/written_checkpoint.h"
 #include "tests/support/error_text.h"
 #include "tests/support/temp_folder.h"
 
 namespace echelon {
-namespace sharded_files_test {
+namespace tensor_sources_test {
 
 using testing::AllOf;
 using testing::HasSubstr;
 using testing::StartsWith;
 
-std::string offsets_of(const Box& box) {
-  std::string text = "[";
-  for (size_t d = 0; d < box.offset.size(); ++d) {
-    text += (d == 0 ? "" : ", ") + std::to_string(box.offset[d]);
+/// Reads random ranges of elements of tensor number `i`.
+void expect_reads(
+    TensorSource& source, size_t i, const WholeTensor& whole, Random& random) {
+  const auto& facts = source.tensors()[i];
+  const auto width = static_cast<int64_t>(whole.element_bytes());
+  for (int round = 0; round < 40; ++round) {
+    const int64_t begin = random_below(random, facts.numel());
+    const int64_t count = 1 + random_below(random, facts.numel() - begin);
+    std::vector<std::byte> bytes(static_cast<size_t>(count * width));
+    source.read({{i, {begin, begin + count}, bytes.data()}});
+    EXPECT_TRUE(std::equal(
+        bytes.begin(), bytes.end(), whole.bytes.begin() + begin * width))
+        << facts.name << " from " << begin << ", " << count;
   }
-  return text + "]";
 }
 
 // Files named as by DCP's HuggingFaceStorageWriter, one for each rank.
@@ -37,7 +44,8 @@ std::string write_rank(
     memory.push_back(part_of(*tensor, box));
     tensors.push_back({tensor->name, tensor->dtype, box.sizes, memory.back()});
     info += (info.empty() ? "{\"" : ", \"") + tensor->name +
-            "\": {\"saved_offsets\": " + offsets_of(box) + "}";
+            "\": {\"saved_offsets\": " + safetensors::shape_string(box.offset) +
+            "}";
   }
   const auto path = folder.path(
       "shard-0000" + std::to_string(rank + 1) +
@@ -84,18 +92,7 @@ TEST(ShardedFiles, ReadsAnyElements) {
     EXPECT_EQ(facts.name, "model." + whole[i]->name);
     EXPECT_EQ(facts.dtype, whole[i]->dtype);
     EXPECT_EQ(facts.shape, whole[i]->shape);
-    const auto width = static_cast<int64_t>(whole[i]->element_bytes());
-    for (int round = 0; round < 30; ++round) {
-      const int64_t begin = random_below(random, facts.numel());
-      const int64_t count = 1 + random_below(random, facts.numel() - begin);
-      std::vector<std::byte> bytes(static_cast<size_t>(count * width));
-      source.read({{i, {begin, begin + count}, bytes.data()}});
-      const auto expected =
-          std::span(whole[i]->bytes)
-              .subspan(static_cast<size_t>(begin * width), bytes.size());
-      EXPECT_TRUE(std::equal(bytes.begin(), bytes.end(), expected.begin()))
-          << facts.name << " from " << begin << ", " << count;
-    }
+    expect_reads(source, i, *whole[i], random);
   }
 }
 
@@ -144,41 +141,96 @@ TEST(ShardedFiles, NamesShardsThatDoNotFit) {
 }
 
 TEST(ForeignCheckpoint, IsRecognisedByItsFiles) {
-  const auto said = [](const std::vector<std::string>& files,
-                       const std::string& text = "{}") {
+  const struct {
+    std::vector<std::string> files;
+    std::vector<std::string> parts;  // of what is said; none: nothing
+  } cases[] = {
+      {{}, {}},
+      {{"model.safetensors", "config.json", "metadata.json"}, {}},
+      {{".metadata", "__0_0.distcp", "__1_0.distcp"},
+       {"torch.distributed.checkpoint (DCP)", "are a pickle",
+        "dcp_to_torch '"}},
+      {{"__0_0.distcp"}, {"(DCP)"}},
+      {{"latest_checkpointed_iteration.txt"}, {"Megatron-LM"}},
+      {{"mp_rank_00/model_optim_rng.pt"}, {"Megatron-LM"}},
+      {{"config.json", "pytorch_model.bin"},
+       {"pytorch_model.bin is a pickle of torch.save", "weights_only=True"}}};
+  for (const auto& [files, parts] : cases) {
     TempFolder folder;
-    for (const auto& file : files) folder.write(file, text);
-    return foreign_checkpoint(folder.path());
-  };
-  EXPECT_EQ(said({}), "");
-  EXPECT_EQ(said({"model.safetensors", "config.json", "metadata.json"}), "");
+    for (const auto& file : files) folder.write(file, "{}");
+    const auto said = foreign_checkpoint(folder.path());
+    EXPECT_EQ(said.empty(), parts.empty()) << said;
+    for (const auto& part : parts) EXPECT_THAT(said, HasSubstr(part));
+  }
   EXPECT_EQ(foreign_checkpoint("nowhere"), "");
-  EXPECT_THAT(
-      said({".metadata", "__0_0.distcp", "__1_0.distcp"}),
-      HasAll(
-          "torch.distributed.checkpoint (DCP)", "are a pickle",
-          "dcp_to_torch '"));
-  EXPECT_THAT(said({"__0_0.distcp"}), HasSubstr("(DCP)"));
-  const std::string megatron =
-      "{\"sharded_backend\": \"torch_dist\", "
-      "\"sharded_backend_version\": 1}";
-  EXPECT_THAT(
-      said(
-          {"metadata.json", "common.pt", ".metadata", "__0_0.distcp"},
-          megatron),
-      HasAll("Megatron-LM", "--megatron-path '"));
-  EXPECT_THAT(
-      said({"latest_checkpointed_iteration.txt"}), HasSubstr("Megatron-LM"));
-  EXPECT_THAT(
-      said({"mp_rank_00/model_optim_rng.pt"}), HasSubstr("Megatron-LM"));
-  EXPECT_THAT(
-      said({"config.json", "pytorch_model.bin"}),
-      HasAll(
-          "pytorch_model.bin is a pickle of torch.save", "weights_only=True"));
   TempFolder folder;
   EXPECT_THAT(
       foreign_checkpoint(folder.write("a.pt", "")), HasSubstr("is a pickle"));
+  for (const char* file : {"common.pt", ".metadata", "__0_0.distcp"}) {
+    folder.write(file, "{}");
+  }
+  folder.write(
+      "metadata.json",
+      "{\"sharded_backend\": \"torch_dist\", "
+      "\"sharded_backend_version\": 1}");
+  EXPECT_THAT(
+      foreign_checkpoint(folder.path()),
+      HasAll("Megatron-LM", "--megatron-path '"));
 }
 
-}  // namespace sharded_files_test
+std::vector<WholeTensor> some_tensors(Random& random) {
+  return {
+      random_tensor("a", "F32", {5, 7, 3}, random),
+      random_tensor("b", "BF16", {11}, random),
+      random_tensor("c", "I64", {}, random)};
+}
+
+TEST(CheckpointTensors, AnyElementsOfAnySlices) {
+  TempFolder folder;
+  Random random(1);
+  const auto tensors = some_tensors(random);
+  write_random_checkpoint(folder.path(), tensors, 3, 6, random);
+  CheckpointReader reader(folder.path());
+  CheckpointTensors source(reader, "; look elsewhere");
+  ASSERT_EQ(source.tensors().size(), tensors.size());
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const auto& facts = source.tensors()[i];
+    const auto whole = std::find_if(
+        tensors.begin(), tensors.end(),
+        [&](const auto& tensor) { return tensor.name == facts.name; });
+    ASSERT_NE(whole, tensors.end());
+    expect_reads(source, i, *whole, random);
+  }
+}
+
+TEST(WeightsFile, IsTheSameWhateverTheMemory) {
+  TempFolder folder;
+  Random random(2);
+  const auto tensors = some_tensors(random);
+  write_random_checkpoint(folder.path("saved"), tensors, 2, 5, random);
+  CheckpointReader reader(folder.path("saved"));
+  for (const int64_t bytes : {1, 40, 1 << 20}) {
+    const auto path = folder.path("weights");
+    write_weights(reader, path, {}, bytes);
+    const safetensors::File file(path);
+    ASSERT_EQ(file.tensors().size(), tensors.size());
+    for (const auto& tensor : tensors) {
+      const auto& info = file.at(tensor.name);
+      EXPECT_EQ(info.shape, tensor.shape);
+      const auto found = file.bytes(info);
+      EXPECT_TRUE(std::equal(
+          found.begin(), found.end(), tensor.bytes.begin(), tensor.bytes.end()))
+          << tensor.name << " by " << bytes;
+    }
+  }
+  write_weights(reader, folder.path("one"), {"b"});
+  EXPECT_EQ(safetensors::File(folder.path("one")).tensors().size(), 1u);
+  EXPECT_THAT(
+      error_text<CheckpointError>([&] {
+        write_weights(reader, folder.path("two"), {"b", "d"});
+      }),
+      HasSubstr("has no parameter or buffer \"d\""));
+}
+
+}  // namespace tensor_sources_test
 }  // namespace echelon
