@@ -224,33 +224,28 @@ TEST(Run, AReaderThatLeavesEndsTheJob) {
 
 TEST(Run, StartingFailsBeforeAnyRank) {
   TempFolder folder;
-  const auto refused = [&](std::vector<std::string> options,
-                           const std::string& program) {
-    Command job(launch(std::move(options), {program}));
+  const struct {
+    const char* options;
+    std::string program;
+    const char* text;
+  } cases[] = {
+      {"-n 2", "./no-such-program", "./no-such-program"},
+      {"-n 0", "true", "-n 0"},
+      {"-n -2", "true", "-n -2"},
+      {"-n 9999", "true", "1 to 1024"},
+      {"-n 2", folder.path(), "folder"},
+      {"-n 2", folder.script("text", "no first line\n"), "#!"},
+      {"-n 2 --log /dev/null/x", "true", "/dev/null/x"},
+      {"-n 1 --master-addr 192.0.2.77", "true", "not an address of this host"},
+      {"-n 1 --master-addr no-such-host.invalid", "true",
+       "no-such-host.invalid"}};
+  for (const auto& [options, program, text] : cases) {
+    Command job(launch(words(options), {program}));
     EXPECT_EQ(job.wait(), 2) << job.err();
     EXPECT_EQ(job.out(), "");
     EXPECT_EQ(job.err_lines().size(), 1u) << job.err();
-    return job.err();
-  };
-  EXPECT_THAT(
-      refused({"-n", "2"}, "./no-such-program"),
-      HasSubstr("./no-such-program"));
-  EXPECT_THAT(refused({"-n", "0"}, "true"), HasSubstr("-n 0"));
-  EXPECT_THAT(refused({"-n", "-2"}, "true"), HasSubstr("-n -2"));
-  EXPECT_THAT(refused({"-n", "9999"}, "true"), HasSubstr("1 to 1024"));
-  EXPECT_THAT(refused({"-n", "2"}, folder.path()), HasSubstr("folder"));
-  EXPECT_THAT(
-      refused({"-n", "2"}, folder.script("text", "no first line\n")),
-      HasSubstr("#!"));
-  EXPECT_THAT(
-      refused({"-n", "2", "--log", "/dev/null/x"}, "true"),
-      HasSubstr("/dev/null/x"));
-  EXPECT_THAT(
-      refused({"-n", "1", "--master-addr", "192.0.2.77"}, "true"),
-      HasSubstr("not an address of this host"));
-  EXPECT_THAT(
-      refused({"-n", "1", "--master-addr", "no-such-host.invalid"}, "true"),
-      HasSubstr("no-such-host.invalid"));
+    EXPECT_THAT(job.err(), HasSubstr(text));
+  }
 }
 
 TEST(Run, AMissingLibraryIsOneClearError) {

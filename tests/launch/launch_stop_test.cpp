@@ -59,12 +59,17 @@ std::vector<std::string> polite() {
   return trapping("echo ending; exit 0", "INT TERM HUP");
 }
 
+/// The exit code of a job whose ranks get the signal when they are ready.
+int stopped_by(int signal, Command& job, int ranks) {
+  EXPECT_TRUE(job.until_output("ready", ranks));
+  job.signal(signal);
+  return job.wait();
+}
+
 TEST(Stop, CtrlCLetsRanksEndCleanly) {
   for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
     Command job(launch({"-n", "3"}, polite()));
-    ASSERT_TRUE(job.until_output("ready", 3));
-    job.signal(signal);
-    EXPECT_EQ(job.wait(), 0) << job.err();
+    EXPECT_EQ(stopped_by(signal, job, 3), 0) << job.err();
     EXPECT_EQ(count(job.out(), "ending"), 3);
     EXPECT_EQ(count(job.err(), "echelon:"), 0) << job.err();
     EXPECT_TRUE(job.living().empty());
@@ -73,9 +78,7 @@ TEST(Stop, CtrlCLetsRanksEndCleanly) {
 
 TEST(Stop, CtrlCThatRanksDoNotCatch) {
   Command job(launch({"-n", "3"}, rank_program({"wait"})));
-  ASSERT_TRUE(job.until_output("ready", 3));
-  job.signal(SIGINT);
-  EXPECT_EQ(job.wait(), 130);
+  EXPECT_EQ(stopped_by(SIGINT, job, 3), 130);
   EXPECT_EQ(job.err_lines().back(), "echelon: stopped by SIGINT");
   EXPECT_TRUE(job.living().empty());
 }
@@ -94,9 +97,7 @@ TEST(Stop, SecondCtrlCKills) {
 
 TEST(Stop, ARanksRequeueCodeIsKept) {
   Command job(launch({"-n", "2"}, trapping("exit 75", "TERM")));
-  ASSERT_TRUE(job.until_output("ready", 2));
-  job.signal(SIGTERM);
-  EXPECT_EQ(job.wait(), 75);
+  EXPECT_EQ(stopped_by(SIGTERM, job, 2), 75);
 }
 
 TEST(Stop, AnErrorWhileEndingIsReported) {
@@ -108,17 +109,13 @@ TEST(Stop, AnErrorWhileEndingIsReported) {
           R"(\"rank\":1,\"consequence\":false}" > $ECHELON_ERROR_FILE; )"
           "exit 1; fi; exit 0",
           "INT")));
-  ASSERT_TRUE(job.until_output("ready", 2));
-  job.signal(SIGINT);
-  EXPECT_EQ(job.wait(), 1);
+  EXPECT_EQ(stopped_by(SIGINT, job, 2), 1);
   EXPECT_EQ(job.err_lines().back(), "rank 1: disk full");
 }
 
 TEST(Stop, OtherSignalsAreForwarded) {
   Command job(launch({"-n", "2"}, trapping("echo got; exit 0", "USR1")));
-  ASSERT_TRUE(job.until_output("ready", 2));
-  job.signal(SIGUSR1);
-  EXPECT_EQ(job.wait(), 0);
+  EXPECT_EQ(stopped_by(SIGUSR1, job, 2), 0);
   EXPECT_EQ(count(job.out(), "got"), 2);
 }
 

@@ -10,6 +10,7 @@
 #include <random>
 #include <set>
 
+#include "echelon/checkpoint/format/safetensors.h"
 #include "echelon/error.h"
 #include "tests/support/error_text.h"
 
@@ -175,6 +176,21 @@ std::vector<int64_t> part_memory(const Shape& shape, const Shard& shard) {
   return memory;
 }
 
+/// The full tensor's elements in the boxes, which are where they should be in
+/// the memory.
+std::vector<int64_t> placed_elements(
+    const Shape& shape, const std::vector<PlacedBox>& boxes,
+    const std::vector<int64_t>& memory) {
+  std::vector<int64_t> all;
+  for (const auto& placed : boxes) {
+    EXPECT_GT(placed.box.numel(), 0);
+    const auto indices = elements(shape, placed.box);
+    EXPECT_EQ(values_at(memory, placed), indices);
+    all.insert(all.end(), indices.begin(), indices.end());
+  }
+  return all;
+}
+
 TEST(Box, OverlapIsWhatBothHave) {
   Draw draw(1);
   for (int i = 0; i < 500; ++i) {
@@ -272,33 +288,22 @@ TEST(Box, ShardsOfAllRanksAreTheFullTensor) {
       for (int64_t rank = 0; rank < ranks; ++rank) {
         const IndexRange range =
             even_range(static_cast<int64_t>(memory.size()), rank, ranks);
-        const std::vector<int64_t> flat(
+        std::vector<int64_t> flat(
             memory.begin() + range.begin, memory.begin() + range.end);
-        std::multiset<int64_t> found;
-        for (const auto& placed : placed_boxes(shape, &shard, &range, false)) {
-          EXPECT_GT(placed.box.numel(), 0);
-          const auto indices = elements(shape, placed.box);
-          EXPECT_EQ(values_at(flat, placed), indices);
-          found.insert(indices.begin(), indices.end());
-        }
-        EXPECT_EQ(found, std::multiset<int64_t>(flat.begin(), flat.end()));
-        for (const auto& placed : placed_boxes(shape, &shard, &range, true)) {
-          const auto indices = elements(shape, placed.box);
-          EXPECT_EQ(values_at(flat, placed), indices);
-          owned_by_all.insert(
-              owned_by_all.end(), indices.begin(), indices.end());
-        }
+        auto found = placed_elements(
+            shape, placed_boxes(shape, &shard, &range, false), flat);
+        const auto owned = placed_elements(
+            shape, placed_boxes(shape, &shard, &range, true), flat);
+        owned_by_all.insert(owned_by_all.end(), owned.begin(), owned.end());
+        std::sort(found.begin(), found.end());
+        std::sort(flat.begin(), flat.end());
+        EXPECT_EQ(found, flat);
       }
       // Without a range: the part as it is, a box for each of its pieces.
       const auto whole_part = placed_boxes(shape, &shard, nullptr, false);
       EXPECT_LE(whole_part.size(), shard.pieces.size());
-      size_t there = 0;
-      for (const auto& placed : whole_part) {
-        const auto indices = elements(shape, placed.box);
-        EXPECT_EQ(values_at(memory, placed), indices);
-        there += indices.size();
-      }
-      EXPECT_EQ(there, memory.size());
+      EXPECT_EQ(
+          placed_elements(shape, whole_part, memory).size(), memory.size());
     }
     std::sort(owned_by_all.begin(), owned_by_all.end());
     std::vector<int64_t> all(static_cast<size_t>(numel(shape)));
@@ -326,21 +331,15 @@ TEST(Box, RangesDivideAllElements) {
     const Shard shard = fused_shards(draw, shape)[0];
     const auto memory = part_memory(shape, shard);
     const auto boxes = placed_boxes(shape, &shard, nullptr, true);
-    std::vector<int64_t> all;
-    for (const auto& placed : boxes) {
-      const auto more = elements(shape, placed.box);
-      all.insert(all.end(), more.begin(), more.end());
-    }
+    const auto all = placed_elements(shape, boxes, memory);
     std::vector<int64_t> together;
     const int64_t ranks = draw.between(1, 5);
     for (int64_t rank = 0; rank < ranks; ++rank) {
       const auto range =
           even_range(static_cast<int64_t>(all.size()), rank, ranks);
-      for (const auto& placed : elements_of(boxes, range)) {
-        const auto indices = elements(shape, placed.box);
-        EXPECT_EQ(values_at(memory, placed), indices);
-        together.insert(together.end(), indices.begin(), indices.end());
-      }
+      const auto some =
+          placed_elements(shape, elements_of(boxes, range), memory);
+      together.insert(together.end(), some.begin(), some.end());
     }
     EXPECT_EQ(together, all);
   }
@@ -418,11 +417,7 @@ TEST(Box, HolesAndOverlapsAreNamed) {
         index[d] = static_cast<int64_t>(e) % shape[d];
         e /= static_cast<size_t>(shape[d]);
       }
-      std::string text = "[";
-      for (const int64_t at : index) {
-        text += (text == "[" ? "" : ", ") + std::to_string(at);
-      }
-      return text + "]";
+      return safetensors::shape_string(index);
     };
     const std::string gap = find_gap(shape, boxes);
     std::set<std::string> twice;
