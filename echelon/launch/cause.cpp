@@ -211,27 +211,21 @@ std::optional<Cause> find_cause(const std::vector<RankEnd>& ends) {
     }
   }
   if (candidates.empty()) return std::nullopt;
-  return std::min_element(
-             candidates.begin(), candidates.end(),
-             [](const Candidate& a, const Candidate& b) {
-               return std::pair(a.cause.consequence, a.time_ns) <
-                      std::pair(b.cause.consequence, b.time_ns);
-             })
-      ->cause;
+  const auto order = [](const Candidate& candidate) {
+    return std::pair(candidate.cause.consequence, candidate.time_ns);
+  };
+  return std::ranges::min_element(candidates, {}, order)->cause;
 }
 
 Outcome combine(const std::vector<Outcome>& hosts) {
-  const Outcome* best = nullptr;
-  for (const Outcome& host : hosts) {
-    // A host with a cause counts most, then one with an exit code, then one
-    // that was stopped.
-    const auto weight = [](const Outcome& o) {
-      return o.cause ? (o.cause->consequence ? 3 : 4)
-                     : (o.exit_code != 0 ? 2 : 0) + (o.stopped_by != 0 ? 1 : 0);
-    };
-    if (best == nullptr || weight(host) > weight(*best)) best = &host;
-  }
-  return best != nullptr ? *best : Outcome{};
+  // A host with a cause counts most, then one with an exit code, then one that
+  // was stopped.
+  const auto weight = [](const Outcome& o) {
+    return o.cause ? (o.cause->consequence ? 3 : 4)
+                   : (o.exit_code != 0 ? 2 : 0) + (o.stopped_by != 0 ? 1 : 0);
+  };
+  const auto best = std::ranges::max_element(hosts, {}, weight);
+  return best != hosts.end() ? *best : Outcome{};
 }
 
 int exit_code_of(int status) {

@@ -15,13 +15,11 @@ namespace {
 
 // If 0, 1 or 2 were closed, the launcher's own pipes would get these numbers.
 void open_standard_files() {
-  for (;;) {
-    const int fd = open("/dev/null", O_RDWR);
-    if (fd < 0 || fd > 2) {
-      if (fd > 2) close(fd);
-      return;
-    }
-  }
+  int fd = -1;
+  do {
+    fd = open("/dev/null", O_RDWR);
+  } while (fd >= 0 && fd <= 2);
+  if (fd > 2) close(fd);
 }
 
 }  // namespace

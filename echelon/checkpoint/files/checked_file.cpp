@@ -272,9 +272,7 @@ std::string CheckedFile::compare(const safetensors::Header& header) {
       }
     }
   }
-  std::stable_sort(
-      places.begin(), places.end(),
-      [](const auto& a, const auto& b) { return a.begin < b.begin; });
+  std::ranges::stable_sort(places, {}, &Place::begin);
   begins_ = std::move(begins);
   places_ = std::move(places);
   return "";

@@ -19,6 +19,7 @@
 #include <cmath>
 #include <ctime>
 #include <exception>
+#include <functional>
 #include <set>
 #include <thread>
 #include <utility>
@@ -54,9 +55,7 @@ std::vector<CheckpointPlace> list_checkpoints(const fs::path& folder) {
     if (step && is_checkpoint(path)) found.push_back({path, *step});
   }
   if (error) fail(folder, "listing the folder", error.value());
-  std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) {
-    return a.step > b.step;
-  });
+  std::ranges::sort(found, std::greater(), &CheckpointPlace::step);
   return found;
 }
 
