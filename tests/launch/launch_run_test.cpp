@@ -4,8 +4,6 @@
 #include <unistd.h>
 
 #include <filesystem>
-#include <iterator>
-#include <map>
 #include <set>
 #include <sstream>
 
@@ -54,11 +52,10 @@ TEST(Run, EveryRankKnowsItsPlace) {
                   "[1] R=1 1 3 3 0 1 1 3 127.0.0.1 0 0",
                   "[2] R=2 2 3 3 0 1 2 3 127.0.0.1 0 0"));
   ASSERT_EQ(jobs.size(), 1u);
-  std::istringstream words(*jobs.begin());
-  std::string job_id, run_id, port;
-  words >> job_id >> run_id >> port;
-  EXPECT_EQ(job_id, "J=" + run_id);
-  EXPECT_GT(std::stoi(port), 0);
+  const auto fields = words(*jobs.begin());  // of the job, the run, the port
+  ASSERT_EQ(fields.size(), 3u);
+  EXPECT_EQ(fields[0], "J=" + fields[1]);
+  EXPECT_GT(std::stoi(fields[2]), 0);
 }
 
 /// A job whose ranks fail.
@@ -319,9 +316,7 @@ TEST(Run, TheStoreListensOnLoopbackAlone) {
   for (const char* table : {"/proc/net/tcp", "/proc/net/tcp6"}) {
     std::istringstream lines(read_file(table));
     for (std::string line; std::getline(lines, line);) {
-      std::istringstream words(line);
-      std::vector<std::string> fields{
-          std::istream_iterator<std::string>(words), {}};
+      const auto fields = words(line);
       if (fields.size() > 9 && fields[3] == "0A" &&
           inodes.contains(fields[9])) {
         ++listening;

@@ -123,14 +123,18 @@ class SaveCrash : public testing::Test {
         what + ":when=" + std::to_string(call.count));
   }
 
-  // What must hold at any time.
-  std::vector<int64_t> whole_steps() {
+  std::vector<int64_t> verified_steps() {
     std::vector<int64_t> steps;
     for (const auto& place : list_checkpoints(folder_)) {
       EXPECT_THAT(verify_checkpoint(place.path.string()), IsEmpty())
           << place.path;
       steps.push_back(place.step);
     }
+    return steps;
+  }
+  // What must hold at any time.
+  std::vector<int64_t> whole_steps() {
+    const auto steps = verified_steps();
     EXPECT_THAT(steps, Contains(100));
     const auto latest = latest_checkpoint(folder_);
     if (!latest) {
@@ -155,12 +159,7 @@ class SaveCrash : public testing::Test {
     save_small(folder_, latest + 100);
     keep_checkpoints(folder_, {});
     EXPECT_THAT(debris(), IsEmpty());
-    std::vector<int64_t> steps;
-    for (const auto& place : list_checkpoints(folder_)) {
-      EXPECT_THAT(verify_checkpoint(place.path.string()), IsEmpty());
-      steps.push_back(place.step);
-    }
-    EXPECT_THAT(steps, ElementsAre(latest + 100, latest));
+    EXPECT_THAT(verified_steps(), ElementsAre(latest + 100, latest));
     EXPECT_EQ(latest_checkpoint(folder_)->step, latest + 100);
   }
 
