@@ -13,8 +13,6 @@
 
 namespace echelon::launch {
 
-constexpr int kDefaultMasterPort = 29500;
-
 /// An open connection to another host's launcher.
 struct HostLink {
   Descriptor socket;

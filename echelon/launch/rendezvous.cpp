@@ -29,6 +29,7 @@ using std::chrono::steady_clock;
 
 // Raised when the launchers' messages change.
 constexpr int kProtocol = 1;
+constexpr int kDefaultMasterPort = 29500;
 constexpr size_t kMaxMessage = 64 << 10;
 constexpr milliseconds kSilence{3000};  // before telling the user to wait
 
@@ -121,12 +122,12 @@ Received receive(int fd, std::string& unread, std::string& line) {
                                               : Received::end;
 }
 
-std::string place_of(const LaunchOptions& options, int port) {
-  return format("{}, port {}", options.master_addr, port);
-}
-
 int port_of(const LaunchOptions& options) {
   return options.master_port != 0 ? options.master_port : kDefaultMasterPort;
+}
+
+std::string place_of(const LaunchOptions& options) {
+  return format("{}, port {}", options.master_addr, port_of(options));
 }
 
 /// Node 0's side of the rendezvous.
@@ -145,9 +146,9 @@ class RendezvousHost {
             "[launch] after {} {} of {} had not come to {}; start the launcher "
             "there with the same --nnodes, --master-addr and --master-port",
             deadline.seconds(), missing(), options_.num_nodes,
-            place_of(options_, port_of(options_))));
+            place_of(options_)));
       }
-      notice.show(missing() + " at " + place_of(options_, port_of(options_)));
+      notice.show(missing() + " at " + place_of(options_));
       wait(deadline.left_ms(milliseconds(500)));
     }
     return assign_ranks();
@@ -174,7 +175,7 @@ class RendezvousHost {
       throw ConfigError(format(
           "[launch] master {}: the port is in use ({}); give another "
           "--master-port",
-          place_of(options_, bound.port), std::strerror(errno)));
+          place_of(options_), std::strerror(errno)));
     }
   }
 
@@ -347,7 +348,7 @@ Descriptor try_connect(const addrinfo& target, int timeout_ms, int& error) {
 Descriptor
 connect_to_host(const LaunchOptions& options, const Deadline& deadline) {
   const auto target = resolve(options.master_addr, port_of(options));
-  const std::string place = place_of(options, port_of(options));
+  const std::string place = place_of(options);
   Notice notice;
   for (int error = 0;;) {
     Descriptor link =
@@ -379,7 +380,7 @@ Rendezvous join_rendezvous(const LaunchOptions& options) {
                   {"nodes", options.num_nodes},
                   {"node_rank", options.node_rank},
                   {"ranks", options.num_ranks}});
-  const std::string place = place_of(options, port_of(options));
+  const std::string place = place_of(options);
   std::string unread;
   std::string line;
   Notice notice;
