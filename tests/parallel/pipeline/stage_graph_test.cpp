@@ -110,44 +110,38 @@ Tensor gradient() {
   return parity::random({5, 4}, 2);
 }
 
+// The same for one tracked input and one output.
+void expect_same_of_one(
+    const Tensors& weights, const std::function<Tensor(const Tensor&)>& layer) {
+  const auto forward = [=](const Tensors& in) -> Tensors {
+    return {layer(in[0])};
+  };
+  expect_same({{input()}, {true}, weights, forward}, {gradient()});
+}
+
 TEST(StageGraph, LayersInARow) {
   const Tensor w1 = weight({4, 4}, 3), w2 = weight({4, 4}, 4),
                b = weight({4}, 5);
-  expect_same(
-      {{input()},
-       {true},
-       {w1, w2, b},
-       [=](const Tensors& in) -> Tensors {
-         return {torch::tanh(torch::addmm(b, in[0], w1)).mm(w2)};
-       }},
-      {gradient()});
+  expect_same_of_one({w1, w2, b}, [=](const Tensor& in) {
+    return torch::tanh(torch::addmm(b, in, w1)).mm(w2);
+  });
 }
 
 TEST(StageGraph, OneWeightUsedManyTimes) {
   const Tensor w = weight({4, 4}, 3);
-  expect_same(
-      {{input()},
-       {true},
-       {w},
-       [=](const Tensors& in) -> Tensors {
-         Tensor x = in[0];
-         for (int i = 0; i < 4; ++i) x = torch::tanh(x.mm(w)) + x;
-         return {x};
-       }},
-      {gradient()});
+  expect_same_of_one({w}, [=](const Tensor& in) {
+    Tensor x = in;
+    for (int i = 0; i < 4; ++i) x = torch::tanh(x.mm(w)) + x;
+    return x;
+  });
 }
 
 TEST(StageGraph, WeightsThatAreComputed) {
   const Tensor v = weight({4, 4}, 3), g = weight({4, 1}, 4);
-  expect_same(
-      {{input()},
-       {true},
-       {v, g},
-       [=](const Tensors& in) -> Tensors {
-         const Tensor w = g * v / v.norm(2, {1}, true);  // used twice
-         return {torch::tanh(in[0].mm(w)).mm(w)};
-       }},
-      {gradient()});
+  expect_same_of_one({v, g}, [=](const Tensor& in) {
+    const Tensor w = g * v / v.norm(2, {1}, true);  // used twice
+    return torch::tanh(in.mm(w)).mm(w);
+  });
 }
 
 TEST(StageGraph, OutputsThatPassOrNeedNoInput) {
@@ -218,14 +212,9 @@ struct Whole : torch::autograd::Function<Whole> {
 
 TEST(StageGraph, FunctionsOfTheUser) {
   const Tensor w = weight({4, 4}, 3), u = weight({4, 4}, 4);
-  expect_same(
-      {{input()},
-       {true},
-       {w, u},
-       [=](const Tensors& in) -> Tensors {
-         return {Whole::apply(torch::tanh(Whole::apply(in[0], w)), u)};
-       }},
-      {gradient()});
+  expect_same_of_one({w, u}, [=](const Tensor& in) {
+    return Whole::apply(torch::tanh(Whole::apply(in, w)), u);
+  });
 }
 
 TEST(StageGraph, HooksSeeEachGradientOnce) {
@@ -236,35 +225,25 @@ TEST(StageGraph, HooksSeeEachGradientOnce) {
     ++on_weight;
     return g;
   });
-  expect_same(
-      {{input()},
-       {true},
-       {w},
-       [&](const Tensors& in) -> Tensors {
-         Tensor y = in[0].mm(w);
-         y.register_hook([&](const Tensor& g) {
-           ++on_activation;
-           return g * 2;
-         });
-         return {torch::tanh(y)};
-       }},
-      {gradient()});
+  expect_same_of_one({w}, [&](const Tensor& in) {
+    Tensor y = in.mm(w);
+    y.register_hook([&](const Tensor& g) {
+      ++on_activation;
+      return g * 2;
+    });
+    return torch::tanh(y);
+  });
   EXPECT_EQ(on_activation, 3);  // whole, halves, plain
   EXPECT_EQ(on_weight, 3);
 }
 
 TEST(StageGraph, DeepGraphs) {
   const Tensor w = weight({4}, 3);
-  expect_same(
-      {{input()},
-       {true},
-       {w},
-       [=](const Tensors& in) -> Tensors {
-         Tensor x = in[0] * w;
-         for (int i = 0; i < 30000; ++i) x = x + 0.001;
-         return {x};
-       }},
-      {gradient()});
+  expect_same_of_one({w}, [=](const Tensor& in) {
+    Tensor x = in * w;
+    for (int i = 0; i < 30000; ++i) x = x + 0.001;
+    return x;
+  });
 }
 
 TEST(StageGraph, WholeModels) {

@@ -147,6 +147,14 @@ UserNet net_of(const Case& one, uint64_t seed = 3) {
   return net;
 }
 
+FullyShardedOptions
+options_of(World& world, int stage = 3, const Case& one = {}) {
+  FullyShardedOptions options{.shard = world.group(), .units = one.units};
+  options.sharding.shard.stage = stage;
+  options.sharding.shard.prefetch = one.prefetch;
+  return options;
+}
+
 parity::Record on_one_device(const Case& one) {
   UserNet net = net_of(one);
   torch::optim::SGD optimizer(
@@ -173,10 +181,8 @@ void expect_parity(const Ranks& ranks, const Case& one) {
   ranks.run([&](World& world) {
     SCOPED_TRACE("rank " + std::to_string(world.rank()));
     UserNet net = net_of(one, 3 + world.rank());
-    FullyShardedOptions options{.shard = world.group(), .units = one.units};
-    options.sharding.shard.stage = one.stage;
-    options.sharding.shard.prefetch = one.prefetch;
-    FullyShardedDataParallel<UserNetImpl> sharded(net.ptr(), options);
+    FullyShardedDataParallel<UserNetImpl> sharded(
+        net.ptr(), options_of(world, one.stage, one));
     torch::optim::SGD optimizer(
         sharded.parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
     const auto split = even_split(kRows, world.size());
@@ -249,10 +255,8 @@ TEST_P(FullySharded, ParameterGroupsTrainLikeOneDevice) {
   parity::Record expected;
   expected.end(*plain);
   Ranks{2}.run([&](World& world) {
-    FullyShardedOptions options{
-        .shard = world.group(), .units = {"blocks.*", "head"}};
-    options.sharding.shard.stage = GetParam();
-    FullyShardedDataParallel<UserNetImpl> sharded(make_net().ptr(), options);
+    FullyShardedDataParallel<UserNetImpl> sharded(
+        make_net().ptr(), options_of(world, GetParam()));
     const auto groups = sharded.parameter_groups(adamw.weight_decay);
     ASSERT_EQ(groups.size(), 2U);
     EXPECT_EQ(groups[0].weight_decay, 0.1);
@@ -276,11 +280,8 @@ TEST_P(FullySharded, ParameterGroupsTrainLikeOneDevice) {
 // Backward sends nothing under no_sync(), and one sum per unit after it.
 TEST_P(FullySharded, NoSyncSendsNothing) {
   Ranks{2}.run([&](World& world) {
-    auto net = make_net();
-    FullyShardedOptions options{
-        .shard = world.group(), .units = {"blocks.*", "head"}};
-    options.sharding.shard.stage = GetParam();
-    FullyShardedDataParallel<UserNetImpl> sharded(net.ptr(), options);
+    FullyShardedDataParallel<UserNetImpl> sharded(
+        make_net().ptr(), options_of(world, GetParam()));
     const auto reductions = [&] {
       std::map<std::string, int> counts;
       for (const auto& record : world.history().snapshot()) {
@@ -360,8 +361,7 @@ TEST(FullySharded, Sequential) {
 TEST(FullySharded, FreesUnusedUnits) {
   Ranks{2}.run([&](World& world) {
     auto net = make_net();
-    FullyShardedDataParallel<UserNetImpl> sharded(
-        net.ptr(), {.shard = world.group(), .units = {"blocks.*", "head"}});
+    FullyShardedDataParallel<UserNetImpl> sharded(net.ptr(), options_of(world));
     const auto num_unsharded = [&] {
       int count = 0;
       for (const auto& item : net->named_parameters()) {
@@ -411,11 +411,9 @@ TEST(FullySharded, NamesMistakes) {
 }
 
 TEST(FullySharded, RefusesCreateGraph) {
-  auto net = make_net();
   Ranks{2}.run([&](World& world) {
-    auto net = make_net();
     FullyShardedDataParallel<UserNetImpl> sharded(
-        net.ptr(), {.shard = world.group(), .units = {"blocks.*", "head"}});
+        make_net().ptr(), options_of(world));
     const Tensor x = rows_of(0, 0).requires_grad_();
     EXPECT_THAT(
         error_text<ConfigError>([&] {

@@ -458,31 +458,24 @@ TEST(Mistakes, AreNamed) {
   ShardedUnits units(Group::alone("dp_shard"), Group::alone("dp_replicate"));
   const Tensor first = weights({4, 4});
   units.add("one", {{"one.weight", first}});
-  EXPECT_THAT(
-      error_text<ConfigError>([&] {
-        units.add("two", {{"two.weight", first}});
-      }),
-      AllOf(HasSubstr("two.weight"), HasSubstr("unit \"one\"")));
-  EXPECT_THAT(
-      error_text<ConfigError>([&] {
-        units.add("two", {{"two.ids", torch::zeros({3}, torch::kLong)}});
-      }),
-      AllOf(HasSubstr("two.ids"), HasSubstr("Long")));
+  const auto error = [&](const Parameters& parameters) {
+    return error_text<ConfigError>([&] { units.add("two", parameters); });
+  };
   const Tensor base = torch::zeros({6, 6});
   EXPECT_THAT(
-      error_text<ConfigError>([&] {
-        units.add("two", {{"two.a", base}, {"two.b", base.detach()}});
-      }),
+      error({{"two.weight", first}}),
+      AllOf(HasSubstr("two.weight"), HasSubstr("unit \"one\"")));
+  EXPECT_THAT(
+      error({{"two.ids", torch::zeros({3}, torch::kLong)}}),
+      AllOf(HasSubstr("two.ids"), HasSubstr("Long")));
+  EXPECT_THAT(
+      error({{"two.a", base}, {"two.b", base.detach()}}),
       AllOf(HasSubstr("two.b"), HasSubstr("two.a")));
   EXPECT_THAT(
-      error_text<ConfigError>([&] {
-        units.add("two", {{"two.view", base.narrow(0, 1, 2)}});
-      }),
+      error({{"two.view", base.narrow(0, 1, 2)}}),
       AllOf(HasSubstr("two.view"), HasSubstr("view")));
   EXPECT_THAT(
-      error_text<ConfigError>([&] {
-        units.add("two", {{"two.sparse", torch::eye(3).to_sparse()}});
-      }),
+      error({{"two.sparse", torch::eye(3).to_sparse()}}),
       AllOf(HasSubstr("two.sparse"), HasSubstr("sparse")));
   EXPECT_EQ(units.size(), 1U);
   EXPECT_EQ(units.unit_of(first), 0U);
