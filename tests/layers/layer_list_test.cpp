@@ -267,7 +267,7 @@ TEST(LayerList, NamesAreUniqueAndWellFormed) {
   EXPECT_EQ(list.layer_of_parameter("layer10.weight"), 3u);
   EXPECT_THAT(
       error_text<ConfigError>([&] { list.index_of("conv2"); }),
-      AllOf(HasSubstr("\"conv2\""), HasSubstr("did you mean \"conv1\"?")));
+      HasAll("\"conv2\"", "did you mean \"conv1\"?"));
   EXPECT_THAT(
       error_text<ConfigError>([&] { list.layer_of_parameter("conv1"); }),
       HasSubstr("no layer has a parameter \"conv1\""));

@@ -16,7 +16,6 @@
 namespace echelon {
 namespace network_slice_test {
 
-using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using torch::Tensor;
@@ -343,8 +342,8 @@ TEST(NetworkSlice, ErrorsNameTheLayers) {
       HasSubstr("layer \"c\" cannot be built: "));
   EXPECT_THAT(
       error_text<ConfigError>([&] { build_network(list, 3, 4)->forward(x); }),
-      AllOf(HasSubstr("layer \"d\" is the last and returns float32 [5, 2] and "
-                      "float32 [5, 2]")));
+      HasSubstr("layer \"d\" is the last and returns float32 [5, 2] and "
+                "float32 [5, 2]"));
   for (const auto& [begin, end] :
        {std::pair<size_t, size_t>{0, 0}, {2, 1}, {3, 5}, {4, 5}}) {
     EXPECT_THAT(

@@ -11,7 +11,6 @@
 namespace echelon {
 namespace ties_test {
 
-using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
@@ -203,9 +202,9 @@ TEST(Ties, RefusesParametersThatCannotBeTied) {
         std::function<void()>([&] { find_ties(names); })}) {
     EXPECT_THAT(
         error_text<ConfigError>(call),
-        AllOf(
-            HasSubstr("\"a.weigth\", which is no parameter of its layer"),
-            HasSubstr("did you mean \"a.weight\"?")));
+        HasAll(
+            "\"a.weigth\", which is no parameter of its layer",
+            "did you mean \"a.weight\"?"));
   }
   auto functions = list;
   functions.tie("a.weight", "b.weight");

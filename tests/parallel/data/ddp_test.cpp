@@ -23,7 +23,6 @@ using nets::Mlp;
 using nets::Norm;
 using nets::OneMemory;
 using nets::Shared;
-using testing::AllOf;
 using testing::HasSubstr;
 using torch::Tensor;
 using training::all_in_place;
@@ -157,9 +156,8 @@ TEST_P(Parity, UnusedParameters) {
 
 /// Uses no parameter when `pass` is true.
 struct PassImpl : torch::nn::Module {
-  PassImpl() { register_module("fc", fc); }
   Tensor forward(const Tensor& x, bool pass) { return pass ? x * 2 : fc(x); }
-  torch::nn::Linear fc{6, 6};
+  torch::nn::Linear fc = register_module("fc", torch::nn::Linear(6, 6));
 };
 TORCH_MODULE(Pass);
 
@@ -185,11 +183,10 @@ TEST(Ddp, MissingGradientsAreNamedInTheSameStep) {
     });
   });
   EXPECT_THAT(
-      error,
-      AllOf(
-          HasSubstr("4 of 8 parameters got no gradient"),
-          HasSubstr("\"right.weight\", \"right.bias\", \"never.weight\""),
-          HasSubstr("find_unused_parameters")));
+      error, HasAll(
+                 "4 of 8 parameters got no gradient",
+                 "\"right.weight\", \"right.bias\", \"never.weight\"",
+                 "find_unused_parameters"));
 }
 
 // The same while other buckets are being reduced.
@@ -311,10 +308,9 @@ TEST(Ddp, FirstDifferenceOfModelsIsNamed) {
     });
   });
   EXPECT_THAT(
-      error,
-      AllOf(
-          HasSubstr("ranks 0, 1 has parameter \"fc2.weight\" 16x16 Double"),
-          HasSubstr("rank 2 has parameter \"fc2.weight\" 17x16 Float")));
+      error, HasAll(
+                 "ranks 0, 1 has parameter \"fc2.weight\" 16x16 Double",
+                 "rank 2 has parameter \"fc2.weight\" 17x16 Float"));
 }
 
 TEST(Ddp, MissingParametersAreAnError) {
@@ -528,13 +524,12 @@ TEST(Ddp, NoSyncSendsNothing) {
 // -------------------------------------------------------- kinds of modules
 
 struct TupleNet : torch::nn::Module {
-  TupleNet() { register_module("fc", fc); }
   std::tuple<Tensor, std::vector<Tensor>> forward(const Tensor& x, int times) {
     std::vector<Tensor> outputs;
     for (int i = 0; i < times; ++i) outputs.push_back(fc(x) * i);
     return {fc(x), outputs};
   }
-  torch::nn::Linear fc{6, 4};
+  torch::nn::Linear fc = register_module("fc", torch::nn::Linear(6, 4));
 };
 
 TEST(Ddp, WrapsReferencesSharedPointersHoldersAndSequentials) {

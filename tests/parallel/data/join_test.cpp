@@ -17,7 +17,6 @@ namespace join_test {
 using nets::Branch;
 using nets::Mlp;
 using nets::Norm;
-using testing::AllOf;
 using testing::HasSubstr;
 using torch::Tensor;
 using training::loss_sum;
@@ -191,10 +190,9 @@ TEST_P(Join, CanThrowAtTheFirstEnd) {
       run(loop, world, net);
     } catch (const DataError& error) {
       EXPECT_THAT(
-          std::string(error.what()),
-          AllOf(
-              HasSubstr("rank 1 of axis world ran out of data"),
-              HasSubstr("throw_on_early_termination")));
+          std::string(error.what()), HasAll(
+                                         "rank 1 of axis world ran out of data",
+                                         "throw_on_early_termination"));
       ++thrown;
     }
   });

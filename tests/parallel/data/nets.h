@@ -9,15 +9,12 @@ namespace echelon::nets {
 
 /// [batch, 6] -> [batch, 4]
 struct MlpImpl : torch::nn::Module {
-  MlpImpl() {
-    register_module("fc1", fc1);
-    register_module("fc2", fc2);
-    register_module("fc3", fc3);
-  }
   torch::Tensor forward(const torch::Tensor& x) {
     return fc3(torch::tanh(fc2(torch::tanh(fc1(x.flatten(1))))));
   }
-  torch::nn::Linear fc1{6, 16}, fc2{16, 16}, fc3{16, 4};
+  torch::nn::Linear fc1 = register_module("fc1", torch::nn::Linear(6, 16));
+  torch::nn::Linear fc2 = register_module("fc2", torch::nn::Linear(16, 16));
+  torch::nn::Linear fc3 = register_module("fc3", torch::nn::Linear(16, 4));
 };
 TORCH_MODULE(Mlp);
 
@@ -58,30 +55,24 @@ TORCH_MODULE(Shared);
 
 /// Two gradients that autograd leaves in one memory: of `a` and of `b`.
 struct OneMemoryImpl : torch::nn::Module {
-  OneMemoryImpl() {
-    a = register_parameter("a", torch::randn({24}));
-    b = register_parameter("b", torch::randn({2, 12}));
-  }
   torch::Tensor forward(const torch::Tensor& x) {
     return x.flatten(1).mm(a.view({6, 4}) + b.view({6, 4}));
   }
-  torch::Tensor a, b;
+  torch::Tensor a = register_parameter("a", torch::randn({24}));
+  torch::Tensor b = register_parameter("b", torch::randn({2, 12}));
 };
 TORCH_MODULE(OneMemory);
 
 /// Which layers are used depends on the call.
 struct BranchImpl : torch::nn::Module {
-  BranchImpl() {
-    register_module("left", left);
-    register_module("right", right);
-    register_module("never", never);
-    register_module("head", head);
-  }
   torch::Tensor forward(const torch::Tensor& x, bool use_left) {
     const auto h = x.flatten(1);
     return head(torch::tanh(use_left ? left(h) : right(h)));
   }
-  torch::nn::Linear left{6, 8}, right{6, 8}, never{6, 8}, head{8, 4};
+  torch::nn::Linear left = register_module("left", torch::nn::Linear(6, 8));
+  torch::nn::Linear right = register_module("right", torch::nn::Linear(6, 8));
+  torch::nn::Linear never = register_module("never", torch::nn::Linear(6, 8));
+  torch::nn::Linear head = register_module("head", torch::nn::Linear(8, 4));
 };
 TORCH_MODULE(Branch);
 

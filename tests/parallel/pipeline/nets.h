@@ -87,13 +87,12 @@ inline LayerList conv() {
 }
 
 struct SkipBlockImpl : torch::nn::Module {
-  explicit SkipBlockImpl(int n) {
-    fc = register_module("fc", torch::nn::Linear(n, n));
-  }
+  explicit SkipBlockImpl(int n)
+      : fc(register_module("fc", torch::nn::Linear(n, n))) {}
   std::tuple<Tensor, Tensor> forward(const Tensor& x, const Tensor& skip) {
     return {torch::tanh(fc(x)), skip};
   }
-  torch::nn::Linear fc{nullptr};
+  torch::nn::Linear fc;
 };
 TORCH_MODULE(SkipBlock);
 
@@ -149,12 +148,11 @@ inline LayerList masked() {
         torch::where(mask, torch::tanh(x), x * 0.5), mask, rows + 1);
   };
   struct Impl : torch::nn::Module {
-    Impl() { fc = register_module("fc", torch::nn::Linear(8, 8)); }
     std::tuple<Tensor, Tensor, Tensor>
     forward(const Tensor& x, const Tensor& mask, const Tensor& rows) {
       return {fc(x) * mask, mask, rows};
     }
-    torch::nn::Linear fc{nullptr};
+    torch::nn::Linear fc = register_module("fc", torch::nn::Linear(8, 8));
   };
   for (const char* name : {"fc2", "fc3"}) {
     list.add_function(std::string(name) + "_act", act);

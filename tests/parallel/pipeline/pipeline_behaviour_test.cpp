@@ -22,7 +22,6 @@
 namespace echelon {
 namespace pipeline_behaviour_test {
 
-using testing::AllOf;
 using testing::Contains;
 using testing::HasSubstr;
 using torch::Tensor;
@@ -474,9 +473,7 @@ TEST(PipelineErrors, OutputIsNotWhatTheNextLayerTakes) {
   nets::add_linear(list, "head", 12, 4);
   EXPECT_THAT(
       error_of(list, {}),
-      AllOf(
-          HasSubstr("rank 1"), HasSubstr("\"head\""), HasSubstr("\"encoder\""),
-          HasSubstr("float64 [3, 10]")));
+      HasAll("rank 1", "\"head\"", "\"encoder\"", "float64 [3, 10]"));
 }
 
 // A layer whose output depends on more than its input.
@@ -496,10 +493,9 @@ TEST(PipelineErrors, ShapeChangesOnOneRankOnly) {
   const Plan plan{.steps = 3, .microbatches = 2};
   EXPECT_THAT(
       error_of(moody(3), plan),
-      AllOf(
-          HasSubstr("\"moody\", the end of stage 0"),
-          HasSubstr("float64 [2, 8]"), HasSubstr("float64 [3, 8]"),
-          HasSubstr("microbatch 1"), HasSubstr("shapes_vary")));
+      HasAll(
+          "\"moody\", the end of stage 0", "float64 [2, 8]", "float64 [3, 8]",
+          "microbatch 1", "shapes_vary"));
 }
 
 TEST(Pipeline, ShapesMayVaryWithTheOption) {
@@ -524,7 +520,7 @@ TEST(PipelineErrors, RanksMakeDifferentCalls) {
         if (rank == 0) pipeline.step(training::batch_of(plan, 0));
         if (rank == 1) pipeline.evaluate({});
       }),
-      AllOf(HasSubstr("step"), HasSubstr("evaluate")));
+      HasAll("step", "evaluate"));
   EXPECT_THAT(
       run([&](Pipeline& pipeline, int rank) {
         if (rank == 0) pipeline.set_schedule(schedules::named("1f1b", 2, 5));
@@ -542,7 +538,7 @@ TEST(PipelineErrors, RanksMakeDifferentCalls) {
         batch.pop_back();
         pipeline.step(rank == 0 ? batch : std::vector<Tensors>{}, loss);
       }),
-      AllOf(HasSubstr("4 microbatches"), HasSubstr("is for 5")));
+      HasAll("4 microbatches", "is for 5"));
   EXPECT_THAT(
       run([&](Pipeline& pipeline, int) {
         pipeline.step(batch_here(pipeline, plan, 0));
@@ -555,7 +551,7 @@ TEST(PipelineErrors, RanksMakeDifferentCalls) {
               return outputs[0].detach();
             });
       }),
-      AllOf(HasSubstr("the loss of microbatch 0"), HasSubstr("one number")));
+      HasAll("the loss of microbatch 0", "one number"));
 }
 
 TEST(PipelineErrors, AfterAFailedCall) {
@@ -588,7 +584,7 @@ TEST(PipelineErrors, StagesThatDoNotFitTheSchedule) {
     EXPECT_THAT(
         error_text<ConfigError>(
             [&] { build(world, schedules::named("gpipe", 1, 2), 1); }),
-        AllOf(HasSubstr("puts stages 0 on rank 0"), HasSubstr("(none)")));
+        HasAll("puts stages 0 on rank 0", "(none)"));
     Schedule broken = schedules::named("gpipe", 1, 2);
     broken.ranks[0].pop_back();
     EXPECT_THAT(
@@ -597,7 +593,7 @@ TEST(PipelineErrors, StagesThatDoNotFitTheSchedule) {
   });
   EXPECT_THAT(
       error_text<ConfigError>([&] { partition_evenly(list, 9); }),
-      AllOf(HasSubstr("9 pipeline stages"), HasSubstr("8 layers")));
+      HasAll("9 pipeline stages", "8 layers"));
 }
 
 // The others, which wait for its outputs and gradients, end with its name.
@@ -627,10 +623,10 @@ TEST(PipelineErrors, StageThatFailsMidStep) {
               throw;
             }
           }),
-      AllOf(HasSubstr("rank 1"), HasSubstr("out of luck")));
+      HasAll("rank 1", "out of luck"));
   ASSERT_EQ(errors.size(), 2u);
-  EXPECT_THAT(errors[0], AllOf(HasSubstr("rank 1"), HasSubstr("\"1")));
-  EXPECT_THAT(errors[2], AllOf(HasSubstr("rank 1"), HasSubstr("\"1F")));
+  EXPECT_THAT(errors[0], HasAll("rank 1", "\"1"));
+  EXPECT_THAT(errors[2], HasAll("rank 1", "\"1F"));
 }
 
 TEST(PipelineErrors, TiesThatDoNotFit) {
@@ -645,14 +641,12 @@ TEST(PipelineErrors, TiesThatDoNotFit) {
   nets::add_linear(list, "out", 6, 6);
   EXPECT_THAT(
       build(list, {{"in.weight", "out.wait"}}),
-      AllOf(HasSubstr("\"out.wait\""), HasSubstr("in no stage")));
+      HasAll("\"out.wait\"", "in no stage"));
   EXPECT_THAT(
       build(list, {{"in.weight", "out.bias"}}), HasSubstr("shape or dtype"));
   EXPECT_THAT(
       build(list, {{"in.weight", "out.weight"}}),
-      AllOf(
-          HasSubstr("\"in.weight\" and \"out.weight\""),
-          HasSubstr("different values")));
+      HasAll("\"in.weight\" and \"out.weight\"", "different values"));
 }
 
 }  // namespace pipeline_behaviour_test

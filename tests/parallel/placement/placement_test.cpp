@@ -9,7 +9,6 @@
 namespace echelon::placement {
 namespace placement_test {
 
-using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
@@ -52,9 +51,8 @@ TEST(Placement, SaysWhatEachDeviceHoldsAndNeeds) {
           "device 0 (cpu): layer fc0; 15 % of the FLOPs; 3.28 KiB: "
           "parameters 800 B, gradients 800 B, optimizer 1.56 KiB, "
           "activations 160 B",
-          AllOf(
-              HasSubstr("device 1 (cpu): 2 layers, fc1 to fc2; "),
-              HasSubstr("parameters 2.93 KiB")),
+          HasAll(
+              "device 1 (cpu): 2 layers, fc1 to fc2; ", "parameters 2.93 KiB"),
           HasSubstr("950 parameters, ")));
 }
 
@@ -94,19 +92,19 @@ TEST(Placement, RefusesWithNumbersBeforeAnythingIsBuilt) {
       .limits = {int64_t{80} << 30, int64_t{80} << 30}};
   EXPECT_THAT(
       error_text<ConfigError>([&] { plan_placement(layers, options); }),
-      AllOf(
-          HasSubstr("does not fit in 2 slices"),
-          HasSubstr("slice 1 (layers \"block2\" to \"block3\") needs 128 GiB "
-                    "of its 80 GiB"),
-          HasSubstr("use more slices")));
+      HasAll(
+          "does not fit in 2 slices",
+          "slice 1 (layers \"block2\" to \"block3\") needs 128 GiB "
+          "of its 80 GiB",
+          "use more slices"));
   options.cut = {"block1"};
   EXPECT_THAT(
       error_text<ConfigError>([&] { plan_placement(layers, options); }),
-      AllOf(
-          HasSubstr("device 0 (cuda:0, layer block0) needs 64 GiB of its 80"),
-          HasSubstr("device 1 (cuda:0, 3 layers, block1 to block3) needs 192 "
-                    "GiB of its 80 GiB"),
-          HasSubstr("use more devices")));
+      HasAll(
+          "device 0 (cuda:0, layer block0) needs 64 GiB of its 80",
+          "device 1 (cuda:0, 3 layers, block1 to block3) needs 192 "
+          "GiB of its 80 GiB",
+          "use more devices"));
   // Plain SGD keeps nothing.
   options.cut = {};
   options.optimizer_bytes = 0;
@@ -153,10 +151,10 @@ TEST(Placement, SaysWhatIsWrong) {
       HasSubstr("1 memory limits for 2 devices"));
   EXPECT_THAT(
       error({.devices = {kCpu, kCpu}, .cut = {"fc7"}}),
-      AllOf(HasSubstr("no layer is called \"fc7\""), HasSubstr("\"fc")));
+      HasAll("no layer is called \"fc7\"", "\"fc"));
   EXPECT_THAT(
       error({.devices = {kCpu, torch::Device("cuda:63")}}),
-      AllOf(HasSubstr("cuda:63, which is not there"), HasSubstr("or cpu")));
+      HasAll("cuda:63, which is not there", "or cpu"));
 }
 
 }  // namespace placement_test

@@ -1,29 +1,23 @@
-#include "echelon/parallel/shard/sharded_units.h"
-
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <map>
-#include <mutex>
 #include <string>
 #include <tuple>
-#include <vector>
 
-#include "echelon/error.h"
 #include "tests/parallel/shard/training.h"
 
 namespace echelon {
 namespace sharded_units_test {
 
 using namespace sharding_test;
-using testing::AllOf;
-using testing::ElementsAre;
-using testing::HasSubstr;
 
 class Stages : public testing::TestWithParam<std::tuple<int, Ranks>> {
  protected:
-  Plan plan() const { return with_stage(std::get<0>(GetParam())); }
+  Plan plan(const LayerList& list = nets::mlp()) const {
+    Plan plan = with_stage(std::get<0>(GetParam()));
+    plan.list = list;
+    return plan;
+  }
   void expect_parity(const Plan& plan) const {
     sharding_test::expect_parity(std::get<1>(GetParam()), plan);
   }
@@ -45,21 +39,16 @@ TEST_P(Stages, Mlp) {
 }
 
 TEST_P(Stages, Convolutions) {
-  Plan plan = this->plan();
-  plan.list = nets::conv();
-  expect_parity(plan);
+  expect_parity(plan(nets::conv()));
 }
 
 TEST_P(Stages, SkipConnections) {
-  Plan plan = this->plan();
-  plan.list = nets::skip();
-  expect_parity(plan);
+  expect_parity(plan(nets::skip()));
 }
 
 // One parameter that three layers use.
 TEST_P(Stages, Tied) {
-  Plan plan = this->plan();
-  plan.list = nets::tied();
+  Plan plan = this->plan(nets::tied());
   plan.evaluate = true;
   expect_parity(plan);
 }

@@ -17,7 +17,6 @@
 namespace echelon {
 namespace attention_test {
 
-using testing::AllOf;
 using testing::HasSubstr;
 using torch::Tensor;
 
@@ -318,15 +317,13 @@ TEST(Attention, NamesWrongShapes) {
   };
   EXPECT_THAT(
       error({.hidden = 20, .heads = 5}, 8),
-      AllOf(HasSubstr("tp=8"), HasSubstr("heads=5"), HasSubstr("1 to 5")));
+      HasAll("tp=8", "heads=5", "1 to 5"));
   EXPECT_THAT(
       error({.hidden = 20, .heads = 6}, 1),
-      AllOf(
-          HasSubstr("hidden_size=20"), HasSubstr("heads=6"),
-          HasSubstr("5 or 10")));
+      HasAll("hidden_size=20", "heads=6", "5 or 10"));
   EXPECT_THAT(
       error({.hidden = 24, .heads = 6, .kv_heads = 4}, 1),
-      AllOf(HasSubstr("kv_heads=4"), HasSubstr("1, 2, 3 or 6")));
+      HasAll("kv_heads=4", "1, 2, 3 or 6"));
   EXPECT_THAT(error({.hidden = 24, .heads = 0}, 1), HasSubstr("heads=0"));
 }
 
@@ -336,9 +333,7 @@ TEST(Attention, NamesAnInputOfAnotherShape) {
       error_text<ConfigError>([&] {
         module.forward(torch::zeros({2, 5, 12}), {.batch = 2, .sequence = 6});
       }),
-      AllOf(
-          HasSubstr("transformer.h.0.attn"), HasSubstr("[2, 5, 12]"),
-          HasSubstr("[2, 6, 12]")));
+      HasAll("transformer.h.0.attn", "[2, 5, 12]", "[2, 6, 12]"));
 }
 
 TEST(Attention, AnEmptyBatchIsEmpty) {

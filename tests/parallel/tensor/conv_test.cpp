@@ -12,8 +12,6 @@
 namespace echelon {
 namespace conv_test {
 
-using testing::AllOf;
-using testing::HasSubstr;
 using torch::Tensor;
 
 constexpr uint64_t kSeed = 9;
@@ -157,10 +155,7 @@ TEST(ParallelConv, NamesMoreRanksThanChannels) {
           Channels::replicated, Channels::sharded);
     });
   });
-  EXPECT_THAT(
-      error, AllOf(
-                 HasSubstr("tp=3"), HasSubstr("layer1.0.conv1"),
-                 HasSubstr("2 channels"), HasSubstr("1 to 2")));
+  EXPECT_THAT(error, HasAll("tp=3", "layer1.0.conv1", "2 channels", "1 to 2"));
 }
 
 }  // namespace conv_test

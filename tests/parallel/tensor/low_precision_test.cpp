@@ -52,6 +52,17 @@ class LowPrecision : public testing::TestWithParam<torch::Dtype> {
         << what << ": error " << error << ", largest value " << scale
         << ", a rounding is " << rounding();
   }
+
+  // The tensors of `run` in the dtype, and in float64.
+  template <class Run>
+  static void expect_all_near(const Run& run, double roundings) {
+    const std::vector<Tensor> actual = run(dtype());
+    const std::vector<Tensor> expected = run(torch::kFloat64);
+    for (size_t i = 0; i < expected.size(); ++i) {
+      SCOPED_TRACE(i);
+      expect_near("gradient", expected[i], actual[i], roundings);
+    }
+  }
 };
 
 INSTANTIATE_TEST_SUITE_P(
@@ -222,12 +233,7 @@ TEST_P(LowPrecision, GradientsOfBiasesAndMatricesOfManyRows) {
             up.weight.grad(), up.bias.grad(), down.weight.grad(),
             down.bias.grad()};
       };
-      const auto actual = run(dtype());
-      const auto expected = run(torch::kFloat64);
-      for (size_t i = 0; i < expected.size(); ++i) {
-        SCOPED_TRACE(i);
-        expect_near("gradient", expected[i], actual[i], 4);
-      }
+      expect_all_near(run, 4);
     });
   }
 }
@@ -249,12 +255,7 @@ TEST_P(LowPrecision, ConvolutionsOfManyPixels) {
         y.backward(torch::ones_like(y));
         return std::vector<Tensor>{y, conv.weight.grad(), conv.bias.grad()};
       };
-      const auto actual = run(dtype());
-      const auto expected = run(torch::kFloat64);
-      for (size_t i = 0; i < expected.size(); ++i) {
-        SCOPED_TRACE(i);
-        expect_near("gradient", expected[i], actual[i], 2);
-      }
+      expect_all_near(run, 2);
     });
   }
 }
