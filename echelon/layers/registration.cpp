@@ -17,6 +17,28 @@ struct Parameters : torch::nn::Module {
   }
 };
 
+// The module that the last part of a dotted name belongs to, and that part.
+// Modules on the way that do not exist are created; else the result is null.
+std::pair<torch::nn::Module*, std::string>
+find_owner(torch::nn::Module& root, const std::string& name, bool create) {
+  torch::nn::Module* owner = &root;
+  size_t begin = 0;
+  for (size_t dot; (dot = name.find('.', begin)) != std::string::npos;
+       begin = dot + 1) {
+    const std::string part = name.substr(begin, dot - begin);
+    const auto children = owner->named_children();
+    const auto* child = children.find(part);
+    if (child == nullptr && !create) return {nullptr, ""};
+    owner =
+        child != nullptr
+            ? child->get()
+            : owner
+                  ->register_module(part, std::make_shared<torch::nn::Module>())
+                  .get();
+  }
+  return {owner, name.substr(begin)};
+}
+
 bool same_memory(const torch::Tensor& a, const torch::Tensor& b) {
   return a.is_alias_of(b) && a.storage_offset() == b.storage_offset() &&
          a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes() &&
@@ -48,36 +70,15 @@ void unlist_seen(torch::nn::Module& module, Seen& seen) {
 void register_under(
     torch::nn::Module& root, const std::string& name,
     std::shared_ptr<torch::nn::Module> module) {
-  torch::nn::Module* owner = &root;
-  size_t begin = 0;
-  for (size_t dot; (dot = name.find('.', begin)) != std::string::npos;
-       begin = dot + 1) {
-    const std::string part = name.substr(begin, dot - begin);
-    const auto children = owner->named_children();
-    const auto* child = children.find(part);
-    auto next = child != nullptr
-                    ? *child
-                    : owner->register_module(
-                          part, std::make_shared<torch::nn::Module>());
-    owner = next.get();
-  }
-  owner->register_module(name.substr(begin), std::move(module));
+  const auto [owner, last] = find_owner(root, name, /*create=*/true);
+  owner->register_module(last, std::move(module));
 }
 
 void unlist_parameter(torch::nn::Module& root, const std::string& name) {
-  torch::nn::Module* owner = &root;
-  size_t begin = 0;
-  for (size_t dot; (dot = name.find('.', begin)) != std::string::npos;
-       begin = dot + 1) {
-    const auto children = owner->named_children();
-    const auto* child = children.find(name.substr(begin, dot - begin));
-    if (child == nullptr) return;
-    owner = child->get();
-  }
+  const auto [owner, last] = find_owner(root, name, /*create=*/false);
+  if (owner == nullptr) return;
   auto& parameters = Parameters::of(*owner);
-  if (parameters.contains(name.substr(begin))) {
-    parameters.erase(name.substr(begin));
-  }
+  if (parameters.contains(last)) parameters.erase(last);
 }
 
 void list_each_parameter_once(torch::nn::Module& root) {

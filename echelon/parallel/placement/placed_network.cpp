@@ -266,8 +266,4 @@ void PlacedNetwork::to(torch::Device, torch::Dtype, bool) {
   refuse_move();
 }
 
-void PlacedNetwork::to(torch::Dtype dtype, bool non_blocking) {
-  torch::nn::Module::to(dtype, non_blocking);
-}
-
 }  // namespace echelon::placement

@@ -63,10 +63,10 @@ class PlacedNetwork : public torch::nn::Module {
   const Placement& placement() const { return placement_; }
 
   /// Throws Error: the placement decides where layers are. Dtypes may change.
+  using torch::nn::Module::to;
   void to(torch::Device device, bool non_blocking = false) override;
   void to(torch::Device device, torch::Dtype dtype, bool non_blocking = false)
       override;
-  void to(torch::Dtype dtype, bool non_blocking = false) override;
 
  private:
   struct Slice;

@@ -147,14 +147,6 @@ struct ForwardScope {
 
 // ---------------------------------------------------------------------- names
 
-std::vector<std::string> names_of_submodules(const torch::nn::Module& module) {
-  std::vector<std::string> names;
-  for (const auto& item : module.named_modules("", /*include_self=*/false)) {
-    names.push_back(item.key());
-  }
-  return names;
-}
-
 // "blocks.*" becomes "blocks.0", "blocks.1", …
 std::vector<std::string> expand(
     const std::vector<std::string>& patterns,
@@ -230,7 +222,8 @@ struct FullyShardedModule::Impl : std::enable_shared_from_this<Impl> {
 // module; a parameter that the rest uses as well belongs to the rest.
 void FullyShardedModule::Impl::add(
     torch::nn::Module& module, const FullyShardedOptions& options) {
-  const auto names = expand(options.units, names_of_submodules(module));
+  const auto names = expand(
+      options.units, module.named_modules("", /*include_self=*/false).keys());
   check_nesting(names);
   const size_t rest = names.size();
   struct Parameter {

@@ -125,12 +125,6 @@ Tensor cast_for_matmul(const Tensor& tensor) {
       at::autocast::get_autocast_dtype(device), tensor, device);
 }
 
-// While it lives this thread computes as if there were no autocast.
-class WithoutAutocast {
- private:
-  c10::impl::ExcludeDispatchKeyGuard guard_{c10::autocast_dispatch_keyset};
-};
-
 // ----------------------------------------------------------- column parallel
 
 // The weights and biases in the flat list of an autograd function.
@@ -463,7 +457,8 @@ std::vector<Tensor> column_linear(
     if (one.bias.defined()) flat.push_back(cast_for_matmul(one.bias));
   }
   const auto input = cast_for_matmul(x);
-  const WithoutAutocast guard;
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(
+      c10::autocast_dispatch_keyset);
   return ColumnLinear::apply(input, at::TensorList(flat), call);
 }
 
@@ -482,7 +477,8 @@ Tensor row_linear(
   std::vector<Tensor> flat = {cast_for_matmul(weight)};
   if (bias.defined()) flat.push_back(cast_for_matmul(bias));
   const auto input = cast_for_matmul(x);
-  const WithoutAutocast guard;
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(
+      c10::autocast_dispatch_keyset);
   return RowLinear::apply(input, at::TensorList(flat), call);
 }
 
