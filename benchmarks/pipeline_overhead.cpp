@@ -170,7 +170,7 @@ LayerList real_layers(const Settings& settings) {
 
 Tensors run_stage(const PipelineStage& stage, Tensors tensors) {
   for (const auto& layer : stage.layers) {
-    tensors = layer.layer.forward(tensors);
+    tensors = layer.forward(tensors);
   }
   return tensors;
 }

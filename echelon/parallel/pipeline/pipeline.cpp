@@ -32,22 +32,18 @@ std::vector<std::pair<std::string, torch::Tensor>>
 PipelineStage::named_parameters() const {
   std::vector<std::pair<std::string, torch::Tensor>> all;
   std::unordered_set<const c10::TensorImpl*> seen;
-  for (const auto& [name, layer] : layers) {
+  for (const auto& layer : layers) {
     if (!layer.module) continue;
     for (const auto& item : layer.module->named_parameters()) {
       if (!seen.insert(item.value().unsafeGetTensorImpl()).second) continue;
-      all.emplace_back(name + "." + item.key(), item.value());
+      all.emplace_back(layer.name + "." + item.key(), item.value());
     }
   }
   return all;
 }
 
 PipelineStage stage_of(const Network& network, int32_t stage) {
-  PipelineStage built{.stage = stage};
-  for (const auto& layer : network.layers()) {
-    built.layers.push_back({layer.name, {layer.module, layer.forward}});
-  }
-  return built;
+  return {.stage = stage, .layers = network.layers()};
 }
 
 PipelineStage build_stage(
@@ -56,7 +52,9 @@ PipelineStage build_stage(
   if (seed) return stage_of(*build_network(list, begin, end, *seed), stage);
   PipelineStage built{.stage = stage};
   for (size_t i = begin; i < end; ++i) {
-    built.layers.push_back({list[i].name, list[i].build()});
+    auto [module, forward] = list[i].build();
+    built.layers.push_back(
+        {list[i].name, std::move(module), std::move(forward)});
   }
   return built;
 }
@@ -104,6 +102,17 @@ enum Word : size_t { kCall, kSchedule, kMicrobatches, kShapes, kFlags, kWords };
 using Words = std::array<int64_t, kWords>;
 constexpr std::array<const char*, 2> kCalls = {"step", "evaluate"};
 
+std::vector<StageParameter>
+parameters_of(const std::vector<PipelineStage>& stages) {
+  std::vector<StageParameter> parameters;
+  for (const auto& stage : stages) {
+    for (const auto& [name, tensor] : stage.named_parameters()) {
+      parameters.push_back({name, stage.stage, tensor});
+    }
+  }
+  return parameters;
+}
+
 int64_t fingerprint(const Schedule& schedule) {
   Fingerprint print;
   for (int32_t rank : schedule.rank_of_stage) print.add(rank);
@@ -128,7 +137,7 @@ struct Pipeline::Impl {
         schedule(std::move(schedule_)),
         stages(std::move(stages_)),
         options(std::move(options_)),
-        tied(group, options.ties, stages) {
+        tied(group, options.ties, parameters_of(stages), options.device) {
     check_ranks();
     check(schedule);
     context.num_stages = schedule.num_stages();

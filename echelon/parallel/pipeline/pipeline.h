@@ -46,15 +46,10 @@
 
 namespace echelon {
 
-struct PipelineLayer {
-  std::string name;
-  BuiltLayer layer;
-};
-
 /// A stage on the rank that the schedule assigns it to.
 struct PipelineStage {
   int32_t stage = 0;
-  std::vector<PipelineLayer> layers;
+  std::vector<Layer> layers;
 
   /// ("layer.parameter", tensor) in order; a tensor that layers share once.
   std::vector<std::pair<std::string, torch::Tensor>> named_parameters() const;

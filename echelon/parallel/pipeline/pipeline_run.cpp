@@ -139,9 +139,9 @@ PipelineRun::run_layers(const PipelineStage& stage, Tensors tensors) const {
       stage.stage == 0
           ? ""
           : context_.last_layers[static_cast<size_t>(stage.stage) - 1];
-  for (const auto& [name, layer] : stage.layers) {
-    tensors = run_layer(name, layer.forward, tensors, giver);
-    giver = name;
+  for (const auto& layer : stage.layers) {
+    tensors = run_layer(layer.name, layer.forward, tensors, giver);
+    giver = layer.name;
   }
   return tensors;
 }

@@ -82,32 +82,7 @@ std::vector<std::vector<Description>> exchange(
   return descriptions;
 }
 
-std::vector<StageParameter>
-parameters_of(const std::vector<PipelineStage>& stages) {
-  std::vector<StageParameter> parameters;
-  for (const auto& stage : stages) {
-    for (const auto& [name, tensor] : stage.named_parameters()) {
-      parameters.push_back({name, stage.stage, tensor});
-    }
-  }
-  return parameters;
-}
-
-torch::Device device_of(const std::vector<PipelineStage>& stages) {
-  for (const auto& stage : stages) {
-    for (const auto& [_, tensor] : stage.named_parameters()) {
-      return tensor.device();
-    }
-  }
-  return torch::kCPU;
-}
-
 }  // namespace
-
-TiedParameters::TiedParameters(
-    const Group& group, const std::vector<Tie>& ties,
-    const std::vector<PipelineStage>& stages)
-    : TiedParameters(group, ties, parameters_of(stages), device_of(stages)) {}
 
 TiedParameters::TiedParameters(
     const Group& group, const std::vector<Tie>& ties,

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "echelon/comm/group.h"
-#include "echelon/parallel/pipeline/pipeline.h"
+#include "echelon/layers/layer_list.h"
 
 namespace echelon {
 
@@ -25,13 +25,9 @@ struct StageParameter {
 /// ties, and makes the same calls. A tie with a tied parameter extends its set.
 class TiedParameters {
  public:
-  /// Throws ConfigError, with the names, when no rank has a tied parameter, or
-  /// when dtypes or shapes differ.
-  TiedParameters(
-      const Group& group, const std::vector<Tie>& ties,
-      const std::vector<PipelineStage>& stages);
   /// `parameters` of this rank's stages may be on another device than `device`,
-  /// on which the ranks communicate.
+  /// on which the ranks communicate. Throws ConfigError, with the names, when
+  /// no rank has a tied parameter, or when dtypes or shapes differ.
   TiedParameters(
       const Group& group, const std::vector<Tie>& ties,
       const std::vector<StageParameter>& parameters, torch::Device device);

@@ -121,7 +121,7 @@ inline parity::Record on_one_device(const LayerList& list, const Plan& plan) {
     for (int32_t m = 0; m < plan.microbatches; ++m) {
       Tensors tensors = batch[static_cast<size_t>(m)];
       for (const auto& layer : all.layers) {
-        tensors = layer.layer.forward(tensors);
+        tensors = layer.forward(tensors);
       }
       losses.push_back(loss_function(tensors, m));
       losses.back().backward();
@@ -142,7 +142,7 @@ inline parity::Record on_one_device(const LayerList& list, const Plan& plan) {
       std::vector<Tensors> outputs = batch_of(evaluation_of(plan), step);
       for (auto& tensors : outputs) {
         for (const auto& layer : all.layers) {
-          tensors = layer.layer.forward(tensors);
+          tensors = layer.forward(tensors);
         }
       }
       record_evaluation(record, step, outputs);
