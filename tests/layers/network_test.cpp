@@ -216,29 +216,25 @@ TEST(Network, InitialValuesHaveTheDistributionsOfPyTorch) {
 
 TEST(Network, NamesTheFirstLayerThatIsNotFinite) {
   const auto network = make_network(named("resnet18"), {3, 32, 32}, 10, 0);
+  const auto place_of = [&](const torch::Tensor& x) {
+    const auto found = network->first_nonfinite_layer(x);
+    return found ? found->layer + ": " + found->what : "none";
+  };
   const auto x = torch::rand({2, 3, 32, 32});
-  EXPECT_FALSE(network->first_nonfinite_layer(x).has_value());
+  EXPECT_EQ(place_of(x), "none");
 
   auto bad = x.clone();
   bad[1][2][3][4] = kNan;
-  auto found = network->first_nonfinite_layer(bad);
-  ASSERT_TRUE(found.has_value());
-  EXPECT_EQ(found->layer, "input");
+  EXPECT_EQ(place_of(bad), "input: input");
 
   const torch::NoGradGuard no_grad;
   network->named_parameters()["layer3.0.conv2.weight"][0][0][0][0] = kNan;
-  found = network->first_nonfinite_layer(x);
-  ASSERT_TRUE(found.has_value());
-  EXPECT_EQ(found->layer, "layer3.0");
-  EXPECT_EQ(found->what, "parameter layer3.0.conv2.weight");
+  EXPECT_EQ(place_of(x), "layer3.0: parameter layer3.0.conv2.weight");
 
   network->named_parameters()["layer2.1.bn1.weight"].fill_(3e38);
   network->named_parameters()["layer2.1.bn2.weight"].fill_(3e38);
   network->eval();
-  found = network->first_nonfinite_layer(x);
-  ASSERT_TRUE(found.has_value());
-  EXPECT_EQ(found->layer, "layer2.1");
-  EXPECT_EQ(found->what, "output");
+  EXPECT_EQ(place_of(x), "layer2.1: output");
 }
 
 TEST(Network, DiagnosisChangesNothing) {

@@ -311,10 +311,8 @@ std::optional<size_t> ShardedUnits::unit_of(const Tensor& parameter) const {
   return found->second;
 }
 
-std::function<std::vector<Tensor>(const std::vector<Tensor>&)>
-ShardedUnits::wrap(
-    std::vector<size_t> units,
-    std::function<std::vector<Tensor>(const std::vector<Tensor>&)> forward) {
+ShardedUnits::Forward
+ShardedUnits::wrap(std::vector<size_t> units, Forward forward) {
   std::erase_if(
       units, [&](size_t unit) { return impl_->units.at(unit)->flats.empty(); });
   if (units.empty()) return forward;

@@ -137,11 +137,9 @@ class ShardedUnits {
 
   /// `forward`, with the units unsharded while it runs and when backward
   /// reaches it. Several forwards may use one unit (a tied parameter).
-  std::function<std::vector<torch::Tensor>(const std::vector<torch::Tensor>&)>
-  wrap(
-      std::vector<size_t> units, std::function<std::vector<torch::Tensor>(
-                                     const std::vector<torch::Tensor>&)>
-                                     forward);
+  using Forward = std::function<std::vector<torch::Tensor>(
+      const std::vector<torch::Tensor>&)>;
+  Forward wrap(std::vector<size_t> units, Forward forward);
 
   /// Unshards these units, or all when `units` is empty. They stay so while the
   /// result lives. Values written to their parameters are lost.
