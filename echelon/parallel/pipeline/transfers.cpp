@@ -118,42 +118,31 @@ class Planner {
   void add(const Action& action) {
     PlannedAction planned{.action = action};
     if (action.kind != ActionKind::backward_weight) {
-      const bool backward = action.kind != ActionKind::forward;
-      const int32_t step = backward ? -1 : 1;
-      take_from(planned, action.stage - step, backward);
-      give_to(planned, action.stage + step, backward);
+      const int32_t step = action.kind == ActionKind::forward ? 1 : -1;
+      exchange(planned, action.stage - step, /*incoming=*/true);
+      exchange(planned, action.stage + step, /*incoming=*/false);
     }
     plan_.actions.push_back(planned);
   }
 
-  void take_from(PlannedAction& planned, int32_t stage, bool backward) {
+  // Plans what `planned` takes from the neighbouring `stage`, or gives to it.
+  void exchange(PlannedAction& planned, int32_t stage, bool incoming) {
     if (stage < 0 || stage >= schedule_.num_stages()) return;
+    const bool backward = planned.action.kind != ActionKind::forward;
+    const ScheduledAction& other = index_.at(backward, stage, planned.action);
+    const int32_t peer = schedule_.rank_of_stage[static_cast<size_t>(stage)];
+    if (peer == rank_) {
+      (incoming ? planned.from_here : planned.to_here) = true;
+      return;
+    }
     const ScheduledAction& producer =
-        index_.at(backward, stage, planned.action);
-    const int32_t peer = schedule_.rank_of_stage[static_cast<size_t>(stage)];
-    if (peer == rank_) {
-      planned.from_here = true;
-      return;
-    }
-    planned.incoming = static_cast<int32_t>(plan_.incoming.size());
-    plan_.incoming.push_back({producer.action, peer, producer.position});
-    ordered_[peer].push_back({producer.turn, {true, planned.incoming}});
-  }
-
-  void give_to(PlannedAction& planned, int32_t stage, bool backward) {
-    if (stage < 0 || stage >= schedule_.num_stages()) return;
-    const ScheduledAction& consumer =
-        index_.at(backward, stage, planned.action);
-    const int32_t peer = schedule_.rank_of_stage[static_cast<size_t>(stage)];
-    if (peer == rank_) {
-      planned.to_here = true;
-      return;
-    }
-    planned.outgoing = static_cast<int32_t>(plan_.outgoing.size());
-    plan_.outgoing.push_back({planned.action, peer, consumer.position});
-    ordered_[peer].push_back(
-        {index_.at(backward, planned.action.stage, planned.action).turn,
-         {false, planned.outgoing}});
+        incoming ? other
+                 : index_.at(backward, planned.action.stage, planned.action);
+    auto& transfers = incoming ? plan_.incoming : plan_.outgoing;
+    const auto number = static_cast<int32_t>(transfers.size());
+    (incoming ? planned.incoming : planned.outgoing) = number;
+    transfers.push_back({producer.action, peer, other.position});
+    ordered_[peer].push_back({producer.turn, {incoming, number}});
   }
 
   const Schedule& schedule_;
