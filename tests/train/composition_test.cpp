@@ -23,9 +23,9 @@
 
 #include "echelon/schedule/options.h"
 #include "echelon/train/verify.h"
-#include "tests/data/sources/make_tokens.h"
 #include "tests/support/places.h"
 #include "tests/support/temp_folder.h"
+#include "tests/train/small_run.h"
 
 namespace echelon {
 namespace composition_test {
@@ -49,15 +49,7 @@ struct Row {
 // Five heads, three of which one rank has; a vocabulary and an MLP that no
 // degree divides.
 ModelOptions gpt() {
-  ModelOptions model;
-  model.name = "gpt";
-  model.layers = 2;
-  model.hidden_size = 20;
-  model.heads = 5;
-  model.intermediate_size = 45;
-  model.vocab_size = 67;
-  model.max_positions = 12;
-  return model;
+  return tiny_gpt();
 }
 
 // Two heads of keys and values, which more than two ranks hold several times.
@@ -111,10 +103,6 @@ Job job_of(const ModelOptions& model, const std::string& tokens) {
 
 // ------------------------------------------------------------------ layouts
 
-Layout layout_of(int64_t dp, int64_t pp, int64_t tp) {
-  return {.dp_replicate = dp, .tp = tp, .pp = pp};
-}
-
 // Degree 1 on each axis, one axis, two, and three, on up to 8 ranks; axes alone
 // up to 4.
 std::vector<Layout> layouts(int64_t most_stages) {
@@ -125,7 +113,7 @@ std::vector<Layout> layouts(int64_t most_stages) {
         for (int64_t tp = 1; tp <= 4; ++tp) {
           const int64_t used = (dp > 1) + (pp > 1) + (tp > 1);
           if (used != axes || dp * pp * tp > 8) continue;
-          all.push_back(layout_of(dp, pp, tp));
+          all.push_back({.dp_replicate = dp, .tp = tp, .pp = pp});
         }
       }
     }
@@ -133,14 +121,43 @@ std::vector<Layout> layouts(int64_t most_stages) {
   return all;
 }
 
-// ------------------------------------------------------------------ sharded
+// -------------------------------------------------------------------- cases
 
 std::string stage_text(int64_t stage) {
   return "stage " + std::to_string(stage);
 }
 
+std::string tokens_text(bool sharded) {
+  return sharded ? ", sequence parallel" : "";
+}
+
+class Cases {
+ public:
+  explicit Cases(std::string tokens) : tokens_(std::move(tokens)) {}
+
+  Job&
+  add(const ModelOptions& model, const Layout& layout,
+      const std::string& also = "") {
+    all.push_back({job_of(model, tokens_), also});
+    all.back().job.layout = layout;
+    return all.back().job;
+  }
+  Job& add_stage(
+      const ModelOptions& model, const Layout& layout, int64_t stage,
+      const std::string& also = "") {
+    Job& job = add(model, layout, stage_text(stage) + also);
+    job.shard.stage = stage;
+    return job;
+  }
+
+  std::vector<Case> all;
+
+ private:
+  std::string tokens_;
+};
+
 // Stages 1 to 3 on 2 to 4 ranks, hybrid, and with the other axes.
-void add_stages(const std::string& tokens, std::vector<Case>& all) {
+void add_stages(Cases& cases) {
   for (const auto& model : {gpt(), llama(), simple_cnn()}) {
     for (const int64_t stage : {1, 2, 3}) {
       for (const Layout& layout :
@@ -148,86 +165,61 @@ void add_stages(const std::string& tokens, std::vector<Case>& all) {
             Layout{.dp_replicate = 2, .dp_shard = 2},
             Layout{.dp_shard = 2, .tp = 2}, Layout{.dp_shard = 2, .pp = 2},
             Layout{.dp_shard = 2, .tp = 2, .pp = 2}}) {
-        Case one{job_of(model, tokens), stage_text(stage)};
-        one.job.layout = layout;
-        one.job.shard.stage = stage;
-        all.push_back(one);
+        cases.add_stage(model, layout, stage);
         if (layout.tp == 1 || model.name == "simple_cnn") continue;
-        one.job.tensor.sequence_parallel = true;
-        one.also += ", sequence parallel";
-        all.push_back(one);
+        cases.add_stage(model, layout, stage, tokens_text(true))
+            .tensor.sequence_parallel = true;
       }
-      Case accumulated{
-          job_of(model, tokens), stage_text(stage) + ", 3 backward passes"};
-      accumulated.job.layout = {.dp_shard = 2};
-      accumulated.job.shard.stage = stage;
-      accumulated.job.train.accumulate = 3;
-      all.push_back(accumulated);
+      cases.add_stage(model, {.dp_shard = 2}, stage, ", 3 backward passes")
+          .train.accumulate = 3;
     }
   }
   for (const int64_t stage : {1, 2, 3}) {
-    Case one{job_of(resnet18(), tokens), stage_text(stage)};
-    one.job.shard.stage = stage;
-    one.job.layout = {.dp_shard = 2};
-    all.push_back(one);
+    cases.add_stage(resnet18(), {.dp_shard = 2}, stage);
   }
   for (const Layout& layout :
        {Layout{.dp_shard = 4}, Layout{.dp_replicate = 2, .dp_shard = 2},
         Layout{.dp_shard = 2, .tp = 2}, Layout{.dp_shard = 2, .pp = 2}}) {
-    Case one{job_of(resnet18(), tokens), stage_text(3)};
-    one.job.layout = layout;
-    one.job.pipeline.microbatches = 1;  // statistics are those of a batch
-    all.push_back(one);
+    // Statistics are those of a batch.
+    cases.add(resnet18(), layout, stage_text(3)).pipeline.microbatches = 1;
   }
 }
 
 // Every schedule, with parameters that are gathered for a step and for each
 // use.
-void add_schedules(const std::string& tokens, std::vector<Case>& all) {
+void add_schedules(Cases& cases) {
   for (const auto& schedule : schedule_kinds()) {
     for (const char* gather : {"step", "use"}) {
-      Case one{
-          job_of(gpt(), tokens),
-          "schedule " + schedule + ", gathered for a " + gather};
-      one.job.layout = {.dp_shard = 2, .pp = 2};
-      one.job.pipeline.schedule = schedule;
-      one.job.shard.gather = gather;
-      all.push_back(one);
+      Job& job = cases.add(
+          gpt(), {.dp_shard = 2, .pp = 2},
+          "schedule " + schedule + ", gathered for a " + gather);
+      job.pipeline.schedule = schedule;
+      job.shard.gather = gather;
     }
-    Case one{job_of(llama(), tokens), "schedule " + schedule};
-    one.job.layout = {.dp_shard = 2, .tp = 2, .pp = 2};
-    one.job.pipeline.schedule = schedule;
-    one.job.tensor.sequence_parallel = true;
-    all.push_back(one);
+    Job& job = cases.add(
+        llama(), {.dp_shard = 2, .tp = 2, .pp = 2}, "schedule " + schedule);
+    job.pipeline.schedule = schedule;
+    job.tensor.sequence_parallel = true;
   }
-  Case tied{job_of(llama(), tokens), "tied embeddings"};
-  tied.job.model.tie_embeddings = true;
-  tied.job.layout = {.dp_shard = 2, .pp = 3};
-  all.push_back(tied);
+  cases.add(llama(), {.dp_shard = 2, .pp = 3}, "tied embeddings")
+      .model.tie_embeddings = true;
   for (const auto& model : {gpt(), llama()}) {
-    for (const char* optimizer : {"adamw", "sgd"}) {
-      Case one{job_of(model, tokens)};
-      one.job.layout = {.dp_replicate = 2, .dp_shard = 2, .tp = 2};
-      one.job.optimizer.name = optimizer;
-      one.job.optimizer.weight_decay = 0.1;
-      one.job.optimizer.learning_rate = 1e-3;
-      one.also = std::string(optimizer) + ", weight decay 0.1";
-      all.push_back(one);
+    for (const std::string optimizer : {"adamw", "sgd"}) {
+      Job& job = cases.add(
+          model, {.dp_replicate = 2, .dp_shard = 2, .tp = 2},
+          optimizer + ", weight decay 0.1");
+      job.optimizer.name = optimizer;
+      job.optimizer.weight_decay = 0.1;
+      job.optimizer.learning_rate = 1e-3;
     }
-    Case uneven{job_of(model, tokens), "batches of 16 and 8"};
-    uneven.job.layout = {.dp_shard = 2, .tp = 2};
-    uneven.job.train.rank_batch = {16, 8};
-    all.push_back(uneven);
+    cases.add(model, {.dp_shard = 2, .tp = 2}, "batches of 16 and 8")
+        .train.rank_batch = {16, 8};
   }
 }
 
-struct Memory {
-  MemoryOptions options;
-  std::string also;
-};
-
-std::vector<Memory> memories() {
-  return {
+// What saves memory, on one device, with each axis, and with all.
+void add_memory(Cases& cases) {
+  const std::pair<MemoryOptions, const char*> memories[] = {
       {{.recompute = "all"}, "recompute all"},
       {{.recompute = "selective"}, "recompute selective"},
       {{.recompute = "budget", .activation_bytes = 250'000},
@@ -237,163 +229,135 @@ std::vector<Memory> memories() {
       {{.offload = "parameters"}, "parameters offloaded"},
       {{.recompute = "all", .activations = "offload", .offload = "parameters"},
        "recompute all, activations and parameters offloaded"}};
-}
-
-// What saves memory, on one device, with each axis, and with all.
-void add_memory(const std::string& tokens, std::vector<Case>& all) {
-  for (const auto& memory : memories()) {
+  for (const auto& [options, also] : memories) {
     for (const auto& model : {gpt(), simple_cnn()}) {
       for (const Layout& layout :
            {Layout{}, Layout{.dp_replicate = 2}, Layout{.dp_shard = 2},
             Layout{.tp = 2}, Layout{.pp = 2},
             Layout{.dp_shard = 2, .tp = 2, .pp = 2}}) {
-        Case one{job_of(model, tokens), memory.also};
-        one.job.layout = layout;
-        one.job.memory = memory.options;
-        if (model.name == "gpt") one.job.model.dropout = 0.3;
-        all.push_back(one);
+        Job& job = cases.add(model, layout, also);
+        job.memory = options;
+        if (model.name == "gpt") job.model.dropout = 0.3;
       }
     }
-    Case one{job_of(resnet18(), tokens), memory.also};
-    one.job.layout = {.dp_shard = 2};
-    one.job.memory = memory.options;
-    one.job.memory.activation_bytes *= 100;
-    all.push_back(one);
+    Job& job = cases.add(resnet18(), {.dp_shard = 2}, also);
+    job.memory = options;
+    job.memory.activation_bytes *= 100;
   }
   for (const auto& schedule : schedule_kinds()) {
-    Case one{job_of(gpt(), tokens), "schedule " + schedule + ", recompute all"};
-    one.job.layout = {.dp_shard = 2, .pp = 2};
-    one.job.pipeline.schedule = schedule;
-    one.job.memory.recompute = "all";
-    one.job.shard.gather = "use";
-    all.push_back(one);
+    Job& job = cases.add(
+        gpt(), {.dp_shard = 2, .pp = 2},
+        "schedule " + schedule + ", recompute all");
+    job.pipeline.schedule = schedule;
+    job.memory.recompute = "all";
+    job.shard.gather = "use";
+  }
+}
+
+// Replaces the last case by one for each other order of its axes.
+void in_every_order(Cases& cases) {
+  const Case one = cases.all.back();
+  cases.all.pop_back();
+  auto axes = one.job.layout.used_axes();
+  std::sort(axes.begin(), axes.end());
+  while (std::next_permutation(axes.begin(), axes.end())) {
+    Case other = one;
+    auto& order = other.job.layout.order;
+    std::stable_partition(order.begin(), order.end(), [&](Axis axis) {
+      return other.job.layout.degree(axis) == 1;
+    });
+    std::copy(
+        axes.begin(), axes.end(),
+        order.end() - static_cast<std::ptrdiff_t>(axes.size()));
+    cases.all.push_back(other);
   }
 }
 
 // The axes in other orders: those of two axes, and all of three, on up to 8
 // ranks.
-void add_orders(const std::string& tokens, std::vector<Case>& all) {
+void add_orders(Cases& cases) {
   for (const auto& model : {gpt(), llama(), simple_cnn()}) {
-    for (const char* layout :
+    for (const char* text :
          {"dp=2,tp=2,order=tp:dp", "dp=3,tp=2,order=tp:dp",
           "pp=2,tp=2,order=tp:pp", "pp=3,tp=2,order=tp:pp",
           "dp=2,pp=2,order=pp:dp", "dp=2,pp=3,order=pp:dp",
           "dp=2,fsdp=2,order=fsdp:dp", "dp=2,fsdp=3,order=fsdp:dp",
           "fsdp=2,tp=2,order=tp:fsdp", "fsdp=3,pp=2,order=pp:fsdp"}) {
-      Case one{job_of(model, tokens)};
-      one.job.layout = parse_layout(layout);
-      if (one.job.layout.dp_shard > 1) one.also = stage_text(3);
-      all.push_back(one);
+      const Layout layout = parse_layout(text);
+      cases.add(model, layout, layout.dp_shard > 1 ? stage_text(3) : "");
     }
   }
-  const auto in_every_order = [&](const Case& one) {
-    auto axes = one.job.layout.used_axes();
-    std::sort(axes.begin(), axes.end());
-    while (std::next_permutation(axes.begin(), axes.end())) {
-      Case other = one;
-      auto& order = other.job.layout.order;
-      std::stable_partition(order.begin(), order.end(), [&](Axis axis) {
-        return other.job.layout.degree(axis) == 1;
-      });
-      std::copy(
-          axes.begin(), axes.end(),
-          order.end() - static_cast<std::ptrdiff_t>(axes.size()));
-      all.push_back(other);
-    }
-  };
-  Case one{job_of(gpt(), tokens)};
-  one.job.model.dropout = 0.3;
-  one.job.tensor.sequence_parallel = true;
-  one.also = "dropout 0.3, sequence parallel";
-  one.job.layout = {.dp_replicate = 2, .tp = 2, .pp = 2};
-  in_every_order(one);
+  Job& dropout = cases.add(
+      gpt(), {.dp_replicate = 2, .tp = 2, .pp = 2},
+      "dropout 0.3, sequence parallel");
+  dropout.model.dropout = 0.3;
+  dropout.tensor.sequence_parallel = true;
+  in_every_order(cases);
   for (const int64_t stage : {1, 2, 3}) {
-    one = {job_of(gpt(), tokens), stage_text(stage)};
-    one.job.shard.stage = stage;
-    one.job.layout = {.dp_shard = 2, .tp = 2, .pp = 2};
-    in_every_order(one);
+    cases.add_stage(gpt(), {.dp_shard = 2, .tp = 2, .pp = 2}, stage);
+    in_every_order(cases);
   }
-  one.job.layout = {.dp_replicate = 2, .dp_shard = 2, .pp = 2};
-  one.job.pipeline.schedule = "zb-v";
-  one.also += ", schedule zb-v";
-  in_every_order(one);
-  one = {
-      job_of(llama(), tokens), stage_text(3) + ", batches of 4, 8, 2 and 10"};
-  one.job.train.rank_batch = {4, 8, 2, 10};
-  one.job.layout = {.dp_replicate = 2, .dp_shard = 2, .tp = 2};
-  in_every_order(one);
+  cases
+      .add_stage(
+          gpt(), {.dp_replicate = 2, .dp_shard = 2, .pp = 2}, 3,
+          ", schedule zb-v")
+      .pipeline.schedule = "zb-v";
+  in_every_order(cases);
+  cases
+      .add_stage(
+          llama(), {.dp_replicate = 2, .dp_shard = 2, .tp = 2}, 3,
+          ", batches of 4, 8, 2 and 10")
+      .train.rank_batch = {4, 8, 2, 10};
+  in_every_order(cases);
 }
 
-std::vector<Case> cases(const std::string& tokens) {
-  std::vector<Case> all;
+std::vector<Case> all_cases(const std::string& tokens) {
+  Cases cases(tokens);
   for (const auto& model : {gpt(), llama(), simple_cnn()}) {
     const bool text = model.name != "simple_cnn";
     for (const Layout& layout : layouts(text ? 4 : 3)) {
-      Case one{job_of(model, tokens)};
-      one.job.layout = layout;
-      all.push_back(one);
+      cases.add(model, layout);
       if (!text || layout.tp == 1) continue;
-      one.job.tensor.sequence_parallel = true;
-      one.also = "sequence parallel";
-      all.push_back(one);
+      cases.add(model, layout, "sequence parallel").tensor.sequence_parallel =
+          true;
     }
   }
+  const Layout all_axes{.dp_replicate = 2, .tp = 2, .pp = 2};
   for (const auto& schedule : schedule_kinds()) {
-    for (const bool cut_tokens : {false, true}) {
-      Case one{job_of(gpt(), tokens)};
-      one.job.layout = layout_of(2, 2, 2);
-      one.job.pipeline.schedule = schedule;
-      one.job.tensor.sequence_parallel = cut_tokens;
-      one.also =
-          "schedule " + schedule + (cut_tokens ? ", sequence parallel" : "");
-      all.push_back(one);
+    for (const bool shard_tokens : {false, true}) {
+      Job& job = cases.add(
+          gpt(), all_axes, "schedule " + schedule + tokens_text(shard_tokens));
+      job.pipeline.schedule = schedule;
+      job.tensor.sequence_parallel = shard_tokens;
     }
   }
   for (const auto& model : {gpt(), llama()}) {
-    for (const bool cut_tokens : {false, true}) {
-      Case one{job_of(model, tokens)};
-      one.job.layout = layout_of(2, 2, 2);
-      one.job.tensor.sequence_parallel = cut_tokens;
-      const std::string tail = cut_tokens ? ", sequence parallel" : "";
-      Case dropout = one;
-      dropout.job.model.dropout = 0.3;
-      dropout.also = "dropout 0.3" + tail;
-      all.push_back(dropout);
-      Case packed = one;
-      packed.job.data.documents = Documents::packed;
-      packed.also = "borders of documents not respected" + tail;
-      all.push_back(packed);
-      Case uneven = one;
-      uneven.job.train.rank_batch = {16, 8};
-      uneven.also = "batches of 16 and 8" + tail;
-      all.push_back(uneven);
-      Case adam = one;
-      adam.job.optimizer.name = "adamw";
-      adam.job.optimizer.learning_rate = 1e-3;
-      adam.also = "adamw" + tail;
-      all.push_back(adam);
+    for (const bool shard_tokens : {false, true}) {
+      const auto add = [&](const std::string& also) -> Job& {
+        Job& job = cases.add(model, all_axes, also + tokens_text(shard_tokens));
+        job.tensor.sequence_parallel = shard_tokens;
+        return job;
+      };
+      add("dropout 0.3").model.dropout = 0.3;
+      add("borders of documents not respected").data.documents =
+          Documents::packed;
+      add("batches of 16 and 8").train.rank_batch = {16, 8};
+      Job& adam = add("adamw");
+      adam.optimizer.name = "adamw";
+      adam.optimizer.learning_rate = 1e-3;
     }
-    Case chunks{job_of(model, tokens)};
-    chunks.job.layout = layout_of(1, 1, 3);
-    chunks.job.tensor = {.sequence_parallel = true, .overlap_chunks = 3};
-    chunks.also = "sequence parallel, overlapped in 3 chunks";
-    all.push_back(chunks);
+    cases.add(model, {.tp = 3}, "sequence parallel, overlapped in 3 chunks")
+        .tensor = {.sequence_parallel = true, .overlap_chunks = 3};
   }
-  Case accumulated{job_of(gpt(), tokens)};
-  accumulated.job.layout = layout_of(2, 1, 2);
-  accumulated.job.train.accumulate = 3;
-  accumulated.also = "3 backward passes";
-  all.push_back(accumulated);
-  Case tied{job_of(llama(), tokens)};
-  tied.job.model.tie_embeddings = true;
-  tied.job.layout = layout_of(1, 3, 2);
-  tied.also = "tied embeddings";
-  all.push_back(tied);
-  add_stages(tokens, all);
-  add_schedules(tokens, all);
-  add_memory(tokens, all);
-  add_orders(tokens, all);
-  return all;
+  cases.add(gpt(), {.dp_replicate = 2, .tp = 2}, "3 backward passes")
+      .train.accumulate = 3;
+  cases.add(llama(), {.tp = 2, .pp = 3}, "tied embeddings")
+      .model.tie_embeddings = true;
+  add_stages(cases);
+  add_schedules(cases);
+  add_memory(cases);
+  add_orders(cases);
+  return std::move(cases.all);
 }
 
 // -------------------------------------------------------------------- table
@@ -528,16 +492,12 @@ void compare_table(
 
 TEST(Composition, EveryLayoutEqualsOneDevice) {
   TempFolder folder;
-  std::vector<uint16_t> ids;
-  for (uint32_t i = 0; i < 600; ++i) {
-    ids.push_back(static_cast<uint16_t>((i * i * 7 + i / 3) % 59));
-  }
-  const std::string tokens = folder.write("tokens.bin", raw_bytes(ids));
+  const std::string tokens = write_tokens(folder);
   std::vector<Row> rows;
   const bool update = std::getenv("ECHELON_UPDATE_EXPECTED") != nullptr;
   const bool all = update || std::getenv("ECHELON_EVERY_LAYOUT") != nullptr;
   Coverage coverage;
-  for (const auto& one : cases(tokens)) {
+  for (const auto& one : all_cases(tokens)) {
     if (!coverage.adds(one) && !all) {
       rows.push_back(row_of(one));
       continue;

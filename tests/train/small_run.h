@@ -30,15 +30,20 @@ inline std::string write_tokens(TempFolder& folder) {
 }
 
 /// Five heads, tied embeddings, and sizes that no degree divides.
+inline ModelOptions tiny_gpt() {
+  return {
+      .name = "gpt",
+      .layers = 2,
+      .hidden_size = 20,
+      .heads = 5,
+      .intermediate_size = 45,
+      .vocab_size = 67,
+      .max_positions = 12};
+}
+
 inline Job small_gpt(const std::string& tokens) {
   Job job;
-  job.model.name = "gpt";
-  job.model.layers = 2;
-  job.model.hidden_size = 20;
-  job.model.heads = 5;
-  job.model.intermediate_size = 45;
-  job.model.vocab_size = 67;
-  job.model.max_positions = 12;
+  job.model = tiny_gpt();
   job.model.dtype = "float64";
   job.data.name = "text";
   job.data.sources = {tokens};
@@ -93,9 +98,7 @@ class SmallRun {
         data_(open_data(job.data, 0)),
         world(world),
         groups(world, job.layout),
-        source(
-            layers ? model_source(job, layers, data_.train->spec())
-                   : model_source(job, data_.train->spec())),
+        source(model_source(job, layers, data_.train->spec())),
         state(job_, {source, world, groups}, job.train.steps),
         loader_(*data_.train, loader_options()) {}
 
