@@ -18,9 +18,9 @@
 #include "echelon/timeline/chrome_trace.h"
 #include "echelon/timeline/metrics.h"
 #include "tests/support/measured_desk.h"
-#include "tests/support/places.h"
 #include "tests/support/process.h"
 #include "tests/support/two_hosts.h"
+#include "tests/train/trained_command.h"
 
 namespace echelon {
 namespace command_test {
@@ -32,30 +32,6 @@ using testing::StartsWith;
 using testing_support::Command;
 using testing_support::TempFolder;
 using testing_support::TwoHosts;
-using Words = std::vector<std::string>;
-
-const std::string kEchelon = program("echelon");
-const std::string kDigits = source_path("examples/configs/digits.toml");
-
-Words operator+(Words words, const Words& more) {
-  words.insert(words.end(), more.begin(), more.end());
-  return words;
-}
-
-Words train(const std::string& run, int64_t steps) {
-  return {
-      kEchelon,
-      "train",
-      kDigits,
-      "--set",
-      "train.run=" + run,
-      "--set",
-      "train.epochs=0",
-      "--set",
-      "train.steps=" + std::to_string(steps),
-      "--set",
-      "optimizer.warmup_steps=0"};
-}
 
 TEST(VerifyCommand, ADifferenceIsTheLastLine) {
   Command differ(
@@ -100,9 +76,8 @@ TEST(Precision, EndlessOverflowsEndTheRun) {
   TempFolder folder;
   const std::string run = folder.path() + "/run";
   Command job(
-      train(run, 40) + Words{
-                           "-n", "2", "--set", "precision.compute=fp16",
-                           "--set", "precision.initial_loss_scale=1e30"});
+      train_digits(run, 40) + Words{"-n", "2"} +
+      set({"precision.compute=fp16", "precision.initial_loss_scale=1e30"}));
   EXPECT_EQ(job.wait(), 4);
   EXPECT_THAT(
       job.err(),
@@ -120,10 +95,10 @@ TEST(Precision, LayersNormsAreInTheMetrics) {
   TempFolder folder;
   const std::string run = folder.path() + "/run";
   Command job(
-      train(run, 3) + Words{
-                          "-n", "2", "--set", "precision.compute=bf16", "--set",
-                          "train.layer_norms=true", "--set",
-                          "train.log_every=1"});
+      train_digits(run, 3) + Words{"-n", "2"} +
+      set(
+          {"precision.compute=bf16", "train.layer_norms=true",
+           "train.log_every=1"}));
   EXPECT_EQ(job.wait(), 0) << job.err();
   const auto metrics = read_metrics(run + "/metrics.jsonl");
   ASSERT_EQ(metrics.steps.size(), 3u);
@@ -144,7 +119,7 @@ TEST(Report, PredictsTheStepOnceThisMachineIsMeasured) {
   const Words processors = {
       "CUDA_VISIBLE_DEVICES=", "XDG_CONFIG_HOME=" + folder.path()};
   const Words command =
-      train(run, 12) + Words{"-n", "2", "--set", "train.overwrite=true"};
+      train_digits(run, 12) + Words{"-n", "2", "--set", "train.overwrite=true"};
   Command before(command, processors);
   ASSERT_EQ(before.wait(), 0) << before.err();
   std::string page = read_text_file(run + "/report.html");
@@ -170,10 +145,8 @@ TEST(Report, PredictsTheStepOnceThisMachineIsMeasured) {
   EXPECT_TRUE(fs::exists(run + "/layers.json"));
 
   Command devices(
-      train(run, 12) +
-          Words{
-              "-n", "1", "--set", "train.overwrite=true", "--set",
-              "model.devices=[\"cpu\", \"cpu\"]"},
+      train_digits(run, 12) + Words{"-n", "1"} +
+          set({"train.overwrite=true", "model.devices=[\"cpu\", \"cpu\"]"}),
       processors);
   ASSERT_EQ(devices.wait(), 0) << devices.err();
   EXPECT_THAT(
@@ -201,7 +174,7 @@ TEST(Report, PredictsWhatExplainPredicts) {
   const Words again = {"--set", "train.overwrite=true"};
   for (const char* layout : {"dp=2", "pp=2", "fsdp=2"}) {
     Command training(
-        train(run, 12) + again + Words{"--layout", layout}, places);
+        train_digits(run, 12) + again + Words{"--layout", layout}, places);
     ASSERT_EQ(training.wait(), 0) << training.err();
     const std::string page = read_text_file(run + "/report.html");
     Command explain({kEchelon, "explain", run, "--json"}, places);
@@ -223,7 +196,8 @@ TEST(Report, PredictsWhatExplainPredicts) {
     }
   }
   // Layers of an earlier process are not used when this one counted none.
-  Command together(train(run, 12) + again + Words{"--layout", "tp=2"}, places);
+  Command together(
+      train_digits(run, 12) + again + Words{"--layout", "tp=2"}, places);
   ASSERT_EQ(together.wait(), 0) << together.err();
   EXPECT_FALSE(fs::exists(run + "/layers.json"));
   EXPECT_THAT(
@@ -251,18 +225,10 @@ TEST_P(ThreeDimensions, VerifiesAndTrains) {
       << "\"]\nsequence = 16\n"
          "[train]\nsteps = 4\nbatch = 16\nrun = \""
       << run << "\"\n";
-  const Words layout = {
-      config,
-      "--layout",
-      "dp=2,pp=2,tp=2",
-      "--set",
-      "layout.sequence_parallel=true",
-      "--set",
-      "layout.microbatches=4",
-      "-n",
-      "8",
-      "--ranks",
-      GetParam()};
+  const Words layout =
+      Words{config, "--layout", "dp=2,pp=2,tp=2", "-n",
+            "8",    "--ranks",  GetParam()} +
+      set({"layout.sequence_parallel=true", "layout.microbatches=4"});
   const Words cache = {"ECHELON_CACHE=" + folder.path() + "/cache"};
   Command verify(Words{kEchelon, "verify", "--steps", "2"} + layout, cache);
   EXPECT_EQ(verify.wait(), 0) << verify.out() << verify.err();
@@ -316,8 +282,8 @@ class FullDisk : public testing::Test {
   /// Trains there until it ends; returns the last line on the terminal.
   std::string
   fail(const std::string& size, int64_t steps, int exit_code, Words more = {}) {
-    Command job(
-        on_disk(size, train(disk_ + "/run", steps) + Words{"-n", "2"} + more));
+    Command job(on_disk(
+        size, train_digits(disk_ + "/run", steps) + Words{"-n", "2"} + more));
     EXPECT_EQ(job.wait(), exit_code) << job.err();
     EXPECT_TRUE(job.living().empty());
     const auto lines = job.err_lines();

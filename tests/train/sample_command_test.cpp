@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "tests/support/places.h"
 #include "tests/support/process.h"
+#include "tests/train/trained_command.h"
 
 namespace echelon {
 namespace sample_command_test {
@@ -18,16 +18,8 @@ using testing::HasSubstr;
 using testing::StartsWith;
 using testing_support::Command;
 using testing_support::TempFolder;
-using Words = std::vector<std::string>;
 
-const std::string kEchelon = program("echelon");
 const std::string kText = source_path("examples/configs/text.toml");
-const std::string kDigits = source_path("examples/configs/digits.toml");
-
-Words operator+(Words words, const Words& more) {
-  words.insert(words.end(), more.begin(), more.end());
-  return words;
-}
 
 class SampleCommand : public testing::Test {
  protected:
@@ -43,33 +35,20 @@ class SampleCommand : public testing::Test {
   }
   std::string text() const { return folder_.path() + "/text.txt"; }
   Words train_words(const std::string& run) const {
-    return {
-        kEchelon,
-        "train",
-        kText,
-        "-n",
-        "2",
-        "--set",
-        "train.run=" + run,
-        "--set",
-        "data.sources=[\"" + text() + "\"]",
-        "--set",
-        "data.sequence=32",
-        "--set",
-        "train.steps=40",
-        "--set",
-        "train.batch=8",
-        "--set",
-        "model.hidden_size=32",
-        "--set",
-        "model.layers=1",
-        "--set",
-        "optimizer.learning_rate=1e-2",
-        "--set",
-        "optimizer.warmup_steps=2"};
+    return Words{kEchelon, "train", kText, "-n", "2"} +
+           set(
+               {"train.run=" + run, "data.sources=[\"" + text() + "\"]",
+                "data.sequence=32", "train.steps=40", "train.batch=8",
+                "model.hidden_size=32", "model.layers=1",
+                "optimizer.learning_rate=1e-2", "optimizer.warmup_steps=2"});
   }
   Words cache() const { return {"ECHELON_CACHE=" + folder_.path() + "/cache"}; }
 
+  std::string sampled(const Words& words) {
+    Command sample(Words{kEchelon, "sample"} + words, cache());
+    EXPECT_EQ(sample.wait(), 0) << sample.err();
+    return sample.out();
+  }
   void refused(const Words& words, int exit_code, const std::string& message) {
     Command sample(Words{kEchelon, "sample"} + words, cache());
     EXPECT_EQ(sample.wait(), exit_code) << message;
@@ -82,23 +61,15 @@ class SampleCommand : public testing::Test {
 
 TEST_F(SampleCommand, ContinuesAPrompt) {
   const std::string run = trained();
-  const Words words = {kEchelon, "sample", run, "--tokens", "30", "--prompt"};
-  Command first(words + Words{"all work"}, cache());
-  EXPECT_EQ(first.wait(), 0) << first.err();
-  EXPECT_THAT(first.out(), StartsWith("all work"));
-  EXPECT_EQ(first.out().back(), '\n');
+  const Words words = {run, "--tokens", "30", "--prompt", "all work"};
+  const std::string first = sampled(words);
+  EXPECT_THAT(first, StartsWith("all work"));
+  EXPECT_EQ(first.back(), '\n');
   // A prompt may look like a flag.
-  Command flag(
-      Words{kEchelon, "sample", run, "--tokens", "3", "--prompt=--seed"},
-      cache());
-  EXPECT_EQ(flag.wait(), 0) << flag.err();
-  EXPECT_THAT(flag.out(), StartsWith("--seed"));
-  Command same(words + Words{"all work", "--seed", "0"}, cache());
-  EXPECT_EQ(same.wait(), 0);
-  EXPECT_EQ(same.out(), first.out());
-  Command other(words + Words{"all work", "--seed", "1"}, cache());
-  EXPECT_EQ(other.wait(), 0);
-  EXPECT_NE(other.out(), first.out());
+  EXPECT_THAT(
+      sampled({run, "--tokens", "3", "--prompt=--seed"}), StartsWith("--seed"));
+  EXPECT_EQ(sampled(words + Words{"--seed", "0"}), first);
+  EXPECT_NE(sampled(words + Words{"--seed", "1"}), first);
 
   refused({run, "--prompt", ""}, 2, "--prompt is empty");
   refused({run, "--prompt", "a", "--top-p", "2"}, 2, "--top-p must be more");
@@ -109,11 +80,7 @@ TEST_F(SampleCommand, ContinuesAPrompt) {
 TEST_F(SampleCommand, TakesWeightsOfARunOrACheckpoint) {
   const std::string run = trained();
   const auto said = [&](const std::string& place) {
-    Command sample(
-        {kEchelon, "sample", place, "--tokens", "20", "--prompt", "all work"},
-        cache());
-    EXPECT_EQ(sample.wait(), 0) << sample.err();
-    return sample.out();
+    return sampled({place, "--tokens", "20", "--prompt", "all work"});
   };
   const std::string checkpoint = run + "/checkpoints/step-00000040";
   ASSERT_TRUE(fs::exists(checkpoint));
@@ -125,10 +92,9 @@ TEST_F(SampleCommand, TakesWeightsOfARunOrACheckpoint) {
     const std::string next = folder_.path() + "/" + name;
     Command train(
         train_words(next) +
-            Words{
-                "--set", "model.weights=" + weights, "--set", "train.steps=1",
-                "--set", "optimizer.warmup_steps=0", "--set",
-                "optimizer.learning_rate=1e-30"},
+            set(
+                {"model.weights=" + weights, "train.steps=1",
+                 "optimizer.warmup_steps=0", "optimizer.learning_rate=1e-30"}),
         cache());
     ASSERT_EQ(train.wait(), 0) << train.err();
     if (weights.empty()) {

@@ -13,8 +13,8 @@
 #include "echelon/checkpoint/files/folder.h"
 #include "echelon/checkpoint/files/reader.h"
 #include "echelon/timeline/metrics.h"
-#include "tests/support/places.h"
 #include "tests/support/process.h"
+#include "tests/train/trained_command.h"
 
 namespace echelon {
 namespace resume_command_test {
@@ -24,34 +24,35 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing_support::Command;
 using testing_support::TempFolder;
-using Words = std::vector<std::string>;
-
-const std::string kEchelon = program("echelon");
-const std::string kDigits = source_path("examples/configs/digits.toml");
 
 class ResumeCommand : public testing::Test {
  protected:
   std::string run() const { return folder_.path() + "/run"; }
 
   Words train(int64_t steps, const Words& more = {}) const {
-    Words words = {
-        kEchelon,
-        "train",
-        kDigits,
-        "-n",
-        "2",
-        "--set",
-        "train.run=" + run(),
-        "--set",
-        "train.epochs=0",
-        "--set",
-        "train.steps=" + std::to_string(steps),
-        "--set",
-        "optimizer.warmup_steps=0",
-        "--set",
-        "optimizer.schedule=constant"};
-    words.insert(words.end(), more.begin(), more.end());
-    return words;
+    return train_digits(run(), steps) +
+           Words{"-n", "2", "--set", "optimizer.schedule=constant"} + more;
+  }
+  void finishes(const Words& words) {
+    Command job(words);
+    ASSERT_EQ(job.wait(), 0) << job.err();
+  }
+  void refused(const Words& words, int exit_code, const std::string& message) {
+    Command job(words);
+    EXPECT_EQ(job.wait(), exit_code);
+    EXPECT_THAT(job.err(), HasSubstr(message));
+  }
+  void expect_every_step_once(size_t count) const {
+    const auto all = steps();
+    ASSERT_EQ(all.size(), count);
+    for (size_t i = 0; i < count; ++i) {
+      ASSERT_EQ(all[i].step, static_cast<int64_t>(i) + 1);
+    }
+  }
+  static void kill_all(Command& job) {
+    for (const pid_t pid : job.living()) kill(pid, SIGKILL);
+    EXPECT_NE(job.wait(), 0);
+    ASSERT_TRUE(Command::until([&] { return job.living().empty(); }));
   }
 
   std::vector<CheckpointPlace> checkpoints() const {
@@ -65,8 +66,7 @@ class ResumeCommand : public testing::Test {
 };
 
 TEST_F(ResumeCommand, TheSameCommandResumes) {
-  Command first(train(4));
-  ASSERT_EQ(first.wait(), 0) << first.err();
+  finishes(train(4));
   Command done(train(4));
   EXPECT_EQ(done.wait(), 0) << done.err();
   EXPECT_THAT(done.out(), HasSubstr(" has 4 of 4 steps"));
@@ -79,19 +79,13 @@ TEST_F(ResumeCommand, TheSameCommandResumes) {
                             "/checkpoints/step-00000004, "
                             "saved with dp=2 on 2 ranks"),
                         HasSubstr("layout: fsdp=2, then dp=2")));
-  const auto all = steps();
-  ASSERT_EQ(all.size(), 7u);
-  for (int64_t i = 0; i < 7; ++i) {
-    EXPECT_EQ(all[static_cast<size_t>(i)].step, i + 1);
-  }
-  Command anew(train(2, {"--overwrite"}));
-  ASSERT_EQ(anew.wait(), 0) << anew.err();
+  expect_every_step_once(7);
+  finishes(train(2, {"--overwrite"}));
   EXPECT_EQ(steps().size(), 2u);
 }
 
 TEST_F(ResumeCommand, ARunThatBeganFromAnotherCanBeQueuedAgain) {
-  Command first(train(3));
-  ASSERT_EQ(first.wait(), 0) << first.err();
+  finishes(train(3));
   const std::string other = folder_.path() + "/other";
   fs::rename(run(), other);
   for (const int64_t steps : {5, 7}) {
@@ -104,9 +98,9 @@ TEST_F(ResumeCommand, ARunThatBeganFromAnotherCanBeQueuedAgain) {
   }
   EXPECT_EQ(steps().front().step, 4);
   EXPECT_EQ(steps().back().step, 7);
-  Command anew(train(2, {"--resume", run(), "--overwrite"}));
-  EXPECT_EQ(anew.wait(), 2);
-  EXPECT_THAT(anew.err(), HasSubstr("overwrite would remove"));
+  refused(
+      train(2, {"--resume", run(), "--overwrite"}), 2,
+      "overwrite would remove");
   EXPECT_EQ(steps().back().step, 7);
 }
 
@@ -148,17 +142,10 @@ TEST_F(ResumeCommand, AKilledRunResumesFromItsLastCheckpoint) {
   const Words every = {"--set", "checkpoint.every_steps=5"};
   Command job(train(1000000, every));
   ASSERT_TRUE(Command::until([&] { return !checkpoints().empty(); }));
-  for (const pid_t pid : job.living()) kill(pid, SIGKILL);
-  EXPECT_NE(job.wait(), 0);
-  ASSERT_TRUE(Command::until([&] { return job.living().empty(); }));
+  kill_all(job);
   const int64_t step = checkpoints()[0].step;
-  Command again(train(step + 3, every));
-  ASSERT_EQ(again.wait(), 0) << again.err();
-  EXPECT_EQ(steps().back().step, step + 3);
-  const auto all = steps();
-  for (size_t i = 0; i < all.size(); ++i) {
-    ASSERT_EQ(all[i].step, static_cast<int64_t>(i) + 1);
-  }
+  finishes(train(step + 3, every));
+  expect_every_step_once(static_cast<size_t>(step + 3));
 }
 
 TEST_F(ResumeCommand, ARunKilledBeforeItsFirstCheckpointStartsOver) {
@@ -171,9 +158,7 @@ TEST_F(ResumeCommand, ARunKilledBeforeItsFirstCheckpointStartsOver) {
   for (const pid_t pid : job.living()) kill(pid, SIGSTOP);
   Command other(train(kSteps));
   EXPECT_EQ(other.wait(), 3) << "somebody is at work";
-  for (const pid_t pid : job.living()) kill(pid, SIGKILL);
-  EXPECT_NE(job.wait(), 0);
-  ASSERT_TRUE(Command::until([&] { return job.living().empty(); }));
+  kill_all(job);
   ASSERT_TRUE(checkpoints().empty());
   Command again(train(kSteps));
   ASSERT_EQ(again.wait(), 0) << again.err();
@@ -201,8 +186,7 @@ std::vector<pid_t> ranks_of(const Command& job) {
 // Kills one rank or both while files are written all the time: the checkpoints
 // that are left are complete, and training resumes from them.
 TEST_F(ResumeCommand, RanksThatDieLeaveCompleteCheckpoints) {
-  const Words always = {
-      "--set", "checkpoint.every_steps=1", "--set", "checkpoint.keep=3"};
+  const Words always = set({"checkpoint.every_steps=1", "checkpoint.keep=3"});
   int64_t last = 0;
   for (size_t round = 0; round < 6; ++round) {
     SCOPED_TRACE(round);
@@ -230,13 +214,8 @@ TEST_F(ResumeCommand, RanksThatDieLeaveCompleteCheckpoints) {
     ASSERT_TRUE(latest);
     EXPECT_GE(latest->step, last - 1);
   }
-  Command end(train(last + 2, always));
-  ASSERT_EQ(end.wait(), 0) << end.err();
-  const auto all = steps();
-  ASSERT_EQ(all.size(), static_cast<size_t>(last + 2));
-  for (size_t i = 0; i < all.size(); ++i) {
-    ASSERT_EQ(all[i].step, static_cast<int64_t>(i) + 1);
-  }
+  finishes(train(last + 2, always));
+  expect_every_step_once(static_cast<size_t>(last + 2));
   for (const auto& entry :
        fs::directory_iterator(fs::path(run()) / "checkpoints")) {
     EXPECT_THAT(
@@ -246,15 +225,15 @@ TEST_F(ResumeCommand, RanksThatDieLeaveCompleteCheckpoints) {
 
 // A limit on file sizes takes the place of a full disk.
 TEST_F(ResumeCommand, AFullDiskIsAWarningThenAnError) {
-  Words words = train(
-      40,
-      {"--set", "checkpoint.every_steps=10", "--set", "checkpoint.attempts=3",
-       "--set", "train.timeline_steps=0", "--set", "model.name=mlp", "--set",
-       "comm.backend=gloo", "--set", "model.hidden=[1024,1024]"});
-  Words limited = {
+  const Words limited = {
       "bash", "-c", "trap '' XFSZ; ulimit -f 1500; exec \"$@\"", "bash"};
-  limited.insert(limited.end(), words.begin(), words.end());
-  Command job(limited);
+  Command job(
+      limited +
+      train(
+          40, set(
+                  {"checkpoint.every_steps=10", "checkpoint.attempts=3",
+                   "train.timeline_steps=0", "model.name=mlp",
+                   "comm.backend=gloo", "model.hidden=[1024,1024]"})));
   EXPECT_EQ(job.wait(), 3) << job.err();
   EXPECT_THAT(
       job.err(), AllOf(
@@ -273,9 +252,7 @@ TEST_F(ResumeCommand, ARunningJobsFolderIsNotTouched) {
   Command job(train(1000000, {"--set", "checkpoint.every_steps=5"}));
   ASSERT_TRUE(Command::until([&] { return !checkpoints().empty(); }));
   for (const Words& more : {Words{}, Words{"--overwrite"}}) {
-    Command other(train(3, more));
-    EXPECT_EQ(other.wait(), 3);
-    EXPECT_THAT(other.err(), HasSubstr("process "));
+    refused(train(3, more), 3, "process ");
   }
   const auto before = steps().size();
   EXPECT_TRUE(Command::until([&] { return steps().size() > before; }));
@@ -284,9 +261,7 @@ TEST_F(ResumeCommand, ARunningJobsFolderIsNotTouched) {
 }
 
 TEST_F(ResumeCommand, RefusesWhatIsNoCheckpoint) {
-  Command none(train(3, {"--resume", folder_.path() + "/nothing"}));
-  EXPECT_EQ(none.wait(), 3);
-  EXPECT_THAT(none.err(), HasSubstr("/nothing"));
+  refused(train(3, {"--resume", folder_.path() + "/nothing"}), 3, "/nothing");
   EXPECT_FALSE(fs::exists(run()));
   fs::create_directories(folder_.path() + "/empty");
   Command empty(train(3, {"--resume", folder_.path() + "/empty"}));
@@ -305,26 +280,22 @@ TEST_F(ResumeCommand, RefusesWhatIsNoCheckpoint) {
 }
 
 TEST_F(ResumeCommand, VerifyProvesACheckpoint) {
-  Command verify(
-      {kEchelon, "verify", kDigits, "--resume", "--layout", "dp=2", "--then",
-       "fsdp=4", "--steps", "2"});
+  const Words words = {kEchelon, "verify", kDigits,  "--resume", "--layout",
+                       "dp=2",   "--then", "fsdp=4", "--steps",  "2"};
+  Command verify(words);
   EXPECT_EQ(verify.wait(), 0) << verify.err();
   EXPECT_THAT(
       verify.out(),
       AllOf(
           HasSubstr("random state is that of 2 ranks, here are 4"),
           HasSubstr("equal: ")));
-  Command json(
-      {kEchelon, "verify", kDigits, "--resume", "--layout", "dp=2", "--then",
-       "fsdp=4", "--steps", "2", "--json"});
+  Command json(words + Words{"--json"});
   EXPECT_EQ(json.wait(), 0) << json.err();
   const auto answer = nlohmann::json::parse(json.out());
   EXPECT_EQ(answer.at("passed"), true);
   EXPECT_THAT(
       answer.at("loaded").at(0).get<std::string>(), HasSubstr("here are 4"));
-  Command half({kEchelon, "verify", kDigits, "--resume"});
-  EXPECT_EQ(half.wait(), 2);
-  EXPECT_THAT(half.err(), HasSubstr("give both"));
+  refused({kEchelon, "verify", kDigits, "--resume"}, 2, "give both");
 }
 
 }  // namespace resume_command_test
