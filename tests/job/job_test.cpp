@@ -9,10 +9,11 @@
 #include <filesystem>
 #include <fstream>
 
-#include "echelon/error.h"
 #include "echelon/job/check_job.h"
 #include "echelon/job/pipeline_schedule.h"
 #include "echelon/job/run_folder.h"
+#include "tests/support/error_text.h"
+#include "tests/support/temp_folder.h"
 
 namespace echelon {
 namespace job_test {
@@ -22,19 +23,10 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-// A folder of the test's own, gone with it.
 class JobTest : public testing::Test {
  protected:
-  JobTest() {
-    std::string name = (fs::temp_directory_path() / "job_test_XXXXXX").string();
-    folder_ = ::mkdtemp(name.data());
-  }
-  ~JobTest() override { fs::remove_all(folder_); }
-
   std::string write(const std::string& text) {
-    const std::string path = (folder_ / "job.toml").string();
-    std::ofstream(path) << text;
-    return path;
+    return temp_.write("job.toml", text);
   }
   Job load(const std::string& text, const Overrides& overrides = {}) {
     return load_job(write(text), overrides);
@@ -46,16 +38,9 @@ class JobTest : public testing::Test {
             more,
         overrides);
   }
-  static std::string error_of(const std::function<void()>& body) {
-    try {
-      body();
-    } catch (const Error& error) {
-      return error.what();
-    }
-    return "(no error)";
-  }
 
-  fs::path folder_;
+  TempFolder temp_;
+  const fs::path folder_ = temp_.path();
 };
 
 TEST_F(JobTest, TheLayoutFlagReplacesTheDegreesAlone) {
@@ -140,7 +125,7 @@ TEST_F(JobTest, LayoutFlagReplacesTheTable) {
       small("[layout]\ndp_replicate = 2\ntp = 2\n", {.layout = "dp=3"});
   EXPECT_EQ(job.layout, (Layout{.dp_replicate = 3}));
   EXPECT_THAT(
-      error_of([&] { small("", {.layout = "dq=3"}); }),
+      error_text([&] { small("", {.layout = "dq=3"}); }),
       HasSubstr("--layout dq=3"));
 }
 
@@ -154,7 +139,7 @@ TEST_F(JobTest, FlagsSaySo) {
   EXPECT_EQ(job.document.entry("train.ranks").place.text(), "--ranks threads");
   EXPECT_EQ(job.document.entry("train.overwrite").place.text(), "--overwrite");
   EXPECT_EQ(
-      error_of([&] { small("", {.ranks = "tasks"}); }),
+      error_text([&] { small("", {.ranks = "tasks"}); }),
       "--ranks tasks: [train] ranks = \"tasks\": must be \"processes\" or "
       "\"threads\"");
 }
@@ -176,7 +161,7 @@ TEST_F(JobTest, ChecksAJobOfAProgram) {
   job.train.batch = 63;
   job.layout.dp_replicate = 2;
   EXPECT_EQ(
-      error_of([&] { check_job(job, 2); }),
+      error_text([&] { check_job(job, 2); }),
       "[train] batch = 63: does not divide by 2 ranks; 62 or 64 does");
 }
 
@@ -191,30 +176,25 @@ TEST_F(JobTest, ErrorsOfTextsSayWhoSetTheKey) {
     const Job job =
         small("batch = 4\n" + model + "[data]\nname = \"text\"\n" + data);
     const std::string path = (folder_ / "job.toml").string();
-    const std::string message = error_of([&] { check_job(job, 1); });
+    const std::string message = error_text([&] { check_job(job, 1); });
     return message.rfind(path + ":", 0) == 0 ? message.substr(path.size() + 1)
                                              : message;
   };
   const std::string good = "sequence = 8\nsources = [\"" + text + "\"]\n";
-  EXPECT_EQ(error(good), "(no error)");
-  EXPECT_THAT(
-      error("sources = [\"/none.txt\"]"),
-      testing::StartsWith("13:11: /none.txt: cannot be read"));
-  EXPECT_THAT(
-      error(good + "weights = [1, 2]"),
-      testing::StartsWith("15:11: [data] weights has 2 numbers"));
-  EXPECT_THAT(
-      error(good + "tokenizer = \"words\""),
-      testing::StartsWith("15:13: [data] tokenizer=\"words\""));
-  EXPECT_THAT(
-      error(good + "tokenizer = \"/none.json\""),
-      testing::StartsWith("15:13: /none.json: cannot be read"));
+  EXPECT_EQ(error(good), "no error");
+  const std::pair<std::string, const char*> cases[] = {
+      {"sources = [\"/none.txt\"]", "13:11: /none.txt: cannot be read"},
+      {good + "weights = [1, 2]", "15:11: [data] weights has 2 numbers"},
+      {good + "tokenizer = \"words\"", "15:13: [data] tokenizer=\"words\""},
+      {good + "tokenizer = \"/none.json\"",
+       "15:13: /none.json: cannot be read"},
+      {"sequence = 8", "12:8: [data] name=\"text\" needs path or sources"}};
+  for (const auto& [data, begin] : cases) {
+    EXPECT_THAT(error(data), testing::StartsWith(begin));
+  }
   EXPECT_THAT(
       error(good + "holdout_path = \"/other.txt\""),
       HasSubstr("data] holdout_path"));
-  EXPECT_THAT(
-      error("sequence = 8"),
-      testing::StartsWith("12:8: [data] name=\"text\" needs path or sources"));
 }
 
 TEST_F(JobTest, WarnsOfWhatHasNoEffect) {
@@ -278,7 +258,7 @@ TEST_F(JobTest, PrecisionThatHasNoEffect) {
 TEST_F(JobTest, PrecisionThatContradicts) {
   const auto error = [&](const std::string& more, int64_t ranks = 1) {
     const Job job = small("batch = 64\n" + more);
-    return error_of([&] { check_job(job, ranks); });
+    return error_text([&] { check_job(job, ranks); });
   };
   EXPECT_THAT(
       error("[model]\ndtype = \"float64\"\n[precision]\ncompute = \"fp16\"\n"),
@@ -299,7 +279,7 @@ TEST_F(JobTest, PrecisionThatContradicts) {
           HasSubstr("[precision] reduce")));
   EXPECT_EQ(
       error("[precision]\ncompute = \"fp16\"\nreduce = \"bf16\"\n"),
-      "(no error)");
+      "no error");
 }
 
 TEST_F(JobTest, AResolvedConfigurationDoesNotWarn) {
@@ -316,7 +296,7 @@ TEST_F(JobTest, RunFolderIsMadeOnce) {
        {small("", {.set = {"train.steps=11"}}), small(never),
         small("", {.layout = "dp=2"})}) {
     EXPECT_THAT(
-        error_of([&] { make_run_folder(other); }),
+        error_text([&] { make_run_folder(other); }),
         HasSubstr("exists and has no checkpoints to resume from; --overwrite "
                   "replaces it"));
   }
@@ -334,7 +314,7 @@ TEST_F(JobTest, ARunThatWasKilledBeforeItsFirstCheckpointBeginsAgain) {
   const std::string none = "[checkpoint]\nat_end = false\n";
   make_run_folder(small(none, {.overwrite = true}));
   EXPECT_THAT(
-      error_of([&] { check_run_folder(small(none)); }), HasSubstr("exists"));
+      error_text([&] { check_run_folder(small(none)); }), HasSubstr("exists"));
 }
 
 TEST_F(JobTest, OverwriteReplacesARunAndNothingElse) {
@@ -347,7 +327,7 @@ TEST_F(JobTest, OverwriteReplacesARunAndNothingElse) {
   fs::remove(folder_ / "run" / "config.toml");
   std::ofstream(folder_ / "run" / "mine") << "x";
   EXPECT_THAT(
-      error_of([&] { make_run_folder(small("", {.overwrite = true})); }),
+      error_text([&] { make_run_folder(small("", {.overwrite = true})); }),
       HasSubstr("it is left alone"));
   EXPECT_TRUE(fs::exists(folder_ / "run" / "mine"));
 }
@@ -375,7 +355,7 @@ TEST_F(JobTest, ARunThatBeganWithAnothersCanBeQueuedAgain) {
   EXPECT_TRUE(fs::exists(run / "checkpoints/step-00000006"));
   // Anew it needs the other one.
   EXPECT_THAT(
-      error_of([&] {
+      error_text([&] {
         make_run_folder(
             small("", {.overwrite = true, .resume = other.string()}));
       }),
@@ -394,7 +374,7 @@ TEST_F(JobTest, OneOfTheRunsOwnIsTheNewestOrRefused) {
   }
   const std::string older = (run / "checkpoints/step-00000004").string();
   EXPECT_THAT(
-      error_of([&] { check_run_folder(small("", {.resume = older})); }),
+      error_text([&] { check_run_folder(small("", {.resume = older})); }),
       testing::AllOf(
           HasSubstr("that of step 6, but resume = \"" + older),
           HasSubstr("name another folder")));
@@ -417,17 +397,17 @@ TEST_F(JobTest, OverwriteDoesNotRemoveWhatItResumes) {
         run / "../run/checkpoints"}) {
     const Overrides anew{.overwrite = true, .resume = from.string()};
     EXPECT_THAT(
-        error_of([&] { make_run_folder(small("", anew)); }),
+        error_text([&] { make_run_folder(small("", anew)); }),
         HasSubstr("overwrite would remove what checkpoint.resume = "))
         << from;
   }
   // Nor with a slash behind the run, nor other things that it begins with.
   const auto error = [&](const std::string& set) {
-    return error_of(
+    return error_text(
         [&] { make_run_folder(small("", {.set = {set}, .overwrite = true})); });
   };
   EXPECT_THAT(
-      error_of([&] {
+      error_text([&] {
         make_run_folder(small(
             "", {.set = {"train.run=" + (run / "").string()},
                  .overwrite = true,
@@ -457,7 +437,7 @@ TEST_F(JobTest, AConfigurationThatCannotBeWrittenLeavesTheOneBefore) {
   Job longer = job;
   longer.train.steps = 20;
   setrlimit(RLIMIT_FSIZE, &small_files);
-  const std::string error = error_of([&] { make_run_folder(longer); });
+  const std::string error = error_text([&] { make_run_folder(longer); });
   setrlimit(RLIMIT_FSIZE, &before);
   std::signal(SIGXFSZ, SIG_DFL);
   EXPECT_THAT(error, HasSubstr("config.toml: "));
@@ -477,11 +457,12 @@ TEST_F(JobTest, RunFolderThatCannotBe) {
   Job job = small();
   job.train.run = (folder_ / "file").string();
   EXPECT_THAT(
-      error_of([&] { check_run_folder(job); }), HasSubstr("is not a folder"));
+      error_text([&] { check_run_folder(job); }), HasSubstr("is not a folder"));
   job.train.run = (folder_ / "file" / "run").string();
-  EXPECT_THAT(error_of([&] { check_run_folder(job); }), HasSubstr("is a file"));
+  EXPECT_THAT(
+      error_text([&] { check_run_folder(job); }), HasSubstr("is a file"));
   job.train.run = "/proc/run";
-  EXPECT_NE(error_of([&] { make_run_folder(job); }), "(no error)");
+  EXPECT_NE(error_text([&] { make_run_folder(job); }), "no error");
 }
 
 }  // namespace job_test

@@ -16,6 +16,7 @@
 #include "echelon/train/strategies/parallel_model.h"
 #include "echelon/train/trainer.h"
 #include "echelon/train/verify.h"
+#include "tests/support/error_text.h"
 #include "tests/train/trained_runs.h"
 
 namespace echelon {
@@ -37,22 +38,6 @@ Job mlp_job(int64_t pp, const std::string& schedule, int64_t dp = 1) {
   return job;
 }
 
-VerifyResult result_of(
-    const Job& job, const VerifyOptions& options = {.steps = 2},
-    const LayerList* layers = nullptr) {
-  VerifyResult result;
-  run_ranks(static_cast<int>(job.layout.num_ranks()), [&](World& world) {
-    const VerifyResult mine = verify(job, world, options, layers);
-    if (world.rank() == 0) result = mine;
-  });
-  return result;
-}
-
-std::string text_of(const Job& job, const VerifyResult& result) {
-  return job.pipeline.schedule + " " + to_string(job.layout) + "\n" +
-         to_text(result, {});
-}
-
 class EverySchedule : public testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(
     Kinds, EverySchedule, testing::ValuesIn(schedule_kinds()),
@@ -61,16 +46,13 @@ INSTANTIATE_TEST_SUITE_P(
 TEST_P(EverySchedule, EqualsOneDevice) {
   for (const int64_t pp : {2, 3, 4}) {
     const Job job = mlp_job(pp, GetParam());
-    const auto result = result_of(job);
-    EXPECT_TRUE(result.passed) << text_of(job, result);
-    EXPECT_EQ(result.num_compared, 2 * (1 + 2 * 20));
+    EXPECT_EQ(expect_equal_to_one_device(job), 2 * (1 + 2 * 20));
   }
 }
 
 TEST_P(EverySchedule, EqualsOneDeviceWithDataParallelism) {
   const Job job = mlp_job(2, GetParam(), 2);
-  const auto result = result_of(job);
-  EXPECT_TRUE(result.passed) << text_of(job, result);
+  expect_equal_to_one_device(job);
 }
 
 TEST(VerifyPipeline, FindsAPlantedFactorOfTwo) {
@@ -84,8 +66,7 @@ TEST(VerifyPipeline, FindsAPlantedFactorOfTwo) {
 TEST(VerifyPipeline, SimpleCnnAndResnet) {
   Job job = mlp_job(3, "1f1b");
   job.model.name = "simple_cnn";
-  auto result = result_of(job);
-  EXPECT_TRUE(result.passed) << text_of(job, result);
+  expect_equal_to_one_device(job);
 
   job = mlp_job(2, "gpipe");
   job.model.name = "resnet18";
@@ -94,11 +75,10 @@ TEST(VerifyPipeline, SimpleCnnAndResnet) {
   job.data.shape = {3, 32, 32};
   job.train.batch = 4;
   job.pipeline.microbatches = 1;  // batch statistics are a microbatch's
-  result = result_of(job);
-  EXPECT_TRUE(result.passed) << text_of(job, result);
+  expect_equal_to_one_device(job);
 
   job.pipeline.microbatches = 2;
-  result = result_of(job);
+  const auto result = result_of(job);
   EXPECT_FALSE(result.passed);
   EXPECT_THAT(result.hint, HasSubstr("microbatch"));
 }
@@ -158,8 +138,7 @@ TEST_P(EverySchedule, SkipConnectionAcrossStages) {
   const LayerList list = skip_list();
   for (const int64_t pp : {2, 3, 4}) {
     const Job job = mlp_job(pp, GetParam());
-    const auto result = result_of(job, {.steps = 2}, &list);
-    EXPECT_TRUE(result.passed) << text_of(job, result);
+    expect_equal_to_one_device(job, whole_layers(list));
   }
 }
 
@@ -167,13 +146,12 @@ TEST_P(EverySchedule, TiedWeightsAcrossStages) {
   const LayerList list = tied_list();
   for (const int64_t pp : {2, 3}) {
     const Job job = mlp_job(pp, GetParam());
-    const auto result = result_of(job, {.steps = 3}, &list);
-    EXPECT_TRUE(result.passed) << text_of(job, result);
-    EXPECT_EQ(result.num_compared, 3 * (1 + 2 * 6));
+    EXPECT_EQ(
+        expect_equal_to_one_device(job, whole_layers(list), 3),
+        3 * (1 + 2 * 6));
   }
   const Job job = mlp_job(2, GetParam(), 2);
-  const auto result = result_of(job, {.steps = 3}, &list);
-  EXPECT_TRUE(result.passed) << text_of(job, result);
+  expect_equal_to_one_device(job, whole_layers(list), 3);
 }
 
 TEST(VerifyPipeline, EveryBalanceAndPartition) {
@@ -181,14 +159,11 @@ TEST(VerifyPipeline, EveryBalanceAndPartition) {
        {StageBalance::time, StageBalance::memory, StageBalance::measured}) {
     Job job = mlp_job(3, "1f1b");
     job.model.balance = balance;
-    const auto result = result_of(job);
-    EXPECT_TRUE(result.passed)
-        << static_cast<int>(balance) << text_of(job, result);
+    expect_equal_to_one_device(job);
   }
   Job job = mlp_job(3, "1f1b");
   job.model.partition_at = {"fc2", "fc9"};
-  const auto result = result_of(job);
-  EXPECT_TRUE(result.passed) << text_of(job, result);
+  expect_equal_to_one_device(job);
 }
 
 // The layers with parameters on each rank, by their first parameter's name.
@@ -251,13 +226,8 @@ TEST(PipelinePartition, FollowsWhatIsBalanced) {
 }
 
 TEST(VerifyPipeline, WhatDoesNotFitIsRefusedWithNumbers) {
-  const auto message_of = [](const Job& job) -> std::string {
-    try {
-      result_of(job);
-    } catch (const ConfigError& error) {
-      return error.what();
-    }
-    return "nothing was thrown";
+  const auto message_of = [](const Job& job) {
+    return error_text<ConfigError>([&] { result_of(job); });
   };
   Job job = mlp_job(2, "1f1b");
   job.model.device_bytes = {1 << 20, 2000};
@@ -280,33 +250,26 @@ TEST(VerifyPlacement, EqualsOneDevice) {
   for (const int64_t devices : {1, 2, 3, 4}) {
     for (const int64_t dp : {1, 2}) {
       const Job job = placed_job(devices, dp);
-      const auto result = result_of(job);
-      EXPECT_TRUE(result.passed) << devices << text_of(job, result);
+      expect_equal_to_one_device(job);
     }
   }
   for (const auto balance : {StageBalance::memory, StageBalance::measured}) {
     Job job = placed_job(3);
     job.model.balance = balance;
-    const auto result = result_of(job);
-    EXPECT_TRUE(result.passed)
-        << static_cast<int>(balance) << text_of(job, result);
+    expect_equal_to_one_device(job);
   }
   for (const LayerList& list : {skip_list(), tied_list()}) {
     const Job job = placed_job(3);
-    const auto result = result_of(job, {.steps = 3}, &list);
-    EXPECT_TRUE(result.passed) << text_of(job, result);
+    expect_equal_to_one_device(job, whole_layers(list), 3);
   }
 }
 
 TEST(VerifyPlacement, WhatDoesNotFitIsRefusedWithNumbers) {
   Job job = placed_job(2);
   job.model.device_bytes = {1000, 1000};
-  try {
-    result_of(job);
-    FAIL() << "no error";
-  } catch (const ConfigError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("of its 1,000 B"));
-  }
+  EXPECT_THAT(
+      error_text<ConfigError>([&] { result_of(job); }),
+      HasSubstr("of its 1,000 B"));
 }
 
 // ------------------------------------------------------------------ training
@@ -336,16 +299,14 @@ TEST_F(PipelineTraining, TiedWeightsAreSavedOnce) {
   const LayerList list = tied_list();
   Job one = mlp_job(1, "1f1b");
   one.train.steps = 12;
-  const auto expected = load_tensors(
-      (run(one, "one", &list) / "checkpoints/last.safetensors").string());
+  const auto expected = load_tensors(last_weights(run(one, "one", &list)));
   const std::map<std::string, Tensor> by_name(expected.begin(), expected.end());
   EXPECT_EQ(by_name.count("p1.weight"), 1u);
   EXPECT_EQ(by_name.count("p3.weight") + by_name.count("p4.weight"), 0u);
   for (const char* schedule : {"gpipe", "zb-v"}) {
     Job job = mlp_job(3, schedule);
     job.train.steps = one.train.steps;
-    const auto saved = load_tensors(
-        (run(job, schedule, &list) / "checkpoints/last.safetensors").string());
+    const auto saved = load_tensors(last_weights(run(job, schedule, &list)));
     ASSERT_EQ(saved.size(), expected.size()) << schedule;
     for (const auto& [name, tensor] : saved) {
       EXPECT_TRUE(tensor.allclose(by_name.at(name), 1e-3, 1e-5)) << name;
@@ -389,23 +350,10 @@ TEST_F(PipelineTraining, DevicesOfOneProcessShowInTheTimeline) {
 }
 
 TEST_F(PipelineTraining, ANanNamesTheStepTheRankAndTheLayer) {
-  auto inputs = torch::rand({32, 1, 8, 8});
-  inputs[20] = std::numeric_limits<float>::quiet_NaN();
-  const auto path = folder_.path("data.safetensors");
-  save_tensors(path, {{"inputs", inputs}, {"targets", torch::arange(32) % 4}});
-  Job job = mlp_job(2, "1f1b");
-  job.data.name = "tensors";
-  job.data.path = path;
-  job.data.shuffle = false;
-  job.data.holdout = 0;
-  job.train.batch = 32;
-  try {
-    run(job, "nan");
-    FAIL() << "no error";
-  } catch (const NumericError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("step 1: the loss of rank 1"));
-    EXPECT_THAT(error.what(), HasSubstr("the input batch"));
-  }
+  const Job job = with_broken_sample(mlp_job(2, "1f1b"));
+  const auto error = error_text<NumericError>([&] { run(job, "nan"); });
+  EXPECT_THAT(error, HasSubstr("step 1: the loss of rank 1"));
+  EXPECT_THAT(error, HasSubstr("the input batch"));
 }
 
 TEST_F(PipelineTraining, DivergenceNamesTheFirstLayerOfAnEarlierStage) {
@@ -414,13 +362,9 @@ TEST_F(PipelineTraining, DivergenceNamesTheFirstLayerOfAnEarlierStage) {
   job.optimizer.clip_norm = 0;
   job.optimizer.learning_rate = 1e38;
   job.train.steps = 20;
-  try {
-    run(job, "diverges");
-    FAIL() << "no error";
-  } catch (const NumericError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("the loss of rank 2"));
-    EXPECT_THAT(error.what(), HasSubstr("layer fc2 (output)"));
-  }
+  const auto error = error_text<NumericError>([&] { run(job, "diverges"); });
+  EXPECT_THAT(error, HasSubstr("the loss of rank 2"));
+  EXPECT_THAT(error, HasSubstr("layer fc2 (output)"));
 }
 
 TEST_F(PipelineTraining, StartsFromWeightsOfOneDevice) {

@@ -40,32 +40,13 @@ Job job_of(const Layout& layout, int64_t stage = 3) {
   return job;
 }
 
-VerifyResult
-result_of(const Job& job, const VerifyOptions& options = {.steps = 2}) {
-  VerifyResult result;
-  run_ranks(static_cast<int>(job.layout.num_ranks()), [&](World& world) {
-    at::set_num_threads(1);
-    const VerifyResult mine = verify(job, world, options);
-    if (world.rank() == 0) result = mine;
-  });
-  return result;
-}
-
-std::string text_of(const Job& job, const VerifyResult& result) {
-  return to_string(job.layout) + " stage " + std::to_string(job.shard.stage) +
-         " " + job.pipeline.schedule + " gather " + job.shard.gather + "\n" +
-         to_text(result, {});
-}
-
 // composition_test.cpp has the other layouts of each stage.
 TEST(ShardedTraining, EqualsOneDevice) {
   for (const int64_t stage : {1, 2, 3}) {
     for (const Layout& layout :
          {Layout{.dp_shard = 3}, Layout{.dp_shard = 2, .tp = 2, .pp = 2}}) {
       const Job job = job_of(layout, stage);
-      const auto result = result_of(job);
-      EXPECT_TRUE(result.passed) << text_of(job, result);
-      EXPECT_EQ(result.num_compared, 2 * (1 + 2 * 6)) << text_of(job, result);
+      EXPECT_EQ(expect_equal_to_one_device(job), 2 * (1 + 2 * 6));
     }
   }
 }
@@ -78,8 +59,7 @@ TEST(ShardedTraining, GathersForUseOrForAStep) {
         Job job = job_of(layout);
         job.shard.gather = gather;
         job.shard.prefetch = prefetch;
-        const auto result = result_of(job);
-        EXPECT_TRUE(result.passed) << text_of(job, result);
+        expect_equal_to_one_device(job);
       }
     }
   }
@@ -89,12 +69,10 @@ TEST(ShardedTraining, AccumulatesAndMayHaveUnevenBatches) {
   for (const int64_t stage : {1, 2, 3}) {
     Job job = job_of({.dp_shard = 2}, stage);
     job.train.accumulate = 3;
-    auto result = result_of(job);
-    EXPECT_TRUE(result.passed) << text_of(job, result);
+    expect_equal_to_one_device(job);
     job.train.accumulate = 1;
     job.train.rank_batch = {19, 5};
-    result = result_of(job);
-    EXPECT_TRUE(result.passed) << text_of(job, result);
+    expect_equal_to_one_device(job);
   }
 }
 
@@ -107,8 +85,7 @@ TEST(ShardedTraining, EverySchedule) {
       job.shard.gather = gather;
       job.pipeline.schedule = schedule;
       job.train.batch = 48;
-      const auto result = result_of(job);
-      EXPECT_TRUE(result.passed) << text_of(job, result);
+      expect_equal_to_one_device(job);
     }
   }
 }
@@ -123,8 +100,7 @@ TEST(ShardedTraining, SynchronisedBatchNormEqualsOneDevice) {
     job.data.shape = {3, 32, 32};
     job.train.batch = 8;
     job.model.sync_batch_norm = true;
-    const auto result = result_of(job);
-    EXPECT_TRUE(result.passed) << text_of(job, result);
+    expect_equal_to_one_device(job);
     if (layout.dp_replicate > 1) continue;
     job.model.sync_batch_norm = false;
     EXPECT_FALSE(result_of(job).passed);
@@ -151,8 +127,7 @@ TEST(ShardedTraining, OffloadedStateEqualsOneDevice) {
           Layout{.tp = 2}, Layout{.pp = 2}}) {
       Job job = job_of(layout);
       job.memory.offload = offload;
-      const auto result = result_of(job);
-      EXPECT_TRUE(result.passed) << offload << " " << text_of(job, result);
+      expect_equal_to_one_device(job);
     }
   }
 }

@@ -112,22 +112,6 @@ Job cut_job(const Layout& layout) {
   return job;
 }
 
-VerifyResult result_of(
-    const Job& job, const LayerFactory& layers = cut_list,
-    const VerifyOptions& options = {.steps = 2}) {
-  VerifyResult result;
-  run_ranks(static_cast<int>(job.layout.num_ranks()), [&](World& world) {
-    const VerifyResult mine = verify(job, world, options, layers);
-    if (world.rank() == 0) result = mine;
-  });
-  return result;
-}
-
-std::string text_of(const Job& job, const VerifyResult& result) {
-  return job.pipeline.schedule + " " + to_string(job.layout) + "\n" +
-         to_text(result, {});
-}
-
 TEST(TensorParallelTraining, EqualsOneDevice) {
   for (const Layout& layout :
        {Layout{.tp = 2}, Layout{.tp = 3}, Layout{.tp = 4},
@@ -135,9 +119,7 @@ TEST(TensorParallelTraining, EqualsOneDevice) {
         Layout{.tp = 2, .pp = 3},
         Layout{.dp_replicate = 2, .tp = 2, .pp = 2}}) {
     Job job = cut_job(layout);
-    const auto result = result_of(job);
-    EXPECT_TRUE(result.passed) << text_of(job, result);
-    EXPECT_EQ(result.num_compared, 2 * (1 + 2 * 8)) << text_of(job, result);
+    EXPECT_EQ(expect_equal_to_one_device(job, cut_list), 2 * (1 + 2 * 8));
   }
 }
 
@@ -151,24 +133,23 @@ TEST_P(EveryScheduleWithTensorParallel, EqualsOneDeviceInThreeDimensions) {
   Job job = cut_job({.dp_replicate = 2, .tp = 2, .pp = 2});
   job.pipeline.schedule = GetParam();
   job.train.batch = 48;
-  const auto result = result_of(job);
-  EXPECT_TRUE(result.passed) << text_of(job, result);
+  expect_equal_to_one_device(job, cut_list);
 }
 
 TEST(TensorParallelTraining, AccumulatesAndMayHaveUnevenBatches) {
   Job job = cut_job({.dp_replicate = 2, .tp = 2});
   job.train.accumulate = 3;
-  EXPECT_TRUE(result_of(job).passed);
+  EXPECT_TRUE(result_of(job, {.steps = 2}, cut_list).passed);
   job.train.accumulate = 1;
   job.train.rank_batch = {19, 5};
-  EXPECT_TRUE(result_of(job).passed);
+  EXPECT_TRUE(result_of(job, {.steps = 2}, cut_list).passed);
 }
 
 TEST(TensorParallelTraining, APlantedErrorIsFound) {
   const Job job = cut_job({.tp = 2});
   for (const char* name : {"up.weight", "down.bias", "whole.weight"}) {
     const auto result =
-        result_of(job, cut_list, {.steps = 1, .plant_error = name});
+        result_of(job, {.steps = 1, .plant_error = name}, cut_list);
     EXPECT_FALSE(result.passed);
     EXPECT_EQ(result.worst[0].what, std::string("gradient ") + name);
   }
@@ -196,13 +177,14 @@ LayerList broken_list(const TensorParallel& parallel, double factor) {
 
 TEST(TensorParallelTraining, AWrongFactorIsFound) {
   const Job job = cut_job({.tp = 2});
-  const auto right = result_of(job, [](const TensorParallel& parallel) {
-    return broken_list(parallel, 1);
-  });
+  const auto right = result_of(
+      job, {.steps = 2},
+      [](const TensorParallel& parallel) { return broken_list(parallel, 1); });
   EXPECT_TRUE(right.passed);
-  const auto wrong = result_of(job, [](const TensorParallel& parallel) {
-    return broken_list(parallel, 1 + 1e-6);
-  });
+  const auto wrong =
+      result_of(job, {.steps = 2}, [](const TensorParallel& parallel) {
+        return broken_list(parallel, 1 + 1e-6);
+      });
   EXPECT_FALSE(wrong.passed);
 }
 
@@ -218,12 +200,14 @@ TEST(TensorParallelTraining, AListThatIsNoFunctionCannotBeSharded) {
           "tp=2: a list of layers of one's own is sharded when it is given"));
   EXPECT_THAT(
       error_text<ConfigError>([&] {
-        result_of(cut_job({.tp = 2}), [](const TensorParallel& parallel) {
-          auto layers = cut_list(parallel);
-          if (parallel.size() > 1)
-            layers.add("more", [] { return torch::nn::Tanh(); });
-          return layers;
-        });
+        result_of(
+            cut_job({.tp = 2}), {.steps = 2},
+            [](const TensorParallel& parallel) {
+              auto layers = cut_list(parallel);
+              if (parallel.size() > 1)
+                layers.add("more", [] { return torch::nn::Tanh(); });
+              return layers;
+            });
       }),
       HasSubstr("has 5 layers, the full one 4"));
 }
@@ -355,8 +339,7 @@ TEST_F(TensorTraining, CompressesTheGradientsOfEachShard) {
 TEST_F(TensorTraining, ThePartitionMayBeMeasured) {
   Job job = cut_job({.dp_replicate = 2, .tp = 2, .pp = 2});
   job.model.balance = StageBalance::measured;
-  const auto result = result_of(job);
-  EXPECT_TRUE(result.passed) << text_of(job, result);
+  expect_equal_to_one_device(job, cut_list);
 }
 
 TEST(ModelsByName, DropoutFollowsTheKeysAlone) {

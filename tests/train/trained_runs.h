@@ -3,9 +3,11 @@
 #pragma once
 
 #include <gtest/gtest.h>
+#include <torch/types.h>
 
 #include <algorithm>
 #include <filesystem>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -14,6 +16,7 @@
 #include "echelon/schedule/options.h"
 #include "echelon/timeline/metrics.h"
 #include "echelon/train/trainer.h"
+#include "echelon/train/verify.h"
 #include "tests/support/temp_folder.h"
 
 namespace echelon {
@@ -32,8 +35,50 @@ class TrainedRuns : public testing::Test {
     return folder;
   }
 
+  /// The job on data of 32 samples, one batch in order, of which one has NaNs:
+  /// of two ranks the second one gets it.
+  Job with_broken_sample(Job job) {
+    auto inputs = torch::rand({32, 1, 8, 8});
+    inputs[20] = std::numeric_limits<float>::quiet_NaN();
+    job.data.name = "tensors";
+    job.data.path = folder_.path("data.safetensors");
+    save_tensors(
+        job.data.path,
+        {{"inputs", inputs}, {"targets", torch::arange(32) % 4}});
+    job.data.shuffle = false;
+    job.data.holdout = 0;
+    job.train.batch = 32;
+    return job;
+  }
+
   TempFolder folder_;
 };
+
+/// verify() with a thread for each rank: what rank 0 gets.
+inline VerifyResult result_of(
+    const Job& job, const VerifyOptions& options = {.steps = 2},
+    const LayerFactory& layers = {}) {
+  VerifyResult result;
+  run_ranks(static_cast<int>(job.layout.num_ranks()), [&](World& world) {
+    at::set_num_threads(1);
+    const VerifyResult mine = verify(job, world, options, layers);
+    if (world.rank() == 0) result = mine;
+  });
+  return result;
+}
+
+/// The job computes what one device computes. Returns the comparisons.
+inline int64_t expect_equal_to_one_device(
+    const Job& job, const LayerFactory& layers = {}, int64_t steps = 2) {
+  const VerifyResult result = result_of(job, {.steps = steps}, layers);
+  EXPECT_TRUE(result.passed)
+      << to_string(job.layout) << " stage " << job.shard.stage << " "
+      << job.pipeline.schedule << " gather " << job.shard.gather << " offload "
+      << job.memory.offload << " balance "
+      << static_cast<int>(job.model.balance) << "\n"
+      << to_text(result, {});
+  return result.num_compared;
+}
 
 inline std::string last_weights(const std::filesystem::path& run) {
   return (run / "checkpoints/last.safetensors").string();

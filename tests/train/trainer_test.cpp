@@ -3,8 +3,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cmath>
 #include <csignal>
@@ -20,6 +18,7 @@
 #include "echelon/timeline/chrome_trace.h"
 #include "echelon/timeline/metrics.h"
 #include "tests/support/error_text.h"
+#include "tests/train/trained_runs.h"
 
 namespace echelon {
 namespace trainer_test {
@@ -27,17 +26,8 @@ namespace trainer_test {
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-class Trainer : public testing::Test {
+class Trainer : public TrainedRuns {
  protected:
-  void SetUp() override {
-    folder_ = std::filesystem::temp_directory_path() /
-              ("echelon-trainer-" + std::to_string(::getpid()) + "-" +
-               testing::UnitTest::GetInstance()->current_test_info()->name());
-    std::filesystem::remove_all(folder_);
-    std::filesystem::create_directories(folder_);
-  }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
-
   static Job digits(int64_t ranks, int64_t steps) {
     Job job;
     job.data.name = "digits";
@@ -50,41 +40,39 @@ class Trainer : public testing::Test {
     return job;
   }
 
-  std::vector<StepMetrics>
-  run(const Job& job, int ranks, const std::string& name) {
-    const auto folder = folder_ / name;
-    std::filesystem::create_directories(folder);
-    run_ranks(ranks, [&](World& world) { train(job, world, folder); });
-    return read_metrics(folder / "metrics.jsonl").steps;
+  std::vector<StepMetrics> steps(const Job& job, const std::string& name) {
+    return read_metrics(run(job, name) / "metrics.jsonl").steps;
   }
 
-  std::filesystem::path folder_;
+  // The losses are those of `expected`, relative to them.
+  static void expect_losses(
+      const std::vector<StepMetrics>& actual,
+      const std::vector<StepMetrics>& expected, const std::string& name) {
+    ASSERT_EQ(actual.size(), expected.size());
+    for (size_t i = 0; i < expected.size(); ++i) {
+      EXPECT_NEAR(actual[i].loss, expected[i].loss, 1e-9 * expected[i].loss)
+          << name << ", step " << i + 1;
+    }
+  }
 };
 
 TEST_F(Trainer, FollowsTheSameCurveOnAnyNumberOfRanks) {
-  const auto one = run(digits(1, 60), 1, "one");
+  const auto one = steps(digits(1, 60), "one");
   ASSERT_EQ(one.size(), 60u);
   EXPECT_LT(one.back().loss, one.front().loss / 2);
   for (int ranks : {2, 3, 4}) {
     Job job = digits(ranks, 60);
     job.train.accumulate = ranks == 2 ? 3 : 1;
-    const auto many = run(job, ranks, std::to_string(ranks));
-    ASSERT_EQ(many.size(), 60u);
-    for (size_t i = 0; i < one.size(); ++i) {
-      EXPECT_NEAR(many[i].loss, one[i].loss, 1e-9 * one[i].loss)
-          << ranks << " ranks, step " << i + 1;
-    }
+    const std::string name = std::to_string(ranks);
+    expect_losses(steps(job, name), one, name + " ranks");
   }
 }
 
 TEST_F(Trainer, RanksMayHaveDifferentBatches) {
-  const auto one = run(digits(1, 20), 1, "one");
+  const auto one = steps(digits(1, 20), "one");
   Job job = digits(3, 20);
   job.train.rank_batch = {30, 5, 13};
-  const auto uneven = run(job, 3, "uneven");
-  for (size_t i = 0; i < one.size(); ++i) {
-    EXPECT_NEAR(uneven[i].loss, one[i].loss, 1e-9 * one[i].loss);
-  }
+  expect_losses(steps(job, "uneven"), one, "uneven");
 }
 
 // The last batch of an epoch: 2 samples, for as many as 8 passes.
@@ -105,7 +93,7 @@ TEST_F(Trainer, RanksAndPassesMayHaveNoSample) {
     job.train.accumulate = accumulate;
     return job;
   };
-  const auto one = run(job({}, 1, 0), 1, "one");
+  const auto one = steps(job({}, 1, 0), "one");
   ASSERT_EQ(one.size(), 6u);
   int cases = 0;
   for (const auto& [layout, accumulate, microbatches] :
@@ -116,8 +104,7 @@ TEST_F(Trainer, RanksAndPassesMayHaveNoSample) {
         std::tuple(Layout{.dp_shard = 2, .pp = 2}, 1, 4),
         std::tuple(Layout{.dp_replicate = 2, .tp = 2}, 4, 0)}) {
     const auto many =
-        run(job(layout, accumulate, microbatches),
-            static_cast<int>(layout.num_ranks()), std::to_string(++cases));
+        steps(job(layout, accumulate, microbatches), std::to_string(++cases));
     ASSERT_EQ(many.size(), one.size());
     for (size_t i = 0; i < one.size(); ++i) {
       EXPECT_NEAR(many[i].loss, one[i].loss, 1e-12) << "case " << cases;
@@ -131,7 +118,7 @@ TEST_F(Trainer, LeavesOutTheLastBatchOnDemand) {
   job.train.batch = 500;  // of 1438 samples to train on
   const auto epochs = [&](const std::string& name) {
     std::vector<int64_t> samples;
-    for (const auto& step : run(job, 2, name)) {
+    for (const auto& step : steps(job, name)) {
       samples.push_back(std::llround(step.epoch * 1438));
     }
     return samples;
@@ -140,7 +127,7 @@ TEST_F(Trainer, LeavesOutTheLastBatchOnDemand) {
   job.data.drop_last = true;
   EXPECT_THAT(epochs("full"), ElementsAre(500, 1000, 1938, 2438));
   EXPECT_EQ(check_job(job, 2).steps, 4);
-  const auto file = read_metrics(folder_ / "full" / "metrics.jsonl");
+  const auto file = read_metrics(folder_.path("full/metrics.jsonl"));
   ASSERT_EQ(file.evaluations.size(), 2u);  // after each epoch
   EXPECT_EQ(file.evaluations.front().step, 2);
   EXPECT_EQ(file.evaluations.back().samples, 359);  // all that is held out
@@ -157,17 +144,16 @@ TEST_F(Trainer, WithoutTheLastBatchNormsHaveSamples) {
   job.train.epochs = 1;
   job.train.batch = 8;
   EXPECT_THAT(
-      error_text<std::exception>([&] { run(job, 2, "all"); }),
+      error_text<std::exception>([&] { steps(job, "all"); }),
       HasSubstr("more than 1 value per channel"));
   job.data.drop_last = true;
-  EXPECT_EQ(run(job, 2, "full").size(), 1u);
+  EXPECT_EQ(steps(job, "full").size(), 1u);
 }
 
 TEST_F(Trainer, WritesTheWholeRunFolder) {
   Job job = digits(2, 40);
   job.train.epochs = 0;
-  run(job, 2, "run");
-  const auto folder = folder_ / "run";
+  const auto folder = run(job, "run");
   const auto file = read_metrics(folder / "metrics.jsonl");
   EXPECT_EQ(file.steps.size(), 40u);
   ASSERT_EQ(file.evaluations.size(), 2u);  // after the epoch, and at the end
@@ -175,31 +161,26 @@ TEST_F(Trainer, WritesTheWholeRunFolder) {
   EXPECT_GT(file.evaluations.back().accuracy, 0.5);
   const Timeline timeline = read_chrome_trace(folder / "timeline.json");
   for (int32_t rank : {0, 1}) {
-    for (const char* name : {"forward", "backward", "optimizer", "data wait"}) {
-      EXPECT_TRUE(std::any_of(
+    SCOPED_TRACE(rank);
+    const auto has = [&](const auto& wanted) {
+      return std::any_of(
           timeline.spans.begin(), timeline.spans.end(),
-          [&](const Span& span) {
-            return span.rank == rank && span.name == name;
-          }))
-          << rank << " " << name;
+          [&](const Span& span) { return span.rank == rank && wanted(span); });
+    };
+    for (const char* name : {"forward", "backward", "optimizer", "data wait"}) {
+      EXPECT_TRUE(has([&](const Span& span) { return span.name == name; }))
+          << name;
     }
-    EXPECT_TRUE(std::any_of(
-        timeline.spans.begin(), timeline.spans.end(),
-        [&](const Span& span) {
-          return span.rank == rank && span.track == "comm" &&
-                 span.name.find("bucket") != std::string::npos &&
-                 span.bytes > 0 && span.end_ns > span.begin_ns &&
-                 span.axis == "dp_replicate";
-        }))
-        << rank;
-    EXPECT_TRUE(std::any_of(
-        timeline.spans.begin(), timeline.spans.end(),
-        [&](const Span& span) {
-          return span.rank == rank && span.track == "compute" &&
-                 span.name == "wait for all_reduce step sums" &&
-                 span.kind == SpanKind::communication && span.axis.empty();
-        }))
-        << rank;
+    EXPECT_TRUE(has([](const Span& span) {
+      return span.track == "comm" &&
+             span.name.find("bucket") != std::string::npos && span.bytes > 0 &&
+             span.end_ns > span.begin_ns && span.axis == "dp_replicate";
+    }));
+    EXPECT_TRUE(has([](const Span& span) {
+      return span.track == "compute" &&
+             span.name == "wait for all_reduce step sums" &&
+             span.kind == SpanKind::communication && span.axis.empty();
+    }));
   }
   EXPECT_TRUE(std::filesystem::exists(folder / "report.html"));
   EXPECT_TRUE(
@@ -211,56 +192,38 @@ TEST_F(Trainer, WritesTheWholeRunFolder) {
 }
 
 TEST_F(Trainer, StartsFromTrainedWeights) {
-  run(digits(2, 120), 2, "first");
+  run(digits(2, 120), "first");
   Job job = digits(1, 1);
-  job.model.weights = (folder_ / "first/checkpoints/last.safetensors").string();
-  const auto again = run(job, 1, "again");
-  const auto cold = run(digits(1, 1), 1, "cold");
+  job.model.weights = folder_.path("first/checkpoints/last.safetensors");
+  const auto again = steps(job, "again");
+  const auto cold = steps(digits(1, 1), "cold");
   EXPECT_LT(again[0].loss, cold[0].loss / 2);
 }
 
 TEST_F(Trainer, ANanNamesStepRankAndLayer) {
-  // One broken sample: the rank that gets it, and no layer, is at fault.
-  auto inputs = torch::randn({32, 1, 8, 8});
-  inputs[20] = std::numeric_limits<float>::quiet_NaN();
-  const auto path = (folder_ / "data.safetensors").string();
-  save_tensors(path, {{"inputs", inputs}, {"targets", torch::arange(32) % 4}});
-  Job job = digits(2, 10);
-  job.data.name = "tensors";
-  job.data.path = path;
-  job.data.shuffle = false;
-  job.data.holdout = 0;
-  job.train.batch = 32;
-  try {
-    run(job, 2, "nan");
-    FAIL() << "no error";
-  } catch (const NumericError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("step 1: the loss of rank 1"));
-    EXPECT_THAT(error.what(), HasSubstr("the input batch"));
-  }
+  // The rank that gets the broken sample, and no layer, is at fault.
+  const Job job = with_broken_sample(digits(2, 10));
+  const auto error = error_text<NumericError>([&] { run(job, "nan"); });
+  EXPECT_THAT(error, HasSubstr("step 1: the loss of rank 1"));
+  EXPECT_THAT(error, HasSubstr("the input batch"));
 }
 
 TEST_F(Trainer, DivergenceNamesTheLayer) {
   Job job = digits(2, 50);
   job.optimizer.name = "sgd";
   job.optimizer.learning_rate = 1e200;
-  try {
-    run(job, 2, "diverges");
-    FAIL() << "no error";
-  } catch (const NumericError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("is not a finite number"));
-    EXPECT_THAT(error.what(), HasSubstr("in layer conv"));
-  }
+  const auto error = error_text<NumericError>([&] { run(job, "diverges"); });
+  EXPECT_THAT(error, HasSubstr("is not a finite number"));
+  EXPECT_THAT(error, HasSubstr("in layer conv"));
   // What was measured until then is kept.
   EXPECT_GE(
-      read_metrics(folder_ / "diverges" / "metrics.jsonl").steps.size(), 1u);
+      read_metrics(folder_.path("diverges/metrics.jsonl")).steps.size(), 1u);
 }
 
 TEST_F(Trainer, ASignalEndsTheRunAfterACompleteStep) {
   install_stop_signals();
   Job job = digits(2, 1000000);
-  const auto folder = folder_ / "stopped";
-  std::filesystem::create_directories(folder);
+  const std::filesystem::path folder = folder_.make_folder("stopped");
   std::thread signaller([&] {
     while (!std::filesystem::exists(folder / "metrics.jsonl") ||
            std::filesystem::file_size(folder / "metrics.jsonl") < 4000) {
