@@ -109,11 +109,9 @@ TEST(Optimizer, MemoryOrderDoesNotMatter) {
         options,
         NamedTensors{{"plain", plain}, {"last", last}, {"mixed", mixed}});
     for (int step = 0; step < 3; ++step) {
-      plain.mutable_grad() = gradient.clone();
-      last.mutable_grad() =
-          gradient.contiguous(at::MemoryFormat::ChannelsLast).clone();
-      mixed.mutable_grad() =
-          gradient.contiguous(at::MemoryFormat::ChannelsLast).clone();
+      set_gradient(plain, gradient);
+      set_gradient(last, gradient.contiguous(at::MemoryFormat::ChannelsLast));
+      set_gradient(mixed, gradient.contiguous(at::MemoryFormat::ChannelsLast));
       optimizer->step();
     }
     EXPECT_TRUE(plain.equal(last)) << name;
@@ -200,48 +198,37 @@ TEST(Optimizer, TiedParametersAreUpdatedOnce) {
 }
 
 TEST(Optimizer, RefusesWhatItCannotUpdate) {
-  const auto error = [](auto call) { return error_text<ConfigError>(call); };
   auto p = leaf(torch::ones({4, 4}));
-  const auto make = [&](NamedTensors list) {
-    return make_optimizer(named("sgd"), list);
-  };
-  EXPECT_THAT(
-      error([&] {
-        make({{"a", p}, {"b", p}});
-      }),
-      HasSubstr("\"b\" is the same tensor as \"a\""));
-  EXPECT_THAT(
-      error([&] {
-        make({{"a", p}, {"a", leaf(p.detach())}});
-      }),
-      HasSubstr("\"a\" is listed twice"));
-  EXPECT_THAT(
-      error([&] {
-        make({{"a", p.detach().t().narrow(0, 0, 2)}});
-      }),
-      HasSubstr("fills its memory"));
-  EXPECT_THAT(
-      error([&] {
-        make({{"a", torch::ones({2}, torch::kInt64)}});
-      }),
-      HasSubstr("floating-point"));
-  EXPECT_THAT(error([&] { make({{"a", p * 2}}); }), HasSubstr("leaf"));
-  EXPECT_THAT(
-      error([&] { make_optimizer(named("lion"), NamedTensors{}); }),
-      HasSubstr("\"lion\" is not an optimizer"));
-  auto options = named("sgd");
-  options.nesterov = true;
-  EXPECT_THAT(
-      error([&] { make_optimizer(options, NamedTensors{}); }),
-      HasSubstr("nesterov=true needs momentum"));
-  options = named("adam");
-  options.beta2 = 1.0;
-  EXPECT_THAT(
-      error([&] { make_optimizer(options, NamedTensors{}); }),
-      HasSubstr("beta2=1 must be in [0, 1)"));
-  auto sparse = make({{"a", p}});
+  const std::pair<NamedTensors, const char*> lists[] = {
+      {{{"a", p}, {"b", p}}, "\"b\" is the same tensor as \"a\""},
+      {{{"a", p}, {"a", leaf(p.detach())}}, "\"a\" is listed twice"},
+      {{{"a", p.detach().t().narrow(0, 0, 2)}}, "fills its memory"},
+      {{{"a", torch::ones({2}, torch::kInt64)}}, "floating-point"},
+      {{{"a", p * 2}}, "leaf"}};
+  for (const auto& [list, message] : lists) {
+    EXPECT_THAT(
+        error_text<ConfigError>([&] { make_optimizer(named("sgd"), list); }),
+        HasSubstr(message));
+  }
+  auto nesterov = named("sgd");
+  nesterov.nesterov = true;
+  auto beta = named("adam");
+  beta.beta2 = 1.0;
+  const std::pair<OptimizerOptions, const char*> settings[] = {
+      {named("lion"), "\"lion\" is not an optimizer"},
+      {nesterov, "nesterov=true needs momentum"},
+      {beta, "beta2=1 must be in [0, 1)"}};
+  for (const auto& [options, message] : settings) {
+    EXPECT_THAT(
+        error_text<ConfigError>(
+            [&] { make_optimizer(options, NamedTensors{}); }),
+        HasSubstr(message));
+  }
+  auto sparse = make_optimizer(named("sgd"), NamedTensors{{"a", p}});
   p.mutable_grad() = torch::ones({4, 4}).to_sparse();
-  EXPECT_THAT(error([&] { sparse->step(); }), HasSubstr("sparse gradient"));
+  EXPECT_THAT(
+      error_text<ConfigError>([&] { sparse->step(); }),
+      HasSubstr("sparse gradient"));
 }
 
 TEST(Optimizer, NothingToUpdateIsFine) {

@@ -19,14 +19,17 @@
 #include "tests/support/error_text.h"
 #include "tests/support/temp_folder.h"
 #include "tests/train/small_run.h"
+#include "tests/train/trained_runs.h"
 
 namespace echelon {
 namespace resume_test {
 
 namespace fs = std::filesystem;
+using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::IsEmpty;
 
-class Resumed : public testing::Test {
+class Resumed : public TrainedRuns {
  protected:
   // With momentum, epochs of 30 steps, random crops and flips, and a schedule.
   static Job digits(const std::string& layout, int64_t steps) {
@@ -43,13 +46,6 @@ class Resumed : public testing::Test {
   }
 
   fs::path path(const std::string& name) const { return folder_.path(name); }
-
-  void run(const Job& job, const std::string& name) {
-    fs::create_directories(path(name));
-    run_ranks(static_cast<int>(job.layout.num_ranks()), [&](World& world) {
-      train(job, world, path(name));
-    });
-  }
 
   MetricsFile metrics(const std::string& name) const {
     return read_metrics(path(name) / "metrics.jsonl");
@@ -86,10 +82,8 @@ class Resumed : public testing::Test {
       EXPECT_EQ(a.evaluations[i].loss, b.evaluations[i].loss);
       EXPECT_EQ(a.evaluations[i].accuracy, b.evaluations[i].accuracy);
     }
-    const auto tensors =
-        load_tensors((path(actual) / "checkpoints/last.safetensors").string());
-    const auto others = load_tensors(
-        (path(expected) / "checkpoints/last.safetensors").string());
+    const auto tensors = load_tensors(last_weights(path(actual)));
+    const auto others = load_tensors(last_weights(path(expected)));
     ASSERT_EQ(tensors.size(), others.size());
     for (size_t i = 0; i < tensors.size(); ++i) {
       EXPECT_EQ(tensors[i].first, others[i].first);
@@ -98,7 +92,14 @@ class Resumed : public testing::Test {
     }
   }
 
-  TempFolder folder_;
+  // Newest first.
+  std::vector<int64_t> saved_steps(const std::string& name) const {
+    std::vector<int64_t> steps;
+    for (const auto& place : list_checkpoints(path(name) / "checkpoints")) {
+      steps.push_back(place.step);
+    }
+    return steps;
+  }
 };
 
 class SameLayout : public Resumed,
@@ -122,7 +123,7 @@ class SameLayout : public Resumed,
 
 TEST_P(SameLayout, ResumesAsIfItHadNeverStopped) {
   check(digits(GetParam(), 40), 7, {7, 28, 35});  // an epoch ends at 30
-  EXPECT_EQ(list_checkpoints(path("whole") / "checkpoints").size(), 6u);
+  EXPECT_EQ(saved_steps("whole").size(), 6u);
 }
 
 // The scale is found within these steps: it halves, and doubles again.
@@ -181,15 +182,15 @@ TEST_F(Resumed, AFinishedRunFinishesAgain) {
     SCOPED_TRACE(layout);
     const Job job = digits(layout, 4);
     run(job, layout);
-    const fs::path weights = path(layout) / "checkpoints/last.safetensors";
+    const std::string weights = last_weights(path(layout));
     const auto before = metrics(layout);
-    const auto tensors = load_tensors(weights.string());
+    const auto tensors = load_tensors(weights);
     fs::remove(weights);
     run(job, layout);
     EXPECT_EQ(metrics(layout).steps, before.steps);
     EXPECT_EQ(metrics(layout).evaluations, before.evaluations);
-    EXPECT_EQ(list_checkpoints(path(layout) / "checkpoints").size(), 1u);
-    const auto again = load_tensors(weights.string());
+    EXPECT_EQ(saved_steps(layout).size(), 1u);
+    const auto again = load_tensors(weights);
     ASSERT_EQ(again.size(), tensors.size());
     EXPECT_TRUE(again[0].second.equal(tensors[0].second));
   }
@@ -216,23 +217,15 @@ TEST_F(Resumed, OwnCheckpointsComeBeforeThoseItBeganFrom) {
   EXPECT_EQ(steps.back().step, 8);
 }
 
-std::vector<int64_t> steps_of(const fs::path& run) {
-  std::vector<int64_t> steps;
-  for (const auto& place : list_checkpoints(run / "checkpoints")) {
-    steps.push_back(place.step);
-  }
-  return steps;
-}
-
 TEST_F(Resumed, CheckpointsByTime) {
   Job job = digits("dp=2", 4);
   job.checkpoint.at_end = false;
   job.checkpoint.every_minutes = 1e-9;  // has passed at each step
   run(job, "often");
-  EXPECT_EQ(steps_of(path("often")), (std::vector<int64_t>{4, 3, 2, 1}));
+  EXPECT_THAT(saved_steps("often"), ElementsAre(4, 3, 2, 1));
   job.checkpoint.every_minutes = 1e6;
   run(job, "seldom");
-  EXPECT_EQ(steps_of(path("seldom")), (std::vector<int64_t>{}));
+  EXPECT_THAT(saved_steps("seldom"), IsEmpty());
 }
 
 TEST_F(Resumed, NoLastCheckpointWhenNoneIsWanted) {
@@ -242,7 +235,7 @@ TEST_F(Resumed, NoLastCheckpointWhenNoneIsWanted) {
   EXPECT_FALSE(fs::exists(path("none") / "checkpoints"));
   job.checkpoint.every_steps = 2;
   run(job, "some");
-  EXPECT_EQ(steps_of(path("some")), (std::vector<int64_t>{4, 2}));
+  EXPECT_THAT(saved_steps("some"), ElementsAre(4, 2));
   EXPECT_FALSE(fs::exists(path("some") / "checkpoints/last.safetensors"));
 }
 
@@ -302,12 +295,8 @@ TEST_F(Resumed, ADamagedCheckpointIsSkippedForTheOneBefore) {
   leave_only("whole", 8, "damaged");
   const auto newest = list_checkpoints(path("damaged") / "checkpoints").front();
   ASSERT_EQ(newest.step, 8);
-  // Of one rank's file alone.
-  flip(
-      newest.path / "rank-00001.safetensors",
-      static_cast<int64_t>(
-          fs::file_size(newest.path / "rank-00001.safetensors")) -
-          5);
+  const fs::path file = newest.path / "rank-00001.safetensors";
+  flip(file, static_cast<int64_t>(fs::file_size(file)) - 5);
   testing::internal::CaptureStderr();
   run(job, "damaged");
   const std::string warnings = testing::internal::GetCapturedStderr();
@@ -315,12 +304,10 @@ TEST_F(Resumed, ADamagedCheckpointIsSkippedForTheOneBefore) {
   EXPECT_THAT(warnings, HasSubstr("rank-00001.safetensors"));
   EXPECT_THAT(warnings, testing::Not(HasSubstr("failed")));
   expect_same_run("damaged", "whole");
-  std::vector<int64_t> left;
   for (const auto& place : list_checkpoints(path("damaged") / "checkpoints")) {
-    left.push_back(place.step);
-    EXPECT_THAT(verify_checkpoint(place.path.string()), testing::IsEmpty());
+    EXPECT_THAT(verify_checkpoint(place.path.string()), IsEmpty());
   }
-  EXPECT_EQ(left, (std::vector<int64_t>{12, 8, 4}));
+  EXPECT_THAT(saved_steps("damaged"), ElementsAre(12, 8, 4));
   EXPECT_TRUE(
       fs::exists(path("damaged") / "checkpoints/damaged-step-00000008"));
 }
@@ -400,8 +387,7 @@ TEST_F(Resumed, MetricsAreWrittenBeforeTheirCheckpoint) {
       return input.flatten(1);
     });
     layers.add("fc", [] { return torch::nn::Linear(64, 10); });
-    fs::create_directories(path(name));
-    run_ranks(1, [&](World& world) { train(job, world, path(name), &layers); });
+    run(job, name, &layers);
     ASSERT_GT(seen.size(), 10u);
     for (const auto& [saved, written] : seen) EXPECT_GE(written, saved) << name;
   }
@@ -419,11 +405,10 @@ TEST_F(Resumed, TheBestOneStays) {
   const auto best = std::min_element(
       evaluations.begin(), evaluations.end(),
       [](const auto& a, const auto& b) { return a.loss < b.loss; });
-  std::set<int64_t> left;
-  for (const auto& place : list_checkpoints(path("run") / "checkpoints")) {
-    left.insert(place.step);
-  }
-  EXPECT_EQ(left, (std::set<int64_t>{25, 30, best->step}));
+  const auto left = saved_steps("run");
+  EXPECT_EQ(
+      std::set<int64_t>(left.begin(), left.end()),
+      (std::set<int64_t>{25, 30, best->step}));
 }
 
 // A file written next to training has the state at the end of its step.
