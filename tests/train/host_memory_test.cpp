@@ -1,26 +1,22 @@
 #include "echelon/train/memory_watch.h"
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <filesystem>
-#include <fstream>
+
+#include "tests/support/temp_folder.h"
 
 namespace echelon {
 namespace host_memory_test {
 
-namespace fs = std::filesystem;
-
 class HostMemory : public testing::Test {
  protected:
-  void TearDown() override { fs::remove_all(root_); }
   void write(const std::string& path, const std::string& text) {
-    fs::create_directories((root_ / path).parent_path());
-    std::ofstream(root_ / path) << text;
+    folder_.write(path, text);
   }
 
-  const fs::path root_ = fs::temp_directory_path() /
-                         ("echelon_host_memory." + std::to_string(getpid()));
+  TempFolder folder_;
+  const std::filesystem::path root_ = folder_.path();
 };
 
 TEST_F(HostMemory, IsWhatTheKernelSaysIsAvailable) {

@@ -34,13 +34,15 @@ struct Curve {
   double loss(size_t i) const { return steps.at(i).loss; }
 };
 
-/// `layers`: as train() takes them.
-Curve run(Job job, const LayerList* layers = nullptr) {
+const std::vector<Layout> kEachAxis = {
+    {}, {.dp_replicate = 2}, {.dp_shard = 2}, {.tp = 2}, {.pp = 2}};
+
+Curve run(Job job) {
   const TempFolder folder;
   job.train.log_every = std::max<int64_t>(job.train.log_every, 1);
   run_ranks(
       static_cast<int>(job.layout.num_ranks()),
-      [&](World& world) { train(job, world, folder.path(), layers); },
+      [&](World& world) { train(job, world, folder.path()); },
       {.timeout = std::chrono::minutes(2)});
   const auto metrics = read_metrics(folder.path("metrics.jsonl"));
   Curve curve{metrics.steps, {}, {}};
@@ -212,9 +214,7 @@ TEST_F(PrecisionTraining, ClippingSeesGradientsWithoutTheScale) {
   Job job = digits();
   job.train.steps = 8;
   job.optimizer.clip_norm = 0.1;
-  for (const auto& layout :
-       {Layout{}, Layout{.dp_replicate = 2}, Layout{.dp_shard = 2},
-        Layout{.tp = 2}, Layout{.pp = 2}}) {
+  for (const Layout& layout : kEachAxis) {
     SCOPED_TRACE(to_string(layout));
     job.layout = layout;
     job.precision.loss_scale = 0;
@@ -236,9 +236,7 @@ TEST_F(PrecisionTraining, ClippingSeesGradientsWithoutTheScale) {
 
 // A scale far too large: steps are skipped, on all ranks, until it fits.
 TEST_F(PrecisionTraining, StepsThatOverflowAreSkipped) {
-  for (const auto& layout :
-       {Layout{}, Layout{.dp_replicate = 2}, Layout{.dp_shard = 2},
-        Layout{.tp = 2}, Layout{.pp = 2}}) {
+  for (const Layout& layout : kEachAxis) {
     SCOPED_TRACE(to_string(layout));
     Job job = digits();
     job.layout = layout;

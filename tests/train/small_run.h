@@ -138,6 +138,10 @@ class SmallRun {
   int64_t next_ = 0;
 };
 
+inline std::vector<StateShard> parts_to_save(const SmallRun& run) {
+  return shards_to_save(run.state, run.source, run.world, run.groups);
+}
+
 inline void on_ranks(
     const Job& job, const std::function<void(SmallRun&)>& body,
     const LayerFactory& layers = {}) {
@@ -190,13 +194,20 @@ parts_by_name(const SmallRun& run) {
   return all;
 }
 
+/// Adds `base` with this layout; returns the case's job.
+inline Job& add_case(
+    std::vector<SmallCase>& all, const Job& base, const std::string& name,
+    const Layout& layout) {
+  all.push_back({name, base});
+  all.back().job.layout = layout;
+  return all.back().job;
+}
+
 /// The layouts of the tests, of up to 6 ranks.
 inline std::vector<SmallCase> small_cases(const Job& base) {
   std::vector<SmallCase> all;
   const auto add = [&](const std::string& name, const Layout& layout) -> Job& {
-    all.push_back({name, base});
-    all.back().job.layout = layout;
-    return all.back().job;
+    return add_case(all, base, name, layout);
   };
   add("one device", {});
   add("dp=2", {.dp_replicate = 2});

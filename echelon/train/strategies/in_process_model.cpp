@@ -11,7 +11,6 @@
 #include "echelon/models/weights.h"
 #include "echelon/parallel/placement/placed_network.h"
 #include "echelon/parallel/tensor/shared_gradients.h"
-#include "echelon/train/strategies/microbatch_loop.h"
 #include "echelon/train/strategies/model_partition.h"
 #include "echelon/train/strategies/parallel_model.h"
 #include "echelon/train/strategies/rank_layers.h"

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "echelon/parallel/data/coalesced.h"
+#include "echelon/profiling/memory_meter.h"
 #include "echelon/text/format.h"
 #include "echelon/text/units.h"
 #include "echelon/train/strategies/rank_layers.h"
@@ -115,6 +116,38 @@ std::vector<std::string> describe_share(
 void announce(const ModelPlace& place, const std::vector<std::string>& lines) {
   if (!place.announce) return;
   for (const auto& line : lines) place.announce(line);
+}
+
+Score MicrobatchLoop::run(const Batch& batch, double scale) const {
+  Score score;
+  int64_t left = num_microbatches;
+  for (const Batch& part : split_batch(batch, num_microbatches)) {
+    const bool last = --left == 0;
+    const auto guard = around ? around(last) : nullptr;
+    torch::Tensor loss;
+    {
+      ScopedSpan span(recorder, "compute", "forward", SpanKind::forward);
+      const auto outputs = forward(inputs_of(part));
+      const auto sum = objective.loss_sum(outputs, part.targets);
+      objective.add_loss(score, sum, part.targets);
+      loss = sum * scale;
+      keep_as_activations();
+    }
+    if (before_backward) before_backward(last);
+    ScopedSpan span(recorder, "compute", "backward", SpanKind::backward);
+    loss.backward();
+  }
+  return score;
+}
+
+Tensors stand_in(const Tensors& inputs) {
+  Tensors one;
+  for (const auto& input : inputs) {
+    auto shape = input.sizes().vec();
+    shape[0] = 1;
+    one.push_back(torch::zeros(shape, input.options()));
+  }
+  return one;
 }
 
 std::unique_ptr<ParallelModel>

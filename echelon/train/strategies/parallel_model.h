@@ -130,6 +130,29 @@ std::vector<std::string> describe_share(
 /// Gives the lines to place.announce, if it is set.
 void announce(const ModelPlace& place, const std::vector<std::string>& lines);
 
+/// The forward and backward passes of one optimizer step: a rank's part of the
+/// global batch, one microbatch after the other.
+struct MicrobatchLoop {
+  const TrainingObjective& objective;
+  int64_t num_microbatches = 1;
+  Recorder* recorder = nullptr;  // gets spans "forward" and "backward"
+
+  /// Returns a guard that lives during a microbatch's forward and backward; may
+  /// be null.
+  std::function<std::shared_ptr<void>(bool last)> around = nullptr;
+  std::function<Tensors(const Tensors& inputs)> forward;
+  /// Called before a microbatch's backward.
+  std::function<void(bool last)> before_backward = nullptr;
+
+  /// Runs a prepared batch. Differentiates each microbatch's sum of losses
+  /// times `scale`; gradients accumulate.
+  Score run(const Batch& batch, double scale) const;
+};
+
+/// `inputs` of one sample of zeros: for a rank without samples that must gather
+/// parameters with ranks that have some.
+Tensors stand_in(const Tensors& inputs);
+
 /// One constructor per strategy; make_parallel_model chooses.
 std::unique_ptr<ParallelModel>
 make_data_parallel_model(const Job& job, const ModelPlace& place);

@@ -10,7 +10,6 @@
 #include "echelon/parallel/pipeline/tied_parameters.h"
 #include "echelon/schedule/memory.h"
 #include "echelon/train/strategies/count_job.h"
-#include "echelon/train/strategies/microbatch_loop.h"
 #include "echelon/train/strategies/model_partition.h"
 #include "echelon/train/strategies/parallel_model.h"
 #include "echelon/train/strategies/rank_layers.h"

@@ -3,7 +3,6 @@
 #include <string>
 
 #include "echelon/train/strategies/count_job.h"
-#include "echelon/train/strategies/microbatch_loop.h"
 #include "echelon/train/strategies/parallel_model.h"
 #include "echelon/train/strategies/rank_layers.h"
 

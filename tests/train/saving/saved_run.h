@@ -21,7 +21,7 @@ using SavedValues = std::map<std::string, torch::Tensor>;
 inline void
 save(SmallRun& run, const std::filesystem::path& folder, int64_t step) {
   StateSnapshot snapshot;
-  snapshot.take(shards_to_save(run.state, run.source, run.world, run.groups));
+  snapshot.take(parts_to_save(run));
   if (run.world.rank() == 0) begin_checkpoint(folder, step, 0);
   run.world.group().barrier();
   write_rank_file(

@@ -13,6 +13,7 @@
 namespace echelon {
 namespace saved_shards_test {
 
+using testing::ElementsAre;
 using torch::Tensor;
 
 // The full tensors that slices of all ranks make up, and how often each element
@@ -57,8 +58,7 @@ Whole saved(const Job& job, int64_t steps, const LayerFactory& layers = {}) {
         StateSnapshot snapshot;
         // The second snapshot reuses memory.
         for (int i = 0; i < 2; ++i) {
-          snapshot.take(
-              shards_to_save(run.state, run.source, run.world, run.groups));
+          snapshot.take(parts_to_save(run));
         }
         int64_t bytes = 0;
         {
@@ -156,18 +156,21 @@ TEST(SavedShards, ReplicasShareTheWork) {
   EXPECT_NEAR(bytes[1], bytes[3], 16);
 }
 
+std::vector<std::string> random_names(SmallRun& run) {
+  std::vector<std::string> names;
+  for (const auto& part : parts_to_save(run)) {
+    if (part.kind == SavedKind::random) names.push_back(part.name);
+  }
+  return names;
+}
+
 TEST(SavedShards, EachRankWritesItsRandomState) {
   Job job = small_mlp();
   job.layout = {.dp_replicate = 2};
   on_ranks(job, [&](SmallRun& run) {
-    std::vector<std::string> names;
-    for (const auto& part :
-         shards_to_save(run.state, run.source, run.world, run.groups)) {
-      if (part.kind == SavedKind::random) names.push_back(part.name);
-    }
     EXPECT_THAT(
-        names,
-        testing::ElementsAre("random/cpu/" + std::to_string(run.world.rank())));
+        random_names(run),
+        ElementsAre("random/cpu/" + std::to_string(run.world.rank())));
   });
 }
 
@@ -180,12 +183,7 @@ TEST(SavedShards, RandomStateIsNamedByThePlaceInTheMesh) {
     const std::string place = std::to_string(
         2 * groups.along(Axis::dp_replicate).rank() +
         groups.along(Axis::tp).rank());
-    std::vector<std::string> names;
-    for (const auto& part :
-         shards_to_save(run.state, run.source, run.world, run.groups)) {
-      if (part.kind == SavedKind::random) names.push_back(part.name);
-    }
-    EXPECT_THAT(names, testing::ElementsAre("random/cpu/" + place));
+    EXPECT_THAT(random_names(run), ElementsAre("random/cpu/" + place));
     EXPECT_EQ(groups.along(Axis::tp).rank(), run.world.rank() / 2);
   });
 }
@@ -208,8 +206,7 @@ TEST(SavedShards, TheFirstRankWritesBuffers) {
             part.value.fill_(static_cast<double>(run.groups.data_index()));
           }
           StateSnapshot snapshot;
-          snapshot.take(
-              shards_to_save(run.state, run.source, run.world, run.groups));
+          snapshot.take(parts_to_save(run));
           const std::lock_guard lock(mutex);
           for (const auto& slice : snapshot.slices()) {
             if (slice.kind != SavedKind::random) add(whole, slice);

@@ -127,9 +127,8 @@ TEST(SavedState, ResumesUserLayers) {
     if (one.name != "pp=2, interleaved") cases.push_back(one);
   }
   for (const std::string offload : {"optimizer", "parameters"}) {
-    cases.push_back({"fsdp=2, offload " + offload, base});
-    cases.back().job.layout = {.dp_shard = 2};
-    cases.back().job.memory.offload = offload;
+    add_case(cases, base, "fsdp=2, offload " + offload, {.dp_shard = 2})
+        .memory.offload = offload;
   }
   check_pairs(cases, folder.path("own"), 1e-10, [](const TensorParallel&) {
     return own_layers();
@@ -144,9 +143,7 @@ TEST(SavedState, ResumesMasterParameters) {
   base.precision.compute = "bf16";
   std::vector<SmallCase> cases;
   const auto add = [&](const std::string& name, const Layout& layout) -> Job& {
-    cases.push_back({name, base});
-    cases.back().job.layout = layout;
-    return cases.back().job;
+    return add_case(cases, base, name, layout);
   };
   add("one device", {});
   add("dp=2", {.dp_replicate = 2});
@@ -310,8 +307,7 @@ TEST(SavedState, ReferencesAreNotCopied) {
   Job job = small_mlp();
   job.layout = {.dp_replicate = 2};
   on_ranks(job, [&](SmallRun& run) {
-    const auto parts =
-        shards_to_save(run.state, run.source, run.world, run.groups);
+    const auto parts = parts_to_save(run);
     StateSnapshot copied, referred;
     copied.take(parts);
     referred.refer_to(parts);
@@ -349,8 +345,7 @@ TEST(SavedState, ThePlanCountsTheCopy) {
     std::atomic<int64_t> planned = 0;
     on_ranks(job, [&](SmallRun& run) {
       StateSnapshot snapshot;
-      snapshot.take(
-          shards_to_save(run.state, run.source, run.world, run.groups));
+      snapshot.take(parts_to_save(run));
       const auto plan = plan_memory(count_memory(job, run.source), job);
       const auto stage = static_cast<size_t>(run.groups.along(Axis::pp).rank());
       copied += snapshot.bytes();
