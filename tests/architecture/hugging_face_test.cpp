@@ -45,21 +45,21 @@ refused(const char* base, const std::string& field, const json& value) {
   return error_text<DataError>([&] { read(config.dump()); });
 }
 
+std::vector<int64_t> numbers_of(const ModelOptions& options) {
+  return {options.layers,       options.hidden_size,       options.heads,
+          options.kv_heads,     options.intermediate_size, options.vocab_size,
+          options.max_positions};
+}
+
 TEST(HuggingFaceConfig, IsReadFieldByField) {
   const auto gpt = read(kGpt);
   EXPECT_EQ(gpt.name, "gpt");
-  EXPECT_EQ(gpt.layers, 2);
-  EXPECT_EQ(gpt.hidden_size, 12);
-  EXPECT_EQ(gpt.heads, 3);
-  EXPECT_EQ(gpt.intermediate_size, 48);
-  EXPECT_EQ(gpt.max_positions, 20);
-  EXPECT_EQ(gpt.vocab_size, 50);
+  EXPECT_THAT(numbers_of(gpt), ElementsAre(2, 12, 3, 0, 48, 50, 20));
   EXPECT_EQ(gpt.norm_eps, 1e-5);
   EXPECT_EQ(gpt.dropout, 0.25);
   const auto llama = read(kLlama);
   EXPECT_EQ(llama.name, "llama");
-  EXPECT_EQ(llama.kv_heads, 2);
-  EXPECT_EQ(llama.intermediate_size, 37);
+  EXPECT_THAT(numbers_of(llama), ElementsAre(3, 24, 6, 2, 37, 51, 40));
   EXPECT_EQ(llama.norm_eps, 1e-6);
   EXPECT_EQ(llama.rope_theta, 20000);
   EXPECT_EQ(llama.rope_factor, 0);
@@ -70,9 +70,12 @@ TEST(HuggingFaceConfig, IsReadFieldByField) {
   EXPECT_EQ(read(unnamed.dump()).hidden_size, 24);
   // Missing fields have the defaults of transformers.
   const auto whole = read(R"({"architectures": ["GPT2LMHeadModel"]})");
-  EXPECT_EQ(whole.layers, 12);
-  EXPECT_EQ(whole.vocab_size, 50257);
+  EXPECT_THAT(
+      numbers_of(whole), ElementsAre(12, 768, 12, 0, 3072, 50257, 1024));
   EXPECT_EQ(whole.dropout, 0.1);
+  EXPECT_THAT(
+      numbers_of(read(R"({"model_type": "llama"})")),
+      ElementsAre(32, 4096, 32, 32, 11008, 32000, 2048));
 }
 
 TEST(HuggingFaceConfig, RotaryPositionsOfOldAndNewReleases) {
@@ -100,45 +103,42 @@ TEST(HuggingFaceConfig, RotaryPositionsOfOldAndNewReleases) {
 }
 
 TEST(HuggingFaceConfig, UnsupportedSettingsAreRefused) {
-  EXPECT_THAT(
-      refused(kGpt, "architectures", {"MambaForCausalLM"}),
-      HasSubstr("\"architectures\": [\"MambaForCausalLM\"]; known are "
-                "GPT2LMHeadModel and LlamaForCausalLM"));
-  EXPECT_THAT(
-      refused(kGpt, "architectures", nullptr), HasSubstr("does not name one"));
-  EXPECT_THAT(
-      refused(kGpt, "activation_function", "relu"),
-      HasSubstr("\"activation_function\": \"relu\"; known is gelu_new"));
-  EXPECT_THAT(
-      refused(kGpt, "attn_pdrop", 0.1),
-      HasSubstr("must be that of resid_pdrop"));
-  EXPECT_THAT(
-      refused(kGpt, "scale_attn_by_inverse_layer_idx", true),
-      HasSubstr("computes such models with false alone"));
-  EXPECT_THAT(
-      refused(kGpt, "tie_word_embeddings", false),
-      HasSubstr("computes such models with true alone"));
-  EXPECT_THAT(
-      refused(kLlama, "hidden_act", "gelu"), HasSubstr("known is silu"));
-  EXPECT_THAT(
-      refused(kLlama, "attention_bias", true),
-      HasSubstr("\"attention_bias\": true; Echelon computes"));
-  EXPECT_THAT(refused(kLlama, "mlp_bias", true), HasSubstr("\"mlp_bias\""));
-  EXPECT_THAT(
-      refused(kLlama, "head_dim", 8),
-      HasSubstr("must be hidden_size / num_attention_heads = 4"));
-  EXPECT_THAT(
-      refused(kLlama, "attention_dropout", 0.1),
-      HasSubstr("dropout of attention alone"));
-  EXPECT_THAT(
-      refused(kLlama, "quantization_config", {{"bits", 4}}),
-      HasSubstr("quantised weights are not read"));
-  EXPECT_THAT(
-      refused(kLlama, "num_key_value_heads", 4),
-      HasSubstr("heads=6 is not a multiple of kv_heads=4"));
-  EXPECT_THAT(
-      refused(kLlama, "hidden_size", "24"),
-      HasSubstr("\"hidden_size\": \"24\"; must be a whole number"));
+  const struct {
+    const char* base;
+    const char* field;
+    json value;
+    const char* said;
+  } cases[] = {
+      {kGpt, "architectures", json::array({"MambaForCausalLM"}),
+       "\"architectures\": [\"MambaForCausalLM\"]; known are GPT2LMHeadModel "
+       "and LlamaForCausalLM"},
+      {kGpt, "architectures", nullptr, "does not name one"},
+      {kGpt, "activation_function", "relu",
+       "\"activation_function\": \"relu\"; known is gelu_new"},
+      {kGpt, "attn_pdrop", 0.1, "must be that of resid_pdrop"},
+      {kGpt, "scale_attn_by_inverse_layer_idx", true,
+       "computes such models with false alone"},
+      {kGpt, "tie_word_embeddings", false,
+       "computes such models with true alone"},
+      {kGpt, "add_cross_attention", true,
+       "computes such models with false alone"},
+      {kLlama, "hidden_act", "gelu", "known is silu"},
+      {kLlama, "attention_bias", true,
+       "\"attention_bias\": true; Echelon computes"},
+      {kLlama, "mlp_bias", true, "\"mlp_bias\": true; Echelon computes"},
+      {kLlama, "head_dim", 8, "must be hidden_size / num_attention_heads = 4"},
+      {kLlama, "attention_dropout", 0.1, "dropout of attention alone"},
+      {kLlama,
+       "quantization_config",
+       {{"bits", 4}},
+       "quantised weights are not read"},
+      {kLlama, "num_key_value_heads", 4,
+       "heads=6 is not a multiple of kv_heads=4"},
+      {kLlama, "hidden_size", "24",
+       "\"hidden_size\": \"24\"; must be a whole number"}};
+  for (const auto& [base, field, value, said] : cases) {
+    EXPECT_THAT(refused(base, field, value), HasSubstr(said)) << field;
+  }
   EXPECT_THAT(
       error_text<DataError>([] { read("{\"architectures\": ["); }),
       HasSubstr("config.json: is no JSON object, or cut off"));

@@ -21,9 +21,9 @@ namespace catalogue_page_test {
 
 constexpr const char* kHead = R"(# Models and devices by name
 
-What `--model` and `--cluster` know. The tables are written from the code by
-`tests/cost/catalogue_page_test.cpp`, which fails when they differ. Any other transformer comes from its Hugging Face
-`config.json`, any other device from a cluster file (`doc/clusters.md`).
+These are the names that `--model` and `--cluster` accept. `tests/cost/catalogue_page_test.cpp` writes the tables from
+the code, and fails when this page differs. `--model` also takes a Hugging Face `config.json` of another transformer;
+a cluster file declares other devices ([clusters.md](clusters.md)).
 )";
 
 // By the beginning of a model's name.
@@ -138,9 +138,9 @@ std::string device_row(const std::string& name) {
 std::string devices_table() {
   std::string table =
       "\n## Devices\n\n"
-      "Memory in GiB and GB/s, dense peaks in TFLOP/s, links in GB/s of one "
-      "device in one "
-      "direction; the node is the usual one.\n\n| name | memory | its rate";
+      "Memory is in GiB and GB/s. Peaks are dense, in TFLOP/s. Links are in "
+      "GB/s of one device in one direction, inside a usual node and between "
+      "nodes.\n\n| name | memory | memory rate";
   std::string line = "|---|---|---";
   for (const Precision precision : kPrecisions) {
     table += " | " + std::string(to_string(precision));

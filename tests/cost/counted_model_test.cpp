@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "echelon/cost/stage_cut.h"
-#include "echelon/error.h"
+#include "tests/support/error_text.h"
 
 namespace echelon {
 namespace counted_model_test {
@@ -35,12 +35,8 @@ ModelShape model() {
 }
 
 std::string error_of(const std::string& text) {
-  try {
-    parse_counted_model(text, "layers.json");
-  } catch (const DataError& error) {
-    return error.what();
-  }
-  return "";
+  return error_text<DataError>(
+      [&] { parse_counted_model(text, "layers.json"); });
 }
 
 std::string
@@ -59,7 +55,7 @@ TEST(CountedModel, IsReadBackAsItWasWritten) {
 
 TEST(CountedModel, BadFilesAreNamedByLayerAndKey) {
   const std::string good = counted_model_json(model());
-  EXPECT_EQ(error_of(good), "");
+  EXPECT_EQ(error_of(good), "no error");
   EXPECT_THAT(error_of("{"), HasSubstr("layers.json: is no JSON"));
   EXPECT_THAT(error_of("[]"), HasSubstr("has no layers"));
   EXPECT_THAT(

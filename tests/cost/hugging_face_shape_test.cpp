@@ -8,7 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "echelon/cost/model_catalogue.h"
-#include "echelon/error.h"
+#include "tests/support/error_text.h"
 
 namespace echelon {
 namespace hugging_face_shape_test {
@@ -21,12 +21,8 @@ ModelShape parse(const json& value) {
 }
 
 std::string error_of(const std::string& text) {
-  try {
-    parse_hugging_face_config(text, "config.json");
-  } catch (const DataError& error) {
-    return error.what();
-  }
-  return "no error";
+  return error_text<DataError>(
+      [&] { parse_hugging_face_config(text, "config.json"); });
 }
 
 json llama(
