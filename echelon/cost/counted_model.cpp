@@ -7,7 +7,6 @@
 #include <sstream>
 #include <utility>
 
-#include "echelon/cluster/device.h"
 #include "echelon/error.h"
 
 namespace echelon {
@@ -46,11 +45,11 @@ auto sizes(Operator& one) {
 
 Json written(const CountedOperator& one) {
   Json json = {{"name", one.name}};
-  if (one.product.empty()) {
-    json["bytes"] = one.bytes;
-  } else {
-    json["product"] = one.product;
+  if (one.product) {
+    json["product"] = to_string(*one.product);
     for (const auto& [key, value] : sizes(one)) json[key] = *value;
+  } else {
+    json["bytes"] = one.bytes;
   }
   if (one.for_weight) json["for_weight"] = true;
   if (one.accumulates) json["accumulates"] = true;
@@ -126,14 +125,13 @@ class Reader {
     return static_cast<int64_t>(number);
   }
 
-  std::string product(const Json& json) const {
+  ProductKind product(const Json& json) const {
     const std::string kind = text(json, "product");
     try {
-      product_kind_from_name(kind);
+      return product_kind_from_name(kind);
     } catch (const ConfigError& error) {
       fail(error.what());
     }
-    return kind;
   }
 
   CountedOperator counted(const Json& json) const {

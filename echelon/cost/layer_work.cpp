@@ -62,16 +62,17 @@ Operation counted_operation(
   operation.name = one.name;
   operation.bytes_beside = bytes_beside;
   operation.bytes = one.bytes * ratio;
-  if (one.product.empty()) return operation;
+  if (!one.product) return operation;
   operation.kind = OperationKind::matrix;
-  operation.product = product_kind_from_name(one.product);
+  operation.product = *one.product;
   operation.count = one.count;
   operation.m = one.m;
   operation.n = one.n;
   operation.k = one.k;
-  int64_t& side = one.count > 1                                ? operation.count
-                  : one.for_weight && one.product == "product" ? operation.k
-                                                               : operation.m;
+  int64_t& side = one.count > 1 ? operation.count
+                  : one.for_weight && one.product == ProductKind::product
+                      ? operation.k
+                      : operation.m;
   side = std::max<int64_t>(1, std::llround(as_double(side) * ratio));
   operation.flops = as_double(operation.count) *
                     product_flops(
@@ -133,9 +134,10 @@ bytes_of_operators(const ModelShape& model, const Strategy& strategy) {
         const double m = as_double(one.m), n = as_double(one.n);
         const double k = as_double(one.k);
         // A filter sees each pixel several times; images are moved once.
-        const double moved = one.product == "product" || one.product.empty()
-                                 ? m * n + m * k + n * k
-                                 : 2 * m * n + n * k;
+        const double moved =
+            one.product.value_or(ProductKind::product) == ProductKind::product
+                ? m * n + m * k + n * k
+                : 2 * m * n + n * k;
         bytes += ratio * (one.bytes +
                           element_bytes(strategy.precision) * count * moved);
       }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "echelon/architecture/transformer_shape.h"
+#include "echelon/cluster/device.h"
 
 namespace echelon {
 
@@ -41,9 +42,9 @@ double attention_pairs(
 /// One operator of a layer, as it ran.
 struct CountedOperator {
   std::string name;  // "gelu", the operator's own name
-  /// The kind of matmul (cluster/device.h), of `count` times [m, k] and [k, n];
-  /// empty: the operator moves `bytes`, or is a view.
-  std::string product;
+  /// The kind of matmul, of `count` times [m, k] and [k, n]; none: the operator
+  /// moves `bytes`, or is a view.
+  std::optional<ProductKind> product;
   int64_t count = 0, m = 0, n = 0, k = 0;
   double bytes = 0;
   bool for_weight = false;  // a gradient of weights: split backward delays it

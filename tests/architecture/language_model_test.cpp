@@ -49,6 +49,15 @@ by_name(const std::vector<ParameterInfo>& list) {
   return all;
 }
 
+void expect_shapes(
+    const std::vector<ParameterInfo>& list,
+    const std::map<std::string, std::vector<int64_t>>& shapes) {
+  const auto all = by_name(list);
+  for (const auto& [name, shape] : shapes) {
+    EXPECT_EQ(all.at(name).shape, shape) << name;
+  }
+}
+
 std::string refused(const ModelOptions& options) {
   return error_text<ConfigError>([&] { language_model_shape(options, 10); });
 }
@@ -71,17 +80,16 @@ TEST(LanguageModel, SizesHaveThePublishedNumberOfParameters) {
 TEST(LanguageModel, GptHasTheNamesAndLayoutsOfHuggingFace) {
   const auto list = list_parameters(small_gpt(), {20}, 50);
   ASSERT_EQ(list.size(), 2 + 2 * 12 + 2 + 1u);
-  const auto all = by_name(list);
-  EXPECT_THAT(all.at("transformer.wte.weight").shape, ElementsAre(50, 12));
-  EXPECT_THAT(all.at("transformer.wpe.weight").shape, ElementsAre(20, 12));
-  const std::string block = "transformer.h.1.";
-  EXPECT_THAT(all.at(block + "attn.c_attn.weight").shape, ElementsAre(12, 36));
-  EXPECT_THAT(all.at(block + "attn.c_attn.bias").shape, ElementsAre(36));
-  EXPECT_THAT(all.at(block + "attn.c_proj.weight").shape, ElementsAre(12, 12));
-  EXPECT_THAT(all.at(block + "mlp.c_fc.weight").shape, ElementsAre(12, 48));
-  EXPECT_THAT(all.at(block + "mlp.c_proj.weight").shape, ElementsAre(48, 12));
-  EXPECT_THAT(all.at(block + "ln_2.bias").shape, ElementsAre(12));
-  EXPECT_THAT(all.at("transformer.ln_f.weight").shape, ElementsAre(12));
+  expect_shapes(
+      list, {{"transformer.wte.weight", {50, 12}},
+             {"transformer.wpe.weight", {20, 12}},
+             {"transformer.h.1.attn.c_attn.weight", {12, 36}},
+             {"transformer.h.1.attn.c_attn.bias", {36}},
+             {"transformer.h.1.attn.c_proj.weight", {12, 12}},
+             {"transformer.h.1.mlp.c_fc.weight", {12, 48}},
+             {"transformer.h.1.mlp.c_proj.weight", {48, 12}},
+             {"transformer.h.1.ln_2.bias", {12}},
+             {"transformer.ln_f.weight", {12}}});
   EXPECT_EQ(list.back().name, "lm_head.weight");
   EXPECT_EQ(list.back().tied_to, "transformer.wte.weight");
   EXPECT_THAT(
@@ -95,19 +103,14 @@ TEST(LanguageModel, LlamaHasTheNamesAndLayoutsOfHuggingFace) {
   const auto list = list_parameters(small_llama(), {20}, 50);
   ASSERT_EQ(list.size(), 1 + 2 * 9 + 1 + 1u);
   const auto all = by_name(list);
-  EXPECT_THAT(all.at("model.embed_tokens.weight").shape, ElementsAre(50, 24));
-  const std::string block = "model.layers.0.";
-  EXPECT_THAT(
-      all.at(block + "self_attn.q_proj.weight").shape, ElementsAre(24, 24));
-  EXPECT_THAT(
-      all.at(block + "self_attn.k_proj.weight").shape, ElementsAre(8, 24));
-  EXPECT_THAT(
-      all.at(block + "self_attn.v_proj.weight").shape, ElementsAre(8, 24));
-  EXPECT_THAT(
-      all.at(block + "mlp.gate_proj.weight").shape, ElementsAre(37, 24));
-  EXPECT_THAT(
-      all.at(block + "mlp.down_proj.weight").shape, ElementsAre(24, 37));
-  EXPECT_EQ(all.count(block + "self_attn.q_proj.bias"), 0u);
+  expect_shapes(
+      list, {{"model.embed_tokens.weight", {50, 24}},
+             {"model.layers.0.self_attn.q_proj.weight", {24, 24}},
+             {"model.layers.0.self_attn.k_proj.weight", {8, 24}},
+             {"model.layers.0.self_attn.v_proj.weight", {8, 24}},
+             {"model.layers.0.mlp.gate_proj.weight", {37, 24}},
+             {"model.layers.0.mlp.down_proj.weight", {24, 37}}});
+  EXPECT_EQ(all.count("model.layers.0.self_attn.q_proj.bias"), 0u);
   EXPECT_EQ(all.at("lm_head.weight").tied_to, "");
   EXPECT_THAT(
       list_layers(small_llama()),
@@ -126,23 +129,22 @@ TEST(LanguageModel, InitialValuesAreThoseOfHuggingFace) {
   const auto gpt = by_name(list_parameters(small_gpt(), {20}, 50));
   const InitialValue usual{Kind::normal, 0.02};
   const InitialValue residual{Kind::normal, 0.02 / std::sqrt(4.0)};
-  EXPECT_EQ(gpt.at("transformer.wte.weight").initial, usual);
-  EXPECT_EQ(gpt.at("transformer.wpe.weight").initial, usual);
-  EXPECT_EQ(gpt.at("transformer.h.0.attn.c_attn.weight").initial, usual);
-  EXPECT_EQ(gpt.at("transformer.h.0.attn.c_proj.weight").initial, residual);
-  EXPECT_EQ(gpt.at("transformer.h.0.mlp.c_fc.weight").initial, usual);
-  EXPECT_EQ(gpt.at("transformer.h.0.mlp.c_proj.weight").initial, residual);
-  EXPECT_EQ(
-      gpt.at("transformer.h.0.attn.c_attn.bias").initial,
-      (InitialValue{Kind::constant, 0}));
-  EXPECT_EQ(
-      gpt.at("transformer.ln_f.weight").initial,
-      (InitialValue{Kind::constant, 1}));
+  const InitialValue zero{Kind::constant, 0}, one{Kind::constant, 1};
+  for (const auto& [name, initial] :
+       {std::pair("wte.weight", usual), std::pair("wpe.weight", usual),
+        std::pair("h.0.attn.c_attn.weight", usual),
+        std::pair("h.0.attn.c_proj.weight", residual),
+        std::pair("h.0.mlp.c_fc.weight", usual),
+        std::pair("h.0.mlp.c_proj.weight", residual),
+        std::pair("h.0.attn.c_attn.bias", zero),
+        std::pair("ln_f.weight", one)}) {
+    EXPECT_EQ(gpt.at(std::string("transformer.") + name).initial, initial)
+        << name;
+  }
   for (const auto& [name, info] :
        by_name(list_parameters(small_llama(), {20}, 50))) {
     const bool norm = name.find("norm") != std::string::npos;
-    EXPECT_EQ(info.initial, norm ? (InitialValue{Kind::constant, 1}) : usual)
-        << name;
+    EXPECT_EQ(info.initial, norm ? one : usual) << name;
   }
 }
 

@@ -179,19 +179,19 @@ TEST(WeightsSource, ErrorsOfAFolderAreNamed) {
   EXPECT_THAT(
       refused(folder.path()), HasSubstr("one.safetensors: tensor \"a\""));
 
-  sharded.write_index("{\"weight_map\": {\"a\": ");
-  EXPECT_THAT(
-      refused(folder.path()),
-      HasSubstr("model.safetensors.index.json: is not JSON, or cut off; an "
-                "index is"));
-  sharded.write_index("[1, 2]");
-  EXPECT_THAT(refused(folder.path()), HasSubstr("has no weight_map"));
-  sharded.write_index("{\"weight_map\": {\"a\": 3}}");
-  EXPECT_THAT(refused(folder.path()), HasSubstr("\"a\" has no file"));
-  sharded.write_index("{\"weight_map\": {\"a\": \"../one.safetensors\"}}");
-  EXPECT_THAT(
-      refused(folder.path()),
-      HasSubstr("\"a\" lies in \"../one.safetensors\", outside"));
+  for (const auto& [index, said] :
+       {std::pair(
+            "{\"weight_map\": {\"a\": ",
+            "model.safetensors.index.json: is not JSON, or cut off; an index "
+            "is"),
+        std::pair("[1, 2]", "has no weight_map"),
+        std::pair("{\"weight_map\": {\"a\": 3}}", "\"a\" has no file"),
+        std::pair(
+            "{\"weight_map\": {\"a\": \"../one.safetensors\"}}",
+            "\"a\" lies in \"../one.safetensors\", outside")}) {
+    sharded.write_index(index);
+    EXPECT_THAT(refused(folder.path()), HasSubstr(said));
+  }
 
   const TempFolder empty;
   empty.write("pytorch_model.bin", "");

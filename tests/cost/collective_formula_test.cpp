@@ -30,6 +30,31 @@ GroupPlace inside(int64_t ranks) {
   return {.ranks = ranks, .ranks_per_node = ranks};
 }
 
+TEST_F(CollectiveFormula, AGroupOfOneCostsNothing) {
+  for (const CollectiveKind kind :
+       {CollectiveKind::all_reduce, CollectiveKind::all_gather,
+        CollectiveKind::all_to_all, CollectiveKind::send}) {
+    EXPECT_EQ(seconds(kind, 1e9, inside(1)), 0);
+  }
+}
+
+TEST_F(CollectiveFormula, EightA100ReachTheMeasuredBusBandwidth) {
+  const double bytes = 8589934592.0;
+  const double taken = seconds(CollectiveKind::all_reduce, bytes, inside(8));
+  EXPECT_NEAR(2 * 7.0 / 8 * bytes / taken / 1e9, 231.6, 0.05 * 231.6);
+}
+
+TEST_F(CollectiveFormula, MoreBandwidthIsNeverSlower) {
+  const GroupPlace place{.ranks = 16, .ranks_per_node = 8, .nodes = 2};
+  double& rate = cluster_.groups[0].node.network.bytes_per_second;
+  for (const double bytes : {1e3, 1e6, 1e9}) {
+    const double slow = seconds(CollectiveKind::all_reduce, bytes, place);
+    rate *= 2;
+    EXPECT_LE(seconds(CollectiveKind::all_reduce, bytes, place), slow);
+    rate /= 2;
+  }
+}
+
 TEST_F(CollectiveFormula, EachRankOfARingAddsAHop) {
   for (const auto& [kind, times] :
        {std::pair(CollectiveKind::all_gather, 1.0),

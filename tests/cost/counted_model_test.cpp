@@ -18,11 +18,16 @@ ModelShape model() {
   first.counted_samples = 8;
   first.stage = 0;
   first.forward = {
-      {.name = "mm", .product = "product", .count = 1, .m = 2, .n = 3, .k = 4},
+      {.name = "mm",
+       .product = ProductKind::product,
+       .count = 1,
+       .m = 2,
+       .n = 3,
+       .k = 4},
       {.name = "gelu", .bytes = 24}};
   first.backward = {
       {.name = "mm",
-       .product = "convolution weights",
+       .product = ProductKind::convolution_weights,
        .count = 2,
        .m = 2,
        .n = 3,

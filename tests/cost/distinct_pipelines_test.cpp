@@ -17,6 +17,9 @@
 namespace echelon {
 namespace distinct_pipelines_test {
 
+constexpr AxisOrder kPipelinesFirst = {
+    Axis::pp, Axis::dp_replicate, Axis::dp_shard, Axis::cp, Axis::ep, Axis::tp};
+
 struct Nodes {
   const char* device;
   int64_t count;
@@ -185,30 +188,22 @@ TEST(DistinctPipelines, NodesThatEndWithinSomePipelinesPartThem) {
   expect_as_each(across, cluster);
   // Whole pipelines fill whole nodes, but a stage's ranks do not.
   expect_as_each(
-      strategy_of(
-          {.dp_replicate = 3, .pp = 8},
-          {Axis::pp, Axis::dp_replicate, Axis::dp_shard, Axis::cp, Axis::ep,
-           Axis::tp}),
-      cluster);
+      strategy_of({.dp_replicate = 3, .pp = 8}, kPipelinesFirst), cluster);
 }
 
 TEST(DistinctPipelines, ABorderWithinAStrideParts) {
   // Ranks 0 to 2 are of the slow kind; a stage has ranks 0 to 3, or 4 to 7.
   const Cluster cluster = cluster_of({{"v100", 3, 1}, {"h100-sxm", 5, 1}});
-  const Strategy strategy = strategy_of(
-      {.dp_replicate = 4, .pp = 2},
-      {Axis::pp, Axis::dp_replicate, Axis::dp_shard, Axis::cp, Axis::ep,
-       Axis::tp});
+  const Strategy strategy =
+      strategy_of({.dp_replicate = 4, .pp = 2}, kPipelinesFirst);
   EXPECT_EQ(distinct_pipelines(strategy, cluster).size(), 2u);
   expect_as_each(strategy, cluster);
 }
 
 TEST(DistinctPipelines, TheSlowOneIsTheLast) {
   const Cluster cluster = cluster_of({{"h100-sxm", 7, 1}, {"v100", 1, 1}});
-  const Strategy strategy = strategy_of(
-      {.dp_replicate = 4, .pp = 2},
-      {Axis::pp, Axis::dp_replicate, Axis::dp_shard, Axis::cp, Axis::ep,
-       Axis::tp});
+  const Strategy strategy =
+      strategy_of({.dp_replicate = 4, .pp = 2}, kPipelinesFirst);
   expect_as_each(strategy, cluster);
   EXPECT_GT(
       estimate_time(find_model("gpt2"), strategy, cluster).step_seconds,

@@ -25,6 +25,20 @@ Strategy pipeline(int64_t pp, const char* schedule) {
   return strategy;
 }
 
+std::vector<LayerWork>
+layers_of(const ModelShape& model, const Strategy& strategy) {
+  return layer_work(model, strategy, find_framework("echelon"));
+}
+
+double
+sum_of_attention(const Operations& operations, double Operation::*figure) {
+  double sum = 0;
+  for (const Operation& one : operations) {
+    if (one.kind == OperationKind::attention) sum += one.*figure;
+  }
+  return sum;
+}
+
 // Rows of gpt2's embedding beside its 50257, to a multiple of 128.
 constexpr double kPadded = (50304 - 50257) * 768;
 constexpr double kEmbedding = 50304.0 * 768;
@@ -52,49 +66,34 @@ TEST(LayerWork, WhatIsNotTiedIsNoCopy) {
   const Strategy strategy = pipeline(4, "1f1b");
   const Framework& framework = find_framework("echelon");
   EXPECT_EQ(copied_embedding(*llama.transformer, strategy, framework), 0);
-  EXPECT_NEAR(
-      elements(layer_work(llama, strategy, framework)), llama.num_parameters(),
-      1);
+  EXPECT_NEAR(elements(layers_of(llama, strategy)), llama.num_parameters(), 1);
 }
 
 // 4 h d L^2 forwards, half of it behind a causal mask; 2.5 times that
 // backwards.
 TEST(LayerWork, AttentionComputesWhatTheMaskLeaves) {
   ModelShape gpt2 = find_model("gpt2");
-  const auto flops = [&](const Operations& operations) {
-    double sum = 0;
-    for (const Operation& one : operations) {
-      if (one.kind == OperationKind::attention) sum += one.flops;
-    }
-    return sum;
-  };
   Strategy strategy = pipeline(1, "1f1b");
   const double all = 4.0 * 768 * 1024 * 1024;
   for (const bool causal : {true, false}) {
     gpt2.transformer->causal = causal;
-    const LayerWork block =
-        layer_work(gpt2, strategy, find_framework("echelon"))[1];
+    const LayerWork block = layers_of(gpt2, strategy)[1];
     const double forward = all * (causal ? 0.5 : 1);
-    EXPECT_EQ(flops(block.forward), forward);
-    EXPECT_EQ(flops(block.backward_input), 2.5 * forward);
+    EXPECT_EQ(sum_of_attention(block.forward, &Operation::flops), forward);
+    EXPECT_EQ(
+        sum_of_attention(block.backward_input, &Operation::flops),
+        2.5 * forward);
   }
 }
 
 // Queries and the result of all heads; keys and values of theirs.
 TEST(LayerWork, FusedAttentionMovesItsInputsAndItsResult) {
   const ModelShape llama = find_model("llama3-8b");
-  const LayerWork block =
-      layer_work(llama, pipeline(1, "1f1b"), find_framework("echelon"))[1];
+  const LayerWork block = layers_of(llama, pipeline(1, "1f1b"))[1];
   const double bytes = 2.0 * 8192 * (2 * 4096 + 2 * 1024);
-  const auto moved = [](const Operations& operations) {
-    double sum = 0;
-    for (const Operation& one : operations) {
-      if (one.kind == OperationKind::attention) sum += one.bytes;
-    }
-    return sum;
-  };
-  EXPECT_EQ(moved(block.forward), bytes);
-  EXPECT_EQ(moved(block.backward_input), 2 * bytes);
+  EXPECT_EQ(sum_of_attention(block.forward, &Operation::bytes), bytes);
+  EXPECT_EQ(
+      sum_of_attention(block.backward_input, &Operation::bytes), 2 * bytes);
 }
 
 TEST(LayerWork, CountedLayersComputeWhatTheModelDoes) {
@@ -102,8 +101,7 @@ TEST(LayerWork, CountedLayersComputeWhatTheModelDoes) {
   Strategy strategy = pipeline(1, "1f1b");
   strategy.microbatch_size = 3;
   double flops = 0;
-  for (const LayerWork& layer :
-       layer_work(resnet, strategy, find_framework("echelon"))) {
+  for (const LayerWork& layer : layers_of(resnet, strategy)) {
     for (const auto* pass :
          {&layer.forward, &layer.backward_input, &layer.backward_weight}) {
       for (const Operation& one : *pass) flops += one.flops;
@@ -117,7 +115,12 @@ TEST(LayerWork, CountedLayersComputeWhatTheModelDoes) {
 // are on.
 TEST(LayerWork, CountedOperatorsGrowWithTheSamples) {
   const CountedOperator product{
-      .name = "mm", .product = "product", .count = 1, .m = 32, .n = 5, .k = 7};
+      .name = "mm",
+      .product = ProductKind::product,
+      .count = 1,
+      .m = 32,
+      .n = 5,
+      .k = 7};
   CountedOperator weight = product, many = product;
   weight.for_weight = true;
   many.count = 6;
@@ -129,8 +132,7 @@ TEST(LayerWork, CountedOperatorsGrowWithTheSamples) {
        .backward = {product, weight}}};
   Strategy strategy = pipeline(1, "1f1b");
   strategy.microbatch_size = 8;
-  const LayerWork work =
-      layer_work(model, strategy, find_framework("echelon"))[0];
+  const LayerWork work = layers_of(model, strategy)[0];
   EXPECT_EQ(work.forward[0].m, 128);
   EXPECT_EQ(work.forward[0].flops, 2.0 * 128 * 5 * 7);
   EXPECT_EQ(work.forward[1].count, 24);
@@ -159,8 +161,7 @@ TEST(LayerWork, CountedGradientsAddUpOverMicrobatches) {
   strategy.microbatch_size = 4;
   for (const int64_t microbatches : {1, 2, 4}) {
     strategy.global_batch = 4 * microbatches;
-    const LayerWork work =
-        layer_work(model, strategy, find_framework("echelon"))[0];
+    const LayerWork work = layers_of(model, strategy)[0];
     ASSERT_EQ(work.backward_weight.size(), microbatches == 1 ? 0u : 1u);
     if (microbatches == 1) continue;
     EXPECT_EQ(work.backward_weight[0].bytes, 1200);
@@ -179,13 +180,12 @@ TEST(LayerWork, CountedGradientsAddUpOverMicrobatches) {
 }
 
 TEST(LayerWork, OnlySoManyLayersOfAStageComputeAgain) {
-  const Framework& framework = find_framework("echelon");
   Strategy strategy = pipeline(3, "1f1b");
   strategy.recompute = Recompute::all;
   for (const int64_t most : {0, 1, 3, 9}) {
     strategy.recompute_layers = most;
-    const auto stages = stage_work(
-        layer_work(find_model("gpt2"), strategy, framework), strategy);
+    const auto stages =
+        stage_work(layers_of(find_model("gpt2"), strategy), strategy);
     for (const auto& stage : stages) {
       int64_t again = 0, blocks = 0;
       for (const LayerWork& layer : stage) {

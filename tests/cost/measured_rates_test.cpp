@@ -239,7 +239,7 @@ CountedLayer counted_layer() {
   layer.counted_samples = 64;
   const CountedOperator mm{
       .name = "mm",
-      .product = "product",
+      .product = ProductKind::product,
       .count = 1,
       .m = 64,
       .n = 64,

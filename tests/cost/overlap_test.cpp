@@ -49,23 +49,18 @@ const std::vector<std::vector<Layer>> kPasses = {
     {{1, 2, 3}, {3, 1, 2}, {1, 1, 7}, {0.1, 6, 1}, {2, 0, 4}},
     {{0, 1, 2}, {0, 0, 3}}};
 
-TEST(Overlap, GradientsTrailTheirLayersAsWhenEachIsFollowed) {
-  for (const auto& pass : kPasses) {
-    TrailingCollectives gradients;
-    for (const Layer& one : pass) {
-      gradients.add(one.computation, one.communication, one.repeat);
-    }
-    EXPECT_NEAR(gradients.exposed(), trailing(pass), 1e-12);
+template <class Collectives>
+double exposed(Collectives collectives, const std::vector<Layer>& pass) {
+  for (const Layer& one : pass) {
+    collectives.add(one.computation, one.communication, one.repeat);
   }
+  return collectives.exposed();
 }
 
-TEST(Overlap, ParametersLeadTheirLayersAsWhenEachIsFollowed) {
+TEST(Overlap, CollectivesTrailAndLeadTheirLayersAsWhenEachIsFollowed) {
   for (const auto& pass : kPasses) {
-    LeadingCollectives parameters;
-    for (const Layer& one : pass) {
-      parameters.add(one.computation, one.communication, one.repeat);
-    }
-    EXPECT_NEAR(parameters.exposed(), leading(pass), 1e-12);
+    EXPECT_NEAR(exposed(TrailingCollectives(), pass), trailing(pass), 1e-12);
+    EXPECT_NEAR(exposed(LeadingCollectives(), pass), leading(pass), 1e-12);
   }
 }
 
@@ -85,11 +80,7 @@ TEST(Overlap, CollectivesThatAreAllOnTheirWayHoldUpWhomTheyDoNotReach) {
 
   // None is later than if it began with the layer before it.
   for (const auto& pass : kPasses) {
-    QueuedCollectives queued(0);
-    for (const Layer& one : pass) {
-      queued.add(one.computation, one.communication, one.repeat);
-    }
-    EXPECT_LE(queued.exposed(), leading(pass) + 1e-12);
+    EXPECT_LE(exposed(QueuedCollectives(0), pass), leading(pass) + 1e-12);
   }
 }
 

@@ -17,46 +17,6 @@ Strategy strategy_on(Layout layout, int64_t batch) {
   return strategy;
 }
 
-GroupPlace inside(int64_t ranks) {
-  return {.ranks = ranks, .ranks_per_node = ranks};
-}
-
-TEST(CollectiveTime, AGroupOfOneCostsNothing) {
-  const Cluster cluster = find_cluster("a100-80gb:2x8");
-  for (const CollectiveKind kind :
-       {CollectiveKind::all_reduce, CollectiveKind::all_gather,
-        CollectiveKind::all_to_all, CollectiveKind::send}) {
-    EXPECT_EQ(
-        collective_seconds(
-            kind, 1e9, inside(1), cluster.node_of(0), cluster,
-            find_framework("echelon")),
-        0);
-  }
-}
-
-TEST(CollectiveTime, LargeAllReduceOfEightA100ReachesTheMeasuredBusBandwidth) {
-  const Cluster cluster = find_cluster("a100-80gb:1x8");
-  const double bytes = 8589934592.0;
-  const double seconds = collective_seconds(
-      CollectiveKind::all_reduce, bytes, inside(8), cluster.node_of(0), cluster,
-      find_framework("echelon"));
-  EXPECT_NEAR(2 * 7.0 / 8 * bytes / seconds / 1e9, 231.6, 0.05 * 231.6);
-}
-
-TEST(CollectiveTime, MoreBandwidthIsNeverSlower) {
-  Cluster slow = find_cluster("a100-80gb:2x8"), fast = slow;
-  fast.groups[0].node.network.bytes_per_second *= 2;
-  const GroupPlace place{.ranks = 16, .ranks_per_node = 8, .nodes = 2};
-  for (const double bytes : {1e3, 1e6, 1e9}) {
-    const auto seconds = [&](const Cluster& cluster) {
-      return collective_seconds(
-          CollectiveKind::all_reduce, bytes, place, cluster.node_of(0), cluster,
-          find_framework("echelon"));
-    };
-    EXPECT_LE(seconds(fast), seconds(slow));
-  }
-}
-
 TEST(MatrixTime, SharesOfThePeakAreThoseMeasuredAndOddDepthIsSlow) {
   const Device device = find_device("a100-80gb");
   const DeviceRates rates = rates_of(device);

@@ -325,51 +325,46 @@ TEST(LayerCost, DisturbsNoOtherThread) {
   EXPECT_TRUE(torch::rand({3}).equal(before));
 }
 
+std::string refused(const LayerList& layers, std::vector<int64_t> shape) {
+  return error_text<ConfigError>([&] { count(layers, std::move(shape)); });
+}
+
 TEST(LayerCost, NamesTheLayerThatDoesNotFit) {
-  LayerList layers;
+  LayerList layers, images;
   layers.add("a", [] { return torch::nn::Linear(10, 20); });
   layers.add("b", [] { return torch::nn::Linear(21, 5); });
-  EXPECT_THAT(
-      error_text<ConfigError>([&] {
-        count(layers, {4, 10});
-      }),
-      AllOf(
-          HasSubstr("layer \"b\", which is given [4, 20] float32 by layer "
-                    "\"a\", cannot compute: operator aten::addmm: "),
-          HasSubstr("4x20 and 21x5")));
-  LayerList images;
   images.add("conv", [] {
     return torch::nn::Conv2d(torch::nn::Conv2dOptions(3, 8, 3));
   });
   EXPECT_THAT(
-      error_text<ConfigError>([&] {
-        count(images, {2, 1, 8, 8});
-      }),
+      refused(layers, {4, 10}),
+      AllOf(
+          HasSubstr("layer \"b\", which is given [4, 20] float32 by layer "
+                    "\"a\", cannot compute: operator aten::addmm: "),
+          HasSubstr("4x20 and 21x5")));
+  EXPECT_THAT(
+      refused(images, {2, 1, 8, 8}),
       AllOf(
           HasSubstr("given [2, 1, 8, 8] float32 by the batch"),
           HasSubstr("channels")));
 }
 
 TEST(LayerCost, NamesTheOperatorThatNeedsData) {
-  LayerList layers;
-  layers.add_function("some", [](const torch::Tensor& x) { return x.histc(); });
-  EXPECT_THAT(
-      error_text<ConfigError>([&] {
-        count(layers, {5, 2, 4});
-      }),
-      AllOf(
-          HasSubstr("layer \"some\""),
-          HasSubstr("operator aten::histc has no kernel"),
-          HasSubstr("register one")));
-  LayerList value;
+  LayerList some, value;
+  some.add_function("some", [](const torch::Tensor& x) { return x.histc(); });
   value.add_function("value", [](const torch::Tensor& x) {
     return x * x.sum().item<double>();
   });
   EXPECT_THAT(
-      error_text<ConfigError>([&] { count(value, {5}); }),
-      AllOf(
-          HasSubstr("layer \"value\""),
-          HasSubstr("aten::_local_scalar_dense")));
+      refused(some, {5, 2, 4}), AllOf(
+                                    HasSubstr("layer \"some\""),
+                                    HasSubstr("operator aten::histc has no "
+                                              "kernel"),
+                                    HasSubstr("register one")));
+  EXPECT_THAT(
+      refused(value, {5}), AllOf(
+                               HasSubstr("layer \"value\""),
+                               HasSubstr("aten::_local_scalar_dense")));
 }
 
 // A linear layer, its activation and the linear layer after it.

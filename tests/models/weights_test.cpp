@@ -45,6 +45,22 @@ std::vector<NamedTensor> copy_of(const Network& network) {
   return tensors;
 }
 
+// What load_weights says of the file.
+template <class Module>
+std::string refused(Module& module, const std::string& path) {
+  return error_text<DataError>([&] { load_weights(module, path); });
+}
+
+LayerList tied_list() {
+  LayerList list;
+  list.add("embed", [] { return torch::nn::Embedding(5, 3); });
+  list.add("head", [] {
+    return torch::nn::Linear(torch::nn::LinearOptions(3, 5).bias(false));
+  });
+  list.tie("embed.weight", "head.weight");
+  return list;
+}
+
 TEST(Weights, ComeBackBitForBit) {
   const TempFolder folder;
   for (const char* name : {"simple_cnn", "mlp", "resnet18", "resnet50"}) {
@@ -71,7 +87,7 @@ TEST(Weights, WidenButDoNotNarrow) {
       single->named_parameters()["fc.weight"].to(torch::kFloat64)));
   save_weights(*dual, path);
   EXPECT_THAT(
-      error_text<DataError>([&] { load_weights(*single, path); }),
+      refused(*single, path),
       HasSubstr("\"conv1.weight\" is F64, the model's float32 needs F32"));
 }
 
@@ -86,7 +102,7 @@ TEST(Weights, EveryMismatchIsListedAndNothingChanges) {
   tensors[5].second = torch::zeros({10}, torch::kInt32);
   save_tensors(path, tensors);
   EXPECT_THAT(
-      error_text<DataError>([&] { load_weights(*network, path); }),
+      refused(*network, path),
       AllOf(
           HasSubstr(path + ": does not fit the model"),
           HasSubstr("\"conv1.bias\" is missing; the file has \"conv1.biass\""),
@@ -125,7 +141,7 @@ TEST(Weights, BatchCountersMayBeMissing) {
   });
   save_tensors(path, tensors);
   EXPECT_THAT(
-      error_text<DataError>([&] { load_weights(*network, path); }),
+      refused(*network, path),
       HasSubstr("\"layer1.0.bn1.running_var\" is missing"));
 }
 
@@ -163,7 +179,7 @@ TEST(Weights, ASliceReadsItsOwn) {
   save_tensors(path, tensors);
   const auto message = [&](size_t begin, size_t end) {
     const auto slice = build_network(list, begin, end);
-    return error_text<DataError>([&] { load_weights(*slice, path); });
+    return refused(*slice, path);
   };
   EXPECT_EQ(
       message(0, 3),
@@ -183,12 +199,7 @@ TEST(Weights, ASliceReadsItsOwn) {
 TEST(Weights, TiedParametersAreStoredOnce) {
   const TempFolder folder;
   const std::string path = folder.path("w.safetensors");
-  LayerList list;
-  list.add("embed", [] { return torch::nn::Embedding(5, 3); });
-  list.add("head", [] {
-    return torch::nn::Linear(torch::nn::LinearOptions(3, 5).bias(false));
-  });
-  list.tie("embed.weight", "head.weight");
+  const LayerList list = tied_list();
   const auto weight = [](const Network& network) {
     return network.parameters()[0];
   };
@@ -217,15 +228,13 @@ TEST(Weights, TiedParametersAreStoredOnce) {
   save_tensors(path, {{"embed.weight", other}, {"head.weight", other + 1}});
   for (const auto& network : {whole, first, last}) {
     EXPECT_THAT(
-        error_text<DataError>([&] { load_weights(*network, path); }),
+        refused(*network, path),
         HasSubstr("\"embed.weight\" and \"head.weight\" differ, but are "
                   "tied"));
     EXPECT_TRUE(weight(*network).equal(other));
   }
   save_tensors(path, {{"head.weigh", other}});
-  EXPECT_THAT(
-      error_text<DataError>([&] { load_weights(*last, path); }),
-      HasSubstr("\"embed.weight\" is missing"));
+  EXPECT_THAT(refused(*last, path), HasSubstr("\"embed.weight\" is missing"));
 }
 
 // Tied layers are filled too.
@@ -256,12 +265,7 @@ TEST(Weights, EachLayerIsFilledAsItIsBuilt) {
       error_text<DataError>([&] { build(list); }),
       HasSubstr("\"fc.bias\" is missing; the file has \"fc.bais\""));
 
-  LayerList tied;
-  tied.add("embed", [] { return torch::nn::Embedding(5, 3); });
-  tied.add("head", [] {
-    return torch::nn::Linear(torch::nn::LinearOptions(3, 5).bias(false));
-  });
-  tied.tie("embed.weight", "head.weight");
+  const LayerList tied = tied_list();
   const auto values = torch::rand({5, 3});
   for (const char* name : {"embed.weight", "head.weight"}) {
     save_tensors(path, {{name, values}});
@@ -293,7 +297,7 @@ TEST(Weights, ShardsAreRead) {
   }
   Part other({.shape = {3, 10}, .dim = 0, .pieces = {{0, 3}}});
   EXPECT_THAT(
-      error_text<DataError>([&] { load_weights(other, path); }),
+      refused(other, path),
       HasSubstr("\"weight\" has shape [6, 10], the model needs [3, 10]"));
 }
 

@@ -36,7 +36,7 @@ ModelShape counted() {
         .stage = i / 2};
     layer.forward.push_back(
         {.name = "mm",
-         .product = "product",
+         .product = ProductKind::product,
          .count = 1,
          .m = 3200,
          .n = 100,

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -219,9 +220,11 @@ torch::DeviceType device_of(const Job& job) {
 // ---- for the cost formulas
 
 CountedOperator operator_of(const OperatorWork& work) {
+  std::optional<ProductKind> product;
+  if (!work.product.empty()) product = product_kind_from_name(work.product);
   return {
       .name = work.name,
-      .product = work.product,
+      .product = product,
       .count = work.count,
       .m = work.m,
       .n = work.n,

@@ -150,13 +150,13 @@ TEST(CountedShape, ConvolutionsAreMatmuls) {
   const ModelShape model =
       counted_shape(job_of("name = \"simple_cnn\"", kImages));
   const auto& backward = model.layers[1].backward;
-  const auto find = [&](const char* product) {
+  const auto find = [&](ProductKind product) {
     return std::find_if(backward.begin(), backward.end(), [&](const auto& one) {
       return one.product == product;
     });
   };
-  const auto inputs = find("convolution inputs");
-  const auto weights = find("convolution weights");
+  const auto inputs = find(ProductKind::convolution_inputs);
+  const auto weights = find(ProductKind::convolution_weights);
   ASSERT_NE(inputs, backward.end());
   ASSERT_NE(weights, backward.end());
   EXPECT_TRUE(weights->for_weight);
@@ -166,7 +166,7 @@ TEST(CountedShape, ConvolutionsAreMatmuls) {
   EXPECT_EQ(weights->k, 16 * 9);
   const auto named = [&](const std::string& name) {
     return std::find_if(backward.begin(), backward.end(), [&](const auto& one) {
-      return one.name.starts_with(name) && one.product.empty();
+      return one.name.starts_with(name) && !one.product;
     });
   };
   const auto bias = named("convolution_backward");
