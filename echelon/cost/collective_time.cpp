@@ -213,13 +213,13 @@ double transfer_seconds(
     const Framework& framework, double bytes, int64_t sender,
     int64_t receiver) {
   if (sender == receiver || bytes <= 0) return 0;
-  GroupPlace pair;
-  pair.ranks = 2;
   const bool near = cluster.node_index(sender) == cluster.node_index(receiver);
-  pair.ranks_per_node = near ? 2 : 1;
-  pair.nodes = near ? 1 : 2;
   const Node& node = cluster.node_of(sender);
-  pair.sharing = std::min(node.num_devices, strategy.layout.stride(Axis::pp));
+  const GroupPlace pair{
+      .ranks = 2,
+      .ranks_per_node = near ? 2 : 1,
+      .nodes = near ? 1 : 2,
+      .sharing = std::min(node.num_devices, strategy.layout.stride(Axis::pp))};
   const int64_t tp = strategy.layout.tp;
   const bool scatters = framework.scatters_transfers && tp > 1 && !near &&
                         !strategy.sequence_parallel;

@@ -64,9 +64,7 @@ struct Sharers {
 class Sharing {
  public:
   Sharing(const StageContext& context, const Layers& layers, int64_t rank)
-      : context(context),
-        node(context.cluster.node_of(rank)),
-        dense(sharers(rank, false)) {
+      : context(context), rank(rank), dense(sharers(rank, false)) {
     for (const LayerWork* layer : layers) {
       if (layer->expert_parameters <= 0) continue;
       experts = sharers(rank, true);
@@ -75,7 +73,7 @@ class Sharing {
   }
 
   const StageContext& context;
-  const Node& node;
+  const int64_t rank;
   Sharers dense, experts;
 
  private:
@@ -88,18 +86,18 @@ class Sharing {
   }
 };
 
-double
-gradient_seconds(const Sharing& rank, double elements, const Sharers& sharers) {
-  const StageContext& context = rank.context;
+double gradient_seconds(
+    const Sharing& sharing, double elements, const Sharers& sharers) {
+  const StageContext& context = sharing.context;
   const double bytes = elements * context.framework.gradient_bytes;
   if (bytes <= 0) return 0;
-  const double shards = as_double(sharers.shards.ranks);
-  return collective_seconds(
-             CollectiveKind::reduce_scatter, bytes, sharers.shards, rank.node,
-             context.cluster, context.framework) +
-         collective_seconds(
-             CollectiveKind::all_reduce, bytes / shards, sharers.copies,
-             rank.node, context.cluster, context.framework);
+  return context.seconds_of(
+             CollectiveKind::reduce_scatter, bytes, sharers.shards,
+             sharing.rank) +
+         context.seconds_of(
+             CollectiveKind::all_reduce,
+             bytes / as_double(sharers.shards.ranks), sharers.copies,
+             sharing.rank);
 }
 
 double gradient_seconds(const Sharing& rank, const Elements& all) {
@@ -110,11 +108,10 @@ double gradient_seconds(const Sharing& rank, const Elements& all) {
 double
 gather_seconds(const Sharing& rank, double elements, const Sharers& sharers) {
   if (elements <= 0) return 0;
-  const StageContext& context = rank.context;
-  return collective_seconds(
+  return rank.context.seconds_of(
       CollectiveKind::all_gather,
-      elements * element_bytes(context.strategy.precision), sharers.shards,
-      rank.node, context.cluster, context.framework);
+      elements * element_bytes(rank.context.strategy.precision), sharers.shards,
+      rank.rank);
 }
 
 double gather_seconds(const Sharing& rank, const Elements& all) {
@@ -127,19 +124,17 @@ Exposed exposed_part(double all, double exposed, const Framework& framework) {
   return {all, exposed + framework.overlap_slowdown * (all - exposed)};
 }
 
-/// A rank's layers in the order of a pass, with the seconds of each.
-struct Pass {
-  struct Step {
-    const LayerWork* layer;
-    double seconds;
-  };
-  std::vector<Step> steps;
+struct Step {
+  const LayerWork* layer;
+  double seconds;
 };
+/// A rank's layers in the order of a pass, with the seconds of each.
+using Pass = std::vector<Step>;
 
 Pass forward_pass(PassTimes& passes, const Layers& layers, int64_t rank) {
   Pass pass;
   for (const LayerWork* layer : layers) {
-    pass.steps.push_back(
+    pass.push_back(
         {layer, passes.of(*layer, rank, &LayerWork::forward).total()});
   }
   return pass;
@@ -154,7 +149,7 @@ Pass backward_pass(PassTimes& passes, const Layers& layers, int64_t rank) {
           &LayerWork::backward_weight}) {
       seconds += passes.of(**layer, rank, operations).total();
     }
-    pass.steps.push_back({*layer, seconds});
+    pass.push_back({*layer, seconds});
   }
   return pass;
 }
@@ -165,10 +160,10 @@ Exposed gathered(const Sharing& rank, const Pass& pass, bool first_is_there) {
   const Framework& framework = rank.context.framework;
   LeadingCollectives overlap;
   double all = 0;
-  for (const auto& [layer, seconds] : pass.steps) {
+  for (const auto& [layer, seconds] : pass) {
     double gather = gather_seconds(rank, elements_of(*layer));
     int64_t repeat = layer->repeat;
-    if (first_is_there && layer == pass.steps.front().layer) {
+    if (first_is_there && layer == pass.front().layer) {
       overlap.add(seconds, 0);
       --repeat;
     }
@@ -183,7 +178,7 @@ Exposed gathered(const Sharing& rank, const Pass& pass, bool first_is_there) {
 Exposed queued(const Sharing& rank, const Pass& pass) {
   QueuedCollectives overlap(rank.context.framework.overlap_slowdown);
   double all = 0;
-  for (const auto& [layer, seconds] : pass.steps) {
+  for (const auto& [layer, seconds] : pass) {
     const double gather = gather_seconds(rank, elements_of(*layer));
     overlap.add(seconds, gather, layer->repeat);
     all += as_double(layer->repeat) * gather;
@@ -255,7 +250,7 @@ class Reductions {
 /// `gathers`: all-gathers of parameters use the same links meanwhile.
 Exposed reduced(const Sharing& rank, const Pass& pass, bool gathers) {
   Reductions reductions(rank);
-  for (const auto& [layer, seconds] : pass.steps) {
+  for (const auto& [layer, seconds] : pass) {
     const Elements own = elements_of(*layer);
     const double taken = gathers ? gather_seconds(rank, own) : 0;
     reductions.add(own, std::max(0.0, seconds - taken), layer->repeat);

@@ -29,6 +29,13 @@ struct StageContext {
   int64_t rank_of(int64_t pipeline_rank) const {
     return first_rank + pipeline_rank * pipeline_stride;
   }
+  /// Seconds of a collective that `rank` takes part in.
+  double seconds_of(
+      CollectiveKind kind, double bytes, const GroupPlace& place,
+      int64_t rank) const {
+    return collective_seconds(
+        kind, bytes, place, cluster.node_of(rank), cluster, framework);
+  }
 };
 
 /// The layers of a rank, in order.

@@ -9,14 +9,6 @@
 namespace echelon {
 namespace {
 
-/// Of a pair of pipeline ranks.
-double send_seconds(
-    const StageContext& context, double bytes, int64_t from, int64_t to) {
-  return transfer_seconds(
-      context.strategy, context.cluster, context.framework, bytes,
-      context.rank_of(from), context.rank_of(to));
-}
-
 /// The first and the last rank of a pipeline sum the gradients of a tied
 /// embedding.
 double tied_seconds(const StageContext& context) {
@@ -29,9 +21,9 @@ double tied_seconds(const StageContext& context) {
   const bool near = cluster.node_index(first) == cluster.node_index(last);
   const GroupPlace pair{
       .ranks = 2, .ranks_per_node = near ? 2 : 1, .nodes = near ? 1 : 2};
-  return collective_seconds(
+  return context.seconds_of(
       CollectiveKind::all_reduce, elements * context.framework.gradient_bytes,
-      pair, cluster.node_of(first), cluster, context.framework);
+      pair, first);
 }
 
 /// Gradients to the host, parameters back; between them the update reads and
@@ -78,16 +70,15 @@ double offload_seconds(
 StageTimes::After after_of(
     const StageContext& context, PassTimes& passes, const Layers& layers,
     int64_t rank) {
-  StageTimes::After after;
   const ParameterTimes sums = parameter_times(context, passes, layers, rank);
-  after.gradients = sums.gradients.all;
-  after.gradients_exposed = sums.gradients.exposed;
-  after.parameters = sums.parameters.all;
-  after.parameters_exposed = sums.parameters.exposed;
-  after.optimizer =
-      optimizer_seconds(context, own_elements(context, layers, rank), rank);
-  after.other = context.framework.step_host_seconds;
-  return after;
+  return {
+      .gradients = sums.gradients.all,
+      .gradients_exposed = sums.gradients.exposed,
+      .parameters = sums.parameters.all,
+      .parameters_exposed = sums.parameters.exposed,
+      .optimizer =
+          optimizer_seconds(context, own_elements(context, layers, rank), rank),
+      .other = context.framework.step_host_seconds};
 }
 
 using StageWork = std::vector<std::vector<LayerWork>>;
@@ -124,11 +115,13 @@ void add_passes(
 /// or in its own time.
 void add_transfers(
     const StageContext& context, const StageWork& work, StageTimes& times) {
-  constexpr size_t kPipeline = static_cast<size_t>(Axis::pp);
+  constexpr size_t kPipeline = index_of(Axis::pp);
   for (size_t stage = 0; stage + 1 < work.size(); ++stage) {
-    const double transfer = send_seconds(
-        context, work[stage].back().output_bytes, times.rank_of_stage[stage],
-        times.rank_of_stage[stage + 1]);
+    const double transfer = transfer_seconds(
+        context.strategy, context.cluster, context.framework,
+        work[stage].back().output_bytes,
+        context.rank_of(times.rank_of_stage[stage]),
+        context.rank_of(times.rank_of_stage[stage + 1]));
     if (!context.framework.blocking_transfers) {
       times.stages[stage].transfer = transfer;
       continue;
