@@ -1,8 +1,7 @@
 #include "echelon/architecture/language_model.h"
 
-#include <array>
 #include <cmath>
-#include <string_view>
+#include <map>
 
 #include "echelon/error.h"
 #include "echelon/text/format.h"
@@ -12,12 +11,6 @@ namespace {
 
 using Family = LanguageModelShape::Family;
 using Kind = InitialValue::Kind;
-
-// A named size.
-struct Size {
-  std::string_view name;
-  LanguageModelShape shape;
-};
 
 LanguageModelShape gpt2(int64_t layers, int64_t hidden, int64_t heads) {
   return {
@@ -32,60 +25,47 @@ LanguageModelShape gpt2(int64_t layers, int64_t hidden, int64_t heads) {
       .tie_embeddings = true};
 }
 
-LanguageModelShape
-llama3(int64_t layers, int64_t hidden, int64_t heads, int64_t intermediate) {
+LanguageModelShape llama3(
+    int64_t layers, int64_t hidden, int64_t heads, int64_t kv_heads,
+    int64_t intermediate) {
   return {
       .family = Family::llama,
       .layers = layers,
       .hidden_size = hidden,
       .heads = heads,
-      .kv_heads = 8,
+      .kv_heads = kv_heads,
       .intermediate_size = intermediate,
       .vocab_size = 128256,
       .max_positions = 8192,
       .rope_theta = 500000.0};
 }
 
-LanguageModelShape llama_160m() {
-  return {
-      .family = Family::llama,
-      .layers = 12,
-      .hidden_size = 768,
-      .heads = 12,
-      .kv_heads = 12,
-      .intermediate_size = 3072,
-      .vocab_size = 32000,
-      .max_positions = 2048};
-}
-
-// Llama 3.2's, with tied embeddings and longer sequences.
-LanguageModelShape llama_1b() {
-  auto shape = llama3(16, 2048, 32, 8192);
-  shape.tie_embeddings = true;
-  shape.max_positions = 131072;
-  shape.rope_factor = 32.0;
-  return shape;
-}
-
-const std::array<Size, 8>& sizes() {
-  static const std::array<Size, 8> all = {{
+std::map<std::string, LanguageModelShape> make_sizes() {
+  std::map<std::string, LanguageModelShape> all = {
       {"gpt2", gpt2(12, 768, 12)},
       {"gpt2-medium", gpt2(24, 1024, 16)},
       {"gpt2-large", gpt2(36, 1280, 20)},
       {"gpt2-xl", gpt2(48, 1600, 25)},
-      {"llama-160m", llama_160m()},
-      {"llama-1b", llama_1b()},
-      {"llama-8b", llama3(32, 4096, 32, 14336)},
-      {"llama-70b", llama3(80, 8192, 64, 28672)},
-  }};
+      {"llama-160m", llama3(12, 768, 12, 12, 3072)},
+      {"llama-1b", llama3(16, 2048, 32, 8, 8192)},
+      {"llama-8b", llama3(32, 4096, 32, 8, 14336)},
+      {"llama-70b", llama3(80, 8192, 64, 8, 28672)}};
+  LanguageModelShape& oldest = all.at("llama-160m");
+  oldest.vocab_size = 32000;
+  oldest.max_positions = 2048;
+  oldest.rope_theta = 10000.0;
+  // Llama 3.2's, with tied embeddings and longer sequences.
+  LanguageModelShape& newest = all.at("llama-1b");
+  newest.tie_embeddings = true;
+  newest.max_positions = 131072;
+  newest.rope_factor = 32.0;
   return all;
 }
 
 const LanguageModelShape* size_of(const std::string& name) {
-  for (const auto& size : sizes()) {
-    if (size.name == name) return &size.shape;
-  }
-  return nullptr;
+  static const auto sizes = make_sizes();
+  const auto found = sizes.find(name);
+  return found == sizes.end() ? nullptr : &found->second;
 }
 
 std::string place(const ModelOptions& options) {

@@ -10,7 +10,9 @@
 namespace echelon {
 namespace {
 
-void add(StepParts& parts, double factor, const PassSeconds& pass, bool again) {
+void add(
+    StepEstimate& step, double factor, const PassSeconds& pass, bool again) {
+  StepParts& parts = step.parts;
   if (again) {
     parts.recompute += factor * pass.computation();
   } else {
@@ -19,6 +21,7 @@ void add(StepParts& parts, double factor, const PassSeconds& pass, bool again) {
   }
   for (size_t axis = 0; axis < parts.exposed.size(); ++axis) {
     parts.exposed[axis] += factor * pass.exposed[axis];
+    step.communication[axis] += factor * pass.communication[axis];
   }
 }
 
@@ -81,16 +84,10 @@ StepEstimate pipeline_estimate(
   StepParts& parts = step.parts;
   for (size_t stage = 0; stage < times.stages.size(); ++stage) {
     if (static_cast<size_t>(times.rank_of_stage[stage]) != slowest) continue;
-    add(parts, microbatches, times.forward[stage], false);
-    add(parts, microbatches, times.again[stage], true);
-    add(parts, microbatches, times.backward_input[stage], false);
-    add(parts, microbatches, times.backward_weight[stage], false);
-    for (const auto* pass :
-         {&times.forward[stage], &times.again[stage],
-          &times.backward_input[stage], &times.backward_weight[stage]}) {
-      for (size_t axis = 0; axis < step.communication.size(); ++axis) {
-        step.communication[axis] += microbatches * pass->communication[axis];
-      }
+    for (const auto* passes :
+         {&times.forward, &times.again, &times.backward_input,
+          &times.backward_weight}) {
+      add(step, microbatches, (*passes)[stage], passes == &times.again);
     }
     step.communication[index_of(Axis::pp)] +=
         2 * microbatches * times.stages[stage].transfer;

@@ -1,62 +1,63 @@
 #include "echelon/cost/strategy.h"
 
+#include "echelon/text/format.h"
+
 namespace echelon {
 namespace {
 
 // "2 x 12, 6": equal neighbours once.
 std::string runs_text(const std::vector<int64_t>& numbers) {
-  std::string text;
+  std::vector<std::string> runs;
   for (size_t i = 0; i < numbers.size();) {
     size_t end = i;
     while (end < numbers.size() && numbers[end] == numbers[i]) ++end;
-    text += text.empty() ? "" : ", ";
-    if (end - i > 1) text += std::to_string(end - i) + " x ";
-    text += std::to_string(numbers[i]);
+    runs.push_back(
+        end - i > 1 ? format("{} x {}", end - i, numbers[i])
+                    : std::to_string(numbers[i]));
     i = end;
   }
-  return text;
+  return join(runs, ", ");
 }
 
 }  // namespace
 
 std::string to_string(const Strategy& strategy) {
-  const char* between = " · ";
-  std::string text = to_string(strategy.layout);
-  const auto add = [&](const std::string& part) { text += between + part; };
-  if (strategy.layout.tp > 1 && strategy.sequence_parallel) {
-    add("sequence parallel");
-  }
-  if (strategy.zero_stage > 0)
-    add("ZeRO " + std::to_string(strategy.zero_stage));
+  std::vector<std::string> parts = {to_string(strategy.layout)};
+  const auto add_if = [&](bool holds, const std::string& part) {
+    if (holds) parts.push_back(part);
+  };
+  add_if(
+      strategy.layout.tp > 1 && strategy.sequence_parallel,
+      "sequence parallel");
+  add_if(strategy.zero_stage > 0, format("ZeRO {}", strategy.zero_stage));
   if (strategy.microbatch_size > 0 && strategy.data_ranks() > 0) {
     const int64_t count = strategy.num_microbatches();
-    add(std::to_string(count) +
-        (count == 1 ? " microbatch of " : " microbatches of ") +
-        (strategy.rank_microbatch.empty()
-             ? std::to_string(strategy.microbatch_size)
-             : runs_text(strategy.rank_microbatch)));
+    parts.push_back(format(
+        "{} {} of {}", count, count == 1 ? "microbatch" : "microbatches",
+        strategy.rank_microbatch.empty()
+            ? std::to_string(strategy.microbatch_size)
+            : runs_text(strategy.rank_microbatch)));
   }
   if (strategy.layout.pp > 1) {
-    add(strategy.schedule +
-        (strategy.stages_per_rank > 1
-             ? ", " + std::to_string(strategy.stages_per_rank) +
-                   " stages a rank"
-             : ""));
+    parts.push_back(strategy.schedule);
+    if (strategy.stages_per_rank > 1) {
+      parts.back() += format(", {} stages a rank", strategy.stages_per_rank);
+    }
   }
-  if (!strategy.stage_layers.empty()) {
-    add("stages of " + runs_text(strategy.stage_layers) + " layers");
-  }
+  add_if(
+      !strategy.stage_layers.empty(),
+      format("stages of {} layers", runs_text(strategy.stage_layers)));
   if (strategy.recompute != Recompute::none) {
-    add("recompute " + to_string(strategy.recompute) +
-        (strategy.recompute_layers >= 0
-             ? " in " + std::to_string(strategy.recompute_layers) +
-                   (strategy.recompute_layers == 1 ? " layer" : " layers") +
-                   " a stage"
-             : ""));
+    const int64_t layers = strategy.recompute_layers;
+    parts.push_back("recompute " + to_string(strategy.recompute));
+    if (layers >= 0) {
+      parts.back() +=
+          format(" in {} {} a stage", layers, layers == 1 ? "layer" : "layers");
+    }
   }
-  if (strategy.offload_optimizer) add("optimizer offloaded");
-  if (strategy.offload_activations) add("activations offloaded");
-  return text;
+  add_if(strategy.offload_optimizer, "optimizer offloaded");
+  add_if(strategy.offload_activations, "activations offloaded");
+  return join(parts, " · ");
 }
 
 }  // namespace echelon

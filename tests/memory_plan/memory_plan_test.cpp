@@ -53,20 +53,21 @@ MemoryModel model_of(size_t layers, Schedule schedule = passes(1)) {
   return model;
 }
 
-int64_t calls(const RankPlan& plan, const std::string& operation) {
-  int64_t count = 0;
+int64_t sum_of(
+    const RankPlan& plan, const std::string& operation,
+    int64_t PlannedCalls::*figure) {
+  int64_t sum = 0;
   for (const auto& call : plan.calls) {
-    if (call.operation == operation) count += call.count;
+    if (call.operation == operation) sum += call.*figure;
   }
-  return count;
+  return sum;
+}
+int64_t calls(const RankPlan& plan, const std::string& operation) {
+  return sum_of(plan, operation, &PlannedCalls::count);
 }
 
-int64_t call_bytes(const RankPlan& plan, const std::string& operation) {
-  int64_t bytes = 0;
-  for (const auto& call : plan.calls) {
-    if (call.operation == operation) bytes += call.bytes;
-  }
-  return bytes;
+RankPlan first_rank(const MemoryModel& model, const Job& job) {
+  return plan_memory(model, job).ranks[0];
 }
 
 TEST(MemoryPlan, OneDeviceByHand) {
@@ -93,15 +94,14 @@ TEST(MemoryPlan, ActivationsOfAllLayersAreThePeakWhereTheyAreLarge) {
     for (auto& use : layer.use) use.kept_bytes *= 1000;
   }
   Job job;
-  const auto plan = plan_memory(model, job).ranks[0];
+  const auto plan = first_rank(model, job);
   EXPECT_EQ(plan.moment, "backward of layer2");
   EXPECT_EQ(plan.peak[MemoryKind::activations], 300'000);
   job.memory.recompute = "all";
-  EXPECT_EQ(
-      plan_memory(model, job).ranks[0].peak[MemoryKind::activations], 30'000);
+  EXPECT_EQ(first_rank(model, job).peak[MemoryKind::activations], 30'000);
   job.memory.recompute = "none";
   job.memory.activations = "offload";
-  const auto offloaded = plan_memory(model, job).ranks[0];
+  const auto offloaded = first_rank(model, job);
   EXPECT_EQ(offloaded.peak[MemoryKind::activations], 0);
   EXPECT_EQ(offloaded.host_bytes, 300'000);
 }
@@ -111,7 +111,7 @@ TEST(MemoryPlan, ABudgetChoosesLayers) {
   Job job;
   job.memory.recompute = "budget";
   job.memory.activation_bytes = 100 + 100 + 40 + 40;
-  const auto plan = plan_memory(model, job).ranks[0];
+  const auto plan = first_rank(model, job);
   EXPECT_LE(plan.peak[MemoryKind::activations], 280);
 }
 
@@ -140,17 +140,17 @@ TEST(MemoryPlan, StagesOfShardingCutMoreAndMore) {
   const auto model = model_of(8);
   Job job;
   const int64_t whole = 8 * 4 * kNumel;
-  std::vector<int64_t> peaks = {plan_memory(model, job).ranks[0].peak.total()};
+  std::vector<int64_t> peaks = {first_rank(model, job).peak.total()};
   job.layout.dp_shard = 4;
   for (const int64_t stage : {1, 2, 3}) {
     job.shard.stage = stage;
-    const auto rank = plan_memory(model, job).ranks[0];
+    const auto rank = first_rank(model, job);
     EXPECT_EQ(rank.ranks.size(), 4u);
     EXPECT_EQ(rank.resting[MemoryKind::optimizer_state], 2 * whole / 4);
     EXPECT_EQ(
         rank.resting[MemoryKind::parameters], stage < 3 ? whole : whole / 4);
     EXPECT_EQ(calls(rank, "reduce_scatter"), 8);
-    EXPECT_EQ(call_bytes(rank, "reduce_scatter"), whole);
+    EXPECT_EQ(sum_of(rank, "reduce_scatter", &PlannedCalls::bytes), whole);
     peaks.push_back(rank.peak.total());
   }
   EXPECT_GT(peaks[0], peaks[1]);
@@ -165,7 +165,7 @@ TEST(MemoryPlan, StageThreeGathersAheadAndFrees) {
   const int64_t unit = 4 * kNumel;
   for (const int64_t prefetch : {0, 1, 2}) {
     job.shard.prefetch = prefetch;
-    const auto rank = plan_memory(model, job).ranks[0];
+    const auto rank = first_rank(model, job);
     // The last layers stay from forward to backward: one gather of each is
     // less.
     EXPECT_EQ(calls(rank, "all_gather"), 16 - 1 - prefetch) << prefetch;
@@ -174,7 +174,7 @@ TEST(MemoryPlan, StageThreeGathersAheadAndFrees) {
         (1 + prefetch + 2) * unit + 8 * unit / 4);
   }
   job.shard.gather = "step";
-  const auto once = plan_memory(model, job).ranks[0];
+  const auto once = first_rank(model, job);
   EXPECT_EQ(calls(once, "all_gather"), 8);
   EXPECT_EQ(once.peak[MemoryKind::gathered], 8 * unit);
 }
@@ -184,9 +184,9 @@ TEST(MemoryPlan, AccumulationKeepsWholeGradientsInStageOneAlone) {
   Job job;
   job.layout.dp_shard = 4;
   job.shard.stage = 1;
-  const auto one = plan_memory(model, job).ranks[0];
+  const auto one = first_rank(model, job);
   job.shard.stage = 2;
-  const auto two = plan_memory(model, job).ranks[0];
+  const auto two = first_rank(model, job);
   EXPECT_EQ(calls(one, "reduce_scatter"), 8);
   EXPECT_EQ(calls(two, "reduce_scatter"), 3 * 8);
   const int64_t whole = 8 * 4 * kNumel;
@@ -200,11 +200,11 @@ TEST(MemoryPlan, LowPrecisionHasMastersAndWholeParameters) {
   Job job;
   job.precision.compute = "bf16";
   const int64_t numel = 8 * kNumel;
-  const auto rank = plan_memory(model, job).ranks[0];
+  const auto rank = first_rank(model, job);
   EXPECT_EQ(rank.resting[MemoryKind::parameters], 4 * numel);
   EXPECT_EQ(rank.resting[MemoryKind::gathered], 2 * numel);
   job.memory.offload = "optimizer";
-  const auto offloaded = plan_memory(model, job).ranks[0];
+  const auto offloaded = first_rank(model, job);
   EXPECT_EQ(offloaded.resting[MemoryKind::parameters], 0);
   EXPECT_EQ(offloaded.resting[MemoryKind::optimizer_state], 0);
   EXPECT_EQ(offloaded.host_bytes, (4 + 8 + 4) * numel);
@@ -259,7 +259,7 @@ TEST(MemoryPlan, OffloadNeedsItsHostsMemory) {
   job.checkpoint.at_end = false;
   EXPECT_EQ(explain_host_memory(model, job, {0, 1}, 0), "");
   job.memory.offload = "optimizer";
-  const int64_t each = plan_memory(model, job).ranks[0].host_bytes;
+  const int64_t each = first_rank(model, job).host_bytes;
   ASSERT_GT(each, 0);
   EXPECT_EQ(explain_host_memory(model, job, {2, 3}, 2 * each), "");
   EXPECT_THAT(
@@ -281,7 +281,7 @@ TEST(MemoryPlan, OffloadOnCpusNeedsRoomForEverything) {
   model.host_is_device = true;
   Job job;
   job.memory.offload = "parameters";
-  const auto plan = plan_memory(model, job).ranks[0];
+  const auto plan = first_rank(model, job);
   const int64_t all = plan.host_bytes + plan.peak.total();
   EXPECT_EQ(explain_host_memory(model, job, {0}, all), "");
   EXPECT_NE(explain_host_memory(model, job, {0}, all - 1), "");
@@ -296,9 +296,7 @@ TEST(MemoryPlan, CheckpointsAreWrittenFromACopyOnTheHost) {
   }
   const int64_t state = 3 * numel * model.master_bytes;
   Job job;
-  const auto copy = [&] {
-    return plan_memory(model, job).ranks[0].snapshot_bytes;
-  };
+  const auto copy = [&] { return first_rank(model, job).snapshot_bytes; };
   EXPECT_EQ(copy(), state) << "from a GPU, at the end";
   model.host_is_device = true;
   EXPECT_EQ(copy(), 0);
@@ -334,7 +332,7 @@ TEST(MemoryPlan, OffloadLeavesRoomForTheCopy) {
   Job job;
   job.memory.offload = "optimizer";
   job.checkpoint.every_minutes = 10;
-  const auto plan = plan_memory(model, job).ranks[0];
+  const auto plan = first_rank(model, job);
   ASSERT_GT(plan.snapshot_bytes, 0);
   const int64_t all = plan.host_bytes + plan.peak.total() + plan.snapshot_bytes;
   EXPECT_EQ(explain_host_memory(model, job, {0}, all), "");
