@@ -1,17 +1,16 @@
-#include "echelon/explain/what_if.h"
-
+// Simulates a run with other settings (findings.h).
 #include <chrono>
 #include <utility>
 
 #include "echelon/cluster/local_cluster.h"
 #include "echelon/cost/stage_cut.h"
 #include "echelon/error.h"
+#include "echelon/explain/findings.h"
 #include "echelon/job/check_job.h"
 #include "echelon/predict/counted_layers.h"
 #include "echelon/predict/predict_run.h"
 
 namespace echelon {
-
 namespace {
 
 // Simulating a step takes time in proportion to its passes.

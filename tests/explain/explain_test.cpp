@@ -8,7 +8,7 @@
 #include <cstdlib>
 
 #include "echelon/cluster/catalogue.h"
-#include "echelon/explain/what_if.h"
+#include "echelon/explain/findings.h"
 #include "echelon/schedule/options.h"
 #include "tests/explain/made_run.h"
 #include "tests/support/temp_folder.h"

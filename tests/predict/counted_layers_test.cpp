@@ -7,7 +7,7 @@
 #include "echelon/cost/counted_model.h"
 #include "echelon/error.h"
 #include "echelon/explain/explain.h"
-#include "echelon/explain/what_if.h"
+#include "echelon/explain/findings.h"
 #include "echelon/predict/predict_run.h"
 #include "tests/explain/made_run.h"
 #include "tests/support/error_text.h"
