@@ -29,6 +29,14 @@ constexpr double kExact = 0.0;
 
 using NamedTensors = std::map<std::string, torch::Tensor>;
 
+inline NamedTensors gradients_of(const torch::nn::Module& module) {
+  NamedTensors gradients;
+  for (const auto& item : module.named_parameters()) {
+    gradients[item.key()] = item.value().grad();
+  }
+  return gradients;
+}
+
 /// Everything that a run computed. Copies; undefined gradients stay undefined.
 struct Record {
   std::vector<double> losses;           // one per step
@@ -45,11 +53,7 @@ struct Record {
   }
 
   void step(const torch::nn::Module& module, double loss) {
-    NamedTensors all;
-    for (const auto& item : module.named_parameters()) {
-      all[item.key()] = item.value().grad();
-    }
-    step(all, loss);
+    step(gradients_of(module), loss);
   }
 
   void end(const torch::nn::Module& module) {

@@ -121,11 +121,7 @@ TEST(PlacedNetwork, SeveralForwardsBeforeTheirBackwards) {
     }
     (b * 2).backward();
     a.backward();
-    parity::NamedTensors all;
-    for (const auto& item : network.named_parameters()) {
-      all[item.key()] = item.value().grad();
-    }
-    return all;
+    return parity::gradients_of(network);
   };
   const auto expected = gradients(*whole);
   EXPECT_EQ(expected.size(), 5u);

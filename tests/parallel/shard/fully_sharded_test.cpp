@@ -180,16 +180,14 @@ void expect_parity(const Ranks& ranks, const Case& one) {
         net.ptr(), options_of(world, one.stage, one));
     torch::optim::SGD optimizer(
         sharded.parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
-    const auto split = even_split(kRows, world.size());
-    const int64_t begin = std::accumulate(
-        split.begin(), split.begin() + world.rank(), int64_t{0});
+    const auto own = even_range(kRows, world.rank(), world.size());
     for (int step = 0; step < kSteps; ++step) {
       for (int m = 0; m < one.microbatches; ++m) {
         std::shared_ptr<void> no_sync;
         if (one.no_sync && m + 1 < one.microbatches) {
           no_sync = sharded.no_sync();
         }
-        const Tensor x = rows_of(step, m).narrow(0, begin, split[world.rank()]);
+        const Tensor x = rows_of(step, m).narrow(0, own.begin, own.size());
         (loss_sum(sharded(x, step != 1)) * static_cast<double>(world.size()) /
          static_cast<double>(kRows * one.microbatches))
             .backward();
@@ -337,13 +335,9 @@ TEST(FullySharded, Sequential) {
     FullyShardedDataParallel<torch::nn::SequentialImpl> sharded(
         net.ptr(), {.shard = world.group(), .units = {"0", "2", "3"}});
     sharded(rows_of(0, 0)).square().sum().backward();
-    parity::NamedTensors gradients;
-    for (const auto& item : plain->named_parameters()) {
-      gradients[item.key()] = item.value().grad();
-    }
     expect_parts(
-        "gradient of", gradients, sharded.units(), world.group(),
-        Which::gradients, 1e-10);
+        "gradient of", parity::gradients_of(*plain), sharded.units(),
+        world.group(), Which::gradients, 1e-10);
     // Buffers match the plain module's.
     for (const auto& item : plain->named_buffers()) {
       EXPECT_TRUE(torch::equal(item.value(), net->named_buffers()[item.key()]))

@@ -77,8 +77,7 @@ TEST(Recompute, AddsNoAllGathers) {
     plan.options.shard.prefetch = 0;
     ShardedNet sharded(world, plan);
     forward_backward(sharded, plan, world, 0);
-    std::map<std::string, int> counts;
-    for (const auto& one : world.history().snapshot()) ++counts[one.label];
+    auto counts = labels_since(world, 0);
     for (const char* name : {"fc1", "fc2", "fc3"}) {
       EXPECT_EQ(counts["gather " + std::string(name)], 2) << name;
     }
@@ -127,10 +126,7 @@ TEST(Recompute, InsideAnyModule) {
   TwoLayers plain;
   const Tensor x = parity::random({5, 6}, 1);
   plain->forward(x, false).square().sum().backward();
-  parity::NamedTensors gradients;
-  for (const auto& item : plain->named_parameters()) {
-    gradients[item.key()] = item.value().grad();
-  }
+  const auto gradients = parity::gradients_of(*plain);
   for (const int stage : {1, 2, 3}) {
     Ranks{2}.run([&](World& world) {
       TwoLayers net;
@@ -159,15 +155,11 @@ TEST_P(Halves, OfTwoStages) {
   for (const int ranks : {1, 2, 3}) {
     Ranks{ranks}.run([&](World& world) {
       ShardedNet sharded(world, plan);
-      const auto split = even_split(plan.rows, world.size());
-      const int64_t begin = std::accumulate(
-          split.begin(), split.begin() + world.rank(), int64_t{0});
       const std::vector<std::vector<size_t>> units = {{0, 1}, {2, 3, 4, 5}};
       std::vector<std::vector<pipeline::StageGraph>> graphs(2);
       std::vector<Tensor> losses;
       for (int m = 0; m < 2; ++m) {
-        const Tensor x =
-            rows_of(plan, 0, m).narrow(0, begin, split[world.rank()]);
+        const Tensor x = own_rows_of(plan, world, 0, m);
         Tensors tensors = {x};
         for (size_t stage = 0; stage < 2; ++stage) {
           pipeline::StageGraph graph;
@@ -205,10 +197,7 @@ TEST_P(Halves, OfTwoStages) {
           "gradient of", expected.gradients[0], sharded.units, world.group(),
           Which::gradients, kTolerance);
       // Backward of a stage reduces only its own units.
-      std::map<std::string, int> counts;
-      for (const auto& record : world.history().snapshot()) {
-        if (record.label.starts_with("reduce ")) ++counts[record.label];
-      }
+      const auto counts = labels_since(world, 0, "reduce ");
       EXPECT_EQ(counts.size(), ranks == 1 ? 0U : 6U);
       for (const auto& [label, count] : counts) {
         EXPECT_EQ(count, GetParam() == 1 ? 1 : 2) << label;

@@ -62,6 +62,13 @@ inline Tensor rows_of(const Plan& plan, int step, int microbatch) {
       .to(plan.device);
 }
 
+/// This rank's share of them.
+inline Tensor
+own_rows_of(const Plan& plan, const World& world, int step, int microbatch) {
+  const auto own = even_range(plan.rows, world.rank(), world.size());
+  return rows_of(plan, step, microbatch).narrow(0, own.begin, own.size());
+}
+
 inline Tensor loss_sum(const Tensors& outputs, const Tensor& x) {
   const Tensor out = outputs[0];
   // A target that depends on the sample alone.
@@ -188,13 +195,9 @@ struct Groups {
 /// loss.
 inline double forward_backward(
     ShardedNet& sharded, const Plan& plan, World& world, int step) {
-  const auto split = even_split(plan.rows, world.size());
-  const int64_t begin =
-      std::accumulate(split.begin(), split.begin() + world.rank(), int64_t{0});
   Tensor loss = torch::zeros({1}, torch::kFloat64);
   for (int m = 0; m < plan.microbatches; ++m) {
-    const Tensor x =
-        rows_of(plan, step, m).narrow(0, begin, split[world.rank()]);
+    const Tensor x = own_rows_of(plan, world, step, m);
     const Tensor mean = loss_sum(sharded.forward({x}), x) *
                         (static_cast<double>(world.size()) /
                          static_cast<double>(plan.rows * plan.microbatches));
@@ -258,10 +261,13 @@ records_since(const World& world, uint64_t from) {
       all.end()};
 }
 
-inline Counts labels_since(const World& world, uint64_t from) {
+inline Counts labels_since(
+    const World& world, uint64_t from, const std::string& prefix = "") {
   Counts counts;
   for (const auto& record : records_since(world, from)) {
-    if (!record.label.empty()) ++counts[record.label];
+    if (!record.label.empty() && record.label.starts_with(prefix)) {
+      ++counts[record.label];
+    }
   }
   return counts;
 }
