@@ -83,13 +83,12 @@ void warn_of_slow_links(
   Layout usual = layout;
   usual.order = kAxes;
   const bool by_order = Mesh(usual).within_hosts(Axis::tp, local_size);
-  std::fprintf(
-      stderr,
-      "warning: [layout] tp=%lld: a host has %d %s, so that some groups of "
-      "%lld span several hosts; tp is fast where its ranks share a host%s\n",
-      static_cast<long long>(tp), local_size,
-      local_size == 1 ? "rank" : "ranks", static_cast<long long>(tp),
+  const std::string line = format(
+      "warning: [layout] tp={}: a host has {} {}, so that some groups of {} "
+      "span several hosts; tp is fast where its ranks share a host{}\n",
+      tp, local_size, local_size == 1 ? "rank" : "ranks", tp,
       by_order ? ": name it last in [layout] order" : "");
+  std::fputs(line.c_str(), stderr);
 }
 
 LoaderOptions
@@ -129,20 +128,22 @@ void print_restored(
     const Resumed& resumed, const Resume& from, const Job& job,
     const std::string& samples, int64_t total_steps) {
   const CheckpointManifest& manifest = resumed.manifest;
-  std::printf(
-      "resumes from step %lld of %s, saved with %s on %lld %s\n",
-      static_cast<long long>(manifest.step), resumed.path.c_str(),
-      manifest.layout.c_str(), static_cast<long long>(manifest.ranks),
-      manifest.ranks == 1 ? "rank" : "ranks");
+  std::vector<std::string> lines = {format(
+      "resumes from step {} of {}, saved with {} on {} {}", manifest.step,
+      resumed.path.string(), manifest.layout, manifest.ranks,
+      manifest.ranks == 1 ? "rank" : "ranks")};
+  const auto add = [&](const std::string& line) {
+    lines.push_back("  " + line);
+  };
   if (from.instead_of_others) {
-    std::printf(
-        "  the run has checkpoints of its own, and no longer needs %s\n",
-        job.checkpoint.resume.c_str());
+    add("the run has checkpoints of its own, and no longer needs " +
+        job.checkpoint.resume);
   }
-  for (const auto& line : resumed.lines) std::printf("  %s\n", line.c_str());
+  for (const auto& line : resumed.lines) add(line);
   for (const auto& line : differences(manifest, job, samples, total_steps)) {
-    std::printf("  %s\n", line.c_str());
+    add(line);
   }
+  std::printf("%s\n", join(lines, "\n").c_str());
   std::fflush(stdout);
 }
 
@@ -155,7 +156,6 @@ class Loop {
 
  private:
   bool one_step(Position position);
-  StepSums share(const Score& score, int64_t skipped, double work_seconds);
   StepUpdate update(bool logged);
   void record(
       const StepSums& sums, Position position, const StepUpdate& update,
@@ -312,7 +312,14 @@ bool Loop::one_step(Position position) {
   const Score score = memory_.during(place, [&] {
     return state_.model().forward_backward(*batch, counts_units(*data_.train));
   });
-  const StepSums sums = share(score, batch->skipped, seconds() - started);
+  const StepSums sums = share_sums(
+      {.score = score,
+       .skipped = batch->skipped,
+       .work_seconds = seconds() - started,
+       .stop = stop_signals.load() > 0,
+       .terminated = terminated.load(),
+       .saver = saver_ ? saver_->news() : SaverNews{}},
+      world_);
   for (const auto& reason : batch->skip_reasons) {
     std::fprintf(stderr, "skipped a sample: %s\n", reason.c_str());
   }
@@ -342,17 +349,6 @@ StepUpdate Loop::update(bool logged) {
   } catch (const NumericError& error) {
     throw NumericError(format("step {}: {}", step_ + 1, error.what()));
   }
-}
-
-StepSums Loop::share(const Score& score, int64_t skipped, double work_seconds) {
-  return share_sums(
-      {.score = score,
-       .skipped = skipped,
-       .work_seconds = work_seconds,
-       .stop = stop_signals.load() > 0,
-       .terminated = terminated.load(),
-       .saver = saver_ ? saver_->news() : SaverNews{}},
-      world_);
 }
 
 void Loop::record(
