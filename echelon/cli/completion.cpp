@@ -69,82 +69,76 @@ std::string paths(const Tree& tree) {
   return join(quoted, " | ");
 }
 
-/// The part that both shells share: sets `words` and `files`.
-std::string cases(const Tree& tree) {
-  std::string text = "  local words=\"\" files=\"\"\n  case \"$place\" in\n";
+/// The part that both shells share: sets the variables `files` and `words`. In
+/// zsh, where `words` is the command line, it has another name.
+std::string cases(const Tree& tree, const char* words) {
+  std::string text =
+      format("  local {}=\"\" files=\"\"\n  case \"$place\" in\n", words);
   for (const auto& node : tree.nodes) {
     text += format(
-        "    \"{}\") words=\"{}\"{} ;;\n", node.path, join(node.words, " "),
+        "    \"{}\") {}=\"{}\"{} ;;\n", node.path, words, join(node.words, " "),
         node.files ? "; files=yes" : "");
   }
   text += "  esac\n  case \"$place $previous\" in\n";
   for (const auto& choice : tree.choices) {
     text += format(
-        "    \"{}\") words=\"{}\"; files=\"\" ;;\n", choice.place,
+        "    \"{}\") {}=\"{}\"; files=\"\" ;;\n", choice.place, words,
         join(choice.words, " "));
   }
   return text + "  esac\n";
 }
 
 std::string bash(const Tree& tree) {
-  return "# bash completion for echelon: source this file, or put it into\n"
-         "# ~/.local/share/bash-completion/completions/echelon\n"
-         "_echelon() {\n"
-         "  local word=\"${COMP_WORDS[COMP_CWORD]}\" place=\"\" previous=\"\" "
-         "i\n"
-         "  for ((i = 1; i < COMP_CWORD; i++)); do\n"
-         "    previous=\"${COMP_WORDS[i]}\"\n"
-         "    case \"$place $previous\" in\n"
-         "      " +
-         paths(tree) +
-         ") place=\"$place $previous\" ;;\n"
-         "      \" run --\") return ;;\n"
-         "    esac\n"
-         "  done\n" +
-         cases(tree) +
-         "  COMPREPLY=()\n"
-         "  if [[ -z $files || $word == -* ]]; then\n"
-         "    COMPREPLY=($(compgen -W \"$words\" -- \"$word\"))\n"
-         "  fi\n"
-         "}\n"
-         "# Without an answer from here the shell completes file names.\n"
-         "complete -o default -F _echelon echelon\n";
+  return R"sh(# bash completion for echelon: source this file, or put it into
+# ~/.local/share/bash-completion/completions/echelon
+_echelon() {
+  local word="${COMP_WORDS[COMP_CWORD]}" place="" previous="" i
+  for ((i = 1; i < COMP_CWORD; i++)); do
+    previous="${COMP_WORDS[i]}"
+    case "$place $previous" in
+      )sh" +
+         paths(tree) + R"sh() place="$place $previous" ;;
+      " run --") return ;;
+    esac
+  done
+)sh" + cases(tree, "words") +
+         R"sh(  COMPREPLY=()
+  if [[ -z $files || $word == -* ]]; then
+    COMPREPLY=($(compgen -W "$words" -- "$word"))
+  fi
+}
+# Without an answer from here the shell completes file names.
+complete -o default -F _echelon echelon
+)sh";
 }
 
 std::string zsh(const Tree& tree) {
-  std::string body = cases(tree);
-  // In zsh `words` is the command line.
-  for (size_t at = 0; (at = body.find("words", at)) != std::string::npos;) {
-    body.replace(at, 5, "answers");
-    at += 7;
-  }
-  return "#compdef echelon\n"
-         "# zsh completion for echelon: put this file as _echelon into a "
-         "folder\n"
-         "# of $fpath, or source it after compinit\n"
-         "_echelon() {\n"
-         "  local place=\"\" previous=\"\" i\n"
-         "  for ((i = 2; i < CURRENT; i++)); do\n"
-         "    previous=\"${words[i]}\"\n"
-         "    case \"$place $previous\" in\n"
-         "      " +
-         paths(tree) +
-         ") place=\"$place $previous\" ;;\n"
-         "      \" run --\") _files; return ;;\n"
-         "    esac\n"
-         "  done\n" +
-         body +
-         "  if [[ -z $files || $PREFIX == -* ]]; then\n"
-         "    compadd -- ${=answers}\n"
-         "  else\n"
-         "    _files\n"
-         "  fi\n"
-         "}\n"
-         "if [[ $funcstack[1] == _echelon ]]; then\n"
-         "  _echelon \"$@\"\n"
-         "else\n"
-         "  compdef _echelon echelon\n"
-         "fi\n";
+  return R"sh(#compdef echelon
+# zsh completion for echelon: put this file as _echelon into a folder
+# of $fpath, or source it after compinit
+_echelon() {
+  local place="" previous="" i
+  for ((i = 2; i < CURRENT; i++)); do
+    previous="${words[i]}"
+    case "$place $previous" in
+      )sh" +
+         paths(tree) + R"sh() place="$place $previous" ;;
+      " run --") _files; return ;;
+    esac
+  done
+)sh" + cases(tree, "answers") +
+         R"sh(  if [[ -z $files || $PREFIX == -* ]]; then
+    compadd -- ${=answers}
+  else
+    _files
+  fi
+}
+if [[ $funcstack[1] == _echelon ]]; then
+  _echelon "$@"
+else
+  compdef _echelon echelon
+fi
+)sh";
 }
 
 struct CompletionArguments {

@@ -72,20 +72,13 @@ function kept(row, time) {
 }
 
 // Where a microbatch is: at work in a row, or waiting for its next one.
-function place(chain, time) {
-  let last = null;
-  for (const block of chain.blocks) {
-    if (block.begin > time) {
-      return last && {row: block.row, kind: block.kind, works: false};
-    }
-    last = block;
-  }
-  return time < last.end && {row: last.row, kind: last.kind, works: true};
-}
 function spot(chain, time) {
   const block = running(chain.blocks, time);
-  return block ? {row: block.row, kind: block.kind, works: true}
-               : place(chain, time);
+  if (block) return {row: block.row, kind: block.kind, works: true};
+  const next = chain.blocks.findIndex(b => b.begin > time);
+  if (next < 1) return null;  // not yet begun, or done
+  const {row, kind} = chain.blocks[next];
+  return {row, kind, works: false};
 }
 
 class Scene {
