@@ -54,8 +54,9 @@ Place place_of(
   };
   if (has(region.rows)) return Place::leave;
   if (has(region.columns)) {
-    const bool outputs = region.rows.empty() &&
-                         (what == "loss" || (what == "gather" && !shards_tokens));
+    const bool outputs =
+        region.rows.empty() &&
+        (what == "loss" || (what == "gather" && !shards_tokens));
     return outputs ? Place::leave : Place::enter;
   }
   const bool part = name == region.name ||
@@ -117,7 +118,8 @@ void draw_block(
          .input_is_data = index == 0 && i == 0,
          .is_last = is_last && last,
          .costs = costs_of(
-             costs, block.regions[i], block.layers.size(), model.shards_tokens)});
+             costs, block.regions[i], block.layers.size(),
+             model.shards_tokens)});
   }
   if (!block.sharded_vectors.empty()) {
     page.add(
@@ -179,7 +181,7 @@ std::string lead_of(const TensorShards& model) {
       "layers {}.",
       model.ranks, share_text(model),
       model.shards_tokens ? "each rank holds some of the tokens"
-                        : "every rank holds all of the activations");
+                          : "every rank holds all of the activations");
 }
 
 void draw_keys(Markup& page, const TensorShards& model) {
