@@ -168,14 +168,10 @@ TEST(VerifyPipeline, EveryBalanceAndPartition) {
 
 // The layers with parameters on each rank, by their first parameter's name.
 std::vector<std::set<std::string>> layers_of_ranks(const Job& job) {
-  const auto size = static_cast<size_t>(job.layout.num_ranks());
-  std::vector<std::set<std::string>> layers(size);
-  run_ranks(static_cast<int>(size), [&](World& world) {
-    const MeshGroups groups(world, job.layout);
-    const ModelSource source =
-        model_source(job, {.input_shape = {1, 8, 8}, .classes = 10});
-    const auto model = make_parallel_model(job, {source, world, groups});
-    for (const auto& part : model->parameters()) {
+  std::vector<std::set<std::string>> layers(
+      static_cast<size_t>(job.layout.num_ranks()));
+  on_models(job, [&](World& world, const MeshGroups&, ParallelModel& model) {
+    for (const auto& part : model.parameters()) {
       layers[static_cast<size_t>(world.rank())].insert(
           part.name.substr(0, part.name.find('.')));
     }

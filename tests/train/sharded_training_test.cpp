@@ -141,19 +141,16 @@ TEST(ShardedTraining, EachGradientCountsOnceInTheNorm) {
     job.model.dtype = "float64";
     std::set<double> norms;
     std::mutex mutex;
-    run_ranks(static_cast<int>(layout.num_ranks()), [&](World& world) {
-      const MeshGroups groups(world, layout);
-      const ModelSource source = model_source(job, kDigits);
-      const auto model = make_parallel_model(job, {source, world, groups});
+    on_models(job, [&](World&, const MeshGroups& groups, ParallelModel& model) {
       const torch::NoGradGuard no_grad;
-      auto parts = model->parameters();
+      auto parts = model.parameters();
       std::vector<torch::Tensor> ones;
       for (auto& part : parts) {
         ones.push_back(part.gradient = torch::ones_like(part.value));
       }
       const CountedElements counted(parts, groups.along(Axis::tp).rank());
       const auto shared =
-          counted.partition(parts, model->partitioned_gradients()->sum);
+          counted.partition(parts, model.partitioned_gradients()->sum);
       const double norm = gradient_norm(ones, &shared);
       const std::lock_guard lock(mutex);
       norms.insert(norm);
@@ -274,24 +271,15 @@ TEST_F(ShardedRuns, ANanNamesTheLayer) {
   }
   for (const Layout& layout :
        {Layout{.dp_shard = 2}, Layout{.dp_shard = 2, .pp = 2}}) {
-    run_ranks(static_cast<int>(layout.num_ranks()), [&](World& world) {
-      const Job job = job_of(layout);
-      const MeshGroups groups(world, layout);
-      const ModelSource source = model_source(job, kDigits);
-      const auto model = make_parallel_model(job, {source, world, groups});
-      for (const auto& part : model->parameters()) {
+    const auto body = [](World&, const MeshGroups&, ParallelModel& model) {
+      for (const auto& part : model.parameters()) {
         const torch::NoGradGuard no_grad;
         if (part.name == "conv2.weight") part.value.fill_(NAN);
       }
-      model->after_update(true);
-      Batch batch;
-      batch.inputs = torch::rand({4, 1, 8, 8});
-      batch.targets = torch::zeros({4}, torch::kInt64);
-      const auto found = model->find_nonfinite(batch);
-      ASSERT_TRUE(found);
-      EXPECT_EQ(found->layer, "conv2");
-      EXPECT_EQ(found->what, "parameter conv2.weight");
-    });
+      model.after_update(true);
+      expect_nan_found(model, "conv2");
+    };
+    on_models(job_of(layout), body);
   }
 }
 

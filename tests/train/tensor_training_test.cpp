@@ -219,22 +219,19 @@ TEST(TensorParallelTraining, EachGradientCountsOnceInTheNorm) {
     job.model.dtype = "float64";
     std::set<double> norms;
     std::mutex mutex;
-    run_ranks(static_cast<int>(layout.num_ranks()), [&](World& world) {
-      const MeshGroups groups(world, layout);
-      const ModelSource source = model_source(
-          job, cut_list, {.input_shape = {1, 8, 8}, .classes = 10});
-      const auto model = make_parallel_model(job, {source, world, groups});
+    const auto body = [&](World&, const MeshGroups&, ParallelModel& model) {
       const torch::NoGradGuard no_grad;
       std::vector<torch::Tensor> tensors;
-      for (const auto& part : model->parameters()) {
+      for (const auto& part : model.parameters()) {
         part.value.mutable_grad() = torch::ones_like(part.value);
         tensors.push_back(part.value);
       }
-      const auto shared = model->partitioned_gradients();
+      const auto shared = model.partitioned_gradients();
       const double norm = gradient_norm(tensors, shared ? &*shared : nullptr);
       const std::lock_guard lock(mutex);
       norms.insert(norm);
-    });
+    };
+    on_models(job, body, cut_list);
     EXPECT_EQ(norms.size(), 1U) << to_string(layout);
     return *norms.begin();
   };
@@ -284,26 +281,18 @@ TEST_F(TensorTraining, ANanInOneShardNamesTheLayer) {
         error_text<NumericError>([&] { run(job, to_string(layout)); }),
         AllOf(HasSubstr("is not a finite number"), HasSubstr("in layer ")));
   }
-  run_ranks(2, [](World& world) {
-    const Job job = cut_job({.tp = 2});
-    const MeshGroups groups(world, job.layout);
-    const ModelSource source =
-        model_source(job, cut_list, {.input_shape = {1, 8, 8}, .classes = 10});
-    const auto model = make_parallel_model(job, {source, world, groups});
-    for (const auto& part : model->parameters()) {
-      const torch::NoGradGuard no_grad;
-      if (part.name == "down.weight" && world.rank() == 1) {
-        part.value.fill_(std::numeric_limits<float>::quiet_NaN());
-      }
-    }
-    Batch batch;
-    batch.inputs = torch::rand({4, 1, 8, 8});
-    batch.targets = torch::zeros({4}, torch::kInt64);
-    const auto found = model->find_nonfinite(batch);
-    ASSERT_TRUE(found);
-    EXPECT_EQ(found->layer, "down");
-    EXPECT_EQ(found->what, "parameter down.weight");
-  });
+  on_models(
+      cut_job({.tp = 2}),
+      [](World& world, const MeshGroups&, ParallelModel& model) {
+        for (const auto& part : model.parameters()) {
+          const torch::NoGradGuard no_grad;
+          if (part.name == "down.weight" && world.rank() == 1) {
+            part.value.fill_(std::numeric_limits<float>::quiet_NaN());
+          }
+        }
+        expect_nan_found(model, "down");
+      },
+      cut_list);
 }
 
 TEST_F(TensorTraining, StartsFromWeightsOfAnyLayout) {
@@ -427,14 +416,12 @@ TEST_F(TensorTraining, SaysWhatEachRankHolds) {
   std::vector<std::string> lines;
   const auto lines_of = [&](const Layout& layout) {
     lines.clear();
-    run_ranks(static_cast<int>(layout.num_ranks()), [&](World& world) {
-      Job job = cut_job(layout);
-      const MeshGroups groups(world, layout);
-      const ModelSource source = model_source(
-          job, cut_list, {.input_shape = {1, 8, 8}, .classes = 10});
-      const auto model = make_parallel_model(job, {source, world, groups});
-      if (world.rank() == 0) lines = model->describe();
-    });
+    on_models(
+        cut_job(layout),
+        [&](World& world, const MeshGroups&, ParallelModel& model) {
+          if (world.rank() == 0) lines = model.describe();
+        },
+        cut_list);
     return lines;
   };
   EXPECT_THAT(

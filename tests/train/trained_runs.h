@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <functional>
 #include <limits>
 #include <string>
 #include <vector>
@@ -15,6 +16,7 @@
 #include "echelon/comm/world.h"
 #include "echelon/schedule/options.h"
 #include "echelon/timeline/metrics.h"
+#include "echelon/train/strategies/parallel_model.h"
 #include "echelon/train/trainer.h"
 #include "echelon/train/verify.h"
 #include "tests/support/temp_folder.h"
@@ -53,6 +55,31 @@ class TrainedRuns : public testing::Test {
 
   TempFolder folder_;
 };
+
+/// Builds the job's model for the digits with a thread for each rank.
+inline void on_models(
+    const Job& job,
+    const std::function<void(World&, const MeshGroups&, ParallelModel&)>& body,
+    const LayerFactory& layers = {}) {
+  run_ranks(static_cast<int>(job.layout.num_ranks()), [&](World& world) {
+    const MeshGroups groups(world, job.layout);
+    const ModelSource source =
+        model_source(job, layers, {.input_shape = {1, 8, 8}, .classes = 10});
+    const auto model = make_parallel_model(job, {source, world, groups});
+    body(world, groups, *model);
+  });
+}
+
+/// The model, which has a NaN in this parameter on some rank, finds it.
+inline void expect_nan_found(ParallelModel& model, const std::string& layer) {
+  Batch batch;
+  batch.inputs = torch::rand({4, 1, 8, 8});
+  batch.targets = torch::zeros({4}, torch::kInt64);
+  const auto found = model.find_nonfinite(batch);
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->layer, layer);
+  EXPECT_EQ(found->what, "parameter " + layer + ".weight");
+}
 
 /// verify() with a thread for each rank: what rank 0 gets.
 inline VerifyResult result_of(
