@@ -9,9 +9,9 @@
 
 #include "echelon/cli/programs.h"
 #include "echelon/cluster/catalogue.h"
-#include "echelon/cost/counted_model.h"
 #include "echelon/cost/framework.h"
 #include "echelon/cost/model_catalogue.h"
+#include "echelon/cost/model_shape.h"
 #include "echelon/error.h"
 #include "echelon/predict/configured.h"
 #include "echelon/text/format.h"

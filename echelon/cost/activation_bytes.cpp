@@ -1,9 +1,9 @@
-#include "echelon/cost/activation_bytes.h"
+#include "echelon/cost/memory_estimate.h"
 
 #include <algorithm>
 #include <string>
 
-#include "echelon/cost/stage_cut.h"
+#include "echelon/cost/strategy.h"
 
 namespace echelon {
 namespace {

@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-#include "echelon/cost/stage_cut.h"
+#include "echelon/cost/strategy.h"
 #include "echelon/error.h"
 #include "echelon/schedule/options.h"
 #include "echelon/text/format.h"

@@ -1,4 +1,4 @@
-#include "echelon/cost/convolution_shapes.h"
+#include "echelon/cost/model_catalogue.h"
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-#include "echelon/cost/counted_model.h"
+#include "echelon/cost/model_shape.h"
 
 #include <array>
 #include <cmath>

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "echelon/cost/activation_bytes.h"
+#include "echelon/cost/memory_estimate.h"
 
 namespace echelon {
 namespace {

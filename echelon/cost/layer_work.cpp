@@ -4,8 +4,8 @@
 #include <cmath>
 #include <string>
 
-#include "echelon/cost/activation_bytes.h"
-#include "echelon/cost/stage_cut.h"
+#include "echelon/cost/memory_estimate.h"
+#include "echelon/cost/strategy.h"
 #include "echelon/error.h"
 #include "echelon/text/format.h"
 

@@ -4,10 +4,8 @@
 #include <optional>
 #include <string>
 
-#include "echelon/cost/activation_bytes.h"
 #include "echelon/cost/framework.h"
-#include "echelon/cost/stage_cut.h"
-#include "echelon/cost/state_bytes.h"
+#include "echelon/cost/strategy.h"
 
 namespace echelon {
 namespace {

@@ -1,18 +1,103 @@
-// Memory of a rank by kind, from formulas alone.
-// Sources: Rajbhandari et al., 2020, arXiv:1910.02054; Korthikanti et al.,
-// 2022, arXiv:2205.05198.
+// Memory of a rank by kind, from formulas alone: what layers keep from forward
+// to backward and take while they compute, weights, gradients and optimizer
+// state, and the sum of all.
+// Sources: Rajbhandari et al., 2020, arXiv:1910.02054, section 5 (stages of
+// ZeRO); Korthikanti et al., 2022, arXiv:2205.05198, section 4 (activations),
+// but counted by tensor, so that it also holds for shared keys, gated and
+// latent layers, experts and fused kernels.
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "echelon/cluster/device.h"
+#include "echelon/cost/framework.h"
 #include "echelon/cost/model_shape.h"
 #include "echelon/cost/strategy.h"
 #include "echelon/timeline/memory_kind.h"
 
 namespace echelon {
+
+/// Bytes of one microbatch of one layer on one rank.
+struct ActivationBytes {
+  double kept = 0;     // from forward to backward, after recompute
+  double working = 0;  // in addition during backward, with what is recomputed
+  double output = 0;   // sent to the next stage
+};
+
+/// Bytes of an element as layers compute it: 8, 4 or 2.
+double element_bytes(Precision precision);
+
+/// Tokens of one microbatch on a rank, before sequence parallelism.
+double rank_tokens(const ModelShape& model, const Strategy& strategy);
+
+ActivationBytes block_bytes(
+    const ModelShape& model, const Strategy& strategy,
+    const Framework& framework, bool experts, Recompute recompute);
+/// Last norm, head and loss.
+ActivationBytes head_bytes(
+    const ModelShape& model, const Strategy& strategy,
+    const Framework& framework);
+ActivationBytes counted_bytes(
+    const CountedLayer& layer, const Strategy& strategy, Recompute recompute);
+
+/// By pipeline stage: what its layers keep for a microbatch, the most that one
+/// of them or the loss takes in addition, and what goes to the next stage.
+std::vector<ActivationBytes> stage_activations(
+    const ModelShape& model, const Strategy& strategy,
+    const Framework& framework);
+
+/// Elements on one rank of tensor and expert parallelism, before ZeRO shards
+/// them.
+struct RankParameters {
+  double dense = 0;
+  double experts = 0;  // not replicated along ep
+  /// The largest group of parameters that is unsharded at a time.
+  double largest_unit = 0;
+  double embedding_and_head = 0;
+
+  double total() const { return dense + experts; }
+  bool operator==(const RankParameters&) const = default;
+};
+
+/// By pipeline stage. Throws ConfigError when there are fewer layers than
+/// stages.
+std::vector<RankParameters>
+stage_parameters(const ModelShape& model, const Strategy& strategy);
+
+/// Values that an optimizer keeps for an element: 2 for adamw, 1 for momentum.
+double optimizer_states(std::string_view optimizer);
+
+/// The axes along which ranks share parameters. Ranks of context parallelism
+/// have the same parameters; in some frameworks they shard them
+/// (FrameworkMemory::shards_over_cp).
+struct SharingAxes {
+  std::span<const Axis> shards;  // ranks that ZeRO shards over; none in stage 0
+  std::span<const Axis> copies;  // other ranks that sum the gradients
+};
+
+/// Of dense parameters, or of experts, which are not replicated along ep.
+SharingAxes sharing_axes(
+    const Strategy& strategy, const Framework& framework, bool experts);
+
+/// Number of ranks that ZeRO shards one copy over, of dense parameters or of
+/// experts.
+double
+zero_shards(const Strategy& strategy, const Framework& framework, bool experts);
+
+/// Weights, gradients and optimizer state of a rank with these parameters, over
+/// all of its stages. Unsharded parameters are MemoryKind::gathered; offloaded
+/// state is in `host_bytes`.
+struct StateBytes {
+  MemoryByKind device;
+  double host_bytes = 0;
+};
+StateBytes state_bytes(
+    const RankParameters& parameters, const Strategy& strategy,
+    const Framework& framework);
 
 struct PipelineShape {
   std::string schedule = "1f1b";

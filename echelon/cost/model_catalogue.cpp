@@ -13,7 +13,6 @@
 
 #include "echelon/architecture/hugging_face_config.h"
 #include "echelon/architecture/language_model.h"
-#include "echelon/cost/convolution_shapes.h"
 #include "echelon/error.h"
 #include "echelon/text/nearest.h"
 

@@ -1,6 +1,10 @@
-// Models by name, and from a Hugging Face config.json.
+// Models by name, and from a Hugging Face config.json. The convolutional
+// networks that echelon trains are counted by formula, layer by layer under the
+// same names: He et al., 2015, arXiv:1512.03385, table 1; a test compares with
+// the counts of echelon's own layers (counting/layer_cost.h).
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <string>
 #include <string_view>
@@ -27,5 +31,20 @@ ModelShape read_hugging_face_config(const std::filesystem::path& path);
 /// The same of a text; errors call the file `name`.
 ModelShape
 parse_hugging_face_config(std::string_view text, const std::string& name);
+
+struct ImageShape {
+  int64_t channels = 3;
+  int64_t height = 224;
+  int64_t width = 224;
+  bool operator==(const ImageShape&) const = default;
+};
+
+/// resnet18, resnet34, resnet50, resnet101, resnet152, simple_cnn.
+const std::vector<std::string>& convolution_names();
+
+/// `name` is one of convolution_names(). Throws ConfigError for images that are
+/// too small.
+ModelShape convolution_shape(
+    const std::string& name, const ImageShape& image, int64_t classes);
 
 }  // namespace echelon

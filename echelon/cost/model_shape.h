@@ -1,7 +1,12 @@
-// A model as far as its cost depends on it: no weights, no code.
+// A model as far as its cost depends on it: no weights, no code. Files of
+// layers that the training wing counted let any network be simulated:
+//
+//   echelon-train count first.toml --json > layers.json
+//   echelon simulate first.toml --cluster h100-sxm:1x8 --layers layers.json
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <optional>
 #include <string>
 #include <vector>
@@ -95,5 +100,15 @@ struct ModelShape {
 
 /// Throws ConfigError for numbers that make no model: heads % kv_heads, …
 void check(const ModelShape& model);
+
+/// One JSON object: the model's name, seq_len, and its layers with all their
+/// fields.
+std::string counted_model_json(const ModelShape& model);
+
+/// Reads it back. Throws DataError with layer and key for a missing key, a
+/// negative or infinite figure, or no layer.
+ModelShape
+parse_counted_model(const std::string& text, const std::string& name);
+ModelShape read_counted_model(const std::filesystem::path& path);
 
 }  // namespace echelon

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <numeric>
 
-#include "echelon/cost/activation_bytes.h"
+#include "echelon/cost/memory_estimate.h"
 
 namespace echelon {
 namespace {

@@ -4,8 +4,8 @@
 #include <tuple>
 
 #include "echelon/cost/framework.h"
-#include "echelon/cost/stage_cut.h"
 #include "echelon/cost/step_estimate.h"
+#include "echelon/cost/strategy.h"
 #include "echelon/schedule/options.h"
 
 namespace echelon {

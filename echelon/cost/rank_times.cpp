@@ -3,8 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "echelon/cost/activation_bytes.h"
-#include "echelon/cost/state_bytes.h"
+#include "echelon/cost/memory_estimate.h"
 
 namespace echelon {
 const PassSeconds& PassTimes::of(

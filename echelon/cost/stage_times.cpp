@@ -1,8 +1,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "echelon/cost/activation_bytes.h"
 #include "echelon/cost/layer_work.h"
+#include "echelon/cost/memory_estimate.h"
 #include "echelon/cost/rank_times.h"
 #include "echelon/cost/step_estimate.h"
 

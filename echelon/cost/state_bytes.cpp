@@ -1,10 +1,9 @@
-#include "echelon/cost/state_bytes.h"
 
 #include <algorithm>
 #include <string>
 
-#include "echelon/cost/activation_bytes.h"
-#include "echelon/cost/stage_cut.h"
+#include "echelon/cost/memory_estimate.h"
+#include "echelon/cost/strategy.h"
 #include "echelon/error.h"
 #include "echelon/text/format.h"
 

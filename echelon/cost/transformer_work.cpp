@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "echelon/cost/layer_builder.h"
-#include "echelon/cost/stage_cut.h"
+#include "echelon/cost/strategy.h"
 
 namespace echelon {
 namespace {

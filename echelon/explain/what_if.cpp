@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "echelon/cluster/local_cluster.h"
-#include "echelon/cost/stage_cut.h"
+#include "echelon/cost/strategy.h"
 #include "echelon/error.h"
 #include "echelon/explain/findings.h"
 #include "echelon/job/check_job.h"

@@ -7,8 +7,8 @@
 #include <queue>
 
 #include "echelon/cost/distinct_pipelines.h"
-#include "echelon/cost/stage_cut.h"
 #include "echelon/cost/step_estimate.h"
+#include "echelon/cost/strategy.h"
 
 namespace echelon {
 namespace {

@@ -5,8 +5,8 @@
 #include <span>
 
 #include "echelon/cost/layer_work.h"
-#include "echelon/cost/stage_cut.h"
 #include "echelon/cost/step_estimate.h"
+#include "echelon/cost/strategy.h"
 
 namespace echelon {
 namespace {

@@ -6,8 +6,8 @@
 
 #include "echelon/architecture/language_model.h"
 #include "echelon/architecture/parameter_list.h"
-#include "echelon/cost/convolution_shapes.h"
-#include "echelon/cost/stage_cut.h"
+#include "echelon/cost/model_catalogue.h"
+#include "echelon/cost/strategy.h"
 #include "echelon/error.h"
 #include "echelon/job/pipeline_schedule.h"
 #include "echelon/layout/partition.h"

@@ -2,8 +2,8 @@
 
 #include <system_error>
 
-#include "echelon/cost/counted_model.h"
-#include "echelon/cost/stage_cut.h"
+#include "echelon/cost/model_shape.h"
+#include "echelon/cost/strategy.h"
 #include "echelon/error.h"
 
 namespace echelon {

@@ -16,7 +16,7 @@
 #include "echelon/bench/bench_machine.h"
 #include "echelon/cluster/cluster_file.h"
 #include "echelon/comm/world.h"
-#include "echelon/cost/counted_model.h"
+#include "echelon/cost/model_shape.h"
 #include "echelon/error.h"
 #include "echelon/error_report.h"
 #include "echelon/job/job.h"

@@ -8,7 +8,7 @@
 #include "echelon/cost/distinct_pipelines.h"
 #include "echelon/cost/layer_work.h"
 #include "echelon/cost/operation_time.h"
-#include "echelon/cost/stage_cut.h"
+#include "echelon/cost/strategy.h"
 #include "echelon/error.h"
 #include "echelon/schedule/options.h"
 #include "echelon/simulator/draws.h"

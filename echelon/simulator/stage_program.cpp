@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <span>
 
-#include "echelon/cost/activation_bytes.h"
 #include "echelon/cost/collective_time.h"
+#include "echelon/cost/memory_estimate.h"
 #include "echelon/cost/operation_time.h"
 #include "echelon/cost/state_bytes.h"
 

@@ -1,9 +1,9 @@
-#include "echelon/cost/counted_model.h"
+#include "echelon/cost/model_shape.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "echelon/cost/stage_cut.h"
+#include "echelon/cost/strategy.h"
 #include "tests/support/error_text.h"
 
 namespace echelon {

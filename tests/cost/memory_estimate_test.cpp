@@ -5,9 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "echelon/cluster/catalogue.h"
-#include "echelon/cost/activation_bytes.h"
 #include "echelon/cost/model_catalogue.h"
-#include "echelon/cost/state_bytes.h"
 
 namespace echelon {
 namespace memory_estimate_test {

@@ -4,7 +4,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "echelon/cost/convolution_shapes.h"
 #include "echelon/cost/model_catalogue.h"
 #include "tests/support/error_text.h"
 

@@ -5,8 +5,8 @@
 
 #include "echelon/cluster/catalogue.h"
 #include "echelon/cost/framework.h"
+#include "echelon/cost/memory_estimate.h"
 #include "echelon/cost/operation_time.h"
-#include "echelon/cost/state_bytes.h"
 
 namespace echelon {
 namespace operation_formula_test {

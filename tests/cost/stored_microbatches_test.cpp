@@ -6,7 +6,7 @@
 #include <numeric>
 
 #include "echelon/cost/model_catalogue.h"
-#include "echelon/cost/stage_cut.h"
+#include "echelon/cost/strategy.h"
 #include "echelon/error.h"
 #include "echelon/schedule/memory.h"
 #include "echelon/schedule/options.h"

@@ -7,8 +7,8 @@
 
 #include "echelon/cluster/catalogue.h"
 #include "echelon/cost/model_catalogue.h"
-#include "echelon/cost/stage_cut.h"
 #include "echelon/cost/step_estimate.h"
+#include "echelon/cost/strategy.h"
 #include "echelon/planner/axis_orders.h"
 #include "echelon/planner/device_sizes.h"
 #include "tests/planner/search_job.h"

@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "echelon/cluster/cluster_file.h"
-#include "echelon/cost/counted_model.h"
+#include "echelon/cost/model_shape.h"
 #include "echelon/error.h"
 #include "echelon/explain/explain.h"
 #include "echelon/explain/findings.h"

@@ -7,7 +7,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "echelon/cost/convolution_shapes.h"
+#include "echelon/cost/model_catalogue.h"
 #include "echelon/error.h"
 #include "echelon/job/check_job.h"
 #include "echelon/predict/configured.h"
