@@ -152,8 +152,9 @@ int MemoryEstimate::fullest() const {
   double highest = -1;
   size_t most = 0;
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
-    if (share(rank) <= highest) continue;
-    highest = share(rank);
+    const double part = share(rank);
+    if (part <= highest) continue;
+    highest = part;
     most = rank;
   }
   return static_cast<int>(most);
