@@ -260,26 +260,28 @@ stage_work(const std::vector<LayerWork>& layers, const Strategy& strategy) {
       : blocks                       ? blocks_of_stages(spread, stages)
                                      : layers_of_stages(flops, stages, counted);
 
-  std::vector<std::vector<LayerWork>> cut(static_cast<size_t>(stages));
+  std::vector<std::vector<LayerWork>> partition(static_cast<size_t>(stages));
   size_t stage = 0;
   int64_t room = counts[0];
   for (const LayerWork& layer : layers) {
     if (blocks && !is_block(layer)) {
-      append(&layer == &layers.front() ? cut.front() : cut.back(), layer, 1);
+      append(
+          &layer == &layers.front() ? partition.front() : partition.back(),
+          layer, 1);
       continue;
     }
     for (int64_t left = layer.repeat; left > 0;) {
       if (room == 0) room = counts[++stage];
       const int64_t here = std::min(left, room);
-      append(cut[stage], layer, here);
+      append(partition[stage], layer, here);
       left -= here;
       room -= here;
     }
   }
   if (strategy.recompute_layers >= 0) {
-    for (auto& one : cut) limit_recompute(one, strategy.recompute_layers);
+    for (auto& one : partition) limit_recompute(one, strategy.recompute_layers);
   }
-  return cut;
+  return partition;
 }
 
 }  // namespace echelon

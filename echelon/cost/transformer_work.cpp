@@ -23,7 +23,7 @@ int64_t vocabulary_part(
 
 /// What every part of a block needs.
 struct Sizes {
-  int64_t tp, cp, seq, microbatch, tokens, cut_tokens, hidden;
+  int64_t tp, cp, seq, microbatch, tokens, sharded_tokens, hidden;
   bool sequence_parallel;
 
   Sizes(
@@ -33,14 +33,14 @@ struct Sizes {
         seq(part(seq_len, strategy.layout.cp)),
         microbatch(strategy.microbatch_size),
         tokens(seq * microbatch),
-        cut_tokens(
+        sharded_tokens(
             strategy.sequence_parallel ? part(tokens, strategy.layout.tp)
                                        : tokens),
         hidden(shape.hidden),
         sequence_parallel(strategy.sequence_parallel && tp > 1) {}
   double elements() const { return as_double(tokens) * as_double(hidden); }
-  double cut_elements() const {
-    return as_double(cut_tokens) * as_double(hidden);
+  double sharded_elements() const {
+    return as_double(sharded_tokens) * as_double(hidden);
   }
 };
 
@@ -67,14 +67,14 @@ class BlockBuilder {
     experts_ ? mixture() : feed_forward(shape_.ffn_size());
     leave("feed-forward");
     residual();
-    LayerWork done = build_.finish(sizes_.cut_elements());
+    LayerWork done = build_.finish(sizes_.sharded_elements());
     done.repeat = repeat;
     return done;
   }
 
  private:
   void norm() {
-    build_.stream("norm", sizes_.cut_elements(), 2, 4, 1, 2);
+    build_.stream("norm", sizes_.sharded_elements(), 2, 4, 1, 2);
     build_.parameters(
         as_double(shape_.hidden) * (shape_.rms_norm ? 1 : 2),
         shape_.rms_norm ? 1 : 2);
@@ -85,10 +85,10 @@ class BlockBuilder {
     const double mask = framework_.dropout ? 0.5 : 0;
     if (framework_.fused_elementwise) {
       build_.stream(
-          "residual", sizes_.cut_elements(), 3 + mask, 2 + mask, 1, 1);
+          "residual", sizes_.sharded_elements(), 3 + mask, 2 + mask, 1, 1);
     } else {
       build_.stream(
-          "residual", sizes_.cut_elements(), framework_.dropout ? 5.5 : 3,
+          "residual", sizes_.sharded_elements(), framework_.dropout ? 5.5 : 3,
           framework_.dropout ? 4.5 : 2, framework_.dropout ? 2 : 1,
           framework_.dropout ? 2 : 1);
     }
@@ -251,8 +251,8 @@ class BlockBuilder {
     const int64_t local = part(mix.experts, ep_);
     const int64_t copies = sizes_.tokens * mix.experts_per_token;
     const double width = as_double(sizes_.hidden);
-    const double sent =
-        as_double(sizes_.cut_tokens) * as_double(mix.experts_per_token) * width;
+    const double sent = as_double(sizes_.sharded_tokens) *
+                        as_double(mix.experts_per_token) * width;
     build_.linear("router", sizes_.tokens, mix.experts, sizes_.hidden, false);
     build_.stream("sort tokens", sent, 4, 4, 6, 6);
     build_.wait_for_host(
@@ -306,7 +306,7 @@ LayerWork embedding(
   if (shape.positions > 0) {
     build.parameters(as_double(shape.positions) * as_double(shape.hidden), 2);
   }
-  LayerWork work = build.finish(sizes.cut_elements());
+  LayerWork work = build.finish(sizes.sharded_elements());
   work.again.clear();
   return work;
 }
@@ -318,7 +318,7 @@ LayerWork head(
   LayerBuilder build("head", strategy, framework);
   build.stay_in_16_bit();
   const double bytes = build.element_bytes() * sizes.elements();
-  build.stream("norm", sizes.cut_elements(), 2, 4, 1, 2);
+  build.stream("norm", sizes.sharded_elements(), 2, 4, 1, 2);
   build.parameters(as_double(shape.hidden) * (shape.rms_norm ? 1 : 2), 2);
   if (sizes.sequence_parallel) {
     build.collective(
