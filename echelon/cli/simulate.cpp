@@ -12,7 +12,7 @@
 #include "echelon/cli/new_folder.h"
 #include "echelon/cli/terminal.h"
 #include "echelon/cluster/cluster_file.h"
-#include "echelon/cost/counted_model.h"
+#include "echelon/cost/model_shape.h"
 #include "echelon/planner/configuration.h"
 #include "echelon/predict/configured.h"
 #include "echelon/predict/counted_layers.h"

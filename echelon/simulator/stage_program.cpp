@@ -6,7 +6,6 @@
 #include "echelon/cost/collective_time.h"
 #include "echelon/cost/memory_estimate.h"
 #include "echelon/cost/operation_time.h"
-#include "echelon/cost/state_bytes.h"
 
 namespace echelon::simulator {
 namespace {

@@ -10,7 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "echelon/cost/counted_model.h"
+#include "echelon/cost/model_shape.h"
 #include "echelon/counting/meta_mode.h"
 #include "echelon/error.h"
 #include "echelon/job/pipeline_schedule.h"
