@@ -18,7 +18,7 @@
 #include "echelon/options/shard.h"
 #include "echelon/options/tensor.h"
 #include "echelon/options/train.h"
-#include "echelon/schedule/pipeline_layout.h"
+#include "echelon/schedule/options.h"
 
 namespace echelon {
 

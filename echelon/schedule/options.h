@@ -1,4 +1,5 @@
-// The kinds of schedule, and how to ask for one.
+// The kinds of schedule, and how to ask for one: by numbers, or in a
+// configuration.
 //
 // Throughout, p is the number of pipeline ranks, m of microbatches and v of
 // stages that each rank holds. F, B, I and W are the times of a forward, a
@@ -134,6 +135,10 @@
 
 namespace echelon {
 
+namespace config {
+class Section;
+}
+
 struct ScheduleOptions {
   std::string kind = "1f1b";  // one of schedule_kinds()
   int32_t ranks = 1;          // p, the pipeline ranks: --stages
@@ -158,5 +163,22 @@ inline constexpr int64_t kMaxScheduleCells = int64_t{1} << 25;
 /// for an unknown kind, and for numbers for which the kind is not defined; the
 /// message names the nearest valid ones.
 Schedule make_schedule(const ScheduleOptions& options);
+
+/// The keys of [layout] next to the degrees.
+struct PipelineLayout {
+  int64_t microbatches = 0;       // of a step; 0: 4 per pipeline rank, or
+                                  // fewer where the batch is known
+  std::string schedule = "1f1b";  // one of schedule_kinds()
+  int64_t stages_per_rank = 0;    // 0: what the schedule takes
+  std::string schedule_file;      // CSV; replaces the three above
+};
+
+/// microbatches, schedule, stages_per_rank, schedule_file.
+void bind(config::Section& section, PipelineLayout& options);  // [layout]
+
+/// The schedule of `ranks` pipeline ranks, checked. Throws ConfigError as
+/// make_schedule, read_schedule_csv and check do; also when a file is for
+/// another number of ranks, or contradicts the numbers that are set.
+Schedule make_schedule(const PipelineLayout& options, int64_t ranks);
 
 }  // namespace echelon

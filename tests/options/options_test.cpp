@@ -3,7 +3,7 @@
 
 #include "echelon/error.h"
 #include "echelon/options/bind.h"
-#include "echelon/schedule/pipeline_layout.h"
+#include "echelon/schedule/options.h"
 
 namespace echelon {
 namespace options_test {

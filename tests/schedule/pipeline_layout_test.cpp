@@ -1,5 +1,3 @@
-#include "echelon/schedule/pipeline_layout.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
