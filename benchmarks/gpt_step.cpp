@@ -101,7 +101,8 @@ class Training {
   // tokens [samples, length + 1]; the loss of each token, averaged.
   Tensor step(const Tensor& tokens) {
     Tensors inputs = {tokens.slice(1, 0, -1).contiguous()};
-    if (parallel_.cuts_tokens()) inputs.push_back(torch::zeros_like(inputs[0]));
+    if (parallel_.splits_tokens())
+      inputs.push_back(torch::zeros_like(inputs[0]));
     const auto outputs =
         ddp_ ? ddp_->forward(inputs) : network_->forward(inputs);
     const Tensor loss =

@@ -100,7 +100,7 @@ struct Region {
 Region region_of(const Settings& settings, const TensorParallel& tp) {
   const int64_t inner = tp.part_of(4 * settings.hidden).size();
   const int64_t rows =
-      tp.cuts_tokens() ? tp.part_of(settings.tokens).size() : settings.tokens;
+      tp.splits_tokens() ? tp.part_of(settings.tokens).size() : settings.tokens;
   const auto leaf = [](at::IntArrayRef shape) {
     return (torch::randn(shape) * 0.02).requires_grad_();
   };
@@ -130,7 +130,7 @@ void cut_step(const Region& region, const TensorParallel& tp, int64_t tokens) {
 // Each collective a node of its own, between the products.
 void plain_step(const Region& region, const TensorParallel& tp) {
   clear(region);
-  const bool cut = tp.cuts_tokens();
+  const bool cut = tp.splits_tokens();
   const auto x = cut ? all_gather(region.x, tp.group, 0, {}, "up")
                      : copy_to(region.x, tp.group, "up");
   const auto inner = at::linear(x, region.up, region.up_bias);

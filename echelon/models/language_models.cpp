@@ -116,7 +116,7 @@ AttentionFrame frame_of(
     const std::string& layer) {
   const auto& like = tuple.documents.defined() ? tuple.documents : tuple.x;
   const bool known = tuple.documents.defined() ||
-                     (!context.parallel.cuts_tokens() && like.dim() >= 2);
+                     (!context.parallel.splits_tokens() && like.dim() >= 2);
   if (!known) {
     throw ConfigError(format(
         "layer \"{}\" is given {}; it takes tokens [batch, sequence, …], or "
@@ -159,7 +159,7 @@ class TransformerBlock : public torch::nn::Module {
     if (tuple.documents.defined()) {
       frame.mask = context_.masks->get(
           tuple.documents, tuple.x.scalar_type(),
-          context_.parallel.cuts_tokens());
+          context_.parallel.splits_tokens());
     }
     auto x = tuple.x;
     x = x + drop(
@@ -262,7 +262,7 @@ void add_embedding(
           VocabParallelEmbedding& embedding, const Tensors& inputs) {
         TokenTuple tuple(inputs, name);
         const auto& tokens = tuple.x;
-        if (context.parallel.cuts_tokens() && !tuple.documents.defined()) {
+        if (context.parallel.splits_tokens() && !tuple.documents.defined()) {
           tuple.documents =
               torch::zeros_like(tokens, tokens.options().dtype(torch::kInt64));
         }

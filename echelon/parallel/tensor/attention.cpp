@@ -69,7 +69,7 @@ void check_input(
     const Tensor& x, const AttentionFrame& frame,
     const TensorParallel& parallel, int64_t hidden, const std::string& label) {
   const std::vector<int64_t> expected =
-      parallel.cuts_tokens()
+      parallel.splits_tokens()
           ? std::vector<
                 int64_t>{parallel.part_of(frame.batch * frame.sequence).size(), hidden}
           : std::vector<int64_t>{frame.batch, frame.sequence, hidden};
@@ -226,7 +226,7 @@ Tensor
 ParallelAttention::forward(const Tensor& x, const AttentionFrame& frame) {
   check_input(x, frame, parallel_, options_.shape.hidden, label_);
   auto y = attend(project(x, frame), frame);  // [batch, sequence, features_r]
-  if (parallel_.cuts_tokens()) y = y.flatten(0, 1);
+  if (parallel_.splits_tokens()) y = y.flatten(0, 1);
   return out_->forward(y);
 }
 

@@ -231,7 +231,7 @@ uint64_t dropout_stream(std::string_view name) {
 
 DropoutPlace place_of_tokens(
     const TensorParallel& parallel, int64_t batch, int64_t sequence) {
-  if (!parallel.cuts_tokens()) return {};
+  if (!parallel.splits_tokens()) return {};
   return {
       .first_row = parallel.part_of(batch * sequence).begin,
       .rows_per_sample = sequence};

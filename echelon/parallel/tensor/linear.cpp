@@ -201,7 +201,7 @@ class ColumnLinear : public torch::autograd::Function<ColumnLinear> {
     context->save_for_backward(std::move(saved));
     const auto weights = unflatten(flat, call->has_bias);
     return as_one_operator("echelon::column_linear", [&] {
-      if (call->parallel.cuts_tokens()) {
+      if (call->parallel.splits_tokens()) {
         return gathered_matmuls(x, weights, *call);
       }
       return plain_linear(x, weights, call->layout);
@@ -223,7 +223,7 @@ class ColumnLinear : public torch::autograd::Function<ColumnLinear> {
     Needs needs = needs_of(*context, gradients, call.has_bias);
 
     std::optional<detail::TokenGather> gather;
-    if (call.parallel.cuts_tokens() && needs.any_weight) {
+    if (call.parallel.splits_tokens() && needs.any_weight) {
       gather.emplace(
           x, detail::TokenChunks(call.tokens, call.parallel, 1), call.parallel,
           call.label + " gather");
@@ -282,7 +282,7 @@ class ColumnLinear : public torch::autograd::Function<ColumnLinear> {
       Sum& sum, const Tensor& x, const InputGradient& own,
       const LinearCall& call) {
     const auto label = call.label + " input gradient";
-    if (!call.parallel.cuts_tokens()) {
+    if (!call.parallel.splits_tokens()) {
       sum.total = torch::empty(x.sizes(), x.options());
       const auto rows = as_rows(sum.total);
       own.write(rows, {0, rows.size(0)});
@@ -363,7 +363,7 @@ class RowLinear : public torch::autograd::Function<RowLinear> {
     context->save_for_backward({x, flat[0]});
     context->saved_data["call"] = c10::IValue::make_capsule(call);
     const auto rows = as_rows(x);
-    const bool sharded = call->parallel.cuts_tokens();
+    const bool sharded = call->parallel.splits_tokens();
     const auto sum = as_one_operator("echelon::row_linear", [&] {
       auto all = sharded ? scattered_matmul(rows, flat[0], *call)
                          : reduced_matmul(rows, flat[0], *call);
@@ -389,7 +389,7 @@ class RowLinear : public torch::autograd::Function<RowLinear> {
     std::optional<detail::TokenGather> gather;
     const detail::TokenChunks chunks(
         rows.size(0), call.parallel, call.parallel.options.overlap_chunks);
-    if (call.parallel.cuts_tokens() && (for_x || for_weight)) {
+    if (call.parallel.splits_tokens() && (for_x || for_weight)) {
       gather.emplace(gradient, chunks, call.parallel, call.label + " gather");
     }
     variable_list results = {Tensor(), Tensor()};
@@ -444,7 +444,7 @@ std::vector<Tensor> column_linear(
   if (parallel.size() == 1) {
     return plain_linear(x, weights, layout);
   }
-  if (parallel.cuts_tokens()) check_tokens(x, parallel, tokens, label);
+  if (parallel.splits_tokens()) check_tokens(x, parallel, tokens, label);
   auto call = c10::make_intrusive<LinearCall>();
   call->layout = layout;
   call->parallel = parallel;
@@ -538,7 +538,7 @@ RowParallelLinear::RowParallelLinear(
   if (!shape.bias) return;
   bias = register_shard(
       "bias", {replicated({shape.out}, parallel_.rank()),
-               parallel_.cuts_tokens(), initial_value(shape)});
+               parallel_.splits_tokens(), initial_value(shape)});
 }
 
 torch::Tensor RowParallelLinear::forward(const torch::Tensor& x) {

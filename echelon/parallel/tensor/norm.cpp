@@ -17,7 +17,7 @@ using torch::autograd::variable_list;
 ParameterShard replicated_parameter(
     int64_t hidden, const TensorParallel& parallel, double value) {
   return {
-      replicated({hidden}, parallel.rank()), parallel.cuts_tokens(),
+      replicated({hidden}, parallel.rank()), parallel.splits_tokens(),
       InitialValue::constant_of(value)};
 }
 

@@ -58,7 +58,7 @@ struct TensorParallel {
   int size() const { return group.size(); }
   /// Whether tokens are sharded between the layers: with the option
   /// sequence_parallel and more than one rank.
-  bool cuts_tokens() const { return options.sequence_parallel && size() > 1; }
+  bool splits_tokens() const { return options.sequence_parallel && size() > 1; }
   /// This rank's even share of `total` indices.
   IndexRange part_of(int64_t total) const {
     return even_range(total, rank(), size());

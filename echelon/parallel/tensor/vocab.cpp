@@ -140,7 +140,7 @@ class ShardedLookup : public torch::autograd::Function<ShardedLookup> {
     context->saved_data["rows"] = weight.size(0);
     const auto sum = as_one_operator("echelon::vocab_embedding", [&] {
       auto all = rows_of(weight, ids, range);
-      if (parallel.cuts_tokens()) {
+      if (parallel.splits_tokens()) {
         all = detail::scatter_tokens(all, parallel, lookup->label + " scatter");
       } else {
         parallel.group.all_reduce(
@@ -148,7 +148,7 @@ class ShardedLookup : public torch::autograd::Function<ShardedLookup> {
       }
       return variable_list{all};
     })[0];
-    return parallel.cuts_tokens()
+    return parallel.splits_tokens()
                ? sum
                : sum.view({ids.size(0), ids.size(1), weight.size(1)});
   }
@@ -162,7 +162,7 @@ class ShardedLookup : public torch::autograd::Function<ShardedLookup> {
     const auto ids = context->get_saved_variables()[0];
     const auto range = lookup.parallel.part_of(lookup.vocabulary);
     auto gradient = gradients[0];
-    if (lookup.parallel.cuts_tokens()) {
+    if (lookup.parallel.splits_tokens()) {
       gradient = detail::gather_tokens(
           gradient, ids.numel(), lookup.parallel, lookup.label + " gather");
     }
@@ -344,7 +344,7 @@ PositionEmbedding::PositionEmbedding(
     int64_t positions, int64_t hidden, TensorParallel parallel)
     : weight(register_shard(
           "weight", {replicated({positions, hidden}, parallel.rank()),
-                     parallel.cuts_tokens(), InitialValue::normal_of(1)})),
+                     parallel.splits_tokens(), InitialValue::normal_of(1)})),
       parallel_(std::move(parallel)) {}
 
 Tensor PositionEmbedding::forward(const Tensor& x, const Tensor& like) {
@@ -355,7 +355,7 @@ Tensor PositionEmbedding::forward(const Tensor& x, const Tensor& like) {
         "data.sequence or give the model more positions",
         sequence, weight.size(0)));
   }
-  if (!parallel_.cuts_tokens()) return x + weight.narrow(0, 0, sequence);
+  if (!parallel_.splits_tokens()) return x + weight.narrow(0, 0, sequence);
   const auto mine = parallel_.part_of(like.size(0) * sequence);
   const auto positions =
       torch::arange(mine.begin, mine.end, like.options().dtype(torch::kInt64));

@@ -68,7 +68,7 @@ class NextToken : public TrainingObjective {
       const Batch& batch, torch::Device device, torch::Dtype) const override {
     Batch ready = on_device(batch, device, torch::kInt64);
     const bool documents = !ready.more.empty() && ready.more[0].dim() > 1;
-    if (parallel_.cuts_tokens() && !documents) {
+    if (parallel_.splits_tokens() && !documents) {
       ready.more.insert(ready.more.begin(), torch::zeros_like(ready.inputs));
     }
     return ready;

@@ -59,7 +59,7 @@ count(const Options& options, const TensorParallel& parallel) {
         });
   }
   const auto x =
-      parallel.cuts_tokens()
+      parallel.splits_tokens()
           ? std::vector<int64_t>{parallel.part_of(tokens).size(), kHidden}
           : std::vector<int64_t>{kBatch, kSequence, kHidden};
   return count_layers(

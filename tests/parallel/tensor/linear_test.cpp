@@ -61,7 +61,7 @@ void expect_product(
 // All features of all tokens, or this rank's features of them.
 auto all_features(const TensorParallel& tp) {
   return [&tp](const Tensor& whole) {
-    return tp.cuts_tokens() ? whole.flatten(0, 1) : whole;
+    return tp.splits_tokens() ? whole.flatten(0, 1) : whole;
   };
 }
 

@@ -80,7 +80,7 @@ inline void on_ranks(
 /// lies on this rank between layers: all of it in its own shape, or its tokens.
 inline torch::Tensor
 part_of_tokens(const torch::Tensor& whole, const TensorParallel& parallel) {
-  if (!parallel.cuts_tokens()) return whole;
+  if (!parallel.splits_tokens()) return whole;
   const auto rows = whole.dim() == 3 ? whole.flatten(0, 1) : whole;
   const auto mine = parallel.part_of(rows.size(0));
   return rows.narrow(0, mine.begin, mine.size());
