@@ -146,7 +146,7 @@ void add_after(
   }
   for (int64_t rank = 0; rank < context.strategy.layout.pp; ++rank) {
     Layers layers;
-    StageCost cost{};
+    StageCost cost{.forward = 0, .backward = 0};
     double kept_bytes = 0;
     for (size_t stage = 0; stage < work.size(); ++stage) {
       if (times.rank_of_stage[stage] != rank) continue;

@@ -127,7 +127,7 @@ TEST(PassSeconds, TheHostLaunchesAheadOfCollectivesUnlessLaunchesWait) {
   EXPECT_NEAR(pass(1e10).host, 1.1 * launches, 1e-9);
 }
 
-TEST(StageTimes, ATiedHeadIsUpdatedOnceWhereTheEmbeddingIsOnItsRank) {
+TEST(StepEstimate, ATiedHeadIsUpdatedOnceWhereTheEmbeddingIsOnItsRank) {
   const Cluster cluster = find_cluster("a100-80gb:1x8");
   const auto optimizer = [&](const std::string& schedule, int64_t pp,
                              bool tied) {
