@@ -33,6 +33,13 @@ class Error : public std::runtime_error {
   ExitCode code_;
 };
 
+/// An invariant of Echelon does not hold: a bug (ECHELON_CHECK).
+class InternalError : public Error {
+ public:
+  explicit InternalError(const std::string& message)
+      : Error("a bug of Echelon, please report it: " + message) {}
+};
+
 /// A setting or an argument is wrong: the user can fix it.
 class ConfigError : public Error {
  public:

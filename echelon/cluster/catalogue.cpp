@@ -192,7 +192,7 @@ Node usual_node(std::string_view device) {
         row.host_gb_per_second * kGB / static_cast<double>(row.devices);
     return node;
   }
-  throw Error("no usual node of device " + node.device.name);
+  throw InternalError("no usual node of device " + node.device.name);
 }
 
 }  // namespace echelon

@@ -216,7 +216,7 @@ const Entry& Document::entry(std::string_view key) const {
   for (const auto& entry : entries_) {
     if (entry.table + "." + entry.key == key) return entry;
   }
-  throw Error("configuration: no field " + std::string(key) + " is bound");
+  throw InternalError(format("no field of the configuration is \"{}\"", key));
 }
 
 std::string Document::where(std::string_view key) const {

@@ -27,6 +27,7 @@
 
 #include "echelon/error.h"
 #include "echelon/layers/philox.h"
+#include "echelon/text/check.h"
 
 #define ECHELON_INLINE [[gnu::always_inline]] inline
 
@@ -327,10 +328,9 @@ void fill_initial(
 void fill_initial(
     const at::Tensor& part, uint64_t seed, std::string_view name,
     const Shard& shard, const InitialValue& initial) {
-  if (part.sizes() != at::IntArrayRef(shard.local_shape())) {
-    throw Error(
-        "\"" + std::string(name) + "\": its tensor and its shard differ");
-  }
+  ECHELON_CHECK(
+      part.sizes() == at::IntArrayRef(shard.local_shape()),
+      "\"{}\": its tensor and its shard differ", name);
   fill_by(initial, part, region_of(shard), parameter_key(seed, name));
 }
 

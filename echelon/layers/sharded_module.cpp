@@ -8,6 +8,7 @@
 
 #include "echelon/error.h"
 #include "echelon/layers/parameter_init.h"
+#include "echelon/text/check.h"
 #include "echelon/text/format.h"
 
 namespace echelon {
@@ -15,9 +16,9 @@ namespace {
 
 void check_shape(
     const char* what, at::IntArrayRef actual, at::IntArrayRef expected) {
-  if (actual == expected) return;
-  throw Error(
-      c10::str(what, " is ", actual, ", but the shard says ", expected));
+  ECHELON_CHECK(
+      actual == expected, "{} is {}, but the shard says {}", what,
+      c10::str(actual), c10::str(expected));
 }
 
 torch::OrderedDict<std::string, torch::Tensor>

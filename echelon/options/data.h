@@ -43,7 +43,7 @@ struct DataOptions {
   BadImage bad_image = BadImage::error;
   int64_t max_image_pixels = 178956970;  // more is refused before decoding
 
-  // text (data/text.h)
+  // text (data/sources/text.h)
   /// Files, or patterns as in "doc/*.md": text, plain tokens in a .bin, or a
   /// .bin with its .idx.
   std::vector<std::string> sources;

@@ -2,8 +2,10 @@
 
 #include <cmath>
 #include <cstdint>
-#include <stdexcept>
 #include <utility>
+
+#include "echelon/error.h"
+#include "echelon/text/check.h"
 
 namespace echelon {
 namespace {
@@ -57,7 +59,7 @@ std::string to_text(const detail::FormatArgument& argument) {
     case Kind::text:
       return escape_markup(argument.text);
     default:
-      throw std::logic_error("neither a text nor a number");
+      throw InternalError("a template's argument is no text and no number");
   }
 }
 
@@ -98,10 +100,9 @@ void Markup::follow_tag(std::string_view tag) {
     open_.emplace_back(tag.substr(0, tag.find(' ')));
     return;
   }
-  if (open_.empty() || open_.back() != tag.substr(1)) {
-    throw std::logic_error(format(
-        "<{}> closes {}", tag, open_.empty() ? "nothing" : open_.back()));
-  }
+  ECHELON_CHECK(
+      !open_.empty() && open_.back() == tag.substr(1), "<{}> closes {}", tag,
+      open_.empty() ? "nothing" : open_.back());
   open_.pop_back();
 }
 
@@ -138,9 +139,7 @@ Markup& Markup::add_json(std::string_view json) {
 }
 
 std::string Markup::finish() && {
-  if (!open_.empty()) {
-    throw std::logic_error("element left open: " + open_.back());
-  }
+  ECHELON_CHECK(open_.empty(), "<{}> is left open", open_.back());
   return std::move(text_);
 }
 

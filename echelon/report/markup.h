@@ -37,7 +37,7 @@ class Markup {
   /// A block of data for a script.
   Markup& add_json(std::string_view json);
 
-  /// Throws std::logic_error when an element is still open. A template that
+  /// Throws InternalError when an element is still open. A template that
   /// closes another element than the last one opened throws at once.
   std::string finish() &&;
 

@@ -13,6 +13,7 @@
 #include "echelon/schedule/walk.h"
 #include "echelon/simulator/draws.h"
 #include "echelon/simulator/shared_links.h"
+#include "echelon/text/check.h"
 
 namespace echelon::simulator {
 namespace {
@@ -86,11 +87,9 @@ class Run {
   }
 
   void check_done(size_t c) const {
-    if (ranks_[c].done) return;
-    throw Error(
-        "simulator: rank " +
-        std::to_string(job_.classes.classes[c].representative) +
-        " waits for ever in schedule " + job_.schedule.name);
+    ECHELON_CHECK(
+        ranks_[c].done, "rank {} waits for ever in schedule {}",
+        job_.classes.classes[c].representative, job_.schedule.name);
   }
 
   size_t local(int32_t stage) const {

@@ -22,7 +22,7 @@ void add_axes(std::vector<AxisMask>& all, AxisMask axes) {
   all.push_back(axes);
 }
 
-// sharing_axes() (cost/state_bytes.h) as masks, without axes of degree 1.
+// sharing_axes() (cost/memory_estimate.h) as masks, without axes of degree 1.
 struct Sharing {
   AxisMask shards = 0;
   AxisMask copies = 0;

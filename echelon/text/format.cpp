@@ -6,6 +6,9 @@
 #include <fmt/args.h>
 #include <fmt/format.h>
 
+#include "echelon/error.h"
+#include "echelon/text/check.h"
+
 namespace echelon {
 namespace detail {
 
@@ -36,6 +39,13 @@ std::string format_arguments(
     }
   }
   return fmt::vformat(fmt::string_view(pattern.data(), pattern.size()), store);
+}
+
+void check_failed(
+    std::string_view condition, std::string_view file, int line,
+    const std::string& what) {
+  throw InternalError(
+      format("{} ({}:{}: {} does not hold)", what, file, line, condition));
 }
 
 }  // namespace detail

@@ -4,6 +4,9 @@
 
 #include <vector>
 
+#include "echelon/error.h"
+#include "echelon/text/check.h"
+
 namespace echelon {
 namespace format_test {
 
@@ -21,6 +24,23 @@ TEST(Format, FollowsSpecifications) {
 
 TEST(Format, PrintsRealNumbersInTheFewestDigits) {
   EXPECT_EQ(format("{} {} {}", 0.1, 3.0, 1e-5), "0.1 3 1e-05");
+}
+
+TEST(Check, SaysWhatDoesNotHoldAndWhere) {
+  const int ranks = 3;
+  EXPECT_NO_THROW(ECHELON_CHECK(ranks == 3, "{} ranks", ranks));
+  try {
+    ECHELON_CHECK(ranks % 2 == 0, "{} ranks", ranks);
+    FAIL() << "the check passed";
+  } catch (const InternalError& error) {
+    EXPECT_EQ(error.exit_code(), ExitCode::failure);
+    EXPECT_EQ(
+        std::string(error.what()),
+        format(
+            "a bug of Echelon, please report it: 3 ranks (format_test.cpp:{}: "
+            "ranks % 2 == 0 does not hold)",
+            __LINE__ - 9));
+  }
 }
 
 TEST(Join, PutsSeparatorsBetweenElements) {

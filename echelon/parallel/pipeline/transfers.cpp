@@ -6,6 +6,7 @@
 #include <unordered_map>
 
 #include "echelon/error.h"
+#include "echelon/text/check.h"
 #include "echelon/text/format.h"
 
 namespace echelon::pipeline {
@@ -293,12 +294,10 @@ void Transfers::post_before(int32_t peer, const PairMessage& message) {
   size_t& next = pair_next_[peer];
   for (; !(messages[next] == message); ++next) {
     const auto index = static_cast<size_t>(messages[next].index);
-    if (!messages[next].incoming) {
-      throw Error(format(
-          "pipeline: {} should have been sent before; the schedule is not in "
-          "order",
-          to_string(plan_.outgoing[index].producer)));
-    }
+    ECHELON_CHECK(
+        messages[next].incoming,
+        "{} should have been sent before; the schedule is not in order",
+        to_string(plan_.outgoing[index].producer));
     Receive& receive = receives_[index];
     if (!receive.posted) post(plan_.incoming[index], receive);
     if (receive.header) read_header(plan_.incoming[index], receive);

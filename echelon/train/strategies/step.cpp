@@ -53,7 +53,8 @@ layer_of(const std::map<std::string, int64_t>& index, const std::string& name) {
     const auto found = index.find(name.substr(0, end));
     if (found != index.end()) return found->second;
   }
-  throw Error("parameter \"" + name + "\" is of no layer of the model's list");
+  throw InternalError(
+      "parameter \"" + name + "\" belongs to no layer of the model's list");
 }
 
 // Adds squared norms by layer.
