@@ -68,7 +68,8 @@ nlohmann::ordered_json json_number(double value) {
 }
 
 std::string counted(int64_t number, const std::string& what) {
-  return format("{} {}{}", number, what, number == 1 ? "" : "s");
+  const char* plural = what.ends_with("ch") ? "es" : "s";
+  return format("{} {}{}", number, what, number == 1 ? "" : plural);
 }
 
 std::string number_text(double value) {

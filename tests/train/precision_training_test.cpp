@@ -5,9 +5,13 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdlib>
+#include <fstream>
 #include <map>
+#include <random>
+#include <string>
 
 #include "echelon/checkpoint/tensors/tensor_file.h"
 #include "echelon/comm/mesh_groups.h"
@@ -17,7 +21,6 @@
 #include "echelon/timeline/metrics.h"
 #include "echelon/train/trainer.h"
 #include "tests/support/error_text.h"
-#include "tests/support/places.h"
 #include "tests/support/temp_folder.h"
 
 namespace echelon {
@@ -66,11 +69,28 @@ Job digits() {
   return job;
 }
 
-// Bytes of this project's own pages.
-Job text() {
+// Sentences of a few words, the same in every run.
+std::string sentences() {
+  constexpr std::array kWords = {"each",  "rank",   "holds",  "a",
+                                 "shard", "of",     "the",    "weights",
+                                 "and",   "sends",  "its",    "gradients",
+                                 "to",    "others", "before", "step"};
+  std::mt19937 random(7);
+  std::string text;
+  while (text.size() < 17000) {
+    for (int word = 0; word < 9; ++word) {
+      text += kWords.at(random() % kWords.size());
+      text += word < 8 ? " " : ".\n";
+    }
+  }
+  return text;
+}
+
+Job text(const std::string& path) {
+  std::ofstream(path) << sentences();
   Job job;
   job.data.name = "text";
-  job.data.sources = {source_path("doc/configuration.md")};
+  job.data.sources = {path};
   job.data.sequence = 32;
   job.model.name = "gpt";
   job.model.layers = 2;
@@ -174,7 +194,7 @@ TEST_F(PrecisionTraining, DigitsFollowFloat32) {
 // Measured: 0.00042 to 0.00048 in bf16, 0.00002 in fp16.
 TEST_F(PrecisionTraining, AGptOnTextFollowsFloat32) {
   check_band(
-      text(),
+      text(cache_.path() + "/text.txt"),
       {{"1 rank", {}},
        {"dp=2", {.dp_replicate = 2}},
        {"fsdp=2", {.dp_shard = 2}},
@@ -337,7 +357,7 @@ TEST_F(PrecisionTraining, ALossThatIsNotFiniteNamesTheLayerAndTheDtype) {
 // ------------------------------------------------------------- norms by layer
 
 TEST_F(PrecisionTraining, LayersNormsAreThoseOfOneDevice) {
-  Job job = text();
+  Job job = text(cache_.path() + "/text.txt");
   job.model.dtype = "float64";
   job.train.steps = 5;
   job.train.log_every = 2;
