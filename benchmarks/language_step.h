@@ -9,12 +9,12 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <sstream>
 #include <string>
 #include <vector>
 
 #include "echelon/checkpoint/format/safetensors.h"
 #include "echelon/optim/optimizer.h"
+#include "echelon/text/format.h"
 
 namespace echelon {
 
@@ -78,17 +78,10 @@ inline StepTimes time_steps(
 
 /// JSON; what is not finite is null.
 inline std::string json_list(const std::vector<double>& values) {
-  std::ostringstream text;
-  text.precision(9);
-  for (const double value : values) {
-    if (text.tellp() > 0) text << ", ";
-    if (std::isfinite(value)) {
-      text << value;
-    } else {
-      text << "null";
-    }
-  }
-  return "[" + text.str() + "]";
+  const auto number = [](double value) {
+    return std::isfinite(value) ? format("{:.9g}", value) : "null";
+  };
+  return format("[{}]", join(values, ", ", number));
 }
 
 inline std::string json_list(const torch::Tensor& values) {

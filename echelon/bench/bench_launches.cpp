@@ -11,6 +11,7 @@
 
 #include "echelon/counting/layer_cost.h"
 #include "echelon/models/make_network.h"
+#include "echelon/text/format.h"
 
 namespace echelon {
 namespace {
@@ -134,7 +135,7 @@ LayerList few_views() {
   for (int i = 0; i < 4; ++i) {
     for (size_t k = 0; k < functions.size(); ++k) {
       const auto at = static_cast<size_t>(i) * functions.size() + k;
-      layers.add_function("f" + std::to_string(at), functions[k]);
+      layers.add_function(format("f{}", at), functions[k]);
     }
   }
   return layers;

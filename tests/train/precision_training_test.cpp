@@ -164,7 +164,9 @@ class PrecisionTraining : public testing::Test {
         expect_masters(curve);
         const bool scaled = compute == "fp16";
         EXPECT_EQ(curve.steps[0].loss_scale.has_value(), scaled);
-        if (scaled) EXPECT_EQ(curve.steps[0].loss_scale, 65536);
+        if (scaled) {
+          EXPECT_EQ(curve.steps[0].loss_scale, 65536);
+        }
       }
     }
   }
@@ -313,7 +315,9 @@ TEST_F(PrecisionTraining, ASkippedStepLeavesTheOptimizerAlone) {
         const StepUpdate update = state.update(step, false, nullptr);
         made += update.updated ? 1 : 0;
         for (const auto& [now, then] : before) {
-          if (!update.updated) EXPECT_TRUE(now.equal(then)) << step;
+          if (!update.updated) {
+            EXPECT_TRUE(now.equal(then)) << step;
+          }
         }
       }
       EXPECT_GT(made, 2);
