@@ -14,6 +14,7 @@ namespace echelon {
 namespace hugging_face_shape_test {
 
 using nlohmann::json;
+using namespace nlohmann::literals;
 using ::testing::HasSubstr;
 
 ModelShape parse(const json& value) {
@@ -57,13 +58,8 @@ void expect_is(const json& value, const char* name, bool seq_len = true) {
   }
 }
 
-json latent() {
-  return {
-      {"kv_lora_rank", 512},
-      {"qk_rope_head_dim", 64},
-      {"qk_nope_head_dim", 128},
-      {"v_head_dim", 128}};
-}
+const json kLatent = R"({"kv_lora_rank": 512, "qk_rope_head_dim": 64,
+                         "qk_nope_head_dim": 128, "v_head_dim": 128})"_json;
 
 TEST(HuggingFaceShape, IsTheCataloguesOfEachFamily) {
   expect_is(llama("llama", 32, 4096, 32, 32, 11008, 32000), "llama2-7b");
@@ -80,9 +76,8 @@ TEST(HuggingFaceShape, IsTheCataloguesOfEachFamily) {
   expect_is(
       with(
           llama("mixtral", 32, 4096, 32, 8, 14336, 32000),
-          {{"num_local_experts", 8},
-           {"num_experts_per_tok", 2},
-           {"sliding_window", nullptr}}),
+          R"({"num_local_experts": 8, "num_experts_per_tok": 2,
+              "sliding_window": null})"_json),
       "mixtral-8x7b");
   expect_is(llama("qwen2", 28, 3584, 28, 4, 18944, 152064), "qwen2.5-7b");
   expect_is(
@@ -91,11 +86,8 @@ TEST(HuggingFaceShape, IsTheCataloguesOfEachFamily) {
   expect_is(
       with(
           llama("qwen3_moe", 48, 2048, 32, 4, 6144, 151936),
-          {{"head_dim", 128},
-           {"num_experts", 128},
-           {"num_experts_per_tok", 8},
-           {"moe_intermediate_size", 768},
-           {"mlp_only_layers", json::array()}}),
+          R"({"head_dim": 128, "num_experts": 128, "num_experts_per_tok": 8,
+              "moe_intermediate_size": 768, "mlp_only_layers": []})"_json),
       "qwen3-30b-a3b");
 }
 
@@ -103,23 +95,16 @@ TEST(HuggingFaceShape, IsTheCataloguesOfLatentAttention) {
   expect_is(
       with(
           with(
-              llama("deepseek_v3", 61, 7168, 128, 128, 18432, 129280),
-              latent()),
-          {{"q_lora_rank", 1536},
-           {"n_routed_experts", 256},
-           {"num_experts_per_tok", 8},
-           {"moe_intermediate_size", 2048},
-           {"n_shared_experts", 1},
-           {"first_k_dense_replace", 3}}),
+              llama("deepseek_v3", 61, 7168, 128, 128, 18432, 129280), kLatent),
+          R"({"q_lora_rank": 1536, "n_routed_experts": 256,
+              "num_experts_per_tok": 8, "moe_intermediate_size": 2048,
+              "n_shared_experts": 1, "first_k_dense_replace": 3})"_json),
       "deepseek-v3");
   const json lite = with(
-      with(llama("deepseek_v2", 27, 2048, 16, 16, 10944, 102400), latent()),
-      {{"q_lora_rank", nullptr},
-       {"n_routed_experts", 64},
-       {"num_experts_per_tok", 6},
-       {"moe_intermediate_size", 1408},
-       {"n_shared_experts", 2},
-       {"first_k_dense_replace", 1}});
+      with(llama("deepseek_v2", 27, 2048, 16, 16, 10944, 102400), kLatent),
+      R"({"q_lora_rank": null, "n_routed_experts": 64,
+          "num_experts_per_tok": 6, "moe_intermediate_size": 1408,
+          "n_shared_experts": 2, "first_k_dense_replace": 1})"_json);
   expect_is(lite, "deepseek-v2-lite");
 }
 
@@ -146,58 +131,35 @@ TEST(HuggingFaceShape, IsTheCataloguesOfWindows) {
 
 TEST(HuggingFaceShape, IsTheCataloguesOfGpts) {
   expect_is(
-      {{"model_type", "gpt2"},
-       {"n_layer", 48},
-       {"n_embd", 1600},
-       {"n_head", 25},
-       {"vocab_size", 50257},
-       {"n_positions", 1024}},
+      R"({"model_type": "gpt2", "n_layer": 48, "n_embd": 1600, "n_head": 25,
+          "vocab_size": 50257, "n_positions": 1024})"_json,
       "gpt2-xl");
   expect_is(
-      {{"model_type", "bloom"},
-       {"n_layer", 70},
-       {"hidden_size", 14336},
-       {"num_attention_heads", 112},
-       {"vocab_size", 250880}},
+      R"({"model_type": "bloom", "n_layer": 70, "hidden_size": 14336,
+          "num_attention_heads": 112, "vocab_size": 250880})"_json,
       "bloom-176b");
   expect_is(
-      {{"model_type", "mpt"},
-       {"n_layers", 48},
-       {"d_model", 7168},
-       {"n_heads", 56},
-       {"vocab_size", 50368},
-       {"max_seq_len", 2048}},
+      R"({"model_type": "mpt", "n_layers": 48, "d_model": 7168, "n_heads": 56,
+          "vocab_size": 50368, "max_seq_len": 2048})"_json,
       "mpt-30b");
 }
 
 // Counts of the weights' files, of models that the catalogue does not have.
 TEST(HuggingFaceShape, HasTheParametersOfTheWeights) {
-  const json mpt_7b = {
-      {"model_type", "mpt"},
-      {"n_layers", 32},
-      {"d_model", 4096},
-      {"n_heads", 32},
-      {"vocab_size", 50432},
-      {"no_bias", true},
-      {"attn_config", {{"alibi", true}}}};
+  const json mpt_7b = R"({
+      "model_type": "mpt", "n_layers": 32, "d_model": 4096, "n_heads": 32,
+      "vocab_size": 50432, "no_bias": true, "attn_config": {"alibi": true}
+  })"_json;
   EXPECT_EQ(parse(mpt_7b).num_parameters(), 6649286656);
-  const json neox_20b = {
-      {"architectures", {"GPTNeoXForCausalLM"}},
-      {"num_hidden_layers", 44},
-      {"hidden_size", 6144},
-      {"num_attention_heads", 64},
-      {"intermediate_size", 24576},
-      {"vocab_size", 50432}};
+  const json neox_20b = R"({
+      "architectures": ["GPTNeoXForCausalLM"], "num_hidden_layers": 44,
+      "hidden_size": 6144, "num_attention_heads": 64,
+      "intermediate_size": 24576, "vocab_size": 50432})"_json;
   EXPECT_EQ(parse(neox_20b).num_parameters(), 20554567680);
-  const json opt_125m = {
-      {"model_type", "opt"},
-      {"num_hidden_layers", 12},
-      {"hidden_size", 768},
-      {"num_attention_heads", 12},
-      {"ffn_dim", 3072},
-      {"vocab_size", 50272},
-      {"max_position_embeddings", 2048},
-      {"word_embed_proj_dim", 768}};
+  const json opt_125m = R"({
+      "model_type": "opt", "num_hidden_layers": 12, "hidden_size": 768,
+      "num_attention_heads": 12, "ffn_dim": 3072, "vocab_size": 50272,
+      "max_position_embeddings": 2048, "word_embed_proj_dim": 768})"_json;
   EXPECT_EQ(parse(opt_125m).num_parameters(), 125239296);
 }
 
