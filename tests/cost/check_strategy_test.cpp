@@ -13,10 +13,7 @@ namespace check_strategy_test {
 using ::testing::HasSubstr;
 
 Strategy good() {
-  Strategy strategy;
-  strategy.layout = {.dp_replicate = 2, .tp = 4, .pp = 4};
-  strategy.global_batch = 32;
-  return strategy;
+  return {.layout = {.dp_replicate = 2, .tp = 4, .pp = 4}, .global_batch = 32};
 }
 
 std::string problem_of(auto change, const char* model = "llama3-8b") {

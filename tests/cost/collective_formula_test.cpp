@@ -127,10 +127,7 @@ TEST_F(CollectiveFormula, AllToAllSendsWhatIsNotTheRanksOwn) {
 }
 
 Strategy strategy_of(Layout layout) {
-  Strategy strategy;
-  strategy.layout = layout;
-  strategy.global_batch = 64;
-  return strategy;
+  return {.layout = layout, .global_batch = 64};
 }
 
 TEST_F(CollectiveFormula, GroupsLieWhereTheirRanksAre) {

@@ -18,11 +18,7 @@ double elements(const std::vector<LayerWork>& layers) {
 }
 
 Strategy pipeline(int64_t pp, const char* schedule) {
-  Strategy strategy;
-  strategy.layout.pp = pp;
-  strategy.schedule = schedule;
-  strategy.global_batch = 16;
-  return strategy;
+  return {.layout = {.pp = pp}, .global_batch = 16, .schedule = schedule};
 }
 
 std::vector<LayerWork>

@@ -14,11 +14,7 @@ constexpr double kGiB = 1073741824.0;
 
 Strategy
 strategy_of(const Layout& layout, int64_t batch, const char* framework) {
-  Strategy strategy;
-  strategy.layout = layout;
-  strategy.global_batch = batch;
-  strategy.framework = framework;
-  return strategy;
+  return {.layout = layout, .global_batch = batch, .framework = framework};
 }
 
 double gib(const ModelShape& model, const Strategy& strategy) {

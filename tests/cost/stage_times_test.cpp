@@ -9,10 +9,7 @@ namespace echelon {
 namespace stage_times_test {
 
 Strategy strategy_of(Layout layout, int64_t batch = 64) {
-  Strategy strategy;
-  strategy.layout = layout;
-  strategy.global_batch = batch;
-  return strategy;
+  return {.layout = layout, .global_batch = batch};
 }
 
 StageTimes times_of(

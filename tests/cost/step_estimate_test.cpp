@@ -11,10 +11,7 @@ namespace echelon {
 namespace step_estimate_test {
 
 Strategy strategy_on(Layout layout, int64_t batch) {
-  Strategy strategy;
-  strategy.layout = layout;
-  strategy.global_batch = batch;
-  return strategy;
+  return {.layout = layout, .global_batch = batch};
 }
 
 TEST(MatrixTime, SharesOfThePeakAreThoseMeasuredAndOddDepthIsSlow) {
@@ -92,16 +89,11 @@ TEST(
 /// Ten operators and a collective among four ranks.
 Operations ten_and_a_sum(double collective_bytes) {
   Operations operations;
-  for (int i = 0; i < 10; ++i) {
-    Operation operation;
-    operation.bytes = 1e3;
-    operations.push_back(operation);
-  }
-  Operation sum;
-  sum.kind = OperationKind::collective;
-  sum.axis = Axis::tp;
-  sum.bytes = collective_bytes;
-  operations.push_back(sum);
+  for (int i = 0; i < 10; ++i) operations.push_back({.bytes = 1e3});
+  operations.push_back(
+      {.kind = OperationKind::collective,
+       .bytes = collective_bytes,
+       .axis = Axis::tp});
   return operations;
 }
 

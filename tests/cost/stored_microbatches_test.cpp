@@ -66,8 +66,7 @@ TEST(StageCut, SparesTheEndsOfThePipeline) {
 }
 
 TEST(StageCut, IsWhatTheStrategySays) {
-  Strategy strategy;
-  strategy.layout.pp = 2;
+  Strategy strategy{.layout = {.pp = 2}};
   const ModelShape gpt2 = find_model("gpt2");
   EXPECT_EQ(stage_layers(gpt2, strategy), (std::vector<int64_t>{6, 6}));
   strategy.stage_layers = {3, 9};

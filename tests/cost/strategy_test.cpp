@@ -7,8 +7,7 @@ namespace echelon {
 namespace strategy_test {
 
 TEST(StrategyText, SaysWhatIsNotUsual) {
-  Strategy strategy;
-  strategy.global_batch = 8;
+  Strategy strategy{.global_batch = 8};
   EXPECT_EQ(to_string(strategy), "dp=1 · 8 microbatches of 1");
   strategy.microbatch_size = 8;
   strategy.stages_per_rank = 1;

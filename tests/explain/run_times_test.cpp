@@ -159,9 +159,7 @@ TEST(RunTimes, AddUpToTheStep) {
 
 // The timeline shows the exposed communication of the simulated events.
 TEST(RunTimes, SeeTheCommunicationThatTheSimulatorMade) {
-  Strategy strategy;
-  strategy.layout.tp = 4;
-  strategy.global_batch = 32;
+  const Strategy strategy{.layout = {.tp = 4}, .global_batch = 32};
   const SimulatedRun run =
       simulate(find_model("gpt2"), strategy, find_cluster("h100-sxm:1x8"));
   const RunTimes times = run_times(run.timeline, strategy.layout);

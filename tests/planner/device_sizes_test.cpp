@@ -141,9 +141,8 @@ TEST(DeviceSizes, EqualDevicesTakeEqualParts) {
 // The slowest pipeline sets the pace, on whichever devices it runs.
 TEST(DeviceSizes, TheEstimateIsThatOfTheSlowestPipeline) {
   const ModelShape model = find_model("gpt3-1.3b");
-  Strategy strategy;
-  strategy.layout = {.dp_replicate = 2, .tp = 8};
-  strategy.global_batch = 16;
+  const Strategy strategy{
+      .layout = {.dp_replicate = 2, .tp = 8}, .global_batch = 16};
   const auto seconds = [&](const char* cluster) {
     return estimate_step(model, strategy, find_cluster(cluster)).step_seconds;
   };

@@ -7,11 +7,10 @@ namespace echelon {
 namespace pipeline_times_test {
 
 Strategy strategy_of_eight() {
-  Strategy strategy;
-  strategy.layout = {.dp_replicate = 2, .tp = 2, .pp = 2};
-  strategy.global_batch = 16;
-  strategy.microbatch_size = 2;
-  return strategy;
+  return {
+      .layout = {.dp_replicate = 2, .tp = 2, .pp = 2},
+      .global_batch = 16,
+      .microbatch_size = 2};
 }
 
 TEST(PipelineTimes, AreStepsWithoutWhatDataParallelRanksDoAlone) {

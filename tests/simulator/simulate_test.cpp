@@ -29,13 +29,18 @@ constexpr Extra kFsdp{.zero = 3, .framework = "fsdp"};
 constexpr Extra kInterleaved{.schedule = "interleaved"};
 
 Strategy with(Layout layout, int64_t batch, const Extra& extra = {}) {
-  Strategy strategy;
-  strategy.layout = layout;
-  strategy.global_batch = batch;
-  strategy.zero_stage = extra.zero;
-  strategy.schedule = extra.schedule;
-  strategy.framework = extra.framework;
-  return strategy;
+  return {
+      .layout = layout,
+      .zero_stage = extra.zero,
+      .global_batch = batch,
+      .schedule = extra.schedule,
+      .framework = extra.framework};
+}
+
+SimulatedRun simulated(
+    const char* model, const Strategy& strategy, const char* cluster,
+    const SimulationOptions& options = {}) {
+  return simulate(find_model(model), strategy, find_cluster(cluster), options);
 }
 
 double relative(double a, double b) {
@@ -296,10 +301,10 @@ TEST(Simulate, GradientsOfSmallLayersAreSummedTogether) {
 // time.
 TEST(Simulate, StepsThatFollowWithoutMeetingTakeTheLongestRanksTime) {
   const auto on = [](const char* framework) {
-    return simulate(
-        find_model("gpt2"),
+    return simulated(
+        "gpt2",
         with({.pp = 8}, 32, {.schedule = "zb-h2", .framework = framework}),
-        find_cluster("a100-80gb:1x8"), {.steps = 2});
+        "a100-80gb:1x8", {.steps = 2});
   };
   const SimulatedRun later = on("zero-bubble"),
                      meeting = on("zero-bubble-synchronous");
@@ -327,10 +332,9 @@ TEST(Simulate, StepsThatFollowWithoutMeetingTakeTheLongestRanksTime) {
 // Copies of a tied embedding on the ends of a pipeline, and nowhere else.
 TEST(Simulate, TheEndsOfAPipelineSumATiedEmbedding) {
   const auto who_sums = [](const char* model, const char* schedule) {
-    const SimulatedRun run = simulate(
-        find_model(model),
-        with({.dp_replicate = 2, .pp = 4}, 16, {.schedule = schedule}),
-        find_cluster("h100-sxm:1x8"));
+    const SimulatedRun run = simulated(
+        model, with({.dp_replicate = 2, .pp = 4}, 16, {.schedule = schedule}),
+        "h100-sxm:1x8");
     std::set<int32_t> ranks;
     for (const Span& span : run.timeline.spans) {
       if (span.track != "comm" || span.name != "all_reduce tied embedding")
@@ -350,9 +354,8 @@ TEST(Simulate, PartsAddUpToTheStep) {
   Strategy strategy =
       with({.dp_replicate = 2, .dp_shard = 2, .tp = 2, .pp = 2}, 32, kZero3);
   strategy.recompute = Recompute::all;
-  const SimulatedRun run = simulate(
-      find_model("llama2-7b"), strategy, find_cluster("a100-80gb:2x8"),
-      {.steps = 5, .jitter = 0.05});
+  const SimulatedRun run = simulated(
+      "llama2-7b", strategy, "a100-80gb:2x8", {.steps = 5, .jitter = 0.05});
   EXPECT_LT(relative(run.step.parts.total(), run.step.step_seconds), 1e-9);
   EXPECT_GT(run.step.parts.matrix, 0);
   EXPECT_GT(run.step.parts.recompute, 0);
@@ -367,12 +370,10 @@ TEST(Simulate, PartsAddUpToTheStep) {
 }
 
 TEST(Simulate, TheSeedDrawsJitterAndStragglers) {
-  const ModelShape model = find_model("gpt2");
-  const Cluster cluster = find_cluster("h100-sxm:2x8");
   const Strategy strategy = with({.dp_replicate = 2, .tp = 2, .pp = 4}, 32);
   const auto steps = [&](double jitter, int64_t stragglers, uint64_t seed) {
-    return simulate(
-               model, strategy, cluster,
+    return simulated(
+               "gpt2", strategy, "h100-sxm:2x8",
                {.steps = 3,
                 .jitter = jitter,
                 .stragglers = stragglers,
@@ -395,21 +396,21 @@ TEST(Simulate, TheSeedDrawsJitterAndStragglers) {
 
 TEST(Simulate, DrawsJitterOnceForEachStep) {
   const auto steps = [](int64_t count) {
-    return simulate(
-               find_model("gpt2"), with({.dp_replicate = 2}, 16),
-               find_cluster("h100-sxm:1x8"), {.steps = count, .jitter = 0.1})
+    return simulated(
+               "gpt2", with({.dp_replicate = 2}, 16), "h100-sxm:1x8",
+               {.steps = count, .jitter = 0.1})
         .step_seconds;
   };
   EXPECT_EQ(steps(1)[0], steps(3)[0]);
 }
 
 TEST(Simulate, AStragglerHoldsUpEverybodyInProportion) {
-  const ModelShape model = find_model("llama2-7b");
-  const Cluster cluster = find_cluster("a100-80gb:4x8");
   const Strategy strategy = with({.dp_replicate = 4, .tp = 8}, 64);
-  const double alone = simulate(model, strategy, cluster).step.step_seconds;
-  const SimulatedRun slowed = simulate(
-      model, strategy, cluster, {.stragglers = 1, .straggler_factor = 1.5});
+  const auto run = [&](const SimulationOptions& options) {
+    return simulated("llama2-7b", strategy, "a100-80gb:4x8", options);
+  };
+  const double alone = run({}).step.step_seconds;
+  const auto slowed = run({.stragglers = 1, .straggler_factor = 1.5});
   const double factor = slowed.step.step_seconds / alone;
   EXPECT_GT(
       factor, 1.2);  // its computing takes 1.5 times as long, not its messages
@@ -419,14 +420,13 @@ TEST(Simulate, AStragglerHoldsUpEverybodyInProportion) {
 }
 
 TEST(Simulate, SlowerDevicesOfAMixedClusterAreTheOthersWait) {
-  const ModelShape model = find_model("llama2-7b");
-  const Strategy strategy = with({.dp_replicate = 2, .tp = 8}, 32);
-  const double fast =
-      simulate(model, strategy, find_cluster("h100-sxm:2x8")).step.step_seconds;
-  const double slow = simulate(model, strategy, find_cluster("a100-80gb:2x8"))
-                          .step.step_seconds;
-  const SimulatedRun mixed =
-      simulate(model, strategy, find_cluster("h100-sxm:1x8+a100-80gb:1x8"));
+  const auto on = [](const char* cluster) {
+    return simulated(
+        "llama2-7b", with({.dp_replicate = 2, .tp = 8}, 32), cluster);
+  };
+  const double fast = on("h100-sxm:2x8").step.step_seconds;
+  const double slow = on("a100-80gb:2x8").step.step_seconds;
+  const SimulatedRun mixed = on("h100-sxm:1x8+a100-80gb:1x8");
   EXPECT_GT(mixed.step.step_seconds, fast * 1.3);
   EXPECT_LE(mixed.step.step_seconds, slow * 1.05);
   EXPECT_EQ(mixed.simulated_ranks, 2);
@@ -436,21 +436,20 @@ TEST(Simulate, LargeJobsAreAFewClasses) {
   Strategy strategy =
       with({.dp_replicate = 128, .tp = 8, .pp = 16}, 2048, kInterleaved);
   strategy.seq_len = 8192;
-  const ModelShape model = find_model("llama3.1-405b");
-  const Cluster cluster = find_cluster("h100-sxm:2048x8");
-  const SimulatedRun run = simulate(model, strategy, cluster);
+  const auto with_options = [&](const SimulationOptions& options) {
+    return simulated("llama3.1-405b", strategy, "h100-sxm:2048x8", options);
+  };
+  const SimulatedRun run = with_options({});
   EXPECT_EQ(run.simulated_ranks, 16);
-  const SimulatedRun slowed = simulate(
-      model, strategy, cluster, {.stragglers = 1, .straggler_factor = 2});
+  const auto slowed = with_options({.stragglers = 1, .straggler_factor = 2});
   EXPECT_EQ(slowed.simulated_ranks, 64);
   EXPECT_GT(slowed.step.step_seconds, run.step.step_seconds * 1.2);
 }
 
 TEST(Simulate, TheTimelineIsLikeARealRuns) {
-  const ModelShape model = find_model("gpt2");
-  const Cluster cluster = find_cluster("h100-sxm:1x8");
-  Strategy strategy = with({.dp_replicate = 2, .tp = 2, .pp = 2}, 16);
-  const SimulatedRun run = simulate(model, strategy, cluster, {.steps = 3});
+  const SimulatedRun run = simulated(
+      "gpt2", with({.dp_replicate = 2, .tp = 2, .pp = 2}, 16), "h100-sxm:1x8",
+      {.steps = 3});
   std::set<std::string> names;
   std::set<int32_t> ranks;
   for (const Span& span : run.timeline.spans) {
@@ -483,9 +482,9 @@ TEST(Simulate, TheTimelineIsLikeARealRuns) {
 
 TEST(Simulate, WithoutAPipelineSpansAreForwardAndBackward) {
   const auto run_with = [](int64_t timeline_ranks) {
-    return simulate(
-        find_model("gpt2"), with({.dp_shard = 4}, 8, kZero3),
-        find_cluster("h100-sxm:1x8"), {.timeline_ranks = timeline_ranks});
+    return simulated(
+        "gpt2", with({.dp_shard = 4}, 8, kZero3), "h100-sxm:1x8",
+        {.timeline_ranks = timeline_ranks});
   };
   const SimulatedRun run = run_with(2);
   std::set<std::string> names;
@@ -502,9 +501,8 @@ TEST(Simulate, WithoutAPipelineSpansAreForwardAndBackward) {
 }
 
 TEST(Simulate, OnlyTheFirstStepsAreDrawn) {
-  const SimulatedRun run = simulate(
-      find_model("gpt2"), with({.dp_replicate = 2, .tp = 2}, 8),
-      find_cluster("h100-sxm:1x4"),
+  const SimulatedRun run = simulated(
+      "gpt2", with({.dp_replicate = 2, .tp = 2}, 8), "h100-sxm:1x4",
       {.steps = 5, .jitter = 0.02, .timeline_steps = 2});
   std::set<int64_t> drawn;
   for (const Span& span : run.timeline.spans) drawn.insert(span.step);
@@ -534,10 +532,8 @@ TEST(Simulate, RatesAreOfTheSimulatedStep) {
 }
 
 TEST(Simulate, WrongStrategiesAndOptionsAreNamed) {
-  const ModelShape model = find_model("gpt2");
-  const Cluster cluster = find_cluster("h100-sxm:1x8");
-  const auto text = [&](const Strategy& strategy, const SimulationOptions& o) {
-    return error_text([&] { simulate(model, strategy, cluster, o); });
+  const auto text = [](const Strategy& strategy, const SimulationOptions& o) {
+    return error_text([&] { simulated("gpt2", strategy, "h100-sxm:1x8", o); });
   };
   EXPECT_THAT(text(with({.tp = 5}, 8), {}), HasSubstr("tp=5"));
   EXPECT_THAT(text(with({.dp_replicate = 16}, 16), {}), HasSubstr("16 ranks"));

@@ -11,9 +11,7 @@ namespace echelon::simulator {
 namespace simulated_job_test {
 
 ModelJob job_of(const Layout& layout, const std::string& cluster) {
-  Strategy strategy;
-  strategy.layout = layout;
-  strategy.global_batch = 32;
+  const Strategy strategy{.layout = layout, .global_batch = 32};
   return make_job(find_model("gpt2"), strategy, find_cluster(cluster), {});
 }
 
