@@ -41,8 +41,7 @@ struct Saved {
 TEST(LocalCluster, WhatWasMeasuredCountsMost) {
   int64_t asked = 0;
   const Cluster desk = parse_cluster(kMeasuredDesk, "desk.toml");
-  const LocalCluster two =
-      local_cluster(machine(0), Saved{desk, &asked}, 2, false);
+  const auto two = local_cluster(machine(0), Saved{desk, &asked}, 2, false);
   EXPECT_EQ(two.rates, RatesFrom::bench);
   EXPECT_EQ(asked, 2);
   EXPECT_EQ(two.cluster.name, "this machine as measured");

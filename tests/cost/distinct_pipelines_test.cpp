@@ -106,8 +106,7 @@ double seconds_of_each(
   for (const auto& pipeline : pipelines_by_rank(strategy, cluster)) {
     const Strategy own =
         with_microbatch(strategy, microbatch_of(strategy, pipeline.data_index));
-    const StageTimes times =
-        stage_times(model, own, cluster, pipeline.first_rank);
+    const auto times = stage_times(model, own, cluster, pipeline.first_rank);
     double after = 0;
     for (const auto& rank : times.after) after = std::max(after, rank.total());
     slowest = std::max(slowest, pipeline_seconds(own, times.stages) + after);

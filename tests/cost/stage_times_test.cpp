@@ -42,8 +42,7 @@ TEST(StageTimes, TheEndsOfAPipelineSumATiedEmbedding) {
 
 TEST(StageTimes, EachStageIsTimedOnItsOwnDevices) {
   const Strategy strategy = strategy_of({.pp = 2});
-  const StageTimes mixed =
-      times_of("gpt2", strategy, "a100-80gb:1x1+h100-sxm:1x1");
+  const auto mixed = times_of("gpt2", strategy, "a100-80gb:1x1+h100-sxm:1x1");
   const StageTimes slow = times_of("gpt2", strategy, "a100-80gb:2x1");
   const StageTimes fast = times_of("gpt2", strategy, "h100-sxm:2x1");
   for (const size_t stage : {0, 1}) {

@@ -275,8 +275,7 @@ TEST_F(Explain, SlowLinksOfOtherAxes) {
   cluster_ = "rtx-4090:1x2";  // no link but PCIe
   Job job = image_job("fsdp=2");
   DataParallel slow{.transfer = 40, .axis = "dp_shard"};
-  const RunFinding fsdp =
-      only(Fault::exposed_communication, job, timeline_of(slow));
+  const auto fsdp = only(Fault::exposed_communication, job, timeline_of(slow));
   EXPECT_EQ(fsdp.axis, "fsdp");
   ASSERT_FALSE(fsdp.settings.empty());
   EXPECT_THAT(
@@ -292,8 +291,7 @@ TEST_F(Explain, SlowLinksOfOtherAxes) {
       only(Fault::exposed_communication, job, timeline_of(slow)).settings,
       ElementsAre("layout.overlap_chunks=4"));
   job.tensor.overlap_chunks = 4;
-  const RunFinding tp =
-      only(Fault::exposed_communication, job, timeline_of(slow));
+  const auto tp = only(Fault::exposed_communication, job, timeline_of(slow));
   EXPECT_EQ(tp.axis, "tp");
   ASSERT_FALSE(tp.settings.empty());
   EXPECT_THAT(tp.settings.front(), HasSubstr("layout."));
@@ -409,8 +407,7 @@ TEST_F(Explain, RanksWithDifferentNumbersOfSamples) {
   }};
   Job job = made::job_of("dp=2");
   job.train.rank_batch = {48, 16};
-  const RunFinding found =
-      only(Fault::rank_imbalance, job, timeline_of(uneven));
+  const auto found = only(Fault::rank_imbalance, job, timeline_of(uneven));
   EXPECT_THAT(found.settings, ElementsAre("train.rank_batch=[]"));
   EXPECT_NEAR(found.gain, 48 / 162.0, 1e-6);  // of 156, 108 are left
 }
@@ -436,8 +433,7 @@ TEST_F(Explain, AShortPipeline) {
 TEST_F(Explain, APipelineThatIsALittleShort) {
   Job job = pipeline_job(6);
   job.train.batch = 384;
-  const RunFinding found =
-      only(Fault::bubble, job, two_stages(6, kLight, kLight));
+  const auto found = only(Fault::bubble, job, two_stages(6, kLight, kLight));
   EXPECT_NEAR(found.share, 30 / 211.0, 1e-6);  // a seventh
 }
 
@@ -465,8 +461,7 @@ TEST_F(Explain, PassesThatTakeLongerAtTimes) {
     }
     timeline.rank_names = one.rank_names;
   }
-  const RunFinding found =
-      only(Fault::rank_imbalance, pipeline_job(16), timeline);
+  const auto found = only(Fault::rank_imbalance, pipeline_job(16), timeline);
   EXPECT_EQ(found.gain_source, GainSource::replayed);
   EXPECT_NEAR(found.share, 0.24, 0.03);
 }
@@ -491,8 +486,7 @@ TEST_F(Explain, NamesSomeOfManyRanks) {
 }
 
 TEST_F(Explain, ALongPipelineWithEvenStagesHasNoFault) {
-  const RunExplanation run =
-      explain(pipeline_job(16), two_stages(16, kLight, kLight));
+  const auto run = explain(pipeline_job(16), two_stages(16, kLight, kLight));
   EXPECT_TRUE(run.findings.empty()) << run.findings.front().reason.diagnosis;
 }
 

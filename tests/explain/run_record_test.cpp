@@ -144,8 +144,7 @@ TEST_F(RunRecordTest, MetricsNameARankThatHasMostWork) {
         return std::string(",\"step_seconds\":0.1,\"slowest_rank\":") +
                (step == 4 ? "0" : "1");
       }));
-  const RunExplanation run =
-      explain_run(run_, {.cluster = find_cluster("h100-sxm:2")});
+  const auto run = explain_run(run_, {.cluster = find_cluster("h100-sxm:2")});
   EXPECT_THAT(
       run.notes, Contains(HasSubstr("rank 1 had most work in 9 of 10 steps")));
   EXPECT_THAT(run.notes, Each(Not(HasSubstr("rank 0 had"))));

@@ -217,8 +217,7 @@ TEST(PlanConfiguration, SaysTheOrderWhereItIsNotTheUsualOne) {
 // The second stage has a device of 40 GB in one pipeline, of 80 GB in the
 // other.
 TEST(PlanConfiguration, AStageHasTheMemoryOfItsSmallestDevice) {
-  const PlanRequest request =
-      request_of({"gpt2", "a100-40gb:1x3+h100-sxm:1x1", 8});
+  const auto request = request_of({"gpt2", "a100-40gb:1x3+h100-sxm:1x1", 8});
   Plan plan;
   plan.strategy.layout = {.dp_replicate = 2, .pp = 2};
   plan.strategy.global_batch = 8;

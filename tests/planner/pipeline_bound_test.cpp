@@ -44,8 +44,7 @@ class PipelineBounds : public testing::TestWithParam<Case> {};
 
 TEST_P(PipelineBounds, AreBelowEveryEstimate) {
   const Case& one = GetParam();
-  const SearchJob job =
-      search_job(one.model, one.cluster, one.batch, one.framework);
+  const auto job = search_job(one.model, one.cluster, one.batch, one.framework);
   int64_t number = 0, seen = 0, above = 0;
   for_each_strategy(
       job, [&](const PipelineBound& bound, const Strategy& variant) {
@@ -139,8 +138,7 @@ double best_of_two(const LayerTimes::Sums& one, const LayerTimes::Sums& other) {
 
 // The head is bound by memory more than the blocks are.
 TEST(PipelineBound, OfAnyCutIsBelowTheBestWhereDevicesDifferInWhatTheyDoWell) {
-  SearchJob job =
-      search_job("gpt2", "a100-80gb:1x1+h100-sxm:1x1", 32, "echelon");
+  auto job = search_job("gpt2", "a100-80gb:1x1+h100-sxm:1x1", 32, "echelon");
   job.cluster.groups[1].node.device.memory_bytes_per_second /= 4;
   LayerTimes times(job);
   const Strategy strategy = strategy_of(job, {.pp = 2}, 32);

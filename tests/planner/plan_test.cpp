@@ -55,8 +55,7 @@ TEST(Plan, NothingFitsIsAnAnswer) {
 }
 
 TEST(Plan, ABatchThatNoLayoutDividesIsNamedWithTheNearest) {
-  auto request = plan_request("gpt2", "a100-40gb:128", 7);
-  const std::string text = refusal(request);
+  const auto text = refusal(plan_request("gpt2", "a100-40gb:128", 7));
   EXPECT_TRUE(has(text, "--batch 7")) << text;
   EXPECT_TRUE(has(text, " 8 would do")) << text;
 }

@@ -160,8 +160,7 @@ TEST(Search, FindsTheFewestLayersThatMustComputeAgain) {
 
 // Listed once for all groups with one layout, each has its own microbatches.
 TEST(Search, VariantsThatAreSharedAreThoseOfTheGroup) {
-  const SearchJob job =
-      search_job("gpt2-large", "a100-40gb:1x4+h100-sxm:1x4", 24);
+  const auto job = search_job("gpt2-large", "a100-40gb:1x4+h100-sxm:1x4", 24);
   VariantLists lists(job);
   for (const auto& group : list_groups(job)) {
     const auto alone = list_variants(job, group);

@@ -87,8 +87,7 @@ TEST(SizedStages, AStageCountsTheDevicesOfItsRank) {
 
 // A device of a third of the memory has half the speed.
 TEST(SizedStages, OneCutIsForTimeAndOneForMemory) {
-  const SearchJob job =
-      search_job("llama3-8b", "a100-80gb:1x8+rtx-4090:1x8", 0);
+  const auto job = search_job("llama3-8b", "a100-80gb:1x8+rtx-4090:1x8", 0);
   const auto cuts = sized_stages(job, strategy_of(job, {.tp = 8, .pp = 2}));
   ASSERT_EQ(cuts.size(), 2u);
   EXPECT_NE(cuts[0], cuts[1]);
@@ -175,8 +174,7 @@ double seconds_alone(
 }
 
 TEST(SizedBatches, AreTriedWithEveryNumberOfMicrobatches) {
-  const SearchJob job =
-      search_job("llama2-7b", "a100-80gb:1x8+h100-sxm:1x8", 96);
+  const auto job = search_job("llama2-7b", "a100-80gb:1x8+h100-sxm:1x8", 96);
   std::set<int64_t> counts;
   for (const Strategy& group : list_groups(job)) {
     if (group.rank_microbatch.empty()) continue;

@@ -275,7 +275,13 @@ TEST_F(ReportInBrowser, DrawsAPointForEachValue) {
 }
 
 TEST_F(ReportInBrowser, KeepsTextsApartAtEachWidth) {
+  auto one_rank = sample::run({.steps = 7, .ranks = 1});
+  one_rank.evaluations.clear();
   look("layout", typical());
+  look("layout", one_rank);
+  look("layout", sample::run({.steps = 9999, .ranks = 16}));
+  look("layout", huge());
+  look("layout", sample::hostile());
 }
 
 TEST_F(ReportInBrowser, DrawsPredictionAndMeasurementOnOneScale) {
@@ -306,24 +312,6 @@ TEST_F(ReportInBrowser, KeepsPredictionsInThePage) {
   pipeline.prediction =
       StepPrediction{.missing = std::string(300, 'w') + " <b>none</b>"};
   look("layout", pipeline);
-}
-
-TEST_F(ReportInBrowser, KeepsTextsApartInAHugeRun) {
-  look("layout", huge());
-}
-
-TEST_F(ReportInBrowser, KeepsTextsApartWithOneRank) {
-  auto input = sample::run({.steps = 7, .ranks = 1});
-  input.evaluations.clear();
-  look("layout", input);
-}
-
-TEST_F(ReportInBrowser, KeepsTextsApartWithSixteenRanks) {
-  look("layout", sample::run({.steps = 9999, .ranks = 16}));
-}
-
-TEST_F(ReportInBrowser, KeepsHostileTextsInTheirBoxes) {
-  look("layout", sample::hostile());
 }
 
 TEST_F(ReportInBrowser, AsksNothingAndNeedsNoScript) {

@@ -48,8 +48,7 @@ whole(const std::string& name, std::vector<int64_t> shape, int64_t ranks) {
 LayerShards gpt_layer(const TensorShape& s, int64_t index) {
   const int64_t n = s.ranks;
   const int64_t size = s.hidden / s.heads;
-  std::vector<std::vector<IndexRange>> fused;
-  std::vector<std::vector<IndexRange>> heads;
+  std::vector<std::vector<IndexRange>> fused, heads;
   for (int64_t rank = 0; rank < n; ++rank) {
     const auto own = heads_of(s.heads, rank, n, size);
     heads.push_back({own});
@@ -76,8 +75,7 @@ LayerShards gpt_layer(const TensorShape& s, int64_t index) {
 LayerShards llama_layer(const TensorShape& s, int64_t index) {
   const int64_t n = s.ranks;
   const int64_t size = s.hidden / s.heads;
-  std::vector<std::vector<IndexRange>> queries;
-  std::vector<std::vector<IndexRange>> keys;
+  std::vector<std::vector<IndexRange>> queries, keys;
   for (int64_t rank = 0; rank < n; ++rank) {
     queries.push_back({heads_of(s.heads, rank, n, size)});
     const auto own = even_range(s.heads, rank, n);

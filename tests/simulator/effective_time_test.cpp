@@ -48,8 +48,7 @@ TEST(EffectiveTime, SimulatedFailuresAgreeWithTheFormula) {
         .checkpoint_seconds = 60,
         .recovery_seconds = 600,
         .seed = 7};
-    const EffectiveTime time =
-        effective_time(failing(hours_of_a_node), 128, 4, options);
+    const auto time = effective_time(failing(hours_of_a_node), 128, 4, options);
     EXPECT_NEAR(time.share, time.expected_share, 0.01) << hours_of_a_node;
     EXPECT_NEAR(
         time.share + time.saving + time.lost + time.recovering, 1, 1e-9);

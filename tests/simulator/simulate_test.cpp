@@ -92,8 +92,7 @@ TEST(Simulate, EachRankByItselfGivesTheSame) {
       const Cluster cluster = find_cluster(one.cluster);
       const SimulatedRun with = simulate(model, one.strategy, cluster, options);
       options.symmetry = false;
-      const SimulatedRun without =
-          simulate(model, one.strategy, cluster, options);
+      const auto without = simulate(model, one.strategy, cluster, options);
       EXPECT_LT(
           relative(with.step.step_seconds, without.step.step_seconds), 1e-9)
           << to_string(one.strategy) << " stragglers " << stragglers;

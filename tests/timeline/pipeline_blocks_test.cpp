@@ -19,17 +19,15 @@ using testing::IsEmpty;
 constexpr int64_t kMs = 1'000'000;
 
 Span action(int32_t rank, const char* name, int64_t begin_ms, int64_t end_ms) {
-  Span span;
-  span.rank = rank;
-  span.track = "compute";
-  span.name = name;
-  span.kind = std::string(name).find('F') != std::string::npos
-                  ? SpanKind::forward
-                  : SpanKind::backward;
-  span.begin_ns = begin_ms * kMs;
-  span.end_ns = end_ms * kMs;
-  span.step = 1;
-  return span;
+  const bool forward = std::string(name).find('F') != std::string::npos;
+  return {
+      .rank = rank,
+      .track = "compute",
+      .name = name,
+      .kind = forward ? SpanKind::forward : SpanKind::backward,
+      .begin_ns = begin_ms * kMs,
+      .end_ns = end_ms * kMs,
+      .step = 1};
 }
 
 Span of_kind(Span span, SpanKind kind, const char* track, const char* name) {
@@ -272,11 +270,8 @@ TEST(PipelineBlocks, TheIdealOfARunIsThatOfItsSchedule) {
 TEST(PipelineBlocks, AReplayOfABrokenStepEndsToo) {
   // Missing blocks count as done.
   PipelineRows rows{{{"a", 0}, {"b", 0}}, {}};
-  PipelineBlock block;
-  block.row = 1;
-  block.stage = 1;
-  block.microbatch = 0;
-  block.kind = BlockKind::backward;
+  PipelineBlock block{
+      .row = 1, .kind = BlockKind::backward, .stage = 1, .microbatch = 0};
   rows.blocks = {block};
   EXPECT_TRUE(ideal_blocks(rows).has_value());
   // Its own forward comes after it: nobody could run this.
