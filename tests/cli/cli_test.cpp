@@ -13,6 +13,7 @@
 #include "echelon/checkpoint/format/safetensors.h"
 #include "echelon/timeline/chrome_trace.h"
 #include "tests/cli/typed.h"
+#include "tests/support/error_text.h"
 
 namespace echelon {
 namespace cli_test {
@@ -186,8 +187,7 @@ TEST_F(CommandLine, ShowsEveryValueAndItsSource) {
       {"value", 12},
       {"default", 64},
       {"set_by", "first.toml:3"}};
-  EXPECT_THAT(rows, Contains(seed));
-  EXPECT_THAT(rows, Contains(batch));
+  EXPECT_THAT(rows, AllOf(Contains(seed), Contains(batch)));
 }
 
 TEST_F(CommandLine, ShowsTomlThatReadsBack) {
@@ -262,10 +262,7 @@ TEST_F(CommandLine, TrainStartsRanksWithTheResolvedConfiguration) {
         HasSubstr("line for the log of rank " + rank));
   }
   const std::string config = read("runs/first/config.toml");
-  EXPECT_THAT(
-      config, AllOf(
-                  HasSubstr("dp = 3\n"), HasSubstr("seed = 9\n"),
-                  HasSubstr("classes = 10\n")));
+  EXPECT_THAT(config, HasAll("dp = 3\n", "seed = 9\n", "classes = 10\n"));
   EXPECT_EQ(run("config show runs/first/config.toml --toml").out, config);
 }
 
@@ -442,11 +439,10 @@ TEST_F(CommandLine, ImportsAndExportsHuggingFaceFolders) {
       imported, HasSubstr("wrote ours/config.toml: a gpt of 328 parameters"));
   EXPECT_THAT(
       read("ours/config.toml"),
-      testing::AllOf(
-          HasSubstr("[model]\nname = \"gpt\"\n"),
-          HasSubstr("\nlayers = 1\nhidden_size = 4\nheads = 2\n"),
-          HasSubstr("\ndropout = 0.1\n"),
-          HasSubstr("[data]\nname = \"text\"\ntokenizer = ")));
+      HasAll(
+          "[model]\nname = \"gpt\"\n",
+          "\nlayers = 1\nhidden_size = 4\nheads = 2\n", "\ndropout = 0.1\n",
+          "[data]\nname = \"text\"\ntokenizer = "));
   EXPECT_EQ(run("config show ours/config.toml").exit_code, 0);
   EXPECT_EQ(
       run("import theirs ours").err,
@@ -540,9 +536,8 @@ TEST_F(CommandLine, BenchSavesThisMachine) {
   ::setenv("XDG_CONFIG_HOME", home.c_str(), 1);
   EXPECT_THAT(
       run("bench --save -n 3").out,
-      AllOf(
-          HasSubstr("bench machine --save " + home + "/echelon/clusters/"),
-          HasSubstr("-3.toml\n")));
+      HasAll(
+          "bench machine --save " + home + "/echelon/clusters/", "-3.toml\n"));
   EXPECT_TRUE(std::filesystem::is_directory(home + "/echelon/clusters"));
   write("file", "x");
   ::setenv("XDG_CONFIG_HOME", path("file").c_str(), 1);
@@ -560,8 +555,7 @@ TEST_F(CommandLine, BenchSavesThisMachine) {
 TEST_F(CommandLine, RunStartsAProgramWithItsOwnFlags) {
   const auto text = printed(
       run("run -n 2 --no-prefix -- sh -c 'echo $RANK $0 $1' --help -n"));
-  EXPECT_THAT(text, HasSubstr("0 --help -n\n"));
-  EXPECT_THAT(text, HasSubstr("1 --help -n\n"));
+  EXPECT_THAT(text, HasAll("0 --help -n\n", "1 --help -n\n"));
   EXPECT_EQ(
       run("run -n 2 echo --flag").out.size(),
       2 * std::string("[0] --flag\n").size());
@@ -604,10 +598,9 @@ TEST_F(CommandLine, DoctorNamesEachFindingAndItsRemedy) {
 TEST_F(CommandLine, DoctorSeesALowLimit) {
   const auto outcome = shell("ulimit -n 256; bin/echelon doctor");
   EXPECT_THAT(
-      outcome.out, AllOf(
-                       HasSubstr("warning  open files     256"),
-                       HasSubstr("remedy: raise the limit: ulimit -n"),
-                       HasSubstr("2 errors and ")));
+      outcome.out, HasAll(
+                       "warning  open files     256",
+                       "remedy: raise the limit: ulimit -n", "2 errors and "));
 }
 
 TEST_F(CommandLine, DoctorAsksTheDriverAndWritesTheCluster) {
@@ -615,12 +608,11 @@ TEST_F(CommandLine, DoctorAsksTheDriverAndWritesTheCluster) {
       "LD_LIBRARY_PATH=" + test_program("fake_nvml") + " ";
   const auto seen = shell(driver + "bin/echelon doctor");
   EXPECT_THAT(
-      seen.out,
-      AllOf(
-          HasSubstr("2 x NVIDIA H100 80GB HBM3 with 79.6 GiB, driver 560.35.03 "
-                    "(CUDA 12.6)"),
-          HasSubstr("NVLink 4 x18 to a switch 450 GB/s"),
-          HasSubstr("local = 2 x h100-sxm of 79.6 GiB")));
+      seen.out, HasAll(
+                    "2 x NVIDIA H100 80GB HBM3 with 79.6 GiB, driver 560.35.03 "
+                    "(CUDA 12.6)",
+                    "NVLink 4 x18 to a switch 450 GB/s",
+                    "local = 2 x h100-sxm of 79.6 GiB"));
   const auto cluster = shell(driver + "bin/echelon doctor --cluster");
   EXPECT_EQ(cluster.exit_code, 0);
   EXPECT_THAT(cluster.out, HasSubstr("[[nodes]]\ndevice = \"h100-sxm\""));

@@ -20,6 +20,7 @@
 #include "echelon/layout/shard.h"
 #include "tests/checkpoint/files/written_checkpoint.h"
 #include "tests/cli/typed.h"
+#include "tests/support/error_text.h"
 #include "tests/support/process.h"
 
 namespace echelon {
@@ -278,12 +279,10 @@ TEST_F(Export, DamageIsNamedAndLeavesNothing) {
         {"export", path("run"), path("out"), "--format", format});
     EXPECT_EQ(outcome.exit_code, 3);
     EXPECT_THAT(
-        outcome.err,
-        AllOf(
-            HasSubstr(file), HasSubstr("\"transformer.wte.weight\" and others"),
-            HasSubstr(
-                "; `echelon export " + checkpoint("run", 100) +
-                " …` writes the one before it")));
+        outcome.err, HasAll(
+                         file, "\"transformer.wte.weight\" and others",
+                         "; `echelon export " + checkpoint("run", 100) +
+                             " …` writes the one before it"));
     EXPECT_EQ(names_in(folder_.path()), before);
   }
   printed(echelon_command({"export", checkpoint("run", 100), path("out")}));

@@ -178,8 +178,7 @@ TEST_F(Folder, OneProcessWrites) {
         text, StartsWith(
                   folder_.string() + ": process " + std::to_string(::getpid()) +
                   " on host "));
-    EXPECT_THAT(text, HasSubstr(" since 2"));
-    EXPECT_THAT(text, HasSubstr("[train] run"));
+    EXPECT_THAT(text, HasAll(" since 2", "[train] run"));
   }
   const CheckpointLock again(folder_);
 }

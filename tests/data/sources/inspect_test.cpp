@@ -206,18 +206,15 @@ TEST_F(InspectImages, OneClassIsEnough) {
 }
 
 TEST_F(InspectImages, RefusesFoldersWithoutImages) {
-  EXPECT_THAT(
-      data_error(options()),
-      AllOf(HasSubstr("/pictures"), HasSubstr("No such file")));
+  EXPECT_THAT(data_error(options()), HasAll("/pictures", "No such file"));
   folder_.make_folder("pictures");
   EXPECT_THAT(data_error(options()), HasSubstr("no class folders"));
   folder_.write("pictures/a.jpg", "x");
   EXPECT_THAT(data_error(options()), HasSubstr("no class folders"));
   folder_.write("pictures/cat/a.txt", "x");
   EXPECT_THAT(
-      data_error(options()), AllOf(
-                                 HasSubstr("/pictures/cat"),
-                                 HasSubstr("class folder without images")));
+      data_error(options()),
+      HasAll("/pictures/cat", "class folder without images"));
   DataOptions file = options();
   file.path = folder_.path("pictures/a.jpg");
   EXPECT_THAT(data_error(file), HasSubstr("is a file"));
@@ -230,16 +227,13 @@ TEST_F(InspectImages, FollowsLinksButNotLoops) {
   EXPECT_EQ(inspect_data(options()).num_samples, 2);
   fs::create_symlink(
       folder_.path("pictures/cat"), folder_.path("pictures/cat/self"));
-  EXPECT_THAT(
-      data_error(options()),
-      AllOf(HasSubstr("/cat/self"), HasSubstr("in a circle")));
+  EXPECT_THAT(data_error(options()), HasAll("/cat/self", "in a circle"));
   fs::remove(folder_.path("pictures/cat/self"));
   fs::create_symlink("b.jpg", folder_.path("pictures/cat/c.jpg"));
   fs::create_symlink("c.jpg", folder_.path("pictures/cat/b.jpg"));
   EXPECT_THAT(data_error(options()), HasSubstr("in a circle"));
   fs::remove(folder_.path("pictures/cat/b.jpg"));
-  EXPECT_THAT(
-      data_error(options()), AllOf(HasSubstr("c.jpg"), HasSubstr("No such")));
+  EXPECT_THAT(data_error(options()), HasAll("c.jpg", "No such"));
 }
 
 TEST_F(InspectImages, UnreadableFolder) {
@@ -271,8 +265,7 @@ TEST_F(InspectImages, SeparateHoldoutUsesTheSameClasses) {
   EXPECT_EQ(inspect_data(with_holdout).num_holdout, 1);
   folder_.write("val/cow/a.jpg", "x");
   EXPECT_THAT(
-      data_error(with_holdout),
-      AllOf(HasSubstr("val/cow"), HasSubstr("no class of that name")));
+      data_error(with_holdout), HasAll("val/cow", "no class of that name"));
 }
 
 }  // namespace inspect_test

@@ -19,7 +19,6 @@ namespace echelon {
 namespace text_test {
 
 namespace fs = std::filesystem;
-using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::StartsWith;
@@ -158,9 +157,8 @@ TEST_F(Text, TokensOutsideOfTheVocabularyAreFoundBeforeRanksStart) {
   auto options = tokens("a.bin", {1, 2, 3, 4, 500, 6, 7}, 2);
   options.vocab_size = 400;
   EXPECT_THAT(
-      data_error(options), AllOf(
-                               HasSubstr("a.bin: token 4 (byte 8) is 500"),
-                               HasSubstr("the vocabulary has 400")));
+      data_error(options),
+      HasAll("a.bin: token 4 (byte 8) is 500", "the vocabulary has 400"));
   options.vocab_size = 501;
   EXPECT_EQ(inspect_data(options).classes, 501);
   options.tokenizer = "bytes";
@@ -179,10 +177,10 @@ TEST_F(Text, RefusesTextsThatCannotTrain) {
       data_error(text(folder_.write("e.txt", ""), 4)), HasSubstr("is empty"));
   EXPECT_THAT(
       data_error(tokens("s.bin", ascending(8), 8)),
-      AllOf(
-          HasSubstr("s.bin: has 8 tokens; one sample of [data] sequence=8 "
-                    "takes 9"),
-          HasSubstr("at most 7")));
+      HasAll(
+          "s.bin: has 8 tokens; one sample of [data] sequence=8 "
+          "takes 9",
+          "at most 7"));
   EXPECT_THAT(
       data_error(text(folder_.path("none.txt"), 4)),
       HasSubstr("none.txt: cannot be read"));

@@ -13,7 +13,6 @@
 namespace echelon {
 namespace tokenizer_test {
 
-using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
@@ -210,9 +209,9 @@ TEST(JsonTokenizer, NamesUnknownComponents) {
       parse_error(description(
           R"("pre_tokenizer": {"type": "Sequence", "pretokenizers":
              [{"type": "Whitespace"}, {"type": "BertPreTokenizer"}]}, )")),
-      AllOf(
-          HasSubstr("t.json.pre_tokenizer.pretokenizers[1]: "),
-          HasSubstr("BertPreTokenizer is not known")));
+      HasAll(
+          "t.json.pre_tokenizer.pretokenizers[1]: ",
+          "BertPreTokenizer is not known"));
 }
 
 TEST(JsonTokenizer, NamesContradictions) {
