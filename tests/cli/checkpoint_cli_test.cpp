@@ -8,8 +8,7 @@
 #include "tests/checkpoint/files/small_save.h"
 #include "tests/cli/typed.h"
 
-namespace echelon {
-namespace checkpoint_cli_test {
+namespace echelon::checkpoint_cli_test {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
@@ -237,5 +236,4 @@ TEST_F(CheckpointCommand, ReplacesControlCharacters) {
   }
 }
 
-}  // namespace checkpoint_cli_test
-}  // namespace echelon
+}  // namespace echelon::checkpoint_cli_test

@@ -15,8 +15,7 @@
 #include "tests/cli/typed.h"
 #include "tests/support/error_text.h"
 
-namespace echelon {
-namespace cli_test {
+namespace echelon::cli_test {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
@@ -638,5 +637,4 @@ TEST_F(CommandLine, DoctorReadsTheRowOfTheAllReduce) {
   }
 }
 
-}  // namespace cli_test
-}  // namespace echelon
+}  // namespace echelon::cli_test

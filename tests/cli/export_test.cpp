@@ -23,8 +23,7 @@
 #include "tests/support/error_text.h"
 #include "tests/support/process.h"
 
-namespace echelon {
-namespace export_test {
+namespace echelon::export_test {
 
 namespace fs = std::filesystem;
 using testing::AllOf;
@@ -519,5 +518,4 @@ TEST_F(Export, TakesLittleMemoryWhateverTheModel) {
   EXPECT_LT(wide - start, 200 * kMiB);
 }
 
-}  // namespace export_test
-}  // namespace echelon
+}  // namespace echelon::export_test

@@ -11,8 +11,7 @@
 #include "echelon/schedule/options.h"
 #include "tests/cli/typed.h"
 
-namespace echelon {
-namespace schedule_cli_test {
+namespace echelon::schedule_cli_test {
 
 using nlohmann::json;
 using testing::AllOf;
@@ -182,5 +181,4 @@ TEST_F(ScheduleCommand, SplitsAWideGridIntoBands) {
   EXPECT_THAT(outcome.out, Not(HasSubstr("\033")));
 }
 
-}  // namespace schedule_cli_test
-}  // namespace echelon
+}  // namespace echelon::schedule_cli_test

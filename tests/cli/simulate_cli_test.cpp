@@ -8,8 +8,7 @@
 #include "tests/cli/typed.h"
 #include "tests/support/places.h"
 
-namespace echelon {
-namespace simulate_cli_test {
+namespace echelon::simulate_cli_test {
 
 using nlohmann::json;
 using testing::AllOf;
@@ -295,5 +294,4 @@ TEST_F(SimulateCommand, RefusesBrokenClusterFiles) {
       HasSubstr("nowhere.toml"));
 }
 
-}  // namespace simulate_cli_test
-}  // namespace echelon
+}  // namespace echelon::simulate_cli_test

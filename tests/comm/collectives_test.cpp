@@ -13,8 +13,7 @@
 #include "tests/comm/collective_cases.h"
 #include "tests/support/process_ranks.h"
 
-namespace echelon {
-namespace collectives_test {
+namespace echelon::collectives_test {
 
 constexpr const char* kBackend = "ECHELON_TEST_BACKEND";
 constexpr const char* kDevice = "ECHELON_TEST_DEVICE";
@@ -136,5 +135,4 @@ INSTANTIATE_TEST_SUITE_P(
         testing::Values("local", "nccl"), testing::Values(1, 2, 3, 4)),
     name_of);
 
-}  // namespace collectives_test
-}  // namespace echelon
+}  // namespace echelon::collectives_test

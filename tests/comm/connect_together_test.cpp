@@ -12,8 +12,7 @@
 #include "echelon/error.h"
 #include "tests/support/error_text.h"
 
-namespace echelon {
-namespace connect_together_test {
+namespace echelon::connect_together_test {
 
 using testing::HasSubstr;
 
@@ -87,5 +86,4 @@ TEST(ConnectTogether, AMemberWhoseTimeIsUpDoesNotWaitForTheOthers) {
   EXPECT_EQ(text, "rank 1 did not come");
 }
 
-}  // namespace connect_together_test
-}  // namespace echelon
+}  // namespace echelon::connect_together_test

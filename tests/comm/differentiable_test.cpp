@@ -17,8 +17,7 @@
 #include "echelon/comm/world.h"
 #include "tests/support/error_text.h"
 
-namespace echelon {
-namespace differentiable_test {
+namespace echelon::differentiable_test {
 
 using testing::HasSubstr;
 using torch::Tensor;
@@ -309,5 +308,4 @@ TEST(Differentiable, WrongShapesAreErrorsBeforeAnythingIsSent) {
   });
 }
 
-}  // namespace differentiable_test
-}  // namespace echelon
+}  // namespace echelon::differentiable_test

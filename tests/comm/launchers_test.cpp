@@ -14,8 +14,7 @@
 #include "tests/support/python.h"
 #include "tests/support/two_hosts.h"
 
-namespace echelon {
-namespace launchers_test {
+namespace echelon::launchers_test {
 
 using testing_support::Command;
 using Words = std::vector<std::string>;
@@ -130,5 +129,4 @@ TEST_P(Torchrun, StartsRanksOverGloo) {
   expect_ranks(torchrun(GetParam(), {"--standalone"}), GetParam(), "gloo");
 }
 
-}  // namespace launchers_test
-}  // namespace echelon
+}  // namespace echelon::launchers_test

@@ -10,8 +10,7 @@
 
 #include "tests/support/error_text.h"
 
-namespace echelon {
-namespace world_test {
+namespace echelon::world_test {
 
 using testing::AllOf;
 using testing::HasSubstr;
@@ -149,5 +148,4 @@ INSTANTIATE_TEST_SUITE_P(
       return info.param == BackendKind::gloo ? "gloo" : "local";
     });
 
-}  // namespace world_test
-}  // namespace echelon
+}  // namespace echelon::world_test

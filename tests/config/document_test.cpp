@@ -11,8 +11,7 @@
 #include "echelon/config/section.h"
 #include "tests/support/error_text.h"
 
-namespace echelon::config {
-namespace document_test {
+namespace echelon::config::document_test {
 
 using std::chrono::milliseconds;
 using testing::HasSubstr;
@@ -332,5 +331,4 @@ TEST(Value, ShortensBetweenCharacters) {
   EXPECT_EQ((shorter.size() - 3) % 2, 0u);
 }
 
-}  // namespace document_test
-}  // namespace echelon::config
+}  // namespace echelon::config::document_test

@@ -21,8 +21,7 @@
 #include "tests/support/places.h"
 #include "tests/support/temp_folder.h"
 
-namespace echelon {
-namespace wrong_test {
+namespace echelon::wrong_test {
 
 namespace fs = std::filesystem;
 
@@ -223,5 +222,4 @@ TEST(WrongConfigurations, AreManyAndEachHasItsMessage) {
   }
 }
 
-}  // namespace wrong_test
-}  // namespace echelon
+}  // namespace echelon::wrong_test

@@ -10,8 +10,7 @@
 #include "tests/support/error_text.h"
 #include "tests/support/temp_folder.h"
 
-namespace echelon {
-namespace dataset_test {
+namespace echelon::dataset_test {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -298,5 +297,4 @@ TEST_F(TextData, VisitsHeldOutSamplesOnce) {
   EXPECT_EQ(loader.next()->indices, data.holdout_samples);
 }
 
-}  // namespace dataset_test
-}  // namespace echelon
+}  // namespace echelon::dataset_test

@@ -16,8 +16,7 @@
 
 #include "tests/support/error_text.h"
 
-namespace echelon {
-namespace loader_test {
+namespace echelon::loader_test {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -470,5 +469,4 @@ TEST(Loader, RefusesWrongArguments) {
   EXPECT_EQ(empty.batches_per_epoch(), 0);
 }
 
-}  // namespace loader_test
-}  // namespace echelon
+}  // namespace echelon::loader_test

@@ -13,8 +13,7 @@
 #include "tests/support/python.h"
 #include "tests/support/temp_folder.h"
 
-namespace echelon {
-namespace torchvision_test {
+namespace echelon::torchvision_test {
 
 constexpr int64_t kSize = 64;
 /// One step of an 8-bit channel, after normalising by the smallest deviation.
@@ -127,5 +126,4 @@ TEST_F(Torchvision, RandomResizedCropAndFlip) {
   std::cout << num_exact_ << " of " << data_->size() << " equal to the bit\n";
 }
 
-}  // namespace torchvision_test
-}  // namespace echelon
+}  // namespace echelon::torchvision_test

@@ -3,8 +3,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
-namespace echelon::launch {
-namespace cause_test {
+namespace echelon::launch::cause_test {
 
 int exited(int code) {
   return code << 8;
@@ -205,5 +204,4 @@ TEST(Combine, StoppedHostsWithoutACause) {
   EXPECT_EQ(combine({}).exit_code, 0);
 }
 
-}  // namespace cause_test
-}  // namespace echelon::launch
+}  // namespace echelon::launch::cause_test

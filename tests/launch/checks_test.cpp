@@ -7,8 +7,7 @@
 #include "tests/support/error_text.h"
 #include "tests/support/temp_folder.h"
 
-namespace echelon::launch {
-namespace checks_test {
+namespace echelon::launch::checks_test {
 
 using testing::HasSubstr;
 
@@ -74,5 +73,4 @@ TEST_F(FindProgram, MissingInterpreter) {
       refused(write("b", "#!/bin/sh\r\nls\r\n")), HasSubstr("dos2unix"));
 }
 
-}  // namespace checks_test
-}  // namespace echelon::launch
+}  // namespace echelon::launch::checks_test

@@ -15,8 +15,7 @@
 #include "echelon/error.h"
 #include "tests/support/temp_folder.h"
 
-namespace echelon {
-namespace error_report_test {
+namespace echelon::error_report_test {
 
 class ErrorReportTest : public testing::Test {
  protected:
@@ -145,5 +144,4 @@ TEST(WithoutBacktrace, RemovesLibTorchsBacktrace) {
   EXPECT_EQ(without_backtrace("two\nlines\n"), "two\nlines");
 }
 
-}  // namespace error_report_test
-}  // namespace echelon
+}  // namespace echelon::error_report_test

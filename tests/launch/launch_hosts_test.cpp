@@ -13,8 +13,7 @@
 #include "tests/support/error_text.h"
 #include "tests/support/two_hosts.h"
 
-namespace echelon::testing_support {
-namespace launch_hosts_test {
+namespace echelon::testing_support::launch_hosts_test {
 
 using testing::HasSubstr;
 using testing::StartsWith;
@@ -245,5 +244,4 @@ TEST_F(Namespaces, ACutCableEndsTheJobOnBothHosts) {
   EXPECT_THAT(last_line(b), HasSubstr("node 0 (10.83.0.1) is gone"));
 }
 
-}  // namespace launch_hosts_test
-}  // namespace echelon::testing_support
+}  // namespace echelon::testing_support::launch_hosts_test

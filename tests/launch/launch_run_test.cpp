@@ -9,8 +9,7 @@
 
 #include "tests/launch/launched.h"
 
-namespace echelon::testing_support {
-namespace launch_run_test {
+namespace echelon::testing_support::launch_run_test {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -367,5 +366,4 @@ TEST(Run, ScratchFilesAreRemoved) {
   EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
 }
 
-}  // namespace launch_run_test
-}  // namespace echelon::testing_support
+}  // namespace echelon::testing_support::launch_run_test

@@ -10,8 +10,7 @@
 
 #include "tests/launch/launched.h"
 
-namespace echelon::testing_support {
-namespace launch_stop_test {
+namespace echelon::testing_support::launch_stop_test {
 
 using testing::HasSubstr;
 using testing::StartsWith;
@@ -300,5 +299,4 @@ TEST(Orphans, NoneWhenTheRankIsKilledAboveAWrapper) {
   EXPECT_TRUE(job.living().empty());
 }
 
-}  // namespace launch_stop_test
-}  // namespace echelon::testing_support
+}  // namespace echelon::testing_support::launch_stop_test

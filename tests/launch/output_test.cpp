@@ -8,8 +8,7 @@
 #include <string>
 #include <vector>
 
-namespace echelon::launch {
-namespace output_test {
+namespace echelon::launch::output_test {
 
 using std::chrono::milliseconds;
 using testing::ElementsAre;
@@ -133,5 +132,4 @@ TEST(Screen, AReaderThatIsGoneIsNoticed) {
   close(ends[1]);
 }
 
-}  // namespace output_test
-}  // namespace echelon::launch
+}  // namespace echelon::launch::output_test

@@ -3,8 +3,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
-namespace echelon::launch {
-namespace policy_test {
+namespace echelon::launch::policy_test {
 
 using std::chrono::milliseconds;
 using Orders = Policy::Orders;
@@ -107,5 +106,4 @@ TEST(Policy, FailureOnAnotherHostAfterCtrlCLimitsTheWait) {
   EXPECT_EQ(policy.on_time(at(5010)), Orders{SIGKILL});
 }
 
-}  // namespace policy_test
-}  // namespace echelon::launch
+}  // namespace echelon::launch::policy_test

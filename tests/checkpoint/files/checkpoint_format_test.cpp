@@ -12,8 +12,7 @@
 #include "tests/support/python.h"
 #include "tests/support/temp_folder.h"
 
-namespace echelon {
-namespace checkpoint_format_test {
+namespace echelon::checkpoint_format_test {
 
 /// The indented block of the document that begins with this line.
 std::string block_of_document(const std::string& first_line) {
@@ -157,5 +156,4 @@ for i, key in enumerate(["half", "words", "words/step", "words#1"]):
       "words#1 torch.int32 [40, 30] True\n");
 }
 
-}  // namespace checkpoint_format_test
-}  // namespace echelon
+}  // namespace echelon::checkpoint_format_test

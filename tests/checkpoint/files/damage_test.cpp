@@ -32,8 +32,7 @@ extern "C" ssize_t pread(int file, void* to, size_t bytes, off_t offset) {
   return ::syscall(SYS_pread64, file, to, bytes, offset);
 }
 
-namespace echelon {
-namespace damage_test {
+namespace echelon::damage_test {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -331,5 +330,4 @@ TEST_F(Damaged, HeaderThatContradictsTheManifest) {
       HasSubstr("has the key \"last\", which the manifest does not name"));
 }
 
-}  // namespace damage_test
-}  // namespace echelon
+}  // namespace echelon::damage_test

@@ -10,8 +10,7 @@
 #include "tests/support/error_text.h"
 #include "tests/support/temp_folder.h"
 
-namespace echelon {
-namespace diff_test {
+namespace echelon::diff_test {
 
 namespace fs = std::filesystem;
 using testing::ElementsAre;
@@ -205,5 +204,4 @@ TEST_F(Diff, NamesDamage) {
       HasSubstr(file.string()));
 }
 
-}  // namespace diff_test
-}  // namespace echelon
+}  // namespace echelon::diff_test

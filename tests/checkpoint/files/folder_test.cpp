@@ -13,8 +13,7 @@
 #include "tests/support/error_text.h"
 #include "tests/support/temp_folder.h"
 
-namespace echelon {
-namespace folder_test {
+namespace echelon::folder_test {
 
 namespace fs = std::filesystem;
 using testing::ElementsAre;
@@ -398,5 +397,4 @@ TEST_F(Folder, ADamagedCheckpointIsSetAside) {
   EXPECT_THAT(steps(find_checkpoints(folder_)), ElementsAre(100));
 }
 
-}  // namespace folder_test
-}  // namespace echelon
+}  // namespace echelon::folder_test

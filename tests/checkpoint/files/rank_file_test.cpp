@@ -32,8 +32,7 @@ extern "C" int fsync(int file) {
   return static_cast<int>(::syscall(SYS_fsync, file));
 }
 
-namespace echelon {
-namespace rank_file_test {
+namespace echelon::rank_file_test {
 
 using testing::HasSubstr;
 
@@ -293,5 +292,4 @@ TEST_F(RankFileErrors, NoPermission) {
   EXPECT_EQ(status, 0);
 }
 
-}  // namespace rank_file_test
-}  // namespace echelon
+}  // namespace echelon::rank_file_test

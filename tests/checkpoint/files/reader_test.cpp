@@ -10,8 +10,7 @@
 #include "tests/support/error_text.h"
 #include "tests/support/temp_folder.h"
 
-namespace echelon {
-namespace reader_test {
+namespace echelon::reader_test {
 
 using testing::HasSubstr;
 
@@ -339,5 +338,4 @@ TEST_F(ReaderTest, RefusesWhatIsNoCheckpoint) {
       HasSubstr("manifest.json cannot be read: Is a directory"));
 }
 
-}  // namespace reader_test
-}  // namespace echelon
+}  // namespace echelon::reader_test

@@ -18,8 +18,7 @@
 #include "tests/support/places.h"
 #include "tests/support/temp_folder.h"
 
-namespace echelon {
-namespace save_crash_test {
+namespace echelon::save_crash_test {
 
 namespace fs = std::filesystem;
 using testing::AnyOf;
@@ -409,5 +408,4 @@ TEST(LargeSave, IsCompleteInMemory) {
   EXPECT_THAT(verify_checkpoint(places[0].path.string()), IsEmpty());
 }
 
-}  // namespace save_crash_test
-}  // namespace echelon
+}  // namespace echelon::save_crash_test

@@ -14,8 +14,7 @@
 #include "echelon/error.h"
 #include "tests/support/error_text.h"
 
-namespace echelon {
-namespace box_test {
+namespace echelon::box_test {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -453,5 +452,4 @@ TEST(Box, SlicesOutsideAreNamed) {
       "a tensor cannot have the shape [9223372036854775807, 2]");
 }
 
-}  // namespace box_test
-}  // namespace echelon
+}  // namespace echelon::box_test

@@ -13,8 +13,7 @@
 #include "echelon/error.h"
 #include "tests/support/error_text.h"
 
-namespace echelon {
-namespace content_hash_test {
+namespace echelon::content_hash_test {
 
 using testing::HasSubstr;
 using Shape = std::vector<int64_t>;
@@ -169,5 +168,4 @@ TEST(ContentHash, OtherWidthsAreRefused) {
       HasSubstr("elements of 16 bytes"));
 }
 
-}  // namespace content_hash_test
-}  // namespace echelon
+}  // namespace echelon::content_hash_test

@@ -14,8 +14,7 @@
 #include "echelon/error.h"
 #include "tests/support/error_text.h"
 
-namespace echelon {
-namespace float_convert_test {
+namespace echelon::float_convert_test {
 
 template <class To, class From>
 std::vector<To> convert(
@@ -182,5 +181,4 @@ TEST(FloatConvert, KnowsItsDtypes) {
       testing::HasSubstr("dtype I64 is no floating-point one"));
 }
 
-}  // namespace float_convert_test
-}  // namespace echelon
+}  // namespace echelon::float_convert_test

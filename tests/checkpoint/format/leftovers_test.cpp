@@ -11,8 +11,7 @@
 
 #include "tests/support/temp_folder.h"
 
-namespace echelon {
-namespace leftovers_test {
+namespace echelon::leftovers_test {
 
 using testing::UnorderedElementsAre;
 
@@ -86,5 +85,4 @@ TEST(Leftovers, NoFolderIsNoError) {
   remove_leftovers("out.part-");
 }
 
-}  // namespace leftovers_test
-}  // namespace echelon
+}  // namespace echelon::leftovers_test

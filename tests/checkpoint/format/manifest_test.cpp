@@ -12,8 +12,7 @@
 #include "echelon/error.h"
 #include "tests/support/error_text.h"
 
-namespace echelon {
-namespace manifest_test {
+namespace echelon::manifest_test {
 
 using testing::AllOf;
 using testing::ElementsAre;
@@ -451,5 +450,4 @@ TEST(Manifest, ManySlicesAreFast) {
   EXPECT_EQ(parse_manifest(to_json(manifest), "m"), manifest);
 }
 
-}  // namespace manifest_test
-}  // namespace echelon
+}  // namespace echelon::manifest_test

@@ -14,8 +14,7 @@
 #include "tests/support/error_text.h"
 #include "tests/support/temp_folder.h"
 
-namespace echelon::safetensors {
-namespace safetensors_test {
+namespace echelon::safetensors::safetensors_test {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -319,5 +318,4 @@ TEST(SafetensorsFile, FailedWriteLeavesNothing) {
   EXPECT_EQ(status, 0);
 }
 
-}  // namespace safetensors_test
-}  // namespace echelon::safetensors
+}  // namespace echelon::safetensors::safetensors_test

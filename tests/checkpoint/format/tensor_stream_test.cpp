@@ -11,8 +11,7 @@
 #include "tests/support/error_text.h"
 #include "tests/support/temp_folder.h"
 
-namespace echelon {
-namespace tensor_stream_test {
+namespace echelon::tensor_stream_test {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -122,5 +121,4 @@ TEST(TensorStream, RefusesWhatDoesNotFitAndLeavesNothing) {
   EXPECT_EQ(std::distance(begin(files), end(files)), 1);
 }
 
-}  // namespace tensor_stream_test
-}  // namespace echelon
+}  // namespace echelon::tensor_stream_test

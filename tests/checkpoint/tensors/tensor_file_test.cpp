@@ -8,8 +8,7 @@
 #include "tests/support/python.h"
 #include "tests/support/temp_folder.h"
 
-namespace echelon {
-namespace tensor_file_test {
+namespace echelon::tensor_file_test {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -161,5 +160,4 @@ save_file(t, sys.argv[1], metadata={"k": "v"})
   EXPECT_EQ(load_tensors(path_, {"odd"})[0].numel(), 3);
 }
 
-}  // namespace tensor_file_test
-}  // namespace echelon
+}  // namespace echelon::tensor_file_test

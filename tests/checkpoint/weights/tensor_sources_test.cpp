@@ -10,8 +10,7 @@
 #include "tests/support/error_text.h"
 #include "tests/support/temp_folder.h"
 
-namespace echelon {
-namespace tensor_sources_test {
+namespace echelon::tensor_sources_test {
 
 using testing::AllOf;
 using testing::HasSubstr;
@@ -232,5 +231,4 @@ TEST(WeightsFile, IsTheSameWhateverTheMemory) {
       HasSubstr("has no parameter or buffer \"d\""));
 }
 
-}  // namespace tensor_sources_test
-}  // namespace echelon
+}  // namespace echelon::tensor_sources_test

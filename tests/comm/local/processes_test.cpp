@@ -24,8 +24,7 @@
 #include "tests/comm/local/cases.h"
 #include "tests/support/process.h"
 
-namespace echelon::local {
-namespace processes_test {
+namespace echelon::local::processes_test {
 
 using namespace std::chrono_literals;
 using Tensors = std::vector<at::Tensor>;
@@ -446,5 +445,4 @@ TEST(Processes, JoiningNamesMissingRanks) {
   }
 }
 
-}  // namespace processes_test
-}  // namespace echelon::local
+}  // namespace echelon::local::processes_test

@@ -10,8 +10,7 @@
 #include "tests/comm/local/cases.h"
 #include "tests/comm/shared_memory/thread_ranks.h"
 
-namespace echelon::local {
-namespace threads_test {
+namespace echelon::local::threads_test {
 
 using namespace std::chrono_literals;
 using Tensors = std::vector<at::Tensor>;
@@ -148,5 +147,4 @@ TEST(ThreadsGroup, DtypesAndReductionsThatItDoesNotHaveAreRefused) {
   });
 }
 
-}  // namespace threads_test
-}  // namespace echelon::local
+}  // namespace echelon::local::threads_test

@@ -12,8 +12,7 @@
 #include "echelon/error.h"
 #include "tests/support/error_text.h"
 
-namespace echelon {
-namespace nccl_backend_test {
+namespace echelon::nccl_backend_test {
 
 using std::chrono::seconds;
 using testing::HasSubstr;
@@ -37,5 +36,4 @@ TEST(WithoutGpu, EveryCallSaysWhyAndWhatToUse) {
   }
 }
 
-}  // namespace nccl_backend_test
-}  // namespace echelon
+}  // namespace echelon::nccl_backend_test

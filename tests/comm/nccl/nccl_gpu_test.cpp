@@ -13,8 +13,7 @@
 #include "echelon/error.h"
 #include "tests/support/error_text.h"
 
-namespace echelon {
-namespace nccl_gpu_test {
+namespace echelon::nccl_gpu_test {
 
 using std::chrono::seconds;
 using testing::HasSubstr;
@@ -58,5 +57,4 @@ TEST_F(Gpu, OneRankCommunicatesAlone) {
   EXPECT_TRUE(tensors[0].cpu().equal(torch::arange(5)));
 }
 
-}  // namespace nccl_gpu_test
-}  // namespace echelon
+}  // namespace echelon::nccl_gpu_test

@@ -11,8 +11,7 @@
 #include "echelon/comm/nccl/nccl_plugin.h"
 #include "tests/support/places.h"
 
-namespace echelon {
-namespace nccl_library_test {
+namespace echelon::nccl_library_test {
 
 namespace fs = std::filesystem;
 
@@ -75,5 +74,4 @@ TEST(NcclLibrary, LoadsWhereAllCudaLibrariesAre) {
   EXPECT_GE(entry()->device_count(), 0);
 }
 
-}  // namespace nccl_library_test
-}  // namespace echelon
+}  // namespace echelon::nccl_library_test

@@ -15,8 +15,7 @@
 #include "echelon/comm/shared_memory/failure.h"
 #include "tests/comm/shared_memory/thread_ranks.h"
 
-namespace echelon::local {
-namespace core_test {
+namespace echelon::local::core_test {
 
 using namespace std::chrono_literals;
 using CommunicatorPtr = std::shared_ptr<Communicator>;
@@ -437,5 +436,4 @@ TEST(CoreArguments, AreCheckedOnThisRankAlone) {
   EXPECT_THROW(host->read_status(2), ConfigError);
 }
 
-}  // namespace core_test
-}  // namespace echelon::local
+}  // namespace echelon::local::core_test

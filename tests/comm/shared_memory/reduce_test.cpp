@@ -8,8 +8,7 @@
 #include <string>
 #include <vector>
 
-namespace echelon::local {
-namespace reduce_test {
+namespace echelon::local::reduce_test {
 
 struct Kernels {
   const char* name;
@@ -179,5 +178,4 @@ TEST(Reduce, NanWins) {
   }
 }
 
-}  // namespace reduce_test
-}  // namespace echelon::local
+}  // namespace echelon::local::reduce_test

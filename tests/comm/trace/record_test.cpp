@@ -5,8 +5,7 @@
 
 #include "echelon/comm/trace/status_board.h"
 
-namespace echelon {
-namespace record_test {
+namespace echelon::record_test {
 
 using testing::HasSubstr;
 using testing::Not;
@@ -130,5 +129,4 @@ TEST(Status, SurvivesItsBytesAndLongNames) {
   EXPECT_FALSE(status_from_bytes("short").has_value());
 }
 
-}  // namespace record_test
-}  // namespace echelon
+}  // namespace echelon::record_test

@@ -14,8 +14,7 @@
 #include "tests/support/error_text.h"
 #include "tests/support/temp_folder.h"
 
-namespace echelon {
-namespace image_test {
+namespace echelon::image_test {
 
 using testing::AllOf;
 using testing::ElementsAre;
@@ -329,5 +328,4 @@ TEST(RandomPlan, StaysInTheImageAndTheRanges) {
   EXPECT_EQ(random_plan({1, 1}, 224, false, 5, 1, 0).right, 1);
 }
 
-}  // namespace image_test
-}  // namespace echelon
+}  // namespace echelon::image_test

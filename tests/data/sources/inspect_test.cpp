@@ -15,8 +15,7 @@
 #include "tests/support/error_text.h"
 #include "tests/support/temp_folder.h"
 
-namespace echelon {
-namespace inspect_test {
+namespace echelon::inspect_test {
 
 namespace fs = std::filesystem;
 using testing::AllOf;
@@ -268,5 +267,4 @@ TEST_F(InspectImages, SeparateHoldoutUsesTheSameClasses) {
       data_error(with_holdout), HasAll("val/cow", "no class of that name"));
 }
 
-}  // namespace inspect_test
-}  // namespace echelon
+}  // namespace echelon::inspect_test

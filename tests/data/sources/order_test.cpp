@@ -10,8 +10,7 @@
 #include "echelon/data/sources/random.h"
 #include "tests/support/error_text.h"
 
-namespace echelon {
-namespace order_test {
+namespace echelon::order_test {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -192,5 +191,4 @@ TEST(Blend, ASourceContinuesInTheNextEpoch) {
       blend_order(sources, std::vector<int64_t>{500, 1}, 4, 0, true));
 }
 
-}  // namespace order_test
-}  // namespace echelon
+}  // namespace echelon::order_test

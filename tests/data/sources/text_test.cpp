@@ -15,8 +15,7 @@
 #include "tests/support/error_text.h"
 #include "tests/support/temp_folder.h"
 
-namespace echelon {
-namespace text_test {
+namespace echelon::text_test {
 
 namespace fs = std::filesystem;
 using testing::ElementsAre;
@@ -386,5 +385,4 @@ TEST(Utf8, FindsIncompleteCharacters) {
   EXPECT_EQ(whole_characters("\xed\xa0"), 2) << "never a character";
 }
 
-}  // namespace text_test
-}  // namespace echelon
+}  // namespace echelon::text_test

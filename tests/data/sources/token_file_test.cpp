@@ -11,8 +11,7 @@
 #include "tests/support/error_text.h"
 #include "tests/support/temp_folder.h"
 
-namespace echelon {
-namespace token_file_test {
+namespace echelon::token_file_test {
 
 using testing::AllOf;
 using testing::ElementsAre;
@@ -195,5 +194,4 @@ TEST(TokenWriter, WritesAPairThatReadsBack) {
   EXPECT_EQ(files, 2);
 }
 
-}  // namespace token_file_test
-}  // namespace echelon
+}  // namespace echelon::token_file_test

@@ -14,8 +14,7 @@
 #include "tests/support/python.h"
 #include "tests/support/temp_folder.h"
 
-namespace echelon {
-namespace tokenizer_pytorch_test {
+namespace echelon::tokenizer_pytorch_test {
 
 std::vector<std::string> records(const std::string& path, size_t width) {
   const std::string bytes = read_file(path);
@@ -174,5 +173,4 @@ TEST_F(Reference, Speed) {
   }
 }
 
-}  // namespace tokenizer_pytorch_test
-}  // namespace echelon
+}  // namespace echelon::tokenizer_pytorch_test

@@ -10,8 +10,7 @@
 #include "tests/support/error_text.h"
 #include "tests/support/temp_folder.h"
 
-namespace echelon {
-namespace tokenizer_test {
+namespace echelon::tokenizer_test {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -344,5 +343,4 @@ TEST(Regex, FollowsTheDialectOfRuby) {
       HasSubstr("here: the pattern a{1,2}+ has }+"));
 }
 
-}  // namespace tokenizer_test
-}  // namespace echelon
+}  // namespace echelon::tokenizer_test
