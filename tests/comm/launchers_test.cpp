@@ -89,9 +89,7 @@ TEST(Mpirun, StartsRanksOnTwoHosts) {
   const testing_support::TwoHosts hosts;
   if (!hosts.reason().empty()) GTEST_SKIP() << hosts.reason();
   std::string enter = "#!/bin/sh\nshift\nexec";
-  for (const auto& word : hosts.on(1, {"sh", "-c"})) {
-    enter += " '" + word + "'";
-  }
+  for (const auto& word : hosts.on(1, {"sh", "-c"})) enter += " '" + word + "'";
   const testing_support::TempFolder folder;
   const auto agent = folder.script("agent", enter + " \"$*\"\n");
   const auto mpirun = hosts.on(

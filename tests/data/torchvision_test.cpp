@@ -92,9 +92,7 @@ TEST_F(Torchvision, ResizeAndCentreCrop) {
   const Batch ours = data_->get(all_, {.training = false});
   ASSERT_EQ(ours.inputs.sizes(), theirs[0].sizes());
   EXPECT_TRUE(torch::equal(ours.targets, theirs[1]));
-  for (const int64_t i : all_) {
-    expect_close(ours.inputs[i], theirs[0][i], i);
-  }
+  for (const int64_t i : all_) expect_close(ours.inputs[i], theirs[0][i], i);
   EXPECT_EQ(num_exact_, data_->size() - 5);
   std::cout << "reduced JPEGs differ by " << mean_reduced_
             << " steps in the mean, " << largest_reduced_ << " at most\n";
@@ -119,9 +117,7 @@ TEST_F(Torchvision, RandomResizedCropAndFlip) {
   }
   const auto theirs = reference(arguments);
   const Batch ours = data_->get(all_, context);
-  for (const int64_t i : all_) {
-    expect_close(ours.inputs[i], theirs[0][i], i);
-  }
+  for (const int64_t i : all_) expect_close(ours.inputs[i], theirs[0][i], i);
   EXPECT_GT(num_exact_, data_->size() / 2);
   std::cout << num_exact_ << " of " << data_->size() << " equal to the bit\n";
 }

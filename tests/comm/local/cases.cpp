@@ -93,17 +93,13 @@ std::vector<int64_t> counts(int64_t element_size, int size) {
     }
   }
   counts.push_back((1 << 20) / element_size + 5);
-  if (element_size > 1) {
-    counts.push_back((3 << 20) / element_size - 3);
-  }
+  if (element_size > 1) counts.push_back((3 << 20) / element_size - 3);
   return counts;
 }
 
 Tensors inputs_of(int size, int64_t count, at::ScalarType dtype) {
   Tensors inputs;
-  for (int r = 0; r < size; ++r) {
-    inputs.push_back(values(count, dtype, r));
-  }
+  for (int r = 0; r < size; ++r) inputs.push_back(values(count, dtype, r));
   return inputs;
 }
 
@@ -138,9 +134,7 @@ void reduce_all(
 
   // Slice j of rank r's input is values of rank r + j.
   Tensors rows;
-  for (int j = 0; j < size; ++j) {
-    rows.push_back(values(count, dtype, rank + j));
-  }
+  for (int j = 0; j < size; ++j) rows.push_back(values(count, dtype, rank + j));
   auto input = at::cat(rows);
   auto output = at::empty({count}, input.options());
   c10d::ReduceScatterOptions scatter;
@@ -158,9 +152,7 @@ void reductions(Backend& b) {
     for (const auto op :
          {c10d::ReduceOp::SUM, c10d::ReduceOp::AVG, c10d::ReduceOp::MIN,
           c10d::ReduceOp::MAX}) {
-      if (dtype == at::kBool && op == c10d::ReduceOp::AVG) {
-        continue;
-      }
+      if (dtype == at::kBool && op == c10d::ReduceOp::AVG) continue;
       const bool thorough = op == c10d::ReduceOp::SUM;
       for (const auto count : thorough
                                   ? counts(at::elementSize(dtype), b.getSize())
@@ -207,9 +199,7 @@ void move_all(Backend& b, at::ScalarType dtype, int64_t count) {
   }
   c10d::ScatterOptions scatter;
   scatter.rootRank = root;
-  if (rank == root) {
-    lists[0] = inputs;
-  }
+  if (rank == root) lists[0] = inputs;
   one = {at::empty({count}, options)};
   wait(b.scatter(one, lists, scatter));
   REQUIRE(at::equal(one[0], inputs[rank]), "scatter ", where);
@@ -339,9 +329,7 @@ void messages(Backend& b) {
       works.push_back(work);
     }
   }
-  for (const auto& work : works) {
-    wait(work);
-  }
+  for (const auto& work : works) wait(work);
   for (int tag = 0; tag < 20; ++tag) {
     REQUIRE(
         at::equal(in[tag][0], values(count(tag), at::kFloat, previous + tag)),
@@ -446,9 +434,7 @@ void mismatches(Backend& b) {
   // The last rank expects one row more from rank 0 than that sends.
   std::vector<int64_t> in(size, 2);
   std::vector<int64_t> out(size, 2);
-  if (odd) {
-    out[0] = 3;
-  }
+  if (odd) out[0] = 3;
   auto sent = at::ones({2 * size});
   auto received = at::empty({odd ? 2 * size + 1 : 2 * size});
   expect_mismatch(b, {"all_to_all", "receives 3,2"}, [&] {

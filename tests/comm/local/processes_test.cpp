@@ -143,24 +143,18 @@ void leaves_early(Me& me) {
   const auto t = at::ones({4});
   sum(me.world, t);
   me.say("running");
-  if (me.rank == 1) {
-    return;
-  }
+  if (me.rank == 1) return;
   attempt(me, [&] { sum(me.world, t); });
   // Stays until the other one has its error too.
   me.host->publish_status("told");
-  while (me.host->read_status(2 - me.rank) != "told") {
-    std::this_thread::yield();
-  }
+  while (me.host->read_status(2 - me.rank) != "told") std::this_thread::yield();
 }
 
 void groups_come_and_go(Me& me) {
   for (int i = 0; i < 200; ++i) {
     // Halves at the same time, then all; the same names again and again.
     std::vector<int> half;
-    for (int r = me.rank % 2; r < me.size; r += 2) {
-      half.push_back(r);
-    }
+    for (int r = me.rank % 2; r < me.size; r += 2) half.push_back(r);
     auto mine = make_backend(me.host, half, "half", 60s);
     const auto t = at::ones({i % 3 == 0 ? 100000 : 10});
     sum(mine, t);

@@ -16,9 +16,7 @@ namespace echelon::nccl_library_test {
 namespace fs = std::filesystem;
 
 fs::path cache_folder() {
-  if (const char* cache = std::getenv("ECHELON_CACHE")) {
-    return cache;
-  }
+  if (const char* cache = std::getenv("ECHELON_CACHE")) return cache;
   if (const char* cache = std::getenv("XDG_CACHE_HOME")) {
     return fs::path(cache) / "echelon";
   }
@@ -30,14 +28,10 @@ fs::path cache_folder() {
 std::map<std::string, fs::path> cuda_libraries() {
   std::map<std::string, fs::path> found;
   const auto lib = cache_folder() / "pytorch-2.11.0" / "lib";
-  if (!fs::exists(lib)) {
-    return found;
-  }
+  if (!fs::exists(lib)) return found;
   for (const auto& python : fs::directory_iterator(lib)) {
     const auto nvidia = python.path() / "site-packages" / "nvidia";
-    if (!fs::exists(nvidia)) {
-      continue;
-    }
+    if (!fs::exists(nvidia)) continue;
     for (const auto& entry : fs::recursive_directory_iterator(nvidia)) {
       found.emplace(entry.path().filename(), entry.path());
     }

@@ -26,9 +26,7 @@ using testing::thrown_by;
 
 void wait(const OperationPtr& operation) {
   operation->wait();
-  if (operation->error() != nullptr) {
-    std::rethrow_exception(operation->error());
-  }
+  if (operation->error() != nullptr) std::rethrow_exception(operation->error());
 }
 
 Shape floats(uint64_t count) {
@@ -69,9 +67,7 @@ TEST_P(Core, Collectives) {
       }
       wait(group->reduce_scatter(
           slices, mine.data(), floats(n), Reduction::avg, {}));
-      for (const float v : mine) {
-        require(v == rank, "reduce_scatter" + where);
-      }
+      for (const float v : mine) require(v == rank, "reduce_scatter" + where);
       std::vector<float> theirs(n * size, -1);
       std::vector<Piece> receives;
       for (int j = 0; j < size; ++j) {
@@ -117,9 +113,7 @@ TEST_P(Core, Messages) {
         operations.push_back(
             group->receive(in[tag].data(), floats(n), previous, tag, {}));
       }
-      for (const auto& operation : operations) {
-        wait(operation);
-      }
+      for (const auto& operation : operations) wait(operation);
       for (int tag = 0; tag < 5; ++tag) {
         for (const float v : in[tag]) {
           require(v == previous * 10 + tag, "message");
@@ -180,12 +174,8 @@ TEST(CoreOrder, SeveralThreadsOfOneRankWait) {
         }
       });
     }
-    for (auto& thread : threads) {
-      thread.join();
-    }
-    for (const auto& d : data) {
-      require(d[29999] == 3, "sum");
-    }
+    for (auto& thread : threads) thread.join();
+    for (const auto& d : data) require(d[29999] == 3, "sum");
   });
 }
 
@@ -206,13 +196,9 @@ TEST(CoreFailure, AbortEndsEverythingAtOnce) {
       EXPECT_THROW(wait(group->barrier({})), Aborted);
     });
   }
-  while (pending < 2) {
-    std::this_thread::yield();
-  }
+  while (pending < 2) std::this_thread::yield();
   hub->abort("rank 2 ended with: disk full");
-  for (auto& thread : threads) {
-    thread.join();
-  }
+  for (auto& thread : threads) thread.join();
   for (int rank = 0; rank < 2; ++rank) {
     EXPECT_THAT(
         errors[rank], HasSubstr("all_reduce #0 of group world: rank 2 ended"));
@@ -267,9 +253,7 @@ TEST(CoreFailure, AMemberThatLeftIsNamed) {
   run_threads(2, [](std::shared_ptr<Host> host) {
     auto group = group_of(host, "world");
     wait(group->barrier({}));
-    if (host->rank() == 1) {
-      return;
-    }
+    if (host->rank() == 1) return;
     const auto error = thrown_by<PeerLost>([&] { wait(group->barrier({})); });
     EXPECT_EQ(error.missing(), std::vector<int>{1});
   });
@@ -307,9 +291,7 @@ TEST(CoreGroups, ComeAndGoWithoutLeaks) {
       }
     });
   }
-  for (auto& thread : threads) {
-    thread.join();
-  }
+  for (auto& thread : threads) thread.join();
   EXPECT_EQ(first, last);
 }
 
@@ -322,9 +304,7 @@ TEST(CoreWaiting, CostsLittleTime) {
     auto group = group_of(host, "world");
     wait(group->barrier({}));
     if (host->rank() == 0) {
-      while (waiting < 7) {
-        std::this_thread::yield();
-      }
+      while (waiting < 7) std::this_thread::yield();
       clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &before);
       std::this_thread::sleep_for(1s);  // what is measured
       clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &after);

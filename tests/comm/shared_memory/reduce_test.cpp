@@ -35,9 +35,7 @@ T plain(const std::vector<std::vector<T>>& in, size_t i, Reduction op) {
             : op == Reduction::max ? std::max(value, other)
                                    : static_cast<A>(value + other);
   }
-  if (op == Reduction::avg) {
-    value /= static_cast<A>(in.size());
-  }
+  if (op == Reduction::avg) value /= static_cast<A>(in.size());
   return static_cast<T>(value);
 }
 

@@ -32,9 +32,7 @@ run_threads(int size, const std::function<void(std::shared_ptr<Host>)>& body) {
       }
     });
   }
-  for (auto& thread : threads) {
-    thread.join();
-  }
+  for (auto& thread : threads) thread.join();
   for (int rank = 0; rank < size; ++rank) {
     EXPECT_EQ(errors[rank], "") << "rank " << rank;
   }
@@ -42,9 +40,7 @@ run_threads(int size, const std::function<void(std::shared_ptr<Host>)>& body) {
 
 /// For checks on the ranks' threads.
 inline void require(bool condition, const std::string& what) {
-  if (!condition) {
-    throw std::runtime_error("wrong: " + what);
-  }
+  if (!condition) throw std::runtime_error("wrong: " + what);
 }
 
 /// The error that `call` throws, which must be an ErrorType.
