@@ -102,8 +102,7 @@ TEST_F(CommandLine, HelpStartsWithExamples) {
     const auto outcome = run(command + " --help");
     EXPECT_EQ(outcome.exit_code, 0) << command;
     EXPECT_THAT(outcome.out, StartsWith("Examples\n  ")) << command;
-    EXPECT_THAT(outcome.out, HasSubstr("echelon " + command)) << command;
-    EXPECT_THAT(outcome.out, HasSubstr("--help")) << command;
+    EXPECT_THAT(outcome.out, HasAll("echelon " + command, "--help")) << command;
     for (const auto& line : lines_of(outcome.out)) {
       EXPECT_LE(line.size(), 82u) << line;
     }

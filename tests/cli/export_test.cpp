@@ -192,10 +192,9 @@ TEST_F(Export, OutAndBackIsTheSameToTheLastBit) {
         {"export", path(name), out, "--format", "huggingface",
          "--max-shard-bytes", "20000"}));
     EXPECT_THAT(
-        exported,
-        AllOf(
-            HasSubstr(" shards of weights; "),
-            HasSubstr("parameters in float32, from " + checkpoint(name, 100))));
+        exported, HasAll(
+                      " shards of weights; ",
+                      "parameters in float32, from " + checkpoint(name, 100)));
     EXPECT_TRUE(fs::exists(out + "/model.safetensors.index.json"));
     expect_equal(out, tensors);
     const auto back = path(name + ".back");

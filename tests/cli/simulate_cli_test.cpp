@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tests/cli/typed.h"
+#include "tests/support/error_text.h"
 #include "tests/support/places.h"
 
 namespace echelon::simulate_cli_test {
@@ -216,9 +217,8 @@ TEST_F(SimulateCommand, PrintsTheShareOfUsefulTime) {
   const Outcome text =
       run(kSmall + "--hours 720 --mean-hours-between-failures 50");
   EXPECT_THAT(
-      text.out, AllOf(
-                    HasSubstr("720 hours of it, with failures"),
-                    HasSubstr("by formula"), HasSubstr("repeated")));
+      text.out,
+      HasAll("720 hours of it, with failures", "by formula", "repeated"));
   expect_to_fit_a_terminal(text.out + run(kSmall).out);
   refuses(kSmall + "--checkpoint-interval-seconds 5", HasSubstr("add --hours"));
 }
@@ -232,8 +232,7 @@ TEST_F(SimulateCommand, TakesAConfigurationOfTrain) {
       text, AllOf(
                 StartsWith("simple_cnn on h100-sxm:1x8, 4 of 8 devices\n"
                            "dp=4 · 1 microbatch of 16\n"),
-                HasSubstr("samples/s"), HasSubstr("fp32 peak"),
-                HasSubstr("waiting for dp_replicate")));
+                HasAll("samples/s", "fp32 peak", "waiting for dp_replicate")));
   refuses(configuration, HasSubstr("--cluster is missing"));
   refuses(
       configuration + "--cluster h100-sxm:1x8 --model gpt2",

@@ -15,6 +15,7 @@
 #include "echelon/checkpoint/files/reader.h"
 #include "echelon/error.h"
 #include "tests/checkpoint/files/small_save.h"
+#include "tests/support/error_text.h"
 #include "tests/support/places.h"
 #include "tests/support/temp_folder.h"
 
@@ -24,7 +25,6 @@ namespace fs = std::filesystem;
 using testing::AnyOf;
 using testing::Contains;
 using testing::ElementsAre;
-using testing::HasSubstr;
 using testing::IsEmpty;
 using testing::Not;
 
@@ -287,8 +287,7 @@ TEST_P(SaveError, AtAnyCallIsReportedAndLeavesNothing) {
       EXPECT_FALSE(kMustSucceed.contains(call.name));
     } else {
       ++told;
-      EXPECT_THAT(error_, HasSubstr(folder_.string()));
-      EXPECT_THAT(error_, HasSubstr(text));
+      EXPECT_THAT(error_, HasAll(folder_.string(), text));
       // Only a checkpoint that is being removed may be left.
       for (const auto& left : debris()) {
         EXPECT_EQ(left, ".step-00000050.removed");
@@ -347,8 +346,7 @@ class LargeSaveCrash : public SaveCrash {
   }
   // The error is reported, and the next save succeeds.
   void expect_told(const std::string& text) {
-    EXPECT_THAT(error_, HasSubstr(rank_file_));
-    EXPECT_THAT(error_, HasSubstr(text));
+    EXPECT_THAT(error_, HasAll(rank_file_, text));
     EXPECT_THAT(debris(), IsEmpty());
     EXPECT_EQ(whole_steps().front(), 100);
     save_next();

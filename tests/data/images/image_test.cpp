@@ -16,7 +16,6 @@
 
 namespace echelon::image_test {
 
-using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
@@ -141,7 +140,7 @@ TEST_F(ImageFile, RefusesWhatIsNoImage) {
   const auto open = [&](const std::string& name) {
     return error_text([&] { decoder_.open(folder_.path(name), kMaxPixels); });
   };
-  EXPECT_THAT(open("none"), AllOf(HasSubstr("/none"), HasSubstr("No such")));
+  EXPECT_THAT(open("none"), HasAll("/none", "No such"));
   folder_.make_folder("folder");
   EXPECT_THAT(open("folder"), HasSubstr("is not a file"));
   ASSERT_EQ(::mkfifo(folder_.path("pipe").c_str(), 0600), 0);
