@@ -131,15 +131,6 @@ Outcome echelon_command(std::vector<std::string> words) {
   return {code, command.out(), command.err()};
 }
 
-std::vector<std::string> names_in(const std::string& folder) {
-  std::vector<std::string> names;
-  for (const auto& entry : fs::directory_iterator(folder)) {
-    names.push_back(entry.path().filename().string());
-  }
-  std::ranges::sort(names);
-  return names;
-}
-
 class Export : public testing::Test {
  protected:
   // Makes a run with the checkpoint of one step; returns its tensors.

@@ -26,21 +26,20 @@ TEST(FindCause, NoRankFailed) {
 }
 
 TEST(FindCause, EarliestFailure) {
-  const auto cause = find_cause(
-      {end_of(0, exited(3), 20), end_of(1, exited(4), 10), end_of(2, 0, 5)});
-  ASSERT_TRUE(cause);
-  EXPECT_EQ(cause->rank, 1);
-  EXPECT_EQ(cause->exit_code, 4);
+  const auto cause = find_cause({end_of(0, exited(3), 20),
+                                 end_of(1, exited(4), 10), end_of(2, 0, 5)})
+                         .value();
+  EXPECT_EQ(cause.rank, 1);
+  EXPECT_EQ(cause.exit_code, 4);
 }
 
 TEST(FindCause, ALostPeerIsNotTheCause) {
   auto first = end_of(0, exited(1), 10, report_of("rank 1 is gone", true, 9));
   auto second = end_of(1, SIGKILL, 12);
-  const auto cause = find_cause({first, second});
-  ASSERT_TRUE(cause);
-  EXPECT_EQ(cause->rank, 1);
-  EXPECT_EQ(cause->exit_code, 137);
-  EXPECT_NE(cause->text.find("SIGKILL"), std::string::npos);
+  const auto cause = find_cause({first, second}).value();
+  EXPECT_EQ(cause.rank, 1);
+  EXPECT_EQ(cause.exit_code, 137);
+  EXPECT_NE(cause.text.find("SIGKILL"), std::string::npos);
 }
 
 // The launcher killed the rank after it had written its report: the report's
@@ -49,11 +48,10 @@ TEST(FindCause, AKilledRankEndsWithTheCodeOfItsReport) {
   auto first =
       end_of(0, SIGKILL, 12, report_of("batch 7 does not fit", false, 9), true);
   first.report->exit_code = 2;
-  const auto cause = find_cause({first, end_of(1, exited(1), 10)});
-  ASSERT_TRUE(cause);
-  EXPECT_EQ(cause->rank, 0);
-  EXPECT_EQ(cause->exit_code, 2);
-  EXPECT_EQ(cause->ending, "exit code 2");
+  const auto cause = find_cause({first, end_of(1, exited(1), 10)}).value();
+  EXPECT_EQ(cause.rank, 0);
+  EXPECT_EQ(cause.exit_code, 2);
+  EXPECT_EQ(cause.ending, "exit code 2");
   // Without an order the signal counts: memory ran out while it exited, say.
   first.told_to_end = false;
   EXPECT_EQ(find_cause({first})->exit_code, 137);
@@ -62,10 +60,9 @@ TEST(FindCause, AKilledRankEndsWithTheCodeOfItsReport) {
 TEST(FindCause, OnlyConsequencesShowTheEarliest) {
   auto first = end_of(0, exited(1), 12, report_of("later", true, 11));
   auto second = end_of(1, exited(1), 10, report_of("sooner", true, 9));
-  const auto cause = find_cause({first, second});
-  ASSERT_TRUE(cause);
-  EXPECT_EQ(cause->text, "sooner");
-  EXPECT_TRUE(cause->consequence);
+  const auto cause = find_cause({first, second}).value();
+  EXPECT_EQ(cause.text, "sooner");
+  EXPECT_TRUE(cause.consequence);
 }
 
 TEST(FindCause, AStoppedRankIsNotTheCause) {
