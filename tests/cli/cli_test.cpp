@@ -469,9 +469,7 @@ TEST_F(CommandLine, ImportsAndExportsHuggingFaceFolders) {
   EXPECT_THAT(
       missing.err, HasSubstr("is missing, but model.safetensors.index"));
   EXPECT_FALSE(fs::exists(path("other")));
-  for (const auto& entry : fs::directory_iterator(folder_.path())) {
-    EXPECT_THAT(entry.path().filename().string(), Not(HasSubstr(".part-")));
-  }
+  EXPECT_THAT(names_in(folder_.path()), Not(Contains(HasSubstr(".part-"))));
 }
 
 TEST_F(CommandLine, CompareNeedsRunsThatEnded) {

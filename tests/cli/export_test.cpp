@@ -114,14 +114,8 @@ void write_sharded_checkpoint(
   ranks[1].add(state, whole_box(state.shape));
   ranks[1].slices.back().kind = SavedKind::optimizer;
 
-  fs::create_directories(folder);
-  std::vector<RankPart> parts;
-  for (size_t rank = 0; rank < ranks.size(); ++rank) {
-    parts.push_back(write_rank_file(
-        folder, rank_file_name(static_cast<int64_t>(rank)),
-        ranks[rank].slices));
-  }
-  write_manifest_of(folder, parts, "fsdp=2,tp=2", config, step);
+  write_manifest_of(
+      folder, write_rank_files(folder, ranks), "fsdp=2,tp=2", config, step);
 }
 
 Outcome echelon_command(std::vector<std::string> words) {
@@ -330,9 +324,8 @@ TEST_F(Export, RefusesWhatIsNoCheckpointOrNoSuchModel) {
   EXPECT_THAT(
       refused({checkpoint("gpt", 1), path("a/b"), "--format", "huggingface"}),
       HasSubstr("make it first"));
-  for (const auto& name : names_in(folder_.path())) {
-    EXPECT_THAT(name, Not(HasSubstr(".part-")));
-  }
+  EXPECT_THAT(
+      names_in(folder_.path()), testing::Each(Not(HasSubstr(".part-"))));
 }
 
 TEST_F(Export, WhatIsNoHuggingFaceFolderIsSaidWithTheWayIn) {

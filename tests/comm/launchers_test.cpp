@@ -63,9 +63,7 @@ constexpr const char* kNoMpirun =
 class MpirunRanks : public testing::TestWithParam<int> {
  protected:
   void SetUp() override {
-    if (!is_installed("mpirun")) {
-      GTEST_SKIP() << kNoMpirun;
-    }
+    if (!is_installed("mpirun")) GTEST_SKIP() << kNoMpirun;
   }
   static Words mpirun(int size) {
     return {

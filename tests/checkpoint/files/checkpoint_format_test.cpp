@@ -64,9 +64,7 @@ CheckpointManifest write_example(const std::string& folder) {
       .config = "[train]\nsteps = 1000\n",
       .data = "digits: 1797 images",
       .metrics = {{"loss", 0.125}}};
-  add_parts(
-      manifest, {write_rank_file(folder, rank_file_name(0), ranks[0].slices),
-                 write_rank_file(folder, rank_file_name(1), ranks[1].slices)});
+  add_parts(manifest, write_rank_files(folder, ranks));
   write_manifest(folder, manifest);
   return manifest;
 }

@@ -219,14 +219,16 @@ class RankFileErrors : public testing::Test {
            error.find("are free in " + folder) != std::string::npos &&
            (!std::filesystem::exists(folder) || names_in(folder).empty());
   }
-  /// The same in a child with a file system of its own.
-  int fails_on_disk(
+  /// Expects the same in a child with a file system of its own.
+  void expect_failure_on_disk(
       const char* options, unsigned long flags, const std::string& text) {
     const std::string disk = folder_.make_folder("disk");
-    return in_child([&] {
+    const int status = in_child([&] {
       if (!mount_disk(disk, options, flags)) return 77;
       return fails(disk, text) ? 0 : 1;
     });
+    if (status == 77) GTEST_SKIP() << "mounting a small disk needs root";
+    EXPECT_EQ(status, 0);
   }
 
   TempFolder folder_;
@@ -239,15 +241,11 @@ TEST_F(RankFileErrors, NoSuchFolder) {
 }
 
 TEST_F(RankFileErrors, FullDisk) {
-  const int status = fails_on_disk("size=256k", 0, "No space left");
-  if (status == 77) GTEST_SKIP() << "mounting a small disk needs root";
-  EXPECT_EQ(status, 0);
+  expect_failure_on_disk("size=256k", 0, "No space left");
 }
 
 TEST_F(RankFileErrors, ReadOnlyDisk) {
-  const int status = fails_on_disk("", MS_RDONLY, "Read-only file system");
-  if (status == 77) GTEST_SKIP() << "mounting a small disk needs root";
-  EXPECT_EQ(status, 0);
+  expect_failure_on_disk("", MS_RDONLY, "Read-only file system");
 }
 
 TEST_F(RankFileErrors, WriteThatFails) {

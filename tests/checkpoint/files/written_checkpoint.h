@@ -140,8 +140,8 @@ struct RankSlices {
   }
 };
 
-/// Writes the ranks' files and the manifest of all; returns it.
-inline CheckpointManifest write_checkpoint(
+/// Writes the ranks' files, without a manifest.
+inline std::vector<RankPart> write_rank_files(
     const std::string& folder, const std::vector<RankSlices>& ranks) {
   std::filesystem::create_directories(folder);
   std::vector<RankPart> parts;
@@ -150,6 +150,13 @@ inline CheckpointManifest write_checkpoint(
         folder, rank_file_name(static_cast<int64_t>(rank)),
         ranks[rank].slices));
   }
+  return parts;
+}
+
+/// Writes the ranks' files and the manifest of all; returns it.
+inline CheckpointManifest write_checkpoint(
+    const std::string& folder, const std::vector<RankSlices>& ranks) {
+  const std::vector<RankPart> parts = write_rank_files(folder, ranks);
   CheckpointManifest manifest;
   manifest.step = 100;
   manifest.layout = "dp=" + std::to_string(ranks.size());

@@ -327,8 +327,7 @@ class Processes : public ::testing::TestWithParam<std::tuple<int, bool>> {};
 
 TEST_P(Processes, Values) {
   const auto [size, share] = GetParam();
-  Ranks ranks("all_values", size, share);
-  ranks.expect_done();
+  Ranks("all_values", size, share).expect_done();
 }
 INSTANTIATE_TEST_SUITE_P(
     Staged, Processes,
@@ -339,23 +338,19 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Combine(::testing::Values(2, 3, 4), ::testing::Values(true)));
 
 TEST(Processes, ShareTensorsInPlace) {
-  Ranks ranks("shares_in_place", 3, true);
-  ranks.expect_done();
+  Ranks("shares_in_place", 3, true).expect_done();
 }
 
 TEST(Processes, BlocksThatAreSharedAreReported) {
-  Ranks ranks("reports_blocks", 2, true);
-  ranks.expect_done();
+  Ranks("reports_blocks", 2, true).expect_done();
 }
 
 TEST(Processes, GroupsComeAndGo) {
-  Ranks ranks("groups_come_and_go", 4);
-  ranks.expect_done();
+  Ranks("groups_come_and_go", 4).expect_done();
 }
 
 TEST(Processes, Status) {
-  Ranks ranks("reads_status", 3);
-  ranks.expect_done();
+  Ranks("reads_status", 3).expect_done();
 }
 
 class Death : public ::testing::TestWithParam<bool> {};
