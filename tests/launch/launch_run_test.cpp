@@ -13,7 +13,6 @@ namespace echelon::testing_support::launch_run_test {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
-using testing::Not;
 using testing::StartsWith;
 
 /// The lines after the last that begins with "[".

@@ -26,7 +26,6 @@ using testing::AnyOf;
 using testing::Contains;
 using testing::ElementsAre;
 using testing::IsEmpty;
-using testing::Not;
 
 /// Number `count` of the calls of that name that a process makes.
 struct Call {

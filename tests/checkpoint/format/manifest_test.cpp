@@ -15,7 +15,6 @@
 namespace echelon::manifest_test {
 
 using testing::AllOf;
-using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::StartsWith;
 

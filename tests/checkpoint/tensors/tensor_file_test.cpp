@@ -10,7 +10,6 @@
 
 namespace echelon::tensor_file_test {
 
-using testing::ElementsAre;
 using testing::HasSubstr;
 
 std::vector<NamedTensor> every_dtype() {

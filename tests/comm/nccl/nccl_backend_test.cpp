@@ -23,9 +23,7 @@ c10::intrusive_ptr<c10d::Backend> make_alone(int device_index) {
 }
 
 TEST(WithoutGpu, EveryCallSaysWhyAndWhatToUse) {
-  if (cuda_device_count() > 0) {
-    GTEST_SKIP() << "this machine has a GPU";
-  }
+  if (cuda_device_count() > 0) GTEST_SKIP() << "this machine has a GPU";
   for (const auto& call : std::vector<std::function<void()>>{
            [] { make_alone(0); }, [] { set_cuda_device(0); },
            [] { synchronize_cuda_stream(); }, [] { load_cuda(); }}) {

@@ -26,9 +26,7 @@ c10::intrusive_ptr<c10d::Backend> make_alone(int device_index) {
 class Gpu : public testing::Test {
  protected:
   void SetUp() override {
-    if (cuda_device_count() == 0) {
-      GTEST_SKIP() << "this machine has no GPU";
-    }
+    if (cuda_device_count() == 0) GTEST_SKIP() << "this machine has no GPU";
     load_cuda();
   }
 };

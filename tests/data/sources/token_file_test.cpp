@@ -13,7 +13,6 @@
 
 namespace echelon::token_file_test {
 
-using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
