@@ -7,7 +7,6 @@
 
 #include "echelon/architecture/hugging_face_config.h"
 #include "echelon/architecture/weights_source.h"
-#include "echelon/error.h"
 #include "tests/support/error_text.h"
 #include "tests/support/temp_folder.h"
 
@@ -15,7 +14,6 @@ namespace echelon::hugging_face {
 namespace hugging_face_test {
 
 using nlohmann::json;
-using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::Pair;

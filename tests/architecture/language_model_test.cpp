@@ -6,7 +6,6 @@
 #include <cmath>
 #include <map>
 
-#include "echelon/error.h"
 #include "tests/support/error_text.h"
 
 namespace echelon {
@@ -16,9 +15,7 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 
 ModelOptions named(const std::string& name) {
-  ModelOptions options;
-  options.name = name;
-  return options;
+  return {.name = name};
 }
 
 ModelOptions small_gpt() {

@@ -17,9 +17,7 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 
 ModelOptions named(const std::string& name) {
-  ModelOptions options;
-  options.name = name;
-  return options;
+  return {.name = name};
 }
 
 std::string error_of(

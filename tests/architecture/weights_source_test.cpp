@@ -3,8 +3,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <cstring>
-
 #include "echelon/architecture/check_weights.h"
 #include "tests/checkpoint/files/small_save.h"
 #include "tests/support/error_text.h"
@@ -13,7 +11,6 @@
 namespace echelon {
 namespace weights_source_test {
 
-using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
@@ -121,18 +118,17 @@ TEST(WeightsSource, ADamagedCheckpointIsRefused) {
       error_text<CheckpointError>([&] {
         source.find("fc.weight")->read({0, 12}, values.data());
       }),
-      AllOf(
-          HasSubstr("rank-00001.safetensors: "), HasSubstr("it is damaged"),
-          HasSubstr("\"fc.weight\""),
-          HasSubstr("the one before it is " + folder.path("step-00000100"))));
+      HasAll(
+          "rank-00001.safetensors: ", "it is damaged", "\"fc.weight\"",
+          "the one before it is " + folder.path("step-00000100")));
   folder.write("step-00000200/rank-00001.safetensors", "");
   EXPECT_THAT(refused(folder.path()), HasSubstr("rank-00001.safetensors"));
   const TempFolder empty;
   EXPECT_THAT(
       refused(empty.path()),
-      AllOf(
-          HasSubstr("has no checkpoint"),
-          HasSubstr("a .safetensors file, a Hugging Face folder with")));
+      HasAll(
+          "has no checkpoint",
+          "a .safetensors file, a Hugging Face folder with"));
 }
 
 TEST(WeightsSource, NamesOfTheBaseModelGetItsPrefix) {
@@ -168,9 +164,9 @@ TEST(WeightsSource, ErrorsOfAFolderAreNamed) {
   std::filesystem::remove(folder.path("two.safetensors"));
   EXPECT_THAT(
       refused(folder.path()),
-      AllOf(
-          HasSubstr(folder.path("two.safetensors") + ": is missing, but"),
-          HasSubstr("says that it has \"b\"; copy or download all files")));
+      HasAll(
+          folder.path("two.safetensors") + ": is missing, but",
+          "says that it has \"b\"; copy or download all files"));
   write_floats(folder.path("two.safetensors"), {"b"});
   EXPECT_THAT(
       refused(folder.path()), HasSubstr("two.safetensors: has no \"c\", but"));

@@ -15,9 +15,6 @@
 namespace echelon {
 namespace layer_cost_test {
 
-using testing::AllOf;
-using testing::HasSubstr;
-
 TEST(BuildOnMeta, MakesNoMemory) {
   const LayerDefinition layer{
       "block", [] {
@@ -60,9 +57,7 @@ TEST(BuildOnMeta, NamesTheLayerThatNeedsData) {
                               }};
   EXPECT_THAT(
       error_text<ConfigError>([&] { build_on_meta(layer); }),
-      AllOf(
-          HasSubstr("layer \"table\" cannot be built without memory"),
-          HasSubstr("by pointer")));
+      HasAll("layer \"table\" cannot be built without memory", "by pointer"));
   EXPECT_TRUE(torch::ones({2}).is_cpu());
 }
 
@@ -338,15 +333,13 @@ TEST(LayerCost, NamesTheLayerThatDoesNotFit) {
   });
   EXPECT_THAT(
       refused(layers, {4, 10}),
-      AllOf(
-          HasSubstr("layer \"b\", which is given [4, 20] float32 by layer "
-                    "\"a\", cannot compute: operator aten::addmm: "),
-          HasSubstr("4x20 and 21x5")));
+      HasAll(
+          "layer \"b\", which is given [4, 20] float32 by layer "
+          "\"a\", cannot compute: operator aten::addmm: ",
+          "4x20 and 21x5"));
   EXPECT_THAT(
       refused(images, {2, 1, 8, 8}),
-      AllOf(
-          HasSubstr("given [2, 1, 8, 8] float32 by the batch"),
-          HasSubstr("channels")));
+      HasAll("given [2, 1, 8, 8] float32 by the batch", "channels"));
 }
 
 TEST(LayerCost, NamesTheOperatorThatNeedsData) {
@@ -356,15 +349,14 @@ TEST(LayerCost, NamesTheOperatorThatNeedsData) {
     return x * x.sum().item<double>();
   });
   EXPECT_THAT(
-      refused(some, {5, 2, 4}), AllOf(
-                                    HasSubstr("layer \"some\""),
-                                    HasSubstr("operator aten::histc has no "
-                                              "kernel"),
-                                    HasSubstr("register one")));
+      refused(some, {5, 2, 4}), HasAll(
+                                    "layer \"some\"",
+                                    "operator aten::histc has no "
+                                    "kernel",
+                                    "register one"));
   EXPECT_THAT(
-      refused(value, {5}), AllOf(
-                               HasSubstr("layer \"value\""),
-                               HasSubstr("aten::_local_scalar_dense")));
+      refused(value, {5}),
+      HasAll("layer \"value\"", "aten::_local_scalar_dense"));
 }
 
 // A linear layer, its activation and the linear layer after it.

@@ -262,9 +262,9 @@ TEST_F(JobTest, PrecisionThatContradicts) {
   };
   EXPECT_THAT(
       error("[model]\ndtype = \"float64\"\n[precision]\ncompute = \"fp16\"\n"),
-      testing::AllOf(
-          HasSubstr("job.toml:8:11: [precision] compute = \"fp16\": "),
-          HasSubstr("dtype = \"float64\"")));
+      HasAll(
+          "job.toml:8:11: [precision] compute = \"fp16\": ",
+          "dtype = \"float64\""));
   EXPECT_THAT(
       error("[model]\ndevices = [\"cpu\", \"cpu\"]\n[precision]\n"
             "compute = \"bf16\"\n"),
@@ -274,9 +274,7 @@ TEST_F(JobTest, PrecisionThatContradicts) {
           "compress = \"bf16\"\n[layout]\ndp = 2\n[precision]\n"
           "compute = \"bf16\"\n",
           2),
-      testing::AllOf(
-          HasSubstr(":5:12: [train] compress"),
-          HasSubstr("[precision] reduce")));
+      HasAll(":5:12: [train] compress", "[precision] reduce"));
   EXPECT_EQ(
       error("[precision]\ncompute = \"fp16\"\nreduce = \"bf16\"\n"),
       "no error");
@@ -375,9 +373,7 @@ TEST_F(JobTest, OneOfTheRunsOwnIsTheNewestOrRefused) {
   const std::string older = (run / "checkpoints/step-00000004").string();
   EXPECT_THAT(
       error_text([&] { check_run_folder(small("", {.resume = older})); }),
-      testing::AllOf(
-          HasSubstr("that of step 6, but resume = \"" + older),
-          HasSubstr("name another folder")));
+      HasAll("that of step 6, but resume = \"" + older, "name another folder"));
 }
 
 TEST_F(JobTest, OverwriteDoesNotRemoveWhatItResumes) {

@@ -1,13 +1,11 @@
 #include "echelon/memory/activation_storage.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <thread>
 #include <vector>
 
-#include "echelon/profiling/operator_scope.h"
 #include "tests/memory/live_bytes.h"
 #include "tests/support/parity.h"
 

@@ -9,12 +9,10 @@
 #include <cmath>
 #include <map>
 #include <mutex>
-#include <numeric>
 #include <string>
 #include <vector>
 
 #include "echelon/layers/network.h"
-#include "echelon/memory/activation_storage.h"
 #include "echelon/models/make_network.h"
 #include "echelon/parallel/data/sync_batch_norm.h"
 #include "tests/memory/live_bytes.h"
@@ -26,10 +24,7 @@
 namespace echelon {
 namespace layer_memory_test {
 
-using testing::AllOf;
 using testing::Each;
-using testing::HasSubstr;
-using torch::Tensor;
 
 constexpr int64_t kVocabulary = 23;
 constexpr int64_t kSequence = 8;
@@ -242,10 +237,9 @@ TEST(LayerMemory, TooSmallABudgetIsRefusedWithTheNeed) {
   options.activation_bytes = 23 << 20;
   EXPECT_THAT(
       error_text([&] { plan_recompute(options, costs, 3); }),
-      AllOf(
-          HasSubstr("activation_bytes=24117248 (23 MiB)"),
-          HasSubstr("3 microbatches"), HasSubstr("24 MiB"),
-          HasSubstr("offload")));
+      HasAll(
+          "activation_bytes=24117248 (23 MiB)", "3 microbatches", "24 MiB",
+          "offload"));
   options.activation_bytes = 24 << 20;
   EXPECT_THAT(plan_recompute(options, costs, 3), Each(Recompute::all));
   options.activation_bytes = 36 << 20;

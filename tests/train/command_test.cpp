@@ -10,13 +10,13 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
-#include <vector>
 
 #include "echelon/cluster/local_cluster.h"
 #include "echelon/text/text_file.h"
 #include "echelon/text/units.h"
 #include "echelon/timeline/chrome_trace.h"
 #include "echelon/timeline/metrics.h"
+#include "tests/support/error_text.h"
 #include "tests/support/measured_desk.h"
 #include "tests/support/process.h"
 #include "tests/support/two_hosts.h"
@@ -80,10 +80,9 @@ TEST(Precision, EndlessOverflowsEndTheRun) {
       set({"precision.compute=fp16", "precision.initial_loss_scale=1e30"}));
   EXPECT_EQ(job.wait(), 4);
   EXPECT_THAT(
-      job.err(),
-      AllOf(
-          HasSubstr("step 20: gradients overflowed in 20 steps in a row"),
-          HasSubstr("Set [precision] compute = \"bf16\"")));
+      job.err(), HasAll(
+                     "step 20: gradients overflowed in 20 steps in a row",
+                     "Set [precision] compute = \"bf16\""));
   const auto metrics = read_metrics(run + "/metrics.jsonl");
   ASSERT_EQ(metrics.steps.size(), 19u);
   EXPECT_EQ(metrics.steps.back().skipped_steps, 19);
@@ -236,10 +235,10 @@ TEST_P(ThreeDimensions, VerifiesAndTrains) {
 
   Command train(Words{kEchelon, "train"} + layout, cache);
   EXPECT_EQ(train.wait(), 0) << train.out() << train.err();
-  EXPECT_THAT(train.out(), HasSubstr("tokens/s"));
-  EXPECT_THAT(train.out(), HasSubstr("\nperplexity "));
   EXPECT_THAT(
-      train.out(), HasSubstr("stage 1 (pipeline rank 1): transformer.h."));
+      train.out(), HasAll(
+                       "tokens/s", "\nperplexity ",
+                       "stage 1 (pipeline rank 1): transformer.h."));
   const auto metrics = read_metrics(run + "/metrics.jsonl");
   ASSERT_EQ(metrics.steps.size(), 4u);
   EXPECT_GT(metrics.steps[0].tokens_per_second.value_or(0), 0);
@@ -320,13 +319,11 @@ TEST_F(FullDisk, EndsTheRunAtTheStepThatCannotBeRecorded) {
 TEST_F(FullDisk, WithoutRoomForTheWeightsKeepsTheMetrics) {
   const auto last = fail("256k", 10, 3, {"--set", "model.name=mlp"});
   EXPECT_THAT(
-      last, AllOf(
-                HasSubstr("the checkpoint of step 10 failed: "),
-                HasSubstr(
-                    disk_ + "/run/checkpoints: a checkpoint "
-                            "needs "),
-                HasSubstr("are free there"),
-                HasSubstr("kept in " + disk_ + "/run: metrics.jsonl")));
+      last, HasAll(
+                "the checkpoint of step 10 failed: ",
+                disk_ + "/run/checkpoints: a checkpoint "
+                        "needs ",
+                "are free there", "kept in " + disk_ + "/run: metrics.jsonl"));
   EXPECT_EQ(read_metrics(fs::path(kept_) / "metrics.jsonl").steps.size(), 10u);
   for (const auto& left : fs::directory_iterator(kept_ + "/checkpoints")) {
     EXPECT_EQ(left.path().filename(), "LOCK");
@@ -336,13 +333,11 @@ TEST_F(FullDisk, WithoutRoomForTheWeightsKeepsTheMetrics) {
 TEST_F(FullDisk, WithoutRoomForTheReportKeepsTheWeights) {
   const auto last = fail("200k", 20, 1);
   EXPECT_THAT(
-      last, AllOf(
-                HasSubstr(disk_ + "/run/timeline.json"),
-                HasSubstr("No space left on device"),
-                HasSubstr(
-                    "kept in " + disk_ +
+      last, HasAll(
+                disk_ + "/run/timeline.json", "No space left on device",
+                "kept in " + disk_ +
                     "/run: metrics.jsonl, "
-                    "checkpoints/last.safetensors")));
+                    "checkpoints/last.safetensors"));
   EXPECT_TRUE(is_kept("checkpoints/last.safetensors"));
   EXPECT_TRUE(is_kept("config.toml"));
   EXPECT_FALSE(is_kept("report.html"));
@@ -358,9 +353,8 @@ TEST_F(FullDisk, WithoutRoomForTheConfigurationStartsNothing) {
            " train " + kDigits + " -n 2 --set train.run=" + disk_ + "/run"}));
   EXPECT_EQ(job.wait(), 2);
   EXPECT_THAT(
-      job.err_lines().back(), AllOf(
-                                  HasSubstr(disk_ + "/run/config.toml"),
-                                  HasSubstr("No space left on device")));
+      job.err_lines().back(),
+      HasAll(disk_ + "/run/config.toml", "No space left on device"));
 }
 
 TEST_F(FullDisk, EndsASimulationWhoseMetricsCannotBeKept) {
@@ -371,7 +365,7 @@ TEST_F(FullDisk, EndsASimulationWhoseMetricsCannotBeKept) {
   EXPECT_EQ(job.wait(), 1);
   EXPECT_THAT(
       job.err_lines().back(),
-      AllOf(HasSubstr("metrics.jsonl"), HasSubstr("No space left on device")));
+      HasAll("metrics.jsonl", "No space left on device"));
 }
 
 // The last steps took less than the 50 ms for which lines are held back.
@@ -430,10 +424,9 @@ TEST(TwoHostsTrain, CheckpointsNeedASharedFolder) {
   EXPECT_EQ(a.wait(), 2);
   EXPECT_EQ(b.wait(), 2);
   EXPECT_THAT(
-      a.err(),
-      AllOf(
-          HasSubstr("rank 2 does not see in its " + folder.path() + "/1/"),
-          HasSubstr("checkpoints need a folder that all hosts share")));
+      a.err(), HasAll(
+                   "rank 2 does not see in its " + folder.path() + "/1/",
+                   "checkpoints need a folder that all hosts share"));
 }
 
 TEST(TwoHostsTrain, WithoutASharedFolderAllRanksAreInTheReport) {
@@ -448,8 +441,8 @@ TEST(TwoHostsTrain, WithoutASharedFolderAllRanksAreInTheReport) {
       read_chrome_trace(folder.path() + "/0/timeline.json");
   EXPECT_EQ(timeline.rank_names.size(), 4u);
   for (int rank = 0; rank < 4; ++rank) {
-    EXPECT_TRUE(std::any_of(
-        timeline.spans.begin(), timeline.spans.end(),
+    EXPECT_TRUE(std::ranges::any_of(
+        timeline.spans,
         [&](const Span& span) {
           return span.rank == rank && span.name == "backward";
         }))

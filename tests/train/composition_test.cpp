@@ -16,7 +16,6 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <iostream>
 #include <iterator>
 #include <set>
 #include <sstream>
@@ -46,33 +45,20 @@ struct Row {
 
 // ------------------------------------------------------------------- models
 
-// Five heads, three of which one rank has; a vocabulary and an MLP that no
-// degree divides.
-ModelOptions gpt() {
-  return tiny_gpt();
-}
-
 // Two heads of keys and values, which more than two ranks hold several times.
 ModelOptions llama() {
-  ModelOptions model;
+  ModelOptions model = tiny_gpt();
   model.name = "llama";
-  model.layers = 2;
   model.hidden_size = 24;
   model.heads = 6;
   model.kv_heads = 2;
   model.intermediate_size = 31;
   model.vocab_size = 61;
-  model.max_positions = 12;
   return model;
 }
 
-ModelOptions simple_cnn() {
-  return {.name = "simple_cnn"};
-}
-
-ModelOptions resnet18() {
-  return {.name = "resnet18", .sync_batch_norm = true};
-}
+const ModelOptions kSimpleCnn{.name = "simple_cnn"};
+const ModelOptions kResnet18{.name = "resnet18", .sync_batch_norm = true};
 
 Job job_of(const ModelOptions& model, const std::string& tokens) {
   Job job;
@@ -158,7 +144,7 @@ class Cases {
 
 // Stages 1 to 3 on 2 to 4 ranks, hybrid, and with the other axes.
 void add_stages(Cases& cases) {
-  for (const auto& model : {gpt(), llama(), simple_cnn()}) {
+  for (const auto& model : {tiny_gpt(), llama(), kSimpleCnn}) {
     for (const int64_t stage : {1, 2, 3}) {
       for (const Layout& layout :
            {Layout{.dp_shard = 2}, Layout{.dp_shard = 3}, Layout{.dp_shard = 4},
@@ -175,13 +161,13 @@ void add_stages(Cases& cases) {
     }
   }
   for (const int64_t stage : {1, 2, 3}) {
-    cases.add_stage(resnet18(), {.dp_shard = 2}, stage);
+    cases.add_stage(kResnet18, {.dp_shard = 2}, stage);
   }
   for (const Layout& layout :
        {Layout{.dp_shard = 4}, Layout{.dp_replicate = 2, .dp_shard = 2},
         Layout{.dp_shard = 2, .tp = 2}, Layout{.dp_shard = 2, .pp = 2}}) {
     // Statistics are those of a batch.
-    cases.add(resnet18(), layout, stage_text(3)).pipeline.microbatches = 1;
+    cases.add(kResnet18, layout, stage_text(3)).pipeline.microbatches = 1;
   }
 }
 
@@ -191,7 +177,7 @@ void add_schedules(Cases& cases) {
   for (const auto& schedule : schedule_kinds()) {
     for (const char* gather : {"step", "use"}) {
       Job& job = cases.add(
-          gpt(), {.dp_shard = 2, .pp = 2},
+          tiny_gpt(), {.dp_shard = 2, .pp = 2},
           "schedule " + schedule + ", gathered for a " + gather);
       job.pipeline.schedule = schedule;
       job.shard.gather = gather;
@@ -203,7 +189,7 @@ void add_schedules(Cases& cases) {
   }
   cases.add(llama(), {.dp_shard = 2, .pp = 3}, "tied embeddings")
       .model.tie_embeddings = true;
-  for (const auto& model : {gpt(), llama()}) {
+  for (const auto& model : {tiny_gpt(), llama()}) {
     for (const std::string optimizer : {"adamw", "sgd"}) {
       Job& job = cases.add(
           model, {.dp_replicate = 2, .dp_shard = 2, .tp = 2},
@@ -230,7 +216,7 @@ void add_memory(Cases& cases) {
       {{.recompute = "all", .activations = "offload", .offload = "parameters"},
        "recompute all, activations and parameters offloaded"}};
   for (const auto& [options, also] : memories) {
-    for (const auto& model : {gpt(), simple_cnn()}) {
+    for (const auto& model : {tiny_gpt(), kSimpleCnn}) {
       for (const Layout& layout :
            {Layout{}, Layout{.dp_replicate = 2}, Layout{.dp_shard = 2},
             Layout{.tp = 2}, Layout{.pp = 2},
@@ -240,13 +226,13 @@ void add_memory(Cases& cases) {
         if (model.name == "gpt") job.model.dropout = 0.3;
       }
     }
-    Job& job = cases.add(resnet18(), {.dp_shard = 2}, also);
+    Job& job = cases.add(kResnet18, {.dp_shard = 2}, also);
     job.memory = options;
     job.memory.activation_bytes *= 100;
   }
   for (const auto& schedule : schedule_kinds()) {
     Job& job = cases.add(
-        gpt(), {.dp_shard = 2, .pp = 2},
+        tiny_gpt(), {.dp_shard = 2, .pp = 2},
         "schedule " + schedule + ", recompute all");
     job.pipeline.schedule = schedule;
     job.memory.recompute = "all";
@@ -276,7 +262,7 @@ void in_every_order(Cases& cases) {
 // The axes in other orders: those of two axes, and all of three, on up to 8
 // ranks.
 void add_orders(Cases& cases) {
-  for (const auto& model : {gpt(), llama(), simple_cnn()}) {
+  for (const auto& model : {tiny_gpt(), llama(), kSimpleCnn}) {
     for (const char* text :
          {"dp=2,tp=2,order=tp:dp", "dp=3,tp=2,order=tp:dp",
           "pp=2,tp=2,order=tp:pp", "pp=3,tp=2,order=tp:pp",
@@ -288,18 +274,18 @@ void add_orders(Cases& cases) {
     }
   }
   Job& dropout = cases.add(
-      gpt(), {.dp_replicate = 2, .tp = 2, .pp = 2},
+      tiny_gpt(), {.dp_replicate = 2, .tp = 2, .pp = 2},
       "dropout 0.3, sequence parallel");
   dropout.model.dropout = 0.3;
   dropout.tensor.sequence_parallel = true;
   in_every_order(cases);
   for (const int64_t stage : {1, 2, 3}) {
-    cases.add_stage(gpt(), {.dp_shard = 2, .tp = 2, .pp = 2}, stage);
+    cases.add_stage(tiny_gpt(), {.dp_shard = 2, .tp = 2, .pp = 2}, stage);
     in_every_order(cases);
   }
   cases
       .add_stage(
-          gpt(), {.dp_replicate = 2, .dp_shard = 2, .pp = 2}, 3,
+          tiny_gpt(), {.dp_replicate = 2, .dp_shard = 2, .pp = 2}, 3,
           ", schedule zb-v")
       .pipeline.schedule = "zb-v";
   in_every_order(cases);
@@ -313,7 +299,7 @@ void add_orders(Cases& cases) {
 
 std::vector<Case> all_cases(const std::string& tokens) {
   Cases cases(tokens);
-  for (const auto& model : {gpt(), llama(), simple_cnn()}) {
+  for (const auto& model : {tiny_gpt(), llama(), kSimpleCnn}) {
     const bool text = model.name != "simple_cnn";
     for (const Layout& layout : layouts(text ? 4 : 3)) {
       cases.add(model, layout);
@@ -326,12 +312,13 @@ std::vector<Case> all_cases(const std::string& tokens) {
   for (const auto& schedule : schedule_kinds()) {
     for (const bool shard_tokens : {false, true}) {
       Job& job = cases.add(
-          gpt(), all_axes, "schedule " + schedule + tokens_text(shard_tokens));
+          tiny_gpt(), all_axes,
+          "schedule " + schedule + tokens_text(shard_tokens));
       job.pipeline.schedule = schedule;
       job.tensor.sequence_parallel = shard_tokens;
     }
   }
-  for (const auto& model : {gpt(), llama()}) {
+  for (const auto& model : {tiny_gpt(), llama()}) {
     for (const bool shard_tokens : {false, true}) {
       const auto add = [&](const std::string& also) -> Job& {
         Job& job = cases.add(model, all_axes, also + tokens_text(shard_tokens));
@@ -349,7 +336,7 @@ std::vector<Case> all_cases(const std::string& tokens) {
     cases.add(model, {.tp = 3}, "sequence parallel, overlapped in 3 chunks")
         .tensor = {.sequence_parallel = true, .overlap_chunks = 3};
   }
-  cases.add(gpt(), {.dp_replicate = 2, .tp = 2}, "3 backward passes")
+  cases.add(tiny_gpt(), {.dp_replicate = 2, .tp = 2}, "3 backward passes")
       .train.accumulate = 3;
   cases.add(llama(), {.tp = 2, .pp = 3}, "tied embeddings")
       .model.tie_embeddings = true;

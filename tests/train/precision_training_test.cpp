@@ -17,7 +17,6 @@
 #include "echelon/comm/mesh_groups.h"
 #include "echelon/comm/world.h"
 #include "echelon/data/loader.h"
-#include "echelon/error.h"
 #include "echelon/timeline/metrics.h"
 #include "echelon/train/trainer.h"
 #include "tests/support/error_text.h"
@@ -25,9 +24,6 @@
 
 namespace echelon {
 namespace precision_training_test {
-
-using testing::AllOf;
-using testing::HasSubstr;
 
 struct Curve {
   std::vector<StepMetrics> steps;
@@ -338,10 +334,9 @@ TEST_F(PrecisionTraining, EndlessOverflowsStopTheRun) {
   const auto error = error_text<NumericError>([&] { run(job); });
   EXPECT_THAT(
       error,
-      AllOf(
-          HasSubstr("step 20: gradients overflowed in 20 steps in a row"),
-          HasSubstr("[precision] compute = \"bf16\""),
-          HasSubstr("learning_rate"), HasSubstr("clip_norm")));
+      HasAll(
+          "step 20: gradients overflowed in 20 steps in a row",
+          "[precision] compute = \"bf16\"", "learning_rate", "clip_norm"));
 }
 
 // The loss scale does not help against activations beyond 65504.
@@ -353,9 +348,8 @@ TEST_F(PrecisionTraining, ALossThatIsNotFiniteNamesTheLayerAndTheDtype) {
   job.optimizer.learning_rate = 1e6;
   EXPECT_THAT(
       error_text<NumericError>([&] { run(job); }),
-      AllOf(
-          HasSubstr("first NaN or infinity in layer "),
-          HasSubstr("Numbers of fp16 end at 65504")));
+      HasAll(
+          "first NaN or infinity in layer ", "Numbers of fp16 end at 65504"));
 }
 
 // ------------------------------------------------------------- norms by layer

@@ -6,13 +6,11 @@
 #include <torch/torch.h>
 
 #include <cmath>
-#include <limits>
 #include <mutex>
 #include <set>
 
 #include "echelon/checkpoint/tensors/tensor_file.h"
 #include "echelon/comm/world.h"
-#include "echelon/error.h"
 #include "echelon/profiling/memory_meter.h"
 #include "echelon/schedule/options.h"
 #include "echelon/timeline/metrics.h"
@@ -26,7 +24,6 @@
 namespace echelon {
 namespace sharded_training_test {
 
-using testing::AllOf;
 using testing::HasSubstr;
 
 Job job_of(const Layout& layout, int64_t stage = 3) {
@@ -45,8 +42,8 @@ TEST(ShardedTraining, EqualsOneDevice) {
   for (const int64_t stage : {1, 2, 3}) {
     for (const Layout& layout :
          {Layout{.dp_shard = 3}, Layout{.dp_shard = 2, .tp = 2, .pp = 2}}) {
-      const Job job = job_of(layout, stage);
-      EXPECT_EQ(expect_equal_to_one_device(job), 2 * (1 + 2 * 6));
+      EXPECT_EQ(
+          expect_equal_to_one_device(job_of(layout, stage)), 2 * (1 + 2 * 6));
     }
   }
 }
@@ -187,10 +184,9 @@ TEST(ShardedTraining, AModelIsShardedAsItIsBuilt) {
         const auto counting = meter.count();
         model = make_parallel_model(job, {source, world, groups});
       }
-      if (world.rank() == 0) peak = meter.peak().total();
-      if (world.rank() == 0) {
-        EXPECT_GT(meter.now().total(), 0);
-      }
+      if (world.rank() > 0) return;
+      peak = meter.peak().total();
+      EXPECT_GT(meter.now().total(), 0);
     });
     return static_cast<double>(peak);
   };
@@ -267,7 +263,7 @@ TEST_F(ShardedRuns, ANanNamesTheLayer) {
     job.train.steps = 20;
     EXPECT_THAT(
         error_text<NumericError>([&] { run(job, to_string(layout)); }),
-        AllOf(HasSubstr("is not a finite number"), HasSubstr("in layer ")));
+        HasAll("is not a finite number", "in layer "));
   }
   for (const Layout& layout :
        {Layout{.dp_shard = 2}, Layout{.dp_shard = 2, .pp = 2}}) {

@@ -4,15 +4,12 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <algorithm>
 #include <limits>
-#include <map>
 #include <mutex>
 #include <set>
 
 #include "echelon/comm/world.h"
 #include "echelon/counting/layer_cost.h"
-#include "echelon/error.h"
 #include "echelon/parallel/tensor/linear.h"
 #include "echelon/timeline/metrics.h"
 #include "echelon/train/report_writer.h"
@@ -25,7 +22,6 @@
 namespace echelon {
 namespace tensor_training_test {
 
-using testing::AllOf;
 using testing::HasSubstr;
 
 // Two matrices, cut by outputs and by inputs.
@@ -279,7 +275,7 @@ TEST_F(TensorTraining, ANanInOneShardNamesTheLayer) {
     job.train.steps = 20;
     EXPECT_THAT(
         error_text<NumericError>([&] { run(job, to_string(layout)); }),
-        AllOf(HasSubstr("is not a finite number"), HasSubstr("in layer ")));
+        HasAll("is not a finite number", "in layer "));
   }
   on_models(
       cut_job({.tp = 2}),
@@ -430,9 +426,9 @@ TEST_F(TensorTraining, SaysWhatEachRankHolds) {
           "tensor-parallel rank 0 of 2: 659 of 1151 parameters, 57 %"));
   EXPECT_THAT(
       lines_of({.tp = 2, .pp = 2})[0],
-      AllOf(
-          HasSubstr("stage 0 (pipeline rank 0): up, "),
-          HasSubstr("on the first of 2 tensor-parallel ranks")));
+      HasAll(
+          "stage 0 (pipeline rank 0): up, ",
+          "on the first of 2 tensor-parallel ranks"));
 }
 
 }  // namespace tensor_training_test

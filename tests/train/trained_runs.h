@@ -10,7 +10,6 @@
 #include <functional>
 #include <limits>
 #include <string>
-#include <vector>
 
 #include "echelon/checkpoint/tensors/tensor_file.h"
 #include "echelon/comm/world.h"

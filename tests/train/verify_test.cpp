@@ -3,8 +3,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "echelon/error.h"
-
 namespace echelon {
 namespace verify_test {
 

@@ -13,6 +13,7 @@
 #include "echelon/checkpoint/files/folder.h"
 #include "echelon/checkpoint/files/reader.h"
 #include "echelon/timeline/metrics.h"
+#include "tests/support/error_text.h"
 #include "tests/support/process.h"
 #include "tests/train/trained_command.h"
 
@@ -20,7 +21,6 @@ namespace echelon {
 namespace resume_command_test {
 
 namespace fs = std::filesystem;
-using testing::AllOf;
 using testing::HasSubstr;
 using testing_support::Command;
 using testing_support::TempFolder;
@@ -33,9 +33,11 @@ class ResumeCommand : public testing::Test {
     return train_digits(run(), steps) +
            Words{"-n", "2", "--set", "optimizer.schedule=constant"} + more;
   }
-  void finishes(const Words& words) {
+  template <typename... Said>
+  void finishes(const Words& words, const Said&... said) {
     Command job(words);
     ASSERT_EQ(job.wait(), 0) << job.err();
+    EXPECT_THAT(job.out(), HasAll("", said...));
   }
   void refused(const Words& words, int exit_code, const std::string& message) {
     Command job(words);
@@ -67,18 +69,15 @@ class ResumeCommand : public testing::Test {
 
 TEST_F(ResumeCommand, TheSameCommandResumes) {
   finishes(train(4));
-  Command done(train(4));
-  EXPECT_EQ(done.wait(), 0) << done.err();
-  EXPECT_THAT(done.out(), HasSubstr(" has 4 of 4 steps"));
+  finishes(train(4), " has 4 of 4 steps");
   Command second(train(7, {"--layout", "fsdp=2"}));
   ASSERT_EQ(second.wait(), 0) << second.err();
   EXPECT_THAT(
-      second.out(), AllOf(
-                        HasSubstr(
-                            "resumes from step 4 of " + run() +
+      second.out(), HasAll(
+                        "resumes from step 4 of " + run() +
                             "/checkpoints/step-00000004, "
-                            "saved with dp=2 on 2 ranks"),
-                        HasSubstr("layout: fsdp=2, then dp=2")));
+                            "saved with dp=2 on 2 ranks",
+                        "layout: fsdp=2, then dp=2"));
   expect_every_step_once(7);
   finishes(train(2, {"--overwrite"}));
   EXPECT_EQ(steps().size(), 2u);
@@ -89,12 +88,10 @@ TEST_F(ResumeCommand, ARunThatBeganFromAnotherCanBeQueuedAgain) {
   const std::string other = folder_.path() + "/other";
   fs::rename(run(), other);
   for (const int64_t steps : {5, 7}) {
-    Command again(train(steps, {"--resume", other}));
-    ASSERT_EQ(again.wait(), 0) << again.err();
-    EXPECT_THAT(
-        again.out(), HasSubstr(
-                         "resumes from step " + std::to_string(steps - 2) +
-                         " of " + (steps == 5 ? other : run())));
+    finishes(
+        train(steps, {"--resume", other}),
+        "resumes from step " + std::to_string(steps - 2) + " of " +
+            (steps == 5 ? other : run()));
   }
   EXPECT_EQ(steps().front().step, 4);
   EXPECT_EQ(steps().back().step, 7);
@@ -116,10 +113,7 @@ TEST_F(ResumeCommand, SigtermSavesAndEndsWith75) {
   const int64_t step = checkpoints()[0].step;
   EXPECT_EQ(steps().back().step, step);
   EXPECT_TRUE(fs::exists(run() + "/report.html"));
-  Command again(train(step + 2));
-  ASSERT_EQ(again.wait(), 0) << again.err();
-  EXPECT_THAT(
-      again.out(), HasSubstr("resumes from step " + std::to_string(step)));
+  finishes(train(step + 2), "resumes from step " + std::to_string(step));
 }
 
 TEST_F(ResumeCommand, Sigusr1SavesAndTrainingContinues) {
@@ -160,9 +154,7 @@ TEST_F(ResumeCommand, ARunKilledBeforeItsFirstCheckpointStartsOver) {
   EXPECT_EQ(other.wait(), 3) << "somebody is at work";
   kill_all(job);
   ASSERT_TRUE(checkpoints().empty());
-  Command again(train(kSteps));
-  ASSERT_EQ(again.wait(), 0) << again.err();
-  EXPECT_THAT(again.out(), HasSubstr("it starts over"));
+  finishes(train(kSteps), "it starts over");
   const auto all = steps();
   ASSERT_EQ(all.size(), kSteps);
   EXPECT_EQ(all.front().step, 1);
@@ -236,10 +228,9 @@ TEST_F(ResumeCommand, AFullDiskIsAWarningThenAnError) {
                    "comm.backend=gloo", "model.hidden=[1024,1024]"})));
   EXPECT_EQ(job.wait(), 3) << job.err();
   EXPECT_THAT(
-      job.err(), AllOf(
-                     HasSubstr("the checkpoint of step 10 failed: "),
-                     HasSubstr("(1 of 3)"), HasSubstr("(2 of 3)"),
-                     HasSubstr("; the 3. that failed in a row")));
+      job.err(), HasAll(
+                     "the checkpoint of step 10 failed: ", "(1 of 3)",
+                     "(2 of 3)", "; the 3. that failed in a row"));
   // A failure next to training is known when a later step ends.
   EXPECT_GE(steps().size(), 30u);
   EXPECT_TRUE(checkpoints().empty());
@@ -272,10 +263,9 @@ TEST_F(ResumeCommand, RefusesWhatIsNoCheckpoint) {
   Command foreign(train(3, {"--resume", folder_.path() + "/empty"}));
   EXPECT_EQ(foreign.wait(), 3);
   EXPECT_THAT(
-      foreign.err(),
-      AllOf(
-          HasSubstr("torch.distributed.checkpoint (DCP)"),
-          HasSubstr("dcp_to_torch"), HasSubstr("[model] weights")));
+      foreign.err(), HasAll(
+                         "torch.distributed.checkpoint (DCP)", "dcp_to_torch",
+                         "[model] weights"));
   EXPECT_FALSE(fs::exists(run()));
 }
 
@@ -286,9 +276,7 @@ TEST_F(ResumeCommand, VerifyProvesACheckpoint) {
   EXPECT_EQ(verify.wait(), 0) << verify.err();
   EXPECT_THAT(
       verify.out(),
-      AllOf(
-          HasSubstr("random state is that of 2 ranks, here are 4"),
-          HasSubstr("equal: ")));
+      HasAll("random state is that of 2 ranks, here are 4", "equal: "));
   Command json(words + Words{"--json"});
   EXPECT_EQ(json.wait(), 0) << json.err();
   const auto answer = nlohmann::json::parse(json.out());

@@ -13,7 +13,6 @@
 
 #include "echelon/checkpoint/files/reader.h"
 #include "echelon/checkpoint/tensors/tensor_file.h"
-#include "echelon/error.h"
 #include "echelon/timeline/metrics.h"
 #include "echelon/train/trainer.h"
 #include "tests/support/error_text.h"
@@ -63,18 +62,19 @@ class Resumed : public TrainedRuns {
     fs::remove(path(to) / "checkpoints/last.safetensors");
   }
 
+  // All but its times.
+  static auto computed(const StepMetrics& step) {
+    return std::tie(
+        step.step, step.loss, step.epoch, step.learning_rate, step.grad_norm,
+        step.loss_scale, step.skipped_steps);
+  }
+
   void expect_same_run(const std::string& actual, const std::string& expected) {
     const auto a = metrics(actual);
     const auto b = metrics(expected);
     ASSERT_EQ(a.steps.size(), b.steps.size());
     for (size_t i = 0; i < a.steps.size(); ++i) {
-      EXPECT_EQ(a.steps[i].step, b.steps[i].step);
-      EXPECT_EQ(a.steps[i].loss, b.steps[i].loss) << "step " << i + 1;
-      EXPECT_EQ(a.steps[i].epoch, b.steps[i].epoch);
-      EXPECT_EQ(a.steps[i].learning_rate, b.steps[i].learning_rate);
-      EXPECT_EQ(a.steps[i].grad_norm, b.steps[i].grad_norm);
-      EXPECT_EQ(a.steps[i].loss_scale, b.steps[i].loss_scale);
-      EXPECT_EQ(a.steps[i].skipped_steps, b.steps[i].skipped_steps);
+      EXPECT_EQ(computed(a.steps[i]), computed(b.steps[i])) << "step " << i + 1;
     }
     ASSERT_EQ(a.evaluations.size(), b.evaluations.size());
     for (size_t i = 0; i < a.evaluations.size(); ++i) {
@@ -207,10 +207,9 @@ TEST_F(Resumed, OwnCheckpointsComeBeforeThoseItBeganFrom) {
   run(job, "second");
   EXPECT_THAT(
       testing::internal::GetCapturedStdout(),
-      testing::AllOf(
-          HasSubstr("resumes from step 6 of " + path("second").string()),
-          HasSubstr(
-              "of its own, and no longer needs " + path("first").string())));
+      HasAll(
+          "resumes from step 6 of " + path("second").string(),
+          "of its own, and no longer needs " + path("first").string()));
   const auto steps = metrics("second").steps;
   ASSERT_EQ(steps.size(), 4u);
   EXPECT_EQ(steps.front().step, 5);
@@ -300,8 +299,10 @@ TEST_F(Resumed, ADamagedCheckpointIsSkippedForTheOneBefore) {
   testing::internal::CaptureStderr();
   run(job, "damaged");
   const std::string warnings = testing::internal::GetCapturedStderr();
-  EXPECT_THAT(warnings, HasSubstr("step-00000008 is damaged and left out: "));
-  EXPECT_THAT(warnings, HasSubstr("rank-00001.safetensors"));
+  EXPECT_THAT(
+      warnings,
+      HasAll(
+          "step-00000008 is damaged and left out: ", "rank-00001.safetensors"));
   EXPECT_THAT(warnings, testing::Not(HasSubstr("failed")));
   expect_same_run("damaged", "whole");
   for (const auto& place : list_checkpoints(path("damaged") / "checkpoints")) {
@@ -338,9 +339,9 @@ TEST_F(Resumed, AnotherSeedOrOtherDataAreRefusedUnlessForced) {
   other.data.holdout = 0.5;
   EXPECT_THAT(
       error_text([&] { run(other, "run"); }),
-      testing::AllOf(
-          HasSubstr("data: holdout = 0.5, then 0.2; data: samples = "),
-          HasSubstr("; data: held_out = ")));
+      HasAll(
+          "data: holdout = 0.5, then 0.2; data: samples = ",
+          "; data: held_out = "));
   other.checkpoint.force = true;
   run(other, "run");
   EXPECT_EQ(metrics("run").steps.back().step, 3);
@@ -353,10 +354,9 @@ TEST_F(Resumed, AnotherModelIsRefusedWithAllThatDiffers) {
   run(job, "run");
   job.train.steps = 3;
   job.model.hidden = {16, 8, 8};
-  const std::string error = error_text([&] { run(job, "run"); });
-  EXPECT_THAT(error, HasSubstr("missing"));
-  EXPECT_THAT(error, HasSubstr("[16, 16]"));
-  EXPECT_THAT(error, HasSubstr("[8, 16]"));
+  EXPECT_THAT(
+      error_text([&] { run(job, "run"); }),
+      HasAll("missing", "[16, 16]", "[8, 16]"));
 }
 
 TEST_F(Resumed, TwoRunsDoNotShareAFolder) {
@@ -402,9 +402,8 @@ TEST_F(Resumed, TheBestOneStays) {
   job.optimizer.learning_rate = 3e-3;
   run(job, "run");
   const auto evaluations = metrics("run").evaluations;
-  const auto best = std::min_element(
-      evaluations.begin(), evaluations.end(),
-      [](const auto& a, const auto& b) { return a.loss < b.loss; });
+  const auto best =
+      std::ranges::min_element(evaluations, {}, &EvaluationMetrics::loss);
   const auto left = saved_steps("run");
   EXPECT_EQ(
       std::set<int64_t>(left.begin(), left.end()),

@@ -7,8 +7,6 @@
 #include <filesystem>
 #include <fstream>
 
-#include "echelon/cost/model_catalogue.h"
-#include "echelon/error.h"
 #include "echelon/job/check_job.h"
 #include "echelon/predict/configured.h"
 
@@ -29,18 +27,6 @@ const std::string kImages =
     "name = \"dummy\"\nsamples = 16\nshape = [3, 64, 64]\nclasses = 10\n"
     "holdout = 0.0\n";
 
-void expect_alike(const CountedLayer& formula, const CountedLayer& counted) {
-  SCOPED_TRACE(formula.name);
-  EXPECT_EQ(formula.name, counted.name);
-  EXPECT_EQ(formula.parameters, counted.parameters);
-  EXPECT_EQ(formula.forward_flops, counted.forward_flops);
-  EXPECT_EQ(formula.backward_flops, counted.backward_flops);
-  EXPECT_EQ(formula.output_elements, counted.output_elements);
-  EXPECT_EQ(formula.inner, counted.inner);
-  EXPECT_EQ(formula.columns, counted.columns);
-  EXPECT_EQ(formula.rows, counted.rows);
-}
-
 // The counted model has the loss as its last layer.
 void expect_formula_counts(const Job& job) {
   const ModelShape counted = counted_shape(job);
@@ -50,12 +36,21 @@ void expect_formula_counts(const Job& job) {
   EXPECT_EQ(counted.layers.back().name, "loss");
   EXPECT_EQ(counted.layers.back().parameters, 0);
   for (size_t i = 0; i < formula.layers.size(); ++i) {
-    expect_alike(formula.layers[i], counted.layers[i]);
+    const CountedLayer &expected = formula.layers[i],
+                       &layer = counted.layers[i];
+    SCOPED_TRACE(expected.name);
+    EXPECT_EQ(expected.name, layer.name);
+    EXPECT_EQ(expected.parameters, layer.parameters);
+    EXPECT_EQ(expected.forward_flops, layer.forward_flops);
+    EXPECT_EQ(expected.backward_flops, layer.backward_flops);
+    EXPECT_EQ(expected.output_elements, layer.output_elements);
+    EXPECT_EQ(expected.inner, layer.inner);
+    EXPECT_EQ(expected.columns, layer.columns);
+    EXPECT_EQ(expected.rows, layer.rows);
     // Beside, statistics of normalisation, which are no more for more samples.
     EXPECT_NEAR(
-        formula.layers[i].kept_elements, counted.layers[i].kept_elements,
-        0.04 * counted.layers[i].kept_elements + 1)
-        << formula.layers[i].name;
+        expected.kept_elements, layer.kept_elements,
+        0.04 * layer.kept_elements + 1);
   }
 }
 
@@ -80,9 +75,7 @@ TEST(CountedShape, PoolingGetsItsGradientsInTheOrderOfItsImages) {
     const CountedLayer& layer = model.layers[i];
     SCOPED_TRACE(layer.name);
     const auto found = [&](const std::string& name) {
-      return std::count_if(
-          layer.backward.begin(), layer.backward.end(),
-          [&](const CountedOperator& one) { return one.name == name; });
+      return std::ranges::count(layer.backward, name, &CountedOperator::name);
     };
     EXPECT_EQ(found("max_pool2d_with_indices_backward channels last"), 1);
     EXPECT_EQ(found("max_pool2d_with_indices_backward"), 0);
@@ -151,9 +144,8 @@ TEST(CountedShape, ConvolutionsAreMatmuls) {
       counted_shape(job_of("name = \"simple_cnn\"", kImages));
   const auto& backward = model.layers[1].backward;
   const auto find = [&](ProductKind product) {
-    return std::find_if(backward.begin(), backward.end(), [&](const auto& one) {
-      return one.product == product;
-    });
+    return std::ranges::find(
+        backward, std::optional(product), &CountedOperator::product);
   };
   const auto inputs = find(ProductKind::convolution_inputs);
   const auto weights = find(ProductKind::convolution_weights);
@@ -208,9 +200,8 @@ TEST(CountedShape, MovedBytesAreThoseOfTheTensors) {
       [](auto&, const torch::Tensor& x) { return at::gelu(x); });
   const ModelShape model = counted_shape(layers, {{{4, 100}}}, 4, "ours");
   const auto& forward = model.layers[0].forward;
-  const auto gelu = std::find_if(
-      forward.begin(), forward.end(),
-      [](const auto& one) { return one.name == "gelu"; });
+  const auto gelu =
+      std::ranges::find(forward, std::string("gelu"), &CountedOperator::name);
   ASSERT_NE(gelu, forward.end());
   EXPECT_EQ(gelu->bytes, 2 * 400 * 4);
   EXPECT_EQ(model.layers[0].moved_elements, 200);

@@ -1,10 +1,7 @@
 #include "echelon/train/strategies/local_parameter.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
-
-#include <random>
 
 namespace echelon {
 namespace local_parameter_test {
