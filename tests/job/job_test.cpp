@@ -38,6 +38,9 @@ class JobTest : public testing::Test {
             more,
         overrides);
   }
+  static std::string refused(const Job& job) {
+    return error_text([&] { make_run_folder(job); });
+  }
 
   TempFolder temp_;
   const fs::path folder_ = temp_.path();
@@ -294,7 +297,7 @@ TEST_F(JobTest, RunFolderIsMadeOnce) {
        {small("", {.set = {"train.steps=11"}}), small(never),
         small("", {.layout = "dp=2"})}) {
     EXPECT_THAT(
-        error_text([&] { make_run_folder(other); }),
+        refused(other),
         HasSubstr("exists and has no checkpoints to resume from; --overwrite "
                   "replaces it"));
   }
@@ -325,8 +328,7 @@ TEST_F(JobTest, OverwriteReplacesARunAndNothingElse) {
   fs::remove(folder_ / "run" / "config.toml");
   std::ofstream(folder_ / "run" / "mine") << "x";
   EXPECT_THAT(
-      error_text([&] { make_run_folder(small("", {.overwrite = true})); }),
-      HasSubstr("it is left alone"));
+      refused(small("", {.overwrite = true})), HasSubstr("it is left alone"));
   EXPECT_TRUE(fs::exists(folder_ / "run" / "mine"));
 }
 
@@ -353,10 +355,7 @@ TEST_F(JobTest, ARunThatBeganWithAnothersCanBeQueuedAgain) {
   EXPECT_TRUE(fs::exists(run / "checkpoints/step-00000006"));
   // Anew it needs the other one.
   EXPECT_THAT(
-      error_text([&] {
-        make_run_folder(
-            small("", {.overwrite = true, .resume = other.string()}));
-      }),
+      refused(small("", {.overwrite = true, .resume = other.string()})),
       HasSubstr("there is no such folder"));
   EXPECT_TRUE(fs::exists(run / "old"));
 }
@@ -393,22 +392,19 @@ TEST_F(JobTest, OverwriteDoesNotRemoveWhatItResumes) {
         run / "../run/checkpoints"}) {
     const Overrides anew{.overwrite = true, .resume = from.string()};
     EXPECT_THAT(
-        error_text([&] { make_run_folder(small("", anew)); }),
+        refused(small("", anew)),
         HasSubstr("overwrite would remove what checkpoint.resume = "))
         << from;
   }
   // Nor with a slash behind the run, nor other things that it begins with.
   const auto error = [&](const std::string& set) {
-    return error_text(
-        [&] { make_run_folder(small("", {.set = {set}, .overwrite = true})); });
+    return refused(small("", {.set = {set}, .overwrite = true}));
   };
   EXPECT_THAT(
-      error_text([&] {
-        make_run_folder(small(
-            "", {.set = {"train.run=" + (run / "").string()},
-                 .overwrite = true,
-                 .resume = run.string()}));
-      }),
+      refused(small(
+          "", {.set = {"train.run=" + (run / "").string()},
+               .overwrite = true,
+               .resume = run.string()})),
       HasSubstr("would remove"));
   const std::string inside = "=" + (run / "x.safetensors").string();
   EXPECT_THAT(error("model.weights" + inside), HasSubstr("would remove"));
@@ -433,7 +429,7 @@ TEST_F(JobTest, AConfigurationThatCannotBeWrittenLeavesTheOneBefore) {
   Job longer = job;
   longer.train.steps = 20;
   setrlimit(RLIMIT_FSIZE, &small_files);
-  const std::string error = error_text([&] { make_run_folder(longer); });
+  const std::string error = refused(longer);
   setrlimit(RLIMIT_FSIZE, &before);
   std::signal(SIGXFSZ, SIG_DFL);
   EXPECT_THAT(error, HasSubstr("config.toml: "));
@@ -458,7 +454,7 @@ TEST_F(JobTest, RunFolderThatCannotBe) {
   EXPECT_THAT(
       error_text([&] { check_run_folder(job); }), HasSubstr("is a file"));
   job.train.run = "/proc/run";
-  EXPECT_NE(error_text([&] { make_run_folder(job); }), "no error");
+  EXPECT_NE(refused(job), "no error");
 }
 
 }  // namespace job_test

@@ -45,8 +45,6 @@ TEST(VerifyCommand, ADifferenceIsTheLastLine) {
   EXPECT_EQ(differ.err(), "");
 }
 
-// ------------------------------------------------------------------- memory
-
 // A model that fits into no such host is refused before it is built.
 TEST(Memory, OffloadToAHostThatHasTooLittleIsRefused) {
   TempFolder folder;
@@ -69,8 +67,6 @@ TEST(Memory, OffloadToAHostThatHasTooLittleIsRefused) {
       HasSubstr("[memory] offload = \"parameters\": the 2 ranks of this host "
                 "need "));
 }
-
-// ---------------------------------------------------------------- precision
 
 TEST(Precision, EndlessOverflowsEndTheRun) {
   TempFolder folder;
@@ -109,8 +105,6 @@ TEST(Precision, LayersNormsAreInTheMetrics) {
       read_text_file(run + "/report.html"),
       HasSubstr("bf16, master parameters float32"));
 }
-
-// ------------------------------------------------------------------ the report
 
 TEST(Report, PredictsTheStepOnceThisMachineIsMeasured) {
   TempFolder folder;
@@ -204,8 +198,6 @@ TEST(Report, PredictsWhatExplainPredicts) {
       HasSubstr("Nothing is predicted: tp=2, but what ranks of tp compute"));
 }
 
-// ------------------------------------------------------- in three dimensions
-
 // A small gpt on the bytes of a file, parallel along all three axes.
 class ThreeDimensions : public testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(
@@ -249,8 +241,6 @@ TEST_P(ThreeDimensions, VerifiesAndTrains) {
   EXPECT_THAT(
       read_text_file(run + "/report.html"), HasSubstr("Held-out perplexity"));
 }
-
-// ------------------------------------------------- a disk that becomes full
 
 /// A file system of a few KiB, alone for one command. What is in its folder
 /// `run` when the command has ended is copied.
@@ -376,8 +366,6 @@ TEST(TrainMetrics, AreWrittenBeforeAnUncaughtError) {
   EXPECT_THAT(job.err(), HasSubstr("planted"));
   EXPECT_EQ(read_metrics(folder.path() + "/metrics.jsonl").steps.size(), 5u);
 }
-
-// ---------------------------------------------------------- several hosts
 
 // Each host has a configuration and a run folder of its own.
 // Starts two ranks on host `number` of two; `layout` is of TOML.

@@ -43,8 +43,6 @@ struct Row {
   double largest = 0;
 };
 
-// ------------------------------------------------------------------- models
-
 // Two heads of keys and values, which more than two ranks hold several times.
 ModelOptions llama() {
   ModelOptions model = tiny_gpt();
@@ -87,8 +85,6 @@ Job job_of(const ModelOptions& model, const std::string& tokens) {
   return job;
 }
 
-// ------------------------------------------------------------------ layouts
-
 // Degree 1 on each axis, one axis, two, and three, on up to 8 ranks; axes alone
 // up to 4.
 std::vector<Layout> layouts(int64_t most_stages) {
@@ -106,8 +102,6 @@ std::vector<Layout> layouts(int64_t most_stages) {
   }
   return all;
 }
-
-// -------------------------------------------------------------------- cases
 
 std::string stage_text(int64_t stage) {
   return "stage " + std::to_string(stage);
@@ -146,11 +140,9 @@ class Cases {
 void add_stages(Cases& cases) {
   for (const auto& model : {tiny_gpt(), llama(), kSimpleCnn}) {
     for (const int64_t stage : {1, 2, 3}) {
-      for (const Layout& layout :
-           {Layout{.dp_shard = 2}, Layout{.dp_shard = 3}, Layout{.dp_shard = 4},
-            Layout{.dp_replicate = 2, .dp_shard = 2},
-            Layout{.dp_shard = 2, .tp = 2}, Layout{.dp_shard = 2, .pp = 2},
-            Layout{.dp_shard = 2, .tp = 2, .pp = 2}}) {
+      for (const Layout& layout : parse_layouts(
+               {"fsdp=2", "fsdp=3", "fsdp=4", "dp=2,fsdp=2", "fsdp=2,tp=2",
+                "fsdp=2,pp=2", "fsdp=2,tp=2,pp=2"})) {
         cases.add_stage(model, layout, stage);
         if (layout.tp == 1 || model.name == "simple_cnn") continue;
         cases.add_stage(model, layout, stage, tokens_text(true))
@@ -164,8 +156,7 @@ void add_stages(Cases& cases) {
     cases.add_stage(kResnet18, {.dp_shard = 2}, stage);
   }
   for (const Layout& layout :
-       {Layout{.dp_shard = 4}, Layout{.dp_replicate = 2, .dp_shard = 2},
-        Layout{.dp_shard = 2, .tp = 2}, Layout{.dp_shard = 2, .pp = 2}}) {
+       parse_layouts({"fsdp=4", "dp=2,fsdp=2", "fsdp=2,tp=2", "fsdp=2,pp=2"})) {
     // Statistics are those of a batch.
     cases.add(kResnet18, layout, stage_text(3)).pipeline.microbatches = 1;
   }
@@ -217,10 +208,9 @@ void add_memory(Cases& cases) {
        "recompute all, activations and parameters offloaded"}};
   for (const auto& [options, also] : memories) {
     for (const auto& model : {tiny_gpt(), kSimpleCnn}) {
-      for (const Layout& layout :
-           {Layout{}, Layout{.dp_replicate = 2}, Layout{.dp_shard = 2},
-            Layout{.tp = 2}, Layout{.pp = 2},
-            Layout{.dp_shard = 2, .tp = 2, .pp = 2}}) {
+      for (const Layout& layout : parse_layouts(
+               {"dp=1", "dp=2", "fsdp=2", "tp=2", "pp=2",
+                "fsdp=2,tp=2,pp=2"})) {
         Job& job = cases.add(model, layout, also);
         job.memory = options;
         if (model.name == "gpt") job.model.dropout = 0.3;
@@ -346,8 +336,6 @@ std::vector<Case> all_cases(const std::string& tokens) {
   add_orders(cases);
   return std::move(cases.all);
 }
-
-// -------------------------------------------------------------------- table
 
 // A row that was not run: nothing is compared.
 Row row_of(const Case& one) {

@@ -80,8 +80,6 @@ TEST(VerifyPipeline, SimpleCnnAndResnet) {
   EXPECT_THAT(result.hint, HasSubstr("microbatch"));
 }
 
-// ------------------------------------------------------- lists of one's own
-
 struct BlockImpl : torch::nn::Module {
   explicit BlockImpl(int64_t width) {
     fc = register_module("fc", torch::nn::Linear(width, width));
@@ -229,8 +227,6 @@ TEST(VerifyPipeline, WhatDoesNotFitIsRefusedWithNumbers) {
   EXPECT_TRUE(result_of(job).passed);
 }
 
-// ------------------------------------------------------------ model parallel
-
 Job placed_job(int64_t devices, int64_t dp = 1) {
   Job job = mlp_job(1, "1f1b", dp);
   job.model.devices.assign(static_cast<size_t>(devices), "cpu");
@@ -260,8 +256,6 @@ TEST(VerifyPlacement, WhatDoesNotFitIsRefusedWithNumbers) {
       error_text<ConfigError>([&] { result_of(job); }),
       HasSubstr("of its 1,000 B"));
 }
-
-// ------------------------------------------------------------------ training
 
 using PipelineTraining = TrainedRuns;
 

@@ -21,6 +21,7 @@
 #include "echelon/train/trainer.h"
 #include "tests/support/error_text.h"
 #include "tests/support/temp_folder.h"
+#include "tests/train/layouts.h"
 
 namespace echelon {
 namespace precision_training_test {
@@ -282,8 +283,7 @@ TEST_F(PrecisionTraining, StepsThatOverflowAreSkipped) {
 // A skipped step changes neither parameters nor the optimizer's state, which
 // counts steps for Adam's corrections.
 TEST_F(PrecisionTraining, ASkippedStepLeavesTheOptimizerAlone) {
-  for (const auto& layout :
-       {Layout{}, Layout{.dp_shard = 2}, Layout{.tp = 2}, Layout{.pp = 2}}) {
+  for (const auto& layout : parse_layouts({"dp=1", "fsdp=2", "tp=2", "pp=2"})) {
     SCOPED_TRACE(to_string(layout));
     Job job = digits();
     job.layout = layout;
@@ -352,8 +352,6 @@ TEST_F(PrecisionTraining, ALossThatIsNotFiniteNamesTheLayerAndTheDtype) {
           "first NaN or infinity in layer ", "Numbers of fp16 end at 65504"));
 }
 
-// ------------------------------------------------------------- norms by layer
-
 TEST_F(PrecisionTraining, LayersNormsAreThoseOfOneDevice) {
   Job job = text(cache_.path() + "/text.txt");
   job.model.dtype = "float64";
@@ -379,8 +377,7 @@ TEST_F(PrecisionTraining, LayersNormsAreThoseOfOneDevice) {
     EXPECT_NEAR(std::sqrt(squares), step.grad_norm.value_or(0), 1e-12);
   }
   for (const auto& layout :
-       {Layout{.dp_replicate = 2}, Layout{.dp_shard = 3}, Layout{.tp = 3},
-        Layout{.pp = 2}, Layout{.dp_shard = 2, .tp = 2, .pp = 2}}) {
+       parse_layouts({"dp=2", "fsdp=3", "tp=3", "pp=2", "fsdp=2,tp=2,pp=2"})) {
     SCOPED_TRACE(to_string(layout));
     job.layout = layout;
     job.train.batch = layout.dp_shard == 3 ? 18 : 16;

@@ -127,8 +127,6 @@ counts_of(const Records& records, const std::string& what) {
   return counts;
 }
 
-// ------------------------------------------------------------------ gradients
-
 TEST(ShardedStep, ReducesGradientsOncePerStepOrPerPass) {
   for (const int64_t stage : {1, 2, 3}) {
     Job job = job_of({.dp_shard = 2}, stage);
@@ -157,8 +155,7 @@ TEST(ShardedStep, ReducesTheUnitsOfOnePipelineStage) {
 // While backward goes on, not after it.
 TEST(ShardedStep, ReducesWhileBackwardRuns) {
   for (const int64_t stage : {1, 3}) {
-    for (const Layout& layout :
-         {Layout{.dp_shard = 2}, Layout{.dp_shard = 2, .pp = 2}}) {
+    for (const Layout& layout : parse_layouts({"fsdp=2", "fsdp=2,pp=2"})) {
       Job job = job_of(layout, stage);
       job.train.accumulate = layout.pp > 1 ? 1 : 2;
       run_ranks(static_cast<int>(layout.num_ranks()), [&](World& world) {
@@ -199,8 +196,6 @@ TEST(ShardedStep, SumsInTheDtypeThatIsAsked) {
     }
   }
 }
-
-// ----------------------------------------------------------------- parameters
 
 TEST(ShardedStep, GathersForUseOrForTheStep) {
   for (const int64_t pp : {1, 2}) {
@@ -335,8 +330,6 @@ TEST(ShardedStep, SendsWhatTheDryRunSays) {
   }
 }
 
-// ----------------------------------------------------------- between the steps
-
 MemoryByKind kept_by(const Job& job) {
   MemoryByKind kept;
   std::mutex mutex;
@@ -367,7 +360,7 @@ TEST(ShardedStep, KeepsWhatOffloadLeaves) {
   EXPECT_EQ(parameters(), masters);
 
   // Whole parameters are kept by stages 1 and 2 and by a rank alone.
-  for (const Layout& layout : {Layout{}, Layout{.dp_shard = 2}}) {
+  for (const Layout& layout : parse_layouts({"dp=1", "fsdp=2"})) {
     SCOPED_TRACE(to_string(layout));
     job = job_of(layout, 2);
     job.memory.offload = "optimizer";
@@ -382,13 +375,10 @@ TEST(ShardedStep, KeepsWhatOffloadLeaves) {
   }
 }
 
-// ------------------------------------------------------------- ranks together
-
 // A gradient that is not finite in the part of one rank alone.
 TEST(ShardedStep, OneRanksOverflowIsSkippedByAll) {
-  for (const Layout& layout :
-       {Layout{.dp_shard = 2}, Layout{.dp_shard = 2, .tp = 2},
-        Layout{.dp_shard = 2, .pp = 2}, Layout{.tp = 2}, Layout{.pp = 2}}) {
+  for (const Layout& layout : parse_layouts(
+           {"fsdp=2", "fsdp=2,tp=2", "fsdp=2,pp=2", "tp=2", "pp=2"})) {
     SCOPED_TRACE(to_string(layout));
     Job job = job_of(layout);
     job.precision.compute = "fp16";
@@ -440,8 +430,7 @@ TEST(ShardedStep, BuffersAreThoseOfTheFirstRank) {
   list.add("norm", [] { return torch::nn::BatchNorm1d(8); });
   list.add("out", [] { return torch::nn::Linear(8, 4); });
   for (const Layout& layout :
-       {Layout{.dp_shard = 2}, Layout{.dp_replicate = 2, .dp_shard = 2},
-        Layout{.dp_shard = 2, .pp = 2}}) {
+       parse_layouts({"fsdp=2", "dp=2,fsdp=2", "fsdp=2,pp=2"})) {
     SCOPED_TRACE(to_string(layout));
     const Job job = job_of(layout);
     std::atomic<int> seen = 0;

@@ -40,8 +40,7 @@ Job job_of(const Layout& layout, int64_t stage = 3) {
 // composition_test.cpp has the other layouts of each stage.
 TEST(ShardedTraining, EqualsOneDevice) {
   for (const int64_t stage : {1, 2, 3}) {
-    for (const Layout& layout :
-         {Layout{.dp_shard = 3}, Layout{.dp_shard = 2, .tp = 2, .pp = 2}}) {
+    for (const Layout& layout : parse_layouts({"fsdp=3", "fsdp=2,tp=2,pp=2"})) {
       EXPECT_EQ(
           expect_equal_to_one_device(job_of(layout, stage)), 2 * (1 + 2 * 6));
     }
@@ -50,8 +49,7 @@ TEST(ShardedTraining, EqualsOneDevice) {
 
 TEST(ShardedTraining, GathersForUseOrForAStep) {
   for (const char* gather : {"use", "step"}) {
-    for (const Layout& layout :
-         {Layout{.dp_shard = 2}, Layout{.dp_shard = 2, .pp = 2}}) {
+    for (const Layout& layout : parse_layouts({"fsdp=2", "fsdp=2,pp=2"})) {
       for (const int64_t prefetch : {0, 3}) {
         Job job = job_of(layout);
         job.shard.gather = gather;
@@ -88,8 +86,7 @@ TEST(ShardedTraining, EverySchedule) {
 }
 
 TEST(ShardedTraining, SynchronisedBatchNormEqualsOneDevice) {
-  for (const Layout& layout :
-       {Layout{.dp_shard = 2}, Layout{.dp_replicate = 2, .dp_shard = 2}}) {
+  for (const Layout& layout : parse_layouts({"fsdp=2", "dp=2,fsdp=2"})) {
     Job job = job_of(layout);
     job.model.name = "resnet18";
     job.data.name = "dummy";
@@ -106,8 +103,7 @@ TEST(ShardedTraining, SynchronisedBatchNormEqualsOneDevice) {
 
 TEST(ShardedTraining, APlantedErrorIsFound) {
   for (const Layout& layout :
-       {Layout{.dp_shard = 2}, Layout{.dp_shard = 2, .tp = 2},
-        Layout{.dp_shard = 2, .pp = 2}}) {
+       parse_layouts({"fsdp=2", "fsdp=2,tp=2", "fsdp=2,pp=2"})) {
     const Job job = job_of(layout);
     for (const char* name : {"conv1.bias", "fc.weight"}) {
       const auto result = result_of(job, {.steps = 1, .plant_error = name});
@@ -120,8 +116,7 @@ TEST(ShardedTraining, APlantedErrorIsFound) {
 TEST(ShardedTraining, OffloadedStateEqualsOneDevice) {
   for (const char* offload : {"optimizer", "parameters"}) {
     for (const Layout& layout :
-         {Layout{}, Layout{.dp_replicate = 2}, Layout{.dp_shard = 2},
-          Layout{.tp = 2}, Layout{.pp = 2}}) {
+         parse_layouts({"dp=1", "dp=2", "fsdp=2", "tp=2", "pp=2"})) {
       Job job = job_of(layout);
       job.memory.offload = offload;
       expect_equal_to_one_device(job);
@@ -158,11 +153,9 @@ TEST(ShardedTraining, EachGradientCountsOnceInTheNorm) {
   Job job;
   const double all =
       static_cast<double>(model_source(job_of({}), kDigits).num_parameters());
-  for (const Layout& layout :
-       {Layout{.dp_shard = 2}, Layout{.dp_shard = 3},
-        Layout{.dp_replicate = 2, .dp_shard = 2},
-        Layout{.dp_shard = 2, .tp = 2}, Layout{.dp_shard = 2, .pp = 2},
-        Layout{.dp_shard = 2, .tp = 2, .pp = 2}}) {
+  for (const Layout& layout : parse_layouts(
+           {"fsdp=2", "fsdp=3", "dp=2,fsdp=2", "fsdp=2,tp=2", "fsdp=2,pp=2",
+            "fsdp=2,tp=2,pp=2"})) {
     EXPECT_NEAR(norm_of(layout), std::sqrt(all), 1e-9) << to_string(layout);
   }
 }
@@ -223,10 +216,9 @@ TEST_F(ShardedRuns, FollowTheCurveOfOneDeviceAndSaveFullTensors) {
   };
   const auto one = run(job_for({}), "one");
   const double first_loss = read_metrics(one / "metrics.jsonl").steps[0].loss;
-  for (const Layout& layout :
-       {Layout{.dp_shard = 3}, Layout{.dp_replicate = 2, .dp_shard = 2},
-        Layout{.dp_shard = 2, .tp = 2}, Layout{.dp_shard = 2, .pp = 2},
-        Layout{.dp_shard = 2, .tp = 2, .pp = 2}}) {
+  for (const Layout& layout : parse_layouts(
+           {"fsdp=3", "dp=2,fsdp=2", "fsdp=2,tp=2", "fsdp=2,pp=2",
+            "fsdp=2,tp=2,pp=2"})) {
     SCOPED_TRACE(to_string(layout));
     const auto folder = run(job_for(layout), to_string(layout));
     expect_same_run(folder, one);
@@ -240,8 +232,7 @@ TEST_F(ShardedRuns, FollowTheCurveOfOneDeviceAndSaveFullTensors) {
 }
 
 TEST_F(ShardedRuns, SomeRanksMayHaveNoSampleToEvaluate) {
-  for (const Layout& layout :
-       {Layout{.dp_shard = 4}, Layout{.dp_shard = 4, .pp = 2}}) {
+  for (const Layout& layout : parse_layouts({"fsdp=4", "fsdp=4,pp=2"})) {
     Job job = job_of(layout);
     job.train.steps = 2;
     job.train.batch = 356;  // of 359 held out 3 remain, for 4 ranks
@@ -254,8 +245,7 @@ TEST_F(ShardedRuns, SomeRanksMayHaveNoSampleToEvaluate) {
 
 TEST_F(ShardedRuns, ANanNamesTheLayer) {
   for (const Layout& layout :
-       {Layout{.dp_shard = 2}, Layout{.dp_shard = 2, .pp = 2},
-        Layout{.dp_shard = 2, .tp = 2}}) {
+       parse_layouts({"fsdp=2", "fsdp=2,pp=2", "fsdp=2,tp=2"})) {
     Job job = job_of(layout);
     job.optimizer.clip_norm = 0;
     job.optimizer.name = "sgd";
@@ -265,8 +255,7 @@ TEST_F(ShardedRuns, ANanNamesTheLayer) {
         error_text<NumericError>([&] { run(job, to_string(layout)); }),
         HasAll("is not a finite number", "in layer "));
   }
-  for (const Layout& layout :
-       {Layout{.dp_shard = 2}, Layout{.dp_shard = 2, .pp = 2}}) {
+  for (const Layout& layout : parse_layouts({"fsdp=2", "fsdp=2,pp=2"})) {
     const auto body = [](World&, const MeshGroups&, ParallelModel& model) {
       for (const auto& part : model.parameters()) {
         const torch::NoGradGuard no_grad;
@@ -292,8 +281,7 @@ TEST_F(ShardedRuns, ComputeInLowPrecision) {
       read_metrics(run(job, "float32") / "metrics.jsonl").steps.back().loss;
   for (const char* compute : {"bf16", "fp16"}) {
     for (const Layout& layout :
-         {Layout{}, Layout{.dp_replicate = 2}, Layout{.dp_shard = 2},
-          Layout{.pp = 2}, Layout{.dp_shard = 2, .tp = 2}}) {
+         parse_layouts({"dp=1", "dp=2", "fsdp=2", "pp=2", "fsdp=2,tp=2"})) {
       job.layout = layout;
       job.precision.compute = compute;
       job.precision.reduce = "float32";
@@ -314,7 +302,7 @@ TEST_F(ShardedRuns, ComputeInLowPrecision) {
 // All ranks skip a step in which the gradients of one overflow.
 TEST_F(ShardedRuns, OverflowsAreSkippedByAllRanks) {
   for (const Layout& layout :
-       {Layout{}, Layout{.dp_shard = 2}, Layout{.dp_shard = 2, .pp = 2}}) {
+       parse_layouts({"dp=1", "fsdp=2", "fsdp=2,pp=2"})) {
     Job job = job_of(layout);
     job.model.name = "mlp";
     job.model.hidden = {64, 32};

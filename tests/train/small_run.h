@@ -12,6 +12,7 @@
 #include "echelon/train/saving/saved_state.h"
 #include "tests/data/sources/make_tokens.h"
 #include "tests/support/temp_folder.h"
+#include "tests/train/layouts.h"
 
 namespace echelon {
 

@@ -109,11 +109,9 @@ Job cut_job(const Layout& layout) {
 }
 
 TEST(TensorParallelTraining, EqualsOneDevice) {
-  for (const Layout& layout :
-       {Layout{.tp = 2}, Layout{.tp = 3}, Layout{.tp = 4},
-        Layout{.dp_replicate = 2, .tp = 2}, Layout{.tp = 2, .pp = 2},
-        Layout{.tp = 2, .pp = 3},
-        Layout{.dp_replicate = 2, .tp = 2, .pp = 2}}) {
+  for (const Layout& layout : parse_layouts(
+           {"tp=2", "tp=3", "tp=4", "dp=2,tp=2", "tp=2,pp=2", "tp=2,pp=3",
+            "dp=2,tp=2,pp=2"})) {
     Job job = cut_job(layout);
     EXPECT_EQ(expect_equal_to_one_device(job, cut_list), 2 * (1 + 2 * 8));
   }
@@ -232,10 +230,9 @@ TEST(TensorParallelTraining, EachGradientCountsOnceInTheNorm) {
     return *norms.begin();
   };
   const double all = 64 * 13 + 13 + 13 * 7 + 7 + 7 * 11 + 11 + 11 * 10 + 10;
-  for (const Layout& layout :
-       {Layout{}, Layout{.tp = 2}, Layout{.tp = 3},
-        Layout{.dp_replicate = 2, .tp = 2}, Layout{.tp = 2, .pp = 2},
-        Layout{.dp_replicate = 2, .tp = 2, .pp = 2}}) {
+  for (const Layout& layout : parse_layouts(
+           {"dp=1", "tp=2", "tp=3", "dp=2,tp=2", "tp=2,pp=2",
+            "dp=2,tp=2,pp=2"})) {
     EXPECT_NEAR(norm_of(layout), std::sqrt(all), 1e-9) << to_string(layout);
   }
 }
@@ -257,8 +254,7 @@ TEST_F(TensorTraining, FollowsTheCurveOfOneDeviceAndSavesFullTensors) {
     return job;
   };
   const auto one = run(job_of({}), "one");
-  for (const Layout& layout :
-       {Layout{.tp = 3}, Layout{.dp_replicate = 2, .tp = 2, .pp = 2}}) {
+  for (const Layout& layout : parse_layouts({"tp=3", "dp=2,tp=2,pp=2"})) {
     SCOPED_TRACE(to_string(layout));
     expect_same_run(run(job_of(layout), to_string(layout)), one);
   }
@@ -266,8 +262,7 @@ TEST_F(TensorTraining, FollowsTheCurveOfOneDeviceAndSavesFullTensors) {
 
 // Only one rank has the broken part; the others compute each layer with it.
 TEST_F(TensorTraining, ANanInOneShardNamesTheLayer) {
-  for (const Layout& layout :
-       {Layout{.tp = 2}, Layout{.dp_replicate = 2, .tp = 2, .pp = 2}}) {
+  for (const Layout& layout : parse_layouts({"tp=2", "dp=2,tp=2,pp=2"})) {
     Job job = cut_job(layout);
     job.optimizer.clip_norm = 0;
     job.optimizer.name = "sgd";
@@ -299,8 +294,7 @@ TEST_F(TensorTraining, StartsFromWeightsOfAnyLayout) {
   const auto first = run(job, "first");
   const double trained =
       read_metrics(first / "metrics.jsonl").steps.back().loss;
-  for (const Layout& layout :
-       {Layout{}, Layout{.tp = 3}, Layout{.tp = 2, .pp = 2}}) {
+  for (const Layout& layout : parse_layouts({"dp=1", "tp=3", "tp=2,pp=2"})) {
     Job again = cut_job(layout);
     again.train.steps = 1;
     again.model.weights = (first / "checkpoints/last.safetensors").string();

@@ -19,6 +19,7 @@
 #include "echelon/train/trainer.h"
 #include "echelon/train/verify.h"
 #include "tests/support/temp_folder.h"
+#include "tests/train/layouts.h"
 
 namespace echelon {
 

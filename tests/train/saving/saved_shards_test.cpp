@@ -191,10 +191,8 @@ TEST(SavedShards, RandomStateIsNamedByThePlaceInTheMesh) {
 TEST(SavedShards, TheFirstRankWritesBuffers) {
   Job job = small_mlp();
   job.optimizer.name = "adamw";
-  for (const Layout& layout :
-       {Layout{}, Layout{.dp_replicate = 2}, Layout{.dp_shard = 2},
-        Layout{.dp_replicate = 2, .dp_shard = 2},
-        Layout{.dp_shard = 2, .pp = 2}}) {
+  for (const Layout& layout : parse_layouts(
+           {"dp=1", "dp=2", "fsdp=2", "dp=2,fsdp=2", "fsdp=2,pp=2"})) {
     SCOPED_TRACE(to_string(layout));
     job.layout = layout;
     Whole whole;
@@ -233,8 +231,7 @@ TEST(SavedShards, TensorParallelRanksShareReplicatedParameters) {
     return own_layers();
   };
   for (const Layout& layout :
-       {Layout{.tp = 2}, Layout{.tp = 3}, Layout{.dp_shard = 2, .tp = 2},
-        Layout{.dp_replicate = 2, .tp = 2}}) {
+       parse_layouts({"tp=2", "tp=3", "fsdp=2,tp=2", "dp=2,tp=2"})) {
     SCOPED_TRACE(to_string(layout));
     job.layout = layout;
     const Whole whole = saved(job, 0, layers);

@@ -189,8 +189,6 @@ TEST(SavedState, ResumesStatisticsOfShardedChannels) {
   }
 }
 
-// --------------------------------------------------------------------- details
-
 TEST(SavedState, OneFlatShardCountsTheMostUpdates) {
   TempFolder folder;
   Job job = small_gpt(write_tokens(folder));
@@ -251,8 +249,7 @@ TEST(SavedState, ValuesAreConverted) {
   Job job = small_gpt(write_tokens(folder));
   const auto trained = train_and_save(job, folder.path("float64"));
   job.model.dtype = "float32";
-  for (const Layout& layout :
-       {Layout{}, Layout{.dp_shard = 2}, Layout{.tp = 3}}) {
+  for (const Layout& layout : parse_layouts({"dp=1", "fsdp=2", "tp=3"})) {
     SCOPED_TRACE(to_string(layout));
     job.layout = layout;
     Values rounded;
@@ -276,8 +273,7 @@ TEST(SavedState, ReadsOnlyNeededBlocks) {
   on_ranks(job, [&](SmallRun& run) { save(run, folder.path("dp"), 1); });
   const auto saved = newest(folder.path("dp"));
   for (const Layout& layout :
-       {Layout{.dp_shard = 4}, Layout{.pp = 3},
-        Layout{.dp_shard = 2, .pp = 2}}) {
+       parse_layouts({"fsdp=4", "pp=3", "fsdp=2,pp=2"})) {
     SCOPED_TRACE(to_string(layout));
     job.layout = layout;
     on_ranks(job, [&](SmallRun& run) {
@@ -353,8 +349,6 @@ TEST(SavedState, ThePlanCountsTheCopy) {
   }
 }
 
-// ---------------------------------------------------------------------- errors
-
 TEST(SavedState, AllDifferencesOfAnotherModelAreListed) {
   TempFolder folder;
   Job job = small_mlp();
@@ -362,7 +356,7 @@ TEST(SavedState, AllDifferencesOfAnotherModelAreListed) {
   const auto saved = newest(folder.path("run"));
   job.model.hidden = {17, 14, 11, 7, 5};
   job.optimizer = {.name = "adamw"};
-  for (const Layout& layout : {Layout{}, Layout{.dp_shard = 2, .pp = 2}}) {
+  for (const Layout& layout : parse_layouts({"dp=1", "fsdp=2,pp=2"})) {
     job.layout = layout;
     std::atomic<int> failed = 0;
     on_ranks(job, [&](SmallRun& run) {

@@ -150,8 +150,6 @@ TEST(LossScale, ABatchWithoutTargetsIsAnError) {
       HasSubstr("no token with a target"));
 }
 
-// ------------------------------------------------- the same for every layout
-
 LayerList bigrams() {
   LayerList layers;
   layers.add("embed", [] { return torch::nn::Embedding(kWords, 6); });
