@@ -56,7 +56,6 @@ TEST(ParameterList, MlpFlattensAnyShape) {
   EXPECT_THAT(list_parameters(options, {}, 3)[0].shape, ElementsAre(3, 1));
 }
 
-// The published parameter counts of torchvision's models.
 TEST(ParameterList, ResnetsHaveThePublishedNumberOfParameters) {
   for (const auto& [name, count] :
        {std::pair("resnet18", 11689512), std::pair("resnet34", 21797672),

@@ -171,7 +171,6 @@ TEST(LayerCost, AttentionKeepsNoMatrixOfScores) {
   EXPECT_EQ(costs[0].activation_bytes, 4 * 2 * 3 * 64 * (3 * 16 + 16 + 1));
 }
 
-// All common layers are counted, forwards and backwards.
 TEST(LayerCost, KnowsCommonLayers) {
   using namespace torch::nn;
   const std::vector<int64_t> image{2, 8, 16, 16};
@@ -436,7 +435,6 @@ TEST(LayerCost, InAnotherDtype) {
   }
 }
 
-// A tensor that passes unchanged counts as the input of one layer only.
 TEST(LayerCost, InputsThatArePassedOnCountOnce) {
   LayerList layers;
   const auto pass = [](torch::nn::LinearImpl& linear, const Tensors& inputs) {

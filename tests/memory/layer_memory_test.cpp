@@ -215,8 +215,7 @@ TEST(LayerMemory, CostsOfABlock) {
   const auto costs = recompute_costs(model.layers, {specs[0], specs[2]});
   const auto& block = costs[model.layers.index_of("transformer.h.1")];
   const int64_t tokens = kBatch * kSequence;
-  const int64_t x = tokens * 24 * 8;
-  EXPECT_EQ(block.kept(Recompute::all), x);
+  EXPECT_EQ(block.kept(Recompute::all), tokens * 24 * 8);
   EXPECT_LT(block.kept(Recompute::selective), block.kept(Recompute::none));
   EXPECT_GT(block.kept(Recompute::selective), block.kept(Recompute::all));
   EXPECT_EQ(block.again(Recompute::none), 0);

@@ -260,7 +260,6 @@ TEST_P(RecomputeWays, Autocast) {
   expect_equal(expected, cast(wrap));
 }
 
-// Running statistics and the batch counter are updated once.
 TEST_P(RecomputeWays, BatchNormCountsOnce) {
   const auto once = [](bool again) {
     torch::nn::BatchNorm1d norm(4);
@@ -491,7 +490,6 @@ TEST(Recompute, RecomputingIsTrueInTheSecondRun) {
   EXPECT_FALSE(recomputing());
 }
 
-// Outer hooks get the kept tensors: the inputs.
 TEST(Recompute, OuterHooksGetTheInputs) {
   struct Taker : SavedTensorHooks {
     std::function<Tensor()> pack(const Tensor& tensor) override {

@@ -138,7 +138,6 @@ TEST(ShardedStep, ReducesGradientsOncePerStepOrPerPass) {
   }
 }
 
-// A pass of one stage reduces that stage's units alone.
 TEST(ShardedStep, ReducesTheUnitsOfOnePipelineStage) {
   Job job = job_of({.dp_shard = 2, .pp = 2});
   job.pipeline.schedule = "interleaved";
@@ -375,7 +374,6 @@ TEST(ShardedStep, KeepsWhatOffloadLeaves) {
   }
 }
 
-// A gradient that is not finite in the part of one rank alone.
 TEST(ShardedStep, OneRanksOverflowIsSkippedByAll) {
   for (const Layout& layout : parse_layouts(
            {"fsdp=2", "fsdp=2,tp=2", "fsdp=2,pp=2", "tp=2", "pp=2"})) {

@@ -226,8 +226,7 @@ TEST_F(ShardedRuns, FollowTheCurveOfOneDeviceAndSaveFullTensors) {
     Job again = job_for({.dp_shard = 2});
     again.train.steps = 1;
     again.model.weights = last_weights(folder);
-    const auto next = run(again, "again " + to_string(layout));
-    EXPECT_LT(read_metrics(next / "metrics.jsonl").steps[0].loss, first_loss);
+    EXPECT_LT(steps(again, "again " + to_string(layout))[0].loss, first_loss);
   }
 }
 
@@ -277,8 +276,7 @@ TEST_F(ShardedRuns, ComputeInLowPrecision) {
   job.optimizer.learning_rate = 3e-3;
   job.train.steps = 60;
   job.train.batch = 48;
-  const double expected =
-      read_metrics(run(job, "float32") / "metrics.jsonl").steps.back().loss;
+  const double expected = steps(job, "float32").back().loss;
   for (const char* compute : {"bf16", "fp16"}) {
     for (const Layout& layout :
          parse_layouts({"dp=1", "dp=2", "fsdp=2", "pp=2", "fsdp=2,tp=2"})) {
@@ -299,7 +297,6 @@ TEST_F(ShardedRuns, ComputeInLowPrecision) {
   }
 }
 
-// All ranks skip a step in which the gradients of one overflow.
 TEST_F(ShardedRuns, OverflowsAreSkippedByAllRanks) {
   for (const Layout& layout :
        parse_layouts({"dp=1", "fsdp=2", "fsdp=2,pp=2"})) {
@@ -313,10 +310,9 @@ TEST_F(ShardedRuns, OverflowsAreSkippedByAllRanks) {
     job.optimizer.clip_norm = 0;
     job.train.steps = 60;
     job.train.batch = 48;
-    const auto folder = run(job, "overflow " + to_string(layout));
-    const auto steps = read_metrics(folder / "metrics.jsonl").steps;
-    EXPECT_NEAR(steps[5].loss, std::log(10), 0.1);
-    EXPECT_LT(steps.back().loss, 2.2) << to_string(layout);
+    const auto done = steps(job, "overflow " + to_string(layout));
+    EXPECT_NEAR(done[5].loss, std::log(10), 0.1);
+    EXPECT_LT(done.back().loss, 2.2) << to_string(layout);
     job.precision.max_overflows = 4;
     EXPECT_THAT(
         error_text<NumericError>(

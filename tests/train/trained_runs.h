@@ -37,6 +37,10 @@ class TrainedRuns : public testing::Test {
     return folder;
   }
 
+  std::vector<StepMetrics> steps(const Job& job, const std::string& name) {
+    return read_metrics(run(job, name) / "metrics.jsonl").steps;
+  }
+
   /// The job on data of 32 samples, one batch in order, of which one has NaNs:
   /// of two ranks the second one gets it.
   Job with_broken_sample(Job job) {

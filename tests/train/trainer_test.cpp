@@ -36,10 +36,6 @@ class Trainer : public TrainedRuns {
     return job;
   }
 
-  std::vector<StepMetrics> steps(const Job& job, const std::string& name) {
-    return read_metrics(run(job, name) / "metrics.jsonl").steps;
-  }
-
   // The losses are those of `expected`, relative to them.
   static void expect_losses(
       const std::vector<StepMetrics>& actual,
@@ -192,8 +188,7 @@ TEST_F(Trainer, StartsFromTrainedWeights) {
   Job job = digits(1, 1);
   job.model.weights = folder_.path("first/checkpoints/last.safetensors");
   const auto again = steps(job, "again");
-  const auto cold = steps(digits(1, 1), "cold");
-  EXPECT_LT(again[0].loss, cold[0].loss / 2);
+  EXPECT_LT(again[0].loss, steps(digits(1, 1), "cold")[0].loss / 2);
 }
 
 TEST_F(Trainer, ANanNamesStepRankAndLayer) {

@@ -410,7 +410,6 @@ TEST_F(Resumed, TheBestOneStays) {
       (std::set<int64_t>{25, 30, best->step}));
 }
 
-// A file written next to training has the state at the end of its step.
 TEST_F(Resumed, FilesHoldTheStateOfTheirStep) {
   for (const std::string layout : {"dp=1", "dp=2", "fsdp=2", "pp=2", "tp=3"}) {
     SCOPED_TRACE(layout);

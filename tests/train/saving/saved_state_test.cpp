@@ -154,7 +154,6 @@ TEST(SavedState, ResumesMasterParameters) {
   check_pairs(cases, folder.path("bf16"), 0.02);
 }
 
-// Running statistics of sharded channels.
 TEST(SavedState, ResumesStatisticsOfShardedChannels) {
   TempFolder folder;
   Job base;
