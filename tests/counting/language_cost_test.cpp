@@ -110,8 +110,7 @@ TEST(LanguageCost, WithDocumentsAndOnEachRank) {
 }
 
 TEST(LanguageCost, ALargeModelNeedsNoMemory) {
-  ModelOptions options;
-  options.name = "llama-70b";
+  const ModelOptions options{.name = "llama-70b"};
   const auto costs = count_layers(
       model_layers(options, {4096}, vocabulary(options, 0)),
       {{{8, 4096}, torch::kInt64}});

@@ -98,10 +98,8 @@ TEST(LayerCostPytorch, EqualsThePythonCounters) {
   ECHELON_NEED_PYTHON();
   const auto expected = python_totals();
   const auto resnet = [](const std::string& name) {
-    ModelOptions options;
-    options.name = name;
     return totals_of(
-        model_layers(options, {3, 224, 224}, 10), {{8, 3, 224, 224}});
+        model_layers({.name = name}, {3, 224, 224}, 10), {{8, 3, 224, 224}});
   };
   const TensorSpec tokens{{4, 128}, torch::kInt64};
   const std::map<std::string, Totals> ours{

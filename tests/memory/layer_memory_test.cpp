@@ -231,9 +231,7 @@ TEST(LayerMemory, CostsOfABlock) {
 TEST(LayerMemory, TooSmallABudgetIsRefusedWithTheNeed) {
   const std::vector<RecomputeCost> costs(
       4, {"block", {9 << 20, 5 << 20, 2 << 20}, {0, 1, 2}});
-  MemoryOptions options;
-  options.recompute = "budget";
-  options.activation_bytes = 23 << 20;
+  MemoryOptions options{.recompute = "budget", .activation_bytes = 23 << 20};
   EXPECT_THAT(
       error_text([&] { plan_recompute(options, costs, 3); }),
       HasAll(

@@ -431,13 +431,6 @@ dropout of 0.3 in the rows that save memory. `order` names the axes, outermost f
 | --- | --- | --- | ---: | ---: | --- |
 )";
 
-std::vector<std::string> lines_of(const std::string& text) {
-  std::istringstream stream(text);
-  std::vector<std::string> lines;
-  for (std::string line; std::getline(stream, line);) lines.push_back(line);
-  return lines;
-}
-
 void write_table(
     const std::filesystem::path& path, const std::vector<Row>& rows) {
   std::ofstream file(path);
@@ -452,7 +445,9 @@ void compare_table(
   std::ifstream file(path);
   const std::string text{std::istreambuf_iterator<char>(file), {}};
   ASSERT_EQ(text.substr(0, std::string(kHead).size()), kHead) << path;
-  const auto lines = lines_of(text.substr(std::string(kHead).size()));
+  std::istringstream table(text.substr(std::string(kHead).size()));
+  std::vector<std::string> lines;
+  for (std::string line; std::getline(table, line);) lines.push_back(line);
   const char* update = "; ECHELON_UPDATE_EXPECTED=1 writes it";
   ASSERT_EQ(lines.size(), rows.size()) << path << update;
   for (size_t i = 0; i < rows.size(); ++i) {

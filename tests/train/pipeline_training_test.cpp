@@ -53,8 +53,7 @@ TEST_P(EverySchedule, EqualsOneDeviceWithDataParallelism) {
 }
 
 TEST(VerifyPipeline, FindsAPlantedFactorOfTwo) {
-  VerifyOptions options{.steps = 2};
-  options.plant_error = "fc7.weight";
+  const VerifyOptions options{.steps = 2, .plant_error = "fc7.weight"};
   const auto result = result_of(mlp_job(3, "1f1b"), options);
   EXPECT_FALSE(result.passed);
   EXPECT_THAT(to_text(result, options), HasSubstr("fc7.weight"));

@@ -55,8 +55,7 @@ TEST(Verify, SynchronisedBatchNormEqualsOneDevice) {
   job.data.shape = {3, 32, 32};
   job.train.batch = 8;
   job.model.sync_batch_norm = true;
-  VerifyOptions options;
-  options.steps = 2;
+  const VerifyOptions options{.steps = 2};
   const auto synchronised = result_of(job, 2, options);
   EXPECT_TRUE(synchronised.passed) << to_text(synchronised, options);
 
@@ -67,8 +66,7 @@ TEST(Verify, SynchronisedBatchNormEqualsOneDevice) {
 }
 
 TEST(Verify, FindsAPlantedFactorOfTwoAndSaysWhere) {
-  VerifyOptions options;
-  options.plant_error = "conv2.weight";
+  const VerifyOptions options{.plant_error = "conv2.weight"};
   const auto result = result_of(job_of("simple_cnn", 2), 2, options);
   EXPECT_FALSE(result.passed);
   bool gradient_found = false;

@@ -29,10 +29,8 @@ save(SmallRun& run, const std::filesystem::path& folder, int64_t step) {
       snapshot.slices());
   run.world.group().barrier();
   if (run.world.rank() == 0) {
-    CheckpointManifest manifest;
-    manifest.step = step;
-    manifest.ranks = run.world.size();
-    commit_checkpoint(folder, manifest, run.world.size());
+    const int ranks = run.world.size();
+    commit_checkpoint(folder, {.step = step, .ranks = ranks}, ranks);
   }
   run.world.group().barrier();
 }

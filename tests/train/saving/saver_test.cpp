@@ -21,9 +21,7 @@ using testing::HasSubstr;
 using testing::IsEmpty;
 
 CheckpointManifest at_step(int64_t step) {
-  CheckpointManifest now;
-  now.step = step;
-  return now;
+  return {.step = step};
 }
 
 class SaverTest : public testing::Test {
