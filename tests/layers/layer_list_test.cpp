@@ -8,8 +8,7 @@
 
 #include "tests/support/error_text.h"
 
-namespace echelon {
-namespace layer_list_test {
+namespace echelon::layer_list_test {
 
 using testing::AllOf;
 using testing::ElementsAre;
@@ -299,5 +298,4 @@ TEST(LayerList, AddingToACopyLeavesTheOriginal) {
   EXPECT_EQ(copy.size(), 2u);
 }
 
-}  // namespace layer_list_test
-}  // namespace echelon
+}  // namespace echelon::layer_list_test

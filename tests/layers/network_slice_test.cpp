@@ -13,8 +13,7 @@
 #include "echelon/models/make_network.h"
 #include "tests/support/error_text.h"
 
-namespace echelon {
-namespace network_slice_test {
+namespace echelon::network_slice_test {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -393,5 +392,4 @@ TEST(NetworkSlice, FindsNonFiniteValuesInASlice) {
   EXPECT_EQ(found->what, "parameter body.1.deep.scale");
 }
 
-}  // namespace network_slice_test
-}  // namespace echelon
+}  // namespace echelon::network_slice_test

@@ -10,8 +10,7 @@
 #include "echelon/error.h"
 #include "echelon/layers/sharded_module.h"
 
-namespace echelon {
-namespace network_test {
+namespace echelon::network_test {
 
 using testing::ElementsAre;
 
@@ -280,5 +279,4 @@ TEST(Network, RefusesAsTheParameterListDoes) {
   EXPECT_THROW(make_network(named("vgg"), {3, 32, 32}, 10, 0), ConfigError);
 }
 
-}  // namespace network_test
-}  // namespace echelon
+}  // namespace echelon::network_test

@@ -11,8 +11,7 @@
 #include "echelon/layers/sharded_module.h"
 #include "tests/support/error_text.h"
 
-namespace echelon {
-namespace parameter_init_test {
+namespace echelon::parameter_init_test {
 
 using Kind = InitialValue::Kind;
 
@@ -202,5 +201,4 @@ TEST(ParameterInit, NormalHasItsMoments) {
       0.0002);
 }
 
-}  // namespace parameter_init_test
-}  // namespace echelon
+}  // namespace echelon::parameter_init_test

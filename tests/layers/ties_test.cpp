@@ -8,8 +8,7 @@
 #include "echelon/layers/network.h"
 #include "tests/support/error_text.h"
 
-namespace echelon {
-namespace ties_test {
+namespace echelon::ties_test {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -312,5 +311,4 @@ TEST(Ties, PartlySharedMemoryIsRefused) {
                 "\"b.w\" of shape [2, 4]"));
 }
 
-}  // namespace ties_test
-}  // namespace echelon
+}  // namespace echelon::ties_test

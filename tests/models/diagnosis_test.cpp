@@ -8,8 +8,7 @@
 #include "echelon/models/make_network.h"
 #include "echelon/parallel/data/sync_batch_norm.h"
 
-namespace echelon {
-namespace diagnosis_test {
+namespace echelon::diagnosis_test {
 
 TEST(Diagnosis, ASingleRankNamesTheLayer) {
   run_ranks(2, [](World& world) {
@@ -62,5 +61,4 @@ TEST(Diagnosis, ASingleRankNamesTheLayerOfAUser) {
   });
 }
 
-}  // namespace diagnosis_test
-}  // namespace echelon
+}  // namespace echelon::diagnosis_test

@@ -15,8 +15,7 @@
 #include "tests/support/gpu.h"
 #include "tests/support/process_ranks.h"
 
-namespace echelon {
-namespace language_gpu_test {
+namespace echelon::language_gpu_test {
 
 using namespace language_case;
 using parity::NamedTensors;
@@ -167,5 +166,4 @@ TEST_F(TensorParallelGpu, ThreeRanksShareTheGpu) {
   testing_support::run_as_ranks(3, "Rank.*", 1);
 }
 
-}  // namespace language_gpu_test
-}  // namespace echelon
+}  // namespace echelon::language_gpu_test

@@ -15,8 +15,7 @@
 #include "tests/support/error_text.h"
 #include "tests/support/temp_folder.h"
 
-namespace echelon {
-namespace language_network_test {
+namespace echelon::language_network_test {
 
 using namespace language_case;
 using testing::HasSubstr;
@@ -309,5 +308,4 @@ TEST_P(LanguageNetwork, LoadsItsShardsFromAFile) {
   }
 }
 
-}  // namespace language_network_test
-}  // namespace echelon
+}  // namespace echelon::language_network_test

@@ -24,8 +24,7 @@
 #include "tests/support/python.h"
 #include "tests/support/temp_folder.h"
 
-namespace echelon {
-namespace language_pytorch_test {
+namespace echelon::language_pytorch_test {
 
 constexpr int64_t kVocabulary = 51;
 constexpr int64_t kSequence = 17;
@@ -341,5 +340,4 @@ TEST_F(LanguagePytorch, TrainingGivesTheSameLosses) {
   EXPECT_LT(losses.back(), losses.front() - 0.1);
 }
 
-}  // namespace language_pytorch_test
-}  // namespace echelon
+}  // namespace echelon::language_pytorch_test

@@ -15,8 +15,7 @@
 #include "echelon/parallel/tensor/vocab.h"
 #include "tests/parallel/tensor/parts.h"
 
-namespace echelon {
-namespace low_precision_test {
+namespace echelon::low_precision_test {
 
 using torch::Tensor;
 
@@ -223,5 +222,4 @@ TEST(LowPrecision, PixelsOfLargeImagesAreAveragedInFloat32) {
       << y;
 }
 
-}  // namespace low_precision_test
-}  // namespace echelon
+}  // namespace echelon::low_precision_test

@@ -10,8 +10,7 @@
 #include "tests/support/python.h"
 #include "tests/support/temp_folder.h"
 
-namespace echelon {
-namespace models_pytorch_test {
+namespace echelon::models_pytorch_test {
 
 const std::vector<int64_t> kImage = {3, 37, 34};
 
@@ -121,5 +120,4 @@ TEST(ModelsPytorch, WeightsOfTorchvisionLoad) {
   }
 }
 
-}  // namespace models_pytorch_test
-}  // namespace echelon
+}  // namespace echelon::models_pytorch_test

@@ -11,8 +11,7 @@
 #include "tests/parallel/tensor/parts.h"
 #include "tests/support/error_text.h"
 
-namespace echelon {
-namespace tensor_parallel_test {
+namespace echelon::tensor_parallel_test {
 
 using testing::AllOf;
 using testing::HasSubstr;
@@ -150,5 +149,4 @@ TEST(TensorParallelModel, ImageModelsIgnoreSequenceParallelism) {
   });
 }
 
-}  // namespace tensor_parallel_test
-}  // namespace echelon
+}  // namespace echelon::tensor_parallel_test

@@ -11,8 +11,7 @@
 #include "tests/support/error_text.h"
 #include "tests/support/temp_folder.h"
 
-namespace echelon {
-namespace weights_test {
+namespace echelon::weights_test {
 
 using testing::AllOf;
 using testing::HasSubstr;
@@ -308,5 +307,4 @@ TEST(Weights, AMissingFileIsNamed) {
       HasSubstr("no/such.safetensors"));
 }
 
-}  // namespace weights_test
-}  // namespace echelon
+}  // namespace echelon::weights_test

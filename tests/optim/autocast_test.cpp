@@ -10,8 +10,7 @@
 #include "echelon/optim/optimizer.h"
 #include "tests/support/error_text.h"
 
-namespace echelon {
-namespace autocast_test {
+namespace echelon::autocast_test {
 
 using testing::HasSubstr;
 using torch::Tensor;
@@ -143,5 +142,4 @@ TEST(Autocast, RefusesOtherDtypesAndDevices) {
   EXPECT_EQ(dtype_here(), torch::kFloat32);
 }
 
-}  // namespace autocast_test
-}  // namespace echelon
+}  // namespace echelon::autocast_test

@@ -9,8 +9,7 @@
 #include "echelon/error.h"
 #include "tests/support/error_text.h"
 
-namespace echelon {
-namespace learning_rate_test {
+namespace echelon::learning_rate_test {
 
 using testing::HasSubstr;
 
@@ -85,5 +84,4 @@ TEST(LearningRateSchedule, RefusesInvalidOptions) {
   EXPECT_EQ(error(with(RateSchedule::constant), 0), "no error");
 }
 
-}  // namespace learning_rate_test
-}  // namespace echelon
+}  // namespace echelon::learning_rate_test

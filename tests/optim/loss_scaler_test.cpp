@@ -11,8 +11,7 @@
 #include "echelon/error.h"
 #include "tests/support/error_text.h"
 
-namespace echelon {
-namespace loss_scaler_test {
+namespace echelon::loss_scaler_test {
 
 using testing::AllOf;
 using testing::HasSubstr;
@@ -187,5 +186,4 @@ TEST(LossScaler, RefusesInvalidScales) {
       HasSubstr("loss_scale=inf"));
 }
 
-}  // namespace loss_scaler_test
-}  // namespace echelon
+}  // namespace echelon::loss_scaler_test

@@ -12,8 +12,7 @@
 #include "tests/support/python.h"
 #include "tests/support/temp_folder.h"
 
-namespace echelon {
-namespace optimizer_pytorch_test {
+namespace echelon::optimizer_pytorch_test {
 
 constexpr int64_t kSteps = 9;
 
@@ -200,5 +199,4 @@ TEST(OptimizerPytorch, FollowsTorchOptim) {
   std::cout << cases.size() << " cases, largest difference " << largest << "\n";
 }
 
-}  // namespace optimizer_pytorch_test
-}  // namespace echelon
+}  // namespace echelon::optimizer_pytorch_test

@@ -10,8 +10,7 @@
 #include "echelon/optim/clip.h"
 #include "tests/support/error_text.h"
 
-namespace echelon {
-namespace optimizer_test {
+namespace echelon::optimizer_test {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -298,5 +297,4 @@ TEST(Clip, DoesNotScaleNonFiniteGradients) {
   EXPECT_EQ(a.grad()[0].item<float>(), 3.0f);
 }
 
-}  // namespace optimizer_test
-}  // namespace echelon
+}  // namespace echelon::optimizer_test

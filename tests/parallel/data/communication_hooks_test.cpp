@@ -11,8 +11,7 @@
 #include "echelon/error.h"
 #include "tests/parallel/data/training.h"
 
-namespace echelon {
-namespace communication_hooks_test {
+namespace echelon::communication_hooks_test {
 
 using nets::Conv;
 using nets::Mlp;
@@ -301,5 +300,4 @@ TEST(CommunicationHooks, PowerSgdRankIsChecked) {
   EXPECT_THROW(powersgd_hook({.rank = 0}), ConfigError);
 }
 
-}  // namespace communication_hooks_test
-}  // namespace echelon
+}  // namespace echelon::communication_hooks_test

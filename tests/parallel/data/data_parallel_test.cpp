@@ -14,8 +14,7 @@
 #include "tests/parallel/data/training.h"
 #include "tests/support/error_text.h"
 
-namespace echelon {
-namespace data_parallel_test {
+namespace echelon::data_parallel_test {
 
 using nets::Conv;
 using nets::Mlp;
@@ -193,5 +192,4 @@ TEST(DataParallel, SplitByShares) {
   EXPECT_THAT(split_by_shares(1, {1, 1, 1, 1}), ElementsAre(0, 1, 0, 0));
 }
 
-}  // namespace data_parallel_test
-}  // namespace echelon
+}  // namespace echelon::data_parallel_test

@@ -7,8 +7,7 @@
 
 #include "tests/support/process_ranks.h"
 
-namespace echelon {
-namespace ddp_procs_test {
+namespace echelon::ddp_procs_test {
 
 using namespace testing_support;
 
@@ -29,5 +28,4 @@ TEST(Processes, KilledRankEndsTheJob) {
   expect_killed_rank_ends_job("ddp_rank", "Rank.IsKilledInBackward", 2);
 }
 
-}  // namespace ddp_procs_test
-}  // namespace echelon
+}  // namespace echelon::ddp_procs_test

@@ -14,8 +14,7 @@
 #include "tests/parallel/data/training.h"
 #include "tests/support/error_text.h"
 
-namespace echelon {
-namespace ddp_test {
+namespace echelon::ddp_test {
 
 using nets::Branch;
 using nets::Conv;
@@ -659,5 +658,4 @@ TEST(Ddp, ABatchWithoutSamplesIsAnError) {
   EXPECT_THAT(error, HasSubstr("at least one sample is needed"));
 }
 
-}  // namespace ddp_test
-}  // namespace echelon
+}  // namespace echelon::ddp_test

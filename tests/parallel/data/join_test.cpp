@@ -11,8 +11,7 @@
 #include "tests/parallel/data/training.h"
 #include "tests/support/error_text.h"
 
-namespace echelon {
-namespace join_test {
+namespace echelon::join_test {
 
 using nets::Branch;
 using nets::Mlp;
@@ -224,5 +223,4 @@ TEST_P(Join, ExceptionsOfTheBodyPassThrough) {
   });
 }
 
-}  // namespace join_test
-}  // namespace echelon
+}  // namespace echelon::join_test

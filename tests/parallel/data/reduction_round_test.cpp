@@ -6,8 +6,7 @@
 #include "tests/parallel/data/training.h"
 #include "tests/support/error_text.h"
 
-namespace echelon {
-namespace reduction_round_test {
+namespace echelon::reduction_round_test {
 
 using nets::Mlp;
 using testing::HasSubstr;
@@ -108,5 +107,4 @@ TEST(ReductionRound, TheNextStepIsAnOrdinaryOne) {
       });
 }
 
-}  // namespace reduction_round_test
-}  // namespace echelon
+}  // namespace echelon::reduction_round_test

@@ -15,8 +15,7 @@
 #include "tests/support/parity.h"
 #include "tests/support/ranks.h"
 
-namespace echelon {
-namespace sync_batch_norm_test {
+namespace echelon::sync_batch_norm_test {
 
 using testing::HasSubstr;
 using torch::Tensor;
@@ -279,5 +278,4 @@ TEST(SyncBatchNorm, StatisticsOfLowPrecisionAreThoseOfFloat32) {
   }
 }
 
-}  // namespace sync_batch_norm_test
-}  // namespace echelon
+}  // namespace echelon::sync_batch_norm_test

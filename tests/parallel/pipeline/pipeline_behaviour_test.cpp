@@ -19,8 +19,7 @@
 #include "tests/support/error_text.h"
 #include "tests/support/ranks.h"
 
-namespace echelon {
-namespace pipeline_behaviour_test {
+namespace echelon::pipeline_behaviour_test {
 
 using testing::Contains;
 using testing::HasSubstr;
@@ -649,5 +648,4 @@ TEST(PipelineErrors, TiesThatDoNotFit) {
       HasAll("\"in.weight\" and \"out.weight\"", "different values"));
 }
 
-}  // namespace pipeline_behaviour_test
-}  // namespace echelon
+}  // namespace echelon::pipeline_behaviour_test

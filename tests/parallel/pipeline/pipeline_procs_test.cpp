@@ -6,8 +6,7 @@
 
 #include "tests/support/process_ranks.h"
 
-namespace echelon {
-namespace pipeline_procs_test {
+namespace echelon::pipeline_procs_test {
 
 using namespace testing_support;
 
@@ -24,5 +23,4 @@ TEST(PipelineProcesses, StageThatDiesMidStepIsNamed) {
   expect_killed_rank_ends_job("pipeline_rank", "Rank.IsKilledMidStep", 1);
 }
 
-}  // namespace pipeline_procs_test
-}  // namespace echelon
+}  // namespace echelon::pipeline_procs_test

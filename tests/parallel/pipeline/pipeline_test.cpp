@@ -13,8 +13,7 @@
 #include "tests/parallel/pipeline/training.h"
 #include "tests/support/ranks.h"
 
-namespace echelon {
-namespace pipeline_test {
+namespace echelon::pipeline_test {
 
 using training::Plan;
 
@@ -111,5 +110,4 @@ TEST_P(Parity, EqualsOneDevice) {
   EXPECT_EQ(seen.size(), expected.parameters.size());
 }
 
-}  // namespace pipeline_test
-}  // namespace echelon
+}  // namespace echelon::pipeline_test

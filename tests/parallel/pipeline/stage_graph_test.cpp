@@ -11,8 +11,7 @@
 #include "tests/parallel/pipeline/nets.h"
 #include "tests/support/parity.h"
 
-namespace echelon::pipeline {
-namespace stage_graph_test {
+namespace echelon::pipeline::stage_graph_test {
 
 using torch::Tensor;
 
@@ -309,5 +308,4 @@ TEST(StageGraph, FreesWhatEachHalfNeeded) {
   EXPECT_EQ(for_weights, 0);
 }
 
-}  // namespace stage_graph_test
-}  // namespace echelon::pipeline
+}  // namespace echelon::pipeline::stage_graph_test

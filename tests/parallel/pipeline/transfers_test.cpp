@@ -12,8 +12,7 @@
 #include "tests/parallel/pipeline/schedules.h"
 #include "tests/support/error_text.h"
 
-namespace echelon::pipeline {
-namespace transfers_test {
+namespace echelon::pipeline::transfers_test {
 
 std::vector<TransferPlan> plans_of(const Schedule& schedule) {
   std::vector<TransferPlan> plans;
@@ -136,5 +135,4 @@ TEST(TransferPlan, MissingActionIsNamed) {
       std::string::npos);
 }
 
-}  // namespace transfers_test
-}  // namespace echelon::pipeline
+}  // namespace echelon::pipeline::transfers_test

@@ -8,8 +8,7 @@
 #include "tests/support/error_text.h"
 #include "tests/support/parity.h"
 
-namespace echelon::placement {
-namespace placed_network_test {
+namespace echelon::placement::placed_network_test {
 
 using testing::HasSubstr;
 
@@ -258,5 +257,4 @@ TEST(PlacedNetwork, RefusesAnotherListsPlacement) {
           "a placement of 6 layers on 2 devices is used for a list of 5"));
 }
 
-}  // namespace placed_network_test
-}  // namespace echelon::placement
+}  // namespace echelon::placement::placed_network_test

@@ -7,8 +7,7 @@
 #include "tests/parallel/placement/lists.h"
 #include "tests/support/parity.h"
 
-namespace echelon::placement {
-namespace placement_gpu_test {
+namespace echelon::placement::placement_gpu_test {
 
 constexpr uint64_t kSeed = 5;
 
@@ -60,5 +59,4 @@ TEST(PlacementGpu, CpuAndGpuEqualOneDevice) {
   }
 }
 
-}  // namespace placement_gpu_test
-}  // namespace echelon::placement
+}  // namespace echelon::placement::placement_gpu_test

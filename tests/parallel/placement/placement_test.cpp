@@ -6,8 +6,7 @@
 
 #include "tests/support/error_text.h"
 
-namespace echelon::placement {
-namespace placement_test {
+namespace echelon::placement::placement_test {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -157,5 +156,4 @@ TEST(Placement, SaysWhatIsWrong) {
       HasAll("cuda:63, which is not there", "or cpu"));
 }
 
-}  // namespace placement_test
-}  // namespace echelon::placement
+}  // namespace echelon::placement::placement_test

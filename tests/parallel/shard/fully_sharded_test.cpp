@@ -18,8 +18,7 @@
 #include "tests/support/parity.h"
 #include "tests/support/ranks.h"
 
-namespace echelon {
-namespace fully_sharded_test {
+namespace echelon::fully_sharded_test {
 
 using namespace sharding_test;
 using testing::HasSubstr;
@@ -413,5 +412,4 @@ TEST(FullySharded, RefusesCreateGraph) {
   });
 }
 
-}  // namespace fully_sharded_test
-}  // namespace echelon
+}  // namespace echelon::fully_sharded_test

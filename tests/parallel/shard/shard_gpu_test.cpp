@@ -15,8 +15,7 @@
 #include "tests/support/gpu.h"
 #include "tests/support/process_ranks.h"
 
-namespace echelon {
-namespace shard_gpu_test {
+namespace echelon::shard_gpu_test {
 
 using namespace sharding_test;
 using testing_support::is_rank;
@@ -184,5 +183,4 @@ TEST_F(ShardGpu, OneRank) {
   testing_support::run_as_ranks(1, "Rank.*", 3);
 }
 
-}  // namespace shard_gpu_test
-}  // namespace echelon
+}  // namespace echelon::shard_gpu_test

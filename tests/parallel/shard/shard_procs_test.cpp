@@ -7,8 +7,7 @@
 
 #include "tests/support/process_ranks.h"
 
-namespace echelon {
-namespace shard_procs_test {
+namespace echelon::shard_procs_test {
 
 using namespace testing_support;
 
@@ -31,5 +30,4 @@ TEST(Processes, RankThatDiesInAGatherEndsTheJob) {
       testing::HasSubstr("gather norm"));
 }
 
-}  // namespace shard_procs_test
-}  // namespace echelon
+}  // namespace echelon::shard_procs_test

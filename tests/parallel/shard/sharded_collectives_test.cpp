@@ -9,8 +9,7 @@
 
 #include "tests/parallel/shard/training.h"
 
-namespace echelon {
-namespace sharded_collectives_test {
+namespace echelon::sharded_collectives_test {
 
 using namespace sharding_test;
 
@@ -185,5 +184,4 @@ TEST(Collectives, LearnTheOrderOfUse) {
   EXPECT_LE(gathers(1), 6 + 4);
 }
 
-}  // namespace sharded_collectives_test
-}  // namespace echelon
+}  // namespace echelon::sharded_collectives_test

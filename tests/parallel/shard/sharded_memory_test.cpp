@@ -9,8 +9,7 @@
 #include "echelon/profiling/memory_meter.h"
 #include "tests/parallel/shard/training.h"
 
-namespace echelon {
-namespace sharded_memory_test {
+namespace echelon::sharded_memory_test {
 
 using namespace sharding_test;
 
@@ -170,5 +169,4 @@ TEST(Memory, OfOffloadBetweenSteps) {
   }
 }
 
-}  // namespace sharded_memory_test
-}  // namespace echelon
+}  // namespace echelon::sharded_memory_test

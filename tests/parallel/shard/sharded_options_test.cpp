@@ -15,8 +15,7 @@
 #include "tests/parallel/shard/training.h"
 #include "tests/support/error_text.h"
 
-namespace echelon {
-namespace sharded_options_test {
+namespace echelon::sharded_options_test {
 
 using namespace sharding_test;
 
@@ -516,5 +515,4 @@ TEST(Mistakes, CreateGraphIsRefused) {
   });
 }
 
-}  // namespace sharded_options_test
-}  // namespace echelon
+}  // namespace echelon::sharded_options_test

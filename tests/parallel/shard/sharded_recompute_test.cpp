@@ -13,8 +13,7 @@
 #include "echelon/parallel/shard/fully_sharded.h"
 #include "tests/parallel/shard/training.h"
 
-namespace echelon {
-namespace sharded_recompute_test {
+namespace echelon::sharded_recompute_test {
 
 using namespace sharding_test;
 
@@ -206,5 +205,4 @@ TEST_P(Halves, OfTwoStages) {
   }
 }
 
-}  // namespace sharded_recompute_test
-}  // namespace echelon
+}  // namespace echelon::sharded_recompute_test

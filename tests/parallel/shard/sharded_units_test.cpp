@@ -6,8 +6,7 @@
 
 #include "tests/parallel/shard/training.h"
 
-namespace echelon {
-namespace sharded_units_test {
+namespace echelon::sharded_units_test {
 
 using namespace sharding_test;
 
@@ -84,5 +83,4 @@ TEST_P(Stages, Frozen) {
   expect_parity(plan);
 }
 
-}  // namespace sharded_units_test
-}  // namespace echelon
+}  // namespace echelon::sharded_units_test

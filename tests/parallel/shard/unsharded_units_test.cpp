@@ -8,8 +8,7 @@
 
 #include "tests/support/ranks.h"
 
-namespace echelon::sharding {
-namespace unsharded_units_test {
+namespace echelon::sharding::unsharded_units_test {
 
 // Units of one layer each.
 Units make_units(ShardContext& context, int number) {
@@ -66,5 +65,4 @@ TEST(UnshardedUnits, ANodeDoesNotKeepUnitsOfAnEarlierNodeAtItsAddress) {
   });
 }
 
-}  // namespace unsharded_units_test
-}  // namespace echelon::sharding
+}  // namespace echelon::sharding::unsharded_units_test

@@ -14,8 +14,7 @@
 #include "tests/parallel/tensor/parts.h"
 #include "tests/support/error_text.h"
 
-namespace echelon {
-namespace attention_test {
+namespace echelon::attention_test {
 
 using testing::HasSubstr;
 using torch::Tensor;
@@ -346,5 +345,4 @@ TEST(Attention, AnEmptyBatchIsEmpty) {
   }
 }
 
-}  // namespace attention_test
-}  // namespace echelon
+}  // namespace echelon::attention_test

@@ -9,8 +9,7 @@
 #include "tests/parallel/tensor/parts.h"
 #include "tests/support/error_text.h"
 
-namespace echelon {
-namespace conv_test {
+namespace echelon::conv_test {
 
 using torch::Tensor;
 
@@ -158,5 +157,4 @@ TEST(ParallelConv, NamesMoreRanksThanChannels) {
   EXPECT_THAT(error, HasAll("tp=3", "layer1.0.conv1", "2 channels", "1 to 2"));
 }
 
-}  // namespace conv_test
-}  // namespace echelon
+}  // namespace echelon::conv_test

@@ -10,8 +10,7 @@
 #include "echelon/parallel/tensor/mlp.h"
 #include "tests/parallel/tensor/parts.h"
 
-namespace echelon {
-namespace count_test {
+namespace echelon::count_test {
 
 using torch::Tensor;
 
@@ -97,5 +96,4 @@ TEST_P(Count, RanksShareTheWork) {
   }
 }
 
-}  // namespace count_test
-}  // namespace echelon
+}  // namespace echelon::count_test

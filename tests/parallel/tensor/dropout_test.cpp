@@ -10,8 +10,7 @@
 #include "tests/parallel/tensor/parts.h"
 #include "tests/support/error_text.h"
 
-namespace echelon {
-namespace dropout_test {
+namespace echelon::dropout_test {
 
 using testing::HasSubstr;
 using torch::Tensor;
@@ -165,5 +164,4 @@ TEST(Dropout, WrongArgumentsAreNamed) {
   EXPECT_THAT(error(keys_of({1, 2}), 0.1), HasAll("3 samples", "2 keys"));
 }
 
-}  // namespace dropout_test
-}  // namespace echelon
+}  // namespace echelon::dropout_test

@@ -12,8 +12,7 @@
 #include "tests/parallel/tensor/parts.h"
 #include "tests/support/error_text.h"
 
-namespace echelon {
-namespace linear_backward_test {
+namespace echelon::linear_backward_test {
 
 using parity::on_ranks;
 using parity::random;
@@ -256,5 +255,4 @@ TEST(LinearErrors, BackwardIsNotDifferentiatedAgain) {
   });
 }
 
-}  // namespace linear_backward_test
-}  // namespace echelon
+}  // namespace echelon::linear_backward_test

@@ -6,8 +6,7 @@
 
 #include "tests/parallel/tensor/parts.h"
 
-namespace echelon {
-namespace linear_test {
+namespace echelon::linear_test {
 
 using parity::on_ranks;
 using parity::random;
@@ -151,5 +150,4 @@ INSTANTIATE_TEST_SUITE_P(
         testing::Values(WeightLayout::out_in, WeightLayout::in_out)),
     name_of);
 
-}  // namespace linear_test
-}  // namespace echelon
+}  // namespace echelon::linear_test

@@ -17,8 +17,7 @@
 #include "echelon/parallel/tensor/vocab.h"
 #include "tests/parallel/tensor/parts.h"
 
-namespace echelon {
-namespace low_precision_test {
+namespace echelon::low_precision_test {
 
 using parity::on_ranks;
 using parity::random;
@@ -348,5 +347,4 @@ TEST_P(LowBatchNorm, StatisticsMatchFloat32) {
   }
 }
 
-}  // namespace low_precision_test
-}  // namespace echelon
+}  // namespace echelon::low_precision_test

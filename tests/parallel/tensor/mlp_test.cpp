@@ -7,8 +7,7 @@
 
 #include "tests/parallel/tensor/parts.h"
 
-namespace echelon {
-namespace mlp_test {
+namespace echelon::mlp_test {
 
 using torch::Tensor;
 
@@ -108,5 +107,4 @@ TEST(SiluTimes, CanBeDifferentiatedTwice) {
   EXPECT_TRUE(torch::allclose(actual[1], expected[1]));
 }
 
-}  // namespace mlp_test
-}  // namespace echelon
+}  // namespace echelon::mlp_test

@@ -7,8 +7,7 @@
 #include "tests/parallel/tensor/parts.h"
 #include "tests/support/error_text.h"
 
-namespace echelon {
-namespace norm_test {
+namespace echelon::norm_test {
 
 using parity::on_ranks;
 using parity::random;
@@ -118,5 +117,4 @@ TEST(RmsNorm, MetaTensorsAndSecondDerivatives) {
       std::string::npos);
 }
 
-}  // namespace norm_test
-}  // namespace echelon
+}  // namespace echelon::norm_test

@@ -8,8 +8,7 @@
 #include "echelon/parallel/tensor/vocab.h"
 #include "tests/parallel/tensor/parts.h"
 
-namespace echelon {
-namespace parameter_init_test {
+namespace echelon::parameter_init_test {
 
 LayerList layers_of(const TensorParallel& parallel) {
   LayerList layers;
@@ -70,5 +69,4 @@ TEST(ParameterInit, OfShardedLayersIsASliceOfTheWhole) {
   }
 }
 
-}  // namespace parameter_init_test
-}  // namespace echelon
+}  // namespace echelon::parameter_init_test

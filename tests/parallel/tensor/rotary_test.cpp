@@ -8,8 +8,7 @@
 #include "tests/support/error_text.h"
 #include "tests/support/parity.h"
 
-namespace echelon {
-namespace rotary_test {
+namespace echelon::rotary_test {
 
 using testing::HasSubstr;
 using torch::Tensor;
@@ -82,5 +81,4 @@ TEST(Rotary, NamesOddHeads) {
       HasSubstr("has 5"));
 }
 
-}  // namespace rotary_test
-}  // namespace echelon
+}  // namespace echelon::rotary_test

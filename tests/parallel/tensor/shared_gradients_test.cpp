@@ -5,8 +5,7 @@
 
 #include "tests/parallel/tensor/parts.h"
 
-namespace echelon {
-namespace shared_gradients_test {
+namespace echelon::shared_gradients_test {
 
 using parity::on_ranks;
 using torch::Tensor;
@@ -121,5 +120,4 @@ TEST_P(SharedGradientsTest, FrozenAndTiedParametersAndOtherTypes) {
 INSTANTIATE_TEST_SUITE_P(
     Ranks, SharedGradientsTest, testing::Values(1, 2, 3, 4));
 
-}  // namespace shared_gradients_test
-}  // namespace echelon
+}  // namespace echelon::shared_gradients_test

@@ -8,8 +8,7 @@
 #include "echelon/parallel/tensor/vocab.h"
 #include "tests/parallel/tensor/parts.h"
 
-namespace echelon {
-namespace tensor_gpu_test {
+namespace echelon::tensor_gpu_test {
 
 using parity::expect_tensor;
 using parity::random;
@@ -83,5 +82,4 @@ TEST_P(TensorGpu, Embeddings) {
 INSTANTIATE_TEST_SUITE_P(
     Dtypes, TensorGpu, testing::Values(torch::kFloat32, torch::kBFloat16));
 
-}  // namespace tensor_gpu_test
-}  // namespace echelon
+}  // namespace echelon::tensor_gpu_test

@@ -12,8 +12,7 @@
 #include "tests/parallel/tensor/parts.h"
 #include "tests/support/error_text.h"
 
-namespace echelon {
-namespace vocab_test {
+namespace echelon::vocab_test {
 
 using parity::on_ranks;
 using parity::random;
@@ -225,5 +224,4 @@ TEST(VocabErrors, NamePositionAndValue) {
   });
 }
 
-}  // namespace vocab_test
-}  // namespace echelon
+}  // namespace echelon::vocab_test
