@@ -5,7 +5,6 @@
 
 #include <memory>
 #include <string>
-#include <tuple>
 
 #include "echelon/comm/world.h"
 #include "echelon/optim/optimizer.h"

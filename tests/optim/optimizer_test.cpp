@@ -3,16 +3,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <chrono>
 #include <cmath>
-#include <iostream>
 
 #include "echelon/optim/clip.h"
 #include "tests/support/error_text.h"
 
 namespace echelon::optimizer_test {
 
-using testing::ElementsAre;
 using testing::HasSubstr;
 
 OptimizerOptions named(const std::string& name) {

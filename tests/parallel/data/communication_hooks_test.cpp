@@ -1,10 +1,8 @@
 #include "echelon/parallel/data/communication_hooks.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <atomic>
 #include <string>
 #include <vector>
 

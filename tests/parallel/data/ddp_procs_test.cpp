@@ -1,5 +1,4 @@
 // Data parallelism with a process per rank.
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <string>

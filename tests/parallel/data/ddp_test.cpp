@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <map>
 #include <set>
 #include <string>
 #include <tuple>
@@ -29,10 +28,13 @@ using training::batch_of;
 using training::expect_parity;
 using training::expect_same_on_all_ranks;
 using training::loss_sum;
-using training::own_part;
 using training::Plan;
 using training::with_ddp;
 using training::with_values;
+
+std::string error_on(int size, const std::function<void(World&)>& body) {
+  return error_text<ConfigError>([&] { run_ranks(size, body); });
+}
 
 class Parity : public testing::TestWithParam<Ranks> {};
 INSTANTIATE_TEST_SUITE_P(
@@ -249,14 +251,12 @@ TEST(Ddp, SomeParametersFrozenLater) {
 }
 
 TEST(Ddp, UnfrozenAfterWrappingIsAnError) {
-  const auto error = error_text<ConfigError>([] {
-    run_ranks(2, [](World& world) {
-      auto net = with_values(Mlp(), 3);
-      net->fc1->bias.set_requires_grad(false);
-      DistributedDataParallel<Mlp> ddp(net, world.group());
-      net->fc1->bias.set_requires_grad(true);
-      ddp(parity::random({2, 6}, 1));
-    });
+  const auto error = error_on(2, [](World& world) {
+    auto net = with_values(Mlp(), 3);
+    net->fc1->bias.set_requires_grad(false);
+    DistributedDataParallel<Mlp> ddp(net, world.group());
+    net->fc1->bias.set_requires_grad(true);
+    ddp(parity::random({2, 6}, 1));
   });
   EXPECT_THAT(error, HasSubstr("\"fc1.bias\" was frozen when"));
 }
@@ -296,15 +296,13 @@ TEST_P(Parity, SyncBatchNormByOption) {
 // ---------------------------------------------------------------- construction
 
 TEST(Ddp, FirstDifferenceOfModelsIsNamed) {
-  const auto error = error_text<ConfigError>([] {
-    run_ranks(3, [](World& world) {
-      auto net = with_values(Mlp(), 3);
-      if (world.rank() == 2) {
-        net->fc2 = net->replace_module(
-            "fc2", torch::nn::Linear(torch::nn::LinearOptions(16, 17)));
-      }
-      DistributedDataParallel<Mlp> ddp(net, world.group());
-    });
+  const auto error = error_on(3, [](World& world) {
+    auto net = with_values(Mlp(), 3);
+    if (world.rank() == 2) {
+      net->fc2 = net->replace_module(
+          "fc2", torch::nn::Linear(torch::nn::LinearOptions(16, 17)));
+    }
+    DistributedDataParallel<Mlp> ddp(net, world.group());
   });
   EXPECT_THAT(
       error, HasAll(
@@ -313,25 +311,21 @@ TEST(Ddp, FirstDifferenceOfModelsIsNamed) {
 }
 
 TEST(Ddp, MissingParametersAreAnError) {
-  const auto error = error_text<ConfigError>([] {
-    run_ranks(2, [](World& world) {
-      auto net = with_values(Mlp(), 3);
-      if (world.rank() == 1) net->unregister_module("fc3");
-      DistributedDataParallel<Mlp> ddp(net, world.group());
-    });
+  const auto error = error_on(2, [](World& world) {
+    auto net = with_values(Mlp(), 3);
+    if (world.rank() == 1) net->unregister_module("fc3");
+    DistributedDataParallel<Mlp> ddp(net, world.group());
   });
   EXPECT_THAT(error, HasSubstr("rank 1 has nothing more"));
 }
 
 TEST(Ddp, NothingToTrainIsAnError) {
-  const auto error = error_text<ConfigError>([] {
-    run_ranks(2, [](World& world) {
-      Mlp net;
-      for (auto& parameter : net->parameters()) {
-        parameter.set_requires_grad(false);
-      }
-      DistributedDataParallel<Mlp> ddp(net, world.group());
-    });
+  const auto error = error_on(2, [](World& world) {
+    Mlp net;
+    for (auto& parameter : net->parameters()) {
+      parameter.set_requires_grad(false);
+    }
+    DistributedDataParallel<Mlp> ddp(net, world.group());
   });
   EXPECT_THAT(error, HasSubstr("no parameter of the model requires grad"));
 }
@@ -419,10 +413,8 @@ TEST(Ddp, AHeldGradientSetToZeroGetsEachMean) {
         } else {
           optimizer.zero_grad(/*set_to_none=*/false);
         }
-        ddp(parity::random({2, 6}, 10 * step + world.rank()))
-            .square()
-            .sum()
-            .backward();
+        const Tensor x = parity::random({2, 6}, 10 * step + world.rank());
+        ddp(x).square().sum().backward();
         const Tensor gradient = net->fc1->weight.grad();
         expect_same_on_all_ranks(world, gradient, std::to_string(step));
         if (step == 0) held = gradient;
@@ -441,10 +433,8 @@ TEST(Ddp, AGradientInUserMemoryGetsTheMean) {
       net->zero_grad();
       memory.zero_();
       weight.mutable_grad() = memory.view(weight.sizes());
-      ddp(parity::random({2, 6}, 10 * step + world.rank()))
-          .square()
-          .sum()
-          .backward();
+      const Tensor x = parity::random({2, 6}, 10 * step + world.rank());
+      ddp(x).square().sum().backward();
       expect_same_on_all_ranks(world, memory, std::to_string(step));
       EXPECT_GT(memory.abs().max().item<double>(), 0) << step;
     }
@@ -639,12 +629,10 @@ TEST(Ddp, ExceptionInBackwardEndsTheJob) {
 }
 
 TEST(Ddp, SparseGradientIsAnError) {
-  const auto error = error_text<ConfigError>([] {
-    run_ranks(2, [](World& world) {
-      torch::nn::Embedding net(torch::nn::EmbeddingOptions(5, 2).sparse(true));
-      DistributedDataParallel<torch::nn::Embedding> ddp(net, world.group());
-      ddp(torch::tensor({1, 2})).sum().backward();
-    });
+  const auto error = error_on(2, [](World& world) {
+    torch::nn::Embedding net(torch::nn::EmbeddingOptions(5, 2).sparse(true));
+    DistributedDataParallel<torch::nn::Embedding> ddp(net, world.group());
+    ddp(torch::tensor({1, 2})).sum().backward();
   });
   EXPECT_THAT(error, HasSubstr("the gradient of \"weight\" is sparse"));
 }

@@ -13,7 +13,6 @@
 
 namespace echelon::join_test {
 
-using nets::Branch;
 using nets::Mlp;
 using nets::Norm;
 using testing::HasSubstr;

@@ -3,8 +3,6 @@
 
 #include <torch/torch.h>
 
-#include <tuple>
-
 namespace echelon::nets {
 
 /// [batch, 6] -> [batch, 4]

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "echelon/comm/world.h"
-#include "echelon/error.h"
 #include "tests/parallel/data/nets.h"
 #include "tests/support/error_text.h"
 #include "tests/support/parity.h"

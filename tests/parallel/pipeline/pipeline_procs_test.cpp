@@ -1,8 +1,5 @@
 // Pipelines with a process per rank.
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
-
-#include <string>
 
 #include "tests/support/process_ranks.h"
 

@@ -1,6 +1,5 @@
 #include "echelon/parallel/pipeline/pipeline.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 

@@ -3,9 +3,7 @@
 
 #include <torch/torch.h>
 
-#include <memory>
 #include <tuple>
-#include <vector>
 
 #include "echelon/layers/layer_list.h"
 #include "echelon/models/make_network.h"

@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <numeric>
 #include <string>
 #include <vector>
 

@@ -4,10 +4,7 @@
 #include <torch/torch.h>
 
 #include <map>
-#include <mutex>
-#include <set>
 #include <string>
-#include <vector>
 
 #include "echelon/error.h"
 #include "echelon/models/make_network.h"

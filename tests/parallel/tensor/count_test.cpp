@@ -2,8 +2,6 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <atomic>
-
 #include "echelon/counting/layer_cost.h"
 #include "echelon/parallel/tensor/attention.h"
 #include "echelon/parallel/tensor/dropout.h"

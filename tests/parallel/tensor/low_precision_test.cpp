@@ -4,9 +4,6 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <algorithm>
-#include <cmath>
-
 #include "echelon/parallel/tensor/attention.h"
 #include "echelon/parallel/tensor/conv.h"
 #include "echelon/parallel/tensor/dropout.h"

@@ -14,7 +14,6 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <algorithm>
 #include <functional>
 #include <string>
 #include <vector>

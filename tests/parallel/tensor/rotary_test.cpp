@@ -11,7 +11,6 @@
 namespace echelon::rotary_test {
 
 using testing::HasSubstr;
-using torch::Tensor;
 
 const torch::TensorOptions kDouble(torch::kFloat64);
 
