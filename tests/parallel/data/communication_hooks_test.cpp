@@ -37,9 +37,9 @@ void expect_same_on_all_ranks(World& world, const parity::Record& record) {
   }
 }
 
-class Half : public testing::TestWithParam<Ranks> {};
+class Hooks : public testing::TestWithParam<Ranks> {};
 INSTANTIATE_TEST_SUITE_P(
-    Ranks, Half, testing::ValuesIn(ranks_of({2, 3, 4})),
+    Ranks, Hooks, testing::ValuesIn(ranks_of({2, 3, 4})),
     testing::PrintToStringParamName());
 
 // Each of N inputs and N - 1 sums is rounded once, by half of a unit in the
@@ -55,7 +55,7 @@ void expect_rounded(
   expect_same_on_all_ranks(world, actual);
 }
 
-TEST_P(Half, IsWithinItsRounding) {
+TEST_P(Hooks, HalfIsWithinItsRounding) {
   GetParam().run([](World& world) {
     expect_rounded(world, torch::kFloat64, bf16_hook(), 8);
     expect_rounded(world, torch::kFloat32, bf16_hook(), 8);
@@ -141,12 +141,7 @@ TEST(CommunicationHooks, HookOfAUser) {
 
 // ----------------------------------------------------------------- PowerSGD
 
-class PowerSgd : public testing::TestWithParam<Ranks> {};
-INSTANTIATE_TEST_SUITE_P(
-    Ranks, PowerSgd, testing::ValuesIn(ranks_of({2, 3, 4})),
-    testing::PrintToStringParamName());
-
-TEST_P(PowerSgd, IsExactAtFullRank) {
+TEST_P(Hooks, PowerSgdIsExactAtFullRank) {
   GetParam().run([](World& world) {
     const auto expected = one_step(world, all_reduce_hook());
     const auto actual = one_step(
@@ -157,7 +152,7 @@ TEST_P(PowerSgd, IsExactAtFullRank) {
   });
 }
 
-TEST_P(PowerSgd, IsExactBeforeItsStart) {
+TEST_P(Hooks, PowerSgdIsExactBeforeItsStart) {
   Plan plan;
   plan.steps = 3;
   const auto expected = training::on_one_device(with_values(Conv(), 3), plan);
