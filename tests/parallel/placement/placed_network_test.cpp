@@ -43,21 +43,13 @@ parity::Record train(N& network, const torch::Tensor& input) {
   return record;
 }
 
-class PlacedParity : public testing::TestWithParam<int> {
+class PlacedParity : public testing::TestWithParam<const char*> {
  protected:
   static Case make() {
-    switch (GetParam()) {
-      case 0:
-        return model_case("simple_cnn");
-      case 1:
-        return model_case("mlp");
-      case 2:
-        return model_case("resnet18");
-      case 3:
-        return skip_case();
-      default:
-        return tied_case();
-    }
+    const std::string name = GetParam();
+    if (name == "skip") return skip_case();
+    if (name == "tied") return tied_case();
+    return model_case(GetParam());
   }
 };
 
@@ -80,13 +72,10 @@ TEST_P(PlacedParity, EqualsOneDeviceToTheLastBit) {
   }
 }
 
-std::string name_of(const testing::TestParamInfo<int>& info) {
-  const std::vector<std::string> names = {
-      "simple_cnn", "mlp", "resnet18", "skip", "tied"};
-  return names[static_cast<size_t>(info.param)];
-}
-
-INSTANTIATE_TEST_SUITE_P(Models, PlacedParity, testing::Range(0, 5), name_of);
+INSTANTIATE_TEST_SUITE_P(
+    Models, PlacedParity,
+    testing::Values("simple_cnn", "mlp", "resnet18", "skip", "tied"),
+    [](const auto& info) { return std::string(info.param); });
 
 TEST(PlacedNetwork, IsAModuleLikeAnyOther) {
   const auto c = model_case("resnet18");
