@@ -1,7 +1,6 @@
 #include "echelon/architecture/hugging_face.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
 
@@ -10,8 +9,7 @@
 #include "tests/support/error_text.h"
 #include "tests/support/temp_folder.h"
 
-namespace echelon::hugging_face {
-namespace hugging_face_test {
+namespace echelon::hugging_face::hugging_face_test {
 
 using nlohmann::json;
 using testing::ElementsAre;
@@ -229,5 +227,4 @@ TEST(HuggingFaceWeights, ShardsAndTiedNamesComeBack) {
                 "are tied"));
 }
 
-}  // namespace hugging_face_test
-}  // namespace echelon::hugging_face
+}  // namespace echelon::hugging_face::hugging_face_test

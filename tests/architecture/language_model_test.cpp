@@ -1,15 +1,13 @@
 #include "echelon/architecture/language_model.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <cmath>
 #include <map>
 
 #include "tests/support/error_text.h"
 
-namespace echelon {
-namespace language_model_test {
+namespace echelon::language_model_test {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -262,5 +260,4 @@ TEST(LanguageModel, SizesThatOverflowAreRefused) {
       HasSubstr("\"transformer.wpe.weight\" would have more elements"));
 }
 
-}  // namespace language_model_test
-}  // namespace echelon
+}  // namespace echelon::language_model_test

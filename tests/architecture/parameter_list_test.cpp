@@ -1,7 +1,6 @@
 #include "echelon/architecture/parameter_list.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <cmath>
 #include <limits>
@@ -10,8 +9,7 @@
 #include "echelon/architecture/language_model.h"
 #include "tests/support/error_text.h"
 
-namespace echelon {
-namespace parameter_list_test {
+namespace echelon::parameter_list_test {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -117,5 +115,4 @@ TEST(ParameterList, RefusesModelsThatCannotBeBuilt) {
   }
 }
 
-}  // namespace parameter_list_test
-}  // namespace echelon
+}  // namespace echelon::parameter_list_test

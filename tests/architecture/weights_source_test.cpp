@@ -1,15 +1,13 @@
 #include "echelon/architecture/weights_source.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include "echelon/architecture/check_weights.h"
 #include "tests/checkpoint/files/small_save.h"
 #include "tests/support/error_text.h"
 #include "tests/support/temp_folder.h"
 
-namespace echelon {
-namespace weights_source_test {
+namespace echelon::weights_source_test {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -229,5 +227,4 @@ TEST(CheckWeights, OneOfSeveralTiedParametersSuffices) {
       HasSubstr("\"lm_head.weight\" is missing"));
 }
 
-}  // namespace weights_source_test
-}  // namespace echelon
+}  // namespace echelon::weights_source_test

@@ -2,8 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace echelon {
-namespace bench_launches_test {
+namespace echelon::bench_launches_test {
 
 TEST(BenchLaunches, FitFindsTheOverheadOfBothKinds) {
   const OperatorCounts linear{8, 40}, functions{18, 6};
@@ -24,5 +23,4 @@ TEST(BenchLaunches, BothKindsAreEqualWhereOneWouldBeNegative) {
   }
 }
 
-}  // namespace bench_launches_test
-}  // namespace echelon
+}  // namespace echelon::bench_launches_test

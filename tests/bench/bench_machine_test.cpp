@@ -1,7 +1,6 @@
 // `echelon bench --save` as it is typed: what a measured machine has, and what
 // takes it.
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <algorithm>
 #include <chrono>
@@ -12,8 +11,7 @@
 #include "tests/support/places.h"
 #include "tests/support/process.h"
 
-namespace echelon {
-namespace bench_machine_test {
+namespace echelon::bench_machine_test {
 
 using testing::HasSubstr;
 using testing_support::Command;
@@ -83,5 +81,4 @@ TEST(BenchMachine, SavesAClusterThatStepsArePredictedOn) {
   EXPECT_THAT(step.out(), HasSubstr("2 of 2 devices"));
 }
 
-}  // namespace bench_machine_test
-}  // namespace echelon
+}  // namespace echelon::bench_machine_test

@@ -1,7 +1,6 @@
 #include "echelon/bench/bench_meter.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <chrono>
 #include <functional>
@@ -11,8 +10,7 @@
 #include "echelon/comm/world.h"
 #include "tests/support/ranks.h"
 
-namespace echelon {
-namespace bench_meter_test {
+namespace echelon::bench_meter_test {
 
 using testing::ElementsAre;
 
@@ -49,5 +47,4 @@ TEST(BenchMeter, MedianOfTwoIsTheLower) {
   EXPECT_EQ(median({9, 1, 5}), 5);
 }
 
-}  // namespace bench_meter_test
-}  // namespace echelon
+}  // namespace echelon::bench_meter_test

@@ -1,6 +1,5 @@
 // `echelon checkpoint` on small checkpoints.
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
 

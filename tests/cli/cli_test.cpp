@@ -1,7 +1,6 @@
 // The real `echelon` with a stand-in for echelon-train that prints its
 // arguments, so that the command line is tested without LibTorch too.
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <sys/stat.h>
 
 #include <cstdlib>

@@ -1,7 +1,6 @@
 // Export and import of checkpoints by the program `echelon`, without LibTorch
 // and with the memory of a few pieces.
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>

@@ -1,6 +1,5 @@
 // The command `echelon schedule`.
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <algorithm>
 #include <nlohmann/json.hpp>

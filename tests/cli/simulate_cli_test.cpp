@@ -1,6 +1,5 @@
 // The command `echelon simulate`.
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <algorithm>
 #include <nlohmann/json.hpp>

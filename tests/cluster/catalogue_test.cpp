@@ -1,12 +1,10 @@
 #include "echelon/cluster/catalogue.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include "tests/support/error_text.h"
 
-namespace echelon {
-namespace catalogue_test {
+namespace echelon::catalogue_test {
 
 using testing::AllOf;
 using testing::HasSubstr;
@@ -104,5 +102,4 @@ TEST(FindCluster, SaysWhichOfTheseATextIsNot) {
   EXPECT_THAT(says("gh200:4x4"), HasSubstr("no link inside a node"));
 }
 
-}  // namespace catalogue_test
-}  // namespace echelon
+}  // namespace echelon::catalogue_test

@@ -1,15 +1,13 @@
 #include "echelon/cluster/cluster_file.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <random>
 
 #include "echelon/cluster/catalogue.h"
 #include "tests/support/error_text.h"
 
-namespace echelon {
-namespace cluster_file_test {
+namespace echelon::cluster_file_test {
 
 using testing::AllOf;
 using testing::HasSubstr;
@@ -253,5 +251,4 @@ TEST(ClusterFile, DamagedTextsAreReadOrRefused) {
   EXPECT_GT(refused, 1000);
 }
 
-}  // namespace cluster_file_test
-}  // namespace echelon
+}  // namespace echelon::cluster_file_test

@@ -1,7 +1,6 @@
 #include "echelon/cluster/cluster.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <cmath>
 #include <functional>
@@ -10,8 +9,7 @@
 #include "echelon/cluster/catalogue.h"
 #include "tests/support/error_text.h"
 
-namespace echelon {
-namespace cluster_test {
+namespace echelon::cluster_test {
 
 using testing::HasSubstr;
 
@@ -123,5 +121,4 @@ TEST(Precision, Names) {
       HasSubstr("did you mean \"bf16\"?"));
 }
 
-}  // namespace cluster_test
-}  // namespace echelon
+}  // namespace echelon::cluster_test

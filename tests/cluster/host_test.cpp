@@ -4,8 +4,7 @@
 #include <gtest/gtest.h>
 #include <sched.h>
 
-namespace echelon {
-namespace host_test {
+namespace echelon::host_test {
 
 TEST(AvailableCores, AreThoseOfTheAffinityAtMost) {
   EXPECT_GE(available_cores(), 1);
@@ -28,5 +27,4 @@ TEST(HostMemory, HasLessFreeThanItHas) {
   EXPECT_LE(memory.free_bytes, memory.total_bytes);
 }
 
-}  // namespace host_test
-}  // namespace echelon
+}  // namespace echelon::host_test

@@ -1,7 +1,6 @@
 #include "echelon/cluster/local_cluster.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <stdlib.h>
 
 #include "echelon/cluster/catalogue.h"
@@ -11,8 +10,7 @@
 #include "tests/support/measured_desk.h"
 #include "tests/support/temp_folder.h"
 
-namespace echelon {
-namespace local_cluster_test {
+namespace echelon::local_cluster_test {
 
 using testing::HasSubstr;
 
@@ -93,5 +91,4 @@ TEST(LocalCluster, IsWhatLocalStandsFor) {
   ::unsetenv("XDG_CONFIG_HOME");
 }
 
-}  // namespace local_cluster_test
-}  // namespace echelon
+}  // namespace echelon::local_cluster_test

@@ -1,7 +1,6 @@
 #include "echelon/cluster/local_machine.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <stdlib.h>
 
 #include <filesystem>
@@ -13,8 +12,7 @@
 #include "tests/support/error_text.h"
 #include "tests/support/places.h"
 
-namespace echelon {
-namespace local_machine_test {
+namespace echelon::local_machine_test {
 
 namespace fs = std::filesystem;
 using testing::HasSubstr;
@@ -178,5 +176,4 @@ TEST(LocalMachine, ReadsProcessorsAndAdapters) {
   EXPECT_TRUE(find_adapters("/nowhere").empty());
 }
 
-}  // namespace local_machine_test
-}  // namespace echelon
+}  // namespace echelon::local_machine_test

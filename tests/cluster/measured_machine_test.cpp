@@ -1,7 +1,6 @@
 #include "echelon/cluster/measured_machine.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
 
@@ -10,8 +9,7 @@
 #include "echelon/error.h"
 #include "tests/cluster/machine.h"
 
-namespace echelon {
-namespace measured_machine_test {
+namespace echelon::measured_machine_test {
 
 using testing::HasSubstr;
 
@@ -126,5 +124,4 @@ TEST(MeasuredMachine, IsToldAsTextAndJson) {
   EXPECT_EQ(json["calls"].size(), 6u);
 }
 
-}  // namespace measured_machine_test
-}  // namespace echelon
+}  // namespace echelon::measured_machine_test

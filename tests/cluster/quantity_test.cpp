@@ -5,8 +5,7 @@
 #include <cmath>
 #include <random>
 
-namespace echelon {
-namespace quantity_test {
+namespace echelon::quantity_test {
 
 TEST(Quantity, ReadsUnits) {
   EXPECT_EQ(parse_quantity("400 Gbit/s", Unit::bytes_per_second), 50e9);
@@ -48,5 +47,4 @@ TEST(Quantity, EveryValueComesBack) {
   }
 }
 
-}  // namespace quantity_test
-}  // namespace echelon
+}  // namespace echelon::quantity_test

@@ -1,7 +1,6 @@
 #include "tests/comm/collective_cases.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <functional>
@@ -303,7 +302,9 @@ void each_kind_in_flight(World& world, const Place& at) {
   const double sum = 3 * static_cast<double>(size * (size + 1)) / 2;
   for (const auto& out : outs) EXPECT_EQ(out.sum().item<double>(), sum);
   EXPECT_EQ(copied.sum().item<double>(), 3);
-  if (group.rank() == 0) EXPECT_EQ(reduced.sum().item<double>(), sum);
+  if (group.rank() == 0) {
+    EXPECT_EQ(reduced.sum().item<double>(), sum);
+  }
 }
 
 void coalesced(World& world, const Place& at) {

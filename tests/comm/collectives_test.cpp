@@ -2,7 +2,6 @@
 // processes with GPUs. CTest runs the three as tests of their own, by filter:
 // a process is this program again, under the launcher, as `Rank`.
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <cstdlib>
 #include <memory>

@@ -1,7 +1,6 @@
 // A group whose members cannot connect at once.
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include <atomic>

@@ -3,7 +3,6 @@
 #include "echelon/comm/differentiable.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <ATen/CPUGeneratorImpl.h>

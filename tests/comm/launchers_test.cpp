@@ -1,7 +1,6 @@
 // Ranks that others start: Open MPI's mpirun and PyTorch's torchrun. CTest runs
 // them as tests of their own, by filter.
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <filesystem>
 #include <set>

@@ -1,7 +1,6 @@
 #include "echelon/comm/world.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <sched.h>
 #include <torch/torch.h>
 

@@ -1,7 +1,6 @@
 #include "echelon/config/document.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <algorithm>
 #include <chrono>

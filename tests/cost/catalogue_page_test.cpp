@@ -16,8 +16,7 @@
 #include "tests/support/places.h"
 #include "tests/support/temp_folder.h"
 
-namespace echelon {
-namespace catalogue_page_test {
+namespace echelon::catalogue_page_test {
 
 constexpr const char* kHead = R"(# Models and devices by name
 
@@ -162,5 +161,4 @@ TEST(CataloguePage, IsWhatTheCataloguesHave) {
       << "ECHELON_UPDATE_EXPECTED=1 writes it anew";
 }
 
-}  // namespace catalogue_page_test
-}  // namespace echelon
+}  // namespace echelon::catalogue_page_test

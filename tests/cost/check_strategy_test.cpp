@@ -2,13 +2,11 @@
 #include "echelon/cost/step_estimate.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include "echelon/cluster/catalogue.h"
 #include "echelon/cost/model_catalogue.h"
 
-namespace echelon {
-namespace check_strategy_test {
+namespace echelon::check_strategy_test {
 
 using ::testing::HasSubstr;
 
@@ -119,5 +117,4 @@ TEST(CheckStrategy, StagesHaveAllLayersBetweenThem) {
   }
 }
 
-}  // namespace check_strategy_test
-}  // namespace echelon
+}  // namespace echelon::check_strategy_test

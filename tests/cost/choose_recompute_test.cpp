@@ -1,14 +1,12 @@
 #include "echelon/cost/choose_recompute.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <limits>
 #include <random>
 #include <vector>
 
-namespace echelon {
-namespace choose_recompute_test {
+namespace echelon::choose_recompute_test {
 
 using testing::Each;
 using testing::ElementsAre;
@@ -119,5 +117,4 @@ TEST(ChooseRecompute, ThinnedSumsStillFitAndAreNearlyBest) {
   }
 }
 
-}  // namespace choose_recompute_test
-}  // namespace echelon
+}  // namespace echelon::choose_recompute_test

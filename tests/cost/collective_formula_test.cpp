@@ -5,8 +5,7 @@
 #include "echelon/cost/framework.h"
 #include "echelon/cost/operation_time.h"
 
-namespace echelon {
-namespace collective_formula_test {
+namespace echelon::collective_formula_test {
 
 constexpr double kTiny = 1e-3;  // bytes
 constexpr double kLarge = 1e11;
@@ -211,5 +210,4 @@ TEST(PassTime, WhatCanBeHiddenIs) {
       1e-12);
 }
 
-}  // namespace collective_formula_test
-}  // namespace echelon
+}  // namespace echelon::collective_formula_test

@@ -1,13 +1,11 @@
 #include "echelon/cost/model_shape.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include "echelon/cost/strategy.h"
 #include "tests/support/error_text.h"
 
-namespace echelon {
-namespace counted_model_test {
+namespace echelon::counted_model_test {
 
 using testing::HasSubstr;
 
@@ -93,5 +91,4 @@ TEST(CountedModel, StagesAreThoseThatItWasCountedFor) {
   EXPECT_EQ(layers_of_stages(shape, 3), (std::vector<int64_t>{1, 1, 1}));
 }
 
-}  // namespace counted_model_test
-}  // namespace echelon
+}  // namespace echelon::counted_model_test

@@ -7,8 +7,7 @@
 #include "echelon/cost/model_catalogue.h"
 #include "echelon/cost/step_estimate.h"
 
-namespace echelon {
-namespace device_rates_test {
+namespace echelon::device_rates_test {
 
 double matrix_share(const std::string& name, const std::string& like = "") {
   return rates_of(Device{.name = name, .like = like}).matrix_share;
@@ -74,5 +73,4 @@ TEST(DeviceRates, AnOffloadedOptimizerTakesAsLongAsTheHostsMemory) {
       optimizer(cluster.groups[0].node.host.bytes_per_second / share), 1e-9);
 }
 
-}  // namespace device_rates_test
-}  // namespace echelon
+}  // namespace echelon::device_rates_test

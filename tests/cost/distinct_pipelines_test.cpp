@@ -14,8 +14,7 @@
 #include "echelon/cost/model_catalogue.h"
 #include "echelon/cost/step_estimate.h"
 
-namespace echelon {
-namespace distinct_pipelines_test {
+namespace echelon::distinct_pipelines_test {
 
 constexpr AxisOrder kPipelinesFirst = {
     Axis::pp, Axis::dp_replicate, Axis::dp_shard, Axis::cp, Axis::ep, Axis::tp};
@@ -290,5 +289,4 @@ TEST(DistinctPipelines, DrawnLayoutsOnDrawnClustersAreEstimatedAsEach) {
   }
 }
 
-}  // namespace distinct_pipelines_test
-}  // namespace echelon
+}  // namespace echelon::distinct_pipelines_test

@@ -1,7 +1,6 @@
 // Shapes from a Hugging Face config.json: each family, and files that are
 // wrong.
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <filesystem>
 #include <fstream>
@@ -10,8 +9,7 @@
 #include "echelon/cost/model_catalogue.h"
 #include "tests/support/error_text.h"
 
-namespace echelon {
-namespace hugging_face_shape_test {
+namespace echelon::hugging_face_shape_test {
 
 using nlohmann::json;
 using namespace nlohmann::literals;
@@ -222,5 +220,4 @@ TEST(HuggingFaceShape, WhatIsNoConfigurationIsRefused) {
   EXPECT_THAT(error_of(deep), HasSubstr("model_type"));
 }
 
-}  // namespace hugging_face_shape_test
-}  // namespace echelon
+}  // namespace echelon::hugging_face_shape_test

@@ -6,8 +6,7 @@
 
 #include "echelon/cost/model_catalogue.h"
 
-namespace echelon {
-namespace layer_work_test {
+namespace echelon::layer_work_test {
 
 double elements(const std::vector<LayerWork>& layers) {
   double sum = 0;
@@ -195,5 +194,4 @@ TEST(LayerWork, OnlySoManyLayersOfAStageComputeAgain) {
   }
 }
 
-}  // namespace layer_work_test
-}  // namespace echelon
+}  // namespace echelon::layer_work_test

@@ -11,8 +11,7 @@
 #include "echelon/cost/step_estimate.h"
 #include "echelon/simulator/simulate.h"
 
-namespace echelon {
-namespace measured_rates_test {
+namespace echelon::measured_rates_test {
 
 // Two ranks on a processor: 10 us to start an operator, 30 of a gradient, links
 // of 100 us and 1 GB/s.
@@ -339,5 +338,4 @@ TEST(MeasuredRates, OperatorsGrowWithTheSamples) {
   EXPECT_NEAR(times.stages[0].forward, 4e5 / 2e9 + 10e-6, 1e-9);
 }
 
-}  // namespace measured_rates_test
-}  // namespace echelon
+}  // namespace echelon::measured_rates_test

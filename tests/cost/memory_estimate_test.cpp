@@ -7,8 +7,7 @@
 #include "echelon/cluster/catalogue.h"
 #include "echelon/cost/model_catalogue.h"
 
-namespace echelon {
-namespace memory_estimate_test {
+namespace echelon::memory_estimate_test {
 
 constexpr double kGiB = 1073741824.0;
 
@@ -350,5 +349,4 @@ TEST(MemoryEstimate, IsWithinATenthOfWhatOthersMeasured) {
   }
 }
 
-}  // namespace memory_estimate_test
-}  // namespace echelon
+}  // namespace echelon::memory_estimate_test

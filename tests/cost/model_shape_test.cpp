@@ -2,13 +2,11 @@
 #include "echelon/cost/model_shape.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include "echelon/cost/model_catalogue.h"
 #include "tests/support/error_text.h"
 
-namespace echelon {
-namespace model_shape_test {
+namespace echelon::model_shape_test {
 
 using ::testing::HasSubstr;
 
@@ -223,5 +221,4 @@ TEST(ModelShape, ImpossibleNumbersAreRefused) {
   }
 }
 
-}  // namespace model_shape_test
-}  // namespace echelon
+}  // namespace echelon::model_shape_test

@@ -8,8 +8,7 @@
 #include "echelon/cost/memory_estimate.h"
 #include "echelon/cost/operation_time.h"
 
-namespace echelon {
-namespace operation_formula_test {
+namespace echelon::operation_formula_test {
 
 // No tiles, no launches, no cache: the roofline alone.
 DeviceRates plain(double norm) {
@@ -107,5 +106,4 @@ TEST(OperationFormula, RanksOfExpertParallelismCutWhatIsNotAnExpert) {
   EXPECT_EQ(zero_shards(strategy, find_framework("fsdp"), false), 1);
 }
 
-}  // namespace operation_formula_test
-}  // namespace echelon
+}  // namespace echelon::operation_formula_test

@@ -4,8 +4,7 @@
 
 #include <vector>
 
-namespace echelon {
-namespace overlap_test {
+namespace echelon::overlap_test {
 
 struct Layer {
   double computation;
@@ -91,5 +90,4 @@ TEST(Overlap, TheLastLayersGradientsAreNeverHidden) {
   EXPECT_NEAR(gradients.exposed(), 5, 1e-12);
 }
 
-}  // namespace overlap_test
-}  // namespace echelon
+}  // namespace echelon::overlap_test

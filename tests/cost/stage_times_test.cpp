@@ -5,8 +5,7 @@
 #include "echelon/cost/model_catalogue.h"
 #include "echelon/cost/step_estimate.h"
 
-namespace echelon {
-namespace stage_times_test {
+namespace echelon::stage_times_test {
 
 Strategy strategy_of(Layout layout, int64_t batch = 64) {
   return {.layout = layout, .global_batch = batch};
@@ -176,5 +175,4 @@ TEST(StageTimes, OffloadingActivationsCostsWhatComputingDoesNotHide) {
   EXPECT_LT(other(1e9), all / 3);
 }
 
-}  // namespace stage_times_test
-}  // namespace echelon
+}  // namespace echelon::stage_times_test

@@ -7,8 +7,7 @@
 #include "echelon/cost/layer_work.h"
 #include "echelon/cost/model_catalogue.h"
 
-namespace echelon {
-namespace step_estimate_test {
+namespace echelon::step_estimate_test {
 
 Strategy strategy_on(Layout layout, int64_t batch) {
   return {.layout = layout, .global_batch = batch};
@@ -137,5 +136,4 @@ TEST(StepEstimate, ATiedHeadIsUpdatedOnceWhereTheEmbeddingIsOnItsRank) {
   EXPECT_LT(optimizer("zb-v", 2, true), 0.8 * optimizer("zb-v", 2, false));
 }
 
-}  // namespace step_estimate_test
-}  // namespace echelon
+}  // namespace echelon::step_estimate_test

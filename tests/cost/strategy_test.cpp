@@ -3,8 +3,7 @@
 
 #include <gtest/gtest.h>
 
-namespace echelon {
-namespace strategy_test {
+namespace echelon::strategy_test {
 
 TEST(StrategyText, SaysWhatIsNotUsual) {
   Strategy strategy{.global_batch = 8};
@@ -64,5 +63,4 @@ TEST(StrategyText, RanksInAnotherOrderAreNamed) {
   EXPECT_EQ(to_string(strategy), usual);
 }
 
-}  // namespace strategy_test
-}  // namespace echelon
+}  // namespace echelon::strategy_test

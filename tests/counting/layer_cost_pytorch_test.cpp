@@ -10,8 +10,7 @@
 #include "echelon/models/make_network.h"
 #include "tests/support/python.h"
 
-namespace echelon {
-namespace layer_cost_pytorch_test {
+namespace echelon::layer_cost_pytorch_test {
 
 constexpr int64_t kWidth = 64;
 constexpr int64_t kHeads = 4;
@@ -120,5 +119,4 @@ TEST(LayerCostPytorch, EqualsThePythonCounters) {
   }
 }
 
-}  // namespace layer_cost_pytorch_test
-}  // namespace echelon
+}  // namespace echelon::layer_cost_pytorch_test

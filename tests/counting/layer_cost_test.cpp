@@ -1,5 +1,4 @@
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <atomic>
@@ -12,8 +11,7 @@
 #include "echelon/counting/meta_mode.h"
 #include "tests/support/error_text.h"
 
-namespace echelon {
-namespace layer_cost_test {
+namespace echelon::layer_cost_test {
 
 TEST(BuildOnMeta, MakesNoMemory) {
   const LayerDefinition layer{
@@ -511,5 +509,4 @@ TEST(MetaKernels, KeepTheMemoryOrderOfCpus) {
   }
 }
 
-}  // namespace layer_cost_test
-}  // namespace echelon
+}  // namespace echelon::layer_cost_test

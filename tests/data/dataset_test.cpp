@@ -1,7 +1,6 @@
 #include "echelon/data/dataset.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include "echelon/checkpoint/tensors/tensor_file.h"

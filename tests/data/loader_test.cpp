@@ -1,7 +1,6 @@
 #include "echelon/data/loader.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <algorithm>

@@ -1,6 +1,5 @@
 // The images data set against torchvision's ImageFolder and transforms.
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <cmath>

@@ -1,7 +1,6 @@
 #include "echelon/environment/rank_environment.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <iterator>
 #include <map>
@@ -9,8 +8,7 @@
 
 #include "tests/support/error_text.h"
 
-namespace echelon {
-namespace rank_environment_test {
+namespace echelon::rank_environment_test {
 
 using launch::JobPlace;
 using launch::random_job_id;
@@ -220,5 +218,4 @@ TEST(RandomJobId, Differs) {
   EXPECT_NE(random_job_id(), random_job_id());
 }
 
-}  // namespace rank_environment_test
-}  // namespace echelon
+}  // namespace echelon::rank_environment_test

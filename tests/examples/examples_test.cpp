@@ -1,7 +1,6 @@
 // The programs of examples/, as their first lines say to run them: losses are
 // those of one rank, however many there are.
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <cmath>
 #include <regex>
@@ -11,8 +10,7 @@
 #include "tests/support/places.h"
 #include "tests/support/process.h"
 
-namespace echelon {
-namespace examples_test {
+namespace echelon::examples_test {
 
 using testing_support::Command;
 using Words = std::vector<std::string>;
@@ -86,5 +84,4 @@ TEST(Examples, Sharded) {
   expect_equal(one, losses_in(output_of(4, {"05_sharded"})));
 }
 
-}  // namespace examples_test
-}  // namespace echelon
+}  // namespace echelon::examples_test

@@ -1,6 +1,5 @@
 // `echelon explain` as people and scripts call it.
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -10,8 +9,7 @@
 #include "tests/support/places.h"
 #include "tests/support/process.h"
 
-namespace echelon {
-namespace explain_cli_test {
+namespace echelon::explain_cli_test {
 
 using testing::AllOf;
 using testing::HasSubstr;
@@ -97,5 +95,4 @@ TEST_F(ExplainCommand, IsAmongTheCommandsThatShellsComplete) {
   EXPECT_THAT(command.out(), HasSubstr("\" explain\") words=\"--"));
 }
 
-}  // namespace explain_cli_test
-}  // namespace echelon
+}  // namespace echelon::explain_cli_test

@@ -2,7 +2,6 @@
 // may be busy with other things, so that a run can have more than the fault
 // that it is made with: that one has to be found.
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <sys/types.h>
 
@@ -25,8 +24,7 @@
 #include "tests/support/places.h"
 #include "tests/support/process.h"
 
-namespace echelon {
-namespace explain_runs_test {
+namespace echelon::explain_runs_test {
 
 using testing::Contains;
 using testing::ElementsAre;
@@ -277,5 +275,4 @@ TEST_F(ExplainRuns, TinyBatches) {
   EXPECT_GT(found.gain, 0.5);
 }
 
-}  // namespace explain_runs_test
-}  // namespace echelon
+}  // namespace echelon::explain_runs_test

@@ -2,7 +2,6 @@
 #include "echelon/explain/explain.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -13,8 +12,7 @@
 #include "tests/explain/made_run.h"
 #include "tests/support/temp_folder.h"
 
-namespace echelon {
-namespace explain_test {
+namespace echelon::explain_test {
 
 using made::DataParallel;
 using made::RankStep;
@@ -630,5 +628,4 @@ TEST(Settings, AreTablesWithTheirKeysTogether) {
       "[model]\ncut = []\nbalance = \"measured\"\n\n[layout]\npp = 2\n");
 }
 
-}  // namespace explain_test
-}  // namespace echelon
+}  // namespace echelon::explain_test

@@ -2,7 +2,6 @@
 #include "echelon/explain/run_record.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <filesystem>
 #include <functional>
@@ -18,8 +17,7 @@
 #include "tests/support/error_text.h"
 #include "tests/support/temp_folder.h"
 
-namespace echelon {
-namespace run_record_test {
+namespace echelon::run_record_test {
 
 using testing::AllOf;
 using testing::Contains;
@@ -238,5 +236,4 @@ TEST_F(RunRecordTest, WhatIsNoRunSaysSo) {
   EXPECT_THAT(refused("run"), HasSubstr("metrics.jsonl"));
 }
 
-}  // namespace run_record_test
-}  // namespace echelon
+}  // namespace echelon::run_record_test

@@ -3,14 +3,12 @@
 #include "echelon/explain/findings.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include "echelon/cluster/catalogue.h"
 #include "echelon/cost/model_catalogue.h"
 #include "echelon/simulator/simulate.h"
 
-namespace echelon {
-namespace run_times_test {
+namespace echelon::run_times_test {
 
 using testing::ElementsAre;
 
@@ -204,5 +202,4 @@ TEST(StageCosts, OfWhatIsNoPipelineAreNone) {
   EXPECT_FALSE(stage_costs(two_stages(), {1}));
 }
 
-}  // namespace run_times_test
-}  // namespace echelon
+}  // namespace echelon::run_times_test

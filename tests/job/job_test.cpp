@@ -1,7 +1,6 @@
 #include "echelon/job/job.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -15,8 +14,7 @@
 #include "tests/support/error_text.h"
 #include "tests/support/temp_folder.h"
 
-namespace echelon {
-namespace job_test {
+namespace echelon::job_test {
 
 namespace fs = std::filesystem;
 using testing::ElementsAre;
@@ -457,5 +455,4 @@ TEST_F(JobTest, RunFolderThatCannotBe) {
   EXPECT_NE(refused(job), "no error");
 }
 
-}  // namespace job_test
-}  // namespace echelon
+}  // namespace echelon::job_test

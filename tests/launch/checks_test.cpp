@@ -1,7 +1,6 @@
 #include "echelon/launch/checks.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <sys/stat.h>
 
 #include "tests/support/error_text.h"

@@ -1,7 +1,6 @@
 // Jobs of several hosts: network namespaces, each with a launcher of its own,
 // and launchers that connect on loopback.
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>
 

@@ -1,6 +1,5 @@
 // Whole jobs on one host: the environment of ranks, and reports of failures.
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <unistd.h>
 
 #include <filesystem>

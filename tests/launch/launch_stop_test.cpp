@@ -1,7 +1,6 @@
 // Signals to the launcher, stopped ranks, and the processes that remain when
 // the launcher ends: none.
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>
 

@@ -1,7 +1,6 @@
 #include "echelon/layers/layer_list.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <array>

@@ -1,7 +1,6 @@
 // The slices of any partition of a list together equal the whole model, bit for
 // bit.
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <map>

@@ -1,7 +1,6 @@
 #include "echelon/models/make_network.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <limits>
 

@@ -3,7 +3,6 @@
 #include <ATen/Parallel.h>
 #include <ATen/core/PhiloxRNGEngine.h>
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <cmath>
 

@@ -1,7 +1,6 @@
 #include "echelon/layers/ties.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include "echelon/counting/meta_mode.h"

@@ -1,7 +1,6 @@
 #include "echelon/layout/layout.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <algorithm>
 #include <array>
@@ -10,8 +9,7 @@
 #include "echelon/layout/mesh.h"
 #include "tests/support/error_text.h"
 
-namespace echelon {
-namespace layout_test {
+namespace echelon::layout_test {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -254,5 +252,4 @@ TEST(Mesh, RanksOfOneModelCopySeeTheSameSamples) {
       HasSubstr("rank 16 is outside"));
 }
 
-}  // namespace layout_test
-}  // namespace echelon
+}  // namespace echelon::layout_test

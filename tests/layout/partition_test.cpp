@@ -1,7 +1,6 @@
 #include "echelon/layout/partition.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <algorithm>
 #include <functional>
@@ -10,8 +9,7 @@
 
 #include "tests/support/error_text.h"
 
-namespace echelon {
-namespace partition_test {
+namespace echelon::partition_test {
 
 using testing::AllOf;
 using testing::ElementsAre;
@@ -255,5 +253,4 @@ TEST(CutAt, SaysWhatIsWrong) {
   EXPECT_THAT(error({}, 8), HasSubstr("7 layers is partitioned into 8 slices"));
 }
 
-}  // namespace partition_test
-}  // namespace echelon
+}  // namespace echelon::partition_test

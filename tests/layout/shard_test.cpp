@@ -2,12 +2,10 @@
 #include "echelon/layout/shard.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <algorithm>
 
-namespace echelon {
-namespace shard_test {
+namespace echelon::shard_test {
 
 using ::testing::ElementsAre;
 
@@ -44,5 +42,4 @@ TEST(Shard, TheFirstRankOwnsWhatAllHold) {
   EXPECT_THAT(replicated({}, 1).local_shape(), ElementsAre());
 }
 
-}  // namespace shard_test
-}  // namespace echelon
+}  // namespace echelon::shard_test

@@ -9,8 +9,7 @@
 #include "tests/memory/live_bytes.h"
 #include "tests/support/parity.h"
 
-namespace echelon {
-namespace activation_storage_test {
+namespace echelon::activation_storage_test {
 
 using torch::Tensor;
 using Tensors = std::vector<Tensor>;
@@ -168,5 +167,4 @@ TEST(Bf16, GradientsAreNear) {
       0.02 * expected[1].norm().item<double>());
 }
 
-}  // namespace activation_storage_test
-}  // namespace echelon
+}  // namespace echelon::activation_storage_test

@@ -3,7 +3,6 @@
 #include "echelon/memory/layer_memory.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <cmath>
@@ -21,8 +20,7 @@
 #include "tests/parallel/tensor/parts.h"
 #include "tests/support/error_text.h"
 
-namespace echelon {
-namespace layer_memory_test {
+namespace echelon::layer_memory_test {
 
 using testing::Each;
 
@@ -384,5 +382,4 @@ TEST_P(TensorParallelMemory, SelectiveRecomputeRepeatsNoCollective) {
   }
 }
 
-}  // namespace layer_memory_test
-}  // namespace echelon
+}  // namespace echelon::layer_memory_test

@@ -10,8 +10,7 @@
 #include "echelon/memory/recompute.h"
 #include "tests/support/parity.h"
 
-namespace echelon {
-namespace memory_gpu_test {
+namespace echelon::memory_gpu_test {
 
 using torch::Tensor;
 using Tensors = std::vector<Tensor>;
@@ -164,5 +163,4 @@ TEST_P(MemoryGpu, OffloadOfManySteps) {
   }
 }
 
-}  // namespace memory_gpu_test
-}  // namespace echelon
+}  // namespace echelon::memory_gpu_test

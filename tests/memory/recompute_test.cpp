@@ -3,7 +3,6 @@
 
 #include <ATen/autocast_mode.h>
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <functional>
@@ -17,8 +16,7 @@
 #include "tests/support/error_text.h"
 #include "tests/support/parity.h"
 
-namespace echelon {
-namespace recompute_test {
+namespace echelon::recompute_test {
 
 using testing::HasSubstr;
 using torch::Tensor;
@@ -602,5 +600,4 @@ TEST(Recompute, CopiesOfInputsAreMadeOnceUnlessTheyChange) {
   EXPECT_EQ(live.now(), 0);
 }
 
-}  // namespace recompute_test
-}  // namespace echelon
+}  // namespace echelon::recompute_test

@@ -1,7 +1,6 @@
 #include "echelon/memory/saved_tensors.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <optional>
@@ -10,8 +9,7 @@
 
 #include "tests/support/error_text.h"
 
-namespace echelon {
-namespace saved_tensors_test {
+namespace echelon::saved_tensors_test {
 
 using torch::Tensor;
 
@@ -289,5 +287,4 @@ TEST(SavedTensors, SaveTensorSavesAsAnOperatorDoes) {
   EXPECT_EQ(taker->alive, 0);
 }
 
-}  // namespace saved_tensors_test
-}  // namespace echelon
+}  // namespace echelon::saved_tensors_test

@@ -1,6 +1,5 @@
 // `echelon train --dry-run`, and its figures against what ranks hold.
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <algorithm>
 #include <chrono>
@@ -17,8 +16,7 @@
 #include "tests/support/places.h"
 #include "tests/support/process.h"
 
-namespace echelon {
-namespace memory_plan_command_test {
+namespace echelon::memory_plan_command_test {
 
 using nlohmann::json;
 using testing::HasSubstr;
@@ -300,5 +298,4 @@ TEST_F(DryRun, JsonWithoutADryRunIsRefused) {
   EXPECT_THAT(command.err(), HasSubstr("--json prints what --dry-run finds"));
 }
 
-}  // namespace memory_plan_command_test
-}  // namespace echelon
+}  // namespace echelon::memory_plan_command_test

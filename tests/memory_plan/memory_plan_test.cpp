@@ -1,12 +1,10 @@
 #include "echelon/memory_plan/memory_plan.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include "tests/support/error_text.h"
 
-namespace echelon {
-namespace memory_plan_test {
+namespace echelon::memory_plan_test {
 
 using testing::HasSubstr;
 
@@ -358,5 +356,4 @@ TEST(MemoryPlan, TextFoldsRanksThatAreAlike) {
       to_text(plan, model, job, {.colours = true}), HasSubstr("\x1b[34m"));
 }
 
-}  // namespace memory_plan_test
-}  // namespace echelon
+}  // namespace echelon::memory_plan_test

@@ -1,7 +1,6 @@
 // gpt and llama compared with their formulas, on one rank and sharded over
 // several: logits, loss and every gradient, in float64.
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <cmath>

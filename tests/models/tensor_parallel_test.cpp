@@ -1,6 +1,5 @@
 // Image networks and "mlp" sharded over ranks, compared with one device.
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <atomic>

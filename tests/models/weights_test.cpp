@@ -1,7 +1,6 @@
 #include "echelon/models/weights.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include "echelon/architecture/check_weights.h"
 #include "echelon/checkpoint/tensors/tensor_file.h"

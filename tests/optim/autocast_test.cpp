@@ -1,7 +1,6 @@
 #include "echelon/optim/mixed_precision.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <thread>

@@ -1,7 +1,6 @@
 #include "echelon/optim/optimizer.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <limits>
 

@@ -5,8 +5,7 @@
 #include "echelon/options/bind.h"
 #include "echelon/schedule/options.h"
 
-namespace echelon {
-namespace options_test {
+namespace echelon::options_test {
 
 template <class T>
 class OptionsTest : public testing::Test {};
@@ -49,5 +48,4 @@ TEST(LayoutOptions, LongAndShortNames) {
   }
 }
 
-}  // namespace options_test
-}  // namespace echelon
+}  // namespace echelon::options_test

@@ -2,7 +2,6 @@
 #include "echelon/planner/axis_orders.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <algorithm>
 #include <limits>
@@ -11,8 +10,7 @@
 #include "echelon/planner/search.h"
 #include "tests/planner/search_job.h"
 
-namespace echelon {
-namespace axis_orders_test {
+namespace echelon::axis_orders_test {
 
 using testing::ElementsAre;
 
@@ -149,5 +147,4 @@ TEST(AxisOrders, PipelinesCrossNodesWhereThatIsFaster) {
   EXPECT_EQ(seconds({}), outer);
 }
 
-}  // namespace axis_orders_test
-}  // namespace echelon
+}  // namespace echelon::axis_orders_test

@@ -5,8 +5,7 @@
 
 #include <limits>
 
-namespace echelon {
-namespace candidate_test {
+namespace echelon::candidate_test {
 
 Candidate candidate_of(Layout layout, double seconds, double bytes = 1) {
   Candidate one;
@@ -48,5 +47,4 @@ TEST(Ranking, CopiesAndShardsAreOneLayout) {
   EXPECT_EQ(ranking.sorted()[0].step.step_seconds, 4);
 }
 
-}  // namespace candidate_test
-}  // namespace echelon
+}  // namespace echelon::candidate_test

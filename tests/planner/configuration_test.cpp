@@ -12,8 +12,7 @@
 #include "tests/planner/search_job.h"
 #include "tests/support/temp_folder.h"
 
-namespace echelon {
-namespace configuration_test {
+namespace echelon::configuration_test {
 
 struct Case {
   const char* model;
@@ -264,5 +263,4 @@ TEST(PlanConfiguration, SaysWhatIsNotTrainedHere) {
       << text;
 }
 
-}  // namespace configuration_test
-}  // namespace echelon
+}  // namespace echelon::configuration_test

@@ -9,8 +9,7 @@
 #include "echelon/simulator/simulate.h"
 #include "tests/planner/search_job.h"
 
-namespace echelon {
-namespace device_sizes_test {
+namespace echelon::device_sizes_test {
 
 double
 worst(const std::vector<int64_t>& shares, const std::vector<double>& weights) {
@@ -184,5 +183,4 @@ TEST(DeviceSizes, TheSimulatorGivesEachRankItsOwnBatch) {
   EXPECT_GT(other.step.step_seconds, 1.2 * run.step.step_seconds);
 }
 
-}  // namespace device_sizes_test
-}  // namespace echelon
+}  // namespace echelon::device_sizes_test

@@ -9,8 +9,7 @@
 #include "echelon/planner/device_sizes.h"
 #include "tests/planner/search_job.h"
 
-namespace echelon {
-namespace pipeline_bound_test {
+namespace echelon::pipeline_bound_test {
 
 // Visits all strategies, with some choices of recompute for each.
 template <class Visit>
@@ -168,5 +167,4 @@ TEST(PipelineBound, CountsWhatStagesBeforeARankMustDo) {
   }
 }
 
-}  // namespace pipeline_bound_test
-}  // namespace echelon
+}  // namespace echelon::pipeline_bound_test

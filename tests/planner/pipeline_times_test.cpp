@@ -3,8 +3,7 @@
 
 #include <gtest/gtest.h>
 
-namespace echelon {
-namespace pipeline_times_test {
+namespace echelon::pipeline_times_test {
 
 Strategy strategy_of_eight() {
   return {
@@ -63,5 +62,4 @@ TEST(PipelineTimes, AreSharedByStrategiesWithOnePipelineAlone) {
   }
 }
 
-}  // namespace pipeline_times_test
-}  // namespace echelon
+}  // namespace echelon::pipeline_times_test

@@ -10,8 +10,7 @@
 #include "tests/support/python.h"
 #include "tests/support/temp_folder.h"
 
-namespace echelon {
-namespace plan_page_browser_test {
+namespace echelon::plan_page_browser_test {
 
 using Json = nlohmann::json;
 
@@ -87,5 +86,4 @@ TEST_F(PlanPageInBrowser, ShowsWhatIsMissingWhenNothingFits) {
   look({"Nothing fits", "The closest needs"});
 }
 
-}  // namespace plan_page_browser_test
-}  // namespace echelon
+}  // namespace echelon::plan_page_browser_test

@@ -4,8 +4,7 @@
 
 #include "tests/planner/search_job.h"
 
-namespace echelon {
-namespace plan_page_test {
+namespace echelon::plan_page_test {
 
 size_t count_of(const std::string& text, const std::string& part) {
   size_t count = 0;
@@ -67,5 +66,4 @@ TEST(PlanPage, FiguresOfALongPipelineAreOfAllItsRanks) {
   EXPECT_NEAR(ideal, 100.0 * 63 / (128 + 63), 2.0);
 }
 
-}  // namespace plan_page_test
-}  // namespace echelon
+}  // namespace echelon::plan_page_test

@@ -11,8 +11,7 @@
 #include "tests/planner/search_job.h"
 #include "tests/support/error_text.h"
 
-namespace echelon {
-namespace plan_test {
+namespace echelon::plan_test {
 
 std::string refusal(const PlanRequest& request) {
   return error_text<ConfigError>([&] { plan(request); });
@@ -149,5 +148,4 @@ TEST(Plan, ValuesOfAKeyAreComparedAsTheyAreSimulated) {
   }
 }
 
-}  // namespace plan_test
-}  // namespace echelon
+}  // namespace echelon::plan_test

@@ -12,8 +12,7 @@
 #include "echelon/planner/plan.h"
 #include "tests/planner/search_job.h"
 
-namespace echelon {
-namespace search_test {
+namespace echelon::search_test {
 
 // The groups in every order of the axes that the framework supports. On mixed
 // clusters list_groups() has them all.
@@ -275,5 +274,4 @@ TEST(Search, ShowsEachLayoutOnceTheFastestFirst) {
   }
 }
 
-}  // namespace search_test
-}  // namespace echelon
+}  // namespace echelon::search_test

@@ -13,8 +13,7 @@
 #include "echelon/planner/device_sizes.h"
 #include "tests/planner/search_job.h"
 
-namespace echelon {
-namespace sized_parts_test {
+namespace echelon::sized_parts_test {
 
 using Cut = std::vector<int64_t>;
 
@@ -234,5 +233,4 @@ TEST(DeviceSpeeds, DifferencesThatNobodyMeasuresAreNone) {
   EXPECT_EQ(speeds(1.1).size(), 2u);
 }
 
-}  // namespace sized_parts_test
-}  // namespace echelon
+}  // namespace echelon::sized_parts_test

@@ -1,7 +1,6 @@
 #include "echelon/predict/counted_layers.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include "echelon/cluster/cluster_file.h"
 #include "echelon/cost/model_shape.h"
@@ -14,8 +13,7 @@
 #include "tests/support/measured_desk.h"
 #include "tests/support/temp_folder.h"
 
-namespace echelon {
-namespace counted_layers_test {
+namespace echelon::counted_layers_test {
 
 using testing::Contains;
 using testing::Each;
@@ -139,5 +137,4 @@ TEST(CountsLayers, OfAProcessorAndOfPrograms) {
   EXPECT_FALSE(counts_layers({.cp = 2}, true, false));
 }
 
-}  // namespace counted_layers_test
-}  // namespace echelon
+}  // namespace echelon::counted_layers_test

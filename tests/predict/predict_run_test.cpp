@@ -1,7 +1,6 @@
 #include "echelon/predict/predict_run.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <cstdlib>
 
@@ -13,8 +12,7 @@
 #include "tests/support/measured_desk.h"
 #include "tests/support/temp_folder.h"
 
-namespace echelon {
-namespace predict_run_test {
+namespace echelon::predict_run_test {
 
 using testing::HasSubstr;
 using testing::StartsWith;
@@ -216,5 +214,4 @@ TEST_F(PredictRun, FilesOfThisMachineLieInTheConfigurationFolder) {
       saved_cluster_path(2).string(), HasSubstr("/.config/echelon/clusters/"));
 }
 
-}  // namespace predict_run_test
-}  // namespace echelon
+}  // namespace echelon::predict_run_test

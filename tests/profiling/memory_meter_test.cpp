@@ -8,8 +8,7 @@
 #include "echelon/comm/world.h"
 #include "echelon/profiling/memory_meter.h"
 
-namespace echelon {
-namespace memory_meter_test {
+namespace echelon::memory_meter_test {
 
 constexpr int64_t kMiB = 1 << 20;
 
@@ -219,5 +218,4 @@ TEST(MemoryMeterGpu, CountsBlocksOfItsDevice) {
   EXPECT_EQ(meter.now().total(), 0);
 }
 
-}  // namespace memory_meter_test
-}  // namespace echelon
+}  // namespace echelon::memory_meter_test

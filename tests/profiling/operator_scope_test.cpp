@@ -1,15 +1,13 @@
 #include "echelon/profiling/operator_scope.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <string>
 #include <thread>
 #include <vector>
 
-namespace echelon {
-namespace operator_scope_test {
+namespace echelon::operator_scope_test {
 
 using testing::Contains;
 using testing::ElementsAre;
@@ -110,5 +108,4 @@ TEST(OperatorScope, RegionsPassThroughAllHandlers) {
   EXPECT_EQ(outer.names, inner.names);
 }
 
-}  // namespace operator_scope_test
-}  // namespace echelon
+}  // namespace echelon::operator_scope_test

@@ -4,8 +4,7 @@
 
 #include "tests/support/error_text.h"
 
-namespace echelon {
-namespace csv_test {
+namespace echelon::csv_test {
 
 std::string error_of(const std::string& text) {
   return error_text<DataError>([&] { parse_csv(text, "t.csv"); });
@@ -44,5 +43,4 @@ TEST(Csv, ErrorsNameTheLine) {
   EXPECT_THROW(read_csv("/"), DataError);
 }
 
-}  // namespace csv_test
-}  // namespace echelon
+}  // namespace echelon::csv_test

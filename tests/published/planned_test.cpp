@@ -5,8 +5,7 @@
 #include <algorithm>
 #include <filesystem>
 
-namespace echelon {
-namespace planned_test {
+namespace echelon::planned_test {
 
 RowPrediction row_of(int64_t tp, int64_t pp, int64_t microbatch) {
   StepRow row;
@@ -54,5 +53,4 @@ TEST(Planned, NothingWhereThereIsNoPredictionOrNoPlan) {
   EXPECT_FALSE(planned[1].has_value());
 }
 
-}  // namespace planned_test
-}  // namespace echelon
+}  // namespace echelon::planned_test

@@ -1,6 +1,5 @@
 // The program published_steps, as it is typed.
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -8,8 +7,7 @@
 #include "tests/cli/typed.h"
 #include "tests/support/places.h"
 
-namespace echelon {
-namespace published_steps_test {
+namespace echelon::published_steps_test {
 
 using nlohmann::json;
 using testing::AllOf;
@@ -84,5 +82,4 @@ TEST_F(PublishedSteps, RefusesTablesThatAreNone) {
   refuses("", 2, HasSubstr("usage"));
 }
 
-}  // namespace published_steps_test
-}  // namespace echelon
+}  // namespace echelon::published_steps_test

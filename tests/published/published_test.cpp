@@ -8,8 +8,7 @@
 #include "benchmarks/published/table_errors.h"
 #include "tests/support/places.h"
 
-namespace echelon {
-namespace published_test {
+namespace echelon::published_test {
 
 const std::filesystem::path kTable = source_path("tests/published/steps.csv");
 
@@ -104,5 +103,4 @@ TEST(Published, EveryRowSaysWhatItNeeds) {
   }
 }
 
-}  // namespace published_test
-}  // namespace echelon
+}  // namespace echelon::published_test

@@ -6,8 +6,7 @@
 #include "benchmarks/published/row_strategy.h"
 #include "tests/support/error_text.h"
 
-namespace echelon {
-namespace row_test {
+namespace echelon::row_test {
 
 StepRow dense() {
   StepRow row;
@@ -282,5 +281,4 @@ TEST(RowStrategy, FrameworksByScheduleAndAge) {
   }
 }
 
-}  // namespace row_test
-}  // namespace echelon
+}  // namespace echelon::row_test

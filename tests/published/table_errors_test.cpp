@@ -2,8 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace echelon {
-namespace table_errors_test {
+namespace echelon::table_errors_test {
 
 RowPrediction row(const char* file, double measured, double predicted) {
   RowPrediction one;
@@ -42,5 +41,4 @@ TEST(TableErrors, RankCorrelation) {
   EXPECT_EQ(rank_correlation({1}, {1}), 0);
 }
 
-}  // namespace table_errors_test
-}  // namespace echelon
+}  // namespace echelon::table_errors_test

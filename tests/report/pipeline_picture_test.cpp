@@ -1,7 +1,6 @@
 #include "echelon/report/pipeline_page.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <cmath>
 #include <limits>
@@ -11,8 +10,7 @@
 #include "tests/report/sample_pipeline.h"
 #include "tests/report/sample_run.h"
 
-namespace echelon {
-namespace pipeline_picture_test {
+namespace echelon::pipeline_picture_test {
 
 using sample::contains;
 using sample::count;
@@ -174,5 +172,4 @@ TEST(PipelineSection, KeepsAReportOfManyRanksSmall) {
   EXPECT_LT(to_html(input).size(), 500'000u);
 }
 
-}  // namespace pipeline_picture_test
-}  // namespace echelon
+}  // namespace echelon::pipeline_picture_test

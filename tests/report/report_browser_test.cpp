@@ -20,8 +20,7 @@
 #include "tests/support/python.h"
 #include "tests/support/temp_folder.h"
 
-namespace echelon {
-namespace report_browser_test {
+namespace echelon::report_browser_test {
 
 using Json = nlohmann::json;
 
@@ -376,5 +375,4 @@ TEST(TraceSchema, HoldsForTracesOfRuns) {
       {folder.path("a.json"), folder.path("b.json"), folder.path("c.json")}));
 }
 
-}  // namespace report_browser_test
-}  // namespace echelon
+}  // namespace echelon::report_browser_test

@@ -1,7 +1,6 @@
 #include "echelon/report/report.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <cmath>
 #include <limits>
@@ -16,8 +15,7 @@
 #include "tests/support/error_text.h"
 #include "tests/support/temp_folder.h"
 
-namespace echelon {
-namespace report_test {
+namespace echelon::report_test {
 
 using sample::contains;
 using sample::count;
@@ -370,5 +368,4 @@ TEST(Report, AFileThatCannotBeWrittenIsNamed) {
       HasSubstr("cannot write " + file + "/report.html"));
 }
 
-}  // namespace report_test
-}  // namespace echelon
+}  // namespace echelon::report_test

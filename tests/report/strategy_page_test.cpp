@@ -1,7 +1,6 @@
 #include "echelon/report/strategy_page.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include "echelon/error.h"
 #include "echelon/text/text_file.h"
@@ -12,8 +11,7 @@
 #include "tests/support/error_text.h"
 #include "tests/support/temp_folder.h"
 
-namespace echelon {
-namespace strategy_page_test {
+namespace echelon::strategy_page_test {
 
 using sample::contains;
 using sample::expect_no_parts;
@@ -130,5 +128,4 @@ TEST(StrategyPage, LeavesOutWhatARunLacks) {
   EXPECT_FALSE(contains(to_html(StrategyPage{.title = "none"}), "<table"));
 }
 
-}  // namespace strategy_page_test
-}  // namespace echelon
+}  // namespace echelon::strategy_page_test

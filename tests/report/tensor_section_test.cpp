@@ -1,5 +1,4 @@
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <string>
 
@@ -8,8 +7,7 @@
 #include "tests/report/page_text.h"
 #include "tests/report/sample_tensor.h"
 
-namespace echelon {
-namespace tensor_section_test {
+namespace echelon::tensor_section_test {
 
 using sample::contains;
 using sample::expect_no_parts;
@@ -235,5 +233,4 @@ TEST(TensorSection, StaysSmall) {
   EXPECT_LT(to_html(input).size(), 500'000u);
 }
 
-}  // namespace tensor_section_test
-}  // namespace echelon
+}  // namespace echelon::tensor_section_test

@@ -1,7 +1,6 @@
 // The checker finds each kind of fault and names it, also in hundreds of valid
 // schedules that were broken at random.
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <algorithm>
 #include <functional>
@@ -11,8 +10,7 @@
 #include "echelon/schedule/options.h"
 #include "tests/support/error_text.h"
 
-namespace echelon {
-namespace check_test {
+namespace echelon::check_test {
 
 using testing::AllOf;
 using testing::AnyOf;
@@ -332,5 +330,4 @@ TEST(ScheduleCheck, FindsADeadlockExactlyWhenThereIsOne) {
   EXPECT_GT(runs, 50);
 }
 
-}  // namespace check_test
-}  // namespace echelon
+}  // namespace echelon::check_test

@@ -1,7 +1,6 @@
 #include "echelon/schedule/csv.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <random>
 #include <sstream>
@@ -11,8 +10,7 @@
 #include "tests/support/error_text.h"
 #include "tests/support/temp_folder.h"
 
-namespace echelon {
-namespace csv_test {
+namespace echelon::csv_test {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -181,5 +179,4 @@ TEST(ScheduleCsv, ADeadlockIsNotWritten) {
       HasSubstr("deadlocks"));
 }
 
-}  // namespace csv_test
-}  // namespace echelon
+}  // namespace echelon::csv_test

@@ -1,7 +1,6 @@
 // Every generator over a grid of sizes: valid, and its bubble and its memory as
 // its header claims; small ones against lists written by hand.
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <algorithm>
 
@@ -12,8 +11,7 @@
 #include "echelon/text/format.h"
 #include "tests/support/error_text.h"
 
-namespace echelon {
-namespace kinds_test {
+namespace echelon::kinds_test {
 
 using testing::Each;
 using testing::ElementsAre;
@@ -276,5 +274,4 @@ TEST(ScheduleKinds, SayForWhichNumbersTheyAreDefined) {
       HasSubstr("stages per rank = 65, but must be from 1 to 64"));
 }
 
-}  // namespace kinds_test
-}  // namespace echelon
+}  // namespace echelon::kinds_test

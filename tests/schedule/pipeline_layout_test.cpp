@@ -1,13 +1,11 @@
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include "echelon/config/section.h"
 #include "echelon/schedule/options.h"
 #include "tests/support/error_text.h"
 #include "tests/support/temp_folder.h"
 
-namespace echelon {
-namespace pipeline_layout_test {
+namespace echelon::pipeline_layout_test {
 
 using testing::HasSubstr;
 
@@ -77,5 +75,4 @@ TEST(PipelineLayout, TakesAFile) {
   EXPECT_THAT(error(2), HasSubstr("rank 1 lacks 1B0"));
 }
 
-}  // namespace pipeline_layout_test
-}  // namespace echelon
+}  // namespace echelon::pipeline_layout_test

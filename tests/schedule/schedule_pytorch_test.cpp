@@ -16,8 +16,7 @@
 #include "tests/support/python.h"
 #include "tests/support/temp_folder.h"
 
-namespace echelon {
-namespace schedule_pytorch_test {
+namespace echelon::schedule_pytorch_test {
 
 namespace fs = std::filesystem;
 
@@ -83,5 +82,4 @@ TEST(SchedulePytorch, OursLoadThere) {
       std::to_string(written) + "\n");
 }
 
-}  // namespace schedule_pytorch_test
-}  // namespace echelon
+}  // namespace echelon::schedule_pytorch_test

@@ -1,7 +1,6 @@
 #include "echelon/schedule/timing.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <cmath>
 #include <limits>
@@ -10,8 +9,7 @@
 #include "echelon/schedule/options.h"
 #include "tests/support/error_text.h"
 
-namespace echelon {
-namespace timing_test {
+namespace echelon::timing_test {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -98,5 +96,4 @@ TEST(ScheduleMemory, WeighsBytesAndWhatWaitsForW) {
       HasSubstr("sizes of 1 stages, but the schedule has 2"));
 }
 
-}  // namespace timing_test
-}  // namespace echelon
+}  // namespace echelon::timing_test

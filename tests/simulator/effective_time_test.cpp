@@ -1,7 +1,6 @@
 #include "echelon/simulator/effective_time.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <cmath>
 
@@ -9,8 +8,7 @@
 #include "echelon/error.h"
 #include "tests/support/error_text.h"
 
-namespace echelon {
-namespace effective_time_test {
+namespace echelon::effective_time_test {
 
 using testing::HasSubstr;
 
@@ -91,5 +89,4 @@ TEST(EffectiveTime, ImpossibleTimesAreNamed) {
       HasSubstr("hours"));
 }
 
-}  // namespace effective_time_test
-}  // namespace echelon
+}  // namespace echelon::effective_time_test

@@ -9,8 +9,7 @@
 #include "echelon/schedule/options.h"
 #include "echelon/schedule/timing.h"
 
-namespace echelon::simulator {
-namespace event_run_test {
+namespace echelon::simulator::event_run_test {
 
 Instruction meet(int16_t group, double seconds) {
   Instruction one{.kind = Instruction::Kind::collective};
@@ -309,5 +308,4 @@ TEST(EventRun, JitterDependsOnSeedAndStepAlone) {
   EXPECT_NEAR(first.ranks[0].end, 12, 3);
 }
 
-}  // namespace event_run_test
-}  // namespace echelon::simulator
+}  // namespace echelon::simulator::event_run_test

@@ -1,10 +1,8 @@
 #include "echelon/simulator/rank_classes.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
-namespace echelon::simulator {
-namespace rank_classes_test {
+namespace echelon::simulator::rank_classes_test {
 
 using testing::ElementsAre;
 
@@ -81,5 +79,4 @@ TEST(RankClasses, MembersOfAGroupAreTheSameWhoeverOfAClassIsAsked) {
   }
 }
 
-}  // namespace rank_classes_test
-}  // namespace echelon::simulator
+}  // namespace echelon::simulator::rank_classes_test

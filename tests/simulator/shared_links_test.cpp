@@ -2,8 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace echelon::simulator {
-namespace shared_links_test {
+namespace echelon::simulator::shared_links_test {
 
 const std::vector<int32_t> kFirst = {0};
 const std::vector<int32_t> kSecond = {1};
@@ -81,5 +80,4 @@ TEST(SharedLinks, NothingToMoveEndsAtOnce) {
   links.take_end();
 }
 
-}  // namespace shared_links_test
-}  // namespace echelon::simulator
+}  // namespace echelon::simulator::shared_links_test

@@ -1,7 +1,6 @@
 #include "echelon/simulator/simulate.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <map>
 #include <set>
@@ -12,8 +11,7 @@
 #include "echelon/timeline/overlap.h"
 #include "tests/support/error_text.h"
 
-namespace echelon {
-namespace simulate_test {
+namespace echelon::simulate_test {
 
 using testing::HasSubstr;
 
@@ -540,5 +538,4 @@ TEST(Simulate, WrongStrategiesAndOptionsAreNamed) {
   EXPECT_THAT(text(with({}, 8), {.steps = 0}), HasSubstr("steps"));
 }
 
-}  // namespace simulate_test
-}  // namespace echelon
+}  // namespace echelon::simulate_test

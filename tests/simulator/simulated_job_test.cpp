@@ -7,8 +7,7 @@
 #include "echelon/cluster/catalogue.h"
 #include "echelon/cost/model_catalogue.h"
 
-namespace echelon::simulator {
-namespace simulated_job_test {
+namespace echelon::simulator::simulated_job_test {
 
 ModelJob job_of(const Layout& layout, const std::string& cluster) {
   const Strategy strategy{.layout = layout, .global_batch = 32};
@@ -48,5 +47,4 @@ TEST(SimulatedJob, WhatIsLaunchedBesideSharesItsLinksWithWhatIsInLine) {
   EXPECT_FALSE(apart.at(kTensor));
 }
 
-}  // namespace simulated_job_test
-}  // namespace echelon::simulator
+}  // namespace echelon::simulator::simulated_job_test

@@ -1,7 +1,6 @@
 // The main of every test program: exits 77 (skipped, for CTest) when each of
 // its tests was skipped, after printing why.
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <iostream>
 #include <set>

@@ -7,8 +7,7 @@
 #include "echelon/error.h"
 #include "echelon/text/check.h"
 
-namespace echelon {
-namespace format_test {
+namespace echelon::format_test {
 
 TEST(Format, TakesEveryKindOfArgument) {
   const std::string name = "dp";
@@ -55,5 +54,4 @@ TEST(Join, PrintsWhatTheProjectionGives) {
   EXPECT_EQ(join(names, "+", &std::string::size), "2+2");
 }
 
-}  // namespace format_test
-}  // namespace echelon
+}  // namespace echelon::format_test

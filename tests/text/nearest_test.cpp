@@ -2,8 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace echelon::config {
-namespace nearest_test {
+namespace echelon::config::nearest_test {
 
 TEST(Nearest, FindsFewEdits) {
   EXPECT_EQ(nearest("stesp", {"batch", "steps", "step_every"}), "steps");
@@ -35,5 +34,4 @@ TEST(Nearest, MakesAQuestion) {
   EXPECT_EQ(did_you_mean("zebra", {"steps"}), "");
 }
 
-}  // namespace nearest_test
-}  // namespace echelon::config
+}  // namespace echelon::config::nearest_test

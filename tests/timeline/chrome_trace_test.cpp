@@ -1,7 +1,6 @@
 #include "echelon/timeline/chrome_trace.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <algorithm>
 #include <nlohmann/json.hpp>

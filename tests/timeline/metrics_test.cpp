@@ -1,7 +1,6 @@
 #include "echelon/timeline/metrics.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <sys/resource.h>
 
 #include <cmath>
@@ -15,8 +14,7 @@
 #include "tests/support/error_text.h"
 #include "tests/support/temp_folder.h"
 
-namespace echelon {
-namespace metrics_test {
+namespace echelon::metrics_test {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -266,5 +264,4 @@ TEST_F(Metrics, OfLinesWrittenTogetherTheWholeOnesAreKept) {
   EXPECT_EQ(read_file(path_), line + line + line);
 }
 
-}  // namespace metrics_test
-}  // namespace echelon
+}  // namespace echelon::metrics_test

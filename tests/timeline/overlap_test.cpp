@@ -1,15 +1,13 @@
 #include "echelon/timeline/overlap.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <random>
 #include <set>
 
 #include "tests/report/sample_run.h"
 
-namespace echelon {
-namespace overlap_test {
+namespace echelon::overlap_test {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -492,5 +490,4 @@ TEST(TimedParts, AreComparedWhereEitherHasThem) {
                  "waiting for data"));
 }
 
-}  // namespace overlap_test
-}  // namespace echelon
+}  // namespace echelon::overlap_test

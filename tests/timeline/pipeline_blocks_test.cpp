@@ -1,7 +1,6 @@
 #include "echelon/timeline/pipeline_blocks.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <algorithm>
 #include <set>
@@ -9,8 +8,7 @@
 #include "echelon/timeline/overlap.h"
 #include "tests/report/sample_pipeline.h"
 
-namespace echelon {
-namespace pipeline_blocks_test {
+namespace echelon::pipeline_blocks_test {
 
 using sample::Order;
 using testing::ElementsAre;
@@ -309,5 +307,4 @@ TEST(PipelineBlocks, TracksThatAreNoDevicesAreLeftOut) {
   EXPECT_THAT(placement_rows(timeline, 1).blocks, IsEmpty());
 }
 
-}  // namespace pipeline_blocks_test
-}  // namespace echelon
+}  // namespace echelon::pipeline_blocks_test

@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
@@ -10,8 +9,7 @@
 #include <cstdlib>
 #include <optional>
 
-namespace echelon {
-namespace progress_test {
+namespace echelon::progress_test {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -463,5 +461,4 @@ TEST(ProgressOptions, FollowTheTerminalAndTheEnvironment) {
   ::close(file);
 }
 
-}  // namespace progress_test
-}  // namespace echelon
+}  // namespace echelon::progress_test

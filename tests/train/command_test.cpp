@@ -1,6 +1,5 @@
 // The command line with its real training program, as users run it.
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -22,8 +21,7 @@
 #include "tests/support/two_hosts.h"
 #include "tests/train/trained_command.h"
 
-namespace echelon {
-namespace command_test {
+namespace echelon::command_test {
 
 namespace fs = std::filesystem;
 using testing::AllOf;
@@ -438,5 +436,4 @@ TEST(TwoHostsTrain, WithoutASharedFolderAllRanksAreInTheReport) {
   }
 }
 
-}  // namespace command_test
-}  // namespace echelon
+}  // namespace echelon::command_test

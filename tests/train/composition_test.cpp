@@ -26,8 +26,7 @@
 #include "tests/support/temp_folder.h"
 #include "tests/train/small_run.h"
 
-namespace echelon {
-namespace composition_test {
+namespace echelon::composition_test {
 
 constexpr double kTolerance = 1e-10;
 
@@ -486,5 +485,4 @@ TEST(Composition, EveryLayoutEqualsOneDevice) {
   compare_table(path, rows);
 }
 
-}  // namespace composition_test
-}  // namespace echelon
+}  // namespace echelon::composition_test

@@ -6,8 +6,7 @@
 
 #include "tests/support/temp_folder.h"
 
-namespace echelon {
-namespace host_memory_test {
+namespace echelon::host_memory_test {
 
 class HostMemory : public testing::Test {
  protected:
@@ -47,5 +46,4 @@ TEST_F(HostMemory, IsKnownOnThisHost) {
   EXPECT_GT(*available, 1 << 20);
 }
 
-}  // namespace host_memory_test
-}  // namespace echelon
+}  // namespace echelon::host_memory_test

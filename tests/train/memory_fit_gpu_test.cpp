@@ -2,7 +2,6 @@
 // that it does and runs out of memory where it says that it does not; what it
 // holds at most is what was said. Recompute and offload make the difference.
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <c10/core/CachingDeviceAllocator.h>
@@ -20,8 +19,7 @@
 #include "tests/support/gpu.h"
 #include "tests/support/process.h"
 
-namespace echelon {
-namespace memory_fit_gpu_test {
+namespace echelon::memory_fit_gpu_test {
 
 namespace fs = std::filesystem;
 using testing::HasSubstr;
@@ -177,5 +175,4 @@ TEST_F(MemoryFit, WhereTheDryRunSaysSo) {
   EXPECT_GE(fit, 1);
 }
 
-}  // namespace memory_fit_gpu_test
-}  // namespace echelon
+}  // namespace echelon::memory_fit_gpu_test

@@ -1,7 +1,6 @@
 // Pipelines in the training loop and in verify: against one device, and beside
 // data parallelism.
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <algorithm>
 #include <map>
@@ -17,8 +16,7 @@
 #include "tests/support/error_text.h"
 #include "tests/train/trained_runs.h"
 
-namespace echelon {
-namespace pipeline_training_test {
+namespace echelon::pipeline_training_test {
 
 using testing::HasSubstr;
 using torch::Tensor;
@@ -360,5 +358,4 @@ TEST_F(PipelineTraining, StartsFromWeightsOfOneDevice) {
   EXPECT_LT(steps(job, "again")[0].loss, trained * 1.5);
 }
 
-}  // namespace pipeline_training_test
-}  // namespace echelon
+}  // namespace echelon::pipeline_training_test

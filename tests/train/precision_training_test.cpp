@@ -1,7 +1,6 @@
 // Training in bf16 and fp16 against float32: the distance of the curves in
 // every layout; the loss scale; norms of gradients.
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -23,8 +22,7 @@
 #include "tests/support/temp_folder.h"
 #include "tests/train/layouts.h"
 
-namespace echelon {
-namespace precision_training_test {
+namespace echelon::precision_training_test {
 
 struct Curve {
   std::vector<StepMetrics> steps;
@@ -400,5 +398,4 @@ TEST_F(PrecisionTraining, LayersNormsAreThoseOfOneDevice) {
   }
 }
 
-}  // namespace precision_training_test
-}  // namespace echelon
+}  // namespace echelon::precision_training_test

@@ -7,8 +7,7 @@
 #include "echelon/train/strategies/count_job.h"
 #include "tests/train/small_run.h"
 
-namespace echelon {
-namespace recompute_costs_test {
+namespace echelon::recompute_costs_test {
 
 void expect_same(Job job) {
   SCOPED_TRACE(job.model.name);
@@ -46,5 +45,4 @@ TEST(RecomputeCosts, OfAListAndOfAJobAreTheSame) {
   expect_same(images);
 }
 
-}  // namespace recompute_costs_test
-}  // namespace echelon
+}  // namespace echelon::recompute_costs_test

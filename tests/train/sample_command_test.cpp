@@ -1,6 +1,5 @@
 // `echelon sample` as users run it: after a training of a few steps.
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <filesystem>
 #include <fstream>
@@ -9,8 +8,7 @@
 #include "tests/support/process.h"
 #include "tests/train/trained_command.h"
 
-namespace echelon {
-namespace sample_command_test {
+namespace echelon::sample_command_test {
 
 namespace fs = std::filesystem;
 using testing::HasSubstr;
@@ -118,5 +116,4 @@ TEST_F(SampleCommand, SaysWhatIsNoRunOfALanguageModel) {
       "its model is simple_cnn, not a language model");
 }
 
-}  // namespace sample_command_test
-}  // namespace echelon
+}  // namespace echelon::sample_command_test

@@ -1,7 +1,6 @@
 #include "echelon/train/sample.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <cmath>
@@ -13,8 +12,7 @@
 #include "tests/support/error_text.h"
 #include "tests/support/temp_folder.h"
 
-namespace echelon {
-namespace sample_test {
+namespace echelon::sample_test {
 
 using testing::HasSubstr;
 using testing::StartsWith;
@@ -186,5 +184,4 @@ TEST_F(Sample, SaysWhatIsWrong) {
       HasSubstr("the run's model is simple_cnn, which is no language model"));
 }
 
-}  // namespace sample_test
-}  // namespace echelon
+}  // namespace echelon::sample_test

@@ -1,7 +1,6 @@
 // What ranks send in a step of training on cut parameters, and what they keep
 // after it: that a job's settings reach the layers where no value tells.
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -18,8 +17,7 @@
 #include "echelon/train/strategies/step.h"
 #include "tests/train/trained_runs.h"
 
-namespace echelon {
-namespace sharded_step_test {
+namespace echelon::sharded_step_test {
 
 using testing::Each;
 using testing::Pair;
@@ -460,5 +458,4 @@ TEST(ShardedStep, BuffersAreThoseOfTheFirstRank) {
   }
 }
 
-}  // namespace sharded_step_test
-}  // namespace echelon
+}  // namespace echelon::sharded_step_test

@@ -2,7 +2,6 @@
 // the training loop and in verify: against one device, and beside tensor
 // parallelism and pipelines.
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <cmath>
@@ -21,8 +20,7 @@
 #include "tests/support/temp_folder.h"
 #include "tests/train/trained_runs.h"
 
-namespace echelon {
-namespace sharded_training_test {
+namespace echelon::sharded_training_test {
 
 using testing::HasSubstr;
 
@@ -321,5 +319,4 @@ TEST_F(ShardedRuns, OverflowsAreSkippedByAllRanks) {
   }
 }
 
-}  // namespace sharded_training_test
-}  // namespace echelon
+}  // namespace echelon::sharded_training_test

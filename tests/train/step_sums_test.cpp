@@ -6,8 +6,7 @@
 #include <limits>
 #include <vector>
 
-namespace echelon {
-namespace step_sums_test {
+namespace echelon::step_sums_test {
 
 std::vector<StepSums> shared(const std::vector<StepShare>& ranks) {
   std::vector<StepSums> all(ranks.size());
@@ -74,5 +73,4 @@ TEST(StepSums, OneRankIsNotTheSlowest) {
   EXPECT_EQ(sums[0].slowest_excess, 0);
 }
 
-}  // namespace step_sums_test
-}  // namespace echelon
+}  // namespace echelon::step_sums_test

@@ -1,7 +1,6 @@
 // Layers that are cut over ranks, in the training loop and in verify: against
 // one device, and beside data parallelism and pipelines.
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <limits>
@@ -19,8 +18,7 @@
 #include "tests/support/error_text.h"
 #include "tests/train/trained_runs.h"
 
-namespace echelon {
-namespace tensor_training_test {
+namespace echelon::tensor_training_test {
 
 using testing::HasSubstr;
 
@@ -424,5 +422,4 @@ TEST_F(TensorTraining, SaysWhatEachRankHolds) {
           "on the first of 2 tensor-parallel ranks"));
 }
 
-}  // namespace tensor_training_test
-}  // namespace echelon
+}  // namespace echelon::tensor_training_test

@@ -1,7 +1,6 @@
 #include "echelon/train/trainer.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
@@ -16,8 +15,7 @@
 #include "tests/support/error_text.h"
 #include "tests/train/trained_runs.h"
 
-namespace echelon {
-namespace trainer_test {
+namespace echelon::trainer_test {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -232,5 +230,4 @@ TEST_F(Trainer, ASignalEndsTheRunAfterACompleteStep) {
       std::filesystem::exists(folder / "checkpoints" / "last.safetensors"));
 }
 
-}  // namespace trainer_test
-}  // namespace echelon
+}  // namespace echelon::trainer_test

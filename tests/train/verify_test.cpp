@@ -1,10 +1,8 @@
 #include "echelon/train/verify.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
-namespace echelon {
-namespace verify_test {
+namespace echelon::verify_test {
 
 using testing::HasSubstr;
 
@@ -91,5 +89,4 @@ TEST(Verify, CompressionIsToldApart) {
   EXPECT_THAT(result.hint, HasSubstr("compress"));
 }
 
-}  // namespace verify_test
-}  // namespace echelon
+}  // namespace echelon::verify_test

@@ -1,7 +1,6 @@
 // doc/checkpoint_format.md is true: its example is what our code writes, and
 // its program reads what our code wrote.
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <fstream>
 #include <sstream>

@@ -1,7 +1,6 @@
 // Damage to the bytes of checkpoints on disk is found.
 #include <fcntl.h>
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 

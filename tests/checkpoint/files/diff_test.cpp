@@ -1,7 +1,6 @@
 #include "echelon/checkpoint/files/diff.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <cmath>
 #include <limits>

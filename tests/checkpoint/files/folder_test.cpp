@@ -1,7 +1,6 @@
 #include "echelon/checkpoint/files/folder.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>

@@ -1,7 +1,6 @@
 #include "echelon/checkpoint/files/rank_file.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>

@@ -1,7 +1,6 @@
 #include "echelon/checkpoint/files/reader.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <set>
 

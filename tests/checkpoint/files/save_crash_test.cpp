@@ -1,7 +1,6 @@
 // A save that is killed at each of its system calls, and one in which each
 // fails: older checkpoints stay complete, and the next save succeeds.
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
 

@@ -3,7 +3,6 @@
 #include "echelon/checkpoint/format/box.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <algorithm>
 #include <numeric>

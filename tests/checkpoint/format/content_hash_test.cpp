@@ -2,7 +2,6 @@
 #include "echelon/checkpoint/format/hashes.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cstring>

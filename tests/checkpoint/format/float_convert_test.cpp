@@ -1,7 +1,6 @@
 #include "echelon/checkpoint/format/float_convert.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <bit>
 #include <cmath>

@@ -1,7 +1,6 @@
 #include "echelon/checkpoint/format/manifest.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <cmath>
 #include <functional>

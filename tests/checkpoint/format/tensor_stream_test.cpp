@@ -1,7 +1,6 @@
 #include "echelon/checkpoint/format/tensor_stream.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <cstring>
 #include <filesystem>
@@ -78,7 +77,9 @@ TEST(TensorStream, WritesTheSameFileWhateverTheMemory) {
     if (first.empty()) first = read_file(path);
     EXPECT_EQ(read_file(path), first) << bytes;
     EXPECT_LE(source.most_bytes, std::max<int64_t>(bytes, 16));
-    if (bytes == 1 << 20) EXPECT_EQ(source.reads, 1);
+    if (bytes == 1 << 20) {
+      EXPECT_EQ(source.reads, 1);
+    }
   }
   const safetensors::File file(folder.path("16"));
   EXPECT_EQ(file.tensors().size(), 5u);

@@ -1,7 +1,6 @@
 #include "echelon/checkpoint/tensors/tensor_file.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include "tests/support/error_text.h"

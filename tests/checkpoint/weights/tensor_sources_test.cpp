@@ -1,6 +1,5 @@
 // A checkpoint, and files of other programs, as sources of tensors.
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include "echelon/checkpoint/format/foreign.h"
 #include "echelon/checkpoint/weights/checkpoint_tensors.h"

@@ -1,7 +1,6 @@
 #include "echelon/comm/nccl/nccl_backend.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 

@@ -1,7 +1,6 @@
 // The local backend's core between threads, without LibTorch: small enough to
 // run under the thread sanitizer.
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cstring>

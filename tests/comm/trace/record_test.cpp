@@ -1,7 +1,6 @@
 #include "echelon/comm/trace/record.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include "echelon/comm/trace/status_board.h"
 

@@ -1,7 +1,6 @@
 #include "echelon/data/sources/inspect.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>

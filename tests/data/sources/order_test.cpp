@@ -1,7 +1,6 @@
 #include "echelon/data/sources/order.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <algorithm>
 #include <map>
@@ -181,7 +180,9 @@ TEST(Blend, ASourceContinuesInTheNextEpoch) {
     for (auto pass = seen.begin(); pass != seen.end(); pass += 5) {
       const std::vector<int64_t> one(pass, pass + 5);
       EXPECT_THAT(one, testing::UnorderedElementsAre(0, 1, 2, 3, 4));
-      if (!shuffle) EXPECT_THAT(one, testing::ElementsAre(0, 1, 2, 3, 4));
+      if (!shuffle) {
+        EXPECT_THAT(one, testing::ElementsAre(0, 1, 2, 3, 4));
+      }
     }
   }
   EXPECT_NE(

@@ -1,7 +1,6 @@
 #include "echelon/data/sources/text.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <unistd.h>
 
 #include <cstdlib>

@@ -1,7 +1,6 @@
 #include "echelon/data/sources/token_file.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <cstring>
 #include <filesystem>

@@ -1,7 +1,6 @@
 #include "echelon/data/tokenizer/tokenizer.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <algorithm>
 #include <random>

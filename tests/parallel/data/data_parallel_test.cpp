@@ -2,7 +2,6 @@
 
 #include <ATen/Parallel.h>
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <memory>

@@ -1,7 +1,6 @@
 #include "echelon/parallel/data/distributed_data_parallel.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <set>

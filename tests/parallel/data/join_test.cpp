@@ -1,6 +1,5 @@
 // Ranks that run out of data before the others.
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <algorithm>

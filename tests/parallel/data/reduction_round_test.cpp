@@ -1,6 +1,5 @@
 // Steps whose gradients are completed by several backward passes.
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include "echelon/error.h"
 #include "tests/parallel/data/training.h"

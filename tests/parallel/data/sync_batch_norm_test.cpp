@@ -1,7 +1,6 @@
 #include "echelon/parallel/data/sync_batch_norm.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <numeric>

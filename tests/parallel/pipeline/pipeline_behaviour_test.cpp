@@ -1,6 +1,5 @@
 // Memory, recorded spans, callbacks and errors of a pipeline.
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <algorithm>

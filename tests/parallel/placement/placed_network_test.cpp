@@ -1,7 +1,6 @@
 #include "echelon/parallel/placement/placed_network.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include "tests/parallel/placement/lists.h"

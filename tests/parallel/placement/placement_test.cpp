@@ -1,7 +1,6 @@
 #include "echelon/parallel/placement/placement.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include "tests/support/error_text.h"

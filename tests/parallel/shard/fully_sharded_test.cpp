@@ -1,7 +1,6 @@
 #include "echelon/parallel/shard/fully_sharded.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <map>

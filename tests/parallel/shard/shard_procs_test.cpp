@@ -1,6 +1,5 @@
 // Sharded parameters with a process per rank.
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <string>
 #include <tuple>

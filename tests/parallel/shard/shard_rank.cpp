@@ -1,6 +1,5 @@
 // The program of each process that shard_procs_test launches.
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <csignal>

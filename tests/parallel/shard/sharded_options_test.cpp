@@ -1,6 +1,5 @@
 // Options of ShardedUnits: what they change, and what they must not change.
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <map>

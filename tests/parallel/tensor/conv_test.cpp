@@ -1,7 +1,6 @@
 #include "echelon/parallel/tensor/conv.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <cmath>

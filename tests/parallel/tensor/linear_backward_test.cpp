@@ -1,7 +1,6 @@
 // What backward of the cut products communicates, and when only a part of the
 // gradients is asked for.
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include "echelon/counting/meta_mode.h"

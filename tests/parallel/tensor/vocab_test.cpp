@@ -1,6 +1,5 @@
 // Embeddings, losses and accuracy over a cut vocabulary.
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <limits>

@@ -1,6 +1,5 @@
 // Saving and resuming by the command line, as users and schedulers do it.
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <algorithm>
 #include <csignal>
@@ -17,8 +16,7 @@
 #include "tests/support/process.h"
 #include "tests/train/trained_command.h"
 
-namespace echelon {
-namespace resume_command_test {
+namespace echelon::resume_command_test {
 
 namespace fs = std::filesystem;
 using testing::HasSubstr;
@@ -286,5 +284,4 @@ TEST_F(ResumeCommand, VerifyProvesACheckpoint) {
   refused({kEchelon, "verify", kDigits, "--resume"}, 2, "give both");
 }
 
-}  // namespace resume_command_test
-}  // namespace echelon
+}  // namespace echelon::resume_command_test

@@ -2,7 +2,6 @@
 #include "echelon/train/saving/resume.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <unistd.h>
 
@@ -20,8 +19,7 @@
 #include "tests/train/small_run.h"
 #include "tests/train/trained_runs.h"
 
-namespace echelon {
-namespace resume_test {
+namespace echelon::resume_test {
 
 namespace fs = std::filesystem;
 using testing::ElementsAre;
@@ -429,5 +427,4 @@ TEST_F(Resumed, FilesHoldTheStateOfTheirStep) {
   }
 }
 
-}  // namespace resume_test
-}  // namespace echelon
+}  // namespace echelon::resume_test

@@ -15,8 +15,7 @@
 #include "tests/support/places.h"
 #include "tests/train/saving/saved_run.h"
 
-namespace echelon {
-namespace saved_layouts_test {
+namespace echelon::saved_layouts_test {
 
 namespace fs = std::filesystem;
 
@@ -244,5 +243,4 @@ TEST(SavedLayouts, OfSimpleCnnRestoreEachOther) {
   check("simple_cnn", base, folder.path("simple_cnn"));
 }
 
-}  // namespace saved_layouts_test
-}  // namespace echelon
+}  // namespace echelon::saved_layouts_test

@@ -1,6 +1,5 @@
 // The ranks of a layout write each element of the model once, in even shares.
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <map>
@@ -10,8 +9,7 @@
 #include "echelon/checkpoint/tensors/tensor_file.h"
 #include "tests/train/small_run.h"
 
-namespace echelon {
-namespace saved_shards_test {
+namespace echelon::saved_shards_test {
 
 using testing::ElementsAre;
 using torch::Tensor;
@@ -244,5 +242,4 @@ TEST(SavedShards, TensorParallelRanksShareReplicatedParameters) {
   }
 }
 
-}  // namespace saved_shards_test
-}  // namespace echelon
+}  // namespace echelon::saved_shards_test

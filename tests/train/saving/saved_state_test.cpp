@@ -1,7 +1,6 @@
 // Every layout restores what others saved: the same values to the last bit, and
 // the same steps from there.
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <atomic>
@@ -15,8 +14,7 @@
 #include "tests/support/error_text.h"
 #include "tests/train/saving/saved_run.h"
 
-namespace echelon {
-namespace saved_state_test {
+namespace echelon::saved_state_test {
 
 namespace fs = std::filesystem;
 using testing::ElementsAre;
@@ -428,5 +426,4 @@ TEST(SavedState, DamageOnOneRankFailsAllRanks) {
   EXPECT_EQ(failed, 2);
 }
 
-}  // namespace saved_state_test
-}  // namespace echelon
+}  // namespace echelon::saved_state_test

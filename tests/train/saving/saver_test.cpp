@@ -2,7 +2,6 @@
 #include "echelon/train/saving/saver.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <csignal>
 #include <filesystem>
@@ -13,8 +12,7 @@
 #include "tests/support/error_text.h"
 #include "tests/train/small_run.h"
 
-namespace echelon {
-namespace saver_test {
+namespace echelon::saver_test {
 
 namespace fs = std::filesystem;
 using testing::HasSubstr;
@@ -176,5 +174,4 @@ TEST_F(SaverTest, OneSignalIsOneCheckpointOfAllRanks) {
   EXPECT_EQ(steps(), (std::vector<int64_t>{1}));
 }
 
-}  // namespace saver_test
-}  // namespace echelon
+}  // namespace echelon::saver_test

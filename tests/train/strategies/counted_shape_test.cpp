@@ -10,8 +10,7 @@
 #include "echelon/job/check_job.h"
 #include "echelon/predict/configured.h"
 
-namespace echelon {
-namespace counted_shape_test {
+namespace echelon::counted_shape_test {
 
 Job job_of(
     const std::string& model, const std::string& data,
@@ -234,5 +233,4 @@ TEST(CountedShape, StagesAreTheTrainers) {
   EXPECT_EQ(model.layers[0].counted_samples, 2);
 }
 
-}  // namespace counted_shape_test
-}  // namespace echelon
+}  // namespace echelon::counted_shape_test

@@ -3,8 +3,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-namespace echelon {
-namespace local_parameter_test {
+namespace echelon::local_parameter_test {
 
 // What rank (tp, shard) has of a tensor, its tensor-parallel part cut evenly.
 LocalParameter part_of_rank(
@@ -109,5 +108,4 @@ TEST(LocalParameter, LeavesOutWhatAnotherRankCounts) {
   EXPECT_EQ(CountedElements({part}, 0, {"weights"}).num_counted(0), 3);
 }
 
-}  // namespace local_parameter_test
-}  // namespace echelon
+}  // namespace echelon::local_parameter_test

@@ -1,7 +1,6 @@
 #include "echelon/train/strategies/objective.h"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <cmath>
@@ -13,8 +12,7 @@
 #include "tests/support/error_text.h"
 #include "tests/support/parity.h"
 
-namespace echelon {
-namespace objective_test {
+namespace echelon::objective_test {
 
 using testing::HasSubstr;
 using torch::Tensor;
@@ -229,5 +227,4 @@ TEST(NextToken, EveryTokenWeighsTheSameInAnyLayout) {
   }
 }
 
-}  // namespace objective_test
-}  // namespace echelon
+}  // namespace echelon::objective_test
