@@ -97,9 +97,9 @@ TEST(Markup, FillsTemplatesAndEscapesArguments) {
 TEST(Markup, RejectsElementsThatDoNotNest) {
   Markup open;
   open.add("<p>");
-  EXPECT_THROW(open.add("</b>"), std::logic_error);
-  EXPECT_THROW(std::move(open).finish(), std::logic_error);
-  EXPECT_THROW(Markup().add("</p>"), std::logic_error);
+  EXPECT_THROW(open.add("</b>"), InternalError);
+  EXPECT_THROW(std::move(open).finish(), InternalError);
+  EXPECT_THROW(Markup().add("</p>"), InternalError);
 }
 
 TEST(Coordinate, HasNoTrailingZeros) {
