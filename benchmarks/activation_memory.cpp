@@ -38,12 +38,13 @@ struct Way {
 struct Setting {
   LayerList layers;
   Tensors inputs;
-  std::vector<RecomputeCost> costs;
+  std::vector<cost::RecomputeCost> costs;
 };
 
 std::shared_ptr<Network>
 build(const Setting& setting, const MemoryOptions& options) {
-  const LayerMemory memory(options, plan_recompute(options, setting.costs));
+  const LayerMemory memory(
+      options, cost::plan_recompute(options, setting.costs));
   const auto list = with_forwards(
       setting.layers,
       [memory](size_t i, const std::string& name, const BuiltLayer& layer) {
@@ -53,10 +54,10 @@ build(const Setting& setting, const MemoryOptions& options) {
 }
 
 void step(Way& way, const Setting& setting, bool count) {
-  MemoryMeter meter;
+  profiling::MemoryMeter meter;
   const auto start = Clock::now();
   {
-    std::unique_ptr<MemoryMeter::Counting> counting;
+    std::unique_ptr<profiling::MemoryMeter::Counting> counting;
     if (count) counting = meter.count();
     const auto logits = way.network->forward(setting.inputs)[0];
     if (count) {
@@ -73,7 +74,7 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-int64_t kept(const Setting& setting, Recompute choice) {
+int64_t kept(const Setting& setting, cost::Recompute choice) {
   int64_t bytes = 0;
   for (const auto& cost : setting.costs) bytes += cost.kept(choice);
   return bytes;
@@ -108,7 +109,8 @@ int main(int argc, char** argv) try {
   const Setting setting = [&] {
     Setting one{model_layers(model, {sequence}, kWords), {}, {}};
     one.inputs = {torch::randint(kWords, {batch, sequence}, torch::kInt64)};
-    std::vector<TensorSpec> specs = {{{batch, sequence}, torch::kInt64}};
+    std::vector<counting::TensorSpec> specs = {
+        {{batch, sequence}, torch::kInt64}};
     if (dropout > 0) {
       one.inputs.push_back(torch::arange(batch));
       specs.push_back({{batch}, torch::kInt64});
@@ -117,7 +119,7 @@ int main(int argc, char** argv) try {
     return one;
   }();
 
-  const int64_t half = kept(setting, Recompute::none) / 2;
+  const int64_t half = kept(setting, cost::Recompute::none) / 2;
   std::vector<Way> ways = {
       {"none", {}},
       {"selective", {.recompute = "selective"}},

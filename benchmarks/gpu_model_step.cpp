@@ -34,7 +34,7 @@ constexpr int kSkipped = 77;
 double flops_of(const LayerList& layers, int64_t batch, int64_t length) {
   double sum = 0;
   for (const auto& cost :
-       count_layers(layers, {{{batch, length}, torch::kInt64}})) {
+       counting::count_layers(layers, {{{batch, length}, torch::kInt64}})) {
     sum += cost.flops();
   }
   return sum;

@@ -47,7 +47,7 @@ Json row_json(const RowPrediction& one) {
     double exposed = 0;
     for (const double axis : parts.exposed) exposed += axis;
     json["stack"] = one.strategy.framework;
-    json["strategy"] = to_string(one.strategy);
+    json["strategy"] = cost::to_string(one.strategy);
     json["parts"] = {
         {"matrix", parts.matrix},       {"memory", parts.memory},
         {"recompute", parts.recompute}, {"exposed", exposed},

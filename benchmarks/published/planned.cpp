@@ -17,15 +17,15 @@ constexpr int64_t kEveryLayout = 1 << 20;
 
 /// All that is not a degree.
 std::vector<std::pair<std::string, std::string>>
-fixed_of(const Strategy& strategy) {
+fixed_of(const cost::Strategy& strategy) {
   std::vector<std::pair<std::string, std::string>> fixed;
   const auto fix = [&](const char* name) {
-    const SearchKey& key = find_search_key(name);
+    const planner::SearchKey& key = planner::find_search_key(name);
     fixed.emplace_back(name, key.text_of(key.value(strategy)));
   };
   fix("microbatch");
   fix("recompute");
-  if (strategy.recompute != Recompute::none) fix("recompute_layers");
+  if (strategy.recompute != cost::Recompute::none) fix("recompute_layers");
   if (strategy.layout.tp > 1) fix("sequence_parallel");
   if (strategy.layout.pp > 1) {
     fix("schedule");
@@ -39,7 +39,7 @@ fixed_of(const Strategy& strategy) {
   return fixed;
 }
 
-PlanRequest request_of(const RowPrediction& one) {
+planner::PlanRequest request_of(const RowPrediction& one) {
   return {
       .model = model_of(one.row),
       .cluster = cluster_of(one.row),
@@ -54,9 +54,11 @@ PlanRequest request_of(const RowPrediction& one) {
 }
 
 /// Rows of one text are of one request.
-std::string text_of(const RowPrediction& one, const PlanRequest& request) {
+std::string
+text_of(const RowPrediction& one, const planner::PlanRequest& request) {
   const StepRow& row = one.row;
-  std::string text = to_toml(request.cluster) + row.model + request.framework;
+  std::string text =
+      cluster::to_toml(request.cluster) + row.model + request.framework;
   for (const int64_t number :
        {row.layers, row.hidden, row.heads, row.kv_heads, row.ffn, row.vocab,
         row.seq, row.global_batch,
@@ -68,9 +70,9 @@ std::string text_of(const RowPrediction& one, const PlanRequest& request) {
   return text;
 }
 
-std::vector<Plan> plans_of(const PlanRequest& request) {
+std::vector<planner::Plan> plans_of(const planner::PlanRequest& request) {
   try {
-    return plan(request).plans;
+    return planner::plan(request).plans;
   } catch (const ConfigError&) {
     return {};  // the software's rules leave no layout
   }
@@ -80,15 +82,15 @@ std::vector<Plan> plans_of(const PlanRequest& request) {
 
 std::vector<std::optional<double>>
 planned_seconds(const std::vector<RowPrediction>& predictions) {
-  std::map<std::string, std::vector<Plan>> known;
+  std::map<std::string, std::vector<planner::Plan>> known;
   std::vector<std::optional<double>> seconds;
   for (const RowPrediction& one : predictions) {
     seconds.emplace_back();
     if (!one.predicted()) continue;
-    const PlanRequest request = request_of(one);
+    const planner::PlanRequest request = request_of(one);
     const std::string text = text_of(one, request);
     if (!known.contains(text)) known[text] = plans_of(request);
-    for (const Plan& plan : known[text]) {
+    for (const planner::Plan& plan : known[text]) {
       if (plan.strategy.layout.same_degrees(one.strategy.layout)) {
         seconds.back() = plan.step.step_seconds;
       }

@@ -29,10 +29,10 @@ RowPrediction predict(const StepRow& row) {
     return prediction;
   }
   try {
-    const ModelShape model = model_of(row);
-    const Cluster cluster = cluster_of(row);
+    const cost::ModelShape model = model_of(row);
+    const cluster::Cluster cluster = cluster_of(row);
     prediction.strategy = strategy_of(row, model, cluster);
-    prediction.step = estimate_step(model, prediction.strategy, cluster);
+    prediction.step = cost::estimate_step(model, prediction.strategy, cluster);
   } catch (const Error& error) {
     prediction.excluded = error.what();
   }

@@ -12,8 +12,8 @@ namespace echelon {
 
 struct RowPrediction {
   StepRow row;
-  Strategy strategy;
-  StepEstimate step;
+  cost::Strategy strategy;
+  cost::StepEstimate step;
   /// Why there is no prediction; empty: there is one.
   std::string excluded;
 

@@ -60,7 +60,7 @@ std::string device_of(const std::string& gpu) {
   }
   std::string best;
   double most = 0;
-  for (const auto& name : device_names()) {
+  for (const auto& name : cluster::device_names()) {
     const auto parts = words(name);
     // "rtx-4090" is named by its second word, every other by its first.
     const auto& model =
@@ -81,9 +81,9 @@ std::string device_of(const std::string& gpu) {
   return best;
 }
 
-Cluster cluster_of(const StepRow& row) {
+cluster::Cluster cluster_of(const StepRow& row) {
   if (row.gpus <= 0) throw ConfigError("the row does not say how many gpus");
-  Node node = usual_node(device_of(row.gpu));
+  cluster::Node node = cluster::usual_node(device_of(row.gpu));
   const auto cell = words(row.gpu);
   if (among(cell, "dgx") && among(cell, "2") && among(cell, "v100")) {
     node.name = "dgx-2";
@@ -94,7 +94,7 @@ Cluster cluster_of(const StepRow& row) {
       rate > 0) {
     node.network.bytes_per_second = rate;
   }
-  Cluster cluster;
+  cluster::Cluster cluster;
   cluster.name = row.gpu;
   cluster.groups = {
       {node, (row.gpus + node.num_devices - 1) / node.num_devices}};

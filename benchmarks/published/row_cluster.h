@@ -16,6 +16,6 @@ std::string device_of(const std::string& gpu);
 /// Its usual nodes (16 devices in a DGX-2; of an NVL72 rack 64 when the devices
 /// are no multiple of 72). "4x Omni-Path 100 Gb/s per node", "1600 Gbps
 /// node-node" or "400Gb/s RDMA per GPU" in the row's texts sets the network.
-Cluster cluster_of(const StepRow& row);
+cluster::Cluster cluster_of(const StepRow& row);
 
 }  // namespace echelon

@@ -27,11 +27,11 @@ bool has(const std::string& text, std::initializer_list<const char*> words) {
   });
 }
 
-std::optional<ModelShape>
+std::optional<cost::ModelShape>
 from_catalogue(const StepRow& row, const std::string& name) {
-  const auto& names = catalogue_names();
+  const auto& names = cost::catalogue_names();
   if (std::find(names.begin(), names.end(), name) == names.end()) return {};
-  ModelShape model = find_model(name);
+  cost::ModelShape model = cost::find_model(name);
   if (!model.transformer) {
     throw ConfigError(
         "model " + name + " is no transformer: rows of images have no columns");
@@ -93,7 +93,7 @@ int64_t padded_vocab(const std::string& text) {
   return std::regex_search(text, found, padded) ? std::stoll(found[1]) : 0;
 }
 
-ModelShape from_dimensions(const StepRow& row, const std::string& name) {
+cost::ModelShape from_dimensions(const StepRow& row, const std::string& name) {
   need_dimensions(row);
   TransformerShape shape;
   shape.ffn = row.ffn > 0 ? row.ffn : 4 * row.hidden;
@@ -106,18 +106,18 @@ ModelShape from_dimensions(const StepRow& row, const std::string& name) {
   shape.positions = learned ? row.seq : 0;
   shape.vocab = shape.gated ? 32000 : 50257;
   read_experts(row, name, shape);
-  ModelShape model;
+  cost::ModelShape model;
   model.transformer = shape;
   return model;
 }
 
 }  // namespace
 
-ModelShape model_of(const StepRow& row) {
+cost::ModelShape model_of(const StepRow& row) {
   if (row.seq <= 0) throw ConfigError("the row does not say its seq");
   const std::string name = plain_name(row.model);
   auto known = from_catalogue(row, name);
-  ModelShape model = known ? *known : from_dimensions(row, name);
+  cost::ModelShape model = known ? *known : from_dimensions(row, name);
   model.name = row.model;
   auto& shape = *model.transformer;
   const auto state = [](int64_t stated, int64_t& value) {
@@ -134,7 +134,7 @@ ModelShape model_of(const StepRow& row) {
       std::min(shape.experts.first_dense_layers, shape.layers);
   model.seq_len = row.seq;
   if (shape.positions > 0) shape.positions = row.seq;
-  check(model);
+  cost::check(model);
   return model;
 }
 

@@ -18,6 +18,6 @@ namespace echelon {
 ///
 /// Throws ConfigError when dimensions are missing, or for a mixture of experts
 /// that the catalogue does not have and whose name says no "8x7b".
-ModelShape model_of(const StepRow& row);
+cost::ModelShape model_of(const StepRow& row);
 
 }  // namespace echelon

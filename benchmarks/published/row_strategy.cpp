@@ -195,17 +195,19 @@ layout_of(const StepRow& row, const std::string& framework, int64_t& zero) {
   return layout;
 }
 
-Precision precision_of(const StepRow& row, const std::string& framework) {
+cluster::Precision
+precision_of(const StepRow& row, const std::string& framework) {
   const std::string cell = lower(row.precision);
-  if (contains(cell, "fp4")) return Precision::fp4;
-  if (contains(cell, "fp8") || contains(cell, "float8")) return Precision::fp8;
+  if (contains(cell, "fp4")) return cluster::Precision::fp4;
+  if (contains(cell, "fp8") || contains(cell, "float8"))
+    return cluster::Precision::fp8;
   if (contains(cell, "bf16") || contains(cell, "bfloat16"))
-    return Precision::bf16;
+    return cluster::Precision::bf16;
   if (contains(cell, "fp16") || contains(cell, "float16"))
-    return Precision::fp16;
-  if (contains(cell, "tf32")) return Precision::tf32;
+    return cluster::Precision::fp16;
+  if (contains(cell, "tf32")) return cluster::Precision::tf32;
   if (contains(cell, "fp32") || contains(cell, "float32"))
-    return Precision::fp32;
+    return cluster::Precision::fp32;
   if (!cell.empty()) {
     throw ConfigError(
         "precision \"" + cell.substr(0, 40) + "\" is not understood");
@@ -213,15 +215,16 @@ Precision precision_of(const StepRow& row, const std::string& framework) {
   return contains(lower(row.gpu), "v100") || framework == "megatron-2021" ||
                  framework == "megatron-vtrain" ||
                  framework == "megatron-deepspeed"
-             ? Precision::fp16
-             : Precision::bf16;
+             ? cluster::Precision::fp16
+             : cluster::Precision::bf16;
 }
 
 /// Where neither schedule nor virtual stages are said: NeMo's recipes
 /// interleave with a stage for every block where that divides, torchtitan's
 /// with two stages a rank where its texts say interleaved.
 void usual_schedule(
-    const StepRow& row, const ModelShape& model, Strategy& strategy) {
+    const StepRow& row, const cost::ModelShape& model,
+    cost::Strategy& strategy) {
   if (row.virtual_stages != 0) return;
   const int64_t pp = strategy.layout.pp;
   const int64_t layers = model.transformer->layers;
@@ -241,7 +244,8 @@ void usual_schedule(
 
 /// Also the stages of a rank: Megatron's virtual stages.
 void read_schedule(
-    const StepRow& row, const ModelShape& model, Strategy& strategy) {
+    const StepRow& row, const cost::ModelShape& model,
+    cost::Strategy& strategy) {
   const int64_t pp = strategy.layout.pp;
   const std::string cell = lower(row.schedule);
   strategy.schedule = row.virtual_stages > 1 ? "interleaved" : "1f1b";
@@ -285,24 +289,25 @@ void read_schedule(
 
 /// False when the cell is empty.
 bool read_recompute(
-    const StepRow& row, const ModelShape& model, Strategy& strategy) {
+    const StepRow& row, const cost::ModelShape& model,
+    cost::Strategy& strategy) {
   const std::string cell = lower(row.recompute);
   const int64_t layers = model.transformer->layers / strategy.layout.pp;
   if (cell.empty()) return false;
   static const std::regex some(R"(full x(\d{1,4}))");
   std::smatch found;
   if (contains(cell, "every 2nd")) {
-    strategy.recompute = Recompute::all;
+    strategy.recompute = cost::Recompute::all;
     strategy.recompute_layers = std::max<int64_t>(1, layers / 2);
   } else if (std::regex_search(cell, found, some)) {
-    strategy.recompute = Recompute::all;
+    strategy.recompute = cost::Recompute::all;
     strategy.recompute_layers = std::stoll(found[1]);
   } else if (cell.starts_with("full") || cell.starts_with("all")) {
-    strategy.recompute = Recompute::all;
+    strategy.recompute = cost::Recompute::all;
   } else if (cell.starts_with("sel")) {
-    strategy.recompute = Recompute::selective;
+    strategy.recompute = cost::Recompute::selective;
   } else if (cell == "none" || cell == "no" || cell == "false") {
-    strategy.recompute = Recompute::none;
+    strategy.recompute = cost::Recompute::none;
   } else {
     throw ConfigError(
         "recompute \"" + cell.substr(0, 40) +
@@ -312,20 +317,22 @@ bool read_recompute(
 }
 
 bool fits(
-    const ModelShape& model, const Strategy& strategy, const Cluster& cluster) {
-  if (!check_strategy(model, strategy, cluster).empty()) return false;
-  return estimate_memory(model, strategy).peak_bytes() <=
-         usable_bytes(cluster.groups.front().node.device);
+    const cost::ModelShape& model, const cost::Strategy& strategy,
+    const cluster::Cluster& cluster) {
+  if (!cost::check_strategy(model, strategy, cluster).empty()) return false;
+  return cost::estimate_memory(model, strategy).peak_bytes() <=
+         cost::usable_bytes(cluster.groups.front().node.device);
 }
 
 /// The least recompute with which it fits, and the most that is usual when none
 /// does: everything, but no more than a part with NeMo, whose recipes say when
 /// they do.
 void choose_recompute_for(
-    const ModelShape& model, const Cluster& cluster, Strategy& strategy) {
+    const cost::ModelShape& model, const cluster::Cluster& cluster,
+    cost::Strategy& strategy) {
   const bool nemo = is_nemo(strategy.framework);
-  for (const Recompute choice : kRecomputes) {
-    if (nemo && choice == Recompute::all) return;
+  for (const cost::Recompute choice : cost::kRecomputes) {
+    if (nemo && choice == cost::Recompute::all) return;
     strategy.recompute = choice;
     if (fits(model, strategy, cluster)) return;
   }
@@ -335,8 +342,9 @@ void choose_recompute_for(
 /// with one, a sample; torchtitan cuts a batch into as many as there are
 /// stages.
 void choose_microbatch(
-    const StepRow& row, const ModelShape& model, const Cluster& cluster,
-    bool recompute_known, Strategy& strategy) {
+    const StepRow& row, const cost::ModelShape& model,
+    const cluster::Cluster& cluster, bool recompute_known,
+    cost::Strategy& strategy) {
   const int64_t samples = row.global_batch / strategy.data_ranks();
   strategy.microbatch_size = 1;
   if (strategy.layout.pp > 1) {
@@ -348,13 +356,13 @@ void choose_microbatch(
   for (int64_t size = 16; size > 1; size /= 2) {
     if (samples % size != 0) continue;
     strategy.microbatch_size = size;
-    if (!recompute_known) strategy.recompute = Recompute::all;
+    if (!recompute_known) strategy.recompute = cost::Recompute::all;
     if (fits(model, strategy, cluster)) return;
   }
   strategy.microbatch_size = 1;
 }
 
-void check_batch(const StepRow& row, const Strategy& strategy) {
+void check_batch(const StepRow& row, const cost::Strategy& strategy) {
   const int64_t of_step = strategy.data_ranks() * strategy.microbatch_size;
   if (row.global_batch > 0 && row.global_batch % of_step == 0) return;
   throw ConfigError(
@@ -377,9 +385,10 @@ std::string framework_of(const StepRow& row) {
   return usual_framework(row);
 }
 
-Strategy strategy_of(
-    const StepRow& row, const ModelShape& model, const Cluster& cluster) {
-  Strategy strategy;
+cost::Strategy strategy_of(
+    const StepRow& row, const cost::ModelShape& model,
+    const cluster::Cluster& cluster) {
+  cost::Strategy strategy;
   strategy.framework = framework_of(row);
   strategy.layout = layout_of(row, strategy.framework, strategy.zero_stage);
   if (is_megatron(strategy.framework)) strategy.layout.order = kMegatronOrder;
@@ -390,7 +399,8 @@ Strategy strategy_of(
   strategy.seq_len = row.seq;
   strategy.precision = precision_of(row, strategy.framework);
   // Composer's PURE: nothing is kept in fp32.
-  if (contains(text, "mp mode pure")) strategy.master = Precision::bf16;
+  if (contains(text, "mp mode pure"))
+    strategy.master = cluster::Precision::bf16;
   strategy.sequence_parallel = strategy.layout.tp > 1 &&
                                (is_nemo(strategy.framework) ||
                                 strategy.framework.starts_with("torchtitan") ||

@@ -23,7 +23,8 @@ std::string framework_of(const StepRow& row);
 ///
 /// Throws ConfigError that names the cells when they contradict each other or
 /// are not understood.
-Strategy strategy_of(
-    const StepRow& row, const ModelShape& model, const Cluster& cluster);
+cost::Strategy strategy_of(
+    const StepRow& row, const cost::ModelShape& model,
+    const cluster::Cluster& cluster);
 
 }  // namespace echelon

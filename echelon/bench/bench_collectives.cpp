@@ -11,7 +11,7 @@
 #include "echelon/error.h"
 #include "echelon/text/format.h"
 
-namespace echelon {
+namespace echelon::bench {
 namespace {
 
 using torch::Tensor;
@@ -135,4 +135,4 @@ std::string to_json(const std::vector<BenchRow>& rows) {
   return json.dump();
 }
 
-}  // namespace echelon
+}  // namespace echelon::bench

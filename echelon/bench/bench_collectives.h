@@ -8,7 +8,7 @@
 #include "echelon/comm/world.h"
 #include "echelon/options/comm.h"
 
-namespace echelon {
+namespace echelon::bench {
 
 struct BenchOptions {
   std::vector<BackendKind> backends = {BackendKind::local, BackendKind::gloo};
@@ -38,4 +38,4 @@ bench_collectives(World& world, const BenchOptions& options);
 std::string to_text(const std::vector<BenchRow>& rows);
 std::string to_json(const std::vector<BenchRow>& rows);
 
-}  // namespace echelon
+}  // namespace echelon::bench

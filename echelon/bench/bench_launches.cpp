@@ -13,7 +13,7 @@
 #include "echelon/models/make_network.h"
 #include "echelon/text/format.h"
 
-namespace echelon {
+namespace echelon::bench {
 namespace {
 
 using torch::Tensor;
@@ -37,7 +37,8 @@ class SmallNetwork {
   SmallNetwork(const LayerList& layers, torch::Device device)
       : input_(torch::ones({4, 16}, torch::device(device))),
         memory_(torch::zeros({kMostBeside / 4}, torch::device(device))) {
-    for (const auto& layer : count_operators(layers, {{{4, 16}}}).layers) {
+    for (const auto& layer :
+         counting::count_operators(layers, {{{4, 16}}}).layers) {
       count(layer.forward, forward_);
       count(layer.backward, backward_);
     }
@@ -80,8 +81,9 @@ class SmallNetwork {
  private:
   static constexpr int64_t kMostBeside = int64_t{16} << 20;
 
-  static void
-  count(const std::vector<OperatorWork>& operators, OperatorCounts& counts) {
+  static void count(
+      const std::vector<counting::OperatorWork>& operators,
+      OperatorCounts& counts) {
     for (const auto& work : operators) {
       const bool computes = work.bytes > 0 || !work.product.empty();
       (computes ? counts.computing : counts.views) += 1;
@@ -157,7 +159,7 @@ Launches fit_launches(
   return {each, each};
 }
 
-std::vector<LaunchRate> bench_launches(BenchMeter& meter) {
+std::vector<cluster::LaunchRate> bench_launches(BenchMeter& meter) {
   SmallNetwork views(many_views(), meter.device());
   SmallNetwork functions(few_views(), meter.device());
   std::vector<std::function<double()>> calls;  // four for each kBytesBeside
@@ -180,7 +182,7 @@ std::vector<LaunchRate> bench_launches(BenchMeter& meter) {
       seconds[i + 1].push_back(std::max(both - forward, both / 4));
     }
   }
-  std::vector<LaunchRate> rates;
+  std::vector<cluster::LaunchRate> rates;
   for (size_t i = 0; i < calls.size(); i += 4) {
     std::array<double, 4> usual{};
     for (size_t k = 0; k < 4; ++k) usual[k] = median(std::move(seconds[i + k]));
@@ -198,4 +200,4 @@ std::vector<LaunchRate> bench_launches(BenchMeter& meter) {
   return rates;
 }
 
-}  // namespace echelon
+}  // namespace echelon::bench

@@ -9,12 +9,12 @@
 #include "echelon/bench/bench_collectives.h"
 #include "echelon/bench/bench_rates.h"
 
-namespace echelon {
+namespace echelon::bench {
 namespace {
 
 // The rate of the largest stream.
-double stream_rate(const std::vector<OperatorRate>& rates) {
-  const OperatorRate* largest = nullptr;
+double stream_rate(const std::vector<cluster::OperatorRate>& rates) {
+  const cluster::OperatorRate* largest = nullptr;
   for (const auto& rate : rates) {
     if (rate.name != "add") continue;
     if (largest == nullptr || rate.bytes > largest->bytes) largest = &rate;
@@ -22,7 +22,8 @@ double stream_rate(const std::vector<OperatorRate>& rates) {
   return largest->bytes_per_second;
 }
 
-void add_calls(BenchMeter& meter, World& world, MachineMeasurement& measured) {
+void add_calls(
+    BenchMeter& meter, World& world, cluster::MachineMeasurement& measured) {
   BenchOptions options;
   options.backends = {meter.on_gpu() ? BackendKind::nccl : BackendKind::local};
   options.bytes = {4 << 10, 1 << 20, 16 << 20};
@@ -34,10 +35,10 @@ void add_calls(BenchMeter& meter, World& world, MachineMeasurement& measured) {
 
 }  // namespace
 
-MachineMeasurement bench_machine(World& world) {
+cluster::MachineMeasurement bench_machine(World& world) {
   at::set_num_threads(world.compute_threads());  // as the trainer does
   BenchMeter meter(world);
-  MachineMeasurement measured;
+  cluster::MachineMeasurement measured;
   measured.ranks = world.size();
   if (!meter.on_gpu()) {
     const torch::AutoGradMode gradients(true);
@@ -54,4 +55,4 @@ MachineMeasurement bench_machine(World& world) {
   return measured;
 }
 
-}  // namespace echelon
+}  // namespace echelon::bench

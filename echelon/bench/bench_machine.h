@@ -5,11 +5,11 @@
 #include "echelon/cluster/measured_machine.h"
 #include "echelon/comm/world.h"
 
-namespace echelon {
+namespace echelon::bench {
 
 /// Collective. Every rank returns the same figures: medians over rounds,
 /// averaged over the ranks. Ranks begin each round together, so that they share
 /// cores, memory and links as they do in training. Takes about a minute.
-MachineMeasurement bench_machine(World& world);
+cluster::MachineMeasurement bench_machine(World& world);
 
-}  // namespace echelon
+}  // namespace echelon::bench

@@ -8,7 +8,7 @@
 #include <numeric>
 #include <vector>
 
-namespace echelon {
+namespace echelon::bench {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -165,4 +165,4 @@ int64_t BenchMeter::agreed(int64_t calls) const {
       1, static_cast<int64_t>(average(static_cast<double>(calls))));
 }
 
-}  // namespace echelon
+}  // namespace echelon::bench

@@ -9,7 +9,7 @@
 
 #include "echelon/comm/world.h"
 
-namespace echelon {
+namespace echelon::bench {
 
 /// The median; the lower one of the two in the middle. `values` is not empty.
 double median(std::vector<double> values);
@@ -57,4 +57,4 @@ class BenchMeter {
   Group all_;
 };
 
-}  // namespace echelon
+}  // namespace echelon::bench

@@ -14,7 +14,7 @@
 #include "echelon/counting/meta_mode.h"
 #include "echelon/counting/operator_work.h"
 
-namespace echelon {
+namespace echelon::bench {
 namespace {
 
 using torch::Tensor;
@@ -36,7 +36,7 @@ class Matmuls {
   explicit Matmuls(BenchMeter& meter) : meter_(meter) {}
 
   // Measures all calls.
-  std::vector<MatrixRate> rates() {
+  std::vector<cluster::MatrixRate> rates() {
     calls_.push_back(smallest_call(meter_.device()));
     const auto seconds = meter_.seconds_of(calls_);
     // A GPU computes while the host launches the next operator.
@@ -50,8 +50,8 @@ class Matmuls {
   }
 
   void matmuls(
-      Precision precision, torch::Dtype dtype, const std::vector<int64_t>& rows,
-      const std::vector<int64_t>& sides) {
+      cluster::Precision precision, torch::Dtype dtype,
+      const std::vector<int64_t>& rows, const std::vector<int64_t>& sides) {
     const auto options = torch::dtype(dtype).device(meter_.device());
     for (int64_t m : rows) {
       for (int64_t n : sides) {
@@ -78,10 +78,11 @@ class Matmuls {
     const Tensor weight = torch::full({out, in, 3, 3}, 0.5, meter_.device());
     // In the memory format that the kernel chooses.
     const Tensor y = torch::conv2d(x, weight, {}, 1, 1);
-    const MatrixRate shape{Precision::fp32, images * side * side, out, in * 9};
+    const cluster::MatrixRate shape{
+        cluster::Precision::fp32, images * side * side, out, in * 9};
     add(
         shape, 1, [=] { torch::conv2d(x, weight, {}, 1, 1); },
-        ProductKind::convolution);
+        cluster::ProductKind::convolution);
     for (const bool inputs : {true, false}) {
       const auto gradients = [=] {
         torch::convolution_backward(
@@ -89,8 +90,8 @@ class Matmuls {
             1, {inputs, !inputs, false});
       };
       add(shape, 1, gradients,
-          inputs ? ProductKind::convolution_inputs
-                 : ProductKind::convolution_weights);
+          inputs ? cluster::ProductKind::convolution_inputs
+                 : cluster::ProductKind::convolution_weights);
     }
   }
 
@@ -98,7 +99,8 @@ class Matmuls {
   void attention(int64_t heads, int64_t length, int64_t size) {
     const Tensor x =
         torch::full({1, heads, length, size}, 0.5, meter_.device());
-    const MatrixRate shape{Precision::fp32, length, length, size};
+    const cluster::MatrixRate shape{
+        cluster::Precision::fp32, length, length, size};
     const auto [y, sums] =
         at::_scaled_dot_product_flash_attention_for_cpu(x, x, x, 0.0, true);
     add(
@@ -106,23 +108,23 @@ class Matmuls {
         [=] {
           at::_scaled_dot_product_flash_attention_for_cpu(x, x, x, 0.0, true);
         },
-        ProductKind::attention);
+        cluster::ProductKind::attention);
     add(
         shape, heads,
         [x, y = y, sums = sums] {
           at::_scaled_dot_product_flash_attention_for_cpu_backward(
               x, x, x, x, y, sums, 0.0, true);
         },
-        ProductKind::attention_gradients);
+        cluster::ProductKind::attention_gradients);
   }
 
  private:
   void
-  add(MatrixRate rate, int64_t count, std::function<void()> call,
-      ProductKind kind = ProductKind::product) {
+  add(cluster::MatrixRate rate, int64_t count, std::function<void()> call,
+      cluster::ProductKind kind = cluster::ProductKind::product) {
     rate.kind = kind;
     rate.flops_per_second =
-        static_cast<double>(count) * product_flops(
+        static_cast<double>(count) * cluster::product_flops(
                                          kind, static_cast<double>(rate.m),
                                          static_cast<double>(rate.n),
                                          static_cast<double>(rate.k));
@@ -146,29 +148,29 @@ class Matmuls {
 
   BenchMeter& meter_;
   std::array<std::array<Tensor, 2>, 3> buffers_;
-  std::vector<MatrixRate> rates_;
+  std::vector<cluster::MatrixRate> rates_;
   std::vector<std::function<void()>> calls_;
 };
 
 // --- Operators bound by memory
 
 // Observes a call and keeps the operator that moves the most bytes.
-class Largest : public detail::OperatorObserver {
+class Largest : public counting::detail::OperatorObserver {
  public:
   bool counts_whole(const std::string&) const override { return false; }
   void
   ran(const std::string& op, const std::vector<c10::IValue>& arguments,
       at::ArrayRef<c10::IValue> results) override {
-    for (auto& work : operator_work(op, arguments, results)) {
+    for (auto& work : counting::operator_work(op, arguments, results)) {
       if (work.bytes > largest.bytes) largest = std::move(work);
     }
   }
-  OperatorWork largest;
+  counting::OperatorWork largest;
 };
 
-OperatorWork largest_of(const std::function<void()>& call) {
+counting::OperatorWork largest_of(const std::function<void()>& call) {
   Largest observer;
-  const detail::MetaMode mode(&observer);
+  const counting::detail::MetaMode mode(&observer);
   call();
   return observer.largest;
 }
@@ -180,7 +182,7 @@ class Operators {
   }
 
   // Measures all calls.
-  std::vector<OperatorRate> rates() {
+  std::vector<cluster::OperatorRate> rates() {
     const auto seconds = meter_.seconds_of(calls_);
     // A GPU computes while the host launches the next operator.
     const double start = meter_.on_gpu() ? 0 : seconds.front();
@@ -195,7 +197,7 @@ class Operators {
 
   // Named and measured in bytes as operators are counted.
   void add(std::function<void()> call) {
-    const OperatorWork work = largest_of(call);
+    const counting::OperatorWork work = largest_of(call);
     add(work.name, work.bytes, std::move(call));
   }
 
@@ -223,7 +225,7 @@ class Operators {
 
  private:
   BenchMeter& meter_;
-  std::vector<OperatorRate> rates_;
+  std::vector<cluster::OperatorRate> rates_;
   std::vector<size_t> call_of_;                 // by rate
   std::vector<std::optional<size_t>> without_;  // by rate: the call to subtract
   std::vector<std::function<void()>> calls_;
@@ -304,7 +306,7 @@ void add_by_images(
           {false, weights, bias});
     };
   };
-  const OperatorWork work = largest_of(gradients(false, true));
+  const counting::OperatorWork work = largest_of(gradients(false, true));
   operators.add_difference(
       work.name, work.bytes, gradients(true, true), gradients(true, false));
   const Tensor g = x.clone();
@@ -340,21 +342,23 @@ void add_optimizers(Operators& operators, int64_t numel) {
 
 }  // namespace
 
-std::vector<MatrixRate> bench_matmuls(BenchMeter& meter) {
+std::vector<cluster::MatrixRate> bench_matmuls(BenchMeter& meter) {
   Matmuls matmuls(meter);
   if (meter.on_gpu()) {
     for (const auto& [precision, dtype] :
-         {std::tuple(Precision::fp32, torch::kFloat32),
-          std::tuple(Precision::bf16, torch::kBFloat16),
-          std::tuple(Precision::fp16, torch::kFloat16)}) {
+         {std::tuple(cluster::Precision::fp32, torch::kFloat32),
+          std::tuple(cluster::Precision::bf16, torch::kBFloat16),
+          std::tuple(cluster::Precision::fp16, torch::kFloat16)}) {
       matmuls.matmuls(precision, dtype, kGpuRows, kGpuSides);
     }
     return matmuls.rates();
   }
   matmuls.matmuls(
-      Precision::fp32, torch::kFloat32, kProcessorRows, kProcessorSides);
+      cluster::Precision::fp32, torch::kFloat32, kProcessorRows,
+      kProcessorSides);
   matmuls.matmuls(
-      Precision::bf16, torch::kBFloat16, kLowProcessorRows, kLowProcessorSides);
+      cluster::Precision::bf16, torch::kBFloat16, kLowProcessorRows,
+      kLowProcessorSides);
   for (const auto& [in, out] :
        {std::tuple(1, 16), std::tuple(3, 16), std::tuple(16, 32),
         std::tuple(64, 64), std::tuple(256, 256)}) {
@@ -369,7 +373,7 @@ std::vector<MatrixRate> bench_matmuls(BenchMeter& meter) {
   return matmuls.rates();
 }
 
-std::vector<OperatorRate> bench_operators(BenchMeter& meter) {
+std::vector<cluster::OperatorRate> bench_operators(BenchMeter& meter) {
   Operators operators(meter);
   for (int64_t numel : {1 << 8, 1 << 11, 1 << 14, 1 << 18, 1 << 22}) {
     add_elementwise(operators, numel);
@@ -386,4 +390,4 @@ std::function<void()> smallest_call(torch::Device device) {
   return [a] { a + a; };
 }
 
-}  // namespace echelon
+}  // namespace echelon::bench

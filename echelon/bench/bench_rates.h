@@ -9,15 +9,15 @@
 #include "echelon/bench/bench_meter.h"
 #include "echelon/cluster/device.h"
 
-namespace echelon {
+namespace echelon::bench {
 
 /// Collective. Matmuls in fp32 and 16 bit; on a processor also convolutions and
 /// attention in fp32.
-std::vector<MatrixRate> bench_matmuls(BenchMeter& meter);
+std::vector<cluster::MatrixRate> bench_matmuls(BenchMeter& meter);
 
 /// Collective. Rates of the operators that networks spend time in, at sizes
 /// that fit in the caches and at sizes that do not; "add" is a plain stream.
-std::vector<OperatorRate> bench_operators(BenchMeter& meter);
+std::vector<cluster::OperatorRate> bench_operators(BenchMeter& meter);
 
 /// The smallest operator, which autograd does not record: its time is all
 /// launch overhead.
@@ -45,6 +45,6 @@ Launches fit_launches(
 /// Collective. Launch overhead in training, by the bytes that neighbouring
 /// operators move. Each figure is spread over all operators of a small network,
 /// as count_operators counts them.
-std::vector<LaunchRate> bench_launches(BenchMeter& meter);
+std::vector<cluster::LaunchRate> bench_launches(BenchMeter& meter);
 
-}  // namespace echelon
+}  // namespace echelon::bench

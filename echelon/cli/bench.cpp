@@ -40,7 +40,7 @@ fs::path chosen_path(const std::string& save) {
 
 /// The path at which predictions of runs look for the file. Makes its folder.
 fs::path default_path(int64_t ranks) {
-  const auto path = saved_cluster_path(ranks);
+  const auto path = cluster::saved_cluster_path(ranks);
   if (path.empty()) {
     throw ConfigError(
         "--save: neither XDG_CONFIG_HOME nor HOME is set; name a file, as in "

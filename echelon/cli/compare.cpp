@@ -30,7 +30,7 @@ int compare(const CompareArguments& arguments) {
     folders.emplace_back(run);
   }
   check_parent(arguments.out);
-  write_strategy_page(arguments.out, arguments.title, folders);
+  report::write_strategy_page(arguments.out, arguments.title, folders);
   std::cout << "report: " << arguments.out << "\n";
   return 0;
 }

@@ -214,7 +214,7 @@ std::string limit_text(rlim_t limit) {
 
 /// "8 x NVIDIA H100 80GB HBM3 with 80 GiB, driver 560.35.03 (CUDA 12.6)", with
 /// a part for each kind of GPU.
-std::string gpus_text(const NvmlFindings& nvml) {
+std::string gpus_text(const cluster::NvmlFindings& nvml) {
   std::vector<std::pair<std::string, int>> kinds;
   for (const auto& gpu : nvml.gpus) {
     const std::string kind =
@@ -234,7 +234,7 @@ std::string gpus_text(const NvmlFindings& nvml) {
 }
 
 Finding find_processor() {
-  const int cores = available_cores();
+  const int cores = cluster::available_cores();
   const long all = std::max<long>(
       std::thread::hardware_concurrency(), ::sysconf(_SC_NPROCESSORS_ONLN));
   std::string text = counted(cores, "core");
@@ -245,7 +245,7 @@ Finding find_processor() {
 }
 
 Finding find_memory() {
-  const HostMemory memory = host_memory();
+  const cluster::HostMemory memory = cluster::host_memory();
   const double available = memory.free_bytes;
   const double limit = memory.limit_bytes;
   std::string text = format(
@@ -263,7 +263,7 @@ Finding find_memory() {
 }
 
 Finding find_gpus() {
-  const NvmlFindings nvml = ask_nvml();
+  const cluster::NvmlFindings nvml = cluster::ask_nvml();
   if (!nvml.library) {
     if (::access("/dev/nvidiactl", F_OK) == 0) {
       return warning(
@@ -285,22 +285,23 @@ Finding find_gpus() {
 }
 
 Finding find_links() {
-  const LocalMachine machine = look_at_machine();
+  const cluster::LocalMachine machine = cluster::look_at_machine();
   std::string text;
   const auto add = [&](const std::string& name, double bandwidth) {
     if (bandwidth <= 0) return;
-    text += (text.empty() ? "" : ", ") + name + " " +
-            quantity_text(
-                std::round(bandwidth / 1e8) * 1e8, Unit::bytes_per_second);
+    text +=
+        (text.empty() ? "" : ", ") + name + " " +
+        cluster::quantity_text(
+            std::round(bandwidth / 1e8) * 1e8, cluster::Unit::bytes_per_second);
   };
   if (!machine.nvml.gpus.empty()) {
-    const Gpu& gpu = machine.nvml.gpus.front();
+    const cluster::Gpu& gpu = machine.nvml.gpus.front();
     add(format(
             "NVLink {} x{} to {}", gpu.nvlink_version, gpu.nvlinks,
             gpu.nvswitch ? "a switch" : "other GPUs"),
-        nvlink_bytes_per_second(gpu));
+        cluster::nvlink_bytes_per_second(gpu));
     add(format("PCIe {} x{}", gpu.pcie_generation, gpu.pcie_lanes),
-        pcie_bytes_per_second(gpu.pcie_generation, gpu.pcie_lanes));
+        cluster::pcie_bytes_per_second(gpu.pcie_generation, gpu.pcie_lanes));
   }
   for (const auto& adapter : machine.adapters) {
     add((adapter.infiniband ? "InfiniBand " : "Ethernet ") + adapter.name,
@@ -312,7 +313,7 @@ Finding find_links() {
 
 Finding find_local_cluster() {
   try {
-    const Cluster cluster = find_cluster("local");
+    const cluster::Cluster cluster = cluster::find_cluster("local");
     const auto& node = cluster.groups.front().node;
     return fine(format(
         "local = {} x {} of {} ({}), as `echelon doctor --cluster` writes "
@@ -554,7 +555,7 @@ int doctor(const DoctorArguments& arguments) {
         "--json and --cluster: the cluster is printed as TOML; give one of the "
         "two");
   }
-  std::cout << to_toml(find_cluster("local"));
+  std::cout << cluster::to_toml(cluster::find_cluster("local"));
   return 0;
 }
 

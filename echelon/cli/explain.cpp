@@ -24,14 +24,14 @@ class ExplanationPrinter {
     style_.columns = std::clamp<size_t>(style_.columns, 40, 120);
   }
 
-  void heading(const RunExplanation& run) {
+  void heading(const explain::RunExplanation& run) {
     std::cout << style_.bold(run.title.empty() ? "run" : run.title);
     if (!run.layout.empty()) std::cout << ", " << run.layout;
     std::cout << "\n" << wrapped(figures(run), 0, style_.columns) << "\n";
   }
 
-  void finding(size_t number, const RunFinding& found) {
-    std::string name(to_string(found.fault));
+  void finding(size_t number, const explain::RunFinding& found) {
+    std::string name(explain::to_string(found.fault));
     if (!found.axis.empty()) name += " (" + found.axis + ")";
     std::cout << "\n" << style_.bold(std::to_string(number) + "  " + name);
     if (found.share > 0)
@@ -41,10 +41,11 @@ class ExplanationPrinter {
     paragraph("Fix", found.reason.fix);
     settings(found.settings);
     paragraph("Why", found.reason.why);
-    if (found.gain_source != GainSource::none) paragraph("Gain", gain(found));
+    if (found.gain_source != explain::GainSource::none)
+      paragraph("Gain", gain(found));
   }
 
-  void prediction(const RunExplanation& run) {
+  void prediction(const explain::RunExplanation& run) {
     if (run.predicted_seconds <= 0 || run.simulated) return;
     const std::string text = format(
         "Predicted on {}: {} a step; measured {}. {}", run.cluster,
@@ -70,7 +71,7 @@ class ExplanationPrinter {
   }
 
  private:
-  static std::string figures(const RunExplanation& run) {
+  static std::string figures(const explain::RunExplanation& run) {
     std::string text = run.simulated ? "Simulated: " : "";
     text += format_seconds(run.step_seconds) + " a step";
     if (run.compute_share > 0) {
@@ -85,14 +86,14 @@ class ExplanationPrinter {
     return text;
   }
 
-  static std::string gain(const RunFinding& found) {
+  static std::string gain(const explain::RunFinding& found) {
     const std::string share = format_percent(std::abs(found.gain));
     std::string text =
         found.gain < 0 ? "costs " + share + " of" : share + " of";
     switch (found.gain_source) {
-      case GainSource::measured:
+      case explain::GainSource::measured:
         return text + " the step, from the measured times";
-      case GainSource::replayed:
+      case explain::GainSource::replayed:
         return text +
                " the step, from the measured passes in the schedule's order";
       default:
@@ -101,7 +102,7 @@ class ExplanationPrinter {
   }
 
   void settings(const std::vector<std::string>& settings) {
-    for (const auto& line : split(to_tables(settings))) {
+    for (const auto& line : split(explain::to_tables(settings))) {
       if (line.empty()) continue;
       std::cout << std::string(kIndent + 2, ' ') << line << "\n";
     }
@@ -120,12 +121,12 @@ class ExplanationPrinter {
 constexpr const char* kGainSources[] = {
     "none", "measured", "replayed", "simulated"};
 
-Json json_of(const RunFinding& found) {
+Json json_of(const explain::RunFinding& found) {
   Json json;
-  json["fault"] = to_string(found.fault);
+  json["fault"] = explain::to_string(found.fault);
   if (!found.axis.empty()) json["axis"] = found.axis;
   json["share"] = found.share;
-  if (found.gain_source != GainSource::none) json["gain"] = found.gain;
+  if (found.gain_source != explain::GainSource::none) json["gain"] = found.gain;
   json["gain_source"] = kGainSources[static_cast<size_t>(found.gain_source)];
   json["ranks"] = found.ranks;
   json["settings"] = found.settings;
@@ -135,7 +136,7 @@ Json json_of(const RunFinding& found) {
   return json;
 }
 
-void print_text(const RunExplanation& run) {
+void print_text(const explain::RunExplanation& run) {
   ExplanationPrinter printer;
   printer.heading(run);
   for (size_t i = 0; i < run.findings.size(); ++i) {
@@ -151,7 +152,7 @@ void print_text(const RunExplanation& run) {
   printer.notes(run.notes);
 }
 
-Json json_of(const RunExplanation& run) {
+Json json_of(const explain::RunExplanation& run) {
   Json json;
   json["title"] = run.title;
   json["layout"] = run.layout;
@@ -187,11 +188,12 @@ struct ExplainArguments {
 };
 
 int explain(const ExplainArguments& arguments) {
-  ExplainOptions options;
+  explain::ExplainOptions options;
   if (!arguments.cluster.empty()) {
-    options.cluster = find_cluster(arguments.cluster);
+    options.cluster = cluster::find_cluster(arguments.cluster);
   }
-  const RunExplanation run = explain_run(arguments.run, options);
+  const explain::RunExplanation run =
+      explain::explain_run(arguments.run, options);
   if (arguments.json) {
     print_json(json_of(run), std::cout);
     return 0;

@@ -32,7 +32,7 @@ std::string parameters_text(double parameters) {
   return format_number(parameters / 1e6) + " million";
 }
 
-std::string cluster_text(const Cluster& cluster) {
+std::string cluster_text(const cluster::Cluster& cluster) {
   std::string text;
   for (const auto& group : cluster.groups) {
     text += format(
@@ -55,7 +55,7 @@ struct Part {
   double hidden_seconds = 0;  // communication that computation hides
 };
 
-std::vector<Part> parts_of(const StepEstimate& step) {
+std::vector<Part> parts_of(const cost::StepEstimate& step) {
   std::vector<Part> parts = {
       {"matmuls", step.parts.matrix},
       {"memory-bound operators", step.parts.memory},
@@ -77,17 +77,18 @@ std::vector<Part> parts_of(const StepEstimate& step) {
   return parts;
 }
 
-const MemoryByKind& fullest_rank(const MemoryEstimate& memory) {
+const timeline::MemoryByKind& fullest_rank(const cost::MemoryEstimate& memory) {
   return memory.ranks[static_cast<size_t>(memory.fullest())];
 }
 
 class PlanPrinter {
  public:
-  explicit PlanPrinter(const PlanRequest& request) : request_(request) {
+  explicit PlanPrinter(const planner::PlanRequest& request)
+      : request_(request) {
     style_.columns = std::min<size_t>(style_.columns, 120);
   }
 
-  void heading(const PlanResult& result) {
+  void heading(const planner::PlanResult& result) {
     const auto& model = request_.model;
     const int64_t seq = request_.seq_len > 0 ? request_.seq_len : model.seq_len;
     std::cout << format(
@@ -97,7 +98,7 @@ class PlanPrinter {
             ? format(", sequences of {} tokens", format_count(seq))
             : "",
         format_count(request_.global_batch), cluster_text(request_.cluster),
-        to_string(request_.precision), request_.framework);
+        cluster::to_string(request_.precision), request_.framework);
     if (result.considered == 0) return;
     const std::string searched = format(
         "{} strategies: {} cannot fit, {} are slower by the bound, {} steps "
@@ -107,25 +108,26 @@ class PlanPrinter {
     std::cout << style_.dim(wrapped(searched, 0, style_.columns)) << "\n";
   }
 
-  void plans(const std::vector<Plan>& plans) {
+  void plans(const std::vector<planner::Plan>& plans) {
     title(plans.size() > 1 ? "The best layouts" : "The best layout");
     for (size_t i = 0; i < plans.size(); ++i) {
       one_of_many(plans[i], static_cast<int>(i) + 1);
     }
   }
 
-  void memory(const Plan& plan, const std::string& name) {
+  void memory(const planner::Plan& plan, const std::string& name) {
     title(name);
     const auto& estimate = plan.step.memory;
     if (estimate.ranks.empty()) return;
-    const MemoryByKind& fullest = fullest_rank(estimate);
-    const double limit = usable_fullest_bytes(request_, plan);
+    const timeline::MemoryByKind& fullest = fullest_rank(estimate);
+    const double limit = planner::usable_fullest_bytes(request_, plan);
     const double scale = std::max(limit, estimate.peak_bytes());
     std::vector<Bar> bars;
-    for (const MemoryKind kind : kMemoryKinds) {
+    for (const timeline::MemoryKind kind : timeline::kMemoryKinds) {
       if (fullest[kind] == 0) continue;
       const double bytes = static_cast<double>(fullest[kind]);
-      bars.push_back({std::string(to_string(kind)), gib(bytes), bytes / scale});
+      bars.push_back(
+          {std::string(timeline::to_string(kind)), gib(bytes), bytes / scale});
     }
     bars.push_back(
         {"reserved", gib(estimate.reserved_bytes),
@@ -140,7 +142,7 @@ class PlanPrinter {
     }
   }
 
-  void step(const Plan& plan) {
+  void step(const planner::Plan& plan) {
     title("A step of " + format_seconds(plan.step.step_seconds));
     std::vector<Bar> bars;
     for (const Part& part : parts_of(plan.step)) {
@@ -156,14 +158,14 @@ class PlanPrinter {
     draw(bars);
   }
 
-  void configuration(const Plan& plan) {
+  void configuration(const planner::Plan& plan) {
     std::cout << "\n";
-    for (const auto& line : split(to_configuration(plan, request_))) {
+    for (const auto& line : split(planner::to_configuration(plan, request_))) {
       std::cout << (line.empty() ? "" : "    ") << line << "\n";
     }
   }
 
-  void others(const std::vector<Rejected>& others) {
+  void others(const std::vector<planner::Rejected>& others) {
     if (others.empty()) return;
     title("Why not");
     for (const auto& other : others) {
@@ -172,8 +174,8 @@ class PlanPrinter {
     }
   }
 
-  void
-  alternatives(const std::string& key, const std::vector<Alternative>& rows) {
+  void alternatives(
+      const std::string& key, const std::vector<planner::Alternative>& rows) {
     heading({});
     title("The best plan for each " + key);
     size_t widest = 0;
@@ -181,7 +183,7 @@ class PlanPrinter {
     for (const auto& row : rows) {
       const std::string pad(widest - columns(row.value) + 2, ' ');
       std::string text = row.because;
-      if (row.plan) text += " (" + to_string(row.plan->strategy) + ")";
+      if (row.plan) text += " (" + cost::to_string(row.plan->strategy) + ")";
       std::cout << "  " << style_.bold(row.value) << pad
                 << wrapped(text, widest + 4, style_.columns) << "\n";
     }
@@ -205,10 +207,10 @@ class PlanPrinter {
     std::string note = {};
   };
 
-  void one_of_many(const Plan& plan, int number) {
-    const StepEstimate& step = plan.step;
+  void one_of_many(const planner::Plan& plan, int number) {
+    const cost::StepEstimate& step = plan.step;
     const std::string place = std::to_string(number);
-    std::string lead = to_string(plan.strategy);
+    std::string lead = cost::to_string(plan.strategy);
     if (plan.devices != request_.cluster.num_devices()) {
       lead = format_count(plan.devices) + " devices, " + lead;
     }
@@ -231,8 +233,9 @@ class PlanPrinter {
     }
   }
 
-  static std::string shares(const StepEstimate& step) {
-    std::string text = "computing " + format_percent(computing_share(step));
+  static std::string shares(const cost::StepEstimate& step) {
+    std::string text =
+        "computing " + format_percent(planner::computing_share(step));
     for (const Part& part : parts_of(step)) {
       if (part.name == "matmuls" || part.name == "memory-bound operators") {
         continue;
@@ -244,14 +247,14 @@ class PlanPrinter {
     return text;
   }
 
-  static std::string kinds(const StepEstimate& step) {
+  static std::string kinds(const cost::StepEstimate& step) {
     if (step.memory.ranks.empty()) return "";
-    const MemoryByKind& fullest = fullest_rank(step.memory);
+    const timeline::MemoryByKind& fullest = fullest_rank(step.memory);
     std::string text;
-    for (const MemoryKind kind : kMemoryKinds) {
+    for (const timeline::MemoryKind kind : timeline::kMemoryKinds) {
       if (fullest[kind] < (1 << 20)) continue;
       text += format(
-          "{}{} {}", text.empty() ? "" : ", ", to_string(kind),
+          "{}{} {}", text.empty() ? "" : ", ", timeline::to_string(kind),
           gib(static_cast<double>(fullest[kind])));
     }
     return text;
@@ -273,16 +276,16 @@ class PlanPrinter {
     std::cout << aligned(rows);
   }
 
-  const PlanRequest& request_;
+  const planner::PlanRequest& request_;
   Style style_ = terminal_style(100);
 };
 
 using Json = nlohmann::ordered_json;
 
-Json strategy_json(const Strategy& strategy) {
+Json strategy_json(const cost::Strategy& strategy) {
   Json json;
-  json["text"] = to_string(strategy);
-  for (const auto& key : search_keys()) {
+  json["text"] = cost::to_string(strategy);
+  for (const auto& key : planner::search_keys()) {
     const int64_t value = key.value(strategy);
     if (key.words.empty()) {
       json[key.name] = value;
@@ -303,24 +306,24 @@ Json by_axis(const std::array<double, 6>& seconds) {
   return json;
 }
 
-Json memory_json(const MemoryEstimate& memory) {
+Json memory_json(const cost::MemoryEstimate& memory) {
   Json json;
   json["peak_bytes"] = memory.peak_bytes();
   json["reserved_bytes"] = memory.reserved_bytes;
   json["host_bytes"] = memory.host_bytes;
   for (const auto& rank : memory.ranks) {
     Json kinds;
-    for (const MemoryKind kind : kMemoryKinds) {
-      kinds[std::string(to_string(kind))] = rank[kind];
+    for (const timeline::MemoryKind kind : timeline::kMemoryKinds) {
+      kinds[std::string(timeline::to_string(kind))] = rank[kind];
     }
     json["pipeline_ranks"].push_back(kinds);
   }
   return json;
 }
 
-Json plan_json(const Plan& plan, const PlanRequest& request) {
-  const StepEstimate& step = plan.step;
-  const StepParts& parts = step.parts;
+Json plan_json(const planner::Plan& plan, const planner::PlanRequest& request) {
+  const cost::StepEstimate& step = plan.step;
+  const cost::StepParts& parts = step.parts;
   Json json;
   json["strategy"] = strategy_json(plan.strategy);
   json["devices"] = plan.devices;
@@ -328,7 +331,7 @@ Json plan_json(const Plan& plan, const PlanRequest& request) {
   json[request.model.transformer ? "tokens_per_second" : "samples_per_second"] =
       step.tokens_per_second;
   json["model_flops_utilisation"] = step.model_flops_utilisation;
-  json["computing_share"] = computing_share(step);
+  json["computing_share"] = planner::computing_share(step);
   json["cost_per_step"] = plan.cost_per_step;
   json["seconds"] = {{"matrix", parts.matrix},       {"memory", parts.memory},
                      {"recompute", parts.recompute}, {"bubble", parts.bubble},
@@ -337,11 +340,12 @@ Json plan_json(const Plan& plan, const PlanRequest& request) {
   json["communication_seconds"] = by_axis(step.communication);
   json["memory"] = memory_json(step.memory);
   json["fits"] = step.fits;
-  json["configuration"] = to_configuration(plan, request);
+  json["configuration"] = planner::to_configuration(plan, request);
   return json;
 }
 
-void print_plan_text(const PlanRequest& request, const PlanResult& result) {
+void print_plan_text(
+    const planner::PlanRequest& request, const planner::PlanResult& result) {
   PlanPrinter printer(request);
   printer.heading(result);
   if (result.plans.empty()) {
@@ -353,7 +357,7 @@ void print_plan_text(const PlanRequest& request, const PlanResult& result) {
     printer.paragraph("Why", result.reason.why);
     return;
   }
-  const Plan& best = result.plans.front();
+  const planner::Plan& best = result.plans.front();
   printer.plans(result.plans);
   printer.step(best);
   printer.memory(best, "Memory of the fullest device");
@@ -364,13 +368,14 @@ void print_plan_text(const PlanRequest& request, const PlanResult& result) {
   printer.others(result.others);
 }
 
-void print_plan_json(const PlanRequest& request, const PlanResult& result) {
+void print_plan_json(
+    const planner::PlanRequest& request, const planner::PlanResult& result) {
   Json json;
   json["model"] = request.model.name;
   json["parameters"] = request.model.num_parameters();
   json["cluster"] = request.cluster.name;
   json["devices"] = request.cluster.num_devices();
-  json["usable_bytes"] = usable_device_bytes(request.cluster);
+  json["usable_bytes"] = planner::usable_device_bytes(request.cluster);
   json["batch"] = request.global_batch;
   json["stack"] = request.framework;
   json["considered"] = result.considered;
@@ -399,8 +404,8 @@ void print_plan_json(const PlanRequest& request, const PlanResult& result) {
 }
 
 void print_alternatives_json(
-    const PlanRequest& request, const std::string& key,
-    const std::vector<Alternative>& rows) {
+    const planner::PlanRequest& request, const std::string& key,
+    const std::vector<planner::Alternative>& rows) {
   Json json;
   json["key"] = key;
   json["values"] = Json::array();
@@ -428,10 +433,10 @@ struct PlanArguments : JobFlags {
   bool json = false;
 };
 
-Objective objective_of(const std::string& text) {
+planner::Objective objective_of(const std::string& text) {
   check_choice("--objective", text, kObjectives);
   const auto at = std::ranges::find(kObjectives, text) - kObjectives.begin();
-  return static_cast<Objective>(at);
+  return static_cast<planner::Objective>(at);
 }
 
 std::pair<std::string, std::string> parse_fix(const std::string& text) {
@@ -444,7 +449,7 @@ std::pair<std::string, std::string> parse_fix(const std::string& text) {
   return {text.substr(0, at), text.substr(at + 1)};
 }
 
-PlanRequest request_of(const PlanArguments& arguments) {
+planner::PlanRequest request_of(const PlanArguments& arguments) {
   const std::pair<const std::string&, const char*> needed[] = {
       {arguments.model,
        "--model is missing: what is trained, as in --model llama3.1-8b"},
@@ -455,9 +460,9 @@ PlanRequest request_of(const PlanArguments& arguments) {
   for (const auto& [flag, text] : needed) {
     if (flag.empty()) throw ConfigError(format("echelon plan: {}", text));
   }
-  PlanRequest request;
-  request.model = find_model(arguments.model);
-  request.cluster = find_cluster(arguments.cluster);
+  planner::PlanRequest request;
+  request.model = cost::find_model(arguments.model);
+  request.cluster = cluster::find_cluster(arguments.cluster);
   request.global_batch =
       parse_count("--batch", arguments.batch, 1, kMostSamples);
   if (!arguments.seq_len.empty()) {
@@ -469,10 +474,10 @@ PlanRequest request_of(const PlanArguments& arguments) {
     request.fixed.push_back(parse_fix(text));
   }
   request.precision = arguments.precision.empty()
-                          ? usual_precision(request.cluster)
-                          : precision_from_name(arguments.precision);
+                          ? planner::usual_precision(request.cluster)
+                          : cluster::precision_from_name(arguments.precision);
   if (!arguments.stack.empty()) {
-    request.framework = find_framework(arguments.stack).name;
+    request.framework = cost::find_framework(arguments.stack).name;
   }
   if (!arguments.keep.empty()) {
     request.keep = parse_count("--keep", arguments.keep, 1, kMostKept);
@@ -480,8 +485,9 @@ PlanRequest request_of(const PlanArguments& arguments) {
   return request;
 }
 
-int explain_plan(const PlanArguments& arguments, const PlanRequest& request) {
-  const auto rows = explain_key(request, arguments.explain);
+int explain_plan(
+    const PlanArguments& arguments, const planner::PlanRequest& request) {
+  const auto rows = planner::explain_key(request, arguments.explain);
   if (arguments.json) {
     print_alternatives_json(request, arguments.explain, rows);
   } else {
@@ -491,9 +497,9 @@ int explain_plan(const PlanArguments& arguments, const PlanRequest& request) {
 }
 
 int make_plan(const PlanArguments& arguments) {
-  const PlanRequest request = request_of(arguments);
+  const planner::PlanRequest request = request_of(arguments);
   if (!arguments.explain.empty()) return explain_plan(arguments, request);
-  const PlanResult result = plan(request);
+  const planner::PlanResult result = planner::plan(request);
   if (arguments.json) {
     print_plan_json(request, result);
   } else {
@@ -507,10 +513,12 @@ int make_plan(const PlanArguments& arguments) {
   if (fits && !arguments.output.empty()) {
     write(
         "--output", arguments.output,
-        to_configuration(result.plans.front(), request));
+        planner::to_configuration(result.plans.front(), request));
   }
   if (!arguments.html.empty() && (fits || result.closest)) {
-    write("--html", arguments.html, to_html(make_plan_page(request, result)));
+    write(
+        "--html", arguments.html,
+        planner::to_html(planner::make_plan_page(request, result)));
   }
   return fits ? 0 : static_cast<int>(ExitCode::failure);
 }

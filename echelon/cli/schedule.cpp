@@ -242,26 +242,26 @@ void print_ranks(
   }
 }
 
-BlockKind block_kind(ActionKind kind) {
+timeline::BlockKind block_kind(ActionKind kind) {
   switch (kind) {
     case ActionKind::forward:
-      return BlockKind::forward;
+      return timeline::BlockKind::forward;
     case ActionKind::backward:
-      return BlockKind::backward;
+      return timeline::BlockKind::backward;
     case ActionKind::backward_input:
-      return BlockKind::backward_input;
+      return timeline::BlockKind::backward_input;
     case ActionKind::backward_weight:
-      return BlockKind::backward_weight;
+      return timeline::BlockKind::backward_weight;
   }
-  return BlockKind::forward;
+  return timeline::BlockKind::forward;
 }
 
-PipelinePicture drawing_of(
+report::PipelinePicture drawing_of(
     const Schedule& schedule, const Stages& stages, const Timing& timing) {
   // The page draws less than this; the rest would only make it larger.
-  const size_t rows = std::min(stages.size(), kMaxPipelineRows + 1);
-  const size_t most = kMaxPipelineBlocks + 1;
-  PipelinePicture drawing{
+  const size_t rows = std::min(stages.size(), report::kMaxPipelineRows + 1);
+  const size_t most = report::kMaxPipelineBlocks + 1;
+  report::PipelinePicture drawing{
       .id = "schedule",
       .title = schedule.name,
       .unit = "forwards",
@@ -355,7 +355,7 @@ void print_schedule_html(
   const Timing timing = time_schedule(schedule, {}, true);
   const auto stored = stored_activations(schedule);
   const auto stages = stages_by_rank(schedule);
-  PipelinePage page{
+  report::PipelinePage page{
       .title = schedule.name + ": " + sizes(schedule, stages),
       .lead =
           format("Lengths hold when {} and transfers take no time.", kCosts),
@@ -367,7 +367,7 @@ void print_schedule_html(
       {"length", time_text(timing.makespan)},
       {"largest number of activations of a stage", range(stored.stages)},
       {"largest number of activations of a rank", range(stored.ranks)}};
-  out << pipeline_page(page);
+  out << report::pipeline_page(page);
 }
 
 constexpr struct {

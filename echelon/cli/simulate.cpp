@@ -29,17 +29,17 @@ namespace echelon::cli {
 namespace {
 
 struct SimulateResult {
-  SimulatedRun run;
-  std::optional<EffectiveTime> weeks;  // with --hours
-  double wall_seconds = 0;             // of the simulation itself
+  simulator::SimulatedRun run;
+  std::optional<simulator::EffectiveTime> weeks;  // with --hours
+  double wall_seconds = 0;                        // of the simulation itself
 };
 
 // --- What is printed --------------------------------------------------------
 
 using Json = nlohmann::ordered_json;
 
-const Device&
-fullest_device(const SimulateCase& what, const StepEstimate& step) {
+const cluster::Device&
+fullest_device(const SimulateCase& what, const cost::StepEstimate& step) {
   const auto pipelines = static_cast<int64_t>(step.memory.ranks.size());
   const int64_t ranks = what.strategy.layout.num_ranks();
   return what.cluster
@@ -53,7 +53,7 @@ bool is_text(const SimulateCase& what) {
 
 // The parts of a step that took time, with their names.
 std::vector<std::pair<std::string, double>>
-named_parts(const StepParts& parts) {
+named_parts(const cost::StepParts& parts) {
   std::vector<std::pair<std::string, double>> list = {
       {"matmuls, attention", parts.matrix},
       {"memory-bound operators", parts.memory},
@@ -71,11 +71,11 @@ named_parts(const StepParts& parts) {
 }
 
 Rows figures(const SimulateCase& what, const SimulateResult& result) {
-  const StepEstimate& step = result.run.step;
+  const cost::StepEstimate& step = result.run.step;
   const double ranks = static_cast<double>(what.strategy.layout.num_ranks());
   const double each = step.tokens_per_second / ranks;
-  const Device& device = fullest_device(what, step);
-  const double usable = usable_bytes(device);
+  const cluster::Device& device = fullest_device(what, step);
+  const double usable = cost::usable_bytes(device);
   const double peak = step.memory.peak_bytes();
   Rows rows = {
       {"step", format_seconds(step.step_seconds)},
@@ -86,7 +86,7 @@ Rows figures(const SimulateCase& what, const SimulateResult& result) {
       {"MFU",
        format(
            "{} of the {} peak", format_percent(step.model_flops_utilisation),
-           to_string(what.strategy.precision))},
+           cluster::to_string(what.strategy.precision))},
       {"memory", format(
                      "{} of the fullest device's {}{}", format_bytes(peak),
                      format_bytes(usable), step.fits ? "" : ": does not fit")}};
@@ -101,7 +101,8 @@ Rows figures(const SimulateCase& what, const SimulateResult& result) {
   return rows;
 }
 
-void print_weeks(const SimulateCase& what, const EffectiveTime& weeks) {
+void print_weeks(
+    const SimulateCase& what, const simulator::EffectiveTime& weeks) {
   std::cout << format(
       "\n{:g} hours of it, with failures\n", what.failures.hours);
   const bool fails = weeks.hours_between_failures > 0;
@@ -125,13 +126,13 @@ void print_weeks(const SimulateCase& what, const EffectiveTime& weeks) {
 
 void print_simulation_text(
     const SimulateCase& what, const SimulateResult& result) {
-  const StepEstimate& step = result.run.step;
+  const cost::StepEstimate& step = result.run.step;
   const int64_t ranks = what.strategy.layout.num_ranks();
   std::cout << format(
       "{} on {}, {} of {} devices\n{}\n\n{}\ntime of the slowest rank's "
       "step\n",
       what.model.name, what.cluster.name, format_count(ranks),
-      format_count(what.cluster.num_devices()), to_string(what.strategy),
+      format_count(what.cluster.num_devices()), cost::to_string(what.strategy),
       aligned(figures(what, result)));
   Rows rows;
   for (const auto& [name, seconds] : named_parts(step.parts)) {
@@ -154,11 +155,11 @@ void print_simulation_text(
 
 void print_simulation_json(
     const SimulateCase& what, const SimulateResult& result) {
-  const StepEstimate& step = result.run.step;
+  const cost::StepEstimate& step = result.run.step;
   Json json;
   json["model"] = what.model.name;
   json["cluster"] = what.cluster.name;
-  json["strategy"] = to_string(what.strategy);
+  json["strategy"] = cost::to_string(what.strategy);
   json["layout"] = to_string(what.strategy.layout);
   json["step_seconds"] = step.step_seconds;
   json["steps"] = result.run.step_seconds;
@@ -167,7 +168,7 @@ void print_simulation_json(
   json["model_flops_utilisation"] = step.model_flops_utilisation;
   json["fits"] = step.fits;
   json["memory_bytes"] = step.memory.peak_bytes();
-  json["usable_bytes"] = usable_bytes(fullest_device(what, step));
+  json["usable_bytes"] = cost::usable_bytes(fullest_device(what, step));
   Json parts;
   parts["matrix"] = step.parts.matrix;
   parts["memory"] = step.parts.memory;
@@ -183,7 +184,7 @@ void print_simulation_json(
   parts["other"] = step.parts.other;
   json["parts"] = parts;
   if (result.weeks) {
-    const EffectiveTime& weeks = *result.weeks;
+    const simulator::EffectiveTime& weeks = *result.weeks;
     json["effective_time"] = {
         {"hours", what.failures.hours},
         {"share", weeks.share},
@@ -212,11 +213,11 @@ std::string set(const char* key, const std::string& value) {
 }
 
 // The settings of the flags that were given.
-std::vector<std::string>
-settings_of(const SimulateArguments& arguments, const Strategy& strategy) {
+std::vector<std::string> settings_of(
+    const SimulateArguments& arguments, const cost::Strategy& strategy) {
   const bool passes = !arguments.batch.empty() || !arguments.microbatch.empty();
-  const bool half = strategy.precision == Precision::bf16 ||
-                    strategy.precision == Precision::fp16;
+  const bool half = strategy.precision == cluster::Precision::bf16 ||
+                    strategy.precision == cluster::Precision::fp16;
   const std::pair<bool, std::string> all[] = {
       {passes, set("train.batch", strategy.global_batch)},
       {passes,
@@ -227,10 +228,10 @@ settings_of(const SimulateArguments& arguments, const Strategy& strategy) {
       {!arguments.stages_per_rank.empty(),
        set("layout.stages_per_rank", strategy.stages_per_rank)},
       {!arguments.recompute.empty(),
-       set("memory.recompute", to_string(strategy.recompute))},
+       set("memory.recompute", cost::to_string(strategy.recompute))},
       {!arguments.zero.empty(), set("shard.stage", strategy.zero_stage)},
-      {half,
-       set("precision.compute", std::string(to_string(strategy.precision)))},
+      {half, set("precision.compute",
+                 std::string(cluster::to_string(strategy.precision)))},
       {arguments.sequence_parallel, "layout.sequence_parallel=true"}};
   std::vector<std::string> settings;
   for (const auto& [given, setting] : all) {
@@ -240,16 +241,17 @@ settings_of(const SimulateArguments& arguments, const Strategy& strategy) {
 }
 
 Job planned_job(const SimulateCase& what) {
-  const Strategy& strategy = what.strategy;
-  const PlanRequest request{
+  const cost::Strategy& strategy = what.strategy;
+  const planner::PlanRequest request{
       .model = what.model,
       .cluster = what.cluster,
       .global_batch = strategy.global_batch,
       .seq_len = strategy.seq_len,
       .precision = strategy.precision,
       .framework = strategy.framework};
-  const Plan plan{.strategy = strategy};
-  Job job = parse_job(to_configuration(plan, request), "what was simulated");
+  const planner::Plan plan{.strategy = strategy};
+  Job job =
+      parse_job(planner::to_configuration(plan, request), "what was simulated");
   job.optimizer.name = strategy.optimizer;
   job.train.steps = what.options.steps;
   if (job.data.name != "images") return job;
@@ -262,12 +264,13 @@ Job planned_job(const SimulateCase& what) {
 }
 
 // The flags that a configuration cannot express.
-std::string missing_settings(const Strategy& strategy, const Job& job) {
+std::string missing_settings(const cost::Strategy& strategy, const Job& job) {
   std::vector<std::string> flags;
   if (strategy.framework != "echelon")
     flags.push_back("--stack " + strategy.framework);
-  if (configured_strategy(job).precision != strategy.precision) {
-    flags.push_back(format("--precision {}", to_string(strategy.precision)));
+  if (predict::configured_strategy(job).precision != strategy.precision) {
+    flags.push_back(
+        format("--precision {}", cluster::to_string(strategy.precision)));
   }
   if (flags.empty()) return "";
   return "config.toml does not say " + join(flags, ", ") +
@@ -275,14 +278,14 @@ std::string missing_settings(const Strategy& strategy, const Job& job) {
 }
 
 // Nothing is trained, so the metrics are times alone.
-std::vector<StepMetrics>
-metrics_of(const SimulateCase& what, const SimulatedRun& run) {
-  std::vector<StepMetrics> list;
+std::vector<timeline::StepMetrics>
+metrics_of(const SimulateCase& what, const simulator::SimulatedRun& run) {
+  std::vector<timeline::StepMetrics> list;
   const double samples = static_cast<double>(what.strategy.global_batch);
   const int64_t tokens =
       what.strategy.seq_len > 0 ? what.strategy.seq_len : what.model.seq_len;
   for (const double seconds : run.step_seconds) {
-    StepMetrics step;
+    timeline::StepMetrics step;
     step.simulated = true;
     step.step = static_cast<int64_t>(list.size()) + 1;
     step.step_seconds = seconds;
@@ -296,17 +299,17 @@ metrics_of(const SimulateCase& what, const SimulatedRun& run) {
 }
 
 std::vector<std::pair<std::string, std::string>>
-facts_of(const SimulateCase& what, const SimulatedRun& run) {
-  const Strategy& strategy = what.strategy;
+facts_of(const SimulateCase& what, const simulator::SimulatedRun& run) {
+  const cost::Strategy& strategy = what.strategy;
   return {
       {"Simulated", "nothing was trained; times are predictions"},
       {"Model", what.model.name},
       {"Parameters", format_count(what.model.num_parameters())},
       {"Cluster", what.cluster.name},
-      {"Strategy", to_string(strategy)},
+      {"Strategy", cost::to_string(strategy)},
       {"Ranks", format_count(strategy.layout.num_ranks()) + "; some are shown"},
       {"Global batch", format_count(strategy.global_batch)},
-      {"Precision", std::string(to_string(strategy.precision))},
+      {"Precision", std::string(cluster::to_string(strategy.precision))},
       {"Software", strategy.framework},
       {"Memory", format_bytes(run.step.memory.peak_bytes()) +
                      (run.step.fits ? " of the fullest device, fits"
@@ -314,7 +317,7 @@ facts_of(const SimulateCase& what, const SimulatedRun& run) {
       {"MFU", format_percent(run.step.model_flops_utilisation)}};
 }
 
-bool is_counted(const ModelShape& model) {
+bool is_counted(const cost::ModelShape& model) {
   return !model.layers.empty() && model.layers.front().counted_samples > 0;
 }
 
@@ -328,7 +331,7 @@ struct SimulatedConfiguration {
 /// ones). Throws ConfigError where `echelon train` does not accept a flag.
 SimulatedConfiguration
 configuration_of(const SimulateArguments& arguments, const SimulateCase& what) {
-  if (arguments.config.empty() && !is_trained_here(what.model)) {
+  if (arguments.config.empty() && !planner::is_trained_here(what.model)) {
     return {
         .missing =
             "there is no config.toml: echelon train has no " + what.model.name};
@@ -347,18 +350,18 @@ configuration_of(const SimulateArguments& arguments, const SimulateCase& what) {
 void write_simulated_run(
     const SimulateCase& what, const SimulateResult& result,
     const SimulatedConfiguration& configuration, const std::string& path) {
-  const SimulatedRun& run = result.run;
+  const simulator::SimulatedRun& run = result.run;
   NewFolder folder(path);
-  ReportInput input;
+  report::ReportInput input;
   input.title = what.model.name + " on " + what.cluster.name + ", simulated";
   input.facts = facts_of(what, run);
   input.metrics = metrics_of(what, run);
   input.timeline = run.timeline;
-  input.prediction = prediction_of(run, what.strategy, what.cluster);
+  input.prediction = predict::prediction_of(run, what.strategy, what.cluster);
   input.total_seconds =
       std::accumulate(run.step_seconds.begin(), run.step_seconds.end(), 0.0);
   {
-    MetricsWriter metrics(folder.path() / "metrics.jsonl");
+    timeline::MetricsWriter metrics(folder.path() / "metrics.jsonl");
     for (const auto& step : input.metrics) metrics.append(step);
     metrics.flush();  // reports errors
   }
@@ -366,11 +369,12 @@ void write_simulated_run(
     folder.write("config.toml", configuration.text);
   }
   if (is_counted(what.model)) {
-    folder.write(kCountedLayersFile, counted_model_json(what.model));
+    folder.write(
+        predict::kCountedLayersFile, cost::counted_model_json(what.model));
   }
-  folder.write("cluster.toml", to_toml(what.cluster));
-  write_chrome_trace(folder.path() / "timeline.json", run.timeline);
-  write_report(folder.path() / "report.html", input);
+  folder.write("cluster.toml", cluster::to_toml(what.cluster));
+  timeline::write_chrome_trace(folder.path() / "timeline.json", run.timeline);
+  report::write_report(folder.path() / "report.html", input);
   folder.move_into_place();
 }
 
@@ -380,10 +384,11 @@ int run_simulate(const SimulateArguments& arguments) {
   const SimulateCase what = read_case(arguments);
   const auto begin = std::chrono::steady_clock::now();
   SimulateResult result;
-  result.run = simulate(what.model, what.strategy, what.cluster, what.options);
+  result.run = simulator::simulate(
+      what.model, what.strategy, what.cluster, what.options);
   if (what.with_failures) {
     const int64_t last = what.strategy.layout.num_ranks() - 1;
-    result.weeks = effective_time(
+    result.weeks = simulator::effective_time(
         what.cluster, what.cluster.node_index(last) + 1,
         result.run.step.step_seconds, what.failures);
   }

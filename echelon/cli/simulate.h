@@ -28,12 +28,12 @@ struct SimulateArguments : JobFlags {
 };
 
 struct SimulateCase {
-  ModelShape model;
-  Strategy strategy;
-  Cluster cluster;
-  SimulationOptions options;
+  cost::ModelShape model;
+  cost::Strategy strategy;
+  cluster::Cluster cluster;
+  simulator::SimulationOptions options;
   bool with_failures = false;
-  FailureOptions failures;
+  simulator::FailureOptions failures;
 };
 
 /// Throws ConfigError that names the flag that is missing, wrong or given

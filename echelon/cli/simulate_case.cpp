@@ -44,15 +44,17 @@ void require(const char* flag, const std::string& text, const char* example) {
       format("echelon simulate: {} is missing, as in {}", flag, example));
 }
 
-Recompute recompute_from(const std::string& text) {
+cost::Recompute recompute_from(const std::string& text) {
   std::vector<std::string> names;
-  for (const Recompute one : kRecomputes) names.push_back(to_string(one));
+  for (const cost::Recompute one : cost::kRecomputes)
+    names.push_back(cost::to_string(one));
   check_choice("--recompute", text, names);
-  return kRecomputes[static_cast<size_t>(
+  return cost::kRecomputes[static_cast<size_t>(
       std::ranges::find(names, text) - names.begin())];
 }
 
-void read_strategy(const SimulateArguments& arguments, Strategy& strategy) {
+void read_strategy(
+    const SimulateArguments& arguments, cost::Strategy& strategy) {
   if (!arguments.layout.empty()) {
     strategy.layout = parse_layout(arguments.layout);
   }
@@ -78,16 +80,16 @@ void read_strategy(const SimulateArguments& arguments, Strategy& strategy) {
     strategy.recompute = recompute_from(arguments.recompute);
   }
   if (!arguments.precision.empty()) {
-    strategy.precision = precision_from_name(arguments.precision);
+    strategy.precision = cluster::precision_from_name(arguments.precision);
   }
   if (!arguments.stack.empty()) {
-    strategy.framework = find_framework(arguments.stack).name;
+    strategy.framework = cost::find_framework(arguments.stack).name;
   }
   if (arguments.sequence_parallel) strategy.sequence_parallel = true;
 }
 
 void read_options(const SimulateArguments& arguments, SimulateCase& made) {
-  SimulationOptions& options = made.options;
+  simulator::SimulationOptions& options = made.options;
   number("--steps", arguments.steps, 1, 1'000'000, options.steps);
   real("--jitter", arguments.jitter, 0, options.jitter);
   number(
@@ -101,7 +103,7 @@ void read_options(const SimulateArguments& arguments, SimulateCase& made) {
   number("--seed", arguments.seed, 0, kMost, seed);
   options.seed = static_cast<uint64_t>(seed);
   if (arguments.run.empty()) options.timeline_ranks = 0;
-  FailureOptions& failures = made.failures;
+  simulator::FailureOptions& failures = made.failures;
   failures.seed = options.seed;
   made.with_failures = !arguments.hours.empty();
   real("--hours", arguments.hours, 0, failures.hours);
@@ -137,7 +139,7 @@ std::string first_error(const std::string& text) {
 }
 
 // Counts with echelon-train, which has every network.
-ModelShape count_here(const Job& job) {
+cost::ModelShape count_here(const Job& job) {
   const ScratchConfig config(job);
   const launch::ScratchFolder folder;
   const std::string layers = folder.path() + "/layers.json";
@@ -149,7 +151,7 @@ ModelShape count_here(const Job& job) {
         counted.err.empty() ? "echelon-train count did not end in time"
                             : first_error(counted.err));
   }
-  return read_counted_model(layers);
+  return cost::read_counted_model(layers);
 }
 
 void read_configuration(
@@ -161,13 +163,13 @@ void read_configuration(
   }
   const Job job = load_job(arguments.config, {.layout = arguments.layout});
   const JobFacts facts = check_job(job, job.layout.num_ranks());
-  made.strategy = configured_strategy(job);
+  made.strategy = predict::configured_strategy(job);
   if (!arguments.layers.empty()) {
-    made.model = read_counted_model(arguments.layers);
+    made.model = cost::read_counted_model(arguments.layers);
   } else if (arguments.count) {
     made.model = count_here(job);
   } else {
-    made.model = configured(job, facts).model;
+    made.model = predict::configured(job, facts).model;
   }
 }
 
@@ -212,13 +214,13 @@ SimulateCase read_case(const SimulateArguments& arguments) {
     require("--model", arguments.model, "--model llama3.1-70b");
     require("--cluster", arguments.cluster, "--cluster h100-sxm:64x8");
     require("--batch", arguments.batch, "--batch 1024 (samples of a step)");
-    made.model = find_model(arguments.model);
+    made.model = cost::find_model(arguments.model);
   } else {
     require("--cluster", arguments.cluster, "--cluster h100-sxm:1x8");
     read_configuration(arguments, made);
     flags.layout.clear();  // load_job has read it
   }
-  made.cluster = find_cluster(arguments.cluster);
+  made.cluster = cluster::find_cluster(arguments.cluster);
   read_strategy(flags, made.strategy);
   refuse_sharded_layers(arguments, made);
   read_options(flags, made);

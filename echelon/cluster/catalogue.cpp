@@ -14,7 +14,7 @@
 #include "echelon/text/format.h"
 #include "echelon/text/nearest.h"
 
-namespace echelon {
+namespace echelon::cluster {
 namespace {
 
 constexpr double kGiB = 1 << 30;
@@ -195,4 +195,4 @@ Node usual_node(std::string_view device) {
   throw InternalError("no usual node of device " + node.device.name);
 }
 
-}  // namespace echelon
+}  // namespace echelon::cluster

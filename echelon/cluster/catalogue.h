@@ -7,7 +7,7 @@
 
 #include "echelon/cluster/cluster.h"
 
-namespace echelon {
+namespace echelon::cluster {
 
 /// "v100", "a100-40gb", "a100-80gb", "h100-sxm", "h100-pcie", "h200", "b200",
 /// "gb200", "l4", "l40s", "rtx-4090", "mi300x", …
@@ -29,4 +29,4 @@ Node usual_node(std::string_view device);
 /// (cluster_file.h). Throws ConfigError that says why it is none of these.
 Cluster find_cluster(const std::string& text);
 
-}  // namespace echelon
+}  // namespace echelon::cluster

@@ -7,7 +7,7 @@
 #include "echelon/error.h"
 #include "echelon/text/format.h"
 
-namespace echelon {
+namespace echelon::cluster {
 namespace {
 
 class Check {
@@ -207,4 +207,4 @@ void check(const Cluster& cluster) {
   Check(cluster).run();
 }
 
-}  // namespace echelon
+}  // namespace echelon::cluster

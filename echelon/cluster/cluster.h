@@ -7,7 +7,7 @@
 
 #include "echelon/cluster/device.h"
 
-namespace echelon {
+namespace echelon::cluster {
 
 /// The most devices that a cluster may have: beyond it, sums of bytes and ranks
 /// would lose digits, and no such cluster exists.
@@ -83,4 +83,4 @@ struct Cluster {
 /// devices of one name.
 void check(const Cluster& cluster);
 
-}  // namespace echelon
+}  // namespace echelon::cluster

@@ -12,7 +12,7 @@
 #include "echelon/text/format.h"
 #include "echelon/text/nearest.h"
 
-namespace echelon {
+namespace echelon::cluster {
 namespace {
 
 using config::Member;
@@ -472,4 +472,4 @@ Cluster read_cluster(const std::filesystem::path& path) {
   return parse_cluster(text_of(path), path.string());
 }
 
-}  // namespace echelon
+}  // namespace echelon::cluster

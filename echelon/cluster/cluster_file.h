@@ -16,7 +16,7 @@
 
 #include "echelon/cluster/cluster.h"
 
-namespace echelon {
+namespace echelon::cluster {
 
 /// Keys that a node leaves out default to the usual node of its device. Rates
 /// and sizes have units ("400 Gbit/s", "50 GB/s", "80 GiB"). Throws ConfigError
@@ -28,4 +28,4 @@ Cluster parse_cluster(const std::string& text, const std::string& name);
 /// The text from which read_cluster reads an equal cluster.
 std::string to_toml(const Cluster& cluster);
 
-}  // namespace echelon
+}  // namespace echelon::cluster

@@ -8,7 +8,7 @@
 #include "echelon/config/value.h"
 #include "echelon/text/format.h"
 
-namespace echelon {
+namespace echelon::cluster {
 namespace {
 
 using config::toml_text;
@@ -159,4 +159,4 @@ std::string to_toml(const Cluster& cluster) {
   return text;
 }
 
-}  // namespace echelon
+}  // namespace echelon::cluster

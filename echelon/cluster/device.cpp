@@ -6,7 +6,7 @@
 #include "echelon/text/format.h"
 #include "echelon/text/nearest.h"
 
-namespace echelon {
+namespace echelon::cluster {
 namespace {
 
 constexpr std::array<std::string_view, kPrecisions.size()> kNames = {
@@ -57,4 +57,4 @@ double product_flops(ProductKind kind, double m, double n, double k) {
   return kind == ProductKind::attention_gradients ? 5 * once : once;
 }
 
-}  // namespace echelon
+}  // namespace echelon::cluster

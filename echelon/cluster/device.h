@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-namespace echelon {
+namespace echelon::cluster {
 
 /// The precision of matmuls.
 enum class Precision { fp64, fp32, tf32, bf16, fp16, fp8, fp4 };
@@ -115,4 +115,4 @@ struct Device {
   bool operator==(const Device&) const = default;
 };
 
-}  // namespace echelon
+}  // namespace echelon::cluster

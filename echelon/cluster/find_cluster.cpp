@@ -11,7 +11,7 @@
 #include "echelon/text/format.h"
 #include "echelon/text/nearest.h"
 
-namespace echelon {
+namespace echelon::cluster {
 namespace {
 
 bool is_path(const std::string& text) {
@@ -116,4 +116,4 @@ Cluster find_cluster(const std::string& text) {
   return cluster;
 }
 
-}  // namespace echelon
+}  // namespace echelon::cluster

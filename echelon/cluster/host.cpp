@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-namespace echelon {
+namespace echelon::cluster {
 namespace {
 
 std::string first_line(const std::string& path) {
@@ -120,4 +120,4 @@ Processor find_host_processor() {
   return parse_cpuinfo(text.str());
 }
 
-}  // namespace echelon
+}  // namespace echelon::cluster

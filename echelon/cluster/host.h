@@ -3,7 +3,7 @@
 
 #include <string>
 
-namespace echelon {
+namespace echelon::cluster {
 
 /// Cores that this process may use: its affinity, and its cgroup's quota.
 int available_cores();
@@ -24,4 +24,4 @@ struct Processor {
 Processor find_host_processor();
 Processor parse_cpuinfo(const std::string& text);
 
-}  // namespace echelon
+}  // namespace echelon::cluster

@@ -11,7 +11,7 @@
 
 #include "echelon/cluster/cluster_file.h"
 
-namespace echelon {
+namespace echelon::cluster {
 namespace {
 
 std::filesystem::path configuration_folder() {
@@ -81,4 +81,4 @@ LocalCluster local_cluster(int64_t devices, bool on_processor) {
   return local_cluster(look_at_machine(), saved_cluster, devices, on_processor);
 }
 
-}  // namespace echelon
+}  // namespace echelon::cluster

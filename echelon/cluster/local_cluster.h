@@ -9,7 +9,7 @@
 #include "echelon/cluster/cluster.h"
 #include "echelon/cluster/local_machine.h"
 
-namespace echelon {
+namespace echelon::cluster {
 
 /// Where `echelon bench --save` keeps what it measured of this machine, so that
 /// reports can predict runs without a cluster file:
@@ -47,4 +47,4 @@ LocalCluster local_cluster(
     const std::function<std::optional<Cluster>(int64_t devices)>& saved,
     int64_t devices, bool on_processor);
 
-}  // namespace echelon
+}  // namespace echelon::cluster

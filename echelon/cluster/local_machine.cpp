@@ -13,7 +13,7 @@
 #include "echelon/error.h"
 #include "echelon/text/format.h"
 
-namespace echelon {
+namespace echelon::cluster {
 namespace {
 
 // --- NVML
@@ -350,4 +350,4 @@ Cluster cluster_of(const LocalMachine& machine, int64_t devices) {
   return cluster;
 }
 
-}  // namespace echelon
+}  // namespace echelon::cluster

@@ -7,7 +7,7 @@
 #include "echelon/cluster/cluster.h"
 #include "echelon/cluster/host.h"
 
-namespace echelon {
+namespace echelon::cluster {
 
 struct Gpu {
   std::string name;  // "NVIDIA H100 80GB HBM3"
@@ -64,4 +64,4 @@ std::string device_of_gpu(const Gpu& gpu);
 /// `devices`, GPUs of several kinds, or one that is not in the catalogue.
 Cluster cluster_of(const LocalMachine& machine, int64_t devices = 0);
 
-}  // namespace echelon
+}  // namespace echelon::cluster

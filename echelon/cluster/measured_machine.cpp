@@ -11,7 +11,7 @@
 #include "echelon/error.h"
 #include "echelon/text/format.h"
 
-namespace echelon {
+namespace echelon::cluster {
 namespace {
 
 // "NVIDIA T4" -> "nvidia-t4"
@@ -276,4 +276,4 @@ std::string to_json(const MachineMeasurement& measured) {
       .dump(2);
 }
 
-}  // namespace echelon
+}  // namespace echelon::cluster

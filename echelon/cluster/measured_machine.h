@@ -8,7 +8,7 @@
 #include "echelon/cluster/cluster.h"
 #include "echelon/cluster/local_machine.h"
 
-namespace echelon {
+namespace echelon::cluster {
 
 /// A call of a collective; bytes of the tensor that a rank ends with.
 struct MeasuredCall {
@@ -43,4 +43,4 @@ cluster_of(const MachineMeasurement& measured, const LocalMachine& machine);
 std::string to_text(const MachineMeasurement& measured);
 std::string to_json(const MachineMeasurement& measured);
 
-}  // namespace echelon
+}  // namespace echelon::cluster

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <vector>
 
-namespace echelon {
+namespace echelon::cluster {
 namespace {
 
 struct Spelling {
@@ -134,4 +134,4 @@ std::string_view quantity_example(Unit unit) {
   return "312 TFLOP/s";
 }
 
-}  // namespace echelon
+}  // namespace echelon::cluster

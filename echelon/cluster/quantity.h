@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-namespace echelon {
+namespace echelon::cluster {
 
 enum class Unit {
   bytes,             // B, KB, MB, GB, TB, KiB, MiB, GiB, TiB
@@ -25,4 +25,4 @@ std::string quantity_text(double value, Unit unit);
 /// An example for errors: "400 Gbit/s or 50 GB/s".
 std::string_view quantity_example(Unit unit);
 
-}  // namespace echelon
+}  // namespace echelon::cluster

@@ -53,7 +53,7 @@ Tensor linear(const Tensor& input, const Map& forward, const Map& adjoint) {
 // The same for a forward that communicates and returns a new tensor.
 Tensor sent(const Tensor& input, const Map& forward, const Map& adjoint) {
   const auto one_operator = [&](const Tensor& x) {
-    return as_one_operator("echelon::collective", [&] {
+    return profiling::as_one_operator("echelon::collective", [&] {
       return std::vector<Tensor>{forward(x)};
     })[0];
   };

@@ -275,7 +275,7 @@ int World::local_size() const {
 }
 int World::compute_threads() const {
   return threads_of_rank(
-      impl_->env, available_cores(),
+      impl_->env, cluster::available_cores(),
       static_cast<int>(std::thread::hardware_concurrency()));
 }
 int World::node_rank() const {

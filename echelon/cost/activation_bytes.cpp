@@ -5,7 +5,7 @@
 
 #include "echelon/cost/strategy.h"
 
-namespace echelon {
+namespace echelon::cost {
 namespace {
 
 // Elements of one token in the tensors of one block on one rank. Those marked
@@ -103,12 +103,12 @@ double selective_kept(
 
 }  // namespace
 
-double element_bytes(Precision precision) {
+double element_bytes(cluster::Precision precision) {
   switch (precision) {
-    case Precision::fp64:
+    case cluster::Precision::fp64:
       return 8;
-    case Precision::fp32:
-    case Precision::tf32:
+    case cluster::Precision::fp32:
+    case cluster::Precision::tf32:
       return 4;
     default:
       return 2;  // fp8 and fp4 are for matmuls alone
@@ -250,4 +250,4 @@ std::vector<ActivationBytes> stage_activations(
                            : counted_activations(model, strategy);
 }
 
-}  // namespace echelon
+}  // namespace echelon::cost

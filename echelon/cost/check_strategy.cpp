@@ -11,7 +11,7 @@
 #include "echelon/text/format.h"
 #include "echelon/text/nearest.h"
 
-namespace echelon {
+namespace echelon::cost {
 namespace {
 
 // "1, 2, 4, 8", the first dozen; `last` stands before the last of all.
@@ -65,7 +65,8 @@ std::string check_numbers(const Strategy& strategy) {
   return {};
 }
 
-std::string check_ranks(const Strategy& strategy, const Cluster& cluster) {
+std::string
+check_ranks(const Strategy& strategy, const cluster::Cluster& cluster) {
   const int64_t ranks = strategy.layout.num_ranks();
   const int64_t devices = cluster.num_devices();
   if (ranks <= devices) return {};
@@ -218,7 +219,8 @@ std::string check_schedule(const ModelShape& model, const Strategy& strategy) {
 }  // namespace
 
 std::string check_strategy(
-    const ModelShape& model, const Strategy& strategy, const Cluster& cluster) {
+    const ModelShape& model, const Strategy& strategy,
+    const cluster::Cluster& cluster) {
   std::string problem = check_numbers(strategy);
   if (problem.empty()) problem = check_ranks(strategy, cluster);
   if (problem.empty()) problem = check_batch(strategy);
@@ -233,4 +235,4 @@ std::string check_strategy(
   return problem;
 }
 
-}  // namespace echelon
+}  // namespace echelon::cost

@@ -8,7 +8,7 @@
 #include "echelon/error.h"
 #include "echelon/text/format.h"
 
-namespace echelon {
+namespace echelon::cost {
 namespace {
 
 struct State {
@@ -156,4 +156,4 @@ std::vector<Recompute> plan_recompute(
       mebibytes(choice.kept_bytes * in_flight)));
 }
 
-}  // namespace echelon
+}  // namespace echelon::cost

@@ -10,7 +10,7 @@
 
 #include "echelon/options/memory.h"
 
-namespace echelon {
+namespace echelon::cost {
 
 /// What backward recomputes of a layer: nothing; everything but its matmuls and
 /// attention; everything.
@@ -76,4 +76,4 @@ std::vector<Recompute> plan_recompute(
     const MemoryOptions& options, const std::vector<RecomputeCost>& costs,
     int64_t in_flight = 1);
 
-}  // namespace echelon
+}  // namespace echelon::cost

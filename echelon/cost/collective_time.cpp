@@ -5,7 +5,7 @@
 
 #include "echelon/cost/model_shape.h"
 
-namespace echelon {
+namespace echelon::cost {
 namespace {
 
 /// Rate and delays of the way that a group's messages take.
@@ -17,7 +17,8 @@ struct Way {
 };
 
 Way inside_way(
-    const GroupPlace& place, const Node& node, const DeviceRates& rates) {
+    const GroupPlace& place, const cluster::Node& node,
+    const DeviceRates& rates) {
   const double n = as_double(place.ranks_per_node);
   double rate = node.inside.bytes_per_second * rates.ring_share * n /
                 (n + rates.ring_ramp);
@@ -30,8 +31,8 @@ Way inside_way(
 }
 
 double network_rate(
-    const GroupPlace& place, const Node& node, const Cluster& cluster,
-    const DeviceRates& rates) {
+    const GroupPlace& place, const cluster::Node& node,
+    const cluster::Cluster& cluster, const DeviceRates& rates) {
   double rate = node.network.bytes_per_second * rates.network_share;
   // A group drives the adapters of the devices that it has in a node, at most
   // its share of all.
@@ -46,8 +47,8 @@ double network_rate(
 
 /// Along the ring, or the pair, of a group.
 Way way_of(
-    const GroupPlace& place, const Node& node, const Cluster& cluster,
-    const DeviceRates& rates) {
+    const GroupPlace& place, const cluster::Node& node,
+    const cluster::Cluster& cluster, const DeviceRates& rates) {
   Way way = inside_way(place, node, rates);
   if (place.nodes <= 1) return way;
   const double network = network_rate(place, node, cluster, rates);
@@ -65,7 +66,7 @@ double fill(const Way& way, double bytes) {
 
 /// Delay of `rounds` times around the ring.
 double ring_delay(
-    double rounds, const GroupPlace& place, const Node& node,
+    double rounds, const GroupPlace& place, const cluster::Node& node,
     const DeviceRates& rates) {
   const double between = as_double(place.nodes > 1 ? place.nodes : 0);
   const double all = as_double(place.ranks - 1);
@@ -77,15 +78,16 @@ double ring_delay(
 
 /// Up and down a tree over the nodes, a chain inside each (NCCL's double tree).
 double tree_delay(
-    const GroupPlace& place, const Node& node, const DeviceRates& rates) {
+    const GroupPlace& place, const cluster::Node& node,
+    const DeviceRates& rates) {
   const double levels = std::ceil(std::log2(as_double(place.nodes)));
   return 2 * (levels * (rates.hop_seconds + node.network.latency_seconds) +
               as_double(place.ranks_per_node - 1) * rates.hop_seconds);
 }
 
 double all_reduce_seconds(
-    double bytes, const GroupPlace& place, const Node& node,
-    const Cluster& cluster) {
+    double bytes, const GroupPlace& place, const cluster::Node& node,
+    const cluster::Cluster& cluster) {
   const DeviceRates& rates = rates_of(node.device);
   const double n = as_double(place.ranks);
   const Way way = way_of(place, node, cluster, rates);
@@ -108,8 +110,8 @@ double all_reduce_seconds(
 }
 
 double all_to_all_seconds(
-    double bytes, const GroupPlace& place, const Node& node,
-    const Cluster& cluster) {
+    double bytes, const GroupPlace& place, const cluster::Node& node,
+    const cluster::Cluster& cluster) {
   const DeviceRates& rates = rates_of(node.device);
   const double n = as_double(place.ranks);
   const double here = as_double(place.ranks_per_node);
@@ -129,8 +131,8 @@ double all_to_all_seconds(
 }
 
 double send_seconds(
-    double bytes, const GroupPlace& place, const Node& node,
-    const Cluster& cluster, const Framework& framework) {
+    double bytes, const GroupPlace& place, const cluster::Node& node,
+    const cluster::Cluster& cluster, const Framework& framework) {
   const DeviceRates& rates = rates_of(node.device);
   if (place.nodes <= 1) {
     return rates.start_seconds + node.inside.latency_seconds +
@@ -146,14 +148,14 @@ double send_seconds(
 }  // namespace
 
 GroupPlace place_of(
-    const Strategy& strategy, const Cluster& cluster,
+    const Strategy& strategy, const cluster::Cluster& cluster,
     std::span<const Axis> axes, int64_t rank) {
   const Layout& layout = strategy.layout;
   const bool alone = std::all_of(axes.begin(), axes.end(), [&](Axis axis) {
     return layout.degree(axis) == 1;
   });
   if (alone) return {};
-  const Node& node = cluster.node_of(rank);
+  const cluster::Node& node = cluster.node_of(rank);
   const int64_t devices = node.num_devices;
   GroupPlace place;
   int64_t reach = 1;  // ranks between its first and its last
@@ -179,13 +181,15 @@ GroupPlace place_of(
 }
 
 GroupPlace place_of(
-    const Strategy& strategy, const Cluster& cluster, Axis axis, int64_t rank) {
+    const Strategy& strategy, const cluster::Cluster& cluster, Axis axis,
+    int64_t rank) {
   return place_of(strategy, cluster, std::span(&axis, 1), rank);
 }
 
 double collective_seconds(
     CollectiveKind kind, double bytes, const GroupPlace& place,
-    const Node& node, const Cluster& cluster, const Framework& framework) {
+    const cluster::Node& node, const cluster::Cluster& cluster,
+    const Framework& framework) {
   if (place.ranks <= 1 || bytes <= 0) return 0;
   bytes /= framework.collective_share;
   switch (kind) {
@@ -209,12 +213,12 @@ double collective_seconds(
 }
 
 double transfer_seconds(
-    const Strategy& strategy, const Cluster& cluster,
+    const Strategy& strategy, const cluster::Cluster& cluster,
     const Framework& framework, double bytes, int64_t sender,
     int64_t receiver) {
   if (sender == receiver || bytes <= 0) return 0;
   const bool near = cluster.node_index(sender) == cluster.node_index(receiver);
-  const Node& node = cluster.node_of(sender);
+  const cluster::Node& node = cluster.node_of(sender);
   const GroupPlace pair{
       .ranks = 2,
       .ranks_per_node = near ? 2 : 1,
@@ -236,4 +240,4 @@ double transfer_seconds(
              framework);
 }
 
-}  // namespace echelon
+}  // namespace echelon::cost

@@ -13,7 +13,7 @@
 #include "echelon/cost/operation.h"
 #include "echelon/cost/strategy.h"
 
-namespace echelon {
+namespace echelon::cost {
 
 /// The ranks of one group of an axis, as the links see them.
 struct GroupPlace {
@@ -29,15 +29,15 @@ struct GroupPlace {
 
 /// Placement of the group of `rank` along `axis`.
 GroupPlace place_of(
-    const Strategy& strategy, const Cluster& cluster, Axis axis,
+    const Strategy& strategy, const cluster::Cluster& cluster, Axis axis,
     int64_t rank = 0);
 /// The same of the group along several axes; dense gradients are summed along
 /// {dp_replicate, dp_shard, cp, ep}.
 GroupPlace place_of(
-    const Strategy& strategy, const Cluster& cluster,
+    const Strategy& strategy, const cluster::Cluster& cluster,
     std::span<const Axis> axes, int64_t rank = 0);
 inline GroupPlace place_of(
-    const Strategy& strategy, const Cluster& cluster,
+    const Strategy& strategy, const cluster::Cluster& cluster,
     std::initializer_list<Axis> axes, int64_t rank = 0) {
   return place_of(
       strategy, cluster, std::span(axes.begin(), axes.size()), rank);
@@ -47,12 +47,13 @@ inline GroupPlace place_of(
 /// rank's input of all_to_all, the message of send). 0 for a group of one.
 double collective_seconds(
     CollectiveKind kind, double bytes, const GroupPlace& place,
-    const Node& node, const Cluster& cluster, const Framework& framework);
+    const cluster::Node& node, const cluster::Cluster& cluster,
+    const Framework& framework);
 
 /// Of a message of the pipeline from one rank to another, as the framework
 /// sends it.
 double transfer_seconds(
-    const Strategy& strategy, const Cluster& cluster,
+    const Strategy& strategy, const cluster::Cluster& cluster,
     const Framework& framework, double bytes, int64_t sender, int64_t receiver);
 
-}  // namespace echelon
+}  // namespace echelon::cost

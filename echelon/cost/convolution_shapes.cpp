@@ -6,7 +6,7 @@
 #include "echelon/error.h"
 #include "echelon/text/format.h"
 
-namespace echelon {
+namespace echelon::cost {
 namespace {
 
 // An image on its way through a network.
@@ -217,4 +217,4 @@ ModelShape convolution_shape(
                               : resnet(name, image, classes);
 }
 
-}  // namespace echelon
+}  // namespace echelon::cost

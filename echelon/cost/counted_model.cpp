@@ -9,7 +9,7 @@
 
 #include "echelon/error.h"
 
-namespace echelon {
+namespace echelon::cost {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -46,7 +46,7 @@ auto sizes(Operator& one) {
 Json written(const CountedOperator& one) {
   Json json = {{"name", one.name}};
   if (one.product) {
-    json["product"] = to_string(*one.product);
+    json["product"] = cluster::to_string(*one.product);
     for (const auto& [key, value] : sizes(one)) json[key] = *value;
   } else {
     json["bytes"] = one.bytes;
@@ -125,10 +125,10 @@ class Reader {
     return static_cast<int64_t>(number);
   }
 
-  ProductKind product(const Json& json) const {
+  cluster::ProductKind product(const Json& json) const {
     const std::string kind = text(json, "product");
     try {
-      return product_kind_from_name(kind);
+      return cluster::product_kind_from_name(kind);
     } catch (const ConfigError& error) {
       fail(error.what());
     }
@@ -200,4 +200,4 @@ ModelShape read_counted_model(const std::filesystem::path& path) {
   return parse_counted_model(text.str(), path.string());
 }
 
-}  // namespace echelon
+}  // namespace echelon::cost

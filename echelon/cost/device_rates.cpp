@@ -9,7 +9,7 @@
 // squares on the logarithm of the steps in benchmarks/published, a third held
 // out.
 
-namespace echelon {
+namespace echelon::cost {
 namespace {
 
 DeviceRates a100() {
@@ -125,7 +125,7 @@ DeviceRates measured_rates() {
 
 }  // namespace
 
-const DeviceRates& rates_of(const Device& device) {
+const DeviceRates& rates_of(const cluster::Device& device) {
   static const DeviceRates unknown;
   static const DeviceRates measured = measured_rates();
   if (device.measured()) return measured;
@@ -136,4 +136,4 @@ const DeviceRates& rates_of(const Device& device) {
   return unknown;
 }
 
-}  // namespace echelon
+}  // namespace echelon::cost

@@ -8,7 +8,7 @@
 
 #include "echelon/cluster/device.h"
 
-namespace echelon {
+namespace echelon::cost {
 
 /// What a device reaches with any framework.
 struct DeviceRates {
@@ -54,7 +54,7 @@ struct DeviceRates {
 /// declares `like` it; of a measured device (Device::measured) exactly what its
 /// file says; of any other what devices reach on average, whatever its name
 /// begins with.
-const DeviceRates& rates_of(const Device& device);
+const DeviceRates& rates_of(const cluster::Device& device);
 
 // Where `echelon bench --save` measured the device
 // -----------------------------------------------------------------------------
@@ -67,8 +67,9 @@ const DeviceRates& rates_of(const Device& device);
 /// were not measured count as matmuls. Empty when nothing of this precision was
 /// measured.
 std::optional<double> measured_product_seconds(
-    const Device& device, ProductKind kind, Precision precision, double m,
-    double n, double k, double count = 1);
+    const cluster::Device& device, cluster::ProductKind kind,
+    cluster::Precision precision, double m, double n, double k,
+    double count = 1);
 
 /// Seconds of an operator that moves `bytes`: log-log interpolation between its
 /// measured sizes, or those of "add" if it was not measured. Below them the
@@ -77,13 +78,13 @@ std::optional<double> measured_product_seconds(
 /// since two of three tensors were used last (accumulation); caches hold these
 /// no better than parts of one tensor of that size.
 std::optional<double> measured_operator_seconds(
-    const Device& device, std::string_view name, double bytes,
+    const cluster::Device& device, std::string_view name, double bytes,
     double bytes_since = 0);
 
 /// Seconds of an optimizer's update of `elements` parameters, with gradients
 /// and state of `element_bytes` each. Empty when it was not measured.
 std::optional<double> measured_update_seconds(
-    const Device& device, std::string_view optimizer, double elements,
+    const cluster::Device& device, std::string_view optimizer, double elements,
     double element_bytes);
 
 /// An operator as the host launches it in training.
@@ -94,6 +95,7 @@ struct Launch {
 };
 
 /// Its launch overhead on a device with `launch_rates`, interpolated linearly.
-double measured_launch_seconds(const Device& device, const Launch& launch);
+double
+measured_launch_seconds(const cluster::Device& device, const Launch& launch);
 
-}  // namespace echelon
+}  // namespace echelon::cost

@@ -3,13 +3,13 @@
 #include <algorithm>
 #include <numeric>
 
-namespace echelon {
+namespace echelon::cost {
 namespace {
 
 // Where ranks are, without looking it up for each.
 class Places {
  public:
-  explicit Places(const Cluster& cluster) {
+  explicit Places(const cluster::Cluster& cluster) {
     int64_t begin = 0;
     for (const auto& group : cluster.groups) {
       const int64_t end = begin + group.count * group.node.num_devices;
@@ -67,7 +67,7 @@ enum class Visits { all, first_of_alike };
 // filled in; or with the first of those that follow each other and are alike.
 template <class Visit>
 void for_each_pipeline(
-    const Strategy& strategy, const Cluster& cluster, Visits visits,
+    const Strategy& strategy, const cluster::Cluster& cluster, Visits visits,
     const Visit& visit) {
   const Layout& layout = strategy.layout;
   const int64_t stride = layout.stride(Axis::pp);
@@ -112,7 +112,7 @@ void for_each_pipeline(
 }  // namespace
 
 std::vector<PipelinePlace>
-distinct_pipelines(const Strategy& strategy, const Cluster& cluster) {
+distinct_pipelines(const Strategy& strategy, const cluster::Cluster& cluster) {
   std::vector<PipelinePlace> distinct;
   for_each_pipeline(
       strategy, cluster, Visits::first_of_alike,
@@ -130,7 +130,7 @@ distinct_pipelines(const Strategy& strategy, const Cluster& cluster) {
 }
 
 std::vector<PipelinePlace>
-all_pipelines(const Strategy& strategy, const Cluster& cluster) {
+all_pipelines(const Strategy& strategy, const cluster::Cluster& cluster) {
   std::vector<PipelinePlace> all;
   for_each_pipeline(
       strategy, cluster, Visits::all,
@@ -153,4 +153,4 @@ Strategy with_microbatch(const Strategy& strategy, int64_t samples) {
   return own;
 }
 
-}  // namespace echelon
+}  // namespace echelon::cost

@@ -8,7 +8,7 @@
 #include "echelon/cluster/cluster.h"
 #include "echelon/cost/strategy.h"
 
-namespace echelon {
+namespace echelon::cost {
 
 /// Ranks that differ along pp alone. Without a pipeline: one rank.
 struct PipelinePlace {
@@ -22,11 +22,11 @@ struct PipelinePlace {
 /// The first pipeline of each kind. Kinds differ in the groups of nodes, in
 /// where nodes end between neighbours, or in the size of their microbatches.
 std::vector<PipelinePlace>
-distinct_pipelines(const Strategy& strategy, const Cluster& cluster);
+distinct_pipelines(const Strategy& strategy, const cluster::Cluster& cluster);
 
 /// All pipelines, in order of their first rank.
 std::vector<PipelinePlace>
-all_pipelines(const Strategy& strategy, const Cluster& cluster);
+all_pipelines(const Strategy& strategy, const cluster::Cluster& cluster);
 
 /// Samples of a microbatch on a data-parallel rank.
 int64_t microbatch_of(const Strategy& strategy, int64_t data_index);
@@ -34,4 +34,4 @@ int64_t microbatch_of(const Strategy& strategy, int64_t data_index);
 /// The strategy as if all data-parallel ranks had microbatches of this size.
 Strategy with_microbatch(const Strategy& strategy, int64_t samples);
 
-}  // namespace echelon
+}  // namespace echelon::cost

@@ -12,7 +12,7 @@
 #include "echelon/text/format.h"
 #include "echelon/text/nearest.h"
 
-namespace echelon {
+namespace echelon::cost {
 namespace {
 
 constexpr double kGiB = 1073741824.0;
@@ -306,7 +306,8 @@ const Framework& find_framework(std::string_view name) {
       config::did_you_mean(name, framework_names())));
 }
 
-Framework framework_on(const Framework& framework, const Device& device) {
+Framework
+framework_on(const Framework& framework, const cluster::Device& device) {
   Framework here = framework;
   if (!device.processor) return here;
   here.overlaps_gradients = false;
@@ -318,4 +319,4 @@ Framework framework_on(const Framework& framework, const Device& device) {
   return here;
 }
 
-}  // namespace echelon
+}  // namespace echelon::cost

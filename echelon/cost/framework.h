@@ -9,7 +9,7 @@
 
 #include "echelon/cluster/device.h"
 
-namespace echelon {
+namespace echelon::cost {
 
 /// What selective recompute keeps.
 enum class SelectiveWay {
@@ -114,6 +114,7 @@ const Framework& find_framework(std::string_view name);
 
 /// The framework on this device: nothing overlaps with computation on a
 /// processor.
-Framework framework_on(const Framework& framework, const Device& device);
+Framework
+framework_on(const Framework& framework, const cluster::Device& device);
 
-}  // namespace echelon
+}  // namespace echelon::cost

@@ -4,7 +4,7 @@
 
 #include "echelon/cost/memory_estimate.h"
 
-namespace echelon {
+namespace echelon::cost {
 namespace {
 
 Operation matrix(
@@ -35,7 +35,7 @@ LayerBuilder::LayerBuilder(
     std::string name, const Strategy& strategy, const Framework& framework)
     : strategy_(strategy),
       framework_(framework),
-      element_bytes_(echelon::element_bytes(strategy.precision)) {
+      element_bytes_(cost::element_bytes(strategy.precision)) {
   work_.name = std::move(name);
 }
 
@@ -77,8 +77,9 @@ void LayerBuilder::linear(
 void LayerBuilder::quantise(
     const std::string& name, double rows, double inner, double columns,
     int64_t tensors) {
-  const Precision precision = strategy_.precision;
-  if (wide_ || (precision != Precision::fp8 && precision != Precision::fp4))
+  const cluster::Precision precision = strategy_.precision;
+  if (wide_ || (precision != cluster::Precision::fp8 &&
+                precision != cluster::Precision::fp4))
     return;
   const double bytes = framework_.quantise_bytes;
   const double weights = as_double(tensors) * inner * columns;
@@ -167,4 +168,4 @@ LayerWork LayerBuilder::finish(double output_elements) {
   return std::move(work_);
 }
 
-}  // namespace echelon
+}  // namespace echelon::cost

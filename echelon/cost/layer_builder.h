@@ -8,7 +8,7 @@
 #include "echelon/cost/operation.h"
 #include "echelon/cost/strategy.h"
 
-namespace echelon {
+namespace echelon::cost {
 
 class LayerBuilder {
  public:
@@ -64,4 +64,4 @@ class LayerBuilder {
   size_t selective_begin_ = 0, selective_end_ = 0;
 };
 
-}  // namespace echelon
+}  // namespace echelon::cost

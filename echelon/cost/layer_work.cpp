@@ -9,7 +9,7 @@
 #include "echelon/error.h"
 #include "echelon/text/format.h"
 
-namespace echelon {
+namespace echelon::cost {
 namespace {
 
 Operation products(const CountedLayer& layer, double flops, double samples) {
@@ -69,13 +69,14 @@ Operation counted_operation(
   operation.m = one.m;
   operation.n = one.n;
   operation.k = one.k;
-  int64_t& side = one.count > 1 ? operation.count
-                  : one.for_weight && one.product == ProductKind::product
-                      ? operation.k
-                      : operation.m;
+  int64_t& side =
+      one.count > 1 ? operation.count
+      : one.for_weight && one.product == cluster::ProductKind::product
+          ? operation.k
+          : operation.m;
   side = std::max<int64_t>(1, std::llround(as_double(side) * ratio));
   operation.flops = as_double(operation.count) *
-                    product_flops(
+                    cluster::product_flops(
                         operation.product, as_double(operation.m),
                         as_double(operation.n), as_double(operation.k));
   return operation;
@@ -135,7 +136,8 @@ bytes_of_operators(const ModelShape& model, const Strategy& strategy) {
         const double k = as_double(one.k);
         // A filter sees each pixel several times; images are moved once.
         const double moved =
-            one.product.value_or(ProductKind::product) == ProductKind::product
+            one.product.value_or(cluster::ProductKind::product) ==
+                    cluster::ProductKind::product
                 ? m * n + m * k + n * k
                 : 2 * m * n + n * k;
         bytes += ratio * (one.bytes +
@@ -284,4 +286,4 @@ stage_work(const std::vector<LayerWork>& layers, const Strategy& strategy) {
   return partition;
 }
 
-}  // namespace echelon
+}  // namespace echelon::cost

@@ -12,7 +12,7 @@
 #include "echelon/cost/operation.h"
 #include "echelon/cost/strategy.h"
 
-namespace echelon {
+namespace echelon::cost {
 
 /// The layers of the whole model, in order, equal neighbours once
 /// (LayerWork::repeat). The last one is the head with the loss.
@@ -41,4 +41,4 @@ double copied_embedding(
     const TransformerShape& shape, const Strategy& strategy,
     const Framework& framework);
 
-}  // namespace echelon
+}  // namespace echelon::cost

@@ -7,12 +7,12 @@
 #include <string>
 #include <vector>
 
-namespace echelon {
+namespace echelon::cost {
 namespace {
 
 using Shape = std::array<double, 3>;  // logarithms of m, n, k
 
-Shape shape_of(const MatrixRate& rate) {
+Shape shape_of(const cluster::MatrixRate& rate) {
   return {
       std::log(static_cast<double>(rate.m)),
       std::log(static_cast<double>(rate.n)),
@@ -28,7 +28,7 @@ class NearbyRates {
     high_.fill(-std::numeric_limits<double>::infinity());
   }
 
-  void add(const MatrixRate& rate) {
+  void add(const cluster::MatrixRate& rate) {
     const Shape shape = shape_of(rate);
     for (size_t i = 0; i < shape.size(); ++i) {
       low_[i] = std::min(low_[i], shape[i]);
@@ -115,10 +115,10 @@ class NearbyRates {
 };
 
 /// Rates of one operator by size, of equal name; empty: it was not measured.
-std::vector<const OperatorRate*>
-rates_of_operator(const Device& device, std::string_view name) {
-  std::vector<const OperatorRate*> rates;
-  for (const OperatorRate& rate : device.operator_rates) {
+std::vector<const cluster::OperatorRate*>
+rates_of_operator(const cluster::Device& device, std::string_view name) {
+  std::vector<const cluster::OperatorRate*> rates;
+  for (const cluster::OperatorRate& rate : device.operator_rates) {
     if (rate.name == name) rates.push_back(&rate);
   }
   std::sort(rates.begin(), rates.end(), [](const auto* a, const auto* b) {
@@ -130,13 +130,14 @@ rates_of_operator(const Device& device, std::string_view name) {
 }  // namespace
 
 std::optional<double> measured_product_seconds(
-    const Device& device, ProductKind kind, Precision precision, double m,
-    double n, double k, double count) {
-  const double flops = count * product_flops(kind, m, n, k);
+    const cluster::Device& device, cluster::ProductKind kind,
+    cluster::Precision precision, double m, double n, double k, double count) {
+  const double flops = count * cluster::product_flops(kind, m, n, k);
   if (flops <= 0) return 0.0;
-  for (const ProductKind asked : {kind, ProductKind::product}) {
+  for (const cluster::ProductKind asked :
+       {kind, cluster::ProductKind::product}) {
     NearbyRates nearby({std::log(m), std::log(n), std::log(k)});
-    for (const MatrixRate& rate : device.matrix_rates) {
+    for (const cluster::MatrixRate& rate : device.matrix_rates) {
       if (rate.kind == asked && rate.precision == precision) nearby.add(rate);
     }
     if (!nearby.any()) continue;
@@ -147,7 +148,7 @@ std::optional<double> measured_product_seconds(
 }
 
 std::optional<double> measured_operator_seconds(
-    const Device& device, std::string_view name, double bytes,
+    const cluster::Device& device, std::string_view name, double bytes,
     double bytes_since) {
   if (bytes > 0 && bytes_since > bytes) {
     const auto near = measured_operator_seconds(device, name, bytes);
@@ -163,13 +164,13 @@ std::optional<double> measured_operator_seconds(
   if (rates.empty()) return std::nullopt;
   const auto above = std::find_if(
       rates.begin(), rates.end(),
-      [&](const OperatorRate* rate) { return rate->bytes >= bytes; });
+      [&](const cluster::OperatorRate* rate) { return rate->bytes >= bytes; });
   if (above == rates.begin()) {
     return rates.front()->bytes / rates.front()->bytes_per_second;
   }
   if (above == rates.end()) return bytes / rates.back()->bytes_per_second;
-  const OperatorRate& low = **(above - 1);
-  const OperatorRate& high = **above;
+  const cluster::OperatorRate& low = **(above - 1);
+  const cluster::OperatorRate& high = **above;
   const double part =
       std::log(bytes / low.bytes) / std::log(high.bytes / low.bytes);
   const double ratio = high.bytes_per_second / low.bytes_per_second;
@@ -177,7 +178,7 @@ std::optional<double> measured_operator_seconds(
 }
 
 std::optional<double> measured_update_seconds(
-    const Device& device, std::string_view optimizer, double elements,
+    const cluster::Device& device, std::string_view optimizer, double elements,
     double element_bytes) {
   // SGD reads parameters and gradients and writes parameters; Adam two moments
   // as well.
@@ -188,18 +189,19 @@ std::optional<double> measured_update_seconds(
       device, name, (sgd ? 3 : 7) * elements * element_bytes);
 }
 
-double measured_launch_seconds(const Device& device, const Launch& launch) {
+double
+measured_launch_seconds(const cluster::Device& device, const Launch& launch) {
   const double bytes_beside = launch.bytes_beside;
-  const LaunchRate* below = nullptr;  // the nearest on either side
-  const LaunchRate* above = nullptr;
-  for (const LaunchRate& rate : device.launch_rates) {
+  const cluster::LaunchRate* below = nullptr;  // the nearest on either side
+  const cluster::LaunchRate* above = nullptr;
+  for (const cluster::LaunchRate& rate : device.launch_rates) {
     if (rate.bytes_beside <= bytes_beside) {
       if (!below || rate.bytes_beside > below->bytes_beside) below = &rate;
     } else if (!above || rate.bytes_beside < above->bytes_beside) {
       above = &rate;
     }
   }
-  const auto seconds = [&](const LaunchRate& rate) {
+  const auto seconds = [&](const cluster::LaunchRate& rate) {
     if (launch.view) {
       return launch.backward ? rate.backward_view_seconds : rate.view_seconds;
     }
@@ -212,4 +214,4 @@ double measured_launch_seconds(const Device& device, const Launch& launch) {
   return seconds(*below) + part * (seconds(*above) - seconds(*below));
 }
 
-}  // namespace echelon
+}  // namespace echelon::cost

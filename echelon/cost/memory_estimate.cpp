@@ -7,7 +7,7 @@
 #include "echelon/cost/framework.h"
 #include "echelon/cost/strategy.h"
 
-namespace echelon {
+namespace echelon::cost {
 namespace {
 
 // Warm-up takes p microbatches through the first stage of a rank, then through
@@ -179,10 +179,10 @@ estimate_memory(const ModelShape& model, const Strategy& strategy) {
       host += one.kept;
       one.kept = 0;
     }
-    MemoryByKind kinds = state.device;
-    kinds[MemoryKind::activations] += static_cast<int64_t>(one.kept);
-    kinds[MemoryKind::working] += static_cast<int64_t>(one.working);
-    kinds[MemoryKind::communication] +=
+    timeline::MemoryByKind kinds = state.device;
+    kinds[timeline::MemoryKind::activations] += static_cast<int64_t>(one.kept);
+    kinds[timeline::MemoryKind::working] += static_cast<int64_t>(one.working);
+    kinds[timeline::MemoryKind::communication] +=
         static_cast<int64_t>(framework.memory.buffer_bytes + one.transfers);
     estimate.ranks.push_back(kinds);
     estimate.host_bytes = std::max(estimate.host_bytes, host);
@@ -207,10 +207,10 @@ double least_bytes(const ModelShape& model, const Strategy& strategy) {
   return most;
 }
 
-double usable_bytes(const Device& device) {
+double usable_bytes(const cluster::Device& device) {
   // The rest is the driver's and other programs'. The job's own context is in
   // MemoryEstimate::reserved_bytes.
   return 0.99 * device.memory_bytes;
 }
 
-}  // namespace echelon
+}  // namespace echelon::cost

@@ -19,7 +19,7 @@
 #include "echelon/cost/strategy.h"
 #include "echelon/timeline/memory_kind.h"
 
-namespace echelon {
+namespace echelon::cost {
 
 /// Bytes of one microbatch of one layer on one rank.
 struct ActivationBytes {
@@ -29,7 +29,7 @@ struct ActivationBytes {
 };
 
 /// Bytes of an element as layers compute it: 8, 4 or 2.
-double element_bytes(Precision precision);
+double element_bytes(cluster::Precision precision);
 
 /// Tokens of one microbatch on a rank, before sequence parallelism.
 double rank_tokens(const ModelShape& model, const Strategy& strategy);
@@ -92,7 +92,7 @@ zero_shards(const Strategy& strategy, const Framework& framework, bool experts);
 /// all of its stages. Unsharded parameters are MemoryKind::gathered; offloaded
 /// state is in `host_bytes`.
 struct StateBytes {
-  MemoryByKind device;
+  timeline::MemoryByKind device;
   double host_bytes = 0;
 };
 StateBytes state_bytes(
@@ -118,7 +118,8 @@ std::vector<double>
 stored_microbatches(const PipelineShape& shape, int64_t rank);
 
 struct MemoryEstimate {
-  std::vector<MemoryByKind> ranks;  // by pipeline rank, at the fullest moment
+  std::vector<timeline::MemoryByKind>
+      ranks;  // by pipeline rank, at the fullest moment
   /// Of each rank in addition: context, libraries, fragments.
   double reserved_bytes = 0;
   double host_bytes = 0;  // of each rank: offloaded
@@ -146,6 +147,6 @@ estimate_memory(const ModelShape& model, const Strategy& strategy);
 double least_bytes(const ModelShape& model, const Strategy& strategy);
 
 /// What a job may use of a device.
-double usable_bytes(const Device& device);
+double usable_bytes(const cluster::Device& device);
 
-}  // namespace echelon
+}  // namespace echelon::cost

@@ -16,7 +16,7 @@
 #include "echelon/error.h"
 #include "echelon/text/nearest.h"
 
-namespace echelon {
+namespace echelon::cost {
 namespace {
 
 using Entry = std::pair<std::string, ModelShape>;
@@ -349,4 +349,4 @@ ModelShape find_model(const std::string& text) {
       "path of a Hugging Face config.json");
 }
 
-}  // namespace echelon
+}  // namespace echelon::cost

@@ -12,7 +12,7 @@
 
 #include "echelon/cost/model_shape.h"
 
-namespace echelon {
+namespace echelon::cost {
 
 /// gpt2 … gpt3-175b, megatron-1.7b … megatron-1t, mt-nlg-530b, bloom-176b,
 /// llama2-7b … llama3.1-405b, mixtral-8x7b, deepseek-v3, mpt-125m … mpt-70b,
@@ -47,4 +47,4 @@ const std::vector<std::string>& convolution_names();
 ModelShape convolution_shape(
     const std::string& name, const ImageShape& image, int64_t classes);
 
-}  // namespace echelon
+}  // namespace echelon::cost

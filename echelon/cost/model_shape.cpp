@@ -5,7 +5,7 @@
 #include "echelon/error.h"
 #include "echelon/text/format.h"
 
-namespace echelon {
+namespace echelon::cost {
 namespace {
 
 // [in, out], with a bias where there is one.
@@ -241,4 +241,4 @@ void check(const ModelShape& model) {
   if (model.layers.empty()) refuse(model, "has no layers");
 }
 
-}  // namespace echelon
+}  // namespace echelon::cost

@@ -14,7 +14,7 @@
 #include "echelon/architecture/transformer_shape.h"
 #include "echelon/cluster/device.h"
 
-namespace echelon {
+namespace echelon::cost {
 
 /// Formulas compute with numbers that may be fractions.
 inline double as_double(int64_t value) {
@@ -49,7 +49,7 @@ struct CountedOperator {
   std::string name;  // "gelu", the operator's own name
   /// The kind of matmul, of `count` times [m, k] and [k, n]; none: the operator
   /// moves `bytes`, or is a view.
-  std::optional<ProductKind> product;
+  std::optional<cluster::ProductKind> product;
   int64_t count = 0, m = 0, n = 0, k = 0;
   double bytes = 0;
   bool for_weight = false;  // a gradient of weights: split backward delays it
@@ -111,4 +111,4 @@ ModelShape
 parse_counted_model(const std::string& text, const std::string& name);
 ModelShape read_counted_model(const std::filesystem::path& path);
 
-}  // namespace echelon
+}  // namespace echelon::cost

@@ -12,7 +12,7 @@
 #include "echelon/cluster/device.h"
 #include "echelon/layout/layout.h"
 
-namespace echelon {
+namespace echelon::cost {
 
 /// The number of an axis in arrays by axis (kAxes).
 constexpr size_t index_of(Axis axis) {
@@ -40,9 +40,10 @@ struct Operation {
   std::string name;      // "attention projection"
   int64_t count = 1;     // matrix: equal matmuls in one (batched, grouped)
   int64_t launches = 1;  // kernels that the host launches for it
-  int64_t m = 0, n = 0, k = 0;                 // matrix
-  ProductKind product = ProductKind::product;  // matrix: what computes it
-  double share = 1;         // matrix: of the rate of one large matmul
+  int64_t m = 0, n = 0, k = 0;  // matrix
+  cluster::ProductKind product =
+      cluster::ProductKind::product;  // matrix: what computes it
+  double share = 1;                   // matrix: of the rate of one large matmul
   double bytes_beside = 0;  // counted: average that its neighbours move
   double times = 1;        // per pass, on average: not all microbatches have it
   double bytes_since = 0;  // counted: since 2/3 of `bytes` were used last
@@ -129,4 +130,4 @@ inline Elements elements_of(const LayerWork& layer) {
   return {layer.parameters - layer.expert_parameters, layer.expert_parameters};
 }
 
-}  // namespace echelon
+}  // namespace echelon::cost

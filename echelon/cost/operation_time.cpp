@@ -6,7 +6,7 @@
 
 #include "echelon/cost/memory_estimate.h"
 
-namespace echelon {
+namespace echelon::cost {
 namespace {
 
 double ceil_div(double a, double b) {
@@ -14,42 +14,45 @@ double ceil_div(double a, double b) {
 }
 
 /// Bytes of an element of inputs and outputs.
-double operand_bytes(Precision precision) {
-  if (precision == Precision::fp8) return 1;
-  if (precision == Precision::fp4) return 0.5;
+double operand_bytes(cluster::Precision precision) {
+  if (precision == cluster::Precision::fp8) return 1;
+  if (precision == cluster::Precision::fp4) return 0.5;
   return element_bytes(precision);
 }
 
-double output_bytes(Precision precision) {
+double output_bytes(cluster::Precision precision) {
   return std::max(2.0, operand_bytes(precision));
 }
 
-double share_of(Precision precision, const DeviceRates& rates) {
-  return precision == Precision::fp8 || precision == Precision::fp4
+double share_of(cluster::Precision precision, const DeviceRates& rates) {
+  return precision == cluster::Precision::fp8 ||
+                 precision == cluster::Precision::fp4
              ? rates.matrix_share_fp8
              : rates.matrix_share;
 }
 
 /// The peak of a precision, or of the next one that the device has.
-double peak_of(const Device& device, Precision precision) {
+double peak_of(const cluster::Device& device, cluster::Precision precision) {
   if (device.peak(precision) > 0) return device.peak(precision);
   switch (precision) {
-    case Precision::fp4:
-      return peak_of(device, Precision::fp8);
-    case Precision::fp8:
-      return peak_of(device, Precision::bf16);
-    case Precision::bf16:
-      return device.peak(Precision::fp16) > 0 ? device.peak(Precision::fp16)
-                                              : device.peak(Precision::fp32);
-    case Precision::fp16:
-      return device.peak(Precision::bf16) > 0 ? device.peak(Precision::bf16)
-                                              : device.peak(Precision::fp32);
-    case Precision::tf32:
-      return device.peak(Precision::fp32);
-    case Precision::fp64:
-      return device.peak(Precision::fp32) / 2;
-    case Precision::fp32:
-      return device.peak(Precision::fp64);
+    case cluster::Precision::fp4:
+      return peak_of(device, cluster::Precision::fp8);
+    case cluster::Precision::fp8:
+      return peak_of(device, cluster::Precision::bf16);
+    case cluster::Precision::bf16:
+      return device.peak(cluster::Precision::fp16) > 0
+                 ? device.peak(cluster::Precision::fp16)
+                 : device.peak(cluster::Precision::fp32);
+    case cluster::Precision::fp16:
+      return device.peak(cluster::Precision::bf16) > 0
+                 ? device.peak(cluster::Precision::bf16)
+                 : device.peak(cluster::Precision::fp32);
+    case cluster::Precision::tf32:
+      return device.peak(cluster::Precision::fp32);
+    case cluster::Precision::fp64:
+      return device.peak(cluster::Precision::fp32) / 2;
+    case cluster::Precision::fp32:
+      return device.peak(cluster::Precision::fp64);
   }
   return 0;
 }
@@ -97,9 +100,10 @@ double roofline(double compute, double memory, const DeviceRates& rates) {
 }
 
 /// What fp8 frameworks do the rest in.
-Precision wide(Precision precision) {
-  return precision == Precision::fp8 || precision == Precision::fp4
-             ? Precision::bf16
+cluster::Precision wide(cluster::Precision precision) {
+  return precision == cluster::Precision::fp8 ||
+                 precision == cluster::Precision::fp4
+             ? cluster::Precision::bf16
              : precision;
 }
 
@@ -113,8 +117,9 @@ double attention_share(
 }
 
 double attention_seconds(
-    const Operation& operation, const Strategy& strategy, const Device& device,
-    const DeviceRates& rates, const Framework& framework) {
+    const Operation& operation, const Strategy& strategy,
+    const cluster::Device& device, const DeviceRates& rates,
+    const Framework& framework) {
   // fp8 frameworks keep attention in 16 bit.
   const double peak = peak_of(device, wide(strategy.precision));
   double share = attention_share(operation.backward, rates, framework);
@@ -126,7 +131,8 @@ double attention_seconds(
 
 /// Where products and operators of this kind were measured.
 std::optional<double> measured_seconds(
-    const Operation& operation, Precision precision, const Device& device) {
+    const Operation& operation, cluster::Precision precision,
+    const cluster::Device& device) {
   switch (operation.kind) {
     case OperationKind::matrix:
       return measured_product_seconds(
@@ -145,7 +151,7 @@ std::optional<double> measured_seconds(
 
 /// What the host takes to launch the kernels of a pass.
 double launch_seconds(
-    const Operations& operations, const Device& device,
+    const Operations& operations, const cluster::Device& device,
     const Framework& framework) {
   double launches = 0, measured = 0;
   for (const Operation& operation : operations) {
@@ -175,15 +181,16 @@ double slowest_host(
 }  // namespace
 
 double matrix_seconds(
-    int64_t m, int64_t n, int64_t k, Precision precision, const Device& device,
-    const DeviceRates& rates, int64_t count) {
+    int64_t m, int64_t n, int64_t k, cluster::Precision precision,
+    const cluster::Device& device, const DeviceRates& rates, int64_t count) {
   const double rows = as_double(m), columns = as_double(n);
   const double depth = as_double(k), many = as_double(count);
   const double flops = 2 * rows * columns * depth * many;
   if (flops <= 0) return 0;
   if (device.measured()) {
     const auto measured = measured_product_seconds(
-        device, ProductKind::product, precision, rows, columns, depth, many);
+        device, cluster::ProductKind::product, precision, rows, columns, depth,
+        many);
     if (measured) return *measured;
   }
   const double peak = peak_of(device, precision) * share_of(precision, rates);
@@ -196,8 +203,8 @@ double matrix_seconds(
          roofline(compute, memory_seconds(bytes, device, rates), rates);
 }
 
-double
-memory_seconds(double bytes, const Device& device, const DeviceRates& rates) {
+double memory_seconds(
+    double bytes, const cluster::Device& device, const DeviceRates& rates) {
   // What the operator before wrote may still be in the cache.
   const double cached = rates.cache_bytes / (rates.cache_bytes + bytes);
   return bytes / (device.memory_bytes_per_second * rates.memory_share *
@@ -208,11 +215,11 @@ namespace {
 
 double seconds_of_one(
     const Operation& operation, const Strategy& strategy,
-    const Cluster& cluster, int64_t rank) {
-  const Node& node = cluster.node_of(rank);
+    const cluster::Cluster& cluster, int64_t rank) {
+  const cluster::Node& node = cluster.node_of(rank);
   const DeviceRates& rates = rates_of(node.device);
   const Framework& framework = find_framework(strategy.framework);
-  const Precision precision =
+  const cluster::Precision precision =
       operation.wide ? wide(strategy.precision) : strategy.precision;
   if (node.device.measured()) {
     if (const auto seconds =
@@ -248,7 +255,7 @@ double seconds_of_one(
 
 double operation_seconds(
     const Operation& operation, const Strategy& strategy,
-    const Cluster& cluster, int64_t rank) {
+    const cluster::Cluster& cluster, int64_t rank) {
   return operation.times * seconds_of_one(operation, strategy, cluster, rank);
 }
 
@@ -268,10 +275,10 @@ void PassSeconds::add(double factor, const PassSeconds& other) {
 
 PassSeconds pass_seconds(
     const Operations& operations, const Strategy& strategy,
-    const Cluster& cluster, const Framework& framework, int64_t rank) {
+    const cluster::Cluster& cluster, const Framework& framework, int64_t rank) {
   PassSeconds pass;
   if (operations.empty()) return pass;
-  const Device& device = cluster.node_of(rank).device;
+  const cluster::Device& device = cluster.node_of(rank).device;
   double waits = 0;
   for (const Operation& operation : operations) {
     const double seconds =
@@ -307,4 +314,4 @@ PassSeconds pass_seconds(
   return pass;
 }
 
-}  // namespace echelon
+}  // namespace echelon::cost

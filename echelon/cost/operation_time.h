@@ -8,19 +8,19 @@
 
 #include "echelon/cost/collective_time.h"
 
-namespace echelon {
+namespace echelon::cost {
 
 /// `count` matmuls of [m, k] and [k, n] that run together.
 double matrix_seconds(
-    int64_t m, int64_t n, int64_t k, Precision precision, const Device& device,
-    const DeviceRates& rates, int64_t count = 1);
-double
-memory_seconds(double bytes, const Device& device, const DeviceRates& rates);
+    int64_t m, int64_t n, int64_t k, cluster::Precision precision,
+    const cluster::Device& device, const DeviceRates& rates, int64_t count = 1);
+double memory_seconds(
+    double bytes, const cluster::Device& device, const DeviceRates& rates);
 
 /// Any operation on `rank` in an average pass, all of it, hidden or not.
 double operation_seconds(
     const Operation& operation, const Strategy& strategy,
-    const Cluster& cluster, int64_t rank = 0);
+    const cluster::Cluster& cluster, int64_t rank = 0);
 
 /// One pass through one layer: its operations one after the other on the
 /// device, while the host launches them.
@@ -38,6 +38,7 @@ struct PassSeconds {
 
 PassSeconds pass_seconds(
     const Operations& operations, const Strategy& strategy,
-    const Cluster& cluster, const Framework& framework, int64_t rank = 0);
+    const cluster::Cluster& cluster, const Framework& framework,
+    int64_t rank = 0);
 
-}  // namespace echelon
+}  // namespace echelon::cost

@@ -8,7 +8,7 @@
 #include "echelon/cost/strategy.h"
 #include "echelon/schedule/options.h"
 
-namespace echelon {
+namespace echelon::cost {
 namespace {
 
 /// Searches ask for the same schedules over and over, with other costs.
@@ -99,4 +99,4 @@ double pipeline_seconds(
       as_double(microbatches) * busiest_rank(strategy, stages));
 }
 
-}  // namespace echelon
+}  // namespace echelon::cost

@@ -5,7 +5,7 @@
 
 #include "echelon/cost/memory_estimate.h"
 
-namespace echelon {
+namespace echelon::cost {
 const PassSeconds& PassTimes::of(
     const LayerWork& layer, int64_t rank, Operations LayerWork::*pass) {
   static const PassSeconds kNothing;
@@ -347,4 +347,4 @@ own_elements(const StageContext& context, const Layers& layers, int64_t rank) {
   return elements;
 }
 
-}  // namespace echelon
+}  // namespace echelon::cost

@@ -15,13 +15,13 @@
 #include "echelon/cost/model_shape.h"
 #include "echelon/cost/operation_time.h"
 
-namespace echelon {
+namespace echelon::cost {
 
 /// The pipeline whose times are asked for.
 struct StageContext {
   const ModelShape& model;
   const Strategy& strategy;
-  const Cluster& cluster;
+  const cluster::Cluster& cluster;
   const Framework& framework;
   int64_t first_rank = 0;       // of the pipeline
   int64_t pipeline_stride = 1;  // ranks between neighbours of pp
@@ -55,7 +55,7 @@ class PassTimes {
 
  private:
   struct Place {
-    const Node* node = nullptr;
+    const cluster::Node* node = nullptr;
     std::array<GroupPlace, 3> groups;
     bool operator==(const Place&) const = default;
   };
@@ -169,4 +169,4 @@ ParameterTimes parameter_times(
 double
 own_elements(const StageContext& context, const Layers& layers, int64_t rank);
 
-}  // namespace echelon
+}  // namespace echelon::cost

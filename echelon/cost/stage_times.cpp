@@ -6,7 +6,7 @@
 #include "echelon/cost/rank_times.h"
 #include "echelon/cost/step_estimate.h"
 
-namespace echelon {
+namespace echelon::cost {
 namespace {
 
 /// The first and the last rank of a pipeline sum the gradients of a tied
@@ -15,7 +15,7 @@ double tied_seconds(const StageContext& context) {
   if (!context.model.transformer) return 0;
   const double elements = copied_embedding(
       *context.model.transformer, context.strategy, context.framework);
-  const Cluster& cluster = context.cluster;
+  const cluster::Cluster& cluster = context.cluster;
   const int64_t first = context.rank_of(0);
   const int64_t last = context.rank_of(context.strategy.layout.pp - 1);
   const bool near = cluster.node_index(first) == cluster.node_index(last);
@@ -30,7 +30,7 @@ double tied_seconds(const StageContext& context) {
 /// writes masters and two moments in the host's memory, no faster than the link
 /// to it where the cluster does not say how fast that is.
 double offloaded_optimizer_seconds(
-    const StageContext& context, double elements, const Node& node) {
+    const StageContext& context, double elements, const cluster::Node& node) {
   const double memory = node.host_memory_bytes_per_second > 0
                             ? node.host_memory_bytes_per_second *
                                   rates_of(node.device).host_memory_share
@@ -43,13 +43,13 @@ double offloaded_optimizer_seconds(
 
 double
 optimizer_seconds(const StageContext& context, double elements, int64_t rank) {
-  const Node& node = context.cluster.node_of(rank);
+  const cluster::Node& node = context.cluster.node_of(rank);
   if (context.strategy.offload_optimizer) {
     return offloaded_optimizer_seconds(context, elements, node);
   }
   const auto measured = measured_update_seconds(
       node.device, context.strategy.optimizer, elements,
-      context.strategy.master == Precision::fp64 ? 8 : 4);
+      context.strategy.master == cluster::Precision::fp64 ? 8 : 4);
   if (measured) return *measured;
   return memory_seconds(
       elements * context.framework.optimizer_bytes, node.device,
@@ -171,8 +171,8 @@ void add_after(
 }  // namespace
 
 StageTimes stage_times(
-    const ModelShape& model, const Strategy& strategy, const Cluster& cluster,
-    int64_t first_rank) {
+    const ModelShape& model, const Strategy& strategy,
+    const cluster::Cluster& cluster, int64_t first_rank) {
   const Framework framework = framework_on(
       find_framework(strategy.framework), cluster.node_of(first_rank).device);
   const StageContext context{model,      strategy,
@@ -189,4 +189,4 @@ StageTimes stage_times(
   return times;
 }
 
-}  // namespace echelon
+}  // namespace echelon::cost

@@ -7,7 +7,7 @@
 #include "echelon/error.h"
 #include "echelon/text/format.h"
 
-namespace echelon {
+namespace echelon::cost {
 namespace {
 
 // The axes of dense parameters. Those of experts leave out the last one, ep.
@@ -181,7 +181,7 @@ StateBytes state_bytes(
   }
   StateBytes state;
   if (stage >= 2) {
-    state.device[MemoryKind::communication] =
+    state.device[timeline::MemoryKind::communication] =
         bytes((element + framework.memory.reduce_bytes) * rank.largest_unit);
   }
   if (strategy.offload_optimizer) {
@@ -190,11 +190,11 @@ StateBytes state_bytes(
     optimizer = 0;
     if (!framework.memory.masters_beside) weights = 0;
   }
-  state.device[MemoryKind::parameters] = bytes(weights);
-  state.device[MemoryKind::gradients] = bytes(gradients);
-  state.device[MemoryKind::optimizer_state] = bytes(optimizer);
-  state.device[MemoryKind::gathered] = bytes(gathered);
+  state.device[timeline::MemoryKind::parameters] = bytes(weights);
+  state.device[timeline::MemoryKind::gradients] = bytes(gradients);
+  state.device[timeline::MemoryKind::optimizer_state] = bytes(optimizer);
+  state.device[timeline::MemoryKind::gathered] = bytes(gathered);
   return state;
 }
 
-}  // namespace echelon
+}  // namespace echelon::cost

@@ -7,7 +7,7 @@
 #include "echelon/cost/layer_work.h"
 #include "echelon/error.h"
 
-namespace echelon {
+namespace echelon::cost {
 namespace {
 
 void add(
@@ -30,13 +30,13 @@ Axis data_axis(const Strategy& strategy) {
   return strategy.layout.dp_shard > 1 ? Axis::dp_shard : Axis::dp_replicate;
 }
 
-double peak_of(const Cluster& cluster, const Strategy& strategy) {
+double peak_of(const cluster::Cluster& cluster, const Strategy& strategy) {
   double sum = 0;
   int64_t left = strategy.layout.num_ranks();
-  for (const NodeGroup& group : cluster.groups) {
+  for (const cluster::NodeGroup& group : cluster.groups) {
     const int64_t here = std::min(left, group.count * group.node.num_devices);
     double peak = group.node.device.peak(strategy.precision);
-    if (peak == 0) peak = group.node.device.peak(Precision::fp32);
+    if (peak == 0) peak = group.node.device.peak(cluster::Precision::fp32);
     sum += as_double(here) * peak;
     left -= here;
   }
@@ -45,7 +45,7 @@ double peak_of(const Cluster& cluster, const Strategy& strategy) {
 
 void add_utilisation(
     StepEstimate& step, const ModelShape& model, const Strategy& strategy,
-    const Cluster& cluster) {
+    const cluster::Cluster& cluster) {
   const int64_t seq = strategy.seq_len_or(model.seq_len);
   const double samples = as_double(strategy.global_batch);
   step.tokens_per_second =
@@ -60,8 +60,8 @@ void add_utilisation(
 /// A step of the pipeline that begins at `first_rank`, if the others are like
 /// it.
 StepEstimate pipeline_estimate(
-    const ModelShape& model, const Strategy& strategy, const Cluster& cluster,
-    int64_t first_rank) {
+    const ModelShape& model, const Strategy& strategy,
+    const cluster::Cluster& cluster, int64_t first_rank) {
   const StageTimes times = stage_times(model, strategy, cluster, first_rank);
   const double microbatches = as_double(strategy.num_microbatches());
   const double span = pipeline_seconds(strategy, times.stages);
@@ -110,7 +110,7 @@ Strategy own_strategy(const Strategy& strategy, const PipelinePlace& pipeline) {
 
 /// Of a pipeline, what its devices have.
 std::vector<double>
-limits_of(const PipelinePlace& pipeline, const Cluster& cluster) {
+limits_of(const PipelinePlace& pipeline, const cluster::Cluster& cluster) {
   std::vector<double> limits;
   limits.reserve(pipeline.groups.size());
   for (const int64_t group : pipeline.groups) {
@@ -130,7 +130,8 @@ double StepParts::total() const {
 
 // The slowest of the pipelines: gradients are summed over all of them.
 StepEstimate estimate_time(
-    const ModelShape& model, const Strategy& strategy, const Cluster& cluster,
+    const ModelShape& model, const Strategy& strategy,
+    const cluster::Cluster& cluster,
     const std::vector<PipelinePlace>& pipelines) {
   StepEstimate slowest;
   for (const auto& pipeline : pipelines) {
@@ -143,19 +144,22 @@ StepEstimate estimate_time(
 }
 
 StepEstimate estimate_time(
-    const ModelShape& model, const Strategy& strategy, const Cluster& cluster) {
+    const ModelShape& model, const Strategy& strategy,
+    const cluster::Cluster& cluster) {
   return estimate_time(
       model, strategy, cluster, distinct_pipelines(strategy, cluster));
 }
 
 MemoryEstimate fullest_memory(
-    const ModelShape& model, const Strategy& strategy, const Cluster& cluster) {
+    const ModelShape& model, const Strategy& strategy,
+    const cluster::Cluster& cluster) {
   return fullest_memory(
       model, strategy, cluster, distinct_pipelines(strategy, cluster));
 }
 
 MemoryEstimate fullest_memory(
-    const ModelShape& model, const Strategy& strategy, const Cluster& cluster,
+    const ModelShape& model, const Strategy& strategy,
+    const cluster::Cluster& cluster,
     const std::vector<PipelinePlace>& pipelines) {
   MemoryEstimate fullest, memory;
   double most = 0;
@@ -177,7 +181,8 @@ MemoryEstimate fullest_memory(
 }
 
 StepEstimate estimate_step(
-    const ModelShape& model, const Strategy& strategy, const Cluster& cluster) {
+    const ModelShape& model, const Strategy& strategy,
+    const cluster::Cluster& cluster) {
   if (const std::string why = check_strategy(model, strategy, cluster);
       !why.empty()) {
     throw ConfigError(why);
@@ -189,4 +194,4 @@ StepEstimate estimate_step(
   return step;
 }
 
-}  // namespace echelon
+}  // namespace echelon::cost

@@ -13,7 +13,7 @@
 #include "echelon/cost/operation_time.h"
 #include "echelon/schedule/timing.h"
 
-namespace echelon {
+namespace echelon::cost {
 
 /// Seconds of a step of the slowest rank; they sum to the step.
 struct StepParts {
@@ -65,27 +65,33 @@ struct StepEstimate {
 /// divide 32 heads; 1, 2, 4, 8, 16 and 32 do"); empty when it is valid. Whether
 /// it fits the memory is another question (memory_estimate.h).
 std::string check_strategy(
-    const ModelShape& model, const Strategy& strategy, const Cluster& cluster);
+    const ModelShape& model, const Strategy& strategy,
+    const cluster::Cluster& cluster);
 
 /// Throws ConfigError when the strategy is invalid (check_strategy).
 /// `first_rank`: of the pipeline in question; others may run on other devices.
 StageTimes stage_times(
-    const ModelShape& model, const Strategy& strategy, const Cluster& cluster,
-    int64_t first_rank = 0);
+    const ModelShape& model, const Strategy& strategy,
+    const cluster::Cluster& cluster, int64_t first_rank = 0);
 StepEstimate estimate_step(
-    const ModelShape& model, const Strategy& strategy, const Cluster& cluster);
+    const ModelShape& model, const Strategy& strategy,
+    const cluster::Cluster& cluster);
 /// The two parts of estimate_step, without check_strategy: everything but the
 /// memory, and the memory of the fullest pipeline with its devices' limits.
 StepEstimate estimate_time(
-    const ModelShape& model, const Strategy& strategy, const Cluster& cluster);
+    const ModelShape& model, const Strategy& strategy,
+    const cluster::Cluster& cluster);
 MemoryEstimate fullest_memory(
-    const ModelShape& model, const Strategy& strategy, const Cluster& cluster);
+    const ModelShape& model, const Strategy& strategy,
+    const cluster::Cluster& cluster);
 /// The same with the strategy's distinct_pipelines() already known.
 StepEstimate estimate_time(
-    const ModelShape& model, const Strategy& strategy, const Cluster& cluster,
+    const ModelShape& model, const Strategy& strategy,
+    const cluster::Cluster& cluster,
     const std::vector<PipelinePlace>& pipelines);
 MemoryEstimate fullest_memory(
-    const ModelShape& model, const Strategy& strategy, const Cluster& cluster,
+    const ModelShape& model, const Strategy& strategy,
+    const cluster::Cluster& cluster,
     const std::vector<PipelinePlace>& pipelines);
 
 /// Seconds from the first forward to the last backward of a step; for a
@@ -97,4 +103,4 @@ double pipeline_seconds(
 /// The pipeline rank of each stage: v-shaped for zb-v and dualpipev.
 std::vector<int32_t> rank_of_stages(const Strategy& strategy);
 
-}  // namespace echelon
+}  // namespace echelon::cost

@@ -6,7 +6,7 @@
 #include "echelon/schedule/options.h"
 #include "echelon/text/format.h"
 
-namespace echelon {
+namespace echelon::cost {
 namespace {
 
 // "2 x 12, 6": equal neighbours once.
@@ -158,4 +158,4 @@ std::vector<int64_t> layers_of_stages(const ModelShape& model, int64_t stages) {
   return layers_of_stages(flops_of_layers(model), stages, counted);
 }
 
-}  // namespace echelon
+}  // namespace echelon::cost

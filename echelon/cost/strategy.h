@@ -12,7 +12,7 @@
 #include "echelon/cost/model_shape.h"
 #include "echelon/layout/layout.h"
 
-namespace echelon {
+namespace echelon::cost {
 
 struct Strategy {
   Layout layout;
@@ -38,9 +38,9 @@ struct Strategy {
   /// Layers of each stage that `recompute` is for; the others keep everything.
   /// -1: all.
   int64_t recompute_layers = -1;
-  Precision precision = Precision::bf16;
+  cluster::Precision precision = cluster::Precision::bf16;
   /// Of masters and of summed gradients.
-  Precision master = Precision::fp32;
+  cluster::Precision master = cluster::Precision::fp32;
   std::string optimizer = "adamw";
   bool offload_optimizer = false;
   bool offload_activations = false;
@@ -102,4 +102,4 @@ std::vector<int64_t> layers_by_weight(
     const std::vector<double>& flops, const std::vector<double>& weights);
 std::vector<double> flops_of_layers(const ModelShape& model);
 
-}  // namespace echelon
+}  // namespace echelon::cost

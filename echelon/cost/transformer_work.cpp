@@ -6,7 +6,7 @@
 #include "echelon/cost/layer_builder.h"
 #include "echelon/cost/strategy.h"
 
-namespace echelon {
+namespace echelon::cost {
 namespace {
 
 int64_t part(int64_t whole, int64_t degree) {
@@ -378,4 +378,4 @@ double copied_embedding(
          as_double(shape.hidden);
 }
 
-}  // namespace echelon
+}  // namespace echelon::cost

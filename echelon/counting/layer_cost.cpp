@@ -24,7 +24,7 @@
 #include "echelon/layers/low_precision.h"
 #include "echelon/text/format.h"
 
-namespace echelon {
+namespace echelon::counting {
 
 int64_t TensorSpec::bytes() const {
   return c10::multiply_integers(shape) *
@@ -557,4 +557,4 @@ int64_t activation_bytes(
   return bytes;
 }
 
-}  // namespace echelon
+}  // namespace echelon::counting

@@ -20,7 +20,7 @@
 #include "echelon/counting/operator_work.h"
 #include "echelon/layers/layer_list.h"
 
-namespace echelon {
+namespace echelon::counting {
 
 /// Shape and dtype of a tensor of a batch.
 struct TensorSpec {
@@ -135,4 +135,4 @@ std::vector<double> flops_of(const std::vector<LayerCost>& costs);
 int64_t
 activation_bytes(const std::vector<LayerCost>& costs, size_t begin, size_t end);
 
-}  // namespace echelon
+}  // namespace echelon::counting

@@ -15,7 +15,7 @@
 
 #include "echelon/counting/meta_mode.h"
 
-namespace echelon {
+namespace echelon::counting {
 namespace {
 
 using at::Tensor;
@@ -354,10 +354,10 @@ void add_like(torch::Library& library, const std::string& name) {
 
 void detail::need_meta_kernels() {}
 
-}  // namespace echelon
+}  // namespace echelon::counting
 
 TORCH_LIBRARY_IMPL(aten, Meta, library) {
-  using namespace echelon;
+  using namespace echelon::counting;
   add(library, "convolution", &convolution);
   add(library, "convolution_backward", &convolution_backward);
   add(library, "native_batch_norm", &batch_norm);
@@ -406,5 +406,5 @@ TORCH_LIBRARY_IMPL(aten, Meta, library) {
 }
 
 TORCH_LIBRARY_IMPL(aten, AutogradMeta, library) {
-  library.impl("scaled_dot_product_attention", &echelon::attention);
+  library.impl("scaled_dot_product_attention", &echelon::counting::attention);
 }

@@ -6,7 +6,7 @@
 #include "echelon/error.h"
 #include "echelon/text/format.h"
 
-namespace echelon {
+namespace echelon::counting {
 namespace {
 
 using c10::IValue;
@@ -62,7 +62,7 @@ void MetaMode::replace_real(IValue& value) {
   }
 }
 
-void MetaMode::run(OperatorCall& call) {
+void MetaMode::run(profiling::OperatorCall& call) {
   replace_devices(call.op.schema(), call.stack);
   const size_t first = call.first();
   std::vector<IValue> arguments;
@@ -88,7 +88,8 @@ void MetaMode::run(OperatorCall& call) {
 }
 
 at::Tensor MetaMode::stand_in(const at::Tensor& real) {
-  const c10::impl::ExcludeDispatchKeyGuard below(OperatorScope::kKey);
+  const c10::impl::ExcludeDispatchKeyGuard below(
+      profiling::OperatorScope::kKey);
   const at::AutoDispatchBelowADInplaceOrView no_history;
   const auto options =
       at::TensorOptions().device(at::kMeta).dtype(real.dtype());
@@ -119,7 +120,7 @@ std::string meta_failure(const MetaMode& mode, const std::exception& error) {
         mode.failed());
   }
   return (mode.failed().empty() ? "" : "operator " + mode.failed() + ": ") +
-         first_line(error);
+         echelon::detail::first_line(error);
 }
 
 }  // namespace detail
@@ -139,4 +140,4 @@ BuiltLayer build_on_meta(const LayerDefinition& layer) {
   }
 }
 
-}  // namespace echelon
+}  // namespace echelon::counting

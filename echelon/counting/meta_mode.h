@@ -17,7 +17,7 @@
 #include "echelon/layers/layer_list.h"
 #include "echelon/profiling/operator_scope.h"
 
-namespace echelon {
+namespace echelon::counting {
 
 /// Builds the layer on the meta device: parameters and buffers have shapes and
 /// dtypes, but no memory and no values. A tensor that already exists and that
@@ -44,7 +44,7 @@ class OperatorObserver {
 
 /// Active while it lives, on this thread and in backward passes that the thread
 /// starts on the meta device. Modes nest; the innermost is active.
-class MetaMode : private OperatorHandler {
+class MetaMode : private profiling::OperatorHandler {
  public:
   /// Without an observer, for building: existing tensors stay real. With one,
   /// for computing: operators get meta tensors in place of real ones.
@@ -63,14 +63,14 @@ class MetaMode : private OperatorHandler {
   bool stands_in(const c10::StorageImpl* storage) const;
 
  private:
-  void run(OperatorCall& call) override;
+  void run(profiling::OperatorCall& call) override;
   void replace_real(c10::IValue& value);
 
   OperatorObserver* observer_;
   std::string failed_;
   std::unordered_map<const c10::StorageImpl*, c10::Storage> stand_ins_;
   std::unordered_set<const c10::StorageImpl*> meta_storages_;
-  OperatorScope scope_;
+  profiling::OperatorScope scope_;
 };
 
 /// The cause of an `error` under `mode`, and the way out, to follow "layer x:
@@ -81,4 +81,4 @@ std::string meta_failure(const MetaMode& mode, const std::exception& error);
 void need_meta_kernels();
 
 }  // namespace detail
-}  // namespace echelon
+}  // namespace echelon::counting

@@ -6,7 +6,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
-namespace echelon {
+namespace echelon::counting {
 namespace {
 
 using c10::IntArrayRef;
@@ -293,4 +293,4 @@ std::vector<OperatorWork> operator_work(
   return {moves};
 }
 
-}  // namespace echelon
+}  // namespace echelon::counting

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-namespace echelon {
+namespace echelon::counting {
 
 /// Whether operator_flops knows a formula for `op` ("aten::mm").
 bool has_flops(const std::string& op);
@@ -48,4 +48,4 @@ std::vector<OperatorWork> operator_work(
     const std::vector<c10::IValue>& arguments,
     at::ArrayRef<c10::IValue> results);
 
-}  // namespace echelon
+}  // namespace echelon::counting

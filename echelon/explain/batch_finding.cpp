@@ -5,13 +5,13 @@
 #include "echelon/text/format.h"
 #include "echelon/text/units.h"
 
-namespace echelon {
+namespace echelon::explain {
 namespace {
 
 constexpr double kLeastFixed = 0.25;  // of the step
 constexpr double kLeastGain = 0.15;   // of a sample's time, simulated
 
-double pass_seconds(const StepParts& parts) {
+double pass_seconds(const cost::StepParts& parts) {
   return parts.matrix + parts.memory + parts.recompute;
 }
 
@@ -109,4 +109,4 @@ std::vector<RunFinding> find_small_batch(const Evidence& evidence) {
   return {found};
 }
 
-}  // namespace echelon
+}  // namespace echelon::explain

@@ -9,7 +9,7 @@
 #include "echelon/timeline/intervals.h"
 #include "echelon/timeline/overlap.h"
 
-namespace echelon {
+namespace echelon::explain {
 namespace {
 
 struct Traffic {
@@ -28,11 +28,12 @@ Traffic traffic_along(const Evidence& evidence, const std::string& name) {
   const std::set<int64_t> steps(
       evidence.times.steps.begin(), evidence.times.steps.end());
   Traffic traffic;
-  for (const auto& activity : step_activities(evidence.run.timeline)) {
+  for (const auto& activity :
+       timeline::step_activities(evidence.run.timeline)) {
     if (!steps.contains(activity.step)) continue;
-    std::vector<Interval> in_flight;
-    for (const Span* span : activity.spans) {
-      if (span->kind != SpanKind::communication ||
+    std::vector<timeline::Interval> in_flight;
+    for (const timeline::Span* span : activity.spans) {
+      if (span->kind != timeline::SpanKind::communication ||
           !is_along(span->axis, name)) {
         continue;
       }
@@ -40,7 +41,8 @@ Traffic traffic_along(const Evidence& evidence, const std::string& name) {
       traffic.bytes += static_cast<double>(span->bytes);
       in_flight.push_back({span->begin_ns, span->end_ns});
     }
-    traffic.seconds += total_seconds(merged(std::move(in_flight)));
+    traffic.seconds +=
+        timeline::total_seconds(timeline::merged(std::move(in_flight)));
   }
   const double all =
       static_cast<double>(steps.size() * evidence.times.ranks.size());
@@ -227,4 +229,4 @@ std::vector<RunFinding> find_exposed_communication(const Evidence& evidence) {
   return all;
 }
 
-}  // namespace echelon
+}  // namespace echelon::explain

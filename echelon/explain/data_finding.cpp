@@ -6,7 +6,7 @@
 #include "echelon/text/format.h"
 #include "echelon/text/units.h"
 
-namespace echelon {
+namespace echelon::explain {
 namespace {
 
 struct DataWait {
@@ -32,7 +32,7 @@ DataWait wait_in_timeline(const RunTimes& times) {
   return wait;
 }
 
-DataWait wait_in_metrics(const std::vector<StepMetrics>& steps) {
+DataWait wait_in_metrics(const std::vector<timeline::StepMetrics>& steps) {
   DataWait wait;
   double data = 0;
   // The first step waits for the first batch.
@@ -107,4 +107,4 @@ std::vector<RunFinding> find_data_loading(const Evidence& evidence) {
   return {found};
 }
 
-}  // namespace echelon
+}  // namespace echelon::explain

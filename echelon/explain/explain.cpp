@@ -12,7 +12,7 @@
 #include "echelon/text/format.h"
 #include "echelon/text/units.h"
 
-namespace echelon {
+namespace echelon::explain {
 namespace {
 
 constexpr std::array<std::string_view, 9> kFaultNames = {
@@ -77,8 +77,8 @@ void fill_from_timeline(
 
 void compare_with_prediction(
     const RunRecord& run, const WhatIf& what_if, RunExplanation& made) {
-  const StepPrediction predicted =
-      predict_step(what_if.base()->configured, what_if.cluster());
+  const report::StepPrediction predicted =
+      predict::predict_step(what_if.base()->configured, what_if.cluster());
   made.predicted_seconds = predicted.step_seconds;
   made.counted_layers = run.layers.has_value();
   const double ratio = made.step_seconds / made.predicted_seconds;
@@ -89,8 +89,9 @@ void compare_with_prediction(
         format_seconds(made.predicted_seconds)));
   }
   if (made.recorded_steps == 0) return;
-  made.parts = compared_parts(
-      predicted.parts, timed_parts(run.timeline, diagnose(run.timeline)));
+  made.parts = timeline::compared_parts(
+      predicted.parts,
+      timeline::timed_parts(run.timeline, timeline::diagnose(run.timeline)));
 }
 
 }  // namespace
@@ -157,10 +158,10 @@ explain_run(const std::filesystem::path& run, const ExplainOptions& options) {
     made.ranks = layout->num_ranks();
   }
   if (times.ranks.empty()) {
-    const auto seconds = [](const StepMetrics& step) {
+    const auto seconds = [](const timeline::StepMetrics& step) {
       return step.step_seconds;
     };
-    made.step_seconds = median_of(record.steps, seconds).value_or(0);
+    made.step_seconds = timeline::median_of(record.steps, seconds).value_or(0);
     note_slowest_rank(record, made.notes);
   } else {
     fill_from_timeline(record, times, made);
@@ -188,4 +189,4 @@ explain_run(const std::filesystem::path& run, const ExplainOptions& options) {
   return made;
 }
 
-}  // namespace echelon
+}  // namespace echelon::explain

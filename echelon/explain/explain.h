@@ -11,11 +11,11 @@
 #include "echelon/planner/plan.h"
 #include "echelon/timeline/overlap.h"
 
-namespace echelon {
+namespace echelon::explain {
 
 struct ExplainOptions {
   /// The cluster on which fixes are simulated; empty: this machine.
-  std::optional<Cluster> cluster;
+  std::optional<cluster::Cluster> cluster;
   /// The approximate time for simulating fixes. Fixes for which there is no
   /// time are left out, which a note says.
   double simulation_seconds = 10;
@@ -57,7 +57,7 @@ struct RunFinding {
   /// What to set, as `--set` takes it: "layout.microbatches=8". Empty when the
   /// fix is not a setting.
   std::vector<std::string> settings;
-  Reason reason;
+  planner::Reason reason;
 };
 
 /// "train.batch = 64, train.accumulate = 4".
@@ -78,7 +78,8 @@ struct RunExplanation {
   /// The simulated step of the run as it is, on that cluster; 0: not known.
   double predicted_seconds = 0;
   bool counted_layers = false;  // the run's own counts, not those of formulas
-  std::vector<ComparedPart> parts;   // simulated and measured; empty: not known
+  std::vector<timeline::ComparedPart>
+      parts;                         // simulated and measured; empty: not known
   std::vector<RunFinding> findings;  // the largest share first; empty: nothing
   std::vector<std::string> notes;    // "the timeline is truncated in rank 3"
 };
@@ -89,4 +90,4 @@ struct RunExplanation {
 RunExplanation explain_run(
     const std::filesystem::path& run, const ExplainOptions& options = {});
 
-}  // namespace echelon
+}  // namespace echelon::explain

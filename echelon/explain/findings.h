@@ -20,7 +20,7 @@
 #include "echelon/timeline/intervals.h"
 #include "echelon/timeline/timeline.h"
 
-namespace echelon {
+namespace echelon::explain {
 
 /// Seconds of one rank in a step. Without idle time they sum to the step.
 struct RankTimes {
@@ -63,21 +63,21 @@ using RankStep = std::pair<int32_t, int64_t>;  // rank, step
 /// How long ranks wait in collectives for those that come late.
 struct LateRanks {
   /// From when a rank came to a collective until the last one of its group did.
-  std::map<RankStep, Intervals> waits;
+  std::map<RankStep, timeline::Intervals> waits;
   /// For each last rank, the time in which some rank waited for it.
-  std::map<RankStep, Intervals> caused;
+  std::map<RankStep, timeline::Intervals> caused;
 };
 
 /// Matches the calls of one collective by axis, name and order in the step. The
 /// layout says which ranks form a group. Without one, all ranks do if the
 /// step's collectives are along one axis; otherwise nothing is known. Messages
 /// between pipeline stages are left out.
-LateRanks
-late_ranks(const Timeline& timeline, const std::optional<Layout>& layout);
+LateRanks late_ranks(
+    const timeline::Timeline& timeline, const std::optional<Layout>& layout);
 
 /// The times of `timeline`, without ranks when no step was recorded.
-RunTimes
-run_times(const Timeline& timeline, const std::optional<Layout>& layout);
+RunTimes run_times(
+    const timeline::Timeline& timeline, const std::optional<Layout>& layout);
 
 /// The time of a pipeline's passes, and of its schedule with such passes.
 struct StageCosts {
@@ -95,16 +95,16 @@ struct StageCosts {
 
 /// Empty when the timeline has no pipeline, or its passes cannot be put in
 /// order.
-std::optional<StageCosts>
-stage_costs(const Timeline& timeline, const std::vector<int64_t>& steps);
+std::optional<StageCosts> stage_costs(
+    const timeline::Timeline& timeline, const std::vector<int64_t>& steps);
 
 /// Settings as `--set` takes them: "layout.microbatches=8".
 using Settings = std::vector<std::string>;
 
 struct WhatIfStep {
   Settings settings;
-  Configured configured;
-  StepEstimate step;
+  predict::Configured configured;
+  cost::StepEstimate step;
   double seconds_per_sample = 0;
 };
 
@@ -118,13 +118,13 @@ class WhatIf {
   /// else those of formulas. Tries settings until that has taken `seconds`: see
   /// num_left_out().
   WhatIf(
-      const RunRecord& run, const std::optional<Cluster>& cluster,
+      const RunRecord& run, const std::optional<cluster::Cluster>& cluster,
       double seconds = 10);
 
   /// The run as it is; empty: it cannot be simulated, and why() says why.
   const std::optional<WhatIfStep>& base() const { return base_; }
   const std::string& why() const { return why_; }
-  const Cluster& cluster() const { return cluster_; }
+  const cluster::Cluster& cluster() const { return cluster_; }
   /// Whether its rates are guesses, so that times do not compare with the
   /// run's.
   bool is_guessed() const { return guessed_; }
@@ -146,11 +146,11 @@ class WhatIf {
  private:
   void find_cluster_of(const RunRecord& run);
   WhatIfStep simulated(const Settings& settings) const;
-  bool has_time_for(const Strategy& strategy) const;
+  bool has_time_for(const cost::Strategy& strategy) const;
 
   const RunRecord& run_;
   std::optional<DataFacts> data_;  // looked at once; fixes leave it as it is
-  Cluster cluster_;
+  cluster::Cluster cluster_;
   bool guessed_ = false;
   double seconds_;  // the budget for simulations
   mutable double spent_ = 0;
@@ -200,4 +200,4 @@ std::vector<RunFinding> find_small_batch(const Evidence& evidence);
 void take_simulated_fix(
     const Evidence& evidence, const WhatIfStep& step, RunFinding& found);
 
-}  // namespace echelon
+}  // namespace echelon::explain

@@ -5,7 +5,7 @@
 #include "echelon/text/format.h"
 #include "echelon/text/units.h"
 
-namespace echelon {
+namespace echelon::explain {
 namespace {
 
 constexpr double kNear = 0.92;   // of the limit: an unusual batch may not fit
@@ -20,15 +20,15 @@ struct Peak {
 // The peak of the rank that is nearest to its limit.
 Peak highest_peak(const Evidence& evidence) {
   Peak highest;
-  for (const RankMemory& memory : evidence.run.timeline.memory) {
+  for (const timeline::RankMemory& memory : evidence.run.timeline.memory) {
     Peak peak{memory.rank, 0, static_cast<double>(memory.limit_bytes)};
-    for (const MemorySample& sample : memory.samples) {
+    for (const timeline::MemorySample& sample : memory.samples) {
       peak.bytes =
           std::max(peak.bytes, static_cast<double>(sample.memory.total()));
     }
     if (peak.limit == 0 && evidence.what_if.base()) {
-      peak.limit =
-          usable_bytes(evidence.what_if.cluster().node_of(memory.rank).device);
+      peak.limit = cost::usable_bytes(
+          evidence.what_if.cluster().node_of(memory.rank).device);
     }
     if (peak.limit == 0) continue;
     if (highest.rank < 0 ||
@@ -116,7 +116,7 @@ unneeded_recompute(const Evidence& evidence, const Peak& peak) {
   if (!job || job->memory.recompute == "none" || !what_if.base()) return {};
   const auto without = what_if.with({"memory.recompute=\"none\""});
   if (!without || evidence.times.ranks.empty()) return {};
-  const StepEstimate& now = what_if.base()->step;
+  const cost::StepEstimate& now = what_if.base()->step;
   const double more =
       without->step.memory.peak_bytes() - now.memory.peak_bytes();
   const double bytes = peak.bytes + more;
@@ -124,7 +124,7 @@ unneeded_recompute(const Evidence& evidence, const Peak& peak) {
   RunFinding found;
   found.fault = Fault::recompute;
   // Recompute repeats a forward, or the simulated part of one.
-  const StepParts& parts = now.parts;
+  const cost::StepParts& parts = now.parts;
   const double part =
       job->memory.recompute == "all" || parts.matrix + parts.memory <= 0
           ? 1.0
@@ -159,4 +159,4 @@ std::vector<RunFinding> find_memory(const Evidence& evidence) {
   return unneeded_recompute(evidence, peak);
 }
 
-}  // namespace echelon
+}  // namespace echelon::explain

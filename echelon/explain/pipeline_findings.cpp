@@ -9,7 +9,7 @@
 #include "echelon/text/units.h"
 #include "echelon/timeline/pipeline_blocks.h"
 
-namespace echelon {
+namespace echelon::explain {
 namespace {
 
 struct Sum {
@@ -23,19 +23,20 @@ struct Sum {
 };
 
 struct Sums {
-  std::map<std::pair<BlockKind, int32_t>, Sum> of_stage;  // kind, stage
-  std::map<BlockKind, Sum> of_all;
+  std::map<std::pair<timeline::BlockKind, int32_t>, Sum>
+      of_stage;  // kind, stage
+  std::map<timeline::BlockKind, Sum> of_all;
   std::map<int32_t, std::vector<int>> ranks;  // by stage
 };
 
-int rank_of(const PipelineRow& row) {
+int rank_of(const timeline::PipelineRow& row) {
   return std::stoi(row.name.substr(row.name.find(' ') + 1));  // "rank 3"
 }
 
-Sums sums_of(const std::vector<PipelineRows>& steps) {
+Sums sums_of(const std::vector<timeline::PipelineRows>& steps) {
   Sums sums;
-  for (const PipelineRows& step : steps) {
-    for (const PipelineBlock& block : step.blocks) {
+  for (const timeline::PipelineRows& step : steps) {
+    for (const timeline::PipelineBlock& block : step.blocks) {
       const double seconds = block.end - block.begin;
       sums.of_stage[{block.kind, block.stage}].add(seconds);
       sums.of_all[block.kind].add(seconds);
@@ -175,11 +176,11 @@ RunFinding bubble(const Evidence& evidence, double share, int64_t stages) {
       now == 1 ? "microbatch passes" : "microbatches pass", stages);
   if (const auto best = evidence.what_if.best_of(pipeline_fixes(*job))) {
     take_simulated_fix(evidence, *best, found);
-    const Strategy& strategy = best->configured.strategy;
+    const cost::Strategy& strategy = best->configured.strategy;
     found.reason.fix = format(
         "Run {} with {} microbatches.", strategy.schedule,
         strategy.num_microbatches());
-    const auto bubble_share = [](const StepEstimate& simulated) {
+    const auto bubble_share = [](const cost::StepEstimate& simulated) {
       return format_percent(simulated.parts.bubble / simulated.step_seconds);
     };
     found.reason.why = format(
@@ -222,11 +223,12 @@ RunFinding unsteady_passes(const Evidence& evidence, double share) {
 
 }  // namespace
 
-std::optional<StageCosts>
-stage_costs(const Timeline& timeline, const std::vector<int64_t>& steps) {
-  std::vector<PipelineRows> passes;
+std::optional<StageCosts> stage_costs(
+    const timeline::Timeline& timeline, const std::vector<int64_t>& steps) {
+  std::vector<timeline::PipelineRows> passes;
   for (const int64_t step : steps) {
-    PipelineRows rows = whole_passes(pipeline_rows(timeline, step));
+    timeline::PipelineRows rows =
+        timeline::whole_passes(timeline::pipeline_rows(timeline, step));
     if (!rows.blocks.empty()) passes.push_back(std::move(rows));
   }
   if (passes.empty()) return {};
@@ -234,18 +236,20 @@ stage_costs(const Timeline& timeline, const std::vector<int64_t>& steps) {
   StageCosts costs;
   costs.seconds = by_stage(sums);
   double busy = 0;
-  for (const PipelineRows& rows : passes) {
-    const auto uneven = replayed(rows, [&](const PipelineBlock& block) {
-      return sums.of_stage.at({block.kind, block.stage}).mean();
-    });
-    const auto even = replayed(rows, [&](const PipelineBlock& block) {
-      return sums.of_all.at(block.kind).mean();
-    });
+  for (const timeline::PipelineRows& rows : passes) {
+    const auto uneven =
+        timeline::replayed(rows, [&](const timeline::PipelineBlock& block) {
+          return sums.of_stage.at({block.kind, block.stage}).mean();
+        });
+    const auto even =
+        timeline::replayed(rows, [&](const timeline::PipelineBlock& block) {
+          return sums.of_all.at(block.kind).mean();
+        });
     if (!uneven || !even) return {};
     const double weight = 1.0 / static_cast<double>(passes.size());
-    costs.as_they_are += weight * makespan(*uneven);
-    costs.even += weight * makespan(*even);
-    busy += weight * (1 - bubble_fraction(*even, rows.rows.size()));
+    costs.as_they_are += weight * timeline::makespan(*uneven);
+    costs.even += weight * timeline::makespan(*even);
+    busy += weight * (1 - timeline::bubble_fraction(*even, rows.rows.size()));
   }
   costs.busy_share = busy;
   const auto slowest = std::ranges::max_element(costs.seconds);
@@ -281,4 +285,4 @@ std::vector<RunFinding> find_pipeline_waits(const Evidence& evidence) {
   return all;
 }
 
-}  // namespace echelon
+}  // namespace echelon::explain

@@ -6,7 +6,7 @@
 #include "echelon/text/format.h"
 #include "echelon/text/units.h"
 
-namespace echelon {
+namespace echelon::explain {
 namespace {
 
 constexpr double kLeastExcess = 0.15;   // of a straggler over its peers
@@ -209,4 +209,4 @@ std::vector<RunFinding> find_uneven_ranks(const Evidence& evidence) {
   return all;
 }
 
-}  // namespace echelon
+}  // namespace echelon::explain

@@ -10,14 +10,14 @@
 #include "echelon/text/text_file.h"
 #include "echelon/timeline/chrome_trace.h"
 
-namespace echelon {
+namespace echelon::explain {
 namespace {
 
 namespace fs = std::filesystem;
 
 // A timeline whose file may be truncated: by a full disk, or a broken copy.
 struct TruncatedTrace {
-  Timeline timeline;
+  timeline::Timeline timeline;
   // Left out, because its spans break off; -1: none.
   int32_t truncated_rank = -1;
 };
@@ -42,10 +42,10 @@ std::string complete_events(const std::string& text) {
 }
 
 // The last span of the file, where it breaks off.
-const Span* last_written(const Timeline& timeline) {
+const timeline::Span* last_written(const timeline::Timeline& timeline) {
   int32_t rank = -1;
-  const Span* last = nullptr;
-  for (const Span& span : timeline.spans) {
+  const timeline::Span* last = nullptr;
+  for (const timeline::Span& span : timeline.spans) {
     if (span.rank < rank) continue;
     rank = span.rank;
     last = &span;
@@ -54,19 +54,19 @@ const Span* last_written(const Timeline& timeline) {
 }
 
 void omit_truncated_rank(TruncatedTrace& trace) {
-  Timeline& timeline = trace.timeline;
-  const Span* last = last_written(timeline);
+  timeline::Timeline& timeline = trace.timeline;
+  const timeline::Span* last = last_written(timeline);
   // Memory comes after all spans, which are then complete.
   if (last == nullptr || !timeline.memory.empty()) return;
   trace.truncated_rank = last->rank;
   std::set<int32_t> ranks;
-  for (const Span& span : timeline.spans) ranks.insert(span.rank);
+  for (const timeline::Span& span : timeline.spans) ranks.insert(span.rank);
   int64_t last_step = -1;
-  for (const Span& span : timeline.spans) {
+  for (const timeline::Span& span : timeline.spans) {
     if (span.rank == trace.truncated_rank)
       last_step = std::max(last_step, span.step);
   }
-  std::erase_if(timeline.spans, [&](const Span& span) {
+  std::erase_if(timeline.spans, [&](const timeline::Span& span) {
     if (span.rank != trace.truncated_rank) return false;
     return ranks.size() > 1 || span.step == last_step;
   });
@@ -81,9 +81,9 @@ parse_truncated_trace(const std::string& text, const std::string& place) {
   const std::string events = complete_events(text);
   // Without a complete event this throws with the reason.
   if (is_complete(text) || events.empty()) {
-    return {parse_chrome_trace(text, place)};
+    return {timeline::parse_chrome_trace(text, place)};
   }
-  TruncatedTrace trace{parse_chrome_trace(events, place)};
+  TruncatedTrace trace{timeline::parse_chrome_trace(events, place)};
   omit_truncated_rank(trace);
   if (trace.timeline.spans.empty()) {
     throw DataError(
@@ -105,8 +105,8 @@ std::string first_line(const std::string& text) {
 constexpr int32_t kMostRanks = 1 << 20;
 
 // Throws for spans that no recorder writes.
-void check_spans(const Timeline& timeline, const std::string& place) {
-  for (const Span& span : timeline.spans) {
+void check_spans(const timeline::Timeline& timeline, const std::string& place) {
+  for (const timeline::Span& span : timeline.spans) {
     const bool is_rank = span.rank >= 0 && span.rank < kMostRanks;
     if (is_rank && span.end_ns >= span.begin_ns) continue;
     throw DataError(format(
@@ -116,9 +116,9 @@ void check_spans(const Timeline& timeline, const std::string& place) {
   }
 }
 
-bool has_steps(const Timeline& timeline) {
-  return std::ranges::any_of(timeline.spans, [](const Span& span) {
-    return span.step >= 0 && span.kind != SpanKind::evaluation;
+bool has_steps(const timeline::Timeline& timeline) {
+  return std::ranges::any_of(timeline.spans, [](const timeline::Span& span) {
+    return span.step >= 0 && span.kind != timeline::SpanKind::evaluation;
   });
 }
 
@@ -167,7 +167,7 @@ class Reader {
   void note_truncated(int32_t rank) {
     const bool alone = std::ranges::any_of(
         record_.timeline.spans,
-        [&](const Span& span) { return span.rank == rank; });
+        [&](const timeline::Span& span) { return span.rank == rank; });
     note(format(
         "the timeline is truncated in the spans of rank {}: {}", rank,
         alone ? "its last step is left out"
@@ -186,7 +186,7 @@ class Reader {
               : broken_ + "; and there is no metrics.jsonl next to it");
     }
     try {
-      MetricsFile file = read_metrics(path);
+      timeline::MetricsFile file = timeline::read_metrics(path);
       record_.steps = std::move(file.steps);
       if (file.truncated) note("the last line of metrics.jsonl is truncated");
     } catch (const DataError& error) {
@@ -205,7 +205,7 @@ class Reader {
     const fs::path path = folder_ / "cluster.toml";
     if (!is_there(path)) return;
     try {
-      record_.cluster = read_cluster(path);
+      record_.cluster = cluster::read_cluster(path);
     } catch (const Error& error) {
       note(first_line(error.what()));
     }
@@ -228,7 +228,7 @@ class Reader {
         record_.title =
             record_.job->model.name + " on " + record_.job->data.name;
       }
-      record_.layers = read_counted_layers(folder_);
+      record_.layers = predict::read_counted_layers(folder_);
     } catch (const Error& error) {
       note(first_line(error.what()));
     }
@@ -237,7 +237,7 @@ class Reader {
   // A timeline may be next to another run's configuration.
   bool is_of_this_timeline(const Job& job) {
     int32_t most = -1;
-    for (const Span& span : record_.timeline.spans)
+    for (const timeline::Span& span : record_.timeline.spans)
       most = std::max(most, span.rank);
     const int64_t ranks = job.layout.num_ranks();
     if (most < ranks) return true;
@@ -289,4 +289,4 @@ RunRecord read_run(const fs::path& run) {
   return Reader(run.parent_path(), run).read();
 }
 
-}  // namespace echelon
+}  // namespace echelon::explain

@@ -12,17 +12,18 @@
 #include "echelon/timeline/metrics.h"
 #include "echelon/timeline/timeline.h"
 
-namespace echelon {
+namespace echelon::explain {
 
 struct RunRecord {
   std::string title;
-  Timeline timeline;                 // without spans: there is none
-  std::vector<StepMetrics> steps;    // of metrics.jsonl, by step
-  std::optional<Job> job;            // config.toml
-  std::string configuration;         // its path
-  std::optional<ModelShape> layers;  // as its trainer counted them
+  timeline::Timeline timeline;               // without spans: there is none
+  std::vector<timeline::StepMetrics> steps;  // of metrics.jsonl, by step
+  std::optional<Job> job;                    // config.toml
+  std::string configuration;                 // its path
+  std::optional<cost::ModelShape> layers;    // as its trainer counted them
   bool simulated = false;  // by `echelon simulate --run`; nothing was trained
-  std::optional<Cluster> cluster;  // on which it was simulated, if it was
+  std::optional<cluster::Cluster>
+      cluster;                     // on which it was simulated, if it was
   std::vector<std::string> notes;  // what is missing or truncated, a line each
 };
 
@@ -31,4 +32,4 @@ struct RunRecord {
 /// the timeline nor the metrics can be read.
 RunRecord read_run(const std::filesystem::path& run);
 
-}  // namespace echelon
+}  // namespace echelon::explain

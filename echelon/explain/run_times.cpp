@@ -9,21 +9,22 @@
 #include "echelon/timeline/overlap.h"
 #include "echelon/timeline/pipeline_blocks.h"
 
-namespace echelon {
+namespace echelon::explain {
 namespace {
 
-bool is_collective(const Span& span) {
-  return span.kind == SpanKind::communication && span.step >= 0 &&
+bool is_collective(const timeline::Span& span) {
+  return span.kind == timeline::SpanKind::communication && span.step >= 0 &&
          !span.axis.empty() && span.axis != "pp" && span.track != "compute";
 }
 
 // Names the group of a collective by its first rank.
 class Groups {
  public:
-  Groups(const Timeline& timeline, const std::optional<Layout>& layout) {
+  Groups(
+      const timeline::Timeline& timeline, const std::optional<Layout>& layout) {
     std::set<std::string> axes;
     int32_t most = -1;
-    for (const Span& span : timeline.spans) {
+    for (const timeline::Span& span : timeline.spans) {
       most = std::max(most, span.rank);
       if (is_collective(span) && span.axis != "world") axes.insert(span.axis);
     }
@@ -58,16 +59,16 @@ class Groups {
 // step, axis, group, name, number of the call
 using Key = std::tuple<int64_t, std::string, int, std::string, int>;
 
-std::map<Key, std::vector<const Span*>>
-calls_of(const Timeline& timeline, Groups& groups) {
-  std::vector<const Span*> spans;
-  for (const Span& span : timeline.spans) {
+std::map<Key, std::vector<const timeline::Span*>>
+calls_of(const timeline::Timeline& timeline, Groups& groups) {
+  std::vector<const timeline::Span*> spans;
+  for (const timeline::Span& span : timeline.spans) {
     if (is_collective(span)) spans.push_back(&span);
   }
-  std::ranges::stable_sort(spans, {}, &Span::begin_ns);
+  std::ranges::stable_sort(spans, {}, &timeline::Span::begin_ns);
   std::map<std::tuple<int32_t, int64_t, std::string, std::string>, int> counts;
-  std::map<Key, std::vector<const Span*>> calls;
-  for (const Span* span : spans) {
+  std::map<Key, std::vector<const timeline::Span*>> calls;
+  for (const timeline::Span* span : spans) {
     const int count =
         counts[{span->rank, span->step, span->axis, span->name}]++;
     const int group = groups.first_of(span->rank, span->axis);
@@ -108,11 +109,13 @@ RankTimes mean_of(const std::vector<RankTimes>& all) {
 
 class Sorter {
  public:
-  Sorter(const Timeline& timeline, const std::optional<Layout>& layout)
+  Sorter(
+      const timeline::Timeline& timeline, const std::optional<Layout>& layout)
       : late_(late_ranks(timeline, layout)),
-        pipeline_(typical_pipeline_step(timeline).has_value()) {
-    for (const Span& span : timeline.spans) {
-      if (span.kind != SpanKind::communication || span.axis.empty()) continue;
+        pipeline_(timeline::typical_pipeline_step(timeline).has_value()) {
+    for (const timeline::Span& span : timeline.spans) {
+      if (span.kind != timeline::SpanKind::communication || span.axis.empty())
+        continue;
       calls_[{span.rank, span.step}].push_back(&span);
     }
   }
@@ -120,44 +123,48 @@ class Sorter {
   bool pipeline() const { return pipeline_; }
 
   // `window`: of the step on all ranks.
-  RankTimes
-  times_of(const StepActivity& activity, const Interval& window) const {
+  RankTimes times_of(
+      const timeline::StepActivity& activity,
+      const timeline::Interval& window) const {
     RankTimes times;
-    times.step = total_seconds({activity.window});
+    times.step = timeline::total_seconds({activity.window});
     if (pipeline_) {  // the last stages begin later, the first may end earlier
-      times.for_stages = total_seconds({window}) - times.step;
-      times.step = total_seconds({window});
+      times.for_stages = timeline::total_seconds({window}) - times.step;
+      times.step = timeline::total_seconds({window});
     }
     computing(activity, times);
-    times.data = total_seconds(activity.data);
+    times.data = timeline::total_seconds(activity.data);
     communicating(activity, times);
     times.idle = std::max(
-        0.0, total_seconds({activity.window}) - times.compute() - times.data -
-                 total_seconds(activity.exposed));
+        0.0, timeline::total_seconds({activity.window}) - times.compute() -
+                 times.data - timeline::total_seconds(activity.exposed));
     return times;
   }
 
  private:
   // Tracks that compute at the same time count once, for the first of these.
-  static void computing(const StepActivity& activity, RankTimes& times) {
-    Intervals rest = {activity.window};
-    const auto part = [&](SpanKind kind) {
-      return take_seconds(rest, times_of_kind(activity, kind));
+  static void
+  computing(const timeline::StepActivity& activity, RankTimes& times) {
+    timeline::Intervals rest = {activity.window};
+    const auto part = [&](timeline::SpanKind kind) {
+      return timeline::take_seconds(
+          rest, timeline::times_of_kind(activity, kind));
     };
-    times.forward = part(SpanKind::forward);
-    times.backward = part(SpanKind::backward);
-    times.optimizer = part(SpanKind::optimizer);
+    times.forward = part(timeline::SpanKind::forward);
+    times.backward = part(timeline::SpanKind::backward);
+    times.optimizer = part(timeline::SpanKind::optimizer);
   }
 
-  void communicating(const StepActivity& activity, RankTimes& times) const {
+  void communicating(
+      const timeline::StepActivity& activity, RankTimes& times) const {
     const RankStep place = {activity.rank, activity.step};
-    Intervals rest = activity.exposed;
-    const auto take = [&](const Intervals& what) {
-      return take_seconds(rest, what);
+    timeline::Intervals rest = activity.exposed;
+    const auto take = [&](const timeline::Intervals& what) {
+      return timeline::take_seconds(rest, what);
     };
     const auto late = late_.waits.find(place);
-    const Intervals world = calls(place, "world");
-    Intervals for_others;
+    const timeline::Intervals world = calls(place, "world");
+    timeline::Intervals for_others;
     if (late != late_.waits.end()) for_others = late->second;
     // Where a pipeline's ranks synchronise at the end of a step, the first ones
     // wait for the stages that end last.
@@ -171,7 +178,7 @@ class Sorter {
     if (const double time = take(received(place)); time > 0) {
       times.communication["pp"] += time;
     }
-    const double other = total_seconds(rest);
+    const double other = timeline::total_seconds(rest);
     if (pipeline_) {
       times.for_stages += other;
     } else if (other > 0) {
@@ -180,38 +187,41 @@ class Sorter {
   }
 
   template <class Which>
-  Intervals calls_that(const RankStep& place, const Which& which) const {
-    std::vector<Interval> list;
+  timeline::Intervals
+  calls_that(const RankStep& place, const Which& which) const {
+    std::vector<timeline::Interval> list;
     if (const auto found = calls_.find(place); found != calls_.end()) {
-      for (const Span* span : found->second) {
+      for (const timeline::Span* span : found->second) {
         if (which(*span)) list.push_back({span->begin_ns, span->end_ns});
       }
     }
-    return merged(std::move(list));
+    return timeline::merged(std::move(list));
   }
 
-  Intervals calls(const RankStep& place, const std::string& axis) const {
+  timeline::Intervals
+  calls(const RankStep& place, const std::string& axis) const {
     return calls_that(
-        place, [&](const Span& span) { return span.axis == axis; });
+        place, [&](const timeline::Span& span) { return span.axis == axis; });
   }
 
   // From when a message could be sent (trim_receives) until it arrived.
-  Intervals received(const RankStep& place) const {
-    return calls_that(place, [](const Span& span) {
+  timeline::Intervals received(const RankStep& place) const {
+    return calls_that(place, [](const timeline::Span& span) {
       return span.axis == "pp" && span.name.starts_with("recv ");
     });
   }
 
   LateRanks late_;
   bool pipeline_;
-  std::map<RankStep, std::vector<const Span*>> calls_;
+  std::map<RankStep, std::vector<const timeline::Span*>> calls_;
 };
 
-std::map<int32_t, int32_t> first_stages(const Timeline& timeline) {
+std::map<int32_t, int32_t> first_stages(const timeline::Timeline& timeline) {
   std::map<int32_t, int32_t> first;
-  for (const Span& span : timeline.spans) {
-    if (span.kind != SpanKind::forward || span.track != "compute") continue;
-    const auto block = block_of_name(span.name);
+  for (const timeline::Span& span : timeline.spans) {
+    if (span.kind != timeline::SpanKind::forward || span.track != "compute")
+      continue;
+    const auto block = timeline::block_of_name(span.name);
     if (!block) continue;
     const auto [at, is_new] = first.try_emplace(span.rank, block->stage);
     at->second = std::min(at->second, block->stage);
@@ -227,15 +237,16 @@ RankTimes shares_of(const RankTimes& times) {
   return shares;
 }
 
-LateRanks
-late_ranks(const Timeline& timeline, const std::optional<Layout>& layout) {
+LateRanks late_ranks(
+    const timeline::Timeline& timeline, const std::optional<Layout>& layout) {
   Groups groups(timeline, layout);
   if (!groups.known()) return {};
-  std::map<RankStep, std::vector<Interval>> waits, caused;
+  std::map<RankStep, std::vector<timeline::Interval>> waits, caused;
   for (const auto& [key, spans] : calls_of(timeline, groups)) {
-    const Span* last = *std::ranges::max_element(spans, {}, &Span::begin_ns);
-    for (const Span* span : spans) {
-      const Interval wait = {
+    const timeline::Span* last =
+        *std::ranges::max_element(spans, {}, &timeline::Span::begin_ns);
+    for (const timeline::Span* span : spans) {
+      const timeline::Interval wait = {
           span->begin_ns, std::min(span->end_ns, last->begin_ns)};
       if (wait.begin >= wait.end) continue;
       waits[{span->rank, span->step}].push_back(wait);
@@ -244,23 +255,23 @@ late_ranks(const Timeline& timeline, const std::optional<Layout>& layout) {
   }
   LateRanks result;
   for (auto& [place, list] : waits)
-    result.waits[place] = merged(std::move(list));
+    result.waits[place] = timeline::merged(std::move(list));
   for (auto& [place, list] : caused) {
-    result.caused[place] = merged(std::move(list));
+    result.caused[place] = timeline::merged(std::move(list));
   }
   return result;
 }
 
-RunTimes
-run_times(const Timeline& timeline, const std::optional<Layout>& layout) {
+RunTimes run_times(
+    const timeline::Timeline& timeline, const std::optional<Layout>& layout) {
   const Sorter sorter(timeline, layout);
-  const Diagnosis diagnosis = diagnose(timeline);
+  const timeline::Diagnosis diagnosis = timeline::diagnose(timeline);
   const auto stages = first_stages(timeline);
   std::map<int32_t, RankHistory> ranks;
   std::set<int64_t> steps;
-  const auto activities = step_activities(timeline);
-  const auto windows = step_windows(activities);
-  for (const StepActivity& activity : activities) {
+  const auto activities = timeline::step_activities(timeline);
+  const auto windows = timeline::step_windows(activities);
+  for (const timeline::StepActivity& activity : activities) {
     if (diagnosis.outliers.contains(activity.step)) continue;
     steps.insert(activity.step);
     ranks[activity.rank].steps.push_back(
@@ -283,4 +294,4 @@ run_times(const Timeline& timeline, const std::optional<Layout>& layout) {
   return run;
 }
 
-}  // namespace echelon
+}  // namespace echelon::explain

@@ -10,13 +10,13 @@
 #include "echelon/predict/counted_layers.h"
 #include "echelon/predict/predict_run.h"
 
-namespace echelon {
+namespace echelon::explain {
 namespace {
 
 // Simulating a step takes time in proportion to its passes.
-double passes_of(const Strategy& strategy) {
+double passes_of(const cost::Strategy& strategy) {
   return static_cast<double>(
-      strategy.num_microbatches() * num_stages(strategy));
+      strategy.num_microbatches() * cost::num_stages(strategy));
 }
 
 // The data of a simulated model: more samples than any batch takes.
@@ -34,7 +34,8 @@ std::optional<DataFacts> imagined_data(const RunRecord& run) {
 }  // namespace
 
 WhatIf::WhatIf(
-    const RunRecord& run, const std::optional<Cluster>& cluster, double seconds)
+    const RunRecord& run, const std::optional<cluster::Cluster>& cluster,
+    double seconds)
     : run_(run), seconds_(seconds) {
   if (!run.job) {
     why_ = "there is no configuration to simulate";
@@ -61,9 +62,10 @@ WhatIf::WhatIf(
 
 void WhatIf::find_cluster_of(const RunRecord& run) {
   const int64_t ranks = run.job->layout.num_ranks();
-  LocalCluster here = local_cluster(ranks, ran_on_processor(run.timeline));
+  cluster::LocalCluster here =
+      cluster::local_cluster(ranks, predict::ran_on_processor(run.timeline));
   cluster_ = std::move(here.cluster);
-  guessed_ = here.rates == RatesFrom::guess;
+  guessed_ = here.rates == cluster::RatesFrom::guess;
 }
 
 WhatIfStep WhatIf::simulated(const Settings& settings) const {
@@ -71,18 +73,18 @@ WhatIfStep WhatIf::simulated(const Settings& settings) const {
   const JobFacts facts = check_job(job, job.layout.num_ranks(), *data_);
   WhatIfStep made{
       .settings = settings,
-      .configured = run_.layers
-                        ? configured_as_counted(*run_.layers, *run_.job, job)
-                        : configured(job, facts)};
+      .configured = run_.layers ? predict::configured_as_counted(
+                                      *run_.layers, *run_.job, job)
+                                : predict::configured(job, facts)};
   if (base_ && !has_time_for(made.configured.strategy)) {
     ++left_out_;
     throw ConfigError("it would take too long to simulate");
   }
-  SimulationOptions options;
+  simulator::SimulationOptions options;
   options.timeline_ranks = 0;
   const auto begin = std::chrono::steady_clock::now();
   made.step =
-      simulate(
+      simulator::simulate(
           made.configured.model, made.configured.strategy, cluster_, options)
           .step;
   const std::chrono::duration<double> took =
@@ -93,7 +95,7 @@ WhatIfStep WhatIf::simulated(const Settings& settings) const {
   return made;
 }
 
-bool WhatIf::has_time_for(const Strategy& strategy) const {
+bool WhatIf::has_time_for(const cost::Strategy& strategy) const {
   return spent_ + seconds_of_pass_ * passes_of(strategy) <= seconds_;
 }
 
@@ -128,4 +130,4 @@ WhatIf::best_of(const std::vector<Settings>& all, double least) const {
   return best;
 }
 
-}  // namespace echelon
+}  // namespace echelon::explain

@@ -519,7 +519,7 @@ class Checker {
   }
 
   void check_threads(JobFacts& facts) {
-    const int64_t cores = available_cores();
+    const int64_t cores = cluster::available_cores();
     if (job_.train.threads > cores) {
       facts.warnings.push_back(format(
           "{}: more than the {} cores that it may use here; it will be slower",

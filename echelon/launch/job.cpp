@@ -157,7 +157,7 @@ void Job::start_rank(int local_rank, const std::string& program) {
       .command = options_.command,
       .environment = rank_environment(
           own_environment(), place, start_.place, {rank.error_file, master_fd},
-          options_.environment, available_cores()),
+          options_.environment, cluster::available_cores()),
       .input = input_of(number),
       .output = rank.output.write_end(1),
       .error = rank.output.write_end(2),

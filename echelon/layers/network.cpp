@@ -246,7 +246,7 @@ struct Network::Builder {
   static void mark_activations(Layer& layer) {
     layer.forward = [inner = std::move(layer.forward)](const Tensors& inputs) {
       Tensors outputs = inner(inputs);
-      if (torch::GradMode::is_enabled()) keep_as_activations();
+      if (torch::GradMode::is_enabled()) profiling::keep_as_activations();
       return outputs;
     };
   }

@@ -44,7 +44,8 @@ bool is_running_statistic(const c10::Argument& argument) {
 }
 
 Tensor copy_of(const Tensor& tensor) {
-  const c10::impl::ExcludeDispatchKeyGuard below(OperatorScope::kKey);
+  const c10::impl::ExcludeDispatchKeyGuard below(
+      profiling::OperatorScope::kKey);
   return tensor.clone();
 }
 
@@ -140,7 +141,7 @@ ResultRecorder::ResultRecorder(
       saved_(std::move(saved)),
       generators_(generators) {}
 
-void ResultRecorder::run(OperatorCall& call) {
+void ResultRecorder::run(profiling::OperatorCall& call) {
   if (inside_ || !names_.contains(call.name()) || !can_keep(call.op)) {
     call.run();
     return;
@@ -157,7 +158,7 @@ void ResultRecorder::run(OperatorCall& call) {
   if (after != before) results_.calls().back().random_after = std::move(after);
 }
 
-OperatorHandler::Results ResultRecorder::run_region(
+profiling::OperatorHandler::Results ResultRecorder::run_region(
     const std::string& name, const std::function<Results()>& next) {
   if (inside_ || !names_.contains(name)) return next();
   inside_ = true;
@@ -200,7 +201,7 @@ KeptResults::Call* Replay::next_call(const std::string& name) {
   return call.intact() ? &call : nullptr;
 }
 
-void Replay::run(OperatorCall& call) {
+void Replay::run(profiling::OperatorCall& call) {
   if (inside_) {
     call.run();
     return;
@@ -219,7 +220,7 @@ void Replay::run(OperatorCall& call) {
   call.run();
 }
 
-OperatorHandler::Results Replay::run_region(
+profiling::OperatorHandler::Results Replay::run_region(
     const std::string& name, const std::function<Results()>& next) {
   if (inside_ || !names_.contains(name)) return next();
   const auto* kept = next_call(name);
@@ -237,7 +238,7 @@ OperatorHandler::Results Replay::run_region(
 
 // An operator that writes into a buffer gets a copy of it. The copy is made
 // below autograd, which therefore sees no difference.
-void Replay::protect_buffers(OperatorCall& call) const {
+void Replay::protect_buffers(profiling::OperatorCall& call) const {
   const auto& schema = call.op.schema();
   const bool normalises = call.name().find("batch_norm") != std::string::npos;
   if (!normalises && (buffers_.empty() || !schema.is_mutable())) return;

@@ -78,7 +78,7 @@ class KeptResults {
 };
 
 /// Records the results that are kept, in the first run.
-class ResultRecorder : public OperatorHandler {
+class ResultRecorder : public profiling::OperatorHandler {
  public:
   /// `saved`: how many tensors autograd has saved by now.
   ResultRecorder(
@@ -86,7 +86,7 @@ class ResultRecorder : public OperatorHandler {
       std::function<size_t()> saved,
       const std::vector<at::Generator>& generators);
 
-  void run(OperatorCall& call) override;
+  void run(profiling::OperatorCall& call) override;
   Results run_region(
       const std::string& name, const std::function<Results()>& next) override;
 
@@ -102,19 +102,19 @@ class ResultRecorder : public OperatorHandler {
 
 /// Returns the kept results in the second run, and protects buffers from
 /// writes.
-class Replay : public OperatorHandler {
+class Replay : public profiling::OperatorHandler {
  public:
   Replay(
       const std::unordered_set<std::string>& names, KeptResults& results,
       const std::vector<at::Tensor>& buffers, const std::string& layer);
 
-  void run(OperatorCall& call) override;
+  void run(profiling::OperatorCall& call) override;
   Results run_region(
       const std::string& name, const std::function<Results()>& next) override;
 
  private:
   KeptResults::Call* next_call(const std::string& name);
-  void protect_buffers(OperatorCall& call) const;
+  void protect_buffers(profiling::OperatorCall& call) const;
 
   const std::unordered_set<std::string>& names_;
   KeptResults& results_;

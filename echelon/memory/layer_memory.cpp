@@ -9,11 +9,11 @@ namespace echelon {
 namespace {
 
 LayerForward recomputed_as(
-    Recompute choice, const std::string& name, const torch::nn::Module* module,
-    LayerForward forward) {
-  if (choice == Recompute::none) return forward;
+    cost::Recompute choice, const std::string& name,
+    const torch::nn::Module* module, LayerForward forward) {
+  if (choice == cost::Recompute::none) return forward;
   RecomputeOptions options{.name = name};
-  if (choice == Recompute::selective) options.keep = matmul_operators();
+  if (choice == cost::Recompute::selective) options.keep = matmul_operators();
   if (module != nullptr) options.buffers = module->buffers();
   return recomputed(std::move(forward), std::move(options));
 }
@@ -38,8 +38,8 @@ LayerList with_forwards(
   return wrapped;
 }
 
-LayerList
-with_recompute(const LayerList& layers, const std::vector<Recompute>& choices) {
+LayerList with_recompute(
+    const LayerList& layers, const std::vector<cost::Recompute>& choices) {
   return with_forwards(
       layers,
       [choices](size_t i, const std::string& name, const BuiltLayer& layer) {
@@ -48,15 +48,16 @@ with_recompute(const LayerList& layers, const std::vector<Recompute>& choices) {
       });
 }
 
-std::vector<RecomputeCost> recompute_costs(
-    const LayerList& layers, const std::vector<TensorSpec>& inputs) {
-  std::vector<RecomputeCost> costs(layers.size());
-  std::vector<LayerCost> plain;
-  for (const auto choice : kRecomputes) {
-    const auto counts = count_layers(
-        with_recompute(layers, std::vector<Recompute>(layers.size(), choice)),
+std::vector<cost::RecomputeCost> recompute_costs(
+    const LayerList& layers, const std::vector<counting::TensorSpec>& inputs) {
+  std::vector<cost::RecomputeCost> costs(layers.size());
+  std::vector<counting::LayerCost> plain;
+  for (const auto choice : cost::kRecomputes) {
+    const auto counts = counting::count_layers(
+        with_recompute(
+            layers, std::vector<cost::Recompute>(layers.size(), choice)),
         inputs);
-    if (choice == Recompute::none) plain = counts;
+    if (choice == cost::Recompute::none) plain = counts;
     for (size_t i = 0; i < layers.size(); ++i) {
       const auto number = static_cast<size_t>(choice);
       costs[i].name = counts[i].name;
@@ -69,12 +70,12 @@ std::vector<RecomputeCost> recompute_costs(
   }
   std::vector<int64_t> repeated;
   for (const auto& cost : plain) repeated.push_back(cost.repeated_bytes);
-  keep_for_the_next(costs, repeated);
+  cost::keep_for_the_next(costs, repeated);
   return costs;
 }
 
 struct LayerMemory::Impl {
-  std::vector<Recompute> recompute;
+  std::vector<cost::Recompute> recompute;
   std::vector<torch::Tensor> parameters;  // of all layers
   std::shared_ptr<SavedTensorHooks> storage;
 
@@ -89,7 +90,7 @@ struct LayerMemory::Impl {
 };
 
 LayerMemory::LayerMemory(
-    const MemoryOptions& options, std::vector<Recompute> recompute,
+    const MemoryOptions& options, std::vector<cost::Recompute> recompute,
     int64_t min_bytes)
     : impl_(std::make_shared<Impl>()) {
   impl_->recompute = std::move(recompute);

@@ -31,8 +31,8 @@ namespace echelon {
 /// Bytes that each layer keeps for backward and flops that it recomputes, for
 /// each of the three choices, counted on the meta device as by count_layers.
 /// Either all ranks of a tensor-parallel group call it, or one.
-std::vector<RecomputeCost>
-recompute_costs(const LayerList& layers, const std::vector<TensorSpec>& inputs);
+std::vector<cost::RecomputeCost> recompute_costs(
+    const LayerList& layers, const std::vector<counting::TensorSpec>& inputs);
 
 /// One instance for all layers of a rank. A value; copies share it.
 class LayerMemory {
@@ -40,7 +40,7 @@ class LayerMemory {
   /// `recompute`: indexed by the number that wrap() is called with. Activations
   /// in storages below `min_bytes` are neither moved nor compressed.
   LayerMemory(
-      const MemoryOptions& options, std::vector<Recompute> recompute,
+      const MemoryOptions& options, std::vector<cost::Recompute> recompute,
       int64_t min_bytes = 1 << 16);
 
   /// `forward` with the settings around it; `module` (null: none) has the
@@ -63,7 +63,7 @@ LayerList with_forwards(
 
 /// The list as it runs with these choices. count_layers of it returns what each
 /// layer then keeps and computes in both directions.
-LayerList
-with_recompute(const LayerList& layers, const std::vector<Recompute>& choices);
+LayerList with_recompute(
+    const LayerList& layers, const std::vector<cost::Recompute>& choices);
 
 }  // namespace echelon

@@ -183,7 +183,7 @@ class Frame : public std::enable_shared_from_this<Frame> {
     if (layer_->keep.empty()) return layer_->forward(inputs);
     detail::ResultRecorder recorder(
         layer_->keep, results_, [this] { return slots_.size(); }, generators_);
-    const OperatorScope operators(recorder);
+    const profiling::OperatorScope operators(recorder);
     return layer_->forward(inputs);
   }
 
@@ -252,7 +252,7 @@ class Frame : public std::enable_shared_from_this<Frame> {
     const SavedTensorScope collecting(std::make_shared<Collecting>(*this));
     detail::Replay replay(
         layer_->keep, results_, layer_->options.buffers, layer_->options.name);
-    const OperatorScope operators(replay);
+    const profiling::OperatorScope operators(replay);
     try {
       layer_->forward(inputs);
     } catch (const Stop&) {

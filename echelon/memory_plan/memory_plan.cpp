@@ -10,7 +10,7 @@
 #include "echelon/text/format.h"
 #include "echelon/text/units.h"
 
-namespace echelon {
+namespace echelon::memory_plan {
 namespace {
 
 RankPlan plan_rank(
@@ -98,9 +98,10 @@ std::string shard_replicas(Job& job) {
   return "--layout " + to_string(job.layout);
 }
 
-MemoryKind largest_kind(const MemoryByKind& memory) {
+timeline::MemoryKind largest_kind(const timeline::MemoryByKind& memory) {
   return *std::ranges::max_element(
-      kMemoryKinds, {}, [&](MemoryKind kind) { return memory[kind]; });
+      timeline::kMemoryKinds, {},
+      [&](timeline::MemoryKind kind) { return memory[kind]; });
 }
 
 // A line for each of the best.
@@ -126,20 +127,21 @@ const RankPlan& MemoryPlan::largest() const {
       ranks, {}, [](const RankPlan& rank) { return rank.peak.total(); });
 }
 
-std::vector<RecomputeCost> recompute_costs(const MemoryModel& model) {
-  std::vector<RecomputeCost> costs;
+std::vector<cost::RecomputeCost> recompute_costs(const MemoryModel& model) {
+  std::vector<cost::RecomputeCost> costs;
   std::vector<int64_t> repeated;
   for (size_t i = 0; i + 1 < model.layers.size(); ++i) {
     const auto& layer = model.layers[i];
-    RecomputeCost cost{.name = layer.name, .again_flops = layer.again_flops};
-    for (const auto choice : kRecomputes) {
+    cost::RecomputeCost cost{
+        .name = layer.name, .again_flops = layer.again_flops};
+    for (const auto choice : cost::kRecomputes) {
       const auto number = static_cast<size_t>(choice);
       cost.kept_bytes[number] = layer.use[number].kept_bytes;
     }
     costs.push_back(std::move(cost));
     repeated.push_back(layer.use[0].repeated_bytes);
   }
-  keep_for_the_next(costs, repeated);
+  cost::keep_for_the_next(costs, repeated);
   return costs;
 }
 
@@ -198,20 +200,22 @@ std::vector<Advice> advise(const MemoryModel& model, const Job& job) {
 
 std::string explain_shortage(
     const MemoryModel& model, const Job& job, int pipeline_rank,
-    const MemoryByKind& held, int64_t limit_bytes) {
+    const timeline::MemoryByKind& held, int64_t limit_bytes) {
   const MemoryPlan plan = plan_memory(model, job);
   const RankPlan& own = plan.ranks.at(static_cast<size_t>(pipeline_rank));
-  const auto above = [&](MemoryKind kind) {
+  const auto above = [&](timeline::MemoryKind kind) {
     return held[kind] - own.peak[kind];
   };
-  const auto grown = *std::ranges::max_element(kMemoryKinds, {}, above);
+  const auto grown =
+      *std::ranges::max_element(timeline::kMemoryKinds, {}, above);
   const auto most = largest_kind(held);
   const bool exceeds = above(grown) > own.peak.total() / 20;
-  const MemoryKind named = exceeds ? grown : most;
+  const timeline::MemoryKind named = exceeds ? grown : most;
   std::string text = format(
       "it holds {}, of which {} are {}{}; the plan (--dry-run) says a peak of "
       "{} in the {}",
-      format_bytes(held.total()), format_bytes(held[named]), to_string(named),
+      format_bytes(held.total()), format_bytes(held[named]),
+      timeline::to_string(named),
       exceeds ? format(" (planned: {})", format_bytes(own.peak[named])) : "",
       format_bytes(own.peak.total()), own.moment);
   if (limit_bytes > 0) {
@@ -231,7 +235,7 @@ explain_limit(const MemoryModel& model, const Job& job, int64_t limit_bytes) {
              "of it are {}, {}",
              rank.ranks.front(), format_bytes(rank.peak.total()), rank.moment,
              format_bytes(rank.peak.total() - limit_bytes),
-             format_bytes(limit_bytes), to_string(kind),
+             format_bytes(limit_bytes), timeline::to_string(kind),
              format_bytes(rank.peak[kind])) +
          help_of(advise(model, job), limit_bytes);
 }
@@ -270,4 +274,4 @@ std::string explain_host_memory(
       format_bytes(available_bytes));
 }
 
-}  // namespace echelon
+}  // namespace echelon::memory_plan

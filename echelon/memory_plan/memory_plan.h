@@ -22,7 +22,7 @@
 #include "echelon/schedule/schedule.h"
 #include "echelon/timeline/memory_kind.h"
 
-namespace echelon {
+namespace echelon::memory_plan {
 
 /// How a layer uses memory in one microbatch. LayerCost explains the fields.
 struct LayerUse {
@@ -92,10 +92,10 @@ struct MemoryModel {
 struct RankPlan {
   std::vector<int> ranks;  // that have this plan
   int pipeline_rank = 0;
-  MemoryByKind peak;
-  std::string moment;      // "backward of transformer.h.3"
-  MemoryByKind resting;    // between two steps
-  int64_t host_bytes = 0;  // offloaded, at most; not part of the peak
+  timeline::MemoryByKind peak;
+  std::string moment;              // "backward of transformer.h.3"
+  timeline::MemoryByKind resting;  // between two steps
+  int64_t host_bytes = 0;          // offloaded, at most; not part of the peak
   /// In the host's memory too, from the first checkpoint on: the copy of the
   /// state that this rank writes (StateSnapshot).
   int64_t snapshot_bytes = 0;
@@ -115,7 +115,7 @@ MemoryPlan plan_memory(const MemoryModel& model, const Job& job);
 
 /// What each layer but the loss keeps and recomputes in each of the three ways.
 /// The trainer and the plan choose by it.
-std::vector<RecomputeCost> recompute_costs(const MemoryModel& model);
+std::vector<cost::RecomputeCost> recompute_costs(const MemoryModel& model);
 
 /// Whether parameters stay unsharded until the step's end: [shard] gather,
 /// where "auto" keeps them in a pipeline whose ranks then fit
@@ -153,7 +153,7 @@ std::string explain_host_memory(
 ///   limit_bytes  of the rank; 0: not known
 std::string explain_shortage(
     const MemoryModel& model, const Job& job, int pipeline_rank,
-    const MemoryByKind& held, int64_t limit_bytes);
+    const timeline::MemoryByKind& held, int64_t limit_bytes);
 
 struct PlanTextOptions {
   bool colours = false;  // of the bars; without them they are letters
@@ -172,4 +172,4 @@ std::string to_text(
 std::string
 to_json(const MemoryPlan& plan, const MemoryModel& model, const Job& job);
 
-}  // namespace echelon
+}  // namespace echelon::memory_plan

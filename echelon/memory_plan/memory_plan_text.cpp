@@ -13,7 +13,7 @@
 #include "echelon/text/table.h"
 #include "echelon/text/units.h"
 
-namespace echelon {
+namespace echelon::memory_plan {
 namespace {
 
 using Rows = std::vector<std::vector<std::string>>;
@@ -108,11 +108,12 @@ std::string number(int64_t bytes, const Unit& unit) {
 
 // A stacked bar, `width` wide for `most` bytes.
 std::string
-bar(const MemoryByKind& memory, int64_t most, size_t width, bool colours) {
+bar(const timeline::MemoryByKind& memory, int64_t most, size_t width,
+    bool colours) {
   std::string text;
   int64_t sum = 0;
   size_t drawn = 0;
-  for (const MemoryKind kind : kMemoryKinds) {
+  for (const timeline::MemoryKind kind : timeline::kMemoryKinds) {
     sum += memory[kind];
     const auto end = static_cast<size_t>(std::llround(
         static_cast<double>(sum) /
@@ -172,14 +173,14 @@ std::string peaks(
     most = std::max(most, group.peak.total());
     host |= group.host_bytes > 0;
     copies |= group.snapshot_bytes > 0;
-    for (size_t i = 0; i < kMemoryKinds.size(); ++i) {
+    for (size_t i = 0; i < timeline::kMemoryKinds.size(); ++i) {
       if (group.peak.bytes[i] != 0) kinds.insert(i);
     }
   }
   const Unit unit = unit_for(most);
   Rows rows = {{"rank"}};
   for (const size_t kind : kinds) {
-    std::string name(to_string(kMemoryKinds[kind]));
+    std::string name(timeline::to_string(timeline::kMemoryKinds[kind]));
     if (name == "optimizer state") name = "optimizer";
     if (name == "communication") name = "comm";
     rows[0].push_back(name);
@@ -212,7 +213,7 @@ std::string peaks(
   }
   text += "\n ";
   for (const size_t kind : kinds) {
-    const std::string name(to_string(kMemoryKinds[kind]));
+    const std::string name(timeline::to_string(timeline::kMemoryKinds[kind]));
     text += " " +
             (options.colours ? format("\x1b[{}m█\x1b[0m", kColours[kind])
                              : std::string(1, kLetters[kind])) +
@@ -272,10 +273,10 @@ std::string collectives(const std::vector<RankPlan>& groups) {
          aligned(rows, {false, false, false, true, true, false});
 }
 
-nlohmann::json by_kind(const MemoryByKind& memory) {
+nlohmann::json by_kind(const timeline::MemoryByKind& memory) {
   nlohmann::json bytes;
-  for (const MemoryKind kind : kMemoryKinds) {
-    std::string name(to_string(kind));
+  for (const timeline::MemoryKind kind : timeline::kMemoryKinds) {
+    std::string name(timeline::to_string(kind));
     std::ranges::replace(name, ' ', '_');
     bytes[name] = memory[kind];
   }
@@ -345,4 +346,4 @@ to_json(const MemoryPlan& plan, const MemoryModel& model, const Job& job) {
   return all.dump(2);
 }
 
-}  // namespace echelon
+}  // namespace echelon::memory_plan

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-namespace echelon::detail {
+namespace echelon::memory_plan::detail {
 namespace {
 
 // As in parallel/shard/flat_buffer.h.
@@ -41,10 +41,12 @@ void MemoryTally::hold_on_host(int64_t bytes) {
   host_peak_ = std::max(host_peak_, host_);
 }
 
-void MemoryTally::moment(const std::string& what, const MemoryByKind& more) {
+void MemoryTally::moment(
+    const std::string& what, const timeline::MemoryByKind& more) {
   if (now_.total() + more.total() <= peak_.total()) return;
   peak_ = now_;
-  for (const MemoryKind kind : kMemoryKinds) peak_[kind] += more[kind];
+  for (const timeline::MemoryKind kind : timeline::kMemoryKinds)
+    peak_[kind] += more[kind];
   moment_ = what;
 }
 
@@ -53,7 +55,7 @@ void MemoryTally::forget_peak() {
   moment_ = "between two steps";
 }
 
-void PooledBytes::take(int64_t bytes, MemoryKind kind) {
+void PooledBytes::take(int64_t bytes, timeline::MemoryKind kind) {
   if (bytes == 0) return;
   Size& size = sizes_[bytes];
   size.peak = std::max(size.peak, ++size.used);
@@ -64,7 +66,7 @@ void PooledBytes::take(int64_t bytes, MemoryKind kind) {
   tally_.hold(kind, bytes);
 }
 
-void PooledBytes::give(int64_t bytes, MemoryKind kind) {
+void PooledBytes::give(int64_t bytes, timeline::MemoryKind kind) {
   if (bytes == 0) return;
   Size& size = sizes_[bytes];
   --size.used;
@@ -145,21 +147,23 @@ void PlannedUnits::make_flat(const Flat& flat) {
   const bool shares =
       keeps_whole_ && !offloads_ && model_.compute_bytes == model_.master_bytes;
   if (shares) {
-    tally_.hold(MemoryKind::parameters, whole);
+    tally_.hold(timeline::MemoryKind::parameters, whole);
   } else {
-    if (keeps_whole_) tally_.hold(MemoryKind::gathered, whole);
-    hold_state(MemoryKind::parameters, shard);
+    if (keeps_whole_) tally_.hold(timeline::MemoryKind::gathered, whole);
+    hold_state(timeline::MemoryKind::parameters, shard);
     if (!keeps_whole_ && offloads_ && !offload_shards_) {
-      tally_.hold(MemoryKind::parameters, flat.slot * model_.compute_bytes);
+      tally_.hold(
+          timeline::MemoryKind::parameters, flat.slot * model_.compute_bytes);
     }
   }
   if (!flat.trains) return;
   hold_state(
-      MemoryKind::optimizer_state, optimizer_copies(job_.optimizer) * shard);
-  if (!gradient_is_whole()) hold_state(MemoryKind::gradients, shard);
+      timeline::MemoryKind::optimizer_state,
+      optimizer_copies(job_.optimizer) * shard);
+  if (!gradient_is_whole()) hold_state(timeline::MemoryKind::gradients, shard);
 }
 
-void PlannedUnits::hold_state(MemoryKind kind, int64_t bytes) {
+void PlannedUnits::hold_state(timeline::MemoryKind kind, int64_t bytes) {
   if (offloads_ && !model_.host_is_device) {
     tally_.hold_on_host(bytes);
   } else {
@@ -201,7 +205,8 @@ void PlannedUnits::start_gather(size_t index) {
   if (unit.gathered) return;
   unit.gathered = true;
   for (const auto& flat : unit.flats) {
-    pool_.take(flat.whole * model_.compute_bytes, MemoryKind::gathered);
+    pool_.take(
+        flat.whole * model_.compute_bytes, timeline::MemoryKind::gathered);
     if (shards_ > 1) {
       calls_.add(
           "all_gather", "dp_shard", "parameters of " + unit.name,
@@ -214,7 +219,8 @@ void PlannedUnits::release(Unit& unit, bool always) {
   if (!unit.gathered || (unshard_once_ && !always)) return;
   unit.gathered = false;
   for (const auto& flat : unit.flats) {
-    pool_.give(flat.whole * model_.compute_bytes, MemoryKind::gathered);
+    pool_.give(
+        flat.whole * model_.compute_bytes, timeline::MemoryKind::gathered);
   }
 }
 
@@ -253,7 +259,7 @@ void PlannedUnits::fill_gradients(size_t layer) {
     if (std::exchange(unit.filling, true)) continue;
     for (const auto& flat : unit.flats) {
       if (flat.trains) {
-        pool_.take(flat.whole * reduce_bytes_, MemoryKind::gradients);
+        pool_.take(flat.whole * reduce_bytes_, timeline::MemoryKind::gradients);
       }
     }
   }
@@ -322,7 +328,7 @@ void PlannedUnits::end_reduction(Unit& unit) {
 void PlannedUnits::give_gradients(const Unit& unit) {
   for (const auto& flat : unit.flats) {
     if (flat.trains) {
-      pool_.give(flat.whole * reduce_bytes_, MemoryKind::gradients);
+      pool_.give(flat.whole * reduce_bytes_, timeline::MemoryKind::gradients);
     }
   }
 }
@@ -357,4 +363,4 @@ void PlannedUnits::end_step() {
   pool_.trim();
 }
 
-}  // namespace echelon::detail
+}  // namespace echelon::memory_plan::detail

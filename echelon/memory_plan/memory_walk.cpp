@@ -6,14 +6,14 @@
 
 #include "echelon/schedule/memory.h"
 
-namespace echelon::detail {
+namespace echelon::memory_plan::detail {
 namespace {
 
 // As in GradientReducer: larger gradients are reduced in place.
 constexpr int64_t kInPlaceBytes = 256 << 10;
 
-MemoryByKind only(MemoryKind kind, int64_t bytes) {
-  MemoryByKind memory;
+timeline::MemoryByKind only(timeline::MemoryKind kind, int64_t bytes) {
+  timeline::MemoryByKind memory;
   memory[kind] = bytes;
   return memory;
 }
@@ -69,10 +69,10 @@ class StepWalk {
   // ------------------------------------------------------------------- states
 
   void make_states() {
-    tally_.hold(MemoryKind::working, model_.batch_bytes);
+    tally_.hold(timeline::MemoryKind::working, model_.batch_bytes);
     for (const size_t layer : layers_) {
       const auto& one = model_.layers[layer];
-      tally_.hold(MemoryKind::parameters, one.buffer_bytes);
+      tally_.hold(timeline::MemoryKind::parameters, one.buffer_bytes);
       if (sharded_) {
         units_.make(layer);
       } else {
@@ -85,11 +85,11 @@ class StepWalk {
     int64_t trained = 0;
     for (const auto& one : layer.parameters) {
       const int64_t bytes = one.numel * model_.master_bytes;
-      tally_.hold(MemoryKind::parameters, bytes);
+      tally_.hold(timeline::MemoryKind::parameters, bytes);
       if (one.trains) trained += bytes;
     }
     tally_.hold(
-        MemoryKind::optimizer_state,
+        timeline::MemoryKind::optimizer_state,
         optimizer_copies(job_.optimizer) * trained);
   }
 
@@ -165,9 +165,9 @@ class StepWalk {
     if (sharded_) units_.finish();
     sum_ties();
     tally_.moment("the optimizer's step");
-    tally_.drop(MemoryKind::gradients, plain_gradients_);
+    tally_.drop(timeline::MemoryKind::gradients, plain_gradients_);
     plain_gradients_ = 0;
-    tally_.drop(MemoryKind::communication, bucket_now_);
+    tally_.drop(timeline::MemoryKind::communication, bucket_now_);
     bucket_now_ = 0;
     if (sharded_) {
       units_.end_step();
@@ -199,7 +199,7 @@ class StepWalk {
       sign > 0 ? tally_.hold_on_host(bytes) : tally_.drop_on_host(bytes);
       return;
     }
-    tally_.hold(MemoryKind::activations, sign * stored(bytes));
+    tally_.hold(timeline::MemoryKind::activations, sign * stored(bytes));
   }
 
   void run_forward(const Action& action) {
@@ -207,10 +207,11 @@ class StepWalk {
     for (size_t i = begin_of(action.stage); i < end_of(action.stage); ++i) {
       const auto& layer = model_.layers[i];
       if (sharded_) units_.use(i);
-      auto more =
-          only(MemoryKind::working, use_of(i).forward_peak_bytes + arriving);
+      auto more = only(
+          timeline::MemoryKind::working,
+          use_of(i).forward_peak_bytes + arriving);
       if (i == begin_of(action.stage) && action.stage > 0) {
-        more[MemoryKind::communication] += layer.input_bytes;
+        more[timeline::MemoryKind::communication] += layer.input_bytes;
       }
       tally_.moment(place("forward of " + layer.name, action), more);
       keep(kept_by(i, action.stage), 1);
@@ -220,7 +221,7 @@ class StepWalk {
       } else if (action.stage + 1 < schedule_.num_stages()) {
         tally_.moment(
             place("output of " + layer.name, action),
-            only(MemoryKind::communication, layer.output_bytes));
+            only(timeline::MemoryKind::communication, layer.output_bytes));
         if (schedule_.rank_of_stage[static_cast<size_t>(action.stage) + 1] !=
             options_.pipeline_rank) {
           calls_.add("send", "pp", "activations", layer.output_bytes);
@@ -245,15 +246,16 @@ class StepWalk {
         trained += bytes;
         largest = std::max(largest, bytes);
       }
-      MemoryByKind more;
+      timeline::MemoryByKind more;
       if (!completes || sharded_ || !first) {
         if (sharded_ && completes) units_.fill_gradients(i);
-        more[MemoryKind::working] =
+        more[timeline::MemoryKind::working] =
             use.backward_working_bytes + (completes ? largest : 0);
       } else {
-        more[MemoryKind::working] =
+        more[timeline::MemoryKind::working] =
             use.backward_peak_bytes - use.backward_peak_gradient_bytes;
-        more[MemoryKind::gradients] = use.backward_peak_gradient_bytes;
+        more[timeline::MemoryKind::gradients] =
+            use.backward_peak_gradient_bytes;
       }
       // The activations that backward frees are part of its peak.
       tally_.moment(what, more);
@@ -264,7 +266,7 @@ class StepWalk {
           units_.complete_gradients(
               i, begin_of(action.stage), end_of(action.stage), last);
         } else if (first) {
-          tally_.hold(MemoryKind::gradients, trained);
+          tally_.hold(timeline::MemoryKind::gradients, trained);
           plain_gradients_ += trained;
           hold_bucket(layer);
         }
@@ -292,7 +294,7 @@ class StepWalk {
           (tie.numel + ranks - 1) / ranks * model_.master_bytes;
       tally_.moment(
           "sum of tied gradients",
-          only(MemoryKind::working, (others + 1) * bytes));
+          only(timeline::MemoryKind::working, (others + 1) * bytes));
       calls_.add(
           "send", "pp", "gradients of tied parameters", own * others * bytes,
           own * others);
@@ -307,11 +309,11 @@ class StepWalk {
     for (const auto& one : layer.parameters) {
       const int64_t bytes = one.numel * model_.master_bytes;
       if (!one.trains || bytes >= kInPlaceBytes) continue;
-      tally_.hold(MemoryKind::communication, bytes);
+      tally_.hold(timeline::MemoryKind::communication, bytes);
       bucket_now_ += bytes;
     }
     while (bucket_now_ > job_.train.bucket_bytes) {
-      tally_.drop(MemoryKind::communication, job_.train.bucket_bytes);
+      tally_.drop(timeline::MemoryKind::communication, job_.train.bucket_bytes);
       bucket_now_ -= job_.train.bucket_bytes;
     }
   }
@@ -367,13 +369,13 @@ class StepWalk {
 
 std::vector<size_t>
 recompute_choices(const MemoryModel& model, const Job& job, int pipeline_rank) {
-  const auto none = static_cast<size_t>(Recompute::none);
+  const auto none = static_cast<size_t>(cost::Recompute::none);
   std::vector<size_t> choices(model.layers.size(), none);
   const auto& options = job.memory;
   if (options.recompute == "none") return choices;
   const auto all = recompute_costs(model);
   std::vector<size_t> own;
-  std::vector<RecomputeCost> costs;
+  std::vector<cost::RecomputeCost> costs;
   for (const int32_t stage : model.schedule.stages_of(pipeline_rank)) {
     const auto at = static_cast<size_t>(stage);
     for (size_t i = model.boundaries[at]; i < model.boundaries[at + 1]; ++i) {
@@ -383,7 +385,7 @@ recompute_choices(const MemoryModel& model, const Job& job, int pipeline_rank) {
     }
   }
   const auto stored = stored_activations(model.schedule);
-  const auto chosen = plan_recompute(
+  const auto chosen = cost::plan_recompute(
       options, costs,
       std::max(1, stored.ranks[static_cast<size_t>(pipeline_rank)]));
   for (size_t i = 0; i < own.size(); ++i) {
@@ -397,4 +399,4 @@ RankPlan walk_step(
   return StepWalk(model, job, options).run();
 }
 
-}  // namespace echelon::detail
+}  // namespace echelon::memory_plan::detail

@@ -14,27 +14,27 @@
 
 #include "echelon/memory_plan/memory_plan.h"
 
-namespace echelon::detail {
+namespace echelon::memory_plan::detail {
 
 /// The bytes that a rank holds now, and at its fullest moment.
 class MemoryTally {
  public:
-  void hold(MemoryKind kind, int64_t bytes) { now_[kind] += bytes; }
-  void drop(MemoryKind kind, int64_t bytes) { now_[kind] -= bytes; }
+  void hold(timeline::MemoryKind kind, int64_t bytes) { now_[kind] += bytes; }
+  void drop(timeline::MemoryKind kind, int64_t bytes) { now_[kind] -= bytes; }
   void hold_on_host(int64_t bytes);
   void drop_on_host(int64_t bytes) { host_ -= bytes; }
   /// A moment at which the rank holds `more` as well.
-  void moment(const std::string& what, const MemoryByKind& more = {});
+  void moment(const std::string& what, const timeline::MemoryByKind& more = {});
   void forget_peak();
 
-  const MemoryByKind& now() const { return now_; }
-  const MemoryByKind& peak() const { return peak_; }
+  const timeline::MemoryByKind& now() const { return now_; }
+  const timeline::MemoryByKind& peak() const { return peak_; }
   const std::string& peak_moment() const { return moment_; }
   int64_t host_peak() const { return host_peak_; }
 
  private:
-  MemoryByKind now_;
-  MemoryByKind peak_;
+  timeline::MemoryByKind now_;
+  timeline::MemoryByKind peak_;
   std::string moment_;
   int64_t host_ = 0;
   int64_t host_peak_ = 0;
@@ -45,14 +45,14 @@ class MemoryTally {
 class PooledBytes {
  public:
   explicit PooledBytes(MemoryTally& tally) : tally_(tally) {}
-  void take(int64_t bytes, MemoryKind kind);
-  void give(int64_t bytes, MemoryKind kind);
+  void take(int64_t bytes, timeline::MemoryKind kind);
+  void give(int64_t bytes, timeline::MemoryKind kind);
   /// Called when a step has ended.
   void trim();
 
  private:
   struct Size {
-    std::vector<MemoryKind> idle;
+    std::vector<timeline::MemoryKind> idle;
     int64_t used = 0;
     int64_t peak = 0;
   };
@@ -124,7 +124,7 @@ class PlannedUnits {
   };
 
   void make_flat(const Flat& flat);
-  void hold_state(MemoryKind kind, int64_t bytes);
+  void hold_state(timeline::MemoryKind kind, int64_t bytes);
   bool gradient_is_whole() const;
   std::vector<size_t> units_of(size_t layer) const;
   void start_gather(size_t index);
@@ -171,4 +171,4 @@ walk_step(const MemoryModel& model, const Job& job, const WalkOptions& options);
 std::vector<size_t>
 recompute_choices(const MemoryModel& model, const Job& job, int pipeline_rank);
 
-}  // namespace echelon::detail
+}  // namespace echelon::memory_plan::detail

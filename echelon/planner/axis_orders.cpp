@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <array>
 
-namespace echelon {
+namespace echelon::planner {
 namespace {
 
 // The properties of an axis' place in the order on which costs depend, on equal
@@ -15,7 +15,8 @@ struct AxisPlace {
   bool operator==(const AxisPlace&) const = default;
 };
 
-AxisPlace place_of(const Layout& layout, Axis axis, const Cluster& cluster) {
+AxisPlace
+place_of(const Layout& layout, Axis axis, const cluster::Cluster& cluster) {
   const int64_t degree = layout.degree(axis);
   if (degree == 1) return {};
   const int64_t devices = cluster.groups.front().node.num_devices;
@@ -32,7 +33,7 @@ AxisPlace place_of(const Layout& layout, Axis axis, const Cluster& cluster) {
 
 using Places = std::array<AxisPlace, kAxes.size()>;
 
-Places places_of(const Layout& layout, const Cluster& cluster) {
+Places places_of(const Layout& layout, const cluster::Cluster& cluster) {
   Places places;
   for (size_t i = 0; i < kAxes.size(); ++i) {
     places[i] = place_of(layout, kAxes[i], cluster);
@@ -54,7 +55,7 @@ const std::vector<AxisOrder>& axis_orders() {
 
 std::vector<int> orders_that_differ(
     const Layout& layout, const std::vector<int>& allowed,
-    const Cluster& cluster) {
+    const cluster::Cluster& cluster) {
   std::vector<int> kept;
   std::vector<Layout> layouts;
   std::vector<Places> places;
@@ -73,4 +74,4 @@ std::vector<int> orders_that_differ(
   return kept;
 }
 
-}  // namespace echelon
+}  // namespace echelon::planner

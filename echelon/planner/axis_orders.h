@@ -14,7 +14,7 @@
 #include "echelon/cluster/cluster.h"
 #include "echelon/layout/layout.h"
 
-namespace echelon {
+namespace echelon::planner {
 
 /// All orders that are tried, by number. The first is kAxes, in which each
 /// pipeline's ranks are as near to each other as possible.
@@ -26,6 +26,6 @@ const std::vector<AxisOrder>& axis_orders();
 /// node, only one is kept. On one node that is the first alone.
 std::vector<int> orders_that_differ(
     const Layout& layout, const std::vector<int>& allowed,
-    const Cluster& cluster);
+    const cluster::Cluster& cluster);
 
-}  // namespace echelon
+}  // namespace echelon::planner

@@ -8,7 +8,7 @@
 #include "echelon/cost/distinct_pipelines.h"
 #include "echelon/text/format.h"
 
-namespace echelon {
+namespace echelon::planner {
 namespace {
 
 // Shapes for which the trainer has a named size, which also sets what a shape
@@ -101,7 +101,7 @@ void put_transformer(Table& table, const PlanRequest& request) {
 
 // The layer that each stage but the first begins with, as the trainer calls it.
 std::vector<std::string> first_layers(
-    const ModelShape& model, const std::vector<int64_t>& stage_layers) {
+    const cost::ModelShape& model, const std::vector<int64_t>& stage_layers) {
   std::vector<std::string> names;
   int64_t begin = 0;
   for (size_t stage = 0; stage + 1 < stage_layers.size(); ++stage) {
@@ -119,11 +119,11 @@ std::vector<std::string> first_layers(
 
 // The smallest device of each pipeline rank in any pipeline.
 std::vector<int64_t>
-device_bytes(const Strategy& strategy, const Cluster& cluster) {
+device_bytes(const cost::Strategy& strategy, const cluster::Cluster& cluster) {
   std::vector<int64_t> bytes(
       static_cast<size_t>(strategy.layout.pp),
       std::numeric_limits<int64_t>::max());
-  for (const auto& pipeline : distinct_pipelines(strategy, cluster)) {
+  for (const auto& pipeline : cost::distinct_pipelines(strategy, cluster)) {
     for (size_t rank = 0; rank < bytes.size(); ++rank) {
       const auto group = static_cast<size_t>(pipeline.groups[rank]);
       const double memory = cluster.groups[group].node.device.memory_bytes;
@@ -134,13 +134,14 @@ device_bytes(const Strategy& strategy, const Cluster& cluster) {
 }
 
 void put_partition(
-    Table& table, const Strategy& strategy, const PlanRequest& request) {
+    Table& table, const cost::Strategy& strategy, const PlanRequest& request) {
   if (strategy.stage_layers.empty()) return;
   table.words("cut", first_layers(request.model, strategy.stage_layers));
   table.numbers("device_bytes", device_bytes(strategy, request.cluster));
 }
 
-std::string model_table(const Strategy& strategy, const PlanRequest& request) {
+std::string
+model_table(const cost::Strategy& strategy, const PlanRequest& request) {
   Table table("model");
   if (!is_trained_here(request.model)) {
     table.comment(
@@ -151,7 +152,8 @@ std::string model_table(const Strategy& strategy, const PlanRequest& request) {
   } else {
     table.word("name", request.model.name);
   }
-  if (request.precision == Precision::fp64) table.word("dtype", "float64");
+  if (request.precision == cluster::Precision::fp64)
+    table.word("dtype", "float64");
   put_partition(table, strategy, request);
   return table.text();
 }
@@ -177,7 +179,7 @@ void put_order(Table& table, const Layout& layout) {
   table.words("order", names);
 }
 
-std::string layout_table(const Strategy& strategy) {
+std::string layout_table(const cost::Strategy& strategy) {
   const Layout& layout = strategy.layout;
   Table table("layout");
   table.degree("dp", layout.dp_replicate);
@@ -198,7 +200,7 @@ std::string layout_table(const Strategy& strategy) {
   return table.text();
 }
 
-std::string shard_table(const Strategy& strategy) {
+std::string shard_table(const cost::Strategy& strategy) {
   Table table("shard");
   if (strategy.layout.dp_shard > 1) {
     table.number("stage", std::max<int64_t>(1, strategy.zero_stage));
@@ -210,38 +212,39 @@ std::string shard_table(const Strategy& strategy) {
 }
 
 // The activations of the fullest rank, in whole MiB.
-int64_t kept_activation_bytes(const StepEstimate& step) {
+int64_t kept_activation_bytes(const cost::StepEstimate& step) {
   int64_t most = 0;
   for (const auto& rank : step.memory.ranks) {
-    most = std::max(most, rank[MemoryKind::activations]);
+    most = std::max(most, rank[timeline::MemoryKind::activations]);
   }
   return ((most >> 20) + 1) << 20;
 }
 
 std::string memory_table(const Plan& plan) {
-  const Strategy& strategy = plan.strategy;
+  const cost::Strategy& strategy = plan.strategy;
   Table table("memory");
-  if (strategy.recompute != Recompute::none && strategy.recompute_layers >= 0) {
+  if (strategy.recompute != cost::Recompute::none &&
+      strategy.recompute_layers >= 0) {
     table.word("recompute", "budget");
     table.number("activation_bytes", kept_activation_bytes(plan.step));
-  } else if (strategy.recompute != Recompute::none) {
-    table.word("recompute", to_string(strategy.recompute));
+  } else if (strategy.recompute != cost::Recompute::none) {
+    table.word("recompute", cost::to_string(strategy.recompute));
   }
   if (strategy.offload_activations) table.word("activations", "offload");
   if (strategy.offload_optimizer) table.word("offload", "optimizer");
   return table.text();
 }
 
-std::string precision_table(const Strategy& strategy) {
+std::string precision_table(const cost::Strategy& strategy) {
   Table table("precision");
-  if (strategy.precision == Precision::bf16 ||
-      strategy.precision == Precision::fp16) {
-    table.word("compute", to_string(strategy.precision));
+  if (strategy.precision == cluster::Precision::bf16 ||
+      strategy.precision == cluster::Precision::fp16) {
+    table.word("compute", cluster::to_string(strategy.precision));
   }
   return table.text();
 }
 
-std::string train_table(const Strategy& strategy) {
+std::string train_table(const cost::Strategy& strategy) {
   Table table("train");
   table.number("batch", strategy.global_batch);
   if (strategy.layout.pp == 1 && strategy.num_microbatches() > 1) {
@@ -258,7 +261,7 @@ std::string train_table(const Strategy& strategy) {
 
 }  // namespace
 
-bool is_trained_here(const ModelShape& model) {
+bool is_trained_here(const cost::ModelShape& model) {
   if (model.transformer) {
     return is_gpt(*model.transformer) || is_llama(*model.transformer);
   }
@@ -274,4 +277,4 @@ std::string to_configuration(const Plan& plan, const PlanRequest& request) {
   return text;
 }
 
-}  // namespace echelon
+}  // namespace echelon::planner

@@ -5,7 +5,7 @@
 
 #include "echelon/planner/plan.h"
 
-namespace echelon {
+namespace echelon::planner {
 
 /// The tables of a configuration for `echelon train`: [model] (for gpt and
 /// llama shapes and the image networks; others get a comment), [layout],
@@ -14,6 +14,6 @@ namespace echelon {
 std::string to_configuration(const Plan& plan, const PlanRequest& request);
 
 /// Whether `echelon train` has a model of this shape.
-bool is_trained_here(const ModelShape& model);
+bool is_trained_here(const cost::ModelShape& model);
 
-}  // namespace echelon
+}  // namespace echelon::planner

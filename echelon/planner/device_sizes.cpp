@@ -10,7 +10,7 @@
 #include "echelon/cost/step_estimate.h"
 #include "echelon/cost/strategy.h"
 
-namespace echelon {
+namespace echelon::planner {
 namespace {
 
 constexpr double kAlike = 0.005;  // speeds that differ by less are one
@@ -22,10 +22,11 @@ bool all_alike(const std::vector<double>& numbers) {
 
 // Seconds of a sample through all layers on a single device.
 double seconds_alone(
-    const ModelShape& model, const NodeGroup& group, const Strategy& alone) {
-  const Cluster one{.name = {}, .groups = {group}};
+    const cost::ModelShape& model, const cluster::NodeGroup& group,
+    const cost::Strategy& alone) {
+  const cluster::Cluster one{.name = {}, .groups = {group}};
   double seconds = 0;
-  for (const auto& stage : stage_times(model, alone, one).stages) {
+  for (const auto& stage : cost::stage_times(model, alone, one).stages) {
     seconds += stage.forward + stage.backward;
   }
   return seconds;
@@ -33,37 +34,39 @@ double seconds_alone(
 
 // By stage, the least value of its pipeline rank's devices in all pipelines.
 std::vector<double> least_of_stages(
-    const Strategy& strategy, const Cluster& cluster,
+    const cost::Strategy& strategy, const cluster::Cluster& cluster,
     const std::vector<double>& of_group) {
   std::vector<double> of_rank(
       static_cast<size_t>(strategy.layout.pp),
       std::numeric_limits<double>::infinity());
-  for (const auto& pipeline : distinct_pipelines(strategy, cluster)) {
+  for (const auto& pipeline : cost::distinct_pipelines(strategy, cluster)) {
     for (size_t rank = 0; rank < of_rank.size(); ++rank) {
       of_rank[rank] = std::min(
           of_rank[rank], of_group[static_cast<size_t>(pipeline.groups[rank])]);
     }
   }
   std::vector<double> of_stage;
-  for (const int32_t rank : rank_of_stages(strategy)) {
+  for (const int32_t rank : cost::rank_of_stages(strategy)) {
     of_stage.push_back(of_rank[static_cast<size_t>(rank)]);
   }
   return of_stage;
 }
 
 // The work of the head next to the blocks, in blocks.
-std::vector<double> head_in_blocks(const ModelShape& model, size_t stages) {
+std::vector<double>
+head_in_blocks(const cost::ModelShape& model, size_t stages) {
   std::vector<double> taken(stages, 0);
   const TransformerShape& shape = *model.transformer;
   const double head = static_cast<double>(shape.vocab * shape.hidden);
-  taken.back() = head / block_parameters(shape, false).total();
+  taken.back() = head / cost::block_parameters(shape, false).total();
   return taken;
 }
 
 std::vector<int64_t> partition_by(
-    const ModelShape& model, const std::vector<double>& weights, bool time) {
+    const cost::ModelShape& model, const std::vector<double>& weights,
+    bool time) {
   if (!model.transformer) {
-    return layers_by_weight(flops_of_layers(model), weights);
+    return cost::layers_by_weight(cost::flops_of_layers(model), weights);
   }
   return share_out(
       model.transformer->layers, weights,
@@ -90,10 +93,11 @@ void begin_with_whole_parts(
 }  // namespace
 
 std::vector<double> device_speeds(
-    const ModelShape& model, const Cluster& cluster, int64_t seq_len,
-    Precision precision, const std::string& framework) {
+    const cost::ModelShape& model, const cluster::Cluster& cluster,
+    int64_t seq_len, cluster::Precision precision,
+    const std::string& framework) {
   if (!cluster.mixed()) return {};
-  Strategy alone;
+  cost::Strategy alone;
   alone.global_batch = 1;
   alone.seq_len = seq_len;
   alone.precision = precision;
@@ -109,11 +113,11 @@ std::vector<double> device_speeds(
 }
 
 std::vector<std::vector<int64_t>>
-sized_stages(const SearchJob& job, const Strategy& strategy) {
+sized_stages(const SearchJob& job, const cost::Strategy& strategy) {
   if (job.speeds.empty() || strategy.layout.pp == 1) return {};
   std::vector<double> bytes;
   for (const auto& group : job.cluster.groups) {
-    bytes.push_back(usable_bytes(group.node.device));
+    bytes.push_back(cost::usable_bytes(group.node.device));
   }
   std::vector<std::vector<int64_t>> cuts;
   for (const bool time : {true, false}) {
@@ -127,11 +131,11 @@ sized_stages(const SearchJob& job, const Strategy& strategy) {
 }
 
 std::vector<double>
-data_rank_speeds(const SearchJob& job, const Strategy& strategy) {
+data_rank_speeds(const SearchJob& job, const cost::Strategy& strategy) {
   if (job.speeds.empty() || strategy.layout.ep > 1) return {};
   std::vector<double> speeds(
       static_cast<size_t>(strategy.layout.data_degree()), 1.0);
-  for (const auto& pipeline : all_pipelines(strategy, job.cluster)) {
+  for (const auto& pipeline : cost::all_pipelines(strategy, job.cluster)) {
     double& speed = speeds[static_cast<size_t>(pipeline.data_index)];
     for (const int64_t group : pipeline.groups) {
       speed = std::min(speed, job.speeds[static_cast<size_t>(group)]);
@@ -163,4 +167,4 @@ std::vector<int64_t> share_out(
   return shares;
 }
 
-}  // namespace echelon
+}  // namespace echelon::planner

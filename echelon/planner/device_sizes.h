@@ -7,13 +7,14 @@
 
 #include "echelon/planner/search_space.h"
 
-namespace echelon {
+namespace echelon::planner {
 
 /// The speed at which one device of each group of nodes computes this model, as
 /// a share of the fastest. Empty where all are alike.
 std::vector<double> device_speeds(
-    const ModelShape& model, const Cluster& cluster, int64_t seq_len,
-    Precision precision, const std::string& framework);
+    const cost::ModelShape& model, const cluster::Cluster& cluster,
+    int64_t seq_len, cluster::Precision precision,
+    const std::string& framework);
 
 /// The layers of each stage, in two ways: stages that take about as long as
 /// each other, and stages that fill their devices' memory equally. Where
@@ -21,12 +22,12 @@ std::vector<double> device_speeds(
 /// count. Empty where the devices of all stages are alike. `job.speeds` are
 /// device_speeds().
 std::vector<std::vector<int64_t>>
-sized_stages(const SearchJob& job, const Strategy& strategy);
+sized_stages(const SearchJob& job, const cost::Strategy& strategy);
 
 /// The speed of each data-parallel rank's pipeline, which is that of its
 /// slowest device. Empty where all are alike.
 std::vector<double>
-data_rank_speeds(const SearchJob& job, const Strategy& strategy);
+data_rank_speeds(const SearchJob& job, const cost::Strategy& strategy);
 
 /// Divides `units` into whole shares of 1 or more, one for each weight, so that
 /// the largest (share + taken) / weight is as small as possible. Empty when
@@ -35,4 +36,4 @@ std::vector<int64_t> share_out(
     int64_t units, const std::vector<double>& weights,
     const std::vector<double>& taken = {});
 
-}  // namespace echelon
+}  // namespace echelon::planner

@@ -8,7 +8,7 @@
 #include "echelon/cost/step_estimate.h"
 #include "echelon/cost/strategy.h"
 
-namespace echelon {
+namespace echelon::planner {
 namespace {
 
 // Sums in another order differ by less than this.
@@ -23,10 +23,10 @@ bool splits_backward(const std::string& schedule) {
 // follow its last.
 enum class Around { nothing, forward, both };
 
-Around around_ranks(const Strategy& strategy) {
+Around around_ranks(const cost::Strategy& strategy) {
   if (!splits_backward(strategy.schedule)) return Around::both;
   // Steps of these are measured from a rank's own first action.
-  return find_framework(strategy.framework).validates_afterwards
+  return cost::find_framework(strategy.framework).validates_afterwards
              ? Around::nothing
              : Around::forward;
 }
@@ -38,9 +38,9 @@ double part(const std::vector<double>& sums, int64_t begin, int64_t count) {
 
 // Seconds of recompute in the first layers of a stage.
 double recompute_seconds(
-    const LayerTimes::Sums& sums, const Strategy& strategy, int64_t begin,
+    const LayerTimes::Sums& sums, const cost::Strategy& strategy, int64_t begin,
     int64_t count) {
-  if (strategy.recompute == Recompute::none) return 0;
+  if (strategy.recompute == cost::Recompute::none) return 0;
   if (strategy.recompute_layers >= 0) {
     count = std::min(count, strategy.recompute_layers);
   }
@@ -51,7 +51,7 @@ double recompute_seconds(
 // The longest time over ranks, of their own work and what is around it.
 double slowest_rank(
     const std::vector<const LayerTimes::Sums*>& of_rank,
-    const Strategy& strategy, const std::vector<int64_t>& counts,
+    const cost::Strategy& strategy, const std::vector<int64_t>& counts,
     const std::vector<int32_t>& rank_of_stage, double microbatches) {
   const Around around = around_ranks(strategy);
   const size_t stages = counts.size();
@@ -123,9 +123,9 @@ double busiest(const std::vector<const LayerTimes::Sums*>& of_rank) {
 }
 
 // The layers between the embedding and the head; of counted models, all.
-std::span<const LayerWork>
-blocks_of(const ModelShape& model, const std::vector<LayerWork>& layers) {
-  const std::span<const LayerWork> all(layers);
+std::span<const cost::LayerWork> blocks_of(
+    const cost::ModelShape& model, const std::vector<cost::LayerWork>& layers) {
+  const std::span<const cost::LayerWork> all(layers);
   return model.transformer ? all.subspan(1, all.size() - 2) : all;
 }
 
@@ -136,8 +136,8 @@ void append(std::vector<double>& sums, double seconds, int64_t times) {
 }  // namespace
 
 const LayerTimes::Sums& LayerTimes::of(
-    const Strategy& group, int64_t samples, int64_t first_rank, int64_t rank,
-    int64_t kind) {
+    const cost::Strategy& group, int64_t samples, int64_t first_rank,
+    int64_t rank, int64_t kind) {
   const Layout& layout = group.layout;
   const bool processor = job_.cluster.node_of(first_rank).device.processor;
   // Counted layers accumulate gradients over microbatches.
@@ -153,26 +153,27 @@ const LayerTimes::Sums& LayerTimes::of(
 // tp, cp and ep are innermost in every order, so that their groups are placed
 // alike on all equal nodes.
 LayerTimes::Sums LayerTimes::compute(
-    const Strategy& group, int64_t samples, int64_t first_rank,
+    const cost::Strategy& group, int64_t samples, int64_t first_rank,
     int64_t rank) const {
-  Strategy own = with_microbatch(group, samples);
-  const Framework framework = framework_on(
-      find_framework(own.framework), job_.cluster.node_of(first_rank).device);
-  const auto seconds = [&](const Operations& pass) {
-    return pass_seconds(pass, own, job_.cluster, framework, rank).total();
+  cost::Strategy own = cost::with_microbatch(group, samples);
+  const cost::Framework framework = cost::framework_on(
+      cost::find_framework(own.framework),
+      job_.cluster.node_of(first_rank).device);
+  const auto seconds = [&](const cost::Operations& pass) {
+    return cost::pass_seconds(pass, own, job_.cluster, framework, rank).total();
   };
   Sums sums{.forward = {0}, .both = {0}, .again = {}};
-  for (const Recompute recompute : kRecomputes) {
+  for (const cost::Recompute recompute : cost::kRecomputes) {
     own.recompute = recompute;
-    const auto layers = layer_work(job_.model, own, framework);
+    const auto layers = cost::layer_work(job_.model, own, framework);
     const auto blocks = blocks_of(job_.model, layers);
     auto& again = sums.again[static_cast<size_t>(recompute)];
     again = {0};
-    for (const LayerWork& layer : blocks) {
+    for (const cost::LayerWork& layer : blocks) {
       append(again, seconds(layer.again), layer.repeat);
     }
-    if (recompute != Recompute::none) continue;
-    for (const LayerWork& layer : layers) {
+    if (recompute != cost::Recompute::none) continue;
+    for (const cost::LayerWork& layer : layers) {
       const double forward = seconds(layer.forward);
       const double both = forward + seconds(layer.backward_input) +
                           seconds(layer.backward_weight);
@@ -191,13 +192,13 @@ LayerTimes::Sums LayerTimes::compute(
 }
 
 PipelineBound::PipelineBound(
-    const SearchJob& job, LayerTimes& times, const Strategy& group)
+    const SearchJob& job, LayerTimes& times, const cost::Strategy& group)
     : model_(&job.model),
-      places_(distinct_pipelines(group, job.cluster)),
+      places_(cost::distinct_pipelines(group, job.cluster)),
       microbatches_(static_cast<double>(group.num_microbatches())) {
   const int64_t stride = group.layout.stride(Axis::pp);
   for (const auto& pipeline : places_) {
-    const int64_t samples = microbatch_of(group, pipeline.data_index);
+    const int64_t samples = cost::microbatch_of(group, pipeline.data_index);
     Ranks ranks;
     int64_t rank = pipeline.first_rank;
     for (const int64_t kind : pipeline.groups) {
@@ -213,10 +214,10 @@ PipelineBound::PipelineBound(
   }
 }
 
-double PipelineBound::of(const Strategy& variant) const {
+double PipelineBound::of(const cost::Strategy& variant) const {
   if (!model_->transformer) return any_partition_;
-  const auto counts = stage_layers(*model_, variant);
-  const auto rank_of_stage = rank_of_stages(variant);
+  const auto counts = cost::stage_layers(*model_, variant);
+  const auto rank_of_stage = cost::rank_of_stages(variant);
   double most = any_partition_;
   for (const Ranks& ranks : pipelines_) {
     most = std::max(
@@ -227,13 +228,13 @@ double PipelineBound::of(const Strategy& variant) const {
   return most;
 }
 
-double PipelineTimes::at_least(const Strategy& strategy) const {
+double PipelineTimes::at_least(const cost::Strategy& strategy) const {
   const auto at = seconds_.find(key_of(strategy));
   return at == seconds_.end() ? 0 : at->second;
 }
 
 void PipelineTimes::learn(const Candidate& plain) {
-  const StepEstimate& step = plain.step;
+  const cost::StepEstimate& step = plain.step;
   const auto exposed = [&](Axis axis) {
     return step.parts.exposed[static_cast<size_t>(axis)];
   };
@@ -243,7 +244,7 @@ void PipelineTimes::learn(const Candidate& plain) {
                                   step.parts.optimizer - step.parts.other);
 }
 
-PipelineTimes::Key PipelineTimes::key_of(const Strategy& strategy) {
+PipelineTimes::Key PipelineTimes::key_of(const cost::Strategy& strategy) {
   const Layout& layout = strategy.layout;
   return {
       .numbers =
@@ -256,4 +257,4 @@ PipelineTimes::Key PipelineTimes::key_of(const Strategy& strategy) {
       .rank_microbatch = strategy.rank_microbatch};
 }
 
-}  // namespace echelon
+}  // namespace echelon::planner

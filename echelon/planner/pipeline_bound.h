@@ -39,7 +39,7 @@
 #include "echelon/planner/search.h"
 #include "echelon/planner/search_space.h"
 
-namespace echelon {
+namespace echelon::planner {
 
 /// Seconds of a microbatch through each layer, on each kind of device.
 class LayerTimes {
@@ -47,7 +47,8 @@ class LayerTimes {
   /// Sums over the first blocks (of counted models: layers); [0] is 0.
   struct Sums {
     std::vector<double> forward, both;  // both: backward too
-    std::array<std::vector<double>, kRecomputes.size()> again;  // by Recompute
+    std::array<std::vector<double>, cost::kRecomputes.size()>
+        again;  // by Recompute
     /// The embedding and the head, which are not blocks.
     double first_forward = 0, first_both = 0, last_both = 0;
 
@@ -58,14 +59,14 @@ class LayerTimes {
   /// The sums on `rank` of a pipeline that begins at `first_rank`, for
   /// microbatches of `samples`. `kind` is the rank's group of nodes.
   const Sums&
-  of(const Strategy& group, int64_t samples, int64_t first_rank, int64_t rank,
-     int64_t kind);
+  of(const cost::Strategy& group, int64_t samples, int64_t first_rank,
+     int64_t rank, int64_t kind);
 
  private:
   using Key = std::tuple<
       int64_t, int64_t, int64_t, bool, int64_t, int64_t, int64_t, bool>;
   Sums compute(
-      const Strategy& group, int64_t samples, int64_t first_rank,
+      const cost::Strategy& group, int64_t samples, int64_t first_rank,
       int64_t rank) const;
 
   const SearchJob& job_;
@@ -75,23 +76,24 @@ class LayerTimes {
 /// Lower bounds for one group of strategies (search_space.h).
 class PipelineBound {
  public:
-  PipelineBound(const SearchJob& job, LayerTimes& times, const Strategy& group);
+  PipelineBound(
+      const SearchJob& job, LayerTimes& times, const cost::Strategy& group);
 
   /// The bound for every variant, whatever its stages.
   double any_partition() const { return any_partition_; }
   /// The bound with the stages of this variant and its recompute. For models of
   /// counted layers it is any_partition().
-  double of(const Strategy& variant) const;
+  double of(const cost::Strategy& variant) const;
 
   /// distinct_pipelines() of each variant.
-  const std::vector<PipelinePlace>& places() const { return places_; }
+  const std::vector<cost::PipelinePlace>& places() const { return places_; }
 
  private:
   /// The sums of a pipeline, by rank.
   using Ranks = std::vector<const LayerTimes::Sums*>;
 
-  const ModelShape* model_;
-  std::vector<PipelinePlace> places_;
+  const cost::ModelShape* model_;
+  std::vector<cost::PipelinePlace> places_;
   std::vector<Ranks> pipelines_;  // distinct ones
   double microbatches_ = 0;
   double any_partition_ = 0;
@@ -103,7 +105,7 @@ class PipelineBound {
 class PipelineTimes {
  public:
   /// The least time of a step; 0 before any was learned.
-  double at_least(const Strategy& strategy) const;
+  double at_least(const cost::Strategy& strategy) const;
   /// `plain`: with nothing done to save memory.
   void learn(const Candidate& plain);
 
@@ -116,9 +118,9 @@ class PipelineTimes {
     std::vector<int64_t> stage_layers, rank_microbatch;
     auto operator<=>(const Key&) const = default;
   };
-  static Key key_of(const Strategy& strategy);
+  static Key key_of(const cost::Strategy& strategy);
 
   std::map<Key, double> seconds_;
 };
 
-}  // namespace echelon
+}  // namespace echelon::planner

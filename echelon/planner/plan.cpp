@@ -10,13 +10,14 @@
 #include "echelon/text/format.h"
 #include "echelon/text/units.h"
 
-namespace echelon {
+namespace echelon::planner {
 namespace {
 
 constexpr double kSecondsPerHour = 3600;
 constexpr int64_t kMostDevices = 1 << 17;  // that a smallest cluster may have
 
-double step_price(const Cluster& cluster, int64_t devices, double seconds) {
+double
+step_price(const cluster::Cluster& cluster, int64_t devices, double seconds) {
   double price = 0;  // of an hour
   int64_t left = devices;
   for (const auto& group : cluster.groups) {
@@ -27,7 +28,7 @@ double step_price(const Cluster& cluster, int64_t devices, double seconds) {
   return price * seconds / kSecondsPerHour;
 }
 
-Plan plan_of(const Candidate& candidate, const Cluster& cluster) {
+Plan plan_of(const Candidate& candidate, const cluster::Cluster& cluster) {
   const int64_t devices = candidate.strategy.layout.num_ranks();
   return {
       .strategy = candidate.strategy,
@@ -55,7 +56,7 @@ SearchJob job_of(const PlanRequest& request, int64_t devices) {
 
 // Numbers of devices that a job may take, ascending: fractions of a node, then
 // nodes.
-std::vector<int64_t> device_counts(const Cluster& cluster) {
+std::vector<int64_t> device_counts(const cluster::Cluster& cluster) {
   const int64_t all = cluster.num_devices();
   const int64_t node = cluster.groups.front().node.num_devices;
   std::vector<int64_t> counts;
@@ -133,10 +134,10 @@ void search_all(const PlanRequest& request, PlanResult& result) {
 }
 
 // The cluster, with more nodes of the last kind where it has too few devices.
-Cluster resized(const Cluster& cluster, int64_t devices) {
+cluster::Cluster resized(const cluster::Cluster& cluster, int64_t devices) {
   const int64_t missing = devices - cluster.num_devices();
   if (missing <= 0) return cluster;
-  Cluster larger = cluster;
+  cluster::Cluster larger = cluster;
   auto& last = larger.groups.back();
   last.count += (missing + last.node.num_devices - 1) / last.node.num_devices;
   return larger;
@@ -171,8 +172,8 @@ std::optional<Plan> find_smallest(const PlanRequest& request) {
 
 // Replaces the times of formulas by those of simulated events. Memory stays.
 void simulate_step(const PlanRequest& request, Plan& plan) {
-  StepEstimate step =
-      simulate(
+  cost::StepEstimate step =
+      simulator::simulate(
           request.model, plan.strategy, request.cluster, {.timeline_ranks = 0})
           .step;
   step.memory = plan.step.memory;
@@ -235,38 +236,41 @@ void compare_with_textbook(const PlanRequest& request, PlanResult& result) {
   }
 }
 
-std::string precisions_of(const Device& device) {
+std::string precisions_of(const cluster::Device& device) {
   std::string text;
-  for (const Precision precision : kPrecisions) {
+  for (const cluster::Precision precision : cluster::kPrecisions) {
     if (device.peak(precision) <= 0) continue;
-    text += (text.empty() ? "" : ", ") + std::string(to_string(precision));
+    text +=
+        (text.empty() ? "" : ", ") + std::string(cluster::to_string(precision));
   }
   return text;
 }
 
 void check_request(const PlanRequest& request) {
-  check(request.model);
-  check(request.cluster);
+  cost::check(request.model);
+  cluster::check(request.cluster);
   if (request.global_batch < 1) {
     throw ConfigError(format(
         "--batch {}: must be at least 1, the samples of one step",
         request.global_batch));
   }
   const auto trains = {
-      Precision::bf16, Precision::fp16, Precision::fp32, Precision::fp64};
+      cluster::Precision::bf16, cluster::Precision::fp16,
+      cluster::Precision::fp32, cluster::Precision::fp64};
   if (request.framework == "echelon" &&
       std::ranges::find(trains, request.precision) == trains.end()) {
     throw ConfigError(format(
         "--precision {}: echelon train computes in bf16, fp16, fp32 or fp64; "
         "take one of these, or another --stack",
-        to_string(request.precision)));
+        cluster::to_string(request.precision)));
   }
   for (const auto& group : request.cluster.groups) {
-    const Device& device = group.node.device;
+    const cluster::Device& device = group.node.device;
     if (device.peak(request.precision) > 0) continue;
     throw ConfigError(format(
         "--precision {}: {} does not compute in it; it does in {}",
-        to_string(request.precision), device.name, precisions_of(device)));
+        cluster::to_string(request.precision), device.name,
+        precisions_of(device)));
   }
   if (request.keep < 1) throw ConfigError("at least 1 plan must be kept");
 }
@@ -305,15 +309,16 @@ Alternative alternative(
 
 }  // namespace
 
-Precision usual_precision(const Cluster& cluster) {
-  for (const Precision precision : {Precision::bf16, Precision::fp16}) {
-    const bool all =
-        std::ranges::all_of(cluster.groups, [&](const NodeGroup& group) {
+cluster::Precision usual_precision(const cluster::Cluster& cluster) {
+  for (const cluster::Precision precision :
+       {cluster::Precision::bf16, cluster::Precision::fp16}) {
+    const bool all = std::ranges::all_of(
+        cluster.groups, [&](const cluster::NodeGroup& group) {
           return group.node.device.peak(precision) > 0;
         });
     if (all) return precision;
   }
-  return Precision::fp32;
+  return cluster::Precision::fp32;
 }
 
 PlanResult plan(const PlanRequest& request) {
@@ -389,4 +394,4 @@ explain_key(const PlanRequest& request, const std::string& key) {
   return rows;
 }
 
-}  // namespace echelon
+}  // namespace echelon::planner

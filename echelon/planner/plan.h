@@ -9,22 +9,22 @@
 
 #include "echelon/cost/step_estimate.h"
 
-namespace echelon {
+namespace echelon::planner {
 
 /// `devices` asks for the smallest number of devices on which the model fits.
 enum class Objective { time, cost, devices };
 
 /// What is given; the rest is searched. Contradictions throw ConfigError.
 struct PlanRequest {
-  ModelShape model;
-  Cluster cluster;
+  cost::ModelShape model;
+  cluster::Cluster cluster;
   int64_t global_batch = 0;  // samples
   int64_t seq_len = 0;       // 0: the model's
   Objective objective = Objective::time;
   /// "tp=8", "recompute=none", "schedule=1f1b", …: key and value, as
   /// search_keys() (search_key.h) has them.
   std::vector<std::pair<std::string, std::string>> fixed;
-  Precision precision = Precision::bf16;
+  cluster::Precision precision = cluster::Precision::bf16;
   std::string framework = "echelon";
   int64_t keep = 5;  // plans to return, each with a different layout
   /// Whether the best few are simulated, event by event, before they are
@@ -37,8 +37,8 @@ struct PlanRequest {
 };
 
 struct Plan {
-  Strategy strategy;
-  StepEstimate step;
+  cost::Strategy strategy;
+  cost::StepEstimate step;
   double cost_per_step = 0;  // of all devices; 0: unknown prices
   int64_t devices = 0;
 };
@@ -72,7 +72,7 @@ struct PlanResult {
 };
 
 /// bf16, else fp16 where all devices have it, else fp32.
-Precision usual_precision(const Cluster& cluster);
+cluster::Precision usual_precision(const cluster::Cluster& cluster);
 
 /// Takes about 1 s for 1,024 devices of one kind, 2 to 3 s for two kinds.
 /// Throws ConfigError for a batch that no layout divides and for contradictory
@@ -95,4 +95,4 @@ struct Alternative {
 std::vector<Alternative>
 explain_key(const PlanRequest& request, const std::string& key);
 
-}  // namespace echelon
+}  // namespace echelon::planner

@@ -10,7 +10,7 @@
 #include "echelon/report/page.h"
 #include "echelon/text/units.h"
 
-namespace echelon {
+namespace echelon::planner {
 namespace {
 
 // --- Points over two logarithmic axes ---------------------------------------
@@ -85,7 +85,8 @@ std::vector<double> ticks_of(const Range& range) {
 // phone, a wide screen and paper.
 class PlaneDrawing {
  public:
-  PlaneDrawing(Markup& page, const Plane& plane) : page_(page), plane_(plane) {
+  PlaneDrawing(report::Markup& page, const Plane& plane)
+      : page_(page), plane_(plane) {
     std::vector<double> xs, ys;
     for (const auto& point : plane.points) {
       xs.push_back(point.x);
@@ -118,18 +119,19 @@ class PlaneDrawing {
 
  private:
   std::string at_x(double x) const {
-    return coordinate(100 * x_.share(x)) + "%";
+    return report::coordinate(100 * x_.share(x)) + "%";
   }
   std::string at_y(double y, double below = 0) const {
-    return coordinate(plane_.height * (1 - y_.share(y)) + below);
+    return report::coordinate(plane_.height * (1 - y_.share(y)) + below);
   }
 
   void open() {
     page_.add("<figure class='chart plane' id='{}'><figcaption>", plane_.id);
-    draw_caption(page_, plane_.title, plane_.headline);
+    report::draw_caption(page_, plane_.title, plane_.headline);
     if (!plane_.keys.empty()) {
       page_.add("<span class='keys'>");
-      for (const auto& [css, text] : plane_.keys) draw_key(page_, css, text);
+      for (const auto& [css, text] : plane_.keys)
+        report::draw_key(page_, css, text);
       page_.add("</span>");
     }
     page_.add(
@@ -150,7 +152,7 @@ class PlaneDrawing {
         plane_.height);
     const auto ticks = plane_.x_ticks.empty() ? ticks_of(x_) : plane_.x_ticks;
     for (size_t i = 0; i < ticks.size(); ++i) {
-      draw_tick(
+      report::draw_tick(
           page_, i, x_.share(ticks[i]), plane_.height + 18,
           plane_.x_text(ticks[i]), /*edge=*/0.03);
     }
@@ -209,12 +211,12 @@ class PlaneDrawing {
         left ? "end" : "start", point.label);
   }
 
-  Markup& page_;
+  report::Markup& page_;
   const Plane& plane_;
   Range x_, y_;
 };
 
-void draw_plane(Markup& page, const Plane& plane) {
+void draw_plane(report::Markup& page, const Plane& plane) {
   if (!plane.points.empty()) PlaneDrawing(page, plane).run();
 }
 
@@ -232,7 +234,7 @@ std::string devices_text(int64_t number) {
 std::string plan_title(const Plan& plan) {
   return format(
       "{}: {}\n{} a step, {} a device, MFU {}", devices_text(plan.devices),
-      to_string(plan.strategy), format_seconds(plan.step.step_seconds),
+      cost::to_string(plan.strategy), format_seconds(plan.step.step_seconds),
       format_bytes(plan.step.memory.peak_bytes()),
       format_percent(plan.step.model_flops_utilisation));
 }
@@ -300,21 +302,21 @@ Plane choices_plane(const PlanPage& input) {
   };
 }
 
-void draw_table(Markup& page, const std::vector<Plan>& plans) {
+void draw_table(report::Markup& page, const std::vector<Plan>& plans) {
   page.add("<details><summary>All of them as a table</summary>");
-  open_table(
+  report::open_table(
       page, "The layouts in figures",
       {"Strategy", "Devices", "Step", "MFU", "Memory of a device"});
   for (const auto& plan : plans) {
     page.add(
         "<tr><th scope='row'>{}</th><td>{}</td><td>{}</td><td>{}</td>"
         "<td>{}</td></tr>",
-        to_string(plan.strategy), format_count(plan.devices),
+        cost::to_string(plan.strategy), format_count(plan.devices),
         format_seconds(plan.step.step_seconds),
         format_percent(plan.step.model_flops_utilisation),
         format_bytes(plan.step.memory.peak_bytes()));
   }
-  close_table(page);
+  report::close_table(page);
   page.add("</details>");
 }
 
@@ -362,7 +364,7 @@ Plane growth_plane(const PlanPage& input) {
 
 }  // namespace
 
-void draw_choices(Markup& page, const PlanPage& input) {
+void draw_choices(report::Markup& page, const PlanPage& input) {
   if (input.choices.empty()) return;
   Plane plane = choices_plane(input);
   const Plan* best = best_of(input);
@@ -373,8 +375,8 @@ void draw_choices(Markup& page, const PlanPage& input) {
         kColors[static_cast<size_t>(at - counts.begin()) % kColors.size()]);
   };
   for (const auto& plan : input.choices) {
-    const bool is_best =
-        best && to_string(plan.strategy) == to_string(best->strategy);
+    const bool is_best = best && cost::to_string(plan.strategy) ==
+                                     cost::to_string(best->strategy);
     plane.points.push_back(
         {plan.step.memory.peak_bytes(), plan.step.step_seconds,
          color(plan.devices), plan_title(plan),
@@ -388,7 +390,7 @@ void draw_choices(Markup& page, const PlanPage& input) {
   draw_table(page, input.choices);
 }
 
-void draw_growth(Markup& page, const PlanPage& input) {
+void draw_growth(report::Markup& page, const PlanPage& input) {
   if (input.growth.empty()) return;
   page.add("<h2>More and fewer devices</h2>");
   draw_plane(page, growth_plane(input));
@@ -401,4 +403,4 @@ void draw_growth(Markup& page, const PlanPage& input) {
   }
 }
 
-}  // namespace echelon
+}  // namespace echelon::planner

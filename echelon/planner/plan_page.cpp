@@ -16,7 +16,7 @@
 #include "echelon/timeline/overlap.h"
 #include "echelon/timeline/pipeline_blocks.h"
 
-namespace echelon {
+namespace echelon::planner {
 namespace {
 
 // --- Bars: what memory is for, what time goes to ----------------------------
@@ -25,25 +25,26 @@ constexpr double kMostOverLimit = 1.6;  // longer bars are clipped
 constexpr size_t kMostRanks = 8;        // of a pipeline that are shown
 
 // What one pipeline rank holds.
-StackedRow memory_row(
-    const std::string& name, const MemoryEstimate& estimate, size_t rank) {
-  const MemoryByKind& memory = estimate.ranks[rank];
+report::StackedRow memory_row(
+    const std::string& name, const cost::MemoryEstimate& estimate,
+    size_t rank) {
+  const timeline::MemoryByKind& memory = estimate.ranks[rank];
   const double reserved = estimate.reserved_bytes;
   constexpr std::array<const char*, 7> colors = {"mp", "mg", "mo", "ma",
                                                  "mu", "mc", "mw"};
-  StackedRow row{name, {}, {}, estimate.limit(rank)};
-  for (size_t i = 0; i < kMemoryKinds.size(); ++i) {
-    const double bytes = static_cast<double>(memory[kMemoryKinds[i]]);
+  report::StackedRow row{name, {}, {}, estimate.limit(rank)};
+  for (size_t i = 0; i < timeline::kMemoryKinds.size(); ++i) {
+    const double bytes = static_cast<double>(memory[timeline::kMemoryKinds[i]]);
     row.parts.push_back(
-        {colors[i], std::string(to_string(kMemoryKinds[i])), bytes,
-         format_bytes(bytes)});
+        {colors[i], std::string(timeline::to_string(timeline::kMemoryKinds[i])),
+         bytes, format_bytes(bytes)});
   }
   row.parts.push_back({"idle", "reserved", reserved, format_bytes(reserved)});
   row.total = format_bytes(row.sum());
   return row;
 }
 
-StackedRow fullest_row(const std::string& name, const Plan& plan) {
+report::StackedRow fullest_row(const std::string& name, const Plan& plan) {
   const auto& memory = plan.step.memory;
   return memory_row(name, memory, static_cast<size_t>(memory.fullest()));
 }
@@ -54,7 +55,7 @@ std::string layout_text(const Plan& plan) {
 
 // A row for each pipeline rank, or for some of many.
 void add_pipeline_rows(
-    const std::string& name, const Plan& plan, StackedBars& bars) {
+    const std::string& name, const Plan& plan, report::StackedBars& bars) {
   const auto& memory = plan.step.memory;
   const size_t ranks = memory.ranks.size();
   const size_t shown = std::min(ranks, kMostRanks);
@@ -71,8 +72,9 @@ void add_pipeline_rows(
 // the fullest device of the other plans, of the textbook choices and of the
 // smallest cluster that would do, each against what a job may use.
 void draw_memory_bars(
-    Markup& page, const PlanRequest& request, const PlanResult& result) {
-  StackedBars bars{
+    report::Markup& page, const PlanRequest& request,
+    const PlanResult& result) {
+  report::StackedBars bars{
       .id = "memory",
       .title = "By kind, against what a job may use",
       .description = "What the devices of each plan hold, by kind.",
@@ -106,21 +108,21 @@ void draw_memory_bars(
   for (auto& row : bars.rows) {
     if (row.sum() > bars.whole) row.total += ", cut off here";
   }
-  draw_stacked_bars(page, bars);
+  report::draw_stacked_bars(page, bars);
 }
 
 // The best plans' steps, by what they are spent on.
-void draw_part_bars(Markup& page, const PlanResult& result) {
-  StackedBars bars{
+void draw_part_bars(report::Markup& page, const PlanResult& result) {
+  report::StackedBars bars{
       .id = "parts",
       .title = "What the steps of the best layouts are spent on",
       .description = "The time of a step by what it is spent on.",
   };
   for (const auto& plan : result.plans) {
-    const StepParts& parts = plan.step.parts;
+    const cost::StepParts& parts = plan.step.parts;
     double communication = 0;
     for (const double seconds : parts.exposed) communication += seconds;
-    StackedRow row{
+    report::StackedRow row{
         layout_text(plan),
         format_seconds(plan.step.step_seconds),
         {{"bw", "matmul", parts.matrix, {}},
@@ -134,7 +136,7 @@ void draw_part_bars(Markup& page, const PlanResult& result) {
     for (auto& part : row.parts) part.text = format_seconds(part.value);
     bars.rows.push_back(row);
   }
-  draw_stacked_bars(page, bars);
+  report::draw_stacked_bars(page, bars);
 }
 
 // --- The step ---------------------------------------------------------------
@@ -145,7 +147,8 @@ constexpr int64_t kMostRows = 16;
 
 // Says which ranks are drawn, and what the others do.
 std::string drawn_text(
-    const PlanRequest& request, const Layout& layout, const SimulatedRun& run) {
+    const PlanRequest& request, const Layout& layout,
+    const simulator::SimulatedRun& run) {
   const bool pipeline = layout.pp > 1;
   const int64_t others = layout.num_ranks() / layout.pp - 1;
   std::string text = pipeline ? "Drawn is one pipeline, that of rank 0"
@@ -173,7 +176,7 @@ std::string drawn_text(
          " the same, at other times only where their links are others.";
 }
 
-std::string idle_text(const StagePictures& stages) {
+std::string idle_text(const report::StagePictures& stages) {
   const std::string idle = format_percent(stages.idle);
   if (!stages.ideal_idle) return idle + " of the devices' time is idle.";
   return format(
@@ -184,46 +187,49 @@ std::string idle_text(const StagePictures& stages) {
 }
 
 // The figures stay those of all rows.
-void keep_first_rows(PipelinePicture& picture) {
+void keep_first_rows(report::PipelinePicture& picture) {
   const auto most = static_cast<size_t>(kMostRows);
   if (picture.rows.size() <= most) return;
-  picture.bubble = bubble_fraction(picture.blocks, picture.rows.size());
-  picture.makespan = makespan(picture.blocks);
+  picture.bubble =
+      timeline::bubble_fraction(picture.blocks, picture.rows.size());
+  picture.makespan = timeline::makespan(picture.blocks);
   picture.rows.resize(most);
-  std::erase_if(picture.blocks, [](const PipelineBlock& block) {
+  std::erase_if(picture.blocks, [](const timeline::PipelineBlock& block) {
     return block.row >= kMostRows;
   });
 }
 
 void draw_pipeline(
-    Markup& page, StagePictures stages, const std::string& drawn) {
+    report::Markup& page, report::StagePictures stages,
+    const std::string& drawn) {
   for (auto& picture : stages.pictures) keep_first_rows(picture);
   stages.pictures.back().title = "The step, simulated";
   stages.pictures.back().player_name = "the simulated step";
   page.add(
       "<p class='finding'>{}</p><p class='finding'>{}</p>",
       unbroken(idle_text(stages)), drawn);
-  draw_stage_pictures(page, stages);
+  report::draw_stage_pictures(page, stages);
 }
 
 // The step of a plan, simulated, as a report draws a real one: rows of
 // microbatches for one pipeline, else what one rank computes and sends; and
 // what the others do, in words.
-void draw_step(Markup& page, const PlanRequest& request, const Plan& plan) {
+void draw_step(
+    report::Markup& page, const PlanRequest& request, const Plan& plan) {
   const Layout& layout = plan.strategy.layout;
-  const SimulatedRun run = simulate(
+  const simulator::SimulatedRun run = simulator::simulate(
       request.model, plan.strategy, request.cluster,
       {.timeline_ranks = layout.pp});
   const std::string drawn = drawn_text(request, layout, run);
-  if (auto stages = stage_pictures(run.timeline, "step")) {
+  if (auto stages = report::stage_pictures(run.timeline, "step")) {
     draw_pipeline(page, std::move(*stages), drawn);
     return;
   }
-  const Diagnosis diagnosis = diagnose(run.timeline);
+  const timeline::Diagnosis diagnosis = timeline::diagnose(run.timeline);
   page.add(
       "<p class='finding'>{}</p><p class='finding'>{}</p>",
       unbroken(diagnosis.sentence), drawn);
-  draw_typical_step(page, run.timeline, diagnosis, "step-");
+  report::draw_typical_step(page, run.timeline, diagnosis, "step-");
 }
 
 // --- Headline figures and the reason ----------------------------------------
@@ -237,32 +243,34 @@ const Plan& shown_plan(const PlanResult& result) {
   return result.plans.empty() ? *result.closest : result.plans.front();
 }
 
-void draw_figures(Markup& page, const PlanPage& input) {
+void draw_figures(report::Markup& page, const PlanPage& input) {
   const Plan& best = input.result.plans.front();
-  const StepEstimate& step = best.step;
+  const cost::StepEstimate& step = best.step;
   const double limit = usable_fullest_bytes(input.request, best);
-  draw_tiles(
-      page, {{"A step", format_seconds(step.step_seconds),
-              format_count(input.request.global_batch) + " samples"},
-             {input.request.model.transformer ? "Tokens/s" : "Samples/s",
-              format_count(step.tokens_per_second),
-              format_count(
-                  step.tokens_per_second / static_cast<double>(best.devices)) +
-                  " a device"},
-             {"MFU", format_percent(step.model_flops_utilisation),
-              format("of the peak in {}", to_string(input.request.precision))},
-             {"Memory of a device", format_bytes(step.memory.peak_bytes()),
-              "of " + format_bytes(limit)},
-             {"Bubble", format_percent(step.parts.bubble / step.step_seconds),
-              "of the step"}});
+  report::draw_tiles(
+      page,
+      {{"A step", format_seconds(step.step_seconds),
+        format_count(input.request.global_batch) + " samples"},
+       {input.request.model.transformer ? "Tokens/s" : "Samples/s",
+        format_count(step.tokens_per_second),
+        format_count(
+            step.tokens_per_second / static_cast<double>(best.devices)) +
+            " a device"},
+       {"MFU", format_percent(step.model_flops_utilisation),
+        format(
+            "of the peak in {}", cluster::to_string(input.request.precision))},
+       {"Memory of a device", format_bytes(step.memory.peak_bytes()),
+        "of " + format_bytes(limit)},
+       {"Bubble", format_percent(step.parts.bubble / step.step_seconds),
+        "of the step"}});
 }
 
-void draw_what_is_missing(Markup& page, const PlanPage& input) {
+void draw_what_is_missing(report::Markup& page, const PlanPage& input) {
   const auto& smallest = input.result.smallest;
   const double needed = input.result.closest->step.memory.peak_bytes();
   const double limit =
       usable_fullest_bytes(input.request, *input.result.closest);
-  draw_tiles(
+  report::draw_tiles(
       page, {{"The closest needs", format_bytes(needed), "of each device"},
              {"A device has", format_bytes(limit), "for a job"},
              {"Devices", format_count(input.request.cluster.num_devices()),
@@ -271,7 +279,7 @@ void draw_what_is_missing(Markup& page, const PlanPage& input) {
               smallest ? "such devices" : "number of such devices"}});
 }
 
-void draw_reason(Markup& page, const PlanPage& input) {
+void draw_reason(report::Markup& page, const PlanPage& input) {
   const PlanResult& result = input.result;
   const bool fits = !result.plans.empty();
   const Reason& reason = result.reason;
@@ -289,15 +297,15 @@ void draw_reason(Markup& page, const PlanPage& input) {
       "<h2>{}</h2><p class='lead'>{}</p>",
       fits ? "Why it works" : "What would do", reason.why);
   if (result.others.empty()) return;
-  Facts others;
+  report::Facts others;
   for (const auto& other : result.others) {
     others.emplace_back(other.name, other.because);
   }
   page.add("<h2>Why not</h2>");
-  draw_facts(page, others);
+  report::draw_facts(page, others);
 }
 
-void draw_steps(Markup& page, const PlanPage& input) {
+void draw_steps(report::Markup& page, const PlanPage& input) {
   page.add("<h2>The step</h2>");
   draw_part_bars(page, input.result);
   draw_step(page, input.request, input.result.plans.front());
@@ -305,7 +313,7 @@ void draw_steps(Markup& page, const PlanPage& input) {
 
 bool is_known(const std::vector<Plan>& plans, const Plan& plan) {
   return std::ranges::any_of(plans, [&](const Plan& one) {
-    return to_string(one.strategy) == to_string(plan.strategy);
+    return cost::to_string(one.strategy) == cost::to_string(plan.strategy);
   });
 }
 
@@ -347,11 +355,11 @@ std::string to_html(const PlanPage& input) {
   const Plan& shown = shown_plan(input.result);
   const bool plays = fits && shown.strategy.layout.pp > 1;
   const std::string title = request.model.name + " on " + request.cluster.name;
-  Markup page;
+  report::Markup page;
   page.add("<header>");
-  draw_title(page, "plan", title);
+  report::draw_title(page, "plan", title);
   if (fits) {
-    page.add("<p class='lead under'>{}</p>", to_string(shown.strategy));
+    page.add("<p class='lead under'>{}</p>", cost::to_string(shown.strategy));
   } else {
     page.add("<p class='outcome'>Nothing fits</p>");
   }
@@ -371,8 +379,9 @@ std::string to_html(const PlanPage& input) {
       "<footer>Computed by Echelon from formulas; nothing was measured. "
       "{}</footer>",
       input.result.bound);
-  return page_of(
-      title, std::move(page), plays ? PageScript::player : PageScript::none);
+  return report::page_of(
+      title, std::move(page),
+      plays ? report::PageScript::player : report::PageScript::none);
 }
 
-}  // namespace echelon
+}  // namespace echelon::planner

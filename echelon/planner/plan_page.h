@@ -6,7 +6,7 @@
 
 #include "echelon/planner/plan.h"
 
-namespace echelon {
+namespace echelon::planner {
 
 struct PlanPage {
   PlanRequest request;
@@ -23,4 +23,4 @@ PlanPage make_plan_page(const PlanRequest& request, const PlanResult& result);
 
 std::string to_html(const PlanPage& page);
 
-}  // namespace echelon
+}  // namespace echelon::planner

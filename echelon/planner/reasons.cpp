@@ -10,7 +10,7 @@
 #include "echelon/text/format.h"
 #include "echelon/text/units.h"
 
-namespace echelon {
+namespace echelon::planner {
 namespace {
 
 std::string rate_text(double bytes_per_second) {
@@ -23,8 +23,8 @@ struct NamedSeconds {
 };
 
 // The parts of a step, largest first.
-std::vector<NamedSeconds> named_parts(const StepEstimate& step) {
-  const StepParts& parts = step.parts;
+std::vector<NamedSeconds> named_parts(const cost::StepEstimate& step) {
+  const cost::StepParts& parts = step.parts;
   std::vector<NamedSeconds> all = {{"matmuls", parts.matrix},
                                    {"operators bound by memory", parts.memory},
                                    {"recompute", parts.recompute},
@@ -48,7 +48,7 @@ std::string share_text(const Plan& plan, double seconds) {
 
 // Bytes of weights, gradients and optimizer state without any sharding.
 double unsharded_state_bytes(const PlanRequest& request, const Plan& plan) {
-  Strategy whole = plan.strategy;
+  cost::Strategy whole = plan.strategy;
   whole.layout = {};
   whole.zero_stage = 0;
   whole.gather_once = false;
@@ -57,10 +57,10 @@ double unsharded_state_bytes(const PlanRequest& request, const Plan& plan) {
   whole.stage_layers.clear();
   whole.rank_microbatch.clear();
   whole.global_batch = whole.microbatch_size;
-  return least_bytes(request.model, whole);
+  return cost::least_bytes(request.model, whole);
 }
 
-bool uses_host(const Strategy& strategy) {
+bool uses_host(const cost::Strategy& strategy) {
   return strategy.offload_optimizer || strategy.offload_activations;
 }
 
@@ -102,8 +102,8 @@ std::string limits_sentence(const Plan& best) {
   return text + ".";
 }
 
-const Node& largest_group(const Cluster& cluster) {
-  const auto devices = [](const NodeGroup& group) {
+const cluster::Node& largest_group(const cluster::Cluster& cluster) {
+  const auto devices = [](const cluster::NodeGroup& group) {
     return group.count * group.node.num_devices;
   };
   return std::ranges::max_element(cluster.groups, {}, devices)->node;
@@ -112,7 +112,7 @@ const Node& largest_group(const Cluster& cluster) {
 std::string why_tensor(const PlanRequest& request, const Plan& best) {
   const int64_t tp = best.strategy.layout.tp;
   if (tp == 1) return "";
-  const Node& node = largest_group(request.cluster);
+  const cluster::Node& node = largest_group(request.cluster);
   std::string text = format("tp={} shards each layer", tp);
   const std::string network = rate_text(node.network.bytes_per_second);
   if (tp <= node.num_devices) {
@@ -131,7 +131,7 @@ std::string why_tensor(const PlanRequest& request, const Plan& best) {
 }
 
 std::string why_pipeline(const PlanRequest& request, const Plan& best) {
-  const Strategy& strategy = best.strategy;
+  const cost::Strategy& strategy = best.strategy;
   if (strategy.layout.pp == 1) return "";
   const int64_t stages =
       strategy.layout.pp * std::max<int64_t>(1, strategy.stages_per_rank);
@@ -151,16 +151,17 @@ std::string why_pipeline(const PlanRequest& request, const Plan& best) {
 
 // Empty for the usual order.
 std::string why_order(const PlanRequest& request, const Plan& best) {
-  Strategy usual = best.strategy;
+  cost::Strategy usual = best.strategy;
   usual.layout.order = kAxes;
   if (usual.layout == best.strategy.layout) return "";
   std::string text = format(
       "Ranks go through the axes in the order {}, outermost first",
       join(best.strategy.layout.used_axes(), ", ", short_name));
   for (const Axis axis : {Axis::dp_shard, Axis::dp_replicate}) {
-    const GroupPlace here = place_of(best.strategy, request.cluster, axis);
+    const cost::GroupPlace here =
+        cost::place_of(best.strategy, request.cluster, axis);
     const int64_t before =
-        place_of(usual, request.cluster, axis).ranks_per_node;
+        cost::place_of(usual, request.cluster, axis).ranks_per_node;
     if (here.ranks_per_node <= before) continue;
     text += format(
         ": {} of the {} ranks of {} share a node, in the usual order {}",
@@ -172,7 +173,7 @@ std::string why_order(const PlanRequest& request, const Plan& best) {
 }
 
 std::string why_data(const Plan& best) {
-  const Strategy& strategy = best.strategy;
+  const cost::Strategy& strategy = best.strategy;
   const Layout& layout = strategy.layout;
   if (layout.data_degree() == 1) return "";
   std::string text;
@@ -200,7 +201,7 @@ std::string why_data(const Plan& best) {
 
 // On a cluster of several kinds of devices: how work is spread over them.
 std::string why_sizes(const PlanRequest& request, const Plan& best) {
-  const Strategy& strategy = best.strategy;
+  const cost::Strategy& strategy = best.strategy;
   const auto& groups = request.cluster.groups;
   const auto speeds = device_speeds(
       request.model, request.cluster, request.seq_len, request.precision,
@@ -225,20 +226,21 @@ std::string why_sizes(const PlanRequest& request, const Plan& best) {
 }
 
 std::string why_memory(const PlanRequest& request, const Plan& best) {
-  const Strategy& strategy = best.strategy;
+  const cost::Strategy& strategy = best.strategy;
   std::string text = format(
       "{} device holds {} of {}", request.cluster.mixed() ? "The fullest" : "A",
       format_bytes(best.step.memory.peak_bytes()),
       format_bytes(usable_fullest_bytes(request, best)));
-  if (strategy.recompute == Recompute::none && !uses_host(strategy)) {
+  if (strategy.recompute == cost::Recompute::none && !uses_host(strategy)) {
     return text + ", so nothing is recomputed.";
   }
   text += "; for that";
-  const bool recomputes = strategy.recompute != Recompute::none;
+  const bool recomputes = strategy.recompute != cost::Recompute::none;
   if (recomputes) {
     text += format(
         " backward recomputes {}{} ({} of the step)",
-        strategy.recompute == Recompute::all ? "" : "the cheap operators of ",
+        strategy.recompute == cost::Recompute::all ? ""
+                                                   : "the cheap operators of ",
         strategy.recompute_layers < 0
             ? "every layer"
             : layers_text(strategy.recompute_layers) + " of each stage",
@@ -333,18 +335,18 @@ std::string conflict_text(const SearchJob& job) {
 
 // What check_strategy says of the simplest layout: pure data parallelism.
 std::string complaint(const SearchJob& job) {
-  Strategy plain;
+  cost::Strategy plain;
   plain.layout.dp_replicate = job.devices;
   plain.global_batch = job.global_batch;
   plain.seq_len = job.seq_len;
   plain.precision = job.precision;
   plain.framework = job.framework;
-  return check_strategy(job.model, plain, job.cluster);
+  return cost::check_strategy(job.model, plain, job.cluster);
 }
 
 }  // namespace
 
-double computing_share(const StepEstimate& step) {
+double computing_share(const cost::StepEstimate& step) {
   const double computing = step.parts.matrix + step.parts.memory;
   return step.step_seconds > 0 ? computing / step.step_seconds : 0;
 }
@@ -358,9 +360,9 @@ double usable_fullest_bytes(const PlanRequest& request, const Plan& plan) {
   return limit > 0 ? limit : usable_device_bytes(request.cluster);
 }
 
-double usable_device_bytes(const Cluster& cluster) {
-  const auto usable = [](const NodeGroup& group) {
-    return usable_bytes(group.node.device);
+double usable_device_bytes(const cluster::Cluster& cluster) {
+  const auto usable = [](const cluster::NodeGroup& group) {
+    return cost::usable_bytes(group.node.device);
   };
   return usable(*std::ranges::min_element(cluster.groups, {}, usable));
 }
@@ -368,7 +370,7 @@ double usable_device_bytes(const Cluster& cluster) {
 Reason explain_best(const PlanRequest& request, const Plan& best) {
   Reason reason;
   reason.diagnosis = state_sentence(request, best) + limits_sentence(best);
-  reason.fix = to_string(best.strategy);
+  reason.fix = cost::to_string(best.strategy);
   reason.why = why_tensor(request, best) + why_pipeline(request, best) +
                why_order(request, best) + why_sizes(request, best) +
                why_data(best) + why_memory(request, best);
@@ -407,12 +409,14 @@ std::string explain_unfit(const PlanRequest& request, const Plan& plan) {
       format_bytes(usable_fullest_bytes(request, plan)));
   if (memory.ranks.empty()) return text;
   const auto& fullest = memory.ranks[static_cast<size_t>(memory.fullest())];
-  std::vector<MemoryKind> kinds(kMemoryKinds.begin(), kMemoryKinds.end());
-  std::ranges::sort(
-      kinds, std::greater<>(), [&](MemoryKind kind) { return fullest[kind]; });
+  std::vector<timeline::MemoryKind> kinds(
+      timeline::kMemoryKinds.begin(), timeline::kMemoryKinds.end());
+  std::ranges::sort(kinds, std::greater<>(), [&](timeline::MemoryKind kind) {
+    return fullest[kind];
+  });
   for (size_t i = 0; i < 2 && fullest[kinds[i]] > 0; ++i) {
     text += format(
-        "{} {} {}", i == 0 ? ":" : ",", to_string(kinds[i]),
+        "{} {} {}", i == 0 ? ":" : ",", timeline::to_string(kinds[i]),
         format_bytes(fullest[kinds[i]]));
   }
   return text;
@@ -424,12 +428,12 @@ Reason explain_nothing_fits(
   Reason reason;
   reason.diagnosis = "Nothing fits. " + state_sentence(request, closest);
   reason.fix = format(
-      "The closest, {}, {}.", to_string(closest.strategy),
+      "The closest, {}, {}.", cost::to_string(closest.strategy),
       explain_unfit(request, closest));
   if (smallest) {
     reason.why = format(
         "{} such devices suffice, with {}: {} a device, {} a step.",
-        format_count(smallest->devices), to_string(smallest->strategy),
+        format_count(smallest->devices), cost::to_string(smallest->strategy),
         format_bytes(smallest->step.memory.peak_bytes()),
         format_seconds(smallest->step.step_seconds));
   } else {
@@ -503,4 +507,4 @@ std::vector<int64_t> values_of(const SearchJob& job, const SearchKey& key) {
   return {values.begin(), values.end()};
 }
 
-}  // namespace echelon
+}  // namespace echelon::planner

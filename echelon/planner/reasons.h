@@ -9,7 +9,7 @@
 #include "echelon/planner/plan.h"
 #include "echelon/planner/search_space.h"
 
-namespace echelon {
+namespace echelon::planner {
 
 /// Why `best` is as it is.
 Reason explain_best(const PlanRequest& request, const Plan& best);
@@ -27,13 +27,13 @@ std::string explain_slower(const Plan& slower, const Plan& best);
 std::string explain_unfit(const PlanRequest& request, const Plan& plan);
 
 /// The share of the step that computes the model, without recompute.
-double computing_share(const StepEstimate& step);
+double computing_share(const cost::StepEstimate& step);
 
 /// Bytes that a job may use of the plan's fullest device.
 double usable_fullest_bytes(const PlanRequest& request, const Plan& plan);
 
 /// Bytes that a job may use of a device of the smallest kind.
-double usable_device_bytes(const Cluster& cluster);
+double usable_device_bytes(const cluster::Cluster& cluster);
 
 /// Why a job has no strategy at all, whatever the memory: the smallest set of
 /// contradictory constraints, or the batch that no layout divides, with the
@@ -48,4 +48,4 @@ std::string why_none(const SearchJob& job);
 /// variants of the job and its savings of memory.
 std::vector<int64_t> values_of(const SearchJob& job, const SearchKey& key);
 
-}  // namespace echelon
+}  // namespace echelon::planner

@@ -7,13 +7,13 @@
 #include "echelon/planner/axis_orders.h"
 #include "echelon/planner/pipeline_bound.h"
 
-namespace echelon {
+namespace echelon::planner {
 namespace {
 
 constexpr double kHostShare = 0.8;  // of the host's memory, for offloading
 
 // The host memory that each device may use, unlimited where it is not known.
-double least_host_bytes(const Cluster& cluster) {
+double least_host_bytes(const cluster::Cluster& cluster) {
   double least = std::numeric_limits<double>::infinity();
   for (const auto& group : cluster.groups) {
     if (group.node.host_memory_bytes <= 0) continue;
@@ -39,7 +39,7 @@ other_orders(const SearchJob& job, const Layout& layout) {
 
 template <class Saves>  // a strategy or a saver
 bool saves_nothing(const Saves& one) {
-  return one.recompute == Recompute::none && !one.offload_optimizer &&
+  return one.recompute == cost::Recompute::none && !one.offload_optimizer &&
          !one.offload_activations;
 }
 
@@ -50,10 +50,10 @@ bool same_host(const Saves& one, const Saves& other) {
 }
 
 // The bytes that a job may use of the largest device.
-double most_usable_bytes(const Cluster& cluster) {
+double most_usable_bytes(const cluster::Cluster& cluster) {
   double most = 0;
   for (const auto& group : cluster.groups) {
-    most = std::max(most, usable_bytes(group.node.device));
+    most = std::max(most, cost::usable_bytes(group.node.device));
   }
   return most;
 }
@@ -75,7 +75,7 @@ class MemoryFitter {
   // Empty when it does not fit or is not below `limit_seconds`. `bound` is that
   // of the strategy's group.
   std::optional<Candidate>
-  fit(const Strategy& strategy, const PipelineBound& bound,
+  fit(const cost::Strategy& strategy, const PipelineBound& bound,
       double limit_seconds) {
     best_.reset();
     plain_.reset();
@@ -96,7 +96,7 @@ class MemoryFitter {
     if (!closest_) return {};
     Candidate candidate{
         closest_->strategy,
-        estimate_step(job_.model, closest_->strategy, job_.cluster)};
+        cost::estimate_step(job_.model, closest_->strategy, job_.cluster)};
     candidate.step.fits = false;
     return candidate;
   }
@@ -109,13 +109,13 @@ class MemoryFitter {
   struct Saver {
     bool offload_optimizer = false;
     bool offload_activations = false;
-    Recompute recompute = Recompute::none;
+    cost::Recompute recompute = cost::Recompute::none;
   };
 
   // A strategy and its memory, before it is timed.
   struct Weighed {
-    Strategy strategy;
-    MemoryEstimate memory;
+    cost::Strategy strategy;
+    cost::MemoryEstimate memory;
     bool fits = false;
   };
 
@@ -132,11 +132,12 @@ class MemoryFitter {
         if (!offload && optimizer + activations > 0) continue;
         if (!job.constraints.allow("offload", optimizer)) continue;
         if (!job.constraints.allow("activations", activations)) continue;
-        for (const Recompute recompute : kRecomputes) {
-          const bool none = recompute == Recompute::none;
+        for (const cost::Recompute recompute : cost::kRecomputes) {
+          const bool none = recompute == cost::Recompute::none;
           if (none && !job.constraints.allow("recompute_layers", -1)) continue;
           // Activations on the host need no recompute.
-          if (activations == 1 && recompute == Recompute::selective) continue;
+          if (activations == 1 && recompute == cost::Recompute::selective)
+            continue;
           if (!job.constraints.allow(
                   "recompute", static_cast<int64_t>(recompute))) {
             continue;
@@ -150,7 +151,7 @@ class MemoryFitter {
 
   // The ways that fit and may be below the limit, without those that do more
   // than another.
-  std::vector<Way> list_ways(const Strategy& strategy) {
+  std::vector<Way> list_ways(const cost::Strategy& strategy) {
     std::vector<Saver> fitted;
     std::vector<Way> ways;
     for (auto begin = savers_.begin(); begin != savers_.end();) {
@@ -191,26 +192,26 @@ class MemoryFitter {
     return std::ranges::any_of(fitted, [&](const Saver& less) {
       return less.offload_optimizer <= saver.offload_optimizer &&
              less.offload_activations <= saver.offload_activations &&
-             (less.recompute == Recompute::none ||
+             (less.recompute == cost::Recompute::none ||
               (less.recompute == saver.recompute && !partial(saver.recompute)));
     });
   }
 
   // Whether it is too slow even without savings of memory, which only add time.
-  bool too_slow(const Strategy& strategy) {
+  bool too_slow(const cost::Strategy& strategy) {
     if (std::ranges::none_of(savers_, saves_nothing<Saver>)) return false;
     if (!unsaved_) unsaved_ = weigh(strategy);
     plain_ = time(*unsaved_);
     return least_seconds(*plain_) >= limit_;
   }
 
-  bool partial(Recompute recompute) const {
-    return recompute == Recompute::all ||
-           (recompute == Recompute::selective && partial_selective_);
+  bool partial(cost::Recompute recompute) const {
+    return recompute == cost::Recompute::all ||
+           (recompute == cost::Recompute::selective && partial_selective_);
   }
 
   void enter(const Way& way) {
-    const Strategy& strategy = way.whole.strategy;
+    const cost::Strategy& strategy = way.whole.strategy;
     const Candidate whole =
         saves_nothing(strategy) && plain_ ? *plain_ : time(way.whole);
     if (way.fewest) enter(whole);
@@ -224,7 +225,7 @@ class MemoryFitter {
   // Searches the fewest layers to recompute, given that all suffice; empty when
   // no fewer do.
   std::optional<Weighed> with_fewest_layers(const Weighed& all) const {
-    Strategy strategy = all.strategy;
+    cost::Strategy strategy = all.strategy;
     const int64_t most = layers_of_stage(strategy);
     int64_t low = 0;  // does not fit
     int64_t high = most;
@@ -245,7 +246,7 @@ class MemoryFitter {
     return fewest;
   }
 
-  void enter_asked_layers(Strategy strategy) {
+  void enter_asked_layers(cost::Strategy strategy) {
     for (int64_t layers = 1; layers < layers_of_stage(strategy); ++layers) {
       if (!job_.constraints.allow("recompute_layers", layers)) continue;
       strategy.recompute_layers = layers;
@@ -266,7 +267,7 @@ class MemoryFitter {
         most);
   }
 
-  int64_t layers_of_stage(const Strategy& strategy) const {
+  int64_t layers_of_stage(const cost::Strategy& strategy) const {
     if (!strategy.stage_layers.empty()) {
       return *std::ranges::max_element(strategy.stage_layers);
     }
@@ -277,18 +278,19 @@ class MemoryFitter {
   }
 
   std::optional<Weighed>
-  weigh_with(const Saver& saver, Strategy strategy) const {
+  weigh_with(const Saver& saver, cost::Strategy strategy) const {
     strategy.offload_optimizer = saver.offload_optimizer;
     strategy.offload_activations = saver.offload_activations;
     strategy.recompute = saver.recompute;
     return weigh(strategy);
   }
 
-  std::optional<Weighed> weigh(const Strategy& strategy) const {
-    if (!check_strategy(job_.model, strategy, job_.cluster).empty()) return {};
+  std::optional<Weighed> weigh(const cost::Strategy& strategy) const {
+    if (!cost::check_strategy(job_.model, strategy, job_.cluster).empty())
+      return {};
     Weighed weighed{
-        strategy,
-        fullest_memory(job_.model, strategy, job_.cluster, bound_->places())};
+        strategy, cost::fullest_memory(
+                      job_.model, strategy, job_.cluster, bound_->places())};
     weighed.fits = weighed.memory.fullness() <= 1 &&
                    weighed.memory.host_bytes <= host_bytes_;
     return weighed;
@@ -298,7 +300,7 @@ class MemoryFitter {
     ++estimated_;
     Candidate candidate{
         weighed.strategy,
-        estimate_time(
+        cost::estimate_time(
             job_.model, weighed.strategy, job_.cluster, bound_->places())};
     candidate.step.memory = weighed.memory;
     candidate.step.fits = weighed.fits;
@@ -319,7 +321,8 @@ class MemoryFitter {
       if (least_seconds(candidate) >= limit) return;
       Candidate other = candidate;
       other.strategy.layout.order = order;
-      other.step = estimate_time(job_.model, other.strategy, job_.cluster);
+      other.step =
+          cost::estimate_time(job_.model, other.strategy, job_.cluster);
       other.step.memory = candidate.step.memory;
       other.step.fits = candidate.step.fits;
       ++estimated_;
@@ -331,7 +334,7 @@ class MemoryFitter {
   // that the others can only gain the exposed communication of data
   // parallelism.
   double least_seconds(const Candidate& candidate) const {
-    const StepEstimate& step = candidate.step;
+    const cost::StepEstimate& step = candidate.step;
     if (other_orders_.empty()) return step.step_seconds;
     const auto exposed = [&](Axis axis) {
       return step.parts.exposed[static_cast<size_t>(axis)];
@@ -362,14 +365,14 @@ class MemoryFitter {
 };
 
 struct BoundedGroup {
-  Strategy strategy;
+  cost::Strategy strategy;
   PipelineBound bound;
 };
 
 std::vector<BoundedGroup>
 bounded_groups(const SearchJob& job, LayerTimes& times) {
   std::vector<BoundedGroup> groups;
-  for (const Strategy& group : list_groups(job)) {
+  for (const cost::Strategy& group : list_groups(job)) {
     groups.push_back({group, PipelineBound(job, times, group)});
   }
   std::ranges::stable_sort(groups, [](const auto& a, const auto& b) {
@@ -379,20 +382,20 @@ bounded_groups(const SearchJob& job, LayerTimes& times) {
 }
 
 struct BoundedVariant {
-  Strategy strategy;
+  cost::Strategy strategy;
   double bound = 0;
 };
 
-bool same_pipeline(const Strategy& one, const Strategy& other) {
+bool same_pipeline(const cost::Strategy& one, const cost::Strategy& other) {
   return one.schedule == other.schedule &&
          one.stages_per_rank == other.stages_per_rank &&
          one.stage_layers == other.stage_layers;
 }
 
-std::vector<BoundedVariant>
-bounded_variants(const PipelineBound& bound, std::vector<Strategy> strategies) {
+std::vector<BoundedVariant> bounded_variants(
+    const PipelineBound& bound, std::vector<cost::Strategy> strategies) {
   std::vector<BoundedVariant> variants;
-  for (Strategy& strategy : strategies) {
+  for (cost::Strategy& strategy : strategies) {
     const bool known =
         !variants.empty() && same_pipeline(variants.back().strategy, strategy);
     const double seconds = known ? variants.back().bound : bound.of(strategy);
@@ -404,14 +407,14 @@ bounded_variants(const PipelineBound& bound, std::vector<Strategy> strategies) {
 }
 
 // Bytes of the rank's state alone, without what may be offloaded.
-double
-least_state_bytes(const SearchJob& job, const Strategy& variant, bool offload) {
+double least_state_bytes(
+    const SearchJob& job, const cost::Strategy& variant, bool offload) {
   if (!offload || !job.constraints.allow("offload", 1)) {
-    return least_bytes(job.model, variant);
+    return cost::least_bytes(job.model, variant);
   }
-  Strategy offloaded = variant;
+  cost::Strategy offloaded = variant;
   offloaded.offload_optimizer = true;
-  return least_bytes(job.model, offloaded);
+  return cost::least_bytes(job.model, offloaded);
 }
 
 SearchResult search(const SearchJob& job, int64_t keep, bool offload) {
@@ -420,7 +423,7 @@ SearchResult search(const SearchJob& job, int64_t keep, bool offload) {
   MemoryFitter fitter(job, offload);
   PipelineTimes pipelines;
   const double usable = most_usable_bytes(job.cluster);
-  std::optional<Strategy> smallest;
+  std::optional<cost::Strategy> smallest;
   double smallest_bytes = std::numeric_limits<double>::infinity();
   LayerTimes times(job);
   VariantLists lists(job);
@@ -523,4 +526,4 @@ SearchResult search(const SearchJob& job, int64_t keep) {
   return offloaded;
 }
 
-}  // namespace echelon
+}  // namespace echelon::planner

@@ -11,11 +11,11 @@
 #include "echelon/cost/step_estimate.h"
 #include "echelon/planner/search_space.h"
 
-namespace echelon {
+namespace echelon::planner {
 
 struct Candidate {
-  Strategy strategy;
-  StepEstimate step;
+  cost::Strategy strategy;
+  cost::StepEstimate step;
 };
 
 /// Compares the time of a step, then the memory.
@@ -62,4 +62,4 @@ struct SearchResult {
 /// used where nothing fits otherwise, or where the constraints ask for it.
 SearchResult search(const SearchJob& job, int64_t keep);
 
-}  // namespace echelon
+}  // namespace echelon::planner

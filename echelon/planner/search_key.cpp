@@ -9,7 +9,7 @@
 #include "echelon/text/format.h"
 #include "echelon/text/nearest.h"
 
-namespace echelon {
+namespace echelon::planner {
 namespace {
 
 template <class Range, class Value>
@@ -26,19 +26,19 @@ std::vector<std::string> order_names() {
   return names;
 }
 
-int64_t stages_of(const Strategy& strategy) {
+int64_t stages_of(const cost::Strategy& strategy) {
   if (strategy.stages_per_rank > 0) return strategy.stages_per_rank;
   return strategy.layout.pp > 1 ? stages_per_rank_of(strategy.schedule) : 1;
 }
 
 template <Axis axis>
-int64_t degree(const Strategy& strategy) {
+int64_t degree(const cost::Strategy& strategy) {
   return strategy.layout.degree(axis);
 }
 
 std::vector<SearchKey> make_keys() {
   const std::vector<std::string> switches = {"false", "true"};
-  using S = const Strategy&;
+  using S = const cost::Strategy&;
   return {
       {"dp", "replicas of the model", degree<Axis::dp_replicate>},
       {"fsdp", "ranks that shard the parameters", degree<Axis::dp_shard>},
@@ -147,7 +147,7 @@ Constraints::Constraints(
   }
 }
 
-bool Constraints::allow(const Strategy& strategy) const {
+bool Constraints::allow(const cost::Strategy& strategy) const {
   return std::ranges::all_of(fixed_, [&](const Fixed& fixed) {
     return fixed.key->value(strategy) == fixed.value;
   });
@@ -160,7 +160,8 @@ bool Constraints::allow(const std::string& key, int64_t value) const {
 }
 
 bool Constraints::allow(
-    const Strategy& strategy, std::initializer_list<const char*> keys) const {
+    const cost::Strategy& strategy,
+    std::initializer_list<const char*> keys) const {
   return std::ranges::all_of(fixed_, [&](const Fixed& fixed) {
     const bool asked = std::ranges::any_of(
         keys, [&](const char* key) { return fixed.key->name == key; });
@@ -178,4 +179,4 @@ Constraints Constraints::without(size_t index) const {
   rest.fixed_.erase(rest.fixed_.begin() + static_cast<std::ptrdiff_t>(index));
   return rest;
 }
-}  // namespace echelon
+}  // namespace echelon::planner

@@ -9,13 +9,13 @@
 
 #include "echelon/cost/strategy.h"
 
-namespace echelon {
+namespace echelon::planner {
 
 /// One setting of a strategy, as a whole number: words count from 0.
 struct SearchKey {
   std::string name;     // "tp"
   std::string meaning;  // a line
-  int64_t (*value)(const Strategy&) = nullptr;
+  int64_t (*value)(const cost::Strategy&) = nullptr;
   std::vector<std::string> words = {};  // of its values; empty: it is a number
 
   /// "8", "1f1b".
@@ -39,12 +39,13 @@ class Constraints {
   explicit Constraints(
       const std::vector<std::pair<std::string, std::string>>& fixed);
 
-  bool allow(const Strategy& strategy) const;
+  bool allow(const cost::Strategy& strategy) const;
   /// Whether `key` may have this value; true if it is not fixed.
   bool allow(const std::string& key, int64_t value) const;
   /// The same for these keys alone.
   bool allow(
-      const Strategy& strategy, std::initializer_list<const char*> keys) const;
+      const cost::Strategy& strategy,
+      std::initializer_list<const char*> keys) const;
   bool says(const std::string& key) const;
   /// The constraints without number `index` of fixed().
   Constraints without(size_t index) const;
@@ -62,4 +63,4 @@ class Constraints {
   std::vector<Fixed> fixed_;
 };
 
-}  // namespace echelon
+}  // namespace echelon::planner

@@ -7,7 +7,7 @@
 #include "echelon/planner/device_sizes.h"
 #include "echelon/schedule/options.h"
 
-namespace echelon {
+namespace echelon::planner {
 namespace {
 
 constexpr int64_t kMostSmallMicrobatch = 32;
@@ -24,7 +24,7 @@ std::vector<int64_t> microbatch_sizes(int64_t rank_batch) {
 }
 
 std::vector<int64_t> stages_per_rank(
-    const ModelShape& model, const std::string& schedule, int64_t pp) {
+    const cost::ModelShape& model, const std::string& schedule, int64_t pp) {
   if (schedule != "interleaved" && schedule != "breadth_first") {
     return {stages_per_rank_of(schedule)};
   }
@@ -37,7 +37,8 @@ std::vector<int64_t> stages_per_rank(
   return counts;
 }
 
-Strategy with_microbatches(Strategy variant, const Strategy& group) {
+cost::Strategy
+with_microbatches(cost::Strategy variant, const cost::Strategy& group) {
   variant.sequence_parallel = group.sequence_parallel;
   variant.microbatch_size = group.microbatch_size;
   variant.rank_microbatch = group.rank_microbatch;
@@ -49,7 +50,7 @@ class Lister {
   explicit Lister(const SearchJob& job)
       : job_(job), rules_(rules_of_framework(job.framework)), variants_(job) {}
 
-  std::vector<Strategy> run() {
+  std::vector<cost::Strategy> run() {
     over(
         "tp", rules_.tensor_parallel, job_.devices,
         [&](int64_t tp, int64_t left) {
@@ -101,12 +102,13 @@ class Lister {
   }
 
   void layout() {
-    Strategy strategy;
+    cost::Strategy strategy;
     strategy.layout = layout_;
     strategy.global_batch = job_.global_batch;
     strategy.seq_len = job_.seq_len;
     strategy.precision = job_.precision;
-    if (job_.precision == Precision::fp64) strategy.master = Precision::fp64;
+    if (job_.precision == cluster::Precision::fp64)
+      strategy.master = cluster::Precision::fp64;
     strategy.framework = job_.framework;
     auto orders = orders_of(job_, layout_);
     // On equal nodes MemoryFitter tries the other orders of what fits.
@@ -117,7 +119,7 @@ class Lister {
     }
   }
 
-  void sequence_parallel(Strategy strategy) {
+  void sequence_parallel(cost::Strategy strategy) {
     const bool may = rules_.sequence_parallel && layout_.tp > 1 &&
                      job_.model.transformer.has_value();
     for (int64_t on = may && job_.coarse ? 1 : 0; on <= (may ? 1 : 0); ++on) {
@@ -127,7 +129,7 @@ class Lister {
     }
   }
 
-  void microbatches(const Strategy& strategy) {
+  void microbatches(const cost::Strategy& strategy) {
     if (job_.global_batch % strategy.data_ranks() == 0) {
       equal_microbatches(strategy);
     }
@@ -136,8 +138,8 @@ class Lister {
   }
 
   // In proportion to the speed of the ranks' devices.
-  void
-  sized_microbatches(Strategy strategy, const std::vector<double>& speeds) {
+  void sized_microbatches(
+      cost::Strategy strategy, const std::vector<double>& speeds) {
     const auto ranks = static_cast<int64_t>(speeds.size());
     for (const int64_t count : divisors(job_.global_batch)) {
       const int64_t round = job_.global_batch / count;
@@ -155,7 +157,7 @@ class Lister {
     }
   }
 
-  void equal_microbatches(Strategy strategy) {
+  void equal_microbatches(cost::Strategy strategy) {
     // Ranks of ep have different samples too.
     const int64_t rank_batch = job_.global_batch / strategy.data_ranks();
     bool first = true;
@@ -171,10 +173,10 @@ class Lister {
     }
   }
 
-  bool any_variant(const Strategy& group) {
+  bool any_variant(const cost::Strategy& group) {
     const auto& variants = variants_.like(group);
     return std::ranges::any_of(variants, [&](const auto& one) {
-      return check_strategy(
+      return cost::check_strategy(
                  job_.model, with_microbatches(one, group), job_.cluster)
           .empty();
     });
@@ -184,13 +186,14 @@ class Lister {
   FrameworkRules rules_;
   Layout layout_;
   VariantLists variants_;
-  std::vector<Strategy> groups_;
+  std::vector<cost::Strategy> groups_;
 };
 
-std::vector<Strategy> with_schedules(
-    const SearchJob& job, const FrameworkRules& rules, const Strategy& group) {
+std::vector<cost::Strategy> with_schedules(
+    const SearchJob& job, const FrameworkRules& rules,
+    const cost::Strategy& group) {
   if (group.layout.pp == 1) return {group};
-  std::vector<Strategy> variants;
+  std::vector<cost::Strategy> variants;
   for (const auto& schedule : rules.schedules) {
     const bool usual = schedule == "1f1b" || schedule == "interleaved";
     if (job.coarse && !usual) continue;
@@ -198,7 +201,7 @@ std::vector<Strategy> with_schedules(
          stages_per_rank(job.model, schedule, group.layout.pp)) {
       if (group.layout.pp * stages > num_layers(job.model)) continue;
       if (job.coarse && stages > 2 && stages != 4) continue;
-      Strategy variant = group;
+      cost::Strategy variant = group;
       variant.schedule = schedule;
       variant.stages_per_rank = stages;
       variants.push_back(variant);
@@ -265,7 +268,7 @@ std::vector<int64_t> divisors(int64_t number) {
   return low;
 }
 
-int64_t num_layers(const ModelShape& model) {
+int64_t num_layers(const cost::ModelShape& model) {
   return model.transformer ? model.transformer->layers
                            : static_cast<int64_t>(model.layers.size());
 }
@@ -278,15 +281,15 @@ std::vector<int> orders_of(const SearchJob& job, const Layout& layout) {
   return orders_that_differ(layout, allowed, job.cluster);
 }
 
-std::vector<Strategy> list_groups(const SearchJob& job) {
+std::vector<cost::Strategy> list_groups(const SearchJob& job) {
   return Lister(job).run();
 }
 
-std::vector<Strategy>
-list_variants(const SearchJob& job, const Strategy& group) {
+std::vector<cost::Strategy>
+list_variants(const SearchJob& job, const cost::Strategy& group) {
   const FrameworkRules rules = rules_of_framework(job.framework);
-  std::vector<Strategy> variants;
-  for (Strategy variant : with_schedules(job, rules, group)) {
+  std::vector<cost::Strategy> variants;
+  for (cost::Strategy variant : with_schedules(job, rules, group)) {
     if (group.layout.dp_shard == 1) {
       variants.push_back(variant);
       continue;
@@ -302,33 +305,34 @@ list_variants(const SearchJob& job, const Strategy& group) {
     }
   }
   // Savings of memory are chosen later.
-  std::erase_if(variants, [&](const Strategy& variant) {
+  std::erase_if(variants, [&](const cost::Strategy& variant) {
     return !job.constraints.allow(
         variant, {"schedule", "stages_per_rank", "stage", "gather"});
   });
   return variants;
 }
 
-const std::vector<Strategy>& VariantLists::like(const Strategy& group) {
+const std::vector<cost::Strategy>&
+VariantLists::like(const cost::Strategy& group) {
   const Layout& layout = group.layout;
   const std::array<int64_t, 6> degrees = {layout.dp_replicate, layout.dp_shard,
                                           layout.tp,           layout.pp,
                                           layout.cp,           layout.ep};
   const auto [at, is_new] = lists_.try_emplace({degrees, group.layout.order});
   if (is_new) {
-    Strategy equal = group;
+    cost::Strategy equal = group;
     equal.rank_microbatch.clear();
     at->second = list_variants(job_, equal);
   }
   return at->second;
 }
 
-std::vector<Strategy> VariantLists::of(const Strategy& group) {
-  std::vector<Strategy> variants;
-  for (const Strategy& one : like(group)) {
+std::vector<cost::Strategy> VariantLists::of(const cost::Strategy& group) {
+  std::vector<cost::Strategy> variants;
+  for (const cost::Strategy& one : like(group)) {
     variants.push_back(with_microbatches(one, group));
   }
   return variants;
 }
 
-}  // namespace echelon
+}  // namespace echelon::planner

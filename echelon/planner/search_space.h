@@ -14,7 +14,7 @@
 #include "echelon/cost/strategy.h"
 #include "echelon/planner/search_key.h"
 
-namespace echelon {
+namespace echelon::planner {
 
 /// What a training framework supports, as far as the search covers it.
 struct FrameworkRules {
@@ -37,12 +37,12 @@ FrameworkRules rules_of_framework(const std::string& framework);
 
 /// What all strategies of a search have in common.
 struct SearchJob {
-  ModelShape model;
-  Cluster cluster;
+  cost::ModelShape model;
+  cluster::Cluster cluster;
   int64_t devices = 0;  // of each strategy
   int64_t global_batch = 0;
   int64_t seq_len = 0;
-  Precision precision = Precision::bf16;
+  cluster::Precision precision = cluster::Precision::bf16;
   std::string framework = "echelon";
   Constraints constraints;
   /// The speed of a device of each group of nodes (device_sizes.h). Empty when
@@ -59,7 +59,7 @@ std::vector<int64_t> divisors(int64_t number);
 
 /// The layers that are partitioned into pipeline stages: blocks, or counted
 /// layers.
-int64_t num_layers(const ModelShape& model);
+int64_t num_layers(const cost::ModelShape& model);
 
 /// The axis_orders() of a layout, by number, that the framework supports, that
 /// the constraints allow and in which costs differ.
@@ -76,14 +76,14 @@ std::vector<int> orders_of(const SearchJob& job, const Layout& layout);
 /// Microbatches have the sizes that divide a rank's batch, up to 32, and its
 /// halves. Where data-parallel ranks have devices of different speed, batches
 /// in proportion to the speeds are added.
-std::vector<Strategy> list_groups(const SearchJob& job);
+std::vector<cost::Strategy> list_groups(const SearchJob& job);
 
 /// The variants of a group, which differ in schedule, stages of a rank, ZeRO
 /// stage and how long parameters stay unsharded. Not all of them pass
 /// check_strategy. A rank has 2 stages, or up to 16 that have the same number
 /// of blocks each.
-std::vector<Strategy>
-list_variants(const SearchJob& job, const Strategy& group);
+std::vector<cost::Strategy>
+list_variants(const SearchJob& job, const cost::Strategy& group);
 
 /// The same for many groups. Groups with the same layout and order have the
 /// same variants, apart from the microbatches.
@@ -91,14 +91,15 @@ class VariantLists {
  public:
   explicit VariantLists(const SearchJob& job) : job_(job) {}
   /// The variants of a group like it.
-  const std::vector<Strategy>& like(const Strategy& group);
+  const std::vector<cost::Strategy>& like(const cost::Strategy& group);
   /// The group's own.
-  std::vector<Strategy> of(const Strategy& group);
+  std::vector<cost::Strategy> of(const cost::Strategy& group);
 
  private:
   const SearchJob& job_;
-  std::map<std::pair<std::array<int64_t, 6>, AxisOrder>, std::vector<Strategy>>
+  std::map<
+      std::pair<std::array<int64_t, 6>, AxisOrder>, std::vector<cost::Strategy>>
       lists_;
 };
 
-}  // namespace echelon
+}  // namespace echelon::planner

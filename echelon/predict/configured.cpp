@@ -12,10 +12,11 @@
 #include "echelon/job/pipeline_schedule.h"
 #include "echelon/layout/partition.h"
 
-namespace echelon {
+namespace echelon::predict {
 namespace {
 
-ModelShape language_model(const ModelOptions& options, const JobFacts& facts) {
+cost::ModelShape
+language_model(const ModelOptions& options, const JobFacts& facts) {
   const LanguageModelShape shape =
       language_model_shape(options, vocabulary(options, facts.classes));
   return {
@@ -25,8 +26,8 @@ ModelShape language_model(const ModelOptions& options, const JobFacts& facts) {
 }
 
 // Linear layers, each with an activation.
-ModelShape mlp(const ModelOptions& options, const JobFacts& facts) {
-  ModelShape model{.name = "mlp"};
+cost::ModelShape mlp(const ModelOptions& options, const JobFacts& facts) {
+  cost::ModelShape model{.name = "mlp"};
   const std::vector<int64_t>& sample = facts.data.sample_shape;
   int64_t inner = std::accumulate(
       sample.begin(), sample.end(), int64_t{1}, std::multiplies<>());
@@ -35,7 +36,7 @@ ModelShape mlp(const ModelOptions& options, const JobFacts& facts) {
   for (const int64_t width : widths) {
     const auto in = static_cast<double>(inner),
                out = static_cast<double>(width);
-    CountedLayer layer;
+    cost::CountedLayer layer;
     const bool first = model.layers.empty();
     const bool last = model.layers.size() + 1 == widths.size();
     layer.name = "fc" + std::to_string(model.layers.size() + 1);
@@ -55,20 +56,21 @@ ModelShape mlp(const ModelOptions& options, const JobFacts& facts) {
   return model;
 }
 
-ModelShape model_of(const Job& job, const JobFacts& facts) {
+cost::ModelShape model_of(const Job& job, const JobFacts& facts) {
   if (job.model.name == "mlp") return mlp(job.model, facts);
   if (is_language_model(job.model)) return language_model(job.model, facts);
-  ImageShape image;
+  cost::ImageShape image;
   if (const auto& sizes = facts.data.sample_shape; sizes.size() == 3) {
     image = {sizes[0], sizes[1], sizes[2]};
   }
-  return convolution_shape(job.model.name, image, facts.classes);
+  return cost::convolution_shape(job.model.name, image, facts.classes);
 }
 
-Precision precision_of(const Job& job) {
-  if (job.precision.compute == "bf16") return Precision::bf16;
-  if (job.precision.compute == "fp16") return Precision::fp16;
-  return job.model.dtype == "float64" ? Precision::fp64 : Precision::fp32;
+cluster::Precision precision_of(const Job& job) {
+  if (job.precision.compute == "bf16") return cluster::Precision::bf16;
+  if (job.precision.compute == "fp16") return cluster::Precision::fp16;
+  return job.model.dtype == "float64" ? cluster::Precision::fp64
+                                      : cluster::Precision::fp32;
 }
 
 // Blocks of each stage where the configuration partitions the model; embeddings
@@ -93,17 +95,17 @@ std::vector<int64_t> stage_layers_of(const Job& job, size_t stages) {
   return layers;
 }
 
-int64_t num_layers_of(const ModelShape& model) {
+int64_t num_layers_of(const cost::ModelShape& model) {
   return model.transformer ? model.transformer->layers
                            : static_cast<int64_t>(model.layers.size());
 }
 
 // A "budget" is chosen by layers' counts, which are not known here.
-Recompute recompute_of(const Job& job) {
-  for (const Recompute one : kRecomputes) {
-    if (job.memory.recompute == to_string(one)) return one;
+cost::Recompute recompute_of(const Job& job) {
+  for (const cost::Recompute one : cost::kRecomputes) {
+    if (job.memory.recompute == cost::to_string(one)) return one;
   }
-  return Recompute::none;
+  return cost::Recompute::none;
 }
 
 }  // namespace
@@ -111,8 +113,8 @@ Recompute recompute_of(const Job& job) {
 Configured configured(const Job& job, const JobFacts& facts) {
   Configured made{
       .model = model_of(job, facts), .strategy = configured_strategy(job)};
-  auto layers =
-      stage_layers_of(job, static_cast<size_t>(num_stages(made.strategy)));
+  auto layers = stage_layers_of(
+      job, static_cast<size_t>(cost::num_stages(made.strategy)));
   // The formulas have no stage of embeddings alone.
   if (std::count(layers.begin(), layers.end(), 0) > 0) return made;
   if (std::accumulate(layers.begin(), layers.end(), int64_t{0}) ==
@@ -122,13 +124,13 @@ Configured configured(const Job& job, const JobFacts& facts) {
   return made;
 }
 
-Strategy configured_strategy(const Job& job) {
+cost::Strategy configured_strategy(const Job& job) {
   if (job.layout.pp > 1 && !job.pipeline.schedule_file.empty()) {
     throw ConfigError(
         "[layout] schedule_file = \"" + job.pipeline.schedule_file +
         "\": simulate takes the schedules by name; set schedule");
   }
-  Strategy strategy;
+  cost::Strategy strategy;
   strategy.layout = job.layout;
   if (job.layout.dp_shard > 1) {
     strategy.zero_stage = job.shard.stage;
@@ -150,8 +152,8 @@ Strategy configured_strategy(const Job& job) {
   strategy.sequence_parallel = job.tensor.sequence_parallel;
   strategy.recompute = recompute_of(job);
   strategy.precision = precision_of(job);
-  strategy.master =
-      job.model.dtype == "float64" ? Precision::fp64 : Precision::fp32;
+  strategy.master = job.model.dtype == "float64" ? cluster::Precision::fp64
+                                                 : cluster::Precision::fp32;
   strategy.optimizer = job.optimizer.name;
   strategy.offload_optimizer = job.memory.offload != "none";
   strategy.offload_activations = job.memory.activations == "offload";
@@ -159,4 +161,4 @@ Strategy configured_strategy(const Job& job) {
   return strategy;
 }
 
-}  // namespace echelon
+}  // namespace echelon::predict

@@ -5,11 +5,11 @@
 #include "echelon/cost/strategy.h"
 #include "echelon/job/check_job.h"
 
-namespace echelon {
+namespace echelon::predict {
 
 struct Configured {
-  ModelShape model;
-  Strategy strategy;
+  cost::ModelShape model;
+  cost::Strategy strategy;
 };
 
 /// `facts` are what check_job returned for it. Throws ConfigError for a model
@@ -18,6 +18,6 @@ Configured configured(const Job& job, const JobFacts& facts);
 
 /// The strategy alone, for any network. Throws ConfigError for a schedule from
 /// a file.
-Strategy configured_strategy(const Job& job);
+cost::Strategy configured_strategy(const Job& job);
 
-}  // namespace echelon
+}  // namespace echelon::predict

@@ -6,7 +6,7 @@
 #include "echelon/cost/strategy.h"
 #include "echelon/error.h"
 
-namespace echelon {
+namespace echelon::predict {
 namespace {
 
 bool computes_layers_together(const Layout& layout) {
@@ -27,16 +27,16 @@ bool counts_layers(const Layout& layout, bool on_processor, bool own_layers) {
   return own_layers || (on_processor && !computes_layers_together(layout));
 }
 
-std::optional<ModelShape>
+std::optional<cost::ModelShape>
 read_counted_layers(const std::filesystem::path& folder) {
   const auto path = folder / kCountedLayersFile;
   std::error_code ignored;
   if (!std::filesystem::exists(path, ignored)) return std::nullopt;
-  return read_counted_model(path);
+  return cost::read_counted_model(path);
 }
 
 Configured configured_as_counted(
-    const ModelShape& layers, const Job& counted_for, const Job& job) {
+    const cost::ModelShape& layers, const Job& counted_for, const Job& job) {
   if (computes_layers_together(job.layout)) {
     throw ConfigError(
         to_string(job.layout) +
@@ -50,11 +50,11 @@ Configured configured_as_counted(
         "]: its layers were counted with other values");
   }
   Configured made{.model = layers, .strategy = configured_strategy(job)};
-  if (num_stages(made.strategy) !=
-      num_stages(configured_strategy(counted_for))) {
-    for (CountedLayer& layer : made.model.layers) layer.stage = -1;
+  if (cost::num_stages(made.strategy) !=
+      cost::num_stages(configured_strategy(counted_for))) {
+    for (cost::CountedLayer& layer : made.model.layers) layer.stage = -1;
   }
   return made;
 }
 
-}  // namespace echelon
+}  // namespace echelon::predict

@@ -9,7 +9,7 @@
 #include "echelon/job/job.h"
 #include "echelon/predict/configured.h"
 
-namespace echelon {
+namespace echelon::predict {
 
 /// In the run's folder, as `echelon-train count CONFIG --json` prints it.
 inline constexpr const char* kCountedLayersFile = "layers.json";
@@ -22,7 +22,7 @@ bool counts_layers(const Layout& layout, bool on_processor, bool own_layers);
 
 /// FOLDER/layers.json; empty when there is none. Throws DataError when it is
 /// broken.
-std::optional<ModelShape>
+std::optional<cost::ModelShape>
 read_counted_layers(const std::filesystem::path& folder);
 
 /// `job` with layers that were counted for `counted_for`, which differs from it
@@ -30,6 +30,6 @@ read_counted_layers(const std::filesystem::path& folder);
 /// again by their FLOPs. Throws ConfigError for settings that change the
 /// layers: [model], [precision], ranks that compute a layer together.
 Configured configured_as_counted(
-    const ModelShape& layers, const Job& counted_for, const Job& job);
+    const cost::ModelShape& layers, const Job& counted_for, const Job& job);
 
-}  // namespace echelon
+}  // namespace echelon::predict

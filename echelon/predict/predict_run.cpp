@@ -9,7 +9,7 @@
 #include "echelon/text/format.h"
 #include "echelon/timeline/overlap.h"
 
-namespace echelon {
+namespace echelon::predict {
 namespace {
 
 constexpr int64_t kMostRanks = 64;  // with spans and memory
@@ -23,9 +23,9 @@ std::string how_to_measure(int64_t ranks) {
       ranks, ranks, ranks == 1 ? "rank" : "ranks");
 }
 
-std::vector<PredictedMemory>
-memory_of(const MemoryEstimate& estimate, const Layout& layout) {
-  std::vector<PredictedMemory> list;
+std::vector<report::PredictedMemory>
+memory_of(const cost::MemoryEstimate& estimate, const Layout& layout) {
+  std::vector<report::PredictedMemory> list;
   const Mesh mesh(layout);
   for (int64_t rank = 0; rank < std::min(mesh.size(), kMostRanks); ++rank) {
     const auto stage = static_cast<size_t>(mesh.coordinate(rank, Axis::pp));
@@ -40,8 +40,8 @@ memory_of(const MemoryEstimate& estimate, const Layout& layout) {
 RunCluster cluster_of_run(int64_t ranks, bool on_processor) {
   RunCluster found;
   try {
-    LocalCluster here = local_cluster(ranks, on_processor);
-    if (here.rates == RatesFrom::guess) {
+    cluster::LocalCluster here = cluster::local_cluster(ranks, on_processor);
+    if (here.rates == cluster::RatesFrom::guess) {
       found.missing = how_to_measure(ranks);
     } else {
       found.cluster = std::move(here.cluster);
@@ -52,18 +52,20 @@ RunCluster cluster_of_run(int64_t ranks, bool on_processor) {
   return found;
 }
 
-bool ran_on_processor(const Timeline& timeline) {
+bool ran_on_processor(const timeline::Timeline& timeline) {
   return std::any_of(
       timeline.rank_names.begin(), timeline.rank_names.end(),
       [](const std::string& name) { return name.ends_with("(cpu)"); });
 }
 
-StepPrediction prediction_of(
-    const SimulatedRun& run, const Strategy& strategy, const Cluster& cluster) {
-  StepPrediction prediction;
+report::StepPrediction prediction_of(
+    const simulator::SimulatedRun& run, const cost::Strategy& strategy,
+    const cluster::Cluster& cluster) {
+  report::StepPrediction prediction;
   prediction.cluster = cluster.name;
   prediction.step_seconds = run.step.step_seconds;
-  prediction.parts = timed_parts(run.timeline, diagnose(run.timeline));
+  prediction.parts =
+      timeline::timed_parts(run.timeline, timeline::diagnose(run.timeline));
   // A framework's other work has no spans.
   prediction.parts.other +=
       std::max(0.0, prediction.step_seconds - prediction.parts.step_seconds());
@@ -71,14 +73,15 @@ StepPrediction prediction_of(
   return prediction;
 }
 
-StepPrediction predict_step(const Configured& what, const Cluster& cluster) {
+report::StepPrediction
+predict_step(const Configured& what, const cluster::Cluster& cluster) {
   // At least one pipeline; other ranks do much the same.
   const Layout& layout = what.strategy.layout;
   const int64_t ranks = std::clamp<int64_t>(layout.pp, kFewRanks, kMostRanks);
-  const SimulatedRun run = simulate(
+  const simulator::SimulatedRun run = simulator::simulate(
       what.model, what.strategy, cluster,
       {.timeline_ranks = std::min(ranks, layout.num_ranks())});
   return prediction_of(run, what.strategy, cluster);
 }
 
-}  // namespace echelon
+}  // namespace echelon::predict

@@ -12,11 +12,11 @@
 #include "echelon/simulator/simulate.h"
 #include "echelon/timeline/timeline.h"
 
-namespace echelon {
+namespace echelon::predict {
 
 /// The cluster that a run ran on, as far as it is known.
 struct RunCluster {
-  std::optional<Cluster> cluster;
+  std::optional<cluster::Cluster> cluster;
   std::string missing;  // why it is not known, and what to do
 };
 
@@ -27,14 +27,16 @@ RunCluster cluster_of_run(int64_t ranks, bool on_processor);
 
 /// Whether the ranks of a measured timeline computed on the processor, as their
 /// names say ("rank 0 (cpu)"); false without names.
-bool ran_on_processor(const Timeline& timeline);
+bool ran_on_processor(const timeline::Timeline& timeline);
 
 /// Predicts a step of `what`. Throws ConfigError as simulate does.
-StepPrediction predict_step(const Configured& what, const Cluster& cluster);
+report::StepPrediction
+predict_step(const Configured& what, const cluster::Cluster& cluster);
 
 /// The prediction of an earlier simulation, whose timeline has the spans of all
 /// ranks to compare.
-StepPrediction prediction_of(
-    const SimulatedRun& run, const Strategy& strategy, const Cluster& cluster);
+report::StepPrediction prediction_of(
+    const simulator::SimulatedRun& run, const cost::Strategy& strategy,
+    const cluster::Cluster& cluster);
 
-}  // namespace echelon
+}  // namespace echelon::predict

@@ -23,12 +23,12 @@
 #include <unordered_set>
 #include <utility>
 
-namespace echelon {
+namespace echelon::profiling {
 namespace {
 
 constexpr auto kSlot = c10::DebugInfoKind::PROFILER_STATE;
 
-thread_local MemoryKind current_kind = MemoryKind::working;
+thread_local timeline::MemoryKind current_kind = timeline::MemoryKind::working;
 thread_local void* last_reported = nullptr;
 
 int64_t now_ns() {
@@ -58,7 +58,7 @@ struct MemoryMeter::Impl : c10::MemoryReportingInfoBase,
   }
 
   // The table's mutex guards everything below.
-  void change(MemoryKind kind, int64_t bytes) {
+  void change(timeline::MemoryKind kind, int64_t bytes) {
     current[kind] += bytes;
     total += bytes;
     if (total > peak_total) {
@@ -71,15 +71,15 @@ struct MemoryMeter::Impl : c10::MemoryReportingInfoBase,
 
   const c10::Device device;
   std::atomic<int64_t> limit = 0;
-  MemoryByKind current;
+  timeline::MemoryByKind current;
   int64_t total = 0;
-  MemoryByKind peak;
+  timeline::MemoryByKind peak;
   int64_t peak_total = 0;
-  std::optional<MemoryByKind> shortage;
+  std::optional<timeline::MemoryByKind> shortage;
   std::unordered_set<void*> working;  // blocks of that kind
   bool sampling = false;
   int64_t resolution = 0;
-  std::vector<MemorySample> samples;
+  std::vector<timeline::MemorySample> samples;
 };
 
 namespace {
@@ -93,7 +93,8 @@ class Table {
     std::lock_guard lock(mutex_);
     erase(data);  // freed unseen
     blocks_[data] = {meter, bytes, current_kind};
-    if (current_kind == MemoryKind::working) meter->working.insert(data);
+    if (current_kind == timeline::MemoryKind::working)
+      meter->working.insert(data);
     meter->change(current_kind, bytes);
     size_ = blocks_.size();
   }
@@ -105,15 +106,15 @@ class Table {
     size_ = blocks_.size();
   }
 
-  void set_kind(void* data, MemoryKind kind) {
+  void set_kind(void* data, timeline::MemoryKind kind) {
     if (size_ == 0) return;
     std::lock_guard lock(mutex_);
     const auto found = blocks_.find(data);
     if (found == blocks_.end() || found->second.kind == kind) return;
     Block& block = found->second;
     Meter& meter = *block.meter;
-    if (block.kind == MemoryKind::working) meter.working.erase(data);
-    if (kind == MemoryKind::working) meter.working.insert(data);
+    if (block.kind == timeline::MemoryKind::working) meter.working.erase(data);
+    if (kind == timeline::MemoryKind::working) meter.working.insert(data);
     block.turn(kind);
     meter.change(kind, 0);
   }
@@ -121,10 +122,10 @@ class Table {
   void keep(Meter& meter) {
     std::lock_guard lock(mutex_);
     for (void* data : meter.working) {
-      blocks_.at(data).turn(MemoryKind::activations);
+      blocks_.at(data).turn(timeline::MemoryKind::activations);
     }
     meter.working.clear();
-    meter.change(MemoryKind::working, 0);
+    meter.change(timeline::MemoryKind::working, 0);
   }
 
   void forget(const Meter* meter) {
@@ -145,9 +146,9 @@ class Table {
   struct Block {
     std::shared_ptr<Meter> meter;
     int64_t bytes = 0;
-    MemoryKind kind = MemoryKind::working;
+    timeline::MemoryKind kind = timeline::MemoryKind::working;
 
-    void turn(MemoryKind other) {
+    void turn(timeline::MemoryKind other) {
       meter->current[kind] -= bytes;
       meter->current[other] += bytes;
       kind = other;
@@ -236,7 +237,7 @@ class NamesGradient : public torch::autograd::PostAccumulateGradHook {
   explicit NamesGradient(std::unique_ptr<PostAccumulateGradHook> earlier)
       : earlier_(std::move(earlier)) {}
   void operator()(const torch::autograd::Variable& variable) override {
-    set_memory_kind(variable.grad(), MemoryKind::gradients);
+    set_memory_kind(variable.grad(), timeline::MemoryKind::gradients);
     if (earlier_) (*earlier_)(variable);
   }
 
@@ -266,9 +267,10 @@ void MemoryMeter::Impl::reportOutOfMemory(
 void MemoryMeter::Impl::sample() {
   if (!samples.empty()) {
     const auto& last = samples.back().memory;
-    const bool far = std::ranges::any_of(kMemoryKinds, [&](MemoryKind kind) {
-      return std::abs(current[kind] - last[kind]) >= resolution;
-    });
+    const bool far = std::ranges::any_of(
+        timeline::kMemoryKinds, [&](timeline::MemoryKind kind) {
+          return std::abs(current[kind] - last[kind]) >= resolution;
+        });
     if (!far) return;
   }
   samples.push_back({now_ns(), current});
@@ -284,14 +286,14 @@ void MemoryMeter::Impl::sample() {
   samples.resize(kept);
 }
 
-MemoryKindScope::MemoryKindScope(MemoryKind kind)
+MemoryKindScope::MemoryKindScope(timeline::MemoryKind kind)
     : outer_(std::exchange(current_kind, kind)) {}
 
 MemoryKindScope::~MemoryKindScope() {
   current_kind = outer_;
 }
 
-void set_memory_kind(const torch::Tensor& tensor, MemoryKind kind) {
+void set_memory_kind(const torch::Tensor& tensor, timeline::MemoryKind kind) {
   if (!tensor.defined() || !tensor.has_storage()) return;
   table().set_kind(
       const_cast<void*>(tensor.storage().data_ptr().get_context()), kind);
@@ -322,11 +324,11 @@ std::unique_ptr<MemoryMeter::Counting> MemoryMeter::count() {
   return std::make_unique<Counting>(kSlot, impl_);
 }
 
-MemoryByKind MemoryMeter::now() const {
+timeline::MemoryByKind MemoryMeter::now() const {
   return table().locked([&] { return impl_->current; });
 }
 
-MemoryByKind MemoryMeter::peak() const {
+timeline::MemoryByKind MemoryMeter::peak() const {
   return table().locked([&] { return impl_->peak; });
 }
 
@@ -341,7 +343,7 @@ void MemoryMeter::limit(int64_t bytes) {
   impl_->limit = bytes;
 }
 
-MemoryByKind MemoryMeter::at_shortage() const {
+timeline::MemoryByKind MemoryMeter::at_shortage() const {
   return table().locked(
       [&] { return impl_->shortage.value_or(impl_->current); });
 }
@@ -354,7 +356,7 @@ void MemoryMeter::start_samples(int64_t resolution_bytes) {
   });
 }
 
-std::vector<MemorySample> MemoryMeter::take_samples() {
+std::vector<timeline::MemorySample> MemoryMeter::take_samples() {
   return table().locked([&] {
     impl_->sampling = false;
     if (!impl_->samples.empty()) {
@@ -364,4 +366,4 @@ std::vector<MemorySample> MemoryMeter::take_samples() {
   });
 }
 
-}  // namespace echelon
+}  // namespace echelon::profiling

@@ -23,24 +23,24 @@
 
 #include "echelon/timeline/memory_kind.h"
 
-namespace echelon {
+namespace echelon::profiling {
 
 /// While a scope lives, blocks that this thread makes are of `kind`; the
 /// innermost scope decides. Without a scope they are `working`.
 class MemoryKindScope {
  public:
-  explicit MemoryKindScope(MemoryKind kind);
+  explicit MemoryKindScope(timeline::MemoryKind kind);
   ~MemoryKindScope();
   MemoryKindScope(const MemoryKindScope&) = delete;
   MemoryKindScope& operator=(const MemoryKindScope&) = delete;
 
  private:
-  MemoryKind outer_;
+  timeline::MemoryKind outer_;
 };
 
 /// Changes the kind of the storage of `tensor`. Costs nothing when no meter
 /// counts.
-void set_memory_kind(const torch::Tensor& tensor, MemoryKind kind);
+void set_memory_kind(const torch::Tensor& tensor, timeline::MemoryKind kind);
 
 /// Gives the gradients that autograd accumulates in these leaves the kind
 /// `gradients`. Hooks that the leaves already have still run, afterwards.
@@ -64,9 +64,9 @@ class MemoryMeter {
   using Counting = c10::DebugInfoGuard;
   std::unique_ptr<Counting> count();
 
-  MemoryByKind now() const;
+  timeline::MemoryByKind now() const;
   /// The memory at the moment since reset_peak() when the sum was largest.
-  MemoryByKind peak() const;
+  timeline::MemoryByKind peak() const;
   void reset_peak();
 
   /// A block that would bring the sum above this throws c10::OutOfMemoryError
@@ -75,14 +75,14 @@ class MemoryMeter {
   void limit(int64_t bytes);
   /// The memory held when the limit or a GPU last refused a block; now(), if
   /// none was refused.
-  MemoryByKind at_shortage() const;
+  timeline::MemoryByKind at_shortage() const;
 
   /// For a timeline: a sample (steady clock, nanoseconds) of each change by at
   /// least `resolution_bytes` since start_samples(). With more than kMaxSamples
   /// the resolution gets coarser.
   static constexpr size_t kMaxSamples = 4096;
   void start_samples(int64_t resolution_bytes = 64 << 10);
-  std::vector<MemorySample> take_samples();
+  std::vector<timeline::MemorySample> take_samples();
 
   struct Impl;
 
@@ -90,4 +90,4 @@ class MemoryMeter {
   std::shared_ptr<Impl> impl_;
 };
 
-}  // namespace echelon
+}  // namespace echelon::profiling

@@ -4,7 +4,7 @@
 
 #include <utility>
 
-namespace echelon {
+namespace echelon::profiling {
 namespace {
 
 thread_local OperatorScope* innermost = nullptr;
@@ -74,9 +74,9 @@ std::vector<at::Tensor> as_one_operator(
   return OperatorDispatch::enter_region(name, function, innermost);
 }
 
-}  // namespace echelon
+}  // namespace echelon::profiling
 
 TORCH_LIBRARY_IMPL(_, Fake, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<
-                   &echelon::OperatorDispatch::enter>());
+                   &echelon::profiling::OperatorDispatch::enter>());
 }

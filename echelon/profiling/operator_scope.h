@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-namespace echelon {
+namespace echelon::profiling {
 
 class OperatorScope;
 
@@ -91,4 +91,4 @@ std::vector<at::Tensor> as_one_operator(
     const std::string& name,
     const std::function<std::vector<at::Tensor>()>& function);
 
-}  // namespace echelon
+}  // namespace echelon::profiling

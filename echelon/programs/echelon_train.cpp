@@ -174,15 +174,15 @@ int run_train(Arguments& arguments) {
 int run_plan(Arguments& arguments) {
   const std::string config = arguments.positional("CONFIG");
   const bool json = arguments.flag("--json");
-  const PlanTextOptions options{
+  const memory_plan::PlanTextOptions options{
       .colours = arguments.flag("--colours"),
       .columns = static_cast<size_t>(arguments.number("--columns", 80))};
   arguments.end();
   const Job job = load_job(config);
-  const MemoryModel model = count_memory(job);
-  const MemoryPlan plan = plan_memory(model, job);
-  std::cout << (json ? to_json(plan, model, job) + "\n"
-                     : to_text(plan, model, job, options))
+  const memory_plan::MemoryModel model = count_memory(job);
+  const memory_plan::MemoryPlan plan = memory_plan::plan_memory(model, job);
+  std::cout << (json ? memory_plan::to_json(plan, model, job) + "\n"
+                     : memory_plan::to_text(plan, model, job, options))
             << std::flush;
   return 0;
 }
@@ -200,7 +200,8 @@ int run_count(Arguments& arguments) {
   arguments.flag("--json");  // there is no other form
   const std::string path = arguments.value("--save", "");
   arguments.end();
-  const std::string text = counted_model_json(counted_shape(load_job(config)));
+  const std::string text =
+      cost::counted_model_json(counted_shape(load_job(config)));
   if (path.empty()) {
     std::cout << text << std::endl;
   } else {
@@ -270,11 +271,13 @@ int run_bench_machine(Arguments& arguments) {
   const int64_t threads = arguments.number("--threads", 0);
   arguments.end();
   with_world(threads, CommOptions{}, [&](World& world) {
-    const MachineMeasurement measured = bench_machine(world);
+    const cluster::MachineMeasurement measured = bench::bench_machine(world);
     if (world.rank() != 0) return;
-    write_whole(path, to_toml(cluster_of(measured, look_at_machine())));
-    std::cout << (json ? to_json(measured) + "\n"
-                       : to_text(measured) + "cluster: " + path + "\n")
+    write_whole(
+        path, cluster::to_toml(
+                  cluster::cluster_of(measured, cluster::look_at_machine())));
+    std::cout << (json ? cluster::to_json(measured) + "\n"
+                       : cluster::to_text(measured) + "cluster: " + path + "\n")
               << std::flush;
   });
   return 0;
@@ -290,7 +293,7 @@ int run_bench(Arguments& arguments) {
       {"local", BackendKind::local},
       {"gloo", BackendKind::gloo},
       {"nccl", BackendKind::nccl}};
-  BenchOptions options;
+  bench::BenchOptions options;
   options.backends.clear();
   for (const auto& name : split(arguments.value("--backend", "local,gloo"))) {
     const auto kind = kinds.find(name);
@@ -319,9 +322,10 @@ int run_bench(Arguments& arguments) {
   CommOptions comm;
   comm.backend = options.backends.front();
   with_world(threads, comm, [&](World& world) {
-    const auto rows = bench_collectives(world, options);
+    const auto rows = bench::bench_collectives(world, options);
     if (world.rank() != 0) return;
-    std::cout << (json ? to_json(rows) + "\n" : to_text(rows)) << std::flush;
+    std::cout << (json ? bench::to_json(rows) + "\n" : bench::to_text(rows))
+              << std::flush;
   });
   return 0;
 }

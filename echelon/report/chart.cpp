@@ -8,7 +8,7 @@
 #include "echelon/report/page.h"
 #include "echelon/text/units.h"
 
-namespace echelon {
+namespace echelon::report {
 namespace {
 
 // --- Points and ticks -------------------------------------------------------
@@ -478,4 +478,4 @@ void draw_stacked_bars(Markup& page, const StackedBars& bars) {
   page.add("</svg></figure>");
 }
 
-}  // namespace echelon
+}  // namespace echelon::report

@@ -12,7 +12,7 @@
 
 #include "echelon/report/markup.h"
 
-namespace echelon {
+namespace echelon::report {
 
 // --- Points and ticks -------------------------------------------------------
 
@@ -125,4 +125,4 @@ struct StackedBars {
 /// Bars are clipped at `whole`; parts too narrow to see are left out.
 void draw_stacked_bars(Markup& page, const StackedBars& bars);
 
-}  // namespace echelon
+}  // namespace echelon::report

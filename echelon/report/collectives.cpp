@@ -13,7 +13,7 @@
 #include "echelon/text/units.h"
 #include "echelon/timeline/pipeline_blocks.h"
 
-namespace echelon {
+namespace echelon::report {
 namespace {
 
 constexpr size_t kMaxRows = 24;  // of one axis
@@ -21,23 +21,25 @@ constexpr size_t kMaxRows = 24;  // of one axis
 // --- From spans to costs ----------------------------------------------------
 
 struct RankStep {
-  Intervals compute;
-  std::vector<const Span*> passes;  // by begin
-  std::vector<const Span*> calls;
+  timeline::Intervals compute;
+  std::vector<const timeline::Span*> passes;  // by begin
+  std::vector<const timeline::Span*> calls;
 };
 
 std::string pass_at(const RankStep& step, int64_t time) {
   // Passes nest: the last one that began may have ended.
-  for (const Span* pass : step.passes | std::views::reverse) {
+  for (const timeline::Span* pass : step.passes | std::views::reverse) {
     if (pass->begin_ns <= time && time < pass->end_ns) {
-      return span_kind_name(pass->kind);
+      return timeline::span_kind_name(pass->kind);
     }
   }
   return "";
 }
 
-int64_t length_within(const Intervals& sorted, const Interval& time) {
-  auto it = std::ranges::upper_bound(sorted, time.begin, {}, &Interval::end);
+int64_t length_within(
+    const timeline::Intervals& sorted, const timeline::Interval& time) {
+  auto it = std::ranges::upper_bound(
+      sorted, time.begin, {}, &timeline::Interval::end);
   int64_t length = 0;
   for (; it != sorted.end() && it->begin < time.end; ++it) {
     length += std::min(it->end, time.end) - std::max(it->begin, time.begin);
@@ -47,28 +49,30 @@ int64_t length_within(const Intervals& sorted, const Interval& time) {
 
 using RankSteps = std::map<std::pair<int32_t, int64_t>, RankStep>;
 
-bool is_pass(const Span& span) {
-  return span.kind == SpanKind::forward || span.kind == SpanKind::backward ||
-         span.kind == SpanKind::optimizer;
+bool is_pass(const timeline::Span& span) {
+  return span.kind == timeline::SpanKind::forward ||
+         span.kind == timeline::SpanKind::backward ||
+         span.kind == timeline::SpanKind::optimizer;
 }
 
-bool is_call(const Span& span) {
-  return span.kind == SpanKind::communication && !span.axis.empty();
+bool is_call(const timeline::Span& span) {
+  return span.kind == timeline::SpanKind::communication && !span.axis.empty();
 }
 
-RankSteps typical_steps(const Timeline& timeline, const Diagnosis& diagnosis) {
+RankSteps typical_steps(
+    const timeline::Timeline& timeline, const timeline::Diagnosis& diagnosis) {
   RankSteps steps;
-  for (auto& activity : step_activities(timeline)) {
+  for (auto& activity : timeline::step_activities(timeline)) {
     if (diagnosis.outliers.contains(activity.step)) continue;
     RankStep& step = steps[{activity.rank, activity.step}];
     step.compute = std::move(activity.compute);
-    for (const Span* span : activity.spans) {
+    for (const timeline::Span* span : activity.spans) {
       if (is_pass(*span)) step.passes.push_back(span);
       if (is_call(*span)) step.calls.push_back(span);
     }
   }
   for (auto& [key, step] : steps) {
-    std::ranges::stable_sort(step.passes, {}, &Span::begin_ns);
+    std::ranges::stable_sort(step.passes, {}, &timeline::Span::begin_ns);
   }
   return steps;
 }
@@ -126,11 +130,11 @@ NumberedLabel numbered(const std::string& label) {
 // "0F3 shape" becomes "activations of stage 0 shape".
 std::string pipeline_label(const std::string& label) {
   const size_t space = label.find(' ');
-  const auto block = block_of_name(label.substr(0, space));
+  const auto block = timeline::block_of_name(label.substr(0, space));
   if (!block) return label;
   return format(
       "{} of stage {}{}",
-      block->kind == BlockKind::forward ? "activations" : "gradients",
+      block->kind == timeline::BlockKind::forward ? "activations" : "gradients",
       block->stage, space == std::string::npos ? "" : label.substr(space));
 }
 
@@ -252,8 +256,8 @@ std::string lead_of(const ByAxis& axes) {
   return text.empty() ? text : text + ".";
 }
 
-CollectiveCost cost_of(const Span& call, const RankStep& step) {
-  const Interval time = {call.begin_ns, call.end_ns};
+CollectiveCost cost_of(const timeline::Span& call, const RankStep& step) {
+  const timeline::Interval time = {call.begin_ns, call.end_ns};
   const size_t space = call.name.find(' ');
   return {
       .axis = call.axis,
@@ -269,14 +273,14 @@ CollectiveCost cost_of(const Span& call, const RankStep& step) {
 
 }  // namespace
 
-std::vector<CollectiveCost>
-collective_costs(const Timeline& timeline, const Diagnosis& diagnosis) {
+std::vector<CollectiveCost> collective_costs(
+    const timeline::Timeline& timeline, const timeline::Diagnosis& diagnosis) {
   const RankSteps steps = typical_steps(timeline, diagnosis);
   std::map<int32_t, int64_t> steps_of_rank;
   for (const auto& [key, step] : steps) ++steps_of_rank[key.first];
   std::map<Key, Sum> sums;
   for (const auto& [place, step] : steps) {
-    for (const Span* call : step.calls) {
+    for (const timeline::Span* call : step.calls) {
       CollectiveCost one = cost_of(*call, step);
       divide(one, static_cast<double>(steps_of_rank[place.first]));
       Sum& sum = sums[{one.axis, one.label, one.operation, one.pass}];
@@ -330,7 +334,8 @@ std::vector<CollectiveCost> put_together(std::vector<CollectiveCost> costs) {
 }
 
 void draw_collectives(
-    Markup& page, const Timeline& timeline, const Diagnosis& diagnosis) {
+    Markup& page, const timeline::Timeline& timeline,
+    const timeline::Diagnosis& diagnosis) {
   ByAxis axes;
   for (auto& cost : put_together(collective_costs(timeline, diagnosis))) {
     AxisCosts& axis = axes[{axis_order(cost.axis), cost.axis}];
@@ -360,4 +365,4 @@ void draw_collectives(
       "</section>");
 }
 
-}  // namespace echelon
+}  // namespace echelon::report

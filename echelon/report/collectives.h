@@ -11,7 +11,7 @@
 #include "echelon/timeline/overlap.h"
 #include "echelon/timeline/timeline.h"
 
-namespace echelon {
+namespace echelon::report {
 
 /// The calls of one label in one pass: means per step, over the typical steps
 /// and the ranks that make them.
@@ -29,8 +29,8 @@ struct CollectiveCost {
 
 /// Sorted by axis, label, operation and pass. Spans without an axis are not
 /// calls: they are waits, or an older version wrote them.
-std::vector<CollectiveCost>
-collective_costs(const Timeline& timeline, const Diagnosis& diagnosis);
+std::vector<CollectiveCost> collective_costs(
+    const timeline::Timeline& timeline, const timeline::Diagnosis& diagnosis);
 
 /// Merges calls whose labels differ only in numbers: "bucket 0" and "bucket 3"
 /// become "bucket 0–3"; the longest first. Labels of a pipeline ("0F3") become
@@ -39,6 +39,7 @@ std::vector<CollectiveCost> put_together(std::vector<CollectiveCost> costs);
 
 /// A table of all calls by axis; nothing without any.
 void draw_collectives(
-    Markup& page, const Timeline& timeline, const Diagnosis& diagnosis);
+    Markup& page, const timeline::Timeline& timeline,
+    const timeline::Diagnosis& diagnosis);
 
-}  // namespace echelon
+}  // namespace echelon::report

@@ -7,7 +7,7 @@
 #include "echelon/error.h"
 #include "echelon/text/check.h"
 
-namespace echelon {
+namespace echelon::report {
 namespace {
 
 // Length of the UTF-8 sequence that `text` begins with, 0 when it is not valid:
@@ -143,4 +143,4 @@ std::string Markup::finish() && {
   return std::move(text_);
 }
 
-}  // namespace echelon
+}  // namespace echelon::report

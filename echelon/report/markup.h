@@ -9,7 +9,7 @@
 
 #include "echelon/text/format.h"
 
-namespace echelon {
+namespace echelon::report {
 
 /// For text and attribute values: & < > " ' as entities. Bytes that are not
 /// UTF-8, and control characters that a page may not hold, become U+FFFD.
@@ -51,4 +51,4 @@ class Markup {
   std::vector<std::string> open_;  // elements, outermost first
 };
 
-}  // namespace echelon
+}  // namespace echelon::report

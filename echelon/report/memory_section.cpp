@@ -12,7 +12,7 @@
 #include "echelon/report/page.h"
 #include "echelon/text/units.h"
 
-namespace echelon {
+namespace echelon::report {
 namespace {
 
 constexpr int kHeight = 200;         // of the plot, in pixels
@@ -20,13 +20,13 @@ constexpr double kPlotWidth = 1000;  // of the stretched drawing
 constexpr size_t kMaxColumns = 240;  // of one picture
 
 // From the bottom up: what stays, then what comes and goes.
-constexpr std::array<MemoryKind, 7> kOrder = {
-    MemoryKind::parameters, MemoryKind::optimizer_state,
-    MemoryKind::gradients,  MemoryKind::activations,
-    MemoryKind::gathered,   MemoryKind::communication,
-    MemoryKind::working};
+constexpr std::array<timeline::MemoryKind, 7> kOrder = {
+    timeline::MemoryKind::parameters, timeline::MemoryKind::optimizer_state,
+    timeline::MemoryKind::gradients,  timeline::MemoryKind::activations,
+    timeline::MemoryKind::gathered,   timeline::MemoryKind::communication,
+    timeline::MemoryKind::working};
 
-const char* css_of(MemoryKind kind) {
+const char* css_of(timeline::MemoryKind kind) {
   constexpr std::array<const char*, 7> kClasses = {"mp", "mg", "mo", "ma",
                                                    "mu", "mc", "mw"};
   return kClasses[static_cast<size_t>(kind)];
@@ -34,14 +34,14 @@ const char* css_of(MemoryKind kind) {
 
 struct Column {
   int64_t begin_ns = 0;
-  MemoryByKind memory;  // the fullest moment of its time
+  timeline::MemoryByKind memory;  // the fullest moment of its time
 
   int64_t total() const { return memory.total(); }
 };
 
 struct MemoryPicture {
-  const RankMemory* rank = nullptr;
-  Interval window;
+  const timeline::RankMemory* rank = nullptr;
+  timeline::Interval window;
   std::vector<Column> columns;
   Column peak;
 
@@ -49,10 +49,10 @@ struct MemoryPicture {
 };
 
 // A typical step of the rank: the last recorded one that is not an outlier.
-std::optional<Interval> step_of(
-    const std::vector<StepActivity>& steps, const Diagnosis& diagnosis,
-    int32_t rank) {
-  std::optional<Interval> window;
+std::optional<timeline::Interval> step_of(
+    const std::vector<timeline::StepActivity>& steps,
+    const timeline::Diagnosis& diagnosis, int32_t rank) {
+  std::optional<timeline::Interval> window;
   for (const auto& step : steps) {
     if (step.rank == rank && !diagnosis.outliers.contains(step.step)) {
       window = step.window;
@@ -61,10 +61,11 @@ std::optional<Interval> step_of(
   return window;
 }
 
-MemoryPicture picture_of(const RankMemory& rank, const Interval& window) {
+MemoryPicture
+picture_of(const timeline::RankMemory& rank, const timeline::Interval& window) {
   MemoryPicture picture{.rank = &rank, .window = window};
   const int64_t length = std::max<int64_t>(1, window.end - window.begin);
-  MemoryByKind now;  // as it is when the window begins
+  timeline::MemoryByKind now;  // as it is when the window begins
   size_t next = 0;
   const auto& samples = rank.samples;
   while (next < samples.size() && samples[next].time_ns <= window.begin) {
@@ -92,13 +93,13 @@ MemoryPicture picture_of(const RankMemory& rank, const Interval& window) {
   return picture;
 }
 
-std::vector<MemoryPicture>
-pictures_of(const Timeline& timeline, const Diagnosis& diagnosis) {
-  const auto steps = step_activities(timeline);
+std::vector<MemoryPicture> pictures_of(
+    const timeline::Timeline& timeline, const timeline::Diagnosis& diagnosis) {
+  const auto steps = timeline::step_activities(timeline);
   std::vector<MemoryPicture> pictures;
   for (const auto& rank : timeline.memory) {
     if (rank.samples.empty()) continue;
-    const Interval all = {
+    const timeline::Interval all = {
         rank.samples.front().time_ns, rank.samples.back().time_ns};
     pictures.push_back(
         picture_of(rank, step_of(steps, diagnosis, rank.rank).value_or(all)));
@@ -167,11 +168,11 @@ class MemoryDrawing {
             1e-9 * static_cast<double>(
                        picture_.peak.begin_ns - picture_.window.begin)),
         format_bytes(picture_.peak_bytes()));
-    for (const MemoryKind kind : kOrder) {
+    for (const timeline::MemoryKind kind : kOrder) {
       const int64_t bytes = picture_.peak.memory[kind];
       if (bytes <= 0) continue;
-      text +=
-          " " + std::string(to_string(kind)) + " " + format_bytes(bytes) + ",";
+      text += " " + std::string(timeline::to_string(kind)) + " " +
+              format_bytes(bytes) + ",";
     }
     text.back() = '.';
     return text;
@@ -215,7 +216,7 @@ class MemoryDrawing {
         "preserveAspectRatio='none'>",
         kHeight, kHeight);
     std::vector<int64_t> below(picture_.columns.size());
-    for (const MemoryKind kind : kOrder) {
+    for (const timeline::MemoryKind kind : kOrder) {
       std::vector<int64_t> above = below;
       bool any = false;
       for (size_t i = 0; i < above.size(); ++i) {
@@ -225,7 +226,8 @@ class MemoryDrawing {
       if (any) {
         page_.add(
             "<path class='{}' d='{}{}Z'><title>{}</title></path>", css_of(kind),
-            outline(above), reversed(below), std::string(to_string(kind)));
+            outline(above), reversed(below),
+            std::string(timeline::to_string(kind)));
       }
       below = std::move(above);
     }
@@ -267,13 +269,14 @@ class MemoryDrawing {
 
 void draw_legend(Markup& page, const std::vector<MemoryPicture>& pictures) {
   page.add("<p class='keys under'>");
-  for (const MemoryKind kind : kOrder) {
+  for (const timeline::MemoryKind kind : kOrder) {
     const bool any = std::ranges::any_of(pictures, [&](const auto& picture) {
       return std::ranges::any_of(picture.columns, [&](const Column& one) {
         return one.memory[kind] > 0;
       });
     });
-    if (any) draw_key(page, css_of(kind), std::string(to_string(kind)));
+    if (any)
+      draw_key(page, css_of(kind), std::string(timeline::to_string(kind)));
   }
   page.add("</p>");
 }
@@ -283,19 +286,21 @@ std::string sentence_of(const std::vector<MemoryPicture>& pictures) {
       *std::ranges::max_element(pictures, {}, &MemoryPicture::peak_bytes);
   const auto& memory = fullest.peak.memory;
   const auto kind = *std::ranges::max_element(
-      kOrder, {}, [&](MemoryKind one) { return memory[one]; });
+      kOrder, {}, [&](timeline::MemoryKind one) { return memory[one]; });
   const double share =
       static_cast<double>(memory[kind]) /
       static_cast<double>(std::max<int64_t>(1, memory.total()));
   return format(
       "Rank {} holds most, {}; {} of it are {}.", fullest.rank->rank,
-      format_bytes(memory.total()), format_percent(share), to_string(kind));
+      format_bytes(memory.total()), format_percent(share),
+      timeline::to_string(kind));
 }
 
 }  // namespace
 
 void draw_memory_section(
-    Markup& page, const Timeline& timeline, const Diagnosis& diagnosis) {
+    Markup& page, const timeline::Timeline& timeline,
+    const timeline::Diagnosis& diagnosis) {
   const auto pictures = pictures_of(timeline, diagnosis);
   if (pictures.empty()) return;
   page.add(
@@ -322,4 +327,4 @@ void draw_memory_section(
   page.add("<p class='note'>{}</p></section>", note);
 }
 
-}  // namespace echelon
+}  // namespace echelon::report

@@ -3,7 +3,7 @@
 #include <map>
 #include <string_view>
 
-namespace echelon {
+namespace echelon::report {
 
 // The files of the folder assets/, embedded by CMakeLists.txt.
 namespace assets {
@@ -141,4 +141,4 @@ void draw_tick(
       index % 2 == 1 ? "tick minor" : "tick", 100 * share, y, anchor, label);
 }
 
-}  // namespace echelon
+}  // namespace echelon::report

@@ -8,7 +8,7 @@
 
 #include "echelon/report/markup.h"
 
-namespace echelon {
+namespace echelon::report {
 
 /// Whether a page holds pictures that play (pipeline_page.h).
 enum class PageScript { none, player };
@@ -70,4 +70,4 @@ void draw_tick(
     Markup& page, size_t index, double share, int y, const std::string& label,
     double edge = 0.05);
 
-}  // namespace echelon
+}  // namespace echelon::report

@@ -8,19 +8,19 @@
 #include "echelon/report/page.h"
 #include "echelon/text/units.h"
 
-namespace echelon {
+namespace echelon::report {
 namespace {
 
-double mean_busy(const PipelineRows& rows) {
+double mean_busy(const timeline::PipelineRows& rows) {
   if (rows.rows.empty()) return 0;
-  const auto busy = busy_times(rows.blocks, rows.rows.size());
+  const auto busy = timeline::busy_times(rows.blocks, rows.rows.size());
   return std::accumulate(busy.begin(), busy.end(), 0.0) /
          static_cast<double>(busy.size());
 }
 
 // One replica is enough: all have the same schedule.
-PipelineRows first_group(const PipelineRows& rows) {
-  PipelineRows result;
+timeline::PipelineRows first_group(const timeline::PipelineRows& rows) {
+  timeline::PipelineRows result;
   for (const auto& row : rows.rows) {
     if (row.group == rows.rows.front().group) result.rows.push_back(row);
   }
@@ -32,9 +32,10 @@ PipelineRows first_group(const PipelineRows& rows) {
 }
 
 // A row works as long as in the measured step.
-std::optional<PipelineRows> ideal_of(const PipelineRows& measured) {
-  PipelineRows one = first_group(measured);
-  auto blocks = ideal_blocks(one);
+std::optional<timeline::PipelineRows>
+ideal_of(const timeline::PipelineRows& measured) {
+  timeline::PipelineRows one = first_group(measured);
+  auto blocks = timeline::ideal_blocks(one);
   if (!blocks) return {};
   one.blocks = std::move(*blocks);
   const double busy = mean_busy(one);
@@ -53,16 +54,17 @@ std::string points(double share) {
 
 // The bubble when blocks are as long as they were and nothing waits for
 // transfers.
-std::optional<double> replayed_bubble(const PipelineRows& measured) {
-  const auto blocks = replayed(measured, [](const PipelineBlock& block) {
-    return block.end - block.begin;
-  });
+std::optional<double> replayed_bubble(const timeline::PipelineRows& measured) {
+  const auto blocks =
+      timeline::replayed(measured, [](const timeline::PipelineBlock& block) {
+        return block.end - block.begin;
+      });
   if (!blocks) return {};
-  return bubble_fraction(*blocks, measured.rows.size());
+  return timeline::bubble_fraction(*blocks, measured.rows.size());
 }
 
-std::string
-difference_text(const PipelineRows& measured, double ideal, double real) {
+std::string difference_text(
+    const timeline::PipelineRows& measured, double ideal, double real) {
   const double total = real - ideal;
   if (total < 0.0005) return "";
   const auto own = replayed_bubble(measured);
@@ -89,8 +91,8 @@ difference_text(const PipelineRows& measured, double ideal, double real) {
 }
 
 std::string pipeline_sentence(
-    const PipelineRows& measured, std::optional<double> ideal, double real,
-    bool simulated) {
+    const timeline::PipelineRows& measured, std::optional<double> ideal,
+    double real, bool simulated) {
   if (!ideal) {
     return format(
         "Waiting for other stages left the devices idle for {} of the step.",
@@ -106,7 +108,7 @@ std::string pipeline_sentence(
 }
 
 std::vector<std::string>
-group_names(const PipelineRows& rows, const std::string& word) {
+group_names(const timeline::PipelineRows& rows, const std::string& word) {
   int32_t last = 0;
   for (const auto& row : rows.rows) last = std::max(last, row.group);
   std::vector<std::string> names;
@@ -117,8 +119,8 @@ group_names(const PipelineRows& rows, const std::string& word) {
 }
 
 PipelinePicture step_picture(
-    PipelineRows rows, int64_t step, const std::string& id, bool simulated,
-    const std::string& group) {
+    timeline::PipelineRows rows, int64_t step, const std::string& id,
+    bool simulated, const std::string& group) {
   auto groups = group_names(rows, group);
   return {
       .id = id,
@@ -130,12 +132,13 @@ PipelinePicture step_picture(
       .player_name = simulated ? "the simulated step" : "the real step"};
 }
 
-std::string placement_sentence(const PipelineRows& rows, double idle) {
+std::string
+placement_sentence(const timeline::PipelineRows& rows, double idle) {
   const auto count = rows.rows.size();
   if (count < 2) return "One device works alone.";
   auto as_one_row = rows.blocks;
   for (auto& block : as_one_row) block.row = 0;
-  const double any = busy_times(as_one_row, 1).front();
+  const double any = timeline::busy_times(as_one_row, 1).front();
   const double all = mean_busy(rows) * static_cast<double>(rows.rows.size());
   if (any > 0 && all / any < 1.05) {
     return format(
@@ -154,13 +157,14 @@ std::string placement_sentence(const PipelineRows& rows, double idle) {
 }  // namespace
 
 std::optional<StagePictures>
-pipeline_pictures(const Timeline& timeline, const std::string& id) {
-  const auto step = typical_pipeline_step(timeline);
+pipeline_pictures(const timeline::Timeline& timeline, const std::string& id) {
+  const auto step = timeline::typical_pipeline_step(timeline);
   if (!step) return {};
-  PipelineRows measured = pipeline_rows(timeline, *step);
+  timeline::PipelineRows measured = timeline::pipeline_rows(timeline, *step);
   StagePictures result;
   result.heading = "The pipeline, step by step";
-  result.idle = bubble_fraction(measured.blocks, measured.rows.size());
+  result.idle =
+      timeline::bubble_fraction(measured.blocks, measured.rows.size());
   if (auto ideal = ideal_of(measured)) {
     PipelinePicture picture{
         .id = id + "-ideal",
@@ -168,7 +172,8 @@ pipeline_pictures(const Timeline& timeline, const std::string& id) {
         .rows = std::move(ideal->rows),
         .blocks = std::move(ideal->blocks),
         .player_name = "the ideal schedule"};
-    result.ideal_idle = bubble_fraction(picture.blocks, picture.rows.size());
+    result.ideal_idle =
+        timeline::bubble_fraction(picture.blocks, picture.rows.size());
     result.pictures.push_back(std::move(picture));
   }
   result.sentence = pipeline_sentence(
@@ -180,13 +185,13 @@ pipeline_pictures(const Timeline& timeline, const std::string& id) {
 }
 
 std::optional<StagePictures>
-placement_pictures(const Timeline& timeline, const std::string& id) {
-  const auto step = typical_placement_step(timeline);
+placement_pictures(const timeline::Timeline& timeline, const std::string& id) {
+  const auto step = timeline::typical_placement_step(timeline);
   if (!step) return {};
-  PipelineRows rows = placement_rows(timeline, *step);
+  timeline::PipelineRows rows = timeline::placement_rows(timeline, *step);
   StagePictures result;
   result.heading = "The devices, step by step";
-  result.idle = bubble_fraction(rows.blocks, rows.rows.size());
+  result.idle = timeline::bubble_fraction(rows.blocks, rows.rows.size());
   result.sentence = placement_sentence(rows, result.idle);
   result.pictures.push_back(step_picture(
       std::move(rows), *step, id + "-devices", timeline.simulated, "rank"));
@@ -195,7 +200,7 @@ placement_pictures(const Timeline& timeline, const std::string& id) {
 }
 
 std::optional<StagePictures>
-stage_pictures(const Timeline& timeline, const std::string& id) {
+stage_pictures(const timeline::Timeline& timeline, const std::string& id) {
   auto result = pipeline_pictures(timeline, id);
   return result ? std::move(result) : placement_pictures(timeline, id);
 }
@@ -228,4 +233,4 @@ std::string pipeline_page(const PipelinePicture& picture) {
       PipelinePage{.title = picture.title, .pictures = {picture}});
 }
 
-}  // namespace echelon
+}  // namespace echelon::report

@@ -21,14 +21,14 @@
 #include "echelon/timeline/pipeline_blocks.h"
 #include "echelon/timeline/timeline.h"
 
-namespace echelon {
+namespace echelon::report {
 
 struct PipelinePicture {
   std::string id;  // unique in the page, letters, digits and '-'
   std::string title;
-  std::vector<PipelineRow> rows;    // blocks name them by index
-  std::vector<std::string> groups;  // their names; empty: no headings
-  std::vector<PipelineBlock> blocks;
+  std::vector<timeline::PipelineRow> rows;  // blocks name them by index
+  std::vector<std::string> groups;          // their names; empty: no headings
+  std::vector<timeline::PipelineBlock> blocks;
   std::string unit;  // of begin and end; empty: seconds. "forwards" counts
   /// These are set where `blocks` are only the first part of a schedule, and
   /// hold for all of it; else they are computed.
@@ -55,7 +55,7 @@ struct PlayerSteps {
   bool even = false;
   std::vector<double> moments;
 };
-PlayerSteps player_steps(const std::vector<PipelineBlock>& blocks);
+PlayerSteps player_steps(const std::vector<timeline::PipelineBlock>& blocks);
 
 // --- Pages, and one typical step of a timeline ------------------------------
 
@@ -86,17 +86,17 @@ struct StagePictures {
 /// measured step. Nothing when the timeline holds no actions
 /// (pipeline_blocks.h).
 std::optional<StagePictures>
-pipeline_pictures(const Timeline& timeline, const std::string& id);
+pipeline_pictures(const timeline::Timeline& timeline, const std::string& id);
 
 /// When each device of a rank worked. Nothing when no track is a device's.
 std::optional<StagePictures>
-placement_pictures(const Timeline& timeline, const std::string& id);
+placement_pictures(const timeline::Timeline& timeline, const std::string& id);
 
 /// Whichever of the two the timeline has, if any.
 std::optional<StagePictures>
-stage_pictures(const Timeline& timeline, const std::string& id);
+stage_pictures(const timeline::Timeline& timeline, const std::string& id);
 
 /// The pictures alone: the caller writes heading and sentence.
 void draw_stage_pictures(Markup& page, const StagePictures& pictures);
 
-}  // namespace echelon
+}  // namespace echelon::report

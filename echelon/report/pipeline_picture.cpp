@@ -11,7 +11,7 @@
 #include "echelon/report/page.h"
 #include "echelon/text/units.h"
 
-namespace echelon {
+namespace echelon::report {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -37,17 +37,17 @@ Sizes sizes_for(size_t num_rows) {
   return {8, 2, 1};
 }
 
-bool is_transfer(const PipelineBlock& block) {
-  return block.kind == BlockKind::transfer;
+bool is_transfer(const timeline::PipelineBlock& block) {
+  return block.kind == timeline::BlockKind::transfer;
 }
 
 // 'f', 'b', 'i', 'w', 't': in the classes of assets/pipeline.css and in the
 // data of assets/pipeline.js.
-char kind_letter(BlockKind kind) {
-  return static_cast<char>(letter(kind) - 'A' + 'a');
+char kind_letter(timeline::BlockKind kind) {
+  return static_cast<char>(timeline::letter(kind) - 'A' + 'a');
 }
 
-const char* kind_text(BlockKind kind) {
+const char* kind_text(timeline::BlockKind kind) {
   constexpr const char* kTexts[] = {
       "forward", "backward", "backward for inputs", "backward for weights",
       "transfer"};
@@ -73,7 +73,7 @@ void limit_rows(DrawnPicture& drawn) {
   const size_t rows = picture.rows.size();
   if (rows <= kMaxPipelineRows) return;
   picture.rows.resize(kMaxPipelineRows);
-  std::erase_if(picture.blocks, [](const PipelineBlock& block) {
+  std::erase_if(picture.blocks, [](const timeline::PipelineBlock& block) {
     return block.row >= static_cast<int32_t>(kMaxPipelineRows);
   });
   drawn.limited =
@@ -92,9 +92,10 @@ double drawn_until(const PipelinePicture& picture, size_t max_blocks) {
 }
 
 void limit_time(DrawnPicture& drawn, double until) {
-  std::erase_if(drawn.picture.blocks, [&](const PipelineBlock& block) {
-    return block.begin >= until;
-  });
+  std::erase_if(
+      drawn.picture.blocks, [&](const timeline::PipelineBlock& block) {
+        return block.begin >= until;
+      });
   double end = 0;
   for (auto& block : drawn.picture.blocks) {
     block.end = std::min(block.end, until);
@@ -112,23 +113,25 @@ DrawnPicture drawn_of(const PipelinePicture& picture) {
   DrawnPicture drawn{picture};
   auto& blocks = drawn.picture.blocks;
   const auto num_rows = static_cast<int32_t>(picture.rows.size());
-  std::erase_if(blocks, [&](const PipelineBlock& block) {
+  std::erase_if(blocks, [&](const timeline::PipelineBlock& block) {
     return block.row < 0 || block.row >= num_rows ||
            !std::isfinite(block.begin) || !std::isfinite(block.end) ||
            !(block.begin < block.end);
   });
-  const double origin = first_begin(blocks);
+  const double origin = timeline::first_begin(blocks);
   for (auto& block : blocks) {
     block.begin -= origin;
     block.end -= origin;
   }
-  drawn.makespan = picture.makespan.value_or(makespan(blocks));
-  drawn.bubble = picture.bubble.value_or(bubble_fraction(blocks, num_rows));
-  drawn.busy = busy_times(blocks, num_rows);
+  drawn.makespan = picture.makespan.value_or(timeline::makespan(blocks));
+  drawn.bubble =
+      picture.bubble.value_or(timeline::bubble_fraction(blocks, num_rows));
+  drawn.busy = timeline::busy_times(blocks, num_rows);
   limit_rows(drawn);
-  std::ranges::stable_sort(blocks, {}, [](const PipelineBlock& block) {
-    return std::pair(block.row, block.begin);
-  });
+  std::ranges::stable_sort(
+      blocks, {}, [](const timeline::PipelineBlock& block) {
+        return std::pair(block.row, block.begin);
+      });
   return drawn;
 }
 
@@ -239,7 +242,7 @@ class PipelineDrawing {
     page_.add("</g>");
   }
 
-  std::string class_of(const PipelineBlock& block) const {
+  std::string class_of(const timeline::PipelineBlock& block) const {
     const int shade = num_chunks_ == 1
                           ? 0
                           : block.chunk * (kNumShades - 1) / (num_chunks_ - 1);
@@ -247,7 +250,7 @@ class PipelineDrawing {
                               : format("p{}{}", kind_letter(block.kind), shade);
   }
 
-  std::string title_of(const PipelineBlock& block) const {
+  std::string title_of(const timeline::PipelineBlock& block) const {
     std::string title = block.name;
     if (title.empty()) {
       title = kind_text(block.kind);
@@ -259,7 +262,7 @@ class PipelineDrawing {
     return title + ", " + time_text(block.end - block.begin, picture_.unit);
   }
 
-  void draw_block(const PipelineBlock& block) {
+  void draw_block(const timeline::PipelineBlock& block) {
     const bool transfer = is_transfer(block);
     if (transfer && sizes_.strip == 0) return;
     page_.add(
@@ -271,11 +274,11 @@ class PipelineDrawing {
     if (!transfer) draw_number(block);
   }
 
-  void draw_number(const PipelineBlock& block) {
-    const bool split = block.kind == BlockKind::backward_input ||
-                       block.kind == BlockKind::backward_weight;
+  void draw_number(const timeline::PipelineBlock& block) {
+    const bool split = block.kind == timeline::BlockKind::backward_input ||
+                       block.kind == timeline::BlockKind::backward_weight;
     std::string text;
-    if (split || block.microbatch < 0) text = letter(block.kind);
+    if (split || block.microbatch < 0) text = timeline::letter(block.kind);
     if (block.microbatch >= 0) text += std::to_string(block.microbatch);
     if (sizes_.row < 12) return;
     const double share = (block.end - block.begin) / range_;
@@ -283,7 +286,7 @@ class PipelineDrawing {
     for (const char c : text) needed += c <= '9' ? 6.8 : 11;
     for (size_t i = 0; i < std::size(kPlotWidths); ++i) {
       if (share * kPlotWidths[i] < needed) continue;
-      const bool dark = block.kind == BlockKind::backward;
+      const bool dark = block.kind == timeline::BlockKind::backward;
       page_.add(
           "<text class='{}' x='{}' y='{}' text-anchor='middle'>{}</text>",
           std::string(kFits[i]) + (dark ? " d" : ""),
@@ -349,7 +352,7 @@ void draw_picture(
 // --- Legend and player -----------------------------------------------------
 
 void draw_legend(Markup& page, const std::vector<DrawnPicture>& all) {
-  std::set<BlockKind> kinds;
+  std::set<timeline::BlockKind> kinds;
   bool chunks = false;
   bool numbers = false;
   for (const auto& drawn : all) {
@@ -360,10 +363,12 @@ void draw_legend(Markup& page, const std::vector<DrawnPicture>& all) {
     }
   }
   page.add("<p class='keys'>");
-  for (const BlockKind kind : kinds) {
+  for (const timeline::BlockKind kind : kinds) {
     draw_key(
         page,
-        kind == BlockKind::transfer ? "pt" : format("p{}0", kind_letter(kind)),
+        kind == timeline::BlockKind::transfer
+            ? "pt"
+            : format("p{}0", kind_letter(kind)),
         kind_text(kind));
   }
   draw_key(page, "gap", "idle");
@@ -423,7 +428,7 @@ Json player_json(
 
 }  // namespace
 
-PlayerSteps player_steps(const std::vector<PipelineBlock>& blocks) {
+PlayerSteps player_steps(const std::vector<timeline::PipelineBlock>& blocks) {
   std::vector<std::pair<double, double>> work;
   double shortest = std::numeric_limits<double>::infinity();
   double end = 0;
@@ -503,4 +508,4 @@ void draw_pipelines(
   page.add("</div>");
 }
 
-}  // namespace echelon
+}  // namespace echelon::report

@@ -9,7 +9,7 @@
 #include "echelon/report/page.h"
 #include "echelon/text/units.h"
 
-namespace echelon {
+namespace echelon::report {
 namespace {
 
 constexpr size_t kMostRanks = 8;  // in the table of memory
@@ -69,8 +69,8 @@ class ComparisonTable {
 // --- Time -------------------------------------------------------------------
 
 StackedRow row_of(
-    const std::string& name, const std::vector<ComparedPart>& parts,
-    double ComparedPart::*side) {
+    const std::string& name, const std::vector<timeline::ComparedPart>& parts,
+    double timeline::ComparedPart::*side) {
   StackedRow row{.name = name};
   for (const auto& part : parts) {
     if (!row.parts.empty() && row.parts.back().color == part.color) {
@@ -90,13 +90,15 @@ StackedRow row_of(
 }
 
 void draw_bars(
-    Markup& page, const std::vector<ComparedPart>& parts, bool measured) {
+    Markup& page, const std::vector<timeline::ComparedPart>& parts,
+    bool measured) {
   StackedBars bars{
       .id = "prediction",
       .title = "A step",
-      .rows = {row_of("predicted", parts, &ComparedPart::predicted)}};
+      .rows = {row_of("predicted", parts, &timeline::ComparedPart::predicted)}};
   if (measured) {
-    bars.rows.push_back(row_of("measured", parts, &ComparedPart::measured));
+    bars.rows.push_back(
+        row_of("measured", parts, &timeline::ComparedPart::measured));
   }
   bars.description = "What a step is spent on:";
   for (const auto& row : bars.rows) {
@@ -109,7 +111,8 @@ void draw_bars(
 }
 
 void draw_times(
-    Markup& page, const std::vector<ComparedPart>& parts, bool measured) {
+    Markup& page, const std::vector<timeline::ComparedPart>& parts,
+    bool measured) {
   double predicted_step = 0;
   double measured_step = 0;
   for (const auto& part : parts) {
@@ -132,8 +135,8 @@ void draw_times(
 struct RankRow {
   int32_t rank = 0;
   int64_t others = 0;  // not measured, and predicted to hold the same
-  MemoryByKind predicted;
-  std::optional<MemoryByKind> measured;
+  timeline::MemoryByKind predicted;
+  std::optional<timeline::MemoryByKind> measured;
 
   int64_t size() const {
     return std::max(
@@ -141,8 +144,8 @@ struct RankRow {
   }
 };
 
-std::vector<RankRow>
-rank_rows(const StepPrediction& prediction, const Timeline& timeline) {
+std::vector<RankRow> rank_rows(
+    const StepPrediction& prediction, const timeline::Timeline& timeline) {
   const auto measured = fullest_moments(timeline);
   std::vector<RankRow> rows;
   for (const auto& one : prediction.memory) {
@@ -172,7 +175,8 @@ std::string rank_text(const RankRow& row) {
 
 // The fullest rank by kind, then the totals of the others.
 void draw_memory(
-    Markup& page, const StepPrediction& prediction, const Timeline& timeline) {
+    Markup& page, const StepPrediction& prediction,
+    const timeline::Timeline& timeline) {
   auto rows = rank_rows(prediction, timeline);
   if (rows.empty()) return;
   const bool any = std::ranges::any_of(
@@ -186,16 +190,16 @@ void draw_memory(
     ComparisonTable table(page, "memory", "Memory, fullest moment", any);
     for (size_t i = 0; i < shown; ++i) {
       const RankRow& row = rows[i];
-      const auto measured = row.measured.value_or(MemoryByKind{});
+      const auto measured = row.measured.value_or(timeline::MemoryByKind{});
       const auto total = static_cast<double>(row.predicted.total());
       table.add_row(
           "all", rank_text(row), total, static_cast<double>(measured.total()),
           0, text);
       if (i > 0) continue;
-      for (const MemoryKind kind : kMemoryKinds) {
+      for (const timeline::MemoryKind kind : timeline::kMemoryKinds) {
         if (row.predicted[kind] <= 0 && measured[kind] <= 0) continue;
         table.add_row(
-            "part", std::string(to_string(kind)),
+            "part", std::string(timeline::to_string(kind)),
             static_cast<double>(row.predicted[kind]),
             static_cast<double>(measured[kind]), total, text);
       }
@@ -216,12 +220,14 @@ const char* kNote =
 
 }  // namespace
 
-std::vector<PredictedMemory> fullest_moments(const Timeline& timeline) {
+std::vector<PredictedMemory>
+fullest_moments(const timeline::Timeline& timeline) {
   std::vector<PredictedMemory> list;
   for (const auto& rank : timeline.memory) {
     const auto fullest = std::ranges::max_element(
-        rank.samples, {},
-        [](const MemorySample& sample) { return sample.memory.total(); });
+        rank.samples, {}, [](const timeline::MemorySample& sample) {
+          return sample.memory.total();
+        });
     if (fullest == rank.samples.end()) continue;
     list.push_back({rank.rank, fullest->memory});
   }
@@ -229,7 +235,7 @@ std::vector<PredictedMemory> fullest_moments(const Timeline& timeline) {
 }
 
 std::string prediction_sentence(
-    const StepPrediction& prediction, const TimedParts& measured) {
+    const StepPrediction& prediction, const timeline::TimedParts& measured) {
   const double predicted = prediction.step_seconds;
   const double real = measured.step_seconds();
   if (!(predicted > 0) || !(real > 0)) return "";
@@ -237,8 +243,8 @@ std::string prediction_sentence(
       "On {} a step was predicted to take {}, and took {}, {} times that.",
       prediction.cluster, format_seconds(predicted), format_seconds(real),
       ratio_text(predicted, real));
-  const auto parts = compared_parts(prediction.parts, measured);
-  const auto off = [](const ComparedPart& part) {
+  const auto parts = timeline::compared_parts(prediction.parts, measured);
+  const auto off = [](const timeline::ComparedPart& part) {
     return std::abs(part.measured - part.predicted);
   };
   const auto most = std::ranges::max_element(parts, {}, off);
@@ -251,8 +257,8 @@ std::string prediction_sentence(
 }
 
 void draw_prediction(
-    Markup& page, const StepPrediction& prediction, const Timeline& timeline,
-    const Diagnosis& diagnosis) {
+    Markup& page, const StepPrediction& prediction,
+    const timeline::Timeline& timeline, const timeline::Diagnosis& diagnosis) {
   const bool measured = !timeline.simulated;
   page.add(
       "<section id='predicted'><h2>{}</h2>",
@@ -261,15 +267,16 @@ void draw_prediction(
     page.add("<p class='finding'>{}</p></section>", prediction.missing);
     return;
   }
-  const TimedParts real =
-      measured ? timed_parts(timeline, diagnosis) : TimedParts{};
+  const timeline::TimedParts real =
+      measured ? timeline::timed_parts(timeline, diagnosis)
+               : timeline::TimedParts{};
   const bool any = real.step_seconds() > 0;
   const std::string sentence =
       any ? prediction_sentence(prediction, real)
           : "On " + prediction.cluster + " a step takes " +
                 format_seconds(prediction.step_seconds) + ", simulated.";
   page.add("<p class='lead'>{}</p>", sentence);
-  const auto parts = compared_parts(prediction.parts, real);
+  const auto parts = timeline::compared_parts(prediction.parts, real);
   draw_bars(page, parts, any);
   draw_times(page, parts, any);
   draw_memory(page, prediction, timeline);
@@ -277,4 +284,4 @@ void draw_prediction(
   page.add("</section>");
 }
 
-}  // namespace echelon
+}  // namespace echelon::report

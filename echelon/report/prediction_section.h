@@ -11,17 +11,17 @@
 #include "echelon/timeline/overlap.h"
 #include "echelon/timeline/timeline.h"
 
-namespace echelon {
+namespace echelon::report {
 
 struct PredictedMemory {
   int32_t rank = 0;
-  MemoryByKind memory;  // at its fullest moment
+  timeline::MemoryByKind memory;  // at its fullest moment
 };
 
 struct StepPrediction {
   std::string cluster = {};  // what it is predicted on
   double step_seconds = 0;   // 0: there is no prediction
-  TimedParts parts = {};
+  timeline::TimedParts parts = {};
   std::vector<PredictedMemory> memory = {};  // by rank
   /// Why there is none, and how to get one: a sentence or two.
   std::string missing = {};
@@ -30,17 +30,18 @@ struct StepPrediction {
 };
 
 /// The fullest moment of each measured rank in the recorded steps.
-std::vector<PredictedMemory> fullest_moments(const Timeline& timeline);
+std::vector<PredictedMemory>
+fullest_moments(const timeline::Timeline& timeline);
 
 /// Beside a simulated timeline the prediction stands alone. `diagnosis` is that
 /// of `timeline`. Without a prediction, the line that says how to get one.
 void draw_prediction(
-    Markup& page, const StepPrediction& prediction, const Timeline& timeline,
-    const Diagnosis& diagnosis);
+    Markup& page, const StepPrediction& prediction,
+    const timeline::Timeline& timeline, const timeline::Diagnosis& diagnosis);
 
 /// "Predicted on h100-sxm:1x8: 12.3 ms a step; measured 13.1 ms, 1.07 times as
 /// long …"; empty when nothing was measured.
 std::string prediction_sentence(
-    const StepPrediction& prediction, const TimedParts& measured);
+    const StepPrediction& prediction, const timeline::TimedParts& measured);
 
-}  // namespace echelon
+}  // namespace echelon::report

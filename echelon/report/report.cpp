@@ -15,7 +15,7 @@
 #include "echelon/text/units.h"
 #include "echelon/timeline/overlap.h"
 
-namespace echelon {
+namespace echelon::report {
 namespace {
 
 double total_seconds(const ReportInput& input) {
@@ -53,8 +53,8 @@ Tile tile_of(
 }
 
 // What the strategy costs, as the last tile.
-std::optional<Tile>
-cost_tile(const Diagnosis& d, const std::optional<StagePictures>& stages) {
+std::optional<Tile> cost_tile(
+    const timeline::Diagnosis& d, const std::optional<StagePictures>& stages) {
   if (stages && stages->ideal_idle) {
     return tile_of(
         "Pipeline bubble", format_percent(stages->idle),
@@ -79,17 +79,19 @@ cost_tile(const Diagnosis& d, const std::optional<StagePictures>& stages) {
   return {};
 }
 
-bool has_tokens(const std::vector<StepMetrics>& metrics) {
+bool has_tokens(const std::vector<timeline::StepMetrics>& metrics) {
   return !metrics.empty() && metrics[0].tokens_per_second;
 }
 
 // Tokens or samples per second.
-std::function<double(const StepMetrics&)> rate_of(bool tokens) {
-  if (!tokens) return &StepMetrics::samples_per_second;
-  return [](const StepMetrics& m) { return m.tokens_per_second.value_or(NAN); };
+std::function<double(const timeline::StepMetrics&)> rate_of(bool tokens) {
+  if (!tokens) return &timeline::StepMetrics::samples_per_second;
+  return [](const timeline::StepMetrics& m) {
+    return m.tokens_per_second.value_or(NAN);
+  };
 }
 
-Tile evaluation_tile(const EvaluationMetrics& last) {
+Tile evaluation_tile(const timeline::EvaluationMetrics& last) {
   if (!last.perplexity) {
     return tile_of(
         "Held-out accuracy", format_percent(last.accuracy),
@@ -102,7 +104,7 @@ Tile evaluation_tile(const EvaluationMetrics& last) {
 }
 
 std::vector<Tile> tiles_of(
-    const ReportInput& input, const Diagnosis& d,
+    const ReportInput& input, const timeline::Diagnosis& d,
     const std::optional<StagePictures>& stages) {
   std::vector<Tile> tiles;
   if (!input.metrics.empty() && !is_simulated(input)) {
@@ -116,7 +118,7 @@ std::vector<Tile> tiles_of(
   }
   if (!input.metrics.empty()) {
     const bool tokens = has_tokens(input.metrics);
-    const auto rate = median_of(input.metrics, rate_of(tokens));
+    const auto rate = timeline::median_of(input.metrics, rate_of(tokens));
     tiles.push_back(tile_of(
         "Throughput", format_count(rate.value_or(0)),
         tokens ? "tokens/s, median" : "samples/s, median"));
@@ -172,7 +174,7 @@ std::string range_text(const std::vector<Point>& points) {
 }
 
 Chart loss_chart(const ReportInput& input) {
-  auto points = points_of(input.metrics, &StepMetrics::loss);
+  auto points = points_of(input.metrics, &timeline::StepMetrics::loss);
   Chart chart{
       .id = "loss",
       .title = "Loss",
@@ -184,7 +186,7 @@ Chart loss_chart(const ReportInput& input) {
   if (!input.evaluations.empty()) {
     chart.curves.push_back(
         {"held-out", "c2", CurveStyle::dots,
-         points_of(input.evaluations, &EvaluationMetrics::loss)});
+         points_of(input.evaluations, &timeline::EvaluationMetrics::loss)});
   }
   if (const auto step = first_not_finite(input)) {
     chart.headline = "not a finite number at step " + format_count(*step);
@@ -196,7 +198,7 @@ Chart loss_chart(const ReportInput& input) {
 Chart evaluation_chart(const ReportInput& input) {
   const auto& evaluations = input.evaluations;
   const bool texts = evaluations[0].perplexity.has_value();
-  const auto value = [&](const EvaluationMetrics& e) {
+  const auto value = [&](const timeline::EvaluationMetrics& e) {
     return texts ? e.perplexity.value_or(NAN) : e.accuracy;
   };
   const auto best =
@@ -223,7 +225,8 @@ Chart evaluation_chart(const ReportInput& input) {
   return chart;
 }
 
-void draw_small_charts(Markup& page, const std::vector<StepMetrics>& metrics) {
+void draw_small_charts(
+    Markup& page, const std::vector<timeline::StepMetrics>& metrics) {
   using enum CurveStyle;
   const bool tokens = has_tokens(metrics);
   const struct {
@@ -231,14 +234,16 @@ void draw_small_charts(Markup& page, const std::vector<StepMetrics>& metrics) {
     const char* title;
     YScale scale;
     CurveStyle style;
-    std::function<double(const StepMetrics&)> value;
+    std::function<double(const timeline::StepMetrics&)> value;
   } charts[] = {
       {"throughput", tokens ? "Tokens per second" : "Samples per second",
        YScale::from_zero, raw_and_smooth, rate_of(tokens)},
       {"learning-rate", "Learning rate", YScale::from_zero, line,
-       &StepMetrics::learning_rate},
+       &timeline::StepMetrics::learning_rate},
       {"grad-norm", "Gradient norm", YScale::automatic, raw_and_smooth,
-       [](const StepMetrics& m) { return m.grad_norm.value_or(NAN); }}};
+       [](const timeline::StepMetrics& m) {
+         return m.grad_norm.value_or(NAN);
+       }}};
   for (const auto& [id, title, scale, style, value] : charts) {
     auto points = points_of(metrics, value);
     Chart chart{
@@ -274,7 +279,7 @@ void draw_curves(Markup& page, const ReportInput& input) {
 }  // namespace
 
 std::string to_html(const ReportInput& input) {
-  const Diagnosis diagnosis = diagnose(input.timeline);
+  const timeline::Diagnosis diagnosis = timeline::diagnose(input.timeline);
   const auto stages = stage_pictures(input.timeline, "pipeline");
   Markup page;
   draw_head(page, input, tiles_of(input, diagnosis, stages));
@@ -311,4 +316,4 @@ void write_report(const std::filesystem::path& path, const ReportInput& input) {
   write_file_atomically(path, to_html(input));
 }
 
-}  // namespace echelon
+}  // namespace echelon::report

@@ -12,7 +12,7 @@
 #include "echelon/timeline/metrics.h"
 #include "echelon/timeline/timeline.h"
 
-namespace echelon {
+namespace echelon::report {
 
 /// Everything is optional but the title; a part without content is left out.
 /// Texts may hold any bytes: they are escaped.
@@ -21,11 +21,11 @@ struct ReportInput {
   /// Name and value, in the order shown: model, data, layout, ranks, device,
   /// parameters, batch, …
   std::vector<std::pair<std::string, std::string>> facts;
-  std::vector<StepMetrics> metrics;            // by step
-  std::vector<EvaluationMetrics> evaluations;  // by step
+  std::vector<timeline::StepMetrics> metrics;            // by step
+  std::vector<timeline::EvaluationMetrics> evaluations;  // by step
   /// With spans named as a pipeline's actions, or tracks named "device 0" …,
   /// the report has their picture too (pipeline_page.h).
-  Timeline timeline;
+  timeline::Timeline timeline;
   /// How the layers' matrices are sharded; drawn when ranks share layers.
   TensorShards tensor;
   /// What the simulator says of the same step (predict/predict_run.h).
@@ -42,4 +42,4 @@ std::string to_html(const ReportInput& input);
 /// Replaces the file at `path`. Throws Error when it cannot be written.
 void write_report(const std::filesystem::path& path, const ReportInput& input);
 
-}  // namespace echelon
+}  // namespace echelon::report

@@ -9,25 +9,27 @@
 #include "echelon/timeline/overlap.h"
 #include "echelon/timeline/timeline.h"
 
-namespace echelon {
+namespace echelon::report {
 
 /// Where the time of the recorded steps went: one sentence, pictures of typical
 /// steps, a table of the ranks.
 void draw_time_section(
-    Markup& page, const Timeline& timeline, const Diagnosis& diagnosis);
+    Markup& page, const timeline::Timeline& timeline,
+    const timeline::Diagnosis& diagnosis);
 
 /// The lanes of one typical step alone, with their legend; `prefix` makes its
 /// id unique.
 void draw_typical_step(
-    Markup& page, const Timeline& timeline, const Diagnosis& diagnosis,
-    const std::string& prefix);
+    Markup& page, const timeline::Timeline& timeline,
+    const timeline::Diagnosis& diagnosis, const std::string& prefix);
 
 /// What each rank held over a typical step, by kind: stacked areas, with the
 /// plan's peak and the limit as lines. At most kMemoryPictures ranks, those
 /// with the largest peaks.
 inline constexpr size_t kMemoryPictures = 4;
 void draw_memory_section(
-    Markup& page, const Timeline& timeline, const Diagnosis& diagnosis);
+    Markup& page, const timeline::Timeline& timeline,
+    const timeline::Diagnosis& diagnosis);
 
 /// Pictures of tensor-parallel layers: each matrix with the shard of every
 /// rank, and the collectives where they run. Nothing for a model that is not
@@ -35,7 +37,7 @@ void draw_memory_section(
 /// the axis "tp", whose labels begin with the full name of the matrix, or of
 /// the part of the layer, that they serve.
 void draw_tensor_section(
-    Markup& page, const TensorShards& model, const Timeline& timeline,
-    const Diagnosis& diagnosis);
+    Markup& page, const TensorShards& model, const timeline::Timeline& timeline,
+    const timeline::Diagnosis& diagnosis);
 
-}  // namespace echelon
+}  // namespace echelon::report

@@ -9,7 +9,7 @@
 #include "echelon/report/page.h"
 #include "echelon/text/units.h"
 
-namespace echelon::detail {
+namespace echelon::report::detail {
 
 std::string rank_color(int64_t rank) {
   return format("k{}", rank % kNumRankColors);
@@ -562,4 +562,4 @@ void draw_region(
   RegionDrawing(page, region, context).draw();
 }
 
-}  // namespace echelon::detail
+}  // namespace echelon::report::detail

@@ -8,7 +8,7 @@
 #include "echelon/report/markup.h"
 #include "echelon/report/tensor_shards.h"
 
-namespace echelon::detail {
+namespace echelon::report::detail {
 
 constexpr int kNumRankColors = 8;
 
@@ -43,4 +43,4 @@ struct RegionContext {
 void draw_region(
     Markup& page, const ShardedRegion& region, const RegionContext& context);
 
-}  // namespace echelon::detail
+}  // namespace echelon::report::detail

@@ -14,7 +14,7 @@
 #include "echelon/timeline/chrome_trace.h"
 #include "echelon/timeline/overlap.h"
 
-namespace echelon {
+namespace echelon::report {
 namespace {
 
 struct Strategy {
@@ -71,7 +71,7 @@ constexpr Strategy kOneDevice = {
 // A run, and what is computed of it before it is drawn.
 struct Run {
   const StrategyRun& input;
-  Diagnosis diagnosis = {};
+  timeline::Diagnosis diagnosis = {};
   std::optional<StagePictures> stages = {};
   Strategy strategy = {};
 };
@@ -82,8 +82,8 @@ bool has_replicas(const StagePictures& stages) {
   });
 }
 
-bool talks_along(const Timeline& timeline, const std::string& axis) {
-  return std::ranges::find(timeline.spans, axis, &Span::axis) !=
+bool talks_along(const timeline::Timeline& timeline, const std::string& axis) {
+  return std::ranges::find(timeline.spans, axis, &timeline::Span::axis) !=
          timeline.spans.end();
 }
 
@@ -95,14 +95,14 @@ Strategy strategy_of(const Run& run) {
     if (tensor) return data ? kTensorData : kTensor;
     return timeline.rank_names.size() > 1 ? kData : kOneDevice;
   }
-  if (!typical_pipeline_step(timeline)) return kPlacement;
+  if (!timeline::typical_pipeline_step(timeline)) return kPlacement;
   if (tensor) return data ? kPipelineTensorData : kPipelineTensor;
   return has_replicas(*run.stages) ? kPipelineReplicas : kPipeline;
 }
 
 Run run_of(const StrategyRun& input, size_t number) {
   Run run{input};
-  run.diagnosis = diagnose(input.timeline);
+  run.diagnosis = timeline::diagnose(input.timeline);
   run.stages = stage_pictures(input.timeline, format("run-{}", number));
   run.strategy = strategy_of(run);
   return run;
@@ -129,7 +129,7 @@ void draw_cells(Markup& page, const Run& run, bool tokens) {
     page.add("<td>{}</td>", known ? text() : "\u2013");
   };
   const auto rate_cell = [&](const auto& of_step) {
-    const auto rate = median_of(metrics, of_step);
+    const auto rate = timeline::median_of(metrics, of_step);
     cell(rate.has_value(), [&] { return format_count(*rate); });
   };
   cell(!metrics.empty(), [&] { return format_number(metrics.back().loss); });
@@ -141,10 +141,12 @@ void draw_cells(Markup& page, const Run& run, bool tokens) {
       return format_number(*evaluations.back().perplexity);
     });
   }
-  rate_cell([](const StepMetrics& m) { return m.samples_per_second; });
+  rate_cell(
+      [](const timeline::StepMetrics& m) { return m.samples_per_second; });
   if (tokens) {
-    rate_cell(
-        [](const StepMetrics& m) { return m.tokens_per_second.value_or(NAN); });
+    rate_cell([](const timeline::StepMetrics& m) {
+      return m.tokens_per_second.value_or(NAN);
+    });
   }
   page.add("<td>{}</td>", loss_text(run));
 }
@@ -213,9 +215,9 @@ StrategyRun read_strategy_run(
     const std::filesystem::path& run_folder,
     const std::filesystem::path& page_folder) {
   StrategyRun run;
-  run.timeline = read_chrome_trace(run_folder / "timeline.json");
+  run.timeline = timeline::read_chrome_trace(run_folder / "timeline.json");
   if (std::filesystem::exists(run_folder / "metrics.jsonl")) {
-    auto metrics = read_metrics(run_folder / "metrics.jsonl");
+    auto metrics = timeline::read_metrics(run_folder / "metrics.jsonl");
     run.metrics = std::move(metrics.steps);
     run.evaluations = std::move(metrics.evaluations);
   }
@@ -238,4 +240,4 @@ void write_strategy_page(
   write_file_atomically(path, to_html(page));
 }
 
-}  // namespace echelon
+}  // namespace echelon::report

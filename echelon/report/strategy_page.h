@@ -9,13 +9,13 @@
 #include "echelon/timeline/metrics.h"
 #include "echelon/timeline/timeline.h"
 
-namespace echelon {
+namespace echelon::report {
 
 struct StrategyRun {
   std::string link;  // its own report, relative to the page; may be empty
-  std::vector<StepMetrics> metrics;
-  std::vector<EvaluationMetrics> evaluations;
-  Timeline timeline;
+  std::vector<timeline::StepMetrics> metrics;
+  std::vector<timeline::EvaluationMetrics> evaluations;
+  timeline::Timeline timeline;
 };
 
 struct StrategyPage {
@@ -38,4 +38,4 @@ void write_strategy_page(
     const std::filesystem::path& path, const std::string& title,
     const std::vector<std::filesystem::path>& run_folders);
 
-}  // namespace echelon
+}  // namespace echelon::report

@@ -10,7 +10,7 @@
 #include "echelon/report/shard_picture.h"
 #include "echelon/text/units.h"
 
-namespace echelon {
+namespace echelon::report {
 namespace {
 
 constexpr size_t kMaxStripes = 1200;  // of all pictures
@@ -197,8 +197,8 @@ void draw_keys(Markup& page, const TensorShards& model) {
 }  // namespace
 
 void draw_tensor_section(
-    Markup& page, const TensorShards& model, const Timeline& timeline,
-    const Diagnosis& diagnosis) {
+    Markup& page, const TensorShards& model, const timeline::Timeline& timeline,
+    const timeline::Diagnosis& diagnosis) {
   if (model.ranks < 2 || model.layers.empty()) return;
   const auto blocks = sharded_blocks(model);
   const auto costs = collective_costs(timeline, diagnosis);
@@ -243,4 +243,4 @@ void draw_tensor_section(
       "step.</p></section>");
 }
 
-}  // namespace echelon
+}  // namespace echelon::report

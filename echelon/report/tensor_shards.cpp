@@ -7,7 +7,7 @@
 #include <set>
 #include <utility>
 
-namespace echelon {
+namespace echelon::report {
 namespace {
 
 bool is_sharded(const ParameterShards& parameter) {
@@ -159,4 +159,4 @@ std::vector<double> held_shares(const TensorShards& model) {
   return held;
 }
 
-}  // namespace echelon
+}  // namespace echelon::report

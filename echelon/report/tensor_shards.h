@@ -8,7 +8,7 @@
 
 #include "echelon/layout/shard.h"
 
-namespace echelon {
+namespace echelon::report {
 
 struct ParameterShards {
   std::string name;          // within its layer: "attn.c_attn.weight"
@@ -80,4 +80,4 @@ std::vector<ShardedBlock> sharded_blocks(const TensorShards& model);
 /// The share of the model's parameters that each rank holds.
 std::vector<double> held_shares(const TensorShards& model);
 
-}  // namespace echelon
+}  // namespace echelon::report

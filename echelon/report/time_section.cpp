@@ -15,7 +15,7 @@
 // A step is drawn with two lanes for each rank: computation and data wait, and
 // below it communication, hatched where computation hides it and solid where it
 // is exposed. The bars are the intervals of step_activities (overlap.h).
-namespace echelon {
+namespace echelon::report {
 namespace {
 
 // More bars are merged where the gaps between them are the smallest.
@@ -39,19 +39,19 @@ struct Rows {
 struct Bar {
   int row = 0;        // 2 * index of the rank, + 1 for communication
   std::string color;  // class
-  Interval time;
+  timeline::Interval time;
   std::string title;  // shown while pointed at
   int num_spans = 1;
 };
 
-const char* color_of(SpanKind kind) {
-  return kind == SpanKind::forward     ? "fw"
-         : kind == SpanKind::backward  ? "bw"
-         : kind == SpanKind::optimizer ? "op"
-                                       : "ot";
+const char* color_of(timeline::SpanKind kind) {
+  return kind == timeline::SpanKind::forward     ? "fw"
+         : kind == timeline::SpanKind::backward  ? "bw"
+         : kind == timeline::SpanKind::optimizer ? "op"
+                                                 : "ot";
 }
 
-Rows rows_for(const std::vector<StepActivity>& ranks) {
+Rows rows_for(const std::vector<timeline::StepActivity>& ranks) {
   Rows rows;
   if (ranks.size() > 16) {
     rows = {8, 6, 1, 4};
@@ -59,15 +59,17 @@ Rows rows_for(const std::vector<StepActivity>& ranks) {
     rows = {12, 8, 1, 8};
   }
   rows.has_communication = std::ranges::any_of(
-      ranks, [](const StepActivity& a) { return !a.communication.empty(); });
+      ranks,
+      [](const timeline::StepActivity& a) { return !a.communication.empty(); });
   return rows;
 }
 
-std::string length_text(const Interval& time) {
+std::string length_text(const timeline::Interval& time) {
   return format_seconds(1e-9 * static_cast<double>(time.end - time.begin));
 }
 
-std::string bar_title(const Span& span, const Interval& time) {
+std::string
+bar_title(const timeline::Span& span, const timeline::Interval& time) {
   std::string title = span.name + ", " + length_text(time);
   if (span.bytes > 0) title += ", " + format_bytes(span.bytes);
   return title;
@@ -75,21 +77,23 @@ std::string bar_title(const Span& span, const Interval& time) {
 
 void add_intervals(
     std::vector<Bar>& bars, int row, const char* color, const char* name,
-    const Intervals& times) {
+    const timeline::Intervals& times) {
   for (const auto& time : times) {
     bars.push_back(
         {row, color, time, std::string(name) + ", " + length_text(time)});
   }
 }
 
-std::vector<Bar> bars_of(const std::vector<StepActivity>& ranks) {
+std::vector<Bar> bars_of(const std::vector<timeline::StepActivity>& ranks) {
   std::vector<Bar> bars;
   for (size_t i = 0; i < ranks.size(); ++i) {
     const auto& rank = ranks[i];
     const int row = 2 * static_cast<int>(i);
     for (const auto& piece : rank.pieces) {
-      const SpanKind kind = piece.span->kind;
-      if (kind == SpanKind::communication || kind == SpanKind::data) continue;
+      const timeline::SpanKind kind = piece.span->kind;
+      if (kind == timeline::SpanKind::communication ||
+          kind == timeline::SpanKind::data)
+        continue;
       bars.push_back(
           {row, color_of(kind), piece.time,
            bar_title(*piece.span, piece.time)});
@@ -106,15 +110,16 @@ std::vector<Bar> bars_of(const std::vector<StepActivity>& ranks) {
 }
 
 // The collectives themselves: outlines over the bars, each with its name.
-std::vector<Bar> collectives_of(const std::vector<StepActivity>& ranks) {
+std::vector<Bar>
+collectives_of(const std::vector<timeline::StepActivity>& ranks) {
   std::vector<Bar> bars;
   for (size_t i = 0; i < ranks.size(); ++i) {
-    std::set<const Span*> seen;
+    std::set<const timeline::Span*> seen;
     for (const auto& piece : ranks[i].pieces) {
-      const Span& span = *piece.span;
-      if (span.kind != SpanKind::communication) continue;
+      const timeline::Span& span = *piece.span;
+      if (span.kind != timeline::SpanKind::communication) continue;
       if (!seen.insert(&span).second) continue;
-      const Interval time = {span.begin_ns, span.end_ns};
+      const timeline::Interval time = {span.begin_ns, span.end_ns};
       bars.push_back(
           {2 * static_cast<int>(i) + 1, "co", time, bar_title(span, time)});
     }
@@ -160,7 +165,8 @@ std::vector<Bar> at_most(std::vector<Bar> bars, size_t count, int64_t range) {
 class LanesDrawing {
  public:
   LanesDrawing(
-      Markup& page, const std::vector<StepActivity>& ranks, size_t max_bars)
+      Markup& page, const std::vector<timeline::StepActivity>& ranks,
+      size_t max_bars)
       : page_(page),
         ranks_(ranks),
         max_bars_(max_bars),
@@ -226,10 +232,10 @@ class LanesDrawing {
     page_.add("</g>");
   }
 
-  void draw_exposed(const StepActivity& rank, int y) {
+  void draw_exposed(const timeline::StepActivity& rank, int y) {
     if (!rows_.has_communication || rows_.communication < 11) return;
     const double share =
-        static_cast<double>(total_length(rank.exposed)) /
+        static_cast<double>(timeline::total_length(rank.exposed)) /
         static_cast<double>(rank.window.end - rank.window.begin);
     page_.add(
         "<text class='share minor' x='-8' y='{}' text-anchor='end'>{} "
@@ -267,10 +273,10 @@ class LanesDrawing {
   }
 
   Markup& page_;
-  const std::vector<StepActivity>& ranks_;
+  const std::vector<timeline::StepActivity>& ranks_;
   size_t max_bars_;
   Rows rows_;
-  Interval range_;
+  timeline::Interval range_;
 };
 
 // --- Which steps, and the table ---------------------------------------------
@@ -281,7 +287,7 @@ struct PickedStep {
 };
 
 // The median step, and the slowest one when it is much longer.
-std::vector<PickedStep> picked_steps(const Diagnosis& d) {
+std::vector<PickedStep> picked_steps(const timeline::Diagnosis& d) {
   std::map<int64_t, double> longest;
   for (const auto& b : d.steps) {
     longest[b.step] = std::max(longest[b.step], b.step_seconds);
@@ -308,11 +314,12 @@ std::vector<PickedStep> picked_steps(const Diagnosis& d) {
   return picked;
 }
 
-std::string describe(const std::vector<StepActivity>& ranks) {
+std::string describe(const std::vector<timeline::StepActivity>& ranks) {
   std::string text = format(
       "Timeline of {} {}.", ranks.size(), ranks.size() == 1 ? "rank" : "ranks");
-  const auto seconds = [](const Intervals& times) {
-    return format_seconds(1e-9 * static_cast<double>(total_length(times)));
+  const auto seconds = [](const timeline::Intervals& times) {
+    return format_seconds(
+        1e-9 * static_cast<double>(timeline::total_length(times)));
   };
   for (size_t i = 0; i < ranks.size() && i < 8; ++i) {
     text += format(
@@ -325,7 +332,7 @@ std::string describe(const std::vector<StepActivity>& ranks) {
 
 void draw_lanes(
     Markup& page, const std::string& id, const std::string& title,
-    const std::vector<StepActivity>& ranks, size_t max_bars) {
+    const std::vector<timeline::StepActivity>& ranks, size_t max_bars) {
   if (ranks.empty()) return;
   LanesDrawing drawing(page, ranks, max_bars);
   page.add(
@@ -337,7 +344,8 @@ void draw_lanes(
   page.add("</svg></div></figure>");
 }
 
-void draw_lanes_legend(Markup& page, const std::vector<StepActivity>& ranks) {
+void draw_lanes_legend(
+    Markup& page, const std::vector<timeline::StepActivity>& ranks) {
   std::set<std::string> used;
   for (const auto& bar : bars_of(ranks)) used.insert(bar.color);
   page.add("<p class='keys'>");
@@ -357,11 +365,11 @@ void draw_lanes_legend(Markup& page, const std::vector<StepActivity>& ranks) {
 }
 
 void draw_steps(
-    Markup& page, const Timeline& timeline,
+    Markup& page, const timeline::Timeline& timeline,
     const std::vector<PickedStep>& steps, const std::string& prefix) {
-  const auto activities = step_activities(timeline);
-  std::vector<std::vector<StepActivity>> pictures;
-  std::vector<StepActivity> all;
+  const auto activities = timeline::step_activities(timeline);
+  std::vector<std::vector<timeline::StepActivity>> pictures;
+  std::vector<timeline::StepActivity> all;
   for (const auto& picked : steps) {
     auto& ranks = pictures.emplace_back();
     std::ranges::copy_if(
@@ -378,7 +386,7 @@ void draw_steps(
 }
 
 void draw_rank_row(
-    Markup& page, const std::string& name, const StepBreakdown& b,
+    Markup& page, const std::string& name, const timeline::StepBreakdown& b,
     double longest, bool all) {
   page.add("<tr class='{}'><th scope='row'>{}</th>", all ? "all" : "one", name);
   for (const double seconds :
@@ -398,7 +406,8 @@ void draw_rank_row(
 }
 
 void draw_rank_table(
-    Markup& page, const Diagnosis& d, const std::vector<StepBreakdown>& ranks) {
+    Markup& page, const timeline::Diagnosis& d,
+    const std::vector<timeline::StepBreakdown>& ranks) {
   double longest = 0;
   for (const auto& b : d.ranks) longest = std::max(longest, b.step_seconds);
   open_table(
@@ -417,7 +426,7 @@ void draw_rank_table(
 }
 
 // The ranks with the most work first, then the one with the least.
-std::vector<StepBreakdown> extremes(const Diagnosis& d) {
+std::vector<timeline::StepBreakdown> extremes(const timeline::Diagnosis& d) {
   auto ranks = d.ranks;
   std::ranges::stable_sort(ranks, std::greater(), [](const auto& rank) {
     return rank.compute_seconds + rank.data_seconds;
@@ -426,7 +435,7 @@ std::vector<StepBreakdown> extremes(const Diagnosis& d) {
   return ranks;
 }
 
-void draw_tables(Markup& page, const Diagnosis& d) {
+void draw_tables(Markup& page, const timeline::Diagnosis& d) {
   if (d.ranks.size() <= 16) {
     draw_rank_table(page, d, d.ranks);
     return;
@@ -440,7 +449,7 @@ void draw_tables(Markup& page, const Diagnosis& d) {
   page.add("</details>");
 }
 
-std::string table_note(const Diagnosis& d, bool simulated) {
+std::string table_note(const timeline::Diagnosis& d, bool simulated) {
   std::string note = format(
       "Overlapped: communication while something computes, which costs no "
       "time. Exposed: communication while nothing computes; it includes "
@@ -458,7 +467,8 @@ std::string table_note(const Diagnosis& d, bool simulated) {
 }  // namespace
 
 void draw_time_section(
-    Markup& page, const Timeline& timeline, const Diagnosis& d) {
+    Markup& page, const timeline::Timeline& timeline,
+    const timeline::Diagnosis& d) {
   if (d.steps.empty()) return;
   page.add(
       "<section><h2>Where the time went</h2><p class='lead'>{}</p>",
@@ -470,12 +480,12 @@ void draw_time_section(
 }
 
 void draw_typical_step(
-    Markup& page, const Timeline& timeline, const Diagnosis& d,
-    const std::string& prefix) {
+    Markup& page, const timeline::Timeline& timeline,
+    const timeline::Diagnosis& d, const std::string& prefix) {
   auto steps = picked_steps(d);
   if (steps.empty()) return;
   steps.resize(1);
   draw_steps(page, timeline, steps, prefix);
 }
 
-}  // namespace echelon
+}  // namespace echelon::report

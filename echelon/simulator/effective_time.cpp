@@ -8,7 +8,7 @@
 #include "echelon/simulator/draws.h"
 #include "echelon/text/format.h"
 
-namespace echelon {
+namespace echelon::simulator {
 namespace {
 
 void check(int64_t nodes, double step_seconds, const FailureOptions& options) {
@@ -117,7 +117,7 @@ double best_interval(double saving, double between) {
 }
 
 EffectiveTime effective_time(
-    const Cluster& cluster, int64_t nodes, double step_seconds,
+    const cluster::Cluster& cluster, int64_t nodes, double step_seconds,
     const FailureOptions& options) {
   check(nodes, step_seconds, options);
   const double infinite = std::numeric_limits<double>::infinity();
@@ -139,4 +139,4 @@ EffectiveTime effective_time(
   return result;
 }
 
-}  // namespace echelon
+}  // namespace echelon::simulator

@@ -10,7 +10,7 @@
 
 #include "echelon/cluster/cluster.h"
 
-namespace echelon {
+namespace echelon::simulator {
 
 struct FailureOptions {
   double hours = 24 * 7;
@@ -39,7 +39,7 @@ best_interval(double checkpoint_seconds, double seconds_between_failures);
 /// ConfigError for hours, a step or a number of nodes that is not above 0, or
 /// negative times.
 EffectiveTime effective_time(
-    const Cluster& cluster, int64_t nodes, double step_seconds,
+    const cluster::Cluster& cluster, int64_t nodes, double step_seconds,
     const FailureOptions& options);
 
-}  // namespace echelon
+}  // namespace echelon::simulator

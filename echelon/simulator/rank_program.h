@@ -52,7 +52,7 @@ struct Instruction {
   };
   Kind kind = Kind::compute;
   Stream stream = Stream::gather;
-  CollectiveKind collective = CollectiveKind::all_reduce;
+  cost::CollectiveKind collective = cost::CollectiveKind::all_reduce;
   int16_t group = -1;  // index into RankClasses::axes
   int16_t tag = -1;    // of launch and wait, below Program::num_tags
   int32_t label = -1;  // of a collective, index into Program::labels

@@ -10,7 +10,7 @@
 #include "echelon/simulator/simulated_job.h"
 #include "echelon/text/format.h"
 
-namespace echelon {
+namespace echelon::simulator {
 namespace simulator {
 namespace {
 
@@ -36,7 +36,7 @@ void check(const SimulationOptions& options) {
   }
 }
 
-const char* name_of_collective(CollectiveKind kind) {
+const char* name_of_collective(cost::CollectiveKind kind) {
   constexpr std::array kNames = {"all_reduce", "all_gather", "reduce_scatter",
                                  "all_to_all", "broadcast",  "send"};
   return kNames.at(static_cast<size_t>(kind));
@@ -88,13 +88,16 @@ class SpanCollector final : public StepObserver {
     add(rank_class,
         {.track = "compute",
          .name = pipeline ? to_string(action) : plain,
-         .kind = forward ? SpanKind::forward : SpanKind::backward},
+         .kind = forward ? timeline::SpanKind::forward
+                         : timeline::SpanKind::backward},
         begin, end);
   }
 
   void optimizer(int32_t rank_class, double begin, double end) override {
     add(rank_class,
-        {.track = "compute", .name = "optimizer", .kind = SpanKind::optimizer},
+        {.track = "compute",
+         .name = "optimizer",
+         .kind = timeline::SpanKind::optimizer},
         begin, end);
   }
 
@@ -104,7 +107,7 @@ class SpanCollector final : public StepObserver {
     const AxisMask axes =
         job_.job.classes.axes[static_cast<size_t>(instruction.group)];
     double bytes = instruction.bytes;  // of this rank's input
-    if (instruction.collective == CollectiveKind::all_gather) {
+    if (instruction.collective == cost::CollectiveKind::all_gather) {
       int64_t ranks = 1;
       for (const Axis axis : axes_of(axes)) ranks *= layout_.degree(axis);
       bytes /= static_cast<double>(ranks);
@@ -112,7 +115,7 @@ class SpanCollector final : public StepObserver {
     add(rank_class,
         {.track = "comm",
          .name = name_of(rank_class, instruction),
-         .kind = SpanKind::communication,
+         .kind = timeline::SpanKind::communication,
          .bytes = std::llround(bytes),
          .axis = std::string(to_string(reported_axis(axes, layout_)))},
         begin, end);
@@ -134,7 +137,7 @@ class SpanCollector final : public StepObserver {
       add(rank_class,
           {.track = "comm",
            .name = operation + to_string(producer),
-           .kind = SpanKind::communication,
+           .kind = timeline::SpanKind::communication,
            .bytes = std::llround(bytes),
            .axis = "pp"},
           begin, end);
@@ -148,20 +151,21 @@ class SpanCollector final : public StepObserver {
   }
 
   // All spans; ranks are numbered as in the job and named by their devices.
-  Timeline take(const std::string& title, const Cluster& cluster) {
-    Timeline timeline{.title = title, .simulated = true};
+  timeline::Timeline
+  take(const std::string& title, const cluster::Cluster& cluster) {
+    timeline::Timeline timeline{.title = title, .simulated = true};
     for (const int64_t rank : ranks_) {  // ascending
       timeline.rank_names.resize(static_cast<size_t>(rank) + 1);
       timeline.rank_names.back() =
           format("rank {} ({})", rank, cluster.node_of(rank).device.name);
     }
-    std::ranges::stable_sort(spans_, {}, &Span::begin_ns);
+    std::ranges::stable_sort(spans_, {}, &timeline::Span::begin_ns);
     timeline.spans = std::move(spans_);
     return timeline;
   }
 
  private:
-  void add(int32_t rank_class, Span span, double begin, double end) {
+  void add(int32_t rank_class, timeline::Span span, double begin, double end) {
     span.begin_ns = std::llround((begin_ + begin) * 1e9);
     span.end_ns = std::llround((begin_ + end) * 1e9);
     span.step = step_;
@@ -175,7 +179,9 @@ class SpanCollector final : public StepObserver {
   void add_wait(
       int32_t rank_class, const std::string& name, double begin, double end) {
     add(rank_class,
-        {.track = "compute", .name = name, .kind = SpanKind::communication},
+        {.track = "compute",
+         .name = name,
+         .kind = timeline::SpanKind::communication},
         begin, end);
   }
 
@@ -196,7 +202,7 @@ class SpanCollector final : public StepObserver {
   std::vector<std::vector<int64_t>> ranks_of_class_;
   int64_t step_ = 0;
   double begin_ = 0;
-  std::vector<Span> spans_;
+  std::vector<timeline::Span> spans_;
 };
 
 // The most telling ranks, at most `most`, ascending: a whole pipeline, the
@@ -227,12 +233,12 @@ size_t slowest(const SimulatedJob& job, const StepRun& run) {
 // How the slowest rank spent the step.
 void fill_parts(
     const ModelJob& job, const Layout& layout, const StepRun& run,
-    StepEstimate& step) {
+    cost::StepEstimate& step) {
   const RankStep& rank = run.ranks[slowest(job.job, run)];
   const auto work = [&](Work kind) {
     return rank.work[static_cast<size_t>(kind)];
   };
-  StepParts parts;
+  cost::StepParts parts;
   parts.matrix = work(Work::matrix);
   parts.memory = work(Work::memory);
   parts.recompute = work(Work::recompute);
@@ -254,7 +260,7 @@ void fill_parts(
   step.parts = parts;
 }
 
-void scale_rates(StepEstimate& step, double seconds) {
+void scale_rates(cost::StepEstimate& step, double seconds) {
   const double factor = step.step_seconds / seconds;
   step.step_seconds = seconds;
   step.tokens_per_second *= factor;
@@ -277,17 +283,17 @@ size_t typical(const std::vector<double>& seconds) {
 }  // namespace simulator
 
 SimulatedRun simulate(
-    const ModelShape& model, const Strategy& strategy, const Cluster& cluster,
-    const SimulationOptions& options) {
+    const cost::ModelShape& model, const cost::Strategy& strategy,
+    const cluster::Cluster& cluster, const SimulationOptions& options) {
   using namespace simulator;
   check(options);
   SimulatedRun result;
-  result.step = estimate_step(model, strategy, cluster);
+  result.step = cost::estimate_step(model, strategy, cluster);
   const ModelJob job = make_job(model, strategy, cluster, options);
   result.simulated_ranks = static_cast<int64_t>(job.job.ranks.size());
   SpanCollector spans(
       job, strategy.layout, ranks_to_show(job, options.timeline_ranks));
-  std::vector<StepEstimate> steps;  // with the parts of each
+  std::vector<cost::StepEstimate> steps;  // with the parts of each
   StepRun run;
   double begin = 0;
   for (int64_t step = 0; step < options.steps; ++step) {
@@ -314,4 +320,4 @@ SimulatedRun simulate(
   return result;
 }
 
-}  // namespace echelon
+}  // namespace echelon::simulator

@@ -8,7 +8,7 @@
 #include "echelon/cost/step_estimate.h"
 #include "echelon/timeline/timeline.h"
 
-namespace echelon {
+namespace echelon::simulator {
 
 struct SimulationOptions {
   int64_t steps = 1;
@@ -28,16 +28,16 @@ struct SimulationOptions {
 };
 
 struct SimulatedRun {
-  StepEstimate step;                 // the median step; parts from the events
+  cost::StepEstimate step;           // the median step; parts from the events
   std::vector<double> step_seconds;  // by step
-  Timeline timeline;                 // as a real run writes it
+  timeline::Timeline timeline;       // as a real run writes it
   int64_t simulated_ranks = 0;
   int64_t events = 0;
 };
 
 /// Throws ConfigError as estimate_step does.
 SimulatedRun simulate(
-    const ModelShape& model, const Strategy& strategy, const Cluster& cluster,
-    const SimulationOptions& options = {});
+    const cost::ModelShape& model, const cost::Strategy& strategy,
+    const cluster::Cluster& cluster, const SimulationOptions& options = {});
 
-}  // namespace echelon
+}  // namespace echelon::simulator

@@ -25,12 +25,13 @@ int32_t link_of(int32_t rank_class, Side side) {
   return rank_class * static_cast<int32_t>(kSides) + static_cast<int32_t>(side);
 }
 
-Schedule schedule_of(const Strategy& strategy) {
+Schedule schedule_of(const cost::Strategy& strategy) {
   ScheduleOptions options;
   options.kind = strategy.layout.pp > 1 ? strategy.schedule : "1f1b";
   options.ranks = static_cast<int32_t>(strategy.layout.pp);
   options.microbatches = static_cast<int32_t>(strategy.num_microbatches());
-  options.stages_per_rank = static_cast<int32_t>(stages_per_rank(strategy));
+  options.stages_per_rank =
+      static_cast<int32_t>(cost::stages_per_rank(strategy));
   return make_schedule(options);
 }
 
@@ -49,19 +50,19 @@ choose_stragglers(const SimulationOptions& options, int64_t ranks) {
 class JobBuilder {
  public:
   JobBuilder(
-      const ModelShape& model, const Strategy& strategy, const Cluster& cluster,
-      const SimulationOptions& options)
+      const cost::ModelShape& model, const cost::Strategy& strategy,
+      const cluster::Cluster& cluster, const SimulationOptions& options)
       : model_(model),
         strategy_(strategy),
         cluster_(cluster),
         options_(options),
-        framework_(framework_on(
-            find_framework(strategy.framework),
+        framework_(cost::framework_on(
+            cost::find_framework(strategy.framework),
             cluster.groups.front().node.device)),
         copied_(
-            model.transformer
-                ? copied_embedding(*model.transformer, strategy, framework_)
-                : 0),
+            model.transformer ? cost::copied_embedding(
+                                    *model.transformer, strategy, framework_)
+                              : 0),
         axes_(traffic_axes(strategy, copied_ > 0)),
         built_{.mesh = Mesh(strategy.layout)} {
     if (strategy.rank_microbatch.empty()) add_size(strategy.microbatch_size);
@@ -89,20 +90,21 @@ class JobBuilder {
  private:
   // The work of the ranks with one size of microbatches.
   struct Sized {
-    Strategy strategy;
-    std::vector<std::vector<LayerWork>> work;  // by stage
+    cost::Strategy strategy;
+    std::vector<std::vector<cost::LayerWork>> work;  // by stage
   };
 
   void add_size(int64_t samples) {
     if (sizes_.count(samples) > 0) return;
-    Sized sized{.strategy = with_microbatch(strategy_, samples), .work = {}};
-    sized.work = stage_work(
-        layer_work(model_, sized.strategy, framework_), sized.strategy);
+    Sized sized{
+        .strategy = cost::with_microbatch(strategy_, samples), .work = {}};
+    sized.work = cost::stage_work(
+        cost::layer_work(model_, sized.strategy, framework_), sized.strategy);
     sizes_.emplace(samples, std::move(sized));
   }
 
   int64_t microbatch(int64_t rank) const {
-    return microbatch_of(strategy_, mesh().data_index(rank));
+    return cost::microbatch_of(strategy_, mesh().data_index(rank));
   }
   const Sized& sized(int64_t rank) const { return sizes_.at(microbatch(rank)); }
 
@@ -197,7 +199,7 @@ class JobBuilder {
     if (other == own.stage_rank) return {};
     const int64_t receiver = mesh().moved(rank, Axis::pp, other);
     Message one;
-    one.seconds = transfer_seconds(
+    one.seconds = cost::transfer_seconds(
         strategy_, cluster_, framework_, bytes_between(rank, stage, next), rank,
         receiver);
     const bool near =
@@ -225,10 +227,10 @@ class JobBuilder {
     const auto own = static_cast<int32_t>(mesh().coordinate(rank, Axis::pp));
     const Sized& mine = sized(rank);
     const int64_t first_rank = mesh().moved(rank, Axis::pp, 0);
-    const StageTimes times =
-        stage_times(model_, mine.strategy, cluster_, first_rank);
-    const Framework framework = framework_on(
-        find_framework(mine.strategy.framework),
+    const cost::StageTimes times =
+        cost::stage_times(model_, mine.strategy, cluster_, first_rank);
+    const cost::Framework framework = cost::framework_on(
+        cost::find_framework(mine.strategy.framework),
         cluster_.node_of(first_rank).device);
     StageProgramInput input{
         .strategy = mine.strategy,
@@ -269,7 +271,7 @@ class JobBuilder {
   }
 
   bool goes_inside(AxisMask axes, int64_t rank) const {
-    return place_of(strategy_, cluster_, axes_of(axes), rank).nodes <= 1;
+    return cost::place_of(strategy_, cluster_, axes_of(axes), rank).nodes <= 1;
   }
 
   // Whether anything else may use those links at the same time. A rank blocks
@@ -302,11 +304,11 @@ class JobBuilder {
     return false;
   }
 
-  const ModelShape& model_;
-  const Strategy& strategy_;
-  const Cluster& cluster_;
+  const cost::ModelShape& model_;
+  const cost::Strategy& strategy_;
+  const cluster::Cluster& cluster_;
   const SimulationOptions& options_;
-  const Framework framework_;
+  const cost::Framework framework_;
   std::map<int64_t, Sized> sizes_;  // by samples of a microbatch
   double copied_;  // elements of the embedding that both ends hold
   std::vector<AxisMask> axes_;
@@ -318,8 +320,8 @@ class JobBuilder {
 }  // namespace
 
 ModelJob make_job(
-    const ModelShape& model, const Strategy& strategy, const Cluster& cluster,
-    const SimulationOptions& options) {
+    const cost::ModelShape& model, const cost::Strategy& strategy,
+    const cluster::Cluster& cluster, const SimulationOptions& options) {
   return JobBuilder(model, strategy, cluster, options).build();
 }
 

@@ -19,7 +19,7 @@ struct ModelJob {
 
 /// `strategy` has passed check_strategy().
 ModelJob make_job(
-    const ModelShape& model, const Strategy& strategy, const Cluster& cluster,
-    const SimulationOptions& options);
+    const cost::ModelShape& model, const cost::Strategy& strategy,
+    const cluster::Cluster& cluster, const SimulationOptions& options);
 
 }  // namespace echelon::simulator

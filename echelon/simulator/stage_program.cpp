@@ -28,9 +28,9 @@ struct Sharing {
   AxisMask copies = 0;
 };
 
-Sharing sharing_of(const Strategy& strategy, bool experts) {
-  const SharingAxes axes =
-      sharing_axes(strategy, find_framework(strategy.framework), experts);
+Sharing sharing_of(const cost::Strategy& strategy, bool experts) {
+  const cost::SharingAxes axes = cost::sharing_axes(
+      strategy, cost::find_framework(strategy.framework), experts);
   const auto split = [&](std::span<const Axis> list) {
     AxisMask mask = 0;
     for (const Axis axis : list) mask |= mask_of(axis);
@@ -48,7 +48,7 @@ class RankTraffic {
 
   // One collective; empty when no other rank is in the group.
   Instructions collective(
-      CollectiveKind kind, AxisMask axes, double bytes,
+      cost::CollectiveKind kind, AxisMask axes, double bytes,
       const std::string& name) {
     const auto at = std::ranges::find(in_.axes, axes);
     if (axes == 0 || at == in_.axes.end() || bytes <= 0) return {};
@@ -56,21 +56,22 @@ class RankTraffic {
     one.group = static_cast<int16_t>(at - in_.axes.begin());
     one.bytes = bytes;
     one.label = label(name);
-    one.collective_seconds = collective_seconds(
+    one.collective_seconds = cost::collective_seconds(
         kind, bytes, place(axes), in_.cluster.node_of(in_.rank), in_.cluster,
         in_.framework);
     return {one};
   }
 
   // All-gathers of parameters that ZeRO shards.
-  Instructions gathers(const Elements& elements, const std::string& name) {
+  Instructions
+  gathers(const cost::Elements& elements, const std::string& name) {
     Instructions list;
     for (const bool experts : {false, true}) {
       const double bytes = (experts ? elements.experts : elements.dense) *
-                           element_bytes(in_.strategy.precision);
+                           cost::element_bytes(in_.strategy.precision);
       append(
           list, collective(
-                    CollectiveKind::all_gather,
+                    cost::CollectiveKind::all_gather,
                     sharing_of(in_.strategy, experts).shards, bytes,
                     "gather " + name + (experts ? " experts" : "")));
     }
@@ -78,7 +79,8 @@ class RankTraffic {
   }
 
   // Reductions of gradients.
-  Instructions reductions(const Elements& elements, const std::string& name) {
+  Instructions
+  reductions(const cost::Elements& elements, const std::string& name) {
     Instructions list;
     for (const bool experts : {false, true}) {
       const double bytes = (experts ? elements.experts : elements.dense) *
@@ -95,8 +97,8 @@ class RankTraffic {
   std::vector<std::string> take_labels() { return std::move(labels_); }
 
  private:
-  GroupPlace place(AxisMask axes) const {
-    return place_of(in_.strategy, in_.cluster, axes_of(axes), in_.rank);
+  cost::GroupPlace place(AxisMask axes) const {
+    return cost::place_of(in_.strategy, in_.cluster, axes_of(axes), in_.rank);
   }
 
   int32_t label(const std::string& text) {
@@ -115,12 +117,12 @@ class RankTraffic {
                                    ? "replicate " + name
                                    : "bucket " + std::to_string(next_bucket_++);
     Instructions list = collective(
-        CollectiveKind::reduce_scatter, sharing.shards, bytes,
+        cost::CollectiveKind::reduce_scatter, sharing.shards, bytes,
         "reduce " + name);
     append(
         list, collective(
-                  CollectiveKind::all_reduce, sharing.copies, bytes / shards,
-                  copies));
+                  cost::CollectiveKind::all_reduce, sharing.copies,
+                  bytes / shards, copies));
     return list;
   }
 
@@ -134,7 +136,7 @@ class RankTraffic {
 class LayerPass {
  public:
   LayerPass(
-      const StageProgramInput& input, const LayerWork& layer,
+      const StageProgramInput& input, const cost::LayerWork& layer,
       RankTraffic& traffic)
       : in_(input), layer_(layer), traffic_(traffic) {}
 
@@ -153,32 +155,33 @@ class LayerPass {
   }
 
  private:
-  void add(const Operations& operations, bool again) {
-    for (const Operation& operation : operations) {
-      if (operation.kind == OperationKind::collective) {
+  void add(const cost::Operations& operations, bool again) {
+    for (const cost::Operation& operation : operations) {
+      if (operation.kind == cost::OperationKind::collective) {
         add_collective(operation, again);
       } else {
         add_compute(list_, work_of(operation, again), seconds_of(operation));
       }
     }
-    const PassSeconds pass = pass_seconds(
+    const cost::PassSeconds pass = cost::pass_seconds(
         operations, in_.strategy, in_.cluster, in_.framework, in_.rank);
     add_compute(list_, again ? Work::recompute : Work::memory, pass.host);
   }
 
-  double seconds_of(const Operation& operation) const {
-    return operation_seconds(operation, in_.strategy, in_.cluster, in_.rank);
+  double seconds_of(const cost::Operation& operation) const {
+    return cost::operation_seconds(
+        operation, in_.strategy, in_.cluster, in_.rank);
   }
 
-  static Work work_of(const Operation& operation, bool again) {
+  static Work work_of(const cost::Operation& operation, bool again) {
     if (again) return Work::recompute;
-    const bool moves = operation.kind == OperationKind::memory ||
-                       operation.kind == OperationKind::collective;
+    const bool moves = operation.kind == cost::OperationKind::memory ||
+                       operation.kind == cost::OperationKind::collective;
     return moves ? Work::memory : Work::matrix;
   }
 
   // The part that computation hides slows it down.
-  void add_collective(const Operation& operation, bool again) {
+  void add_collective(const cost::Operation& operation, bool again) {
     const double seconds = seconds_of(operation);
     for (Instruction one : traffic_.collective(
              operation.collective, mask_of(operation.axis), operation.bytes,
@@ -192,13 +195,13 @@ class LayerPass {
   }
 
   const StageProgramInput& in_;
-  const LayerWork& layer_;
+  const cost::LayerWork& layer_;
   RankTraffic& traffic_;
   Instructions list_;
 };
 
 struct Layer {
-  const LayerWork* work;
+  const cost::LayerWork* work;
   std::string name;
   int16_t gather_tag;
   int16_t reduce_tag;
@@ -221,9 +224,9 @@ class Builder {
 
   // Stages --------------------------------------------------------------------
 
-  std::vector<Layer> layers_of(const std::vector<LayerWork>& stage) {
+  std::vector<Layer> layers_of(const std::vector<cost::LayerWork>& stage) {
     std::vector<Layer> layers;
-    for (const LayerWork& work : stage) {
+    for (const cost::LayerWork& work : stage) {
       for (int64_t i = 0; i < work.repeat; ++i) {
         const std::string name =
             work.repeat > 1 ? work.name + " " + std::to_string(layers.size())
@@ -236,7 +239,7 @@ class Builder {
     return layers;
   }
 
-  void add_stage(const std::vector<LayerWork>& stage) {
+  void add_stage(const std::vector<cost::LayerWork>& stage) {
     const std::vector<Layer> layers = layers_of(stage);
     if (gathers_at_once()) {
       for (const Layer& layer : layers) gather(program_.begin, layer);
@@ -307,9 +310,9 @@ class Builder {
     std::vector<const Layer*> order;
     for (const Layer& layer : layers) order.push_back(&layer);
     if (kind != ActionKind::forward) std::ranges::reverse(order);
-    const LayerWork* known = nullptr;
+    const cost::LayerWork* known = nullptr;
     Instructions pass;
-    Elements bucket;
+    cost::Elements bucket;
     for (size_t i = 0; i < order.size(); ++i) {
       const Layer& layer = *order[i];
       if (gathers && gathers_at_once()) {
@@ -347,7 +350,7 @@ class Builder {
   }
 
   void gather(Instructions& list, const Layer& layer) {
-    add(list, traffic_.gathers(elements_of(*layer.work), layer.name),
+    add(list, traffic_.gathers(cost::elements_of(*layer.work), layer.name),
         in_.framework.overlaps_parameters, Stream::gather, layer.gather_tag);
   }
 
@@ -383,8 +386,9 @@ class Builder {
   }
 
   void reduce_after(
-      Instructions& list, Elements& bucket, const Layer& layer, bool is_last) {
-    bucket += elements_of(*layer.work);
+      Instructions& list, cost::Elements& bucket, const Layer& layer,
+      bool is_last) {
+    bucket += cost::elements_of(*layer.work);
     const double bytes =
         (bucket.dense + bucket.experts) * in_.framework.gradient_bytes;
     const bool waits =
@@ -400,11 +404,11 @@ class Builder {
   void finish() {
     Instructions& list = program_.finish;
     list.push_back({.kind = Instruction::Kind::wait_all});
-    Elements all;
+    cost::Elements all;
     for (const auto* layers : in_.stages) {
-      for (const LayerWork& layer : *layers) {
+      for (const cost::LayerWork& layer : *layers) {
         const double repeat = static_cast<double>(layer.repeat);
-        const Elements own = elements_of(layer);
+        const cost::Elements own = cost::elements_of(layer);
         all += {repeat * own.dense, repeat * own.experts};
       }
     }
@@ -412,8 +416,8 @@ class Builder {
       append(list, traffic_.reductions(all, "gradients"));
     }
     for (Instruction one : traffic_.collective(
-             CollectiveKind::all_reduce, mask_of(Axis::pp), in_.tied_bytes,
-             "tied embedding")) {
+             cost::CollectiveKind::all_reduce, mask_of(Axis::pp),
+             in_.tied_bytes, "tied embedding")) {
       one.collective_seconds = in_.after.tied;  // of the two ends alone
       one.meets = !in_.framework.validates_afterwards;
       list.push_back(one);
@@ -433,7 +437,7 @@ class Builder {
 
 }  // namespace
 
-std::vector<AxisMask> launched_axes(const Strategy& strategy) {
+std::vector<AxisMask> launched_axes(const cost::Strategy& strategy) {
   std::vector<AxisMask> all;
   for (const bool experts : {false, true}) {
     const Sharing sharing = sharing_of(strategy, experts);
@@ -443,7 +447,7 @@ std::vector<AxisMask> launched_axes(const Strategy& strategy) {
   return all;
 }
 
-std::vector<AxisMask> traffic_axes(const Strategy& strategy, bool tied) {
+std::vector<AxisMask> traffic_axes(const cost::Strategy& strategy, bool tied) {
   std::vector<AxisMask> all = launched_axes(strategy);
   for (const Axis axis : {Axis::tp, Axis::cp, Axis::ep}) {
     add_axes(all, only_split(mask_of(axis), strategy.layout));

@@ -17,21 +17,21 @@ namespace echelon::simulator {
 
 /// All groups along which ranks of a strategy meet, each once. `tied`: the ends
 /// of the pipeline sum the gradients of an embedding that both hold.
-std::vector<AxisMask> traffic_axes(const Strategy& strategy, bool tied);
+std::vector<AxisMask> traffic_axes(const cost::Strategy& strategy, bool tied);
 
 /// The groups whose collectives run in the background.
-std::vector<AxisMask> launched_axes(const Strategy& strategy);
+std::vector<AxisMask> launched_axes(const cost::Strategy& strategy);
 
 struct StageProgramInput {
-  const Strategy& strategy;
-  const Cluster& cluster;
-  const Framework& framework;
+  const cost::Strategy& strategy;
+  const cluster::Cluster& cluster;
+  const cost::Framework& framework;
   const std::vector<AxisMask>& axes;  // traffic_axes()
   /// The stages of the rank, ascending.
-  std::vector<const std::vector<LayerWork>*> stages;
-  StageTimes::After after;  // optimizer, other and tied are read
-  double tied_bytes = 0;    // gradients of the tied embedding; 0: none
-  int64_t rank = 0;         // its device and places count
+  std::vector<const std::vector<cost::LayerWork>*> stages;
+  cost::StageTimes::After after;  // optimizer, other and tied are read
+  double tied_bytes = 0;          // gradients of the tied embedding; 0: none
+  int64_t rank = 0;               // its device and places count
 };
 
 Program make_program(const StageProgramInput& input);

@@ -12,7 +12,7 @@
 #include "echelon/text/format.h"
 #include "echelon/text/text_file.h"
 
-namespace echelon {
+namespace echelon::timeline {
 namespace {
 
 using Json = nlohmann::json;
@@ -335,4 +335,4 @@ Timeline parse_chrome_trace(const std::string& text, const std::string& place) {
       "[timeline] {} is no trace that Echelon wrote: {}", place, reason));
 }
 
-}  // namespace echelon
+}  // namespace echelon::timeline

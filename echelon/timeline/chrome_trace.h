@@ -14,7 +14,7 @@
 
 #include "echelon/timeline/timeline.h"
 
-namespace echelon {
+namespace echelon::timeline {
 
 std::string to_chrome_trace(const Timeline& timeline);
 
@@ -29,4 +29,4 @@ Timeline read_chrome_trace(const std::filesystem::path& path);
 /// As read_chrome_trace, from text; `place` names it in errors.
 Timeline parse_chrome_trace(const std::string& text, const std::string& place);
 
-}  // namespace echelon
+}  // namespace echelon::timeline

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-namespace echelon {
+namespace echelon::timeline {
 
 Intervals merged(std::vector<Interval> intervals) {
   std::ranges::sort(intervals, {}, &Interval::begin);
@@ -62,4 +62,4 @@ double take_seconds(Intervals& rest, std::vector<Interval> times) {
   return total_seconds(taken);
 }
 
-}  // namespace echelon
+}  // namespace echelon::timeline

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace echelon {
+namespace echelon::timeline {
 
 struct Interval {
   int64_t begin = 0;
@@ -29,4 +29,4 @@ double total_seconds(const Intervals& times);
 /// Removes `times` from `rest`; returns the seconds that this took from it.
 double take_seconds(Intervals& rest, std::vector<Interval> times);
 
-}  // namespace echelon
+}  // namespace echelon::timeline

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <string_view>
 
-namespace echelon {
+namespace echelon::timeline {
 
 enum class MemoryKind {
   parameters,  // masters and shards
@@ -55,4 +55,4 @@ struct MemorySample {
   MemoryByKind memory;
 };
 
-}  // namespace echelon
+}  // namespace echelon::timeline

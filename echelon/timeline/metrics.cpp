@@ -19,7 +19,7 @@
 #include "echelon/text/text_file.h"
 #include "echelon/text/units.h"
 
-namespace echelon {
+namespace echelon::timeline {
 namespace {
 
 using OrderedJson = nlohmann::ordered_json;
@@ -298,4 +298,4 @@ void truncate_metrics(const std::filesystem::path& path, int64_t step) {
   }
 }
 
-}  // namespace echelon
+}  // namespace echelon::timeline

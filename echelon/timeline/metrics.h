@@ -26,7 +26,7 @@
 
 #include "echelon/timeline/recorder.h"
 
-namespace echelon {
+namespace echelon::timeline {
 
 /// What one optimizer step did, over all ranks. Steps count from 1.
 struct StepMetrics {
@@ -130,4 +130,4 @@ MetricsFile read_metrics(const std::filesystem::path& path);
 /// first line of a later step. Throws as read_metrics and MetricsWriter do.
 void truncate_metrics(const std::filesystem::path& path, int64_t step);
 
-}  // namespace echelon
+}  // namespace echelon::timeline

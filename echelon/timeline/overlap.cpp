@@ -11,7 +11,7 @@
 #include "echelon/text/units.h"
 #include "echelon/timeline/pipeline_blocks.h"
 
-namespace echelon {
+namespace echelon::timeline {
 namespace {
 
 bool computes(SpanKind kind) {
@@ -454,4 +454,4 @@ compared_parts(const TimedParts& predicted, const TimedParts& measured) {
   return parts;
 }
 
-}  // namespace echelon
+}  // namespace echelon::timeline

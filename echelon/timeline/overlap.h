@@ -24,7 +24,7 @@
 #include "echelon/timeline/intervals.h"
 #include "echelon/timeline/timeline.h"
 
-namespace echelon {
+namespace echelon::timeline {
 
 /// A stretch of a track's time and the span that says what it was.
 struct Piece {
@@ -136,4 +136,4 @@ struct ComparedPart {
 std::vector<ComparedPart>
 compared_parts(const TimedParts& predicted, const TimedParts& measured);
 
-}  // namespace echelon
+}  // namespace echelon::timeline

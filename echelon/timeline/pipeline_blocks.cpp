@@ -14,7 +14,7 @@
 #include "echelon/text/format.h"
 #include "echelon/timeline/intervals.h"
 
-namespace echelon {
+namespace echelon::timeline {
 namespace {
 
 constexpr std::string_view kLetters = "FBIWT";  // by kind
@@ -501,4 +501,4 @@ void trim_receives(Timeline& timeline) {
   }
 }
 
-}  // namespace echelon
+}  // namespace echelon::timeline

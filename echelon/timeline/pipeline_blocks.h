@@ -14,7 +14,7 @@
 
 #include "echelon/timeline/timeline.h"
 
-namespace echelon {
+namespace echelon::timeline {
 
 enum class BlockKind : uint8_t {
   forward,          // F
@@ -111,4 +111,4 @@ PipelineRows whole_passes(const PipelineRows& measured);
 std::optional<std::vector<PipelineBlock>>
 ideal_blocks(const PipelineRows& measured);
 
-}  // namespace echelon
+}  // namespace echelon::timeline

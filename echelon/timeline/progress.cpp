@@ -14,7 +14,7 @@
 #include "echelon/text/units.h"
 #include "echelon/timeline/recorder.h"
 
-namespace echelon {
+namespace echelon::timeline {
 namespace {
 
 constexpr int64_t kRedrawNs = 100'000'000;
@@ -286,4 +286,4 @@ std::string Progress::plain_line() const {
   return out + "\n";
 }
 
-}  // namespace echelon
+}  // namespace echelon::timeline

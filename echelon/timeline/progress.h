@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-namespace echelon {
+namespace echelon::timeline {
 
 struct ProgressState {
   int64_t step = 0;  // done so far
@@ -81,4 +81,4 @@ class Progress {
   double seconds_per_step_ = 0;  // smoothed; 0 until known
 };
 
-}  // namespace echelon
+}  // namespace echelon::timeline

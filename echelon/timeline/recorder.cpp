@@ -3,7 +3,7 @@
 #include <chrono>
 #include <utility>
 
-namespace echelon {
+namespace echelon::timeline {
 
 int64_t steady_now_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(
@@ -58,4 +58,4 @@ ScopedSpan::~ScopedSpan() {
   recorder_->add(std::move(span_));
 }
 
-}  // namespace echelon
+}  // namespace echelon::timeline

@@ -8,7 +8,7 @@
 
 #include "echelon/timeline/timeline.h"
 
-namespace echelon {
+namespace echelon::timeline {
 
 /// Nanoseconds of the steady clock: one origin for all processes of a host.
 int64_t steady_now_ns();
@@ -52,4 +52,4 @@ class ScopedSpan {
   Span span_;
 };
 
-}  // namespace echelon
+}  // namespace echelon::timeline

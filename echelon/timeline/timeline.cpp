@@ -12,7 +12,7 @@
 #include "echelon/timeline/intervals.h"
 #include "echelon/timeline/pipeline_blocks.h"
 
-namespace echelon {
+namespace echelon::timeline {
 namespace {
 
 constexpr std::array<const char*, 7> kKindNames = {
@@ -129,4 +129,4 @@ Timeline merge_spans(std::vector<RankSpans> ranks, std::string title) {
   return timeline;
 }
 
-}  // namespace echelon
+}  // namespace echelon::timeline

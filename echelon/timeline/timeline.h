@@ -8,7 +8,7 @@
 
 #include "echelon/timeline/memory_kind.h"
 
-namespace echelon {
+namespace echelon::timeline {
 
 /// What a span of time was spent on; it decides the colour in pictures.
 enum class SpanKind {
@@ -92,4 +92,4 @@ void add_backward_waits(std::vector<Span>& spans);
 /// twice. A missing rank has no spans and the name "rank N".
 Timeline merge_spans(std::vector<RankSpans> ranks, std::string title);
 
-}  // namespace echelon
+}  // namespace echelon::timeline

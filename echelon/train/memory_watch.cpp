@@ -73,7 +73,7 @@ void MemoryWatch::check_host(const World& world) const {
   if (available) {
     std::vector<int> ranks(static_cast<size_t>(world.local_size()));
     std::iota(ranks.begin(), ranks.end(), world.rank() - world.local_rank());
-    const std::string excess = explain_host_memory(
+    const std::string excess = memory_plan::explain_host_memory(
         count_memory(job_, source_), job_, ranks, *available);
     if (!excess.empty()) throw ConfigError(excess);
   }
@@ -81,7 +81,7 @@ void MemoryWatch::check_host(const World& world) const {
   world.group().barrier({.label = "host memory"});
 }
 
-void MemoryWatch::begin_step(const Recorder& recorder) {
+void MemoryWatch::begin_step(const timeline::Recorder& recorder) {
   if (!counting_ || sampled_) return;
   if (sampling_ && recorder.ended()) end_samples();
   if (!sampling_ && !sampled_ && recorder.active()) {
@@ -97,14 +97,15 @@ void MemoryWatch::end_samples() {
   if (limit_bytes_ == 0) counting_.reset();
 }
 
-RankMemory MemoryWatch::measured() {
+timeline::RankMemory MemoryWatch::measured() {
   if (sampling_) end_samples();
   if (measured_.samples.empty()) return measured_;
   measured_.limit_bytes = limit_bytes_;
   // With several devices in a process, each has only a part of this.
   if (!job_.model.devices.empty()) return measured_;
   try {
-    const MemoryPlan plan = plan_memory(count_memory(job_, source_), job_);
+    const memory_plan::MemoryPlan plan =
+        memory_plan::plan_memory(count_memory(job_, source_), job_);
     measured_.planned_bytes =
         plan.ranks.at(static_cast<size_t>(pipeline_rank_)).peak.total();
   } catch (const ConfigError&) {
@@ -119,7 +120,7 @@ void MemoryWatch::fail(
   std::string text =
       format("{}: rank {}: {}; ", place, rank_, first_line(error));
   try {
-    text += explain_shortage(
+    text += memory_plan::explain_shortage(
         count_memory(job_, source_), job_, pipeline_rank_, meter_.at_shortage(),
         limit_bytes_);
   } catch (const ConfigError& uncounted) {

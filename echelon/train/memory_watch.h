@@ -41,7 +41,7 @@ class MemoryWatch {
       const MeshGroups& groups);
 
   /// Call it after recorder.begin_step(): samples are taken while it records.
-  void begin_step(const Recorder& recorder);
+  void begin_step(const timeline::Recorder& recorder);
 
   /// Returns body(). When memory runs out, throws Error: place, kind, the plan,
   /// and which settings help by how much.
@@ -56,7 +56,7 @@ class MemoryWatch {
 
   /// The memory of the recorded steps, with the plan's peak; without samples
   /// when nothing was recorded.
-  RankMemory measured();
+  timeline::RankMemory measured();
 
  private:
   void check_host(const World& world) const;
@@ -69,11 +69,11 @@ class MemoryWatch {
   int rank_;
   int pipeline_rank_;
   int64_t limit_bytes_ = 0;
-  MemoryMeter meter_;
-  std::unique_ptr<MemoryMeter::Counting> counting_;
+  profiling::MemoryMeter meter_;
+  std::unique_ptr<profiling::MemoryMeter::Counting> counting_;
   bool sampling_ = false;
   bool sampled_ = false;
-  RankMemory measured_;
+  timeline::RankMemory measured_;
 };
 
 }  // namespace echelon

@@ -31,7 +31,7 @@ namespace {
 
 using nlohmann::json;
 
-std::vector<uint8_t> to_bytes(const RankSpans& spans) {
+std::vector<uint8_t> to_bytes(const timeline::RankSpans& spans) {
   json rows = json::array();
   for (const auto& s : spans.spans) {
     rows.push_back(json::array(
@@ -48,18 +48,18 @@ std::vector<uint8_t> to_bytes(const RankSpans& spans) {
        spans.memory.limit_bytes}));
 }
 
-RankSpans from_bytes(int rank, const uint8_t* bytes, size_t size) {
+timeline::RankSpans from_bytes(int rank, const uint8_t* bytes, size_t size) {
   const json all = json::from_msgpack(bytes, bytes + size);
-  RankSpans result;
+  timeline::RankSpans result;
   result.rank = rank;
   result.rank_name = all.at(0).get<std::string>();
   result.clock_offset_ns = all.at(1).get<int64_t>();
   for (const auto& row : all.at(2)) {
-    Span span;
+    timeline::Span span;
     span.rank = rank;
     span.begin_ns = row.at(0).get<int64_t>();
     span.end_ns = row.at(1).get<int64_t>();
-    span.kind = static_cast<SpanKind>(row.at(2).get<int>());
+    span.kind = static_cast<timeline::SpanKind>(row.at(2).get<int>());
     span.track = row.at(3).get<std::string>();
     span.name = row.at(4).get<std::string>();
     span.step = row.at(5).get<int64_t>();
@@ -68,7 +68,7 @@ RankSpans from_bytes(int rank, const uint8_t* bytes, size_t size) {
     result.spans.push_back(std::move(span));
   }
   for (const auto& row : all.at(3)) {
-    MemorySample sample{.time_ns = row.at(0).get<int64_t>()};
+    timeline::MemorySample sample{.time_ns = row.at(0).get<int64_t>()};
     sample.memory.bytes = row.at(1).get<decltype(sample.memory.bytes)>();
     result.memory.samples.push_back(sample);
   }
@@ -77,7 +77,7 @@ RankSpans from_bytes(int rank, const uint8_t* bytes, size_t size) {
   return result;
 }
 
-void send(World& world, const RankSpans& spans) {
+void send(World& world, const timeline::RankSpans& spans) {
   const auto bytes = to_bytes(spans);
   const auto size = static_cast<int64_t>(bytes.size());
   auto message = torch::empty({size}, torch::kUInt8);
@@ -88,7 +88,7 @@ void send(World& world, const RankSpans& spans) {
   world.group().send(message.to(world.device()), 0, 0, call);
 }
 
-RankSpans receive(World& world, int rank) {
+timeline::RankSpans receive(World& world, int rank) {
   const Call call{.label = "spans"};
   auto size =
       torch::zeros({1}, torch::dtype(torch::kInt64).device(world.device()));
@@ -104,12 +104,13 @@ RankSpans receive(World& world, int rank) {
 
 // Every rank calls this. Rank 0 gets the spans of all ranks, by rank, through
 // the world's group, so that the hosts of a job need no shared folder.
-std::vector<RankSpans> gather_spans(World& world, RankSpans own) {
+std::vector<timeline::RankSpans>
+gather_spans(World& world, timeline::RankSpans own) {
   if (world.rank() != 0) {
     send(world, own);
     return {};
   }
-  std::vector<RankSpans> all = {std::move(own)};
+  std::vector<timeline::RankSpans> all = {std::move(own)};
   for (int rank = 1; rank < world.size(); ++rank) {
     all.push_back(receive(world, rank));
   }
@@ -124,7 +125,7 @@ std::string rank_name(const World& world) {
 /// trip over the store is accurate enough for a drawing.
 int64_t clock_offset(World& world) {
   world.group().barrier({.label = "clock"});
-  const auto clocks = world.exchange(std::to_string(steady_now_ns()));
+  const auto clocks = world.exchange(std::to_string(timeline::steady_now_ns()));
   if (world.local_size() == world.size()) return 0;
   return std::stoll(clocks[0]) -
          std::stoll(clocks[static_cast<size_t>(world.rank())]);
@@ -247,7 +248,7 @@ JobFacts facts_of(const ModelSource& source) {
 
 // One rank alone calls it. Throws nothing for what cannot be predicted: the
 // result says why.
-StepPrediction predict_run_here(
+report::StepPrediction predict_run_here(
     const Job& job, const ModelSource& source, const World& world,
     const RunLayers& layers) {
   // The simulator knows the links within a host, but not those between hosts.
@@ -258,14 +259,16 @@ StepPrediction predict_run_here(
             "nothing is predicted. `echelon explain RUN --cluster FILE` takes "
             "a file that says them."};
   }
-  const RunCluster here = cluster_of_run(world.size(), world.device().is_cpu());
+  const predict::RunCluster here =
+      predict::cluster_of_run(world.size(), world.device().is_cpu());
   if (!here.cluster) return {.missing = here.missing};
   if (!layers.missing.empty()) return {.missing = layers.missing};
   try {
-    const Configured what =
-        layers.counted ? configured_as_counted(*layers.counted, job, job)
-                       : configured(job, facts_of(source));
-    return predict_step(what, *here.cluster);
+    const predict::Configured what =
+        layers.counted
+            ? predict::configured_as_counted(*layers.counted, job, job)
+            : predict::configured(job, facts_of(source));
+    return predict::predict_step(what, *here.cluster);
   } catch (const std::exception& error) {  // it must not end the report
     return {.missing = std::string("Nothing is predicted: ") + error.what()};
   }
@@ -281,7 +284,7 @@ RunLayers layers_of_run(
         "not simulated";
     return layers;
   }
-  if (!counts_layers(job.layout, world.device().is_cpu(), own_layers))
+  if (!predict::counts_layers(job.layout, world.device().is_cpu(), own_layers))
     return layers;
   if (job.layout.tp > 1) {
     layers.missing =
@@ -298,10 +301,10 @@ RunLayers layers_of_run(
 }
 
 void save_layers(const RunLayers& layers, const std::filesystem::path& folder) {
-  const auto path = folder / kCountedLayersFile;
+  const auto path = folder / predict::kCountedLayersFile;
   try {
     if (layers.counted) {
-      write_file_atomically(path, counted_model_json(*layers.counted));
+      write_file_atomically(path, cost::counted_model_json(*layers.counted));
     } else {
       std::filesystem::remove(path);
     }
@@ -323,9 +326,10 @@ RunLayers count_run_layers(
   return layers;
 }
 
-TensorShards describe_shards(const Job& job, const ModelSource& source) {
+report::TensorShards
+describe_shards(const Job& job, const ModelSource& source) {
   const int ranks = static_cast<int>(job.layout.tp);
-  TensorShards shards{.ranks = ranks};
+  report::TensorShards shards{.ranks = ranks};
   if (ranks == 1) return shards;
   shards.shards_tokens = job.tensor.sequence_parallel && is_text(source.sample);
   shards.tokens = tokens_of(job, source);
@@ -334,7 +338,7 @@ TensorShards describe_shards(const Job& job, const ModelSource& source) {
     shards.layers.resize(layers.size());
     for (size_t i = 0; i < layers.size(); ++i) {
       shards.layers[i].name = layers[i].name;
-      const BuiltLayer layer = build_on_meta(layers[i]);
+      const BuiltLayer layer = counting::build_on_meta(layers[i]);
       if (!layer.module) continue;
       const auto local = shards_of(*layer.module);
       auto& parameters = shards.layers[i].parameters;
@@ -355,7 +359,7 @@ TensorShards describe_shards(const Job& job, const ModelSource& source) {
 
 void write_run_report(
     const Job& job, const ModelSource& source, World& world,
-    const std::filesystem::path& folder, std::vector<Span> spans,
+    const std::filesystem::path& folder, std::vector<timeline::Span> spans,
     const RunSummary& summary) {
   auto ranks = gather_spans(
       world, {.rank = world.rank(),
@@ -364,18 +368,18 @@ void write_run_report(
               .spans = std::move(spans),
               .memory = summary.memory});
   if (world.rank() != 0) return;
-  ReportInput input;
+  report::ReportInput input;
   input.title = job.model.name + " on " + job.data.name;
   input.facts = facts(job, source, world, summary);
   input.metrics = summary.steps;
   input.evaluations = summary.evaluations;
-  input.timeline = merge_spans(std::move(ranks), input.title);
+  input.timeline = timeline::merge_spans(std::move(ranks), input.title);
   input.tensor = describe_shards(job, source);
   input.total_seconds = summary.seconds;
   input.outcome = summary.outcome;
   input.prediction = predict_run_here(job, source, world, summary.layers);
-  write_chrome_trace(folder / "timeline.json", input.timeline);
-  write_report(folder / "report.html", input);
+  timeline::write_chrome_trace(folder / "timeline.json", input.timeline);
+  report::write_report(folder / "report.html", input);
 }
 
 }  // namespace echelon

@@ -20,8 +20,8 @@ namespace echelon {
 
 /// The layers that the prediction of a run on this machine uses.
 struct RunLayers {
-  std::optional<ModelShape> counted;  // empty: formulas stand for them
-  std::string missing;                // why there is no prediction; else empty
+  std::optional<cost::ModelShape> counted;  // empty: formulas stand for them
+  std::string missing;  // why there is no prediction; else empty
 };
 
 /// Counts the layers (count_job.h) where counts_layers
@@ -37,10 +37,10 @@ RunLayers count_run_layers(
 
 struct RunSummary {
   double seconds = 0;
-  std::vector<StepMetrics> steps;  // rank 0
-  std::vector<EvaluationMetrics> evaluations;
+  std::vector<timeline::StepMetrics> steps;  // rank 0
+  std::vector<timeline::EvaluationMetrics> evaluations;
   std::vector<std::string> partition;  // ParallelModel::describe()
-  RankMemory memory;                   // of this rank; may be empty
+  timeline::RankMemory memory;         // of this rank; may be empty
   int64_t skipped = 0;                 // samples left out
   int64_t skipped_steps = 0;           // whose gradients overflowed
   std::string outcome;                 // empty: finished
@@ -54,12 +54,12 @@ struct RunSummary {
 /// prediction of the step, into `folder`. Every rank of the world calls this.
 void write_run_report(
     const Job& job, const ModelSource& source, World& world,
-    const std::filesystem::path& folder, std::vector<Span> spans,
+    const std::filesystem::path& folder, std::vector<timeline::Span> spans,
     const RunSummary& summary);
 
 /// What each rank of a tensor-parallel group holds of each parameter. Builds
 /// the layers of all ranks, one at a time and on the meta device; nothing is
 /// sent, so one rank may ask for it. No layers when job.layout.tp is 1.
-TensorShards describe_shards(const Job& job, const ModelSource& source);
+report::TensorShards describe_shards(const Job& job, const ModelSource& source);
 
 }  // namespace echelon

@@ -12,8 +12,8 @@ RunLog::RunLog(
 
 void RunLog::restore(int64_t step) {
   if (world_.rank() == 0 && std::filesystem::exists(path_)) {
-    truncate_metrics(path_, step);
-    MetricsFile before = read_metrics(path_);
+    timeline::truncate_metrics(path_, step);
+    timeline::MetricsFile before = timeline::read_metrics(path_);
     steps_ = std::move(before.steps);
     evaluations_ = std::move(before.evaluations);
   }
@@ -23,18 +23,18 @@ void RunLog::restore(int64_t step) {
 
 void RunLog::start_over() const {
   if (!std::filesystem::exists(path_)) return;
-  truncate_metrics(path_, 0);
+  timeline::truncate_metrics(path_, 0);
   std::printf("the run has no checkpoint: it starts over\n");
 }
 
 void RunLog::open(int64_t total_steps) {
-  metrics_ = std::make_unique<MetricsWriter>(path_);
-  ProgressOptions options = progress_options_for(1);
+  metrics_ = std::make_unique<timeline::MetricsWriter>(path_);
+  timeline::ProgressOptions options = timeline::progress_options_for(1);
   options.every = log_every_;
-  progress_ = std::make_unique<Progress>(total_steps, options);
+  progress_ = std::make_unique<timeline::Progress>(total_steps, options);
 }
 
-void RunLog::add(const StepMetrics& metrics, const StepSums& sums) {
+void RunLog::add(const timeline::StepMetrics& metrics, const StepSums& sums) {
   metrics_->append(metrics);
   steps_.push_back(metrics);
   if (window_steps_ == std::max<int64_t>(1, log_every_)) {
@@ -54,12 +54,14 @@ void RunLog::add(const StepMetrics& metrics, const StepSums& sums) {
        .skipped_steps = metrics.skipped_steps.value_or(0)});
 }
 
-void RunLog::add(const EvaluationMetrics& metrics) {
+void RunLog::add(const timeline::EvaluationMetrics& metrics) {
   evaluations_.push_back(metrics);
   evaluated_step_ = metrics.step;
   if (world_.rank() != 0) return;
   metrics_->append(metrics);
-  message("step " + std::to_string(metrics.step) + ": " + to_text(metrics));
+  message(
+      "step " + std::to_string(metrics.step) + ": " +
+      timeline::to_text(metrics));
 }
 
 }  // namespace echelon

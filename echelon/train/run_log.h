@@ -31,9 +31,9 @@ class RunLog {
   void open(int64_t total_steps);
 
   /// Rank 0 alone calls.
-  void add(const StepMetrics& metrics, const StepSums& sums);
+  void add(const timeline::StepMetrics& metrics, const StepSums& sums);
   /// Every rank calls, with the same metrics but for the epoch.
-  void add(const EvaluationMetrics& metrics);
+  void add(const timeline::EvaluationMetrics& metrics);
   /// Prints a line above the progress line, and ends that line; writes what
   /// metrics.jsonl does not have yet. Rank 0 alone calls these.
   void message(const std::string& text) { progress_->message(text); }
@@ -41,9 +41,9 @@ class RunLog {
   void flush() { metrics_->flush(); }
 
   /// Empty on ranks other than 0.
-  const std::vector<StepMetrics>& steps() const { return steps_; }
+  const std::vector<timeline::StepMetrics>& steps() const { return steps_; }
   /// Rank 0 alone has those of earlier processes.
-  const std::vector<EvaluationMetrics>& evaluations() const {
+  const std::vector<timeline::EvaluationMetrics>& evaluations() const {
     return evaluations_;
   }
   /// The step of the last evaluation, the same on all ranks; -1: none.
@@ -53,10 +53,10 @@ class RunLog {
   World& world_;
   std::filesystem::path path_;
   int64_t log_every_;
-  std::unique_ptr<MetricsWriter> metrics_;
-  std::unique_ptr<Progress> progress_;
-  std::vector<StepMetrics> steps_;
-  std::vector<EvaluationMetrics> evaluations_;
+  std::unique_ptr<timeline::MetricsWriter> metrics_;
+  std::unique_ptr<timeline::Progress> progress_;
+  std::vector<timeline::StepMetrics> steps_;
+  std::vector<timeline::EvaluationMetrics> evaluations_;
   int64_t evaluated_step_ = -1;
   double window_loss_ = 0;  // summed since the last logged step
   int64_t window_steps_ = 0;

@@ -100,14 +100,15 @@ held_out_batches(LoaderOptions options, const TrainingData& data) {
 }
 
 // Records each collective as a span, and where a rank waited for it.
-void record_collectives(World& world, std::shared_ptr<Recorder> recorder) {
+void record_collectives(
+    World& world, std::shared_ptr<timeline::Recorder> recorder) {
   world.history().on_end([recorder](const CollectiveRecord& record) {
     if (!recorder->active()) return;
-    Span span{
+    timeline::Span span{
         .track = "comm",
         .name =
             record.operation + (record.label.empty() ? "" : " " + record.label),
-        .kind = SpanKind::communication,
+        .kind = timeline::SpanKind::communication,
         .begin_ns = record.begin_ns,
         .end_ns = record.end_ns,
         .bytes = record.bytes,
@@ -170,7 +171,7 @@ class Loop {
   [[noreturn]] void fail_numeric(const Batch& batch, const StepSums& sums);
   void write_outcome();
   double seconds() const {
-    return static_cast<double>(steady_now_ns() - begin_ns_) * 1e-9;
+    return static_cast<double>(timeline::steady_now_ns() - begin_ns_) * 1e-9;
   }
   bool is_rank_zero() const { return world_.rank() == 0; }
   bool evaluated() const { return log_.evaluated_step() == step_; }
@@ -188,12 +189,12 @@ class Loop {
   std::string samples_;              // describe_samples()
   Resume resume_;
   bool counts_tokens_;  // the objective's units; else they are samples
-  std::shared_ptr<Recorder> recorder_;
+  std::shared_ptr<timeline::Recorder> recorder_;
   MemoryWatch memory_;
   TrainingState state_;
   std::optional<Saver> saver_;
   RunLog log_;
-  int64_t begin_ns_ = steady_now_ns();
+  int64_t begin_ns_ = timeline::steady_now_ns();
   int64_t step_ = 0;   // done
   Position position_;  // behind them
   bool stop_ = false;
@@ -221,7 +222,7 @@ Loop::Loop(
       samples_(describe_samples(job, data_)),
       resume_(find_resume(job, folder_)),
       counts_tokens_(is_text(source_.sample)),
-      recorder_(std::make_shared<Recorder>(
+      recorder_(std::make_shared<timeline::Recorder>(
           world.rank(), first_recorded_step(job, resume_, total_steps_),
           job.train.timeline_steps)),
       memory_(job, source_, world, groups_),
@@ -270,7 +271,7 @@ void Loop::restore() {
 TrainResult Loop::run() {
   // Collectives may end after a loop that an error ended.
   record_collectives(world_, recorder_);
-  begin_ns_ = steady_now_ns();
+  begin_ns_ = timeline::steady_now_ns();
   for (int64_t epoch = position_.epoch; step_ < total_steps_ && !stop_;
        ++epoch) {
     loader_.start_epoch(epoch);
@@ -303,7 +304,8 @@ bool Loop::one_step(Position position) {
   const double started = seconds();
   std::optional<Batch> batch;
   {
-    ScopedSpan span(recorder_.get(), "compute", "data wait", SpanKind::data);
+    timeline::ScopedSpan span(
+        recorder_.get(), "compute", "data wait", timeline::SpanKind::data);
     batch = loader_.next();
   }
   if (!batch) return false;
@@ -355,7 +357,7 @@ void Loop::record(
     const StepSums& sums, Position position, const StepUpdate& update,
     bool logged, double started, double data_seconds) {
   if (!is_rank_zero()) return;
-  StepMetrics metrics;
+  timeline::StepMetrics metrics;
   metrics.step = step_;
   metrics.epoch = static_cast<double>(position.epoch) +
                   static_cast<double>(position.consumed) /
@@ -393,8 +395,9 @@ void Loop::evaluate() {
   const double started = seconds();
   Score score;
   {
-    ScopedSpan span(
-        recorder_.get(), "compute", "evaluation", SpanKind::evaluation);
+    timeline::ScopedSpan span(
+        recorder_.get(), "compute", "evaluation",
+        timeline::SpanKind::evaluation);
     Loader loader(
         *data_.holdout,
         held_out_batches(training_batches(job_, data_, groups_), data_));
@@ -411,7 +414,7 @@ void Loop::evaluate() {
   world_.group().all_reduce(sums, ReduceOp::sum, {.label = "evaluation"});
   const auto all = sums.to(torch::kCPU);
   const double* values = all.data_ptr<double>();
-  EvaluationMetrics metrics;
+  timeline::EvaluationMetrics metrics;
   metrics.step = step_;
   metrics.epoch = log_.steps().empty() ? 0 : log_.steps().back().epoch;
   metrics.samples = static_cast<int64_t>(values[3]);

@@ -29,7 +29,7 @@ struct TrainResult {
   bool preempted = false;    // that signal was SIGTERM
   /// The last one; samples is 0 when nothing is held out. When an earlier
   /// process had finished the run, only rank 0 has it.
-  EvaluationMetrics evaluation;
+  timeline::EvaluationMetrics evaluation;
 };
 
 /// Trains as the job says. Every rank of the world calls this with the same job

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace echelon::bench_launches_test {
+namespace echelon::bench::bench_launches_test {
 
 TEST(BenchLaunches, FitFindsTheOverheadOfBothKinds) {
   const OperatorCounts linear{8, 40}, functions{18, 6};
@@ -23,4 +23,4 @@ TEST(BenchLaunches, BothKindsAreEqualWhereOneWouldBeNegative) {
   }
 }
 
-}  // namespace echelon::bench_launches_test
+}  // namespace echelon::bench::bench_launches_test

@@ -11,7 +11,7 @@
 #include "tests/support/places.h"
 #include "tests/support/process.h"
 
-namespace echelon::bench_machine_test {
+namespace echelon::bench::bench_machine_test {
 
 using testing::HasSubstr;
 using testing_support::Command;
@@ -19,18 +19,20 @@ using testing_support::TempFolder;
 
 const std::string kEchelon = program("echelon");
 
-bool has_product(const Device& device, Precision precision, ProductKind kind) {
+bool has_product(
+    const cluster::Device& device, cluster::Precision precision,
+    cluster::ProductKind kind) {
   return std::any_of(
       device.matrix_rates.begin(), device.matrix_rates.end(),
-      [&](const MatrixRate& rate) {
+      [&](const cluster::MatrixRate& rate) {
         return rate.precision == precision && rate.kind == kind;
       });
 }
 
-bool has_operator(const Device& device, const std::string& name) {
+bool has_operator(const cluster::Device& device, const std::string& name) {
   return std::any_of(
       device.operator_rates.begin(), device.operator_rates.end(),
-      [&](const OperatorRate& rate) { return rate.name == name; });
+      [&](const cluster::OperatorRate& rate) { return rate.name == name; });
 }
 
 TEST(BenchMachine, SavesAClusterThatStepsArePredictedOn) {
@@ -42,22 +44,24 @@ TEST(BenchMachine, SavesAClusterThatStepsArePredictedOn) {
   ASSERT_EQ(bench.wait(std::chrono::minutes(8)), 0) << bench.err();
   EXPECT_THAT(bench.out(), HasSubstr("launched beside 0 KiB"));
 
-  const Cluster cluster = read_cluster(file);
+  const cluster::Cluster cluster = cluster::read_cluster(file);
   ASSERT_EQ(cluster.num_devices(), 2);
-  const Node& node = cluster.groups[0].node;
-  const Device& device = node.device;
+  const cluster::Node& node = cluster.groups[0].node;
+  const cluster::Device& device = node.device;
   EXPECT_TRUE(device.processor);
   EXPECT_GT(node.inside.bytes_per_second, 0);
   EXPECT_GT(node.inside.latency_seconds, 0);
   EXPECT_GT(device.memory_bytes_per_second, 0);
-  EXPECT_GT(device.peak(Precision::fp32), 0);
-  for (const Precision precision : {Precision::fp32, Precision::bf16}) {
-    EXPECT_TRUE(has_product(device, precision, ProductKind::product));
+  EXPECT_GT(device.peak(cluster::Precision::fp32), 0);
+  for (const cluster::Precision precision :
+       {cluster::Precision::fp32, cluster::Precision::bf16}) {
+    EXPECT_TRUE(has_product(device, precision, cluster::ProductKind::product));
   }
-  for (const ProductKind kind :
-       {ProductKind::convolution, ProductKind::convolution_inputs,
-        ProductKind::convolution_weights}) {
-    EXPECT_TRUE(has_product(device, Precision::fp32, kind));
+  for (const cluster::ProductKind kind :
+       {cluster::ProductKind::convolution,
+        cluster::ProductKind::convolution_inputs,
+        cluster::ProductKind::convolution_weights}) {
+    EXPECT_TRUE(has_product(device, cluster::Precision::fp32, kind));
   }
   for (const char* name :
        {"gelu", "native_layer_norm", "optimizer adamw",
@@ -65,7 +69,7 @@ TEST(BenchMachine, SavesAClusterThatStepsArePredictedOn) {
     EXPECT_TRUE(has_operator(device, name)) << name;
   }
   ASSERT_GE(device.launch_rates.size(), 2U);
-  for (const LaunchRate& rate : device.launch_rates) {
+  for (const cluster::LaunchRate& rate : device.launch_rates) {
     EXPECT_GT(rate.seconds, 0);
     EXPECT_GT(rate.backward_seconds, 0);
     EXPECT_GT(rate.view_seconds, 0);
@@ -81,4 +85,4 @@ TEST(BenchMachine, SavesAClusterThatStepsArePredictedOn) {
   EXPECT_THAT(step.out(), HasSubstr("2 of 2 devices"));
 }
 
-}  // namespace echelon::bench_machine_test
+}  // namespace echelon::bench::bench_machine_test

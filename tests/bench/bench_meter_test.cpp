@@ -10,7 +10,7 @@
 #include "echelon/comm/world.h"
 #include "tests/support/ranks.h"
 
-namespace echelon::bench_meter_test {
+namespace echelon::bench::bench_meter_test {
 
 using testing::ElementsAre;
 
@@ -47,4 +47,4 @@ TEST(BenchMeter, MedianOfTwoIsTheLower) {
   EXPECT_EQ(median({9, 1, 5}), 5);
 }
 
-}  // namespace echelon::bench_meter_test
+}  // namespace echelon::bench::bench_meter_test

@@ -477,14 +477,14 @@ TEST_F(CommandLine, CompareNeedsRunsThatEnded) {
       run("compare runs/first").err,
       "runs/first: is not the folder of a finished run: it has no "
       "timeline.json; name a run that `echelon train` has completed\n");
-  Timeline timeline{.title = "digits", .rank_names = {"rank 0"}};
+  timeline::Timeline timeline{.title = "digits", .rank_names = {"rank 0"}};
   timeline.spans = {
       {.track = "compute",
        .name = "forward",
-       .kind = SpanKind::forward,
+       .kind = timeline::SpanKind::forward,
        .end_ns = 1000,
        .step = 1}};
-  write_chrome_trace(path("runs/first/timeline.json"), timeline);
+  timeline::write_chrome_trace(path("runs/first/timeline.json"), timeline);
   const auto out =
       printed(run("compare runs/first -o page.html --title 'A <b>'"));
   EXPECT_EQ(out, "report: page.html\n");

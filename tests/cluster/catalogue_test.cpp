@@ -4,7 +4,7 @@
 
 #include "tests/support/error_text.h"
 
-namespace echelon::catalogue_test {
+namespace echelon::cluster::catalogue_test {
 
 using testing::AllOf;
 using testing::HasSubstr;
@@ -102,4 +102,4 @@ TEST(FindCluster, SaysWhichOfTheseATextIsNot) {
   EXPECT_THAT(says("gh200:4x4"), HasSubstr("no link inside a node"));
 }
 
-}  // namespace echelon::catalogue_test
+}  // namespace echelon::cluster::catalogue_test

@@ -7,7 +7,7 @@
 #include "echelon/cluster/catalogue.h"
 #include "tests/support/error_text.h"
 
-namespace echelon::cluster_file_test {
+namespace echelon::cluster::cluster_file_test {
 
 using testing::AllOf;
 using testing::HasSubstr;
@@ -251,4 +251,4 @@ TEST(ClusterFile, DamagedTextsAreReadOrRefused) {
   EXPECT_GT(refused, 1000);
 }
 
-}  // namespace echelon::cluster_file_test
+}  // namespace echelon::cluster::cluster_file_test

@@ -9,7 +9,7 @@
 #include "echelon/cluster/catalogue.h"
 #include "tests/support/error_text.h"
 
-namespace echelon::cluster_test {
+namespace echelon::cluster::cluster_test {
 
 using testing::HasSubstr;
 
@@ -121,4 +121,4 @@ TEST(Precision, Names) {
       HasSubstr("did you mean \"bf16\"?"));
 }
 
-}  // namespace echelon::cluster_test
+}  // namespace echelon::cluster::cluster_test

@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 #include <sched.h>
 
-namespace echelon::host_test {
+namespace echelon::cluster::host_test {
 
 TEST(AvailableCores, AreThoseOfTheAffinityAtMost) {
   EXPECT_GE(available_cores(), 1);
@@ -27,4 +27,4 @@ TEST(HostMemory, HasLessFreeThanItHas) {
   EXPECT_LE(memory.free_bytes, memory.total_bytes);
 }
 
-}  // namespace echelon::host_test
+}  // namespace echelon::cluster::host_test

@@ -10,7 +10,7 @@
 #include "tests/support/measured_desk.h"
 #include "tests/support/temp_folder.h"
 
-namespace echelon::local_cluster_test {
+namespace echelon::cluster::local_cluster_test {
 
 using testing::HasSubstr;
 
@@ -91,4 +91,4 @@ TEST(LocalCluster, IsWhatLocalStandsFor) {
   ::unsetenv("XDG_CONFIG_HOME");
 }
 
-}  // namespace echelon::local_cluster_test
+}  // namespace echelon::cluster::local_cluster_test

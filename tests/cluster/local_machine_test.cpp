@@ -12,7 +12,7 @@
 #include "tests/support/error_text.h"
 #include "tests/support/places.h"
 
-namespace echelon::local_machine_test {
+namespace echelon::cluster::local_machine_test {
 
 namespace fs = std::filesystem;
 using testing::HasSubstr;
@@ -176,4 +176,4 @@ TEST(LocalMachine, ReadsProcessorsAndAdapters) {
   EXPECT_TRUE(find_adapters("/nowhere").empty());
 }
 
-}  // namespace echelon::local_machine_test
+}  // namespace echelon::cluster::local_machine_test

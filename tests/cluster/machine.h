@@ -6,7 +6,7 @@
 
 #include "echelon/cluster/local_machine.h"
 
-namespace echelon {
+namespace echelon::cluster {
 
 inline LocalMachine test_machine(std::vector<Gpu> gpus = {}) {
   LocalMachine made;
@@ -17,4 +17,4 @@ inline LocalMachine test_machine(std::vector<Gpu> gpus = {}) {
   return made;
 }
 
-}  // namespace echelon
+}  // namespace echelon::cluster

@@ -9,7 +9,7 @@
 #include "echelon/error.h"
 #include "tests/cluster/machine.h"
 
-namespace echelon::measured_machine_test {
+namespace echelon::cluster::measured_machine_test {
 
 using testing::HasSubstr;
 
@@ -124,4 +124,4 @@ TEST(MeasuredMachine, IsToldAsTextAndJson) {
   EXPECT_EQ(json["calls"].size(), 6u);
 }
 
-}  // namespace echelon::measured_machine_test
+}  // namespace echelon::cluster::measured_machine_test

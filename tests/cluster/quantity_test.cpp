@@ -5,7 +5,7 @@
 #include <cmath>
 #include <random>
 
-namespace echelon::quantity_test {
+namespace echelon::cluster::quantity_test {
 
 TEST(Quantity, ReadsUnits) {
   EXPECT_EQ(parse_quantity("400 Gbit/s", Unit::bytes_per_second), 50e9);
@@ -47,4 +47,4 @@ TEST(Quantity, EveryValueComesBack) {
   }
 }
 
-}  // namespace echelon::quantity_test
+}  // namespace echelon::cluster::quantity_test

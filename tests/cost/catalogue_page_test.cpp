@@ -16,7 +16,7 @@
 #include "tests/support/places.h"
 #include "tests/support/temp_folder.h"
 
-namespace echelon::catalogue_page_test {
+namespace echelon::cost::catalogue_page_test {
 
 constexpr const char* kHead = R"(# Models and devices by name
 
@@ -115,12 +115,12 @@ std::string models_table() {
 }
 
 std::string device_row(const std::string& name) {
-  const Device device = find_device(name);
-  const Node node = usual_node(name);
+  const cluster::Device device = cluster::find_device(name);
+  const cluster::Node node = cluster::usual_node(name);
   std::string row = "| " + name + " | " +
                     number(device.memory_bytes / double(1 << 30)) + " | " +
                     number(device.memory_bytes_per_second / 1e9);
-  for (const Precision precision : kPrecisions) {
+  for (const cluster::Precision precision : cluster::kPrecisions) {
     const double peak = device.peak(precision);
     row += " | " + (peak > 0 ? number(peak / 1e12) : std::string());
   }
@@ -141,13 +141,14 @@ std::string devices_table() {
       "GB/s of one device in one direction, inside a usual node and between "
       "nodes.\n\n| name | memory | memory rate";
   std::string line = "|---|---|---";
-  for (const Precision precision : kPrecisions) {
-    table += " | " + std::string(to_string(precision));
+  for (const cluster::Precision precision : cluster::kPrecisions) {
+    table += " | " + std::string(cluster::to_string(precision));
     line += "|---";
   }
   table += " | devices of a node | inside | network | source |\n" + line +
            "|---|---|---|---|\n";
-  for (const std::string& name : device_names()) table += device_row(name);
+  for (const std::string& name : cluster::device_names())
+    table += device_row(name);
   return table;
 }
 
@@ -161,4 +162,4 @@ TEST(CataloguePage, IsWhatTheCataloguesHave) {
       << "ECHELON_UPDATE_EXPECTED=1 writes it anew";
 }
 
-}  // namespace echelon::catalogue_page_test
+}  // namespace echelon::cost::catalogue_page_test

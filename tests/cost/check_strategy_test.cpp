@@ -6,7 +6,7 @@
 #include "echelon/cluster/catalogue.h"
 #include "echelon/cost/model_catalogue.h"
 
-namespace echelon::check_strategy_test {
+namespace echelon::cost::check_strategy_test {
 
 using ::testing::HasSubstr;
 
@@ -18,7 +18,7 @@ std::string problem_of(auto change, const char* model = "llama3-8b") {
   Strategy strategy = good();
   change(strategy);
   return check_strategy(
-      find_model(model), strategy, find_cluster("h100-sxm:8x8"));
+      find_model(model), strategy, cluster::find_cluster("h100-sxm:8x8"));
 }
 
 TEST(CheckStrategy, SaysNothingOfOneThatIs) {
@@ -117,4 +117,4 @@ TEST(CheckStrategy, StagesHaveAllLayersBetweenThem) {
   }
 }
 
-}  // namespace echelon::check_strategy_test
+}  // namespace echelon::cost::check_strategy_test

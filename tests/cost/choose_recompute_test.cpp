@@ -6,7 +6,7 @@
 #include <random>
 #include <vector>
 
-namespace echelon::choose_recompute_test {
+namespace echelon::cost::choose_recompute_test {
 
 using testing::Each;
 using testing::ElementsAre;
@@ -117,4 +117,4 @@ TEST(ChooseRecompute, ThinnedSumsStillFitAndAreNearlyBest) {
   }
 }
 
-}  // namespace echelon::choose_recompute_test
+}  // namespace echelon::cost::choose_recompute_test

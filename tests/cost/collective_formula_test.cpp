@@ -5,7 +5,7 @@
 #include "echelon/cost/framework.h"
 #include "echelon/cost/operation_time.h"
 
-namespace echelon::collective_formula_test {
+namespace echelon::cost::collective_formula_test {
 
 constexpr double kTiny = 1e-3;  // bytes
 constexpr double kLarge = 1e11;
@@ -22,7 +22,7 @@ class CollectiveFormula : public testing::Test {
     return rates_of(cluster_.node_of(0).device);
   }
 
-  Cluster cluster_ = find_cluster("a100-80gb:4x8");
+  cluster::Cluster cluster_ = cluster::find_cluster("a100-80gb:4x8");
 };
 
 GroupPlace inside(int64_t ranks) {
@@ -103,7 +103,7 @@ TEST_F(CollectiveFormula, AMessageInsideANodeHasALinkToItself) {
 }
 
 TEST_F(CollectiveFormula, DevicesOnOneBusShareIt) {
-  cluster_ = find_cluster("l4:1x8");
+  cluster_ = cluster::find_cluster("l4:1x8");
   GroupPlace pair = inside(2);
   const double alone = seconds(CollectiveKind::all_gather, kLarge, pair);
   pair.sharing = 4;
@@ -175,7 +175,7 @@ TEST_F(CollectiveFormula, SlicesOfAMessageLeaveThroughTheirOwnAdapters) {
 }
 
 TEST(PassTime, TheHostsLaunchesAreALowerBound) {
-  const Cluster cluster = find_cluster("h100-sxm:1x8");
+  const cluster::Cluster cluster = cluster::find_cluster("h100-sxm:1x8");
   const Framework& framework = find_framework("echelon");
   Operations operations;
   for (int i = 0; i < 100; ++i)
@@ -191,7 +191,7 @@ TEST(PassTime, TheHostsLaunchesAreALowerBound) {
 }
 
 TEST(PassTime, WhatCanBeHiddenIs) {
-  const Cluster cluster = find_cluster("h100-sxm:1x8");
+  const cluster::Cluster cluster = cluster::find_cluster("h100-sxm:1x8");
   const Framework& framework = find_framework("echelon");
   Operations operations;
   operations.push_back(
@@ -210,4 +210,4 @@ TEST(PassTime, WhatCanBeHiddenIs) {
       1e-12);
 }
 
-}  // namespace echelon::collective_formula_test
+}  // namespace echelon::cost::collective_formula_test

@@ -5,7 +5,7 @@
 #include "echelon/cost/strategy.h"
 #include "tests/support/error_text.h"
 
-namespace echelon::counted_model_test {
+namespace echelon::cost::counted_model_test {
 
 using testing::HasSubstr;
 
@@ -17,7 +17,7 @@ ModelShape model() {
   first.stage = 0;
   first.forward = {
       {.name = "mm",
-       .product = ProductKind::product,
+       .product = cluster::ProductKind::product,
        .count = 1,
        .m = 2,
        .n = 3,
@@ -25,7 +25,7 @@ ModelShape model() {
       {.name = "gelu", .bytes = 24}};
   first.backward = {
       {.name = "mm",
-       .product = ProductKind::convolution_weights,
+       .product = cluster::ProductKind::convolution_weights,
        .count = 2,
        .m = 2,
        .n = 3,
@@ -91,4 +91,4 @@ TEST(CountedModel, StagesAreThoseThatItWasCountedFor) {
   EXPECT_EQ(layers_of_stages(shape, 3), (std::vector<int64_t>{1, 1, 1}));
 }
 
-}  // namespace echelon::counted_model_test
+}  // namespace echelon::cost::counted_model_test

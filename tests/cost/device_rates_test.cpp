@@ -7,10 +7,10 @@
 #include "echelon/cost/model_catalogue.h"
 #include "echelon/cost/step_estimate.h"
 
-namespace echelon::device_rates_test {
+namespace echelon::cost::device_rates_test {
 
 double matrix_share(const std::string& name, const std::string& like = "") {
-  return rates_of(Device{.name = name, .like = like}).matrix_share;
+  return rates_of(cluster::Device{.name = name, .like = like}).matrix_share;
 }
 
 TEST(DeviceRates, EveryKindOfTheCatalogueThatWasMeasuredHasItsOwn) {
@@ -18,7 +18,7 @@ TEST(DeviceRates, EveryKindOfTheCatalogueThatWasMeasuredHasItsOwn) {
   for (const char* name :
        {"v100", "v100-16gb", "a100-40gb", "a100-80gb", "h100-sxm", "h100-96gb",
         "h100-pcie", "h200", "gh200", "b200", "gb200", "b300", "gb300"}) {
-    EXPECT_EQ(find_device(name).name, name);
+    EXPECT_EQ(cluster::find_device(name).name, name);
     EXPECT_NE(matrix_share(name), unknown) << name;
   }
   EXPECT_NE(matrix_share("h100-96gb"), matrix_share("h100-sxm"));
@@ -34,7 +34,7 @@ TEST(DeviceRates, ANameThatMerelyBeginsLikeOneHasNotItsRates) {
 
 TEST(DeviceRates, AClusterFileDeclaresThem) {
   const auto share = [](const std::string& device) {
-    const Cluster cluster = parse_cluster(
+    const cluster::Cluster cluster = cluster::parse_cluster(
         device + "[[nodes]]\ndevice = \"a100-big\"\ndevices = 1\n", "t.toml");
     return rates_of(cluster.groups[0].node.device).matrix_share;
   };
@@ -53,8 +53,8 @@ TEST(DeviceRates, AnOffloadedOptimizerTakesAsLongAsTheHostsMemory) {
   strategy.layout.dp_replicate = 8;
   strategy.global_batch = 8;
   strategy.offload_optimizer = true;
-  Cluster cluster;
-  cluster.groups = {{usual_node("a100-80gb"), 1}};
+  cluster::Cluster cluster;
+  cluster.groups = {{cluster::usual_node("a100-80gb"), 1}};
   const ModelShape model = find_model("gpt2");
   const auto optimizer = [&](double rate) {
     cluster.groups[0].node.host_memory_bytes_per_second = rate;
@@ -73,4 +73,4 @@ TEST(DeviceRates, AnOffloadedOptimizerTakesAsLongAsTheHostsMemory) {
       optimizer(cluster.groups[0].node.host.bytes_per_second / share), 1e-9);
 }
 
-}  // namespace echelon::device_rates_test
+}  // namespace echelon::cost::device_rates_test

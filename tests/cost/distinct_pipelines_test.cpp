@@ -14,7 +14,7 @@
 #include "echelon/cost/model_catalogue.h"
 #include "echelon/cost/step_estimate.h"
 
-namespace echelon::distinct_pipelines_test {
+namespace echelon::cost::distinct_pipelines_test {
 
 constexpr AxisOrder kPipelinesFirst = {
     Axis::pp, Axis::dp_replicate, Axis::dp_shard, Axis::cp, Axis::ep, Axis::tp};
@@ -25,11 +25,11 @@ struct Nodes {
   int64_t devices;  // of a node
 };
 
-Cluster cluster_of(const std::vector<Nodes>& groups) {
-  Cluster cluster;
+cluster::Cluster cluster_of(const std::vector<Nodes>& groups) {
+  cluster::Cluster cluster;
   for (const Nodes& one : groups) {
     const std::string name = std::string(one.device) + ":1x8";
-    cluster.groups.push_back(find_cluster(name).groups.front());
+    cluster.groups.push_back(cluster::find_cluster(name).groups.front());
     cluster.groups.back().count = one.count;
     cluster.groups.back().node.num_devices = one.devices;
   }
@@ -62,7 +62,7 @@ std::map<Axis, int64_t> coordinates(const Strategy& strategy, int64_t rank) {
   return of;
 }
 
-int64_t group_of(const Cluster& cluster, int64_t rank) {
+int64_t group_of(const cluster::Cluster& cluster, int64_t rank) {
   int64_t group = 0;
   while (&cluster.node_of(rank) !=
          &cluster.groups[static_cast<size_t>(group)].node) {
@@ -73,7 +73,7 @@ int64_t group_of(const Cluster& cluster, int64_t rank) {
 
 // By the definition, rank by rank: those of a pipeline differ along pp alone.
 std::vector<PipelinePlace>
-pipelines_by_rank(const Strategy& strategy, const Cluster& cluster) {
+pipelines_by_rank(const Strategy& strategy, const cluster::Cluster& cluster) {
   std::map<std::map<Axis, int64_t>, PipelinePlace> of;
   std::map<std::map<Axis, int64_t>, int64_t> last_node;
   std::vector<std::map<Axis, int64_t>> keys;
@@ -100,7 +100,8 @@ pipelines_by_rank(const Strategy& strategy, const Cluster& cluster) {
 
 // The step of the slowest one, each timed.
 double seconds_of_each(
-    const ModelShape& model, const Strategy& strategy, const Cluster& cluster) {
+    const ModelShape& model, const Strategy& strategy,
+    const cluster::Cluster& cluster) {
   double slowest = 0;
   for (const auto& pipeline : pipelines_by_rank(strategy, cluster)) {
     const Strategy own =
@@ -129,7 +130,8 @@ Kinds kinds_of(
 
 // The largest part of what a device may hold, of each rank by itself.
 double fullness_of_each(
-    const ModelShape& model, const Strategy& strategy, const Cluster& cluster) {
+    const ModelShape& model, const Strategy& strategy,
+    const cluster::Cluster& cluster) {
   double most = 0;
   for (const PipelinePlace& place : pipelines_by_rank(strategy, cluster)) {
     const MemoryEstimate memory = estimate_memory(
@@ -145,7 +147,7 @@ double fullness_of_each(
   return most;
 }
 
-void expect_as_each(const Strategy& strategy, const Cluster& cluster) {
+void expect_as_each(const Strategy& strategy, const cluster::Cluster& cluster) {
   const auto by_rank = pipelines_by_rank(strategy, cluster);
   const auto all = all_pipelines(strategy, cluster);
   ASSERT_EQ(all.size(), by_rank.size());
@@ -171,13 +173,13 @@ void expect_as_each(const Strategy& strategy, const Cluster& cluster) {
 TEST(DistinctPipelines, AreOneWhereAllNodesAreAlike) {
   const auto one = distinct_pipelines(
       strategy_of({.dp_replicate = 2, .tp = 2, .pp = 2}),
-      find_cluster("a100-80gb:1x8"));
+      cluster::find_cluster("a100-80gb:1x8"));
   ASSERT_EQ(one.size(), 1u);
   EXPECT_EQ(one[0].groups, (std::vector<int64_t>{0, 0}));
 }
 
 TEST(DistinctPipelines, NodesThatEndWithinSomePipelinesPartThem) {
-  const Cluster cluster = find_cluster("a100-80gb:3x8");
+  const cluster::Cluster cluster = cluster::find_cluster("a100-80gb:3x8");
   const Strategy inside = strategy_of({.dp_replicate = 6, .pp = 4});
   const Strategy across = strategy_of({.dp_replicate = 4, .pp = 6});
   EXPECT_EQ(distinct_pipelines(inside, cluster).size(), 1u);
@@ -191,7 +193,8 @@ TEST(DistinctPipelines, NodesThatEndWithinSomePipelinesPartThem) {
 
 TEST(DistinctPipelines, ABorderWithinAStrideParts) {
   // Ranks 0 to 2 are of the slow kind; a stage has ranks 0 to 3, or 4 to 7.
-  const Cluster cluster = cluster_of({{"v100", 3, 1}, {"h100-sxm", 5, 1}});
+  const cluster::Cluster cluster =
+      cluster_of({{"v100", 3, 1}, {"h100-sxm", 5, 1}});
   const Strategy strategy =
       strategy_of({.dp_replicate = 4, .pp = 2}, kPipelinesFirst);
   EXPECT_EQ(distinct_pipelines(strategy, cluster).size(), 2u);
@@ -199,7 +202,8 @@ TEST(DistinctPipelines, ABorderWithinAStrideParts) {
 }
 
 TEST(DistinctPipelines, TheSlowOneIsTheLast) {
-  const Cluster cluster = cluster_of({{"h100-sxm", 7, 1}, {"v100", 1, 1}});
+  const cluster::Cluster cluster =
+      cluster_of({{"h100-sxm", 7, 1}, {"v100", 1, 1}});
   const Strategy strategy =
       strategy_of({.dp_replicate = 4, .pp = 2}, kPipelinesFirst);
   expect_as_each(strategy, cluster);
@@ -211,7 +215,7 @@ TEST(DistinctPipelines, TheSlowOneIsTheLast) {
 }
 
 TEST(DistinctPipelines, GroupsOfUnevenSizes) {
-  const Cluster cluster =
+  const cluster::Cluster cluster =
       cluster_of({{"a100-80gb", 1, 3}, {"h100-sxm", 2, 5}, {"v100", 11, 1}});
   expect_as_each(
       strategy_of({.dp_replicate = 3, .dp_shard = 2, .pp = 4}), cluster);
@@ -222,7 +226,7 @@ TEST(DistinctPipelines, EachSizeOfMicrobatchesIsOne) {
   Strategy strategy =
       strategy_of({.dp_replicate = 2, .dp_shard = 2, .tp = 2, .pp = 2});
   take_sizes(strategy, {1, 1, 4, 2});
-  const Cluster equal = find_cluster("a100-80gb:2x8");
+  const cluster::Cluster equal = cluster::find_cluster("a100-80gb:2x8");
   EXPECT_EQ(distinct_pipelines(strategy, equal).size(), 3u);
   expect_as_each(strategy, equal);
   // Sizes that change within a stride of the pipeline.
@@ -243,7 +247,7 @@ TEST(DistinctPipelines, ARanksOwnStrategyHasItsSamplesAndAsManyMicrobatches) {
   EXPECT_EQ(own.num_microbatches(), 4);
 }
 
-Cluster drawn_cluster(std::mt19937& draw) {
+cluster::Cluster drawn_cluster(std::mt19937& draw) {
   const char* devices[] = {"v100", "a100-80gb", "h100-sxm", "a100-40gb"};
   const int64_t sizes[] = {1, 2, 3, 4, 6, 8};
   std::shuffle(std::begin(devices), std::end(devices), draw);
@@ -279,7 +283,7 @@ TEST(DistinctPipelines, DrawnLayoutsOnDrawnClustersAreEstimatedAsEach) {
   std::mt19937 draw(7);
   int tried = 0;
   while (tried < 300 && !HasFailure()) {
-    const Cluster cluster = drawn_cluster(draw);
+    const cluster::Cluster cluster = drawn_cluster(draw);
     const Strategy strategy = drawn_strategy(draw);
     if (strategy.layout.num_ranks() > cluster.num_devices()) continue;
     ++tried;
@@ -289,4 +293,4 @@ TEST(DistinctPipelines, DrawnLayoutsOnDrawnClustersAreEstimatedAsEach) {
   }
 }
 
-}  // namespace echelon::distinct_pipelines_test
+}  // namespace echelon::cost::distinct_pipelines_test

@@ -9,7 +9,7 @@
 #include "echelon/cost/model_catalogue.h"
 #include "tests/support/error_text.h"
 
-namespace echelon::hugging_face_shape_test {
+namespace echelon::cost::hugging_face_shape_test {
 
 using nlohmann::json;
 using namespace nlohmann::literals;
@@ -220,4 +220,4 @@ TEST(HuggingFaceShape, WhatIsNoConfigurationIsRefused) {
   EXPECT_THAT(error_of(deep), HasSubstr("model_type"));
 }
 
-}  // namespace echelon::hugging_face_shape_test
+}  // namespace echelon::cost::hugging_face_shape_test

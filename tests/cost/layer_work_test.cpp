@@ -6,7 +6,7 @@
 
 #include "echelon/cost/model_catalogue.h"
 
-namespace echelon::layer_work_test {
+namespace echelon::cost::layer_work_test {
 
 double elements(const std::vector<LayerWork>& layers) {
   double sum = 0;
@@ -111,7 +111,7 @@ TEST(LayerWork, CountedLayersComputeWhatTheModelDoes) {
 TEST(LayerWork, CountedOperatorsGrowWithTheSamples) {
   const CountedOperator product{
       .name = "mm",
-      .product = ProductKind::product,
+      .product = cluster::ProductKind::product,
       .count = 1,
       .m = 32,
       .n = 5,
@@ -194,4 +194,4 @@ TEST(LayerWork, OnlySoManyLayersOfAStageComputeAgain) {
   }
 }
 
-}  // namespace echelon::layer_work_test
+}  // namespace echelon::cost::layer_work_test

@@ -11,7 +11,7 @@
 #include "echelon/cost/step_estimate.h"
 #include "echelon/simulator/simulate.h"
 
-namespace echelon::measured_rates_test {
+namespace echelon::cost::measured_rates_test {
 
 // Two ranks on a processor: 10 us to start an operator, 30 of a gradient, links
 // of 100 us and 1 GB/s.
@@ -45,26 +45,28 @@ network = { rate = "1 GB/s", latency = "100 us" }
 host = { rate = "4 GB/s", latency = "1 us" }
 )";
 
-Cluster here() {
-  return parse_cluster(kHere, "here.toml");
+cluster::Cluster here() {
+  return cluster::parse_cluster(kHere, "here.toml");
 }
-Device device() {
+cluster::Device device() {
   return here().groups.front().node.device;
 }
 
 // The formulas' and the simulator's, which are equal.
 double step_seconds(
-    const ModelShape& model, const Strategy& strategy, const Cluster& cluster) {
+    const ModelShape& model, const Strategy& strategy,
+    const cluster::Cluster& cluster) {
   const double estimated = estimate_time(model, strategy, cluster).step_seconds;
   EXPECT_NEAR(
-      simulate(model, strategy, cluster).step.step_seconds, estimated,
-      estimated * 1e-3);
+      simulator::simulate(model, strategy, cluster).step.step_seconds,
+      estimated, estimated * 1e-3);
   return estimated;
 }
 
 double product(double m, double n, double k, double count = 1) {
   return measured_product_seconds(
-             device(), ProductKind::product, Precision::fp32, m, n, k, count)
+             device(), cluster::ProductKind::product, cluster::Precision::fp32,
+             m, n, k, count)
       .value();
 }
 
@@ -84,23 +86,24 @@ TEST(MeasuredRates, APlaneOfLogarithmsIsFound) {
   const auto rate = [](double m, double n, double k) {
     return 1e9 * std::pow(m, 0.5) * std::pow(n, 0.25) / std::pow(k, 0.125);
   };
-  Device device;
+  cluster::Device device;
   for (const int64_t m : {16, 256}) {
     for (const int64_t n : {16, 256}) {
       for (const int64_t k : {16, 256}) {
         const double here = rate(
             static_cast<double>(m), static_cast<double>(n),
             static_cast<double>(k));
-        device.matrix_rates.push_back({Precision::fp32, m, n, k, here});
+        device.matrix_rates.push_back(
+            {cluster::Precision::fp32, m, n, k, here});
       }
     }
   }
   for (const auto& [m, n, k] :
        {std::tuple(64.0, 64.0, 64.0), std::tuple(32.0, 100.0, 20.0)}) {
-    const double seconds =
-        measured_product_seconds(
-            device, ProductKind::product, Precision::fp32, m, n, k)
-            .value();
+    const double seconds = measured_product_seconds(
+                               device, cluster::ProductKind::product,
+                               cluster::Precision::fp32, m, n, k)
+                               .value();
     EXPECT_NEAR(2 * m * n * k / seconds / rate(m, n, k), 1, 0.05);
   }
 }
@@ -108,15 +111,18 @@ TEST(MeasuredRates, APlaneOfLogarithmsIsFound) {
 // Where the plane goes on beyond all measured rates, they are its ends.
 TEST(MeasuredRates, NoRateIsBeyondThoseMeasured) {
   const auto seconds_at = [](double flat, double corner, double m, double n) {
-    Device device;
+    cluster::Device device;
     const int64_t side = m > 16 ? 16 : 256;  // the corner across
-    device.matrix_rates.push_back({Precision::fp32, side, side, 64, corner});
+    device.matrix_rates.push_back(
+        {cluster::Precision::fp32, side, side, 64, corner});
     for (const auto& [rows, columns] :
          {std::pair(16, 256), std::pair(256, 16)}) {
-      device.matrix_rates.push_back({Precision::fp32, rows, columns, 64, flat});
+      device.matrix_rates.push_back(
+          {cluster::Precision::fp32, rows, columns, 64, flat});
     }
     return measured_product_seconds(
-               device, ProductKind::product, Precision::fp32, m, n, 64)
+               device, cluster::ProductKind::product, cluster::Precision::fp32,
+               m, n, 64)
         .value();
   };
   EXPECT_NEAR(
@@ -134,7 +140,7 @@ TEST(MeasuredRates, OnAProcessorNothingRunsBesideComputing) {
     EXPECT_EQ(framework.hidden_context_parallel, 0) << name;
     EXPECT_EQ(framework.hidden_expert_parallel, 0) << name;
   }
-  Device gpu = device();
+  cluster::Device gpu = device();
   gpu.processor = false;
   EXPECT_GT(
       framework_on(find_framework("megatron-core"), gpu).hidden_tensor_parallel,
@@ -160,15 +166,19 @@ TEST(MeasuredRates, BelowWhatWasMeasuredTheBordersTimeCounts) {
 }
 
 TEST(MeasuredRates, KindsHaveTheirOwnRatesOrThoseOfProducts) {
-  const auto seconds = [](ProductKind kind) {
-    return measured_product_seconds(device(), kind, Precision::fp32, 64, 16, 9);
+  const auto seconds = [](cluster::ProductKind kind) {
+    return measured_product_seconds(
+        device(), kind, cluster::Precision::fp32, 64, 16, 9);
   };
   EXPECT_NEAR(
-      *seconds(ProductKind::convolution), 2 * 64.0 * 16 * 9 / 5e9, 1e-12);
+      *seconds(cluster::ProductKind::convolution), 2 * 64.0 * 16 * 9 / 5e9,
+      1e-12);
   EXPECT_NEAR(
-      *seconds(ProductKind::attention), 4 * 64.0 * 64 * 64 / 10e9, 1e-12);
+      *seconds(cluster::ProductKind::attention), 4 * 64.0 * 64 * 64 / 10e9,
+      1e-12);
   EXPECT_FALSE(measured_product_seconds(
-      device(), ProductKind::product, Precision::bf16, 64, 64, 64));
+      device(), cluster::ProductKind::product, cluster::Precision::bf16, 64, 64,
+      64));
 }
 
 TEST(MeasuredRates, OperatorsHaveTheirOwnRatesOrThoseOfAdd) {
@@ -180,11 +190,11 @@ TEST(MeasuredRates, OperatorsHaveTheirOwnRatesOrThoseOfAdd) {
   EXPECT_NEAR(seconds("tanh", 2e6), seconds("add", 2e6), 1e-15);
   EXPECT_NEAR(seconds("tanh", 1e9), 1e9 / 4e9, 1e-9);
   EXPECT_EQ(seconds("view", 0), 0);
-  EXPECT_FALSE(measured_operator_seconds(Device{}, "add", 1e3));
+  EXPECT_FALSE(measured_operator_seconds(cluster::Device{}, "add", 1e3));
 }
 
-// Of three tensors that an addition moves, the sum so far, read and written,
-// comes from where a tensor lies that is as large as what was moved since.
+// An addition to a sum moves three tensors. The sum, read and written, comes
+// from the level of memory that the bytes moved since then still fit in.
 TEST(MeasuredRates, AnAdditionToASumFindsItWhereOtherMemoryLeftIt) {
   const auto seconds = [](double bytes, double since) {
     return measured_operator_seconds(device(), "add", bytes, since).value();
@@ -194,12 +204,12 @@ TEST(MeasuredRates, AnAdditionToASumFindsItWhereOtherMemoryLeftIt) {
   EXPECT_EQ(seconds(4e6, 1e6), seconds(4e6, 0));
   // As parts of a large tensor small ones do not take the least time each.
   EXPECT_EQ(seconds(1e5, 2e5), seconds(1e5, 0));
-  EXPECT_FALSE(measured_operator_seconds(Device{}, "add", 1e3, 1e6));
+  EXPECT_FALSE(measured_operator_seconds(cluster::Device{}, "add", 1e3, 1e6));
 }
 
-// Nothing of another device's constants.
+// A device's constants apply to that device alone.
 TEST(MeasuredRates, CollectivesTakeWhatTheFileSays) {
-  const Cluster cluster = here();
+  const cluster::Cluster cluster = here();
   const GroupPlace pair{.ranks = 2, .ranks_per_node = 2};
   const auto seconds = [&](CollectiveKind kind) {
     return collective_seconds(
@@ -213,11 +223,11 @@ TEST(MeasuredRates, CollectivesTakeWhatTheFileSays) {
 }
 
 TEST(MeasuredRates, AWorseLatencyIsSeenInAnyCluster) {
-  for (Cluster cluster :
+  for (cluster::Cluster cluster :
        {here(),
-        parse_cluster(
+        cluster::parse_cluster(
             "[[nodes]]\ndevice = \"a100-80gb\"\ndevices = 8\n", "a100.toml")}) {
-    Node& node = cluster.groups.front().node;
+    cluster::Node& node = cluster.groups.front().node;
     const GroupPlace pair{.ranks = 2, .ranks_per_node = 2};
     const auto seconds = [&] {
       return collective_seconds(
@@ -238,7 +248,7 @@ CountedLayer counted_layer() {
   layer.counted_samples = 64;
   const CountedOperator mm{
       .name = "mm",
-      .product = ProductKind::product,
+      .product = cluster::ProductKind::product,
       .count = 1,
       .m = 64,
       .n = 64,
@@ -258,7 +268,7 @@ Strategy strategy(int64_t dp, int64_t batch) {
   made.layout.dp_replicate = dp;
   made.global_batch = batch;
   made.microbatch_size = batch / dp;
-  made.precision = Precision::fp32;
+  made.precision = cluster::Precision::fp32;
   return made;
 }
 
@@ -293,8 +303,8 @@ TEST(MeasuredRates, AnAdditionIsOfAllMicrobatchesButTheFirst) {
 // Two operators of 64 KiB and a view: 1.5 times as long as where nothing is
 // moved.
 TEST(MeasuredRates, LaunchesTakeLongerBesideMuchMemory) {
-  Cluster cluster = here();
-  Device& device = cluster.groups.front().node.device;
+  cluster::Cluster cluster = here();
+  cluster::Device& device = cluster.groups.front().node.device;
   device.launch_rates = {
       {0, 10e-6, 30e-6, 1e-6, 3e-6}, {1 << 20, 20e-6, 90e-6, 2e-6, 9e-6}};
   const auto launched = [&](bool backward, bool view, double beside) {
@@ -318,7 +328,7 @@ TEST(MeasuredRates, LaunchesTakeLongerBesideMuchMemory) {
 
 TEST(MeasuredRates, GradientsAreNotHiddenBehindAProcessor) {
   const ModelShape model{.name = "one", .layers = {counted_layer()}};
-  const Cluster cluster = here();
+  const cluster::Cluster cluster = here();
   const double reduce = 100e-6 + 1000 * 4 / 1e9;
   const double optimizer = 1000 * 28 / 7e9;
   const double expected = kForward + kBackward + reduce + optimizer;
@@ -326,8 +336,8 @@ TEST(MeasuredRates, GradientsAreNotHiddenBehindAProcessor) {
       estimate_time(model, strategy(2, 128), cluster).step_seconds, expected,
       1e-9);
   EXPECT_NEAR(
-      simulate(model, strategy(2, 128), cluster).step.step_seconds, expected,
-      1e-9);
+      simulator::simulate(model, strategy(2, 128), cluster).step.step_seconds,
+      expected, 1e-9);
 }
 
 TEST(MeasuredRates, OperatorsGrowWithTheSamples) {
@@ -338,4 +348,4 @@ TEST(MeasuredRates, OperatorsGrowWithTheSamples) {
   EXPECT_NEAR(times.stages[0].forward, 4e5 / 2e9 + 10e-6, 1e-9);
 }
 
-}  // namespace echelon::measured_rates_test
+}  // namespace echelon::cost::measured_rates_test

@@ -7,7 +7,7 @@
 #include "echelon/cluster/catalogue.h"
 #include "echelon/cost/model_catalogue.h"
 
-namespace echelon::memory_estimate_test {
+namespace echelon::cost::memory_estimate_test {
 
 constexpr double kGiB = 1073741824.0;
 
@@ -103,7 +103,7 @@ TEST(StateBytes, AreThoseOfZeRO) {
   const double expected[] = {120, 31.4, 16.6, 1.9};
   for (int64_t stage = 0; stage <= 3; ++stage) {
     strategy.zero_stage = stage;
-    const MemoryByKind state =
+    const timeline::MemoryByKind state =
         state_bytes({.dense = parameters}, strategy, framework).device;
     EXPECT_NEAR(static_cast<double>(state.total()) / 1e9, expected[stage], 0.1);
   }
@@ -163,16 +163,16 @@ TEST(ActivationBytes, OfAStageIsTheSumKeptAndTheLargestAtWork) {
 // Masters that are cast when used: gradients are what is computed in.
 TEST(StateBytes, GradientsAreAsWideAsTheSoftwareSumsThem) {
   const RankParameters part{.dense = 1e9};
-  const auto gradients = [&](const char* name, Precision precision) {
+  const auto gradients = [&](const char* name, cluster::Precision precision) {
     Strategy strategy = strategy_of({}, 8, name);
     strategy.precision = precision;
     const StateBytes state = state_bytes(part, strategy, find_framework(name));
-    return static_cast<double>(state.device[MemoryKind::gradients]);
+    return static_cast<double>(state.device[timeline::MemoryKind::gradients]);
   };
-  EXPECT_EQ(gradients("echelon", Precision::bf16), 2e9);
-  EXPECT_EQ(gradients("echelon", Precision::fp32), 4e9);
-  EXPECT_EQ(gradients("megatron-2022", Precision::bf16), 4e9);
-  EXPECT_EQ(gradients("megatron-core", Precision::bf16), 2e9);
+  EXPECT_EQ(gradients("echelon", cluster::Precision::bf16), 2e9);
+  EXPECT_EQ(gradients("echelon", cluster::Precision::fp32), 4e9);
+  EXPECT_EQ(gradients("megatron-2022", cluster::Precision::bf16), 4e9);
+  EXPECT_EQ(gradients("megatron-core", cluster::Precision::bf16), 2e9);
 }
 
 TEST(StateBytes, AnOffloadedOptimizerIsInTheHostsMemory) {
@@ -181,12 +181,15 @@ TEST(StateBytes, AnOffloadedOptimizerIsInTheHostsMemory) {
        {std::pair("echelon", 12e9), std::pair("megatron-2022", 12e9)}) {
     Strategy strategy = strategy_of({}, 8, name);
     const Framework& framework = find_framework(name);
-    const MemoryByKind here = state_bytes(part, strategy, framework).device;
+    const timeline::MemoryByKind here =
+        state_bytes(part, strategy, framework).device;
     strategy.offload_optimizer = true;
     const StateBytes state = state_bytes(part, strategy, framework);
-    EXPECT_GT(here[MemoryKind::optimizer_state], 0);
-    EXPECT_EQ(state.device[MemoryKind::optimizer_state], 0) << name;
-    EXPECT_EQ(state.device[MemoryKind::gradients], here[MemoryKind::gradients]);
+    EXPECT_GT(here[timeline::MemoryKind::optimizer_state], 0);
+    EXPECT_EQ(state.device[timeline::MemoryKind::optimizer_state], 0) << name;
+    EXPECT_EQ(
+        state.device[timeline::MemoryKind::gradients],
+        here[timeline::MemoryKind::gradients]);
     EXPECT_EQ(state.host_bytes, host) << name;
   }
 }
@@ -207,7 +210,8 @@ TEST(MemoryEstimate, AGatheredEmbeddingIsOnTheRanksThatHaveIt) {
   const ModelShape model = find_model("llama3-8b");
   const auto gathered = [&](size_t rank) {
     return static_cast<double>(
-        estimate_memory(model, strategy).ranks[rank][MemoryKind::gathered]);
+        estimate_memory(model, strategy)
+            .ranks[rank][timeline::MemoryKind::gathered]);
   };
   const double embedding = 2.0 * 128256 * 4096;
   const double first = gathered(0), middle = gathered(1), last = gathered(3);
@@ -246,7 +250,7 @@ TEST(MemoryEstimate, ExpertsAreSharedOverTheirRanks) {
 }
 
 TEST(MemoryEstimate, OfPureDataParallelismOfALargeModelFitsNowhere) {
-  const Device device = find_device("h100-sxm");
+  const cluster::Device device = cluster::find_device("h100-sxm");
   EXPECT_GT(
       least_bytes(
           find_model("gpt3-175b"),
@@ -349,4 +353,4 @@ TEST(MemoryEstimate, IsWithinATenthOfWhatOthersMeasured) {
   }
 }
 
-}  // namespace echelon::memory_estimate_test
+}  // namespace echelon::cost::memory_estimate_test

@@ -6,7 +6,7 @@
 #include "echelon/cost/model_catalogue.h"
 #include "tests/support/error_text.h"
 
-namespace echelon::model_shape_test {
+namespace echelon::cost::model_shape_test {
 
 using ::testing::HasSubstr;
 
@@ -221,4 +221,4 @@ TEST(ModelShape, ImpossibleNumbersAreRefused) {
   }
 }
 
-}  // namespace echelon::model_shape_test
+}  // namespace echelon::cost::model_shape_test

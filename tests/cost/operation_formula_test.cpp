@@ -8,7 +8,7 @@
 #include "echelon/cost/memory_estimate.h"
 #include "echelon/cost/operation_time.h"
 
-namespace echelon::operation_formula_test {
+namespace echelon::cost::operation_formula_test {
 
 // No tiles, no launches, no cache: the roofline alone.
 DeviceRates plain(double norm) {
@@ -21,27 +21,29 @@ DeviceRates plain(double norm) {
 }
 
 TEST(OperationFormula, ComputationAndMemoryOverlapAsTheNormSays) {
-  const Device device = find_device("a100-80gb");
+  const cluster::Device device = cluster::find_device("a100-80gb");
   const int64_t m = 4096, n = 4096, k = 512;
   for (const double norm : {1.0, 1.2, 3.0}) {
     const DeviceRates rates = plain(norm);
     const double compute =
-        2.0 * m * n * k / (device.peak(Precision::bf16) * rates.matrix_share);
+        2.0 * m * n * k /
+        (device.peak(cluster::Precision::bf16) * rates.matrix_share);
     const double bytes = 2.0 * (double(k) * (m + n) + double(m) * n);
     const double memory =
         bytes / (device.memory_bytes_per_second * rates.memory_share);
     EXPECT_NEAR(
-        matrix_seconds(m, n, k, Precision::bf16, device, rates),
+        matrix_seconds(m, n, k, cluster::Precision::bf16, device, rates),
         std::pow(std::pow(compute, norm) + std::pow(memory, norm), 1 / norm),
         1e-12);
   }
 }
 
 TEST(OperationFormula, ALastWaveThatIsNotFullTakesAsLong) {
-  const Device device = find_device("a100-80gb");
+  const cluster::Device device = cluster::find_device("a100-80gb");
   DeviceRates rates = plain(1.2);
   const auto seconds = [&](int64_t rows) {
-    return matrix_seconds(rows, 9 * 128, 16384, Precision::bf16, device, rates);
+    return matrix_seconds(
+        rows, 9 * 128, 16384, cluster::Precision::bf16, device, rates);
   };
   // 12 times 9 tiles of 256 rows are one wave of 108; 13 times 9 are not.
   EXPECT_NEAR(seconds(26 * 128) / seconds(24 * 128), 13.0 / 12, 0.02);
@@ -53,10 +55,11 @@ TEST(OperationFormula, ALastWaveThatIsNotFullTakesAsLong) {
 }
 
 TEST(OperationFormula, RowsOfOddBytesAreSlow) {
-  const Device device = find_device("a100-80gb");
+  const cluster::Device device = cluster::find_device("a100-80gb");
   const DeviceRates rates = plain(1);
   const auto seconds = [&](int64_t k) {
-    return matrix_seconds(8192, 8192, k, Precision::bf16, device, rates);
+    return matrix_seconds(
+        8192, 8192, k, cluster::Precision::bf16, device, rates);
   };
   EXPECT_GT(seconds(8190), 1.4 * seconds(8192));
   EXPECT_GT(seconds(8191), 2 * seconds(8192));
@@ -64,7 +67,7 @@ TEST(OperationFormula, RowsOfOddBytesAreSlow) {
 }
 
 TEST(OperationFormula, WhatFitsTheCacheMovesFaster) {
-  const Device device = find_device("a100-80gb");
+  const cluster::Device device = cluster::find_device("a100-80gb");
   DeviceRates rates = plain(1);
   const double alone = memory_seconds(1e6, device, rates);
   EXPECT_NEAR(
@@ -80,16 +83,16 @@ TEST(OperationFormula, WhatFitsTheCacheMovesFaster) {
 
 // Near a shape that was measured, within 5 % of its rate.
 TEST(OperationFormula, AMeasuredRateReplacesTheFormula) {
-  Device device = find_device("a100-80gb");
+  cluster::Device device = cluster::find_device("a100-80gb");
   device.matrix_rates = {
-      {Precision::fp32, 64, 64, 64, 1e9},
-      {Precision::fp32, 4096, 4096, 4096, 8e9}};
+      {cluster::Precision::fp32, 64, 64, 64, 1e9},
+      {cluster::Precision::fp32, 4096, 4096, 4096, 8e9}};
   const DeviceRates rates = plain(1);
   EXPECT_NEAR(
-      matrix_seconds(100, 80, 64, Precision::fp32, device, rates),
+      matrix_seconds(100, 80, 64, cluster::Precision::fp32, device, rates),
       2.0 * 100 * 80 * 64 / 1e9, 5e-5);
   EXPECT_NEAR(
-      matrix_seconds(3000, 3000, 3000, Precision::fp32, device, rates),
+      matrix_seconds(3000, 3000, 3000, cluster::Precision::fp32, device, rates),
       2.0 * 27e9 / 8e9, 0.35);
 }
 
@@ -106,4 +109,4 @@ TEST(OperationFormula, RanksOfExpertParallelismCutWhatIsNotAnExpert) {
   EXPECT_EQ(zero_shards(strategy, find_framework("fsdp"), false), 1);
 }
 
-}  // namespace echelon::operation_formula_test
+}  // namespace echelon::cost::operation_formula_test

@@ -4,7 +4,7 @@
 
 #include <vector>
 
-namespace echelon::overlap_test {
+namespace echelon::cost::overlap_test {
 
 struct Layer {
   double computation;
@@ -90,4 +90,4 @@ TEST(Overlap, TheLastLayersGradientsAreNeverHidden) {
   EXPECT_NEAR(gradients.exposed(), 5, 1e-12);
 }
 
-}  // namespace echelon::overlap_test
+}  // namespace echelon::cost::overlap_test

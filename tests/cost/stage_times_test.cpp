@@ -5,7 +5,7 @@
 #include "echelon/cost/model_catalogue.h"
 #include "echelon/cost/step_estimate.h"
 
-namespace echelon::stage_times_test {
+namespace echelon::cost::stage_times_test {
 
 Strategy strategy_of(Layout layout, int64_t batch = 64) {
   return {.layout = layout, .global_batch = batch};
@@ -14,11 +14,12 @@ Strategy strategy_of(Layout layout, int64_t batch = 64) {
 StageTimes times_of(
     const char* model, const Strategy& strategy,
     const char* cluster = "h100-sxm:2x8") {
-  return stage_times(find_model(model), strategy, find_cluster(cluster));
+  return stage_times(
+      find_model(model), strategy, cluster::find_cluster(cluster));
 }
 
 TEST(StageTimes, TheEndsOfAPipelineSumATiedEmbedding) {
-  const Cluster cluster = find_cluster("h100-sxm:2x8");
+  const cluster::Cluster cluster = cluster::find_cluster("h100-sxm:2x8");
   Strategy strategy = strategy_of({.pp = 4});
   const StageTimes times = times_of("gpt2", strategy);
   const double pair = collective_seconds(
@@ -102,7 +103,7 @@ TEST(StageTimes, ParametersAreGatheredTwiceForAMicrobatchButTheLastLayersOnce) {
     strategy.gather_once = once;
     return times_of("llama2-7b", strategy, "h100-sxm:1x8").after[0].parameters;
   };
-  const Cluster cluster = find_cluster("h100-sxm:1x8");
+  const cluster::Cluster cluster = cluster::find_cluster("h100-sxm:1x8");
   const double head = collective_seconds(
       CollectiveKind::all_gather, 2.0 * (32000 + 1) * 4096,
       {.ranks = 8, .ranks_per_node = 8}, cluster.node_of(0), cluster,
@@ -115,19 +116,20 @@ TEST(StageTimes, ParametersAreGatheredTwiceForAMicrobatchButTheLastLayersOnce) {
 }
 
 TEST(StageTimes, SayWhetherTheStepFits) {
-  const Device device = find_device("a100-80gb");
+  const cluster::Device device = cluster::find_device("a100-80gb");
   EXPECT_LT(usable_bytes(device), device.memory_bytes);
   EXPECT_GT(usable_bytes(device), 0.95 * device.memory_bytes);
   const Strategy strategy = strategy_of({.tp = 8}, 8);
   const auto fits = [&](const char* model) {
     return estimate_step(
-               find_model(model), strategy, find_cluster("a100-80gb:1x8"))
+               find_model(model), strategy,
+               cluster::find_cluster("a100-80gb:1x8"))
         .fits;
   };
   EXPECT_TRUE(fits("gpt3-6.7b"));
   EXPECT_FALSE(fits("gpt3-175b"));
   // Two thirds more than there is.
-  Cluster cluster = find_cluster("a100-80gb:1x8");
+  cluster::Cluster cluster = cluster::find_cluster("a100-80gb:1x8");
   const ModelShape model = find_model("gpt3-6.7b");
   const double peak =
       estimate_step(model, strategy, cluster).memory.peak_bytes();
@@ -150,7 +152,7 @@ TEST(StageTimes, AnOptimizerUpdatesItsPartAlone) {
 TEST(StageTimes, OffloadingActivationsCostsWhatComputingDoesNotHide) {
   Strategy strategy = strategy_of({.tp = 8}, 8);
   const auto times = [&](double host_rate) {
-    Cluster cluster = find_cluster("h100-sxm:1x8");
+    cluster::Cluster cluster = cluster::find_cluster("h100-sxm:1x8");
     cluster.groups[0].node.host.bytes_per_second = host_rate;
     return stage_times(find_model("llama3.1-8b"), strategy, cluster);
   };
@@ -175,4 +177,4 @@ TEST(StageTimes, OffloadingActivationsCostsWhatComputingDoesNotHide) {
   EXPECT_LT(other(1e9), all / 3);
 }
 
-}  // namespace echelon::stage_times_test
+}  // namespace echelon::cost::stage_times_test

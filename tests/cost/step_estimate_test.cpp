@@ -7,29 +7,32 @@
 #include "echelon/cost/layer_work.h"
 #include "echelon/cost/model_catalogue.h"
 
-namespace echelon::step_estimate_test {
+namespace echelon::cost::step_estimate_test {
 
 Strategy strategy_on(Layout layout, int64_t batch) {
   return {.layout = layout, .global_batch = batch};
 }
 
 TEST(MatrixTime, SharesOfThePeakAreThoseMeasuredAndOddDepthIsSlow) {
-  const Device device = find_device("a100-80gb");
+  const cluster::Device device = cluster::find_device("a100-80gb");
   const DeviceRates rates = rates_of(device);
   const auto flops = [&](int64_t n) {
     const double work =
         2.0 * static_cast<double>(n * n) * static_cast<double>(n);
-    return work / matrix_seconds(n, n, n, Precision::fp16, device, rates);
+    return work /
+           matrix_seconds(n, n, n, cluster::Precision::fp16, device, rates);
   };
   EXPECT_NEAR(flops(8192) / 1e12, 253.7, 25);
   EXPECT_LT(flops(1024), flops(8192));
   EXPECT_GT(
-      matrix_seconds(4096, 50257, 2048, Precision::fp16, device, rates),
-      1.5 * matrix_seconds(4096, 50304, 2048, Precision::fp16, device, rates));
+      matrix_seconds(
+          4096, 50257, 2048, cluster::Precision::fp16, device, rates),
+      1.5 * matrix_seconds(
+                4096, 50304, 2048, cluster::Precision::fp16, device, rates));
 }
 
 TEST(StepEstimate, PartsSumToTheStepAndDegreeOneHasNoCommunication) {
-  const Cluster cluster = find_cluster("a100-80gb:1x8");
+  const cluster::Cluster cluster = cluster::find_cluster("a100-80gb:1x8");
   const StepEstimate one =
       estimate_time(find_model("gpt2"), strategy_on({}, 8), cluster);
   EXPECT_NEAR(one.parts.total(), one.step_seconds, 1e-9 * one.step_seconds);
@@ -41,7 +44,8 @@ TEST(StepEstimate, UtilisationIsOfTheDevicesThatTheJobHas) {
   const ModelShape model = find_model("gpt2");
   const auto expect_peak = [&](const char* cluster, double peak) {
     const StepEstimate step = estimate_time(
-        model, strategy_on({.dp_replicate = 12}, 12), find_cluster(cluster));
+        model, strategy_on({.dp_replicate = 12}, 12),
+        cluster::find_cluster(cluster));
     const double flops = 12 * model.model_flops(1024, false);
     EXPECT_NEAR(
         step.model_flops_utilisation * step.step_seconds, flops / peak,
@@ -50,7 +54,7 @@ TEST(StepEstimate, UtilisationIsOfTheDevicesThatTheJobHas) {
     EXPECT_NEAR(step.tokens_per_second * step.step_seconds, 12 * 1024, 1e-6);
   };
   const auto peak = [](const char* device) {
-    return find_device(device).peak(Precision::bf16);
+    return cluster::find_device(device).peak(cluster::Precision::bf16);
   };
   expect_peak("a100-80gb:4x8", 12 * peak("a100-80gb"));
   expect_peak(
@@ -97,7 +101,7 @@ Operations ten_and_a_sum(double collective_bytes) {
 }
 
 TEST(PassSeconds, TheHostLaunchesAheadOfCollectivesUnlessLaunchesWait) {
-  const Cluster cluster = find_cluster("a100-80gb:1x8");
+  const cluster::Cluster cluster = cluster::find_cluster("a100-80gb:1x8");
   Strategy strategy = strategy_on({.tp = 4}, 1);
   Framework framework = find_framework("echelon");
   framework.host_seconds = 1e-3;
@@ -119,7 +123,7 @@ TEST(PassSeconds, TheHostLaunchesAheadOfCollectivesUnlessLaunchesWait) {
 }
 
 TEST(StepEstimate, ATiedHeadIsUpdatedOnceWhereTheEmbeddingIsOnItsRank) {
-  const Cluster cluster = find_cluster("a100-80gb:1x8");
+  const cluster::Cluster cluster = cluster::find_cluster("a100-80gb:1x8");
   const auto optimizer = [&](const std::string& schedule, int64_t pp,
                              bool tied) {
     ModelShape model = find_model("gpt2");
@@ -136,4 +140,4 @@ TEST(StepEstimate, ATiedHeadIsUpdatedOnceWhereTheEmbeddingIsOnItsRank) {
   EXPECT_LT(optimizer("zb-v", 2, true), 0.8 * optimizer("zb-v", 2, false));
 }
 
-}  // namespace echelon::step_estimate_test
+}  // namespace echelon::cost::step_estimate_test

@@ -11,7 +11,7 @@
 #include "echelon/schedule/memory.h"
 #include "echelon/schedule/options.h"
 
-namespace echelon::stored_microbatches_test {
+namespace echelon::cost::stored_microbatches_test {
 
 TEST(StoredMicrobatches, AreThoseOfTheSchedule) {
   int compared = 0;
@@ -88,4 +88,4 @@ TEST(StageCut, OfCountedLayersIsEvenAndLeavesNoneEmpty) {
   EXPECT_EQ(layers_of_stages({0, 0, 0, 9}, 3), (std::vector<int64_t>{2, 1, 1}));
 }
 
-}  // namespace echelon::stored_microbatches_test
+}  // namespace echelon::cost::stored_microbatches_test

@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-namespace echelon::strategy_test {
+namespace echelon::cost::strategy_test {
 
 TEST(StrategyText, SaysWhatIsNotUsual) {
   Strategy strategy{.global_batch = 8};
@@ -63,4 +63,4 @@ TEST(StrategyText, RanksInAnotherOrderAreNamed) {
   EXPECT_EQ(to_string(strategy), usual);
 }
 
-}  // namespace echelon::strategy_test
+}  // namespace echelon::cost::strategy_test

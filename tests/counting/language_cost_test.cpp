@@ -6,7 +6,7 @@
 #include "echelon/counting/layer_cost.h"
 #include "echelon/models/make_network.h"
 
-namespace echelon::language_cost_test {
+namespace echelon::counting::language_cost_test {
 
 constexpr double kBatch = 4;
 constexpr double kSequence = 64;
@@ -118,4 +118,4 @@ TEST(LanguageCost, ALargeModelNeedsNoMemory) {
   EXPECT_EQ(parameters, 70553706496);
 }
 
-}  // namespace echelon::language_cost_test
+}  // namespace echelon::counting::language_cost_test

@@ -10,7 +10,7 @@
 #include "echelon/models/make_network.h"
 #include "tests/support/python.h"
 
-namespace echelon::layer_cost_pytorch_test {
+namespace echelon::counting::layer_cost_pytorch_test {
 
 constexpr int64_t kWidth = 64;
 constexpr int64_t kHeads = 4;
@@ -119,4 +119,4 @@ TEST(LayerCostPytorch, EqualsThePythonCounters) {
   }
 }
 
-}  // namespace echelon::layer_cost_pytorch_test
+}  // namespace echelon::counting::layer_cost_pytorch_test

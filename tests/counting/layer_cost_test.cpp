@@ -11,7 +11,7 @@
 #include "echelon/counting/meta_mode.h"
 #include "tests/support/error_text.h"
 
-namespace echelon::layer_cost_test {
+namespace echelon::counting::layer_cost_test {
 
 TEST(BuildOnMeta, MakesNoMemory) {
   const LayerDefinition layer{
@@ -509,4 +509,4 @@ TEST(MetaKernels, KeepTheMemoryOrderOfCpus) {
   }
 }
 
-}  // namespace echelon::layer_cost_test
+}  // namespace echelon::counting::layer_cost_test

@@ -9,7 +9,7 @@
 #include "tests/support/places.h"
 #include "tests/support/process.h"
 
-namespace echelon::explain_cli_test {
+namespace echelon::explain::explain_cli_test {
 
 using testing::AllOf;
 using testing::HasSubstr;
@@ -95,4 +95,4 @@ TEST_F(ExplainCommand, IsAmongTheCommandsThatShellsComplete) {
   EXPECT_THAT(command.out(), HasSubstr("\" explain\") words=\"--"));
 }
 
-}  // namespace echelon::explain_cli_test
+}  // namespace echelon::explain::explain_cli_test

@@ -24,7 +24,7 @@
 #include "tests/support/places.h"
 #include "tests/support/process.h"
 
-namespace echelon::explain_runs_test {
+namespace echelon::explain::explain_runs_test {
 
 using testing::Contains;
 using testing::ElementsAre;
@@ -82,18 +82,20 @@ class ExplainRuns : public testing::Test {
 // Leaves the quickest steps in the timeline: those in which the machine did
 // little else.
 void keep_quickest(const std::filesystem::path& timeline, size_t count) {
-  Timeline all = read_chrome_trace(timeline);
+  timeline::Timeline all = timeline::read_chrome_trace(timeline);
   std::vector<std::pair<int64_t, int64_t>> steps;  // how long, which
-  for (const auto& [step, window] : step_windows(step_activities(all))) {
+  for (const auto& [step, window] :
+       timeline::step_windows(timeline::step_activities(all))) {
     steps.emplace_back(window.end - window.begin, step);
   }
   ASSERT_GT(steps.size(), 2 * count);
   std::ranges::sort(steps);
   std::set<int64_t> kept;
   for (size_t i = 0; i < count; ++i) kept.insert(steps[i].second);
-  std::erase_if(
-      all.spans, [&](const Span& span) { return !kept.contains(span.step); });
-  write_chrome_trace(timeline, all);
+  std::erase_if(all.spans, [&](const timeline::Span& span) {
+    return !kept.contains(span.step);
+  });
+  timeline::write_chrome_trace(timeline, all);
 }
 
 // Other programs on a machine hold any run back, which is reported. The steps
@@ -275,4 +277,4 @@ TEST_F(ExplainRuns, TinyBatches) {
   EXPECT_GT(found.gain, 0.5);
 }
 
-}  // namespace echelon::explain_runs_test
+}  // namespace echelon::explain::explain_runs_test

@@ -12,7 +12,7 @@
 #include "tests/explain/made_run.h"
 #include "tests/support/temp_folder.h"
 
-namespace echelon::explain_test {
+namespace echelon::explain::explain_test {
 
 using made::DataParallel;
 using made::RankStep;
@@ -36,14 +36,15 @@ Job job_of_words(const std::string& layout) {
 
 class Explain : public testing::Test {
  protected:
-  RunExplanation explain(const Job& job, const Timeline& timeline) {
+  RunExplanation explain(const Job& job, const timeline::Timeline& timeline) {
     made::write_run(folder_.path("run"), job, timeline);
     return explain_run(
-        folder_.path("run"), {.cluster = find_cluster(cluster_)});
+        folder_.path("run"), {.cluster = cluster::find_cluster(cluster_)});
   }
 
   // The only finding, which is of this fault; else one with a failure.
-  RunFinding only(Fault fault, const Job& job, const Timeline& timeline) {
+  RunFinding
+  only(Fault fault, const Job& job, const timeline::Timeline& timeline) {
     const RunExplanation run = explain(job, timeline);
     EXPECT_EQ(run.findings.size(), 1u);
     for (const auto& found : run.findings) {
@@ -79,7 +80,7 @@ class Explain : public testing::Test {
 constexpr StageCost kLight{.forward = 0.01, .backward = 0.02};
 constexpr StageCost kHeavy{.forward = 0.02, .backward = 0.04};
 
-Timeline two_stages(
+timeline::Timeline two_stages(
     int32_t microbatches, const StageCost& first, const StageCost& second,
     int64_t steps = 8) {
   return timeline_of(
@@ -219,11 +220,11 @@ TEST_F(Explain, TheLargestFaultComesFirst) {
 }
 
 TEST_F(Explain, TimeOfWhichNothingWasRecordedIsNoted) {
-  Timeline timeline = timeline_of(DataParallel{});
+  timeline::Timeline timeline = timeline_of(DataParallel{});
   EXPECT_THAT(
       explain(made::job_of("dp=2"), timeline).notes, testing::IsEmpty());
-  std::erase_if(timeline.spans, [](const Span& span) {
-    return span.kind == SpanKind::forward;
+  std::erase_if(timeline.spans, [](const timeline::Span& span) {
+    return span.kind == timeline::SpanKind::forward;
   });
   EXPECT_THAT(
       explain(made::job_of("dp=2"), timeline).notes,
@@ -242,8 +243,8 @@ TEST_F(Explain, RatesThatAreGuessesAreSaid) {
   EXPECT_THAT(
       guessed.notes, testing::Contains(HasSubstr("rates that are guesses")));
   // The rates of another machine are known, and predict another time.
-  const RunExplanation known =
-      explain_run(folder_.path("run"), {.cluster = find_cluster(cluster_)});
+  const RunExplanation known = explain_run(
+      folder_.path("run"), {.cluster = cluster::find_cluster(cluster_)});
   EXPECT_GT(known.predicted_seconds, 0);
   EXPECT_THAT(
       known.notes,
@@ -252,15 +253,16 @@ TEST_F(Explain, RatesThatAreGuessesAreSaid) {
 
 // A step that stood still, and sent much, is in no mean.
 TEST_F(Explain, TrafficIsThatOfTypicalSteps) {
-  Timeline timeline = timeline_of(DataParallel{
+  timeline::Timeline timeline = timeline_of(DataParallel{
       .times =
           [](int, int64_t step) {
             return RankStep{.forward = step == 4 ? 900.0 : 30.0};
           },
       .transfer = 40});
-  const Span odd = *std::ranges::find_if(timeline.spans, [](const Span& span) {
-    return span.step == 4 && span.axis == "dp_replicate";
-  });
+  const timeline::Span odd =
+      *std::ranges::find_if(timeline.spans, [](const timeline::Span& span) {
+        return span.step == 4 && span.axis == "dp_replicate";
+      });
   timeline.spans.insert(timeline.spans.end(), 500, odd);
   EXPECT_THAT(
       only(Fault::exposed_communication, made::job_of("dp=2"), timeline)
@@ -305,7 +307,7 @@ TEST_F(Explain, WhatThereIsNoTimeForIsLeftOutAndSaid) {
       timeline_of(DataParallel{.transfer = 40, .axis = "dp_shard"}));
   const RunExplanation run = explain_run(
       folder_.path("run"),
-      {.cluster = find_cluster(cluster_), .simulation_seconds = 0});
+      {.cluster = cluster::find_cluster(cluster_), .simulation_seconds = 0});
   ASSERT_EQ(run.findings.size(), 1u);
   EXPECT_THAT(run.findings[0].settings, testing::IsEmpty());
   EXPECT_THAT(
@@ -317,7 +319,7 @@ TEST_F(Explain, WhatThereIsNoTimeForIsLeftOutAndSaid) {
 
 // The traffic of an evaluation is not part of a step.
 TEST_F(Explain, AnEvaluationAfterAStep) {
-  Timeline timeline = timeline_of(DataParallel{.transfer = 40});
+  timeline::Timeline timeline = timeline_of(DataParallel{.transfer = 40});
   const auto findings = [&] {
     return explain(made::job_of("dp=2"), timeline).findings;
   };
@@ -326,20 +328,22 @@ TEST_F(Explain, AnEvaluationAfterAStep) {
   for (int64_t step : {3, 7}) {
     for (int rank : {0, 1}) {
       int64_t end = 0;
-      for (const Span& span : timeline.spans) {
+      for (const timeline::Span& span : timeline.spans) {
         if (span.step == step) end = std::max(end, span.end_ns);
       }
-      const auto add = [&](const char* track, const char* name, SpanKind kind,
-                           int64_t begin, int64_t length, const char* axis) {
+      const auto add = [&](const char* track, const char* name,
+                           timeline::SpanKind kind, int64_t begin,
+                           int64_t length, const char* axis) {
         timeline.spans.push_back(
             {rank, track, name, kind, end + begin, end + begin + length, step,
              1 << 20, axis});
       };
-      add("compute", "evaluation", SpanKind::evaluation, 0, 90'000'000, "");
-      add("comm", "all_reduce score", SpanKind::communication, 10'000'000,
-          50'000'000, "dp_replicate");
-      add("compute", "wait for all_reduce score", SpanKind::communication,
-          10'000'000, 50'000'000, "");
+      add("compute", "evaluation", timeline::SpanKind::evaluation, 0,
+          90'000'000, "");
+      add("comm", "all_reduce score", timeline::SpanKind::communication,
+          10'000'000, 50'000'000, "dp_replicate");
+      add("compute", "wait for all_reduce score",
+          timeline::SpanKind::communication, 10'000'000, 50'000'000, "");
     }
   }
   const auto after = findings();
@@ -446,12 +450,12 @@ TEST_F(Explain, StagesThatAreALittleUneven) {
 
 // Now one stage takes longer, now the other: on average they are even.
 TEST_F(Explain, PassesThatTakeLongerAtTimes) {
-  Timeline timeline;
+  timeline::Timeline timeline;
   for (int64_t step = 0; step < 8; ++step) {
     const bool first = step % 2 == 0;
-    Timeline one =
+    timeline::Timeline one =
         two_stages(16, first ? kHeavy : kLight, first ? kLight : kHeavy, 1);
-    for (Span& span : one.spans) {
+    for (timeline::Span& span : one.spans) {
       span.step = step;
       span.begin_ns += step * 2'000'000'000;
       span.end_ns += step * 2'000'000'000;
@@ -465,10 +469,10 @@ TEST_F(Explain, PassesThatTakeLongerAtTimes) {
 }
 
 TEST_F(Explain, NamesSomeOfManyRanks) {
-  const Timeline one = two_stages(16, kLight, kHeavy);
-  Timeline all;
+  const timeline::Timeline one = two_stages(16, kLight, kHeavy);
+  timeline::Timeline all;
   for (int32_t replica = 0; replica < 16; ++replica) {
-    for (Span span : one.spans) {
+    for (timeline::Span span : one.spans) {
       span.rank = 16 * span.rank + replica;
       all.spans.push_back(span);
     }
@@ -505,7 +509,7 @@ constexpr int64_t kGiB = int64_t{1} << 30;
 
 TEST_F(Explain, MemoryNearItsLimit) {
   Job job = image_job("dp=2");
-  Timeline timeline = timeline_of(DataParallel{});
+  timeline::Timeline timeline = timeline_of(DataParallel{});
   made::add_memory(timeline, 39 * kGiB / 4, 10 * kGiB);
   const RunFinding found = only(Fault::memory_pressure, job, timeline);
   EXPECT_THAT(found.reason.diagnosis, HasSubstr("97.5 % of the 10 GiB"));
@@ -516,7 +520,7 @@ TEST_F(Explain, MemoryNearItsLimit) {
 
 TEST_F(Explain, MemoryThatNoSettingSaves) {
   Job job = image_job("dp=2");
-  Timeline timeline = timeline_of(DataParallel{});
+  timeline::Timeline timeline = timeline_of(DataParallel{});
   made::add_memory(timeline, 79 * kGiB, 80 * kGiB);  // most is not the model's
   const RunFinding found = only(Fault::memory_pressure, job, timeline);
   EXPECT_THAT(found.settings, testing::IsEmpty());
@@ -525,10 +529,10 @@ TEST_F(Explain, MemoryThatNoSettingSaves) {
 
 TEST_F(Explain, TheRankThatIsNearestToItsLimitIsNamed) {
   Job job = image_job("dp=2");
-  Timeline timeline = timeline_of(DataParallel{});
+  timeline::Timeline timeline = timeline_of(DataParallel{});
   made::add_memory(timeline, 39 * kGiB / 4, 10 * kGiB);
   for (auto& sample : timeline.memory[0].samples) {
-    sample.memory[MemoryKind::activations] /= 2;
+    sample.memory[timeline::MemoryKind::activations] /= 2;
   }
   EXPECT_THAT(
       only(Fault::memory_pressure, job, timeline).ranks, ElementsAre(1));
@@ -539,7 +543,7 @@ TEST_F(Explain, RecomputeThoughThereIsRoom) {
   job.memory.recompute = "all";
   const DataParallel run{
       .times = [](int, int64_t) { return RankStep{.backward = 90}; }};
-  Timeline timeline = timeline_of(run);
+  timeline::Timeline timeline = timeline_of(run);
   made::add_memory(timeline, 2 * kGiB, 80 * kGiB);
   const RunFinding found = only(Fault::recompute, job, timeline);
   EXPECT_NEAR(found.share, 30 / 126.0, 1e-6);
@@ -575,9 +579,9 @@ TEST_F(Explain, TinyBatchesOfAHostThatIsSlow) {
         return RankStep{
             .data = 0.01, .forward = 0.4, .backward = 0.1, .optimizer = 0.1};
       }};
-  Timeline timeline = timeline_of(run);
-  std::erase_if(timeline.spans, [](const Span& span) {
-    return span.kind == SpanKind::forward;
+  timeline::Timeline timeline = timeline_of(run);
+  std::erase_if(timeline.spans, [](const timeline::Span& span) {
+    return span.kind == timeline::SpanKind::forward;
   });
   const RunFinding found = only(Fault::small_batch, job, timeline);
   EXPECT_GT(found.share, 0.5 / 0.61 - 1e-9);
@@ -589,9 +593,9 @@ TEST_F(Explain, ASimulatedRunOfWordsNeedsNoneOfThem) {
   job.model.vocab_size = 1000;
   made::write_run(folder_.path("run"), job, timeline_of(DataParallel{}));
   RunRecord record = read_run(folder_.path("run"));
-  EXPECT_FALSE(WhatIf(record, find_cluster("rtx-4090:1x2")).base());
+  EXPECT_FALSE(WhatIf(record, cluster::find_cluster("rtx-4090:1x2")).base());
   record.simulated = true;
-  const WhatIf what_if(record, find_cluster("rtx-4090:1x2"));
+  const WhatIf what_if(record, cluster::find_cluster("rtx-4090:1x2"));
   ASSERT_TRUE(what_if.base()) << what_if.why();
   EXPECT_GT(what_if.base()->step.step_seconds, 0);
 }
@@ -601,7 +605,7 @@ TEST_F(Explain, AFixThatDoesNotFitIsNone) {
   made::write_run(
       folder_.path("run"), job, timeline_of(DataParallel{.ranks = 1}));
   const RunRecord record = read_run(folder_.path("run"));
-  const WhatIf what_if(record, find_cluster("rtx-4090"));
+  const WhatIf what_if(record, cluster::find_cluster("rtx-4090"));
   const Settings large = {"train.batch=4096"};
   const auto step = what_if.with(large);
   ASSERT_TRUE(step) << what_if.why();
@@ -628,4 +632,4 @@ TEST(Settings, AreTablesWithTheirKeysTogether) {
       "[model]\ncut = []\nbalance = \"measured\"\n\n[layout]\npp = 2\n");
 }
 
-}  // namespace echelon::explain_test
+}  // namespace echelon::explain::explain_test

@@ -7,7 +7,7 @@
 #include "echelon/timeline/chrome_trace.h"
 #include "echelon/timeline/metrics.h"
 
-namespace echelon::made {
+namespace echelon::explain::made {
 namespace {
 
 int64_t ns(double milliseconds) {
@@ -25,17 +25,17 @@ class Steps {
 
   void
   add(int rank, const std::string& track, const std::string& name,
-      SpanKind kind, double begin, double end, const std::string& axis = "",
-      int64_t bytes = 0) {
+      timeline::SpanKind kind, double begin, double end,
+      const std::string& axis = "", int64_t bytes = 0) {
     timeline_.spans.push_back(
         {rank, track, name, kind, ns(begin), ns(end), step_, bytes, axis});
   }
 
   void begin(int64_t step) { step_ = step; }
-  Timeline take() { return std::move(timeline_); }
+  timeline::Timeline take() { return std::move(timeline_); }
 
  private:
-  Timeline timeline_;
+  timeline::Timeline timeline_;
   int64_t step_ = 0;
 };
 
@@ -62,7 +62,7 @@ add_step(Steps& steps, const DataParallel& run, int64_t step, double begin) {
     for (int rank = 0; rank < run.ranks; ++rank) {
       steps.add(
           rank, "comm", "all_reduce bucket " + std::to_string(bucket),
-          SpanKind::communication, leaves(rank), ready, run.axis,
+          timeline::SpanKind::communication, leaves(rank), ready, run.axis,
           run.bytes / run.buckets);
     }
   }
@@ -70,20 +70,21 @@ add_step(Steps& steps, const DataParallel& run, int64_t step, double begin) {
   for (int rank = 0; rank < run.ranks; ++rank) {
     const double done = std::max(computed[rank], run.ranks > 1 ? ready : 0);
     steps.add(
-        rank, "compute", "data wait", SpanKind::data, begin,
+        rank, "compute", "data wait", timeline::SpanKind::data, begin,
         begin + times[rank].data);
     steps.add(
-        rank, "compute", "forward", SpanKind::forward, begin + times[rank].data,
-        start[rank]);
+        rank, "compute", "forward", timeline::SpanKind::forward,
+        begin + times[rank].data, start[rank]);
     steps.add(
-        rank, "compute", "backward", SpanKind::backward, start[rank], done);
+        rank, "compute", "backward", timeline::SpanKind::backward, start[rank],
+        done);
     if (done > computed[rank]) {
       steps.add(
-          rank, "compute", "wait for gradients", SpanKind::communication,
-          computed[rank], done);
+          rank, "compute", "wait for gradients",
+          timeline::SpanKind::communication, computed[rank], done);
     }
     steps.add(
-        rank, "compute", "optimizer", SpanKind::optimizer, done,
+        rank, "compute", "optimizer", timeline::SpanKind::optimizer, done,
         done + times[rank].optimizer);
     end = std::max(end, done + times[rank].optimizer);
   }
@@ -92,7 +93,7 @@ add_step(Steps& steps, const DataParallel& run, int64_t step, double begin) {
 
 }  // namespace
 
-Timeline timeline_of(const DataParallel& run) {
+timeline::Timeline timeline_of(const DataParallel& run) {
   Steps steps(run.ranks);
   double now = 0;
   for (int64_t step = 0; step < run.steps; ++step) {
@@ -101,7 +102,7 @@ Timeline timeline_of(const DataParallel& run) {
   return steps.take();
 }
 
-Timeline timeline_of(
+timeline::Timeline timeline_of(
     const Schedule& schedule, const std::vector<StageCost>& costs,
     int64_t steps) {
   const Timing timing = time_schedule(schedule, costs, true);
@@ -116,7 +117,8 @@ Timeline timeline_of(
       const auto wait = [&](double until) {
         if (until <= before) return;
         made.add(
-            place, "compute", "wait", SpanKind::communication, before, until);
+            place, "compute", "wait", timeline::SpanKind::communication, before,
+            until);
       };
       for (size_t i = 0; i < schedule.ranks[rank].size(); ++i) {
         const Action& action = schedule.ranks[rank][i];
@@ -125,27 +127,29 @@ Timeline timeline_of(
         before = now + 1e3 * time.end;
         made.add(
             place, "compute", to_string(action),
-            action.kind == ActionKind::forward ? SpanKind::forward
-                                               : SpanKind::backward,
+            action.kind == ActionKind::forward ? timeline::SpanKind::forward
+                                               : timeline::SpanKind::backward,
             now + 1e3 * time.begin, before);
       }
       wait(end);
       made.add(
-          place, "compute", "optimizer", SpanKind::optimizer, end, end + 1);
+          place, "compute", "optimizer", timeline::SpanKind::optimizer, end,
+          end + 1);
     }
     now = end + 1;
   }
   return made.take();
 }
 
-void add_memory(Timeline& timeline, int64_t bytes, int64_t limit_bytes) {
+void add_memory(
+    timeline::Timeline& timeline, int64_t bytes, int64_t limit_bytes) {
   for (size_t rank = 0; rank < timeline.rank_names.size(); ++rank) {
-    RankMemory memory{.rank = static_cast<int32_t>(rank)};
+    timeline::RankMemory memory{.rank = static_cast<int32_t>(rank)};
     memory.limit_bytes = limit_bytes;
     for (const int64_t held : {bytes / 4, bytes, bytes / 4}) {
-      MemorySample sample{
+      timeline::MemorySample sample{
           .time_ns = ns(static_cast<double>(memory.samples.size()))};
-      sample.memory[MemoryKind::activations] = held;
+      sample.memory[timeline::MemoryKind::activations] = held;
       memory.samples.push_back(sample);
     }
     timeline.memory.push_back(std::move(memory));
@@ -159,17 +163,18 @@ Job job_of(const std::string& layout) {
   return job;
 }
 
-std::string
-write_run(const std::string& folder, const Job& job, const Timeline& timeline) {
+std::string write_run(
+    const std::string& folder, const Job& job,
+    const timeline::Timeline& timeline) {
   namespace fs = std::filesystem;
   fs::create_directories(folder);
   std::ofstream(fs::path(folder) / "config.toml") << to_toml(job);
   if (!timeline.spans.empty()) {
-    write_chrome_trace(fs::path(folder) / "timeline.json", timeline);
+    timeline::write_chrome_trace(fs::path(folder) / "timeline.json", timeline);
   }
-  MetricsWriter metrics(fs::path(folder) / "metrics.jsonl");
+  timeline::MetricsWriter metrics(fs::path(folder) / "metrics.jsonl");
   for (int64_t step = 1; step <= job.train.steps; ++step) {
-    StepMetrics one;
+    timeline::StepMetrics one;
     one.step = step;
     one.step_seconds = 0.1;
     one.data_seconds = 0.0005;
@@ -178,4 +183,4 @@ write_run(const std::string& folder, const Job& job, const Timeline& timeline) {
   return folder;
 }
 
-}  // namespace echelon::made
+}  // namespace echelon::explain::made

@@ -11,7 +11,7 @@
 #include "echelon/schedule/timing.h"
 #include "echelon/timeline/timeline.h"
 
-namespace echelon::made {
+namespace echelon::explain::made {
 
 /// Milliseconds of a rank in one step.
 struct RankStep {
@@ -34,22 +34,24 @@ struct DataParallel {
 };
 
 /// Ranks that sum gradients during backward, and wait for the last of them.
-Timeline timeline_of(const DataParallel& run);
+timeline::Timeline timeline_of(const DataParallel& run);
 
 /// A pipeline's steps: the schedule's passes with these costs in seconds.
-Timeline timeline_of(
+timeline::Timeline timeline_of(
     const Schedule& schedule, const std::vector<StageCost>& costs,
     int64_t steps);
 
 /// Gives each rank `bytes` of activations in the middle of the first step.
-void add_memory(Timeline& timeline, int64_t bytes, int64_t limit_bytes);
+void add_memory(
+    timeline::Timeline& timeline, int64_t bytes, int64_t limit_bytes);
 
 /// digits, simple_cnn, a batch of 64: of as many ranks as the layout says.
 Job job_of(const std::string& layout);
 
 /// FOLDER/timeline.json, metrics.jsonl and config.toml; returns the folder. A
 /// timeline without spans is not written.
-std::string
-write_run(const std::string& folder, const Job& job, const Timeline& timeline);
+std::string write_run(
+    const std::string& folder, const Job& job,
+    const timeline::Timeline& timeline);
 
-}  // namespace echelon::made
+}  // namespace echelon::explain::made

@@ -17,7 +17,7 @@
 #include "tests/support/error_text.h"
 #include "tests/support/temp_folder.h"
 
-namespace echelon::run_record_test {
+namespace echelon::explain::run_record_test {
 
 using testing::AllOf;
 using testing::Contains;
@@ -36,7 +36,8 @@ class RunRecordTest : public testing::Test {
 
   std::set<int32_t> ranks(const RunRecord& record) const {
     std::set<int32_t> all;
-    for (const Span& span : record.timeline.spans) all.insert(span.rank);
+    for (const timeline::Span& span : record.timeline.spans)
+      all.insert(span.rank);
     return all;
   }
   std::string refused(const std::string& name) const {
@@ -142,7 +143,8 @@ TEST_F(RunRecordTest, MetricsNameARankThatHasMostWork) {
         return std::string(",\"step_seconds\":0.1,\"slowest_rank\":") +
                (step == 4 ? "0" : "1");
       }));
-  const auto run = explain_run(run_, {.cluster = find_cluster("h100-sxm:2")});
+  const auto run =
+      explain_run(run_, {.cluster = cluster::find_cluster("h100-sxm:2")});
   EXPECT_THAT(
       run.notes, Contains(HasSubstr("rank 1 had most work in 9 of 10 steps")));
   EXPECT_THAT(run.notes, Each(Not(HasSubstr("rank 0 had"))));
@@ -152,9 +154,9 @@ TEST_F(RunRecordTest, MetricsNameARankThatHasMostWork) {
 
 // Memory comes after all spans, which are then complete.
 TEST_F(RunRecordTest, ATimelineThatBreaksOffInItsMemoryHasAllRanks) {
-  Timeline timeline = timeline_of(made::DataParallel{});
+  timeline::Timeline timeline = timeline_of(made::DataParallel{});
   made::add_memory(timeline, 1 << 20, 1 << 30);
-  const std::string text = to_chrome_trace(timeline);
+  const std::string text = timeline::to_chrome_trace(timeline);
   folder_.write("run/timeline.json", text.substr(0, text.size() - 40));
   const RunRecord record = read_run(run_);
   EXPECT_EQ(ranks(record).size(), 2u);
@@ -210,10 +212,11 @@ TEST_F(RunRecordTest, WhatIsNoRunSaysSo) {
   }
   for (const auto& [rank, end, step] :
        {std::tuple(-1, 10, 0), {1 << 30, 10, 0}, {0, -10, 0}, {0, 10, -1}}) {
-    Timeline odd;
+    timeline::Timeline odd;
     odd.spans.push_back(
-        {rank, "compute", "forward", SpanKind::forward, 0, end, step});
-    folder_.write("broken/timeline.json", to_chrome_trace(odd));
+        {rank, "compute", "forward", timeline::SpanKind::forward, 0, end,
+         step});
+    folder_.write("broken/timeline.json", timeline::to_chrome_trace(odd));
     EXPECT_THAT(
         refused("broken"),
         AllOf(HasSubstr("timeline.json: "), HasSubstr("no metrics.jsonl")))
@@ -236,4 +239,4 @@ TEST_F(RunRecordTest, WhatIsNoRunSaysSo) {
   EXPECT_THAT(refused("run"), HasSubstr("metrics.jsonl"));
 }
 
-}  // namespace echelon::run_record_test
+}  // namespace echelon::explain::run_record_test

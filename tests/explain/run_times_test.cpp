@@ -8,18 +8,26 @@
 #include "echelon/cost/model_catalogue.h"
 #include "echelon/simulator/simulate.h"
 
-namespace echelon::run_times_test {
+namespace echelon::explain::run_times_test {
 
 using testing::ElementsAre;
 
-Span call(int32_t rank, const std::string& axis, int64_t begin, int64_t end) {
-  return {rank, "comm", "all_reduce x", SpanKind::communication, begin, end, 0,
-          8,    axis};
+timeline::Span
+call(int32_t rank, const std::string& axis, int64_t begin, int64_t end) {
+  return {rank,
+          "comm",
+          "all_reduce x",
+          timeline::SpanKind::communication,
+          begin,
+          end,
+          0,
+          8,
+          axis};
 }
 
 TEST(LateRanks, AreLateInTheirOwnGroupAlone) {
   // Ranks 0 and 1, and 2 and 3, are groups of tp; rank 3 is late.
-  Timeline timeline;
+  timeline::Timeline timeline;
   for (int32_t rank = 0; rank < 4; ++rank) {
     timeline.spans.push_back(
         call(rank, "tp", rank == 3 ? 70 : 10 + rank, rank < 2 ? 20 : 80));
@@ -27,54 +35,54 @@ TEST(LateRanks, AreLateInTheirOwnGroupAlone) {
   }
   const Layout layout{.dp_replicate = 2, .tp = 2};
   const LateRanks late = late_ranks(timeline, layout);
-  EXPECT_EQ(late.waits.at({0, 0}), (Intervals{{10, 11}}));
-  EXPECT_EQ(late.waits.at({2, 0}), (Intervals{{12, 70}}));
+  EXPECT_EQ(late.waits.at({0, 0}), (timeline::Intervals{{10, 11}}));
+  EXPECT_EQ(late.waits.at({2, 0}), (timeline::Intervals{{12, 70}}));
   EXPECT_FALSE(late.waits.contains({1, 0}));
   EXPECT_FALSE(late.waits.contains({3, 0}));
-  EXPECT_EQ(late.caused.at({3, 0}), (Intervals{{12, 70}}));
+  EXPECT_EQ(late.caused.at({3, 0}), (timeline::Intervals{{12, 70}}));
   // A timeline alone does not say which ranks form a group.
   EXPECT_TRUE(late_ranks(timeline, {}).waits.empty());
 }
 
 TEST(LateRanks, CallsOfOneNameAreToldByTheirOrder) {
-  Timeline timeline;
+  timeline::Timeline timeline;
   for (const int64_t begin : {0, 100}) {
     timeline.spans.push_back(call(0, "dp_replicate", begin, begin + 50));
     timeline.spans.push_back(call(1, "dp_replicate", begin + 30, begin + 50));
   }
   const LateRanks late = late_ranks(timeline, {});
-  EXPECT_EQ(late.waits.at({0, 0}), (Intervals{{0, 30}, {100, 130}}));
+  EXPECT_EQ(late.waits.at({0, 0}), (timeline::Intervals{{0, 30}, {100, 130}}));
 }
 
 TEST(LateRanks, NobodyWaitsLongerThanItsOwnCall) {
   // A call that was left by a time-out, and one of messages.
-  const Timeline timeline{
+  const timeline::Timeline timeline{
       .spans = {
           call(0, "dp_replicate", 0, 5), call(1, "dp_replicate", 8, 10),
           call(0, "pp", 20, 30), call(1, "pp", 28, 30)}};
   const LateRanks late = late_ranks(timeline, Layout{.dp_replicate = 2});
-  EXPECT_EQ(late.waits.at({0, 0}), (Intervals{{0, 5}}));
+  EXPECT_EQ(late.waits.at({0, 0}), (timeline::Intervals{{0, 5}}));
   EXPECT_FALSE(late_ranks(
                    {.spans = {call(0, "pp", 20, 30), call(1, "pp", 28, 30)}},
                    Layout{.pp = 2})
                    .waits.contains({0, 0}));
 }
 
-Span pass(
-    int32_t rank, const std::string& name, SpanKind kind, int64_t begin,
-    int64_t end, const std::string& track = "compute") {
+timeline::Span pass(
+    int32_t rank, const std::string& name, timeline::SpanKind kind,
+    int64_t begin, int64_t end, const std::string& track = "compute") {
   return {rank, track, name, kind, begin, end, 0};
 }
 
 // Figures of the step are shared when the last stage has them.
 TEST(RunTimes, WhoMeetsAtTheEndOfAPipelinesStepWaitsForStages) {
-  const Timeline timeline{
+  const timeline::Timeline timeline{
       .spans = {
-          pass(0, "0F0", SpanKind::forward, 0, 20),
-          pass(0, "wait 1B0", SpanKind::communication, 20, 80),
-          pass(0, "0B0", SpanKind::backward, 80, 120),
-          pass(1, "1F0", SpanKind::forward, 20, 40),
-          pass(1, "1B0", SpanKind::backward, 40, 80),
+          pass(0, "0F0", timeline::SpanKind::forward, 0, 20),
+          pass(0, "wait 1B0", timeline::SpanKind::communication, 20, 80),
+          pass(0, "0B0", timeline::SpanKind::backward, 80, 120),
+          pass(1, "1F0", timeline::SpanKind::forward, 20, 40),
+          pass(1, "1B0", timeline::SpanKind::backward, 40, 80),
           call(0, "world", 120, 130), call(1, "world", 80, 130)}};
   const RunTimes times = run_times(timeline, Layout{.pp = 2});
   EXPECT_TRUE(times.pipeline);
@@ -86,15 +94,18 @@ TEST(RunTimes, WhoMeetsAtTheEndOfAPipelinesStepWaitsForStages) {
 TEST(RunTimes, TracksThatComputeAtOnceCountOnce) {
   const RunTimes times = run_times(
       {.spans =
-           {pass(0, "forward", SpanKind::forward, 0, 10),
-            pass(0, "backward", SpanKind::backward, 5, 15, "device 1")}},
+           {pass(0, "forward", timeline::SpanKind::forward, 0, 10),
+            pass(
+                0, "backward", timeline::SpanKind::backward, 5, 15,
+                "device 1")}},
       {});
   EXPECT_NEAR(times.mean.forward, 10e-9, 1e-18);
   EXPECT_NEAR(times.mean.backward, 5e-9, 1e-18);
 }
 
 TEST(RunTimes, OfTwoAxesAtOnceTheInnermostCounts) {
-  Timeline timeline{.spans = {pass(0, "forward", SpanKind::forward, 0, 10)}};
+  timeline::Timeline timeline{
+      .spans = {pass(0, "forward", timeline::SpanKind::forward, 0, 10)}};
   timeline.spans.push_back(call(0, "dp_replicate", 10, 30));
   timeline.spans.push_back(call(0, "tp", 15, 20));
   const RankTimes mean = run_times(timeline, {}).mean;
@@ -105,9 +116,9 @@ TEST(RunTimes, OfTwoAxesAtOnceTheInnermostCounts) {
 TEST(RunTimes, RanksArePeersByTheFirstOfTheirStages) {
   const RunTimes times = run_times(
       {.spans =
-           {pass(0, "2F0", SpanKind::forward, 0, 10),
-            pass(0, "0F0", SpanKind::forward, 10, 20),
-            pass(1, "1F0", SpanKind::forward, 0, 10)}},
+           {pass(0, "2F0", timeline::SpanKind::forward, 0, 10),
+            pass(0, "0F0", timeline::SpanKind::forward, 10, 20),
+            pass(1, "1F0", timeline::SpanKind::forward, 0, 10)}},
       {});
   EXPECT_EQ(times.ranks.at(0).first_stage, 0);
   EXPECT_EQ(times.ranks.at(1).first_stage, 1);
@@ -128,12 +139,13 @@ TEST(RunTimes, AddUpToTheStep) {
       {{.dp_shard = 2, .tp = 2}, {"fsdp", "tp"}},
   };
   for (const auto& one : cases) {
-    Strategy strategy;
+    cost::Strategy strategy;
     strategy.layout = one.layout;
     strategy.global_batch = 32;
     strategy.zero_stage = one.layout.dp_shard > 1 ? 3 : 0;
-    const SimulatedRun run = simulate(
-        find_model("gpt2"), strategy, find_cluster("h100-sxm:1x8"),
+    const simulator::SimulatedRun run = simulator::simulate(
+        cost::find_model("gpt2"), strategy,
+        cluster::find_cluster("h100-sxm:1x8"),
         {.steps = 3, .jitter = 0.1, .seed = 5});
     const RunTimes times = run_times(run.timeline, one.layout);
     ASSERT_EQ(static_cast<int64_t>(times.ranks.size()), one.layout.num_ranks());
@@ -157,9 +169,10 @@ TEST(RunTimes, AddUpToTheStep) {
 
 // The timeline shows the exposed communication of the simulated events.
 TEST(RunTimes, SeeTheCommunicationThatTheSimulatorMade) {
-  const Strategy strategy{.layout = {.tp = 4}, .global_batch = 32};
-  const SimulatedRun run =
-      simulate(find_model("gpt2"), strategy, find_cluster("h100-sxm:1x8"));
+  const cost::Strategy strategy{.layout = {.tp = 4}, .global_batch = 32};
+  const simulator::SimulatedRun run = simulator::simulate(
+      cost::find_model("gpt2"), strategy,
+      cluster::find_cluster("h100-sxm:1x8"));
   const RunTimes times = run_times(run.timeline, strategy.layout);
   const double exposed = run.step.parts.exposed[static_cast<size_t>(Axis::tp)];
   EXPECT_NEAR(times.mean.communication.at("tp"), exposed, 0.02 * exposed);
@@ -167,16 +180,16 @@ TEST(RunTimes, SeeTheCommunicationThatTheSimulatorMade) {
 
 // Two stages, the second one twice as long; rank 1 is in its pass before its
 // input is.
-Timeline two_stages() {
-  Timeline timeline{
+timeline::Timeline two_stages() {
+  timeline::Timeline timeline{
       .spans = {
-          pass(0, "0F0", SpanKind::forward, 0, 10),
-          pass(0, "wait 1B0", SpanKind::communication, 10, 70),
-          pass(0, "0B0", SpanKind::backward, 70, 90),
-          pass(1, "1F0", SpanKind::forward, 2, 30),
-          pass(1, "wait 0F0", SpanKind::communication, 4, 12),
-          pass(1, "1B0", SpanKind::backward, 30, 70)}};
-  for (Span& span : timeline.spans) {  // milliseconds
+          pass(0, "0F0", timeline::SpanKind::forward, 0, 10),
+          pass(0, "wait 1B0", timeline::SpanKind::communication, 10, 70),
+          pass(0, "0B0", timeline::SpanKind::backward, 70, 90),
+          pass(1, "1F0", timeline::SpanKind::forward, 2, 30),
+          pass(1, "wait 0F0", timeline::SpanKind::communication, 4, 12),
+          pass(1, "1B0", timeline::SpanKind::backward, 30, 70)}};
+  for (timeline::Span& span : timeline.spans) {  // milliseconds
     span.begin_ns *= 1'000'000;
     span.end_ns *= 1'000'000;
   }
@@ -198,8 +211,8 @@ TEST(StageCosts, AreForwardAndBackwardWithoutTheWaitsInside) {
 
 TEST(StageCosts, OfWhatIsNoPipelineAreNone) {
   EXPECT_FALSE(stage_costs(
-      {.spans = {pass(0, "forward", SpanKind::forward, 0, 1)}}, {0}));
+      {.spans = {pass(0, "forward", timeline::SpanKind::forward, 0, 1)}}, {0}));
   EXPECT_FALSE(stage_costs(two_stages(), {1}));
 }
 
-}  // namespace echelon::run_times_test
+}  // namespace echelon::explain::run_times_test

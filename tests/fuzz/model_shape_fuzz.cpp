@@ -10,7 +10,7 @@
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   try {
-    const auto model = echelon::parse_hugging_face_config(
+    const auto model = echelon::cost::parse_hugging_face_config(
         {reinterpret_cast<const char*>(data), size}, "config.json");
     if (!(model.num_parameters() > 0)) std::abort();
     if (!(model.active_parameters() <= model.num_parameters())) std::abort();

@@ -260,7 +260,8 @@ TEST(Ties, AreFoundWhereLayersCapturedOneTensor) {
     auto list = capturing(what);
     EXPECT_THAT(find_ties(list), ElementsAre(Tie{"embed.weight", name}));
     EXPECT_THAT(
-        find_ties(list, build_on_meta), ElementsAre(Tie{"embed.weight", name}));
+        find_ties(list, counting::build_on_meta),
+        ElementsAre(Tie{"embed.weight", name}));
     list.tie("embed.weight", name);
     EXPECT_THAT(find_ties(list), IsEmpty());
 
@@ -283,7 +284,7 @@ TEST(Ties, AreFoundWhereLayersCapturedOneTensor) {
 
 TEST(Ties, FreshLayersShareNothing) {
   EXPECT_THAT(find_ties(language_model()), IsEmpty());
-  EXPECT_THAT(find_ties(language_model(), build_on_meta), IsEmpty());
+  EXPECT_THAT(find_ties(language_model(), counting::build_on_meta), IsEmpty());
   LayerList large;  // whose memory is reused from layer to layer
   for (const char* name : {"a", "b", "c", "d"}) {
     large.add(name, [] { return torch::nn::Linear(500, 500); });

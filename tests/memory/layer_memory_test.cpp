@@ -31,8 +31,8 @@ constexpr int64_t kBatch = 4;
 struct Model {
   LayerList layers;
   Tensors inputs;
-  std::vector<TensorSpec> specs() const {
-    std::vector<TensorSpec> all;
+  std::vector<counting::TensorSpec> specs() const {
+    std::vector<counting::TensorSpec> all;
     for (const auto& input : inputs) {
       all.push_back({input.sizes().vec(), input.scalar_type()});
     }
@@ -83,15 +83,15 @@ std::string name_of(const Way& way) {
 
 LayerList wrapped(
     const LayerList& list, const Way& way, int64_t budget = 0,
-    const std::vector<TensorSpec>& specs = {}) {
+    const std::vector<counting::TensorSpec>& specs = {}) {
   MemoryOptions options;
   options.recompute = way.recompute;
   options.activations = way.activations;
   options.activation_bytes = budget;
-  std::vector<RecomputeCost> costs(list.size());
+  std::vector<cost::RecomputeCost> costs(list.size());
   if (way.recompute == "budget") costs = recompute_costs(list, specs);
   const LayerMemory memory(
-      options, plan_recompute(options, costs), /*min_bytes=*/1);
+      options, cost::plan_recompute(options, costs), /*min_bytes=*/1);
   return with_forwards(
       list,
       [memory](size_t i, const std::string& name, const BuiltLayer& layer) {
@@ -163,14 +163,14 @@ TEST_P(Models, BudgetsAreKept) {
   const auto model = model_of(GetParam());
   const auto costs = recompute_costs(model.layers, model.specs());
   const auto expected = train(model.layers, model.inputs);
-  const auto sum = [&](Recompute choice) {
+  const auto sum = [&](cost::Recompute choice) {
     int64_t bytes = 0;
     for (const auto& cost : costs) bytes += cost.kept(choice);
     return bytes;
   };
-  const int64_t most = sum(Recompute::none);
+  const int64_t most = sum(cost::Recompute::none);
   const int64_t least =
-      std::min(sum(Recompute::all), sum(Recompute::selective));
+      std::min(sum(cost::Recompute::all), sum(cost::Recompute::selective));
   for (const int64_t budget : {least, (least + most) / 2}) {
     SCOPED_TRACE(budget);
     const auto list = wrapped(model.layers, {"budget"}, budget, model.specs());
@@ -188,12 +188,13 @@ TEST_P(Models, BudgetsAreKept) {
 // The count on the meta device equals the memory of a real run.
 TEST_P(Models, CountsEqualLiveBytes) {
   const auto model = model_of(GetParam());
-  for (const auto choice : kRecomputes) {
+  for (const auto choice : cost::kRecomputes) {
     SCOPED_TRACE(to_string(choice));
     const auto list = with_recompute(
-        model.layers, std::vector<Recompute>(model.layers.size(), choice));
+        model.layers,
+        std::vector<cost::Recompute>(model.layers.size(), choice));
     int64_t counted = 0;
-    for (const auto& cost : count_layers(list, model.specs())) {
+    for (const auto& cost : counting::count_layers(list, model.specs())) {
       counted += cost.activation_bytes;
     }
     for (const auto& input : model.inputs) counted -= input.nbytes();
@@ -213,21 +214,24 @@ TEST(LayerMemory, CostsOfABlock) {
   const auto costs = recompute_costs(model.layers, {specs[0], specs[2]});
   const auto& block = costs[model.layers.index_of("transformer.h.1")];
   const int64_t tokens = kBatch * kSequence;
-  EXPECT_EQ(block.kept(Recompute::all), tokens * 24 * 8);
-  EXPECT_LT(block.kept(Recompute::selective), block.kept(Recompute::none));
-  EXPECT_GT(block.kept(Recompute::selective), block.kept(Recompute::all));
-  EXPECT_EQ(block.again(Recompute::none), 0);
+  EXPECT_EQ(block.kept(cost::Recompute::all), tokens * 24 * 8);
+  EXPECT_LT(
+      block.kept(cost::Recompute::selective),
+      block.kept(cost::Recompute::none));
+  EXPECT_GT(
+      block.kept(cost::Recompute::selective), block.kept(cost::Recompute::all));
+  EXPECT_EQ(block.again(cost::Recompute::none), 0);
   // Attention with dropout is written out; its products are recomputed.
   const double scores = 2.0 * kBatch * kSequence * kSequence * 24;
-  EXPECT_EQ(block.again(Recompute::selective), 2 * scores);
+  EXPECT_EQ(block.again(cost::Recompute::selective), 2 * scores);
   // Dropout saves its mask after the last product, which is recomputed too.
   EXPECT_EQ(
-      block.again(Recompute::all),
+      block.again(cost::Recompute::all),
       2 * scores + 2.0 * tokens * 24 * (3 * 24 + 24 + 2 * 40));
 }
 
 TEST(LayerMemory, TooSmallABudgetIsRefusedWithTheNeed) {
-  const std::vector<RecomputeCost> costs(
+  const std::vector<cost::RecomputeCost> costs(
       4, {"block", {9 << 20, 5 << 20, 2 << 20}, {0, 1, 2}});
   MemoryOptions options{.recompute = "budget", .activation_bytes = 23 << 20};
   EXPECT_THAT(
@@ -236,9 +240,9 @@ TEST(LayerMemory, TooSmallABudgetIsRefusedWithTheNeed) {
           "activation_bytes=24117248 (23 MiB)", "3 microbatches", "24 MiB",
           "offload"));
   options.activation_bytes = 24 << 20;
-  EXPECT_THAT(plan_recompute(options, costs, 3), Each(Recompute::all));
+  EXPECT_THAT(plan_recompute(options, costs, 3), Each(cost::Recompute::all));
   options.activation_bytes = 36 << 20;
-  EXPECT_THAT(plan_recompute(options, costs, 1), Each(Recompute::none));
+  EXPECT_THAT(plan_recompute(options, costs, 1), Each(cost::Recompute::none));
 }
 
 // Statistics over ranks are updated once; selective recompute keeps them.

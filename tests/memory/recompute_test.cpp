@@ -111,8 +111,8 @@ Tensor gradient_of(
   return gradient;
 }
 
-struct OperatorCount : OperatorHandler {
-  void run(OperatorCall& call) override {
+struct OperatorCount : profiling::OperatorHandler {
+  void run(profiling::OperatorCall& call) override {
     if (call.name() == name) ++count;
     call.run();
   }
@@ -383,7 +383,7 @@ TEST(Recompute, MatmulsAreNotRecomputed) {
   const auto net = blocks(3, 0.1);
   const auto count = [&](const Wrap& wrap) {
     OperatorCount products("aten::mm");
-    const OperatorScope scope(products);
+    const profiling::OperatorScope scope(products);
     run(net, wrap);
     return products.count;
   };
@@ -417,7 +417,7 @@ TEST(Recompute, FusedAttentionIsKept) {
   const auto x = parity::random({2, 7, 8}, 2).requires_grad_();
   const auto expected = gradient_of(weight, forward, x);
   OperatorCount attention("aten::_scaled_dot_product_flash_attention_for_cpu");
-  const OperatorScope scope(attention);
+  const profiling::OperatorScope scope(attention);
   EXPECT_TRUE(gradient_of(weight, selective(forward), x).equal(expected));
   EXPECT_EQ(attention.count, 1);
   EXPECT_TRUE(gradient_of(weight, all(forward), x).equal(expected));
@@ -438,7 +438,7 @@ TEST(Recompute, KeptOperatorsMayDrawRandomNumbers) {
   };
   const auto expected = gradient(forward);
   OperatorCount draws("aten::native_dropout");
-  const OperatorScope scope(draws);
+  const profiling::OperatorScope scope(draws);
   EXPECT_TRUE(gradient(recomputed(forward, {.keep = {"aten::native_dropout"}}))
                   .equal(expected));
   EXPECT_EQ(draws.count, 1);
@@ -450,7 +450,7 @@ TEST(Recompute, RegionsAreKeptByName) {
   struct Twice : torch::autograd::Function<Twice> {
     static Tensor
     forward(torch::autograd::AutogradContext*, const Tensor& x, int* runs) {
-      return as_one_operator("test::twice", [&] {
+      return profiling::as_one_operator("test::twice", [&] {
         ++*runs;
         return Tensors{x.mm(torch::eye(8, x.options())) * 2};
       })[0];

@@ -16,7 +16,7 @@
 #include "tests/support/places.h"
 #include "tests/support/process.h"
 
-namespace echelon::memory_plan_command_test {
+namespace echelon::memory_plan::memory_plan_command_test {
 
 using nlohmann::json;
 using testing::HasSubstr;
@@ -126,8 +126,8 @@ TEST_P(MeasuredPeak, AgreesWithThePlan) {
     if (GetParam().resident) {
       EXPECT_NEAR(resident / planned, 1.0, 0.1);
     }
-    for (const MemoryKind kind : kMemoryKinds) {
-      const std::string name(to_string(kind));
+    for (const timeline::MemoryKind kind : timeline::kMemoryKinds) {
+      const std::string name(timeline::to_string(kind));
       EXPECT_NEAR(
           rank["measured"][name].get<double>() / planned,
           rank["planned"][name].get<double>() / planned, 0.07)
@@ -262,7 +262,8 @@ TEST_F(DryRun, ARunRecordsMemoryBesideItsPlan) {
   Command command({kEchelon, "train", path}, cache());
   ASSERT_EQ(command.wait(), 0) << command.err();
   const std::string run = folder_.path() + "/run";
-  const Timeline timeline = read_chrome_trace(run + "/timeline.json");
+  const timeline::Timeline timeline =
+      timeline::read_chrome_trace(run + "/timeline.json");
   ASSERT_EQ(timeline.memory.size(), 2u);
   for (const auto& rank : timeline.memory) {
     int64_t most = 0;
@@ -298,4 +299,4 @@ TEST_F(DryRun, JsonWithoutADryRunIsRefused) {
   EXPECT_THAT(command.err(), HasSubstr("--json prints what --dry-run finds"));
 }
 
-}  // namespace echelon::memory_plan_command_test
+}  // namespace echelon::memory_plan::memory_plan_command_test

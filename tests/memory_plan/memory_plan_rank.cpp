@@ -22,7 +22,7 @@
 #include "echelon/train/strategies/count_job.h"
 #include "echelon/train/strategies/step.h"
 
-namespace echelon {
+namespace echelon::memory_plan {
 namespace {
 
 // "VmHWM:   12 kB" of /proc/self/status, in bytes.
@@ -98,10 +98,10 @@ void warm_up(
   train_steps(state, random_batch(job, source), 0, 2);
 }
 
-nlohmann::json by_kind(const MemoryByKind& memory) {
+nlohmann::json by_kind(const timeline::MemoryByKind& memory) {
   nlohmann::json bytes;
-  for (const MemoryKind kind : kMemoryKinds) {
-    bytes[std::string(to_string(kind))] = memory[kind];
+  for (const timeline::MemoryKind kind : timeline::kMemoryKinds) {
+    bytes[std::string(timeline::to_string(kind))] = memory[kind];
   }
   return bytes;
 }
@@ -121,7 +121,7 @@ void run(const std::string& config) {
   world.group().barrier();
 
   const int64_t before = status_bytes("VmRSS") - bytes_of_peers();
-  MemoryMeter meter;
+  profiling::MemoryMeter meter;
   const auto counting = meter.count();
   TrainingState state(job, {source, world, groups}, 10);
   train_steps(state, batch, 0, 3);
@@ -148,11 +148,11 @@ void run(const std::string& config) {
 }
 
 }  // namespace
-}  // namespace echelon
+}  // namespace echelon::memory_plan
 
 int main(int argc, char** argv) {
   try {
-    echelon::run(argc > 1 ? argv[1] : "");
+    echelon::memory_plan::run(argc > 1 ? argv[1] : "");
   } catch (const std::exception& error) {
     return echelon::report_error(error);
   }

@@ -4,7 +4,7 @@
 
 #include "tests/support/error_text.h"
 
-namespace echelon::memory_plan_test {
+namespace echelon::memory_plan::memory_plan_test {
 
 using testing::HasSubstr;
 
@@ -74,15 +74,16 @@ TEST(MemoryPlan, OneDeviceByHand) {
   ASSERT_EQ(plan.ranks.size(), 1u);
   const auto& rank = plan.ranks[0];
   const int64_t parameters = 3 * 4 * kNumel;
-  EXPECT_EQ(rank.resting[MemoryKind::parameters], parameters);
-  EXPECT_EQ(rank.resting[MemoryKind::optimizer_state], 2 * parameters);
+  EXPECT_EQ(rank.resting[timeline::MemoryKind::parameters], parameters);
+  EXPECT_EQ(
+      rank.resting[timeline::MemoryKind::optimizer_state], 2 * parameters);
   EXPECT_EQ(rank.resting.total(), 3 * parameters);
   // Gradients are large here, so the last of them to come is the peak; its
   // layer's activations are there still.
   EXPECT_EQ(rank.moment, "backward of layer0");
-  EXPECT_EQ(rank.peak[MemoryKind::gradients], parameters);
-  EXPECT_EQ(rank.peak[MemoryKind::activations], 100);
-  EXPECT_EQ(rank.peak[MemoryKind::working], 30);
+  EXPECT_EQ(rank.peak[timeline::MemoryKind::gradients], parameters);
+  EXPECT_EQ(rank.peak[timeline::MemoryKind::activations], 100);
+  EXPECT_EQ(rank.peak[timeline::MemoryKind::working], 30);
   EXPECT_TRUE(rank.calls.empty());
 }
 
@@ -94,13 +95,14 @@ TEST(MemoryPlan, ActivationsOfAllLayersAreThePeakWhereTheyAreLarge) {
   Job job;
   const auto plan = first_rank(model, job);
   EXPECT_EQ(plan.moment, "backward of layer2");
-  EXPECT_EQ(plan.peak[MemoryKind::activations], 300'000);
+  EXPECT_EQ(plan.peak[timeline::MemoryKind::activations], 300'000);
   job.memory.recompute = "all";
-  EXPECT_EQ(first_rank(model, job).peak[MemoryKind::activations], 30'000);
+  EXPECT_EQ(
+      first_rank(model, job).peak[timeline::MemoryKind::activations], 30'000);
   job.memory.recompute = "none";
   job.memory.activations = "offload";
   const auto offloaded = first_rank(model, job);
-  EXPECT_EQ(offloaded.peak[MemoryKind::activations], 0);
+  EXPECT_EQ(offloaded.peak[timeline::MemoryKind::activations], 0);
   EXPECT_EQ(offloaded.host_bytes, 300'000);
 }
 
@@ -110,7 +112,7 @@ TEST(MemoryPlan, ABudgetChoosesLayers) {
   job.memory.recompute = "budget";
   job.memory.activation_bytes = 100 + 100 + 40 + 40;
   const auto plan = first_rank(model, job);
-  EXPECT_LE(plan.peak[MemoryKind::activations], 280);
+  EXPECT_LE(plan.peak[timeline::MemoryKind::activations], 280);
 }
 
 // A layer's result that the next one keeps is not freed by computing it again.
@@ -144,9 +146,11 @@ TEST(MemoryPlan, StagesOfShardingCutMoreAndMore) {
     job.shard.stage = stage;
     const auto rank = first_rank(model, job);
     EXPECT_EQ(rank.ranks.size(), 4u);
-    EXPECT_EQ(rank.resting[MemoryKind::optimizer_state], 2 * whole / 4);
     EXPECT_EQ(
-        rank.resting[MemoryKind::parameters], stage < 3 ? whole : whole / 4);
+        rank.resting[timeline::MemoryKind::optimizer_state], 2 * whole / 4);
+    EXPECT_EQ(
+        rank.resting[timeline::MemoryKind::parameters],
+        stage < 3 ? whole : whole / 4);
     EXPECT_EQ(calls(rank, "reduce_scatter"), 8);
     EXPECT_EQ(sum_of(rank, "reduce_scatter", &PlannedCalls::bytes), whole);
     peaks.push_back(rank.peak.total());
@@ -168,13 +172,14 @@ TEST(MemoryPlan, StageThreeGathersAheadAndFrees) {
     // less.
     EXPECT_EQ(calls(rank, "all_gather"), 16 - 1 - prefetch) << prefetch;
     EXPECT_LE(
-        rank.peak[MemoryKind::gathered] + rank.peak[MemoryKind::gradients],
+        rank.peak[timeline::MemoryKind::gathered] +
+            rank.peak[timeline::MemoryKind::gradients],
         (1 + prefetch + 2) * unit + 8 * unit / 4);
   }
   job.shard.gather = "step";
   const auto once = first_rank(model, job);
   EXPECT_EQ(calls(once, "all_gather"), 8);
-  EXPECT_EQ(once.peak[MemoryKind::gathered], 8 * unit);
+  EXPECT_EQ(once.peak[timeline::MemoryKind::gathered], 8 * unit);
 }
 
 TEST(MemoryPlan, AccumulationKeepsWholeGradientsInStageOneAlone) {
@@ -188,8 +193,9 @@ TEST(MemoryPlan, AccumulationKeepsWholeGradientsInStageOneAlone) {
   EXPECT_EQ(calls(one, "reduce_scatter"), 8);
   EXPECT_EQ(calls(two, "reduce_scatter"), 3 * 8);
   const int64_t whole = 8 * 4 * kNumel;
-  EXPECT_EQ(one.peak[MemoryKind::gradients], whole + whole / 4);
-  EXPECT_LE(two.peak[MemoryKind::gradients], whole / 4 + 2 * whole / 8);
+  EXPECT_EQ(one.peak[timeline::MemoryKind::gradients], whole + whole / 4);
+  EXPECT_LE(
+      two.peak[timeline::MemoryKind::gradients], whole / 4 + 2 * whole / 8);
 }
 
 TEST(MemoryPlan, LowPrecisionHasMastersAndWholeParameters) {
@@ -199,12 +205,12 @@ TEST(MemoryPlan, LowPrecisionHasMastersAndWholeParameters) {
   job.precision.compute = "bf16";
   const int64_t numel = 8 * kNumel;
   const auto rank = first_rank(model, job);
-  EXPECT_EQ(rank.resting[MemoryKind::parameters], 4 * numel);
-  EXPECT_EQ(rank.resting[MemoryKind::gathered], 2 * numel);
+  EXPECT_EQ(rank.resting[timeline::MemoryKind::parameters], 4 * numel);
+  EXPECT_EQ(rank.resting[timeline::MemoryKind::gathered], 2 * numel);
   job.memory.offload = "optimizer";
   const auto offloaded = first_rank(model, job);
-  EXPECT_EQ(offloaded.resting[MemoryKind::parameters], 0);
-  EXPECT_EQ(offloaded.resting[MemoryKind::optimizer_state], 0);
+  EXPECT_EQ(offloaded.resting[timeline::MemoryKind::parameters], 0);
+  EXPECT_EQ(offloaded.resting[timeline::MemoryKind::optimizer_state], 0);
   EXPECT_EQ(offloaded.host_bytes, (4 + 8 + 4) * numel);
 }
 
@@ -356,4 +362,4 @@ TEST(MemoryPlan, TextFoldsRanksThatAreAlike) {
       to_text(plan, model, job, {.colours = true}), HasSubstr("\x1b[34m"));
 }
 
-}  // namespace echelon::memory_plan_test
+}  // namespace echelon::memory_plan::memory_plan_test

@@ -114,7 +114,8 @@ TEST_P(TensorParallelModel, RanksPartitionTheWork) {
     auto shape = GetParam().input;
     shape.insert(shape.begin(), 4);
     double sum = 0;
-    for (const auto& cost : count_layers(layers, {{shape, torch::kFloat64}})) {
+    for (const auto& cost :
+         counting::count_layers(layers, {{shape, torch::kFloat64}})) {
       sum += cost.flops();
     }
     return sum;

@@ -10,14 +10,14 @@
 #include "echelon/planner/search.h"
 #include "tests/planner/search_job.h"
 
-namespace echelon::axis_orders_test {
+namespace echelon::planner::axis_orders_test {
 
 using testing::ElementsAre;
 
 std::vector<int>
 kept_of(const std::string& layout, const std::string& cluster) {
   return orders_that_differ(
-      parse_layout(layout), {0, 1, 2}, find_cluster(cluster));
+      parse_layout(layout), {0, 1, 2}, cluster::find_cluster(cluster));
 }
 
 TEST(AxisOrders, EachIsOfAllAxesAndTheUsualOneIsFirst) {
@@ -51,24 +51,26 @@ TEST(AxisOrders, AllThatDifferOnAMixedCluster) {
 
 // Every order that is left out has one that is kept and takes exactly as long.
 TEST(AxisOrders, WhatIsLeftOutTakesAsLongAsOneThatIsKept) {
-  std::vector<Cluster> clusters = {
-      find_cluster("a100-40gb:2x4"), find_cluster("a100-40gb:4x2"),
-      find_cluster("a100-40gb:4x3"), find_cluster("a100-40gb:1x12"),
-      find_cluster("a100-40gb:3x4")};
+  std::vector<cluster::Cluster> clusters = {
+      cluster::find_cluster("a100-40gb:2x4"),
+      cluster::find_cluster("a100-40gb:4x2"),
+      cluster::find_cluster("a100-40gb:4x3"),
+      cluster::find_cluster("a100-40gb:1x12"),
+      cluster::find_cluster("a100-40gb:3x4")};
   clusters.push_back(clusters[1]);
   clusters.back().nodes_per_rack = 2;
   clusters.back().oversubscription = 4;
   int64_t left_out = 0;
-  for (const Cluster& cluster : clusters) {
+  for (const cluster::Cluster& cluster : clusters) {
     const SearchJob job = search_job("gpt2", cluster, 24);
-    for (Strategy strategy : list_groups(job)) {
+    for (cost::Strategy strategy : list_groups(job)) {
       strategy.schedule = strategy.layout.pp > 1 ? "1f1b" : strategy.schedule;
       strategy.zero_stage = strategy.layout.dp_shard > 1 ? 3 : 0;
       if (strategy.layout.order != kAxes) continue;  // the first of all
-      if (!check_strategy(job.model, strategy, cluster).empty()) continue;
+      if (!cost::check_strategy(job.model, strategy, cluster).empty()) continue;
       const auto seconds_in = [&](size_t order) {
         strategy.layout.order = axis_orders()[order];
-        return estimate_step(job.model, strategy, cluster).step_seconds;
+        return cost::estimate_step(job.model, strategy, cluster).step_seconds;
       };
       std::vector<double> kept;
       for (const int order :
@@ -80,7 +82,7 @@ TEST(AxisOrders, WhatIsLeftOutTakesAsLongAsOneThatIsKept) {
         const double seconds = seconds_in(order);
         EXPECT_TRUE(std::ranges::any_of(kept, [&](double one) {
           return std::abs(one - seconds) <= 1e-12 * seconds;
-        })) << to_string(strategy);
+        })) << cost::to_string(strategy);
       }
     }
   }
@@ -99,12 +101,12 @@ TEST(AxisOrders, NoOtherOrderIsFaster) {
        {Case{"gpt2", "a100-40gb:2x4", 16}, Case{"gpt2-xl", "v100:4x4", 32},
         Case{"llama-1b", "l4:2x4", 16}, Case{"resnet50", "v100:4x2", 256}}) {
     const SearchJob job =
-        search_job(one.model, find_cluster(one.cluster), one.batch);
+        search_job(one.model, cluster::find_cluster(one.cluster), one.batch);
     double best = std::numeric_limits<double>::infinity();
     std::string name;
-    for (const Strategy& group : list_groups(job)) {
+    for (const cost::Strategy& group : list_groups(job)) {
       if (group.layout.order != kAxes) continue;
-      for (Strategy strategy : list_variants(job, group)) {
+      for (cost::Strategy strategy : list_variants(job, group)) {
         auto axes = strategy.layout.used_axes();
         std::ranges::sort(axes);
         do {
@@ -113,12 +115,13 @@ TEST(AxisOrders, NoOtherOrderIsFaster) {
             return strategy.layout.degree(axis) == 1;
           });
           std::copy_backward(axes.begin(), axes.end(), order.end());
-          if (!check_strategy(job.model, strategy, job.cluster).empty())
+          if (!cost::check_strategy(job.model, strategy, job.cluster).empty())
             continue;
-          const auto step = estimate_step(job.model, strategy, job.cluster);
+          const auto step =
+              cost::estimate_step(job.model, strategy, job.cluster);
           if (!step.fits || step.step_seconds >= best) continue;
           best = step.step_seconds;
-          name = to_string(strategy);
+          name = cost::to_string(strategy);
         } while (std::next_permutation(axes.begin(), axes.end()));
       }
     }
@@ -132,7 +135,8 @@ TEST(AxisOrders, NoOtherOrderIsFaster) {
 // Stages that cross the slow network leave the nodes to the data-parallel
 // ranks.
 TEST(AxisOrders, PipelinesCrossNodesWhereThatIsFaster) {
-  SearchJob job = search_job("llama2-7b", find_cluster("a100-80gb:2x8"), 64);
+  SearchJob job =
+      search_job("llama2-7b", cluster::find_cluster("a100-80gb:2x8"), 64);
   const auto seconds =
       [&](std::vector<std::pair<std::string, std::string>> fixed) {
         fixed.insert(fixed.end(), {{"pp", "2"}, {"fsdp", "8"}});
@@ -147,4 +151,4 @@ TEST(AxisOrders, PipelinesCrossNodesWhereThatIsFaster) {
   EXPECT_EQ(seconds({}), outer);
 }
 
-}  // namespace echelon::axis_orders_test
+}  // namespace echelon::planner::axis_orders_test

@@ -5,7 +5,7 @@
 
 #include <limits>
 
-namespace echelon::candidate_test {
+namespace echelon::planner::candidate_test {
 
 Candidate candidate_of(Layout layout, double seconds, double bytes = 1) {
   Candidate one;
@@ -47,4 +47,4 @@ TEST(Ranking, CopiesAndShardsAreOneLayout) {
   EXPECT_EQ(ranking.sorted()[0].step.step_seconds, 4);
 }
 
-}  // namespace echelon::candidate_test
+}  // namespace echelon::planner::candidate_test

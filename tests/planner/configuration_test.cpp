@@ -12,14 +12,14 @@
 #include "tests/planner/search_job.h"
 #include "tests/support/temp_folder.h"
 
-namespace echelon::configuration_test {
+namespace echelon::planner::configuration_test {
 
 struct Case {
   const char* model;
   const char* cluster;
   int64_t batch;
   std::vector<std::pair<std::string, std::string>> fixed = {};
-  Precision precision = Precision::bf16;
+  cluster::Precision precision = cluster::Precision::bf16;
   int64_t seq_len = 0;
 };
 
@@ -76,7 +76,7 @@ Overrides users_part(const PlanRequest& request, const TempFolder& folder) {
 
 // Compares all but the number of recomputed layers, which the trainer derives
 // from the budget when it has the model.
-void expect_same(const Strategy& planned, const Strategy& read) {
+void expect_same(const cost::Strategy& planned, const cost::Strategy& read) {
   EXPECT_EQ(read.layout, planned.layout);
   EXPECT_EQ(read.zero_stage, planned.zero_stage);
   if (planned.zero_stage == 3) {
@@ -116,10 +116,10 @@ void expect_accepted(const Case& one) {
       const Job job = load_job(folder.write("plan.toml", text), mine);
       const JobFacts facts = check_job(job, plan.devices);
       EXPECT_TRUE(facts.warnings.empty()) << facts.warnings.front();
-      const Configured read = configured(job, facts);
+      const predict::Configured read = predict::configured(job, facts);
       expect_same(plan.strategy, read.strategy);
       // Learned positions grow with the sequence.
-      ModelShape model = request.model;
+      cost::ModelShape model = request.model;
       if (model.transformer && model.transformer->positions > 0) {
         auto& positions = model.transformer->positions;
         positions = std::max(positions, request.seq_len);
@@ -137,9 +137,9 @@ void expect_accepted(const Case& one) {
 TEST(PlanConfiguration, TrainAcceptsWhatIsPlanned) {
   for (const Case& one : std::vector<Case>{
            {"gpt2", "a100-40gb:1", 8},
-           {"gpt2", "v100:8", 64, {}, Precision::fp16},
-           {"gpt2-medium", "rtx-4090:4", 32, {}, Precision::fp32},
-           {"gpt3-125m", "a100-40gb:4", 32, {}, Precision::fp64},
+           {"gpt2", "v100:8", 64, {}, cluster::Precision::fp16},
+           {"gpt2-medium", "rtx-4090:4", 32, {}, cluster::Precision::fp32},
+           {"gpt3-125m", "a100-40gb:4", 32, {}, cluster::Precision::fp64},
            {"gpt3-175b", "a100-80gb:1024", 1536},
            {"megatron-1t", "a100-80gb:3072", 3072},
            {"mpt-7b", "a100-40gb:64", 256},
@@ -153,7 +153,7 @@ TEST(PlanConfiguration, TrainAcceptsWhatIsPlanned) {
            {"llama3.2-3b", "b200:16", 128},
            {"llama3.1-405b", "h100-sxm:512", 1024},
            {"resnet50", "a100-40gb:16", 1024},
-           {"resnet152", "v100:8", 512, {}, Precision::fp16},
+           {"resnet152", "v100:8", 512, {}, cluster::Precision::fp16},
            {"simple_cnn", "l4:2", 64}}) {
     expect_accepted(one);
   }
@@ -222,7 +222,7 @@ TEST(PlanConfiguration, AStageHasTheMemoryOfItsSmallestDevice) {
   plan.strategy.global_batch = 8;
   plan.strategy.stage_layers = {5, 7};
   const std::string small = std::to_string(
-      static_cast<int64_t>(find_device("a100-40gb").memory_bytes));
+      static_cast<int64_t>(cluster::find_device("a100-40gb").memory_bytes));
   EXPECT_NE(
       to_configuration(plan, request)
           .find("device_bytes = [" + small + ", " + small + "]"),
@@ -238,18 +238,24 @@ TEST(PlanConfiguration, TrainAcceptsWhatIsPlannedForMixedClusters) {
       {"gpt2-xl", mixed, 96, {{"pp", "4"}, {"schedule", "interleaved"}}});
   expect_accepted({"llama2-7b", mixed, 96, {{"pp", "1"}, {"tp", "4"}}});
   expect_accepted(
-      {"llama3-8b", "v100:2x8+a100-40gb:1x8", 240, {}, Precision::fp16});
+      {"llama3-8b",
+       "v100:2x8+a100-40gb:1x8",
+       240,
+       {},
+       cluster::Precision::fp16});
   expect_accepted(
       {"resnet50",
        "v100:1x4+a100-40gb:1x4",
        256,
        {{"pp", "2"}},
-       Precision::fp16});
+       cluster::Precision::fp16});
 }
 
 TEST(PlanConfiguration, TrainAcceptsLongerSequencesThanAModelUsuallyHas) {
-  expect_accepted({"gpt2", "a100-40gb:8", 32, {}, Precision::bf16, 4096});
-  expect_accepted({"llama-8b", "h100-sxm:8", 16, {}, Precision::bf16, 131072});
+  expect_accepted(
+      {"gpt2", "a100-40gb:8", 32, {}, cluster::Precision::bf16, 4096});
+  expect_accepted(
+      {"llama-8b", "h100-sxm:8", 16, {}, cluster::Precision::bf16, 131072});
 }
 
 TEST(PlanConfiguration, SaysWhatIsNotTrainedHere) {
@@ -263,4 +269,4 @@ TEST(PlanConfiguration, SaysWhatIsNotTrainedHere) {
       << text;
 }
 
-}  // namespace echelon::configuration_test
+}  // namespace echelon::planner::configuration_test

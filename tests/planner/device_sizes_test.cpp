@@ -9,7 +9,7 @@
 #include "echelon/simulator/simulate.h"
 #include "tests/planner/search_job.h"
 
-namespace echelon::device_sizes_test {
+namespace echelon::planner::device_sizes_test {
 
 double
 worst(const std::vector<int64_t>& shares, const std::vector<double>& weights) {
@@ -67,9 +67,11 @@ PlanRequest request_of(
 
 // How much longer a step takes than another.
 double times_as_long(
-    const PlanRequest& request, const Strategy& one, const Strategy& other) {
-  const auto seconds = [&](const Strategy& strategy) {
-    return estimate_step(request.model, strategy, request.cluster).step_seconds;
+    const PlanRequest& request, const cost::Strategy& one,
+    const cost::Strategy& other) {
+  const auto seconds = [&](const cost::Strategy& strategy) {
+    return cost::estimate_step(request.model, strategy, request.cluster)
+        .step_seconds;
   };
   return seconds(one) / seconds(other);
 }
@@ -84,12 +86,12 @@ TEST(DeviceSizes, StagesAreInProportionToTheirDevices) {
       {{"pp", "2"}, {"tp", "8"}, {"schedule", "1f1b"}});
   const auto result = plan(request);
   ASSERT_FALSE(result.plans.empty());
-  const Strategy& best = result.plans[0].strategy;
+  const cost::Strategy& best = result.plans[0].strategy;
   ASSERT_EQ(best.stage_layers.size(), 2u);
   EXPECT_LT(best.stage_layers[0], best.stage_layers[1]);
   EXPECT_EQ(best.stage_layers[0] + best.stage_layers[1], 40);
   // Equal stages take longer.
-  Strategy equal = best;
+  cost::Strategy equal = best;
   equal.stage_layers.clear();
   EXPECT_GT(times_as_long(request, equal, best), 1.1);
   const std::string& why = result.reason.why;
@@ -102,11 +104,11 @@ TEST(DeviceSizes, BatchesAreInProportionToTheirDevices) {
       request_of("a100-80gb:1x8+h100-sxm:1x8", 96, {{"pp", "1"}, {"tp", "8"}});
   const auto result = plan(request);
   ASSERT_FALSE(result.plans.empty());
-  const Strategy& best = result.plans[0].strategy;
+  const cost::Strategy& best = result.plans[0].strategy;
   ASSERT_EQ(best.rank_microbatch.size(), 2u);
   EXPECT_LT(best.rank_microbatch[0], best.rank_microbatch[1]);
   EXPECT_EQ(best.round_samples() * best.num_microbatches(), 96);
-  Strategy equal = best;
+  cost::Strategy equal = best;
   equal.rank_microbatch.clear();
   equal.microbatch_size = 1;
   EXPECT_GT(times_as_long(request, equal, best), 1.1);
@@ -125,10 +127,10 @@ TEST(DeviceSizes, ABatchThatEqualPartsDoNotDivideIsSharedOut) {
 TEST(DeviceSizes, EqualDevicesTakeEqualParts) {
   for (const char* cluster : {"a100-80gb:16", "a100-80gb:1x8+a100-80gb:1x4"}) {
     const auto request = request_of(cluster, 48);
-    EXPECT_TRUE(
-        device_speeds(
-            request.model, request.cluster, 0, Precision::bf16, "echelon")
-            .empty())
+    EXPECT_TRUE(device_speeds(
+                    request.model, request.cluster, 0, cluster::Precision::bf16,
+                    "echelon")
+                    .empty())
         << cluster;
     for (const auto& found : plan(request).plans) {
       EXPECT_TRUE(found.strategy.stage_layers.empty());
@@ -139,11 +141,12 @@ TEST(DeviceSizes, EqualDevicesTakeEqualParts) {
 
 // The slowest pipeline sets the pace, on whichever devices it runs.
 TEST(DeviceSizes, TheEstimateIsThatOfTheSlowestPipeline) {
-  const ModelShape model = find_model("gpt3-1.3b");
-  const Strategy strategy{
+  const cost::ModelShape model = cost::find_model("gpt3-1.3b");
+  const cost::Strategy strategy{
       .layout = {.dp_replicate = 2, .tp = 8}, .global_batch = 16};
   const auto seconds = [&](const char* cluster) {
-    return estimate_step(model, strategy, find_cluster(cluster)).step_seconds;
+    return cost::estimate_step(model, strategy, cluster::find_cluster(cluster))
+        .step_seconds;
   };
   const double slow_first = seconds("v100:1x8+h100-sxm:1x8");
   const double slow_last = seconds("h100-sxm:1x8+v100:1x8");
@@ -153,34 +156,39 @@ TEST(DeviceSizes, TheEstimateIsThatOfTheSlowestPipeline) {
 
 // Each stage counts the memory of its own device.
 TEST(DeviceSizes, EachStageMustFitItsOwnDevice) {
-  const ModelShape model = find_model("gpt3-6.7b");
-  Strategy strategy;
+  const cost::ModelShape model = cost::find_model("gpt3-6.7b");
+  cost::Strategy strategy;
   strategy.layout = {.dp_replicate = 1, .pp = 2};
   strategy.global_batch = 8;
-  strategy.recompute = Recompute::all;
+  strategy.recompute = cost::Recompute::all;
   strategy.stage_layers = {4, 28};
   const auto fits = [&](const char* cluster) {
-    return estimate_step(model, strategy, find_cluster(cluster)).fits;
+    return cost::estimate_step(model, strategy, cluster::find_cluster(cluster))
+        .fits;
   };
   EXPECT_TRUE(fits("a100-40gb:1x1+h200:1x1"));
   EXPECT_FALSE(fits("h200:1x1+a100-40gb:1x1"));
 }
 
 TEST(DeviceSizes, TheSimulatorGivesEachRankItsOwnBatch) {
-  const ModelShape model = find_model("gpt3-1.3b");
-  const Cluster cluster = find_cluster("a100-40gb:1x8+h100-sxm:1x8");
-  Strategy strategy;
+  const cost::ModelShape model = cost::find_model("gpt3-1.3b");
+  const cluster::Cluster cluster =
+      cluster::find_cluster("a100-40gb:1x8+h100-sxm:1x8");
+  cost::Strategy strategy;
   strategy.layout = {.dp_replicate = 2, .tp = 8};
   strategy.global_batch = 24;
   strategy.microbatch_size = 4;
   strategy.rank_microbatch = {2, 4};
   ASSERT_EQ(strategy.num_microbatches(), 4);
-  const auto run = simulate(model, strategy, cluster, {.timeline_ranks = 16});
-  const double estimate = estimate_step(model, strategy, cluster).step_seconds;
+  const auto run =
+      simulator::simulate(model, strategy, cluster, {.timeline_ranks = 16});
+  const double estimate =
+      cost::estimate_step(model, strategy, cluster).step_seconds;
   EXPECT_NEAR(run.step.step_seconds, estimate, 0.05 * estimate);
   strategy.rank_microbatch = {4, 2};
-  const auto other = simulate(model, strategy, cluster, {.timeline_ranks = 0});
+  const auto other =
+      simulator::simulate(model, strategy, cluster, {.timeline_ranks = 0});
   EXPECT_GT(other.step.step_seconds, 1.2 * run.step.step_seconds);
 }
 
-}  // namespace echelon::device_sizes_test
+}  // namespace echelon::planner::device_sizes_test

@@ -9,21 +9,21 @@
 #include "echelon/planner/device_sizes.h"
 #include "tests/planner/search_job.h"
 
-namespace echelon::pipeline_bound_test {
+namespace echelon::planner::pipeline_bound_test {
 
 // Visits all strategies, with some choices of recompute for each.
 template <class Visit>
 void for_each_strategy(const SearchJob& job, const Visit& visit) {
   LayerTimes times(job);
-  for (const Strategy& group : list_groups(job)) {
+  for (const cost::Strategy& group : list_groups(job)) {
     const PipelineBound bound(job, times, group);
-    for (Strategy variant : list_variants(job, group)) {
-      for (const Recompute recompute : kRecomputes) {
+    for (cost::Strategy variant : list_variants(job, group)) {
+      for (const cost::Recompute recompute : cost::kRecomputes) {
         for (const int64_t layers : {-1, 1, 3}) {
-          if (recompute == Recompute::none && layers > 0) continue;
+          if (recompute == cost::Recompute::none && layers > 0) continue;
           variant.recompute = recompute;
           variant.recompute_layers = layers;
-          if (!check_strategy(job.model, variant, job.cluster).empty())
+          if (!cost::check_strategy(job.model, variant, job.cluster).empty())
             continue;
           visit(bound, variant);
         }
@@ -46,14 +46,14 @@ TEST_P(PipelineBounds, AreBelowEveryEstimate) {
   const auto job = search_job(one.model, one.cluster, one.batch, one.framework);
   int64_t number = 0, seen = 0, above = 0;
   for_each_strategy(
-      job, [&](const PipelineBound& bound, const Strategy& variant) {
+      job, [&](const PipelineBound& bound, const cost::Strategy& variant) {
         if (number++ % 11 != 0) return;
         const double seconds =
-            estimate_time(job.model, variant, job.cluster).step_seconds;
+            cost::estimate_time(job.model, variant, job.cluster).step_seconds;
         ++seen;
         if (bound.of(variant) <= seconds || ++above > 5) return;
-        ADD_FAILURE() << to_string(variant) << ": bound " << bound.of(variant)
-                      << ", estimate " << seconds;
+        ADD_FAILURE() << cost::to_string(variant) << ": bound "
+                      << bound.of(variant) << ", estimate " << seconds;
       });
   EXPECT_GT(seen, 100);
 }
@@ -79,17 +79,19 @@ TEST(PipelineBound, IsCloseToWhatAPipelineTakes) {
   for (const auto& stage_layers :
        std::vector<std::vector<int64_t>>{{}, {10, 22}, {24, 8}}) {
     for (const auto& [recompute, layers] :
-         {std::pair{Recompute::none, -1}, std::pair{Recompute::all, 4},
-          std::pair{Recompute::selective, -1}}) {
-      Strategy strategy = strategy_of(job, {.tp = 8, .pp = 2}, 512);
+         {std::pair{cost::Recompute::none, -1},
+          std::pair{cost::Recompute::all, 4},
+          std::pair{cost::Recompute::selective, -1}}) {
+      cost::Strategy strategy = strategy_of(job, {.tp = 8, .pp = 2}, 512);
       strategy.stage_layers = stage_layers;
       const PipelineBound bound(job, times, strategy);
       strategy.recompute = recompute;
       strategy.recompute_layers = layers;
       const double seconds =
-          estimate_time(job.model, strategy, job.cluster).step_seconds;
-      EXPECT_GT(bound.of(strategy), 0.97 * seconds) << to_string(strategy);
-      EXPECT_LE(bound.of(strategy), seconds) << to_string(strategy);
+          cost::estimate_time(job.model, strategy, job.cluster).step_seconds;
+      EXPECT_GT(bound.of(strategy), 0.97 * seconds)
+          << cost::to_string(strategy);
+      EXPECT_LE(bound.of(strategy), seconds) << cost::to_string(strategy);
     }
   }
 }
@@ -100,7 +102,7 @@ TEST(PipelineBound, OfAnyCutIsCloseToTheBestOne) {
   const SearchJob job =
       search_job("gpt3-6.7b", "a100-80gb:1x8+h100-sxm:1x8", 512, "echelon");
   LayerTimes times(job);
-  Strategy strategy = strategy_of(job, {.tp = 8, .pp = 2}, 512);
+  cost::Strategy strategy = strategy_of(job, {.tp = 8, .pp = 2}, 512);
   const PipelineBound bound(job, times, strategy);
   double least = 1e300;
   for (int64_t first = 1; first < 32; ++first) {
@@ -140,7 +142,7 @@ TEST(PipelineBound, OfAnyCutIsBelowTheBestWhereDevicesDifferInWhatTheyDoWell) {
   auto job = search_job("gpt2", "a100-80gb:1x1+h100-sxm:1x1", 32, "echelon");
   job.cluster.groups[1].node.device.memory_bytes_per_second /= 4;
   LayerTimes times(job);
-  const Strategy strategy = strategy_of(job, {.pp = 2}, 32);
+  const cost::Strategy strategy = strategy_of(job, {.pp = 2}, 32);
   const double best =
       32 * best_of_two(
                times.of(strategy, 1, 0, 0, 0), times.of(strategy, 1, 0, 1, 1));
@@ -153,11 +155,11 @@ TEST(PipelineBound, OfAnyCutIsBelowTheBestWhereDevicesDifferInWhatTheyDoWell) {
 TEST(PipelineBound, CountsWhatStagesBeforeARankMustDo) {
   const SearchJob job = search_job("gpt3-1.3b", "h100-sxm:1x8", 8, "echelon");
   LayerTimes times(job);
-  Strategy strategy = strategy_of(job, {.pp = 8}, 8);
+  cost::Strategy strategy = strategy_of(job, {.pp = 8}, 8);
   const double work = PipelineBound(job, times, strategy).any_partition();
   for (const char* schedule : {"1f1b", "gpipe", "zb-h1"}) {
     strategy.schedule = schedule;
-    const auto step = estimate_time(job.model, strategy, job.cluster);
+    const auto step = cost::estimate_time(job.model, strategy, job.cluster);
     const double pipeline =
         step.step_seconds - step.parts.optimizer - step.parts.other;
     const double bound = PipelineBound(job, times, strategy).of(strategy);
@@ -167,4 +169,4 @@ TEST(PipelineBound, CountsWhatStagesBeforeARankMustDo) {
   }
 }
 
-}  // namespace echelon::pipeline_bound_test
+}  // namespace echelon::planner::pipeline_bound_test

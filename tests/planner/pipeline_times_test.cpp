@@ -3,9 +3,9 @@
 
 #include <gtest/gtest.h>
 
-namespace echelon::pipeline_times_test {
+namespace echelon::planner::pipeline_times_test {
 
-Strategy strategy_of_eight() {
+cost::Strategy strategy_of_eight() {
   return {
       .layout = {.dp_replicate = 2, .tp = 2, .pp = 2},
       .global_batch = 16,
@@ -14,7 +14,7 @@ Strategy strategy_of_eight() {
 
 TEST(PipelineTimes, AreStepsWithoutWhatDataParallelRanksDoAlone) {
   Candidate plain{strategy_of_eight(), {}};
-  StepEstimate& step = plain.step;
+  cost::StepEstimate& step = plain.step;
   step.step_seconds = 10;
   step.parts.optimizer = 1;
   step.parts.other = 0.5;
@@ -26,7 +26,7 @@ TEST(PipelineTimes, AreStepsWithoutWhatDataParallelRanksDoAlone) {
   times.learn(plain);
   EXPECT_DOUBLE_EQ(times.at_least(plain.strategy), 6.25);
 
-  Strategy sharded = plain.strategy;
+  cost::Strategy sharded = plain.strategy;
   sharded.layout.dp_replicate = 1;
   sharded.layout.dp_shard = 2;
   sharded.zero_stage = 3;
@@ -38,28 +38,30 @@ TEST(PipelineTimes, AreSharedByStrategiesWithOnePipelineAlone) {
   Candidate plain{strategy_of_eight(), {}};
   plain.step.step_seconds = 10;
   times.learn(plain);
-  const std::vector<void (*)(Strategy&)> changes = {
-      [](Strategy& s) { s.layout.dp_replicate = 4; },
-      [](Strategy& s) { s.layout.tp = 4; },
-      [](Strategy& s) { s.layout.pp = 4; },
-      [](Strategy& s) { s.layout.cp = 2; },
-      [](Strategy& s) { s.layout.ep = 2; },
-      [](Strategy& s) { s.microbatch_size = 1; },
-      [](Strategy& s) { s.stages_per_rank = 2; },
-      [](Strategy& s) { s.sequence_parallel = true; },
-      [](Strategy& s) { std::swap(s.layout.order[0], s.layout.order[2]); },
-      [](Strategy& s) { s.schedule = "gpipe"; },
-      [](Strategy& s) {
+  const std::vector<void (*)(cost::Strategy&)> changes = {
+      [](cost::Strategy& s) { s.layout.dp_replicate = 4; },
+      [](cost::Strategy& s) { s.layout.tp = 4; },
+      [](cost::Strategy& s) { s.layout.pp = 4; },
+      [](cost::Strategy& s) { s.layout.cp = 2; },
+      [](cost::Strategy& s) { s.layout.ep = 2; },
+      [](cost::Strategy& s) { s.microbatch_size = 1; },
+      [](cost::Strategy& s) { s.stages_per_rank = 2; },
+      [](cost::Strategy& s) { s.sequence_parallel = true; },
+      [](cost::Strategy& s) {
+        std::swap(s.layout.order[0], s.layout.order[2]);
+      },
+      [](cost::Strategy& s) { s.schedule = "gpipe"; },
+      [](cost::Strategy& s) {
         s.stage_layers = {3, 5};
       },
-      [](Strategy& s) {
+      [](cost::Strategy& s) {
         s.rank_microbatch = {1, 2};
       }};
   for (size_t i = 0; i < changes.size(); ++i) {
-    Strategy other = plain.strategy;
+    cost::Strategy other = plain.strategy;
     changes[i](other);
     EXPECT_EQ(times.at_least(other), 0) << "change " << i;
   }
 }
 
-}  // namespace echelon::pipeline_times_test
+}  // namespace echelon::planner::pipeline_times_test

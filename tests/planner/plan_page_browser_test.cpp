@@ -10,7 +10,7 @@
 #include "tests/support/python.h"
 #include "tests/support/temp_folder.h"
 
-namespace echelon::plan_page_browser_test {
+namespace echelon::planner::plan_page_browser_test {
 
 using Json = nlohmann::json;
 
@@ -54,7 +54,8 @@ class PlanPageInBrowser : public testing::Test {
     }
     const auto told = [](const std::vector<Plan>& plans) {
       Json all = Json::array();
-      for (const Plan& plan : plans) all.push_back(to_string(plan.strategy));
+      for (const Plan& plan : plans)
+        all.push_back(cost::to_string(plan.strategy));
       return all;
     };
     expected["choices"] = told(page_.choices);
@@ -86,4 +87,4 @@ TEST_F(PlanPageInBrowser, ShowsWhatIsMissingWhenNothingFits) {
   look({"Nothing fits", "The closest needs"});
 }
 
-}  // namespace echelon::plan_page_browser_test
+}  // namespace echelon::planner::plan_page_browser_test

@@ -4,7 +4,7 @@
 
 #include "tests/planner/search_job.h"
 
-namespace echelon::plan_page_test {
+namespace echelon::planner::plan_page_test {
 
 size_t count_of(const std::string& text, const std::string& part) {
   size_t count = 0;
@@ -66,4 +66,4 @@ TEST(PlanPage, FiguresOfALongPipelineAreOfAllItsRanks) {
   EXPECT_NEAR(ideal, 100.0 * 63 / (128 + 63), 2.0);
 }
 
-}  // namespace echelon::plan_page_test
+}  // namespace echelon::planner::plan_page_test

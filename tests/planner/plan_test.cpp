@@ -11,7 +11,7 @@
 #include "tests/planner/search_job.h"
 #include "tests/support/error_text.h"
 
-namespace echelon::plan_test {
+namespace echelon::planner::plan_test {
 
 std::string refusal(const PlanRequest& request) {
   return error_text<ConfigError>([&] { plan(request); });
@@ -82,10 +82,13 @@ TEST(Plan, APrecisionThatADeviceHasNotIsRefused) {
   EXPECT_TRUE(has(text, "--precision bf16: v100 does not compute in it"))
       << text;
   EXPECT_TRUE(has(text, "fp16")) << text;
-  EXPECT_EQ(usual_precision(request.cluster), Precision::fp16);
-  EXPECT_EQ(usual_precision(find_cluster("h100-sxm:8")), Precision::bf16);
+  EXPECT_EQ(usual_precision(request.cluster), cluster::Precision::fp16);
   EXPECT_EQ(
-      usual_precision(find_cluster("h100-sxm:1x8+v100:1x8")), Precision::fp16);
+      usual_precision(cluster::find_cluster("h100-sxm:8")),
+      cluster::Precision::bf16);
+  EXPECT_EQ(
+      usual_precision(cluster::find_cluster("h100-sxm:1x8+v100:1x8")),
+      cluster::Precision::fp16);
 }
 
 TEST(Plan, TheFewestDevicesAreEnough) {
@@ -133,7 +136,7 @@ TEST(Plan, ValuesOfAKeyAreComparedAsTheyAreSimulated) {
     ASSERT_TRUE(row.plan) << row.value;
     if (!row.plan->step.fits) continue;
     const double seconds = row.plan->step.step_seconds;
-    const auto simulated = simulate(
+    const auto simulated = simulator::simulate(
         request.model, row.plan->strategy, request.cluster,
         {.timeline_ranks = 0});
     EXPECT_EQ(seconds, simulated.step.step_seconds) << row.value;
@@ -148,4 +151,4 @@ TEST(Plan, ValuesOfAKeyAreComparedAsTheyAreSimulated) {
   }
 }
 
-}  // namespace echelon::plan_test
+}  // namespace echelon::planner::plan_test

@@ -11,15 +11,15 @@
 #include "echelon/planner/plan.h"
 #include "echelon/planner/search_space.h"
 
-namespace echelon {
+namespace echelon::planner {
 
 /// A request for a model of the catalogue.
 inline PlanRequest plan_request(
     const std::string& model, const std::string& cluster, int64_t batch,
     std::vector<std::pair<std::string, std::string>> fixed = {}) {
   PlanRequest request;
-  request.model = find_model(model);
-  request.cluster = find_cluster(cluster);
+  request.model = cost::find_model(model);
+  request.cluster = cluster::find_cluster(cluster);
   request.global_batch = batch;
   request.fixed = std::move(fixed);
   return request;
@@ -27,10 +27,10 @@ inline PlanRequest plan_request(
 
 /// A search for a model of the catalogue, on all devices of `cluster`.
 inline SearchJob search_job(
-    const std::string& model, const Cluster& cluster, int64_t batch,
+    const std::string& model, const cluster::Cluster& cluster, int64_t batch,
     const std::string& framework = "echelon") {
   SearchJob job;
-  job.model = find_model(model);
+  job.model = cost::find_model(model);
   job.cluster = cluster;
   job.devices = cluster.num_devices();
   job.global_batch = batch;
@@ -45,14 +45,14 @@ inline SearchJob search_job(
 inline SearchJob search_job(
     const std::string& model, const std::string& cluster, int64_t batch,
     const std::string& framework = "echelon") {
-  return search_job(model, find_cluster(cluster), batch, framework);
+  return search_job(model, cluster::find_cluster(cluster), batch, framework);
 }
 
 /// A strategy of that job with `batch` samples, or 8 for each data-parallel
 /// rank.
-inline Strategy
+inline cost::Strategy
 strategy_of(const SearchJob& job, const Layout& layout, int64_t batch = 0) {
-  Strategy strategy;
+  cost::Strategy strategy;
   strategy.layout = layout;
   strategy.global_batch = batch > 0 ? batch : 8 * layout.data_degree();
   strategy.seq_len = job.seq_len;
@@ -60,4 +60,4 @@ strategy_of(const SearchJob& job, const Layout& layout, int64_t batch = 0) {
   return strategy;
 }
 
-}  // namespace echelon
+}  // namespace echelon::planner

@@ -12,14 +12,14 @@
 #include "echelon/planner/plan.h"
 #include "tests/planner/search_job.h"
 
-namespace echelon::search_test {
+namespace echelon::planner::search_test {
 
 // The groups in every order of the axes that the framework supports. On mixed
 // clusters list_groups() has them all.
-std::vector<Strategy> in_all_orders(const SearchJob& job) {
+std::vector<cost::Strategy> in_all_orders(const SearchJob& job) {
   if (job.cluster.mixed()) return list_groups(job);
-  std::vector<Strategy> groups;
-  for (Strategy group : list_groups(job)) {
+  std::vector<cost::Strategy> groups;
+  for (cost::Strategy group : list_groups(job)) {
     for (const int order : rules_of_framework(job.framework).orders) {
       group.layout.order = axis_orders()[static_cast<size_t>(order)];
       groups.push_back(group);
@@ -32,16 +32,17 @@ std::vector<Strategy> in_all_orders(const SearchJob& job) {
 template <class Visit>
 void for_each_strategy(const SearchJob& job, const Visit& visit) {
   for (const auto& group : in_all_orders(job)) {
-    for (Strategy strategy : list_variants(job, group)) {
+    for (cost::Strategy strategy : list_variants(job, group)) {
       const int64_t stages =
           strategy.layout.pp * std::max<int64_t>(1, strategy.stages_per_rank);
       const int64_t layers =
           strategy.stage_layers.empty()
               ? (num_layers(job.model) + stages - 1) / stages
               : *std::ranges::max_element(strategy.stage_layers);
-      for (const Recompute recompute : kRecomputes) {
+      for (const cost::Recompute recompute : cost::kRecomputes) {
         for (int64_t some = -1; some < layers; ++some) {
-          if (some == 0 || (some > 0 && recompute == Recompute::none)) continue;
+          if (some == 0 || (some > 0 && recompute == cost::Recompute::none))
+            continue;
           strategy.recompute = recompute;
           strategy.recompute_layers = some;
           for (const int offload : {0, 1, 2, 3}) {
@@ -49,7 +50,8 @@ void for_each_strategy(const SearchJob& job, const Visit& visit) {
             strategy.offload_activations = (offload & 2) != 0;
             if (offload > 0 && !rules_of_framework(job.framework).offload)
               continue;
-            if (check_strategy(job.model, strategy, job.cluster).empty()) {
+            if (cost::check_strategy(job.model, strategy, job.cluster)
+                    .empty()) {
               visit(strategy);
             }
           }
@@ -59,14 +61,16 @@ void for_each_strategy(const SearchJob& job, const Visit& visit) {
   }
 }
 
-bool fits(const SearchJob& job, const StepEstimate& step) {
+bool fits(const SearchJob& job, const cost::StepEstimate& step) {
   return step.fits &&
-         std::ranges::all_of(job.cluster.groups, [&](const NodeGroup& group) {
-           const double all = group.node.host_memory_bytes;
-           return all <= 0 ||
-                  step.memory.host_bytes <=
-                      0.8 * all / static_cast<double>(group.node.num_devices);
-         });
+         std::ranges::all_of(
+             job.cluster.groups, [&](const cluster::NodeGroup& group) {
+               const double all = group.node.host_memory_bytes;
+               return all <= 0 ||
+                      step.memory.host_bytes <=
+                          0.8 * all /
+                              static_cast<double>(group.node.num_devices);
+             });
 }
 
 // Each layout's fastest, found without the search's bounds.
@@ -74,10 +78,10 @@ using Fastest = std::map<std::string, Candidate>;
 
 Fastest fastest_of_layouts(const SearchJob& job) {
   Fastest fastest;
-  for_each_strategy(job, [&](const Strategy& strategy) {
+  for_each_strategy(job, [&](const cost::Strategy& strategy) {
     // The host's memory is for jobs that do not fit otherwise.
     if (strategy.offload_optimizer || strategy.offload_activations) return;
-    const auto step = estimate_step(job.model, strategy, job.cluster);
+    const auto step = cost::estimate_step(job.model, strategy, job.cluster);
     if (!fits(job, step)) return;
     Layout layout = strategy.layout;
     layout.dp_replicate *= std::exchange(layout.dp_shard, 1);
@@ -100,8 +104,8 @@ void expect_brute_force_agrees(const SearchJob& job) {
   for (size_t i = 0; i < found.best.size(); ++i) {
     const double best = all[i].step.step_seconds;
     EXPECT_NEAR(found.best[i].step.step_seconds, best, 1e-9 * best)
-        << "brute force: " << to_string(all[i].strategy)
-        << "\nsearch: " << to_string(found.best[i].strategy);
+        << "brute force: " << cost::to_string(all[i].strategy)
+        << "\nsearch: " << cost::to_string(found.best[i].strategy);
   }
 }
 
@@ -175,16 +179,16 @@ TEST(Search, VariantsThatAreSharedAreThoseOfTheGroup) {
 // Strategies that least_bytes excludes cannot fit.
 TEST(Search, TheBoundOnMemoryLeavesOutNothingThatFits) {
   SearchJob job = search_job("llama2-7b", "v100:2", 2);
-  const double usable = usable_bytes(job.cluster.groups[0].node.device);
+  const double usable = cost::usable_bytes(job.cluster.groups[0].node.device);
   int64_t above = 0;
-  for_each_strategy(job, [&](const Strategy& strategy) {
-    const double least = least_bytes(job.model, strategy);
-    const auto step = estimate_step(job.model, strategy, job.cluster);
+  for_each_strategy(job, [&](const cost::Strategy& strategy) {
+    const double least = cost::least_bytes(job.model, strategy);
+    const auto step = cost::estimate_step(job.model, strategy, job.cluster);
     EXPECT_LE(least, step.memory.peak_bytes() * (1 + 1e-9))
-        << to_string(strategy);
+        << cost::to_string(strategy);
     if (least <= usable) return;
     ++above;
-    EXPECT_FALSE(step.fits) << to_string(strategy);
+    EXPECT_FALSE(step.fits) << cost::to_string(strategy);
   });
   EXPECT_GT(above, 0);
 }
@@ -211,7 +215,7 @@ TEST(Search, ComputesAgainWhatItIsToldThoughAllFits) {
       1);
   ASSERT_FALSE(found.best.empty());
   EXPECT_EQ(found.best[0].strategy.recompute_layers, 2);
-  EXPECT_NE(found.best[0].strategy.recompute, Recompute::none);
+  EXPECT_NE(found.best[0].strategy.recompute, cost::Recompute::none);
 }
 
 TEST(Search, TheHostsMemoryIsALimitToo) {
@@ -239,7 +243,7 @@ TEST(Search, TheLargestDeviceSaysWhatCannotFit) {
   ASSERT_FALSE(found.best.empty());
   EXPECT_GT(
       found.best[0].step.memory.peak_bytes(),
-      usable_bytes(job.cluster.groups[1].node.device));
+      cost::usable_bytes(job.cluster.groups[1].node.device));
 }
 
 // The closest plan recomputes everything and needs the least.
@@ -251,9 +255,9 @@ TEST(Search, TheClosestNeedsTheLeast) {
   ASSERT_TRUE(found.best.empty());
   ASSERT_TRUE(found.closest);
   EXPECT_FALSE(found.closest->step.fits);
-  EXPECT_EQ(found.closest->strategy.recompute, Recompute::all);
-  Strategy plain = found.closest->strategy;
-  plain.recompute = Recompute::none;
+  EXPECT_EQ(found.closest->strategy.recompute, cost::Recompute::all);
+  cost::Strategy plain = found.closest->strategy;
+  plain.recompute = cost::Recompute::none;
   EXPECT_LT(
       found.closest->step.memory.peak_bytes(),
       estimate_step(job.model, plain, job.cluster).memory.peak_bytes());
@@ -274,4 +278,4 @@ TEST(Search, ShowsEachLayoutOnceTheFastestFirst) {
   }
 }
 
-}  // namespace echelon::search_test
+}  // namespace echelon::planner::search_test

@@ -13,7 +13,7 @@
 #include "echelon/planner/device_sizes.h"
 #include "tests/planner/search_job.h"
 
-namespace echelon::sized_parts_test {
+namespace echelon::planner::sized_parts_test {
 
 using Cut = std::vector<int64_t>;
 
@@ -23,11 +23,12 @@ SearchJob job_on(const std::string& cluster) {
 }
 
 // Seconds of a microbatch, forward and backward, on the slowest stage.
-double bottleneck(const SearchJob& job, Strategy strategy, const Cut& cut) {
+double
+bottleneck(const SearchJob& job, cost::Strategy strategy, const Cut& cut) {
   strategy.stage_layers = cut;
   double most = 0;
   for (const auto& stage :
-       stage_times(job.model, strategy, job.cluster).stages) {
+       cost::stage_times(job.model, strategy, job.cluster).stages) {
     most = std::max(most, stage.forward + stage.backward);
   }
   return most;
@@ -40,7 +41,7 @@ TEST(SizedStages, TheHeadIsWorkOfTheLastStage) {
        {"a100-80gb:1x1+h100-sxm:1x1", "h100-sxm:1x1+a100-80gb:1x1"}) {
     SearchJob job = search_job("gpt2", cluster, 0);
     job.model.transformer->layers = 36;
-    const Strategy strategy = strategy_of(job, {.pp = 2});
+    const cost::Strategy strategy = strategy_of(job, {.pp = 2});
     const auto cuts = sized_stages(job, strategy);
     ASSERT_FALSE(cuts.empty()) << cluster;
     double least = 1e300;
@@ -74,7 +75,7 @@ TEST(SizedStages, TheSlowestOfAllPipelinesCountsAtEachPlace) {
 // stage.
 TEST(SizedStages, AStageCountsTheDevicesOfItsRank) {
   const SearchJob job = job_on("a100-80gb:1x8+h100-sxm:1x8");
-  Strategy strategy = strategy_of(job, {.tp = 8, .pp = 2});
+  cost::Strategy strategy = strategy_of(job, {.tp = 8, .pp = 2});
   strategy.schedule = "zb-v";
   const auto cuts = sized_stages(job, strategy);
   ASSERT_FALSE(cuts.empty());
@@ -90,8 +91,8 @@ TEST(SizedStages, OneCutIsForTimeAndOneForMemory) {
   const auto cuts = sized_stages(job, strategy_of(job, {.tp = 8, .pp = 2}));
   ASSERT_EQ(cuts.size(), 2u);
   EXPECT_NE(cuts[0], cuts[1]);
-  const double large = usable_bytes(job.cluster.groups[0].node.device);
-  const double small = usable_bytes(job.cluster.groups[1].node.device);
+  const double large = cost::usable_bytes(job.cluster.groups[0].node.device);
+  const double small = cost::usable_bytes(job.cluster.groups[1].node.device);
   EXPECT_EQ(cuts[1], share_out(32, {large, small}));
   // The same partition is tried only once.
   SearchJob same = job;
@@ -106,7 +107,7 @@ TEST(SizedStages, LayersOfImageNetworksAreCutByTheirWork) {
   const SearchJob job = search_job("resnet50", "a100-80gb:1x1+h100-sxm:1x1", 0);
   const auto cuts = sized_stages(job, strategy_of(job, {.pp = 2}));
   ASSERT_FALSE(cuts.empty());
-  const auto flops = flops_of_layers(job.model);
+  const auto flops = cost::flops_of_layers(job.model);
   const auto all = std::accumulate(flops.begin(), flops.end(), 0.0);
   const auto first =
       std::accumulate(flops.begin(), flops.begin() + cuts[0][0], 0.0);
@@ -140,7 +141,8 @@ TEST(DataRankSpeeds, AreThoseOfTheSlowestDeviceOfThePipeline) {
   // All pipelines cross both kinds: pp outermost.
   SearchJob half = search_job(
       "llama2-13b", "a100-80gb:2x8+h100-sxm:2x8", 0, "megatron-core");
-  Strategy across = strategy_of(half, {.dp_replicate = 2, .tp = 8, .pp = 2});
+  cost::Strategy across =
+      strategy_of(half, {.dp_replicate = 2, .tp = 8, .pp = 2});
   across.layout.order = axis_orders()[1];
   EXPECT_TRUE(data_rank_speeds(half, across).empty());
 }
@@ -157,16 +159,16 @@ TEST(DataRankSpeeds, AreNotGivenWhereRanksOfExpertsHaveBatchesOfTheirOwn) {
 
 // Seconds of a sample on one device, by the estimate of a whole step.
 double seconds_alone(
-    const ModelShape& model, const char* device, int64_t seq_len,
-    Precision precision, const std::string& framework) {
-  Strategy alone;
+    const cost::ModelShape& model, const char* device, int64_t seq_len,
+    cluster::Precision precision, const std::string& framework) {
+  cost::Strategy alone;
   alone.global_batch = 1;
   alone.seq_len = seq_len;
   alone.precision = precision;
   alone.framework = framework;
   double seconds = 0;
   for (const auto& stage :
-       stage_times(model, alone, find_cluster(device)).stages) {
+       cost::stage_times(model, alone, cluster::find_cluster(device)).stages) {
     seconds += stage.forward + stage.backward;
   }
   return seconds;
@@ -175,7 +177,7 @@ double seconds_alone(
 TEST(SizedBatches, AreTriedWithEveryNumberOfMicrobatches) {
   const auto job = search_job("llama2-7b", "a100-80gb:1x8+h100-sxm:1x8", 96);
   std::set<int64_t> counts;
-  for (const Strategy& group : list_groups(job)) {
+  for (const cost::Strategy& group : list_groups(job)) {
     if (group.rank_microbatch.empty()) continue;
     EXPECT_EQ(group.round_samples() * group.num_microbatches(), 96);
     counts.insert(group.num_microbatches());
@@ -186,19 +188,20 @@ TEST(SizedBatches, AreTriedWithEveryNumberOfMicrobatches) {
 }
 
 TEST(DeviceSpeeds, AreOfThisModelSequencePrecisionAndFramework) {
-  const ModelShape model = find_model("llama2-7b");
-  const Cluster cluster = find_cluster("a100-80gb:1x8+h100-sxm:1x8");
+  const cost::ModelShape model = cost::find_model("llama2-7b");
+  const cluster::Cluster cluster =
+      cluster::find_cluster("a100-80gb:1x8+h100-sxm:1x8");
   struct Case {
     int64_t seq_len;
-    Precision precision;
+    cluster::Precision precision;
     const char* framework;
   };
   std::vector<double> ratios;
   for (const Case& one :
-       {Case{4096, Precision::bf16, "echelon"},
-        Case{32768, Precision::bf16, "echelon"},
-        Case{4096, Precision::fp32, "echelon"},
-        Case{4096, Precision::bf16, "megatron-2021"}}) {
+       {Case{4096, cluster::Precision::bf16, "echelon"},
+        Case{32768, cluster::Precision::bf16, "echelon"},
+        Case{4096, cluster::Precision::fp32, "echelon"},
+        Case{4096, cluster::Precision::bf16, "megatron-2021"}}) {
     const auto speeds = device_speeds(
         model, cluster, one.seq_len, one.precision, one.framework);
     ASSERT_EQ(speeds.size(), 2u);
@@ -220,17 +223,19 @@ TEST(DeviceSpeeds, AreOfThisModelSequencePrecisionAndFramework) {
 
 // Half a percent is none, a tenth is some.
 TEST(DeviceSpeeds, DifferencesThatNobodyMeasuresAreNone) {
-  const ModelShape model = find_model("llama2-7b");
-  Cluster cluster = find_cluster("a100-80gb:1x8+a100-80gb:1x4");
+  const cost::ModelShape model = cost::find_model("llama2-7b");
+  cluster::Cluster cluster =
+      cluster::find_cluster("a100-80gb:1x8+a100-80gb:1x4");
   const auto speeds = [&](double clock) {
-    Cluster other = cluster;
-    Device& device = other.groups[1].node.device;
+    cluster::Cluster other = cluster;
+    cluster::Device& device = other.groups[1].node.device;
     for (auto& peak : device.peak_flops_per_second) peak *= clock;
     device.memory_bytes_per_second *= clock;
-    return device_speeds(model, other, 4096, Precision::bf16, "echelon");
+    return device_speeds(
+        model, other, 4096, cluster::Precision::bf16, "echelon");
   };
   EXPECT_TRUE(speeds(1.002).empty());
   EXPECT_EQ(speeds(1.1).size(), 2u);
 }
 
-}  // namespace echelon::sized_parts_test
+}  // namespace echelon::planner::sized_parts_test

@@ -13,7 +13,7 @@
 #include "tests/support/measured_desk.h"
 #include "tests/support/temp_folder.h"
 
-namespace echelon::counted_layers_test {
+namespace echelon::predict::counted_layers_test {
 
 using testing::Contains;
 using testing::Each;
@@ -21,10 +21,10 @@ using testing::HasSubstr;
 using testing::IsEmpty;
 
 // Four layers, far from what formulas say of simple_cnn.
-ModelShape counted() {
-  ModelShape model{.name = "simple_cnn"};
+cost::ModelShape counted() {
+  cost::ModelShape model{.name = "simple_cnn"};
   for (int i = 0; i < 4; ++i) {
-    CountedLayer layer{
+    cost::CountedLayer layer{
         .name = "layer " + std::to_string(i),
         .forward_flops = 2e7,
         .backward_flops = 4e7,
@@ -34,7 +34,7 @@ ModelShape counted() {
         .stage = i / 2};
     layer.forward.push_back(
         {.name = "mm",
-         .product = ProductKind::product,
+         .product = cluster::ProductKind::product,
          .count = 1,
          .m = 3200,
          .n = 100,
@@ -47,24 +47,27 @@ ModelShape counted() {
 
 class CountedLayers : public testing::Test {
  protected:
-  RunExplanation explain(const std::string& layers) {
+  explain::RunExplanation explain(const std::string& layers) {
     if (!layers.empty()) folder_.write("run/layers.json", layers);
-    return explain_run(run_, {.cluster = desk_});
+    return explain::explain_run(run_, {.cluster = desk_});
   }
 
   void SetUp() override {
-    made::write_run(
-        run_, made::job_of("dp=2"), timeline_of(made::DataParallel{}));
+    explain::made::write_run(
+        run_, explain::made::job_of("dp=2"),
+        timeline_of(explain::made::DataParallel{}));
   }
 
   TempFolder folder_;
   const std::string run_ = folder_.path("run");
-  const Cluster desk_ = parse_cluster(kMeasuredDesk, "desk.toml");
+  const cluster::Cluster desk_ =
+      cluster::parse_cluster(kMeasuredDesk, "desk.toml");
 };
 
 TEST_F(CountedLayers, ArePredictedWhereARunHasThem) {
-  const Job job = made::job_of("dp=2");
-  const RunExplanation run = explain(counted_model_json(counted()));
+  const Job job = explain::made::job_of("dp=2");
+  const explain::RunExplanation run =
+      explain(cost::counted_model_json(counted()));
   EXPECT_THAT(run.notes, IsEmpty());
   EXPECT_TRUE(run.counted_layers);
   EXPECT_EQ(
@@ -72,19 +75,19 @@ TEST_F(CountedLayers, ArePredictedWhereARunHasThem) {
       predict_step({counted(), configured_strategy(job)}, desk_).step_seconds);
 
   std::filesystem::remove(run_ + "/layers.json");
-  const RunExplanation older = explain("");
+  const explain::RunExplanation older = explain("");
   EXPECT_FALSE(older.counted_layers);
   EXPECT_GT(older.predicted_seconds, 0);
   EXPECT_LT(older.predicted_seconds, 0.5 * run.predicted_seconds);
 }
 
 TEST_F(CountedLayers, ABrokenFileIsSaidAndLeavesFormulas) {
-  const std::string text = counted_model_json(counted());
+  const std::string text = cost::counted_model_json(counted());
   const double by_formulas = explain("").predicted_seconds;
   for (const std::string& broken :
        {std::string("garbage"), std::string("{}"),
         text.substr(0, text.size() / 2)}) {
-    const RunExplanation run = explain(broken);
+    const explain::RunExplanation run = explain(broken);
     EXPECT_FALSE(run.counted_layers);
     EXPECT_EQ(run.predicted_seconds, by_formulas);
     EXPECT_THAT(run.notes, Contains(HasSubstr("layers.json"))) << broken;
@@ -92,9 +95,9 @@ TEST_F(CountedLayers, ABrokenFileIsSaidAndLeavesFormulas) {
 }
 
 TEST_F(CountedLayers, FixesAreSimulatedOfThemAsWell) {
-  folder_.write("run/layers.json", counted_model_json(counted()));
-  const RunRecord record = read_run(run_);
-  const WhatIf what_if(record, desk_);
+  folder_.write("run/layers.json", cost::counted_model_json(counted()));
+  const explain::RunRecord record = explain::read_run(run_);
+  const explain::WhatIf what_if(record, desk_);
   ASSERT_TRUE(what_if.base()) << what_if.why();
   EXPECT_EQ(what_if.base()->configured.model.layers, counted().layers);
   const auto twice = what_if.with({"train.batch=128"});
@@ -109,7 +112,7 @@ TEST_F(CountedLayers, FixesAreSimulatedOfThemAsWell) {
 }
 
 TEST_F(CountedLayers, OtherStagesAreCutAnew) {
-  Job two = made::job_of("pp=2"), four = made::job_of("pp=4");
+  Job two = explain::made::job_of("pp=2"), four = explain::made::job_of("pp=4");
   for (Job* job : {&two, &four}) job->pipeline.microbatches = 4;
   const auto stages_of = [](const Configured& what) {
     std::vector<int64_t> stages;
@@ -137,4 +140,4 @@ TEST(CountsLayers, OfAProcessorAndOfPrograms) {
   EXPECT_FALSE(counts_layers({.cp = 2}, true, false));
 }
 
-}  // namespace echelon::counted_layers_test
+}  // namespace echelon::predict::counted_layers_test

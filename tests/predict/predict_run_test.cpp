@@ -12,7 +12,7 @@
 #include "tests/support/measured_desk.h"
 #include "tests/support/temp_folder.h"
 
-namespace echelon::predict_run_test {
+namespace echelon::predict::predict_run_test {
 
 using testing::HasSubstr;
 using testing::StartsWith;
@@ -24,7 +24,7 @@ class PredictRun : public testing::Test {
   ~PredictRun() override { ::unsetenv("XDG_CONFIG_HOME"); }
 
   void save(int64_t ranks, const std::string& text) {
-    const auto path = saved_cluster_path(ranks);
+    const auto path = cluster::saved_cluster_path(ranks);
     folder_.write(
         std::filesystem::relative(path, folder_.path()).string(), text);
   }
@@ -56,13 +56,14 @@ TEST_F(PredictRun, PartsAddUpToTheSimulatedStep) {
       {"gpt2", {.dp_replicate = 8}, "dp_replicate"},
       {"gpt2", {.dp_replicate = 2, .tp = 4}, "tp"},
       {"gpt2", {.dp_replicate = 2, .pp = 4}, nullptr}};
-  const Cluster cluster = find_cluster("h100-sxm:1x8");
+  const cluster::Cluster cluster = cluster::find_cluster("h100-sxm:1x8");
   for (const auto& one : cases) {
-    Configured what{.model = find_model(one.model)};
+    Configured what{.model = cost::find_model(one.model)};
     what.strategy.layout = one.layout;
     what.strategy.global_batch = 64;
-    const StepPrediction prediction = predict_step(what, cluster);
-    const SimulatedRun run = simulate(what.model, what.strategy, cluster);
+    const report::StepPrediction prediction = predict_step(what, cluster);
+    const simulator::SimulatedRun run =
+        simulator::simulate(what.model, what.strategy, cluster);
     EXPECT_EQ(prediction.step_seconds, run.step.step_seconds);
     EXPECT_NEAR(
         prediction.parts.step_seconds(), run.step.step_seconds,
@@ -92,11 +93,11 @@ TEST_F(PredictRun, ANamedSizeTakesTheConfigurationsNumbers) {
     JobFacts facts;
     facts.data.sample_shape = {16};
     facts.classes = 50257;
-    const ModelShape model_shape = configured(job, facts).model;
+    const cost::ModelShape model_shape = configured(job, facts).model;
     EXPECT_EQ(model_shape.seq_len, 16);
     return *model_shape.transformer;
   };
-  const TransformerShape gpt2 = *find_model("gpt2").transformer;
+  const TransformerShape gpt2 = *cost::find_model("gpt2").transformer;
   EXPECT_EQ(shape_of("name = \"gpt2\""), gpt2);
   TransformerShape longer = gpt2;
   longer.positions = 2048;
@@ -109,11 +110,11 @@ TEST_F(PredictRun, ANamedSizeTakesTheConfigurationsNumbers) {
 }
 
 TEST_F(PredictRun, ABubbleIsWhatTheScheduleSays) {
-  Configured what{.model = find_model("gpt3-175b")};
+  Configured what{.model = cost::find_model("gpt3-175b")};
   what.strategy.layout = {.tp = 8, .pp = 4};
   what.strategy.global_batch = 8;
-  const StepPrediction prediction =
-      predict_step(what, find_cluster("h100-sxm:4x8"));
+  const report::StepPrediction prediction =
+      predict_step(what, cluster::find_cluster("h100-sxm:4x8"));
   // 1F1B leaves (4 - 1) of (8 + 4 - 1) empty; the stages are not quite alike.
   const double share = prediction.parts.stages / prediction.step_seconds;
   EXPECT_NEAR(share, 3.0 / 11, 0.05);
@@ -127,7 +128,7 @@ TEST_F(PredictRun, OnAProcessorNeedsItsMeasuredRates) {
   save(2, kMeasuredDesk);
   const RunCluster known = cluster_of_run(2, true);
   ASSERT_TRUE(known.cluster) << known.missing;
-  const StepPrediction some =
+  const report::StepPrediction some =
       predict_step(configured(cnn_job(), digits()), *known.cluster);
   EXPECT_EQ(some.cluster, "this machine as measured");
   EXPECT_EQ(some.memory.size(), 2u);
@@ -145,14 +146,15 @@ TEST_F(PredictRun, RatesOfGpusAreNoneOfAProcessor) {
 
 // What a software does beside computing and sending has no spans.
 TEST_F(PredictRun, TheRestOfAStepIsAPartOfIt) {
-  Configured what{.model = find_model("gpt2")};
+  Configured what{.model = cost::find_model("gpt2")};
   what.strategy.layout = {.dp_shard = 8};
   what.strategy.zero_stage = 3;
   what.strategy.global_batch = 64;
   what.strategy.framework = "fsdp";
-  const double host = find_framework("fsdp").step_host_seconds;
+  const double host = cost::find_framework("fsdp").step_host_seconds;
   ASSERT_GT(host, 0.01);
-  const StepPrediction some = predict_step(what, find_cluster("h100-sxm:1x8"));
+  const report::StepPrediction some =
+      predict_step(what, cluster::find_cluster("h100-sxm:1x8"));
   EXPECT_NEAR(some.parts.other, host, 1e-3 * host);
   EXPECT_NEAR(
       some.parts.step_seconds(), some.step_seconds, 1e-6 * some.step_seconds);
@@ -160,14 +162,15 @@ TEST_F(PredictRun, TheRestOfAStepIsAPartOfIt) {
 
 // All stages are looked at, of a long pipeline too.
 TEST_F(PredictRun, PartsAreMeansOverAllStages) {
-  Configured what{.model = find_model("gpt3-175b")};
+  Configured what{.model = cost::find_model("gpt3-175b")};
   what.strategy.layout = {.tp = 2, .pp = 32};
   what.strategy.global_batch = 32;
-  const Cluster cluster = find_cluster("h100-sxm:8x8");
-  const TimedParts some = predict_step(what, cluster).parts;
-  const TimedParts all =
+  const cluster::Cluster cluster = cluster::find_cluster("h100-sxm:8x8");
+  const timeline::TimedParts some = predict_step(what, cluster).parts;
+  const timeline::TimedParts all =
       prediction_of(
-          simulate(what.model, what.strategy, cluster, {.timeline_ranks = 64}),
+          simulator::simulate(
+              what.model, what.strategy, cluster, {.timeline_ranks = 64}),
           what.strategy, cluster)
           .parts;
   EXPECT_NEAR(some.forward, all.forward, 1e-3 * all.forward);
@@ -176,11 +179,11 @@ TEST_F(PredictRun, PartsAreMeansOverAllStages) {
 
 // The first ranks are looked at; those that the step waits for may be others.
 TEST_F(PredictRun, AStepLastsUntilTheLastRankHasUpdated) {
-  Configured what{.model = find_model("gpt2")};
+  Configured what{.model = cost::find_model("gpt2")};
   what.strategy.layout = {.dp_replicate = 128};
   what.strategy.global_batch = 512;
-  const StepPrediction mixed =
-      predict_step(what, find_cluster("h100-sxm:8x8+v100:8x8"));
+  const report::StepPrediction mixed =
+      predict_step(what, cluster::find_cluster("h100-sxm:8x8+v100:8x8"));
   EXPECT_GT(mixed.parts.other, 0.01 * mixed.step_seconds);
   EXPECT_NEAR(
       mixed.parts.step_seconds(), mixed.step_seconds,
@@ -191,12 +194,13 @@ TEST_F(PredictRun, SaysWhatKeepsItFromPredicting) {
   save(2, "nodes = 3\n");
   const RunCluster broken = cluster_of_run(2, true);
   EXPECT_FALSE(broken.cluster);
-  EXPECT_THAT(broken.missing, HasSubstr(saved_cluster_path(2).string()));
+  EXPECT_THAT(
+      broken.missing, HasSubstr(cluster::saved_cluster_path(2).string()));
   EXPECT_THAT(broken.missing, StartsWith("Nothing is predicted: "));
 }
 
 TEST_F(PredictRun, TheNamesOfRanksSayWhereTheyComputed) {
-  Timeline timeline;
+  timeline::Timeline timeline;
   EXPECT_FALSE(ran_on_processor(timeline));
   timeline.rank_names = {"rank 0 (cuda:0)"};
   EXPECT_FALSE(ran_on_processor(timeline));
@@ -205,13 +209,14 @@ TEST_F(PredictRun, TheNamesOfRanksSayWhereTheyComputed) {
 }
 
 TEST_F(PredictRun, FilesOfThisMachineLieInTheConfigurationFolder) {
-  const auto path = saved_cluster_path(2);
+  const auto path = cluster::saved_cluster_path(2);
   EXPECT_EQ(path.parent_path(), folder_.path("echelon/clusters"));
   EXPECT_THAT(path.filename().string(), testing::EndsWith("-2.toml"));
-  EXPECT_NE(path, saved_cluster_path(3));
+  EXPECT_NE(path, cluster::saved_cluster_path(3));
   ::setenv("XDG_CONFIG_HOME", "not/absolute", 1);
   EXPECT_THAT(
-      saved_cluster_path(2).string(), HasSubstr("/.config/echelon/clusters/"));
+      cluster::saved_cluster_path(2).string(),
+      HasSubstr("/.config/echelon/clusters/"));
 }
 
-}  // namespace echelon::predict_run_test
+}  // namespace echelon::predict::predict_run_test

@@ -8,7 +8,7 @@
 #include "echelon/comm/world.h"
 #include "echelon/profiling/memory_meter.h"
 
-namespace echelon::memory_meter_test {
+namespace echelon::profiling::memory_meter_test {
 
 constexpr int64_t kMiB = 1 << 20;
 
@@ -32,7 +32,7 @@ TEST(MemoryMeter, CountsBlocksUntilTheyAreFreed) {
     auto first = mebibytes(1);
     auto second = mebibytes(4);
     EXPECT_EQ(meter.now().total(), 5 * kMiB);
-    EXPECT_EQ(meter.now()[MemoryKind::working], 5 * kMiB);
+    EXPECT_EQ(meter.now()[timeline::MemoryKind::working], 5 * kMiB);
     first = torch::Tensor();
     EXPECT_EQ(meter.now().total(), 4 * kMiB);
     kept = second;
@@ -45,33 +45,33 @@ TEST(MemoryMeter, CountsBlocksUntilTheyAreFreed) {
 }
 
 TEST_F(CountingMeter, TheInnermostScopeSetsTheKind) {
-  const MemoryKindScope outer(MemoryKind::parameters);
+  const MemoryKindScope outer(timeline::MemoryKind::parameters);
   const auto a = mebibytes(1);
   {
-    const MemoryKindScope inner(MemoryKind::gathered);
+    const MemoryKindScope inner(timeline::MemoryKind::gathered);
     const auto b = mebibytes(2);
     const auto c = mebibytes(4);
-    set_memory_kind(b.narrow(0, 7, 9), MemoryKind::communication);
-    EXPECT_EQ(meter.now()[MemoryKind::gathered], 4 * kMiB);
-    EXPECT_EQ(meter.now()[MemoryKind::communication], 2 * kMiB);
+    set_memory_kind(b.narrow(0, 7, 9), timeline::MemoryKind::communication);
+    EXPECT_EQ(meter.now()[timeline::MemoryKind::gathered], 4 * kMiB);
+    EXPECT_EQ(meter.now()[timeline::MemoryKind::communication], 2 * kMiB);
   }
   const auto d = mebibytes(8);
-  EXPECT_EQ(meter.now()[MemoryKind::parameters], 9 * kMiB);
+  EXPECT_EQ(meter.now()[timeline::MemoryKind::parameters], 9 * kMiB);
   EXPECT_EQ(meter.now().total(), 9 * kMiB);
-  set_memory_kind(torch::Tensor(), MemoryKind::gathered);
+  set_memory_kind(torch::Tensor(), timeline::MemoryKind::gathered);
 }
 
 TEST_F(CountingMeter, PeakIsOneMoment) {
   {
-    const MemoryKindScope scope(MemoryKind::gathered);
+    const MemoryKindScope scope(timeline::MemoryKind::gathered);
     mebibytes(5);
   }
   const auto kept = mebibytes(3);
-  EXPECT_EQ(meter.peak()[MemoryKind::gathered], 5 * kMiB);
-  EXPECT_EQ(meter.peak()[MemoryKind::working], 0);
+  EXPECT_EQ(meter.peak()[timeline::MemoryKind::gathered], 5 * kMiB);
+  EXPECT_EQ(meter.peak()[timeline::MemoryKind::working], 0);
   meter.reset_peak();
-  EXPECT_EQ(meter.peak()[MemoryKind::gathered], 0);
-  EXPECT_EQ(meter.peak()[MemoryKind::working], 3 * kMiB);
+  EXPECT_EQ(meter.peak()[timeline::MemoryKind::gathered], 0);
+  EXPECT_EQ(meter.peak()[timeline::MemoryKind::working], 3 * kMiB);
 }
 
 TEST(MemoryMeter, BlocksThatOutliveForwardAreActivations) {
@@ -83,16 +83,17 @@ TEST(MemoryMeter, BlocksThatOutliveForwardAreActivations) {
   const auto counting = meter.count();
   auto loss = (input.mm(weight).relu() * 2.0).sum();
   // The result of relu lives on: its backward reads it.
-  EXPECT_EQ(meter.now()[MemoryKind::working] / bytes, 1);
+  EXPECT_EQ(meter.now()[timeline::MemoryKind::working] / bytes, 1);
   keep_as_activations();
-  EXPECT_EQ(meter.now()[MemoryKind::working], 0);
-  EXPECT_EQ(meter.now()[MemoryKind::activations] / bytes, 1);
+  EXPECT_EQ(meter.now()[timeline::MemoryKind::working], 0);
+  EXPECT_EQ(meter.now()[timeline::MemoryKind::activations] / bytes, 1);
   loss.backward();
   loss = torch::Tensor();
-  EXPECT_EQ(meter.now()[MemoryKind::activations] / bytes, 0);
-  EXPECT_EQ(meter.now()[MemoryKind::working] / bytes, 1);  // the gradient
-  set_memory_kind(weight.grad(), MemoryKind::gradients);
-  EXPECT_EQ(meter.now()[MemoryKind::gradients], bytes);
+  EXPECT_EQ(meter.now()[timeline::MemoryKind::activations] / bytes, 0);
+  EXPECT_EQ(
+      meter.now()[timeline::MemoryKind::working] / bytes, 1);  // the gradient
+  set_memory_kind(weight.grad(), timeline::MemoryKind::gradients);
+  EXPECT_EQ(meter.now()[timeline::MemoryKind::gradients], bytes);
 }
 
 TEST(MemoryMeter, NewGradientsGetTheirKind) {
@@ -107,7 +108,7 @@ TEST(MemoryMeter, NewGradientsGetTheirKind) {
   for (int round = 1; round < 3; ++round) {
     input.mm(weight).sum().backward();
     EXPECT_EQ(calls, round);
-    EXPECT_EQ(meter.now()[MemoryKind::gradients], 512 * 512 * 4);
+    EXPECT_EQ(meter.now()[timeline::MemoryKind::gradients], 512 * 512 * 4);
   }
 }
 
@@ -177,16 +178,17 @@ TEST_F(CountingMeter, SamplesRecordChanges) {
   const auto kept = mebibytes(1);
   meter.start_samples(kMiB);
   {
-    const MemoryKindScope scope(MemoryKind::gathered);
+    const MemoryKindScope scope(timeline::MemoryKind::gathered);
     const auto large = mebibytes(2);
     const auto small = torch::empty({100}, torch::kByte);
   }
   const auto samples = meter.take_samples();
   ASSERT_GE(samples.size(), 3u);
   EXPECT_EQ(samples.front().memory.total(), kMiB);
-  EXPECT_EQ(samples[1].memory[MemoryKind::gathered], 2 * kMiB);
+  EXPECT_EQ(samples[1].memory[timeline::MemoryKind::gathered], 2 * kMiB);
   EXPECT_EQ(samples.back().memory.total(), kMiB);
-  EXPECT_TRUE(std::ranges::is_sorted(samples, {}, &MemorySample::time_ns));
+  EXPECT_TRUE(
+      std::ranges::is_sorted(samples, {}, &timeline::MemorySample::time_ns));
   mebibytes(5);
   EXPECT_TRUE(meter.take_samples().empty());
 }
@@ -209,13 +211,13 @@ TEST(MemoryMeterGpu, CountsBlocksOfItsDevice) {
   const auto counting = meter.count();
   const auto host = mebibytes(3);
   {
-    const MemoryKindScope scope(MemoryKind::gradients);
+    const MemoryKindScope scope(timeline::MemoryKind::gradients);
     const auto block = host.to(device);
-    EXPECT_EQ(meter.now()[MemoryKind::gradients], 3 * kMiB);
-    set_memory_kind(block, MemoryKind::activations);
-    EXPECT_EQ(meter.now()[MemoryKind::activations], 3 * kMiB);
+    EXPECT_EQ(meter.now()[timeline::MemoryKind::gradients], 3 * kMiB);
+    set_memory_kind(block, timeline::MemoryKind::activations);
+    EXPECT_EQ(meter.now()[timeline::MemoryKind::activations], 3 * kMiB);
   }
   EXPECT_EQ(meter.now().total(), 0);
 }
 
-}  // namespace echelon::memory_meter_test
+}  // namespace echelon::profiling::memory_meter_test

@@ -7,7 +7,7 @@
 #include <thread>
 #include <vector>
 
-namespace echelon::operator_scope_test {
+namespace echelon::profiling::operator_scope_test {
 
 using testing::Contains;
 using testing::ElementsAre;
@@ -108,4 +108,4 @@ TEST(OperatorScope, RegionsPassThroughAllHandlers) {
   EXPECT_EQ(outer.names, inner.names);
 }
 
-}  // namespace echelon::operator_scope_test
+}  // namespace echelon::profiling::operator_scope_test

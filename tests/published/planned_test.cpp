@@ -36,10 +36,10 @@ TEST(Planned, TheSearchComesUponEveryLayoutAndSaysWhatItTakes) {
   ASSERT_EQ(planned.size(), rows.size());
   for (size_t i = 0; i < rows.size(); ++i) {
     ASSERT_TRUE(rows[i].predicted()) << rows[i].excluded;
-    ASSERT_TRUE(planned[i].has_value()) << to_string(rows[i].strategy);
+    ASSERT_TRUE(planned[i].has_value()) << cost::to_string(rows[i].strategy);
     // Event by event against in closed form.
     EXPECT_NEAR(*planned[i], rows[i].step.step_seconds, 0.1 * *planned[i])
-        << to_string(rows[i].strategy);
+        << cost::to_string(rows[i].strategy);
   }
 }
 

@@ -30,7 +30,7 @@ std::string error_of(const StepRow& row) {
   return predict(row).excluded;
 }
 
-Strategy strategy(const StepRow& row) {
+cost::Strategy strategy(const StepRow& row) {
   return strategy_of(row, model_of(row), cluster_of(row));
 }
 
@@ -154,7 +154,7 @@ TEST(RowStrategy, DerivesWhatCellsLeaveOut) {
   EXPECT_EQ(derived.num_microbatches(), 8);
   EXPECT_EQ(derived.layout.order.front(), Axis::pp);
   EXPECT_EQ(derived.schedule, "1f1b");
-  EXPECT_EQ(derived.recompute, Recompute::all);
+  EXPECT_EQ(derived.recompute, cost::Recompute::all);
   EXPECT_FALSE(derived.sequence_parallel);
   EXPECT_EQ(derived.zero_stage, 0);
 
@@ -169,7 +169,7 @@ TEST(RowStrategy, DerivesWhatCellsLeaveOut) {
   EXPECT_TRUE(interleaved.sequence_parallel);
   EXPECT_EQ(interleaved.zero_stage, 1);
   EXPECT_EQ(interleaved.layout.dp_shard, 4);
-  EXPECT_EQ(interleaved.precision, Precision::bf16);
+  EXPECT_EQ(interleaved.precision, cluster::Precision::bf16);
 
   row.virtual_stages = 0;
   for (const auto& [cell, kind] :

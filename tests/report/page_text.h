@@ -7,7 +7,7 @@
 #include <initializer_list>
 #include <string>
 
-namespace echelon::sample {
+namespace echelon::report::sample {
 
 inline bool contains(const std::string& page, const std::string& part) {
   return page.find(part) != std::string::npos;
@@ -31,4 +31,4 @@ inline void expect_no_parts(
   for (const auto& part : parts) EXPECT_FALSE(contains(page, part)) << part;
 }
 
-}  // namespace echelon::sample
+}  // namespace echelon::report::sample

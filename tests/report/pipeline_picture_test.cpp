@@ -10,7 +10,7 @@
 #include "tests/report/sample_pipeline.h"
 #include "tests/report/sample_run.h"
 
-namespace echelon::pipeline_picture_test {
+namespace echelon::report::pipeline_picture_test {
 
 using sample::contains;
 using sample::count;
@@ -106,12 +106,12 @@ TEST(PlayerSteps, ShowEachBlockOfARealStep) {
        {Order::gpipe, Order::one_f_one_b, Order::split, Order::interleaved}) {
     const auto timeline =
         sample::pipeline_run({.order = order, .slow_stage = 0.3});
-    const auto blocks = pipeline_rows(timeline, 2).blocks;
+    const auto blocks = timeline::pipeline_rows(timeline, 2).blocks;
     const auto steps = player_steps(blocks);
     EXPECT_FALSE(steps.even);
     EXPECT_TRUE(std::is_sorted(steps.moments.begin(), steps.moments.end()));
     for (const auto& block : blocks) {
-      if (block.kind == BlockKind::transfer) continue;
+      if (block.kind == timeline::BlockKind::transfer) continue;
       const auto shown = std::any_of(
           steps.moments.begin(), steps.moments.end(), [&](double moment) {
             return block.begin <= moment && moment < block.end;
@@ -143,8 +143,8 @@ TEST(PipelineSection, TheIdealIsScaledToTheWorkOfTheRealStep) {
       pipeline_pictures(sample::pipeline_run({.replicas = 2}), "p")->pictures;
   EXPECT_EQ(pictures.front().rows.size(), 4u);
   EXPECT_EQ(pictures.back().rows.size(), 8u);
-  const double ideal = makespan(pictures.front().blocks);
-  const double real = makespan(pictures.back().blocks);
+  const double ideal = timeline::makespan(pictures.front().blocks);
+  const double real = timeline::makespan(pictures.back().blocks);
   EXPECT_LT(ideal, real);
   EXPECT_GT(ideal, 0.8 * real);
 }
@@ -172,4 +172,4 @@ TEST(PipelineSection, KeepsAReportOfManyRanksSmall) {
   EXPECT_LT(to_html(input).size(), 500'000u);
 }
 
-}  // namespace echelon::pipeline_picture_test
+}  // namespace echelon::report::pipeline_picture_test

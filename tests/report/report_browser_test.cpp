@@ -20,7 +20,7 @@
 #include "tests/support/python.h"
 #include "tests/support/temp_folder.h"
 
-namespace echelon::report_browser_test {
+namespace echelon::report::report_browser_test {
 
 using Json = nlohmann::json;
 
@@ -67,15 +67,16 @@ ReportInput huge() {
       {.steps = 100'000, .ranks = 64, .buckets = 40, .layers = 60});
 }
 
-Json times(const Intervals& intervals) {
+Json times(const timeline::Intervals& intervals) {
   Json result = Json::array();
   for (const auto& [begin, end] : intervals) result.push_back({begin, end});
   return result;
 }
 
-Intervals
-of_kind(const Timeline& timeline, const StepActivity& activity, SpanKind kind) {
-  Intervals result;
+timeline::Intervals of_kind(
+    const timeline::Timeline& timeline, const timeline::StepActivity& activity,
+    timeline::SpanKind kind) {
+  timeline::Intervals result;
   for (const auto& span : timeline.spans) {
     if (span.rank == activity.rank && span.step == activity.step &&
         span.kind == kind) {
@@ -86,25 +87,25 @@ of_kind(const Timeline& timeline, const StepActivity& activity, SpanKind kind) {
 }
 
 // What the picture of `step` must show.
-Json picture_of(const Timeline& timeline, int64_t step) {
+Json picture_of(const timeline::Timeline& timeline, int64_t step) {
   Json expected = {
       {"id", "step-" + std::to_string(step)}, {"ranks", Json::array()}};
-  Interval window = {std::numeric_limits<int64_t>::max(), 0};
-  for (const auto& activity : step_activities(timeline)) {
+  timeline::Interval window = {std::numeric_limits<int64_t>::max(), 0};
+  for (const auto& activity : timeline::step_activities(timeline)) {
     if (activity.step != step) continue;
     window.begin = std::min(window.begin, activity.window.begin);
     window.end = std::max(window.end, activity.window.end);
-    const auto kind = [&](SpanKind k) {
+    const auto kind = [&](timeline::SpanKind k) {
       return times(of_kind(timeline, activity, k));
     };
     expected["ranks"].push_back(
         {{"rank", activity.rank},
          {"ov", times(activity.overlapped)},
          {"ex", times(activity.exposed)},
-         {"da", kind(SpanKind::data)},
-         {"fw", kind(SpanKind::forward)},
-         {"bw", kind(SpanKind::backward)},
-         {"op", kind(SpanKind::optimizer)}});
+         {"da", kind(timeline::SpanKind::data)},
+         {"fw", kind(timeline::SpanKind::forward)},
+         {"bw", kind(timeline::SpanKind::backward)},
+         {"op", kind(timeline::SpanKind::optimizer)}});
   }
   expected["window"] = {window.begin, window.end};
   return expected;
@@ -131,16 +132,18 @@ Json rectangle_of(
 ReportInput one_step(int32_t ranks) {
   auto input =
       sample::run({.ranks = ranks, .recorded_steps = 3, .slow_rank = 0.2});
-  std::erase_if(
-      input.timeline.spans, [](const Span& span) { return span.step != 2; });
+  std::erase_if(input.timeline.spans, [](const timeline::Span& span) {
+    return span.step != 2;
+  });
   return input;
 }
 
-std::string label_of(const PipelineBlock& block) {
-  const bool split = block.kind == BlockKind::backward_input ||
-                     block.kind == BlockKind::backward_weight;
+std::string label_of(const timeline::PipelineBlock& block) {
+  const bool split = block.kind == timeline::BlockKind::backward_input ||
+                     block.kind == timeline::BlockKind::backward_weight;
   const bool numbered = block.microbatch >= 0;
-  return (split || !numbered ? std::string(1, letter(block.kind)) : "") +
+  return (split || !numbered ? std::string(1, timeline::letter(block.kind))
+                             : "") +
          (numbered ? std::to_string(block.microbatch) : "");
 }
 
@@ -150,7 +153,8 @@ Json pipelines_of(const std::vector<PipelinePicture>& pictures) {
   double range = 0;
   for (const auto& picture : pictures) {
     Json figure = {{"id", picture.id}, {"blocks", Json::array()}};
-    const double bubble = bubble_fraction(picture.blocks, picture.rows.size());
+    const double bubble =
+        timeline::bubble_fraction(picture.blocks, picture.rows.size());
     figure["bubble"] =
         picture.measure_name + " " + unbroken(format_percent(bubble));
     for (const auto& row : picture.rows) figure["rows"].push_back(row.name);
@@ -161,7 +165,7 @@ Json pipelines_of(const std::vector<PipelinePicture>& pictures) {
     for (const auto& block : blocks) {
       figure["blocks"].push_back(
           {{"row", block.row},
-           {"kind", std::string(1, letter(block.kind))},
+           {"kind", std::string(1, timeline::letter(block.kind))},
            {"microbatch", block.microbatch},
            {"label", label_of(block)},
            {"begin", block.begin},
@@ -286,9 +290,11 @@ TEST_F(ReportInBrowser, KeepsTextsApartAtEachWidth) {
 TEST_F(ReportInBrowser, DrawsPredictionAndMeasurementOnOneScale) {
   const auto input =
       sample::with_prediction(sample::run_with_memory({.ranks = 4}));
-  const TimedParts real = timed_parts(input.timeline, diagnose(input.timeline));
+  const timeline::TimedParts real =
+      timeline::timed_parts(input.timeline, timeline::diagnose(input.timeline));
   Json expected = {{"predicted", Json::array()}, {"measured", Json::array()}};
-  for (const auto& part : compared_parts(input.prediction->parts, real)) {
+  for (const auto& part :
+       timeline::compared_parts(input.prediction->parts, real)) {
     expected["predicted"].push_back({part.color, part.predicted});
     expected["measured"].push_back({part.color, part.measured});
   }
@@ -366,13 +372,14 @@ TEST(TraceSchema, HoldsForTracesOfRuns) {
   TempFolder folder;
   auto timeline = sample::hostile().timeline;
   timeline.spans.push_back(
-      {1, "loader", "decode", SpanKind::data, -5, 2'000'000'001, -1, 0});
-  write_chrome_trace(folder.path("a.json"), timeline);
-  write_chrome_trace(folder.path("b.json"), {});
-  write_chrome_trace(folder.path("c.json"), typical().timeline);
+      {1, "loader", "decode", timeline::SpanKind::data, -5, 2'000'000'001, -1,
+       0});
+  timeline::write_chrome_trace(folder.path("a.json"), timeline);
+  timeline::write_chrome_trace(folder.path("b.json"), {});
+  timeline::write_chrome_trace(folder.path("c.json"), typical().timeline);
   EXPECT_NO_THROW(run_python_script(
       "timeline/trace_schema.py",
       {folder.path("a.json"), folder.path("b.json"), folder.path("c.json")}));
 }
 
-}  // namespace echelon::report_browser_test
+}  // namespace echelon::report::report_browser_test

@@ -15,7 +15,7 @@
 #include "tests/support/error_text.h"
 #include "tests/support/temp_folder.h"
 
-namespace echelon::report_test {
+namespace echelon::report::report_test {
 
 using sample::contains;
 using sample::count;
@@ -239,8 +239,10 @@ TEST(Report, ShowsPredictionAndMeasurementSideBySide) {
       page, {"<h2>Prediction and measurement</h2>",
              "On h100-sxm:1x8 a step was predicted to take ",
              "id=\"prediction\"", ">measured</text>", ">predicted</text>"});
-  const TimedParts real = timed_parts(input.timeline, diagnose(input.timeline));
-  for (const auto& part : compared_parts(input.prediction->parts, real)) {
+  const timeline::TimedParts real =
+      timeline::timed_parts(input.timeline, timeline::diagnose(input.timeline));
+  for (const auto& part :
+       timeline::compared_parts(input.prediction->parts, real)) {
     const bool any = part.predicted > 0;
     const std::string row = format(
         ">{}</th><td>{}</td><td>{}</td><td>{}", part.name,
@@ -368,4 +370,4 @@ TEST(Report, AFileThatCannotBeWrittenIsNamed) {
       HasSubstr("cannot write " + file + "/report.html"));
 }
 
-}  // namespace echelon::report_test
+}  // namespace echelon::report::report_test

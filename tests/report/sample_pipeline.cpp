@@ -4,21 +4,22 @@
 #include <random>
 #include <utility>
 
-namespace echelon::sample {
+namespace echelon::report::sample {
 namespace {
 
 constexpr double kForwardNs = 2e6;
 
-using Row = std::vector<PipelineBlock>;
+using Row = std::vector<timeline::PipelineBlock>;
 
-PipelineBlock
-block(BlockKind kind, int32_t row, int32_t stage, int32_t microbatch) {
+timeline::PipelineBlock block(
+    timeline::BlockKind kind, int32_t row, int32_t stage, int32_t microbatch) {
   return {.row = row, .kind = kind, .stage = stage, .microbatch = microbatch};
 }
 
 Row gpipe(int32_t row, int32_t count) {
   Row blocks;
-  for (const auto kind : {BlockKind::forward, BlockKind::backward}) {
+  for (const auto kind :
+       {timeline::BlockKind::forward, timeline::BlockKind::backward}) {
     for (int32_t m = 0; m < count; ++m) {
       blocks.push_back(block(kind, row, row, m));
     }
@@ -33,20 +34,25 @@ Row one_f_one_b(int32_t row, int32_t ranks, int32_t count, bool split) {
   int32_t forwards = 0;
   int32_t weights = 0;
   for (; forwards < warmup; ++forwards) {
-    blocks.push_back(block(BlockKind::forward, row, row, forwards));
+    blocks.push_back(block(timeline::BlockKind::forward, row, row, forwards));
   }
   for (int32_t m = 0; m < count; ++m) {
     blocks.push_back(block(
-        split ? BlockKind::backward_input : BlockKind::backward, row, row, m));
+        split ? timeline::BlockKind::backward_input
+              : timeline::BlockKind::backward,
+        row, row, m));
     if (split && m >= row) {
-      blocks.push_back(block(BlockKind::backward_weight, row, row, weights++));
+      blocks.push_back(
+          block(timeline::BlockKind::backward_weight, row, row, weights++));
     }
     if (forwards < count) {
-      blocks.push_back(block(BlockKind::forward, row, row, forwards++));
+      blocks.push_back(
+          block(timeline::BlockKind::forward, row, row, forwards++));
     }
   }
   while (split && weights < count) {
-    blocks.push_back(block(BlockKind::backward_weight, row, row, weights++));
+    blocks.push_back(
+        block(timeline::BlockKind::backward_weight, row, row, weights++));
   }
   return blocks;
 }
@@ -60,8 +66,9 @@ Row interleaved(int32_t row, int32_t ranks, int32_t count) {
         const int32_t chunk = forward ? half : 1 - half;
         for (int32_t m = from; m < std::min(count, from + ranks); ++m) {
           blocks.push_back(block(
-              forward ? BlockKind::forward : BlockKind::backward, row,
-              row + chunk * ranks, m));
+              forward ? timeline::BlockKind::forward
+                      : timeline::BlockKind::backward,
+              row, row + chunk * ranks, m));
           blocks.back().chunk = chunk;
         }
       }
@@ -83,13 +90,13 @@ Row order_of(const PipelineShape& shape, int32_t row) {
 }
 
 void add_step(
-    const PipelineShape& shape, Timeline& timeline, std::mt19937_64& random,
-    int64_t step, int64_t origin, int32_t replica) {
+    const PipelineShape& shape, timeline::Timeline& timeline,
+    std::mt19937_64& random, int64_t step, int64_t origin, int32_t replica) {
   std::uniform_real_distribution<double> jitter(0.92, 1.1);
   const double slower = step == 1 ? 3 : 1;
-  const auto blocks =
-      replayed(pipeline_order(shape), [&](const PipelineBlock& b) {
-        const double work = b.kind == BlockKind::backward ? 1.9 : 1.0;
+  const auto blocks = timeline::replayed(
+      pipeline_order(shape), [&](const timeline::PipelineBlock& b) {
+        const double work = b.kind == timeline::BlockKind::backward ? 1.9 : 1.0;
         const double stage = b.row == 1 ? 1 + shape.slow_stage : 1;
         return slower * work * stage * jitter(random) + shape.latency;
       });
@@ -97,20 +104,23 @@ void add_step(
     const auto at = [&](double forwards) {
       return origin + static_cast<int64_t>(kForwardNs * forwards);
     };
-    const bool forward = b.kind == BlockKind::forward;
-    Span span{
+    const bool forward = b.kind == timeline::BlockKind::forward;
+    timeline::Span span{
         .rank = b.row * shape.replicas + replica,
         .track = "compute",
-        .name = format("{}{}{}", b.stage, letter(b.kind), b.microbatch),
-        .kind = forward ? SpanKind::forward : SpanKind::backward,
+        .name =
+            format("{}{}{}", b.stage, timeline::letter(b.kind), b.microbatch),
+        .kind = forward ? timeline::SpanKind::forward
+                        : timeline::SpanKind::backward,
         .begin_ns = at(b.begin),
         .end_ns = at(b.end - shape.latency),
         .step = step};
     timeline.spans.push_back(span);
-    if (!shape.transfers || b.kind == BlockKind::backward_weight) continue;
+    if (!shape.transfers || b.kind == timeline::BlockKind::backward_weight)
+      continue;
     span.track = "comm";
     span.name = "send " + span.name;
-    span.kind = SpanKind::communication;
+    span.kind = timeline::SpanKind::communication;
     span.begin_ns = span.end_ns;
     span.end_ns = at(b.end);
     span.bytes = 1 << 20;
@@ -120,8 +130,8 @@ void add_step(
 
 }  // namespace
 
-PipelineRows pipeline_order(const PipelineShape& shape) {
-  PipelineRows result;
+timeline::PipelineRows pipeline_order(const PipelineShape& shape) {
+  timeline::PipelineRows result;
   for (int32_t row = 0; row < shape.ranks; ++row) {
     result.rows.push_back({format("rank {}", row), 0});
     double place = 0;
@@ -136,7 +146,7 @@ PipelineRows pipeline_order(const PipelineShape& shape) {
 
 PipelinePicture schedule_picture(const PipelineShape& shape) {
   auto order = pipeline_order(shape);
-  auto blocks = ideal_blocks(order);
+  auto blocks = timeline::ideal_blocks(order);
   return {
       .id = "schedule",
       .title = "1f1b <4 stages>",
@@ -145,8 +155,8 @@ PipelinePicture schedule_picture(const PipelineShape& shape) {
       .unit = "forwards"};
 }
 
-Timeline pipeline_run(const PipelineShape& shape) {
-  Timeline timeline;
+timeline::Timeline pipeline_run(const PipelineShape& shape) {
+  timeline::Timeline timeline;
   timeline.title = "a pipeline";
   for (int32_t rank = 0; rank < shape.ranks * shape.replicas; ++rank) {
     timeline.rank_names.push_back(format("rank {} (cpu)", rank));
@@ -165,8 +175,8 @@ Timeline pipeline_run(const PipelineShape& shape) {
   return timeline;
 }
 
-Timeline placement_run(int32_t devices, int64_t steps) {
-  Timeline timeline;
+timeline::Timeline placement_run(int32_t devices, int64_t steps) {
+  timeline::Timeline timeline;
   timeline.title = "a model on several devices";
   timeline.rank_names = {"rank 0 (cpu)"};
   int64_t now = 0;
@@ -175,7 +185,8 @@ Timeline placement_run(int32_t devices, int64_t steps) {
     timeline.spans.push_back(
         {.track = format("device {}", device),
          .name = forward ? "forward" : "backward",
-         .kind = forward ? SpanKind::forward : SpanKind::backward,
+         .kind = forward ? timeline::SpanKind::forward
+                         : timeline::SpanKind::backward,
          .begin_ns = now,
          .end_ns = end,
          .step = step});
@@ -188,4 +199,4 @@ Timeline placement_run(int32_t devices, int64_t steps) {
   return timeline;
 }
 
-}  // namespace echelon::sample
+}  // namespace echelon::report::sample

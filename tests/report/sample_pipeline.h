@@ -6,7 +6,7 @@
 
 #include "echelon/report/pipeline_page.h"
 
-namespace echelon::sample {
+namespace echelon::report::sample {
 
 enum class Order { gpipe, one_f_one_b, split, interleaved };
 
@@ -22,16 +22,16 @@ struct PipelineShape {
 };
 
 /// What each rank computes in which order; begins are places in it.
-PipelineRows pipeline_order(const PipelineShape& shape);
+timeline::PipelineRows pipeline_order(const PipelineShape& shape);
 
 /// The picture of its ideal schedule, titled "1f1b <4 stages>".
 PipelinePicture schedule_picture(const PipelineShape& shape);
 
 /// A run of it: a forward takes 2 ms, more or less. Ranks of a stage are
 /// neighbours: replica r of stage s is rank s * replicas + r.
-Timeline pipeline_run(const PipelineShape& shape);
+timeline::Timeline pipeline_run(const PipelineShape& shape);
 
 /// Model parallelism: one rank whose devices work one after another.
-Timeline placement_run(int32_t devices, int64_t steps);
+timeline::Timeline placement_run(int32_t devices, int64_t steps);
 
-}  // namespace echelon::sample
+}  // namespace echelon::report::sample

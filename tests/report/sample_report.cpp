@@ -15,16 +15,19 @@ using namespace echelon;
 
 namespace {
 
-void write(const std::filesystem::path& folder, const ReportInput& input) {
+void write(
+    const std::filesystem::path& folder, const report::ReportInput& input) {
   write_report(folder / "report.html", input);
-  write_chrome_trace(folder / "timeline.json", input.timeline);
+  timeline::write_chrome_trace(folder / "timeline.json", input.timeline);
   std::cout << (folder / "report.html").string() << "\n";
 }
 
 void write_schedule(
-    const std::filesystem::path& folder, const sample::PipelineShape& shape) {
+    const std::filesystem::path& folder,
+    const report::sample::PipelineShape& shape) {
   write_file_atomically(
-      folder / "report.html", pipeline_page(sample::schedule_picture(shape)));
+      folder / "report.html",
+      pipeline_page(report::sample::schedule_picture(shape)));
   std::cout << (folder / "report.html").string() << "\n";
 }
 
@@ -36,7 +39,7 @@ int main(int argc, char** argv) {
     return 2;
   }
   const std::filesystem::path folder = argv[1];
-  using namespace sample;
+  using namespace report::sample;
   write(folder / "memory", run_with_memory({.ranks = 2}));
   write(folder / "prediction", with_prediction(run_with_memory({.ranks = 4})));
   auto pipelined =
@@ -45,7 +48,7 @@ int main(int argc, char** argv) {
   pipelined.timeline.simulated = true;
   write(folder / "prediction-alone", pipelined);
   auto unknown = run({.ranks = 2});
-  unknown.prediction = StepPrediction{
+  unknown.prediction = report::StepPrediction{
       .missing =
           "The rates of this processor are not known, so that nothing is "
           "predicted. "
@@ -71,7 +74,7 @@ int main(int argc, char** argv) {
       folder / "pipeline-64",
       with_timeline(pipeline_run({.ranks = 64, .microbatches = 64})));
   write(folder / "placement", with_timeline(placement_run(4, 3)));
-  write_strategy_page(
+  report::write_strategy_page(
       folder / "strategies" / "report.html", "simple_cnn on digits, four ways",
       {folder / "typical", folder / "placement", folder / "pipeline",
        folder / "replicas"});

@@ -6,14 +6,14 @@
 #include <random>
 #include <utility>
 
-namespace echelon::sample {
+namespace echelon::report::sample {
 namespace {
 
 constexpr int64_t kMs = 1'000'000;
 
 class Ranks {
  public:
-  Ranks(const RunShape& shape, Timeline& timeline)
+  Ranks(const RunShape& shape, timeline::Timeline& timeline)
       : shape_(shape), timeline_(timeline), random_(7) {}
 
   // Returns when the step has ended on all ranks, which wait for each other in
@@ -24,10 +24,13 @@ class Ranks {
     for (int32_t r = 0; r < shape_.ranks; ++r) {
       const bool last = r == shape_.ranks - 1 && shape_.ranks > 1;
       slowness_ = stretch * (last ? 1 + shape_.slow_rank : 1);
-      now[r] = add(r, step, "next batch", SpanKind::data, now[r], 0.35);
-      now[r] = layers(r, step, "forward", SpanKind::forward, now[r], 6);
+      now[r] =
+          add(r, step, "next batch", timeline::SpanKind::data, now[r], 0.35);
+      now[r] =
+          layers(r, step, "forward", timeline::SpanKind::forward, now[r], 6);
       const int64_t from = now[r];
-      now[r] = layers(r, step, "backward", SpanKind::backward, now[r], 11);
+      now[r] =
+          layers(r, step, "backward", timeline::SpanKind::backward, now[r], 11);
       for (int b = 0; b < shape_.buckets; ++b) {
         const int64_t at = from + (now[r] - from) * (b + 1) / shape_.buckets;
         launched_.push_back(at);
@@ -39,7 +42,8 @@ class Ranks {
     for (int32_t r = 0; r < shape_.ranks; ++r) {
       slowness_ = stretch;
       const int64_t from = std::max(now[r], reduced);
-      end = std::max(end, add(r, step, "adam", SpanKind::optimizer, from, 1.4));
+      end = std::max(
+          end, add(r, step, "adam", timeline::SpanKind::optimizer, from, 1.4));
     }
     launched_.clear();
     return end;
@@ -52,7 +56,7 @@ class Ranks {
   }
 
   int64_t
-  add(int32_t rank, int64_t step, std::string name, SpanKind kind,
+  add(int32_t rank, int64_t step, std::string name, timeline::SpanKind kind,
       int64_t begin, double ms) {
     const int64_t end = begin + jittered(ms);
     timeline_.spans.push_back(
@@ -61,8 +65,8 @@ class Ranks {
   }
 
   int64_t layers(
-      int32_t rank, int64_t step, const std::string& name, SpanKind kind,
-      int64_t begin, double ms) {
+      int32_t rank, int64_t step, const std::string& name,
+      timeline::SpanKind kind, int64_t begin, double ms) {
     for (int i = 0; i < shape_.layers; ++i) {
       const auto suffix =
           shape_.layers == 1 ? "" : " layer " + std::to_string(i);
@@ -80,7 +84,7 @@ class Ranks {
         const int64_t begin = std::max(launched_[r * shape_.buckets + b], free);
         timeline_.spans.push_back(
             {r, "comm", "all_reduce bucket " + std::to_string(b),
-             SpanKind::communication, begin, end, step, 4 << 20});
+             timeline::SpanKind::communication, begin, end, step, 4 << 20});
       }
       free = end;
     }
@@ -88,7 +92,7 @@ class Ranks {
   }
 
   RunShape shape_;
-  Timeline& timeline_;
+  timeline::Timeline& timeline_;
   std::mt19937_64 random_;
   double slowness_ = 1;
   std::vector<int64_t> launched_;
@@ -100,7 +104,7 @@ void add_metrics(const RunShape& shape, ReportInput& input) {
   const auto steps = static_cast<double>(shape.steps);
   for (int64_t step = 1; step <= shape.steps; ++step) {
     const double at = static_cast<double>(step) / steps;
-    StepMetrics m;
+    timeline::StepMetrics m;
     m.step = step;
     m.epoch = 12 * at;
     const double clean = 0.045 + 2.26 * std::exp(-9 * at) + 0.1 * (1 - at);
@@ -161,21 +165,21 @@ ReportInput run_with_memory(const RunShape& shape) {
   constexpr int64_t kMiB = 1 << 20;
   ReportInput input = run(shape);
   for (int32_t rank = 0; rank < shape.ranks; ++rank) {
-    RankMemory memory{
+    timeline::RankMemory memory{
         .rank = rank, .planned_bytes = 1150 * kMiB, .limit_bytes = 1500 * kMiB};
-    MemoryByKind now;
-    now[MemoryKind::parameters] = 120 * kMiB;
-    now[MemoryKind::optimizer_state] = 240 * kMiB;
+    timeline::MemoryByKind now;
+    now[timeline::MemoryKind::parameters] = 120 * kMiB;
+    now[timeline::MemoryKind::optimizer_state] = 240 * kMiB;
     for (const auto& span : input.timeline.spans) {
       if (span.rank != rank || span.track != "compute") continue;
-      const bool forward = span.kind == SpanKind::forward;
-      if (!forward && span.kind != SpanKind::backward) continue;
+      const bool forward = span.kind == timeline::SpanKind::forward;
+      if (!forward && span.kind != timeline::SpanKind::backward) continue;
       for (int i = 0; i <= 40; ++i) {
         const int part = forward ? i : 40 - i;
-        now[MemoryKind::activations] = (12 + rank) * part * kMiB;
-        now[MemoryKind::gradients] = forward ? 0 : 3 * i * kMiB;
-        now[MemoryKind::gathered] = 30 * kMiB;
-        now[MemoryKind::working] = (i % 4) * 20 * kMiB;
+        now[timeline::MemoryKind::activations] = (12 + rank) * part * kMiB;
+        now[timeline::MemoryKind::gradients] = forward ? 0 : 3 * i * kMiB;
+        now[timeline::MemoryKind::gathered] = 30 * kMiB;
+        now[timeline::MemoryKind::working] = (i % 4) * 20 * kMiB;
         memory.samples.push_back(
             {span.begin_ns + (span.end_ns - span.begin_ns) * i / 41, now});
       }
@@ -202,16 +206,16 @@ ReportInput hostile() {
   return input;
 }
 
-ReportInput with_timeline(Timeline timeline) {
+ReportInput with_timeline(timeline::Timeline timeline) {
   auto input = run({.steps = 40});
   input.timeline = std::move(timeline);
   return input;
 }
 
-StepPrediction prediction_of(const Timeline& timeline) {
+StepPrediction prediction_of(const timeline::Timeline& timeline) {
   StepPrediction prediction{.cluster = "h100-sxm:1x8"};
-  TimedParts& parts = prediction.parts;
-  parts = timed_parts(timeline, diagnose(timeline));
+  timeline::TimedParts& parts = prediction.parts;
+  parts = timeline::timed_parts(timeline, timeline::diagnose(timeline));
   parts.forward *= 0.95;
   parts.backward *= 0.8;
   parts.optimizer *= 1.2;
@@ -232,4 +236,4 @@ ReportInput with_prediction(ReportInput input) {
   return input;
 }
 
-}  // namespace echelon::sample
+}  // namespace echelon::report::sample

@@ -7,7 +7,7 @@
 
 #include "echelon/report/report.h"
 
-namespace echelon::sample {
+namespace echelon::report::sample {
 
 struct RunShape {
   int64_t steps = 600;
@@ -23,7 +23,7 @@ ReportInput run_with_memory(const RunShape& shape);
 
 /// What a simulator might have said of the run: most parts too short, no wait
 /// for data, memory a little less than measured.
-StepPrediction prediction_of(const Timeline& timeline);
+StepPrediction prediction_of(const timeline::Timeline& timeline);
 
 /// The run with that prediction.
 ReportInput with_prediction(ReportInput input);
@@ -35,6 +35,6 @@ ReportInput run(const RunShape& shape);
 ReportInput hostile();
 
 /// A short run with another timeline.
-ReportInput with_timeline(Timeline timeline);
+ReportInput with_timeline(timeline::Timeline timeline);
 
-}  // namespace echelon::sample
+}  // namespace echelon::report::sample

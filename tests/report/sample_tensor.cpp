@@ -4,7 +4,7 @@
 
 #include "tests/report/sample_run.h"
 
-namespace echelon::sample {
+namespace echelon::report::sample {
 namespace {
 
 constexpr int64_t kUs = 1000;
@@ -104,12 +104,12 @@ TensorShards empty_shards(const TensorShape& s) {
 
 // What one rank does when; all ranks do the same.
 struct Clock {
-  Timeline& timeline;
+  timeline::Timeline& timeline;
   int32_t rank;
   int64_t step;
   int64_t now;
 
-  void compute(const std::string& name, SpanKind kind, int64_t us) {
+  void compute(const std::string& name, timeline::SpanKind kind, int64_t us) {
     timeline.spans.push_back(
         {rank, "compute", name, kind, now, now + us * kUs, step, 0, ""});
     now += us * kUs;
@@ -121,12 +121,12 @@ struct Clock {
     const int64_t begin = now - earlier * kUs;
     const int64_t end = begin + us * kUs;
     timeline.spans.push_back(
-        {rank, "comm", name, SpanKind::communication, begin, end, step, bytes,
-         axis});
+        {rank, "comm", name, timeline::SpanKind::communication, begin, end,
+         step, bytes, axis});
     if (end <= now) return;
     timeline.spans.push_back(
-        {rank, "compute", "wait for " + name, SpanKind::communication, now, end,
-         step, 0, ""});
+        {rank, "compute", "wait for " + name, timeline::SpanKind::communication,
+         now, end, step, 0, ""});
     now = end;
   }
 };
@@ -147,7 +147,7 @@ void forward_layer(
     if (model.shards_tokens) {
       clock.call("tp", "all_gather " + in + " gather", bytes / 2, 90);
     }
-    clock.compute("forward " + layer, SpanKind::forward, 600);
+    clock.compute("forward " + layer, timeline::SpanKind::forward, 600);
     clock.call(
         "tp",
         model.shards_tokens ? "reduce_scatter " + out + " scatter"
@@ -233,14 +233,15 @@ ReportInput tensor_run(const TensorShards& model, const std::string& part) {
     int64_t now = 0;
     for (int64_t step = 0; step < 5; ++step) {
       Clock clock{input.timeline, rank, step, now};
-      clock.compute("data wait", SpanKind::data, 150);
-      const auto pass = [&](const char* name, SpanKind kind, int64_t from) {
+      clock.compute("data wait", timeline::SpanKind::data, 150);
+      const auto pass = [&](const char* name, timeline::SpanKind kind,
+                            int64_t from) {
         input.timeline.spans.push_back(
             {rank, "compute", name, kind, from, clock.now, step, 0, ""});
       };
       const int64_t forward = clock.now;
       const std::string first = model.layers.front().name;
-      clock.compute("forward " + first, SpanKind::forward, 100);
+      clock.compute("forward " + first, timeline::SpanKind::forward, 100);
       clock.call("tp", "all_reduce " + first + " sum", bytes, 150);
       for (const auto& layer : model.layers) {
         if (layer.parameters.size() > 2) {
@@ -248,13 +249,14 @@ ReportInput tensor_run(const TensorShards& model, const std::string& part) {
         }
       }
       clock.call("tp", "all_gather lm_head loss", model.tokens * 8, 30);
-      pass("forward", SpanKind::forward, forward);
+      pass("forward", timeline::SpanKind::forward, forward);
       const int64_t backward = clock.now;
       for (auto it = model.layers.rbegin(); it != model.layers.rend(); ++it) {
         if (it->parameters.size() <= 2) continue;
         for (const auto& name : {parts[1], parts[0]}) {
           const std::string full = it->name + "." + name.in;
-          clock.compute("backward " + it->name, SpanKind::backward, 1250);
+          clock.compute(
+              "backward " + it->name, timeline::SpanKind::backward, 1250);
           if (model.shards_tokens) {
             clock.call(
                 "tp", "all_gather " + it->name + "." + name.out + " gather",
@@ -276,8 +278,8 @@ ReportInput tensor_run(const TensorShards& model, const std::string& part) {
             "dp_replicate", "all_reduce bucket " + std::to_string(bucket),
             25 << 20, 2000, 5000 - 1500 * bucket);
       }
-      pass("backward", SpanKind::backward, backward);
-      clock.compute("optimizer", SpanKind::optimizer, 900);
+      pass("backward", timeline::SpanKind::backward, backward);
+      clock.compute("optimizer", timeline::SpanKind::optimizer, 900);
       clock.call("world", "all_reduce step sums", 48, 20);
       now = clock.now + 50 * kUs;
     }
@@ -285,4 +287,4 @@ ReportInput tensor_run(const TensorShards& model, const std::string& part) {
   return input;
 }
 
-}  // namespace echelon::sample
+}  // namespace echelon::report::sample

@@ -6,7 +6,7 @@
 
 #include "echelon/report/report.h"
 
-namespace echelon::sample {
+namespace echelon::report::sample {
 
 struct TensorShape {
   int64_t ranks = 2;
@@ -36,4 +36,4 @@ TensorShards cnn_shards(int64_t ranks);
 ReportInput
 tensor_run(const TensorShards& model, const std::string& part = "attn");
 
-}  // namespace echelon::sample
+}  // namespace echelon::report::sample

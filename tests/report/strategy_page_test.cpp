@@ -11,7 +11,7 @@
 #include "tests/support/error_text.h"
 #include "tests/support/temp_folder.h"
 
-namespace echelon::strategy_page_test {
+namespace echelon::report::strategy_page_test {
 
 using sample::contains;
 using sample::expect_no_parts;
@@ -20,13 +20,14 @@ using testing::HasSubstr;
 
 // A run's folder as `echelon train` leaves it, as far as the page reads it.
 void write_run(
-    const std::string& folder, const Timeline& timeline, double loss) {
-  write_chrome_trace(folder + "/timeline.json", timeline);
-  MetricsWriter metrics(folder + "/metrics.jsonl");
-  metrics.append(
-      StepMetrics{.step = 1, .loss = loss, .samples_per_second = 2000});
-  metrics.append(
-      EvaluationMetrics{.step = 1, .samples = 360, .accuracy = 0.975});
+    const std::string& folder, const timeline::Timeline& timeline,
+    double loss) {
+  timeline::write_chrome_trace(folder + "/timeline.json", timeline);
+  timeline::MetricsWriter metrics(folder + "/metrics.jsonl");
+  metrics.append(timeline::StepMetrics{
+      .step = 1, .loss = loss, .samples_per_second = 2000});
+  metrics.append(timeline::EvaluationMetrics{
+      .step = 1, .samples = 360, .accuracy = 0.975});
   write_file_atomically(folder + "/report.html", "<html>");
 }
 
@@ -57,15 +58,15 @@ TEST(StrategyPage, HasAPictureForEachStrategy) {
 // Which axes the ranks talked along says what the strategy was.
 TEST(StrategyPage, TellsTensorParallelFromDataParallel) {
   TempFolder folder;
-  const auto title_of = [&](Timeline timeline, const char* axis,
+  const auto title_of = [&](timeline::Timeline timeline, const char* axis,
                             const char* other) {
     for (auto& span : timeline.spans) {
-      if (span.kind == SpanKind::communication) span.axis = axis;
+      if (span.kind == timeline::SpanKind::communication) span.axis = axis;
     }
     if (*other != 0) {
-      Span span = timeline.spans.front();
+      timeline::Span span = timeline.spans.front();
       span.track = "comm";
-      span.kind = SpanKind::communication;
+      span.kind = timeline::SpanKind::communication;
       span.axis = other;
       timeline.spans.push_back(span);
     }
@@ -117,7 +118,7 @@ TEST(StrategyPage, OfTextsCountsTokensToo) {
 
 TEST(StrategyPage, LeavesOutWhatARunLacks) {
   TempFolder folder;
-  write_chrome_trace(
+  timeline::write_chrome_trace(
       folder.path("run/timeline.json"), sample::run({.ranks = 1}).timeline);
   const auto run = read_strategy_run(folder.path("run"), folder.path("."));
   EXPECT_TRUE(run.metrics.empty());
@@ -128,4 +129,4 @@ TEST(StrategyPage, LeavesOutWhatARunLacks) {
   EXPECT_FALSE(contains(to_html(StrategyPage{.title = "none"}), "<table"));
 }
 
-}  // namespace echelon::strategy_page_test
+}  // namespace echelon::report::strategy_page_test

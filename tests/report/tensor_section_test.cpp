@@ -7,7 +7,7 @@
 #include "tests/report/page_text.h"
 #include "tests/report/sample_tensor.h"
 
-namespace echelon::tensor_section_test {
+namespace echelon::report::tensor_section_test {
 
 using sample::contains;
 using sample::expect_no_parts;
@@ -86,15 +86,16 @@ TEST(ShardedBlocks, CountTiedParametersOnce) {
 
 // One rank, one step: a forward with a call that it waits for, and a backward
 // with one that it hides half of.
-Timeline two_calls() {
-  Timeline timeline{.title = "", .rank_names = {"rank 0"}, .spans = {}};
-  const auto span = [&](const char* track, const char* name, SpanKind kind,
-                        int64_t begin, int64_t end, int64_t bytes,
-                        const char* axis) {
+timeline::Timeline two_calls() {
+  timeline::Timeline timeline{
+      .title = "", .rank_names = {"rank 0"}, .spans = {}};
+  const auto span = [&](const char* track, const char* name,
+                        timeline::SpanKind kind, int64_t begin, int64_t end,
+                        int64_t bytes, const char* axis) {
     timeline.spans.push_back(
         {0, track, name, kind, begin, end, 3, bytes, axis});
   };
-  using enum SpanKind;
+  using enum timeline::SpanKind;
   span("compute", "forward", forward, 0, 1000, 0, "");
   span("comm", "all_reduce h.0.mlp sum", communication, 400, 600, 64, "tp");
   span("compute", "wait", communication, 400, 600, 0, "");
@@ -112,7 +113,7 @@ Timeline two_calls() {
 
 TEST(Collectives, KnowTheirPassAndWhatIsHidden) {
   const auto timeline = two_calls();
-  const auto costs = collective_costs(timeline, diagnose(timeline));
+  const auto costs = collective_costs(timeline, timeline::diagnose(timeline));
   ASSERT_EQ(costs.size(), 4u);
   EXPECT_EQ(costs[0].axis, "pp");
   EXPECT_EQ(costs[1].label, "h.0.mlp input gradient");
@@ -129,7 +130,7 @@ TEST(Collectives, AreMeansOverStepsAndTheRanksThatMakeThem) {
   auto timeline = two_calls();
   const size_t one_step = timeline.spans.size();
   for (size_t i = 0; i < one_step; ++i) {
-    Span next = timeline.spans[i];
+    timeline::Span next = timeline.spans[i];
     next.step = 4;
     next.begin_ns += 5000;
     next.end_ns += 5000;
@@ -139,7 +140,7 @@ TEST(Collectives, AreMeansOverStepsAndTheRanksThatMakeThem) {
     next.bytes *= 2;
     if (next.axis != "pp") timeline.spans.push_back(next);
   }
-  const auto costs = collective_costs(timeline, diagnose(timeline));
+  const auto costs = collective_costs(timeline, timeline::diagnose(timeline));
   EXPECT_DOUBLE_EQ(costs[0].bytes, 16);               // rank 0: 8 and 24
   EXPECT_DOUBLE_EQ(costs[2].bytes, (128 + 384) / 2);  // rank 1 has one step
   EXPECT_DOUBLE_EQ(costs[2].calls, 1);
@@ -147,7 +148,8 @@ TEST(Collectives, AreMeansOverStepsAndTheRanksThatMakeThem) {
 
 TEST(Collectives, ThatDifferInNumbersAloneArePutTogether) {
   const auto timeline = two_calls();
-  auto costs = put_together(collective_costs(timeline, diagnose(timeline)));
+  auto costs =
+      put_together(collective_costs(timeline, timeline::diagnose(timeline)));
   ASSERT_EQ(costs.size(), 3u);
   EXPECT_EQ(costs[0].label, "h.0\u20131.mlp input gradient");
   EXPECT_DOUBLE_EQ(costs[0].calls, 2);
@@ -233,4 +235,4 @@ TEST(TensorSection, StaysSmall) {
   EXPECT_LT(to_html(input).size(), 500'000u);
 }
 
-}  // namespace echelon::tensor_section_test
+}  // namespace echelon::report::tensor_section_test

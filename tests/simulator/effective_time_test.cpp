@@ -8,12 +8,12 @@
 #include "echelon/error.h"
 #include "tests/support/error_text.h"
 
-namespace echelon::effective_time_test {
+namespace echelon::simulator::effective_time_test {
 
 using testing::HasSubstr;
 
-Cluster failing(double hours_of_a_node) {
-  Cluster cluster = find_cluster("h100-sxm:128x8");
+cluster::Cluster failing(double hours_of_a_node) {
+  cluster::Cluster cluster = cluster::find_cluster("h100-sxm:128x8");
   cluster.mean_hours_between_failures = hours_of_a_node;
   return cluster;
 }
@@ -26,7 +26,7 @@ TEST(EffectiveTime, TheBestIntervalIsYoungsForShortSaves) {
 }
 
 TEST(EffectiveTime, NoIntervalIsBetterThanTheBest) {
-  const Cluster cluster = failing(10000);
+  const cluster::Cluster cluster = failing(10000);
   FailureOptions options{.checkpoint_seconds = 60, .recovery_seconds = 600};
   const double step = 5;
   const EffectiveTime best = effective_time(cluster, 128, step, options);
@@ -74,7 +74,7 @@ TEST(EffectiveTime, NodesThatDoNotFailCostTheSavesAlone) {
 }
 
 TEST(EffectiveTime, TheSeedDrawsTheFailures) {
-  const Cluster cluster = failing(1000);
+  const cluster::Cluster cluster = failing(1000);
   const EffectiveTime a = effective_time(cluster, 128, 5, {.seed = 1});
   EXPECT_EQ(a.share, effective_time(cluster, 128, 5, {.seed = 1}).share);
   EXPECT_NE(a.share, effective_time(cluster, 128, 5, {.seed = 2}).share);
@@ -89,4 +89,4 @@ TEST(EffectiveTime, ImpossibleTimesAreNamed) {
       HasSubstr("hours"));
 }
 
-}  // namespace echelon::effective_time_test
+}  // namespace echelon::simulator::effective_time_test

@@ -11,7 +11,7 @@
 #include "echelon/timeline/overlap.h"
 #include "tests/support/error_text.h"
 
-namespace echelon::simulate_test {
+namespace echelon::simulator::simulate_test {
 
 using testing::HasSubstr;
 
@@ -26,7 +26,7 @@ constexpr Extra kZero1{.zero = 1}, kZero2{.zero = 2}, kZero3{.zero = 3};
 constexpr Extra kFsdp{.zero = 3, .framework = "fsdp"};
 constexpr Extra kInterleaved{.schedule = "interleaved"};
 
-Strategy with(Layout layout, int64_t batch, const Extra& extra = {}) {
+cost::Strategy with(Layout layout, int64_t batch, const Extra& extra = {}) {
   return {
       .layout = layout,
       .zero_stage = extra.zero,
@@ -36,9 +36,11 @@ Strategy with(Layout layout, int64_t batch, const Extra& extra = {}) {
 }
 
 SimulatedRun simulated(
-    const char* model, const Strategy& strategy, const char* cluster,
+    const char* model, const cost::Strategy& strategy, const char* cluster,
     const SimulationOptions& options = {}) {
-  return simulate(find_model(model), strategy, find_cluster(cluster), options);
+  return simulate(
+      cost::find_model(model), strategy, cluster::find_cluster(cluster),
+      options);
 }
 
 double relative(double a, double b) {
@@ -47,18 +49,18 @@ double relative(double a, double b) {
 
 // How far a simulated step is from the formula.
 double error_of(
-    const SimulatedRun& run, const ModelShape& model, const Strategy& strategy,
-    const Cluster& cluster) {
+    const SimulatedRun& run, const cost::ModelShape& model,
+    const cost::Strategy& strategy, const cluster::Cluster& cluster) {
   return relative(
       run.step.step_seconds,
-      estimate_step(model, strategy, cluster).step_seconds);
+      cost::estimate_step(model, strategy, cluster).step_seconds);
 }
 
 TEST(Simulate, EachRankByItselfGivesTheSame) {
   struct {
     const char* model;
     const char* cluster;
-    Strategy strategy;
+    cost::Strategy strategy;
   } cases[] = {
       {"gpt2", "h100-sxm:2x8", with({.dp_replicate = 16}, 64)},
       {"gpt2", "h100-sxm:2x8", with({.dp_shard = 16}, 64, kZero3)},
@@ -86,14 +88,14 @@ TEST(Simulate, EachRankByItselfGivesTheSame) {
     for (const int64_t stragglers : {0, 1}) {
       SimulationOptions options{
           .stragglers = stragglers, .straggler_factor = 1.3};
-      const ModelShape model = find_model(one.model);
-      const Cluster cluster = find_cluster(one.cluster);
+      const cost::ModelShape model = cost::find_model(one.model);
+      const cluster::Cluster cluster = cluster::find_cluster(one.cluster);
       const SimulatedRun with = simulate(model, one.strategy, cluster, options);
       options.symmetry = false;
       const auto without = simulate(model, one.strategy, cluster, options);
       EXPECT_LT(
           relative(with.step.step_seconds, without.step.step_seconds), 1e-9)
-          << to_string(one.strategy) << " stragglers " << stragglers;
+          << cost::to_string(one.strategy) << " stragglers " << stragglers;
       EXPECT_EQ(without.simulated_ranks, one.strategy.layout.num_ranks());
       const bool alike = stragglers == 0 && !cluster.mixed();
       if (alike) {
@@ -109,9 +111,9 @@ TEST(Simulate, EachRankByItselfGivesTheSame) {
 // one sum a tied embedding, those of the other have nothing in common.
 TEST(Simulate, PipelinesThatLeaveANodeElsewhereAreNotAlike) {
   for (const char* name : {"gpt2", "llama2-7b"}) {
-    const ModelShape model = find_model(name);
-    Strategy strategy = with({.dp_replicate = 2, .pp = 6}, 24);
-    Cluster cluster = find_cluster("h100-sxm:2x8");
+    const cost::ModelShape model = cost::find_model(name);
+    cost::Strategy strategy = with({.dp_replicate = 2, .pp = 6}, 24);
+    cluster::Cluster cluster = cluster::find_cluster("h100-sxm:2x8");
     cluster.groups[0].node.network.bytes_per_second = 1e9;
     SimulationOptions options{.timeline_ranks = 0};
     const SimulatedRun with = simulate(model, strategy, cluster, options);
@@ -124,7 +126,7 @@ TEST(Simulate, PipelinesThatLeaveANodeElsewhereAreNotAlike) {
         1e-9)
         << name;
     options.symmetry = true;
-    cluster = find_cluster("h100-sxm:1x16");
+    cluster = cluster::find_cluster("h100-sxm:1x16");
     EXPECT_EQ(simulate(model, strategy, cluster, options).simulated_ranks, 6)
         << name;
   }
@@ -137,7 +139,7 @@ TEST(Simulate, AgreesWithTheFormula) {
   struct {
     const char* model;
     const char* cluster;
-    Strategy strategy;
+    cost::Strategy strategy;
     double tolerance;
   } cases[] = {
       {"gpt2", "h100-sxm:1x8", with({}, 8), 1e-9},
@@ -186,11 +188,11 @@ TEST(Simulate, AgreesWithTheFormula) {
        1e-6},
   };
   for (const auto& one : cases) {
-    const ModelShape model = find_model(one.model);
-    const Cluster cluster = find_cluster(one.cluster);
+    const cost::ModelShape model = cost::find_model(one.model);
+    const cluster::Cluster cluster = cluster::find_cluster(one.cluster);
     const SimulatedRun run = simulate(model, one.strategy, cluster);
     EXPECT_LE(error_of(run, model, one.strategy, cluster), one.tolerance)
-        << one.model << " " << to_string(one.strategy) << ": "
+        << one.model << " " << cost::to_string(one.strategy) << ": "
         << run.step.step_seconds;
   }
 }
@@ -199,42 +201,44 @@ TEST(Simulate, AgreesWithTheFormula) {
 // that are on other devices or have more samples, without gradients to wait
 // for.
 TEST(Simulate, AgreesWithTheFormulaWhereASlowerPipelineIsNotTheFirst) {
-  const ModelShape model = find_model("gpt2");
-  const auto expect_near = [&](const Strategy& strategy,
-                               const Cluster& cluster) {
+  const cost::ModelShape model = cost::find_model("gpt2");
+  const auto expect_near = [&](const cost::Strategy& strategy,
+                               const cluster::Cluster& cluster) {
     const double estimated =
-        estimate_time(model, strategy, cluster).step_seconds;
+        cost::estimate_time(model, strategy, cluster).step_seconds;
     const double simulated =
         simulate(model, strategy, cluster, {.timeline_ranks = 0})
             .step.step_seconds;
-    EXPECT_LT(relative(simulated, estimated), 0.01) << to_string(strategy);
-    Cluster near = cluster;
-    for (NodeGroup& group : near.groups) group.node = cluster.groups[0].node;
+    EXPECT_LT(relative(simulated, estimated), 0.01)
+        << cost::to_string(strategy);
+    cluster::Cluster near = cluster;
+    for (cluster::NodeGroup& group : near.groups)
+      group.node = cluster.groups[0].node;
     near.groups[0].node.network = near.groups[0].node.inside;
     EXPECT_GT(
         estimated, 1.05 * estimate_time(model, strategy, near).step_seconds);
   };
-  Cluster slow_network = find_cluster("h100-sxm:3x8");
+  cluster::Cluster slow_network = cluster::find_cluster("h100-sxm:3x8");
   slow_network.groups[0].node.network.bytes_per_second = 5e9;
   expect_near(with({.dp_replicate = 4, .pp = 6}, 64), slow_network);
   expect_near(
       with({.dp_replicate = 4, .pp = 2}, 64),
-      find_cluster("h100-sxm:1x6+v100:1x2"));
+      cluster::find_cluster("h100-sxm:1x6+v100:1x2"));
 }
 
 // Every stage's parameters are on their way when the step begins: a pipeline
 // waits for those of its first stage, not for each stage's in turn.
 TEST(Simulate, ParametersOfAllStagesAreGatheredAtOnce) {
-  const ModelShape model = find_model("gpt3-175b");
-  const Cluster cluster = find_cluster("a100-80gb:128x8");
+  const cost::ModelShape model = cost::find_model("gpt3-175b");
+  const cluster::Cluster cluster = cluster::find_cluster("a100-80gb:128x8");
   const SimulationOptions options{.timeline_ranks = 1024};
   for (const int64_t stage : {1, 2}) {
-    const Strategy strategy =
+    const cost::Strategy strategy =
         with({.dp_shard = 16, .tp = 8, .pp = 8}, 256, {.zero = stage});
     const SimulatedRun run = simulate(model, strategy, cluster, options);
     EXPECT_LT(error_of(run, model, strategy, cluster), 0.04);
     std::map<int32_t, int64_t> first;  // gather of a rank
-    for (const Span& span : run.timeline.spans) {
+    for (const timeline::Span& span : run.timeline.spans) {
       if (span.name.rfind("all_gather", 0) != 0 || span.axis == "tp") continue;
       const auto [at, is_new] = first.emplace(span.rank, span.begin_ns);
       at->second = std::min(at->second, span.begin_ns);
@@ -245,10 +249,10 @@ TEST(Simulate, ParametersOfAllStagesAreGatheredAtOnce) {
 }
 
 // Layers of `bytes` of gradients each.
-ModelShape layers_of(const std::vector<double>& bytes) {
-  ModelShape model{.name = "made"};
+cost::ModelShape layers_of(const std::vector<double>& bytes) {
+  cost::ModelShape model{.name = "made"};
   for (const double one : bytes) {
-    CountedLayer layer;
+    cost::CountedLayer layer;
     layer.name = "layer " + std::to_string(model.layers.size());
     layer.parameters = one / 4;
     layer.forward_flops = 1e9;
@@ -262,7 +266,7 @@ ModelShape layers_of(const std::vector<double>& bytes) {
 
 // As the trainer sums them: large gradients alone, small ones together.
 TEST(Simulate, GradientsOfSmallLayersAreSummedTogether) {
-  const Cluster cluster = find_cluster("h100-sxm:1x2");
+  const cluster::Cluster cluster = cluster::find_cluster("h100-sxm:1x2");
   struct {
     std::vector<double> layers;
     std::vector<int64_t> sums;  // bytes, in the order of backward
@@ -273,20 +277,20 @@ TEST(Simulate, GradientsOfSmallLayersAreSummedTogether) {
       {{100000, 100000, 100000, 100000}, {300000, 100000}},
   };
   for (const auto& one : cases) {
-    const ModelShape model = layers_of(one.layers);
-    const Strategy strategy = with({.dp_replicate = 2}, 8);
+    const cost::ModelShape model = layers_of(one.layers);
+    const cost::Strategy strategy = with({.dp_replicate = 2}, 8);
     const SimulatedRun run = simulate(model, strategy, cluster);
     std::vector<int64_t> sums;
-    for (const Span& span : run.timeline.spans) {
+    for (const timeline::Span& span : run.timeline.spans) {
       if (span.rank == 0 && span.track == "comm") sums.push_back(span.bytes);
     }
     EXPECT_EQ(sums, one.sums);
     EXPECT_LT(error_of(run, model, strategy, cluster), 1e-9);
   }
   // ZeRO cuts layer by layer.
-  const Strategy cut = with({.dp_shard = 2}, 8, kZero2);
+  const cost::Strategy cut = with({.dp_shard = 2}, 8, kZero2);
   size_t reduced = 0;
-  for (const Span& span :
+  for (const timeline::Span& span :
        simulate(layers_of({8000, 8000, 8000}), cut, cluster).timeline.spans) {
     reduced += span.rank == 0 && span.name.rfind("reduce_scatter", 0) == 0;
   }
@@ -310,9 +314,9 @@ TEST(Simulate, StepsThatFollowWithoutMeetingTakeTheLongestRanksTime) {
   EXPECT_LT(later.step.parts.bubble, meeting.step.parts.bubble);
   // Each rank's second step begins after its first has ended.
   std::map<std::pair<int32_t, int64_t>, std::pair<int64_t, int64_t>> times;
-  for (const Span& span : later.timeline.spans) {
+  for (const timeline::Span& span : later.timeline.spans) {
     const bool works =
-        span.kind == SpanKind::forward || span.name == "optimizer";
+        span.kind == timeline::SpanKind::forward || span.name == "optimizer";
     if (span.track != "compute" || !works) continue;
     const auto [at, is_new] =
         times.try_emplace({span.rank, span.step}, span.begin_ns, span.end_ns);
@@ -333,7 +337,7 @@ TEST(Simulate, TheEndsOfAPipelineSumATiedEmbedding) {
         model, with({.dp_replicate = 2, .pp = 4}, 16, {.schedule = schedule}),
         "h100-sxm:1x8");
     std::set<int32_t> ranks;
-    for (const Span& span : run.timeline.spans) {
+    for (const timeline::Span& span : run.timeline.spans) {
       if (span.track != "comm" || span.name != "all_reduce tied embedding")
         continue;
       EXPECT_EQ(span.bytes, 50304 * 768 * 4);
@@ -348,9 +352,9 @@ TEST(Simulate, TheEndsOfAPipelineSumATiedEmbedding) {
 }
 
 TEST(Simulate, PartsAddUpToTheStep) {
-  Strategy strategy =
+  cost::Strategy strategy =
       with({.dp_replicate = 2, .dp_shard = 2, .tp = 2, .pp = 2}, 32, kZero3);
-  strategy.recompute = Recompute::all;
+  strategy.recompute = cost::Recompute::all;
   const SimulatedRun run = simulated(
       "llama2-7b", strategy, "a100-80gb:2x8", {.steps = 5, .jitter = 0.05});
   EXPECT_LT(relative(run.step.parts.total(), run.step.step_seconds), 1e-9);
@@ -367,7 +371,8 @@ TEST(Simulate, PartsAddUpToTheStep) {
 }
 
 TEST(Simulate, TheSeedDrawsJitterAndStragglers) {
-  const Strategy strategy = with({.dp_replicate = 2, .tp = 2, .pp = 4}, 32);
+  const cost::Strategy strategy =
+      with({.dp_replicate = 2, .tp = 2, .pp = 4}, 32);
   const auto steps = [&](double jitter, int64_t stragglers, uint64_t seed) {
     return simulated(
                "gpt2", strategy, "h100-sxm:2x8",
@@ -402,7 +407,7 @@ TEST(Simulate, DrawsJitterOnceForEachStep) {
 }
 
 TEST(Simulate, AStragglerHoldsUpEverybodyInProportion) {
-  const Strategy strategy = with({.dp_replicate = 4, .tp = 8}, 64);
+  const cost::Strategy strategy = with({.dp_replicate = 4, .tp = 8}, 64);
   const auto run = [&](const SimulationOptions& options) {
     return simulated("llama2-7b", strategy, "a100-80gb:4x8", options);
   };
@@ -430,7 +435,7 @@ TEST(Simulate, SlowerDevicesOfAMixedClusterAreTheOthersWait) {
 }
 
 TEST(Simulate, LargeJobsAreAFewClasses) {
-  Strategy strategy =
+  cost::Strategy strategy =
       with({.dp_replicate = 128, .tp = 8, .pp = 16}, 2048, kInterleaved);
   strategy.seq_len = 8192;
   const auto with_options = [&](const SimulationOptions& options) {
@@ -449,13 +454,13 @@ TEST(Simulate, TheTimelineIsLikeARealRuns) {
       {.steps = 3});
   std::set<std::string> names;
   std::set<int32_t> ranks;
-  for (const Span& span : run.timeline.spans) {
+  for (const timeline::Span& span : run.timeline.spans) {
     EXPECT_LE(span.begin_ns, span.end_ns);
     EXPECT_GE(span.step, 0);
     EXPECT_LT(span.step, 3);
     ranks.insert(span.rank);
     if (span.track == "comm") {
-      EXPECT_EQ(span.kind, SpanKind::communication);
+      EXPECT_EQ(span.kind, timeline::SpanKind::communication);
       EXPECT_GT(span.bytes, 0) << span.name;
       EXPECT_FALSE(span.axis.empty()) << span.name;
     } else {
@@ -472,7 +477,7 @@ TEST(Simulate, TheTimelineIsLikeARealRuns) {
   }
   EXPECT_EQ(run.timeline.rank_names[7], "rank 7 (h100-sxm)");
   // Its own reader and diagnosis understand it.
-  const Diagnosis diagnosis = diagnose(run.timeline);
+  const timeline::Diagnosis diagnosis = timeline::diagnose(run.timeline);
   EXPECT_EQ(diagnosis.num_steps, 3);
   EXPECT_LT(relative(diagnosis.mean.step_seconds, run.step.step_seconds), 0.05);
 }
@@ -485,7 +490,7 @@ TEST(Simulate, WithoutAPipelineSpansAreForwardAndBackward) {
   };
   const SimulatedRun run = run_with(2);
   std::set<std::string> names;
-  for (const Span& span : run.timeline.spans) {
+  for (const timeline::Span& span : run.timeline.spans) {
     EXPECT_LT(span.rank, 2);
     names.insert(span.name);
   }
@@ -502,16 +507,16 @@ TEST(Simulate, OnlyTheFirstStepsAreDrawn) {
       "gpt2", with({.dp_replicate = 2, .tp = 2}, 8), "h100-sxm:1x4",
       {.steps = 5, .jitter = 0.02, .timeline_steps = 2});
   std::set<int64_t> drawn;
-  for (const Span& span : run.timeline.spans) drawn.insert(span.step);
+  for (const timeline::Span& span : run.timeline.spans) drawn.insert(span.step);
   EXPECT_THAT(drawn, testing::ElementsAre(0, 1));
   EXPECT_EQ(run.step_seconds.size(), 5u);
 }
 
 // Whatever the formula said of the step, rates are those of the simulated one.
 TEST(Simulate, RatesAreOfTheSimulatedStep) {
-  const ModelShape model = find_model("gpt2");
-  const Strategy strategy = with({.dp_replicate = 2, .tp = 2}, 8);
-  const Cluster cluster = find_cluster("h100-sxm:1x4");
+  const cost::ModelShape model = cost::find_model("gpt2");
+  const cost::Strategy strategy = with({.dp_replicate = 2, .tp = 2}, 8);
+  const cluster::Cluster cluster = cluster::find_cluster("h100-sxm:1x4");
   const SimulatedRun run = simulate(
       model, strategy, cluster, {.stragglers = 1, .straggler_factor = 3});
   EXPECT_LT(
@@ -520,7 +525,7 @@ TEST(Simulate, RatesAreOfTheSimulatedStep) {
           8 * static_cast<double>(model.seq_len) / run.step.step_seconds),
       1e-9);
   EXPECT_EQ(run.step.step_seconds, run.step_seconds[0]);
-  const StepEstimate even = estimate_step(model, strategy, cluster);
+  const cost::StepEstimate even = cost::estimate_step(model, strategy, cluster);
   EXPECT_LT(
       relative(
           run.step.model_flops_utilisation * run.step.step_seconds,
@@ -529,7 +534,8 @@ TEST(Simulate, RatesAreOfTheSimulatedStep) {
 }
 
 TEST(Simulate, WrongStrategiesAndOptionsAreNamed) {
-  const auto text = [](const Strategy& strategy, const SimulationOptions& o) {
+  const auto text = [](const cost::Strategy& strategy,
+                       const SimulationOptions& o) {
     return error_text([&] { simulated("gpt2", strategy, "h100-sxm:1x8", o); });
   };
   EXPECT_THAT(text(with({.tp = 5}, 8), {}), HasSubstr("tp=5"));
@@ -538,4 +544,4 @@ TEST(Simulate, WrongStrategiesAndOptionsAreNamed) {
   EXPECT_THAT(text(with({}, 8), {.steps = 0}), HasSubstr("steps"));
 }
 
-}  // namespace echelon::simulate_test
+}  // namespace echelon::simulator::simulate_test

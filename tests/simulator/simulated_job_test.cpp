@@ -10,8 +10,9 @@
 namespace echelon::simulator::simulated_job_test {
 
 ModelJob job_of(const Layout& layout, const std::string& cluster) {
-  const Strategy strategy{.layout = layout, .global_batch = 32};
-  return make_job(find_model("gpt2"), strategy, find_cluster(cluster), {});
+  const cost::Strategy strategy{.layout = layout, .global_batch = 32};
+  return make_job(
+      cost::find_model("gpt2"), strategy, cluster::find_cluster(cluster), {});
 }
 
 // By axis, whether a group's links may carry anything else at the same time.

@@ -11,7 +11,7 @@
 #include "tests/support/error_text.h"
 #include "tests/support/temp_folder.h"
 
-namespace echelon {
+namespace echelon::timeline {
 
 static auto fields(const Span& s) {
   return std::tie(
@@ -61,7 +61,7 @@ TEST(ChromeTrace, IsReadBackAsItWas) {
 
 TEST(ChromeTrace, AWholeRunIsReadBackFromAFile) {
   TempFolder folder;
-  const auto timeline = sample::run({.ranks = 5, .layers = 3}).timeline;
+  const auto timeline = report::sample::run({.ranks = 5, .layers = 3}).timeline;
   write_chrome_trace(folder.path("timeline.json"), timeline);
   const auto back = read_chrome_trace(folder.path("timeline.json"));
   EXPECT_EQ(sorted(back.spans), sorted(timeline.spans));
@@ -268,4 +268,4 @@ TEST(MergeSpans, MemoryHasTheClockOfTheSpans) {
 }
 
 }  // namespace chrome_trace_test
-}  // namespace echelon
+}  // namespace echelon::timeline

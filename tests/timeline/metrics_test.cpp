@@ -14,7 +14,7 @@
 #include "tests/support/error_text.h"
 #include "tests/support/temp_folder.h"
 
-namespace echelon::metrics_test {
+namespace echelon::timeline::metrics_test {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -264,4 +264,4 @@ TEST_F(Metrics, OfLinesWrittenTogetherTheWholeOnesAreKept) {
   EXPECT_EQ(read_file(path_), line + line + line);
 }
 
-}  // namespace echelon::metrics_test
+}  // namespace echelon::timeline::metrics_test

@@ -7,7 +7,7 @@
 
 #include "tests/report/sample_run.h"
 
-namespace echelon::overlap_test {
+namespace echelon::timeline::overlap_test {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -247,7 +247,7 @@ TEST(Overlap, AgreesWithSamplingEachNanosecond) {
 }
 
 TEST(Diagnosis, PartsAddUpToTheStep) {
-  const auto d = diagnose(sample::run({.ranks = 3}).timeline);
+  const auto d = diagnose(report::sample::run({.ranks = 3}).timeline);
   EXPECT_EQ(d.steps.size(), 60u);
   EXPECT_EQ(d.num_steps, 20);
   for (const auto& b : d.steps) {
@@ -263,7 +263,8 @@ TEST(Diagnosis, PartsAddUpToTheStep) {
 }
 
 TEST(Diagnosis, NamesTheSlowestRankAndLeavesOutlyingStepsOut) {
-  const auto d = diagnose(sample::run({.ranks = 4, .slow_rank = 0.4}).timeline);
+  const auto d =
+      diagnose(report::sample::run({.ranks = 4, .slow_rank = 0.4}).timeline);
   EXPECT_EQ(d.slowest_rank, 3);
   EXPECT_NEAR(d.slowest_excess, 0.27, 0.02);
   EXPECT_EQ(d.num_outliers, 1);  // the first step takes four times as long
@@ -461,7 +462,8 @@ TEST(TimedParts, LeaveOutliersOut) {
 }
 
 TEST(TimedParts, AgreeWithTheDiagnosis) {
-  const auto timeline = sample::run({.ranks = 4, .slow_rank = 0.2}).timeline;
+  const auto timeline =
+      report::sample::run({.ranks = 4, .slow_rank = 0.2}).timeline;
   const Diagnosis diagnosis = diagnose(timeline);
   const TimedParts parts = timed_parts(timeline, diagnosis);
   EXPECT_NEAR(
@@ -490,4 +492,4 @@ TEST(TimedParts, AreComparedWhereEitherHasThem) {
                  "waiting for data"));
 }
 
-}  // namespace echelon::overlap_test
+}  // namespace echelon::timeline::overlap_test

@@ -8,9 +8,9 @@
 #include "echelon/timeline/overlap.h"
 #include "tests/report/sample_pipeline.h"
 
-namespace echelon::pipeline_blocks_test {
+namespace echelon::timeline::pipeline_blocks_test {
 
-using sample::Order;
+using report::sample::Order;
 using testing::ElementsAre;
 using testing::IsEmpty;
 
@@ -192,7 +192,8 @@ TEST(PipelineBlocks, OverlapsCountOnceAndAMissingRankHasNoRow) {
 }
 
 TEST(PipelineBlocks, ReplicasAreTogetherAndStagesInOrder) {
-  const auto timeline = sample::pipeline_run({.ranks = 3, .replicas = 2});
+  const auto timeline =
+      report::sample::pipeline_run({.ranks = 3, .replicas = 2});
   const auto rows = pipeline_rows(timeline, 2).rows;
   std::vector<std::string> names;
   for (const auto& row : rows) {
@@ -205,7 +206,8 @@ TEST(PipelineBlocks, ReplicasAreTogetherAndStagesInOrder) {
 }
 
 TEST(PipelineBlocks, StagesOfARowAreItsChunks) {
-  const auto timeline = sample::pipeline_run({.order = Order::interleaved});
+  const auto timeline =
+      report::sample::pipeline_run({.order = Order::interleaved});
   for (const auto& block : pipeline_rows(timeline, 2).blocks) {
     if (block.kind == BlockKind::transfer) continue;
     EXPECT_EQ(block.chunk, block.stage / 4);
@@ -215,7 +217,7 @@ TEST(PipelineBlocks, StagesOfARowAreItsChunks) {
 
 TEST(PipelineBlocks, TheTypicalStepIsCompleteAndNotTheFirst) {
   EXPECT_FALSE(typical_pipeline_step({}).has_value());
-  auto timeline = sample::pipeline_run({.steps = 4});
+  auto timeline = report::sample::pipeline_run({.steps = 4});
   const auto typical = typical_pipeline_step(timeline);
   ASSERT_TRUE(typical.has_value());
   EXPECT_NE(*typical, 1);
@@ -238,7 +240,7 @@ TEST(PipelineBlocks, TheIdealBubbleIsTheFormulas) {
        {std::pair(1, 3), {2, 2}, {4, 8}, {4, 2}, {7, 20}}) {
     const double formula = (ranks - 1.0) / (microbatches + ranks - 1.0);
     for (const auto order : {Order::gpipe, Order::one_f_one_b}) {
-      const auto ideal = ideal_blocks(sample::pipeline_order(
+      const auto ideal = ideal_blocks(report::sample::pipeline_order(
           {.order = order, .ranks = ranks, .microbatches = microbatches}));
       ASSERT_TRUE(ideal.has_value());
       EXPECT_NEAR(bubble_fraction(*ideal, ranks), formula, 1e-9);
@@ -247,17 +249,17 @@ TEST(PipelineBlocks, TheIdealBubbleIsTheFormulas) {
   }
   // Gradients of weights fill two thirds of the bubble.
   const auto split =
-      ideal_blocks(sample::pipeline_order({.order = Order::split}));
+      ideal_blocks(report::sample::pipeline_order({.order = Order::split}));
   EXPECT_NEAR(bubble_fraction(*split, 4), 3.0 / 27, 1e-9);
   // Two stages a rank fill half of it.
-  const auto looped =
-      ideal_blocks(sample::pipeline_order({.order = Order::interleaved}));
+  const auto looped = ideal_blocks(
+      report::sample::pipeline_order({.order = Order::interleaved}));
   EXPECT_NEAR(bubble_fraction(*looped, 4), 1.5 / 9.5, 1e-9);
 }
 
 TEST(PipelineBlocks, TheIdealOfARunIsThatOfItsSchedule) {
-  const auto timeline =
-      sample::pipeline_run({.replicas = 2, .slow_stage = 0.5, .latency = 0.3});
+  const auto timeline = report::sample::pipeline_run(
+      {.replicas = 2, .slow_stage = 0.5, .latency = 0.3});
   const auto rows = pipeline_rows(timeline, 3);
   const auto ideal = ideal_blocks(rows);
   ASSERT_TRUE(ideal.has_value());
@@ -280,7 +282,7 @@ TEST(PipelineBlocks, AReplayOfABrokenStepEndsToo) {
 }
 
 TEST(PipelineBlocks, DevicesOfARankAreRows) {
-  const auto timeline = sample::placement_run(3, 4);
+  const auto timeline = report::sample::placement_run(3, 4);
   const auto step = typical_placement_step(timeline);
   ASSERT_TRUE(step.has_value());
   const auto rows = placement_rows(timeline, *step);
@@ -292,7 +294,8 @@ TEST(PipelineBlocks, DevicesOfARankAreRows) {
                               "1B-1@13-18", "2F-1@5-8", "2B-1@8-13"));
   EXPECT_GT(bubble_fraction(rows.blocks, 3), 0.6);
   EXPECT_FALSE(typical_pipeline_step(timeline).has_value());
-  EXPECT_FALSE(typical_placement_step(sample::pipeline_run({})).has_value());
+  EXPECT_FALSE(
+      typical_placement_step(report::sample::pipeline_run({})).has_value());
 }
 
 TEST(PipelineBlocks, TracksThatAreNoDevicesAreLeftOut) {
@@ -307,4 +310,4 @@ TEST(PipelineBlocks, TracksThatAreNoDevicesAreLeftOut) {
   EXPECT_THAT(placement_rows(timeline, 1).blocks, IsEmpty());
 }
 
-}  // namespace echelon::pipeline_blocks_test
+}  // namespace echelon::timeline::pipeline_blocks_test

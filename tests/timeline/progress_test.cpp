@@ -9,7 +9,7 @@
 #include <cstdlib>
 #include <optional>
 
-namespace echelon::progress_test {
+namespace echelon::timeline::progress_test {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -461,4 +461,4 @@ TEST(ProgressOptions, FollowTheTerminalAndTheEnvironment) {
   ::close(file);
 }
 
-}  // namespace echelon::progress_test
+}  // namespace echelon::timeline::progress_test

@@ -77,7 +77,7 @@ TEST(Precision, EndlessOverflowsEndTheRun) {
       job.err(), HasAll(
                      "step 20: gradients overflowed in 20 steps in a row",
                      "Set [precision] compute = \"bf16\""));
-  const auto metrics = read_metrics(run + "/metrics.jsonl");
+  const auto metrics = timeline::read_metrics(run + "/metrics.jsonl");
   ASSERT_EQ(metrics.steps.size(), 19u);
   EXPECT_EQ(metrics.steps.back().skipped_steps, 19);
   // Nothing was updated: the loss is that of the first values.
@@ -93,7 +93,7 @@ TEST(Precision, LayersNormsAreInTheMetrics) {
           {"precision.compute=bf16", "train.layer_norms=true",
            "train.log_every=1"}));
   EXPECT_EQ(job.wait(), 0) << job.err();
-  const auto metrics = read_metrics(run + "/metrics.jsonl");
+  const auto metrics = timeline::read_metrics(run + "/metrics.jsonl");
   ASSERT_EQ(metrics.steps.size(), 3u);
   const auto& norms = metrics.steps[2].layer_grad_norms;
   ASSERT_EQ(norms.size(), 3u);
@@ -118,9 +118,9 @@ TEST(Report, PredictsTheStepOnceThisMachineIsMeasured) {
   EXPECT_EQ(page.find("id=\"prediction\""), std::string::npos);
 
   ::setenv("XDG_CONFIG_HOME", folder.path().c_str(), 1);
-  fs::create_directories(saved_cluster_path(1).parent_path());
-  std::ofstream(saved_cluster_path(1)) << kMeasuredDesk;
-  std::ofstream(saved_cluster_path(2)) << kMeasuredDesk;
+  fs::create_directories(cluster::saved_cluster_path(1).parent_path());
+  std::ofstream(cluster::saved_cluster_path(1)) << kMeasuredDesk;
+  std::ofstream(cluster::saved_cluster_path(2)) << kMeasuredDesk;
   ::unsetenv("XDG_CONFIG_HOME");
   for (const char* layout : {"dp=2", "pp=2"}) {
     Command after(command + Words{"--layout", layout}, processors);
@@ -159,8 +159,8 @@ TEST(Report, PredictsWhatExplainPredicts) {
   const Words places = {
       "CUDA_VISIBLE_DEVICES=", "XDG_CONFIG_HOME=" + folder.path()};
   ::setenv("XDG_CONFIG_HOME", folder.path().c_str(), 1);
-  fs::create_directories(saved_cluster_path(2).parent_path());
-  std::ofstream(saved_cluster_path(2)) << kMeasuredDesk;
+  fs::create_directories(cluster::saved_cluster_path(2).parent_path());
+  std::ofstream(cluster::saved_cluster_path(2)) << kMeasuredDesk;
   ::unsetenv("XDG_CONFIG_HOME");
   const Words again = {"--set", "train.overwrite=true"};
   for (const char* layout : {"dp=2", "pp=2", "fsdp=2"}) {
@@ -229,7 +229,7 @@ TEST_P(ThreeDimensions, VerifiesAndTrains) {
       train.out(), HasAll(
                        "tokens/s", "\nperplexity ",
                        "stage 1 (pipeline rank 1): transformer.h."));
-  const auto metrics = read_metrics(run + "/metrics.jsonl");
+  const auto metrics = timeline::read_metrics(run + "/metrics.jsonl");
   ASSERT_EQ(metrics.steps.size(), 4u);
   EXPECT_GT(metrics.steps[0].tokens_per_second.value_or(0), 0);
   const double loss = metrics.evaluations.at(0).loss;
@@ -293,7 +293,8 @@ TEST_F(FullDisk, EndsTheRunAtTheStepThatCannotBeRecorded) {
                 HasSubstr("No space left on device"),
                 HasSubstr(" lines that this run wrote before are "
                           "kept")));
-  const auto metrics = read_metrics(fs::path(kept_) / "metrics.jsonl");
+  const auto metrics =
+      timeline::read_metrics(fs::path(kept_) / "metrics.jsonl");
   EXPECT_FALSE(metrics.truncated);
   EXPECT_GT(metrics.steps.size(), 10u);
   EXPECT_THAT(
@@ -312,7 +313,9 @@ TEST_F(FullDisk, WithoutRoomForTheWeightsKeepsTheMetrics) {
                 disk_ + "/run/checkpoints: a checkpoint "
                         "needs ",
                 "are free there", "kept in " + disk_ + "/run: metrics.jsonl"));
-  EXPECT_EQ(read_metrics(fs::path(kept_) / "metrics.jsonl").steps.size(), 10u);
+  EXPECT_EQ(
+      timeline::read_metrics(fs::path(kept_) / "metrics.jsonl").steps.size(),
+      10u);
   for (const auto& left : fs::directory_iterator(kept_ + "/checkpoints")) {
     EXPECT_EQ(left.path().filename(), "LOCK");
   }
@@ -362,7 +365,9 @@ TEST(TrainMetrics, AreWrittenBeforeAnUncaughtError) {
   Command job({test_program("uncaught_train"), folder.path()});
   EXPECT_EQ(job.wait(), 1);
   EXPECT_THAT(job.err(), HasSubstr("planted"));
-  EXPECT_EQ(read_metrics(folder.path() + "/metrics.jsonl").steps.size(), 5u);
+  EXPECT_EQ(
+      timeline::read_metrics(folder.path() + "/metrics.jsonl").steps.size(),
+      5u);
 }
 
 // Each host has a configuration and a run folder of its own.
@@ -423,13 +428,13 @@ TEST(TwoHostsTrain, WithoutASharedFolderAllRanksAreInTheReport) {
   Command b(two_ranks(hosts, folder.path(), 1, "dp = 4", 12));
   EXPECT_EQ(a.wait(), 0) << a.err();
   EXPECT_EQ(b.wait(), 0) << b.err();
-  const Timeline timeline =
-      read_chrome_trace(folder.path() + "/0/timeline.json");
+  const timeline::Timeline timeline =
+      timeline::read_chrome_trace(folder.path() + "/0/timeline.json");
   EXPECT_EQ(timeline.rank_names.size(), 4u);
   for (int rank = 0; rank < 4; ++rank) {
     EXPECT_TRUE(std::ranges::any_of(
         timeline.spans,
-        [&](const Span& span) {
+        [&](const timeline::Span& span) {
           return span.rank == rank && span.name == "backward";
         }))
         << "rank " << rank;

@@ -120,7 +120,7 @@ class MemoryFit : public GpuTest {
   // The most that the last run held in the steps that its timeline has.
   int64_t measured() const {
     const auto timeline =
-        read_chrome_trace(folder_.path() + "/run/timeline.json");
+        timeline::read_chrome_trace(folder_.path() + "/run/timeline.json");
     int64_t peak = 0;
     for (const auto& rank : timeline.memory) {
       for (const auto& sample : rank.samples) {

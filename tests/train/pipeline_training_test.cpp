@@ -297,7 +297,8 @@ TEST_F(PipelineTraining, TheTimelineHasEveryActionOfTheSchedule) {
   Job job = mlp_job(2, "interleaved");
   job.train.steps = 12;
   const auto folder = run(job, "run");
-  const Timeline timeline = read_chrome_trace(folder / "timeline.json");
+  const timeline::Timeline timeline =
+      timeline::read_chrome_trace(folder / "timeline.json");
   const Schedule schedule = pipeline_schedule(job);
   int64_t last = 0;
   for (const auto& span : timeline.spans) last = std::max(last, span.step);
@@ -316,7 +317,8 @@ TEST_F(PipelineTraining, DevicesOfOneProcessShowInTheTimeline) {
   Job job = placed_job(2);
   job.train.steps = 12;
   const auto folder = run(job, "run");
-  const Timeline timeline = read_chrome_trace(folder / "timeline.json");
+  const timeline::Timeline timeline =
+      timeline::read_chrome_trace(folder / "timeline.json");
   std::set<std::string> seen;
   for (const auto& span : timeline.spans) {
     seen.insert(span.track + " " + span.name);
@@ -351,7 +353,7 @@ TEST_F(PipelineTraining, StartsFromWeightsOfOneDevice) {
   one.optimizer.clip_norm = 0;
   const auto first = run(one, "one");
   const double trained =
-      read_metrics(first / "metrics.jsonl").steps.back().loss;
+      timeline::read_metrics(first / "metrics.jsonl").steps.back().loss;
   Job job = mlp_job(2, "1f1b");
   job.train.steps = 1;
   job.model.weights = last_weights(first);

@@ -25,8 +25,8 @@
 namespace echelon::precision_training_test {
 
 struct Curve {
-  std::vector<StepMetrics> steps;
-  EvaluationMetrics evaluation;
+  std::vector<timeline::StepMetrics> steps;
+  timeline::EvaluationMetrics evaluation;
   std::map<std::string, torch::Tensor> weights;
 
   double loss(size_t i) const { return steps.at(i).loss; }
@@ -42,7 +42,7 @@ Curve run(Job job) {
       static_cast<int>(job.layout.num_ranks()),
       [&](World& world) { train(job, world, folder.path()); },
       {.timeout = std::chrono::minutes(2)});
-  const auto metrics = read_metrics(folder.path("metrics.jsonl"));
+  const auto metrics = timeline::read_metrics(folder.path("metrics.jsonl"));
   Curve curve{metrics.steps, {}, {}};
   if (!metrics.evaluations.empty())
     curve.evaluation = metrics.evaluations.back();

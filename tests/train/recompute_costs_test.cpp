@@ -16,7 +16,7 @@ void expect_same(Job job) {
   const auto source = model_source(job, data.train->spec());
   const auto inputs = input_specs(job, source, job.train.batch);
   const auto of_list = recompute_costs(source.layers, inputs);
-  const auto of_job = recompute_costs(count_memory(job, source));
+  const auto of_job = memory_plan::recompute_costs(count_memory(job, source));
   ASSERT_EQ(of_list.size(), of_job.size());
   int64_t kept_bytes = 0;
   for (size_t i = 0; i < of_list.size(); ++i) {
@@ -24,7 +24,7 @@ void expect_same(Job job) {
     EXPECT_EQ(of_list[i].name, of_job[i].name);
     EXPECT_EQ(of_list[i].kept_bytes, of_job[i].kept_bytes);
     EXPECT_EQ(of_list[i].again_flops, of_job[i].again_flops);
-    kept_bytes += of_list[i].kept(Recompute::none);
+    kept_bytes += of_list[i].kept(cost::Recompute::none);
   }
   EXPECT_GT(kept_bytes, 0);
 }

@@ -51,7 +51,7 @@ Batch batch_of(const Job& job) {
 
 // The model of one rank, to step by hand.
 struct Rank {
-  Rank(const Job& job, World& world, Recorder* recorder = nullptr)
+  Rank(const Job& job, World& world, timeline::Recorder* recorder = nullptr)
       : world(world),
         groups(world, job.layout),
         source(model_source(job, kSample)),
@@ -157,13 +157,13 @@ TEST(ShardedStep, ReducesWhileBackwardRuns) {
       job.train.accumulate = layout.pp > 1 ? 1 : 2;
       run_ranks(static_cast<int>(layout.num_ranks()), [&](World& world) {
         at::set_num_threads(1);
-        Recorder recorder(world.rank(), 0, 1);
+        timeline::Recorder recorder(world.rank(), 0, 1);
         Rank rank(job, world, &recorder);
         recorder.begin_step(0);
         rank.backward();
         int64_t end = 0;
         for (const auto& span : recorder.take()) {
-          if (span.kind == SpanKind::backward) {
+          if (span.kind == timeline::SpanKind::backward) {
             end = std::max(end, span.end_ns);
           }
         }
@@ -295,8 +295,8 @@ TEST(ShardedStep, SendsWhatTheDryRunSays) {
     SCOPED_TRACE(
         to_string(job.layout) + " stage " + std::to_string(job.shard.stage) +
         " gather " + job.shard.gather + " " + job.pipeline.schedule);
-    const auto plan =
-        plan_memory(count_memory(job, model_source(job, kSample)), job);
+    const auto plan = memory_plan::plan_memory(
+        count_memory(job, model_source(job, kSample)), job);
     Calls planned, sent;
     for (const auto& rank : plan.ranks) {
       for (const auto& call : rank.calls) {
@@ -327,12 +327,12 @@ TEST(ShardedStep, SendsWhatTheDryRunSays) {
   }
 }
 
-MemoryByKind kept_by(const Job& job) {
-  MemoryByKind kept;
+timeline::MemoryByKind kept_by(const Job& job) {
+  timeline::MemoryByKind kept;
   std::mutex mutex;
   run_ranks(static_cast<int>(job.layout.num_ranks()), [&](World& world) {
     at::set_num_threads(1);
-    MemoryMeter meter;
+    profiling::MemoryMeter meter;
     const auto counting = meter.count();
     Rank rank(job, world);
     rank.backward();
@@ -348,7 +348,9 @@ MemoryByKind kept_by(const Job& job) {
 TEST(ShardedStep, KeepsWhatOffloadLeaves) {
   Job job = job_of({.dp_shard = 2});
   job.precision.compute = "bf16";
-  const auto parameters = [&] { return kept_by(job)[MemoryKind::parameters]; };
+  const auto parameters = [&] {
+    return kept_by(job)[timeline::MemoryKind::parameters];
+  };
   const int64_t masters = parameters();
   EXPECT_GT(masters, 0);
   job.memory.offload = "optimizer";
@@ -363,12 +365,16 @@ TEST(ShardedStep, KeepsWhatOffloadLeaves) {
     job.memory.offload = "optimizer";
     const auto kept = kept_by(job);
     EXPECT_EQ(
-        kept[MemoryKind::gathered],
-        layout.dp_shard * kept[MemoryKind::parameters]);
+        kept[timeline::MemoryKind::gathered],
+        layout.dp_shard * kept[timeline::MemoryKind::parameters]);
     job.memory.offload = "parameters";
     const auto none = kept_by(job);
-    EXPECT_EQ(none[MemoryKind::parameters], kept[MemoryKind::parameters]);
-    EXPECT_LT(none[MemoryKind::gathered], kept[MemoryKind::gathered]);
+    EXPECT_EQ(
+        none[timeline::MemoryKind::parameters],
+        kept[timeline::MemoryKind::parameters]);
+    EXPECT_LT(
+        none[timeline::MemoryKind::gathered],
+        kept[timeline::MemoryKind::gathered]);
   }
 }
 

@@ -169,7 +169,7 @@ TEST(ShardedTraining, AModelIsShardedAsItIsBuilt) {
     run_ranks(static_cast<int>(layout.num_ranks()), [&](World& world) {
       const MeshGroups groups(world, layout);
       const ModelSource source = model_source(job, kDigits);
-      MemoryMeter meter;
+      profiling::MemoryMeter meter;
       std::unique_ptr<ParallelModel> model;
       {
         const auto counting = meter.count();
@@ -213,7 +213,8 @@ TEST_F(ShardedRuns, FollowTheCurveOfOneDeviceAndSaveFullTensors) {
     return job;
   };
   const auto one = run(job_for({}), "one");
-  const double first_loss = read_metrics(one / "metrics.jsonl").steps[0].loss;
+  const double first_loss =
+      timeline::read_metrics(one / "metrics.jsonl").steps[0].loss;
   for (const Layout& layout : parse_layouts(
            {"fsdp=3", "dp=2,fsdp=2", "fsdp=2,tp=2", "fsdp=2,pp=2",
             "fsdp=2,tp=2,pp=2"})) {
@@ -236,7 +237,10 @@ TEST_F(ShardedRuns, SomeRanksMayHaveNoSampleToEvaluate) {
     if (layout.pp > 1) job.pipeline.microbatches = 1;
     const auto folder = run(job, "empty " + to_string(layout));
     EXPECT_EQ(
-        read_metrics(folder / "metrics.jsonl").evaluations.back().samples, 359);
+        timeline::read_metrics(folder / "metrics.jsonl")
+            .evaluations.back()
+            .samples,
+        359);
   }
 }
 
@@ -284,7 +288,7 @@ TEST_F(ShardedRuns, ComputeInLowPrecision) {
       const auto folder =
           run(job, std::string(compute) + " " + to_string(layout));
       const double loss =
-          read_metrics(folder / "metrics.jsonl").steps.back().loss;
+          timeline::read_metrics(folder / "metrics.jsonl").steps.back().loss;
       EXPECT_NEAR(loss, expected, 0.1) << compute << " " << to_string(layout);
       const safetensors::File file(
           (folder / "checkpoints/last.safetensors").string());

@@ -47,14 +47,14 @@ TEST(CountLayers, AsksNoOtherRank) {
     if (world.rank() == 1) return;
     for (const auto& group : {world.group(), Group::silent("tp", 0, 2)}) {
       TensorParallel parallel{group, {}};
-      auto costs = count_layers(block(parallel), {{{20, 6}}});
+      auto costs = counting::count_layers(block(parallel), {{{20, 6}}});
       EXPECT_EQ(costs[0].parameters, 5 * 6 + 5);
       EXPECT_EQ(costs[1].parameters, 6 * 5 + 6);
       EXPECT_DOUBLE_EQ(costs[0].forward_flops, 2.0 * 20 * 6 * 5);
       EXPECT_EQ(costs[1].outputs[0].shape, (std::vector<int64_t>{20, 6}));
 
       parallel.options.sequence_parallel = true;
-      costs = count_layers(block(parallel), {{{10, 6}}});
+      costs = counting::count_layers(block(parallel), {{{10, 6}}});
       EXPECT_EQ(costs[0].outputs[0].shape, (std::vector<int64_t>{20, 5}));
       EXPECT_EQ(costs[1].outputs[0].shape, (std::vector<int64_t>{10, 6}));
       EXPECT_GT(costs[1].backward_flops, costs[1].forward_flops);
@@ -291,13 +291,14 @@ TEST_F(TensorTraining, StartsFromWeightsOfAnyLayout) {
   job.train.steps = 60;
   const auto first = run(job, "first");
   const double trained =
-      read_metrics(first / "metrics.jsonl").steps.back().loss;
+      timeline::read_metrics(first / "metrics.jsonl").steps.back().loss;
   for (const Layout& layout : parse_layouts({"dp=1", "tp=3", "tp=2,pp=2"})) {
     Job again = cut_job(layout);
     again.train.steps = 1;
     again.model.weights = last_weights(first);
     const auto folder = run(again, "again " + to_string(layout));
-    const double loss = read_metrics(folder / "metrics.jsonl").steps[0].loss;
+    const double loss =
+        timeline::read_metrics(folder / "metrics.jsonl").steps[0].loss;
     EXPECT_LT(loss, 1.5 * trained) << to_string(layout);
   }
 }
@@ -308,7 +309,8 @@ TEST_F(TensorTraining, CompressesTheGradientsOfEachShard) {
     job.optimizer.learning_rate = 1e-2;
     job.train.steps = 60;
     job.train.compress = compress;
-    const auto steps = read_metrics(run(job, compress) / "metrics.jsonl").steps;
+    const auto steps =
+        timeline::read_metrics(run(job, compress) / "metrics.jsonl").steps;
     EXPECT_LT(steps.back().loss, 0.7 * steps[0].loss) << compress;
   }
 }

@@ -37,8 +37,9 @@ class TrainedRuns : public testing::Test {
     return folder;
   }
 
-  std::vector<StepMetrics> steps(const Job& job, const std::string& name) {
-    return read_metrics(run(job, name) / "metrics.jsonl").steps;
+  std::vector<timeline::StepMetrics>
+  steps(const Job& job, const std::string& name) {
+    return timeline::read_metrics(run(job, name) / "metrics.jsonl").steps;
   }
 
   /// The job on data of 32 samples, one batch in order, of which one has NaNs:
@@ -120,12 +121,12 @@ inline std::string last_weights(const std::filesystem::path& run) {
 inline void expect_same_run(
     const std::filesystem::path& run, const std::filesystem::path& expected,
     double bound = 1e-12) {
-  const auto actual = read_metrics(run / "metrics.jsonl");
-  const auto curve = read_metrics(expected / "metrics.jsonl");
+  const auto actual = timeline::read_metrics(run / "metrics.jsonl");
+  const auto curve = timeline::read_metrics(expected / "metrics.jsonl");
   ASSERT_FALSE(curve.steps.empty());
   ASSERT_EQ(actual.steps.size(), curve.steps.size());
   for (size_t i = 0; i < curve.steps.size(); ++i) {
-    const StepMetrics& step = curve.steps[i];
+    const timeline::StepMetrics& step = curve.steps[i];
     EXPECT_NEAR(
         actual.steps[i].loss, step.loss, bound * std::min(1.0, step.loss));
     ASSERT_EQ(

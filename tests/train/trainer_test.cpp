@@ -36,8 +36,9 @@ class Trainer : public TrainedRuns {
 
   // The losses are those of `expected`, relative to them.
   static void expect_losses(
-      const std::vector<StepMetrics>& actual,
-      const std::vector<StepMetrics>& expected, const std::string& name) {
+      const std::vector<timeline::StepMetrics>& actual,
+      const std::vector<timeline::StepMetrics>& expected,
+      const std::string& name) {
     ASSERT_EQ(actual.size(), expected.size());
     for (size_t i = 0; i < expected.size(); ++i) {
       EXPECT_NEAR(actual[i].loss, expected[i].loss, 1e-9 * expected[i].loss)
@@ -117,7 +118,7 @@ TEST_F(Trainer, LeavesOutTheLastBatchOnDemand) {
   job.data.drop_last = true;
   EXPECT_THAT(epochs("full"), ElementsAre(500, 1000, 1938, 2438));
   EXPECT_EQ(check_job(job, 2).steps, 4);
-  const auto file = read_metrics(folder_.path("full/metrics.jsonl"));
+  const auto file = timeline::read_metrics(folder_.path("full/metrics.jsonl"));
   ASSERT_EQ(file.evaluations.size(), 2u);  // after each epoch
   EXPECT_EQ(file.evaluations.front().step, 2);
   EXPECT_EQ(file.evaluations.back().samples, 359);  // all that is held out
@@ -144,32 +145,36 @@ TEST_F(Trainer, WritesTheWholeRunFolder) {
   Job job = digits(2, 40);
   job.train.epochs = 0;
   const auto folder = run(job, "run");
-  const auto file = read_metrics(folder / "metrics.jsonl");
+  const auto file = timeline::read_metrics(folder / "metrics.jsonl");
   EXPECT_EQ(file.steps.size(), 40u);
   ASSERT_EQ(file.evaluations.size(), 2u);  // after the epoch, and at the end
   EXPECT_EQ(file.evaluations.back().samples, 359);
   EXPECT_GT(file.evaluations.back().accuracy, 0.5);
-  const Timeline timeline = read_chrome_trace(folder / "timeline.json");
+  const timeline::Timeline timeline =
+      timeline::read_chrome_trace(folder / "timeline.json");
   for (int32_t rank : {0, 1}) {
     SCOPED_TRACE(rank);
     const auto has = [&](const auto& wanted) {
-      return std::ranges::any_of(timeline.spans, [&](const Span& span) {
-        return span.rank == rank && wanted(span);
-      });
+      return std::ranges::any_of(
+          timeline.spans, [&](const timeline::Span& span) {
+            return span.rank == rank && wanted(span);
+          });
     };
     for (const char* name : {"forward", "backward", "optimizer", "data wait"}) {
-      EXPECT_TRUE(has([&](const Span& span) { return span.name == name; }))
-          << name;
+      EXPECT_TRUE(has([&](const timeline::Span& span) {
+        return span.name == name;
+      })) << name;
     }
-    EXPECT_TRUE(has([](const Span& span) {
+    EXPECT_TRUE(has([](const timeline::Span& span) {
       return span.track == "comm" &&
              span.name.find("bucket") != std::string::npos && span.bytes > 0 &&
              span.end_ns > span.begin_ns && span.axis == "dp_replicate";
     }));
-    EXPECT_TRUE(has([](const Span& span) {
+    EXPECT_TRUE(has([](const timeline::Span& span) {
       return span.track == "compute" &&
              span.name == "wait for all_reduce step sums" &&
-             span.kind == SpanKind::communication && span.axis.empty();
+             span.kind == timeline::SpanKind::communication &&
+             span.axis.empty();
     }));
   }
   EXPECT_TRUE(std::filesystem::exists(folder / "report.html"));
@@ -204,7 +209,9 @@ TEST_F(Trainer, DivergenceNamesTheLayer) {
   EXPECT_THAT(error, HasAll("is not a finite number", "in layer conv"));
   // What was measured until then is kept.
   EXPECT_GE(
-      read_metrics(folder_.path("diverges/metrics.jsonl")).steps.size(), 1u);
+      timeline::read_metrics(folder_.path("diverges/metrics.jsonl"))
+          .steps.size(),
+      1u);
 }
 
 TEST_F(Trainer, ASignalEndsTheRunAfterACompleteStep) {

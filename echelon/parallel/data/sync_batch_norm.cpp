@@ -97,11 +97,12 @@ Statistics global_statistics(const Statistics& local, const Group& group) {
 // As one operator, so that selective recompute keeps the result and does not
 // communicate again.
 Statistics batch_statistics(const Tensor& input, const Group& group) {
-  const auto results = as_one_operator("echelon::batch_statistics", [&] {
-    const auto all = global_statistics(local_statistics(input), group);
-    return std::vector<Tensor>{
-        all.mean_C, all.variance_C, torch::tensor(all.count)};
-  });
+  const auto results =
+      profiling::as_one_operator("echelon::batch_statistics", [&] {
+        const auto all = global_statistics(local_statistics(input), group);
+        return std::vector<Tensor>{
+            all.mean_C, all.variance_C, torch::tensor(all.count)};
+      });
   return {results[0], results[1], results[2].item<int64_t>()};
 }
 

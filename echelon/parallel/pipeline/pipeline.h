@@ -82,7 +82,7 @@ struct PipelineOptions {
   torch::Device device = torch::kCPU;
   /// Receives a span for each action ("0F3") and each wait ("wait 0F3"), on the
   /// track "compute".
-  Recorder* recorder = nullptr;
+  timeline::Recorder* recorder = nullptr;
   /// Parameters of different stages that are tied; the same list on every rank.
   std::vector<Tie> ties;
   /// Copy the values of the first tied parameter to the others; false: they

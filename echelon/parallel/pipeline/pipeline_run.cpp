@@ -11,10 +11,10 @@
 namespace echelon::pipeline {
 namespace {
 
-SpanKind kind_of(const Action& action, bool training) {
-  if (!training) return SpanKind::evaluation;
-  return action.kind == ActionKind::forward ? SpanKind::forward
-                                            : SpanKind::backward;
+timeline::SpanKind kind_of(const Action& action, bool training) {
+  if (!training) return timeline::SpanKind::evaluation;
+  return action.kind == ActionKind::forward ? timeline::SpanKind::forward
+                                            : timeline::SpanKind::backward;
 }
 
 }  // namespace
@@ -115,7 +115,7 @@ void PipelineRun::forward(const PlannedAction& planned) {
   Slot& slot = this->slot(action.stage, action.microbatch);
   const auto& stage = context_.stages[context_.local_index(action.stage)];
   Tensors tensors = inputs_of(planned, slot);
-  ScopedSpan span(
+  timeline::ScopedSpan span(
       context_.options.recorder, "compute", to_string(action),
       kind_of(action, training_));
   if (training_) {
@@ -221,7 +221,7 @@ void PipelineRun::backward(const PlannedAction& planned) {
   if (!inputs_only && context_.options.before_gradients) {
     context_.options.before_gradients(action.stage, planned.last_backward);
   }
-  ScopedSpan span(
+  timeline::ScopedSpan span(
       context_.options.recorder, "compute", to_string(action),
       kind_of(action, true));
   if (weights_only) {

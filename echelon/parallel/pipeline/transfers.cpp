@@ -313,9 +313,9 @@ Tensors Transfers::take(int32_t index, TupleShape& shape) {
     post(transfer, receive);
   }
   if (receive.header || !receive.work.done()) {
-    ScopedSpan span(
+    timeline::ScopedSpan span(
         settings_.recorder, "compute", "wait " + to_string(transfer.producer),
-        SpanKind::communication);
+        timeline::SpanKind::communication);
     if (receive.header) read_header(transfer, receive);
     receive.work.wait();
   }

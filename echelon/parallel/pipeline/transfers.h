@@ -82,7 +82,7 @@ class Transfers {
  public:
   struct Settings {
     torch::Device device = torch::kCPU;
-    Recorder* recorder = nullptr;
+    timeline::Recorder* recorder = nullptr;
     /// Receives that may be posted at the same time: the one that is needed
     /// next, and those that arrive during its computation.
     int32_t ahead = 2;

@@ -68,14 +68,15 @@ bool pass(Tensors& tensors, std::function<void()> seen) {
 // The recorder must live until backward has run.
 class SliceSpans : public std::enable_shared_from_this<SliceSpans> {
  public:
-  SliceSpans(Recorder* recorder, std::string track, torch::Device device)
+  SliceSpans(
+      timeline::Recorder* recorder, std::string track, torch::Device device)
       : recorder_(recorder), track_(std::move(track)), device_(device) {}
 
   // Returns the inputs as the slice must use them.
   Tensors enter(const Tensors& inputs) {
     Tensors tracked = inputs;
     has_entry_ = pass(tracked, [self = shared_from_this()] {
-      self->record("backward", SpanKind::backward);
+      self->record("backward", timeline::SpanKind::backward);
     });
     begin_ns_ = now();
     return tracked;
@@ -84,15 +85,16 @@ class SliceSpans : public std::enable_shared_from_this<SliceSpans> {
   // Returns the outputs as the next slice must use them.
   Tensors leave(const Tensors& outputs) {
     record(
-        "forward", torch::GradMode::is_enabled() ? SpanKind::forward
-                                                 : SpanKind::evaluation);
+        "forward", torch::GradMode::is_enabled()
+                       ? timeline::SpanKind::forward
+                       : timeline::SpanKind::evaluation);
     Tensors tracked = outputs;
     pass(tracked, [self = shared_from_this()] {
       self->begin_ns_ = self->now();
       if (self->has_entry_) return;
       // No slice comes before this one: its backward ends with the whole one.
       autograd::Engine::get_default_engine().queue_callback(
-          [self] { self->record("backward", SpanKind::backward); });
+          [self] { self->record("backward", timeline::SpanKind::backward); });
     });
     return tracked;
   }
@@ -105,9 +107,9 @@ class SliceSpans : public std::enable_shared_from_this<SliceSpans> {
       guard.synchronizeDevice(
           device_.has_index() ? device_.index() : guard.getDevice().index());
     }
-    return steady_now_ns();
+    return timeline::steady_now_ns();
   }
-  void record(const char* name, SpanKind kind) {
+  void record(const char* name, timeline::SpanKind kind) {
     recorder_->add(
         {.track = track_,
          .name = name,
@@ -116,7 +118,7 @@ class SliceSpans : public std::enable_shared_from_this<SliceSpans> {
          .end_ns = now()});
   }
 
-  Recorder* recorder_;
+  timeline::Recorder* recorder_;
   std::string track_;
   torch::Device device_;
   bool has_entry_ = false;
@@ -237,7 +239,7 @@ torch::Tensor PlacedNetwork::forward(const torch::Tensor& x) {
   return only_output(forward(Tensors{x}), placement_.devices.back().last);
 }
 
-void PlacedNetwork::set_recorder(Recorder* recorder) {
+void PlacedNetwork::set_recorder(timeline::Recorder* recorder) {
   recorder_ = recorder;
 }
 

@@ -55,7 +55,7 @@ class PlacedNetwork : public torch::nn::Module {
   /// each slice and pass, on the tracks "device 0", "device 1" … in the order
   /// of the placement. These steps wait for each device at the boundaries of
   /// its slice, so that the spans show when it computed. Null: no spans.
-  void set_recorder(Recorder* recorder);
+  void set_recorder(timeline::Recorder* recorder);
 
   /// As Network's: the first layer with a NaN or an infinity.
   std::optional<NonFinite> first_nonfinite_layer(const Tensors& inputs);
@@ -77,7 +77,7 @@ class PlacedNetwork : public torch::nn::Module {
   Tensors run(size_t slice, const Tensors& inputs);
 
   Placement placement_;
-  Recorder* recorder_ = nullptr;
+  timeline::Recorder* recorder_ = nullptr;
   std::vector<std::unique_ptr<Slice>> slices_;
 };
 

@@ -48,7 +48,7 @@ std::vector<ExtraName> extra_names(const LayerList& layers) {
   for (const auto& group : tied_groups(layers)) {
     for (size_t i = 1; i < group.names.size(); ++i) {
       const size_t layer = group.layers[i];
-      const auto built = build_on_meta(layers[layer]);
+      const auto built = counting::build_on_meta(layers[layer]);
       const auto name = group.names[i].substr(layers[layer].name.size() + 1);
       const auto tensor = built.module->named_parameters()[name];
       extras.push_back(
@@ -61,7 +61,8 @@ std::vector<ExtraName> extra_names(const LayerList& layers) {
 
 // Counts a tied parameter only in the layer of its first name.
 void count_ties_once(
-    std::vector<LayerCost>& costs, const std::vector<ExtraName>& extras) {
+    std::vector<counting::LayerCost>& costs,
+    const std::vector<ExtraName>& extras) {
   for (const auto& extra : extras) {
     costs[extra.layer].parameters -= extra.elements;
     costs[extra.layer].parameter_bytes -= extra.bytes;
@@ -69,8 +70,8 @@ void count_ties_once(
 }
 
 SliceMemory memory_of(
-    const std::vector<LayerCost>& costs, const PlacementOptions& options,
-    const std::vector<int64_t>& limits) {
+    const std::vector<counting::LayerCost>& costs,
+    const PlacementOptions& options, const std::vector<int64_t>& limits) {
   SliceMemory memory{.limits = limits};
   for (const auto& cost : costs) {
     memory.bytes.push_back(
@@ -85,15 +86,15 @@ SliceMemory memory_of(
 }
 
 std::vector<size_t> choose_partition(
-    const std::vector<LayerCost>& costs, const PlacementOptions& options,
-    const SliceMemory& memory) {
+    const std::vector<counting::LayerCost>& costs,
+    const PlacementOptions& options, const SliceMemory& memory) {
   const size_t slices = options.devices.size();
   if (!options.cut.empty()) {
     return partition_at(memory.names, options.cut, slices);
   }
   return options.balance == Balance::memory
              ? balance_memory(slices, memory)
-             : balance(flops_of(costs), slices, memory);
+             : balance(counting::flops_of(costs), slices, memory);
 }
 
 int64_t copied_bytes(
@@ -116,7 +117,7 @@ int64_t copied_bytes(
 }
 
 DeviceShare share_of(
-    const std::vector<LayerCost>& costs, size_t begin, size_t end,
+    const std::vector<counting::LayerCost>& costs, size_t begin, size_t end,
     const PlacementOptions& options) {
   DeviceShare share;
   share.first = costs[begin].name;
@@ -130,7 +131,7 @@ DeviceShare share_of(
   }
   share.gradient_bytes = share.parameter_bytes;
   share.optimizer_bytes = share.parameters * options.optimizer_bytes;
-  share.activation_bytes = activation_bytes(costs, begin, end);
+  share.activation_bytes = counting::activation_bytes(costs, begin, end);
   share.output_bytes = costs[end - 1].output_bytes;
   return share;
 }
@@ -206,10 +207,10 @@ plan_placement(const LayerList& given, const PlacementOptions& options) {
   }
   const auto limits = limits_of(options);
   LayerList layers = given;
-  for (const auto& tie : find_ties(given, build_on_meta)) {
+  for (const auto& tie : find_ties(given, counting::build_on_meta)) {
     layers.tie(tie.first, tie.second);
   }
-  auto costs = count_layers(layers, options.inputs);
+  auto costs = counting::count_layers(layers, options.inputs);
   const auto extras = extra_names(layers);
   count_ties_once(costs, extras);
 

@@ -31,7 +31,7 @@ struct PlacementOptions {
   /// In the order of the layers. A device may be listed several times.
   std::vector<torch::Device> devices;
   /// Shapes and dtypes of a batch, as the first layer takes it.
-  std::vector<TensorSpec> inputs;
+  std::vector<counting::TensorSpec> inputs;
   Balance balance = Balance::time;
   /// The first layer of each device's slice, without the first device, as
   /// partition_at (layout/partition.h) takes them; empty: chosen by `balance`.

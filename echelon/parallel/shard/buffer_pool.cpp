@@ -56,11 +56,11 @@ PooledTensor::PooledTensor(
   tensor_ = at::empty({0}, options).set_(std::move(storage), 0, {numel}, {1});
 }
 
-void PooledTensor::attach(BufferPool& pool, MemoryKind kind) {
+void PooledTensor::attach(BufferPool& pool, timeline::MemoryKind kind) {
   if (attached_) return;
   auto* storage = tensor_.storage().unsafeGetStorageImpl();
   storage->set_data_ptr_noswap(pool.take(storage->nbytes()));
-  set_memory_kind(tensor_, kind);
+  profiling::set_memory_kind(tensor_, kind);
   attached_ = true;
 }
 

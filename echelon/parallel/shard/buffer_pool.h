@@ -60,7 +60,7 @@ class PooledTensor {
   bool attached() const { return attached_; }
   /// Takes memory from the pool; its values are undefined. Does nothing when
   /// attached.
-  void attach(BufferPool& pool, MemoryKind kind);
+  void attach(BufferPool& pool, timeline::MemoryKind kind);
   /// Returns the memory to the pool. Does nothing when not attached.
   void detach(BufferPool& pool);
 

@@ -50,7 +50,7 @@ FlatBuffer::FlatBuffer(
   const int64_t numel = shard_numel_ * context_.shard.size();
   unsharded_ = PooledTensor(numel, compute_, device_);
   own_unsharded_ = unsharded_.tensor().narrow(0, shard_begin_, shard_numel_);
-  unsharded_.attach(context_.pool, MemoryKind::gathered);
+  unsharded_.attach(context_.pool, timeline::MemoryKind::gathered);
   Tensor flat = unsharded_.tensor();
   if (compute_ != dtype_) {
     flat = torch::empty(
@@ -135,7 +135,7 @@ Tensor FlatBuffer::empty_on_host(torch::ScalarType dtype) const {
 }
 
 void FlatBuffer::make_master(const Tensor& flat) {
-  const MemoryKindScope kind(MemoryKind::parameters);
+  const profiling::MemoryKindScope kind(timeline::MemoryKind::parameters);
   const Tensor own = flat.narrow(0, shard_begin_, shard_numel_);
   if (context_.offloads()) {
     master_ = empty_on_host(dtype_);
@@ -146,7 +146,8 @@ void FlatBuffer::make_master(const Tensor& flat) {
   } else if (context_.keeps_unsharded() && compute_ == dtype_) {
     shares_memory_ = true;
     master_ = own_unsharded_;
-    set_memory_kind(unsharded_.tensor(), MemoryKind::parameters);
+    profiling::set_memory_kind(
+        unsharded_.tensor(), timeline::MemoryKind::parameters);
   } else {
     master_ = own.clone();
   }
@@ -188,7 +189,7 @@ void FlatBuffer::start_unshard() {
   if (unshard_state_ != UnshardState::none) return;
   const torch::NoGradGuard no_grad;
   unshard_state_ = UnshardState::running;
-  unsharded_.attach(context_.pool, MemoryKind::gathered);
+  unsharded_.attach(context_.pool, timeline::MemoryKind::gathered);
   const CopyStream::Scope scope(context_.copies);
   if (!shares_memory_) {
     own_unsharded_.copy_(
@@ -239,7 +240,7 @@ bool FlatBuffer::shares_gradient_memory() const {
 }
 
 void FlatBuffer::add_gradient(size_t index, const Tensor& gradient) {
-  unsharded_gradient_.attach(context_.pool, MemoryKind::gradients);
+  unsharded_gradient_.attach(context_.pool, timeline::MemoryKind::gradients);
   auto& parameter = parameters_[index];
   if (parameter.has_gradient) {
     parameter.gradient.add_(gradient);
@@ -251,7 +252,7 @@ void FlatBuffer::add_gradient(size_t index, const Tensor& gradient) {
 
 // Writes zeros where no gradient has arrived.
 void FlatBuffer::zero_missing() {
-  unsharded_gradient_.attach(context_.pool, MemoryKind::gradients);
+  unsharded_gradient_.attach(context_.pool, timeline::MemoryKind::gradients);
   const Tensor& flat = unsharded_gradient_.tensor();
   for (auto& parameter : parameters_) {
     if (parameter.has_gradient) continue;
@@ -289,7 +290,7 @@ void FlatBuffer::start_reduce() {
   const bool in_place =
       !has_gradient_ && !context_.offloads() && flat.scalar_type() == dtype_;
   if (in_place) {
-    const MemoryKindScope kind(MemoryKind::gradients);
+    const profiling::MemoryKindScope kind(timeline::MemoryKind::gradients);
     if (!gradient_.defined()) gradient_ = torch::empty_like(master_);
     reducing_ = gradient_;
   } else if (context_.replicate.size() == 1) {
@@ -298,7 +299,7 @@ void FlatBuffer::start_reduce() {
     if (!partial_.tensor().defined()) {
       partial_ = PooledTensor(shard_numel_, flat.scalar_type(), device_);
     }
-    partial_.attach(context_.pool, MemoryKind::gradients);
+    partial_.attach(context_.pool, timeline::MemoryKind::gradients);
     reducing_ = partial_.tensor();
   }
   reduce_work_ =
@@ -343,7 +344,7 @@ void FlatBuffer::end_reduce() {
 
 // Adds the mean of one reduction to this step's gradient.
 void FlatBuffer::store(const Tensor& reduced) {
-  const MemoryKindScope kind(MemoryKind::gradients);
+  const profiling::MemoryKindScope kind(timeline::MemoryKind::gradients);
   const bool first = !std::exchange(has_gradient_, true);
   if (context_.offloads()) {
     store_on_host(reduced, first);

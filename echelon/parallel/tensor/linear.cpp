@@ -200,7 +200,7 @@ class ColumnLinear : public torch::autograd::Function<ColumnLinear> {
     saved.push_back(x);
     context->save_for_backward(std::move(saved));
     const auto weights = unflatten(flat, call->has_bias);
-    return as_one_operator("echelon::column_linear", [&] {
+    return profiling::as_one_operator("echelon::column_linear", [&] {
       if (call->parallel.splits_tokens()) {
         return gathered_matmuls(x, weights, *call);
       }
@@ -364,7 +364,7 @@ class RowLinear : public torch::autograd::Function<RowLinear> {
     context->saved_data["call"] = c10::IValue::make_capsule(call);
     const auto rows = as_rows(x);
     const bool sharded = call->parallel.splits_tokens();
-    const auto sum = as_one_operator("echelon::row_linear", [&] {
+    const auto sum = profiling::as_one_operator("echelon::row_linear", [&] {
       auto all = sharded ? scattered_matmul(rows, flat[0], *call)
                          : reduced_matmul(rows, flat[0], *call);
       if (flat.size() > 1) all.add_(flat[1]);

@@ -138,16 +138,18 @@ class ShardedLookup : public torch::autograd::Function<ShardedLookup> {
     context->save_for_backward({ids});
     context->saved_data["lookup"] = c10::IValue::make_capsule(lookup);
     context->saved_data["rows"] = weight.size(0);
-    const auto sum = as_one_operator("echelon::vocab_embedding", [&] {
-      auto all = rows_of(weight, ids, range);
-      if (parallel.splits_tokens()) {
-        all = detail::scatter_tokens(all, parallel, lookup->label + " scatter");
-      } else {
-        parallel.group.all_reduce(
-            all, ReduceOp::sum, {.label = lookup->label + " sum"});
-      }
-      return variable_list{all};
-    })[0];
+    const auto sum =
+        profiling::as_one_operator("echelon::vocab_embedding", [&] {
+          auto all = rows_of(weight, ids, range);
+          if (parallel.splits_tokens()) {
+            all = detail::scatter_tokens(
+                all, parallel, lookup->label + " scatter");
+          } else {
+            parallel.group.all_reduce(
+                all, ReduceOp::sum, {.label = lookup->label + " sum"});
+          }
+          return variable_list{all};
+        })[0];
     return parallel.splits_tokens()
                ? sum
                : sum.view({ids.size(0), ids.size(1), weight.size(1)});

@@ -62,7 +62,7 @@ struct Saver::Background {
 Saver::Saver(
     const Job& job, const ModelSource& source, World& world,
     const MeshGroups& groups, const std::filesystem::path& folder,
-    Recorder* recorder)
+    timeline::Recorder* recorder)
     : job_(job),
       source_(source),
       world_(world),
@@ -159,7 +159,8 @@ void Saver::after_step(
   if (!due(now.step, all)) return;
   const auto started = std::chrono::steady_clock::now();
   {
-    ScopedSpan span(recorder_, "compute", "checkpoint", SpanKind::other);
+    timeline::ScopedSpan span(
+        recorder_, "compute", "checkpoint", timeline::SpanKind::other);
     wait();
     begin(state, now, job_.checkpoint.async);
     if (!job_.checkpoint.async) wait();
@@ -173,7 +174,8 @@ void Saver::before_update() {
   if (phase_ != Phase::copying || background_->copied.load()) return;
   const auto started = std::chrono::steady_clock::now();
   {
-    ScopedSpan span(recorder_, "compute", "checkpoint copy", SpanKind::other);
+    timeline::ScopedSpan span(
+        recorder_, "compute", "checkpoint copy", timeline::SpanKind::other);
     background_->copied.wait(false);
   }
   const std::chrono::duration<double> stopped =

@@ -46,7 +46,7 @@ class Saver {
   Saver(
       const Job& job, const ModelSource& source, World& world,
       const MeshGroups& groups, const std::filesystem::path& folder,
-      Recorder* recorder);
+      timeline::Recorder* recorder);
   /// Waits for the writing thread. A checkpoint that is not committed is lost.
   ~Saver();
   Saver(const Saver&) = delete;
@@ -113,7 +113,7 @@ class Saver {
   World& world_;
   const MeshGroups& groups_;
   std::filesystem::path folder_;  // checkpoints/
-  Recorder* recorder_;
+  timeline::Recorder* recorder_;
   struct Background;
   std::unique_ptr<Background> background_;
   StateSnapshot snapshot_;

@@ -54,7 +54,7 @@ LayerList with_loss(
 
 // ---- for a memory plan
 
-using Calls = std::vector<PlannedCalls>;
+using Calls = std::vector<memory_plan::PlannedCalls>;
 
 // The schedule of one stage that runs its microbatches one after the other.
 Schedule one_stage(int64_t passes) {
@@ -71,9 +71,9 @@ Schedule one_stage(int64_t passes) {
 }
 
 // The list with this kind of recomputation for each layer but the loss.
-LayerList recomputed(const LayerList& layers, Recompute choice) {
-  std::vector<Recompute> choices(layers.size(), choice);
-  choices.back() = Recompute::none;
+LayerList recomputed(const LayerList& layers, cost::Recompute choice) {
+  std::vector<cost::Recompute> choices(layers.size(), choice);
+  choices.back() = cost::Recompute::none;
   return with_recompute(layers, choices);
 }
 
@@ -94,28 +94,28 @@ Calls summed(const std::vector<TracedCollective>& calls) {
 }
 
 struct Counted {
-  std::vector<LayerCost> costs;
+  std::vector<counting::LayerCost> costs;
   std::map<std::string, Calls> forward;
   std::map<std::string, Calls> backward;
 };
 
 Counted count(
-    const LayerList& layers, const std::vector<TensorSpec>& inputs,
+    const LayerList& layers, const std::vector<counting::TensorSpec>& inputs,
     torch::Dtype compute, torch::DeviceType device) {
   Counted counted;
   CollectiveTrace calls;
-  const CountOptions options{
+  const counting::CountOptions options{
       .dtype = compute,
       .device = device,
       .ran = [&](const std::string& layer, bool backward) {
         (backward ? counted.backward : counted.forward)[layer] =
             summed(calls.take());
       }};
-  counted.costs = count_layers(layers, inputs, options);
+  counted.costs = counting::count_layers(layers, inputs, options);
   return counted;
 }
 
-LayerUse use_of(const LayerCost& cost) {
+memory_plan::LayerUse use_of(const counting::LayerCost& cost) {
   return {
       .kept_bytes = cost.activation_bytes,
       .repeated_bytes = cost.repeated_bytes,
@@ -125,8 +125,8 @@ LayerUse use_of(const LayerCost& cost) {
       .backward_working_bytes = cost.backward_working_bytes};
 }
 
-PlannedLayer planned(const LayerCost& cost) {
-  PlannedLayer layer{
+memory_plan::PlannedLayer planned(const counting::LayerCost& cost) {
+  memory_plan::PlannedLayer layer{
       .name = cost.name,
       .buffer_bytes = cost.buffer_bytes,
       .input_bytes = cost.input_bytes,
@@ -142,8 +142,8 @@ PlannedLayer planned(const LayerCost& cost) {
 
 // A stage holds a tied parameter once, with the first of its layers there.
 void join_ties(
-    MemoryModel& model, const LayerList& layers,
-    const std::vector<LayerCost>& costs) {
+    memory_plan::MemoryModel& model, const LayerList& layers,
+    const std::vector<counting::LayerCost>& costs) {
   const auto stage_of = [&](size_t layer) {
     size_t stage = 0;
     while (model.boundaries[stage + 1] <= layer) ++stage;
@@ -151,7 +151,7 @@ void join_ties(
   };
   for (const auto& group : tied_groups(layers)) {
     std::map<size_t, size_t> first;  // layer, by stage
-    PlannedTie tie;
+    memory_plan::PlannedTie tie;
     for (size_t i = 0; i < group.layers.size(); ++i) {
       const size_t layer = group.layers[i];
       const auto [owner, is_new] = first.emplace(stage_of(layer), layer);
@@ -181,8 +181,8 @@ void join_ties(
 }
 
 std::vector<size_t> boundaries_of(
-    const Job& job, const Schedule& schedule, std::vector<LayerCost> costs,
-    std::vector<std::string>& notes) {
+    const Job& job, const Schedule& schedule,
+    std::vector<counting::LayerCost> costs, std::vector<std::string>& notes) {
   costs.pop_back();  // the loss is no layer of the list
   if (job.layout.pp == 1) return {0, costs.size()};
   if (job.model.balance == StageBalance::measured &&
@@ -198,7 +198,7 @@ std::vector<size_t> boundaries_of(
 int64_t batch_bytes(const Job& job, const ModelSource& source) {
   const int64_t samples = largest_local_batch(job);
   int64_t bytes =
-      TensorSpec{
+      counting::TensorSpec{
           with_samples(samples, source.sample.target_shape),
           source.sample.target_dtype}
           .bytes();
@@ -219,9 +219,10 @@ torch::DeviceType device_of(const Job& job) {
 
 // ---- for the cost formulas
 
-CountedOperator operator_of(const OperatorWork& work) {
-  std::optional<ProductKind> product;
-  if (!work.product.empty()) product = product_kind_from_name(work.product);
+cost::CountedOperator operator_of(const counting::OperatorWork& work) {
+  std::optional<cluster::ProductKind> product;
+  if (!work.product.empty())
+    product = cluster::product_kind_from_name(work.product);
   return {
       .name = work.name,
       .product = product,
@@ -233,17 +234,17 @@ CountedOperator operator_of(const OperatorWork& work) {
       .for_weight = work.for_weight};
 }
 
-double flops_of(const OperatorWork& work) {
+double flops_of(const counting::OperatorWork& work) {
   return static_cast<double>(work.count) * static_cast<double>(work.m) *
          static_cast<double>(work.n) * static_cast<double>(work.k);
 }
 
 // The largest matmul, and what the other operators move, for one sample.
 void summarise(
-    CountedLayer& layer, const std::vector<OperatorWork>& forward,
-    double element_bytes) {
+    cost::CountedLayer& layer,
+    const std::vector<counting::OperatorWork>& forward, double element_bytes) {
   const auto samples = static_cast<double>(layer.counted_samples);
-  const OperatorWork* largest = nullptr;
+  const counting::OperatorWork* largest = nullptr;
   for (const auto& work : forward) {
     if (work.product.empty()) {
       layer.moved_elements += work.bytes / element_bytes / samples;
@@ -258,14 +259,14 @@ void summarise(
                static_cast<double>(largest->count) / samples;
 }
 
-CountedLayer layer_of(
-    const LayerCost& cost, const LayerOperators& operators, int64_t samples,
-    double element_bytes) {
+cost::CountedLayer layer_of(
+    const counting::LayerCost& cost, const counting::LayerOperators& operators,
+    int64_t samples, double element_bytes) {
   const auto per_sample = 1 / static_cast<double>(samples);
   const auto elements = [&](int64_t bytes) {
     return static_cast<double>(bytes) / element_bytes * per_sample;
   };
-  CountedLayer layer{
+  cost::CountedLayer layer{
       .name = cost.name,
       .forward_flops = cost.forward_flops * per_sample,
       .backward_flops = cost.backward_flops * per_sample,
@@ -294,10 +295,10 @@ CountedLayer layer_of(
   return layer;
 }
 
-ModelShape shape_of(
-    const CountedOperators& all, int64_t samples, torch::Dtype dtype,
+cost::ModelShape shape_of(
+    const counting::CountedOperators& all, int64_t samples, torch::Dtype dtype,
     const std::string& name) {
-  ModelShape model{.name = name};
+  cost::ModelShape model{.name = name};
   const auto element_bytes = static_cast<double>(c10::elementSize(dtype));
   for (size_t i = 0; i < all.costs.size(); ++i) {
     model.layers.push_back(
@@ -308,7 +309,8 @@ ModelShape shape_of(
 
 // The trainer's partition; the loss is on the last stage.
 void set_stages(
-    ModelShape& model, const Job& job, std::vector<LayerCost> costs) {
+    cost::ModelShape& model, const Job& job,
+    std::vector<counting::LayerCost> costs) {
   costs.pop_back();
   const auto boundaries = stage_boundaries(job, pipeline_schedule(job), costs);
   for (size_t stage = 0; stage + 1 < boundaries.size(); ++stage) {
@@ -322,12 +324,12 @@ void set_stages(
 
 // A stage counts a tied parameter once, for the first of its layers there.
 void join_shape_ties(
-    ModelShape& model, const LayerList& layers,
-    const std::vector<LayerCost>& costs) {
+    cost::ModelShape& model, const LayerList& layers,
+    const std::vector<counting::LayerCost>& costs) {
   for (const auto& group : tied_groups(layers)) {
     std::set<int64_t> stages;
     for (size_t i = 0; i < group.layers.size(); ++i) {
-      CountedLayer& layer = model.layers[group.layers[i]];
+      cost::CountedLayer& layer = model.layers[group.layers[i]];
       if (stages.insert(layer.stage).second) continue;
       for (const auto& one : costs[group.layers[i]].parameter_specs) {
         if (layer.name + "." + one.name != group.names[i]) continue;
@@ -340,7 +342,8 @@ void join_shape_ties(
 
 }  // namespace
 
-MemoryModel count_memory(const Job& job, const ModelSource& source) {
+memory_plan::MemoryModel
+count_memory(const Job& job, const ModelSource& source) {
   const int64_t samples = largest_microbatch(job);
   const TensorParallel parallel = silent_tensor_parallel(job);
   const LayerList list = source.sharded(parallel);
@@ -350,7 +353,7 @@ MemoryModel count_memory(const Job& job, const ModelSource& source) {
 
   const auto device = device_of(job);
   const Counted plain = count(layers, inputs, compute, device);
-  MemoryModel model;
+  memory_plan::MemoryModel model;
   model.schedule = job.layout.pp > 1 ? pipeline_schedule(job)
                                      : one_stage(passes_per_step(job));
   model.boundaries =
@@ -380,16 +383,16 @@ MemoryModel count_memory(const Job& job, const ModelSource& source) {
     }
   };
   fill(0, plain);
-  const auto again = [&](Recompute choice) {
+  const auto again = [&](cost::Recompute choice) {
     return count(recomputed(layers, choice), inputs, compute, device);
   };
-  fill(1, again(Recompute::selective));
-  fill(2, again(Recompute::all));
+  fill(1, again(cost::Recompute::selective));
+  fill(2, again(cost::Recompute::all));
   join_ties(model, list, plain.costs);
   return model;
 }
 
-MemoryModel count_memory(const Job& job) {
+memory_plan::MemoryModel count_memory(const Job& job) {
   const TrainingData data = open_data(job.data, job.train.seed);
   return count_memory(job, model_source(job, data.train->spec()));
 }
@@ -397,18 +400,19 @@ MemoryModel count_memory(const Job& job) {
 bool gathers_once(const Job& job, const ModelSource& source) {
   const bool asks = job.shard.gather == "auto" && job.layout.pp > 1 &&
                     job.memory.limit_bytes > 0;
-  return gathers_once(asks ? count_memory(job, source) : MemoryModel{}, job);
+  return memory_plan::gathers_once(
+      asks ? count_memory(job, source) : memory_plan::MemoryModel{}, job);
 }
 
-ModelShape counted_shape(const Job& job, const ModelSource& source) {
+cost::ModelShape counted_shape(const Job& job, const ModelSource& source) {
   const TensorParallel parallel = silent_tensor_parallel(job);
   const int64_t samples = largest_microbatch(job);
   const auto layers =
       with_loss(source.sharded(parallel), source, parallel, samples);
   const auto dtype = compute_dtype(job);
-  const auto counted = count_operators(
+  const auto counted = counting::count_operators(
       layers, input_specs(job, source, samples), {.dtype = dtype});
-  ModelShape model = shape_of(counted, samples, dtype, job.model.name);
+  cost::ModelShape model = shape_of(counted, samples, dtype, job.model.name);
   if (!source.sample.target_shape.empty()) {
     model.seq_len = source.sample.target_shape.front();
   }
@@ -417,16 +421,17 @@ ModelShape counted_shape(const Job& job, const ModelSource& source) {
   return model;
 }
 
-ModelShape counted_shape(const Job& job) {
+cost::ModelShape counted_shape(const Job& job) {
   const TrainingData data = open_data(job.data, job.train.seed);
   return counted_shape(job, model_source(job, data.train->spec()));
 }
 
-ModelShape counted_shape(
-    const LayerList& layers, const std::vector<TensorSpec>& inputs,
+cost::ModelShape counted_shape(
+    const LayerList& layers, const std::vector<counting::TensorSpec>& inputs,
     int64_t samples, const std::string& name) {
   return shape_of(
-      count_operators(layers, inputs), samples, inputs.front().dtype, name);
+      counting::count_operators(layers, inputs), samples, inputs.front().dtype,
+      name);
 }
 
 }  // namespace echelon

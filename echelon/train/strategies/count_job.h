@@ -17,10 +17,11 @@ namespace echelon {
 /// Counts the layers of the job's model as the first tensor-parallel rank has
 /// them, without and with recomputation, for the largest microbatch of a rank,
 /// in the compute dtype. Throws as count_layers does.
-MemoryModel count_memory(const Job& job, const ModelSource& source);
+memory_plan::MemoryModel
+count_memory(const Job& job, const ModelSource& source);
 
 /// The same for the job's model and data, which are opened, not read.
-MemoryModel count_memory(const Job& job);
+memory_plan::MemoryModel count_memory(const Job& job);
 
 /// gathers_once() of the job (memory_plan.h), counting memory where it matters.
 bool gathers_once(const Job& job, const ModelSource& source);
@@ -30,12 +31,12 @@ bool gathers_once(const Job& job, const ModelSource& source);
 /// Tensor-parallel layers are counted as one rank has them. Throws as
 /// count_layers does. `echelon-train count` prints it and `echelon simulate
 /// --layers` reads it.
-ModelShape counted_shape(const Job& job, const ModelSource& source);
-ModelShape counted_shape(const Job& job);
+cost::ModelShape counted_shape(const Job& job, const ModelSource& source);
+cost::ModelShape counted_shape(const Job& job);
 
 /// Any list of layers, for inputs of `samples` samples.
-ModelShape counted_shape(
-    const LayerList& layers, const std::vector<TensorSpec>& inputs,
+cost::ModelShape counted_shape(
+    const LayerList& layers, const std::vector<counting::TensorSpec>& inputs,
     int64_t samples, const std::string& name);
 
 }  // namespace echelon

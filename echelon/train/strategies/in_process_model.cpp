@@ -32,7 +32,7 @@ class InProcessModel : public ParallelModel {
   // records its own.
   InProcessModel(
       const Job& job, const ModelPlace& place, std::shared_ptr<Net> network,
-      torch::Device first, torch::Device last, Recorder* recorder,
+      torch::Device first, torch::Device last, timeline::Recorder* recorder,
       std::vector<std::string> lines)
       : accumulate_(job.train.accumulate),
         dtype_(dtype_of(job.model.dtype)),
@@ -122,7 +122,7 @@ class InProcessModel : public ParallelModel {
   torch::Dtype dtype_;
   torch::Device first_;
   torch::Device last_;
-  Recorder* recorder_;
+  timeline::Recorder* recorder_;
   std::vector<std::string> layers_;  // names
   std::vector<std::string> lines_;   // describe()
   TensorParallel tensor_;

@@ -26,8 +26,8 @@ std::vector<double> agree(std::vector<double> values, World& world) {
   return values;
 }
 
-Tensors
-random_tensors(const std::vector<TensorSpec>& specs, torch::Device device) {
+Tensors random_tensors(
+    const std::vector<counting::TensorSpec>& specs, torch::Device device) {
   Tensors tensors;
   for (const auto& spec : specs) {
     const auto options = torch::dtype(spec.dtype).device(device);
@@ -60,7 +60,7 @@ Tensors run_once(const BuiltLayer& layer, const Tensors& given) {
 // Seconds of forward and backward of each layer on `device`: the shortest of a
 // few runs of a random microbatch. Builds one layer at a time.
 std::vector<double> time_layers(
-    const LayerList& layers, const std::vector<TensorSpec>& inputs,
+    const LayerList& layers, const std::vector<counting::TensorSpec>& inputs,
     torch::Device device) {
   using Clock = std::chrono::steady_clock;
   std::vector<double> seconds;
@@ -90,7 +90,7 @@ std::vector<double> time_layers(
 // Rank 0 times the layers, together with its tensor-parallel group.
 std::vector<double> measured_costs(
     const Job& job, const ModelPlace& place,
-    const std::vector<TensorSpec>& inputs) {
+    const std::vector<counting::TensorSpec>& inputs) {
   const auto& groups = place.groups;
   std::vector<double> seconds;
   if (groups.data_index() == 0 && groups.along(Axis::pp).rank() == 0) {
@@ -131,7 +131,7 @@ limits_of(const Schedule& schedule, const std::vector<double>& ranks) {
 
 // Bytes of a layer's parameters, their gradients and the optimizer's state on a
 // rank of dp_shard.
-int64_t state_bytes(const Job& job, const LayerCost& cost) {
+int64_t state_bytes(const Job& job, const counting::LayerCost& cost) {
   const int64_t full = cost.parameter_bytes;
   const auto share = [&](int64_t bytes) {
     return (bytes + job.layout.dp_shard - 1) / job.layout.dp_shard;
@@ -144,7 +144,7 @@ int64_t state_bytes(const Job& job, const LayerCost& cost) {
 }
 
 SliceMemory memory_of(
-    const Job& job, const std::vector<LayerCost>& costs,
+    const Job& job, const std::vector<counting::LayerCost>& costs,
     const Schedule& schedule, const std::vector<double>& memory_of_ranks) {
   SliceMemory memory{.limits = limits_of(schedule, memory_of_ranks)};
   for (const auto& cost : costs) {
@@ -209,18 +209,19 @@ int64_t optimizer_copies(const OptimizerOptions& options) {
 
 std::vector<size_t> stage_boundaries(
     const Job& job, const Schedule& schedule,
-    const std::vector<LayerCost>& costs) {
+    const std::vector<counting::LayerCost>& costs) {
   std::vector<std::string> names;
   for (const auto& cost : costs) names.push_back(cost.name);
   const std::vector<double> ranks(
       job.model.device_bytes.begin(), job.model.device_bytes.end());
   return boundaries_of(
-      job, names, flops_of(costs), static_cast<size_t>(schedule.num_stages()),
+      job, names, counting::flops_of(costs),
+      static_cast<size_t>(schedule.num_stages()),
       memory_of(job, costs, schedule, ranks));
 }
 
 std::vector<std::string> measured_partition(
-    const LayerList& layers, const std::vector<TensorSpec>& inputs,
+    const LayerList& layers, const std::vector<counting::TensorSpec>& inputs,
     size_t slices, World& world) {
   std::vector<double> seconds;
   if (world.rank() == 0) seconds = time_layers(layers, inputs, world.device());
@@ -242,14 +243,14 @@ ModelPartition partition_into_stages(
 
   ModelPartition partition;
   partition.layers = layers.names();
-  partition.costs = count_layers(layers, inputs);
+  partition.costs = counting::count_layers(layers, inputs);
   const auto slices = static_cast<size_t>(schedule.num_stages());
   const SliceMemory memory = memory_of(
       job, partition.costs, schedule,
       memory_of_ranks(job, schedule, place.world));
   const auto work = job.model.balance == StageBalance::measured
                         ? measured_costs(job, place, inputs)
-                        : flops_of(partition.costs);
+                        : counting::flops_of(partition.costs);
   partition.boundaries =
       boundaries_of(job, partition.layers, work, slices, memory);
   partition.lines =

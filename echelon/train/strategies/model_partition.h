@@ -22,7 +22,7 @@ struct ModelPartition {
   std::vector<std::string> layers;  // names of all layers
   /// By layer, for one microbatch; those of tensor-parallel layers are of the
   /// first rank's shard, which is the largest.
-  std::vector<LayerCost> costs;
+  std::vector<counting::LayerCost> costs;
   std::vector<std::string> lines;  // what each stage holds, for people
 };
 
@@ -39,7 +39,7 @@ ModelPartition partition_into_stages(
 /// without a world: balance = "measured" counts operations instead.
 std::vector<size_t> stage_boundaries(
     const Job& job, const Schedule& schedule,
-    const std::vector<LayerCost>& costs);
+    const std::vector<counting::LayerCost>& costs);
 
 /// How many numbers of its state an optimizer keeps for each parameter.
 int64_t optimizer_copies(const OptimizerOptions& options);
@@ -48,7 +48,7 @@ int64_t optimizer_copies(const OptimizerOptions& options);
 /// the first layer of each slice but the first. Every rank of the world calls
 /// this.
 std::vector<std::string> measured_partition(
-    const LayerList& layers, const std::vector<TensorSpec>& inputs,
+    const LayerList& layers, const std::vector<counting::TensorSpec>& inputs,
     size_t slices, World& world);
 
 }  // namespace echelon

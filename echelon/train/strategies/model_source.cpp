@@ -46,7 +46,7 @@ int64_t classes_of(const Job& job, const SampleSpec& sample) {
 // Lists parameters and buffers, tied ones by their first name only.
 void list_tensors(ModelSource& source, const std::string& dtype) {
   for (const auto& definition : source.layers.layers()) {
-    const BuiltLayer layer = build_on_meta(definition);
+    const BuiltLayer layer = counting::build_on_meta(definition);
     if (!layer.module) continue;
     const auto parameters = layer.module->named_parameters();
     for (const auto& [own_name, tensor] : state_dict(*layer.module)) {
@@ -151,7 +151,7 @@ ModelSource model_source(
   source.sample = sample;
   source.classes = classes_of(job, sample);
   source.layers = in_dtype(given({}), dtype);
-  for (const auto& tie : find_ties(source.layers, build_on_meta)) {
+  for (const auto& tie : find_ties(source.layers, counting::build_on_meta)) {
     source.layers.tie(tie.first, tie.second);
   }
   source.sharded = [given, dtype,
@@ -189,11 +189,11 @@ bool draws_masks(const ModelOptions& model, const SampleSpec& sample) {
   return model.dropout > 0 && is_text(sample);
 }
 
-std::vector<TensorSpec>
+std::vector<counting::TensorSpec>
 input_specs(const Job& job, const ModelSource& source, int64_t samples) {
   const auto& sample = source.sample;
   const auto shape = with_samples(samples, sample.input_shape);
-  std::vector<TensorSpec> specs = {
+  std::vector<counting::TensorSpec> specs = {
       {shape, is_text(sample) ? torch::kInt64 : dtype_of(job.model.dtype)}};
   for (const auto& more : sample.more) {
     specs.push_back({with_samples(samples, more.shape), more.dtype});

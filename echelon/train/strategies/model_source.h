@@ -71,7 +71,7 @@ torch::Dtype compute_dtype(const Job& job);
 
 /// A batch of `samples` samples, as the model's first layer takes it in
 /// job.layout.
-std::vector<TensorSpec>
+std::vector<counting::TensorSpec>
 input_specs(const Job& job, const ModelSource& source, int64_t samples);
 
 /// Converts floating-point parameters and buffers; Module::to would convert the

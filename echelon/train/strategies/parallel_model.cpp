@@ -126,15 +126,17 @@ Score MicrobatchLoop::run(const Batch& batch, double scale) const {
     const auto guard = around ? around(last) : nullptr;
     torch::Tensor loss;
     {
-      ScopedSpan span(recorder, "compute", "forward", SpanKind::forward);
+      timeline::ScopedSpan span(
+          recorder, "compute", "forward", timeline::SpanKind::forward);
       const auto outputs = forward(inputs_of(part));
       const auto sum = objective.loss_sum(outputs, part.targets);
       objective.add_loss(score, sum, part.targets);
       loss = sum * scale;
-      keep_as_activations();
+      profiling::keep_as_activations();
     }
     if (before_backward) before_backward(last);
-    ScopedSpan span(recorder, "compute", "backward", SpanKind::backward);
+    timeline::ScopedSpan span(
+        recorder, "compute", "backward", timeline::SpanKind::backward);
     loss.backward();
   }
   return score;

@@ -93,8 +93,9 @@ class ParallelModel {
 struct ModelPlace {
   const ModelSource& source;
   World& world;
-  const MeshGroups& groups;      // of the job's layout
-  Recorder* recorder = nullptr;  // gets the spans of forward and backward
+  const MeshGroups& groups;  // of the job's layout
+  timeline::Recorder* recorder =
+      nullptr;  // gets the spans of forward and backward
   /// Gets the lines of describe() before anything is built.
   std::function<void(const std::string& line)> announce = nullptr;
 };
@@ -135,7 +136,8 @@ void announce(const ModelPlace& place, const std::vector<std::string>& lines);
 struct MicrobatchLoop {
   const TrainingObjective& objective;
   int64_t num_microbatches = 1;
-  Recorder* recorder = nullptr;  // gets spans "forward" and "backward"
+  timeline::Recorder* recorder =
+      nullptr;  // gets spans "forward" and "backward"
 
   /// Returns a guard that lives during a microbatch's forward and backward; may
   /// be null.

@@ -40,11 +40,11 @@ std::optional<LayerMemory> layer_memory(
   if (job.memory.recompute == "none" && job.memory.activations == "keep") {
     return std::nullopt;
   }
-  std::vector<RecomputeCost> own;
+  std::vector<cost::RecomputeCost> own;
   if (job.memory.recompute == "budget") {
     // The plan's costs, of the first tensor-parallel rank and the largest
     // microbatch, so that all ranks with a layer choose the same.
-    const auto costs = recompute_costs(count_memory(job, source));
+    const auto costs = memory_plan::recompute_costs(count_memory(job, source));
     for (const auto& [begin, end] : slices) {
       own.insert(
           own.end(), costs.begin() + static_cast<std::ptrdiff_t>(begin),
@@ -54,7 +54,8 @@ std::optional<LayerMemory> layer_memory(
     for (const auto& [begin, end] : slices)
       own.resize(own.size() + end - begin);
   }
-  return LayerMemory(job.memory, plan_recompute(job.memory, own, in_flight));
+  return LayerMemory(
+      job.memory, cost::plan_recompute(job.memory, own, in_flight));
 }
 
 RankLayers::RankLayers(

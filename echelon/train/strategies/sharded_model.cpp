@@ -96,7 +96,7 @@ class ShardedModel : public ParallelModel {
   int64_t accumulate_;
   torch::Dtype dtype_;
   torch::Device device_;
-  Recorder* recorder_;
+  timeline::Recorder* recorder_;
   std::vector<std::string> names_;
   TensorParallel tensor_;
   Group shard_;

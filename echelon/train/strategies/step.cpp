@@ -104,8 +104,8 @@ std::vector<double> layer_norms(
 
 // Counts what `make` allocates as `kind`.
 template <class Make>
-auto of_kind(MemoryKind kind, const Make& make) {
-  const MemoryKindScope scope(kind);
+auto of_kind(timeline::MemoryKind kind, const Make& make) {
+  const profiling::MemoryKindScope scope(kind);
   return make();
 }
 
@@ -118,7 +118,7 @@ void name_whole_gradients(const ParallelModel& model) {
       leaves.push_back(part.value);
     }
   }
-  name_gradients(leaves);
+  profiling::name_gradients(leaves);
 }
 
 }  // namespace
@@ -127,10 +127,10 @@ TrainingState::TrainingState(
     const Job& job, const ModelPlace& place, int64_t total_steps)
     : options_(job.optimizer),
       model_(of_kind(
-          MemoryKind::parameters,
+          timeline::MemoryKind::parameters,
           [&] { return make_parallel_model(job, place); })),
       optimizer_(of_kind(
-          MemoryKind::optimizer_state,
+          timeline::MemoryKind::optimizer_state,
           [&] {
             return make_optimizer(
                 job.optimizer,
@@ -173,9 +173,10 @@ double TrainingState::norm() {
 }
 
 StepUpdate TrainingState::update(
-    int64_t step, bool measure_norm, Recorder* recorder,
+    int64_t step, bool measure_norm, timeline::Recorder* recorder,
     const std::vector<std::string>* layers) {
-  ScopedSpan span(recorder, "compute", "optimizer", SpanKind::optimizer);
+  timeline::ScopedSpan span(
+      recorder, "compute", "optimizer", timeline::SpanKind::optimizer);
   StepUpdate result;
   if (scaler_.active()) {
     result.loss_scale = scaler_.scale();

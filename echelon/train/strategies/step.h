@@ -54,7 +54,7 @@ class TrainingState {
   /// each of `layers` (null: none) another. Throws NumericError when too many
   /// steps in a row were skipped.
   StepUpdate update(
-      int64_t step, bool measure_norm, Recorder* recorder,
+      int64_t step, bool measure_norm, timeline::Recorder* recorder,
       const std::vector<std::string>* layers = nullptr);
 
  private:

@@ -112,7 +112,7 @@ TEST(Pipeline, RecordsActionsWaitsAndTransfers) {
   const LayerList list = nets::mlp();
   const Schedule schedule = schedules::named("zb-h1", 2, plan.microbatches);
   Ranks{2}.run([&](World& world) {
-    Recorder recorder(world.rank(), 0, 1);
+    timeline::Recorder recorder(world.rank(), 0, 1);
     recorder.begin_step(0);
     training::on_ranks(
         list, plan, schedule, world.group(), {.recorder = &recorder});
@@ -120,8 +120,8 @@ TEST(Pipeline, RecordsActionsWaitsAndTransfers) {
     std::vector<std::string> others;
     for (const auto& span : recorder.take()) {
       EXPECT_EQ(span.track, "compute");
-      const bool action =
-          span.kind == SpanKind::forward || span.kind == SpanKind::backward;
+      const bool action = span.kind == timeline::SpanKind::forward ||
+                          span.kind == timeline::SpanKind::backward;
       EXPECT_EQ(action, !span.name.starts_with("wait ")) << span.name;
       (action ? actions : others).push_back(span.name);
     }
@@ -144,17 +144,17 @@ TEST(Pipeline, ReceivesArePostedAhead) {
   const LayerList list = nets::mlp();
   const Schedule schedule = schedules::named("gpipe", 2, plan.microbatches);
   Ranks{2}.run([&](World& world) {
-    Recorder recorder(world.rank(), 0, 1);
+    timeline::Recorder recorder(world.rank(), 0, 1);
     int64_t before_step = 0;
     Pipeline pipeline =
         make_pipeline(list, schedule, world.group(), {.recorder = &recorder});
     for (int step = 0; step < plan.steps; ++step) {
       recorder.begin_step(step == 0 ? 1 : 0);  // the second is recorded
-      before_step = steady_now_ns();
+      before_step = timeline::steady_now_ns();
       run_step(pipeline, plan, step);
     }
     if (world.rank() == 0) return;
-    std::map<std::string, Span> spans;
+    std::map<std::string, timeline::Span> spans;
     for (const auto& span : recorder.take()) spans[span.name] = span;
     int checked = 0;
     for (const auto& record : world.history().snapshot()) {
@@ -177,12 +177,12 @@ TEST(Pipeline, CallsBackAroundTheLastBackward) {
   for (const char* kind : {"1f1b", "zb-v"}) {
     const Schedule schedule = schedules::named(kind, 2, plan.microbatches);
     Ranks{2}.run([&](World& world) {
-      Recorder recorder(world.rank(), 0, 1);
+      timeline::Recorder recorder(world.rank(), 0, 1);
       recorder.begin_step(0);
       size_t done = 0;
       const auto count_done = [&] {
         for (const auto& span : recorder.take()) {
-          done += span.kind != SpanKind::communication;
+          done += span.kind != timeline::SpanKind::communication;
         }
         return done;
       };

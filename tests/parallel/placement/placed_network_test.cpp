@@ -62,7 +62,7 @@ TEST_P(PlacedParity, EqualsOneDeviceToTheLastBit) {
     SCOPED_TRACE(std::string(c.name) + " on " + std::to_string(slices));
     PlacedNetwork placed(c.layers, placement_of(c, slices), kSeed);
     // Recording changes nothing.
-    Recorder recorder(0, 0, 1);
+    timeline::Recorder recorder(0, 0, 1);
     recorder.begin_step(0);
     if (slices % 2 == 0) placed.set_recorder(&recorder);
     parity::expect_parity(expected, train(placed, c.input), parity::kExact);
@@ -145,7 +145,7 @@ struct Pass {
   int64_t begin, end;
 };
 
-std::vector<Pass> passes_of(Recorder& recorder) {
+std::vector<Pass> passes_of(timeline::Recorder& recorder) {
   std::vector<Pass> passes;
   for (const auto& span : recorder.take()) {
     EXPECT_EQ(span.name, span_kind_name(span.kind));
@@ -160,7 +160,7 @@ std::vector<Pass> passes_of(Recorder& recorder) {
 TEST(PlacedNetwork, RecordsWhichDeviceWorksWhen) {
   const auto c = skip_case();
   PlacedNetwork placed(c.layers, placement_of(c, 3), kSeed);
-  Recorder recorder(0, 1, 1);
+  timeline::Recorder recorder(0, 1, 1);
   placed.set_recorder(&recorder);
   recorder.begin_step(0);  // not recorded
   loss_of(placed.forward(c.input)).backward();
@@ -183,7 +183,7 @@ TEST(PlacedNetwork, RecordsWhichDeviceWorksWhen) {
 TEST(PlacedNetwork, AnEvaluationIsNoPartOfAStep) {
   const auto c = skip_case();
   PlacedNetwork placed(c.layers, placement_of(c, 2), kSeed);
-  Recorder recorder(0, 0, 1);
+  timeline::Recorder recorder(0, 0, 1);
   placed.set_recorder(&recorder);
   recorder.begin_step(0);
   loss_of(placed.forward(c.input)).backward();
@@ -191,13 +191,14 @@ TEST(PlacedNetwork, AnEvaluationIsNoPartOfAStep) {
     const torch::NoGradGuard no_grad;
     placed.forward(c.input);
   }
-  std::vector<SpanKind> kinds;
+  std::vector<timeline::SpanKind> kinds;
   for (const auto& span : recorder.take()) kinds.push_back(span.kind);
   EXPECT_THAT(
       kinds,
       testing::ElementsAre(
-          SpanKind::forward, SpanKind::forward, SpanKind::backward,
-          SpanKind::backward, SpanKind::evaluation, SpanKind::evaluation));
+          timeline::SpanKind::forward, timeline::SpanKind::forward,
+          timeline::SpanKind::backward, timeline::SpanKind::backward,
+          timeline::SpanKind::evaluation, timeline::SpanKind::evaluation));
 }
 
 TEST(PlacedNetwork, AFrozenSliceHasNoBackward) {
@@ -209,7 +210,7 @@ TEST(PlacedNetwork, AFrozenSliceHasNoBackward) {
     if (item.key().starts_with(first_trained)) break;
     item.value().set_requires_grad(false);
   }
-  Recorder recorder(0, 0, 1);
+  timeline::Recorder recorder(0, 0, 1);
   placed.set_recorder(&recorder);
   recorder.begin_step(0);
   loss_of(placed.forward(c.input)).backward();

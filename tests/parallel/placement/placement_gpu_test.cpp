@@ -49,7 +49,7 @@ TEST(PlacementGpu, CpuAndGpuEqualOneDevice) {
           c.layers,
           {.devices = devices,
            .inputs = {{c.input.sizes().vec(), c.input.scalar_type()}}});
-      Recorder recorder(0, 0, 1);
+      timeline::Recorder recorder(0, 0, 1);
       recorder.begin_step(0);
       PlacedNetwork placed(c.layers, placement, kSeed);
       placed.set_recorder(&recorder);

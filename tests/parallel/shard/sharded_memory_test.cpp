@@ -51,7 +51,7 @@ TEST(Memory, OfAStepIsThatOfAFewUnits) {
   for (const int64_t prefetch : {0, 1}) {
     plan.options.shard.prefetch = prefetch;
     Ranks{2}.run([&](World& world) {
-      MemoryMeter meter;
+      profiling::MemoryMeter meter;
       const auto counting = meter.count();
       ShardedNet sharded(world, plan);
       forward_backward(sharded, plan, world, 0);
@@ -65,9 +65,9 @@ TEST(Memory, OfAStepIsThatOfAFewUnits) {
       }
       EXPECT_GE(unit, 64 * 64 * 8);
       const auto peak = meter.peak();
-      EXPECT_EQ(peak[MemoryKind::parameters], shards);
-      const int64_t whole =
-          peak[MemoryKind::gathered] + peak[MemoryKind::gradients] - shards;
+      EXPECT_EQ(peak[timeline::MemoryKind::parameters], shards);
+      const int64_t whole = peak[timeline::MemoryKind::gathered] +
+                            peak[timeline::MemoryKind::gradients] - shards;
       EXPECT_GE(whole, (2 + prefetch) * unit);
       // And the first layer's, which is small.
       EXPECT_LE(whole, (3 + prefetch) * unit + unit / 2);
@@ -104,14 +104,14 @@ TEST(Memory, OfAllUnitsGoesBack) {
     for (int i = 0; i < 6; ++i) {
       nets::add_linear(plan.list, "fc" + std::to_string(i), 6, 6);
     }
-    MemoryMeter meter;
+    profiling::MemoryMeter meter;
     const auto counting = meter.count();
     ShardedNet sharded(world, plan);
     const int64_t unit = sharded.units.bytes()[0].unsharded;
     const int64_t shards = 6 * sharded.units.bytes()[0].shard;
     {
       const auto all = sharded.units.unshard();
-      EXPECT_EQ(meter.now()[MemoryKind::gathered], 6 * unit);
+      EXPECT_EQ(meter.now()[timeline::MemoryKind::gathered], 6 * unit);
     }
     for (int step = 0; step < 2; ++step) {
       forward_backward(sharded, plan, world, step);
@@ -120,7 +120,8 @@ TEST(Memory, OfAllUnitsGoesBack) {
     const auto kept = meter.now();
     // The next step needs two unsharded units and two flat gradients.
     EXPECT_LE(
-        kept[MemoryKind::gathered] + kept[MemoryKind::gradients],
+        kept[timeline::MemoryKind::gathered] +
+            kept[timeline::MemoryKind::gradients],
         shards + 4 * unit);
   });
 }
@@ -138,12 +139,12 @@ TEST(Memory, OfOffloadBetweenSteps) {
       };
     };
     const auto kept = [&](bool optimizer, bool shards) {
-      MemoryByKind kept;
+      timeline::MemoryByKind kept;
       std::mutex mutex;
       plan.options.offload_optimizer = optimizer;
       plan.options.offload_shards = shards;
       Ranks{2}.run([&](World& world) {
-        MemoryMeter meter;
+        profiling::MemoryMeter meter;
         const auto counting = meter.count();
         ShardedNet sharded(world, plan);
         forward_backward(sharded, plan, world, 0);
@@ -154,18 +155,19 @@ TEST(Memory, OfOffloadBetweenSteps) {
       return kept;
     };
     const auto here = kept(false, false);
-    const int64_t masters = here[MemoryKind::parameters];
+    const int64_t masters = here[timeline::MemoryKind::parameters];
     const auto optimizer = kept(true, false);
     const auto shards = kept(true, true);
     if (stage == 3) {
       // With a copy in the compute dtype, or without.
-      EXPECT_EQ(optimizer[MemoryKind::parameters], masters + masters / 2);
+      EXPECT_EQ(
+          optimizer[timeline::MemoryKind::parameters], masters + masters / 2);
     } else {
-      EXPECT_EQ(optimizer[MemoryKind::parameters], masters);
-      EXPECT_EQ(optimizer[MemoryKind::gathered], masters);
+      EXPECT_EQ(optimizer[timeline::MemoryKind::parameters], masters);
+      EXPECT_EQ(optimizer[timeline::MemoryKind::gathered], masters);
     }
-    EXPECT_EQ(shards[MemoryKind::parameters], masters);
-    EXPECT_LT(shards[MemoryKind::gathered], masters);
+    EXPECT_EQ(shards[timeline::MemoryKind::parameters], masters);
+    EXPECT_LT(shards[timeline::MemoryKind::gathered], masters);
   }
 }
 

@@ -471,7 +471,7 @@ TEST(Mistakes, AreNamed) {
 }
 
 TEST(Mistakes, TooLittleHostMemoryIsNamed) {
-  MemoryMeter meter;
+  profiling::MemoryMeter meter;
   const auto counting = meter.count();
   ShardedUnits units(
       Group::alone("dp_shard"), Group::alone("dp_replicate"),

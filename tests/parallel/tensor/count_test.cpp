@@ -17,7 +17,7 @@ constexpr int64_t kSequence = 8;
 constexpr int64_t kHidden = 48;
 
 template <class Options>
-std::vector<LayerCost>
+std::vector<counting::LayerCost>
 count(const Options& options, const TensorParallel& parallel) {
   const AttentionFrame frame{.batch = kBatch, .sequence = kSequence};
   const int64_t tokens = kBatch * kSequence;
@@ -59,7 +59,7 @@ count(const Options& options, const TensorParallel& parallel) {
       parallel.splits_tokens()
           ? std::vector<int64_t>{parallel.part_of(tokens).size(), kHidden}
           : std::vector<int64_t>{kBatch, kSequence, kHidden};
-  return count_layers(
+  return counting::count_layers(
       layers, {{x, torch::kFloat32},
                {{kBatch, kSequence}, torch::kInt64},
                {{kBatch}, torch::kInt64}});

@@ -155,7 +155,7 @@ TEST_P(LinearBackward, OfASingleOutput) {
 
 TEST_P(LinearBackward, MetaTensors) {
   on_ranks(GetParam(), [](const TensorParallel& tp) {
-    std::optional<detail::MetaMode> without_memory(std::in_place);
+    std::optional<counting::detail::MetaMode> without_memory(std::in_place);
     Region region(tp);
     without_memory.reset();
     const auto x = torch::empty(

@@ -129,7 +129,7 @@ TEST_P(VocabParity, Argmax) {
 TEST_P(VocabParity, MetaTensors) {
   on_ranks(GetParam(), [](const TensorParallel& tp) {
     const auto meta = torch::TensorOptions(torch::kMeta);
-    std::optional<detail::MetaMode> without_memory(std::in_place);
+    std::optional<counting::detail::MetaMode> without_memory(std::in_place);
     VocabParallelEmbedding embedding(kVocabulary, 6, tp, "wte");
     PositionEmbedding positions(7, 6, tp);
     without_memory.reset();

@@ -58,8 +58,8 @@ class ResumeCommand : public testing::Test {
   std::vector<CheckpointPlace> checkpoints() const {
     return list_checkpoints(fs::path(run()) / "checkpoints");
   }
-  std::vector<StepMetrics> steps() const {
-    return read_metrics(fs::path(run()) / "metrics.jsonl").steps;
+  std::vector<timeline::StepMetrics> steps() const {
+    return timeline::read_metrics(fs::path(run()) / "metrics.jsonl").steps;
   }
 
   TempFolder folder_;

@@ -44,8 +44,8 @@ class Resumed : public TrainedRuns {
 
   fs::path path(const std::string& name) const { return folder_.path(name); }
 
-  MetricsFile metrics(const std::string& name) const {
-    return read_metrics(path(name) / "metrics.jsonl");
+  timeline::MetricsFile metrics(const std::string& name) const {
+    return timeline::read_metrics(path(name) / "metrics.jsonl");
   }
 
   // The state of a run after a crash between step `step` and the next
@@ -61,7 +61,7 @@ class Resumed : public TrainedRuns {
   }
 
   // All but its times.
-  static auto computed(const StepMetrics& step) {
+  static auto computed(const timeline::StepMetrics& step) {
     return std::tie(
         step.step, step.loss, step.epoch, step.learning_rate, step.grad_norm,
         step.loss_scale, step.skipped_steps);
@@ -400,8 +400,8 @@ TEST_F(Resumed, TheBestOneStays) {
   job.optimizer.learning_rate = 3e-3;
   run(job, "run");
   const auto evaluations = metrics("run").evaluations;
-  const auto best =
-      std::ranges::min_element(evaluations, {}, &EvaluationMetrics::loss);
+  const auto best = std::ranges::min_element(
+      evaluations, {}, &timeline::EvaluationMetrics::loss);
   const auto left = saved_steps("run");
   EXPECT_EQ(
       std::set<int64_t>(left.begin(), left.end()),

@@ -333,7 +333,8 @@ TEST(SavedState, ThePlanCountsTheCopy) {
     on_ranks(job, [&](SmallRun& run) {
       StateSnapshot snapshot;
       snapshot.take(parts_to_save(run));
-      const auto plan = plan_memory(count_memory(job, run.source), job);
+      const auto plan =
+          memory_plan::plan_memory(count_memory(job, run.source), job);
       const auto stage = static_cast<size_t>(run.groups.along(Axis::pp).rank());
       copied += snapshot.bytes();
       planned += plan.ranks[stage].snapshot_bytes;

@@ -79,7 +79,7 @@ TEST_F(SaverTest, ARankWithoutMemoryForItsCopyFailsOnlyTheCheckpoint) {
   job.layout = {.dp_replicate = 2};
   testing::internal::CaptureStderr();
   on(job, [&](SmallRun& run, Saver& saver) {
-    MemoryMeter meter;
+    profiling::MemoryMeter meter;
     {
       const auto counting = meter.count();
       if (run.world.rank() == 1) meter.limit(64 << 10);

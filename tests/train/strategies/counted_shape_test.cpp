@@ -28,15 +28,15 @@ const std::string kImages =
 
 // The counted model has the loss as its last layer.
 void expect_formula_counts(const Job& job) {
-  const ModelShape counted = counted_shape(job);
-  const ModelShape formula =
-      configured(job, check_job(job, job.layout.num_ranks())).model;
+  const cost::ModelShape counted = counted_shape(job);
+  const cost::ModelShape formula =
+      predict::configured(job, check_job(job, job.layout.num_ranks())).model;
   ASSERT_EQ(formula.layers.size() + 1, counted.layers.size());
   EXPECT_EQ(counted.layers.back().name, "loss");
   EXPECT_EQ(counted.layers.back().parameters, 0);
   for (size_t i = 0; i < formula.layers.size(); ++i) {
-    const CountedLayer &expected = formula.layers[i],
-                       &layer = counted.layers[i];
+    const cost::CountedLayer &expected = formula.layers[i],
+                             &layer = counted.layers[i];
     SCOPED_TRACE(expected.name);
     EXPECT_EQ(expected.name, layer.name);
     EXPECT_EQ(expected.parameters, layer.parameters);
@@ -68,20 +68,21 @@ TEST(CountedShape, FormulaOfThePerceptronIsWhatRuns) {
 // A gradient in the other order, from a flat layer or another stage, is turned
 // before pooling's backward, which would copy all that was pooled for it.
 TEST(CountedShape, PoolingGetsItsGradientsInTheOrderOfItsImages) {
-  const ModelShape model =
+  const cost::ModelShape model =
       counted_shape(job_of("name = \"simple_cnn\"", kImages));
   for (size_t i = 0; i < 2; ++i) {
-    const CountedLayer& layer = model.layers[i];
+    const cost::CountedLayer& layer = model.layers[i];
     SCOPED_TRACE(layer.name);
     const auto found = [&](const std::string& name) {
-      return std::ranges::count(layer.backward, name, &CountedOperator::name);
+      return std::ranges::count(
+          layer.backward, name, &cost::CountedOperator::name);
     };
     EXPECT_EQ(found("max_pool2d_with_indices_backward channels last"), 1);
     EXPECT_EQ(found("max_pool2d_with_indices_backward"), 0);
     // Of 8 samples in float32: source, target, and what copy_ returns.
     const double output = 3 * 8 * 4 * layer.output_elements;
     double copied = 0;
-    for (const CountedOperator& one : layer.backward) {
+    for (const cost::CountedOperator& one : layer.backward) {
       if (one.name == "copy_" && !one.for_weight) copied += one.bytes;
     }
     EXPECT_EQ(copied, output);
@@ -89,8 +90,8 @@ TEST(CountedShape, PoolingGetsItsGradientsInTheOrderOfItsImages) {
 }
 
 double
-sum(const std::vector<CountedOperator>& operators, bool weights,
-    double (*value)(const CountedOperator&)) {
+sum(const std::vector<cost::CountedOperator>& operators, bool weights,
+    double (*value)(const cost::CountedOperator&)) {
   double all = 0;
   for (const auto& one : operators) {
     if (one.for_weight == weights) all += value(one);
@@ -98,17 +99,17 @@ sum(const std::vector<CountedOperator>& operators, bool weights,
   return all;
 }
 
-double flops(const CountedOperator& one) {
+double flops(const cost::CountedOperator& one) {
   return 2.0 * static_cast<double>(one.count * one.m * one.n * one.k);
 }
 
 // Each operator's work adds up to the layer's, and half of backward is
 // weights'.
 TEST(CountedShape, OperatorsAddUp) {
-  const ModelShape model =
+  const cost::ModelShape model =
       counted_shape(job_of("name = \"mlp\"\nhidden = [32, 16]", kImages));
   for (size_t i = 0; i + 1 < model.layers.size(); ++i) {
-    const CountedLayer& layer = model.layers[i];
+    const cost::CountedLayer& layer = model.layers[i];
     SCOPED_TRACE(layer.name);
     EXPECT_EQ(layer.counted_samples, 8);
     EXPECT_DOUBLE_EQ(sum(layer.forward, false, flops), 8 * layer.forward_flops);
@@ -121,10 +122,10 @@ TEST(CountedShape, OperatorsAddUp) {
 
 // A tensor of gradients each, of 32-bit elements: two are read, one is written.
 TEST(CountedShape, GradientsAreAddedUp) {
-  const ModelShape model =
+  const cost::ModelShape model =
       counted_shape(job_of("name = \"mlp\"\nhidden = [32, 16]", kImages));
   for (size_t i = 0; i + 1 < model.layers.size(); ++i) {
-    const CountedLayer& layer = model.layers[i];
+    const cost::CountedLayer& layer = model.layers[i];
     SCOPED_TRACE(layer.name);
     std::vector<double> added;
     for (const auto& one : layer.backward) {
@@ -139,15 +140,15 @@ TEST(CountedShape, GradientsAreAddedUp) {
 }
 
 TEST(CountedShape, ConvolutionsAreMatmuls) {
-  const ModelShape model =
+  const cost::ModelShape model =
       counted_shape(job_of("name = \"simple_cnn\"", kImages));
   const auto& backward = model.layers[1].backward;
-  const auto find = [&](ProductKind product) {
+  const auto find = [&](cluster::ProductKind product) {
     return std::ranges::find(
-        backward, std::optional(product), &CountedOperator::product);
+        backward, std::optional(product), &cost::CountedOperator::product);
   };
-  const auto inputs = find(ProductKind::convolution_inputs);
-  const auto weights = find(ProductKind::convolution_weights);
+  const auto inputs = find(cluster::ProductKind::convolution_inputs);
+  const auto weights = find(cluster::ProductKind::convolution_weights);
   ASSERT_NE(inputs, backward.end());
   ASSERT_NE(weights, backward.end());
   EXPECT_TRUE(weights->for_weight);
@@ -178,7 +179,7 @@ TEST(CountedShape, ChannelsLastImagesAreNamedSo) {
           return std::get<0>(
               at::max_pool2d_with_indices(x.contiguous(order), 2));
         });
-    const ModelShape model =
+    const cost::ModelShape model =
         counted_shape(layers, {{{2, 16, 8, 8}}}, 2, "ours");
     const bool last = order == torch::MemoryFormat::ChannelsLast;
     const std::string ending = last ? "channels last" : "_with_indices";
@@ -197,10 +198,10 @@ TEST(CountedShape, MovedBytesAreThoseOfTheTensors) {
   layers.add(
       "gelu", [] { return torch::nn::Identity(); },
       [](auto&, const torch::Tensor& x) { return at::gelu(x); });
-  const ModelShape model = counted_shape(layers, {{{4, 100}}}, 4, "ours");
+  const cost::ModelShape model = counted_shape(layers, {{{4, 100}}}, 4, "ours");
   const auto& forward = model.layers[0].forward;
-  const auto gelu =
-      std::ranges::find(forward, std::string("gelu"), &CountedOperator::name);
+  const auto gelu = std::ranges::find(
+      forward, std::string("gelu"), &cost::CountedOperator::name);
   ASSERT_NE(gelu, forward.end());
   EXPECT_EQ(gelu->bytes, 2 * 400 * 4);
   EXPECT_EQ(model.layers[0].moved_elements, 200);
@@ -224,7 +225,7 @@ TEST(CountedShape, TiedParametersCountOnce) {
 }
 
 TEST(CountedShape, StagesAreTheTrainers) {
-  const ModelShape model = counted_shape(job_of(
+  const cost::ModelShape model = counted_shape(job_of(
       "name = \"mlp\"\nhidden = [32, 16]\ncut = [\"fc3\"]", kImages,
       "[layout]\npp = 2\nmicrobatches = 4\n"));
   std::vector<int64_t> stages;
