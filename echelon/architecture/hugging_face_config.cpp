@@ -127,7 +127,8 @@ ConfigShape read_gpt2(const Fields& fields) {
       positions};
 }
 
-// What Llama and all that came of it call alike.
+// The shape of a config.json that uses Llama's names for its fields, as most
+// families do.
 TransformerShape llama_like(const Fields& fields) {
   return {
       .layers = fields.count("num_hidden_layers"),

@@ -53,7 +53,7 @@ struct TransformerShape {
 
   // With the defaults of 0 filled in.
   int64_t key_value_heads() const { return kv_heads > 0 ? kv_heads : heads; }
-  /// Of queries and keys.
+  /// The head size of queries and keys.
   int64_t head_size() const {
     if (latent) return latent->nope_dim + latent->rope_dim;
     return head_dim > 0 ? head_dim : hidden / heads;

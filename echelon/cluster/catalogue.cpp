@@ -81,7 +81,7 @@ const Link kInfinityFabric = {"Infinity Fabric", 448 * kGB, 4 * kMicrosecond};
 const Link kChipToChip = {"NVLink-C2C", 450 * kGB, 3 * kMicrosecond};
 const Link kGraceShared = {"NVLink-C2C", 225 * kGB, 3 * kMicrosecond};
 
-// Of one device; `gigabits` are the node's, over its devices.
+// The link of one device: a node has `gigabits`, which its devices share.
 Link network(const char* name, double gigabits, int64_t devices) {
   return {
       name,

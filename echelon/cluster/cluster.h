@@ -58,7 +58,7 @@ struct Cluster {
   /// over `oversubscription`. 0: all nodes are below one switch.
   int64_t nodes_per_rack = 0;
   double oversubscription = 1;
-  /// Of one node, for effective training time; 0: nodes do not fail.
+  /// The mean of one node, for effective training time; 0: nodes do not fail.
   double mean_hours_between_failures = 0;
 
   int64_t num_nodes() const;

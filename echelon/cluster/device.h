@@ -93,7 +93,7 @@ struct Device {
   double memory_bytes_per_second = 0;
   /// Dense peaks by precision; 0: the device has none.
   std::array<double, kPrecisions.size()> peak_flops_per_second{};
-  /// Of one device, for the planner's costs; 0: not known.
+  /// The price of one device, for the planner's costs; 0: not known.
   double price_per_hour = 0;
   std::string source;  // of the figures
   /// Measured; empty for devices of the catalogue, whose shares of the peaks

@@ -271,7 +271,7 @@ NvmlFindings ask_nvml(const char* library) {
 }
 
 double nvlink_bytes_per_second(const Gpu& gpu) {
-  // Of one link in one direction, by version: NVLink 1 to 5.
+  // The rates of one link in one direction, by version: NVLink 1 to 5.
   constexpr double kRates[] = {0, 20e9, 25e9, 25e9, 25e9, 50e9};
   const int version = std::clamp(gpu.nvlink_version, 0, 5);
   return gpu.nvlinks * kRates[version];

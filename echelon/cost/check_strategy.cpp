@@ -75,7 +75,8 @@ check_ranks(const Strategy& strategy, const cluster::Cluster& cluster) {
       ranks, cluster.name.empty() ? "the cluster" : cluster.name, devices);
 }
 
-// Of data-parallel ranks that take batches of different sizes.
+// The check of [train] rank_batch: data-parallel ranks that take batches of
+// different sizes.
 std::string check_rank_batches(const Strategy& strategy) {
   const auto& sizes = strategy.rank_microbatch;
   const auto entries = static_cast<int64_t>(sizes.size());

@@ -14,14 +14,16 @@ namespace {
 struct State {
   int64_t bytes = 0;
   double flops = 0;
-  // Where it came from: a state of the layer before, and the choice.
+  // The state of the layer before that this one extends, and the choice that
+  // was made here.
   size_t before = 0;
   Recompute choice = Recompute::none;
 };
 
 using States = std::vector<State>;
 
-// What is kept from this layer on when each keeps least: more cannot be saved.
+// By layer, the bytes that it and the later ones keep when each keeps the
+// least. No choice can save more.
 std::vector<int64_t> least_after(const std::vector<RecomputeCost>& layers) {
   std::vector<int64_t> least(layers.size() + 1, 0);
   for (size_t i = layers.size(); i-- > 0;) {
@@ -37,7 +39,8 @@ bool comes_first(const State& a, const State& b) {
   return a.choice > b.choice;
 }
 
-// Of states by ascending bytes, those with fewer FLOPs than all before.
+// Keeps the states with fewer FLOPs than all states that need no more bytes.
+// `states` are sorted by bytes.
 States undominated(const States& states) {
   States kept;
   for (const auto& state : states) {
@@ -46,7 +49,8 @@ States undominated(const States& states) {
   return kept;
 }
 
-// Of each range of bytes the state with the fewest FLOPs, which is the last.
+// Keeps one state for each range of bytes: the one with the fewest FLOPs, which
+// is the last of the range.
 States thinned(const States& states, int64_t range) {
   States kept;
   for (size_t i = 0; i < states.size(); ++i) {

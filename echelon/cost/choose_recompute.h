@@ -12,8 +12,8 @@
 
 namespace echelon::cost {
 
-/// What backward recomputes of a layer: nothing; everything but its matmuls and
-/// attention; everything.
+/// How much of a layer backward recomputes: nothing; everything except its
+/// matmuls and attention; everything.
 enum class Recompute { none, selective, all };
 
 inline constexpr std::array<Recompute, 3> kRecomputes = {
@@ -22,7 +22,7 @@ inline constexpr std::array<Recompute, 3> kRecomputes = {
 /// "none", "selective", "all": the values of memory.recompute.
 std::string to_string(Recompute recompute);
 
-/// What each choice costs, by its number.
+/// The cost of each choice; arrays are indexed by Recompute.
 struct RecomputeCost {
   std::string name;                     // of the layer
   std::array<int64_t, 3> kept_bytes{};  // from forward to backward

@@ -50,8 +50,8 @@ double collective_seconds(
     const cluster::Node& node, const cluster::Cluster& cluster,
     const Framework& framework);
 
-/// Of a message of the pipeline from one rank to another, as the framework
-/// sends it.
+/// Seconds that a pipeline message takes from one rank to another, as the
+/// framework sends it.
 double transfer_seconds(
     const Strategy& strategy, const cluster::Cluster& cluster,
     const Framework& framework, double bytes, int64_t sender, int64_t receiver);

@@ -62,8 +62,8 @@ void normalise(CountedLayer& layer, const Feature& image, bool relu) {
   layer.moved_elements += (relu ? 5 : 3) * image.elements();
 }
 
-// Of 32-bit elements: a place of 64 bits for each result. The result itself is
-// kept by the layer that takes it.
+// Adds pooling, which keeps the 64-bit index of each result: two elements of 32
+// bits. The result itself is kept by the layer that takes it.
 Feature
 pool(CountedLayer& layer, const Feature& in, int64_t height, int64_t width) {
   const Feature out = {in.channels, height, width};

@@ -60,7 +60,8 @@ DeviceRates h100() {
   return r;
 }
 
-/// Of 500 W, with slower memory: torchtitan's benchmark pages.
+/// The H100 with a limit of 500 W and slower memory, as in torchtitan's
+/// benchmark pages.
 DeviceRates h100_500w() {
   DeviceRates r = h100();
   r.matrix_share = 0.58;
@@ -103,8 +104,8 @@ const std::vector<NamedRates>& named_rates() {
   return all;
 }
 
-/// What was measured is what there is: no share of it is lost, and nothing is
-/// added.
+/// Measured rates are already what a device reaches: nothing is taken off them,
+/// and nothing is added.
 DeviceRates measured_rates() {
   return {
       .matrix_share = 1,

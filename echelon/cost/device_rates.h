@@ -1,6 +1,7 @@
-// What devices reach: of their published peaks, by one set of constants for
-// each kind of device, none for a model or a row of a table (device_rates.cpp
-// has them, with their sources), or as measured.
+// The rates that devices reach. They are either measured, or shares of the
+// published peaks. The shares are one set of constants for each kind of device;
+// no model and no published measurement has constants of its own.
+// device_rates.cpp has them, with their sources.
 #pragma once
 
 #include <optional>
@@ -17,7 +18,8 @@ struct DeviceRates {
   double matrix_share_fp8 = 0.70;  // the same of fp8 and fp4
   double attention_share = 0.55;   // of the peak, FlashAttention 2 forwards
   double attention_backward_share = 0.45;
-  /// Of kernels made for this generation (cuDNN); 0: they are no faster.
+  /// The share with kernels made for this generation (cuDNN); 0: they are no
+  /// faster.
   double native_attention_share = 0;
   double native_attention_backward_share = 0;
   double memory_share = 0.80;  // of the memory bandwidth, for streams

@@ -90,7 +90,7 @@ class Frameworks {
   std::deque<Framework> all_;  // references stay valid
 };
 
-/// Those that shard parameters.
+/// Adds the frameworks that shard parameters.
 void add_sharding(Frameworks& list) {
   Framework& trainer = list.add("echelon");
   trainer.host_seconds = 3e-6;

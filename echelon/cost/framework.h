@@ -33,15 +33,17 @@ struct FrameworkMemory {
   bool masters_beside = false;
   bool keeps_copies = true;
   double gradient_bytes = 0;  // of an element that stays; 0: as computed
-  /// In addition, of an element; sharded like the masters.
+  /// Bytes that masters' gradients take in addition, for each element; they are
+  /// sharded like the masters.
   double master_gradient_bytes = 0;
   bool shards_over_cp = false;   // treats cp ranks like those of dp_shard
   bool keeps_embedding = false;  // stage 3: embedding and head stay unsharded
   double prefetch = 1;           // layers unsharded ahead, stage 3
-  /// Of an element of the layer whose gradients are being summed.
+  /// Bytes for each element of the layer whose gradients are being summed.
   double reduce_bytes = 0;
 
-  /// Of a logit, kept from forward to backward, and in addition at the loss.
+  /// Bytes of a logit: those kept from forward to backward, and those that the
+  /// loss needs in addition.
   double logit_kept_bytes = 4;
   double logit_working_bytes = 8;
   double buffer_bytes = 0;    // of collectives, per rank

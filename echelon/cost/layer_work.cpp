@@ -35,7 +35,8 @@ Operation moves(const CountedLayer& layer, double bytes) {
   return operation;
 }
 
-/// One product and one pass through memory for all of the layer.
+/// Adds one product and one pass through memory, which stand for all of the
+/// layer.
 void add_products(
     LayerWork& work, const CountedLayer& layer, double element,
     double samples) {
@@ -88,7 +89,7 @@ struct CountedBytes {
   double rank = 0;  // all that one rank computes, with sums of gradients
 };
 
-/// As it ran, operator by operator.
+/// Adds the layer as it ran, operator by operator.
 void add_operators(
     LayerWork& work, const CountedLayer& layer, const Strategy& strategy,
     const CountedBytes& bytes) {
@@ -109,8 +110,9 @@ void add_operators(
       // The sum so far is read and written, a microbatch after it was.
       operation.bytes_since = bytes.rank;
     }
-    // Who adds gradients up is part of the graph whether it adds or keeps the
-    // first: of its own it starts the operator alone, as a forward does.
+    // The node that adds gradients up is part of the graph whether it adds or
+    // keeps the first. Starting it costs no more than starting an operator of
+    // forward.
     operation.backward = !one.accumulates;
     (one.for_weight ? work.backward_weight : work.backward_input)
         .push_back(std::move(operation));
@@ -197,7 +199,7 @@ void append(
   stage.push_back(std::move(part));
 }
 
-/// Only the first `most` layers of a stage compute anything again.
+/// Lets only the first `most` layers of a stage recompute.
 void limit_recompute(std::vector<LayerWork>& stage, int64_t most) {
   std::vector<LayerWork> limited;
   for (const LayerWork& layer : stage) {

@@ -39,8 +39,8 @@ class NearbyRates {
 
   bool any() const { return !points_.empty(); }
 
-  /// How much smaller than the smallest sides that were measured: what a kernel
-  /// takes for so little does not shrink with it.
+  /// The factor, at most 1, by which a shape is below the smallest sides that
+  /// were measured. A kernel's time does not shrink with it.
   double below() const {
     double below = 1;
     for (size_t i = 0; i < at_.size(); ++i) {

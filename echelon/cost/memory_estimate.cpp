@@ -120,7 +120,7 @@ RankActivations activations_of(
     const ActivationBytes& stage = stages[static_cast<size_t>(own[i])];
     sum.kept += stored[i] * stage.kept;
     sum.working = std::max(sum.working, stage.working);
-    // One arriving and one leaving.
+    // Two messages have buffers at a time: one arrives and one leaves.
     if (pipeline.ranks > 1) sum.transfers = 2 * stage.output;
   }
   return sum;

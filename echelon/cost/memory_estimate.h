@@ -79,7 +79,8 @@ struct SharingAxes {
   std::span<const Axis> copies;  // other ranks that sum the gradients
 };
 
-/// Of dense parameters, or of experts, which are not replicated along ep.
+/// The axes that share state: of dense parameters, or of experts, which are not
+/// replicated along ep.
 SharingAxes sharing_axes(
     const Strategy& strategy, const Framework& framework, bool experts);
 
@@ -109,18 +110,18 @@ struct PipelineShape {
 /// The stages of a rank, first to last: interleaved, or down and up a V.
 std::vector<int64_t> stages_of_rank(const PipelineShape& shape, int64_t rank);
 
-/// How many microbatches wait for their backward, by formula: what
-/// schedule/memory.h counts, without making the schedule. By stages_of_rank, at
-/// the rank's fullest moment. They sum to stored_activations().ranks; for zb-v
-/// and dualpipev with fewer than 2p microbatches, to at most two more than
-/// that.
+/// The number of microbatches that wait for their backward, by formula. It is
+/// what schedule/memory.h counts, but needs no schedule. The values are by
+/// stages_of_rank, at the rank's fullest moment. They sum to
+/// stored_activations().ranks; for zb-v and dualpipev with fewer than 2p
+/// microbatches, to at most two more than that.
 std::vector<double>
 stored_microbatches(const PipelineShape& shape, int64_t rank);
 
 struct MemoryEstimate {
   std::vector<timeline::MemoryByKind>
       ranks;  // by pipeline rank, at the fullest moment
-  /// Of each rank in addition: context, libraries, fragments.
+  /// Bytes that each rank needs in addition: context, libraries, fragments.
   double reserved_bytes = 0;
   double host_bytes = 0;  // of each rank: offloaded
   /// By pipeline rank, what a job may use of its device; empty: not known.
@@ -128,11 +129,12 @@ struct MemoryEstimate {
 
   double limit(size_t rank) const;  // 0: not known
   double bytes(size_t rank) const;  // with reserved_bytes
-  /// Of the fullest, with reserved_bytes.
+  /// Bytes of the fullest rank, with reserved_bytes.
   double peak_bytes() const;
   /// The rank with the largest share of its limit.
   int fullest() const;
-  /// That rank's bytes over its limit; its bytes where limits are not known.
+  /// The bytes of fullest() over its limit; its bytes where limits are not
+  /// known.
   double fullness() const;
 
  private:
@@ -146,7 +148,7 @@ estimate_memory(const ModelShape& model, const Strategy& strategy);
 /// rank. A strategy whose bound exceeds the device memory cannot fit.
 double least_bytes(const ModelShape& model, const Strategy& strategy);
 
-/// What a job may use of a device.
+/// Bytes that a job may use of a device.
 double usable_bytes(const cluster::Device& device);
 
 }  // namespace echelon::cost

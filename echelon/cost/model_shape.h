@@ -67,11 +67,12 @@ struct CountedLayer {
   double backward_flops = 0;
   double parameters = 0;
   double kept_elements = 0;  // from forward to backward
-  /// Read and written by memory-bound operators of forward; backward moves
-  /// about twice as much.
+  /// Elements that memory-bound operators of forward read and write; backward
+  /// moves about twice as much.
   double moved_elements = 0;
   double output_elements = 0;
-  /// Of its largest matmul, for the rate; rows come from the samples.
+  /// The sides of its largest matmul, which decide the rate; rows come from the
+  /// samples.
   int64_t inner = 0, columns = 0;
   double rows = 0;
   /// The operators of a microbatch of `counted_samples`; without them one large

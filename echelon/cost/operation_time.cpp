@@ -99,7 +99,7 @@ double roofline(double compute, double memory, const DeviceRates& rates) {
   return std::pow(std::pow(compute, norm) + std::pow(memory, norm), 1 / norm);
 }
 
-/// What fp8 frameworks do the rest in.
+/// The precision in which frameworks that use fp8 do everything but matmuls.
 cluster::Precision wide(cluster::Precision precision) {
   return precision == cluster::Precision::fp8 ||
                  precision == cluster::Precision::fp4
@@ -129,7 +129,8 @@ double attention_seconds(
       memory_seconds(operation.bytes, device, rates), rates);
 }
 
-/// Where products and operators of this kind were measured.
+/// The measured seconds of such an operation; nullopt when none of its kind
+/// were measured.
 std::optional<double> measured_seconds(
     const Operation& operation, cluster::Precision precision,
     const cluster::Device& device) {
@@ -205,7 +206,7 @@ double matrix_seconds(
 
 double memory_seconds(
     double bytes, const cluster::Device& device, const DeviceRates& rates) {
-  // What the operator before wrote may still be in the cache.
+  // The output of the operator before may still be in the cache.
   const double cached = rates.cache_bytes / (rates.cache_bytes + bytes);
   return bytes / (device.memory_bytes_per_second * rates.memory_share *
                   (1 + (rates.cache_speedup - 1) * cached));

@@ -92,8 +92,9 @@ double pipeline_seconds(
   const double begin = timed(strategy, stages, full);
   const double period = timed(strategy, stages, full + round) - begin;
   const double rounds = as_double(microbatches - full) / as_double(round);
-  // Where the rank that takes longest is another one with more microbatches, a
-  // period tells too little; none ends before its own work is done.
+  // With more microbatches another rank may become the busiest, and the period
+  // does not show that. So the step is at least as long as the work of the
+  // busiest rank.
   return std::max(
       begin + rounds * period,
       as_double(microbatches) * busiest_rank(strategy, stages));

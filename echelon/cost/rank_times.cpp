@@ -118,7 +118,7 @@ double gather_seconds(const Sharing& rank, const Elements& all) {
          gather_seconds(rank, all.experts, rank.experts);
 }
 
-/// What is not exposed slows the computation that hides it.
+/// A collective that is hidden slows the computation that hides it.
 Exposed exposed_part(double all, double exposed, const Framework& framework) {
   return {all, exposed + framework.overlap_slowdown * (all - exposed)};
 }

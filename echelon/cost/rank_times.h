@@ -120,8 +120,9 @@ class LeadingCollectives {
   double exposed_ = 0;
 };
 
-/// All collectives start with the pass and follow each other; each must end
-/// before its layer computes: parameters after an update.
+/// All collectives start with the pass and follow each other, as the
+/// all-gathers of parameters after an update do. Each must end before its layer
+/// computes.
 class QueuedCollectives {
  public:
   /// `slowdown`: the share of a collective's hidden time by which it slows the
@@ -160,7 +161,7 @@ struct ParameterTimes {
   Exposed parameters;  // all-gathers of what ZeRO shards
 };
 
-/// Of a step of `rank`, which has these layers.
+/// Times of the collectives of a step of `rank`, which has these layers.
 ParameterTimes parameter_times(
     const StageContext& context, PassTimes& passes, const Layers& layers,
     int64_t rank);

@@ -108,7 +108,7 @@ Strategy own_strategy(const Strategy& strategy, const PipelinePlace& pipeline) {
       strategy, microbatch_of(strategy, pipeline.data_index));
 }
 
-/// Of a pipeline, what its devices have.
+/// The bytes that the devices of a pipeline have for the job, by pipeline rank.
 std::vector<double>
 limits_of(const PipelinePlace& pipeline, const cluster::Cluster& cluster) {
   std::vector<double> limits;

@@ -39,7 +39,7 @@ struct Strategy {
   /// -1: all.
   int64_t recompute_layers = -1;
   cluster::Precision precision = cluster::Precision::bf16;
-  /// Of masters and of summed gradients.
+  /// The precision of master parameters and of summed gradients.
   cluster::Precision master = cluster::Precision::fp32;
   std::string optimizer = "adamw";
   bool offload_optimizer = false;
@@ -55,7 +55,7 @@ struct Strategy {
   /// (ep) each bring their own samples and exchange tokens at the experts;
   /// elsewhere they are data parallel.
   int64_t data_ranks() const { return layout.data_degree() * layout.ep; }
-  /// Of one data-parallel rank in a step.
+  /// Microbatches of one data-parallel rank in a step.
   int64_t num_microbatches() const { return global_batch / round_samples(); }
   /// Samples of one microbatch on all data-parallel ranks.
   int64_t round_samples() const {

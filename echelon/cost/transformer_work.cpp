@@ -108,7 +108,7 @@ class BlockBuilder {
         std::max(least, framework_.hidden_backward_tensor_parallel), false);
   }
 
-  /// Before sharded matrices: copies forwards, sums backwards.
+  /// Stands before sharded matrices: forward copies, backward sums.
   void enter() {
     if (!sizes_.sequence_parallel) {
       backward("sum gradients of inputs", CollectiveKind::all_reduce);
@@ -120,7 +120,7 @@ class BlockBuilder {
     backward("gather sequence again", CollectiveKind::all_gather, 0.5);
   }
 
-  /// After them: sums forwards, copies backwards.
+  /// Stands after sharded matrices: forward sums, backward copies.
   void leave(const std::string& name) {
     if (!sizes_.sequence_parallel) {
       forward(name + " sum", CollectiveKind::all_reduce);

@@ -25,9 +25,9 @@ struct Shard {
   std::vector<int64_t> shape;      // of the full tensor
   int64_t dim = 0;                 // the sharded dimension
   std::vector<IndexRange> pieces;  // held here, in the order of the memory
-  /// Those of `pieces` that no earlier rank of the group has, so that exactly
-  /// one rank owns each index of the full tensor. Norms and checkpoints, which
-  /// count each element once, read these.
+  /// The ranges of `pieces` that no earlier rank of the group has, so that
+  /// exactly one rank owns each index of the full tensor. Norms and
+  /// checkpoints, which count each element once, read these.
   std::vector<IndexRange> owned;
 
   /// The shape of the part that is held here.

@@ -16,14 +16,14 @@
 
 namespace echelon::planner {
 
-/// All orders that are tried, by number. The first is kAxes, in which each
-/// pipeline's ranks are as near to each other as possible.
+/// All orders that are tried, by number. The first is kAxes: it places the
+/// ranks of each pipeline as near to each other as possible.
 const std::vector<AxisOrder>& axis_orders();
 
-/// Those of `allowed` (numbers of axis_orders()) in which a step of `layout`
-/// may take different times. Of several orders that differ only in axes of
-/// degree 1, or, on equal nodes, that give each axis as many ranks within a
-/// node, only one is kept. On one node that is the first alone.
+/// The numbers in `allowed` (of axis_orders()) with which a step of `layout`
+/// may take different times. Of orders that differ only in axes of degree 1,
+/// or, on equal nodes, that give each axis as many ranks within a node, only
+/// one is kept. On one node only the first is kept.
 std::vector<int> orders_that_differ(
     const Layout& layout, const std::vector<int>& allowed,
     const cluster::Cluster& cluster);

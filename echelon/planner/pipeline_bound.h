@@ -99,8 +99,8 @@ class PipelineBound {
   double any_partition_ = 0;
 };
 
-/// What timed steps tell of others: strategies that differ only in what the
-/// data-parallel ranks do alone share the pipeline's part of a step. It is
+/// Bounds steps by those already timed. Strategies that differ only in what the
+/// data-parallel ranks do alone share the pipeline's part of a step, which is
 /// learned from the first of them.
 class PipelineTimes {
  public:

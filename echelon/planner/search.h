@@ -27,7 +27,7 @@ class Ranking {
  public:
   explicit Ranking(int64_t keep) : keep_(static_cast<size_t>(keep)) {}
 
-  /// Only candidates below this can enter.
+  /// A candidate enters only if its step is shorter than this.
   double limit_seconds(const Layout& layout) const;
   void enter(const Candidate& candidate);
   /// Sorted, the fastest first.

@@ -166,7 +166,7 @@ class Lister {
       if (!job_.constraints.allow("microbatch", size)) continue;
       if (!job_.constraints.allow("microbatches", rank_batch / size)) continue;
       strategy.microbatch_size = size;
-      // What is forbidden with the most microbatches is forbidden with fewer.
+      // If the most microbatches allow no variant, fewer allow none either.
       if (first && !any_variant(strategy)) return;
       first = false;
       groups_.push_back(strategy);

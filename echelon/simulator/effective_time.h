@@ -15,7 +15,7 @@ namespace echelon::simulator {
 struct FailureOptions {
   double hours = 24 * 7;
   double checkpoint_seconds = 30;  // for which a save stops training
-  /// Of training between saves; 0: the best.
+  /// Seconds of training between saves; 0: the best interval.
   double checkpoint_interval_seconds = 0;
   double recovery_seconds = 300;  // from a failure to the next step
   uint64_t seed = 0;

@@ -163,7 +163,7 @@ void RunningRank::block_until(
   now = end;
 }
 
-// What ran in the background was not free: it took a share of the device.
+// Background work takes a share of the device, so it slows what ran beside it.
 Background::Ended
 RunningRank::end_wait(const Instruction& wait, double slowdown) {
   const Background::Ended ended = background.take(wait);

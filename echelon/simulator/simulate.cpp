@@ -297,7 +297,7 @@ SimulatedRun simulate(
   StepRun run;
   double begin = 0;
   for (int64_t step = 0; step < options.steps; ++step) {
-    // Where all steps are equal, later ones run only to be recorded.
+    // When all steps are equal, later ones run only to be recorded.
     const bool seen =
         options.timeline_ranks > 0 && step < options.timeline_steps;
     if (step == 0 || options.jitter > 0 || seen) {

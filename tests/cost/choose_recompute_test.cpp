@@ -11,7 +11,7 @@ namespace echelon::cost::choose_recompute_test {
 using testing::Each;
 using testing::ElementsAre;
 
-// Of all choices that fit.
+// The fewest FLOPs of all choices that fit, by trying each.
 double least_flops(
     const std::vector<RecomputeCost>& layers, int64_t budget, size_t at = 0) {
   if (at == layers.size()) {
@@ -92,7 +92,7 @@ TEST(ChooseRecompute, WhatDoesNotFitIsSaid) {
   EXPECT_TRUE(choose_recompute({}, 0).fits);
 }
 
-// So many sums that all of them cannot be remembered.
+// There are too many different sums to keep all of them.
 TEST(ChooseRecompute, ThinnedSumsStillFitAndAreNearlyBest) {
   std::mt19937 random(2);
   std::uniform_int_distribution<int64_t> bytes(1 << 20, 1 << 30);

@@ -67,7 +67,7 @@ TEST(DeviceRates, AnOffloadedOptimizerTakesAsLongAsTheHostsMemory) {
   EXPECT_NEAR(
       optimizer(10e9) - optimizer(20e9),
       elements * 28 / share * (1 / 10e9 - 1 / 20e9), 0.01 * optimizer(20e9));
-  // Not said: the link to the host, which is as fast.
+  // Where the rate is not given, the link to the host limits; it is as fast.
   EXPECT_NEAR(
       optimizer(0),
       optimizer(cluster.groups[0].node.host.bytes_per_second / share), 1e-9);

@@ -169,7 +169,7 @@ TEST(LayerWork, CountedGradientsAddUpOverMicrobatches) {
     // forward.
     EXPECT_FALSE(work.backward_weight[0].backward);
     EXPECT_TRUE(work.backward_input[0].backward);
-    // What operators move on average is of the others.
+    // The average that operators move is a matter of the other operators.
     EXPECT_EQ(work.forward[0].bytes_beside, 200);
   }
 }

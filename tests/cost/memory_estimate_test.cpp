@@ -54,14 +54,14 @@ TEST(ActivationBytes, WhileALayerComputesItsGradientsAreThere) {
                scores = 2 * (2 + 2 * a * s / h + 3 + 1);
   EXPECT_NEAR(working("echelon", Recompute::none), fused, 1e-9);
   EXPECT_NEAR(working("megatron-2022", Recompute::none), scores, 1e-9);
-  // What is computed again is there as well.
+  // The recomputed tensors are there as well.
   EXPECT_NEAR(
       working("megatron-2022", Recompute::all), scores + 34 + 5 * a * s / h - 2,
       1e-9);
 }
 
-// What queries, keys and values are made of, and its norm, whole on ranks of
-// tp.
+// Ranks of tp hold the compressed tensors of queries, keys and values, and
+// their norm, whole.
 TEST(ActivationBytes, OfLatentAttentionAreItsCompressedTensorsToo) {
   ModelShape model = find_model("deepseek-v3");
   Strategy strategy = strategy_of({.tp = 4}, 8, "echelon");

@@ -109,7 +109,8 @@ TEST(ModelShape, ComputesWhatMegatronsFormulaSays) {
   }
 }
 
-// What sources that count for themselves print: MFLOPs and GFLOPs of a token.
+// The expected numbers are MFLOPs and GFLOPs of a token, as sources print that
+// count for themselves.
 TEST(ModelShape, ComputesAsMuchAsOthersCount) {
   const ModelShape llama = find_model("llama3-70b");
   EXPECT_NEAR(llama.model_flops(8192, false) / 8192 / 1e9, 449, 1);
@@ -168,7 +169,8 @@ TEST(ModelShape, PoolingHandsOnAQuarterAndKeepsItsPlaces) {
   EXPECT_EQ(layer("resnet18", 1).output_elements, stem / 4);
   EXPECT_EQ(layer("resnet18", 2).output_elements, 64 * 56 * 56);
   EXPECT_EQ(layer("resnet50", 2).output_elements, 256 * 56 * 56);
-  // Of normalisation and ReLU five times, then read and written by pooling.
+  // Normalisation and ReLU move the stem's output five times; then pooling
+  // reads it and writes its own.
   EXPECT_EQ(
       layer("resnet18", 1).moved_elements, 5 * stem + stem + 3 * stem / 4);
 }

@@ -102,7 +102,7 @@ TEST(OperationFormula, RanksOfExpertParallelismCutWhatIsNotAnExpert) {
   strategy.zero_stage = 1;
   EXPECT_EQ(zero_shards(strategy, find_framework("echelon"), false), 8);
   EXPECT_EQ(zero_shards(strategy, find_framework("echelon"), true), 2);
-  // Where ranks of cp are of those that cut.
+  // Here the ranks of cp shard too.
   EXPECT_EQ(zero_shards(strategy, find_framework("fsdp"), false), 24);
   EXPECT_EQ(zero_shards(strategy, find_framework("fsdp"), true), 6);
   strategy.zero_stage = 0;

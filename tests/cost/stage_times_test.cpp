@@ -54,7 +54,7 @@ TEST(StageTimes, EachStageIsTimedOnItsOwnDevices) {
     EXPECT_EQ(mixed.after[stage].optimizer, alone.after[stage].optimizer);
   }
   EXPECT_GT(slow.forward[1].matrix, 1.5 * fast.forward[1].matrix);
-  // So are ranks of one kind that meet on other nodes.
+  // Ranks of one kind that meet on other nodes differ as well.
   const Strategy pairs = strategy_of({.tp = 2, .pp = 2});
   const StageTimes near = times_of("gpt2", pairs, "h100-sxm:1x2+h100-sxm:2x1");
   EXPECT_GT(

@@ -117,7 +117,7 @@ TEST(PassSeconds, TheHostLaunchesAheadOfCollectivesUnlessLaunchesWait) {
   framework.launches_wait = true;
   EXPECT_NEAR(pass(1e10).host, launches, 1e-9);
   EXPECT_NEAR(pass(1e10).total(), large.total() + launches, 1e-9);
-  // Of four hosts the slowest is a standard deviation behind.
+  // The slowest of four hosts is a standard deviation behind.
   framework.host_spread = 0.1;
   EXPECT_NEAR(pass(1e10).host, 1.1 * launches, 1e-9);
 }

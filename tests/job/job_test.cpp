@@ -394,7 +394,8 @@ TEST_F(JobTest, OverwriteDoesNotRemoveWhatItResumes) {
         HasSubstr("overwrite would remove what checkpoint.resume = "))
         << from;
   }
-  // Nor with a slash behind the run, nor other things that it begins with.
+  // A slash behind the run does not help, nor does another setting that reads
+  // from inside of it.
   const auto error = [&](const std::string& set) {
     return refused(small("", {.set = {set}, .overwrite = true}));
   };

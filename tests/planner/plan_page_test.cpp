@@ -48,7 +48,7 @@ std::string between(
   return text.substr(first, text.find(to, first) - first);
 }
 
-// Of 64 ranks 16 are drawn, but what is said is of all of them.
+// The picture shows 16 of 64 ranks, but the figures are those of all ranks.
 TEST(PlanPage, FiguresOfALongPipelineAreOfAllItsRanks) {
   auto request = plan_request(
       "gpt3-175b", "h100-sxm:512", 128,

@@ -214,7 +214,7 @@ TEST(DeviceSpeeds, AreOfThisModelSequencePrecisionAndFramework) {
         speeds[0], seconds("h100-sxm:1") / seconds("a100-80gb:1"), 1e-3);
     ratios.push_back(speeds[0]);
   }
-  // None of the four is another one's.
+  // No two of the four ratios are equal.
   std::ranges::sort(ratios);
   for (size_t i = 1; i < ratios.size(); ++i) {
     EXPECT_GT(ratios[i], ratios[i - 1] * 1.01);

@@ -73,7 +73,7 @@ TEST(Markup, EscapesTextsAndAttributes) {
   EXPECT_EQ(
       escape_markup("\xe2\x82\xac \xf0\x9f\x98\x80 \n"),
       "\xe2\x82\xac \xf0\x9f\x98\x80 \n");
-  // Not UTF-8, or not allowed in a page: one U+FFFD for each byte.
+  // Each byte that is not UTF-8, or not allowed in a page, becomes one U+FFFD.
   for (const char* bad : {"\xff", "\x01", "\x7f", "\xc0", "\xe2"}) {
     EXPECT_EQ(escape_markup(bad), "\xef\xbf\xbd");
   }
@@ -251,7 +251,7 @@ TEST(Report, ShowsPredictionAndMeasurementSideBySide) {
         any ? format("{:.2f}", part.measured / part.predicted) : "\u2013");
     EXPECT_TRUE(contains(page, row)) << row;
   }
-  // Of 957 MiB a sixteenth less was predicted.
+  // The prediction was a sixteenth less than 957 MiB.
   expect_parts(
       page, {">rank 1</th><td>897 MiB</td><td>957 MiB</td><td>1.07</td>",
              ">activations</th><td>"});
@@ -279,7 +279,7 @@ TEST(Report, CallsNothingOfASimulationMeasured) {
       page, {"easured", "real step", "training run", "Recorded", "recorded"});
   expect_parts(
       page, {"Simulated: step ", "simulated run", "<h2>Prediction</h2>"});
-  // Of ranks that are alike one is shown.
+  // One of several ranks that are alike is shown.
   input.prediction->memory = {{.rank = 0}, {.rank = 1}, {.rank = 2}};
   for (auto& rank : input.prediction->memory) rank.memory.bytes[0] = 1 << 20;
   input.prediction->memory[1].memory.bytes[0] = 5 << 20;

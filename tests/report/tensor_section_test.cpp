@@ -175,7 +175,7 @@ TEST(TensorSection, SaysWhatEachCollectiveTook) {
       html, {"How the layers are sharded",
              "transformer.h.0 \u2026 transformer.h.11", "all sharded alike",
              "each rank: 768 \u00d7 1,152", "rank 1: 25,128 \u00d7 768"});
-  // Of one layer and step, at both of its ends.
+  // The costs are those of one layer and step, at both of its ends.
   expect_parts(
       html,
       {"<b>all-reduce</b> of the sums<span class=\"shard-cost\">140 \u00b5s, "

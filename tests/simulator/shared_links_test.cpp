@@ -58,7 +58,7 @@ TEST(SharedLinks, TheMostCrowdedLinkSetsThePace) {
   EXPECT_EQ(links.take_end(), wide);
 }
 
-// What was expected of the one before it, with its number, is forgotten.
+// A new transfer under an old number replaces the end that was expected.
 TEST(SharedLinks, ANumberMayBeUsedAgain) {
   SharedLinks links(1);
   links.start(0, 5, kFirst);

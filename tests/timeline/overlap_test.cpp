@@ -155,7 +155,7 @@ TEST(Overlap, EvaluationAndSpansOutsideOfStepsAreLeftOut) {
   EXPECT_EQ(activities[0].window, (Interval{10, 20}));
 }
 
-// Of ranks that evaluate, or save, after some steps.
+// The rank evaluates, or saves, after the step.
 TEST(Overlap, WhatFollowsAStepIsNoneOfIt) {
   for (const SpanKind after : {SpanKind::evaluation, SpanKind::other}) {
     const Timeline timeline{
@@ -167,7 +167,7 @@ TEST(Overlap, WhatFollowsAStepIsNoneOfIt) {
             span("compute", kComm, 60, 70), span("comm", kComm, 92, 99)}};
     const auto activities = step_activities(timeline);
     ASSERT_EQ(activities.size(), 1u);
-    // What was on its way before is part of it.
+    // A collective that began before is part of the step.
     EXPECT_EQ(activities[0].window, (Interval{10, 55}));
     EXPECT_EQ(total_length(activities[0].communication), 17);
     EXPECT_EQ(activities[0].spans.size(), 4u);
@@ -348,8 +348,8 @@ struct Made {
   TimedParts parts() const { return timed_parts(timeline, diagnose(timeline)); }
 };
 
-// Of sharded data parallelism: a gather that nothing hides, a sum that
-// something hides in part, the step's figures.
+// A step of sharded data parallelism: nothing hides the gather, computation
+// hides a part of the sum, and the step's figures are summed.
 Made sharded() {
   Made made;
   for (const int32_t rank : {0, 1}) {

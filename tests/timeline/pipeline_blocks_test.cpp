@@ -75,7 +75,7 @@ TEST(PipelineBlocks, AreTheActionsOfAStepFromItsFirst) {
   timeline.spans = {
       action(1, "1F0", 12, 14), action(0, "0F0", 10, 12),
       action(1, "1B0", 14, 18), action(0, "0B0", 19, 23),
-      // Not actions of this step:
+      // These spans are not actions of this step.
       of_kind(action(0, "", 9, 30), SpanKind::forward, "compute", "forward"),
       of_kind(action(0, "", 5, 9), SpanKind::data, "compute", "0F0"),
       of_kind(action(0, "", 23, 25), SpanKind::optimizer, "compute", "adam"),

@@ -51,7 +51,7 @@ class Screen {
   std::string last() const { return lines().back(); }
   int column() const { return column_; }
 
-  // What a terminal that wraps again does with the row of the cursor.
+  // Moves the cursor's row as a terminal does that wraps its lines again.
   void resize(int columns) {
     auto row = rows_.back();
     rows_.pop_back();
