@@ -1,3 +1,9 @@
+// Every collective takes a start, a delay for each hop, and its bytes over the
+// rate of the narrowest link of its ring, as in NCCL. A group inside a node has
+// the node's links; one across nodes also drives the adapters of the devices
+// that it has in a node, as far as other groups leave them. An all-reduce takes
+// the fastest of ring, tree over the nodes, and sums in the switch. `fill` is
+// the time until the links are full, which small messages never reach.
 #include "echelon/cost/collective_time.h"
 
 #include <algorithm>
@@ -22,8 +28,8 @@ Way inside_way(
   const double n = as_double(place.ranks_per_node);
   double rate = node.inside.bytes_per_second * rates.ring_share * n /
                 (n + rates.ring_ramp);
-  // One bus for all: what the groups of a node send crosses it one after the
-  // other.
+  // A bus is shared by all: the messages of a node's groups cross it one after
+  // the other.
   if (!node.switched) rate /= std::max<double>(1, as_double(place.sharing));
   return {
       rate, rates.start_seconds + node.inside.latency_seconds,
@@ -76,7 +82,8 @@ double ring_delay(
                        (rates.hop_seconds + node.network.latency_seconds));
 }
 
-/// Up and down a tree over the nodes, a chain inside each (NCCL's double tree).
+/// The delay up and down a tree over the nodes, with a chain inside each
+/// (NCCL's double tree).
 double tree_delay(
     const GroupPlace& place, const cluster::Node& node,
     const DeviceRates& rates) {

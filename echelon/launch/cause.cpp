@@ -1,3 +1,9 @@
+// The error of a rank is, in this order: the report that our own programs leave
+// in a file, an error that the end of its stderr shows in a known form, or its
+// last lines. Among the ranks that failed, those whose error is a lost
+// connection (a consequence) come last, then the earliest comes first: the
+// guards' clocks are those of one host. Among hosts, the order in which they
+// began to fail stands in for the clock.
 #include "echelon/launch/cause.h"
 
 #include <signal.h>

@@ -64,6 +64,11 @@ void close_launcher_files(const std::vector<int>& keep) {
   }
 }
 
+// The process between launcher and rank. All signals are blocked and SIGCHLD
+// comes through a file, so one poll() sees orders, the launcher's end and ended
+// children. An error of exec comes back through a pipe that a successful exec
+// closes. After the main process of the rank has ended, its other processes get
+// SIGTERM, then SIGKILL; the guard ends when waitpid has no child left.
 class GuardProcess {
  public:
   GuardProcess(const GuardSpec& spec, int socket)

@@ -1,3 +1,10 @@
+// The launcher's event loop. One poll() waits for signals, output of the ranks,
+// reports of their guards, messages of the other hosts, and the next deadline.
+// In each turn output is read before the guards' reports, so that the last
+// lines of a rank are there when its end is judged. The events go to Policy,
+// whose orders (signals) go to the guards. When no process of the ranks is left
+// here, or SIGKILL has not helped, this host says how its ranks ended; node 0
+// puts the hosts' outcomes together and the loop ends with the job's.
 #include "echelon/launch/job.h"
 
 #include <poll.h>

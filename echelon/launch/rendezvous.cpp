@@ -1,3 +1,11 @@
+// Messages are lines of JSON over TCP. Every other node connects to node 0,
+// retrying until the deadline, and says its protocol, --nnodes, --node-rank and
+// number of ranks. Node 0 refuses what does not match, forgets a node that
+// leaves before the job starts, and when all have come answers each with job
+// id, first rank and world size: ranks follow the order of the nodes. The
+// connections stay open for the job (hosts.h). From the start node 0 holds a
+// second socket on the same port for rank 0's store, so that no other program
+// can take the port in between.
 #include "echelon/launch/hosts.h"
 
 #include <arpa/inet.h>
@@ -237,7 +245,8 @@ class RendezvousHost {
     }
   }
 
-  // True when the newcomer was admitted or refused.
+  // Reads a newcomer's hello. True when it was admitted or refused, false while
+  // its line is not complete.
   bool admit(Node& newcomer) {
     std::string line;
     switch (receive(newcomer.socket.fd(), newcomer.unread, line)) {

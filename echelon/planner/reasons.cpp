@@ -199,7 +199,8 @@ std::string why_data(const Plan& best) {
                     time_text(best.step.parts.exposed));
 }
 
-// On a cluster of several kinds of devices: how work is spread over them.
+// Tells how work is spread over devices of several kinds; empty when all are
+// alike.
 std::string why_sizes(const PlanRequest& request, const Plan& best) {
   const cost::Strategy& strategy = best.strategy;
   const auto& groups = request.cluster.groups;
@@ -261,7 +262,9 @@ bool has_strategy(const SearchJob& job) {
   return !list_groups(job).empty();
 }
 
-// Leaves out constraints without which there is still no strategy.
+// Leaves out each constraint without which there is still no strategy, one
+// after the other. None of the remaining ones can be left out. It takes one
+// search for each constraint.
 Constraints smallest_conflict(SearchJob job) {
   Constraints conflict = job.constraints;
   for (size_t i = conflict.fixed().size(); i-- > 0;) {
@@ -333,7 +336,7 @@ std::string conflict_text(const SearchJob& job) {
   return text;
 }
 
-// What check_strategy says of the simplest layout: pure data parallelism.
+// What check_strategy says of pure data parallelism, the simplest layout.
 std::string complaint(const SearchJob& job) {
   cost::Strategy plain;
   plain.layout.dp_replicate = job.devices;

@@ -1,3 +1,12 @@
+// Branch and bound in two levels. The groups of list_groups are taken by
+// ascending bound (PipelineBound), and so are the variants within a group. A
+// group or variant is skipped when its lower bound is not below the time of its
+// layout's best candidate, or of the slowest of the layouts kept; a variant
+// also when its weights, gradients and optimizer state alone exceed every
+// device. All of these are lower bounds, so that no skipped strategy is faster
+// than those kept. What remains goes to MemoryFitter, which estimates memory
+// first and times only what fits. When nothing fits and the framework can
+// offload, the search runs again with the host's memory.
 #include "echelon/planner/search.h"
 
 #include <algorithm>
@@ -47,6 +56,7 @@ template <class Saves>
 bool same_host(const Saves& one, const Saves& other) {
   return one.offload_optimizer == other.offload_optimizer &&
          one.offload_activations == other.offload_activations;
+  // The most bytes that a job may use of a device, over all kinds of devices.
 }
 
 // The bytes that a job may use of the largest device.
@@ -55,6 +65,11 @@ double most_usable_bytes(const cluster::Cluster& cluster) {
   for (const auto& group : cluster.groups) {
     most = std::max(most, cost::usable_bytes(group.node.device));
   }
+  // Finds the fastest way to make one strategy fit: what is recomputed, in as
+  // few layers as possible, and what is kept in the host's memory. It estimates
+  // memory before it times, since most strategies do not fit. On equal nodes
+  // all orders of the axes need the same memory, so a strategy that fits is
+  // tried in each.
   return most;
 }
 
@@ -71,6 +86,8 @@ class MemoryFitter {
         partial_selective_(rules_of_framework(job.framework).partial_selective),
         host_bytes_(least_host_bytes(job.cluster)),
         usable_bytes_(most_usable_bytes(job.cluster)) {}
+  // Empty when the strategy does not fit or is not below `limit_seconds`.
+  // `bound` is that of its group.
 
   // Empty when it does not fit or is not below `limit_seconds`. `bound` is that
   // of the strategy's group.

@@ -1,3 +1,10 @@
+// One byte for each stage and microbatch has a bit for each kind of action seen
+// so far; one pass over the lists in order finds actions that are repeated, out
+// of order or missing. The number of actions is compared first, so that a file
+// which names huge numbers but few actions allocates nothing for them. A
+// deadlock is found by running the lists (walk.h). Each rank that is stuck then
+// waits for one that is stuck, so following them leads into the circle that the
+// message names.
 #include "echelon/schedule/check.h"
 
 #include <algorithm>

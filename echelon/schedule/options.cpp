@@ -1,3 +1,7 @@
+// Each generator writes the list of one rank at a time, as a warm-up, a steady
+// state and a cool-down, with RankBuilder counting the microbatches. options.h
+// describes the schedules and cites their papers. The checker, not the
+// generators, proves them valid.
 #include "echelon/schedule/options.h"
 
 #include <algorithm>

@@ -183,7 +183,8 @@ class Run {
     return true;
   }
 
-  // False if the rank has to wait.
+  // Executes one instruction. False if the rank has to wait; it goes on when
+  // the event it waits for puts it into ready_.
   bool execute(int32_t c, RunningRank& rank, const Instruction& instruction) {
     switch (instruction.kind) {
       case Instruction::Kind::compute:
@@ -227,7 +228,9 @@ class Run {
     observer_->optimizer(c, rank.now - updating * (rank.now - begin), rank.now);
   }
 
-  // How much longer this takes than the instruction says; a new draw each time.
+  // The factor by which this takes longer than the instruction says. Each call
+  // draws a new one, from seed, step and count, so that it depends on no other
+  // rank.
   double slowdown(int32_t c, const Instruction& instruction) {
     const SimulatedRank& own = job_.ranks[static_cast<size_t>(c)];
     if (job_.jitter <= 0) return own.slowness;

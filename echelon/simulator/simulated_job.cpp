@@ -1,3 +1,10 @@
+// A job is built in four steps: the schedule; the classes of ranks, refined
+// from a first colour that holds all that a rank's time depends on by itself; a
+// program and the messages of each class, made for its first rank; and the
+// links that messages and groups use. A class has four links, two within the
+// node and two into the network, one for each direction. Transfers share links
+// only where something else can use them at the same time; the rest need no
+// events.
 #include "echelon/simulator/simulated_job.h"
 
 #include <algorithm>

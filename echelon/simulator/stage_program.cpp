@@ -1,3 +1,12 @@
+// Writes the program of one rank class: for each stage and kind of action a
+// pass, which is a list of instructions. The operations of a layer
+// (cost/operation.h) become computing and blocking collectives; around them
+// come the all-gathers and reductions that ZeRO stage and framework ask for,
+// each launched on its stream where the framework overlaps it. A pass depends
+// on its position in the step, since parameters may be gathered in the first
+// forward alone, and gradients summed in the last backward alone; positions
+// that make no difference share one pass. The host's time, and the slowdown by
+// a hidden collective, are added as computing.
 #include "echelon/simulator/stage_program.h"
 
 #include <algorithm>
@@ -46,7 +55,7 @@ class RankTraffic {
  public:
   explicit RankTraffic(const StageProgramInput& input) : in_(input) {}
 
-  // One collective; empty when no other rank is in the group.
+  // Makes one collective; the list is empty when no other rank is in the group.
   Instructions collective(
       cost::CollectiveKind kind, AxisMask axes, double bytes,
       const std::string& name) {
@@ -62,7 +71,7 @@ class RankTraffic {
     return {one};
   }
 
-  // All-gathers of parameters that ZeRO shards.
+  // Makes the all-gathers of parameters that ZeRO shards.
   Instructions
   gathers(const cost::Elements& elements, const std::string& name) {
     Instructions list;
@@ -93,7 +102,7 @@ class RankTraffic {
     return list;
   }
 
-  // What Instruction::label is an index into.
+  // The texts that Instruction::label is an index into.
   std::vector<std::string> take_labels() { return std::move(labels_); }
 
  private:

@@ -111,6 +111,7 @@ StepBreakdown mean_of(const std::vector<StepBreakdown>& all, int32_t rank) {
   return mean;
 }
 
+// The steps whose slowest rank takes more than three times the median.
 std::set<int64_t> outlier_steps(const std::vector<StepBreakdown>& steps) {
   std::map<int64_t, double> longest;
   for (const auto& b : steps) {
@@ -198,6 +199,9 @@ std::string sentence_for(const Diagnosis& d, bool waits_for_stages) {
 
 }  // namespace
 
+// A sweep over the begins and ends of the track's spans. They are numbered by
+// begin, longer ones first, so that of the open spans the one with the largest
+// number is the innermost and owns the time up to the next edge.
 std::vector<Piece> owned_pieces(std::vector<const Span*> track) {
   std::ranges::stable_sort(track, {}, [](const Span* span) {
     return std::pair(span->begin_ns, -span->end_ns);

@@ -1,3 +1,12 @@
+// A replay is a list schedule: each row keeps its order, and a block begins
+// when its row is free and its inputs are ready. The rows are visited in turn,
+// each going on until its next block lacks an input; when no row moves and
+// blocks are left, the order has no valid replay.
+//
+// A real step has no record of which ranks form a pipeline. Ranks whose actions
+// name the same stages are replicas of each other, and the n-th replica of each
+// set of stages forms the n-th pipeline. A transfer is drawn where it was
+// received if the receiver recorded it, since the receiver knows when it came.
 #include "echelon/timeline/pipeline_blocks.h"
 
 #include <algorithm>
