@@ -3,7 +3,7 @@
 // the node's links; one across nodes also drives the adapters of the devices
 // that it has in a node, as far as other groups leave them. An all-reduce takes
 // the fastest of ring, tree over the nodes, and sums in the switch. `fill` is
-// the time until the links are full, which small messages never reach.
+// the time until the links are full; a small message takes only a part of it.
 #include "echelon/cost/collective_time.h"
 
 #include <algorithm>

@@ -1,3 +1,9 @@
+// The time of an operation is measured where the device was (measured_rates.h),
+// else a roofline: a norm of its computing and its memory time, since the two
+// overlap in part. A matmul reaches a share of the peak that tiles and
+// alignment lower. A pass is the sum of its operations on the device; where the
+// host takes longer to launch them than the device to run them, the difference
+// is `host`.
 #include "echelon/cost/operation_time.h"
 
 #include <algorithm>
@@ -149,6 +155,7 @@ std::optional<double> measured_seconds(
   }
   return std::nullopt;
 }
+// The seconds that the host takes to launch the kernels of a pass.
 
 /// What the host takes to launch the kernels of a pass.
 double launch_seconds(

@@ -1,4 +1,9 @@
-// How each rank's steps spend their time (findings.h).
+// Each nanosecond of a rank's step is counted once. Computing comes first, then
+// waiting for data; what communication exposes is divided in this order: the
+// end of a pipeline's step, waits for ranks that came late, the axes from the
+// innermost one out, and messages of the pipeline. A collective's calls on
+// several ranks are one by step, axis, group, name and the number of the call;
+// a rank waits in it from its own begin to that of the last rank.
 #include <algorithm>
 #include <set>
 #include <tuple>

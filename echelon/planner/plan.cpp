@@ -1,3 +1,9 @@
+// A plan takes one search for each number of devices that the objective allows:
+// all of them for the shortest time, fractions of a node and then nodes for the
+// least cost or the fewest devices. The plans kept are ranked, simulated if
+// asked, and compared with what a textbook would choose. When nothing fits,
+// doubling and then bisecting the nodes finds the smallest cluster that
+// suffices.
 #include "echelon/planner/plan.h"
 
 #include <algorithm>

@@ -1,3 +1,8 @@
+// Nested loops over the divisors of the devices give tp, pp, cp, ep and the
+// data axes; inside are the orders of axes, sequence parallelism and the sizes
+// of microbatches. Each loop asks the constraints as soon as its value is
+// known, so that a fixed setting removes whole branches. A layout without any
+// valid variant is left out.
 #include "echelon/planner/search_space.h"
 
 #include <algorithm>
@@ -137,7 +142,8 @@ class Lister {
     if (!speeds.empty()) sized_microbatches(strategy, speeds);
   }
 
-  // In proportion to the speed of the ranks' devices.
+  // Adds microbatches whose sizes are in proportion to the speed of the ranks'
+  // devices.
   void sized_microbatches(
       cost::Strategy strategy, const std::vector<double>& speeds) {
     const auto ranks = static_cast<int64_t>(speeds.size());

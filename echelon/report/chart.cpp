@@ -1,3 +1,7 @@
+// A curve of any length becomes at most `max_buckets` buckets, each with its
+// least, greatest, mean and smoothed value, so that a page stays small and no
+// spike is averaged away. Smoothing fits a line around each point, twice, in
+// linear time by running sums. Ticks are 1, 2 or 5 times a power of ten.
 #include "echelon/report/chart.h"
 
 #include <algorithm>

@@ -1,3 +1,8 @@
+// Calls of typical steps (without outliers) are summed by axis, operation, pass
+// and label, then divided by ranks and steps. A call belongs to the pass of its
+// rank that is open when it begins, and the part of it during which its rank
+// computes is hidden. Labels that differ in numbers alone ("h.0.attn",
+// "h.1.attn") become one row with ranges.
 #include "echelon/report/collectives.h"
 
 #include <algorithm>

@@ -1,3 +1,10 @@
+// Positions are per cent of the time axis in an SVG of the page's width, so
+// that the picture follows the window without a script; only heights are
+// pixels. A number is drawn if the block has room for it at one of three page
+// widths, and style sheets hide it below that width. drawn_of() prepares a
+// picture: it drops what cannot be drawn, moves the first begin to 0 and takes
+// the figures of the whole before it limits rows and time, so that the figures
+// stay those of all blocks.
 #include "echelon/report/pipeline_page.h"
 
 #include <algorithm>

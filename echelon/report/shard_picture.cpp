@@ -1,3 +1,8 @@
+// The sharded side of a matrix is cut at every begin and end of a rank's range.
+// Each stretch between two cuts is held by the same ranks all along: one, or
+// several that hold copies, which then divide the rectangle across its other
+// side. So every rank's colour covers what it holds, and copies are seen as
+// such. Matrices of one region share a scale.
 #include "echelon/report/shard_picture.h"
 
 #include <algorithm>

@@ -1,6 +1,6 @@
-// A transfer stores the seconds that it has left alone, as of its last change
-// of pace. Only the transfers on the links of one that starts or ends can
-// change; each change pushes a new end and a new version, and ends of old
+// A transfer stores the seconds that it would still take alone, as of its last
+// change of pace. Only the transfers on the links of one that starts or ends
+// can change; each change pushes a new end and a new version, and ends of old
 // versions are dropped when they come to the top of the queue. A start or end
 // thus takes as many steps as its links carry transfers, times the logarithm of
 // the queue.

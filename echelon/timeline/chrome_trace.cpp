@@ -1,3 +1,8 @@
+// Chrome's viewer draws one thread as spans that nest. Spans of a track may
+// overlap without nesting, so each goes to the first lane where it nests or
+// stands apart, and a further lane is a thread of its own whose spans name
+// their track. The reader undoes this. It takes events from the parser one by
+// one, since all events as JSON would need ten times the file's memory.
 #include "echelon/timeline/chrome_trace.h"
 
 #include <algorithm>
