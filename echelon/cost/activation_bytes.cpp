@@ -1,3 +1,8 @@
+// Counts the tensors that autograd keeps of a block, in elements of one token,
+// then multiplies by tokens and bytes (Korthikanti et al., 2022,
+// arXiv:2205.05198, with the fusions of each framework). `kept` waits from
+// forward to backward. `working` is there only while a layer runs backward: the
+// tensors that it recomputes, and its gradients.
 #include "echelon/cost/memory_estimate.h"
 
 #include <algorithm>
@@ -60,7 +65,7 @@ elements_of(const ModelShape& model, const Strategy& strategy, bool experts) {
   return block;
 }
 
-// What autograd keeps in the middle of the feed-forward.
+// Elements that autograd keeps in the middle of the feed-forward.
 double inner_kept(const BlockElements& block, const Framework& framework) {
   return block.inner * (block.halves == 2 ? framework.memory.gated_kept : 2);
 }

@@ -1,3 +1,8 @@
+// Rates between measured points are interpolated in logarithms. A matmul has
+// three sides: a plane is fitted to the logarithms of all measured rates, where
+// near points count most. It never exceeds the rates that were measured, and
+// beyond the measured sides it stays as at the border. Other operators depend
+// on their bytes alone, so two neighbours are enough.
 #include "echelon/cost/device_rates.h"
 
 #include <algorithm>

@@ -76,6 +76,9 @@ std::vector<int32_t> rank_of_stages(const Strategy& strategy) {
   return of_stage;
 }
 
+// A schedule repeats itself once its pipeline is full. Only the first rounds
+// are timed and the others are added as periods, so that the time to estimate
+// does not grow with the batch.
 double pipeline_seconds(
     const Strategy& strategy, const std::vector<StageCost>& stages) {
   const int64_t microbatches = strategy.num_microbatches();

@@ -139,6 +139,9 @@ double zero_shards(
   return shards;
 }
 
+// Frameworks either keep masters beside 16-bit weights (masters_beside), or
+// masters alone, from which 16-bit copies are made. `part` is the rank's share
+// under ZeRO, `whole` what it would hold without.
 StateBytes state_bytes(
     const RankParameters& rank, const Strategy& strategy,
     const Framework& framework) {

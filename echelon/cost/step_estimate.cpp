@@ -1,3 +1,8 @@
+// A step lasts as long as its slowest pipeline. A pipeline takes the length of
+// its schedule for all microbatches, and then what the rank with the most left
+// to do takes: gradients that nothing hides, the optimizer, and sums of tied
+// embeddings. That rank's time is divided into parts; what the others' schedule
+// leaves idle on it is the bubble.
 #include "echelon/cost/step_estimate.h"
 
 #include <algorithm>

@@ -1,3 +1,9 @@
+// A block is the list of operations that its framework launches, in order, on
+// one rank of tp, cp and ep: matmuls, attention, collectives, and streams,
+// which are operators bound by memory. A stream says how often it moves its
+// elements and with how many kernels, in forward and in backward; fusing them
+// changes these numbers alone. LayerBuilder adds the backward of each operation
+// and marks what selective recompute repeats.
 #include "echelon/cost/layer_work.h"
 
 #include <algorithm>

@@ -164,6 +164,9 @@ bool is_hidden_by_a_setting(
   return false;
 }
 
+// Takes the first advice that applies: gradients in buckets, a setting that
+// hides communication without another layout, the fastest of the simulated
+// settings, or advice without a setting.
 void advise(
     const Evidence& evidence, const std::string& name, const Traffic& traffic,
     RunFinding& found) {

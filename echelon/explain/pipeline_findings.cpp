@@ -1,3 +1,9 @@
+// The waits of a pipeline are split by replaying the measured order of passes
+// (timeline::replayed) with other durations. One replay gives each pass the
+// mean of its stage and kind, another the mean over all stages. The difference
+// of their lengths is due to uneven stages, and the idle part of the second is
+// the schedule's bubble. The rest of the measured waits comes from passes that
+// sometimes take longer.
 #include <algorithm>
 #include <map>
 #include <span>

@@ -82,6 +82,9 @@ peers_of(const RankHistory& rank, const RunTimes& times) {
   return peers;
 }
 
+// Compares the rank's time for a sample with the median of its peers, step by
+// step. Its peers are the ranks with the same stages of the pipeline. `seconds`
+// is what the others lose to it in a step.
 Slow how_slow(
     const RankHistory& rank, const RunTimes& times, const Work& work) {
   Slow slow{&rank};

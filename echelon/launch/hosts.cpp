@@ -1,3 +1,8 @@
+// A star around node 0: the other nodes tell only node 0, which passes failures
+// and stop signals on to the rest. Each host says its outcome once. When node 0
+// has all of them, with an error in place of a lost host's, it combines them in
+// the order in which hosts began to fail and tells the end to all. A host that
+// loses node 0 ends its ranks.
 #include "echelon/launch/hosts.h"
 
 #include <sys/socket.h>

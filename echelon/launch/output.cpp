@@ -58,6 +58,8 @@ void LineSplitter::emit(TimePoint now, const Sink& sink) {
   last_emitted_ = now;
 }
 
+// A line without an end is shown after a while of silence, since it may be a
+// prompt. A progress bar, which rewrites its line, is shown every few seconds.
 void LineSplitter::feed_idle(TimePoint now, const Sink& sink) {
   if (line_.empty()) return;
   if (now - last_byte_ >= kPrompt ||

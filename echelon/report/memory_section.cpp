@@ -1,3 +1,6 @@
+// A step's samples become at most kMaxColumns columns, each with the fullest
+// moment of its time, so that no peak is lost in a small picture. The kinds are
+// stacked from what stays to what comes and goes.
 #include "echelon/report/sections.h"
 
 #include <algorithm>
@@ -19,7 +22,8 @@ constexpr int kHeight = 200;         // of the plot, in pixels
 constexpr double kPlotWidth = 1000;  // of the stretched drawing
 constexpr size_t kMaxColumns = 240;  // of one picture
 
-// From the bottom up: what stays, then what comes and goes.
+// The order of the areas, from the bottom up: what stays, then what comes and
+// goes.
 constexpr std::array<timeline::MemoryKind, 7> kOrder = {
     timeline::MemoryKind::parameters, timeline::MemoryKind::optimizer_state,
     timeline::MemoryKind::gradients,  timeline::MemoryKind::activations,

@@ -148,6 +148,7 @@ std::vector<Bar> merged(const std::vector<Bar>& bars, int64_t gap) {
   return result;
 }
 
+// Widens the gap that merged() closes until few enough bars are left.
 std::vector<Bar> at_most(std::vector<Bar> bars, size_t count, int64_t range) {
   for (int64_t gap = range / 4000; bars.size() > count && gap < range;
        gap = 2 * gap + 1) {

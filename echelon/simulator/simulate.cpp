@@ -230,7 +230,7 @@ size_t slowest(const SimulatedJob& job, const StepRun& run) {
   return last;
 }
 
-// How the slowest rank spent the step.
+// Fills in how the slowest rank spent the step.
 void fill_parts(
     const ModelJob& job, const Layout& layout, const StepRun& run,
     cost::StepEstimate& step) {

@@ -260,6 +260,8 @@ class EventReader {
   std::map<int32_t, RankMemory> memory_;             // by rank
 };
 
+// The callback of the parser takes each event when it is complete and drops it,
+// so that the JSON that is left has no events.
 Timeline read_timeline(const std::string& text) {
   EventReader events;
   std::string table;  // the key of the file that is being read
