@@ -51,7 +51,7 @@ struct TransformerShape {
   ExpertShape experts;
   std::optional<LatentAttention> latent;
 
-  // With the defaults of 0 filled in.
+  /// The heads of keys and values, with the default filled in for 0.
   int64_t key_value_heads() const { return kv_heads > 0 ? kv_heads : heads; }
   /// The head size of queries and keys.
   int64_t head_size() const {

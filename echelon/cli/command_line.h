@@ -51,7 +51,7 @@ class Command {
       const char* type = "");
   void
   optional_positional(const char* name, std::string& value, const char* help);
-  /// One or more.
+  /// Takes one or more values.
   void positionals(
       const char* name, std::vector<std::string>& values, const char* help);
 
@@ -71,7 +71,7 @@ class Command {
   void option_with_optional_value(
       const char* name, std::string& value, const char* type, const char* help);
   void flag(const char* name, bool& value, const char* help);
-  /// For tests: not in --help.
+  /// A flag for tests, which --help does not show.
   void hidden_flag(const char* name, bool& value);
   void exclude(const char* name, const char* other);
   /// Whether the user gave this option.

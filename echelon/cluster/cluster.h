@@ -27,13 +27,14 @@ struct Node {
   std::string name;  // "dgx-h100"
   Device device;
   int64_t num_devices = 1;
-  /// Between devices of the node. `switched`: every device reaches every other
-  /// at full link bandwidth (NVSwitch); otherwise all of them share the
-  /// bandwidth of one (PCIe).
+  /// The link between devices of the node. `switched`: every device reaches
+  /// every other at full link bandwidth (NVSwitch); otherwise all of them share
+  /// the bandwidth of one (PCIe).
   Link inside;
   bool switched = true;
   bool reduces_in_switch = false;  // NVLink SHARP
-  /// To other nodes, of one device: the node's adapters over its devices.
+  /// One device's share of the link to other nodes: the node's adapters over
+  /// its devices.
   Link network;
   Link host;  // of one device to its host's memory
   double host_memory_bytes = 0;

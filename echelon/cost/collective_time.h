@@ -31,8 +31,8 @@ struct GroupPlace {
 GroupPlace place_of(
     const Strategy& strategy, const cluster::Cluster& cluster, Axis axis,
     int64_t rank = 0);
-/// The same of the group along several axes; dense gradients are summed along
-/// {dp_replicate, dp_shard, cp, ep}.
+/// The placement of the group along several axes. Dense gradients are summed
+/// along {dp_replicate, dp_shard, cp, ep}.
 GroupPlace place_of(
     const Strategy& strategy, const cluster::Cluster& cluster,
     std::span<const Axis> axes, int64_t rank = 0);

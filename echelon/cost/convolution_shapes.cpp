@@ -32,7 +32,7 @@ int64_t strided(int64_t size, int64_t stride) {
   return (size + stride - 1) / stride;
 }
 
-// Counts into `layer`; what comes out.
+// Counts the convolution into `layer` and returns its output.
 Feature
 convolve(CountedLayer& layer, const Feature& in, const Convolution& conv) {
   const Feature out = {

@@ -15,7 +15,7 @@ struct PipelinePlace {
   int64_t first_rank = 0;
   int64_t data_index = 0;       // of its data-parallel rank
   std::vector<int64_t> groups;  // of the cluster, by pipeline rank
-  /// By pipeline rank: the next one is in the same node.
+  /// Tells for each pipeline rank whether the next one is in the same node.
   std::vector<bool> next_in_node;
 };
 

@@ -44,8 +44,9 @@ ActivationBytes head_bytes(
 ActivationBytes counted_bytes(
     const CountedLayer& layer, const Strategy& strategy, Recompute recompute);
 
-/// By pipeline stage: what its layers keep for a microbatch, the most that one
-/// of them or the loss takes in addition, and what goes to the next stage.
+/// For each pipeline stage, the bytes that its layers keep for a microbatch,
+/// the most that one of them or the loss takes in addition, and the bytes that
+/// go to the next stage.
 std::vector<ActivationBytes> stage_activations(
     const ModelShape& model, const Strategy& strategy,
     const Framework& framework);
@@ -63,8 +64,8 @@ struct RankParameters {
   bool operator==(const RankParameters&) const = default;
 };
 
-/// By pipeline stage. Throws ConfigError when there are fewer layers than
-/// stages.
+/// The parameters of each pipeline stage. Throws ConfigError when there are
+/// fewer layers than stages.
 std::vector<RankParameters>
 stage_parameters(const ModelShape& model, const Strategy& strategy);
 
@@ -124,7 +125,8 @@ struct MemoryEstimate {
   /// Bytes that each rank needs in addition: context, libraries, fragments.
   double reserved_bytes = 0;
   double host_bytes = 0;  // of each rank: offloaded
-  /// By pipeline rank, what a job may use of its device; empty: not known.
+  /// The bytes that a job may use of each pipeline rank's device; empty: not
+  /// known.
   std::vector<double> limits;
 
   double limit(size_t rank) const;  // 0: not known

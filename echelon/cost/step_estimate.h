@@ -28,11 +28,12 @@ struct StepParts {
   double total() const;
 };
 
-/// What each stage takes for a microbatch, before scheduling, and what follows.
+/// The time of each stage for a microbatch, before scheduling, and of what
+/// follows the last one.
 struct StageTimes {
   std::vector<StageCost> stages;       // of a microbatch, with communication
   std::vector<int32_t> rank_of_stage;  // pipeline rank
-  /// By stage, for a microbatch: what the costs consist of.
+  /// The passes that each stage's cost consists of, for a microbatch.
   std::vector<PassSeconds> forward, again, backward_input, backward_weight;
   /// What follows the last microbatch, by pipeline rank.
   struct After {

@@ -62,7 +62,8 @@ using RankStep = std::pair<int32_t, int64_t>;  // rank, step
 
 /// How long ranks wait in collectives for those that come late.
 struct LateRanks {
-  /// From when a rank came to a collective until the last one of its group did.
+  /// The times from when a rank came to a collective until the last one of its
+  /// group did.
   std::map<RankStep, timeline::Intervals> waits;
   /// For each last rank, the time in which some rank waited for it.
   std::map<RankStep, timeline::Intervals> caused;

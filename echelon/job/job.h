@@ -35,8 +35,8 @@ struct Job {
   TrainOptions train;
   CheckpointOptions checkpoint;
   CommOptions comm;
-  /// Who set what, for errors and `config show`. Empty when a program filled
-  /// the options itself.
+  /// The place where each value was set, for errors and `config show`. Empty
+  /// when a program filled the options itself.
   config::Document document;
 };
 

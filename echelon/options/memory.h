@@ -22,7 +22,8 @@ struct MemoryOptions {
   /// and the master parameters (optimizer), or the parameters' shards as well
   /// (parameters). The optimizer runs where its state is.
   std::string offload = "none";
-  /// What a rank may use of its device; 0: what a GPU has, no limit on CPUs.
+  /// The bytes that a rank may use of its device; 0: what a GPU has, no limit
+  /// on CPUs.
   int64_t limit_bytes = 0;
 
   bool operator==(const MemoryOptions&) const = default;

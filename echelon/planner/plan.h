@@ -14,7 +14,8 @@ namespace echelon::planner {
 /// `devices` asks for the smallest number of devices on which the model fits.
 enum class Objective { time, cost, devices };
 
-/// What is given; the rest is searched. Contradictions throw ConfigError.
+/// The settings that are given; the others are searched. Contradictions throw
+/// ConfigError.
 struct PlanRequest {
   cost::ModelShape model;
   cluster::Cluster cluster;
@@ -58,7 +59,7 @@ struct Rejected {
 
 struct PlanResult {
   std::vector<Plan> plans;  // the best first; empty when nothing fits
-  /// When nothing fits: the plan that needs the least. `reason` says what it
+  /// The plan that needs the least, when nothing fits. `reason` says what it
   /// lacks and names the smallest sufficient cluster.
   std::optional<Plan> closest;
   std::optional<Plan> smallest;  // on that cluster

@@ -53,8 +53,8 @@ void draw_bar_cell(
 void draw_caption(
     Markup& page, const std::string& title, const std::string& headline);
 
-/// From <svg> to its description, for those who do not see the picture. `id` is
-/// unique in the page.
+/// Writes the picture's beginning, from <svg> to the description for those who
+/// do not see it. `id` is unique in the page.
 void open_svg(
     Markup& page, const std::string& id, int height, const std::string& title,
     const std::string& description);

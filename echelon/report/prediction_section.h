@@ -33,8 +33,9 @@ struct StepPrediction {
 std::vector<PredictedMemory>
 fullest_moments(const timeline::Timeline& timeline);
 
-/// Beside a simulated timeline the prediction stands alone. `diagnosis` is that
-/// of `timeline`. Without a prediction, the line that says how to get one.
+/// Draws the prediction beside the run's figures; for a simulated timeline it
+/// stands alone. `diagnosis` is that of `timeline`. Without a prediction, draws
+/// the line that says how to get one.
 void draw_prediction(
     Markup& page, const StepPrediction& prediction,
     const timeline::Timeline& timeline, const timeline::Diagnosis& diagnosis);

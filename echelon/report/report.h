@@ -23,8 +23,8 @@ struct ReportInput {
   std::vector<std::pair<std::string, std::string>> facts;
   std::vector<timeline::StepMetrics> metrics;            // by step
   std::vector<timeline::EvaluationMetrics> evaluations;  // by step
-  /// With spans named as a pipeline's actions, or tracks named "device 0" …,
-  /// the report has their picture too (pipeline_page.h).
+  /// If spans are named as a pipeline's actions, or tracks as "device 0" and so
+  /// on, the report has their picture too (pipeline_page.h).
   timeline::Timeline timeline;
   /// How the layers' matrices are sharded; drawn when ranks share layers.
   TensorShards tensor;
@@ -35,8 +35,9 @@ struct ReportInput {
   std::string outcome;
 };
 
-/// Under 500 KB for any length of run and up to 64 ranks: curves keep the least
-/// and the greatest of each stretch of steps, the picture one typical step.
+/// The page stays under 500 KB for any length of run and up to 64 ranks: curves
+/// keep the least and the greatest of each stretch of steps, the picture shows
+/// one typical step.
 std::string to_html(const ReportInput& input);
 
 /// Replaces the file at `path`. Throws Error when it cannot be written.

@@ -23,7 +23,7 @@ struct StrategyPage {
   std::vector<StrategyRun> runs;
 };
 
-/// Under 500 KB with four runs of up to 16 ranks.
+/// The page stays under 500 KB with four runs of up to 16 ranks.
 std::string to_html(const StrategyPage& page);
 
 /// The run in a folder that `echelon train` wrote: timeline.json, and

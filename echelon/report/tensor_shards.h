@@ -18,8 +18,8 @@ struct ParameterShards {
 
 struct LayerShards {
   std::string name;  // "transformer.h.0"
-  /// In the order of the model, with those that are replicated. A tied matrix
-  /// is in each of its layers.
+  /// All parameters in the order of the model, also the replicated ones. A tied
+  /// matrix is in each of its layers.
   std::vector<ParameterShards> parameters;
 };
 
@@ -51,8 +51,9 @@ struct ShardedMatrix {
   }
 };
 
-/// From where a tensor enters to where it leaves: matrices sharded by columns,
-/// all of one input, then one sharded by rows. Either may be missing.
+/// The stretch from where a tensor enters to where it leaves: matrices sharded
+/// by columns, all with one input, then one sharded by rows. Either may be
+/// missing.
 struct ShardedRegion {
   std::string name;  // what the names begin with: "attn"
   std::vector<ShardedMatrix> columns;

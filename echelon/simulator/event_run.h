@@ -25,7 +25,7 @@ struct SimulatedRank {
   std::vector<Message> backward;
 };
 
-/// What stays the same over steps. Links are numbered from 0.
+/// The part of a job that stays the same over steps. Links are numbered from 0.
 struct SimulatedJob {
   RankClasses classes;
   Schedule schedule;                              // by coordinate along pp
@@ -53,7 +53,7 @@ class StepObserver {
       int32_t rank_class, const Action& action, double begin, double end) = 0;
   /// The update after the last action.
   virtual void optimizer(int32_t rank_class, double begin, double end) = 0;
-  /// In the background unless `blocking`.
+  /// The collective runs in the background unless `blocking`.
   virtual void collective(
       int32_t rank_class, const Instruction& instruction, double begin,
       double end, bool blocking) = 0;

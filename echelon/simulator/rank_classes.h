@@ -22,7 +22,7 @@ using AxisMask = uint8_t;
 constexpr AxisMask mask_of(Axis axis) {
   return static_cast<AxisMask>(1u << static_cast<unsigned>(axis));
 }
-/// In the order of kAxes.
+/// The axes of the mask, in the order of kAxes.
 std::vector<Axis> axes_of(AxisMask mask);
 
 struct RankClass {
@@ -30,7 +30,8 @@ struct RankClass {
   int64_t ranks = 0;
   int64_t stage_rank = 0;       // coordinate along pp
   std::vector<int32_t> groups;  // by axes, an index into groups; -1: none
-  /// By coordinate along pp: the class of the rank that differs in it alone.
+  /// The classes of the ranks that differ in the coordinate along pp alone, by
+  /// that coordinate.
   std::vector<int32_t> neighbours;
 };
 
@@ -51,7 +52,7 @@ struct RankClasses {
 struct RankColours {
   std::vector<AxisMask> axes;     // along which ranks wait for each other
   std::vector<uint64_t> of_rank;  // the initial colours
-  /// By coordinate along pp: the coordinates it exchanges messages with.
+  /// The coordinates along pp that each coordinate exchanges messages with.
   std::vector<std::vector<int64_t>> pipeline;
   /// Coordinates along pp of the members of groups of pp, if `axes` has it.
   std::vector<int64_t> ends;

@@ -74,7 +74,7 @@ void add_compute(Instructions& list, Work work, double seconds);
 void append(Instructions& list, const Instructions& more);
 
 struct StageProgram {
-  /// By kind of action and position, an index into Program::passes.
+  /// Indices into Program::passes, by kind of action and position.
   std::array<std::array<int32_t, 4>, 4> pass{};
   double forward_bytes = 0;   // sent to the next stage
   double backward_bytes = 0;  // sent back to the previous stage

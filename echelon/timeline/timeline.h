@@ -86,10 +86,11 @@ struct RankSpans {
 /// ("0B3"), which records its waits itself.
 void add_backward_waits(std::vector<Span>& spans);
 
-/// One timeline from the spans of all ranks: clocks aligned, the earliest begin
-/// at 0, spans sorted by begin, waits added to backward spans, receives of a
-/// pipeline trimmed (pipeline_blocks.h). Throws DataError when a rank is there
-/// twice. A missing rank has no spans and the name "rank N".
+/// Makes one timeline from the spans of all ranks. Clocks are aligned, the
+/// earliest begin is at 0, and spans are sorted by begin. Waits are added to
+/// backward spans, and receives of a pipeline trimmed (pipeline_blocks.h).
+/// Throws DataError when a rank is there twice. A missing rank has no spans and
+/// the name "rank N".
 Timeline merge_spans(std::vector<RankSpans> ranks, std::string title);
 
 }  // namespace echelon::timeline

@@ -25,7 +25,7 @@ the code, and fails when this page differs. `--model` also takes a Hugging Face 
 a cluster file declares other devices ([clusters.md](clusters.md)).
 )";
 
-// By the beginning of a model's name.
+// The source of each model, by the beginning of its name.
 constexpr std::pair<const char*, const char*> kSources[] = {
     {"gpt2", "Radford et al., 2019"},
     {"gpt3-5b", "NVIDIA NeMo's configuration of that name"},

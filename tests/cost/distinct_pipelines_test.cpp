@@ -71,7 +71,8 @@ int64_t group_of(const cluster::Cluster& cluster, int64_t rank) {
   return group;
 }
 
-// By the definition, rank by rank: those of a pipeline differ along pp alone.
+// Finds the pipelines by their definition, rank by rank: the ranks of one
+// differ along pp alone.
 std::vector<PipelinePlace>
 pipelines_by_rank(const Strategy& strategy, const cluster::Cluster& cluster) {
   std::map<std::map<Axis, int64_t>, PipelinePlace> of;

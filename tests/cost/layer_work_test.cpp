@@ -161,12 +161,12 @@ TEST(LayerWork, CountedGradientsAddUpOverMicrobatches) {
     if (microbatches == 1) continue;
     EXPECT_EQ(work.backward_weight[0].bytes, 1200);
     EXPECT_EQ(work.backward_weight[0].times, microbatches == 2 ? 0.5 : 0.75);
-    // Since they were added to, the operators of 4 samples have moved their
-    // bytes, and all sums theirs.
+    // Since the gradients were last added to, the operators of 4 samples have
+    // moved their bytes, and all sums theirs.
     EXPECT_EQ(work.backward_weight[0].bytes_since, 1600);
     EXPECT_EQ(work.backward_input[0].bytes_since, 0);
-    // Its node is there in any case: to start it takes what it takes in a
-    // forward.
+    // The node is in the graph in any case, so that starting it takes as long
+    // as in a forward.
     EXPECT_FALSE(work.backward_weight[0].backward);
     EXPECT_TRUE(work.backward_input[0].backward);
     // The average that operators move is a matter of the other operators.

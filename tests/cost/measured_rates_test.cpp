@@ -108,7 +108,8 @@ TEST(MeasuredRates, APlaneOfLogarithmsIsFound) {
   }
 }
 
-// Where the plane goes on beyond all measured rates, they are its ends.
+// The plane may go on beyond all measured rates; the result stays between the
+// least and the greatest of them.
 TEST(MeasuredRates, NoRateIsBeyondThoseMeasured) {
   const auto seconds_at = [](double flat, double corner, double m, double n) {
     cluster::Device device;
@@ -202,7 +203,8 @@ TEST(MeasuredRates, AnAdditionToASumFindsItWhereOtherMemoryLeftIt) {
   EXPECT_NEAR(seconds(4e6, 16e6), 4e6 / 8e9 / 3 + 2 * 4e6 / 4e9 / 3, 1e-12);
   EXPECT_NEAR(seconds(4e6, 1e9), seconds(4e6, 16e6), 1e-9);
   EXPECT_EQ(seconds(4e6, 1e6), seconds(4e6, 0));
-  // As parts of a large tensor small ones do not take the least time each.
+  // Small tensors that are parts of a large one do not take the least time
+  // each.
   EXPECT_EQ(seconds(1e5, 2e5), seconds(1e5, 0));
   EXPECT_FALSE(measured_operator_seconds(cluster::Device{}, "add", 1e3, 1e6));
 }

@@ -303,7 +303,7 @@ TEST(MemoryEstimate, IsWithinATenthOfWhatOthersMeasured) {
      72, 14336, 64, 2048, 2, 2048, "1f1b", all, 1, 53},
     {"megatron-deepspeed", "bloom-176b", {.tp = 8},
      6, 14336, 64, 512, 2, 2048, "1f1b", all, 1, 54},
-    // In bf16: 32 bits of a gradient, and of the buckets in which they are
+    // In bf16 gradients have 32 bits, and so do the buckets in which they are
     // summed.
     {"megatron-deepspeed-bf16", "bloom-176b", {.dp_shard = 8, .tp = 4, .pp = 12},
      106, 12288, 64, 2048, 2, 2048, "1f1b", all, 1, 67},

@@ -10,7 +10,7 @@ namespace echelon::cost::model_shape_test {
 
 using ::testing::HasSubstr;
 
-// To the element: numbers of parameters that the weights' files have.
+// The numbers of parameters are, to the element, those of the weights' files.
 TEST(ModelShape, HasAsManyParametersAsTheWeights) {
   const std::pair<const char*, double> published[] = {
       {"gpt2", 124439808},

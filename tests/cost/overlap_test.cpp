@@ -77,7 +77,7 @@ TEST(Overlap, CollectivesThatAreAllOnTheirWayHoldUpWhomTheyDoNotReach) {
   slowing.add(4, 1, 2);
   EXPECT_DOUBLE_EQ(slowing.exposed(), 2 + 0.5 + 0.5);
 
-  // None is later than if it began with the layer before it.
+  // No collective ends later than if it began with the layer before it.
   for (const auto& pass : kPasses) {
     EXPECT_LE(exposed(QueuedCollectives(0), pass), leading(pass) + 1e-12);
   }

@@ -171,7 +171,7 @@ TEST(StageTimes, OffloadingActivationsCostsWhatComputingDoesNotHide) {
       both_copies - static_cast<double>(strategy.num_microbatches()) *
                         (stage.forward + stage.backward),
       1e-9 * both_copies);
-  // Less is kept, less is copied.
+  // Where less is kept, less is copied.
   const double all = other(1e9);
   strategy.recompute = Recompute::all;
   EXPECT_LT(other(1e9), all / 3);

@@ -17,7 +17,7 @@ using launch::RankPlace;
 using testing::HasSubstr;
 using Variables = std::map<std::string, std::string>;
 
-// From "NAME=value" each.
+// Each entry is "NAME=value".
 Variables as_map(const std::vector<std::string>& entries) {
   Variables variables;
   for (const auto& entry : entries) {
@@ -29,7 +29,7 @@ Variables as_map(const std::vector<std::string>& entries) {
   return variables;
 }
 
-// From "RANK=0 WORLD_SIZE=2".
+// The text is like "RANK=0 WORLD_SIZE=2".
 Variables parsed(const std::string& text) {
   std::istringstream words(text);
   return as_map({std::istream_iterator<std::string>(words), {}});

@@ -246,7 +246,7 @@ TEST_F(ExplainRuns, RanksWithDifferentNumbersOfSamples) {
   EXPECT_THAT(found.settings, ElementsAre("train.rank_batch=[]"));
 }
 
-// Without a timeline; what its metrics tell is explained.
+// The run has no timeline, so only what its metrics tell is explained.
 TEST_F(ExplainRuns, OneThatIsKilled) {
   const std::string run = folder_.path() + "/run";
   const std::string config = folder_.path() + "/config.toml";

@@ -122,7 +122,8 @@ TEST_F(Explain, ASlowLoader) {
            }});
   EXPECT_NEAR(found.share, 94.5 / 190, 1e-6);
   EXPECT_THAT(found.settings, ElementsAre("data.workers=4", "data.prefetch=4"));
-  // Twice the threads: a batch each 95 ms, and 95.5 ms of work.
+  // With twice the threads a batch comes each 95 ms, and the work takes 95.5
+  // ms.
   EXPECT_NEAR(found.gain, 94.5 / 190, 1e-6);
   EXPECT_EQ(found.gain_source, GainSource::measured);
   EXPECT_TRUE(found.ranks.empty());
@@ -378,7 +379,7 @@ TEST_F(Explain, AStragglerThatIsSlowMostOfTheTime) {
   EXPECT_THAT(found.reason.diagnosis, HasSubstr("in 80 % of the steps"));
 }
 
-// Its samples take long, but it has few: nobody waits for it.
+// The rank's samples take long, but it has few, so nobody waits for it.
 TEST_F(Explain, ASlowRankWithFewSamplesIsNoStraggler) {
   Job job = made::job_of("dp=2");
   job.train.rank_batch = {60, 4};

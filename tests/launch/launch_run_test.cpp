@@ -333,7 +333,7 @@ TEST(Run, OneHostAlwaysUsesLoopback) {
 }
 
 TEST(Run, PythonsStoreCanOpenTheMasterPort) {
-  // As torch.distributed does: rank 0 listens on MASTER_PORT of all interfaces.
+  // Rank 0 listens on MASTER_PORT of all interfaces, as torch.distributed does.
   Command job(launch({"-n", "2"}, {"python3", "-c", R"(
 import os, socket, time
 port = int(os.environ["MASTER_PORT"])

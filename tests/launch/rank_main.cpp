@@ -114,7 +114,7 @@ int main(int argc, char** argv) {
   }
   say("ready");
   if (!chosen && what == "lost") {
-    // As comm/ does when a peer is gone: the first error, and a consequence.
+    // This is the error that comm/ throws when a peer is gone: a consequence.
     throw echelon::CommError("rank 1 is gone");
   }
   if (what == "throw-at-usr1") {

@@ -38,7 +38,8 @@ TEST(AxisOrders, OneWhereNoneMatters) {
   EXPECT_THAT(kept_of("fsdp=8,pp=2,tp=4", "a100-80gb:8x8"), ElementsAre(0, 1));
   EXPECT_THAT(
       kept_of("dp=4,fsdp=2,pp=4,tp=2", "a100-80gb:8x8"), ElementsAre(0, 1, 2));
-  // Between dp and fsdp, the pipeline still has a node for itself and fsdp.
+  // With the pipeline between dp and fsdp, a node still holds one pipeline and
+  // its fsdp ranks.
   EXPECT_THAT(
       kept_of("dp=8,fsdp=2,pp=2,tp=2", "a100-80gb:8x8"), ElementsAre(0, 1));
 }

@@ -71,8 +71,8 @@ TEST(SizedStages, TheSlowestOfAllPipelinesCountsAtEachPlace) {
           .empty());
 }
 
-// Down the pipeline and up again: the slow rank has the first and the last
-// stage.
+// The stages go down the pipeline and up again, so the slow rank has the first
+// and the last one.
 TEST(SizedStages, AStageCountsTheDevicesOfItsRank) {
   const SearchJob job = job_on("a100-80gb:1x8+h100-sxm:1x8");
   cost::Strategy strategy = strategy_of(job, {.tp = 8, .pp = 2});
@@ -120,7 +120,7 @@ TEST(SizedStages, AreEqualWhereOnePipelineRankHasAllOrDevicesAreAlike) {
   const SearchJob job = job_on("a100-80gb:1x8+h100-sxm:1x8");
   EXPECT_TRUE(sized_stages(job, strategy_of(job, {.dp_replicate = 2, .tp = 8}))
                   .empty());
-  // Both kinds at each place: pipelines within a node.
+  // Pipelines within a node have devices of both kinds at each place.
   EXPECT_TRUE(
       sized_stages(job, strategy_of(job, {.dp_replicate = 2, .tp = 4, .pp = 2}))
           .empty());

@@ -103,10 +103,10 @@ TEST_F(CountedLayers, FixesAreSimulatedOfThemAsWell) {
   const auto twice = what_if.with({"train.batch=128"});
   ASSERT_TRUE(twice);
   EXPECT_EQ(twice->configured.model.layers, counted().layers);
-  // As many samples a second at best, and no fewer.
+  // It computes no fewer samples a second, and less than twice as many.
   EXPECT_GT(what_if.gain(*twice), -0.01);
   EXPECT_LT(what_if.gain(*twice), 0.5);
-  // Their layers are others, and were not counted.
+  // These settings change the layers, and the changed ones were not counted.
   EXPECT_FALSE(what_if.with({"precision.compute=\"bf16\""}));
   EXPECT_FALSE(what_if.with({"layout.tp=2", "layout.dp=1"}));
 }

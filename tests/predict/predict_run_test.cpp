@@ -102,7 +102,8 @@ TEST_F(PredictRun, ANamedSizeTakesTheConfigurationsNumbers) {
   TransformerShape longer = gpt2;
   longer.positions = 2048;
   EXPECT_EQ(shape_of("name = \"gpt2\"\nmax_positions = 2048"), longer);
-  // As many heads of keys and values as of queries, like the size's own.
+  // There are as many heads of keys and values as of queries, as in the named
+  // size.
   EXPECT_EQ(
       shape_of("name = \"llama-160m\"\nheads = 6\nvocab_size = 60000")
           .key_value_heads(),

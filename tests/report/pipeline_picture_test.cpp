@@ -19,7 +19,7 @@ using sample::Order;
 using sample::schedule_picture;
 using testing::HasSubstr;
 
-// In the data of the player.
+// Counts the blocks in the player's data.
 size_t num_blocks(const std::string& page) {
   size_t result = 0;
   for (const char kind : {'f', 'b', 'i', 'w', 't'}) {
@@ -122,7 +122,8 @@ TEST(PlayerSteps, ShowEachBlockOfARealStep) {
 }
 
 TEST(PipelineSection, ExplainsWhatTheRealStepLoses) {
-  // Even stages: all that is lost are transfers; an unequal stage: most of it.
+  // With even stages only transfers cost time; with one slow stage, unequal
+  // blocks cost most of it.
   const auto even =
       pipeline_pictures(sample::pipeline_run({.latency = 0.4}), "p");
   ASSERT_TRUE(even.has_value());

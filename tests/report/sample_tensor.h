@@ -20,8 +20,8 @@ struct TensorShape {
   int64_t tokens = 1024;
 };
 
-/// As Hugging Face's GPT-2 has them: fused queries, keys and values, [in, out],
-/// words in and out tied.
+/// GPT-2's shards as Hugging Face stores it: fused queries, keys and values,
+/// [in, out], with input and output embeddings tied.
 TensorShards gpt_shards(const TensorShape& shape);
 /// Three matrices for queries, keys and values, fewer heads of keys than ranks
 /// allowed, no biases, [out, in].

@@ -45,7 +45,7 @@ TEST(SchedulePytorch, TheirsAreValidHereAndTheSameAsOurs) {
          std::stoi(parts[4])});
     ours.name = theirs.name;
     if (parts[1] == "LoopedBFS") {
-      // Their backwards begin with the last microbatch.
+      // PyTorch's backwards begin with the last microbatch.
       EXPECT_EQ(
           stored_activations(ours).stages, stored_activations(theirs).stages);
       EXPECT_EQ(time_schedule(ours).makespan, time_schedule(theirs).makespan)

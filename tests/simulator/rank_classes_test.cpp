@@ -48,8 +48,9 @@ TEST(RankClasses, AStragglerSplitsWhomItTouchesAlone) {
   RankColours colours = plain(mesh);
   colours.of_rank[100] = 99;
   const RankClasses all = find_classes(mesh, colours, true);
-  // By stage: in its replica or not, at its place along tp or not. The
-  // straggler itself is told from nobody else at its place.
+  // In each of four stages, ranks differ by whether they are in the straggler's
+  // replica and at its place along tp. The straggler's own class has no other
+  // rank.
   EXPECT_EQ(all.classes.size(), 16u);
   int64_t ranks = 0;
   for (const auto& one : all.classes) ranks += one.ranks;

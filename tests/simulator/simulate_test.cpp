@@ -15,7 +15,7 @@ namespace echelon::simulator::simulate_test {
 
 using testing::HasSubstr;
 
-// What a strategy has besides its layout and batch.
+// The fields of a strategy besides its layout and batch.
 struct Extra {
   int64_t zero = 0;  // stage
   const char* schedule = "1f1b";
@@ -264,7 +264,7 @@ cost::ModelShape layers_of(const std::vector<double>& bytes) {
   return model;
 }
 
-// As the trainer sums them: large gradients alone, small ones together.
+// The trainer sums large gradients alone and small ones together.
 TEST(Simulate, GradientsOfSmallLayersAreSummedTogether) {
   const cluster::Cluster cluster = cluster::find_cluster("h100-sxm:1x2");
   struct {
@@ -297,9 +297,9 @@ TEST(Simulate, GradientsOfSmallLayersAreSummedTogether) {
   EXPECT_EQ(reduced, 3u);
 }
 
-// Where a rank goes on to the next step by itself, waiting for its first
-// microbatch is part of the step before, and its parts are those of its own
-// time.
+// A rank goes on to the next step by itself. Its wait for the first microbatch
+// then belongs to the step before, and the parts of a step are those of the
+// rank's own time.
 TEST(Simulate, StepsThatFollowWithoutMeetingTakeTheLongestRanksTime) {
   const auto on = [](const char* framework) {
     return simulated(
@@ -388,7 +388,7 @@ TEST(Simulate, TheSeedDrawsJitterAndStragglers) {
   EXPECT_NE(steps(0.1, 0, 1), steps(0.1, 0, 2));
   EXPECT_EQ(steps(0, 3, 1), steps(0, 3, 1));
   EXPECT_EQ(steps(0, 0, 1), steps(0, 0, 2));
-  // Which stage a straggler is in makes a difference.
+  // A straggler costs more in some stages than in others.
   std::set<double> first;
   for (uint64_t seed = 0; seed < 8; ++seed) first.insert(steps(0, 1, seed)[0]);
   EXPECT_GT(first.size(), 1u);
@@ -417,7 +417,8 @@ TEST(Simulate, AStragglerHoldsUpEverybodyInProportion) {
   EXPECT_GT(
       factor, 1.2);  // its computing takes 1.5 times as long, not its messages
   EXPECT_LT(factor, 1.5);
-  // In its group along tp or not, at its place along dp or not.
+  // Ranks differ by whether they are in the straggler's group along tp, and at
+  // its place along dp.
   EXPECT_EQ(slowed.simulated_ranks, 4);
 }
 

@@ -15,7 +15,8 @@ ModelJob job_of(const Layout& layout, const std::string& cluster) {
       cost::find_model("gpt2"), strategy, cluster::find_cluster(cluster), {});
 }
 
-// By axis, whether a group's links may carry anything else at the same time.
+// Tells for each axis whether a group's links may carry anything else at the
+// same time.
 std::map<AxisMask, bool> shared_of(const ModelJob& job) {
   std::map<AxisMask, bool> shared;
   const auto& classes = job.job.classes;

@@ -199,7 +199,7 @@ TEST_F(Metrics, AWriterCutsHalfALineBackBeforeItAppends) {
     EXPECT_EQ(
         read_file(path), before.size() < line.size() ? line : line + line);
   }
-  // Longer than the block that is searched for the last newline.
+  // The line is longer than the block that is searched for the last newline.
   const auto path = folder_.write("long", line + std::string(10'000, 'x'));
   append_metrics(path, step_metrics(1));
   EXPECT_EQ(read_file(path), line + line);

@@ -23,7 +23,7 @@ constexpr auto kBackward = SpanKind::backward;
 constexpr auto kComm = SpanKind::communication;
 constexpr auto kData = SpanKind::data;
 
-// What a set of times says about each nanosecond of [0, 1000).
+// Tells for each nanosecond of [0, 1000) whether an interval contains it.
 std::vector<bool> sampled(const std::vector<Interval>& intervals) {
   std::vector<bool> result(1000, false);
   for (const auto& [begin, end] : intervals) {
@@ -188,7 +188,7 @@ TEST(Overlap, AStepOfAnEvaluationAloneIsNone) {
   EXPECT_EQ(diagnose(timeline).num_steps, 0);
 }
 
-// Which kind each nanosecond of a track is, by looking at every span.
+// The kind of a track at one nanosecond, found by looking at every span.
 SpanKind kind_at(
     const std::vector<Span>& spans, const std::string& track, int64_t time) {
   const Span* owner = nullptr;
@@ -217,7 +217,7 @@ TEST(Overlap, AgreesWithSamplingEachNanosecond) {
                                         : "loader",
           kind, begin, begin + 1 + static_cast<int64_t>(random() % 200)));
     }
-    // With it the step ends: what is `other` before that does not end it.
+    // The step ends with this span, so no earlier span of kind `other` ends it.
     spans.push_back(span("compute", SpanKind::optimizer, 999, 1000));
     const Timeline timeline{.spans = spans};
     const auto a = step_activities(timeline).at(0);
