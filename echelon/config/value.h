@@ -9,7 +9,7 @@
 
 namespace echelon::config {
 
-/// Who set a value.
+/// The place where a value was set: a file's line or a flag.
 struct Place {
   std::string file;  // empty: not from a file
   int line = 0;      // from 1

@@ -32,7 +32,8 @@ double seconds_alone(
   return seconds;
 }
 
-// By stage, the least value of its pipeline rank's devices in all pipelines.
+// For each stage, the least value that its pipeline rank's devices have in any
+// pipeline.
 std::vector<double> least_of_stages(
     const cost::Strategy& strategy, const cluster::Cluster& cluster,
     const std::vector<double>& of_group) {

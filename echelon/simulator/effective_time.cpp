@@ -39,7 +39,9 @@ double expected_share(
   return interval / segment;
 }
 
-// Memoryless failures: the time to the next one is drawn after each.
+// Simulates the job's hours with failures that have no memory: the time to the
+// next one is drawn after each. Work counts once it is saved; a failure loses
+// what came after the last save.
 class Weeks {
  public:
   Weeks(double between, const FailureOptions& options)
@@ -79,7 +81,8 @@ class Weeks {
                          : std::numeric_limits<double>::infinity();
   }
 
-  // How much of `seconds` passes until a failure or the end of the hours.
+  // Lets `seconds` pass, or as much of them as there is until a failure or the
+  // end of the hours. Returns what has passed.
   double passes(double seconds) {
     const double passed = std::min({seconds, until_failure_, left_});
     failed_ = until_failure_ <= passed && passed < left_;

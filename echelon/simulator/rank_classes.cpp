@@ -25,6 +25,9 @@ size_t count_colours(Colours colours) {
   return colours.size() - std::ranges::unique(colours).size();
 }
 
+// Colours are 64-bit hashes, so that a round costs the same for any number of
+// colours. A round mixes into each rank's colour those of its groups and
+// neighbours; the refinement ends when a round does not split any colour.
 class Refinement {
  public:
   Refinement(const Mesh& mesh, const RankColours& given)

@@ -31,9 +31,9 @@ struct ProgressOptions {
   std::function<void(std::string_view)> write;  // default: standard output
 };
 
-/// The options for an open file such as 1. It is a terminal when it is one and
-/// TERM is not "dumb"; it has colour unless NO_COLOR is set, and unicode when
-/// the locale is UTF-8. The window's width is looked up at each drawing.
+/// The options for an open file such as 1: `terminal` if it is one and TERM is
+/// not "dumb", colour unless NO_COLOR is set, unicode if the locale is UTF-8.
+/// The window's width is looked up at each drawing.
 ProgressOptions progress_options_for(int file);
 
 /// On a terminal the line is redrawn at most ten times a second, never wider
