@@ -1,3 +1,11 @@
+// Every call of the inner backend passes through observe(): it records the call
+// and publishes the rank's status, compares the call with the other ranks'
+// where that is asked for, forwards it, and wraps its work.
+//
+// The wrapped work ends the record once, whoever sees the end first: the thread
+// that waits, or the callback of an asynchronous call's future. When a call
+// fails, the first thread to see it reads the other ranks' statuses and keeps
+// the explained error; later waits throw the same one.
 #include "echelon/comm/observed_backend.h"
 
 #include <c10/core/ScalarType.h>
@@ -321,6 +329,9 @@ class ObservedBackend : public c10d::Backend {
     }
   }
 
+  // Compares the call through the store, under keys of the group and the call's
+  // number. A rank that publishes a call has compared the one before, so no
+  // rank reads keys of two calls ago.
   void compare(const CollectiveRecord& record, const std::string& detail) {
     const std::string mine = format(
         "{}({} {}{}{})", record.operation, record.dtype,
@@ -346,7 +357,6 @@ class ObservedBackend : public c10d::Backend {
       same = same && other == mine;
       all += format("\n  rank {} called {}", options_.group.ranks[rank], other);
     }
-    // All ranks have read the keys of two calls ago.
     if (sequence >= 2) options_.store->deleteKey(key(sequence - 2, getRank()));
     if (!same) {
       throw std::runtime_error("the ranks called different things:" + all);

@@ -1,3 +1,13 @@
+// The queue holds the batches that are being loaded, oldest first. Workers take
+// runs of rows from the first batch that has any left, load them without the
+// mutex, and count them as done; next() waits until all rows of the front are
+// done. A batch is held by shared pointers, so begin() may clear the queue
+// while workers still fill rows of it.
+//
+// An error of a row is stored in the row's own entry and thrown by next(), so
+// the batch's first broken row is reported whichever worker was faster.
+// Whatever depends on chance is keyed by seed, epoch and sample, and is the
+// same for any number of workers.
 #include "echelon/data/loader.h"
 
 #include <ATen/Context.h>

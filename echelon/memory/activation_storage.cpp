@@ -1,3 +1,14 @@
+// Autograd saves views; what is stored elsewhere is their storage, once. An
+// Entry is one storage at one version and dtype, and each saved tensor is a
+// View of it. The Entry lives as long as its views; the maps hold weak
+// pointers.
+//
+// A round of an Entry is a backward pass: when all its views have asked once,
+// the memory that was brought back is released and the next round begins.
+// Entries are numbered in the order of saving, so a View that asks also starts
+// the copy of the nearest lower number that lives.
+//
+// Forward and autograd's threads call; one mutex guards entries and copies.
 #include "echelon/memory/activation_storage.h"
 
 #include <c10/core/Event.h>

@@ -1,3 +1,8 @@
+// A file is verified in blocks of kChecksumBlockBytes: read_block() hashes each
+// piece as it is read and compares the block's digest with the manifest's, so
+// nothing unverified is returned. The header is read from verified blocks as
+// well and must name exactly the manifest's slices. Only to say which tensor
+// damage is in, the header is also read without verification.
 #include "echelon/checkpoint/files/checked_file.h"
 
 #include <fcntl.h>

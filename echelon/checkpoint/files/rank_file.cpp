@@ -1,3 +1,8 @@
+// The bytes of a slice pass once through the processor's cache: HashedFile
+// hashes a piece and copies it into a buffer of WriteBehind, whose thread
+// writes the other buffer meanwhile. Tensors are hashed too, in the time that
+// the disk takes. The steps are: the file (header first), sync; the part, sync;
+// then both are kept. A failure before the end removes both.
 #include "echelon/checkpoint/files/rank_file.h"
 
 #include <algorithm>
@@ -189,6 +194,9 @@ void WriteBehind::finish() {
   if (error_) std::rethrow_exception(error_);
 }
 
+// The thread: writes each full buffer with the mutex released. `full_` is not
+// empty from hand_over() until its bytes are written, so neither side touches a
+// buffer that the other one uses. It ends at the first error.
 void WriteBehind::write_all() {
   std::unique_lock lock(mutex_);
   while (true) {

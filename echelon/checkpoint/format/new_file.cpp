@@ -1,3 +1,11 @@
+// A file is created exclusively, its room reserved, its bytes appended, then
+// synced and closed; a file `beside` is renamed to its path at the end, and the
+// folder synced. `name_` is the name to remove if the object goes before that.
+// A part is locked by its writer, so whoever finds a part that is named after a
+// dead process and not locked removes it.
+//
+// Direct and buffered writes may alternate. append_direct() falls back to
+// buffered writes for good once the file system refuses.
 #include "echelon/checkpoint/format/new_file.h"
 
 #include <fcntl.h>

@@ -1,3 +1,22 @@
+// What is common to the operations of a group: arriving, comparing the calls,
+// explaining failures; and the messages between two ranks. The collectives
+// themselves are in collectives.cpp.
+//
+// Arriving: all members share one counter of arrivals, and phase p is complete
+// when it reaches p times the size. So one atomic addition arrives, and a wait
+// looks at one word. Each rank also counts its own arrivals, which tells who is
+// missing.
+//
+// Messages: a channel of kFragments fragments lies between each pair of ranks
+// in each direction. The sender alone writes `head`, the receiver alone writes
+// `tail`, and fragment k uses slot k % kFragments, so the sender waits until k
+// - kFragments + 1 fragments are taken. A large message whose memory the
+// receiver can address is one fragment with its offset; the sender then waits
+// until it is taken, since its memory is read in place.
+//
+// Failing: the first verdict counts, and every operation then ends with an
+// error made from it. It ends only after quiesce(), because a peer may still be
+// reading its memory.
 #include "echelon/comm/shared_memory/communicator.h"
 
 #include <sched.h>

@@ -1,3 +1,9 @@
+// Whoever runs a receive takes in the fragments from its source, also those
+// that belong to other receives. The first fragment of a message chooses where
+// it goes: into the oldest posted receive with its tag, or into memory of its
+// own, set aside until a receive asks for it. A receive that finds its message
+// half arrived becomes its taker. The mutex guards all of it except `consumed`,
+// which arrived() reads without the mutex.
 #include "echelon/comm/shared_memory/mailbox.h"
 
 #include <algorithm>

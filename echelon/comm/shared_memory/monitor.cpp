@@ -1,3 +1,9 @@
+// Two threads, since a thread can sleep either in poll() or on a word of
+// memory. The poller waits for pidfds and sockets; it also owns this rank's
+// word, so the kernel marks the word when the process dies. The watcher sleeps
+// on the next rank's word. Whoever changes `left` from 0 to 2 passes the
+// verdict, so a loss is reported once, and a rank that left on purpose (1) is
+// not reported.
 #include "echelon/comm/shared_memory/monitor.h"
 
 #include <linux/futex.h>

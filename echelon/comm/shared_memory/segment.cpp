@@ -1,3 +1,12 @@
+// The file begins with a header: a lock, the host's verdict, the groups, the
+// free extents, and a block for each rank. Pages for the ranks' statuses
+// follow, then the groups' memory up to `top`. A free piece below `top` is an
+// extent, joined with free neighbours; the piece that ends at `top` lowers it.
+// Freed pages are given back to the kernel, so memory that is taken always
+// reads as zeros.
+//
+// A process may be killed at any instruction. So each wait for what another
+// process writes is bounded, or ends with the verdict.
 #include "echelon/comm/shared_memory/segment.h"
 
 #include <fcntl.h>

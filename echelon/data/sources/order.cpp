@@ -112,6 +112,10 @@ blend_counts(int64_t total, std::span<const double> weights) {
   return counts;
 }
 
+// Spreads each source evenly: sample j of `count` belongs into the turns [j *
+// total / count, (j + 1) * total / count). Each turn takes, among the sources
+// whose next sample may come, the one with the earliest deadline, so none
+// misses its own.
 std::vector<int64_t> blend_order(
     const std::vector<std::vector<int64_t>>& sources,
     std::span<const int64_t> counts, uint64_t seed, int64_t epoch,

@@ -1,3 +1,13 @@
+// The merges are an open-addressing table from a pair of ids to the rank and
+// the result. A word starts as single characters or bytes, and the adjacent
+// pair of the lowest rank, the leftmost of equals, is merged until no pair is
+// in the table. Short words scan an array of ranks for the minimum; long ones
+// keep candidates in a heap and skip those that a merge has made stale, which
+// takes n log n steps.
+//
+// Short words are looked up in a cache with one slot for each hash value; a new
+// word replaces the old one. So encode() changes the object, and an object
+// belongs to one thread.
 #include "echelon/data/tokenizer/bpe.h"
 
 #define XXH_INLINE_ALL

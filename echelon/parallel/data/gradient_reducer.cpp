@@ -1,3 +1,8 @@
+// A reducer runs from the first output or gradient of a backward, or from
+// begin_round(), until finish(). Buckets [0, next) are launched, always in the
+// order of their numbers, so all ranks start the same collectives in the same
+// order. A backward that an exception ends never reaches finish(); the next one
+// finds `running` set and abandons it.
 #include "echelon/parallel/data/gradient_reducer.h"
 
 #include <torch/autograd.h>
@@ -193,8 +198,6 @@ class ReadyHook : public torch::autograd::PostAccumulateGradHook {
 
 }  // namespace
 
-// ------------------------------------------------------------------ buckets
-
 // Large gradients get a bucket each, small ones share buckets by dtype and
 // device. Buckets are ordered by the position of their last member.
 void GradientReducer::Impl::build_buckets(const std::vector<int64_t>& order) {
@@ -337,8 +340,6 @@ void GradientReducer::Impl::complete(
     content.flat.reset();
   }
 }
-
-// ----------------------------------------------------------------- backward
 
 void GradientReducer::Impl::reset() {
   running = false;
@@ -497,8 +498,6 @@ void GradientReducer::Impl::rebuild_in_ready_order(int source) {
   }
   rebuilt = true;
 }
-
-// ------------------------------------------------------------------- public
 
 GradientReducer::GradientReducer(
     std::vector<NamedParameter> named, Group group,

@@ -1,3 +1,8 @@
+// One run executes the list of actions of this rank in order. Each microbatch
+// has a slot for each local stage, which holds what forward leaves to backward:
+// the graph, the shapes, and tensors that pass between two stages of this rank.
+// The first run with given microbatch shapes sends a header with each tuple and
+// records the shapes; later runs post their receives from the record.
 #include "echelon/parallel/pipeline/pipeline_run.h"
 
 #include <torch/types.h>

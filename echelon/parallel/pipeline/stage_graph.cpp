@@ -1,3 +1,9 @@
+// The edges of the graph are cut at InputNodes, which take the places of the
+// stage's inputs. backward_input() sorts the nodes: those on a path to an input
+// run now. A node of these that also leads to weights captures its gradients in
+// a pre-hook; any other releases its saved tensors in a post-hook.
+// backward_weight() starts at the captured gradients and at the roots that lead
+// to weights alone, after the edges to inputs are removed.
 #include "echelon/parallel/pipeline/stage_graph.h"
 
 #include <torch/autograd.h>
@@ -188,6 +194,8 @@ Tensors StageGraph::backward(const Tensors& gradients) {
   return results;
 }
 
+// Splits the roots into those that lead to inputs, which run now without
+// accumulating, and the rest, which are kept for the second half.
 Tensors StageGraph::backward_input(const Tensors& gradients) {
   autograd::edge_list edges;
   variable_list values;

@@ -1,3 +1,9 @@
+// The constructor lets every rank tell which tied parameters it has, on which
+// stage and with which dtype and shape. From that each rank builds the same
+// sets, ordered by stage. gather() exchanges the members' values or gradients
+// between the ranks that have one, all in one batch of messages, so no order
+// can deadlock. Each of them then sums all members in the order of the set, so
+// the sums have the same bits.
 #include "echelon/parallel/pipeline/tied_parameters.h"
 
 #include <torch/types.h>

@@ -1,3 +1,13 @@
+// The planner walks through this rank's actions and asks, for each, which rank
+// holds the stage before and after it. A boundary between two ranks becomes a
+// transfer; a boundary within this rank passes tensors without one.
+//
+// Transfers posts receives ahead of their use. Where messages have tags, a
+// receive may be posted at any time. Where they do not (in_order), both sides
+// post the messages of a pair in the order of their producers' turns in a
+// simulated run of the schedule; pair_next_ is the first message of a pair that
+// was not posted. A receive passes through: not posted; header posted, its
+// shape not known; tensors posted; taken.
 #include "echelon/parallel/pipeline/transfers.h"
 
 #include <algorithm>

@@ -1,3 +1,15 @@
+// The optimizer sees two leaves, the parts of this rank's shard with and
+// without weight decay; the layers see views of the unsharded buffer. Two state
+// machines connect them.
+//
+//   unshard   none -> running (all-gather) -> done -> none (reshard)
+//   reduce    none -> scatter -> replicate -> copy -> none
+//
+// A reduction skips `scatter` on one shard rank, `replicate` on one replica,
+// and `copy` (to the host) without offload or on a CPU. start_ begins a
+// transition and never waits; finish_ and advance_ wait for the collective in
+// progress. Where the dtypes agree and nothing is offloaded, the master copy is
+// this rank's range of the unsharded buffer, and no copy is made.
 #include "echelon/parallel/shard/flat_buffer.h"
 
 #include <torch/optim.h>
@@ -277,6 +289,10 @@ void FlatBuffer::expose_gradients(bool expose) {
   }
 }
 
+// Chooses where the reduce-scatter writes: into the step's gradient when it is
+// the first there, else into this rank's range of the unsharded gradient, or,
+// for replicas, into pooled memory, so that the unsharded gradient can be freed
+// before the all-reduce.
 void FlatBuffer::start_reduce() {
   zero_missing();
   const Call call{.label = "reduce " + name_, .async = true};
@@ -326,7 +342,7 @@ bool FlatBuffer::advance_reduce() {
   }
   store(reducing_);
   if (context_.offloads() && !device_.is_cpu()) {
-    reduce_state_ = ReduceState::copy;  // which still reads the buffer
+    reduce_state_ = ReduceState::copy;  // the copy still reads the buffer
     return false;
   }
   end_reduce();

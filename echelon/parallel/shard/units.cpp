@@ -1,3 +1,14 @@
+// UnshardedUnits predicts: next_ maps a use and the one before it to the use
+// that followed, as observed. Before it has observed anything, sets are
+// expected in the order of registration in forward and in the reverse order in
+// backward. use() reshards what is neither used, expected nor read by a running
+// node, starts the all-gathers of the used units, then those of the expected
+// ones, and waits for the used units only.
+//
+// UnitReducer keeps `order_`, this round's units with the last one first, and
+// `position_`, the first of them that was not launched. A complete unit waits
+// until those before it are launched, so every rank reduces in one order.
+// `in_flight_` holds the launched reductions; each launch first advances them.
 #include "echelon/parallel/shard/units.h"
 
 #include <torch/types.h>
@@ -231,6 +242,8 @@ void UnitReducer::launch_complete() {
   }
 }
 
+// Starts the reduction of a unit. A unit that is still in flight from the round
+// before is finished first, since it has one buffer.
 void UnitReducer::launch(size_t index) {
   Unit& unit = *units_[index];
   unit.round.launched = true;
@@ -296,6 +309,9 @@ void UnitReducer::agree_on_used_units() {
   agreed_once_ = true;
 }
 
+// Ends the step. Units that no rank used in the last step are reduced after the
+// ranks have agreed whether one of them is used now; all others are reduced
+// before, without asking.
 void UnitReducer::finish() {
   last_ = true;
   end_round();
