@@ -54,7 +54,7 @@ class SmallNetwork {
   // Bytes for each operator.
   void move_beside(int64_t bytes) { bytes_ = bytes; }
 
-  // Its own seconds.
+  // Returns the seconds of the layers alone.
   double run(bool backward) {
     const torch::AutoGradMode gradients(true);
     beside_seconds_ = 0;

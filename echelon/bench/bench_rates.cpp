@@ -42,7 +42,7 @@ class Matmuls {
     // A GPU computes while the host launches the next operator.
     const double start = meter_.on_gpu() ? 0 : seconds.back();
     for (size_t i = 0; i < rates_.size(); ++i) {
-      // So far this has the FLOPs of the call.
+      // Until now the field has the FLOPs of the call.
       rates_[i].flops_per_second /=
           std::max(seconds[i] - start, seconds[i] / 4);
     }
@@ -76,7 +76,7 @@ class Matmuls {
     const Tensor x = torch::full({images, in, side, side}, 0.5, meter_.device())
                          .contiguous(order);
     const Tensor weight = torch::full({out, in, 3, 3}, 0.5, meter_.device());
-    // In the memory format that the kernel chooses.
+    // y has the memory format that the kernel chooses.
     const Tensor y = torch::conv2d(x, weight, {}, 1, 1);
     const cluster::MatrixRate shape{
         cluster::Precision::fp32, images * side * side, out, in * 9};
@@ -195,7 +195,7 @@ class Operators {
     return std::move(rates_);
   }
 
-  // Named and measured in bytes as operators are counted.
+  // The operator has the name and the bytes with which it is counted.
   void add(std::function<void()> call) {
     const counting::OperatorWork work = largest_of(call);
     add(work.name, work.bytes, std::move(call));

@@ -125,9 +125,9 @@ class Checks {
     if (rank == group_.rank) refuse("rank {} is this rank", rank);
   }
 
-  /// Whether there is nothing to send: in a silent group, and for tensors on
-  /// the meta device. The other ranks need not agree: they may count another
-  /// layer. This rank's input comes last.
+  /// Returns whether there is nothing to send: in a silent group, and for
+  /// tensors on the meta device. The other ranks need not agree: they may count
+  /// another layer. This rank's input comes last.
   bool no_data(const std::vector<Tensor>& tensors) const {
     if (!group_.backend && group_.ranks.size() > 1) {
       trace(tensors);
@@ -217,7 +217,7 @@ movable(const Group::Impl& group, const std::vector<Tensor>& tensors) {
   return all;
 }
 
-/// As `movable`, with one row per row of `tensor`.
+/// Does what movable() does, with one row per row of `tensor`.
 Tensor movable_rows(const Group::Impl& group, const Tensor& tensor) {
   const Tensor bytes = movable(group, tensor);
   if (bytes.is_same(tensor)) return tensor;
@@ -225,8 +225,8 @@ Tensor movable_rows(const Group::Impl& group, const Tensor& tensor) {
   return bytes.view({rows, rows == 0 ? 0 : bytes.numel() / rows});
 }
 
-/// In one dimension for a backend that compares the shapes of input and output,
-/// which callers choose freely.
+/// Returns `tensor` in one dimension for a backend that compares the shapes of
+/// input and output, which callers choose freely.
 Tensor flat(const Group::Impl& group, const Tensor& tensor) {
   return group.kind == BackendKind::gloo ? tensor.view({-1}) : tensor;
 }

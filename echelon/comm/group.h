@@ -1,5 +1,5 @@
-// The communicator along one mesh axis, and its plain collectives. Those that
-// autograd differentiates are in differentiable.h.
+// The communicator along one mesh axis, and its plain collectives. Collectives
+// that autograd differentiates are in differentiable.h.
 #pragma once
 
 #include <torch/types.h>

@@ -101,7 +101,7 @@ std::vector<int> all_ranks(int size) {
   }
 }
 
-/// Which backend `options` and the machine lead to.
+/// Chooses the backend by `options` and the machine.
 BackendKind
 choose_backend(const CommOptions& options, const RankEnvironment& env) {
   const bool one_host = env.local_world_size == env.world_size;
@@ -384,7 +384,8 @@ void run_ranks(
       try {
         body(world);
       } catch (...) {
-        // Before the world ends, which fails the other ranks' collectives.
+        // The error is recorded before the world ends, because its end fails
+        // the other ranks' collectives.
         fail(rank);
         throw;
       }

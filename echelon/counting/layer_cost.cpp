@@ -125,8 +125,8 @@ class Counter : public detail::OperatorObserver {
     });
   }
 
-  // The work since the last call; that which made a storage of `gradients` is
-  // for_weight.
+  // Returns the work since the last call; an operator that made a storage of
+  // `gradients` is for_weight.
   std::vector<OperatorWork>
   take_work(const std::unordered_set<StorageKey>& gradients = {}) {
     std::vector<OperatorWork> taken;

@@ -29,7 +29,7 @@ Tensor like(const Tensor& x) {
   return at::empty_like(x, at::MemoryFormat::Contiguous);
 }
 
-// In the order of x: channels last stays channels last.
+// Returns a tensor in the order of x: channels last stays channels last.
 Tensor ordered_like(const Tensor& x) {
   return at::empty_like(x, x.suggest_memory_format());
 }
@@ -198,7 +198,7 @@ Two log_sigmoid(const Tensor& x) {
   return {like(x), sized({SymInt(0)}, x)};
 }
 
-// For any number of pooled dimensions, which are the last ones.
+// Pools any number of dimensions, which are the last ones.
 Tensor adaptive_average_pool(const Tensor& x, Ints output) {
   auto sizes = x.sym_sizes().vec();
   const size_t first = sizes.size() - output.size();
@@ -295,8 +295,8 @@ Three flash_attention_backward(
   return {like(query), like(key), like(value)};
 }
 
-// The fused kernel, which keeps no matrix of scores, wherever one exists; the
-// meta device by itself would take the plain formula.
+// Takes the fused kernel, which keeps no matrix of scores, wherever one exists;
+// the meta device by itself would take the plain formula.
 Tensor attention(
     const Tensor& query, const Tensor& key, const Tensor& value,
     const MaybeTensor& mask, double dropout, bool causal,
@@ -319,8 +319,8 @@ Two rms_norm_backward(
       mask[1] ? at::empty(normalized, x.options()) : Tensor()};
 }
 
-// For any operator: an operator in place returns its first argument, any other
-// a new tensor like argument `index`, contiguous or in the argument's order.
+// Serves any operator: one in place returns its first argument, any other a new
+// tensor like argument `index`, contiguous or in the argument's order.
 template <size_t index, bool keeps_order>
 void like_argument(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const auto& schema = op.schema();

@@ -153,8 +153,8 @@ double convolution_backward_flops(const RecordedCall& call) {
   return each * ((call.wanted(0) ? 1 : 0) + (call.wanted(1) ? 1 : 0));
 }
 
-// `of_query` and `of_value`: how many products of the scores' shape have the
-// width of the queries, and that of the values.
+// `of_query` and `of_value` count the products of the scores' shape that have
+// the width of the queries and of the values.
 double attention_flops(
     IntArrayRef query, IntArrayRef key, IntArrayRef value, int64_t of_query,
     int64_t of_value) {
@@ -224,7 +224,7 @@ bool is_one_of(
   return std::ranges::find(names, name) != names.end();
 }
 
-// Their bytes are moved by the operators that they call, which are seen too.
+// The operators that these call move the bytes, and are seen too.
 bool calls_others(const std::string& name) {
   return is_one_of(
       name, {"clone", "contiguous", "embedding", "reshape", "select_backward",

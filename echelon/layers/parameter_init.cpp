@@ -206,7 +206,7 @@ void fill_range(
   }
 }
 
-// Which elements of a parameter go where: `rows` rows, in each of which every
+// Says which elements of a parameter go where, in `rows` rows; in a row, every
 // run is contiguous both in the parameter and in the memory that is filled.
 // Offsets are in elements.
 struct Region {

@@ -332,7 +332,7 @@ class StorageHooks : public SavedTensorHooks,
     return entry;
   }
 
-  // `round`: the round in which the view that asks last did so.
+  // `round` is the round in which the view that asks now asked last.
   c10::Storage get(Entry& entry, int64_t& round) {
     if (round != entry.round) {
       round = entry.round;

@@ -80,7 +80,7 @@ void RandomState::restore() const {
   }
 }
 
-// States are bytes in host memory.
+// Both states are bytes in host memory.
 bool RandomState::operator==(const RandomState& other) const {
   return std::equal(
       states_.begin(), states_.end(), other.states_.begin(),
@@ -186,7 +186,7 @@ Replay::Replay(
   }
 }
 
-// Null when the call must run again.
+// Returns null when the call must run again.
 KeptResults::Call* Replay::next_call(const std::string& name) {
   auto& calls = results_.calls();
   if (next_ == calls.size() || calls[next_].name != name) {

@@ -32,7 +32,8 @@ using torch::Tensor;
 
 thread_local int second_runs = 0;
 
-// Ends the second run. No std::exception, so that forward does not catch it.
+// Ends the second run. It is no std::exception, so that forward does not catch
+// it.
 struct Stop {};
 
 // The state that all frames of one layer share.
@@ -154,7 +155,7 @@ class Frame : public std::enable_shared_from_this<Frame> {
     Frame& frame;
   };
 
-  // Empty when forward is known not to change its inputs.
+  // Returns nothing when forward is known not to change its inputs.
   std::vector<Tensor> copies_of(const std::vector<Tensor>& inputs) const {
     if (layer_->inputs == Layer::Inputs::stay) return {};
     const torch::NoGradGuard no_grad;
@@ -285,7 +286,7 @@ class Frame : public std::enable_shared_from_this<Frame> {
     random_ = {};
   }
 
-  // Recorded in the first run.
+  // The first run records these.
   std::shared_ptr<Layer> layer_;
   std::vector<Input> inputs_;
   at::ThreadLocalState thread_;

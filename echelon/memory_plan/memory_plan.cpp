@@ -34,7 +34,7 @@ int64_t largest_peak(const MemoryModel& model, const Job& job, bool once) {
   return most;
 }
 
-// Bytes of everything that grows with the samples of a microbatch.
+// Scales the bytes of everything that grows with the samples of a microbatch.
 MemoryModel with_batch(MemoryModel model, double factor) {
   const auto scale = [&](int64_t& bytes) {
     bytes = static_cast<int64_t>(static_cast<double>(bytes) * factor);

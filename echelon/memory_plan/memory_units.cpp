@@ -6,7 +6,7 @@
 namespace echelon::memory_plan::detail {
 namespace {
 
-// As in parallel/shard/flat_buffer.h.
+// The alignment of parallel/shard/flat_buffer.h.
 constexpr int64_t kAlignment = 16;
 
 int64_t round_up(int64_t value, int64_t unit) {

@@ -9,7 +9,7 @@
 namespace echelon::memory_plan::detail {
 namespace {
 
-// As in GradientReducer: larger gradients are reduced in place.
+// GradientReducer reduces larger gradients in place.
 constexpr int64_t kInPlaceBytes = 256 << 10;
 
 timeline::MemoryByKind only(timeline::MemoryKind kind, int64_t bytes) {
@@ -282,7 +282,7 @@ class StepWalk {
     }
   }
 
-  // As TiedParameters does: the other stages' gradients arrive and are summed.
+  // Follows TiedParameters: the other stages' gradients arrive and are summed.
   void sum_ties() {
     for (const auto& tie : model_.ties) {
       const auto own = std::ranges::count_if(

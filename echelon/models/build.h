@@ -1,9 +1,9 @@
 // One function per model: its layers, in float32 and without initial values.
 //
 // In a tensor-parallel group, the layers of image networks take and return this
-// rank's even shard of the channels. Those of "mlp" return a shard of the
-// features and all features in turn. Every rank has the model's input and the
-// final scores.
+// rank's even shard of the channels. The layers of "mlp" return, in turn, a
+// shard of the features and all features. Every rank has the model's input and
+// the final scores.
 #pragma once
 
 #include <cstdint>

@@ -19,7 +19,7 @@
 namespace echelon::models {
 namespace {
 
-// For layers whose activations are not sharded by tokens.
+// Serves layers whose activations are not sharded by tokens.
 TensorParallel without_sequence_parallel(TensorParallel parallel) {
   parallel.options.sequence_parallel = false;
   return parallel;
@@ -89,7 +89,8 @@ void add_conv(
 
 // mlp
 
-// In place only without tensor parallelism: sharded matmuls return a view.
+// ReLU works in place only without tensor parallelism: sharded matmuls return a
+// view.
 torch::Tensor relu(torch::Tensor y, const TensorParallel& parallel) {
   return parallel.size() == 1 ? at::relu_(y) : at::relu(y);
 }

@@ -23,10 +23,10 @@ std::vector<std::pair<std::string, torch::Tensor>>
 state_dict(const torch::nn::Module& module);
 
 /// Copies the tensors of a file or folder (weights_source.h) into the module,
-/// on any device. Of a sharded parameter (sharded_module.h) only this rank's
-/// shard is read. The rules are those of check_weights.h. Throws DataError that
-/// lists every tensor that does not fit, and then changes nothing;
-/// CheckpointError when the file is missing or malformed.
+/// on any device. Only this rank's shard of a sharded parameter
+/// (sharded_module.h) is read. The rules are those of check_weights.h. Throws
+/// DataError that lists every tensor that does not fit, and then changes
+/// nothing; CheckpointError when the file is missing or malformed.
 void load_weights(torch::nn::Module& module, const std::string& path);
 
 /// The same for a network that may be a slice: reads and checks only the

@@ -29,7 +29,7 @@ void check_autocast(torch::DeviceType device, torch::Dtype dtype) {
 
 using torch::Tensor;
 
-// Twice this is still a float32.
+// Twice this scale is still a float32.
 constexpr double kLargestScale = 0x1p126;
 
 // Divides and checks in one pass; `found` becomes 1 where a gradient is not

@@ -156,7 +156,7 @@ void Optimizer::load_state(const NamedTensors& values) {
 
 namespace {
 
-// For each parameter zeros, in its memory order.
+// Returns zeros for each parameter, in its memory order.
 std::vector<torch::Tensor>
 zeros_like_all(const std::vector<torch::Tensor>& parameters) {
   std::vector<torch::Tensor> zeros;

@@ -37,8 +37,8 @@ enum class ZeroGrad {
   in_place,     // for gradients that are views of a bucket
 };
 
-/// Updates parameters from their gradients. Not thread-safe; each rank has its
-/// own, and equal gradients give equal parameters.
+/// Updates parameters from their gradients. It is not thread-safe; each rank
+/// has its own, and equal gradients give equal parameters.
 ///
 /// A parameter without a gradient is skipped: no decay, no step counted, as in
 /// PyTorch. All tensors of a parameter's state have its dtype and device.

@@ -48,8 +48,8 @@ struct MemoryMeter::Impl : c10::MemoryReportingInfoBase,
       void* data, int64_t bytes, size_t, size_t, c10::Device where) override;
   void
   reportOutOfMemory(int64_t bytes, size_t, size_t, c10::Device where) override;
-  // If true, torch's CPU allocator warns about each block that it does not
-  // know.
+  // If this returned true, torch's CPU allocator would warn about each block
+  // that it does not know.
   bool memoryProfilingEnabled() const override { return false; }
 
   bool counts(c10::Device where) const {

@@ -101,7 +101,7 @@ timeline::RankMemory MemoryWatch::measured() {
   if (sampling_) end_samples();
   if (measured_.samples.empty()) return measured_;
   measured_.limit_bytes = limit_bytes_;
-  // With several devices in a process, each has only a part of this.
+  // With several devices in a process, each has only a part of this memory.
   if (!job_.model.devices.empty()) return measured_;
   try {
     const memory_plan::MemoryPlan plan =

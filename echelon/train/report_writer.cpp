@@ -246,8 +246,8 @@ JobFacts facts_of(const ModelSource& source) {
   return facts;
 }
 
-// One rank alone calls it. Throws nothing for what cannot be predicted: the
-// result says why.
+// One rank alone calls it. Where nothing can be predicted it does not throw:
+// the result says why.
 report::StepPrediction predict_run_here(
     const Job& job, const ModelSource& source, const World& world,
     const RunLayers& layers) {

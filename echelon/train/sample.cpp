@@ -155,7 +155,7 @@ int64_t choose_token(
         (score_of(id) - score_of(order.front())) / options.temperature));
     sum += weights.back();
   }
-  // The fewest whose probabilities reach top_p.
+  // Keeps the fewest tokens with probabilities that reach top_p together.
   size_t kept = 0;
   double part = 0;
   while (kept < weights.size()) {

@@ -12,7 +12,7 @@
 namespace echelon {
 namespace {
 
-// As they are sent: numbers only, since they are summed.
+// This struct is sent as it is and summed over ranks, so it has numbers alone.
 struct Summands {
   double loss_sum = 0;
   double count = 0;

@@ -22,7 +22,7 @@
 namespace echelon {
 namespace {
 
-/// What is compared of one step: of the parameters that this rank has.
+/// What is compared of one step, for the parameters that this rank has.
 struct Snapshot {
   double loss_sum = 0;
   double count = 0;
@@ -91,7 +91,7 @@ class Run {
     saver.save_and_wait(state_, now);
   }
 
-  // Whatever the checkpoint does not fill stays NaN.
+  // What the checkpoint does not fill stays NaN.
   Resumed load(const std::string& from) {
     const torch::NoGradGuard no_grad;
     const auto forget = [](torch::Tensor tensor) {

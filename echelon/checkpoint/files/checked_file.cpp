@@ -25,7 +25,7 @@ namespace {
 using safetensors::quote_printable;
 using safetensors::shape_string;
 
-// Hashed while it is still in the processor's cache.
+// A piece is hashed while it is still in the processor's cache.
 constexpr size_t kReadBytes = 256 << 10;
 
 }  // namespace
@@ -169,7 +169,7 @@ CheckedFile::read_block(int64_t block, const Parts& parts) {
       begin, end, found, expected, looks_like(found, parts)));
 }
 
-/// Says what the bytes are instead, where that is known.
+/// Says what a damaged block holds instead, where that is known.
 std::string
 CheckedFile::looks_like(const std::string& sum, const Parts& parts) const {
   const auto zero = [](std::span<const std::byte> part) {

@@ -84,7 +84,7 @@ void compare_bits(const Piece& piece, const std::byte* a, const std::byte* b) {
   }
 }
 
-// Pieces that are read together: of many small tensors, or of one large one.
+// Pieces of many small tensors, or of one large tensor, that are read together.
 class Batch {
  public:
   Batch(CheckpointReader& a, CheckpointReader& b, size_t bytes)

@@ -253,7 +253,8 @@ void complete(
   }
   manifest.ranks = ranks;
   add_parts(manifest, parts);
-  // The ranks did so on their hosts; what this host sees must be on disk too.
+  // The ranks synced them on their hosts; what this host sees must be on disk
+  // too.
   for (const auto& file : manifest.files) sync_file(partial / file.name);
   for (int64_t rank = 0; rank < ranks; ++rank) {
     remove_path(part_path(partial, rank));

@@ -34,7 +34,8 @@ using safetensors::quote_printable;
 using safetensors::shape_string;
 using safetensors::TensorBytes;
 
-// Small enough that hashed bytes are copied from the processor's cache.
+// A piece is small enough to be copied from the processor's cache after it was
+// hashed.
 constexpr size_t kPieceBytes = 256 << 10;
 
 /// The distinct tensors of the slices, and the key of each slice.

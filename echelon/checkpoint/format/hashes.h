@@ -1,5 +1,5 @@
-// Hashes of a checkpoint's files and of its tensors. Not cryptographic. Free of
-// LibTorch.
+// Hashes of a checkpoint's files and of its tensors. They are not
+// cryptographic. Free of LibTorch.
 #pragma once
 
 #include <array>

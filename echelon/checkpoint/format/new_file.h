@@ -27,10 +27,10 @@ class NewFile {
   ~NewFile() { discard(); }
 
   void append(const void* data, size_t bytes);
-  /// As append(), bypassing the page cache where the file system allows it:
-  /// nothing is copied, and what others have cached stays. kDirectBytes must
-  /// divide offset, address and size. Releases the reserved room, so that a
-  /// disk which others fill meanwhile is found by the write that fails.
+  /// Appends past the page cache where the file system allows it: nothing is
+  /// copied, and what others have cached stays. kDirectBytes must divide
+  /// offset, address and size. Releases the reserved room, so that a disk which
+  /// others fill meanwhile is found by the write that fails.
   void append_direct(const void* data, size_t bytes);
   static constexpr size_t kDirectBytes = 4096;
   /// Starts writing back what was appended, so that finish() waits less.

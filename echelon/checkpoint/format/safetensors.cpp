@@ -53,7 +53,8 @@ class HeaderReader {
   HeaderReader(std::string_view text, const std::string& path)
       : path_(path), json_(text, path, "header") {}
 
-  /// By what the header says: no number is checked against another.
+  /// The tensors as the header lists them: no number is checked against another
+  /// yet.
   std::vector<TensorInfo> tensors;
   Metadata metadata;
 

@@ -43,7 +43,8 @@ std::string place_of(const std::vector<int64_t>& shape, int64_t element) {
       place_of(facts.shape, element), dtype, largest_value(dtype)));
 }
 
-// Not initialised: pages that are not used never become resident.
+// The memory is not initialised, so pages that are not used never become
+// resident.
 using Memory = std::unique_ptr<std::byte[]>;
 
 Memory memory(int64_t bytes) {

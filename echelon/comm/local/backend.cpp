@@ -212,11 +212,11 @@ class LocalWork : public c10d::Work {
     return future_;
   }
 
-  // Called before anyone else has the work.
+  // The issuing call makes this one, before anyone else has the work.
   void set_operation(OperationPtr operation) {
     operation_ = std::move(operation);
   }
-  // The results are in place, or `error` is set.
+  // Completes the work: the results are in place, or `error` is set.
   void end(std::exception_ptr error) {
     finish(error);
     if (error != nullptr) {

@@ -18,8 +18,8 @@ refuse(const std::string& reason, const std::string& way_out) {
   throw ConfigError(format("backend nccl: {}; {}", reason, way_out));
 }
 
-/// The driver's count. The driver's library comes with the driver, so without
-/// the library there is no GPU.
+/// Asks the driver for the number of GPUs. Its library comes with the driver,
+/// so without the library there is no GPU.
 int count_devices() noexcept {
   void* driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
   if (driver == nullptr) {

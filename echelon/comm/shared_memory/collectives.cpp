@@ -459,7 +459,7 @@ void Communicator::stage_in(uint64_t step, const Call& call) {
   switch (call.kind) {
     case Kind::all_reduce:
     case Kind::reduce: {
-      // All but the slice that this rank reduces itself.
+      // The range is all but the slice that this rank reduces itself.
       const uint64_t count = bytes / call.element();
       const uint64_t low = slice(count, rank_, size_) * call.element();
       const uint64_t high = slice(count, rank_ + 1, size_) * call.element();

@@ -67,7 +67,8 @@ class Communicator : public Supervisor,
   /// data[shape] <- reduction, in place.
   OperationPtr
   all_reduce(void* data, const Shape& shape, Reduction op, Issue issue);
-  /// As all_reduce, for `root` alone; the others' data is unspecified.
+  /// Reduces for `root` alone, as all_reduce does; the other ranks' data is
+  /// unspecified.
   OperationPtr
   reduce(void* data, const Shape& shape, Reduction op, int root, Issue issue);
   /// outputs[j][shape] <- rank j's input.

@@ -197,7 +197,7 @@ bool Engine::step(Lane& lane, bool look_at_clock, const Operation* until) {
   return progressed;
 }
 
-// Why the operation cannot continue, or null.
+// Returns why the operation cannot continue, or null.
 std::exception_ptr
 Engine::obstacle(const Operation& operation, bool look_at_clock) {
   auto& group = *operation.group;
@@ -290,7 +290,7 @@ bool Engine::wait(
   return operation->done();
 }
 
-// The front could run now.
+// Returns whether the front could run now.
 bool Engine::actionable(Lane& lane) {
   std::lock_guard lock(lane.mutex_);
   if (lane.busy_ || lane.queue_.empty()) {

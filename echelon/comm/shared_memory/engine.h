@@ -177,7 +177,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   /// Puts the operation behind the others of its lane.
   void
   enqueue(const std::shared_ptr<Lane>& lane, const OperationPtr& operation);
-  /// Runs it as far as it goes. Not async: returns when it is done.
+  /// Runs the operation until it must wait; unless `async`, returns when it is
+  /// done.
   void begin(const OperationPtr& operation, bool async);
   bool wait(const OperationPtr& operation, std::chrono::milliseconds limit);
 

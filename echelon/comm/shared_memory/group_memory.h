@@ -101,7 +101,7 @@ class GroupMemory {
   std::atomic<uint64_t>& finished(uint64_t s) const {
     return head().finished[s % 4].value;
   }
-  /// Not 0 while rank r accesses its peers' memory.
+  /// The counter is not 0 while rank r accesses its peers' memory.
   std::atomic<uint64_t>& accesses(int r) const {
     return at<Counter>(accesses_)[r].value;
   }

@@ -297,7 +297,7 @@ class Joining {
     send_message(socket, &welcome, sizeof(welcome), {});
   }
 
-  // Why the newcomer is refused; empty when it belongs to this job.
+  // Returns why the newcomer is refused; empty when it belongs to this job.
   std::string objection(
       int socket, const Hello& hello, const std::vector<Descriptor>& peers) {
     ucred who{};

@@ -101,7 +101,7 @@ bool idle_step(int& idle) {
   return true;
 }
 
-// Not FUTEX_PRIVATE: the sleepers may be other processes.
+// The futex is not FUTEX_PRIVATE, since the sleepers may be other processes.
 void Doorbell::sleep(uint32_t seen, std::chrono::milliseconds limit) {
   timespec time{};
   time.tv_sec = limit.count() / 1000;
@@ -213,8 +213,8 @@ struct Segment::Header {
   alignas(128) RankBlock ranks[];
 };
 
-// Held for microseconds. When its holder is killed, a verdict is passed and the
-// others stop waiting.
+// The lock is held for microseconds. When its holder is killed, a verdict is
+// passed and the others stop waiting.
 class Segment::Lock {
  public:
   explicit Lock(Header& header) : word_(header.lock) {

@@ -104,7 +104,7 @@ count_classes(std::span<const std::byte> bytes, const std::string& path) {
   for (size_t i = 0; i < bytes.size() / sizeof(Int); ++i) {
     Int value;
     std::memcpy(&value, bytes.data() + i * sizeof(Int), sizeof(Int));
-    // As an unsigned number a negative one is huge.
+    // A negative number is huge as an unsigned one.
     if (static_cast<uint64_t>(value) >= uint64_t{1} << 31) {
       throw DataError(format(
           "{}: targets holds {} (element {}); classes are 0 or more and below "

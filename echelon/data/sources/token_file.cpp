@@ -281,7 +281,7 @@ void TokenFile::read(
           load<Token>(from + static_cast<size_t>(i) * sizeof(Token)));
     }
   });
-  // As an unsigned number a negative id is huge.
+  // A negative id is huge as an unsigned number.
   const auto bad = std::find_if(to, to + count, [&](int64_t id) {
     return static_cast<uint64_t>(id) >= static_cast<uint64_t>(vocabulary);
   });

@@ -27,7 +27,8 @@ namespace {
 
 constexpr std::string_view kMetaspace = "\xe2\x96\x81";  // U+2581
 constexpr int32_t kNoRank = std::numeric_limits<int32_t>::max();
-/// Words of up to so many symbols are merged by scanning all pairs repeatedly.
+/// Words of up to this many symbols are merged by scanning all pairs
+/// repeatedly.
 constexpr size_t kShort = 48;
 
 uint64_t pair_of(TokenId left, TokenId right) {
@@ -141,7 +142,7 @@ void Bpe::add_merges(const std::string& place) {
     while (table_[at].pair != kNoPair && table_[at].pair != pair) {
       at = (at + 1) & (size - 1);
     }
-    // The later one of two equal pairs holds.
+    // Of two equal pairs the later one counts.
     table_[at] = {pair, static_cast<int32_t>(rank), id_of(result)};
   }
 }

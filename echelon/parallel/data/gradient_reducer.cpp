@@ -43,9 +43,9 @@ std::vector<int64_t> gradient_strides(const Tensor& parameter) {
   return {strides.begin(), strides.end()};
 }
 
-// Whether `gradient` can be reduced in place. Not if it shares memory: autograd
-// may store two gradients in one place (those of x and y in x + y), which would
-// then be summed twice.
+// Whether `gradient` can be reduced in place. It cannot if it shares memory:
+// autograd may store two gradients in one place (for x and y in x + y), and
+// that place would be summed twice.
 bool reducible(const Tensor& gradient, const Tensor& parameter) {
   return gradient.dtype() == parameter.dtype() &&
          gradient.storage().use_count() == 1 &&
@@ -506,7 +506,7 @@ GradientReducer::GradientReducer(
   for (auto& [name, tensor] : named) {
     impl_->parameters.push_back({std::move(name), std::move(tensor)});
   }
-  // Until a backward has shown the order: the reverse of the order of
+  // Until a backward has shown the order, it is the reverse of the order of
   // definition.
   std::vector<int64_t> order(impl_->parameters.size());
   std::iota(order.rbegin(), order.rend(), 0);

@@ -21,7 +21,7 @@ namespace {
 
 using torch::Tensor;
 
-// Statistics of a batch, per channel. // C channels, R ranks
+// Statistics of a batch, per channel; C is the number of channels, R of ranks.
 struct Statistics {
   Tensor mean_C;
   Tensor variance_C;  // biased
@@ -57,7 +57,7 @@ Statistics local_statistics(const Tensor& input) {
         torch::zeros({channels}, options), torch::zeros({channels}, options),
         0};
   }
-  // Only their dtype matters: it is that of the result.
+  // Only their dtype matters: the result has it.
   const auto unread = torch::zeros({channels}, options);
   auto [mean, variance] =
       at::batch_norm_update_stats(input, unread, unread.clone(), 0.0);
@@ -94,8 +94,8 @@ Statistics global_statistics(const Statistics& local, const Group& group) {
       static_cast<int64_t>(count)};
 }
 
-// As one operator, so that selective recompute keeps the result and does not
-// communicate again.
+// This is one operator, so that selective recompute keeps the result and does
+// not communicate again.
 Statistics batch_statistics(const Tensor& input, const Group& group) {
   const auto results =
       profiling::as_one_operator("echelon::batch_statistics", [&] {
@@ -257,7 +257,7 @@ void SyncBatchNormImpl::_check_input_dim(const Tensor& input) {
       sizes.str(), options.num_features()));
 }
 
-// As the forward of torch::nn's BatchNorm modules.
+// Follows the forward of torch::nn's BatchNorm modules.
 Tensor SyncBatchNormImpl::forward(const Tensor& input) {
   _check_input_dim(input);
   const bool training = is_training();

@@ -72,7 +72,8 @@ variable_list execute(
 
 using Paths = std::unordered_map<Node*, bool>;
 
-// Finds the nodes that lead to an input. Not recursive, since graphs are deep.
+// Finds the nodes that lead to an input. It does not recurse, since graphs are
+// deep.
 Paths find_paths(
     const autograd::edge_list& roots,
     const std::vector<std::shared_ptr<InputNode>>& inputs) {

@@ -57,7 +57,7 @@ class PlacedNetwork : public torch::nn::Module {
   /// its slice, so that the spans show when it computed. Null: no spans.
   void set_recorder(timeline::Recorder* recorder);
 
-  /// As Network's: the first layer with a NaN or an infinity.
+  /// Returns the first layer with a NaN or an infinity, as Network's does.
   std::optional<NonFinite> first_nonfinite_layer(const Tensors& inputs);
 
   const Placement& placement() const { return placement_; }

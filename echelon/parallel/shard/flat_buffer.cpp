@@ -395,7 +395,7 @@ void FlatBuffer::finish_reduce() {
   if (!has_gradient_) return;
   const auto set_grad = [&](Tensor& shard, const IndexRange& range) {
     if (!shard.defined()) return;
-    // Not a view in autograd's eyes: torch::optim's zero_grad() detaches it.
+    // Autograd must not see a view: torch::optim's zero_grad() detaches it.
     shard.mutable_grad() =
         gradient_.narrow(0, range.begin, range.size()).variable_data();
   };

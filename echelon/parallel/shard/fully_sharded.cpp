@@ -1,5 +1,5 @@
-// How an operator finds its parameters unsharded: their storage belongs to a
-// flat buffer, which a table of storages tells. A dispatch key that has no
+// An operator finds its parameters unsharded in this way. Their storage belongs
+// to a flat buffer, which a table of storages names. A dispatch key that has no
 // meaning of its own and precedes all others gets a fallback kernel, which
 // looks at the arguments of each operator and unshards the units that they
 // belong to. The fallback runs only in threads that include the key: where a
@@ -140,7 +140,8 @@ struct ForwardScope {
       : include(kKey) {
     if (hooks) scope.emplace(std::move(hooks));
   }
-  // For functions of users, which save tensors without being operators.
+  // The scope serves functions of users, which save tensors without being
+  // operators.
   std::optional<SavedTensorScope> scope;
   c10::impl::IncludeDispatchKeyGuard include;
 };

@@ -118,8 +118,8 @@ class UnshardedUnits {
   std::map<std::vector<size_t>, size_t> set_of_units_;
   std::optional<Use> previous_, current_;
   std::map<Context, Use> next_;
-  // The node that last read units. Not its address: another node may get the
-  // same address later, and on some ranks only.
+  // The node that last read units. Its address would not do: another node may
+  // get the same one later, and on some ranks only.
   std::weak_ptr<const void> reader_;
   std::vector<size_t> read_;  // units that reader_ reads
 };

@@ -254,8 +254,8 @@ Tensor detail::keep_mask_by_operators(
   const auto first =
       (rows - sample * place.rows_per_sample) * row_size + place.first_element;
   const auto key = keys.to(x.device()).index_select(0, sample.flatten());
-  // Four elements share a counter if rows are aligned; else each has one
-  // computed.
+  // Four elements share a counter if rows are aligned; else each element has
+  // its own counter.
   const bool aligned = row_size % 4 == 0 && place.first_element % 4 == 0;
   const auto element =
       first + torch::arange(0, row_size, aligned ? 4 : 1, integers);

@@ -95,7 +95,7 @@ void input_gradient_out(
   }
 }
 
-// In the layout of the weight.
+// The gradient has the layout of the weight.
 Tensor weight_gradient(const Tensor& x, const Tensor& y, WeightLayout layout) {
   return layout == WeightLayout::in_out ? x.t().mm(y) : y.t().mm(x);
 }
@@ -249,7 +249,7 @@ class ColumnLinear : public torch::autograd::Function<ColumnLinear> {
   }
 
  private:
-  // Which gradients are required and available.
+  // Tells which gradients are required and available.
   struct Needs {
     std::vector<bool> weight;
     std::vector<bool> bias;

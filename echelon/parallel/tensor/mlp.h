@@ -60,7 +60,7 @@ class GatedMlp : public torch::nn::Module {
  public:
   GatedMlp(const MlpShape& shape, TensorParallel parallel, std::string label);
 
-  /// As GeluMlp::forward.
+  /// The arguments are those of GeluMlp::forward.
   torch::Tensor forward(const torch::Tensor& x, int64_t tokens);
 
  private:

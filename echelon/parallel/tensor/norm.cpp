@@ -21,8 +21,8 @@ ParameterShard replicated_parameter(
       InitialValue::constant_of(value)};
 }
 
-// Runs in a few passes over rows that stay in the cache. GPUs have a fused
-// kernel.
+// The norm takes a few passes over rows that stay in the cache. GPUs have a
+// fused kernel.
 class RmsNorm : public torch::autograd::Function<RmsNorm> {
  public:
   static Tensor forward(
@@ -86,8 +86,9 @@ class RmsNorm : public torch::autograd::Function<RmsNorm> {
   }
 };
 
-// For low precision on CPUs. Their kernels take parameters in float32 and keep
-// float32 statistics, but sum the parameters' gradients in the dtype of x.
+// Normalises low precision on CPUs. Their kernels take parameters in float32
+// and keep float32 statistics, but sum the parameters' gradients in the dtype
+// of x.
 class LowLayerNorm : public torch::autograd::Function<LowLayerNorm> {
  public:
   static Tensor forward(

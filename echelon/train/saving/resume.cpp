@@ -75,7 +75,7 @@ std::vector<std::string> changes(
   return lines;
 }
 
-// Changes of what decides which samples a step sees.
+// Lists the changed settings that decide which samples a step sees.
 std::vector<std::string> changes_of_samples(
     const CheckpointManifest& manifest, const Job& job,
     const std::string& samples) {

@@ -1,10 +1,10 @@
 // Decides which elements of which tensors this rank writes or fills.
 //
 // Three rules, one after the other, say who writes an element of a parameter.
-// Of pipeline ranks, the one with the tensor's first name. Of tensor-parallel
-// ranks, the one that owns the element; the elements of replicated tensors are
-// divided equally between them. Of replicas, each an equal part of the rest.
-// The optimizer's state goes with its parameter.
+// The pipeline rank with the tensor's first name has it. Among tensor-parallel
+// ranks its owner writes it; they share the elements of replicated tensors
+// equally. Replicas then divide what is left into equal parts. The optimizer's
+// state goes with its parameter.
 #include <ATen/Context.h>
 #include <torch/types.h>
 
@@ -53,7 +53,7 @@ class OptimizerState {
     }
   }
 
-  // Null for parameters that are not trained.
+  // Returns null for parameters that are not trained.
   const Updated* find(const Tensor& value) const {
     if (value.numel() == 0) return nullptr;
     const auto found = all_.find(value.storage().unsafeGetStorageImpl());
@@ -208,7 +208,7 @@ share_out(std::vector<StateShard> parts, const Group& group) {
   int64_t at = 0;
   for (auto& part : parts) {
     const int64_t elements = num_elements(part.boxes);
-    // An element belongs to the rank of its first byte.
+    // An element belongs to the rank that its first byte falls to.
     const auto index = [&](int64_t byte) {
       const int64_t within = std::max<int64_t>(byte - at, 0);
       return std::min((within + width(part) - 1) / width(part), elements);
@@ -284,7 +284,8 @@ std::vector<StateShard> buffers_to_save(
 
 std::vector<detail::RandomSource>
 detail::random_sources(const World& world, const MeshGroups& groups) {
-  // Named by the place in the mesh, which does not depend on the axes' order.
+  // The name has the place in the mesh, which does not depend on the axes'
+  // order.
   const int64_t rank =
       groups.mesh().size() == 1 ? 0 : groups.mesh().place(world.rank());
   auto& context = at::globalContext();

@@ -119,7 +119,7 @@ std::string detail::first_failure(const std::vector<std::string>& errors) {
 
 namespace {
 
-// Whether it is one number of a parameter, whose tensor several may share.
+// Whether the state is one number, whose tensor several parameters may share.
 bool is_number(const StateShard& part) {
   return part.kind == SavedKind::optimizer && part.tensor.dim() == 0;
 }

@@ -79,9 +79,8 @@ class StateSnapshot {
   void begin(const std::vector<StateShard>& parts);
   void finish();
 
-  /// As take(), but refers to values that are in host memory as they are
-  /// written instead of copying them: for callers that change nothing until
-  /// they are.
+  /// Does what take() does, but values in host memory are written from where
+  /// they are, without a copy. The caller changes nothing until then.
   void refer_to(const std::vector<StateShard>& parts);
 
   /// The slices of the last call; their bytes live until the next.

@@ -248,7 +248,7 @@ void Saver::begin(
   });
 }
 
-// Follows copying, in which rank 0 has made the folder.
+// The phase after copying, in which rank 0 has made the folder.
 void Saver::write() {
   phase_ = Phase::writing;
   run([this] {

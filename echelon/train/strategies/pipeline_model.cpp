@@ -245,7 +245,8 @@ size_t PipelineModel::slice_of(int32_t stage) const {
 void PipelineModel::begin_step() {
   layers_.sync_buffers();
   if (auto* units = layers_.units()) {
-    // Nothing is reduced until before_gradients() says whose gradients come.
+    // Nothing is reduced until before_gradients() names the stage whose
+    // gradients come.
     units->begin_backward({.last = false, .keep_unsharded = true});
   }
   for (auto& [parallel, local] : replicas_) {

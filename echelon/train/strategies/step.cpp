@@ -109,8 +109,8 @@ auto of_kind(timeline::MemoryKind kind, const Make& make) {
   return make();
 }
 
-// Names the gradients that autograd makes; those of shards are named where they
-// are made.
+// Names the gradients that autograd makes; a shard's gradient is named where it
+// is made.
 void name_whole_gradients(const ParallelModel& model) {
   std::vector<torch::Tensor> leaves;
   for (const auto& part : model.parameters()) {
