@@ -1,3 +1,7 @@
+// find_ties() builds the layers and compares the memory of their parameters:
+// parameters of different layers are tied when they have the same memory,
+// shape, strides and dtype, and are refused when they share a part of it.
+// Groups are made by numbers: a tie gives all names of both groups one number.
 #include "echelon/layers/ties.h"
 
 #include <c10/core/StorageImpl.h>

@@ -1,3 +1,13 @@
+// The first run records the results of the selected operators, in the order of
+// their calls. finish() keeps those that nobody has changed in place and that
+// were made before the last saved tensor; they pass through the saved-tensor
+// hooks, which may offload them. The second run makes the same calls: each
+// takes the next record, returns its results instead of computing, and sets the
+// random generators as the operator left them. A call whose record was dropped
+// runs again.
+//
+// Running statistics must change once only. So in the second run an operator
+// that writes a buffer writes a copy.
 #include "echelon/memory/kept_results.h"
 
 #include <ATen/Context.h>

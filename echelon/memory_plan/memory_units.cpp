@@ -1,3 +1,8 @@
+// What parallel/shard/units.cpp and flat_buffer.cpp do, in bytes: the same
+// units, the same order of gathers and reductions, the same pooled blocks. The
+// order of uses, which UnshardedUnits learns in its first steps, is given here
+// by will_use(). A change there needs the same change here; sharded_step_test
+// and memory_plan_command_test compare the two.
 #include "echelon/memory_plan/memory_walk.h"
 
 #include <algorithm>

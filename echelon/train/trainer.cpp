@@ -1,3 +1,8 @@
+// A step: load a batch; forward and backward; one sum over all ranks of loss,
+// counts, stop signals and the saver's news (StepSums); the update; the record;
+// evaluation and saving where they are due. Every decision that all ranks must
+// take alike (to stop, to save, to report a loss that is not finite) is made
+// from these sums, so no rank does what the others do not.
 #include "echelon/train/trainer.h"
 
 #include <ATen/Parallel.h>

@@ -1,3 +1,6 @@
+// Tensors with the same hash are equal and are not read. The others are read in
+// batches of bounded memory, from both checkpoints, and compared as numbers or,
+// where they are none, bit by bit.
 #include "echelon/checkpoint/files/diff.h"
 
 #include <algorithm>

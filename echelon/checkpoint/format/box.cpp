@@ -1,3 +1,8 @@
+// Boxes are compared without looking at elements. Two boxes overlap if their
+// ranges do in every dimension; to find overlaps among many, planes that cut no
+// box separate them into groups, again and again, and only inseparable groups
+// are compared pair by pair. Boxes that do not overlap cover a tensor if their
+// sizes add up to its size.
 #include "echelon/checkpoint/format/box.h"
 
 #include <algorithm>

@@ -1,3 +1,7 @@
+// The library's parser sends events, which are kept as tokens with their texts
+// in one string, up to the first error. The walk then takes token after token
+// and compares it with what the caller asks for. So a wrong byte is reported
+// when the walk comes to it, with the place that the walk knows.
 #include "echelon/checkpoint/format/json_reader.h"
 
 #include <array>

@@ -1,3 +1,9 @@
+// Reading: the length is checked against the file before anything is allocated;
+// the header is walked by JsonReader; each tensor's bytes are checked against
+// its shape, and all together against the data section. A file that passes can
+// be read without further checks. Writing: wider dtypes come first, the header
+// is padded so that the data begins at a multiple of kAlignment, and a NewFile
+// makes the file whole or absent.
 #include "echelon/checkpoint/format/safetensors.h"
 
 #include <fcntl.h>

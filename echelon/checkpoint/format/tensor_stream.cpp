@@ -1,3 +1,6 @@
+// Tensors pass through memory of a fixed size: parts are collected until it is
+// full, then read together, which lets the source read each of its blocks once,
+// converted where dtypes differ, and appended.
 #include "echelon/checkpoint/format/tensor_stream.h"
 
 #include <algorithm>

@@ -1,4 +1,10 @@
 // The functions of text.h that tokenise plain text.
+//
+// The cached files are named by a hash of all that decides their tokens: the
+// recipe, the tokenizer, and of each text its bytes, or, of a large one, its
+// path, size, time and both ends. A changed text gets another name, so no
+// cached file is ever written again. A text is encoded in pieces that end where
+// no token reaches across.
 #include <sys/stat.h>
 
 #define XXH_INLINE_ALL

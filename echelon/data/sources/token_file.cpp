@@ -1,3 +1,9 @@
+// The reader checks an index once, completely: the counts against the file's
+// length, the offsets against the sizes, the documents against the sequences.
+// After that it reads without checks of bounds; only ids are compared with the
+// vocabulary. The writer writes both files under a name with its process's
+// number, syncs them, and renames the index last, so an index that exists has
+// its tokens.
 #include "echelon/data/sources/token_file.h"
 
 #include <fcntl.h>

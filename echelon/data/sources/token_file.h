@@ -5,11 +5,14 @@
 // has a second file, .idx (little-endian, without padding):
 //   9 bytes  "MMIDIDX\0\0"
 //   uint64   version, 1
-//   uint8    type of an id: 1 uint8, 2 int8, 3 int16, 4 int32, 5 int64, 8
-//   uint16 uint64   S, the number of sequences uint64   D, the number of
-//   document indices int32    [S] the number of tokens of each sequence int64
-//   [S] the offset of each sequence in the .bin, in bytes int64    [D] the
-//   first sequence of each document; the last entry is S
+//   uint8    type of an id:
+//            1 uint8, 2 int8, 3 int16, 4 int32, 5 int64, 8 uint16
+//   uint64   S, the number of sequences
+//   uint64   D, the number of document indices
+//   int32    [S] the number of tokens of each sequence
+//   int64    [S] the offset of each sequence in the .bin, in bytes
+//   int64    [D] the first sequence of each document; the last entry is S
+//
 // Source: Megatron-LM's indexed_dataset.py, format version 1; sequences follow
 // each other without gaps, as its builder writes them.
 #pragma once

@@ -1,3 +1,7 @@
+// Each component of the file becomes one function; a Sequence becomes a
+// function that calls the others in order. Pre-tokenizers work on pieces: each
+// splits every piece into spans, some of which match, and a behavior says
+// whether matches are removed, kept apart, or joined with a neighbour.
 #include "echelon/data/tokenizer/components.h"
 
 #include <algorithm>

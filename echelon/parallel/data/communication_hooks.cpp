@@ -1,3 +1,11 @@
+// PowerSGD: a gradient M [n, m] is sent as P Q^T of rank r. Each step is one
+// round of a power iteration: P = M Q is summed over the ranks and
+// orthonormalised, then Q = M^T P is summed. What the approximation lost is
+// added to M in the next step (error feedback), and Q starts from the last one
+// (warm start). Gradients that this would not make smaller are summed exactly.
+//
+// All P of a bucket are one message, and all Q; P is sent while backward goes
+// on, Q when the bucket is completed.
 #include "echelon/parallel/data/communication_hooks.h"
 
 #include <ATen/CPUGeneratorImpl.h>

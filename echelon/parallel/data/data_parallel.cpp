@@ -1,3 +1,8 @@
+// ReplicaThreads: one thread per rank lives as long as the object and waits for
+// tasks, which are numbered. run() publishes a task and its caller's
+// thread-local state, and returns when all ranks have done it. After an error
+// no rank takes another task; run() then waits until all threads have left,
+// since they refer to the task.
 #include "echelon/parallel/data/data_parallel.h"
 
 #include <ATen/Parallel.h>

@@ -1,3 +1,7 @@
+// join(): ranks that still have data announce each collective call beforehand
+// by a small sum, in which every rank has one place. Ranks without data answer
+// "ended" and take part with zeros, until all have ended; then all get the
+// state of a rank that took part in the last event.
 #include "echelon/parallel/data/distributed_data_parallel.h"
 
 #include <torch/nn/module.h>

@@ -1,3 +1,11 @@
+// Each rank computes the mean, variance and count of its own batch; one
+// all-gather brings them together, and every rank merges them in rank order, so
+// the running statistics have the same bits everywhere. Backward sums two
+// values per channel over the ranks.
+//
+// Modules of LibTorch are converted without replacing them: a kernel for
+// aten::batch_norm looks up the call's running mean (or weight) in a table and,
+// for a converted module in training, runs sync_batch_norm instead.
 #include "echelon/parallel/data/sync_batch_norm.h"
 
 #include <ATen/ops/batch_norm_native.h>

@@ -1,3 +1,9 @@
+// Slices run one after the other, each on its device, and tensors are moved
+// between them. A tied parameter of another slice is one parameter for the
+// optimizer: its owner is registered, the other slices have copies that are
+// refreshed before each forward. Spans of backward are found with autograd
+// nodes at both ends of a slice, which pass gradients through and note the
+// time.
 #include "echelon/parallel/placement/placed_network.h"
 
 #include <c10/core/DeviceGuard.h>

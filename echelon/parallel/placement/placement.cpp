@@ -1,3 +1,7 @@
+// The layers are counted on the meta device, which gives each its FLOPs and
+// bytes. Tied parameters are counted where their first name is, and once more
+// as a copy on any other device. layout/partition.h then cuts the list;
+// check_fits() compares each share with its device's limit.
 #include "echelon/parallel/placement/placement.h"
 
 #include <ATen/DeviceAccelerator.h>

@@ -1,3 +1,13 @@
+// The training thread runs the phases; at most one background thread does the
+// slow work of the current one, and training waits for it only where it must.
+//
+//   idle -> copying -> writing -> committing -> idle
+//   any of the three, where a rank failed -> idle
+//
+// The thread sets `done` last, so `error` is read without a lock after it. A
+// rank moves on only in proceed(), when the summed news say that all ranks are
+// done; so all ranks are in one phase at the start of a step. The work of the
+// thread makes no collectives: those of training run beside it.
 #include "echelon/train/saving/saver.h"
 
 #include <unistd.h>
