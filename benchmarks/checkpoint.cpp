@@ -186,7 +186,7 @@ class Measurement {
     return now;
   }
 
-  /// Frees the disk for the next save, whose time this is not to be.
+  /// Frees the disk before the next save, so that its time does not count this.
   void remove_last() {
     world_.group().barrier();
     if (world_.rank() == 0) {

@@ -66,7 +66,7 @@ struct Times {
   }
 };
 
-/// Memory that no page of was touched.
+/// Memory of which no page was touched.
 struct FreshMemory {
   explicit FreshMemory(size_t size)
       : bytes(static_cast<std::byte*>(::mmap(

@@ -121,8 +121,8 @@ class Training {
  private:
   using Ddp = DistributedDataParallel<std::shared_ptr<Network>>;
 
-  // A layer is a unit; one that uses a parameter of an earlier layer, as the
-  // head does that of the words, uses its unit as well.
+  // A layer is a unit. A layer that uses a parameter of an earlier one, as the
+  // head uses the embedding's, uses its unit as well.
   void cut(NewLayer& added) {
     std::set<size_t> units;
     if (!added.parameters.empty()) {

@@ -83,7 +83,7 @@ void wait_for(double seconds) {
 }
 
 // Waits in forward, and in backward for each gradient that is asked for. The
-// inputs of stage 0 want none: its weights' wait is as long as both.
+// inputs of stage 0 need none, so the wait for its weights is as long as both.
 struct Wait : torch::autograd::Function<Wait> {
   static Tensor forward(
       torch::autograd::AutogradContext* context, Tensor x, Tensor weight,

@@ -127,7 +127,7 @@ void cut_step(const Region& region, const TensorParallel& tp, int64_t tokens) {
   y.backward(torch::ones_like(y));
 }
 
-// Each collective a node of its own, between the products.
+// Each collective is a node of its own, between the matmuls.
 void plain_step(const Region& region, const TensorParallel& tp) {
   clear(region);
   const bool cut = tp.splits_tokens();
@@ -149,7 +149,7 @@ region_on_rank(const Settings& settings, World& world, bool cut) {
     return TensorParallel{
         world.group(), {.sequence_parallel = cut, .overlap_chunks = chunks}};
   };
-  // The products of this rank, with inputs as if they had been gathered.
+  // The matmuls of this rank, with inputs as if they had been gathered.
   Settings alone = settings;
   auto products = region_of(alone, whole);
   const TensorParallel nobody;

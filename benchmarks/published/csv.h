@@ -20,7 +20,7 @@ struct CsvTable {
   std::vector<std::string> columns;
   std::vector<CsvRow> rows;  // empty lines are left out
 
-  /// Its place, or -1 when the table has no such column.
+  /// The place of the column, or -1 when the table has none of that name.
   int64_t column(std::string_view column) const;
 };
 
@@ -30,7 +30,7 @@ struct CsvTable {
 /// table without columns.
 CsvTable parse_csv(std::string_view text, const std::string& name);
 
-/// DataError also when it cannot be read.
+/// Throws DataError also when the file cannot be read.
 CsvTable read_csv(const std::filesystem::path& path);
 
 }  // namespace echelon

@@ -15,7 +15,7 @@ namespace {
 
 constexpr int64_t kEveryLayout = 1 << 20;
 
-/// All that is not a degree.
+/// Everything in the row that is not a degree.
 std::vector<std::pair<std::string, std::string>>
 fixed_of(const cost::Strategy& strategy) {
   std::vector<std::pair<std::string, std::string>> fixed;
@@ -53,7 +53,7 @@ planner::PlanRequest request_of(const RowPrediction& one) {
       .compare = false};
 }
 
-/// Rows of one text are of one request.
+/// Rows with one text belong to one request.
 std::string
 text_of(const RowPrediction& one, const planner::PlanRequest& request) {
   const StepRow& row = one.row;

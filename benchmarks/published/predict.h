@@ -24,10 +24,10 @@ struct RowPrediction {
   double memory_error() const;
 };
 
-/// Never throws for what the row says: `excluded` has it.
+/// Never throws for what the row says; `excluded` then has the reason.
 RowPrediction predict(const StepRow& row);
 
-/// Of every row, in the file's order. Throws DataError as read_csv and
+/// Predicts every row, in the file's order. Throws DataError as read_csv and
 /// step_rows do.
 std::vector<RowPrediction> predict_table(const std::filesystem::path& path);
 

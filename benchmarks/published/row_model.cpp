@@ -36,7 +36,7 @@ from_catalogue(const StepRow& row, const std::string& name) {
     throw ConfigError(
         "model " + name + " is no transformer: rows of images have no columns");
   }
-  // Another model of that name.
+  // The name belongs to another model.
   if (row.hidden > 0 && row.hidden != model.transformer->hidden) return {};
   return model;
 }

@@ -91,7 +91,7 @@ bool since_blackwell(const StepRow& row) {
   return device.starts_with("b") || device.starts_with("gb");
 }
 
-/// A source never seen.
+/// The source is not known.
 std::string usual_framework(const StepRow& row) {
   const std::string sharding = lower(row.sharding);
   if (contains(sharding, "fsdp2")) return "torchtitan";
@@ -141,7 +141,7 @@ zero_stage(const StepRow& row, const std::string& framework, int64_t data) {
         "zero_or_fsdp \"" + cell.substr(0, 40) +
         "\" is not understood: zero1, zero2, zero3 or fsdp");
   }
-  // What the software does when nothing is said.
+  // What the software does where the row says nothing.
   if (framework.starts_with("torchtitan") || framework == "fsdp" ||
       framework == "deepspeed" || framework == "paxml" ||
       framework == "maxtext") {
@@ -181,7 +181,8 @@ layout_of(const StepRow& row, const std::string& framework, int64_t& zero) {
         std::to_string(row.gpus) + ": dp would be " + std::to_string(data));
   }
   layout.ep = at_least_1(row.ep);
-  // Whose kernels exchange tokens: every data rank has experts of its own.
+  // DeepEP's kernels exchange tokens, so every data rank has experts of its
+  // own.
   if (row.ep == 0 && contains(row.text(), "deepep")) layout.ep = data;
   if (data % layout.ep != 0) {
     throw ConfigError(
@@ -242,7 +243,7 @@ void usual_schedule(
   }
 }
 
-/// Also the stages of a rank: Megatron's virtual stages.
+/// Also sets the stages of a rank, which are Megatron's virtual stages.
 void read_schedule(
     const StepRow& row, const cost::ModelShape& model,
     cost::Strategy& strategy) {
@@ -264,7 +265,7 @@ void read_schedule(
   if (cell == "1f1b-i" || contains(cell, "interleaved")) {
     strategy.schedule = "interleaved";
     if (row.virtual_stages > 1) return;
-    // Every block a stage of its own; embedding and head stand for one each.
+    // Every block is a stage of its own; embedding and head count as one each.
     strategy.stages_per_rank =
         std::max<int64_t>(2, (model.transformer->layers + 2) / pp);
   } else if (cell.starts_with("1f1b")) {

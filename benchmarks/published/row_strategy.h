@@ -1,5 +1,5 @@
-// The strategy of a row: what its cells say, and for empty ones what the
-// software does that it was measured with.
+// The strategy of a row: what its cells say, and for empty cells what the
+// software does with which it was measured.
 #pragma once
 
 #include <string>

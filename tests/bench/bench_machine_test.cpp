@@ -1,5 +1,5 @@
-// `echelon bench --save` as it is typed: what a measured machine has, and what
-// takes it.
+// Runs `echelon bench --save` as it is typed, and the commands that take its
+// file.
 #include <gmock/gmock.h>
 
 #include <algorithm>
@@ -38,7 +38,7 @@ bool has_operator(const cluster::Device& device, const std::string& name) {
 TEST(BenchMachine, SavesAClusterThatStepsArePredictedOn) {
   const TempFolder folder;
   const std::string file = folder.path() + "/here.toml";
-  // As on a machine without a GPU: a processor's shares.
+  // Without a visible GPU the rates are a processor's.
   const std::vector<std::string> processors = {"CUDA_VISIBLE_DEVICES="};
   Command bench({kEchelon, "bench", "--save", file, "-n", "2"}, processors);
   ASSERT_EQ(bench.wait(std::chrono::minutes(8)), 0) << bench.err();

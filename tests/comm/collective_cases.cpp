@@ -452,7 +452,8 @@ void wrong_arguments_are_refused(World& world, const Place& at) {
   EXPECT_EQ(tensor[0][0].item<float>(), static_cast<float>(size));
 }
 
-// One rank alone makes every call: with anything sent, it would wait for ever.
+// One rank alone makes every call. If anything were sent, it would wait for
+// ever.
 void meta_tensors_send_nothing(World& world, const Place& at) {
   const Group& group = world.group();
   const uint64_t before = world.history().count();

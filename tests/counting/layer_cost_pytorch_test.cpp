@@ -16,7 +16,7 @@ constexpr int64_t kWidth = 64;
 constexpr int64_t kHeads = 4;
 constexpr int64_t kVocabulary = 1000;
 
-// As in cost_reference.py.
+// cost_reference.py has the same layers.
 struct BlockImpl : torch::nn::Module {
   explicit BlockImpl(bool fused) : fused(fused) {
     const torch::nn::LayerNormOptions options({kWidth});

@@ -77,7 +77,7 @@ TEST(LayerCost, LinearAndReluByHand) {
   EXPECT_EQ(costs[0].parameters, 10 * 20 + 20);
   EXPECT_EQ(costs[0].parameter_bytes, 4 * (10 * 20 + 20));
   EXPECT_EQ(costs[0].forward_flops, 2 * 4 * 10 * 20);
-  // The batch needs no gradient: that of the weights alone.
+  // The batch needs no gradient, so only the weights' gradient is computed.
   EXPECT_EQ(costs[0].backward_flops, 2 * 4 * 10 * 20);
   EXPECT_EQ(costs[0].activation_bytes, 4 * 4 * 10);  // its input
   EXPECT_EQ(costs[0].output_bytes, 4 * 4 * 20);
@@ -86,7 +86,7 @@ TEST(LayerCost, LinearAndReluByHand) {
   EXPECT_EQ(costs[1].repeated_bytes, 0);
   EXPECT_EQ(costs[2].forward_flops, 2 * 4 * 20 * 5);
   EXPECT_EQ(costs[2].backward_flops, 2 * 2 * 4 * 20 * 5);
-  // The same tensor as that of the layer before, which counts it.
+  // The layer before has the same tensor and counts it.
   EXPECT_EQ(costs[2].activation_bytes, 0);
   EXPECT_EQ(costs[2].repeated_bytes, 4 * 4 * 20);
   EXPECT_EQ(activation_bytes(costs, 0, 3), 4 * 4 * (10 + 20));
@@ -398,7 +398,7 @@ TEST(LayerCost, FreedTensorsLowerTheBackwardPeak) {
   const int64_t bytes = 4 * 4 * 5;
   EXPECT_EQ(cost.activation_bytes, 2 * bytes);
   EXPECT_EQ(cost.forward_peak_bytes, 2 * bytes);
-  // One more gradient, while kept tensors are freed one by one.
+  // One more gradient lives, while kept tensors are freed one by one.
   EXPECT_EQ(cost.backward_peak_bytes, 2 * bytes);
 }
 

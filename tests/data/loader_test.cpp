@@ -304,7 +304,8 @@ TEST(Loader, PrefetchesBatches) {
   Numbers data(100);
   Loader loader(
       data, {.samples = first(100), .global_batch = 10, .prefetch = 3});
-  // Four before the first call of next(): the next batch and three more.
+  // Four batches are loaded before the first call of next(): the next one and
+  // three more.
   data.wait_for_loads(40);
   loader.next();
   data.wait_for_loads(50);
@@ -440,7 +441,7 @@ TEST(Loader, MayBeDestroyedAtAnyTime) {
       if (i % 5 == 2) loader.start_epoch(i);
     }
   }
-  // While workers are loading samples that nobody waits for.
+  // The loader is destroyed while workers load samples that nobody waits for.
   data.set_gate(false);
   auto loader = std::make_unique<Loader>(
       data, LoaderOptions{.samples = first(1000), .workers = 3});

@@ -182,7 +182,7 @@ TEST(NetworkSlice, ANewLayerIsReportedBeforeTheNextIsBuilt) {
   EXPECT_TRUE(network->forward(x).equal(y));
 }
 
-// As with FSDP, parameters have memory only while their layer computes.
+// Parameters have memory only while their layer computes, as with FSDP.
 TEST(NetworkSlice, ADiagnosisUnshardsParameters) {
   const auto list = with_skip();
   std::map<size_t, std::vector<std::pair<Tensor, Tensor>>> away;
@@ -326,7 +326,7 @@ TEST(NetworkSlice, ErrorsNameTheLayers) {
       error_text<ConfigError>([&] { build_network(list, 0, 2)->forward(x); }),
       HasSubstr("layer \"b\" cannot take what layer \"a\" returns, float32 [5, "
                 "3]: "));
-  // Also across a stage boundary.
+  // The same holds across a stage boundary.
   EXPECT_THAT(
       error_text<ConfigError>([&] { build_network(list, 1, 2)->forward(x); }),
       HasSubstr("layer \"b\" cannot take what layer \"a\" returns, float32 [5, "

@@ -178,7 +178,7 @@ TEST_P(Models, BudgetsAreKept) {
     const auto network = build_network(list, 0, list.size(), 3);
     const LiveBytes live;
     auto scores = network->forward(model.inputs)[0];
-    // Plus the scores, random states and counters.
+    // The scores, random states and counters come on top.
     EXPECT_LE(
         live.now(), budget + static_cast<int64_t>(scores.nbytes()) +
                         (16 << 10) * static_cast<int64_t>(list.size()));

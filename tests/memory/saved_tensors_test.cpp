@@ -167,7 +167,8 @@ TEST(SavedTensors, TensorsThatNoHookTakesAreKeptByAutograd) {
   Net net;
   const auto expected = net.gradients_without_hooks();
   const auto loss = net.forward(std::make_shared<Taker>(1000));
-  // As autograd does, a leaf is kept itself, with the data that it has then.
+  // A leaf is kept itself, with the data that it has when backward runs, as
+  // autograd does.
   net.weight.set_data(net.weight.detach() * 2);
   loss.backward();
   EXPECT_TRUE(net.x.grad().equal(expected[0] * 2));

@@ -99,7 +99,8 @@ class MeasuredPeak : public DryRun, public testing::WithParamInterface<Case> {
   }
 };
 
-// Within a tenth: what the ranks hold at most, and of which kind.
+// The plan is within a tenth of what the ranks hold at most, in all and of each
+// kind.
 TEST_P(MeasuredPeak, AgreesWithThePlan) {
   const std::string path = config_of(GetParam());
   const auto ranks_of_job = std::to_string(GetParam().ranks);

@@ -58,7 +58,7 @@ Tensor rotated(const Tensor& x) {  // [batch, heads, sequence, size]
   const int64_t half = x.size(-1) / 2;
   const auto powers =
       torch::arange(half, torch::kFloat64) / static_cast<double>(half);
-  // As Hugging Face: frequencies and angles in float32.
+  // Hugging Face has frequencies and angles in float32.
   const auto frequencies =
       1.0 / at::pow(at::Scalar(10000.0), powers.to(torch::kFloat32));
   const auto angles =
@@ -245,7 +245,7 @@ TEST_P(LanguageNetwork, SlicesEqualTheWholeModel) {
       for (size_t i = 0; i < layers.size(); ++i) {
         const auto slice = build_network(layers, i, i + 1, 5);
         values = slice->forward(values);
-        // As if they came from another process.
+        // The copies stand for tensors from another process.
         for (auto& value : values) value = value.detach().clone();
       }
       ASSERT_EQ(values.size(), 1u);

@@ -16,7 +16,8 @@ namespace echelon::optimizer_pytorch_test {
 
 constexpr int64_t kSteps = 9;
 
-// As in reference.py. Weight decay does not apply to the last two.
+// reference.py has the same parameters. Weight decay does not apply to the last
+// two.
 const std::vector<std::vector<int64_t>> kShapes = {
     {5, 7}, {7}, {3, 2, 3, 3}, {67}};
 

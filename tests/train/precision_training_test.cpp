@@ -123,7 +123,8 @@ class PrecisionTraining : public testing::Test {
     for (const auto& [name, tensor] : curve.weights) {
       if (!tensor.is_floating_point()) continue;
       EXPECT_EQ(tensor.scalar_type(), torch::kFloat32) << name;
-      // Not numbers of low precision that were written in float32.
+      // The values are not numbers of low precision that were written in
+      // float32.
       if (tensor.numel() < 100) continue;
       EXPECT_FALSE(
           tensor.equal(tensor.to(torch::kBFloat16).to(torch::kFloat32)))

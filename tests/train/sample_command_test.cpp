@@ -72,8 +72,8 @@ TEST_F(SampleCommand, ContinuesAPrompt) {
   refused({run, "--prompt", "a", "--top-p", "2"}, 2, "--top-p must be more");
 }
 
-// By the checkpoint, by its run, by the last weights alone, and after they were
-// the first values of another run that learns nothing.
+// The weights are found by the checkpoint, by its run and by the last weights
+// alone, and in another run that began with them and learns nothing.
 TEST_F(SampleCommand, TakesWeightsOfARunOrACheckpoint) {
   const std::string run = trained();
   const auto said = [&](const std::string& place) {

@@ -1,5 +1,6 @@
-// What ranks send in a step of training on cut parameters, and what they keep
-// after it: that a job's settings reach the layers where no value tells.
+// What ranks send in a step of training on sharded parameters, and what they
+// keep after it. These tests show that a job's settings reach the layers where
+// no value would.
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 
@@ -149,7 +150,7 @@ TEST(ShardedStep, ReducesTheUnitsOfOnePipelineStage) {
       counts_of(records_of_step(job), "reduce "), Each(Pair(testing::_, 1)));
 }
 
-// While backward goes on, not after it.
+// The reductions start while backward goes on.
 TEST(ShardedStep, ReducesWhileBackwardRuns) {
   for (const int64_t stage : {1, 3}) {
     for (const Layout& layout : parse_layouts({"fsdp=2", "fsdp=2,pp=2"})) {
@@ -211,7 +212,8 @@ TEST(ShardedStep, GathersForUseOrForTheStep) {
         EXPECT_GT(gathers.at("fc2"), 1);
         EXPECT_GT(gathers.at("fc5"), 1);
       }
-      // Who gathers once lets gradients wait for the last microbatch as well.
+      // A job that gathers once also lets gradients wait for the last
+      // microbatch.
       EXPECT_THAT(
           counts_of(records, "reduce "),
           Each(Pair(testing::_, once || pp == 1 ? 1 : 4)));
@@ -226,15 +228,15 @@ TEST(ShardedStep, GathersAheadAsFarAsTheJobSays) {
   };
   job.shard.prefetch = 0;
   EXPECT_EQ(middle(), 2);
-  // All are ahead of all: nothing is freed.
+  // Every unit is prefetched at any time, so nothing is freed.
   job.shard.prefetch = 100;
   EXPECT_EQ(middle(), 1);
   job.shard.prefetch_bytes = 1;
   EXPECT_EQ(middle(), 2);
 }
 
-// What is kept whole is gathered as soon as it is updated; a step that was
-// skipped sends nothing.
+// Parameters that stay unsharded are gathered as soon as they are updated; a
+// skipped step sends nothing.
 TEST(ShardedStep, GathersAgainOnlyAfterAnUpdate) {
   Job job = job_of({.dp_shard = 2}, 2);
   job.precision.compute = "fp16";

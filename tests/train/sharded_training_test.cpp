@@ -1,5 +1,5 @@
-// Parameters, gradients and optimizer state cut over the ranks of dp_shard, in
-// the training loop and in verify: against one device, and beside tensor
+// Parameters, gradients and optimizer state sharded over the ranks of dp_shard,
+// in the training loop and in verify, against one device; also beside tensor
 // parallelism and pipelines.
 #include <gmock/gmock.h>
 #include <torch/torch.h>
@@ -221,7 +221,7 @@ TEST_F(ShardedRuns, FollowTheCurveOfOneDeviceAndSaveFullTensors) {
     SCOPED_TRACE(to_string(layout));
     const auto folder = run(job_for(layout), to_string(layout));
     expect_same_run(folder, one);
-    // A start for another run, cut in another way.
+    // Another run, sharded in another way, starts from these weights.
     Job again = job_for({.dp_shard = 2});
     again.train.steps = 1;
     again.model.weights = last_weights(folder);
@@ -269,7 +269,7 @@ TEST_F(ShardedRuns, ANanNamesTheLayer) {
   }
 }
 
-// Masters in float32, in the shard; layers compute in 16 bits.
+// The shard has master parameters in float32; layers compute in 16 bits.
 TEST_F(ShardedRuns, ComputeInLowPrecision) {
   Job job = job_of({});
   job.model.name = "mlp";

@@ -1,5 +1,5 @@
-// Layers that are cut over ranks, in the training loop and in verify: against
-// one device, and beside data parallelism and pipelines.
+// Layers that are sharded over ranks, in the training loop and in verify,
+// against one device; also beside data parallelism and pipelines.
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 
@@ -22,7 +22,7 @@ namespace echelon::tensor_training_test {
 
 using testing::HasSubstr;
 
-// Two matrices, cut by outputs and by inputs.
+// Two matrices, sharded by outputs and by inputs.
 LayerList block(const TensorParallel& parallel) {
   LayerList layers;
   layers.add(
@@ -63,9 +63,9 @@ TEST(CountLayers, AsksNoOtherRank) {
   });
 }
 
-// For the digits. Widths that do not divide; a matrix that is cut by outputs,
-// one by inputs, a layer that every rank has whole, and scores that are put
-// together.
+// Layers for the digits, with widths that do not divide: a matrix sharded by
+// outputs, one by inputs, a layer that every rank has whole, and scores that
+// are gathered.
 LayerList cut_list(const TensorParallel& parallel) {
   LayerList layers;
   layers.add(

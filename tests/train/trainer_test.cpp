@@ -34,7 +34,7 @@ class Trainer : public TrainedRuns {
     return job;
   }
 
-  // The losses are those of `expected`, relative to them.
+  // Expects the losses of `expected`, with a relative tolerance.
   static void expect_losses(
       const std::vector<timeline::StepMetrics>& actual,
       const std::vector<timeline::StepMetrics>& expected,

@@ -62,7 +62,7 @@ class Bytes {
   int fd_;
 };
 
-/// Two files, the first of two blocks and the second of one.
+/// The first file has two blocks, the second has one.
 class Damaged : public testing::Test {
  protected:
   Damaged() { write(folder_.path("step"), 1); }
@@ -302,7 +302,7 @@ TEST_F(Damaged, Stale) {
 }
 
 TEST_F(Damaged, HeaderThatContradictsTheManifest) {
-  // Written by someone else: all checksums hold.
+  // The file was written by someone else, so all checksums hold.
   const auto with =
       [&](const std::function<void(CheckpointManifest&)>& change) {
         CheckpointManifest changed = manifest_;

@@ -159,7 +159,7 @@ TEST_F(Diff, OtherDtypesAreComparedAsBits) {
   EXPECT_EQ(unread.differing, 0);
 }
 
-// However little is in memory at a time.
+// The result does not depend on how little is in memory at a time.
 TEST_F(Diff, IsTheSameInSmallBatches) {
   std::vector<Whole> old, now;
   for (int i = 0; i < 7; ++i) {

@@ -29,7 +29,7 @@ std::vector<int64_t> steps(const std::vector<CheckpointPlace>& places) {
 
 class Folder : public testing::Test {
  protected:
-  // As a checkpoint looks to those who do not read it.
+  // Makes a folder that looks like a checkpoint to code that does not read it.
   void pretend(const std::string& name) {
     temp_.write("run/checkpoints/" + name + "/manifest.json", "{}");
   }

@@ -248,7 +248,7 @@ TEST_F(RankFileErrors, ReadOnlyDisk) {
 }
 
 TEST_F(RankFileErrors, WriteThatFails) {
-  // A limit on file sizes fails it whatever the disk.
+  // A limit on file sizes makes it fail on any disk.
   EXPECT_EQ(
       in_child([&] {
         ::signal(SIGXFSZ, SIG_IGN);

@@ -70,7 +70,7 @@ std::vector<Call> calls_of_save(const fs::path& log, From from) {
 // A folder where fsync is free: what a process leaves behind when it ends does
 // not depend on the disk.
 constexpr const char* kInMemory = "/dev/shm";
-// Kept over a restart of the machine, so a disk's.
+// A folder that survives a restart of the machine, so it is on a disk.
 constexpr const char* kOnDisk = "/var/tmp";
 
 std::string checkpoints_in(const char* place) {
@@ -234,7 +234,7 @@ TEST_F(SaveCrash, SyncsEverythingBeforeNaming) {
   for (const char* part : {"rank-00000.part.json", "rank-00001.part.json"}) {
     EXPECT_LT(last({"unlink", part}), folder_done);
   }
-  // The manifest last.
+  // The manifest comes last.
   EXPECT_LT(
       last({"fsync(", partial + "/rank-00001.safetensors>"}),
       last({"open", "O_CREAT", partial + "/manifest.json"}));

@@ -299,7 +299,7 @@ TEST(SafetensorsFile, FullDiskKeepsTheOldFile) {
 }
 
 TEST(SafetensorsFile, FailedWriteLeavesNothing) {
-  // A limit on file sizes fails the write whatever the disk.
+  // A limit on file sizes makes the write fail on any disk.
   TempFolder folder;
   const int status = in_child([&] {
     ::signal(SIGXFSZ, SIG_IGN);

@@ -93,8 +93,8 @@ void all_values(Me& me) {
   for (const auto& test : testing::cases()) test.run(*me.world);
 }
 
-// Until something fails: big collectives, while a receive and another group's
-// collective are pending that only the victim could complete.
+// Makes big collectives until something fails, while a receive and another
+// group's collective are pending that only the victim could complete.
 void until_failure(Me& me) {
   const int victim = 2;
   auto side = me.group("side");
@@ -248,7 +248,7 @@ const std::map<std::string, std::function<void(Me&)>> kRoles = {
     {"reports_blocks", reports_blocks},
 };
 
-// Not a test: the body of a rank's process.
+// This is the body of a rank's process, not a test.
 TEST(Rank, DISABLED_Process) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   at::set_num_threads(1);

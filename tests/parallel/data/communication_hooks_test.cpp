@@ -133,8 +133,9 @@ TEST(CommunicationHooks, HookOfAUser) {
     EXPECT_TRUE(last);
     EXPECT_EQ(names.size(), 6u);
     EXPECT_EQ(started, completed);
-    // fc3.bias has gradient 1 on every rank: a mean and a maximum alike; of
-    // fc1.weight the maximum is rank 2's or 0, whatever the others have.
+    // fc3.bias has gradient 1 on every rank, so mean and maximum are equal. The
+    // maximum of fc1.weight is rank 2's gradient or 0, whatever the others
+    // have.
     EXPECT_TRUE(net->fc3->bias.grad().equal(torch::ones({4}, torch::kFloat64)));
   });
 }

@@ -1,4 +1,5 @@
-// Models as lists of layers, each with something that a cut must not break.
+// Models as lists of layers, each with something that a stage boundary must not
+// break.
 #pragma once
 
 #include <torch/torch.h>

@@ -66,7 +66,7 @@ void expect_equal(const Tensors& a, const Tensors& b, const std::string& what) {
   }
 }
 
-/// The same bits; and as autograd gives them without any of this.
+/// Both ways have the same bits, and those are autograd's without a StageGraph.
 void expect_same(const Work& work, const Tensors& gradients) {
   const auto whole = run(work, Way::whole, gradients);
   const auto halves = run(work, Way::halves, gradients);

@@ -38,7 +38,7 @@ inline Case model_case(const char* name) {
           .view({3, 3, 16, 16})};
 }
 
-// A skip connection over all cuts, an operator in place at a border, a layer
+// A skip connection over all slices, an operator in place at a border, a layer
 // without parameters.
 inline Case skip_case() {
   LayerList layers;

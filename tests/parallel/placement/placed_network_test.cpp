@@ -179,7 +179,7 @@ TEST(PlacedNetwork, RecordsWhichDeviceWorksWhen) {
   }
 }
 
-// Else the step that it follows would have the most passes of all.
+// Otherwise the step before it would have the most passes of all.
 TEST(PlacedNetwork, AnEvaluationIsNoPartOfAStep) {
   const auto c = skip_case();
   PlacedNetwork placed(c.layers, placement_of(c, 2), kSeed);

@@ -68,7 +68,7 @@ TEST(Placement, BalancesByTimeOrByMemory) {
   EXPECT_THAT(plan_placement(layers, options).cut, ElementsAre(0, 3, 5));
   options.balance = Balance::memory;
   EXPECT_THAT(plan_placement(layers, options).cut, ElementsAre(0, 1, 5));
-  // By time, but no more than what fits.
+  // Layers are balanced by time, as far as they fit.
   options.balance = Balance::time;
   options.limits = {13 * kMiB, kNoLimit};
   EXPECT_THAT(plan_placement(layers, options).cut, ElementsAre(0, 3, 5));

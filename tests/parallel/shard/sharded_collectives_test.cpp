@@ -1,4 +1,4 @@
-// Which collectives ShardedUnits starts, and in which order.
+// ShardedUnits starts these collectives, in this order.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 

@@ -69,7 +69,7 @@ TEST(Memory, OfAStepIsThatOfAFewUnits) {
       const int64_t whole = peak[timeline::MemoryKind::gathered] +
                             peak[timeline::MemoryKind::gradients] - shards;
       EXPECT_GE(whole, (2 + prefetch) * unit);
-      // And the first layer's, which is small.
+      // The first layer's unit, which is small, is there as well.
       EXPECT_LE(whole, (3 + prefetch) * unit + unit / 2);
     });
   }

@@ -238,7 +238,7 @@ inline void expect_parity_on(
   expect_parts(
       "parameter", expected.parameters, sharded.units, groups.shard,
       Which::values, tolerance);
-  // And the unsharded parameters.
+  // The unsharded parameters agree as well.
   const auto gathered = sharded.units.unshard();
   for (const auto& item : sharded.network->named_parameters()) {
     const Tensor& whole = expected.parameters.at(item.key());

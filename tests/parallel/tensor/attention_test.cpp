@@ -196,7 +196,7 @@ TEST(Attention, MatchesTheFormula) {
   }
 }
 
-// The formula, with the shares of each head left out as dropout.h says.
+// The formula, with the probabilities of each head dropped as dropout.h says.
 TEST(Attention, DropoutDropsProbabilities) {
   const torch::NoGradGuard no_grad;
   const auto options = gpt(4, 2);

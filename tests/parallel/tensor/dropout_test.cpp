@@ -48,7 +48,7 @@ TEST(Dropout, DropsTheRequestedShare) {
     const auto kept = mask.mean(1);
     EXPECT_NEAR(kept[0].item<double>(), 1 - p, bound);
     EXPECT_NEAR(kept[1].item<double>(), 1 - p, bound);
-    // Samples, neighbours and other streams know nothing of each other.
+    // Masks of samples, of neighbours and of other streams are independent.
     const auto other = mask_of({2, count}, keys, {p, 4}).to(torch::kFloat64);
     const double both = (1 - p) * (1 - p);
     const double spread = 5 * std::sqrt(both * (1 - both) / count);
@@ -76,7 +76,7 @@ TEST(Dropout, ScalesWhatItKeeps) {
   EXPECT_TRUE(dropout(x, {}, {0.0, 1}).is_same(x));
 }
 
-// An infinity that is left out leaves nothing.
+// An infinity that is dropped becomes 0.
 TEST(Dropout, DroppedElementsAreZero) {
   const auto x = torch::full({1, 100}, INFINITY);
   const auto y = dropout(x, keys_of({1}), kSource);

@@ -1,5 +1,5 @@
-// What backward of the cut products communicates, and when only a part of the
-// gradients is asked for.
+// What backward of the sharded matmuls communicates, also when only a part of
+// the gradients is asked for.
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 

@@ -1,4 +1,4 @@
-// Cut linear layers against at::linear of the whole matrices.
+// Sharded linear layers against at::linear of the whole matrices.
 #include "echelon/parallel/tensor/linear.h"
 
 #include <gtest/gtest.h>
@@ -16,7 +16,7 @@ constexpr int64_t kBatch = 2;
 constexpr int64_t kSequence = 5;  // 10 tokens: uneven over 3 and 4 ranks
 constexpr int64_t kTokens = kBatch * kSequence;
 
-// Uneven over 2, 3 and 4 ranks.
+// The sizes are uneven over 2, 3 and 4 ranks.
 LinearShape shape(bool bias, WeightLayout layout) {
   return {.in = 7, .out = 11, .bias = bias, .layout = layout};
 }

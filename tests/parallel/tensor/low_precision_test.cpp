@@ -275,8 +275,8 @@ TEST_P(LowPrecision, RotationsAtLatePositions) {
   expect_near("gradient", b.grad(), a.grad(), 1.01);
 }
 
-// 1 / (1 - p) is no number of the dtype: each element would be off the same
-// way.
+// 1 / (1 - p) is no number of the dtype: each element would have the same
+// error.
 TEST_P(LowPrecision, DropoutKeepsTheMean) {
   const auto x = low(random({4, 999}, 1));
   const DropoutSource source{.probability = 0.1, .stream = 7};
@@ -289,8 +289,8 @@ TEST_P(LowPrecision, DropoutKeepsTheMean) {
   EXPECT_TRUE(y.equal(expected.to(dtype())));
 }
 
-// Statistics of 20,000 values a channel, of a mean that is large beside the
-// deviation; running statistics, which move by little, stay in float32.
+// Statistics of 20,000 values a channel, with a mean that is large beside the
+// deviation; running statistics, which change by little, stay in float32.
 TEST_P(LowPrecision, BatchStatisticsMatchFloat32) {
   const auto x = random({20, 4, 32, 32}, 1) + 6;
   const auto cotangent = (random({20, 4, 32, 32}, 2) + 1) * 0.1;

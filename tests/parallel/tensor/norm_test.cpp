@@ -1,4 +1,4 @@
-// Norms on all tokens and on cut ones.
+// Norms on all tokens and on sharded ones.
 #include "echelon/parallel/tensor/norm.h"
 
 #include <gtest/gtest.h>
@@ -68,7 +68,7 @@ TEST_P(RmsNormDtype, MatchesTheOriginalModel) {
   const double tolerance = dtype == torch::kFloat32 ? 1e-6 : 0.008;
   parity::expect_tensor("y", expected, y, tolerance);
 
-  // The gradient: that of the same numbers in float64.
+  // The gradient equals that of the same numbers in float64.
   const auto exact_x = x.detach().to(torch::kFloat64).requires_grad_();
   const auto exact_w = weight.detach().to(torch::kFloat64).requires_grad_();
   plain_rms_norm(exact_x, exact_w).backward(cotangent.to(torch::kFloat64));

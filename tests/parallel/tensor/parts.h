@@ -26,7 +26,7 @@
 
 namespace echelon::parity {
 
-/// How a test runs: so many ranks, tokens cut or not.
+/// How a test runs: on so many ranks, with tokens sharded or not.
 struct Way {
   int ranks = 1;
   TensorParallelOptions options;
@@ -42,7 +42,8 @@ inline void PrintTo(const Way& way, std::ostream* out) {
   if (way.backend == BackendKind::gloo) *out << "_gloo";
 }
 
-/// Degrees 1 to 4, tokens cut or not; in chunks; and over another backend.
+/// Degrees 1 to 4, with tokens sharded or not; in chunks; and over another
+/// backend.
 inline std::vector<Way> ways() {
   std::vector<Way> all;
   for (const int ranks : {1, 2, 3, 4}) {
@@ -75,8 +76,9 @@ inline void on_ranks(
       {.backend = way.backend, .timeout = std::chrono::minutes(2)});
 }
 
-/// What of `whole` [tokens, …] (or [batch, sequence, …], flattened to tokens)
-/// lies on this rank between layers: all of it in its own shape, or its tokens.
+/// The part of `whole` [tokens, …] (or [batch, sequence, …], flattened to
+/// tokens) that this rank has between layers: all of it in its own shape, or
+/// its tokens.
 inline torch::Tensor
 part_of_tokens(const torch::Tensor& whole, const TensorParallel& parallel) {
   if (!parallel.splits_tokens()) return whole;

@@ -1,4 +1,4 @@
-// Embeddings, losses and accuracy over a cut vocabulary.
+// Embeddings, losses and accuracy over a sharded vocabulary.
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 

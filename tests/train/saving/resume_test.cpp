@@ -60,7 +60,7 @@ class Resumed : public TrainedRuns {
     fs::remove(path(to) / "checkpoints/last.safetensors");
   }
 
-  // All but its times.
+  // Everything but its times is compared.
   static auto computed(const timeline::StepMetrics& step) {
     return std::tie(
         step.step, step.loss, step.epoch, step.learning_rate, step.grad_norm,
@@ -103,7 +103,8 @@ class Resumed : public TrainedRuns {
 class SameLayout : public Resumed,
                    public testing::WithParamInterface<std::string> {
  protected:
-  // To the last bit: losses, learning rates, norms, evaluations, weights.
+  // Losses, learning rates, norms, evaluations and weights agree to the last
+  // bit.
   void check(Job job, int64_t every, const std::vector<int64_t>& from) {
     job.layout = parse_layout(GetParam());
     job.checkpoint.every_steps = every;

@@ -221,8 +221,8 @@ TEST(SavedShards, TheFirstRankWritesBuffers) {
   }
 }
 
-// Layers that tensor-parallel ranks replicate, in flat shards of two ranks or
-// not.
+// Layers that tensor-parallel ranks replicate, with and without flat shards of
+// two ranks.
 TEST(SavedShards, TensorParallelRanksShareReplicatedParameters) {
   Job job = small_mlp();
   const LayerFactory layers = [](const TensorParallel&) {

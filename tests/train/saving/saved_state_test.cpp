@@ -327,7 +327,8 @@ TEST(SavedState, ThePlanCountsTheCopy) {
     SCOPED_TRACE(one.name);
     Job job = one.job;
     job.checkpoint.every_steps = 1;
-    // Of all ranks: tensors of a model this small are shared unevenly.
+    // All ranks are summed, because tensors of a model this small are shared
+    // unevenly.
     std::atomic<int64_t> copied = 0;
     std::atomic<int64_t> planned = 0;
     on_ranks(job, [&](SmallRun& run) {

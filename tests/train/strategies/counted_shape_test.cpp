@@ -1,4 +1,4 @@
-// Networks as formulas have them against their layers as they run.
+// Compares the counted networks with their layers as they run.
 #include "echelon/train/strategies/count_job.h"
 
 #include <gtest/gtest.h>
@@ -46,7 +46,8 @@ void expect_formula_counts(const Job& job) {
     EXPECT_EQ(expected.inner, layer.inner);
     EXPECT_EQ(expected.columns, layer.columns);
     EXPECT_EQ(expected.rows, layer.rows);
-    // Beside, statistics of normalisation, which are no more for more samples.
+    // The statistics of normalisation are kept too; they do not grow with the
+    // samples.
     EXPECT_NEAR(
         expected.kept_elements, layer.kept_elements,
         0.04 * layer.kept_elements + 1);
@@ -65,8 +66,8 @@ TEST(CountedShape, FormulaOfThePerceptronIsWhatRuns) {
   expect_formula_counts(job_of("name = \"mlp\"\nhidden = [32, 16]", kImages));
 }
 
-// A gradient in the other order, from a flat layer or another stage, is turned
-// before pooling's backward, which would copy all that was pooled for it.
+// A gradient in the other memory order, from a flat layer or another stage, is
+// copied before pooling's backward, which would otherwise copy its whole input.
 TEST(CountedShape, PoolingGetsItsGradientsInTheOrderOfItsImages) {
   const cost::ModelShape model =
       counted_shape(job_of("name = \"simple_cnn\"", kImages));
@@ -79,7 +80,8 @@ TEST(CountedShape, PoolingGetsItsGradientsInTheOrderOfItsImages) {
     };
     EXPECT_EQ(found("max_pool2d_with_indices_backward channels last"), 1);
     EXPECT_EQ(found("max_pool2d_with_indices_backward"), 0);
-    // Of 8 samples in float32: source, target, and what copy_ returns.
+    // The bytes of 8 samples in float32: source, target, and the result of
+    // copy_.
     const double output = 3 * 8 * 4 * layer.output_elements;
     double copied = 0;
     for (const cost::CountedOperator& one : layer.backward) {

@@ -5,7 +5,8 @@
 
 namespace echelon::local_parameter_test {
 
-// What rank (tp, shard) has of a tensor, its tensor-parallel part cut evenly.
+// The elements that rank (tp, shard) has of a tensor, whose tensor-parallel
+// part is split evenly.
 LocalParameter part_of_rank(
     const torch::Tensor& whole, const std::vector<Shard>& shards,
     int tensor_rank, int shard_rank, int shard_ranks) {
@@ -22,8 +23,7 @@ LocalParameter part_of_rank(
   return part;
 }
 
-// Two matrices beside each other, of which rank 1 has a row that rank 0 has
-// too.
+// Two matrices beside each other; rank 1 has a row that rank 0 has too.
 std::vector<Shard> overlapping(int64_t dim, std::vector<int64_t> shape) {
   Shard first{.shape = shape, .dim = dim, .pieces = {{0, 3}, {5, 7}}};
   first.owned = first.pieces;
@@ -67,7 +67,7 @@ TEST(LocalParameter, ShardsOfAllRanksMakeTheFullTensor) {
   }
 }
 
-// Also of tensors that do not lie in row-major order, as gradients may.
+// Tensors that are not in row-major order work too; gradients may be such.
 TEST(LocalParameter, AnElementOfTheModelIsCountedOnce) {
   for (const auto& cut : cuts()) {
     const auto whole = torch::rand(cut.shape, torch::kFloat64) + 1;
