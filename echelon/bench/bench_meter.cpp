@@ -1,3 +1,7 @@
+// A round begins with a barrier of all ranks and ends when the device has
+// finished. The number of calls in a round is agreed among the ranks, so that
+// none measures while another is idle. On a processor calls of similar length
+// take turns; the shortest are repeated within their turn.
 #include "echelon/bench/bench_meter.h"
 
 #include <torch/types.h>

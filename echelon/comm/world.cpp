@@ -1,3 +1,12 @@
+// Joining, in order: read the launcher's variables; connect to the store; wait
+// for all ranks, so that one that is missing is named; find this host's
+// address; for the local backend, join the ranks of the host; make the status
+// board, the observer and the world's group. At the end rank 0, which serves
+// the store, waits until the others have left.
+//
+// Every group is a backend inside an ObservedBackend. Groups are numbered in
+// the order of their creation, which is the same on all ranks, so the numbers
+// serve as names in the store and on the status board.
 #include "echelon/comm/world.h"
 
 #include <ATen/Parallel.h>

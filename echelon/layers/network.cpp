@@ -1,3 +1,14 @@
+// A seeded build is independent of the order and the place of building: random
+// operators inside a layer's build draw from a generator seeded by the seed and
+// the layer's name (SeededBuild), and parameters are then initialised by name
+// (initialize_shards). So any slice of a list gets the values of the whole
+// model.
+//
+// Layers are built one by one and offered to on_new_layer at once, so a caller
+// may shard or move each before the next exists. Tied parameters: the first
+// name in this network owns the tensor, and later uses share it; when the
+// group's first name is in another slice, that layer is built once more for its
+// value.
 #include "echelon/layers/network.h"
 
 #include <ATen/CPUGeneratorImpl.h>

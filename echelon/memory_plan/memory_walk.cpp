@@ -35,6 +35,9 @@ class StepWalk {
     }
   }
 
+  // Walks through two steps: the first leaves behind what stays allocated from
+  // step to step, and the second, which stands for all later ones, has the peak
+  // and the calls.
   RankPlan run() {
     make_states();
     if (sharded_) list_uses();

@@ -1,3 +1,7 @@
+// Targets are the tensors of the model (or this rank's shards of them) with the
+// names that a file may have for them. A load has two passes: all targets are
+// compared with the file, and only when nothing differs are values copied. A
+// sharded target reads only its slice of a mapped file.
 #include "echelon/models/weights.h"
 
 #include <algorithm>

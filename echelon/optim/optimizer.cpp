@@ -1,3 +1,7 @@
+// step() collects the parameters that have a gradient into batches of one
+// device and dtype, and LibTorch's fused kernels update each batch by one call.
+// State is kept by the parameter's number in the order of the groups, and made
+// at the start, so a checkpoint has all of it after any step.
 #include "echelon/optim/optimizer.h"
 
 #include <algorithm>

@@ -1,3 +1,8 @@
+// Two runs of the same steps in float64: one on the layout, one on rank 0
+// alone. For each step rank 0 broadcasts the full gradients and parameters, one
+// after the other, and every rank compares its parts of them under the name
+// that a tied parameter has first. The differences have one order on all ranks,
+// which then exchange them.
 #include "echelon/train/verify.h"
 
 #include <torch/types.h>

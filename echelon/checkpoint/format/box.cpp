@@ -205,6 +205,8 @@ groups_along(size_t dim, std::vector<const Box*>& boxes) {
   return groups;
 }
 
+// Splits the boxes along any dimension that separates them until no plane does;
+// only then compares pairs.
 std::optional<Indices> find_shared(size_t dims, std::vector<const Box*> all) {
   std::vector<std::vector<const Box*>> left;  // no recursion: it may go deep
   left.push_back(std::move(all));

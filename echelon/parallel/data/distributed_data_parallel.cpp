@@ -174,6 +174,7 @@ int64_t DataParallelModule::divisor_of(int64_t active) const {
   return initial ? group_.size() : active;
 }
 
+// Takes part, with zeros, in what the other ranks announce.
 void DataParallelModule::shadow_until_all_ended() {
   torch::NoGradGuard no_grad;
   for (;;) {

@@ -1,3 +1,8 @@
+// The heads of queries are divided evenly; a rank has the key/value heads that
+// its queries use. A key/value head that several ranks have is owned by the
+// first, for checkpoints and norms. They are repeated, one for each query head,
+// where a kernel does not group queries by itself or where they serve different
+// numbers of queries.
 #include "echelon/parallel/tensor/attention.h"
 
 #include <torch/types.h>

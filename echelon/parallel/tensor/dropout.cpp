@@ -1,3 +1,8 @@
+// Two implementations give the same mask. On a CPU the tensor is split into
+// runs of consecutive elements of one sample, and each run computes Philox
+// blocks in a loop that the compiler vectorises, also for AVX2. Elsewhere
+// LibTorch's operators compute the words, with 32-bit products in int64.
+// Backward multiplies by the same mask, which is saved as bools.
 #include "echelon/parallel/tensor/dropout.h"
 
 #include <torch/autograd.h>

@@ -1,3 +1,8 @@
+// Candidates are tried in their order, the latest first. A checkpoint is used
+// by all ranks or by none: each rank reads the manifest, the ranks exchange
+// what is wrong, and load_state() fails on every rank if it fails on one.
+// Damaged checkpoints of the run itself are set aside, since training will save
+// their steps again.
 #include "echelon/train/saving/resume.h"
 
 #include <algorithm>

@@ -223,6 +223,8 @@ class Filling {
     staged_bytes_ = 0;
   }
 
+  // Sets the numbers that parameters of one flat shard share, such as Adam's
+  // steps, to the largest that was saved, and says so where they differed.
   std::vector<std::string> set_numbers() {
     std::map<const void*, std::vector<const Number*>> by_tensor;
     for (const auto& number : numbers_) {

@@ -1,3 +1,7 @@
+// One list of layers, built on the meta device as a tensor-parallel rank has it
+// and with the loss at its end, is counted for two purposes: for a memory plan,
+// with each kind of recomputation, and for the cost formulas. A CollectiveTrace
+// records the collectives that the layers would make.
 #include "echelon/train/strategies/count_job.h"
 
 #include <algorithm>

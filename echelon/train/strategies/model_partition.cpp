@@ -1,3 +1,8 @@
+// Every rank must choose the same boundaries. So all count the same layers,
+// those of the first tensor-parallel rank, and what only one rank knows, such
+// as measured times, is broadcast by agree(). The work is FLOPs or measured
+// seconds, the limits are the memory of each rank divided by its stages, and
+// layout/partition.h finds the boundaries.
 #include "echelon/train/strategies/model_partition.h"
 
 #include <algorithm>
