@@ -1,3 +1,7 @@
+// A collective is a linear map, so one autograd function serves all: its node
+// has the adjoint as a closure, which calls the adjoint's own function of this
+// file. No tensor is saved. A collective runs as one operator, so that
+// selective recompute may keep its result.
 #include "echelon/comm/differentiable.h"
 
 #include <torch/autograd.h>

@@ -1,3 +1,8 @@
+// Every call has the same steps: check the arguments, before anything is sent;
+// return at once for one rank, a silent group or tensors without values; change
+// what the backend does not know (bool, other dtypes, an average) into what it
+// does; issue the call; and give Work what is left to do when the call has
+// ended.
 #include "echelon/comm/group.h"
 
 #include <algorithm>

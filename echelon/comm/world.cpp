@@ -348,6 +348,9 @@ std::vector<std::string> World::exchange(const std::string& value) {
       size(), value, impl_->options.timeout, "an exchange of values");
 }
 
+// The ranks are threads with one store, one board and one hub. The first error
+// is kept; a World that ends with it fails the others' collectives, so all
+// threads end.
 void run_ranks(
     int num_ranks, const std::function<void(World&)>& body,
     const CommOptions& options) {

@@ -283,6 +283,7 @@ struct Loader::State {
     return {};
   }
 
+  // A worker's loop. The mutex is held except while rows are loaded.
   void run_worker() {
     ::pthread_setname_np(::pthread_self(), "echelon-loader");
     std::unique_lock lock(mutex);

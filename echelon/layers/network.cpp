@@ -285,6 +285,8 @@ struct Network::Builder {
     }
   }
 
+  // The first name that this network has owns the group's tensor; later names
+  // share it.
   void share_tie(NewLayer& built, size_t group_index, size_t use) {
     const auto& group = groups[group_index];
     const auto& name = group.names[use];

@@ -232,6 +232,9 @@ class Frame : public std::enable_shared_from_this<Frame> {
     free_inputs();
   }
 
+  // Runs forward as the first run was: with its thread state, random numbers,
+  // autocast and outer hooks. `leave` restores the caller's, also when Stop
+  // ends the run.
   void run_second(const std::vector<Tensor>& inputs) {
     const at::ThreadLocalStateGuard thread(thread_);
     const torch::AutoGradMode gradients(true);

@@ -1,3 +1,8 @@
+// The walk runs a rank's actions in the order of the schedule, layer by layer,
+// as PipelineRun does, and adds up bytes instead of computing. MemoryTally
+// holds bytes by kind; a moment compares what is held, and what an operator
+// needs besides, with the peak so far. Sharded parameters are left to
+// PlannedUnits.
 #include "echelon/memory_plan/memory_walk.h"
 
 #include <algorithm>
@@ -205,6 +210,8 @@ class StepWalk {
     tally_.hold(timeline::MemoryKind::activations, sign * stored(bytes));
   }
 
+  // Each layer's moment is its forward peak on top of what is held; what it
+  // keeps for backward is held from then on.
   void run_forward(const Action& action) {
     int64_t arriving = 0;
     for (size_t i = begin_of(action.stage); i < end_of(action.stage); ++i) {

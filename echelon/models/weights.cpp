@@ -103,6 +103,7 @@ class Loader {
     }
   }
 
+  // Throws DataError that lists all differences.
   void check(const std::function<bool(const std::string&)>& expected) const {
     auto lines = weights_differences(source_, described_, expected);
     if (lines.empty()) lines = tied_differences();

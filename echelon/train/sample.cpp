@@ -125,6 +125,8 @@ std::vector<TokenId> encode_prompt(
 
 }  // namespace
 
+// Sorts the tokens by score, applies top_k, then top_p, and takes the token at
+// which the running sum of probabilities passes `uniform`.
 int64_t choose_token(
     const torch::Tensor& scores, const SampleOptions& options, double uniform) {
   check_options(options);

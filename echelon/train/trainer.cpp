@@ -303,6 +303,8 @@ TrainResult Loop::run() {
   return result;
 }
 
+// Nothing is counted as done before the update has succeeded. Returns false at
+// the end of the epoch.
 bool Loop::one_step(Position position) {
   recorder_->begin_step(step_);
   memory_.begin_step(*recorder_);

@@ -164,6 +164,8 @@ OperationPtr Communicator::barrier(Issue issue) {
   return begin(Call{}, std::move(issue));
 }
 
+// All ranks take the same branch, since each sees the same descriptors. A path
+// ends with an arrival only where a peer could still use this rank's memory.
 Task Communicator::run(Operation& operation, Call call) {
   const uint64_t s = operation.sequence;
   publish(s, call);
@@ -297,6 +299,7 @@ bool Communicator::everyone(uint64_t s, uint8_t Descriptor::*flag) const {
       ranks, [&](int r) { return memory_.descriptor(r, s).*flag != 0; });
 }
 
+// Reads the results from the payload slots of all ranks.
 void Communicator::from_payload(uint64_t s, const Call& call) {
   const uint64_t bytes = call.shape.bytes();
   const bool is_root = rank_ == call.root;
@@ -378,6 +381,8 @@ void Communicator::claim_chunks(
   }
 }
 
+// Writes this rank's results from its peers' buffers; all_reduce and reduce
+// also write one slice of theirs.
 void Communicator::in_place(uint64_t s, const Call& call) {
   const uint64_t bytes = call.shape.bytes();
   switch (call.kind) {
@@ -451,6 +456,7 @@ uint64_t Communicator::num_steps(uint64_t s, const Call& call) const {
   return (bytes + stride(call) - 1) / stride(call);
 }
 
+// Copies this rank's part of a step into its stage, for the peers to read.
 void Communicator::stage_in(uint64_t step, const Call& call) {
   const uint64_t stride = this->stride(call);
   const uint64_t bytes = step_bytes(call.shape.bytes(), stride, step);
@@ -518,6 +524,7 @@ void Communicator::stage_middle(uint64_t step, const Call& call) {
       high - low);
 }
 
+// Copies the results of a step from the stages to this rank's buffers.
 void Communicator::stage_out(uint64_t step, const Call& call) {
   const uint64_t stride = this->stride(call);
   const uint64_t bytes = step_bytes(call.shape.bytes(), stride, step);

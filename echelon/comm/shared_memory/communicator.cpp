@@ -374,6 +374,9 @@ OperationPtr Communicator::send(
   return operation;
 }
 
+// A direct message is one fragment that points to the sender's memory; any
+// other is copied, fragment after fragment, into the channel's buffer, which is
+// allocated with the first one.
 Task Communicator::run_send(const char* data, Shape shape, int to, int tag) {
   auto& channel = memory_.channel(rank_, to);
   auto& segment = attachment_->segment();

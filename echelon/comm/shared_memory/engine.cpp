@@ -247,6 +247,9 @@ void Engine::finish(const OperationPtr& operation) {
   }
 }
 
+// Runs the operation's lane until the operation is done or the time is over.
+// Between attempts it spins, then yields, then sleeps as invariant 4 says.
+// helpers_ keeps the progress thread away meanwhile.
 bool Engine::wait(
     const OperationPtr& operation, std::chrono::milliseconds limit) {
   const auto lane = operation->lane_;

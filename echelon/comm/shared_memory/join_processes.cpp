@@ -215,6 +215,9 @@ class Joining {
     return joined;
   }
 
+  // What every rank but 0 does: reads the socket's name and the nonce from the
+  // store, connects, says who it is (and passes its arena), and waits for rank
+  // 0's answer with the memory file and all arenas.
   Joined follow() {
     std::string told;
     try {
@@ -334,6 +337,8 @@ class Joining {
     block.pid_namespace.store(hello.pid_namespace);
   }
 
+  // Accepts connections until every rank has come, refusing strangers; then
+  // welcomes all at once, so no rank goes on without the others.
   void accept_all(int listener, Joined& joined) {
     std::vector<Descriptor> peers(size_);
     present(joined, hello_);

@@ -103,6 +103,8 @@ void Mailbox::match(int from, const Fragment& fragment) {
   source.incoming = &message;
 }
 
+// Copies one fragment to its target, and completes the message with its last
+// one.
 void Mailbox::take(int from, const Fragment& fragment, const char* piece) {
   auto& source = sources_[from];
   if (fragment.first) {

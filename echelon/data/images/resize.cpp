@@ -223,6 +223,9 @@ ResizePlan center_plan(ImageDecoder::Size image, int64_t size) {
   return plan;
 }
 
+// Follows torchvision's RandomResizedCrop: up to ten boxes of random area and
+// ratio, else the largest box in the centre. The draws depend on seed, epoch
+// and index alone.
 ResizePlan random_plan(
     ImageDecoder::Size image, int64_t size, bool flip, uint64_t seed,
     int64_t epoch, int64_t index) {

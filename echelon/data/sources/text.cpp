@@ -1,3 +1,8 @@
+// Options name sources, and each becomes a TokenFile: a pair of .bin and .idx,
+// a plain .bin, or text that tokenise() turns into a pair first. Samples are
+// windows that overlap by one token, numbered source by source, so a sample's
+// source is found by binary search. Blends of sources are made by order.h
+// alone.
 #include "echelon/data/sources/text.h"
 
 #include <glob.h>
@@ -304,6 +309,8 @@ void TextCorpus::read(
   write_documents(source, begin, tokens.data(), targets, documents);
 }
 
+// Numbers the documents of a window from 0, and ignores the target that would
+// cross a border: the first token of the next document.
 void TextCorpus::write_documents(
     const Source& source, int64_t begin, const int64_t* tokens,
     int64_t* targets, int64_t* documents) const {

@@ -305,6 +305,9 @@ void Bpe::merge_short() const {
   }
 }
 
+// The symbols are a linked list in arrays. A candidate is a pair by its left
+// symbol, with the result that the merge would have: a candidate whose pair has
+// changed gives another result and is skipped.
 void Bpe::merge_long() const {
   struct Candidate {
     int32_t rank;

@@ -1,3 +1,7 @@
+// Restoring has two parts. check_state() compares the manifest with the model
+// without reading values. load_state() lists what this rank needs
+// (saved_shards.h), reads it by few calls through Filling, and, since a failure
+// on one rank must be one on all, exchanges the errors before training goes on.
 #include "echelon/train/saving/saved_state.h"
 
 #include <torch/types.h>

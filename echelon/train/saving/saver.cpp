@@ -193,6 +193,8 @@ void Saver::before_update() {
   stopped_seconds_ += stopped.count();
 }
 
+// Lets a checkpoint that is in flight end, whatever becomes of it, before it
+// saves this step; only the failure of the last one is thrown.
 void Saver::save_and_wait(TrainingState& state, const CheckpointManifest& now) {
   then_ = Then::one_more;
   wait();
@@ -295,6 +297,8 @@ std::string Saver::copy(TrainingState& state, bool async) {
   return {};
 }
 
+// Moves to the next phase when all ranks have ended this one; a failure on any
+// rank ends the checkpoint on all.
 void Saver::proceed(const SaverNews& all) {
   if (phase_ == Phase::idle ||
       all.ready + all.failed < static_cast<double>(world_.size())) {

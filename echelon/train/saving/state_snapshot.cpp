@@ -89,6 +89,9 @@ void StateSnapshot::finish() {
   later_.clear();
 }
 
+// Each box is referred to where it is, copied now, or noted to be copied by
+// finish(). A first pass adds up the memory, so there is one allocation; copies
+// from devices run asynchronously until the end.
 void StateSnapshot::fill(const std::vector<StateShard>& parts, HostMemory how) {
   const torch::NoGradGuard no_grad;
   const auto lies_ready = [](const StateShard& part, const PlacedBox& placed) {
