@@ -1,3 +1,7 @@
+// Two tables by operator. FLOPs come from formulas over the shapes of a call.
+// Work is, for matmuls, convolutions and attention, the shape of the product,
+// and for all other operators the bytes that they move; an operator that only
+// calls others has none, since those are seen by themselves.
 #include "echelon/counting/operator_work.h"
 
 #include <ATen/core/Tensor.h>

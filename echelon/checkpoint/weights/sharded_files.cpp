@@ -1,3 +1,5 @@
+// A tensor is as large as its parts reach. So the parts must cover all of it
+// without a gap, which tells that a rank's file is missing.
 #include "echelon/checkpoint/weights/sharded_files.h"
 
 #include <algorithm>

@@ -1,3 +1,8 @@
+// Files may be hostile: sizes are checked against limits before memory is
+// taken, and both decoders are left usable after an error. libpng reports
+// errors by longjmp, so calls that may fail are in functions whose setjmp frame
+// holds no object with a destructor. The JPEG decoder and the buffers are kept
+// from image to image.
 #include "echelon/data/images/image.h"
 
 #include <fcntl.h>

@@ -1,3 +1,7 @@
+// A local parameter is a tensor, its tensor-parallel shard if it has one, and,
+// with sharded data parallelism, a range of the flattened shard. Ranks may hold
+// the same elements; a norm must count each once, so CountedElements lists the
+// elements that the shard owns within the range.
 #include "echelon/train/strategies/local_parameter.h"
 
 #include <torch/types.h>
