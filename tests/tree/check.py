@@ -158,9 +158,25 @@ def cycles(graph):
     return knots
 
 
+# The folders that training programs include: their names are in echelon itself.
+PUBLIC = ("architecture", "checkpoint", "comm", "data", "environment", "job", "layers", "layout", "memory", "models",
+          "optim", "options", "parallel", "programs", "schedule", "text", "train")
+
+
+def wrong_namespaces(folder):
+    own = folder.parts[1] if len(folder.parts) > 1 else "echelon"
+    if own in PUBLIC or own == "echelon":
+        return []
+    return [f"{folder}/{path.name}: {name}, but the folder's namespace is echelon::{own}"
+            for path in sorted((ROOT / folder).glob("*"))
+            if path.suffix in (".h", ".cpp")
+            for name in re.findall(r"^namespace (echelon[\w:]*) {", path.read_text(), re.M)
+            if f"{name}::".split("::")[1] != own]
+
+
 def check_folders(write):
     found = rooms()
-    problems = []
+    problems = [problem for folder in found for problem in wrong_namespaces(folder)]
     graph = {folder: sorted(room.includes) for folder, room in found.items()}
     for folder, room in found.items():
         for other, places in room.includes.items():
@@ -180,7 +196,7 @@ def check_folders(write):
                 if other in knot:
                     problems.append(f"  {folder}/{places[0][0]} includes {places[0][1]}")
     if problems:
-        finish(problems, "move a file, or list the room in DEPENDS (used by a header) or PRIVATE")
+        finish(problems, "move a file, list the room in DEPENDS (used by a header) or PRIVATE, or use the folder's namespace")
     page, drawing = ROOT / "doc/architecture.md", ROOT / "doc/architecture.svg"
     begin, end = "<!-- rooms: made by tests/tree/check.py -->\n", "<!-- end of rooms -->"
     text = page.read_text()
