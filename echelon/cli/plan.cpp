@@ -350,7 +350,6 @@ void print_plan_text(
   printer.heading(result);
   if (result.plans.empty()) {
     printer.title("Nothing fits");
-    if (!result.closest) return;
     printer.memory(*result.closest, "Memory of the closest, per device");
     printer.paragraph("Diagnosis", result.reason.diagnosis);
     printer.paragraph("Fix", result.reason.fix);
@@ -515,7 +514,7 @@ int make_plan(const PlanArguments& arguments) {
         "--output", arguments.output,
         planner::to_configuration(result.plans.front(), request));
   }
-  if (!arguments.html.empty() && (fits || result.closest)) {
+  if (!arguments.html.empty()) {
     write(
         "--html", arguments.html,
         planner::to_html(planner::make_plan_page(request, result)));

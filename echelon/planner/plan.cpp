@@ -155,11 +155,15 @@ std::optional<Plan> best_on(const PlanRequest& request, int64_t devices) {
 }
 
 // Doubles the nodes until a plan fits, then bisects for the smallest number.
-std::optional<Plan> find_smallest(const PlanRequest& request) {
+std::optional<Plan> find_smallest(PlanRequest request) {
   const int64_t node = request.cluster.groups.back().node.num_devices;
-  int64_t low = request.cluster.num_devices();
+  int64_t low = asked_counts(request).back();  // does not fit
+  std::erase_if(request.fixed, [](const auto& fixed) {
+    return fixed.first == "devices";
+  });
   std::optional<Plan> fits;
   int64_t high = (low + node - 1) / node * node;
+  if (high > low) fits = best_on(request, high);
   while (!fits && high < kMostDevices) {
     low = high;
     high *= 2;
@@ -332,16 +336,14 @@ PlanResult plan(const PlanRequest& request) {
   PlanResult result;
   result.bound = bound_text(request);
   search_all(request, result);
-  if (result.considered == 0) {
+  if (result.plans.empty() && !result.closest) {
     throw ConfigError(
         explain_impossible(job_of(request, asked_counts(request).back())));
   }
   if (result.plans.empty()) {
-    if (result.closest) {
-      result.smallest = find_smallest(request);
-      result.reason =
-          explain_nothing_fits(request, *result.closest, result.smallest);
-    }
+    result.smallest = find_smallest(request);
+    result.reason =
+        explain_nothing_fits(request, *result.closest, result.smallest);
     return result;
   }
   if (request.simulate) {

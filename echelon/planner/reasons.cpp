@@ -258,10 +258,6 @@ std::string why_memory(const PlanRequest& request, const Plan& best) {
 
 constexpr size_t kMostValues = 24;
 
-bool has_strategy(const SearchJob& job) {
-  return !list_groups(job).empty();
-}
-
 // Leaves out each constraint without which there is still no strategy, one
 // after the other. None of the remaining ones can be left out. It takes one
 // search for each constraint.
@@ -488,15 +484,29 @@ std::string why_none(const SearchJob& job) {
 
 std::vector<int64_t> values_of(const SearchJob& job, const SearchKey& key) {
   std::set<int64_t> values;
-  if (key.name == "recompute") return {0, 1, 2};
-  if (key.name == "offload" || key.name == "activations") {
-    return rules_of_framework(job.framework).offload
-               ? std::vector<int64_t>{0, 1}
-               : std::vector<int64_t>{0};
+  for (const auto& saver :
+       list_savers(job, rules_of_framework(job.framework).offload)) {
+    if (key.name == "recompute") {
+      values.insert(static_cast<int64_t>(saver.recompute));
+    } else if (key.name == "offload") {
+      values.insert(int64_t{saver.offload_optimizer});
+    } else if (key.name == "activations") {
+      values.insert(int64_t{saver.offload_activations});
+    }
   }
+  if (!values.empty()) return {values.begin(), values.end()};
   const bool of_variants = key.name == "schedule" || key.name == "gather" ||
                            key.name == "stage" || key.name == "stages_per_rank";
   for (const auto& group : list_groups(job)) {
+    if (key.name == "recompute_layers") {
+      int64_t most = 0;
+      for (const auto& variant : list_variants(job, group)) {
+        most = std::max(most, layers_of_stage(job.model, variant));
+      }
+      values.insert(-1);
+      for (int64_t layers = 1; layers < most; ++layers) values.insert(layers);
+      continue;
+    }
     if (key.name == "order") {
       for (const int order : orders_of(job, group.layout)) values.insert(order);
     } else if (!of_variants) {

@@ -83,6 +83,7 @@ class MemoryFitter {
   MemoryFitter(const SearchJob& job, bool offload)
       : job_(job),
         savers_(list_savers(job, offload)),
+        asked_layers_(asked_recompute_layers(job)),
         partial_selective_(rules_of_framework(job.framework).partial_selective),
         host_bytes_(least_host_bytes(job.cluster)),
         usable_bytes_(most_usable_bytes(job.cluster)) {}
@@ -122,13 +123,6 @@ class MemoryFitter {
   int64_t estimated() const { return estimated_; }
 
  private:
-  // A combination of savings of memory.
-  struct Saver {
-    bool offload_optimizer = false;
-    bool offload_activations = false;
-    cost::Recompute recompute = cost::Recompute::none;
-  };
-
   // A strategy and its memory, before it is timed.
   struct Weighed {
     cost::Strategy strategy;
@@ -142,41 +136,17 @@ class MemoryFitter {
     std::optional<Weighed> fewest;  // in as few as possible
   };
 
-  static std::vector<Saver> list_savers(const SearchJob& job, bool offload) {
-    std::vector<Saver> savers;
-    for (int64_t optimizer = 0; optimizer <= 1; ++optimizer) {
-      for (int64_t activations = 0; activations <= 1; ++activations) {
-        if (!offload && optimizer + activations > 0) continue;
-        if (!job.constraints.allow("offload", optimizer)) continue;
-        if (!job.constraints.allow("activations", activations)) continue;
-        for (const cost::Recompute recompute : cost::kRecomputes) {
-          const bool none = recompute == cost::Recompute::none;
-          if (none && !job.constraints.allow("recompute_layers", -1)) continue;
-          // Activations on the host need no recompute.
-          if (activations == 1 && recompute == cost::Recompute::selective)
-            continue;
-          if (!job.constraints.allow(
-                  "recompute", static_cast<int64_t>(recompute))) {
-            continue;
-          }
-          savers.push_back({optimizer == 1, activations == 1, recompute});
-        }
-      }
-    }
-    return savers;
-  }
-
   // The ways that fit and may be below the limit, without those that do more
   // than another.
   std::vector<Way> list_ways(const cost::Strategy& strategy) {
-    std::vector<Saver> fitted;
+    std::vector<MemorySaver> fitted;
     std::vector<Way> ways;
     for (auto begin = savers_.begin(); begin != savers_.end();) {
       const auto end = std::find_if(
           begin, savers_.end(),
-          [&](const Saver& one) { return !same_host(one, *begin); });
+          [&](const MemorySaver& one) { return !same_host(one, *begin); });
       // The last saver with the same offload takes the least memory.
-      const Saver& last = *(end - 1);
+      const MemorySaver& last = *(end - 1);
       const auto least =
           is_needless(last, fitted) ? std::nullopt : weigh_with(last, strategy);
       if (least && !least->fits && !closer(*least)) {
@@ -195,7 +165,7 @@ class MemoryFitter {
         }
         fitted.push_back(*begin);
         Way way{*weighed, {}};
-        if (partial(begin->recompute))
+        if (partial(begin->recompute) && !asked_layers_)
           way.fewest = with_fewest_layers(*weighed);
         const Weighed& shortest = way.fewest ? *way.fewest : way.whole;
         if (bound_->of(shortest.strategy) < limit_) ways.push_back(way);
@@ -205,8 +175,9 @@ class MemoryFitter {
   }
 
   // Whether a saver that does less fits.
-  bool is_needless(const Saver& saver, const std::vector<Saver>& fitted) const {
-    return std::ranges::any_of(fitted, [&](const Saver& less) {
+  bool is_needless(
+      const MemorySaver& saver, const std::vector<MemorySaver>& fitted) const {
+    return std::ranges::any_of(fitted, [&](const MemorySaver& less) {
       return less.offload_optimizer <= saver.offload_optimizer &&
              less.offload_activations <= saver.offload_activations &&
              (less.recompute == cost::Recompute::none ||
@@ -216,7 +187,7 @@ class MemoryFitter {
 
   // Whether it is too slow even without savings of memory, which only add time.
   bool too_slow(const cost::Strategy& strategy) {
-    if (std::ranges::none_of(savers_, saves_nothing<Saver>)) return false;
+    if (std::ranges::none_of(savers_, saves_nothing<MemorySaver>)) return false;
     if (!unsaved_) unsaved_ = weigh(strategy);
     plain_ = time(*unsaved_);
     return least_seconds(*plain_) >= limit_;
@@ -233,17 +204,13 @@ class MemoryFitter {
         saves_nothing(strategy) && plain_ ? *plain_ : time(way.whole);
     if (way.fewest) enter(whole);
     enter_in_orders(way.fewest ? time(*way.fewest) : whole);
-    if (partial(strategy.recompute) &&
-        job_.constraints.says("recompute_layers")) {
-      enter_asked_layers(strategy);
-    }
   }
 
   // Searches the fewest layers to recompute, given that all suffice; empty when
   // no fewer do.
   std::optional<Weighed> with_fewest_layers(const Weighed& all) const {
     cost::Strategy strategy = all.strategy;
-    const int64_t most = layers_of_stage(strategy);
+    const int64_t most = layers_of_stage(job_.model, strategy);
     int64_t low = 0;  // does not fit
     int64_t high = most;
     int64_t guess = unsaved_ && same_host(unsaved_->strategy, strategy)
@@ -263,15 +230,6 @@ class MemoryFitter {
     return fewest;
   }
 
-  void enter_asked_layers(cost::Strategy strategy) {
-    for (int64_t layers = 1; layers < layers_of_stage(strategy); ++layers) {
-      if (!job_.constraints.allow("recompute_layers", layers)) continue;
-      strategy.recompute_layers = layers;
-      const auto weighed = weigh(strategy);
-      if (weighed && weighed->fits) enter_in_orders(time(*weighed));
-    }
-  }
-
   int64_t
   guess_layers(const Weighed& none, const Weighed& all, int64_t most) const {
     // Bytes grow nearly in proportion to the layers.
@@ -284,21 +242,15 @@ class MemoryFitter {
         most);
   }
 
-  int64_t layers_of_stage(const cost::Strategy& strategy) const {
-    if (!strategy.stage_layers.empty()) {
-      return *std::ranges::max_element(strategy.stage_layers);
-    }
-    const int64_t stages =
-        strategy.layout.pp * std::max<int64_t>(1, strategy.stages_per_rank);
-    const int64_t blocks = num_layers(job_.model);
-    return (blocks + stages - 1) / stages;
-  }
-
   std::optional<Weighed>
-  weigh_with(const Saver& saver, cost::Strategy strategy) const {
+  weigh_with(const MemorySaver& saver, cost::Strategy strategy) const {
     strategy.offload_optimizer = saver.offload_optimizer;
     strategy.offload_activations = saver.offload_activations;
     strategy.recompute = saver.recompute;
+    if (asked_layers_ && saver.recompute != cost::Recompute::none) {
+      if (*asked_layers_ >= layers_of_stage(job_.model, strategy)) return {};
+      strategy.recompute_layers = *asked_layers_;
+    }
     return weigh(strategy);
   }
 
@@ -368,7 +320,8 @@ class MemoryFitter {
 
   const SearchJob& job_;
   const PipelineBound* bound_ = nullptr;  // while one strategy is fitted
-  std::vector<Saver> savers_;
+  std::vector<MemorySaver> savers_;
+  std::optional<int64_t> asked_layers_;  // by the constraints
   bool partial_selective_;
   double host_bytes_;  // for each rank
   double usable_bytes_;
@@ -463,7 +416,9 @@ SearchResult search(const SearchJob& job, int64_t keep, bool offload) {
       const double bytes = least_state_bytes(job, variant.strategy, offload);
       if (bytes > usable) {
         ++result.pruned_memory;
-        if (bytes < smallest_bytes) {
+        if (bytes < smallest_bytes &&
+            cost::check_strategy(job.model, variant.strategy, job.cluster)
+                .empty()) {
           smallest_bytes = bytes;
           smallest = variant.strategy;
         }

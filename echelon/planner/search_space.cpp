@@ -262,6 +262,67 @@ FrameworkRules rules_of_framework(const std::string& framework) {
       .partial_selective = true};
 }
 
+std::vector<MemorySaver> list_savers(const SearchJob& job, bool offload) {
+  const auto layers = asked_recompute_layers(job);
+  const bool partial_selective =
+      rules_of_framework(job.framework).partial_selective;
+  std::vector<MemorySaver> savers;
+  for (int64_t optimizer = 0; optimizer <= 1; ++optimizer) {
+    for (int64_t activations = 0; activations <= 1; ++activations) {
+      if (!offload && optimizer + activations > 0) continue;
+      if (!job.constraints.allow("offload", optimizer)) continue;
+      if (!job.constraints.allow("activations", activations)) continue;
+      for (const cost::Recompute recompute : cost::kRecomputes) {
+        const bool selective = recompute == cost::Recompute::selective;
+        if (layers && recompute == cost::Recompute::none) continue;
+        if (layers && selective && !partial_selective) continue;
+        // Activations on the host need no recompute.
+        if (activations == 1 && selective) continue;
+        if (!job.constraints.allow(
+                "recompute", static_cast<int64_t>(recompute))) {
+          continue;
+        }
+        savers.push_back({optimizer == 1, activations == 1, recompute});
+      }
+    }
+  }
+  return savers;
+}
+
+std::optional<int64_t> asked_recompute_layers(const SearchJob& job) {
+  for (const auto& fixed : job.constraints.fixed()) {
+    if (fixed.key->name == "recompute_layers" && fixed.value >= 0) {
+      return fixed.value;
+    }
+  }
+  return {};
+}
+
+int64_t
+layers_of_stage(const cost::ModelShape& model, const cost::Strategy& strategy) {
+  if (!strategy.stage_layers.empty()) {
+    return *std::ranges::max_element(strategy.stage_layers);
+  }
+  const int64_t stages =
+      strategy.layout.pp * std::max<int64_t>(1, strategy.stages_per_rank);
+  return (num_layers(model) + stages - 1) / stages;
+}
+
+bool has_strategy(const SearchJob& job) {
+  if (list_savers(job, rules_of_framework(job.framework).offload).empty()) {
+    return false;
+  }
+  const auto layers = asked_recompute_layers(job);
+  const auto has_layers = [&](const cost::Strategy& variant) {
+    return *layers < layers_of_stage(job.model, variant);
+  };
+  const auto groups = list_groups(job);
+  if (!layers || groups.empty()) return !groups.empty();
+  return *layers > 0 && std::ranges::any_of(groups, [&](const auto& group) {
+    return std::ranges::any_of(list_variants(job, group), has_layers);
+  });
+}
+
 std::vector<int64_t> divisors(int64_t number) {
   std::vector<int64_t> low;
   std::vector<int64_t> high;

@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -53,6 +54,28 @@ struct SearchJob {
   /// stages 1 and 3.
   bool coarse = false;
 };
+
+/// A combination of savings of memory.
+struct MemorySaver {
+  bool offload_optimizer = false;
+  bool offload_activations = false;
+  cost::Recompute recompute = cost::Recompute::none;
+};
+
+/// All that the constraints allow, those that offload more later, and of these
+/// those that recompute more. `offload`: whether the host's memory may be used.
+/// Empty when the constraints contradict each other.
+std::vector<MemorySaver> list_savers(const SearchJob& job, bool offload);
+
+/// The layers of a stage to recompute, where the constraints set a number.
+std::optional<int64_t> asked_recompute_layers(const SearchJob& job);
+
+/// Layers of the longest stage.
+int64_t
+layers_of_stage(const cost::ModelShape& model, const cost::Strategy& strategy);
+
+/// Whether the job has any strategy, whatever the memory.
+bool has_strategy(const SearchJob& job);
 
 /// Divisors, ascending.
 std::vector<int64_t> divisors(int64_t number);

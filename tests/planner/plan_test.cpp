@@ -53,6 +53,41 @@ TEST(Plan, NothingFitsIsAnAnswer) {
   EXPECT_TRUE(plans_on(smaller, result.smallest->devices - 8, 1).empty());
 }
 
+TEST(Plan, NothingFitsIsAnAnswerWhereWeightsAloneDoNotFit) {
+  const auto result = plan(plan_request("llama3-70b", "h100-sxm:2", 8));
+  EXPECT_TRUE(result.plans.empty());
+  ASSERT_TRUE(result.closest);
+  EXPECT_EQ(result.closest->strategy.layout.num_ranks(), 2);
+  ASSERT_TRUE(result.smallest);
+  EXPECT_TRUE(has(result.reason.fix, "needs")) << result.reason.fix;
+  EXPECT_TRUE(has(result.reason.why, "suffice")) << result.reason.why;
+}
+
+TEST(Plan, TheClosestKeepsTheConstraints) {
+  const auto result = plan(plan_request(
+      "llama3-70b", "h100-sxm:8", 8,
+      {{"recompute_layers", "2"}, {"devices", "2"}, {"offload", "none"}}));
+  ASSERT_TRUE(result.closest);
+  EXPECT_EQ(result.closest->strategy.recompute_layers, 2);
+  EXPECT_EQ(result.closest->devices, 2);
+  ASSERT_TRUE(result.smallest);
+  EXPECT_EQ(result.smallest->strategy.recompute_layers, 2);
+}
+
+TEST(Plan, SettingsOfMemoryThatContradictEachOtherAreNamed) {
+  const auto layers = refusal(plan_request(
+      "llama3-8b", "h100-sxm:8", 64,
+      {{"recompute", "none"}, {"recompute_layers", "3"}}));
+  EXPECT_TRUE(has(layers, "recompute=none and recompute_layers=3")) << layers;
+  const auto most = refusal(plan_request(
+      "llama3-8b", "h100-sxm:8", 64, {{"recompute_layers", "500"}}));
+  EXPECT_TRUE(has(most, "recompute_layers may be -1, 1, 2")) << most;
+  PlanRequest other =
+      plan_request("llama3-8b", "h100-sxm:8", 64, {{"offload", "optimizer"}});
+  other.framework = "megatron-core";
+  EXPECT_TRUE(has(refusal(other), "offload may be none")) << refusal(other);
+}
+
 TEST(Plan, ABatchThatNoLayoutDividesIsNamedWithTheNearest) {
   const auto text = refusal(plan_request("gpt2", "a100-40gb:128", 7));
   EXPECT_TRUE(has(text, "--batch 7")) << text;
