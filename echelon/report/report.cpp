@@ -110,8 +110,13 @@ std::vector<Tile> tiles_of(
   if (!input.metrics.empty() && !is_simulated(input)) {
     const auto& last = input.metrics.back();
     tiles.push_back(tile_of(
-        "Final loss", format_number(last.loss),
-        "after step " + format_count(last.step)));
+        "Final loss", format_number(timeline::final_loss(input.metrics)),
+        input.metrics.size() > 1
+            ? format(
+                  "mean of {} steps, to step {}",
+                  std::min<size_t>(timeline::kFinalSteps, input.metrics.size()),
+                  format_count(static_cast<double>(last.step)))
+            : "after step 1"));
   }
   if (!input.evaluations.empty()) {
     tiles.push_back(evaluation_tile(input.evaluations.back()));

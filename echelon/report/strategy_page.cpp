@@ -132,7 +132,9 @@ void draw_cells(Markup& page, const Run& run, bool tokens) {
     const auto rate = timeline::median_of(metrics, of_step);
     cell(rate.has_value(), [&] { return format_count(*rate); });
   };
-  cell(!metrics.empty(), [&] { return format_number(metrics.back().loss); });
+  cell(!metrics.empty(), [&] {
+    return format_number(timeline::final_loss(metrics));
+  });
   cell(!evaluations.empty(), [&] {
     return format_percent(evaluations.back().accuracy);
   });

@@ -272,6 +272,39 @@ std::optional<double> median_of(
   return *middle;
 }
 
+void RecentSteps::Sum::add(const Sum& other, double sign) {
+  loss += sign * other.loss;
+  samples += sign * other.samples;
+  tokens += sign * other.tokens;
+  seconds += sign * other.seconds;
+  steps += sign * other.steps;
+}
+
+void RecentSteps::add(const StepMetrics& step) {
+  steps_.push_back(
+      {step.loss, step.samples_per_second * step.step_seconds,
+       step.tokens_per_second.value_or(0) * step.step_seconds,
+       step.step_seconds, 1});
+  sum_.add(steps_.back(), 1);
+  if (static_cast<int64_t>(steps_.size()) > most_) {
+    sum_.add(steps_.front(), -1);
+    steps_.pop_front();
+  }
+  // What a huge loss cost in digits is gone after it has left the sum.
+  if (++added_ % most_ != 0) return;
+  sum_ = {};
+  for (const auto& one : steps_) sum_.add(one, 1);
+}
+
+double final_loss(const std::vector<StepMetrics>& steps) {
+  RecentSteps recent(kFinalSteps);
+  for (size_t i = steps.size() - std::min(kFinalSteps, steps.size());
+       i < steps.size(); ++i) {
+    recent.add(steps[i]);
+  }
+  return recent.loss();
+}
+
 MetricsFile read_metrics(const std::filesystem::path& path) {
   const std::string text = read_text_file(path);
   MetricsFile file;

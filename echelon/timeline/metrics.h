@@ -17,6 +17,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <filesystem>
 #include <functional>
 #include <optional>
@@ -121,6 +122,36 @@ struct MetricsFile {
 std::optional<double> median_of(
     const std::vector<StepMetrics>& steps,
     const std::function<double(const StepMetrics&)>& value);
+
+/// Means over the last steps of a run, at most `most` of them: what a progress
+/// line shows. Times and samples are summed first, so that a rate is samples
+/// over the time of all these steps.
+class RecentSteps {
+ public:
+  explicit RecentSteps(int64_t most) : most_(most > 1 ? most : 1) {}
+
+  void add(const StepMetrics& step);
+  /// 0 before the first step.
+  double loss() const { return over(sum_.loss, sum_.steps); }
+  double samples_per_second() const { return over(sum_.samples, sum_.seconds); }
+  double tokens_per_second() const { return over(sum_.tokens, sum_.seconds); }
+
+ private:
+  struct Sum {
+    double loss = 0, samples = 0, tokens = 0, seconds = 0, steps = 0;
+    void add(const Sum& other, double sign);
+  };
+  static double over(double a, double b) { return b > 0 ? a / b : 0; }
+
+  int64_t most_;
+  std::deque<Sum> steps_;
+  Sum sum_;
+  int64_t added_ = 0;
+};
+
+/// The mean loss of the last kFinalSteps steps: that of one batch is noise.
+inline constexpr size_t kFinalSteps = 10;
+double final_loss(const std::vector<StepMetrics>& steps);
 
 /// Unknown keys are ignored. Throws DataError with file and line for a line
 /// that is not metrics, unless it is the last one and incomplete.

@@ -162,11 +162,13 @@ std::string sharding_text(const Job& job) {
       job.layout.dp_shard);
 }
 
-// "3, training waited 0.04 s for them, 0.1 % of its time"
+// "3, training waited 0.04 s for them, 0.1 % of its time"; of a resumed run
+// "3 since then, …", below the row that says from which step
 std::string checkpoints_text(const RunSummary& summary) {
   return format(
-      "{}, training waited {:.2g} s for them, {:.1f} % of its time",
-      summary.checkpoints, summary.checkpoint_seconds,
+      "{}{}, training waited {:.2g} s for them, {:.1f} % of its time",
+      summary.checkpoints, summary.resumed.empty() ? "" : " since then",
+      summary.checkpoint_seconds,
       summary.seconds > 0 ? 100 * summary.checkpoint_seconds / summary.seconds
                           : 0.0);
 }
@@ -375,7 +377,7 @@ void write_run_report(
   input.evaluations = summary.evaluations;
   input.timeline = timeline::merge_spans(std::move(ranks), input.title);
   input.tensor = describe_shards(job, source);
-  input.total_seconds = summary.seconds;
+  input.total_seconds = summary.seconds + summary.earlier_seconds;
   input.outcome = summary.outcome;
   input.prediction = predict_run_here(job, source, world, summary.layers);
   timeline::write_chrome_trace(folder / "timeline.json", input.timeline);

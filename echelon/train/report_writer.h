@@ -36,7 +36,8 @@ RunLayers count_run_layers(
     bool own_layers, const std::filesystem::path& folder);
 
 struct RunSummary {
-  double seconds = 0;
+  double seconds = 0;          // of this process
+  double earlier_seconds = 0;  // of earlier ones, whose steps `steps` has too
   std::vector<timeline::StepMetrics> steps;  // rank 0
   std::vector<timeline::EvaluationMetrics> evaluations;
   std::vector<std::string> partition;  // ParallelModel::describe()

@@ -1,6 +1,5 @@
 #include "echelon/train/run_log.h"
 
-#include <algorithm>
 #include <cstdio>
 #include <utility>
 
@@ -8,7 +7,10 @@ namespace echelon {
 
 RunLog::RunLog(
     World& world, const std::filesystem::path& folder, int64_t log_every)
-    : world_(world), path_(folder / "metrics.jsonl"), log_every_(log_every) {}
+    : world_(world),
+      path_(folder / "metrics.jsonl"),
+      log_every_(log_every),
+      recent_(log_every) {}
 
 void RunLog::restore(int64_t step) {
   if (world_.rank() == 0 && std::filesystem::exists(path_)) {
@@ -37,17 +39,13 @@ void RunLog::open(int64_t total_steps) {
 void RunLog::add(const timeline::StepMetrics& metrics, const StepSums& sums) {
   metrics_->append(metrics);
   steps_.push_back(metrics);
-  if (window_steps_ == std::max<int64_t>(1, log_every_)) {
-    window_loss_ = window_steps_ = 0;
-  }
-  window_loss_ += metrics.loss;
-  ++window_steps_;
+  recent_.add(metrics);
   progress_->update(
       {.step = metrics.step,
        .epoch = metrics.epoch,
-       .loss = window_loss_ / static_cast<double>(window_steps_),
-       .samples_per_second = metrics.samples_per_second,
-       .tokens_per_second = metrics.tokens_per_second.value_or(0),
+       .loss = recent_.loss(),
+       .samples_per_second = recent_.samples_per_second(),
+       .tokens_per_second = recent_.tokens_per_second(),
        .slowest_rank = sums.slowest_rank,
        .slowest_excess = sums.slowest_excess,
        .loss_scale = metrics.loss_scale.value_or(0),

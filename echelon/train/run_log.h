@@ -58,8 +58,7 @@ class RunLog {
   std::vector<timeline::StepMetrics> steps_;
   std::vector<timeline::EvaluationMetrics> evaluations_;
   int64_t evaluated_step_ = -1;
-  double window_loss_ = 0;  // summed since the last logged step
-  int64_t window_steps_ = 0;
+  timeline::RecentSteps recent_;  // of this process: those of a line
 };
 
 }  // namespace echelon

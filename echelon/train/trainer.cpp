@@ -206,10 +206,11 @@ class Loop {
   bool preempted_ = false;
   SaverNews news_;  // of the last step
   std::string save_error_;
-  std::string resumed_;        // "step 69 (dp=2)"
-  int64_t saved_step_ = -1;    // by save_last()
-  int64_t skipped_ = 0;        // samples
-  int64_t skipped_steps_ = 0;  // that overflowed
+  std::string resumed_;         // "step 69 (dp=2)"
+  double earlier_seconds_ = 0;  // of earlier processes of this run
+  int64_t saved_step_ = -1;     // by save_last()
+  int64_t skipped_ = 0;         // samples
+  int64_t skipped_steps_ = 0;   // that overflowed
 };
 
 Loop::Loop(
@@ -270,7 +271,10 @@ void Loop::restore() {
   if (is_rank_zero()) {
     print_restored(resumed, resume_, job_, samples_, total_steps_);
   }
-  if (resume_.own) log_.restore(step_);
+  if (!resume_.own) return;
+  log_.restore(step_);
+  for (const auto& step : log_.steps()) earlier_seconds_ += step.step_seconds;
+  for (const auto& one : log_.evaluations()) earlier_seconds_ += one.seconds;
 }
 
 TrainResult Loop::run() {
@@ -516,6 +520,7 @@ void Loop::write_outcome() {
   }
   RunSummary summary{
       .seconds = seconds(),
+      .earlier_seconds = earlier_seconds_,
       .steps = log_.steps(),
       .evaluations = log_.evaluations(),
       .partition = state_.model().describe(),

@@ -264,4 +264,32 @@ TEST_F(Metrics, OfLinesWrittenTogetherTheWholeOnesAreKept) {
   EXPECT_EQ(read_file(path_), line + line + line);
 }
 
+StepMetrics quick_step(double loss, double seconds, double samples_per_second) {
+  StepMetrics step;
+  step.loss = loss;
+  step.step_seconds = seconds;
+  step.samples_per_second = samples_per_second;
+  return step;
+}
+
+TEST(RecentSteps, ARateIsSamplesOverTheTimeOfAllSteps) {
+  RecentSteps recent(3);
+  EXPECT_EQ(recent.samples_per_second(), 0);
+  recent.add(quick_step(9, 1, 1));  // has left when the fourth came
+  recent.add(quick_step(1, 0.001, 16000));
+  recent.add(quick_step(2, 0.001, 16000));
+  recent.add(quick_step(3, 0.030, 16 / 0.030));
+  EXPECT_NEAR(recent.samples_per_second(), 48 / 0.032, 1e-9);
+  EXPECT_NEAR(recent.loss(), 2, 1e-12);
+}
+
+// A sum from which a huge loss was taken away again has lost its digits.
+TEST(RecentSteps, AHugeLossIsForgotten) {
+  RecentSteps recent(2);
+  for (const double loss : {1e30, 1.0, 2.0, 4.0}) {
+    recent.add(quick_step(loss, 1, 1));
+  }
+  EXPECT_EQ(recent.loss(), 3);
+}
+
 }  // namespace echelon::timeline::metrics_test

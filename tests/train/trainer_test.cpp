@@ -10,6 +10,8 @@
 #include <tuple>
 
 #include "echelon/job/check_job.h"
+#include "echelon/text/format.h"
+#include "echelon/text/units.h"
 #include "echelon/timeline/chrome_trace.h"
 #include "echelon/timeline/metrics.h"
 #include "tests/support/error_text.h"
@@ -139,6 +141,27 @@ TEST_F(Trainer, WithoutTheLastBatchNormsHaveSamples) {
       HasSubstr("more than 1 value per channel"));
   job.data.drop_last = true;
   EXPECT_EQ(steps(job, "full").size(), 1u);
+}
+
+TEST_F(Trainer, ALineHasTheMeansOfItsWindow) {
+  Job job = digits(1, 20);
+  job.train.log_every = 10;
+  testing::internal::CaptureStdout();
+  const auto all = steps(job, "run");
+  const std::string out = testing::internal::GetCapturedStdout();
+  double loss = 0, samples = 0, seconds = 0;
+  for (size_t i = 10; i < 20; ++i) {
+    loss += all[i].loss / 10;
+    samples += 48;
+    seconds += all[i].step_seconds;
+  }
+  const size_t at = out.find("step 20/20");
+  ASSERT_NE(at, std::string::npos) << out;
+  EXPECT_THAT(
+      out.substr(at, out.find('\n', at) - at),
+      testing::AllOf(
+          HasSubstr(format("loss {:.4f}", loss)),
+          HasSubstr(format_count(samples / seconds) + " samples/s")));
 }
 
 TEST_F(Trainer, WritesTheWholeRunFolder) {

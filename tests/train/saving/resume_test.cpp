@@ -12,6 +12,7 @@
 
 #include "echelon/checkpoint/files/reader.h"
 #include "echelon/checkpoint/tensors/tensor_file.h"
+#include "echelon/text/text_file.h"
 #include "echelon/timeline/metrics.h"
 #include "echelon/train/trainer.h"
 #include "tests/support/error_text.h"
@@ -193,6 +194,27 @@ TEST_F(Resumed, AFinishedRunFinishesAgain) {
     ASSERT_EQ(again.size(), tensors.size());
     EXPECT_TRUE(again[0].second.equal(tensors[0].second));
   }
+}
+
+TEST_F(Resumed, TheReportCountsTheTimeOfEarlierProcesses) {
+  Job job = digits("dp=1", 4);
+  run(job, "run");
+  timeline::MetricsFile before = metrics("run");
+  fs::remove(path("run") / "metrics.jsonl");
+  timeline::MetricsWriter writer(path("run") / "metrics.jsonl");
+  for (auto& step : before.steps) {
+    step.step_seconds = 50 * 3600;
+    writer.append(step);
+  }
+  writer.flush();
+  job.train.steps = 6;
+  run(job, "run");
+  const std::string report = read_text_file(path("run") / "report.html");
+  const size_t tile = report.find("Training time");
+  ASSERT_NE(tile, std::string::npos);
+  EXPECT_THAT(
+      report.substr(tile, 120),
+      testing::AllOf(HasSubstr("200"), HasSubstr("6 steps")));
 }
 
 TEST_F(Resumed, OwnCheckpointsComeBeforeThoseItBeganFrom) {
