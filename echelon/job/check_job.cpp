@@ -471,6 +471,7 @@ class Checker {
 
   int64_t check_model(const JobFacts& facts) {
     std::vector<ParameterInfo> parameters;
+    check_model_is_known(job_.model);
     try {
       parameters =
           list_parameters(job_.model, facts.data.sample_shape, facts.classes);

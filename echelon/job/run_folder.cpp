@@ -202,8 +202,12 @@ std::string make_run_folder(const Job& job) {
         "{}: cannot be made: {}; name a folder elsewhere", place(job),
         error.code().message()));
   }
+  return write_configuration(job, run);
+}
+
+std::string write_configuration(const Job& job, const fs::path& folder) {
   const std::string text = text_of(job);
-  const std::string path = (run / "config.toml").string();
+  const std::string path = (folder / "config.toml").string();
   try {
     NewFile file(path, text.size(), NewFile::Under::beside);
     file.append(text.data(), text.size());

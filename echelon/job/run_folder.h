@@ -2,6 +2,7 @@
 // and read for the configuration that the run was trained with.
 #pragma once
 
+#include <filesystem>
 #include <string>
 
 #include "echelon/job/job.h"
@@ -29,6 +30,11 @@ bool check_run_folder(const Job& job);
 /// is false there, so that running it again destroys nothing. An older
 /// config.toml is replaced only when the new one is complete. Returns its path.
 std::string make_run_folder(const Job& job);
+
+/// Writes the job as `folder`/config.toml, as make_run_folder does, and returns
+/// its path. Throws ConfigError when it cannot be written.
+std::string
+write_configuration(const Job& job, const std::filesystem::path& folder);
 
 /// The configuration behind the weights of WeightsSource(place): from the
 /// newest checkpoint's manifest, or from config.toml for a run without

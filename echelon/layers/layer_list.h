@@ -2,7 +2,7 @@
 // ranks that hold it. Pipeline stages, device placements, shard units and cost
 // counts refer to slices of the list.
 //
-//   LayerList layers;
+//   LayerList layers("two_blocks");
 //   layers.add("embed", [] { return torch::nn::Embedding(1000, 64); });
 //   layers.add("block", [] { return Block(64); });        // forward(x, skip)
 //   layers.add("head", [] { return torch::nn::Linear(64, 1000); });
@@ -65,6 +65,13 @@ struct Tie {
 /// layer.
 class LayerList {
  public:
+  LayerList() = default;
+  /// With the model's name, as reports say it.
+  explicit LayerList(std::string name) : name_(std::move(name)) {}
+
+  /// Empty unless it was given.
+  const std::string& name() const { return name_; }
+
   /// `build` returns a torch::nn module (a holder or a shared_ptr). Its forward
   /// takes 1 to 8 tensors (other arguments may follow that have defaults), or
   /// Tensors, and returns a tensor, a std::tuple of them or Tensors. Throws for
@@ -137,6 +144,7 @@ class LayerList {
   std::vector<std::string> names() const;
 
  private:
+  std::string name_;
   std::vector<LayerDefinition> layers_;
   std::vector<Tie> ties_;
 };

@@ -1,5 +1,6 @@
 #include "echelon/options/model.h"
 
+#include "echelon/error.h"
 #include "echelon/options/bind.h"
 
 namespace echelon {
@@ -79,8 +80,21 @@ const std::vector<std::string>& model_names() {
   return names;
 }
 
+void check_model_is_known(const ModelOptions& options) {
+  if (options.name != kOwnModel) return;
+  throw ConfigError(
+      "[model] name = \"own\": the layers are those of the program that "
+      "trained the run; start that program, or name one of Echelon's models");
+}
+
 void bind(config::Section& section, ModelOptions& options) {
-  section.field("name", options.name, "the model").one_of(model_names());
+  std::vector<std::string> names = model_names();
+  names.emplace_back(kOwnModel);
+  section
+      .field(
+          "name", options.name,
+          "the model; own: the layers that a program gave to echelon::train")
+      .one_of(names);
   section.field(
       "classes", options.classes,
       "number of classes; 0: as many as the data has",

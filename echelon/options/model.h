@@ -11,9 +11,13 @@ namespace echelon {
 /// memory, or the measured time of a few microbatches.
 enum class StageBalance { time, memory, measured };
 
+/// ModelOptions::name in the config.toml of a run whose layers a program gave
+/// to echelon::train.
+inline constexpr const char* kOwnModel = "own";
+
 struct ModelOptions {
-  std::string name = "simple_cnn";           // one of model_names()
-  int64_t classes = 0;                       // 0: as many as the data has
+  std::string name = "simple_cnn";  // one of model_names(), or kOwnModel
+  int64_t classes = 0;              // 0: as many as the data has
   std::vector<int64_t> hidden = {512, 512};  // mlp: widths of the hidden layers
   std::string weights;            // start from this .safetensors file, or
                                   // Hugging Face folder
@@ -52,7 +56,11 @@ struct ModelOptions {
   std::vector<int64_t> device_bytes;
 };
 
-/// The names that ModelOptions::name may have.
+/// The names of the models that come with Echelon.
 const std::vector<std::string>& model_names();
+
+/// Throws ConfigError for kOwnModel: only the program that has its layers can
+/// build them.
+void check_model_is_known(const ModelOptions& options);
 
 }  // namespace echelon

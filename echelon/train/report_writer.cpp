@@ -177,7 +177,7 @@ std::vector<std::pair<std::string, std::string>> facts(
     const Job& job, const ModelSource& source, const World& world,
     const RunSummary& summary) {
   std::vector<std::pair<std::string, std::string>> list;
-  list.emplace_back("Model", job.model.name);
+  list.emplace_back("Model", source.name);
   list.emplace_back("Parameters", grouped(source.num_parameters()));
   list.emplace_back("Data", job.data.name);
   list.emplace_back("Layout", to_string(job.layout));
@@ -371,7 +371,7 @@ void write_run_report(
               .memory = summary.memory});
   if (world.rank() != 0) return;
   report::ReportInput input;
-  input.title = job.model.name + " on " + job.data.name;
+  input.title = source.name + " on " + job.data.name;
   input.facts = facts(job, source, world, summary);
   input.metrics = summary.steps;
   input.evaluations = summary.evaluations;

@@ -18,6 +18,7 @@
 #include "echelon/checkpoint/weights/checkpoint_tensors.h"
 #include "echelon/comm/mesh_groups.h"
 #include "echelon/error.h"
+#include "echelon/job/run_folder.h"
 #include "echelon/text/format.h"
 #include "echelon/train/memory_watch.h"
 #include "echelon/train/report_writer.h"
@@ -153,6 +154,23 @@ void print_restored(
   std::fflush(stdout);
 }
 
+// The layers of a program are no model that a configuration can name.
+Job as_saved(Job job, const LayerFactory& layers) {
+  if (layers) job.model.name = kOwnModel;
+  return job;
+}
+
+// Writes config.toml for a program that calls train() itself. `echelon train`
+// has written it before, and the program may have read its job from there.
+void write_own_configuration(
+    const Job& job, const std::filesystem::path& folder, bool own_layers) {
+  const auto path = folder / "config.toml";
+  std::error_code error;
+  if (std::filesystem::equivalent(path, job.document.name(), error)) return;
+  if (std::filesystem::exists(path, error) && !own_layers) return;
+  write_configuration(job, folder);
+}
+
 class Loop {
  public:
   Loop(
@@ -174,6 +192,7 @@ class Loop {
   bool evaluation_due() const;
   void evaluate();
   [[noreturn]] void fail_numeric(const Batch& batch, const StepSums& sums);
+  bool has_report() const;
   void write_outcome();
   double seconds() const {
     return static_cast<double>(timeline::steady_now_ns() - begin_ns_) * 1e-9;
@@ -181,7 +200,7 @@ class Loop {
   bool is_rank_zero() const { return world_.rank() == 0; }
   bool evaluated() const { return log_.evaluated_step() == step_; }
 
-  const Job& job_;
+  const Job job_;  // the model's name is the configuration's, or kOwnModel
   World& world_;
   std::filesystem::path folder_;
   MeshGroups groups_;
@@ -206,6 +225,7 @@ class Loop {
   bool preempted_ = false;
   SaverNews news_;  // of the last step
   std::string save_error_;
+  bool was_done_ = false;       // an earlier process has done all steps
   std::string resumed_;         // "step 69 (dp=2)"
   double earlier_seconds_ = 0;  // of earlier processes of this run
   int64_t saved_step_ = -1;     // by save_last()
@@ -216,7 +236,7 @@ class Loop {
 Loop::Loop(
     const Job& job, World& world, std::filesystem::path folder,
     const LayerFactory& layers)
-    : job_(job),
+    : job_(as_saved(job, layers)),
       world_(world),
       folder_(std::move(folder)),
       groups_(world, job.layout),
@@ -249,12 +269,13 @@ Loop::Loop(
     warn_of_slow_links(job.layout, groups_.mesh(), world_.local_size());
   }
   if (saves(job.checkpoint)) {
-    saver_.emplace(job, source_, world_, groups_, folder_, recorder_.get());
+    saver_.emplace(job_, source_, world_, groups_, folder_, recorder_.get());
   }
   if (!resume_.candidates.empty()) restore();
   if (!is_rank_zero()) return;
+  write_own_configuration(job_, folder_, layers != nullptr);
   run_layers_ =
-      count_run_layers(job, source_, world_, layers != nullptr, folder_);
+      count_run_layers(job_, source_, world_, layers != nullptr, folder_);
   if (!resume_.own) log_.start_over();
   log_.open(total_steps_);
 }
@@ -268,6 +289,7 @@ void Loop::restore() {
   skipped_steps_ = from.skipped_steps;
   position_ = {from.epoch, from.consumed};
   resumed_ = format("step {} ({})", step_, from.layout);
+  was_done_ = resume_.own && step_ >= total_steps_;
   if (is_rank_zero()) {
     print_restored(resumed, resume_, job_, samples_, total_steps_);
   }
@@ -506,7 +528,18 @@ void Loop::save_last() {
   say_saved(before);
 }
 
-// The weights alone, as one file, and the report.
+// The same on all ranks.
+bool Loop::has_report() const {
+  const auto exists = [&](const char* name) {
+    std::error_code error;
+    return std::filesystem::exists(folder_ / name, error);
+  };
+  const bool here = exists("report.html") && exists("timeline.json");
+  return world_.exchange(here ? "yes" : "no")[0] == "yes";
+}
+
+// The weights alone, as one file, and the report, unless no step was left and
+// an earlier process has written one: it has the timeline.
 void Loop::write_outcome() {
   if (is_rank_zero()) log_.finish();
   if (is_rank_zero() && saver_ && saved_step_ == step_) {
@@ -518,6 +551,7 @@ void Loop::write_outcome() {
           reader, (folder_ / "checkpoints/last.safetensors").string(), names);
     });
   }
+  if (was_done_ && has_report()) return;
   RunSummary summary{
       .seconds = seconds(),
       .earlier_seconds = earlier_seconds_,

@@ -33,9 +33,11 @@ struct TrainResult {
 };
 
 /// Trains as the job says. Every rank of the world calls this with the same job
-/// and `folder`, the run's folder, which exists. Writes layers.json at the
-/// beginning (report_writer.h), metrics.jsonl while it runs, and at the end
-/// checkpoints/last.safetensors, timeline.json and report.html.
+/// and `folder`, the run's folder, which exists. Writes config.toml (unless a
+/// run of a configuration has one) and layers.json at the beginning
+/// (report_writer.h), metrics.jsonl while it runs, and at the end
+/// checkpoints/last.safetensors, timeline.json and report.html. A run that has
+/// all its steps already keeps the timeline and the report that it has.
 ///
 /// Throws ConfigError for a value that no configuration may have (a checkpoint
 /// stores the job as one), NumericError (step, rank, first layer) when the loss

@@ -1,6 +1,7 @@
 #include "echelon/train/trainer.h"
 
 #include <gmock/gmock.h>
+#include <torch/torch.h>
 
 #include <algorithm>
 #include <cmath>
@@ -9,8 +10,10 @@
 #include <thread>
 #include <tuple>
 
+#include "echelon/explain/explain.h"
 #include "echelon/job/check_job.h"
 #include "echelon/text/format.h"
+#include "echelon/text/text_file.h"
 #include "echelon/text/units.h"
 #include "echelon/timeline/chrome_trace.h"
 #include "echelon/timeline/metrics.h"
@@ -207,6 +210,45 @@ TEST_F(Trainer, WritesTheWholeRunFolder) {
     EXPECT_THAT(
         entry.path().filename().string(), testing::Not(HasSubstr("spans-")));
   }
+}
+
+LayerList own_model(const std::string& name, int64_t outputs) {
+  LayerList layers(name);
+  layers.add_function(
+      "flat", [](const torch::Tensor& x) { return x.flatten(1); });
+  layers.add("out", [outputs] { return torch::nn::Linear(64, outputs); });
+  return layers;
+}
+
+TEST_F(Trainer, AnOwnModelIsCalledByItsName) {
+  const Job job = digits(1, 6);
+  const LayerList layers = own_model("one_matrix", 10);
+  const auto folder = run(job, "run", &layers);
+  const auto says = [&](const char* file, const std::string& text) {
+    return read_text_file(folder / file).find(text) != std::string::npos;
+  };
+  EXPECT_TRUE(says("report.html", "<h1>one_matrix on digits</h1>"));
+  EXPECT_FALSE(says("report.html", "simple_cnn"));
+  EXPECT_TRUE(says("layers.json", "one_matrix"));
+  EXPECT_EQ(explain::explain_run(folder).title, "one_matrix on digits");
+  const Job written = load_job((folder / "config.toml").string());
+  EXPECT_EQ(written.model.name, kOwnModel);
+  EXPECT_EQ(written.train.steps, 6);
+  EXPECT_THAT(
+      error_text<ConfigError>([&] { check_job(written, 1); }),
+      HasSubstr("[model] name = \"own\": the layers are those of the program"));
+
+  const LayerList unnamed = own_model("", 10);
+  EXPECT_THAT(
+      read_text_file(run(job, "unnamed", &unnamed) / "report.html"),
+      HasSubstr("<h1>own model on digits</h1>"));
+}
+
+TEST_F(Trainer, AnOwnModelReturnsAScoreForEachClass) {
+  const LayerList layers = own_model("two", 2);
+  EXPECT_THAT(
+      error_text<ConfigError>([&] { run(digits(1, 1), "run", &layers); }),
+      HasSubstr(", 2], and there are 10 classes"));
 }
 
 TEST_F(Trainer, StartsFromTrainedWeights) {

@@ -416,7 +416,7 @@ cost::ModelShape counted_shape(const Job& job, const ModelSource& source) {
   const auto dtype = compute_dtype(job);
   const auto counted = counting::count_operators(
       layers, input_specs(job, source, samples), {.dtype = dtype});
-  cost::ModelShape model = shape_of(counted, samples, dtype, job.model.name);
+  cost::ModelShape model = shape_of(counted, samples, dtype, source.name);
   if (!source.sample.target_shape.empty()) {
     model.seq_len = source.sample.target_shape.front();
   }

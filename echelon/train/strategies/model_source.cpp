@@ -114,6 +114,7 @@ int64_t ModelSource::num_parameters() const {
 }
 
 ModelSource model_source(const Job& job, const SampleSpec& sample) {
+  check_model_is_known(job.model);
   if (is_language_model(job.model) != is_text(sample)) {
     throw ConfigError(format(
         "[model] name=\"{}\" {}; use another model or other data",
@@ -125,6 +126,7 @@ ModelSource model_source(const Job& job, const SampleSpec& sample) {
                "numbers, in one dimension, with as many targets")));
   }
   ModelSource source;
+  source.name = job.model.name;
   source.sample = sample;
   source.classes = classes_of(job, sample);
   source.sharded = [model = job.model, shape = sample.input_shape,
@@ -150,7 +152,9 @@ ModelSource model_source(
   ModelSource source;
   source.sample = sample;
   source.classes = classes_of(job, sample);
-  source.layers = in_dtype(given({}), dtype);
+  const LayerList own = given({});
+  source.name = own.name().empty() ? "own model" : own.name();
+  source.layers = in_dtype(own, dtype);
   for (const auto& tie : find_ties(source.layers, counting::build_on_meta)) {
     source.layers.tie(tie.first, tie.second);
   }

@@ -28,6 +28,7 @@ using LayerFactory = std::function<LayerList(const TensorParallel&)>;
 /// A model to train: its layers, and every parameter and buffer by name, in the
 /// order of a state dict. A tied parameter is listed once, by its first name.
 struct ModelSource {
+  std::string name;      // as reports say it
   LayerList layers;      // complete, as one device has them
   LayerFactory sharded;  // as a tensor-parallel rank has them
   std::vector<ParameterInfo> parameters;
@@ -49,7 +50,8 @@ struct ModelSource {
 ModelSource model_source(const Job& job, const SampleSpec& sample);
 /// A user's own list (null: the same as above), whose first layer takes [batch,
 /// *sample.input_shape] (and then Batch::more) and whose last returns the
-/// scores. Ties that were not declared are found.
+/// scores. It is called by the list's name, "own model" without one. Ties that
+/// were not declared are found.
 ///
 /// Sharded lists have the same layers and names as the complete one; otherwise
 /// ConfigError. No full parameter is built for them: the shards themselves say

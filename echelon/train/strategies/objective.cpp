@@ -11,6 +11,7 @@
 #include "echelon/error.h"
 #include "echelon/layers/low_precision.h"
 #include "echelon/parallel/tensor/vocab.h"
+#include "echelon/text/format.h"
 
 namespace echelon {
 namespace {
@@ -24,6 +25,19 @@ const torch::Tensor& only_one(const Tensors& outputs) {
       "; the loss is taken of one tensor, so let it return the scores alone");
 }
 
+// The tensor of scores, which has `classes` of them in this dimension.
+const torch::Tensor&
+scores_of(const Tensors& outputs, int64_t dimension, int64_t classes) {
+  const auto& scores = only_one(outputs);
+  if (scores.dim() >= 2 && scores.size(dimension) == classes) return scores;
+  throw ConfigError(format(
+      "the model's last layer returns {}, and there are {} classes; let it "
+      "return a score for each, as {}, or set [model] classes",
+      describe(outputs), classes,
+      dimension == 1 ? format("[samples, {}]", classes)
+                     : format("[samples, tokens, {}]", classes)));
+}
+
 Batch on_device(const Batch& batch, torch::Device device, torch::Dtype dtype) {
   constexpr bool kNonBlocking = true;
   Batch ready = batch;
@@ -35,6 +49,8 @@ Batch on_device(const Batch& batch, torch::Device device, torch::Dtype dtype) {
 
 class Classification : public TrainingObjective {
  public:
+  explicit Classification(int64_t classes) : classes_(classes) {}
+
   bool counts_tokens() const override { return false; }
   Batch prepared(const Batch& batch, torch::Device device, torch::Dtype dtype)
       const override {
@@ -49,13 +65,16 @@ class Classification : public TrainingObjective {
   torch::Tensor loss_sum(
       const Tensors& outputs, const torch::Tensor& targets) const override {
     return F::cross_entropy(
-        for_sums(only_one(outputs)), targets,
+        for_sums(scores_of(outputs, 1, classes_)), targets,
         F::CrossEntropyFuncOptions().reduction(torch::kSum));
   }
   int64_t count_correct(
       const Tensors& outputs, const torch::Tensor& targets) const override {
     return only_one(outputs).argmax(1).eq(targets).sum().item<int64_t>();
   }
+
+ private:
+  int64_t classes_;
 };
 
 class NextToken : public TrainingObjective {
@@ -82,7 +101,9 @@ class NextToken : public TrainingObjective {
   }
   torch::Tensor loss_sum(
       const Tensors& outputs, const torch::Tensor& targets) const override {
-    const auto& scores = only_one(outputs);
+    const auto& scores = parallel_.size() == 1
+                             ? scores_of(outputs, -1, vocabulary_)
+                             : only_one(outputs);
     return vocab_cross_entropy(
                scores, targets.clamp_min(kIgnored), vocabulary_,
                holder_of(scores), kIgnored)
@@ -135,8 +156,8 @@ void TrainingObjective::evaluate(
   score.correct += count_correct(outputs, targets);
 }
 
-std::unique_ptr<TrainingObjective> classification() {
-  return std::make_unique<Classification>();
+std::unique_ptr<TrainingObjective> classification(int64_t classes) {
+  return std::make_unique<Classification>(classes);
 }
 
 std::unique_ptr<TrainingObjective>
@@ -151,7 +172,8 @@ bool is_text(const SampleSpec& spec) {
 
 std::unique_ptr<TrainingObjective> objective_for(
     const SampleSpec& spec, int64_t classes, const TensorParallel& parallel) {
-  return is_text(spec) ? next_token(classes, parallel) : classification();
+  return is_text(spec) ? next_token(classes, parallel)
+                       : classification(classes);
 }
 
 Tensors inputs_of(const Batch& batch) {

@@ -72,7 +72,8 @@ class TrainingObjective {
 };
 
 /// Cross-entropy of the classes' scores [n, classes, …], targets [n, …].
-std::unique_ptr<TrainingObjective> classification();
+/// Scores of another shape are a ConfigError.
+std::unique_ptr<TrainingObjective> classification(int64_t classes);
 
 /// Cross-entropy of the tokens' scores [n, sequence, vocabulary], targets
 /// [n, sequence]; a negative target is ignored. In a tensor-parallel group the

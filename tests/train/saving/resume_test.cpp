@@ -196,6 +196,16 @@ TEST_F(Resumed, AFinishedRunFinishesAgain) {
   }
 }
 
+TEST_F(Resumed, AFinishedRunKeepsItsTimelineAndReport) {
+  const Job job = digits("dp=2", 4);
+  run(job, "run");
+  const std::string report = read_text_file(path("run") / "report.html");
+  const std::string timeline = read_text_file(path("run") / "timeline.json");
+  run(job, "run");
+  EXPECT_TRUE(read_text_file(path("run") / "report.html") == report);
+  EXPECT_TRUE(read_text_file(path("run") / "timeline.json") == timeline);
+}
+
 TEST_F(Resumed, TheReportCountsTheTimeOfEarlierProcesses) {
   Job job = digits("dp=1", 4);
   run(job, "run");

@@ -42,7 +42,7 @@ Batch texts() {
 }
 
 TEST(Classification, CountsSamples) {
-  const auto objective = classification();
+  const auto objective = classification(3);
   const auto scores = torch::tensor({{2.0, 1.0, 0.0}, {0.0, 1.0, 2.0}});
   const auto targets = torch::tensor({0, 1});
   EXPECT_FALSE(objective->counts_tokens());
@@ -60,6 +60,17 @@ TEST(Classification, CountsSamples) {
       HasSubstr("returns float32 [2, 3] and int64 [2]"));
 }
 
+TEST(Classification, EachClassHasAScore) {
+  const auto targets = torch::tensor({0, 1});
+  EXPECT_EQ(
+      error_text<ConfigError>([&] {
+        classification(3)->loss_sum({torch::rand({2, 1})}, targets);
+      }),
+      "the model's last layer returns float32 [2, 1], and there are 3 classes; "
+      "let it return a score for each, as [samples, 3], or set [model] "
+      "classes");
+}
+
 // A sum of many losses, which stagnates at 256 in bf16 and ends at 65504 in
 // fp16.
 TEST(Classification, LossesOfLowPrecisionAreSummedInFloat32) {
@@ -69,8 +80,8 @@ TEST(Classification, LossesOfLowPrecisionAreSummedInFloat32) {
     const auto scores =
         parity::random({kSamples, 10}, 1).to(dtype).requires_grad_();
     const auto exact = scores.detach().to(torch::kFloat64).requires_grad_();
-    const auto loss = classification()->loss_sum({scores}, targets);
-    const auto expected = classification()->loss_sum({exact}, targets);
+    const auto loss = classification(10)->loss_sum({scores}, targets);
+    const auto expected = classification(10)->loss_sum({exact}, targets);
     EXPECT_EQ(loss.scalar_type(), torch::kFloat32);
     EXPECT_NEAR(loss.item<double>() / expected.item<double>(), 1.0, 1e-6);
     loss.backward();
@@ -121,7 +132,7 @@ TEST(NextToken, TokensStayIntegers) {
   // Pixels are numbers, of whatever type the file has them.
   batch.inputs = torch::ones({6, 1, 2, 2}, torch::kUInt8);
   EXPECT_EQ(
-      classification()
+      classification(10)
           ->prepared(batch, torch::kCPU, torch::kFloat64)
           .inputs.scalar_type(),
       torch::kFloat64);
