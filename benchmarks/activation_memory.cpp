@@ -122,12 +122,14 @@ int main(int argc, char** argv) try {
   const int64_t half = kept(setting, cost::Recompute::none) / 2;
   std::vector<Way> ways = {
       {"none", {}},
-      {"selective", {.recompute = "selective"}},
-      {"all", {.recompute = "all"}},
-      {"budget of a half", {.recompute = "budget", .activation_bytes = half}},
-      {"activations bf16", {.activations = "bf16"}},
-      {"activations offload", {.activations = "offload"}},
-      {"all, bf16", {.recompute = "all", .activations = "bf16"}}};
+      {"selective", {.recompute = Recompute::selective}},
+      {"all", {.recompute = Recompute::all}},
+      {"budget of a half",
+       {.recompute = Recompute::budget, .activation_bytes = half}},
+      {"activations bf16", {.activations = Activations::bf16}},
+      {"activations offload", {.activations = Activations::offload}},
+      {"all, bf16",
+       {.recompute = Recompute::all, .activations = Activations::bf16}}};
   for (auto& way : ways) {
     way.network = build(setting, way.options);
     step(way, setting, false);  // whatever is slow the first time

@@ -64,8 +64,11 @@ Replica build(const Arguments& arguments, const std::vector<int64_t>& shape) {
   auto network =
       make_network(model, shape, arguments.integer("--classes"), /*seed=*/0);
   load_weights(*network, arguments.text("--weights"));
+  const std::string name = arguments.text("--optimizer");
   OptimizerOptions optimizer{
-      .name = arguments.text("--optimizer"),
+      .name = name == "sgd"    ? OptimizerKind::sgd
+              : name == "adam" ? OptimizerKind::adam
+                               : OptimizerKind::adamw,
       .learning_rate = arguments.number("--learning-rate"),
       .weight_decay = 0.0};
   return {network, make_optimizer(optimizer, *network)};

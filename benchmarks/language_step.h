@@ -34,7 +34,8 @@ plain_adamw(NamedTensors parameters, double learning_rate) {
   ParameterGroup group;
   group.parameters = std::move(parameters);
   return make_optimizer(
-      OptimizerOptions{.name = "adamw", .learning_rate = learning_rate},
+      OptimizerOptions{
+          .name = OptimizerKind::adamw, .learning_rate = learning_rate},
       std::vector<ParameterGroup>{std::move(group)});
 }
 

@@ -35,7 +35,7 @@ int main(int argc, char** argv) try {
   const Arguments arguments(argc, argv);
   torch::set_num_threads(1);
   const DataOptions options{
-      .name = "images",
+      .name = DataKind::images,
       .path = arguments.text("--folder"),
       .holdout = 0,
       .image_size = 224,

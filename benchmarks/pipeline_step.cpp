@@ -139,7 +139,9 @@ void run(const Arguments& arguments) {
   }
   const bool adam = arguments.has("--memory");
   const auto optimizer = make_optimizer(
-      OptimizerOptions{.name = adam ? "adamw" : "sgd", .learning_rate = 1e-3},
+      OptimizerOptions{
+          .name = adam ? OptimizerKind::adamw : OptimizerKind::sgd,
+          .learning_rate = 1e-3},
       std::vector<ParameterGroup>{parameters});
 
   std::vector<Tensors> batch;

@@ -51,7 +51,8 @@ int main() try {
   echelon::FullyShardedDataParallel<Net> sharded(
       net, {.shard = world.group(), .units = {"blocks.*"}});
   auto optimizer = echelon::make_optimizer(
-      {.name = "adamw", .learning_rate = 1e-2}, sharded.parameter_groups(1e-2));
+      {.name = echelon::OptimizerKind::adamw, .learning_rate = 1e-2},
+      sharded.parameter_groups(1e-2));
   int64_t own = 0;
   for (const auto& shard : sharded.parameters()) own += shard.numel();
   std::printf("rank %d has %ld numbers\n", world.rank(), own);

@@ -338,9 +338,9 @@ void check_language_model(
   need("tokens of the vocabulary (vocab_size)", shape.vocab_size);
 }
 
-std::vector<ParameterInfo> list_language_parameters(
-    const LanguageModelShape& shape, const std::string& dtype) {
-  Parameters list(dtype);
+std::vector<ParameterInfo>
+list_language_parameters(const LanguageModelShape& shape, ModelDtype dtype) {
+  Parameters list(to_string(dtype));
   const bool gpt = shape.family == Family::gpt;
   (gpt ? list_gpt : list_llama)(list, shape);
   list.matrix("lm_head.weight", shape.vocab_size, shape.hidden_size);

@@ -79,8 +79,8 @@ void check_language_model(
 /// Hugging Face: normal with standard deviation 0.02 (for the matrices of gpt
 /// that add to the residual sum 0.02 / sqrt(2 layers)), biases 0, norms 1.
 /// "lm_head.weight" is the last, with tied_to set where it is tied.
-std::vector<ParameterInfo> list_language_parameters(
-    const LanguageModelShape& shape, const std::string& dtype);
+std::vector<ParameterInfo>
+list_language_parameters(const LanguageModelShape& shape, ModelDtype dtype);
 
 /// "transformer.wte", "transformer.wpe", "transformer.h.0" …,
 /// "transformer.ln_f", "lm_head"; or "model.embed_tokens", "model.layers.0" …,

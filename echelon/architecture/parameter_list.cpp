@@ -199,11 +199,6 @@ std::vector<ParameterInfo> list_parameters(
     const ModelOptions& options, const Shape& input_shape, int64_t classes) {
   const std::string place = format("[model] name=\"{}\"", options.name);
   const bool language = is_language_model(options);
-  if (options.dtype != "float32" && options.dtype != "float64") {
-    throw ConfigError(format(
-        "[model] dtype=\"{}\" cannot be trained in; choose float32 or float64",
-        options.dtype));
-  }
   if (classes < 1) {
     throw ConfigError(format(
         "[model] {}={}: a {} needs 1 or more",
@@ -228,7 +223,7 @@ std::vector<ParameterInfo> list_parameters(
     check_language_model(options, classes, input_shape[0], 1);
     return list_language_parameters(shape, options.dtype);
   }
-  ListBuilder builder(place, options.dtype);
+  ListBuilder builder(place, to_string(options.dtype));
   if (options.name == "simple_cnn") {
     check_image(place, input_shape, 4);
     list_simple_cnn(builder, input_shape, classes);

@@ -65,7 +65,7 @@ int64_t num_parameters(const std::vector<ParameterInfo>& list);
 ///   classes      outputs of the last layer, 1 or more; the vocabulary of a
 ///                language model (language_model.h)
 ///
-/// Throws ConfigError, with the numbers, for an unknown model or dtype, a shape
+/// Throws ConfigError, with the numbers, for an unknown model, a shape
 /// that is not an image, an image too small for the model's poolings, and a
 /// tensor whose number of elements overflows, and throws as
 /// language_model_shape.

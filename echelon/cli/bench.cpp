@@ -64,7 +64,7 @@ int bench_machine(const MachineArguments& arguments) {
   std::vector<std::string> command = {
       "bench", "machine", "--save", path.string()};
   if (arguments.json) command.push_back("--json");
-  return launch_echelon_train(command, num_ranks, "processes");
+  return launch_echelon_train(command, num_ranks, RankKind::processes);
 }
 
 int bench(const BenchArguments& arguments) {
@@ -81,7 +81,7 @@ int bench(const BenchArguments& arguments) {
   if (arguments.json) command.push_back("--json");
   return launch_echelon_train(
       command, parse_count("-n", arguments.num_ranks, 1, kMaxRanks),
-      arguments.ranks);
+      arguments.ranks == "threads" ? RankKind::threads : RankKind::processes);
 }
 
 }  // namespace

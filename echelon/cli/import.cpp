@@ -106,7 +106,7 @@ FolderModel model_of(const std::string& folder) {
       base_prefix(
           {model.parameters.front().name, model.parameters.back().name}));
   for (const auto& tensor : model.weights->tensors()) {
-    if (tensor.dtype == "F64") options.dtype = "float64";
+    if (tensor.dtype == "F64") options.dtype = ModelDtype::float64;
   }
   model.parameters = list();
   check_weights(model.weights->tensors(), model.parameters, folder);

@@ -100,12 +100,12 @@ void become_echelon_train(const std::vector<std::string>& arguments) {
 
 int launch_echelon_train(
     const std::vector<std::string>& arguments, int64_t num_ranks,
-    const std::string& ranks, launch::LaunchOptions options) {
+    RankKind ranks, launch::LaunchOptions options) {
   options.command = {find_echelon_train()};
   options.command.insert(
       options.command.end(), arguments.begin(), arguments.end());
   options.num_ranks = static_cast<int>(num_ranks);
-  if (ranks == "threads") {
+  if (ranks == RankKind::threads) {
     options.command.insert(
         options.command.end(), {"--threads", std::to_string(num_ranks)});
     options.num_ranks = 1;

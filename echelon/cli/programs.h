@@ -22,11 +22,11 @@ std::string find_echelon_train();
 become_echelon_train(const std::vector<std::string>& arguments);
 
 /// Runs echelon-train with `arguments` on `num_ranks` ranks, each a process or,
-/// with "threads", a thread of one process. Rank 0 has the terminal. `options`
-/// may say more. Returns the exit code.
+/// with RankKind::threads, a thread of one process. Rank 0 has the terminal.
+/// `options` may say more. Returns the exit code.
 int launch_echelon_train(
     const std::vector<std::string>& arguments, int64_t num_ranks,
-    const std::string& ranks, launch::LaunchOptions options = {});
+    RankKind ranks, launch::LaunchOptions options = {});
 
 /// A job's resolved configuration in a file for echelon-train, removed with
 /// the object.

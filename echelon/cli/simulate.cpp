@@ -254,8 +254,8 @@ Job planned_job(const SimulateCase& what) {
       parse_job(planner::to_configuration(plan, request), "what was simulated");
   job.optimizer.name = strategy.optimizer;
   job.train.steps = what.options.steps;
-  if (job.data.name != "images") return job;
-  job.data.name = "dummy";
+  if (job.data.name != DataKind::images) return job;
+  job.data.name = DataKind::dummy;
   job.data.shape = {3, job.data.image_size, job.data.image_size};
   job.data.classes = what.model.layers.back().columns;
   job.data.holdout = 0;

@@ -41,6 +41,19 @@ using Target = std::variant<
     std::reference_wrapper<std::vector<std::string>>,
     std::reference_wrapper<std::chrono::milliseconds>>;
 
+/// An enum's values, each after its name in a configuration.
+template <class Enum>
+using Names = std::initializer_list<std::pair<const char*, Enum>>;
+
+/// The name of `value` among all values' names.
+template <class Enum>
+std::string name_of(Enum value, Names<Enum> names) {
+  for (const auto& [name, named] : names) {
+    if (named == value) return name;
+  }
+  return "";
+}
+
 /// One bound field, to which rules are added. Lives as long as the statement.
 class Field {
  public:
@@ -84,13 +97,10 @@ class Section {
   requires std::is_enum_v<Enum>
   void field(
       const std::string& key, Enum& target, const std::string& help,
-      std::initializer_list<std::pair<const char*, Enum>> names) {
+      std::type_identity_t<Names<Enum>> names) {
     std::vector<std::string> words;
-    std::string word;
-    for (const auto& [name, value] : names) {
-      words.push_back(name);
-      if (value == target) word = name;
-    }
+    for (const auto& [name, value] : names) words.push_back(name);
+    std::string word = name_of(target, names);
     field(key, word, help).one_of(words);
     for (const auto& [name, value] : names) {
       if (word == name) target = value;

@@ -141,12 +141,25 @@ void keep_for_the_next(
   }
 }
 
+std::optional<Recompute> recompute_of(echelon::Recompute option) {
+  switch (option) {
+    case echelon::Recompute::none:
+      return Recompute::none;
+    case echelon::Recompute::selective:
+      return Recompute::selective;
+    case echelon::Recompute::all:
+      return Recompute::all;
+    case echelon::Recompute::budget:
+      break;
+  }
+  return std::nullopt;
+}
+
 std::vector<Recompute> plan_recompute(
     const MemoryOptions& options, const std::vector<RecomputeCost>& costs,
     int64_t in_flight) {
-  for (const Recompute every : kRecomputes) {
-    if (options.recompute != to_string(every)) continue;
-    return std::vector<Recompute>(costs.size(), every);
+  if (const auto every = recompute_of(options.recompute)) {
+    return std::vector<Recompute>(costs.size(), *every);
   }
   const auto choice = choose_recompute(
       costs, options.activation_bytes / std::max<int64_t>(1, in_flight));

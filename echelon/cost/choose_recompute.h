@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,10 @@ inline constexpr std::array<Recompute, 3> kRecomputes = {
 
 /// "none", "selective", "all": the values of memory.recompute.
 std::string to_string(Recompute recompute);
+
+/// The choice that an option makes for all layers; none for
+/// Recompute::budget, where layers differ.
+std::optional<Recompute> recompute_of(echelon::Recompute option);
 
 /// The cost of each choice; arrays are indexed by Recompute.
 struct RecomputeCost {
@@ -65,10 +70,10 @@ RecomputeChoice choose_recompute(
 void keep_for_the_next(
     std::vector<RecomputeCost>& costs, const std::vector<int64_t>& repeated);
 
-/// The choice for each layer. With recompute = "budget", activation_bytes are
+/// The choice for each layer. With Recompute::budget, activation_bytes are
 /// for `in_flight` microbatches that wait for their backward at the same time.
 ///
-///   costs  one for each layer of this rank; read for "budget"
+///   costs  one for each layer of this rank; read for a budget
 ///
 /// Throws ConfigError when activation_bytes are too few even if everything is
 /// recomputed; it names the minimum, and what else would help.

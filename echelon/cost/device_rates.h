@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "echelon/cluster/device.h"
+#include "echelon/options/optimizer.h"
 
 namespace echelon::cost {
 
@@ -86,7 +87,7 @@ std::optional<double> measured_operator_seconds(
 /// Seconds of an optimizer's update of `elements` parameters, with gradients
 /// and state of `element_bytes` each. Empty when it was not measured.
 std::optional<double> measured_update_seconds(
-    const cluster::Device& device, std::string_view optimizer, double elements,
+    const cluster::Device& device, OptimizerKind optimizer, double elements,
     double element_bytes);
 
 /// An operator as the host launches it in training.

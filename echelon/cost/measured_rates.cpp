@@ -183,11 +183,11 @@ std::optional<double> measured_operator_seconds(
 }
 
 std::optional<double> measured_update_seconds(
-    const cluster::Device& device, std::string_view optimizer, double elements,
+    const cluster::Device& device, OptimizerKind optimizer, double elements,
     double element_bytes) {
   // SGD reads parameters and gradients and writes parameters; Adam two moments
   // as well.
-  const bool sgd = optimizer == "sgd";
+  const bool sgd = optimizer == OptimizerKind::sgd;
   const std::string name = sgd ? "optimizer sgd" : "optimizer adamw";
   if (rates_of_operator(device, name).empty()) return std::nullopt;
   return measured_operator_seconds(

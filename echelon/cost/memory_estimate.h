@@ -10,7 +10,6 @@
 #include <cstdint>
 #include <span>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "echelon/cluster/device.h"
@@ -69,8 +68,8 @@ struct RankParameters {
 std::vector<RankParameters>
 stage_parameters(const ModelShape& model, const Strategy& strategy);
 
-/// Values that an optimizer keeps for an element: 2 for adamw, 1 for momentum.
-double optimizer_states(std::string_view optimizer);
+/// Values that an optimizer keeps for an element: 2 for adam and adamw.
+double optimizer_states(OptimizerKind optimizer);
 
 /// The axes along which ranks share parameters. Ranks of context parallelism
 /// have the same parameters; in some frameworks they shard them

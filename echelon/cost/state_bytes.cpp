@@ -124,10 +124,8 @@ stage_parameters(const ModelShape& model, const Strategy& strategy) {
                            : counted_stages(model, strategy);
 }
 
-double optimizer_states(std::string_view optimizer) {
-  if (optimizer == "sgd") return 0;
-  if (optimizer == "momentum" || optimizer == "lion") return 1;
-  return 2;
+double optimizer_states(OptimizerKind optimizer) {
+  return optimizer == OptimizerKind::sgd ? 0 : 2;
 }
 
 double zero_shards(

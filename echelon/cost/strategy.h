@@ -11,6 +11,7 @@
 #include "echelon/cost/choose_recompute.h"
 #include "echelon/cost/model_shape.h"
 #include "echelon/layout/layout.h"
+#include "echelon/options/optimizer.h"
 
 namespace echelon::cost {
 
@@ -41,7 +42,7 @@ struct Strategy {
   cluster::Precision precision = cluster::Precision::bf16;
   /// The precision of master parameters and of summed gradients.
   cluster::Precision master = cluster::Precision::fp32;
-  std::string optimizer = "adamw";
+  OptimizerKind optimizer = OptimizerKind::adamw;
   bool offload_optimizer = false;
   bool offload_activations = false;
   /// The framework: a name of framework_names() (framework.h).

@@ -264,11 +264,12 @@ std::vector<int64_t> all_of(const Dataset& dataset) {
 
 std::unique_ptr<Dataset>
 make_checked(const DataOptions& options, uint64_t seed, int64_t classes) {
-  if (options.name == "digits") return std::make_unique<DigitsDataset>();
-  if (options.name == "dummy") {
+  if (options.name == DataKind::digits)
+    return std::make_unique<DigitsDataset>();
+  if (options.name == DataKind::dummy) {
     return std::make_unique<DummyDataset>(options, seed);
   }
-  if (options.name == "tensors") {
+  if (options.name == DataKind::tensors) {
     return std::make_unique<TensorsDataset>(options.path, classes);
   }
   return std::make_unique<ImagesDataset>(
@@ -381,14 +382,14 @@ Batch Dataset::get(
 
 std::unique_ptr<Dataset>
 make_dataset(const DataOptions& options, uint64_t seed) {
-  if (options.name == "text") {
+  if (options.name == DataKind::text) {
     return std::make_unique<TextDataset>(TextCorpus(options));
   }
   return make_checked(options, seed, inspect_data(options).classes);
 }
 
 TrainingData open_data(const DataOptions& options, uint64_t seed) {
-  if (options.name == "text") return open_text(options, seed);
+  if (options.name == DataKind::text) return open_text(options, seed);
   const int64_t classes = inspect_data(options).classes;
   const std::shared_ptr<const Dataset> train =
       make_checked(options, seed, classes);
@@ -396,7 +397,7 @@ TrainingData open_data(const DataOptions& options, uint64_t seed) {
     return split_data(
         train, split_samples(train->size(), options.holdout, seed));
   }
-  if (options.name == "tensors") {
+  if (options.name == DataKind::tensors) {
     return with_holdout(
         train, std::make_shared<TensorsDataset>(options.holdout_path, classes));
   }

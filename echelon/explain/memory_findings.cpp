@@ -54,13 +54,13 @@ std::vector<Settings> savings_of(const Job& job) {
     all.push_back(
         {format("train.accumulate={}", job.train.accumulate * factor)});
   }
-  if (job.memory.recompute == "none") {
+  if (job.memory.recompute == Recompute::none) {
     all.push_back({"memory.recompute=\"selective\""});
   }
-  if (job.memory.recompute != "all") {
+  if (job.memory.recompute != Recompute::all) {
     all.push_back({"memory.recompute=\"all\""});
   }
-  if (job.memory.offload == "none" && job.layout.dp_shard > 1) {
+  if (job.memory.offload == Offload::none && job.layout.dp_shard > 1) {
     all.push_back({"memory.offload=\"optimizer\""});
   }
   return all;
@@ -113,7 +113,8 @@ std::vector<RunFinding>
 unneeded_recompute(const Evidence& evidence, const Peak& peak) {
   const auto& job = evidence.run.job;
   const WhatIf& what_if = evidence.what_if;
-  if (!job || job->memory.recompute == "none" || !what_if.base()) return {};
+  if (!job || job->memory.recompute == Recompute::none || !what_if.base())
+    return {};
   const auto without = what_if.with({"memory.recompute=\"none\""});
   if (!without || evidence.times.ranks.empty()) return {};
   const cost::StepEstimate& now = what_if.base()->step;
@@ -126,7 +127,8 @@ unneeded_recompute(const Evidence& evidence, const Peak& peak) {
   // Recompute repeats a forward, or the simulated part of one.
   const cost::StepParts& parts = now.parts;
   const double part =
-      job->memory.recompute == "all" || parts.matrix + parts.memory <= 0
+      job->memory.recompute == Recompute::all ||
+              parts.matrix + parts.memory <= 0
           ? 1.0
           : std::min(1.0, 3 * parts.recompute / (parts.matrix + parts.memory));
   found.share = part * evidence.shares.forward;
@@ -136,7 +138,7 @@ unneeded_recompute(const Evidence& evidence, const Peak& peak) {
       "Backward recomputes layers (memory.recompute = \"{}\"), which takes as "
       "long as the {}: {} of the step. Rank {} held {} of the {} that it may "
       "use.",
-      job->memory.recompute,
+      to_string(job->memory.recompute),
       part < 1 ? "same part of forward" : "forward before it",
       format_percent(found.share), peak.rank, format_bytes(peak.bytes),
       format_bytes(peak.limit));

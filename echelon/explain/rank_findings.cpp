@@ -180,7 +180,7 @@ RunFinding changing_ranks(const Evidence& evidence, double share) {
       "later; not always the same ones.",
       format_seconds(share * step), format_seconds(step));
   const auto& job = evidence.run.job;
-  const bool text = job && job->data.name == "text" &&
+  const bool text = job && job->data.name == DataKind::text &&
                     job->data.documents == Documents::respected;
   if (text) {
     found.settings = {"data.documents=\"packed\""};

@@ -225,8 +225,8 @@ class Reader {
         return;
       }
       if (record_.title.empty()) {
-        record_.title =
-            record_.job->model.name + " on " + record_.job->data.name;
+        record_.title = record_.job->model.name + " on " +
+                        to_string(record_.job->data.name);
       }
       record_.layers = predict::read_counted_layers(folder_);
     } catch (const Error& error) {

@@ -22,7 +22,7 @@ double passes_of(const cost::Strategy& strategy) {
 // The data of a simulated model: more samples than any batch takes.
 std::optional<DataFacts> imagined_data(const RunRecord& run) {
   const DataOptions& data = run.job->data;
-  if (!run.simulated || data.name != "text") return {};
+  if (!run.simulated || data.name != DataKind::text) return {};
   if (!data.path.empty() || !data.sources.empty()) return {};
   DataFacts facts;
   facts.num_samples = facts.num_train = int64_t{1} << 50;

@@ -35,7 +35,7 @@ class Checker {
     check_memory();
     if (job_.layout.pp > 1) check_pipeline();
     if (!job_.model.devices.empty()) check_devices();
-    if (job_.precision.compute != "same") check_precision();
+    if (job_.precision.compute != ComputeDtype::same) check_precision();
     check_batch();
     check_length();
     check_optimizer();
@@ -104,8 +104,9 @@ class Checker {
   // The setting because of which parameters are in shards.
   std::string shards_key() const {
     if (job_.layout.dp_shard > 1) return "layout.fsdp";
-    if (job_.precision.compute != "same") return "precision.compute";
-    if (job_.precision.reduce != "same") return "precision.reduce";
+    if (job_.precision.compute != ComputeDtype::same)
+      return "precision.compute";
+    if (job_.precision.reduce != ReduceDtype::same) return "precision.reduce";
     return "memory.offload";
   }
 
@@ -121,7 +122,7 @@ class Checker {
           "the list of layers, or leave {} out",
           job_.model.devices.size(), name);
     }
-    if (job_.train.compress != "none") {
+    if (job_.train.compress != Compression::none) {
       fail(
           "train.compress",
           "is for unsharded gradients, and with [{}] {} they are sharded; "
@@ -132,7 +133,7 @@ class Checker {
   }
 
   void check_memory() {
-    if (job_.memory.recompute == "budget" &&
+    if (job_.memory.recompute == Recompute::budget &&
         job_.memory.activation_bytes == 0) {
       fail(
           "memory.recompute",
@@ -228,7 +229,7 @@ class Checker {
   }
 
   void check_precision() {
-    if (job_.model.dtype == "float64") {
+    if (job_.model.dtype == ModelDtype::float64) {
       fail(
           "precision.compute",
           "[model] dtype = \"float64\" would be rounded to it in each layer; "
@@ -327,7 +328,7 @@ class Checker {
 
   void check_optimizer() {
     const auto& optimizer = job_.optimizer;
-    if (optimizer.name == "sgd" && optimizer.nesterov &&
+    if (optimizer.name == OptimizerKind::sgd && optimizer.nesterov &&
         optimizer.momentum == 0) {
       fail(
           "optimizer.nesterov",
@@ -352,11 +353,12 @@ class Checker {
 
   DataFacts inspect() {
     const auto& data = job_.data;
-    const bool from_disk = data.name == "tensors" || data.name == "images";
+    const bool from_disk =
+        data.name == DataKind::tensors || data.name == DataKind::images;
     if (from_disk && data.path.empty()) {
       fail(
           "data.name", "{}",
-          data.name == "images"
+          data.name == DataKind::images
               ? "needs path, a folder of class folders"
               : "needs path, a .safetensors file with inputs and targets");
     }
@@ -372,7 +374,7 @@ class Checker {
   // A message about a setting of texts begins with the key. Returns who set it.
   std::string settings_place(const std::string& message) const {
     const auto& data = job_.data;
-    if (data.name == "text") {
+    if (data.name == DataKind::text) {
       for (const char* key :
            {"weights", "sequence", "token_bytes", "tokenizer", "vocab_size",
             "documents", "end_of_text_id", "path"}) {
@@ -384,7 +386,8 @@ class Checker {
       }
       return place("data.name");
     }
-    const bool from_disk = data.name == "tensors" || data.name == "images";
+    const bool from_disk =
+        data.name == DataKind::tensors || data.name == DataKind::images;
     return place(
         data.holdout_path.empty() || from_disk ? "data.name"
                                                : "data.holdout_path");
@@ -398,7 +401,7 @@ class Checker {
     };
     const bool holdout = begins_with(data.holdout_path) &&
                          data.holdout_path.size() >= data.path.size();
-    if (data.name == "text" && !holdout) {
+    if (data.name == DataKind::text && !holdout) {
       if (begins_with(data.tokenizer)) return place("data.tokenizer");
       if (data.path.empty()) return place("data.sources");
     }
@@ -418,7 +421,8 @@ class Checker {
 
   void check_kind_of_data() {
     // list_parameters checks the reverse.
-    if (job_.data.name != "text" || is_language_model(job_.model)) return;
+    if (job_.data.name != DataKind::text || is_language_model(job_.model))
+      return;
     fail(
         "data.name",
         "is for models that predict the next token, and model \"{}\" is a "

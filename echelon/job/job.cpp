@@ -85,13 +85,15 @@ Job bound(config::Document document) {
 }  // namespace
 
 bool shards_parameters(const Job& job) {
-  return job.layout.dp_shard > 1 || job.precision.compute != "same" ||
-         job.memory.offload != "none" ||
-         (job.precision.reduce != "same" && job.layout.data_degree() > 1);
+  return job.layout.dp_shard > 1 ||
+         job.precision.compute != ComputeDtype::same ||
+         job.memory.offload != Offload::none ||
+         (job.precision.reduce != ReduceDtype::same &&
+          job.layout.data_degree() > 1);
 }
 
 bool adds_gradients(const Job& job) {
-  const bool low = job.precision.compute != "same";
+  const bool low = job.precision.compute != ComputeDtype::same;
   const bool passes = job.train.accumulate > 1 || job.layout.pp > 1;
   return job.layout.data_degree() > 1 || (low && passes);
 }

@@ -37,13 +37,15 @@ class UnusedSettings {
   }
 
   void find_optimizer() {
-    const auto& name = job_.optimizer.name;
+    const OptimizerKind name = job_.optimizer.name;
     const RateSchedule schedule = job_.optimizer.schedule;
-    const std::string by_name = format("with optimizer \"{}\"", name);
+    const std::string by_name =
+        format("with optimizer \"{}\"", to_string(name));
     unless(
-        name == "sgd", by_name, {"optimizer.momentum", "optimizer.nesterov"});
+        name == OptimizerKind::sgd, by_name,
+        {"optimizer.momentum", "optimizer.nesterov"});
     unless(
-        name != "sgd", by_name,
+        name != OptimizerKind::sgd, by_name,
         {"optimizer.beta1", "optimizer.beta2", "optimizer.epsilon"});
     const std::string by_schedule =
         "with schedule " + document_.entry("optimizer.schedule").value;
@@ -99,27 +101,28 @@ class UnusedSettings {
         sharded ? format("with stage {}", job_.shard.stage) : no_shards,
         {"shard.gather", "shard.prefetch", "shard.prefetch_bytes"});
     unless(
-        job_.memory.recompute == "budget",
-        format("with recompute \"{}\"", job_.memory.recompute),
+        job_.memory.recompute == Recompute::budget,
+        format("with recompute \"{}\"", to_string(job_.memory.recompute)),
         {"memory.activation_bytes"});
   }
 
   void find_data() {
-    const auto& data = job_.data.name;
-    const std::string by_data = format("with data \"{}\"", data);
+    const DataKind data = job_.data.name;
+    const std::string by_data = format("with data \"{}\"", to_string(data));
     unless(
-        data == "tensors" || data == "images" || data == "text", by_data,
-        {"data.path"});
+        data == DataKind::tensors || data == DataKind::images ||
+            data == DataKind::text,
+        by_data, {"data.path"});
     unless(
-        data == "text", by_data,
+        data == DataKind::text, by_data,
         {"data.sources", "data.weights", "data.format", "data.tokenizer",
          "data.vocab_size", "data.token_bytes", "data.sequence",
          "data.documents", "data.document_separator", "data.end_of_text_id"});
     unless(
-        data == "dummy", by_data,
+        data == DataKind::dummy, by_data,
         {"data.samples", "data.shape", "data.classes"});
     unless(
-        data == "images", by_data,
+        data == DataKind::images, by_data,
         {"data.image_size", "data.crop", "data.flip", "data.mean", "data.std",
          "data.bad_image", "data.max_image_pixels"});
     const bool separate = !job_.data.holdout_path.empty();
@@ -130,11 +133,12 @@ class UnusedSettings {
   }
 
   void find_reduction() {
-    const auto& compress = job_.train.compress;
+    const Compression compress = job_.train.compress;
     const bool several = job_.layout.num_ranks() > 1;
     const bool shards = shards_parameters(job_);
     unless(
-        compress == "powersgd", format("with compress \"{}\"", compress),
+        compress == Compression::powersgd,
+        format("with compress \"{}\"", to_string(compress)),
         {"train.powersgd_rank"});
     unless(several, "with 1 rank", {"train.compress", "train.bucket_bytes"});
     unless(
@@ -148,20 +152,21 @@ class UnusedSettings {
 
   void find_precision() {
     const auto& precision = job_.precision;
-    const bool low = precision.compute != "same";
+    const bool low = precision.compute != ComputeDtype::same;
     const bool fixed = precision.loss_scale > 0;
-    const bool dynamic = precision.compute == "fp16" && !fixed;
+    const bool dynamic = precision.compute == ComputeDtype::fp16 && !fixed;
     const std::string by_scale =
         fixed ? "with a loss_scale that is fixed"
-              : format("with compute \"{}\"", precision.compute);
+              : format("with compute \"{}\"", to_string(precision.compute));
     unless(
         dynamic, by_scale,
         {"precision.initial_loss_scale", "precision.loss_scale_growth"});
     unless(dynamic || fixed, by_scale, {"precision.max_overflows"});
     const bool sums = adds_gradients(job_);
-    const std::string computed = low ? precision.compute : job_.model.dtype;
+    const std::string computed =
+        low ? to_string(precision.compute) : to_string(job_.model.dtype);
     unless(
-        sums && precision.reduce != computed,
+        sums && to_string(precision.reduce) != computed,
         sums ? format("where gradients are in {} already", computed)
              : "with 1 data-parallel rank",
         {"precision.reduce"});

@@ -99,9 +99,9 @@ LayerMemory::LayerMemory(
         const auto alive = impl.lock();
         return alive && alive->has(tensor);
       };
-  if (options.activations == "offload") {
+  if (options.activations == Activations::offload) {
     impl_->storage = offload_to_host(is_parameter, min_bytes);
-  } else if (options.activations == "bf16") {
+  } else if (options.activations == Activations::bf16) {
     impl_->storage = keep_in_bf16(is_parameter, min_bytes);
   }
 }

@@ -62,17 +62,20 @@ struct Change {
 
 std::vector<Change> changes() {
   std::vector<Change> list;
-  const auto words = [&](const char* key, std::string MemoryOptions::*field,
-                         std::initializer_list<const char*> values) {
-    for (const std::string value : values) {
-      list.push_back({format("memory.{} = \"{}\"", key, value), [=](Job& job) {
-                        return std::exchange(job.memory.*field, value) != value;
-                      }});
-    }
+  const auto add = [&]<class Enum>(
+                       const char* key, Enum MemoryOptions::*field,
+                       Enum value) {
+    list.push_back(
+        {format("memory.{} = \"{}\"", key, to_string(value)), [=](Job& job) {
+           return std::exchange(job.memory.*field, value) != value;
+         }});
   };
-  words("recompute", &MemoryOptions::recompute, {"selective", "all"});
-  words("activations", &MemoryOptions::activations, {"bf16", "offload"});
-  words("offload", &MemoryOptions::offload, {"optimizer", "parameters"});
+  add("recompute", &MemoryOptions::recompute, Recompute::selective);
+  add("recompute", &MemoryOptions::recompute, Recompute::all);
+  add("activations", &MemoryOptions::activations, Activations::bf16);
+  add("activations", &MemoryOptions::activations, Activations::offload);
+  add("offload", &MemoryOptions::offload, Offload::optimizer);
+  add("offload", &MemoryOptions::offload, Offload::parameters);
   for (const int64_t stage : {2, 3}) {
     list.push_back({format("shard.stage = {}", stage), [stage](Job& job) {
                       return job.layout.dp_shard > 1 &&
@@ -85,7 +88,8 @@ std::vector<Change> changes() {
                   }});
   list.push_back({"shard.gather = \"use\"", [](Job& job) {
                     return job.layout.dp_shard > 1 && job.layout.pp > 1 &&
-                           std::exchange(job.shard.gather, "use") != "use";
+                           std::exchange(job.shard.gather, Gather::use) !=
+                               Gather::use;
                   }});
   return list;
 }
@@ -147,8 +151,9 @@ std::vector<cost::RecomputeCost> recompute_costs(const MemoryModel& model) {
 
 bool gathers_once(const MemoryModel& model, const Job& job) {
   const bool sharded = job.layout.dp_shard > 1 && job.shard.stage == 3;
-  if (!sharded && job.memory.offload != "parameters") return false;
-  if (job.shard.gather != "auto") return job.shard.gather == "step";
+  if (!sharded && job.memory.offload != Offload::parameters) return false;
+  if (job.shard.gather != Gather::automatic)
+    return job.shard.gather == Gather::step;
   if (job.layout.pp == 1) return false;
   const int64_t limit = job.memory.limit_bytes;
   return limit == 0 || largest_peak(model, job, true) <= limit;
@@ -243,8 +248,8 @@ explain_limit(const MemoryModel& model, const Job& job, int64_t limit_bytes) {
 std::string explain_host_memory(
     const MemoryModel& model, const Job& job, const std::vector<int>& ranks,
     int64_t available_bytes) {
-  const bool activations = job.memory.activations == "offload";
-  if (job.memory.offload == "none" && !activations) return {};
+  const bool activations = job.memory.activations == Activations::offload;
+  if (job.memory.offload == Offload::none && !activations) return {};
   const std::set<int> here(ranks.begin(), ranks.end());
   int64_t needed = 0;
   int64_t copied = 0;
@@ -261,9 +266,9 @@ std::string explain_host_memory(
       "[memory] {}: {} {} of its memory, {}{} are available; offload less, let "
       "fewer ranks share a host, or shard the parameters over more of them "
       "(--layout fsdp=N)",
-      job.memory.offload == "none"
+      job.memory.offload == Offload::none
           ? "activations = \"offload\""
-          : format("offload = \"{}\"", job.memory.offload),
+          : format("offload = \"{}\"", to_string(job.memory.offload)),
       ranks.size() == 1
           ? format("rank {} needs", ranks.front())
           : format("the {} ranks of this host need", ranks.size()),

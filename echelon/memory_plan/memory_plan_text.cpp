@@ -150,15 +150,14 @@ std::string headline(const MemoryModel& model, const Job& job) {
   if (layout.dp_shard > 1) {
     said.push_back("shard stage " + std::to_string(job.shard.stage));
   }
-  const auto add = [&](const std::string& what, const std::string& value,
-                       const std::string& usual) {
-    if (value != usual) said.push_back(what + " " + value);
+  const auto add = [&](const char* what, auto value, auto usual) {
+    if (value != usual) said.push_back(format("{} {}", what, to_string(value)));
   };
-  add("recompute", job.memory.recompute, "none");
-  add("activations", job.memory.activations, "keep");
-  add("offload", job.memory.offload, "none");
-  add("computes in", job.precision.compute, "same");
-  said.push_back(job.optimizer.name);
+  add("recompute", job.memory.recompute, Recompute::none);
+  add("activations", job.memory.activations, Activations::keep);
+  add("offload", job.memory.offload, Offload::none);
+  add("computes in", job.precision.compute, ComputeDtype::same);
+  said.push_back(to_string(job.optimizer.name));
   return text + join(said, ", ") + "\n";
 }
 

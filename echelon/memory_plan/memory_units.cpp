@@ -105,12 +105,13 @@ void CallList::add(
 }
 
 bool shards_state(const Job& job) {
-  return job.layout.dp_shard > 1 || job.precision.compute != "same" ||
-         job.memory.offload != "none";
+  return job.layout.dp_shard > 1 ||
+         job.precision.compute != ComputeDtype::same ||
+         job.memory.offload != Offload::none;
 }
 
 int64_t optimizer_copies(const OptimizerOptions& options) {
-  if (options.name == "sgd") return options.momentum > 0 ? 1 : 0;
+  if (options.name == OptimizerKind::sgd) return options.momentum > 0 ? 1 : 0;
   return 2;
 }
 
@@ -125,13 +126,13 @@ PlannedUnits::PlannedUnits(
       pool_(tally),
       shards_(job.layout.dp_shard),
       replicas_(job.layout.dp_replicate),
-      offloads_(job.memory.offload != "none"),
-      offload_shards_(job.memory.offload == "parameters"),
+      offloads_(job.memory.offload != Offload::none),
+      offload_shards_(job.memory.offload == Offload::parameters),
       keeps_whole_(!offload_shards_ && (job.shard.stage < 3 || shards_ == 1)),
       reduce_bytes_(
-          job.precision.reduce == "float32" ? 4
-          : job.precision.reduce == "bf16"  ? 2
-                                            : model.compute_bytes) {}
+          job.precision.reduce == ReduceDtype::float32 ? 4
+          : job.precision.reduce == ReduceDtype::bf16  ? 2
+                                                       : model.compute_bytes) {}
 
 void PlannedUnits::make(size_t layer) {
   const auto& planned = model_.layers[layer];

@@ -191,7 +191,8 @@ class StepWalk {
   }
 
   int64_t stored(int64_t bytes) const {
-    if (job_.memory.activations == "bf16" && model_.compute_bytes > 2) {
+    if (job_.memory.activations == Activations::bf16 &&
+        model_.compute_bytes > 2) {
       return bytes * 2 / model_.compute_bytes;
     }
     return bytes;
@@ -203,7 +204,8 @@ class StepWalk {
   }
 
   void keep(int64_t bytes, int sign) {
-    if (job_.memory.activations == "offload" && !model_.host_is_device) {
+    if (job_.memory.activations == Activations::offload &&
+        !model_.host_is_device) {
       sign > 0 ? tally_.hold_on_host(bytes) : tally_.drop_on_host(bytes);
       return;
     }
@@ -382,7 +384,7 @@ recompute_choices(const MemoryModel& model, const Job& job, int pipeline_rank) {
   const auto none = static_cast<size_t>(cost::Recompute::none);
   std::vector<size_t> choices(model.layers.size(), none);
   const auto& options = job.memory;
-  if (options.recompute == "none") return choices;
+  if (options.recompute == Recompute::none) return choices;
   const auto all = recompute_costs(model);
   std::vector<size_t> own;
   std::vector<cost::RecomputeCost> costs;

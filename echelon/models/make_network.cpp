@@ -64,7 +64,7 @@ LayerList model_layers(
     const ModelOptions& options, const std::vector<int64_t>& input_shape,
     int64_t classes, const TensorParallel& parallel) {
   const auto all = list_parameters(options, input_shape, classes);
-  const bool wide = options.dtype == "float64";
+  const bool wide = options.dtype == ModelDtype::float64;
   const auto plain = plain_layers(options, input_shape, classes, parallel);
   LayerList layers;
   for (auto layer : plain.layers()) {

@@ -251,7 +251,7 @@ class Adam : public Optimizer {
  public:
   Adam(const OptimizerOptions& options, std::vector<ParameterGroup> groups)
       : Optimizer(std::move(groups), options.learning_rate),
-        decoupled_decay_(options.name == "adamw"),
+        decoupled_decay_(options.name == OptimizerKind::adamw),
         beta1_(options.beta1),
         beta2_(options.beta2),
         epsilon_(options.epsilon) {
@@ -329,7 +329,8 @@ void check_options(const OptimizerOptions& options) {
   check_range("beta1", options.beta1, 0, 1, "in [0, 1)");
   check_range("beta2", options.beta2, 0, 1, "in [0, 1)");
   check_range("epsilon", options.epsilon, 0, kInfinity, kNotNegative);
-  if (options.name == "sgd" && options.nesterov && options.momentum == 0.0) {
+  if (options.name == OptimizerKind::sgd && options.nesterov &&
+      options.momentum == 0.0) {
     throw ConfigError(
         "[optimizer] nesterov=true needs momentum above 0, such as 0.9");
   }
@@ -349,15 +350,10 @@ void check_factor(const char* key, double value) {
 std::unique_ptr<Optimizer> make_optimizer(
     const OptimizerOptions& options, std::vector<ParameterGroup> groups) {
   check_options(options);
-  if (options.name == "sgd") {
+  if (options.name == OptimizerKind::sgd) {
     return std::make_unique<Sgd>(options, std::move(groups));
   }
-  if (options.name == "adam" || options.name == "adamw") {
-    return std::make_unique<Adam>(options, std::move(groups));
-  }
-  throw ConfigError(format(
-      "[optimizer] name=\"{}\" is not an optimizer; choose sgd, adam or adamw",
-      options.name));
+  return std::make_unique<Adam>(options, std::move(groups));
 }
 
 std::vector<ParameterGroup>

@@ -6,6 +6,55 @@ namespace {
 
 constexpr int64_t kLargestDegree = 1 << 20;
 
+constexpr config::Names<Gather> kGatherNames = {
+    {"auto", Gather::automatic}, {"use", Gather::use}, {"step", Gather::step}};
+
+constexpr config::Names<Recompute> kRecomputeNames = {
+    {"none", Recompute::none},
+    {"all", Recompute::all},
+    {"selective", Recompute::selective},
+    {"budget", Recompute::budget}};
+
+constexpr config::Names<Activations> kActivationsNames = {
+    {"keep", Activations::keep},
+    {"offload", Activations::offload},
+    {"bf16", Activations::bf16}};
+
+constexpr config::Names<Offload> kOffloadNames = {
+    {"none", Offload::none},
+    {"optimizer", Offload::optimizer},
+    {"parameters", Offload::parameters}};
+
+constexpr config::Names<ComputeDtype> kComputeDtypeNames = {
+    {"same", ComputeDtype::same},
+    {"bf16", ComputeDtype::bf16},
+    {"fp16", ComputeDtype::fp16}};
+
+constexpr config::Names<ReduceDtype> kReduceDtypeNames = {
+    {"same", ReduceDtype::same},
+    {"float32", ReduceDtype::float32},
+    {"bf16", ReduceDtype::bf16}};
+
+constexpr config::Names<OptimizerKind> kOptimizerKindNames = {
+    {"sgd", OptimizerKind::sgd},
+    {"adam", OptimizerKind::adam},
+    {"adamw", OptimizerKind::adamw}};
+
+constexpr config::Names<Compression> kCompressionNames = {
+    {"none", Compression::none},
+    {"bf16", Compression::bf16},
+    {"fp16", Compression::fp16},
+    {"powersgd", Compression::powersgd}};
+
+constexpr config::Names<RankKind> kRankKindNames = {
+    {"processes", RankKind::processes}, {"threads", RankKind::threads}};
+
+constexpr config::Names<BestMetric> kBestMetricNames = {
+    {"none", BestMetric::none},
+    {"loss", BestMetric::loss},
+    {"eval_loss", BestMetric::eval_loss},
+    {"eval_accuracy", BestMetric::eval_accuracy}};
+
 void bind_order(config::Section& section, Layout& layout) {
   std::vector<std::string> names = order_names(layout.order);
   section
@@ -21,6 +70,46 @@ bool at_intervals(const CheckpointOptions& options) {
 }
 
 }  // namespace
+
+std::string to_string(Gather gather) {
+  return config::name_of(gather, kGatherNames);
+}
+
+std::string to_string(Recompute recompute) {
+  return config::name_of(recompute, kRecomputeNames);
+}
+
+std::string to_string(Activations activations) {
+  return config::name_of(activations, kActivationsNames);
+}
+
+std::string to_string(Offload offload) {
+  return config::name_of(offload, kOffloadNames);
+}
+
+std::string to_string(ComputeDtype compute) {
+  return config::name_of(compute, kComputeDtypeNames);
+}
+
+std::string to_string(ReduceDtype reduce) {
+  return config::name_of(reduce, kReduceDtypeNames);
+}
+
+std::string to_string(OptimizerKind kind) {
+  return config::name_of(kind, kOptimizerKindNames);
+}
+
+std::string to_string(Compression compression) {
+  return config::name_of(compression, kCompressionNames);
+}
+
+std::string to_string(RankKind kind) {
+  return config::name_of(kind, kRankKindNames);
+}
+
+std::string to_string(BestMetric metric) {
+  return config::name_of(metric, kBestMetricNames);
+}
 
 const std::vector<std::string>& degree_keys() {
   static const std::vector<std::string> keys = {
@@ -69,12 +158,11 @@ void bind(config::Section& section, ShardOptions& options) {
       "what the ranks of fsdp shard: 1 optimizer state, 2 also gradients, 3 "
       "also parameters",
       {.at_least = 1, .at_most = 3});
-  section
-      .field(
-          "gather", options.gather,
-          "stage 3: how long a unit's parameters stay unsharded: while it is "
-          "used, or until the step ends")
-      .one_of({"auto", "use", "step"});
+  section.field(
+      "gather", options.gather,
+      "stage 3: how long a unit's parameters stay unsharded: while it is "
+      "used, or until the step ends",
+      kGatherNames);
   section.field(
       "prefetch", options.prefetch,
       "units that are unsharded ahead of their use",
@@ -124,28 +212,25 @@ void bind(config::Section& section, CommOptions& options) {
 }
 
 void bind(config::Section& section, MemoryOptions& options) {
-  section
-      .field(
-          "recompute", options.recompute,
-          "what backward recomputes: nothing, each layer, each layer except "
-          "its matmuls, or the cheapest layers")
-      .one_of({"none", "all", "selective", "budget"});
+  section.field(
+      "recompute", options.recompute,
+      "what backward recomputes: nothing, each layer, each layer except "
+      "its matmuls, or the cheapest layers",
+      kRecomputeNames);
   section.field(
       "activation_bytes", options.activation_bytes,
       "recompute \"budget\": bytes of activations that a rank may keep",
       {.at_least = 0});
-  section
-      .field(
-          "activations", options.activations,
-          "tensors saved for backward are kept as they are, offloaded to host "
-          "memory, or rounded to bf16")
-      .one_of({"keep", "offload", "bf16"});
-  section
-      .field(
-          "offload", options.offload,
-          "what host memory holds: nothing, the optimizer state, or also the "
-          "parameters")
-      .one_of({"none", "optimizer", "parameters"});
+  section.field(
+      "activations", options.activations,
+      "tensors saved for backward are kept as they are, offloaded to host "
+      "memory, or rounded to bf16",
+      kActivationsNames);
+  section.field(
+      "offload", options.offload,
+      "what host memory holds: nothing, the optimizer state, or also the "
+      "parameters",
+      kOffloadNames);
   section.field(
       "limit_bytes", options.limit_bytes,
       "device memory that a rank may use; 0: all of a GPU, no limit on CPUs",
@@ -153,17 +238,15 @@ void bind(config::Section& section, MemoryOptions& options) {
 }
 
 void bind(config::Section& section, PrecisionOptions& options) {
-  section
-      .field(
-          "compute", options.compute,
-          "dtype of forward and backward; parameters are updated in [model] "
-          "dtype")
-      .one_of({"same", "bf16", "fp16"});
-  section
-      .field(
-          "reduce", options.reduce,
-          "dtype in which gradients are reduced over ranks; same: their own")
-      .one_of({"same", "float32", "bf16"});
+  section.field(
+      "compute", options.compute,
+      "dtype of forward and backward; parameters are updated in [model] "
+      "dtype",
+      kComputeDtypeNames);
+  section.field(
+      "reduce", options.reduce,
+      "dtype in which gradients are reduced over ranks; same: their own",
+      kReduceDtypeNames);
   section.field(
       "loss_scale", options.loss_scale,
       "factor of the loss in backward; 0: dynamic for fp16, else 1",
@@ -181,8 +264,7 @@ void bind(config::Section& section, PrecisionOptions& options) {
 }
 
 void bind(config::Section& section, OptimizerOptions& options) {
-  section.field("name", options.name, "the optimizer")
-      .one_of({"sgd", "adam", "adamw"});
+  section.field("name", options.name, "the optimizer", kOptimizerKindNames);
   section.field(
       "learning_rate", options.learning_rate,
       "the learning rate after the warmup", {.above = 0});
@@ -269,11 +351,9 @@ void bind(config::Section& section, TrainOptions& options) {
       "threads", options.threads,
       "compute threads per rank; 0: the job's cores / ranks",
       {.at_least = 0, .at_most = 4096});
-  section
-      .field(
-          "compress", options.compress,
-          "compression of gradients in reductions")
-      .one_of({"none", "bf16", "fp16", "powersgd"});
+  section.field(
+      "compress", options.compress, "compression of gradients in reductions",
+      kCompressionNames);
   section.field(
       "powersgd_rank", options.powersgd_rank,
       "powersgd: rank of the approximation", {.at_least = 1, .at_most = 1024});
@@ -283,8 +363,9 @@ void bind(config::Section& section, TrainOptions& options) {
   section.field(
       "find_unused_parameters", options.find_unused_parameters,
       "allow parameters that a forward pass does not use");
-  section.field("ranks", options.ranks, "processes, or threads of one process")
-      .one_of({"processes", "threads"});
+  section.field(
+      "ranks", options.ranks, "processes, or threads of one process",
+      kRankKindNames);
   section.field(
       "timeline_steps", options.timeline_steps,
       "steps that the timeline records; 0: none", {.at_least = 0});
@@ -308,10 +389,9 @@ void bind(config::Section& section, CheckpointOptions& options) {
   section.field("at_end", options.at_end, "save one after the last step");
   section.field(
       "keep", options.keep, "how many of the newest to keep", {.at_least = 2});
-  section
-      .field(
-          "best", options.best, "also keep the best checkpoint by this metric")
-      .one_of({"none", "loss", "eval_loss", "eval_accuracy"});
+  section.field(
+      "best", options.best, "also keep the best checkpoint by this metric",
+      kBestMetricNames);
   section.field("async", options.async, "write files while training continues");
   section.field(
       "attempts", options.attempts,

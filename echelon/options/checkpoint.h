@@ -6,14 +6,18 @@
 
 namespace echelon {
 
+/// The metric whose best checkpoint is kept too; loss is that of training.
+enum class BestMetric { none, loss, eval_loss, eval_accuracy };
+
+/// Its name in a configuration, which is the metric's.
+std::string to_string(BestMetric metric);
+
 struct CheckpointOptions {
   int64_t every_steps = 0;   // between two checkpoints; 0: not by steps
   double every_minutes = 0;  // 0: not by time
   bool at_end = true;        // after the last step
   int64_t keep = 2;          // how many of the newest to keep; at least 2
-  /// The metric whose best checkpoint is kept too: none | loss (of training) |
-  /// eval_loss | eval_accuracy.
-  std::string best = "none";
+  BestMetric best = BestMetric::none;
   bool async = true;     // write files while training continues
   int64_t attempts = 3;  // intervals that may fail in a row
   /// auto | never | a run's folder or a checkpoint. A run without checkpoints

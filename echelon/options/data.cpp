@@ -6,6 +6,13 @@ namespace echelon {
 
 namespace {
 
+constexpr config::Names<DataKind> kDataKindNames = {
+    {"digits", DataKind::digits},
+    {"dummy", DataKind::dummy},
+    {"tensors", DataKind::tensors},
+    {"images", DataKind::images},
+    {"text", DataKind::text}};
+
 void bind_text(config::Section& section, DataOptions& options) {
   section.field(
       "sources", options.sources,
@@ -51,14 +58,17 @@ void bind_text(config::Section& section, DataOptions& options) {
 
 }  // namespace
 
+std::string to_string(DataKind kind) {
+  return config::name_of(kind, kDataKindNames);
+}
+
 void bind(config::Section& section, DataOptions& options) {
-  section
-      .field(
-          "name", options.name,
-          "digits: 1,797 handwritten digits; dummy: random images; tensors: a "
-          "safetensors file; images: a folder of class folders; text: text "
-          "files, or files of tokens")
-      .one_of({"digits", "dummy", "tensors", "images", "text"});
+  section.field(
+      "name", options.name,
+      "digits: 1,797 handwritten digits; dummy: random images; tensors: a "
+      "safetensors file; images: a folder of class folders; text: text "
+      "files, or files of tokens",
+      kDataKindNames);
   section.field(
       "path", options.path,
       "tensors: a .safetensors file with inputs and targets; images: a folder "

@@ -7,17 +7,21 @@
 
 namespace echelon {
 
+enum class DataKind { digits, dummy, tensors, images, text };
 enum class BadImage { error, skip };         // what a broken image causes
 enum class Crop { center, random_resized };  // how an image gets its size
 enum class Documents { packed, respected };  // whether attention stops at them
 enum class TextFormat { by_suffix, text, tokens, indexed };
+
+/// Its name in a configuration.
+std::string to_string(DataKind kind);
 
 /// A batch that is prepared faster than this is prepared without threads:
 /// waking one, and sharing the cores with the model, would take as long.
 inline constexpr double kQuickBatchSeconds = 50e-6;
 
 struct DataOptions {
-  std::string name = "digits";  // digits | dummy | tensors | images | text
+  DataKind name = DataKind::digits;
   std::string path;     // tensors: a .safetensors file; images: a folder;
                         // text: a single source
   bool shuffle = true;  // a new order each epoch, from train.seed

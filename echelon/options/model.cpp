@@ -10,6 +10,9 @@ namespace {
 // The largest number of a language model: no product of two overflows.
 constexpr double kMost = 1 << 24;
 
+constexpr config::Names<ModelDtype> kModelDtypeNames = {
+    {"float32", ModelDtype::float32}, {"float64", ModelDtype::float64}};
+
 void bind_language_model(config::Section& section, ModelOptions& options) {
   const auto count = [&](const char* key, int64_t& target, const char* help) {
     section.field(key, target, help, {.at_least = 0, .at_most = kMost});
@@ -71,6 +74,10 @@ void bind_language_model(config::Section& section, ModelOptions& options) {
 
 }  // namespace
 
+std::string to_string(ModelDtype dtype) {
+  return config::name_of(dtype, kModelDtypeNames);
+}
+
 const std::vector<std::string>& model_names() {
   static const std::vector<std::string> names = {
       "simple_cnn", "mlp",       "resnet18", "resnet34",   "resnet50",
@@ -108,8 +115,8 @@ void bind(config::Section& section, ModelOptions& options) {
       "weights", options.weights,
       "start from this .safetensors file, Hugging Face folder, run (its newest "
       "checkpoint) or checkpoint; empty: from train.seed");
-  section.field("dtype", options.dtype, "type of the parameters")
-      .one_of({"float32", "float64"});
+  section.field(
+      "dtype", options.dtype, "type of the parameters", kModelDtypeNames);
   section.field(
       "sync_batch_norm", options.sync_batch_norm,
       "batch normalization takes its statistics over all ranks");

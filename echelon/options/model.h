@@ -15,14 +15,20 @@ enum class StageBalance { time, memory, measured };
 /// to echelon::train.
 inline constexpr const char* kOwnModel = "own";
 
+/// The type of the parameters.
+enum class ModelDtype { float32, float64 };
+
+/// Its name in a configuration.
+std::string to_string(ModelDtype dtype);
+
 struct ModelOptions {
   std::string name = "simple_cnn";  // one of model_names(), or kOwnModel
   int64_t classes = 0;              // 0: as many as the data has
   std::vector<int64_t> hidden = {512, 512};  // mlp: widths of the hidden layers
-  std::string weights;            // start from this .safetensors file, or
-                                  // Hugging Face folder
-  std::string dtype = "float32";  // float32 | float64
-  bool sync_batch_norm = false;   // batch statistics over all ranks
+  std::string weights;  // start from this .safetensors file, or
+                        // Hugging Face folder
+  ModelDtype dtype = ModelDtype::float32;
+  bool sync_batch_norm = false;  // batch statistics over all ranks
 
   // Language models. 0 takes the value of the size that `name` names ("gpt2",
   // "llama-1b"). "gpt" and "llama" name no size, so each number must be set.

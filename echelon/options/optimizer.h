@@ -9,8 +9,13 @@ namespace echelon {
 /// How the learning rate changes after the warmup (optim/optimizer.h).
 enum class RateSchedule { constant, cosine, linear, step };
 
+enum class OptimizerKind { sgd, adam, adamw };
+
+/// Its name in a configuration.
+std::string to_string(OptimizerKind kind);
+
 struct OptimizerOptions {
-  std::string name = "adamw";  // sgd | adam | adamw
+  OptimizerKind name = OptimizerKind::adamw;
   double learning_rate = 1e-3;
   double weight_decay = 0.01;  // not applied to biases and norm parameters
   double momentum = 0.0;       // sgd

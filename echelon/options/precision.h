@@ -9,17 +9,22 @@
 
 namespace echelon {
 
+/// The type of forward and backward: parameters as layers see them,
+/// activations and gradients. Norms, softmax and losses are always summed in
+/// float32. same: model.dtype.
+enum class ComputeDtype { same, bf16, fp16 };
+
+/// The type in which gradients are summed over ranks. same: as they are.
+enum class ReduceDtype { same, float32, bf16 };
+
+/// Their names in a configuration.
+std::string to_string(ComputeDtype compute);
+std::string to_string(ReduceDtype reduce);
+
 /// Master parameters and the optimizer's state always have model.dtype.
 struct PrecisionOptions {
-  /// The type of forward and backward: parameters as layers see them,
-  /// activations and gradients. Norms, softmax and losses are always summed in
-  /// float32.
-  ///   same   model.dtype
-  ///   bf16, fp16
-  std::string compute = "same";
-  /// The type in which gradients are summed over ranks: same (as they are),
-  /// float32, bf16.
-  std::string reduce = "same";
+  ComputeDtype compute = ComputeDtype::same;
+  ReduceDtype reduce = ReduceDtype::same;
   /// The factor of the loss before backward. 0: as large as gradients allow for
   /// fp16, else 1.
   double loss_scale = 0;

@@ -7,6 +7,16 @@
 
 namespace echelon {
 
+/// How gradients are compressed where ranks reduce them.
+enum class Compression { none, bf16, fp16, powersgd };
+
+/// Ranks are processes, or threads of one process.
+enum class RankKind { processes, threads };
+
+/// Their names in a configuration.
+std::string to_string(Compression compression);
+std::string to_string(RankKind kind);
+
 struct TrainOptions {
   int64_t steps = 0;  // exactly one of steps and epochs is above 0
   int64_t epochs = 0;
@@ -21,12 +31,12 @@ struct TrainOptions {
   int64_t eval_every = 0;        // steps between two evaluations; 0: each epoch
   bool layer_norms = false;      // gradient norms of each layer, with each line
   int64_t threads = 0;  // compute threads per rank; 0: the job's cores / ranks
-  std::string compress = "none";    // gradients: none | bf16 | fp16 | powersgd
+  Compression compress = Compression::none;
   int64_t powersgd_rank = 1;        // rank of the approximation
   int64_t bucket_bytes = 25 << 20;  // gradients reduced by one collective
   bool find_unused_parameters = false;
-  std::string ranks = "processes";  // processes | threads of one process
-  int64_t timeline_steps = 20;      // steps that the timeline records; 0: none
+  RankKind ranks = RankKind::processes;
+  int64_t timeline_steps = 20;  // steps that the timeline records; 0: none
 };
 
 }  // namespace echelon

@@ -67,10 +67,12 @@ cost::ModelShape model_of(const Job& job, const JobFacts& facts) {
 }
 
 cluster::Precision precision_of(const Job& job) {
-  if (job.precision.compute == "bf16") return cluster::Precision::bf16;
-  if (job.precision.compute == "fp16") return cluster::Precision::fp16;
-  return job.model.dtype == "float64" ? cluster::Precision::fp64
-                                      : cluster::Precision::fp32;
+  if (job.precision.compute == ComputeDtype::bf16)
+    return cluster::Precision::bf16;
+  if (job.precision.compute == ComputeDtype::fp16)
+    return cluster::Precision::fp16;
+  return job.model.dtype == ModelDtype::float64 ? cluster::Precision::fp64
+                                                : cluster::Precision::fp32;
 }
 
 // Blocks of each stage where the configuration partitions the model; embeddings
@@ -101,13 +103,6 @@ int64_t num_layers_of(const cost::ModelShape& model) {
 }
 
 // A "budget" is chosen by layers' counts, which are not known here.
-cost::Recompute recompute_of(const Job& job) {
-  for (const cost::Recompute one : cost::kRecomputes) {
-    if (job.memory.recompute == cost::to_string(one)) return one;
-  }
-  return cost::Recompute::none;
-}
-
 }  // namespace
 
 Configured configured(const Job& job, const JobFacts& facts) {
@@ -134,8 +129,9 @@ cost::Strategy configured_strategy(const Job& job) {
   strategy.layout = job.layout;
   if (job.layout.dp_shard > 1) {
     strategy.zero_stage = job.shard.stage;
-    strategy.gather_once = job.shard.gather == "step" ||
-                           (job.shard.gather == "auto" && job.layout.pp > 1);
+    strategy.gather_once =
+        job.shard.gather == Gather::step ||
+        (job.shard.gather == Gather::automatic && job.layout.pp > 1);
   }
   strategy.global_batch = job.train.batch;
   const int64_t passes =
@@ -150,13 +146,15 @@ cost::Strategy configured_strategy(const Job& job) {
   strategy.schedule = job.pipeline.schedule;
   strategy.stages_per_rank = job.pipeline.stages_per_rank;
   strategy.sequence_parallel = job.tensor.sequence_parallel;
-  strategy.recompute = recompute_of(job);
+  strategy.recompute =
+      cost::recompute_of(job.memory.recompute).value_or(cost::Recompute::none);
   strategy.precision = precision_of(job);
-  strategy.master = job.model.dtype == "float64" ? cluster::Precision::fp64
-                                                 : cluster::Precision::fp32;
+  strategy.master = job.model.dtype == ModelDtype::float64
+                        ? cluster::Precision::fp64
+                        : cluster::Precision::fp32;
   strategy.optimizer = job.optimizer.name;
-  strategy.offload_optimizer = job.memory.offload != "none";
-  strategy.offload_activations = job.memory.activations == "offload";
+  strategy.offload_optimizer = job.memory.offload != Offload::none;
+  strategy.offload_activations = job.memory.activations == Activations::offload;
   strategy.framework = "echelon";
   return strategy;
 }

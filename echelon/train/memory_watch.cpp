@@ -60,7 +60,8 @@ MemoryWatch::MemoryWatch(
       pipeline_rank_(groups.along(Axis::pp).rank()),
       limit_bytes_(job.memory.limit_bytes),
       meter_(world.device()) {
-  if (job.memory.offload != "none" || job.memory.activations == "offload") {
+  if (job.memory.offload != Offload::none ||
+      job.memory.activations == Activations::offload) {
     check_host(world);
   }
   if (job.train.timeline_steps == 0 && limit_bytes_ == 0) return;

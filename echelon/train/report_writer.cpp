@@ -142,12 +142,14 @@ std::string grouped(int64_t number) {
 // "float32", "bf16, master parameters float32, sums over ranks float32"
 std::string precision_text(const Job& job) {
   const auto& precision = job.precision;
-  const bool low = precision.compute != "same";
+  const bool low = precision.compute != ComputeDtype::same;
   std::string text =
-      low ? precision.compute + ", master parameters " + job.model.dtype
-          : job.model.dtype;
-  if (precision.reduce != "same") {
-    text += ", sums over ranks " + precision.reduce;
+      low ? format(
+                "{}, master parameters {}", to_string(precision.compute),
+                to_string(job.model.dtype))
+          : to_string(job.model.dtype);
+  if (precision.reduce != ReduceDtype::same) {
+    text += ", sums over ranks " + to_string(precision.reduce);
   }
   return text;
 }
@@ -179,7 +181,7 @@ std::vector<std::pair<std::string, std::string>> facts(
   std::vector<std::pair<std::string, std::string>> list;
   list.emplace_back("Model", source.name);
   list.emplace_back("Parameters", grouped(source.num_parameters()));
-  list.emplace_back("Data", job.data.name);
+  list.emplace_back("Data", to_string(job.data.name));
   list.emplace_back("Layout", to_string(job.layout));
   if (job.layout.pp > 1) {
     const std::string name = job.pipeline.schedule_file.empty()
@@ -197,13 +199,14 @@ std::vector<std::pair<std::string, std::string>> facts(
     list.emplace_back(line.substr(0, colon), line.substr(colon + 2));
   }
   list.emplace_back(
-      "Ranks",
-      format("{} ({}, {})", world.size(), job.train.ranks, world.backend()));
+      "Ranks", format(
+                   "{} ({}, {})", world.size(), to_string(job.train.ranks),
+                   world.backend()));
   list.emplace_back("Device", world.device().str());
   list.emplace_back("Global batch", std::to_string(job.train.batch));
   list.emplace_back(
       "Optimizer", format(
-                       "{}, learning rate {:g}", job.optimizer.name,
+                       "{}, learning rate {:g}", to_string(job.optimizer.name),
                        job.optimizer.learning_rate));
   list.emplace_back("Precision", precision_text(job));
   list.emplace_back("Seed", std::to_string(job.train.seed));
@@ -371,7 +374,7 @@ void write_run_report(
               .memory = summary.memory});
   if (world.rank() != 0) return;
   report::ReportInput input;
-  input.title = source.name + " on " + job.data.name;
+  input.title = source.name + " on " + to_string(job.data.name);
   input.facts = facts(job, source, world, summary);
   input.metrics = summary.steps;
   input.evaluations = summary.evaluations;

@@ -474,7 +474,7 @@ void Loop::fail_numeric(const Batch& batch, const StepSums& sums) {
       "infinity in {}. Parameters are those of step {}; lower [optimizer] "
       "learning_rate, set clip_norm, or look at the data{}",
       step_ + 1, sums.bad_rank, where, step_,
-      job_.precision.compute == "fp16"
+      job_.precision.compute == ComputeDtype::fp16
           ? ". Numbers of fp16 end at 65504; those of [precision] compute = "
             "\"bf16\" do not"
           : ""));

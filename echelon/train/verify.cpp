@@ -188,7 +188,7 @@ bool has_batch_norm(const Job& job) {
 }
 
 Job in_float64(Job job) {
-  job.model.dtype = "float64";
+  job.model.dtype = ModelDtype::float64;
   job.precision = PrecisionOptions{};
   return job;
 }
@@ -294,8 +294,8 @@ VerifyResult verify(
     result.hint =
         "this model normalises by batch statistics, which each rank takes over "
         "its own samples; [model] sync_batch_norm = true takes them over all";
-  } else if (!result.passed && job.train.compress != "none") {
-    result.hint = "[train] compress = \"" + job.train.compress +
+  } else if (!result.passed && job.train.compress != Compression::none) {
+    result.hint = "[train] compress = \"" + to_string(job.train.compress) +
                   "\" rounds gradients; set it to \"none\"";
   }
   return result;

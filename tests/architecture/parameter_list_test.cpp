@@ -43,7 +43,7 @@ TEST(ParameterList, SimpleCnnHasConv1Conv2Fc) {
 TEST(ParameterList, MlpFlattensAnyShape) {
   auto options = named("mlp");
   options.hidden = {5, 4};
-  options.dtype = "float64";
+  options.dtype = ModelDtype::float64;
   const auto list = list_parameters(options, {2, 3, 2, 1}, 3);
   ASSERT_EQ(list.size(), 6u);
   EXPECT_THAT(list[0].shape, ElementsAre(5, 12));
@@ -81,10 +81,9 @@ TEST(ParameterList, RefusesModelsThatCannotBeBuilt) {
   EXPECT_EQ(error_of(named("simple_cnn"), {3, 4, 4}), "no error");
   EXPECT_EQ(error_of(named("resnet18"), {3, 1, 1}), "no error");
   EXPECT_THAT(error_of(named("mlp"), {8}, 0), HasSubstr("classes=0"));
-  auto negative = named("mlp"), whole = named("mlp"), wide = named("mlp");
+  auto negative = named("mlp"), wide = named("mlp");
   constexpr int64_t kLarge = std::numeric_limits<int64_t>::max() / 2;
   negative.hidden = {16, -1};
-  whole.dtype = "int8";
   wide.hidden = {kLarge};
   const struct {
     ModelOptions options;
@@ -103,7 +102,6 @@ TEST(ParameterList, RefusesModelsThatCannotBeBuilt) {
        "\"resnet19\" is not a model; choose one of simple_cnn, mlp"},
       {named("simple_cnn"), {3, 8, 0}, "3x8x0 has no"},
       {negative, {8}, "width -1"},
-      {whole, {8}, "\"int8\""},
       // sizes that overflow
       {named("simple_cnn"), {3, kLarge, kLarge}, "\"fc.weight"},
       {named("simple_cnn"), {kLarge, 8, 8}, "\"conv1.weight"},

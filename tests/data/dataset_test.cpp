@@ -33,7 +33,10 @@ TEST(Dataset, Digits) {
 
 TEST(Dataset, DummyIsAFunctionOfSeedAndIndex) {
   const DataOptions options{
-      .name = "dummy", .samples = 2000, .shape = {3, 16, 20}, .classes = 7};
+      .name = DataKind::dummy,
+      .samples = 2000,
+      .shape = {3, 16, 20},
+      .classes = 7};
   const auto a = make_dataset(options, 1);
   const std::vector<int64_t> some = {5, 1999, 5};
   const Batch batch = a->get(some, {});
@@ -48,7 +51,8 @@ TEST(Dataset, DummyIsAFunctionOfSeedAndIndex) {
 
 TEST(Dataset, DummyIsUniformAndUncorrelated) {
   const auto dummy = make_dataset(
-      {.name = "dummy", .samples = 1000, .shape = {1000}, .classes = 4}, 3);
+      {.name = DataKind::dummy, .samples = 1000, .shape = {1000}, .classes = 4},
+      3);
   std::vector<int64_t> all(1000);
   for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<int64_t>(i);
   const Batch batch = dummy->get(all, {});
@@ -75,7 +79,7 @@ TEST(Dataset, TensorsOfAnyShape) {
   const auto inputs = torch::randn({6, 2, 5}, torch::kFloat64);
   const auto targets = torch::randint(0, 9, {6, 4}, torch::kInt32);
   save_tensors(path, {{"inputs", inputs}, {"targets", targets}});
-  const auto data = make_dataset({.name = "tensors", .path = path}, 0);
+  const auto data = make_dataset({.name = DataKind::tensors, .path = path}, 0);
   const Batch batch = data->get(std::vector<int64_t>{4, 0}, {});
   EXPECT_TRUE(torch::equal(batch.inputs[0], inputs[4]));
   EXPECT_TRUE(torch::equal(batch.inputs[1], inputs[0]));
@@ -97,7 +101,7 @@ TEST(OpenData, SplitsOrOpensASeparateHoldout) {
          {"targets", torch::zeros({name[0] == 'a' ? 5 : 2}, torch::kInt64)}});
   }
   const TrainingData both = open_data(
-      {.name = "tensors",
+      {.name = DataKind::tensors,
        .path = folder.path("a"),
        .holdout_path = folder.path("b")},
       4);
@@ -110,7 +114,7 @@ class Images : public testing::Test {
  protected:
   DataOptions options(BadImage bad_image = BadImage::error) const {
     return {
-        .name = "images",
+        .name = DataKind::images,
         .path = folder_.path("root"),
         .image_size = 24,
         .mean = {0, 0, 0},
@@ -198,7 +202,7 @@ class TextData : public testing::Test {
     ::setenv("ECHELON_CACHE", folder_.make_folder("cache").c_str(), 1);
     std::string lines;
     for (int i = 0; i < 300; ++i) lines += "line " + std::to_string(i) + "\n";
-    options_.name = "text";
+    options_.name = DataKind::text;
     options_.sources = {
         folder_.write("a.txt", lines), folder_.write("b.txt", "0123456789")};
     options_.weights = {3, 1};

@@ -26,7 +26,7 @@ class Torchvision : public testing::Test {
         "data/torchvision_reference.py", {"make", folder_.path("root")});
     found_ = scan_image_folder(folder_.path("root"));
     options_ = {
-        .name = "images",
+        .name = DataKind::images,
         .path = folder_.path("root"),
         .image_size = kSize,
         .crop = Crop::random_resized,

@@ -29,7 +29,7 @@ Job job_of_words(const std::string& layout) {
   job.model.heads = 8;
   job.model.max_positions = 128;
   job.data = {};
-  job.data.name = "text";
+  job.data.name = DataKind::text;
   job.data.sequence = 128;
   return job;
 }
@@ -92,7 +92,7 @@ timeline::Timeline two_stages(
 Job image_job(const std::string& layout) {
   Job job = made::job_of(layout);
   job.model.name = "resnet50";
-  job.data.name = "dummy";
+  job.data.name = DataKind::dummy;
   job.data.holdout = 0;
   return job;
 }
@@ -541,7 +541,7 @@ TEST_F(Explain, TheRankThatIsNearestToItsLimitIsNamed) {
 
 TEST_F(Explain, RecomputeThoughThereIsRoom) {
   Job job = image_job("dp=2");
-  job.memory.recompute = "all";
+  job.memory.recompute = Recompute::all;
   const DataParallel run{
       .times = [](int, int64_t) { return RankStep{.backward = 90}; }};
   timeline::Timeline timeline = timeline_of(run);

@@ -133,7 +133,7 @@ TEST_F(JobTest, LayoutFlagReplacesTheTable) {
 TEST_F(JobTest, FlagsSaySo) {
   const Job job = small(
       "", {.set = {"train.batch=32"}, .ranks = "threads", .overwrite = true});
-  EXPECT_EQ(job.train.ranks, "threads");
+  EXPECT_EQ(job.train.ranks, RankKind::threads);
   EXPECT_TRUE(job.train.overwrite);
   EXPECT_EQ(
       job.document.entry("train.batch").place.text(), "--set train.batch=32");

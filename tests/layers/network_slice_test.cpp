@@ -288,7 +288,7 @@ TEST(NetworkSlice, RanksAsThreadsDrawTheSameValues) {
 }
 
 TEST(NetworkSlice, EveryPartitionOfOurModelsIsEqual) {
-  for (const char* dtype : {"float32", "float64"}) {
+  for (const auto dtype : {ModelDtype::float32, ModelDtype::float64}) {
     ModelOptions options{.name = "resnet18"};
     options.dtype = dtype;
     const auto list = model_layers(options, {3, 16, 16}, 10);

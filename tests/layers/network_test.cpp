@@ -16,7 +16,7 @@ using testing::ElementsAre;
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
 ModelOptions
-named(const std::string& name, const std::string& dtype = "float32") {
+named(const std::string& name, ModelDtype dtype = ModelDtype::float32) {
   ModelOptions options;
   options.name = name;
   options.dtype = dtype;
@@ -66,7 +66,7 @@ TEST(Network, HasTheTensorsOfItsParameterList) {
       if (name.starts_with("resnet1") && shape[0] == 3) {
         continue;  // the large ones once
       }
-      const auto options = named(name, "float64");
+      const auto options = named(name, ModelDtype::float64);
       const auto list = list_parameters(options, shape, 11);
       const auto network = make_network(options, shape, 11, 0);
       std::vector<std::pair<std::string, torch::Tensor>> tensors;
@@ -249,7 +249,7 @@ TEST(Network, DiagnosisChangesNothing) {
 
 TEST(Network, ACloneHasItsOwnParameters) {
   const auto network =
-      make_network(named("resnet18", "float64"), {1, 8, 8}, 3, 0);
+      make_network(named("resnet18", ModelDtype::float64), {1, 8, 8}, 3, 0);
   network->eval();
   network->named_parameters()["conv1.weight"].set_requires_grad(false);
   const auto copy = std::dynamic_pointer_cast<Network>(network->clone());

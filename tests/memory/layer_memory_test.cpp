@@ -43,7 +43,7 @@ struct Model {
 Model model_of(const std::string& name, const TensorParallel& parallel = {}) {
   ModelOptions options;
   options.name = name;
-  options.dtype = "float64";
+  options.dtype = ModelDtype::float64;
   options.layers = 3;
   options.hidden_size = 24;
   options.heads = 4;
@@ -73,12 +73,12 @@ Model model_of(const std::string& name, const TensorParallel& parallel = {}) {
 
 // One way to run.
 struct Way {
-  std::string recompute = "none";
-  std::string activations = "keep";
+  Recompute recompute = Recompute::none;
+  Activations activations = Activations::keep;
 };
 
 std::string name_of(const Way& way) {
-  return way.recompute + "_" + way.activations;
+  return to_string(way.recompute) + "_" + to_string(way.activations);
 }
 
 LayerList wrapped(
@@ -89,7 +89,7 @@ LayerList wrapped(
   options.activations = way.activations;
   options.activation_bytes = budget;
   std::vector<cost::RecomputeCost> costs(list.size());
-  if (way.recompute == "budget") costs = recompute_costs(list, specs);
+  if (way.recompute == Recompute::budget) costs = recompute_costs(list, specs);
   const LayerMemory memory(
       options, cost::plan_recompute(options, costs), /*min_bytes=*/1);
   return with_forwards(
@@ -130,8 +130,11 @@ TEST_P(Models, EverySettingGivesTheSameBits) {
   const auto model = model_of(GetParam());
   const auto expected = train(model.layers, model.inputs);
   for (const Way& way :
-       {Way{"none", "offload"}, Way{"all", "keep"}, Way{"all", "offload"},
-        Way{"selective", "keep"}, Way{"selective", "offload"}}) {
+       {Way{Recompute::none, Activations::offload},
+        Way{Recompute::all, Activations::keep},
+        Way{Recompute::all, Activations::offload},
+        Way{Recompute::selective, Activations::keep},
+        Way{Recompute::selective, Activations::offload}}) {
     SCOPED_TRACE(name_of(way));
     parity::expect_parity(
         expected, train(wrapped(model.layers, way), model.inputs),
@@ -142,9 +145,9 @@ TEST_P(Models, EverySettingGivesTheSameBits) {
 TEST_P(Models, Bf16ActivationsAreNear) {
   const auto model = model_of(GetParam());
   const auto expected = train(model.layers, model.inputs);
-  for (const char* recompute : {"none", "all"}) {
-    const auto actual =
-        train(wrapped(model.layers, {recompute, "bf16"}), model.inputs);
+  for (const auto recompute : {Recompute::none, Recompute::all}) {
+    const auto actual = train(
+        wrapped(model.layers, {recompute, Activations::bf16}), model.inputs);
     EXPECT_EQ(expected.losses[0], actual.losses[0]) << "forward is exact";
     double distance = 0, length = 0;
     for (const auto& [name, gradient] : expected.gradients[0]) {
@@ -173,7 +176,8 @@ TEST_P(Models, BudgetsAreKept) {
       std::min(sum(cost::Recompute::all), sum(cost::Recompute::selective));
   for (const int64_t budget : {least, (least + most) / 2}) {
     SCOPED_TRACE(budget);
-    const auto list = wrapped(model.layers, {"budget"}, budget, model.specs());
+    const auto list =
+        wrapped(model.layers, {Recompute::budget}, budget, model.specs());
     parity::expect_parity(expected, train(list, model.inputs), parity::kExact);
     const auto network = build_network(list, 0, list.size(), 3);
     const LiveBytes live;
@@ -233,7 +237,8 @@ TEST(LayerMemory, CostsOfABlock) {
 TEST(LayerMemory, TooSmallABudgetIsRefusedWithTheNeed) {
   const std::vector<cost::RecomputeCost> costs(
       4, {"block", {9 << 20, 5 << 20, 2 << 20}, {0, 1, 2}});
-  MemoryOptions options{.recompute = "budget", .activation_bytes = 23 << 20};
+  MemoryOptions options{
+      .recompute = Recompute::budget, .activation_bytes = 23 << 20};
   EXPECT_THAT(
       error_text([&] { plan_recompute(options, costs, 3); }),
       HasAll(
@@ -311,8 +316,11 @@ TEST_P(Pipelines, SameBits) {
     };
     const auto plain = on_ranks(nullptr);
     for (const Way& way :
-         {Way{"none", "offload"}, Way{"all", "keep"}, Way{"all", "offload"},
-          Way{"selective", "keep"}, Way{"selective", "offload"}}) {
+         {Way{Recompute::none, Activations::offload},
+          Way{Recompute::all, Activations::keep},
+          Way{Recompute::all, Activations::offload},
+          Way{Recompute::selective, Activations::keep},
+          Way{Recompute::selective, Activations::offload}}) {
       SCOPED_TRACE(net + (" " + name_of(way)));
       const auto actual = on_ranks(&way);
       for (int rank = 0; rank < 2; ++rank) {
@@ -367,9 +375,10 @@ TEST_P(TensorParallelMemory, SelectiveRecomputeRepeatsNoCollective) {
           testing::Message()
           << "sequence_parallel=" << sequence_parallel << " chunks=" << chunks);
       const auto plain = on_two_ranks(GetParam(), options, {});
-      const auto selective =
-          on_two_ranks(GetParam(), options, {"selective", "keep"});
-      const auto full = on_two_ranks(GetParam(), options, {"all", "offload"});
+      const auto selective = on_two_ranks(
+          GetParam(), options, {Recompute::selective, Activations::keep});
+      const auto full = on_two_ranks(
+          GetParam(), options, {Recompute::all, Activations::offload});
       for (int rank = 0; rank < 2; ++rank) {
         parity::expect_parity(
             plain[rank].record, selective[rank].record, parity::kExact);

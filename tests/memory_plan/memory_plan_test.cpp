@@ -96,11 +96,11 @@ TEST(MemoryPlan, ActivationsOfAllLayersAreThePeakWhereTheyAreLarge) {
   const auto plan = first_rank(model, job);
   EXPECT_EQ(plan.moment, "backward of layer2");
   EXPECT_EQ(plan.peak[timeline::MemoryKind::activations], 300'000);
-  job.memory.recompute = "all";
+  job.memory.recompute = Recompute::all;
   EXPECT_EQ(
       first_rank(model, job).peak[timeline::MemoryKind::activations], 30'000);
-  job.memory.recompute = "none";
-  job.memory.activations = "offload";
+  job.memory.recompute = Recompute::none;
+  job.memory.activations = Activations::offload;
   const auto offloaded = first_rank(model, job);
   EXPECT_EQ(offloaded.peak[timeline::MemoryKind::activations], 0);
   EXPECT_EQ(offloaded.host_bytes, 300'000);
@@ -109,7 +109,7 @@ TEST(MemoryPlan, ActivationsOfAllLayersAreThePeakWhereTheyAreLarge) {
 TEST(MemoryPlan, ABudgetChoosesLayers) {
   auto model = model_of(4);
   Job job;
-  job.memory.recompute = "budget";
+  job.memory.recompute = Recompute::budget;
   job.memory.activation_bytes = 100 + 100 + 40 + 40;
   const auto plan = first_rank(model, job);
   EXPECT_LE(plan.peak[timeline::MemoryKind::activations], 280);
@@ -129,7 +129,7 @@ TEST(MemoryPlan, WhatTheNextLayerKeepsStays) {
 
 TEST(MemoryPlan, ABudgetThatNothingFitsIsRefusedAsTheTrainerDoes) {
   Job job;
-  job.memory.recompute = "budget";
+  job.memory.recompute = Recompute::budget;
   job.memory.activation_bytes = 39;
   EXPECT_THAT(
       error_text([&] { plan_memory(model_of(4), job); }),
@@ -176,7 +176,7 @@ TEST(MemoryPlan, StageThreeGathersAheadAndFrees) {
             rank.peak[timeline::MemoryKind::gradients],
         (1 + prefetch + 2) * unit + 8 * unit / 4);
   }
-  job.shard.gather = "step";
+  job.shard.gather = Gather::step;
   const auto once = first_rank(model, job);
   EXPECT_EQ(calls(once, "all_gather"), 8);
   EXPECT_EQ(once.peak[timeline::MemoryKind::gathered], 8 * unit);
@@ -202,12 +202,12 @@ TEST(MemoryPlan, LowPrecisionHasMastersAndWholeParameters) {
   auto model = model_of(8);
   model.compute_bytes = 2;
   Job job;
-  job.precision.compute = "bf16";
+  job.precision.compute = ComputeDtype::bf16;
   const int64_t numel = 8 * kNumel;
   const auto rank = first_rank(model, job);
   EXPECT_EQ(rank.resting[timeline::MemoryKind::parameters], 4 * numel);
   EXPECT_EQ(rank.resting[timeline::MemoryKind::gathered], 2 * numel);
-  job.memory.offload = "optimizer";
+  job.memory.offload = Offload::optimizer;
   const auto offloaded = first_rank(model, job);
   EXPECT_EQ(offloaded.resting[timeline::MemoryKind::parameters], 0);
   EXPECT_EQ(offloaded.resting[timeline::MemoryKind::optimizer_state], 0);
@@ -262,7 +262,7 @@ TEST(MemoryPlan, OffloadNeedsItsHostsMemory) {
   job.layout.dp_shard = 4;
   job.checkpoint.at_end = false;
   EXPECT_EQ(explain_host_memory(model, job, {0, 1}, 0), "");
-  job.memory.offload = "optimizer";
+  job.memory.offload = Offload::optimizer;
   const int64_t each = first_rank(model, job).host_bytes;
   ASSERT_GT(each, 0);
   EXPECT_EQ(explain_host_memory(model, job, {2, 3}, 2 * each), "");
@@ -273,7 +273,7 @@ TEST(MemoryPlan, OffloadNeedsItsHostsMemory) {
   EXPECT_THAT(
       explain_host_memory(model, job, {3}, each - 1),
       HasSubstr("rank 3 needs"));
-  job.memory = {.activations = "offload"};
+  job.memory = {.activations = Activations::offload};
   EXPECT_THAT(
       explain_host_memory(model, job, {0}, 0),
       HasSubstr("[memory] activations = \"offload\": rank 0 needs"));
@@ -284,7 +284,7 @@ TEST(MemoryPlan, OffloadOnCpusNeedsRoomForEverything) {
   auto model = model_of(8);
   model.host_is_device = true;
   Job job;
-  job.memory.offload = "parameters";
+  job.memory.offload = Offload::parameters;
   const auto plan = first_rank(model, job);
   const int64_t all = plan.host_bytes + plan.peak.total();
   EXPECT_EQ(explain_host_memory(model, job, {0}, all), "");
@@ -313,7 +313,7 @@ TEST(MemoryPlan, CheckpointsAreWrittenFromACopyOnTheHost) {
     EXPECT_EQ(copy(), state / 4);
   }
   job.layout = {};
-  job.optimizer.name = "sgd";
+  job.optimizer.name = OptimizerKind::sgd;
   EXPECT_EQ(copy(), state / 3);
   job.optimizer.momentum = 0.9;
   EXPECT_EQ(copy(), state / 3 * 2);
@@ -334,7 +334,7 @@ TEST(MemoryPlan, OffloadLeavesRoomForTheCopy) {
   auto model = model_of(8);
   model.host_is_device = true;
   Job job;
-  job.memory.offload = "optimizer";
+  job.memory.offload = Offload::optimizer;
   job.checkpoint.every_minutes = 10;
   const auto plan = first_rank(model, job);
   ASSERT_GT(plan.snapshot_bytes, 0);

@@ -20,7 +20,7 @@ constexpr int64_t kVocabulary = 23;
 inline ModelOptions options_of(const std::string& name) {
   ModelOptions options;
   options.name = name;
-  options.dtype = "float64";
+  options.dtype = ModelDtype::float64;
   options.layers = 2;
   options.max_positions = 9;
   if (name == "gpt") {

@@ -33,7 +33,8 @@ struct Case {
   double tolerance() const { return dtype == "float64" ? 1e-9 : 1e-4; }
   ModelOptions options() const {
     auto options = options_of(model);
-    options.dtype = dtype;
+    options.dtype =
+        dtype == "float64" ? ModelDtype::float64 : ModelDtype::float32;
     if (dropout) options.dropout = 0.25;
     return options;
   }
@@ -60,9 +61,10 @@ void PrintTo(const Case& c, std::ostream* out) {
 // Adam's first steps divide a gradient by its own magnitude, so of a gradient
 // that should be zero only the rounding noise would remain.
 std::unique_ptr<Optimizer> optimizer_of(const Case& c, const Network& network) {
-  OptimizerOptions options{.name = "adamw", .learning_rate = 1e-3};
+  OptimizerOptions options{.name = OptimizerKind::adamw, .learning_rate = 1e-3};
   if (c.dtype == "float32") {
-    options = {.name = "sgd", .learning_rate = 0.1, .momentum = 0.9};
+    options = {
+        .name = OptimizerKind::sgd, .learning_rate = 0.1, .momentum = 0.9};
   }
   return make_optimizer(options, network);
 }

@@ -18,7 +18,8 @@ std::shared_ptr<Network>
 make(const std::string& name, const std::string& dtype, uint64_t seed) {
   ModelOptions options;
   options.name = name;
-  options.dtype = dtype;
+  options.dtype =
+      dtype == "float64" ? ModelDtype::float64 : ModelDtype::float32;
   options.hidden = {20, 15};
   return make_network(options, kImage, 10, seed);
 }

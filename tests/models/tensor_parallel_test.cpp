@@ -32,7 +32,7 @@ ModelOptions options_of(const Model& model) {
   ModelOptions options;
   options.name = model.name;
   options.hidden = {13, 9, 6};
-  options.dtype = "float64";
+  options.dtype = ModelDtype::float64;
   return options;
 }
 

@@ -20,7 +20,8 @@ std::shared_ptr<Network> make(
     const std::string& dtype = "float32") {
   ModelOptions options;
   options.name = name;
-  options.dtype = dtype;
+  options.dtype =
+      dtype == "float64" ? ModelDtype::float64 : ModelDtype::float32;
   return make_network(options, {3, 8, 8}, 10, seed);
 }
 

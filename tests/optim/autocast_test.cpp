@@ -110,7 +110,8 @@ TEST(Autocast, UpdatesBetweenGuardsCount) {
 TEST_P(AutocastDtype, ATrainingLoopConverges) {
   auto weight = torch::full({8, 4}, 0.5).requires_grad_();
   const auto optimizer = make_optimizer(
-      OptimizerOptions{.name = "sgd", .learning_rate = 0.05, .weight_decay = 0},
+      OptimizerOptions{
+          .name = OptimizerKind::sgd, .learning_rate = 0.05, .weight_decay = 0},
       NamedTensors{{"weight", weight}});
   LossScaler scaler({}, GetParam() == torch::kHalf);
   const auto x = torch::eye(8);

@@ -37,7 +37,8 @@ struct Case {
 
 std::vector<Case> all_cases() {
   std::vector<Case> cases;
-  for (const char* name : {"sgd", "adam", "adamw"}) {
+  for (const auto name :
+       {OptimizerKind::sgd, OptimizerKind::adam, OptimizerKind::adamw}) {
     for (double decay : {0.0, 0.1}) {
       for (double clip : {0.0, 2.0}) {
         Case c;

@@ -11,7 +11,7 @@ namespace echelon::optimizer_test {
 
 using testing::HasSubstr;
 
-OptimizerOptions named(const std::string& name) {
+OptimizerOptions named(OptimizerKind name) {
   OptimizerOptions options;
   options.name = name;
   options.learning_rate = 0.1;
@@ -27,7 +27,7 @@ void set_gradient(torch::Tensor& parameter, const torch::Tensor& gradient) {
 }
 
 TEST(Optimizer, BiasesAndNormsAreNotDecayed) {
-  auto options = named("sgd");
+  auto options = named(OptimizerKind::sgd);
   options.weight_decay = 0.5;
   auto weight = leaf(torch::ones({2, 2}));
   auto bias = leaf(torch::ones({2}));
@@ -44,7 +44,7 @@ TEST(Optimizer, GroupsHaveTheirOwnRates) {
   auto a = leaf(torch::zeros({1}, torch::kFloat64));
   auto b = leaf(torch::zeros({1}, torch::kFloat64));
   const auto optimizer = make_optimizer(
-      named("sgd"),
+      named(OptimizerKind::sgd),
       std::vector<ParameterGroup>{
           {.parameters = {{"a", a}}},
           {.parameters = {{"b", b}}, .learning_rate_factor = 10.0}});
@@ -78,7 +78,8 @@ TEST(Optimizer, AParameterWithoutGradientDoesNotChange) {
 
 TEST(Optimizer, GradientsAreFreedOrZeroedInPlace) {
   auto p = leaf(torch::ones({4}));
-  const auto optimizer = make_optimizer(named("sgd"), NamedTensors{{"p", p}});
+  const auto optimizer =
+      make_optimizer(named(OptimizerKind::sgd), NamedTensors{{"p", p}});
   auto bucket = torch::ones({10});
   p.mutable_grad() = bucket.narrow(0, 3, 4);
   optimizer->zero_grad(ZeroGrad::in_place);
@@ -140,7 +141,7 @@ TEST(Optimizer, Bfloat16ParametersAreUpdatedThroughout) {
 }
 
 TEST(Optimizer, StateIsNamedAndLoadsBack) {
-  auto options = named("adamw");
+  auto options = named(OptimizerKind::adamw);
   const auto values = torch::rand({3, 2}, torch::kFloat64);
   auto run = [&](auto& p, auto& optimizer, int steps) {
     for (int step = 0; step < steps; ++step) {
@@ -185,7 +186,7 @@ TEST(Optimizer, TiedParametersAreUpdatedOnce) {
     const torch::NoGradGuard no_grad;
     a->weight.fill_(1);
   }
-  const auto optimizer = make_optimizer(named("sgd"), *module);
+  const auto optimizer = make_optimizer(named(OptimizerKind::sgd), *module);
   EXPECT_EQ(optimizer->parameters().size(), 2u);
   set_gradient(a->weight, torch::ones({2, 2}));
   optimizer->step();
@@ -202,15 +203,15 @@ TEST(Optimizer, RefusesWhatItCannotUpdate) {
       {{{"a", p * 2}}, "leaf"}};
   for (const auto& [list, message] : lists) {
     EXPECT_THAT(
-        error_text<ConfigError>([&] { make_optimizer(named("sgd"), list); }),
+        error_text<ConfigError>(
+            [&] { make_optimizer(named(OptimizerKind::sgd), list); }),
         HasSubstr(message));
   }
-  auto nesterov = named("sgd");
+  auto nesterov = named(OptimizerKind::sgd);
   nesterov.nesterov = true;
-  auto beta = named("adam");
+  auto beta = named(OptimizerKind::adam);
   beta.beta2 = 1.0;
   const std::pair<OptimizerOptions, const char*> settings[] = {
-      {named("lion"), "\"lion\" is not an optimizer"},
       {nesterov, "nesterov=true needs momentum"},
       {beta, "beta2=1 must be in [0, 1)"}};
   for (const auto& [options, message] : settings) {
@@ -219,7 +220,8 @@ TEST(Optimizer, RefusesWhatItCannotUpdate) {
             [&] { make_optimizer(options, NamedTensors{}); }),
         HasSubstr(message));
   }
-  auto sparse = make_optimizer(named("sgd"), NamedTensors{{"a", p}});
+  auto sparse =
+      make_optimizer(named(OptimizerKind::sgd), NamedTensors{{"a", p}});
   p.mutable_grad() = torch::ones({4, 4}).to_sparse();
   EXPECT_THAT(
       error_text<ConfigError>([&] { sparse->step(); }),
@@ -228,10 +230,11 @@ TEST(Optimizer, RefusesWhatItCannotUpdate) {
 
 TEST(Optimizer, NothingToUpdateIsFine) {
   auto p = leaf(torch::ones({0, 3}));
-  const auto optimizer = make_optimizer(named("adamw"), NamedTensors{{"p", p}});
+  const auto optimizer =
+      make_optimizer(named(OptimizerKind::adamw), NamedTensors{{"p", p}});
   set_gradient(p, torch::ones({0, 3}));
   optimizer->step();
-  make_optimizer(named("sgd"), NamedTensors{})->step();
+  make_optimizer(named(OptimizerKind::sgd), NamedTensors{})->step();
 }
 
 TEST(Clip, ScalesToTheNorm) {

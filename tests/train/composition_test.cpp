@@ -63,19 +63,19 @@ Job job_of(const ModelOptions& model, const std::string& tokens) {
   job.train.steps = 2;
   job.train.batch = 24;
   // Plain steps: a wrong norm shows in every parameter.
-  job.optimizer.name = "sgd";
+  job.optimizer.name = OptimizerKind::sgd;
   job.optimizer.momentum = 0.9;
   job.optimizer.learning_rate = 0.1;
   job.optimizer.clip_norm = 0.5;
   if (model.name == "simple_cnn") return job;  // on the digits
   if (model.name == "resnet18") {
-    job.data.name = "dummy";
+    job.data.name = DataKind::dummy;
     job.data.samples = 32;
     job.data.shape = {3, 16, 16};
     job.train.batch = 8;
     return job;
   }
-  job.data.name = "text";
+  job.data.name = DataKind::text;
   job.data.sources = {tokens};
   job.data.vocab_size = model.vocab_size;
   job.data.sequence = 11;
@@ -165,10 +165,10 @@ void add_stages(Cases& cases) {
 // use.
 void add_schedules(Cases& cases) {
   for (const auto& schedule : schedule_kinds()) {
-    for (const char* gather : {"step", "use"}) {
+    for (const auto gather : {Gather::step, Gather::use}) {
       Job& job = cases.add(
           tiny_gpt(), {.dp_shard = 2, .pp = 2},
-          "schedule " + schedule + ", gathered for a " + gather);
+          "schedule " + schedule + ", gathered for a " + to_string(gather));
       job.pipeline.schedule = schedule;
       job.shard.gather = gather;
     }
@@ -180,10 +180,10 @@ void add_schedules(Cases& cases) {
   cases.add(llama(), {.dp_shard = 2, .pp = 3}, "tied embeddings")
       .model.tie_embeddings = true;
   for (const auto& model : {tiny_gpt(), llama()}) {
-    for (const std::string optimizer : {"adamw", "sgd"}) {
+    for (const auto optimizer : {OptimizerKind::adamw, OptimizerKind::sgd}) {
       Job& job = cases.add(
           model, {.dp_replicate = 2, .dp_shard = 2, .tp = 2},
-          optimizer + ", weight decay 0.1");
+          to_string(optimizer) + ", weight decay 0.1");
       job.optimizer.name = optimizer;
       job.optimizer.weight_decay = 0.1;
       job.optimizer.learning_rate = 1e-3;
@@ -196,14 +196,16 @@ void add_schedules(Cases& cases) {
 // What saves memory, on one device, with each axis, and with all.
 void add_memory(Cases& cases) {
   const std::pair<MemoryOptions, const char*> memories[] = {
-      {{.recompute = "all"}, "recompute all"},
-      {{.recompute = "selective"}, "recompute selective"},
-      {{.recompute = "budget", .activation_bytes = 250'000},
+      {{.recompute = Recompute::all}, "recompute all"},
+      {{.recompute = Recompute::selective}, "recompute selective"},
+      {{.recompute = Recompute::budget, .activation_bytes = 250'000},
        "recompute to a budget"},
-      {{.activations = "offload"}, "activations offloaded"},
-      {{.offload = "optimizer"}, "optimizer offloaded"},
-      {{.offload = "parameters"}, "parameters offloaded"},
-      {{.recompute = "all", .activations = "offload", .offload = "parameters"},
+      {{.activations = Activations::offload}, "activations offloaded"},
+      {{.offload = Offload::optimizer}, "optimizer offloaded"},
+      {{.offload = Offload::parameters}, "parameters offloaded"},
+      {{.recompute = Recompute::all,
+        .activations = Activations::offload,
+        .offload = Offload::parameters},
        "recompute all, activations and parameters offloaded"}};
   for (const auto& [options, also] : memories) {
     for (const auto& model : {tiny_gpt(), kSimpleCnn}) {
@@ -224,8 +226,8 @@ void add_memory(Cases& cases) {
         tiny_gpt(), {.dp_shard = 2, .pp = 2},
         "schedule " + schedule + ", recompute all");
     job.pipeline.schedule = schedule;
-    job.memory.recompute = "all";
-    job.shard.gather = "use";
+    job.memory.recompute = Recompute::all;
+    job.shard.gather = Gather::use;
   }
 }
 
@@ -319,7 +321,7 @@ std::vector<Case> all_cases(const std::string& tokens) {
           Documents::packed;
       add("batches of 16 and 8").train.rank_batch = {16, 8};
       Job& adam = add("adamw");
-      adam.optimizer.name = "adamw";
+      adam.optimizer.name = OptimizerKind::adamw;
       adam.optimizer.learning_rate = 1e-3;
     }
     cases.add(model, {.tp = 3}, "sequence parallel, overlapped in 3 chunks")

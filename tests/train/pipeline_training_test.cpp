@@ -64,7 +64,7 @@ TEST(VerifyPipeline, SimpleCnnAndResnet) {
 
   job = mlp_job(2, "gpipe");
   job.model.name = "resnet18";
-  job.data.name = "dummy";
+  job.data.name = DataKind::dummy;
   job.data.samples = 32;
   job.data.shape = {3, 32, 32};
   job.train.batch = 4;
@@ -258,7 +258,7 @@ using PipelineTraining = TrainedRuns;
 
 TEST_F(PipelineTraining, FollowsTheCurveOfOneDeviceAndSavesTheSameModel) {
   Job one = mlp_job(1, "1f1b");
-  one.model.dtype = "float64";
+  one.model.dtype = ModelDtype::float64;
   one.train.steps = 30;
   one.optimizer.learning_rate = 3e-3;
   const auto expected = run(one, "one");
@@ -338,7 +338,7 @@ TEST_F(PipelineTraining, ANanNamesTheStepTheRankAndTheLayer) {
 
 TEST_F(PipelineTraining, DivergenceNamesTheFirstLayerOfAnEarlierStage) {
   Job job = mlp_job(3, "1f1b");
-  job.optimizer.name = "sgd";
+  job.optimizer.name = OptimizerKind::sgd;
   job.optimizer.clip_norm = 0;
   job.optimizer.learning_rate = 1e38;
   job.train.steps = 20;

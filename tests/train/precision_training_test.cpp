@@ -55,7 +55,7 @@ Curve run(Job job) {
 
 Job digits() {
   Job job;
-  job.data.name = "digits";
+  job.data.name = DataKind::digits;
   job.model.name = "simple_cnn";
   job.optimizer.learning_rate = 3e-3;
   job.train.steps = 50;
@@ -84,7 +84,7 @@ std::string sentences() {
 Job text(const std::string& path) {
   std::ofstream(path) << sentences();
   Job job;
-  job.data.name = "text";
+  job.data.name = DataKind::text;
   job.data.sources = {path};
   job.data.sequence = 32;
   job.model.name = "gpt";
@@ -103,7 +103,7 @@ struct Cut {
   const char* name;
   Layout layout;
   int64_t accumulate = 1;
-  std::string reduce = "same";
+  ReduceDtype reduce = ReduceDtype::same;
 };
 
 class PrecisionTraining : public testing::Test {
@@ -139,12 +139,13 @@ class PrecisionTraining : public testing::Test {
       const Job& job, const std::vector<Cut>& cuts, double bf16, double fp16) {
     const Curve reference = run(job);
     EXPECT_LT(reference.steps.back().loss, 0.8 * reference.loss(0));
-    for (const std::string compute : {"bf16", "fp16"}) {
-      const double band = compute == "bf16" ? bf16 : fp16;
+    for (const auto dtype : {ComputeDtype::bf16, ComputeDtype::fp16}) {
+      const std::string compute = to_string(dtype);
+      const double band = dtype == ComputeDtype::bf16 ? bf16 : fp16;
       for (const auto& cut : cuts) {
         SCOPED_TRACE(compute + " " + cut.name);
         Job low = job;
-        low.precision.compute = compute;
+        low.precision.compute = dtype;
         low.precision.reduce = cut.reduce;
         low.layout = cut.layout;
         low.train.accumulate = cut.accumulate;
@@ -158,7 +159,7 @@ class PrecisionTraining : public testing::Test {
         // It is another computation.
         EXPECT_GT(most, 1e-7);
         expect_masters(curve);
-        const bool scaled = compute == "fp16";
+        const bool scaled = dtype == ComputeDtype::fp16;
         EXPECT_EQ(curve.steps[0].loss_scale.has_value(), scaled);
         if (scaled) {
           EXPECT_EQ(curve.steps[0].loss_scale, 65536);
@@ -177,13 +178,13 @@ TEST_F(PrecisionTraining, DigitsFollowFloat32) {
   check_band(
       digits(),
       {{"1 rank", {}},
-       {"accumulate=3", {}, 3, "float32"},
+       {"accumulate=3", {}, 3, ReduceDtype::float32},
        {"dp=2", {.dp_replicate = 2}},
        {"fsdp=2", {.dp_shard = 2}},
        {"dp=2, fsdp=2, reduce=float32",
         {.dp_replicate = 2, .dp_shard = 2},
         1,
-        "float32"},
+        ReduceDtype::float32},
        {"tp=2", {.tp = 2}},
        {"pp=2", {.pp = 2}}},
       0.01, 0.01);
@@ -198,7 +199,7 @@ TEST_F(PrecisionTraining, AGptOnTextFollowsFloat32) {
        {"fsdp=2", {.dp_shard = 2}},
        {"tp=2", {.tp = 2}},
        {"pp=2", {.pp = 2}},
-       {"fsdp=2, pp=2", {.dp_shard = 2, .pp = 2}, 1, "float32"}},
+       {"fsdp=2, pp=2", {.dp_shard = 2, .pp = 2}, 1, ReduceDtype::float32}},
       0.001, 0.00005);
 }
 
@@ -206,10 +207,10 @@ TEST_F(PrecisionTraining, AGptOnTextFollowsFloat32) {
 TEST_F(PrecisionTraining, MastersKeepSmallUpdates) {
   Job job = digits();
   job.optimizer.learning_rate = 1e-5;
-  job.optimizer.name = "sgd";
+  job.optimizer.name = OptimizerKind::sgd;
   job.train.steps = 12;
   const Curve reference = run(job);
-  job.precision.compute = "bf16";
+  job.precision.compute = ComputeDtype::bf16;
   const Curve curve = run(job);
   Job none = digits();
   none.optimizer.learning_rate = 1e-30;  // as good as 0
@@ -259,7 +260,7 @@ TEST_F(PrecisionTraining, StepsThatOverflowAreSkipped) {
     Job job = digits();
     job.layout = layout;
     job.train.steps = 20;
-    job.precision.compute = "fp16";
+    job.precision.compute = ComputeDtype::fp16;
     job.precision.initial_loss_scale = 0x1p30;
     job.train.log_every = 1;
     const Curve curve = run(job);
@@ -286,7 +287,7 @@ TEST_F(PrecisionTraining, ASkippedStepLeavesTheOptimizerAlone) {
     SCOPED_TRACE(to_string(layout));
     Job job = digits();
     job.layout = layout;
-    job.precision.compute = "fp16";
+    job.precision.compute = ComputeDtype::fp16;
     job.precision.initial_loss_scale = 0x1p26;
     run_ranks(static_cast<int>(layout.num_ranks()), [&](World& world) {
       const MeshGroups groups(world, job.layout);
@@ -328,7 +329,7 @@ TEST_F(PrecisionTraining, ASkippedStepLeavesTheOptimizerAlone) {
 TEST_F(PrecisionTraining, EndlessOverflowsStopTheRun) {
   Job job = digits();
   job.layout.dp_replicate = 2;
-  job.precision.compute = "fp16";
+  job.precision.compute = ComputeDtype::fp16;
   job.precision.initial_loss_scale = 0x1p100;
   const auto error = error_text<NumericError>([&] { run(job); });
   EXPECT_THAT(
@@ -341,9 +342,9 @@ TEST_F(PrecisionTraining, EndlessOverflowsStopTheRun) {
 // The loss scale does not help against activations beyond 65504.
 TEST_F(PrecisionTraining, ALossThatIsNotFiniteNamesTheLayerAndTheDtype) {
   Job job = digits();
-  job.precision.compute = "fp16";
+  job.precision.compute = ComputeDtype::fp16;
   job.train.steps = 200;
-  job.optimizer.name = "sgd";
+  job.optimizer.name = OptimizerKind::sgd;
   job.optimizer.learning_rate = 1e6;
   EXPECT_THAT(
       error_text<NumericError>([&] { run(job); }),
@@ -353,7 +354,7 @@ TEST_F(PrecisionTraining, ALossThatIsNotFiniteNamesTheLayerAndTheDtype) {
 
 TEST_F(PrecisionTraining, LayersNormsAreThoseOfOneDevice) {
   Job job = text(cache_.path() + "/text.txt");
-  job.model.dtype = "float64";
+  job.model.dtype = ModelDtype::float64;
   job.train.steps = 5;
   job.train.log_every = 2;
   job.train.layer_norms = true;

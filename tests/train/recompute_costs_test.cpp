@@ -11,7 +11,7 @@ namespace echelon::recompute_costs_test {
 
 void expect_same(Job job) {
   SCOPED_TRACE(job.model.name);
-  job.model.dtype = "float32";
+  job.model.dtype = ModelDtype::float32;
   const auto data = open_data(job.data, 0);
   const auto source = model_source(job, data.train->spec());
   const auto inputs = input_specs(job, source, job.train.batch);

@@ -83,7 +83,7 @@ class Sample : public testing::Test {
     job_.model.heads = 2;
     job_.model.max_positions = 8;
     job_.model.dropout = 0.1;  // of training alone
-    job_.data.name = "text";
+    job_.data.name = DataKind::text;
     job_.data.sources = {"a.txt"};
     job_.data.sequence = 8;
     network_ = make_network(job_.model, {8}, 257, 3);

@@ -34,7 +34,7 @@ Job job_of(const Layout& layout, int64_t stage = 3) {
   job.shard.stage = stage;
   job.model.name = "mlp";
   job.model.hidden = {16, 16, 16, 16, 16};
-  job.optimizer.name = "sgd";
+  job.optimizer.name = OptimizerKind::sgd;
   job.optimizer.learning_rate = 0.01;
   job.train.batch = 24;
   job.train.steps = 4;
@@ -142,7 +142,7 @@ TEST(ShardedStep, ReducesTheUnitsOfOnePipelineStage) {
   job.pipeline.schedule = "interleaved";
   job.pipeline.stages_per_rank = 2;
   job.pipeline.microbatches = 4;
-  job.shard.gather = "use";
+  job.shard.gather = Gather::use;
   EXPECT_THAT(
       counts_of(records_of_step(job), "reduce "), Each(Pair(testing::_, 4)));
   job.shard.stage = 1;
@@ -178,12 +178,13 @@ TEST(ShardedStep, ReducesWhileBackwardRuns) {
 }
 
 TEST(ShardedStep, SumsInTheDtypeThatIsAsked) {
-  for (const std::string reduce : {"same", "float32"}) {
+  for (const auto reduce : {ReduceDtype::same, ReduceDtype::float32}) {
     Job job = job_of({.dp_replicate = 2, .dp_shard = 2});
-    job.precision.compute = "bf16";
+    job.precision.compute = ComputeDtype::bf16;
     job.precision.reduce = reduce;
     const auto records = records_of_step(job);
-    const std::string sums = reduce == "same" ? "bfloat16" : "float32";
+    const std::string sums =
+        reduce == ReduceDtype::same ? "bfloat16" : "float32";
     for (const char* what : {"reduce ", "replicate "}) {
       const auto some = named(records, what);
       EXPECT_FALSE(some.empty());
@@ -197,15 +198,16 @@ TEST(ShardedStep, SumsInTheDtypeThatIsAsked) {
 
 TEST(ShardedStep, GathersForUseOrForTheStep) {
   for (const int64_t pp : {1, 2}) {
-    for (const std::string gather : {"use", "step", "auto"}) {
-      SCOPED_TRACE("pp=" + std::to_string(pp) + " " + gather);
+    for (const auto gather : {Gather::use, Gather::step, Gather::automatic}) {
+      SCOPED_TRACE("pp=" + std::to_string(pp) + " " + to_string(gather));
       Job job = job_of({.dp_shard = 2, .pp = pp});
       job.pipeline.microbatches = pp > 1 ? 4 : 0;
       job.shard.gather = gather;
       job.shard.prefetch = 0;
       const auto records = records_of_step(job);
       const auto gathers = counts_of(records, "gather ");
-      const bool once = gather == "step" || (gather == "auto" && pp == 2);
+      const bool once =
+          gather == Gather::step || (gather == Gather::automatic && pp == 2);
       if (once) {
         EXPECT_THAT(gathers, Each(Pair(testing::_, 1)));
       } else {
@@ -239,7 +241,7 @@ TEST(ShardedStep, GathersAheadAsFarAsTheJobSays) {
 // skipped step sends nothing.
 TEST(ShardedStep, GathersAgainOnlyAfterAnUpdate) {
   Job job = job_of({.dp_shard = 2}, 2);
-  job.precision.compute = "fp16";
+  job.precision.compute = ComputeDtype::fp16;
   job.precision.initial_loss_scale = 1024;
   on_ranks(job, [&](Rank& rank) {
     const auto gathers_of_update = [&] {
@@ -282,11 +284,11 @@ TEST(ShardedStep, SendsWhatTheDryRunSays) {
   for (const int64_t stage : {1, 2, 3}) {
     jobs.push_back(job_of({.dp_shard = 2}, stage));
     jobs.push_back(job_of({.dp_replicate = 2, .dp_shard = 2}, stage));
-    jobs.back().precision.compute = "bf16";
-    jobs.back().precision.reduce = "float32";
+    jobs.back().precision.compute = ComputeDtype::bf16;
+    jobs.back().precision.reduce = ReduceDtype::float32;
     jobs.push_back(job_of({.dp_shard = 3}, stage));
     jobs.back().train.accumulate = 2;
-    for (const char* gather : {"use", "step"}) {
+    for (const auto gather : {Gather::use, Gather::step}) {
       jobs.push_back(job_of({.dp_shard = 2, .pp = 2}, stage));
       jobs.back().shard.gather = gather;
       jobs.push_back(jobs.back());
@@ -296,7 +298,7 @@ TEST(ShardedStep, SendsWhatTheDryRunSays) {
   for (const Job& job : jobs) {
     SCOPED_TRACE(
         to_string(job.layout) + " stage " + std::to_string(job.shard.stage) +
-        " gather " + job.shard.gather + " " + job.pipeline.schedule);
+        " gather " + to_string(job.shard.gather) + " " + job.pipeline.schedule);
     const auto plan = memory_plan::plan_memory(
         count_memory(job, model_source(job, kSample)), job);
     Calls planned, sent;
@@ -321,7 +323,7 @@ TEST(ShardedStep, SendsWhatTheDryRunSays) {
     // Several passes that each gather: what comes next is learned from the step
     // before (unsharded_units.h), the plan knows it.
     const bool passes = job.layout.pp > 1 || job.train.accumulate > 1;
-    if (passes && job.shard.stage == 3 && job.shard.gather != "step") {
+    if (passes && job.shard.stage == 3 && job.shard.gather != Gather::step) {
       const double expected = take_gathers(planned);
       EXPECT_NEAR(take_gathers(sent), expected, 0.2 * expected);
     }
@@ -349,27 +351,27 @@ timeline::MemoryByKind kept_by(const Job& job) {
 // device keeps what it computes with or nothing.
 TEST(ShardedStep, KeepsWhatOffloadLeaves) {
   Job job = job_of({.dp_shard = 2});
-  job.precision.compute = "bf16";
+  job.precision.compute = ComputeDtype::bf16;
   const auto parameters = [&] {
     return kept_by(job)[timeline::MemoryKind::parameters];
   };
   const int64_t masters = parameters();
   EXPECT_GT(masters, 0);
-  job.memory.offload = "optimizer";
+  job.memory.offload = Offload::optimizer;
   EXPECT_EQ(parameters(), masters + masters / 2);
-  job.memory.offload = "parameters";
+  job.memory.offload = Offload::parameters;
   EXPECT_EQ(parameters(), masters);
 
   // Whole parameters are kept by stages 1 and 2 and by a rank alone.
   for (const Layout& layout : parse_layouts({"dp=1", "fsdp=2"})) {
     SCOPED_TRACE(to_string(layout));
     job = job_of(layout, 2);
-    job.memory.offload = "optimizer";
+    job.memory.offload = Offload::optimizer;
     const auto kept = kept_by(job);
     EXPECT_EQ(
         kept[timeline::MemoryKind::gathered],
         layout.dp_shard * kept[timeline::MemoryKind::parameters]);
-    job.memory.offload = "parameters";
+    job.memory.offload = Offload::parameters;
     const auto none = kept_by(job);
     EXPECT_EQ(
         none[timeline::MemoryKind::parameters],
@@ -385,7 +387,7 @@ TEST(ShardedStep, OneRanksOverflowIsSkippedByAll) {
            {"fsdp=2", "fsdp=2,tp=2", "fsdp=2,pp=2", "tp=2", "pp=2"})) {
     SCOPED_TRACE(to_string(layout));
     Job job = job_of(layout);
-    job.precision.compute = "fp16";
+    job.precision.compute = ComputeDtype::fp16;
     job.precision.initial_loss_scale = 1024;
     on_ranks(job, [&](Rank& rank) {
       const bool last = rank.world.rank() + 1 == rank.world.size();
@@ -419,7 +421,7 @@ TEST(ShardedStep, TiedWeightsOfStagesWithOtherParameters) {
   list.tie("first.weight", "last.weight");
   for (const int64_t stage : {1, 3}) {
     Job job = job_of({.dp_shard = 2, .pp = 2}, stage);
-    job.data.name = "dummy";
+    job.data.name = DataKind::dummy;
     job.data.samples = 48;
     job.data.shape = {1, 4, 4};
     expect_equal_to_one_device(job, whole_layers(list));

@@ -46,7 +46,7 @@ TEST(ShardedTraining, EqualsOneDevice) {
 }
 
 TEST(ShardedTraining, GathersForUseOrForAStep) {
-  for (const char* gather : {"use", "step"}) {
+  for (const auto gather : {Gather::use, Gather::step}) {
     for (const Layout& layout : parse_layouts({"fsdp=2", "fsdp=2,pp=2"})) {
       for (const int64_t prefetch : {0, 3}) {
         Job job = job_of(layout);
@@ -71,7 +71,7 @@ TEST(ShardedTraining, AccumulatesAndMayHaveUnevenBatches) {
 
 TEST(ShardedTraining, EverySchedule) {
   for (const auto& schedule : schedule_kinds()) {
-    for (const char* gather : {"use", "step"}) {
+    for (const auto gather : {Gather::use, Gather::step}) {
       Job job = job_of({.dp_shard = 2, .pp = 2});
       job.model.name = "mlp";
       job.model.hidden = {11, 9, 7, 5, 13};
@@ -87,7 +87,7 @@ TEST(ShardedTraining, SynchronisedBatchNormEqualsOneDevice) {
   for (const Layout& layout : parse_layouts({"fsdp=2", "dp=2,fsdp=2"})) {
     Job job = job_of(layout);
     job.model.name = "resnet18";
-    job.data.name = "dummy";
+    job.data.name = DataKind::dummy;
     job.data.samples = 64;
     job.data.shape = {3, 32, 32};
     job.train.batch = 8;
@@ -112,7 +112,7 @@ TEST(ShardedTraining, APlantedErrorIsFound) {
 }
 
 TEST(ShardedTraining, OffloadedStateEqualsOneDevice) {
-  for (const char* offload : {"optimizer", "parameters"}) {
+  for (const auto offload : {Offload::optimizer, Offload::parameters}) {
     for (const Layout& layout :
          parse_layouts({"dp=1", "dp=2", "fsdp=2", "tp=2", "pp=2"})) {
       Job job = job_of(layout);
@@ -128,7 +128,7 @@ const SampleSpec kDigits{.input_shape = {1, 8, 8}, .classes = 10};
 TEST(ShardedTraining, EachGradientCountsOnceInTheNorm) {
   const auto norm_of = [](const Layout& layout) {
     Job job = job_of(layout);
-    job.model.dtype = "float64";
+    job.model.dtype = ModelDtype::float64;
     std::set<double> norms;
     std::mutex mutex;
     on_models(job, [&](World&, const MeshGroups& groups, ParallelModel& model) {
@@ -206,7 +206,7 @@ using ShardedRuns = TrainedRuns;
 TEST_F(ShardedRuns, FollowTheCurveOfOneDeviceAndSaveFullTensors) {
   const auto job_for = [](const Layout& layout) {
     Job job = job_of(layout);
-    job.model.dtype = "float64";
+    job.model.dtype = ModelDtype::float64;
     job.train.steps = 10;
     job.train.log_every = 1;
     job.train.batch = 48;  // 359 held out: 7 batches and 23
@@ -249,7 +249,7 @@ TEST_F(ShardedRuns, ANanNamesTheLayer) {
        parse_layouts({"fsdp=2", "fsdp=2,pp=2", "fsdp=2,tp=2"})) {
     Job job = job_of(layout);
     job.optimizer.clip_norm = 0;
-    job.optimizer.name = "sgd";
+    job.optimizer.name = OptimizerKind::sgd;
     job.optimizer.learning_rate = 1e38;
     job.train.steps = 20;
     EXPECT_THAT(
@@ -279,17 +279,18 @@ TEST_F(ShardedRuns, ComputeInLowPrecision) {
   job.train.steps = 60;
   job.train.batch = 48;
   const double expected = steps(job, "float32").back().loss;
-  for (const char* compute : {"bf16", "fp16"}) {
+  for (const auto compute : {ComputeDtype::bf16, ComputeDtype::fp16}) {
     for (const Layout& layout :
          parse_layouts({"dp=1", "dp=2", "fsdp=2", "pp=2", "fsdp=2,tp=2"})) {
       job.layout = layout;
       job.precision.compute = compute;
-      job.precision.reduce = "float32";
+      job.precision.reduce = ReduceDtype::float32;
       const auto folder =
-          run(job, std::string(compute) + " " + to_string(layout));
+          run(job, to_string(compute) + " " + to_string(layout));
       const double loss =
           timeline::read_metrics(folder / "metrics.jsonl").steps.back().loss;
-      EXPECT_NEAR(loss, expected, 0.1) << compute << " " << to_string(layout);
+      EXPECT_NEAR(loss, expected, 0.1)
+          << to_string(compute) << " " << to_string(layout);
       const safetensors::File file(
           (folder / "checkpoints/last.safetensors").string());
       for (const auto& tensor : file.tensors()) {
@@ -305,7 +306,7 @@ TEST_F(ShardedRuns, OverflowsAreSkippedByAllRanks) {
     Job job = job_of(layout);
     job.model.name = "mlp";
     job.model.hidden = {64, 32};
-    job.precision.compute = "fp16";
+    job.precision.compute = ComputeDtype::fp16;
     job.precision.initial_loss_scale = 0x1p40;  // the first steps overflow
     job.precision.max_overflows = 60;
     job.optimizer.learning_rate = 3e-3;

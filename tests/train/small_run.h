@@ -45,14 +45,14 @@ inline ModelOptions tiny_gpt() {
 inline Job small_gpt(const std::string& tokens) {
   Job job;
   job.model = tiny_gpt();
-  job.model.dtype = "float64";
-  job.data.name = "text";
+  job.model.dtype = ModelDtype::float64;
+  job.data.name = DataKind::text;
   job.data.sources = {tokens};
   job.data.vocab_size = 67;
   job.data.sequence = 11;
   job.train.batch = 8;
   job.train.steps = 8;
-  job.optimizer.name = "adamw";
+  job.optimizer.name = OptimizerKind::adamw;
   job.optimizer.learning_rate = 1e-3;
   job.optimizer.weight_decay = 0.1;
   return job;
@@ -62,10 +62,10 @@ inline Job small_mlp() {
   Job job;
   job.model.name = "mlp";
   job.model.hidden = {17, 13, 11, 7};
-  job.model.dtype = "float64";
+  job.model.dtype = ModelDtype::float64;
   job.train.batch = 12;
   job.train.steps = 8;
-  job.optimizer.name = "sgd";
+  job.optimizer.name = OptimizerKind::sgd;
   job.optimizer.momentum = 0.9;
   job.optimizer.learning_rate = 0.01;
   return job;

@@ -208,7 +208,7 @@ TEST(TensorParallelTraining, AListThatIsNoFunctionCannotBeSharded) {
 TEST(TensorParallelTraining, EachGradientCountsOnceInTheNorm) {
   const auto norm_of = [](const Layout& layout) {
     Job job = cut_job(layout);
-    job.model.dtype = "float64";
+    job.model.dtype = ModelDtype::float64;
     std::set<double> norms;
     std::mutex mutex;
     const auto body = [&](World&, const MeshGroups&, ParallelModel& model) {
@@ -246,7 +246,7 @@ class TensorTraining : public TrainedRuns {
 TEST_F(TensorTraining, FollowsTheCurveOfOneDeviceAndSavesFullTensors) {
   const auto job_of = [](const Layout& layout) {
     Job job = cut_job(layout);
-    job.model.dtype = "float64";
+    job.model.dtype = ModelDtype::float64;
     job.train.steps = 10;
     job.train.log_every = 1;
     return job;
@@ -263,7 +263,7 @@ TEST_F(TensorTraining, ANanInOneShardNamesTheLayer) {
   for (const Layout& layout : parse_layouts({"tp=2", "dp=2,tp=2,pp=2"})) {
     Job job = cut_job(layout);
     job.optimizer.clip_norm = 0;
-    job.optimizer.name = "sgd";
+    job.optimizer.name = OptimizerKind::sgd;
     job.optimizer.learning_rate = 1e38;
     job.train.steps = 20;
     EXPECT_THAT(
@@ -304,14 +304,15 @@ TEST_F(TensorTraining, StartsFromWeightsOfAnyLayout) {
 }
 
 TEST_F(TensorTraining, CompressesTheGradientsOfEachShard) {
-  for (const char* compress : {"bf16", "powersgd"}) {
+  for (const auto compress : {Compression::bf16, Compression::powersgd}) {
     Job job = cut_job({.dp_replicate = 2, .tp = 2});
     job.optimizer.learning_rate = 1e-2;
     job.train.steps = 60;
     job.train.compress = compress;
     const auto steps =
-        timeline::read_metrics(run(job, compress) / "metrics.jsonl").steps;
-    EXPECT_LT(steps.back().loss, 0.7 * steps[0].loss) << compress;
+        timeline::read_metrics(run(job, to_string(compress)) / "metrics.jsonl")
+            .steps;
+    EXPECT_LT(steps.back().loss, 0.7 * steps[0].loss) << to_string(compress);
   }
 }
 
@@ -333,7 +334,7 @@ TEST(ModelsByName, DropoutFollowsTheKeysAlone) {
     job.model.vocab_size = 17;
     job.model.max_positions = 6;
     job.model.dropout = 0.5;
-    job.model.dtype = "float64";
+    job.model.dtype = ModelDtype::float64;
     const SampleSpec text{
         .input_shape = {6},
         .input_dtype = torch::kInt64,

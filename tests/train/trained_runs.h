@@ -47,7 +47,7 @@ class TrainedRuns : public testing::Test {
   Job with_broken_sample(Job job) {
     auto inputs = torch::rand({32, 1, 8, 8});
     inputs[20] = std::numeric_limits<float>::quiet_NaN();
-    job.data.name = "tensors";
+    job.data.name = DataKind::tensors;
     job.data.path = folder_.path("data.safetensors");
     save_tensors(
         job.data.path,
@@ -105,8 +105,8 @@ inline int64_t expect_equal_to_one_device(
   const VerifyResult result = result_of(job, {.steps = steps}, layers);
   EXPECT_TRUE(result.passed)
       << to_string(job.layout) << " stage " << job.shard.stage << " "
-      << job.pipeline.schedule << " gather " << job.shard.gather << " offload "
-      << job.memory.offload << " balance "
+      << job.pipeline.schedule << " gather " << to_string(job.shard.gather)
+      << " offload " << to_string(job.memory.offload) << " balance "
       << static_cast<int>(job.model.balance) << "\n"
       << to_text(result, {});
   return result.num_compared;

@@ -29,10 +29,10 @@ class Trainer : public TrainedRuns {
  protected:
   static Job digits(int64_t ranks, int64_t steps) {
     Job job;
-    job.data.name = "digits";
+    job.data.name = DataKind::digits;
     job.layout.dp_replicate = ranks;
     job.optimizer.learning_rate = 3e-3;
-    job.model.dtype = "float64";
+    job.model.dtype = ModelDtype::float64;
     job.train.steps = steps;
     job.train.batch = 48;
     job.train.log_every = 1000;
@@ -76,7 +76,7 @@ TEST_F(Trainer, RanksAndPassesMayHaveNoSample) {
   const auto job = [](const Layout& layout, int64_t accumulate,
                       int64_t microbatches) {
     Job job = digits(1, 6);
-    job.data.name = "dummy";
+    job.data.name = DataKind::dummy;
     job.data.samples = 50;
     job.data.shape = {1, 4, 4};
     job.data.classes = 3;
@@ -133,7 +133,7 @@ TEST_F(Trainer, LeavesOutTheLastBatchOnDemand) {
 TEST_F(Trainer, WithoutTheLastBatchNormsHaveSamples) {
   Job job = digits(2, 0);
   job.model.name = "resnet18";
-  job.data.name = "dummy";
+  job.data.name = DataKind::dummy;
   job.data.samples = 10;
   job.data.holdout = 0;
   job.data.shape = {3, 32, 32};
@@ -268,7 +268,7 @@ TEST_F(Trainer, ANanNamesStepRankAndLayer) {
 
 TEST_F(Trainer, DivergenceNamesTheLayer) {
   Job job = digits(2, 50);
-  job.optimizer.name = "sgd";
+  job.optimizer.name = OptimizerKind::sgd;
   job.optimizer.learning_rate = 1e200;
   const auto error = error_text<NumericError>([&] { run(job, "diverges"); });
   EXPECT_THAT(error, HasAll("is not a finite number", "in layer conv"));

@@ -21,7 +21,7 @@ int main(int, char** arguments) {
         return head.forward(values.flatten(1));
       });
   echelon::Job job;
-  job.data.name = "dummy";
+  job.data.name = echelon::DataKind::dummy;
   job.data.samples = 64;
   job.data.holdout = 0;
   job.data.shape = {1, 4, 4};

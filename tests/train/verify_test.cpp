@@ -48,7 +48,7 @@ TEST(Verify, AccumulationAndUnevenBatchesEqualOneDevice) {
 
 TEST(Verify, SynchronisedBatchNormEqualsOneDevice) {
   Job job = job_of("resnet18", 2);
-  job.data.name = "dummy";
+  job.data.name = DataKind::dummy;
   job.data.samples = 64;
   job.data.shape = {3, 32, 32};
   job.train.batch = 8;
@@ -83,7 +83,7 @@ TEST(Verify, FindsAPlantedFactorOfTwoAndSaysWhere) {
 
 TEST(Verify, CompressionIsToldApart) {
   Job job = job_of("simple_cnn", 2);
-  job.train.compress = "bf16";
+  job.train.compress = Compression::bf16;
   const auto result = result_of(job, 2);
   EXPECT_FALSE(result.passed);
   EXPECT_THAT(result.hint, HasSubstr("compress"));

@@ -26,8 +26,8 @@ void require_positive(int64_t value, const std::string& key) {
 
 void require_path(const DataOptions& options, const std::string& what) {
   if (options.path.empty()) {
-    throw ConfigError(
-        format("[data] name=\"{}\" needs path: {}", options.name, what));
+    throw ConfigError(format(
+        "[data] name=\"{}\" needs path: {}", to_string(options.name), what));
   }
 }
 
@@ -192,26 +192,21 @@ void check_same_classes(const DataOptions& options) {
 }
 
 DataFacts main_facts(const DataOptions& options) {
-  if (options.name == "digits") {
+  if (options.name == DataKind::digits) {
     return {
         .num_samples = Digits::kSamples,
         .sample_shape = {1, Digits::kSize, Digits::kSize},
         .classes = Digits::kClasses,
         .describe = "1797 digits"};
   }
-  if (options.name == "dummy") return dummy_facts(options);
-  if (options.name == "tensors") {
+  if (options.name == DataKind::dummy) return dummy_facts(options);
+  if (options.name == DataKind::tensors) {
     require_path(options, "a .safetensors file with inputs and targets");
     return tensors_facts(options.path);
   }
-  if (options.name == "images") {
-    check_images(options);
-    require_path(options, "a folder with one folder of images per class");
-    return image_facts(options.path, options.image_size);
-  }
-  throw ConfigError(format(
-      "[data] name=\"{}\": must be digits, dummy, tensors, images or text",
-      options.name));
+  check_images(options);
+  require_path(options, "a folder with one folder of images per class");
+  return image_facts(options.path, options.image_size);
 }
 
 DataFacts text_facts(const DataOptions& options) {
@@ -237,16 +232,16 @@ DataFacts text_facts(const DataOptions& options) {
 /// The number of held-out samples in holdout_path.
 int64_t holdout_samples(const DataOptions& options, const DataFacts& facts) {
   DataFacts other;
-  if (options.name == "tensors") {
+  if (options.name == DataKind::tensors) {
     other = tensors_facts(options.holdout_path);
-  } else if (options.name == "images") {
+  } else if (options.name == DataKind::images) {
     other = image_facts(options.holdout_path, options.image_size);
     check_same_classes(options);
   } else {
     throw ConfigError(format(
         "[data] holdout_path is for tensors, images and text; name=\"{}\" "
         "holds out a part of its own: use holdout",
-        options.name));
+        to_string(options.name)));
   }
   if (other.sample_shape != facts.sample_shape) {
     throw DataError(format(
@@ -266,7 +261,7 @@ int64_t holdout_samples(const DataOptions& options, const DataFacts& facts) {
 
 DataFacts inspect_data(const DataOptions& options) {
   check_loading(options);
-  if (options.name == "text") return text_facts(options);
+  if (options.name == DataKind::text) return text_facts(options);
   DataFacts facts = main_facts(options);
   if (options.holdout_path.empty()) {
     facts.num_holdout = num_holdout(facts.num_samples, options.holdout);

@@ -180,7 +180,7 @@ std::vector<std::string> differences(
     lines.insert(lines.end(), more.begin(), more.end());
   };
   add(changes_of_samples(manifest, job, samples));
-  if (job.train.compress == "powersgd") {
+  if (job.train.compress == Compression::powersgd) {
     lines.emplace_back(
         "[train] compress = \"powersgd\": what it left out of earlier sums is "
         "forgotten");

@@ -48,8 +48,8 @@ void on_save_signal(int) {
 
 KeepRule keep_rule(const CheckpointOptions& options) {
   KeepRule rule{.newest = options.keep};
-  if (options.best != "none") rule.best = options.best;
-  rule.best_is_largest = options.best == "eval_accuracy";
+  if (options.best != BestMetric::none) rule.best = to_string(options.best);
+  rule.best_is_largest = options.best == BestMetric::eval_accuracy;
   return rule;
 }
 

@@ -215,9 +215,10 @@ int64_t batch_bytes(const Job& job, const ModelSource& source) {
 // The device that the job's ranks would have on this machine (World::device).
 torch::DeviceType device_of(const Job& job) {
   const auto backend = job.comm.backend;
-  const bool gpu = backend == BackendKind::nccl ||
-                   (backend == BackendKind::automatic &&
-                    job.train.ranks != "threads" && cuda_device_count() > 0);
+  const bool gpu =
+      backend == BackendKind::nccl ||
+      (backend == BackendKind::automatic &&
+       job.train.ranks != RankKind::threads && cuda_device_count() > 0);
   return gpu ? torch::kCUDA : torch::kCPU;
 }
 
@@ -402,8 +403,8 @@ memory_plan::MemoryModel count_memory(const Job& job) {
 }
 
 bool gathers_once(const Job& job, const ModelSource& source) {
-  const bool asks = job.shard.gather == "auto" && job.layout.pp > 1 &&
-                    job.memory.limit_bytes > 0;
+  const bool asks = job.shard.gather == Gather::automatic &&
+                    job.layout.pp > 1 && job.memory.limit_bytes > 0;
   return memory_plan::gathers_once(
       asks ? count_memory(job, source) : memory_plan::MemoryModel{}, job);
 }

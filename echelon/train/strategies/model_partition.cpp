@@ -208,7 +208,7 @@ std::vector<std::string> describe_stages(
 }  // namespace
 
 int64_t optimizer_copies(const OptimizerOptions& options) {
-  if (options.name != "sgd") return 2;  // Adam's two moments
+  if (options.name != OptimizerKind::sgd) return 2;  // Adam's two moments
   return options.momentum > 0 ? 1 : 0;
 }
 

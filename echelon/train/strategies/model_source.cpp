@@ -44,7 +44,7 @@ int64_t classes_of(const Job& job, const SampleSpec& sample) {
 }
 
 // Lists parameters and buffers, tied ones by their first name only.
-void list_tensors(ModelSource& source, const std::string& dtype) {
+void list_tensors(ModelSource& source, ModelDtype dtype) {
   for (const auto& definition : source.layers.layers()) {
     const BuiltLayer layer = counting::build_on_meta(definition);
     if (!layer.module) continue;
@@ -59,7 +59,7 @@ void list_tensors(ModelSource& source, const std::string& dtype) {
            .shape = tensor.sizes().vec(),
            .kind = is_parameter ? ParameterInfo::Kind::parameter
                                 : ParameterInfo::Kind::buffer,
-           .dtype = tensor.is_floating_point() ? dtype : "int64"});
+           .dtype = tensor.is_floating_point() ? to_string(dtype) : "int64"});
     }
   }
 }
@@ -82,14 +82,14 @@ LayerList in_dtype(const LayerList& given, torch::Dtype dtype) {
 }  // namespace
 
 torch::Dtype compute_dtype(const Job& job) {
-  const std::string& compute = job.precision.compute;
-  return dtype_of(compute == "same" ? job.model.dtype : compute);
+  const ComputeDtype compute = job.precision.compute;
+  if (compute == ComputeDtype::bf16) return torch::kBFloat16;
+  if (compute == ComputeDtype::fp16) return torch::kHalf;
+  return dtype_of(job.model.dtype);
 }
 
-torch::Dtype dtype_of(const std::string& name) {
-  if (name == "bf16") return torch::kBFloat16;
-  if (name == "fp16") return torch::kHalf;
-  return name == "float64" ? torch::kFloat64 : torch::kFloat32;
+torch::Dtype dtype_of(ModelDtype dtype) {
+  return dtype == ModelDtype::float64 ? torch::kFloat64 : torch::kFloat32;
 }
 
 void to_dtype(torch::nn::Module& module, torch::Dtype dtype) {

@@ -80,8 +80,7 @@ input_specs(const Job& job, const ModelSource& source, int64_t samples);
 /// batch counters of batch norms as well.
 void to_dtype(torch::nn::Module& module, torch::Dtype dtype);
 
-/// "float64" -> torch::kFloat64; also "float32", "bf16" and "fp16".
-torch::Dtype dtype_of(const std::string& name);
+torch::Dtype dtype_of(ModelDtype dtype);
 
 /// [samples, ...shape].
 std::vector<int64_t>

@@ -14,9 +14,9 @@ namespace echelon {
 namespace {
 
 BucketHook hook_of(const TrainOptions& options) {
-  if (options.compress == "bf16") return bf16_hook();
-  if (options.compress == "fp16") return fp16_hook();
-  if (options.compress == "powersgd") {
+  if (options.compress == Compression::bf16) return bf16_hook();
+  if (options.compress == Compression::fp16) return fp16_hook();
+  if (options.compress == Compression::powersgd) {
     return powersgd_hook({.rank = options.powersgd_rank, .seed = options.seed});
   }
   return all_reduce_hook();

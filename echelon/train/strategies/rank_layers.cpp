@@ -8,10 +8,10 @@
 namespace echelon {
 namespace {
 
-// None: "same".
-std::optional<torch::Dtype> low_dtype(const std::string& name) {
-  if (name == "same") return std::nullopt;
-  return dtype_of(name);
+// None: the gradients' own.
+std::optional<torch::Dtype> dtype_of(ReduceDtype reduce) {
+  if (reduce == ReduceDtype::same) return std::nullopt;
+  return reduce == ReduceDtype::bf16 ? torch::kBFloat16 : torch::kFloat32;
 }
 
 ShardedUnitsOptions
@@ -19,12 +19,14 @@ units_options(const Job& job, const RankLayersOptions& options) {
   ShardedUnitsOptions result;
   result.shard = job.shard;
   result.gather_once = options.gather_once;
-  result.compute = low_dtype(job.precision.compute);
-  if (adds_gradients(job)) {
-    result.reduce = low_dtype(job.precision.reduce);
+  if (job.precision.compute != ComputeDtype::same) {
+    result.compute = compute_dtype(job);
   }
-  result.offload_optimizer = job.memory.offload != "none";
-  result.offload_shards = job.memory.offload == "parameters";
+  if (adds_gradients(job)) {
+    result.reduce = dtype_of(job.precision.reduce);
+  }
+  result.offload_optimizer = job.memory.offload != Offload::none;
+  result.offload_shards = job.memory.offload == Offload::parameters;
   for (const auto& tie : options.ties) {
     result.own_buffer.insert(tie.first);
     result.own_buffer.insert(tie.second);
@@ -37,11 +39,12 @@ units_options(const Job& job, const RankLayersOptions& options) {
 std::optional<LayerMemory> layer_memory(
     const Job& job, const ModelSource& source,
     const std::vector<std::pair<size_t, size_t>>& slices, int64_t in_flight) {
-  if (job.memory.recompute == "none" && job.memory.activations == "keep") {
+  if (job.memory.recompute == Recompute::none &&
+      job.memory.activations == Activations::keep) {
     return std::nullopt;
   }
   std::vector<cost::RecomputeCost> own;
-  if (job.memory.recompute == "budget") {
+  if (job.memory.recompute == Recompute::budget) {
     // The plan's costs, of the first tensor-parallel rank and the largest
     // microbatch, so that all ranks with a layer choose the same.
     const auto costs = memory_plan::recompute_costs(count_memory(job, source));

@@ -138,8 +138,8 @@ TrainingState::TrainingState(
           })),
       schedule_(job.optimizer, total_steps),
       scaler_(
-          job.precision,
-          job.precision.compute == "fp16" && job.precision.loss_scale == 0) {
+          job.precision, job.precision.compute == ComputeDtype::fp16 &&
+                             job.precision.loss_scale == 0) {
   name_whole_gradients(*model_);
   model_->set_gradient_scale(scaler_.scale());
 }

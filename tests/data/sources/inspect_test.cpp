@@ -56,7 +56,7 @@ TEST(Inspect, Digits) {
 }
 
 TEST(Inspect, Dummy) {
-  DataOptions options{.name = "dummy", .holdout = 0};
+  DataOptions options{.name = DataKind::dummy, .holdout = 0};
   EXPECT_EQ(
       inspect_data(options).describe,
       "10000 random images, 10 classes, 3x224x224");
@@ -75,18 +75,17 @@ TEST(Inspect, Dummy) {
 TEST(Inspect, RefusesWrongSettings) {
   for (const auto& [options, part] :
        std::vector<std::pair<DataOptions, std::string>>{
-           {{.name = "mnist"},
-            "name=\"mnist\": must be digits, dummy, tensors, images or text"},
            {{.holdout = 1.0}, "holdout=1"},
            {{.workers = 0}, "workers=0"},
            {{.prefetch = -1}, "prefetch=-1"},
-           {{.name = "tensors"}, "needs path"},
-           {{.name = "images"}, "needs path"},
+           {{.name = DataKind::tensors}, "needs path"},
+           {{.name = DataKind::images}, "needs path"},
            {{.holdout_path = "x"}, "use holdout"},
-           {{.name = "images", .image_size = 0}, "image_size=0"},
-           {{.name = "images", .mean = {0.5}}, "3 channels"},
-           {{.name = "images", .std = {1, 0, 1}}, "more than 0"},
-           {{.name = "images", .max_image_pixels = 0}, "max_image_pixels"}}) {
+           {{.name = DataKind::images, .image_size = 0}, "image_size=0"},
+           {{.name = DataKind::images, .mean = {0.5}}, "3 channels"},
+           {{.name = DataKind::images, .std = {1, 0, 1}}, "more than 0"},
+           {{.name = DataKind::images, .max_image_pixels = 0},
+            "max_image_pixels"}}) {
     EXPECT_THAT(config_error(options), HasSubstr(part));
   }
 }
@@ -110,7 +109,7 @@ class InspectTensors : public testing::Test {
         {{inputs_name, "F32", inputs_shape, std::as_bytes(std::span(data))},
          {"targets", targets_dtype, targets_shape,
           std::as_bytes(std::span(targets))}});
-    return {.name = "tensors", .path = path};
+    return {.name = DataKind::tensors, .path = path};
   }
 
   TempFolder folder_;
@@ -168,7 +167,9 @@ class InspectImages : public testing::Test {
  protected:
   DataOptions options() const {
     return {
-        .name = "images", .path = folder_.path("pictures"), .image_size = 32};
+        .name = DataKind::images,
+        .path = folder_.path("pictures"),
+        .image_size = 32};
   }
   TempFolder folder_;
 };

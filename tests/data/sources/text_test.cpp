@@ -28,7 +28,7 @@ class Text : public testing::Test {
   }
 
   DataOptions text(const std::string& name, int64_t sequence) const {
-    DataOptions options{.name = "text", .sources = {name}};
+    DataOptions options{.name = DataKind::text, .sources = {name}};
     options.sequence = sequence;
     return options;
   }

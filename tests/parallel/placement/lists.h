@@ -30,7 +30,7 @@ struct Case {
 inline Case model_case(const char* name) {
   ModelOptions options;
   options.name = name;
-  options.dtype = "float64";
+  options.dtype = ModelDtype::float64;
   options.hidden = {24, 20, 16, 12};
   return {
       name, model_layers(options, {3, 16, 16}, 10),

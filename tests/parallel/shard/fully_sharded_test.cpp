@@ -235,7 +235,7 @@ TEST_P(FullySharded, Accumulates) {
 // The whole loop of a user, as short as with DistributedDataParallel.
 TEST_P(FullySharded, ParameterGroupsTrainLikeOneDevice) {
   const OptimizerOptions adamw{
-      .name = "adamw", .learning_rate = 0.01, .weight_decay = 0.1};
+      .name = OptimizerKind::adamw, .learning_rate = 0.01, .weight_decay = 0.1};
   auto plain = make_net();
   auto reference = make_optimizer(adamw, *plain);
   for (int step = 0; step < kSteps; ++step) {

@@ -35,7 +35,7 @@ std::vector<Case> cases(int ranks) {
           {"stage " + std::to_string(stage) + ", " + name, with_stage(stage)});
       return all.back().plan;
     };
-    add("mlp").optimizer = "adamw";
+    add("mlp").optimizer = OptimizerKind::adamw;
     add("convolutions").list = nets::conv();
     auto& tied = add("tied, evaluated");
     tied.list = nets::tied();
@@ -46,7 +46,7 @@ std::vector<Case> cases(int ranks) {
     whole.keep_unsharded = true;
     auto& optimizer = add("optimizer on the host");
     optimizer.options.offload_optimizer = true;
-    optimizer.optimizer = "adamw";
+    optimizer.optimizer = OptimizerKind::adamw;
     auto& shards = add("shards on the host");
     shards.options.offload_shards = true;
     shards.microbatches = 2;

@@ -166,7 +166,7 @@ TEST(UnusedParameters, OnSomeRanksOrOnAll) {
       for (auto& step : expected.gradients) step["some.never"] = Tensor();
       for (const int ranks : {2, 3, 4}) {
         SCOPED_TRACE(ranks);
-        plan.optimizer = "sgd";
+        plan.optimizer = OptimizerKind::sgd;
         Ranks{ranks}.run([&](World& world) {
           ShardedNet sharded(world, plan);
           for (int step = 0; step < 2; ++step) {
@@ -219,7 +219,7 @@ TEST(LowPrecision, MasterCopiesKeepSmallUpdates) {
     for (const int ranks : {1, 2, 3}) {
       SCOPED_TRACE(ranks);
       Plan plan = with_stage(stage);
-      plan.optimizer = "sgd";
+      plan.optimizer = OptimizerKind::sgd;
       plan.options.compute = torch::kBFloat16;
       plan.options.reduce = torch::kFloat32;
       Ranks{ranks}.run([&](World& world) {

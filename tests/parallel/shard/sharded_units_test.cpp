@@ -54,7 +54,7 @@ TEST_P(Stages, Tied) {
 
 TEST_P(Stages, AdamW) {
   Plan plan = this->plan();
-  plan.optimizer = "adamw";
+  plan.optimizer = OptimizerKind::adamw;
   expect_parity(plan);
 }
 

@@ -36,7 +36,7 @@ struct Plan {
   bool keep_unsharded = false;
   int64_t rows = 7;       // of a microbatch, over all ranks
   bool evaluate = false;  // between the steps
-  std::string optimizer = "sgd";
+  OptimizerKind optimizer = OptimizerKind::sgd;
   torch::Device device = torch::kCPU;  // of the network and its inputs
   /// Changes the network before it is sharded.
   std::function<void(Network&)> prepare = [](Network&) {};
@@ -83,7 +83,7 @@ inline Tensor loss_sum(const Tensors& outputs, const Tensor& x) {
 inline OptimizerOptions optimizer_options(const Plan& plan) {
   OptimizerOptions options;
   options.name = plan.optimizer;
-  options.learning_rate = plan.optimizer == "sgd" ? 0.05 : 0.01;
+  options.learning_rate = plan.optimizer == OptimizerKind::sgd ? 0.05 : 0.01;
   options.momentum = 0.9;
   options.weight_decay = 0.1;
   return options;

@@ -32,7 +32,7 @@ class Resumed : public TrainedRuns {
   // With momentum, epochs of 30 steps, random crops and flips, and a schedule.
   static Job digits(const std::string& layout, int64_t steps) {
     Job job;
-    job.data.name = "digits";
+    job.data.name = DataKind::digits;
     job.layout = parse_layout(layout);
     job.optimizer.schedule = RateSchedule::cosine;
     job.optimizer.clip_norm = 1;
@@ -130,7 +130,7 @@ TEST_P(SameLayout, ResumesAsIfItHadNeverStopped) {
 TEST_P(SameLayout, ResumesItsLossScale) {
   constexpr int64_t kSteps = 14;
   Job job = digits(GetParam(), kSteps);
-  job.precision.compute = "fp16";
+  job.precision.compute = ComputeDtype::fp16;
   job.precision.initial_loss_scale = 1ll << 30;
   job.precision.loss_scale_growth = 3;
   check(job, 2, {2, 8});
@@ -144,7 +144,7 @@ TEST_P(SameLayout, ResumesItsLossScale) {
 
 TEST_P(SameLayout, ATextModelResumesItsDropout) {
   Job job = small_gpt(write_tokens(folder_));
-  job.model.dtype = "float32";
+  job.model.dtype = ModelDtype::float32;
   job.model.dropout = 0.2;
   job.train.log_every = 1000;
   check(job, 3, {3, 6});
@@ -154,14 +154,15 @@ TEST_P(SameLayout, ATextModelResumesItsDropout) {
 TEST_P(SameLayout, AModelResumesItsStatistics) {
   Job job;
   job.model.name = "resnet18";
-  job.data.name = "dummy";
+  job.data.name = DataKind::dummy;
   job.data.samples = 40;
   job.data.shape = {3, 8, 8};
   job.train.batch = 8;
   job.train.steps = 5;
   job.train.log_every = 1000;
   job.pipeline.microbatches = 1;
-  job.optimizer = {.name = "sgd", .learning_rate = 0.01, .momentum = 0.9};
+  job.optimizer = {
+      .name = OptimizerKind::sgd, .learning_rate = 0.01, .momentum = 0.9};
   check(job, 2, {2, 4});
 }
 
@@ -428,7 +429,7 @@ TEST_F(Resumed, TheBestOneStays) {
   Job job = digits("dp=1", 30);
   job.checkpoint.every_steps = 5;
   job.checkpoint.keep = 2;
-  job.checkpoint.best = "eval_loss";
+  job.checkpoint.best = BestMetric::eval_loss;
   job.train.eval_every = 5;
   job.optimizer.learning_rate = 3e-3;
   run(job, "run");

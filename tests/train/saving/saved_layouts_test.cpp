@@ -46,11 +46,11 @@ void apply(const std::string& also, Job& job) {
       job.pipeline.schedule = name;
     }
     if (const auto use = after("gathered for a "); !use.empty()) {
-      job.shard.gather = use;
+      job.shard.gather = use == "step" ? Gather::step : Gather::use;
     }
-    if (part == "optimizer offloaded") job.memory.offload = "optimizer";
+    if (part == "optimizer offloaded") job.memory.offload = Offload::optimizer;
     if (part.ends_with("parameters offloaded"))
-      job.memory.offload = "parameters";
+      job.memory.offload = Offload::parameters;
   }
 }
 
@@ -69,12 +69,13 @@ std::string name_of(const Job& job) {
   std::string name = to_string(job.layout);
   if (job.layout.dp_shard > 1) {
     name += " stage " + std::to_string(job.shard.stage);
-    if (job.shard.gather != "auto") name += " gather " + job.shard.gather;
+    if (job.shard.gather != Gather::automatic)
+      name += " gather " + to_string(job.shard.gather);
   }
   if (job.tensor.sequence_parallel) name += " sequence parallel";
   if (job.layout.pp > 1) name += " " + job.pipeline.schedule;
   if (job.memory.offload != Job().memory.offload) {
-    name += " offload " + job.memory.offload;
+    name += " offload " + to_string(job.memory.offload);
   }
   return name;
 }
@@ -238,7 +239,7 @@ TEST(SavedLayouts, OfLlamaRestoreEachOther) {
 TEST(SavedLayouts, OfSimpleCnnRestoreEachOther) {
   TempFolder folder;
   Job base = small_mlp();
-  base.model = {.name = "simple_cnn", .dtype = "float64"};
+  base.model = {.name = "simple_cnn", .dtype = ModelDtype::float64};
   base.train.batch = 24;
   check("simple_cnn", base, folder.path("simple_cnn"));
 }

@@ -188,7 +188,7 @@ TEST(SavedShards, RandomStateIsNamedByThePlaceInTheMesh) {
 
 TEST(SavedShards, TheFirstRankWritesBuffers) {
   Job job = small_mlp();
-  job.optimizer.name = "adamw";
+  job.optimizer.name = OptimizerKind::adamw;
   for (const Layout& layout : parse_layouts(
            {"dp=1", "dp=2", "fsdp=2", "dp=2,fsdp=2", "fsdp=2,pp=2"})) {
     SCOPED_TRACE(to_string(layout));

@@ -112,7 +112,7 @@ TEST(SavedState, ClassifiersResumeFromOtherLayouts) {
 TEST(SavedState, ResumesUserLayers) {
   TempFolder folder;
   Job base = small_mlp();
-  base.optimizer = {.name = "adamw", .learning_rate = 1e-3};
+  base.optimizer = {.name = OptimizerKind::adamw, .learning_rate = 1e-3};
   base.model.sync_batch_norm = true;
   base.pipeline.microbatches = 1;
   std::vector<SmallCase> cases;
@@ -120,8 +120,9 @@ TEST(SavedState, ResumesUserLayers) {
     // Three layers have parameters.
     if (one.name != "pp=2, interleaved") cases.push_back(one);
   }
-  for (const std::string offload : {"optimizer", "parameters"}) {
-    add_case(cases, base, "fsdp=2, offload " + offload, {.dp_shard = 2})
+  for (const auto offload : {Offload::optimizer, Offload::parameters}) {
+    add_case(
+        cases, base, "fsdp=2, offload " + to_string(offload), {.dp_shard = 2})
         .memory.offload = offload;
   }
   check_pairs(cases, folder.path("own"), 1e-10, [](const TensorParallel&) {
@@ -133,8 +134,8 @@ TEST(SavedState, ResumesUserLayers) {
 TEST(SavedState, ResumesMasterParameters) {
   TempFolder folder;
   Job base = small_gpt(write_tokens(folder));
-  base.model.dtype = "float32";
-  base.precision.compute = "bf16";
+  base.model.dtype = ModelDtype::float32;
+  base.precision.compute = ComputeDtype::bf16;
   std::vector<SmallCase> cases;
   const auto add = [&](const std::string& name, const Layout& layout) -> Job& {
     return add_case(cases, base, name, layout);
@@ -146,8 +147,9 @@ TEST(SavedState, ResumesMasterParameters) {
     add("fsdp=2 stage " + std::to_string(stage), {.dp_shard = 2}).shard.stage =
         stage;
   }
-  for (const std::string offload : {"optimizer", "parameters"}) {
-    add("fsdp=2 offload " + offload, {.dp_shard = 2}).memory.offload = offload;
+  for (const auto offload : {Offload::optimizer, Offload::parameters}) {
+    add("fsdp=2 offload " + to_string(offload), {.dp_shard = 2})
+        .memory.offload = offload;
   }
   check_pairs(cases, folder.path("bf16"), 0.02);
 }
@@ -156,13 +158,13 @@ TEST(SavedState, ResumesStatisticsOfShardedChannels) {
   TempFolder folder;
   Job base;
   base.model = {.name = "resnet18", .sync_batch_norm = true};
-  base.data.name = "dummy";
+  base.data.name = DataKind::dummy;
   base.data.samples = 16;
   base.data.shape = {3, 8, 8};
   base.train.batch = 4;
   base.train.steps = 1;
   base.pipeline.microbatches = 1;
-  base.optimizer.name = "sgd";
+  base.optimizer.name = OptimizerKind::sgd;
   const std::vector<Layout> layouts = {
       {.tp = 3}, {.dp_shard = 2}, {.tp = 2}, {}, {.dp_shard = 2, .pp = 2}};
   fs::path before;
@@ -245,7 +247,7 @@ TEST(SavedState, ValuesAreConverted) {
   TempFolder folder;
   Job job = small_gpt(write_tokens(folder));
   const auto trained = train_and_save(job, folder.path("float64"));
-  job.model.dtype = "float32";
+  job.model.dtype = ModelDtype::float32;
   for (const Layout& layout : parse_layouts({"dp=1", "fsdp=2", "tp=3"})) {
     SCOPED_TRACE(to_string(layout));
     job.layout = layout;
@@ -265,7 +267,7 @@ TEST(SavedState, ReadsOnlyNeededBlocks) {
   TempFolder folder;
   Job job = small_mlp();
   job.model.hidden = {2048, 4096};  // 32 MiB in float32, and as much momentum
-  job.model.dtype = "float32";
+  job.model.dtype = ModelDtype::float32;
   job.layout = {.dp_replicate = 2};
   on_ranks(job, [&](SmallRun& run) { save(run, folder.path("dp"), 1); });
   const auto saved = newest(folder.path("dp"));
@@ -354,7 +356,7 @@ TEST(SavedState, AllDifferencesOfAnotherModelAreListed) {
   on_ranks(job, [&](SmallRun& run) { save(run, folder.path("run"), 3); });
   const auto saved = newest(folder.path("run"));
   job.model.hidden = {17, 14, 11, 7, 5};
-  job.optimizer = {.name = "adamw"};
+  job.optimizer = {.name = OptimizerKind::adamw};
   for (const Layout& layout : parse_layouts({"dp=1", "fsdp=2,pp=2"})) {
     job.layout = layout;
     std::atomic<int> failed = 0;

@@ -175,7 +175,7 @@ struct Result {
 };
 
 Result gradients_of(Job job) {
-  job.model.dtype = "float64";
+  job.model.dtype = ModelDtype::float64;
   job.train.batch = 6;
   const Batch all = texts();
   Result result;
