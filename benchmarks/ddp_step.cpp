@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <exception>
 #include <fstream>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -64,11 +65,12 @@ Replica build(const Arguments& arguments, const std::vector<int64_t>& shape) {
   auto network =
       make_network(model, shape, arguments.integer("--classes"), /*seed=*/0);
   load_weights(*network, arguments.text("--weights"));
-  const std::string name = arguments.text("--optimizer");
+  static const std::map<std::string, OptimizerKind> kinds{
+      {"sgd", OptimizerKind::sgd},
+      {"adam", OptimizerKind::adam},
+      {"adamw", OptimizerKind::adamw}};
   OptimizerOptions optimizer{
-      .name = name == "sgd"    ? OptimizerKind::sgd
-              : name == "adam" ? OptimizerKind::adam
-                               : OptimizerKind::adamw,
+      .name = kinds.at(arguments.text("--optimizer")),
       .learning_rate = arguments.number("--learning-rate"),
       .weight_decay = 0.0};
   return {network, make_optimizer(optimizer, *network)};

@@ -57,7 +57,8 @@ TEST(Optimizer, GroupsHaveTheirOwnRates) {
 }
 
 TEST(Optimizer, AParameterWithoutGradientDoesNotChange) {
-  for (const char* name : {"sgd", "adam", "adamw"}) {
+  for (const auto name :
+       {OptimizerKind::sgd, OptimizerKind::adam, OptimizerKind::adamw}) {
     auto options = named(name);
     options.momentum = 0.9;
     options.weight_decay = 0.1;
@@ -67,8 +68,8 @@ TEST(Optimizer, AParameterWithoutGradientDoesNotChange) {
         options, NamedTensors{{"used", used}, {"unused", unused}});
     set_gradient(used, torch::ones({3, 3}));
     optimizer->step();
-    EXPECT_TRUE((unused == 1).all().item<bool>()) << name;
-    EXPECT_TRUE((used != 1).all().item<bool>()) << name;
+    EXPECT_TRUE((unused == 1).all().item<bool>()) << to_string(name);
+    EXPECT_TRUE((used != 1).all().item<bool>()) << to_string(name);
     for (const auto& [key, tensor] : optimizer->state()) {
       EXPECT_EQ(key.starts_with("unused"), (tensor == 0).all().item<bool>())
           << key;
@@ -92,7 +93,8 @@ TEST(Optimizer, GradientsAreFreedOrZeroedInPlace) {
 
 // The kernels walk over raw memory.
 TEST(Optimizer, MemoryOrderDoesNotMatter) {
-  for (const char* name : {"sgd", "adam", "adamw"}) {
+  for (const auto name :
+       {OptimizerKind::sgd, OptimizerKind::adam, OptimizerKind::adamw}) {
     auto options = named(name);
     options.momentum = 0.9;
     const auto values = torch::rand({3, 4, 5, 6}, torch::kFloat64);
@@ -110,14 +112,15 @@ TEST(Optimizer, MemoryOrderDoesNotMatter) {
       set_gradient(mixed, gradient.contiguous(at::MemoryFormat::ChannelsLast));
       optimizer->step();
     }
-    EXPECT_TRUE(plain.equal(last)) << name;
-    EXPECT_TRUE(plain.equal(mixed)) << name;
+    EXPECT_TRUE(plain.equal(last)) << to_string(name);
+    EXPECT_TRUE(plain.equal(mixed)) << to_string(name);
   }
 }
 
 // 67 elements: full vectors and a remainder.
 TEST(Optimizer, Bfloat16ParametersAreUpdatedThroughout) {
-  for (const char* name : {"sgd", "adam", "adamw"}) {
+  for (const auto name :
+       {OptimizerKind::sgd, OptimizerKind::adam, OptimizerKind::adamw}) {
     for (bool nesterov : {false, true}) {
       auto options = named(name);
       options.momentum = 0.9;
@@ -134,7 +137,7 @@ TEST(Optimizer, Bfloat16ParametersAreUpdatedThroughout) {
         optimizer->step();
       }
       const auto difference = (rough.to(torch::kFloat64) - exact).abs().max();
-      EXPECT_LT(difference.item<double>(), 0.03) << name;
+      EXPECT_LT(difference.item<double>(), 0.03) << to_string(name);
       EXPECT_GT((exact - start).abs().min().item<double>(), 0.2);
     }
   }
