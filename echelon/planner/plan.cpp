@@ -12,7 +12,6 @@
 #include "echelon/planner/device_sizes.h"
 #include "echelon/planner/reasons.h"
 #include "echelon/planner/search.h"
-#include "echelon/simulator/simulate.h"
 #include "echelon/text/format.h"
 #include "echelon/text/units.h"
 
@@ -44,7 +43,8 @@ Plan plan_of(const Candidate& candidate, const cluster::Cluster& cluster) {
       .devices = devices};
 }
 
-SearchJob job_of(const PlanRequest& request, int64_t devices) {
+SearchJob
+job_of(const PlanRequest& request, int64_t devices, bool simulate = false) {
   return {
       .model = request.model,
       .cluster = request.cluster,
@@ -57,7 +57,8 @@ SearchJob job_of(const PlanRequest& request, int64_t devices) {
       .speeds = device_speeds(
           request.model, request.cluster, request.seq_len, request.precision,
           request.framework),
-      .coarse = request.coarse};
+      .coarse = request.coarse,
+      .simulate = simulate};
 }
 
 // Numbers of devices that a job may take, ascending: fractions of a node, then
@@ -100,6 +101,7 @@ void count(const SearchResult& found, PlanResult& result) {
   result.pruned += found.pruned_memory;
   result.pruned_slow += found.pruned_time;
   result.estimated += found.estimated;
+  result.simulated += found.simulated;
 }
 
 // The cost where prices are known, else the devices' time.
@@ -121,7 +123,10 @@ void rank(std::vector<Plan>& plans, Objective objective) {
 
 void search_all(const PlanRequest& request, PlanResult& result) {
   for (const int64_t devices : asked_counts(request)) {
-    const SearchJob job = job_of(request, devices);
+    // Costs are compared over many numbers of devices, by formulas first.
+    const SearchJob job = job_of(
+        request, devices,
+        request.simulate && request.objective != Objective::cost);
     const SearchResult found = search(job, request.keep);
     count(found, result);
     for (const auto& candidate : found.best) {
@@ -180,17 +185,9 @@ std::optional<Plan> find_smallest(PlanRequest request) {
   return fits;
 }
 
-// Replaces the times of formulas by those of simulated events. Memory stays.
-void simulate_step(const PlanRequest& request, Plan& plan) {
-  cost::StepEstimate step =
-      simulator::simulate(
-          request.model, plan.strategy, request.cluster, {.timeline_ranks = 0})
-          .step;
-  step.memory = plan.step.memory;
-  step.fits = plan.step.fits;
-  plan.step = step;
-  plan.cost_per_step =
-      step_price(request.cluster, plan.devices, step.step_seconds);
+Plan simulated_plan(const SearchJob& job, Candidate candidate) {
+  simulate_step(job, candidate);
+  return plan_of(candidate, job.cluster);
 }
 
 // Searches one textbook choice: `fixed` in addition to what is asked.
@@ -207,8 +204,9 @@ void compare_with(
     if (job.constraints.allow(best.strategy)) return;  // it is the best
     const auto found = search(job, 1);
     if (!found.best.empty()) {
-      rejected.plan = plan_of(found.best.front(), request.cluster);
-      if (request.simulate) simulate_step(request, *rejected.plan);
+      rejected.plan = request.simulate
+                          ? simulated_plan(job, found.best.front())
+                          : plan_of(found.best.front(), request.cluster);
       rejected.because = explain_slower(*rejected.plan, best);
     } else if (found.closest) {
       rejected.plan = plan_of(*found.closest, request.cluster);
@@ -300,14 +298,8 @@ Alternative alternative(
     const std::string& value) {
   Alternative row{.value = value, .plan = {}, .because = {}};
   const SearchResult found = search(job, request.keep);
-  std::vector<Plan> plans;
-  for (const Candidate& candidate : found.best) {
-    plans.push_back(plan_of(candidate, request.cluster));
-    if (request.simulate) simulate_step(request, plans.back());
-  }
-  if (!plans.empty()) {
-    rank(plans, Objective::time);
-    row.plan = plans.front();
+  if (!found.best.empty()) {
+    row.plan = plan_of(found.best.front(), request.cluster);
   } else if (found.closest) {
     row.plan = plan_of(*found.closest, request.cluster);
     row.because = explain_unfit(request, *row.plan);
@@ -318,6 +310,13 @@ Alternative alternative(
 }
 
 }  // namespace
+
+cluster::Cluster with_free_memory(cluster::Cluster cluster, double free_share) {
+  for (auto& group : cluster.groups) {
+    group.node.device.memory_bytes *= 1 - free_share;
+  }
+  return cluster;
+}
 
 cluster::Precision usual_precision(const cluster::Cluster& cluster) {
   for (const cluster::Precision precision :
@@ -346,8 +345,11 @@ PlanResult plan(const PlanRequest& request) {
         explain_nothing_fits(request, *result.closest, result.smallest);
     return result;
   }
-  if (request.simulate) {
-    for (Plan& plan : result.plans) simulate_step(request, plan);
+  if (request.simulate && request.objective == Objective::cost) {
+    for (Plan& plan : result.plans) {
+      plan = simulated_plan(
+          job_of(request, plan.devices), {plan.strategy, plan.step});
+    }
     rank(result.plans, request.objective);
   }
   result.reason = explain_best(request, result.plans.front());
@@ -377,7 +379,7 @@ explain_key(const PlanRequest& request, const std::string& key) {
   const PlanResult free = plan(open);
   const int64_t devices = free.plans.empty() ? request.cluster.num_devices()
                                              : free.plans[0].devices;
-  const SearchJob job = job_of(open, devices);
+  const SearchJob job = job_of(open, devices, open.simulate);
   std::vector<Alternative> rows;
   const Plan* best = nullptr;
   const std::vector<int64_t> values = values_of(job, setting);

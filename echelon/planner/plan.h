@@ -27,9 +27,12 @@ struct PlanRequest {
   std::vector<std::pair<std::string, std::string>> fixed;
   cluster::Precision precision = cluster::Precision::bf16;
   std::string framework = "echelon";
+  /// Of each device's memory; for texts. `cluster` has it deducted, see
+  /// with_free_memory().
+  double free_share = 0;
   int64_t keep = 5;  // plans to return, each with a different layout
-  /// Whether the best few are simulated, event by event, before they are
-  /// ranked.
+  /// Whether steps are simulated, event by event, before they are ranked; with
+  /// formulas alone the order may be another.
   bool simulate = true;
   /// Searches fewer schedules and microbatch sizes, for drawings.
   bool coarse = false;
@@ -44,9 +47,9 @@ struct Plan {
   int64_t devices = 0;
 };
 
-/// An explanation, by the headings that `plan` and `explain` share.
+/// An explanation, as `plan` and `explain` print it.
 struct Reason {
-  std::string diagnosis;  // what limits this model here
+  std::string diagnosis;  // what limits this model here: what it needs
   std::string fix;        // the strategy, or the setting
   std::string why;        // with the numbers
 };
@@ -59,8 +62,8 @@ struct Rejected {
 
 struct PlanResult {
   std::vector<Plan> plans;  // the best first; empty when nothing fits
-  /// The plan that needs the least, when nothing fits. `reason` says what it
-  /// lacks and names the smallest sufficient cluster.
+  /// The plan that needs the least, if and only if nothing fits. `reason` says
+  /// what it lacks and names the smallest sufficient cluster.
   std::optional<Plan> closest;
   std::optional<Plan> smallest;  // on that cluster
   Reason reason;
@@ -68,14 +71,19 @@ struct PlanResult {
   int64_t considered = 0;   // strategies, before memory is saved
   int64_t pruned = 0;       // of those, by the bound on memory
   int64_t pruned_slow = 0;  // and by the bound on time
-  int64_t estimated = 0;    // steps
+  int64_t estimated = 0;    // steps, by formulas
+  int64_t simulated = 0;    // steps, event by event
   std::string bound;        // both, in words
 };
+
+/// The cluster with devices that have so much less memory: what a plan leaves
+/// free.
+cluster::Cluster with_free_memory(cluster::Cluster cluster, double free_share);
 
 /// bf16, else fp16 where all devices have it, else fp32.
 cluster::Precision usual_precision(const cluster::Cluster& cluster);
 
-/// Takes about 1 s for 1,024 devices of one kind, 2 to 3 s for two kinds.
+/// Takes about 2 s for 1,024 devices and 5 s for 16,384.
 /// Throws ConfigError for a batch that no layout divides and for contradictory
 /// constraints, which the message names.
 PlanResult plan(const PlanRequest& request);

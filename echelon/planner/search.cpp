@@ -11,10 +11,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <limits>
 
 #include "echelon/planner/axis_orders.h"
 #include "echelon/planner/pipeline_bound.h"
+#include "echelon/simulator/simulate.h"
 
 namespace echelon::planner {
 namespace {
@@ -73,6 +75,17 @@ double most_usable_bytes(const cluster::Cluster& cluster) {
   return most;
 }
 
+// The least time of a step with everything else as it is, whatever the data-
+// parallel ranks hide. Simulated steps take no less: formulas assume that
+// nothing waits for a link but these.
+double least_seconds(const cost::StepEstimate& step) {
+  const auto exposed = [&](Axis axis) {
+    return step.parts.exposed[static_cast<size_t>(axis)];
+  };
+  return step.step_seconds - exposed(Axis::dp_replicate) -
+         exposed(Axis::dp_shard);
+}
+
 // The fastest way to make one strategy fit: what is recomputed, in as few
 // layers as possible, and what is kept in the host's memory. It weighs before
 // it times, since most strategies do not fit. On equal nodes all orders of the
@@ -105,6 +118,17 @@ class MemoryFitter {
     if (ways.empty() || too_slow(strategy)) return {};
     for (const Way& way : ways) enter(way);
     return best_;
+  }
+
+  // All ways and orders whose least_seconds() are below `limit_seconds`.
+  std::vector<Candidate> fit_all(
+      const cost::Strategy& strategy, const PipelineBound& bound,
+      double limit_seconds) {
+    std::vector<Candidate> all;
+    all_ = &all;
+    fit(strategy, bound, limit_seconds);
+    all_ = nullptr;
+    return all;
   }
 
   // The last strategy without savings of memory, if it was timed.
@@ -190,7 +214,7 @@ class MemoryFitter {
     if (std::ranges::none_of(savers_, saves_nothing<MemorySaver>)) return false;
     if (!unsaved_) unsaved_ = weigh(strategy);
     plain_ = time(*unsaved_);
-    return least_seconds(*plain_) >= limit_;
+    return least_of(*plain_) >= limit_;
   }
 
   bool partial(cost::Recompute recompute) const {
@@ -277,8 +301,12 @@ class MemoryFitter {
   }
 
   void enter(const Candidate& candidate) {
-    if (candidate.step.step_seconds >= limit_) return;
     if (!job_.constraints.allow(candidate.strategy)) return;
+    if (all_) {
+      if (least_of(candidate) < limit_) all_->push_back(candidate);
+      return;
+    }
+    if (candidate.step.step_seconds >= limit_) return;
     if (!best_ || is_faster(candidate, *best_)) best_ = candidate;
   }
 
@@ -287,7 +315,7 @@ class MemoryFitter {
     enter(candidate);
     for (const AxisOrder& order : other_orders_) {
       const double limit = best_ ? best_->step.step_seconds : limit_;
-      if (least_seconds(candidate) >= limit) return;
+      if (least_of(candidate) >= limit) return;
       Candidate other = candidate;
       other.strategy.layout.order = order;
       other.step =
@@ -302,14 +330,9 @@ class MemoryFitter {
   // The least time in any order. Pipelines are fastest in the first order, so
   // that the others can only gain the exposed communication of data
   // parallelism.
-  double least_seconds(const Candidate& candidate) const {
-    const cost::StepEstimate& step = candidate.step;
-    if (other_orders_.empty()) return step.step_seconds;
-    const auto exposed = [&](Axis axis) {
-      return step.parts.exposed[static_cast<size_t>(axis)];
-    };
-    return step.step_seconds - exposed(Axis::dp_replicate) -
-           exposed(Axis::dp_shard);
+  double least_of(const Candidate& candidate) const {
+    return all_ || !other_orders_.empty() ? least_seconds(candidate.step)
+                                          : candidate.step.step_seconds;
   }
 
   // Whether it needs less memory than all before it that do not fit.
@@ -327,6 +350,7 @@ class MemoryFitter {
   double usable_bytes_;
   std::vector<AxisOrder> other_orders_;  // that may be faster
   std::optional<Candidate> best_;
+  std::vector<Candidate>* all_ = nullptr;  // while fit_all() runs
   std::optional<Weighed> closest_;
   std::optional<Weighed> unsaved_;  // the strategy without savings
   std::optional<Candidate> plain_;
@@ -387,62 +411,144 @@ double least_state_bytes(
   return cost::least_bytes(job.model, offloaded);
 }
 
-SearchResult search(const SearchJob& job, int64_t keep, bool offload) {
-  SearchResult result;
-  Ranking ranking(keep);
-  MemoryFitter fitter(job, offload);
-  PipelineTimes pipelines;
-  const double usable = most_usable_bytes(job.cluster);
-  std::optional<cost::Strategy> smallest;
-  double smallest_bytes = std::numeric_limits<double>::infinity();
-  LayerTimes times(job);
-  VariantLists lists(job);
-  for (const auto& group : bounded_groups(job, times)) {
-    const auto number = static_cast<int64_t>(lists.like(group.strategy).size());
-    result.considered += number;
-    if (group.bound.any_partition() >=
-        ranking.limit_seconds(group.strategy.layout)) {
-      result.pruned_time += number;
-      continue;
-    }
-    for (const auto& variant :
-         bounded_variants(group.bound, lists.of(group.strategy))) {
-      const double limit = ranking.limit_seconds(variant.strategy.layout);
-      if (std::max(variant.bound, pipelines.at_least(variant.strategy)) >=
-          limit) {
-        ++result.pruned_time;
-        continue;
-      }
-      const double bytes = least_state_bytes(job, variant.strategy, offload);
-      if (bytes > usable) {
-        ++result.pruned_memory;
-        if (bytes < smallest_bytes &&
-            cost::check_strategy(job.model, variant.strategy, job.cluster)
-                .empty()) {
-          smallest_bytes = bytes;
-          smallest = variant.strategy;
-        }
-        continue;
-      }
-      const auto fitted = fitter.fit(variant.strategy, group.bound, limit);
-      if (fitted) ranking.enter(*fitted);
-      if (fitter.plain()) pipelines.learn(*fitter.plain());
-    }
+class Search {
+ public:
+  Search(const SearchJob& job, bool offload)
+      : job_(job),
+        offload_(offload),
+        usable_bytes_(most_usable_bytes(job.cluster)),
+        fitter_(job, offload),
+        times_(job),
+        lists_(job),
+        groups_(bounded_groups(job, times_)) {}
+
+  SearchResult run(int64_t keep) {
+    by_formulas(keep);
+    if (job_.simulate && !result_.best.empty()) by_simulation(keep);
+    if (result_.best.empty()) find_closest();
+    result_.estimated = fitter_.estimated();
+    return result_;
   }
-  result.best = ranking.sorted();
-  if (result.best.empty()) {
-    if (smallest) {
-      fitter.fit(
-          *smallest, PipelineBound(job, times, *smallest),
+
+ private:
+  void by_formulas(int64_t keep) {
+    Ranking ranking(keep);
+    for (const auto& group : groups_) {
+      const auto number =
+          static_cast<int64_t>(lists_.like(group.strategy).size());
+      result_.considered += number;
+      if (group.bound.any_partition() >=
+          ranking.limit_seconds(group.strategy.layout)) {
+        result_.pruned_time += number;
+        continue;
+      }
+      for (const auto& variant :
+           bounded_variants(group.bound, lists_.of(group.strategy))) {
+        const double limit = ranking.limit_seconds(variant.strategy.layout);
+        if (is_slow(variant, limit)) {
+          ++result_.pruned_time;
+        } else if (is_large(variant.strategy)) {
+          ++result_.pruned_memory;
+        } else {
+          const auto fitted = fitter_.fit(variant.strategy, group.bound, limit);
+          if (fitted) ranking.enter(*fitted);
+          if (fitter_.plain()) pipelines_.learn(*fitter_.plain());
+        }
+      }
+    }
+    result_.best = ranking.sorted();
+  }
+
+  // Formulas know nothing of collectives that share links, so that the fastest
+  // step may be one that they rank far below. Every strategy whose least time
+  // is below the fastest simulated step is simulated.
+  void by_simulation(int64_t keep) {
+    Ranking ranking(keep);
+    for (const Candidate& candidate : result_.best) {
+      ranking.enter(simulated(candidate));
+    }
+    double fastest = ranking.sorted().front().step.step_seconds;
+    for (const Candidate& candidate : all_below(fastest)) {
+      if (least_seconds(candidate.step) >= fastest) continue;
+      const Candidate exact = simulated(candidate);
+      fastest = std::min(fastest, exact.step.step_seconds);
+      ranking.enter(exact);
+    }
+    result_.best = ranking.sorted();
+  }
+
+  bool is_slow(const BoundedVariant& variant, double limit) const {
+    return std::max(variant.bound, pipelines_.at_least(variant.strategy)) >=
+           limit;
+  }
+
+  bool is_large(const cost::Strategy& strategy) {
+    const double bytes = least_state_bytes(job_, strategy, offload_);
+    if (bytes <= usable_bytes_) return false;
+    if (bytes < smallest_bytes_ &&
+        cost::check_strategy(job_.model, strategy, job_.cluster).empty()) {
+      smallest_bytes_ = bytes;
+      smallest_ = strategy;
+    }
+    return true;
+  }
+
+  // Sorted by the time that formulas give.
+  std::vector<Candidate> all_below(double seconds) {
+    std::vector<Candidate> all;
+    for (const auto& group : groups_) {
+      if (group.bound.any_partition() >= seconds) continue;
+      for (const auto& variant :
+           bounded_variants(group.bound, lists_.of(group.strategy))) {
+        if (is_slow(variant, seconds) || is_large(variant.strategy)) continue;
+        std::ranges::move(
+            fitter_.fit_all(variant.strategy, group.bound, seconds),
+            std::back_inserter(all));
+      }
+    }
+    std::ranges::stable_sort(all, is_faster);
+    return all;
+  }
+
+  Candidate simulated(Candidate candidate) {
+    ++result_.simulated;
+    simulate_step(job_, candidate);
+    return candidate;
+  }
+
+  void find_closest() {
+    if (smallest_) {
+      fitter_.fit(
+          *smallest_, PipelineBound(job_, times_, *smallest_),
           std::numeric_limits<double>::infinity());
     }
-    result.closest = fitter.closest();
+    result_.closest = fitter_.closest();
   }
-  result.estimated = fitter.estimated();
-  return result;
-}
+
+  const SearchJob& job_;
+  bool offload_;
+  double usable_bytes_;
+  MemoryFitter fitter_;
+  PipelineTimes pipelines_;
+  LayerTimes times_;
+  VariantLists lists_;
+  std::vector<BoundedGroup> groups_;
+  std::optional<cost::Strategy> smallest_;  // that is too large
+  double smallest_bytes_ = std::numeric_limits<double>::infinity();
+  SearchResult result_;
+};
 
 }  // namespace
+
+void simulate_step(const SearchJob& job, Candidate& candidate) {
+  cost::StepEstimate step =
+      simulator::simulate(
+          job.model, candidate.strategy, job.cluster, {.timeline_ranks = 0})
+          .step;
+  step.memory = candidate.step.memory;
+  step.fits = candidate.step.fits;
+  candidate.step = step;
+}
 
 bool is_faster(const Candidate& one, const Candidate& other) {
   if (one.step.step_seconds != other.step.step_seconds) {
@@ -489,11 +595,11 @@ SearchResult search(const SearchJob& job, int64_t keep) {
   const bool may = rules_of_framework(job.framework).offload;
   const bool asked =
       job.constraints.says("offload") || job.constraints.says("activations");
-  SearchResult result = search(job, keep, may && asked);
+  SearchResult result = Search(job, may && asked).run(keep);
   if (!result.best.empty() || !may || asked || result.considered == 0) {
     return result;
   }
-  SearchResult offloaded = search(job, keep, true);
+  SearchResult offloaded = Search(job, true).run(keep);
   offloaded.estimated += result.estimated;
   return offloaded;
 }

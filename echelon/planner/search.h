@@ -18,6 +18,9 @@ struct Candidate {
   cost::StepEstimate step;
 };
 
+/// Replaces the times of formulas by those of simulated events. Memory stays.
+void simulate_step(const SearchJob& job, Candidate& candidate);
+
 /// Compares the time of a step, then the memory.
 bool is_faster(const Candidate& one, const Candidate& other);
 
@@ -52,7 +55,8 @@ struct SearchResult {
   int64_t considered = 0;     // strategies, before memory is saved
   int64_t pruned_memory = 0;  // of those, by least_bytes
   int64_t pruned_time = 0;    // of those, by PipelineBound or PipelineTimes
-  int64_t estimated = 0;      // calls of estimate_step
+  int64_t estimated = 0;      // steps, by formulas
+  int64_t simulated = 0;      // steps
 };
 
 /// Returns at most `keep` layouts. A strategy is not estimated when it is
@@ -60,6 +64,12 @@ struct SearchResult {
 /// by least_bytes. Savings of memory (recompute, in as few layers as possible)
 /// are not tried on a strategy that fits without them. The host's memory is
 /// used where nothing fits otherwise, or where the constraints ask for it.
+///
+/// With SearchJob::simulate the first of the layouts has the fastest simulated
+/// step of all strategies: those are simulated that may be faster than the best
+/// found before, by what formulas say without the communication of data
+/// parallelism. So constraints find no faster step than a search without them,
+/// other than those that ask for the host's memory.
 SearchResult search(const SearchJob& job, int64_t keep);
 
 }  // namespace echelon::planner

@@ -53,6 +53,8 @@ struct SearchJob {
   /// microbatches of powers of 2, sequence parallelism wherever possible, and
   /// stages 1 and 3.
   bool coarse = false;
+  /// Ranks simulated steps; otherwise those of formulas.
+  bool simulate = false;
 };
 
 /// A combination of savings of memory.

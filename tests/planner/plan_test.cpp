@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <limits>
+#include <random>
 
 #include "echelon/cluster/catalogue.h"
 #include "echelon/cost/model_catalogue.h"
+#include "echelon/planner/reasons.h"
 #include "echelon/simulator/simulate.h"
 #include "tests/planner/search_job.h"
 #include "tests/support/error_text.h"
@@ -184,6 +186,112 @@ TEST(Plan, ValuesOfAKeyAreComparedAsTheyAreSimulated) {
     EXPECT_EQ(
         row.plan->step.step_seconds == fastest, row.because == "the best");
   }
+}
+
+TEST(Plan, LeavesMemoryFree) {
+  PlanRequest request = plan_request("llama3-8b", "h100-sxm:8", 64);
+  const double usable = usable_device_bytes(request.cluster);
+  request.cluster = with_free_memory(request.cluster, 0.25);
+  EXPECT_NEAR(
+      usable_device_bytes(request.cluster), 0.75 * usable, 1e-6 * usable);
+  const auto result = plan(request);
+  ASSERT_FALSE(result.plans.empty());
+  for (const Plan& plan : result.plans) {
+    EXPECT_LE(plan.step.memory.peak_bytes(), 0.75 * usable);
+  }
+}
+
+// Small models, clusters and constraints, by chance.
+class Chance {
+ public:
+  explicit Chance(uint32_t seed) : random_(seed) {}
+
+  template <class Value>
+  Value of(const std::vector<Value>& values) {
+    return values[random_() % values.size()];
+  }
+
+  PlanRequest request() {
+    PlanRequest request = plan_request(
+        of<std::string>({"gpt2", "gpt2-xl", "llama3-8b", "llama2-13b"}),
+        of<std::string>(
+            {"a100-40gb:4", "a100-80gb:2x2", "h100-sxm:8", "h100-sxm:2x4",
+             "v100:4x2", "a100-80gb:2x8", "a100-40gb:1x4+h100-sxm:1x4"}),
+        of<int64_t>({4, 8, 12, 16, 32}));
+    request.model.transformer->layers = of<int64_t>({2, 3, 4, 6, 8, 12, 16});
+    request.seq_len = of<int64_t>({256, 1024, 2048});
+    request.precision = usual_precision(request.cluster);
+    request.compare = false;
+    return request;
+  }
+
+  // A setting and one of the values that it may have.
+  std::pair<std::string, std::string> constraint(const PlanRequest& request) {
+    const SearchKey& key = find_search_key(of<std::string>(
+        {"dp", "fsdp", "data", "tp", "pp", "microbatch", "microbatches",
+         "schedule", "stages_per_rank", "stage", "gather", "recompute",
+         "recompute_layers", "sequence_parallel", "order"}));
+    SearchJob job;
+    job.model = request.model;
+    job.cluster = request.cluster;
+    job.devices = request.cluster.num_devices();
+    job.global_batch = request.global_batch;
+    job.seq_len = request.seq_len;
+    job.precision = request.precision;
+    return {key.name, key.text_of(of(values_of(job, key)))};
+  }
+
+ private:
+  std::mt19937 random_;
+};
+
+bool uses_host(const Plan& plan) {
+  return plan.strategy.offload_optimizer || plan.strategy.offload_activations;
+}
+
+// The host's memory is left out: it is for what does not fit otherwise.
+TEST(Plan, ConstraintsFindNoFasterStep) {
+  Chance chance(7);
+  int compared = 0;
+  for (int round = 0; round < 200; ++round) {
+    PlanRequest request = chance.request();
+    const auto free = plan(request);
+    request.fixed.push_back(chance.constraint(request));
+    PlanResult fixed;
+    try {
+      fixed = plan(request);
+    } catch (const ConfigError&) {
+      continue;  // the setting has this value only beside others
+    }
+    if (fixed.plans.empty() || uses_host(fixed.plans[0])) continue;
+    ++compared;
+    ASSERT_FALSE(free.plans.empty());
+    const double best = free.plans[0].step.step_seconds;
+    EXPECT_LE(best, fixed.plans[0].step.step_seconds * (1 + 1e-9))
+        << request.model.name << " " << request.model.transformer->layers
+        << " layers on " << request.cluster.name << ", batch "
+        << request.global_batch << ", " << request.fixed[0].first << "="
+        << request.fixed[0].second
+        << "\nfree:  " << cost::to_string(free.plans[0].strategy)
+        << "\nfixed: " << cost::to_string(fixed.plans[0].strategy);
+  }
+  EXPECT_GT(compared, 150);
+}
+
+// By formulas, the layout of the fastest step is the fifth.
+TEST(Plan, TheFastestStepIsFoundWhereFormulasRankItLow) {
+  PlanRequest request =
+      plan_request("llama3.1-405b", "h100-sxm:2048x8", 2048, {{"tp", "8"}});
+  request.compare = false;
+  request.keep = 3;
+  const auto free = plan(request);
+  request.fixed.emplace_back("schedule", "interleaved");
+  const auto fixed = plan(request);
+  ASSERT_FALSE(free.plans.empty());
+  ASSERT_FALSE(fixed.plans.empty());
+  EXPECT_LE(
+      free.plans[0].step.step_seconds,
+      fixed.plans[0].step.step_seconds * (1 + 1e-9));
 }
 
 }  // namespace echelon::planner::plan_test
