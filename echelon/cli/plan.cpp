@@ -102,14 +102,42 @@ class PlanPrinter {
     if (result.considered == 0) return;
     const std::string searched = format(
         "{} strategies: {} cannot fit, {} are slower by the bound, {} steps "
-        "estimated",
+        "estimated, {} simulated",
         format_count(result.considered), format_count(result.pruned),
-        format_count(result.pruned_slow), format_count(result.estimated));
+        format_count(result.pruned_slow), format_count(result.estimated),
+        format_count(result.simulated));
     std::cout << style_.dim(wrapped(searched, 0, style_.columns)) << "\n";
+    if (request_.free_share <= 0) return;
+    std::cout << style_.dim(format(
+                     "{} of each device's memory stays free (--free)",
+                     format_percent(request_.free_share)))
+              << "\n";
   }
 
-  void plans(const std::vector<planner::Plan>& plans) {
+  // A row for each layout.
+  void table(const std::vector<planner::Plan>& plans) {
     title(plans.size() > 1 ? "The best layouts" : "The best layout");
+    Rows rows = {{"", "layout", "a step", "MFU", "memory of a device"}};
+    const bool priced = plans[0].cost_per_step > 0;
+    if (priced) rows[0].push_back("cost of a step");
+    for (size_t i = 0; i < plans.size(); ++i) {
+      const planner::Plan& plan = plans[i];
+      std::string layout = to_string(plan.strategy.layout);
+      if (plan.devices != request_.cluster.num_devices()) {
+        layout += format(" ({} devices)", format_count(plan.devices));
+      }
+      rows.push_back(
+          {"  " + std::to_string(i + 1), layout,
+           format_seconds(plan.step.step_seconds),
+           format_percent(plan.step.model_flops_utilisation),
+           gib(plan.step.memory.peak_bytes())});
+      if (priced) rows.back().push_back(format_number(plan.cost_per_step));
+    }
+    std::cout << aligned(rows);
+  }
+
+  void details(const std::vector<planner::Plan>& plans) {
+    title("The layouts in detail");
     for (size_t i = 0; i < plans.size(); ++i) {
       one_of_many(plans[i], static_cast<int>(i) + 1);
     }
@@ -192,6 +220,10 @@ class PlanPrinter {
   void paragraph(const std::string& name, const std::string& text) {
     title(name);
     std::cout << "  " << wrapped(text, 2, style_.columns) << "\n";
+  }
+
+  void hint(const std::string& text) {
+    std::cout << "\n" << style_.dim(wrapped(text, 0, style_.columns)) << "\n";
   }
 
   void title(const std::string& text) {
@@ -345,25 +377,35 @@ Json plan_json(const planner::Plan& plan, const planner::PlanRequest& request) {
 }
 
 void print_plan_text(
-    const planner::PlanRequest& request, const planner::PlanResult& result) {
+    const planner::PlanRequest& request, const planner::PlanResult& result,
+    bool verbose) {
   PlanPrinter printer(request);
   printer.heading(result);
+  const planner::Reason& reason = result.reason;
   if (result.plans.empty()) {
     printer.title("Nothing fits");
-    printer.memory(*result.closest, "Memory of the closest, per device");
-    printer.paragraph("Diagnosis", result.reason.diagnosis);
-    printer.paragraph("Fix", result.reason.fix);
-    printer.paragraph("Why", result.reason.why);
+    printer.paragraph("Need", reason.diagnosis);
+    printer.paragraph("The closest plan", reason.fix);
+    printer.memory(*result.closest, "Memory of its fullest device");
+    printer.paragraph("What would do", reason.why);
     return;
   }
   const planner::Plan& best = result.plans.front();
-  printer.plans(result.plans);
+  printer.table(result.plans);
+  printer.paragraph("Need", reason.diagnosis);
+  printer.paragraph("Plan", reason.fix);
+  printer.paragraph("Why", reason.why);
+  if (!verbose) {
+    printer.hint(
+        "--verbose prints the details, --output plan.toml writes the "
+        "configuration for echelon train.");
+    return;
+  }
+  printer.details(result.plans);
   printer.step(best);
   printer.memory(best, "Memory of the fullest device");
-  printer.paragraph("Diagnosis", result.reason.diagnosis);
-  printer.paragraph("Fix", result.reason.fix);
+  printer.title("The configuration for echelon train");
   printer.configuration(best);
-  printer.paragraph("Why", result.reason.why);
   printer.others(result.others);
 }
 
@@ -375,12 +417,14 @@ void print_plan_json(
   json["cluster"] = request.cluster.name;
   json["devices"] = request.cluster.num_devices();
   json["usable_bytes"] = planner::usable_device_bytes(request.cluster);
+  json["free_share"] = request.free_share;
   json["batch"] = request.global_batch;
   json["stack"] = request.framework;
   json["considered"] = result.considered;
   json["pruned_by_memory"] = result.pruned;
   json["pruned_by_time"] = result.pruned_slow;
   json["estimated"] = result.estimated;
+  json["simulated"] = result.simulated;
   json["bound"] = result.bound;
   json["plans"] = Json::array();
   for (const auto& plan : result.plans) {
@@ -390,8 +434,8 @@ void print_plan_json(
   if (result.smallest) {
     json["smallest_cluster"] = plan_json(*result.smallest, request);
   }
-  json["diagnosis"] = result.reason.diagnosis;
-  json["fix"] = result.reason.fix;
+  json["need"] = result.reason.diagnosis;
+  json["plan"] = result.reason.fix;
   json["why"] = result.reason.why;
   json["others"] = Json::array();
   for (const auto& other : result.others) {
@@ -420,6 +464,7 @@ void print_alternatives_json(
 
 const std::vector<std::string> kObjectives = {"time", "cost", "devices"};
 constexpr int64_t kMostKept = 100;
+constexpr int64_t kMostFree = 90;  // per cent
 constexpr int64_t kMostSamples = int64_t{1} << 30;
 
 struct PlanArguments : JobFlags {
@@ -429,7 +474,9 @@ struct PlanArguments : JobFlags {
   std::string explain;
   std::string html;
   std::string output;
+  std::string free = "8";
   bool json = false;
+  bool verbose = false;
 };
 
 planner::Objective objective_of(const std::string& text) {
@@ -461,7 +508,11 @@ planner::PlanRequest request_of(const PlanArguments& arguments) {
   }
   planner::PlanRequest request;
   request.model = cost::find_model(arguments.model);
-  request.cluster = cluster::find_cluster(arguments.cluster);
+  request.free_share =
+      static_cast<double>(parse_count("--free", arguments.free, 0, kMostFree)) /
+      100;
+  request.cluster = planner::with_free_memory(
+      cluster::find_cluster(arguments.cluster), request.free_share);
   request.global_batch =
       parse_count("--batch", arguments.batch, 1, kMostSamples);
   if (!arguments.seq_len.empty()) {
@@ -502,7 +553,7 @@ int make_plan(const PlanArguments& arguments) {
   if (arguments.json) {
     print_plan_json(request, result);
   } else {
-    print_plan_text(request, result);
+    print_plan_text(request, result, arguments.verbose);
   }
   const auto write = [](const char* flag, const std::string& path,
                         const std::string& text) {
@@ -548,6 +599,10 @@ void add_plan(Command& root) {
       "the shortest step, the cheapest step, or the fewest devices that "
       "suffice (default: time)");
   command.option(
+      "--free", arguments.free, "PERCENT",
+      "memory of each device that stays free, for what formulas do not know "
+      "(default: 8)");
+  command.option(
       "--keep", arguments.keep, "NUMBER", "layouts to show (default: 5)");
   command.option(
       "--explain", arguments.explain, "KEY",
@@ -560,6 +615,11 @@ void add_plan(Command& root) {
       "--html", arguments.html, "FILE",
       "write a page with drawings: memory, the step, the choices, more "
       "devices");
+  command.flag(
+      "--verbose", arguments.verbose,
+      "print the parts of each layout's step, the memory, the configuration "
+      "and "
+      "why other layouts are slower");
   command.flag("--json", arguments.json, "print everything as JSON");
 }
 

@@ -145,7 +145,7 @@ std::string why_pipeline(const PlanRequest& request, const Plan& best) {
     text += format(" over {} stages a rank", strategy.stages_per_rank);
   }
   return text + format(
-                    " a rank waits {} of the step. ",
+                    ", a rank waits {} of the step. ",
                     share_text(best, best.step.parts.bubble));
 }
 
@@ -425,9 +425,9 @@ Reason explain_nothing_fits(
     const PlanRequest& request, const Plan& closest,
     const std::optional<Plan>& smallest) {
   Reason reason;
-  reason.diagnosis = "Nothing fits. " + state_sentence(request, closest);
+  reason.diagnosis = state_sentence(request, closest);
   reason.fix = format(
-      "The closest, {}, {}.", cost::to_string(closest.strategy),
+      "{} {}.", cost::to_string(closest.strategy),
       explain_unfit(request, closest));
   if (smallest) {
     reason.why = format(

@@ -1,0 +1,68 @@
+// The command `echelon plan`.
+#include <gmock/gmock.h>
+
+#include <nlohmann/json.hpp>
+
+#include "tests/cli/typed.h"
+
+namespace echelon::plan_cli_test {
+
+using nlohmann::json;
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::Not;
+
+const std::string kFits = "--model llama3-8b --cluster h100-sxm:8 --batch 64 ";
+const std::string kLarge = "--model llama3-70b --cluster h100-sxm:2 --batch 8 ";
+
+class PlanCommand : public testing::Test {
+ protected:
+  Outcome run(const std::string& arguments) {
+    return typed(folder_, "plan " + arguments);
+  }
+
+  TempFolder folder_;
+};
+
+TEST_F(PlanCommand, PrintsATableAndDetailsWhenAsked) {
+  const Outcome brief = run(kFits);
+  EXPECT_EQ(brief.exit_code, 0);
+  EXPECT_LT(lines_of(brief.out).size(), 40u);
+  EXPECT_THAT(
+      brief.out, AllOf(
+                     HasSubstr("The best layouts\n     layout"),
+                     HasSubstr("\nNeed\n"), HasSubstr("\nPlan\n"),
+                     Not(HasSubstr("Diagnosis")), Not(HasSubstr("[layout]"))));
+  const std::string verbose = run(kFits + "--verbose").out;
+  EXPECT_THAT(verbose, AllOf(HasSubstr("[layout]"), HasSubstr("Why not")));
+}
+
+TEST_F(PlanCommand, LeavesEightPerCentFree) {
+  const json usual = json::parse(run(kFits + "--json").out);
+  const json full = json::parse(run(kFits + "--free 0 --json").out);
+  const double usable = usual["usable_bytes"].get<double>();
+  EXPECT_NEAR(usable, 0.92 * full["usable_bytes"].get<double>(), 1);
+  EXPECT_LE(usual["plans"][0]["memory"]["peak_bytes"].get<double>(), usable);
+  EXPECT_GT(full["plans"][0]["memory"]["peak_bytes"].get<double>(), usable);
+  EXPECT_THAT(run(kFits).out, HasSubstr("8 % of each device's memory"));
+  EXPECT_THAT(run(kFits + "--free 91").err, HasSubstr("--free 91"));
+}
+
+TEST_F(PlanCommand, NothingFitsNamesTheClosestAndWhatWouldDo) {
+  const Outcome text = run(kLarge + "--html page.html");
+  EXPECT_EQ(text.exit_code, 1);
+  EXPECT_THAT(
+      text.out, AllOf(
+                    HasSubstr("Nothing fits"), HasSubstr("The closest plan"),
+                    HasSubstr("such devices suffice")));
+  EXPECT_THAT(
+      read_file(folder_.path("page.html")),
+      AllOf(HasSubstr("The closest plan"), HasSubstr("such devices suffice")));
+  const json plan = json::parse(run(kLarge + "--json").out);
+  EXPECT_TRUE(plan["plans"].empty());
+  EXPECT_FALSE(plan["closest"]["fits"].get<bool>());
+  EXPECT_TRUE(plan["smallest_cluster"]["fits"].get<bool>());
+  EXPECT_THAT(plan["need"].get<std::string>(), HasSubstr("devices"));
+}
+
+}  // namespace echelon::plan_cli_test
