@@ -6,6 +6,7 @@
 
 #include "echelon/planner/configuration.h"
 #include "echelon/planner/plan_choices.h"
+#include "echelon/planner/rank_picture.h"
 #include "echelon/planner/reasons.h"
 #include "echelon/report/chart.h"
 #include "echelon/report/page.h"
@@ -283,19 +284,19 @@ void draw_reason(report::Markup& page, const PlanPage& input) {
   const PlanResult& result = input.result;
   const bool fits = !result.plans.empty();
   const Reason& reason = result.reason;
-  page.add(
-      "<h2>Diagnosis</h2><p class='lead'>{}</p><h2>{}</h2><p "
-      "class='lead'>{}</p>",
-      reason.diagnosis, fits ? "Fix" : "The closest", reason.fix);
-  if (fits) {
+  page.add("<h2>Need</h2><p class='lead'>{}</p>", reason.diagnosis);
+  if (!fits) {
     page.add(
-        "<details><summary>The configuration to "
-        "paste</summary><pre>{}</pre></details>",
-        to_configuration(result.plans.front(), input.request));
+        "<h2>The closest plan</h2><p class='lead'>{}</p><h2>What would do"
+        "</h2><p class='lead'>{}</p>",
+        reason.fix, reason.why);
+    return;
   }
   page.add(
-      "<h2>{}</h2><p class='lead'>{}</p>",
-      fits ? "Why it works" : "What would do", reason.why);
+      "<h2>Plan</h2><p class='lead'>{}</p><details><summary>The configuration "
+      "to paste</summary><pre class='copy'>{}</pre></details>",
+      reason.why, to_configuration(result.plans.front(), input.request));
+  draw_rank_groups(page, input.request.cluster, result.plans.front());
   if (result.others.empty()) return;
   report::Facts others;
   for (const auto& other : result.others) {
@@ -376,12 +377,17 @@ std::string to_html(const PlanPage& input) {
   draw_choices(page, input);
   draw_growth(page, input);
   page.add(
-      "<footer>Computed by Echelon from formulas; nothing was measured. "
-      "{}</footer>",
+      "<footer>Computed by Echelon; nothing was measured. {}{}</footer>",
+      request.free_share > 0 ? format(
+                                   "{} of each device's memory stays free. ",
+                                   format_percent(request.free_share))
+                             : "",
       input.result.bound);
   return report::page_of(
       title, std::move(page),
-      plays ? report::PageScript::player : report::PageScript::none);
+      plays  ? report::PageScript::player_and_copy
+      : fits ? report::PageScript::copy
+             : report::PageScript::none);
 }
 
 }  // namespace echelon::planner

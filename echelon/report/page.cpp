@@ -7,6 +7,7 @@ namespace echelon::report {
 
 // The files of the folder assets/, embedded by CMakeLists.txt.
 namespace assets {
+extern const std::string_view copy_js;
 extern const std::string_view page_html;
 extern const std::string_view pipeline_css;
 extern const std::string_view pipeline_js;
@@ -18,16 +19,21 @@ extern const std::string_view shards_css;
 
 std::string
 page_of(const std::string& title, Markup content, PageScript script) {
-  const bool plays = script == PageScript::player;
+  const bool copies =
+      script == PageScript::copy || script == PageScript::player_and_copy;
+  const bool plays =
+      script == PageScript::player || script == PageScript::player_and_copy;
   std::string style(assets::report_css);
   style.append(assets::shards_css).append(assets::plane_css);
   if (plays) style += assets::pipeline_css;
   std::string scripts;
-  if (plays) scripts = format("<script>\n{}</script>\n", assets::pipeline_js);
+  if (copies) scripts = format("<script>\n{}</script>\n", assets::copy_js);
+  if (plays) scripts += format("<script>\n{}</script>\n", assets::pipeline_js);
   const std::map<std::string_view, std::string> values = {
       {"title", escape_markup(title)},
       {"style", style},
-      {"script_policy", plays ? "; script-src 'unsafe-inline'" : ""},
+      {"script_policy",
+       script == PageScript::none ? "" : "; script-src 'unsafe-inline'"},
       {"patterns", std::string(plays ? assets::pipeline_patterns_svg : "")},
       {"content", std::move(content).finish()},
       {"script", scripts}};

@@ -10,8 +10,9 @@
 
 namespace echelon::report {
 
-/// Whether a page holds pictures that play (pipeline_page.h).
-enum class PageScript { none, player };
+/// Whether a page holds pictures that play (pipeline_page.h), and texts to
+/// copy: each <pre class="copy"> gets a button.
+enum class PageScript { none, player, copy, player_and_copy };
 
 /// The page as a whole. Without a script it forbids all of them.
 std::string

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "echelon/text/format.h"
 #include "tests/planner/search_job.h"
 
 namespace echelon::planner::plan_page_test {
@@ -30,6 +31,20 @@ TEST(PlanPage, ShowsMemoryStepChoicesAndGrowthWithoutTheNetwork) {
   EXPECT_EQ(
       count_of(html, "a device, MFU"),
       page.choices.size() + page.growth.size());
+  for (const Axis axis : result.plans[0].strategy.layout.used_axes()) {
+    const auto id = format("id=\"ranks-{}\"", short_name(axis));
+    EXPECT_EQ(count_of(html, id), 1u) << id;
+  }
+  EXPECT_EQ(count_of(html, "<pre class=\"copy\">"), 1u);
+  // The headline alone has the whole strategy in words.
+  EXPECT_EQ(
+      count_of(
+          html.substr(0, html.find("Memory of a device</h2>")),
+          "under\">" + cost::to_string(result.plans[0].strategy)),
+      1u);
+  for (const char* heading : {"Need", "Plan", "Which ranks share what"}) {
+    EXPECT_EQ(count_of(html, format("<h2>{}</h2>", heading)), 1u) << heading;
+  }
   EXPECT_EQ(count_of(html, "<b>gpt2"), 0u);
   EXPECT_EQ(count_of(html, "http://") + count_of(html, "https://"), 0u);
   EXPECT_EQ(count_of(html, "src="), 0u);
