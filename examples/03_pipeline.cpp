@@ -53,7 +53,7 @@ Tensor samples(int step, int64_t microbatch) {
   return torch::sin(torch::arange(n) * 1.7 + phase).view({kRows, 8});
 }
 
-int main(int argc, char** argv) try {
+int main(int argc, char** argv) {
   auto world = echelon::World::from_environment();
   const auto layers = model();
   const auto schedule = echelon::make_schedule(
@@ -93,8 +93,4 @@ int main(int argc, char** argv) try {
       std::printf("step %d: loss %.6f\n", step + 1, loss);
     }
   }
-  return 0;
-} catch (const std::exception& error) {
-  std::fprintf(stderr, "%s\n", error.what());
-  return 1;
 }

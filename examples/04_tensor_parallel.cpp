@@ -36,7 +36,7 @@ struct Net : torch::nn::Module {
   std::shared_ptr<echelon::RowParallelLinear> out;
 };
 
-int main(int argc, char** argv) try {
+int main(int argc, char** argv) {
   auto world = echelon::World::from_environment();
   const auto layout = echelon::parse_layout(argc > 1 ? argv[1] : "dp=1");
   const echelon::MeshGroups mesh(world, layout);
@@ -70,8 +70,4 @@ int main(int argc, char** argv) try {
       }
     }
   }
-  return 0;
-} catch (const std::exception& error) {
-  std::fprintf(stderr, "%s\n", error.what());
-  return 1;
 }

@@ -39,7 +39,7 @@ struct Net : torch::nn::Module {
       register_module("head", torch::nn::Linear(kWidth, 1));
 };
 
-int main() try {
+int main() {
   auto world = echelon::World::from_environment();
   torch::manual_seed(0);
   auto net = std::make_shared<Net>();
@@ -76,8 +76,4 @@ int main() try {
       }
     }
   }
-  return 0;
-} catch (const std::exception& error) {
-  std::fprintf(stderr, "%s\n", error.what());
-  return 1;
 }

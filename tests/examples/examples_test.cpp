@@ -52,6 +52,14 @@ void expect_equal(
   }
 }
 
+// Errors leave main: World reports them, without the frames of LibTorch's.
+TEST(Examples, AnErrorHasItsCodeAndOneLine) {
+  Command command({kPrograms + "03_pipeline", "bogus"}, {"OMP_NUM_THREADS=1"});
+  EXPECT_EQ(command.wait(), 2);
+  EXPECT_THAT(
+      command.err(), testing::MatchesRegex("error: [^\n]*bogus[^\n]*\n"));
+}
+
 TEST(Examples, DataParallel) {
   const auto losses = losses_in(output_of(2, {"01_data_parallel"}));
   ASSERT_EQ(losses.size(), 5u);
