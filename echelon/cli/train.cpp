@@ -58,11 +58,50 @@ int dry_run(const TrainArguments& arguments) {
   return counted.exit_code;
 }
 
+// Throws when a finished run is started with other settings: nothing would be
+// done with them.
+void check_same_settings(const Job& job, const JobFacts& facts) {
+  namespace fs = std::filesystem;
+  const fs::path run = fs::path(job.train.run).lexically_normal();
+  std::vector<SettingChange> changes;
+  try {
+    Job before = load_job((run / "config.toml").string());
+    before.train.overwrite = job.train.overwrite;
+    changes = changed_settings(to_toml(job), to_toml(before));
+  } catch (const ConfigError&) {
+    return;  // written by another version
+  }
+  std::erase_if(changes, [](const SettingChange& change) {
+    return change.table == "checkpoint" && change.key == "resume";
+  });
+  if (changes.empty()) return;
+  std::vector<std::string> lines;
+  for (const auto& [table, key, now, before] : changes) {
+    lines.push_back(format("[{}] {} = {}, not {}", table, key, now, before));
+  }
+  constexpr size_t kShown = 5;
+  if (lines.size() > kShown) {
+    lines[kShown] = format("{} more", lines.size() - kShown);
+    lines.resize(kShown + 1);
+  }
+  const std::string name =
+      (run.has_filename() ? run : run.parent_path()).string();
+  int number = 2;
+  std::error_code error;
+  while (fs::exists(format("{}-{}", name, number), error)) ++number;
+  throw ConfigError(format(
+      "{} has all its {} steps, with other settings: {}\n"
+      "start a run of its own (--set train.run={}-{}, or train.run="
+      "\"{}-{{set}}\" in a sweep), or replace it (--overwrite)",
+      job.train.run, facts.steps, join(lines, "; "), name, number, name));
+}
+
 // Whether a run that would be resumed has all its steps already.
 bool is_done(const Job& job, const JobFacts& facts) {
   const auto latest =
       latest_checkpoint(std::filesystem::path(job.train.run) / "checkpoints");
   if (!latest || latest->step < facts.steps) return false;
+  check_same_settings(job, facts);
   std::cout << format(
       "{} has {} of {} steps; raise train.steps or train.epochs to continue, "
       "--overwrite starts again\n",
@@ -103,6 +142,9 @@ void add_train(Command& root) {
       "echelon train first.toml --layout dp=4 --ranks threads\n"
       "echelon train first.toml --resume runs/other   from its newest "
       "checkpoint\n"
+      "for rate in 0.1 0.01; do echelon train first.toml --set "
+      "optimizer.learning_rate=$rate --set 'train.run=runs/{name}-{set}'; "
+      "done\n"
       "echelon train first.toml --check        check everything, start "
       "nothing\n"
       "echelon train first.toml --dry-run      each rank's memory and "

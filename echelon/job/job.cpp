@@ -1,5 +1,12 @@
 #include "echelon/job/job.h"
 
+#include <algorithm>
+#include <cctype>
+#include <ctime>
+#include <filesystem>
+#include <sstream>
+#include <string_view>
+
 #include "echelon/error.h"
 #include "echelon/options/bind.h"
 #include "echelon/text/format.h"
@@ -74,6 +81,69 @@ void apply(config::Document& document, const Overrides& overrides) {
   }
 }
 
+// "learning_rate=0.1,seed=2": what sets one run of a sweep apart from others.
+std::string settings_of_run(const std::vector<std::string>& assignments) {
+  std::string text;
+  for (const auto& assignment : assignments) {
+    const size_t equals = assignment.find('=');
+    const std::string key = assignment.substr(0, equals);
+    if (key == "train.run") continue;
+    if (!text.empty()) text += ",";
+    text += assignment.substr(key.rfind('.') + 1);
+  }
+  // One folder, whatever the values are.
+  for (char& c : text) {
+    const bool plain = std::isalnum(static_cast<unsigned char>(c)) ||
+                       std::string_view("._=,+-").find(c) != std::string::npos;
+    if (!plain) c = '-';
+  }
+  return text;
+}
+
+std::string time_now() {
+  const std::time_t now = std::time(nullptr);
+  std::tm local{};
+  ::localtime_r(&now, &local);
+  char text[32];
+  const size_t size = std::strftime(text, sizeof text, "%Y%m%d-%H%M%S", &local);
+  return {text, size};
+}
+
+// Fills in {name}, {time} and {set}. An empty value takes the mark before it
+// along: "digits-{set}" is "digits" without --set.
+void name_run(Job& job, const std::string& path, const Overrides& overrides) {
+  std::string& run = job.train.run;
+  for (size_t at = 0; (at = run.find('{', at)) != std::string::npos;) {
+    const size_t end = run.find('}', at);
+    const std::string name =
+        end == std::string::npos ? "" : run.substr(at + 1, end - at - 1);
+    std::string value;
+    if (name == "name") {
+      value = std::filesystem::path(path).stem().string();
+    } else if (name == "time") {
+      value = time_now();
+    } else if (name == "set") {
+      value = settings_of_run(overrides.set);
+    } else {
+      throw ConfigError(format(
+          "{}: \"{}\" is none of {{name}}, {{time}} and {{set}}",
+          job.document.where("train.run"),
+          run.substr(at, end == std::string::npos ? end : end - at + 1)));
+    }
+    size_t begin = at;
+    const bool mark = at > 0 && std::string_view("-_.").find(run[at - 1]) !=
+                                    std::string::npos;
+    if (value.empty() && mark) --begin;
+    run.replace(begin, end + 1 - begin, value);
+    at = begin + value.size();
+  }
+  if (run.empty() || run.back() == '/') {
+    throw ConfigError(
+        job.document.where("train.run") +
+        ": names no folder without --set; put {name} in front of {set}");
+  }
+}
+
 Job bound(config::Document document) {
   Job job;
   bind_all(document, job);
@@ -101,7 +171,9 @@ bool adds_gradients(const Job& job) {
 Job load_job(const std::string& path, const Overrides& overrides) {
   auto document = config::Document::read(path);
   apply(document, overrides);
-  return bound(std::move(document));
+  Job job = bound(std::move(document));
+  name_run(job, path, overrides);
+  return job;
 }
 
 Job parse_job(const std::string& text, const std::string& name) {
@@ -113,6 +185,54 @@ config::Document describe(Job job) {
   bind_all(document, job);
   document.finish();
   return document;
+}
+
+namespace {
+
+struct Setting {
+  std::string table, key, value;
+  bool operator==(const Setting&) const = default;
+};
+
+std::vector<Setting> settings_in(const std::string& text) {
+  std::vector<Setting> all;
+  std::string table;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    if (line.empty() || line[0] == '#') continue;
+    const size_t equals = line.find(" = ");
+    if (line[0] == '[') {
+      table = line.substr(1, line.size() - 2);
+    } else if (equals != std::string::npos) {
+      all.push_back({table, line.substr(0, equals), line.substr(equals + 3)});
+    }
+  }
+  return all;
+}
+
+}  // namespace
+
+std::vector<SettingChange>
+changed_settings(const std::string& now, const std::string& before) {
+  std::vector<Setting> here = settings_in(now);
+  std::vector<Setting> there = settings_in(before);
+  std::erase_if(here, [&](const Setting& setting) {
+    const auto same = std::ranges::find(there, setting);
+    if (same == there.end()) return false;
+    there.erase(same);
+    return true;
+  });
+  std::vector<SettingChange> changes;
+  for (const Setting& one : here) {
+    const auto old = std::ranges::find_if(there, [&](const Setting& other) {
+      return other.table == one.table && other.key == one.key;
+    });
+    const bool known = old != there.end();
+    changes.push_back(
+        {one.table, one.key, one.value, known ? old->value : "not set"});
+    if (known) there.erase(old);
+  }
+  return changes;
 }
 
 std::string to_toml(const Job& job) {

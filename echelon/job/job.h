@@ -51,7 +51,7 @@ bool adds_gradients(const Job& job);
 
 /// What the command line sets over the file.
 struct Overrides {
-  std::vector<std::string> set;  // "train.steps=100"
+  std::vector<std::string> set;  // "train.steps=100"; names {set} of a run
   std::string layout;            // "dp=2"; replaces the degrees of [layout]
   int64_t num_ranks = 0;         // -n; without any degree, dp is this many
   std::string ranks;             // --ranks, "processes" or "threads"
@@ -60,7 +60,9 @@ struct Overrides {
 };
 
 /// Reads and checks each value by itself; check_job checks them together.
-/// Throws ConfigError with file, line and column, five lines at most.
+/// Fills in what train.run names by {name} (the file's, without its extension),
+/// {time} (now, as in 20261124-093000) and {set} (as in learning_rate=0.1; see
+/// `set`). Throws ConfigError with file, line and column, five lines at most.
 Job load_job(const std::string& path, const Overrides& overrides = {});
 /// The same for a configuration's text, which errors call `name`.
 Job parse_job(const std::string& text, const std::string& name);
@@ -68,6 +70,21 @@ Job parse_job(const std::string& text, const std::string& name);
 /// The tables of a configuration with the options' current values, all marked
 /// as `default`: the base of the reference and of to_toml.
 config::Document describe(Job job);
+
+/// A setting that two configurations give different values.
+struct SettingChange {
+  std::string table;  // "train"
+  std::string key;    // "batch"
+  std::string now;    // as TOML has it; "not set" without
+  std::string before;
+};
+
+/// Compares texts of lines "key = value" below lines "[table]", as to_toml and
+/// manifests have them, in the order of `now`. Where a table has a key twice,
+/// first lines are compared with first ones. A key that `now` lacks is left
+/// out.
+std::vector<SettingChange>
+changed_settings(const std::string& now, const std::string& before);
 
 /// The complete configuration; load_job reads it back identically.
 /// Throws ConfigError when a value is out of range.

@@ -334,7 +334,12 @@ void bind(config::Section& section, TrainOptions& options) {
   section.field(
       "seed", options.seed,
       "for initial values, the order of samples and dropout");
-  section.field("run", options.run, "the folder that the run writes")
+  section
+      .field(
+          "run", options.run,
+          "the folder that the run writes; {name} in it is the configuration's "
+          "file name, {set} what --set gives (learning_rate=0.1), {time} the "
+          "time of the start, as in runs/{name}-{set}")
       .not_empty();
   section.field(
       "overwrite", options.overwrite, "replace the run folder if it exists");

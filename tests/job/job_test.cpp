@@ -285,6 +285,39 @@ TEST_F(JobTest, AResolvedConfigurationDoesNotWarn) {
   EXPECT_THAT(find_unused_settings(load(to_toml(small()))), IsEmpty());
 }
 
+TEST_F(JobTest, ARunsNameMayHaveItsSettings) {
+  const auto name = [&](const std::string& run, std::vector<std::string> set) {
+    return load("[train]\nsteps = 1\nrun = \"" + run + "\"\n", {.set = set})
+        .train.run;
+  };
+  EXPECT_EQ(name("runs/{name}", {}), "runs/job");
+  EXPECT_EQ(name("runs/{name}-{set}", {}), "runs/job");
+  EXPECT_EQ(
+      name(
+          "runs/{set}",
+          {"optimizer.learning_rate=0.1", "train.seed=2", "data.path=a/b"}),
+      "runs/learning_rate=0.1,seed=2,path=a-b");
+  EXPECT_EQ(name("runs/x", {"train.run=runs/{name}_{set}"}), "runs/job");
+  EXPECT_THAT(name("{time}", {}), testing::MatchesRegex("20[0-9]{6}-[0-9]{6}"));
+  EXPECT_THAT(
+      error_text<ConfigError>([&] { name("runs/{nam}", {}); }),
+      HasSubstr("\"{nam}\" is none of {name}, {time} and {set}"));
+  EXPECT_THAT(
+      error_text<ConfigError>([&] { name("runs/{set}", {}); }),
+      HasSubstr("put {name} in front of {set}"));
+}
+
+TEST_F(JobTest, ChangedSettingsHaveBothValues) {
+  const auto changes = changed_settings(
+      "[a]\nx = 1\ny = 2\n[b]\nx = 3\n", "[a]\nx = 1\n[b]\nx = 4\nz = 1\n");
+  ASSERT_EQ(changes.size(), 2u);
+  EXPECT_EQ(changes[0].table + "." + changes[0].key, "a.y");
+  EXPECT_EQ(changes[0].before, "not set");
+  EXPECT_EQ(changes[1].table + "." + changes[1].key, "b.x");
+  EXPECT_EQ(changes[1].now, "3");
+  EXPECT_EQ(changes[1].before, "4");
+}
+
 TEST_F(JobTest, RunFolderIsMadeOnce) {
   const Job job = small();
   const std::string path = make_run_folder(job);

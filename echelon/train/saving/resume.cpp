@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <set>
 #include <sstream>
 #include <utility>
 
@@ -42,42 +43,10 @@ std::string first_line(const std::string& text) {
   return text.substr(0, text.find('\n'));
 }
 
-std::string value_of(const std::string& line) {
-  const size_t equals = line.find(" = ");
-  return equals == std::string::npos ? line : line.substr(equals + 3);
-}
-
-std::vector<std::string> lines_of(const std::string& text) {
-  std::vector<std::string> lines;
-  std::istringstream stream(text);
-  for (std::string line; std::getline(stream, line);) lines.push_back(line);
-  return lines;
-}
-
-// Compares lines "key = value" and returns "PLACE key = value, then VALUE" for
-// those of `now` that are not in `then`. Where a key occurs twice, first lines
-// are compared with first ones.
-std::vector<std::string> changes(
-    const std::string& place, std::vector<std::string> now,
-    std::vector<std::string> then) {
-  std::erase_if(now, [&](const auto& line) {
-    const auto same = std::find(then.begin(), then.end(), line);
-    if (same == then.end()) return false;
-    then.erase(same);
-    return true;
-  });
-  std::vector<std::string> lines;
-  for (const auto& line : now) {
-    const auto before = std::find_if(
-        then.begin(), then.end(),
-        [&](const auto& other) { return key_of(other) == key_of(line); });
-    const bool known = before != then.end();
-    lines.push_back(format(
-        "{} {}, then {}", place, line,
-        (known ? value_of(*before) : "not set")));
-    if (known) then.erase(before);
-  }
-  return lines;
+// "[optimizer] learning_rate: was 0.1, now 0.01"
+std::string was_now(
+    const std::string& what, const std::string& was, const std::string& now) {
+  return format("{}: was {}, now {}", what, was, now);
 }
 
 // Lists the changed settings that decide which samples a step sees.
@@ -86,12 +55,13 @@ std::vector<std::string> changes_of_samples(
     const std::string& samples) {
   std::vector<std::string> lines;
   if (manifest.seed != job.train.seed) {
-    lines.push_back(
-        format("[train] seed = {}, then {}", job.train.seed, manifest.seed));
+    lines.push_back(was_now(
+        "[train] seed", std::to_string(manifest.seed),
+        std::to_string(job.train.seed)));
   }
-  const auto more =
-      changes("data:", lines_of(samples), lines_of(manifest.data));
-  lines.insert(lines.end(), more.begin(), more.end());
+  for (const auto& change : changed_settings(samples, manifest.data)) {
+    lines.push_back(was_now("[data] " + change.key, change.before, change.now));
+  }
   return lines;
 }
 
@@ -106,6 +76,38 @@ void check_same_samples(
       ": the samples would not be those that it has not seen yet; set "
       "checkpoint.force = true to resume all the same, or checkpoint.resume = "
       "\"never\" to start from step 0");
+}
+
+// Throws unless the checkpoint's tensors are those of this model and optimizer.
+// Says which settings differ, if any do: they say more than tensors.
+void check_same_model(
+    const CheckpointManifest& manifest, const Job& job,
+    const ModelSource& source, const Optimizer& optimizer,
+    const std::string& place) {
+  try {
+    check_state(manifest, source, optimizer);
+    return;
+  } catch (const CheckpointError&) {
+    const std::set<std::string> without_effect = {
+        "weights",         "dropout",    "dtype",      "cut",
+        "balance",         "devices",    "norm_eps",   "device_bytes",
+        "sync_batch_norm", "rope_theta", "rope_factor"};
+    std::string lines;
+    for (const auto& [table, key, now, before] :
+         changed_settings(to_toml(job), manifest.config)) {
+      const bool of_optimizer =
+          table == "optimizer" && (key == "name" || key == "momentum");
+      const bool of_model = table == "model" && !without_effect.contains(key);
+      if (!of_optimizer && !of_model) continue;
+      lines += format(
+          "\n  [{}] {} = {}, the checkpoint has {}", table, key, now, before);
+    }
+    if (lines.empty()) throw;
+    throw CheckpointError(format(
+        "{}: is of another model or optimizer; resume with its settings, or "
+        "name another folder (--set train.run=…) for a run with these:{}",
+        place, lines));
+  }
 }
 
 // Training will save the steps of these checkpoints again.
@@ -166,8 +168,7 @@ std::vector<std::string> differences(
   std::vector<std::string> lines;
   const auto differ = [&](const std::string& what, const std::string& now,
                           const std::string& then) {
-    if (then != now)
-      lines.push_back(format("{}: {}, then {}", what, now, then));
+    if (then != now) lines.push_back(was_now(what, then, now));
   };
   differ("layout", to_string(job.layout), manifest.layout);
   differ(
@@ -176,21 +177,21 @@ std::vector<std::string> differences(
   differ(
       "steps of the learning rate's schedule", std::to_string(total_steps),
       std::to_string(manifest.total_steps));
-  const auto add = [&](const std::vector<std::string>& more) {
-    lines.insert(lines.end(), more.begin(), more.end());
-  };
-  add(changes_of_samples(manifest, job, samples));
+  for (auto& line : changes_of_samples(manifest, job, samples)) {
+    lines.push_back(std::move(line));
+  }
   if (job.train.compress == Compression::powersgd) {
     lines.emplace_back(
         "[train] compress = \"powersgd\": what it left out of earlier sums is "
         "forgotten");
   }
-  const std::string now = to_toml(job);
-  for (const char* table :
-       {"model", "shard", "memory", "precision", "optimizer"}) {
-    add(changes(
-        format("[{}]", table), lines_of_table(now, table),
-        lines_of_table(manifest.config, table)));
+  const std::set<std::string> tables = {
+      "model", "shard", "memory", "precision", "optimizer"};
+  for (const auto& [table, key, now, before] :
+       changed_settings(to_toml(job), manifest.config)) {
+    const bool batch = table == "train" && key == "batch";
+    if (!batch && !tables.contains(table)) continue;
+    lines.push_back(was_now(format("[{}] {}", table, key), before, now));
   }
   return lines;
 }
@@ -214,7 +215,9 @@ Resumed resume(
     if (damage.empty()) damage = detail::first_failure(seen);
     if (damage.empty()) {
       check_same_samples(reader->manifest(), job, samples, place.path.string());
-      check_state(reader->manifest(), source, state.optimizer());
+      check_same_model(
+          reader->manifest(), job, source, state.optimizer(),
+          place.path.string());
       try {
         auto lines = load_state(state, *reader, source, world, groups);
         if (const auto& scale = reader->manifest().loss_scale) {

@@ -33,7 +33,7 @@ Resume find_resume(const Job& job, const std::filesystem::path& folder);
 std::string describe_samples(const Job& job, const TrainingData& data);
 
 /// The differences between a job and a checkpoint in layout, ranks and
-/// settings, a line each: "layout: dp=2, then tp=2".
+/// settings, a line each: "layout: was tp=2, now dp=2".
 std::vector<std::string> differences(
     const CheckpointManifest& manifest, const Job& job,
     const std::string& samples, int64_t total_steps);

@@ -85,9 +85,11 @@ void check_state(
   const auto expected = expected_of(source, optimizer);
   std::map<std::string, const SavedTensor*> saved;
   for (const auto& tensor : manifest.tensors) saved[tensor.name] = &tensor;
+  constexpr int64_t kShown = 8;  // a model of other sizes has hundreds
   std::string problems;
+  int64_t count = 0;
   const auto add = [&](const std::string& name, const std::string& what) {
-    problems += "\n  " + name + ": " + what;
+    if (++count <= kShown) problems += "\n  " + name + ": " + what;
   };
   for (const auto& [name, here] : expected) {
     const auto found = saved.find(name);
@@ -104,6 +106,9 @@ void check_state(
     if (of_model && !expected.contains(name)) add(name, "unexpected");
   }
   if (problems.empty()) return;
+  if (count > kShown) {
+    problems += format("\n  and {} more", count - kShown);
+  }
   throw CheckpointError(format(
       "the checkpoint of step {} is not of this model and optimizer; resume "
       "with the [model] and [optimizer] that it was saved with:{}",

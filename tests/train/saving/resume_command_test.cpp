@@ -75,10 +75,31 @@ TEST_F(ResumeCommand, TheSameCommandResumes) {
                         "resumes from step 4 of " + run() +
                             "/checkpoints/step-00000004, "
                             "saved with dp=2 on 2 ranks",
-                        "layout: fsdp=2, then dp=2"));
+                        "layout: was dp=2, now fsdp=2"));
   expect_every_step_once(7);
   finishes(train(2, {"--overwrite"}));
   EXPECT_EQ(steps().size(), 2u);
+}
+
+TEST_F(ResumeCommand, AFinishedRunRefusesOtherSettings) {
+  finishes(train(2));
+  Command other(train(2, {"--set", "optimizer.learning_rate=0.5"}));
+  EXPECT_EQ(other.wait(), 2);
+  EXPECT_THAT(
+      other.err(),
+      HasAll(
+          run() + " has all its 2 steps, with other settings: [optimizer] "
+                  "learning_rate = 0.5, not ",
+          "(--set train.run=" + run() + "-2, "));
+  // One of its own for each rate.
+  for (const char* rate : {"0.5", "0.25"}) {
+    finishes(train(
+        2, {"--set", std::string("optimizer.learning_rate=") + rate, "--set",
+            "train.run=" + run() + "-{set}"}));
+  }
+  const std::string settings =
+      "-epochs=0,steps=2,warmup_steps=0,learning_rate=0.25";
+  EXPECT_TRUE(fs::exists(run() + settings + "/report.html"));
 }
 
 TEST_F(ResumeCommand, ARunThatBeganFromAnotherCanBeQueuedAgain) {

@@ -366,14 +366,14 @@ TEST_F(Resumed, AnotherSeedOrOtherDataAreRefusedUnlessForced) {
   other.train.seed = 7;
   EXPECT_THAT(
       error_text([&] { run(other, "run"); }),
-      HasSubstr("[train] seed = 7, then 0: the samples"));
+      HasSubstr("[train] seed: was 0, now 7: the samples"));
   other = job;
   other.data.holdout = 0.5;
   EXPECT_THAT(
       error_text([&] { run(other, "run"); }),
       HasAll(
-          "data: holdout = 0.5, then 0.2; data: samples = ",
-          "; data: held_out = "));
+          "[data] holdout: was 0.2, now 0.5; [data] samples: was ",
+          "; [data] held_out: was "));
   other.checkpoint.force = true;
   run(other, "run");
   EXPECT_EQ(metrics("run").steps.back().step, 3);
@@ -388,7 +388,53 @@ TEST_F(Resumed, AnotherModelIsRefusedWithAllThatDiffers) {
   job.model.hidden = {16, 8, 8};
   EXPECT_THAT(
       error_text([&] { run(job, "run"); }),
-      HasAll("missing", "[16, 16]", "[8, 16]"));
+      testing::AllOf(
+          HasSubstr(
+              "is of another model or optimizer; resume with its settings, or "
+              "name another folder (--set train.run=…) for a run with these:\n"
+              "  [model] hidden = [16, 8, 8], the checkpoint has [16, 16]"),
+          testing::Not(HasSubstr("missing"))));
+}
+
+// A program's layers have no settings.
+TEST_F(Resumed, OtherLayersOfAProgramAreNamed) {
+  Job job = digits("dp=1", 2);
+  const auto layers = [](const std::string& name) {
+    LayerList list;
+    list.add_function(
+        "flat", [](const torch::Tensor& x) { return x.flatten(1); });
+    for (int i = 0; i < 8; ++i) {
+      list.add(
+          name + std::to_string(i), [] { return torch::nn::Linear(64, 64); });
+    }
+    list.add("out", [] { return torch::nn::Linear(64, 10); });
+    return list;
+  };
+  const LayerList before = layers("a");
+  const LayerList now = layers("b");
+  run(job, "run", &before);
+  job.train.steps = 3;
+  EXPECT_THAT(
+      error_text([&] { run(job, "run", &now); }),
+      HasAll("b0.bias: missing", " more"));
+}
+
+TEST_F(Resumed, ChangesSayWhatWasAndWhatIs) {
+  Job job = digits("dp=1", 2);
+  CheckpointManifest manifest;
+  manifest.layout = "dp=2";
+  manifest.ranks = 2;
+  manifest.total_steps = 600;
+  manifest.config = to_toml(job);
+  job.train.batch = 16;
+  job.optimizer.learning_rate = 0.5;
+  EXPECT_THAT(
+      differences(manifest, job, "", 120),
+      ElementsAre(
+          "layout: was dp=2, now dp=1", "ranks: was 2, now 1",
+          "steps of the learning rate's schedule: was 600, now 120",
+          "[optimizer] learning_rate: was 0.001, now 0.5",
+          "[train] batch: was 48, now 16"));
 }
 
 TEST_F(Resumed, TwoRunsDoNotShareAFolder) {
