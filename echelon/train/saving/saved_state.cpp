@@ -85,7 +85,7 @@ void check_state(
   const auto expected = expected_of(source, optimizer);
   std::map<std::string, const SavedTensor*> saved;
   for (const auto& tensor : manifest.tensors) saved[tensor.name] = &tensor;
-  constexpr int64_t kShown = 8;  // a model of other sizes has hundreds
+  constexpr int64_t kShown = 12;  // a model of other sizes has hundreds
   std::string problems;
   int64_t count = 0;
   const auto add = [&](const std::string& name, const std::string& what) {
