@@ -7,6 +7,7 @@
 #include "echelon/cli/arguments.h"
 #include "echelon/cli/programs.h"
 #include "echelon/cli/terminal.h"
+#include "echelon/cluster/host.h"
 #include "echelon/error.h"
 #include "echelon/job/run_folder.h"
 #include "echelon/text/format.h"
@@ -34,6 +35,51 @@ void print_facts(const Job& job, const JobFacts& facts) {
       facts.steps, job.train.batch, job.train.run);
 }
 
+// What this host lets its processes have; 0: not known.
+int64_t host_bytes() {
+  const cluster::HostMemory memory = cluster::host_memory();
+  const bool limited =
+      memory.limit_bytes > 0 &&
+      (memory.total_bytes <= 0 || memory.limit_bytes < memory.total_bytes);
+  return static_cast<int64_t>(
+      limited ? memory.limit_bytes : memory.total_bytes);
+}
+
+// Whether parameters, gradients and two numbers of an optimizer may be a
+// quarter of the host's memory. A plan costs a start of echelon-train, which
+// small models need not wait for.
+bool may_not_fit(const Job& job, const JobFacts& facts) {
+  if (job.memory.limit_bytes > 0) return true;
+  const double element = job.model.dtype == "float64" ? 8 : 4;
+  return 4 * element * static_cast<double>(facts.num_parameters) *
+             static_cast<double>(job.layout.dp_replicate) >
+         static_cast<double>(host_bytes()) / 4;
+}
+
+// Throws when the plan says that ranks will run out of memory.
+void check_memory(const Job& job) {
+  const ScratchConfig config(job);
+  const Captured plan = capture(
+      {find_echelon_train(), "plan", config.path(), "--fits", "--host-bytes",
+       std::to_string(host_bytes())},
+      std::chrono::minutes(10));
+  if (plan.exit_code != static_cast<int>(ExitCode::configuration)) return;
+  std::string text = plan.err;
+  if (text.starts_with("error: ")) text.erase(0, 7);
+  while (!text.empty() && text.back() == '\n') text.pop_back();
+  throw ConfigError(text);
+}
+
+void warn_of_few_cores(int64_t ranks) {
+  const int64_t cores = cluster::available_cores();
+  if (ranks <= cores) return;
+  std::cerr << format(
+      "warning: {} ranks share {}, so that each step takes about {:.2g} times "
+      "as long as with a core for each rank\n",
+      ranks, counted(cores, "core"),
+      static_cast<double>(ranks) / static_cast<double>(cores));
+}
+
 // echelon-train counts the layers, since it knows their operators.
 int dry_run(const TrainArguments& arguments) {
   Job job = load(arguments.job);
@@ -42,7 +88,8 @@ int dry_run(const TrainArguments& arguments) {
   job.model.classes = facts.classes;
   const ScratchConfig config(job);
   std::vector<std::string> command = {
-      find_echelon_train(), "plan", config.path()};
+      find_echelon_train(), "plan", config.path(), "--host-bytes",
+      std::to_string(host_bytes())};
   if (arguments.json) command.push_back("--json");
   const Style style = terminal_style();
   if (style.colours) command.push_back("--colours");
@@ -126,6 +173,8 @@ int train(const TrainArguments& arguments) {
   }
   if (resumes && is_done(job, facts)) return 0;
   find_echelon_train();  // throws before the run folder is made
+  if (may_not_fit(job, facts)) check_memory(job);
+  warn_of_few_cores(job.layout.num_ranks());
   const std::string config = make_run_folder(job);
   return launch_echelon_train(
       {"train", config}, job.layout.num_ranks(), job.train.ranks,
@@ -142,9 +191,8 @@ void add_train(Command& root) {
       "echelon train first.toml --layout dp=4 --ranks threads\n"
       "echelon train first.toml --resume runs/other   from its newest "
       "checkpoint\n"
-      "for rate in 0.1 0.01; do echelon train first.toml --set "
-      "optimizer.learning_rate=$rate --set 'train.run=runs/{name}-{set}'; "
-      "done\n"
+      "echelon train first.toml --set train.seed=2 "
+      "--set 'train.run=runs/{name}-{set}'\n"
       "echelon train first.toml --check        check everything, start "
       "nothing\n"
       "echelon train first.toml --dry-run      each rank's memory and "

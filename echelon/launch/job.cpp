@@ -142,14 +142,17 @@ void Job::start_ranks() {
 
 void Job::start_rank(int local_rank, const std::string& program) {
   const int number = start_.first_rank + local_rank;
-  Rank rank(RankOutput(show_of(number), log_path(options_, number)));
+  const std::string error_file =
+      format("{}/rank-{}.json", scratch_.path(), number);
+  Rank rank(
+      RankOutput(show_of(number), log_path(options_, number), error_file));
   for (int stream = 1; stream <= 2; ++stream) {
     rank.output.set_prefix(
         stream,
         rank_prefix(number, start_.world_size, screen_.colours(stream)));
   }
   rank.end.rank = number;
-  rank.error_file = format("{}/rank-{}.json", scratch_.path(), number);
+  rank.error_file = error_file;
 
   const RankPlace place{
       .rank = number,

@@ -189,7 +189,9 @@ std::string rank_prefix(int rank, int world_size, bool colours) {
   return format("\x1b[{}m{}\x1b[0m ", kColours[rank % 8], text);
 }
 
-RankOutput::RankOutput(Show show, const std::string& log_path) : show_(show) {
+RankOutput::RankOutput(
+    Show show, const std::string& log_path, std::string error_file)
+    : show_(show), error_file_(std::move(error_file)) {
   if (!log_path.empty()) {
     log_ = Descriptor(
         open(log_path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
@@ -226,8 +228,21 @@ bool RankOutput::read(int stream, TimePoint now, Screen& screen) {
   const std::string_view text(bytes, size);
   log(text);
   if (stream == 2) tail_.add(text);
-  show(stream, text, now, screen);
+  show(stream, stream == 2 ? before_report(text) : text, now, screen);
   return true;
+}
+
+// A rank writes its report before the same text to stderr, where nothing else
+// follows (error_report.cpp).
+std::string_view RankOutput::before_report(std::string_view bytes) {
+  if (reported_) return {};
+  constexpr std::string_view kBegin = "error: ";
+  size_t at = bytes.starts_with(kBegin) ? 0 : bytes.find("\nerror: ");
+  if (error_file_.empty() || at == std::string_view::npos) return bytes;
+  if (bytes[at] == '\n') ++at;
+  if (::access(error_file_.c_str(), F_OK) != 0) return bytes;
+  reported_ = true;
+  return bytes.substr(0, at);
 }
 
 void RankOutput::show(

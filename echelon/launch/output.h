@@ -114,7 +114,12 @@ class RankOutput {
 
   /// Makes the pipes, and `log_path` unless empty. Throws ConfigError when the
   /// log cannot be written or no file is left.
-  RankOutput(Show show, const std::string& log_path);
+  ///
+  ///   error_file  where the rank reports the error that ends it (empty: not
+  ///               known); its text then goes to the log alone, since the
+  ///               launcher's last words are that report
+  RankOutput(
+      Show show, const std::string& log_path, std::string error_file = {});
 
   void set_prefix(int stream, std::string prefix) {
     lanes_[stream].prefix = std::move(prefix);
@@ -153,10 +158,14 @@ class RankOutput {
     TimePoint last_byte{};
   };
   void show(int stream, std::string_view bytes, TimePoint now, Screen& screen);
+  /// What comes before the text of the rank's report.
+  std::string_view before_report(std::string_view bytes);
   void log(std::string_view bytes);
   LineSplitter::Sink sink(int stream, Screen& screen);
 
   Show show_;
+  std::string error_file_;
+  bool reported_ = false;
   Lane lanes_[3];
   Tail tail_;
   Descriptor log_;

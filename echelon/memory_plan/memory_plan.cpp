@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <numeric>
 #include <set>
 #include <utility>
 
@@ -245,11 +246,18 @@ explain_limit(const MemoryModel& model, const Job& job, int64_t limit_bytes) {
          help_of(advise(model, job), limit_bytes);
 }
 
+std::vector<int> all_ranks(const Job& job) {
+  std::vector<int> ranks(static_cast<size_t>(job.layout.num_ranks()));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
 std::string explain_host_memory(
     const MemoryModel& model, const Job& job, const std::vector<int>& ranks,
     int64_t available_bytes) {
   const bool activations = job.memory.activations == Activations::offload;
-  if (job.memory.offload == Offload::none && !activations) return {};
+  const bool offloads = job.memory.offload != Offload::none || activations;
+  if (!offloads && !model.host_is_device) return {};
   const std::set<int> here(ranks.begin(), ranks.end());
   int64_t needed = 0;
   int64_t copied = 0;
@@ -262,13 +270,15 @@ std::string explain_host_memory(
     copied += plan.snapshot_bytes * number;
   }
   if (needed <= available_bytes) return {};
+  const std::string place =
+      !offloads ? format("[layout] {}", to_string(job.layout))
+      : job.memory.offload == Offload::none
+          ? "[memory] activations = \"offload\""
+          : format("[memory] offload = \"{}\"", to_string(job.memory.offload));
   return format(
-      "[memory] {}: {} {} of its memory, {}{} are available; offload less, let "
-      "fewer ranks share a host, or shard the parameters over more of them "
-      "(--layout fsdp=N)",
-      job.memory.offload == Offload::none
-          ? "activations = \"offload\""
-          : format("offload = \"{}\"", to_string(job.memory.offload)),
+      "{}: {} {} of its memory, {}{} are available; {}let fewer ranks share a "
+      "host, or shard the parameters over more of them (--layout fsdp=N)",
+      place,
       ranks.size() == 1
           ? format("rank {} needs", ranks.front())
           : format("the {} ranks of this host need", ranks.size()),
@@ -276,7 +286,7 @@ std::string explain_host_memory(
       copied > 0 ? format_bytes(copied) +
                        " of them for what checkpoints are written from, "
                  : "",
-      format_bytes(available_bytes));
+      format_bytes(available_bytes), offloads ? "offload less, " : "");
 }
 
 }  // namespace echelon::memory_plan

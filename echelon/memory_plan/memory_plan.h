@@ -139,12 +139,16 @@ std::vector<Advice> advise(const MemoryModel& model, const Job& job);
 std::string
 explain_limit(const MemoryModel& model, const Job& job, int64_t limit_bytes);
 
-/// For a job that offloads: the host memory that these ranks, all of one host,
-/// need, including copies for checkpoints, and what can be done if that is more
-/// than `available_bytes`. Empty when it is not, or when nothing is offloaded.
+/// For a job that offloads, or computes in the host's memory: the host memory
+/// that these ranks, all of one host, need, including copies for checkpoints,
+/// and what can be done if that is more than `available_bytes`. Empty when it
+/// is not, or when nothing is there.
 std::string explain_host_memory(
     const MemoryModel& model, const Job& job, const std::vector<int>& ranks,
     int64_t available_bytes);
+
+/// The ranks of a job.
+std::vector<int> all_ranks(const Job& job);
 
 /// For a rank that ran out of memory: which kind of memory it is, what the plan
 /// said, and how much each change would help.
@@ -156,8 +160,9 @@ std::string explain_shortage(
     const timeline::MemoryByKind& held, int64_t limit_bytes);
 
 struct PlanTextOptions {
-  bool colours = false;  // of the bars; without them they are letters
-  size_t columns = 80;   // of the terminal
+  int64_t host_bytes = 0;  // of the host of all ranks; 0: not known
+  bool colours = false;    // of the bars; without them they are letters
+  size_t columns = 80;     // of the terminal
 };
 
 /// Peaks by kind, with a line and a bar for ranks that are alike; then a step's

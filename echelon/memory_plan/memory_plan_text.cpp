@@ -297,6 +297,11 @@ std::string to_text(
                 ? "\nFits the limit of " + format_bytes(limit) + ".\n"
                 : "\nDoes not fit: " + excess + "\n";
   }
+  if (options.host_bytes > 0) {
+    const std::string excess =
+        explain_host_memory(model, job, all_ranks(job), options.host_bytes);
+    if (!excess.empty()) text += "\nDoes not fit this host: " + excess + "\n";
+  }
   for (const auto& note : plan.notes) text += "\nnote: " + note + "\n";
   return text;
 }

@@ -34,7 +34,8 @@ namespace {
 
 constexpr const char* kUsage =
     "usage: echelon-train train CONFIG [--threads N]\n"
-    "       echelon-train plan CONFIG [--json] [--colours] [--columns N]\n"
+    "       echelon-train plan CONFIG [--json | --fits] [--host-bytes N]\n"
+    "                     [--colours] [--columns N]\n"
     "       echelon-train count CONFIG [--json | --save FILE]\n"
     "       echelon-train verify CONFIG [--steps K] [--tolerance T] [--json]\n"
     "                     [--save FOLDER | --resume FOLDER] [--threads N]\n"
@@ -174,12 +175,24 @@ int run_train(Arguments& arguments) {
 int run_plan(Arguments& arguments) {
   const std::string config = arguments.positional("CONFIG");
   const bool json = arguments.flag("--json");
+  const bool fits = arguments.flag("--fits");  // says only what does not
   const memory_plan::PlanTextOptions options{
+      .host_bytes = arguments.number("--host-bytes", 0),
       .colours = arguments.flag("--colours"),
       .columns = static_cast<size_t>(arguments.number("--columns", 80))};
   arguments.end();
   const Job job = load_job(config);
   const memory_plan::MemoryModel model = count_memory(job);
+  if (fits) {
+    std::string excess =
+        memory_plan::explain_limit(model, job, job.memory.limit_bytes);
+    if (excess.empty() && options.host_bytes > 0) {
+      excess = memory_plan::explain_host_memory(
+          model, job, memory_plan::all_ranks(job), options.host_bytes);
+    }
+    if (!excess.empty()) throw ConfigError(excess);
+    return 0;
+  }
   const memory_plan::MemoryPlan plan = memory_plan::plan_memory(model, job);
   std::cout << (json ? memory_plan::to_json(plan, model, job) + "\n"
                      : memory_plan::to_text(plan, model, job, options))

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <thread>
 
 #include "echelon/architecture/hugging_face_config.h"
 #include "echelon/architecture/parameter_list.h"
@@ -250,6 +251,13 @@ TEST_F(CommandLine, TrainStartsRanksWithTheResolvedConfiguration) {
 TEST_F(CommandLine, TrainStartsOneProcessForThreads) {
   const auto out = printed(run("train first.toml -n 3 --ranks threads"));
   EXPECT_EQ(out, "rank 0 of 1: train runs/first/config.toml --threads 3\n");
+}
+
+TEST_F(CommandLine, MoreRanksThanCoresIsAWarning) {
+  const auto outcome =
+      run("train first.toml -n 64 --set train.batch=64 --ranks threads");
+  if (std::thread::hardware_concurrency() >= 64) GTEST_SKIP();
+  EXPECT_THAT(outcome.err, HasSubstr("warning: 64 ranks share "));
 }
 
 TEST_F(CommandLine, TrainReplacesARunOnlyWhenAsked) {

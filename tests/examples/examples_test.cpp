@@ -60,6 +60,20 @@ TEST(Examples, AnErrorHasItsCodeAndOneLine) {
       command.err(), testing::MatchesRegex("error: [^\n]*bogus[^\n]*\n"));
 }
 
+// The launcher's last words are the rank's error, which shows it no second
+// time.
+TEST(Examples, ALaunchedProgramsErrorIsPrintedOnce) {
+  Command command(
+      {kPrograms + "echelon", "run", "-n", "1", "--", kPrograms + "03_pipeline",
+       "bogus"},
+      {"OMP_NUM_THREADS=1"});
+  EXPECT_EQ(command.wait(), 2);
+  const std::string text = command.out() + command.err();
+  const size_t first = text.find("\"bogus\"");
+  ASSERT_NE(first, std::string::npos) << text;
+  EXPECT_EQ(text.find("\"bogus\"", first + 1), std::string::npos) << text;
+}
+
 TEST(Examples, DataParallel) {
   const auto losses = losses_in(output_of(2, {"01_data_parallel"}));
   ASSERT_EQ(losses.size(), 5u);

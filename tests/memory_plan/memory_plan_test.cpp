@@ -291,6 +291,23 @@ TEST(MemoryPlan, OffloadOnCpusNeedsRoomForEverything) {
   EXPECT_NE(explain_host_memory(model, job, {0}, all - 1), "");
 }
 
+// Without a device of their own, too, when nothing is offloaded.
+TEST(MemoryPlan, CpuRanksNeedTheirHostsMemory) {
+  auto model = model_of(8);
+  model.host_is_device = true;
+  Job job;
+  job.layout.dp_replicate = 2;
+  const int64_t all = 2 * first_rank(model, job).peak.total();
+  EXPECT_EQ(explain_host_memory(model, job, all_ranks(job), all), "");
+  EXPECT_THAT(
+      explain_host_memory(model, job, all_ranks(job), all - 1),
+      testing::StartsWith("[layout] dp=2: the 2 ranks of this host need "));
+  const auto plan = plan_memory(model, job);
+  EXPECT_THAT(
+      to_text(plan, model, job, {.host_bytes = all - 1}),
+      HasSubstr("\nDoes not fit this host: [layout] dp=2: "));
+}
+
 // Ranks share what they write; two copies in the optimizer's state.
 TEST(MemoryPlan, CheckpointsAreWrittenFromACopyOnTheHost) {
   auto model = model_of(8);

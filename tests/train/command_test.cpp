@@ -66,6 +66,18 @@ TEST(Memory, OffloadToAHostThatHasTooLittleIsRefused) {
                 "need "));
 }
 
+TEST(Memory, ALimitBelowThePlanIsRefusedBeforeRanksStart) {
+  TempFolder folder;
+  const std::string run = folder.path() + "/run";
+  Command job(train_digits(run, 2) + set({"memory.limit_bytes=100000"}));
+  EXPECT_EQ(job.wait(), 2);
+  EXPECT_THAT(
+      job.err(), AllOf(
+                     StartsWith("rank 0 needs "),
+                     HasSubstr(" more than the limit of 97.7 KiB")));
+  EXPECT_FALSE(fs::exists(run));
+}
+
 TEST(Precision, EndlessOverflowsEndTheRun) {
   TempFolder folder;
   const std::string run = folder.path() + "/run";
