@@ -14,6 +14,7 @@
 #include "echelon/counting/meta_mode.h"
 #include "echelon/error.h"
 #include "echelon/job/pipeline_schedule.h"
+#include "echelon/job/run_folder.h"
 #include "echelon/layers/sharded_module.h"
 #include "echelon/predict/counted_layers.h"
 #include "echelon/predict/predict_run.h"
@@ -322,6 +323,15 @@ void save_layers(const RunLayers& layers, const std::filesystem::path& folder) {
 }
 
 }  // namespace
+
+void write_own_configuration(
+    const Job& job, const std::filesystem::path& folder, bool own_layers) {
+  const auto path = folder / "config.toml";
+  std::error_code error;
+  if (std::filesystem::equivalent(path, job.document.name(), error)) return;
+  if (std::filesystem::exists(path, error) && !own_layers) return;
+  write_configuration(job, folder);
+}
 
 RunLayers count_run_layers(
     const Job& job, const ModelSource& source, const World& world,

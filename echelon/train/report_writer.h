@@ -1,5 +1,5 @@
-// Writes what a run leaves behind: its counted layers, the ranks' timeline and
-// the report page.
+// Writes what a run leaves behind: its configuration, its counted layers, the
+// ranks' timeline and the report page.
 #pragma once
 
 #include <cstdint>
@@ -17,6 +17,13 @@
 #include "echelon/train/strategies/model_source.h"
 
 namespace echelon {
+
+/// Writes config.toml for a program that calls train() itself. `echelon train`
+/// has written it before, and the program may have read its job from there:
+/// then it stays. One rank alone calls it. Throws ConfigError when it cannot be
+/// written.
+void write_own_configuration(
+    const Job& job, const std::filesystem::path& folder, bool own_layers);
 
 /// The layers that the prediction of a run on this machine uses.
 struct RunLayers {

@@ -18,7 +18,6 @@
 #include "echelon/checkpoint/weights/checkpoint_tensors.h"
 #include "echelon/comm/mesh_groups.h"
 #include "echelon/error.h"
-#include "echelon/job/run_folder.h"
 #include "echelon/text/format.h"
 #include "echelon/train/memory_watch.h"
 #include "echelon/train/report_writer.h"
@@ -158,17 +157,6 @@ void print_restored(
 Job as_saved(Job job, const LayerFactory& layers) {
   if (layers) job.model.name = kOwnModel;
   return job;
-}
-
-// Writes config.toml for a program that calls train() itself. `echelon train`
-// has written it before, and the program may have read its job from there.
-void write_own_configuration(
-    const Job& job, const std::filesystem::path& folder, bool own_layers) {
-  const auto path = folder / "config.toml";
-  std::error_code error;
-  if (std::filesystem::equivalent(path, job.document.name(), error)) return;
-  if (std::filesystem::exists(path, error) && !own_layers) return;
-  write_configuration(job, folder);
 }
 
 class Loop {
