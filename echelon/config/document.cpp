@@ -1,10 +1,12 @@
 #include "echelon/config/document.h"
 
 #include <algorithm>
+#include <cctype>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <ranges>
 #include <span>
 #include <tuple>
 
@@ -20,6 +22,21 @@ std::string where_text(
     const Place& place, const std::string& table, const std::string& key,
     const std::string& value) {
   return format("{}: [{}] {} = {}", place.text(), table, key, shortened(value));
+}
+
+// "[train] steps", or "train.steps" as a flag has it.
+std::string
+spelled(std::string_view table, std::string_view key, bool in_flag) {
+  return in_flag ? format("{}.{}", table, key) : format("[{}] {}", table, key);
+}
+
+// Letter case and - against _ do not count.
+bool same_name(std::string_view a, std::string_view b) {
+  const auto letter = [](char c) {
+    const auto byte = static_cast<unsigned char>(c);
+    return byte == '-' ? '_' : static_cast<char>(std::tolower(byte));
+  };
+  return std::ranges::equal(a, b, {}, letter, letter);
 }
 
 constexpr size_t kMaxFileBytes = 1 << 20;
@@ -66,15 +83,18 @@ Document Document::read(const std::string& path) {
 void Document::set(std::string_view assignment) {
   const std::string flag = "--set " + std::string(assignment);
   const size_t equals = assignment.find('=');
-  const size_t dot = assignment.substr(0, equals).find('.');
-  if (equals == std::string_view::npos || dot == std::string_view::npos ||
-      dot == 0 || dot + 1 == equals) {
+  const std::string_view place = assignment.substr(0, equals);
+  const size_t dot = place.find('.');
+  if (equals == std::string_view::npos || place.empty() ||
+      place.starts_with('.') || place.ends_with('.')) {
     throw ConfigError(
         flag +
         ": must be TABLE.KEY=VALUE; write for example --set train.steps=100");
   }
-  set(std::string(assignment.substr(0, dot)),
-      std::string(assignment.substr(dot + 1, equals - dot - 1)),
+  // A key without a table is refused by finish(), which knows the tables.
+  const bool has_table = dot != std::string_view::npos;
+  set(std::string(has_table ? place.substr(0, dot) : ""),
+      std::string(has_table ? place.substr(dot + 1) : place),
       parse_value(assignment.substr(equals + 1), flag), flag);
 }
 
@@ -107,6 +127,12 @@ bool Document::has_keys(
       keys, [&](const auto& key) { return find(table, key) != nullptr; });
 }
 
+const Value*
+Document::value(const std::string& table, const std::string& key) const {
+  const Key* found = find(table, key);
+  return found == nullptr ? nullptr : &found->value;
+}
+
 const Key*
 Document::find(const std::string& table, const std::string& key) const {
   const auto found = tables_.find(table);
@@ -127,18 +153,33 @@ std::vector<std::string> Document::keys_of(const std::string& table) const {
   return keys;
 }
 
-std::string
-Document::other_table(const std::string& key, const std::string& not_in) const {
-  const auto found = std::ranges::find_if(entries_, [&](const Entry& entry) {
-    return entry.key == key && entry.table != not_in;
-  });
-  return found == entries_.end() ? "" : found->table;
+const OtherNames*
+Document::other_name(std::string_view name, bool of_table) const {
+  for (const auto& row : other_names_) {
+    const bool is_table = row.key.find('.') == std::string_view::npos;
+    if (is_table != of_table) continue;
+    for (const auto word : std::views::split(row.names, ' ')) {
+      if (same_name(name, std::string_view(word.begin(), word.end())))
+        return &row;
+    }
+  }
+  return nullptr;
+}
+
+std::string Document::places_of(const std::string& key, bool in_flag) const {
+  std::vector<std::string> places;
+  for (const auto& entry : entries_) {
+    if (entry.key == key) places.push_back(spelled(entry.table, key, in_flag));
+  }
+  return join(places, " or ");
 }
 
 void Document::unknown_table(const std::string& name, const Table& table) {
   std::vector<std::string> names;
   for (const auto& heading : headings_) names.push_back(heading.name);
-  const std::string guess = nearest(name, names);
+  const OtherNames* row = other_name(name, true);
+  const std::string guess =
+      row != nullptr ? std::string(row->key) : nearest(name, names);
   problem(
       table.place,
       format(
@@ -147,32 +188,56 @@ void Document::unknown_table(const std::string& name, const Table& table) {
                         : format("did you mean [{}]?", guess)));
 }
 
+std::string Document::remedy(
+    const std::string& table, const std::string& key, bool in_flag) const {
+  const OtherNames* row = other_name(table + "." + key, false);
+  if (row == nullptr) {
+    const std::string places = places_of(key, in_flag);
+    if (!places.empty()) return format("did you mean {}?", places);
+    row = other_name(key, false);
+  }
+  if (row != nullptr) {
+    const size_t dot = row->key.find('.');
+    const auto owner = row->key.substr(0, dot);
+    const auto name = row->key.substr(dot + 1);
+    if (owner == table && row->remark.empty()) {
+      return format("did you mean \"{}\"?", name);
+    }
+    return format(
+        "did you mean {}{}?", spelled(owner, name, in_flag), row->remark);
+  }
+  const std::string guess = nearest(key, keys_of(table));
+  if (!guess.empty()) return format("did you mean \"{}\"?", guess);
+  std::vector<std::string> all;
+  for (const auto& entry : entries_) all.push_back(entry.key);
+  const std::string elsewhere = nearest(key, all);
+  if (!elsewhere.empty()) {
+    return format("did you mean {}?", places_of(elsewhere, in_flag));
+  }
+  return format(
+      "`echelon config reference` lists the keys{}",
+      table.empty() ? "" : format(" of [{}]", table));
+}
+
 void Document::unknown_key(
     const std::string& table, const std::string& key, const Key& found) {
   const std::string value = found.value.text();
-  if (table.empty()) {
-    const std::string owner = other_table(key, "");
+  const bool in_flag = !found.place.flag.empty();
+  const std::string text = found.place.text();
+  const std::string way_out = remedy(table, key, in_flag);
+  if (!table.empty()) {
     problem(
-        found.place,
-        format(
-            "{}: {} = {}: stands before any table; put it under {}",
-            found.place.text(), key, shortened(value),
-            owner.empty() ? "its table's [heading]" : format("[{}]", owner)));
-    return;
-  }
-  std::string message =
-      where_text(found.place, table, key, value) + ": unknown key";
-  const auto keys = keys_of(table);
-  const std::string guess = nearest(key, keys);
-  const std::string owner = other_table(key, table);
-  if (!owner.empty()) {
-    message += "; it belongs in [" + owner + "]";
-  } else if (!guess.empty()) {
-    message += "; did you mean \"" + guess + "\"?";
+        found.place, where_text(found.place, table, key, value) +
+                         ": unknown key; " + way_out);
+  } else if (in_flag) {
+    problem(
+        found.place, format("{}: must be TABLE.KEY=VALUE; {}", text, way_out));
   } else {
-    message += "; `echelon config reference` lists the keys of [" + table + "]";
+    problem(
+        found.place, format(
+                         "{}: {} = {}: stands before any table; {}", text, key,
+                         shortened(value), way_out));
   }
-  problem(found.place, message);
 }
 
 void Document::find_unknown() {

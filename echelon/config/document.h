@@ -11,6 +11,7 @@
 #pragma once
 
 #include <deque>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -34,6 +35,17 @@ struct Entry {
   Place place;                       // of the value; default when not set
 };
 
+/// Names that other programs have for a table or key. The error of an unknown
+/// name then says which key was meant. Letter case and - against _ do not
+/// count.
+struct OtherNames {
+  std::string_view key;     // "train.steps", or "train", a table
+  std::string_view remark;  // behind the key: ` = "bf16"`; may be empty
+  /// Separated by spaces. "train.schedule" counts in that table alone, even
+  /// where another table has a key "schedule".
+  std::string_view names;
+};
+
 class Document {
  public:
   Document() = default;
@@ -55,7 +67,12 @@ class Document {
   bool has_keys(
       const std::string& table, const std::vector<std::string>& keys) const;
 
+  /// What the file or an override gives a key; null when neither does.
+  const Value* value(const std::string& table, const std::string& key) const;
+
   Section section(const std::string& name, const std::string& help);
+  /// The names must outlive the document.
+  void also_called(std::span<const OtherNames> names) { other_names_ = names; }
 
   /// Ends the binding. Throws ConfigError with the first errors, in the order
   /// of the file, at most five lines; unknown tables and keys are errors.
@@ -92,15 +109,21 @@ class Document {
   void unknown_table(const std::string& name, const Table& table);
   void unknown_key(
       const std::string& table, const std::string& key, const Key& found);
-  /// The first table but `not_in` that has such a key; empty: none.
+  /// `did you mean "steps"?` or what else helps with an unknown key.
   std::string
-  other_table(const std::string& key, const std::string& not_in) const;
+  remedy(const std::string& table, const std::string& key, bool in_flag) const;
+  /// The row of other_names_ that has this name of a table or of a key; null:
+  /// none.
+  const OtherNames* other_name(std::string_view name, bool of_table) const;
+  /// "[train] steps", or "train.steps" as a flag has it; all that have the key.
+  std::string places_of(const std::string& key, bool in_flag) const;
   std::vector<std::string> keys_of(const std::string& table) const;
 
   std::string name_;
   Tables tables_;
   std::vector<Heading> headings_;
   std::deque<Entry> entries_;  // a deque: Field keeps references
+  std::span<const OtherNames> other_names_;
   std::map<std::string, std::string> aliases_;  // "layout.dp_replicate"
   std::vector<Problem> problems_;
 };

@@ -15,6 +15,7 @@ namespace echelon {
 namespace {
 
 void bind_all(config::Document& document, Job& job) {
+  document.also_called(other_names());
   const auto table = [&](const char* name, const char* help, auto& options) {
     auto section = document.section(name, help);
     bind(section, options);
@@ -58,8 +59,23 @@ void set_layout(config::Document& document, const std::string& text) {
   }
 }
 
+// A length of the run that the command line sets replaces the file's, which may
+// be the other of the two keys.
+void keep_one_length(config::Document& document) {
+  for (const auto& [key, other] :
+       {std::pair("steps", "epochs"), std::pair("epochs", "steps")}) {
+    const auto* mine = document.value("train", key);
+    const auto* theirs = document.value("train", other);
+    if (mine != nullptr && theirs != nullptr && !mine->place.flag.empty() &&
+        theirs->place.flag.empty() && mine->text() != "0") {
+      document.clear("train", {other});
+    }
+  }
+}
+
 void apply(config::Document& document, const Overrides& overrides) {
   for (const auto& assignment : overrides.set) document.set(assignment);
+  keep_one_length(document);
   if (!overrides.layout.empty()) set_layout(document, overrides.layout);
   if (overrides.num_ranks > 0 && !document.has_keys("layout", degree_keys())) {
     document.set(

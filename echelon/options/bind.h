@@ -3,6 +3,7 @@
 // command line reads and checks them.
 #pragma once
 
+#include <span>
 #include <string>
 #include <vector>
 
@@ -38,6 +39,10 @@ void bind(config::Section& section, CommOptions& options);  // [comm]
 
 /// The keys of the layout's degrees, both names of each.
 const std::vector<std::string>& degree_keys();
+
+/// What PyTorch, Hugging Face, Lightning, DeepSpeed and Megatron-LM call the
+/// tables and keys, for the errors of unknown ones.
+std::span<const config::OtherNames> other_names();
 
 /// The order as a configuration writes it: ["dp", "fsdp", …].
 std::vector<std::string> order_names(const AxisOrder& order);

@@ -7,10 +7,13 @@
 #include <csignal>
 #include <filesystem>
 #include <fstream>
+#include <set>
+#include <sstream>
 
 #include "echelon/job/check_job.h"
 #include "echelon/job/pipeline_schedule.h"
 #include "echelon/job/run_folder.h"
+#include "echelon/options/bind.h"
 #include "tests/support/error_text.h"
 #include "tests/support/temp_folder.h"
 
@@ -52,6 +55,68 @@ TEST_F(JobTest, TheLayoutFlagReplacesTheDegreesAlone) {
   EXPECT_EQ(job.layout.pp, 2);
   EXPECT_EQ(job.pipeline.microbatches, 6);
   EXPECT_EQ(job.pipeline.schedule, "gpipe");
+}
+
+// --set of steps replaces epochs of the file, and the reverse.
+TEST_F(JobTest, ALengthFromTheCommandLineReplacesTheFiles) {
+  const Job steps =
+      load("[train]\nepochs = 20\n", {.set = {"train.steps=100"}});
+  EXPECT_EQ(steps.train.steps, 100);
+  EXPECT_EQ(steps.train.epochs, 0);
+  const Job epochs =
+      load("[train]\nsteps = 100\n", {.set = {"train.epochs=2"}});
+  EXPECT_EQ(epochs.train.steps, 0);
+  EXPECT_EQ(epochs.train.epochs, 2);
+  // 0 is no length, and two lengths in one place contradict each other.
+  EXPECT_EQ(
+      load("[train]\nepochs = 3\n", {.set = {"train.steps=0"}}).train.epochs,
+      3);
+  EXPECT_THROW(
+      check_job(load("[train]\nepochs = 2\nsteps = 3\n"), 1), ConfigError);
+  EXPECT_THROW(
+      check_job(
+          load(
+              "[train]\nsteps = 1\n",
+              {.set = {"train.epochs=2", "train.steps=3"}}),
+          1),
+      ConfigError);
+}
+
+// Whoever writes another framework's name of a key is told ours, from whatever
+// table.
+TEST_F(JobTest, NamesOfOtherFrameworksLeadToOurKeys) {
+  const auto ours = describe({});
+  const auto is_key = [&](std::string_view key) {
+    return std::ranges::any_of(ours.entries(), [&](const auto& entry) {
+      return entry.table + "." + entry.key == key;
+    });
+  };
+  std::set<std::string> seen;
+  for (const auto& row : other_names()) {
+    std::istringstream names{std::string(row.names)};
+    for (std::string name; names >> name;) {
+      if (row.key.find('.') == std::string_view::npos) {
+        EXPECT_FALSE(ours.help(std::string(row.key)).empty()) << row.key;
+        continue;
+      }
+      EXPECT_TRUE(is_key(row.key)) << row.key;
+      EXPECT_TRUE(seen.insert(name).second) << name << " is there twice";
+      const bool has_table = name.find('.') != std::string::npos;
+      const std::string place = has_table ? name : "comm." + name;
+      EXPECT_FALSE(is_key(place)) << name;
+      const bool same_table =
+          row.key.starts_with(place.substr(0, place.find('.') + 1));
+      const std::string key(
+          same_table ? row.key.substr(row.key.find('.') + 1) : row.key);
+      EXPECT_THAT(
+          error_text([&] { load("", {.set = {place + "=1"}}); }),
+          HasSubstr(
+              std::string("unknown key; did you mean ") +
+              (same_table ? "\"" : "") + key))
+          << name;
+    }
+  }
+  EXPECT_GT(seen.size(), 250u);
 }
 
 // A key of the pipeline is no degree: -n still says how many ranks there are.
