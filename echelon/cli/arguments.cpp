@@ -8,6 +8,7 @@
 #include <iostream>
 
 #include "echelon/cli/terminal.h"
+#include "echelon/config/byte_size.h"
 #include "echelon/error.h"
 #include "echelon/text/format.h"
 #include "echelon/text/nearest.h"
@@ -72,6 +73,19 @@ int64_t parse_count(
         highest));
   }
   return count;
+}
+
+int64_t parse_size(
+    const std::string& flag, const std::string& text, int64_t lowest,
+    int64_t highest) {
+  const auto bytes = config::parse_bytes(text);
+  if (!bytes || *bytes < lowest || *bytes > highest) {
+    throw ConfigError(format(
+        "{} {}: must be a size from {} to {}, such as 64MiB, 2GB or a number "
+        "of bytes",
+        flag, text, config::bytes_text(lowest), config::bytes_text(highest)));
+  }
+  return *bytes;
 }
 
 void check_choice(

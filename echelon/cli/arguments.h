@@ -45,6 +45,11 @@ int64_t parse_count(
     const std::string& flag, const std::string& text, int64_t lowest,
     int64_t highest);
 
+/// "--bytes", "64 MiB" -> 67108864. Throws ConfigError unless it is in range.
+int64_t parse_size(
+    const std::string& flag, const std::string& text, int64_t lowest,
+    int64_t highest);
+
 /// Throws ConfigError, with the nearest choice, unless `word` is one of them.
 void check_choice(
     const std::string& flag, const std::string& word,

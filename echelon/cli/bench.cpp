@@ -6,6 +6,7 @@
 #include "echelon/cli/terminal.h"
 #include "echelon/cluster/local_cluster.h"
 #include "echelon/error.h"
+#include "echelon/text/format.h"
 
 namespace echelon::cli {
 namespace {
@@ -15,7 +16,7 @@ namespace fs = std::filesystem;
 struct BenchArguments {
   std::string backends = "local,gloo";
   std::string num_ranks = "2";
-  std::string bytes = "4096,1048576,67108864";
+  std::string bytes = "4KiB,1MiB,64MiB";
   std::string ranks = "processes";
   bool json = false;
 };
@@ -71,13 +72,15 @@ int bench(const BenchArguments& arguments) {
   for (const auto& backend : split(arguments.backends, ',')) {
     check_choice("--backend", backend, {"local", "gloo", "nccl"});
   }
+  std::vector<std::string> sizes;
   for (const auto& bytes : split(arguments.bytes, ',')) {
-    parse_count("--bytes", bytes, 4, int64_t{1} << 36);
+    sizes.push_back(
+        std::to_string(parse_size("--bytes", bytes, 4, int64_t{1} << 36)));
   }
   check_choice("--ranks", arguments.ranks, {"processes", "threads"});
   std::vector<std::string> command = {"bench",     "collectives",
                                       "--backend", arguments.backends,
-                                      "--bytes",   arguments.bytes};
+                                      "--bytes",   join(sizes, ",")};
   if (arguments.json) command.push_back("--json");
   return launch_echelon_train(
       command, parse_count("-n", arguments.num_ranks, 1, kMaxRanks),
@@ -113,7 +116,7 @@ void add_bench(Command& root) {
   auto [command, arguments] = group.add(
       "collectives", "microseconds of each collective, backend and size",
       "echelon bench collectives -n 2\n"
-      "echelon bench collectives -n 4 --backend local --bytes 4096 --json",
+      "echelon bench collectives -n 4 --backend local --bytes 64MiB --json",
       bench);
   command.option("-n", arguments.num_ranks, "RANKS", "ranks (default: 2)");
   command.option(
@@ -121,7 +124,7 @@ void add_bench(Command& root) {
       "which of local, gloo and nccl (default: local,gloo)");
   command.option(
       "--bytes", arguments.bytes, "BYTES,…",
-      "bytes of each rank's tensor (default: 4096,1048576,67108864)");
+      "bytes of each rank's tensor (default: 4KiB,1MiB,64MiB)");
   command.option(
       "--ranks", arguments.ranks, "processes|threads",
       "run each rank as a process, or as a thread of one process");

@@ -1,8 +1,10 @@
+#include <algorithm>
 #include <iostream>
 #include <nlohmann/json.hpp>
 
 #include "echelon/cli/arguments.h"
 #include "echelon/cli/terminal.h"
+#include "echelon/config/byte_size.h"
 #include "echelon/text/format.h"
 #include "echelon/text/table.h"
 
@@ -37,14 +39,28 @@ Json to_json(const config::Value& value) {
   }
 }
 
+/// Sizes are numbers of bytes in JSON.
+Json to_json(const config::Entry& entry, const std::string& text) {
+  auto value = config::parse_value(text, "");
+  if (entry.type.ends_with("bytes")) {
+    const auto to_number = [](config::Value& size) {
+      const auto bytes = config::parse_bytes(size.string);
+      if (bytes) size = config::Value(*bytes);
+    };
+    to_number(value);
+    std::ranges::for_each(value.items, to_number);
+  }
+  return to_json(value);
+}
+
 void show_json(const Job& job) {
   auto rows = Json::array();
   for (const auto& entry : job.document.entries()) {
     rows.push_back(
         {{"table", entry.table},
          {"key", entry.key},
-         {"value", to_json(config::parse_value(entry.value, ""))},
-         {"default", to_json(config::parse_value(entry.default_value, ""))},
+         {"value", to_json(entry, entry.value)},
+         {"default", to_json(entry, entry.default_value)},
          {"set_by", entry.place.short_text()}});
   }
   print_json(rows, std::cout);
@@ -98,7 +114,13 @@ constexpr const char* kOpening = R"(# Configuration
 `echelon train CONFIG.toml` reads one TOML file with a table for each component.
 Every key has a default; `train.steps` or `train.epochs` must be set. An unknown
 key, a value out of range and settings that contradict each other are found
-before any rank starts. `--set TABLE.KEY=VALUE` sets a value over the file's.
+before any rank starts. `--set TABLE.KEY=VALUE` sets a value over the file's;
+there `train.steps` replaces the file's `epochs`, and the reverse. Sizes in bytes
+may have a unit, as in `"48GiB"`, `"512 MiB"` and `"2GB"`.
+
+The error of an unknown key names the key that was meant, also where it is the
+name that PyTorch, Hugging Face, Lightning, DeepSpeed or Megatron-LM uses, such as
+`gradient_accumulation_steps` or `max_grad_norm`.
 
     [model]
     name = "simple_cnn"

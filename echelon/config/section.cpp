@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "echelon/config/byte_size.h"
 #include "echelon/error.h"
 #include "echelon/text/format.h"
 #include "echelon/text/nearest.h"
@@ -59,6 +60,12 @@ std::string assign(std::string& target, const Value& value) {
   return "";
 }
 
+std::string type_of(const Bytes&) {
+  return "bytes";
+}
+std::string type_of(const BytesList&) {
+  return "list of bytes";
+}
 template <class T>
 std::string type_of(const T&) {
   if constexpr (std::is_same_v<T, bool>) return "true or false";
@@ -125,6 +132,36 @@ std::string assign(milliseconds& target, const Value& value) {
   return "";
 }
 
+constexpr const char* kBytesRule =
+    "a size such as \"48GiB\", \"512 MiB\", \"2GB\", or a number of bytes";
+
+std::string assign(const Bytes& target, const Value& value) {
+  const std::string rule = std::string("must be ") + kBytesRule;
+  if (value.kind == Kind::string) {
+    const auto bytes = parse_bytes(value.string);
+    if (!bytes) return rule;
+    target.value() = *bytes;
+    return "";
+  }
+  return assign(target.value(), value).empty() ? "" : rule;
+}
+
+std::string assign(const BytesList& target, const Value& value) {
+  const std::string rule =
+      "must be a list of sizes, as in [\"16 GiB\", \"24 GiB\"]";
+  if (value.kind != Kind::array) return rule;
+  std::vector<int64_t> items;
+  for (const auto& item : value.items) {
+    int64_t bytes = 0;
+    if (!assign(Bytes(bytes), item).empty()) {
+      return rule + "; " + shortened(item.text(), 30) + " is not one";
+    }
+    items.push_back(bytes);
+  }
+  target.value() = items;
+  return "";
+}
+
 template <class T>
 std::string text_of(const T& value) {
   if constexpr (std::is_same_v<T, uint64_t>) {
@@ -150,6 +187,15 @@ std::string text_of(const std::vector<T>& values) {
   return "[" + join(values, ", ", text) + "]";
 }
 
+std::string text_of(const Bytes& bytes) {
+  const std::string text = bytes_text(bytes.value());
+  return text.find(' ') == std::string::npos ? text : toml_text(text);
+}
+std::string text_of(const BytesList& list) {
+  const auto text = [](int64_t bytes) { return text_of(Bytes(bytes)); };
+  return "[" + join(list.value(), ", ", text) + "]";
+}
+
 // The value in the unit of its bounds, or that of each item; empty where
 // bounds make no sense.
 template <class T>
@@ -171,6 +217,11 @@ std::vector<double> numbers_of(const std::vector<T>& values) {
 }
 
 template <class T>
+std::vector<double> numbers_of(const InBytes<T>& bytes) {
+  return numbers_of(bytes.value());
+}
+
+template <class T>
 size_t size_of(const T&) {
   return 1;
 }
@@ -180,6 +231,10 @@ size_t size_of(const std::string& value) {
 template <class T>
 size_t size_of(const std::vector<T>& values) {
   return values.size();
+}
+template <class T>
+size_t size_of(const InBytes<T>& bytes) {
+  return size_of(bytes.value());
 }
 
 std::string number_text(double value) {
@@ -196,14 +251,14 @@ auto on(const Target& target, const Function& function) {
 }
 
 std::string text_of(const Target& target) {
-  return on(target, [](auto& value) { return text_of(value); });
+  return on(target, [](const auto& value) { return text_of(value); });
 }
 
 }  // namespace
 
 Field::Field(Document& document, Entry& entry, Target target)
     : document_(document), entry_(entry), target_(target) {
-  entry_.type = on(target_, [](auto& value) { return type_of(value); });
+  entry_.type = on(target_, [](const auto& value) { return type_of(value); });
   entry_.default_value = text_of(target_);
   entry_.value = entry_.default_value;
   written_ = entry_.value;
@@ -250,7 +305,7 @@ std::string Field::bound_text(double bound) const {
 
 Field& Field::within(const Bounds& bounds) {
   const auto numbers =
-      on(target_, [](auto& value) { return numbers_of(value); });
+      on(target_, [](const auto& value) { return numbers_of(value); });
   const auto keep = [&](const std::optional<double>& bound, const char* words,
                         const auto& keeps) {
     if (!bound) return;
@@ -291,7 +346,8 @@ Field& Field::length(size_t smallest, size_t largest) {
                             : largest == std::numeric_limits<size_t>::max()
                                 ? format("{} or more", smallest)
                                 : format("{} to {}", smallest, largest);
-  const size_t size = on(target_, [](auto& value) { return size_of(value); });
+  const size_t size =
+      on(target_, [](const auto& value) { return size_of(value); });
   require(
       size >= smallest && size <= largest, "a list of " + range,
       ", not of " + std::to_string(size));
@@ -301,7 +357,7 @@ Field& Field::length(size_t smallest, size_t largest) {
 Field& Field::not_empty() {
   entry_.rules.push_back("not empty");
   if (!failed_ &&
-      on(target_, [](auto& value) { return size_of(value); }) == 0) {
+      on(target_, [](const auto& value) { return size_of(value); }) == 0) {
     refuse(entry_.place, written_, "must not be empty");
   }
   return *this;

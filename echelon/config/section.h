@@ -30,6 +30,21 @@ struct Bounds {
   std::optional<double> at_least, above, at_most, below;
 };
 
+/// A number of bytes, or a list of them: "48GiB", "512 MiB", "2GB", or a whole
+/// number.
+template <class T>
+class InBytes {
+ public:
+  explicit InBytes(T& target) : target_(&target) {}
+  const InBytes& get() const { return *this; }
+  T& value() const { return *target_; }
+
+ private:
+  T* target_;
+};
+using Bytes = InBytes<int64_t>;
+using BytesList = InBytes<std::vector<int64_t>>;
+
 /// The variable that a key sets. Times are "500ms", "30s", "10m", "2h", or a
 /// number of seconds.
 using Target = std::variant<
@@ -39,7 +54,7 @@ using Target = std::variant<
     std::reference_wrapper<std::vector<int64_t>>,
     std::reference_wrapper<std::vector<double>>,
     std::reference_wrapper<std::vector<std::string>>,
-    std::reference_wrapper<std::chrono::milliseconds>>;
+    std::reference_wrapper<std::chrono::milliseconds>, Bytes, BytesList>;
 
 /// An enum's values, each after its name in a configuration.
 template <class Enum>

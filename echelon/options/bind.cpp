@@ -168,7 +168,7 @@ void bind(config::Section& section, ShardOptions& options) {
       "units that are unsharded ahead of their use",
       {.at_least = 0, .at_most = 64});
   section.field(
-      "prefetch_bytes", options.prefetch_bytes,
+      "prefetch_bytes", config::Bytes(options.prefetch_bytes),
       "the most bytes unsharded ahead; 0: no limit", {.at_least = 0});
 }
 
@@ -218,7 +218,7 @@ void bind(config::Section& section, MemoryOptions& options) {
       "its matmuls, or the cheapest layers",
       kRecomputeNames);
   section.field(
-      "activation_bytes", options.activation_bytes,
+      "activation_bytes", config::Bytes(options.activation_bytes),
       "recompute \"budget\": bytes of activations that a rank may keep",
       {.at_least = 0});
   section.field(
@@ -232,7 +232,7 @@ void bind(config::Section& section, MemoryOptions& options) {
       "parameters",
       kOffloadNames);
   section.field(
-      "limit_bytes", options.limit_bytes,
+      "limit_bytes", config::Bytes(options.limit_bytes),
       "device memory that a rank may use; 0: all of a GPU, no limit on CPUs",
       {.at_least = 0});
 }
@@ -363,8 +363,8 @@ void bind(config::Section& section, TrainOptions& options) {
       "powersgd_rank", options.powersgd_rank,
       "powersgd: rank of the approximation", {.at_least = 1, .at_most = 1024});
   section.field(
-      "bucket_bytes", options.bucket_bytes, "bytes of gradients per all-reduce",
-      {.at_least = 1});
+      "bucket_bytes", config::Bytes(options.bucket_bytes),
+      "bytes of gradients per all-reduce", {.at_least = 1});
   section.field(
       "find_unused_parameters", options.find_unused_parameters,
       "allow parameters that a forward pass does not use");

@@ -140,7 +140,7 @@ void bind(config::Section& section, ModelOptions& options) {
       .length(0, 1024);
   section
       .field(
-          "device_bytes", options.device_bytes,
+          "device_bytes", config::BytesList(options.device_bytes),
           "memory of each of the devices, or of each pipeline rank; empty: "
           "what a GPU has, no limit on CPUs",
           {.at_least = 1})

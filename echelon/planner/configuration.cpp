@@ -5,6 +5,7 @@
 #include <limits>
 #include <vector>
 
+#include "echelon/config/byte_size.h"
 #include "echelon/cost/distinct_pipelines.h"
 #include "echelon/text/format.h"
 
@@ -47,6 +48,16 @@ class Table {
   }
   void numbers(const std::string& key, const std::vector<int64_t>& values) {
     line(key, format("[{}]", join(values, ", ")));
+  }
+  void bytes(const std::string& key, int64_t value) {
+    word(key, config::bytes_text(value));
+  }
+  void sizes(const std::string& key, const std::vector<int64_t>& values) {
+    std::vector<std::string> sizes;
+    for (const int64_t value : values) {
+      sizes.push_back(config::bytes_text(value));
+    }
+    words(key, sizes);
   }
   void words(const std::string& key, const std::vector<std::string>& values) {
     line(key, format("[{}]", join(values, ", ", in_quotes)));
@@ -137,7 +148,7 @@ void put_partition(
     Table& table, const cost::Strategy& strategy, const PlanRequest& request) {
   if (strategy.stage_layers.empty()) return;
   table.words("cut", first_layers(request.model, strategy.stage_layers));
-  table.numbers("device_bytes", device_bytes(strategy, request.cluster));
+  table.sizes("device_bytes", device_bytes(strategy, request.cluster));
 }
 
 std::string
@@ -226,7 +237,7 @@ std::string memory_table(const Plan& plan) {
   if (strategy.recompute != cost::Recompute::none &&
       strategy.recompute_layers >= 0) {
     table.word("recompute", "budget");
-    table.number("activation_bytes", kept_activation_bytes(plan.step));
+    table.bytes("activation_bytes", kept_activation_bytes(plan.step));
   } else if (strategy.recompute != cost::Recompute::none) {
     table.word("recompute", cost::to_string(strategy.recompute));
   }

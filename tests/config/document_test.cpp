@@ -3,10 +3,12 @@
 #include <gmock/gmock.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <limits>
 
+#include "echelon/config/byte_size.h"
 #include "echelon/config/section.h"
 #include "tests/support/error_text.h"
 
@@ -168,7 +170,8 @@ TEST(Document, NamesTheNearestKnown) {
       "f.toml:1:1: [zebra]: unknown table; there are [t]");
   EXPECT_EQ(
       error_of("count = 3\n"),
-      "f.toml:1:1: count = 3: stands before any table; put it under [t]");
+      "f.toml:1:1: count = 3: stands before any table; did you mean [t] "
+      "count?");
 }
 
 TEST(Document, NamesTheNearestTable) {
@@ -184,7 +187,46 @@ TEST(Document, SaysWhereAKeyBelongs) {
   document.section("a", "another table");
   EXPECT_EQ(
       error_text<ConfigError>([&] { bound(document); }),
-      "f.toml:2:1: [a] count = 3: unknown key; it belongs in [t]");
+      "f.toml:2:1: [a] count = 3: unknown key; did you mean [t] count?");
+}
+
+TEST(Document, KnowsTheNamesOfOtherPrograms) {
+  constexpr OtherNames kNames[] = {
+      {"t", "", "table options"},
+      {"t.count", "", "num_things n-things"},
+      {"t.name", " = \"beta\"", "second"},
+      {"t.rate", "", "a.count"}};
+  const auto error = [&](const std::string& text, const std::string& set) {
+    auto document = Document::parse(text, "f.toml");
+    if (!set.empty()) document.set(set);
+    document.also_called(kNames);
+    document.section("a", "another table");
+    return error_text<ConfigError>([&] { bound(document); });
+  };
+  for (const auto& [text, set, message] :
+       std::vector<std::array<std::string, 3>>{
+           {"[table]\n", "",
+            "f.toml:1:1: [table]: unknown table; did you mean "
+            "[t]?"},
+           {"[t]\nnum_things = 1", "",
+            "f.toml:2:1: [t] num_things = 1: unknown key; did you mean "
+            "\"count\"?"},
+           {"[a]\nN_Things = 1", "",
+            "f.toml:2:1: [a] N_Things = 1: unknown key; did you mean [t] "
+            "count?"},
+           {"[t]\nsecond = true", "",
+            "f.toml:2:1: [t] second = true: unknown key; did you mean [t] name "
+            "= \"beta\"?"},
+           {"[a]\ncount = 1", "",
+            "f.toml:2:1: [a] count = 1: unknown key; did you mean [t] rate?"},
+           {"", "a.num-things=1",
+            "--set a.num-things=1: [a] num-things = 1: unknown key; did you "
+            "mean t.count?"},
+           {"", "n_things=1",
+            "--set n_things=1: must be TABLE.KEY=VALUE; did you mean "
+            "t.count?"}}) {
+    EXPECT_EQ(error(text, set), message);
+  }
 }
 
 TEST(Document, AnotherNameOfAKey) {
@@ -238,6 +280,80 @@ TEST(Document, ShowsAtMostFiveLines) {
   EXPECT_THAT(message, HasSubstr("and 3 more errors"));
 }
 
+TEST(ByteSize, ReadsUnitsAndWritesTheShortestExactText) {
+  constexpr int64_t kGi = int64_t{1} << 30;
+  for (const auto& [text, bytes] : std::vector<std::pair<std::string, int64_t>>{
+           {"48GiB", 48 * kGi},
+           {"512 MiB", kGi / 2},
+           {"2GB", 2'000'000'000},
+           {"1.5 KiB", 1536},
+           {"65536", 65536},
+           {"7 B", 7},
+           {"-1 kB", -1000},
+           {"9007199254740993", 9007199254740993}}) {
+    EXPECT_EQ(parse_bytes(text), bytes) << text;
+  }
+  for (const char* text :
+       {"", "GiB", "1 gigabyte", "1 GiB/s", "x1 GiB", "1e30", "nan",
+        "9223372036854775808", "9000000 TiB"}) {
+    EXPECT_EQ(parse_bytes(text), std::nullopt) << text;
+  }
+  for (const auto& [bytes, text] : std::vector<std::pair<int64_t, std::string>>{
+           {0, "0"},
+           {999, "999"},
+           {1000, "1 kB"},
+           {1234567, "1234567"},
+           {26214400, "25 MiB"},
+           {50'000'000'000, "50 GB"},
+           {51981058048, "49573 MiB"},
+           {48 * kGi, "48 GiB"}}) {
+    EXPECT_EQ(bytes_text(bytes), text);
+    EXPECT_EQ(parse_bytes(text), bytes);
+  }
+}
+
+struct Sizes {
+  int64_t limit = 25 << 20;
+  std::vector<int64_t> each;
+};
+
+Sizes sizes_of(Document& document) {
+  Sizes sizes;
+  auto section = document.section("t", "a table");
+  section.field("limit", Bytes(sizes.limit), "a limit", {.at_least = 0});
+  section.field("each", BytesList(sizes.each), "limits", {.at_least = 1});
+  document.finish();
+  return sizes;
+}
+
+TEST(Document, SizesHaveUnits) {
+  auto document = Document::parse(
+      "[t]\nlimit = \"48GiB\"\neach = [\"1 MiB\", 1000001]\n", "f.toml");
+  const Sizes read = sizes_of(document);
+  EXPECT_EQ(read.limit, int64_t{48} << 30);
+  EXPECT_EQ(read.each, (std::vector<int64_t>{1 << 20, 1000001}));
+  EXPECT_EQ(
+      document.to_toml(),
+      "[t]\nlimit = \"48 GiB\"\neach = [\"1 MiB\", 1000001]\n");
+  EXPECT_EQ(document.entry("t.limit").default_value, "\"25 MiB\"");
+  EXPECT_EQ(document.entry("t.limit").type, "bytes");
+  auto again = Document::parse(document.to_toml(), "g.toml");
+  again.set("t.limit=512 MiB");
+  EXPECT_EQ(sizes_of(again).limit, 512 << 20);
+
+  const auto error = [](const std::string& text) {
+    auto wrong = Document::parse("[t]\n" + text, "f.toml");
+    return error_text<ConfigError>([&] { sizes_of(wrong); });
+  };
+  EXPECT_EQ(
+      error("limit = \"48 gigs\""),
+      "f.toml:2:9: [t] limit = \"48 gigs\": must be a size such as \"48GiB\", "
+      "\"512 MiB\", \"2GB\", or a number of bytes");
+  EXPECT_THAT(error("limit = \"-1 GiB\""), HasSubstr("must be at least 0"));
+  EXPECT_THAT(error("each = [\"1\", true]"), HasSubstr("true is not one"));
+  EXPECT_THAT(error("each = [\"0 GiB\"]"), HasSubstr("must be at least 1"));
+}
+
 TEST(Document, OverridesWin) {
   auto document = Document::parse("[t]\ncount = 3\n", "f.toml");
   for (const auto* set :
@@ -258,7 +374,8 @@ TEST(Document, OverridesAreChecked) {
   for (const auto& [set, message] :
        {std::pair("t.count=0", ": [t] count = 0: must be at least 1"),
         {"t.cuont=1", ": [t] cuont = 1: unknown key; did you mean \"count\"?"},
-        {"count=1",
+        {"count=1", ": must be TABLE.KEY=VALUE; did you mean t.count?"},
+        {"t.=1",
          ": must be TABLE.KEY=VALUE; write for example --set train.steps=100"},
         {"t.count=1OO", ": [t] count = \"1OO\": must be a whole number"}}) {
     EXPECT_EQ(error_of("", {set}), std::string("--set ") + set + message);
