@@ -321,10 +321,10 @@ void check_language_model(
   const auto shape = language_model_shape(options, vocabulary);
   if (sequence > shape.max_positions) {
     throw ConfigError(format(
-        "{}: a sample has {} tokens, but max_positions={}; use shorter "
-        "samples, "
-        "or set max_positions={}",
-        place(options), sequence, shape.max_positions, sequence));
+        "{}: a sample has {} tokens, but max_positions={}; set [data] "
+        "sequence={} or less, or max_positions={}",
+        place(options), sequence, shape.max_positions, shape.max_positions,
+        sequence));
   }
   const auto need = [&](const char* what, int64_t count) {
     if (tp <= count) return;

@@ -61,7 +61,8 @@ struct ExportArguments {
   std::string out;
   std::string format = "safetensors";
   std::string dtype;
-  std::string max_shard_bytes = "5000000000";
+  std::string max_shard_bytes = "5GB";
+  bool overwrite = false;
 };
 
 struct DtypeName {
@@ -96,12 +97,16 @@ std::string dtype_of(const std::vector<TensorToWrite>& tensors) {
   return "float32";
 }
 
-void check_file(const std::string& out) {
+void check_file(const std::string& out, bool overwrite) {
   check_parent(out);
   std::error_code error;
   if (fs::is_directory(out, error)) {
     throw ConfigError(
         out + ": is a folder; name a file, as in model.safetensors");
+  }
+  if (fs::exists(fs::symlink_status(out, error)) && !overwrite) {
+    throw ConfigError(
+        out + ": exists already; name a new file, or give --overwrite");
   }
 }
 
@@ -152,8 +157,13 @@ std::string describe(const std::vector<std::string>& files) {
 }
 
 int export_hugging_face(const ExportArguments& arguments) {
+  if (arguments.overwrite) {
+    throw ConfigError(
+        "--overwrite: replaces a file; for --format huggingface name a new "
+        "folder");
+  }
   const auto dtype = stored_dtype(arguments.dtype);
-  const int64_t max_shard_bytes = parse_count(
+  const int64_t max_shard_bytes = parse_size(
       "--max-shard-bytes", arguments.max_shard_bytes, 1, int64_t{1} << 60);
   const auto source = open_export_source(arguments.run);
   auto& weights = *source.tensors;
@@ -181,7 +191,7 @@ int export_hugging_face(const ExportArguments& arguments) {
 
 int export_file(const ExportArguments& arguments) {
   const auto dtype = stored_dtype(arguments.dtype);
-  check_file(arguments.out);
+  check_file(arguments.out, arguments.overwrite);
   const auto source = open_export_source(arguments.run);
   std::vector<TensorToWrite> tensors;
   for (size_t i = 0; i < source.tensors->tensors().size(); ++i) {
@@ -228,10 +238,13 @@ void add_export(Command& root) {
       "--dtype", arguments.dtype, "DTYPE",
       "dtype of the written weights, rounded to nearest: float32, bfloat16, "
       "float16 or float64 (default: as trained)");
+  command.flag(
+      "--overwrite", arguments.overwrite,
+      "safetensors: replace the file if it exists");
   command.option(
       "--max-shard-bytes", arguments.max_shard_bytes, "BYTES",
       "huggingface: larger weights are written as several files (default: "
-      "5000000000)");
+      "5GB)");
 }
 
 }  // namespace echelon::cli

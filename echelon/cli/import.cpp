@@ -113,21 +113,26 @@ FolderModel model_of(const std::string& folder) {
   return model;
 }
 
-// Copies the folder's tokenizer, if it has one. Returns the lines of
-// config.toml that name it.
-std::string import_tokenizer(
-    const fs::path& folder, const NewFolder& out, const fs::path& to) {
+// [data] of config.toml: samples that are as long as the model allows, and the
+// folder's tokenizer, if it has one, which is copied.
+std::string import_data(
+    const fs::path& folder, const NewFolder& out, const fs::path& to,
+    const ModelOptions& model) {
+  std::string table = "\n[data]\nname = \"text\"\n";
+  const int64_t usual = DataOptions{}.sequence;
+  if (model.max_positions > 0 && model.max_positions < usual) {
+    table += format("sequence = {}\n", model.max_positions);
+  }
   std::error_code error;
   const auto tokenizer = folder / "tokenizer.json";
-  if (!fs::exists(tokenizer, error)) return "";
+  if (!fs::exists(tokenizer, error)) return table;
   fs::copy_file(tokenizer, out.path() / "tokenizer.json", error);
   if (error) {
     throw CheckpointError(format(
         "{}: cannot be copied to {}: {}", tokenizer.string(), to.string(),
         error.message()));
   }
-  return "\n[data]\nname = \"text\"\ntokenizer = " +
-         in_toml(to / "tokenizer.json") + "\n";
+  return table + "tokenizer = " + in_toml(to / "tokenizer.json") + "\n";
 }
 
 int import_folder(const ImportArguments& arguments) {
@@ -142,14 +147,16 @@ int import_folder(const ImportArguments& arguments) {
       {{"format", "pt"}});
   const auto place = fs::absolute(arguments.out).lexically_normal();
   model.options.weights = (place / file).string();
-  const auto data = import_tokenizer(arguments.folder, out, place);
+  const auto data = import_data(arguments.folder, out, place, model.options);
   out.write("config.toml", model_table(model.options) + data);
   out.move_into_place();
   std::cout << format(
       "wrote {}: a {} of {} parameters, with its weights\n"
-      "to train it, add its data ([data]) and the steps ([train])\n",
+      "to train it: echelon train {} --set data.path=FILE.txt --set "
+      "train.steps=100 --set train.run=runs/tuned\n",
       (fs::path(arguments.out) / "config.toml").string(), model.options.name,
-      num_parameters(model.parameters));
+      num_parameters(model.parameters),
+      (fs::path(arguments.out) / "config.toml").string());
   return 0;
 }
 
@@ -162,7 +169,8 @@ void add_import(Command& root) {
       "folder of a GPT-2 or Llama: config.json and safetensors files, or the "
       "sharded files of torch.distributed.checkpoint",
       "echelon import path/to/gpt2 runs/gpt2\n"
-      "echelon train runs/gpt2/config.toml …      after adding data to it",
+      "echelon train runs/gpt2/config.toml --set data.path=book.txt --set "
+      "train.steps=100 --set train.run=runs/tuned",
       import_folder);
   command.positional("FOLDER", arguments.folder, "the Hugging Face folder");
   command.positional("OUT", arguments.out, "the folder to write");

@@ -60,7 +60,7 @@ named_parts(const cost::StepParts& parts) {
       {"recompute", parts.recompute}};
   for (const Axis axis : kAxes) {
     list.emplace_back(
-        "waiting for " + std::string(to_string(axis)),
+        "waiting for " + std::string(short_name(axis)),
         parts.exposed[static_cast<size_t>(axis)]);
   }
   list.emplace_back("pipeline bubble", parts.bubble);
@@ -175,8 +175,8 @@ void print_simulation_json(
   parts["recompute"] = step.parts.recompute;
   for (const Axis axis : kAxes) {
     const auto at = static_cast<size_t>(axis);
-    parts["exposed"][std::string(to_string(axis))] = step.parts.exposed[at];
-    json["communication"][std::string(to_string(axis))] =
+    parts["exposed"][std::string(short_name(axis))] = step.parts.exposed[at];
+    json["communication"][std::string(short_name(axis))] =
         step.communication[at];
   }
   parts["bubble"] = step.parts.bubble;

@@ -74,6 +74,13 @@ std::string_view short_name(Axis axis) {
   return "?";
 }
 
+std::string_view short_axis_name(std::string_view axis) {
+  for (const Axis one : kAxes) {
+    if (axis == to_string(one)) return short_name(one);
+  }
+  return axis;
+}
+
 std::string_view to_string(Axis axis) {
   constexpr std::array<std::string_view, 6> kAxisNames = {
       "dp_replicate", "dp_shard", "pp", "cp", "ep", "tp"};

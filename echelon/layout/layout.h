@@ -28,6 +28,8 @@ std::string_view to_string(Axis axis);
 /// The axis' name as layouts spell it: "dp" is dp_replicate, "fsdp" is
 /// dp_shard.
 std::string_view short_name(Axis axis);
+/// The same by either name of an axis; any other text as it is.
+std::string_view short_axis_name(std::string_view axis);
 
 /// The degrees. 1 leaves an axis out. Their product is the number of ranks.
 struct Layout {

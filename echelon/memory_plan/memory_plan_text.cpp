@@ -264,8 +264,9 @@ std::string collectives(const std::vector<RankPlan>& groups) {
     std::string ranks = list_of(group.ranks);
     for (const auto& call : merged_calls(group.calls)) {
       rows.push_back(
-          {std::exchange(ranks, ""), call.operation, call.axis,
-           format_count(call.count), number(call.bytes, unit), call.what});
+          {std::exchange(ranks, ""), call.operation,
+           std::string(short_axis_name(call.axis)), format_count(call.count),
+           number(call.bytes, unit), call.what});
     }
   }
   return "\nWhat each rank gives to the collectives of a step\n\n" +
@@ -315,7 +316,7 @@ to_json(const MemoryPlan& plan, const MemoryModel& model, const Job& job) {
     for (const auto& call : group.calls) {
       calls.push_back(
           {{"operation", call.operation},
-           {"axis", call.axis},
+           {"axis", short_axis_name(call.axis)},
            {"of", call.what},
            {"calls", call.count},
            {"bytes", call.bytes}});

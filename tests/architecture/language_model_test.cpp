@@ -234,7 +234,7 @@ TEST(LanguageModel, MustFitTheDataAndTheRanks) {
   check_language_model(small_llama(), 50, 20, 6);
   EXPECT_THAT(
       refused(50, 21, 1),
-      HasSubstr("a sample has 21 tokens, but max_positions=20; use shorter "
+      HasSubstr("a sample has 21 tokens, but max_positions=20; set [data] "
                 "samples, or set max_positions=21"));
   EXPECT_THAT(
       refused(50, 20, 7),

@@ -389,6 +389,17 @@ TEST_F(CommandLine, ExportsOneFile) {
   const safetensors::File half(path("half.safetensors"));
   EXPECT_EQ(half.at("fc.weight").dtype, "BF16");
   EXPECT_EQ(half.at("steps").dtype, "I64");
+  // A file is replaced only when asked.
+  EXPECT_EQ(
+      run("export runs/first half.safetensors").err,
+      "half.safetensors: exists already; name a new file, or give "
+      "--overwrite\n");
+  EXPECT_EQ(
+      safetensors::File(path("half.safetensors")).at("fc.weight").dtype,
+      "BF16");
+  EXPECT_EQ(run("export runs/first half.safetensors --overwrite").exit_code, 0);
+  EXPECT_EQ(
+      safetensors::File(path("half.safetensors")).at("fc.weight").dtype, "F32");
   const auto refused = run("export runs/first x.safetensors --dtype float16");
   EXPECT_EQ(refused.exit_code, 3);
   EXPECT_THAT(
@@ -431,7 +442,14 @@ TEST_F(CommandLine, ImportsAndExportsHuggingFaceFolders) {
       HasAll(
           "[model]\nname = \"gpt\"\n",
           "\nlayers = 1\nhidden_size = 4\nheads = 2\n", "\ndropout = 0.1\n",
-          "[data]\nname = \"text\"\ntokenizer = "));
+          "[data]\nname = \"text\"\nsequence = 8\ntokenizer = "));
+  // It trains: its samples are as long as the model allows.
+  write("tokens.bin", std::string(400, '\1'));
+  EXPECT_THAT(
+      run("train ours/config.toml --check --set data.path=tokens.bin --set "
+          "data.tokenizer= --set train.steps=1 --set train.batch=2")
+          .err,
+      "");
   EXPECT_EQ(run("config show ours/config.toml").exit_code, 0);
   EXPECT_EQ(
       run("import theirs ours").err,
@@ -448,7 +466,8 @@ TEST_F(CommandLine, ImportsAndExportsHuggingFaceFolders) {
       read("again/checkpoints/last.safetensors"),
       read("ours/checkpoints/last.safetensors"));
   EXPECT_THAT(
-      run("export ours shards --format huggingface --max-shard-bytes 300").out,
+      run("export ours shards --format huggingface --max-shard-bytes 0.3kB")
+          .out,
       HasSubstr("shards of weights"));
   EXPECT_EQ(run("import shards more").exit_code, 0);
   EXPECT_EQ(

@@ -230,7 +230,7 @@ TEST_F(SimulateCommand, TakesAConfigurationOfTrain) {
       text, AllOf(
                 StartsWith("simple_cnn on h100-sxm:1x8, 4 of 8 devices\n"
                            "dp=4 · 1 microbatch of 16\n"),
-                HasAll("samples/s", "fp32 peak", "waiting for dp_replicate")));
+                HasAll("samples/s", "fp32 peak", "waiting for dp  ")));
   refuses(configuration, "--cluster is missing");
   refuses(
       configuration + "--cluster h100-sxm:1x8 --model gpt2", "leave one out");

@@ -370,6 +370,9 @@ TEST(MemoryPlan, TextFoldsRanksThatAreAlike) {
   const std::string text = to_text(plan, model, job);
   EXPECT_THAT(text, HasSubstr("0 to 7"));
   EXPECT_THAT(text, HasSubstr("parameters of 4 layers"));
+  // Axes have the names that --layout takes.
+  EXPECT_THAT(text, HasSubstr("fsdp"));
+  EXPECT_EQ(text.find("dp_shard"), std::string::npos);
   for (size_t begin = 0; begin < text.size();) {
     const size_t end = text.find('\n', begin);
     EXPECT_LE(end - begin, 100u) << text.substr(begin, end - begin);

@@ -143,14 +143,20 @@ std::vector<std::string> expand_source(const std::string& name) {
   }
   const int reason = errno;
   ::globfree(&found);
-  if (result == GLOB_ABORTED) {
+  // A folder that is not there matches nothing.
+  if (result == GLOB_ABORTED && reason != ENOENT && reason != ENOTDIR) {
     throw DataError(name + ": cannot be read: " + std::strerror(reason));
   }
   std::erase_if(files, [](const auto& file) {
     std::error_code ignored;
     return fs::is_directory(file, ignored);
   });
-  if (files.empty()) throw DataError(name + ": no file matches");
+  if (files.empty()) {
+    throw DataError(
+        name +
+        ": the pattern matches no file; relative paths start in the "
+        "current folder");
+  }
   std::sort(files.begin(), files.end());
   return files;
 }

@@ -7,7 +7,9 @@
 // is left out would change tokens silently.
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <fstream>
 #include <functional>
 #include <set>
@@ -506,7 +508,8 @@ std::unique_ptr<Tokenizer> load_json_tokenizer(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   if (!file) {
     throw DataError(
-        path + ": cannot be read; [data] tokenizer must name a file");
+        path + ": cannot be read: " + std::strerror(errno) +
+        "; [data] tokenizer must name a file");
   }
   std::string content;
   std::vector<char> part(size_t{1} << 16);

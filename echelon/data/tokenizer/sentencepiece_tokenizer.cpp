@@ -1,5 +1,7 @@
 #include <sentencepiece_processor.h>
 
+#include <cerrno>
+#include <cstring>
 #include <fstream>
 #include <iterator>
 
@@ -16,7 +18,8 @@ class SentencePiece : public Tokenizer {
     std::ifstream file(path, std::ios::binary);
     if (!file) {
       throw DataError(
-          path + ": cannot be read; [data] tokenizer must name a file");
+          path + ": cannot be read: " + std::strerror(errno) +
+          "; [data] tokenizer must name a file");
     }
     const std::string content(std::istreambuf_iterator<char>(file), {});
     const auto status = processor_.LoadFromSerializedProto(content);

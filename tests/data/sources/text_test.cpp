@@ -175,7 +175,10 @@ TEST_F(Text, RefusesTextsThatCannotTrain) {
            {tokens("e.bin", {}, 4), "e.bin: is empty"},
            {text(folder_.write("e.txt", ""), 4), "is empty"},
            {text(folder_.path("none.txt"), 4), "none.txt: cannot be read"},
-           {text(folder_.path("*.none"), 4), "*.none: no file matches"},
+           {text(folder_.path("*.none"), 4),
+            "*.none: the pattern matches no file"},
+           {text(folder_.path("nowhere/*.txt"), 4),
+            "nowhere/*.txt: the pattern matches no file"},
            {text(folder_.path(), 4), "FOLDER/*.txt"},
            {text(folder_.write("o.bin", "123"), 1), "no multiple of the 2"}}) {
     EXPECT_THAT(data_error(options), HasSubstr(part));
