@@ -9,6 +9,7 @@
 
 #include "tests/support/places.h"
 #include "tests/support/process.h"
+#include "tests/support/temp_folder.h"
 
 namespace echelon::examples_test {
 
@@ -104,6 +105,68 @@ TEST(Examples, Sharded) {
   const auto one = losses_in(output_of(0, {"05_sharded"}));
   expect_equal(one, losses_in(output_of(2, {"05_sharded"})));
   expect_equal(one, losses_in(output_of(4, {"05_sharded"})));
+}
+
+constexpr const char* kOwnModel = "06_own_model";
+
+// Trains until `steps` steps are done; what it prints.
+std::string train_until(
+    const TempFolder& folder, int ranks, const std::string& run, int steps,
+    const std::string& layout) {
+  const std::string config = folder.write(
+      run + ".toml", "[data]\nholdout = 0.0\n[train]\nbatch = 32\nsteps = " +
+                         std::to_string(steps) + "\nrun = \"" +
+                         folder.path(run) + "\"\n");
+  return output_of(ranks, {kOwnModel, config, layout});
+}
+
+std::vector<double> losses_of_run(const std::string& run) {
+  const std::string metrics = read_file(run + "/metrics.jsonl");
+  static const std::regex kLoss("\"loss\":([0-9.]+)");
+  std::vector<double> losses;
+  for (std::sregex_iterator i(metrics.begin(), metrics.end(), kLoss), end;
+       i != end; ++i) {
+    losses.push_back(std::stod((*i)[1]));
+  }
+  return losses;
+}
+
+TEST(Examples, OwnModelResumesInEveryLayout) {
+  const TempFolder folder;
+  train_until(folder, 1, "one", 12, "dp=1");
+  train_until(folder, 2, "two", 4, "dp=2");
+  EXPECT_THAT(
+      train_until(folder, 2, "two", 8, "pp=2"),
+      testing::HasSubstr("saved with dp=2 on 2 ranks"));
+  EXPECT_THAT(
+      train_until(folder, 2, "two", 12, "fsdp=2"),
+      testing::HasSubstr("saved with pp=2 on 2 ranks"));
+  EXPECT_THAT(
+      read_file(folder.path("two/config.toml")),
+      testing::HasSubstr("fsdp = 2\n"));
+  EXPECT_THAT(
+      read_file(folder.path("two/report.html")), testing::HasSubstr("block.0"));
+
+  const auto one = losses_of_run(folder.path("one"));
+  const auto two = losses_of_run(folder.path("two"));
+  ASSERT_EQ(one.size(), 12u);
+  ASSERT_EQ(two.size(), 12u);
+  EXPECT_LT(one[11], 0.95 * one[0]);
+  for (size_t i = 0; i < 12; ++i) {
+    EXPECT_NEAR(two[i], one[i], 1e-4 * one[i]) << i;
+  }
+}
+
+TEST(Examples, OwnModelEqualsOneDevice) {
+  const TempFolder folder;
+  const std::string config = folder.write(
+      "own.toml", "[data]\nholdout = 0.0\n[train]\nbatch = 32\nsteps = 3\n");
+  for (const char* layout : {"dp=2", "pp=2", "fsdp=2"}) {
+    EXPECT_THAT(
+        output_of(2, {kOwnModel, config, layout, "verify"}),
+        testing::HasSubstr("equal: 63 comparisons over 3 steps"))
+        << layout;
+  }
 }
 
 }  // namespace echelon::examples_test
