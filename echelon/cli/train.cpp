@@ -50,7 +50,7 @@ int64_t host_bytes() {
 // small models need not wait for.
 bool may_not_fit(const Job& job, const JobFacts& facts) {
   if (job.memory.limit_bytes > 0) return true;
-  const double element = job.model.dtype == "float64" ? 8 : 4;
+  const double element = job.model.dtype == ModelDtype::float64 ? 8 : 4;
   return 4 * element * static_cast<double>(facts.num_parameters) *
              static_cast<double>(job.layout.dp_replicate) >
          static_cast<double>(host_bytes()) / 4;
