@@ -188,6 +188,7 @@ class Reader {
     try {
       timeline::MetricsFile file = timeline::read_metrics(path);
       record_.steps = std::move(file.steps);
+      record_.evaluations = std::move(file.evaluations);
       if (file.truncated) note("the last line of metrics.jsonl is truncated");
     } catch (const DataError& error) {
       if (record_.timeline.spans.empty()) throw;

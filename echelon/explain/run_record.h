@@ -18,9 +18,10 @@ struct RunRecord {
   std::string title;
   timeline::Timeline timeline;               // without spans: there is none
   std::vector<timeline::StepMetrics> steps;  // of metrics.jsonl, by step
-  std::optional<Job> job;                    // config.toml
-  std::string configuration;                 // its path
-  std::optional<cost::ModelShape> layers;    // as its trainer counted them
+  std::vector<timeline::EvaluationMetrics> evaluations;  // as well
+  std::optional<Job> job;                                // config.toml
+  std::string configuration;                             // its path
+  std::optional<cost::ModelShape> layers;  // as its trainer counted them
   bool simulated = false;  // by `echelon simulate --run`; nothing was trained
   std::optional<cluster::Cluster>
       cluster;                     // on which it was simulated, if it was

@@ -64,6 +64,21 @@ void draw_tiles(Markup& page, const std::vector<Tile>& tiles) {
   page.add("</dl>");
 }
 
+void add_prose(Markup& page, const std::string& text) {
+  std::string_view rest = text;
+  while (true) {
+    const size_t begin = rest.find('`');
+    const size_t end =
+        begin == std::string_view::npos ? begin : rest.find('`', begin + 1);
+    if (end == std::string_view::npos) break;
+    page.add(
+        "{}<code>{}</code>", rest.substr(0, begin),
+        rest.substr(begin + 1, end - begin - 1));
+    rest.remove_prefix(end + 1);
+  }
+  page.add("{}", rest);
+}
+
 void draw_facts(Markup& page, const Facts& facts) {
   if (facts.empty()) return;
   page.add("<dl class='facts'>");

@@ -30,6 +30,9 @@ struct Tile {
 };
 void draw_tiles(Markup& page, const std::vector<Tile>& tiles);
 
+/// Text whose `commands` between backticks are set as code.
+void add_prose(Markup& page, const std::string& text);
+
 /// Names and values in columns; nothing without any.
 using Facts = std::vector<std::pair<std::string, std::string>>;
 void draw_facts(Markup& page, const Facts& facts);

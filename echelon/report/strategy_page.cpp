@@ -2,69 +2,33 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
+#include <map>
+#include <set>
 #include <string>
 #include <utility>
 
+#include "echelon/report/chart.h"
 #include "echelon/report/page.h"
 #include "echelon/report/pipeline_page.h"
 #include "echelon/report/sections.h"
 #include "echelon/text/text_file.h"
 #include "echelon/text/units.h"
-#include "echelon/timeline/chrome_trace.h"
 #include "echelon/timeline/overlap.h"
 
 namespace echelon::report {
 namespace {
 
 struct Strategy {
-  const char* title;
-  const char* paragraph;  // how it works
+  std::string title;
+  std::string paragraph;  // how it works
 };
 
-constexpr Strategy kPipeline = {
-    "Pipeline parallel",
-    "The model is partitioned into stages, one or more on each device, and the "
-    "batch is split into microbatches. They follow one another through the "
-    "stages, so that the devices work side by side; the gradients come back "
-    "the same way."};
-constexpr Strategy kPipelineReplicas = {
-    "Pipeline and data parallel",
-    "Several replicas of a pipeline share the batch: in each, microbatches "
-    "follow one another through the stages; then the replicas of a stage "
-    "average their gradients."};
-constexpr Strategy kPipelineTensor = {
-    "Pipeline and tensor parallel",
-    "The model is partitioned into stages, and the matrices of each layer are "
-    "sharded over the ranks that hold its stage. Microbatches follow one "
-    "another through the stages; in each, these ranks put their parts of a "
-    "layer together."};
-constexpr Strategy kPipelineTensorData = {
-    "Pipeline, tensor and data parallel",
-    "Several copies of the model share the batch. Each is partitioned into "
-    "stages, and the matrices of each layer are sharded over the ranks that "
-    "hold its stage; at the end of a step the copies average their gradients."};
-constexpr Strategy kTensor = {
-    "Tensor parallel",
-    "The matrices of each layer are sharded over the ranks, which compute the "
-    "whole batch together: each has some of a layer's features, and where a "
-    "layer needs them all the parts are summed."};
-constexpr Strategy kTensorData = {
-    "Tensor and data parallel",
-    "Groups of ranks share the batch. In a group the matrices of each layer "
-    "are sharded over the ranks, which compute their samples together; then "
-    "the ranks with the same parts average their gradients."};
-constexpr Strategy kPlacement = {
+const Strategy kPlacement = {
     "Model parallel",
     "The layers are spread over several devices of one process. A batch passes "
     "the devices one after another, and its gradients come back the same way: "
     "each device holds a part of the model only."};
-constexpr Strategy kData = {
-    "Data parallel",
-    "Each rank holds the whole model and computes a share of the batch. The "
-    "gradients are averaged over the ranks, bucket by bucket, while the "
-    "backward still computes the next ones."};
-constexpr Strategy kOneDevice = {
+const Strategy kOneDevice = {
     "One device",
     "One device computes the whole batch: what the others equal."};
 
@@ -82,22 +46,107 @@ bool has_replicas(const StagePictures& stages) {
   });
 }
 
-bool talks_along(const timeline::Timeline& timeline, const std::string& axis) {
-  return std::ranges::find(timeline.spans, axis, &timeline::Span::axis) !=
-         timeline.spans.end();
+// The axes along which ranks share work: those of the layout, or those of the
+// collectives.
+std::set<Axis> axes_of(const Run& run) {
+  std::set<Axis> axes;
+  if (run.input.layout) {
+    for (const Axis axis : run.input.layout->used_axes()) axes.insert(axis);
+    return axes;
+  }
+  for (const Axis axis : kAxes) {
+    const std::string name(to_string(axis));
+    const bool used = std::ranges::any_of(
+        run.input.timeline.spans,
+        [&](const timeline::Span& span) { return span.axis == name; });
+    if (used) axes.insert(axis);
+  }
+  if (run.stages) {
+    axes.insert(Axis::pp);
+    // Ranks that share a stage are replicas, unless they share its layers.
+    const bool replicas = !axes.contains(Axis::tp) &&
+                          !axes.contains(Axis::dp_shard) &&
+                          has_replicas(*run.stages);
+    if (replicas) axes.insert(Axis::dp_replicate);
+  }
+  if (axes.empty() && run.input.timeline.rank_names.size() > 1) {
+    axes.insert(Axis::dp_replicate);
+  }
+  return axes;
+}
+
+std::string sharded_state(int64_t zero_stage) {
+  return zero_stage == 1 ? "the optimizer's state is"
+         : zero_stage == 2
+             ? "gradients and the optimizer's state are"
+             : "parameters, gradients and the optimizer's state are";
+}
+
+// Of two words or more: "Pipeline, tensor and data parallel".
+std::string title_of(const std::set<Axis>& axes) {
+  const bool sharded = axes.contains(Axis::dp_shard);
+  const bool replicated = axes.contains(Axis::dp_replicate);
+  std::vector<std::string> words;
+  if (axes.contains(Axis::pp)) words.emplace_back("pipeline");
+  if (axes.contains(Axis::cp)) words.emplace_back("context");
+  if (axes.contains(Axis::ep)) words.emplace_back("expert");
+  if (axes.contains(Axis::tp)) words.emplace_back("tensor");
+  if (sharded)
+    words.emplace_back(replicated ? "hybrid sharded data" : "sharded data");
+  if (replicated && !sharded) words.emplace_back("data");
+  std::string title = words.front();
+  for (size_t i = 1; i < words.size(); ++i) {
+    title += (i + 1 < words.size() ? ", " : " and ") + words[i];
+  }
+  title.front() = static_cast<char>(title.front() - 'a' + 'A');
+  return title + " parallel";
+}
+
+std::string paragraph_of(const std::set<Axis>& axes, int64_t zero_stage) {
+  std::vector<std::string> sentences;
+  const auto add = [&](Axis axis, std::string sentence) {
+    if (axes.contains(axis)) sentences.push_back(std::move(sentence));
+  };
+  add(Axis::pp,
+      "The model is partitioned into stages, and the batch is split into "
+      "microbatches. They follow one another through the stages, so that the "
+      "devices work side by side; the gradients come back the same way.");
+  add(Axis::cp,
+      "Each sequence is sharded over ranks, which exchange keys and values.");
+  add(Axis::ep,
+      "The experts of a layer are spread over ranks, and each token is sent to "
+      "those of its experts.");
+  add(Axis::tp,
+      "The matrices of each layer are sharded over ranks, which compute the "
+      "same samples together. Where a layer needs all features, the parts are "
+      "summed.");
+  add(Axis::dp_shard,
+      "Each rank computes a share of the batch, and " +
+          sharded_state(zero_stage) + " sharded over the ranks." +
+          (zero_stage >= 3 ? " The parameters of a layer are gathered before "
+                             "it runs."
+                           : "") +
+          " Gradients are averaged while backward computes the next ones.");
+  if (axes.size() == 1) {
+    add(Axis::dp_replicate,
+        "Each rank holds the whole model and computes a share of the batch. "
+        "The gradients are averaged over the ranks, bucket by bucket, while "
+        "backward computes the next ones.");
+  } else {
+    add(Axis::dp_replicate,
+        "Several replicas of this share the batch and average their "
+        "gradients.");
+  }
+  return join(sentences, " ");
 }
 
 Strategy strategy_of(const Run& run) {
-  const auto& timeline = run.input.timeline;
-  const bool tensor = talks_along(timeline, "tp");
-  const bool data = talks_along(timeline, "dp_replicate");
-  if (!run.stages) {
-    if (tensor) return data ? kTensorData : kTensor;
-    return timeline.rank_names.size() > 1 ? kData : kOneDevice;
-  }
-  if (!timeline::typical_pipeline_step(timeline)) return kPlacement;
-  if (tensor) return data ? kPipelineTensorData : kPipelineTensor;
-  return has_replicas(*run.stages) ? kPipelineReplicas : kPipeline;
+  const bool placed =
+      run.stages && !timeline::typical_pipeline_step(run.input.timeline);
+  if (placed) return kPlacement;
+  const auto axes = axes_of(run);
+  if (axes.empty()) return kOneDevice;
+  return {title_of(axes), paragraph_of(axes, run.input.zero_stage)};
 }
 
 Run run_of(const StrategyRun& input, size_t number) {
@@ -108,13 +157,24 @@ Run run_of(const StrategyRun& input, size_t number) {
   return run;
 }
 
-// The share of a typical step in which nothing is computed.
-std::string loss_text(const Run& run) {
-  if (run.stages) return format_percent(run.stages->idle) + " idle";
+std::string name_of(const Run& run) {
+  return run.input.name.empty() ? run.strategy.title : run.input.name;
+}
+
+// "Sharded data parallel, fsdp=2".
+std::string strategy_text(const Run& run) {
+  if (!run.input.layout || run.input.layout->num_ranks() == 1) {
+    return run.strategy.title;
+  }
+  return run.strategy.title + ", " + to_string(*run.input.layout);
+}
+
+// The share of a typical step in which nothing is computed; below 0: not known.
+double share_not_computing(const Run& run) {
+  if (run.stages) return run.stages->idle;
   const auto& mean = run.diagnosis.mean;
-  if (!(mean.step_seconds > 0)) return "\u2013";
-  return format_percent(1 - mean.compute_seconds / mean.step_seconds) +
-         " not computing";
+  if (!(mean.step_seconds > 0)) return -1;
+  return 1 - mean.compute_seconds / mean.step_seconds;
 }
 
 bool counts_tokens(const Run& run) {
@@ -132,7 +192,7 @@ void draw_cells(Markup& page, const Run& run, bool tokens) {
     const auto rate = timeline::median_of(metrics, of_step);
     cell(rate.has_value(), [&] { return format_count(*rate); });
   };
-  cell(!metrics.empty(), [&] {
+  cell(!metrics.empty() && !metrics.back().simulated, [&] {
     return format_number(timeline::final_loss(metrics));
   });
   cell(!evaluations.empty(), [&] {
@@ -150,37 +210,210 @@ void draw_cells(Markup& page, const Run& run, bool tokens) {
       return m.tokens_per_second.value_or(NAN);
     });
   }
-  page.add("<td>{}</td>", loss_text(run));
+  const auto seconds = timeline::median_of(
+      metrics, [](const timeline::StepMetrics& m) { return m.step_seconds; });
+  cell(seconds && *seconds > 0, [&] { return format_seconds(*seconds); });
+  const double share = share_not_computing(run);
+  cell(share >= 0, [&] { return format_percent(share); });
 }
 
 void draw_table(Markup& page, const std::vector<Run>& runs) {
   const bool tokens = std::ranges::any_of(runs, counts_tokens);
   std::vector<std::string> heads = {
-      "Strategy", "Final loss", "Held-out accuracy"};
+      "Run", "Strategy", "Final loss", "Held-out accuracy"};
   if (tokens) heads.push_back("Perplexity");
   heads.push_back("Samples/s, median");
   if (tokens) heads.push_back("Tokens/s, median");
-  heads.push_back("Of a step");
+  heads.push_back("Step, median");
+  heads.push_back("Not computing");
+  page.add("<div id='runs'>");
   open_table(page, "The runs in figures", heads);
   for (size_t i = 0; i < runs.size(); ++i) {
     page.add(
-        "<tr><th scope='row'><a href='#strategy-{}'>{}</a></th>", i,
-        runs[i].strategy.title);
+        "<tr><th scope='row'><a href='#strategy-{}'>{}</a></th><td>{}</td>", i,
+        name_of(runs[i]), strategy_text(runs[i]));
     draw_cells(page, runs[i], tokens);
     page.add("</tr>");
   }
   close_table(page);
+  page.add("</div>");
+}
+
+// --- Loss curves ------------------------------------------------------------
+
+constexpr size_t kCurveColors = 8;  // c1 … of assets/report.css
+
+bool has_loss(const timeline::StepMetrics& step) {
+  return !step.simulated && std::isfinite(step.loss);
+}
+
+// The step at which the losses of the runs are the furthest apart.
+struct LossDifference {
+  size_t steps = 0;  // that two runs or more have
+  int64_t step = 0;
+  double difference = 0;
+  size_t lowest = 0;  // indices of runs
+  size_t highest = 0;
+};
+
+LossDifference largest_difference(const std::vector<Run>& runs) {
+  struct Range {
+    double low = 0;
+    double high = 0;
+    size_t lowest = 0;
+    size_t highest = 0;
+    size_t count = 0;
+  };
+  std::map<int64_t, Range> ranges;
+  for (size_t i = 0; i < runs.size(); ++i) {
+    for (const auto& step : runs[i].input.metrics) {
+      if (!has_loss(step)) continue;
+      Range& range = ranges[step.step];
+      if (range.count == 0 || step.loss < range.low) {
+        range.low = step.loss;
+        range.lowest = i;
+      }
+      if (range.count == 0 || step.loss > range.high) {
+        range.high = step.loss;
+        range.highest = i;
+      }
+      ++range.count;
+    }
+  }
+  LossDifference found;
+  for (const auto& [step, range] : ranges) {
+    if (range.count < 2) continue;
+    ++found.steps;
+    if (found.steps > 1 && range.high - range.low <= found.difference) continue;
+    found.step = step;
+    found.difference = range.high - range.low;
+    found.lowest = range.lowest;
+    found.highest = range.highest;
+  }
+  return found;
+}
+
+std::string
+difference_text(const std::vector<Run>& runs, const LossDifference& found) {
+  if (found.steps == 0) return "No two runs have a step in common.";
+  if (found.difference == 0) {
+    return format(
+        "The losses are equal in {}.",
+        found.steps == 1
+            ? "the one step that runs share"
+            : "all " + format_count(found.steps) + " steps that runs share");
+  }
+  return format(
+      "The losses differ by at most {} (step {}: {} is higher than {}), over "
+      "{} {} that runs share.",
+      format_number(found.difference), format_count(found.step),
+      name_of(runs[found.highest]), name_of(runs[found.lowest]),
+      format_count(found.steps), found.steps == 1 ? "step" : "steps");
+}
+
+void draw_losses(Markup& page, const std::vector<Run>& runs) {
+  Chart chart{
+      .id = "losses",
+      .title = "Training loss",
+      .scale = YScale::automatic,
+      .height = 260};
+  for (const Run& run : runs) {
+    Curve curve{
+        .name = name_of(run),
+        .color = format("c{}", chart.curves.size() % kCurveColors + 1),
+        .style = CurveStyle::raw_and_smooth};
+    for (const auto& step : run.input.metrics) {
+      if (!has_loss(step)) continue;
+      curve.points.push_back({static_cast<double>(step.step), step.loss});
+    }
+    if (!curve.points.empty()) chart.curves.push_back(std::move(curve));
+  }
+  if (chart.curves.empty()) return;
+  const std::string text =
+      chart.curves.size() < 2 ? ""
+                              : difference_text(runs, largest_difference(runs));
+  chart.description = "Training loss by step, a curve for each run. " + text;
+  page.add("<section><h2>Loss</h2>");
+  if (!text.empty()) page.add("<p class='lead'>{}</p>", text);
+  page.add("<div class='grid2 only'>");
+  draw_chart(page, chart);
+  page.add(
+      "</div><p class='note'>The horizontal axis counts optimizer steps. The "
+      "pale lines are the losses of steps, the strong ones their mean over a "
+      "fifteenth of the run. Where curves coincide, the thinner ones of later "
+      "runs are over the wider ones.</p>"
+      "</section>");
+}
+
+// --- Configurations ---------------------------------------------------------
+
+constexpr const char* kUnknown = "\u2013";
+
+// By key, in the order of the configuration: the values of the runs.
+std::vector<std::pair<std::string, std::vector<std::string>>>
+different_settings(const std::vector<Run>& runs) {
+  std::vector<std::pair<std::string, std::vector<std::string>>> rows;
+  std::map<std::string, size_t> row_of;
+  std::vector<bool> known(runs.size());
+  for (size_t i = 0; i < runs.size(); ++i) {
+    known[i] = !runs[i].input.settings.empty();
+    for (const auto& [key, value] : runs[i].input.settings) {
+      const auto [found, added] = row_of.try_emplace(key, rows.size());
+      if (added) {
+        rows.emplace_back(key, std::vector<std::string>(runs.size(), kUnknown));
+      }
+      rows[found->second].second[i] = value;
+    }
+  }
+  std::erase_if(rows, [&](const auto& row) {
+    std::set<std::string> values;
+    for (size_t i = 0; i < runs.size(); ++i) {
+      if (known[i]) values.insert(row.second[i]);
+    }
+    return values.size() < 2;
+  });
+  return rows;
+}
+
+void draw_settings(Markup& page, const std::vector<Run>& runs) {
+  const auto known = std::ranges::count_if(
+      runs, [](const Run& run) { return !run.input.settings.empty(); });
+  if (known < 2) return;
+  page.add(
+      "<section id='settings'><h2>What differs in the configurations</h2>");
+  const auto rows = different_settings(runs);
+  if (rows.empty()) {
+    page.add("<p class='lead'>Nothing but the runs' folders.</p></section>");
+    return;
+  }
+  std::vector<std::string> heads = {"Setting"};
+  for (const Run& run : runs) heads.push_back(name_of(run));
+  open_table(page, "Settings that differ", heads);
+  for (const auto& [key, values] : rows) {
+    page.add("<tr><th scope='row'>{}</th>", key);
+    for (const auto& value : values) page.add("<td>{}</td>", value);
+    page.add("</tr>");
+  }
+  close_table(page);
+  page.add("</section>");
 }
 
 void draw_run(Markup& page, const Run& run, size_t number) {
   const auto id = format("strategy-{}", number);
-  page.add(
-      "<section id='{}'><h2>{}</h2><p class='lead'>{}</p>", id,
-      run.strategy.title, run.strategy.paragraph);
+  page.add("<section id='{}'><h2>{}</h2>", id, name_of(run));
+  if (!run.input.name.empty()) {
+    page.add("<h3>{}</h3>", strategy_text(run));
+  }
+  page.add("<p class='lead'>{}</p>", run.strategy.paragraph);
+  for (const auto& note : run.input.notes) {
+    page.add("<p class='note'>Note: ");
+    add_prose(page, note);
+    page.add(".</p>");
+  }
   if (run.stages) {
     page.add("<p class='finding'>{}</p>", unbroken(run.stages->sentence));
     draw_stage_pictures(page, *run.stages);
-  } else {
+  } else if (!run.diagnosis.sentence.empty()) {
     page.add("<p class='finding'>{}</p>", unbroken(run.diagnosis.sentence));
     draw_typical_step(page, run.input.timeline, run.diagnosis, id + "-");
   }
@@ -201,44 +434,22 @@ std::string to_html(const StrategyPage& input) {
       runs, [](const Run& run) { return run.stages.has_value(); });
   Markup page;
   page.add("<header>");
-  draw_title(page, "strategies compared", input.title);
+  draw_title(page, "runs compared", input.title);
   page.add("</header>");
   if (!runs.empty()) draw_table(page, runs);
+  draw_losses(page, runs);
+  draw_settings(page, runs);
   for (size_t i = 0; i < runs.size(); ++i) draw_run(page, runs[i], i);
   page.add(
-      "<footer>Written by Echelon from the timeline.json and metrics.jsonl of "
-      "each run.</footer>");
+      "<footer>Written by Echelon from the timeline.json, metrics.jsonl "
+      "and config.toml of each run.</footer>");
   return page_of(
       input.title, std::move(page),
       plays ? PageScript::player : PageScript::none);
 }
 
-StrategyRun read_strategy_run(
-    const std::filesystem::path& run_folder,
-    const std::filesystem::path& page_folder) {
-  StrategyRun run;
-  run.timeline = timeline::read_chrome_trace(run_folder / "timeline.json");
-  if (std::filesystem::exists(run_folder / "metrics.jsonl")) {
-    auto metrics = timeline::read_metrics(run_folder / "metrics.jsonl");
-    run.metrics = std::move(metrics.steps);
-    run.evaluations = std::move(metrics.evaluations);
-  }
-  const auto report = run_folder / "report.html";
-  if (std::filesystem::exists(report)) {
-    run.link = std::filesystem::proximate(report, page_folder).generic_string();
-  }
-  return run;
-}
-
 void write_strategy_page(
-    const std::filesystem::path& path, const std::string& title,
-    const std::vector<std::filesystem::path>& run_folders) {
-  StrategyPage page{.title = title};
-  const auto folder = std::filesystem::absolute(path).parent_path();
-  for (const auto& run : run_folders) {
-    page.runs.push_back(
-        read_strategy_run(std::filesystem::absolute(run), folder));
-  }
+    const std::filesystem::path& path, const StrategyPage& page) {
   write_file_atomically(path, to_html(page));
 }
 

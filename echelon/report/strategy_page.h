@@ -1,21 +1,33 @@
-// One page for several runs of the same model, each with another strategy: a
-// table that compares them, and for each the picture of a typical step.
+// One page for several runs of a model: a table that compares them, their loss
+// curves in one chart, what differs in their configurations, and for each the
+// picture of a typical step.
 #pragma once
 
 #include <filesystem>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "echelon/layout/layout.h"
 #include "echelon/timeline/metrics.h"
 #include "echelon/timeline/timeline.h"
 
 namespace echelon::report {
 
 struct StrategyRun {
+  std::string name;  // unique in the page; empty: the strategy stands for it
   std::string link;  // its own report, relative to the page; may be empty
+  /// Without a layout, the axes of the timeline's collectives say the strategy.
+  std::optional<Layout> layout;
+  int64_t zero_stage = 3;  // read when layout->dp_shard > 1
+  /// "train.batch" and its value, in the order of the configuration; empty: not
+  /// known.
+  std::vector<std::pair<std::string, std::string>> settings;
+  std::vector<std::string> notes;  // what is missing, a line each
   std::vector<timeline::StepMetrics> metrics;
   std::vector<timeline::EvaluationMetrics> evaluations;
-  timeline::Timeline timeline;
+  timeline::Timeline timeline;  // without spans: there is none
 };
 
 struct StrategyPage {
@@ -26,16 +38,8 @@ struct StrategyPage {
 /// The page stays under 500 KB with four runs of up to 16 ranks.
 std::string to_html(const StrategyPage& page);
 
-/// The run in a folder that `echelon train` wrote: timeline.json, and
-/// metrics.jsonl when it is there. `page_folder` is where the page will be, for
-/// the link to the run's report. Throws DataError when there is no timeline.
-StrategyRun read_strategy_run(
-    const std::filesystem::path& run_folder,
-    const std::filesystem::path& page_folder);
-
-/// Reads the runs and replaces the file at `path`.
+/// Replaces the file at `path`.
 void write_strategy_page(
-    const std::filesystem::path& path, const std::string& title,
-    const std::vector<std::filesystem::path>& run_folders);
+    const std::filesystem::path& path, const StrategyPage& page);
 
 }  // namespace echelon::report

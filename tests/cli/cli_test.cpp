@@ -11,7 +11,9 @@
 #include "echelon/architecture/hugging_face_config.h"
 #include "echelon/architecture/parameter_list.h"
 #include "echelon/checkpoint/format/safetensors.h"
+#include "echelon/text/text_file.h"
 #include "echelon/timeline/chrome_trace.h"
+#include "echelon/timeline/metrics.h"
 #include "tests/cli/typed.h"
 #include "tests/support/error_text.h"
 
@@ -498,12 +500,7 @@ TEST_F(CommandLine, ImportsAndExportsHuggingFaceFolders) {
   EXPECT_THAT(names_in(folder_.path()), Not(Contains(HasSubstr(".part-"))));
 }
 
-TEST_F(CommandLine, CompareNeedsRunsThatEnded) {
-  write("runs/first/config.toml", "");
-  EXPECT_EQ(
-      run("compare runs/first").err,
-      "runs/first: is not the folder of a finished run: it has no "
-      "timeline.json; name a run that `echelon train` has completed\n");
+void write_compared_run(const std::string& folder, const char* layout) {
   timeline::Timeline timeline{.title = "digits", .rank_names = {"rank 0"}};
   timeline.spans = {
       {.track = "compute",
@@ -511,12 +508,53 @@ TEST_F(CommandLine, CompareNeedsRunsThatEnded) {
        .kind = timeline::SpanKind::forward,
        .end_ns = 1000,
        .step = 1}};
-  timeline::write_chrome_trace(path("runs/first/timeline.json"), timeline);
-  const auto out =
-      printed(run("compare runs/first -o page.html --title 'A <b>'"));
-  EXPECT_EQ(out, "report: page.html\n");
-  EXPECT_THAT(read("page.html"), HasSubstr("A &lt;b&gt;"));
+  timeline::write_chrome_trace(folder + "/timeline.json", timeline);
+  timeline::MetricsWriter metrics(folder + "/metrics.jsonl");
+  metrics.append(timeline::StepMetrics{.step = 1, .loss = 0.5});
+  metrics.append(timeline::EvaluationMetrics{.step = 1, .accuracy = 0.975});
+  write_file_atomically(
+      folder + "/config.toml",
+      std::string("[model]\nname = \"simple_cnn\"\n[train]\nrun = \"") +
+          folder + "\"\nsteps = 1\n[layout]\n" + layout + "\n");
+  write_file_atomically(folder + "/report.html", "<html>");
+}
+
+TEST_F(CommandLine, CompareNamesRunsAndWhatDiffers) {
+  write_compared_run(path("runs/first"), "fsdp = 2");
+  write_compared_run(path("runs/second"), "dp = 2");
+  EXPECT_EQ(
+      printed(run("compare runs/first runs/second/ -o page.html --title "
+                  "'A <b>'")),
+      "report: page.html\n");
+  EXPECT_THAT(
+      read("page.html"),
+      HasAll(
+          "A &lt;b&gt;", ">first</a>", ">second</a>",
+          "Sharded data parallel, fsdp=2", "Data parallel, dp=2",
+          "layout.fsdp</th><td>2</td><td>1</td>", "<td>97.5 %</td>",
+          "are equal in the one step", "href=\"runs/second/report.html\""));
+  EXPECT_THAT(read("page.html"), Not(HasSubstr("train.run")));
+  // Runs of one name are told apart by their paths.
+  write_compared_run(path("other/first"), "dp = 2");
+  printed(run("compare runs/first other/first -o page.html"));
+  EXPECT_THAT(read("page.html"), HasAll(">runs/first</a>", ">other/first</a>"));
   expect_error("compare runs/first -o nowhere/page.html", "make it first");
+  EXPECT_THAT(run("compare runs/none").err, HasSubstr("there is no such run"));
+}
+
+TEST_F(CommandLine, CompareShowsWhatAKilledRunLeft) {
+  write_compared_run(path("killed"), "dp = 2");
+  fs::remove(path("killed/timeline.json"));
+  write("killed/metrics.jsonl", read("killed/metrics.jsonl") + "{\"step\":2,");
+  printed(run("compare killed -o page.html"));
+  EXPECT_THAT(
+      read("page.html"), HasAll(
+                             "<td>0.5</td>", "there is no timeline.json",
+                             "the last line of metrics.jsonl is truncated"));
+  write("killed/metrics.jsonl", "{\"step\":1,");
+  const auto nothing = run("compare killed");
+  EXPECT_EQ(nothing.exit_code, 3);
+  EXPECT_THAT(nothing.err, HasSubstr("has no step"));
 }
 
 TEST_F(CommandLine, BenchPassesItsArguments) {

@@ -74,10 +74,23 @@ int main(int argc, char** argv) {
       folder / "pipeline-64",
       with_timeline(pipeline_run({.ranks = 64, .microbatches = 64})));
   write(folder / "placement", with_timeline(placement_run(4, 3)));
-  report::write_strategy_page(
-      folder / "strategies" / "report.html", "simple_cnn on digits, four ways",
-      {folder / "typical", folder / "placement", folder / "pipeline",
-       folder / "replicas"});
+  report::StrategyPage strategies{.title = "simple_cnn on digits, four ways"};
+  const auto add = [&](const char* name, const char* layout,
+                       const timeline::Timeline& timeline) {
+    auto made = run({});
+    strategies.runs.push_back(
+        {.name = name,
+         .link = "../" + std::string(name) + "/report.html",
+         .layout = parse_layout(layout),
+         .metrics = made.metrics,
+         .evaluations = made.evaluations,
+         .timeline = timeline});
+  };
+  add("typical", "fsdp=4", run({.slow_rank = 0.12}).timeline);
+  add("placement", "dp=1", placement_run(4, 3));
+  add("pipeline", "pp=4", pipeline_run({.slow_stage = 0.15}));
+  add("replicas", "dp=2,pp=2", pipeline_run({.ranks = 2, .replicas = 2}));
+  write_strategy_page(folder / "strategies" / "report.html", strategies);
   write(folder / "tensor", tensor_run(gpt_shards({})));
   write(folder / "tensor-llama", tensor_run(uneven_shards(), "self_attn"));
   write(
