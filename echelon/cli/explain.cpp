@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <cmath>
 #include <iostream>
 #include <nlohmann/json.hpp>
 
@@ -31,18 +30,16 @@ class ExplanationPrinter {
   }
 
   void finding(size_t number, const explain::RunFinding& found) {
-    std::string name(explain::to_string(found.fault));
-    if (!found.axis.empty()) name += " (" + found.axis + ")";
-    std::cout << "\n" << style_.bold(std::to_string(number) + "  " + name);
-    if (found.share > 0)
-      std::cout << ", " << format_percent(found.share) << " of the step";
-    std::cout << "\n";
+    std::cout << "\n"
+              << style_.bold(
+                     std::to_string(number) + "  " + explain::title_of(found))
+              << "\n";
     paragraph("Diagnosis", found.reason.diagnosis);
     paragraph("Fix", found.reason.fix);
     settings(found.settings);
     paragraph("Why", found.reason.why);
     if (found.gain_source != explain::GainSource::none)
-      paragraph("Gain", gain(found));
+      paragraph("Gain", explain::gain_text(found));
   }
 
   void prediction(const explain::RunExplanation& run) {
@@ -84,21 +81,6 @@ class ExplanationPrinter {
           counted(run.ranks, "rank"));
     }
     return text;
-  }
-
-  static std::string gain(const explain::RunFinding& found) {
-    const std::string share = format_percent(std::abs(found.gain));
-    std::string text =
-        found.gain < 0 ? "costs " + share + " of" : share + " of";
-    switch (found.gain_source) {
-      case explain::GainSource::measured:
-        return text + " the step, from the measured times";
-      case explain::GainSource::replayed:
-        return text +
-               " the step, from the measured passes in the schedule's order";
-      default:
-        return text + " a sample's time, by the simulator";
-    }
   }
 
   void settings(const std::vector<std::string>& settings) {

@@ -13,6 +13,7 @@
 #include "echelon/cli/terminal.h"
 #include "echelon/cluster/cluster_file.h"
 #include "echelon/cost/model_shape.h"
+#include "echelon/explain/explain.h"
 #include "echelon/planner/configuration.h"
 #include "echelon/predict/configured.h"
 #include "echelon/predict/counted_layers.h"
@@ -101,6 +102,19 @@ Rows figures(const SimulateCase& what, const SimulateResult& result) {
   return rows;
 }
 
+// What to do about a job that does not fit.
+std::string remedy_text(const std::optional<NearestFit>& nearest) {
+  if (!nearest) {
+    return "Neither smaller microbatches, fsdp, recompute nor sequence "
+           "parallelism makes it fit: take more devices, more tp or pp, or let "
+           "`echelon plan` search.";
+  }
+  return format(
+      "It fits with {}: {}, about {} a step.", nearest->flags,
+      format_bytes(nearest->step.memory.peak_bytes()),
+      format_seconds(nearest->step.step_seconds));
+}
+
 void print_weeks(
     const SimulateCase& what, const simulator::EffectiveTime& weeks) {
   std::cout << format(
@@ -129,11 +143,14 @@ void print_simulation_text(
   const cost::StepEstimate& step = result.run.step;
   const int64_t ranks = what.strategy.layout.num_ranks();
   std::cout << format(
-      "{} on {}, {} of {} devices\n{}\n\n{}\ntime of the slowest rank's "
-      "step\n",
-      what.model.name, what.cluster.name, format_count(ranks),
+      "{} on {}, {} of {} devices\n{}\n\n{}", what.model.name,
+      what.cluster.name, format_count(ranks),
       format_count(what.cluster.num_devices()), cost::to_string(what.strategy),
       aligned(figures(what, result)));
+  if (!step.fits) {
+    std::cout << "\n" << wrapped(remedy_text(nearest_fit(what)), 0, 80) << "\n";
+  }
+  std::cout << "\ntime of the slowest rank's step\n";
   Rows rows;
   for (const auto& [name, seconds] : named_parts(step.parts)) {
     rows.push_back(
@@ -167,6 +184,10 @@ void print_simulation_json(
       step.tokens_per_second;
   json["model_flops_utilisation"] = step.model_flops_utilisation;
   json["fits"] = step.fits;
+  if (!step.fits) {
+    const auto nearest = nearest_fit(what);
+    json["fits_with"] = nearest ? Json(nearest->flags) : Json();
+  }
   json["memory_bytes"] = step.memory.peak_bytes();
   json["usable_bytes"] = cost::usable_bytes(fullest_device(what, step));
   Json parts;
@@ -317,6 +338,24 @@ facts_of(const SimulateCase& what, const simulator::SimulatedRun& run) {
       {"MFU", format_percent(run.step.model_flops_utilisation)}};
 }
 
+// "25.3 GiB" and what it is of, as the terminal prints it.
+std::vector<report::Tile>
+tiles_of(const SimulateCase& what, const cost::StepEstimate& step) {
+  const std::string peak = format_bytes(step.memory.peak_bytes());
+  const std::string usable =
+      format_bytes(cost::usable_bytes(fullest_device(what, step)));
+  const size_t space = peak.find(' ');
+  return {
+      {.name = "MFU",
+       .value = format_percent(step.model_flops_utilisation),
+       .sub = format(
+           "of the {} peak", cluster::to_string(what.strategy.precision))},
+      {.name = "Memory",
+       .value = peak.substr(0, space),
+       .sub = format("of {}{}", usable, step.fits ? "" : ": does not fit"),
+       .unit = peak.substr(space + 1)}};
+}
+
 bool is_counted(const cost::ModelShape& model) {
   return !model.layers.empty() && model.layers.front().counted_samples > 0;
 }
@@ -374,6 +413,10 @@ void write_simulated_run(
   }
   folder.write("cluster.toml", cluster::to_toml(what.cluster));
   timeline::write_chrome_trace(folder.path() / "timeline.json", run.timeline);
+  input.tiles = tiles_of(what, run.step);
+  input.rank_classes = run.rank_classes;
+  input.findings = explain::findings_for_page(
+      explain::explain_run(folder.path(), {.simulation_seconds = 2}));
   report::write_report(folder.path() / "report.html", input);
   folder.move_into_place();
 }

@@ -1,11 +1,13 @@
 // `echelon simulate`: what is simulated.
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "echelon/cli/arguments.h"
 #include "echelon/cluster/cluster.h"
 #include "echelon/cost/model_shape.h"
+#include "echelon/cost/step_estimate.h"
 #include "echelon/cost/strategy.h"
 #include "echelon/simulator/effective_time.h"
 #include "echelon/simulator/simulate.h"
@@ -39,5 +41,16 @@ struct SimulateCase {
 /// Throws ConfigError that names the flag that is missing, wrong or given
 /// twice.
 SimulateCase read_case(const SimulateArguments& arguments);
+
+/// Flags with which the same job fits its devices, and what it takes then.
+struct NearestFit {
+  std::string flags;  // "--layout fsdp=8,tp=8 --recompute all"
+  cost::StepEstimate step;
+};
+
+/// Of smaller microbatches, more sharding on the same devices, recompute and
+/// sequence parallelism: the fewest changes, then the fastest step. Empty when
+/// none of them fits.
+std::optional<NearestFit> nearest_fit(const SimulateCase& what);
 
 }  // namespace echelon::cli

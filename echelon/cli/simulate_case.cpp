@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstdlib>
+#include <functional>
 #include <utility>
 #include <vector>
 
@@ -199,7 +200,85 @@ void refuse_layers(const SimulateArguments& arguments) {
       given, given));
 }
 
+// One thing about a strategy, as it is or changed.
+struct Change {
+  std::string flag;  // empty: as it is
+  std::function<void(cost::Strategy&)> apply = [](cost::Strategy&) {};
+};
+
+// Each row is one thing; the first of it leaves it as it is.
+std::vector<std::vector<Change>> changes_of(const cost::Strategy& strategy) {
+  std::vector<Change> microbatch = {{}}, sharding = {{}}, recompute = {{}},
+                      sequence = {{}};
+  for (int64_t size = strategy.microbatch_size / 2;
+       size >= 1 && strategy.rank_microbatch.empty(); size /= 2) {
+    microbatch.push_back(
+        {format("--microbatch {}", size),
+         [=](cost::Strategy& other) { other.microbatch_size = size; }});
+  }
+  for (int64_t stage = strategy.zero_stage + 1;
+       stage <= 3 && strategy.layout.dp_shard > 1; ++stage) {
+    sharding.push_back({format("--zero {}", stage), [=](cost::Strategy& other) {
+                          other.zero_stage = stage;
+                        }});
+  }
+  if (strategy.layout.dp_replicate > 1) {
+    Layout sharded = strategy.layout;
+    sharded.dp_shard *= std::exchange(sharded.dp_replicate, 1);
+    sharding.push_back(
+        {"--layout " + to_string(sharded), [=](cost::Strategy& other) {
+           other.layout = sharded;
+           other.zero_stage = 3;
+         }});
+  }
+  for (const auto kind : {cost::Recompute::selective, cost::Recompute::all}) {
+    if (kind <= strategy.recompute) continue;
+    recompute.push_back(
+        {"--recompute " + std::string(cost::to_string(kind)),
+         [=](cost::Strategy& other) {
+           other.recompute = kind;
+           other.recompute_layers = -1;
+         }});
+  }
+  if (strategy.layout.tp > 1 && !strategy.sequence_parallel) {
+    sequence.push_back({"--sequence-parallel", [](cost::Strategy& other) {
+                          other.sequence_parallel = true;
+                        }});
+  }
+  return {sharding, microbatch, recompute, sequence};
+}
+
 }  // namespace
+
+std::optional<NearestFit> nearest_fit(const SimulateCase& what) {
+  std::vector<std::pair<std::vector<std::string>, cost::Strategy>> all = {
+      {{}, what.strategy}};
+  for (const auto& choices : changes_of(what.strategy)) {
+    const auto before = std::exchange(all, {});
+    for (const auto& [flags, strategy] : before) {
+      for (const Change& change : choices) {
+        auto& [more, changed] = all.emplace_back(flags, strategy);
+        if (!change.flag.empty()) more.push_back(change.flag);
+        change.apply(changed);
+      }
+    }
+  }
+  std::optional<NearestFit> nearest;
+  size_t fewest = 0;
+  for (const auto& [flags, strategy] : all) {
+    if (nearest && flags.size() > fewest) continue;
+    try {
+      auto step = cost::estimate_step(what.model, strategy, what.cluster);
+      const bool better = !nearest || flags.size() < fewest ||
+                          step.step_seconds < nearest->step.step_seconds;
+      if (!step.fits || !better) continue;
+      fewest = flags.size();
+      nearest = NearestFit{join(flags, " "), std::move(step)};
+    } catch (const ConfigError&) {  // settings that contradict each other
+    }
+  }
+  return nearest;
+}
 
 SimulateCase read_case(const SimulateArguments& arguments) {
   SimulateCase made;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <functional>
 #include <iterator>
 #include <map>
@@ -15,12 +16,17 @@
 namespace echelon::explain {
 namespace {
 
-constexpr std::array<std::string_view, 9> kFaultNames = {
+constexpr std::array<std::string_view, 10> kFaultNames = {
     "data loading",           "communication not overlapped",
     "bubble of the pipeline", "uneven stages",
     "uneven ranks",           "straggler",
     "memory near its limit",  "recompute that is not needed",
-    "small batches"};
+    "small batches",          "everything slower than predicted"};
+
+// Measured over predicted: other work makes a machine a few times slower; more
+// than that is another machine, or a simulator that knows too little of it.
+constexpr double kLeastSlowdown = 2;
+constexpr double kMostSlowdown = 8;
 
 std::vector<RunFinding> all_findings(const Evidence& evidence) {
   std::vector<RunFinding> all;
@@ -75,6 +81,39 @@ void fill_from_timeline(
   }
 }
 
+// Passes and the update, each much longer than predicted: not one part of the
+// run is slow, the machine is.
+void add_slow_machine(RunExplanation& made) {
+  const double ratio = made.step_seconds / made.predicted_seconds;
+  if (!(ratio >= kLeastSlowdown && ratio <= kMostSlowdown)) return;
+  std::vector<std::string> texts;
+  for (const auto& part : made.parts) {
+    const bool computes = part.name == "forward" || part.name == "backward" ||
+                          part.name == "optimizer";
+    if (!computes || part.predicted < 0.02 * made.predicted_seconds) continue;
+    if (part.measured < 0.8 * kLeastSlowdown * part.predicted) return;
+    texts.push_back(
+        format("{} {:.1f}", part.name, part.measured / part.predicted));
+  }
+  if (texts.empty()) return;
+  RunFinding found{.fault = Fault::slow_machine, .share = 1 - 1 / ratio};
+  found.reason.diagnosis = format(
+      "A step takes {}, {:.1f} times the predicted {}, and all computing takes "
+      "longer (times the prediction: {}).",
+      format_seconds(made.step_seconds), ratio,
+      format_seconds(made.predicted_seconds), join(texts, ", "));
+  found.reason.fix = format(
+      "Look for other work on the machine (`uptime`, `top`), and for lower "
+      "clock rates. `echelon bench --save -n {}` measures the rates anew.",
+      made.ranks);
+  found.reason.why =
+      "The prediction takes rates that were measured while nothing else ran. "
+      "When every part takes longer, no single setting of the run is the "
+      "cause.";
+  made.findings.push_back(std::move(found));
+  std::ranges::stable_sort(made.findings, std::greater<>(), &RunFinding::share);
+}
+
 void compare_with_prediction(
     const RunRecord& run, const WhatIf& what_if, RunExplanation& made) {
   const report::StepPrediction predicted =
@@ -92,12 +131,53 @@ void compare_with_prediction(
   made.parts = timeline::compared_parts(
       predicted.parts,
       timeline::timed_parts(run.timeline, timeline::diagnose(run.timeline)));
+  // Formulas and rates of a catalogue may be as far off.
+  if (!made.simulated && made.counted_layers) add_slow_machine(made);
 }
 
 }  // namespace
 
 std::string_view to_string(Fault fault) {
   return kFaultNames[static_cast<size_t>(fault)];
+}
+
+std::string title_of(const RunFinding& finding) {
+  std::string title(to_string(finding.fault));
+  if (!finding.axis.empty()) title += " (" + finding.axis + ")";
+  if (finding.share > 0) {
+    title += ", " + format_percent(finding.share) + " of the step";
+  }
+  return title;
+}
+
+std::string gain_text(const RunFinding& finding) {
+  const std::string text = (finding.gain < 0 ? "costs " : "") +
+                           format_percent(std::abs(finding.gain)) + " of ";
+  switch (finding.gain_source) {
+    case GainSource::none:
+      return "";
+    case GainSource::measured:
+      return text + "the step, from the measured times";
+    case GainSource::replayed:
+      return text +
+             "the step, from the measured passes in the schedule's order";
+    default:
+      return text + "a sample's time, by the simulator";
+  }
+}
+
+report::ReportFindings findings_for_page(const RunExplanation& run) {
+  report::ReportFindings page{.notes = run.notes};
+  for (const RunFinding& found : run.findings) {
+    page.findings.push_back(
+        {.title = title_of(found),
+         .diagnosis = found.reason.diagnosis,
+         .fix = found.reason.fix,
+         .settings = to_tables(found.settings),
+         .why = found.reason.why,
+         .gain = gain_text(found)});
+  }
+  return page;
 }
 
 std::string to_text(const std::vector<std::string>& settings) {

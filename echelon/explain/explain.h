@@ -9,6 +9,7 @@
 
 #include "echelon/cluster/cluster.h"
 #include "echelon/planner/plan.h"
+#include "echelon/report/report.h"
 #include "echelon/timeline/overlap.h"
 
 namespace echelon::explain {
@@ -30,7 +31,8 @@ enum class Fault {
   straggler,
   memory_pressure,
   recompute,
-  small_batch
+  small_batch,
+  slow_machine
 };
 
 /// "data loading", "communication not overlapped", …
@@ -59,6 +61,12 @@ struct RunFinding {
   std::vector<std::string> settings;
   planner::Reason reason;
 };
+
+/// "communication not overlapped (dp), 12 % of the step".
+std::string title_of(const RunFinding& finding);
+
+/// "12 % of a sample's time, by the simulator"; empty when nobody can say.
+std::string gain_text(const RunFinding& finding);
 
 /// "train.batch = 64, train.accumulate = 4".
 std::string to_text(const std::vector<std::string>& settings);
@@ -89,5 +97,8 @@ struct RunExplanation {
 /// when nothing of the run can be read.
 RunExplanation explain_run(
     const std::filesystem::path& run, const ExplainOptions& options = {});
+
+/// The findings and notes as the page of the run shows them.
+report::ReportFindings findings_for_page(const RunExplanation& run);
 
 }  // namespace echelon::explain

@@ -251,12 +251,12 @@ std::string lead_of(const ByAxis& axes) {
                   ", {} of it hidden behind computing",
                   format_percent(total.hidden_seconds / total.seconds))
             : "";
+    const std::string calls = calls_text(total.calls);
     text += format(
         "{}{} {} on {} ({}, {}{})",
-        text.empty() ? "A step of a rank makes " : "; ",
-        calls_text(total.calls), total.calls == 1 ? "call" : "calls",
-        axis_name(total.axis), format_bytes(total.bytes + 0.5),
-        format_seconds(total.seconds), hidden);
+        text.empty() ? "A step of a rank makes " : "; ", calls,
+        calls == "1" ? "call" : "calls", axis_name(total.axis),
+        format_bytes(total.bytes + 0.5), format_seconds(total.seconds), hidden);
   }
   return text.empty() ? text : text + ".";
 }
@@ -363,7 +363,7 @@ void draw_collectives(
   for (const auto& [key, axis] : axes) draw_axis(page, axis, longest);
   close_table(page);
   page.add(
-      "<p class='note'>Time: from a call\u2019s begin to its end, summed over "
+      "<p class='note'>Time: from the begin of a call to its end, summed over "
       "the calls, with the wait for slower ranks. Hidden: the part of it "
       "during which the rank computed. Bytes: the rank\u2019s own input. Means "
       "over the recorded steps and the ranks that make the call.</p>"

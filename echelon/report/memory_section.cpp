@@ -295,7 +295,7 @@ std::string sentence_of(const std::vector<MemoryPicture>& pictures) {
       static_cast<double>(memory[kind]) /
       static_cast<double>(std::max<int64_t>(1, memory.total()));
   return format(
-      "Rank {} holds most, {}; {} of it are {}.", fullest.rank->rank,
+      "Rank {} holds most: {}, of which {} is {}.", fullest.rank->rank,
       format_bytes(memory.total()), format_percent(share),
       timeline::to_string(kind));
 }

@@ -264,7 +264,9 @@ void draw_prediction(
       "<section id='predicted'><h2>{}</h2>",
       measured ? "Prediction and measurement" : "Prediction");
   if (!prediction.is_there()) {
-    page.add("<p class='finding'>{}</p></section>", prediction.missing);
+    page.add("<p class='finding'>");
+    add_prose(page, prediction.missing);
+    page.add("</p></section>");
     return;
   }
   const timeline::TimedParts real =

@@ -132,9 +132,12 @@ std::vector<Tile> tiles_of(
     tiles.push_back(tile_of(
         is_simulated(input) ? "Simulated time" : "Training time",
         format_seconds(seconds),
-        format_count(static_cast<double>(input.metrics.size())) + " steps"));
+        format(
+            "{} {}", format_count(input.metrics.size()),
+            input.metrics.size() == 1 ? "step" : "steps")));
   }
   if (auto tile = cost_tile(d, stages)) tiles.push_back(std::move(*tile));
+  tiles.insert(tiles.end(), input.tiles.begin(), input.tiles.end());
   return tiles;
 }
 
@@ -149,6 +152,47 @@ void draw_head(
   }
   draw_tiles(page, tiles);
   page.add("</header>");
+}
+
+// --- What held the run back -------------------------------------------------
+
+void draw_finding(Markup& page, const ReportFinding& finding) {
+  page.add("<li><h3>{}</h3><p>", finding.title);
+  add_prose(page, finding.diagnosis);
+  page.add("</p><p><b>Fix.</b> ");
+  add_prose(page, finding.fix);
+  page.add("</p>");
+  if (!finding.settings.empty()) page.add("<pre>{}</pre>", finding.settings);
+  page.add("<p><b>Why.</b> ");
+  add_prose(page, finding.why);
+  page.add("</p>");
+  if (!finding.gain.empty()) {
+    page.add("<p><b>Gain.</b> {}.</p>", unbroken(finding.gain));
+  }
+  page.add("</li>");
+}
+
+void draw_findings(Markup& page, const ReportInput& input) {
+  if (!input.findings) return;
+  const auto& [findings, notes] = *input.findings;
+  page.add(
+      "<section id='findings'><h2>What {} the run back</h2>",
+      is_simulated(input) ? "would hold" : "held");
+  if (findings.empty()) {
+    page.add(
+        "<p class='lead'>Nothing was found that {} it back.</p>",
+        is_simulated(input) ? "would hold" : "held");
+  } else {
+    page.add("<ol class='findings'>");
+    for (const auto& finding : findings) draw_finding(page, finding);
+    page.add("</ol>");
+  }
+  for (const auto& note : notes) {
+    page.add("<p class='note'>Note: ");
+    add_prose(page, note);
+    page.add(".</p>");
+  }
+  page.add("</section>");
 }
 
 // --- Curves ----------------------------------------------------------------
@@ -288,6 +332,7 @@ std::string to_html(const ReportInput& input) {
   const auto stages = stage_pictures(input.timeline, "pipeline");
   Markup page;
   draw_head(page, input, tiles_of(input, diagnosis, stages));
+  draw_findings(page, input);
   draw_curves(page, input);
   if (stages) {
     page.add(
@@ -297,7 +342,7 @@ std::string to_html(const ReportInput& input) {
     page.add("</section>");
   }
   draw_tensor_section(page, input.tensor, input.timeline, diagnosis);
-  draw_time_section(page, input.timeline, diagnosis);
+  draw_time_section(page, input.timeline, diagnosis, input.rank_classes);
   draw_collectives(page, input.timeline, diagnosis);
   if (input.prediction) {
     draw_prediction(page, *input.prediction, input.timeline, diagnosis);

@@ -1,18 +1,36 @@
 // The run's report: one HTML file that needs neither network nor scripts.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "echelon/report/page.h"
 #include "echelon/report/prediction_section.h"
 #include "echelon/report/tensor_shards.h"
 #include "echelon/timeline/metrics.h"
 #include "echelon/timeline/timeline.h"
 
 namespace echelon::report {
+
+/// What held a run back, as a page says it (explain/).
+struct ReportFinding {
+  std::string title;  // "data loading, 31 % of the step"
+  std::string diagnosis;
+  std::string fix;
+  std::string settings;  // lines of a configuration; may be empty
+  std::string why;
+  std::string gain;  // "12 % of the step, …"; may be empty
+};
+
+struct ReportFindings {
+  std::vector<ReportFinding> findings;  // the largest first
+  /// Of the findings, or why there are none; a sentence each.
+  std::vector<std::string> notes;
+};
 
 /// Everything is optional but the title; a part without content is left out.
 /// Texts may hold any bytes: they are escaped.
@@ -30,6 +48,11 @@ struct ReportInput {
   TensorShards tensor;
   /// What the simulator says of the same step (predict/predict_run.h).
   std::optional<StepPrediction> prediction;
+  std::optional<ReportFindings> findings;
+  std::vector<Tile> tiles;  // headline figures after those of the metrics
+  /// By rank of a simulated layout: ranks of one class do the same, though the
+  /// timeline has only some of them. Empty: not known.
+  std::vector<int32_t> rank_classes;
   double total_seconds = 0;  // training, first step to last; 0: not known
   /// Why the run ended, when it was not finished: "stopped by the user".
   std::string outcome;

@@ -419,8 +419,10 @@ void draw_run(Markup& page, const Run& run, size_t number) {
   }
   if (!run.input.link.empty()) {
     page.add(
-        "<p class='note'><a href='{}'>{}</a></p>", run.input.link,
-        "The run's own report");
+        "<p class='note'><a href='{}'>The report of this run</a>, {} from "
+        "where "
+        "this page was written.</p>",
+        run.input.link, run.input.link);
   }
   page.add("</section>");
 }

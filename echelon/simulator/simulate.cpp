@@ -291,6 +291,7 @@ SimulatedRun simulate(
   result.step = cost::estimate_step(model, strategy, cluster);
   const ModelJob job = make_job(model, strategy, cluster, options);
   result.simulated_ranks = static_cast<int64_t>(job.job.ranks.size());
+  result.rank_classes = job.job.classes.class_of;
   SpanCollector spans(
       job, strategy.layout, ranks_to_show(job, options.timeline_ranks));
   std::vector<cost::StepEstimate> steps;  // with the parts of each

@@ -13,6 +13,7 @@
 #include "echelon/cost/model_shape.h"
 #include "echelon/counting/meta_mode.h"
 #include "echelon/error.h"
+#include "echelon/explain/explain.h"
 #include "echelon/job/pipeline_schedule.h"
 #include "echelon/job/run_folder.h"
 #include "echelon/layers/sharded_module.h"
@@ -21,6 +22,7 @@
 #include "echelon/report/report.h"
 #include "echelon/text/format.h"
 #include "echelon/text/text_file.h"
+#include "echelon/text/units.h"
 #include "echelon/timeline/chrome_trace.h"
 #include "echelon/timeline/recorder.h"
 #include "echelon/timeline/timeline.h"
@@ -132,14 +134,6 @@ int64_t clock_offset(World& world) {
          std::stoll(clocks[static_cast<size_t>(world.rank())]);
 }
 
-std::string grouped(int64_t number) {
-  std::string text = std::to_string(number);
-  for (int64_t i = static_cast<int64_t>(text.size()) - 3; i > 0; i -= 3) {
-    text.insert(static_cast<size_t>(i), 1, ' ');
-  }
-  return text;
-}
-
 // "float32", "bf16, master parameters float32, sums over ranks float32"
 std::string precision_text(const Job& job) {
   const auto& precision = job.precision;
@@ -181,7 +175,7 @@ std::vector<std::pair<std::string, std::string>> facts(
     const RunSummary& summary) {
   std::vector<std::pair<std::string, std::string>> list;
   list.emplace_back("Model", source.name);
-  list.emplace_back("Parameters", grouped(source.num_parameters()));
+  list.emplace_back("Parameters", format_count(source.num_parameters()));
   list.emplace_back("Data", to_string(job.data.name));
   list.emplace_back("Layout", to_string(job.layout));
   if (job.layout.pp > 1) {
@@ -220,7 +214,7 @@ std::vector<std::pair<std::string, std::string>> facts(
   if (summary.skipped_steps > 0) {
     list.emplace_back(
         "Steps skipped",
-        grouped(summary.skipped_steps) + ", gradients were not finite");
+        format_count(summary.skipped_steps) + ", gradients were not finite");
   }
   if (summary.skipped > 0) {
     list.emplace_back("Samples skipped", std::to_string(summary.skipped));
@@ -322,6 +316,18 @@ void save_layers(const RunLayers& layers, const std::filesystem::path& folder) {
   }
 }
 
+// As `echelon explain` finds them in the run's files. Fixes that take long to
+// simulate are left to that command.
+std::optional<report::ReportFindings>
+findings_of(const std::filesystem::path& folder) {
+  try {
+    return explain::findings_for_page(
+        explain::explain_run(folder, {.simulation_seconds = 1}));
+  } catch (const std::exception&) {  // it must not end the report
+    return {};
+  }
+}
+
 }  // namespace
 
 void write_own_configuration(
@@ -394,6 +400,7 @@ void write_run_report(
   input.outcome = summary.outcome;
   input.prediction = predict_run_here(job, source, world, summary.layers);
   timeline::write_chrome_trace(folder / "timeline.json", input.timeline);
+  input.findings = findings_of(folder);
   report::write_report(folder / "report.html", input);
 }
 

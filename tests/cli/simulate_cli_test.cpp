@@ -176,6 +176,62 @@ TEST_F(SimulateCommand, WritesARunThatExplainReads) {
   EXPECT_EQ(typed(folder_, "compare run1 run2").exit_code, 0);
 }
 
+TEST_F(SimulateCommand, PageShowsEqualRanksOnceAndWhatTheTerminalPrints) {
+  const auto text = printed(
+      run("--model llama3-8b --cluster h100-sxm:4x8 --layout fsdp=8,tp=4 "
+          "--batch 256 --run sim"));
+  const auto page = read_file(folder_.path("sim/report.html"));
+  const auto count = [&](const std::string& part) {
+    size_t found = 0;
+    for (size_t at = 0; (at = page.find(part, at)) != page.npos; ++at) ++found;
+    return found;
+  };
+  EXPECT_EQ(count("class=\"rank\""), 1u);
+  EXPECT_EQ(count(">ranks 0\u201331</text>"), 1u);
+  EXPECT_EQ(count(">ranks 0\u201331</th>"), 1u);
+  EXPECT_EQ(count("all ranks</th>"), 0u);
+  EXPECT_GT(count("class=\"ex\""), 10u);  // exposed calls are drawn
+  EXPECT_THAT(page, HasAll("One step: ", ">1 step<", ">Memory</dt>"));
+  EXPECT_THAT(page, HasAll("would hold the run back", ">MFU</dt>"));
+  const size_t mfu = text.find("MFU       ") + 10;
+  EXPECT_THAT(
+      page, HasSubstr(
+                ">MFU</dt><dd class=\"value\">" +
+                text.substr(mfu, text.find(" of the", mfu) - mfu) + "<"));
+}
+
+TEST_F(SimulateCommand, NamesTheNearestSettingThatFits) {
+  const std::string job =
+      "--model llama3.1-70b --cluster h100-sxm:32x8 --batch 512 ";
+  const auto text = printed(run(job + "--layout dp=8,tp=8,pp=4"));
+  EXPECT_THAT(
+      text,
+      HasAll(
+          ": does not fit", "\nIt fits with --sequence-parallel: 61.2 GiB, "));
+  expect_to_fit_a_terminal(text);
+  const auto told =
+      json::parse(printed(run(job + "--layout dp=8,tp=8,pp=4 --json")));
+  EXPECT_EQ(told["fits_with"], "--sequence-parallel");
+  EXPECT_FALSE(
+      json::parse(printed(run(job + "--layout fsdp=8,pp=4,tp=8 --json")))
+          .contains("fits_with"));
+  // Two changes, where one does not do.
+  const auto fits = [&](const std::string& flags) {
+    return json::parse(printed(
+        run("--model llama3-8b --cluster a100-40gb:1x8 --batch 64 " + flags)));
+  };
+  const auto small = fits("--layout dp=8 --microbatch 8 --json");
+  ASSERT_FALSE(small["fits"]);
+  const auto flags = small["fits_with"].get<std::string>();
+  EXPECT_THAT(flags, HasSubstr("--layout fsdp=8 "));
+  const std::string rest =
+      flags.find("--microbatch") == flags.npos ? " --microbatch 8" : "";
+  EXPECT_TRUE(fits(flags + rest + " --json")["fits"]) << flags;
+  EXPECT_THAT(
+      printed(run("--model llama3.1-405b --cluster l4:1 --batch 1")),
+      HasSubstr("Neither smaller microbatches"));
+}
+
 TEST_F(SimulateCommand, SaysWhichSettingsItsConfigurationLacks) {
   const auto other = printed(
       run("--model mixtral-8x7b --cluster h100-sxm:2x8 --layout dp=2,tp=8 "

@@ -117,6 +117,16 @@ TEST_F(ExplainRuns, AHealthyOne) {
   ADD_FAILURE() << told(run);
 }
 
+TEST_F(ExplainRuns, ArriveOnTheRunsPage) {
+  const RunExplanation run = trained({"train.batch=2", "model.name=mlp"});
+  const std::string page =
+      testing_support::read_file(folder_.path() + "/run/report.html");
+  EXPECT_THAT(page, testing::HasSubstr("What held the run back"));
+  for (const auto& found : run.findings) {
+    EXPECT_THAT(page, testing::HasSubstr(std::string(to_string(found.fault))));
+  }
+}
+
 TEST_F(ExplainRuns, ASlowLoader) {
   const std::string images = folder_.path() + "/images/";
   for (const char* of_class : {"a", "b"}) {

@@ -7,6 +7,7 @@
 #include <cstdlib>
 
 #include "echelon/cluster/catalogue.h"
+#include "echelon/cost/model_shape.h"
 #include "echelon/explain/findings.h"
 #include "echelon/schedule/options.h"
 #include "tests/explain/made_run.h"
@@ -17,8 +18,11 @@ namespace echelon::explain::explain_test {
 using made::DataParallel;
 using made::RankStep;
 using made::timeline_of;
+using testing::AllOf;
+using testing::Contains;
 using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::Not;
 
 // A job whose model is simulated in milliseconds, without its data.
 Job job_of_words(const std::string& layout) {
@@ -250,6 +254,94 @@ TEST_F(Explain, RatesThatAreGuessesAreSaid) {
   EXPECT_THAT(
       known.notes,
       testing::Contains(HasSubstr("the simulator is far from this run")));
+}
+
+// A run whose computing takes `factor` times as long as it is predicted to.
+DataParallel slower(const RunExplanation& predicted, double factor) {
+  RankStep times{.data = 0, .forward = 0, .backward = 0, .optimizer = 0};
+  for (const auto& part : predicted.parts) {
+    const double milliseconds = 1e3 * factor * part.predicted;
+    if (part.name == "forward") times.forward = milliseconds;
+    if (part.name == "backward") times.backward = milliseconds;
+    if (part.name == "optimizer") times.optimizer = milliseconds;
+  }
+  return {
+      .times = [=](int, int64_t) { return times; },
+      .buckets = 1,
+      .transfer = 1e-3};
+}
+
+TEST_F(Explain, EverythingSlowerThanPredictedIsTheMachine) {
+  // Formulas may be as far off; the run's own counts are not.
+  cost::CountedLayer layer{
+      .name = "fc",
+      .forward_flops = 1e12,
+      .backward_flops = 2e12,
+      .parameters = 1000,
+      .output_elements = 100,
+      .counted_samples = 32};
+  for (auto* operators : {&layer.forward, &layer.backward}) {
+    operators->push_back(
+        {.name = "mm",
+         .product = cluster::ProductKind::product,
+         .count = 1,
+         .m = 8000,
+         .n = 8000,
+         .k = 8000});
+  }
+  folder_.write(
+      "run/layers.json",
+      cost::counted_model_json({.name = "simple_cnn", .layers = {layer}}));
+  const RunExplanation predicted = explain({});
+  ASSERT_TRUE(predicted.counted_layers);
+  ASSERT_GT(predicted.predicted_seconds, 0);
+  const auto faults_at = [&](double factor) {
+    std::vector<Fault> faults;
+    for (const auto& found : explain(slower(predicted, factor)).findings) {
+      faults.push_back(found.fault);
+    }
+    return faults;
+  };
+  EXPECT_THAT(faults_at(3), testing::Contains(Fault::slow_machine));
+  for (const double factor : {1.0, 1.4, 30.0}) {
+    EXPECT_THAT(faults_at(factor), Not(Contains(Fault::slow_machine)))
+        << factor;
+  }
+  const auto run = explain(slower(predicted, 3));
+  const auto& found =
+      *std::ranges::find(run.findings, Fault::slow_machine, &RunFinding::fault);
+  EXPECT_THAT(
+      found.reason.diagnosis,
+      AllOf(HasSubstr("forward 3.0, backward 3.0"), HasSubstr("times the")));
+  EXPECT_THAT(found.reason.fix, HasSubstr("`uptime`"));
+  EXPECT_GT(found.share, 0.5);
+  EXPECT_THAT(
+      findings_for_page(run).findings,
+      Contains(testing::Field(
+          &report::ReportFinding::title,
+          HasSubstr("everything slower than predicted, "))));
+}
+
+TEST_F(Explain, PageHasWhatTheTerminalSays) {
+  RunFinding found{
+      .fault = Fault::exposed_communication,
+      .axis = "dp",
+      .share = 0.25,
+      .gain = 0.25,
+      .gain_source = GainSource::measured,
+      .settings = {"train.batch=8"}};
+  found.reason = {.diagnosis = "a", .fix = "b", .why = "c"};
+  const auto page =
+      findings_for_page({.findings = {found}, .notes = {"a note"}});
+  ASSERT_EQ(page.findings.size(), 1u);
+  EXPECT_EQ(
+      page.findings[0].title,
+      "communication not overlapped (dp), 25 % of the step");
+  EXPECT_EQ(page.findings[0].settings, "[train]\nbatch = 8\n");
+  EXPECT_EQ(page.findings[0].gain, "25 % of the step, from the measured times");
+  EXPECT_EQ(page.notes, std::vector<std::string>{"a note"});
+  found.gain_source = GainSource::none;
+  EXPECT_EQ(gain_text(found), "");
 }
 
 // A step that stood still, and sent much, is in no mean.

@@ -4,9 +4,11 @@
 
 #include <cmath>
 #include <limits>
+#include <regex>
 
 #include "echelon/error.h"
 #include "echelon/report/chart.h"
+#include "echelon/report/lanes.h"
 #include "echelon/report/markup.h"
 #include "echelon/text/units.h"
 #include "tests/report/page_text.h"
@@ -224,7 +226,7 @@ TEST(Report, DrawsMemoryByKind) {
   const std::string page = to_html(sample::run_with_memory({.ranks = 2}));
   EXPECT_TRUE(contains(page, "Memory over a step, by kind"));
   // Activations of 520 MiB when forward ends, with what is there then.
-  EXPECT_TRUE(contains(page, "Rank 1 holds most, 957 MiB"))
+  EXPECT_TRUE(contains(page, "Rank 1 holds most: 957 MiB, of which "))
       << page.substr(page.find("holds most") - 10, 60);
   expect_parts(page, {"plan 1.12 GiB", "limit 1.46 GiB", "memory-0-d"});
   EXPECT_EQ(count(page, "class=\"ma\""), 3u);  // two areas and the legend
@@ -371,6 +373,140 @@ TEST(Report, AFileThatCannotBeWrittenIsNamed) {
   EXPECT_THAT(
       error_text([&] { write_report(file + "/report.html", {.title = "x"}); }),
       HasSubstr("cannot write " + file + "/report.html"));
+}
+
+TEST(Report, ShowsWhatHeldTheRunBack) {
+  ReportInput input{.title = "found"};
+  expect_no_parts(to_html(input), {"held the run back", "id=\"findings\""});
+  input.findings.emplace();
+  EXPECT_TRUE(contains(to_html(input), "Nothing was found that held it back"));
+  input.findings->findings = {
+      {.title = "data loading, 31 % of the step",
+       .diagnosis = "Rank 1 <waits>; see `echelon bench` and `uptime`.",
+       .fix = "Load on more threads.",
+       .settings = "[data]\nworkers = 4\n",
+       .why = "They overlap",
+       .gain = "30 % of the step, from the measured times"}};
+  input.findings->notes = {"an odd ` stays, `code` does not"};
+  const auto page = to_html(input);
+  expect_parts(
+      page, {"<h3>data loading, 31 % of the step</h3>",
+             "Rank 1 &lt;waits&gt;; see <code>echelon bench</code> and "
+             "<code>uptime</code>.",
+             "<pre>[data]\nworkers = 4\n</pre>",
+             "Note: an odd <code> stays, </code>code` does not."});
+  expect_no_parts(page, {"Nothing was found"});
+}
+
+// Ranks that are out of phase make a picture longer than their step.
+TEST(Report, TypicalStepIsAsLongAsItsPicture) {
+  ReportInput input{.title = "phase"};
+  const auto add = [&](int64_t step, int64_t phase, int64_t length) {
+    for (int32_t rank = 0; rank < 2; ++rank) {
+      const int64_t begin = step * 100'000'000 + rank * phase;
+      input.timeline.spans.push_back(
+          {.rank = rank,
+           .track = "compute",
+           .name = "forward",
+           .kind = timeline::SpanKind::forward,
+           .begin_ns = begin,
+           .end_ns = begin + length,
+           .step = step});
+    }
+  };
+  for (int64_t step = 1; step <= 5; ++step) {
+    add(step, step == 4 ? 0 : 7'000'000, 10'000'000 + step);
+  }
+  EXPECT_TRUE(contains(to_html(input), ">Step 4, a typical one: 10 ms<"));
+  input.timeline.spans.clear();
+  for (int64_t step = 1; step <= 5; ++step) add(step, 7'000'000, 10'000'000);
+  EXPECT_TRUE(contains(
+      to_html(input),
+      ">Step 3, a typical one: 10 ms a rank; out of phase, the ranks take "
+      "17 ms<"));
+}
+
+TEST(Report, CountsOneAsOne) {
+  ReportInput input{.title = "one"};
+  input.metrics = {{.step = 1, .loss = 1, .step_seconds = 0.5}};
+  EXPECT_TRUE(contains(to_html(input), ">1 step<"));
+  // Means of calls are sums of shares.
+  for (int64_t step = 1; step <= 3; ++step) {
+    input.timeline.spans.push_back(
+        {.track = "comm",
+         .name = "all_reduce bucket 0",
+         .kind = timeline::SpanKind::communication,
+         .begin_ns = step * 1000,
+         .end_ns = step * 1000 + 500,
+         .step = step,
+         .axis = "dp_replicate"});
+  }
+  EXPECT_TRUE(contains(to_html(input), "makes 1 call on dp"));
+}
+
+// Calls shorter than a pixel: their share of the time is their share of the
+// lane, and nothing is left out.
+TEST(Lanes, StacksWhatIsTooShortToDraw) {
+  timeline::Timeline timeline;
+  for (int64_t i = 0; i < 5000; ++i) {  // 60 ns compute, 30 exposed, 10 idle
+    const auto add = [&](timeline::SpanKind kind, const char* track,
+                         int64_t begin, int64_t end) {
+      timeline.spans.push_back(
+          {.track = track,
+           .name = "call",
+           .kind = kind,
+           .begin_ns = 100 * i + begin,
+           .end_ns = 100 * i + end,
+           .step = 1});
+    };
+    add(i % 2 == 0 ? timeline::SpanKind::forward : timeline::SpanKind::backward,
+        "compute", 0, 60);
+    add(timeline::SpanKind::communication, "comm", 60, 90);
+  }
+  Markup page;
+  const auto lanes = lanes_of(timeline::step_activities(timeline), {});
+  draw_lanes(page, "step", "a step", lanes, 1200);
+  const auto html = std::move(page).finish();
+  const auto area = [&](const std::string& color) {
+    const std::regex rect(
+        "<rect class=\"" + color +
+        "\" x=\"[^\"]*\" y=\"[^\"]*\" width=\"([^%]*)%\" height=\"([^\"]*)\"");
+    double sum = 0;
+    for (std::sregex_iterator it(html.begin(), html.end(), rect), end;
+         it != end; ++it) {
+      sum += std::stod((*it)[1]) * std::stod((*it)[2]);
+    }
+    return sum;
+  };
+  EXPECT_NEAR(area("fw"), 0.30 * 100 * 18, 5);
+  EXPECT_NEAR(area("bw"), 0.30 * 100 * 18, 5);
+  EXPECT_NEAR(area("ex"), 0.30 * 100 * 11, 5);
+  EXPECT_LT(count(html, "<rect"), 1900u);
+}
+
+TEST(Lanes, RanksThatDidTheSameAreOne) {
+  timeline::Timeline timeline;
+  for (int32_t rank = 0; rank < 4; ++rank) {
+    timeline.spans.push_back(
+        {.rank = rank,
+         .track = "compute",
+         .name = "forward",
+         .kind = timeline::SpanKind::forward,
+         .end_ns = rank == 3 ? 90 : 100,
+         .step = 1});
+  }
+  const auto names = [&](const std::vector<int32_t>& classes) {
+    std::vector<std::string> list;
+    for (const auto& lane :
+         lanes_of(timeline::step_activities(timeline), classes)) {
+      list.push_back(lane.name);
+    }
+    return list;
+  };
+  EXPECT_THAT(names({}), ElementsAre("ranks 0\u20132", "rank 3"));
+  EXPECT_THAT(
+      names({0, 0, 0, 1, 0, 0, 1}), ElementsAre("rank 0 + 4", "rank 3 + 1"));
+  EXPECT_EQ(ranks_text({7}), "rank 7");
 }
 
 }  // namespace echelon::report::report_test

@@ -43,7 +43,8 @@ TEST(StrategyPage, HasAPictureForEachStrategy) {
              "id=\"run-1-devices\"", "id=\"run-2-ideal\"", "id=\"run-2-step\"",
              "id=\"run-3-step\"", "<td>0.111</td>", "<td>0.444</td>",
              "<td>97.5 %</td>", "<td>2,000</td><td>12.5 ms</td>",
-             "href=\"../pipe/report.html\""});
+             "href=\"../pipe/report.html\"",
+             ", ../pipe/report.html from where this page was written"});
   EXPECT_LT(page.size(), 500'000u);
 }
 
@@ -184,7 +185,7 @@ TEST(StrategyPage, LeavesOutWhatARunLacks) {
   const auto page =
       to_html(StrategyPage{.title = "one", .runs = {{.timeline = timeline}}});
   EXPECT_TRUE(contains(page, "<h2>One device</h2>"));
-  expect_no_parts(page, {"own report", "<script", "<h2>Loss"});
+  expect_no_parts(page, {"report of this run", "<script", "<h2>Loss"});
   const auto killed = to_html(StrategyPage{
       .runs = {{.name = "killed", .notes = {"there is no timeline.json"}}}});
   expect_parts(killed, {"Note: there is no timeline.json.", "<h2>killed</h2>"});
