@@ -55,7 +55,7 @@ FrameworkMemory deepspeed_memory() {
 
 FrameworkMemory echelon_memory() {
   return {
-      .gated_kept = 4,
+      .gated_kept = 3,  // silu_times() in parallel/tensor/mlp.h
       .selective = SelectiveWay::keeps_products,
       .context_bytes = 0.5 * kGiB,
       .fragment_share = 0.05};

@@ -38,6 +38,18 @@ TEST(ActivationBytes, AreThoseOfKorthikanti) {
   EXPECT_NEAR(kept(Recompute::all), 2 / t, 1e-9);
 }
 
+// silu_times() (parallel/tensor/mlp.h) keeps its two inputs, and the next
+// matmul keeps its product.
+TEST(ActivationBytes, OfAGatedFeedForwardAreThreeTensors) {
+  const ModelShape model = find_model("llama3-8b");
+  const double s = 8192, h = 4096, projected = h + 2 * 1024, ffn = 14336;
+  const auto kept = block_bytes(
+                        model, strategy_of({}, 8, "echelon"),
+                        find_framework("echelon"), false, Recompute::none)
+                        .kept;
+  EXPECT_NEAR(kept / (2 * s), 4 * h + projected + h + 3 * ffn, 1e-6);
+}
+
 // Beside what is kept, backward needs gradients: of the residual stream twice,
 // and of the feed-forward's two tensors or of scores, projections and
 // attention.
