@@ -33,11 +33,17 @@ std::vector<int64_t> stages_per_rank(
   if (schedule != "interleaved" && schedule != "breadth_first") {
     return {stages_per_rank_of(schedule)};
   }
+  // Of the counts with equally long stages, the fewest and those that are even.
   std::vector<int64_t> counts;
   const int64_t blocks = num_layers(model);
+  int64_t shortest = blocks + 1;
   for (int64_t count = 2; count <= kMostStagesPerRank; ++count) {
-    if (pp * count > blocks) break;
-    if (count == 2 || blocks % (pp * count) == 0) counts.push_back(count);
+    const int64_t stages = pp * count;
+    if (stages > blocks) break;
+    const int64_t longest = (blocks + stages - 1) / stages;
+    if (longest >= shortest && blocks % stages != 0) continue;
+    shortest = longest;
+    counts.push_back(count);
   }
   return counts;
 }

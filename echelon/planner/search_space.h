@@ -105,8 +105,8 @@ std::vector<cost::Strategy> list_groups(const SearchJob& job);
 
 /// The variants of a group, which differ in schedule, stages of a rank, ZeRO
 /// stage and how long parameters stay unsharded. Not all of them pass
-/// check_strategy. A rank has 2 stages, or up to 16 that have the same number
-/// of blocks each.
+/// check_strategy. A rank has 2 to 16 stages: the fewest for each length of the
+/// longest stage, and every number that gives all stages as many blocks.
 std::vector<cost::Strategy>
 list_variants(const SearchJob& job, const cost::Strategy& group);
 

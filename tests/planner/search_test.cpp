@@ -278,4 +278,17 @@ TEST(Search, ShowsEachLayoutOnceTheFastestFirst) {
   }
 }
 
+// 126 layers over 16 ranks: stages of up to 4, 3 and 2 layers.
+TEST(ListVariants, StagesOfARankNeedNotDivideTheLayers) {
+  const SearchJob job = search_job("llama3.1-405b", "h100-sxm:128", 16);
+  std::vector<int64_t> counts;
+  for (const auto& variant :
+       list_variants(job, strategy_of(job, {.tp = 8, .pp = 16}))) {
+    if (variant.schedule == "interleaved") {
+      counts.push_back(variant.stages_per_rank);
+    }
+  }
+  EXPECT_EQ(counts, (std::vector<int64_t>{2, 3, 4}));
+}
+
 }  // namespace echelon::planner::search_test
