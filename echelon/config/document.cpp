@@ -174,6 +174,18 @@ std::string Document::places_of(const std::string& key, bool in_flag) const {
   return join(places, " or ");
 }
 
+std::string Document::key_meant(const std::string& name) const {
+  std::string found;
+  for (const auto& entry : entries_) {
+    if (!same_name(entry.key, name)) continue;
+    if (!found.empty()) return "";
+    found = spelled(entry.table, entry.key, true);
+  }
+  if (!found.empty()) return found;
+  const OtherNames* row = other_name(name, false);
+  return row == nullptr ? "" : std::string(row->key);
+}
+
 void Document::unknown_table(const std::string& name, const Table& table) {
   std::vector<std::string> names;
   for (const auto& heading : headings_) names.push_back(heading.name);

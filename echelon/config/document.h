@@ -84,6 +84,9 @@ class Document {
   const std::deque<Entry>& entries() const { return entries_; }
   /// The field "train.batch"; it must have been bound.
   const Entry& entry(std::string_view key) const;
+  /// "train.epochs" for "epochs", "max_epochs" or "max-epochs"; empty when no
+  /// key of one table alone is meant.
+  std::string key_meant(const std::string& name) const;
   /// `first.toml:3:9: [train] batch = 64`: how an error about it begins.
   std::string where(std::string_view key) const;
   /// Every field as bound, with its table's heading and meaning.

@@ -244,6 +244,22 @@ std::string number_text(double value) {
   return toml_text(value);
 }
 
+// Our name of a dtype or method that has several, if it is a choice.
+std::string
+usual_name(const std::string& word, const std::vector<std::string>& choices) {
+  constexpr std::pair<const char*, const char*> kNames[] = {
+      {"bfloat16", "bf16"},   {"float16", "fp16"},   {"half", "fp16"},
+      {"fp32", "float32"},    {"float", "float32"},  {"fp64", "float64"},
+      {"double", "float64"},  {"full", "all"},       {"imagefolder", "images"},
+      {"imagenet", "images"}, {"synthetic", "dummy"}};
+  for (const auto& [name, ours] : kNames) {
+    if (word == name && std::ranges::find(choices, ours) != choices.end()) {
+      return ours;
+    }
+  }
+  return word;
+}
+
 // Calls `function` with the variable that the target refers to.
 template <class Function>
 auto on(const Target& target, const Function& function) {
@@ -336,7 +352,7 @@ Field& Field::one_of(const std::vector<std::string>& choices) {
     if (word.size() >= 2) word = word.substr(1, word.size() - 2);
     refuse(
         entry_.place, entry_.value,
-        "must be " + all + did_you_mean(word, choices));
+        "must be " + all + did_you_mean(usual_name(word, choices), choices));
   }
   return *this;
 }

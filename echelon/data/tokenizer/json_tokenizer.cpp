@@ -499,7 +499,7 @@ parse_json_tokenizer(std::string_view content, const std::string& path) {
   try {
     root = json::parse(content.begin(), content.end(), Watch(path));
   } catch (const json::exception& error) {
-    throw DataError(path + ": is not JSON: " + error.what());
+    throw DataError(path + ": is not JSON: " + json_reason(error));
   }
   return std::make_unique<JsonTokenizer>(Parser(root, path).run());
 }
