@@ -12,7 +12,7 @@ help:
 	@echo "make check    format, spelling, folders, headers, clang-tidy: what holds for the whole tree"
 	@echo "make extras   set up what only some tests need: Python's PyTorch, Chromium, mpirun, clang"
 	@echo "make build    build only; the programs land in build/bin/"
-	@echo "make install  install the programs and the CMake package under PREFIX=$(PREFIX)"
+	@echo "make install  install programs, manual pages, completions and the CMake package under PREFIX=$(PREFIX)"
 	@echo "make package  make a tarball that runs on Debian 12; the Dockerfile builds from it"
 
 setup:

@@ -4,119 +4,45 @@
 #include <algorithm>
 #include <cstdio>
 #include <iostream>
-#include <sstream>
 
 #include "echelon/cli/arguments.h"
 #include "echelon/cli/build_info.h"
+#include "echelon/cli/help.h"
 #include "echelon/cli/terminal.h"
 #include "echelon/error.h"
+#include "echelon/job/job.h"
 #include "echelon/text/format.h"
 #include "echelon/text/nearest.h"
-#include "echelon/text/table.h"
 
 namespace echelon::cli {
 namespace {
 
 constexpr int kConfiguration = static_cast<int>(ExitCode::configuration);
 
-/// "echelon config show"
-std::string full_name(const CLI::App& app) {
-  const auto* parent = app.get_parent();
-  return parent == nullptr ? app.get_name()
-                           : full_name(*parent) + " " + app.get_name();
-}
-
-std::vector<const CLI::App*> subcommands(const CLI::App& app) {
-  return app.get_subcommands([](const auto*) { return true; });
-}
-
-/// Prints examples first, then the usage and the options.
 class Help : public CLI::FormatterBase {
  public:
   std::string make_help(
       const CLI::App* app, std::string, CLI::AppFormatMode) const override {
-    std::ostringstream out;
-    out << style_.bold("Examples") << "\n";
-    for (const auto& line : split(app->get_footer())) {
-      out << "  " << line << "\n";
-    }
-    out << "\n" << style_.bold(usage(*app)) << "\n";
-    out << wrapped(app->get_description(), 0, kColumns) << "\n";
-
-    std::vector<Row> commands, positionals, options;
-    for (const auto* sub : subcommands(*app)) {
-      commands.emplace_back(sub->get_name(), sub->get_description());
-    }
-    for (const auto* option : app->get_options()) {
-      if (option->get_group().empty()) continue;
-      const auto& help = option->get_description();
-      if (option->get_positional()) {
-        positionals.emplace_back(option->get_name(true), help);
-      } else {
-        options.emplace_back(spelled(*option), help);
-      }
-    }
-    print(out, "Commands", commands);
-    print(out, "Arguments", positionals);
-    print(out, "Options", options);
-    if (app->get_parent() == nullptr) {
-      out << "\n`echelon COMMAND --help` shows a command's examples and "
-             "options.\n";
-    }
-    return out.str();
+    return help_text(*app, terminal_style());
   }
-
- private:
-  using Row = std::pair<std::string, std::string>;
-  static constexpr size_t kColumns = 80;
-
-  void print(
-      std::ostream& out, const char* heading,
-      const std::vector<Row>& rows) const {
-    if (rows.empty()) return;
-    out << "\n" << style_.bold(heading) << "\n";
-    constexpr size_t kWidest = 30;
-    size_t width = 0;
-    for (const auto& [left, right] : rows) {
-      width = std::max(width, std::min(columns(left), kWidest));
-    }
-    for (const auto& [left, right] : rows) {
-      out << "  " << left;
-      size_t column = columns(left);
-      if (column > width) {
-        out << "\n  ";
-        column = 0;
-      }
-      out << std::string(width - column + 2, ' ')
-          << wrapped(right, width + 4, kColumns) << "\n";
-    }
-  }
-
-  static std::string spelled(const CLI::Option& option) {
-    std::string text;
-    for (const auto& name : option.get_snames()) text += "-" + name + ", ";
-    for (const auto& name : option.get_lnames()) text += "--" + name + ", ";
-    if (text.size() >= 2) text.resize(text.size() - 2);
-    const std::string type = option.get_type_name();
-    if (option.get_items_expected_max() > 0 && !type.empty())
-      text += " " + type;
-    return text;
-  }
-
-  static std::string usage(const CLI::App& app) {
-    std::string text = full_name(app);
-    if (!subcommands(app).empty()) return text + " COMMAND";
-    for (const auto* option : app.get_options()) {
-      if (!option->get_positional()) continue;
-      text += option->get_required() ? " " + option->get_name(true)
-                                     : " [" + option->get_name(true) + "]";
-    }
-    text += " [options]";
-    return app.get_name() == "run" ? text + " -- PROGRAM [arguments]" : text;
-  }
-
-  Style style_ = terminal_style();
 };
+
+/// The commands by what they are for, in the order of --help.
+struct Group {
+  const char* name;
+  std::vector<void (*)(Command&)> add;
+};
+
+const std::vector<Group>& groups() {
+  static const std::vector<Group> all = {
+      {"Train",
+       {add_train, add_run, add_verify, add_sample, add_import, add_export}},
+      {"Inspect", {add_explain, add_compare, add_checkpoint, add_config}},
+      {"Plan", {add_plan, add_simulate, add_schedule}},
+      {"Machine",
+       {add_doctor, add_bench, add_completion, add_help, add_version}}};
+  return all;
+}
 
 /// The program after `--` on the command line of `run`, hidden from CLI11.
 std::vector<std::string>& program_behind_dashes() {
@@ -156,12 +82,11 @@ std::unique_ptr<CLI::App> make_tree(Action& action) {
       "source\n"
       "echelon doctor                                    check this machine");
   Command root(*app, action);
-  for (auto* add :
-       {add_train, add_run, add_verify, add_compare, add_export, add_import,
-        add_sample, add_bench, add_checkpoint, add_plan, add_explain,
-        add_schedule, add_simulate, add_doctor, add_config, add_completion,
-        add_version}) {
-    add(root);
+  for (const auto& group : groups()) {
+    const size_t before = subcommands(*app).size();
+    for (auto* add : group.add) add(root);
+    const auto all = app->get_subcommands([](auto*) { return true; });
+    for (size_t i = before; i < all.size(); ++i) all[i]->group(group.name);
   }
   return app;
 }
@@ -181,22 +106,49 @@ std::vector<std::string> flags_of(const CLI::App& app) {
   return flags;
 }
 
+/// What a flag of another program is here: --epochs is --set train.epochs=….
+std::string flag_meant(const CLI::App& app, const std::string& flag) {
+  const auto flags = flags_of(app);
+  const bool sets = std::ranges::find(flags, "--set") != flags.end();
+  std::string name =
+      flag.substr(std::min(flag.find_first_not_of('-'), flag.size()));
+  std::ranges::replace(name, '-', '_');
+  const std::string key = sets ? describe(Job{}).key_meant(name) : "";
+  if (key == "layout.dp") return "; did you mean -n?";
+  if (!key.empty()) return format("; did you mean --set {}=…?", key);
+  return config::did_you_mean(flag, flags);
+}
+
+/// What a command of another program is here.
+std::string
+command_meant(const std::string& word, const std::vector<std::string>& names) {
+  constexpr std::pair<const char*, const char*> kOthers[] = {
+      {"fit", "train"},       {"pretrain", "train"},  {"finetune", "train"},
+      {"tune", "plan"},       {"launch", "run"},      {"torchrun", "run"},
+      {"test", "verify"},     {"generate", "sample"}, {"chat", "sample"},
+      {"convert", "export"},  {"save", "export"},     {"load", "import"},
+      {"profile", "explain"}, {"env", "doctor"},      {"print", "show"}};
+  for (const auto& [other, ours] : kOthers) {
+    if (word == other && std::ranges::find(names, ours) != names.end()) {
+      return format("; did you mean \"{}\"?", ours);
+    }
+  }
+  return config::did_you_mean(word, names);
+}
+
 int unknown(const CLI::App& app, const std::string& word) {
   const std::string name = full_name(app);
   std::string text;
   if (word.starts_with('-')) {
     const std::string flag = word.substr(0, word.find('='));
-    text = format(
-        "{}: unknown flag {}{}", name, flag,
-        config::did_you_mean(flag, flags_of(app)));
+    text = format("{}: unknown flag {}{}", name, flag, flag_meant(app, flag));
   } else if (const auto subs = subcommands(app); subs.empty()) {
     text = format("{}: unexpected argument \"{}\"", name, word);
   } else {
     std::vector<std::string> names;
     for (const auto* sub : subs) names.push_back(sub->get_name());
     text = format(
-        "{}: unknown command \"{}\"{}", name, word,
-        config::did_you_mean(word, names));
+        "{}: unknown command \"{}\"{}", name, word, command_meant(word, names));
   }
   if (text.back() != '?') {
     text += format("; `{} --help` lists the choices", name);
@@ -253,6 +205,13 @@ int parse_and_act(const std::vector<std::string>& arguments) {
     std::reverse(own.begin(), own.end());  // CLI11 takes them from the back
     app->parse(own);
   } catch (const CLI::CallForHelp&) {
+    // `echelon trian --help` asks for the help of something else.
+    const CLI::App& named = *chosen(app.get());
+    const auto rest = named.remaining(false);
+    if (!subcommands(named).empty() && !rest.empty() &&
+        !rest.front().starts_with('-')) {
+      return unknown(named, rest.front());
+    }
     std::cout << chosen(app.get())->help();
     return 0;
   } catch (const CLI::ParseError& error) {
@@ -261,6 +220,25 @@ int parse_and_act(const std::vector<std::string>& arguments) {
     return kConfiguration;
   }
   return act(action);
+}
+
+struct HelpArguments {
+  std::vector<std::string> command;
+  std::string man;
+  const CLI::App* root = nullptr;
+};
+
+int print_help(const HelpArguments& arguments) {
+  if (!arguments.man.empty()) {
+    const size_t pages = write_manual(*arguments.root, arguments.man);
+    std::cout << format(
+        "wrote {}: {}; man -l {}/echelon.1 shows the first\n", arguments.man,
+        counted(static_cast<int64_t>(pages), "manual page"), arguments.man);
+    return 0;
+  }
+  auto words = arguments.command;
+  words.emplace_back("--help");
+  return parse_and_act(words);
 }
 
 struct VersionArguments {
@@ -313,6 +291,11 @@ void Command::positional(
 void Command::optional_positional(
     const char* name, std::string& value, const char* help) {
   app_->add_option(name, value, help)->type_name("");
+}
+
+void Command::optional_positionals(
+    const char* name, std::vector<std::string>& values, const char* help) {
+  app_->add_option(name, values, help)->type_name("");
 }
 
 void Command::positionals(
@@ -383,7 +366,23 @@ void add_version(Command& root) {
   command.flag("--json", arguments.json, "print it as JSON");
 }
 
+void add_help(Command& root) {
+  auto [command, arguments] = root.add(
+      "help", "print the help of a command, or write all of it as man pages",
+      "echelon help train\n"
+      "echelon help config show\n"
+      "echelon help --man ~/.local/share/man/man1",
+      print_help);
+  arguments.root = &command.root();
+  command.optional_positionals(
+      "COMMAND", arguments.command, "a command, and its subcommand");
+  command.option(
+      "--man", arguments.man, "FOLDER",
+      "write a manual page for each command into this folder");
+}
+
 int run_command_line(const std::vector<std::string>& arguments) {
+  const AsciiOutput ascii;
   const bool version = arguments == std::vector<std::string>{"--version"};
   const int code =
       version ? parse_and_act({"version"}) : parse_and_act(arguments);

@@ -1,5 +1,6 @@
 // The program `echelon`: a tree of commands, one file each. Only
-// command_line.cpp and completion.cpp include CLI11, which is slow to compile.
+// command_line.cpp, help.cpp and completion.cpp include CLI11, which is slow to
+// compile.
 #pragma once
 
 #include <cstdint>
@@ -51,6 +52,8 @@ class Command {
       const char* type = "");
   void
   optional_positional(const char* name, std::string& value, const char* help);
+  void optional_positionals(
+      const char* name, std::vector<std::string>& values, const char* help);
   /// Takes one or more values.
   void positionals(
       const char* name, std::vector<std::string>& values, const char* help);
@@ -101,6 +104,7 @@ void add_checkpoint(Command& root);
 void add_doctor(Command& root);
 void add_config(Command& root);
 void add_completion(Command& root);
+void add_help(Command& root);
 void add_version(Command& root);
 
 /// Parses `arguments` (without the program's name) and runs the command that

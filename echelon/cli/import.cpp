@@ -169,8 +169,8 @@ void add_import(Command& root) {
       "folder of a GPT-2 or Llama: config.json and safetensors files, or the "
       "sharded files of torch.distributed.checkpoint",
       "echelon import path/to/gpt2 runs/gpt2\n"
-      "echelon train runs/gpt2/config.toml --set data.path=book.txt --set "
-      "train.steps=100 --set train.run=runs/tuned",
+      "echelon train runs/gpt2/config.toml --set data.path=a.txt --set "
+      "train.epochs=1",
       import_folder);
   command.positional("FOLDER", arguments.folder, "the Hugging Face folder");
   command.positional("OUT", arguments.out, "the folder to write");

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <iostream>
 #include <nlohmann/json.hpp>
 #include <ostream>
 #include <sstream>
@@ -23,7 +24,77 @@ std::string coloured(bool on, const char* colour, const std::string& text) {
   return on && !text.empty() ? colour + text + "\033[0m" : text;
 }
 
+bool locale_is_utf8() {
+  // The first that is set decides, as in setlocale().
+  for (const char* name : {"LC_ALL", "LC_CTYPE", "LANG"}) {
+    const char* value = std::getenv(name);
+    if (value == nullptr || *value == '\0') continue;
+    const std::string_view locale = value;
+    for (const char* utf8 : {"UTF-8", "utf-8", "UTF8", "utf8"}) {
+      if (locale.find(utf8) != std::string_view::npos) return true;
+    }
+    return false;
+  }
+  return false;
+}
+
+// Replaces characters beyond ASCII on their way to another buffer.
+class AsciiBuffer : public std::streambuf {
+ public:
+  explicit AsciiBuffer(std::streambuf* to) : to_(to) {}
+
+ protected:
+  int overflow(int c) override {
+    if (c == traits_type::eof()) return 0;
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte < 0x80) return to_->sputc(static_cast<char>(c));
+    if (byte >= 0xC0) character_.clear();
+    character_ += static_cast<char>(c);
+    const auto first = static_cast<unsigned char>(character_.front());
+    const size_t length = first >= 0xF0 ? 4 : first >= 0xE0 ? 3 : 2;
+    if (character_.size() < length) return c;
+    for (const char one : spelling(character_)) to_->sputc(one);
+    character_.clear();
+    return c;
+  }
+  int sync() override { return to_->pubsync(); }
+
+ private:
+  static std::string_view spelling(std::string_view character) {
+    constexpr std::pair<std::string_view, std::string_view> kSpellings[] = {
+        {"…", "..."}, {"·", "-"}, {"µ", "u"},  {"×", "x"},
+        {"–", "-"},   {"—", "-"}, {"→", "->"}, {"≤", "<="},
+        {"≥", ">="},  {"█", "#"}, {"░", "."},  {"▒", ":"},
+        {"▓", "%"},   {"─", "-"}, {"│", "|"},  {"\u00A0", " "}};
+    for (const auto& [from, to] : kSpellings) {
+      if (character == from) return to;
+    }
+    return "?";
+  }
+
+  std::streambuf* to_;
+  std::string character_;
+};
+
 }  // namespace
+
+AsciiOutput::AsciiOutput() {
+  if (locale_is_utf8()) return;
+  if (::isatty(1) == 1) {
+    out_ = std::make_unique<AsciiBuffer>(cout_ = std::cout.rdbuf());
+    std::cout.rdbuf(out_.get());
+  }
+  if (::isatty(2) == 1) {
+    err_ = std::make_unique<AsciiBuffer>(cerr_ = std::cerr.rdbuf());
+    std::cerr.rdbuf(err_.get());
+  }
+}
+
+AsciiOutput::~AsciiOutput() {
+  std::cout.flush();
+  if (cout_ != nullptr) std::cout.rdbuf(cout_);
+  if (cerr_ != nullptr) std::cerr.rdbuf(cerr_);
+}
 
 std::string Style::bold(const std::string& text) const {
   return coloured(colours, "\033[1m", text);

@@ -5,7 +5,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <iosfwd>
+#include <memory>
 #include <nlohmann/json_fwd.hpp>
+#include <streambuf>
 #include <string>
 #include <vector>
 
@@ -26,6 +28,22 @@ struct Style {
 /// True when `stream` (1 or 2) is a terminal that wants colours: not with
 /// NO_COLOR or TERM=dumb.
 bool has_colours(int stream);
+
+/// While it lives, std::cout and std::cerr spell the characters of tables and
+/// units (…, ·, µ, ×) in ASCII, each where it is a terminal whose locale is not
+/// UTF-8. Files and pipes are always UTF-8.
+class AsciiOutput {
+ public:
+  AsciiOutput();
+  AsciiOutput(const AsciiOutput&) = delete;
+  AsciiOutput& operator=(const AsciiOutput&) = delete;
+  ~AsciiOutput();
+
+ private:
+  std::unique_ptr<std::streambuf> out_, err_;
+  std::streambuf* cout_ = nullptr;
+  std::streambuf* cerr_ = nullptr;
+};
 
 /// The style of standard output; `otherwise` columns where it is no terminal.
 Style terminal_style(size_t otherwise = 80);

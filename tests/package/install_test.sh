@@ -23,6 +23,12 @@ if grep -rn --include='*.cmake' -e "$temp" -e "$source_dir" -e "$build_dir" \
   fail "the package names a folder of the machine that built it"
 fi
 
+for file in man/man1/echelon.1 man/man1/echelon-train.1 \
+  bash-completion/completions/echelon zsh/site-functions/_echelon \
+  fish/vendor_completions.d/echelon.fish; do
+  [ -s "$package/share/$file" ] || fail "share/$file is not installed"
+done
+
 # Every header that an installed header asks for is installed.
 missing=0
 while read -r header; do
