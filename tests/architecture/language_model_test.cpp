@@ -235,7 +235,7 @@ TEST(LanguageModel, MustFitTheDataAndTheRanks) {
   EXPECT_THAT(
       refused(50, 21, 1),
       HasSubstr("a sample has 21 tokens, but max_positions=20; set [data] "
-                "samples, or set max_positions=21"));
+                "sequence=20 or less, or max_positions=21"));
   EXPECT_THAT(
       refused(50, 20, 7),
       HasSubstr("[layout] tp=7, but there are 6 heads to share out; tp may be "
