@@ -365,8 +365,8 @@ TEST_F(JobTest, ARunsNameMayHaveItsSettings) {
   EXPECT_EQ(name("runs/x", {"train.run=runs/{name}_{set}"}), "runs/job");
   EXPECT_THAT(name("{time}", {}), testing::MatchesRegex("20[0-9]{6}-[0-9]{6}"));
   EXPECT_THAT(
-      error_text<ConfigError>([&] { name("runs/{nam}", {}); }),
-      HasSubstr("\"{nam}\" is none of {name}, {time} and {set}"));
+      error_text<ConfigError>([&] { name("runs/{run}", {}); }),
+      HasSubstr("\"{run}\" is none of {name}, {time} and {set}"));
   EXPECT_THAT(
       error_text<ConfigError>([&] { name("runs/{set}", {}); }),
       HasSubstr("put {name} in front of {set}"));
