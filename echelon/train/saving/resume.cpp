@@ -78,6 +78,20 @@ void check_same_samples(
       "\"never\" to start from step 0");
 }
 
+// A text of check_state with the first of its tensors: a model of other sizes
+// has hundreds.
+std::string first_tensors(const std::string& text) {
+  constexpr int64_t kShown = 12;
+  size_t end = text.find('\n');
+  for (int64_t i = 0; i < kShown && end != std::string::npos; ++i) {
+    end = text.find('\n', end + 1);
+  }
+  if (end == std::string::npos) return text;
+  const auto more =
+      std::count(text.begin() + static_cast<long>(end), text.end(), '\n');
+  return text.substr(0, end) + format("\n  and {} more", more);
+}
+
 // Throws unless the checkpoint's tensors are those of this model and optimizer.
 // Says which settings differ, if any do: they say more than tensors.
 void check_same_model(
@@ -87,7 +101,7 @@ void check_same_model(
   try {
     check_state(manifest, source, optimizer);
     return;
-  } catch (const CheckpointError&) {
+  } catch (const CheckpointError& error) {
     const std::set<std::string> without_effect = {
         "weights",         "dropout",    "dtype",      "cut",
         "balance",         "devices",    "norm_eps",   "device_bytes",
@@ -102,7 +116,7 @@ void check_same_model(
       lines += format(
           "\n  [{}] {} = {}, the checkpoint has {}", table, key, now, before);
     }
-    if (lines.empty()) throw;
+    if (lines.empty()) throw CheckpointError(first_tensors(error.what()));
     throw CheckpointError(format(
         "{}: is of another model or optimizer; resume with its settings, or "
         "name another folder (--set train.run=…) for a run with these:{}",

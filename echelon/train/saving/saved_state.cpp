@@ -85,11 +85,9 @@ void check_state(
   const auto expected = expected_of(source, optimizer);
   std::map<std::string, const SavedTensor*> saved;
   for (const auto& tensor : manifest.tensors) saved[tensor.name] = &tensor;
-  constexpr int64_t kShown = 12;  // a model of other sizes has hundreds
   std::string problems;
-  int64_t count = 0;
   const auto add = [&](const std::string& name, const std::string& what) {
-    if (++count <= kShown) problems += "\n  " + name + ": " + what;
+    problems += "\n  " + name + ": " + what;
   };
   for (const auto& [name, here] : expected) {
     const auto found = saved.find(name);
@@ -106,9 +104,6 @@ void check_state(
     if (of_model && !expected.contains(name)) add(name, "unexpected");
   }
   if (problems.empty()) return;
-  if (count > kShown) {
-    problems += format("\n  and {} more", count - kShown);
-  }
   throw CheckpointError(format(
       "the checkpoint of step {} is not of this model and optimizer; resume "
       "with the [model] and [optimizer] that it was saved with:{}",

@@ -108,7 +108,7 @@ class StateSnapshot {
 
 /// Compares names, kinds, shapes and dtypes of parameters, buffers and the
 /// state of `optimizer` with a manifest's. Throws CheckpointError that lists
-/// the first tensors that are missing, unexpected or different. Floating-point
+/// every tensor that is missing, unexpected or different. Floating-point
 /// dtypes may differ: values are converted. Random state is not compared, nor
 /// state that this optimizer does not keep.
 void check_state(
