@@ -108,10 +108,8 @@ class PlanPrinter {
         format_count(result.simulated));
     std::cout << style_.dim(wrapped(searched, 0, style_.columns)) << "\n";
     if (request_.free_share <= 0) return;
-    std::cout << style_.dim(format(
-                     "{} of each device's memory stays free (--free)",
-                     format_percent(request_.free_share)))
-              << "\n";
+    std::cout << format_percent(request_.free_share)
+              << " of each device's memory stays free (--free)\n";
   }
 
   // A row for each layout.
@@ -139,7 +137,13 @@ class PlanPrinter {
   void details(const std::vector<planner::Plan>& plans) {
     title("The layouts in detail");
     for (size_t i = 0; i < plans.size(); ++i) {
-      one_of_many(plans[i], static_cast<int>(i) + 1);
+      const auto text = cost::to_string(plans[i].strategy);
+      std::cout << style_.bold(std::to_string(i + 1)) << "  "
+                << wrapped(text, 3, style_.columns) << "\n";
+      for (const auto& line : {shares(plans[i].step), kinds(plans[i].step)}) {
+        std::cout << "   " << style_.dim(wrapped(line, 3, style_.columns))
+                  << "\n";
+      }
     }
   }
 
@@ -222,10 +226,6 @@ class PlanPrinter {
     std::cout << "  " << wrapped(text, 2, style_.columns) << "\n";
   }
 
-  void hint(const std::string& text) {
-    std::cout << "\n" << style_.dim(wrapped(text, 0, style_.columns)) << "\n";
-  }
-
   void title(const std::string& text) {
     std::cout << "\n" << style_.bold(text) << "\n";
   }
@@ -238,32 +238,6 @@ class PlanPrinter {
     std::string percent = {};
     std::string note = {};
   };
-
-  void one_of_many(const planner::Plan& plan, int number) {
-    const cost::StepEstimate& step = plan.step;
-    const std::string place = std::to_string(number);
-    std::string lead = cost::to_string(plan.strategy);
-    if (plan.devices != request_.cluster.num_devices()) {
-      lead = format_count(plan.devices) + " devices, " + lead;
-    }
-    std::cout << style_.bold(place) << "  " << wrapped(lead, 3, style_.columns)
-              << "\n";
-    std::string figures = format(
-        "{} a step, {} {}/s, MFU {}, {} a device",
-        style_.bold(format_seconds(step.step_seconds)),
-        format_count(step.tokens_per_second),
-        request_.model.transformer ? "tokens" : "samples",
-        format_percent(step.model_flops_utilisation),
-        gib(step.memory.peak_bytes()));
-    if (plan.cost_per_step > 0) {
-      figures += ", costs " + format_number(plan.cost_per_step) + " a step";
-    }
-    std::cout << "   " << wrapped(figures, 3, style_.columns) << "\n";
-    for (const auto& text : {shares(step), kinds(step)}) {
-      std::cout << "   " << style_.dim(wrapped(text, 3, style_.columns))
-                << "\n";
-    }
-  }
 
   static std::string shares(const cost::StepEstimate& step) {
     std::string text =
@@ -396,7 +370,8 @@ void print_plan_text(
   printer.paragraph("Plan", reason.fix);
   printer.paragraph("Why", reason.why);
   if (!verbose) {
-    printer.hint(
+    printer.paragraph(
+        "More",
         "--verbose prints the details, --output plan.toml writes the "
         "configuration for echelon train.");
     return;
@@ -464,7 +439,6 @@ void print_alternatives_json(
 
 const std::vector<std::string> kObjectives = {"time", "cost", "devices"};
 constexpr int64_t kMostKept = 100;
-constexpr int64_t kMostFree = 90;  // per cent
 constexpr int64_t kMostSamples = int64_t{1} << 30;
 
 struct PlanArguments : JobFlags {
@@ -509,8 +483,7 @@ planner::PlanRequest request_of(const PlanArguments& arguments) {
   planner::PlanRequest request;
   request.model = cost::find_model(arguments.model);
   request.free_share =
-      static_cast<double>(parse_count("--free", arguments.free, 0, kMostFree)) /
-      100;
+      static_cast<double>(parse_count("--free", arguments.free, 0, 90)) / 100;
   request.cluster = planner::with_free_memory(
       cluster::find_cluster(arguments.cluster), request.free_share);
   request.global_batch =
