@@ -1,50 +1,17 @@
 // The fastest strategies of a job that fit, by branch and bound.
 #pragma once
 
-#include <array>
-#include <cstddef>
 #include <cstdint>
-#include <map>
 #include <optional>
 #include <vector>
 
-#include "echelon/cost/step_estimate.h"
+#include "echelon/planner/ranking.h"
 #include "echelon/planner/search_space.h"
 
 namespace echelon::planner {
 
-struct Candidate {
-  cost::Strategy strategy;
-  cost::StepEstimate step;
-};
-
 /// Replaces the times of formulas by those of simulated events. Memory stays.
 void simulate_step(const SearchJob& job, Candidate& candidate);
-
-/// Compares the time of a step, then the memory.
-bool is_faster(const Candidate& one, const Candidate& other);
-
-/// Keeps the fastest candidate of each layout (degrees, dp and fsdp taken
-/// together), for the `keep` fastest layouts.
-class Ranking {
- public:
-  explicit Ranking(int64_t keep) : keep_(static_cast<size_t>(keep)) {}
-
-  /// A candidate enters only if its step is shorter than this.
-  double limit_seconds(const Layout& layout) const;
-  void enter(const Candidate& candidate);
-  /// Sorted, the fastest first.
-  std::vector<Candidate> sorted() const;
-
- private:
-  using Key = std::array<int64_t, 5>;
-  static Key key_of(const Layout& layout);
-  void find_slowest();
-
-  size_t keep_;
-  std::map<Key, Candidate> best_;
-  std::map<Key, Candidate>::iterator slowest_;
-};
 
 struct SearchResult {
   /// The fastest of each layout (degrees, dp and fsdp taken together), the
