@@ -398,6 +398,48 @@ void draw_settings(Markup& page, const std::vector<Run>& runs) {
   page.add("</section>");
 }
 
+void draw_verified(Markup& page, const std::vector<VerifiedLayout>& verified) {
+  if (verified.empty()) return;
+  page.add(
+      "<section id='verified'><h2>Equal to one device</h2><p class='lead'>"
+      "<code>echelon verify</code> ran each layout in float64 and compared "
+      "losses, gradients and parameters with those of one device, by "
+      "name.</p>");
+  open_table(
+      page, "Layouts compared with one device",
+      {"Layout", "Result", "Steps", "Comparisons", "Largest difference"});
+  for (const auto& one : verified) {
+    page.add(
+        "<tr><th scope='row'>{}</th><td>{}</td><td>{}</td><td>{}</td>"
+        "<td>{}</td></tr>",
+        one.layout, one.passed ? "equal" : "different", format_count(one.steps),
+        format_count(one.num_compared), format("{:.1e}", one.largest));
+  }
+  close_table(page);
+  page.add("<p class='note'>Differences are relative.</p></section>");
+}
+
+void draw_planned(Markup& page, const std::vector<PlannedLayout>& planned) {
+  if (planned.empty()) return;
+  page.add(
+      "<section id='planned'><h2>On other devices</h2><p class='lead'>"
+      "<code>echelon plan</code> predicts the fastest layout of a model on a "
+      "cluster that need not be here.</p>");
+  open_table(
+      page, "Predicted layouts",
+      {"Model", "Cluster", "Layout", "Step", "MFU", "Memory of a device"});
+  for (const auto& plan : planned) {
+    page.add(
+        "<tr><th scope='row'>{}</th><td>{}</td><td>{}</td><td>{}</td>"
+        "<td>{}</td><td>{}</td></tr>",
+        plan.model, plan.cluster, plan.layout,
+        format_seconds(plan.step_seconds), format_percent(plan.mfu),
+        format_bytes(plan.peak_bytes));
+  }
+  close_table(page);
+  page.add("</section>");
+}
+
 void draw_run(Markup& page, const Run& run, size_t number) {
   const auto id = format("strategy-{}", number);
   page.add("<section id='{}'><h2>{}</h2>", id, name_of(run));
@@ -440,8 +482,10 @@ std::string to_html(const StrategyPage& input) {
   page.add("</header>");
   if (!runs.empty()) draw_table(page, runs);
   draw_losses(page, runs);
+  draw_verified(page, input.verified);
   draw_settings(page, runs);
   for (size_t i = 0; i < runs.size(); ++i) draw_run(page, runs[i], i);
+  draw_planned(page, input.planned);
   page.add(
       "<footer>Written by Echelon from the timeline.json, metrics.jsonl "
       "and config.toml of each run.</footer>");

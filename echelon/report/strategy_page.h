@@ -30,9 +30,30 @@ struct StrategyRun {
   timeline::Timeline timeline;  // without spans: there is none
 };
 
+/// What `echelon verify` found of one layout.
+struct VerifiedLayout {
+  std::string layout;  // "fsdp=2"
+  bool passed = false;
+  int64_t steps = 0;
+  int64_t num_compared = 0;
+  double largest = 0;  // relative difference to one device
+};
+
+/// The best plan of `echelon plan` for a model on a cluster.
+struct PlannedLayout {
+  std::string model;
+  std::string cluster;  // "h100-sxm:8"
+  std::string layout;
+  double step_seconds = 0;
+  double mfu = 0;         // model FLOPs utilisation, 0 to 1
+  double peak_bytes = 0;  // of the fullest device
+};
+
 struct StrategyPage {
   std::string title;  // "digits, three ways"
   std::vector<StrategyRun> runs;
+  std::vector<VerifiedLayout> verified;
+  std::vector<PlannedLayout> planned;
 };
 
 /// The page stays under 500 KB with four runs of up to 16 ranks.

@@ -237,7 +237,7 @@ VerifyResult verify(
     throw ConfigError("verify: no parameter is called \"" + planted + "\"");
   }
 
-  VerifyResult result{.steps = options.steps};
+  VerifyResult result{.layout = to_string(job.layout), .steps = options.steps};
   std::vector<Difference> all;
   int64_t first = 0;
   if (!options.resume.empty()) {
@@ -331,6 +331,7 @@ std::string to_text(const VerifyResult& result, const VerifyOptions& options) {
 std::string to_json(const VerifyResult& result, const VerifyOptions& options) {
   nlohmann::ordered_json json;
   json["passed"] = result.passed;
+  json["layout"] = result.layout;
   json["steps"] = result.steps;
   json["tolerance"] = options.tolerance;
   json["compared"] = result.num_compared;

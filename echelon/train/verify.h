@@ -34,6 +34,7 @@ struct Difference {
 
 struct VerifyResult {
   bool passed = false;
+  std::string layout;  // "dp=2,tp=2"
   int64_t steps = 0;
   int64_t num_compared = 0;       // comparisons, each on every rank
   std::vector<Difference> worst;  // largest first, at most ten

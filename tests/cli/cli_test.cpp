@@ -495,6 +495,34 @@ TEST_F(CommandLine, CompareNamesRunsAndWhatDiffers) {
   EXPECT_THAT(run("compare runs/none").err, HasSubstr("there is no such run"));
 }
 
+TEST_F(CommandLine, CompareShowsProofsAndPlans) {
+  write_compared_run(path("run"), "dp = 2");
+  write(
+      "proof.json",
+      R"({"passed":true,"layout":"fsdp=2","steps":3,"compared":1234,"worst":[)"
+      R"({"step":1,"rank":0,"what":"loss","relative":2e-16},)"
+      R"({"step":1,"rank":1,"what":"parameter w","relative":3e-15}]})");
+  write(
+      "plan.json",
+      R"({"model":"llama3-8b","cluster":"h100-sxm:8","plans":[{"strategy":)"
+      R"({"text":"fsdp=8 · ZeRO 2"},"step_seconds":6.5,)"
+      R"("model_flops_utilisation":0.49,"memory":{"peak_bytes":1073741824}}]})");
+  printed(
+      run("compare run -o page.html --verified proof.json --planned "
+          "plan.json"));
+  EXPECT_THAT(
+      read("page.html"),
+      HasAll(
+          "fsdp=2</th><td>equal</td><td>3</td><td>1,234</td><td>3.0e-15",
+          "llama3-8b</th><td>h100-sxm:8</td><td>fsdp=8 · ZeRO 2</td><td>6.5 s",
+          "49 %", "1 GiB"));
+  write("plan.json", R"({"plans":[]})");
+  expect_error(
+      "compare run --planned plan.json", "not what `echelon plan --json`");
+  expect_error(
+      "compare run --verified page.html", "not what `echelon verify --json`");
+}
+
 TEST_F(CommandLine, CompareShowsWhatAKilledRunLeft) {
   write_compared_run(path("killed"), "dp = 2");
   fs::remove(path("killed/timeline.json"));
