@@ -98,9 +98,9 @@ void apply(config::Document& document, const Overrides& overrides) {
 }
 
 // "learning_rate=0.1,seed=2": what sets one run of a sweep apart from others.
-std::string settings_of_run(const std::vector<std::string>& assignments) {
-  std::string text;
-  for (const auto& assignment : assignments) {
+std::string settings_of_run(const Overrides& overrides) {
+  std::string text = overrides.layout;
+  for (const auto& assignment : overrides.set) {
     const size_t equals = assignment.find('=');
     const std::string key = assignment.substr(0, equals);
     if (key == "train.run") continue;
@@ -126,7 +126,7 @@ std::string time_now() {
 }
 
 // Fills in {name}, {time} and {set}. An empty value takes the mark before it
-// along: "digits-{set}" is "digits" without --set.
+// along: "digits-{set}" is "digits" without --layout and --set.
 void name_run(Job& job, const std::string& path, const Overrides& overrides) {
   std::string& run = job.train.run;
   for (size_t at = 0; (at = run.find('{', at)) != std::string::npos;) {
@@ -139,7 +139,7 @@ void name_run(Job& job, const std::string& path, const Overrides& overrides) {
     } else if (name == "time") {
       value = time_now();
     } else if (name == "set") {
-      value = settings_of_run(overrides.set);
+      value = settings_of_run(overrides);
     } else {
       throw ConfigError(format(
           "{}: \"{}\" is none of {{name}}, {{time}} and {{set}}",
@@ -152,11 +152,12 @@ void name_run(Job& job, const std::string& path, const Overrides& overrides) {
     if (value.empty() && mark) --begin;
     run.replace(begin, end + 1 - begin, value);
     at = begin + value.size();
-  }
-  if (run.empty() || run.back() == '/') {
-    throw ConfigError(
-        job.document.where("train.run") +
-        ": names no folder without --set; put {name} in front of {set}");
+    if (value.empty() && at == run.size() && (at == 0 || run[at - 1] == '/')) {
+      throw ConfigError(
+          job.document.where("train.run") +
+          ": names no folder without --layout or --set; put {name} in front "
+          "of {set}");
+    }
   }
 }
 

@@ -51,7 +51,7 @@ bool adds_gradients(const Job& job);
 
 /// What the command line sets over the file.
 struct Overrides {
-  std::vector<std::string> set;  // "train.steps=100"; names {set} of a run
+  std::vector<std::string> set;  // "train.steps=100"
   std::string layout;            // "dp=2"; replaces the degrees of [layout]
   int64_t num_ranks = 0;         // -n; without any degree, dp is this many
   std::string ranks;             // --ranks, "processes" or "threads"
@@ -61,8 +61,8 @@ struct Overrides {
 
 /// Reads and checks each value by itself; check_job checks them together.
 /// Fills in what train.run names by {name} (the file's, without its extension),
-/// {time} (now, as in 20261124-093000) and {set} (as in learning_rate=0.1; see
-/// `set`). Throws ConfigError with file, line and column, five lines at most.
+/// {time} (now, as in 20261124-093000) and {set} (the layout and settings of
+/// the command line, as in fsdp=2,learning_rate=0.1). Throws ConfigError with file, line and column, five lines at most.
 Job load_job(const std::string& path, const Overrides& overrides = {});
 /// The same for a configuration's text, which errors call `name`.
 Job parse_job(const std::string& text, const std::string& name);

@@ -338,7 +338,8 @@ void bind(config::Section& section, TrainOptions& options) {
       .field(
           "run", options.run,
           "the folder that the run writes; {name} in it is the configuration's "
-          "file name, {set} what --set gives (learning_rate=0.1), {time} the "
+          "file name, {set} what --layout and --set give "
+          "(tp=2,learning_rate=0.1), {time} the "
           "time of the start, as in runs/{name}-{set}")
       .not_empty();
   section.field(

@@ -82,7 +82,7 @@ sequence = 32
 [train]
 batch = 16
 steps = 2
-run = "runs/gpt"
+run = "runs/{name}-{set}"
 """
 
 
@@ -119,8 +119,8 @@ def furnish(folder):
     text = folder / "examples/configs/text.toml"
     text.write_text(text.read_text().replace("steps = 600", "steps = 2").replace("warmup_steps = 40\n", ""))
     (folder / "runs").mkdir()
-    for name in ("first", "second", "model"):
-        (folder / f"{name}.toml").write_text(SMALL.format(run=f"runs/{name}"))
+    for name, run in (("first", "first"), ("second", "second"), ("model", "{name}-{set}")):
+        (folder / f"{name}.toml").write_text(SMALL.format(run=f"runs/{run}"))
     (folder / "gpt.toml").write_text(GPT)
     for part in ("train", "test"):
         for i in range(8):

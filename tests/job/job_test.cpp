@@ -362,6 +362,12 @@ TEST_F(JobTest, ARunsNameMayHaveItsSettings) {
           "runs/{set}",
           {"optimizer.learning_rate=0.1", "train.seed=2", "data.path=a/b"}),
       "runs/learning_rate=0.1,seed=2,path=a-b");
+  EXPECT_EQ(
+      load(
+          "[train]\nrun = \"runs/{name}-{set}\"\n",
+          {.set = {"train.steps=3"}, .layout = "fsdp=2,tp=2,order=tp:fsdp"})
+          .train.run,
+      "runs/job-fsdp=2,tp=2,order=tp-fsdp,steps=3");
   EXPECT_EQ(name("runs/x", {"train.run=runs/{name}_{set}"}), "runs/job");
   EXPECT_THAT(name("{time}", {}), testing::MatchesRegex("20[0-9]{6}-[0-9]{6}"));
   EXPECT_THAT(
