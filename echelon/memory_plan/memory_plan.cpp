@@ -237,8 +237,8 @@ explain_limit(const MemoryModel& model, const Job& job, int64_t limit_bytes) {
   if (limit_bytes <= 0 || rank.peak.total() <= limit_bytes) return {};
   const auto kind = largest_kind(rank.peak);
   return format(
-             "rank {} needs {} in the {}, {} more than the limit of {}; most "
-             "of it are {}, {}",
+             "rank {} needs {} in the {}, {} more than the limit of {}; the "
+             "largest part: {}, {}",
              rank.ranks.front(), format_bytes(rank.peak.total()), rank.moment,
              format_bytes(rank.peak.total() - limit_bytes),
              format_bytes(limit_bytes), timeline::to_string(kind),

@@ -145,7 +145,8 @@ const std::vector<Mistake>& mistakes() {
       {"simulate --model gpt2 --cluster h100-sxm:8 --schedule 1fb1 --layout "
        "pp=2 --batch 8",
        2, "did you mean \"1f1b\"?"},
-      {"compare runs/none", 2, "name a run that `echelon train` has completed"},
+      {"compare runs/none", 3,
+       "runs/none: there is no such run; name a folder"},
       {"explain runs/nothing", 3, "name a folder that `echelon train` wrote"},
       {"checkpoint verify runs/none", 3, "runs/none: there is no such folder"},
       {"bench collectives --bytes 64x", 2, "must be a size from 4 to 64 GiB"},

@@ -207,7 +207,7 @@ TEST_F(SimulateCommand, NamesTheNearestSettingThatFits) {
   EXPECT_THAT(
       text,
       HasAll(
-          ": does not fit", "\nIt fits with --sequence-parallel: 61.2 GiB, "));
+          ": does not fit", "\nIt fits with --sequence-parallel: 56.6 GiB, "));
   expect_to_fit_a_terminal(text);
   const auto told =
       json::parse(printed(run(job + "--layout dp=8,tp=8,pp=4 --json")));

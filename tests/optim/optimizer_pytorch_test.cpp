@@ -81,7 +81,7 @@ std::vector<Case> all_cases() {
 nlohmann::json to_json(const Case& c) {
   const auto& o = c.options;
   return {
-      {"name", o.name},
+      {"name", to_string(o.name)},
       {"learning_rate", o.learning_rate},
       {"weight_decay", o.weight_decay},
       {"momentum", o.momentum},

@@ -126,7 +126,8 @@ TEST(Report, PredictsTheStepOnceThisMachineIsMeasured) {
   Command before(command, processors);
   ASSERT_EQ(before.wait(), 0) << before.err();
   std::string page = read_text_file(run + "/report.html");
-  EXPECT_THAT(page, HasSubstr("`echelon bench --save -n 2` measures them"));
+  EXPECT_THAT(
+      page, HasSubstr("<code>echelon bench --save -n 2</code> measures "));
   EXPECT_EQ(page.find("id=\"prediction\""), std::string::npos);
 
   ::setenv("XDG_CONFIG_HOME", folder.path().c_str(), 1);
