@@ -62,7 +62,8 @@ struct Overrides {
 /// Reads and checks each value by itself; check_job checks them together.
 /// Fills in what train.run names by {name} (the file's, without its extension),
 /// {time} (now, as in 20261124-093000) and {set} (the layout and settings of
-/// the command line, as in fsdp=2,learning_rate=0.1). Throws ConfigError with file, line and column, five lines at most.
+/// the command line, as in fsdp=2,learning_rate=0.1). Throws ConfigError with
+/// file, line and column, five lines at most.
 Job load_job(const std::string& path, const Overrides& overrides = {});
 /// The same for a configuration's text, which errors call `name`.
 Job parse_job(const std::string& text, const std::string& name);
