@@ -59,6 +59,6 @@ runs=(one_device data_parallel sharded tensor_parallel pipeline_parallel model_p
 build/bin/echelon compare --title "Handwritten digits, six ways" \
   -o "$out/digits.html" "${runs[@]/#/$out/digits/}" >/dev/null
 build/bin/echelon compare --title "A small GPT, six ways" -o "$out/report.html" \
-  "${proofs[@]}" "${plans[@]}" "${runs[@]/#/$out/text/}" >/dev/null
+  "${runs[@]/#/$out/text/}" "${proofs[@]}" "${plans[@]}" >/dev/null
 echo "demo: digits: xdg-open $out/digits.html"
 echo "demo: look at the page: xdg-open $out/report.html"

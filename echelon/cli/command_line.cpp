@@ -324,6 +324,7 @@ void Command::repeated_option(
   app_->add_option(name, values, help)
       ->type_name(type)
       ->expected(1)
+      ->allow_extra_args(false)  // one value behind each name
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -182,7 +183,7 @@ bool counts_tokens(const Run& run) {
   return !metrics.empty() && metrics[0].tokens_per_second;
 }
 
-void draw_cells(Markup& page, const Run& run, bool tokens) {
+void draw_cells(Markup& page, const Run& run, bool tokens, bool samples) {
   const auto& metrics = run.input.metrics;
   const auto& evaluations = run.input.evaluations;
   const auto cell = [&](bool known, const auto& text) {
@@ -203,8 +204,10 @@ void draw_cells(Markup& page, const Run& run, bool tokens) {
       return format_number(*evaluations.back().perplexity);
     });
   }
-  rate_cell(
-      [](const timeline::StepMetrics& m) { return m.samples_per_second; });
+  if (samples) {
+    rate_cell(
+        [](const timeline::StepMetrics& m) { return m.samples_per_second; });
+  }
   if (tokens) {
     rate_cell([](const timeline::StepMetrics& m) {
       return m.tokens_per_second.value_or(NAN);
@@ -219,12 +222,13 @@ void draw_cells(Markup& page, const Run& run, bool tokens) {
 
 void draw_table(Markup& page, const std::vector<Run>& runs) {
   const bool tokens = std::ranges::any_of(runs, counts_tokens);
+  const bool samples = !std::ranges::all_of(runs, counts_tokens);
   std::vector<std::string> heads = {
       "Run", "Strategy", "Final loss", "Held-out accuracy"};
   if (tokens) heads.push_back("Perplexity");
-  heads.push_back("Samples/s, median");
-  if (tokens) heads.push_back("Tokens/s, median");
-  heads.push_back("Step, median");
+  if (samples) heads.push_back("Samples/s");
+  if (tokens) heads.push_back("Tokens/s");
+  heads.push_back("Step");
   heads.push_back("Not computing");
   page.add("<div id='runs'>");
   open_table(page, "The runs in figures", heads);
@@ -232,11 +236,76 @@ void draw_table(Markup& page, const std::vector<Run>& runs) {
     page.add(
         "<tr><th scope='row'><a href='#strategy-{}'>{}</a></th><td>{}</td>", i,
         name_of(runs[i]), strategy_text(runs[i]));
-    draw_cells(page, runs[i], tokens);
+    draw_cells(page, runs[i], tokens, samples);
     page.add("</tr>");
   }
   close_table(page);
-  page.add("</div>");
+  page.add("<p class='note'>Rates and steps are medians.</p></div>");
+}
+
+// --- Memory and communication -----------------------------------------------
+
+// The fullest rank at its fullest moment; none: not measured.
+std::optional<timeline::MemoryByKind> most_memory(const Run& run) {
+  std::optional<timeline::MemoryByKind> most;
+  for (const auto& rank : run.input.timeline.memory) {
+    for (const auto& sample : rank.samples) {
+      if (!most || sample.memory.total() > most->total()) most = sample.memory;
+    }
+  }
+  return most;
+}
+
+// The bytes of the collectives and messages of a rank in a recorded step: the
+// most of all ranks, in the mean of the steps.
+double bytes_a_step(const Run& run) {
+  std::map<int32_t, double> bytes;
+  std::set<int64_t> steps;
+  for (const auto& span : run.input.timeline.spans) {
+    if (span.step < 0) continue;
+    steps.insert(span.step);
+    if (span.kind != timeline::SpanKind::communication) continue;
+    bytes[span.rank] += static_cast<double>(span.bytes);
+  }
+  double most = 0;
+  for (const auto& [_, one] : bytes) most = std::max(most, one);
+  return steps.empty() ? 0 : most / static_cast<double>(steps.size());
+}
+
+// What each strategy is for: whole or sharded, and what that costs.
+void draw_shares(Markup& page, const std::vector<Run>& runs) {
+  using timeline::MemoryKind;
+  const bool measured = std::ranges::any_of(
+      runs, [](const Run& run) { return most_memory(run).has_value(); });
+  if (!measured) return;
+  page.add(
+      "<section id='shares'><h2>What a rank held and sent</h2>"
+      "<p class='lead'>The memory of the fullest rank at its fullest moment, "
+      "and what a rank gave to collectives and messages in a step.</p>");
+  open_table(
+      page, "Memory and communication of a rank",
+      {"Run", "All memory", "Parameters", "Gradients", "Optimizer state",
+       "Activations", "Other", "Sent in a step"});
+  for (const auto& run : runs) {
+    page.add("<tr><th scope='row'>{}</th>", name_of(run));
+    const auto cell = [&](int64_t bytes) {
+      page.add("<td>{}</td>", bytes > 0 ? format_bytes(bytes) : "\u2013");
+    };
+    const auto most = most_memory(run).value_or(timeline::MemoryByKind{});
+    int64_t other = most.total();
+    cell(other);
+    for (const MemoryKind kind :
+         {MemoryKind::parameters, MemoryKind::gradients,
+          MemoryKind::optimizer_state, MemoryKind::activations}) {
+      cell(most[kind]);
+      other -= most[kind];
+    }
+    cell(other);
+    cell(static_cast<int64_t>(bytes_a_step(run)));
+    page.add("</tr>");
+  }
+  close_table(page);
+  page.add("</section>");
 }
 
 // --- Loss curves ------------------------------------------------------------
@@ -482,6 +551,7 @@ std::string to_html(const StrategyPage& input) {
   page.add("</header>");
   if (!runs.empty()) draw_table(page, runs);
   draw_losses(page, runs);
+  draw_shares(page, runs);
   draw_verified(page, input.verified);
   draw_settings(page, runs);
   for (size_t i = 0; i < runs.size(); ++i) draw_run(page, runs[i], i);

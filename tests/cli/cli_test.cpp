@@ -508,19 +508,46 @@ TEST_F(CommandLine, CompareShowsProofsAndPlans) {
       R"({"text":"fsdp=8 · ZeRO 2"},"step_seconds":6.5,)"
       R"("model_flops_utilisation":0.49,"memory":{"peak_bytes":1073741824}}]})");
   printed(
-      run("compare run -o page.html --verified proof.json --planned "
-          "plan.json"));
+      run("compare -o page.html --verified proof.json --planned "
+          "plan.json run"));
   EXPECT_THAT(
       read("page.html"),
       HasAll(
           "fsdp=2</th><td>equal</td><td>3</td><td>1,234</td><td>3.0e-15",
-          "llama3-8b</th><td>h100-sxm:8</td><td>fsdp=8 · ZeRO 2</td><td>6.5 s",
-          "49 %", "1 GiB"));
+          "llama3-8b</th><td>h100-sxm:8</td>", "fsdp=8 · ZeRO 2</td>",
+          "<td>6.5 s</td><td>49 %</td><td>1 GiB</td>"));
   write("plan.json", R"({"plans":[]})");
   expect_error(
       "compare run --planned plan.json", "not what `echelon plan --json`");
   expect_error(
       "compare run --verified page.html", "not what `echelon verify --json`");
+}
+
+TEST_F(CommandLine, CompareShowsWhatARankHeldAndSent) {
+  write_compared_run(path("run"), "dp = 2");
+  auto timeline = timeline::read_chrome_trace(path("run/timeline.json"));
+  using enum timeline::MemoryKind;
+  timeline::MemorySample low{.time_ns = 1}, high{.time_ns = 2};
+  low.memory[parameters] = 1000;
+  high.memory[parameters] = 1000, high.memory[activations] = 500;
+  high.memory[working] = 12;
+  timeline.memory = {{.rank = 0, .samples = {low, high}}};
+  for (const int64_t step : {1, 2}) {
+    timeline.spans.push_back(
+        {.track = "comm",
+         .name = "all_reduce",
+         .kind = timeline::SpanKind::communication,
+         .begin_ns = 2000 * step,
+         .end_ns = 2000 * step + 100,
+         .step = step,
+         .bytes = 300 * step});
+  }
+  timeline::write_chrome_trace(path("run/timeline.json"), timeline);
+  printed(run("compare run -o page.html"));
+  EXPECT_THAT(
+      read("page.html"),
+      HasSubstr("run</th><td>1.48 KiB</td><td>1,000 B</td><td>\u2013</td>"
+                "<td>\u2013</td><td>500 B</td><td>12 B</td><td>450 B</td>"));
 }
 
 TEST_F(CommandLine, CompareShowsWhatAKilledRunLeft) {

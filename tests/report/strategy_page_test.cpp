@@ -173,11 +173,12 @@ TEST(StrategyPage, OfTextsCountsTokensToo) {
   images.metrics = {{.step = 1, .samples_per_second = 2000}};
   const auto both = to_html(StrategyPage{.runs = {text, images}});
   expect_parts(
-      both, {">Perplexity</th>", ">Tokens/s, median</th>",
+      both, {">Perplexity</th>", ">Tokens/s</th>",
              "<td>12.3</td><td>8</td><td>81,920</td>",
              "<td>\u2013</td><td>2,000</td><td>\u2013</td>"});
   const auto one = to_html(StrategyPage{.runs = {images}});
   expect_no_parts(one, {"Perplexity", "Tokens/s"});
+  expect_no_parts(to_html(StrategyPage{.runs = {text}}), {"Samples/s"});
 }
 
 TEST(StrategyPage, LeavesOutWhatARunLacks) {
