@@ -39,7 +39,7 @@ GradientLists gradients_of(const std::vector<torch::Tensor>& parameters) {
   return detail::by_kind(gradients);
 }
 
-double norm_of(
+torch::Tensor norm_of(
     const GradientLists& own, const std::vector<torch::Tensor>& parameters,
     const PartitionedGradients* shared) {
   const auto device =
@@ -48,22 +48,26 @@ double norm_of(
   for (const auto& [kind, gradients] :
        shared ? detail::by_kind(shared->counted) : own) {
     const auto norms = at::_foreach_norm(gradients, 2);
-    sum += at::stack(norms).to(torch::kFloat64).square_().sum().to(device);
+    sum += at::stack(norms)
+               .to(torch::kFloat64)
+               .square_()
+               .sum()
+               .to(device, torch::kFloat64, /*non_blocking=*/true);
   }
   if (shared && shared->sum) shared->sum(sum);
-  return std::sqrt(sum.item<double>());
+  return sum.sqrt_();
 }
 
 }  // namespace
 
-double gradient_norm(
+torch::Tensor gradient_norm_on_device(
     const std::vector<torch::Tensor>& parameters,
     const PartitionedGradients* shared) {
   const torch::NoGradGuard no_grad;
   return norm_of(gradients_of(parameters), parameters, shared);
 }
 
-double clip_gradients(
+torch::Tensor clip_gradients_on_device(
     const std::vector<torch::Tensor>& parameters, double max_norm,
     const PartitionedGradients* shared) {
   if (!(max_norm > 0.0)) {
@@ -73,14 +77,34 @@ double clip_gradients(
   }
   const torch::NoGradGuard no_grad;
   const auto lists = gradients_of(parameters);
-  const double norm = norm_of(lists, parameters, shared);
-  const double factor = max_norm / (norm + 1e-6);
-  if (std::isfinite(norm) && factor < 1.0) {
-    for (const auto& [kind, gradients] : lists) {
-      at::_foreach_mul_(gradients, factor);
-    }
+  const auto norm = norm_of(lists, parameters, shared);
+  if (norm.is_cpu()) {  // a look at it saves a pass over the gradients
+    const double factor = max_norm / (norm.item<double>() + 1e-6);
+    if (!std::isfinite(norm.item<double>()) || factor >= 1.0) return norm;
+  }
+  // 1 where the norm is small or not finite.
+  const auto factor = at::where(
+      at::isfinite(norm), (max_norm / (norm + 1e-6)).clamp_max_(1.0), 1.0);
+  for (const auto& [kind, gradients] : lists) {
+    const auto& first = gradients.front();
+    at::_foreach_mul_(
+        gradients, factor.to(
+                       first.device(), factor.scalar_type(),
+                       /*non_blocking=*/true));
   }
   return norm;
+}
+
+double gradient_norm(
+    const std::vector<torch::Tensor>& parameters,
+    const PartitionedGradients* shared) {
+  return gradient_norm_on_device(parameters, shared).item<double>();
+}
+
+double clip_gradients(
+    const std::vector<torch::Tensor>& parameters, double max_norm,
+    const PartitionedGradients* shared) {
+  return clip_gradients_on_device(parameters, max_norm, shared).item<double>();
 }
 
 }  // namespace echelon

@@ -48,6 +48,15 @@ double clip_gradients(
     const std::vector<torch::Tensor>& parameters, double max_norm,
     const PartitionedGradients* shared = nullptr);
 
+/// The same two without a wait: the norm is a float64 scalar on the device of
+/// the first parameter.
+torch::Tensor gradient_norm_on_device(
+    const std::vector<torch::Tensor>& parameters,
+    const PartitionedGradients* shared = nullptr);
+torch::Tensor clip_gradients_on_device(
+    const std::vector<torch::Tensor>& parameters, double max_norm,
+    const PartitionedGradients* shared = nullptr);
+
 namespace detail {
 
 /// Device type, device index, dtype: the tensors of a foreach or fused kernel

@@ -32,20 +32,22 @@ using torch::Tensor;
 // Twice this scale is still a float32.
 constexpr double kLargestScale = 0x1p126;
 
-// Divides and checks in one pass; `found` becomes 1 where a gradient is not
-// finite.
-void unscale_list(
-    const std::vector<Tensor>& gradients, double scale, Tensor& found) {
+// Divides and checks in one pass. Returns 1 where a gradient is not finite.
+Tensor unscale_list(const std::vector<Tensor>& gradients, const Tensor& scale) {
   const auto& like = gradients.front();
+  const auto own = scale.to(
+      like.device(), scale.scalar_type(),
+      /*non_blocking=*/true);
   // The kernel's factor is a float32, too coarse for float64.
   const bool exact = like.scalar_type() == torch::kFloat64;
   const auto single =
       torch::TensorOptions().dtype(torch::kFloat32).device(like.device());
-  auto found_here = torch::zeros({1}, single);
-  const auto factor = torch::full({1}, exact ? 1.0 : 1.0 / scale, single);
-  at::_amp_foreach_non_finite_check_and_unscale_(gradients, found_here, factor);
-  if (exact) at::_foreach_div_(gradients, scale);
-  found = at::maximum(found, found_here.sum().to(found.options()));
+  auto found = torch::zeros({1}, single);
+  const auto factor = exact ? torch::ones({1}, single)
+                            : own.reciprocal().to(torch::kFloat32).reshape({1});
+  at::_amp_foreach_non_finite_check_and_unscale_(gradients, found, factor);
+  if (exact) at::_foreach_div_(gradients, own);
+  return found.squeeze(0);
 }
 
 // The device of the gradients; the CPU if there are none.
@@ -76,51 +78,82 @@ Autocast::~Autocast() {
 
 LossScaler::LossScaler(const PrecisionOptions& options, bool dynamic)
     : options_(options), dynamic_(dynamic) {
+  State state;
   if (dynamic) {
-    state_.scale = options.initial_loss_scale;
+    state.scale = options.initial_loss_scale;
   } else {
-    state_.scale = options.loss_scale > 0 ? options.loss_scale : 1;
+    state.scale = options.loss_scale > 0 ? options.loss_scale : 1;
   }
-  if (!(state_.scale > 0) || state_.scale > kLargestScale) {
+  if (!(state.scale > 0) || state.scale > kLargestScale) {
     throw ConfigError(format(
         "[precision] {}={:.9g}: losses are multiplied by a number above 0 and "
         "up to 2^126",
-        dynamic ? "initial_loss_scale" : "loss_scale", state_.scale));
+        dynamic ? "initial_loss_scale" : "loss_scale", state.scale));
   }
+  active_ = dynamic || state.scale != 1;
+  load_state(state);
+}
+
+Tensor LossScaler::unscale_on_device(
+    const std::vector<Tensor>& gradients, const SumOverRanks& sum) {
+  const torch::NoGradGuard no_grad;
+  const torch::Device device = device_of(gradients);
+  if (state_.device() != device) {
+    state_ = state_.to(device, torch::kFloat64, /*non_blocking=*/true);
+  }
+  const Tensor scale = state_[0];
+  auto found = torch::zeros({}, scale.options());
+  for (auto& [_, list] : detail::by_kind(gradients)) {
+    const auto here = unscale_list(list, scale);
+    found = at::maximum(
+        found, here.to(device, torch::kFloat64, /*non_blocking=*/true));
+  }
+  if (sum) sum(found);
+  const Tensor overflowed = found.gt(0).to(torch::kFloat64);
+  const Tensor overflows = (state_[2] + 1) * overflowed;
+  Tensor good_steps = (state_[1] + 1) * (1 - overflowed);
+  const Tensor grows =
+      good_steps.ge(static_cast<double>(options_.loss_scale_growth))
+          .to(torch::kFloat64);
+  good_steps *= 1 - grows;
+  Tensor next = scale;
+  if (dynamic_) {
+    next =
+        (scale * (1 + grows)).clamp_max_(kLargestScale) * (1 - overflowed / 2);
+  }
+  const Tensor numbers = at::stack({overflowed, scale, overflows});
+  state_ = at::stack({next, good_steps, overflows});
+  return numbers;
 }
 
 bool LossScaler::unscale(
     const std::vector<Tensor>& gradients, const SumOverRanks& sum) {
-  const torch::NoGradGuard no_grad;
-  auto found = torch::zeros(
-      {}, torch::dtype(torch::kFloat64).device(device_of(gradients)));
-  for (auto& [_, list] : detail::by_kind(gradients)) {
-    unscale_list(list, state_.scale, found);
-  }
-  if (sum) sum(found);
-  const bool finite = found.item<double>() == 0;
-  if (finite) {
-    state_.overflows = 0;
-    if (++state_.good_steps < options_.loss_scale_growth) return true;
-    state_.good_steps = 0;
-    if (dynamic_) state_.scale = std::min(2 * state_.scale, kLargestScale);
-    return true;
-  }
-  state_.good_steps = 0;
-  if (++state_.overflows >= options_.max_overflows) fail();
-  if (dynamic_) state_.scale /= 2;
-  return false;
+  const Tensor numbers =
+      unscale_on_device(gradients, sum).to(torch::kCPU).contiguous();
+  const auto* values = numbers.const_data_ptr<double>();
+  check(values[1], values[2]);
+  return values[0] == 0;
 }
 
-void LossScaler::fail() const {
+void LossScaler::check(double scale, double overflows) const {
+  if (overflows < static_cast<double>(options_.max_overflows)) return;
   throw NumericError(format(
       "gradients overflowed in {} steps in a row (max_overflows), in the last "
       "with {}{:.9g}; nothing was updated in them. Set [precision] compute = "
       "\"bf16\", which has float32's range, lower [optimizer] learning_rate, "
       "or set clip_norm",
-      state_.overflows,
+      static_cast<int64_t>(overflows),
       dynamic_ ? "the loss scale halved down to " : "[precision] loss_scale = ",
-      state_.scale));
+      scale));
+}
+
+LossScaler::State LossScaler::state() const {
+  const Tensor numbers = state_.to(torch::kCPU).contiguous();
+  const auto* values = numbers.const_data_ptr<double>();
+  return {
+      .scale = values[0],
+      .good_steps = static_cast<int64_t>(values[1]),
+      .overflows = static_cast<int64_t>(values[2])};
 }
 
 void LossScaler::load_state(const State& state) {
@@ -131,7 +164,10 @@ void LossScaler::load_state(const State& state) {
         "training leaves; use another checkpoint",
         state.scale, state.good_steps, state.overflows));
   }
-  state_ = state;
+  state_ = torch::tensor(
+      {state.scale, static_cast<double>(state.good_steps),
+       static_cast<double>(state.overflows)},
+      torch::kFloat64);
 }
 
 }  // namespace echelon

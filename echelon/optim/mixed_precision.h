@@ -52,7 +52,8 @@ class Autocast {
 /// Loss scaling for fp16. The loss is multiplied by a scale before backward, so
 /// that small gradients do not vanish, and gradients are divided by it before
 /// the update. All ranks skip a step in which any rank has a gradient that is
-/// not finite. One per rank; equal calls give equal scales on all ranks.
+/// not finite. One per rank; equal calls give equal scales on all ranks. The
+/// scale is kept on the device of the gradients, and changes there.
 /// Source: Micikevicius et al., 2018, arXiv:1710.03740, section 3.2.
 class LossScaler {
  public:
@@ -60,8 +61,12 @@ class LossScaler {
   /// ConfigError for a scale that is not above 0, or above 2^126.
   LossScaler(const PrecisionOptions& options, bool dynamic);
 
-  double scale() const { return state_.scale; }
-  bool active() const { return dynamic_ || state_.scale != 1.0; }
+  bool active() const { return active_; }
+  /// The scale, a float64 scalar on the CPU, or where the last gradients were.
+  /// A later unscale_on_device() makes another.
+  torch::Tensor scale_on_device() const { return state_[0]; }
+  /// Waits for the device.
+  double scale() const { return state().scale; }
 
   /// Divides `gradients` by the scale, in place, and returns whether all of
   /// them are finite, on all ranks that `sum` sums over (null: this one alone).
@@ -74,22 +79,30 @@ class LossScaler {
   bool
   unscale(const std::vector<torch::Tensor>& gradients, const SumOverRanks& sum);
 
+  /// The same without a wait. Returns [overflowed, scale, overflows], float64
+  /// on the device of the gradients: 1 when the update must be skipped, else 0;
+  /// the scale by which the gradients were divided; steps skipped in a row.
+  torch::Tensor unscale_on_device(
+      const std::vector<torch::Tensor>& gradients, const SumOverRanks& sum);
+  /// Throws as unscale(), for numbers that unscale_on_device() returned.
+  void check(double scale, double overflows) const;
+
   /// For checkpoints.
   struct State {
     double scale = 1;
     int64_t good_steps = 0;  // since the scale changed
     int64_t overflows = 0;   // steps skipped in a row
   };
-  const State& state() const { return state_; }
+  /// Waits for the device.
+  State state() const;
   /// Throws CheckpointError for numbers that no scaler has.
   void load_state(const State& state);
 
  private:
-  [[noreturn]] void fail() const;
-
   PrecisionOptions options_;
   bool dynamic_;
-  State state_;
+  bool active_;
+  torch::Tensor state_;  // the numbers of State, in order, float64
 };
 
 }  // namespace echelon

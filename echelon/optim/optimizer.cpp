@@ -84,8 +84,11 @@ Optimizer::Optimizer(std::vector<ParameterGroup> groups, double learning_rate)
   check_groups(groups_);
 }
 
-void Optimizer::step() {
+void Optimizer::step(const torch::Tensor& skip) {
   const torch::NoGradGuard no_grad;
+  // A CPU's flag is known, and saves the update.
+  if (skip.defined() && skip.is_cpu() && skip.item<float>() != 0) return;
+  const bool asks = skip.defined() && !skip.is_cpu();
   size_t index = 0;
   for (const auto& group : groups_) {
     std::map<detail::TensorKind, Batch> batches;
@@ -99,9 +102,15 @@ void Optimizer::step() {
       ++index;
     }
     for (const auto& [key, batch] : batches) {
+      std::optional<torch::Tensor> own;
+      if (asks) {
+        own = skip.to(
+            batch.parameters.front().device(), torch::kFloat32,
+            /*non_blocking=*/true);
+      }
       update(
           batch, learning_rate_ * group.learning_rate_factor,
-          group.weight_decay);
+          group.weight_decay, own);
     }
   }
 }
@@ -209,7 +218,9 @@ class Sgd : public Optimizer {
   }
 
  private:
-  void update(const Batch& batch, double rate, double decay) override {
+  void update(
+      const Batch& batch, double rate, double decay,
+      const std::optional<torch::Tensor>& skip) override {
     // A buffer that starts at zero makes the first step like any other:
     // momentum * 0 + g.
     const auto buffers = momentum_ == 0.0 ? std::vector<torch::Tensor>{}
@@ -221,7 +232,7 @@ class Sgd : public Optimizer {
     at::_fused_sgd_(
         batch.parameters, batch.gradients, buffers, decay, momentum_, rate,
         /*dampening=*/0.0, nesterov_, /*maximize=*/false,
-        /*is_first_step=*/false);
+        /*is_first_step=*/false, /*grad_scale=*/std::nullopt, skip);
   }
 
   // LibTorch 2.11's fused kernel leaves blocks of bfloat16 and float16 tensors
@@ -280,19 +291,23 @@ class Adam : public Optimizer {
   }
 
  private:
-  void update(const Batch& batch, double rate, double decay) override {
+  void update(
+      const Batch& batch, double rate, double decay,
+      const std::optional<torch::Tensor>& skip) override {
     const auto steps = pick(steps_, batch.indices);
     if (batch.parameters.front().is_cpu()) {
       for (const auto& step : steps) *step.data_ptr<float>() += 1.0f;
     } else {
       at::_foreach_add_(steps, 1);
+      if (skip) at::_foreach_sub_(steps, std::vector(steps.size(), *skip));
     }
     const auto kernel = [&](auto function) {
       function(
           batch.parameters, batch.gradients, pick(exp_avg_, batch.indices),
           pick(exp_avg_sq_, batch.indices),
           /*max_exp_avg_sqs=*/std::vector<torch::Tensor>{}, steps, rate, beta1_,
-          beta2_, decay, epsilon_, /*amsgrad=*/false, /*maximize=*/false);
+          beta2_, decay, epsilon_, /*amsgrad=*/false, /*maximize=*/false,
+          /*grad_scale=*/std::nullopt, skip);
     };
     if (decoupled_decay_) {
       kernel([](auto&&... arguments) { at::_fused_adamw_(arguments...); });

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -48,7 +49,11 @@ class Optimizer {
 
   /// One update with the current gradients. Throws ConfigError for a sparse
   /// gradient.
-  void step();
+  ///
+  ///   skip  a float32 scalar on any device: 1 leaves everything as it is, as
+  ///         if step() had not been called, and 0 does not; undefined: 0. The
+  ///         host does not wait for it.
+  void step(const torch::Tensor& skip = {});
 
   void zero_grad(ZeroGrad how = ZeroGrad::set_to_none);
 
@@ -82,8 +87,9 @@ class Optimizer {
     std::vector<torch::Tensor> gradients;
     std::vector<size_t> indices;
   };
-  virtual void
-  update(const Batch& batch, double learning_rate, double weight_decay) = 0;
+  virtual void update(
+      const Batch& batch, double learning_rate, double weight_decay,
+      const std::optional<torch::Tensor>& skip) = 0;
 
  private:
   std::vector<ParameterGroup> groups_;

@@ -3,7 +3,23 @@
 #include <cstdio>
 #include <utility>
 
+#include "echelon/text/format.h"
+
 namespace echelon {
+
+void print_slow_links(const Layout& layout, const Mesh& mesh, int local_size) {
+  const int64_t tp = layout.tp;
+  if (mesh.within_hosts(Axis::tp, local_size)) return;
+  Layout usual = layout;
+  usual.order = kAxes;
+  const bool by_order = Mesh(usual).within_hosts(Axis::tp, local_size);
+  const std::string line = format(
+      "warning: [layout] tp={}: a host has {} {}, so that some groups of {} "
+      "span several hosts; tp is fast where its ranks share a host{}\n",
+      tp, local_size, local_size == 1 ? "rank" : "ranks", tp,
+      by_order ? ": name it last in [layout] order" : "");
+  std::fputs(line.c_str(), stderr);
+}
 
 RunLog::RunLog(
     World& world, const std::filesystem::path& folder, int64_t log_every)

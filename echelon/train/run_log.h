@@ -9,11 +9,16 @@
 #include <vector>
 
 #include "echelon/comm/world.h"
+#include "echelon/layout/mesh.h"
 #include "echelon/timeline/metrics.h"
 #include "echelon/timeline/progress.h"
 #include "echelon/train/step_sums.h"
 
 namespace echelon {
+
+/// Warns where ranks that compute each layer together, and so communicate
+/// several times a layer, are on several hosts of `local_size` ranks.
+void print_slow_links(const Layout& layout, const Mesh& mesh, int local_size);
 
 /// Every rank of the world makes one. Ranks other than 0 know the evaluations
 /// that they took part in, and write nothing.

@@ -1,21 +1,22 @@
 #include "echelon/train/step_sums.h"
 
-#include <torch/types.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <type_traits>
 
 #include "echelon/comm/group.h"
+#include "echelon/train/strategies/host_copy.h"
 
 namespace echelon {
 namespace {
 
 // This struct is sent as it is and summed over ranks, so it has numbers alone.
+// Behind it are two numbers for each rank: its work's seconds, then its loss.
+// Each rank has a place of its own for the loss, so that a NaN names its rank.
 struct Summands {
-  double loss_sum = 0;
   double count = 0;
+  double correct = 0;
   double samples = 0;
   double skipped = 0;
   double stop = 0;
@@ -26,20 +27,7 @@ constexpr int64_t kSummands = sizeof(Summands) / sizeof(double);
 static_assert(std::is_trivially_copyable_v<Summands>);
 static_assert(sizeof(Summands) == 9 * sizeof(double), "nothing but numbers");
 
-Summands summands_of(const StepShare& own) {
-  return {
-      .loss_sum = std::isfinite(own.score.loss_sum) ? own.score.loss_sum : 0,
-      .count = static_cast<double>(own.score.count),
-      .samples = static_cast<double>(own.score.samples),
-      .skipped = static_cast<double>(own.skipped),
-      .stop = own.stop ? 1.0 : 0.0,
-      .terminated = own.terminated ? 1.0 : 0.0,
-      .saver = own.saver};
-}
-
-// `work` and `bad` have a number for each rank.
-void compare_ranks(
-    const double* work, const double* bad, int64_t num_ranks, StepSums& sums) {
+void compare_ranks(const double* work, int64_t num_ranks, StepSums& sums) {
   double total = 0;
   double most = 0;
   for (int64_t rank = 0; rank < num_ranks; ++rank) {
@@ -48,7 +36,6 @@ void compare_ranks(
       most = work[rank];
       sums.slowest_rank = static_cast<int32_t>(rank);
     }
-    if (bad[rank] > 0 && sums.bad_rank < 0) sums.bad_rank = rank;
   }
   if (num_ranks == 1) sums.slowest_rank = -1;
   if (total > 0) {
@@ -58,34 +45,57 @@ void compare_ranks(
 
 }  // namespace
 
-StepSums share_sums(const StepShare& own, const World& world) {
-  const int64_t size = world.size();
-  // [Summands, work of each rank, whether each rank's loss is not finite]
-  auto numbers = torch::zeros({kSummands + 2 * size}, torch::kFloat64);
-  double* values = numbers.data_ptr<double>();
-  const Summands mine = summands_of(own);
-  std::memcpy(values, &mine, sizeof mine);
-  double* work = values + kSummands;
-  double* bad = work + size;
-  work[world.rank()] = own.work_seconds;
-  bad[world.rank()] = std::isfinite(own.score.loss_sum) ? 0 : 1;
-  numbers = numbers.to(world.device());
-  world.group().all_reduce(numbers, ReduceOp::sum, {.label = "step sums"});
-  numbers = numbers.to(torch::kCPU);
+int64_t num_sums(int64_t num_ranks) {
+  return kSummands + 2 * num_ranks;
+}
 
-  values = numbers.data_ptr<double>();
+torch::Tensor sum_over_ranks(const StepShare& own, const World& world) {
+  const torch::NoGradGuard no_grad;
+  const int64_t size = world.size();
+  auto host = torch::zeros({num_sums(size)}, torch::kFloat64);
+  const Summands mine{
+      .skipped = static_cast<double>(own.skipped),
+      .stop = own.stop ? 1.0 : 0.0,
+      .terminated = own.terminated ? 1.0 : 0.0,
+      .saver = own.saver};
+  auto* values = host.data_ptr<double>();
+  std::memcpy(values, &mine, sizeof mine);
+  values[kSummands + world.rank()] = own.work_seconds;
+  auto sums = to_device(host, world.device());
+  const auto score = own.score.sums(world.device());
+  sums.narrow(0, 0, 3).copy_(score.narrow(0, 1, 3));
+  sums[kSummands + size + world.rank()].copy_(score[0]);
+  world.group().all_reduce(sums, ReduceOp::sum, {.label = "step sums"});
+  return sums;
+}
+
+torch::Tensor must_skip(const torch::Tensor& sums, int64_t num_ranks) {
+  const auto losses = sums.narrow(0, kSummands + num_ranks, num_ranks);
+  const auto fine = at::isfinite(losses).all().logical_and_(sums[0].gt(0));
+  return fine.logical_not_().to(torch::kFloat32);
+}
+
+StepSums read_sums(const torch::Tensor& numbers, int64_t num_ranks) {
+  const auto* values = numbers.const_data_ptr<double>();
   Summands all;
   std::memcpy(static_cast<void*>(&all), values, sizeof all);
   StepSums sums{
-      .loss_sum = all.loss_sum,
       .count = all.count,
       .samples = all.samples,
       .skipped = all.skipped,
       .stop = all.stop > 0,
       .preempted = all.terminated > 0,
       .saver = all.saver};
-  work = values + kSummands;
-  compare_ranks(work, work + size, size, sums);
+  const double* work = values + kSummands;
+  const double* losses = work + num_ranks;
+  for (int64_t rank = 0; rank < num_ranks; ++rank) {
+    if (std::isfinite(losses[rank])) {
+      sums.loss_sum += losses[rank];
+    } else if (sums.bad_rank < 0) {
+      sums.bad_rank = rank;
+    }
+  }
+  compare_ranks(work, num_ranks, sums);
   return sums;
 }
 

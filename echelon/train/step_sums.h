@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include <torch/types.h>
+
 #include "echelon/comm/world.h"
 #include "echelon/train/saving/saver.h"
 #include "echelon/train/strategies/objective.h"
@@ -12,7 +14,7 @@ namespace echelon {
 
 /// What this rank contributes.
 struct StepShare {
-  Score score;              // of its samples; loss_sum may be NaN or infinite
+  Score score;              // of its samples; the loss may be NaN or infinite
   int64_t skipped = 0;      // samples that could not be read
   double work_seconds = 0;  // since the step began
   bool stop = false;        // the process was asked to stop after the step
@@ -34,7 +36,16 @@ struct StepSums {
   double slowest_excess = 0;  // its work seconds over the mean, less 1
 };
 
-/// Every rank of the world calls this and gets the same result.
-StepSums share_sums(const StepShare& own, const World& world);
+/// Sums what ranks contribute. Every rank of the world calls this and gets the
+/// same: float64 numbers on the world's device, for read_sums(). Waits for
+/// nothing.
+torch::Tensor sum_over_ranks(const StepShare& own, const World& world);
+/// 1 when the loss of a rank is not finite, or there is no unit, so that the
+/// update must be left out; else 0. A float32 scalar on the device of `sums`.
+torch::Tensor must_skip(const torch::Tensor& sums, int64_t num_ranks);
+/// `sums`: sum_over_ranks()'s, on the CPU.
+StepSums read_sums(const torch::Tensor& sums, int64_t num_ranks);
+/// How many numbers they are.
+int64_t num_sums(int64_t num_ranks);
 
 }  // namespace echelon

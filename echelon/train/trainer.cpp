@@ -3,6 +3,13 @@
 // evaluation and saving where they are due. Every decision that all ranks must
 // take alike (to stop, to save, to report a loss that is not finite) is made
 // from these sums, so no rank does what the others do not.
+//
+// On a GPU the host only queues all of this. A step's numbers are copied to the
+// host behind its update, and settle() reads them in the next step, when that
+// one's backward is queued: the device never waits for the host. A step whose
+// loss or norm is not finite is left out by the device itself. On a CPU, and
+// before anything that looks at the state (evaluation, a checkpoint, the end),
+// settle() follows the step at once.
 #include "echelon/train/trainer.h"
 
 #include <ATen/Parallel.h>
@@ -25,6 +32,7 @@
 #include "echelon/train/saving/resume.h"
 #include "echelon/train/saving/saver.h"
 #include "echelon/train/step_sums.h"
+#include "echelon/train/strategies/host_copy.h"
 
 namespace echelon {
 namespace {
@@ -35,22 +43,6 @@ std::atomic<bool> terminated{false};
 void on_stop_signal(int signal) {
   if (signal == SIGTERM) terminated = true;
   if (stop_signals.fetch_add(1) > 0) std::_Exit(128 + signal);
-}
-
-/// "; kept in runs/first: metrics.jsonl": what a run whose writing failed has
-/// written until then.
-std::string what_is_kept(const std::filesystem::path& folder) {
-  std::vector<std::string> kept;
-  for (const char* name :
-       {"metrics.jsonl", "checkpoints/last.safetensors", "timeline.json"}) {
-    std::error_code ignored;
-    if (std::filesystem::exists(folder / name, ignored)) kept.push_back(name);
-  }
-  if (const auto last = latest_checkpoint(folder / "checkpoints")) {
-    kept.push_back("checkpoints/" + last->path.filename().string());
-  }
-  if (kept.empty()) return "";
-  return format("; kept in {}: {}", folder.string(), join(kept, ", "));
 }
 
 /// Runs `write`, whose errors then also say what the folder has all the same.
@@ -80,30 +72,6 @@ first_recorded_step(const Job& job, const Resume& resume, int64_t total_steps) {
   return total_steps - first > job.train.timeline_steps + 3 ? first + 3 : first;
 }
 
-// Ranks that compute each layer together communicate several times a layer.
-void warn_of_slow_links(
-    const Layout& layout, const Mesh& mesh, int local_size) {
-  const int64_t tp = layout.tp;
-  if (mesh.within_hosts(Axis::tp, local_size)) return;
-  Layout usual = layout;
-  usual.order = kAxes;
-  const bool by_order = Mesh(usual).within_hosts(Axis::tp, local_size);
-  const std::string line = format(
-      "warning: [layout] tp={}: a host has {} {}, so that some groups of {} "
-      "span several hosts; tp is fast where its ranks share a host{}\n",
-      tp, local_size, local_size == 1 ? "rank" : "ranks", tp,
-      by_order ? ": name it last in [layout] order" : "");
-  std::fputs(line.c_str(), stderr);
-}
-
-LoaderOptions
-held_out_batches(LoaderOptions options, const TrainingData& data) {
-  options.samples = data.holdout_samples;
-  options.rank_batch.clear();
-  options.shuffle = options.training = options.drop_last = false;
-  return options;
-}
-
 // Records each collective as a span, and where a rank waited for it.
 void record_collectives(
     World& world, std::shared_ptr<timeline::Recorder> recorder) {
@@ -130,29 +98,6 @@ void record_collectives(
   });
 }
 
-void print_restored(
-    const Resumed& resumed, const Resume& from, const Job& job,
-    const std::string& samples, int64_t total_steps) {
-  const CheckpointManifest& manifest = resumed.manifest;
-  std::vector<std::string> lines = {format(
-      "resumes from step {} of {}, saved with {} on {} {}", manifest.step,
-      resumed.path.string(), manifest.layout, manifest.ranks,
-      manifest.ranks == 1 ? "rank" : "ranks")};
-  const auto add = [&](const std::string& line) {
-    lines.push_back("  " + line);
-  };
-  if (from.instead_of_others) {
-    add("the run has checkpoints of its own, and no longer needs " +
-        job.checkpoint.resume);
-  }
-  for (const auto& line : resumed.lines) add(line);
-  for (const auto& line : differences(manifest, job, samples, total_steps)) {
-    add(line);
-  }
-  std::printf("%s\n", join(lines, "\n").c_str());
-  std::fflush(stdout);
-}
-
 // The layers of a program are no model that a configuration can name.
 Job as_saved(Job job, const LayerFactory& layers) {
   if (layers) job.model.name = kOwnModel;
@@ -167,11 +112,23 @@ class Loop {
   TrainResult run();
 
  private:
+  // A step that the device has been given and the host has not read.
+  struct Queued {
+    int64_t step = 0;  // from 1
+    Batch batch;
+    Position position;  // behind it
+    bool logged = false;
+    double learning_rate = 0;
+    double started = 0;  // seconds()
+    double data_seconds = 0;
+    int64_t saver_phase = 0;  // when the saver's news were given
+    HostCopy numbers;         // of the sums, then of the update
+  };
+
   bool one_step(Position position);
-  StepUpdate update(bool logged);
-  void record(
-      const StepSums& sums, Position position, const StepUpdate& update,
-      bool logged, double started, double data_seconds);
+  void settle();
+  void
+  record(const Queued& queued, const StepSums& sums, const StepUpdate& update);
   void restore();
   CheckpointManifest position_in_run() const;
   void save();
@@ -179,7 +136,7 @@ class Loop {
   void say_saved(const std::filesystem::path& before);
   bool evaluation_due() const;
   void evaluate();
-  [[noreturn]] void fail_numeric(const Batch& batch, const StepSums& sums);
+  [[noreturn]] void fail_numeric(const Queued& queued, int64_t bad_rank);
   bool has_report() const;
   void write_outcome();
   double seconds() const {
@@ -207,11 +164,13 @@ class Loop {
   std::optional<Saver> saver_;
   RunLog log_;
   int64_t begin_ns_ = timeline::steady_now_ns();
-  int64_t step_ = 0;   // done
+  int64_t step_ = 0;   // done, or given to the device
   Position position_;  // behind them
+  std::optional<Queued> queued_;
+  double settled_ = 0;  // seconds() when the last step was read
   bool stop_ = false;
   bool preempted_ = false;
-  SaverNews news_;  // of the last step
+  SaverNews news_;  // of the last step that was read
   std::string save_error_;
   bool was_done_ = false;       // an earlier process has done all steps
   std::string resumed_;         // "step 69 (dp=2)"
@@ -254,7 +213,7 @@ Loop::Loop(
           })),
       log_(world, folder_, job.train.log_every) {
   if (is_rank_zero()) {
-    warn_of_slow_links(job.layout, groups_.mesh(), world_.local_size());
+    print_slow_links(job.layout, groups_.mesh(), world_.local_size());
   }
   if (saves(job.checkpoint)) {
     saver_.emplace(job_, source_, world_, groups_, folder_, recorder_.get());
@@ -279,7 +238,10 @@ void Loop::restore() {
   resumed_ = format("step {} ({})", step_, from.layout);
   was_done_ = resume_.own && step_ >= total_steps_;
   if (is_rank_zero()) {
-    print_restored(resumed, resume_, job_, samples_, total_steps_);
+    std::printf(
+        "%s\n",
+        describe(resumed, resume_, job_, samples_, total_steps_).c_str());
+    std::fflush(stdout);
   }
   if (!resume_.own) return;
   log_.restore(step_);
@@ -296,10 +258,12 @@ TrainResult Loop::run() {
     loader_.start_epoch(epoch);
     if (epoch == position_.epoch) loader_.seek(position_);
     while (step_ < total_steps_ && !stop_ && one_step(loader_.position())) {
+      if (evaluation_due()) settle();
       if (evaluation_due()) evaluate();
       save();
     }
   }
+  settle();
   if (is_rank_zero()) log_.flush();
   // A process that was asked to stop may have little time left.
   if (!stop_ && !evaluated()) evaluate();
@@ -317,8 +281,7 @@ TrainResult Loop::run() {
   return result;
 }
 
-// Nothing is counted as done before the update has succeeded. Returns false at
-// the end of the epoch.
+// Returns false at the end of the epoch.
 bool Loop::one_step(Position position) {
   recorder_->begin_step(step_);
   memory_.begin_step(*recorder_);
@@ -335,7 +298,8 @@ bool Loop::one_step(Position position) {
   const Score score = memory_.during(place, [&] {
     return state_.model().forward_backward(*batch, counts_units(*data_.train));
   });
-  const StepSums sums = share_sums(
+  const int64_t saver_phase = saver_ ? saver_->phase_number() : 0;
+  const auto sums = sum_over_ranks(
       {.score = score,
        .skipped = batch->skipped,
        .work_seconds = seconds() - started,
@@ -346,52 +310,89 @@ bool Loop::one_step(Position position) {
   for (const auto& reason : batch->skip_reasons) {
     std::fprintf(stderr, "skipped a sample: %s\n", reason.c_str());
   }
-  if (sums.bad_rank >= 0) fail_numeric(*batch, sums);
+  settle();  // the step before, whose error keeps this one from its update
   const bool logged =
       (step_ + 1) % std::max<int64_t>(1, job_.train.log_every) == 0 ||
       step_ == 0;
-  const StepUpdate update = this->update(logged);
+  if (saver_) saver_->before_update();
+  const bool by_layer = logged && job_.train.layer_norms;
+  const auto update = state_.update_on_device(
+      step_, logged, recorder_.get(), by_layer ? &layers_ : nullptr,
+      must_skip(sums, world_.size()));
   ++step_;
-  stop_ = sums.stop;
-  preempted_ = sums.preempted;
-  news_ = sums.saver;
-  skipped_ += static_cast<int64_t>(sums.skipped);
   position.consumed += batch->global_count;
   position_ = position;
-  if (!update.updated) ++skipped_steps_;
-  record(sums, position, update, logged, started, loaded - started);
+  queued_.emplace(Queued{
+      .step = step_,
+      .batch = std::move(*batch),
+      .position = position,
+      .logged = logged,
+      .learning_rate = state_.optimizer().learning_rate(),
+      .started = started,
+      .data_seconds = loaded - started,
+      .saver_phase = saver_phase,
+      .numbers = HostCopy(at::cat({sums, update}))});
+  if (world_.device().is_cpu()) settle();
   return true;
 }
 
-StepUpdate Loop::update(bool logged) {
-  if (saver_) saver_->before_update();
-  const bool by_layer = logged && job_.train.layer_norms;
+// Reads what the device computed in the last step that it was given, and acts
+// on it. Returns at once when it has been read.
+void Loop::settle() {
+  if (!queued_) return;
+  Queued queued = std::move(*queued_);
+  queued_.reset();
+  const auto& numbers = queued.numbers.wait();
+  const int64_t size = world_.size();
+  const StepSums sums = read_sums(numbers, size);
+  if (sums.bad_rank >= 0) fail_numeric(queued, sums.bad_rank);
+  if (sums.count == 0) throw DataError(no_units(counts_tokens_));
+  const auto place = [&](const std::string& error) {
+    return NumericError(format("step {}: {}", queued.step, error));
+  };
+  StepUpdate update;
   try {
-    return state_.update(
-        step_, logged, recorder_.get(), by_layer ? &layers_ : nullptr);
+    update = state_.read_update(
+        numbers.narrow(0, num_sums(size), numbers.numel() - num_sums(size)));
   } catch (const NumericError& error) {
-    throw NumericError(format("step {}: {}", step_ + 1, error.what()));
+    throw place(error.what());
   }
+  if (!update.updated && !update.loss_scale) {
+    throw place(format(
+        "the norm of the gradients is {}, though the loss is finite. "
+        "Parameters are those of step {}; lower [optimizer] learning_rate, or "
+        "look at the data",
+        update.norm, queued.step - 1));
+  }
+  stop_ = sums.stop;
+  preempted_ = sums.preempted;
+  const bool same_phase =
+      saver_ && saver_->phase_number() == queued.saver_phase;
+  news_ = same_phase ? sums.saver : SaverNews{};
+  skipped_ += static_cast<int64_t>(sums.skipped);
+  if (!update.updated) ++skipped_steps_;
+  record(queued, sums, update);
 }
 
 void Loop::record(
-    const StepSums& sums, Position position, const StepUpdate& update,
-    bool logged, double started, double data_seconds) {
+    const Queued& queued, const StepSums& sums, const StepUpdate& update) {
+  const double began = std::max(queued.started, settled_);
+  settled_ = seconds();
   if (!is_rank_zero()) return;
   timeline::StepMetrics metrics;
-  metrics.step = step_;
-  metrics.epoch = static_cast<double>(position.epoch) +
-                  static_cast<double>(position.consumed) /
+  metrics.step = queued.step;
+  metrics.epoch = static_cast<double>(queued.position.epoch) +
+                  static_cast<double>(queued.position.consumed) /
                       static_cast<double>(data_.train_samples.size());
-  metrics.loss = sums.count > 0 ? sums.loss_sum / sums.count : 0;
-  metrics.step_seconds = seconds() - started;
-  metrics.data_seconds = data_seconds;
+  metrics.loss = sums.loss_sum / sums.count;
+  metrics.step_seconds = settled_ - began;
+  metrics.data_seconds = queued.data_seconds;
   metrics.samples_per_second = sums.samples / metrics.step_seconds;
   if (counts_tokens_) {
     metrics.tokens_per_second = sums.count / metrics.step_seconds;
   }
-  metrics.learning_rate = state_.optimizer().learning_rate();
-  if (update.updated && (logged || update.norm > 0)) {
+  metrics.learning_rate = queued.learning_rate;
+  if (update.updated && (queued.logged || update.norm > 0)) {
     metrics.grad_norm = update.norm;
   }
   if (update.loss_scale) {
@@ -414,24 +415,17 @@ bool Loop::evaluation_due() const {
 void Loop::evaluate() {
   if (data_.holdout_samples.empty()) return;
   const double started = seconds();
-  Score score;
+  auto sums =
+      torch::zeros({4}, torch::dtype(torch::kFloat64).device(world_.device()));
   {
     timeline::ScopedSpan span(
         recorder_.get(), "compute", "evaluation",
         timeline::SpanKind::evaluation);
-    Loader loader(
-        *data_.holdout,
-        held_out_batches(training_batches(job_, data_, groups_), data_));
+    Loader loader(*data_.holdout, held_out_batches(job_, data_, groups_));
     while (const auto batch = loader.next()) {
-      score += state_.model().evaluate(*batch);
+      sums += state_.model().evaluate(*batch).sums(world_.device());
     }
   }
-  auto sums = torch::tensor(
-                  {score.loss_sum, static_cast<double>(score.count),
-                   static_cast<double>(score.correct),
-                   static_cast<double>(score.samples)},
-                  torch::kFloat64)
-                  .to(world_.device());
   world_.group().all_reduce(sums, ReduceOp::sum, {.label = "evaluation"});
   const auto all = sums.to(torch::kCPU);
   const double* values = all.data_ptr<double>();
@@ -449,19 +443,19 @@ void Loop::evaluate() {
   log_.add(metrics);
 }
 
-void Loop::fail_numeric(const Batch& batch, const StepSums& sums) {
+void Loop::fail_numeric(const Queued& queued, int64_t bad_rank) {
   std::string where = "the loss, though every layer's output is finite";
-  if (const auto found = state_.model().find_nonfinite(batch)) {
+  if (const auto found = state_.model().find_nonfinite(queued.batch)) {
     where = found->layer == "input"
                 ? "the input batch"
                 : format("layer {} ({})", found->layer, found->what);
   }
-  where = world_.exchange(where)[static_cast<size_t>(sums.bad_rank)];
+  where = world_.exchange(where)[static_cast<size_t>(bad_rank)];
   throw NumericError(format(
       "step {}: the loss of rank {} is not a finite number; first NaN or "
       "infinity in {}. Parameters are those of step {}; lower [optimizer] "
       "learning_rate, set clip_norm, or look at the data{}",
-      step_ + 1, sums.bad_rank, where, step_,
+      queued.step, bad_rank, where, queued.step - 1,
       job_.precision.compute == ComputeDtype::fp16
           ? ". Numbers of fp16 end at 65504; those of [precision] compute = "
             "\"bf16\" do not"
@@ -493,9 +487,10 @@ void Loop::say_saved(const std::filesystem::path& before) {
 void Loop::save() {
   if (!saver_) return;
   const auto before = saver_->last();
+  if (saver_->due(step_, news_)) settle();
   // A run that is resumed from there has the metrics of the steps before.
   if (is_rank_zero() && saver_->due(step_, news_)) log_.flush();
-  saver_->after_step(state_, position_in_run(), news_);
+  saver_->after_step(state_, position_in_run(), std::exchange(news_, {}));
   say_saved(before);
 }
 

@@ -66,7 +66,7 @@ class Run {
     }
     const torch::NoGradGuard no_grad;
     Snapshot snapshot;
-    const Score score = forward_backward(*batch);
+    const auto score = forward_backward(*batch).totals();
     snapshot.loss_sum = score.loss_sum;
     snapshot.count = static_cast<double>(score.count);
     for (const auto& part : state_.model().parameters()) {

@@ -8,27 +8,34 @@
 
 namespace echelon::step_sums_test {
 
+Score score(double loss_sum, int64_t count = 1, int64_t samples = 1) {
+  return {
+      .losses = {torch::tensor(loss_sum, torch::kFloat64)},
+      .count = count,
+      .samples = samples};
+}
+
 std::vector<StepSums> shared(const std::vector<StepShare>& ranks) {
   std::vector<StepSums> all(ranks.size());
   run_ranks(static_cast<int>(ranks.size()), [&](World& world) {
     const auto rank = static_cast<size_t>(world.rank());
-    all[rank] = share_sums(ranks[rank], world);
+    all[rank] = read_sums(sum_over_ranks(ranks[rank], world), world.size());
   });
   return all;
 }
 
 TEST(StepSums, EachNumberComesBackUnchanged) {
   const auto all = shared(
-      {{.score = {.loss_sum = 1, .count = 10, .samples = 100},
+      {{.score = score(1, 10, 100),
         .skipped = 1000,
         .work_seconds = 1,
         .saver = {.ready = 1}},
-       {.score = {.loss_sum = 2, .count = 20, .samples = 200},
+       {.score = score(2, 20, 200),
         .skipped = 2000,
         .work_seconds = 4,
         .stop = true,
         .saver = {.failed = 1, .request = 1}},
-       {.score = {.loss_sum = 4, .count = 40, .samples = 400},
+       {.score = score(4, 40, 400),
         .skipped = 4000,
         .work_seconds = 1,
         .saver = {.ready = 1, .request = 1}}});
@@ -59,12 +66,41 @@ TEST(StepSums, OneRankThatIsTerminatedStopsAll) {
 TEST(StepSums, TheFirstRankWithANanLossIsNamed) {
   constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
   for (const auto& sums : shared(
-           {{.score = {.loss_sum = 3}},
-            {.score = {.loss_sum = kNan}},
-            {.score = {.loss_sum = INFINITY}}})) {
+           {{.score = score(3)},
+            {.score = score(kNan)},
+            {.score = score(INFINITY)}})) {
     EXPECT_EQ(sums.bad_rank, 1);
     EXPECT_EQ(sums.loss_sum, 3);
   }
+}
+
+TEST(StepSums, ALossThatIsNotFiniteOrNoUnitSkipsTheUpdate) {
+  const auto skips = [](const std::vector<Score>& ranks) {
+    float skip = -1;
+    run_ranks(static_cast<int>(ranks.size()), [&](World& world) {
+      const auto rank = static_cast<size_t>(world.rank());
+      const auto sums = sum_over_ranks({.score = ranks[rank]}, world);
+      const auto one = must_skip(sums, world.size());
+      EXPECT_EQ(one.scalar_type(), torch::kFloat32);
+      if (rank == 0) skip = one.item<float>();
+    });
+    return skip;
+  };
+  EXPECT_EQ(skips({score(3), score(4)}), 0);
+  EXPECT_EQ(skips({score(3), {}}), 0);
+  EXPECT_EQ(skips({score(3), score(INFINITY)}), 1);
+  EXPECT_EQ(skips({score(NAN), score(4)}), 1);
+  EXPECT_EQ(skips({score(0, 0), score(0, 0)}), 1);
+}
+
+TEST(StepSums, CountsOfTheDeviceAreAdded) {
+  Score some = score(1, 5, 2);
+  some += score(2, 0, 3);
+  some.counts = {torch::tensor(7), torch::tensor(8)};
+  EXPECT_EQ(shared({{.score = some}})[0].count, 20);
+  EXPECT_EQ(shared({{.score = some}})[0].loss_sum, 3);
+  EXPECT_EQ(some.totals().count, 20);
+  EXPECT_EQ(some.totals().samples, 5);
 }
 
 TEST(StepSums, OneRankIsNotTheSlowest) {

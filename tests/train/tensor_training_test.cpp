@@ -349,8 +349,10 @@ TEST(ModelsByName, DropoutFollowsTheKeysAlone) {
     batch.global_count = 4;
     const auto loss_of = [&](int64_t key, bool training) {
       batch.more = {torch::full({4}, key, torch::kInt64)};
-      return training ? model->forward_backward(batch, false).loss_sum
-                      : model->evaluate(batch).loss_sum;
+      return (training ? model->forward_backward(batch, false)
+                       : model->evaluate(batch))
+          .totals()
+          .loss_sum;
     };
     if (world.rank() == 1) {  // counted on the first rank
       for (int i = 0; i < 3; ++i) EXPECT_EQ(loss_of(i % 2 + 1, true), 0);

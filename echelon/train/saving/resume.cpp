@@ -257,4 +257,26 @@ Resumed resume(
       from.candidates.size(), last));
 }
 
+std::string describe(
+    const Resumed& resumed, const Resume& from, const Job& job,
+    const std::string& samples, int64_t total_steps) {
+  const CheckpointManifest& manifest = resumed.manifest;
+  std::vector<std::string> lines = {format(
+      "resumes from step {} of {}, saved with {} on {} {}", manifest.step,
+      resumed.path.string(), manifest.layout, manifest.ranks,
+      manifest.ranks == 1 ? "rank" : "ranks")};
+  const auto add = [&](const std::string& line) {
+    lines.push_back("  " + line);
+  };
+  if (from.instead_of_others) {
+    add("the run has checkpoints of its own, and no longer needs " +
+        job.checkpoint.resume);
+  }
+  for (const auto& line : resumed.lines) add(line);
+  for (const auto& line : differences(manifest, job, samples, total_steps)) {
+    add(line);
+  }
+  return join(lines, "\n");
+}
+
 }  // namespace echelon

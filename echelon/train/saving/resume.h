@@ -47,6 +47,12 @@ struct Resumed {
   std::vector<std::string> lines;
 };
 
+/// What a resumed run prints: the checkpoint, what could not be restored, and
+/// the settings that differ from the saved ones, a line each.
+std::string describe(
+    const Resumed& resumed, const Resume& from, const Job& job,
+    const std::string& samples, int64_t total_steps);
+
 /// Fills `state` from the first candidate that is intact, and warns of those
 /// that are not. Every rank of the world calls this. Throws CheckpointError
 /// when none is intact, or when it is of another model or (unless

@@ -249,7 +249,7 @@ void Saver::begin(
           .to(world_.device());
   world_.group().all_reduce(
       bytes, ReduceOp::sum, {.label = "checkpoint bytes"});
-  phase_ = Phase::copying;
+  enter(Phase::copying);
   background_->copied = false;
   run([this, failed, needed = bytes.item<int64_t>()] {
     if (failed.empty()) snapshot_.finish();
@@ -262,7 +262,7 @@ void Saver::begin(
 
 // The phase after copying, in which rank 0 has made the folder.
 void Saver::write() {
-  phase_ = Phase::writing;
+  enter(Phase::writing);
   run([this] {
     const auto partial = partial_checkpoint(folder_, manifest_.step);
     write_rank_file(
@@ -271,7 +271,7 @@ void Saver::write() {
 }
 
 void Saver::commit() {
-  phase_ = Phase::committing;
+  enter(Phase::committing);
   if (!is_rank_zero()) return;
   run([this] {
     commit_checkpoint(folder_, manifest_, world_.size());
@@ -297,6 +297,11 @@ std::string Saver::copy(TrainingState& state, bool async) {
   return {};
 }
 
+void Saver::enter(Phase phase) {
+  phase_ = phase;
+  ++phase_number_;
+}
+
 // Moves to the next phase when all ranks have ended this one; a failure on any
 // rank ends the checkpoint on all.
 void Saver::proceed(const SaverNews& all) {
@@ -317,7 +322,7 @@ void Saver::proceed(const SaverNews& all) {
 }
 
 void Saver::conclude(bool failed) {
-  phase_ = Phase::idle;
+  enter(Phase::idle);
   if (failed) return fail();
   failures_ = 0;
   last_step_ = manifest_.step;
@@ -353,6 +358,20 @@ void install_save_signal() {
   action.sa_handler = on_save_signal;
   action.sa_flags = SA_RESTART;
   sigaction(SIGUSR1, &action, nullptr);
+}
+
+std::string what_is_kept(const std::filesystem::path& folder) {
+  std::vector<std::string> kept;
+  for (const char* name :
+       {"metrics.jsonl", "checkpoints/last.safetensors", "timeline.json"}) {
+    std::error_code ignored;
+    if (std::filesystem::exists(folder / name, ignored)) kept.push_back(name);
+  }
+  if (const auto last = latest_checkpoint(folder / "checkpoints")) {
+    kept.push_back("checkpoints/" + last->path.filename().string());
+  }
+  if (kept.empty()) return "";
+  return format("; kept in {}: {}", folder.string(), join(kept, ", "));
 }
 
 }  // namespace echelon

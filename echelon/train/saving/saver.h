@@ -59,6 +59,9 @@ class Saver {
   /// This rank's news for the sums of a step. The next checkpoint answers the
   /// requests in it; later ones wait for the next news.
   SaverNews news();
+  /// Changes with each phase, on all ranks alike. News that were given in
+  /// another phase say nothing about this one: they are to be left out.
+  int64_t phase_number() const { return phase_number_; }
 
   /// Call it before anything changes parameters or optimizer state: returns
   /// when this rank has copied them. No rank communicates.
@@ -100,6 +103,7 @@ class Saver {
   void run(std::function<void()> work);
   void write();
   void commit();
+  void enter(Phase phase);
   void proceed(const SaverNews& all);
   void conclude(bool failed);
   void fail();
@@ -119,6 +123,7 @@ class Saver {
   StateSnapshot snapshot_;
   CheckpointManifest manifest_;  // of the one in flight
   Phase phase_ = Phase::idle;
+  int64_t phase_number_ = 0;
   std::chrono::steady_clock::time_point last_begin_;
   int64_t failures_ = 0;  // in a row
   std::string failure_;   // the last one, the same on all ranks
@@ -129,6 +134,10 @@ class Saver {
   double stopped_seconds_ = 0;
   int64_t count_ = 0;
 };
+
+/// "; kept in runs/first: metrics.jsonl": what a run whose writing failed has
+/// written until then.
+std::string what_is_kept(const std::filesystem::path& folder);
 
 /// SIGUSR1 asks for a checkpoint after the current step.
 void install_save_signal();

@@ -53,9 +53,9 @@ class InProcessModel : public ParallelModel {
 
   Score forward_backward(const Batch& raw, bool count_units) override {
     const Batch batch = placed(raw);
-    const double scale =
-        loss_scale(*objective_, batch, parallel_.group(), count_units) *
-        gradient_scale_;
+    const auto scale =
+        loss_scale(*objective_, batch, parallel_.group(), count_units)
+            .times(gradient_scale_);
     const MicrobatchLoop loop{
         .objective = *objective_,
         .num_microbatches = accumulate_,

@@ -56,7 +56,8 @@ class Classification : public TrainingObjective {
       const override {
     return on_device(batch, device, dtype);
   }
-  int64_t count(const torch::Tensor& targets) const override {
+  std::variant<int64_t, torch::Tensor>
+  count(const torch::Tensor& targets) const override {
     return targets.size(0);
   }
   int64_t count_whole(const torch::Tensor&, int64_t samples) const override {
@@ -68,9 +69,9 @@ class Classification : public TrainingObjective {
         for_sums(scores_of(outputs, 1, classes_)), targets,
         F::CrossEntropyFuncOptions().reduction(torch::kSum));
   }
-  int64_t count_correct(
+  torch::Tensor count_correct(
       const Tensors& outputs, const torch::Tensor& targets) const override {
-    return only_one(outputs).argmax(1).eq(targets).sum().item<int64_t>();
+    return only_one(outputs).argmax(1).eq(targets).sum();
   }
 
  private:
@@ -79,8 +80,11 @@ class Classification : public TrainingObjective {
 
 class NextToken : public TrainingObjective {
  public:
-  NextToken(int64_t vocabulary, TensorParallel parallel)
-      : vocabulary_(vocabulary), parallel_(std::move(parallel)) {}
+  NextToken(
+      int64_t vocabulary, TensorParallel parallel, bool every_target_counts)
+      : vocabulary_(vocabulary),
+        parallel_(std::move(parallel)),
+        every_target_counts_(every_target_counts) {}
 
   bool counts_tokens() const override { return true; }
   Batch prepared(
@@ -92,8 +96,10 @@ class NextToken : public TrainingObjective {
     }
     return ready;
   }
-  int64_t count(const torch::Tensor& targets) const override {
-    return targets.ge(0).sum().item<int64_t>();
+  std::variant<int64_t, torch::Tensor>
+  count(const torch::Tensor& targets) const override {
+    if (every_target_counts_) return targets.numel();
+    return targets.ge(0).sum();
   }
   int64_t
   count_whole(const torch::Tensor& targets, int64_t samples) const override {
@@ -109,13 +115,12 @@ class NextToken : public TrainingObjective {
                holder_of(scores), kIgnored)
         .sum();
   }
-  int64_t count_correct(
+  torch::Tensor count_correct(
       const Tensors& outputs, const torch::Tensor& targets) const override {
     const auto& scores = only_one(outputs);
     return vocab_argmax(scores, vocabulary_, holder_of(scores))
         .eq(targets)
-        .sum()
-        .item<int64_t>();
+        .sum();
   }
 
  private:
@@ -128,41 +133,95 @@ class NextToken : public TrainingObjective {
 
   int64_t vocabulary_;
   TensorParallel parallel_;
+  bool every_target_counts_;
 };
+
+void append(
+    std::vector<torch::Tensor>& to, const std::vector<torch::Tensor>& from) {
+  to.insert(to.end(), from.begin(), from.end());
+}
+
+torch::Tensor sum_of(const std::vector<torch::Tensor>& scalars) {
+  return scalars.size() == 1 ? scalars[0]
+                             : at::stack(scalars).sum(torch::kFloat64);
+}
 
 }  // namespace
 
 Score& Score::operator+=(const Score& other) {
-  loss_sum += other.loss_sum;
+  append(losses, other.losses);
+  append(counts, other.counts);
+  append(corrects, other.corrects);
   count += other.count;
-  correct += other.correct;
   samples += other.samples;
   return *this;
+}
+
+torch::Tensor Score::sums(torch::Device device) const {
+  const torch::NoGradGuard no_grad;
+  // A kernel's argument fills a tensor without a copy from the host.
+  auto sums = torch::zeros({4}, torch::dtype(torch::kFloat64).device(device));
+  if (!losses.empty()) sums[0].copy_(sum_of(losses), /*non_blocking=*/true);
+  if (!counts.empty()) sums[1].copy_(sum_of(counts), /*non_blocking=*/true);
+  if (!corrects.empty()) {
+    sums[2].copy_(sum_of(corrects), /*non_blocking=*/true);
+  }
+  sums[1].add_(count);
+  sums[3].fill_(samples);
+  return sums;
+}
+
+Score::Totals Score::totals() const {
+  const auto sum = [](const std::vector<torch::Tensor>& scalars) {
+    return scalars.empty() ? 0 : sum_of(scalars).item<double>();
+  };
+  return {
+      .loss_sum = sum(losses),
+      .count = count + static_cast<int64_t>(sum(counts)),
+      .correct = static_cast<int64_t>(sum(corrects)),
+      .samples = samples};
+}
+
+LossFactor LossFactor::times(const torch::Tensor& factor) const {
+  if (!factor.defined()) return *this;
+  return {number, on_device.defined() ? on_device * factor : factor};
+}
+
+torch::Tensor LossFactor::operator*(const torch::Tensor& loss) const {
+  const auto scaled = loss * number;
+  if (!on_device.defined()) return scaled;
+  return scaled *
+         on_device.to(loss.device(), loss.scalar_type(), /*non_blocking=*/true);
 }
 
 void TrainingObjective::add_loss(
     Score& score, const torch::Tensor& loss_sum,
     const torch::Tensor& targets) const {
-  score +=
-      {.loss_sum = loss_sum.item<double>(),
-       .count = count(targets),
-       .samples = targets.size(0)};
+  const auto units = count(targets);
+  score.losses.push_back(loss_sum.detach());
+  score.samples += targets.size(0);
+  if (const auto* known = std::get_if<int64_t>(&units)) {
+    score.count += *known;
+  } else {
+    score.counts.push_back(std::get<torch::Tensor>(units));
+  }
 }
 
 void TrainingObjective::evaluate(
     Score& score, const Tensors& outputs, const torch::Tensor& targets) const {
   const torch::NoGradGuard no_grad;
   add_loss(score, loss_sum(outputs, targets), targets);
-  score.correct += count_correct(outputs, targets);
+  score.corrects.push_back(count_correct(outputs, targets));
 }
 
 std::unique_ptr<TrainingObjective> classification(int64_t classes) {
   return std::make_unique<Classification>(classes);
 }
 
-std::unique_ptr<TrainingObjective>
-next_token(int64_t vocabulary, const TensorParallel& parallel) {
-  return std::make_unique<NextToken>(vocabulary, parallel);
+std::unique_ptr<TrainingObjective> next_token(
+    int64_t vocabulary, const TensorParallel& parallel,
+    bool every_target_counts) {
+  return std::make_unique<NextToken>(vocabulary, parallel, every_target_counts);
 }
 
 bool is_text(const SampleSpec& spec) {
@@ -172,7 +231,7 @@ bool is_text(const SampleSpec& spec) {
 
 std::unique_ptr<TrainingObjective> objective_for(
     const SampleSpec& spec, int64_t classes, const TensorParallel& parallel) {
-  return is_text(spec) ? next_token(classes, parallel)
+  return is_text(spec) ? next_token(classes, parallel, spec.every_target_counts)
                        : classification(classes);
 }
 
@@ -203,25 +262,34 @@ std::vector<Batch> split_batch(const Batch& batch, int64_t count) {
   return pieces;
 }
 
-double loss_scale(
+LossFactor loss_scale(
     const TrainingObjective& objective, const Batch& batch, const Group& data,
     bool count_units) {
+  const auto ranks = static_cast<double>(data.size());
   int64_t units = 0;
   if (!count_units) {
     units = objective.count_whole(batch.targets, batch.global_count);
   } else {
-    auto total = torch::tensor({objective.count(batch.targets)}, torch::kInt64);
-    total = total.to(batch.targets.device());
+    const auto own = objective.count(batch.targets);
+    const auto* known = std::get_if<int64_t>(&own);
+    auto total =
+        known ? torch::full(
+                    {1}, *known, batch.targets.options().dtype(torch::kInt64))
+              : std::get<torch::Tensor>(own).reshape({1}).clone();
     data.all_reduce(total, ReduceOp::sum, {.label = "batch size"}).wait();
+    if (!total.is_cpu()) {
+      const auto some = total.to(torch::kFloat64).clamp_min(1);
+      return {.on_device = some.reciprocal().mul_(ranks).squeeze(0)};
+    }
     units = total.item<int64_t>();
   }
-  if (units < 1) {
-    throw DataError(
-        objective.counts_tokens()
-            ? "a global batch has no token with a target at all"
-            : "a global batch has no sample at all");
-  }
-  return static_cast<double>(data.size()) / static_cast<double>(units);
+  if (units < 1) throw DataError(no_units(objective.counts_tokens()));
+  return {.number = ranks / static_cast<double>(units)};
+}
+
+std::string no_units(bool counts_tokens) {
+  return counts_tokens ? "a global batch has no token with a target at all"
+                       : "a global batch has no sample at all";
 }
 
 }  // namespace echelon

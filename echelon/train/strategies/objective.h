@@ -13,6 +13,8 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
+#include <variant>
 #include <vector>
 
 #include "echelon/comm/group.h"
@@ -22,14 +24,38 @@
 
 namespace echelon {
 
-/// Sums of losses and right answers over some batches.
+/// Sums of losses and right answers over some batches. What the device computes
+/// stays there until totals() reads it.
 struct Score {
-  double loss_sum = 0;
-  int64_t count = 0;    // units
-  int64_t correct = 0;  // of these, in evaluation; not counted in training
+  struct Totals {
+    double loss_sum = 0;
+    int64_t count = 0;    // units
+    int64_t correct = 0;  // of these, in evaluation; not counted in training
+    int64_t samples = 0;
+  };
+
+  // Scalars to be summed: float32 or float64, int64, int64.
+  std::vector<torch::Tensor> losses;
+  std::vector<torch::Tensor> counts;  // in addition to `count`
+  std::vector<torch::Tensor> corrects;
+  int64_t count = 0;
   int64_t samples = 0;
 
   Score& operator+=(const Score& other);
+  /// [loss sum, count, correct, samples], float64 on `device`. Waits for
+  /// nothing.
+  torch::Tensor sums(torch::Device device) const;
+  /// Waits for the device.
+  Totals totals() const;
+};
+
+/// The factor of a loss: a number, and one that the device alone knows.
+struct LossFactor {
+  double number = 1;
+  torch::Tensor on_device;  // float64 scalar; undefined: 1
+
+  LossFactor times(const torch::Tensor& factor) const;
+  torch::Tensor operator*(const torch::Tensor& loss) const;
 };
 
 /// All ranks of a tensor-parallel group call each method together and get the
@@ -47,8 +73,10 @@ class TrainingObjective {
   virtual Batch prepared(
       const Batch& batch, torch::Device device, torch::Dtype dtype) const = 0;
 
-  /// How many units `targets` [n, …] has.
-  virtual int64_t count(const torch::Tensor& targets) const = 0;
+  /// How many units `targets` [n, …] has; an int64 scalar where its device
+  /// counts them.
+  virtual std::variant<int64_t, torch::Tensor>
+  count(const torch::Tensor& targets) const = 0;
   /// How many units `samples` samples have when no target is ignored; `targets`
   /// gives the shape of a sample's targets.
   virtual int64_t
@@ -58,8 +86,9 @@ class TrainingObjective {
   /// float64. `outputs` is what the model's last layer returns.
   virtual torch::Tensor
   loss_sum(const Tensors& outputs, const torch::Tensor& targets) const = 0;
-  /// Units whose answer with the highest score is the right one.
-  virtual int64_t
+  /// Units whose answer with the highest score is the right one, an int64
+  /// scalar.
+  virtual torch::Tensor
   count_correct(const Tensors& outputs, const torch::Tensor& targets) const = 0;
 
   /// Adds the loss of a microbatch.
@@ -78,9 +107,11 @@ std::unique_ptr<TrainingObjective> classification(int64_t classes);
 /// Cross-entropy of the tokens' scores [n, sequence, vocabulary], targets
 /// [n, sequence]; a negative target is ignored. In a tensor-parallel group the
 /// scores are those of the full vocabulary, or of this rank's shard (even_range
-/// of `vocabulary`), and are never gathered.
-std::unique_ptr<TrainingObjective>
-next_token(int64_t vocabulary, const TensorParallel& parallel);
+/// of `vocabulary`), and are never gathered. `every_target_counts`: none is
+/// ignored, so that nothing needs to be counted.
+std::unique_ptr<TrainingObjective> next_token(
+    int64_t vocabulary, const TensorParallel& parallel,
+    bool every_target_counts = false);
 
 /// Whether the data is text, for the next-token objective: inputs and targets
 /// are one whole number for each position of a sequence.
@@ -105,9 +136,13 @@ std::vector<Batch> split_batch(const Batch& batch, int64_t count);
 ///                small all-reduce); needed when a rank may have left samples
 ///                out, or when targets are ignored
 ///
-/// Throws DataError when there is no unit at all.
-double loss_scale(
+/// Throws DataError when there is no unit at all, where the CPU counts them.
+/// Elsewhere the factor is then finite, and the sums of the step show it.
+LossFactor loss_scale(
     const TrainingObjective& objective, const Batch& batch, const Group& data,
     bool count_units);
+
+/// The error of a global batch without any unit.
+std::string no_units(bool counts_tokens);
 
 }  // namespace echelon

@@ -118,7 +118,7 @@ void announce(const ModelPlace& place, const std::vector<std::string>& lines) {
   for (const auto& line : lines) place.announce(line);
 }
 
-Score MicrobatchLoop::run(const Batch& batch, double scale) const {
+Score MicrobatchLoop::run(const Batch& batch, const LossFactor& scale) const {
   Score score;
   int64_t left = num_microbatches;
   for (const Batch& part : split_batch(batch, num_microbatches)) {
@@ -131,7 +131,7 @@ Score MicrobatchLoop::run(const Batch& batch, double scale) const {
       const auto outputs = forward(inputs_of(part));
       const auto sum = objective.loss_sum(outputs, part.targets);
       objective.add_loss(score, sum, part.targets);
-      loss = sum * scale;
+      loss = scale * sum;
       profiling::keep_as_activations();
     }
     if (before_backward) before_backward(last);

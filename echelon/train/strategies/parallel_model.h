@@ -10,6 +10,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "echelon/comm/mesh_groups.h"
@@ -83,10 +84,13 @@ class ParallelModel {
 
   /// From now on gradients are those of the loss times `scale`
   /// (mixed_precision.h).
-  void set_gradient_scale(double scale) { gradient_scale_ = scale; }
+  /// `scale` is a float64 scalar on any device; undefined: 1.
+  void set_gradient_scale(torch::Tensor scale) {
+    gradient_scale_ = std::move(scale);
+  }
 
  protected:
-  double gradient_scale_ = 1;
+  torch::Tensor gradient_scale_;
 };
 
 /// What a model is built from, in addition to the job.
@@ -148,7 +152,7 @@ struct MicrobatchLoop {
 
   /// Runs a prepared batch. Differentiates each microbatch's sum of losses
   /// times `scale`; gradients accumulate.
-  Score run(const Batch& batch, double scale) const;
+  Score run(const Batch& batch, const LossFactor& scale) const;
 };
 
 /// `inputs` of one sample of zeros: for a rank without samples that must gather

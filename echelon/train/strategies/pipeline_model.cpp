@@ -287,8 +287,8 @@ PipelineModel::inputs(const std::vector<Batch>& microbatches) const {
 
 Score PipelineModel::forward_backward(const Batch& raw, bool count_units) {
   const Batch batch = objective_->prepared(raw, device_, dtype_);
-  const double scale =
-      loss_scale(*objective_, batch, data_, count_units) * gradient_scale_;
+  const auto scale =
+      loss_scale(*objective_, batch, data_, count_units).times(gradient_scale_);
   begin_step();
   Score score;
   const auto pieces = split_batch(batch, schedule_.num_microbatches);
@@ -297,7 +297,7 @@ Score PipelineModel::forward_backward(const Batch& raw, bool count_units) {
         const auto& targets = pieces[static_cast<size_t>(microbatch)].targets;
         const auto sum = objective_->loss_sum(outputs, targets);
         objective_->add_loss(score, sum, targets);
-        return sum * scale;
+        return scale * sum;
       });
   for (auto& replica : replicas_) replica.local.reset();
   layers_.finish_shared();

@@ -33,8 +33,8 @@ class ShardedModel : public ParallelModel {
 
   Score forward_backward(const Batch& raw, bool count_units) override {
     const Batch batch = objective_->prepared(raw, device_, dtype_);
-    const double scale =
-        loss_scale(*objective_, batch, data_, count_units) * gradient_scale_;
+    const auto scale = loss_scale(*objective_, batch, data_, count_units)
+                           .times(gradient_scale_);
     auto& units = *layers_.units();
     layers_.sync_buffers();
     const MicrobatchLoop loop{

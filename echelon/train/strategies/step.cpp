@@ -10,6 +10,7 @@
 #include "echelon/error.h"
 #include "echelon/optim/clip.h"
 #include "echelon/profiling/memory_meter.h"
+#include "echelon/train/strategies/host_copy.h"
 #include "echelon/train/strategies/model_source.h"
 
 namespace echelon {
@@ -28,6 +29,15 @@ LoaderOptions training_batches(
   options.workers = job.data.workers;
   options.prefetch = job.data.prefetch;
   options.sample_keys = draws_masks(job.model, data.train->spec());
+  return options;
+}
+
+LoaderOptions held_out_batches(
+    const Job& job, const TrainingData& data, const MeshGroups& groups) {
+  LoaderOptions options = training_batches(job, data, groups);
+  options.samples = data.holdout_samples;
+  options.rank_batch.clear();
+  options.shuffle = options.training = options.drop_last = false;
   return options;
 }
 
@@ -62,16 +72,18 @@ void add_squares(const List& list, Tensor& sums) {
   const auto norms = at::_foreach_norm(list.gradients, 2);
   const auto squares = at::stack(norms).to(torch::kFloat64).square_();
   sums.index_add_(
-      0, torch::tensor(list.layers, torch::kInt64), squares.to(torch::kCPU));
+      0, to_device(torch::tensor(list.layers, torch::kInt64), sums.device()),
+      squares.to(sums.device(), torch::kFloat64, /*non_blocking=*/true));
 }
 
 // The 2-norm of the gradients of each of `layers`, the names of all of the
 // model's layers; 0 for a layer without parameters, NaN or infinite where a
 // gradient is. A tied parameter counts for the layer of its first name. Every
 // rank calls, and gets the same: each element of the model counts once. One
-// small sum over the ranks; waits for the device.
-std::vector<double> layer_norms(
-    const ParallelModel& model, const std::vector<std::string>& layers) {
+// small sum over the ranks. float64 on `device`.
+Tensor layer_norms(
+    const ParallelModel& model, const std::vector<std::string>& layers,
+    torch::Device device) {
   const torch::NoGradGuard no_grad;
   std::map<std::string, int64_t> index;
   for (const auto& layer : layers) {
@@ -93,14 +105,16 @@ std::vector<double> layer_norms(
   } else {
     for (size_t i = 0; i < parts.size(); ++i) add(parts[i].gradient, i);
   }
-  auto sums =
-      torch::zeros({static_cast<int64_t>(layers.size())}, torch::kFloat64);
+  auto sums = torch::zeros(
+      {static_cast<int64_t>(layers.size())},
+      torch::dtype(torch::kFloat64).device(device));
   for (const auto& [_, list] : lists) add_squares(list, sums);
   if (shared && shared->sum) shared->sum(sums);
-  const auto norms = sums.to(torch::kCPU).sqrt_();
-  const auto* first = norms.const_data_ptr<double>();
-  return {first, first + norms.numel()};
+  return sums.sqrt_();
 }
+
+// The numbers of an update; those of layers follow.
+enum Number : int64_t { kSkipped, kNorm, kScale, kOverflows, kNumNumbers };
 
 // Counts what `make` allocates as `kind`.
 template <class Make>
@@ -126,6 +140,7 @@ void name_whole_gradients(const ParallelModel& model) {
 TrainingState::TrainingState(
     const Job& job, const ModelPlace& place, int64_t total_steps)
     : options_(job.optimizer),
+      device_(place.world.device()),
       model_(of_kind(
           timeline::MemoryKind::parameters,
           [&] { return make_parallel_model(job, place); })),
@@ -141,57 +156,102 @@ TrainingState::TrainingState(
           job.precision, job.precision.compute == ComputeDtype::fp16 &&
                              job.precision.loss_scale == 0) {
   name_whole_gradients(*model_);
-  model_->set_gradient_scale(scaler_.scale());
+  use_scale();
+}
+
+void TrainingState::use_scale() {
+  if (scaler_.active()) model_->set_gradient_scale(scaler_.scale_on_device());
 }
 
 void TrainingState::load_loss_scale(const LossScaler::State& state) {
   scaler_.load_state(state);
-  model_->set_gradient_scale(scaler_.scale());
+  use_scale();
 }
 
-// Returns whether all gradients are finite.
-bool TrainingState::unscale() {
+// Returns what the scaler does.
+torch::Tensor TrainingState::unscale() {
   std::vector<torch::Tensor> gradients;
   for (const auto& parameter : optimizer_->parameters()) {
     gradients.push_back(parameter.grad());
   }
   const auto shared = model_->partitioned_gradients();
-  const bool finite =
-      scaler_.unscale(gradients, shared ? shared->sum : SumOverRanks());
-  model_->set_gradient_scale(scaler_.scale());
-  return finite;
+  const auto numbers = scaler_.unscale_on_device(
+      gradients, shared ? shared->sum : SumOverRanks());
+  use_scale();
+  return numbers;
 }
 
 // The norm of all gradients, which are clipped if the job says so.
-double TrainingState::norm() {
+torch::Tensor TrainingState::norm() {
   const auto shared = model_->partitioned_gradients();
   const auto* parts = shared ? &*shared : nullptr;
   const auto parameters = optimizer_->parameters();
   return options_.clip_norm > 0
-             ? clip_gradients(parameters, options_.clip_norm, parts)
-             : gradient_norm(parameters, parts);
+             ? clip_gradients_on_device(parameters, options_.clip_norm, parts)
+             : gradient_norm_on_device(parameters, parts);
+}
+
+torch::Tensor TrainingState::update_on_device(
+    int64_t step, bool measure_norm, timeline::Recorder* recorder,
+    const std::vector<std::string>* layers, const torch::Tensor& skip) {
+  const torch::NoGradGuard no_grad;
+  timeline::ScopedSpan span(
+      recorder, "compute", "optimizer", timeline::SpanKind::optimizer);
+  const auto num_layers = static_cast<int64_t>(layers ? layers->size() : 0);
+  auto numbers = torch::zeros(
+      {kNumNumbers + num_layers},
+      torch::dtype(torch::kFloat64).device(device_));
+  auto skipped = numbers[kSkipped];
+  if (skip.defined()) skipped.copy_(skip, /*non_blocking=*/true);
+  if (scaler_.active()) {
+    const auto scaled = unscale();
+    skipped.copy_(
+        at::maximum(skipped, scaled[0].to(device_, /*non_blocking=*/true)));
+    numbers.narrow(0, kScale, 2)
+        .copy_(scaled.narrow(0, 1, 2), /*non_blocking=*/true);
+  }
+  if (layers) {
+    numbers.narrow(0, kNumNumbers, num_layers)
+        .copy_(layer_norms(*model_, *layers, device_));
+  }
+  const bool measured = options_.clip_norm > 0 || measure_norm;
+  if (measured) {
+    numbers[kNorm].copy_(norm(), /*non_blocking=*/true);
+    const auto infinite = at::isfinite(numbers[kNorm]).logical_not_();
+    skipped.copy_(at::maximum(skipped, infinite.to(torch::kFloat64)));
+  }
+  optimizer_->set_learning_rate(
+      options_.learning_rate * schedule_.factor(step));
+  const bool may_skip = measured || skip.defined() || scaler_.active();
+  const auto flag = may_skip ? skipped.to(torch::kFloat32) : torch::Tensor();
+  optimizer_->step(flag);
+  optimizer_->zero_grad();
+  model_->after_update(
+      !flag.defined() || !flag.is_cpu() || flag.item<float>() == 0);
+  return numbers;
+}
+
+StepUpdate TrainingState::read_update(const torch::Tensor& numbers) const {
+  const auto* values = numbers.const_data_ptr<double>();
+  StepUpdate update;
+  update.updated = values[kSkipped] == 0;
+  update.norm = values[kNorm];
+  if (scaler_.active()) {
+    update.loss_scale = values[kScale];
+    scaler_.check(values[kScale], values[kOverflows]);
+  }
+  if (update.updated) {
+    update.layer_norms.assign(values + kNumNumbers, values + numbers.numel());
+  }
+  return update;
 }
 
 StepUpdate TrainingState::update(
     int64_t step, bool measure_norm, timeline::Recorder* recorder,
     const std::vector<std::string>* layers) {
-  timeline::ScopedSpan span(
-      recorder, "compute", "optimizer", timeline::SpanKind::optimizer);
-  StepUpdate result;
-  if (scaler_.active()) {
-    result.loss_scale = scaler_.scale();
-    result.updated = unscale();
-  }
-  if (result.updated) {
-    if (layers) result.layer_norms = layer_norms(*model_, *layers);
-    if (options_.clip_norm > 0 || measure_norm) result.norm = norm();
-    optimizer_->set_learning_rate(
-        options_.learning_rate * schedule_.factor(step));
-    optimizer_->step();
-  }
-  optimizer_->zero_grad();
-  model_->after_update(result.updated);
-  return result;
+  return read_update(
+      HostCopy(update_on_device(step, measure_norm, recorder, layers, {}))
+          .wait());
 }
 
 }  // namespace echelon

@@ -24,7 +24,8 @@ struct StepUpdate {
   /// The norm of all gradients before clipping; 0 unless they were clipped or
   /// it was asked for.
   double norm = 0;
-  /// False when a gradient was not finite on some rank: nothing was updated.
+  /// False when a gradient or the norm was not finite on some rank, or the
+  /// caller asked for it: nothing was updated.
   bool updated = true;
   /// The factor of the loss; none without loss scaling.
   std::optional<double> loss_scale;
@@ -49,19 +50,33 @@ class TrainingState {
   void load_loss_scale(const LossScaler::State& state);
 
   /// Divides gradients by the loss scale, clips them if the job says so, sets
-  /// the schedule's learning rate for `step` (from 0) and updates. Measuring
-  /// the global norm costs a pass over the gradients, and measuring that of
-  /// each of `layers` (null: none) another. Throws NumericError when too many
-  /// steps in a row were skipped.
+  /// the schedule's learning rate for `step` (from 0) and updates, unless a
+  /// gradient or the norm is not finite on some rank. Measuring the global norm
+  /// costs a pass over the gradients, and measuring that of each of `layers`
+  /// (null: none) another. Throws NumericError when too many steps in a row
+  /// were skipped. Waits for the device.
   StepUpdate update(
       int64_t step, bool measure_norm, timeline::Recorder* recorder,
       const std::vector<std::string>* layers = nullptr);
 
+  /// The same without a wait. Returns the numbers that read_update() takes,
+  /// float64 on the model's device.
+  ///
+  ///   skip  a float32 scalar: 1 leaves the parameters as they are; undefined:
+  ///         0
+  torch::Tensor update_on_device(
+      int64_t step, bool measure_norm, timeline::Recorder* recorder,
+      const std::vector<std::string>* layers, const torch::Tensor& skip);
+  /// `numbers`: update_on_device()'s, on the CPU. Throws as update().
+  StepUpdate read_update(const torch::Tensor& numbers) const;
+
  private:
-  bool unscale();
-  double norm();
+  void use_scale();
+  torch::Tensor unscale();
+  torch::Tensor norm();
 
   OptimizerOptions options_;
+  torch::Device device_;
   std::unique_ptr<ParallelModel> model_;
   std::unique_ptr<Optimizer> optimizer_;
   LearningRateSchedule schedule_;
@@ -71,6 +86,10 @@ class TrainingState {
 /// This rank's part of the job's training batches; `groups` may be of another
 /// layout than the job's (one rank takes full batches).
 LoaderOptions training_batches(
+    const Job& job, const TrainingData& data, const MeshGroups& groups);
+
+/// The same for the samples that are held out for evaluation.
+LoaderOptions held_out_batches(
     const Job& job, const TrainingData& data, const MeshGroups& groups);
 
 /// The job's steps: train.steps, or train.epochs counted in batches.

@@ -46,9 +46,9 @@ TEST(Classification, CountsSamples) {
   const auto scores = torch::tensor({{2.0, 1.0, 0.0}, {0.0, 1.0, 2.0}});
   const auto targets = torch::tensor({0, 1});
   EXPECT_FALSE(objective->counts_tokens());
-  EXPECT_EQ(objective->count(targets), 2);
+  EXPECT_EQ(std::get<int64_t>(objective->count(targets)), 2);
   EXPECT_EQ(objective->count_whole(targets, 40), 40);
-  EXPECT_EQ(objective->count_correct({scores}, targets), 1);
+  EXPECT_EQ(objective->count_correct({scores}, targets).item<int64_t>(), 1);
   const double log_sum = std::log(1 + std::exp(1.0) + std::exp(2.0));
   EXPECT_NEAR(
       objective->loss_sum({scores}, targets).item<double>(),
@@ -96,8 +96,11 @@ TEST(NextToken, CountsTokensThatHaveATarget) {
   const auto objective = next_token(kWords, {});
   const Batch batch = texts();
   EXPECT_TRUE(objective->counts_tokens());
-  EXPECT_EQ(objective->count(batch.targets), 15);
-  EXPECT_EQ(objective->count_whole(batch.targets, 6), 30);
+  EXPECT_EQ(
+      std::get<Tensor>(objective->count(batch.targets)).item<int64_t>(), 15);
+  EXPECT_EQ(
+      std::get<int64_t>(next_token(kWords, {}, true)->count(batch.targets)),
+      batch.targets.numel());
   const auto scores = parity::random({6, kSequence, kWords}, 1);
   const auto losses = -torch::log_softmax(scores, -1);
   double expected = 0;
@@ -112,8 +115,9 @@ TEST(NextToken, CountsTokensThatHaveATarget) {
   }
   const auto sum = objective->loss_sum({scores}, batch.targets);
   EXPECT_NEAR(sum.item<double>(), expected, 1e-12);
-  Score score;
-  objective->evaluate(score, {scores}, batch.targets);
+  Score some;
+  objective->evaluate(some, {scores}, batch.targets);
+  const Score::Totals score = some.totals();
   EXPECT_NEAR(score.loss_sum, expected, 1e-12);
   EXPECT_EQ(score.count, 15);
   EXPECT_EQ(score.samples, 6);
@@ -187,7 +191,8 @@ Result gradients_of(Job job) {
     const auto model = make_parallel_model(job, {source, world, groups});
     const int64_t share = 6 / groups.data().size();
     const Batch own = piece_of(all, groups.data_index() * share, share);
-    const Score score = model->forward_backward(own, /*count_units=*/true);
+    const auto score =
+        model->forward_backward(own, /*count_units=*/true).totals();
     const std::lock_guard lock(mutex);
     result.loss_sum += score.loss_sum;
     result.count += score.count;
