@@ -45,31 +45,42 @@ void compare_ranks(const double* work, int64_t num_ranks, StepSums& sums) {
 
 }  // namespace
 
-int64_t num_sums(int64_t num_ranks) {
-  return kSummands + 2 * num_ranks;
-}
-
 torch::Tensor sum_over_ranks(const StepShare& own, const World& world) {
   const torch::NoGradGuard no_grad;
   const int64_t size = world.size();
-  auto host = torch::zeros({num_sums(size)}, torch::kFloat64);
-  const Summands mine{
+  const int64_t loss_place = kSummands + size + world.rank();
+  auto host = torch::zeros({kSummands + 2 * size}, torch::kFloat64);
+  Summands mine{
       .skipped = static_cast<double>(own.skipped),
       .stop = own.stop ? 1.0 : 0.0,
       .terminated = own.terminated ? 1.0 : 0.0,
       .saver = own.saver};
   auto* values = host.data_ptr<double>();
-  std::memcpy(values, &mine, sizeof mine);
   values[kSummands + world.rank()] = own.work_seconds;
-  auto sums = to_device(host, world.device());
-  const auto score = own.score.sums(world.device());
-  sums.narrow(0, 0, 3).copy_(score.narrow(0, 1, 3));
-  sums[kSummands + size + world.rank()].copy_(score[0]);
+  torch::Tensor sums = host;
+  if (world.device().is_cpu()) {  // everything is at hand
+    const auto score = own.score.totals();
+    mine.count = static_cast<double>(score.count);
+    mine.samples = static_cast<double>(score.samples);
+    values[loss_place] = score.loss_sum;
+    std::memcpy(values, &mine, sizeof mine);
+  } else {
+    std::memcpy(values, &mine, sizeof mine);
+    sums = to_device(host, world.device());
+    const auto score = own.score.sums(world.device());
+    sums.narrow(0, 0, 3).copy_(score.narrow(0, 1, 3));
+    sums[loss_place].copy_(score[0]);
+  }
   world.group().all_reduce(sums, ReduceOp::sum, {.label = "step sums"});
   return sums;
 }
 
 torch::Tensor must_skip(const torch::Tensor& sums, int64_t num_ranks) {
+  if (sums.is_cpu()) {
+    const auto all = read_sums(sums, num_ranks);
+    const bool skip = all.bad_rank >= 0 || !(all.count > 0);
+    return skip ? torch::ones({}) : torch::Tensor();
+  }
   const auto losses = sums.narrow(0, kSummands + num_ranks, num_ranks);
   const auto fine = at::isfinite(losses).all().logical_and_(sums[0].gt(0));
   return fine.logical_not_().to(torch::kFloat32);

@@ -45,24 +45,6 @@ void on_stop_signal(int signal) {
   if (stop_signals.fetch_add(1) > 0) std::_Exit(128 + signal);
 }
 
-/// Runs `write`, whose errors then also say what the folder has all the same.
-template <class Write>
-void keeping(const std::filesystem::path& folder, const Write& write) {
-  try {
-    write();
-  } catch (const CommError&) {
-    throw;
-  } catch (const CheckpointError& error) {
-    throw CheckpointError(error.what() + what_is_kept(folder));
-  } catch (const Error& error) {
-    throw Error(error.what() + what_is_kept(folder));
-  } catch (const std::filesystem::filesystem_error& error) {
-    throw Error(format(
-        "cannot make {}: {}{}", error.path1().string(), error.code().message(),
-        what_is_kept(folder)));
-  }
-}
-
 // The first steps are not typical: buckets are laid out again after one step,
 // and memory is allocated.
 int64_t
@@ -110,6 +92,8 @@ class Loop {
       const Job& job, World& world, std::filesystem::path folder,
       const LayerFactory& layers);
   TrainResult run();
+  /// After an error: records the step before, if the device has done it.
+  void record_last() noexcept;
 
  private:
   // A step that the device has been given and the host has not read.
@@ -122,7 +106,7 @@ class Loop {
     double started = 0;  // seconds()
     double data_seconds = 0;
     int64_t saver_phase = 0;  // when the saver's news were given
-    HostCopy numbers;         // of the sums, then of the update
+    HostCopy numbers;         // sum_over_ranks()'s, update_on_device()'s
   };
 
   bool one_step(Position position);
@@ -331,7 +315,7 @@ bool Loop::one_step(Position position) {
       .started = started,
       .data_seconds = loaded - started,
       .saver_phase = saver_phase,
-      .numbers = HostCopy(at::cat({sums, update}))});
+      .numbers = HostCopy({sums, update})});
   if (world_.device().is_cpu()) settle();
   return true;
 }
@@ -343,8 +327,7 @@ void Loop::settle() {
   Queued queued = std::move(*queued_);
   queued_.reset();
   const auto& numbers = queued.numbers.wait();
-  const int64_t size = world_.size();
-  const StepSums sums = read_sums(numbers, size);
+  const StepSums sums = read_sums(numbers[0], world_.size());
   if (sums.bad_rank >= 0) fail_numeric(queued, sums.bad_rank);
   if (sums.count == 0) throw DataError(no_units(counts_tokens_));
   const auto place = [&](const std::string& error) {
@@ -352,8 +335,7 @@ void Loop::settle() {
   };
   StepUpdate update;
   try {
-    update = state_.read_update(
-        numbers.narrow(0, num_sums(size), numbers.numel() - num_sums(size)));
+    update = state_.read_update(numbers[1]);
   } catch (const NumericError& error) {
     throw place(error.what());
   }
@@ -404,6 +386,17 @@ void Loop::record(
   }
   if (sums.slowest_rank >= 0) metrics.slowest_rank = sums.slowest_rank;
   log_.add(metrics, sums);
+}
+
+void Loop::record_last() noexcept {
+  try {
+    if (!queued_ || !queued_->numbers.is_ready()) return;
+    const auto sums = read_sums(queued_->numbers.wait()[0], world_.size());
+    // Finding the layer of a bad loss would take all ranks.
+    if (sums.bad_rank < 0 && sums.count > 0) settle();
+  } catch (const std::exception&) {
+    // The first error is the one to be told.
+  }
 }
 
 bool Loop::evaluation_due() const {
@@ -576,7 +569,13 @@ TrainResult train(
       job.train.threads > 0 ? static_cast<int>(job.train.threads)
                             : world.compute_threads());
   try {
-    return Loop(job, world, folder, layers).run();
+    Loop loop(job, world, folder, layers);
+    try {
+      return loop.run();
+    } catch (...) {
+      loop.record_last();
+      throw;
+    }
   } catch (...) {
     throw;  // without a handler, the stack would not unwind and flush metrics
   }

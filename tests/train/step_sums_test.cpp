@@ -81,8 +81,8 @@ TEST(StepSums, ALossThatIsNotFiniteOrNoUnitSkipsTheUpdate) {
       const auto rank = static_cast<size_t>(world.rank());
       const auto sums = sum_over_ranks({.score = ranks[rank]}, world);
       const auto one = must_skip(sums, world.size());
-      EXPECT_EQ(one.scalar_type(), torch::kFloat32);
-      if (rank == 0) skip = one.item<float>();
+      if (rank > 0) return;
+      skip = one.defined() ? one.item<float>() : 0;
     });
     return skip;
   };

@@ -33,7 +33,7 @@ using torch::Tensor;
 struct Statistics {
   Tensor mean_C;
   Tensor variance_C;  // biased
-  int64_t count = 0;  // values per channel
+  Tensor count;       // values per channel, a float64 scalar
 };
 
 std::vector<int64_t> all_but_channels(const Tensor& input) {
@@ -59,17 +59,36 @@ Tensor as_statistics(const Tensor& parameter, const Tensor& statistics) {
 Statistics local_statistics(const Tensor& input) {
   const int64_t channels = input.size(1);
   const auto options = input.options().dtype(sum_dtype(input));
+  const auto counted = [&](int64_t values) {
+    return torch::full(
+        {}, static_cast<double>(values), options.dtype(torch::kFloat64));
+  };
   const int64_t count = channels == 0 ? 0 : input.numel() / channels;
   if (count == 0) {
     return {
         torch::zeros({channels}, options), torch::zeros({channels}, options),
-        0};
+        counted(0)};
   }
   // Only their dtype matters: the result has it.
   const auto unread = torch::zeros({channels}, options);
   auto [mean, variance] =
       at::batch_norm_update_stats(input, unread, unread.clone(), 0.0);
-  return {mean.to(options.dtype()), variance.to(options.dtype()), count};
+  return {
+      mean.to(options.dtype()), variance.to(options.dtype()), counted(count)};
+}
+
+// Throws DataError for less than two values; on a GPU it is an assertion on the
+// device, without waiting.
+void check_count(const Tensor& count, const Group& group) {
+  if (!count.is_cpu()) {
+    at::_assert_async(
+        count.ge(2), "[sync batch norm] less than two values per channel");
+  } else if (count.item<double>() < 2) {
+    throw DataError(format(
+        "[sync batch norm] the {} ranks of axis {} have {} values per channel "
+        "together; training needs more than one",
+        group.size(), group.axis(), count.item<double>()));
+  }
 }
 
 // Merges means and variances of all ranks in rank order, in float64. There is
@@ -79,27 +98,22 @@ Statistics global_statistics(const Statistics& local, const Group& group) {
   const auto options = local.mean_C.options().dtype(torch::kFloat64);
   const Tensor own = torch::cat(
       {local.mean_C.to(torch::kFloat64), local.variance_C.to(torch::kFloat64),
-       torch::full({1}, static_cast<double>(local.count), options)});
+       local.count.reshape({1})});
   const Tensor all_R = torch::empty({group.size() * own.numel()}, options);
   group.all_gather(all_R, own, {.label = "batch norm"}).wait();
   const Tensor rows = all_R.view({group.size(), own.numel()});
   const Tensor mean_RC = rows.narrow(1, 0, channels);
   const Tensor variance_RC = rows.narrow(1, channels, channels);
   const Tensor count_R1 = rows.narrow(1, 2 * channels, 1);
-  const double count = count_R1.sum().item<double>();
-  if (count < 2) {
-    throw DataError(format(
-        "[sync batch norm] the {} ranks of axis {} have {} values per channel "
-        "together; training needs more than one",
-        group.size(), group.axis(), static_cast<int64_t>(count)));
-  }
+  const Tensor count = count_R1.sum();
+  check_count(count, group);
   const Tensor share_R1 = count_R1 / count;
   const Tensor mean_C = (share_R1 * mean_RC).sum(0);
   const Tensor variance_C =
       (share_R1 * (variance_RC + (mean_RC - mean_C).square())).sum(0);
   return {
       mean_C.to(local.mean_C.dtype()), variance_C.to(local.mean_C.dtype()),
-      static_cast<int64_t>(count)};
+      count};
 }
 
 // This is one operator, so that selective recompute keeps the result and does
@@ -108,10 +122,9 @@ Statistics batch_statistics(const Tensor& input, const Group& group) {
   const auto results =
       profiling::as_one_operator("echelon::batch_statistics", [&] {
         const auto all = global_statistics(local_statistics(input), group);
-        return std::vector<Tensor>{
-            all.mean_C, all.variance_C, torch::tensor(all.count)};
+        return std::vector<Tensor>{all.mean_C, all.variance_C, all.count};
       });
-  return {results[0], results[1], results[2].item<int64_t>()};
+  return {results[0], results[1], results[2]};
 }
 
 void update_running(
@@ -152,11 +165,10 @@ class Normalise : public torch::autograd::Function<Normalise> {
   static Tensor forward(
       torch::autograd::AutogradContext* context, const Tensor& input,
       const std::optional<Tensor>& weight, const std::optional<Tensor>& bias,
-      const Tensor& mean_C, const Tensor& variance_C, int64_t count, double eps,
-      const Group& group) {
+      const Tensor& mean_C, const Tensor& variance_C, const Tensor& count,
+      double eps, const Group& group) {
     context->save_for_backward(
-        {input, weight.value_or(Tensor()), mean_C, variance_C});
-    context->saved_data["count"] = count;
+        {input, weight.value_or(Tensor()), mean_C, variance_C, count});
     context->saved_data["eps"] = eps;
     context->saved_data["group"] =
         c10::IValue::make_capsule(c10::make_intrusive<GroupHolder>(group));
@@ -180,8 +192,7 @@ class Normalise : public torch::autograd::Function<Normalise> {
     const Tensor &x = saved[0], &weight = saved[1];
     const Tensor &mean_C = saved[2], &variance_C = saved[3];
     const double eps = context->saved_data["eps"].toDouble();
-    const auto count =
-        static_cast<double>(context->saved_data["count"].toInt());
+    const Tensor& count = saved[4];
     const auto capsule = context->saved_data["group"].toCapsule();
     const Group& group = static_cast<const GroupHolder&>(*capsule).group;
 
@@ -238,7 +249,7 @@ Tensor sync_batch_norm(
   {
     torch::NoGradGuard no_grad;
     statistics = batch_statistics(input, group);
-    const auto n = static_cast<double>(statistics.count);
+    const Tensor& n = statistics.count;
     update_running(running_mean, statistics.mean_C, momentum);
     update_running(
         running_var, statistics.variance_C * (n / (n - 1)), momentum);

@@ -24,7 +24,9 @@
 
 #include "echelon/checkpoint/format/manifest.h"
 #include "echelon/comm/mesh_groups.h"
+#include "echelon/error.h"
 #include "echelon/job/job.h"
+#include "echelon/text/format.h"
 #include "echelon/timeline/recorder.h"
 #include "echelon/train/saving/saved_state.h"
 #include "echelon/train/strategies/step.h"
@@ -138,6 +140,24 @@ class Saver {
 /// "; kept in runs/first: metrics.jsonl": what a run whose writing failed has
 /// written until then.
 std::string what_is_kept(const std::filesystem::path& folder);
+
+/// Runs `write`, whose errors then also say what the folder has all the same.
+template <class Write>
+void keeping(const std::filesystem::path& folder, const Write& write) {
+  try {
+    write();
+  } catch (const CommError&) {
+    throw;
+  } catch (const CheckpointError& error) {
+    throw CheckpointError(error.what() + what_is_kept(folder));
+  } catch (const Error& error) {
+    throw Error(error.what() + what_is_kept(folder));
+  } catch (const std::filesystem::filesystem_error& error) {
+    throw Error(format(
+        "cannot make {}: {}{}", error.path1().string(), error.code().message(),
+        what_is_kept(folder)));
+  }
+}
 
 /// SIGUSR1 asks for a checkpoint after the current step.
 void install_save_signal();

@@ -2,6 +2,8 @@
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <utility>
+
 namespace echelon {
 
 torch::Tensor to_device(const torch::Tensor& values, torch::Device device) {
@@ -10,21 +12,29 @@ torch::Tensor to_device(const torch::Tensor& values, torch::Device device) {
   return values.pin_memory().to(device, /*non_blocking=*/true);
 }
 
-HostCopy::HostCopy(const torch::Tensor& values) {
-  if (values.is_cpu()) {
-    host_ = values;
-    return;
-  }
+HostCopy::HostCopy(std::vector<torch::Tensor> lists) : host_(std::move(lists)) {
+  if (host_.front().is_cpu()) return;
   const torch::NoGradGuard no_grad;
-  host_ = torch::empty_like(
-      values, values.options().device(torch::kCPU).pinned_memory(true));
-  host_.copy_(values, /*non_blocking=*/true);
-  copied_.emplace(values.device().type());
-  copied_->record(c10::impl::VirtualGuardImpl(values.device().type())
-                      .getStream(values.device()));
+  const auto all = at::cat(host_);
+  const auto host = torch::empty_like(
+      all, all.options().device(torch::kCPU).pinned_memory(true));
+  host.copy_(all, /*non_blocking=*/true);
+  const auto device = all.device();
+  copied_.emplace(device.type());
+  copied_->record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+  int64_t begin = 0;
+  for (auto& list : host_) {
+    const int64_t length = list.numel();
+    list = host.narrow(0, begin, length);
+    begin += length;
+  }
 }
 
-const torch::Tensor& HostCopy::wait() {
+bool HostCopy::is_ready() const {
+  return !copied_ || copied_->query();
+}
+
+const std::vector<torch::Tensor>& HostCopy::wait() {
   if (copied_) copied_->synchronize();
   copied_.reset();
   return host_;

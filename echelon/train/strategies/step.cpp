@@ -3,6 +3,7 @@
 #include <torch/types.h>
 #include <torch/utils.h>
 
+#include <cmath>
 #include <map>
 #include <string>
 #include <utility>
@@ -116,6 +117,47 @@ Tensor layer_norms(
 // The numbers of an update; those of layers follow.
 enum Number : int64_t { kSkipped, kNorm, kScale, kOverflows, kNumNumbers };
 
+// Float64 numbers on a device. Those of a CPU are written directly: a step of a
+// small model takes less time than some tens of operators.
+class Numbers {
+ public:
+  Numbers(int64_t size, torch::Device device)
+      : all_(torch::zeros(
+            {size}, torch::dtype(torch::kFloat64).device(device))) {}
+
+  const Tensor& all() const { return all_; }
+  Tensor one(int64_t place) const { return all_[place]; }
+
+  void set(int64_t place, const Tensor& value) {
+    if (all_.is_cpu()) {
+      data()[place] = value.item<double>();
+    } else {
+      one(place).copy_(value, /*non_blocking=*/true);
+    }
+  }
+  // Sets it to 1 where `flag` is not 0.
+  void raise(int64_t place, const Tensor& flag) {
+    if (all_.is_cpu()) {
+      if (flag.item<double>() != 0) data()[place] = 1;
+    } else {
+      one(place).copy_(at::maximum(
+          one(place), flag.to(all_.device(), torch::kFloat64, true)));
+    }
+  }
+  void raise_unless_finite(int64_t place, int64_t of) {
+    if (all_.is_cpu()) {
+      if (!std::isfinite(data()[of])) data()[place] = 1;
+    } else {
+      raise(place, at::isfinite(one(of)).logical_not_());
+    }
+  }
+
+ private:
+  double* data() const { return all_.data_ptr<double>(); }
+
+  Tensor all_;
+};
+
 // Counts what `make` allocates as `kind`.
 template <class Make>
 auto of_kind(timeline::MemoryKind kind, const Make& make) {
@@ -198,37 +240,36 @@ torch::Tensor TrainingState::update_on_device(
   timeline::ScopedSpan span(
       recorder, "compute", "optimizer", timeline::SpanKind::optimizer);
   const auto num_layers = static_cast<int64_t>(layers ? layers->size() : 0);
-  auto numbers = torch::zeros(
-      {kNumNumbers + num_layers},
-      torch::dtype(torch::kFloat64).device(device_));
-  auto skipped = numbers[kSkipped];
-  if (skip.defined()) skipped.copy_(skip, /*non_blocking=*/true);
+  Numbers numbers(kNumNumbers + num_layers, device_);
+  if (skip.defined()) numbers.raise(kSkipped, skip);
   if (scaler_.active()) {
     const auto scaled = unscale();
-    skipped.copy_(
-        at::maximum(skipped, scaled[0].to(device_, /*non_blocking=*/true)));
-    numbers.narrow(0, kScale, 2)
-        .copy_(scaled.narrow(0, 1, 2), /*non_blocking=*/true);
+    numbers.raise(kSkipped, scaled[0]);
+    numbers.set(kScale, scaled[1]);
+    numbers.set(kOverflows, scaled[2]);
   }
   if (layers) {
-    numbers.narrow(0, kNumNumbers, num_layers)
+    numbers.all()
+        .narrow(0, kNumNumbers, num_layers)
         .copy_(layer_norms(*model_, *layers, device_));
   }
   const bool measured = options_.clip_norm > 0 || measure_norm;
   if (measured) {
-    numbers[kNorm].copy_(norm(), /*non_blocking=*/true);
-    const auto infinite = at::isfinite(numbers[kNorm]).logical_not_();
-    skipped.copy_(at::maximum(skipped, infinite.to(torch::kFloat64)));
+    numbers.set(kNorm, norm());
+    numbers.raise_unless_finite(kSkipped, kNorm);
   }
   optimizer_->set_learning_rate(
       options_.learning_rate * schedule_.factor(step));
-  const bool may_skip = measured || skip.defined() || scaler_.active();
-  const auto flag = may_skip ? skipped.to(torch::kFloat32) : torch::Tensor();
-  optimizer_->step(flag);
+  torch::Tensor skipped;
+  if (measured || skip.defined() || scaler_.active()) {
+    skipped = numbers.one(kSkipped).to(torch::kFloat32);
+  }
+  optimizer_->step(skipped);
   optimizer_->zero_grad();
-  model_->after_update(
-      !flag.defined() || !flag.is_cpu() || flag.item<float>() == 0);
-  return numbers;
+  const bool known =
+      skipped.defined() && skipped.is_cpu() && skipped.item<float>() != 0;
+  model_->after_update(/*updated=*/!known);
+  return numbers.all();
 }
 
 StepUpdate TrainingState::read_update(const torch::Tensor& numbers) const {
@@ -250,8 +291,8 @@ StepUpdate TrainingState::update(
     int64_t step, bool measure_norm, timeline::Recorder* recorder,
     const std::vector<std::string>* layers) {
   return read_update(
-      HostCopy(update_on_device(step, measure_norm, recorder, layers, {}))
-          .wait());
+      HostCopy({update_on_device(step, measure_norm, recorder, layers, {})})
+          .wait()[0]);
 }
 
 }  // namespace echelon
