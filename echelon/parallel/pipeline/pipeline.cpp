@@ -227,8 +227,15 @@ struct Pipeline::Impl {
 
   // Tells the other ranks what this one does. Finds the number of microbatches,
   // and the shapes recorded for them.
-  RecordedShapes&
-  agree(size_t call, const std::vector<Tensors>& microbatches, int64_t& count) {
+  RecordedShapes& agree(
+      size_t call, const std::vector<Tensors>& microbatches, int64_t& count,
+      int64_t agreed = 0) {
+    if (agreed != 0) {
+      if (const auto found = agreed_steps.find({agreed, schedule_print});
+          found != agreed_steps.end()) {
+        return *found->second;
+      }
+    }
     Fingerprint shapes;
     for (const auto& microbatch : microbatches) {
       shapes.add(pipeline::shape_of(microbatch, "a microbatch"));
@@ -247,8 +254,13 @@ struct Pipeline::Impl {
     const int64_t* words = table.data_ptr<int64_t>();
     check_agreement(words, own);
     count = words[schedule.rank_of_stage[0] * kWords + kMicrobatches];
-    if (recorded.size() >= kRecorded) recorded.clear();
-    return recorded[{words, words + table.numel()}];
+    if (recorded.size() >= kRecorded) {
+      recorded.clear();
+      agreed_steps.clear();
+    }
+    auto& found = recorded[{words, words + table.numel()}];
+    if (agreed != 0) agreed_steps[{agreed, schedule_print}] = &found;
+    return found;
   }
 
   void check_agreement(const int64_t* words, const Words& own) const {
@@ -301,8 +313,9 @@ struct Pipeline::Impl {
     return result;
   }
 
-  PipelineResult
-  step(const std::vector<Tensors>& microbatches, const Loss& loss) {
+  PipelineResult step(
+      const std::vector<Tensors>& microbatches, const Loss& loss,
+      int64_t agreed) {
     check_microbatches(microbatches, true);
     if (context.local.back() >= 0 && !loss) {
       throw ConfigError(format(
@@ -311,7 +324,7 @@ struct Pipeline::Impl {
           group.rank()));
     }
     int64_t count = 0;
-    RecordedShapes& shapes = agree(0, microbatches, count);
+    RecordedShapes& shapes = agree(0, microbatches, count, agreed);
     pipeline::PipelineRun run(context, plan, shapes, true, microbatches, loss);
     run.run();
     if (options.after_backwards) options.after_backwards();
@@ -346,6 +359,8 @@ struct Pipeline::Impl {
   TransferPlan forward_plan;
   int64_t schedule_print = 0;
   std::map<std::vector<int64_t>, RecordedShapes> recorded;
+  // By step()'s `shapes` and the schedule.
+  std::map<std::pair<int64_t, int64_t>, RecordedShapes*> agreed_steps;
   bool broken = false;
 };
 
@@ -360,9 +375,10 @@ Pipeline::~Pipeline() = default;
 Pipeline::Pipeline(Pipeline&&) noexcept = default;
 Pipeline& Pipeline::operator=(Pipeline&&) noexcept = default;
 
-PipelineResult
-Pipeline::step(const std::vector<Tensors>& microbatches, const Loss& loss) {
-  return impl_->once([&] { return impl_->step(microbatches, loss); });
+PipelineResult Pipeline::step(
+    const std::vector<Tensors>& microbatches, const Loss& loss,
+    int64_t shapes) {
+  return impl_->once([&] { return impl_->step(microbatches, loss, shapes); });
 }
 
 std::vector<Tensors>

@@ -137,8 +137,15 @@ class Pipeline {
   /// rank of stage 0 passes as many `microbatches` as the schedule has, which
   /// may differ in size; other ranks pass none. The rank of the last stage
   /// passes `loss`.
-  PipelineResult
-  step(const std::vector<Tensors>& microbatches, const Loss& loss = nullptr);
+  ///
+  ///   shapes  0: the ranks ask each other what they call and with which
+  ///           shapes, which waits for the device. Else a number that all of
+  ///           them give alike, another one for other shapes of microbatches or
+  ///           other parameters that require gradients: they ask each other the
+  ///           first time that they give it.
+  PipelineResult step(
+      const std::vector<Tensors>& microbatches, const Loss& loss = nullptr,
+      int64_t shapes = 0);
 
   /// Runs forward alone, without gradients, on any number of microbatches.
   /// Returns the outputs of the last stage by microbatch on its rank, elsewhere

@@ -8,6 +8,7 @@
 #include "echelon/layers/ties.h"
 #include "echelon/parallel/pipeline/pipeline.h"
 #include "echelon/parallel/pipeline/tied_parameters.h"
+#include "echelon/parallel/pipeline/tuple_shape.h"
 #include "echelon/schedule/memory.h"
 #include "echelon/train/strategies/count_job.h"
 #include "echelon/train/strategies/model_partition.h"
@@ -70,6 +71,13 @@ class Probe {
   bool active_ = false;
   std::optional<NonFinite> found_;
 };
+
+// A number of the shapes of a batch, not 0; others for other shapes.
+int64_t shapes_of(const Batch& batch) {
+  pipeline::Fingerprint shapes;
+  shapes.add(pipeline::shape_of(inputs_of(batch), "a batch"));
+  return shapes.value() | 1;
+}
 
 // Announces the partition before anything is built.
 ModelPartition announced(ModelPartition partition, const ModelPlace& place) {
@@ -292,13 +300,18 @@ Score PipelineModel::forward_backward(const Batch& raw, bool count_units) {
   begin_step();
   Score score;
   const auto pieces = split_batch(batch, schedule_.num_microbatches);
+  // Every rank of the pipeline has read the same batch. Where a rank may have
+  // left samples out, they ask each other.
+  const int64_t shapes = count_units ? 0 : shapes_of(batch);
   pipeline_->step(
-      inputs(pieces), [&](const Tensors& outputs, int64_t microbatch) {
+      inputs(pieces),
+      [&](const Tensors& outputs, int64_t microbatch) {
         const auto& targets = pieces[static_cast<size_t>(microbatch)].targets;
         const auto sum = objective_->loss_sum(outputs, targets);
         objective_->add_loss(score, sum, targets);
         return scale * sum;
-      });
+      },
+      shapes);
   for (auto& replica : replicas_) replica.local.reset();
   layers_.finish_shared();
   return counted_here() ? score : Score{};

@@ -501,6 +501,35 @@ TEST(Pipeline, ShapesMayVaryWithTheOption) {
       error_of(moody(3), plan, "zb-h1", {.shapes_vary = true}), "no error");
 }
 
+TEST(Pipeline, AsksOnceForEachNumberOfShapes) {
+  const LayerList list = nets::mlp();
+  const Plan plan;
+  const auto loss = training::loss_of(plan, 0);
+  Ranks{2}.run([&](World& world) {
+    Pipeline pipeline =
+        make_pipeline(list, schedules::named("gpipe", 2, 5), world.group());
+    const auto asks = [&](int64_t shapes) {
+      const auto before = world.history().count();
+      pipeline.step(batch_here(pipeline, plan, 0), loss, shapes);
+      int64_t count = 0;
+      const auto all = world.history().snapshot();
+      for (size_t i = all.size() - (world.history().count() - before);
+           i < all.size(); ++i) {
+        count += all[i].label == "pipeline step" ? 1 : 0;
+      }
+      return count;
+    };
+    EXPECT_EQ(asks(0), 1);
+    EXPECT_EQ(asks(0), 1);
+    EXPECT_EQ(asks(7), 1);
+    EXPECT_EQ(asks(7), 0);
+    EXPECT_EQ(asks(8), 1);
+    EXPECT_EQ(asks(7), 0);
+    pipeline.set_schedule(schedules::named("1f1b", 2, 5));
+    EXPECT_EQ(asks(7), 1);
+  });
+}
+
 TEST(PipelineErrors, RanksMakeDifferentCalls) {
   const LayerList list = nets::mlp();
   const auto run = [&](const std::function<void(Pipeline&, int)>& body) {
