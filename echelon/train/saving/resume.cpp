@@ -276,6 +276,12 @@ std::string describe(
   for (const auto& line : differences(manifest, job, samples, total_steps)) {
     add(line);
   }
+  if (manifest.step >= total_steps) {
+    add(format(
+        "all {} steps are done; raise train.steps or train.epochs to continue, "
+        "or set another train.run",
+        total_steps));
+  }
   return join(lines, "\n");
 }
 

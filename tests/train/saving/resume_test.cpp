@@ -248,6 +248,17 @@ TEST_F(Resumed, OwnCheckpointsComeBeforeThoseItBeganFrom) {
   EXPECT_EQ(steps.back().step, 8);
 }
 
+TEST_F(Resumed, ADoneRunSaysSo) {
+  const Job job = digits("dp=1", 4);
+  run(job, "run");
+  testing::internal::CaptureStdout();
+  run(job, "run");
+  EXPECT_THAT(
+      testing::internal::GetCapturedStdout(),
+      HasSubstr("all 4 steps are done; raise train.steps or train.epochs"));
+  EXPECT_EQ(metrics("run").steps.size(), 4u);
+}
+
 TEST_F(Resumed, CheckpointsByTime) {
   Job job = digits("dp=2", 4);
   job.checkpoint.at_end = false;
