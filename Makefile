@@ -7,7 +7,7 @@ JOBS ?= $(shell nproc)
 PREFIX ?= /usr/local
 
 help:
-	@echo "make demo     train a classifier of handwritten digits on two ranks, and write its report"
+	@echo "make demo     train a small GPT and digits on one device and in five kinds of parallelism, and write a page for each"
 	@echo "make test     build everything and run every test"
 	@echo "make check    format, spelling, folders, headers, clang-tidy: what holds for the whole tree"
 	@echo "make extras   set up what only some tests need: Python's PyTorch, Chromium, mpirun, clang"
@@ -38,7 +38,8 @@ test: build
 extras: setup
 	@setup/extras.sh
 
-install: build
+install: setup
+	@setup/build.sh $(JOBS) echelon/all
 	@cmake --install build --prefix $(PREFIX)
 
 package: build

@@ -2,7 +2,7 @@
 // parallel by one argument, with checkpoints, resume, evaluation and a report.
 //
 //   echelon run -n 2 -- build/bin/06_own_model examples/configs/own_model.toml
-//   echelon run -n 2 -- build/bin/06_own_model … pp=2           # resumes
+//   echelon run -n 2 -- build/bin/06_own_model … pp=2           # a pipeline
 //   echelon run -n 2 -- build/bin/06_own_model … fsdp=2 verify  # equal to 1?
 #include <torch/torch.h>
 
@@ -40,7 +40,7 @@ int main(int argc, char** argv) {
     if (world.rank() == 0) std::cout << to_text(result, {});
     return result.passed ? 0 : 1;
   }
-  if (world.rank() == 0) make_run_folder(job);  // runs/own, with config.toml
+  if (world.rank() == 0) make_run_folder(job);  // with config.toml
   world.group().barrier();
   echelon::install_stop_signals();  // Ctrl-C saves, then stops
   echelon::train(job, world, job.train.run, &layers);

@@ -50,7 +50,7 @@ PICTURES = (
      "#findings"),
     ("tutorial_time", DIGITS, "runs/digits/report.html", section("Where the time went"),
      "#collectives", ""),
-    ("own_model", OWN, "runs/own/report.html", section("The pipeline, step by step"),
+    ("own_model", OWN, "runs/own-pp=2/report.html", section("The pipeline, step by step"),
      section("The pipeline, step by step"), ".player"),
     ("explain", PIPELINE, "runs/pipeline/report.html", "#findings", "#findings", ""),
     ("plan", PLAN, "plan.html", "header", "#ranks-pp", ""),

@@ -1,7 +1,7 @@
 // Learns which of two spirals a point lies on, on any number of ranks: the
 // result does not depend on how many.
 //
-//   $ echelon run -n 2 -- build/spirals
+//   $ echelon run -n 2 -- build/program
 //   [0] step   1  loss 0.612512
 //   [0] step 200  loss 0.000127
 //   [0] rank 0 of 2: gradient norm 0.000303931

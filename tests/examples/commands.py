@@ -113,6 +113,10 @@ def furnish(folder):
     (folder / "build").mkdir()
     (folder / "build/bin").symlink_to(BUILD / "bin")
     (folder / "program").symlink_to(BUILD / "bin/01_data_parallel")
+    # The project that README and own_model.md make of the example.
+    (folder / "build/program").symlink_to(BUILD / "bin/06_own_model")
+    (folder / "mine").symlink_to(folder)
+    shutil.copy(ROOT / "examples/configs/own_model.toml", folder / "own.toml")
     shutil.copytree(ROOT / "examples", folder / "examples")
     for name in ("doc", "echelon", "README.md"):
         (folder / name).symlink_to(ROOT / name)

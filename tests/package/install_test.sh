@@ -88,10 +88,10 @@ check() {
     fail "$ranks ranks: their gradients differ"
   sed -n 's/^.*\(step .*\|gradient norm .*\)$/\1/p' "$temp/out" | sort -u
 }
-"$temp/example/spirals" | tee "$temp/out"
+"$temp/example/program" | tee "$temp/out"
 check 1 >"$temp/alone"
 if [ -x "$package/bin/echelon" ]; then
-  "$package/bin/echelon" run -n 3 -- "$temp/example/spirals" | tee "$temp/out"
+  "$package/bin/echelon" run -n 3 -- "$temp/example/program" | tee "$temp/out"
   check 3 | diff "$temp/alone" - || fail "3 ranks differ from one"
 fi
 if [ -x "$package/bin/echelon-train" ]; then
