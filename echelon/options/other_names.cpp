@@ -53,7 +53,8 @@ std::span<const config::OtherNames> other_names() {
        "hidden_dropout attention_dropout resid_pdrop embd_pdrop attn_pdrop "
        "dropout_p hidden_dropout_prob"},
       {"model.tie_embeddings", "",
-       "tie_word_embeddings tie_weights share_embeddings "
+       "tie_word_embeddings tie_weights share_embeddings"},
+      {"model.tie_embeddings", " = false",
        "untie_embeddings_and_output_weights"},
       {"model.cut", "",
        "split_points pipeline_split module_fqns_per_model_part"},
@@ -92,10 +93,11 @@ std::span<const config::OtherNames> other_names() {
        "data_parallel_replicate_degree world_size nproc_per_node num_gpus "
        "gpus num_devices num_processes"},
       {"layout.fsdp", "",
-       "fsdp_size fsdp_degree data_parallel_shard_degree sharding_size "
-       "num_distributed_optimizer_instances"},
+       "fsdp_size fsdp_degree data_parallel_shard_degree sharding_size"},
       {"layout.dp", " or fsdp, the number of ranks",
-       "strategy parallelism ddp"},
+       "strategy parallelism ddp train.devices"},
+      {"layout.dp", ", the replicas of what fsdp shards",
+       "num_distributed_optimizer_instances"},
       {"layout.tp", "",
        "tensor_model_parallel_size tensor_parallel_size tp_size tp_degree "
        "tensor_parallel_degree model_parallel_size mp_size tensor_parallel"},
@@ -111,10 +113,15 @@ std::span<const config::OtherNames> other_names() {
       {"layout.stages_per_rank", "",
        "virtual_pipeline_model_parallel_size num_virtual_stages_per_rank "
        "num_virtual_stages virtual_stages "
-       "num_layers_per_virtual_pipeline_stage"},
+       "num_virtual_stages_per_pipeline_rank"},
+      {"layout.stages_per_rank", ", a number of stages",
+       "num_layers_per_virtual_pipeline_stage layers_per_stage "
+       "pipeline_parallel_layers_per_stage"},
       {"layout.microbatches", "",
        "num_microbatches n_microbatches num_micro_batches micro_batches "
-       "chunks pipeline_parallel_microbatch_size"},
+       "chunks"},
+      {"layout.microbatches", ", their number, not their size",
+       "pipeline_parallel_microbatch_size"},
       {"layout.schedule", "",
        "pipeline_schedule pipeline_parallel_schedule pp_schedule"},
       {"layout.overlap_chunks", "", "tp_comm_overlap async_tp"},
@@ -127,6 +134,7 @@ std::span<const config::OtherNames> other_names() {
        "use_distributed_optimizer distributed_optimizer "
        "zero_redundancy_optimizer"},
       {"shard.gather", "", "reshard_after_forward fsdp_reshard_after_forward"},
+      {"shard.gather", " = \"step\"", "torch_fsdp2_no_reshard_after_forward"},
       {"shard.prefetch", "", "forward_prefetch limit_all_gathers"},
       {"shard.prefetch_bytes", "",
        "stage3_prefetch_bucket_size stage3_max_live_parameters"},
@@ -155,8 +163,9 @@ std::span<const config::OtherNames> other_names() {
       {"precision.reduce", "",
        "reduce_dtype communication_data_type grad_reduce_in_bf16 "
        "mixed_precision_reduce accumulate_allreduce_grads_in_fp32"},
-      {"precision.initial_loss_scale", "",
-       "initial_scale initial_scale_power init_scale"},
+      {"precision.initial_loss_scale", "", "initial_scale init_scale"},
+      {"precision.initial_loss_scale", ", not its power of 2",
+       "initial_scale_power"},
       {"precision.loss_scale_growth", "", "loss_scale_window growth_interval"},
 
       // [optimizer]
@@ -181,13 +190,15 @@ std::span<const config::OtherNames> other_names() {
        "warmup_ratio warmup_fraction lr_warmup_fraction warmup_epochs"},
       {"optimizer.final_factor", ", a fraction of learning_rate",
        "min_lr min_lr_ratio min_lr_factor eta_min lr_end"},
-      {"optimizer.step_every", "", "step_size lr_step_size lr_decay_iters"},
+      {"optimizer.step_every", "", "step_size lr_step_size"},
       {"optimizer.step_factor", "", "gamma lr_gamma"},
 
       // [train]
       {"train.steps", "",
        "max_steps num_steps total_steps training_steps train_steps "
        "train_iters max_iters iterations num_iterations iters"},
+      {"train.steps", ", at which the decay ends",
+       "lr_decay_iters lr_decay_steps"},
       {"train.epochs", "",
        "max_epochs num_epochs num_train_epochs n_epochs train_epochs"},
       {"train.batch", "",
@@ -233,7 +244,9 @@ std::span<const config::OtherNames> other_names() {
       {"checkpoint.every_minutes", "", "train_time_interval"},
       {"checkpoint.at_end", "", "save_last save_on_train_end"},
       {"checkpoint.keep", "",
-       "save_total_limit save_top_k keep_latest_k keep_last max_checkpoints"},
+       "save_total_limit keep_latest_k keep_last max_checkpoints"},
+      {"checkpoint.keep", " for the newest, or best for the best one",
+       "save_top_k"},
       {"checkpoint.best", "",
        "metric_for_best_model monitor load_best_model_at_end keep_best"},
       {"checkpoint.async", "",

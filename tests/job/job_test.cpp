@@ -117,6 +117,18 @@ TEST_F(JobTest, NamesOfOtherFrameworksLeadToOurKeys) {
     }
   }
   EXPECT_GT(seen.size(), 250u);
+  const auto meant = [&](const std::string& name) {
+    return error_text([&] { load("", {.set = {name + "=1"}}); });
+  };
+  // Where a name means less or more than ours, the message says how.
+  EXPECT_THAT(
+      meant("train.devices"), HasSubstr("layout.dp or fsdp, the number"));
+  EXPECT_THAT(
+      meant("comm.num_distributed_optimizer_instances"),
+      HasSubstr("layout.dp, the replicas of what fsdp shards"));
+  EXPECT_THAT(
+      meant("comm.lr_decay_iters"),
+      HasSubstr("train.steps, at which the decay ends"));
 }
 
 // A key of the pipeline is no degree: -n still says how many ranks there are.
