@@ -1,6 +1,6 @@
 # Two commands: `make demo` and `make test`. Each does all of its set-up; a
 # second run costs nothing. `make extras` adds what only some tests need.
-.PHONY: help demo test check extras build setup install package architecture clean
+.PHONY: help demo test check extras build programs setup install package architecture clean
 .DEFAULT_GOAL := help
 
 JOBS ?= $(shell nproc)
@@ -11,7 +11,8 @@ help:
 	@echo "make test     build everything and run every test"
 	@echo "make check    format, spelling, folders, headers, clang-tidy: what holds for the whole tree"
 	@echo "make extras   set up what only some tests need: Python's PyTorch, Chromium, mpirun, clang"
-	@echo "make build    build only; the programs land in build/bin/"
+	@echo "make programs build the programs and the examples into build/bin/"
+	@echo "make build    build everything, with tests and benchmarks"
 	@echo "make install  install programs, manual pages, completions and the CMake package under PREFIX=$(PREFIX)"
 	@echo "make package  make a tarball that runs on Debian 12; the Dockerfile builds from it"
 
@@ -20,6 +21,9 @@ setup:
 
 build: setup
 	@setup/build.sh $(JOBS)
+
+programs: setup
+	@setup/build.sh $(JOBS) echelon/all examples/all
 
 demo: setup
 	@setup/build.sh $(JOBS) echelon echelon-train

@@ -3,7 +3,7 @@
 
   setup/picture.py [NAME …]      only doc/NAME.png
 
-Run it in the environment of setup/extras.sh, after `make build` and `make demo`, on
+Run it in the environment of setup/extras.sh, after `make programs demo`, on
 a machine with nothing else to do: what else runs shows in the pictures. A picture is
 1200 pixels wide, with a palette, and at most 120 kB."""
 import io
