@@ -29,6 +29,7 @@ class Checker {
 
   // Without `data`, the files are inspected.
   JobFacts run(const std::optional<DataFacts>& data) {
+    check_model_is_known(job_.model);  // the other checks ask for its layers
     check_layout();
     if (job_.layout.tp > 1) check_tensor_parallel();
     if (shards_parameters(job_)) check_shards();
@@ -475,7 +476,6 @@ class Checker {
 
   int64_t check_model(const JobFacts& facts) {
     std::vector<ParameterInfo> parameters;
-    check_model_is_known(job_.model);
     try {
       parameters =
           list_parameters(job_.model, facts.data.sample_shape, facts.classes);

@@ -137,6 +137,17 @@ TEST_F(JobTest, RanksAreDataParallelWhenNoDegreeIsSet) {
   EXPECT_EQ(job.layout.dp_replicate, 3);
 }
 
+// Its layers are known to no check, whatever the layout.
+TEST_F(JobTest, LayersOfAProgramNeedThatProgram) {
+  for (const int ranks : {1, 2}) {
+    const Job job = small(
+        "[model]\nname = \"own\"\n", {.layout = "pp=" + std::to_string(ranks)});
+    EXPECT_THAT(
+        error_text([&] { check_job(job, ranks); }),
+        HasSubstr("start that program"));
+  }
+}
+
 TEST_F(JobTest, MicrobatchesAreTheMostThatDivideTheBatch) {
   const auto count = [](int64_t batch, int64_t dp, int64_t pp,
                         const std::string& schedule = "1f1b") {
