@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Every command of README.md and doc/*.md runs, its C++ is a part of examples/, and
-its links lead to files.
+"""Every command of README.md and doc/*.md runs, its C++ is a part of examples/, its
+links lead to files, and its pictures are small and made by setup/picture.py.
 
   commands.py BUILD [PAGE …]
 
@@ -248,6 +248,19 @@ def run_page(page, problems):
     print(f"{name}: {count} commands", flush=True)
 
 
+def check_pictures(pages, problems):
+    shown = "".join(page.read_text() for page in pages)
+    script = (ROOT / "setup/picture.py").read_text()
+    for picture in sorted((ROOT / "doc").glob("*.png")):
+        name = picture.relative_to(ROOT)
+        if not re.search(rf"!\[[^\]]{{40,}}\]\((doc/)?{picture.name}\)", shown):
+            problems.append(f"{name}: no page shows it and says in words what is to be seen")
+        if f'"{picture.stem}"' not in script:
+            problems.append(f"{name}: setup/picture.py does not make it")
+        if picture.stat().st_size > 120_000:
+            problems.append(f"{name}: more than 120 kB")
+
+
 def main():
     pages = [Path(p).resolve() for p in sys.argv[2:]]
     every = not pages
@@ -258,6 +271,8 @@ def main():
     for text in [*SKIPPED, *CHANGED] if every else []:
         if text not in used:
             problems.append(f"commands.py: no command contains \"{text}\"; remove the entry")
+    if every:
+        check_pictures(pages, problems)
     if len((ROOT / "README.md").read_text().splitlines()) > 80:
         problems.append("README.md: more than 80 lines")
     for problem in problems:
