@@ -31,6 +31,9 @@ SIMULATE = ("echelon simulate --model llama3.1-70b --cluster h100-sxm:32x8"
 SCHEDULE = "echelon schedule --kind {0} --stages 4 --microbatches 8 --format html --output {0}.html"
 
 
+LINK = "[id^=strategy-] > p:last-of-type"  # to the run's own report
+
+
 def section(heading):
     return f"section:has(> h2:text-is('{heading}'))"
 
@@ -44,8 +47,11 @@ def heading(text):
 PICTURES = (
     ("report", None, DEMO, "header", "#planned",
      "#settings, [id^=strategy-]:not(figure)"),
-    ("strategies", None, DEMO, "#strategy-1", "#strategy-4",
-     ".player, [id^=strategy-] > p:last-of-type"),
+    ("data_parallel", None, DEMO, "#strategy-1", "#strategy-1", LINK),
+    ("sharded", None, DEMO, "#strategy-2", "#strategy-2", LINK),
+    ("tensor_parallel", None, DEMO, "#strategy-3", "#strategy-3", LINK),
+    ("pipeline_parallel", None, DEMO, "#strategy-4", "#strategy-4", ".player, " + LINK),
+    ("model_parallel", None, DEMO, "#strategy-5", "#strategy-5", ".player, " + LINK),
     ("tutorial_run", DIGITS, "runs/digits/report.html", "header", section("Learning"),
      "#findings"),
     ("tutorial_time", DIGITS, "runs/digits/report.html", section("Where the time went"),
