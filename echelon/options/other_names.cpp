@@ -68,7 +68,7 @@ std::span<const config::OtherNames> other_names() {
       {"data.weights", "", "data_weights blend sampling_weights"},
       {"data.sequence", "",
        "seq_len seq_length sequence_length max_seq_len max_seq_length "
-       "block_size context_length context_size"},
+       "block_size context_length context_size max_context_length"},
       {"data.workers", "", "num_workers dataloader_num_workers n_workers"},
       {"data.prefetch", "", "prefetch_factor dataloader_prefetch_factor"},
       {"data.drop_last", "", "dataloader_drop_last"},
@@ -124,7 +124,9 @@ std::span<const config::OtherNames> other_names() {
        "pipeline_parallel_microbatch_size"},
       {"layout.schedule", "",
        "pipeline_schedule pipeline_parallel_schedule pp_schedule"},
-      {"layout.overlap_chunks", "", "tp_comm_overlap async_tp"},
+      {"layout.overlap_chunks", "",
+       "tp_comm_overlap async_tp enable_async_tensor_parallel"},
+      {"layout.schedule_file", "", "pipeline_parallel_schedule_csv"},
 
       // [shard]
       {"shard.stage", "",
@@ -147,7 +149,8 @@ std::span<const config::OtherNames> other_names() {
        "recompute_granularity grad_checkpointing"},
       {"memory.activation_bytes", "", "memory_budget activation_memory_budget"},
       {"memory.activations", " = \"offload\"",
-       "activation_offload activation_offloading cpu_offloading"},
+       "activation_offload activation_offloading cpu_offloading "
+       "cpu_checkpointing"},
       {"memory.offload", " = \"optimizer\" or \"parameters\"",
        "cpu_offload offload_optimizer offload_param optimizer_cpu_offload "
        "fsdp_cpu_offload zero_offload"},
@@ -219,10 +222,11 @@ std::span<const config::OtherNames> other_names() {
       {"train.overwrite", "", "overwrite_output_dir"},
       {"train.log_every", "",
        "logging_steps log_interval log_every_n_steps steps_per_print "
-       "log_freq print_freq print_every"},
+       "log_freq print_freq print_every logging_strategy"},
       {"train.eval_every", "",
        "eval_steps eval_interval val_check_interval eval_freq "
-       "check_val_every_n_epoch validation_freq val_interval"},
+       "check_val_every_n_epoch validation_freq val_interval "
+       "eval_strategy"},
       {"train.layer_norms", "", "log_grad_norm track_grad_norm"},
       {"train.threads", "", "num_threads omp_num_threads cpu_threads"},
       {"train.compress", "",
@@ -240,9 +244,10 @@ std::span<const config::OtherNames> other_names() {
       {"checkpoint.every_steps", "",
        "save_steps save_every save_interval save_freq checkpoint_every "
        "checkpoint_interval every_n_train_steps every_n_steps ckpt_freq "
-       "ckpt_interval"},
+       "ckpt_interval save_strategy"},
       {"checkpoint.every_minutes", "", "train_time_interval"},
-      {"checkpoint.at_end", "", "save_last save_on_train_end"},
+      {"checkpoint.at_end", "",
+       "save_last save_on_train_end enable_checkpointing"},
       {"checkpoint.keep", "",
        "save_total_limit keep_latest_k keep_last max_checkpoints"},
       {"checkpoint.keep", " for the newest, or best for the best one",
