@@ -88,7 +88,7 @@ def screenshot(page, first, last, left_out):
         page.add_style_tag(content=left_out + "{display:none}")
     boxes = [page.locator(part).first.bounding_box() for part in (first, last)]
     top = max(0, min(box["y"] for box in boxes) - 16)
-    bottom = max(box["y"] + box["height"] for box in boxes) + 6
+    bottom = max(box["y"] + box["height"] for box in boxes) + 2
     return page.screenshot(full_page=True, clip={
         "x": 40, "y": top, "width": 1120, "height": bottom - top})
 
@@ -118,6 +118,7 @@ def main():
         folder = Path(temp)
         for name in ("build", "doc", "echelon", "examples", "README.md"):
             (folder / name).symlink_to(ROOT / name)
+        (folder / "runs").mkdir()
         browser = playwright.chromium.launch(
             executable_path=shutil.which("chromium"),
             args=["--no-sandbox"] if os.geteuid() == 0 else [],
