@@ -414,7 +414,6 @@ void write_simulated_run(
   folder.write("cluster.toml", cluster::to_toml(what.cluster));
   timeline::write_chrome_trace(folder.path() / "timeline.json", run.timeline);
   input.tiles = tiles_of(what, run.step);
-  input.rank_classes = run.rank_classes;
   input.findings = explain::findings_for_page(
       explain::explain_run(folder.path(), {.simulation_seconds = 2}));
   report::write_report(folder.path() / "report.html", input);

@@ -31,6 +31,29 @@ timeline::PipelineRows first_group(const timeline::PipelineRows& rows) {
   return result;
 }
 
+bool is_same_work(
+    const timeline::PipelineBlock& a, const timeline::PipelineBlock& b) {
+  return a.kind == b.kind && a.stage == b.stage &&
+         a.microbatch == b.microbatch && a.begin == b.begin && a.end == b.end;
+}
+
+// Whether every replica does the same at the same times, as in a simulation.
+bool groups_are_equal(const timeline::PipelineRows& rows) {
+  const size_t count = first_group(rows).rows.size();
+  std::vector<std::vector<const timeline::PipelineBlock*>> blocks(
+      rows.rows.size());
+  for (const auto& block : rows.blocks) {
+    blocks[static_cast<size_t>(block.row)].push_back(&block);
+  }
+  for (size_t row = count; row < blocks.size(); ++row) {
+    const bool equal = std::ranges::equal(
+        blocks[row], blocks[row % count],
+        [](const auto* a, const auto* b) { return is_same_work(*a, *b); });
+    if (!equal) return false;
+  }
+  return rows.rows.size() > count;
+}
+
 // A row works as long as in the measured step.
 std::optional<timeline::PipelineRows>
 ideal_of(const timeline::PipelineRows& measured) {
@@ -178,9 +201,18 @@ pipeline_pictures(const timeline::Timeline& timeline, const std::string& id) {
   }
   result.sentence = pipeline_sentence(
       measured, result.ideal_idle, result.idle, timeline.simulated);
+  const bool one_of_many = timeline.simulated && groups_are_equal(measured);
+  if (one_of_many) measured = first_group(measured);
+  const size_t stages = measured.rows.size();
   result.pictures.push_back(step_picture(
       std::move(measured), *step, id + "-step", timeline.simulated,
       "pipeline"));
+  if (one_of_many) {
+    const size_t ranks =
+        std::max(timeline.rank_classes.size(), timeline.rank_names.size());
+    result.pictures.back().title +=
+        format(", one of {} equal pipelines", ranks / stages);
+  }
   return result;
 }
 

@@ -312,7 +312,7 @@ void draw_curves(Markup& page, const ReportInput& input) {
   if (is_simulated(input)) return;
   const bool evaluated = !input.evaluations.empty();
   page.add(
-      "<section><h2>Learning</h2><div class='{}'>",
+      "<section id='learning'><h2>Learning</h2><div class='{}'>",
       evaluated ? "grid2" : "grid2 only");
   draw_chart(page, loss_chart(input));
   if (evaluated) draw_chart(page, evaluation_chart(input));
@@ -336,20 +336,20 @@ std::string to_html(const ReportInput& input) {
   draw_curves(page, input);
   if (stages) {
     page.add(
-        "<section><h2>{}</h2><p class='lead'>{}</p>", stages->heading,
-        unbroken(stages->sentence));
+        "<section id='stages'><h2>{}</h2><p class='lead'>{}</p>",
+        stages->heading, unbroken(stages->sentence));
     draw_stage_pictures(page, *stages);
     page.add("</section>");
   }
   draw_tensor_section(page, input.tensor, input.timeline, diagnosis);
-  draw_time_section(page, input.timeline, diagnosis, input.rank_classes);
+  draw_time_section(page, input.timeline, diagnosis);
   draw_collectives(page, input.timeline, diagnosis);
   if (input.prediction) {
     draw_prediction(page, *input.prediction, input.timeline, diagnosis);
   }
   draw_memory_section(page, input.timeline, diagnosis);
   if (!input.facts.empty()) {
-    page.add("<section><h2>Configuration</h2>");
+    page.add("<section id='configuration'><h2>Configuration</h2>");
     draw_facts(page, input.facts);
     page.add("</section>");
   }

@@ -49,10 +49,7 @@ struct ReportInput {
   /// What the simulator says of the same step (predict/predict_run.h).
   std::optional<StepPrediction> prediction;
   std::optional<ReportFindings> findings;
-  std::vector<Tile> tiles;  // headline figures after those of the metrics
-  /// By rank of a simulated layout: ranks of one class do the same, though the
-  /// timeline has only some of them. Empty: not known.
-  std::vector<int32_t> rank_classes;
+  std::vector<Tile> tiles;   // headline figures after those of the metrics
   double total_seconds = 0;  // training, first step to last; 0: not known
   /// Why the run ended, when it was not finished: "stopped by the user".
   std::string outcome;

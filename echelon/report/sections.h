@@ -2,9 +2,7 @@
 // to say about it; `diagnosis` is that of `timeline`.
 #pragma once
 
-#include <cstdint>
 #include <string>
-#include <vector>
 
 #include "echelon/report/markup.h"
 #include "echelon/report/tensor_shards.h"
@@ -14,11 +12,10 @@
 namespace echelon::report {
 
 /// Where the time of the recorded steps went: one sentence, pictures of typical
-/// steps, a table of the ranks. `rank_classes`: see ReportInput.
+/// steps, a table of the ranks.
 void draw_time_section(
     Markup& page, const timeline::Timeline& timeline,
-    const timeline::Diagnosis& diagnosis,
-    const std::vector<int32_t>& rank_classes);
+    const timeline::Diagnosis& diagnosis);
 
 /// The lanes of one typical step alone, with their legend; `prefix` makes its
 /// id unique.

@@ -209,37 +209,46 @@ void draw_tables(
   page.add("</details>");
 }
 
-std::string table_note(const timeline::Diagnosis& d, bool simulated) {
+std::string
+table_note(const timeline::Diagnosis& d, const timeline::Timeline& timeline) {
   std::string note = format(
       "Overlapped: communication while something computes, which costs no "
       "time. Exposed: communication while nothing computes; it includes "
       "waiting for slower ranks inside of a collective. {}: {} {}",
-      simulated ? "Simulated" : "Recorded", d.num_steps,
+      timeline.simulated ? "Simulated" : "Recorded", d.num_steps,
       d.num_steps == 1 ? "step" : "steps");
   if (d.num_outliers > 0) {
     note += format(
         "; left out of the means, as over three times the median: {}",
         d.num_outliers);
   }
-  return note + ".";
+  note += ".";
+  for (const auto& [_, ranks] : groups_of(d, timeline.rank_classes)) {
+    if (ranks_text(ranks).find('+') == std::string::npos) continue;
+    note += format(
+        " {}: rank {} and {} other {}, which {} the same.", ranks_text(ranks),
+        ranks.front(), ranks.size() - 1, ranks.size() == 2 ? "rank" : "ranks",
+        ranks.size() == 2 ? "does" : "do");
+    break;
+  }
+  return note;
 }
 
 }  // namespace
 
 void draw_time_section(
     Markup& page, const timeline::Timeline& timeline,
-    const timeline::Diagnosis& d, const std::vector<int32_t>& rank_classes) {
+    const timeline::Diagnosis& d) {
   if (d.steps.empty()) return;
   page.add(
-      "<section><h2>Where the time went</h2><p class='lead'>{}</p>",
+      "<section id='time'><h2>Where the time went</h2><p class='lead'>{}</p>",
       unbroken(d.sentence));
   const auto activities = timeline::step_activities(timeline);
   draw_steps(
       page, activities, picked_steps(d, timeline::step_windows(activities)),
-      rank_classes, "");
-  draw_tables(page, d, rank_classes);
-  page.add(
-      "<p class='note'>{}</p></section>", table_note(d, timeline.simulated));
+      timeline.rank_classes, "");
+  draw_tables(page, d, timeline.rank_classes);
+  page.add("<p class='note'>{}</p></section>", table_note(d, timeline));
 }
 
 void draw_typical_step(
@@ -249,7 +258,7 @@ void draw_typical_step(
   auto steps = picked_steps(d, timeline::step_windows(activities));
   if (steps.empty()) return;
   steps.resize(1);
-  draw_steps(page, activities, steps, {}, prefix);
+  draw_steps(page, activities, steps, timeline.rank_classes, prefix);
 }
 
 }  // namespace echelon::report

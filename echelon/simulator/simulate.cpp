@@ -291,7 +291,6 @@ SimulatedRun simulate(
   result.step = cost::estimate_step(model, strategy, cluster);
   const ModelJob job = make_job(model, strategy, cluster, options);
   result.simulated_ranks = static_cast<int64_t>(job.job.ranks.size());
-  result.rank_classes = job.job.classes.class_of;
   SpanCollector spans(
       job, strategy.layout, ranks_to_show(job, options.timeline_ranks));
   std::vector<cost::StepEstimate> steps;  // with the parts of each
@@ -317,6 +316,7 @@ SimulatedRun simulate(
   if (options.timeline_ranks > 0) {
     result.timeline =
         spans.take(model.name + " on " + cluster.name + ", simulated", cluster);
+    result.timeline.rank_classes = job.job.classes.class_of;
   }
   return result;
 }

@@ -32,7 +32,6 @@ struct SimulatedRun {
   std::vector<double> step_seconds;  // by step
   timeline::Timeline timeline;       // as a real run writes it
   int64_t simulated_ranks = 0;
-  std::vector<int32_t> rank_classes;  // by rank: those of one do the same
   int64_t events = 0;
 };
 

@@ -69,6 +69,10 @@ class TraceText {
     text_ = "{\"displayTimeUnit\":\"ms\",\"otherData\":{\"title\":" +
             json_text(timeline.title);
     if (timeline.simulated) text_ += ",\"simulated\":true";
+    if (!timeline.rank_classes.empty()) {
+      text_ +=
+          format(",\"rank_classes\":[{}]", join(timeline.rank_classes, ","));
+    }
     text_ += "},\n\"traceEvents\":[";
   }
 
@@ -285,6 +289,7 @@ Timeline read_timeline(const std::string& text) {
   Timeline timeline = events.take();
   timeline.title = about.at("title").get<std::string>();
   timeline.simulated = about.value("simulated", false);
+  timeline.rank_classes = about.value("rank_classes", std::vector<int32_t>());
   return timeline;
 }
 

@@ -327,8 +327,10 @@ std::optional<PipelineBlock> moved_by(const std::string& name) {
   return block_of_name(std::string(text.substr(space + 1)));
 }
 
-bool is_communication(const Span& span) {
-  return span.track == "comm" && span.kind == SpanKind::communication;
+// Between stages, as far as its axis is known.
+bool is_transfer(const Span& span) {
+  return span.track == "comm" && span.kind == SpanKind::communication &&
+         (span.axis.empty() || span.axis == "pp");
 }
 
 // The messages between ranks, as far as the actions of a step tell.
@@ -377,7 +379,7 @@ transfers_in(const Timeline& timeline, int64_t step, const Messages& messages) {
   std::vector<const Span*> all;
   std::set<Messages::Key> received;
   for (const auto& span : timeline.spans) {
-    if (span.step != step || !is_communication(span) ||
+    if (span.step != step || !is_transfer(span) ||
         !messages.places().row_of_rank.contains(span.rank)) {
       continue;
     }
@@ -502,7 +504,7 @@ void trim_receives(Timeline& timeline) {
   }
   for (auto& span : timeline.spans) {
     const auto found = messages.find(span.step);
-    if (!is_communication(span) || found == messages.end()) continue;
+    if (!is_transfer(span) || found == messages.end()) continue;
     const auto moved = moved_by(span.name);
     if (!moved || !found->second.is_receive(span, *moved)) continue;
     const int64_t made = found->second.made_ns(span, *moved);

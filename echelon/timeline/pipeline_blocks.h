@@ -65,8 +65,8 @@ std::optional<int64_t> typical_pipeline_step(const Timeline& timeline);
 /// communication, "wait 0F3") are left out of it; those for other axes are part
 /// of it. Spans that end before they begin are left out. Spans of kind
 /// communication on the track "comm" become transfers, clipped at the step's
-/// ends; of a message that sender and receiver recorded, only that of the
-/// receiver.
+/// ends, unless they are of another axis than "pp"; of a message that sender
+/// and receiver recorded, only that of the receiver.
 PipelineRows pipeline_rows(const Timeline& timeline, int64_t step);
 
 /// A pipeline posts its receives ahead of time, so the span of a receive begins

@@ -61,6 +61,9 @@ struct Timeline {
   std::vector<std::string> rank_names;  // by rank: "rank 0 (cpu)", or empty
   std::vector<Span> spans;              // any order
   std::vector<RankMemory> memory;       // of ranks that were measured, by rank
+  /// By rank of a simulated layout: ranks of one class do the same, though
+  /// spans are of some of them. Empty: not known.
+  std::vector<int32_t> rank_classes;
 };
 
 /// What one rank recorded, in the steady clock of its host.

@@ -198,6 +198,25 @@ TEST_F(SimulateCommand, PageShowsEqualRanksOnceAndWhatTheTerminalPrints) {
       page, HasSubstr(
                 ">MFU</dt><dd class=\"value\">" +
                 text.substr(mfu, text.find(" of the", mfu) - mfu) + "<"));
+  // The timeline has 16 of them; a page that has only the files knows the rest.
+  printed(typed(folder_, "compare sim -o compare.html"));
+  EXPECT_THAT(
+      read_file(folder_.path("compare.html")),
+      HasSubstr(">ranks 0\u201331</text>"));
+}
+
+TEST_F(SimulateCommand, PageShowsOneOfEqualPipelines) {
+  printed(
+      run("--model llama3-8b --cluster h100-sxm:4x8 --layout fsdp=8,pp=2,tp=2 "
+          "--batch 256 --run sim"));
+  const auto page = read_file(folder_.path("sim/report.html"));
+  EXPECT_THAT(
+      page, HasAll(
+                ">Simulated: step 0, one of 16 equal pipelines<",
+                "rank 0 + 15: rank 0 and 15 other ranks, which do the same."));
+  EXPECT_THAT(page, Not(HasSubstr(">pipeline 1<")));
+  // Transfers are those between stages: calls of tp and fsdp are not.
+  EXPECT_THAT(page, Not(HasSubstr("all-reduce</title>")));
 }
 
 TEST_F(SimulateCommand, NamesTheNearestSettingThatFits) {

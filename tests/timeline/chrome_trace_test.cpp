@@ -52,9 +52,11 @@ Timeline small() {
 }
 
 TEST(ChromeTrace, IsReadBackAsItWas) {
-  const auto timeline = small();
+  auto timeline = small();
+  timeline.rank_classes = {0, 1, 1, 0};
   const auto back = parse_chrome_trace(to_chrome_trace(timeline), "test");
   EXPECT_EQ(back.title, timeline.title);
+  EXPECT_EQ(back.rank_classes, timeline.rank_classes);
   EXPECT_EQ(back.rank_names, timeline.rank_names);
   EXPECT_EQ(sorted(back.spans), sorted(timeline.spans));
 }
