@@ -53,15 +53,29 @@ Json to_json(const config::Entry& entry, const std::string& text) {
   return to_json(value);
 }
 
+/// The pattern of train.run, where {name}, {time} or {set} of it were filled
+/// in; else empty.
+std::string pattern_of(const Job& job, const config::Entry& entry) {
+  if (entry.table != "train" || entry.key != "run") return "";
+  std::string pattern = config::parse_value(entry.value, "").string;
+  return pattern == job.train.run ? "" : pattern;
+}
+
 void show_json(const Job& job) {
   auto rows = Json::array();
   for (const auto& entry : job.document.entries()) {
-    rows.push_back(
-        {{"table", entry.table},
-         {"key", entry.key},
-         {"value", to_json(entry, entry.value)},
-         {"default", to_json(entry, entry.default_value)},
-         {"set_by", entry.place.short_text()}});
+    const std::string pattern = pattern_of(job, entry);
+    Json row = {
+        {"table", entry.table},
+        {"key", entry.key},
+        {"value", to_json(entry, entry.value)},
+        {"default", to_json(entry, entry.default_value)},
+        {"set_by", entry.place.short_text()}};
+    if (!pattern.empty()) {
+      row["value"] = job.train.run;
+      row["pattern"] = pattern;
+    }
+    rows.push_back(std::move(row));
   }
   print_json(rows, std::cout);
 }
@@ -70,9 +84,14 @@ void show_table(const Job& job) {
   const Style style = terminal_style();
   Rows rows;
   for (const auto& entry : job.document.entries()) {
-    rows.push_back(
-        {entry.key, config::shortened(entry.value, 44),
-         entry.place.short_text()});
+    const std::string pattern = pattern_of(job, entry);
+    std::string place = entry.place.short_text();
+    if (!pattern.empty() && place.find(pattern) == std::string::npos) {
+      place += ", run = \"" + pattern + "\"";
+    }
+    const std::string value =
+        pattern.empty() ? entry.value : '"' + job.train.run + '"';
+    rows.push_back({entry.key, config::shortened(value, 44), place});
   }
   const auto lines = split(aligned(rows));
   std::string table;

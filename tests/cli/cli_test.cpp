@@ -23,6 +23,7 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 using testing::AllOf;
 using testing::Contains;
+using testing::ContainsRegex;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::Not;
@@ -172,6 +173,27 @@ TEST_F(CommandLine, ShowsEveryValueAndItsSource) {
       {"default", 64},
       {"set_by", "first.toml:3"}};
   EXPECT_THAT(rows, AllOf(Contains(seed), Contains(batch)));
+}
+
+TEST_F(CommandLine, ShowsARunsNameAndItsPattern) {
+  write(
+      "sweep.toml",
+      "[model]\nname = \"simple_cnn\"\n[train]\nsteps = 1\n"
+      "run = \"runs/{name}-{set}\"\n");
+  const auto show = [&](const std::string& flags) {
+    return printed(run("config show sweep.toml --set train.seed=7 " + flags));
+  };
+  EXPECT_THAT(
+      show(""), ContainsRegex("run +\"runs/sweep-seed=7\" +sweep.toml:5, "
+                              "run = \"runs/\\{name\\}-\\{set\\}\"\n"));
+  const json row = {
+      {"table", "train"},
+      {"key", "run"},
+      {"value", "runs/sweep-seed=7"},
+      {"default", "runs/run"},
+      {"set_by", "sweep.toml:5"},
+      {"pattern", "runs/{name}-{set}"}};
+  EXPECT_THAT(json::parse(show("--json")), Contains(row));
 }
 
 TEST_F(CommandLine, ShowsTomlThatReadsBack) {
@@ -491,6 +513,13 @@ TEST_F(CommandLine, CompareNamesRunsAndWhatDiffers) {
   write_compared_run(path("other/first"), "dp = 2");
   printed(run("compare runs/first other/first -o page.html"));
   EXPECT_THAT(read("page.html"), HasAll(">runs/first</a>", ">other/first</a>"));
+  // Links still hold when the folder of page and runs moves.
+  printed(run("compare " + path("runs/first") + " -o " + path("page.html")));
+  EXPECT_THAT(
+      read("page.html"),
+      AllOf(
+          HasSubstr(" href=\"runs/first/report.html\""),
+          Not(HasSubstr(" href=\"/")), Not(HasSubstr(folder_.path()))));
   expect_error("compare runs/first -o nowhere/page.html", "make it first");
   EXPECT_THAT(run("compare runs/none").err, HasSubstr("there is no such run"));
 }
