@@ -183,6 +183,7 @@ const char* axis_meaning(const std::string& axis) {
   if (axis == "tp") return "pieces of a layer";
   if (axis == "pp") return "stages of the pipeline";
   if (axis == "dp_replicate") return "replicas of the model";
+  if (axis == "dp_shard") return "shards of the model's state";
   if (axis == "world") return "figures of the step";
   return "";
 }
@@ -297,9 +298,16 @@ std::vector<CollectiveCost> collective_costs(
       sum.ranks.insert(place.first);
     }
   }
+  std::map<std::string, std::set<int32_t>> ranks_of_axis;
+  for (const auto& [key, sum] : sums) {
+    ranks_of_axis[sum.cost.axis].insert(sum.ranks.begin(), sum.ranks.end());
+  }
   std::vector<CollectiveCost> costs;
   for (auto& [key, sum] : sums) {
-    divide(sum.cost, static_cast<double>(sum.ranks.size()));
+    const auto ranks = static_cast<double>(sum.ranks.size());
+    divide(sum.cost, ranks);
+    sum.cost.share_of_ranks =
+        ranks / static_cast<double>(ranks_of_axis[sum.cost.axis].size());
     costs.push_back(std::move(sum.cost));
   }
   return costs;
@@ -342,16 +350,23 @@ void draw_collectives(
     Markup& page, const timeline::Timeline& timeline,
     const timeline::Diagnosis& diagnosis) {
   ByAxis axes;
-  for (auto& cost : put_together(collective_costs(timeline, diagnosis))) {
+  auto costs = collective_costs(timeline, diagnosis);
+  // A rank of a pipeline sends what its neighbour receives: rows are those of
+  // different ranks, and their sum would be no rank's.
+  for (CollectiveCost cost : costs) {
     AxisCosts& axis = axes[{axis_order(cost.axis), cost.axis}];
     axis.total.axis = cost.axis;
+    divide(cost, 1 / cost.share_of_ranks);
     add(axis.total, cost);
-    axis.rows.push_back(std::move(cost));
+  }
+  for (auto& cost : put_together(std::move(costs))) {
+    axes[{axis_order(cost.axis), cost.axis}].rows.push_back(std::move(cost));
   }
   if (axes.empty()) return;
   double longest = 0;
   for (const auto& [key, axis] : axes) {
     longest = std::max(longest, axis.total.seconds);
+    for (const auto& row : axis.rows) longest = std::max(longest, row.seconds);
   }
   page.add(
       "<section id='collectives'><h2>Collectives</h2><p class='lead'>{}</p>",
@@ -366,7 +381,8 @@ void draw_collectives(
       "<p class='note'>Time: from the begin of a call to its end, summed over "
       "the calls, with the wait for slower ranks. Hidden: the part of it "
       "during which the rank computed. Bytes: the rank\u2019s own input. Means "
-      "over the recorded steps and the ranks that make the call.</p>"
+      "over the recorded steps; those of an axis over all ranks, those of a "
+      "call over the ranks that make it.</p>"
       "</section>");
 }
 

@@ -25,6 +25,7 @@ struct CollectiveCost {
   double bytes = 0;           // of this rank's inputs
   double seconds = 0;         // from begin to end, summed over the calls
   double hidden_seconds = 0;  // of `seconds`, while something computed
+  double share_of_ranks = 1;  // of those with calls on the axis, who make it
 };
 
 /// Sorted by axis, label, operation and pass. Spans without an axis are not

@@ -269,7 +269,8 @@ std::optional<double> median_of(
   const auto middle =
       values.begin() + static_cast<ptrdiff_t>(values.size() / 2);
   std::nth_element(values.begin(), middle, values.end());
-  return *middle;
+  if (values.size() % 2 == 1) return *middle;
+  return (*middle + *std::max_element(values.begin(), middle)) / 2;
 }
 
 void RecentSteps::Sum::add(const Sum& other, double sign) {

@@ -5,6 +5,7 @@
 #include "echelon/report/collectives.h"
 #include "echelon/report/report.h"
 #include "tests/report/page_text.h"
+#include "tests/report/sample_run.h"
 #include "tests/report/sample_tensor.h"
 
 namespace echelon::report::tensor_section_test {
@@ -144,6 +145,24 @@ TEST(Collectives, AreMeansOverStepsAndTheRanksThatMakeThem) {
   EXPECT_DOUBLE_EQ(costs[0].bytes, 16);               // rank 0: 8 and 24
   EXPECT_DOUBLE_EQ(costs[2].bytes, (128 + 384) / 2);  // rank 1 has one step
   EXPECT_DOUBLE_EQ(costs[2].calls, 1);
+}
+
+TEST(Collectives, OfAPipelineAreCountedOnceForARank) {
+  timeline::Timeline timeline;
+  for (const int32_t rank : {0, 1}) {
+    timeline.spans.push_back(
+        {rank, "compute", "forward", timeline::SpanKind::forward, 0, 1000, 3});
+    for (const char* microbatch : {"0", "1"}) {
+      timeline.spans.push_back(
+          {rank, "comm",
+           std::string("recv ") + (rank == 0 ? "1B" : "0F") + microbatch,
+           timeline::SpanKind::communication, 100, 200, 3, 1024, "pp"});
+    }
+  }
+  const auto html = to_html(sample::with_timeline(timeline));
+  expect_parts(
+      html, {"A step of a rank makes 2 calls on pp (2 KiB, 200 ns,",
+             "those of an axis over all ranks"});
 }
 
 TEST(Collectives, ThatDifferInNumbersAloneArePutTogether) {

@@ -3,10 +3,12 @@
 #include <gmock/gmock.h>
 #include <sys/resource.h>
 
+#include <array>
 #include <cmath>
 #include <csignal>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -270,6 +272,17 @@ StepMetrics quick_step(double loss, double seconds, double samples_per_second) {
   step.step_seconds = seconds;
   step.samples_per_second = samples_per_second;
   return step;
+}
+
+TEST(MedianOfSteps, OfAnEvenNumberIsBetweenTheTwoInTheMiddle) {
+  std::vector<StepMetrics> steps(4);
+  for (size_t i = 0; i < 4; ++i) {
+    steps[i].step_seconds = std::array{8.0, 1.0, 4.0, 2.0}[i];
+  }
+  EXPECT_EQ(median_of(steps, &StepMetrics::step_seconds), 3.0);
+  steps.pop_back();
+  EXPECT_EQ(median_of(steps, &StepMetrics::step_seconds), 4.0);
+  EXPECT_EQ(median_of({}, &StepMetrics::step_seconds), std::nullopt);
 }
 
 TEST(RecentSteps, ARateIsSamplesOverTheTimeOfAllSteps) {
