@@ -20,6 +20,7 @@ struct TruncatedTrace {
   timeline::Timeline timeline;
   // Left out, because its spans break off; -1: none.
   int32_t truncated_rank = -1;
+  bool truncated = false;  // whether anything is missing at its end
 };
 
 constexpr const char* kEnd = "\n]}\n";
@@ -83,7 +84,9 @@ parse_truncated_trace(const std::string& text, const std::string& place) {
   if (is_complete(text) || events.empty()) {
     return {timeline::parse_chrome_trace(text, place)};
   }
-  TruncatedTrace trace{timeline::parse_chrome_trace(events, place)};
+  TruncatedTrace trace{
+      .timeline = timeline::parse_chrome_trace(events, place),
+      .truncated = true};
   omit_truncated_rank(trace);
   if (trace.timeline.spans.empty()) {
     throw DataError(
@@ -153,7 +156,13 @@ class Reader {
       check_spans(trace.timeline, timeline_.string());
       record_.timeline = std::move(trace.timeline);
       record_.title = record_.timeline.title;
-      if (trace.truncated_rank >= 0) note_truncated(trace.truncated_rank);
+      if (trace.truncated_rank >= 0) {
+        note_truncated(trace.truncated_rank);
+      } else if (trace.truncated) {
+        note(
+            "the timeline is truncated in what it says of memory: the end of "
+            "that is left out");
+      }
       if (has_steps(record_.timeline)) return;
       record_.timeline.spans.clear();
       broken_ = timeline_.string() + ": no step was recorded";

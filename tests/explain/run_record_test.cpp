@@ -161,6 +161,8 @@ TEST_F(RunRecordTest, ATimelineThatBreaksOffInItsMemoryHasAllRanks) {
   const RunRecord record = read_run(run_);
   EXPECT_EQ(ranks(record).size(), 2u);
   EXPECT_FALSE(record.timeline.memory.empty());
+  EXPECT_THAT(
+      record.notes, Contains(HasSubstr("truncated in what it says of memory")));
 }
 
 TEST_F(RunRecordTest, ATimelineAloneIsEnough) {
