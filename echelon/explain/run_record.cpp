@@ -186,7 +186,10 @@ class Reader {
   void read_steps() {
     const fs::path path = folder_ / "metrics.jsonl";
     if (!is_there(path)) {
-      if (!record_.timeline.spans.empty()) return;
+      if (!record_.timeline.spans.empty()) {
+        note("there is no metrics.jsonl: losses and rates are not known");
+        return;
+      }
       throw DataError(
           broken_.empty()
               ? folder_.string() +
@@ -209,6 +212,9 @@ class Reader {
           ": has no step, and there is no timeline; explain the run when it "
           "has trained some steps");
     }
+    if (record_.steps.empty()) {
+      note("metrics.jsonl has no step: losses and rates are not known");
+    }
   }
 
   void read_simulated_cluster() {
@@ -228,6 +234,14 @@ class Reader {
       return;
     }
     try {
+      const std::string text = read_text_file(path);
+      if (text.empty()) {
+        note("config.toml is empty: no fix is simulated");
+        return;
+      }
+      if (!text.ends_with('\n')) {
+        note("the last line of config.toml is truncated");
+      }
       record_.job = load_job(path.string());
       record_.configuration = path.string();
       if (!is_of_this_timeline(*record_.job)) {

@@ -165,6 +165,41 @@ TEST_F(RunRecordTest, ATimelineThatBreaksOffInItsMemoryHasAllRanks) {
       record.notes, Contains(HasSubstr("truncated in what it says of memory")));
 }
 
+// As a process leaves them that was killed while it wrote one.
+TEST_F(RunRecordTest, ARunThatWasCutInAnyFileSaysWhatIsMissing) {
+  timeline::Timeline timeline = timeline_of(made::DataParallel{});
+  made::add_memory(timeline, 1 << 20, 1 << 30);
+  timeline::write_chrome_trace(run_ + "/timeline.json", timeline);
+  timeline::MetricsWriter writer(run_ + "/metrics.jsonl");
+  for (int step = 1; step <= 10; ++step) {
+    writer.append(timeline::StepMetrics{.step = step, .loss = 1.5});
+  }
+  writer.flush();
+  EXPECT_THAT(read_run(run_).notes, Each(Not(HasSubstr("truncated"))));
+  const std::pair<const char*, const char*> files[] = {
+      {"timeline.json", "timeline"},
+      {"metrics.jsonl", "metrics.jsonl"},
+      {"config.toml", "config.toml"}};
+  for (const auto& [name, said] : files) {
+    const std::string path = run_ + "/" + name;
+    const std::string whole = read_text_file(path);
+    for (const double share : {0.0, 0.33, 0.66, 0.95}) {
+      const auto size = static_cast<double>(whole.size());
+      folder_.write(
+          std::string("run/") + name,
+          whole.substr(0, static_cast<size_t>(share * size)));
+      const RunRecord record = read_run(run_);
+      EXPECT_THAT(record.notes, Contains(HasSubstr(said))) << name << share;
+      EXPECT_FALSE(record.steps.empty() && record.timeline.spans.empty());
+    }
+    std::filesystem::remove(path);
+    EXPECT_THAT(
+        read_run(run_).notes,
+        Contains(HasSubstr(std::string("there is no ") + name)));
+    folder_.write(std::string("run/") + name, whole);
+  }
+}
+
 TEST_F(RunRecordTest, ATimelineAloneIsEnough) {
   remove("metrics.jsonl");
   remove("config.toml");
