@@ -17,6 +17,42 @@ extern const std::string_view report_css;
 extern const std::string_view shards_css;
 }  // namespace assets
 
+namespace {
+
+// Sections fewer than this are found without contents.
+constexpr size_t kFewSections = 4;
+
+// Links to the page's sections, for below its header; empty where they are few.
+std::string contents_of(std::string_view page) {
+  constexpr std::string_view kSection = "<section id=\"";
+  constexpr std::string_view kHeading = "\"><h2>";
+  std::string links;
+  size_t sections = 0;
+  for (size_t at = 0; (at = page.find(kSection, at)) != page.npos;) {
+    at += kSection.size();
+    const size_t id = page.find('"', at);
+    if (page.substr(id, kHeading.size()) != kHeading) continue;
+    const size_t heading = id + kHeading.size();
+    links += format(
+        "<li><a href=\"#{}\">{}</a></li>", page.substr(at, id - at),
+        page.substr(heading, page.find("</h2>", heading) - heading));
+    ++sections;
+  }
+  if (sections < kFewSections) return "";
+  return "<nav class=\"contents\" aria-label=\"Contents\"><ul>" + links +
+         "</ul></nav>";
+}
+
+std::string with_contents(std::string page) {
+  constexpr std::string_view kHeader = "</header>";
+  if (const size_t end = page.find(kHeader); end != page.npos) {
+    page.insert(end + kHeader.size(), contents_of(page));
+  }
+  return page;
+}
+
+}  // namespace
+
 std::string
 page_of(const std::string& title, Markup content, PageScript script) {
   const bool copies =
@@ -35,7 +71,7 @@ page_of(const std::string& title, Markup content, PageScript script) {
       {"script_policy",
        script == PageScript::none ? "" : "; script-src 'unsafe-inline'"},
       {"patterns", std::string(plays ? assets::pipeline_patterns_svg : "")},
-      {"content", std::move(content).finish()},
+      {"content", with_contents(std::move(content).finish())},
       {"script", scripts}};
   std::string page;
   std::string_view rest = assets::page_html;

@@ -14,7 +14,8 @@ namespace echelon::report {
 /// copy: each <pre class="copy"> gets a button.
 enum class PageScript { none, player, copy, player_and_copy };
 
-/// The page as a whole. Without a script it forbids all of them.
+/// The page as a whole. Without a script it forbids all of them. A page of four
+/// sections or more, each <section id='…'><h2>, lists them below its header.
 std::string
 page_of(const std::string& title, Markup content, PageScript script);
 

@@ -402,7 +402,7 @@ void draw_losses(Markup& page, const std::vector<Run>& runs) {
       chart.curves.size() < 2 ? ""
                               : difference_text(runs, largest_difference(runs));
   chart.description = "Training loss by step, a curve for each run. " + text;
-  page.add("<section><h2>Loss</h2>");
+  page.add("<section id='loss'><h2>Loss</h2>");
   if (!text.empty()) page.add("<p class='lead'>{}</p>", text);
   page.add("<div class='grid2 only'>");
   draw_chart(page, chart);

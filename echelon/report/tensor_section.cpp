@@ -203,7 +203,8 @@ void draw_tensor_section(
   const auto blocks = sharded_blocks(model);
   const auto costs = collective_costs(timeline, diagnosis);
   page.add(
-      "<section><h2>How the layers are sharded</h2><p class='lead'>{}</p>",
+      "<section id='sharded'><h2>How the layers are sharded</h2><p "
+      "class='lead'>{}</p>",
       unbroken(lead_of(model)));
   draw_keys(page, model);
   std::vector<std::string> replicated;

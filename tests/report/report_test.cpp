@@ -206,6 +206,33 @@ TEST(Report, OfTextsSpeaksOfTokens) {
   expect_no_parts(page, {"id=\"accuracy\"", "amples per second"});
 }
 
+// The targets of all links of a page.
+std::vector<std::string> links_of(const std::string& page) {
+  constexpr std::string_view kLink = " href=\"";
+  std::vector<std::string> links;
+  for (size_t at = 0; (at = page.find(kLink, at)) != page.npos;) {
+    at += kLink.size();
+    links.push_back(page.substr(at, page.find('"', at) - at));
+  }
+  return links;
+}
+
+TEST(Report, ListsItsSectionsAndLinksToNothingElse) {
+  const auto html = to_html(sample::run_with_memory({}));
+  const auto links = links_of(html);
+  EXPECT_GE(links.size(), 4u);
+  for (const auto& link : links) {
+    EXPECT_EQ(link.front(), '#') << link;
+    EXPECT_TRUE(contains(html, "id=\"" + link.substr(1) + "\"")) << link;
+  }
+  expect_parts(
+      html, {"</header><nav class=\"contents\"",
+             "<a href=\"#time\">Where the time went</a>"});
+  // A short page has no need of them.
+  ReportInput small{.title = "small", .facts = {{"Model", "mlp"}}};
+  expect_no_parts(to_html(small), {"<nav"});
+}
+
 TEST(Report, AsksNothingOfTheNetworkAndRunsNoScript) {
   const auto page = to_html(sample::run({}));
   EXPECT_TRUE(contains(page, "content=\"default-src 'none'; "));
