@@ -6,11 +6,11 @@
 #include <iostream>
 
 #include "echelon/cli/arguments.h"
-#include "echelon/cli/build_info.h"
 #include "echelon/cli/help.h"
 #include "echelon/cli/terminal.h"
 #include "echelon/error.h"
 #include "echelon/job/job.h"
+#include "echelon/text/build_info.h"
 #include "echelon/text/format.h"
 #include "echelon/text/nearest.h"
 

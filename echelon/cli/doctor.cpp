@@ -23,7 +23,6 @@
 #include <sstream>
 #include <thread>
 
-#include "echelon/cli/build_info.h"
 #include "echelon/cli/command_line.h"
 #include "echelon/cli/programs.h"
 #include "echelon/cli/terminal.h"
@@ -32,6 +31,7 @@
 #include "echelon/cluster/local_machine.h"
 #include "echelon/cluster/quantity.h"
 #include "echelon/error.h"
+#include "echelon/text/build_info.h"
 #include "echelon/text/format.h"
 #include "echelon/text/table.h"
 #include "echelon/text/units.h"

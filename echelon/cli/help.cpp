@@ -9,8 +9,8 @@
 #include <sstream>
 #include <utility>
 
-#include "echelon/cli/build_info.h"
 #include "echelon/error.h"
+#include "echelon/text/build_info.h"
 #include "echelon/text/format.h"
 #include "echelon/text/table.h"
 

@@ -1,15 +1,23 @@
 #include "echelon/train/report_writer.h"
 
 #include <torch/types.h>
+#include <torch/version.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <cctype>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <exception>
+#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "echelon/cluster/host.h"
 #include "echelon/cost/model_shape.h"
 #include "echelon/counting/meta_mode.h"
 #include "echelon/error.h"
@@ -20,6 +28,7 @@
 #include "echelon/predict/counted_layers.h"
 #include "echelon/predict/predict_run.h"
 #include "echelon/report/report.h"
+#include "echelon/text/build_info.h"
 #include "echelon/text/format.h"
 #include "echelon/text/text_file.h"
 #include "echelon/text/units.h"
@@ -159,15 +168,81 @@ std::string sharding_text(const Job& job) {
       job.layout.dp_shard);
 }
 
-// "3, training waited 0.04 s for them, 0.1 % of its time"; of a resumed run
+// "3, training waited 40 ms for them, 0.1 % of its time"; of a resumed run
 // "3 since then, …", below the row that says from which step
 std::string checkpoints_text(const RunSummary& summary) {
-  return format(
-      "{}{}, training waited {:.2g} s for them, {:.1f} % of its time",
-      summary.checkpoints, summary.resumed.empty() ? "" : " since then",
-      summary.checkpoint_seconds,
-      summary.seconds > 0 ? 100 * summary.checkpoint_seconds / summary.seconds
-                          : 0.0);
+  std::string text = format(
+      "{}{}", summary.checkpoints,
+      summary.resumed.empty() ? "" : " since then");
+  // Those after the last step cost training nothing.
+  if (summary.checkpoint_seconds <= 0 || summary.seconds <= 0) return text;
+  return text +
+         format(
+             ", training waited {} for them, {} of its time",
+             format_seconds(summary.checkpoint_seconds),
+             format_percent(summary.checkpoint_seconds / summary.seconds));
+}
+
+// The arguments of a process; empty when they cannot be read.
+std::vector<std::string> arguments_of(const std::string& process) {
+  std::ifstream file("/proc/" + process + "/cmdline", std::ios::binary);
+  std::vector<std::string> arguments;
+  for (std::string one; std::getline(file, one, '\0');) {
+    arguments.push_back(std::move(one));
+  }
+  return arguments;
+}
+
+// As a shell takes it.
+std::string quoted(const std::string& argument) {
+  const bool plain =
+      !argument.empty() && std::ranges::all_of(argument, [](unsigned char c) {
+        return std::isalnum(c) || std::strchr("-_./=,:+@%", c) != nullptr;
+      });
+  if (plain) return argument;
+  std::string text = "'";
+  for (const char c : argument) text += c == '\'' ? "'\\''" : std::string(1, c);
+  return text + "'";
+}
+
+// What the user typed: the launcher's command where one started this process.
+std::string command_of_run() {
+  std::vector<std::string> arguments;
+  if (std::getenv("LOCAL_RANK") != nullptr) {
+    arguments = arguments_of(std::to_string(::getppid()));
+    const std::filesystem::path program =
+        arguments.empty() ? "" : arguments.front();
+    if (program.filename() != "echelon") arguments.clear();
+  }
+  if (arguments.empty()) arguments = arguments_of("self");
+  return join(arguments, " ", quoted);
+}
+
+// "2026-11-24 09:30:00 UTC", in the time zone of this host.
+std::string time_now() {
+  const std::time_t now = std::time(nullptr);
+  std::tm local{};
+  ::localtime_r(&now, &local);
+  char text[64];
+  const size_t size =
+      std::strftime(text, sizeof text, "%Y-%m-%d %H:%M:%S %Z", &local);
+  return {text, size};
+}
+
+// "node-1, AMD EPYC 9654, 2 cores", with the other hosts' number.
+std::string host_text(const World& world) {
+  std::array<char, 256> name{};
+  ::gethostname(name.data(), name.size() - 1);
+  std::string text = name.data();
+  const auto processor = cluster::find_host_processor().name;
+  if (!processor.empty()) text += ", " + processor;
+  const int cores = cluster::available_cores();
+  text += format(", {} {}", cores, cores == 1 ? "core" : "cores");
+  const int others = world.size() / std::max(1, world.local_size()) - 1;
+  if (others > 0) {
+    text += format("; and {} other {}", others, others == 1 ? "host" : "hosts");
+  }
+  return text;
 }
 
 std::vector<std::pair<std::string, std::string>> facts(
@@ -219,6 +294,12 @@ std::vector<std::pair<std::string, std::string>> facts(
   if (summary.skipped > 0) {
     list.emplace_back("Samples skipped", std::to_string(summary.skipped));
   }
+  list.emplace_back("Ended", time_now());
+  list.emplace_back("Host", host_text(world));
+  list.emplace_back(
+      "Versions",
+      format("Echelon {}, LibTorch {}", build_info::kVersion, TORCH_VERSION));
+  list.emplace_back("Command", command_of_run());
   return list;
 }
 

@@ -11,6 +11,7 @@
 
 #include "echelon/checkpoint/files/folder.h"
 #include "echelon/checkpoint/files/reader.h"
+#include "echelon/text/text_file.h"
 #include "echelon/timeline/metrics.h"
 #include "tests/support/error_text.h"
 #include "tests/support/process.h"
@@ -109,6 +110,18 @@ TEST_F(ResumeCommand, AFinishedRunRefusesOtherSettings) {
       names,
       testing::UnorderedElementsAre(
           HasSubstr("learning_rate=0.5"), HasSubstr("learning_rate=0.25")));
+}
+
+TEST_F(ResumeCommand, TheReportSaysWhereAndHowTheRunWasMade) {
+  finishes(train(2));
+  const std::string page = read_text_file(run() + "/report.html");
+  EXPECT_THAT(
+      page,
+      HasAll(
+          ">Ended</dt><dd>20", ">Host</dt><dd>", ">Versions</dt><dd>Echelon ",
+          ", LibTorch 2.", ">Command</dt><dd>"));
+  // As the user typed it, not the command of a rank.
+  EXPECT_THAT(page, HasSubstr("echelon train "));
 }
 
 TEST_F(ResumeCommand, ARunThatBeganFromAnotherCanBeQueuedAgain) {
