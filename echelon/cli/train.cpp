@@ -2,6 +2,8 @@
 #include <chrono>
 #include <filesystem>
 #include <iostream>
+#include <set>
+#include <utility>
 
 #include "echelon/checkpoint/files/folder.h"
 #include "echelon/cli/arguments.h"
@@ -105,6 +107,18 @@ int dry_run(const TrainArguments& arguments) {
   return counted.exit_code;
 }
 
+// Whether a setting says only what a run reports and keeps: a finished run is
+// the same with any value of it.
+bool changes_no_result(const SettingChange& change) {
+  static const std::set<std::pair<std::string, std::string>> kReports = {
+      {"train", "log_every"},          {"train", "timeline_steps"},
+      {"checkpoint", "resume"},        {"checkpoint", "every_steps"},
+      {"checkpoint", "every_minutes"}, {"checkpoint", "at_end"},
+      {"checkpoint", "keep"},          {"checkpoint", "async"},
+      {"checkpoint", "attempts"},      {"checkpoint", "force"}};
+  return kReports.contains({change.table, change.key});
+}
+
 // Throws when a finished run is started with other settings: nothing would be
 // done with them.
 void check_same_settings(const Job& job, const JobFacts& facts) {
@@ -118,9 +132,7 @@ void check_same_settings(const Job& job, const JobFacts& facts) {
   } catch (const ConfigError&) {
     return;  // written by another version
   }
-  std::erase_if(changes, [](const SettingChange& change) {
-    return change.table == "checkpoint" && change.key == "resume";
-  });
+  std::erase_if(changes, changes_no_result);
   if (changes.empty()) return;
   std::vector<std::string> lines;
   for (const auto& [table, key, now, before] : changes) {
@@ -150,7 +162,8 @@ bool is_done(const Job& job, const JobFacts& facts) {
   if (!latest || latest->step < facts.steps) return false;
   check_same_settings(job, facts);
   std::cout << format(
-      "{} has {} of {} steps; raise train.steps or train.epochs to continue, "
+      "{} is finished: it has {} of {} steps; raise train.steps or "
+      "train.epochs to continue, "
       "--overwrite starts again\n",
       job.train.run, latest->step, facts.steps);
   return true;

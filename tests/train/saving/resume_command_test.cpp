@@ -124,6 +124,15 @@ TEST_F(ResumeCommand, TheReportSaysWhereAndHowTheRunWasMade) {
   EXPECT_THAT(page, HasSubstr("echelon train "));
 }
 
+TEST_F(ResumeCommand, AFinishedRunTakesSettingsThatChangeNoResult) {
+  finishes(train(2));
+  finishes(
+      train(
+          2, {"--set", "train.log_every=1", "--set", "train.timeline_steps=5",
+              "--set", "checkpoint.keep=3"}),
+      run() + " is finished: it has 2 of 2 steps");
+}
+
 TEST_F(ResumeCommand, ARunThatBeganFromAnotherCanBeQueuedAgain) {
   finishes(train(3));
   const std::string other = folder_.path() + "/other";
