@@ -164,8 +164,7 @@ class Measurement {
     }
     saver_.before_update();
     state_.update(steps_++, false, nullptr);
-    auto sums = torch::tensor(
-        {score.loss_sum, static_cast<double>(score.count)}, torch::kFloat64);
+    auto sums = score.sums(world_.device());
     world_.group().all_reduce(sums);
     loss_ = (sums[0] / sums[1]).item<double>();
   }
