@@ -69,6 +69,10 @@ void check_memory(const Job& job) {
   std::string text = plan.err;
   if (text.starts_with("error: ")) text.erase(0, 7);
   while (!text.empty() && text.back() == '\n') text.pop_back();
+  // The host's memory has a place of its own.
+  if (text.starts_with("rank ")) {
+    text = job.document.where("memory.limit_bytes") + ": " + text;
+  }
   throw ConfigError(text);
 }
 

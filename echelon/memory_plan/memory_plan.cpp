@@ -110,10 +110,11 @@ timeline::MemoryKind largest_kind(const timeline::MemoryByKind& memory) {
 }
 
 // A line for each of the best.
-std::string help_of(const std::vector<Advice>& list, int64_t limit_bytes) {
-  constexpr size_t kShown = 6;
+std::string help_of(
+    const std::vector<Advice>& list, int64_t limit_bytes,
+    size_t most = kMostAdvice) {
   std::string text;
-  for (size_t i = 0; i < std::min(list.size(), kShown); ++i) {
+  for (size_t i = 0; i < std::min(list.size(), most); ++i) {
     const auto& advice = list[i];
     const bool fits = limit_bytes > 0 && advice.peak_bytes <= limit_bytes;
     text += format(
@@ -230,8 +231,9 @@ std::string explain_shortage(
   return text + help_of(advise(model, job), limit_bytes);
 }
 
-std::string
-explain_limit(const MemoryModel& model, const Job& job, int64_t limit_bytes) {
+std::string explain_limit(
+    const MemoryModel& model, const Job& job, int64_t limit_bytes,
+    size_t most_advice) {
   const MemoryPlan plan = plan_memory(model, job);
   const RankPlan& rank = plan.largest();
   if (limit_bytes <= 0 || rank.peak.total() <= limit_bytes) return {};
@@ -243,7 +245,7 @@ explain_limit(const MemoryModel& model, const Job& job, int64_t limit_bytes) {
              format_bytes(rank.peak.total() - limit_bytes),
              format_bytes(limit_bytes), timeline::to_string(kind),
              format_bytes(rank.peak[kind])) +
-         help_of(advise(model, job), limit_bytes);
+         help_of(advise(model, job), limit_bytes, most_advice);
 }
 
 std::vector<int> all_ranks(const Job& job) {

@@ -133,11 +133,15 @@ struct Advice {
 /// first.
 std::vector<Advice> advise(const MemoryModel& model, const Job& job);
 
+/// How many changes are shown.
+inline constexpr size_t kMostAdvice = 6;
+
 /// For a job whose plan is above `limit_bytes`: what does not fit, which kind
-/// of memory that is, and how much each change would help, in a few lines.
+/// of memory that is, and how much the best changes would help, a line each.
 /// Empty when it fits.
-std::string
-explain_limit(const MemoryModel& model, const Job& job, int64_t limit_bytes);
+std::string explain_limit(
+    const MemoryModel& model, const Job& job, int64_t limit_bytes,
+    size_t most_advice = kMostAdvice);
 
 /// For a job that offloads, or computes in the host's memory: the host memory
 /// that these ranks, all of one host, need, including copies for checkpoints,

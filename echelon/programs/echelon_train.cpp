@@ -184,8 +184,8 @@ int run_plan(Arguments& arguments) {
   const Job job = load_job(config);
   const memory_plan::MemoryModel model = count_memory(job);
   if (fits) {
-    std::string excess =
-        memory_plan::explain_limit(model, job, job.memory.limit_bytes);
+    std::string excess = memory_plan::explain_limit(
+        model, job, job.memory.limit_bytes, /*most_advice=*/2);
     if (excess.empty() && options.host_bytes > 0) {
       excess = memory_plan::explain_host_memory(
           model, job, memory_plan::all_ranks(job), options.host_bytes);

@@ -71,10 +71,12 @@ TEST(Memory, ALimitBelowThePlanIsRefusedBeforeRanksStart) {
   const std::string run = folder.path() + "/run";
   Command job(train_digits(run, 2) + set({"memory.limit_bytes=100000"}));
   EXPECT_EQ(job.wait(), 2);
+  ASSERT_EQ(job.err_lines().size(), 3u) << job.err();
   EXPECT_THAT(
-      job.err(), AllOf(
-                     StartsWith("rank 0 needs "),
-                     HasSubstr(" more than the limit of 97.7 KiB")));
+      job.err_lines().front(),
+      testing::MatchesRegex("--set memory.limit_bytes=100000: \\[memory\\] "
+                            "limit_bytes = .*: rank 0 needs .* more than "
+                            "the limit of 97.7 KiB; .*"));
   EXPECT_FALSE(fs::exists(run));
 }
 

@@ -269,9 +269,10 @@ std::vector<std::string> load_random(
   const auto& manifest = reader.manifest();
   if (manifest.ranks != groups.mesh().size()) {
     return {format(
-        "random state is that of {} ranks, here are {}: generators start from "
+        "random state is that of {} rank{}, here {} {}: generators start from "
         "the seed",
-        manifest.ranks, groups.mesh().size())};
+        manifest.ranks, manifest.ranks == 1 ? "" : "s",
+        groups.mesh().size() == 1 ? "is" : "are", groups.mesh().size())};
   }
   std::vector<std::string> lines;
   for (auto& [name, generator] : detail::random_sources(world, groups)) {

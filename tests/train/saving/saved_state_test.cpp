@@ -239,7 +239,7 @@ TEST(SavedState, RandomNumbersContinueOnTheSameRanks) {
   on_ranks(job, [&](SmallRun& run) {
     EXPECT_THAT(
         load(run, newest(folder.path("one"))),
-        ElementsAre(HasSubstr("1 ranks, here are 2")));
+        ElementsAre(HasSubstr("1 rank, here are 2")));
   });
 }
 
