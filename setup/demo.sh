@@ -3,6 +3,7 @@
 # on one device and with five kinds of parallelism. One page a model compares the
 # runs: the result does not depend on the strategy. `verify` proves it in float64,
 # and `plan` says what eight GPUs would do.
+# usage: setup/demo.sh [STEPS]   of each run; tests take few
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=runs/demo
@@ -31,10 +32,12 @@ six_ways() {
   train "$model" model_parallel --set 'model.devices=["cpu","cpu"]' "$@"
 }
 
-text=(--set train.steps=80 --set train.batch=8 --set optimizer.warmup_steps=10
+text=(--set train.steps="${1:-80}" --set train.batch=8 --set optimizer.warmup_steps=10
   --set 'data.sources=["doc/*.md"]')
 six_ways text "a small GPT" "${text[@]}"
-six_ways digits "a classifier of handwritten digits"
+digits=()
+[ $# -eq 0 ] || digits=(--set "train.steps=$1" --set optimizer.warmup_steps=1)
+six_ways digits "a classifier of handwritten digits" "${digits[@]}"
 
 echo "demo: verify proves in float64 that layouts compute what one device does"
 proofs=()
