@@ -14,6 +14,15 @@
 #include "echelon/text/nearest.h"
 
 namespace echelon::cli {
+namespace {
+
+// Of all hosts.
+int64_t num_ranks(const JobArguments& arguments) {
+  return arguments.num_hosts *
+         parse_count("-n", arguments.num_ranks, 1, kMaxRanks);
+}
+
+}  // namespace
 
 void add_job_arguments(Command& command, JobArguments& arguments, bool ranks) {
   auto& overrides = arguments.overrides;
@@ -21,7 +30,7 @@ void add_job_arguments(Command& command, JobArguments& arguments, bool ranks) {
   if (ranks) {
     command.option(
         "-n", arguments.num_ranks, "RANKS",
-        "number of ranks; by default as many as [layout] has");
+        "number of ranks, of each host; by default as many as [layout] has");
     command.option(
         "--layout", overrides.layout, "AXIS=DEGREE,…",
         "degrees of the mesh in place of [layout], as in dp=2 or fsdp=2,tp=2; "
@@ -100,17 +109,15 @@ void check_choice(
 Job load(const JobArguments& arguments) {
   Overrides overrides = arguments.overrides;
   if (!arguments.num_ranks.empty()) {
-    overrides.num_ranks = parse_count("-n", arguments.num_ranks, 1, kMaxRanks);
+    overrides.num_ranks = num_ranks(arguments);
   }
   return load_job(arguments.path, overrides);
 }
 
 JobFacts check(const JobArguments& arguments, const Job& job) {
-  const int64_t num_ranks =
-      arguments.num_ranks.empty()
-          ? job.layout.num_ranks()
-          : parse_count("-n", arguments.num_ranks, 1, kMaxRanks);
-  JobFacts facts = check_job(job, num_ranks);
+  const int64_t ranks = arguments.num_ranks.empty() ? job.layout.num_ranks()
+                                                    : num_ranks(arguments);
+  JobFacts facts = check_job(job, ranks);
   for (const auto& warning : facts.warnings) {
     std::cerr << "warning: " << warning << "\n";
   }

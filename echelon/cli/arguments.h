@@ -20,6 +20,7 @@ inline constexpr int64_t kMaxRanks = 1024;
 struct JobArguments {
   std::string path;
   std::string num_ranks;  // as written; empty: the product of the degrees
+  int64_t num_hosts = 1;  // each has so many ranks
   Overrides overrides;
 };
 

@@ -15,6 +15,7 @@
 #include <fstream>
 #include <iostream>
 
+#include "echelon/cli/arguments.h"
 #include "echelon/error.h"
 
 namespace echelon::cli {
@@ -76,6 +77,45 @@ bool drain(int out, int err, Clock::time_point deadline, Captured& captured) {
 
 }  // namespace
 
+void add_host_arguments(Command& command, HostArguments& arguments) {
+  const auto option = [&](const char* name, std::string& value,
+                          const char* type, const char* help) {
+    command.option(name, value, type, help);
+  };
+  option(
+      "--nnodes", arguments.num_nodes, "HOSTS",
+      "hosts of the job (default: 1); start the command on each");
+  option(
+      "--node-rank", arguments.node_rank, "RANK",
+      "rank of this host, from 0 (default: 0)");
+  option(
+      "--master-addr", arguments.master_addr, "ADDRESS",
+      "address of node 0, when there are several hosts");
+  option(
+      "--master-port", arguments.master_port, "PORT",
+      "port of rank 0's store (default: a free one on one host, else 29500)");
+}
+
+launch::LaunchOptions host_options(const HostArguments& arguments) {
+  launch::LaunchOptions options;
+  options.num_nodes = static_cast<int>(
+      parse_count("--nnodes", arguments.num_nodes, 1, 1 << 16));
+  options.node_rank = static_cast<int>(parse_count(
+      "--node-rank", arguments.node_rank, 0, options.num_nodes - 1));
+  if (!arguments.master_port.empty()) {
+    options.master_port = static_cast<int>(
+        parse_count("--master-port", arguments.master_port, 1, 65535));
+  }
+  if (options.num_nodes > 1 && arguments.master_addr.empty()) {
+    throw ConfigError(
+        "--nnodes " + arguments.num_nodes +
+        ": needs --master-addr, the address of node 0 as the other hosts reach "
+        "it");
+  }
+  options.master_addr = arguments.master_addr;
+  return options;
+}
+
 std::string find_echelon_train() {
   std::error_code error;
   const auto self = std::filesystem::read_symlink("/proc/self/exe", error);
@@ -104,7 +144,7 @@ int launch_echelon_train(
   options.command = {find_echelon_train()};
   options.command.insert(
       options.command.end(), arguments.begin(), arguments.end());
-  options.num_ranks = static_cast<int>(num_ranks);
+  options.num_ranks = static_cast<int>(num_ranks / options.num_nodes);
   if (ranks == RankKind::threads) {
     options.command.insert(
         options.command.end(), {"--threads", std::to_string(num_ranks)});

@@ -7,11 +7,27 @@
 #include <utility>
 #include <vector>
 
+#include "echelon/cli/command_line.h"
 #include "echelon/job/job.h"
 #include "echelon/launch/launch.h"
 #include "echelon/launch/scratch.h"
 
 namespace echelon::cli {
+
+/// The hosts of a job, as written. Each host starts its own launcher.
+struct HostArguments {
+  std::string num_nodes = "1";
+  std::string node_rank = "0";
+  std::string master_addr;
+  std::string master_port;
+};
+
+/// Adds --nnodes, --node-rank, --master-addr and --master-port.
+void add_host_arguments(Command& command, HostArguments& arguments);
+
+/// Their values in the options of a launch. Throws ConfigError when one is out
+/// of range, and when several hosts have no master address.
+launch::LaunchOptions host_options(const HostArguments& arguments);
 
 /// echelon-train in the folder of this program. Throws ConfigError when it is
 /// not there.
@@ -23,7 +39,8 @@ become_echelon_train(const std::vector<std::string>& arguments);
 
 /// Runs echelon-train with `arguments` on `num_ranks` ranks, each a process or,
 /// with RankKind::threads, a thread of one process. Rank 0 has the terminal.
-/// `options` may say more. Returns the exit code.
+/// `options` may say more; of several hosts each has the same number of ranks.
+/// Returns the exit code.
 int launch_echelon_train(
     const std::vector<std::string>& arguments, int64_t num_ranks,
     RankKind ranks, launch::LaunchOptions options = {});

@@ -19,6 +19,7 @@ namespace {
 
 struct TrainArguments {
   JobArguments job;
+  HostArguments hosts;
   bool check = false;
   bool dry_run = false;
   bool json = false;
@@ -173,7 +174,35 @@ bool is_done(const Job& job, const JobFacts& facts) {
   return true;
 }
 
-int train(const TrainArguments& arguments) {
+// Throws where hosts cannot share the ranks, or would not agree on the run's
+// folder.
+void check_hosts(const Job& job, int num_nodes) {
+  if (num_nodes == 1) return;
+  const int64_t ranks = job.layout.num_ranks();
+  if (ranks % num_nodes != 0) {
+    throw ConfigError(format(
+        "--nnodes {}: layout {} has {}, and each host has as many as the "
+        "others; give -n, the ranks of one host, and let the degrees' product "
+        "be {} times that",
+        num_nodes, to_string(job.layout), counted(ranks, "rank"), num_nodes));
+  }
+  if (job.train.ranks == RankKind::threads) {
+    throw ConfigError(
+        "--ranks threads: threads are on one host; leave it out with --nnodes");
+  }
+  const auto* run = job.document.value("train", "run");
+  if (run != nullptr && run->string.find("{time}") != std::string::npos) {
+    throw ConfigError(
+        job.document.where("train.run") +
+        ": hosts would name the run differently; leave {time} out with "
+        "--nnodes");
+  }
+}
+
+int train(const TrainArguments& given) {
+  TrainArguments arguments = given;
+  launch::LaunchOptions options = host_options(arguments.hosts);
+  arguments.job.num_hosts = options.num_nodes;
   if (arguments.dry_run) return dry_run(arguments);
   if (arguments.json) {
     throw ConfigError(
@@ -183,7 +212,13 @@ int train(const TrainArguments& arguments) {
   Job job = load(arguments.job);
   const JobFacts facts = check(arguments.job, job);
   job.model.classes = facts.classes;
-  const bool resumes = check_run_folder(job);
+  check_hosts(job, options.num_nodes);
+  const auto run = std::filesystem::path(job.train.run);
+  // Node 0 makes the folder before the hosts meet; the others see it then.
+  const bool first = options.node_rank == 0;
+  const bool resumes = first ? check_run_folder(job)
+                             : !job.train.overwrite &&
+                                   std::filesystem::exists(run / "config.toml");
   if (arguments.check) {
     print_facts(job, facts);
     return 0;
@@ -191,18 +226,23 @@ int train(const TrainArguments& arguments) {
   if (resumes && is_done(job, facts)) return 0;
   find_echelon_train();  // throws before the run folder is made
   if (may_not_fit(job, facts)) check_memory(job);
-  warn_of_few_cores(job.layout.num_ranks());
-  const std::string config = make_run_folder(job);
-  return launch_echelon_train(
-      {"train", config}, job.layout.num_ranks(), job.train.ranks,
-      {.log_dir = (std::filesystem::path(job.train.run) / "log").string()});
+  warn_of_few_cores(job.layout.num_ranks() / options.num_nodes);
+  options.log_dir = (run / "log").string();
+  const auto launch = [&](const std::vector<std::string>& words) {
+    return launch_echelon_train(
+        words, job.layout.num_ranks(), job.train.ranks, options);
+  };
+  if (first) return launch({"train", make_run_folder(job)});
+  job.train.overwrite = false;
+  const ScratchConfig config(job);
+  return launch({"train", config.path(), "--made"});
 }
 
 }  // namespace
 
 void add_train(Command& root) {
   auto [command, arguments] = root.add(
-      "train", "train a model on this machine, on one or more ranks",
+      "train", "train a model on one or more ranks of one or more hosts",
       "echelon train first.toml -n 2\n"
       "echelon train first.toml -n 2 --set train.steps=100 --overwrite\n"
       "echelon train first.toml --layout dp=4 --ranks threads\n"
@@ -210,12 +250,15 @@ void add_train(Command& root) {
       "checkpoint\n"
       "echelon train first.toml --set train.seed=2 "
       "--set 'train.run=runs/{name}-{set}'\n"
+      "echelon train first.toml -n 8 --nnodes 2 --node-rank 0 --master-addr "
+      "10.0.0.1\n"
       "echelon train first.toml --check        check everything, start "
       "nothing\n"
       "echelon train first.toml --dry-run      each rank's memory and "
       "communication",
       train);
   add_job_arguments(command, arguments.job, true);
+  add_host_arguments(command, arguments.hosts);
   auto& overrides = arguments.job.overrides;
   command.flag(
       "--overwrite", overrides.overwrite,

@@ -33,7 +33,7 @@ namespace echelon {
 namespace {
 
 constexpr const char* kUsage =
-    "usage: echelon-train train CONFIG [--threads N]\n"
+    "usage: echelon-train train CONFIG [--threads N] [--made]\n"
     "       echelon-train plan CONFIG [--json | --fits] [--host-bytes N]\n"
     "                     [--colours] [--columns N]\n"
     "       echelon-train count CONFIG [--json | --save FILE]\n"
@@ -140,13 +140,22 @@ void with_world(
 int run_train(Arguments& arguments) {
   const std::string config = arguments.positional("CONFIG");
   const int64_t threads = arguments.number("--threads", 0);
+  // By another host, or with this configuration in it.
+  bool made = arguments.flag("--made");
   arguments.end();
   const Job job = load_job(config);
   install_stop_signals();
-  const auto folder = std::filesystem::path(config).parent_path();
+  const std::filesystem::path folder = job.train.run;
+  std::error_code error;
+  made |= std::filesystem::equivalent(config, folder / "config.toml", error);
   bool interrupted = false;
   bool preempted = false;
   with_world(threads, job.comm, [&](World& world) {
+    if (!made) {
+      if (world.rank() == 0) make_run_folder(job);
+      world.group().barrier();
+      std::filesystem::create_directories(folder);
+    }
     const TrainResult result = train(job, world, folder);
     if (world.rank() != 0) return;
     interrupted = result.interrupted;

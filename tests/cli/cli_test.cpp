@@ -16,6 +16,7 @@
 #include "echelon/timeline/metrics.h"
 #include "tests/cli/typed.h"
 #include "tests/support/error_text.h"
+#include "tests/support/process.h"
 
 namespace echelon::cli_test {
 
@@ -227,6 +228,36 @@ TEST_F(CommandLine, TrainStartsRanksWithTheResolvedConfiguration) {
 TEST_F(CommandLine, TrainStartsOneProcessForThreads) {
   const auto out = printed(run("train first.toml -n 3 --ranks threads"));
   EXPECT_EQ(out, "rank 0 of 1: train runs/first/config.toml --threads 3\n");
+}
+
+TEST_F(CommandLine, TrainStartsRanksOfSeveralHosts) {
+  const std::string hosts =
+      " -n 2 --nnodes 2 --master-addr 127.0.0.1 --master-port " +
+      std::to_string(testing_support::free_port());
+  const auto outcome = shell(
+      "bin/echelon train first.toml" + hosts +
+      " --node-rank 1 & bin/echelon train first.toml" + hosts +
+      " --node-rank 0; first=$?; wait $! && exit $first");
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  // Rank 0 alone has the terminal, and its host made the run's folder.
+  EXPECT_EQ(outcome.out, "rank 0 of 4: train runs/first/config.toml\n");
+  EXPECT_THAT(read("runs/first/config.toml"), HasSubstr("dp = 4\n"));
+  EXPECT_THAT(
+      read("runs/first/log/rank-2.log"),
+      AllOf(StartsWith("rank 2 of 4: train /"), HasSubstr(" --made")));
+  for (const auto& [arguments, part] :
+       std::vector<std::pair<std::string, std::string>>{
+           {"--nnodes 2", "--nnodes 2: needs --master-addr"},
+           {"--nnodes 2 --node-rank 2 --master-addr a",
+            "--node-rank 2: must be a whole number from 0 to 1"},
+           {"--layout dp=3 --nnodes 2 --master-addr a",
+            "--nnodes 2: layout dp=3 has 3 ranks"},
+           {"-n 2 --ranks threads --nnodes 2 --master-addr a",
+            "--ranks threads: threads are on one host"},
+           {"-n 2 --set 'train.run=runs/{time}' --nnodes 2 --master-addr a",
+            "hosts would name the run differently"}}) {
+    expect_error("train first.toml " + arguments, part);
+  }
 }
 
 TEST_F(CommandLine, MoreRanksThanCoresIsAWarning) {

@@ -37,7 +37,6 @@ SKIPPED = {
     "srun ": "needs Slurm",
     "mpirun ": "needs Open MPI; tests/launch starts programs under it",
     "bench --save": "measures the machine for a minute; tests/bench does it in short",
-    "echelon-train train runs/first": "needs two hosts with this folder",
     "echelon import": "needs a Hugging Face folder; tests/models makes one",
     "runs/llama/config.toml": "needs the model that `echelon import` brings",
     "--format huggingface": "needs a run of a GPT of some steps; tests/cli/export_test",

@@ -421,6 +421,56 @@ TEST(TwoHostsTrain, TensorParallelismOverHostsIsAWarning) {
   EXPECT_THAT(errors_of("dp = 2\ntp = 2"), testing::Not(HasSubstr("warning")));
 }
 
+// The same command on both hosts, with the number of the host: the second time
+// it resumes.
+TEST(TwoHostsTrain, StartsAndResumesByOneCommandOnEachHost) {
+  const TwoHosts hosts;
+  if (!hosts.reason().empty()) GTEST_SKIP() << hosts.reason();
+  const TempFolder folder;
+  const std::string run = folder.path() + "/run";
+  for (const int64_t steps : {4, 7}) {
+    const auto start = [&](int number) {
+      return hosts.on(
+          number,
+          train_digits(run, steps) + Words{
+                                         "-n", "2", "--nnodes", "2",
+                                         "--node-rank", std::to_string(number),
+                                         "--master-addr", hosts.address(0)});
+    };
+    Command second(start(1));
+    Command first(start(0));
+    EXPECT_EQ(first.wait(), 0) << first.err();
+    EXPECT_EQ(second.wait(), 0) << second.err();
+    if (steps == 7) {
+      EXPECT_THAT(first.out(), HasSubstr("saved with dp=4 on 4 ranks"));
+    }
+  }
+  EXPECT_EQ(timeline::read_metrics(run + "/metrics.jsonl").steps.size(), 7u);
+  EXPECT_TRUE(fs::exists(run + "/log/rank-3.log"));
+}
+
+// A trainer that another launcher starts makes the folder that [train] run
+// names, wherever its configuration is.
+TEST(TrainProgram, TrainsIntoTheFolderThatItsConfigurationNames) {
+  const TempFolder folder;
+  fs::create_directory(folder.path() + "/configs");
+  const std::string config = folder.path() + "/configs/mine.toml";
+  const std::string run = folder.path() + "/runs/mine";
+  std::ofstream(config)
+      << "[data]\nname = \"digits\"\n[model]\nclasses = 10\n[layout]\ndp = 2\n"
+         "[train]\nsteps = 3\nbatch = 64\nrun = \""
+      << run << "\"\n";
+  const Words words = {kEchelon, "run", "-n",
+                       "2",      "--",  program("echelon-train"),
+                       "train",  config};
+  Command job(words);
+  ASSERT_EQ(job.wait(), 0) << job.err();
+  EXPECT_TRUE(fs::exists(run + "/config.toml"));
+  EXPECT_TRUE(fs::exists(run + "/report.html"));
+  const fs::directory_iterator beside(folder.path() + "/configs");
+  EXPECT_EQ(std::distance(begin(beside), end(beside)), 1);
+}
+
 TEST(TwoHostsTrain, CheckpointsNeedASharedFolder) {
   const TwoHosts hosts;
   if (!hosts.reason().empty()) GTEST_SKIP() << hosts.reason();
