@@ -116,7 +116,11 @@ std::string flag_meant(const CLI::App& app, const std::string& flag) {
   const std::string key = sets ? describe(Job{}).key_meant(name) : "";
   if (key == "layout.dp") return "; did you mean -n?";
   if (!key.empty()) return format("; did you mean --set {}=…?", key);
-  return config::did_you_mean(flag, flags);
+  // Dashes make short names look alike.
+  std::vector<std::string> bare;
+  for (const auto& one : flags) bare.push_back(one.substr(2));
+  const std::string near = config::nearest(name, bare);
+  return near.empty() ? "" : format("; did you mean \"--{}\"?", near);
 }
 
 /// What a command of another program is here.
@@ -169,6 +173,10 @@ int refuse(const CLI::App& app, const CLI::ParseError& error) {
     text.resize(end);
   }
   const std::string name = full_name(command);
+  if (const std::string prefix = "Could not convert: ";
+      text.starts_with(prefix)) {
+    text = text.substr(prefix.size()) + ": must be a number";
+  }
   std::cerr << format("{}: {}; `{} --help` has examples\n", name, text, name);
   return kConfiguration;
 }

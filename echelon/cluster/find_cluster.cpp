@@ -52,17 +52,35 @@ void add_usual_nodes(Cluster& cluster, const Node& node, int64_t devices) {
   }
 }
 
+// The devices that a name may have meant: "h100" is the beginning of three.
+std::string devices_meant(const std::string& device) {
+  std::vector<std::string> begun;
+  for (const auto& name : device_names()) {
+    if (name.starts_with(device + "-")) begun.push_back(name);
+  }
+  return begun.empty() ? config::did_you_mean(device, device_names())
+                       : format("; did you mean {}?", join(begun, " or "));
+}
+
 Node node_named(const std::string& text, std::string_view device) {
   if (in_catalogue(device)) return usual_node(device);
   if (device.empty())
     fail(text, "a device's name is missing, as in h100-sxm:8");
+  // "8xh100": the number comes last.
+  const size_t times = device.find_first_not_of("0123456789");
+  if (times != 0 && times != device.npos && device[times] == 'x') {
+    fail(
+        text, format(
+                  "write DEVICE:DEVICES, as in h100-sxm:{}{}",
+                  device.substr(0, times),
+                  devices_meant(std::string(device.substr(times + 1)))));
+  }
   fail(
-      text,
-      format(
-          "no device \"{}\" in the catalogue, and no file of that "
-          "name{} (devices: {})",
-          device.substr(0, 60), config::did_you_mean(device, device_names()),
-          join(device_names(), ", ")));
+      text, format(
+                "no device \"{}\" in the catalogue, and no file of that "
+                "name{} (devices: {})",
+                device.substr(0, 60), devices_meant(std::string(device)),
+                join(device_names(), ", ")));
 }
 
 void add_part(

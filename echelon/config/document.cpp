@@ -83,7 +83,9 @@ Document Document::read(const std::string& path) {
 void Document::set(std::string_view assignment) {
   const std::string flag = "--set " + std::string(assignment);
   const size_t equals = assignment.find('=');
-  const std::string_view place = assignment.substr(0, equals);
+  std::string_view place = assignment.substr(0, equals);
+  place.remove_prefix(std::min(place.find_first_not_of(' '), place.size()));
+  place = place.substr(0, place.find_last_not_of(' ') + 1);
   const size_t dot = place.find('.');
   if (equals == std::string_view::npos || place.empty() ||
       place.starts_with('.') || place.ends_with('.')) {

@@ -339,7 +339,11 @@ ModelShape find_model(const std::string& text) {
   }
   if (looks_like_a_path(text)) {
     throw ConfigError(
-        "model \"" + text + "\": there is no such file or folder");
+        "model \"" + text +
+        "\": there is no such file or folder; name a Hugging Face config.json "
+        "here, its folder, or a model such as gpt2, llama3-8b, mixtral-8x7b" +
+        config::did_you_mean(
+            text.substr(text.rfind('/') + 1), catalogue_names()));
   }
   throw ConfigError(
       "model \"" + text + "\": is not known" +

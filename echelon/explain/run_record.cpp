@@ -195,7 +195,9 @@ class Reader {
               ? folder_.string() +
                     ": is no run, it has neither timeline.json nor "
                     "metrics.jsonl; name a folder that `echelon train` wrote"
-              : broken_ + "; and there is no metrics.jsonl next to it");
+              : broken_ +
+                    "; and there is no metrics.jsonl next to it; name a folder "
+                    "that `echelon train` wrote");
     }
     try {
       timeline::MetricsFile file = timeline::read_metrics(path);

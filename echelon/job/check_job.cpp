@@ -414,9 +414,10 @@ class Checker {
     if (data.num_train < job_.train.batch) {
       fail(
           "train.batch",
-          "there are {} samples to train on ({} held out); "
-          "a batch must not be larger",
-          data.num_train, data.num_holdout);
+          "there {} to train on ({} held out); a batch must not be larger",
+          data.num_train == 1 ? "is 1 sample"
+                              : format("are {} samples", data.num_train),
+          data.num_holdout);
     }
   }
 

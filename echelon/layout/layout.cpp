@@ -165,7 +165,9 @@ Layout parse_layout(std::string_view text) {
   Layout layout;
   std::set<Axis> seen;
   std::optional<std::string> order;
-  for (const std::string& item : split(text, ',')) {
+  std::string unspaced(text);
+  std::erase(unspaced, ' ');
+  for (const std::string& item : split(unspaced, ',')) {
     const size_t equals = item.find('=');
     const std::string key = item.substr(0, equals);
     const std::string value =
@@ -177,10 +179,12 @@ Layout parse_layout(std::string_view text) {
     }
     const Name* found = find_name(key);
     if (found == nullptr) {
+      const std::string near =
+          equals == item.npos ? "" : config::did_you_mean(key, names_of_axes());
       fail(format(
           "\"{}\" is not AXIS=DEGREE with an axis of dp, fsdp, tp, pp, cp or "
-          "ep; write for example dp=2,tp=4",
-          item));
+          "ep{}",
+          item, near.empty() ? "; write for example dp=2,tp=4" : near));
     }
     int64_t degree = 0;
     const char* const end = value.data() + value.size();

@@ -19,6 +19,8 @@ const std::vector<Mistake>& mistakes() {
       {"fit first.toml", 2, "unknown command \"fit\"; did you mean \"train\"?"},
       {"launch -n 2 ./program", 2, "did you mean \"run\"?"},
       {"config print first.toml", 2, "did you mean \"show\"?"},
+      {"checkpoint show runs/first --step 5", 2,
+       "unknown flag --step; `echelon checkpoint show --help`"},
       {"train first.toml --nproc_per_node 2", 2,
        "--nproc_per_node; did you mean -n?"},
       {"train first.toml --gpus 2", 2, "--gpus; did you mean -n?"},
@@ -74,6 +76,7 @@ const std::vector<Mistake>& mistakes() {
        "does not divide by 5 ranks; 10 or 15 does"},
       {"train first.toml --layout pp=9", 2,
        "simple_cnn has 3 layers; at most 3"},
+      {"train first.toml --layout ddp=2", 2, "did you mean \"dp\"?"},
       {"train first.toml --layout cp=2", 2, "use dp, fsdp, pp or tp instead"},
       {"train gpt.toml --layout tp=3", 2, "tp may be 2 at most"},
       {"train first.toml --ranks thread", 2, "did you mean \"threads\"?"},
@@ -140,6 +143,12 @@ const std::vector<Mistake>& mistakes() {
       {"plan --model gpt2 --cluster h200x:8 --batch 8", 2,
        "did you mean \"h200\"?"},
       {"plan --model gpt2", 2, "--cluster is missing"},
+      {"plan --model gpt2 --cluster 8xh100 --batch 8", 2,
+       "write DEVICE:DEVICES, as in h100-sxm:8; did you mean h100-sxm or "},
+      {"plan --model gpt2 --cluster a100:8 --batch 8", 2,
+       "did you mean a100-40gb or a100-80gb?"},
+      {"plan --model meta-llama/llama3-8B --cluster h100-sxm:8 --batch 8", 2,
+       "did you mean \"llama3-8b\"?"},
       {"simulate --model gpt2 --cluster h100-sxm:8 --layout tp=16 --batch 8", 2,
        "h100-sxm:8 has 8 devices"},
       {"simulate --model gpt2 --cluster h100-sxm:8 --schedule 1fb1 --layout "
@@ -151,6 +160,9 @@ const std::vector<Mistake>& mistakes() {
       {"checkpoint verify runs/none", 3, "runs/none: there is no such folder"},
       {"bench collectives --bytes 64x", 2, "must be a size from 4 to 64 GiB"},
       {"sample runs/none", 2, "--prompt is required"},
+      {"sample runs/none --prompt x --temperature hot", 2,
+       "--temperature = hot: must be a number"},
+      {"explain first.toml", 3, "name a folder that `echelon train` wrote"},
   };
   return all;
 }
@@ -176,6 +188,12 @@ TEST(Mistakes, AreAnsweredInThreeLinesWithAWayOut) {
   folder.make_folder("runs/nothing");
 
   EXPECT_GE(mistakes().size(), 73u);
+  // Spaces are no mistake.
+  for (const std::string spaced :
+       {"--set 'train.batch = 12'", "--layout 'dp = 2'"}) {
+    const auto outcome = typed(folder, "train first.toml --check " + spaced);
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  }
   for (const auto& mistake : mistakes()) {
     // Patterns and brackets are not for the shell.
     const auto outcome = typed(folder, mistake.typed, "set -f; ");
