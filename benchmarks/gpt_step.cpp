@@ -87,7 +87,7 @@ class Training {
     const LayerWeights weights(layers, arguments.text("--weights"));
     const auto load = [&](NewLayer& added) {
       weights.load(added.index, added.layer.module.get());
-      if (sharded_) cut(added);
+      if (sharded_) shard(added);
     };
     network_ = build_network(layers, 0, layers.size(), std::nullopt, load);
     network_->train();
@@ -123,7 +123,7 @@ class Training {
 
   // A layer is a unit. A layer that uses a parameter of an earlier one, as the
   // head uses the embedding's, uses its unit as well.
-  void cut(NewLayer& added) {
+  void shard(NewLayer& added) {
     std::set<size_t> units;
     if (!added.parameters.empty()) {
       units.insert(sharded_->add(added.layer.name, added.parameters));

@@ -122,10 +122,10 @@ void run(const Arguments& arguments) {
   forget_peak();
   const double base_bytes = memory_of("VmRSS");
 
-  const auto cuts = partition_evenly(layers, schedule.num_stages());
+  const auto boundaries = partition_evenly(layers, schedule.num_stages());
   Pipeline pipeline(
       world.group(), schedule,
-      build_stages(layers, cuts, schedule.rank_of_stage, world.rank()));
+      build_stages(layers, boundaries, schedule.rank_of_stage, world.rank()));
   if (arguments.has("--weights")) {
     load(pipeline.stages(), arguments.text("--weights"));
   }
@@ -189,7 +189,8 @@ void run(const Arguments& arguments) {
   double activations = 0;
   for (int32_t stage : schedule.stages_of(world.rank())) {
     const auto i = static_cast<size_t>(stage);
-    activations += stored[i] * static_cast<double>(cuts[i + 1] - cuts[i]) *
+    activations += stored[i] *
+                   static_cast<double>(boundaries[i + 1] - boundaries[i]) *
                    activation_bytes(rows, width);
   }
   const double share = parameter_bytes * (adam ? 4 : 2) + activations +

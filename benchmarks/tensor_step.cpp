@@ -1,11 +1,12 @@
-// What being cut over a tensor-parallel group costs, and parts of a step beside
-// LibTorch's own.
+// What being sharded over a tensor-parallel group costs, and parts of a step
+// beside LibTorch's own.
 //
 //   tensor_step [--part region|loss|norm] [--ranks N] [--tokens T]
 //               [--hidden H] [--vocabulary V] [--rounds R] [--threads K]
 //               [--backend local|gloo] [--json FILE]
 //
-// region: forward and backward of an MLP of 4 H features, cut over N ranks, one
+// region: forward and backward of an MLP of 4 H features, sharded over N ranks,
+// one
 //         thread each. "products alone" is the same without communication;
 //         "one after the other" communicates when nothing is computed.
 // loss:   cross-entropy of T rows of V logits on one rank.
@@ -130,24 +131,25 @@ void cut_step(const Region& region, const TensorParallel& tp, int64_t tokens) {
 // Each collective is a node of its own, between the matmuls.
 void plain_step(const Region& region, const TensorParallel& tp) {
   clear(region);
-  const bool cut = tp.splits_tokens();
-  const auto x = cut ? all_gather(region.x, tp.group, 0, {}, "up")
-                     : copy_to(region.x, tp.group, "up");
+  const bool sharded = tp.splits_tokens();
+  const auto x = sharded ? all_gather(region.x, tp.group, 0, {}, "up")
+                         : copy_to(region.x, tp.group, "up");
   const auto inner = at::linear(x, region.up, region.up_bias);
   const auto sum = at::linear(at::gelu(inner, "tanh"), region.down);
-  const auto y = (cut ? reduce_scatter(sum, tp.group, 0, {}, "down")
-                      : reduce_from(sum, tp.group, "down")) +
+  const auto y = (sharded ? reduce_scatter(sum, tp.group, 0, {}, "down")
+                          : reduce_from(sum, tp.group, "down")) +
                  region.bias;
   y.backward(torch::ones_like(y));
 }
 
 std::vector<Result>
-region_on_rank(const Settings& settings, World& world, bool cut) {
+region_on_rank(const Settings& settings, World& world, bool sharded) {
   at::set_num_threads(1);
   const TensorParallel whole{world.group(), {}};
   const auto way = [&](int64_t chunks) {
     return TensorParallel{
-        world.group(), {.sequence_parallel = cut, .overlap_chunks = chunks}};
+        world.group(),
+        {.sequence_parallel = sharded, .overlap_chunks = chunks}};
   };
   // The matmuls of this rank, with inputs as if they had been gathered.
   Settings alone = settings;
@@ -164,7 +166,7 @@ region_on_rank(const Settings& settings, World& world, bool cut) {
          [=] { cut_step(region, way(chunks), settings.tokens); }});
   }
   return measure(
-      cut ? "region, tokens cut" : "region", variants, settings.rounds,
+      sharded ? "region, sharded tokens" : "region", variants, settings.rounds,
       [&] { world.group().barrier(); });
 }
 
@@ -173,8 +175,8 @@ std::vector<Result> measure_region(const Settings& settings) {
   run_ranks(
       settings.ranks,
       [&](World& world) {
-        for (const bool cut : {false, true}) {
-          auto of_rank = region_on_rank(settings, world, cut);
+        for (const bool sharded : {false, true}) {
+          auto of_rank = region_on_rank(settings, world, sharded);
           if (world.rank() != 0) continue;
           for (auto& result : of_rank) results.push_back(std::move(result));
         }

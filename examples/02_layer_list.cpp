@@ -1,15 +1,15 @@
-// A model of one's own as a list of layers, built in two halves wherever it is
-// cut.
+// A model of one's own as a list of layers, built in two halves, with
+// the boundary at any layer.
 //
 //   build/bin/02_layer_list
 //   layers: embed mix.0 mix.1 head
-//   not cut           7 parameters        loss 2.30… -> 0.003…
-//   cut before mix.0  1 and 6 parameters  loss 2.30… -> 0.003…
+//   whole list        7 parameters        loss 2.30… -> 0.003…
+//   split at mix.0    1 and 6 parameters  loss 2.30… -> 0.003…
 //   …                 the same losses, to the last digit
 //
 // A layer takes what the one before it returned. Here the embedding passes by
-// the mixers to the head, across any cut. Pipeline stages are such slices on
-// different ranks, device placements on different devices.
+// the mixers to the head, across any boundary. Pipeline stages are such slices
+// on different ranks, device placements on different devices.
 #include <torch/torch.h>
 
 #include <cstdio>
@@ -83,23 +83,24 @@ int main() {
   for (const auto& name : layers.names()) std::printf(" %s", name.c_str());
   std::printf("\n");
 
-  // First values depend on the seed and the layers' names, never on the cut.
+  // First values depend on the seed and the layers' names, never on the
+  // boundaries.
   constexpr uint64_t kSeed = 1;
   const size_t end = layers.size();
   const auto whole = echelon::build_network(layers, 0, end, kSeed);
   const size_t count = whole->parameters().size();
   const auto [first, last] = train({whole});
   std::printf(
-      "not cut           %zu parameters        loss %.6f -> %.6f\n", count,
+      "whole list        %zu parameters        loss %.6f -> %.6f\n", count,
       first, last);
-  for (size_t cut = 1; cut < end; ++cut) {
-    const auto front = echelon::build_network(layers, 0, cut, kSeed);
-    const auto back = echelon::build_network(layers, cut, end, kSeed);
+  for (size_t split = 1; split < end; ++split) {
+    const auto front = echelon::build_network(layers, 0, split, kSeed);
+    const auto back = echelon::build_network(layers, split, end, kSeed);
     const auto counts =
         std::make_pair(front->parameters().size(), back->parameters().size());
     const auto [first, last] = train({front, back});
     std::printf(
-        "cut before %-6s %zu and %zu parameters  loss %.6f -> %.6f\n",
-        layers[cut].name.c_str(), counts.first, counts.second, first, last);
+        "split at %-8s %zu and %zu parameters  loss %.6f -> %.6f\n",
+        layers[split].name.c_str(), counts.first, counts.second, first, last);
   }
 }

@@ -1,4 +1,5 @@
-// A model of one's own, cut into as many pipeline stages as there are ranks.
+// A model of one's own, partitioned into as many pipeline stages as there are
+// ranks.
 //
 //   build/bin/echelon run -n 3 -- build/bin/03_pipeline
 //   build/bin/echelon run -n 2 -- build/bin/03_pipeline zb-h1
@@ -60,14 +61,16 @@ int main(int argc, char** argv) {
       {.kind = argc > 1 ? argv[1] : "1f1b",
        .ranks = world.size(),
        .microbatches = kMicrobatches});
-  const auto cuts = echelon::partition_evenly(layers, schedule.num_stages());
+  const auto boundaries =
+      echelon::partition_evenly(layers, schedule.num_stages());
 
-  // Only this rank's layers are built; first values do not depend on the cut.
+  // Only this rank's layers are built; first values do not depend on the
+  // partition.
   echelon::Pipeline pipeline(
       world.group(), schedule,
       echelon::build_stages(
-          layers, cuts, schedule.rank_of_stage, world.rank(), /*seed=*/1),
-      {.ties = echelon::ties_across(layers, cuts)});
+          layers, boundaries, schedule.rank_of_stage, world.rank(), /*seed=*/1),
+      {.ties = echelon::ties_across(layers, boundaries)});
   std::vector<Tensor> parameters;
   for (const auto& stage : pipeline.stages()) {
     for (const auto& item : stage.named_parameters()) {

@@ -1,4 +1,4 @@
-// A model of one's own whose matrices are cut over the ranks, beside data
+// A model of one's own whose matrices are sharded over the ranks, beside data
 // parallelism: the mesh is dp x tp, and every mesh computes the same.
 //
 //   build/bin/echelon run -n 2 -- build/bin/04_tensor_parallel tp=2
@@ -17,9 +17,9 @@ using torch::Tensor;
 
 constexpr int64_t kBatch = 64;  // of all data-parallel ranks together
 
-// Y = gelu(X A) B. The first matrix is cut by its columns, so that each rank
-// has some of the hidden features; the second by its rows, so that each rank
-// has a part of the sum. One all-reduce forward, one backward.
+// Y = gelu(X A) B. The first matrix is sharded by its columns, so that each
+// rank has some of the hidden features; the second by its rows, so that each
+// rank has a part of the sum. One all-reduce forward, one backward.
 struct Net : torch::nn::Module {
   explicit Net(const echelon::TensorParallel& tensor) {
     in = register_module(

@@ -394,7 +394,7 @@ cost::Strategy strategy_of(
   strategy.layout = layout_of(row, strategy.framework, strategy.zero_stage);
   if (is_megatron(strategy.framework)) strategy.layout.order = kMegatronOrder;
   const std::string text = row.text();
-  strategy.gather_once = contains(lower(row.sharding), "no reshard");
+  strategy.unshard_once = contains(lower(row.sharding), "no reshard");
   strategy.global_batch = row.global_batch;
   strategy.microbatch_size = row.microbatch_size;
   strategy.seq_len = row.seq;

@@ -184,7 +184,8 @@ std::string check_schedule(const ModelShape& model, const Strategy& strategy) {
   const int64_t most = layers + (model.transformer ? 2 : 0);
   if (p * each > most) {
     return format(
-        "pp={} with {} cuts the model into {} stages, but it has {} layers{}; "
+        "pp={} with {} partitions the model into {} stages, but it has {} "
+        "layers{}; "
         "take pp={} or less",
         p, stages_text(each), p * each, layers,
         model.transformer ? ", an embedding and a head" : "",

@@ -255,7 +255,8 @@ stage_work(const std::vector<LayerWork>& layers, const Strategy& strategy) {
   // Embedding and head may be stages of their own.
   if (spread + (blocks ? 2 : 0) < stages) {
     throw ConfigError(format(
-        "pp={} with {} stages each cuts the model into {} stages, but it has "
+        "pp={} with {} stages each partitions the model into {} stages, but it "
+        "has "
         "{} layers; take fewer",
         strategy.layout.pp, stages_per_rank(strategy), stages, spread));
   }

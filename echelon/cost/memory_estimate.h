@@ -90,7 +90,7 @@ double
 zero_shards(const Strategy& strategy, const Framework& framework, bool experts);
 
 /// Weights, gradients and optimizer state of a rank with these parameters, over
-/// all of its stages. Unsharded parameters are MemoryKind::gathered; offloaded
+/// all of its stages. Unsharded parameters are MemoryKind::unsharded; offloaded
 /// state is in `host_bytes`.
 struct StateBytes {
   timeline::MemoryByKind device;

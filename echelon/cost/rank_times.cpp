@@ -155,7 +155,7 @@ Pass backward_pass(PassTimes& passes, const Layers& layers, int64_t rank) {
 
 /// Each layer's parameters are unsharded before it computes; those of the first
 /// layer already are when `first_is_there`.
-Exposed gathered(const Sharing& rank, const Pass& pass, bool first_is_there) {
+Exposed unsharded(const Sharing& rank, const Pass& pass, bool first_is_there) {
   const Framework& framework = rank.context.framework;
   LeadingCollectives overlap;
   double all = 0;
@@ -279,14 +279,14 @@ sharded(const Sharing& rank, const Pass& forward, const Pass& backward) {
   const Framework& framework = context.framework;
   const double microbatches = as_double(s.num_microbatches());
   ParameterTimes sum;
-  sum.parameters = gathered(rank, forward, false);
-  if (!s.gather_once) {
+  sum.parameters = unsharded(rank, forward, false);
+  if (!s.unshard_once) {
     sum.parameters =
         microbatches *
-        (sum.parameters + gathered(rank, backward, s.layout.pp == 1));
+        (sum.parameters + unsharded(rank, backward, s.layout.pp == 1));
   }
   const double reduces = framework.reduces_each_microbatch ? microbatches : 1;
-  const bool gathers = !s.gather_once && framework.overlaps_parameters;
+  const bool gathers = !s.unshard_once && framework.overlaps_parameters;
   sum.gradients = reduces * reduced(rank, backward, gathers);
   if (!framework.overlaps_gradients) sum.gradients.exposed = sum.gradients.all;
   return sum;
@@ -317,7 +317,7 @@ ParameterTimes once_a_step(
   const Pass forward = forward_pass(passes, layers, rank);
   sum.parameters = context.framework.gathers_at_once
                        ? queued(sharing, forward)
-                       : gathered(sharing, forward, false);
+                       : unsharded(sharing, forward, false);
   return sum;
 }
 

@@ -22,8 +22,8 @@ constexpr Axis kCopies[] = {Axis::dp_replicate, Axis::cp};
 void check_stages(const ModelShape& model, int64_t layers, int64_t stages) {
   if (layers >= stages) return;
   throw ConfigError(format(
-      "pp: {} stages, but {} has {} layers to cut; take fewer", stages,
-      model.name, layers));
+      "pp: {} stages, but {} has {} layers; take fewer", stages, model.name,
+      layers));
 }
 
 RankParameters block_of(
@@ -153,7 +153,7 @@ StateBytes state_bytes(
                               ? framework.memory.gradient_bytes
                               : element;
   const double prefetched = framework.memory.prefetch * rank.largest_unit;
-  double weights = 0, gradients = 0, optimizer = 0, gathered = 0;
+  double weights = 0, gradients = 0, optimizer = 0, unsharded = 0;
   optimizer = optimizer_states(strategy.optimizer) * master * part;
   if (framework.memory.masters_beside) {
     weights = element * (stage == 3 ? part : whole);
@@ -163,21 +163,22 @@ StateBytes state_bytes(
   } else {
     weights = master * part;
     const bool copies = stage == 0 ? element != master : stage < 3;
-    if (copies && framework.memory.keeps_copies) gathered += element * whole;
+    if (copies && framework.memory.keeps_copies) unsharded += element * whole;
     gradients = stage >= 2 ? master * part : gradient * whole;
     if (stage == 1) gradients += master * part;
   }
-  if (stage == 3 && strategy.gather_once && framework.memory.reduce_bytes > 0) {
+  if (stage == 3 && strategy.unshard_once &&
+      framework.memory.reduce_bytes > 0) {
     // Unsharded gradients are summed over microbatches before the
     // reduce-scatter.
     gradients += framework.memory.reduce_bytes * whole;
   }
   if (stage == 3) {
-    gathered += strategy.gather_once
-                    ? element * whole
-                    : element * (rank.largest_unit + prefetched);
-    if (framework.memory.keeps_embedding && !strategy.gather_once) {
-      gathered += element * rank.embedding_and_head;
+    unsharded += strategy.unshard_once
+                     ? element * whole
+                     : element * (rank.largest_unit + prefetched);
+    if (framework.memory.keeps_embedding && !strategy.unshard_once) {
+      unsharded += element * rank.embedding_and_head;
     }
   }
   StateBytes state;
@@ -194,7 +195,7 @@ StateBytes state_bytes(
   state.device[timeline::MemoryKind::parameters] = bytes(weights);
   state.device[timeline::MemoryKind::gradients] = bytes(gradients);
   state.device[timeline::MemoryKind::optimizer_state] = bytes(optimizer);
-  state.device[timeline::MemoryKind::gathered] = bytes(gathered);
+  state.device[timeline::MemoryKind::unsharded] = bytes(unsharded);
   return state;
 }
 

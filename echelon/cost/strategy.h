@@ -20,7 +20,7 @@ struct Strategy {
   bool sequence_parallel = false;  // read when tp > 1
   int64_t zero_stage = 0;          // of dp_shard: 0 when that is 1
   /// Stage 3: parameters stay unsharded for the whole step ([shard] gather).
-  bool gather_once = false;
+  bool unshard_once = false;
 
   int64_t global_batch = 0;     // samples
   int64_t microbatch_size = 1;  // samples; the largest where ranks differ

@@ -121,8 +121,8 @@ class BlockBuilder {
       return;
     }
     forward("gather sequence", CollectiveKind::all_gather);
-    backward("cut sequence", CollectiveKind::reduce_scatter);
-    // The gathered input is not kept: weights' gradients need it again.
+    backward("sharded sequence", CollectiveKind::reduce_scatter);
+    // The all-gathered input is not kept: weights' gradients need it again.
     backward("gather sequence again", CollectiveKind::all_gather, 0.5);
   }
 
@@ -132,7 +132,7 @@ class BlockBuilder {
       forward(name + " sum", CollectiveKind::all_reduce);
       return;
     }
-    forward(name + " cut sequence", CollectiveKind::reduce_scatter);
+    forward(name + " sharded sequence", CollectiveKind::reduce_scatter);
     backward(name + " gather sequence", CollectiveKind::all_gather);
   }
 
@@ -199,7 +199,8 @@ class BlockBuilder {
     exchange("gather keys, values", CollectiveKind::all_gather, true);
     exchange("gather keys, values again", CollectiveKind::all_gather, false);
     exchange(
-        "cut gradients of keys, values", CollectiveKind::reduce_scatter, false);
+        "sharded gradients of keys, values", CollectiveKind::reduce_scatter,
+        false);
   }
 
   /// Scores, their softmax, values.

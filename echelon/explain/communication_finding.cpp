@@ -156,7 +156,8 @@ bool is_hidden_by_a_setting(
     hide(
         set("shard.prefetch", 1), 1 - 1 / traffic.calls,
         "Unshard parameters one unit ahead.",
-        "While a unit is computed, the next one's parameters are gathered: at "
+        "While a unit is computed, the next one's parameters are all-gathered: "
+        "at "
         "best all but the first are hidden.",
         found);
     return true;

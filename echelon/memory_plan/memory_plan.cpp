@@ -151,7 +151,7 @@ std::vector<cost::RecomputeCost> recompute_costs(const MemoryModel& model) {
   return costs;
 }
 
-bool gathers_once(const MemoryModel& model, const Job& job) {
+bool unshards_once(const MemoryModel& model, const Job& job) {
   const bool sharded = job.layout.dp_shard > 1 && job.shard.stage == 3;
   if (!sharded && job.memory.offload != Offload::parameters) return false;
   if (job.shard.gather != Gather::automatic)
@@ -163,7 +163,7 @@ bool gathers_once(const MemoryModel& model, const Job& job) {
 
 MemoryPlan plan_memory(const MemoryModel& model, const Job& job) {
   MemoryPlan plan{.notes = model.notes};
-  const bool once = gathers_once(model, job);
+  const bool once = unshards_once(model, job);
   for (int rank = 0; rank < model.schedule.num_ranks(); ++rank) {
     plan.ranks.push_back(plan_rank(model, job, rank, once));
   }

@@ -120,7 +120,7 @@ std::vector<cost::RecomputeCost> recompute_costs(const MemoryModel& model);
 /// Whether parameters stay unsharded until the step's end: [shard] gather,
 /// where "auto" keeps them in a pipeline whose ranks then fit
 /// memory.limit_bytes.
-bool gathers_once(const MemoryModel& model, const Job& job);
+bool unshards_once(const MemoryModel& model, const Job& job);
 
 /// One change of the configuration, and what it does.
 struct Advice {

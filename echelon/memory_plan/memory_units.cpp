@@ -31,7 +31,7 @@ PlannedUnits::Flat flat_of(
   }
   if (end == 0) return flat;
   flat.slot = round_up(round_up(end, ranks) / ranks, kAlignment);
-  flat.whole = flat.slot * ranks;
+  flat.unsharded = flat.slot * ranks;
   return flat;
 }
 
@@ -128,7 +128,8 @@ PlannedUnits::PlannedUnits(
       replicas_(job.layout.dp_replicate),
       offloads_(job.memory.offload != Offload::none),
       offload_shards_(job.memory.offload == Offload::parameters),
-      keeps_whole_(!offload_shards_ && (job.shard.stage < 3 || shards_ == 1)),
+      keeps_unsharded_(
+          !offload_shards_ && (job.shard.stage < 3 || shards_ == 1)),
       reduce_bytes_(
           job.precision.reduce == ReduceDtype::float32 ? 4
           : job.precision.reduce == ReduceDtype::bf16  ? 2
@@ -140,7 +141,7 @@ void PlannedUnits::make(size_t layer) {
   unit.name = planned.name;
   for (const bool trains : {true, false}) {
     const auto flat = flat_of(planned.parameters, trains, shards_);
-    if (flat.whole > 0) unit.flats.push_back(flat);
+    if (flat.unsharded > 0) unit.flats.push_back(flat);
   }
   unit_of_layer_[layer] = units_.size();
   for (const auto& flat : unit.flats) make_flat(flat);
@@ -149,15 +150,16 @@ void PlannedUnits::make(size_t layer) {
 
 void PlannedUnits::make_flat(const Flat& flat) {
   const int64_t shard = flat.slot * model_.master_bytes;
-  const int64_t whole = flat.whole * model_.compute_bytes;
-  const bool shares =
-      keeps_whole_ && !offloads_ && model_.compute_bytes == model_.master_bytes;
+  const int64_t unsharded = flat.unsharded * model_.compute_bytes;
+  const bool shares = keeps_unsharded_ && !offloads_ &&
+                      model_.compute_bytes == model_.master_bytes;
   if (shares) {
-    tally_.hold(timeline::MemoryKind::parameters, whole);
+    tally_.hold(timeline::MemoryKind::parameters, unsharded);
   } else {
-    if (keeps_whole_) tally_.hold(timeline::MemoryKind::gathered, whole);
+    if (keeps_unsharded_)
+      tally_.hold(timeline::MemoryKind::unsharded, unsharded);
     hold_state(timeline::MemoryKind::parameters, shard);
-    if (!keeps_whole_ && offloads_ && !offload_shards_) {
+    if (!keeps_unsharded_ && offloads_ && !offload_shards_) {
       tally_.hold(
           timeline::MemoryKind::parameters, flat.slot * model_.compute_bytes);
     }
@@ -166,7 +168,8 @@ void PlannedUnits::make_flat(const Flat& flat) {
   hold_state(
       timeline::MemoryKind::optimizer_state,
       optimizer_copies(job_.optimizer) * shard);
-  if (!gradient_is_whole()) hold_state(timeline::MemoryKind::gradients, shard);
+  if (!gradient_is_unsharded())
+    hold_state(timeline::MemoryKind::gradients, shard);
 }
 
 void PlannedUnits::hold_state(timeline::MemoryKind kind, int64_t bytes) {
@@ -177,7 +180,7 @@ void PlannedUnits::hold_state(timeline::MemoryKind kind, int64_t bytes) {
   }
 }
 
-bool PlannedUnits::gradient_is_whole() const {
+bool PlannedUnits::gradient_is_unsharded() const {
   return shards_ == 1 && !offloads_ && reduce_bytes_ == model_.master_bytes;
 }
 
@@ -206,13 +209,13 @@ void PlannedUnits::begin_step() {
   started_.clear();
 }
 
-void PlannedUnits::start_gather(size_t index) {
+void PlannedUnits::start_unshard(size_t index) {
   Unit& unit = units_[index];
-  if (unit.gathered) return;
-  unit.gathered = true;
+  if (unit.unsharded) return;
+  unit.unsharded = true;
   for (const auto& flat : unit.flats) {
     pool_.take(
-        flat.whole * model_.compute_bytes, timeline::MemoryKind::gathered);
+        flat.unsharded * model_.compute_bytes, timeline::MemoryKind::unsharded);
     if (shards_ > 1) {
       calls_.add(
           "all_gather", "dp_shard", "parameters of " + unit.name,
@@ -222,11 +225,11 @@ void PlannedUnits::start_gather(size_t index) {
 }
 
 void PlannedUnits::release(Unit& unit, bool always) {
-  if (!unit.gathered || (unshard_once_ && !always)) return;
-  unit.gathered = false;
+  if (!unit.unsharded || (unshard_once_ && !always)) return;
+  unit.unsharded = false;
   for (const auto& flat : unit.flats) {
     pool_.give(
-        flat.whole * model_.compute_bytes, timeline::MemoryKind::gathered);
+        flat.unsharded * model_.compute_bytes, timeline::MemoryKind::unsharded);
   }
 }
 
@@ -235,7 +238,7 @@ void PlannedUnits::use(size_t layer) {
   const auto units = units_of(layer);
   if (units.empty()) return;
   const size_t at = position_++;
-  if (keeps_whole_) return;
+  if (keeps_unsharded_) return;
   std::vector<size_t> ahead;
   int64_t bytes = 0;
   for (size_t next = at + 1; next < uses_.size(); ++next) {
@@ -243,7 +246,7 @@ void PlannedUnits::use(size_t layer) {
     for (const size_t unit : uses_[next]) {
       if (contains(units, unit) || contains(ahead, unit)) continue;
       for (const auto& flat : units_[unit].flats) {
-        bytes += flat.whole * model_.compute_bytes;
+        bytes += flat.unsharded * model_.compute_bytes;
       }
       if (job_.shard.prefetch_bytes > 0 && bytes > job_.shard.prefetch_bytes) {
         next = uses_.size();
@@ -255,8 +258,8 @@ void PlannedUnits::use(size_t layer) {
   for (size_t i = 0; i < units_.size(); ++i) {
     if (!contains(units, i) && !contains(ahead, i)) release(units_[i]);
   }
-  for (const size_t unit : units) start_gather(unit);
-  for (const size_t unit : ahead) start_gather(unit);
+  for (const size_t unit : units) start_unshard(unit);
+  for (const size_t unit : ahead) start_unshard(unit);
 }
 
 void PlannedUnits::fill_gradients(size_t layer) {
@@ -265,7 +268,8 @@ void PlannedUnits::fill_gradients(size_t layer) {
     if (std::exchange(unit.filling, true)) continue;
     for (const auto& flat : unit.flats) {
       if (flat.trains) {
-        pool_.take(flat.whole * reduce_bytes_, timeline::MemoryKind::gradients);
+        pool_.take(
+            flat.unsharded * reduce_bytes_, timeline::MemoryKind::gradients);
       }
     }
   }
@@ -301,15 +305,15 @@ void PlannedUnits::launch(size_t index) {
   started_.insert(index);
   for (const auto& flat : unit.flats) {
     if (!flat.trains) continue;
-    const int64_t whole = flat.whole * reduce_bytes_;
+    const int64_t unsharded = flat.unsharded * reduce_bytes_;
     if (shards_ > 1) {
       calls_.add(
-          "reduce_scatter", "dp_shard", "gradients of " + unit.name, whole);
+          "reduce_scatter", "dp_shard", "gradients of " + unit.name, unsharded);
     }
     if (replicas_ > 1) {
       calls_.add(
           "all_reduce", "dp_replicate", "gradients of " + unit.name,
-          whole / shards_);
+          unsharded / shards_);
     }
   }
   in_flight_.push_back(index);
@@ -324,8 +328,8 @@ void PlannedUnits::drain() {
 
 void PlannedUnits::end_reduction(Unit& unit) {
   if (!std::exchange(unit.filling, false)) return;
-  if (gradient_is_whole()) {
-    whole_.push_back(&unit);
+  if (gradient_is_unsharded()) {
+    unsharded_gradients_.push_back(&unit);
     return;
   }
   give_gradients(unit);
@@ -334,7 +338,8 @@ void PlannedUnits::end_reduction(Unit& unit) {
 void PlannedUnits::give_gradients(const Unit& unit) {
   for (const auto& flat : unit.flats) {
     if (flat.trains) {
-      pool_.give(flat.whole * reduce_bytes_, timeline::MemoryKind::gradients);
+      pool_.give(
+          flat.unsharded * reduce_bytes_, timeline::MemoryKind::gradients);
     }
   }
 }
@@ -344,8 +349,8 @@ void PlannedUnits::finish() {
     if (units_[i].filling && !started_.contains(i)) launch(i);
   }
   drain();
-  for (const Unit* unit : whole_) give_gradients(*unit);
-  whole_.clear();
+  for (const Unit* unit : unsharded_gradients_) give_gradients(*unit);
+  unsharded_gradients_.clear();
   complete_.clear();
   started_.clear();
   if (!unshard_once_) {
@@ -354,7 +359,7 @@ void PlannedUnits::finish() {
 }
 
 void PlannedUnits::end_step() {
-  if (keeps_whole_ && shards_ > 1) {
+  if (keeps_unsharded_ && shards_ > 1) {
     for (const auto& unit : units_) {
       for (const auto& flat : unit.flats) {
         calls_.add(

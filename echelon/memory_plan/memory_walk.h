@@ -87,7 +87,7 @@ class PlannedUnits {
   /// Parameters in one flat buffer. Each rank keeps a range of it.
   struct Flat {
     int64_t slot = 0;  // elements
-    int64_t whole = 0;
+    int64_t unsharded = 0;
     bool trains = true;
   };
 
@@ -119,15 +119,15 @@ class PlannedUnits {
   struct Unit {
     std::string name;
     std::vector<Flat> flats;
-    bool gathered = false;
+    bool unsharded = false;
     bool filling = false;  // holds its unreduced gradient
   };
 
   void make_flat(const Flat& flat);
   void hold_state(timeline::MemoryKind kind, int64_t bytes);
-  bool gradient_is_whole() const;
+  bool gradient_is_unsharded() const;
   std::vector<size_t> units_of(size_t layer) const;
-  void start_gather(size_t index);
+  void start_unshard(size_t index);
   void release(Unit& unit, bool always = false);
   void launch(size_t index);
   void drain();
@@ -144,7 +144,7 @@ class PlannedUnits {
   const int64_t replicas_;
   const bool offloads_;
   const bool offload_shards_;
-  const bool keeps_whole_;
+  const bool keeps_unsharded_;
   const int64_t reduce_bytes_;
 
   std::vector<Unit> units_;
@@ -154,7 +154,7 @@ class PlannedUnits {
   std::set<size_t> complete_;
   std::set<size_t> started_;
   std::deque<size_t> in_flight_;
-  std::vector<const Unit*> whole_;
+  std::vector<const Unit*> unsharded_gradients_;
 };
 
 /// The rank, and what it decided about unsharded parameters.

@@ -10,7 +10,7 @@ struct TensorParallelOptions {
   /// tokens: all-gather and reduce-scatter replace all-reduce.
   bool sequence_parallel = false;
   /// Chunks of a matmul: the results of one are summed while the next is
-  /// computed, and sharded tokens of the next are gathered while one is
+  /// computed, and sharded tokens of the next are all-gathered while one is
   /// multiplied. 1: no chunks.
   int64_t overlap_chunks = 1;
 

@@ -216,7 +216,7 @@ std::string shard_table(const cost::Strategy& strategy) {
   if (strategy.layout.dp_shard > 1) {
     table.number("stage", std::max<int64_t>(1, strategy.zero_stage));
     if (strategy.zero_stage == 3) {
-      table.word("gather", strategy.gather_once ? "step" : "use");
+      table.word("gather", strategy.unshard_once ? "step" : "use");
     }
   }
   return table.text();

@@ -120,15 +120,17 @@ sized_stages(const SearchJob& job, const cost::Strategy& strategy) {
   for (const auto& group : job.cluster.groups) {
     bytes.push_back(cost::usable_bytes(group.node.device));
   }
-  std::vector<std::vector<int64_t>> cuts;
+  std::vector<std::vector<int64_t>> partitions;
   for (const bool time : {true, false}) {
     const auto weights =
         least_of_stages(strategy, job.cluster, time ? job.speeds : bytes);
     if (all_alike(weights)) continue;
-    const auto cut = partition_by(job.model, weights, time);
-    if (!cut.empty() && (cuts.empty() || cuts[0] != cut)) cuts.push_back(cut);
+    const auto partition = partition_by(job.model, weights, time);
+    if (!partition.empty() &&
+        (partitions.empty() || partitions[0] != partition))
+      partitions.push_back(partition);
   }
-  return cuts;
+  return partitions;
 }
 
 std::vector<double>

@@ -51,7 +51,7 @@ double unsharded_state_bytes(const PlanRequest& request, const Plan& plan) {
   cost::Strategy whole = plan.strategy;
   whole.layout = {};
   whole.zero_stage = 0;
-  whole.gather_once = false;
+  whole.unshard_once = false;
   whole.offload_optimizer = false;
   whole.stages_per_rank = 0;
   whole.stage_layers.clear();

@@ -61,7 +61,7 @@ std::vector<SearchKey> make_keys() {
        [](S s) { return s.zero_stage; }},
       {"gather",
        "stage 3: parameters stay unsharded while used, or for the step",
-       [](S s) { return int64_t{s.gather_once}; },
+       [](S s) { return int64_t{s.unshard_once}; },
        {"use", "step"}},
       {"recompute",
        "what backward recomputes",

@@ -262,7 +262,7 @@ FrameworkRules rules_of_framework(const std::string& framework) {
       .expert_parallel = other,
       .schedules = schedule_kinds(),
       .zero_stages = {1, 2, 3},
-      .gather_once = true,
+      .unshard_once = true,
       .orders = {0, 1, 2},
       .offload = true,
       .partial_selective = true};
@@ -371,8 +371,8 @@ list_variants(const SearchJob& job, const cost::Strategy& group) {
       if (job.coarse && stage == 2 && rules.zero_stages.size() > 2) continue;
       variant.zero_stage = stage;
       for (const bool once : {false, true}) {
-        if (once && (stage != 3 || !rules.gather_once)) continue;
-        variant.gather_once = once;
+        if (once && (stage != 3 || !rules.unshard_once)) continue;
+        variant.unshard_once = once;
         variants.push_back(variant);
       }
     }

@@ -129,7 +129,7 @@ cost::Strategy configured_strategy(const Job& job) {
   strategy.layout = job.layout;
   if (job.layout.dp_shard > 1) {
     strategy.zero_stage = job.shard.stage;
-    strategy.gather_once =
+    strategy.unshard_once =
         job.shard.gather == Gather::step ||
         (job.shard.gather == Gather::automatic && job.layout.pp > 1);
   }

@@ -27,7 +27,7 @@ constexpr size_t kMaxColumns = 240;  // of one picture
 constexpr std::array<timeline::MemoryKind, 7> kOrder = {
     timeline::MemoryKind::parameters, timeline::MemoryKind::optimizer_state,
     timeline::MemoryKind::gradients,  timeline::MemoryKind::activations,
-    timeline::MemoryKind::gathered,   timeline::MemoryKind::communication,
+    timeline::MemoryKind::unsharded,  timeline::MemoryKind::communication,
     timeline::MemoryKind::working};
 
 const char* css_of(timeline::MemoryKind kind) {

@@ -124,8 +124,8 @@ std::string paragraph_of(const std::set<Axis>& axes, int64_t zero_stage) {
   add(Axis::dp_shard,
       "Each rank computes a share of the batch, and " +
           sharded_state(zero_stage) + " sharded over the ranks." +
-          (zero_stage >= 3 ? " The parameters of a layer are gathered before "
-                             "it runs."
+          (zero_stage >= 3 ? " The parameters of a layer are all-gathered "
+                             "before it runs."
                            : "") +
           " Gradients are averaged while backward computes the next ones.");
   if (axes.size() == 1) {

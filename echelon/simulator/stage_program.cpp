@@ -3,7 +3,7 @@
 // (cost/operation.h) become computing and blocking collectives; around them
 // come the all-gathers and reductions that ZeRO stage and framework ask for,
 // each launched on its stream where the framework overlaps it. A pass depends
-// on its position in the step, since parameters may be gathered in the first
+// on its position in the step, since parameters may be unsharded in the first
 // forward alone, and gradients summed in the last backward alone; positions
 // that make no difference share one pass. The host's time, and the slowdown by
 // a hidden collective, are added as computing.
@@ -284,7 +284,7 @@ class Builder {
 
   bool first_differs(ActionKind kind) const {
     return kind == ActionKind::forward && in_.strategy.zero_stage > 0 &&
-           (!shards_parameters() || in_.strategy.gather_once);
+           (!shards_parameters() || in_.strategy.unshard_once);
   }
 
   bool last_differs(ActionKind kind) const {
@@ -297,7 +297,7 @@ class Builder {
              in_.framework.overlaps_parameters;
     }
     if (kind == ActionKind::backward_weight) return false;
-    if (in_.strategy.gather_once) {
+    if (in_.strategy.unshard_once) {
       return kind == ActionKind::forward && position.first;
     }
     return true;

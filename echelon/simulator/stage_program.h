@@ -1,7 +1,7 @@
 // The program of one pipeline rank, from the cost of its layers.
 //
 // Sources: Rajbhandari et al., 2020, arXiv:1910.02054 (which parameters are
-// gathered and which gradients reduced, and when); Zhao et al., 2023,
+// unsharded and which gradients reduced, and when); Zhao et al., 2023,
 // arXiv:2304.11277 (prefetched all-gathers).
 #pragma once
 

@@ -247,13 +247,17 @@ class EventReader {
     memory.limit_bytes = args.at("limit").get<int64_t>();
   }
 
-  // In the order of the file, which is that of time.
+  // In the order of the file, which is that of time. Files of earlier versions
+  // call unsharded parameters "gathered".
   void read_sample(const Json& event) {
     const Json& args = event.at("args");
     MemorySample sample{.time_ns = to_ns(event.at("ts"))};
     for (const MemoryKind kind : kMemoryKinds) {
-      sample.memory[kind] =
-          args.at(std::string(to_string(kind))).get<int64_t>();
+      std::string name(to_string(kind));
+      if (!args.contains(name) && kind == MemoryKind::unsharded) {
+        name = "gathered";
+      }
+      sample.memory[kind] = args.at(name).get<int64_t>();
     }
     memory_of(event).samples.push_back(sample);
   }

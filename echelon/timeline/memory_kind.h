@@ -14,21 +14,21 @@ enum class MemoryKind {
   gradients,
   optimizer_state,
   activations,    // kept from forward to backward
-  gathered,       // whole parameters of sharded units
+  unsharded,      // full parameters of sharded units
   communication,  // buffers of collectives
   working,        // of one operator or layer, gone after it
 };
 
 inline constexpr std::array<MemoryKind, 7> kMemoryKinds = {
     MemoryKind::parameters,  MemoryKind::gradients, MemoryKind::optimizer_state,
-    MemoryKind::activations, MemoryKind::gathered,  MemoryKind::communication,
+    MemoryKind::activations, MemoryKind::unsharded, MemoryKind::communication,
     MemoryKind::working};
 
 /// "parameters", "optimizer state", …
 constexpr std::string_view to_string(MemoryKind kind) {
   constexpr std::array<std::string_view, 7> names = {
       "parameters", "gradients",     "optimizer state", "activations",
-      "gathered",   "communication", "working"};
+      "unsharded",  "communication", "working"};
   return names[static_cast<size_t>(kind)];
 }
 

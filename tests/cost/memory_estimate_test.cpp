@@ -223,7 +223,7 @@ TEST(MemoryEstimate, AGatheredEmbeddingIsOnTheRanksThatHaveIt) {
   const auto gathered = [&](size_t rank) {
     return static_cast<double>(
         estimate_memory(model, strategy)
-            .ranks[rank][timeline::MemoryKind::gathered]);
+            .ranks[rank][timeline::MemoryKind::unsharded]);
   };
   const double embedding = 2.0 * 128256 * 4096;
   const double first = gathered(0), middle = gathered(1), last = gathered(3);

@@ -100,7 +100,7 @@ TEST(StageTimes, ParametersAreGatheredTwiceForAMicrobatchButTheLastLayersOnce) {
   Strategy strategy = strategy_of({.dp_shard = 8}, 32);  // 4 microbatches
   const auto gathers = [&](int64_t stage, bool once) {
     strategy.zero_stage = stage;
-    strategy.gather_once = once;
+    strategy.unshard_once = once;
     return times_of("llama2-7b", strategy, "h100-sxm:1x8").after[0].parameters;
   };
   const cluster::Cluster cluster = cluster::find_cluster("h100-sxm:1x8");

@@ -172,14 +172,14 @@ TEST(MemoryPlan, StageThreeGathersAheadAndFrees) {
     // less.
     EXPECT_EQ(calls(rank, "all_gather"), 16 - 1 - prefetch) << prefetch;
     EXPECT_LE(
-        rank.peak[timeline::MemoryKind::gathered] +
+        rank.peak[timeline::MemoryKind::unsharded] +
             rank.peak[timeline::MemoryKind::gradients],
         (1 + prefetch + 2) * unit + 8 * unit / 4);
   }
   job.shard.gather = Gather::step;
   const auto once = first_rank(model, job);
   EXPECT_EQ(calls(once, "all_gather"), 8);
-  EXPECT_EQ(once.peak[timeline::MemoryKind::gathered], 8 * unit);
+  EXPECT_EQ(once.peak[timeline::MemoryKind::unsharded], 8 * unit);
 }
 
 TEST(MemoryPlan, AccumulationKeepsWholeGradientsInStageOneAlone) {
@@ -206,7 +206,7 @@ TEST(MemoryPlan, LowPrecisionHasMastersAndWholeParameters) {
   const int64_t numel = 8 * kNumel;
   const auto rank = first_rank(model, job);
   EXPECT_EQ(rank.resting[timeline::MemoryKind::parameters], 4 * numel);
-  EXPECT_EQ(rank.resting[timeline::MemoryKind::gathered], 2 * numel);
+  EXPECT_EQ(rank.resting[timeline::MemoryKind::unsharded], 2 * numel);
   job.memory.offload = Offload::optimizer;
   const auto offloaded = first_rank(model, job);
   EXPECT_EQ(offloaded.resting[timeline::MemoryKind::parameters], 0);

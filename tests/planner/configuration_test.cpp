@@ -80,7 +80,7 @@ void expect_same(const cost::Strategy& planned, const cost::Strategy& read) {
   EXPECT_EQ(read.layout, planned.layout);
   EXPECT_EQ(read.zero_stage, planned.zero_stage);
   if (planned.zero_stage == 3) {
-    EXPECT_EQ(read.gather_once, planned.gather_once);
+    EXPECT_EQ(read.unshard_once, planned.unshard_once);
   }
   EXPECT_EQ(read.global_batch, planned.global_batch);
   EXPECT_EQ(read.microbatch_size, planned.microbatch_size);

@@ -48,29 +48,29 @@ TEST_F(CountingMeter, TheInnermostScopeSetsTheKind) {
   const MemoryKindScope outer(timeline::MemoryKind::parameters);
   const auto a = mebibytes(1);
   {
-    const MemoryKindScope inner(timeline::MemoryKind::gathered);
+    const MemoryKindScope inner(timeline::MemoryKind::unsharded);
     const auto b = mebibytes(2);
     const auto c = mebibytes(4);
     set_memory_kind(b.narrow(0, 7, 9), timeline::MemoryKind::communication);
-    EXPECT_EQ(meter.now()[timeline::MemoryKind::gathered], 4 * kMiB);
+    EXPECT_EQ(meter.now()[timeline::MemoryKind::unsharded], 4 * kMiB);
     EXPECT_EQ(meter.now()[timeline::MemoryKind::communication], 2 * kMiB);
   }
   const auto d = mebibytes(8);
   EXPECT_EQ(meter.now()[timeline::MemoryKind::parameters], 9 * kMiB);
   EXPECT_EQ(meter.now().total(), 9 * kMiB);
-  set_memory_kind(torch::Tensor(), timeline::MemoryKind::gathered);
+  set_memory_kind(torch::Tensor(), timeline::MemoryKind::unsharded);
 }
 
 TEST_F(CountingMeter, PeakIsOneMoment) {
   {
-    const MemoryKindScope scope(timeline::MemoryKind::gathered);
+    const MemoryKindScope scope(timeline::MemoryKind::unsharded);
     mebibytes(5);
   }
   const auto kept = mebibytes(3);
-  EXPECT_EQ(meter.peak()[timeline::MemoryKind::gathered], 5 * kMiB);
+  EXPECT_EQ(meter.peak()[timeline::MemoryKind::unsharded], 5 * kMiB);
   EXPECT_EQ(meter.peak()[timeline::MemoryKind::working], 0);
   meter.reset_peak();
-  EXPECT_EQ(meter.peak()[timeline::MemoryKind::gathered], 0);
+  EXPECT_EQ(meter.peak()[timeline::MemoryKind::unsharded], 0);
   EXPECT_EQ(meter.peak()[timeline::MemoryKind::working], 3 * kMiB);
 }
 
@@ -178,14 +178,14 @@ TEST_F(CountingMeter, SamplesRecordChanges) {
   const auto kept = mebibytes(1);
   meter.start_samples(kMiB);
   {
-    const MemoryKindScope scope(timeline::MemoryKind::gathered);
+    const MemoryKindScope scope(timeline::MemoryKind::unsharded);
     const auto large = mebibytes(2);
     const auto small = torch::empty({100}, torch::kByte);
   }
   const auto samples = meter.take_samples();
   ASSERT_GE(samples.size(), 3u);
   EXPECT_EQ(samples.front().memory.total(), kMiB);
-  EXPECT_EQ(samples[1].memory[timeline::MemoryKind::gathered], 2 * kMiB);
+  EXPECT_EQ(samples[1].memory[timeline::MemoryKind::unsharded], 2 * kMiB);
   EXPECT_EQ(samples.back().memory.total(), kMiB);
   EXPECT_TRUE(
       std::ranges::is_sorted(samples, {}, &timeline::MemorySample::time_ns));

@@ -178,7 +178,7 @@ ReportInput run_with_memory(const RunShape& shape) {
         const int part = forward ? i : 40 - i;
         now[timeline::MemoryKind::activations] = (12 + rank) * part * kMiB;
         now[timeline::MemoryKind::gradients] = forward ? 0 : 3 * i * kMiB;
-        now[timeline::MemoryKind::gathered] = 30 * kMiB;
+        now[timeline::MemoryKind::unsharded] = 30 * kMiB;
         now[timeline::MemoryKind::working] = (i % 4) * 20 * kMiB;
         memory.samples.push_back(
             {span.begin_ns + (span.end_ns - span.begin_ns) * i / 41, now});

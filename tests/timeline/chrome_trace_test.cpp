@@ -222,7 +222,7 @@ TEST(MergeSpans, ARankTwiceIsAnError) {
 TEST(ChromeTrace, MemoryIsACounterOfEachRank) {
   Timeline timeline = small();
   MemorySample first{.time_ns = 1500};
-  first.memory[MemoryKind::gathered] = 7;
+  first.memory[MemoryKind::unsharded] = 7;
   MemorySample second{.time_ns = 2'000'001};
   second.memory[MemoryKind::activations] = int64_t{5} << 40;
   timeline.memory = {

@@ -369,7 +369,7 @@ TEST(ShardedStep, KeepsWhatOffloadLeaves) {
     job.memory.offload = Offload::optimizer;
     const auto kept = kept_by(job);
     EXPECT_EQ(
-        kept[timeline::MemoryKind::gathered],
+        kept[timeline::MemoryKind::unsharded],
         layout.dp_shard * kept[timeline::MemoryKind::parameters]);
     job.memory.offload = Offload::parameters;
     const auto none = kept_by(job);
@@ -377,8 +377,8 @@ TEST(ShardedStep, KeepsWhatOffloadLeaves) {
         none[timeline::MemoryKind::parameters],
         kept[timeline::MemoryKind::parameters]);
     EXPECT_LT(
-        none[timeline::MemoryKind::gathered],
-        kept[timeline::MemoryKind::gathered]);
+        none[timeline::MemoryKind::unsharded],
+        kept[timeline::MemoryKind::unsharded]);
   }
 }
 

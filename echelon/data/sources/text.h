@@ -114,7 +114,7 @@ struct TextRecipe {
 /// The cached pair of files (token_file.h) is keyed by the texts, the tokenizer
 /// and the recipe. A text above 64 MiB counts by its path, size, modification
 /// time, and first and last MiB. Texts are mapped and encoded in pieces of
-/// about 1 MiB (TextCut). A damaged pair is replaced.
+/// about 1 MiB (TextSplit). A damaged pair is replaced.
 ///
 /// Throws DataError for a file that cannot be read or written, and for a text
 /// that the tokenizer cannot encode.
@@ -122,8 +122,8 @@ TokenFile tokenise(
     const std::vector<std::string>& files, const TextRecipe& recipe,
     const Tokenizer& tokenizer);
 
-/// The place near `near` (0 < near < text.size()) where `cut` allows to split
+/// The place near `near` (0 < near < text.size()) where `split` allows to split
 /// `text`; the size of `text` when there is none after `near`.
-size_t find_cut(std::string_view text, size_t near, TextCut cut);
+size_t find_split(std::string_view text, size_t near, TextSplit split);
 
 }  // namespace echelon

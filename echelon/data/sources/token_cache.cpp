@@ -98,7 +98,7 @@ class Encoding {
       : tokenizer_(tokenizer),
         recipe_(recipe),
         writer_(writer),
-        cut_(find_text_cut(tokenizer)) {}
+        split_(find_text_split(tokenizer)) {}
 
   void add_file(const MappedFile& file) {
     std::string_view rest = text_of(file);
@@ -121,10 +121,10 @@ class Encoding {
     while (!rest.empty()) {
       const size_t end = rest.size() <= kPieceBytes
                              ? rest.size()
-                             : find_cut(rest, kPieceBytes, cut_);
+                             : find_split(rest, kPieceBytes, split_);
       add_piece(rest.substr(0, end));
       rest.remove_prefix(end);
-      if (cut_ == TextCut::at_space && !rest.empty()) rest.remove_prefix(1);
+      if (split_ == TextSplit::at_space && !rest.empty()) rest.remove_prefix(1);
     }
     if (recipe_.end_of_text >= 0) {
       const auto end = static_cast<TokenId>(recipe_.end_of_text);
@@ -146,7 +146,7 @@ class Encoding {
   const Tokenizer& tokenizer_;
   const TextRecipe& recipe_;
   TokenWriter& writer_;
-  TextCut cut_;
+  TextSplit split_;
   const MappedFile* file_ = nullptr;
 };
 
@@ -188,9 +188,9 @@ std::string token_cache_folder() {
       "ECHELON_CACHE to a folder where tokens may be kept");
 }
 
-size_t find_cut(std::string_view text, size_t near, TextCut cut) {
-  if (cut == TextCut::anywhere) return near;
-  if (cut == TextCut::nowhere) return text.size();
+size_t find_split(std::string_view text, size_t near, TextSplit split) {
+  if (split == TextSplit::anywhere) return near;
+  if (split == TextSplit::nowhere) return text.size();
   const auto letter = [&](size_t i) {
     return std::isalpha(static_cast<unsigned char>(text[i])) != 0;
   };

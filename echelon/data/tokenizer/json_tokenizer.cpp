@@ -1,7 +1,8 @@
-// A text becomes tokens in five steps: added tokens that match the raw text cut
-// it into parts; each part is normalised; added tokens that match normalised
-// text cut it again; the pre-tokenizer splits the rest into words; the model
-// encodes word by word. The post-processor's tokens go around the result.
+// A text becomes tokens in five steps: added tokens that match the raw text
+// split it into parts; each part is normalised; added tokens that match
+// normalised text split it again; the pre-tokenizer splits the rest into words;
+// the model encodes word by word. The post-processor's tokens go around the
+// result.
 //
 // The parser refuses what it does not know, key by key, since a component that
 // is left out would change tokens silently.

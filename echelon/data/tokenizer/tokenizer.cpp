@@ -120,8 +120,9 @@ std::unique_ptr<Tokenizer> load_tokenizer(const std::string& name) {
       name));
 }
 
-TextCut find_text_cut(const Tokenizer& tokenizer) {
-  if (dynamic_cast<const ByteTokenizer*>(&tokenizer)) return TextCut::anywhere;
+TextSplit find_text_split(const Tokenizer& tokenizer) {
+  if (dynamic_cast<const ByteTokenizer*>(&tokenizer))
+    return TextSplit::anywhere;
   const std::array<std::pair<std::string, std::string>, 6> places = {{
       {"word", "word"},
       {"It was the last", "of all, and the 2nd"},
@@ -138,9 +139,9 @@ TextCut find_text_cut(const Tokenizer& tokenizer) {
       return pieces == tokenizer.encode(place.first + " " + place.second);
     });
   };
-  if (holds(" ")) return TextCut::before_space;
-  if (holds("")) return TextCut::at_space;
-  return TextCut::nowhere;
+  if (holds(" ")) return TextSplit::before_space;
+  if (holds("")) return TextSplit::at_space;
+  return TextSplit::nowhere;
 }
 
 std::optional<TokenId> find_end_of_text(const Tokenizer& tokenizer) {

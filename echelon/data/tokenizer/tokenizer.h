@@ -15,7 +15,7 @@ using TokenId = int32_t;
 
 /// Where a long text may be split so that its pieces, encoded one by one, have
 /// the ids of the whole text.
-enum class TextCut {
+enum class TextSplit {
   anywhere,      // between any two bytes
   before_space,  // between a letter and the space that leads to the next word
   at_space,      // the same, and the space is dropped: the encoder adds it
@@ -88,7 +88,7 @@ parse_json_tokenizer(std::string_view content, const std::string& path);
 std::unique_ptr<Tokenizer> load_sentencepiece(const std::string& path);
 
 /// How long texts may be split for `tokenizer`, found by encoding some words.
-TextCut find_text_cut(const Tokenizer& tokenizer);
+TextSplit find_text_split(const Tokenizer& tokenizer);
 
 /// The token of `tokenizer` that ends a document, found by its usual names.
 std::optional<TokenId> find_end_of_text(const Tokenizer& tokenizer);

@@ -29,7 +29,7 @@ TupleShape shape_of(const Tensors& tensors, const std::string& giver) {
   if (tensors.size() > kMaxTensors) {
     throw ConfigError(format(
         "{} gives {} tensors; at most {} pass from a stage to the next: stack "
-        "some, or cut elsewhere",
+        "some, or partition elsewhere",
         giver, tensors.size(), kMaxTensors));
   }
   TupleShape shape;

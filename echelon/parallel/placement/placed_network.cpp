@@ -132,16 +132,17 @@ class SliceSpans : public std::enable_shared_from_this<SliceSpans> {
 };
 
 void check_partition(const LayerList& layers, const Placement& placement) {
-  const auto& cut = placement.cut;
+  const auto& boundaries = placement.boundaries;
   if (!placement.devices.empty() &&
-      cut.size() == placement.devices.size() + 1 && cut.front() == 0 &&
-      cut.back() == layers.size()) {
+      boundaries.size() == placement.devices.size() + 1 &&
+      boundaries.front() == 0 && boundaries.back() == layers.size()) {
     return;
   }
   throw ConfigError(format(
       "a placement of {} layers on {} devices is used for a list of {} layers; "
       "make one for this list with plan_placement",
-      cut.empty() ? 0 : cut.back(), placement.devices.size(), layers.size()));
+      boundaries.empty() ? 0 : boundaries.back(), placement.devices.size(),
+      layers.size()));
 }
 
 [[noreturn]] void refuse_move() {
@@ -173,10 +174,11 @@ PlacedNetwork::~PlacedNetwork() = default;
 
 void PlacedNetwork::build(
     const LayerList& layers, std::optional<uint64_t> seed) {
-  const auto& cut = placement_.cut;
+  const auto& boundaries = placement_.boundaries;
   for (size_t i = 0; i < placement_.devices.size(); ++i) {
     const auto device = placement_.devices[i].device;
-    auto network = build_network(layers, cut[i], cut[i + 1], seed);
+    auto network =
+        build_network(layers, boundaries[i], boundaries[i + 1], seed);
     network->to(device);
     register_layers(*network);
     slices_.push_back(std::make_unique<Slice>(
@@ -206,7 +208,7 @@ void PlacedNetwork::register_layers(const Network& network) {
 void PlacedNetwork::share_ties(const LayerList& layers) {
   const auto parameters = named_parameters();
   list_each_parameter_once(*this);
-  for (const auto& group : tied_groups(layers, placement_.cut)) {
+  for (const auto& group : tied_groups(layers, placement_.boundaries)) {
     const auto& owner = parameters[group.names[0]];
     for (size_t i = 1; i < group.names.size(); ++i) {
       const auto& use = parameters[group.names[i]];

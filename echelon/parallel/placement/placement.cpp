@@ -1,6 +1,6 @@
 // The layers are counted on the meta device, which gives each its FLOPs and
 // bytes. Tied parameters are counted where their first name is, and once more
-// as a copy on any other device. layout/partition.h then cuts the list;
+// as a copy on any other device. layout/partition.h then partitions the list;
 // check_fits() compares each share with its device's limit.
 #include "echelon/parallel/placement/placement.h"
 
@@ -93,8 +93,8 @@ std::vector<size_t> choose_partition(
     const std::vector<counting::LayerCost>& costs,
     const PlacementOptions& options, const SliceMemory& memory) {
   const size_t slices = options.devices.size();
-  if (!options.cut.empty()) {
-    return partition_at(memory.names, options.cut, slices);
+  if (!options.partition_at.empty()) {
+    return partition_at(memory.names, options.partition_at, slices);
   }
   return options.balance == Balance::memory
              ? balance_memory(slices, memory)
@@ -102,11 +102,11 @@ std::vector<size_t> choose_partition(
 }
 
 int64_t copied_bytes(
-    const std::vector<ExtraName>& extras, const std::vector<size_t>& cut,
+    const std::vector<ExtraName>& extras, const std::vector<size_t>& boundaries,
     const std::vector<torch::Device>& devices, size_t slice) {
   const auto slice_of = [&](size_t layer) {
     return static_cast<size_t>(
-        std::upper_bound(cut.begin(), cut.end(), layer) - cut.begin() - 1);
+        std::ranges::upper_bound(boundaries, layer) - boundaries.begin() - 1);
   };
   std::map<size_t, int64_t> bytes;  // by owner: one copy serves all names
   for (const auto& extra : extras) {
@@ -182,7 +182,7 @@ void check_fits(const Placement& placement) {
   if (fits) return;
   throw ConfigError(format(
       "the model does not fit on its devices:{}\nuse more devices, a smaller "
-      "batch, another cut or an optimizer that keeps less",
+      "batch, another partition or an optimizer that keeps less",
       text));
 }
 
@@ -219,14 +219,15 @@ plan_placement(const LayerList& given, const PlacementOptions& options) {
   count_ties_once(costs, extras);
 
   Placement placement;
-  placement.cut =
+  placement.boundaries =
       choose_partition(costs, options, memory_of(costs, options, limits));
   for (size_t i = 0; i < options.devices.size(); ++i) {
-    auto& share = placement.devices.emplace_back(
-        share_of(costs, placement.cut[i], placement.cut[i + 1], options));
+    auto& share = placement.devices.emplace_back(share_of(
+        costs, placement.boundaries[i], placement.boundaries[i + 1], options));
     share.device = options.devices[i];
     share.limit = limits[i];
-    share.copy_bytes = copied_bytes(extras, placement.cut, options.devices, i);
+    share.copy_bytes =
+        copied_bytes(extras, placement.boundaries, options.devices, i);
   }
   check_fits(placement);
   return placement;

@@ -35,7 +35,7 @@ struct PlacementOptions {
   Balance balance = Balance::time;
   /// The first layer of each device's slice, without the first device, as
   /// partition_at (layout/partition.h) takes them; empty: chosen by `balance`.
-  std::vector<std::string> cut;
+  std::vector<std::string> partition_at;
   /// Memory limit in bytes of each entry of `devices`, kNoLimit for none.
   /// Empty: a GPU's memory, divided by its number of slices; no limit on CPUs.
   std::vector<int64_t> limits;
@@ -70,14 +70,14 @@ struct DeviceShare {
 };
 
 struct Placement {
-  std::vector<size_t> cut;  // boundaries: layout/partition.h
+  std::vector<size_t> boundaries;  // as layout/partition.h has them
   std::vector<DeviceShare> devices;
 };
 
 /// Throws ConfigError for an empty list of devices, a device that does not
-/// exist, more devices than layers, a wrong `cut` (as partition_at does),
-/// layers that cannot be counted (as count_layers does), and, with what each
-/// device would need, when the model does not fit.
+/// exist, more devices than layers, a wrong `partition_at` (as the function
+/// does), layers that cannot be counted (as count_layers does), and, with what
+/// each device would need, when the model does not fit.
 Placement
 plan_placement(const LayerList& layers, const PlacementOptions& options);
 

@@ -62,7 +62,7 @@ FlatBuffer::FlatBuffer(
   const int64_t numel = shard_numel_ * context_.shard.size();
   unsharded_ = PooledTensor(numel, compute_, device_);
   own_unsharded_ = unsharded_.tensor().narrow(0, shard_begin_, shard_numel_);
-  unsharded_.attach(context_.pool, timeline::MemoryKind::gathered);
+  unsharded_.attach(context_.pool, timeline::MemoryKind::unsharded);
   Tensor flat = unsharded_.tensor();
   if (compute_ != dtype_) {
     flat = torch::empty(
@@ -201,7 +201,7 @@ void FlatBuffer::start_unshard() {
   if (unshard_state_ != UnshardState::none) return;
   const torch::NoGradGuard no_grad;
   unshard_state_ = UnshardState::running;
-  unsharded_.attach(context_.pool, timeline::MemoryKind::gathered);
+  unsharded_.attach(context_.pool, timeline::MemoryKind::unsharded);
   const CopyStream::Scope scope(context_.copies);
   if (!shares_memory_) {
     own_unsharded_.copy_(

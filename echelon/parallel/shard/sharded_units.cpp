@@ -132,7 +132,7 @@ void ShardedUnits::Impl::start(torch::Device device) {
   if (context) return;
   context = std::make_unique<ShardContext>(shard, replicate, options, device);
   unsharded = std::make_unique<UnshardedUnits>(
-      units, options.shard, context->keeps_unsharded() || options.gather_once);
+      units, options.shard, context->keeps_unsharded() || options.unshard_once);
   reducer = std::make_unique<UnitReducer>(units, *context);
 }
 

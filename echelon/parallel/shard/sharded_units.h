@@ -19,7 +19,7 @@
 // shard of a buffer (the last one is padded), which the optimizer updates by
 // fused calls.
 //
-// Forward and backward see whole parameters, which are views of an unsharded
+// Forward and backward see full parameters, which are views of an unsharded
 // buffer in the compute dtype. A unit is all-gathered before it is used, up to
 // options.prefetch units ahead, and resharded when other units are used (stage
 // 3). A gradient is copied into a flat gradient as soon as autograd has it;
@@ -54,10 +54,10 @@
 namespace echelon {
 
 struct ShardedUnitsOptions {
-  /// Stage and prefetch. shard.gather is read as `gather_once`.
+  /// Stage and prefetch; `unshard_once` replaces shard.gather.
   ShardOptions shard;
   /// Keep parameters unsharded from their first use until after_update().
-  bool gather_once = false;
+  bool unshard_once = false;
   /// Dtype of unsharded parameters and of their gradients; none: the
   /// parameters' own. Shards keep the parameters' dtype: they are the master
   /// copies.

@@ -41,10 +41,10 @@ void check_channels(
 /// A convolution with padding kernel / 2.
 ///
 ///   from        to          is sharded by           sends, forward | backward
-///   replicated  cut         outputs                 nothing | all-reduce
-///   cut         replicated  inputs                  all-reduce | nothing
+///   replicated  sharded     outputs                 nothing | all-reduce
+///   sharded     replicated  inputs                  all-reduce | nothing
 ///   replicated  replicated  outputs                 all-gather | all-reduce
-///   cut         cut         inputs, when its results are smaller than its
+///   sharded     sharded     inputs, when its results are smaller than its
 ///                           input: reduce-scatter | all-gather; else outputs:
 ///                           all-gather | reduce-scatter
 ///

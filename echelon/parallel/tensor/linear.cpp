@@ -233,7 +233,7 @@ class ColumnLinear : public torch::autograd::Function<ColumnLinear> {
       begin_sum(sum, x, InputGradient(gradients, weights, call.layout), call);
     }
     Tensor all;
-    if (needs.any_weight) all = gather ? gather->whole() : as_rows(x);
+    if (needs.any_weight) all = gather ? gather->all_tokens() : as_rows(x);
     gather.reset();
     variable_list results = {Tensor()};
     for (size_t i = 0; i < weights.size(); ++i) {
@@ -409,7 +409,7 @@ class RowLinear : public torch::autograd::Function<RowLinear> {
     }
     if (for_weight) {
       results[1] = weight_gradient(
-          rows, gather ? gather->whole() : gradient, call.layout);
+          rows, gather ? gather->all_tokens() : gradient, call.layout);
     }
     results.emplace_back();
     return results;

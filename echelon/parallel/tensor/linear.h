@@ -45,9 +45,10 @@ struct LinearWeights {
 /// options.overlap_chunks chunks, each multiplied while the next arrives.
 /// Backward all-reduces the input's gradient, once for all weights (with
 /// sharded tokens it reduce-scatters it), while it computes the weights'
-/// gradients. Gathered tokens are not stored for backward, but gathered again
-/// while the input's gradient is computed. In a backward of two halves (zero
-/// bubble), the first half sums and the second one gathers. Collectives:
+/// gradients. Gathered tokens are not stored for backward: they are
+/// all-gathered again while the input's gradient is computed. In a backward of
+/// two halves (zero bubble), the first half sums and the second one gathers.
+/// Collectives:
 /// "<label> gather", "<label> input gradient".
 ///
 /// All ranks of the group call this, and agree on which tensors require
@@ -113,7 +114,7 @@ class ColumnParallelLinear : public ShardedModule {
   TensorParallel parallel_;
   std::string label_;
   bool gather_output_ = false;
-  std::vector<int64_t> output_sizes_;  // by rank, when they are gathered
+  std::vector<int64_t> output_sizes_;  // by rank, when they are all-gathered
 };
 
 /// A linear layer sharded by its inputs: weight [out, in_r] (or [in_r, out]),

@@ -53,7 +53,7 @@ Tensor TokenGather::rows(int rank, int64_t chunk) {
   return buffers_[c].slice(0, begin, begin + chunks_.rows(rank, chunk).size());
 }
 
-Tensor TokenGather::whole() {
+Tensor TokenGather::all_tokens() {
   if (chunks_.plain()) {
     works_[0].wait();
     return buffers_[0];
@@ -123,7 +123,7 @@ Tensor gather_tokens(
     const Tensor& mine, int64_t tokens, const TensorParallel& parallel,
     const std::string& label) {
   const TokenChunks chunks(tokens, parallel, 1);
-  return TokenGather(mine, chunks, parallel, label).whole();
+  return TokenGather(mine, chunks, parallel, label).all_tokens();
 }
 
 Tensor scatter_tokens(

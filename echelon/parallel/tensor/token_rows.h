@@ -52,11 +52,12 @@ class TokenGather {
   /// Waits for a chunk, and returns a rank's rows of it.
   torch::Tensor rows(int rank, int64_t chunk);
   /// All rows in order, [tokens, width]: a copy unless chunks.plain().
-  torch::Tensor whole();
+  torch::Tensor all_tokens();
   /// Calls visit(rows, range) for all rows, range by range, as chunks arrive.
   template <class Visit>
   void for_each(const Visit& visit) {
-    if (chunks_.plain()) return visit(whole(), IndexRange{0, chunks_.tokens()});
+    if (chunks_.plain())
+      return visit(all_tokens(), IndexRange{0, chunks_.tokens()});
     for (int64_t c = 0; c < chunks_.count(); ++c) {
       for (int rank = 0; rank < chunks_.ranks(); ++rank) {
         visit(rows(rank, c), chunks_.rows(rank, c));

@@ -402,10 +402,10 @@ memory_plan::MemoryModel count_memory(const Job& job) {
   return count_memory(job, model_source(job, data.train->spec()));
 }
 
-bool gathers_once(const Job& job, const ModelSource& source) {
+bool unshards_once(const Job& job, const ModelSource& source) {
   const bool asks = job.shard.gather == Gather::automatic &&
                     job.layout.pp > 1 && job.memory.limit_bytes > 0;
-  return memory_plan::gathers_once(
+  return memory_plan::unshards_once(
       asks ? count_memory(job, source) : memory_plan::MemoryModel{}, job);
 }
 

@@ -23,8 +23,9 @@ count_memory(const Job& job, const ModelSource& source);
 /// The same for the job's model and data, which are opened, not read.
 memory_plan::MemoryModel count_memory(const Job& job);
 
-/// gathers_once() of the job (memory_plan.h), counting memory where it matters.
-bool gathers_once(const Job& job, const ModelSource& source);
+/// unshards_once() of the job (memory_plan.h), counting memory where it
+/// matters.
+bool unshards_once(const Job& job, const ModelSource& source);
 
 /// The job's model with its loss as the last layer, counted for one microbatch
 /// of the rank with most samples; each layer has its pipeline stage.

@@ -142,13 +142,14 @@ PlacementOptions placement_options(const Job& job, const ModelPlace& place) {
   options.balance = job.model.balance == StageBalance::memory
                         ? placement::Balance::memory
                         : placement::Balance::time;
-  options.cut = job.model.partition_at;
+  options.partition_at = job.model.partition_at;
   options.limits = job.model.device_bytes;
   options.optimizer_bytes =
       optimizer_copies(job.optimizer) *
       static_cast<int64_t>(c10::elementSize(dtype_of(job.model.dtype)));
-  if (options.cut.empty() && job.model.balance == StageBalance::measured) {
-    options.cut = measured_partition(
+  if (options.partition_at.empty() &&
+      job.model.balance == StageBalance::measured) {
+    options.partition_at = measured_partition(
         place.source.layers, options.inputs, options.devices.size(),
         place.world);
   }

@@ -140,7 +140,7 @@ class PipelineModel : public ParallelModel {
   std::unique_ptr<TrainingObjective> objective_;
   LayerList list_;
   ModelPartition partition_;
-  bool gather_once_;
+  bool unshard_once_;
   std::shared_ptr<Probe> probe_ = std::make_shared<Probe>();
   RankLayers layers_;
   std::vector<Replica> replicas_;
@@ -163,7 +163,7 @@ PipelineModel::PipelineModel(const Job& job, const ModelPlace& place)
       list_(place.source.sharded(tensor_)),
       partition_(
           announced(partition_into_stages(job, place, schedule_), place)),
-      gather_once_(gathers_once(job, place.source)),
+      unshard_once_(unshards_once(job, place.source)),
       layers_(job, place, list_, layers_options(job)) {
   if (layers_.units() == nullptr) {
     for (const auto& network : layers_.networks()) {
@@ -187,7 +187,7 @@ RankLayersOptions PipelineModel::layers_options(const Job& job) {
         partition_.boundaries[at], partition_.boundaries[at + 1]);
   }
   options.ties = ties_across(list_, partition_.boundaries);
-  options.gather_once = gather_once_;
+  options.unshard_once = unshard_once_;
   options.in_flight = stored_activations(schedule_).ranks.at(
       static_cast<size_t>(group_.rank()));
   options.innermost = [probe = probe_](const Layer& layer, size_t index) {
@@ -273,7 +273,7 @@ void PipelineModel::before_gradients(int32_t stage, bool last) {
   if (layers_.units_of(slice).empty()) return;
   // With parameters unsharded for all of the step, gradients are reduced after
   // the last microbatch only.
-  if (gather_once_ && !last) return;
+  if (unshard_once_ && !last) return;
   units->begin_backward({.last = last, .units = layers_.units_of(slice)});
 }
 

@@ -18,7 +18,7 @@ ShardedUnitsOptions
 units_options(const Job& job, const RankLayersOptions& options) {
   ShardedUnitsOptions result;
   result.shard = job.shard;
-  result.gather_once = options.gather_once;
+  result.unshard_once = options.unshard_once;
   if (job.precision.compute != ComputeDtype::same) {
     result.compute = compute_dtype(job);
   }

@@ -34,7 +34,7 @@ struct RankLayersOptions {
   /// Tied parameters of different slices.
   std::vector<Tie> ties;
   /// Parameters stay unsharded until the end of the step.
-  bool gather_once = false;
+  bool unshard_once = false;
   /// Wraps a layer's own forward, inside of all other wrappers, where the
   /// parameters are unsharded. May be null.
   std::function<LayerForward(const Layer& layer, size_t index)> innermost;

@@ -25,7 +25,7 @@ class ShardedModel : public ParallelModel {
         layers_(
             job, place, place.source.sharded(tensor_),
             {.slices = {{0, names_.size()}},
-             .gather_once = gathers_once(job, place.source)}),
+             .unshard_once = unshards_once(job, place.source)}),
         network_(layers_.networks().front()),
         counted_(layers_.parameters(), tensor_.rank()) {
     lines_ = describe_share(place, parameters());

@@ -271,11 +271,11 @@ TEST_F(Text, PiecesOfLongTextsHaveTheSameTokens) {
 }
 
 TEST_F(Text, FindsPlacesToSplit) {
-  EXPECT_EQ(find_cut("abcdef", 3, TextCut::anywhere), 3);
-  EXPECT_EQ(find_cut("ab cd ef", 6, TextCut::before_space), 5);
-  EXPECT_EQ(find_cut("ab  cd. ef g", 9, TextCut::before_space), 10);
-  EXPECT_EQ(find_cut("ab cd ef", 6, TextCut::nowhere), 8);
-  EXPECT_EQ(find_cut("abcdefgh", 3, TextCut::at_space), 8);
+  EXPECT_EQ(find_split("abcdef", 3, TextSplit::anywhere), 3);
+  EXPECT_EQ(find_split("ab cd ef", 6, TextSplit::before_space), 5);
+  EXPECT_EQ(find_split("ab  cd. ef g", 9, TextSplit::before_space), 10);
+  EXPECT_EQ(find_split("ab cd ef", 6, TextSplit::nowhere), 8);
+  EXPECT_EQ(find_split("abcdefgh", 3, TextSplit::at_space), 8);
 }
 
 TEST_F(Text, HoldsOutAPartOfEachSource) {
@@ -354,7 +354,7 @@ TEST(TokenizerOfBytes, DecodesWhatItEncodes) {
   EXPECT_EQ(tokenizer.decode(end), "b<|endoftext|>");
   EXPECT_EQ(tokenizer.find("<|endoftext|>"), 256);
   EXPECT_EQ(find_end_of_text(tokenizer), 256);
-  EXPECT_EQ(find_text_cut(tokenizer), TextCut::anywhere);
+  EXPECT_EQ(find_text_split(tokenizer), TextSplit::anywhere);
   const std::vector<TokenId> wrong = {257};
   EXPECT_THROW(tokenizer.decode(wrong), DataError);
 }

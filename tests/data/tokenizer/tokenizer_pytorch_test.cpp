@@ -126,20 +126,20 @@ TEST_F(Reference, SentencePiece) {
 
 TEST_F(Reference, SplitTextsKeepTheirIds) {
   ECHELON_NEED_PYTHON();
-  const std::map<std::string, TextCut> cuts = {
-      {"gpt2", TextCut::before_space},
-      {"llama3", TextCut::before_space},
-      {"qwen2", TextCut::before_space},
-      {"llama2", TextCut::at_space},
-      {"mixed", TextCut::before_space}};
+  const std::map<std::string, TextSplit> cuts = {
+      {"gpt2", TextSplit::before_space},
+      {"llama3", TextSplit::before_space},
+      {"qwen2", TextSplit::before_space},
+      {"llama2", TextSplit::at_space},
+      {"mixed", TextSplit::before_space}};
   for (const auto& [name, cut] : cuts) {
     EXPECT_EQ(
-        find_text_cut(*load_tokenizer(folder_->path(name + ".json"))), cut)
+        find_text_split(*load_tokenizer(folder_->path(name + ".json"))), cut)
         << name;
   }
   EXPECT_EQ(
-      find_text_cut(*load_tokenizer(folder_->path("sp_bpe.model"))),
-      TextCut::before_space)
+      find_text_split(*load_tokenizer(folder_->path("sp_bpe.model"))),
+      TextSplit::before_space)
       << "it makes one space of several";
 }
 

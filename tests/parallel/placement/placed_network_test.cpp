@@ -125,7 +125,7 @@ TEST(PlacedNetwork, ListsAModuleThatTwoSlicesShareOnce) {
   const auto placement = plan_placement(
       layers, {.devices = {torch::kCPU, torch::kCPU},
                .inputs = {{{4, 6}, torch::kFloat64}},
-               .cut = {"second"}});
+               .partition_at = {"second"}});
   EXPECT_EQ(placement.devices[0].parameters, 42);
   EXPECT_EQ(placement.devices[1].parameters, 0);
   PlacedNetwork placed(layers, placement, kSeed);

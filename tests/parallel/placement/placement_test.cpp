@@ -28,9 +28,10 @@ LayerList linear_layers(const std::vector<int64_t>& widths) {
 
 TEST(Placement, SaysWhatEachDeviceHoldsAndNeeds) {
   const auto placement = plan_placement(
-      linear_layers({10, 20, 30, 5}),
-      {.devices = {kCpu, kCpu}, .inputs = {{{4, 10}}}, .cut = {"fc1"}});
-  EXPECT_THAT(placement.cut, ElementsAre(0, 1, 3));
+      linear_layers({10, 20, 30, 5}), {.devices = {kCpu, kCpu},
+                                       .inputs = {{{4, 10}}},
+                                       .partition_at = {"fc1"}});
+  EXPECT_THAT(placement.boundaries, ElementsAre(0, 1, 3));
   const auto& first = placement.devices[0];
   EXPECT_EQ(first.parameters, 200);
   EXPECT_EQ(first.parameter_bytes, 800);
@@ -65,15 +66,15 @@ TEST(Placement, BalancesByTimeOrByMemory) {
   }
   PlacementOptions options{
       .devices = {kCpu, kCpu}, .inputs = {{{64}, torch::kInt64}}};
-  EXPECT_THAT(plan_placement(layers, options).cut, ElementsAre(0, 3, 5));
+  EXPECT_THAT(plan_placement(layers, options).boundaries, ElementsAre(0, 3, 5));
   options.balance = Balance::memory;
-  EXPECT_THAT(plan_placement(layers, options).cut, ElementsAre(0, 1, 5));
+  EXPECT_THAT(plan_placement(layers, options).boundaries, ElementsAre(0, 1, 5));
   // Layers are balanced by time, as far as they fit.
   options.balance = Balance::time;
   options.limits = {13 * kMiB, kNoLimit};
-  EXPECT_THAT(plan_placement(layers, options).cut, ElementsAre(0, 3, 5));
+  EXPECT_THAT(plan_placement(layers, options).boundaries, ElementsAre(0, 3, 5));
   options.limits = {100'000 * 8 * 16 + 5000, kNoLimit};
-  EXPECT_THAT(plan_placement(layers, options).cut, ElementsAre(0, 2, 5));
+  EXPECT_THAT(plan_placement(layers, options).boundaries, ElementsAre(0, 2, 5));
 }
 
 TEST(Placement, RefusesWithNumbersBeforeAnythingIsBuilt) {
@@ -95,7 +96,7 @@ TEST(Placement, RefusesWithNumbersBeforeAnythingIsBuilt) {
           "slice 1 (layers \"block2\" to \"block3\") needs 128 GiB "
           "of its 80 GiB",
           "use more slices"));
-  options.cut = {"block1"};
+  options.partition_at = {"block1"};
   EXPECT_THAT(
       error_text<ConfigError>([&] { plan_placement(layers, options); }),
       HasAll(
@@ -104,7 +105,7 @@ TEST(Placement, RefusesWithNumbersBeforeAnythingIsBuilt) {
           "GiB of its 80 GiB",
           "use more devices"));
   // Plain SGD keeps nothing.
-  options.cut = {};
+  options.partition_at = {};
   options.optimizer_bytes = 0;
   EXPECT_EQ(
       plan_placement(layers, options).devices[0].parameter_bytes,
@@ -122,7 +123,7 @@ TEST(Placement, TiedParametersCountOnce) {
   PlacementOptions options{
       .devices = {kCpu, kCpu},
       .inputs = {{{8}, torch::kInt64}},
-      .cut = {"head"}};
+      .partition_at = {"head"}};
   const auto together = plan_placement(layers, options);
   EXPECT_EQ(together.devices[0].parameters, 16000 + 16 * 16 + 16);
   EXPECT_EQ(together.devices[1].parameters, 0);
@@ -148,7 +149,7 @@ TEST(Placement, SaysWhatIsWrong) {
       error({.devices = {kCpu, kCpu}, .limits = {1}}),
       HasSubstr("1 memory limits for 2 devices"));
   EXPECT_THAT(
-      error({.devices = {kCpu, kCpu}, .cut = {"fc7"}}),
+      error({.devices = {kCpu, kCpu}, .partition_at = {"fc7"}}),
       HasAll("no layer is called \"fc7\"", "\"fc"));
   EXPECT_THAT(
       error({.devices = {kCpu, torch::Device("cuda:63")}}),

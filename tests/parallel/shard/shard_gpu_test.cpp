@@ -50,7 +50,7 @@ std::vector<Case> cases(int ranks) {
     auto& shards = add("shards on the host");
     shards.options.offload_shards = true;
     shards.microbatches = 2;
-    add("gathered once").options.gather_once = true;
+    add("gathered once").options.unshard_once = true;
     auto& ahead = add("two gathered ahead");
     ahead.options.shard.prefetch = 2;
     ahead.list = nets::skip();

@@ -57,7 +57,7 @@ TEST(Collectives, OfEachStageInOneStep) {
   EXPECT_EQ(counts["gather fc4"], 1);
   EXPECT_EQ(counts["gather fc5"], 1);
 
-  plan.options.gather_once = true;
+  plan.options.unshard_once = true;
   counts = labels_of_step(2, plan);
   for (const char* name : {"fc1", "fc2", "fc3", "norm", "fc4", "fc5"}) {
     EXPECT_EQ(counts["gather " + std::string(name)], 1) << name;

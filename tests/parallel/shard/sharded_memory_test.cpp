@@ -66,7 +66,7 @@ TEST(Memory, OfAStepIsThatOfAFewUnits) {
       EXPECT_GE(unit, 64 * 64 * 8);
       const auto peak = meter.peak();
       EXPECT_EQ(peak[timeline::MemoryKind::parameters], shards);
-      const int64_t whole = peak[timeline::MemoryKind::gathered] +
+      const int64_t whole = peak[timeline::MemoryKind::unsharded] +
                             peak[timeline::MemoryKind::gradients] - shards;
       EXPECT_GE(whole, (2 + prefetch) * unit);
       // The first layer's unit, which is small, is there as well.
@@ -111,7 +111,7 @@ TEST(Memory, OfAllUnitsGoesBack) {
     const int64_t shards = 6 * sharded.units.bytes()[0].shard;
     {
       const auto all = sharded.units.unshard();
-      EXPECT_EQ(meter.now()[timeline::MemoryKind::gathered], 6 * unit);
+      EXPECT_EQ(meter.now()[timeline::MemoryKind::unsharded], 6 * unit);
     }
     for (int step = 0; step < 2; ++step) {
       forward_backward(sharded, plan, world, step);
@@ -120,7 +120,7 @@ TEST(Memory, OfAllUnitsGoesBack) {
     const auto kept = meter.now();
     // The next step needs two unsharded units and two flat gradients.
     EXPECT_LE(
-        kept[timeline::MemoryKind::gathered] +
+        kept[timeline::MemoryKind::unsharded] +
             kept[timeline::MemoryKind::gradients],
         shards + 4 * unit);
   });
@@ -164,10 +164,10 @@ TEST(Memory, OfOffloadBetweenSteps) {
           optimizer[timeline::MemoryKind::parameters], masters + masters / 2);
     } else {
       EXPECT_EQ(optimizer[timeline::MemoryKind::parameters], masters);
-      EXPECT_EQ(optimizer[timeline::MemoryKind::gathered], masters);
+      EXPECT_EQ(optimizer[timeline::MemoryKind::unsharded], masters);
     }
     EXPECT_EQ(shards[timeline::MemoryKind::parameters], masters);
-    EXPECT_LT(shards[timeline::MemoryKind::gathered], masters);
+    EXPECT_LT(shards[timeline::MemoryKind::unsharded], masters);
   }
 }
 

@@ -81,7 +81,7 @@ TEST_P(Hybrid, ReduceDtype) {
 
 TEST(GatherOnce, KeepsParametersUntilTheStepEnds) {
   Plan plan = with_stage(3);
-  plan.options.gather_once = true;
+  plan.options.unshard_once = true;
   plan.microbatches = 3;
   plan.evaluate = true;
   plan.list = nets::tied();

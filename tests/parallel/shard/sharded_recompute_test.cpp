@@ -41,7 +41,7 @@ class Around : public testing::TestWithParam<int> {
       for (const int ranks : {1, 2, 3}) {
         sharding_test::expect_parity({ranks}, plan);
       }
-      plan.options.gather_once = true;
+      plan.options.unshard_once = true;
       sharding_test::expect_parity({2}, plan);
     }
   }
