@@ -246,7 +246,7 @@ Result
 run(const std::string& part, const std::string& kind,
     const Settings& settings) {
   const Schedule schedule = make_schedule(
-      {.kind = kind,
+      {.kind = schedule_kind(kind),
        .ranks = settings.ranks,
        .microbatches = settings.microbatches});
   const bool waits = part == "waits";
@@ -354,7 +354,7 @@ void run_all(const Arguments& arguments) {
     if (arguments.has("--stages")) ranks = arguments.integers("--stages");
     for (int64_t count : ranks) {
       settings.ranks = static_cast<int32_t>(count);
-      for (const auto& kind : schedule_kinds()) {
+      for (const auto& kind : schedule_names()) {
         if (arguments.has("--kind") && arguments.text("--kind") != kind) {
           continue;
         }

@@ -105,7 +105,7 @@ void run(const Arguments& arguments) {
   const auto microbatches =
       static_cast<int32_t>(arguments.integer("--microbatches"));
   const Schedule schedule = make_schedule(
-      {.kind = arguments.text("--kind"),
+      {.kind = schedule_kind(arguments.text("--kind")),
        .ranks = world.size(),
        .microbatches = microbatches});
 

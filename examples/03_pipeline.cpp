@@ -58,7 +58,7 @@ int main(int argc, char** argv) {
   auto world = echelon::World::from_environment();
   const auto layers = model();
   const auto schedule = echelon::make_schedule(
-      {.kind = argc > 1 ? argv[1] : "1f1b",
+      {.kind = echelon::schedule_kind(argc > 1 ? argv[1] : "1f1b"),
        .ranks = world.size(),
        .microbatches = kMicrobatches});
   const auto boundaries =

@@ -233,12 +233,12 @@ void usual_schedule(
   const int64_t samples = row.global_batch / strategy.data_ranks();
   const int64_t count = samples / at_least_1(row.microbatch_size);
   if (nemo && layers % pp == 0 && layers > pp && count % pp == 0) {
-    strategy.schedule = "interleaved";
+    strategy.schedule = ScheduleKind::interleaved;
     strategy.stages_per_rank = layers / pp;
   } else if (
       strategy.framework.starts_with("torchtitan") &&
       contains(row.text(), "interleaved")) {
-    strategy.schedule = "interleaved";
+    strategy.schedule = ScheduleKind::interleaved;
     strategy.stages_per_rank = 2;
   }
 }
@@ -249,7 +249,8 @@ void read_schedule(
     cost::Strategy& strategy) {
   const int64_t pp = strategy.layout.pp;
   const std::string cell = lower(row.schedule);
-  strategy.schedule = row.virtual_stages > 1 ? "interleaved" : "1f1b";
+  strategy.schedule = row.virtual_stages > 1 ? ScheduleKind::interleaved
+                                             : ScheduleKind::one_f_one_b;
   strategy.stages_per_rank = row.virtual_stages > 1 ? row.virtual_stages : 0;
   if (pp == 1) return;
   if (pp * at_least_1(row.virtual_stages) > kMostStages) {
@@ -263,25 +264,25 @@ void read_schedule(
     return;
   }
   if (cell == "1f1b-i" || contains(cell, "interleaved")) {
-    strategy.schedule = "interleaved";
+    strategy.schedule = ScheduleKind::interleaved;
     if (row.virtual_stages > 1) return;
     // Every block is a stage of its own; embedding and head count as one each.
     strategy.stages_per_rank =
         std::max<int64_t>(2, (model.transformer->layers + 2) / pp);
   } else if (cell.starts_with("1f1b")) {
-    strategy.schedule = "1f1b";
+    strategy.schedule = ScheduleKind::one_f_one_b;
   } else if (cell.starts_with("gpipe")) {
-    strategy.schedule = "gpipe";
+    strategy.schedule = ScheduleKind::gpipe;
   } else if (cell.starts_with("zb-1p") || cell.starts_with("zb-h1")) {
-    strategy.schedule = "zb-h1";
+    strategy.schedule = ScheduleKind::zb_h1;
   } else if (cell.starts_with("zb-2p") || cell.starts_with("zb-h2")) {
-    strategy.schedule = "zb-h2";
+    strategy.schedule = ScheduleKind::zb_h2;
   } else if (cell.starts_with("zb-v") || cell.starts_with("zbv")) {
-    strategy.schedule = "zb-v";
+    strategy.schedule = ScheduleKind::zb_v;
   } else if (cell.starts_with("dualpipe")) {
-    strategy.schedule = "dualpipev";
+    strategy.schedule = ScheduleKind::dualpipev;
   } else if (contains(cell, "breadth")) {
-    strategy.schedule = "breadth_first";
+    strategy.schedule = ScheduleKind::breadth_first;
   } else {
     throw ConfigError(
         "schedule \"" + cell.substr(0, 40) + "\" is not understood");

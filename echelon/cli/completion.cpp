@@ -56,7 +56,7 @@ std::vector<std::string> fixed_values(const CLI::Option& option) {
   };
   if (is("--model")) return cost::catalogue_names();
   if (is("--stack")) return cost::framework_names();
-  if (is("--schedule") || type == "KIND") return schedule_kinds();
+  if (is("--schedule") || type == "KIND") return schedule_names();
   if (is("--dtype")) return {"float32", "bfloat16", "float16", "float64"};
   if (is("--backend")) return {"local", "gloo", "nccl"};
   std::vector<std::string> started;

@@ -410,7 +410,7 @@ Schedule generate(const ScheduleArguments& arguments) {
         "--kind 1f1b --stages 4 --microbatches 8; or name a --file");
   }
   ScheduleOptions options;
-  if (!arguments.kind.empty()) options.kind = arguments.kind;
+  if (!arguments.kind.empty()) options.kind = schedule_kind(arguments.kind);
   options.ranks = count_of("--stages", arguments.stages, 1);
   options.microbatches = count_of(
       "--microbatches", arguments.microbatches,
@@ -482,7 +482,7 @@ void add_schedule(Command& root) {
       "echelon schedule --file mine.csv",
       print_schedule);
   command.option(
-      "--kind", arguments.kind, join(schedule_kinds(), "|"),
+      "--kind", arguments.kind, join(schedule_names(), "|"),
       "which schedule (default: 1f1b)");
   command.option(
       "--stages", arguments.stages, "RANKS",

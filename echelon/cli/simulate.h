@@ -48,9 +48,9 @@ struct NearestFit {
   cost::StepEstimate step;
 };
 
-/// Of smaller microbatches, more sharding on the same devices, recompute and
-/// sequence parallelism: the fewest changes, then the fastest step. Empty when
-/// none of them fits.
+/// The fastest step that fits with the fewest changes: smaller microbatches,
+/// more sharding on the same devices, recompute, sequence parallelism. Empty
+/// when none of them fits.
 std::optional<NearestFit> nearest_fit(const SimulateCase& what);
 
 }  // namespace echelon::cli

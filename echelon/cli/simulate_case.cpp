@@ -76,7 +76,9 @@ void read_strategy(
         ": says what fsdp shards, but the layout has no fsdp; add fsdp=… to "
         "--layout");
   }
-  if (!arguments.schedule.empty()) strategy.schedule = arguments.schedule;
+  if (!arguments.schedule.empty()) {
+    strategy.schedule = schedule_kind(arguments.schedule);
+  }
   if (!arguments.recompute.empty()) {
     strategy.recompute = recompute_from(arguments.recompute);
   }

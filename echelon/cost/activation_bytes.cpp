@@ -185,10 +185,6 @@ ActivationBytes counted_bytes(
 
 namespace {
 
-bool forwards_first(const std::string& schedule) {
-  return schedule == "gpipe" || schedule == "breadth_first";
-}
-
 std::vector<ActivationBytes> transformer_activations(
     const ModelShape& model, const Strategy& strategy,
     const Framework& framework) {

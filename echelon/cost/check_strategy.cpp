@@ -161,20 +161,12 @@ std::string stages_text(int64_t each) {
 
 std::string check_schedule(const ModelShape& model, const Strategy& strategy) {
   if (strategy.layout.pp == 1) return {};
-  const auto& kinds = schedule_kinds();
-  if (std::find(kinds.begin(), kinds.end(), strategy.schedule) == kinds.end()) {
-    return format(
-        "schedule \"{}\" is not known{}", strategy.schedule,
-        config::did_you_mean(strategy.schedule, kinds));
-  }
   const int64_t p = strategy.layout.pp, m = strategy.num_microbatches();
   const int64_t each = num_stages(strategy) / p;
   const bool two = is_v_shaped(strategy.schedule);
-  const bool many = strategy.schedule == "interleaved" ||
-                    strategy.schedule == "breadth_first";
-  if (!many && each != (two ? 2 : 1)) {
+  if (!takes_any_stages(strategy.schedule) && each != (two ? 2 : 1)) {
     return format(
-        "schedule {} has {}, not {}", strategy.schedule,
+        "schedule {} has {}, not {}", to_string(strategy.schedule),
         stages_text(two ? 2 : 1), each);
   }
   const int64_t layers = model.transformer
@@ -185,8 +177,8 @@ std::string check_schedule(const ModelShape& model, const Strategy& strategy) {
   if (p * each > most) {
     return format(
         "pp={} with {} partitions the model into {} stages, but it has {} "
-        "layers{}; "
-        "take pp={} or less",
+        "layers{}; take "
+        "pp={} or less",
         p, stages_text(each), p * each, layers,
         model.transformer ? ", an embedding and a head" : "",
         std::max<int64_t>(1, most / each));
@@ -204,13 +196,13 @@ std::string check_schedule(const ModelShape& model, const Strategy& strategy) {
           numbers(counts), p * each, layers);
     }
   }
-  if (strategy.schedule == "interleaved" && m % p != 0) {
+  if (strategy.schedule == ScheduleKind::interleaved && m % p != 0) {
     return format(
         "schedule interleaved: {} microbatches are no multiple of pp={}; take "
         "1f1b, or {}",
         m, p, (m + p - 1) / p * p);
   }
-  if (strategy.schedule == "dualpipev" && m < 2 * p) {
+  if (strategy.schedule == ScheduleKind::dualpipev && m < 2 * p) {
     return format(
         "schedule dualpipev: {} microbatches, but pp={} needs {} or more", m, p,
         2 * p);

@@ -49,15 +49,25 @@ std::vector<double>
 stored_microbatches(const PipelineShape& shape, int64_t rank) {
   const int64_t p = shape.ranks, v = shape.stages_per_rank,
                 m = shape.microbatches;
-  const std::string& kind = shape.schedule;
   if (p == 1) return even(v, v);  // one at a time, whatever the schedule
-  if (kind == "1f1b") return even(v * std::min(m, p - rank), v);
-  if (kind == "interleaved") return interleaved(shape, rank);
-  if (kind == "zb-h1") return even(std::min(m, p), 1);
-  if (kind == "zb-h2") return even(std::min(m, 2 * p - 1), 1);
-  if (kind == "zb-v") return even(std::min(2 * m, 2 * p), 2);
-  if (kind == "dualpipev") return even(std::min(2 * m, 2 * p + 1), 2);
-  return even(v * m, v);  // gpipe, breadth_first
+  switch (shape.schedule) {
+    case ScheduleKind::gpipe:
+    case ScheduleKind::breadth_first:
+      return even(v * m, v);
+    case ScheduleKind::one_f_one_b:
+      return even(v * std::min(m, p - rank), v);
+    case ScheduleKind::interleaved:
+      return interleaved(shape, rank);
+    case ScheduleKind::zb_h1:
+      return even(std::min(m, p), 1);
+    case ScheduleKind::zb_h2:
+      return even(std::min(m, 2 * p - 1), 1);
+    case ScheduleKind::zb_v:
+      return even(std::min(2 * m, 2 * p), 2);
+    case ScheduleKind::dualpipev:
+      return even(std::min(2 * m, 2 * p + 1), 2);
+  }
+  return {};
 }
 
 namespace {

@@ -101,7 +101,7 @@ StateBytes state_bytes(
     const Framework& framework);
 
 struct PipelineShape {
-  std::string schedule = "1f1b";
+  ScheduleKind schedule = ScheduleKind::one_f_one_b;
   int64_t ranks = 1;            // p
   int64_t stages_per_rank = 1;  // v
   int64_t microbatches = 1;     // m

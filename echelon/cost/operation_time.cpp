@@ -155,9 +155,8 @@ std::optional<double> measured_seconds(
   }
   return std::nullopt;
 }
-// The seconds that the host takes to launch the kernels of a pass.
 
-/// What the host takes to launch the kernels of a pass.
+/// The seconds that the host takes to launch the kernels of a pass.
 double launch_seconds(
     const Operations& operations, const cluster::Device& device,
     const Framework& framework) {

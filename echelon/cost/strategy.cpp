@@ -57,7 +57,7 @@ std::string to_string(const Strategy& strategy) {
             : runs_text(strategy.rank_microbatch)));
   }
   if (strategy.layout.pp > 1) {
-    parts.push_back(strategy.schedule);
+    parts.push_back(to_string(strategy.schedule));
     if (strategy.stages_per_rank > 1) {
       parts.back() += format(", {} stages a rank", strategy.stages_per_rank);
     }
@@ -86,10 +86,6 @@ int64_t stages_per_rank(const Strategy& strategy) {
 
 int64_t num_stages(const Strategy& strategy) {
   return strategy.layout.pp * stages_per_rank(strategy);
-}
-
-bool is_v_shaped(const std::string& schedule) {
-  return schedule == "zb-v" || schedule == "dualpipev";
 }
 
 bool ends_on_one_rank(const Strategy& strategy) {

@@ -12,6 +12,7 @@
 #include "echelon/cost/model_shape.h"
 #include "echelon/layout/layout.h"
 #include "echelon/options/optimizer.h"
+#include "echelon/schedule/options.h"
 
 namespace echelon::cost {
 
@@ -27,9 +28,9 @@ struct Strategy {
   /// By data-parallel rank, where devices of several kinds take microbatches of
   /// several sizes ([train] rank_batch); empty: each takes microbatch_size.
   std::vector<int64_t> rank_microbatch;
-  int64_t seq_len = 0;            // 0: the model's usual
-  std::string schedule = "1f1b";  // one of schedule_kinds(); read when pp > 1
-  int64_t stages_per_rank = 0;    // 0: the schedule's default
+  int64_t seq_len = 0;                                // 0: the model's usual
+  ScheduleKind schedule = ScheduleKind::one_f_one_b;  // read when pp > 1
+  int64_t stages_per_rank = 0;  // 0: the schedule's default
   /// Blocks (of counted models: layers) of each stage, where devices of several
   /// kinds hold stages of several sizes ([model] cut); empty: as evenly as
   /// possible.
@@ -75,8 +76,6 @@ int64_t stages_per_rank(const Strategy& strategy);
 /// pp * stages_per_rank.
 int64_t num_stages(const Strategy& strategy);
 
-/// Stages go down the pipeline and up again: zb-v and dualpipev.
-bool is_v_shaped(const std::string& schedule);
 /// Whether one rank has the first and the last stage, so that tied weights are
 /// one tensor: without a pipeline, or in a v-shaped one.
 bool ends_on_one_rank(const Strategy& strategy);

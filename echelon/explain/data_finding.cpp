@@ -83,7 +83,7 @@ std::vector<RunFinding> find_data_loading(const Evidence& evidence) {
     return {found};
   }
   const DataOptions& data = evidence.run.job->data;
-  // As many as would keep up, at least twice.
+  // As many workers as would keep up, at least twice as many as now.
   const auto factor = std::clamp<int64_t>(
       std::llround(std::ceil(1 / std::max(1 - wait.share, 0.01))), 2, 8);
   const int64_t workers = std::min<int64_t>(256, data.workers * factor);

@@ -142,19 +142,19 @@ std::vector<Settings> pipeline_fixes(const Job& job) {
   for (const int64_t factor : {2, 4, 8}) {
     all.push_back({microbatches(now * factor)});
   }
-  const auto schedule = [](const std::string& name) {
-    return format("layout.schedule=\"{}\"", name);
+  const auto schedule = [](ScheduleKind kind) {
+    return format("layout.schedule=\"{}\"", to_string(kind));
   };
   for (const int64_t factor : {1, 2, 4}) {
-    for (const char* name : {"1f1b", "zb-h1"}) {
-      if (job.pipeline.schedule == name || job.pipeline.stages_per_rank > 1) {
+    for (const auto kind : {ScheduleKind::one_f_one_b, ScheduleKind::zb_h1}) {
+      if (job.pipeline.schedule == kind || job.pipeline.stages_per_rank > 1) {
         continue;
       }
-      all.push_back({schedule(name), microbatches(now * factor)});
+      all.push_back({schedule(kind), microbatches(now * factor)});
     }
-    if (job.pipeline.schedule != "interleaved") {
+    if (job.pipeline.schedule != ScheduleKind::interleaved) {
       all.push_back(
-          {schedule("interleaved"), "layout.stages_per_rank=2",
+          {schedule(ScheduleKind::interleaved), "layout.stages_per_rank=2",
            microbatches(now * factor)});
     }
   }
@@ -184,7 +184,7 @@ RunFinding bubble(const Evidence& evidence, double share, int64_t stages) {
     take_simulated_fix(evidence, *best, found);
     const cost::Strategy& strategy = best->configured.strategy;
     found.reason.fix = format(
-        "Run {} with {} microbatches.", strategy.schedule,
+        "Run {} with {} microbatches.", to_string(strategy.schedule),
         strategy.num_microbatches());
     const auto bubble_share = [](const cost::StepEstimate& simulated) {
       return format_percent(simulated.parts.bubble / simulated.step_seconds);

@@ -202,7 +202,7 @@ std::string layout_table(const cost::Strategy& strategy) {
   put_order(table, layout);
   if (layout.pp > 1) {
     table.number("microbatches", strategy.num_microbatches());
-    table.word("schedule", strategy.schedule);
+    table.word("schedule", to_string(strategy.schedule));
     if (strategy.stages_per_rank > 0) {
       table.number("stages_per_rank", strategy.stages_per_rank);
     }

@@ -14,11 +14,6 @@ namespace {
 // Sums in another order differ by less than this.
 constexpr double kRounding = 1 - 1e-9;
 
-bool splits_backward(const std::string& schedule) {
-  const auto& whole = {"gpipe", "1f1b", "interleaved", "breadth_first"};
-  return std::ranges::find(whole, schedule) == whole.end();
-}
-
 // The passes through other stages that must precede a rank's first action or
 // follow its last.
 enum class Around { nothing, forward, both };

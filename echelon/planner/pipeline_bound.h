@@ -114,7 +114,7 @@ class PipelineTimes {
     std::array<int64_t, 7> numbers;  // degrees, microbatch, stages
     bool sequence_parallel;
     AxisOrder order;
-    std::string schedule;
+    ScheduleKind schedule;
     std::vector<int64_t> stage_layers, rank_microbatch;
     auto operator<=>(const Key&) const = default;
   };

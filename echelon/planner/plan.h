@@ -27,8 +27,8 @@ struct PlanRequest {
   std::vector<std::pair<std::string, std::string>> fixed;
   cluster::Precision precision = cluster::Precision::bf16;
   std::string framework = "echelon";
-  /// Of each device's memory; for texts. `cluster` has it deducted, see
-  /// with_free_memory().
+  /// The share of each device's memory that stays free, for texts: `cluster`
+  /// has it deducted already (with_free_memory()).
   double free_share = 0;
   int64_t keep = 5;  // plans to return, each with a different layout
   /// Whether steps are simulated, event by event, before they are ranked; with

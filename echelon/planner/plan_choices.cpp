@@ -252,8 +252,8 @@ std::vector<int64_t> device_counts(const std::vector<Plan>& plans) {
   return {counts.begin(), counts.end()};
 }
 
-// Between the least and the most that a layout takes: powers of 2, or where
-// these are too few, so many GiB apart.
+// Ticks between the least and the most that a layout takes: powers of 2, or
+// equal steps where these are too few.
 std::vector<double> memory_ticks(const std::vector<Plan>& plans, double limit) {
   double least = limit, most = limit;
   for (const auto& plan : plans) {

@@ -140,7 +140,7 @@ std::string why_pipeline(const PlanRequest& request, const Plan& best) {
       "outputs; with {} microbatches and {}",
       strategy.layout.pp, format_count(num_layers(request.model)),
       format_count(stages), format_count(strategy.num_microbatches()),
-      strategy.schedule);
+      to_string(strategy.schedule));
   if (strategy.stages_per_rank > 1) {
     text += format(" over {} stages a rank", strategy.stages_per_rank);
   }

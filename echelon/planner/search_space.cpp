@@ -29,11 +29,9 @@ std::vector<int64_t> microbatch_sizes(int64_t rank_batch) {
 }
 
 std::vector<int64_t> stages_per_rank(
-    const cost::ModelShape& model, const std::string& schedule, int64_t pp) {
-  if (schedule != "interleaved" && schedule != "breadth_first") {
-    return {stages_per_rank_of(schedule)};
-  }
-  // Of the counts with equally long stages, the fewest and those that are even.
+    const cost::ModelShape& model, ScheduleKind schedule, int64_t pp) {
+  if (!takes_any_stages(schedule)) return {stages_per_rank_of(schedule)};
+  // The fewest stages of each length, and all counts that divide the layers.
   std::vector<int64_t> counts;
   const int64_t blocks = num_layers(model);
   int64_t shortest = blocks + 1;
@@ -206,8 +204,9 @@ std::vector<cost::Strategy> with_schedules(
     const cost::Strategy& group) {
   if (group.layout.pp == 1) return {group};
   std::vector<cost::Strategy> variants;
-  for (const auto& schedule : rules.schedules) {
-    const bool usual = schedule == "1f1b" || schedule == "interleaved";
+  for (const ScheduleKind schedule : rules.schedules) {
+    const bool usual = schedule == ScheduleKind::one_f_one_b ||
+                       schedule == ScheduleKind::interleaved;
     if (job.coarse && !usual) continue;
     for (const int64_t stages :
          stages_per_rank(job.model, schedule, group.layout.pp)) {
@@ -234,14 +233,16 @@ FrameworkRules rules_of_framework(const std::string& framework) {
     return {
         .context_parallel = false,
         .expert_parallel = false,
-        .schedules = {"gpipe", "1f1b", "interleaved"},
+        .schedules =
+            {ScheduleKind::gpipe, ScheduleKind::one_f_one_b,
+             ScheduleKind::interleaved},
         .zero_stages = {},
         .orders = {1},
         .sequence_parallel = false};
   }
   if (framework.rfind("megatron", 0) == 0) {
     return {
-        .schedules = {"1f1b", "interleaved"},
+        .schedules = {ScheduleKind::one_f_one_b, ScheduleKind::interleaved},
         .zero_stages = {1},
         .orders = {1}};
   }
@@ -260,7 +261,7 @@ FrameworkRules rules_of_framework(const std::string& framework) {
   return {
       .context_parallel = other,
       .expert_parallel = other,
-      .schedules = schedule_kinds(),
+      .schedules = {kScheduleKinds.begin(), kScheduleKinds.end()},
       .zero_stages = {1, 2, 3},
       .unshard_once = true,
       .orders = {0, 1, 2},

@@ -23,12 +23,12 @@ struct FrameworkRules {
   bool expert_parallel = true;
   bool pipelines = true;
   bool tensor_parallel = true;
-  std::vector<std::string> schedules;  // of pipelines
-  std::vector<int> zero_stages;        // of fsdp > 1
-  bool unshard_once = false;           // stage 3 may keep parameters for a step
-  std::vector<int> orders;             // of axes: indices of axis_orders()
-  bool offload = false;                // optimizer and activations to the host
-  bool partial_selective = false;      // selective recompute of some layers
+  std::vector<ScheduleKind> schedules;  // of pipelines
+  std::vector<int> zero_stages;         // of fsdp > 1
+  bool unshard_once = false;       // stage 3 may keep parameters for a step
+  std::vector<int> orders;         // of axes: indices of axis_orders()
+  bool offload = false;            // optimizer and activations to the host
+  bool partial_selective = false;  // selective recompute of some layers
   bool sequence_parallel = true;
 };
 

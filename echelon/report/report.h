@@ -28,7 +28,7 @@ struct ReportFinding {
 
 struct ReportFindings {
   std::vector<ReportFinding> findings;  // the largest first
-  /// Of the findings, or why there are none; a sentence each.
+  /// Sentences about the findings, or about why there are none.
   std::vector<std::string> notes;
 };
 

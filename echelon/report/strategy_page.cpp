@@ -83,7 +83,7 @@ std::string sharded_state(int64_t zero_stage) {
              : "parameters, gradients and the optimizer's state are";
 }
 
-// Of two words or more: "Pipeline, tensor and data parallel".
+// A title of its axes: "Pipeline, tensor and data parallel".
 std::string title_of(const std::set<Axis>& axes) {
   const bool sharded = axes.contains(Axis::dp_shard);
   const bool replicated = axes.contains(Axis::dp_replicate);
@@ -272,7 +272,7 @@ double bytes_a_step(const Run& run) {
   return steps.empty() ? 0 : most / static_cast<double>(steps.size());
 }
 
-// What each strategy is for: whole or sharded, and what that costs.
+// A table of what each strategy shards, and what that costs.
 void draw_shares(Markup& page, const std::vector<Run>& runs) {
   using timeline::MemoryKind;
   const bool measured = std::ranges::any_of(

@@ -17,8 +17,8 @@
 namespace echelon::report {
 namespace {
 
-// Of a step's length: more than this between its longest rank and the whole
-// picture is said.
+// The page says so where the picture is longer than the longest rank's step by
+// more than this share.
 constexpr double kOutOfPhase = 0.05;
 
 constexpr size_t kMaxBars = 1200;

@@ -344,36 +344,38 @@ Schedule dualpipev(int32_t ranks, int32_t microbatches, int32_t) {
 }
 
 enum class PerRank { one, any, two };
+enum class Forwards { first, in_turn };
+enum class Backwards { whole, split };
 
 struct Generator {
-  const char* kind;
+  const char* name;
   PerRank per_rank;
+  Forwards forwards;
+  Backwards backwards;
   Schedule (*make)(int32_t ranks, int32_t microbatches, int32_t per_rank);
 };
 
-constexpr std::array kGenerators = {
-    Generator{"gpipe", PerRank::one, breadth_first},
-    Generator{"1f1b", PerRank::one, one_forward_one_backward},
-    Generator{"interleaved", PerRank::any, interleaved},
-    Generator{"breadth_first", PerRank::any, breadth_first},
-    Generator{"zb-h1", PerRank::one, zb_h<1>},
-    Generator{"zb-h2", PerRank::one, zb_h<2>},
-    Generator{"zb-v", PerRank::two, zb_v},
-    Generator{"dualpipev", PerRank::two, dualpipev},
-};
+// In the order of ScheduleKind.
+constexpr std::array<Generator, kScheduleKinds.size()> kGenerators = {{
+    {"gpipe", PerRank::one, Forwards::first, Backwards::whole, breadth_first},
+    {"1f1b", PerRank::one, Forwards::in_turn, Backwards::whole,
+     one_forward_one_backward},
+    {"interleaved", PerRank::any, Forwards::in_turn, Backwards::whole,
+     interleaved},
+    {"breadth_first", PerRank::any, Forwards::first, Backwards::whole,
+     breadth_first},
+    {"zb-h1", PerRank::one, Forwards::in_turn, Backwards::split, zb_h<1>},
+    {"zb-h2", PerRank::one, Forwards::in_turn, Backwards::split, zb_h<2>},
+    {"zb-v", PerRank::two, Forwards::in_turn, Backwards::split, zb_v},
+    {"dualpipev", PerRank::two, Forwards::in_turn, Backwards::split, dualpipev},
+}};
+
+const Generator& generator_of(ScheduleKind kind) {
+  return kGenerators.at(static_cast<size_t>(kind));
+}
 
 constexpr int64_t kMaxRanks = 1 << 14;
 constexpr int64_t kMaxStages = 1 << 20;
-
-const Generator& find(const std::string& kind) {
-  for (const auto& generator : kGenerators) {
-    if (kind == generator.kind) return generator;
-  }
-  throw ConfigError(format(
-      "schedule \"{}\": must be one of {}{}", kind,
-      join(schedule_kinds(), ", "),
-      config::did_you_mean(kind, schedule_kinds())));
-}
 
 [[noreturn]] void refuse(const std::string& kind, const std::string& what) {
   throw ConfigError("schedule " + kind + ": " + what);
@@ -392,13 +394,13 @@ void check_range(
 void check_per_rank(const Generator& generator, int32_t per_rank) {
   if (generator.per_rank == PerRank::one && per_rank != 1) {
     refuse(
-        generator.kind, "stages per rank = " + std::to_string(per_rank) +
+        generator.name, "stages per rank = " + std::to_string(per_rank) +
                             ", but it is defined for 1 alone; interleaved and "
                             "breadth_first take any number");
   }
   if (generator.per_rank == PerRank::two && per_rank != 2) {
     refuse(
-        generator.kind, format(
+        generator.name, format(
                             "stages per rank = {}, but its V has 2 on each "
                             "rank: leave it out or say 2",
                             per_rank));
@@ -406,7 +408,7 @@ void check_per_rank(const Generator& generator, int32_t per_rank) {
 }
 
 void check_options(const Generator& generator, const ScheduleOptions& options) {
-  const std::string kind = generator.kind;
+  const std::string kind = generator.name;
   check_range(kind, "ranks", options.ranks, 1, kMaxRanks);
   check_range(
       kind, "stages per rank", options.stages_per_rank, 1,
@@ -421,7 +423,8 @@ void check_options(const Generator& generator, const ScheduleOptions& options) {
             "{} stages x {} microbatches are more than {} cells; ask for fewer",
             stages, options.microbatches, kMaxScheduleCells));
   }
-  if (kind == "dualpipev" && options.microbatches < stages) {
+  if (options.kind == ScheduleKind::dualpipev &&
+      options.microbatches < stages) {
     refuse(
         kind, format(
                   "microbatches = {}, but {} ranks need at least twice as "
@@ -477,21 +480,51 @@ int32_t narrow(int64_t value) {
 
 }  // namespace
 
-const std::vector<std::string>& schedule_kinds() {
-  static const std::vector<std::string> kinds = [] {
-    std::vector<std::string> names;
-    for (const auto& generator : kGenerators) names.push_back(generator.kind);
-    return names;
-  }();
-  return kinds;
+std::string to_string(ScheduleKind kind) {
+  return generator_of(kind).name;
 }
 
-int32_t stages_per_rank_of(const std::string& kind) {
-  return find(kind).per_rank == PerRank::one ? 1 : 2;
+const std::vector<std::string>& schedule_names() {
+  static const std::vector<std::string> names = [] {
+    std::vector<std::string> all;
+    for (const auto& generator : kGenerators) all.push_back(generator.name);
+    return all;
+  }();
+  return names;
+}
+
+ScheduleKind schedule_kind(std::string_view name) {
+  for (const ScheduleKind kind : kScheduleKinds) {
+    if (name == generator_of(kind).name) return kind;
+  }
+  throw ConfigError(format(
+      "schedule \"{}\": must be one of {}{}", name,
+      join(schedule_names(), ", "),
+      config::did_you_mean(std::string(name), schedule_names())));
+}
+
+int32_t stages_per_rank_of(ScheduleKind kind) {
+  return generator_of(kind).per_rank == PerRank::one ? 1 : 2;
+}
+
+bool takes_any_stages(ScheduleKind kind) {
+  return generator_of(kind).per_rank == PerRank::any;
+}
+
+bool is_v_shaped(ScheduleKind kind) {
+  return generator_of(kind).per_rank == PerRank::two;
+}
+
+bool forwards_first(ScheduleKind kind) {
+  return generator_of(kind).forwards == Forwards::first;
+}
+
+bool splits_backward(ScheduleKind kind) {
+  return generator_of(kind).backwards == Backwards::split;
 }
 
 Schedule make_schedule(const ScheduleOptions& options) {
-  const Generator& generator = find(options.kind);
+  const Generator& generator = generator_of(options.kind);
   ScheduleOptions resolved = options;
   if (resolved.stages_per_rank == 0) {
     resolved.stages_per_rank = stages_per_rank_of(options.kind);
@@ -499,7 +532,7 @@ Schedule make_schedule(const ScheduleOptions& options) {
   check_options(generator, resolved);
   Schedule schedule = generator.make(
       resolved.ranks, resolved.microbatches, resolved.stages_per_rank);
-  schedule.name = generator.kind;
+  schedule.name = generator.name;
   return schedule;
 }
 
@@ -509,11 +542,15 @@ void bind(config::Section& section, PipelineLayout& options) {
       "parts of a batch that pass through the pipeline one after the other; 0: "
       "as many as divide it, up to 4 for each pipeline rank",
       {.at_least = 0, .at_most = 1 << 20});
+  std::string schedule = to_string(options.schedule);
   section
       .field(
-          "schedule", options.schedule,
+          "schedule", schedule,
           "order in which a pipeline's ranks compute (see echelon schedule)")
-      .one_of(schedule_kinds());
+      .one_of(schedule_names());
+  if (std::ranges::count(schedule_names(), schedule) > 0) {
+    options.schedule = schedule_kind(schedule);
+  }
   section.field(
       "stages_per_rank", options.stages_per_rank,
       "pipeline stages that each rank holds; 0: what the schedule takes",

@@ -127,8 +127,10 @@
 // for p-1 of these times in all.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "echelon/schedule/schedule.h"
@@ -139,38 +141,66 @@ namespace config {
 class Section;
 }
 
+enum class ScheduleKind : uint8_t {
+  gpipe,
+  one_f_one_b,
+  interleaved,
+  breadth_first,
+  zb_h1,
+  zb_h2,
+  zb_v,
+  dualpipev,
+};
+
+inline constexpr std::array<ScheduleKind, 8> kScheduleKinds = {
+    ScheduleKind::gpipe,       ScheduleKind::one_f_one_b,
+    ScheduleKind::interleaved, ScheduleKind::breadth_first,
+    ScheduleKind::zb_h1,       ScheduleKind::zb_h2,
+    ScheduleKind::zb_v,        ScheduleKind::dualpipev};
+
+/// Its name in a configuration: "1f1b", "zb-h1", …
+std::string to_string(ScheduleKind kind);
+/// The names of kScheduleKinds.
+const std::vector<std::string>& schedule_names();
+/// Throws ConfigError for an unknown name; the message has the nearest one.
+ScheduleKind schedule_kind(std::string_view name);
+
+/// The number that stages_per_rank = 0 stands for.
+int32_t stages_per_rank_of(ScheduleKind kind);
+/// Whether it is defined for any number of stages a rank.
+bool takes_any_stages(ScheduleKind kind);
+/// Whether its stages go down the pipeline and up again.
+bool is_v_shaped(ScheduleKind kind);
+/// Whether all forwards come before the first backward.
+bool forwards_first(ScheduleKind kind);
+/// Whether it has backwards of inputs and of weights.
+bool splits_backward(ScheduleKind kind);
+
 struct ScheduleOptions {
-  std::string kind = "1f1b";  // one of schedule_kinds()
-  int32_t ranks = 1;          // p, the pipeline ranks: --stages
-  int32_t microbatches = 1;   // m
+  ScheduleKind kind = ScheduleKind::one_f_one_b;
+  int32_t ranks = 1;         // p, the pipeline ranks: --stages
+  int32_t microbatches = 1;  // m
   /// v, the stages that each rank holds: the model is partitioned into p * v
   /// stages. 0 takes the kind's own number: 2 for interleaved, breadth_first,
   /// zb-v and dualpipev, 1 for the others.
   int32_t stages_per_rank = 0;
 };
 
-/// gpipe, 1f1b, interleaved, breadth_first, zb-h1, zb-h2, zb-v, dualpipev.
-const std::vector<std::string>& schedule_kinds();
-
-/// The number that stages_per_rank = 0 stands for. Throws ConfigError for an
-/// unknown kind.
-int32_t stages_per_rank_of(const std::string& kind);
-
 /// The most cells, p * v * m, of a schedule that is generated.
 inline constexpr int64_t kMaxScheduleCells = int64_t{1} << 25;
 
 /// Generates the schedule, which check() (check.h) accepts. Throws ConfigError
-/// for an unknown kind, and for numbers for which the kind is not defined; the
-/// message names the nearest valid ones.
+/// for numbers for which the kind is not defined; the message names the nearest
+/// valid ones.
 Schedule make_schedule(const ScheduleOptions& options);
 
 /// The keys of [layout] next to the degrees.
 struct PipelineLayout {
-  int64_t microbatches = 0;       // of a step; 0: 4 per pipeline rank, or
-                                  // fewer where the batch is known
-  std::string schedule = "1f1b";  // one of schedule_kinds()
-  int64_t stages_per_rank = 0;    // 0: what the schedule takes
-  std::string schedule_file;      // CSV; replaces the three above
+  int64_t microbatches = 0;  // of a step; 0: 4 per pipeline rank, or fewer
+                             // where the batch is known
+  ScheduleKind schedule = ScheduleKind::one_f_one_b;
+  int64_t stages_per_rank = 0;  // 0: what the schedule takes
+  std::string schedule_file;    // CSV; replaces the three above
 };
 
 /// microbatches, schedule, stages_per_rank, schedule_file.

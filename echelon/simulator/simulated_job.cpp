@@ -34,7 +34,8 @@ int32_t link_of(int32_t rank_class, Side side) {
 
 Schedule schedule_of(const cost::Strategy& strategy) {
   ScheduleOptions options;
-  options.kind = strategy.layout.pp > 1 ? strategy.schedule : "1f1b";
+  options.kind =
+      strategy.layout.pp > 1 ? strategy.schedule : ScheduleKind::one_f_one_b;
   options.ranks = static_cast<int32_t>(strategy.layout.pp);
   options.microbatches = static_cast<int32_t>(strategy.num_microbatches());
   options.stages_per_rank =

@@ -291,7 +291,7 @@ void RecentSteps::add(const StepMetrics& step) {
     sum_.add(steps_.front(), -1);
     steps_.pop_front();
   }
-  // What a huge loss cost in digits is gone after it has left the sum.
+  // A huge loss costs the sum digits. Once it has left, the sum starts anew.
   if (++added_ % most_ != 0) return;
   sum_ = {};
   for (const auto& one : steps_) sum_.add(one, 1);

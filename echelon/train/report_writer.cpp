@@ -169,12 +169,12 @@ std::string sharding_text(const Job& job) {
 }
 
 // "3, training waited 40 ms for them, 0.1 % of its time"; of a resumed run
-// "3 since then, …", below the row that says from which step
+// "3 since then, …": stands below the row that says from which step.
 std::string checkpoints_text(const RunSummary& summary) {
   std::string text = format(
       "{}{}", summary.checkpoints,
       summary.resumed.empty() ? "" : " since then");
-  // Those after the last step cost training nothing.
+  // A checkpoint after the last step costs training nothing.
   if (summary.checkpoint_seconds <= 0 || summary.seconds <= 0) return text;
   return text +
          format(
@@ -193,7 +193,7 @@ std::vector<std::string> arguments_of(const std::string& process) {
   return arguments;
 }
 
-// As a shell takes it.
+// The argument as a shell takes it.
 std::string quoted(const std::string& argument) {
   const bool plain =
       !argument.empty() && std::ranges::all_of(argument, [](unsigned char c) {
@@ -255,7 +255,7 @@ std::vector<std::pair<std::string, std::string>> facts(
   list.emplace_back("Layout", to_string(job.layout));
   if (job.layout.pp > 1) {
     const std::string name = job.pipeline.schedule_file.empty()
-                                 ? job.pipeline.schedule
+                                 ? to_string(job.pipeline.schedule)
                                  : job.pipeline.schedule_file;
     list.emplace_back(
         "Pipeline", format("{}, {} microbatches", name, microbatches_of(job)));

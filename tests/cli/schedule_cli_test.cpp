@@ -59,7 +59,7 @@ TEST_F(ScheduleCommand, NamesStagesWhereARankHasSeveral) {
 }
 
 TEST_F(ScheduleCommand, PrintsEveryKindInEveryFormat) {
-  for (const auto& kind : schedule_kinds()) {
+  for (const auto& kind : schedule_names()) {
     const std::string arguments = "--kind " + kind + " --stages 3 --format ";
     EXPECT_THAT(run(arguments + "text").out, StartsWith(kind + ": 3 ranks"));
     const auto schedule = make_schedule({kind, 3, 6, 0});

@@ -17,7 +17,10 @@ double elements(const std::vector<LayerWork>& layers) {
 }
 
 Strategy pipeline(int64_t pp, const char* schedule) {
-  return {.layout = {.pp = pp}, .global_batch = 16, .schedule = schedule};
+  return {
+      .layout = {.pp = pp},
+      .global_batch = 16,
+      .schedule = schedule_kind(schedule)};
 }
 
 std::vector<LayerWork>

@@ -144,7 +144,7 @@ TEST(MemoryEstimate, OfAPartIsLess) {
       s.zero_stage = stage;
     });
   }
-  EXPECT_GT(with([](Strategy& s) { s.schedule = "gpipe"; }), plain);
+  EXPECT_GT(with([](Strategy& s) { s.schedule = ScheduleKind::gpipe; }), plain);
   EXPECT_GT(with([](Strategy& s) { s.microbatch_size = 2; }), plain);
   // Some layers of each stage compute again, the others keep.
   const double some = with([](Strategy& s) {
@@ -211,7 +211,7 @@ TEST(MemoryEstimate, AScheduleIsOfPipelinesAlone) {
   Strategy strategy =
       strategy_of({}, 16, "megatron-2022");  // blocks are the most
   const double plain = gib(model, strategy);
-  strategy.schedule = "gpipe";
+  strategy.schedule = ScheduleKind::gpipe;
   EXPECT_EQ(gib(model, strategy), plain);
 }
 
@@ -230,7 +230,7 @@ TEST(MemoryEstimate, AGatheredEmbeddingIsOnTheRanksThatHaveIt) {
   EXPECT_GT(first, 2 * embedding);
   EXPECT_NEAR(first, last, 1e-3 * embedding);
   EXPECT_LT(middle, embedding);
-  strategy.schedule = "zb-v";  // both ends are the first rank's
+  strategy.schedule = ScheduleKind::zb_v;  // both ends are the first rank's
   EXPECT_NEAR(gathered(0), first + embedding, 1e-3 * embedding);
   EXPECT_EQ(gathered(3), middle);
 }
@@ -354,7 +354,7 @@ TEST(MemoryEstimate, IsWithinATenthOfWhatOthersMeasured) {
     Strategy strategy = strategy_of(one.layout, one.batch, one.framework);
     strategy.microbatch_size = one.microbatch;
     strategy.seq_len = one.seq;
-    strategy.schedule = one.schedule;
+    strategy.schedule = schedule_kind(one.schedule);
     strategy.recompute = one.recompute;
     strategy.zero_stage = one.zero_stage;
     const bool megatron = std::string(one.framework) == "megatron-core";

@@ -36,7 +36,7 @@ TEST(StageTimes, TheEndsOfAPipelineSumATiedEmbedding) {
   EXPECT_GT(times_of("gpt2", strategy).after[0].tied, 2 * pair);
   EXPECT_EQ(times_of("llama3.1-8b", strategy).after[0].tied, 0);
   strategy.layout.pp = 4;
-  strategy.schedule = "zb-v";  // one rank has both ends
+  strategy.schedule = ScheduleKind::zb_v;  // one rank has both ends
   EXPECT_EQ(times_of("gpt2", strategy).after[0].tied, 0);
 }
 

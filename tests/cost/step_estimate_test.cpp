@@ -76,14 +76,14 @@ TEST(PipelineSeconds, BubbleOf1F1BIsTheFormulasAlsoWhereItIsExtrapolated) {
 TEST(
     PipelineSeconds, AStackThatValidatesAfterwardsTakesAsLongAsItsLongestRank) {
   Strategy strategy = strategy_on({.pp = 4}, 16);
-  strategy.schedule = "zb-h2";
+  strategy.schedule = ScheduleKind::zb_h2;
   const std::vector<StageCost> stages(4);  // 1 for each of F, I and W
   strategy.framework = "zero-bubble";
   EXPECT_NEAR(pipeline_seconds(strategy, stages), 3.0 * 16, 1e-9);
   strategy.framework = "zero-bubble-synchronous";
   EXPECT_NEAR(pipeline_seconds(strategy, stages), 3.0 * 16 + 3, 1e-9);
   // Rank 0 of 1F1B works from the step's begin to its end.
-  strategy.schedule = "1f1b";
+  strategy.schedule = ScheduleKind::one_f_one_b;
   const double waits = pipeline_seconds(strategy, stages);
   strategy.framework = "zero-bubble";
   EXPECT_EQ(pipeline_seconds(strategy, stages), waits);
@@ -129,7 +129,7 @@ TEST(StepEstimate, ATiedHeadIsUpdatedOnceWhereTheEmbeddingIsOnItsRank) {
     ModelShape model = find_model("gpt2");
     model.transformer->tied = tied;
     Strategy strategy = strategy_on({.pp = pp}, 8);
-    strategy.schedule = schedule;
+    strategy.schedule = schedule_kind(schedule);
     const StageTimes times = stage_times(model, strategy, cluster);
     double sum = 0;
     for (const auto& after : times.after) sum += after.optimizer;

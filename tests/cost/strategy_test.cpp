@@ -19,7 +19,7 @@ TEST(StrategyText, SaysWhatIsNotUsual) {
       to_string(strategy),
       "fsdp=2,pp=2,tp=2 · sequence parallel · ZeRO 1 · 4 microbatches of 8 · "
       "1f1b");
-  strategy.schedule = "interleaved";
+  strategy.schedule = ScheduleKind::interleaved;
   strategy.stages_per_rank = 3;
   strategy.recompute = Recompute::all;
   strategy.offload_optimizer = strategy.offload_activations = true;

@@ -88,7 +88,10 @@ timeline::Timeline two_stages(
     int32_t microbatches, const StageCost& first, const StageCost& second,
     int64_t steps = 8) {
   return timeline_of(
-      make_schedule({.kind = "1f1b", .ranks = 2, .microbatches = microbatches}),
+      make_schedule(
+          {.kind = ScheduleKind::one_f_one_b,
+           .ranks = 2,
+           .microbatches = microbatches}),
       {first, second}, steps);
 }
 

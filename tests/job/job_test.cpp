@@ -54,7 +54,7 @@ TEST_F(JobTest, TheLayoutFlagReplacesTheDegreesAlone) {
   EXPECT_EQ(job.layout.dp_replicate, 1);
   EXPECT_EQ(job.layout.pp, 2);
   EXPECT_EQ(job.pipeline.microbatches, 6);
-  EXPECT_EQ(job.pipeline.schedule, "gpipe");
+  EXPECT_EQ(job.pipeline.schedule, ScheduleKind::gpipe);
 }
 
 // --set of steps replaces epochs of the file, and the reverse.
@@ -155,7 +155,7 @@ TEST_F(JobTest, MicrobatchesAreTheMostThatDivideTheBatch) {
     job.train.batch = batch;
     job.layout.dp_replicate = dp;
     job.layout.pp = pp;
-    job.pipeline.schedule = schedule;
+    job.pipeline.schedule = schedule_kind(schedule);
     return microbatches_of(job);
   };
   EXPECT_EQ(count(64, 1, 1), 1);

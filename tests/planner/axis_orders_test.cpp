@@ -65,7 +65,7 @@ TEST(AxisOrders, WhatIsLeftOutTakesAsLongAsOneThatIsKept) {
   for (const cluster::Cluster& cluster : clusters) {
     const SearchJob job = search_job("gpt2", cluster, 24);
     for (cost::Strategy strategy : list_groups(job)) {
-      strategy.schedule = strategy.layout.pp > 1 ? "1f1b" : strategy.schedule;
+      if (strategy.layout.pp > 1) strategy.schedule = ScheduleKind::one_f_one_b;
       strategy.zero_stage = strategy.layout.dp_shard > 1 ? 3 : 0;
       if (strategy.layout.order != kAxes) continue;  // the first of all
       if (!cost::check_strategy(job.model, strategy, cluster).empty()) continue;

@@ -158,12 +158,12 @@ TEST(PipelineBound, CountsWhatStagesBeforeARankMustDo) {
   cost::Strategy strategy = strategy_of(job, {.pp = 8}, 8);
   const double work = PipelineBound(job, times, strategy).any_partition();
   for (const char* schedule : {"1f1b", "gpipe", "zb-h1"}) {
-    strategy.schedule = schedule;
+    strategy.schedule = schedule_kind(schedule);
     const auto step = cost::estimate_time(job.model, strategy, job.cluster);
     const double pipeline =
         step.step_seconds - step.parts.optimizer - step.parts.other;
     const double bound = PipelineBound(job, times, strategy).of(strategy);
-    const bool split = std::string(schedule) == "zb-h1";
+    const bool split = strategy.schedule == ScheduleKind::zb_h1;
     EXPECT_GT(bound, (split ? 1.25 : 1.75) * work) << schedule;
     EXPECT_GT(bound, (split ? 0.7 : 0.9) * pipeline) << schedule;
   }

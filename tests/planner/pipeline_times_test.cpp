@@ -50,7 +50,7 @@ TEST(PipelineTimes, AreSharedByStrategiesWithOnePipelineAlone) {
       [](cost::Strategy& s) {
         std::swap(s.layout.order[0], s.layout.order[2]);
       },
-      [](cost::Strategy& s) { s.schedule = "gpipe"; },
+      [](cost::Strategy& s) { s.schedule = ScheduleKind::gpipe; },
       [](cost::Strategy& s) {
         s.stage_layers = {3, 5};
       },

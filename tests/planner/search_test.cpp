@@ -203,7 +203,7 @@ TEST(Search, KeepsToWhatIsFixed) {
   for (const auto& one : found.best) {
     EXPECT_EQ(one.strategy.layout.tp, 2);
     EXPECT_EQ(one.strategy.layout.pp, 2);
-    EXPECT_EQ(one.strategy.schedule, "gpipe");
+    EXPECT_EQ(one.strategy.schedule, ScheduleKind::gpipe);
   }
 }
 
@@ -284,7 +284,7 @@ TEST(ListVariants, StagesOfARankNeedNotDivideTheLayers) {
   std::vector<int64_t> counts;
   for (const auto& variant :
        list_variants(job, strategy_of(job, {.tp = 8, .pp = 16}))) {
-    if (variant.schedule == "interleaved") {
+    if (variant.schedule == ScheduleKind::interleaved) {
       counts.push_back(variant.stages_per_rank);
     }
   }

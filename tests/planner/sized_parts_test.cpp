@@ -76,7 +76,7 @@ TEST(SizedStages, TheSlowestOfAllPipelinesCountsAtEachPlace) {
 TEST(SizedStages, AStageCountsTheDevicesOfItsRank) {
   const SearchJob job = job_on("a100-80gb:1x8+h100-sxm:1x8");
   cost::Strategy strategy = strategy_of(job, {.tp = 8, .pp = 2});
-  strategy.schedule = "zb-v";
+  strategy.schedule = ScheduleKind::zb_v;
   const auto cuts = sized_stages(job, strategy);
   ASSERT_FALSE(cuts.empty());
   ASSERT_EQ(cuts[0].size(), 4u);

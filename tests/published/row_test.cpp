@@ -153,7 +153,7 @@ TEST(RowStrategy, DerivesWhatCellsLeaveOut) {
   EXPECT_EQ(derived.layout.data_degree(), 4);
   EXPECT_EQ(derived.num_microbatches(), 8);
   EXPECT_EQ(derived.layout.order.front(), Axis::pp);
-  EXPECT_EQ(derived.schedule, "1f1b");
+  EXPECT_EQ(derived.schedule, ScheduleKind::one_f_one_b);
   EXPECT_EQ(derived.recompute, cost::Recompute::all);
   EXPECT_FALSE(derived.sequence_parallel);
   EXPECT_EQ(derived.zero_stage, 0);
@@ -164,7 +164,7 @@ TEST(RowStrategy, DerivesWhatCellsLeaveOut) {
   row.sharding = "distributed optimizer (zero1)";
   row.precision = "fp16/bf16 mixed";
   const auto interleaved = strategy(row);
-  EXPECT_EQ(interleaved.schedule, "interleaved");
+  EXPECT_EQ(interleaved.schedule, ScheduleKind::interleaved);
   EXPECT_EQ(interleaved.stages_per_rank, 5);
   EXPECT_TRUE(interleaved.sequence_parallel);
   EXPECT_EQ(interleaved.zero_stage, 1);
@@ -173,13 +173,13 @@ TEST(RowStrategy, DerivesWhatCellsLeaveOut) {
 
   row.virtual_stages = 0;
   for (const auto& [cell, kind] :
-       std::vector<std::pair<std::string, std::string>>{
-           {"ZB-1p", "zb-h1"},
-           {"ZB-2p*", "zb-h2"},
-           {"ZB-V", "zb-v"},
-           {"1F1B", "1f1b"},
-           {"1F1B-I", "interleaved"},
-           {"GPipe", "gpipe"}}) {
+       std::vector<std::pair<std::string, ScheduleKind>>{
+           {"ZB-1p", ScheduleKind::zb_h1},
+           {"ZB-2p*", ScheduleKind::zb_h2},
+           {"ZB-V", ScheduleKind::zb_v},
+           {"1F1B", ScheduleKind::one_f_one_b},
+           {"1F1B-I", ScheduleKind::interleaved},
+           {"GPipe", ScheduleKind::gpipe}}) {
     row.schedule = cell;
     EXPECT_EQ(strategy(row).schedule, kind) << cell;
   }

@@ -150,7 +150,7 @@ TEST(ScheduleCheck, NamesTheRanksThatWaitForEachOther) {
 
 TEST(ScheduleCheck, NamesACircleAndNotThoseWhoWaitForIt) {
   // Ranks 1 and 2 wait for each other, rank 0 for rank 1.
-  auto schedule = make_schedule({"1f1b", 3, 2, 0});
+  auto schedule = make_schedule({ScheduleKind::one_f_one_b, 3, 2, 0});
   for (auto* text : {"1F0", "1B0", "1F1", "1B1"}) {
     if (text == std::string("1F0")) schedule.ranks[1].clear();
     schedule.ranks[1].push_back(action(text));
@@ -167,7 +167,7 @@ TEST(ScheduleCheck, NamesACircleAndNotThoseWhoWaitForIt) {
 TEST(ScheduleCheck, ALongCircleIsCutShort) {
   // The first rank wants what comes back to it before it lets go of anything.
   constexpr int32_t kRanks = 9;
-  Schedule schedule = make_schedule({"interleaved", kRanks, 1, 2});
+  Schedule schedule = make_schedule({ScheduleKind::interleaved, kRanks, 1, 2});
   std::swap(schedule.ranks[0][0], schedule.ranks[0][1]);
   EXPECT_THAT(fault(schedule), HasSubstr("and so on through 5 more ranks"));
 }
@@ -257,12 +257,13 @@ TEST(ScheduleCheck, FindsRandomFaultsAndNamesThem) {
   const std::vector<std::function<Broken(Schedule, Random&)>> ways = {
       repeat, omit, move, reverse};
   for (int round = 0; round < 400; ++round) {
-    const auto& kinds = schedule_kinds();
+    const auto& kinds = schedule_names();
     const std::string kind = kinds[below(random, kinds.size())];
     const auto ranks = static_cast<int32_t>(2 + below(random, 4));
     const auto microbatches =
         static_cast<int32_t>(2 * ranks + below(random, 9));
-    const Schedule valid = make_schedule({kind, ranks, microbatches, 0});
+    const Schedule valid =
+        make_schedule({schedule_kind(kind), ranks, microbatches, 0});
     const Broken broken = ways[below(random, ways.size())](valid, random);
     std::vector<testing::Matcher<std::string>> any;
     for (const auto& word : broken.words) any.push_back(HasSubstr(word));
@@ -308,11 +309,12 @@ TEST(ScheduleCheck, FindsADeadlockExactlyWhenThereIsOne) {
   int deadlocks = 0;
   int runs = 0;
   for (int round = 0; round < 600; ++round) {
-    const auto& kinds = schedule_kinds();
+    const auto& kinds = schedule_names();
     const std::string kind = kinds[below(random, kinds.size())];
     const auto ranks = static_cast<int32_t>(2 + below(random, 3));
     Schedule schedule = make_schedule(
-        {kind, ranks, static_cast<int32_t>(2 * ranks + below(random, 3)), 0});
+        {schedule_kind(kind), ranks,
+         static_cast<int32_t>(2 * ranks + below(random, 3)), 0});
     for (size_t swaps = 1 + below(random, 3); swaps > 0; --swaps) {
       auto& list = any_list(schedule, random);
       const size_t at = below(random, list.size() - 1);

@@ -27,15 +27,16 @@ std::string fault(const std::string& text) {
 
 TEST(ScheduleCsv, PutsEachActionAtItsTick) {
   EXPECT_EQ(
-      written(make_schedule({"1f1b", 2, 2, 0})),
+      written(make_schedule({ScheduleKind::one_f_one_b, 2, 2, 0})),
       "0F0,0F1,,0B0,,0B1\n"
       ",1F0,1B0,1F1,1B1\n");
 }
 
 TEST(ScheduleCsv, ReadsBackEveryKind) {
-  for (const auto& kind : schedule_kinds()) {
+  for (const auto& kind : schedule_names()) {
     for (const int32_t ranks : {1, 2, 5}) {
-      Schedule schedule = make_schedule({kind, ranks, 2 * ranks + 3, 0});
+      Schedule schedule =
+          make_schedule({schedule_kind(kind), ranks, 2 * ranks + 3, 0});
       const auto read = parse_schedule_csv(written(schedule), "f.csv");
       EXPECT_NO_THROW(check(read)) << kind;
       schedule.name = "f.csv";
@@ -45,7 +46,7 @@ TEST(ScheduleCsv, ReadsBackEveryKind) {
 }
 
 TEST(ScheduleCsv, ALongRowIsWrittenWhole) {
-  Schedule schedule = make_schedule({"gpipe", 2, 30000, 0});
+  Schedule schedule = make_schedule({ScheduleKind::gpipe, 2, 30000, 0});
   const auto read = parse_schedule_csv(written(schedule), "gpipe");
   EXPECT_EQ(read, schedule);
 }
@@ -143,7 +144,8 @@ TEST(ScheduleCsv, AGapInTheStagesIsAStageOnNoRank) {
 TEST(ScheduleCsv, RandomChangesNeverGetPastBoth) {
   // An accepted schedule reads back the same after it is written.
   std::mt19937 random(3);
-  const std::string text = written(make_schedule({"zb-v", 3, 6, 0}));
+  const std::string text =
+      written(make_schedule({ScheduleKind::zb_v, 3, 6, 0}));
   int accepted = 0;
   for (int round = 0; round < 3000; ++round) {
     std::string changed = text;
@@ -172,7 +174,7 @@ TEST(ScheduleCsv, ReadsAFile) {
 }
 
 TEST(ScheduleCsv, ADeadlockIsNotWritten) {
-  auto schedule = make_schedule({"gpipe", 2, 1, 0});
+  auto schedule = make_schedule({ScheduleKind::gpipe, 2, 1, 0});
   std::swap(schedule.ranks[0][0], schedule.ranks[0][1]);
   EXPECT_THAT(
       error_text<ConfigError>([&] { written(schedule); }),

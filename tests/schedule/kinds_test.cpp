@@ -25,24 +25,25 @@ std::string text(const std::vector<Action>& list) {
 std::vector<std::string>
 lists(const std::string& kind, int32_t ranks, int32_t microbatches, int32_t v) {
   std::vector<std::string> all;
-  for (const auto& list : make_schedule({kind, ranks, microbatches, v}).ranks) {
+  for (const auto& list :
+       make_schedule({schedule_kind(kind), ranks, microbatches, v}).ranks) {
     all.push_back(text(list));
   }
   return all;
 }
 
 struct Case {
-  std::string kind;
+  ScheduleKind kind;
   int32_t p, m, v;
 };
 
 std::vector<Case> grid() {
   std::vector<Case> cases;
-  for (const auto& kind : schedule_kinds()) {
-    const bool any = kind == "interleaved" || kind == "breadth_first";
+  for (const ScheduleKind kind : kScheduleKinds) {
+    const bool any = takes_any_stages(kind);
     for (const int32_t p : {1, 2, 3, 4, 5, 8}) {
       for (int32_t m = 1; m <= 26; ++m) {
-        if (kind == "dualpipev" && m < 2 * p) continue;
+        if (kind == ScheduleKind::dualpipev && m < 2 * p) continue;
         for (int32_t v = 1; v <= (any ? 4 : 1); ++v) {
           cases.push_back({kind, p, m, any ? v : 0});
         }
@@ -57,13 +58,13 @@ Schedule make(const Case& c) {
 }
 
 std::string name(const Case& c) {
-  return format("{} p={} m={} v={}", c.kind, c.p, c.m, c.v);
+  return format("{} p={} m={} v={}", to_string(c.kind), c.p, c.m, c.v);
 }
 
 TEST(ScheduleKinds, AllAreValid) {
   for (const auto& c : grid()) {
     const Schedule schedule = make(c);
-    EXPECT_EQ(schedule.name, c.kind);
+    EXPECT_EQ(schedule.name, to_string(c.kind));
     EXPECT_EQ(schedule.num_ranks(), c.p);
     EXPECT_EQ(schedule.num_microbatches, c.m);
     const int32_t v = c.v == 0 ? stages_per_rank_of(c.kind) : c.v;
@@ -79,17 +80,17 @@ std::vector<int32_t> claimed_peak(const Case& c) {
   const int32_t rounds = std::max(1, m / p);
   const int32_t n = (m + rounds - 1) / rounds;
   for (int32_t r = 0; r < p; ++r) {
-    if (kind == "gpipe") peak.push_back(m);
-    if (kind == "breadth_first") peak.push_back(v * m);
-    if (kind == "1f1b") peak.push_back(std::min(m, p - r));
-    if (kind == "interleaved") {
+    if (kind == ScheduleKind::gpipe) peak.push_back(m);
+    if (kind == ScheduleKind::breadth_first) peak.push_back(v * m);
+    if (kind == ScheduleKind::one_f_one_b) peak.push_back(std::min(m, p - r));
+    if (kind == ScheduleKind::interleaved) {
       const int32_t warmup = v == 1 ? p - 1 - r : (v - 1) * n + 2 * (p - 1 - r);
       peak.push_back(std::min(v * m, warmup + 1));
     }
-    if (kind == "zb-h1") peak.push_back(std::min(m, p));
-    if (kind == "zb-h2") peak.push_back(std::min(m, 2 * p - 1));
-    if (kind == "zb-v") peak.push_back(2 * p);
-    if (kind == "dualpipev") peak.push_back(2 * p + 1);
+    if (kind == ScheduleKind::zb_h1) peak.push_back(std::min(m, p));
+    if (kind == ScheduleKind::zb_h2) peak.push_back(std::min(m, 2 * p - 1));
+    if (kind == ScheduleKind::zb_v) peak.push_back(2 * p);
+    if (kind == ScheduleKind::dualpipev) peak.push_back(2 * p + 1);
   }
   return peak;
 }
@@ -97,12 +98,13 @@ std::vector<int32_t> claimed_peak(const Case& c) {
 TEST(ScheduleKinds, StoreWhatTheyClaim) {
   for (const auto& c : grid()) {
     const auto peak = stored_activations(make(c));
-    if (c.kind == "zb-v" && c.m < 2 * c.p - 1) {
+    if (c.kind == ScheduleKind::zb_v && c.m < 2 * c.p - 1) {
       EXPECT_THAT(peak.ranks, Each(testing::Le(2 * c.p))) << name(c);
     } else {
       EXPECT_EQ(peak.ranks, claimed_peak(c)) << name(c);
     }
-    if (c.kind == "gpipe" || c.kind == "breadth_first") {
+    if (c.kind == ScheduleKind::gpipe ||
+        c.kind == ScheduleKind::breadth_first) {
       EXPECT_THAT(peak.stages, Each(c.m)) << name(c);
     }
   }
@@ -111,11 +113,13 @@ TEST(ScheduleKinds, StoreWhatTheyClaim) {
 // Idle time of each rank over the makespan, when F = I = W = 1 and B = 2.
 double claimed_bubble(const Case& c) {
   const double p = c.p, m = c.m, v = c.v;
-  if (c.kind == "gpipe" || c.kind == "1f1b") return (p - 1) / (m + p - 1);
-  if (c.kind == "breadth_first" || c.kind == "interleaved") {
+  if (c.kind == ScheduleKind::gpipe || c.kind == ScheduleKind::one_f_one_b)
+    return (p - 1) / (m + p - 1);
+  if (c.kind == ScheduleKind::breadth_first ||
+      c.kind == ScheduleKind::interleaved) {
     return 1 - v * m / ((v - 1) * std::max(m, p) + m + p - 1);
   }
-  if (c.kind == "zb-h1" || c.kind == "zb-h2") {
+  if (c.kind == ScheduleKind::zb_h1 || c.kind == ScheduleKind::zb_h2) {
     return (p - 1) / (3 * m + p - 1);
   }
   return (p - 1) / (6 * m + p - 1);  // zb-v, dualpipev
@@ -123,8 +127,9 @@ double claimed_bubble(const Case& c) {
 
 // The number of microbatches from which the formula holds.
 int32_t enough(const Case& c) {
-  if (c.kind == "zb-h1") return c.p;
-  if (c.kind == "zb-h2" || c.kind == "zb-v") return 2 * c.p - 1;
+  if (c.kind == ScheduleKind::zb_h1) return c.p;
+  if (c.kind == ScheduleKind::zb_h2 || c.kind == ScheduleKind::zb_v)
+    return 2 * c.p - 1;
   return 1;
 }
 
@@ -136,7 +141,8 @@ TEST(ScheduleKinds, HaveTheBubbleThatTheyClaim) {
     for (int32_t rank = 0; rank < c.p; ++rank) {
       EXPECT_NEAR(timing.rank_bubble(rank), timing.bubble, 1e-12) << name(c);
     }
-    const bool none = c.kind == "zb-h2" || c.kind == "zb-v" || c.p == 1;
+    const bool none = c.kind == ScheduleKind::zb_h2 ||
+                      c.kind == ScheduleKind::zb_v || c.p == 1;
     EXPECT_NEAR(timing.span_bubble, none ? 0 : timing.bubble, 1e-12) << name(c);
   }
 }
@@ -150,8 +156,8 @@ TEST(ScheduleKinds, ZeroBubbleFollowsItsPapersFormulaForOtherCosts) {
     for (const int32_t p : {1, 2, 4, 7}) {
       for (const int32_t m : {2 * p - 1, 2 * p, 5 * p + 1}) {
         for (const int32_t late : {1, 2}) {
-          const auto schedule =
-              make_schedule({late == 1 ? "zb-h1" : "zb-h2", p, m, 0});
+          const auto schedule = make_schedule(
+              {late == 1 ? ScheduleKind::zb_h1 : ScheduleKind::zb_h2, p, m, 0});
           const std::vector<StageCost> costs(
               static_cast<size_t>(p),
               {.forward = f, .backward_input = i, .backward_weight = w});
@@ -221,7 +227,7 @@ TEST(ScheduleKinds, ZeroBubble) {
 }
 
 TEST(ScheduleKinds, ZbV) {
-  const auto schedule = make_schedule({"zb-v", 2, 3, 0});
+  const auto schedule = make_schedule({ScheduleKind::zb_v, 2, 3, 0});
   EXPECT_THAT(schedule.rank_of_stage, ElementsAre(0, 1, 1, 0));
   EXPECT_THAT(
       lists("zb-v", 2, 3, 0), ElementsAre(
@@ -241,36 +247,75 @@ TEST(ScheduleKinds, DualPipeV) {
           "1W3"));
 }
 
+TEST(ScheduleKinds, HaveNames) {
+  ASSERT_EQ(schedule_names().size(), kScheduleKinds.size());
+  for (const ScheduleKind kind : kScheduleKinds) {
+    EXPECT_EQ(schedule_kind(to_string(kind)), kind) << to_string(kind);
+  }
+}
+
+// What the rooms above know of a kind is what its schedules do.
+TEST(ScheduleKinds, AreDescribedByWhatTheirSchedulesDo) {
+  for (const ScheduleKind kind : kScheduleKinds) {
+    SCOPED_TRACE(to_string(kind));
+    const Schedule schedule = make_schedule({kind, 3, 7, 0});
+    bool splits = false, first = true;
+    for (int32_t rank = 0; rank < 3; ++rank) {
+      bool backward = false;
+      for (const Action& action : schedule.ranks[static_cast<size_t>(rank)]) {
+        const bool forward = action.kind == ActionKind::forward;
+        splits |= action.kind == ActionKind::backward_weight;
+        first &= !(forward && backward);
+        backward |= !forward;
+      }
+    }
+    EXPECT_EQ(splits_backward(kind), splits);
+    EXPECT_EQ(forwards_first(kind), first);
+    EXPECT_EQ(is_v_shaped(kind), schedule.rank_of_stage.back() == 0);
+    const std::string four = error_text([&] {
+      make_schedule({kind, 3, 6, 4});
+    });
+    EXPECT_EQ(takes_any_stages(kind), four == "no error");
+  }
+}
+
 TEST(ScheduleKinds, SayForWhichNumbersTheyAreDefined) {
   const auto error = [](ScheduleOptions options) {
     return error_text<ConfigError>([&] { make_schedule(options); });
   };
+  const auto unknown = [](const char* name) {
+    return error_text<ConfigError>([&] { schedule_kind(name); });
+  };
   EXPECT_EQ(
-      error({"1f1", 4, 8, 0}),
+      unknown("1f1"),
       "schedule \"1f1\": must be one of gpipe, 1f1b, interleaved, "
       "breadth_first, zb-h1, zb-h2, zb-v, dualpipev; did you mean \"1f1b\"?");
-  EXPECT_THAT(error({"zb_h1", 4, 8, 0}), HasSubstr("did you mean \"zb-h1\"?"));
+  EXPECT_THAT(unknown("zb_h1"), HasSubstr("did you mean \"zb-h1\"?"));
   EXPECT_EQ(
-      error({"gpipe", 0, 8, 0}),
+      error({ScheduleKind::gpipe, 0, 8, 0}),
       "schedule gpipe: ranks = 0, but must be from 1 to 16384; the nearest is "
       "1");
   EXPECT_EQ(
-      error({"gpipe", 2, -3, 0}),
+      error({ScheduleKind::gpipe, 2, -3, 0}),
       "schedule gpipe: microbatches = -3, but must be from 1 to 33554432; the "
       "nearest is 1");
-  EXPECT_THAT(error({"1f1b", 2, 2, 2}), HasSubstr("defined for 1 alone"));
-  EXPECT_THAT(error({"zb-v", 2, 2, 3}), HasSubstr("V has 2 on each rank"));
-  EXPECT_THAT(error({"interleaved", 2, 2, -1}), HasSubstr("nearest is 1"));
+  EXPECT_THAT(
+      error({ScheduleKind::one_f_one_b, 2, 2, 2}),
+      HasSubstr("defined for 1 alone"));
+  EXPECT_THAT(
+      error({ScheduleKind::zb_v, 2, 2, 3}), HasSubstr("V has 2 on each rank"));
+  EXPECT_THAT(
+      error({ScheduleKind::interleaved, 2, 2, -1}), HasSubstr("nearest is 1"));
   EXPECT_EQ(
-      error({"dualpipev", 4, 6, 0}),
+      error({ScheduleKind::dualpipev, 4, 6, 0}),
       "schedule dualpipev: microbatches = 6, but 4 ranks need at least twice "
       "as many: take 8 microbatches, or 3 ranks");
-  EXPECT_THAT(error({"dualpipev", 1, 1, 2}), HasSubstr("or zb-v"));
+  EXPECT_THAT(error({ScheduleKind::dualpipev, 1, 1, 2}), HasSubstr("or zb-v"));
   EXPECT_THAT(
-      error({"breadth_first", 1 << 14, 1 << 14, 64}),
+      error({ScheduleKind::breadth_first, 1 << 14, 1 << 14, 64}),
       HasSubstr("more than 33554432 cells"));
   EXPECT_THAT(
-      error({"breadth_first", 1 << 14, 1, 65}),
+      error({ScheduleKind::breadth_first, 1 << 14, 1, 65}),
       HasSubstr("stages per rank = 65, but must be from 1 to 64"));
 }
 

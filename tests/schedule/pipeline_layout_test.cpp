@@ -23,7 +23,7 @@ TEST(PipelineLayout, IsRead) {
       "microbatches = 8\nschedule = \"zb-v\"\nstages_per_rank = 2\n"
       "schedule_file = \"s.csv\"\n");
   EXPECT_EQ(options.microbatches, 8);
-  EXPECT_EQ(options.schedule, "zb-v");
+  EXPECT_EQ(options.schedule, ScheduleKind::zb_v);
   EXPECT_EQ(options.stages_per_rank, 2);
   EXPECT_EQ(options.schedule_file, "s.csv");
   EXPECT_THAT(
@@ -35,12 +35,18 @@ TEST(PipelineLayout, IsRead) {
 
 TEST(PipelineLayout, MakesASchedule) {
   EXPECT_EQ(
-      make_schedule(PipelineLayout{}, 3), make_schedule({"1f1b", 3, 12, 0}));
+      make_schedule(PipelineLayout{}, 3),
+      make_schedule({ScheduleKind::one_f_one_b, 3, 12, 0}));
   const PipelineLayout mine{
-      .microbatches = 7, .schedule = "interleaved", .stages_per_rank = 3};
-  EXPECT_EQ(make_schedule(mine, 2), make_schedule({"interleaved", 2, 7, 3}));
-  for (const auto& kind : schedule_kinds()) {
-    EXPECT_NO_THROW(make_schedule(PipelineLayout{.schedule = kind}, 4)) << kind;
+      .microbatches = 7,
+      .schedule = ScheduleKind::interleaved,
+      .stages_per_rank = 3};
+  EXPECT_EQ(
+      make_schedule(mine, 2),
+      make_schedule({ScheduleKind::interleaved, 2, 7, 3}));
+  for (const ScheduleKind kind : kScheduleKinds) {
+    EXPECT_NO_THROW(make_schedule(PipelineLayout{.schedule = kind}, 4))
+        << to_string(kind);
   }
   EXPECT_THAT(
       error_text<ConfigError>([] {

@@ -41,8 +41,8 @@ TEST(SchedulePytorch, TheirsAreValidHereAndTheSameAsOurs) {
     const auto theirs = read_schedule_csv(entry.path().string());
     EXPECT_NO_THROW(check(theirs)) << file;
     auto ours = make_schedule(
-        {kOurNames.at(parts[1]), std::stoi(parts[2]), std::stoi(parts[3]),
-         std::stoi(parts[4])});
+        {schedule_kind(kOurNames.at(parts[1])), std::stoi(parts[2]),
+         std::stoi(parts[3]), std::stoi(parts[4])});
     ours.name = theirs.name;
     if (parts[1] == "LoopedBFS") {
       // PyTorch's backwards begin with the last microbatch.
@@ -63,13 +63,14 @@ TEST(SchedulePytorch, OursLoadThere) {
   ECHELON_NEED_PYTHON();
   const TempFolder folder;
   int written = 0;
-  for (const auto& kind : schedule_kinds()) {
+  for (const ScheduleKind kind : kScheduleKinds) {
     for (const int32_t ranks : {1, 2, 3, 5}) {
       for (const int32_t microbatches : {1, 2, 7, 11}) {
-        if (kind == "dualpipev" && microbatches < 2 * ranks) continue;
+        if (kind == ScheduleKind::dualpipev && microbatches < 2 * ranks)
+          continue;
         const auto schedule = make_schedule({kind, ranks, microbatches, 0});
         std::ofstream file(folder.path(
-            kind + ".p" + std::to_string(ranks) + ".m" +
+            to_string(kind) + ".p" + std::to_string(ranks) + ".m" +
             std::to_string(microbatches) + ".v" +
             std::to_string(stages_per_rank_of(kind)) + ".csv"));
         write_schedule_csv(schedule, file);

@@ -15,7 +15,7 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 
 TEST(ScheduleTiming, GivesEachActionItsTime) {
-  const auto schedule = make_schedule({"1f1b", 2, 2, 0});
+  const auto schedule = make_schedule({ScheduleKind::one_f_one_b, 2, 2, 0});
   const std::vector<StageCost> costs = {
       {.forward = 1, .backward = 3, .transfer = 0.5},
       {.forward = 2, .backward = 4}};
@@ -42,7 +42,7 @@ TEST(ScheduleTiming, GivesEachActionItsTime) {
 
 TEST(ScheduleTiming, AStepOnOneRankHasNoTransfers) {
   // Both middle stages of a V are on the last rank.
-  const auto schedule = make_schedule({"zb-v", 1, 1, 0});
+  const auto schedule = make_schedule({ScheduleKind::zb_v, 1, 1, 0});
   const std::vector<StageCost> costs(2, StageCost{.transfer = 100});
   const Timing timing = time_schedule(schedule, costs);
   EXPECT_EQ(timing.makespan, 6);
@@ -51,7 +51,7 @@ TEST(ScheduleTiming, AStepOnOneRankHasNoTransfers) {
 }
 
 TEST(ScheduleTiming, RefusesWrongCosts) {
-  const auto schedule = make_schedule({"gpipe", 2, 1, 0});
+  const auto schedule = make_schedule({ScheduleKind::gpipe, 2, 1, 0});
   const auto error = [&](std::vector<StageCost> costs) {
     return error_text<ConfigError>([&] { time_schedule(schedule, costs); });
   };
@@ -71,7 +71,8 @@ TEST(ScheduleTiming, RefusesWrongCosts) {
 
 TEST(ScheduleTiming, FreeActionsHaveNoBubble) {
   const Timing timing = time_schedule(
-      make_schedule({"1f1b", 2, 2, 0}), {{0, 0, 0, 0, 0}, {0, 0, 0, 0, 0}});
+      make_schedule({ScheduleKind::one_f_one_b, 2, 2, 0}),
+      {{0, 0, 0, 0, 0}, {0, 0, 0, 0, 0}});
   EXPECT_EQ(timing.makespan, 0);
   EXPECT_EQ(timing.bubble, 0);
   EXPECT_EQ(timing.rank_bubble(1), 0);
@@ -79,13 +80,14 @@ TEST(ScheduleTiming, FreeActionsHaveNoBubble) {
 
 TEST(ScheduleMemory, CountsByStageAndByRank) {
   // Rank 1 of interleaved on 2 ranks: "1F0 1F1 3F0 3B0 3F1 3B1 1F2 …".
-  const auto peak = stored_activations(make_schedule({"interleaved", 2, 4, 2}));
+  const auto peak =
+      stored_activations(make_schedule({ScheduleKind::interleaved, 2, 4, 2}));
   EXPECT_THAT(peak.ranks, ElementsAre(5, 3));
   EXPECT_THAT(peak.stages, ElementsAre(4, 3, 2, 1));
 }
 
 TEST(ScheduleMemory, WeighsBytesAndWhatWaitsForW) {
-  const auto schedule = make_schedule({"zb-h1", 2, 3, 0});
+  const auto schedule = make_schedule({ScheduleKind::zb_h1, 2, 3, 0});
   // rank 1: 1F0 1I0 1F1 1I1 1W0 …: one that waits for W and one complete.
   const std::vector<StageBytes> bytes = {
       {.activations = 100, .for_weights = 40},

@@ -98,7 +98,7 @@ SimulatedJob job_of(
 
 Schedule
 made(const char* kind, int32_t ranks, int32_t microbatches, int32_t v = 0) {
-  return make_schedule({kind, ranks, microbatches, v});
+  return make_schedule({schedule_kind(kind), ranks, microbatches, v});
 }
 
 double step_of(const Setting& setting, double transfer = 0) {
@@ -140,7 +140,7 @@ TEST(EventRun, ZeroBubbleSchedulesKeepTheirPromise) {
 }
 
 TEST(EventRun, AgreesWithTheTimingOfEverySchedule) {
-  for (const auto& kind : schedule_kinds()) {
+  for (const auto& kind : schedule_names()) {
     const Schedule schedule = made(kind.c_str(), 4, 12);
     const size_t v = schedule.stages_of(0).size();
     const double part = 1.0 / static_cast<double>(v);

@@ -18,13 +18,13 @@ using testing::HasSubstr;
 // The fields of a strategy besides its layout and batch.
 struct Extra {
   int64_t zero = 0;  // stage
-  const char* schedule = "1f1b";
+  ScheduleKind schedule = ScheduleKind::one_f_one_b;
   const char* framework = "echelon";
 };
 
 constexpr Extra kZero1{.zero = 1}, kZero2{.zero = 2}, kZero3{.zero = 3};
 constexpr Extra kFsdp{.zero = 3, .framework = "fsdp"};
-constexpr Extra kInterleaved{.schedule = "interleaved"};
+constexpr Extra kInterleaved{.schedule = ScheduleKind::interleaved};
 
 cost::Strategy with(Layout layout, int64_t batch, const Extra& extra = {}) {
   return {
@@ -80,7 +80,9 @@ TEST(Simulate, EachRankByItselfGivesTheSame) {
       {"mixtral-8x7b", "h100-sxm:4x8",
        with({.dp_shard = 2, .tp = 2, .pp = 2, .ep = 4}, 64, kFsdp)},
       {"llama2-7b", "a100-80gb:2x8",
-       with({.dp_replicate = 2, .tp = 2, .pp = 4}, 32, {.schedule = "zb-v"})},
+       with(
+           {.dp_replicate = 2, .tp = 2, .pp = 4}, 32,
+           {.schedule = ScheduleKind::zb_v})},
       {"gpt2", "h100-sxm:1x8+a100-80gb:1x8",
        with({.dp_replicate = 2, .tp = 4, .pp = 2}, 32)},
   };
@@ -168,23 +170,30 @@ TEST(Simulate, AgreesWithTheFormula) {
       {"simple_cnn", "h100-sxm:1x8", with({.dp_replicate = 8}, 256), 1e-6},
       {"resnet50", "h100-sxm:2x8", with({.dp_shard = 16}, 256, kZero2), 1e-6},
       {"gpt2", "a100-80gb:1x8",
-       with({.pp = 4}, 32, {.schedule = "zb-h2", .framework = "zero-bubble"}),
+       with(
+           {.pp = 4}, 32,
+           {.schedule = ScheduleKind::zb_h2, .framework = "zero-bubble"}),
        1e-4},
       {"gpt2", "a100-80gb:1x8",
-       with({.pp = 8}, 64, {.schedule = "zb-h1", .framework = "zero-bubble"}),
+       with(
+           {.pp = 8}, 64,
+           {.schedule = ScheduleKind::zb_h1, .framework = "zero-bubble"}),
        0.002},
       {"gpt2", "a100-80gb:2x8",
        with(
            {.dp_replicate = 2, .pp = 8}, 64,
-           {.schedule = "zb-h2", .framework = "zero-bubble"}),
+           {.schedule = ScheduleKind::zb_h2, .framework = "zero-bubble"}),
        0.025},
       {"gpt2", "a100-80gb:1x8",
-       with({.pp = 4}, 32, {.schedule = "zb-v", .framework = "zero-bubble"}),
+       with(
+           {.pp = 4}, 32,
+           {.schedule = ScheduleKind::zb_v, .framework = "zero-bubble"}),
        0.002},
       {"gpt2", "a100-80gb:1x8",
        with(
            {.pp = 4}, 32,
-           {.schedule = "zb-h2", .framework = "zero-bubble-synchronous"}),
+           {.schedule = ScheduleKind::zb_h2,
+            .framework = "zero-bubble-synchronous"}),
        1e-6},
   };
   for (const auto& one : cases) {
@@ -304,7 +313,9 @@ TEST(Simulate, StepsThatFollowWithoutMeetingTakeTheLongestRanksTime) {
   const auto on = [](const char* framework) {
     return simulated(
         "gpt2",
-        with({.pp = 8}, 32, {.schedule = "zb-h2", .framework = framework}),
+        with(
+            {.pp = 8}, 32,
+            {.schedule = ScheduleKind::zb_h2, .framework = framework}),
         "a100-80gb:1x8", {.steps = 2});
   };
   const SimulatedRun later = on("zero-bubble"),
@@ -332,7 +343,7 @@ TEST(Simulate, StepsThatFollowWithoutMeetingTakeTheLongestRanksTime) {
 
 // Copies of a tied embedding on the ends of a pipeline, and nowhere else.
 TEST(Simulate, TheEndsOfAPipelineSumATiedEmbedding) {
-  const auto who_sums = [](const char* model, const char* schedule) {
+  const auto who_sums = [](const char* model, ScheduleKind schedule) {
     const SimulatedRun run = simulated(
         model, with({.dp_replicate = 2, .pp = 4}, 16, {.schedule = schedule}),
         "h100-sxm:1x8");
@@ -346,9 +357,12 @@ TEST(Simulate, TheEndsOfAPipelineSumATiedEmbedding) {
     }
     return ranks;
   };
-  EXPECT_EQ(who_sums("gpt2", "1f1b"), (std::set<int32_t>{0, 3, 4, 7}));
-  EXPECT_EQ(who_sums("gpt2", "zb-v"), std::set<int32_t>{});
-  EXPECT_EQ(who_sums("llama2-7b", "1f1b"), std::set<int32_t>{});
+  EXPECT_EQ(
+      who_sums("gpt2", ScheduleKind::one_f_one_b),
+      (std::set<int32_t>{0, 3, 4, 7}));
+  EXPECT_EQ(who_sums("gpt2", ScheduleKind::zb_v), std::set<int32_t>{});
+  EXPECT_EQ(
+      who_sums("llama2-7b", ScheduleKind::one_f_one_b), std::set<int32_t>{});
 }
 
 TEST(Simulate, PartsAddUpToTheStep) {

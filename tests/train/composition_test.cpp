@@ -164,17 +164,17 @@ void add_stages(Cases& cases) {
 // Every schedule, with parameters that are gathered for a step and for each
 // use.
 void add_schedules(Cases& cases) {
-  for (const auto& schedule : schedule_kinds()) {
+  for (const auto& schedule : schedule_names()) {
     for (const auto gather : {Gather::step, Gather::use}) {
       Job& job = cases.add(
           tiny_gpt(), {.dp_shard = 2, .pp = 2},
           "schedule " + schedule + ", gathered for a " + to_string(gather));
-      job.pipeline.schedule = schedule;
+      job.pipeline.schedule = schedule_kind(schedule);
       job.shard.gather = gather;
     }
     Job& job = cases.add(
         llama(), {.dp_shard = 2, .tp = 2, .pp = 2}, "schedule " + schedule);
-    job.pipeline.schedule = schedule;
+    job.pipeline.schedule = schedule_kind(schedule);
     job.tensor.sequence_parallel = true;
   }
   cases.add(llama(), {.dp_shard = 2, .pp = 3}, "tied embeddings")
@@ -221,11 +221,11 @@ void add_memory(Cases& cases) {
     job.memory = options;
     job.memory.activation_bytes *= 100;
   }
-  for (const auto& schedule : schedule_kinds()) {
+  for (const auto& schedule : schedule_names()) {
     Job& job = cases.add(
         tiny_gpt(), {.dp_shard = 2, .pp = 2},
         "schedule " + schedule + ", recompute all");
-    job.pipeline.schedule = schedule;
+    job.pipeline.schedule = schedule_kind(schedule);
     job.memory.recompute = Recompute::all;
     job.shard.gather = Gather::use;
   }
@@ -278,7 +278,7 @@ void add_orders(Cases& cases) {
       .add_stage(
           tiny_gpt(), {.dp_replicate = 2, .dp_shard = 2, .pp = 2}, 3,
           ", schedule zb-v")
-      .pipeline.schedule = "zb-v";
+      .pipeline.schedule = ScheduleKind::zb_v;
   in_every_order(cases);
   cases
       .add_stage(
@@ -300,12 +300,12 @@ std::vector<Case> all_cases(const std::string& tokens) {
     }
   }
   const Layout all_axes{.dp_replicate = 2, .tp = 2, .pp = 2};
-  for (const auto& schedule : schedule_kinds()) {
+  for (const auto& schedule : schedule_names()) {
     for (const bool shard_tokens : {false, true}) {
       Job& job = cases.add(
           tiny_gpt(), all_axes,
           "schedule " + schedule + tokens_text(shard_tokens));
-      job.pipeline.schedule = schedule;
+      job.pipeline.schedule = schedule_kind(schedule);
       job.tensor.sequence_parallel = shard_tokens;
     }
   }

@@ -27,7 +27,7 @@ Job mlp_job(int64_t pp, const std::string& schedule, int64_t dp = 1) {
   job.model.hidden = {20, 18, 16, 14, 12, 11, 10, 10, 10};  // 10 layers
   job.layout.pp = pp;
   job.layout.dp_replicate = dp;
-  job.pipeline.schedule = schedule;
+  job.pipeline.schedule = schedule_kind(schedule);
   job.train.steps = 5;
   job.train.batch = 48;
   job.optimizer.clip_norm = 0.1;
@@ -36,7 +36,7 @@ Job mlp_job(int64_t pp, const std::string& schedule, int64_t dp = 1) {
 
 class EverySchedule : public testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(
-    Kinds, EverySchedule, testing::ValuesIn(schedule_kinds()),
+    Kinds, EverySchedule, testing::ValuesIn(schedule_names()),
     schedule_test_name);
 
 TEST_P(EverySchedule, EqualsOneDevice) {
@@ -269,7 +269,7 @@ TEST_F(PipelineTraining, FollowsTheCurveOfOneDeviceAndSavesTheSameModel) {
     Job job = one;
     job.layout.pp = pp;
     job.layout.dp_replicate = dp;
-    job.pipeline.schedule = schedule;
+    job.pipeline.schedule = schedule_kind(schedule);
     expect_same_run(run(job, schedule), expected, 1e-9);
   }
 }

@@ -139,7 +139,7 @@ TEST(ShardedStep, ReducesGradientsOncePerStepOrPerPass) {
 
 TEST(ShardedStep, ReducesTheUnitsOfOnePipelineStage) {
   Job job = job_of({.dp_shard = 2, .pp = 2});
-  job.pipeline.schedule = "interleaved";
+  job.pipeline.schedule = ScheduleKind::interleaved;
   job.pipeline.stages_per_rank = 2;
   job.pipeline.microbatches = 4;
   job.shard.gather = Gather::use;
@@ -292,13 +292,14 @@ TEST(ShardedStep, SendsWhatTheDryRunSays) {
       jobs.push_back(job_of({.dp_shard = 2, .pp = 2}, stage));
       jobs.back().shard.gather = gather;
       jobs.push_back(jobs.back());
-      jobs.back().pipeline.schedule = "interleaved";
+      jobs.back().pipeline.schedule = ScheduleKind::interleaved;
     }
   }
   for (const Job& job : jobs) {
     SCOPED_TRACE(
         to_string(job.layout) + " stage " + std::to_string(job.shard.stage) +
-        " gather " + to_string(job.shard.gather) + " " + job.pipeline.schedule);
+        " gather " + to_string(job.shard.gather) + " " +
+        to_string(job.pipeline.schedule));
     const auto plan = memory_plan::plan_memory(
         count_memory(job, model_source(job, kSample)), job);
     Calls planned, sent;

@@ -70,13 +70,13 @@ TEST(ShardedTraining, AccumulatesAndMayHaveUnevenBatches) {
 }
 
 TEST(ShardedTraining, EverySchedule) {
-  for (const auto& schedule : schedule_kinds()) {
+  for (const auto& schedule : schedule_names()) {
     for (const auto gather : {Gather::use, Gather::step}) {
       Job job = job_of({.dp_shard = 2, .pp = 2});
       job.model.name = "mlp";
       job.model.hidden = {11, 9, 7, 5, 13};
       job.shard.gather = gather;
-      job.pipeline.schedule = schedule;
+      job.pipeline.schedule = schedule_kind(schedule);
       job.train.batch = 48;
       expect_equal_to_one_device(job);
     }

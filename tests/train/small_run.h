@@ -223,7 +223,7 @@ inline std::vector<SmallCase> small_cases(const Job& base) {
   add("tp=3, sequence parallel", {.tp = 3}).tensor.sequence_parallel = true;
   add("pp=2", {.pp = 2});
   Job& interleaved = add("pp=2, interleaved", {.pp = 2});
-  interleaved.pipeline.schedule = "interleaved";
+  interleaved.pipeline.schedule = ScheduleKind::interleaved;
   interleaved.pipeline.stages_per_rank = 2;
   add("dp=2,pp=2", {.dp_replicate = 2, .pp = 2});
   add("tp=2,pp=2", {.tp = 2, .pp = 2});

@@ -118,12 +118,12 @@ TEST(TensorParallelTraining, EqualsOneDevice) {
 class EveryScheduleWithTensorParallel
     : public testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(
-    Kinds, EveryScheduleWithTensorParallel, testing::ValuesIn(schedule_kinds()),
+    Kinds, EveryScheduleWithTensorParallel, testing::ValuesIn(schedule_names()),
     schedule_test_name);
 
 TEST_P(EveryScheduleWithTensorParallel, EqualsOneDeviceInThreeDimensions) {
   Job job = cut_job({.dp_replicate = 2, .tp = 2, .pp = 2});
-  job.pipeline.schedule = GetParam();
+  job.pipeline.schedule = schedule_kind(GetParam());
   job.train.batch = 48;
   expect_equal_to_one_device(job, cut_list);
 }

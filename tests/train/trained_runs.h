@@ -105,8 +105,9 @@ inline int64_t expect_equal_to_one_device(
   const VerifyResult result = result_of(job, {.steps = steps}, layers);
   EXPECT_TRUE(result.passed)
       << to_string(job.layout) << " stage " << job.shard.stage << " "
-      << job.pipeline.schedule << " gather " << to_string(job.shard.gather)
-      << " offload " << to_string(job.memory.offload) << " balance "
+      << to_string(job.pipeline.schedule) << " gather "
+      << to_string(job.shard.gather) << " offload "
+      << to_string(job.memory.offload) << " balance "
       << static_cast<int>(job.model.balance) << "\n"
       << to_text(result, {});
   return result.num_compared;

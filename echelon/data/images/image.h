@@ -71,13 +71,13 @@ class ImageDecoder {
   bool is_jpeg_ = false;
 };
 
-/// What part of an image becomes the sample.
+/// The part of an image that becomes the sample.
 struct ResizePlan {
   /// The box that is resized, in pixels of the file.
   double left = 0, top = 0, right = 0, bottom = 0;
-  /// What it is resized to ...
+  /// Its size after that.
   int64_t width = 0, height = 0;
-  /// ... and the window of that which is kept, size x size from this corner.
+  /// The corner of the window, size x size, that is kept of it.
   int64_t window_left = 0, window_top = 0;
   bool flip = false;  // mirrored left to right
 

@@ -75,7 +75,7 @@ LayerList counted_layers(Alive& alive, int32_t num_stages) {
 
 class Memory : public testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(
-    Pipeline, Memory, testing::ValuesIn(schedule_kinds()),
+    Pipeline, Memory, testing::ValuesIn(schedule_names()),
     [](const auto& info) {
       std::string name = info.param;
       std::replace(name.begin(), name.end(), '-', '_');

@@ -38,7 +38,7 @@ std::string name_of(const testing::TestParamInfo<Case>& info) {
 }
 
 std::vector<std::string> kinds() {
-  auto kinds = schedule_kinds();
+  auto kinds = schedule_names();
   kinds.push_back("random");
   return kinds;
 }

@@ -74,11 +74,12 @@ inline std::vector<int32_t> vee(int32_t num_ranks) {
   return ranks;
 }
 
-/// One of schedule_kinds(), or "random": any order that is possible, with
+/// One of schedule_names(), or "random": any order that is possible, with
 /// backwards whole or (with an odd number of ranks) split.
 inline Schedule named(const std::string& kind, int32_t p, int32_t m) {
   if (kind != "random") {
-    return make_schedule({.kind = kind, .ranks = p, .microbatches = m});
+    return make_schedule(
+        {.kind = schedule_kind(kind), .ranks = p, .microbatches = m});
   }
   return make_random(
       vee(p), p, m, p % 2 == 1, static_cast<uint32_t>(10 * p + m));

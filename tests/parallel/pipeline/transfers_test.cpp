@@ -70,7 +70,7 @@ void expect_no_deadlock(const Schedule& schedule) {
 }
 
 TEST(TransferPlan, BothSidesOfAPairHaveOneOrder) {
-  auto kinds = schedule_kinds();
+  auto kinds = schedule_names();
   kinds.push_back("random");
   for (const auto& kind : kinds) {
     for (int32_t ranks : {2, 3, 4, 8}) {
