@@ -74,9 +74,9 @@ void omit_truncated_rank(TruncatedTrace& trace) {
 }
 
 // Like parse_chrome_trace, but takes the complete events of a text that breaks
-// off. A file has one rank after another: the rank in whose events it breaks off
-// is left out, or, when it is the only one, its last step. Throws DataError when
-// no event is complete.
+// off. A file has one rank after another: the rank in whose events it breaks
+// off is left out, or, when it is the only one, its last step. Throws DataError
+// when no event is complete.
 TruncatedTrace
 parse_truncated_trace(const std::string& text, const std::string& place) {
   const std::string events = complete_events(text);
