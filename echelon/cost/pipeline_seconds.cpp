@@ -13,7 +13,7 @@ namespace {
 
 /// Searches ask for the same schedules over and over, with other costs.
 const Schedule& remembered(const ScheduleOptions& options) {
-  using Key = std::tuple<std::string, int32_t, int32_t, int32_t>;
+  using Key = std::tuple<ScheduleKind, int32_t, int32_t, int32_t>;
   constexpr int64_t kMostCells = int64_t{1} << 20;
   thread_local std::map<Key, Schedule> schedules;
   thread_local int64_t cells = 0;

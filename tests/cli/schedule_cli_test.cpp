@@ -62,7 +62,7 @@ TEST_F(ScheduleCommand, PrintsEveryKindInEveryFormat) {
   for (const auto& kind : schedule_names()) {
     const std::string arguments = "--kind " + kind + " --stages 3 --format ";
     EXPECT_THAT(run(arguments + "text").out, StartsWith(kind + ": 3 ranks"));
-    const auto schedule = make_schedule({kind, 3, 6, 0});
+    const auto schedule = make_schedule({schedule_kind(kind), 3, 6, 0});
     std::ostringstream csv;
     write_schedule_csv(schedule, csv);
     EXPECT_EQ(run(arguments + "csv").out, csv.str());

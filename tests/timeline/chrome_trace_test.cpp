@@ -249,6 +249,19 @@ TEST(ChromeTrace, MemoryIsACounterOfEachRank) {
   EXPECT_EQ(sorted(back.spans), sorted(timeline.spans));
 }
 
+TEST(ChromeTrace, MemoryOfEarlierVersionsIsRead) {
+  Timeline timeline = small();
+  MemorySample sample{.time_ns = 1500};
+  sample.memory[MemoryKind::unsharded] = 7;
+  timeline.memory = {{.rank = 1, .samples = {sample}}};
+  std::string text = to_chrome_trace(timeline);
+  const std::string now = "\"unsharded\"";
+  text.replace(text.find(now), now.size(), "\"gathered\"");
+  const Timeline back = parse_chrome_trace(text, "memory");
+  ASSERT_EQ(back.memory.size(), 1u);
+  EXPECT_EQ(back.memory[0].samples.at(0).memory.bytes, sample.memory.bytes);
+}
+
 TEST(MergeSpans, MemoryHasTheClockOfTheSpans) {
   const Span span{
       .name = "forward",
