@@ -18,7 +18,7 @@
 #include "benchmarks/arguments.h"
 #include "benchmarks/language_step.h"
 #include "echelon/architecture/language_model.h"
-#include "echelon/comm/nccl/cuda.h"
+#include "echelon/comm/nccl/accelerator.h"
 #include "echelon/counting/layer_cost.h"
 #include "echelon/models/make_network.h"
 #include "echelon/models/weights.h"
@@ -48,8 +48,8 @@ int run(const Arguments& arguments) {
     std::printf("skipped: no GPU; CUDA's driver counts none\n");
     return kSkipped;
   }
-  load_cuda();
-  set_cuda_device(0);
+  load_accelerator(DeviceKind::cuda);
+  set_current_device(torch::Device(torch::kCUDA, 0));
   const torch::Device device(torch::kCUDA, 0);
   ModelOptions options;
   options.name = arguments.text("--model");
@@ -79,7 +79,7 @@ int run(const Arguments& arguments) {
   const StepTimes times = time_steps(
       read_tokens(arguments.text("--data")).to(device),
       /*warm_up=*/3, arguments.integer("--steps"), step,
-      synchronize_cuda_stream);
+      [] { synchronize_current_stream(torch::kCUDA); });
   std::ofstream(arguments.text("--out"))
       << "{\"losses\": " << json_list(times.losses)
       << ", \"step_seconds\": " << json_list(times.seconds)

@@ -1,6 +1,7 @@
 // Measures what all ranks of a machine do at the same time.
 #pragma once
 
+#include <ATen/DeviceAccelerator.h>
 #include <torch/types.h>
 
 #include <cstdint>
@@ -43,7 +44,9 @@ class BenchMeter {
   seconds_of(const std::vector<std::function<void()>>& calls);
 
   torch::Device device() const { return world_.device(); }
-  bool on_gpu() const { return device().is_cuda(); }
+  bool on_gpu() const {
+    return at::accelerator::isAccelerator(device().type());
+  }
 
  private:
   double quickest_seconds_of(const std::function<void()>& call);

@@ -580,7 +580,7 @@ void Group::barrier(const Call& call) const {
   const LabelScope label(label_of(call));
   c10d::BarrierOptions options;
   options.asyncOp = false;
-  if (impl_->device.is_cuda()) options.device = impl_->device;
+  if (impl_->kind == BackendKind::nccl) options.device = impl_->device;
   impl_->backend->barrier(options)->wait(kNoLimit);
 }
 

@@ -49,8 +49,9 @@ struct World::Impl {
   size_t num_exchanges = 0;
   std::optional<Group> group;
 
-  /// Makes the GPU with this rank's local rank its device.
-  void use_gpu();
+  /// With the nccl backend: makes the accelerator's device with this rank's
+  /// local rank its device, and the calling thread's.
+  void use_accelerator();
   /// Joins the ranks of this host; all of them call.
   void join_host();
   /// A group of `ranks`; every rank of the world calls.
@@ -110,22 +111,65 @@ std::vector<int> all_ranks(int size) {
   }
 }
 
-/// Chooses the backend by `options` and the machine.
-BackendKind
-choose_backend(const CommOptions& options, const RankEnvironment& env) {
-  const bool one_host = env.local_world_size == env.world_size;
-  if (options.backend == BackendKind::local && !one_host) {
+void check_one_host(BackendKind backend, const RankEnvironment& env) {
+  if (backend == BackendKind::local && env.local_world_size < env.world_size) {
     throw ConfigError(format(
         "[comm] backend = \"local\": the ranks are on several hosts ({} of {} "
         "here); use \"gloo\" or \"nccl\", or leave it automatic",
         env.local_world_size, env.world_size));
   }
-  if (options.backend != BackendKind::automatic) return options.backend;
-  if (env.launcher != Launcher::threads &&
-      cuda_device_count() >= env.local_world_size) {
-    return BackendKind::nccl;
+}
+
+/// Whether the ranks compute on accelerators, by `options` and the machine. By
+/// themselves, ranks that are threads never do.
+bool on_accelerators(const CommOptions& options, const RankEnvironment& env) {
+  const BackendKind backend = options.backend;
+  const bool nccl = backend == BackendKind::nccl;
+  switch (options.device) {
+    case DeviceKind::automatic:
+      if (backend != BackendKind::automatic) return nccl;
+      return env.launcher != Launcher::threads &&
+             cuda_device_count() >= env.local_world_size;
+    case DeviceKind::cpu:
+      if (nccl) {
+        throw ConfigError(
+            "[comm] backend = \"nccl\" needs GPUs, but device = \"cpu\"; leave "
+            "one of them out");
+      }
+      return false;
+    default:
+      if (!nccl && backend != BackendKind::automatic) {
+        throw ConfigError(format(
+            "[comm] backend = \"{}\" moves the CPU's tensors, but device = "
+            "\"cuda\"; leave one of them out",
+            to_string(backend)));
+      }
+      return true;
   }
+}
+
+/// Chooses the backend by `options` and the machine.
+BackendKind
+choose_backend(const CommOptions& options, const RankEnvironment& env) {
+  if (on_accelerators(options, env)) return BackendKind::nccl;
+  check_one_host(options.backend, env);
+  if (options.backend != BackendKind::automatic) return options.backend;
+  const bool one_host = env.local_world_size == env.world_size;
   return one_host ? BackendKind::local : BackendKind::gloo;
+}
+
+std::unique_ptr<World::Impl>
+make_alone(const RankEnvironment& env, const CommOptions& options) {
+  local::keep_freed_memory();
+  auto impl = std::make_unique<World::Impl>();
+  impl->env = env;
+  impl->options = options;
+  if (on_accelerators(options, env)) impl->kind = BackendKind::nccl;
+  impl->use_accelerator();
+  impl->observer =
+      std::make_shared<Observer>(env.rank, std::make_shared<MemoryBoard>(1));
+  impl->group = impl->make("world", {env.rank}, impl->kind);
+  return impl;
 }
 
 }  // namespace
@@ -158,29 +202,16 @@ World::~World() {
 }
 
 World World::alone(const CommOptions& options) {
-  local::keep_freed_memory();
-  auto impl = std::make_unique<Impl>();
-  impl->options = options;
-  impl->observer =
-      std::make_shared<Observer>(0, std::make_shared<MemoryBoard>(1));
-  impl->group = impl->make("world", {0}, impl->kind);
-  return World(std::move(impl));
+  RankEnvironment env;
+  env.launcher = Launcher::threads;
+  return World(make_alone(env, options));
 }
 
 World World::from_environment(const CommOptions& options) {
   install_error_reporter();
-  local::keep_freed_memory();
   const RankEnvironment env = read_environment();
-  if (env.world_size == 1) {
-    World world = alone(options);
-    world.impl_->env = env;
-    if (choose_backend(options, env) == BackendKind::nccl) {
-      world.impl_->kind = BackendKind::nccl;
-      world.impl_->use_gpu();
-      world.impl_->group = world.impl_->make("world", {0}, BackendKind::nccl);
-    }
-    return world;
-  }
+  if (env.world_size == 1) return World(make_alone(env, options));
+  local::keep_freed_memory();
   auto impl = std::make_unique<Impl>();
   impl->env = env;
   impl->options = options;
@@ -191,7 +222,7 @@ World World::from_environment(const CommOptions& options) {
       to_string(env.launcher), options.rendezvous_timeout,
       format("{}:{}", env.master_addr, env.master_port));
   impl->address = reachable_address(env);
-  if (impl->kind == BackendKind::nccl) impl->use_gpu();
+  impl->use_accelerator();
   std::shared_ptr<StatusBoard> board;
   if (impl->kind == BackendKind::local) {
     impl->join_host();
@@ -205,11 +236,12 @@ World World::from_environment(const CommOptions& options) {
   return World(std::move(impl));
 }
 
-void World::Impl::use_gpu() {
-  load_cuda();
-  set_cuda_device(env.local_rank);
-  device = torch::Device(
-      torch::kCUDA, static_cast<c10::DeviceIndex>(env.local_rank));
+void World::Impl::use_accelerator() {
+  if (kind != BackendKind::nccl) return;
+  const auto type = load_accelerator(
+      options.device == DeviceKind::test ? DeviceKind::test : DeviceKind::cuda);
+  device = torch::Device(type, static_cast<c10::DeviceIndex>(env.local_rank));
+  set_current_device(device);
 }
 
 void World::Impl::join_host() {
@@ -243,8 +275,8 @@ Group World::Impl::make(
   switch (backend_kind) {
     case BackendKind::nccl:
       group_device = device;
-      inner = make_nccl_backend(
-          group_store, rank, size, options.timeout, device.index());
+      inner =
+          make_nccl_backend(group_store, rank, size, options.timeout, device);
       break;
     case BackendKind::gloo:
       inner = connect_together(
@@ -328,11 +360,10 @@ Group World::new_group(
   }
   BackendKind kind = impl_->kind;
   if (backend && *backend != BackendKind::automatic) {
-    CommOptions checked = impl_->options;
-    checked.backend = *backend;
-    kind = choose_backend(checked, impl_->env);
+    kind = *backend;
+    check_one_host(kind, impl_->env);
   }
-  if (kind == BackendKind::nccl && !impl_->device.is_cuda()) {
+  if (kind == BackendKind::nccl && impl_->kind != BackendKind::nccl) {
     throw ConfigError(format(
         "new_group \"{}\": an nccl group needs a world whose backend is nccl, "
         "not {}",
@@ -388,6 +419,7 @@ void run_ranks(
       impl->options = options;
       impl->hub = hub;
       impl->kind = choose_backend(options, impl->env);
+      impl->use_accelerator();
       impl->store = store;
       impl->observer = std::make_shared<Observer>(rank, board);
       impl->group = impl->make("world", all_ranks(num_ranks), impl->kind);

@@ -28,7 +28,7 @@ class World {
   /// other, CommError when others do not come: the message names the missing
   /// ranks and the master's address.
   static World from_environment(const CommOptions& options = {});
-  /// One process, no peers.
+  /// One process, no peers; on the CPU, unless the options ask for a GPU.
   static World alone(const CommOptions& options = {});
 
   World(World&&) noexcept;
@@ -46,6 +46,8 @@ class World {
   /// How often the job was restarted; a part of every key in the store.
   int generation() const;
   /// This rank's device: cuda:<local_rank> with the nccl backend, else the CPU.
+  /// Joining made it the calling thread's current device; a thread that the
+  /// rank starts sets it for itself.
   torch::Device device() const;
   /// "local", "gloo" or "nccl": the backend of this world's tensors.
   std::string backend() const;

@@ -107,16 +107,25 @@ class Section {
       const std::string& key, Target target, const std::string& help,
       const Bounds& bounds = {});
 
-  /// An enum, by its values' names.
+  /// An enum, by its values' names. Those that are `unlisted` are taken, and
+  /// named nowhere.
   template <class Enum>
   requires std::is_enum_v<Enum>
   void field(
       const std::string& key, Enum& target, const std::string& help,
-      std::type_identity_t<Names<Enum>> names) {
+      std::type_identity_t<Names<Enum>> names,
+      std::type_identity_t<Names<Enum>> unlisted = {}) {
     std::vector<std::string> words;
     for (const auto& [name, value] : names) words.push_back(name);
-    std::string word = name_of(target, names);
-    field(key, word, help).one_of(words);
+    std::string word = name_of(target, names) + name_of(target, unlisted);
+    Field choice = field(key, word, help);
+    for (const auto& [name, value] : unlisted) {
+      if (word == name) {
+        target = value;
+        return;
+      }
+    }
+    choice.one_of(words);
     for (const auto& [name, value] : names) {
       if (word == name) target = value;
     }

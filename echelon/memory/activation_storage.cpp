@@ -11,6 +11,7 @@
 // Forward and autograd's threads call; one mutex guards entries and copies.
 #include "echelon/memory/activation_storage.h"
 
+#include <ATen/DeviceAccelerator.h>
 #include <c10/core/Event.h>
 #include <c10/core/Storage.h>
 #include <c10/core/Stream.h>
@@ -68,6 +69,10 @@ Tensor host_bytes(int64_t count, bool pinned) {
   }
 }
 
+bool has_streams(c10::Device device) {
+  return at::accelerator::isAccelerator(device.type());
+}
+
 c10::impl::VirtualGuardImpl guard_of(c10::Device device) {
   return c10::impl::VirtualGuardImpl(device.type());
 }
@@ -93,9 +98,9 @@ class HostCopies {
   // what the stream does next comes after the copy.
   HostCopy put(const c10::Storage& storage, c10::Device device) {
     HostCopy copy{
-        host_bytes(static_cast<int64_t>(storage.nbytes()), device.is_cuda()),
+        host_bytes(static_cast<int64_t>(storage.nbytes()), has_streams(device)),
         device};
-    if (!device.is_cuda()) {
+    if (!has_streams(device)) {
       copy.bytes.copy_(over(storage, bytes_on(device)));
       return copy;
     }
@@ -116,7 +121,7 @@ class HostCopies {
   // Begins to copy it back to the device that it came from.
   Fetched fetch(const HostCopy& copy) {
     Tensor bytes = at::empty({copy.bytes.numel()}, bytes_on(copy.device));
-    if (!copy.device.is_cuda()) {
+    if (!has_streams(copy.device)) {
       bytes.copy_(copy.bytes);
       return {bytes.storage(), nullptr};
     }
@@ -305,7 +310,7 @@ class StorageHooks : public SavedTensorHooks,
 
   bool takes(const Tensor& tensor) const {
     return tensor.layout() == torch::kStrided && tensor.numel() > 0 &&
-           (tensor.is_cpu() || tensor.is_cuda()) &&
+           (tensor.is_cpu() || has_streams(tensor.device())) &&
            static_cast<int64_t>(tensor.storage().nbytes()) >= min_bytes_ &&
            takes_(tensor);
   }

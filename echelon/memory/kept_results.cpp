@@ -11,6 +11,7 @@
 #include "echelon/memory/kept_results.h"
 
 #include <ATen/Context.h>
+#include <ATen/DeviceAccelerator.h>
 #include <ATen/core/Tensor.h>
 #include <c10/util/ScopeExit.h>
 
@@ -66,7 +67,7 @@ generators_of(const std::vector<at::Tensor>& tensors) {
   std::vector<at::Generator> generators = {
       at::globalContext().defaultGenerator(at::kCPU)};
   for (const auto& tensor : tensors) {
-    if (!tensor.is_cuda()) continue;
+    if (!at::accelerator::isAccelerator(tensor.device().type())) continue;
     const auto& one = at::globalContext().defaultGenerator(tensor.device());
     if (std::find(generators.begin(), generators.end(), one) ==
         generators.end()) {

@@ -194,6 +194,14 @@ void bind(config::Section& section, CommOptions& options) {
        {"gloo", BackendKind::gloo},
        {"nccl", BackendKind::nccl}});
   section.field(
+      "device", options.device,
+      "where a rank computes; auto: a GPU where each rank has one, else the "
+      "CPU; cpu: never a GPU; cuda: an error where a rank has none",
+      {{"auto", DeviceKind::automatic},
+       {"cpu", DeviceKind::cpu},
+       {"cuda", DeviceKind::cuda}},
+      /*unlisted=*/{{"test", DeviceKind::test}});
+  section.field(
       "timeout", options.timeout,
       "how long a collective may take before it fails on all its ranks",
       {.at_least = 1, .at_most = 7 * 24 * 3600});

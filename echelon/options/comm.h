@@ -13,7 +13,16 @@ enum class BackendKind {
   nccl,       // GPU tensors
 };
 
+/// Where the tensors of a rank are.
+enum class DeviceKind {
+  automatic,  // a GPU where each rank of the host has one, else the CPU
+  cpu,        // never a GPU
+  cuda,       // a GPU for each rank; it is an error when there is none
+  test,       // the device of Echelon's own tests
+};
+
 struct CommOptions {
+  DeviceKind device = DeviceKind::automatic;
   BackendKind backend = BackendKind::automatic;
   /// A collective that takes longer fails on every rank that is in it.
   std::chrono::milliseconds timeout = std::chrono::minutes(10);

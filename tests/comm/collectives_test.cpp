@@ -63,7 +63,7 @@ class Rank : public testing::TestWithParam<CollectiveCase> {
         place_.device.set_index(static_cast<c10::DeviceIndex>(
             std::atoi(std::getenv("LOCAL_RANK"))));
       }
-      set_cuda_device(place_.device.index());
+      set_current_device(place_.device);
     }
     world_ = std::make_unique<World>(
         World::from_environment(options_of(backend_of(std::getenv(kBackend)))));

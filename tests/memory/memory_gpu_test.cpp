@@ -21,7 +21,7 @@ class MemoryGpu : public testing::TestWithParam<torch::Dtype> {
  protected:
   void SetUp() override {
     if (cuda_device_count() == 0) GTEST_SKIP() << "this machine has no GPU";
-    load_cuda();
+    load_accelerator(DeviceKind::cuda);
   }
 };
 INSTANTIATE_TEST_SUITE_P(

@@ -7,7 +7,7 @@
 #include <cstdlib>
 #include <string>
 
-#include "echelon/comm/nccl/cuda.h"
+#include "echelon/comm/nccl/accelerator.h"
 
 namespace echelon {
 
@@ -25,8 +25,8 @@ class GpuTest : public testing::Test {
   void SetUp() override {
     if (!test_gpu().is_cuda()) return;
     if (cuda_device_count() == 0) GTEST_SKIP() << "this machine has no GPU";
-    load_cuda();
-    set_cuda_device(test_gpu().index());
+    load_accelerator(DeviceKind::cuda);
+    set_current_device(test_gpu());
   }
 };
 

@@ -1,6 +1,7 @@
 // c10d's interface to a Communicator: stages the tensors of a call, issues the
 // operation, and hands out the work that completes with it. It has the calls
 // that Group makes, with the arguments that Group has checked.
+#include <ATen/DeviceAccelerator.h>
 #include <ATen/core/jit_type.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
@@ -98,7 +99,8 @@ Staged stage(const at::Tensor& tensor, Use use) {
   const auto options = tensor.options()
                            .device(at::kCPU)
                            .memory_format(at::MemoryFormat::Contiguous)
-                           .pinned_memory(tensor.is_cuda());
+                           .pinned_memory(at::accelerator::isAccelerator(
+                               tensor.device().type()));
   Staged staged{tensor, at::empty(tensor.sizes(), options), use != Use::input};
   if (use != Use::output) {
     staged.host.copy_(tensor);

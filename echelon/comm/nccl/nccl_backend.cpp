@@ -11,8 +11,6 @@
 namespace echelon {
 namespace {
 
-constexpr const char* kLibrary = "libechelon_nccl.so";
-
 [[noreturn]] void
 refuse(const std::string& reason, const std::string& way_out) {
   throw ConfigError(format("backend nccl: {}; {}", reason, way_out));
@@ -38,47 +36,63 @@ int count_devices() noexcept {
   return count;  // the driver stays loaded: it cannot be unloaded
 }
 
-const nccl::Plugin& open_plugin() {
-  if (cuda_device_count() == 0) {
-    refuse(
-        "the CUDA driver reports no GPU on this machine",
-        "use backend \"local\" on one host or \"gloo\" on several");
-  }
-  void* library = dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) {
+/// Loads `library` and returns its table; `way_out` is for a machine that lacks
+/// what the library needs.
+const nccl::Plugin& open_plugin(const char* library, const char* way_out) {
+  void* opened = dlopen(library, RTLD_NOW | RTLD_LOCAL);
+  if (opened == nullptr) {
     const char* reason = dlerror();
     refuse(
         format(
-            "cannot load {} ({})", kLibrary,
+            "cannot load {} ({})", library,
             reason != nullptr ? reason : "no reason given"),
-        "LibTorch needs all the CUDA wheels it asks for: install them with "
-        "\"pip install torch==2.11.0\" and point ECHELON_LIBTORCH at its "
-        "torch/ folder, or use backend \"local\" or \"gloo\"");
+        way_out);
   }
   using Entry = const nccl::Plugin* (*)();
   const auto entry =
-      reinterpret_cast<Entry>(dlsym(library, "echelon_nccl_plugin"));
+      reinterpret_cast<Entry>(dlsym(opened, "echelon_nccl_plugin"));
   if (entry == nullptr || entry()->version != nccl::Plugin::kVersion) {
     refuse(
-        format("{} belongs to another build of Echelon", kLibrary),
+        format("{} belongs to another build of Echelon", library),
         "install the library and the program of one build");
   }
   return *entry();
 }
 
-const nccl::Plugin& plugin() {
-  // The next call tries a failed initialisation again.
-  static const nccl::Plugin& loaded = open_plugin();
-  return loaded;
+const nccl::Plugin& open_cuda() {
+  if (cuda_device_count() == 0) {
+    refuse(
+        "the CUDA driver reports no GPU on this machine",
+        "use backend \"local\" on one host or \"gloo\" on several");
+  }
+  return open_plugin(
+      "libechelon_nccl.so",
+      "LibTorch needs all the CUDA wheels it asks for: install them with "
+      "\"pip install torch==2.11.0\" and point ECHELON_LIBTORCH at its "
+      "torch/ folder, or use backend \"local\" or \"gloo\"");
 }
 
-void check_device(int device_index) {
-  const int count = plugin().device_count();
-  if (device_index < 0 || device_index >= count) {
+// Where the initialisation of a static throws, the next call tries it again.
+const nccl::Plugin& plugin(DeviceKind kind) {
+  if (kind == DeviceKind::test) {
+    static const nccl::Plugin& test =
+        open_plugin("libechelon_test_device.so", "build Echelon's tests");
+    return test;
+  }
+  static const nccl::Plugin& cuda = open_cuda();
+  return cuda;
+}
+
+const nccl::Plugin& plugin(c10::DeviceType type) {
+  return plugin(
+      type == c10::DeviceType::CUDA ? DeviceKind::cuda : DeviceKind::test);
+}
+
+void check_device(c10::Device device) {
+  const int count = plugin(device.type()).device_count();
+  if (device.index() < 0 || device.index() >= count) {
     refuse(
-        format(
-            "cuda:{} does not exist: {} GPU(s) are visible", device_index,
-            count),
+        format("{} does not exist: {} GPU(s) are visible", device.str(), count),
         "start at most one rank per GPU, or use backend \"local\", whose ranks "
         "share one");
   }
@@ -91,24 +105,25 @@ int cuda_device_count() noexcept {
   return count;
 }
 
-void load_cuda() {
-  plugin();
+c10::DeviceType load_accelerator(DeviceKind kind) {
+  return plugin(kind).device_type;
 }
 
-void set_cuda_device(int device_index) {
-  check_device(device_index);
-  plugin().set_device(device_index);
+void set_current_device(c10::Device device) {
+  check_device(device);
+  plugin(device.type()).set_device(device.index());
 }
 
-void synchronize_cuda_stream() {
-  plugin().synchronize_current_stream();
+void synchronize_current_stream(c10::DeviceType type) {
+  plugin(type).synchronize_current_stream();
 }
 
 c10::intrusive_ptr<c10d::Backend> make_nccl_backend(
     const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-    std::chrono::milliseconds timeout, int device_index) {
-  check_device(device_index);
-  return plugin().make_backend(store, rank, size, timeout, device_index);
+    std::chrono::milliseconds timeout, c10::Device device) {
+  check_device(device);
+  return plugin(device.type())
+      .make_backend(store, rank, size, timeout, device.index());
 }
 
 }  // namespace echelon

@@ -1,4 +1,4 @@
-// The NCCL backend; see cuda.h for the library that holds it.
+// The NCCL backend; see accelerator.h for the library that holds it.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -6,17 +6,16 @@
 
 #include <chrono>
 
-#include "echelon/comm/nccl/cuda.h"
+#include "echelon/comm/nccl/accelerator.h"
 
 namespace echelon {
 
-/// NCCL between `size` ranks that share `store`, for tensors on
-/// cuda:<device_index>. Every rank calls this, each with a device of its own:
-/// NCCL refuses two ranks on one GPU. Throws ConfigError when the library
-/// cannot be loaded or the device does not exist. The ranks connect at their
-/// first collective.
+/// NCCL between `size` ranks that share `store`, for tensors on `device`. Every
+/// rank calls this, each with a device of its own: NCCL refuses two ranks on
+/// one GPU. Throws ConfigError when the library cannot be loaded or the device
+/// does not exist. The ranks connect at their first collective.
 c10::intrusive_ptr<c10d::Backend> make_nccl_backend(
     const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-    std::chrono::milliseconds timeout, int device_index);
+    std::chrono::milliseconds timeout, c10::Device device);
 
 }  // namespace echelon

@@ -36,8 +36,8 @@ c10::intrusive_ptr<c10d::Backend> make_backend(
 }
 
 constexpr Plugin kPlugin{
-    Plugin::kVersion, device_count, set_device, synchronize_current_stream,
-    make_backend};
+    Plugin::kVersion, c10::DeviceType::CUDA,      device_count,
+    set_device,       synchronize_current_stream, make_backend};
 
 }  // namespace
 }  // namespace echelon::nccl

@@ -1,7 +1,8 @@
-// The interface of libechelon_nccl.so: its one C function,
-// echelon_nccl_plugin(), returns this table of functions.
+// The interface of libechelon_nccl.so, and of the tests' device: the library's
+// one C function, echelon_nccl_plugin(), returns this table of functions.
 #pragma once
 
+#include <c10/core/Device.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
@@ -11,9 +12,10 @@ namespace echelon::nccl {
 
 struct Plugin {
   /// Changed with the table: a library of another version is refused.
-  static constexpr int kVersion = 1;
+  static constexpr int kVersion = 2;
 
   int version;
+  c10::DeviceType device_type;
   int (*device_count)();
   void (*set_device)(int device_index);
   void (*synchronize_current_stream)();

@@ -5,6 +5,7 @@
 // records the shapes; later runs post their receives from the record.
 #include "echelon/parallel/pipeline/pipeline_run.h"
 
+#include <ATen/DeviceAccelerator.h>
 #include <torch/types.h>
 #include <torch/utils.h>
 
@@ -42,8 +43,9 @@ PipelineRun::PipelineRun(
           {.device = context.options.device,
            .recorder = context.options.recorder,
            .ahead = context.options.receives_ahead,
-           .in_order = context.options.messages_in_order ||
-                       context.options.device.is_cuda(),
+           .in_order =
+               context.options.messages_in_order ||
+               at::accelerator::isAccelerator(context.options.device.type()),
            .expect = [this](const Transfer& t) { return expect(t); }}) {
   const auto num_microbatches = static_cast<size_t>(plan.num_microbatches);
   for (auto& slots : slots_) slots.resize(num_microbatches);

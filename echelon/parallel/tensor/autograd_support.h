@@ -1,6 +1,7 @@
 // Helpers of this folder's autograd functions, for its .cpp files.
 #pragma once
 
+#include <ATen/DeviceAccelerator.h>
 #include <ATen/Parallel.h>
 #include <torch/types.h>
 
@@ -32,9 +33,10 @@ void for_row_chunks(const torch::Tensor& matrix, const Work& work) {
   constexpr int64_t kDeviceElements = 8 << 20;
   const int64_t rows = matrix.size(0);
   const int64_t width = std::max<int64_t>(1, matrix.size(1));
-  const bool on_gpu = computing_device(matrix) == torch::kCUDA;
   const int64_t elements =
-      on_gpu ? kDeviceElements : kElements * at::get_num_threads();
+      at::accelerator::isAccelerator(computing_device(matrix))
+          ? kDeviceElements
+          : kElements * at::get_num_threads();
   const int64_t step = std::max<int64_t>(1, elements / width);
   for (int64_t begin = 0; begin < rows; begin += step) {
     work(begin, std::min(rows, begin + step));

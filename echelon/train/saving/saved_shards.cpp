@@ -6,6 +6,7 @@
 // equally. Replicas then divide what is left into equal parts. The optimizer's
 // state goes with its parameter.
 #include <ATen/Context.h>
+#include <ATen/DeviceAccelerator.h>
 #include <torch/types.h>
 
 #include <algorithm>
@@ -292,9 +293,11 @@ detail::random_sources(const World& world, const MeshGroups& groups) {
   std::vector<RandomSource> sources = {
       {"random/cpu/" + std::to_string(rank),
        context.defaultGenerator(torch::kCPU)}};
-  if (world.device().is_cuda()) {
+  const auto type = world.device().type();
+  if (at::accelerator::isAccelerator(type)) {
     sources.push_back(
-        {"random/cuda/" + std::to_string(rank),
+        {"random/" + c10::DeviceTypeName(type, /*lower_case=*/true) + "/" +
+             std::to_string(rank),
          context.defaultGenerator(world.device())});
   }
   return sources;

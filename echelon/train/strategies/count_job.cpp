@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "echelon/comm/group.h"
-#include "echelon/comm/nccl/cuda.h"
+#include "echelon/comm/nccl/accelerator.h"
 #include "echelon/comm/trace/record.h"
 #include "echelon/counting/layer_cost.h"
 #include "echelon/job/pipeline_schedule.h"
@@ -215,6 +215,16 @@ int64_t batch_bytes(const Job& job, const ModelSource& source) {
 // The device that the job's ranks would have on this machine (World::device).
 torch::DeviceType device_of(const Job& job) {
   const auto backend = job.comm.backend;
+  switch (job.comm.device) {
+    case DeviceKind::cpu:
+      return torch::kCPU;
+    case DeviceKind::cuda:
+      return torch::kCUDA;
+    case DeviceKind::test:
+      return torch::kPrivateUse1;
+    case DeviceKind::automatic:
+      break;
+  }
   const bool gpu =
       backend == BackendKind::nccl ||
       (backend == BackendKind::automatic &&

@@ -5,6 +5,8 @@
 // layout/partition.h finds the boundaries.
 #include "echelon/train/strategies/model_partition.h"
 
+#include <ATen/DeviceAccelerator.h>
+
 #include <algorithm>
 #include <chrono>
 #include <limits>
@@ -82,7 +84,9 @@ std::vector<double> time_layers(
     for (int run = 0; run < kTimedRuns; ++run) {
       const auto begin = Clock::now();
       outputs = run_once(layer, values);
-      if (device.is_cuda()) outputs[0].flatten()[0].item();
+      if (at::accelerator::isAccelerator(device.type())) {
+        outputs[0].flatten()[0].item();
+      }
       best = std::min(
           best, std::chrono::duration<double>(Clock::now() - begin).count());
     }

@@ -19,14 +19,15 @@ using testing::HasSubstr;
 
 c10::intrusive_ptr<c10d::Backend> make_alone(int device_index) {
   return make_nccl_backend(
-      c10::make_intrusive<c10d::HashStore>(), 0, 1, seconds(60), device_index);
+      c10::make_intrusive<c10d::HashStore>(), 0, 1, seconds(60),
+      torch::Device(torch::kCUDA, static_cast<c10::DeviceIndex>(device_index)));
 }
 
 class Gpu : public testing::Test {
  protected:
   void SetUp() override {
     if (cuda_device_count() == 0) GTEST_SKIP() << "this machine has no GPU";
-    load_cuda();
+    load_accelerator(DeviceKind::cuda);
   }
 };
 
@@ -46,11 +47,11 @@ TEST_F(Gpu, DeviceThatDoesNotExistIsRefused) {
 
 TEST_F(Gpu, OneRankCommunicatesAlone) {
   auto backend = make_alone(0);
-  set_cuda_device(0);
+  set_current_device(torch::Device(torch::kCUDA, 0));
   std::vector<at::Tensor> tensors{torch::arange(5, torch::kCUDA)};
   backend->allreduce(tensors)->wait();
   backend->barrier()->wait();
-  synchronize_cuda_stream();
+  synchronize_current_stream(torch::kCUDA);
   EXPECT_TRUE(tensors[0].cpu().equal(torch::arange(5)));
 }
 

@@ -37,7 +37,7 @@ parity::Record train(N& network, const torch::Tensor& input) {
 
 TEST(PlacementGpu, CpuAndGpuEqualOneDevice) {
   if (cuda_device_count() == 0) GTEST_SKIP() << "this machine has no GPU";
-  load_cuda();
+  load_accelerator(DeviceKind::cuda);
   const torch::Device gpu("cuda:0");
   for (const auto& c : {model_case("resnet18"), skip_case(), tied_case()}) {
     SCOPED_TRACE(c.name);

@@ -18,7 +18,7 @@ class TensorGpu : public testing::TestWithParam<torch::Dtype> {
  protected:
   void SetUp() override {
     if (cuda_device_count() == 0) GTEST_SKIP() << "this machine has no GPU";
-    load_cuda();
+    load_accelerator(DeviceKind::cuda);
   }
   double tolerance() const {
     return GetParam() == torch::kFloat32 ? 1e-5 : 0.01;

@@ -1,0 +1,34 @@
+// Access to the accelerator and its communicators, CUDA and NCCL. Both are
+// linked into a shared library of their own, libechelon_nccl.so, which the
+// first call of a function that needs it loads: a program on a machine without
+// a GPU never touches them. The device of our own tests has a library of the
+// same interface, libechelon_test_device.so.
+//
+// The loader looks for the library as for any other: in the RPATH of the
+// program (build/lib, or lib/ of an installed package) and in LD_LIBRARY_PATH.
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include "echelon/options/comm.h"
+
+namespace echelon {
+
+/// The number of GPUs that this process may use, by the driver's count (which
+/// respects CUDA_VISIBLE_DEVICES); 0 without a driver. Never throws, and loads
+/// nothing but the driver.
+int cuda_device_count() noexcept;
+
+/// Loads the library of `kind` (cuda or test), and with it LibTorch's kernels
+/// for it: tensors of the returned type can be made afterwards. The functions
+/// below call it. Throws ConfigError with the loader's reason when the library
+/// cannot be loaded.
+c10::DeviceType load_accelerator(DeviceKind kind);
+
+/// Makes `device` the calling thread's current one.
+void set_current_device(c10::Device device);
+/// Returns when all work of the calling thread's current stream on its current
+/// device, which is of type `type`, is done.
+void synchronize_current_stream(c10::DeviceType type);
+
+}  // namespace echelon
