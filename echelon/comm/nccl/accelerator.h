@@ -14,9 +14,9 @@
 
 namespace echelon {
 
-/// The number of GPUs that this process may use, by the driver's count (which
-/// respects CUDA_VISIBLE_DEVICES); 0 without a driver. Never throws, and loads
-/// nothing but the driver.
+/// The number of GPUs that this process can use, by the driver's count (which
+/// respects CUDA_VISIBLE_DEVICES); 0 without a driver, or with one that cannot
+/// be used. Never throws, and loads nothing but the driver.
 int cuda_device_count() noexcept;
 
 /// Loads the library of `kind` (cuda or test), and with it LibTorch's kernels
@@ -24,6 +24,9 @@ int cuda_device_count() noexcept;
 /// below call it. Throws ConfigError with the loader's reason when the library
 /// cannot be loaded.
 c10::DeviceType load_accelerator(DeviceKind kind);
+
+/// How many devices of `kind` there are. Loads its library.
+int accelerator_count(DeviceKind kind);
 
 /// Makes `device` the calling thread's current one.
 void set_current_device(c10::Device device);

@@ -4,6 +4,7 @@
 
 #include <string>
 
+#include "echelon/comm/nccl/choose_gpu.h"
 #include "echelon/comm/nccl/nccl_plugin.h"
 #include "echelon/error.h"
 #include "echelon/text/format.h"
@@ -14,26 +15,6 @@ namespace {
 [[noreturn]] void
 refuse(const std::string& reason, const std::string& way_out) {
   throw ConfigError(format("backend nccl: {}; {}", reason, way_out));
-}
-
-/// Asks the driver for the number of GPUs. Its library comes with the driver,
-/// so without the library there is no GPU.
-int count_devices() noexcept {
-  void* driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-  if (driver == nullptr) {
-    return 0;
-  }
-  using Init = int (*)(unsigned);
-  using GetCount = int (*)(int*);
-  const auto init = reinterpret_cast<Init>(dlsym(driver, "cuInit"));
-  const auto get_count =
-      reinterpret_cast<GetCount>(dlsym(driver, "cuDeviceGetCount"));
-  int count = 0;
-  if (init == nullptr || get_count == nullptr || init(0) != 0 ||
-      get_count(&count) != 0) {
-    return 0;
-  }
-  return count;  // the driver stays loaded: it cannot be unloaded
 }
 
 /// Loads `library` and returns its table; `way_out` is for a machine that lacks
@@ -60,7 +41,11 @@ const nccl::Plugin& open_plugin(const char* library, const char* way_out) {
 }
 
 const nccl::Plugin& open_cuda() {
-  if (cuda_device_count() == 0) {
+  const RankGpus here = gpus_of_process(0, 0, 0);
+  if (!here.problem.empty()) {
+    refuse(here.problem, "or use backend \"local\" or \"gloo\"");
+  }
+  if (here.gpus.empty()) {
     refuse(
         "the CUDA driver reports no GPU on this machine",
         "use backend \"local\" on one host or \"gloo\" on several");
@@ -101,12 +86,15 @@ void check_device(c10::Device device) {
 }  // namespace
 
 int cuda_device_count() noexcept {
-  static const int count = count_devices();
-  return count;
+  return static_cast<int>(gpus_of_process(0, 0, 0).gpus.size());
 }
 
 c10::DeviceType load_accelerator(DeviceKind kind) {
   return plugin(kind).device_type;
+}
+
+int accelerator_count(DeviceKind kind) {
+  return plugin(kind).device_count();
 }
 
 void set_current_device(c10::Device device) {

@@ -1,0 +1,46 @@
+// A stand-in for CUDA's driver. FAKE_CUDA_GPUS: the UUIDs of the visible GPUs,
+// one character each, repeated to 16 bytes ("ab": two GPUs); FAKE_CUDA_INIT:
+// what cuInit returns; FAKE_CUDA_VERSION: the newest CUDA that it runs.
+#include <cstdlib>
+#include <cstring>
+
+namespace {
+
+const char* text(const char* variable, const char* otherwise) {
+  const char* value = std::getenv(variable);
+  return value == nullptr ? otherwise : value;
+}
+
+}  // namespace
+
+extern "C" {
+
+int cuInit(unsigned) {
+  return std::atoi(text("FAKE_CUDA_INIT", "0"));
+}
+int cuDriverGetVersion(int* version) {
+  *version = std::atoi(text("FAKE_CUDA_VERSION", "13000"));
+  return 0;
+}
+int cuDeviceGetCount(int* count) {
+  *count = static_cast<int>(std::strlen(text("FAKE_CUDA_GPUS", "ab")));
+  return 0;
+}
+int cuDeviceGet(int* device, int index) {
+  *device = index;
+  return 0;
+}
+int cuDeviceGetUuid_v2(char* uuid, int device) {
+  std::memset(uuid, text("FAKE_CUDA_GPUS", "ab")[device], 16);
+  return 0;
+}
+int cuGetErrorName(int error, const char** name) {
+  *name = error == 802 ? "CUDA_ERROR_SYSTEM_NOT_READY" : "CUDA_ERROR_UNKNOWN";
+  return 0;
+}
+int cuGetErrorString(int, const char** string) {
+  *string = "system not yet initialized";
+  return 0;
+}
+
+}  // extern "C"
