@@ -8,218 +8,31 @@
 #include <algorithm>
 #include <numeric>
 
-#include "echelon/comm/group_impl.h"
+#include "echelon/comm/group_call.h"
 #include "echelon/comm/trace/record.h"
-#include "echelon/error.h"
-#include "echelon/text/format.h"
 
 namespace echelon {
 namespace {
 
 using c10d::ReduceOp;
+using detail::Checks;
+using detail::finish;
+using detail::label_of;
+using detail::movable;
+using detail::Reduction;
+using detail::WorkPtr;
 using torch::Tensor;
-using WorkPtr = c10::intrusive_ptr<c10d::Work>;
-
-constexpr auto kNoLimit = std::chrono::milliseconds(0);
 
 std::string shape_of(const Tensor& tensor) {
   return shape_text(tensor.sizes().vec());
 }
 
-/// A reduction as the backends know it: bool becomes bytes with a maximum (or)
-/// or minimum (and), and an average becomes a sum that is divided afterwards.
-struct Reduction {
-  Tensor tensor;
-  ReduceOp op = ReduceOp::SUM;
-  int64_t divide_by = 1;
-};
-
-/// The checks of one call, which throw ConfigErrors that name the operation.
-class Checks {
- public:
-  Checks(const Group::Impl& group, const char* operation)
-      : group_(group), operation_(operation) {}
-
-  template <typename... Values>
-  [[noreturn]] void refuse(
-      std::type_identity_t<detail::FormatPattern<sizeof...(Values)>> rule,
-      const Values&... values) const {
-    throw ConfigError(format(
-        "{} on axis {} of {} ranks: {}", operation_, group_.axis,
-        group_.ranks.size(), format(rule, values...)));
-  }
-
-  void tensor(const Tensor& tensor) const {
-    if (!tensor.defined()) refuse("a tensor is undefined");
-    if (!tensor.is_contiguous()) {
-      refuse(
-          "tensor {} is not contiguous; pass tensor.contiguous()",
-          shape_of(tensor));
-    }
-    if (tensor.device().type() != group_.device.type() && !tensor.is_meta() &&
-        group_.kind != BackendKind::local) {
-      refuse(
-          "tensor is on {}, but the group's backend works on {}",
-          tensor.device().str(), group_.device.str());
-    }
-  }
-
-  void same_dtype(const Tensor& output, const Tensor& input) const {
-    if (output.scalar_type() != input.scalar_type()) {
-      refuse(
-          "output is {}, input is {}; they must agree",
-          c10::toString(output.scalar_type()),
-          c10::toString(input.scalar_type()));
-    }
-  }
-
-  void
-  numel(const Tensor& output, const Tensor& input, int64_t expected) const {
-    same_dtype(output, input);
-    if (output.numel() != expected) {
-      refuse(
-          "input {} needs an output of {} elements, not {}", shape_of(input),
-          expected, shape_of(output));
-    }
-  }
-
-  /// One tensor a rank on `root`, none elsewhere, each as large as `model`.
-  void one_per_rank(
-      const std::vector<Tensor>& tensors, const char* what, int root,
-      const Tensor& model) const {
-    tensor(model);
-    rank(root);
-    const size_t expected = group_.rank == root ? group_.ranks.size() : 0;
-    if (tensors.size() != expected) {
-      refuse(
-          "rank {} needs {} {}, got {}", group_.rank, expected, what,
-          tensors.size());
-    }
-    for (const auto& one : tensors) {
-      tensor(one);
-      numel(one, model, model.numel());
-    }
-  }
-
-  void list(const std::vector<Tensor>& tensors) const {
-    if (tensors.empty()) refuse("the list of tensors is empty");
-    for (const auto& one : tensors) {
-      tensor(one);
-      same_dtype(one, tensors.front());
-    }
-  }
-
-  void pairs(
-      const std::vector<Tensor>& outputs,
-      const std::vector<Tensor>& inputs) const {
-    list(outputs);
-    list(inputs);
-    if (outputs.size() != inputs.size()) {
-      refuse("{} outputs for {} inputs", outputs.size(), inputs.size());
-    }
-  }
-
-  void rank(int rank) const {
-    if (rank < 0 || rank >= static_cast<int>(group_.ranks.size())) {
-      refuse("rank {} is outside the group", rank);
-    }
-  }
-
-  void peer(int rank) const {
-    this->rank(rank);
-    if (rank == group_.rank) refuse("rank {} is this rank", rank);
-  }
-
-  /// Returns whether there is nothing to send: in a silent group, and for
-  /// tensors on the meta device. The other ranks need not agree: they may count
-  /// another layer. This rank's input comes last.
-  bool no_data(const std::vector<Tensor>& tensors) const {
-    if (!group_.backend && group_.ranks.size() > 1) {
-      trace(tensors);
-      return true;
-    }
-    const auto meta = std::ranges::count_if(
-        tensors, [](const Tensor& tensor) { return tensor.is_meta(); });
-    if (meta == 0) return false;
-    if (static_cast<size_t>(meta) < tensors.size()) {
-      refuse(
-          "some tensors are on the meta device, which has no values, and "
-          "others are not");
-    }
-    if (group_.ranks.size() > 1) trace(tensors);
-    return true;
-  }
-
-  Reduction reduction(const Tensor& tensor, echelon::ReduceOp op) const {
-    Reduction result{tensor};
-    const torch::Dtype dtype = tensor.scalar_type();
-    if (dtype == torch::kShort && group_.kind != BackendKind::local) {
-      refuse(
-          "{} cannot be reduced by this backend; convert to int32",
-          c10::toString(dtype));
-    }
-    switch (op) {
-      case echelon::ReduceOp::sum:
-        break;
-      case echelon::ReduceOp::avg:
-        if (!torch::isFloatingType(dtype)) {
-          refuse(
-              "an average of {} is not defined; reduce with sum",
-              c10::toString(dtype));
-        }
-        if (group_.kind == BackendKind::local) {
-          result.op = ReduceOp::AVG;  // the sum, then one division, in place
-        } else {
-          result.divide_by = static_cast<int64_t>(group_.ranks.size());
-        }
-        break;
-      case echelon::ReduceOp::min:
-        result.op = ReduceOp::MIN;
-        break;
-      case echelon::ReduceOp::max:
-        result.op = ReduceOp::MAX;
-        break;
-    }
-    if (dtype == torch::kBool) {
-      result.tensor = tensor.view(torch::kByte);
-      if (op == echelon::ReduceOp::sum) result.op = ReduceOp::MAX;
-    }
-    return result;
-  }
-
- private:
-  void trace(const std::vector<Tensor>& tensors) const {
-    if (!CollectiveTrace::active() || tensors.empty()) return;
-    CollectiveTrace::record(
-        {.operation = operation_,
-         .axis = group_.axis,
-         .bytes = static_cast<int64_t>(tensors.back().nbytes())});
-  }
-
-  const Group::Impl& group_;
-  const char* operation_;
-};
+constexpr auto kNoLimit = std::chrono::milliseconds(0);
 
 std::vector<Tensor>
 joined(std::vector<Tensor> list, const std::vector<Tensor>& more) {
   list.insert(list.end(), more.begin(), more.end());
   return list;
-}
-
-/// `tensor` as bytes when the backend does not know its dtype; for calls that
-/// move elements and do not reduce them.
-Tensor movable(const Group::Impl& group, const Tensor& tensor) {
-  const bool known = tensor.scalar_type() != torch::kBool &&
-                     tensor.scalar_type() != torch::kShort;
-  if (known || group.kind == BackendKind::local) return tensor;
-  return tensor.view({-1}).view(torch::kByte);
-}
-
-std::vector<Tensor>
-movable(const Group::Impl& group, const std::vector<Tensor>& tensors) {
-  std::vector<Tensor> all;
-  for (const auto& tensor : tensors) all.push_back(movable(group, tensor));
-  return all;
 }
 
 /// Does what movable() does, with one row per row of `tensor`.
@@ -236,17 +49,6 @@ Tensor flat(const Group::Impl& group, const Tensor& tensor) {
   return group.kind == BackendKind::gloo ? tensor.view({-1}) : tensor;
 }
 
-Work finish(
-    std::vector<WorkPtr> works, const Call& call,
-    std::function<void()> after = nullptr) {
-  auto impl = std::make_shared<Work::Impl>();
-  impl->works = std::move(works);
-  impl->after = std::move(after);
-  Work work(std::move(impl));
-  if (!call.async) work.wait();
-  return work;
-}
-
 std::function<void()> divide(const std::vector<Reduction>& reductions) {
   if (reductions.empty() || reductions.front().divide_by == 1) return nullptr;
   return [reductions] {
@@ -256,11 +58,6 @@ std::function<void()> divide(const std::vector<Reduction>& reductions) {
       tensor.div_(reduction.divide_by);
     }
   };
-}
-
-/// The label of the collectives of `call`.
-std::string label_of(const Call& call) {
-  return call.label.empty() ? LabelScope::current() : call.label;
 }
 
 /// A call of a group of one rank: the outputs are the inputs.
@@ -533,55 +330,13 @@ Work Group::scatter(
   return finish({impl_->backend->scatter(to, from, options)}, call);
 }
 
-Work Group::send(
-    const Tensor& tensor, int destination, int tag, const Call& call) const {
-  return batch_send_recv(
-      {{.send = true, .tensor = tensor, .peer = destination, .tag = tag}},
-      call);
-}
-
-Work Group::recv(
-    const Tensor& tensor, int source, int tag, const Call& call) const {
-  return batch_send_recv(
-      {{.send = false, .tensor = tensor, .peer = source, .tag = tag}}, call);
-}
-
-Work Group::batch_send_recv(
-    const std::vector<PeerMessage>& messages, const Call& call) const {
-  std::vector<Tensor> all;
-  for (const auto& message : messages) {
-    const Checks check(*impl_, message.send ? "send" : "recv");
-    check.tensor(message.tensor);
-    check.peer(message.peer);
-    if (message.tag < 0) {
-      check.refuse("tag {} must be 0 or more", message.tag);
-    }
-    all.push_back(message.tensor);
-  }
-  if (all.empty() || Checks(*impl_, "batch_send_recv").no_data(all)) return {};
-  const LabelScope label(label_of(call));
-  // NCCL starts a group of messages together; the others never block here.
-  const bool coalesce = impl_->kind == BackendKind::nccl && messages.size() > 1;
-  if (coalesce) impl_->backend->startCoalescing();
-  std::vector<WorkPtr> works;
-  for (const auto& message : messages) {
-    std::vector<Tensor> tensors = {movable(*impl_, message.tensor)};
-    works.push_back(
-        message.send
-            ? impl_->backend->send(tensors, message.peer, message.tag)
-            : impl_->backend->recv(tensors, message.peer, message.tag));
-  }
-  if (coalesce) works = {impl_->backend->endCoalescing()};
-  return finish(std::move(works), call);
-}
-
 void Group::barrier(const Call& call) const {
   if (size() == 1 || Checks(*impl_, "barrier").no_data({})) return;
   const LabelScope label(label_of(call));
   c10d::BarrierOptions options;
   options.asyncOp = false;
   if (impl_->kind == BackendKind::nccl) options.device = impl_->device;
-  impl_->backend->barrier(options)->wait(kNoLimit);
+  finish({impl_->backend->barrier(options)}, call);
 }
 
 }  // namespace echelon

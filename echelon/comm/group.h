@@ -125,8 +125,22 @@ class Group {
   Work recv(
       const torch::Tensor& tensor, int source, int tag = 0,
       const Call& call = {}) const;
+  /// Messages that follow each other, in order.
+  Work send(
+      const std::vector<torch::Tensor>& tensors, int destination, int tag = 0,
+      const Call& call = {}) const;
+  Work recv(
+      const std::vector<torch::Tensor>& tensors, int source, int tag = 0,
+      const Call& call = {}) const;
+  /// Connects this rank with each of `peers`, which do the same. With NCCL a
+  /// pair of ranks has a communicator of its own for send() and recv(), which
+  /// its first message makes: that holds both hosts up until both are there.
+  /// Pairs that connect in the order of their ranks cannot wait for each other
+  /// in a ring. Elsewhere this has no effect.
+  void connect_peers(const std::vector<int>& peers) const;
   /// Starts all messages at once: their order does not matter, and peers that
-  /// each send before they receive do not deadlock.
+  /// each send before they receive do not deadlock. Both peers of a message
+  /// send it in a batch, or neither does.
   Work batch_send_recv(
       const std::vector<PeerMessage>& messages, const Call& call = {}) const;
 

@@ -2,59 +2,27 @@
 // and publishes the rank's status, compares the call with the other ranks'
 // where that is asked for, forwards it, and wraps its work.
 //
-// The wrapped work ends the record once, whoever sees the end first: the thread
-// that waits, or the callback of an asynchronous call's future. When a call
-// fails, the first thread to see it reads the other ranks' statuses and keeps
-// the explained error; later waits throw the same one.
+// The record ends once, for whoever sees the end first: the thread that waits,
+// the callback of an asynchronous call's future, or the observer, which asks
+// calls on a device. When a call fails, the first thread to see it reads the
+// other ranks' statuses and keeps the explained error; later waits throw the
+// same one.
 #include "echelon/comm/observed_backend.h"
 
+#include <ATen/DeviceAccelerator.h>
+#include <c10/core/Event.h>
 #include <c10/core/ScalarType.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 
-#include <atomic>
 #include <functional>
 #include <optional>
+#include <utility>
 
-#include "echelon/comm/shared_memory/failure.h"
-#include "echelon/error.h"
 #include "echelon/text/format.h"
 
 namespace echelon {
 namespace {
-
-/// The cause's text, without a C++ stack and without source positions.
-std::string text_of(const std::exception_ptr& cause) {
-  std::string text;
-  try {
-    std::rethrow_exception(cause);
-  } catch (const c10::Error& error) {
-    text = error.what_without_backtrace();
-  } catch (const std::exception& error) {
-    text = error.what();
-  } catch (...) {
-    text = "an exception of unknown type";
-  }
-  if (!text.empty() && text[0] == '[') {
-    const size_t end = text.find("] ");
-    if (end != std::string::npos) text = text.substr(end + 2);
-  }
-  while (!text.empty() && (text.back() == '\n' || text.back() == ' ')) {
-    text.pop_back();
-  }
-  return text;
-}
-
-bool already_explained(const std::exception_ptr& cause) {
-  try {
-    std::rethrow_exception(cause);
-  } catch (const local::Failure&) {
-    return false;
-  } catch (const Error&) {
-    return true;
-  } catch (...) {
-    return false;
-  }
-}
 
 std::string reduce_name(const c10d::ReduceOp& op) {
   switch (static_cast<c10d::ReduceOp::RedOpType>(op)) {
@@ -76,62 +44,90 @@ const at::Tensor& first(const std::vector<at::Tensor>& tensors) {
   return tensors.empty() ? none : tensors.front();
 }
 
-/// Work that tells the observer when it ends, and explains its errors.
+/// What the host has given to the device's current stream so far.
+class StreamWork : public c10d::Work {
+ public:
+  explicit StreamWork(c10::Device device) : event_(device.type()) {
+    event_.record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+  }
+  bool isCompleted() override { return event_.query(); }
+
+ private:
+  c10::Event event_;
+};
+
+/// A work of which somebody else decides how long it lives: it keeps tensors.
+class WeakWork : public c10d::Work {
+ public:
+  explicit WeakWork(const c10::intrusive_ptr<c10d::Work>& work) : work_(work) {}
+  bool isCompleted() override {
+    const auto work = work_.lock();
+    return !work || work->isCompleted();
+  }
+  std::exception_ptr exception() const override {
+    const auto work = work_.lock();
+    return work ? work->exception() : nullptr;
+  }
+
+ private:
+  c10::weak_intrusive_ptr<c10d::Work> work_;
+};
+
+bool has_streams(c10::Device device) {
+  return at::accelerator::isAccelerator(device.type());
+}
+
+/// Work that tells the observer when it ends, and explains its errors. Of one
+/// call, or of a batch.
 class ObservedWork : public c10d::Work {
  public:
+  enum class Ends {
+    waited,  // when it has been waited for
+    future,  // also when its future is complete
+    queued,  // when the device is done, which the observer finds out
+  };
+
   ObservedWork(
       int rank, c10::intrusive_ptr<c10d::Work> inner,
-      std::shared_ptr<Observer> observer, ObservedCall call, bool watch)
+      std::shared_ptr<Observer> observer, std::shared_ptr<ObservedCalls> calls,
+      Ends ends, c10::Device device)
       : Work(rank),
         inner_(std::move(inner)),
-        state_(std::make_shared<State>(std::move(observer), std::move(call))) {
-    if (watch) watch_future();
+        observer_(std::move(observer)),
+        calls_(std::move(calls)),
+        ends_(ends),
+        device_(device) {
+    if (ends == Ends::future) watch_future();
   }
 
   bool isCompleted() override { return inner_->isCompleted(); }
 
   bool wait(std::chrono::milliseconds timeout) override {
-    state_->begin_wait();
+    if (!calls_->ended && ends_ != Ends::queued) {
+      for (const auto& call : calls_->calls) {
+        observer_->history().begin_wait(call.ticket);
+      }
+    }
     try {
+      if (auto lost = observer_->lost()) std::rethrow_exception(lost);
       inner_->wait(timeout);
     } catch (...) {
-      std::rethrow_exception(state_->fail(std::current_exception()));
+      std::rethrow_exception(
+          observer_->fail(*calls_, std::current_exception()));
     }
-    state_->end();
+    if (ends_ != Ends::queued) {
+      observer_->end(*calls_);
+    } else if (has_streams(device_)) {
+      // The current stream waits for the call, so the call is over when what
+      // the stream does next begins.
+      auto reached = c10::make_intrusive<StreamWork>(device_);
+      const std::lock_guard lock(calls_->mutex);
+      calls_->asked = std::move(reached);
+    }
     return true;
   }
 
  private:
-  struct State {
-    State(std::shared_ptr<Observer> observer_, ObservedCall call_)
-        : observer(std::move(observer_)),
-          call(std::move(call_)),
-          group(*call.group) {
-      // The backend may be gone when the call ends.
-      call.group = &group;
-    }
-
-    void begin_wait() {
-      if (!ended) observer->history().begin_wait(call.ticket);
-    }
-    void end() {
-      if (!ended.exchange(true)) observer->end(call);
-    }
-    std::exception_ptr fail(const std::exception_ptr& cause) {
-      std::lock_guard lock(mutex);
-      if (!error) error = observer->explain(call, cause);
-      if (!ended.exchange(true)) observer->end(call, true);
-      return error;
-    }
-
-    std::shared_ptr<Observer> observer;
-    ObservedCall call;
-    const ObservedGroup group;
-    std::atomic<bool> ended{false};
-    std::mutex mutex;
-    std::exception_ptr error;
-  };
-
   void watch_future() {
     c10::intrusive_ptr<c10::ivalue::Future> inner;
     try {
@@ -139,23 +135,28 @@ class ObservedWork : public c10d::Work {
     } catch (const c10::Error&) {
       return;  // Gloo's reduce_scatter has none: it ends when it is waited for
     }
-    inner->addCallback([state = state_](c10::ivalue::Future& done) {
-      if (done.hasError()) {
-        state->fail(done.exception_ptr());
-      } else {
-        state->end();
-      }
-    });
+    inner->addCallback(
+        [observer = observer_, calls = calls_](c10::ivalue::Future& done) {
+          if (done.hasError()) {
+            observer->fail(*calls, done.exception_ptr());
+          } else {
+            observer->end(*calls);
+          }
+        });
   }
 
   c10::intrusive_ptr<c10d::Work> inner_;
-  std::shared_ptr<State> state_;
+  std::shared_ptr<Observer> observer_;
+  std::shared_ptr<ObservedCalls> calls_;
+  const Ends ends_;
+  const c10::Device device_;
 };
 
 class ObservedBackend : public c10d::Backend {
  public:
   using Tensors = std::vector<at::Tensor>;
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+  using Calls = std::vector<ObservedCall>;
 
   ObservedBackend(
       c10::intrusive_ptr<c10d::Backend> inner,
@@ -168,8 +169,21 @@ class ObservedBackend : public c10d::Backend {
   const std::string getBackendName() const override {
     return inner_->getBackendName();
   }
-  void startCoalescing() override { inner_->startCoalescing(); }
-  WorkPtr endCoalescing() override { return inner_->endCoalescing(); }
+  void shutdown() override { inner_->shutdown(); }
+  void abort() override { inner_->abort(); }
+
+  // Between the two, calls return no work: that of the batch is theirs.
+  void startCoalescing() override {
+    inner_->startCoalescing();
+    batch_.emplace();
+  }
+  WorkPtr endCoalescing() override {
+    auto calls = std::exchange(batch_, std::nullopt).value_or(Calls());
+    if (calls.empty()) return inner_->endCoalescing();
+    return watched(std::move(calls), /*over_with_future=*/false, [&] {
+      return inner_->endCoalescing();
+    });
+  }
 
   WorkPtr
   broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override {
@@ -315,18 +329,59 @@ class ObservedBackend : public c10d::Backend {
       call.record.dtype = c10::getDtypeNames(tensor.scalar_type()).first;
       call.record.bytes = static_cast<int64_t>(tensor.nbytes());
     }
+    if (auto lost = observer_->lost()) std::rethrow_exception(lost);
+    if (options_.queued) observer_->poll();
     observer_->begin(call);
-    try {
+    const bool over_with_future = async && collective && !options_.queued;
+    const auto compared = [&] {
       if (options_.check && collective) compare(call.record, detail);
-      WorkPtr inner = forward();
-      const bool watch = async && collective && options_.futures_mean_done;
-      return c10::make_intrusive<ObservedWork>(
-          getRank(), std::move(inner), observer_, std::move(call), watch);
-    } catch (...) {
-      const auto error = observer_->explain(call, std::current_exception());
-      observer_->end(call, true);
-      std::rethrow_exception(error);
+      return forward();
+    };
+    if (!batch_) {
+      return watched({call}, over_with_future, compared);
     }
+    try {
+      const WorkPtr work = compared();
+      batch_->push_back(std::move(call));
+      return work;
+    } catch (...) {
+      ObservedCalls failed({call});
+      std::rethrow_exception(observer_->fail(failed, std::current_exception()));
+    }
+  }
+
+  // The work of `calls`, which `forward` makes.
+  WorkPtr watched(
+      Calls list, bool over_with_future,
+      const std::function<WorkPtr()>& forward) {
+    using Ends = ObservedWork::Ends;
+    auto calls = std::make_shared<ObservedCalls>(std::move(list));
+    WorkPtr inner;
+    try {
+      inner = forward();
+    } catch (...) {
+      std::rethrow_exception(observer_->fail(*calls, std::current_exception()));
+    }
+    const Ends ends = options_.queued    ? Ends::queued
+                      : over_with_future ? Ends::future
+                                         : Ends::waited;
+    if (ends == Ends::queued && inner) {
+      calls->asked = has_streams(options_.device)
+                         ? WorkPtr(c10::make_intrusive<WeakWork>(inner))
+                         : inner;
+    } else if (ends == Ends::queued && has_streams(options_.device)) {
+      // It is over for the host, and runs on the current stream.
+      calls->asked = c10::make_intrusive<StreamWork>(options_.device);
+    }
+    if (calls->asked) {
+      observer_->watch(calls, options_.timeout);
+    } else if (!inner) {
+      observer_->end(*calls);
+    }
+    if (!inner) return nullptr;
+    return c10::make_intrusive<ObservedWork>(
+        getRank(), std::move(inner), observer_, std::move(calls), ends,
+        options_.device);
   }
 
   // Compares the call through the store, under keys of the group and the call's
@@ -366,59 +421,12 @@ class ObservedBackend : public c10d::Backend {
   c10::intrusive_ptr<c10d::Backend> inner_;
   std::shared_ptr<Observer> observer_;
   ObservedBackendOptions options_;
+  std::optional<Calls> batch_;  // between startCoalescing and endCoalescing
   uint64_t sequence_ = 0;       // collectives begun
   uint64_t peer_sequence_ = 0;  // sends and receives begun
 };
 
 }  // namespace
-
-void Observer::begin(ObservedCall& call) {
-  call.ticket = history_.begin(call.record);
-  call.begun = std::chrono::steady_clock::now();
-  std::lock_guard lock(mutex_);
-  ++status_.num_running;
-  status_.last_begun = StatusEntry(call.record);
-  if (call.collective && call.group->number < RankStatus::kGroups) {
-    status_.begun[call.group->number] = call.record.sequence + 1;
-  }
-  board_->publish(rank_, status_);
-}
-
-void Observer::end(const ObservedCall& call, bool failed) {
-  history_.end(call.ticket, failed);
-  std::lock_guard lock(mutex_);
-  if (status_.num_running > 0) --status_.num_running;
-  if (!failed) {
-    ++status_.num_finished;
-    status_.last_finished = StatusEntry(call.record);
-  }
-  board_->publish(rank_, status_);
-}
-
-std::exception_ptr Observer::explain(
-    const ObservedCall& call, const std::exception_ptr& cause) const {
-  if (already_explained(cause)) return cause;
-  const StatusEntry entry(call.record);
-  const auto waited = std::chrono::steady_clock::now() - call.begun;
-  std::string hang;
-  if (call.collective) {
-    std::vector<std::optional<RankStatus>> statuses;
-    for (int rank : call.group->ranks) statuses.push_back(board_->read(rank));
-    hang = hang_report(
-        {.call = entry,
-         .group = call.group->number,
-         .ranks = call.group->ranks,
-         .rank = rank_,
-         .waited_seconds = std::chrono::duration<double>(waited).count()},
-        statuses);
-  }
-  const auto milliseconds =
-      std::chrono::duration_cast<std::chrono::milliseconds>(waited).count();
-  return std::make_exception_ptr(CommError(format(
-      "{} on axis {}, {} {}, failed after {:g} s: {}{}", entry.describe(),
-      call.record.axis, call.record.dtype, shape_text(call.record.shape),
-      static_cast<double>(milliseconds) / 1000, text_of(cause), hang)));
-}
 
 c10::intrusive_ptr<c10d::Backend> observe_backend(
     c10::intrusive_ptr<c10d::Backend> inner, std::shared_ptr<Observer> observer,

@@ -10,61 +10,36 @@
 #include "echelon/comm/world.h"
 
 #include <ATen/Parallel.h>
-#include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <exception>
-#include <mutex>
 #include <numeric>
 #include <thread>
 
 #include "echelon/cluster/host.h"
 #include "echelon/comm/gloo/gloo_backend.h"
 #include "echelon/comm/group_impl.h"
-#include "echelon/comm/local/local.h"
 #include "echelon/comm/nccl/nccl_backend.h"
 #include "echelon/comm/observed_backend.h"
 #include "echelon/comm/store/store.h"
 #include "echelon/comm/trace/status_board.h"
-#include "echelon/environment/rank_environment.h"
+#include "echelon/comm/world_impl.h"
 #include "echelon/error.h"
 #include "echelon/error_report.h"
 #include "echelon/text/format.h"
 
 namespace echelon {
-
-struct World::Impl {
-  RankEnvironment env;
-  CommOptions options;
-  BackendKind kind = BackendKind::local;
-  torch::Device device = torch::kCPU;
-  std::string address = "127.0.0.1";      // this host, as peers see it
-  c10::intrusive_ptr<c10d::Store> store;  // null for one rank
-  std::shared_ptr<local::Host> host;      // ranks of one host
-  std::shared_ptr<local::Hub> hub;        // ranks that are threads
-  std::shared_ptr<Observer> observer;
-  size_t num_groups = 0;
-  size_t num_exchanges = 0;
-  std::optional<Group> group;
-
-  /// With the nccl backend: makes the accelerator's device with this rank's
-  /// local rank its device, and the calling thread's.
-  void use_accelerator();
-  /// Joins the ranks of this host; all of them call.
-  void join_host();
-  /// A group of `ranks`; every rank of the world calls.
-  Group make(
-      const std::string& axis, const std::vector<int>& ranks,
-      BackendKind backend);
-};
-
 namespace {
 
 /// With shared tensors each rank passes its memory file to the others; with
 /// more ranks than this, tensors are staged instead.
 constexpr int kMaxShared = 128;
+
+/// The observer's own time-out comes first: it knows what the others did.
+constexpr auto kWatchdogLater = std::chrono::seconds(60);
 
 /// The status board in the shared memory of a host.
 class HostBoard : public StatusBoard {
@@ -82,35 +57,6 @@ class HostBoard : public StatusBoard {
   std::shared_ptr<local::Host> host_;
 };
 
-std::vector<int> all_ranks(int size) {
-  std::vector<int> ranks(size);
-  std::iota(ranks.begin(), ranks.end(), 0);
-  return ranks;
-}
-
-/// Rethrows the error of a rank with the rank in front.
-[[noreturn]] void rethrow_with_rank(const std::exception_ptr& cause, int rank) {
-  const std::string place = format("rank {}: ", rank);
-  const auto with_place = [&](const std::string& text) {
-    return text.starts_with(place) ? text : place + text;
-  };
-  try {
-    std::rethrow_exception(cause);
-  } catch (const ConfigError& error) {
-    throw ConfigError(with_place(error.what()));
-  } catch (const CommError& error) {
-    throw CommError(with_place(error.what()));
-  } catch (const DataError& error) {
-    throw DataError(with_place(error.what()));
-  } catch (const CheckpointError& error) {
-    throw CheckpointError(with_place(error.what()));
-  } catch (const NumericError& error) {
-    throw NumericError(with_place(error.what()));
-  } catch (const std::exception& error) {
-    throw Error(with_place(error.what()));
-  }
-}
-
 void check_one_host(BackendKind backend, const RankEnvironment& env) {
   if (backend == BackendKind::local && env.local_world_size < env.world_size) {
     throw ConfigError(format(
@@ -120,42 +66,41 @@ void check_one_host(BackendKind backend, const RankEnvironment& env) {
   }
 }
 
-/// Whether the ranks compute on accelerators, by `options` and the machine. By
-/// themselves, ranks that are threads never do.
-bool on_accelerators(const CommOptions& options, const RankEnvironment& env) {
+bool by_threads(const RankEnvironment& env) {
+  return env.launcher == Launcher::threads;
+}
+
+/// Whether GPUs are asked for, and whether the job needs them. By themselves,
+/// ranks that are threads take none.
+enum class Gpus { none, if_there, needed };
+Gpus wanted_gpus(const CommOptions& options, const RankEnvironment& env) {
   const BackendKind backend = options.backend;
   const bool nccl = backend == BackendKind::nccl;
+  const bool free = backend == BackendKind::automatic;
   switch (options.device) {
     case DeviceKind::automatic:
-      if (backend != BackendKind::automatic) return nccl;
-      return env.launcher != Launcher::threads &&
-             cuda_device_count() >= env.local_world_size;
+      if (nccl) return Gpus::needed;
+      return free && !by_threads(env) ? Gpus::if_there : Gpus::none;
     case DeviceKind::cpu:
-      if (nccl) {
-        throw ConfigError(
-            "[comm] backend = \"nccl\" needs GPUs, but device = \"cpu\"; leave "
-            "one of them out");
-      }
-      return false;
+      if (!nccl) return Gpus::none;
+      throw ConfigError(
+          "[comm] backend = \"nccl\" needs GPUs, but device = \"cpu\"; leave "
+          "one of them out");
     default:
-      if (!nccl && backend != BackendKind::automatic) {
-        throw ConfigError(format(
-            "[comm] backend = \"{}\" moves the CPU's tensors, but device = "
-            "\"cuda\"; leave one of them out",
-            to_string(backend)));
-      }
-      return true;
+      if (nccl || free) return Gpus::needed;
+      throw ConfigError(format(
+          "[comm] backend = \"{}\" moves the CPU's tensors, but device is "
+          "another one; leave one of them out",
+          to_string(backend)));
   }
 }
 
-/// Chooses the backend by `options` and the machine.
-BackendKind
-choose_backend(const CommOptions& options, const RankEnvironment& env) {
-  if (on_accelerators(options, env)) return BackendKind::nccl;
-  check_one_host(options.backend, env);
-  if (options.backend != BackendKind::automatic) return options.backend;
-  const bool one_host = env.local_world_size == env.world_size;
-  return one_host ? BackendKind::local : BackendKind::gloo;
+/// What this rank sees, where GPUs are asked for.
+RankGpus gpus_seen(const CommOptions& options, const RankEnvironment& env) {
+  const bool asked = options.device != DeviceKind::test &&
+                     wanted_gpus(options, env) != Gpus::none;
+  if (asked) return gpus_of_process(env.rank, env.node_rank, env.local_rank);
+  return {.rank = env.rank};
 }
 
 std::unique_ptr<World::Impl>
@@ -164,7 +109,11 @@ make_alone(const RankEnvironment& env, const CommOptions& options) {
   auto impl = std::make_unique<World::Impl>();
   impl->env = env;
   impl->options = options;
-  if (on_accelerators(options, env)) impl->kind = BackendKind::nccl;
+  impl->options.backend = options.backend == BackendKind::nccl
+                              ? BackendKind::nccl
+                              : BackendKind::automatic;
+  impl->choose({gpus_seen(impl->options, env)});
+  impl->options.backend = options.backend;
   impl->use_accelerator();
   impl->observer =
       std::make_shared<Observer>(env.rank, std::make_shared<MemoryBoard>(1));
@@ -184,14 +133,16 @@ World::World(World&&) noexcept = default;
 World& World::operator=(World&&) noexcept = default;
 
 World::~World() {
-  if (!impl_ || !impl_->store || impl_->hub) return;
+  if (!impl_) return;
+  impl_->end_communicators();
+  if (!impl_->store || impl_->hub) return;
   impl_->group.reset();
   // Rank 0 serves the store, so it stays until the others have left, unless the
   // job is failing.
   try {
     const auto key = [](int r) { return format("left/{}", r); };
     impl_->store->set(key(rank()), "1");
-    if (rank() == 0 && std::uncaught_exceptions() == 0) {
+    if (rank() == 0 && !impl_->failing()) {
       std::vector<std::string> keys;
       for (int r = 0; r < size(); ++r) keys.push_back(key(r));
       impl_->store->wait(keys, std::chrono::seconds(5));
@@ -215,12 +166,16 @@ World World::from_environment(const CommOptions& options) {
   auto impl = std::make_unique<Impl>();
   impl->env = env;
   impl->options = options;
-  impl->kind = choose_backend(options, env);
+  const RankGpus mine = gpus_seen(options, env);
   impl->store = connect_store(env, options.rendezvous_timeout);
-  echelon::exchange(
-      *impl->store, "arrived", env.rank, env.world_size,
-      to_string(env.launcher), options.rendezvous_timeout,
-      format("{}:{}", env.master_addr, env.master_port));
+  std::vector<RankGpus> all;
+  for (const auto& one : echelon::exchange(
+           *impl->store, "arrived", env.rank, env.world_size, to_text(mine),
+           options.rendezvous_timeout,
+           format("{}:{}", env.master_addr, env.master_port))) {
+    all.push_back(rank_gpus_from_text(one));
+  }
+  impl->choose(all);
   impl->address = reachable_address(env);
   impl->use_accelerator();
   std::shared_ptr<StatusBoard> board;
@@ -232,16 +187,132 @@ World World::from_environment(const CommOptions& options) {
         make_store_board(connect_store_again(env, options.rendezvous_timeout));
   }
   impl->observer = std::make_shared<Observer>(env.rank, std::move(board));
-  impl->group = impl->make("world", all_ranks(env.world_size), impl->kind);
+  impl->watch_device();
+  impl->group =
+      impl->make("world", Impl::all_ranks(env.world_size), impl->kind);
   return World(std::move(impl));
 }
 
+std::vector<int> World::Impl::all_ranks(int size) {
+  std::vector<int> ranks(static_cast<size_t>(size));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
+void World::Impl::choose(const std::vector<RankGpus>& gpus) {
+  const Gpus wanted = wanted_gpus(options, env);
+  if (options.device == DeviceKind::test) {
+    const int devices = accelerator_count(DeviceKind::test);
+    if (devices < env.local_world_size) {
+      throw ConfigError(format(
+          "[comm] device = \"test\": {} ranks and {} devices",
+          env.local_world_size, devices));
+    }
+    device_index = env.local_rank;
+  } else if (wanted != Gpus::none) {
+    const auto choice = choose_gpu(gpus, env.rank, wanted == Gpus::needed);
+    device_index = choice.index;
+    if (env.rank == 0 && !choice.note.empty()) {
+      std::fprintf(stderr, "note: %s\n", choice.note.c_str());
+    }
+  }
+  if (device_index) {
+    kind = BackendKind::nccl;
+    return;
+  }
+  check_one_host(options.backend, env);
+  const bool one_host = env.local_world_size == env.world_size;
+  kind = options.backend != BackendKind::automatic ? options.backend
+         : one_host                                ? BackendKind::local
+                                                   : BackendKind::gloo;
+}
+
 void World::Impl::use_accelerator() {
-  if (kind != BackendKind::nccl) return;
+  if (!device_index) return;
   const auto type = load_accelerator(
       options.device == DeviceKind::test ? DeviceKind::test : DeviceKind::cuda);
-  device = torch::Device(type, static_cast<c10::DeviceIndex>(env.local_rank));
+  device = torch::Device(type, static_cast<c10::DeviceIndex>(*device_index));
   set_current_device(device);
+}
+
+// NCCL connects at a group's first call. A barrier makes that now, before the
+// model takes the device's memory, and in the same order on all ranks. (Its
+// eager mode would serialise the messages of all pairs of ranks.)
+c10::intrusive_ptr<c10d::Backend> World::Impl::communicator(
+    const std::vector<int>& ranks, int rank,
+    const c10::intrusive_ptr<c10d::Store>& group_store) {
+  if (auto made = communicators->find(ranks)) return made;
+  auto made = make_nccl_backend(
+      group_store, rank, static_cast<int>(ranks.size()),
+      options.timeout + kWatchdogLater, device);
+  communicators->add(ranks, made);
+  c10d::BarrierOptions barrier;
+  barrier.asyncOp = false;
+  barrier.device = device;
+  if (auto work = made->barrier(barrier)) work->wait();
+  return made;
+}
+
+// A thread that waits for the device cannot be told: its call is the driver's.
+// So the observer's thread ends the process, with the error's report. Where the
+// ranks are threads it ends the communicators, and with them the calls on the
+// device; the rank's next call throws the error.
+void World::Impl::watch_device() {
+  const bool threads = hub != nullptr;
+  observer->on_lost(
+      [threads, ended = communicators](const std::exception_ptr& error) {
+        if (threads) {
+          ended->abort();
+          return;
+        }
+        int code = 1;
+        try {
+          std::rethrow_exception(error);
+        } catch (const std::exception& cause) {
+          code = report_error(cause);
+        }
+        std::fflush(nullptr);
+        std::_Exit(code);
+      });
+}
+
+bool World::Impl::meet(const std::string& place) {
+  const std::string all = place + "/all";
+  if (store->add(place, 1) == env.world_size) store->set(all, "1");
+  const auto deadline = std::chrono::steady_clock::now() + options.timeout;
+  while (!store->check({World::Impl::kFailed})) {
+    try {
+      store->wait({all}, std::chrono::seconds(1));
+      return true;
+    } catch (const std::exception&) {
+      if (std::chrono::steady_clock::now() > deadline) return false;
+    }
+  }
+  return false;
+}
+
+// A communicator ends well when all its calls are over on all its ranks. One
+// that is dropped earlier fails calls that others still make: the end of one
+// rank must not be the failure of another.
+void World::Impl::end_communicators() noexcept {
+  if (communicators->empty()) return;
+  try {
+    if (!failing()) {
+      synchronize_current_stream(device.type());
+      if (meet("end")) {
+        observer->poll(/*all=*/true);
+        observer->stop_watching();
+        communicators->shut_down();
+        return;
+      }
+    }
+  } catch (const std::exception& error) {
+    std::fprintf(
+        stderr, "rank %d: the end of the job failed: %s\n", env.rank,
+        without_backtrace(error.what()).c_str());
+  }
+  observer->stop_watching();
+  communicators->abort();
 }
 
 void World::Impl::join_host() {
@@ -275,8 +346,7 @@ Group World::Impl::make(
   switch (backend_kind) {
     case BackendKind::nccl:
       group_device = device;
-      inner =
-          make_nccl_backend(group_store, rank, size, options.timeout, device);
+      inner = communicator(ranks, rank, group_store);
       break;
     case BackendKind::gloo:
       inner = connect_together(
@@ -295,7 +365,8 @@ Group World::Impl::make(
       options.check_collectives && backend_kind != BackendKind::local;
   observed.store = group_store;
   observed.timeout = options.timeout;
-  observed.futures_mean_done = backend_kind != BackendKind::nccl;
+  observed.device = group_device;
+  observed.queued = backend_kind == BackendKind::nccl;
   auto backend =
       observe_backend(std::move(inner), observer, std::move(observed));
   return make_group(
@@ -379,69 +450,11 @@ std::vector<std::string> World::exchange(const std::string& value) {
       size(), value, impl_->options.timeout, "an exchange of values");
 }
 
-// The ranks are threads with one store, one board and one hub. The first error
-// is kept; a World that ends with it fails the others' collectives, so all
-// threads end.
-void run_ranks(
-    int num_ranks, const std::function<void(World&)>& body,
-    const CommOptions& options) {
-  if (num_ranks < 1) {
-    throw ConfigError(
-        format("run_ranks: {} ranks; at least 1 is needed", num_ranks));
-  }
-  if (num_ranks == 1) {
-    World world = World::alone(options);
-    body(world);
-    return;
-  }
-  // LibTorch has one flight recorder per process. It is not safe with the gloo
-  // groups of several threads (its map is written outside of its lock); the
-  // World's history takes its place.
-  ::setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/1);
-  const auto store = c10::make_intrusive<c10d::HashStore>();
-  const auto board = std::make_shared<MemoryBoard>(num_ranks);
-  const auto hub = local::make_hub(num_ranks);
-  std::once_flag failed;
-  std::exception_ptr first_error;
-  int failed_rank = 0;
-  const auto fail = [&](int rank) {
-    std::call_once(failed, [&] {
-      first_error = std::current_exception();
-      failed_rank = rank;
-    });
-  };
-  const auto run = [&](int rank) {
-    try {
-      auto impl = std::make_unique<World::Impl>();
-      impl->env.rank = impl->env.local_rank = rank;
-      impl->env.world_size = impl->env.local_world_size = num_ranks;
-      impl->env.launcher = Launcher::threads;
-      impl->options = options;
-      impl->hub = hub;
-      impl->kind = choose_backend(options, impl->env);
-      impl->use_accelerator();
-      impl->store = store;
-      impl->observer = std::make_shared<Observer>(rank, board);
-      impl->group = impl->make("world", all_ranks(num_ranks), impl->kind);
-      World world(std::move(impl));
-      at::set_num_threads(world.compute_threads());
-      try {
-        body(world);
-      } catch (...) {
-        // The error is recorded before the world ends, because its end fails
-        // the other ranks' collectives.
-        fail(rank);
-        throw;
-      }
-    } catch (...) {
-      fail(rank);
-      hub->abort(format("rank {} ended with an error", rank));
-    }
-  };
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < num_ranks; ++rank) threads.emplace_back(run, rank);
-  for (auto& thread : threads) thread.join();
-  if (first_error) rethrow_with_rank(first_error, failed_rank);
+std::vector<std::string> World::gather(const std::string& value) {
+  if (size() == 1) return {value};
+  return echelon::gather(
+      *impl_->store, format("gather/{}", impl_->num_exchanges++), rank(),
+      size(), value, impl_->options.timeout);
 }
 
 }  // namespace echelon

@@ -18,7 +18,9 @@ namespace echelon {
 std::string to_string(BackendKind kind);  // "local"
 
 /// A rank's membership. Moves, does not copy; groups keep alive what they need.
-/// Destroying it leaves the job.
+/// Destroying it leaves the job. With nccl it ends the communicators: it waits
+/// until all ranks are there and their calls are over, unless an error is on
+/// its way, and no group can be used afterwards.
 class World {
  public:
   /// Joins the job that the launcher's environment names: `echelon run`,
@@ -45,7 +47,8 @@ class World {
   int compute_threads() const;
   /// How often the job was restarted; a part of every key in the store.
   int generation() const;
-  /// This rank's device: cuda:<local_rank> with the nccl backend, else the CPU.
+  /// This rank's device: with the nccl backend the GPU of its host that its
+  /// local rank takes, else the CPU.
   /// Joining made it the calling thread's current device; a thread that the
   /// rank starts sets it for itself.
   torch::Device device() const;
@@ -70,6 +73,11 @@ class World {
   /// A small value from each rank, by rank: host names, versions, counts. It
   /// goes through the store, for set-up. Every rank calls this.
   std::vector<std::string> exchange(const std::string& value);
+
+  /// The values of all ranks, by rank, on rank 0; nothing elsewhere. They go
+  /// through the store, rank after rank, and may be large. Every rank calls
+  /// this.
+  std::vector<std::string> gather(const std::string& value);
 
   struct Impl;
   explicit World(std::unique_ptr<Impl> impl);

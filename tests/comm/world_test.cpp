@@ -72,6 +72,23 @@ TEST(World, ExchangesValuesByRank) {
   });
 }
 
+TEST(World, GathersLargeValuesOnRankZero) {
+  const auto value = [](int rank) {
+    const size_t mib = size_t{1} << 20;
+    const size_t sizes[] = {3, 0, 4 * mib, 9 * mib + 1};
+    return std::string(sizes[rank], static_cast<char>('a' + rank));
+  };
+  run_ranks(4, [&](World& world) {
+    for (int round = 0; round < 2; ++round) {
+      const auto gathered = world.gather(value(world.rank()));
+      ASSERT_EQ(gathered.size(), world.rank() == 0 ? 4u : 0u);
+      for (size_t rank = 0; rank < gathered.size(); ++rank) {
+        EXPECT_TRUE(gathered[rank] == value(static_cast<int>(rank)));
+      }
+    }
+  });
+}
+
 TEST(RunRanks, TheFirstErrorIsRethrownWithItsRank) {
   const auto body = [](World& world) {
     if (world.rank() == 1) throw DataError("cat.jpg: broken");

@@ -236,6 +236,52 @@ std::vector<std::string> exchange(
   return values;
 }
 
+std::vector<std::string> gather(
+    c10d::Store& store, const std::string& topic, int rank, int size,
+    const std::string& value, std::chrono::milliseconds timeout) {
+  // TCPStore refuses values of more than 8 MiB.
+  constexpr size_t kPiece = size_t{4} << 20;
+  const auto key = [&](int of, const char* what, size_t piece) {
+    return format("{}/{}/{}/{}", topic, of, what, piece);
+  };
+  const auto wait = [&](int of, const std::string& name) {
+    try {
+      store.wait({name}, timeout);
+    } catch (const std::exception&) {
+      throw CommError(format(
+          "gathering values: rank {} did not come within {} s", of,
+          timeout.count() / 1000));
+    }
+  };
+  if (rank != 0) {
+    for (size_t begin = 0, piece = 0; begin == 0 || begin < value.size();
+         begin += kPiece, ++piece) {
+      wait(0, key(rank, "ask", piece));
+      const bool last = begin + kPiece >= value.size();
+      std::string bytes(1, last ? '.' : '+');
+      bytes.append(value, begin, kPiece);
+      store.set(key(rank, "piece", piece), bytes);
+    }
+    return {};
+  }
+  std::vector<std::string> all = {value};
+  for (int from = 1; from < size; ++from) {
+    std::string& whole = all.emplace_back();
+    bool more = true;
+    for (size_t piece = 0; more; ++piece) {
+      const std::string name = key(from, "piece", piece);
+      store.set(key(from, "ask", piece), std::string("1"));
+      wait(from, name);
+      const std::string bytes = store.get_to_str(name);
+      store.deleteKey(name);
+      store.deleteKey(key(from, "ask", piece));
+      more = bytes[0] == '+';
+      whole.append(bytes, 1);
+    }
+  }
+  return all;
+}
+
 std::unique_ptr<StatusBoard>
 make_store_board(c10::intrusive_ptr<c10d::Store> store) {
   return std::make_unique<StoreBoard>(std::move(store));

@@ -32,6 +32,14 @@ std::vector<std::string> exchange(
     const std::string& value, std::chrono::milliseconds timeout,
     const std::string& where);
 
+/// The values of all ranks, by rank, on rank 0; nothing elsewhere. Every rank
+/// calls. A rank sends its value when rank 0 asks for it, in pieces that the
+/// store takes, so that the store holds one piece at a time. Throws a CommError
+/// that names the rank which did not come within `timeout`.
+std::vector<std::string> gather(
+    c10d::Store& store, const std::string& topic, int rank, int size,
+    const std::string& value, std::chrono::milliseconds timeout);
+
 /// The status board of ranks that share nothing but the store. Sends this
 /// rank's status to the store twice a second when it has changed; reads are
 /// round trips. Nothing else may use `store`.
