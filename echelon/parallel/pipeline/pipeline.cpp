@@ -148,6 +148,7 @@ struct Pipeline::Impl {
     }
     exchange_names();
     use_schedule();
+    connect_peers();
     if (options.copy_tied_values) {
       tied.copy_first();
     } else {
@@ -213,6 +214,13 @@ struct Pipeline::Impl {
   void use_schedule() {
     schedule_print = fingerprint(schedule);
     plan = pipeline::plan_transfers(schedule, group.rank());
+  }
+
+  // Every schedule of these stages has the same pairs of ranks.
+  void connect_peers() const {
+    std::vector<int> peers;
+    for (const auto& [peer, _] : plan.pairs) peers.push_back(peer);
+    group.connect_peers(peers);
   }
 
   int64_t flags() const {

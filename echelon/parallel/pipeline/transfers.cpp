@@ -226,17 +226,14 @@ int Transfers::tag_of(const Transfer& transfer) const {
 
 void Transfers::post_data(const Transfer& transfer, Receive& receive) {
   receive.tensors = empty_like(receive.shape, settings_.device);
-  std::vector<PeerMessage> messages;
+  Tensors messages;
   for (const auto& tensor : receive.tensors) {
     if (tensor.numel() == 0) continue;
-    messages.push_back(
-        {.send = false,
-         .tensor = in_order(tensor, tensor.strides()),
-         .peer = transfer.peer,
-         .tag = tag_of(transfer)});
+    messages.push_back(in_order(tensor, tensor.strides()));
   }
-  receive.work = group_.batch_send_recv(
-      messages, {.label = to_string(transfer.producer), .async = true});
+  receive.work = group_.recv(
+      messages, transfer.peer, tag_of(transfer),
+      {.label = to_string(transfer.producer), .async = true});
 }
 
 void Transfers::post(const Transfer& transfer, Receive& receive) {
@@ -356,16 +353,15 @@ void Transfers::send(
         encode(shape).to(settings_.device), transfer.peer, tag_of(transfer),
         {.label = label + " shape", .async = true}));
   }
-  std::vector<PeerMessage> messages;
+  Tensors messages;
   for (size_t i = 0; i < tensors.size(); ++i) {
     if (tensors[i].numel() == 0) continue;
-    messages.push_back(
-        {.tensor = in_order(tensors[i], shape[i].strides),
-         .peer = transfer.peer,
-         .tag = tag_of(transfer)});
+    messages.push_back(in_order(tensors[i], shape[i].strides));
   }
   if (messages.empty()) return;
-  keep(group_.batch_send_recv(messages, {.label = label, .async = true}));
+  keep(group_.send(
+      messages, transfer.peer, tag_of(transfer),
+      {.label = label, .async = true}));
 }
 
 // Frees the tensors of sends that are known to be complete: the peer needed
