@@ -89,42 +89,18 @@ timeline::RankSpans from_bytes(int rank, const uint8_t* bytes, size_t size) {
   return result;
 }
 
-void send(World& world, const timeline::RankSpans& spans) {
-  const auto bytes = to_bytes(spans);
-  const auto size = static_cast<int64_t>(bytes.size());
-  auto message = torch::empty({size}, torch::kUInt8);
-  std::memcpy(message.data_ptr(), bytes.data(), bytes.size());
-  const Call call{.label = "spans"};
-  world.group().send(
-      torch::full({1}, size, torch::kInt64).to(world.device()), 0, 0, call);
-  world.group().send(message.to(world.device()), 0, 0, call);
-}
-
-timeline::RankSpans receive(World& world, int rank) {
-  const Call call{.label = "spans"};
-  auto size =
-      torch::zeros({1}, torch::dtype(torch::kInt64).device(world.device()));
-  world.group().recv(size, rank, 0, call);
-  auto message = torch::empty(
-      {size.item<int64_t>()},
-      torch::dtype(torch::kUInt8).device(world.device()));
-  world.group().recv(message, rank, 0, call);
-  message = message.cpu();
-  return from_bytes(
-      rank, message.data_ptr<uint8_t>(), static_cast<size_t>(message.numel()));
-}
-
 // Every rank calls this. Rank 0 gets the spans of all ranks, by rank, through
-// the world's group, so that the hosts of a job need no shared folder.
+// the job's store, so that the hosts of a job need no shared folder.
 std::vector<timeline::RankSpans>
 gather_spans(World& world, timeline::RankSpans own) {
-  if (world.rank() != 0) {
-    send(world, own);
-    return {};
-  }
+  const auto bytes = to_bytes(own);
+  const auto gathered = world.gather(std::string(bytes.begin(), bytes.end()));
+  if (world.rank() != 0) return {};
   std::vector<timeline::RankSpans> all = {std::move(own)};
   for (int rank = 1; rank < world.size(); ++rank) {
-    all.push_back(receive(world, rank));
+    const auto& one = gathered[static_cast<size_t>(rank)];
+    all.push_back(from_bytes(
+        rank, reinterpret_cast<const uint8_t*>(one.data()), one.size()));
   }
   return all;
 }
