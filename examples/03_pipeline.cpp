@@ -70,7 +70,8 @@ int main(int argc, char** argv) {
       world.group(), schedule,
       echelon::build_stages(
           layers, boundaries, schedule.rank_of_stage, world.rank(), /*seed=*/1),
-      {.ties = echelon::ties_across(layers, boundaries)});
+      {.device = world.device(),
+       .ties = echelon::ties_across(layers, boundaries)});
   std::vector<Tensor> parameters;
   for (const auto& stage : pipeline.stages()) {
     for (const auto& item : stage.named_parameters()) {
@@ -82,13 +83,14 @@ int main(int argc, char** argv) {
   for (int step = 0; step < 60; ++step) {
     std::vector<echelon::Tensors> microbatches;
     for (int i = 0; i < kMicrobatches && pipeline.has_first_stage(); ++i) {
-      microbatches.push_back({samples(step, i)});
+      microbatches.push_back({samples(step, i).to(world.device())});
     }
     optimizer.zero_grad();
     const auto result = pipeline.step(
         microbatches, [&](const echelon::Tensors& outputs, int64_t i) {
           const Tensor sums = samples(step, i).sum(1, /*keepdim=*/true);
-          return torch::mse_loss(outputs[0], sums) / kMicrobatches;
+          return torch::mse_loss(outputs[0], sums.to(world.device())) /
+                 kMicrobatches;
         });
     optimizer.step();
     if (pipeline.has_last_stage() && step % 20 == 19) {

@@ -45,6 +45,7 @@ int main(int argc, char** argv) {
   auto net = std::make_shared<Net>(tensor);
   // First values by seed and name, whatever part of a matrix is here.
   echelon::initialize_shards(*net, "", /*seed=*/1);
+  net->to(world.device());
   // Ranks with the same part and other samples average their gradients.
   echelon::DistributedDataParallel<std::shared_ptr<Net>> parallel(
       net, mesh.data());
@@ -56,7 +57,8 @@ int main(int argc, char** argv) {
     const auto phase = 1000.0 * step;
     const Tensor all =
         torch::sin(torch::arange(kBatch * 16) * 1.7 + phase).view({kBatch, 16});
-    const Tensor x = all.narrow(0, mesh.data_index() * rows, rows);
+    const Tensor x =
+        all.narrow(0, mesh.data_index() * rows, rows).to(world.device());
     optimizer.zero_grad();
     const Tensor loss =
         torch::mse_loss(parallel(x), x.sum(1, /*keepdim=*/true));

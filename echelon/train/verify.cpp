@@ -147,17 +147,17 @@ double relative(const torch::Tensor& actual, const torch::Tensor& expected) {
 std::vector<double> compare(
     World& world, const std::vector<ParameterInfo>& list, const Snapshot& mine,
     const Snapshot* reference) {
-  auto sums = torch::tensor({mine.loss_sum, mine.count}, torch::kFloat64);
+  const auto numbers = torch::dtype(torch::kFloat64).device(world.device());
+  auto sums = torch::tensor({mine.loss_sum, mine.count}, numbers);
   world.group().all_reduce(sums);
-  auto loss = torch::zeros({1}, torch::kFloat64);
+  auto loss = torch::zeros({1}, numbers);
   if (reference != nullptr) loss[0] = reference->loss_sum / reference->count;
   world.group().broadcast(loss, 0);
   std::vector<double> differences = {relative(sums[0] / sums[1], loss[0])};
   using Parts = std::map<std::string, LocalParameter>;
   const auto compare_all = [&](const Parts& own, const Parts* expected) {
     for (const auto& info : list) {
-      auto one = torch::empty(
-          info.shape, torch::dtype(torch::kFloat64).device(world.device()));
+      auto one = torch::empty(info.shape, numbers);
       if (expected != nullptr) one.copy_(expected->at(info.name).value);
       world.group().broadcast(one, 0);
       const auto found = own.find(info.name);
@@ -254,12 +254,11 @@ VerifyResult verify(
     if (reference) expected = reference->step(step, "");
     const auto differences =
         compare(world, list, mine, expected ? &*expected : nullptr);
-    auto gathered = torch::empty(
-        {world.size(), static_cast<int64_t>(differences.size())},
-        torch::kFloat64);
-    world.group().all_gather(
-        gathered, torch::tensor(differences, torch::kFloat64));
-    const auto [largest, where] = gathered.max(0);
+    const auto numbers = torch::dtype(torch::kFloat64).device(world.device());
+    const auto gathered = torch::empty(
+        {world.size(), static_cast<int64_t>(differences.size())}, numbers);
+    world.group().all_gather(gathered, torch::tensor(differences, numbers));
+    const auto [largest, where] = gathered.cpu().max(0);
     for (size_t i = 0; i < differences.size(); ++i) {
       const int64_t at = static_cast<int64_t>(i);
       std::string what = "loss";
