@@ -78,6 +78,7 @@ print(os.path.dirname(torch.__file__))') || {
 
 tests() {
   unpack
+  export ECHELON_TEST_GPU=1
   local passed=0 failed=0 skipped=0 name seconds program arguments status
   while read -r -u 3 name seconds program arguments; do
     [[ $name =~ ${1:-.} ]] || continue

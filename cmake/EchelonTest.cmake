@@ -58,6 +58,9 @@ function(echelon_test_entry name label program filter)
   add_test(NAME ${name} COMMAND ${program} "--gtest_filter=${filter}")
   set_tests_properties(${name} PROPERTIES
     LABELS "${label}" TIMEOUT ${ECHELON_TEST_TIMEOUT} SKIP_RETURN_CODE 77)
+  if(label STREQUAL "gpu")
+    set_tests_properties(${name} PROPERTIES ENVIRONMENT ECHELON_TEST_GPU=1)
+  endif()
 endfunction()
 
 function(echelon_tests)

@@ -8,6 +8,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 out=runs/demo
 mkdir -p "$out"
+# Its figures are those of CPUs, on a machine with GPUs as well.
+export CUDA_VISIBLE_DEVICES=
 
 train() {
   local model=$1 name=$2

@@ -1,12 +1,17 @@
 // The main of every test program: exits 77 (skipped, for CTest) when each of
-// its tests was skipped, after printing why.
+// its tests was skipped, after printing why. Tests do not take a GPU that is
+// there, unless ECHELON_TEST_GPU asks for it: they are written for CPUs.
 #include <gmock/gmock.h>
 
+#include <cstdlib>
 #include <iostream>
 #include <set>
 #include <string>
 
 int main(int argc, char** argv) {
+  if (std::getenv("ECHELON_TEST_GPU") == nullptr) {
+    ::setenv("CUDA_VISIBLE_DEVICES", "", /*overwrite=*/1);
+  }
   testing::InitGoogleMock(&argc, argv);
   const int result = RUN_ALL_TESTS();
   const auto& unit = *testing::UnitTest::GetInstance();
