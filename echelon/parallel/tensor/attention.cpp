@@ -111,6 +111,15 @@ void check_positive(const char* name, int64_t value) {
       format("[model] {}={}, but attention needs at least 1", name, value));
 }
 
+// Whether attention's kernel takes fewer heads of keys than of queries. CUDA's
+// flash attention does, in 16 bits and without a mask; for other dtypes the one
+// that does stores the scores, and the one that does not is better.
+bool groups_heads(const Tensor& key, bool masked) {
+  const auto dtype = key.scalar_type();
+  return computing_device(key) == torch::kCUDA && !masked &&
+         (dtype == torch::kBFloat16 || dtype == torch::kHalf);
+}
+
 }  // namespace
 
 void check_attention(const AttentionShape& shape, int64_t tp) {
@@ -284,9 +293,10 @@ Tensor ParallelAttention::attend(
     }
   }
   const bool drops = options_.dropout > 0 && is_training();
+  const bool grouped_kernel = !drops && groups_heads(key, mask.defined());
   const QueryKeyValue heads_first{
-      query.transpose(1, 2), for_queries(key.transpose(1, 2), !drops),
-      for_queries(value.transpose(1, 2), !drops)};
+      query.transpose(1, 2), for_queries(key.transpose(1, 2), grouped_kernel),
+      for_queries(value.transpose(1, 2), grouped_kernel)};
   const bool causal = !mask.defined() && past == 0;
   if (drops) {
     if (causal) mask = causal_mask(frame.sequence, 0, query.options());
@@ -318,14 +328,12 @@ Tensor ParallelAttention::with_dropout(
   return at::matmul(shares, qkv.value);
 }
 
-// Expands kv [batch, kv_heads_r, length, size] to one head per query head, as
-// the plain formula and the `fused` kernels of CPUs need it; those of GPUs do
-// not.
-Tensor ParallelAttention::for_queries(const Tensor& kv, bool fused) const {
+// Expands kv [batch, kv_heads_r, length, size] to one head per query head,
+// which every kernel takes; a `grouped` kernel does not need it.
+Tensor ParallelAttention::for_queries(const Tensor& kv, bool grouped) const {
   const int64_t queries = heads_.query.size();
   if (heads_.uniform) {
-    const bool as_it_is = fused && computing_device(kv) == torch::kCUDA;
-    if (kv.size(1) == queries || as_it_is) return kv;
+    if (kv.size(1) == queries || grouped) return kv;
     return kv.unsqueeze(2)
         .expand({-1, -1, queries / kv.size(1), -1, -1})
         .flatten(1, 2);

@@ -146,7 +146,7 @@ class ParallelAttention : public torch::nn::Module {
   torch::Tensor with_dropout(
       const QueryKeyValue& qkv, torch::Tensor mask,
       const torch::Tensor& keys) const;
-  torch::Tensor for_queries(const torch::Tensor& kv, bool fused) const;
+  torch::Tensor for_queries(const torch::Tensor& kv, bool grouped) const;
 
   AttentionOptions options_;
   TensorParallel parallel_;

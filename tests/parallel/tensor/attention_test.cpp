@@ -1,5 +1,6 @@
 #include "echelon/parallel/tensor/attention.h"
 
+#include <ATen/record_function.h>
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 
@@ -8,6 +9,8 @@
 #include <map>
 #include <mutex>
 
+#include "echelon/counting/meta_mode.h"
+#include "echelon/layers/computing_device.h"
 #include "echelon/parallel/tensor/dropout.h"
 #include "echelon/parallel/tensor/shared_gradients.h"
 #include "tests/parallel/tensor/parts.h"
@@ -342,6 +345,60 @@ TEST(Attention, AnEmptyBatchIsEmpty) {
         {.batch = 0, .sequence = 4, .keys = torch::zeros({0}, torch::kInt64)});
     EXPECT_EQ(y.sizes(), at::IntArrayRef({0, 4, options.shape.hidden}));
   }
+}
+
+// Heads of keys that reach CUDA's kernels, of a model with one for four of
+// queries.
+int64_t heads_of_keys_on_gpus(torch::Dtype dtype, bool documents) {
+  const CountedFor gpu(torch::kCUDA);
+  LayerList layers;
+  layers.add(
+      "attn",
+      [dtype] {
+        auto module = std::make_shared<ParallelAttention>(
+            llama(16, 4, 1), TensorParallel{}, "attn");
+        module->to(dtype);
+        return module;
+      },
+      [](ParallelAttention& layer, const Tensor& x) {
+        return layer.forward(x, {.batch = kBatch, .sequence = kSequence});
+      });
+  const auto module = std::dynamic_pointer_cast<ParallelAttention>(
+      counting::build_on_meta(layers[0]).module);
+  static thread_local int64_t heads;
+  heads = 0;
+  const auto callback = at::addThreadLocalCallback(
+      at::RecordFunctionCallback(
+          [](const at::RecordFunction& call)
+              -> std::unique_ptr<at::ObserverContext> {
+            if (std::string(call.name()) ==
+                "aten::scaled_dot_product_attention") {
+              heads = call.inputs()[1].toTensor().size(1);
+            }
+            return nullptr;
+          })
+          .needsInputs(true));
+  const Tensor x = torch::empty(
+      {kBatch, kSequence, 16}, torch::dtype(dtype).device(torch::kMeta));
+  AttentionFrame frame{.batch = kBatch, .sequence = kSequence};
+  if (documents) {
+    frame.mask = document_mask(
+        torch::empty(
+            {kBatch, kSequence},
+            torch::dtype(torch::kInt64).device(torch::kMeta)),
+        dtype);
+  }
+  module->forward(x, frame);
+  at::removeCallback(callback);
+  return heads;
+}
+
+TEST(Attention, GpusShareHeadsOfKeysWhereTheirKernelDoes) {
+  EXPECT_EQ(heads_of_keys_on_gpus(torch::kBFloat16, false), 1);
+  EXPECT_EQ(heads_of_keys_on_gpus(torch::kHalf, false), 1);
+  EXPECT_EQ(heads_of_keys_on_gpus(torch::kFloat32, false), 4);
+  EXPECT_EQ(heads_of_keys_on_gpus(torch::kFloat64, false), 4);
+  EXPECT_EQ(heads_of_keys_on_gpus(torch::kBFloat16, true), 4);
 }
 
 }  // namespace echelon::attention_test
