@@ -217,6 +217,13 @@ class Checker {
             "model.devices",
             "\"{}\" is not a device; write \"cpu\" or \"cuda:0\"", device);
       }
+      if (cuda && job_.layout.dp_replicate > 1) {
+        fail(
+            "model.devices",
+            "each of the {} ranks of dp would put its layers on the same GPUs; "
+            "set [layout] pp instead of devices, or leave dp out",
+            job_.layout.dp_replicate);
+      }
       if (cuda && !gpus) {
         fail(
             "model.devices",
@@ -343,12 +350,32 @@ class Checker {
   }
 
   void check_comm() {
-    if (job_.comm.backend == BackendKind::nccl &&
-        ::access("/dev/nvidiactl", F_OK) != 0) {
+    const auto& comm = job_.comm;
+    if (comm.backend == BackendKind::nccl && comm.device == DeviceKind::cpu) {
+      fail(
+          "comm.backend",
+          "is for GPUs, but device = \"cpu\"; leave one of them out");
+    }
+    const bool moves_host_memory =
+        comm.backend == BackendKind::local || comm.backend == BackendKind::gloo;
+    if (comm.device == DeviceKind::cuda && moves_host_memory) {
+      fail(
+          "comm.device",
+          "GPUs need backend \"nccl\"; leave backend out, or set device = "
+          "\"cpu\"");
+    }
+    const bool gpus = ::access("/dev/nvidiactl", F_OK) == 0;
+    if (comm.backend == BackendKind::nccl && comm.device != DeviceKind::test &&
+        !gpus) {
       fail(
           "comm.backend",
           "this machine shows no NVIDIA GPU; use \"local\", \"gloo\" or "
           "\"auto\"");
+    }
+    if (comm.device == DeviceKind::cuda && !gpus) {
+      fail(
+          "comm.device",
+          "this machine shows no NVIDIA GPU; use \"cpu\" or \"auto\"");
     }
   }
 

@@ -344,6 +344,26 @@ TEST_F(JobTest, PrecisionThatHasNoEffect) {
       "");
 }
 
+TEST_F(JobTest, DevicesThatRanksCannotHave) {
+  const auto error = [&](const std::string& more, int64_t ranks = 1) {
+    const Job job = small("batch = 64\n" + more);
+    return error_text([&] { check_job(job, ranks); });
+  };
+  EXPECT_THAT(
+      error(
+          "[model]\ndevices = [\"cuda:0\", \"cuda:1\"]\n[layout]\ndp = 2\n", 2),
+      HasAll(":6:11: [model] devices", "2 ranks of dp", "the same GPUs"));
+  EXPECT_THAT(
+      error("[comm]\ndevice = \"cpu\"\nbackend = \"nccl\"\n"),
+      HasSubstr("[comm] backend = \"nccl\": is for GPUs"));
+  EXPECT_THAT(
+      error("[comm]\ndevice = \"cuda\"\nbackend = \"gloo\"\n"),
+      HasSubstr("[comm] device = \"cuda\": GPUs need backend"));
+  EXPECT_EQ(error("[comm]\ndevice = \"cpu\"\n"), "no error");
+  // The device of Echelon's own tests is taken, and named nowhere.
+  EXPECT_EQ(error("[comm]\ndevice = \"test\"\n"), "no error");
+}
+
 TEST_F(JobTest, PrecisionThatContradicts) {
   const auto error = [&](const std::string& more, int64_t ranks = 1) {
     const Job job = small("batch = 64\n" + more);
