@@ -25,6 +25,11 @@ by_kind(const std::vector<torch::Tensor>& tensors) {
   return lists;
 }
 
+torch::Tensor
+moved(const torch::Tensor& tensor, torch::Device device, torch::Dtype dtype) {
+  return tensor.to(device, dtype, /*non_blocking=*/!device.is_cpu());
+}
+
 }  // namespace detail
 
 namespace {
@@ -48,11 +53,9 @@ torch::Tensor norm_of(
   for (const auto& [kind, gradients] :
        shared ? detail::by_kind(shared->counted) : own) {
     const auto norms = at::_foreach_norm(gradients, 2);
-    sum += at::stack(norms)
-               .to(torch::kFloat64)
-               .square_()
-               .sum()
-               .to(device, torch::kFloat64, /*non_blocking=*/true);
+    sum += detail::moved(
+        at::stack(norms).to(torch::kFloat64).square_().sum(), device,
+        torch::kFloat64);
   }
   if (shared && shared->sum) shared->sum(sum);
   return sum.sqrt_();
@@ -88,9 +91,7 @@ torch::Tensor clip_gradients_on_device(
   for (const auto& [kind, gradients] : lists) {
     const auto& first = gradients.front();
     at::_foreach_mul_(
-        gradients, factor.to(
-                       first.device(), factor.scalar_type(),
-                       /*non_blocking=*/true));
+        gradients, detail::moved(factor, first.device(), factor.scalar_type()));
   }
   return norm;
 }

@@ -68,5 +68,10 @@ TensorKind kind_of(const torch::Tensor& tensor);
 std::map<TensorKind, std::vector<torch::Tensor>>
 by_kind(const std::vector<torch::Tensor>& tensors);
 
+/// `tensor` on `device`. A copy to the host is waited for, because kernels of
+/// the CPU read it at once; any other is only queued.
+torch::Tensor
+moved(const torch::Tensor& tensor, torch::Device device, torch::Dtype dtype);
+
 }  // namespace detail
 }  // namespace echelon

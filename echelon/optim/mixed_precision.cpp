@@ -35,9 +35,7 @@ constexpr double kLargestScale = 0x1p126;
 // Divides and checks in one pass. Returns 1 where a gradient is not finite.
 Tensor unscale_list(const std::vector<Tensor>& gradients, const Tensor& scale) {
   const auto& like = gradients.front();
-  const auto own = scale.to(
-      like.device(), scale.scalar_type(),
-      /*non_blocking=*/true);
+  const auto own = detail::moved(scale, like.device(), scale.scalar_type());
   // The kernel's factor is a float32, too coarse for float64.
   const bool exact = like.scalar_type() == torch::kFloat64;
   const auto single =
@@ -99,14 +97,13 @@ Tensor LossScaler::unscale_on_device(
   const torch::NoGradGuard no_grad;
   const torch::Device device = device_of(gradients);
   if (state_.device() != device) {
-    state_ = state_.to(device, torch::kFloat64, /*non_blocking=*/true);
+    state_ = detail::moved(state_, device, torch::kFloat64);
   }
   const Tensor scale = state_[0];
   auto found = torch::zeros({}, scale.options());
   for (auto& [_, list] : detail::by_kind(gradients)) {
     const auto here = unscale_list(list, scale);
-    found = at::maximum(
-        found, here.to(device, torch::kFloat64, /*non_blocking=*/true));
+    found = at::maximum(found, detail::moved(here, device, torch::kFloat64));
   }
   if (sum) sum(found);
   const Tensor overflowed = found.gt(0).to(torch::kFloat64);

@@ -104,9 +104,8 @@ void Optimizer::step(const torch::Tensor& skip) {
     for (const auto& [key, batch] : batches) {
       std::optional<torch::Tensor> own;
       if (asks) {
-        own = skip.to(
-            batch.parameters.front().device(), torch::kFloat32,
-            /*non_blocking=*/true);
+        own = detail::moved(
+            skip, batch.parameters.front().device(), torch::kFloat32);
       }
       update(
           batch, learning_rate_ * group.learning_rate_factor,

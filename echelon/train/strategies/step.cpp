@@ -74,7 +74,7 @@ void add_squares(const List& list, Tensor& sums) {
   const auto squares = at::stack(norms).to(torch::kFloat64).square_();
   sums.index_add_(
       0, to_device(torch::tensor(list.layers, torch::kInt64), sums.device()),
-      squares.to(sums.device(), torch::kFloat64, /*non_blocking=*/true));
+      detail::moved(squares, sums.device(), torch::kFloat64));
 }
 
 // The 2-norm of the gradients of each of `layers`, the names of all of the
