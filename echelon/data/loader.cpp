@@ -10,7 +10,7 @@
 // same for any number of workers.
 #include "echelon/data/loader.h"
 
-#include <ATen/Context.h>
+#include <ATen/DeviceAccelerator.h>
 #include <pthread.h>
 
 #include <algorithm>
@@ -149,9 +149,8 @@ struct Loader::State {
       : dataset(set),
         options(std::move(given)),
         spec(set.spec()),
-        memory(
-            spec, options.pin_memory && at::globalContext().hasCUDA(),
-            static_cast<size_t>(options.prefetch) + 3),
+        pinned(options.pin_memory && at::getAccelerator().has_value()),
+        memory(spec, pinned, static_cast<size_t>(options.prefetch) + 3),
         quick(
             !options.samples.empty() &&
             is_quick(dataset, spec, options.samples.front(), rows())) {}
@@ -159,6 +158,7 @@ struct Loader::State {
   const Dataset& dataset;
   const LoaderOptions options;
   const SampleSpec spec;
+  const bool pinned;
   BatchMemory memory;
   const bool quick;            // next() loads; no threads
   std::vector<int64_t> order;  // of the epoch
@@ -199,8 +199,9 @@ struct Loader::State {
 
   /// int64 [n]: the keys of the random masks of these samples in this epoch.
   torch::Tensor keys_of(const std::vector<int64_t>& indices) const {
-    auto keys =
-        torch::empty({static_cast<int64_t>(indices.size())}, torch::kInt64);
+    auto keys = torch::empty(
+        {static_cast<int64_t>(indices.size())},
+        torch::TensorOptions().dtype(torch::kInt64).pinned_memory(pinned));
     auto* key = keys.data_ptr<int64_t>();
     for (const int64_t index : indices) {
       RandomStream random(

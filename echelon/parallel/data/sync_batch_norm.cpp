@@ -384,6 +384,9 @@ TORCH_LIBRARY_IMPL(aten, AutogradCPU, library) {
 TORCH_LIBRARY_IMPL(aten, AutogradCUDA, library) {
   library.impl("batch_norm", batch_norm_kernel);
 }
+TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, library) {  // of the tests
+  library.impl("batch_norm", batch_norm_kernel);
+}
 
 // The tensor that identifies this module's calls of batch_norm; nullopt unless
 // the module is an Impl.

@@ -301,8 +301,10 @@ Score PipelineModel::forward_backward(const Batch& raw, bool count_units) {
   Score score;
   const auto pieces = split_batch(batch, schedule_.num_microbatches);
   // Every rank of the pipeline has read the same batch. Where a rank may have
-  // left samples out, they ask each other.
-  const int64_t shapes = count_units ? 0 : shapes_of(batch);
+  // left samples out, they ask each other; texts are never left out, though not
+  // every token counts.
+  const bool complete = !count_units || objective_->counts_tokens();
+  const int64_t shapes = complete ? shapes_of(batch) : 0;
   pipeline_->step(
       inputs(pieces),
       [&](const Tensors& outputs, int64_t microbatch) {
