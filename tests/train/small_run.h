@@ -107,11 +107,13 @@ class SmallRun {
   void train(int64_t from, int64_t to) {
     for (; next_ < from; ++next_) loader_.next();
     for (; next_ < to; ++next_) {
-      const auto batch = loader_.next();
-      state.model().forward_backward(*batch, counts_units(*data_.train));
+      state.model().forward_backward(next_batch(), counts_units());
       state.update(next_, false, nullptr);
     }
   }
+
+  Batch next_batch() { return *loader_.next(); }
+  bool counts_units() const { return echelon::counts_units(*data_.train); }
 
  private:
   LoaderOptions loader_options() const {

@@ -1,0 +1,354 @@
+// The rows of doc/composition.md: each is a job that must equal one device.
+#pragma once
+
+#include <algorithm>
+#include <iterator>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "echelon/schedule/options.h"
+#include "tests/train/small_run.h"
+
+namespace echelon::composition {
+
+struct Case {
+  Job job;
+  std::string also;  // what is special about it
+};
+
+struct Row {
+  std::string model, layout, also;
+  int64_t ranks = 1;
+  int64_t compared = 0;
+  double largest = 0;
+};
+
+// Two heads of keys and values, which more than two ranks hold several times.
+inline ModelOptions llama() {
+  ModelOptions model = tiny_gpt();
+  model.name = "llama";
+  model.hidden_size = 24;
+  model.heads = 6;
+  model.kv_heads = 2;
+  model.intermediate_size = 31;
+  model.vocab_size = 61;
+  return model;
+}
+
+inline const ModelOptions kSimpleCnn{.name = "simple_cnn"};
+inline const ModelOptions kResnet18{
+    .name = "resnet18", .sync_batch_norm = true};
+
+inline Job job_of(const ModelOptions& model, const std::string& tokens) {
+  Job job;
+  job.model = model;
+  job.train.steps = 2;
+  job.train.batch = 24;
+  // Plain steps: a wrong norm shows in every parameter.
+  job.optimizer.name = OptimizerKind::sgd;
+  job.optimizer.momentum = 0.9;
+  job.optimizer.learning_rate = 0.1;
+  job.optimizer.clip_norm = 0.5;
+  if (model.name == "simple_cnn") return job;  // on the digits
+  if (model.name == "resnet18") {
+    job.data.name = DataKind::dummy;
+    job.data.samples = 32;
+    job.data.shape = {3, 16, 16};
+    job.train.batch = 8;
+    return job;
+  }
+  job.data.name = DataKind::text;
+  job.data.sources = {tokens};
+  job.data.vocab_size = model.vocab_size;
+  job.data.sequence = 11;
+  job.data.end_of_text_id = 3;
+  job.data.documents = Documents::respected;
+  return job;
+}
+
+// Degree 1 on each axis, one axis, two, and three, on up to 8 ranks; axes alone
+// up to 4.
+inline std::vector<Layout> layouts(int64_t most_stages) {
+  std::vector<Layout> all;
+  for (int64_t axes = 0; axes <= 3; ++axes) {
+    for (int64_t dp = 1; dp <= 4; ++dp) {
+      for (int64_t pp = 1; pp <= std::min<int64_t>(4, most_stages); ++pp) {
+        for (int64_t tp = 1; tp <= 4; ++tp) {
+          const int64_t used = (dp > 1) + (pp > 1) + (tp > 1);
+          if (used != axes || dp * pp * tp > 8) continue;
+          all.push_back({.dp_replicate = dp, .tp = tp, .pp = pp});
+        }
+      }
+    }
+  }
+  return all;
+}
+
+inline std::string stage_text(int64_t stage) {
+  return "stage " + std::to_string(stage);
+}
+
+inline std::string tokens_text(bool sharded) {
+  return sharded ? ", sequence parallel" : "";
+}
+
+class Cases {
+ public:
+  explicit Cases(std::string tokens) : tokens_(std::move(tokens)) {}
+
+  Job&
+  add(const ModelOptions& model, const Layout& layout,
+      const std::string& also = "") {
+    all.push_back({job_of(model, tokens_), also});
+    all.back().job.layout = layout;
+    return all.back().job;
+  }
+  Job& add_stage(
+      const ModelOptions& model, const Layout& layout, int64_t stage,
+      const std::string& also = "") {
+    Job& job = add(model, layout, stage_text(stage) + also);
+    job.shard.stage = stage;
+    return job;
+  }
+
+  std::vector<Case> all;
+
+ private:
+  std::string tokens_;
+};
+
+// Stages 1 to 3 on 2 to 4 ranks, hybrid, and with the other axes.
+inline void add_stages(Cases& cases) {
+  for (const auto& model : {tiny_gpt(), llama(), kSimpleCnn}) {
+    for (const int64_t stage : {1, 2, 3}) {
+      for (const Layout& layout : parse_layouts(
+               {"fsdp=2", "fsdp=3", "fsdp=4", "dp=2,fsdp=2", "fsdp=2,tp=2",
+                "fsdp=2,pp=2", "fsdp=2,tp=2,pp=2"})) {
+        cases.add_stage(model, layout, stage);
+        if (layout.tp == 1 || model.name == "simple_cnn") continue;
+        cases.add_stage(model, layout, stage, tokens_text(true))
+            .tensor.sequence_parallel = true;
+      }
+      cases.add_stage(model, {.dp_shard = 2}, stage, ", 3 backward passes")
+          .train.accumulate = 3;
+    }
+  }
+  for (const int64_t stage : {1, 2, 3}) {
+    cases.add_stage(kResnet18, {.dp_shard = 2}, stage);
+  }
+  for (const Layout& layout :
+       parse_layouts({"fsdp=4", "dp=2,fsdp=2", "fsdp=2,tp=2", "fsdp=2,pp=2"})) {
+    // Statistics are those of a batch.
+    cases.add(kResnet18, layout, stage_text(3)).pipeline.microbatches = 1;
+  }
+}
+
+// Every schedule, with parameters that are gathered for a step and for each
+// use.
+inline void add_schedules(Cases& cases) {
+  for (const auto& schedule : schedule_names()) {
+    for (const auto gather : {Gather::step, Gather::use}) {
+      Job& job = cases.add(
+          tiny_gpt(), {.dp_shard = 2, .pp = 2},
+          "schedule " + schedule + ", gathered for a " + to_string(gather));
+      job.pipeline.schedule = schedule_kind(schedule);
+      job.shard.gather = gather;
+    }
+    Job& job = cases.add(
+        llama(), {.dp_shard = 2, .tp = 2, .pp = 2}, "schedule " + schedule);
+    job.pipeline.schedule = schedule_kind(schedule);
+    job.tensor.sequence_parallel = true;
+  }
+  cases.add(llama(), {.dp_shard = 2, .pp = 3}, "tied embeddings")
+      .model.tie_embeddings = true;
+  for (const auto& model : {tiny_gpt(), llama()}) {
+    for (const auto optimizer : {OptimizerKind::adamw, OptimizerKind::sgd}) {
+      Job& job = cases.add(
+          model, {.dp_replicate = 2, .dp_shard = 2, .tp = 2},
+          to_string(optimizer) + ", weight decay 0.1");
+      job.optimizer.name = optimizer;
+      job.optimizer.weight_decay = 0.1;
+      job.optimizer.learning_rate = 1e-3;
+    }
+    cases.add(model, {.dp_shard = 2, .tp = 2}, "batches of 16 and 8")
+        .train.rank_batch = {16, 8};
+  }
+}
+
+// What saves memory, on one device, with each axis, and with all.
+inline void add_memory(Cases& cases) {
+  const std::pair<MemoryOptions, const char*> memories[] = {
+      {{.recompute = Recompute::all}, "recompute all"},
+      {{.recompute = Recompute::selective}, "recompute selective"},
+      {{.recompute = Recompute::budget, .activation_bytes = 250'000},
+       "recompute to a budget"},
+      {{.activations = Activations::offload}, "activations offloaded"},
+      {{.offload = Offload::optimizer}, "optimizer offloaded"},
+      {{.offload = Offload::parameters}, "parameters offloaded"},
+      {{.recompute = Recompute::all,
+        .activations = Activations::offload,
+        .offload = Offload::parameters},
+       "recompute all, activations and parameters offloaded"}};
+  for (const auto& [options, also] : memories) {
+    for (const auto& model : {tiny_gpt(), kSimpleCnn}) {
+      for (const Layout& layout : parse_layouts(
+               {"dp=1", "dp=2", "fsdp=2", "tp=2", "pp=2",
+                "fsdp=2,tp=2,pp=2"})) {
+        Job& job = cases.add(model, layout, also);
+        job.memory = options;
+        if (model.name == "gpt") job.model.dropout = 0.3;
+      }
+    }
+    Job& job = cases.add(kResnet18, {.dp_shard = 2}, also);
+    job.memory = options;
+    job.memory.activation_bytes *= 100;
+  }
+  for (const auto& schedule : schedule_names()) {
+    Job& job = cases.add(
+        tiny_gpt(), {.dp_shard = 2, .pp = 2},
+        "schedule " + schedule + ", recompute all");
+    job.pipeline.schedule = schedule_kind(schedule);
+    job.memory.recompute = Recompute::all;
+    job.shard.gather = Gather::use;
+  }
+}
+
+// Replaces the last case by one for each other order of its axes.
+inline void in_every_order(Cases& cases) {
+  const Case one = cases.all.back();
+  cases.all.pop_back();
+  auto axes = one.job.layout.used_axes();
+  std::sort(axes.begin(), axes.end());
+  while (std::next_permutation(axes.begin(), axes.end())) {
+    Case other = one;
+    auto& order = other.job.layout.order;
+    std::stable_partition(order.begin(), order.end(), [&](Axis axis) {
+      return other.job.layout.degree(axis) == 1;
+    });
+    std::copy(
+        axes.begin(), axes.end(),
+        order.end() - static_cast<std::ptrdiff_t>(axes.size()));
+    cases.all.push_back(other);
+  }
+}
+
+// The axes in other orders: those of two axes, and all of three, on up to 8
+// ranks.
+inline void add_orders(Cases& cases) {
+  for (const auto& model : {tiny_gpt(), llama(), kSimpleCnn}) {
+    for (const char* text :
+         {"dp=2,tp=2,order=tp:dp", "dp=3,tp=2,order=tp:dp",
+          "pp=2,tp=2,order=tp:pp", "pp=3,tp=2,order=tp:pp",
+          "dp=2,pp=2,order=pp:dp", "dp=2,pp=3,order=pp:dp",
+          "dp=2,fsdp=2,order=fsdp:dp", "dp=2,fsdp=3,order=fsdp:dp",
+          "fsdp=2,tp=2,order=tp:fsdp", "fsdp=3,pp=2,order=pp:fsdp"}) {
+      const Layout layout = parse_layout(text);
+      cases.add(model, layout, layout.dp_shard > 1 ? stage_text(3) : "");
+    }
+  }
+  Job& dropout = cases.add(
+      tiny_gpt(), {.dp_replicate = 2, .tp = 2, .pp = 2},
+      "dropout 0.3, sequence parallel");
+  dropout.model.dropout = 0.3;
+  dropout.tensor.sequence_parallel = true;
+  in_every_order(cases);
+  for (const int64_t stage : {1, 2, 3}) {
+    cases.add_stage(tiny_gpt(), {.dp_shard = 2, .tp = 2, .pp = 2}, stage);
+    in_every_order(cases);
+  }
+  cases
+      .add_stage(
+          tiny_gpt(), {.dp_replicate = 2, .dp_shard = 2, .pp = 2}, 3,
+          ", schedule zb-v")
+      .pipeline.schedule = ScheduleKind::zb_v;
+  in_every_order(cases);
+  cases
+      .add_stage(
+          llama(), {.dp_replicate = 2, .dp_shard = 2, .tp = 2}, 3,
+          ", batches of 4, 8, 2 and 10")
+      .train.rank_batch = {4, 8, 2, 10};
+  in_every_order(cases);
+}
+
+inline std::vector<Case> all_cases(const std::string& tokens) {
+  Cases cases(tokens);
+  for (const auto& model : {tiny_gpt(), llama(), kSimpleCnn}) {
+    const bool text = model.name != "simple_cnn";
+    for (const Layout& layout : layouts(text ? 4 : 3)) {
+      cases.add(model, layout);
+      if (!text || layout.tp == 1) continue;
+      cases.add(model, layout, "sequence parallel").tensor.sequence_parallel =
+          true;
+    }
+  }
+  const Layout all_axes{.dp_replicate = 2, .tp = 2, .pp = 2};
+  for (const auto& schedule : schedule_names()) {
+    for (const bool shard_tokens : {false, true}) {
+      Job& job = cases.add(
+          tiny_gpt(), all_axes,
+          "schedule " + schedule + tokens_text(shard_tokens));
+      job.pipeline.schedule = schedule_kind(schedule);
+      job.tensor.sequence_parallel = shard_tokens;
+    }
+  }
+  for (const auto& model : {tiny_gpt(), llama()}) {
+    for (const bool shard_tokens : {false, true}) {
+      const auto add = [&](const std::string& also) -> Job& {
+        Job& job = cases.add(model, all_axes, also + tokens_text(shard_tokens));
+        job.tensor.sequence_parallel = shard_tokens;
+        return job;
+      };
+      add("dropout 0.3").model.dropout = 0.3;
+      add("borders of documents not respected").data.documents =
+          Documents::packed;
+      add("batches of 16 and 8").train.rank_batch = {16, 8};
+      Job& adam = add("adamw");
+      adam.optimizer.name = OptimizerKind::adamw;
+      adam.optimizer.learning_rate = 1e-3;
+    }
+    cases.add(model, {.tp = 3}, "sequence parallel, overlapped in 3 chunks")
+        .tensor = {.sequence_parallel = true, .overlap_chunks = 3};
+  }
+  cases.add(tiny_gpt(), {.dp_replicate = 2, .tp = 2}, "3 backward passes")
+      .train.accumulate = 3;
+  cases.add(llama(), {.tp = 2, .pp = 3}, "tied embeddings")
+      .model.tie_embeddings = true;
+  add_stages(cases);
+  add_schedules(cases);
+  add_memory(cases);
+  add_orders(cases);
+  return std::move(cases.all);
+}
+
+// A row that was not run: nothing is compared.
+inline Row row_of(const Case& one) {
+  return {
+      .model = one.job.model.name,
+      .layout = to_string(one.job.layout),
+      .also = one.also,
+      .ranks = one.job.layout.num_ranks()};
+}
+
+// Tells whether a row has a layout or a setting that its model did not have
+// yet, or a setting on other axes.
+class Coverage {
+ public:
+  bool adds(const Case& one) {
+    const Row row = row_of(one);
+    std::string axes;
+    for (const Axis axis : one.job.layout.used_axes()) {
+      axes += std::to_string(static_cast<int>(axis));
+    }
+    const size_t before = seen_.size();
+    seen_.insert("layout " + row.model + " " + row.layout);
+    seen_.insert("setting " + row.model + " " + row.also);
+    seen_.insert("axes " + axes + " " + row.also);
+    return seen_.size() > before;
+  }
+
+ private:
+  std::set<std::string> seen_;
+};
+
+}  // namespace echelon::composition
