@@ -1,0 +1,28 @@
+// Memory of the test devices and pinned memory of the host.
+//
+// Both are mapped twice. The first address is what tensors have; the second,
+// kernel_address(), is what kernels use. The first mapping of device memory has
+// no rights. That of pinned memory loses them while a copy is under way.
+#pragma once
+
+#include <c10/core/Allocator.h>
+#include <c10/core/Stream.h>
+
+#include <cstdint>
+
+namespace echelon::test_device {
+
+c10::Allocator* device_allocator();
+c10::Allocator* pinned_allocator();
+
+/// The device of an address; -1 for memory of the host.
+int device_of_address(const void* address);
+bool is_pinned(const void* address);
+/// Where kernels find the memory of `address`: itself for other host memory.
+void* kernel_address(const void* address);
+
+/// The block of `data` is used by `stream` as well: it is not reused before the
+/// work that is queued there now is over.
+void record_stream(const c10::DataPtr& data, int stream);
+
+}  // namespace echelon::test_device

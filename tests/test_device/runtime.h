@@ -1,0 +1,179 @@
+// Devices, streams and events of the test device, and the order of what runs on
+// them.
+//
+// A stream is a queue with a thread. An operation is queued by launch(): its
+// accesses go to the sanitizer at once, its work runs on the stream's thread
+// when the operations before it are over. A Mark is a point in a stream, what
+// an event holds after record(): the stream's thread reaches it when all before
+// it is done.
+//
+// An error in queued work is kept by the device and thrown by every later call,
+// as an asynchronous error of CUDA is.
+#pragma once
+
+#include <c10/core/Stream.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/test_device/device.h"
+#include "tests/test_device/sanitizer.h"
+
+namespace echelon::test_device {
+
+class Device;
+
+/// A point in a stream.
+class Mark {
+ public:
+  Mark(int stream, VectorClock clock)
+      : stream_(stream), clock_(std::move(clock)) {}
+
+  bool reached() const { return reached_.load(std::memory_order_acquire); }
+  void reach();
+  /// Blocks the calling thread; not counted.
+  void wait() const;
+  int stream() const { return stream_; }
+  const VectorClock& clock() const { return clock_; }
+  double seconds() const { return seconds_; }  // when it was reached
+
+ private:
+  const int stream_;
+  const VectorClock clock_;
+  double seconds_ = 0;
+  std::atomic<bool> reached_{false};
+  mutable std::mutex mutex_;
+  mutable std::condition_variable changed_;
+};
+
+using MarkPtr = std::shared_ptr<Mark>;
+
+/// A thread that runs what is queued, in order.
+class Queue {
+ public:
+  explicit Queue(Device& device) : device_(device) {}
+  ~Queue();
+  void push(std::function<void()> work);
+  bool empty() const;
+
+ private:
+  void run();
+
+  Device& device_;
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::function<void()>> work_;
+  bool busy_ = false;
+  bool end_ = false;
+  std::thread thread_;
+};
+
+/// Host memory that a queued copy reads or writes: the host may not touch it
+/// before it knows that the copy is over.
+struct HostUse {
+  uintptr_t begin = 0;
+  size_t bytes = 0;
+  bool device_writes = false;
+};
+
+struct Launch {
+  std::string name;
+  std::string label;
+  std::vector<Access> accesses;
+  std::vector<HostUse> host_uses;
+  bool collective = false;
+};
+
+class Device {
+ public:
+  explicit Device(int index) : index_(index) {}
+  int index() const { return index_; }
+
+  /// Queues an operation on `stream`.
+  void launch(int stream, Launch launch, std::function<void()> work);
+  /// A mark after all that `stream` has queued.
+  MarkPtr mark(int stream);
+  /// Makes `stream` wait for `mark`.
+  void block(int stream, const MarkPtr& mark);
+  /// Blocks the host until `mark` is reached. `call` names the wait in Counts;
+  /// empty: not counted.
+  void wait(const MarkPtr& mark, const std::string& call);
+  /// Whether `mark` is reached. If so, the host's later launches come after it.
+  bool query(const MarkPtr& mark);
+  void synchronize(const std::string& call);
+  /// The host learns nothing from it.
+  void drain();
+  bool idle(int stream);
+  /// The host knows, by other means, that `clock` is over.
+  void learn(const VectorClock& clock);
+
+  int new_stream();
+  int stream_of_pool(bool high_priority);
+
+  /// Counts a wait of the host that is none of wait()'s.
+  void count_wait(const std::string& call);
+  void add_report(Finding finding, std::string text);
+
+  void fail(std::exception_ptr error);
+  void check() const;
+  void clear_error();
+  bool failed() const { return has_error_; }
+
+  /// Whether a queued copy uses the pinned address. If so, `text` tells about
+  /// it and the host gets the memory back. For the handler of a fault.
+  bool host_touched(uintptr_t address, std::string& text);
+
+  std::mutex& mutex() { return mutex_; }
+  Counts counts;       // under mutex()
+  int64_t in_use = 0;  // bytes of the allocator, under mutex()
+
+ private:
+  Queue& queue(int stream);
+  void protect(const HostUse& use);
+  void release_host_uses();
+
+  const int index_;
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Queue>> queues_;
+  std::vector<VectorClock> clocks_;  // by stream
+  VectorClock host_;
+  Sanitizer sanitizer_;
+  struct HostPending {
+    HostUse use;
+    int stream;
+    uint64_t time;
+    std::shared_ptr<const Operation> operation;
+  };
+  std::list<HostPending> host_pending_;
+  std::vector<int> pool_;
+  size_t next_of_pool_ = 0;
+  mutable std::mutex error_mutex_;
+  std::exception_ptr error_;
+  std::atomic<bool> has_error_{false};
+};
+
+Device& device_of(int index);
+int num_devices();
+/// Of the calling thread.
+int current_device();
+void set_current_device(int index);
+int current_stream(int device);
+int exchange_current_stream(int device, int stream);
+
+inline Device& here() {
+  return device_of(current_device());
+}
+c10::Stream stream_of(int device, int stream);
+
+void keep_report(Report report);
+
+}  // namespace echelon::test_device

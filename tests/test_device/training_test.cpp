@@ -1,0 +1,173 @@
+// What the training wing does on a device with streams: each layout equals one
+// device, and nothing that it queues is unordered.
+//
+// Rows of doc/composition.md that repeat a model's layout, its setting and the
+// setting's axes are run with ECHELON_EVERY_LAYOUT=1 alone.
+#include <gmock/gmock.h>
+#include <torch/torch.h>
+
+#include <cctype>
+
+#include "echelon/train/step_sums.h"
+#include "echelon/train/strategies/host_copy.h"
+#include "echelon/train/verify.h"
+#include "tests/support/temp_folder.h"
+#include "tests/test_device/places.h"
+#include "tests/train/composition_cases.h"
+
+namespace echelon::training_test {
+
+using namespace composition;
+using namespace test_device;
+
+CommOptions on_test_device() {
+  return {
+      .device = DeviceKind::test,
+      .backend = BackendKind::nccl,
+      .timeout = std::chrono::seconds(60)};
+}
+
+TEST(OnTheTestDevice, CollectivesOfAGroup) {
+  run_ranks(
+      2,
+      [](World& world) {
+        auto x = torch::full({4}, world.rank() + 1.0, world.device());
+        world.group().all_reduce(x);
+        EXPECT_EQ(x.cpu()[0].item<float>(), 3);
+        world.group().barrier();
+      },
+      on_test_device());
+}
+
+TEST(OnTheTestDevice, EveryLayoutEqualsOneDevice) {
+  TempFolder folder;
+  const bool all = std::getenv("ECHELON_EVERY_LAYOUT") != nullptr;
+  const char* only = std::getenv("ECHELON_ROW");
+  Coverage coverage;
+  for (const auto& one : all_cases(write_tokens(folder))) {
+    if (!coverage.adds(one) && !all) continue;
+    const Row row = row_of(one);
+    const std::string name = row.model + " " + row.layout + " " + row.also;
+    if (only != nullptr && name.find(only) == std::string::npos) continue;
+    SCOPED_TRACE(name);
+    try {
+      run_ranks(
+          static_cast<int>(row.ranks),
+          [&](World& world) {
+            at::set_num_threads(1);
+            const VerifyOptions options{.steps = 2, .tolerance = 1e-10};
+            const VerifyResult result = verify(one.job, world, options);
+            if (world.rank() == 0) {
+              EXPECT_TRUE(result.passed) << to_text(result, options);
+            }
+          },
+          on_test_device());
+    } catch (const std::exception& error) {
+      ADD_FAILURE() << error.what();
+    }
+    std::printf("%s\n", name.c_str());
+    std::fflush(stdout);
+    for (int rank = 0; rank < row.ranks; ++rank) {
+      drain(rank);
+      clear_error(rank);
+      guard().synchronizeDevice(static_cast<c10::DeviceIndex>(rank));
+    }
+    for (const auto& report : take_reports()) ADD_FAILURE() << report.text;
+  }
+}
+
+// ------------------------------------------------------------ waits of a step
+
+struct Step {
+  std::string name;
+  Job job;
+};
+
+void PrintTo(const Step& step, std::ostream* out) {
+  *out << step.name;
+}
+
+std::vector<Step> steps() {
+  std::vector<Step> all;
+  const auto add = [&](const ModelOptions& model, const std::string& layout,
+                       const std::string& also,
+                       const std::function<void(Job&)>& change) {
+    Job job = job_of(model, "");
+    job.layout = parse_layout(layout);
+    job.optimizer.name = OptimizerKind::adamw;
+    job.train.steps = 4;
+    job.train.batch = 8;  // several whole batches an epoch
+    if (model.name == "resnet18") job.pipeline.microbatches = 2;
+    change(job);
+    std::string name = model.name + "_" + layout + "_" + also;
+    std::erase_if(name, [](char c) { return c == '='; });
+    std::ranges::replace_if(
+        name, [](char c) { return !std::isalnum(c) && c != '_'; }, '_');
+    all.push_back({name, job});
+  };
+  const auto nothing = [](Job&) {};
+  for (const auto& model : {tiny_gpt(), llama(), kSimpleCnn, kResnet18}) {
+    const bool text = model.name == "gpt" || model.name == "llama";
+    add(model, "dp=2", "", nothing);
+    for (const int64_t stage : {1, 2, 3}) {
+      add(model, "fsdp=2", stage_text(stage),
+          [&](Job& job) { job.shard.stage = stage; });
+    }
+    add(model, "pp=2", "1f1b", nothing);
+    for (const char* schedule : {"interleaved", "zb-v"}) {
+      if (!text) continue;
+      add(model, "pp=2", schedule, [&](Job& job) {
+        job.model.layers = 4;
+        job.pipeline.schedule = schedule_kind(schedule);
+      });
+    }
+    if (text) {
+      add(model, "tp=2", "", nothing);
+      add(model, "fsdp=2,tp=2,pp=2", "", nothing);
+      add(model, "dp=2", "dropout, accumulated, scaled", [](Job& job) {
+        if (job.model.name == "gpt") job.model.dropout = 0.3;
+        job.train.accumulate = 3;
+        job.precision.loss_scale = 128;
+      });
+    }
+  }
+  return all;
+}
+
+class StepOnTheTestDevice : public testing::TestWithParam<Step> {};
+
+TEST_P(StepOnTheTestDevice, NeverWaitsForTheDevice) {
+  TempFolder folder;
+  Job job = GetParam().job;
+  if (!job.data.sources.empty()) job.data.sources = {write_tokens(folder)};
+  run_ranks(
+      static_cast<int>(job.layout.num_ranks()),
+      [&](World& world) {
+        at::set_num_threads(1);
+        SmallRun run(job, world);
+        run.train(0, 1);  // connects, allocates
+        const auto batch = run.next_batch();
+        world.group().barrier();
+        reset_counts(world.rank());
+        const auto score =
+            run.state.model().forward_backward(batch, run.counts_units());
+        StepShare share;
+        share.score = score;
+        const auto sums = sum_over_ranks(share, world);
+        const HostCopy numbers({run.state.update_on_device(
+            1, true, nullptr, nullptr, must_skip(sums, world.size()))});
+        for (const auto& wait : counts(world.rank()).host_waits) {
+          ADD_FAILURE() << wait.call << "\n" << wait.stack;
+        }
+        world.group().barrier();
+        guard().synchronizeDevice(static_cast<c10::DeviceIndex>(world.rank()));
+      },
+      on_test_device());
+  for (const auto& report : take_reports()) ADD_FAILURE() << report.text;
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, StepOnTheTestDevice, testing::ValuesIn(steps()),
+    [](const auto& info) { return info.param.name; });
+
+}  // namespace echelon::training_test
