@@ -216,7 +216,7 @@ TEST_F(Accelerator, PairsOfAPipelineConnectBeforeItRuns) {
               "fc" + std::to_string(i), [] { return torch::nn::Linear(4, 4); });
         }
         const auto schedule = make_schedule(
-            {.kind = "interleaved", .ranks = 3, .microbatches = 6});
+            {.kind = ScheduleKind::interleaved, .ranks = 3, .microbatches = 6});
         const auto cuts = partition_evenly(layers, schedule.num_stages());
         Pipeline pipeline(
             world.group(), schedule,
