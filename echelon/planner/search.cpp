@@ -58,7 +58,6 @@ template <class Saves>
 bool same_host(const Saves& one, const Saves& other) {
   return one.offload_optimizer == other.offload_optimizer &&
          one.offload_activations == other.offload_activations;
-  // The most bytes that a job may use of a device, over all kinds of devices.
 }
 
 // The bytes that a job may use of the largest device.
@@ -67,11 +66,6 @@ double most_usable_bytes(const cluster::Cluster& cluster) {
   for (const auto& group : cluster.groups) {
     most = std::max(most, cost::usable_bytes(group.node.device));
   }
-  // Finds the fastest way to make one strategy fit: what is recomputed, in as
-  // few layers as possible, and what is kept in the host's memory. It estimates
-  // memory before it times, since most strategies do not fit. On equal nodes
-  // all orders of the axes need the same memory, so a strategy that fits is
-  // tried in each.
   return most;
 }
 
@@ -86,10 +80,11 @@ double least_seconds(const cost::StepEstimate& step) {
          exposed(Axis::dp_shard);
 }
 
-// The fastest way to make one strategy fit: what is recomputed, in as few
-// layers as possible, and what is kept in the host's memory. It weighs before
-// it times, since most strategies do not fit. On equal nodes all orders of the
-// axes need the same memory, so a strategy that fits is tried in each.
+// Finds the fastest way to make one strategy fit: what is recomputed, in as few
+// layers as possible, and what is kept in the host's memory. It estimates
+// memory before it times, since most strategies do not fit. On equal nodes all
+// orders of the axes need the same memory, so a strategy that fits is tried in
+// each.
 class MemoryFitter {
  public:
   // `offload`: whether the host's memory may be used.
@@ -100,8 +95,6 @@ class MemoryFitter {
         partial_selective_(rules_of_framework(job.framework).partial_selective),
         host_bytes_(least_host_bytes(job.cluster)),
         usable_bytes_(most_usable_bytes(job.cluster)) {}
-  // Empty when the strategy does not fit or is not below `limit_seconds`.
-  // `bound` is that of its group.
 
   // Empty when it does not fit or is not below `limit_seconds`. `bound` is that
   // of the strategy's group.
