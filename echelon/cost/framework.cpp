@@ -96,6 +96,10 @@ void add_sharding(Frameworks& list) {
   trainer.host_seconds = 3e-6;
   trainer.gathers_at_once = true;     // ShardedUnits::after_update
   trainer.bucket_bytes = 256 * 1024;  // as in gradient_reducer.h
+  // ShardedUnits::begin_backward and PipelineModel::before_gradients.
+  trainer.reduces_each_microbatch = true;
+  trainer.reduces_until_backward = true;
+  trainer.gathers_gradients = true;
   trainer.memory = echelon_memory();
 
   // PyTorch's FullyShardedDataParallel.

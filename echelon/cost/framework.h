@@ -91,7 +91,15 @@ struct Framework {
   /// Gradients of layers with fewer bytes wait for the next layers' and are
   /// summed with them (stage 0); 0: each layer's by themselves.
   double bucket_bytes = 0;
-  bool reduces_each_microbatch = false;  // stages 2 and 3, as FSDP does
+  /// Stages 2 and 3 reduce the gradients of each microbatch, so that none stay
+  /// unsharded (gradients_are_reduced_often()).
+  bool reduces_each_microbatch = false;
+  /// Such a reduction must end before the next backward begins; otherwise
+  /// before its own backward ends.
+  bool reduces_until_backward = false;
+  /// Pipelines that keep parameters unsharded for a step keep the gradients
+  /// unsharded too, and reduce them once.
+  bool gathers_gradients = false;
   // time: communication within a pass
   double hidden_tensor_parallel = 0;  // share of tp's collectives overlapped
   double hidden_backward_tensor_parallel = 0;  // the same in backward

@@ -84,6 +84,10 @@ struct SharingAxes {
 SharingAxes sharing_axes(
     const Strategy& strategy, const Framework& framework, bool experts);
 
+/// Whether gradients are reduced after each microbatch, not once a step.
+bool gradients_are_reduced_often(
+    const Strategy& strategy, const Framework& framework);
+
 /// Number of ranks that ZeRO shards one copy over, of dense parameters or of
 /// experts.
 double

@@ -264,6 +264,29 @@ Exposed operator+(const Exposed& one, const Exposed& other) {
   return {one.all + other.all, one.exposed + other.exposed};
 }
 
+/// The gradients of a step whose passes are these. Between two backward passes
+/// of a rank without a pipeline is a forward. It hides reductions that may last
+/// until the next backward, unless its all-gathers keep the links busy.
+Exposed reduced_often(
+    const Sharing& rank, const Pass& forward, const Pass& backward,
+    bool gathers) {
+  const Strategy& strategy = rank.context.strategy;
+  const Framework& framework = rank.context.framework;
+  const Exposed last = reduced(rank, backward, gathers);
+  if (!gradients_are_reduced_often(strategy, framework)) return last;
+  Exposed other = last;
+  if (framework.reduces_until_backward && strategy.layout.pp == 1 && !gathers) {
+    double seconds = 0;
+    for (const auto& [layer, each] : forward) {
+      seconds += as_double(layer->repeat) * each;
+    }
+    const double slowdown = framework.overlap_slowdown;
+    const double alone = (last.exposed - slowdown * last.all) / (1 - slowdown);
+    other = exposed_part(last.all, std::max(0.0, alone - seconds), framework);
+  }
+  return as_double(strategy.num_microbatches() - 1) * other + last;
+}
+
 /// One collective, with nothing overlapped.
 Exposed in_line(double seconds) {
   return {seconds, seconds};
@@ -285,18 +308,17 @@ sharded(const Sharing& rank, const Pass& forward, const Pass& backward) {
         microbatches *
         (sum.parameters + unsharded(rank, backward, s.layout.pp == 1));
   }
-  const double reduces = framework.reduces_each_microbatch ? microbatches : 1;
   const bool gathers = !s.unshard_once && framework.overlaps_parameters;
-  sum.gradients = reduces * reduced(rank, backward, gathers);
+  sum.gradients = reduced_often(rank, forward, backward, gathers);
   if (!framework.overlaps_gradients) sum.gradients.exposed = sum.gradients.all;
   return sum;
 }
 
-/// Stages 0 to 2: gradients once a step, during the last backward; parameters
-/// after the optimizer, during the first forward. What overlaps is timed layer
-/// by layer: a large embedding has the last gradients to be ready, and needs
-/// its parameters first.
-ParameterTimes once_a_step(
+/// Stages 0 to 2: gradients during the last backward, or each (stage 2);
+/// parameters after the optimizer, during the first forward. What overlaps is
+/// timed layer by layer: a large embedding has the last gradients to be ready,
+/// and needs its parameters first.
+ParameterTimes unsharded(
     const Sharing& sharing, PassTimes& passes, const Layers& layers,
     int64_t rank) {
   const StageContext& context = sharing.context;
@@ -305,10 +327,15 @@ ParameterTimes once_a_step(
     all += as_double(layer->repeat) * elements_of(*layer);
   }
   ParameterTimes sum;
+  const bool often =
+      gradients_are_reduced_often(context.strategy, context.framework);
   sum.gradients =
       context.framework.overlaps_gradients
-          ? reduced(sharing, backward_pass(passes, layers, rank), false)
-          : in_line(gradient_seconds(sharing, all));
+          ? reduced_often(
+                sharing, forward_pass(passes, layers, rank),
+                backward_pass(passes, layers, rank), false)
+          : (often ? as_double(context.strategy.num_microbatches()) : 1) *
+                in_line(gradient_seconds(sharing, all));
   if (context.strategy.zero_stage == 0) return sum;
   if (!context.framework.overlaps_parameters) {
     sum.parameters = in_line(gather_seconds(sharing, all));
@@ -331,7 +358,7 @@ ParameterTimes parameter_times(
              ? sharded(
                    sharing, forward_pass(passes, layers, rank),
                    backward_pass(passes, layers, rank))
-             : once_a_step(sharing, passes, layers, rank);
+             : unsharded(sharing, passes, layers, rank);
 }
 
 double

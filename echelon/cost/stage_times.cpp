@@ -67,10 +67,26 @@ double offload_seconds(
           std::max(0.0, copy - cost.backward));
 }
 
+/// `stages`: the layers of one rank, by stage.
 StageTimes::After after_of(
-    const StageContext& context, PassTimes& passes, const Layers& layers,
-    int64_t rank) {
-  const ParameterTimes sums = parameter_times(context, passes, layers, rank);
+    const StageContext& context, PassTimes& passes,
+    const std::vector<Layers>& stages, int64_t rank) {
+  Layers layers;
+  for (const Layers& stage : stages) {
+    layers.insert(layers.end(), stage.begin(), stage.end());
+  }
+  ParameterTimes sums = parameter_times(context, passes, layers, rank);
+  if (stages.size() > 1 &&
+      gradients_are_reduced_often(context.strategy, context.framework)) {
+    // Each backward of a stage ends with reductions of its own.
+    sums.gradients = {};
+    for (const Layers& stage : stages) {
+      const Exposed one =
+          parameter_times(context, passes, stage, rank).gradients;
+      sums.gradients.all += one.all;
+      sums.gradients.exposed += one.exposed;
+    }
+  }
   return {
       .gradients = sums.gradients.all,
       .gradients_exposed = sums.gradients.exposed,
@@ -145,18 +161,18 @@ void add_after(
         stage_activations(context.model, context.strategy, context.framework);
   }
   for (int64_t rank = 0; rank < context.strategy.layout.pp; ++rank) {
-    Layers layers;
+    std::vector<Layers> stages;
     StageCost cost{.forward = 0, .backward = 0};
     double kept_bytes = 0;
     for (size_t stage = 0; stage < work.size(); ++stage) {
       if (times.rank_of_stage[stage] != rank) continue;
-      for (const LayerWork& layer : work[stage]) layers.push_back(&layer);
+      stages.push_back(pointers(work[stage]));
       cost.forward += times.stages[stage].forward;
       cost.backward += times.stages[stage].backward;
       if (!kept.empty()) kept_bytes += kept[stage].kept;
     }
     const int64_t place = context.rank_of(rank);
-    StageTimes::After after = after_of(context, passes, layers, place);
+    StageTimes::After after = after_of(context, passes, stages, place);
     if (kept_bytes > 0) {
       after.other += offload_seconds(context, kept_bytes, place, cost);
     }

@@ -99,6 +99,12 @@ counted_stages(const ModelShape& model, const Strategy& strategy) {
   return parts;
 }
 
+bool gradients_stay_gathered(
+    const Strategy& strategy, const Framework& framework) {
+  return framework.gathers_gradients && strategy.zero_stage == 3 &&
+         strategy.gather_once && strategy.layout.pp > 1;
+}
+
 int64_t bytes(double value) {
   return static_cast<int64_t>(value);
 }
@@ -116,6 +122,12 @@ SharingAxes sharing_axes(
     return {.shards = of(kWithCp), .copies = copies.first(1)};
   }
   return {.shards = of(kWithoutCp), .copies = copies};
+}
+
+bool gradients_are_reduced_often(
+    const Strategy& strategy, const Framework& framework) {
+  return framework.reduces_each_microbatch && strategy.zero_stage >= 2 &&
+         !gradients_stay_gathered(strategy, framework);
 }
 
 std::vector<RankParameters>
@@ -173,6 +185,8 @@ StateBytes state_bytes(
     // reduce-scatter.
     gradients += framework.memory.reduce_bytes * whole;
   }
+  if (gradients_stay_gathered(strategy, framework))
+    gradients += element * whole;
   if (stage == 3) {
     unsharded += strategy.unshard_once
                      ? element * whole

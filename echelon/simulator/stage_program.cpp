@@ -219,7 +219,10 @@ struct Layer {
 class Builder {
  public:
   explicit Builder(const StageProgramInput& input)
-      : in_(input), traffic_(input) {}
+      : in_(input),
+        reduces_often_(
+            cost::gradients_are_reduced_often(input.strategy, input.framework)),
+        traffic_(input) {}
 
   Program build() {
     for (const auto* layers : in_.stages) add_stage(*layers);
@@ -305,8 +308,7 @@ class Builder {
 
   bool reduces_in(ActionKind kind, Position position) const {
     if (!last_differs(kind)) return false;
-    if (shards_parameters() && in_.framework.reduces_each_microbatch)
-      return true;
+    if (reduces_often_) return true;
     return position.last &&
            (shards_parameters() || in_.framework.overlaps_gradients);
   }
@@ -322,6 +324,10 @@ class Builder {
     const cost::LayerWork* known = nullptr;
     Instructions pass;
     cost::Elements bucket;
+    const bool drains = reduces && reduces_often_;
+    if (drains && in_.framework.reduces_until_backward) {
+      list.push_back({.kind = Instruction::Kind::wait_all});
+    }
     for (size_t i = 0; i < order.size(); ++i) {
       const Layer& layer = *order[i];
       if (gathers && gathers_at_once()) {
@@ -337,8 +343,7 @@ class Builder {
       if (reduces) reduce_after(list, bucket, layer, i + 1 == order.size());
     }
     // Gradients that are sharded in every microbatch accumulate.
-    if (reduces && shards_parameters() &&
-        in_.framework.reduces_each_microbatch) {
+    if (drains && !in_.framework.reduces_until_backward) {
       list.push_back({.kind = Instruction::Kind::wait_all});
     }
     return list;
@@ -421,7 +426,8 @@ class Builder {
         all += {repeat * own.dense, repeat * own.experts};
       }
     }
-    if (!shards_parameters() && !in_.framework.overlaps_gradients) {
+    if (!shards_parameters() && !in_.framework.overlaps_gradients &&
+        !reduces_often_) {
       append(list, traffic_.reductions(all, "gradients"));
     }
     for (Instruction one : traffic_.collective(
@@ -440,6 +446,7 @@ class Builder {
   }
 
   const StageProgramInput& in_;
+  const bool reduces_often_;
   RankTraffic traffic_;
   Program program_;
 };

@@ -121,6 +121,22 @@ TEST(StateBytes, AreThoseOfZeRO) {
   }
 }
 
+// The trainer's pipelines reduce once a step where parameters stay unsharded.
+TEST(StateBytes, PipelinesThatGatherOnceKeepWholeGradients) {
+  Strategy strategy = strategy_of({.dp_shard = 4, .pp = 2}, 32, "echelon");
+  strategy.zero_stage = 3;
+  const Framework& framework = find_framework("echelon");
+  const auto gradients = [&](bool once) {
+    strategy.gather_once = once;
+    return state_bytes({.dense = 1e6}, strategy, framework)
+        .device[timeline::MemoryKind::gradients];
+  };
+  EXPECT_EQ(gradients(false), 4 * 1'000'000 / 4);
+  EXPECT_EQ(gradients(true), 4 * 1'000'000 / 4 + 2 * 1'000'000);
+  strategy.layout = {.dp_shard = 4};
+  EXPECT_EQ(gradients(true), gradients(false));
+}
+
 TEST(MemoryEstimate, OfAPartIsLess) {
   const ModelShape model = find_model("llama3-70b");
   const auto with = [&](auto change) {

@@ -115,6 +115,20 @@ TEST(StageTimes, ParametersAreGatheredTwiceForAMicrobatchButTheLastLayersOnce) {
   EXPECT_NEAR(gathers(3, false), 4 * (2 * all - head), 1e-9);
 }
 
+// Stages 2 and 3 of the trainer reduce after each microbatch.
+TEST(StageTimes, GradientsOfStagesTwoAndThreeAreReducedForEachMicrobatch) {
+  const auto all = [&](int64_t stage, int64_t batch) {
+    Strategy strategy = strategy_of({.dp_shard = 8}, batch);
+    strategy.zero_stage = stage;
+    return times_of("llama2-7b", strategy, "h100-sxm:1x8").after[0].gradients;
+  };
+  const double once = all(1, 32);
+  EXPECT_GT(once, 0);
+  EXPECT_NEAR(all(2, 32), 4 * once, 1e-9);
+  EXPECT_NEAR(all(3, 32), 4 * once, 1e-9);
+  EXPECT_NEAR(all(2, 8), once, 1e-9);
+}
+
 TEST(StageTimes, SayWhetherTheStepFits) {
   const cluster::Device device = cluster::find_device("a100-80gb");
   EXPECT_LT(usable_bytes(device), device.memory_bytes);
