@@ -28,18 +28,25 @@ std::vector<int64_t> microbatch_sizes(int64_t rank_batch) {
   return sizes;
 }
 
+// The embedding and the head of a transformer may be stages of their own.
+int64_t most_stages(const cost::ModelShape& model) {
+  return num_layers(model) + (model.transformer ? 2 : 0);
+}
+
 std::vector<int64_t> stages_per_rank(
     const cost::ModelShape& model, ScheduleKind schedule, int64_t pp) {
   if (!takes_any_stages(schedule)) return {stages_per_rank_of(schedule)};
-  // The fewest stages of each length, and all counts that divide the layers.
+  // Of the counts with equally long stages, the fewest and those that are even,
+  // and the one that gives ends of the pipeline to embedding and head alone.
   std::vector<int64_t> counts;
   const int64_t blocks = num_layers(model);
   int64_t shortest = blocks + 1;
   for (int64_t count = 2; count <= kMostStagesPerRank; ++count) {
     const int64_t stages = pp * count;
-    if (stages > blocks) break;
+    if (stages > most_stages(model)) break;
     const int64_t longest = (blocks + stages - 1) / stages;
-    if (longest >= shortest && blocks % stages != 0) continue;
+    const bool uneven = blocks % stages != 0 && stages < blocks;
+    if (longest >= shortest && uneven) continue;
     shortest = longest;
     counts.push_back(count);
   }
@@ -210,12 +217,13 @@ std::vector<cost::Strategy> with_schedules(
     if (job.coarse && !usual) continue;
     for (const int64_t stages :
          stages_per_rank(job.model, schedule, group.layout.pp)) {
-      if (group.layout.pp * stages > num_layers(job.model)) continue;
+      if (group.layout.pp * stages > most_stages(job.model)) continue;
       if (job.coarse && stages > 2 && stages != 4) continue;
       cost::Strategy variant = group;
       variant.schedule = schedule;
       variant.stages_per_rank = stages;
       variants.push_back(variant);
+      if (group.layout.pp * stages > num_layers(job.model)) continue;
       for (auto& layers : sized_stages(job, variant)) {
         variant.stage_layers = std::move(layers);
         variants.push_back(variant);

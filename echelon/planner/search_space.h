@@ -106,7 +106,8 @@ std::vector<cost::Strategy> list_groups(const SearchJob& job);
 /// The variants of a group, which differ in schedule, stages of a rank, ZeRO
 /// stage and how long parameters stay unsharded. Not all of them pass
 /// check_strategy. A rank has 2 to 16 stages: the fewest for each length of the
-/// longest stage, and every number that gives all stages as many blocks.
+/// longest stage, and every number that gives all stages as many blocks, or one
+/// block at most (where embedding or head have stages of their own).
 std::vector<cost::Strategy>
 list_variants(const SearchJob& job, const cost::Strategy& group);
 
