@@ -13,6 +13,8 @@
 #include <cmath>
 #include <iterator>
 #include <limits>
+#include <utility>
+#include <vector>
 
 #include "echelon/planner/axis_orders.h"
 #include "echelon/planner/pipeline_bound.h"
@@ -22,6 +24,10 @@ namespace echelon::planner {
 namespace {
 
 constexpr double kHostShare = 0.8;  // of the host's memory, for offloading
+// Where nothing fits: strategies whose state is up to this much larger than the
+// smallest may need less in all.
+constexpr double kNearSmallest = 1.1;
+constexpr size_t kMostNear = 1000;
 
 // The host memory that each device may use, unlimited where it is not known.
 double least_host_bytes(const cluster::Cluster& cluster) {
@@ -478,11 +484,16 @@ class Search {
   bool is_large(const cost::Strategy& strategy) {
     const double bytes = least_state_bytes(job_, strategy, offload_);
     if (bytes <= usable_bytes_) return false;
-    if (bytes < smallest_bytes_ &&
-        cost::check_strategy(job_.model, strategy, job_.cluster).empty()) {
-      smallest_bytes_ = bytes;
-      smallest_ = strategy;
+    if (bytes > kNearSmallest * smallest_bytes_) return true;
+    if (!cost::check_strategy(job_.model, strategy, job_.cluster).empty())
+      return true;
+    smallest_bytes_ = std::min(smallest_bytes_, bytes);
+    if (near_.size() >= kMostNear) {
+      std::erase_if(near_, [&](const auto& one) {
+        return one.first > kNearSmallest * smallest_bytes_;
+      });
     }
+    if (near_.size() < kMostNear) near_.emplace_back(bytes, strategy);
     return true;
   }
 
@@ -510,9 +521,10 @@ class Search {
   }
 
   void find_closest() {
-    if (smallest_) {
+    for (const auto& [bytes, strategy] : near_) {
+      if (bytes > kNearSmallest * smallest_bytes_) continue;
       fitter_.fit(
-          *smallest_, PipelineBound(job_, times_, *smallest_),
+          strategy, PipelineBound(job_, times_, strategy),
           std::numeric_limits<double>::infinity());
     }
     result_.closest = fitter_.closest();
@@ -526,7 +538,8 @@ class Search {
   LayerTimes times_;
   VariantLists lists_;
   std::vector<BoundedGroup> groups_;
-  std::optional<cost::Strategy> smallest_;  // that is too large
+  // Strategies that are too large, with the bytes of their state.
+  std::vector<std::pair<double, cost::Strategy>> near_;
   double smallest_bytes_ = std::numeric_limits<double>::infinity();
   SearchResult result_;
 };

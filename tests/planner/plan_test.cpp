@@ -65,6 +65,25 @@ TEST(Plan, NothingFitsIsAnAnswerWhereWeightsAloneDoNotFit) {
   EXPECT_TRUE(has(result.reason.why, "suffice")) << result.reason.why;
 }
 
+// Of strategies with as much state, that of the least activations counts.
+TEST(Plan, NoConstraintFindsACloserPlan) {
+  const auto bytes =
+      [](std::vector<std::pair<std::string, std::string>> fixed) {
+        auto request =
+            plan_request("llama3-70b", "h100-sxm:2", 8, std::move(fixed));
+        request.compare = false;
+        const auto result = plan(request);
+        EXPECT_TRUE(result.plans.empty() && result.closest);
+        return result.closest ? result.closest->step.memory.peak_bytes() : 0;
+      };
+  const double free = bytes({});
+  for (const auto& [key, value] :
+       {std::pair("microbatch", "1"), std::pair("tp", "2"),
+        std::pair("pp", "2"), std::pair("schedule", "1f1b")}) {
+    EXPECT_LE(free, bytes({{key, value}})) << key;
+  }
+}
+
 TEST(Plan, TheClosestKeepsTheConstraints) {
   const auto result = plan(plan_request(
       "llama3-70b", "h100-sxm:8", 8,
