@@ -69,23 +69,43 @@ std::string what_is_shared(const cost::Strategy& strategy, Axis axis) {
              : "hold shards of the same optimizer state";
 }
 
-std::string group_text(
-    const cost::Strategy& strategy, const std::vector<NodeRanks>& nodes,
-    Axis axis) {
-  const Layout& layout = strategy.layout;
+// The nodes with ranks of rank 0's group, ascending.
+std::vector<size_t> nodes_of_group(
+    const Layout& layout, const std::vector<NodeRanks>& nodes, Axis axis) {
   std::set<size_t> used;
   for (int64_t i = 0; i < layout.degree(axis); ++i) {
     const int64_t rank = i * layout.stride(axis);
     const auto after =
         std::ranges::upper_bound(nodes, rank, std::less<>(), &NodeRanks::first);
-    used.insert(static_cast<size_t>(after - nodes.begin()));
+    used.insert(static_cast<size_t>(after - nodes.begin()) - 1);
   }
-  return format(
-      "{} ranks {}; they are in {}", format_count(layout.degree(axis)),
+  return {used.begin(), used.end()};
+}
+
+// The first nodes; where the group reaches farther, its own.
+std::vector<size_t>
+drawn_nodes(const std::vector<size_t>& group, size_t num_nodes, size_t most) {
+  std::vector<size_t> drawn;
+  if (group.back() >= most) {
+    drawn.assign(
+        group.begin(), group.begin() + static_cast<std::ptrdiff_t>(
+                                           std::min(most, group.size())));
+    return drawn;
+  }
+  for (size_t i = 0; i < std::min(most, num_nodes); ++i) drawn.push_back(i);
+  return drawn;
+}
+
+std::string group_text(
+    const cost::Strategy& strategy, Axis axis, size_t num_nodes, size_t drawn) {
+  std::string text = format(
+      "{} ranks {}; they are in {}", format_count(strategy.layout.degree(axis)),
       what_is_shared(strategy, axis),
-      used.size() == 1
+      num_nodes == 1
           ? "one node"
-          : format_count(static_cast<int64_t>(used.size())) + " nodes");
+          : format_count(static_cast<int64_t>(num_nodes)) + " nodes");
+  if (drawn < num_nodes) text += format(", of which {} are drawn", drawn);
+  return text;
 }
 
 std::string rank_title(const Layout& layout, int64_t rank) {
@@ -136,26 +156,28 @@ void draw_rank_groups(
   if (axes.empty()) return;
   std::ranges::reverse(axes);
   const auto nodes = node_ranks(cluster, layout.num_ranks());
-  const int64_t drawn = std::clamp<int64_t>(
+  const auto most = static_cast<size_t>(std::clamp<int64_t>(
       kMostDrawnDevices / std::max<int64_t>(1, nodes[0].count), 1,
-      std::min<int64_t>(kMostDrawnNodes, static_cast<int64_t>(nodes.size())));
+      kMostDrawnNodes));
   page.add("<h2>Which ranks share what</h2><p class='finding'>");
   page.add("Each square is a device. The group of rank 0 is in colour.");
-  if (drawn < static_cast<int64_t>(nodes.size())) {
+  if (most < nodes.size()) {
     page.add(
-        " Drawn are the first {} of {} nodes.", drawn,
-        format_count(static_cast<int64_t>(nodes.size())));
+        " A picture has the first {} of {} nodes; where a group reaches "
+        "farther, the nodes of the group.",
+        most, format_count(static_cast<int64_t>(nodes.size())));
   }
   page.add("</p>");
   for (size_t i = 0; i < axes.size(); ++i) {
     const std::string name(short_name(axes[i]));
+    const auto group = nodes_of_group(layout, nodes, axes[i]);
+    const auto drawn = drawn_nodes(group, nodes.size(), most);
     page.add("<figure class='shard-layer' id='ranks-{}'><figcaption>", name);
     report::draw_caption(
         page, format("{}={}", name, layout.degree(axes[i])),
-        group_text(plan.strategy, nodes, axes[i]));
+        group_text(plan.strategy, axes[i], group.size(), drawn.size()));
     page.add("</figcaption><div class='shard-flow'>");
-    for (int64_t node = 0; node < drawn; ++node) {
-      const auto index = static_cast<size_t>(node);
+    for (const size_t index : drawn) {
       draw_node(page, layout, nodes[index], index, axes[i], colors[i]);
     }
     page.add("</div></figure>");

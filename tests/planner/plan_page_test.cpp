@@ -63,6 +63,36 @@ std::string between(
   return text.substr(first, text.find(to, first) - first);
 }
 
+// Ranks of a pipeline that are 32 nodes apart are all drawn; of 64 ranks that
+// shard, those of 16 nodes.
+TEST(PlanPage, DrawsTheNodesOfGroupsThatAreFarApart) {
+  auto request = plan_request(
+      "gpt3-175b", "a100-80gb:1024", 1536,
+      {{"pp", "4"},
+       {"tp", "4"},
+       {"fsdp", "64"},
+       {"order", "pp:dp:fsdp:cp:ep:tp"}});
+  request.compare = false;
+  const auto result = plan(request);
+  ASSERT_FALSE(result.plans.empty());
+  const std::string html = to_html(make_plan_page(request, result));
+  const auto figure = [&](const std::string& axis) {
+    return between(html, "id=\"ranks-" + axis + "\"", "</figure>");
+  };
+  const auto colored = [&](const std::string& axis) {
+    return count_of(figure(axis), "<rect") -
+           count_of(figure(axis), "<rect class=\"kw\"");
+  };
+  EXPECT_EQ(colored("tp"), 4u);
+  EXPECT_EQ(colored("pp"), 4u);
+  EXPECT_EQ(count_of(figure("pp"), "<svg"), 4u);
+  EXPECT_NE(figure("pp").find("node 96: 768 to 775"), std::string::npos);
+  EXPECT_EQ(colored("fsdp"), 32u);
+  EXPECT_NE(
+      figure("fsdp").find("in 32 nodes, of which 16 are drawn"),
+      std::string::npos);
+}
+
 // The picture shows 16 of 64 ranks, but the figures are those of all ranks.
 TEST(PlanPage, FiguresOfALongPipelineAreOfAllItsRanks) {
   auto request = plan_request(
