@@ -50,7 +50,7 @@ struct ReportInput {
   std::optional<StepPrediction> prediction;
   std::optional<ReportFindings> findings;
   std::vector<Tile> tiles;   // headline figures after those of the metrics
-  double total_seconds = 0;  // training, first step to last; 0: not known
+  double total_seconds = 0;  // of all steps; 0: the sum of `metrics`
   /// Why the run ended, when it was not finished: "stopped by the user".
   std::string outcome;
 };

@@ -453,7 +453,6 @@ void write_run_report(
   input.evaluations = summary.evaluations;
   input.timeline = timeline::merge_spans(std::move(ranks), input.title);
   input.tensor = describe_shards(job, source);
-  input.total_seconds = summary.seconds + summary.earlier_seconds;
   input.outcome = summary.outcome;
   input.prediction = predict_run_here(job, source, world, summary.layers);
   timeline::write_chrome_trace(folder / "timeline.json", input.timeline);

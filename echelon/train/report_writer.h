@@ -44,7 +44,6 @@ RunLayers count_run_layers(
 
 struct RunSummary {
   double seconds = 0;          // of this process
-  double earlier_seconds = 0;  // of earlier ones, whose steps `steps` has too
   std::vector<timeline::StepMetrics> steps;  // rank 0
   std::vector<timeline::EvaluationMetrics> evaluations;
   std::vector<std::string> partition;  // ParallelModel::describe()

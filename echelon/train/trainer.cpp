@@ -158,7 +158,6 @@ class Loop {
   std::string save_error_;
   bool was_done_ = false;       // an earlier process has done all steps
   std::string resumed_;         // "step 69 (dp=2)"
-  double earlier_seconds_ = 0;  // of earlier processes of this run
   int64_t saved_step_ = -1;     // by save_last()
   int64_t skipped_ = 0;         // samples
   int64_t skipped_steps_ = 0;   // that overflowed
@@ -229,8 +228,6 @@ void Loop::restore() {
   }
   if (!resume_.own) return;
   log_.restore(step_);
-  for (const auto& step : log_.steps()) earlier_seconds_ += step.step_seconds;
-  for (const auto& one : log_.evaluations()) earlier_seconds_ += one.seconds;
 }
 
 TrainResult Loop::run() {
@@ -530,7 +527,6 @@ void Loop::write_outcome() {
   if (was_done_ && has_report()) return;
   RunSummary summary{
       .seconds = seconds(),
-      .earlier_seconds = earlier_seconds_,
       .steps = log_.steps(),
       .evaluations = log_.evaluations(),
       .partition = state_.model().describe(),
