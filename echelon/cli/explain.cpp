@@ -127,7 +127,7 @@ void print_text(const explain::RunExplanation& run) {
   if (run.findings.empty()) {
     std::cout << "\n"
               << (run.recorded_steps > 0
-                      ? "Nothing held this run back.\n"
+                      ? "Nothing was found that held this run back.\n"
                       : "The metrics show nothing that held this run back.\n");
   }
   printer.prediction(run);

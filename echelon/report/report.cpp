@@ -116,7 +116,7 @@ std::vector<Tile> tiles_of(
                   "mean of {} steps, to step {}",
                   std::min<size_t>(timeline::kFinalSteps, input.metrics.size()),
                   format_count(static_cast<double>(last.step)))
-            : "after step 1"));
+            : "of step " + format_count(static_cast<double>(last.step))));
   }
   if (!input.evaluations.empty()) {
     tiles.push_back(evaluation_tile(input.evaluations.back()));

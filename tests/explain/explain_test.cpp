@@ -310,6 +310,13 @@ TEST_F(Explain, EverythingSlowerThanPredictedIsTheMachine) {
     EXPECT_THAT(faults_at(factor), Not(Contains(Fault::slow_machine)))
         << factor;
   }
+  // Too slow for other work on the machine: no finding, but not in silence.
+  const auto strange = explain(slower(predicted, 30));
+  EXPECT_TRUE(strange.findings.empty());
+  EXPECT_THAT(
+      strange.notes, Contains(AllOf(
+                         HasSubstr("times the predicted"),
+                         HasSubstr("nothing that was found explains it"))));
   const auto run = explain(slower(predicted, 3));
   const auto& found =
       *std::ranges::find(run.findings, Fault::slow_machine, &RunFinding::fault);
