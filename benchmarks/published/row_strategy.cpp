@@ -375,7 +375,9 @@ void check_batch(const StepRow& row, const cost::Strategy& strategy) {
 
 }  // namespace
 
-std::string framework_of(const StepRow& row) {
+namespace {
+
+std::string framework_by_words(const StepRow& row) {
   const std::string text = row.text();
   for (const auto& rule : kRules) {
     if (!contains(text, rule.word)) continue;
@@ -385,6 +387,17 @@ std::string framework_of(const StepRow& row) {
     return framework == "megatron-bridge" ? megatron_bridge(text) : framework;
   }
   return usual_framework(row);
+}
+
+}  // namespace
+
+std::string framework_of(const StepRow& row) {
+  const std::string framework = framework_by_words(row);
+  const std::string sharding = lower(row.sharding);
+  const bool all = contains(sharding, "zero3") || contains(sharding, "zero-3");
+  // Megatron-LM of 2021 shards no parameters: DeepSpeed did it for the same
+  // layers.
+  return all && framework == "megatron-2021" ? "deepspeed" : framework;
 }
 
 cost::Strategy strategy_of(

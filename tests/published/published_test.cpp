@@ -32,6 +32,22 @@ TEST(Published, MeanErrorsOfEverySourceStayBelowTheirBounds) {
   }
 }
 
+// Steps that no constant was fitted to: tensor parallelism over two nodes, and
+// ZeRO 3 alone on up to 2,240 devices beside pipelines of the same model.
+TEST(Published, CollectivesAcrossNodesAreNotPredictedTooFast) {
+  const std::map<std::string, double> bounds = {
+      {"tp_of_two_nodes", 0.075},
+      {"zero3_alone", 0.17},
+      {"pipelines_530b", 0.01}};
+  const auto files = errors_by_file(
+      predict_table(source_path("tests/published/across_nodes.csv")));
+  ASSERT_EQ(files.size(), bounds.size());
+  for (const auto& file : files) {
+    EXPECT_EQ(file.predicted, file.rows) << file.file;
+    EXPECT_LE(file.mean, bounds.at(file.file)) << file.file;
+  }
+}
+
 TEST(Published, RowsAreRankedAsTheyWereMeasured) {
   std::vector<double> measured, predicted;
   for (const auto& one : predict_table(kTable)) {

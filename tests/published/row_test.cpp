@@ -257,6 +257,15 @@ TEST(RowStrategy, FrameworksByWordsElseByWhatIsUsual) {
   }
 }
 
+TEST(RowStrategy, ZeroThreeAroundMegatronIsDeepSpeeds) {
+  StepRow row = dense();
+  row.gpu = "A100-SXM-80GB";
+  row.source = "arXiv:2104.04473 (SC21) Table 2";
+  EXPECT_EQ(framework_of(row), "megatron-2021");
+  row.sharding = "zero3";
+  EXPECT_EQ(framework_of(row), "deepspeed");
+}
+
 TEST(RowStrategy, FrameworksByScheduleAndAge) {
   StepRow row = dense();
   row.source = "arXiv:2401.10241 (Zero Bubble …";
