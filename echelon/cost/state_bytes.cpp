@@ -102,7 +102,7 @@ counted_stages(const ModelShape& model, const Strategy& strategy) {
 bool gradients_stay_gathered(
     const Strategy& strategy, const Framework& framework) {
   return framework.gathers_gradients && strategy.zero_stage == 3 &&
-         strategy.gather_once && strategy.layout.pp > 1;
+         strategy.unshard_once && strategy.layout.pp > 1;
 }
 
 int64_t bytes(double value) {

@@ -127,7 +127,7 @@ TEST(StateBytes, PipelinesThatGatherOnceKeepWholeGradients) {
   strategy.zero_stage = 3;
   const Framework& framework = find_framework("echelon");
   const auto gradients = [&](bool once) {
-    strategy.gather_once = once;
+    strategy.unshard_once = once;
     return state_bytes({.dense = 1e6}, strategy, framework)
         .device[timeline::MemoryKind::gradients];
   };

@@ -301,7 +301,7 @@ TEST(Simulate, GradientsOfSmallLayersAreSummedTogether) {
   // so do ShardedUnits and PipelineModel.
   const auto reduced = [&](int64_t zero, bool once, int64_t pp) {
     cost::Strategy cut = with({.dp_shard = 2, .pp = pp}, 8, {.zero = zero});
-    cut.gather_once = once;
+    cut.unshard_once = once;
     const cluster::Cluster four = cluster::find_cluster("h100-sxm:1x4");
     size_t count = 0;
     for (const timeline::Span& span :
