@@ -43,7 +43,7 @@ void apply(const std::string& also, Job& job) {
       job.shard.stage = std::stoll(stage);
     }
     if (const auto name = after("schedule "); !name.empty()) {
-      job.pipeline.schedule = name;
+      job.pipeline.schedule = schedule_kind(name);
     }
     if (const auto use = after("gathered for a "); !use.empty()) {
       job.shard.gather = use == "step" ? Gather::step : Gather::use;
