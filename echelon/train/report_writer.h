@@ -43,7 +43,7 @@ RunLayers count_run_layers(
     bool own_layers, const std::filesystem::path& folder);
 
 struct RunSummary {
-  double seconds = 0;          // of this process
+  double seconds = 0;                        // of this process
   std::vector<timeline::StepMetrics> steps;  // rank 0
   std::vector<timeline::EvaluationMetrics> evaluations;
   std::vector<std::string> partition;  // ParallelModel::describe()

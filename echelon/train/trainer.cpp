@@ -156,11 +156,11 @@ class Loop {
   bool preempted_ = false;
   SaverNews news_;  // of the last step that was read
   std::string save_error_;
-  bool was_done_ = false;       // an earlier process has done all steps
-  std::string resumed_;         // "step 69 (dp=2)"
-  int64_t saved_step_ = -1;     // by save_last()
-  int64_t skipped_ = 0;         // samples
-  int64_t skipped_steps_ = 0;   // that overflowed
+  bool was_done_ = false;      // an earlier process has done all steps
+  std::string resumed_;        // "step 69 (dp=2)"
+  int64_t saved_step_ = -1;    // by save_last()
+  int64_t skipped_ = 0;        // samples
+  int64_t skipped_steps_ = 0;  // that overflowed
 };
 
 Loop::Loop(
