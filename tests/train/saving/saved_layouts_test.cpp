@@ -73,7 +73,7 @@ std::string name_of(const Job& job) {
       name += " gather " + to_string(job.shard.gather);
   }
   if (job.tensor.sequence_parallel) name += " sequence parallel";
-  if (job.layout.pp > 1) name += " " + job.pipeline.schedule;
+  if (job.layout.pp > 1) name += " " + to_string(job.pipeline.schedule);
   if (job.memory.offload != Job().memory.offload) {
     name += " offload " + to_string(job.memory.offload);
   }
