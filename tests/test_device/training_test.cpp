@@ -1,8 +1,8 @@
 // What the training wing does on a device with streams: each layout equals one
 // device, and nothing that it queues is unordered.
 //
-// Rows of doc/composition.md that repeat a model's layout, its setting and the
-// setting's axes are run with ECHELON_EVERY_LAYOUT=1 alone.
+// Of the rows of doc/composition.md one in forty runs by default; all run with
+// ECHELON_EVERY_LAYOUT=1. ECHELON_ROW=TEXT runs those whose name has the text.
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 
@@ -43,12 +43,13 @@ TEST(OnTheTestDevice, EveryLayoutEqualsOneDevice) {
   TempFolder folder;
   const bool all = std::getenv("ECHELON_EVERY_LAYOUT") != nullptr;
   const char* only = std::getenv("ECHELON_ROW");
-  Coverage coverage;
+  size_t number = 0;
   for (const auto& one : all_cases(write_tokens(folder))) {
-    if (!coverage.adds(one) && !all) continue;
     const Row row = row_of(one);
     const std::string name = row.model + " " + row.layout + " " + row.also;
-    if (only != nullptr && name.find(only) == std::string::npos) continue;
+    const bool chosen = only != nullptr ? name.find(only) != std::string::npos
+                                        : all || number++ % 40 == 0;
+    if (!chosen) continue;
     SCOPED_TRACE(name);
     try {
       run_ranks(
