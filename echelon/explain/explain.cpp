@@ -132,8 +132,9 @@ void compare_with_prediction(
       predicted.parts,
       timeline::timed_parts(run.timeline, timeline::diagnose(run.timeline)));
   // Formulas and rates of a catalogue may be as far off.
-  if (!made.simulated && made.counted_layers) add_slow_machine(made);
-  if (!made.simulated && made.findings.empty() && ratio >= kLeastSlowdown) {
+  if (made.simulated || !made.counted_layers) return;
+  add_slow_machine(made);
+  if (made.findings.empty() && ratio >= kLeastSlowdown) {
     made.notes.push_back(format(
         "a step takes {:.1f} times the predicted {}, and nothing that was "
         "found explains it; look for other work on the machine (`uptime`)",
