@@ -229,14 +229,14 @@ TEST_F(Explain, TheLargestFaultComesFirst) {
 
 TEST_F(Explain, TimeOfWhichNothingWasRecordedIsNoted) {
   timeline::Timeline timeline = timeline_of(DataParallel{});
-  const auto unrecorded =
-      testing::Contains(HasSubstr("of the step nothing was recorded"));
   EXPECT_THAT(
-      explain(made::job_of("dp=2"), timeline).notes, testing::Not(unrecorded));
+      explain(made::job_of("dp=2"), timeline).notes, testing::IsEmpty());
   std::erase_if(timeline.spans, [](const timeline::Span& span) {
     return span.kind == timeline::SpanKind::forward;
   });
-  EXPECT_THAT(explain(made::job_of("dp=2"), timeline).notes, unrecorded);
+  EXPECT_THAT(
+      explain(made::job_of("dp=2"), timeline).notes,
+      testing::Contains(HasSubstr("of the step nothing was recorded")));
 }
 
 // Without rates of this machine fixes are compared, and no step is predicted.
