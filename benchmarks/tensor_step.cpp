@@ -5,10 +5,10 @@
 //               [--hidden H] [--vocabulary V] [--rounds R] [--threads K]
 //               [--backend local|gloo] [--json FILE]
 //
-// region: forward and backward of an MLP of 4 H features, sharded over N ranks,
-// one
-//         thread each. "products alone" is the same without communication;
-//         "one after the other" communicates when nothing is computed.
+// region: forward and backward of an MLP of 4 H features, sharded over N ranks
+//         of one thread each. "products alone" is the same without
+//         communication; "one after the other" communicates when nothing is
+//         computed.
 // loss:   cross-entropy of T rows of V logits on one rank.
 // norm:   the root-mean-square norm of T rows of H features on one rank.
 //

@@ -373,10 +373,6 @@ void check_batch(const StepRow& row, const cost::Strategy& strategy) {
       " * microbatch_size=" + std::to_string(strategy.microbatch_size));
 }
 
-}  // namespace
-
-namespace {
-
 std::string framework_by_words(const StepRow& row) {
   const std::string text = row.text();
   for (const auto& rule : kRules) {

@@ -256,8 +256,7 @@ stage_work(const std::vector<LayerWork>& layers, const Strategy& strategy) {
   if (spread + (blocks ? 2 : 0) < stages) {
     throw ConfigError(format(
         "pp={} with {} stages each partitions the model into {} stages, but it "
-        "has "
-        "{} layers; take fewer",
+        "has {} layers; take fewer",
         strategy.layout.pp, stages_per_rank(strategy), stages, spread));
   }
   const std::vector<int64_t> counts =

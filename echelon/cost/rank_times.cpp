@@ -318,7 +318,7 @@ sharded(const Sharing& rank, const Pass& forward, const Pass& backward) {
 /// parameters after the optimizer, during the first forward. What overlaps is
 /// timed layer by layer: a large embedding has the last gradients to be ready,
 /// and needs its parameters first.
-ParameterTimes unsharded(
+ParameterTimes replicated(
     const Sharing& sharing, PassTimes& passes, const Layers& layers,
     int64_t rank) {
   const StageContext& context = sharing.context;
@@ -358,7 +358,7 @@ ParameterTimes parameter_times(
              ? sharded(
                    sharing, forward_pass(passes, layers, rank),
                    backward_pass(passes, layers, rank))
-             : unsharded(sharing, passes, layers, rank);
+             : replicated(sharing, passes, layers, rank);
 }
 
 double

@@ -157,8 +157,7 @@ bool is_hidden_by_a_setting(
         set("shard.prefetch", 1), 1 - 1 / traffic.calls,
         "Unshard parameters one unit ahead.",
         "While a unit is computed, the next one's parameters are all-gathered: "
-        "at "
-        "best all but the first are hidden.",
+        "at best all but the first are hidden.",
         found);
     return true;
   }
