@@ -16,7 +16,7 @@
 namespace echelon::cli {
 namespace {
 
-// Of all hosts.
+// The ranks of all hosts together.
 int64_t num_ranks(const JobArguments& arguments) {
   return arguments.num_hosts *
          parse_count("-n", arguments.num_ranks, 1, kMaxRanks);

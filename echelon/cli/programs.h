@@ -39,7 +39,7 @@ become_echelon_train(const std::vector<std::string>& arguments);
 
 /// Runs echelon-train with `arguments` on `num_ranks` ranks, each a process or,
 /// with RankKind::threads, a thread of one process. Rank 0 has the terminal.
-/// `options` may say more; of several hosts each has the same number of ranks.
+/// With several hosts in `options`, each starts an equal share of the ranks.
 /// Returns the exit code.
 int launch_echelon_train(
     const std::vector<std::string>& arguments, int64_t num_ranks,

@@ -15,7 +15,7 @@ class Communicators {
  public:
   using Communicator = c10::intrusive_ptr<c10d::Backend>;
 
-  /// That of `ranks`; null when there is none yet.
+  /// The communicator of `ranks`; null when there is none yet.
   Communicator find(const std::vector<int>& ranks) const;
   void add(const std::vector<int>& ranks, Communicator communicator);
   bool empty() const;

@@ -56,7 +56,7 @@ class StreamWork : public c10d::Work {
   c10::Event event_;
 };
 
-/// A work of which somebody else decides how long it lives: it keeps tensors.
+/// Asks a work without keeping it alive, because a work keeps its tensors.
 class WeakWork : public c10d::Work {
  public:
   explicit WeakWork(const c10::intrusive_ptr<c10d::Work>& work) : work_(work) {}
@@ -77,8 +77,8 @@ bool has_streams(c10::Device device) {
   return at::accelerator::isAccelerator(device.type());
 }
 
-/// Work that tells the observer when it ends, and explains its errors. Of one
-/// call, or of a batch.
+/// The work of one call or of a batch: it tells the observer when it ends, and
+/// explains its errors.
 class ObservedWork : public c10d::Work {
  public:
   enum class Ends {

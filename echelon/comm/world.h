@@ -48,9 +48,8 @@ class World {
   /// How often the job was restarted; a part of every key in the store.
   int generation() const;
   /// This rank's device: with the nccl backend the GPU of its host that its
-  /// local rank takes, else the CPU.
-  /// Joining made it the calling thread's current device; a thread that the
-  /// rank starts sets it for itself.
+  /// local rank takes, else the CPU. Joining makes it the calling thread's
+  /// current device; a thread that the rank starts sets it for itself.
   torch::Device device() const;
   /// "local", "gloo" or "nccl": the backend of this world's tensors.
   std::string backend() const;

@@ -107,8 +107,8 @@ class Section {
       const std::string& key, Target target, const std::string& help,
       const Bounds& bounds = {});
 
-  /// An enum, by its values' names. Those that are `unlisted` are taken, and
-  /// named nowhere.
+  /// An enum, by its values' names. `unlisted` names are accepted too, but no
+  /// list or message shows them.
   template <class Enum>
   requires std::is_enum_v<Enum>
   void field(

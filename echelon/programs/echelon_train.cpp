@@ -140,7 +140,7 @@ void with_world(
 int run_train(Arguments& arguments) {
   const std::string config = arguments.positional("CONFIG");
   const int64_t threads = arguments.number("--threads", 0);
-  // By another host, or with this configuration in it.
+  // Whether the run's folder exists: another host made it, or CONFIG is in it.
   bool made = arguments.flag("--made");
   arguments.end();
   const Job job = load_job(config);

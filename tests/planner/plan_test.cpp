@@ -65,7 +65,7 @@ TEST(Plan, NothingFitsIsAnAnswerWhereWeightsAloneDoNotFit) {
   EXPECT_TRUE(has(result.reason.why, "suffice")) << result.reason.why;
 }
 
-// Of strategies with as much state, that of the least activations counts.
+// Among strategies with equal state, the one with the least activations counts.
 TEST(Plan, NoConstraintFindsACloserPlan) {
   const auto bytes =
       [](std::vector<std::pair<std::string, std::string>> fixed) {

@@ -163,7 +163,7 @@ class Device {
 
 Device& device_of(int index);
 int num_devices();
-/// Of the calling thread.
+/// The calling thread's device and streams.
 int current_device();
 void set_current_device(int index);
 int current_stream(int device);

@@ -1,8 +1,8 @@
 // What the training wing does on a device with streams: each layout equals one
 // device, and nothing that it queues is unordered.
 //
-// Of the rows of doc/composition.md one in forty runs by default; all run with
-// ECHELON_EVERY_LAYOUT=1. ECHELON_ROW=TEXT runs those whose name has the text.
+// One row in forty of doc/composition.md runs by default, and every row with
+// ECHELON_EVERY_LAYOUT=1. ECHELON_ROW=TEXT runs the rows with TEXT in their name.
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 

@@ -1,4 +1,4 @@
-// Which GPU of its host a rank takes.
+// Chooses the GPU that each rank takes on its host.
 #pragma once
 
 #include <optional>
