@@ -79,6 +79,18 @@ struct Counts {
 Counts counts(int device);
 void reset_counts(int device);
 
+/// What a rank asked of its device, in order: "set_device", "synchronize", and
+/// "<communicator> <call>", with the communicators numbered as the device made
+/// them. Since the last reset_calls().
+std::vector<std::string> calls(int device);
+/// Forgets the calls of all devices, and lets held work run.
+void reset_calls();
+/// Work of communicators that is queued while this holds does not begin before
+/// it is let go or the communicator is aborted.
+void hold(bool held);
+/// A message with this tag throws when a batch takes it.
+constexpr int kBrokenTag = 13;
+
 /// Waits until all queues of the device are empty, without being counted.
 void drain(int device);
 

@@ -154,7 +154,13 @@ class ProcessGroup : public c10d::Backend {
       : Backend(rank, size),
         store_(std::move(store)),
         timeout_(timeout),
-        device_(device) {}
+        device_(device) {
+    {
+      std::lock_guard lock(device_of(device).mutex());
+      number_ = device_of(device).num_communicators++;
+    }
+    note("made");
+  }
 
   ~ProcessGroup() override {
     if (!over_) stop();
@@ -169,12 +175,14 @@ class ProcessGroup : public c10d::Backend {
   }
 
   void startCoalescing() override {
+    note("start");
     coalescing_ = true;
     batch_.clear();
     batch_tensors_.clear();
   }
 
   WorkPtr endCoalescing() override {
+    note("end");
     coalescing_ = false;
     auto batch = std::exchange(batch_, {});
     auto tensors = std::exchange(batch_tensors_, {});
@@ -332,11 +340,11 @@ class ProcessGroup : public c10d::Backend {
         });
   }
 
-  WorkPtr send(Tensors& tensors, int peer, int) override {
-    return message("send", tensors, peer, true);
+  WorkPtr send(Tensors& tensors, int peer, int tag) override {
+    return message("send", tensors, peer, tag, true);
   }
-  WorkPtr recv(Tensors& tensors, int peer, int) override {
-    return message("recv", tensors, peer, false);
+  WorkPtr recv(Tensors& tensors, int peer, int tag) override {
+    return message("recv", tensors, peer, tag, false);
   }
 
   WorkPtr barrier(const c10d::BarrierOptions& options) override {
@@ -355,14 +363,22 @@ class ProcessGroup : public c10d::Backend {
     return nullptr;
   }
 
-  void abort() override { stop(); }
+  void abort() override {
+    note("abort");
+    stop();
+  }
   void shutdown() override {
+    note("shutdown");
     device_of(device_).drain();
     over_ = true;
   }
 
  private:
   using Use = std::pair<at::Tensor, bool>;  // whether it is written
+
+  void note(const std::string& what) {
+    device_of(device_).note(format("{} {}", number_, what));
+  }
 
   static Tensors views(const Tensors& tensors) {
     Tensors result;
@@ -463,6 +479,7 @@ class ProcessGroup : public c10d::Backend {
       const int low = std::min(peer, getRank());
       const int high = std::max(peer, getRank());
       known = connect(format("pair/{}:{}", low, high), {low, high});
+      note(format("connected {}", peer));
     }
     return known;
   }
@@ -483,6 +500,8 @@ class ProcessGroup : public c10d::Backend {
       std::function<WorkPtr(c10d::Backend&)> body) {
     TORCH_CHECK(
         !coalescing_, "test device: collectives within a batch of messages");
+    TORCH_CHECK(!over_, "the communicator has ended");
+    note(name);
     return run(
         all(), launch_of(name, uses), tensors_of(uses), async,
         [body = std::move(body)](c10d::Backend& gloo) {
@@ -505,18 +524,21 @@ class ProcessGroup : public c10d::Backend {
     return tensors;
   }
 
-  WorkPtr
-  message(const char* name, const Tensors& tensors, int peer, bool sends) {
+  WorkPtr message(
+      const char* name, const Tensors& tensors, int peer, int tag, bool sends) {
     const at::Tensor& tensor = tensors[0];
     check(tensor);
+    TORCH_CHECK(!over_, "the communicator has ended");
+    note(format("{} {}", name, peer));
+    TORCH_CHECK(!coalescing_ || tag != kBrokenTag, "the message is broken");
     const CommunicatorPtr to = coalescing_ ? all() : pair(peer);
     const int at = static_cast<int>(
         std::ranges::find(to->ranks, peer) - to->ranks.begin());
-    const int tag = (sends ? to->sent : to->received)[peer]++;
-    const auto body = [view = flat(tensor), at, tag,
+    const int number = (sends ? to->sent : to->received)[peer]++;
+    const auto body = [view = flat(tensor), at, number,
                        sends](c10d::Backend& gloo) {
       Tensors one{view};
-      return sends ? gloo.send(one, at, tag) : gloo.recv(one, at, tag);
+      return sends ? gloo.send(one, at, number) : gloo.recv(one, at, number);
     };
     if (coalescing_) {
       batch_.push_back(body);
@@ -552,6 +574,7 @@ class ProcessGroup : public c10d::Backend {
         stream, std::move(launch),
         [on, turn, body = std::move(body), completion] {
           on->turns.run(turn, [&] {
+            wait_while_held(on->aborted);
             if (on->aborted) return;
             try {
               const c10::InferenceMode no_autograd(false);
@@ -590,6 +613,7 @@ class ProcessGroup : public c10d::Backend {
   const c10::intrusive_ptr<c10d::Store> store_;
   const Milliseconds timeout_;
   const int device_;
+  int number_ = 0;  // of the device's communicators
   bool eager_ = false;
   bool over_ = false;
   CommunicatorPtr all_;
@@ -600,8 +624,14 @@ class ProcessGroup : public c10d::Backend {
   Launch batch_launch_;
 };
 
+void set_device(int index) {
+  set_current_device(index);
+  here().note("set_device");
+}
+
 void synchronize_current_stream() {
   Device& device = here();
+  device.note("synchronize");
   device.wait(device.mark(current_stream(device.index())), "stream");
 }
 
@@ -613,8 +643,12 @@ c10::intrusive_ptr<c10d::Backend> make_backend(
 }
 
 constexpr nccl::Plugin kPlugin{
-    nccl::Plugin::kVersion, c10::DeviceType::PrivateUse1, &num_devices,
-    &set_current_device,    &synchronize_current_stream,  &make_backend};
+    nccl::Plugin::kVersion,
+    c10::DeviceType::PrivateUse1,
+    &num_devices,
+    &set_device,
+    &synchronize_current_stream,
+    &make_backend};
 
 }  // namespace
 }  // namespace echelon::test_device

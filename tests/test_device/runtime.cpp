@@ -54,6 +54,8 @@ Reports& reports() {
   return *all;
 }
 
+std::atomic<bool> held{false};
+
 thread_local int tls_device = 0;
 thread_local std::vector<int> tls_streams;
 
@@ -96,6 +98,32 @@ void reset_counts(int device) {
   std::lock_guard lock(one.mutex());
   one.counts = {};
   one.counts.peak_bytes = one.in_use;
+}
+
+std::vector<std::string> calls(int device) {
+  Device& one = device_of(device);
+  std::lock_guard lock(one.mutex());
+  return one.calls;
+}
+
+void reset_calls() {
+  hold(false);
+  for (int index = 0; index < num_devices(); ++index) {
+    Device& one = device_of(index);
+    std::lock_guard lock(one.mutex());
+    one.calls.clear();
+    one.num_communicators = 0;
+  }
+}
+
+void hold(bool value) {
+  held = value;
+}
+
+void wait_while_held(const std::atomic<bool>& aborted) {
+  while (held && !aborted) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
 }
 
 void drain(int device) {
@@ -287,6 +315,11 @@ void Device::drain() {
 bool Device::idle(int stream) {
   std::lock_guard lock(mutex_);
   return queue(stream).empty();
+}
+
+void Device::note(const std::string& call) {
+  std::lock_guard lock(mutex_);
+  calls.push_back(call);
 }
 
 void Device::count_wait(const std::string& call) {

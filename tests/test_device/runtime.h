@@ -133,8 +133,11 @@ class Device {
   bool host_touched(uintptr_t address, std::string& text);
 
   std::mutex& mutex() { return mutex_; }
-  Counts counts;       // under mutex()
-  int64_t in_use = 0;  // bytes of the allocator, under mutex()
+  void note(const std::string& call);
+  std::vector<std::string> calls;  // under mutex()
+  int num_communicators = 0;       // since reset_calls(), under mutex()
+  Counts counts;                   // under mutex()
+  int64_t in_use = 0;              // bytes of the allocator, under mutex()
 
  private:
   Queue& queue(int stream);
@@ -160,6 +163,9 @@ class Device {
   std::exception_ptr error_;
   std::atomic<bool> has_error_{false};
 };
+
+/// Returns when work is not held, or `aborted`.
+void wait_while_held(const std::atomic<bool>& aborted);
 
 Device& device_of(int index);
 int num_devices();

@@ -2,7 +2,8 @@
 // device, and nothing that it queues is unordered.
 //
 // One row in forty of doc/composition.md runs by default, and every row with
-// ECHELON_EVERY_LAYOUT=1. ECHELON_ROW=TEXT runs the rows with TEXT in their name.
+// ECHELON_EVERY_LAYOUT=1. ECHELON_ROW=TEXT runs the rows with TEXT in their
+// name.
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 
@@ -25,18 +26,6 @@ CommOptions on_test_device() {
       .device = DeviceKind::test,
       .backend = BackendKind::nccl,
       .timeout = std::chrono::seconds(60)};
-}
-
-TEST(OnTheTestDevice, CollectivesOfAGroup) {
-  run_ranks(
-      2,
-      [](World& world) {
-        auto x = torch::full({4}, world.rank() + 1.0, world.device());
-        world.group().all_reduce(x);
-        EXPECT_EQ(x.cpu()[0].item<float>(), 3);
-        world.group().barrier();
-      },
-      on_test_device());
 }
 
 TEST(OnTheTestDevice, EveryLayoutEqualsOneDevice) {

@@ -1,5 +1,4 @@
-// Ranks on a device whose communicators have NCCL's manners.
-#include <dlfcn.h>
+// Worlds and groups of ranks that have a device each, with NCCL's manners.
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 
@@ -13,51 +12,42 @@
 #include "echelon/error.h"
 #include "echelon/parallel/pipeline/pipeline.h"
 #include "echelon/schedule/options.h"
-#include "tests/comm/nccl/fake_accelerator.h"
 #include "tests/support/error_text.h"
-#include "tests/support/places.h"
+#include "tests/test_device/places.h"
 
-namespace echelon::accelerator_test {
+namespace echelon::communicators_test {
 
-using fake_accelerator::Control;
-using fake_accelerator::kBrokenTag;
+using namespace test_device;
 using testing::ElementsAre;
 using testing::HasSubstr;
-
-/// Loads the fake before the door looks for the device's library.
-Control& control() {
-  static Control& loaded = [&]() -> Control& {
-    void* library = dlopen(
-        test_program("fake_accelerator/libechelon_test_device.so").c_str(),
-        RTLD_NOW | RTLD_LOCAL);
-    if (library == nullptr) throw Error(dlerror());
-    using Entry = Control* (*)();
-    return *reinterpret_cast<Entry>(
-        dlsym(library, "echelon_fake_accelerator"))();
-  }();
-  return loaded;
-}
 
 CommOptions
 on_device(std::chrono::milliseconds timeout = std::chrono::minutes(2)) {
   return {.device = DeviceKind::test, .timeout = timeout};
 }
 
-class Accelerator : public testing::Test {
+class Communicators : public testing::Test {
  protected:
-  void SetUp() override { control().reset(); }
+  void SetUp() override { reset_calls(); }
+  void TearDown() override {
+    reset_calls();
+    for (int index = 0; index < 4; ++index) {
+      drain(index);
+      clear_error(index);
+    }
+  }
 
-  /// What the rank's device noted from its first note `from` on.
+  /// The calls of the rank's device from the first `from` on.
   static std::vector<std::string>
-  notes_from(int rank, const std::string& from) {
-    auto notes = control().notes(rank);
-    notes.erase(notes.begin(), std::find(notes.begin(), notes.end(), from));
-    return notes;
+  calls_from(int rank, const std::string& from) {
+    auto all = calls(rank);
+    all.erase(all.begin(), std::find(all.begin(), all.end(), from));
+    return all;
   }
   static int64_t count(int rank, const std::string& end) {
-    const auto notes = control().notes(rank);
-    return std::count_if(notes.begin(), notes.end(), [&](const auto& note) {
-      return note.ends_with(end);
+    const auto all = calls(rank);
+    return std::count_if(all.begin(), all.end(), [&](const auto& call) {
+      return call.ends_with(end);
     });
   }
 };
@@ -69,7 +59,24 @@ bool all_ended(World& world) {
   });
 }
 
-TEST_F(Accelerator, EachRankHasItsOwn) {
+/// The observer asks the device now and then.
+bool all_end(World& world) {
+  for (int i = 0; i < 1000 && !all_ended(world); ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  return all_ended(world);
+}
+
+torch::Tensor filled(std::vector<int64_t> sizes, double value, World& world) {
+  return torch::full(
+      sizes, value, torch::dtype(torch::kFloat).device(world.device()));
+}
+
+bool holds(const torch::Tensor& tensor, std::vector<float> values) {
+  return tensor.cpu().equal(torch::tensor(values));
+}
+
+TEST_F(Communicators, EachRankHasItsOwn) {
   run_ranks(
       3,
       [](World& world) {
@@ -78,26 +85,25 @@ TEST_F(Accelerator, EachRankHasItsOwn) {
       },
       on_device());
   for (int rank = 0; rank < 3; ++rank) {
-    EXPECT_EQ(control().notes(rank).at(0), "set_device");
+    EXPECT_EQ(calls(rank).at(0), "set_device");
   }
 }
 
-TEST_F(Accelerator, OneRankAloneHasTheFirst) {
+TEST_F(Communicators, OneRankAloneHasTheFirst) {
   const World world = World::alone(on_device());
   EXPECT_EQ(world.backend(), "nccl");
   EXPECT_EQ(world.device().index(), 0);
-  EXPECT_THAT(control().notes(0), ElementsAre("set_device"));
+  EXPECT_THAT(calls(0), ElementsAre("set_device"));
 }
 
-TEST_F(Accelerator, MoreRanksThanDevicesAreRefused) {
-  control().num_devices = 2;
+TEST_F(Communicators, MoreRanksThanDevicesAreRefused) {
   EXPECT_THROW(
       run_ranks(
-          3, [](World&) {}, on_device()),
+          options().num_devices + 1, [](World&) {}, on_device()),
       ConfigError);
 }
 
-TEST_F(Accelerator, OptionsThatContradictEachOtherAreRefused) {
+TEST_F(Communicators, OptionsThatContradictEachOtherAreRefused) {
   EXPECT_THROW(
       World::alone({.device = DeviceKind::cpu, .backend = BackendKind::nccl}),
       ConfigError);
@@ -110,63 +116,67 @@ TEST_F(Accelerator, OptionsThatContradictEachOtherAreRefused) {
 
 // ------------------------------------------------- calls that are over at once
 
-TEST_F(Accelerator, CallsWithoutWorkAreOver) {
+TEST_F(Communicators, CallsWithoutWorkAreOver) {
   run_ranks(
       2,
       [](World& world) {
         const auto& group = world.group();
-        torch::Tensor sum = torch::full({3}, 1.0 + world.rank());
+        const auto sum = filled({3}, 1 + world.rank(), world);
         group.all_reduce(sum);
-        EXPECT_TRUE(sum.equal(torch::full({3}, 3.0f)));
-        torch::Tensor mean = torch::full({2}, 2.0 * world.rank());
+        EXPECT_TRUE(holds(sum, {3, 3, 3}));
+        const auto mean = filled({2}, 2 * world.rank(), world);
         group.all_reduce(mean, ReduceOp::avg);
-        EXPECT_TRUE(mean.equal(torch::ones({2})));
-        torch::Tensor all = torch::empty({2});
-        group.all_gather(all, torch::full({1}, world.rank()).to(torch::kFloat));
-        EXPECT_TRUE(all.equal(torch::arange(2.0f)));
-        torch::Tensor one = torch::full({1}, world.rank());
+        EXPECT_TRUE(holds(mean, {1, 1}));
+        const auto all = filled({2}, -1, world);
+        group.all_gather(all, filled({1}, world.rank(), world));
+        EXPECT_TRUE(holds(all, {0, 1}));
+        const auto one = filled({1}, world.rank(), world);
         group.broadcast(one, 1);
-        EXPECT_EQ(one.item<int64_t>(), 1);
+        EXPECT_TRUE(holds(one, {1}));
         group.barrier();
-        EXPECT_TRUE(all_ended(world));
+        EXPECT_TRUE(all_end(world));
+        world.exchange("");
+        hold(true);
         Work work = group.all_reduce(sum, ReduceOp::sum, {.async = true});
-        EXPECT_FALSE(all_ended(world));  // the device alone knows when it ends
-        work.wait();
-        EXPECT_TRUE(sum.equal(torch::full({3}, 6.0f)));
-        group.barrier();
-        EXPECT_TRUE(all_ended(world));
+        work.wait();  // of the stream, not of the host
+        EXPECT_FALSE(all_ended(world));
+        world.exchange("");
+        hold(false);
+        EXPECT_TRUE(holds(sum, {6, 6, 6}));
+        EXPECT_TRUE(all_end(world));
       },
       on_device());
 }
 
-TEST_F(Accelerator, MessagesOfABatchStartTogether) {
+TEST_F(Communicators, MessagesOfABatchStartTogether) {
   run_ranks(
       3,
       [](World& world) {
         const int next = (world.rank() + 1) % 3,
                   previous = (world.rank() + 2) % 3;
-        const torch::Tensor mine = torch::full({2}, world.rank());
-        const torch::Tensor theirs = torch::empty_like(mine);
+        const auto mine = filled({2}, world.rank(), world);
+        const auto theirs = torch::empty_like(mine);
         world.group().batch_send_recv(
             {{.tensor = mine, .peer = next},
              {.send = false, .tensor = theirs, .peer = previous}});
-        EXPECT_TRUE(theirs.equal(torch::full({2}, previous)));
+        const auto expected = static_cast<float>(previous);
+        EXPECT_TRUE(holds(theirs, {expected, expected}));
         world.group().barrier();
-        EXPECT_TRUE(all_ended(world));
+        EXPECT_TRUE(all_end(world));
         EXPECT_EQ(world.history().count(), 3u);
       },
       on_device());
   EXPECT_THAT(
-      notes_from(0, "0 start"), ElementsAre(
+      calls_from(0, "0 start"), ElementsAre(
                                     "0 start", "0 send 1", "0 recv 2", "0 end",
                                     "0 barrier", "synchronize", "0 shutdown"));
 }
 
-TEST_F(Accelerator, ABatchThatThrowsIsClosed) {
+TEST_F(Communicators, ABatchThatThrowsIsClosed) {
   run_ranks(
       2,
       [](World& world) {
-        const torch::Tensor tensor = torch::ones({1});
+        const auto tensor = filled({1}, 1, world);
         const int peer = 1 - world.rank();
         EXPECT_THROW(
             world.group().batch_send_recv(
@@ -176,14 +186,14 @@ TEST_F(Accelerator, ABatchThatThrowsIsClosed) {
       },
       on_device());
   EXPECT_THAT(
-      notes_from(0, "0 start"), ElementsAre(
+      calls_from(0, "0 start"), ElementsAre(
                                     "0 start", "0 send 1", "0 end", "0 barrier",
                                     "synchronize", "0 shutdown"));
 }
 
 // ------------------------------------------------------------ communicators
 
-TEST_F(Accelerator, ASetOfRanksHasOneCommunicatorThatIsConnected) {
+TEST_F(Communicators, ASetOfRanksHasOneCommunicatorThatIsConnected) {
   run_ranks(
       4,
       [](World& world) {
@@ -191,38 +201,41 @@ TEST_F(Accelerator, ASetOfRanksHasOneCommunicatorThatIsConnected) {
             world, Layout{.dp_replicate = 2, .dp_shard = 2});
         EXPECT_EQ(groups.data().size(), 4);
         EXPECT_EQ(groups.along(Axis::dp_shard).size(), 2);
-        torch::Tensor one = torch::ones({1});
+        const auto one = filled({1}, 1, world);
         groups.data().all_reduce(one);
-        EXPECT_EQ(one.item<float>(), 4);
+        EXPECT_TRUE(holds(one, {4}));
       },
       on_device());
   EXPECT_THAT(
-      control().notes(3),
-      ElementsAre(
-          "set_device", "0 made", "0 barrier", "1 made", "1 barrier", "2 made",
-          "2 barrier", "0 all_reduce", "synchronize", "0 shutdown",
-          "1 shutdown", "2 shutdown"));
+      calls(3), ElementsAre(
+                    "set_device", "0 made", "0 barrier", "1 made", "1 barrier",
+                    "2 made", "2 barrier", "0 all_reduce", "synchronize",
+                    "0 shutdown", "1 shutdown", "2 shutdown"));
 }
 
 // A pair's first message holds its hosts up. Posted as they are needed, those
 // of an interleaved pipeline wait for each other in a ring.
-TEST_F(Accelerator, PairsOfAPipelineConnectBeforeItRuns) {
+TEST_F(Communicators, PairsOfAPipelineConnectBeforeItRuns) {
   run_ranks(
       3,
       [](World& world) {
         LayerList layers;
         for (int i = 0; i < 6; ++i) {
-          layers.add(
-              "fc" + std::to_string(i), [] { return torch::nn::Linear(4, 4); });
+          layers.add("fc" + std::to_string(i), [device = world.device()] {
+            torch::nn::Linear layer(4, 4);
+            layer->to(device);
+            return layer;
+          });
         }
         const auto schedule = make_schedule(
             {.kind = ScheduleKind::interleaved, .ranks = 3, .microbatches = 6});
-        const auto cuts = partition_evenly(layers, schedule.num_stages());
+        const auto boundaries = partition_evenly(layers, schedule.num_stages());
         Pipeline pipeline(
             world.group(), schedule,
             build_stages(
-                layers, cuts, schedule.rank_of_stage, world.rank(), /*seed=*/1),
-            {.messages_in_order = true});
+                layers, boundaries, schedule.rank_of_stage, world.rank(),
+                /*seed=*/1),
+            {.device = world.device()});
         EXPECT_EQ(
             count(world.rank(), "connected 0") +
                 count(world.rank(), "connected 1") +
@@ -230,7 +243,7 @@ TEST_F(Accelerator, PairsOfAPipelineConnectBeforeItRuns) {
             2);
         std::vector<Tensors> microbatches;
         for (int i = 0; i < 6 && pipeline.has_first_stage(); ++i) {
-          microbatches.push_back({torch::ones({2, 4})});
+          microbatches.push_back({filled({2, 4}, 1, world)});
         }
         const auto result = pipeline.step(
             microbatches,
@@ -243,7 +256,7 @@ TEST_F(Accelerator, PairsOfAPipelineConnectBeforeItRuns) {
 
 // ------------------------------------------------------------------- the end
 
-TEST_F(Accelerator, AnErrorAbortsTheCommunicatorsOfAllRanks) {
+TEST_F(Communicators, AnErrorAbortsTheCommunicatorsOfAllRanks) {
   EXPECT_THROW(
       run_ranks(
           2,
@@ -258,23 +271,23 @@ TEST_F(Accelerator, AnErrorAbortsTheCommunicatorsOfAllRanks) {
   }
 }
 
-TEST_F(Accelerator, ACallThatTheDeviceNeverEndsIsReported) {
-  control().hold = true;
+TEST_F(Communicators, ACallThatTheDeviceNeverEndsIsReported) {
   const auto message = error_text<CommError>([] {
     run_ranks(
         2,
         [](World& world) {
-          torch::Tensor tensor = torch::ones({1});
-          Call call{.label = "bucket 7", .async = true};
+          const auto tensor = filled({1}, 1, world);
+          hold(true);
+          const Call call{.label = "bucket 7", .async = true};
           world.group().all_reduce(tensor, ReduceOp::sum, call).wait();
           while (!world.history().snapshot().back().failed) {
             std::this_thread::sleep_for(std::chrono::milliseconds(20));
           }
           world.group().barrier();
         },
-        on_device(std::chrono::milliseconds(200)));
+        on_device(std::chrono::milliseconds(500)));
   });
   EXPECT_THAT(message, HasSubstr("all_reduce \"bucket 7\""));
 }
 
-}  // namespace echelon::accelerator_test
+}  // namespace echelon::communicators_test
