@@ -264,9 +264,25 @@ Exposed operator+(const Exposed& one, const Exposed& other) {
   return {one.all + other.all, one.exposed + other.exposed};
 }
 
+/// The seconds of collectives that run beside computing: the opposite of
+/// exposed_part().
+double hidden_seconds(const Exposed& one, const Framework& framework) {
+  const double slowdown = framework.overlap_slowdown;
+  return (one.all - one.exposed) / (1 - slowdown);
+}
+
+double seconds_of(const Pass& pass) {
+  double seconds = 0;
+  for (const auto& [layer, each] : pass) {
+    seconds += as_double(layer->repeat) * each;
+  }
+  return seconds;
+}
+
 /// The gradients of a step whose passes are these. Between two backward passes
-/// of a rank without a pipeline is a forward. It hides reductions that may last
-/// until the next backward, unless its all-gathers keep the links busy.
+/// of a rank without a pipeline is a forward. Reductions that may last until
+/// the next backward are hidden by it. Where its all-gathers keep the links
+/// busy they are not, but they slow the computing that no all-gather slows.
 Exposed reduced_often(
     const Sharing& rank, const Pass& forward, const Pass& backward,
     bool gathers) {
@@ -275,14 +291,19 @@ Exposed reduced_often(
   const Exposed last = reduced(rank, backward, gathers);
   if (!gradients_are_reduced_often(strategy, framework)) return last;
   Exposed other = last;
-  if (framework.reduces_until_backward && strategy.layout.pp == 1 && !gathers) {
-    double seconds = 0;
-    for (const auto& [layer, each] : forward) {
-      seconds += as_double(layer->repeat) * each;
+  if (framework.reduces_until_backward && strategy.layout.pp == 1) {
+    const double alone = last.all - hidden_seconds(last, framework);
+    if (gathers) {
+      const double computing =
+          seconds_of(forward) + seconds_of(backward) -
+          hidden_seconds(unsharded(rank, forward, false), framework) -
+          hidden_seconds(unsharded(rank, backward, true), framework);
+      other.exposed += framework.overlap_slowdown *
+                       std::clamp(alone, 0.0, std::max(0.0, computing));
+    } else {
+      const double exposed = std::max(0.0, alone - seconds_of(forward));
+      other = exposed_part(last.all, exposed, framework);
     }
-    const double slowdown = framework.overlap_slowdown;
-    const double alone = (last.exposed - slowdown * last.all) / (1 - slowdown);
-    other = exposed_part(last.all, std::max(0.0, alone - seconds), framework);
   }
   return as_double(strategy.num_microbatches() - 1) * other + last;
 }
