@@ -61,18 +61,23 @@ at::Tensor kernel_view(const at::Tensor& tensor) {
       options);
 }
 
-Access access_of(const at::Tensor& tensor, bool write) {
-  Access access{.write = write};
-  if (!is_ours(tensor) || tensor.numel() == 0) return access;
+namespace {
+
+/// The bytes from the first element to the last, which is there.
+size_t extent_bytes(const Tensor& tensor) {
   int64_t last = 0;
   for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
     last += (tensor.size(dim) - 1) * tensor.stride(dim);
   }
-  access.begin = reinterpret_cast<uintptr_t>(tensor.data_ptr());
-  access.end =
-      access.begin + static_cast<size_t>(last + 1) * tensor.element_size();
-  access.tensor = text_of(tensor);
-  return access;
+  return static_cast<size_t>(last + 1) * tensor.element_size();
+}
+
+}  // namespace
+
+Access access_of(const at::Tensor& tensor, bool write) {
+  if (!is_ours(tensor) || tensor.numel() == 0) return {.write = write};
+  const auto begin = reinterpret_cast<uintptr_t>(tensor.data_ptr());
+  return {begin, begin + extent_bytes(tensor), write, text_of(tensor)};
 }
 
 void resize_storage(const c10::Storage& storage, size_t bytes) {
@@ -156,18 +161,9 @@ Tensor copy_from(const Tensor& from, const Tensor& to, bool non_blocking) {
   if (from_device) launch.accesses.push_back(access_of(source, false));
   if (to_device) launch.accesses.push_back(access_of(to, true));
   const auto host_use = [](const Tensor& tensor, bool writes) {
-    const Access range = [&] {
-      Access access;
-      int64_t last = 0;
-      for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
-        last += (tensor.size(dim) - 1) * tensor.stride(dim);
-      }
-      access.begin = reinterpret_cast<uintptr_t>(tensor.data_ptr());
-      access.end =
-          access.begin + static_cast<size_t>(last + 1) * tensor.element_size();
-      return access;
-    }();
-    return HostUse{range.begin, range.end - range.begin, writes};
+    return HostUse{
+        reinterpret_cast<uintptr_t>(tensor.data_ptr()), extent_bytes(tensor),
+        writes};
   };
 
   if (from_device && to_device) {

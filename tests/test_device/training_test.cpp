@@ -66,6 +66,25 @@ TEST(OnTheTestDevice, EveryLayoutEqualsOneDevice) {
   }
 }
 
+// A model of stages 1 and 2 begins to unshard after its update.
+TEST(OnTheTestDevice, AModelMayEndWhileItUnshards) {
+  TempFolder folder;
+  for (const auto offload : {Offload::none, Offload::parameters}) {
+    Job job = job_of(tiny_gpt(), write_tokens(folder));
+    job.layout.dp_shard = 2;
+    job.shard.stage = offload == Offload::none ? 2 : 3;
+    job.memory.offload = offload;
+    run_ranks(
+        2,
+        [&](World& world) {
+          at::set_num_threads(1);
+          for (int i = 0; i < 2; ++i) SmallRun(job, world).train(0, 1);
+        },
+        on_test_device());
+    for (const auto& report : take_reports()) ADD_FAILURE() << report.text;
+  }
+}
+
 // ------------------------------------------------------------ waits of a step
 
 struct Step {

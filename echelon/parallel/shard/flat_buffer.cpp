@@ -215,6 +215,16 @@ void FlatBuffer::start_unshard() {
       {.label = "gather " + name_, .async = true});
 }
 
+// On the CPU, the collective keeps its tensors itself.
+FlatBuffer::~FlatBuffer() {
+  if (device_.is_cpu()) return;
+  try {
+    finish_unshard();
+  } catch (const std::exception&) {
+    // The job is failing, and its error is on its way.
+  }
+}
+
 void FlatBuffer::finish_unshard() {
   if (unshard_state_ != UnshardState::running) return;
   unshard_work_.wait();

@@ -67,6 +67,11 @@ class FlatBuffer {
   FlatBuffer(
       ShardContext& context, std::string name, const Named& parameters,
       bool equal);
+  /// On a device, what its streams still write is not reused before. The host
+  /// does not wait.
+  ~FlatBuffer();
+  FlatBuffer(const FlatBuffer&) = delete;
+  FlatBuffer& operator=(const FlatBuffer&) = delete;
 
   const std::string& name() const { return name_; }
   bool trainable() const { return trainable_; }
