@@ -1,10 +1,9 @@
 """Looks at a report in headless Chromium.
 
-  report_browser.py CHECK FOLDER
+  report_browser.py [CHECK FOLDER]...
 
-FOLDER holds report.html and, for the check `drawing`, expected.json: what the
-picture must show, computed from the timeline. Prints what is wrong and ends
-with 1, or ends with 0.
+FOLDER holds report.html, and expected.json: what its pictures must show. Prints
+what is wrong and ends with 1, or ends with 0.
 """
 
 import json
@@ -664,7 +663,7 @@ def hover(browser, folder):
 
 
 def main():
-    name, folder = sys.argv[1], pathlib.Path(sys.argv[2])
+    looks = list(zip(sys.argv[1::2], sys.argv[2::2]))
     checks = {f.__name__: f for f in (
         quiet, layout, drawing, curves, colors, structure, pipeline, player,
         hover, shards, inks, prediction)}
@@ -672,10 +671,12 @@ def main():
         browser = playwright.chromium.launch(
             executable_path=shutil.which("chromium"),
             args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"])
-        checks[name](browser, folder)
+        for number, (name, folder) in enumerate(looks):
+            before = len(problems)
+            checks[name](browser, pathlib.Path(folder))
+            for problem in problems[before:before + 20]:
+                print(f"page {number}, {name}: {problem}")
         browser.close()
-    for problem in problems[:20]:
-        print(problem)
     sys.exit(1 if problems else 0)
 
 

@@ -37,25 +37,30 @@ class ReportInBrowser : public testing::Test {
     }
   }
 
-  void look(const std::string& check, const ReportInput& input) {
-    look_at(check, to_html(input));
+  // All pages of a test are looked at by one browser, when the test ends.
+  void TearDown() override {
+    if (looks_.empty()) return;
+    EXPECT_NO_THROW(run_python_script("report/report_browser.py", looks_));
+  }
+
+  void look(
+      const std::string& check, const ReportInput& input,
+      const Json& expected = {}) {
+    look_at(check, to_html(input), expected);
   }
 
   // `expected` is what the page must show.
-  void compare(
-      const std::string& check, const Json& expected,
-      const ReportInput& input) {
-    folder_.write("expected.json", expected.dump());
-    look(check, input);
-  }
-
-  void look_at(const std::string& check, const std::string& page) {
-    folder_.write("report.html", page);
-    EXPECT_NO_THROW(
-        run_python_script("report/report_browser.py", {check, folder_.path()}));
+  void look_at(
+      const std::string& check, const std::string& page,
+      const Json& expected = {}) {
+    const std::string name = std::to_string(looks_.size());
+    folder_.write(name + "/report.html", page);
+    folder_.write(name + "/expected.json", expected.dump());
+    looks_.insert(looks_.end(), {check, folder_.path(name)});
   }
 
   TempFolder folder_;
+  std::vector<std::string> looks_;
 };
 
 ReportInput typical() {
@@ -185,15 +190,15 @@ TEST_F(ReportInBrowser, DrawsTheBlocksOfAPipelineWithTheirNumbers) {
     const auto timeline =
         sample::pipeline_run({.order = order, .slow_stage = 0.2});
     const auto pictures = pipeline_pictures(timeline, "pipeline");
-    compare(
-        "pipeline", pipelines_of(pictures->pictures),
-        sample::with_timeline(timeline));
+    look(
+        "pipeline", sample::with_timeline(timeline),
+        pipelines_of(pictures->pictures));
   }
   const auto timeline = sample::placement_run(4, 2);
   const auto pictures = placement_pictures(timeline, "pipeline");
-  compare(
-      "pipeline", pipelines_of(pictures->pictures),
-      sample::with_timeline(timeline));
+  look(
+      "pipeline", sample::with_timeline(timeline),
+      pipelines_of(pictures->pictures));
 }
 
 TEST_F(ReportInBrowser, PlaysAPipelineStepByStep) {
@@ -201,17 +206,16 @@ TEST_F(ReportInBrowser, PlaysAPipelineStepByStep) {
     const auto timeline =
         sample::pipeline_run({.order = order, .slow_stage = 0.2});
     const auto pictures = pipeline_pictures(timeline, "pipeline");
-    compare(
-        "player", pipelines_of(pictures->pictures),
-        sample::with_timeline(timeline));
+    look(
+        "player", sample::with_timeline(timeline),
+        pipelines_of(pictures->pictures));
   }
 }
 
 TEST_F(ReportInBrowser, PlaysASchedulesOwnPage) {
   for (const auto order : {sample::Order::split, sample::Order::interleaved}) {
     const auto picture = sample::schedule_picture({.order = order});
-    folder_.write("expected.json", pipelines_of({picture}).dump());
-    look_at("player", pipeline_page(picture));
+    look_at("player", pipeline_page(picture), pipelines_of({picture}));
     look_at("layout", pipeline_page(picture));
     look_at("quiet", pipeline_page(picture));
   }
@@ -253,7 +257,7 @@ TEST_F(ReportInBrowser, ComparesStrategiesOnOnePage) {
 TEST_F(ReportInBrowser, DrawsBarsAndOverlapsOfEachRankWhereTheyWere) {
   for (const int32_t ranks : {1, 3, 20}) {
     const auto input = one_step(ranks);
-    compare("drawing", picture_of(input.timeline, 2), input);
+    look("drawing", input, picture_of(input.timeline, 2));
   }
 }
 
@@ -266,7 +270,7 @@ TEST_F(ReportInBrowser, DrawsAPointForEachValue) {
       {"throughput", {150}},
       {"learning-rate", {150}},
       {"grad-norm", {150}}};
-  compare("curves", Json{{"curves", curves}}, input);
+  look("curves", input, Json{{"curves", curves}});
 
   // 360 stretches; the band of the extremes goes there and back.
   input = sample::run({.steps = 5000});
@@ -274,7 +278,7 @@ TEST_F(ReportInBrowser, DrawsAPointForEachValue) {
   curves["accuracy"] = {input.evaluations.size()};
   curves["throughput"] = curves["grad-norm"] = {240, 480};
   curves["learning-rate"] = {240};
-  compare("curves", Json{{"curves", curves}}, input);
+  look("curves", input, Json{{"curves", curves}});
 }
 
 TEST_F(ReportInBrowser, KeepsTextsApartAtEachWidth) {
@@ -298,7 +302,7 @@ TEST_F(ReportInBrowser, DrawsPredictionAndMeasurementOnOneScale) {
     expected["predicted"].push_back({part.color, part.predicted});
     expected["measured"].push_back({part.color, part.measured});
   }
-  compare("prediction", expected, input);
+  look("prediction", input, expected);
 }
 
 TEST_F(ReportInBrowser, KeepsPredictionsInThePage) {
@@ -329,23 +333,21 @@ TEST_F(ReportInBrowser, AsksNothingAndNeedsNoScript) {
 TEST_F(ReportInBrowser, DrawsThePartsOfMatricesToScale) {
   const auto model = sample::uneven_shards();
   const auto& layer = model.layers[1].parameters;
-  compare(
-      "shards",
+  look(
+      "shards", sample::tensor_run(model, "self_attn"),
       Json::array(
           {rectangle_of("shards-0-0-b0", model.layers[0].parameters[0], false),
            rectangle_of("shards-1-0-a0", layer[1], true),
            rectangle_of("shards-1-0-a1", layer[2], true),
            rectangle_of("shards-1-0-b0", layer[4], false),
            rectangle_of("shards-1-1-a1", layer[7], true),
-           rectangle_of("shards-1-1-b0", layer[8], false)}),
-      sample::tensor_run(model, "self_attn"));
+           rectangle_of("shards-1-1-b0", layer[8], false)}));
   const auto gpt = sample::gpt_shards({.ranks = 3, .heads = 16});
-  compare(
-      "shards",
+  look(
+      "shards", sample::tensor_run(gpt),
       Json::array(
           {rectangle_of("shards-1-0-a0", gpt.layers[2].parameters[2], true),
-           rectangle_of("shards-1-0-b0", gpt.layers[2].parameters[4], false)}),
-      sample::tensor_run(gpt));
+           rectangle_of("shards-1-0-b0", gpt.layers[2].parameters[4], false)}));
 }
 
 TEST_F(ReportInBrowser, KeepsTextsOfShardedLayersApart) {
