@@ -50,8 +50,7 @@ class DryRun : public testing::Test {
       const std::string& size = "layers = 4\nhidden_size = 384\nheads = 6\n",
       const std::string& name = "gpt", int vocabulary = 4096, int batch = 16) {
     return write(
-        "name = \"" + name +
-            "\"\nvocab_size = " + std::to_string(vocabulary) +
+        "name = \"" + name + "\"\nvocab_size = " + std::to_string(vocabulary) +
             "\nmax_positions = 128\n" + size,
         text(), batch, more);
   }
