@@ -49,7 +49,11 @@ fullest_device(const SimulateCase& what, const cost::StepEstimate& step) {
 }
 
 bool is_text(const SimulateCase& what) {
-  return what.model.transformer.has_value();
+  return what.model.transformer || what.model.seq_len > 0;
+}
+
+bool is_counted(const cost::ModelShape& model) {
+  return !model.layers.empty() && model.layers.front().counted_samples > 0;
 }
 
 // The parts of a step that took time, with their names.
@@ -158,6 +162,10 @@ void print_simulation_text(
          format_percent(seconds / step.parts.total())});
   }
   std::cout << aligned(rows);
+  if (is_counted(what.model)) {
+    print_operators(what, step);
+    print_beside_formulas(what, step);
+  }
   if (result.weeks) print_weeks(what, *result.weeks);
   std::string simulated = ranks == 1 ? "the one rank" : "each rank";
   if (result.run.simulated_ranks < ranks) {
@@ -170,8 +178,7 @@ void print_simulation_text(
       format_count(result.run.events), format_seconds(result.wall_seconds));
 }
 
-void print_simulation_json(
-    const SimulateCase& what, const SimulateResult& result) {
+Json to_json(const SimulateCase& what, const SimulateResult& result) {
   const cost::StepEstimate& step = result.run.step;
   Json json;
   json["model"] = what.model.name;
@@ -217,10 +224,11 @@ void print_simulation_json(
         {"interval_seconds", weeks.interval_seconds},
         {"hours_between_failures", weeks.hours_between_failures}};
   }
+  if (is_counted(what.model)) json["counted"] = operators_json(what);
   json["simulated_ranks"] = result.run.simulated_ranks;
   json["events"] = result.run.events;
   json["wall_seconds"] = result.wall_seconds;
-  print_json(json, std::cout);
+  return json;
 }
 
 // --- The folder of a run ----------------------------------------------------
@@ -357,10 +365,6 @@ tiles_of(const SimulateCase& what, const cost::StepEstimate& step) {
        .unit = peak.substr(space + 1)}};
 }
 
-bool is_counted(const cost::ModelShape& model) {
-  return !model.layers.empty() && model.layers.front().counted_samples > 0;
-}
-
 struct SimulatedConfiguration {
   std::string text;     // config.toml; empty: `echelon train` has no such model
   std::string missing;  // settings that it lacks, and why; empty: none
@@ -423,8 +427,7 @@ void write_simulated_run(
 
 // --- The command ------------------------------------------------------------
 
-int run_simulate(const SimulateArguments& arguments) {
-  const SimulateCase what = read_case(arguments);
+SimulateResult simulate_case(const SimulateCase& what) {
   const auto begin = std::chrono::steady_clock::now();
   SimulateResult result;
   result.run = simulator::simulate(
@@ -438,13 +441,26 @@ int run_simulate(const SimulateArguments& arguments) {
   result.wall_seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - begin)
           .count();
+  return result;
+}
+
+}  // namespace
+
+Json simulated_json(const SimulateArguments& arguments) {
+  const SimulateCase what = read_case(arguments);
+  return to_json(what, simulate_case(what));
+}
+
+int run_simulate(const SimulateArguments& arguments) {
+  const SimulateCase what = read_case(arguments);
+  const SimulateResult result = simulate_case(what);
   SimulatedConfiguration configuration;
   if (!arguments.run.empty()) {
     configuration = configuration_of(arguments, what);
     write_simulated_run(what, result, configuration, arguments.run);
   }
   if (arguments.json) {
-    print_simulation_json(what, result);
+    print_json(to_json(what, result), std::cout);
     return 0;
   }
   print_simulation_text(what, result);
@@ -456,8 +472,6 @@ int run_simulate(const SimulateArguments& arguments) {
   }
   return 0;
 }
-
-}  // namespace
 
 void add_simulate(Command& root) {
   auto [command, arguments] = root.add(
@@ -482,8 +496,9 @@ void add_simulate(Command& root) {
       "formulas");
   command.flag(
       "--count", arguments.count,
-      "count the configuration's layers now, operator by operator, instead of "
-      "using formulas: more accurate on CPUs (needs echelon-train)");
+      "count the configuration's layers now, operator by operator, as the "
+      "cluster's devices would run them, instead of using formulas (needs "
+      "echelon-train)");
   command.option(
       "--layout", arguments.layout, "LAYOUT",
       "degrees of the axes: dp=2,fsdp=4,tp=8,pp=4,cp=2,ep=1 (default: one "

@@ -1,6 +1,7 @@
 // `echelon simulate`: what is simulated.
 #pragma once
 
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 
@@ -31,6 +32,9 @@ struct SimulateArguments : JobFlags {
 
 struct SimulateCase {
   cost::ModelShape model;
+  /// The same model by formulas, where its layers were counted and formulas
+  /// exist.
+  std::optional<cost::ModelShape> formulas;
   cost::Strategy strategy;
   cluster::Cluster cluster;
   simulator::SimulationOptions options;
@@ -52,5 +56,20 @@ struct NearestFit {
 /// more sharding on the same devices, recompute, sequence parallelism. Empty
 /// when none of them fits.
 std::optional<NearestFit> nearest_fit(const SimulateCase& what);
+
+/// Simulates and prints. Throws ConfigError as read_case does.
+int run_simulate(const SimulateArguments& arguments);
+/// What run_simulate prints with `json`.
+nlohmann::ordered_json simulated_json(const SimulateArguments& arguments);
+
+/// Prints the operators of a step of counted layers by their time, and what
+/// bounds them.
+void print_operators(const SimulateCase& what, const cost::StepEstimate& step);
+/// The same as JSON.
+nlohmann::ordered_json operators_json(const SimulateCase& what);
+/// Prints what formulas say of the same job, where there are any, and why they
+/// differ. `counted` is the step of counted layers.
+void print_beside_formulas(
+    const SimulateCase& what, const cost::StepEstimate& counted);
 
 }  // namespace echelon::cli

@@ -141,8 +141,12 @@ std::string first_error(const std::string& text) {
   return line.starts_with(prefix) ? line.substr(prefix.size()) : line;
 }
 
-// Counts with echelon-train, which has every network.
-cost::ModelShape count_here(const Job& job) {
+// Counts with echelon-train, which has every network, what the cluster's
+// devices would run.
+cost::ModelShape count_here(Job job, const cluster::Cluster& cluster) {
+  job.comm.backend = BackendKind::automatic;
+  job.comm.device = cluster.node_of(0).device.processor ? DeviceKind::cpu
+                                                        : DeviceKind::cuda;
   const ScratchConfig config(job);
   const launch::ScratchFolder folder;
   const std::string layers = folder.path() + "/layers.json";
@@ -170,24 +174,32 @@ void read_configuration(
   if (!arguments.layers.empty()) {
     made.model = cost::read_counted_model(arguments.layers);
   } else if (arguments.count) {
-    made.model = count_here(job);
+    made.model = count_here(job, made.cluster);
+    try {
+      made.formulas = predict::configured(job, facts).model;
+    } catch (const ConfigError&) {  // a program's own model has none
+    }
   } else {
     made.model = predict::configured(job, facts).model;
   }
 }
 
-// Counted layers are those of a single rank.
-void refuse_sharded_layers(
+// Counted layers are those of one of the ranks that compute them together.
+void refuse_other_ranks(
     const SimulateArguments& arguments, const SimulateCase& made) {
   if (!arguments.count && arguments.layers.empty()) return;
-  for (const Axis axis : {Axis::tp, Axis::cp, Axis::ep}) {
-    const int64_t degree = made.strategy.layout.degree(axis);
-    if (degree == 1) continue;
+  const Layout& layout = made.strategy.layout;
+  for (const Axis axis : {Axis::cp, Axis::ep}) {
+    if (layout.degree(axis) == 1) continue;
     throw ConfigError(format(
-        "{}={}: counted layers lack the communication inside sharded layers, "
-        "which formulas have; leave --count and --layers out",
-        to_string(axis), degree));
+        "{}={}: layers are not counted for it; leave --count and --layers out",
+        to_string(axis), layout.degree(axis)));
   }
+  if (made.model.layer_ranks == layout.tp) return;
+  throw ConfigError(format(
+      "tp={}: the layers of {} were counted for tp={}; count them again with "
+      "this layout",
+      layout.tp, arguments.layers, made.model.layer_ranks));
 }
 
 void refuse_layers(const SimulateArguments& arguments) {
@@ -296,14 +308,15 @@ SimulateCase read_case(const SimulateArguments& arguments) {
     require("--cluster", arguments.cluster, "--cluster h100-sxm:64x8");
     require("--batch", arguments.batch, "--batch 1024 (samples of a step)");
     made.model = cost::find_model(arguments.model);
+    made.cluster = cluster::find_cluster(arguments.cluster);
   } else {
     require("--cluster", arguments.cluster, "--cluster h100-sxm:1x8");
+    made.cluster = cluster::find_cluster(arguments.cluster);
     read_configuration(arguments, made);
     flags.layout.clear();  // load_job has read it
   }
-  made.cluster = cluster::find_cluster(arguments.cluster);
   read_strategy(flags, made.strategy);
-  refuse_sharded_layers(arguments, made);
+  refuse_other_ranks(arguments, made);
   read_options(flags, made);
   return made;
 }

@@ -8,7 +8,9 @@
 #include "echelon/checkpoint/files/folder.h"
 #include "echelon/cli/arguments.h"
 #include "echelon/cli/programs.h"
+#include "echelon/cli/simulate.h"
 #include "echelon/cli/terminal.h"
+#include "echelon/cluster/catalogue.h"
 #include "echelon/cluster/host.h"
 #include "echelon/error.h"
 #include "echelon/job/run_folder.h"
@@ -22,6 +24,7 @@ struct TrainArguments {
   HostArguments hosts;
   bool check = false;
   bool dry_run = false;
+  std::string on;  // the cluster of a dry run
   bool json = false;
 };
 
@@ -87,16 +90,38 @@ void warn_of_few_cores(int64_t ranks) {
       static_cast<double>(ranks) / static_cast<double>(cores));
 }
 
+// Lets a job's ranks be devices of a cluster that is not here.
+void place_on(Job& job, const cluster::Cluster& cluster) {
+  const cluster::Device& device = cluster.node_of(0).device;
+  job.comm.backend = BackendKind::automatic;
+  job.comm.device = device.processor ? DeviceKind::cpu : DeviceKind::cuda;
+  if (job.memory.limit_bytes == 0) {
+    job.memory.limit_bytes = static_cast<int64_t>(cost::usable_bytes(device));
+  }
+}
+
+// A step of the configuration on the devices of --on, operator by operator.
+SimulateArguments
+step_on(const TrainArguments& arguments, const std::string& config) {
+  SimulateArguments step;
+  step.config = config;
+  step.cluster = arguments.on;
+  step.count = true;
+  return step;
+}
+
 // echelon-train counts the layers, since it knows their operators.
 int dry_run(const TrainArguments& arguments) {
   Job job = load(arguments.job);
   if (job.train.steps == 0 && job.train.epochs == 0) job.train.steps = 1;
+  const bool here = arguments.on.empty();
   const JobFacts facts = check(arguments.job, job);
   job.model.classes = facts.classes;
+  if (!here) place_on(job, cluster::find_cluster(arguments.on));
   const ScratchConfig config(job);
   std::vector<std::string> command = {
       find_echelon_train(), "plan", config.path(), "--host-bytes",
-      std::to_string(host_bytes())};
+      std::to_string(here ? host_bytes() : 0)};
   if (arguments.json) command.push_back("--json");
   const Style style = terminal_style();
   if (style.colours) command.push_back("--colours");
@@ -104,12 +129,23 @@ int dry_run(const TrainArguments& arguments) {
       command.end(),
       {"--columns", std::to_string(std::min<size_t>(style.columns, 100))});
   const Captured counted = capture(command, std::chrono::minutes(10));
-  std::cout << counted.out << std::flush;
   std::cerr << counted.err;
   if (counted.timed_out) {
     throw Error("--dry-run: the layers were not counted within 10 minutes");
   }
-  return counted.exit_code;
+  if (here || counted.exit_code != 0) {
+    std::cout << counted.out << std::flush;
+    return counted.exit_code;
+  }
+  const SimulateArguments step = step_on(arguments, config.path());
+  if (arguments.json) {
+    auto json = nlohmann::ordered_json::parse(counted.out);
+    json["step"] = simulated_json(step);
+    print_json(json, std::cout);
+    return 0;
+  }
+  std::cout << counted.out << "\n" << std::flush;
+  return run_simulate(step);
 }
 
 // Whether a setting says only what a run reports and keeps: a finished run is
@@ -204,6 +240,11 @@ int train(const TrainArguments& given) {
   launch::LaunchOptions options = host_options(arguments.hosts);
   arguments.job.num_hosts = options.num_nodes;
   if (arguments.dry_run) return dry_run(arguments);
+  if (!arguments.on.empty()) {
+    throw ConfigError(format(
+        "--on {}: says where a dry run's step would run; give --dry-run too",
+        arguments.on));
+  }
   if (arguments.json) {
     throw ConfigError(
         "echelon train: --json prints what --dry-run finds; give both, or "
@@ -255,7 +296,9 @@ void add_train(Command& root) {
       "echelon train first.toml --check        check everything, start "
       "nothing\n"
       "echelon train first.toml --dry-run      each rank's memory and "
-      "communication",
+      "communication\n"
+      "echelon train first.toml --layout fsdp=8 --dry-run --on h100-sxm:8   a "
+      "step there",
       train);
   add_job_arguments(command, arguments.job, true);
   add_host_arguments(command, arguments.hosts);
@@ -274,6 +317,10 @@ void add_train(Command& root) {
       "--dry-run", arguments.dry_run,
       "print each rank's peak memory by kind, and the collectives of a step; "
       "start nothing");
+  command.option(
+      "--on", arguments.on, "CLUSTER",
+      "with --dry-run: the devices, as in echelon simulate; also print a step "
+      "on them, operator by operator");
   command.flag(
       "--json", arguments.json, "print the result of --dry-run as JSON");
 }

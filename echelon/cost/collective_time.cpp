@@ -7,12 +7,17 @@
 #include "echelon/cost/collective_time.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "echelon/cost/model_shape.h"
 
 namespace echelon::cost {
 namespace {
+
+constexpr std::array<std::string_view, 6> kNames = {
+    "all_reduce", "all_gather", "reduce_scatter",
+    "all_to_all", "broadcast",  "send"};
 
 /// Rate and delays of the way that a group's messages take.
 struct Way {
@@ -153,6 +158,16 @@ double send_seconds(
 }
 
 }  // namespace
+
+std::string_view to_string(CollectiveKind kind) {
+  return kNames.at(static_cast<size_t>(kind));
+}
+
+std::optional<CollectiveKind> collective_kind(std::string_view name) {
+  const auto at = std::ranges::find(kNames, name);
+  if (at == kNames.end()) return std::nullopt;
+  return static_cast<CollectiveKind>(at - kNames.begin());
+}
 
 GroupPlace place_of(
     const Strategy& strategy, const cluster::Cluster& cluster,

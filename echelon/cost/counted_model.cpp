@@ -1,5 +1,6 @@
 #include "echelon/cost/model_shape.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <fstream>
@@ -51,6 +52,12 @@ Json written(const CountedOperator& one) {
   } else {
     json["bytes"] = one.bytes;
   }
+  if (one.collective) {
+    json["collective"] = to_string(*one.collective);
+    json["axis"] = short_name(one.axis);
+  }
+  if (one.causal) json["causal"] = true;
+  if (one.launches != 1) json["launches"] = one.launches;
   if (one.for_weight) json["for_weight"] = true;
   if (one.accumulates) json["accumulates"] = true;
   return json;
@@ -78,6 +85,10 @@ class Reader {
     const Json& list = member(json, "layers");
     ModelShape model{.name = text(json, "model")};
     model.seq_len = whole(json, "seq_len");
+    if (json.contains("layer_ranks")) {
+      model.layer_ranks = whole(json, "layer_ranks");
+      if (model.layer_ranks < 1) fail("layer_ranks must be 1 or more");
+    }
     if (!list.is_array() || list.empty())
       fail("layers must be a list of one or more");
     const std::string file = place_;
@@ -134,6 +145,19 @@ class Reader {
     }
   }
 
+  CollectiveKind collective(const std::string& name) const {
+    const auto kind = collective_kind(name);
+    if (!kind) fail("there is no collective \"" + name + "\"");
+    return *kind;
+  }
+
+  Axis axis(const std::string& name) const {
+    const auto found = std::ranges::find_if(
+        kAxes, [&](Axis one) { return short_name(one) == name; });
+    if (found == kAxes.end()) fail("there is no axis \"" + name + "\"");
+    return *found;
+  }
+
   CountedOperator counted(const Json& json) const {
     CountedOperator one{.name = text(json, "name")};
     if (json.contains("product")) {
@@ -142,6 +166,12 @@ class Reader {
     } else {
       one.bytes = figure(json, "bytes");
     }
+    if (json.contains("launches")) one.launches = whole(json, "launches");
+    if (json.contains("collective")) {
+      one.collective = collective(text(json, "collective"));
+      one.axis = axis(text(json, "axis"));
+    }
+    one.causal = json.contains("causal") && json["causal"] == true;
     one.for_weight = json.contains("for_weight") && json["for_weight"] == true;
     one.accumulates =
         json.contains("accumulates") && json["accumulates"] == true;
@@ -173,6 +203,7 @@ std::string counted_model_json(const ModelShape& model) {
       {"model", model.name},
       {"seq_len", model.seq_len},
       {"layers", Json::array()}};
+  if (model.layer_ranks > 1) json["layer_ranks"] = model.layer_ranks;
   for (const CountedLayer& layer : model.layers) {
     json["layers"].push_back(written(layer));
   }

@@ -54,15 +54,33 @@ void add_products(
   work.backward_input.push_back(moves(layer, 1.5 * moved));
 }
 
+/// Attention reads queries, keys and values and writes as much as the queries;
+/// its gradients read and write about twice that.
+double attention_bytes(const CountedOperator& one, double element) {
+  const double heads = as_double(one.count), width = as_double(one.k);
+  const double once =
+      2 * heads * width * (as_double(one.m) + as_double(one.n)) * element;
+  return one.product == cluster::ProductKind::attention ? once : 2 * once;
+}
+
 /// An operator of another number of samples than was counted: all of its
 /// tensors are taken to grow with them, of products the side that samples are
 /// on.
 Operation counted_operation(
-    const CountedOperator& one, double ratio, double bytes_beside) {
+    const CountedOperator& one, double ratio, double bytes_beside,
+    double element) {
   Operation operation;
   operation.name = one.name;
+  operation.counted = true;
+  operation.launches = one.launches;
   operation.bytes_beside = bytes_beside;
   operation.bytes = one.bytes * ratio;
+  if (one.collective) {
+    operation.kind = OperationKind::collective;
+    operation.collective = *one.collective;
+    operation.axis = one.axis;
+    return operation;
+  }
   if (!one.product) return operation;
   operation.kind = OperationKind::matrix;
   operation.product = *one.product;
@@ -80,6 +98,10 @@ Operation counted_operation(
                     cluster::product_flops(
                         operation.product, as_double(operation.m),
                         as_double(operation.n), as_double(operation.k));
+  if (is_attention(operation)) {
+    operation.bytes = attention_bytes(one, element) * ratio;
+    if (one.causal) operation.flops /= 2;
+  }
   return operation;
 }
 
@@ -95,16 +117,17 @@ void add_operators(
     const CountedBytes& bytes) {
   const double ratio =
       as_double(strategy.microbatch_size) / as_double(layer.counted_samples);
+  const double element = element_bytes(strategy.precision);
   for (const CountedOperator& one : layer.forward) {
-    work.forward.push_back(counted_operation(one, ratio, bytes.each));
+    work.forward.push_back(counted_operation(one, ratio, bytes.each, element));
   }
   // The first microbatch has nothing to add its gradients to.
   const auto passes = as_double(strategy.num_microbatches());
   const double adding = (passes - 1) / passes;
   for (const CountedOperator& one : layer.backward) {
     if (one.accumulates && adding == 0) continue;
-    Operation operation =
-        counted_operation(one, one.accumulates ? 1 : ratio, bytes.each);
+    Operation operation = counted_operation(
+        one, one.accumulates ? 1 : ratio, bytes.each, element);
     if (one.accumulates) {
       operation.times = adding;
       // The sum so far is read and written, a microbatch after it was.

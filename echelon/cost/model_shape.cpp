@@ -93,6 +93,23 @@ double transformer_flops(
   return 3 * forward;
 }
 
+// What causal attention leaves out of the FLOPs that were counted, of one
+// sample.
+double masked_flops(const CountedLayer& layer) {
+  double sum = 0;
+  for (const auto* pass : {&layer.forward, &layer.backward}) {
+    for (const CountedOperator& one : *pass) {
+      if (!one.causal || !one.product) continue;
+      sum += as_double(one.count) *
+             cluster::product_flops(
+                 *one.product, as_double(one.m), as_double(one.n),
+                 as_double(one.k)) /
+             2;
+    }
+  }
+  return layer.counted_samples > 0 ? sum / as_double(layer.counted_samples) : 0;
+}
+
 [[noreturn]] void refuse(const ModelShape& model, const std::string& what) {
   throw ConfigError("model " + model.name + ": " + what);
 }
@@ -231,8 +248,9 @@ double ModelShape::model_flops(int64_t length, bool full_attention) const {
   double sum = 0;
   for (const CountedLayer& layer : layers) {
     sum += layer.forward_flops + layer.backward_flops;
+    if (!full_attention) sum -= masked_flops(layer);
   }
-  return sum;
+  return sum * as_double(layer_ranks);
 }
 
 void check(const ModelShape& model) {

@@ -13,6 +13,7 @@
 
 #include "echelon/architecture/transformer_shape.h"
 #include "echelon/cluster/device.h"
+#include "echelon/cost/operation.h"
 
 namespace echelon::cost {
 
@@ -51,7 +52,13 @@ struct CountedOperator {
   /// moves `bytes`, or is a view.
   std::optional<cluster::ProductKind> product;
   int64_t count = 0, m = 0, n = 0, k = 0;
-  double bytes = 0;
+  double bytes = 0;     // of a collective: of the whole tensor
+  bool causal = false;  // attention: no query sees later keys
+  int64_t launches = 1;  // kernels
+  /// The ranks along `axis` compute the layer together, and this is what they
+  /// send.
+  std::optional<CollectiveKind> collective;
+  Axis axis = Axis::tp;
   bool for_weight = false;  // a gradient of weights: split backward delays it
   /// Adds a gradient to that of earlier microbatches: independent of their
   /// size, and not in the first one.
@@ -88,6 +95,8 @@ struct ModelShape {
   std::string name;
   std::optional<TransformerShape> transformer;  // otherwise:
   std::vector<CountedLayer> layers;
+  /// Ranks that compute each layer together: its figures are those of one.
+  int64_t layer_ranks = 1;
   int64_t seq_len = 0;  // usual; 0 for images
 
   double num_parameters() const;

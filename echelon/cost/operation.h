@@ -5,7 +5,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -34,6 +36,10 @@ enum class CollectiveKind {
   broadcast,
   send
 };
+/// "all_reduce".
+std::string_view to_string(CollectiveKind kind);
+/// Empty for another word.
+std::optional<CollectiveKind> collective_kind(std::string_view name);
 
 struct Operation {
   OperationKind kind = OperationKind::memory;
@@ -52,6 +58,7 @@ struct Operation {
   double flops = 0;         // attention; of matrices count * 2 m n k
   double bytes = 0;         // memory: moved; collective: of the whole tensor
   bool backward = false;    // attention: in backward; counted: of a gradient
+  bool counted = false;     // as it ran, not by a formula
   CollectiveKind collective = CollectiveKind::all_reduce;
   Axis axis = Axis::tp;
   /// The share of a collective that computation of the same pass can hide
@@ -62,6 +69,13 @@ struct Operation {
 /// Whether it is launched but computes nothing.
 inline bool is_view(const Operation& operation) {
   return operation.kind == OperationKind::memory && operation.bytes == 0;
+}
+
+/// Whether it is attention, counted as its scores.
+inline bool is_attention(const Operation& operation) {
+  return operation.kind == OperationKind::matrix &&
+         (operation.product == cluster::ProductKind::attention ||
+          operation.product == cluster::ProductKind::attention_gradients);
 }
 
 /// A copy-on-write list: a search copies layers into stages many thousand times

@@ -156,24 +156,9 @@ std::optional<double> measured_seconds(
   return std::nullopt;
 }
 
-/// The seconds that the host takes to launch the kernels of a pass.
-double launch_seconds(
-    const Operations& operations, const cluster::Device& device,
-    const Framework& framework) {
-  double launches = 0, measured = 0;
-  for (const Operation& operation : operations) {
-    const double own = operation.times * as_double(operation.launches);
-    launches += own;
-    if (device.launch_rates.empty()) continue;
-    measured += own * measured_launch_seconds(
-                          device, {.backward = operation.backward,
-                                   .view = is_view(operation),
-                                   .bytes_beside = operation.bytes_beside});
-  }
-  if (!device.launch_rates.empty()) return measured;
-  return launches * (device.launch_seconds > 0 ? device.launch_seconds
-                                               : framework.host_seconds);
-}
+/// What the host spends on an operator that launches no kernel, in launches: a
+/// view goes through the same dispatch.
+constexpr double kViewLaunches = 0.3;
 
 /// Ranks that meet in a layer's collectives wait for the slowest of their
 /// hosts: the largest of n normal draws is half a standard deviation further
@@ -186,6 +171,25 @@ double slowest_host(
 }
 
 }  // namespace
+
+double launch_seconds(
+    const Operations& operations, const cluster::Device& device,
+    const Framework& framework) {
+  double launches = 0, measured = 0;
+  for (const Operation& operation : operations) {
+    const double own = operation.times * as_double(operation.launches);
+    launches += own;
+    if (operation.launches == 0) launches += operation.times * kViewLaunches;
+    if (device.launch_rates.empty()) continue;
+    measured += own * measured_launch_seconds(
+                          device, {.backward = operation.backward,
+                                   .view = is_view(operation),
+                                   .bytes_beside = operation.bytes_beside});
+  }
+  if (!device.launch_rates.empty()) return measured;
+  return launches * (device.launch_seconds > 0 ? device.launch_seconds
+                                               : framework.host_seconds);
+}
 
 double matrix_seconds(
     int64_t m, int64_t n, int64_t k, cluster::Precision precision,
@@ -234,8 +238,16 @@ double seconds_of_one(
       return *seconds;
     }
   }
+  const double launches =
+      as_double(operation.launches) * rates.launch_seconds;
   switch (operation.kind) {
     case OperationKind::matrix:
+      if (is_attention(operation)) {
+        return launches + attention_seconds(
+                              operation, strategy, node.device, rates,
+                              framework) /
+                              framework.compute_share;
+      }
       return matrix_seconds(
                  operation.m, operation.n, operation.k, precision, node.device,
                  rates, operation.count) /
@@ -246,8 +258,7 @@ double seconds_of_one(
                  operation, strategy, node.device, rates, framework) /
                  framework.compute_share;
     case OperationKind::memory:
-      return as_double(operation.launches) * rates.launch_seconds +
-             memory_seconds(operation.bytes, node.device, rates) /
+      return launches + memory_seconds(operation.bytes, node.device, rates) /
                  framework.memory_share;
     case OperationKind::collective:
       return collective_seconds(

@@ -36,6 +36,12 @@ struct PassSeconds {
   void add(double factor, const PassSeconds& other);
 };
 
+/// Seconds that a host takes to launch the kernels of a pass, without those
+/// that framework and layer add.
+double launch_seconds(
+    const Operations& operations, const cluster::Device& device,
+    const Framework& framework);
+
 PassSeconds pass_seconds(
     const Operations& operations, const Strategy& strategy,
     const cluster::Cluster& cluster, const Framework& framework,

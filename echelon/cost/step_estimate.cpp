@@ -54,7 +54,7 @@ void add_utilisation(
   const int64_t seq = strategy.seq_len_or(model.seq_len);
   const double samples = as_double(strategy.global_batch);
   step.tokens_per_second =
-      samples * (model.transformer ? as_double(seq) : 1) / step.step_seconds;
+      samples * as_double(std::max<int64_t>(1, seq)) / step.step_seconds;
   const double peak = peak_of(cluster, strategy) * step.step_seconds;
   if (peak <= 0) return;
   step.model_flops_utilisation = samples * model.model_flops(seq, false) / peak;

@@ -92,6 +92,12 @@ class RecordedCall {
     work.m = q[2];
     work.n = k[2];
     work.k = q[3];
+    // The first flag of these operators; its place differs.
+    for (const IValue& argument : arguments_) {
+      if (!argument.isBool()) continue;
+      work.causal = argument.toBool();
+      break;
+    }
     return work;
   }
 
@@ -241,6 +247,25 @@ bool only_allocates(const std::string& name) {
   return name.starts_with("empty") || name.starts_with("new_empty");
 }
 
+// The kernels of operators that make more than one, as LibTorch's CUDA sources
+// launch them. Attention: one in forward; in backward the sums of output times
+// gradient, the gradients, and the conversion of those of the queries.
+int64_t kernels_of(const std::string& name) {
+  static const std::unordered_map<std::string, int64_t> several = {
+      {"_scaled_dot_product_flash_attention_for_cpu_backward", 3},
+      {"_scaled_dot_product_flash_attention_backward", 3},
+      {"native_layer_norm_backward", 2},   // inputs; weights with biases
+      {"_fused_rms_norm_backward", 2},
+      {"native_batch_norm", 3},            // two of statistics
+      {"native_batch_norm_backward", 2},
+      {"native_group_norm_backward", 3},
+      {"embedding_dense_backward", 8},     // a sort, its counts, the sums
+      {"index_put_", 8},
+      {"_index_put_impl_", 8}};
+  const auto found = several.find(name);
+  return found == several.end() ? 1 : found->second;
+}
+
 std::vector<OperatorWork> convolution_gradients(const RecordedCall& call) {
   std::vector<OperatorWork> both;
   const IntArrayRef y = call.in(0), weight = call.in(2);
@@ -285,15 +310,17 @@ std::vector<OperatorWork> operator_work(
   if (name == "convolution_backward") return convolution_gradients(call);
   if (name.starts_with("_scaled_dot_product_")) {
     const bool gradient = name.ends_with("_backward");
-    return {
-        gradient ? call.attention(1, 2, "attention gradients")
-                 : call.attention(0, 1, "attention")};
+    OperatorWork work = gradient ? call.attention(1, 2, "attention gradients")
+                                 : call.attention(0, 1, "attention");
+    work.launches = kernels_of(name);
+    return {work};
   }
   OperatorWork moves;
   const bool of_images = name.find("pool") != std::string::npos ||
                          name.find("batch_norm") != std::string::npos;
   moves.name = name + (of_images ? call.order_of_images() : "");
   if (!calls_others(name) && !only_allocates(name)) moves.bytes = call.bytes();
+  moves.launches = moves.bytes > 0 ? kernels_of(name) : 0;
   return {moves};
 }
 

@@ -38,6 +38,8 @@ struct OperatorWork {
   int64_t count = 0;  // equal products [m, k] x [k, n] that run together
   int64_t m = 0, n = 0, k = 0;
   double bytes = 0;         // of its tensors, each once
+  bool causal = false;      // attention: no query sees later keys
+  int64_t launches = 1;     // kernels on a GPU, in eager mode; 0: a view
   bool for_weight = false;  // a gradient of a parameter, and nothing else
 };
 

@@ -37,11 +37,13 @@ read_counted_layers(const std::filesystem::path& folder) {
 
 Configured configured_as_counted(
     const cost::ModelShape& layers, const Job& counted_for, const Job& job) {
-  if (computes_layers_together(job.layout)) {
+  const bool counted_alike = job.layout.tp == layers.layer_ranks &&
+                             job.layout.cp == 1 && job.layout.ep == 1;
+  if (!counted_alike) {
     throw ConfigError(
         to_string(job.layout) +
-        ": what ranks that compute a layer together send "
-        "within it was not counted");
+        ": its layers were counted for other ranks that compute a layer "
+        "together");
   }
   for (const char* table : {"model", "precision"}) {
     if (table_of(job, table) == table_of(counted_for, table)) continue;

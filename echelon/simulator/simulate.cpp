@@ -36,12 +36,6 @@ void check(const SimulationOptions& options) {
   }
 }
 
-const char* name_of_collective(cost::CollectiveKind kind) {
-  constexpr std::array kNames = {"all_reduce", "all_gather", "reduce_scatter",
-                                 "all_to_all", "broadcast",  "send"};
-  return kNames.at(static_cast<size_t>(kind));
-}
-
 // The axis under which time spent on such a group is reported.
 Axis reported_axis(AxisMask axes, const Layout& layout) {
   for (const Axis axis :
@@ -189,7 +183,7 @@ class SpanCollector final : public StepObserver {
   name_of(int32_t rank_class, const Instruction& instruction) const {
     const Program& program =
         *job_.job.ranks[static_cast<size_t>(rank_class)].program;
-    std::string name = name_of_collective(instruction.collective);
+    std::string name(cost::to_string(instruction.collective));
     if (instruction.label >= 0) {
       name += " " + program.labels[static_cast<size_t>(instruction.label)];
     }

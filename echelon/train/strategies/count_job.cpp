@@ -234,7 +234,8 @@ torch::DeviceType device_of(const Job& job) {
 
 // ---- for the cost formulas
 
-cost::CountedOperator operator_of(const counting::OperatorWork& work) {
+cost::CountedOperator
+operator_of(const counting::OperatorWork& work, bool on_gpu) {
   std::optional<cluster::ProductKind> product;
   if (!work.product.empty())
     product = cluster::product_kind_from_name(work.product);
@@ -246,7 +247,26 @@ cost::CountedOperator operator_of(const counting::OperatorWork& work) {
       .n = work.n,
       .k = work.k,
       .bytes = work.bytes,
+      .causal = work.causal,
+      .launches = on_gpu ? work.launches : 1,
       .for_weight = work.for_weight};
+}
+
+// What the ranks along tp send within a layer. Its bytes are those of the whole
+// tensor; an all-gather is given this rank's part.
+cost::CountedOperator
+operator_of(const TracedCollective& call, const Layout& layout) {
+  cost::CountedOperator one{
+      .name = call.operation,
+      .bytes = static_cast<double>(call.bytes),
+      .collective = cost::collective_kind(call.operation)};
+  if (!one.collective) {
+    throw ConfigError(call.operation + " within a layer has no cost formula");
+  }
+  if (one.collective == cost::CollectiveKind::all_gather) {
+    one.bytes *= static_cast<double>(layout.tp);
+  }
+  return one;
 }
 
 double flops_of(const counting::OperatorWork& work) {
@@ -276,7 +296,7 @@ void summarise(
 
 cost::CountedLayer layer_of(
     const counting::LayerCost& cost, const counting::LayerOperators& operators,
-    int64_t samples, double element_bytes) {
+    int64_t samples, double element_bytes, bool on_gpu) {
   const auto per_sample = 1 / static_cast<double>(samples);
   const auto elements = [&](int64_t bytes) {
     return static_cast<double>(bytes) / element_bytes * per_sample;
@@ -291,10 +311,10 @@ cost::CountedLayer layer_of(
       .counted_samples = samples};
   summarise(layer, operators.forward, element_bytes);
   for (const auto& work : operators.forward) {
-    layer.forward.push_back(operator_of(work));
+    layer.forward.push_back(operator_of(work, on_gpu));
   }
   for (const auto& work : operators.backward) {
-    layer.backward.push_back(operator_of(work));
+    layer.backward.push_back(operator_of(work, on_gpu));
   }
   for (const auto& one : cost.parameter_specs) {
     if (!one.requires_grad) continue;
@@ -312,12 +332,12 @@ cost::CountedLayer layer_of(
 
 cost::ModelShape shape_of(
     const counting::CountedOperators& all, int64_t samples, torch::Dtype dtype,
-    const std::string& name) {
+    const std::string& name, bool on_gpu = false) {
   cost::ModelShape model{.name = name};
   const auto element_bytes = static_cast<double>(c10::elementSize(dtype));
   for (size_t i = 0; i < all.costs.size(); ++i) {
     model.layers.push_back(
-        layer_of(all.costs[i], all.layers[i], samples, element_bytes));
+        layer_of(all.costs[i], all.layers[i], samples, element_bytes, on_gpu));
   }
   return model;
 }
@@ -425,9 +445,27 @@ cost::ModelShape counted_shape(const Job& job, const ModelSource& source) {
   const auto layers =
       with_loss(source.sharded(parallel), source, parallel, samples);
   const auto dtype = compute_dtype(job);
+  const auto device = device_of(job);
+  CollectiveTrace trace;
+  std::map<std::string, std::vector<TracedCollective>> forward, backward;
   const auto counted = counting::count_operators(
-      layers, input_specs(job, source, samples), {.dtype = dtype});
-  cost::ModelShape model = shape_of(counted, samples, dtype, source.name);
+      layers, input_specs(job, source, samples),
+      {.dtype = dtype,
+       .device = device,
+       .ran = [&](const std::string& layer, bool is_backward) {
+         (is_backward ? backward : forward)[layer] = trace.take();
+       }});
+  cost::ModelShape model = shape_of(
+      counted, samples, dtype, source.name, device != torch::kCPU);
+  model.layer_ranks = job.layout.tp;
+  for (cost::CountedLayer& layer : model.layers) {
+    for (const auto& call : forward.at(layer.name)) {
+      layer.forward.push_back(operator_of(call, job.layout));
+    }
+    for (const auto& call : backward.at(layer.name)) {
+      layer.backward.push_back(operator_of(call, job.layout));
+    }
+  }
   if (!source.sample.target_shape.empty()) {
     model.seq_len = source.sample.target_shape.front();
   }
