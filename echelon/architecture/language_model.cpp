@@ -1,3 +1,9 @@
+// A size is a shape by name, and options override it number by number, where 0
+// means not set. Numbers that follow from another one (the MLP of a gpt,
+// kv_heads that equal heads) are dropped when that one is overridden, and
+// derived again. The result is checked as a whole: numbers that are missing are
+// in one message, so that a user sets them in one go. Parameters have the order
+// and the names of Hugging Face's state dict.
 #include "echelon/architecture/language_model.h"
 
 #include <cmath>
@@ -132,6 +138,7 @@ void check_complete(
   need("layers", shape.layers);
   need("hidden_size", shape.hidden_size);
   need("heads", shape.heads);
+  // A gpt's is 4 * hidden_size, so that hidden_size is what is missing.
   if (shape.family == Family::llama || shape.hidden_size > 0) {
     need("intermediate_size", shape.intermediate_size);
   }
@@ -222,6 +229,8 @@ class Parameters {
 
 void list_gpt(Parameters& list, const LanguageModelShape& shape) {
   const int64_t hidden = shape.hidden_size;
+  // Each block adds two branches to the residual sum, and the variance of the
+  // sum must not grow with their number.
   const double residual = Parameters::kDeviation /
                           std::sqrt(2.0 * static_cast<double>(shape.layers));
   list.matrix("transformer.wte.weight", shape.vocab_size, hidden);

@@ -1,3 +1,8 @@
+// This file lists the parameters of image networks and of "mlp"
+// (language_model.cpp has the others) by name, shape and initial value, without
+// a module, so that the command line can check configurations and weights by
+// them. Sizes come from a user's numbers, so every product is checked for
+// overflow.
 #include "echelon/architecture/parameter_list.h"
 
 #include <algorithm>

@@ -1,3 +1,9 @@
+// A rate is the FLOPs or the bytes of a call over its time without the launch
+// overhead. On a processor the smallest call's time is that overhead, and is
+// subtracted; a GPU computes while the host launches the next operator, so that
+// nothing is. A floor on what is left keeps noise from making a rate infinite.
+// Operators have the names and bytes that counting/ gives them, so that a
+// prediction finds the rate of what it counted.
 #include "echelon/bench/bench_rates.h"
 
 #include <torch/types.h>
@@ -57,6 +63,8 @@ class Matmuls {
       for (int64_t n : sides) {
         for (int64_t k : sides) {
           const Tensor a = buffer(0, {m, k}, options);
+          // Linear layers keep weights as [out, in], so the second factor is a
+          // transposed view.
           const Tensor b = buffer(1, {n, k}, options).t();
           const Tensor c = buffer(2, {m, n}, options);
           add({precision, m, n, k}, 1, [a, b, c] {
@@ -329,6 +337,8 @@ void add_optimizers(Operators& operators, int64_t numel) {
   const Tensor m = operators.drawn({numel}), v = operators.drawn({numel}).abs();
   const Tensor step = torch::ones({}, p.options());
   const double bytes = static_cast<double>(p.nbytes());
+  // AdamW reads the parameter, the gradient and two moments, and writes all but
+  // the gradient. SGD reads the first two and writes the parameter.
   operators.add("optimizer adamw", 7 * bytes, [=] {
     at::_fused_adamw_(
         {p}, {g}, {m}, {v}, {}, {step}, 1e-9, 0.9, 0.99, 0.0, 1e-8, false,

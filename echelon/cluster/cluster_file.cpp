@@ -1,3 +1,9 @@
+// A Table hands out keys and remembers which were asked for; finish() then
+// refuses the others, so that a misspelled key is an error with its place and
+// the nearest known key. A table is read field by field into a device or node
+// that has the catalogue's figures already, and a key that is left out keeps
+// them. Links are checked last, since only the number of nodes tells which ones
+// are needed.
 #include "echelon/cluster/cluster_file.h"
 
 #include <algorithm>
@@ -159,6 +165,8 @@ MatrixRate read_matrix_rate(const Value& value, const std::string& title) {
   MatrixRate rate;
   std::string precision, kind(to_string(rate.kind));
   table.read("of", kind);
+  // `&`, not `&&`: all keys must be asked for, or finish() refuses those that
+  // come after a missing one.
   const bool whole =
       table.read("precision", precision) & table.read("m", rate.m, 1) &
       table.read("n", rate.n, 1) & table.read("k", rate.k, 1) &
@@ -267,6 +275,7 @@ class Reader {
         "[devices." + config::shortened(member.name) + "]";
     Table table(member.value, member.place, title);
     FileDevice made;
+    // A table with the name of a device of the catalogue changes that device.
     if (in_catalogue(member.name)) made.like = member.name;
     if (table.read("like", made.like) && !in_catalogue(made.like)) {
       table.refuse(
@@ -397,6 +406,7 @@ class Reader {
     Link made = link;
     const bool rate =
         inner.read("rate", made.bytes_per_second, Unit::bytes_per_second);
+    // The usual link's name would be wrong for another rate.
     if (rate) made.name.clear();
     inner.read("name", made.name);
     inner.read("latency", made.latency_seconds, Unit::seconds);

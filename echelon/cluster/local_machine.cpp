@@ -1,3 +1,9 @@
+// NVML is loaded with dlopen and its functions are looked up by name, so that
+// one build runs on machines with and without a driver; a function that is
+// missing reports nothing. A known GPU gives the catalogue's usual node, in
+// which the figures that the driver and the kernel report replace the usual
+// ones. A machine without GPUs becomes shares of its processor, whose rates are
+// guessed from clock and cores.
 #include "echelon/cluster/local_machine.h"
 
 #include <dlfcn.h>
@@ -153,6 +159,7 @@ Link network_of(const LocalMachine& machine, int64_t devices) {
   double infiniband = 0, other = 0;
   for (const auto& adapter : machine.adapters) {
     if (adapter.infiniband) {
+      // A rank is taken to use all InfiniBand adapters, but one Ethernet.
       infiniband += adapter.bytes_per_second;
     } else {
       other = std::max(other, adapter.bytes_per_second);
@@ -230,6 +237,7 @@ Node gpu_node(const LocalMachine& machine, int64_t devices) {
   if (nvlink > 0) {
     node.inside = {format("NVLink {}", gpu.nvlink_version), nvlink, 3e-6};
     node.switched = true;
+    // A switch that reduces exists only where the links end at a switch.
     node.reduces_in_switch &= gpu.nvswitch;
   } else if (pcie > 0) {
     node.inside = {pcie_name, pcie, 7e-6};

@@ -1,3 +1,8 @@
+// A measurement becomes a cluster file of one node: the node of
+// local_machine.h, in which measured rates replace the published or guessed
+// ones. The rates are those of one rank while all ranks were busy, so that what
+// they share (memory, links) is divided already. A device without published
+// figures takes its fastest matmul as its peak.
 #include "echelon/cluster/measured_machine.h"
 
 #include <algorithm>
@@ -139,6 +144,9 @@ Link link_of(const MachineMeasurement& measured) {
         "a link is measured by all_reduces of two sizes, 2 ranks or more");
   }
   const auto ranks = static_cast<double>(measured.ranks);
+  // A ring all-reduce moves 2 (n - 1) / n of the bytes over each link. The
+  // difference between two sizes gives the rate, and the rest of the smaller
+  // one's time is the latency.
   const double share = 2 * (ranks - 1) / ranks;
   // Noise may make the larger one faster; the latency then counts as 0.
   const double seconds = most->seconds > least->seconds

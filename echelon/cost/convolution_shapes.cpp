@@ -1,3 +1,8 @@
+// Image networks are counted by formulas, for one sample, with the layers that
+// models/image_models.cpp gives the trainer. A layer has its FLOPs, its
+// parameters, the elements that it keeps for backward and those that its
+// memory-bound operators move. The shape of its largest product stands for all
+// of its products.
 #include "echelon/cost/model_catalogue.h"
 
 #include <algorithm>

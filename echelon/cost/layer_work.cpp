@@ -1,3 +1,9 @@
+// A layer comes from one of three sources: a transformer's formulas
+// (transformer_work.cpp), operators that were counted one by one, or sums
+// alone. Sums become one matmul, whose depth takes up all of the layer's FLOPs,
+// and one pass through memory. Gradients of inputs and of weights are separate
+// lists, since schedules may run them apart. Where only some layers of a stage
+// recompute, a run of equal layers is split in two.
 #include "echelon/cost/layer_work.h"
 
 #include <algorithm>
@@ -47,6 +53,7 @@ void add_products(
   }
   work.forward.push_back(moves(layer, moved));
   if (layer.backward_flops > 0) {
+    // A matmul has two of its size in backward: for its inputs and its weights.
     const double half = layer.backward_flops * samples / 2;
     work.backward_input.push_back(products(layer, half, samples));
     work.backward_weight.push_back(products(layer, half, samples));
@@ -292,6 +299,7 @@ stage_work(const std::vector<LayerWork>& layers, const Strategy& strategy) {
   int64_t room = counts[0];
   for (const LayerWork& layer : layers) {
     if (blocks && !is_block(layer)) {
+      // The layers that are no blocks are the embedding and the head.
       append(
           &layer == &layers.front() ? partition.front() : partition.back(),
           layer, 1);

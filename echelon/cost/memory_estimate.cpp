@@ -1,3 +1,9 @@
+// A rank's memory is its state (state_bytes.cpp), the activations of the
+// microbatches that its schedule stores, the working memory of its largest
+// stage, buffers, and what the framework reserves. The number of stored
+// microbatches is a formula for each schedule, since a search cannot afford to
+// generate schedules. Ranks of one place in the pipeline hold the same, so one
+// of them is estimated.
 #include "echelon/cost/memory_estimate.h"
 
 #include <algorithm>

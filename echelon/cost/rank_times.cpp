@@ -1,3 +1,10 @@
+// A pass is a rank's layers with the seconds of each. The collectives of
+// parameters and gradients are laid beside it by one of three models:
+// LeadingCollectives, one layer ahead; TrailingCollectives, behind their layer;
+// QueuedCollectives, all at once. A step is longer by what remains exposed, and
+// by the share of the hidden part by which collectives slow computation. Equal
+// neighbours are one entry with a count, so that a deep model is estimated
+// nearly as fast as a shallow one.
 #include "echelon/cost/rank_times.h"
 
 #include <algorithm>
@@ -33,6 +40,7 @@ PassTimes::of(const Layers& layers, int64_t rank, Operations LayerWork::*pass) {
 }
 
 size_t PassTimes::place(int64_t rank) {
+  // On nodes of one kind all ranks are taken to be placed alike.
   const bool alike_all = !context_.cluster.mixed() && !places_.empty();
   if (rank == last_rank_ || alike_all) return last_place_;
   Place here{.node = &context_.cluster.node_of(rank), .groups = {}};
@@ -90,6 +98,8 @@ double gradient_seconds(
   const StageContext& context = sharing.context;
   const double bytes = elements * context.framework.gradient_bytes;
   if (bytes <= 0) return 0;
+  // Replicas of a sharded model reduce in two levels: a reduce-scatter over the
+  // shards, then an all-reduce of each shard over its copies.
   return context.seconds_of(
              CollectiveKind::reduce_scatter, bytes, sharers.shards,
              sharing.rank) +
@@ -212,6 +222,8 @@ class Reductions {
       seconds_ += as_double(filling) * seconds;
       layers_ += filling;
       if (filling == repeat && bytes(bucket_) < least_) return;
+      // A bucket of equal layers alone is followed by equal buckets, which are
+      // sent as one entry with a count.
       const int64_t times = alone ? repeat / filling : 1;
       send(times);
       repeat -= times * filling;
@@ -267,6 +279,7 @@ Exposed operator+(const Exposed& one, const Exposed& other) {
 /// The seconds of collectives that run beside computing: the opposite of
 /// exposed_part().
 double hidden_seconds(const Exposed& one, const Framework& framework) {
+  // With h hidden seconds and slowdown s, exposed = all - h + s h.
   const double slowdown = framework.overlap_slowdown;
   return (one.all - one.exposed) / (1 - slowdown);
 }

@@ -1,3 +1,7 @@
+// The cost of a stage is that of its passes, each layer's once (PassTimes), and
+// of its transfers: beside computing, or in the stage's own time where the
+// framework blocks. What follows the last microbatch belongs to a rank, not to
+// a stage, since a rank's stages share their reductions and one optimizer step.
 #include <algorithm>
 #include <cmath>
 
@@ -35,6 +39,8 @@ double offloaded_optimizer_seconds(
                             ? node.host_memory_bytes_per_second *
                                   rates_of(node.device).host_memory_share
                             : node.host.bytes_per_second;
+  // An element moves 28 bytes: 24 for the master and two moments, which are
+  // read and written, and 4 for the gradient, which is read.
   return elements * ((context.framework.gradient_bytes +
                       element_bytes(context.strategy.precision)) /
                          node.host.bytes_per_second +

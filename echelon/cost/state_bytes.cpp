@@ -1,4 +1,8 @@
-
+// This file computes the parameters that one rank holds of each stage, and then
+// the bytes of their weights, gradients and optimizer state. sharing_axes()
+// decides by how many ranks ZeRO divides them; experts leave out ep, since
+// other ranks of ep have other experts. The frameworks differ in what they keep
+// unsharded, and in which dtype (Framework::memory).
 #include <algorithm>
 #include <string>
 

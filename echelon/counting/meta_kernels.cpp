@@ -1,5 +1,8 @@
 // Kernels for the meta device that PyTorch has only in Python: the C++ library
-// lacks them. An operator that has a kernel keeps its own.
+// lacks them. An operator that has a kernel keeps its own. A kernel here finds
+// the shapes, dtypes and memory order of the results, and no values. The memory
+// order matters as well: it decides which operators after this one copy their
+// inputs. The dispatcher learns of the kernels when the program is loaded.
 #include <torch/csrc/jit/frontend/function_schema_parser.h>
 #include <torch/library.h>
 #include <torch/types.h>
@@ -105,6 +108,7 @@ Three convolution_backward(
 Three batch_norm(
     const Tensor& x, const MaybeTensor&, const MaybeTensor&, const MaybeTensor&,
     const MaybeTensor&, bool training, double, double) {
+  // Statistics of the batch exist in training alone.
   const SymInt saved = training ? x.sym_size(1) : SymInt(0);
   return {ordered_like(x), sized({saved}, x), sized({saved}, x)};
 }
@@ -352,6 +356,8 @@ void add_like(torch::Library& library, const std::string& name) {
 
 }  // namespace
 
+// MetaMode calls this. Without a call into this file, the linker would leave it
+// out of a static library's users, and its registrations with it.
 void detail::need_meta_kernels() {}
 
 }  // namespace echelon::counting

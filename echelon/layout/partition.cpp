@@ -282,6 +282,7 @@ smallest(double lowest, const Probe& probe, const BoundOf& bound_of) {
   while (high - low > kPrecision * high) {
     const double middle = low + (high - low) / 2;
     if (auto partition = probe(middle)) {
+      // A partition often keeps less than was asked of it, which saves probes.
       high = bound_of(*partition);
       best = std::move(partition);
     } else {
@@ -398,6 +399,8 @@ std::vector<size_t> balance_memory(size_t slices, const SliceMemory& memory) {
   needs.limit_all();
   std::vector<double> costs;
   for (size_t i = 0; i < memory.bytes.size(); ++i) {
+    // Costs only choose among partitions that keep the bound, so the count of
+    // one slice serves for all.
     costs.push_back(needs.need(0, i, i + 1));
   }
   Partitions partitions(costs, slices, &needs);

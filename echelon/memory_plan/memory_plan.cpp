@@ -1,3 +1,8 @@
+// A plan walks the step of one rank for each place in the pipeline
+// (memory_walk.h); the other ranks of that place hold the same. Advice comes
+// from the same walk: one setting is changed, the job is planned again, and the
+// difference of the largest peaks is what the setting saves. Each setting is
+// tried alone, and one that saves less than a hundredth is not mentioned.
 #include "echelon/memory_plan/memory_plan.h"
 
 #include <algorithm>
@@ -47,6 +52,7 @@ MemoryModel with_batch(MemoryModel model, double factor) {
       scale(use.kept_bytes);
       scale(use.repeated_bytes);
       scale(use.forward_peak_bytes);
+      // Gradients of parameters are as large for any number of samples.
       use.backward_peak_bytes -= use.backward_peak_gradient_bytes;
       scale(use.backward_peak_bytes);
       use.backward_peak_bytes += use.backward_peak_gradient_bytes;
@@ -187,6 +193,8 @@ std::vector<Advice> advise(const MemoryModel& model, const Job& job) {
   if (const auto setting = shard_replicas(changed); !setting.empty()) {
     add(setting, model, changed);
   }
+  // Twice the passes with half the samples each: the counts are halved and the
+  // schedule gets the further passes.
   if (job.layout.pp == 1) {
     changed = job;
     changed.train.accumulate *= 2;
@@ -216,6 +224,7 @@ std::string explain_shortage(
   const auto grown =
       *std::ranges::max_element(timeline::kMemoryKinds, {}, above);
   const auto most = largest_kind(held);
+  // A kind far above its plan is likelier the cause than the largest one.
   const bool exceeds = above(grown) > own.peak.total() / 20;
   const timeline::MemoryKind named = exceeds ? grown : most;
   std::string text = format(

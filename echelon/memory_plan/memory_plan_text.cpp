@@ -1,3 +1,8 @@
+// Ranks with equal plans are one group with one line, so that the text stays
+// short for any number of ranks. The largest value of a table decides the unit
+// of all of it, and the fullest rank or the limit decides the scale of all
+// bars, so that lines can be compared at a glance. JSON has the same groups
+// with exact bytes.
 #include "echelon/memory_plan/memory_plan.h"
 
 #include <algorithm>
@@ -115,6 +120,8 @@ bar(const timeline::MemoryByKind& memory, int64_t most, size_t width,
   size_t drawn = 0;
   for (const timeline::MemoryKind kind : timeline::kMemoryKinds) {
     sum += memory[kind];
+    // The running sum is rounded, not each part, so that the parts of a bar are
+    // together as long as their sum.
     const auto end = static_cast<size_t>(std::llround(
         static_cast<double>(sum) /
         static_cast<double>(std::max<int64_t>(1, most)) *

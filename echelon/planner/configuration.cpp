@@ -1,3 +1,9 @@
+// A table has the keys that the plan decides; what a user decides (paths,
+// steps) is a comment to fill in, and most keys that would equal their default
+// are left out, so that the text shows the choices. A plan speaks of
+// microbatches and of numbers of recomputed layers, for which a configuration
+// has other keys: the batch of a step with its passes, and a budget of
+// activations that the trainer fills by its own choice of layers.
 #include "echelon/planner/configuration.h"
 
 #include <algorithm>
@@ -228,6 +234,7 @@ int64_t kept_activation_bytes(const cost::StepEstimate& step) {
   for (const auto& rank : step.memory.ranks) {
     most = std::max(most, rank[timeline::MemoryKind::activations]);
   }
+  // It is rounded up, so that the plan's own choice fits its budget.
   return ((most >> 20) + 1) << 20;
 }
 
@@ -262,6 +269,7 @@ std::string train_table(const cost::Strategy& strategy) {
     table.number("accumulate", strategy.num_microbatches());
   }
   if (!strategy.rank_microbatch.empty()) {
+    // [train] rank_batch has the samples of a step, a plan those of one pass.
     std::vector<int64_t> batches = strategy.rank_microbatch;
     for (int64_t& batch : batches) batch *= strategy.num_microbatches();
     table.numbers("rank_batch", batches);

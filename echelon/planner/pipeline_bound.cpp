@@ -1,3 +1,7 @@
+// The header proves the bounds. Times are kept as running sums over the layers,
+// so that the work of any stage is a difference of two numbers, and layers are
+// timed once for all groups that agree in what a layer's time depends on
+// (LayerTimes). Pipelines whose ranks have the same sums are bounded once.
 #include "echelon/planner/pipeline_bound.h"
 
 #include <algorithm>
@@ -69,6 +73,7 @@ double slowest_rank(
     }
     if (stage + 1 == stages) both += sums.last_both;
     ranks[rank].own += both;
+    // Stages ascend, so a rank's first one here is its lowest.
     if (ranks[rank].below < 0) ranks[rank].below = sum_below;
     if (around == Around::forward) sum_below += forward;
     if (around == Around::both) sum_below += both;
@@ -89,6 +94,7 @@ double least_share(
   double least = std::numeric_limits<double>::infinity();
   const LayerTimes::Sums* last = nullptr;
   for (const auto* sums : of_rank) {
+    // Ranks of one kind share their sums and mostly follow each other.
     if (sums == last) continue;
     last = sums;
     least = std::min(least, part(*sums) / sums->total());

@@ -383,6 +383,7 @@ explain_key(const PlanRequest& request, const std::string& key) {
   std::vector<Alternative> rows;
   const Plan* best = nullptr;
   const std::vector<int64_t> values = values_of(job, setting);
+  // `best` points into the rows, which must stay where they are.
   rows.reserve(values.size());
   for (const int64_t value : values) {
     SearchJob one = job;

@@ -1,3 +1,8 @@
+// Both pictures are a Plane: points over two logarithmic axes, drawn as SVG.
+// Ratios of time, memory and devices are what a reader compares, and on such
+// axes equal ratios are equal distances; linear scaling is a straight line. A
+// point carries its own text, placed below the plot and shown while the point
+// is pointed at, so that the picture needs no script.
 #include "echelon/planner/plan_choices.h"
 
 #include <algorithm>
@@ -109,6 +114,8 @@ class PlaneDrawing {
         "hint", plane_.id + "-hint",
         "Point at a dot, or tap it, to see its layout.");
     page_.add("<g class='points'>");
+    // SVG draws later elements above earlier ones: the outlined points are
+    // last.
     for (const bool ring : {false, true}) {
       for (size_t i = 0; i < plane_.points.size(); ++i) {
         if (plane_.points[i].ring() == ring) draw(plane_.points[i], i);

@@ -1,3 +1,8 @@
+// make_plan_page() runs the searches that only the page needs, and to_html()
+// draws: the headline figures, the reason, the memory of each plan, the best
+// plan's step as the simulator runs it, then other layouts and numbers of
+// devices (plan_choices.cpp). When nothing fits, the closest plan takes the
+// place of the best one, and its step is not drawn.
 #include "echelon/planner/plan_page.h"
 
 #include <algorithm>
@@ -326,6 +331,8 @@ PlanPage make_plan_page(const PlanRequest& request, const PlanResult& result) {
       .result = result,
       .choices = result.plans,
       .growth = {}};
+  // The page searches many numbers of devices, and its pictures need no exact
+  // optimum.
   page.request.coarse = true;
   std::erase_if(page.request.fixed, [](const auto& fixed) {
     return fixed.first == "devices";

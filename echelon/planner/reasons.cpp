@@ -1,3 +1,9 @@
+// The sentences quote the estimates by which the plans were ranked. Besides,
+// only counterexamples are computed: the state without any sharding, the usual
+// order of the axes, the search with fewer constraints. A contradiction is
+// explained by a minimal set of constraints, found by leaving out one after the
+// other, and by the values that the last one of the set could have beside the
+// others.
 #include "echelon/planner/reasons.h"
 
 #include <algorithm>
@@ -275,6 +281,7 @@ std::string nearest_batches(SearchJob job) {
   const int64_t batch = job.global_batch;
   std::vector<std::string> found;
   for (const int64_t sign : {int64_t{-1}, int64_t{1}}) {
+    // Among so many neighbours one is a multiple of the number of devices.
     for (int64_t away = 1; away <= job.devices; ++away) {
       job.global_batch = batch + sign * away;
       if (job.global_batch < 1) break;
@@ -495,6 +502,8 @@ std::vector<int64_t> values_of(const SearchJob& job, const SearchKey& key) {
     }
   }
   if (!values.empty()) return {values.begin(), values.end()};
+  // Only these keys and the order differ between the variants of a group. The
+  // others are read off the group, which saves listing its variants.
   const bool of_variants = key.name == "schedule" || key.name == "gather" ||
                            key.name == "stage" || key.name == "stages_per_rank";
   for (const auto& group : list_groups(job)) {

@@ -172,6 +172,7 @@ class MemoryFitter {
       const MemorySaver& last = *(end - 1);
       const auto least =
           is_needless(last, fitted) ? std::nullopt : weigh_with(last, strategy);
+      // If even that one does not fit, none of these does.
       if (least && !least->fits && !closer(*least)) {
         begin = end;
         continue;
@@ -389,6 +390,8 @@ std::vector<BoundedVariant> bounded_variants(
     const PipelineBound& bound, std::vector<cost::Strategy> strategies) {
   std::vector<BoundedVariant> variants;
   for (cost::Strategy& strategy : strategies) {
+    // The bound sees a variant's pipeline alone, and variants of one pipeline
+    // follow each other.
     const bool known =
         !variants.empty() && same_pipeline(variants.back().strategy, strategy);
     const double seconds = known ? variants.back().bound : bound.of(strategy);
@@ -488,6 +491,8 @@ class Search {
     if (!cost::check_strategy(job_.model, strategy, job_.cluster).empty())
       return true;
     smallest_bytes_ = std::min(smallest_bytes_, bytes);
+    // The list is thinned only when it is full: smallest_bytes_ has fallen
+    // since.
     if (near_.size() >= kMostNear) {
       std::erase_if(near_, [&](const auto& one) {
         return one.first > kNearSmallest * smallest_bytes_;

@@ -22,6 +22,7 @@ std::vector<int64_t> microbatch_sizes(int64_t rank_batch) {
   std::vector<int64_t> sizes;
   for (const int64_t size : divisors(rank_batch)) {
     const int64_t parts = rank_batch / size;
+    // All small sizes are tried, and of the large ones those with 2^n passes.
     const bool half = (parts & (parts - 1)) == 0;
     if (size <= kMostSmallMicrobatch || half) sizes.push_back(size);
   }

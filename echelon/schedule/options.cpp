@@ -251,6 +251,8 @@ class DualPipeV {
   std::deque<int32_t> deferred_;  // stages whose W is due, oldest first
   int32_t upto_;                  // this rank and those before it
   int32_t after_;                 // ranks after this one
+  // The warm-up has 2 * after_ + upto_ of the forwards down; these are the
+  // others.
   int32_t pairs_;
 };
 
@@ -282,6 +284,8 @@ Schedule interleaved(int32_t ranks, int32_t microbatches, int32_t v) {
     const auto local = [&](int32_t step) {
       return stages[static_cast<size_t>(step)];
     };
+    // Megatron-LM's warm-up, with the longest round in place of p, since rounds
+    // may be longer when p does not divide the microbatches.
     const int32_t warmup =
         std::min(steps, (v - 1) * longest + 2 * (ranks - 1 - rank));
     for (int32_t step = 0; step < steps + warmup; ++step) {
@@ -328,6 +332,7 @@ Schedule zb_h(int32_t ranks, int32_t microbatches, int32_t) {
 
 Schedule zb_v(int32_t ranks, int32_t microbatches, int32_t) {
   Schedule schedule = folded(ranks, microbatches);
+  // The first rank's warm-up alone has 2p - 1 forwards.
   const int32_t written = std::max(microbatches, 2 * ranks - 1);
   for (int32_t rank = 0; rank < ranks; ++rank) {
     ZbV(schedule, rank, ranks, written).write();

@@ -296,6 +296,8 @@ class Run {
       arrive(transfer, transfer.begin + transfer.message->seconds);
       return;
     }
+    // Numbers of transfers that have ended are used again, so that memory grows
+    // with the messages under way, not with those of the step.
     int32_t number = static_cast<int32_t>(messages_.size());
     if (unused_messages_.empty()) {
       messages_.push_back(transfer);
@@ -345,6 +347,8 @@ class Run {
     Rendezvous& rendezvous = rendezvous_[slot][at];
     ++rendezvous.arrived;
     rendezvous.start = std::max(rendezvous.start, time);
+    // Members on different devices may have different times for one collective:
+    // the slowest sets it.
     rendezvous.seconds =
         std::max(rendezvous.seconds, instruction.collective_seconds);
     if (rendezvous.arrived < job_.classes.groups[at].members.size()) return;

@@ -1,3 +1,9 @@
+// The formulas give the estimate of a step; the events then replace its times.
+// Steps differ only with jitter, so without it one is run for all, and repeated
+// only where the timeline records it. The step of median length is the result:
+// its parts are those of the slowest rank, and rates follow from its length,
+// since the work of a step stays the same. Spans get the names, tracks and
+// kinds of a real run's, so that the report and `echelon explain` read both.
 #include "echelon/simulator/simulate.h"
 
 #include <algorithm>
@@ -100,6 +106,8 @@ class SpanCollector final : public StepObserver {
       double end, bool blocking) override {
     const AxisMask axes =
         job_.job.classes.axes[static_cast<size_t>(instruction.group)];
+    // A run records what a rank gives to a collective, and an instruction has
+    // the whole tensor.
     double bytes = instruction.bytes;  // of this rank's input
     if (instruction.collective == cost::CollectiveKind::all_gather) {
       int64_t ranks = 1;
@@ -255,6 +263,7 @@ void fill_parts(
 }
 
 void scale_rates(cost::StepEstimate& step, double seconds) {
+  // Rates are work over time, and only the time is another.
   const double factor = step.step_seconds / seconds;
   step.step_seconds = seconds;
   step.tokens_per_second *= factor;

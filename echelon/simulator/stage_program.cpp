@@ -280,6 +280,7 @@ class Builder {
     const bool first = position.first && first_differs(kind);
     const bool last = position.last && last_differs(kind);
     const Position same{first, last};
+    // add_stage() visits false before true, so that pass is there already.
     if (same.number() != position.number()) return own[same.number()];
     program_.passes.push_back(make_pass(layers, kind, position));
     return static_cast<int32_t>(program_.passes.size()) - 1;
@@ -325,6 +326,7 @@ class Builder {
     Instructions pass;
     cost::Elements bucket;
     const bool drains = reduces && reduces_often_;
+    // The reductions of the microbatch before may last until here.
     if (drains && in_.framework.reduces_until_backward) {
       list.push_back({.kind = Instruction::Kind::wait_all});
     }
