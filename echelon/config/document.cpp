@@ -1,3 +1,9 @@
+// tables_ is what the file and the overrides say, entries_ what the program has
+// bound, in that order; finish() compares the two, so that a key is unknown
+// when no bind() asked for it. Problems are collected, not thrown, and come out
+// sorted by their place, those of flags last. An unknown key is looked for in
+// turn among other programs' names, the keys of other tables, and similar
+// spellings.
 #include "echelon/config/document.h"
 
 #include <algorithm>

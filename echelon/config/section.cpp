@@ -1,3 +1,9 @@
+// Each type of target has an overload of a few small functions: assign() reads
+// a TOML value, text_of() writes it, type_of() names the type, numbers_of() and
+// size_of() give what rules look at; on() picks the overload. A Field records
+// its default, reads its key and checks each rule as the rule is added. After
+// the first broken one (failed_) the others are recorded for the reference, but
+// not checked, so that a key has one error.
 #include "echelon/config/section.h"
 
 #include <algorithm>
@@ -172,6 +178,7 @@ std::string text_of(const T& value) {
 }
 std::string text_of(milliseconds value) {
   if (value.count() == 0) return "\"0s\"";
+  // The largest unit of which the time is a whole multiple reads best.
   for (const char* name : {"h", "m", "s", "ms"}) {
     for (const auto& unit : kUnits) {
       if (unit.name == name && value.count() % unit.milliseconds == 0) {

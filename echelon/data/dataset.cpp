@@ -1,3 +1,9 @@
+// This file has the kinds of data sets and what they share: the memory of a
+// batch, the skipping of broken samples, the split into training and held-out
+// samples. load() writes one sample into memory that the caller owns, so that
+// threads fill the rows of one batch side by side. A data set does not change
+// while it loads; decoders and their buffers belong to the thread. What is
+// random is a function of the seed, the epoch and the sample's index.
 #include "echelon/data/dataset.h"
 
 #include <c10/util/accumulate.h>
@@ -54,11 +60,14 @@ class DigitsDataset : public Dataset {
 
 /// Two rounds of a 32-bit mixer per number, without state, so that compilers
 /// vectorise the loop.
+/// With target_clones the loader chooses a version before a sanitizer's runtime
+/// has started, so sanitizers get the plain loop.
 #if defined(__x86_64__) && !defined(__SANITIZE_THREAD__) && \
     !defined(__SANITIZE_ADDRESS__) && defined(__GNUC__)
 __attribute__((target_clones("avx2", "default")))
 #endif
 void fill_uniform(float* to, int64_t count, uint32_t key, uint32_t other_key) {
+  // A uniform distribution of half width sqrt(3) has variance 1.
   constexpr float kStep = 1.7320508f / (1 << 23);  // half width: sqrt(3)
   for (int64_t i = 0; i < count; ++i) {
     uint32_t x = static_cast<uint32_t>(i) * 0x9e3779b9u + key;
@@ -163,6 +172,7 @@ class ImagesDataset : public Dataset {
     if (classes.empty()) return;
     for (auto& image : folder_.images) {
       const auto& name = folder_.classes[static_cast<size_t>(image.label)];
+      // inspect_data() has refused class folders that `classes` lacks.
       image.label = std::lower_bound(classes.begin(), classes.end(), name) -
                     classes.begin();
     }
@@ -338,6 +348,7 @@ void drop_rows(Batch& batch, const std::vector<std::string>& reasons) {
       batch.skip_reasons.push_back(reasons[row]);
       continue;
     }
+    // kept <= row: no row is overwritten before it has been moved.
     for (const auto* tensor : tensors) {
       const size_t bytes = tensor->nbytes() / n;
       auto* data = static_cast<std::byte*>(tensor->data_ptr());

@@ -1,3 +1,9 @@
+// Variables are read through a function, so that tests need no environment of
+// their own. The names of torchrun say all that a rank must know. srun and
+// mpirun say neither an address nor a port of rank 0: the port is a hash of the
+// job's id, the same on every rank, and the host comes from the list of nodes
+// or from the address of mpirun's own daemon. The variables that the launcher
+// sets are at the end.
 #include "echelon/environment/rank_environment.h"
 
 #include <algorithm>
@@ -42,6 +48,7 @@ either(const GetVariable& get, const char* name, const char* other) {
 }
 
 /// A port that all ranks of a job derive from a text that they share.
+/// The hash is FNV-1a: all hosts must compute the same one.
 int port_from(const std::string& text) {
   uint64_t hash = 1469598103934665603ull;
   for (unsigned char c : text) hash = (hash ^ c) * 1099511628211ull;

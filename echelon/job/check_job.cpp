@@ -1,3 +1,9 @@
+// The rules run in one fixed order, and a rule may rely on those before it: the
+// number of microbatches that check_pipeline() finds is what batches must
+// divide by, and the data's files are read only after the rules that need none
+// have passed. A rule throws at once. Its message begins with the place where
+// the key was set and with the value (Document::where); errors of other
+// folders, which do not know where a setting came from, get the place in front.
 #include "echelon/job/check_job.h"
 
 #include <unistd.h>
@@ -24,6 +30,7 @@ class Checker {
  public:
   Checker(const Job& job, int64_t num_ranks)
       : job_(job), num_ranks_(num_ranks), document_(job.document) {
+    // A job that a program made has no document of its own.
     if (document_.entries().empty()) document_ = describe(job);
   }
 
@@ -206,6 +213,8 @@ class Checker {
 
   void check_devices() {
     const auto& model = job_.model;
+    // This folder is free of LibTorch, so the driver's device file tells
+    // whether the machine has GPUs.
     const bool gpus = ::access("/dev/nvidiactl", F_OK) == 0;
     for (const auto& device : model.devices) {
       const bool cuda =
@@ -255,6 +264,8 @@ class Checker {
     const int64_t degree = job_.layout.data_degree();
     if (!train.rank_batch.empty()) return check_rank_batch();
     int64_t divisor = 0;
+    // A batch is at most 2^30 (options/bind.cpp). Where the divisor is larger,
+    // no batch is large enough, and only fewer passes help.
     if (__builtin_mul_overflow(degree, passes_per_step(), &divisor) ||
         divisor > train.batch) {
       fail(
@@ -427,6 +438,7 @@ class Checker {
     const auto begins_with = [&](const std::string& path) {
       return !path.empty() && message.starts_with(path);
     };
+    // One path may be the beginning of the other: the longer one is meant.
     const bool holdout = begins_with(data.holdout_path) &&
                          data.holdout_path.size() >= data.path.size();
     if (data.name == DataKind::text && !holdout) {
@@ -511,6 +523,7 @@ class Checker {
       throw ConfigError(place("model.name") + error.what());
     }
     if (is_language_model(job_.model)) {
+      // A fault that the model has without any sharding is not blamed on tp.
       check_text_model(facts, 1, "model.name");
       check_text_model(facts, job_.layout.tp, "layout.tp");
     } else {

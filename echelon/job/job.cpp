@@ -1,3 +1,8 @@
+// The overrides of the command line are written into the document before
+// anything is bound to it, each with its flag. So a value is read and checked
+// once, whoever set it, and an error names the flag. A layout given as a flag
+// replaces all degrees of the file, and -n sets dp only where nobody gave a
+// degree.
 #include "echelon/job/job.h"
 
 #include <algorithm>

@@ -1,3 +1,9 @@
+// The guard is one loop around poll(). All its signals are blocked and SIGCHLD
+// comes through a file, so poll() sees orders, the launcher's end and ended
+// children alike. An error of exec comes back through a pipe that a successful
+// exec closes. After the main process of the rank has ended, its other
+// processes get SIGTERM, then SIGKILL; the guard ends when waitpid has no child
+// left.
 #include "echelon/launch/guard.h"
 
 #include <dirent.h>
@@ -64,11 +70,7 @@ void close_launcher_files(const std::vector<int>& keep) {
   }
 }
 
-// The process between launcher and rank. All signals are blocked and SIGCHLD
-// comes through a file, so one poll() sees orders, the launcher's end and ended
-// children. An error of exec comes back through a pipe that a successful exec
-// closes. After the main process of the rank has ended, its other processes get
-// SIGTERM, then SIGKILL; the guard ends when waitpid has no child left.
+// The process between launcher and rank.
 class GuardProcess {
  public:
   GuardProcess(const GuardSpec& spec, int socket)
@@ -129,6 +131,8 @@ class GuardProcess {
       tell(GuardReport::fork_failed, fork_error);
       return false;
     }
+    // Both processes set the group: whichever comes first, it is there before
+    // either goes on.
     setpgid(rank_, rank_);
     release_files();
     int exec_error = 0;
@@ -147,6 +151,7 @@ class GuardProcess {
   [[noreturn]] void become_rank(pid_t guard, int failure) {
     setpgid(0, 0);
     prctl(PR_SET_PDEATHSIG, SIGKILL);
+    // The guard may have ended before prctl() took effect.
     if (getppid() != guard) _exit(127);
     const int input =
         spec_.input >= 0 ? spec_.input : open("/dev/null", O_RDONLY);
@@ -154,7 +159,9 @@ class GuardProcess {
     if (spec_.output >= 0) dup2(spec_.output, 1);
     if (spec_.error >= 0) dup2(spec_.error, 2);
     if (input > 2 && spec_.input < 0) close(input);
+    // Without close-on-exec the program inherits it.
     if (spec_.master_fd >= 0) fcntl(spec_.master_fd, F_SETFD, 0);
+    // The launcher ignores SIGPIPE, and exec keeps ignored signals ignored.
     signal(SIGPIPE, SIG_DFL);
     auto arguments = pointers(spec_.command);
     auto variables = pointers(spec_.environment);
@@ -214,6 +221,7 @@ class GuardProcess {
     } else {
       rank_gone_ = true;
       tell(GuardReport::exited, status);
+      // A stopped process takes SIGTERM only when it is continued.
       for (const pid_t pid : descendants(getpid())) {
         kill(pid, SIGTERM);
         kill(pid, SIGCONT);

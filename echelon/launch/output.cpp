@@ -1,3 +1,8 @@
+// A rank's bytes go from its pipe into its log, as they are, and onto the
+// screen, by lines. Nothing waits for the screen: it queues what its file does
+// not take yet, and while the queue is full the launcher reads no more, so that
+// the ranks' own pipes fill up and slow the ranks down. The log is written at
+// once, since writing a file does not wait for a reader.
 #include "echelon/launch/output.h"
 
 #include <fcntl.h>
@@ -45,6 +50,7 @@ void LineSplitter::feed(
     if (bytes[stop] == '\n') {
       emit(now, sink);
     } else {
+      // Only the next text clears the line: \r\n must end it as \n does.
       after_return_ = true;
     }
     bytes.remove_prefix(stop + 1);
@@ -175,6 +181,7 @@ std::string safe_for_terminal(std::string_view line) {
       text += (c < 0x20 && c != '\t') || c == 0x7f ? '?' : line[i];
     }
   }
+  // The next line may be another rank's, and must not take on the colour.
   return coloured ? text + "\x1b[0m" : text;
 }
 

@@ -1,5 +1,9 @@
 // The layers of image networks and of "mlp". In a tensor-parallel group a
 // convolution computes this rank's channels, and the last layer sums over them.
+// So images stay sharded by channels from the first convolution to the last
+// layer, and batch norms, ReLU, pooling and residual sums send nothing to the
+// ranks of the group. The modules of residual networks have torchvision's
+// names.
 #include <torch/nn/module.h>
 #include <torch/types.h>
 

@@ -1,4 +1,9 @@
 // The keys of all tables but [data] and [model], which have files of their own.
+// A bind() states each key once: its field, help, bounds and names. The same
+// statements read a configuration, check a job that a program made, and list
+// the keys in this order. An enum's names are a constant at the top where
+// to_string() needs them too, so that a message spells a value as a
+// configuration does.
 #include "echelon/options/bind.h"
 
 namespace echelon {

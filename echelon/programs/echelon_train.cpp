@@ -1,5 +1,9 @@
 // echelon-train: the part of the command line that needs LibTorch. `echelon`
-// checks what it is given and starts this program, once per rank.
+// checks what it is given and starts this program, once per rank. A command
+// takes its arguments one by one, and end() refuses what is left before
+// anything is done. Rank 0 alone prints results, or the terminal would show
+// them once per rank. main() turns an exception into the rank's error report,
+// which the launcher reads, and into the exit code.
 #include <torch/version.h>
 
 #include <cstdio>
@@ -154,6 +158,7 @@ int run_train(Arguments& arguments) {
     if (!made) {
       if (world.rank() == 0) make_run_folder(job);
       world.group().barrier();
+      // Ranks on other hosts may not see the folder of rank 0.
       std::filesystem::create_directories(folder);
     }
     const TrainResult result = train(job, world, folder);

@@ -1,3 +1,8 @@
+// At the end of a run each rank gives its spans to rank 0 through the store, as
+// MessagePack, and rank 0 alone writes. A prediction and findings are additions
+// that must never end a run: whatever fails in them is left out, or becomes a
+// sentence that says why it is missing. Findings are read from the run's files
+// as `echelon explain` reads them, so timeline.json is written before.
 #include "echelon/train/report_writer.h"
 
 #include <torch/types.h>
@@ -112,6 +117,8 @@ std::string rank_name(const World& world) {
 /// Rank 0's clock minus ours, for hosts with different clocks: half a round
 /// trip over the store is accurate enough for a drawing.
 int64_t clock_offset(World& world) {
+  // The ranks leave the barrier at nearly the same time, and read their clocks
+  // then.
   world.group().barrier({.label = "clock"});
   const auto clocks = world.exchange(std::to_string(timeline::steady_now_ns()));
   if (world.local_size() == world.size()) return 0;
@@ -420,6 +427,7 @@ describe_shards(const Job& job, const ModelSource& source) {
       if (!layer.module) continue;
       const auto local = shards_of(*layer.module);
       auto& parameters = shards.layers[i].parameters;
+      // Every rank has the same parameters in the same order.
       size_t at = 0;
       for (const auto& item : layer.module->named_parameters()) {
         if (rank == 0) {

@@ -42,6 +42,7 @@ std::atomic<bool> terminated{false};
 
 void on_stop_signal(int signal) {
   if (signal == SIGTERM) terminated = true;
+  // The loop looks at the first signal after a step, which may never end.
   if (stop_signals.fetch_add(1) > 0) std::_Exit(128 + signal);
 }
 
@@ -345,6 +346,7 @@ void Loop::settle() {
   }
   stop_ = sums.stop;
   preempted_ = sums.preempted;
+  // News from another phase of the saver says nothing about this one.
   const bool same_phase =
       saver_ && saver_->phase_number() == queued.saver_phase;
   news_ = same_phase ? sums.saver : SaverNews{};
@@ -355,6 +357,8 @@ void Loop::settle() {
 
 void Loop::record(
     const Queued& queued, const StepSums& sums, const StepUpdate& update) {
+  // On a GPU the host begins a step before the last one has ended: the time
+  // between two ends is that of the step.
   const double began = std::max(queued.started, settled_);
   settled_ = seconds();
   if (!is_rank_zero()) return;

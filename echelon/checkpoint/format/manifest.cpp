@@ -1,3 +1,8 @@
+// check_contents() refuses what could lead a reader astray: names that leave
+// the folder, slices that overlap, leave a gap or claim more bytes than their
+// file has. So code that reads tensors trusts a manifest that was parsed. The
+// content hash covers what training continues from, and neither the layout nor
+// the files: equal states that other numbers of ranks have saved hash alike.
 #include "echelon/checkpoint/format/manifest.h"
 
 #include <algorithm>
@@ -220,6 +225,7 @@ std::string content_hash(const CheckpointManifest& manifest) {
   }
   std::vector<const SavedTensor*> tensors;
   for (const auto& tensor : manifest.tensors) {
+    // Random states belong to ranks, and would tell layouts apart.
     if (tensor.kind != SavedKind::random) tensors.push_back(&tensor);
   }
   std::ranges::sort(tensors, {}, &SavedTensor::name);

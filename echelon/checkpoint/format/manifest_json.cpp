@@ -1,5 +1,9 @@
 // The text of manifest.json, and of a rank's part of it: written by appending,
-// since a manifest may have a million slices, and read strictly.
+// since a manifest may have a million slices, and read strictly. One members()
+// function for each object lists its members in the order of the format. Writer
+// and Reader are the two visitors that it takes, so that writing and reading
+// cannot differ. The last member is the checksum of everything before it, which
+// is compared before anything is parsed.
 #include <charconv>
 #include <cmath>
 #include <string_view>
@@ -75,6 +79,7 @@ void append_quoted(std::string& json, std::string_view text) {
 /// a line of its own.
 class Writer {
  public:
+  // members() takes a const object from a Writer, a mutable one from a Reader.
   template <class T>
   using Of = const T;
 

@@ -121,6 +121,7 @@ void Doorbell::ring() {
 bool Verdict::pass(
     Kind what, uint64_t at_sequence, const std::vector<int>& missing_ranks,
     std::string_view why) {
+  // The first writer wins. State 1: it is writing; 2: the rest can be read.
   uint32_t none = 0;
   if (!state.compare_exchange_strong(none, 1)) {
     return false;
@@ -159,6 +160,8 @@ void Verdict::read(
 
 void StatusPage::publish(std::string_view line) {
   line = line.substr(0, sizeof(words));
+  // This is a seqlock: the version is odd while the words change, and a reader
+  // that sees an odd or a changed version reads again.
   version.fetch_add(1, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_seq_cst);
   length.store(line.size(), std::memory_order_relaxed);
@@ -390,6 +393,7 @@ void Segment::release(uint64_t offset, size_t bytes) {
     offset = before ? extent.offset : offset;
     bytes += extent.bytes;
     extent = header().extents[--header().num_extents];
+    // The joined piece may touch one that was passed already.
     i = 0;
   }
   if (offset + bytes == header().top) {

@@ -1,3 +1,9 @@
+// The store is a TCPStore behind a prefix. The constructor of TCPStore would
+// listen on every interface and retry a refused connection once a second; on
+// one host the loopback socket is bound here instead, and a rank waits until
+// somebody listens. All ranks have one server, so that every call is a round
+// trip: gather() moves one piece at a time at rank 0's request, and the status
+// board publishes from a thread of its own.
 #include "echelon/comm/store/store.h"
 
 #include <arpa/inet.h>
@@ -174,6 +180,7 @@ class StoreBoard : public StatusBoard {
       changed_ = false;
       const std::string bytes = to_bytes(status_);
       const std::string key = status_key(rank_);
+      // publish() must not wait for the network.
       lock.unlock();
       try {
         store_->set(key, bytes);
@@ -256,6 +263,7 @@ std::vector<std::string> gather(
   if (rank != 0) {
     for (size_t begin = 0, piece = 0; begin == 0 || begin < value.size();
          begin += kPiece, ++piece) {
+      // Otherwise the server would hold the values of all ranks at once.
       wait(0, key(rank, "ask", piece));
       const bool last = begin + kPiece >= value.size();
       std::string bytes(1, last ? '.' : '+');
@@ -299,6 +307,8 @@ std::string reachable_address(const RankEnvironment& env) {
         "MASTER_ADDR=" + env.master_addr + " cannot be resolved to an address");
   }
   std::string address;
+  // Connecting a datagram socket sends nothing, but the kernel chooses the
+  // route, and with it this host's own address on it.
   const int fd = ::socket(found->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
   sockaddr_storage own{};
   socklen_t length = sizeof(own);

@@ -1,4 +1,9 @@
-// The resizing of image.h.
+// The resizing of image.h. Pillow's BILINEAR is a triangle as wide as the
+// shrink, first along rows, then along columns, each rounded to 8 bits; weights
+// have 22 fractional bits. The products of two 11-bit halves of a weight with
+// 8-bit pixels fit the 16-bit multiply-and-add of AVX2, which sums two
+// neighbours at once; high * 2^11 + low then is the exact sum. The functions
+// without AVX2 add up the same whole numbers.
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -10,12 +15,6 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
-
-// Pillow's BILINEAR is a triangle as wide as the shrink, first along rows, then
-// along columns, each rounded to 8 bits; weights have 22 fractional bits. The
-// products of two 11-bit halves of a weight with 8-bit pixels fit the 16-bit
-// multiply-and-add of AVX2, which sums two neighbours at once; high * 2^11 +
-// low then is the exact sum.
 
 namespace echelon {
 namespace {
@@ -367,6 +366,7 @@ void Resizer::run(
   rows_.resize(static_cast<size_t>(stride * (last_row - first_row + 1)));
   const auto mix_two = wide_ ? mix_row_pair_wide : mix_row_pair;
   for (int64_t y = first_row; y <= last_row; y += 2) {
+    // The last of an odd number of rows is mixed twice, into the same place.
     const bool two = y < last_row;
     mix_two(
         raster.pixels + 4 * raster.width * y, two ? 4 * raster.width : 0,
@@ -377,6 +377,8 @@ void Resizer::run(
   std::vector<const uint8_t*> taps(static_cast<size_t>(y_.taps));
   const int64_t plane = size * size;
   for (int64_t y = 0; y < size; ++y) {
+    // The tap that makes their number even may lie behind the last row. It
+    // weighs nothing, but it is read.
     for (int64_t t = 0; t < y_.taps; ++t) {
       const int64_t row =
           std::min(y_.first[static_cast<size_t>(y)] + t, last_row);

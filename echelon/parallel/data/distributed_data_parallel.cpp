@@ -309,6 +309,8 @@ DataParallelModule::global_mean(const Tensor& loss_sum, int64_t local_count) {
         "together {}; at least one sample is needed",
         local_count, count));
   }
+  // The reducer divides the sum of the gradients by `divisor`; the factor makes
+  // a mean over all samples of it.
   return loss_sum * (static_cast<double>(divisor) / static_cast<double>(count));
 }
 

@@ -221,6 +221,7 @@ void GradientReducer::Impl::build_buckets(const std::vector<int64_t>& order) {
     group.bucket.members.push_back(index);
     group.bytes += bytes_of(tensor);
     group.last = position;
+    // A small first bucket lets communication begin early.
     const int64_t limit =
         closed.empty() ? options.first_bucket_bytes : options.bucket_bytes;
     if (group.bytes >= limit) closed.push_back(std::exchange(group, {}));

@@ -206,6 +206,7 @@ class Normalise : public torch::autograd::Function<Normalise> {
     const Tensor sum_dy_xhat_C = (dy * xhat).sum(dims, false, dtype);
 
     Tensor dx;
+    // All ranks take part in the sum, also those that need no dx.
     const Tensor sums = torch::cat({sum_dy_C, sum_dy_xhat_C});
     group.all_reduce(sums, ReduceOp::sum, {.label = "batch norm backward"})
         .wait();
@@ -219,6 +220,8 @@ class Normalise : public torch::autograd::Function<Normalise> {
                .mul(per_channel(scale_C, x))
                .to(x.dtype());
     }
+    // These are the sums of this rank alone: data parallelism reduces them with
+    // all other gradients.
     const auto to_weight = [&](const Tensor& sum_C) {
       return weight.defined() ? sum_C.to(weight.dtype()) : sum_C.to(x.dtype());
     };
@@ -251,6 +254,7 @@ Tensor sync_batch_norm(
     statistics = batch_statistics(input, group);
     const Tensor& n = statistics.count;
     update_running(running_mean, statistics.mean_C, momentum);
+    // Running variances are unbiased, as those of PyTorch are.
     update_running(
         running_var, statistics.variance_C * (n / (n - 1)), momentum);
   }

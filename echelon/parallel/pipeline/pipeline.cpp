@@ -262,11 +262,14 @@ struct Pipeline::Impl {
     const int64_t* words = table.data_ptr<int64_t>();
     check_agreement(words, own);
     count = words[schedule.rank_of_stage[0] * kWords + kMicrobatches];
+    // The keys are the gathered tables, so that all ranks forget in the same
+    // call.
     if (recorded.size() >= kRecorded) {
       recorded.clear();
       agreed_steps.clear();
     }
     auto& found = recorded[{words, words + table.numel()}];
+    // A map's entries stay where they are while others are added.
     if (agreed != 0) agreed_steps[{agreed, schedule_print}] = &found;
     return found;
   }

@@ -164,6 +164,7 @@ void PipelineRun::keep_loss(
         microbatch, loss.defined() ? describe(Tensors{loss}) : "undefined"));
   }
   slot.graph.set_outputs({loss});
+  // Backward of the last stage begins with d loss / d loss.
   slot.local_inputs = {torch::ones_like(loss)};
   losses[static_cast<size_t>(microbatch)] = loss.detach();
 }
@@ -239,6 +240,7 @@ void PipelineRun::backward(const PlannedAction& planned) {
         inputs_only ? slot.graph.backward_input(gradients)
                     : slot.graph.backward(gradients));
   }
+  // What forward kept is freed only when the weights have their gradients.
   if (!inputs_only) count(action.stage, -1);
 }
 
@@ -253,6 +255,8 @@ void PipelineRun::pass_gradients(
   }
   const TupleShape shape = gradients_of(slot.inputs);
   for (size_t i = 0; i < gradients.size(); ++i) {
+    // The stage before waits for a gradient of each output that requires one,
+    // used or not.
     if (gradients[i].defined()) continue;
     gradients[i] = empty_like({shape[i]}, context_.options.device)[0].zero_();
   }

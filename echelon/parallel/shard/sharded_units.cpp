@@ -214,6 +214,7 @@ void ShardedUnits::Impl::on_gradient(const Location& location) {
   const Tensor taken = std::move(gradient);
   gradient.reset();
   reducer->add(unit, flat, parameter, taken);
+  // Backward has used the unit for the last time when it has all its gradients.
   if (reducer->complete(unit)) unsharded->reshard(unit);
 }
 
@@ -235,6 +236,7 @@ void ShardedUnits::Impl::refresh(void (FlatBuffer::*changed)()) {
   for (const auto& unit : units) {
     if (context->keeps_unsharded() || unit->pins > 0) unit->start_unshard();
   }
+  // All all-gathers are under way before the first one is waited for.
   for (const auto& unit : units) {
     if (unit->pins > 0) unit->finish_unshard();
   }

@@ -108,6 +108,8 @@ std::vector<size_t> UnshardedUnits::units_to_prefetch(bool last) const {
     if (static_cast<int64_t>(ahead.size()) >= options_.prefetch) break;
     const auto next = use_after(context);
     if (!next) break;
+    // After the step's last backward comes the next step's forward, for which
+    // the update changes the parameters.
     if (last && context.second.backward && !next->backward) break;
     for (const size_t unit : sets_[next->set]) {
       if (contains(used, unit) || contains(ahead, unit)) continue;
@@ -156,6 +158,8 @@ void UnshardedUnits::use(size_t index, const Node& node, bool last) {
       reshard(i);
     }
   }
+  // The units that are used now come first: a group's collectives run in the
+  // order in which they were started.
   for (const size_t unit : units) units_[unit]->start_unshard();
   for (const size_t unit : ahead) units_[unit]->start_unshard();
   for (const size_t unit : units) units_[unit]->finish_unshard();
@@ -190,6 +194,7 @@ void UnitReducer::begin_round(
     units.resize(units_.size());
     std::iota(units.begin(), units.end(), 0);
   }
+  // Backward completes the last unit first.
   std::sort(units.rbegin(), units.rend());
   std::erase_if(units, [&](size_t unit) {
     return units_[unit]->num_trainable == 0 || unused_.count(unit) > 0;
@@ -229,6 +234,7 @@ void UnitReducer::add(
     buffer.add_gradient(parameter, gradient);
     unit.step.used = true;
   }
+  // This is a reference: the element is that of a vector<bool>.
   auto arrived = unit.round.arrived[flat][parameter];
   if (arrived) return;
   arrived = true;

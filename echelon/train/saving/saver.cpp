@@ -96,6 +96,7 @@ Saver::Saver(
 
 // Without a shared folder, files of ranks on other hosts would be lost.
 void Saver::require_shared_folder() {
+  // The process number tells this sign from one that a killed process left.
   const auto sign = folder_ / (".seen-by-all-" + std::to_string(::getpid()));
   if (is_rank_zero()) std::ofstream(sign).put('\n');
   const std::string path =
@@ -232,6 +233,7 @@ void Saver::run(std::function<void()> work) {
 void Saver::begin(
     TrainingState& state, const CheckpointManifest& now, bool async) {
   last_begin_ = std::chrono::steady_clock::now();
+  // A signal that came after these asks for a checkpoint of its own.
   answer(told_);
   ++count_;
   manifest_ = now;

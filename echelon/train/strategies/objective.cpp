@@ -1,3 +1,8 @@
+// A microbatch gives the sum of its units' losses, never a mean, since
+// microbatches and ranks may have different numbers of units. The factor ranks
+// / units makes a mean of it: data parallelism divides the sum over the ranks
+// by their number. Sums and counts stay scalars on the device until totals()
+// reads them, so that a step does not wait; only a CPU's are looked at before.
 #include "echelon/train/strategies/objective.h"
 
 #include <torch/nn/functional.h>
@@ -110,6 +115,8 @@ class NextToken : public TrainingObjective {
     const auto& scores = parallel_.size() == 1
                              ? scores_of(outputs, -1, vocabulary_)
                              : only_one(outputs);
+    // Data sets mark ignored targets by different negative numbers, and the
+    // loss knows one.
     return vocab_cross_entropy(
                scores, targets.clamp_min(kIgnored), vocabulary_,
                holder_of(scores), kIgnored)

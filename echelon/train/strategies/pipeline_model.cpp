@@ -1,5 +1,10 @@
-// Pipeline parallelism: the layers are partitioned into stages. Each stage is
-// data parallel, with parameters that are replicated or sharded over dp_shard.
+// Pipeline parallelism partitions the layers into stages. Each stage is data
+// parallel in one of two ways: RankLayers shards its parameters (units()), or
+// its network is in a DataParallelModule of its own (replicas_). Neither
+// reduces by itself. The pipeline says before each backward whose gradients
+// come and whether they are that stage's last of the step (before_gradients);
+// reductions end in after_backwards, before tied parameters are summed over the
+// stages.
 #include <algorithm>
 #include <map>
 
@@ -259,6 +264,7 @@ void PipelineModel::begin_step() {
   }
   for (auto& [parallel, local] : replicas_) {
     parallel->sync_buffers();
+    // Gradients add up until the stage's last backward (before_gradients).
     local = parallel->no_sync();
   }
 }

@@ -127,6 +127,8 @@ void RankLayers::prepare(
     to_dtype(*module, dtype_);
     module->to(device_);
   }
+  // The wrappers nest from the inside out: recompute is outside of sharding, so
+  // that a forward that runs again unshards its parameters again.
   if (options.innermost) {
     layer.layer.forward = options.innermost(layer.layer, layer.index);
   }

@@ -1,3 +1,7 @@
+// update_on_device() never waits for the device: the norm, the loss scale and
+// the decision to skip are numbers in one tensor there, and the optimizer takes
+// the decision as a tensor. read_update() takes the numbers once they are on
+// the host, and update() is the one after the other.
 #include "echelon/train/strategies/step.h"
 
 #include <torch/types.h>
@@ -219,6 +223,7 @@ torch::Tensor TrainingState::unscale() {
   const auto shared = model_->partitioned_gradients();
   const auto numbers = scaler_.unscale_on_device(
       gradients, shared ? shared->sum : SumOverRanks());
+  // Unscaling makes a new tensor of the scale, which the next loss must use.
   use_scale();
   return numbers;
 }
@@ -242,6 +247,8 @@ torch::Tensor TrainingState::update_on_device(
   const auto num_layers = static_cast<int64_t>(layers ? layers->size() : 0);
   Numbers numbers(kNumNumbers + num_layers, device_);
   if (skip.defined()) numbers.raise(kSkipped, skip);
+  // Norms and the clipping limit are of the true gradients, so these are
+  // unscaled first.
   if (scaler_.active()) {
     const auto scaled = unscale();
     numbers.raise(kSkipped, scaled[0]);
@@ -266,6 +273,8 @@ torch::Tensor TrainingState::update_on_device(
   }
   optimizer_->step(skipped);
   optimizer_->zero_grad();
+  // A GPU's decision is not known here: the step is treated as an update, in
+  // which the optimizer has changed nothing.
   const bool known =
       skipped.defined() && skipped.is_cpu() && skipped.item<float>() != 0;
   model_->after_update(/*updated=*/!known);
