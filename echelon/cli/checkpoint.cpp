@@ -1,3 +1,8 @@
+// The subcommands work from manifests; `verify` alone reads the files that a
+// manifest lists (`diff` is in checkpoint_diff.cpp). For `list` and `verify` a
+// damaged checkpoint is a row like the others, and the exit code tells of it,
+// so that one bad checkpoint does not hide the good ones. Names in a manifest
+// may be anything: they pass through plain() before they reach a terminal.
 #include "echelon/cli/checkpoint.h"
 
 #include <sys/stat.h>
@@ -59,6 +64,7 @@ struct Listed {
 
 std::vector<Listed> listed(const std::vector<CheckpointPlace>& places) {
   std::vector<Listed> all;
+  // All places are in one folder: a run's, or that of the one checkpoint.
   const auto latest = latest_checkpoint(places.front().path.parent_path());
   for (const auto& place : places) {
     Listed entry{.place = place};

@@ -1,3 +1,9 @@
+// The commands declare themselves through Command, which hides CLI11. Parsing
+// only stores the action of the command that was named; it runs when parsing is
+// done, so that errors of a command are never taken for errors of its flags.
+// CLI11's messages are replaced where the user's word is likely a mistake:
+// unknown flags and commands get the nearest one of this program, or what
+// another program's word means here.
 #include "echelon/cli/command_line.h"
 
 #include <CLI/CLI.hpp>
@@ -53,6 +59,8 @@ std::vector<std::string>& program_behind_dashes() {
 void take_program(const CLI::App& app, std::vector<std::string>& program) {
   program = app.remaining();
   const auto& behind = program_behind_dashes();
+  // What is left over is the program and its arguments, unless it begins with a
+  // flag that `run` does not have, or the program is behind `--`.
   if (!program.empty() && (program[0][0] == '-' || !behind.empty())) {
     throw CLI::ExtrasError(app.get_name(), program);
   }

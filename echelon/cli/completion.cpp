@@ -1,5 +1,8 @@
 // Completion scripts, made from the tree of commands: they contain every
-// command, flag and fixed value, and never call echelon.
+// command, flag and fixed value, and never call echelon. bash and zsh share
+// their case statements: `place` is the path of commands on the line so far,
+// and picks the words that may follow; the word before picks the values of a
+// flag. fish takes a line for each command and flag instead.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <iostream>

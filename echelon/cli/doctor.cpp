@@ -1,5 +1,8 @@
-// `echelon doctor`: a check for each thing that training needs of a machine.
-// A check never throws, and a finding that is not ok has a remedy.
+// `echelon doctor`: a check for each thing that training needs of a machine. A
+// check never throws, and a finding that is not ok has a remedy. What can be
+// tried is tried: a memfd, a pidfd, a port, and an all-reduce of two ranks in
+// processes of their own with a time limit. All checks run whatever the earlier
+// ones found, and errors alone, not warnings, make the exit code 1.
 #include <arpa/inet.h>
 #include <netdb.h>
 #include <netinet/in.h>
@@ -78,6 +81,8 @@ struct Libraries {
 };
 
 Libraries libraries_of(const std::string& program) {
+  // With this variable the loader lists the libraries and starts nothing. A
+  // program that lacks a library could not report it itself.
   const auto listed = capture(
       {program}, std::chrono::seconds(20), {{"LD_TRACE_LOADED_OBJECTS", "1"}});
   Libraries libraries;

@@ -1,3 +1,8 @@
+// A schedule, generated or read from CSV, is checked before one of kFormats
+// prints it. The default costs make every action one or two units long, so that
+// all actions begin and end at whole ticks and a grid of text can show them.
+// The times of single actions are asked for only where they are printed, since
+// a schedule may have many millions of actions.
 #include <algorithm>
 #include <cmath>
 #include <iostream>
@@ -96,7 +101,8 @@ class Grid {
     const size_t most = std::max<size_t>(room / width_, 1);
     const size_t bands = std::max<size_t>((ticks_ + most - 1) / most, 1);
     band_ = std::max<size_t>((ticks_ + bands - 1) / bands, 1);
-    // Every fifth tick has a number.
+    // Every fifth tick has a number. Where bands have a multiple of five ticks,
+    // each begins with a numbered one.
     const size_t rounded = (band_ + 4) / 5 * 5;
     if (bands > 1 && rounded <= most) band_ = rounded;
   }

@@ -1,3 +1,9 @@
+// The command has three parts: read_case() (simulate_case.cpp) reads the flags,
+// the simulator runs, and the result is printed or, with --run, written as the
+// folder of a real run, so that `echelon explain` and the report read it like
+// one. The folder's config.toml is the job that would train this way: CONFIG
+// with the flags' changes, or what the planner would print for a model of the
+// catalogue. A note names the flags that a configuration cannot express.
 #include "echelon/cli/simulate.h"
 
 #include <algorithm>
@@ -419,6 +425,7 @@ void write_simulated_run(
   folder.write("cluster.toml", cluster::to_toml(what.cluster));
   timeline::write_chrome_trace(folder.path() / "timeline.json", run.timeline);
   input.tiles = tiles_of(what, run.step);
+  // explain_run() reads the files that are written above.
   input.findings = explain::findings_for_page(
       explain::explain_run(folder.path(), {.simulation_seconds = 2}));
   report::write_report(folder.path() / "report.html", input);
@@ -433,6 +440,8 @@ SimulateResult simulate_case(const SimulateCase& what) {
   result.run = simulator::simulate(
       what.model, what.strategy, what.cluster, what.options);
   if (what.with_failures) {
+    // Ranks fill the nodes in order, so the last rank's node tells how many
+    // nodes can fail.
     const int64_t last = what.strategy.layout.num_ranks() - 1;
     result.weeks = simulator::effective_time(
         what.cluster, what.cluster.node_index(last) + 1,

@@ -1,3 +1,9 @@
+// Flags stay texts up to here, since an empty one means not given and must
+// leave what the configuration or the default says. With CONFIG the strategy is
+// the configuration's, and flags change it; otherwise model, cluster and batch
+// must be given. nearest_fit() estimates every combination of a few changes
+// that save memory, by formulas, and takes the one with the fewest changes,
+// then the one with the fastest step.
 #include "echelon/cli/simulate.h"
 
 #include <algorithm>
@@ -238,6 +244,7 @@ std::vector<std::vector<Change>> changes_of(const cost::Strategy& strategy) {
   }
   if (strategy.layout.dp_replicate > 1) {
     Layout sharded = strategy.layout;
+    // Replicas become shards: devices and samples of each rank stay the same.
     sharded.dp_shard *= std::exchange(sharded.dp_replicate, 1);
     sharding.push_back(
         {"--layout " + to_string(sharded), [=](cost::Strategy& other) {

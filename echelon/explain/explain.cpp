@@ -1,3 +1,8 @@
+// Each finder looks for one kind of fault in the same evidence: the run's
+// files, the times of its ranks, and a simulator that tries other settings. The
+// findings are sorted by the share of the step that they cost. Then the run is
+// compared with its prediction, which tells how far to trust simulated gains,
+// and whether the machine as a whole was slow.
 #include "echelon/explain/explain.h"
 
 #include <algorithm>

@@ -1,3 +1,8 @@
+// A straggler takes longer than its peers, the ranks with the same stages, for
+// the same number of samples. It must do so by a margin and in most of the
+// steps, so that one pause makes no straggler. Where there is none, but ranks
+// wait for each other in collectives, either their batches are uneven or the
+// slow rank changes from step to step.
 #include <algorithm>
 #include <map>
 
@@ -205,6 +210,7 @@ std::vector<RunFinding> find_uneven_ranks(const Evidence& evidence) {
   // The finding about data covers late batches.
   const bool late_data = !find_data_loading(evidence).empty();
   const double waits = evidence.shares.for_ranks;
+  // A straggler explains the waits of the others, which are no second finding.
   if (!all.empty() || late_data || waits < kLeastWait) return all;
   all.push_back(
       work.is_uneven() ? uneven_batches(evidence, waits)

@@ -1,3 +1,8 @@
+// The files of a run are read one by one, and one that is missing or broken
+// becomes a note: explaining is most useful for runs that did not end well.
+// Only a run with neither a timeline nor metrics is an error. A timeline that
+// breaks off is taken up to its last complete event, without the rank or the
+// step in which it does, since half a step would look like a short one.
 #include "echelon/explain/run_record.h"
 
 #include <algorithm>

@@ -1,3 +1,10 @@
+// A lane has two rows: computation and data wait, and below it communication,
+// hatched where computation hides it and solid where it is exposed. The bars
+// are the intervals of step_activities (overlap.h). When there are too many,
+// bars of one colour that are closer than a quarter of a pixel are merged
+// first. If that is not enough, cells replace the bars, each with the shares of
+// its colours as heights, and the cells are doubled in width until they are few
+// enough.
 #include "echelon/report/lanes.h"
 
 #include <algorithm>
@@ -11,9 +18,6 @@
 #include "echelon/report/page.h"
 #include "echelon/text/units.h"
 
-// A lane has two rows: computation and data wait, and below it communication,
-// hatched where computation hides it and solid where it is exposed. The bars
-// are the intervals of step_activities (overlap.h).
 namespace echelon::report {
 namespace {
 
@@ -262,6 +266,8 @@ at_most(std::vector<Bar> bars, size_t count, const timeline::Interval& range) {
   auto few = merged(bars, length / 4000);
   for (int64_t width = length / 500 + 1; few.size() > count && width < length;
        width *= 2) {
+    // Each try starts from the bars: cells that were joined already would blur
+    // the shares.
     few = stacked(bars, range, width);
   }
   return few;

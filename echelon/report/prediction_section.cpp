@@ -1,3 +1,9 @@
+// Prediction and measurement are split into the same parts (compared_parts), so
+// that each bar and row compares the same work. The bars show the communication
+// of all axes as one part, the table each axis. Without a measurement the
+// columns of the table are shares instead of ratios. Ranks that were not
+// measured and are predicted to hold the same are one row, since a simulation
+// may have thousands.
 #include "echelon/report/prediction_section.h"
 
 #include <algorithm>

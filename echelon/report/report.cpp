@@ -1,3 +1,8 @@
+// The page is a sequence of sections. The head, the findings and the curves are
+// here; the other sections have files of their own. A section without content
+// adds nothing to the page, so that one function serves a finished run, a run
+// that failed in its first step, and a simulation, which has times but no
+// losses.
 #include "echelon/report/report.h"
 
 #include <algorithm>

@@ -1,3 +1,9 @@
+// Each run becomes a Run: its input and what is derived from it before anything
+// is drawn. The strategy's name comes from the layout. Without one it comes
+// from the axes that the timeline's collectives name, so that a timeline alone
+// is enough. The sections compare the runs by the same measures: medians of
+// rates and steps, the fullest rank at its fullest moment, the mean of the
+// recorded steps. A section that no run has figures for is left out.
 #include "echelon/report/strategy_page.h"
 
 #include <algorithm>
@@ -70,6 +76,7 @@ std::set<Axis> axes_of(const Run& run) {
                           has_replicas(*run.stages);
     if (replicas) axes.insert(Axis::dp_replicate);
   }
+  // Several ranks whose collectives name no axis are taken for replicas.
   if (axes.empty() && run.input.timeline.rank_names.size() > 1) {
     axes.insert(Axis::dp_replicate);
   }
@@ -142,6 +149,8 @@ std::string paragraph_of(const std::set<Axis>& axes, int64_t zero_stage) {
 }
 
 Strategy strategy_of(const Run& run) {
+  // Pictures of stages without a pipeline's actions are those of one process
+  // that drives several devices.
   const bool placed =
       run.stages && !timeline::typical_pipeline_step(run.input.timeline);
   if (placed) return kPlacement;
@@ -434,6 +443,7 @@ different_settings(const std::vector<Run>& runs) {
       rows[found->second].second[i] = value;
     }
   }
+  // A run whose configuration is not known must not make every key differ.
   std::erase_if(rows, [&](const auto& row) {
     std::set<std::string> values;
     for (size_t i = 0; i < runs.size(); ++i) {

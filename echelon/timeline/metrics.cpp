@@ -1,3 +1,7 @@
+// Lines are appended with O_APPEND, and a reader takes every line that has its
+// newline. Half a line is cut off: by the write that failed half way, or by the
+// next writer when a process was killed. Numbers that JSON lacks are null with
+// a second key, which get() puts together again.
 #include "echelon/timeline/metrics.h"
 
 #include <fcntl.h>

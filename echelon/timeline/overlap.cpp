@@ -1,3 +1,8 @@
+// A moment of a track belongs to the innermost span there. Sets of intervals
+// then give two decompositions of a step: the parts of StepBreakdown by
+// differences of sets, and TimedParts, which StepSplit takes one after the
+// other from the time that is left. In both each moment is counted once, so
+// that the parts add up to the step.
 #include "echelon/timeline/overlap.h"
 
 #include <algorithm>
@@ -285,6 +290,8 @@ Diagnosis diagnose(const Timeline& timeline) {
   }
   diagnosis.mean = mean_of(diagnosis.ranks, -1);
   find_slowest(diagnosis);
+  // In a pipeline with tp the exposed time is that of both axes: the one that
+  // communicates more gives the sentence.
   const bool waits_for_stages =
       typical_pipeline_step(timeline).has_value() &&
       seconds_along(timeline, "tp") <= seconds_along(timeline, "pp");
@@ -311,6 +318,7 @@ class StepSplit {
       : step_(step), window_(window), pipeline_(pipeline), left_{window} {}
 
   void add_to(TimedParts& sum) {
+    // Computing comes first: what it hides costs the step nothing.
     sum.forward += take(times_of_kind(step_, SpanKind::forward));
     sum.backward += take(times_of_kind(step_, SpanKind::backward));
     sum.optimizer += take(times_of_kind(step_, SpanKind::optimizer));

@@ -207,6 +207,8 @@ PipelineRows whole_passes(const PipelineRows& measured) {
       continue;
     }
     PipelineBlock& pass = whole.blocks[at->second];
+    // A pass that waited is several blocks. Together they have the length that
+    // it computed for.
     const double length = pass.end - pass.begin + block.end - block.begin;
     pass.begin = std::min(pass.begin, block.begin);
     pass.end = pass.begin + length;
@@ -268,11 +270,13 @@ typical_step(const Timeline& timeline, const Belongs& belongs) {
     step.window.end = std::max(step.window.end, span.end_ns);
   }
   if (steps.empty()) return {};
+  // The first step is seldom typical: caches are empty and memory is new.
   if (steps.size() > 1) steps.erase(steps.begin());
   size_t most = 0;
   for (const auto& [number, step] : steps) most = std::max(most, step.count);
   std::vector<std::pair<int64_t, int64_t>> complete;  // length, step
   for (const auto& [number, step] : steps) {
+    // A step with fewer spans than others was recorded in part.
     if (step.count < most) continue;
     complete.emplace_back(step.window.end - step.window.begin, number);
   }
@@ -508,6 +512,8 @@ void trim_receives(Timeline& timeline) {
     const auto moved = moved_by(span.name);
     if (!moved || !found->second.is_receive(span, *moved)) continue;
     const int64_t made = found->second.made_ns(span, *moved);
+    // A receive is posted before the message exists; only from then on is
+    // anything on its way.
     span.begin_ns = std::max(span.begin_ns, std::min(made, span.end_ns));
   }
 }

@@ -1,3 +1,9 @@
+// On a terminal one line is redrawn in place; elsewhere lines are printed at
+// intervals of steps. The line is a list of parts, each with an importance. The
+// least important ones fall away until the rest fits, so that the line never
+// wraps when it is drawn; its width is kept, to erase it after the window
+// became narrower. The time of a step is a mean in which older steps fade by
+// time, not by number, so that fast and slow steps settle alike.
 #include "echelon/timeline/progress.h"
 
 #include <sys/ioctl.h>
