@@ -342,7 +342,10 @@ PlaneLine ideal_line(const std::vector<Plan>& growth) {
 Plane growth_plane(const PlanPage& input) {
   Plane plane{
       .id = "growth",
-      .title = "Time from 8 to 16,384 devices",
+      .title = format(
+          "Time from {} to {} devices",
+          format_count(input.growth.front().devices),
+          format_count(input.growth.back().devices)),
       .headline =
           "the best layout of each number; dashed: as if nothing were lost",
       .description =
@@ -404,8 +407,8 @@ void draw_growth(report::Markup& page, const PlanPage& input) {
   const int64_t fewest = input.growth.front().devices;
   if (fewest > 8) {
     page.add(
-        "<p class='note'>Fewer than {} hold no plan for this model and "
-        "batch.</p>",
+        "<p class='note'>Each number is twice the one before; none below {} "
+        "holds a plan for this model and batch.</p>",
         devices_text(fewest));
   }
 }

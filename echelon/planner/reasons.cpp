@@ -88,7 +88,7 @@ std::string state_sentence(const PlanRequest& request, const Plan& plan) {
       "{}, and a device has {} for a job: they need at least {} devices, "
       "before any activation{}",
       sizes, format_bytes(usable), format_count(std::ceil(state / usable)),
-      uses_host(plan.strategy)
+      plan.strategy.offload_optimizer
           ? ", unless a part of it is kept in the hosts' memory, as here."
           : ".");
 }

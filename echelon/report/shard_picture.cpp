@@ -349,7 +349,8 @@ std::string own_name(
 
 std::string features_text(int64_t count, const ShardedMatrix& m) {
   return format(
-      "{} {}", format_count(count), m.kernel.empty() ? "features" : "channels");
+      "{} {}{}", format_count(count), m.kernel.empty() ? "feature" : "channel",
+      count == 1 ? "" : "s");
 }
 
 class RegionDrawing {

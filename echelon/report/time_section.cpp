@@ -174,10 +174,10 @@ void draw_rank_table(
     draw_rank_row(page, "all ranks", d.mean, longest, true);
   }
   for (const auto& [mean, ranks] : groups) {
-    const bool slowest =
+    const bool most =
         ranks.front() == d.slowest_rank && d.slowest_excess > 0.02;
     draw_rank_row(
-        page, ranks_text(ranks) + (slowest ? ", slowest" : ""), mean, longest,
+        page, ranks_text(ranks) + (most ? ", most work" : ""), mean, longest,
         false);
   }
   close_table(page);
