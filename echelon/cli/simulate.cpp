@@ -47,11 +47,9 @@ using Json = nlohmann::ordered_json;
 
 const cluster::Device&
 fullest_device(const SimulateCase& what, const cost::StepEstimate& step) {
-  const auto pipelines = static_cast<int64_t>(step.memory.ranks.size());
-  const int64_t ranks = what.strategy.layout.num_ranks();
-  return what.cluster
-      .node_of(ranks / std::max<int64_t>(1, pipelines) * step.memory.fullest())
-      .device;
+  const int64_t rank =
+      what.strategy.layout.stride(Axis::pp) * step.memory.fullest();
+  return what.cluster.node_of(rank).device;
 }
 
 bool is_text(const SimulateCase& what) {

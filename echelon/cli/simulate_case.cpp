@@ -151,8 +151,8 @@ std::string first_error(const std::string& text) {
 // devices would run.
 cost::ModelShape count_here(Job job, const cluster::Cluster& cluster) {
   job.comm.backend = BackendKind::automatic;
-  job.comm.device = cluster.node_of(0).device.processor ? DeviceKind::cpu
-                                                        : DeviceKind::cuda;
+  job.comm.device =
+      cluster.node_of(0).device.processor ? DeviceKind::cpu : DeviceKind::cuda;
   const ScratchConfig config(job);
   const launch::ScratchFolder folder;
   const std::string layers = folder.path() + "/layers.json";

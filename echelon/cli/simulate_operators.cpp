@@ -93,8 +93,7 @@ void shorten(Rows& rows) {
 
 }  // namespace
 
-void print_operators(
-    const SimulateCase& what, const cost::StepEstimate& step) {
+void print_operators(const SimulateCase& what, const cost::StepEstimate& step) {
   const cost::StepOperators all =
       cost::step_operators(what.model, what.strategy, what.cluster);
   const auto microbatches =
@@ -134,8 +133,7 @@ void print_beside_formulas(
   simulator::SimulationOptions options = what.options;
   options.timeline_ranks = 0;
   const cost::StepEstimate simulated =
-      simulator::simulate(
-          *what.formulas, what.strategy, what.cluster, options)
+      simulator::simulate(*what.formulas, what.strategy, what.cluster, options)
           .step;
   const cost::StepEstimate planned =
       cost::estimate_step(*what.formulas, what.strategy, what.cluster);
@@ -168,12 +166,11 @@ void print_beside_formulas(
   const bool apart = std::abs(counted.step_seconds - simulated.step_seconds) >
                      0.05 * simulated.step_seconds;
   if (apart && !why.empty()) {
-    std::cout << wrapped(
-                     format(
-                         "They differ most in \"{}\". {}", left[most].first,
-                         why),
-                     0, 80)
-              << "\n";
+    std::cout
+        << wrapped(
+               format("They differ most in \"{}\". {}", left[most].first, why),
+               0, 80)
+        << "\n";
   }
 }
 

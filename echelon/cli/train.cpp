@@ -117,8 +117,9 @@ int dry_run(const TrainArguments& arguments) {
   const bool here = arguments.on.empty();
   const JobFacts facts = check(arguments.job, job);
   job.model.classes = facts.classes;
-  if (!here) place_on(job, cluster::find_cluster(arguments.on));
-  const ScratchConfig config(job);
+  Job placed = job;
+  if (!here) place_on(placed, cluster::find_cluster(arguments.on));
+  const ScratchConfig config(placed);
   std::vector<std::string> command = {
       find_echelon_train(), "plan", config.path(), "--host-bytes",
       std::to_string(here ? host_bytes() : 0)};
@@ -137,14 +138,15 @@ int dry_run(const TrainArguments& arguments) {
     std::cout << counted.out << std::flush;
     return counted.exit_code;
   }
-  const SimulateArguments step = step_on(arguments, config.path());
+  const ScratchConfig own(job);
+  const SimulateArguments step = step_on(arguments, own.path());
   if (arguments.json) {
     auto json = nlohmann::ordered_json::parse(counted.out);
     json["step"] = simulated_json(step);
     print_json(json, std::cout);
     return 0;
   }
-  std::cout << counted.out << "\n" << std::flush;
+  std::cout << counted.out << "\n\n" << std::flush;
   return run_simulate(step);
 }
 
@@ -297,8 +299,7 @@ void add_train(Command& root) {
       "nothing\n"
       "echelon train first.toml --dry-run      each rank's memory and "
       "communication\n"
-      "echelon train first.toml --layout fsdp=8 --dry-run --on h100-sxm:8   a "
-      "step there",
+      "echelon train first.toml --dry-run --on h100-sxm:8   and a step there",
       train);
   add_job_arguments(command, arguments.job, true);
   add_host_arguments(command, arguments.hosts);

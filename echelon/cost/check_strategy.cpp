@@ -142,16 +142,22 @@ std::string check_transformer(
   return problem;
 }
 
-std::string check_convolutions(const Strategy& strategy) {
+std::string
+check_convolutions(const ModelShape& model, const Strategy& strategy) {
   const Layout& layout = strategy.layout;
   if (layout.cp > 1) {
     return format("cp={}, but images have no sequence; take cp=1", layout.cp);
   }
   if (layout.ep > 1) return no_experts(layout);
-  if (layout.tp == 1) return {};
+  if (layout.tp == model.layer_ranks) return {};
+  if (model.layer_ranks > 1) {
+    return format(
+        "tp={}, but the layers were counted for tp={}; count them again",
+        layout.tp, model.layer_ranks);
+  }
   return format(
       "tp={}, but what ranks of tp compute and send is known of transformers "
-      "alone; take tp=1",
+      "and counted layers alone; take tp=1, or count them with this layout",
       layout.tp);
 }
 
@@ -223,7 +229,7 @@ std::string check_strategy(
                   ? check_transformer(
                         *model.transformer, strategy.seq_len_or(model.seq_len),
                         strategy)
-                  : check_convolutions(strategy);
+                  : check_convolutions(model, strategy);
   }
   if (problem.empty()) problem = check_schedule(model, strategy);
   return problem;

@@ -52,8 +52,8 @@ struct CountedOperator {
   /// moves `bytes`, or is a view.
   std::optional<cluster::ProductKind> product;
   int64_t count = 0, m = 0, n = 0, k = 0;
-  double bytes = 0;     // of a collective: of the whole tensor
-  bool causal = false;  // attention: no query sees later keys
+  double bytes = 0;      // of a collective: of the whole tensor
+  bool causal = false;   // attention: no query sees later keys
   int64_t launches = 1;  // kernels
   /// The ranks along `axis` compute the layer together, and this is what they
   /// send.

@@ -179,7 +179,9 @@ double launch_seconds(
   for (const Operation& operation : operations) {
     const double own = operation.times * as_double(operation.launches);
     launches += own;
-    if (operation.launches == 0) launches += operation.times * kViewLaunches;
+    if (operation.counted && operation.launches == 0) {
+      launches += operation.times * kViewLaunches;
+    }
     if (device.launch_rates.empty()) continue;
     measured += own * measured_launch_seconds(
                           device, {.backward = operation.backward,
@@ -238,15 +240,14 @@ double seconds_of_one(
       return *seconds;
     }
   }
-  const double launches =
-      as_double(operation.launches) * rates.launch_seconds;
+  const double launches = as_double(operation.launches) * rates.launch_seconds;
   switch (operation.kind) {
     case OperationKind::matrix:
       if (is_attention(operation)) {
-        return launches + attention_seconds(
-                              operation, strategy, node.device, rates,
-                              framework) /
-                              framework.compute_share;
+        return launches +
+               attention_seconds(
+                   operation, strategy, node.device, rates, framework) /
+                   framework.compute_share;
       }
       return matrix_seconds(
                  operation.m, operation.n, operation.k, precision, node.device,
@@ -259,7 +260,7 @@ double seconds_of_one(
                  framework.compute_share;
     case OperationKind::memory:
       return launches + memory_seconds(operation.bytes, node.device, rates) /
-                 framework.memory_share;
+                            framework.memory_share;
     case OperationKind::collective:
       return collective_seconds(
           operation.collective, operation.bytes,

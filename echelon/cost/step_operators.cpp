@@ -65,23 +65,20 @@ class Collector {
   void add(const Operations& pass, double times, bool backward) {
     for (const Operation& operation : pass) add(operation, times, backward);
     all_.waits +=
-        times *
-        pass_seconds(pass, strategy_, cluster_, framework_, rank_).host;
-    all_.launch_seconds +=
-        times * launch_seconds(pass, device_, framework_);
+        times * pass_seconds(pass, strategy_, cluster_, framework_, rank_).host;
+    all_.launch_seconds += times * launch_seconds(pass, device_, framework_);
   }
 
   void add(const Operation& operation, double times, bool backward) {
     const double calls = times * operation.times;
-    if (operation.launches == 0) {
+    if (operation.counted && operation.launches == 0) {
       all_.views += calls;
       return;
     }
     all_.kernels += calls * as_double(operation.launches);
     const double seconds =
         operation_seconds(operation, strategy_, cluster_, rank_);
-    StepOperator& one =
-        found_[{operation.name, shape_of(operation), backward}];
+    StepOperator& one = found_[{operation.name, shape_of(operation), backward}];
     one.name = operation.name;
     one.shape = shape_of(operation);
     one.backward = backward;
@@ -92,8 +89,8 @@ class Collector {
 
   Bound bound_of(const Operation& operation, double seconds) const {
     if (operation.kind == OperationKind::collective) return Bound::collectives;
-    const double launches = as_double(operation.launches) *
-                            rates_of(device_).launch_seconds;
+    const double launches =
+        as_double(operation.launches) * rates_of(device_).launch_seconds;
     if (!device_.processor && seconds < 2 * launches) return Bound::launches;
     return operation.kind == OperationKind::memory ? Bound::memory
                                                    : Bound::products;
@@ -112,7 +109,7 @@ class Collector {
 
 std::string_view to_string(Bound bound) {
   constexpr std::array<std::string_view, 4> kNames = {
-      "matmuls, attention", "memory", "small kernels", "collectives"};
+      "matmuls", "memory", "small kernels", "collectives"};
   return kNames.at(static_cast<size_t>(bound));
 }
 

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "echelon/cluster/cluster.h"
 #include "echelon/cost/model_shape.h"
 #include "echelon/cost/operation.h"
 #include "echelon/cost/strategy.h"
@@ -20,7 +21,7 @@ enum class Bound {
   collectives,  // the links between ranks
 };
 
-/// "matmuls, attention", "memory", "small kernels", "collectives".
+/// "matmuls" (with attention), "memory", "small kernels", "collectives".
 std::string_view to_string(Bound bound);
 
 /// Equal calls of one operator: of one name, shape and pass.

@@ -254,12 +254,12 @@ int64_t kernels_of(const std::string& name) {
   static const std::unordered_map<std::string, int64_t> several = {
       {"_scaled_dot_product_flash_attention_for_cpu_backward", 3},
       {"_scaled_dot_product_flash_attention_backward", 3},
-      {"native_layer_norm_backward", 2},   // inputs; weights with biases
+      {"native_layer_norm_backward", 2},  // inputs; weights with biases
       {"_fused_rms_norm_backward", 2},
-      {"native_batch_norm", 3},            // two of statistics
+      {"native_batch_norm", 3},  // two of statistics
       {"native_batch_norm_backward", 2},
       {"native_group_norm_backward", 3},
-      {"embedding_dense_backward", 8},     // a sort, its counts, the sums
+      {"embedding_dense_backward", 8},  // a sort, its counts, the sums
       {"index_put_", 8},
       {"_index_put_impl_", 8}};
   const auto found = several.find(name);

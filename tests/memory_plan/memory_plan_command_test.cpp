@@ -307,6 +307,54 @@ TEST_F(DryRun, ARankThatRunsOutOfMemorySaysWhatWouldHelp) {
   }
 }
 
+TEST_F(DryRun, PrintsAStepOnDevicesThatAreNotHere) {
+  const std::string path =
+      config("[layout]\nfsdp = 2\ntp = 2\n[precision]\ncompute = \"bf16\"\n");
+  Command text({kEchelon, "train", path, "--dry-run", "--on", "h100-sxm:8"});
+  EXPECT_EQ(text.wait(), 0) << text.err();
+  for (const char* said :
+       {"Fits the limit of 78.8 GiB.", "gpt on h100-sxm:8, 4 of 8 devices",
+        "of the bf16 peak", "what bounds the operators", "small kernels",
+        "waiting for the host", "operators that take longest",
+        "all_reduce, backward", "beside the formulas",
+        "`echelon plan` reckons"}) {
+    EXPECT_THAT(text.out(), HasSubstr(said));
+  }
+  Command command(
+      {kEchelon, "train", path, "--dry-run", "--on", "h100-sxm:8", "--json"});
+  ASSERT_EQ(command.wait(), 0) << command.err();
+  const json told = json::parse(command.out());
+  EXPECT_TRUE(told["fits"].get<bool>());
+  const json& step = told["step"];
+  double sum = 0;
+  for (const auto& one : step["counted"]["operators"]) {
+    sum += one["seconds"].get<double>();
+  }
+  // Beside these, computing is slower while fsdp's collectives run.
+  const double within = sum + step["counted"]["host_waits"].get<double>();
+  const double parts = step["parts"]["matrix"].get<double>() +
+                       step["parts"]["memory"].get<double>() +
+                       step["parts"]["exposed"]["tp"].get<double>();
+  EXPECT_GE(parts, within);
+  EXPECT_LT(parts, 1.1 * within);
+  EXPECT_GT(step["counted"]["kernels"].get<double>(), 4 * 36);
+  EXPECT_FALSE(std::ifstream(folder_.path() + "/run").good());
+}
+
+TEST_F(DryRun, DevicesThatNobodyKnowsAreRefused) {
+  const std::string path = config("[layout]\nfsdp = 8\n");
+  for (const auto& [words, said] : std::vector<std::pair<Words, std::string>>{
+           {{"--dry-run", "--on", "h100-smx:8"}, "did you mean \"h100-sxm\""},
+           {{"--dry-run", "--on", "h100-sxm:4"}, "4 devices"},
+           {{"--on", "h100-sxm:8"}, "give --dry-run too"}}) {
+    Words command = {kEchelon, "train", path};
+    command.insert(command.end(), words.begin(), words.end());
+    Command refused(command);
+    EXPECT_EQ(refused.wait(), 2);
+    EXPECT_THAT(refused.err(), HasSubstr(said));
+  }
+}
+
 TEST_F(DryRun, JsonWithoutADryRunIsRefused) {
   Command command({kEchelon, "train", config(""), "--json"}, cache());
   EXPECT_EQ(command.wait(), 2);

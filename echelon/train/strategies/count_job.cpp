@@ -455,8 +455,8 @@ cost::ModelShape counted_shape(const Job& job, const ModelSource& source) {
        .ran = [&](const std::string& layer, bool is_backward) {
          (is_backward ? backward : forward)[layer] = trace.take();
        }});
-  cost::ModelShape model = shape_of(
-      counted, samples, dtype, source.name, device != torch::kCPU);
+  cost::ModelShape model =
+      shape_of(counted, samples, dtype, source.name, device != torch::kCPU);
   model.layer_ranks = job.layout.tp;
   for (cost::CountedLayer& layer : model.layers) {
     for (const auto& call : forward.at(layer.name)) {

@@ -31,7 +31,8 @@ bool unshards_once(const Job& job, const ModelSource& source);
 /// of the rank with most samples; each layer has its pipeline stage.
 /// Tensor-parallel layers are counted as one rank has them, with the
 /// collectives within them. For a job on GPUs ([comm] device) operators have
-/// the kernels that a GPU runs. Throws as count_layers does. `echelon-train count` prints it and `echelon simulate
+/// the kernels that a GPU runs. Throws as count_layers does. `echelon-train
+/// count` prints it and `echelon simulate
 /// --layers` reads it.
 cost::ModelShape counted_shape(const Job& job, const ModelSource& source);
 cost::ModelShape counted_shape(const Job& job);

@@ -226,6 +226,55 @@ TEST(CountedShape, TiedParametersCountOnce) {
   EXPECT_EQ(sum, static_cast<double>(source.num_parameters()));
 }
 
+// The kernels of one pass, and its collectives.
+std::pair<int64_t, int64_t>
+kernels_of(const std::vector<cost::CountedOperator>& pass) {
+  std::pair<int64_t, int64_t> sum;
+  for (const auto& one : pass) {
+    if (one.accumulates) continue;
+    (one.collective ? sum.second : sum.first) += one.launches;
+  }
+  return sum;
+}
+
+// Counted by hand. Forward: two norms, four matmuls with their biases, the
+// activation, attention and two residual sums; row-parallel layers add their
+// bias after the all-reduce. Backward: eight matmuls, four sums for biases, two
+// kernels for each norm and three for attention, the activation, two residual
+// sums, and the gradients of queries, keys and values, copied and joined.
+TEST(CountedShape, KernelsOfABlockAreThoseOfAGpu) {
+  const auto path =
+      std::filesystem::path(testing::TempDir()) / "kernels_test.txt";
+  std::ofstream(path) << std::string(4096, 'x');
+  for (const int64_t tp : {1, 2}) {
+    SCOPED_TRACE(tp);
+    const Job job = job_of(
+        "name = \"gpt\"\nlayers = 2\nhidden_size = 32\nheads = 4\n"
+        "max_positions = 16",
+        "name = \"text\"\nsources = [\"" + path.string() +
+            "\"]\ntokenizer = \"bytes\"\nsequence = 16\nholdout = 0.0\n",
+        "[layout]\ntp = " + std::to_string(tp) +
+            "\n[comm]\ndevice = \"cuda\"\n[precision]\ncompute = \"bf16\"\n");
+    const cost::ModelShape model = counted_shape(job);
+    EXPECT_EQ(model.layer_ranks, tp);
+    const auto& block = model.layers[3];
+    ASSERT_EQ(block.name, "transformer.h.1");
+    EXPECT_EQ(
+        kernels_of(block.forward),
+        (std::pair<int64_t, int64_t>{tp == 1 ? 10 : 12, tp == 1 ? 0 : 2}));
+    EXPECT_EQ(
+        kernels_of(block.backward),
+        (std::pair<int64_t, int64_t>{26, tp == 1 ? 0 : 2}));
+    for (const auto& one : block.forward) {
+      // Activations of 8 samples of 16 tokens, in 16 bits.
+      if (one.collective) {
+        EXPECT_EQ(one.bytes, 8 * 16 * 32 * 2);
+      }
+      EXPECT_EQ(one.causal, one.product == cluster::ProductKind::attention);
+    }
+  }
+}
+
 TEST(CountedShape, StagesAreTheTrainers) {
   const cost::ModelShape model = counted_shape(job_of(
       "name = \"mlp\"\nhidden = [32, 16]\ncut = [\"fc3\"]", kImages,
