@@ -341,6 +341,46 @@ TEST_F(DryRun, PrintsAStepOnDevicesThatAreNotHere) {
   EXPECT_FALSE(std::ifstream(folder_.path() + "/run").good());
 }
 
+// Steps that others measured with a program much like this one: a gpt of equal
+// size, PyTorch's FSDP, eager kernels (benchmarks/published/step_times.csv).
+TEST_F(DryRun, CountedStepsAreNearThoseThatOthersMeasured) {
+  struct Row {
+    int layers, hidden, heads, sequence, batch, microbatch;
+    double seconds;
+  };
+  std::string words;
+  for (int i = 0; words.size() < 1'200'000; ++i) {
+    words += std::to_string(i) + " ";
+  }
+  const std::string corpus = folder_.path() + "/corpus.txt";
+  std::ofstream(corpus) << words;
+  for (const Row& row :
+       {Row{24, 2048, 16, 2048, 112, 14, 0.6308},
+        Row{24, 2048, 16, 4096, 224, 7, 2.9762},
+        Row{40, 5120, 40, 2048, 16, 2, 0.8548}}) {
+    const auto number = [](int value) { return std::to_string(value); };
+    const std::string path = write(
+        "name = \"gpt\"\nvocab_size = 50368\nlayers = " + number(row.layers) +
+            "\nhidden_size = " + number(row.hidden) +
+            "\nheads = " + number(row.heads) +
+            "\nmax_positions = " + number(row.sequence) + "\n",
+        "name = \"text\"\ntokenizer = \"bytes\"\nholdout = 0.0\nsources = [\"" +
+            corpus + "\"]\nsequence = " + number(row.sequence) + "\n",
+        row.batch,
+        "accumulate = " + number(row.batch / 8 / row.microbatch) +
+            "\n[layout]\nfsdp = 8\n[precision]\ncompute = \"bf16\"\n");
+    Command command(
+        {kEchelon, "simulate", path, "--cluster", "h100-sxm:8", "--stack",
+         "fsdp", "--count", "--json"},
+        cache());
+    ASSERT_EQ(command.wait(), 0) << command.err();
+    EXPECT_NEAR(
+        json::parse(command.out())["step_seconds"].get<double>() / row.seconds,
+        1, 0.15)
+        << row.hidden << ", " << row.sequence;
+  }
+}
+
 TEST_F(DryRun, DevicesThatNobodyKnowsAreRefused) {
   const std::string path = config("[layout]\nfsdp = 8\n");
   for (const auto& [words, said] : std::vector<std::pair<Words, std::string>>{

@@ -26,6 +26,7 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <cstdlib>
 #include <map>
 #include <optional>
 #include <set>
@@ -44,6 +45,11 @@ namespace {
 using Tensors = std::vector<at::Tensor>;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 using GlooPtr = c10::intrusive_ptr<c10d::Backend>;
+
+// LibTorch's flight recorder is not safe with the Gloo groups of several
+// threads (run_ranks.cpp). It reads this when the first group is made.
+[[maybe_unused]] const int no_flight_recorder =
+    ::setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/1);
 using Milliseconds = std::chrono::milliseconds;
 
 /// Runs the calls of a communicator in the order in which they were queued.
