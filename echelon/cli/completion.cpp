@@ -63,7 +63,7 @@ std::vector<std::string> fixed_values(const CLI::Option& option) {
   if (is("--dtype")) return {"float32", "bfloat16", "float16", "float64"};
   if (is("--backend")) return {"local", "gloo", "nccl"};
   std::vector<std::string> started;
-  if (is("--cluster")) {
+  if (is("--cluster") || type == "CLUSTER") {
     for (const auto& device : cluster::device_names()) {
       started.push_back(device + ":");
     }

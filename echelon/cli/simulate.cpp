@@ -96,9 +96,14 @@ Rows figures(const SimulateCase& what, const SimulateResult& result) {
        format(
            "{} of the {} peak", format_percent(step.model_flops_utilisation),
            cluster::to_string(what.strategy.precision))},
-      {"memory", format(
-                     "{} of the fullest device's {}{}", format_bytes(peak),
-                     format_bytes(usable), step.fits ? "" : ": does not fit")}};
+  };
+  if (!what.memory_is_planned) {
+    rows.push_back(
+        {"memory",
+         format(
+             "{} of the fullest device's {}{}", format_bytes(peak),
+             format_bytes(usable), step.fits ? "" : ": does not fit")});
+  }
   if (result.run.step_seconds.size() > 1) {
     const auto [least, most] = std::ranges::minmax(result.run.step_seconds);
     rows.push_back(
@@ -155,7 +160,7 @@ void print_simulation_text(
       what.cluster.name, format_count(ranks),
       format_count(what.cluster.num_devices()), cost::to_string(what.strategy),
       aligned(figures(what, result)));
-  if (!step.fits) {
+  if (!step.fits && !what.memory_is_planned) {
     std::cout << "\n" << wrapped(remedy_text(nearest_fit(what)), 0, 80) << "\n";
   }
   std::cout << "\ntime of the slowest rank's step\n";
@@ -194,13 +199,15 @@ Json to_json(const SimulateCase& what, const SimulateResult& result) {
   json[is_text(what) ? "tokens_per_second" : "samples_per_second"] =
       step.tokens_per_second;
   json["model_flops_utilisation"] = step.model_flops_utilisation;
-  json["fits"] = step.fits;
-  if (!step.fits) {
-    const auto nearest = nearest_fit(what);
-    json["fits_with"] = nearest ? Json(nearest->flags) : Json();
+  if (!what.memory_is_planned) {
+    json["fits"] = step.fits;
+    if (!step.fits) {
+      const auto nearest = nearest_fit(what);
+      json["fits_with"] = nearest ? Json(nearest->flags) : Json();
+    }
+    json["memory_bytes"] = step.memory.peak_bytes();
+    json["usable_bytes"] = cost::usable_bytes(fullest_device(what, step));
   }
-  json["memory_bytes"] = step.memory.peak_bytes();
-  json["usable_bytes"] = cost::usable_bytes(fullest_device(what, step));
   Json parts;
   parts["matrix"] = step.parts.matrix;
   parts["memory"] = step.parts.memory;

@@ -28,6 +28,8 @@ struct SimulateArguments : JobFlags {
   std::string checkpoint_seconds, checkpoint_interval_seconds, recovery_seconds;
   std::string run;  // the folder to write
   bool json = false;
+  /// A plan of the layers' own counts has told the memory already.
+  bool memory_is_planned = false;
 };
 
 struct SimulateCase {
@@ -40,6 +42,7 @@ struct SimulateCase {
   simulator::SimulationOptions options;
   bool with_failures = false;
   simulator::FailureOptions failures;
+  bool memory_is_planned = false;
 };
 
 /// Throws ConfigError that names the flag that is missing, wrong or given

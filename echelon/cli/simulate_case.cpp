@@ -99,6 +99,7 @@ void read_strategy(
 
 void read_options(const SimulateArguments& arguments, SimulateCase& made) {
   simulator::SimulationOptions& options = made.options;
+  made.memory_is_planned = arguments.memory_is_planned;
   number("--steps", arguments.steps, 1, 1'000'000, options.steps);
   real("--jitter", arguments.jitter, 0, options.jitter);
   number(

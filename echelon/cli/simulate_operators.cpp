@@ -1,8 +1,10 @@
 // The part of `echelon simulate --count` that only counted layers allow: which
 // operators a step consists of, and the same job by the formulas that plan and
-// simulate use without a count. Their parts stand side by side, and a sentence
-// names the largest difference.
+// simulate use without a count. Their parts stand side by side. Where the steps
+// differ, a sentence names the part with the largest difference and its longest
+// operators.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <iostream>
 #include <utility>
@@ -20,6 +22,9 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr size_t kMostOperators = 10;
+constexpr std::array kBounds = {
+    cost::Bound::products, cost::Bound::memory, cost::Bound::launches,
+    cost::Bound::collectives};
 
 double exposed(const cost::StepParts& parts) {
   double sum = 0;
@@ -39,28 +44,38 @@ compared_parts(const cost::StepParts& parts) {
       {"other", parts.other}};
 }
 
-// Why the two differ most, in a sentence.
-std::string reason(const std::string& part) {
-  if (part == "matmuls, attention") {
-    return "The formulas take the published shapes, the count those that run: "
-           "an unpadded vocabulary or small products reach less of the peak.";
-  }
+// The operators that a part consists of, by what bounds them; empty for parts
+// that are formulas in both.
+std::vector<cost::Bound> bounds_of(const std::string& part) {
+  if (part == "matmuls, attention") return {cost::Bound::products};
   if (part == "other operators, launches") {
-    return "The formulas assume fused kernels for norms, activations, rotary "
-           "positions and the loss; the program runs each operator by itself.";
+    return {cost::Bound::memory, cost::Bound::launches};
   }
-  if (part == "recompute") {
-    return "The program recomputes each operator by itself, the formulas fused "
-           "ones.";
+  return {};
+}
+
+// "_scaled_dot_product_flash_attention_for_cpu" stands for any fused attention.
+std::string short_name(const cost::StepOperator& one) {
+  constexpr size_t kMost = 16;
+  std::string name = one.name;
+  if (name.starts_with("_scaled_dot_product_")) name = "attention";
+  if (name.size() > kMost) name = name.substr(0, kMost - 1) + "…";
+  return name + (one.backward ? " bwd" : "");
+}
+
+// The operators of a part that take longest, in a sentence.
+std::string longest_text(
+    const cost::StepOperators& all, const std::vector<cost::Bound>& bounds) {
+  std::vector<std::string> names;
+  for (const cost::StepOperator& one : all.operators) {
+    if (names.size() == 3) break;
+    if (std::ranges::find(bounds, one.bound) == bounds.end()) continue;
+    names.push_back(
+        format("{} ({})", short_name(one), format_seconds(one.seconds)));
   }
-  if (part == "waiting for other ranks") {
-    return "Slower layers hide more communication; and within layers the "
-           "program may send more often than the formulas say.";
-  }
-  if (part == "pipeline bubble") {
-    return "Stages differ more in time where each is counted as it runs.";
-  }
-  return "";
+  return names.empty()
+             ? ""
+             : format(" The longest counted there: {}.", join(names, ", "));
 }
 
 Rows operator_rows(const cost::StepOperators& all) {
@@ -68,27 +83,11 @@ Rows operator_rows(const cost::StepOperators& all) {
   for (const cost::StepOperator& one : all.operators) {
     if (rows.size() == kMostOperators) break;
     rows.push_back(
-        {"  " + one.name + (one.backward ? ", backward" : ""), one.shape,
-         format_count(one.calls), format_seconds(one.seconds),
-         format_percent(one.seconds / all.seconds),
+        {"  " + short_name(one), one.shape, format_count(one.calls),
+         format_seconds(one.seconds), format_percent(one.seconds / all.seconds),
          std::string(to_string(one.bound))});
   }
   return rows;
-}
-
-// Names of operators may be long: terminals have 80 columns.
-void shorten(Rows& rows) {
-  constexpr size_t kName = 24;
-  for (auto& row : rows) {
-    std::string& name = row.front();
-    const size_t comma = name.find(", backward");
-    const std::string end = comma == name.npos ? "" : name.substr(comma);
-    name = name.substr(0, comma);
-    const std::string scores = "_scaled_dot_product_";
-    if (name.starts_with("  " + scores)) name = "  attention";
-    if (name.size() > kName) name = name.substr(0, kName - 1) + "…";
-    name += end;
-  }
 }
 
 }  // namespace
@@ -100,9 +99,7 @@ void print_operators(const SimulateCase& what, const cost::StepEstimate& step) {
       static_cast<double>(what.strategy.num_microbatches());
   std::cout << "\nwhat bounds the operators of the slowest rank\n";
   Rows bounds;
-  for (const auto bound :
-       {cost::Bound::products, cost::Bound::memory, cost::Bound::launches,
-        cost::Bound::collectives}) {
+  for (const auto bound : kBounds) {
     const double seconds = all.seconds_of(bound);
     if (seconds <= 0) continue;
     bounds.push_back(
@@ -114,17 +111,16 @@ void print_operators(const SimulateCase& what, const cost::StepEstimate& step) {
         {"  waiting for the host", format_seconds(all.waits),
          format_percent(all.waits / step.step_seconds) + " of the step"});
   }
-  std::cout << aligned(bounds)
-            << format(
-                   "{} kernels and {} views a microbatch; the host takes {} a "
-                   "step to launch them\n",
-                   format_count(all.kernels / microbatches),
-                   format_count(all.views / microbatches),
-                   format_seconds(all.launch_seconds))
-            << "\noperators that take longest, of all layers, in a step\n";
-  Rows rows = operator_rows(all);
-  shorten(rows);
-  std::cout << aligned(rows);
+  std::cout
+      << aligned(bounds)
+      << format(
+             "a microbatch: {} kernels, {} views; the host takes {} a step "
+             "to launch them\n",
+             format_count(all.kernels / microbatches),
+             format_count(all.views / microbatches),
+             format_seconds(all.launch_seconds))
+      << "\noperators that take longest, of all layers, in a step\n";
+  std::cout << aligned(operator_rows(all));
 }
 
 void print_beside_formulas(
@@ -162,16 +158,19 @@ void print_beside_formulas(
             << format(
                    "`echelon plan` reckons with {} a step.\n",
                    format_seconds(planned.step_seconds));
-  const std::string why = reason(left[most].first);
-  const bool apart = std::abs(counted.step_seconds - simulated.step_seconds) >
-                     0.05 * simulated.step_seconds;
-  if (apart && !why.empty()) {
-    std::cout
-        << wrapped(
-               format("They differ most in \"{}\". {}", left[most].first, why),
-               0, 80)
-        << "\n";
+  if (std::abs(counted.step_seconds - simulated.step_seconds) <=
+      0.05 * simulated.step_seconds) {
+    return;
   }
+  const std::string& part = left[most].first;
+  const cost::StepOperators all =
+      cost::step_operators(what.model, what.strategy, what.cluster);
+  std::cout << wrapped(
+                   format(
+                       "They differ most in \"{}\".{}", part,
+                       longest_text(all, bounds_of(part))),
+                   0, 80)
+            << "\n";
 }
 
 Json operators_json(const SimulateCase& what) {
@@ -182,9 +181,7 @@ Json operators_json(const SimulateCase& what) {
   json["views"] = all.views;
   json["launch_seconds"] = all.launch_seconds;
   json["host_waits"] = all.waits;
-  for (const auto bound :
-       {cost::Bound::products, cost::Bound::memory, cost::Bound::launches,
-        cost::Bound::collectives}) {
+  for (const auto bound : kBounds) {
     json["bounds"][std::string(to_string(bound))] = all.seconds_of(bound);
   }
   json["operators"] = Json::array();

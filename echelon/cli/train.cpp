@@ -107,6 +107,7 @@ step_on(const TrainArguments& arguments, const std::string& config) {
   step.config = config;
   step.cluster = arguments.on;
   step.count = true;
+  step.memory_is_planned = true;
   return step;
 }
 

@@ -162,6 +162,7 @@ bytes_of_operators(const ModelShape& model, const Strategy& strategy) {
           sums += one.bytes;
           continue;
         }
+        if (one.collective) continue;
         ++operators;
         const double count = as_double(one.count);
         const double m = as_double(one.m), n = as_double(one.n);

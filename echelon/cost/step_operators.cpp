@@ -21,13 +21,13 @@ std::string shape_of(const Operation& operation) {
     return format_bytes(operation.bytes);
   }
   const std::string many =
-      operation.count > 1 ? format("{} x ", operation.count) : "";
+      operation.count > 1 ? format("{}x", operation.count) : "";
   if (is_attention(operation)) {
     return format(
-        "{}[{}, {}] of {}", many, operation.m, operation.n, operation.k);
+        "{}[{},{}] of {}", many, operation.m, operation.n, operation.k);
   }
   return format(
-      "{}[{}, {}] x [{}, {}]", many, operation.m, operation.k, operation.k,
+      "{}[{},{}]x[{},{}]", many, operation.m, operation.k, operation.k,
       operation.n);
 }
 
@@ -109,7 +109,7 @@ class Collector {
 
 std::string_view to_string(Bound bound) {
   constexpr std::array<std::string_view, 4> kNames = {
-      "matmuls", "memory", "small kernels", "collectives"};
+      "matmuls", "memory", "launches", "collectives"};
   return kNames.at(static_cast<size_t>(bound));
 }
 

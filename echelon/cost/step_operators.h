@@ -21,13 +21,13 @@ enum class Bound {
   collectives,  // the links between ranks
 };
 
-/// "matmuls" (with attention), "memory", "small kernels", "collectives".
+/// "matmuls" (with attention), "memory", "launches", "collectives".
 std::string_view to_string(Bound bound);
 
 /// Equal calls of one operator: of one name, shape and pass.
 struct StepOperator {
   std::string name;   // "mm"
-  std::string shape;  // "[4096, 1600] x [1600, 6400]", "25.0 MiB"
+  std::string shape;  // "[4096,1600]x[1600,6400]", "25.0 MiB"
   Bound bound = Bound::memory;
   bool backward = false;  // also recomputation
   double calls = 0;       // in a step

@@ -247,9 +247,11 @@ bool only_allocates(const std::string& name) {
   return name.starts_with("empty") || name.starts_with("new_empty");
 }
 
-// The kernels of operators that make more than one, as LibTorch's CUDA sources
-// launch them. Attention: one in forward; in backward the sums of output times
-// gradient, the gradients, and the conversion of those of the queries.
+// The kernels of operators that make more than one on a GPU, estimated: those
+// that sort indices take another number for few of them. Attention has one in
+// forward; in backward the sums of output times gradient, the gradients, and
+// the conversion of those of the queries. The CPU's fused attention stands for
+// any.
 int64_t kernels_of(const std::string& name) {
   static const std::unordered_map<std::string, int64_t> several = {
       {"_scaled_dot_product_flash_attention_for_cpu_backward", 3},

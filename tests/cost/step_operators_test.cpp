@@ -86,7 +86,7 @@ TEST(StepOperators, AreAsManyAndAsLongAsTheLayersHave) {
   EXPECT_EQ(all.kernels, 2 * 8 * (5 + 2));
   const StepOperator& mm = find(all, "mm", false);
   EXPECT_EQ(mm.calls, 2 * 8);
-  EXPECT_EQ(mm.shape, "[8192, 4096] x [4096, 4096]");
+  EXPECT_EQ(mm.shape, "[8192,4096]x[4096,4096]");
   EXPECT_EQ(mm.bound, Bound::products);
   // 275 GFLOP at no more than 989 TFLOP/s.
   EXPECT_GT(mm.seconds, 16 * 275e9 / 989e12);

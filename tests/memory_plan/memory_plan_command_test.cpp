@@ -314,18 +314,25 @@ TEST_F(DryRun, PrintsAStepOnDevicesThatAreNotHere) {
   EXPECT_EQ(text.wait(), 0) << text.err();
   for (const char* said :
        {"Fits the limit of 78.8 GiB.", "gpt on h100-sxm:8, 4 of 8 devices",
-        "of the bf16 peak", "what bounds the operators", "small kernels",
-        "waiting for the host", "operators that take longest",
-        "all_reduce, backward", "beside the formulas",
-        "`echelon plan` reckons"}) {
+        "of the bf16 peak", "what bounds the operators", "launches",
+        "waiting for the host", "operators that take longest", "all_reduce bwd",
+        "beside the formulas", "`echelon plan` reckons"}) {
     EXPECT_THAT(text.out(), HasSubstr(said));
   }
+  std::istringstream lines(
+      text.out().substr(text.out().find("what bounds the operators")));
+  for (std::string line; std::getline(lines, line);) {
+    EXPECT_LE(line.size(), 82U) << line;  // "µ" and "…" are several bytes
+  }
+  // The plan alone tells the memory.
+  EXPECT_THAT(text.out(), Not(HasSubstr("of the fullest device's")));
   Command command(
       {kEchelon, "train", path, "--dry-run", "--on", "h100-sxm:8", "--json"});
   ASSERT_EQ(command.wait(), 0) << command.err();
   const json told = json::parse(command.out());
   EXPECT_TRUE(told["fits"].get<bool>());
   const json& step = told["step"];
+  EXPECT_FALSE(step.contains("memory_bytes"));
   double sum = 0;
   for (const auto& one : step["counted"]["operators"]) {
     sum += one["seconds"].get<double>();
