@@ -1,10 +1,10 @@
 #include <ATen/Parallel.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
-#include <cstdlib>
 #include <mutex>
 #include <thread>
 
+#include "echelon/comm/gloo/gloo_backend.h"
 #include "echelon/comm/world_impl.h"
 #include "echelon/error.h"
 #include "echelon/text/format.h"
@@ -52,10 +52,7 @@ void run_ranks(
     body(world);
     return;
   }
-  // LibTorch has one flight recorder per process. It is not safe with the gloo
-  // groups of several threads (its map is written outside of its lock); the
-  // World's history takes its place.
-  ::setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/1);
+  avoid_flight_recorder();
   const c10::intrusive_ptr<c10d::Store> store =
       c10::make_intrusive<c10d::HashStore>();
   const auto board = std::make_shared<MemoryBoard>(num_ranks);

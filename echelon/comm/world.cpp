@@ -176,6 +176,7 @@ World World::from_environment(const CommOptions& options) {
     all.push_back(rank_gpus_from_text(one));
   }
   impl->choose(all);
+  if (impl->kind != BackendKind::nccl) avoid_flight_recorder();
   impl->address = reachable_address(env);
   impl->use_accelerator();
   std::shared_ptr<StatusBoard> board;

@@ -47,7 +47,7 @@ using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 using GlooPtr = c10::intrusive_ptr<c10d::Backend>;
 
 // LibTorch's flight recorder is not safe with the Gloo groups of several
-// threads (run_ranks.cpp). It reads this when the first group is made.
+// threads (gloo_backend.h). It reads this when the first group is made.
 [[maybe_unused]] const int no_flight_recorder =
     ::setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/1);
 using Milliseconds = std::chrono::milliseconds;

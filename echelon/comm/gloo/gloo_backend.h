@@ -34,6 +34,12 @@ c10::intrusive_ptr<c10d::Backend> connect_together(
     const c10::intrusive_ptr<c10d::Store>& store, const GroupMember& member,
     std::chrono::milliseconds timeout, const Connect& connect);
 
+/// Turns LibTorch's flight recorder off, unless TORCH_FR_BUFFER_SIZE is set: it
+/// is not safe with Gloo groups in several threads, as of a saver beside
+/// training (its map is written outside of its lock). The World's history takes
+/// its place. Call it before the first group is made and threads are started.
+void avoid_flight_recorder();
+
 /// Connects `size` ranks with each other; every member calls. `address` is the
 /// local address that the others can reach ("127.0.0.1" on one host). Throws
 /// what LibTorch throws when a peer does not come within the timeout.
