@@ -1,7 +1,7 @@
 // Each axis whose exposed communication is worth a finding gets one. Its fix is
 // the first that applies: smaller buckets, a setting that hides communication
 // in the same layout, the best of other settings by simulation, or advice in
-// words. The gain of the first two is estimated from the measured times.
+// words. The gain of the first two is estimated from the recorded times.
 #include <algorithm>
 #include <set>
 #include <utility>

@@ -169,10 +169,10 @@ std::string gain_text(const RunFinding& finding) {
     case GainSource::none:
       return "";
     case GainSource::measured:
-      return text + "the step, from the measured times";
+      return text + "the step, from the recorded times";
     case GainSource::replayed:
       return text +
-             "the step, from the measured passes in the schedule's order";
+             "the step, from the recorded passes in the schedule's order";
     default:
       return text + "a sample's time, by the simulator";
   }

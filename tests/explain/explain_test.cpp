@@ -348,7 +348,7 @@ TEST_F(Explain, PageHasWhatTheTerminalSays) {
       page.findings[0].title,
       "communication not overlapped (dp), 25 % of the step");
   EXPECT_EQ(page.findings[0].settings, "[train]\nbatch = 8\n");
-  EXPECT_EQ(page.findings[0].gain, "25 % of the step, from the measured times");
+  EXPECT_EQ(page.findings[0].gain, "25 % of the step, from the recorded times");
   EXPECT_EQ(page.notes, std::vector<std::string>{"a note"});
   found.gain_source = GainSource::none;
   EXPECT_EQ(gain_text(found), "");

@@ -413,7 +413,7 @@ TEST(Report, ShowsWhatHeldTheRunBack) {
        .fix = "Load on more threads.",
        .settings = "[data]\nworkers = 4\n",
        .why = "They overlap",
-       .gain = "30 % of the step, from the measured times"}};
+       .gain = "30 % of the step, from the recorded times"}};
   input.findings->notes = {"an odd ` stays, `code` does not"};
   const auto page = to_html(input);
   expect_parts(
