@@ -227,10 +227,14 @@ int64_t window_every(const Fields& fields, int64_t layers) {
   const json& types = fields.list("layer_types");
   const auto windows =
       std::count(types.begin(), types.end(), "sliding_attention");
-  const auto full = std::count(types.begin(), types.end(), "full_attention");
   const auto all = static_cast<int64_t>(types.size());
-  if (all != layers || windows + full != all || windows == 0 ||
-      all % windows != 0) {
+  bool regular = all == layers && windows > 0 && all % windows == 0;
+  for (int64_t i = 0; regular && i < all; ++i) {
+    const char* type =
+        i % (all / windows) == 0 ? "sliding_attention" : "full_attention";
+    regular = types[static_cast<size_t>(i)] == type;
+  }
+  if (!regular) {
     fields.refuse(
         "layer_types",
         "must have sliding_attention or full_attention for each layer, the "

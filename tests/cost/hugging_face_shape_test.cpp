@@ -125,6 +125,10 @@ TEST(HuggingFaceShape, IsTheCataloguesOfWindows) {
   wrong["layer_types"][0] = "linear_attention";
   EXPECT_THAT(
       error_of(wrong.dump()), HasSubstr("\"layer_types\": [\"linear_att"));
+  // As many windows, in other places.
+  std::swap(types[0], types[1]);
+  wrong["layer_types"] = types;
+  EXPECT_THAT(error_of(wrong.dump()), HasSubstr("the first in one of so many"));
 }
 
 TEST(HuggingFaceShape, IsTheCataloguesOfGpts) {
