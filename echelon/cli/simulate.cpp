@@ -294,6 +294,8 @@ Job planned_job(const SimulateCase& what) {
   Job job =
       parse_job(planner::to_configuration(plan, request), "what was simulated");
   job.optimizer.name = strategy.optimizer;
+  job.optimizer.momentum = strategy.momentum;
+  job.precision.reduce = strategy.reduce;
   job.train.steps = what.options.steps;
   if (job.data.name != DataKind::images) return job;
   job.data.name = DataKind::dummy;

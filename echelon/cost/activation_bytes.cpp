@@ -120,6 +120,13 @@ double element_bytes(cluster::Precision precision) {
   }
 }
 
+double reduced_bytes(const Strategy& strategy, const Framework& framework) {
+  if (strategy.reduce == ReduceDtype::float32) return 4;
+  if (strategy.reduce == ReduceDtype::bf16) return 2;
+  return framework.gradient_bytes > 0 ? framework.gradient_bytes
+                                      : element_bytes(strategy.precision);
+}
+
 double rank_tokens(const ModelShape& model, const Strategy& strategy) {
   const int64_t seq = strategy.seq_len_or(model.seq_len);
   return as_double(strategy.microbatch_size) * as_double(seq) /

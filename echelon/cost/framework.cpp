@@ -94,6 +94,7 @@ class Frameworks {
 void add_sharding(Frameworks& list) {
   Framework& trainer = list.add("echelon");
   trainer.host_seconds = 3e-6;
+  trainer.gradient_bytes = 0;
   trainer.gathers_at_once = true;     // ShardedUnits::after_update
   trainer.bucket_bytes = 256 * 1024;  // as in gradient_reducer.h
   // ShardedUnits::begin_backward and PipelineModel::before_gradients.

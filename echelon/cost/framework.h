@@ -82,7 +82,9 @@ struct Framework {
   /// Stages 1 and 2: all all-gathers begin with the step; otherwise each one
   /// layer ahead.
   bool gathers_at_once = false;
-  double gradient_bytes = 4;  // of an element when ranks sum it
+  /// Of an element when ranks sum it; 0: that of the precision. A strategy's
+  /// `reduce` comes before it: see reduced_bytes().
+  double gradient_bytes = 4;
   /// Moved per parameter and microbatch, in addition to what the matmul writes.
   double accumulate_bytes = 8;
   double quantise_bytes = 4;    // moved per element of an fp8 matmul's input

@@ -30,6 +30,9 @@ struct ActivationBytes {
 /// Bytes of an element as layers compute it: 8, 4 or 2.
 double element_bytes(cluster::Precision precision);
 
+/// Bytes of a gradient's element as ranks sum it.
+double reduced_bytes(const Strategy& strategy, const Framework& framework);
+
 /// Tokens of one microbatch on a rank, before sequence parallelism.
 double rank_tokens(const ModelShape& model, const Strategy& strategy);
 
@@ -68,8 +71,9 @@ struct RankParameters {
 std::vector<RankParameters>
 stage_parameters(const ModelShape& model, const Strategy& strategy);
 
-/// Values that an optimizer keeps for an element: 2 for adam and adamw.
-double optimizer_states(OptimizerKind optimizer);
+/// Values that the optimizer keeps for an element: 2 for adam and adamw, 1 for
+/// sgd with momentum.
+double optimizer_states(const Strategy& strategy);
 
 /// The axes along which ranks share parameters. Ranks of context parallelism
 /// have the same parameters; in some frameworks they shard them

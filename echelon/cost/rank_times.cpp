@@ -96,7 +96,8 @@ class Sharing {
 double gradient_seconds(
     const Sharing& sharing, double elements, const Sharers& sharers) {
   const StageContext& context = sharing.context;
-  const double bytes = elements * context.framework.gradient_bytes;
+  const double bytes =
+      elements * reduced_bytes(context.strategy, context.framework);
   if (bytes <= 0) return 0;
   // Replicas of a sharded model reduce in two levels: a reduce-scatter over the
   // shards, then an all-reduce of each shard over its copies.
@@ -237,7 +238,8 @@ class Reductions {
 
  private:
   double bytes(const Elements& all) const {
-    return (all.dense + all.experts) * rank_.context.framework.gradient_bytes;
+    return (all.dense + all.experts) *
+           reduced_bytes(rank_.context.strategy, rank_.context.framework);
   }
 
   void send(int64_t times) {

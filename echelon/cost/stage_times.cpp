@@ -26,8 +26,9 @@ double tied_seconds(const StageContext& context) {
   const GroupPlace pair{
       .ranks = 2, .ranks_per_node = near ? 2 : 1, .nodes = near ? 1 : 2};
   return context.seconds_of(
-      CollectiveKind::all_reduce, elements * context.framework.gradient_bytes,
-      pair, first);
+      CollectiveKind::all_reduce,
+      elements * reduced_bytes(context.strategy, context.framework), pair,
+      first);
 }
 
 /// Gradients to the host, parameters back; between them the update reads and
@@ -41,7 +42,7 @@ double offloaded_optimizer_seconds(
                             : node.host.bytes_per_second;
   // An element moves 28 bytes: 24 for the master and two moments, which are
   // read and written, and 4 for the gradient, which is read.
-  return elements * ((context.framework.gradient_bytes +
+  return elements * ((reduced_bytes(context.strategy, context.framework) +
                       element_bytes(context.strategy.precision)) /
                          node.host.bytes_per_second +
                      28 / memory);

@@ -140,8 +140,9 @@ stage_parameters(const ModelShape& model, const Strategy& strategy) {
                            : counted_stages(model, strategy);
 }
 
-double optimizer_states(OptimizerKind optimizer) {
-  return optimizer == OptimizerKind::sgd ? 0 : 2;
+double optimizer_states(const Strategy& strategy) {
+  if (strategy.optimizer != OptimizerKind::sgd) return 2;
+  return strategy.momentum > 0 ? 1 : 0;
 }
 
 double zero_shards(
@@ -170,7 +171,7 @@ StateBytes state_bytes(
                               : element;
   const double prefetched = framework.memory.prefetch * rank.largest_unit;
   double weights = 0, gradients = 0, optimizer = 0, unsharded = 0;
-  optimizer = optimizer_states(strategy.optimizer) * master * part;
+  optimizer = optimizer_states(strategy) * master * part;
   if (framework.memory.masters_beside) {
     weights = element * (stage == 3 ? part : whole);
     gradients = gradient * (stage >= 2 ? part : whole) +

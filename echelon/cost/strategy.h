@@ -12,6 +12,7 @@
 #include "echelon/cost/model_shape.h"
 #include "echelon/layout/layout.h"
 #include "echelon/options/optimizer.h"
+#include "echelon/options/precision.h"
 #include "echelon/schedule/options.h"
 
 namespace echelon::cost {
@@ -43,7 +44,10 @@ struct Strategy {
   cluster::Precision precision = cluster::Precision::bf16;
   /// The precision of master parameters and of summed gradients.
   cluster::Precision master = cluster::Precision::fp32;
+  /// In which ranks sum gradients; same: as the framework does.
+  ReduceDtype reduce = ReduceDtype::same;
   OptimizerKind optimizer = OptimizerKind::adamw;
+  double momentum = 0;  // of sgd; above 0, it keeps a value for each element
   bool offload_optimizer = false;
   bool offload_activations = false;
   /// The framework: a name of framework_names() (framework.h).

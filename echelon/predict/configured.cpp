@@ -153,6 +153,8 @@ cost::Strategy configured_strategy(const Job& job) {
                         ? cluster::Precision::fp64
                         : cluster::Precision::fp32;
   strategy.optimizer = job.optimizer.name;
+  strategy.momentum = job.optimizer.momentum;
+  strategy.reduce = job.precision.reduce;
   strategy.offload_optimizer = job.memory.offload != Offload::none;
   strategy.offload_activations = job.memory.activations == Activations::offload;
   strategy.framework = "echelon";

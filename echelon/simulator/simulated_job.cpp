@@ -14,6 +14,7 @@
 
 #include "echelon/cost/distinct_pipelines.h"
 #include "echelon/cost/layer_work.h"
+#include "echelon/cost/memory_estimate.h"
 #include "echelon/cost/operation_time.h"
 #include "echelon/cost/strategy.h"
 #include "echelon/error.h"
@@ -252,7 +253,7 @@ class JobBuilder {
       input.stages.push_back(&mine.work[static_cast<size_t>(stage)]);
     }
     if (own == 0 || own + 1 == strategy_.layout.pp) {
-      input.tied_bytes = copied_ * framework_.gradient_bytes;
+      input.tied_bytes = copied_ * cost::reduced_bytes(strategy_, framework_);
     }
     Program program = make_program(input);
     for (size_t local = 0; local < stages.size(); ++local) {

@@ -93,7 +93,7 @@ class RankTraffic {
     Instructions list;
     for (const bool experts : {false, true}) {
       const double bytes = (experts ? elements.experts : elements.dense) *
-                           in_.framework.gradient_bytes;
+                           cost::reduced_bytes(in_.strategy, in_.framework);
       if (bytes <= 0) continue;
       append(
           list,
@@ -405,8 +405,8 @@ class Builder {
       Instructions& list, cost::Elements& bucket, const Layer& layer,
       bool is_last) {
     bucket += cost::elements_of(*layer.work);
-    const double bytes =
-        (bucket.dense + bucket.experts) * in_.framework.gradient_bytes;
+    const double bytes = (bucket.dense + bucket.experts) *
+                         cost::reduced_bytes(in_.strategy, in_.framework);
     const bool waits =
         in_.strategy.zero_stage == 0 && bytes < in_.framework.bucket_bytes;
     if (waits && !is_last) return;

@@ -137,6 +137,19 @@ TEST(StateBytes, PipelinesThatGatherOnceKeepWholeGradients) {
   EXPECT_EQ(gradients(true), gradients(false));
 }
 
+TEST(StateBytes, AnOptimizerKeepsWhatItsStepNeeds) {
+  Strategy strategy = strategy_of({}, 32, "echelon");
+  const auto state = [&] {
+    return state_bytes({.dense = 1e6}, strategy, find_framework("echelon"))
+        .device[timeline::MemoryKind::optimizer_state];
+  };
+  EXPECT_EQ(state(), 2 * 4 * 1'000'000);  // two moments
+  strategy.optimizer = OptimizerKind::sgd;
+  EXPECT_EQ(state(), 0);
+  strategy.momentum = 0.9;
+  EXPECT_EQ(state(), 4 * 1'000'000);
+}
+
 TEST(MemoryEstimate, OfAPartIsLess) {
   const ModelShape model = find_model("llama3-70b");
   const auto with = [&](auto change) {

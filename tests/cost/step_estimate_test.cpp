@@ -62,6 +62,25 @@ TEST(StepEstimate, UtilisationIsOfTheDevicesThatTheJobHas) {
       8 * peak("a100-80gb") + 4 * peak("h100-sxm"));
 }
 
+// `[precision] reduce = "same"` sends bf16 gradients as they are.
+TEST(StepEstimate, GradientsAreSentInTheTypeInWhichTheyAreSummed) {
+  Strategy strategy = strategy_on({.dp_replicate = 8}, 64);
+  const auto seconds = [&] {
+    return estimate_time(
+               find_model("gpt2-xl"), strategy,
+               cluster::find_cluster("a100-80gb:1x8"))
+        .communication[static_cast<size_t>(Axis::dp_replicate)];
+  };
+  const double same = seconds();
+  strategy.reduce = ReduceDtype::bf16;
+  EXPECT_EQ(seconds(), same);
+  strategy.reduce = ReduceDtype::float32;
+  EXPECT_NEAR(seconds() / same, 2, 0.1);
+  strategy.precision = cluster::Precision::fp32;
+  strategy.reduce = ReduceDtype::same;
+  EXPECT_NEAR(seconds() / same, 2, 0.1);
+}
+
 TEST(PipelineSeconds, BubbleOf1F1BIsTheFormulasAlsoWhereItIsExtrapolated) {
   for (const int64_t microbatches : {8, 64, 500}) {
     const Strategy strategy = strategy_on({.pp = 4}, microbatches);
