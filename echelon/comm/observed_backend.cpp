@@ -108,6 +108,12 @@ class ObservedWork : public c10d::Work {
         observer_->history().begin_wait(call.ticket);
       }
     }
+    const bool marks = ends_ == Ends::queued && has_streams(device_);
+    if (marks) {
+      for (const auto& call : calls_->calls) {
+        observer_->history().mark_wait(call.ticket);
+      }
+    }
     try {
       if (auto lost = observer_->lost()) std::rethrow_exception(lost);
       inner_->wait(timeout);
@@ -117,7 +123,10 @@ class ObservedWork : public c10d::Work {
     }
     if (ends_ != Ends::queued) {
       observer_->end(*calls_);
-    } else if (has_streams(device_)) {
+    } else if (marks) {
+      for (const auto& call : calls_->calls) {
+        observer_->history().mark_end(call.ticket);
+      }
       // The current stream waits for the call, so the call is over when what
       // the stream does next begins.
       auto reached = c10::make_intrusive<StreamWork>(device_);
@@ -356,6 +365,7 @@ class ObservedBackend : public c10d::Backend {
       const std::function<WorkPtr()>& forward) {
     using Ends = ObservedWork::Ends;
     auto calls = std::make_shared<ObservedCalls>(std::move(list));
+    const bool marks = options_.queued && has_streams(options_.device);
     WorkPtr inner;
     try {
       inner = forward();
@@ -371,6 +381,9 @@ class ObservedBackend : public c10d::Backend {
                          : inner;
     } else if (ends == Ends::queued && has_streams(options_.device)) {
       // It is over for the host, and runs on the current stream.
+      for (const auto& call : calls->calls) {
+        observer_->history().mark_end(call.ticket);
+      }
       calls->asked = c10::make_intrusive<StreamWork>(options_.device);
     }
     if (calls->asked) {

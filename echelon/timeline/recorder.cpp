@@ -1,5 +1,6 @@
 #include "echelon/timeline/recorder.h"
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
@@ -11,25 +12,59 @@ int64_t steady_now_ns() {
       .count();
 }
 
-Recorder::Recorder(int32_t rank, int64_t first_step, int64_t num_steps)
-    : rank_(rank), first_step_(first_step), num_steps_(num_steps) {}
+Recorder::Recorder(
+    int32_t rank, int64_t first_step, int64_t num_steps,
+    MakeDeviceClock make_clock)
+    : rank_(rank),
+      first_step_(first_step),
+      num_steps_(num_steps),
+      make_clock_(std::move(make_clock)) {}
 
 void Recorder::begin_step(int64_t step) {
   std::lock_guard lock(mutex_);
   step_ = step;
+  if (records() && make_clock_ && !clock_) clock_ = make_clock_();
 }
 
 bool Recorder::active() const {
   std::lock_guard lock(mutex_);
-  return step_ >= first_step_ && step_ < first_step_ + num_steps_;
+  return records();
 }
 
 void Recorder::add(Span span) {
+  const Moment begin{span.begin_ns}, end{span.end_ns};
+  add(std::move(span), begin, end);
+}
+
+void Recorder::add(Span span, Moment begin, Moment end) {
   std::lock_guard lock(mutex_);
-  if (step_ < first_step_ || step_ >= first_step_ + num_steps_) return;
   span.rank = rank_;
-  span.step = step_;
-  spans_.push_back(std::move(span));
+  // What a device did may be told after its step.
+  if (begin.mark) {
+    span.step = step_of_mark_.at(static_cast<size_t>(begin.value));
+  } else if (records()) {
+    span.step = step_;
+  } else {
+    return;
+  }
+  spans_.push_back({std::move(span), begin, end});
+}
+
+int64_t Recorder::mark_locked(int device) {
+  const int64_t mark = clock_->mark(device);
+  step_of_mark_.resize(static_cast<size_t>(mark) + 1, step_);
+  return mark;
+}
+
+Moment Recorder::now(int device) {
+  std::lock_guard lock(mutex_);
+  if (clock_ && records()) return {mark_locked(device), true};
+  return {steady_now_ns()};
+}
+
+int64_t Recorder::mark() {
+  std::lock_guard lock(mutex_);
+  return clock_ && records() ? mark_locked(-1) : -1;
 }
 
 bool Recorder::ended() const {
@@ -39,7 +74,16 @@ bool Recorder::ended() const {
 
 std::vector<Span> Recorder::take() {
   std::lock_guard lock(mutex_);
-  return std::exchange(spans_, {});
+  std::vector<Span> spans;
+  const auto time = [&](const Moment& moment) {
+    return moment.mark ? clock_->time_ns(moment.value) : moment.value;
+  };
+  for (Recorded& one : std::exchange(spans_, {})) {
+    one.span.begin_ns = time(one.begin);
+    one.span.end_ns = std::max(one.span.begin_ns, time(one.end));
+    spans.push_back(std::move(one.span));
+  }
+  return spans;
 }
 
 ScopedSpan::ScopedSpan(
@@ -49,13 +93,12 @@ ScopedSpan::ScopedSpan(
   span_.track = std::move(track);
   span_.name = std::move(name);
   span_.kind = kind;
-  span_.begin_ns = steady_now_ns();
+  begin_ = recorder_->now();
 }
 
 ScopedSpan::~ScopedSpan() {
   if (recorder_ == nullptr) return;
-  span_.end_ns = steady_now_ns();
-  recorder_->add(std::move(span_));
+  recorder_->add(std::move(span_), begin_, recorder_->now());
 }
 
 }  // namespace echelon::timeline

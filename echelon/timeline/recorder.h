@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -13,29 +15,75 @@ namespace echelon::timeline {
 /// Nanoseconds of the steady clock: one origin for all processes of a host.
 int64_t steady_now_ns();
 
+/// The times of a device with streams, where the host only queues work.
+class DeviceClock {
+ public:
+  virtual ~DeviceClock() = default;
+  /// Marks what the current stream of `device` (-1: the current one) has been
+  /// given so far, and returns the mark's number, from 0. Thread-safe; does not
+  /// wait.
+  virtual int64_t mark(int device) = 0;
+  /// When the stream came to the mark, on the steady clock. Waits for it.
+  virtual int64_t time_ns(int64_t mark) = 0;
+};
+
+using MakeDeviceClock = std::function<std::unique_ptr<DeviceClock>()>;
+
+/// A moment of the host, or of a device, which is known later.
+struct Moment {
+  int64_t value = 0;  // nanoseconds, or a mark
+  bool mark = false;
+};
+
 /// Thread-safe; recording a span costs a lock and a push_back. Spans outside
 /// [first_step, first_step + num_steps) are dropped, so a long run stays small.
+///
+/// On a device with streams a span begins and ends when the device comes to
+/// it: `make_clock` is called at the first recorded step, and marks are read in
+/// take().
 class Recorder {
  public:
-  Recorder(int32_t rank, int64_t first_step, int64_t num_steps);
+  Recorder(
+      int32_t rank, int64_t first_step, int64_t num_steps,
+      MakeDeviceClock make_clock = nullptr);
 
   /// The step that later spans belong to, and whether it is recorded.
   void begin_step(int64_t step);
   bool active() const;
 
   void add(Span span);  // rank and step are filled in here
+  /// As add(), between two moments. The step is that of `begin`.
+  void add(Span span, Moment begin, Moment end);
+  /// Of the device's current stream if there is a clock, else of the host.
+  Moment now(int device = -1);
+  /// A mark of the current stream; -1 without a clock, or when nothing is
+  /// recorded.
+  int64_t mark();
   std::vector<Span> take();
 
   /// The step that follows the last recorded one, and those after it.
   bool ended() const;
 
  private:
+  struct Recorded {
+    Span span;
+    Moment begin, end;
+  };
+
+  bool records() const {
+    return step_ >= first_step_ && step_ < first_step_ + num_steps_;
+  }
+  int64_t mark_locked(int device);
+
   mutable std::mutex mutex_;
   int32_t rank_;
   int64_t first_step_;
   int64_t num_steps_;
   int64_t step_ = -1;
-  std::vector<Span> spans_;
+  MakeDeviceClock make_clock_;
+  std::unique_ptr<DeviceClock> clock_;
+  std::vector<int64_t> step_of_mark_;
+  std::vector<Recorded> spans_;
 };
 
 /// Records from construction to destruction; a null recorder costs nothing.
@@ -50,6 +98,7 @@ class ScopedSpan {
  private:
   Recorder* recorder_;
   Span span_;
+  Moment begin_;
 };
 
 }  // namespace echelon::timeline

@@ -25,6 +25,7 @@
 #include "echelon/checkpoint/weights/checkpoint_tensors.h"
 #include "echelon/comm/mesh_groups.h"
 #include "echelon/error.h"
+#include "echelon/profiling/event_clock.h"
 #include "echelon/text/format.h"
 #include "echelon/train/memory_watch.h"
 #include "echelon/train/report_writer.h"
@@ -58,27 +59,40 @@ first_recorded_step(const Job& job, const Resume& resume, int64_t total_steps) {
 // Records each collective as a span, and where a rank waited for it.
 void record_collectives(
     World& world, std::shared_ptr<timeline::Recorder> recorder) {
+  world.history().mark_with([recorder] { return recorder->mark(); });
   world.history().on_end([recorder](const CollectiveRecord& record) {
-    if (!recorder->active()) return;
+    // What a device did may be told after the recorded steps.
+    if (record.begin_mark < 0 && !recorder->active()) return;
+    const auto moment = [](int64_t mark, int64_t ns) {
+      return mark >= 0 ? timeline::Moment{mark, true} : timeline::Moment{ns};
+    };
+    const auto begin = moment(record.begin_mark, record.begin_ns);
+    const auto end = moment(record.end_mark, record.end_ns);
     timeline::Span span{
         .track = "comm",
         .name =
             record.operation + (record.label.empty() ? "" : " " + record.label),
         .kind = timeline::SpanKind::communication,
-        .begin_ns = record.begin_ns,
-        .end_ns = record.end_ns,
         .bytes = record.bytes,
         .axis = record.axis};
-    recorder->add(span);
+    recorder->add(span, begin, end);
     // A pipeline records its own waits, with the actions that it waits for.
-    if (record.wait_begin_ns == 0 || record.axis == "pp") return;
+    const bool waited = record.wait_begin_ns != 0 || record.wait_mark >= 0;
+    if (!waited || record.axis == "pp") return;
     span.track = "compute";
     span.name = "wait for " + span.name;
-    span.begin_ns = record.wait_begin_ns;
     span.bytes = 0;
     span.axis.clear();
-    recorder->add(std::move(span));
+    recorder->add(
+        std::move(span), moment(record.wait_mark, record.wait_begin_ns), end);
   });
+}
+
+timeline::MakeDeviceClock device_clock_of(torch::Device device) {
+  if (device.is_cpu()) return nullptr;
+  return [device] {
+    return std::make_unique<profiling::EventClock>(device.type());
+  };
 }
 
 // The layers of a program are no model that a configuration can name.
@@ -181,7 +195,7 @@ Loop::Loop(
       counts_tokens_(is_text(source_.sample)),
       recorder_(std::make_shared<timeline::Recorder>(
           world.rank(), first_recorded_step(job, resume_, total_steps_),
-          job.train.timeline_steps)),
+          job.train.timeline_steps, device_clock_of(world.device()))),
       memory_(job, source_, world, groups_),
       state_(memory_.during(
           "the model is built",
@@ -252,6 +266,7 @@ TrainResult Loop::run() {
   save_last();
   if (stop_ && !preempted_ && !evaluated()) evaluate();
   world_.history().on_end(nullptr);
+  world_.history().mark_with(nullptr);
   write_outcome();
   if (!save_error_.empty()) {
     throw CheckpointError(save_error_ + what_is_kept(folder_));
@@ -284,7 +299,8 @@ bool Loop::one_step(Position position) {
   const auto sums = sum_over_ranks(
       {.score = score,
        .skipped = batch->skipped,
-       .work_seconds = seconds() - started,
+       // On a device, its time is not known before the step is over.
+       .work_seconds = world_.device().is_cpu() ? seconds() - started : 0,
        .stop = stop_signals.load() > 0,
        .terminated = terminated.load(),
        .saver = saver_ ? saver_->news() : SaverNews{}},

@@ -7,8 +7,14 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 
+#include <atomic>
+#include <barrier>
 #include <cctype>
+#include <memory>
+#include <optional>
 
+#include "echelon/profiling/event_clock.h"
+#include "echelon/timeline/recorder.h"
 #include "echelon/train/step_sums.h"
 #include "echelon/train/strategies/host_copy.h"
 #include "echelon/train/verify.h"
@@ -83,6 +89,60 @@ TEST(OnTheTestDevice, AModelMayEndWhileItUnshards) {
         on_test_device());
     for (const auto& report : take_reports()) ADD_FAILURE() << report.text;
   }
+}
+
+// The host queues all of it before the collective may begin.
+TEST(OnTheTestDevice, SpansAreTimedByTheDevice) {
+  std::barrier queued(2);
+  std::atomic<int64_t> released{0};
+  run_ranks(
+      2,
+      [&](World& world) {
+        timeline::Recorder recorder(world.rank(), 0, 1, [&] {
+          return std::make_unique<profiling::EventClock>(world.device().type());
+        });
+        recorder.begin_step(0);
+        std::optional<CollectiveRecord> reduced;
+        world.history().mark_with([&] { return recorder.mark(); });
+        world.history().on_end(
+            [&](const CollectiveRecord& record) { reduced = record; });
+        const auto x = torch::ones({8}, world.device());
+        queued.arrive_and_wait();
+        if (world.rank() == 0) hold(true);
+        queued.arrive_and_wait();
+        {
+          const timeline::ScopedSpan span(
+              &recorder, "compute", "reduce", timeline::SpanKind::other);
+          world.group().all_reduce(x);
+        }
+        {
+          const timeline::ScopedSpan span(
+              &recorder, "compute", "work", timeline::SpanKind::forward);
+          x.mul_(2);
+        }
+        recorder.begin_step(1);
+        queued.arrive_and_wait();
+        if (world.rank() == 0) {
+          released = timeline::steady_now_ns();
+          hold(false);
+        }
+        queued.arrive_and_wait();
+        guard().synchronizeDevice(static_cast<c10::DeviceIndex>(world.rank()));
+        world.group().barrier();  // the observer asks the calls before it
+        world.history().on_end(nullptr);
+        world.history().mark_with(nullptr);
+        const auto spans = recorder.take();
+        ASSERT_EQ(spans.size(), 2u);
+        EXPECT_LT(spans[0].begin_ns, released);
+        EXPECT_GE(spans[0].end_ns, released);
+        EXPECT_GE(spans[1].begin_ns, spans[0].end_ns);
+        for (const auto& span : spans) EXPECT_EQ(span.step, 0);
+        ASSERT_TRUE(reduced);
+        EXPECT_EQ(reduced->operation, "all_reduce");
+        EXPECT_GT(reduced->end_mark, reduced->begin_mark);
+      },
+      on_test_device());
+  for (const auto& report : take_reports()) ADD_FAILURE() << report.text;
 }
 
 // ------------------------------------------------------------ waits of a step

@@ -21,6 +21,7 @@ thread_local CollectiveTrace* innermost_trace = nullptr;
 }  // namespace
 
 uint64_t History::begin(CollectiveRecord record) {
+  record.begin_mark = mark();
   std::lock_guard lock(mutex_);
   record.begin_ns = now_ns();
   record.end_ns = 0;
@@ -57,6 +58,32 @@ void History::begin_wait(uint64_t ticket) {
   }
 }
 
+int64_t History::mark() const {
+  std::shared_ptr<std::function<int64_t()>> mark;
+  {
+    std::lock_guard lock(mutex_);
+    mark = mark_;
+  }
+  return mark ? (*mark)() : -1;
+}
+
+void History::set_mark(uint64_t ticket, int64_t CollectiveRecord::*which) {
+  const int64_t made = mark();
+  if (made < 0) return;
+  std::lock_guard lock(mutex_);
+  if (ticket + kCapacity < next_ || ticket >= next_) return;
+  CollectiveRecord& record = ring_[ticket % kCapacity];
+  if (record.end_ns == 0 && record.begin_mark >= 0) record.*which = made;
+}
+
+void History::mark_wait(uint64_t ticket) {
+  set_mark(ticket, &CollectiveRecord::wait_mark);
+}
+
+void History::mark_end(uint64_t ticket) {
+  set_mark(ticket, &CollectiveRecord::end_mark);
+}
+
 std::vector<CollectiveRecord> History::snapshot() const {
   std::lock_guard lock(mutex_);
   std::vector<CollectiveRecord> records;
@@ -78,6 +105,12 @@ void History::on_end(std::function<void(const CollectiveRecord&)> listener) {
   listener_ =
       listener ? std::make_shared<std::function<void(const CollectiveRecord&)>>(
                      std::move(listener))
+               : nullptr;
+}
+
+void History::mark_with(std::function<int64_t()> mark) {
+  std::lock_guard lock(mutex_);
+  mark_ = mark ? std::make_shared<std::function<int64_t()>>(std::move(mark))
                : nullptr;
 }
 

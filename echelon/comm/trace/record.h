@@ -24,6 +24,11 @@ struct CollectiveRecord {
   int64_t wait_begin_ns = 0;   // a thread waited from here to end_ns
   int64_t end_ns = 0;          // 0 while it runs
   bool failed = false;
+  /// Marks of mark_with() in the current stream: where the call was queued,
+  /// where the stream began to wait for it, and where it went on. -1: none.
+  int64_t begin_mark = -1;
+  int64_t wait_mark = -1;
+  int64_t end_mark = -1;
 };
 
 /// The last 1,024 collectives of one rank, in order of their start.
@@ -38,6 +43,11 @@ class History {
   /// A thread begins to wait for the collective. No effect when it has ended,
   /// or when another thread waits already.
   void begin_wait(uint64_t ticket);
+  /// The thread's current stream is about to wait for the collective, or the
+  /// collective runs on that stream.
+  void mark_wait(uint64_t ticket);
+  /// The current stream goes on after it.
+  void mark_end(uint64_t ticket);
 
   /// Oldest first.
   std::vector<CollectiveRecord> snapshot() const;
@@ -47,12 +57,19 @@ class History {
   /// Called with each record when it ends, from the thread that ended it; the
   /// trainer's timeline listens. Null removes it.
   void on_end(std::function<void(const CollectiveRecord&)> listener);
+  /// Gives a mark in the current stream, or -1: for devices, whose calls run
+  /// later than the host makes them. Null removes it.
+  void mark_with(std::function<int64_t()> mark);
 
  private:
+  int64_t mark() const;
+  void set_mark(uint64_t ticket, int64_t CollectiveRecord::*which);
+
   mutable std::mutex mutex_;
   std::vector<CollectiveRecord> ring_;
   uint64_t next_ = 0;
   std::shared_ptr<std::function<void(const CollectiveRecord&)>> listener_;
+  std::shared_ptr<std::function<int64_t()>> mark_;
 };
 
 /// "[2, 3]"

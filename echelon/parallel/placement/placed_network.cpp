@@ -7,7 +7,6 @@
 #include "echelon/parallel/placement/placed_network.h"
 
 #include <c10/core/DeviceGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/variable.h>
@@ -84,7 +83,7 @@ class SliceSpans : public std::enable_shared_from_this<SliceSpans> {
     has_entry_ = pass(tracked, [self = shared_from_this()] {
       self->record("backward", timeline::SpanKind::backward);
     });
-    begin_ns_ = now();
+    begin_ = now();
     return tracked;
   }
 
@@ -96,7 +95,7 @@ class SliceSpans : public std::enable_shared_from_this<SliceSpans> {
                        : timeline::SpanKind::evaluation);
     Tensors tracked = outputs;
     pass(tracked, [self = shared_from_this()] {
-      self->begin_ns_ = self->now();
+      self->begin_ = self->now();
       if (self->has_entry_) return;
       // No slice comes before this one: its backward ends with the whole one.
       autograd::Engine::get_default_engine().queue_callback(
@@ -106,29 +105,19 @@ class SliceSpans : public std::enable_shared_from_this<SliceSpans> {
   }
 
  private:
-  // Waits for the device: its work may only be queued so far.
-  int64_t now() const {
-    if (!device_.is_cpu()) {
-      const c10::impl::VirtualGuardImpl guard(device_.type());
-      guard.synchronizeDevice(
-          device_.has_index() ? device_.index() : guard.getDevice().index());
-    }
-    return timeline::steady_now_ns();
+  timeline::Moment now() const {
+    return recorder_->now(device_.has_index() ? device_.index() : -1);
   }
   void record(const char* name, timeline::SpanKind kind) {
     recorder_->add(
-        {.track = track_,
-         .name = name,
-         .kind = kind,
-         .begin_ns = begin_ns_,
-         .end_ns = now()});
+        {.track = track_, .name = name, .kind = kind}, begin_, now());
   }
 
   timeline::Recorder* recorder_;
   std::string track_;
   torch::Device device_;
   bool has_entry_ = false;
-  int64_t begin_ns_ = 0;
+  timeline::Moment begin_;
 };
 
 void check_partition(const LayerList& layers, const Placement& placement) {
