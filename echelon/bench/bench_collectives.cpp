@@ -1,5 +1,6 @@
 #include "echelon/bench/bench_collectives.h"
 
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/types.h>
 
 #include <algorithm>
@@ -53,12 +54,23 @@ std::function<void()> make_call(
       operation));
 }
 
-double microseconds_of(const std::function<void()>& call) {
+// A device's calls are only queued when they return: it is waited for at the
+// end of all of them.
+double microseconds_of(
+    const std::function<void()>& call, int64_t calls, torch::Device device) {
+  const auto finish = [&] {
+    if (device.is_cpu()) return;
+    const c10::impl::VirtualGuardImpl guard(device.type());
+    guard.synchronizeDevice(guard.getDevice().index());
+  };
+  finish();
   const auto begin = std::chrono::steady_clock::now();
-  call();
+  for (int64_t i = 0; i < calls; ++i) call();
+  finish();
   return std::chrono::duration<double, std::micro>(
              std::chrono::steady_clock::now() - begin)
-      .count();
+             .count() /
+         static_cast<double>(calls);
 }
 
 }  // namespace
@@ -86,8 +98,10 @@ bench_collectives(World& world, const BenchOptions& options) {
         for (size_t i = 0; i < groups.size(); ++i) {
           groups[i].barrier();
           calls[i]();
-          for (int64_t call = 0; call < per_round; ++call) {
-            times[i].push_back(microseconds_of(calls[i]));
+          const int64_t at_once = world.device().is_cpu() ? 1 : per_round;
+          for (int64_t call = 0; call < per_round; call += at_once) {
+            times[i].push_back(
+                microseconds_of(calls[i], at_once, world.device()));
           }
         }
       }
@@ -100,7 +114,7 @@ bench_collectives(World& world, const BenchOptions& options) {
              .bytes = bytes,
              .min_microseconds = times[i].front(),
              .median_microseconds = times[i][times[i].size() / 2],
-             .calls = static_cast<int64_t>(times[i].size())});
+             .calls = 5 * per_round});
       }
     }
   }
