@@ -5,6 +5,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -21,6 +22,7 @@ namespace {
 std::atomic<bool> reported{false};
 std::atomic<bool> installed{false};
 std::terminate_handler previous_handler = nullptr;
+std::string error_place;  // set before other threads are started
 
 int64_t steady_ns() {
   timespec now{};
@@ -41,6 +43,10 @@ ErrorReport describe(const std::exception& error) {
   report.type = type_name(typeid(error));
   if (const auto* ours = dynamic_cast<const Error*>(&error)) {
     report.exit_code = static_cast<int>(ours->exit_code());
+  } else if (!error_place.empty()) {
+    const size_t line =
+        std::min(report.message.find('\n'), report.message.size());
+    report.message.insert(line, " (" + error_place + ")");
   }
   report.consequence = dynamic_cast<const CommError*>(&error) != nullptr;
   return report;
@@ -129,6 +135,10 @@ void install_error_reporter() {
   if (!installed.exchange(true)) {
     previous_handler = std::set_terminate(on_terminate);
   }
+}
+
+void set_error_place(const std::string& place) {
+  error_place = place;
 }
 
 int report_error(const std::exception& error) noexcept {

@@ -28,6 +28,11 @@ struct ErrorReport {
 /// World::from_environment calls this; a second call has no effect.
 void install_error_reporter();
 
+/// Where this process computes, "cuda:1 of node-3": it is added to the errors
+/// of libraries, which do not say it. World::from_environment sets it for
+/// devices.
+void set_error_place(const std::string& place);
+
 /// The same report for a program that catches in main; returns the exit code:
 ///   try { … } catch (const std::exception& e) { return report_error(e); }
 int report_error(const std::exception& error) noexcept;

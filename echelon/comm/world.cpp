@@ -12,7 +12,10 @@
 #include <ATen/Parallel.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
@@ -179,6 +182,11 @@ World World::from_environment(const CommOptions& options) {
   if (impl->kind != BackendKind::nccl) avoid_flight_recorder();
   impl->address = reachable_address(env);
   impl->use_accelerator();
+  if (impl->device_index) {
+    std::array<char, 256> host{};
+    ::gethostname(host.data(), host.size() - 1);
+    set_error_place(format("{} of {}", impl->device.str(), host.data()));
+  }
   std::shared_ptr<StatusBoard> board;
   if (impl->kind == BackendKind::local) {
     impl->join_host();
