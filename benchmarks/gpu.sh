@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# The tests with label gpu, and the benchmark of models on a GPU, on a machine that
-# need not be the one that builds.
+# The tests with label gpu, and what a first hour on GPUs should show, on a machine
+# that need not be the one that builds.
 #
 #   benchmarks/gpu.sh pack            after `make build`: writes build/gpu.tar.gz
 #   benchmarks/gpu.sh tests [REGEX]   where the GPU is: every test, or those that match
-#   benchmarks/gpu.sh models [ARGS]   there: gpu_models.py
+#   benchmarks/gpu.sh node [ARGS]     there: gpu_node.py, in 30 minutes: layouts,
+#                                     stops, rates; writes gpu-node/index.html
+#   benchmarks/gpu.sh models [ARGS]   there: gpu_models.py, beside PyTorch
 #
 # There it needs this checkout with build/gpu.tar.gz, x86-64 Linux and a python3
 # that has PyTorch 2.11 with CUDA; `models` asks for safetensors and transformers as
@@ -105,7 +107,12 @@ models() {
   python3 benchmarks/versus_pytorch/gpu_models.py --build "$folder" "$@"
 }
 
+node() {
+  unpack
+  python3 benchmarks/gpu_node.py --build "$folder" "$@"
+}
+
 case ${1:-} in
-  pack | tests | models) "$@" ;;
+  pack | tests | node | models) "$@" ;;
   *) sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; exit 2 ;;
 esac

@@ -48,6 +48,10 @@ enum class Finding {
   communicator_order  // two ranks use two communicators in different orders
 };
 
+/// A program that a test starts writes them to the file
+/// ECHELON_TEST_DEVICE_REPORTS, and has the fault ECHELON_TEST_DEVICE_FAULT:
+/// "error 1 300" or "hang 1 300", the 300th operation of device 1 fails, or
+/// never ends.
 struct Report {
   Finding finding = Finding::unordered_access;
   int device = 0;

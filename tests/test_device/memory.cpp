@@ -392,7 +392,9 @@ void on_fault(int signal, siginfo_t* info, void* context) {
     for (int device = 0; device < num_devices(); ++device) {
       std::string text;
       if (device_of(device).host_touched(address, text)) {
-        keep_report({Finding::early_host_access, device, std::move(text)});
+        if (!text.empty()) {
+          keep_report({Finding::early_host_access, device, std::move(text)});
+        }
         return;
       }
     }

@@ -1,6 +1,7 @@
 #include "tests/test_device/runtime.h"
 
 #include <ATen/Parallel.h>
+#include <c10/util/Exception.h>
 #include <sys/mman.h>
 #include <torch/csrc/autograd/function.h>
 #include <unistd.h>
@@ -8,6 +9,8 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <fstream>
+#include <sstream>
 
 #include "echelon/text/format.h"
 
@@ -54,6 +57,36 @@ Reports& reports() {
   return *all;
 }
 
+// "error 1 300": the 300th operation of device 1 fails. "hang 1 300": it never
+// ends.
+struct AskedFault {
+  std::string kind;
+  int device = -1;
+  int64_t operation = 0;
+};
+
+const AskedFault& asked_fault() {
+  static const AskedFault fault = [] {
+    AskedFault asked;
+    if (const char* text = std::getenv("ECHELON_TEST_DEVICE_FAULT")) {
+      std::istringstream(text) >> asked.kind >> asked.device >> asked.operation;
+    }
+    return asked;
+  }();
+  return fault;
+}
+
+std::function<void()> faulty(const std::string& kind) {
+  if (kind == "hang") {
+    return [] {
+      for (;;) ::pause();
+    };
+  }
+  return [] {
+    TORCH_CHECK(false, "CUDA error: an illegal memory access was encountered");
+  };
+}
+
 std::atomic<bool> held{false};
 
 thread_local int tls_device = 0;
@@ -77,6 +110,9 @@ const Options& options() {
 
 void keep_report(Report report) {
   std::lock_guard lock(reports().mutex);
+  if (const char* file = std::getenv("ECHELON_TEST_DEVICE_REPORTS")) {
+    std::ofstream(file, std::ios::app) << report.text << std::endl;
+  }
   if (reports().all.size() < 100) reports().all.push_back(std::move(report));
 }
 
@@ -235,6 +271,10 @@ void Device::launch(int stream, Launch launch, std::function<void()> work) {
     } else {
       ++counts.launches;
     }
+    if (asked_fault().device == index_ &&
+        ++launched_ == asked_fault().operation) {
+      work = faulty(asked_fault().kind);
+    }
     if (options().sanitize) {
       auto operation = std::make_shared<Operation>();
       operation->name = std::move(launch.name);
@@ -391,10 +431,17 @@ bool Device::host_touched(uintptr_t address, std::string& text) {
   std::unique_lock lock(mutex_, std::try_to_lock);
   if (!lock) return false;
   const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  bool found = false;
   for (const HostPending& pending : host_pending_) {
     const uintptr_t begin = pending.use.begin & ~(page - 1);
     const uintptr_t end = pending.use.begin + pending.use.bytes;
-    if (address < begin || address >= ((end + page - 1) & ~(page - 1))) {
+    const uintptr_t last = (end + page - 1) & ~(page - 1);
+    if (address < begin || address >= last) continue;
+    found = true;
+    ::mprotect(
+        reinterpret_cast<void*>(begin), last - begin, PROT_READ | PROT_WRITE);
+    // The rest of a page is nobody's, or another copy's.
+    if (address < pending.use.begin || address >= end || !text.empty()) {
       continue;
     }
     text = format(
@@ -403,12 +450,8 @@ bool Device::host_touched(uintptr_t address, std::string& text) {
         pending.operation->name, pending.stream,
         pending.use.device_writes ? "writes" : "reads",
         CallStack::here().text(), pending.operation->stack.text());
-    const uintptr_t last = (end + page - 1) & ~(page - 1);
-    ::mprotect(
-        reinterpret_cast<void*>(begin), last - begin, PROT_READ | PROT_WRITE);
-    return true;
   }
-  return false;
+  return found;
 }
 
 // -------------------------------------------------------------------- places

@@ -128,8 +128,9 @@ class Device {
   void clear_error();
   bool failed() const { return has_error_; }
 
-  /// Whether a queued copy uses the pinned address. If so, `text` tells about
-  /// it and the host gets the memory back. For the handler of a fault.
+  /// Whether the page of this pinned address is in a queued copy. If so, the
+  /// host gets the page back, and `text` tells about the copy if it uses the
+  /// address itself. For the handler of a fault.
   bool host_touched(uintptr_t address, std::string& text);
 
   std::mutex& mutex() { return mutex_; }
@@ -157,6 +158,7 @@ class Device {
     std::shared_ptr<const Operation> operation;
   };
   std::list<HostPending> host_pending_;
+  int64_t launched_ = 0;  // operations since the device was made
   std::vector<int> pool_;
   size_t next_of_pool_ = 0;
   mutable std::mutex error_mutex_;
