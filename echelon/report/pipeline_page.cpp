@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <set>
 #include <utility>
 
 #include "echelon/report/page.h"
@@ -33,25 +34,62 @@ timeline::PipelineRows first_group(const timeline::PipelineRows& rows) {
 
 bool is_same_work(
     const timeline::PipelineBlock& a, const timeline::PipelineBlock& b) {
-  return a.kind == b.kind && a.stage == b.stage &&
+  return a.row == b.row && a.kind == b.kind && a.stage == b.stage &&
          a.microbatch == b.microbatch && a.begin == b.begin && a.end == b.end;
 }
 
-// Whether every replica does the same at the same times, as in a simulation.
-bool groups_are_equal(const timeline::PipelineRows& rows) {
-  const size_t count = first_group(rows).rows.size();
-  std::vector<std::vector<const timeline::PipelineBlock*>> blocks(
-      rows.rows.size());
-  for (const auto& block : rows.blocks) {
-    blocks[static_cast<size_t>(block.row)].push_back(&block);
+// One pipeline, or several that do the same at the same time, as in a
+// simulation.
+struct Pipeline {
+  std::vector<timeline::PipelineRow> rows;
+  std::vector<timeline::PipelineBlock> blocks;  // rows count from 0
+  int64_t alike = 0;                            // how many it stands for
+};
+
+std::vector<Pipeline> pipelines_of(const timeline::PipelineRows& all) {
+  std::vector<Pipeline> pipelines;
+  std::vector<std::pair<size_t, size_t>> places;  // by row: pipeline, row there
+  for (const auto& row : all.rows) {
+    if (pipelines.empty() || pipelines.back().rows[0].group != row.group) {
+      pipelines.emplace_back();
+    }
+    auto& rows = pipelines.back().rows;
+    places.emplace_back(pipelines.size() - 1, rows.size());
+    rows.push_back(row);
   }
-  for (size_t row = count; row < blocks.size(); ++row) {
-    const bool equal = std::ranges::equal(
-        blocks[row], blocks[row % count],
-        [](const auto* a, const auto* b) { return is_same_work(*a, *b); });
-    if (!equal) return false;
+  for (auto block : all.blocks) {
+    const auto [pipeline, row] = places[static_cast<size_t>(block.row)];
+    block.row = static_cast<int32_t>(row);
+    pipelines[pipeline].blocks.push_back(std::move(block));
   }
-  return rows.rows.size() > count;
+  return pipelines;
+}
+
+// One of those that are alike. `classes` has the class of each rank of the
+// layout: pipelines whose first ranks are of one class are alike, also those
+// whose spans the timeline has not.
+std::vector<Pipeline> distinct_pipelines(
+    const timeline::PipelineRows& all, const std::vector<int32_t>& classes) {
+  std::vector<Pipeline> result;
+  std::set<int32_t> seen;  // classes of first ranks
+  for (Pipeline& one : pipelines_of(all)) {
+    const auto rank = static_cast<size_t>(one.rows[0].rank);
+    if (rank >= classes.size()) {
+      one.alike = 1;
+    } else if (seen.insert(classes[rank]).second) {
+      one.alike = std::ranges::count(classes, classes[rank]);
+    }
+    const auto found = std::ranges::find_if(result, [&](const Pipeline& other) {
+      return other.rows.size() == one.rows.size() &&
+             std::ranges::equal(other.blocks, one.blocks, is_same_work);
+    });
+    if (found == result.end()) {
+      result.push_back(std::move(one));
+    } else {
+      found->alike += one.alike;
+    }
+  }
+  return result;
 }
 
 // A row works as long as in the measured step.
@@ -147,12 +185,56 @@ PipelinePicture step_picture(
   auto groups = group_names(rows, group);
   return {
       .id = id,
-      .title =
-          format("{}: step {}", simulated ? "Simulated" : "Measured", step),
+      .title = format(
+          "{}: step {}", simulated ? "Simulated" : "Measured",
+          format_count(step)),
       .rows = std::move(rows.rows),
       .groups = std::move(groups),
       .blocks = std::move(rows.blocks),
       .player_name = simulated ? "the simulated step" : "the real step"};
+}
+
+// The pipelines of a simulation. Those that are alike are drawn once, and a
+// sentence says how many of all the picture has.
+void add_simulated_step(
+    StagePictures& result, const timeline::PipelineRows& measured, int64_t step,
+    const timeline::Timeline& timeline, const std::string& id) {
+  const auto pipelines = distinct_pipelines(measured, timeline.rank_classes);
+  timeline::PipelineRows rows;
+  std::vector<std::string> groups;
+  int64_t shown = 0;
+  for (const Pipeline& one : pipelines) {
+    const auto first = static_cast<int32_t>(rows.rows.size());
+    std::string name = "pipeline of " + one.rows[0].name;
+    if (one.alike > 1) {
+      name += " and " + counted(one.alike - 1, "equal one");
+    }
+    for (auto row : one.rows) {
+      row.group = static_cast<int32_t>(groups.size());
+      rows.rows.push_back(std::move(row));
+    }
+    for (auto block : one.blocks) {
+      block.row += first;
+      rows.blocks.push_back(std::move(block));
+    }
+    groups.push_back(std::move(name));
+    shown += one.alike;
+  }
+  const auto stages = static_cast<int64_t>(pipelines[0].rows.size());
+  const auto ranks = static_cast<int64_t>(
+      std::max(timeline.rank_classes.size(), measured.rows.size()));
+  auto picture = step_picture(std::move(rows), step, id, true, "pipeline");
+  if (pipelines.size() > 1) {
+    picture.groups = std::move(groups);
+  } else if (shown > 1) {
+    picture.title += format(", one of {} equal pipelines", format_count(shown));
+  }
+  if (shown < ranks / stages) {
+    result.sentence += format(
+        " The picture has {} of {} pipelines.", format_count(shown),
+        format_count(ranks / stages));
+  }
+  result.pictures.push_back(std::move(picture));
 }
 
 std::string
@@ -201,17 +283,11 @@ pipeline_pictures(const timeline::Timeline& timeline, const std::string& id) {
   }
   result.sentence = pipeline_sentence(
       measured, result.ideal_idle, result.idle, timeline.simulated);
-  const bool one_of_many = timeline.simulated && groups_are_equal(measured);
-  if (one_of_many) measured = first_group(measured);
-  const size_t stages = measured.rows.size();
-  result.pictures.push_back(step_picture(
-      std::move(measured), *step, id + "-step", timeline.simulated,
-      "pipeline"));
-  if (one_of_many) {
-    const size_t ranks =
-        std::max(timeline.rank_classes.size(), timeline.rank_names.size());
-    result.pictures.back().title +=
-        format(", one of {} equal pipelines", ranks / stages);
+  if (timeline.simulated) {
+    add_simulated_step(result, measured, *step, timeline, id + "-step");
+  } else {
+    result.pictures.push_back(step_picture(
+        std::move(measured), *step, id + "-step", false, "pipeline"));
   }
   return result;
 }

@@ -79,12 +79,17 @@ void limit_rows(DrawnPicture& drawn) {
   auto& picture = drawn.picture;
   const size_t rows = picture.rows.size();
   if (rows <= kMaxPipelineRows) return;
-  picture.rows.resize(kMaxPipelineRows);
-  std::erase_if(picture.blocks, [](const timeline::PipelineBlock& block) {
-    return block.row >= static_cast<int32_t>(kMaxPipelineRows);
+  // Whole pipelines, unless the first one has more rows.
+  size_t most = kMaxPipelineRows;
+  while (most > 0 && picture.rows[most].group == picture.rows[most - 1].group) {
+    --most;
+  }
+  if (most == 0) most = kMaxPipelineRows;
+  picture.rows.resize(most);
+  std::erase_if(picture.blocks, [&](const timeline::PipelineBlock& block) {
+    return block.row >= static_cast<int32_t>(most);
   });
-  drawn.limited =
-      format("the first {} of {} rows", kMaxPipelineRows, format_count(rows));
+  drawn.limited = format("the first {} of {} rows", most, format_count(rows));
 }
 
 // The first stretch of time with no more blocks than may be drawn.
@@ -322,12 +327,12 @@ std::string description_of(const DrawnPicture& drawn) {
     microbatches = std::max(microbatches, block.microbatch + 1);
   }
   return format(
-      "{} rows of blocks in time{}; {} of the time is idle.",
-      format_count(drawn.busy.size()),
-      microbatches == 0
-          ? ""
-          : format(
-                ", one block for each pass of {} microbatches", microbatches),
+      "{} of blocks in time{}; {} of the time is idle.",
+      counted(std::ssize(drawn.busy), "row"),
+      microbatches == 0 ? ""
+                        : format(
+                              ", one block for each pass of {}",
+                              counted(microbatches, "microbatch")),
       format_percent(drawn.bubble));
 }
 

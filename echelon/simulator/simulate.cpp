@@ -207,19 +207,29 @@ class SpanCollector final : public StepObserver {
   std::vector<timeline::Span> spans_;
 };
 
-// The most telling ranks, at most `most`, ascending: a whole pipeline, the
-// first stragglers, then the first ranks.
+// The most telling ranks, ascending: the first pipeline, those of stragglers,
+// then the first of the others. A part of a pipeline would show its ranks wait
+// for nothing, so that a pipeline is taken as a whole: at most `most` ranks, or
+// one pipeline.
 std::vector<int64_t> ranks_to_show(const ModelJob& job, int64_t most) {
   std::set<int64_t> ranks;
-  const auto add = [&](int64_t rank) {
-    if (static_cast<int64_t>(ranks.size()) < most) ranks.insert(rank);
-  };
+  if (most == 0) return {};
   const Mesh& mesh = job.mesh;
-  for (int64_t at = 0; at < mesh.layout().pp; ++at) {
-    add(mesh.moved(0, Axis::pp, at));
+  const int64_t stages = mesh.layout().pp;
+  const auto has_room = [&] {
+    return ranks.empty() || static_cast<int64_t>(ranks.size()) + stages <= most;
+  };
+  const auto add_pipeline_of = [&](int64_t rank) {
+    if (ranks.contains(rank) || !has_room()) return;
+    for (int64_t at = 0; at < stages; ++at) {
+      ranks.insert(mesh.moved(rank, Axis::pp, at));
+    }
+  };
+  add_pipeline_of(0);
+  for (const int64_t rank : job.stragglers) add_pipeline_of(rank);
+  for (int64_t rank = 0; rank < mesh.size() && has_room(); ++rank) {
+    add_pipeline_of(rank);
   }
-  for (const int64_t rank : job.stragglers) add(rank);
-  for (int64_t rank = 0; rank < mesh.size() && rank < most; ++rank) add(rank);
   return {ranks.begin(), ranks.end()};
 }
 

@@ -22,7 +22,8 @@ struct SimulationOptions {
   int64_t stragglers = 0;
   double straggler_factor = 1.0;
   uint64_t seed = 0;
-  /// The most ranks whose spans the timeline has; 0: no timeline.
+  /// The most ranks whose spans the timeline has, all of a pipeline or none of
+  /// it; one pipeline may have more. 0: no timeline.
   int64_t timeline_ranks = 16;
   int64_t timeline_steps = 20;  // it has the first ones
 };

@@ -51,6 +51,12 @@ std::string format_count(double value) {
   return (value <= -0.5 ? "-" : "") + digits;
 }
 
+std::string counted(int64_t number, std::string_view what) {
+  const bool longer = what.ends_with("ch") || what.ends_with('s');
+  const char* plural = number == 1 ? "" : longer ? "es" : "s";
+  return format("{} {}{}", format_count(number), what, plural);
+}
+
 std::string format_compact(double value) {
   const double size = std::abs(value);
   if (!std::isfinite(value) || size < 9999.5) return format_number(value);

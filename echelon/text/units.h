@@ -4,6 +4,7 @@
 #include <concepts>
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 namespace echelon {
 
@@ -15,6 +16,9 @@ std::string format_count(double value);
 inline std::string format_count(std::integral auto value) {
   return format_count(static_cast<double>(value));
 }
+
+/// "1 step", "5,120 steps", "3 batches", "2 classes".
+std::string counted(int64_t number, std::string_view what);
 
 /// For axes: "950", "12.5k", "3M", "1.2e-5".
 std::string format_compact(double value);

@@ -306,7 +306,7 @@ Places places_of(const std::vector<const Span*>& actions) {
   std::sort(order.begin(), order.end());
   for (const auto& [group, stage, rank] : order) {
     places.row_of_rank[rank] = static_cast<int32_t>(places.rows.size());
-    places.rows.push_back({format("rank {}", rank), group});
+    places.rows.push_back({format("rank {}", rank), group, rank});
   }
   return places;
 }

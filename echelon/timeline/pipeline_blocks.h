@@ -40,6 +40,7 @@ struct PipelineBlock {
 struct PipelineRow {
   std::string name;   // "rank 0"
   int32_t group = 0;  // index of the pipeline; rows of a group are together
+  int32_t rank = -1;  // -1: the row is no rank's
 };
 
 struct PipelineRows {

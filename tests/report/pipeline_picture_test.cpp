@@ -165,6 +165,53 @@ TEST(PipelineSection, IsInTheReportOfARunThatHasOne) {
       page, {"One device works at a time", "Devices idle", ">device 3</text>"});
 }
 
+// Replicas 1 and 2 do the same; replica 3 is of the class of 0, without spans.
+TEST(PipelineSection, ASimulationDrawsEqualPipelinesOnce) {
+  auto timeline = sample::pipeline_run({.ranks = 2, .replicas = 2, .steps = 1});
+  const auto spans = timeline.spans;
+  for (auto& span : timeline.spans) span.rank += span.rank / 2 * 2;
+  for (auto span : spans) {
+    if (span.rank % 2 == 0) continue;
+    span.rank += span.rank / 2 * 2 + 1;
+    timeline.spans.push_back(span);
+  }
+  timeline.simulated = true;
+  timeline.rank_classes = {0, 1, 1, 0, 2, 3, 3, 2};
+  const auto all = pipeline_pictures(timeline, "p");
+  const auto& picture = all->pictures.back();
+  EXPECT_EQ(picture.title, "Simulated: step 1");
+  EXPECT_THAT(
+      picture.groups, testing::ElementsAre(
+                          "pipeline of rank 0 and 1 equal one",
+                          "pipeline of rank 1 and 1 equal one"));
+  EXPECT_EQ(picture.rows.size(), 4u);
+  EXPECT_THAT(all->sentence, testing::Not(HasSubstr("The picture has")));
+  // Each rank by itself: one pipeline of four is not there.
+  timeline.rank_classes = {0, 1, 2, 3, 4, 5, 6, 7};
+  EXPECT_THAT(
+      pipeline_pictures(timeline, "p")->sentence,
+      HasSubstr(" The picture has 3 of 4 pipelines."));
+  timeline.rank_classes = {0, 0, 0, 0, 1, 1, 1, 1};
+  std::erase_if(timeline.spans, [](const timeline::Span& span) {
+    return span.rank % 4 == 0;
+  });
+  EXPECT_EQ(
+      pipeline_pictures(timeline, "p")->pictures.back().title,
+      "Simulated: step 1, one of 4 equal pipelines");
+}
+
+TEST(PipelinePicture, BeyondTheLimitsItDrawsWholePipelines) {
+  const auto pictures =
+      pipeline_pictures(
+          sample::pipeline_run(
+              {.ranks = 3, .microbatches = 3, .replicas = 25, .steps = 1}),
+          "p")
+          ->pictures;
+  const auto page = pipeline_page(pictures.back());
+  EXPECT_EQ(count(page, "class=\"prow\""), 63u);
+  EXPECT_TRUE(contains(page, "Drawn: the first 63 of 75 rows"));
+}
+
 TEST(PipelineSection, KeepsAReportOfManyRanksSmall) {
   auto input = sample::run({.steps = 100'000, .ranks = 64});
   input.timeline = sample::pipeline_run({.ranks = 64, .microbatches = 128});

@@ -8,6 +8,7 @@
 
 #include "echelon/cluster/catalogue.h"
 #include "echelon/cost/model_catalogue.h"
+#include "echelon/layout/mesh.h"
 #include "echelon/timeline/overlap.h"
 #include "tests/support/error_text.h"
 
@@ -530,6 +531,28 @@ TEST(Simulate, WithoutAPipelineSpansAreForwardAndBackward) {
     EXPECT_TRUE(names.count(name)) << name;
   }
   EXPECT_TRUE(run_with(0).timeline.spans.empty());
+}
+
+// A part of a pipeline would seem to wait for nothing.
+TEST(Simulate, OnlyWholePipelinesAreDrawn) {
+  const auto ranks_of = [](int64_t pp, int64_t most) {
+    const SimulatedRun run = simulated(
+        "gpt2", with({.dp_replicate = 24 / pp, .pp = pp}, 48), "h100-sxm:3x8",
+        {.stragglers = 1, .straggler_factor = 1.5, .timeline_ranks = most});
+    std::map<int64_t, std::set<int32_t>> pipelines;  // by place along dp
+    for (const timeline::Span& span : run.timeline.spans) {
+      const Mesh mesh({.dp_replicate = 24 / pp, .pp = pp});
+      pipelines[mesh.coordinate(span.rank, Axis::dp_replicate)].insert(
+          span.rank);
+    }
+    std::vector<size_t> sizes;
+    for (const auto& [place, ranks] : pipelines) sizes.push_back(ranks.size());
+    return sizes;
+  };
+  EXPECT_THAT(ranks_of(3, 16), testing::ElementsAre(3, 3, 3, 3, 3));
+  EXPECT_THAT(ranks_of(4, 16), testing::ElementsAre(4, 4, 4, 4));
+  EXPECT_THAT(ranks_of(6, 4), testing::ElementsAre(6));
+  EXPECT_THAT(ranks_of(6, 0), testing::ElementsAre());
 }
 
 TEST(Simulate, OnlyTheFirstStepsAreDrawn) {
