@@ -12,6 +12,7 @@
 #include <set>
 
 #include "echelon/planner/reasons.h"
+#include "echelon/report/chart.h"
 #include "echelon/report/page.h"
 #include "echelon/text/units.h"
 
@@ -83,7 +84,8 @@ std::vector<double> ticks_of(const Range& range) {
       if (tick >= range.low && tick <= range.high) ticks.push_back(tick);
     }
   }
-  return ticks;
+  return ticks.size() < 2 ? report::linear_ticks(range.low, range.high, 4)
+                          : ticks;
 }
 
 // Widths are percentages and texts are in fixed sizes, so one drawing serves a
@@ -160,7 +162,7 @@ class PlaneDrawing {
     const auto ticks = plane_.x_ticks.empty() ? ticks_of(x_) : plane_.x_ticks;
     for (size_t i = 0; i < ticks.size(); ++i) {
       report::draw_tick(
-          page_, i, x_.share(ticks[i]), plane_.height + 18,
+          page_, i, ticks.size(), x_.share(ticks[i]), plane_.height + 18,
           plane_.x_text(ticks[i]), /*edge=*/0.03);
     }
     page_.add(
@@ -235,7 +237,7 @@ constexpr double kMostTicks = 6;
 constexpr double kWide = 8;  // the most over the least
 
 std::string devices_text(int64_t number) {
-  return format_count(number) + (number == 1 ? " device" : " devices");
+  return counted(number, "device");
 }
 
 std::string plan_title(const Plan& plan) {
@@ -275,6 +277,10 @@ std::vector<double> memory_ticks(const std::vector<Plan>& plans, double limit) {
        bytes = wide ? 2 * bytes : bytes + step) {
     if (bytes >= least) ticks.push_back(bytes);
   }
+  if (ticks.size() > 1) return ticks;
+  // Layouts that all take about the same.
+  ticks = report::linear_ticks(0.95 * least / kGib, 1.05 * most / kGib, 4);
+  for (double& tick : ticks) tick *= kGib;
   return ticks;
 }
 

@@ -39,6 +39,19 @@ std::vector<double> ticks_every(double low, double high, double step) {
   return ticks;
 }
 
+// A range may hold a single multiple of a step: then the step is smaller, but
+// no smaller than `least`.
+std::vector<double>
+ticks_of_steps(double low, double high, int count, double least) {
+  if (!(high > low)) return {low};
+  std::vector<double> ticks;
+  for (; ticks.size() < 2 && count < 100; count = 2 * std::max(1, count)) {
+    const double step = std::max(least, round_step(high - low, count));
+    ticks = ticks_every(low, high, step);
+  }
+  return ticks;
+}
+
 // Each value becomes that of a line fitted to up to `reach` points on either
 // side. Away from the ends this is their mean; near the ends it follows their
 // slope.
@@ -102,13 +115,11 @@ to_buckets(const std::vector<Point>& points, size_t max_buckets) {
 }
 
 std::vector<double> linear_ticks(double low, double high, int count) {
-  if (!(high > low)) return {low};
-  return ticks_every(low, high, round_step(high - low, count));
+  return ticks_of_steps(low, high, count, 0);
 }
 
 std::vector<double> whole_ticks(double low, double high, int count) {
-  if (!(high > low)) return {low};
-  return ticks_every(low, high, std::max(1.0, round_step(high - low, count)));
+  return ticks_of_steps(low, high, count, 1);
 }
 
 std::vector<double> log_ticks(double low, double high) {
@@ -148,7 +159,8 @@ void draw_time_axis(
     page.add(
         "<line class='grid' x1='{}' x2='{}' y1='-4' y2='{}'/>", x, x, bottom);
     draw_tick(
-        page, i, share, bottom + below, ticks[i] == 0 ? "0" : text(ticks[i]));
+        page, i, ticks.size(), share, bottom + below,
+        ticks[i] == 0 ? "0" : text(ticks[i]));
   }
 }
 
@@ -280,7 +292,8 @@ void draw_x_axis(Markup& page, const Chart& chart, const Axes& axes) {
       whole_ticks(axes.first_x, axes.last_x, chart.height > 150 ? 5 : 3);
   for (size_t i = 0; i < ticks.size(); ++i) {
     draw_tick(
-        page, i, axes.share_x(ticks[i]), y + 18, format_compact(ticks[i]));
+        page, i, ticks.size(), axes.share_x(ticks[i]), y + 18,
+        format_compact(ticks[i]));
   }
 }
 

@@ -42,7 +42,7 @@ std::vector<Bucket>
 to_buckets(const std::vector<Point>& points, size_t max_buckets);
 
 /// Values at equal and round distances (1, 2, 5 times a power of ten) inside
-/// [low, high], about `count` of them.
+/// [low, high], about `count` of them, at least two. One where low is high.
 std::vector<double> linear_ticks(double low, double high, int count);
 /// Powers of ten inside [low, high]; their 2- and 5-fold too when few.
 std::vector<double> log_ticks(double low, double high);

@@ -387,7 +387,8 @@ class LanesDrawing {
         coordinate(height * (bar.high - bar.low)));
     if (bar.num_spans > 1 && bar.title.empty()) {
       page_.add(
-          "<title>{} spans, {}</title>", bar.num_spans, length_text(bar.time));
+          "<title>{} spans, {}</title>", format_count(bar.num_spans),
+          length_text(bar.time));
     } else if (!bar.title.empty()) {
       page_.add("<title>{}</title>", bar.title);
     }
@@ -453,7 +454,7 @@ std::string ranks_text(const std::vector<int32_t>& ranks) {
   if (ranks.back() - ranks.front() == others) {
     return format("ranks {}\u2013{}", ranks.front(), ranks.back());
   }
-  return format("rank {} + {}", ranks.front(), others);
+  return format("rank {} + {}", ranks.front(), format_count(others));
 }
 
 std::vector<Lane> lanes_of(

@@ -208,8 +208,8 @@ class MemoryDrawing {
     const auto ticks = linear_ticks(0, seconds, 4);
     for (size_t i = 0; i < ticks.size(); ++i) {
       draw_tick(
-          page_, i, seconds > 0 ? ticks[i] / seconds : 0, kHeight + 18,
-          ticks[i] == 0 ? "0" : format_seconds(ticks[i]));
+          page_, i, ticks.size(), seconds > 0 ? ticks[i] / seconds : 0,
+          kHeight + 18, ticks[i] == 0 ? "0" : format_seconds(ticks[i]));
     }
   }
 
@@ -326,7 +326,7 @@ void draw_memory_section(
   if (timeline.memory.size() > pictures.size()) {
     note += format(
         " Shown are the {} ranks of {} that hold most.", pictures.size(),
-        timeline.memory.size());
+        format_count(timeline.memory.size()));
   }
   page.add("<p class='note'>{}</p></section>", note);
 }

@@ -188,14 +188,15 @@ void draw_y_tick(Markup& page, double y, const std::string& label) {
 }
 
 void draw_tick(
-    Markup& page, size_t index, double share, int y, const std::string& label,
-    double edge) {
+    Markup& page, size_t index, size_t count, double share, int y,
+    const std::string& label, double edge) {
   const char* anchor = share < edge       ? "start"
                        : share > 1 - edge ? "end"
                                           : "middle";
   page.add(
       "<text class='{}' x='{}%' y='{}' text-anchor='{}'>{}</text>",
-      index % 2 == 1 ? "tick minor" : "tick", 100 * share, y, anchor, label);
+      count > 2 && index % 2 == 1 ? "tick minor" : "tick", 100 * share, y,
+      anchor, label);
 }
 
 }  // namespace echelon::report

@@ -69,10 +69,10 @@ void draw_y_tick(Markup& page, double y, const std::string& label);
 
 /// A tick of the horizontal axis at a share of its length, `y` the baseline of
 /// its label. Labels stay inside of the plot: those closer to an end than the
-/// share `edge` begin or end at their tick. Every second one (by `index`) is
-/// left out on narrow screens.
+/// share `edge` begin or end at their tick. It is number `index` of `count`. Of
+/// three or more, every second one is left out on narrow screens.
 void draw_tick(
-    Markup& page, size_t index, double share, int y, const std::string& label,
-    double edge = 0.05);
+    Markup& page, size_t index, size_t count, double share, int y,
+    const std::string& label, double edge = 0.05);
 
 }  // namespace echelon::report

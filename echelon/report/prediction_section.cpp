@@ -214,7 +214,7 @@ void draw_memory(
   if (rows.size() > shown) {
     page.add(
         "<p class='note'>The {} ranks of {} that hold most.</p>", shown,
-        rows.size());
+        format_count(rows.size()));
   }
 }
 

@@ -379,14 +379,15 @@ difference_text(const std::vector<Run>& runs, const LossDifference& found) {
         "The losses are equal in {}.",
         found.steps == 1
             ? "the one step that runs share"
-            : "all " + format_count(found.steps) + " steps that runs share");
+            : "all " + counted(static_cast<int64_t>(found.steps), "step") +
+                  " that runs share");
   }
   return format(
       "The losses differ by at most {} (step {}: {} is higher than {}), over "
-      "{} {} that runs share.",
+      "{} that runs share.",
       format_number(found.difference), format_count(found.step),
       name_of(runs[found.highest]), name_of(runs[found.lowest]),
-      format_count(found.steps), found.steps == 1 ? "step" : "steps");
+      counted(static_cast<int64_t>(found.steps), "step"));
 }
 
 void draw_losses(Markup& page, const std::vector<Run>& runs) {

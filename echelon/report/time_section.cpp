@@ -6,7 +6,9 @@
 #include <functional>
 #include <iterator>
 #include <map>
+#include <optional>
 #include <set>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -37,31 +39,42 @@ double seconds_of(const timeline::Interval& time) {
   return 1e-9 * static_cast<double>(time.end - time.begin);
 }
 
-// The median step. Where its ranks were out of phase, the one of about that
-// length in which they were the least.
+// By how much the picture of the step is longer, as a share of the step.
+double phase_of(const StepLength& one, const Windows& windows) {
+  return seconds_of(windows.at(one.second)) / one.first - 1;
+}
+
+// The step nearest to the median one whose picture is as long as the step,
+// among those of about the median length and the middle half of all. Where
+// there is none, the one of them whose ranks were the least out of phase.
 StepLength
 typical_of(const std::vector<StepLength>& sorted, const Windows& windows) {
-  const StepLength median = sorted[(sorted.size() - 1) / 2];
-  const auto phase = [&](const StepLength& one) {
-    return seconds_of(windows.at(one.second)) - one.first;
-  };
-  if (phase(median) <= kOutOfPhase * median.first) return median;
-  StepLength best = median;
-  for (const auto& one : sorted) {
-    const double off = std::abs(one.first - median.first);
-    if (off > 0.05 * median.first) continue;
-    if (phase(one) < phase(best)) best = one;
+  const size_t middle = (sorted.size() - 1) / 2;
+  const double median = sorted[middle].first;
+  // Less is better: whether the picture is too long, by how much, or else how
+  // far the length is from the median, and the place among all.
+  using Rank = std::tuple<bool, double, size_t>;
+  std::optional<std::pair<Rank, StepLength>> best;
+  for (size_t i = 0; i < sorted.size(); ++i) {
+    const StepLength& one = sorted[i];
+    const double off = std::abs(one.first - median);
+    const size_t places = i < middle ? middle - i : i - middle;
+    if (places > sorted.size() / 4 && off > 0.05 * median) continue;
+    const double phase = phase_of(one, windows);
+    const bool too_long = phase > kOutOfPhase;
+    const Rank rank = {too_long, too_long ? phase : off, places};
+    if (!best || rank < best->first) best = {rank, one};
   }
-  return best;
+  return best->second;
 }
 
 // A picture of ranks out of phase is longer than the step of any rank.
-std::string length_text(double seconds, const timeline::Interval& window) {
-  const double whole = seconds_of(window);
-  std::string text = format_seconds(seconds);
-  if (whole - seconds <= kOutOfPhase * seconds) return text;
-  return text + " a rank; out of phase, the ranks take " +
-         format_seconds(whole);
+std::string length_text(const StepLength& one, const Windows& windows) {
+  if (phase_of(one, windows) <= kOutOfPhase) return format_seconds(one.first);
+  return format(
+      "{} over all ranks, which are out of phase; {} a rank",
+      format_seconds(seconds_of(windows.at(one.second))),
+      format_seconds(one.first));
 }
 
 // The median step, and the slowest one when it is much longer.
@@ -75,21 +88,24 @@ picked_steps(const timeline::Diagnosis& d, const Windows& windows) {
   std::vector<std::pair<double, int64_t>> sorted;
   for (const auto& [step, seconds] : longest) sorted.push_back({seconds, step});
   std::sort(sorted.begin(), sorted.end());
-  const auto [typical_seconds, typical] = typical_of(sorted, windows);
+  const StepLength typical = typical_of(sorted, windows);
   std::vector<PickedStep> picked = {
-      {typical,
-       (longest.size() == 1 ? std::string("One step: ")
-                            : format("Step {}, a typical one: ", typical)) +
-           length_text(typical_seconds, windows.at(typical))}};
+      {typical.second,
+       (longest.size() == 1
+            ? std::string("One step: ")
+            : format(
+                  "Step {}, a typical one: ", format_count(typical.second))) +
+           length_text(typical, windows)}};
   // The first recorded step warms caches up; its length says little.
   const int64_t first = longest.begin()->first;
   std::erase_if(
       sorted, [&](const auto& entry) { return entry.second == first; });
-  if (!sorted.empty() && sorted.back().first > 1.4 * typical_seconds) {
-    const auto& [seconds, slowest] = sorted.back();
+  if (!sorted.empty() && sorted.back().first > 1.4 * typical.first) {
+    const StepLength& slowest = sorted.back();
     picked.push_back(
-        {slowest, format("Step {}, the slowest: ", slowest) +
-                      length_text(seconds, windows.at(slowest))});
+        {slowest.second,
+         format("Step {}, the slowest: ", format_count(slowest.second)) +
+             length_text(slowest, windows)});
   }
   return picked;
 }
@@ -204,7 +220,7 @@ void draw_tables(
   page.add(
       "<p class='note'>The seven ranks with the most work, and the one with "
       "the least.</p><details><summary>All {} ranks</summary>",
-      d.ranks.size());
+      format_count(d.ranks.size()));
   draw_rank_table(page, d, groups);
   page.add("</details>");
 }
@@ -214,20 +230,28 @@ table_note(const timeline::Diagnosis& d, const timeline::Timeline& timeline) {
   std::string note = format(
       "Overlapped: communication while something computes, which costs no "
       "time. Exposed: communication while nothing computes; it includes "
-      "waiting for slower ranks inside of a collective. {}: {} {}",
-      timeline.simulated ? "Simulated" : "Recorded", d.num_steps,
-      d.num_steps == 1 ? "step" : "steps");
+      "waiting for slower ranks inside of a collective. {}: {}",
+      timeline.simulated ? "Simulated" : "Recorded",
+      counted(d.num_steps, "step"));
   if (d.num_outliers > 0) {
     note += format(
         "; left out of the means, as over three times the median: {}",
         d.num_outliers);
   }
   note += ".";
-  for (const auto& [_, ranks] : groups_of(d, timeline.rank_classes)) {
+  const auto groups = groups_of(d, timeline.rank_classes);
+  size_t shown = 0;
+  for (const auto& [_, ranks] : groups) shown += ranks.size();
+  if (shown < timeline.rank_classes.size()) {
+    note += format(
+        " Shown are {} of {} ranks.", format_count(shown),
+        format_count(timeline.rank_classes.size()));
+  }
+  for (const auto& [_, ranks] : groups) {
     if (ranks_text(ranks).find('+') == std::string::npos) continue;
     note += format(
-        " {}: rank {} and {} other {}, which {} the same.", ranks_text(ranks),
-        ranks.front(), ranks.size() - 1, ranks.size() == 2 ? "rank" : "ranks",
+        " {}: rank {} and {}, which {} the same.", ranks_text(ranks),
+        ranks.front(), counted(std::ssize(ranks) - 1, "other rank"),
         ranks.size() == 2 ? "does" : "do");
     break;
   }

@@ -63,6 +63,14 @@ std::string between(
   return text.substr(first, text.find(to, first) - first);
 }
 
+// All layouts of one device take between 13 and 48 ms.
+TEST(PlanPage, AnAxisOfTimeHasTwoTicksOrMore) {
+  const auto request = plan_request("gpt2", "h100-sxm:1", 8);
+  const std::string html = to_html(make_plan_page(request, plan(request)));
+  const std::string choices = between(html, "id=\"choices\"", "</figure>");
+  EXPECT_GE(count_of(choices, "class=\"tick\" x=\"-8\""), 2u);
+}
+
 // Ranks of a pipeline that are 32 nodes apart are all drawn; of 64 ranks that
 // shard, those of 16 nodes.
 TEST(PlanPage, DrawsTheNodesOfGroupsThatAreFarApart) {

@@ -453,7 +453,49 @@ def structure(browser, folder):
         pdf = p.page.pdf(format="A4", margin={
             "top": "12mm", "bottom": "12mm", "left": "12mm", "right": "12mm"})
         pages = len(re.findall(rb"/Type\s*/Page\b", pdf))
-        check(1 <= pages <= 4, f"printed on {pages} pages")
+        check(1 <= pages <= 5, f"printed on {pages} pages")
+
+
+TABLES = """() => {
+  const lines = cell => {
+    const range = document.createRange();
+    range.selectNodeContents(cell);
+    return [...range.getClientRects()].filter(r => r.width > 0);
+  };
+  const main = document.querySelector('main').getBoundingClientRect();
+  return {
+    rows: [...document.querySelectorAll('tbody tr')].map(row => ({
+      text: row.textContent.slice(0, 40),
+      tops: [...row.children].filter(cell => cell.textContent.trim())
+        .map(cell => lines(cell)).filter(all => all.length)
+        .map(all => all[0].top)})),
+    wide: [...document.querySelectorAll('table')].filter(table =>
+      table.getBoundingClientRect().right > main.right + 1)
+      .map(table => table.caption.textContent),
+    unmarked: [...document.querySelectorAll('main *')].filter(e =>
+      e.tagName !== 'PRE' && e.scrollWidth > e.clientWidth + 1 &&
+      getComputedStyle(e).overflowX === 'auto' &&
+      !getComputedStyle(e).backgroundImage.includes('gradient'))
+      .map(e => e.className)};
+}"""
+
+
+def tables(browser, folder):
+    """Rows are aligned, what scrolls has shadows, and tables fit on paper."""
+    for width in WIDTHS:
+        with Page(browser, folder, width) as p:
+            drawn = p.js(TABLES)
+        for row in drawn["rows"]:
+            tops = row["tops"] or [0]
+            check(max(tops) - min(tops) <= 2,
+                  f"{width}: a row is not aligned: {row}")
+        check(not drawn["unmarked"],
+              f"{width}: scrolls unseen: {drawn['unmarked']}")
+    # A4 without margins of 12 mm.
+    with Page(browser, folder, 703) as p:
+        p.page.emulate_media(media="print")
+        wide = p.js(TABLES)["wide"]
+        check(not wide, f"wider than paper: {wide}")
 
 
 PIPELINE = """id => {
@@ -666,7 +708,7 @@ def main():
     looks = list(zip(sys.argv[1::2], sys.argv[2::2]))
     checks = {f.__name__: f for f in (
         quiet, layout, drawing, curves, colors, structure, pipeline, player,
-        hover, shards, inks, prediction)}
+        hover, shards, inks, prediction, tables)}
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=shutil.which("chromium"),

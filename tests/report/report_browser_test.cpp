@@ -254,6 +254,32 @@ TEST_F(ReportInBrowser, ComparesStrategiesOnOnePage) {
   look_at("quiet", to_html(page));
 }
 
+TEST_F(ReportInBrowser, KeepsTablesInTheirPlace) {
+  StrategyPage page{.title = "digits, four ways"};
+  for (const auto& name : {"one_device", "data_parallel", "tensor_parallel"}) {
+    auto run = sample::run_with_memory({.ranks = 2});
+    page.runs.push_back(
+        {.name = name,
+         .link = "a/report.html",
+         .settings = {{"layout.dp", name}, {"model.devices", name}},
+         .metrics = run.metrics,
+         .evaluations = run.evaluations,
+         .timeline = std::move(run.timeline)});
+  }
+  page.planned.push_back(
+      {.model = "runs/demo/gpt",
+       .cluster = "h100-sxm:8",
+       .layout = "fsdp=4,tp=2 \u00b7 ZeRO 3 \u00b7 8 microbatches of 2"});
+  look_at("tables", to_html(page));
+  auto pipeline =
+      sample::with_prediction(sample::with_timeline(sample::pipeline_run({})));
+  for (auto& span : pipeline.timeline.spans) {
+    if (span.axis.empty() && span.track == "comm") span.axis = "pp";
+  }
+  look("tables", pipeline);
+  look_at("tables", pipeline_page(sample::schedule_picture({.ranks = 16})));
+}
+
 TEST_F(ReportInBrowser, DrawsBarsAndOverlapsOfEachRankWhereTheyWere) {
   for (const int32_t ranks : {1, 3, 20}) {
     const auto input = one_step(ranks);
