@@ -33,6 +33,8 @@ constexpr std::array<std::string_view, 10> kFaultNames = {
 constexpr double kLeastSlowdown = 2;
 constexpr double kMostSlowdown = 8;
 
+constexpr double kLeastTold = 0.005;  // the share of a step of what is told
+
 std::vector<RunFinding> all_findings(const Evidence& evidence) {
   std::vector<RunFinding> all;
   for (const auto find :
@@ -84,6 +86,49 @@ void fill_from_timeline(
         "program)",
         format_percent(shares.idle)));
   }
+}
+
+// Without a finding: the largest wait, with the shares of its causes. Each of
+// them is too small for a finding, or nothing shortens it.
+std::string largest_wait(const RankTimes& shares) {
+  double exposed = shares.for_ranks;
+  double most = shares.for_ranks;  // of one cause
+  std::vector<std::string> causes, wheres;
+  const auto add_cause = [&](double share, const std::string& where) {
+    most = std::max(most, share);
+    if (share < kLeastTold) return;
+    causes.push_back(format_percent(share) + " " + where);
+    wheres.push_back(where);
+  };
+  for (const auto& [axis, share] : shares.communication) {
+    exposed += share;
+    add_cause(
+        share, axis.empty() ? "for figures of the step" : "along " + axis);
+  }
+  add_cause(shares.for_ranks, "for ranks that came later");
+  const std::array<std::pair<const char*, double>, 4> waits = {{
+      {"communication that nothing hides", exposed},
+      {"the wait for data", shares.data},
+      {"the wait for other stages of the pipeline", shares.for_stages},
+      {"time in which nothing was recorded", shares.idle},
+  }};
+  const auto& [name, share] = *std::ranges::max_element(
+      waits, {}, &std::pair<const char*, double>::second);
+  if (share < kLeastTold) return "";
+  std::string text = format(
+      "The largest wait is {}, {} of the step", name, format_percent(share));
+  const bool communicates = &share == &waits[0].second;
+  if (communicates) {
+    text +=
+        causes.size() == 1 ? ", all " + wheres[0] : ": " + join(causes, ", ");
+  }
+  if ((communicates ? most : share) < kLeastWait) {
+    return text + format(
+                      ". Less than {} for one cause is no finding: a busy "
+                      "machine may be behind it.",
+                      format_percent(kLeastWait));
+  }
+  return text + ". No setting was found that shortens it.";
 }
 
 // Passes and the update, each much longer than predicted: not one part of the
@@ -179,7 +224,8 @@ std::string gain_text(const RunFinding& finding) {
 }
 
 report::ReportFindings findings_for_page(const RunExplanation& run) {
-  report::ReportFindings page{.notes = run.notes};
+  report::ReportFindings page{
+      .largest_wait = run.largest_wait, .notes = run.notes};
   for (const RunFinding& found : run.findings) {
     page.findings.push_back(
         {.title = title_of(found),
@@ -263,7 +309,7 @@ explain_run(const std::filesystem::path& run, const ExplainOptions& options) {
     made.notes.push_back(format(
         "{} {} not simulated, which would have taken longer than {}; `echelon "
         "plan` searches",
-        some, some == 1 ? "setting was" : "settings were",
+        counted(some, "setting"), some == 1 ? "was" : "were",
         format_seconds(options.simulation_seconds)));
   }
   if (what_if.base()) {
@@ -277,6 +323,9 @@ explain_run(const std::filesystem::path& run, const ExplainOptions& options) {
     }
   } else if (record.job) {
     made.notes.push_back("no fix is simulated: " + what_if.why());
+  }
+  if (made.findings.empty() && made.recorded_steps > 0) {
+    made.largest_wait = largest_wait(shares);
   }
   return made;
 }

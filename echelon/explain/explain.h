@@ -89,7 +89,10 @@ struct RunExplanation {
   std::vector<timeline::ComparedPart>
       parts;                         // simulated and measured; empty: not known
   std::vector<RunFinding> findings;  // the largest share first; empty: nothing
-  std::vector<std::string> notes;    // "the timeline is truncated in rank 3"
+  /// What took most of the step besides computing, as a sentence or two, where
+  /// nothing was found; else empty.
+  std::string largest_wait;
+  std::vector<std::string> notes;  // "the timeline is truncated in rank 3"
 };
 
 /// `run`: a run's folder (finished, running or crashed), or a timeline.json.

@@ -184,8 +184,8 @@ RunFinding bubble(const Evidence& evidence, double share, int64_t stages) {
     take_simulated_fix(evidence, *best, found);
     const cost::Strategy& strategy = best->configured.strategy;
     found.reason.fix = format(
-        "Run {} with {} microbatches.", to_string(strategy.schedule),
-        strategy.num_microbatches());
+        "Run {} with {}.", to_string(strategy.schedule),
+        counted(strategy.num_microbatches(), "microbatch"));
     const auto bubble_share = [](const cost::StepEstimate& simulated) {
       return format_percent(simulated.parts.bubble / simulated.step_seconds);
     };

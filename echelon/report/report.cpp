@@ -100,12 +100,12 @@ Tile evaluation_tile(const timeline::EvaluationMetrics& last) {
   if (!last.perplexity) {
     return tile_of(
         "Held-out accuracy", format_percent(last.accuracy),
-        "of " + format_count(last.samples) + " samples");
+        "of " + counted(last.samples, "sample"));
   }
   return tile_of(
       "Held-out perplexity", format_number(*last.perplexity),
       format_percent(last.accuracy) + " of " +
-          format_count(last.tokens.value_or(0)) + " tokens right");
+          counted(last.tokens.value_or(0), "token") + " right");
 }
 
 std::vector<Tile> tiles_of(
@@ -136,10 +136,7 @@ std::vector<Tile> tiles_of(
   if (const double seconds = total_seconds(input); seconds > 0) {
     tiles.push_back(tile_of(
         is_simulated(input) ? "Simulated time" : "Training time",
-        format_seconds(seconds),
-        format(
-            "{} {}", format_count(input.metrics.size()),
-            input.metrics.size() == 1 ? "step" : "steps")));
+        format_seconds(seconds), counted(std::ssize(input.metrics), "step")));
   }
   if (auto tile = cost_tile(d, stages)) tiles.push_back(std::move(*tile));
   tiles.insert(tiles.end(), input.tiles.begin(), input.tiles.end());
@@ -179,14 +176,15 @@ void draw_finding(Markup& page, const ReportFinding& finding) {
 
 void draw_findings(Markup& page, const ReportInput& input) {
   if (!input.findings) return;
-  const auto& [findings, notes] = *input.findings;
+  const auto& [findings, largest_wait, notes] = *input.findings;
   page.add(
       "<section id='findings'><h2>What {} the run back</h2>",
       is_simulated(input) ? "would hold" : "held");
   if (findings.empty()) {
     page.add(
-        "<p class='lead'>Nothing was found that {} it back.</p>",
-        is_simulated(input) ? "would hold" : "held");
+        "<p class='lead'>Nothing was found that {} it back.{}</p>",
+        is_simulated(input) ? "would hold" : "held",
+        largest_wait.empty() ? "" : " " + unbroken(largest_wait));
   } else {
     page.add("<ol class='findings'>");
     for (const auto& finding : findings) draw_finding(page, finding);
@@ -223,8 +221,8 @@ std::string range_text(const std::vector<Point>& points) {
   }
   if (low > high) return "no finite value";
   return format(
-      "from {} to {} over {} points", format_number(low), format_number(high),
-      format_count(points.size()));
+      "from {} to {} over {}", format_number(low), format_number(high),
+      counted(std::ssize(points), "point"));
 }
 
 Chart loss_chart(const ReportInput& input) {

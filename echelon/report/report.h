@@ -28,6 +28,7 @@ struct ReportFinding {
 
 struct ReportFindings {
   std::vector<ReportFinding> findings;  // the largest first
+  std::string largest_wait;  // a sentence for where there are none; or empty
   /// Sentences about the findings, or about why there are none.
   std::vector<std::string> notes;
 };

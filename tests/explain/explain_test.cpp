@@ -122,6 +122,29 @@ TEST_F(Explain, NothingHoldsAHealthyRunBack) {
   EXPECT_NEAR(run.compute_share, 94 / 96.0, 1e-6);
 }
 
+// Together the waits are 13 % of the step, but no cause is 10 %.
+TEST_F(Explain, TheLargestWaitIsToldWhereNothingIsFound) {
+  const RunExplanation run = explain(DataParallel{
+      .times =
+          [](int rank, int64_t step) {
+            const bool late = (rank + step) % 2 == 0;
+            return RankStep{.backward = late ? 74.0 : 60.0};
+          },
+      .transfer = 8});
+  ASSERT_TRUE(run.findings.empty()) << run.findings.front().reason.diagnosis;
+  EXPECT_THAT(
+      run.largest_wait,
+      AllOf(
+          HasSubstr("The largest wait is communication that nothing hides, 13 "
+                    "% of the step: "),
+          HasSubstr(" % along dp, "), HasSubstr(" for ranks that came later"),
+          HasSubstr("Less than 10 % for one cause is no finding")));
+  EXPECT_EQ(findings_for_page(run).largest_wait, run.largest_wait);
+  // With a finding nothing is left to say.
+  EXPECT_EQ(
+      explain(DataParallel{.buckets = 1, .transfer = 60}).largest_wait, "");
+}
+
 TEST_F(Explain, ASlowLoader) {
   const RunFinding found =
       only(Fault::data_loading, DataParallel{.times = [](int, int64_t) {

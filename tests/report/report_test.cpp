@@ -56,6 +56,10 @@ TEST(Units, AreWhatPeopleRead) {
   }
   EXPECT_EQ(format_count(-1234567.4), "-1,234,567");
   EXPECT_EQ(format_count(-0.2), "0");
+  EXPECT_EQ(counted(1, "step"), "1 step");
+  EXPECT_EQ(counted(5120, "step"), "5,120 steps");
+  EXPECT_EQ(counted(0, "batch"), "0 batches");
+  EXPECT_EQ(counted(2, "class"), "2 classes");
   EXPECT_EQ(format_compact(9999), "9,999");
   EXPECT_EQ(format_compact(12500), "12.5k");
   EXPECT_EQ(format_compact(999'600), "1M");
@@ -162,6 +166,9 @@ TEST(Series, TicksAreRound) {
       ElementsAre(0, 0.2, 0.4, testing::DoubleEq(0.6000000000000001), 0.8, 1));
   EXPECT_THAT(linear_ticks(-7, 23, 4), ElementsAre(0, 10, 20));
   EXPECT_THAT(whole_ticks(0, 3, 6), ElementsAre(0, 1, 2, 3));
+  // A step of 5 has one multiple in these ranges.
+  EXPECT_THAT(whole_ticks(11, 19, 3), ElementsAre(12, 14, 16, 18));
+  EXPECT_EQ(linear_ticks(1.1, 1.9, 2).size(), 4u);
   EXPECT_THAT(
       log_ticks(0.03, 3),
       ElementsAre(
@@ -407,6 +414,10 @@ TEST(Report, ShowsWhatHeldTheRunBack) {
   expect_no_parts(to_html(input), {"held the run back", "id=\"findings\""});
   input.findings.emplace();
   EXPECT_TRUE(contains(to_html(input), "Nothing was found that held it back"));
+  input.findings->largest_wait = "The largest wait is 14 % of the step.";
+  EXPECT_TRUE(contains(
+      to_html(input),
+      "that held it back. The largest wait is 14\u00a0% of the step.</p>"));
   input.findings->findings = {
       {.title = "data loading, 31 % of the step",
        .diagnosis = "Rank 1 <waits>; see `echelon bench` and `uptime`.",
@@ -449,8 +460,24 @@ TEST(Report, TypicalStepIsAsLongAsItsPicture) {
   for (int64_t step = 1; step <= 5; ++step) add(step, 7'000'000, 10'000'000);
   EXPECT_TRUE(contains(
       to_html(input),
-      ">Step 3, a typical one: 10 ms a rank; out of phase, the ranks take "
-      "17 ms<"));
+      ">Step 3, a typical one: 17 ms over all ranks, which are out of phase; "
+      "10 ms a rank<"));
+  // Lengths vary, and the one step in phase is in the middle half of them.
+  input.timeline.spans.clear();
+  for (int64_t step = 1; step <= 8; ++step) {
+    add(step, step == 6 ? 0 : 7'000'000, 10'000'000 + step * 1'000'000);
+  }
+  EXPECT_TRUE(contains(to_html(input), ">Step 6, a typical one: 16 ms<"));
+}
+
+TEST(Report, TicksOfASmallAxisStayOnNarrowScreens) {
+  const auto ticks_of = [](size_t count) {
+    Markup page;
+    for (size_t i = 0; i < count; ++i) draw_tick(page, i, count, 0, 0, "");
+    return std::move(page).finish();
+  };
+  EXPECT_EQ(sample::count(ticks_of(2), "\"tick minor\""), 0u);
+  EXPECT_EQ(sample::count(ticks_of(3), "\"tick minor\""), 1u);
 }
 
 TEST(Report, CountsOneAsOne) {
