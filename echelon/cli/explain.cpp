@@ -24,16 +24,19 @@ class ExplanationPrinter {
   }
 
   void heading(const explain::RunExplanation& run) {
-    std::cout << style_.bold(run.title.empty() ? "run" : run.title);
-    if (!run.layout.empty()) std::cout << ", " << run.layout;
-    std::cout << "\n" << wrapped(figures(run), 0, style_.columns) << "\n";
+    const std::string name = run.title.empty() ? "run" : run.title;
+    const std::string layout = run.layout.empty() ? "" : ", " + run.layout;
+    const bool fits = columns(name + layout) <= style_.columns;
+    std::cout << style_.bold(name) << (fits ? layout : "") << "\n";
+    if (!fits) std::cout << run.layout << "\n";
+    std::cout << wrapped(figures(run), 0, style_.columns) << "\n";
   }
 
   void finding(size_t number, const explain::RunFinding& found) {
-    std::cout << "\n"
-              << style_.bold(
-                     std::to_string(number) + "  " + explain::title_of(found))
-              << "\n";
+    const std::string title =
+        std::to_string(number) + "  " +
+        wrapped(explain::title_of(found), 3, style_.columns);
+    std::cout << "\n" << style_.bold(title) << "\n";
     paragraph("Diagnosis", found.reason.diagnosis);
     paragraph("Fix", found.reason.fix);
     settings(found.settings);
@@ -57,13 +60,22 @@ class ExplanationPrinter {
           {"   " + part.name, format_seconds(part.predicted),
            format_seconds(part.measured)});
     }
-    std::cout << aligned(rows);
+    std::cout << fitted(rows, style_.columns, true);
+  }
+
+  void nothing(const explain::RunExplanation& run) {
+    std::string text =
+        run.recorded_steps > 0
+            ? "Nothing was found that held this run back."
+            : "The metrics show nothing that held this run back.";
+    if (!run.largest_wait.empty()) text += " " + run.largest_wait;
+    std::cout << "\n" << prose(text, 0, style_.columns) << "\n";
   }
 
   void notes(const std::vector<std::string>& notes) {
     if (!notes.empty()) std::cout << "\n";
     for (const auto& note : notes) {
-      std::cout << "note: " << wrapped(note, 6, style_.columns) << "\n";
+      std::cout << "note: " << prose(note, 6, style_.columns) << "\n";
     }
   }
 
@@ -93,7 +105,7 @@ class ExplanationPrinter {
   void paragraph(const std::string& name, const std::string& text) {
     std::cout << "   " << style_.dim(name)
               << std::string(kIndent - 3 - name.size(), ' ')
-              << wrapped(text, kIndent, style_.columns) << "\n";
+              << prose(text, kIndent, style_.columns) << "\n";
   }
 
   Style style_ = terminal_style();
@@ -124,12 +136,7 @@ void print_text(const explain::RunExplanation& run) {
   for (size_t i = 0; i < run.findings.size(); ++i) {
     printer.finding(i + 1, run.findings[i]);
   }
-  if (run.findings.empty()) {
-    std::cout << "\n"
-              << (run.recorded_steps > 0
-                      ? "Nothing was found that held this run back.\n"
-                      : "The metrics show nothing that held this run back.\n");
-  }
+  if (run.findings.empty()) printer.nothing(run);
   printer.prediction(run);
   printer.notes(run.notes);
 }

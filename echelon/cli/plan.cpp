@@ -41,7 +41,7 @@ std::string cluster_text(const cluster::Cluster& cluster) {
         group.node.device.name);
     if (group.count > 1) {
       text += format(
-          " in {} nodes of {}", format_count(group.count),
+          " in {} of {}", counted(group.count, "node"),
           format_count(group.node.num_devices));
     }
   }
@@ -91,25 +91,31 @@ class PlanPrinter {
   void heading(const planner::PlanResult& result) {
     const auto& model = request_.model;
     const int64_t seq = request_.seq_len > 0 ? request_.seq_len : model.seq_len;
-    std::cout << format(
-        "{}, {} parameters{}, batch {}\n{}, {}, {}\n", style_.bold(model.name),
-        parameters_text(model.num_parameters()),
-        model.transformer
-            ? format(", sequences of {} tokens", format_count(seq))
-            : "",
-        format_count(request_.global_batch), cluster_text(request_.cluster),
+    const std::string job = format(
+        ", {} parameters{}, batch {}", parameters_text(model.num_parameters()),
+        model.transformer ? ", sequences of " + counted(seq, "token") : "",
+        format_count(request_.global_batch));
+    const std::string lines = wrapped(model.name + job, 0, style_.columns);
+    const size_t bold = lines.starts_with(model.name) ? model.name.size() : 0;
+    std::cout << style_.bold(lines.substr(0, bold)) << lines.substr(bold)
+              << "\n";
+    const std::string place = format(
+        "{}, {}, {}", cluster_text(request_.cluster),
         cluster::to_string(request_.precision), request_.framework);
+    std::cout << wrapped(place, 0, style_.columns) << "\n";
     if (result.considered == 0) return;
     const std::string searched = format(
-        "{} strategies: {} cannot fit, {} are slower by the bound, {} steps "
-        "estimated, {} simulated",
-        format_count(result.considered), format_count(result.pruned),
-        format_count(result.pruned_slow), format_count(result.estimated),
-        format_count(result.simulated));
+        "{} {}: {} cannot fit, {} are slower by the bound, {} estimated, {} "
+        "simulated",
+        format_count(result.considered),
+        result.considered == 1 ? "strategy" : "strategies",
+        format_count(result.pruned), format_count(result.pruned_slow),
+        counted(result.estimated, "step"), format_count(result.simulated));
     std::cout << style_.dim(wrapped(searched, 0, style_.columns)) << "\n";
     if (request_.free_share <= 0) return;
-    std::cout << format_percent(request_.free_share)
-              << " of each device's memory stays free (--free)\n";
+    const std::string free = format_percent(request_.free_share) +
+                             " of each device's memory stays free (--free)";
+    std::cout << wrapped(free, 0, style_.columns) << "\n";
   }
 
   // A row for each layout.
@@ -122,7 +128,7 @@ class PlanPrinter {
       const planner::Plan& plan = plans[i];
       std::string layout = to_string(plan.strategy.layout);
       if (plan.devices != request_.cluster.num_devices()) {
-        layout += format(" ({} devices)", format_count(plan.devices));
+        layout += " (" + counted(plan.devices, "device") + ")";
       }
       rows.push_back(
           {"  " + std::to_string(i + 1), layout,
@@ -131,7 +137,7 @@ class PlanPrinter {
            gib(plan.step.memory.peak_bytes())});
       if (priced) rows.back().push_back(format_number(plan.cost_per_step));
     }
-    std::cout << aligned(rows);
+    std::cout << fitted(rows, style_.columns, true);
   }
 
   void details(const std::vector<planner::Plan>& plans) {
@@ -169,8 +175,9 @@ class PlanPrinter {
          estimate.peak_bytes() / scale});
     draw(bars);
     if (estimate.host_bytes > 0) {
-      std::cout << "  and " << gib(estimate.host_bytes)
-                << " of host memory per rank\n";
+      const std::string host =
+          "and " + gib(estimate.host_bytes) + " of host memory per rank";
+      std::cout << "  " << wrapped(host, 2, style_.columns) << "\n";
     }
   }
 
@@ -223,7 +230,7 @@ class PlanPrinter {
 
   void paragraph(const std::string& name, const std::string& text) {
     title(name);
-    std::cout << "  " << wrapped(text, 2, style_.columns) << "\n";
+    std::cout << "  " << prose(text, 2, style_.columns) << "\n";
   }
 
   void title(const std::string& text) {
@@ -266,9 +273,23 @@ class PlanPrinter {
     return text;
   }
 
+  // Bars as long as there is room for, none on a narrow terminal.
   void draw(const std::vector<Bar>& bars) {
+    size_t width = style_.columns > 84 ? 40 : 24;
+    while (width > 0 && widest(drawn(bars, width)) > style_.columns) width -= 8;
+    std::cout << fitted(drawn(bars, width), style_.columns, false);
+  }
+
+  static size_t widest(const Rows& rows) {
+    size_t most = 0;
+    for (const auto& line : split(aligned(rows))) {
+      most = std::max(most, columns(line));
+    }
+    return most;
+  }
+
+  static Rows drawn(const std::vector<Bar>& bars, size_t width) {
     Rows rows;
-    const size_t width = std::min<size_t>(40, style_.columns > 84 ? 40 : 24);
     for (const Bar& bar : bars) {
       const auto full = static_cast<size_t>(std::lround(
           std::clamp(bar.share, 0.0, 1.0) * static_cast<double>(width)));
@@ -279,7 +300,7 @@ class PlanPrinter {
       rows.back().push_back(
           blocks + (bar.note.empty() ? "" : (full > 0 ? " " : "") + bar.note));
     }
-    std::cout << aligned(rows);
+    return rows;
   }
 
   const planner::PlanRequest& request_;

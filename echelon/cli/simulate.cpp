@@ -143,9 +143,8 @@ void print_weeks(
       {"  repeated", format_percent(weeks.lost), ""},
       {"  recovering", format_percent(weeks.recovering),
        fails ? format(
-                   "{} {}, one each {} h on average",
-                   format_count(weeks.failures),
-                   weeks.failures == 1 ? "failure" : "failures",
+                   "{}, one each {} h on average",
+                   counted(weeks.failures, "failure"),
                    format_number(weeks.hours_between_failures))
              : "no failures; see --mean-hours-between-failures"}};
   std::cout << aligned(rows);
@@ -156,12 +155,11 @@ void print_simulation_text(
   const cost::StepEstimate& step = result.run.step;
   const int64_t ranks = what.strategy.layout.num_ranks();
   std::cout << format(
-      "{} on {}, {} of {} devices\n{}\n\n{}", what.model.name,
-      what.cluster.name, format_count(ranks),
-      format_count(what.cluster.num_devices()), cost::to_string(what.strategy),
-      aligned(figures(what, result)));
+      "{} on {}, {} of {}\n{}\n\n{}", what.model.name, what.cluster.name,
+      format_count(ranks), counted(what.cluster.num_devices(), "device"),
+      cost::to_string(what.strategy), aligned(figures(what, result)));
   if (!step.fits && !what.memory_is_planned) {
-    std::cout << "\n" << wrapped(remedy_text(nearest_fit(what)), 0, 80) << "\n";
+    std::cout << "\n" << prose(remedy_text(nearest_fit(what)), 0, 80) << "\n";
   }
   std::cout << "\ntime of the slowest rank's step\n";
   Rows rows;

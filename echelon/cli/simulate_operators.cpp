@@ -154,10 +154,10 @@ void print_beside_formulas(
   rows.push_back(
       {"  MFU", format_percent(counted.model_flops_utilisation),
        format_percent(simulated.model_flops_utilisation)});
-  std::cout << aligned(rows)
-            << format(
-                   "`echelon plan` reckons with {} a step.\n",
-                   format_seconds(planned.step_seconds));
+  const std::string reckoned = format(
+      "`echelon plan` reckons with {} a step.",
+      format_seconds(planned.step_seconds));
+  std::cout << aligned(rows) << prose(reckoned, 0, 80) << "\n";
   if (std::abs(counted.step_seconds - simulated.step_seconds) <=
       0.05 * simulated.step_seconds) {
     return;

@@ -3,6 +3,7 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -122,6 +123,39 @@ Style terminal_style(size_t otherwise) {
       .colours = has_colours(1), .columns = known ? size.ws_col : otherwise};
 }
 
+std::string prose(const std::string& text, size_t indent, size_t last) {
+  std::string quoted = text;
+  for (size_t begin = 0; (begin = quoted.find('`', begin)) != quoted.npos;) {
+    const size_t end = quoted.find('`', begin + 1);
+    if (end == quoted.npos) break;
+    quoted[begin] = quoted[end] = '\'';
+    begin = end + 1;
+  }
+  return wrapped(quoted, indent, last);
+}
+
+std::string fitted(const Rows& rows, size_t last, bool headed) {
+  const std::string table = aligned(rows);
+  const auto lines = split(table);
+  const bool fits = std::ranges::all_of(
+      lines, [&](const std::string& line) { return columns(line) <= last; });
+  if (fits) return table;
+  std::string text;
+  for (size_t i = headed ? 1 : 0; i < rows.size(); ++i) {
+    const auto& row = rows[i];
+    const size_t indent = std::min(row[0].find_first_not_of(' '), size_t{8});
+    std::string line = row[0].substr(indent);
+    for (size_t cell = 1; cell < row.size(); ++cell) {
+      if (row[cell].empty()) continue;
+      line += cell == 1 ? ": " : ", ";
+      if (headed && !rows[0][cell].empty()) line += rows[0][cell] + " ";
+      line += row[cell];
+    }
+    text += std::string(indent, ' ') + wrapped(line, indent + 2, last) + "\n";
+  }
+  return text;
+}
+
 void print_table(const Rows& rows, const Style& style, std::ostream& out) {
   const std::string text = aligned(rows);
   const size_t end = text.find('\n');
@@ -136,11 +170,6 @@ void print_json(const nlohmann::ordered_json& json, std::ostream& out) {
 nlohmann::ordered_json json_number(double value) {
   if (std::isfinite(value)) return value;
   return std::isnan(value) ? "nan" : value > 0 ? "inf" : "-inf";
-}
-
-std::string counted(int64_t number, const std::string& what) {
-  const char* plural = what.ends_with("ch") ? "es" : "s";
-  return format("{} {}{}", number, what, number == 1 ? "" : plural);
 }
 
 std::string number_text(double value) {

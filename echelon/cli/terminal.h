@@ -48,6 +48,14 @@ class AsciiOutput {
 /// The style of standard output; `otherwise` columns where it is no terminal.
 Style terminal_style(size_t otherwise = 80);
 
+/// Prose from `indent` up to column `last`, as wrapped() breaks it. `Commands`
+/// between backticks, which a page sets as code, are between quotes.
+std::string prose(const std::string& text, size_t indent, size_t last);
+
+/// The rows as aligned columns. Where those pass column `last`, a paragraph for
+/// each row instead. `headed`: the first row names the columns.
+std::string fitted(const Rows& rows, size_t last, bool headed);
+
 /// The rows as aligned columns, the first row as a bold heading.
 void print_table(const Rows& rows, const Style& style, std::ostream& out);
 
@@ -57,9 +65,6 @@ void print_json(const nlohmann::ordered_json& json, std::ostream& out);
 
 /// NaN and infinity, which JSON does not have, as strings.
 nlohmann::ordered_json json_number(double value);
-
-/// "62 parameters", "1 parameter"
-std::string counted(int64_t number, const std::string& what);
 
 /// With four significant digits: "0.3124", "1.3e-05".
 std::string number_text(double value);

@@ -37,6 +37,26 @@ TEST_F(PlanCommand, PrintsATableAndDetailsWhenAsked) {
   EXPECT_THAT(verbose, AllOf(HasSubstr("[layout]"), HasSubstr("Why not")));
 }
 
+TEST_F(PlanCommand, ATerminalMayBeNarrow) {
+  const Outcome outcome = shell(
+      folder_, "NO_COLOR=1 LC_ALL=C TERM=xterm script -qec 'stty cols 40; " +
+                   program("echelon") + " plan " + kFits + "--verbose" +
+                   "' /dev/null");
+  // The configuration is to be copied as it is.
+  const std::string marks[] = {
+      "The configuration for echelon train", "Why not"};
+  const size_t begin = outcome.out.find(marks[0]);
+  const size_t end = outcome.out.find(marks[1]);
+  ASSERT_NE(begin, std::string::npos) << outcome.out;
+  ASSERT_NE(end, std::string::npos);
+  const std::string text =
+      outcome.out.substr(0, begin) + outcome.out.substr(end);
+  EXPECT_THAT(text, HasSubstr(", memory of a device "));
+  for (const auto& line : lines_of(text)) {
+    EXPECT_LE(line.size(), 41u) << line;  // with the carriage return
+  }
+}
+
 TEST_F(PlanCommand, LeavesEightPerCentFree) {
   const json usual = json::parse(run(kFits + "--json").out);
   const json full = json::parse(run(kFits + "--free 0 --json").out);

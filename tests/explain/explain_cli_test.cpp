@@ -59,6 +59,21 @@ TEST_F(ExplainCommand, SaysWhatHeldARunBack) {
           HasSubstr("                [data]\n                workers = ")));
   EXPECT_LE(longest_line(text), 80u) << text;
   EXPECT_THAT(text, Not(HasSubstr("\033")));
+  // A page sets commands between backticks as code; a terminal has quotes.
+  EXPECT_THAT(text, AllOf(HasSubstr("'echelon doctor'"), Not(HasSubstr("`"))));
+}
+
+TEST_F(ExplainCommand, SaysTheLargestWaitWhereNothingIsFound) {
+  const made::DataParallel quick{.buckets = 4, .transfer = 8};
+  made::write_run(run_, made::job_of("dp=2"), timeline_of(quick));
+  Command command({kEchelon, "explain", run_, "--cluster", "h100-sxm:8"});
+  ASSERT_EQ(command.wait(), 0) << command.err();
+  EXPECT_THAT(
+      command.out(),
+      HasSubstr(
+          "Nothing was found that held this run back. The largest wait is "
+          "communication\nthat nothing hides, 7.8 % of the step, all along dp. "
+          "Less than 10 % for one\ncause is no finding"));
 }
 
 TEST_F(ExplainCommand, PrintsTheSameAsJson) {
