@@ -13,6 +13,7 @@
 #include "echelon/error.h"
 #include "echelon/text/format.h"
 #include "echelon/text/table.h"
+#include "echelon/text/units.h"
 
 namespace echelon::cli {
 namespace {

@@ -19,6 +19,7 @@
 #include "echelon/text/build_info.h"
 #include "echelon/text/format.h"
 #include "echelon/text/nearest.h"
+#include "echelon/text/units.h"
 
 namespace echelon::cli {
 namespace {

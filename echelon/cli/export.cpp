@@ -14,6 +14,7 @@
 #include "echelon/error.h"
 #include "echelon/job/run_folder.h"
 #include "echelon/text/format.h"
+#include "echelon/text/units.h"
 
 namespace echelon::cli {
 namespace {
@@ -201,8 +202,8 @@ int export_file(const ExportArguments& arguments) {
   }
   write_tensors(arguments.out, *source.tensors, tensors, {{"format", "pt"}});
   std::cout << format(
-      "wrote {}: {} tensors, from {}\n", arguments.out, tensors.size(),
-      source.name);
+      "wrote {}: {}, from {}\n", arguments.out,
+      counted(std::ssize(tensors), "tensor"), source.name);
   return 0;
 }
 

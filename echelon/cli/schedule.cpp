@@ -20,6 +20,7 @@
 #include "echelon/schedule/timing.h"
 #include "echelon/text/format.h"
 #include "echelon/text/table.h"
+#include "echelon/text/units.h"
 
 namespace echelon::cli {
 namespace {
@@ -47,6 +48,11 @@ std::string time_text(double time) {
     return std::to_string(static_cast<int64_t>(time));
   }
   return format("{:.10g}", time);
+}
+
+// For people: "50,175".
+std::string length_text(double time) {
+  return time == std::floor(time) ? format_count(time) : time_text(time);
 }
 
 std::string sizes(const Schedule& schedule, const Stages& stages) {
@@ -208,8 +214,8 @@ void print_grid(
       return;
     }
   }
-  out << "The grid of its " << actions
-      << " actions is left out: --format csv has all\nof them, --format html "
+  out << "The grid of its " << counted(static_cast<int64_t>(actions), "action")
+      << " is left out: --format csv has all\nof them, --format html "
          "draws the first ones.\n\n";
 }
 
@@ -244,7 +250,8 @@ void print_ranks(
   }
   out << aligned(rows);
   if (stages.size() > 2 * kEnds + 1) {
-    out << "--format json has all " << stages.size() << " ranks.\n";
+    out << "--format json has all " << counted(std::ssize(stages), "rank")
+        << ".\n";
   }
 }
 
@@ -308,7 +315,7 @@ void print_schedule_text(
   const Timing timing = time_schedule(schedule);
   const Stages stages = stages_by_rank(schedule);
   out << schedule.name << ": " << sizes(schedule, stages) << "\n"
-      << "length " << time_text(timing.makespan) << " when " << kCosts << "\n"
+      << "length " << length_text(timing.makespan) << " when " << kCosts << "\n"
       << bubble_text(timing) << "\n";
   print_grid(schedule, style, out);
   print_ranks(stages, timing, stored_activations(schedule), out);
@@ -370,7 +377,7 @@ void print_schedule_html(
       {"bubble", percent(timing.bubble)},
       {"bubble where ranks do not wait between steps",
        percent(timing.span_bubble)},
-      {"length", time_text(timing.makespan)},
+      {"length", length_text(timing.makespan)},
       {"largest number of activations of a stage", range(stored.stages)},
       {"largest number of activations of a rank", range(stored.ranks)}};
   out << report::pipeline_page(page);

@@ -15,6 +15,7 @@
 #include "echelon/error.h"
 #include "echelon/job/run_folder.h"
 #include "echelon/text/format.h"
+#include "echelon/text/units.h"
 
 namespace echelon::cli {
 namespace {
@@ -31,14 +32,17 @@ struct TrainArguments {
 void print_facts(const Job& job, const JobFacts& facts) {
   std::cout << format(
       "{}: fine\n"
-      "  model   {}, {} parameters, {} classes\n"
+      "  model   {}, {}, {}\n"
       "  data    {}; {} to train on, {} held out\n"
       "  layout  {}: {}\n"
-      "  run     {} steps of {} samples, into {}\n",
-      job.document.name(), job.model.name, facts.num_parameters, facts.classes,
-      facts.data.describe, facts.data.num_train, facts.data.num_holdout,
+      "  run     {} of {}, into {}\n",
+      job.document.name(), job.model.name,
+      counted(facts.num_parameters, "parameter"),
+      counted(facts.classes, "class"), facts.data.describe,
+      format_count(facts.data.num_train), format_count(facts.data.num_holdout),
       to_string(job.layout), counted(job.layout.num_ranks(), "rank"),
-      facts.steps, job.train.batch, job.train.run);
+      counted(facts.steps, "step"), counted(job.train.batch, "sample"),
+      job.train.run);
 }
 
 // What this host lets its processes have; 0: not known.
@@ -193,10 +197,11 @@ void check_same_settings(const Job& job, const JobFacts& facts) {
   std::error_code error;
   while (fs::exists(format("{}-{}", name, number), error)) ++number;
   throw ConfigError(format(
-      "{} has all its {} steps, with other settings: {}\n"
+      "{} has all its {}, with other settings: {}\n"
       "start a run of its own (--set train.run={}-{}, or train.run="
       "\"{}-{{set}}\" in a sweep), or replace it (--overwrite)",
-      job.train.run, facts.steps, join(lines, "; "), name, number, name));
+      job.train.run, counted(facts.steps, "step"), join(lines, "; "), name,
+      number, name));
 }
 
 // Whether a run that would be resumed has all its steps already.
@@ -206,10 +211,10 @@ bool is_done(const Job& job, const JobFacts& facts) {
   if (!latest || latest->step < facts.steps) return false;
   check_same_settings(job, facts);
   std::cout << format(
-      "{} is finished: it has {} of {} steps; raise train.steps or "
+      "{} is finished: it has {} of {}; raise train.steps or "
       "train.epochs to continue, "
       "--overwrite starts again\n",
-      job.train.run, latest->step, facts.steps);
+      job.train.run, format_count(latest->step), counted(facts.steps, "step"));
   return true;
 }
 

@@ -10,6 +10,7 @@
 #include "echelon/schedule/options.h"
 #include "echelon/text/format.h"
 #include "echelon/text/nearest.h"
+#include "echelon/text/units.h"
 
 namespace echelon::cost {
 namespace {
@@ -71,8 +72,10 @@ check_ranks(const Strategy& strategy, const cluster::Cluster& cluster) {
   const int64_t devices = cluster.num_devices();
   if (ranks <= devices) return {};
   return format(
-      "{} are {} ranks, but {} has {} devices", to_string(strategy.layout),
-      ranks, cluster.name.empty() ? "the cluster" : cluster.name, devices);
+      "{} are {}, but {} has {}", to_string(strategy.layout),
+      counted(ranks, "rank"),
+      cluster.name.empty() ? "the cluster" : cluster.name,
+      counted(devices, "device"));
 }
 
 // The check of [train] rank_batch: data-parallel ranks that take batches of
@@ -106,10 +109,11 @@ std::string check_batch(const Strategy& strategy) {
   if (strategy.global_batch % each == 0) return {};
   const int64_t below = strategy.global_batch / each * each;
   return format(
-      "batch {} does not divide over {} data-parallel ranks in microbatches of "
+      "batch {} does not divide over {} in microbatches of "
       "{}; a batch of {}{} does",
-      strategy.global_batch, data, strategy.microbatch_size,
-      below > 0 ? format("{} or ", below) : "", below + each);
+      strategy.global_batch, counted(data, "data-parallel rank"),
+      strategy.microbatch_size, below > 0 ? format("{} or ", below) : "",
+      below + each);
 }
 
 std::string no_experts(const Layout& layout) {
@@ -162,7 +166,7 @@ check_convolutions(const ModelShape& model, const Strategy& strategy) {
 }
 
 std::string stages_text(int64_t each) {
-  return format("{} {} per rank", each, each == 1 ? "stage" : "stages");
+  return counted(each, "stage") + " per rank";
 }
 
 std::string check_schedule(const ModelShape& model, const Strategy& strategy) {
@@ -182,10 +186,10 @@ std::string check_schedule(const ModelShape& model, const Strategy& strategy) {
   const int64_t most = layers + (model.transformer ? 2 : 0);
   if (p * each > most) {
     return format(
-        "pp={} with {} partitions the model into {} stages, but it has {} "
-        "layers{}; take "
+        "pp={} with {} partitions the model into {}, but it has {}{}; take "
         "pp={} or less",
-        p, stages_text(each), p * each, layers,
+        p, stages_text(each), counted(p * each, "stage"),
+        counted(layers, "layer"),
         model.transformer ? ", an embedding and a head" : "",
         std::max<int64_t>(1, most / each));
   }

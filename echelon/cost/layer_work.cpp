@@ -14,6 +14,7 @@
 #include "echelon/cost/strategy.h"
 #include "echelon/error.h"
 #include "echelon/text/format.h"
+#include "echelon/text/units.h"
 
 namespace echelon::cost {
 namespace {
@@ -286,9 +287,11 @@ stage_work(const std::vector<LayerWork>& layers, const Strategy& strategy) {
   // Embedding and head may be stages of their own.
   if (spread + (blocks ? 2 : 0) < stages) {
     throw ConfigError(format(
-        "pp={} with {} stages each partitions the model into {} stages, but it "
-        "has {} layers; take fewer",
-        strategy.layout.pp, stages_per_rank(strategy), stages, spread));
+        "pp={} with {} each partitions the model into {}, but it has {}; take "
+        "fewer",
+        strategy.layout.pp,
+        echelon::counted(stages_per_rank(strategy), "stage"),
+        echelon::counted(stages, "stage"), echelon::counted(spread, "layer")));
   }
   const std::vector<int64_t> counts =
       !strategy.stage_layers.empty() ? strategy.stage_layers

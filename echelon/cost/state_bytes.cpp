@@ -10,6 +10,7 @@
 #include "echelon/cost/strategy.h"
 #include "echelon/error.h"
 #include "echelon/text/format.h"
+#include "echelon/text/units.h"
 
 namespace echelon::cost {
 namespace {
@@ -26,8 +27,8 @@ constexpr Axis kCopies[] = {Axis::dp_replicate, Axis::cp};
 void check_stages(const ModelShape& model, int64_t layers, int64_t stages) {
   if (layers >= stages) return;
   throw ConfigError(format(
-      "pp: {} stages, but {} has {} layers; take fewer", stages, model.name,
-      layers));
+      "pp: {}, but {} has {}; take fewer", counted(stages, "stage"), model.name,
+      counted(layers, "layer")));
 }
 
 RankParameters block_of(

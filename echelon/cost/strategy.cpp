@@ -5,6 +5,7 @@
 
 #include "echelon/schedule/options.h"
 #include "echelon/text/format.h"
+#include "echelon/text/units.h"
 
 namespace echelon::cost {
 namespace {
@@ -51,7 +52,7 @@ std::string to_string(const Strategy& strategy) {
   if (strategy.microbatch_size > 0 && strategy.data_ranks() > 0) {
     const int64_t count = strategy.num_microbatches();
     parts.push_back(format(
-        "{} {} of {}", count, count == 1 ? "microbatch" : "microbatches",
+        "{} of {}", counted(count, "microbatch"),
         strategy.rank_microbatch.empty()
             ? std::to_string(strategy.microbatch_size)
             : runs_text(strategy.rank_microbatch)));
@@ -69,8 +70,7 @@ std::string to_string(const Strategy& strategy) {
     const int64_t layers = strategy.recompute_layers;
     parts.push_back("recompute " + to_string(strategy.recompute));
     if (layers >= 0) {
-      parts.back() +=
-          format(" in {} {} a stage", layers, layers == 1 ? "layer" : "layers");
+      parts.back() += format(" in {} a stage", counted(layers, "layer"));
     }
   }
   add_if(strategy.offload_optimizer, "optimizer offloaded");

@@ -21,6 +21,7 @@
 #include "echelon/layout/layout.h"
 #include "echelon/layout/partition.h"
 #include "echelon/text/format.h"
+#include "echelon/text/units.h"
 
 namespace echelon {
 namespace {
@@ -191,8 +192,8 @@ class Checker {
     const auto count = static_cast<int64_t>(layers.size());
     if (slices > count) {
       fail(
-          key, "makes {} {}, but {} has {} layers; at most {}", slices, what,
-          job_.model.name, count, count);
+          key, "makes {} {}, but {} has {}; at most {}", slices, what,
+          job_.model.name, counted(count, "layer"), count);
     }
     if (job_.model.partition_at.empty()) return;
     try {
@@ -484,9 +485,9 @@ class Checker {
     if (classes < data.classes) {
       fail(
           "model.classes",
-          "the data has {} classes; set at least as many, "
+          "the data has {}; set at least as many, "
           "or 0 to take the data's",
-          data.classes);
+          counted(data.classes, "class"));
     }
     return classes;
   }
@@ -509,8 +510,8 @@ class Checker {
     if (optimizer.warmup_steps > 0 && optimizer.warmup_steps >= steps) {
       fail(
           "optimizer.warmup_steps",
-          "the run has {} steps, so the warmup would never end; lower it",
-          steps);
+          "the run has {}, so the warmup would never end; lower it",
+          counted(steps, "step"));
     }
   }
 
@@ -568,8 +569,8 @@ class Checker {
     const int64_t cores = cluster::available_cores();
     if (job_.train.threads > cores) {
       facts.warnings.push_back(format(
-          "{}: more than the {} cores that it may use here; it will be slower",
-          document_.where("train.threads"), cores));
+          "{}: more than the {} that it may use here; it will be slower",
+          document_.where("train.threads"), counted(cores, "core")));
     }
   }
 

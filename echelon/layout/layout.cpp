@@ -8,6 +8,7 @@
 #include "echelon/error.h"
 #include "echelon/text/format.h"
 #include "echelon/text/nearest.h"
+#include "echelon/text/units.h"
 
 namespace echelon {
 namespace {
@@ -242,10 +243,11 @@ void check_world_size(const Layout& layout, int64_t world_size) {
         world_size / others);
   }
   throw ConfigError(format(
-      "[layout] {} = {} ranks, but there are {}; {}",
-      degrees.empty() ? "dp=1" : degrees, product, world_size,
-      fits.empty() ? format("start {} ranks (-n {})", product, product)
-                   : format("{} fits, or start {} ranks", fits, product)));
+      "[layout] {} = {}, but there are {}; {}",
+      degrees.empty() ? "dp=1" : degrees, counted(product, "rank"), world_size,
+      fits.empty()
+          ? format("start {} (-n {})", counted(product, "rank"), product)
+          : format("{} fits, or start {}", fits, counted(product, "rank"))));
 }
 
 }  // namespace echelon

@@ -33,10 +33,6 @@ std::vector<double> running_sums(const std::vector<T>& values) {
   return sums;
 }
 
-std::string plural(size_t count, const std::string& noun) {
-  return format("{} {}{}", count, noun, count == 1 ? "" : "s");
-}
-
 void check_counts(size_t layers, size_t slices) {
   if (slices == 0) {
     throw ConfigError("a model is partitioned into 0 slices; 1 is the least");
@@ -45,7 +41,7 @@ void check_counts(size_t layers, size_t slices) {
     throw ConfigError(format(
         "a model of {} is partitioned into {}, but each slice needs a layer; "
         "use {}, or define the model in finer layers",
-        plural(layers, "layer"), plural(slices, "slice"),
+        counted(layers, "layer"), counted(slices, "slice"),
         layers == 0 ? "a model that has layers"
                     : format("{} or fewer slices", layers)));
   }
@@ -115,8 +111,8 @@ class Needs {
       const std::string& of) {
     if (size == wanted) return;
     throw ConfigError(format(
-        "SliceMemory.{} has {} for {}", field, plural(size, "value"),
-        plural(wanted, of)));
+        "SliceMemory.{} has {} for {}", field, counted(size, "value"),
+        counted(wanted, of)));
   }
   static void check_optional(
       const std::string& field, size_t size, size_t wanted,
@@ -442,7 +438,7 @@ void check_fits(
   throw ConfigError(format(
       "the model does not fit in {}: {}; use more slices, a smaller batch, "
       "more memory or finer layers",
-      plural(bytes.size(), "slice"), describe_slices(partition, memory)));
+      counted(bytes.size(), "slice"), describe_slices(partition, memory)));
 }
 
 std::vector<size_t> partition_at(
@@ -455,8 +451,9 @@ std::vector<size_t> partition_at(
     throw ConfigError(format(
         "{}{} begin {}, but there are {}; give {}, the first layer of each "
         "slice but the first one",
-        place, plural(first.size(), "name"), plural(first.size() + 1, "slice"),
-        slices, plural(slices - 1, "name")));
+        place, counted(first.size(), "name"),
+        counted(first.size() + 1, "slice"), slices,
+        counted(slices - 1, "name")));
   }
   std::vector<size_t> partition{0};
   for (size_t i = 0; i < first.size(); ++i) {

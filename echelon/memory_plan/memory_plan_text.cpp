@@ -137,16 +137,12 @@ bar(const timeline::MemoryByKind& memory, int64_t most, size_t width,
   return text;
 }
 
-std::string count_text(int64_t value, const std::string& one) {
-  return format("{} {}{}", format_count(value), one, value == 1 ? "" : "s");
-}
-
 std::string headline(const MemoryModel& model, const Job& job) {
   const auto& layout = job.layout;
   std::string text = format(
       "{}, {} parameters, on {}: {}\n", job.model.name,
       format_count(model.num_parameters), to_string(layout),
-      count_text(layout.num_ranks(), "rank"));
+      counted(layout.num_ranks(), "rank"));
   std::vector<std::string> said = {"batch " + std::to_string(job.train.batch)};
   const int64_t passes = model.schedule.num_microbatches;
   if (passes > 1) {
@@ -251,7 +247,7 @@ std::vector<PlannedCalls> merged_calls(const std::vector<PlannedCalls>& calls) {
   }
   for (size_t i = 0; i < lines.size(); ++i) {
     if (parts[i] > 0) {
-      lines[i].what += " of " + count_text(parts[i], "layer");
+      lines[i].what += " of " + counted(parts[i], "layer");
     }
   }
   return lines;

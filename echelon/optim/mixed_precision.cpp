@@ -8,6 +8,7 @@
 
 #include "echelon/error.h"
 #include "echelon/text/format.h"
+#include "echelon/text/units.h"
 
 namespace echelon {
 namespace {
@@ -135,11 +136,11 @@ bool LossScaler::unscale(
 void LossScaler::check(double scale, double overflows) const {
   if (overflows < static_cast<double>(options_.max_overflows)) return;
   throw NumericError(format(
-      "gradients overflowed in {} steps in a row (max_overflows), in the last "
+      "gradients overflowed in {} in a row (max_overflows), in the last "
       "with {}{:.9g}; nothing was updated in them. Set [precision] compute = "
       "\"bf16\", which has float32's range, lower [optimizer] learning_rate, "
       "or set clip_norm",
-      static_cast<int64_t>(overflows),
+      counted(static_cast<int64_t>(overflows), "step"),
       dynamic_ ? "the loss scale halved down to " : "[precision] loss_scale = ",
       scale));
 }
@@ -157,9 +158,10 @@ void LossScaler::load_state(const State& state) {
   if (!(state.scale > 0) || state.scale > kLargestScale ||
       state.good_steps < 0 || state.overflows < 0) {
     throw CheckpointError(format(
-        "a loss scale of {:.9g} after {} steps and {} overflows is none that "
+        "a loss scale of {:.9g} after {} and {} is none that "
         "training leaves; use another checkpoint",
-        state.scale, state.good_steps, state.overflows));
+        state.scale, counted(state.good_steps, "step"),
+        counted(state.overflows, "overflow")));
   }
   state_ = torch::tensor(
       {state.scale, static_cast<double>(state.good_steps),

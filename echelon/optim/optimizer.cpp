@@ -16,6 +16,7 @@
 #include "echelon/error.h"
 #include "echelon/optim/clip.h"
 #include "echelon/text/format.h"
+#include "echelon/text/units.h"
 
 namespace echelon {
 namespace {
@@ -406,8 +407,8 @@ LearningRateSchedule::LearningRateSchedule(
   if (warmup < 0 || (warmup > 0 && warmup >= total_steps_)) {
     throw ConfigError(format(
         "[optimizer] warmup_steps={} must be 0 or more and less than the run's "
-        "{} steps",
-        warmup, total_steps_));
+        "{}",
+        warmup, counted(total_steps_, "step")));
   }
   check_factor("final_factor", options.final_factor);
   check_factor("step_factor", options.step_factor);

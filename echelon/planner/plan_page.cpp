@@ -102,8 +102,8 @@ void draw_memory_bars(
   }
   if (!fits && result.smallest) {
     bars.rows.push_back(fullest_row(
-        format_count(static_cast<double>(result.smallest->devices)) +
-            " devices: " + layout_text(*result.smallest),
+        counted(result.smallest->devices, "device") + ": " +
+            layout_text(*result.smallest),
         *result.smallest));
   }
   double limit = bars.limit;
@@ -256,7 +256,7 @@ void draw_figures(report::Markup& page, const PlanPage& input) {
   report::draw_tiles(
       page,
       {{"A step", format_seconds(step.step_seconds),
-        format_count(input.request.global_batch) + " samples"},
+        counted(input.request.global_batch, "sample")},
        {input.request.model.transformer ? "Tokens/s" : "Samples/s",
         format_count(step.tokens_per_second),
         format_count(

@@ -71,7 +71,7 @@ bool uses_host(const cost::Strategy& strategy) {
 }
 
 std::string layers_text(int64_t layers) {
-  return format_count(layers) + (layers == 1 ? " layer" : " layers");
+  return counted(layers, "layer");
 }
 
 std::string state_sentence(const PlanRequest& request, const Plan& plan) {
@@ -85,9 +85,10 @@ std::string state_sentence(const PlanRequest& request, const Plan& plan) {
         "{}, which fit in the {} of one device.", sizes, format_bytes(usable));
   }
   return format(
-      "{}, and a device has {} for a job: they need at least {} devices, "
+      "{}, and a device has {} for a job: they need at least {}, "
       "before any activation{}",
-      sizes, format_bytes(usable), format_count(std::ceil(state / usable)),
+      sizes, format_bytes(usable),
+      counted(std::llround(std::ceil(state / usable)), "device"),
       plan.strategy.offload_optimizer
           ? ", unless a part of it is kept in the hosts' memory, as here."
           : ".");
@@ -143,9 +144,9 @@ std::string why_pipeline(const PlanRequest& request, const Plan& best) {
       strategy.layout.pp * std::max<int64_t>(1, strategy.stages_per_rank);
   std::string text = format(
       "pp={} partitions the {} layers into {} stages, which send only their "
-      "outputs; with {} microbatches and {}",
+      "outputs; with {} and {}",
       strategy.layout.pp, format_count(num_layers(request.model)),
-      format_count(stages), format_count(strategy.num_microbatches()),
+      format_count(stages), counted(strategy.num_microbatches(), "microbatch"),
       to_string(strategy.schedule));
   if (strategy.stages_per_rank > 1) {
     text += format(" over {} stages a rank", strategy.stages_per_rank);
@@ -325,8 +326,8 @@ std::string conflict_text(const SearchJob& job) {
   }
   const auto [key, values] = open_values(job, conflict);
   const std::string where = format(
-      "{} on {} devices with batch {}", job.model.name,
-      format_count(job.devices), format_count(job.global_batch));
+      "{} on {} with batch {}", job.model.name, counted(job.devices, "device"),
+      format_count(job.global_batch));
   std::string text =
       fixed.size() == 1
           ? format("no strategy of {} has {}", where, names)
@@ -438,8 +439,9 @@ Reason explain_nothing_fits(
       explain_unfit(request, closest));
   if (smallest) {
     reason.why = format(
-        "{} such devices suffice, with {}: {} a device, {} a step.",
-        format_count(smallest->devices), cost::to_string(smallest->strategy),
+        "{} suffice, with {}: {} a device, {} a step.",
+        counted(smallest->devices, "such device"),
+        cost::to_string(smallest->strategy),
         format_bytes(smallest->step.memory.peak_bytes()),
         format_seconds(smallest->step.step_seconds));
   } else {
@@ -457,13 +459,13 @@ std::string explain_impossible(const SearchJob& job) {
   const std::string nearest = nearest_batches(free);
   if (!nearest.empty()) {
     return format(
-        "--batch {}: no layout of {} devices divides it for {}{}",
-        job.global_batch, format_count(job.devices), job.model.name, nearest);
+        "--batch {}: no layout of {} divides it for {}{}", job.global_batch,
+        counted(job.devices, "device"), job.model.name, nearest);
   }
   const std::string why = complaint(free);
   return format(
-      "{} has no strategy on {} devices of {}{}", job.model.name,
-      format_count(job.devices), job.cluster.name,
+      "{} has no strategy on {} of {}{}", job.model.name,
+      counted(job.devices, "device"), job.cluster.name,
       why.empty() ? "" : ": " + why);
 }
 
@@ -480,8 +482,8 @@ std::string why_none(const SearchJob& job) {
     if (name != "dp" && name != "fsdp" && name != "data") continue;
     if (job.global_batch % fixed.value == 0) continue;
     return format(
-        "a batch of {} samples does not divide by {} ranks",
-        format_count(job.global_batch), format_count(fixed.value));
+        "a batch of {} does not divide by {}",
+        counted(job.global_batch, "sample"), counted(fixed.value, "rank"));
   }
   const auto [key, values] = open_values(job, conflict);
   const char* where = "is not possible here";

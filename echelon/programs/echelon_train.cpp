@@ -28,6 +28,7 @@
 #include "echelon/memory_plan/memory_plan.h"
 #include "echelon/text/format.h"
 #include "echelon/text/text_file.h"
+#include "echelon/text/units.h"
 #include "echelon/train/sample.h"
 #include "echelon/train/strategies/count_job.h"
 #include "echelon/train/trainer.h"
@@ -168,16 +169,14 @@ int run_train(Arguments& arguments) {
     if (result.evaluation.samples > 0) {
       const auto& last = result.evaluation;
       std::printf(
-          "%s %.2f%s after %lld steps\n",
-          last.perplexity ? "perplexity" : "accuracy",
+          "%s %.2f%s after %s\n", last.perplexity ? "perplexity" : "accuracy",
           last.perplexity.value_or(100 * last.accuracy),
-          last.perplexity ? "" : " %", static_cast<long long>(result.steps));
+          last.perplexity ? "" : " %", counted(result.steps, "step").c_str());
     }
     if (result.interrupted) {
       std::printf(
-          "stopped by %s after %lld steps\n",
-          result.preempted ? "SIGTERM" : "the user",
-          static_cast<long long>(result.steps));
+          "stopped by %s after %s\n", result.preempted ? "SIGTERM" : "the user",
+          counted(result.steps, "step").c_str());
     }
     std::printf("report: %s\n", (folder / "report.html").c_str());
     std::fflush(stdout);

@@ -12,6 +12,7 @@
 #include "echelon/error.h"
 #include "echelon/schedule/walk.h"
 #include "echelon/text/format.h"
+#include "echelon/text/units.h"
 
 namespace echelon {
 namespace {
@@ -63,15 +64,10 @@ class Checker {
     refuse(at.text() + " " + fault);
   }
 
-  static std::string count(int32_t number, const std::string& what) {
-    const char* const plural = what.ends_with("ch") ? "es" : "s";
-    return format("{} {}{}", number, what, number == 1 ? "" : plural);
-  }
-
   void check_sizes() const {
     if (schedule_.num_microbatches < 1) {
       refuse(
-          count(schedule_.num_microbatches, "microbatch") +
+          counted(schedule_.num_microbatches, "microbatch") +
           ", but there must be at least one");
     }
     if (schedule_.ranks.empty())
@@ -90,7 +86,7 @@ class Checker {
             "stage {} is on no rank{}; there are {}, from 0; some rank must "
             "run its actions",
             stage, rank < 0 ? "" : format(": it names rank {}", rank),
-            count(schedule_.num_ranks(), "rank")));
+            counted(schedule_.num_ranks(), "rank")));
       }
       holds[static_cast<size_t>(rank)] = true;
     }
@@ -134,7 +130,7 @@ class Checker {
       refuse(
           at, format(
                   "is of stage {}, but there are {}, from 0", action.stage,
-                  count(schedule_.num_stages(), "stage")));
+                  counted(schedule_.num_stages(), "stage")));
     }
     if (action.microbatch < 0 ||
         action.microbatch >= schedule_.num_microbatches) {
@@ -220,7 +216,7 @@ class Checker {
   [[noreturn]] void
   missing(int32_t stage, int32_t microbatch, Kind kind) const {
     std::string rule = "each stage computes each of the " +
-                       count(schedule_.num_microbatches, "microbatch") +
+                       counted(schedule_.num_microbatches, "microbatch") +
                        " forwards and backwards";
     if (kind == Kind::backward) rule += ", by B, or by I and W";
     if (kind == Kind::backward_weight) rule = "I and W are one backward";
@@ -280,8 +276,9 @@ class Checker {
           path.size() == 1 ? " itself, which comes later" : "");
     }
     if (path.size() > kMostNamed) {
-      text +=
-          format("; and so on through {} more ranks", path.size() - kMostNamed);
+      text += format(
+          "; and so on through {}",
+          counted(static_cast<int64_t>(path.size() - kMostNamed), "more rank"));
     }
     return text + "; none of them can go on: change the order of one";
   }

@@ -14,6 +14,7 @@
 #include "echelon/schedule/timing.h"
 #include "echelon/schedule/walk.h"
 #include "echelon/text/format.h"
+#include "echelon/text/units.h"
 
 namespace echelon {
 namespace {
@@ -199,10 +200,10 @@ class Reader {
     if (num_stages_ > actions || num_microbatches_ > actions) {
       const bool stages = num_stages_ > actions;
       throw ConfigError(format(
-          "{}: names {} {}, but has {} {} in all; count from 0, without gaps",
+          "{}: names {} {}, but has {} in all; count from 0, without gaps",
           name_, stages ? "stage" : "microbatch",
-          (stages ? num_stages_ : num_microbatches_) - 1, actions,
-          actions == 1 ? "action" : "actions"));
+          (stages ? num_stages_ : num_microbatches_) - 1,
+          counted(actions, "action")));
     }
     schedule_.num_microbatches = static_cast<int32_t>(num_microbatches_);
   }

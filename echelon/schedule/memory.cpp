@@ -4,6 +4,7 @@
 
 #include "echelon/error.h"
 #include "echelon/text/format.h"
+#include "echelon/text/units.h"
 
 namespace echelon {
 
@@ -33,9 +34,9 @@ std::vector<double>
 stored_bytes(const Schedule& schedule, const std::vector<StageBytes>& bytes) {
   if (bytes.size() != schedule.rank_of_stage.size()) {
     throw ConfigError(format(
-        "stored_bytes: sizes of {} stages, but the schedule has {}; give one "
+        "stored_bytes: sizes of {}, but the schedule has {}; give one "
         "for each",
-        bytes.size(), schedule.rank_of_stage.size()));
+        counted(std::ssize(bytes), "stage"), schedule.rank_of_stage.size()));
   }
   std::vector<double> peak;
   for (const auto& list : schedule.ranks) {

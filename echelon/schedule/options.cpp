@@ -14,6 +14,7 @@
 #include "echelon/schedule/csv.h"
 #include "echelon/text/format.h"
 #include "echelon/text/nearest.h"
+#include "echelon/text/units.h"
 
 namespace echelon {
 namespace {
@@ -437,7 +438,7 @@ void check_options(const Generator& generator, const ScheduleOptions& options) {
                   options.microbatches, options.ranks, stages,
                   options.microbatches < 2
                       ? "zb-v, which takes any number"
-                      : format("{} ranks", options.microbatches / 2)));
+                      : counted(options.microbatches / 2, "rank")));
   }
 }
 
@@ -453,13 +454,13 @@ void check_file(
     const PipelineLayout& options, const Schedule& schedule, int64_t ranks) {
   if (schedule.num_ranks() != ranks) {
     refuse(
-        options, format("{} rows, one for each rank", schedule.num_ranks()),
+        options, counted(schedule.num_ranks(), "row") + ", one for each rank",
         format("pp = {}; set pp to {}", ranks, schedule.num_ranks()));
   }
   if (options.microbatches > 0 &&
       options.microbatches != schedule.num_microbatches) {
     refuse(
-        options, format("{} microbatches", schedule.num_microbatches),
+        options, counted(schedule.num_microbatches, "microbatch"),
         format(
             "microbatches = {}; leave that out or change one",
             options.microbatches));

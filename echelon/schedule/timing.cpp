@@ -5,6 +5,7 @@
 #include "echelon/error.h"
 #include "echelon/schedule/walk.h"
 #include "echelon/text/format.h"
+#include "echelon/text/units.h"
 
 namespace echelon {
 namespace {
@@ -27,9 +28,9 @@ void check_costs(
     const Schedule& schedule, const std::vector<StageCost>& costs) {
   if (costs.size() != schedule.rank_of_stage.size()) {
     throw ConfigError(format(
-        "time_schedule: costs of {} stages, but the schedule has {}; give one "
+        "time_schedule: costs of {}, but the schedule has {}; give one "
         "for each",
-        costs.size(), schedule.rank_of_stage.size()));
+        counted(std::ssize(costs), "stage"), schedule.rank_of_stage.size()));
   }
   for (size_t stage = 0; stage < costs.size(); ++stage) {
     const StageCost& cost = costs[stage];

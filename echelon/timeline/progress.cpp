@@ -225,7 +225,7 @@ std::string Progress::line(int columns, int& width) const {
   const bool known = total_steps_ > 0;
   std::vector<Part> parts = {
       {known ? format("{}/{}", state_.step, total_steps_)
-             : format("{} steps", state_.step),
+             : counted(state_.step, "step"),
        9, "1"},
       {"epoch " + fixed(state_.epoch, 2), 3, "2"},
       {"loss " + loss_text(state_.loss), 8, "36"},

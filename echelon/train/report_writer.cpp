@@ -147,15 +147,15 @@ std::string sharding_text(const Job& job) {
       "optimizer state", "gradients and optimizer state",
       "parameters, gradients and optimizer state"};
   return format(
-      "stage {}: {} over {} ranks", job.shard.stage, what[job.shard.stage - 1],
-      job.layout.dp_shard);
+      "stage {}: {} over {}", job.shard.stage, what[job.shard.stage - 1],
+      counted(job.layout.dp_shard, "rank"));
 }
 
 // "3, training waited 40 ms for them, 0.1 % of its time"; of a resumed run
 // "3 since then, …": stands below the row that says from which step.
 std::string checkpoints_text(const RunSummary& summary) {
   std::string text = format(
-      "{}{}", summary.checkpoints,
+      "{}{}", format_count(summary.checkpoints),
       summary.resumed.empty() ? "" : " since then");
   // A checkpoint after the last step costs training nothing.
   if (summary.checkpoint_seconds <= 0 || summary.seconds <= 0) return text;
@@ -220,10 +220,10 @@ std::string host_text(const World& world) {
   const auto processor = cluster::find_host_processor().name;
   if (!processor.empty()) text += ", " + processor;
   const int cores = cluster::available_cores();
-  text += format(", {} {}", cores, cores == 1 ? "core" : "cores");
+  text += ", " + counted(cores, "core");
   const int others = world.size() / std::max(1, world.local_size()) - 1;
   if (others > 0) {
-    text += format("; and {} other {}", others, others == 1 ? "host" : "hosts");
+    text += "; and " + counted(others, "other host");
   }
   return text;
 }
@@ -241,7 +241,8 @@ std::vector<std::pair<std::string, std::string>> facts(
                                  ? to_string(job.pipeline.schedule)
                                  : job.pipeline.schedule_file;
     list.emplace_back(
-        "Pipeline", format("{}, {} microbatches", name, microbatches_of(job)));
+        "Pipeline",
+        format("{}, {}", name, counted(microbatches_of(job), "microbatch")));
   }
   if (job.layout.dp_shard > 1) {
     list.emplace_back("Sharding", sharding_text(job));
@@ -253,10 +254,10 @@ std::vector<std::pair<std::string, std::string>> facts(
   }
   list.emplace_back(
       "Ranks", format(
-                   "{} ({}, {})", world.size(), to_string(job.train.ranks),
-                   world.backend()));
+                   "{} ({}, {})", format_count(world.size()),
+                   to_string(job.train.ranks), world.backend()));
   list.emplace_back("Device", world.device().str());
-  list.emplace_back("Global batch", std::to_string(job.train.batch));
+  list.emplace_back("Global batch", format_count(job.train.batch));
   list.emplace_back(
       "Optimizer", format(
                        "{}, learning rate {:g}", to_string(job.optimizer.name),
@@ -275,7 +276,7 @@ std::vector<std::pair<std::string, std::string>> facts(
         format_count(summary.skipped_steps) + ", gradients were not finite");
   }
   if (summary.skipped > 0) {
-    list.emplace_back("Samples skipped", std::to_string(summary.skipped));
+    list.emplace_back("Samples skipped", format_count(summary.skipped));
   }
   list.emplace_back("Ended", time_now());
   list.emplace_back("Host", host_text(world));

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "echelon/text/format.h"
+#include "echelon/text/units.h"
 
 namespace echelon {
 
@@ -14,9 +15,9 @@ void print_slow_links(const Layout& layout, const Mesh& mesh, int local_size) {
   usual.order = kAxes;
   const bool by_order = Mesh(usual).within_hosts(Axis::tp, local_size);
   const std::string line = format(
-      "warning: [layout] tp={}: a host has {} {}, so that some groups of {} "
+      "warning: [layout] tp={}: a host has {}, so that some groups of {} "
       "span several hosts; tp is fast where its ranks share a host{}\n",
-      tp, local_size, local_size == 1 ? "rank" : "ranks", tp,
+      tp, counted(local_size, "rank"), tp,
       by_order ? ": name it last in [layout] order" : "");
   std::fputs(line.c_str(), stderr);
 }

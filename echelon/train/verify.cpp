@@ -20,6 +20,7 @@
 #include "echelon/data/loader.h"
 #include "echelon/error.h"
 #include "echelon/job/pipeline_schedule.h"
+#include "echelon/text/units.h"
 #include "echelon/train/saving/resume.h"
 #include "echelon/train/saving/saver.h"
 #include "echelon/train/strategies/step.h"
@@ -319,9 +320,9 @@ std::string to_text(const VerifyResult& result, const VerifyOptions& options) {
          << one.rank << "  " << one.what << "\n";
   }
   if (!result.hint.empty()) text << "hint: " << result.hint << "\n";
-  text << (result.passed ? "equal" : "DIFFERENT") << ": " << result.num_compared
-       << " comparisons over " << result.steps
-       << " steps, largest relative difference "
+  text << (result.passed ? "equal" : "DIFFERENT") << ": "
+       << counted(result.num_compared, "comparison") << " over "
+       << counted(result.steps, "step") << ", largest relative difference "
        << result.worst.front().relative << " (tolerance " << options.tolerance
        << ")\n";
   return text.str();

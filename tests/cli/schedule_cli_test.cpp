@@ -165,10 +165,10 @@ TEST_F(ScheduleCommand, SummarisesALargeOne) {
             "ulimit -v 2097152 && "));
     EXPECT_THAT(
         text, AllOf(
-                  StartsWith(kind + ": 1024 ranks"),
+                  StartsWith(kind + ": 1,024 ranks"),
                   HasSubstr("is left out: --format csv has all"),
                   HasSubstr("\n1023  1023"),
-                  HasSubstr("--format json has all 1024 ranks.")));
+                  HasSubstr("--format json has all 1,024 ranks.")));
     EXPECT_LT(std::count(text.begin(), text.end(), '\n'), 60);
   }
 }

@@ -56,7 +56,7 @@ TEST(ScheduleTiming, RefusesWrongCosts) {
     return error_text<ConfigError>([&] { time_schedule(schedule, costs); });
   };
   EXPECT_THAT(
-      error({{}}), HasSubstr("costs of 1 stages, but the schedule has 2"));
+      error({{}}), HasSubstr("costs of 1 stage, but the schedule has 2"));
   EXPECT_THAT(
       error({{}, {.forward = -1}}), HasSubstr("stage 1 has a cost of -1"));
   EXPECT_THAT(
@@ -95,7 +95,7 @@ TEST(ScheduleMemory, WeighsBytesAndWhatWaitsForW) {
   EXPECT_THAT(stored_bytes(schedule, bytes), ElementsAre(200, 14));
   EXPECT_THAT(
       error_text<ConfigError>([&] { stored_bytes(schedule, {{}}); }),
-      HasSubstr("sizes of 1 stages, but the schedule has 2"));
+      HasSubstr("sizes of 1 stage, but the schedule has 2"));
 }
 
 }  // namespace echelon::timing_test

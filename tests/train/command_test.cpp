@@ -43,6 +43,18 @@ TEST(VerifyCommand, ADifferenceIsTheLastLine) {
   EXPECT_EQ(differ.err(), "");
 }
 
+TEST(TrainCommand, OneStepIsCountedAsOne) {
+  TempFolder folder;
+  Command job(train_digits(folder.path() + "/run", 1));
+  EXPECT_EQ(job.wait(), 0) << job.err();
+  EXPECT_THAT(job.out(), HasSubstr(" % after 1 step\n"));
+  Command same(
+      {kEchelon, "verify", kDigits, "-n", "2", "--steps", "1", "--set",
+       "optimizer.warmup_steps=0"});
+  EXPECT_EQ(same.wait(), 0) << same.err();
+  EXPECT_THAT(same.out(), HasSubstr(" comparisons over 1 step, largest"));
+}
+
 // A model that fits into no such host is refused before it is built.
 TEST(Memory, OffloadToAHostThatHasTooLittleIsRefused) {
   TempFolder folder;

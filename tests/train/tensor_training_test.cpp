@@ -419,7 +419,7 @@ TEST_F(TensorTraining, SaysWhatEachRankHolds) {
   EXPECT_THAT(
       lines_of({.tp = 2}),
       testing::ElementsAre(
-          "tensor-parallel rank 0 of 2: 659 of 1151 parameters, 57 %"));
+          "tensor-parallel rank 0 of 2: 659 of 1,151 parameters, 57 %"));
   EXPECT_THAT(
       lines_of({.tp = 2, .pp = 2})[0],
       HasAll(

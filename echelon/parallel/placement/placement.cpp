@@ -251,9 +251,8 @@ std::vector<std::string> describe(const Placement& placement) {
         need_of(share), memory_kinds_of(share)));
   }
   lines.push_back(format(
-      "{} parameters, {} on {} device{}", format_count(parameters),
-      format_bytes(bytes), placement.devices.size(),
-      placement.devices.size() == 1 ? "" : "s"));
+      "{}, {} on {}", counted(parameters, "parameter"), format_bytes(bytes),
+      counted(std::ssize(placement.devices), "device")));
   return lines;
 }
 

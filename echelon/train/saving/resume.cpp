@@ -14,6 +14,7 @@
 #include "echelon/checkpoint/files/reader.h"
 #include "echelon/error.h"
 #include "echelon/text/format.h"
+#include "echelon/text/units.h"
 #include "echelon/train/saving/saved_state.h"
 
 namespace echelon {
@@ -262,9 +263,8 @@ std::string describe(
     const std::string& samples, int64_t total_steps) {
   const CheckpointManifest& manifest = resumed.manifest;
   std::vector<std::string> lines = {format(
-      "resumes from step {} of {}, saved with {} on {} {}", manifest.step,
-      resumed.path.string(), manifest.layout, manifest.ranks,
-      manifest.ranks == 1 ? "rank" : "ranks")};
+      "resumes from step {} of {}, saved with {} on {}", manifest.step,
+      resumed.path.string(), manifest.layout, counted(manifest.ranks, "rank"))};
   const auto add = [&](const std::string& line) {
     lines.push_back("  " + line);
   };
@@ -278,9 +278,9 @@ std::string describe(
   }
   if (manifest.step >= total_steps) {
     add(format(
-        "all {} steps are done; raise train.steps or train.epochs to continue, "
-        "or set another train.run",
-        total_steps));
+        "the run has all its {}; raise train.steps or train.epochs to "
+        "continue, or set another train.run",
+        counted(total_steps, "step")));
   }
   return join(lines, "\n");
 }

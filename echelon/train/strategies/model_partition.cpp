@@ -197,12 +197,11 @@ std::vector<std::string> describe_stages(
       parameters += partition.costs[layer].parameters;
     }
     lines.push_back(format(
-        "stage {} (pipeline rank {}): {}{}, {} of the work, {} parameters, "
-        "{}{}",
-        i, schedule.rank_of_stage[i], partition.layers[begin],
+        "stage {} (pipeline rank {}): {}{}, {} of the work, {}, {}{}", i,
+        schedule.rank_of_stage[i], partition.layers[begin],
         (end - begin > 1 ? " to " + partition.layers[end - 1] : ""),
-        format_percent(total > 0 ? own / total : 0), parameters,
-        format_bytes(bytes[i]),
+        format_percent(total > 0 ? own / total : 0),
+        counted(parameters, "parameter"), format_bytes(bytes[i]),
         (tp > 1 ? format(" on the first of {} tensor-parallel ranks", tp)
                 : "")));
   }

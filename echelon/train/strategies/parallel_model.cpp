@@ -109,7 +109,8 @@ std::vector<std::string> describe_share(
   int64_t own = 0;
   for (const auto& part : parts) own += part.value.numel();
   return {format(
-      "{}: {} of {} parameters, {}", join(ranks, ", "), own, all,
+      "{}: {} of {} parameters, {}", join(ranks, ", "), format_count(own),
+      format_count(all),
       format_percent(static_cast<double>(own) / static_cast<double>(all)))};
 }
 

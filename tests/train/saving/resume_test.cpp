@@ -263,7 +263,8 @@ TEST_F(Resumed, ADoneRunSaysSo) {
   run(job, "run");
   EXPECT_THAT(
       testing::internal::GetCapturedStdout(),
-      HasSubstr("all 4 steps are done; raise train.steps or train.epochs"));
+      HasSubstr("the run has all its 4 steps; raise train.steps or "
+                "train.epochs"));
   EXPECT_EQ(metrics("run").steps.size(), 4u);
 }
 
