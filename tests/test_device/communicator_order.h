@@ -18,21 +18,25 @@ namespace echelon::test_device {
 /// order of their own between the two, can deadlock: each waits in another one.
 class OrderBook {
  public:
-  /// Device `rank` queues a call of `communicator`.
+  /// Device `rank` queues a call of `communicator`. `peers`: the ranks of the
+  /// communicator that a batch of messages is for; none: the call is for all.
   std::optional<std::string>
   add(int rank, const std::string& id, const std::string& name,
-      const std::string& call) {
+      const std::string& call, const std::set<int>& peers) {
     std::lock_guard lock(mutex_);
-    lists_[rank].push_back({id, name, call});
-    for (const int other : members_[id]) {
-      if (other == rank) continue;
-      if (auto found = compare(rank, other)) return found;
+    const auto& members = members_[id];
+    for (const auto& [place, device] : members) {
+      if (device == rank || (!peers.empty() && !peers.contains(place)))
+        continue;
+      lists_[{rank, device}].push_back({id, name, call});
+      if (auto found = compare(rank, device)) return found;
     }
     return std::nullopt;
   }
-  void member(const std::string& communicator, int rank) {
+  /// Device `device` is rank `place` of the communicator.
+  void member(const std::string& communicator, int place, int device) {
     std::lock_guard lock(mutex_);
-    members_[communicator].insert(rank);
+    members_[communicator][place] = device;
   }
 
  private:
@@ -42,32 +46,21 @@ class OrderBook {
     std::string text;
   };
 
-  // The calls of the communicators that both ranks are in, in the order of
-  // each. Equal as far as both have come.
+  // The calls that each makes with the other. Equal as far as both have come.
   std::optional<std::string> compare(int a, int b) {
-    const auto shared = [&](const std::vector<Call>& calls) {
-      std::vector<const Call*> result;
-      for (const Call& call : calls) {
-        const auto& members = members_[call.communicator];
-        if (members.contains(a) && members.contains(b)) {
-          result.push_back(&call);
-        }
-      }
-      return result;
-    };
     if (a > b) std::swap(a, b);
-    const auto of_a = shared(lists_[a]);
-    const auto of_b = shared(lists_[b]);
+    const auto& of_a = lists_[{a, b}];
+    const auto& of_b = lists_[{b, a}];
     const size_t both = std::min(of_a.size(), of_b.size());
     size_t& from = known_[{a, b}];
     for (; from < both; ++from) {
-      if (of_a[from]->communicator == of_b[from]->communicator) continue;
+      if (of_a[from].communicator == of_b[from].communicator) continue;
       const std::string text = format(
           "two ranks use communicators in different orders: call {} of those "
           "that ranks {} and {} share is {} of {} on rank {}, and {} of {} on "
           "rank {}",
-          from, a, b, of_a[from]->text, of_a[from]->name, a, of_b[from]->text,
-          of_b[from]->name, b);
+          from, a, b, of_a[from].text, of_a[from].name, a, of_b[from].text,
+          of_b[from].name, b);
       from = both;
       return text;
     }
@@ -75,9 +68,10 @@ class OrderBook {
   }
 
   std::mutex mutex_;
-  std::map<int, std::vector<Call>> lists_;  // by device
+  // Of a device with another one.
+  std::map<std::pair<int, int>, std::vector<Call>> lists_;
   std::map<std::pair<int, int>, size_t> known_;
-  std::map<std::string, std::set<int>> members_;
+  std::map<std::string, std::map<int, int>> members_;  // devices
 };
 
 inline OrderBook& order_book() {

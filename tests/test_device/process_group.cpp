@@ -185,6 +185,7 @@ class ProcessGroup : public c10d::Backend {
     coalescing_ = true;
     batch_.clear();
     batch_tensors_.clear();
+    batch_peers_.clear();
   }
 
   WorkPtr endCoalescing() override {
@@ -192,6 +193,7 @@ class ProcessGroup : public c10d::Backend {
     coalescing_ = false;
     auto batch = std::exchange(batch_, {});
     auto tensors = std::exchange(batch_tensors_, {});
+    const auto peers = std::exchange(batch_peers_, {});
     Launch launch = std::exchange(batch_launch_, {});
     if (batch.empty()) return nullptr;
     launch.name = "batch of messages";
@@ -201,7 +203,8 @@ class ProcessGroup : public c10d::Backend {
           std::vector<WorkPtr> works;
           for (const auto& one : batch) works.push_back(one(gloo));
           for (const auto& work : works) work->wait();
-        });
+        },
+        /*ordered=*/true, peers);
   }
 
   WorkPtr
@@ -458,7 +461,7 @@ class ProcessGroup : public c10d::Backend {
     store->wait({"id"}, timeout_);
     const auto id = store->get("id");
     made->id = std::string(id.begin(), id.end());
-    order_book().member(made->id, device_);
+    order_book().member(made->id, static_cast<int>(position), device_);
     made->gloo = make_gloo_backend(
         store, static_cast<int>(position), static_cast<int>(ranks.size()),
         "127.0.0.1", timeout_);
@@ -548,6 +551,7 @@ class ProcessGroup : public c10d::Backend {
     };
     if (coalescing_) {
       batch_.push_back(body);
+      batch_peers_.insert(at);
       batch_tensors_.push_back(tensor);
       batch_launch_.accesses.push_back(access_of(tensor, !sends));
       return nullptr;
@@ -562,18 +566,20 @@ class ProcessGroup : public c10d::Backend {
         /*ordered=*/to == all_);
   }
 
+  // `peers`: of a batch of messages; none: all ranks take part.
   // `ordered`: its place among the calls of other communicators matters. A
   // message of a pair on the pair's communicator may be posted early.
   WorkPtr
   run(const CommunicatorPtr& on, Launch launch, Tensors tensors, bool async,
-      std::function<void(c10d::Backend&)> body, bool ordered = true) {
+      std::function<void(c10d::Backend&)> body, bool ordered = true,
+      const std::set<int>& peers = {}) {
     Device& device = device_of(device_);
     device.check();
     launch.collective = true;
     const int current = current_stream(device_);
     const int stream = async ? on->stream : current;
     if (async) device.block(stream, device.mark(current));
-    if (ordered) note_order(*on, launch.name);
+    if (ordered) note_order(*on, launch.name, peers);
     auto completion = std::make_shared<Completion>();
     const uint64_t turn = on->turns.take();
     device.launch(
@@ -599,9 +605,11 @@ class ProcessGroup : public c10d::Backend {
   }
 
   // Only ranks that are threads of one process are compared.
-  void note_order(const Communicator& on, const std::string& call) {
+  void note_order(
+      const Communicator& on, const std::string& call,
+      const std::set<int>& peers) {
     if (!options().sanitize) return;
-    auto found = order_book().add(device_, on.id, on.name, call);
+    auto found = order_book().add(device_, on.id, on.name, call, peers);
     if (!found) return;
     device_of(device_).add_report(
         Finding::communicator_order, *found + "\n" + CallStack::here().text());
@@ -626,6 +634,7 @@ class ProcessGroup : public c10d::Backend {
   std::map<int, CommunicatorPtr> pairs_;
   bool coalescing_ = false;
   std::vector<std::function<WorkPtr(c10d::Backend&)>> batch_;
+  std::set<int> batch_peers_;
   Tensors batch_tensors_;
   Launch batch_launch_;
 };
