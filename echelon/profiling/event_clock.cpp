@@ -1,9 +1,15 @@
 #include "echelon/profiling/event_clock.h"
 
 #include <cmath>
+#include <limits>
 #include <utility>
 
 namespace echelon::profiling {
+namespace {
+
+constexpr int kOriginTries = 5;
+
+}  // namespace
 
 // Events have times only with this flag.
 c10::Event EventClock::recorded(c10::Device device) const {
@@ -18,10 +24,21 @@ int64_t EventClock::mark(int index) {
   const c10::Device device(guard_.type(), device_index);
   const std::lock_guard lock(mutex_);
   if (!origins_.contains(device_index)) {
-    c10::Event event = recorded(device);
-    event.synchronize();
-    origins_.emplace(
-        device_index, Origin{std::move(event), timeline::steady_now_ns()});
+    guard_.synchronizeDevice(device_index);
+    // The event is over somewhere between two readings of the host's clock. Of
+    // a few tries the closest readings are taken.
+    Origin origin{recorded(device)};
+    int64_t closest = std::numeric_limits<int64_t>::max();
+    for (int i = 0; i < kOriginTries; ++i) {
+      const int64_t before = timeline::steady_now_ns();
+      c10::Event event = recorded(device);
+      event.synchronize();
+      const int64_t apart = timeline::steady_now_ns() - before;
+      if (apart >= closest) continue;
+      closest = apart;
+      origin = {std::move(event), before + apart / 2};
+    }
+    origins_.emplace(device_index, std::move(origin));
   }
   marks_.push_back({recorded(device), device_index});
   return static_cast<int64_t>(marks_.size()) - 1;
