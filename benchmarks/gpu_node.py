@@ -220,9 +220,10 @@ class Node:
         job = self.start(name, self.train(
             layout, ["train.steps=1000000", "checkpoint.every_steps=10"], run))
         begin = time.time()
-        while len(self.steps(run)) < 12 and job.poll() is None and time.time() < begin + 120:
+        saved = lambda: list(run.glob("checkpoints/step-*"))
+        while not saved() and job.poll() is None and time.time() < begin + 120:
             time.sleep(0.2)
-        if job.poll() is not None or len(self.steps(run)) < 12:
+        if job.poll() is not None or not saved():
             os.killpg(job.pid, signal.SIGKILL) if job.poll() is None else None
             return False, "it did not train: " + self.last_line(name)
         begin = time.time()
@@ -240,8 +241,7 @@ class Node:
             return False, "it did not end within two minutes"
         took = time.time() - begin
         expected = 75 if how == "SIGTERM" else 137
-        kept = sorted((run / "checkpoints").glob("step-*")) if (run / "checkpoints").exists() else []
-        return code == expected and bool(kept), f"exit code {code} after {took:.1f} s, {len(kept)} checkpoints"
+        return code == expected and bool(saved()), f"exit code {code} after {took:.1f} s, {len(saved())} checkpoints"
 
     def compared(self, name):
         runs = [str(path.parent) for path in sorted(self.out.glob("runs/*/report.html"))

@@ -139,7 +139,13 @@ void with_world(
     return;
   }
   World world = World::from_environment(options);
-  body(world);
+  try {
+    body(world);
+  } catch (const std::exception& error) {
+    // The end of the world ends the other ranks: the cause is told before.
+    report_error(error);
+    throw;
+  }
 }
 
 int run_train(Arguments& arguments) {
