@@ -114,8 +114,8 @@ void print_operators(const SimulateCase& what, const cost::StepEstimate& step) {
   std::cout
       << aligned(bounds)
       << format(
-             "a microbatch: {} kernels, {} views; the host takes {} a step "
-             "to launch them\n",
+             "a microbatch: {} kernels, {} views; the host launches them in {} "
+             "a step\n",
              format_count(all.kernels / microbatches),
              format_count(all.views / microbatches),
              format_seconds(all.launch_seconds))

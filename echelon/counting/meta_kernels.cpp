@@ -273,19 +273,20 @@ Two rms_norm(
   return {like(x), sized(sizes_of_statistics(x, normalized.size()), x)};
 }
 
-// query [batch, heads, length, width]. The output has the memory order of the
-// fused kernel: heads before widths.
+// Like x [batch, heads, length, width], in the memory order of what the fused
+// kernel returns: heads before widths.
+Tensor heads_inside(const Tensor& x, const c10::SymInt& width) {
+  return sized({x.sym_size(0), x.sym_size(2), x.sym_size(1), width}, x)
+      .transpose(1, 2);
+}
+
 Two flash_attention(
     const Tensor& query, const Tensor&, const Tensor& value, double, bool,
     const MaybeTensor&, std::optional<double>) {
   const auto sum_dtype =
       query.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   return {
-      sized(
-          {query.sym_size(0), query.sym_size(2), query.sym_size(1),
-           value.sym_size(3)},
-          query)
-          .transpose(1, 2),
+      heads_inside(query, value.sym_size(3)),
       at::empty_symint(
           {query.sym_size(0), query.sym_size(2), query.sym_size(1)},
           query.options().dtype(sum_dtype))
@@ -296,7 +297,10 @@ Three flash_attention_backward(
     const Tensor&, const Tensor& query, const Tensor& key, const Tensor& value,
     const Tensor&, const Tensor&, double, bool, const MaybeTensor&,
     std::optional<double>) {
-  return {like(query), like(key), like(value)};
+  return {
+      heads_inside(query, query.sym_size(3)),
+      heads_inside(key, key.sym_size(3)),
+      heads_inside(value, value.sym_size(3))};
 }
 
 // Takes the fused kernel, which keeps no matrix of scores, wherever one exists;

@@ -509,4 +509,25 @@ TEST(MetaKernels, KeepTheMemoryOrderOfCpus) {
   }
 }
 
+// Whether queries, keys and values lie in one tensor or not.
+TEST(MetaKernels, AttentionKeepsHeadsBeforeWidths) {
+  const auto strides = [](const torch::Tensor& all) {
+    const auto q = all.select(2, 0).transpose(1, 2);
+    const auto k = all.select(2, 1).transpose(1, 2).contiguous();
+    const auto v = all.select(2, 2).transpose(1, 2);
+    const auto [y, sums] =
+        at::_scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, true);
+    const auto [gq, gk, gv] =
+        at::_scaled_dot_product_flash_attention_for_cpu_backward(
+            y, q, k, v, y, sums, 0.0, true);
+    std::vector<std::vector<int64_t>> all_strides;
+    for (const auto& one : {y, gq, gk, gv}) {
+      all_strides.push_back(one.strides().vec());
+    }
+    return all_strides;
+  };
+  const auto all = torch::rand({2, 16, 3, 4, 8});
+  EXPECT_EQ(strides(all.to(torch::kMeta)), strides(all));
+}
+
 }  // namespace echelon::counting::layer_cost_test
