@@ -75,10 +75,10 @@ TEST(StepEstimate, GradientsAreSentInTheTypeInWhichTheyAreSummed) {
   strategy.reduce = ReduceDtype::bf16;
   EXPECT_EQ(seconds(), same);
   strategy.reduce = ReduceDtype::float32;
-  EXPECT_NEAR(seconds() / same, 2, 0.1);
+  EXPECT_NEAR(seconds() / same, 1.8, 0.2);  // less what each call waits
   strategy.precision = cluster::Precision::fp32;
   strategy.reduce = ReduceDtype::same;
-  EXPECT_NEAR(seconds() / same, 2, 0.1);
+  EXPECT_NEAR(seconds() / same, 1.8, 0.2);  // less what each call waits
 }
 
 TEST(PipelineSeconds, BubbleOf1F1BIsTheFormulasAlsoWhereItIsExtrapolated) {

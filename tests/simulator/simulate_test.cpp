@@ -33,6 +33,9 @@ cost::Strategy with(Layout layout, int64_t batch, const Extra& extra = {}) {
       .zero_stage = extra.zero,
       .global_batch = batch,
       .schedule = extra.schedule,
+      // Echelon's sums can be float32 by `[precision] reduce`.
+      .reduce = extra.framework == "echelon" ? ReduceDtype::float32
+                                             : ReduceDtype::same,
       .framework = extra.framework};
 }
 
