@@ -241,7 +241,7 @@ class Node:
             return False, "it did not end within two minutes"
         took = time.time() - begin
         expected = 75 if how == "SIGTERM" else 137
-        return code == expected and bool(saved()), f"exit code {code} after {took:.1f} s, {len(saved())} checkpoints"
+        return code == expected and bool(saved()), f"exit code {code} after {took:.1f} s, checkpoints kept: {len(saved())}"
 
     def compared(self, name):
         runs = [str(path.parent) for path in sorted(self.out.glob("runs/*/report.html"))
