@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <exception>
 #include <utility>
 
 namespace echelon::timeline {
@@ -98,7 +99,11 @@ ScopedSpan::ScopedSpan(
 
 ScopedSpan::~ScopedSpan() {
   if (recorder_ == nullptr) return;
-  recorder_->add(std::move(span_), begin_, recorder_->now());
+  try {
+    recorder_->add(std::move(span_), begin_, recorder_->now());
+  } catch (const std::exception&) {
+    // A device that has failed takes no marks. Its error is on its way.
+  }
 }
 
 }  // namespace echelon::timeline

@@ -86,7 +86,8 @@ class Recorder {
   std::vector<Recorded> spans_;
 };
 
-/// Records from construction to destruction; a null recorder costs nothing.
+/// Records from construction to destruction; a null recorder costs nothing. The
+/// span of a device that fails meanwhile is lost.
 class ScopedSpan {
  public:
   ScopedSpan(

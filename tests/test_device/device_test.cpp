@@ -1,7 +1,11 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 
+#include <memory>
+
 #include "echelon/counting/meta_mode.h"
+#include "echelon/profiling/event_clock.h"
+#include "echelon/timeline/recorder.h"
 #include "tests/test_device/places.h"
 
 namespace echelon::device_test {
@@ -177,6 +181,29 @@ TEST_F(TestDevice, KeepsAnErrorOfQueuedWork) {
     EXPECT_THROW(guard().synchronizeDevice(2), c10::Error);
     EXPECT_THROW(torch::ones({1}, place), c10::Error);
     clear_error(2);
+  });
+}
+
+// The error is on its way already, and a destructor must not throw.
+TEST_F(TestDevice, TheSpanOfAFailedDeviceIsLost) {
+  on_ranks(4, [](int rank, Groups&) {
+    if (rank != 3) return;
+    timeline::Recorder recorder(rank, 0, 1, [] {
+      return std::make_unique<profiling::EventClock>(torch::kPrivateUse1);
+    });
+    recorder.begin_step(0);
+    const Tensor table = torch::ones({3, 2}, device(3));
+    const auto long_dtype =
+        torch::TensorOptions().dtype(torch::kLong).device(device(3));
+    const Tensor index = torch::full({1}, 7, long_dtype);
+    {
+      const timeline::ScopedSpan span(
+          &recorder, "compute", "forward", timeline::SpanKind::forward);
+      table.index_select(0, index);
+      EXPECT_THROW(guard().synchronizeDevice(3), c10::Error);
+    }
+    EXPECT_TRUE(recorder.take().empty());
+    clear_error(3);
   });
 }
 

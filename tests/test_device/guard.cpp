@@ -74,6 +74,7 @@ struct GuardImpl final : c10::impl::DeviceGuardImplInterface {
   void record(
       void** event, const c10::Stream& stream, const c10::DeviceIndex,
       const c10::EventFlag) const override {
+    device_of_stream(stream).check();  // cudaEventRecord tells errors too
     if (*event == nullptr) *event = new EventState;
     auto* const state = static_cast<EventState*>(*event);
     state->device = stream.device_index();
