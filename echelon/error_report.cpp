@@ -19,7 +19,13 @@
 namespace echelon {
 namespace {
 
+// A thread that fails after another one waits this long for the process to end.
+// What ends it may itself be waiting for the thread, as the end of an NCCL
+// group waits for its watchdog.
+constexpr unsigned kEndSeconds = 3;
+
 std::atomic<bool> reported{false};
+std::atomic<int> exit_code{1};  // of the error that was reported
 std::atomic<bool> installed{false};
 std::terminate_handler previous_handler = nullptr;
 std::string error_place;  // set before other threads are started
@@ -82,6 +88,7 @@ void publish(ErrorReport report) {
   const char* rank = std::getenv("RANK");
   report.rank = rank != nullptr ? std::atoi(rank) : -1;
   report.time_ns = steady_ns();
+  exit_code = report.exit_code;
   write_report(report);
   std::fflush(stdout);
   std::fprintf(stderr, "error: %s\n", report.message.c_str());
@@ -91,11 +98,9 @@ void publish(ErrorReport report) {
 // The first thread that fails reports; the others wait for it to end the
 // process.
 void claim_or_wait() {
-  if (reported.exchange(true)) {
-    for (;;) {
-      pause();
-    }
-  }
+  if (!reported.exchange(true)) return;
+  for (unsigned left = kEndSeconds; left > 0;) left = sleep(left);
+  _exit(exit_code);
 }
 
 [[noreturn]] void on_terminate() {

@@ -82,6 +82,32 @@ TEST_F(ErrorReportTest, FromAThread) {
   EXPECT_EQ(read_error_report(path_)->message, "NaN");
 }
 
+// The end of a communication group waits for its watchdog, which fails too.
+TEST_F(ErrorReportTest, AThreadThatFailsLaterIsNotWaitedForForEver) {
+  const int status = run_reporting([] {
+    report_error(NumericError("NaN"));
+    std::thread([] { throw std::runtime_error("lost"); }).join();
+  });
+  ASSERT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 4);
+  EXPECT_EQ(read_error_report(path_)->message, "NaN");
+}
+
+TEST_F(ErrorReportTest, LibrariesErrorsSayWhere) {
+  run_reporting([] {
+    set_error_place("cuda:1 of node-3");
+    throw std::runtime_error("CUDA error: unknown\nMore of it");
+  });
+  EXPECT_EQ(
+      read_error_report(path_)->message,
+      "CUDA error: unknown (cuda:1 of node-3)\nMore of it");
+  run_reporting([] {
+    set_error_place("cuda:1 of node-3");
+    throw ConfigError("[layout] dp=3");
+  });
+  EXPECT_EQ(read_error_report(path_)->message, "[layout] dp=3");
+}
+
 TEST_F(ErrorReportTest, ALostPeerIsAConsequence) {
   run_reporting([] { throw CommError("rank 2 is gone"); });
   EXPECT_TRUE(read_error_report(path_)->consequence);
