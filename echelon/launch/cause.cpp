@@ -177,7 +177,8 @@ Cause describe(const RankEnd& end) {
     const bool bare = ours || end.report->type == "std::terminate";
     cause.text =
         (bare ? "" : end.report->type + ": ") + join(lines, 0, lines.size());
-    cause.consequence = end.report->consequence;
+    cause.consequence =
+        end.report->consequence || (!ours && speaks_of_lost_peer(cause.text));
     return cause;
   }
   cause.text = find_error(end.stderr_tail);

@@ -98,6 +98,20 @@ TEST(FindCause, ConnectionErrorsOfForeignProgramsAreConsequences) {
   EXPECT_EQ(cause->exit_code, 139);
 }
 
+TEST(FindCause, ConnectionErrorsOfLibrariesAreConsequences) {
+  const auto first = end_of(
+      0, exited(1), 1,
+      ErrorReport{
+          "Read error [127.0.0.1]:1: Connection reset by peer",
+          "gloo::IoException", 1, 1, 0, false});
+  const auto card = end_of(
+      1, exited(1), 2,
+      ErrorReport{
+          "CUDA error: an illegal memory access was encountered", "c10::Error",
+          1, 2, 1, false});
+  EXPECT_EQ(find_cause({first, card})->rank, 1);
+}
+
 TEST(FindCause, AMissingLibraryIsAConfigurationError) {
   auto end = end_of(0, exited(127), 1);
   end.stderr_tail =

@@ -77,15 +77,16 @@ class ProcessesOnTheTestDevice : public testing::Test {
     if (!fs::exists(file)) return {};
     return timeline::read_metrics(file).steps;
   }
-  static std::vector<pid_t> ranks_of(const Command& job) {
-    std::vector<pid_t> ranks;
-    for (const pid_t pid : job.living()) {
-      const std::string command =
-          read_file("/proc/" + std::to_string(pid) + "/cmdline");
-      if (command.starts_with(program("echelon-train"))) ranks.push_back(pid);
-    }
-    std::ranges::sort(ranks);
-    return ranks;
+  /// A job that `fault` (device.h) ends; it says all of `said`.
+  template <typename... Said>
+  void ends_by(
+      const std::string& fault, const Words& settings, const Said&... said) {
+    Command job(
+        on_device(1000000, Words{"layout.fsdp=2"} + settings),
+        environment({"ECHELON_TEST_DEVICE_FAULT=" + fault}));
+    EXPECT_EQ(job.wait(), 1);
+    EXPECT_THAT(job.err(), HasAll(said...));
+    EXPECT_TRUE(Command::until([&] { return job.living().empty(); }));
   }
 
   TempFolder folder_;
@@ -165,29 +166,22 @@ TEST_F(ProcessesOnTheTestDevice, ARankThatDiesEndsTheJob) {
   expect_whole_checkpoints();
 }
 
-// An error of queued work is thrown by a later call of the host.
+// An error of queued work is thrown by a later call of the host: in a step
+// whose spans are being timed, and in one after those.
 TEST_F(ProcessesOnTheTestDevice, ACardThatFailsEndsTheJobAndIsNamed) {
-  Command job(
-      on_device(1000000, {"layout.fsdp=2", "checkpoint.every_steps=1"}),
-      environment({"ECHELON_TEST_DEVICE_FAULT=error 1 4000"}));
-  EXPECT_NE(job.wait(), 0);
-  EXPECT_THAT(
-      job.err(),
-      HasAll(
-          "rank 1: ", "an illegal memory access was encountered (test:1 of "));
-  EXPECT_TRUE(Command::until([&] { return job.living().empty(); }));
-  expect_whole_checkpoints();
+  for (const char* fault : {"error 1 4000", "error 1 12000"}) {
+    ends_by(
+        fault, {"checkpoint.every_steps=1"},
+        "rank 1: ", "an illegal memory access was encountered (test:1 of ");
+    expect_whole_checkpoints();
+    fs::remove_all(run());
+  }
 }
 
 TEST_F(ProcessesOnTheTestDevice, WorkThatNeverEndsIsReportedByTheTimeout) {
-  Command job(
-      on_device(1000000, {"layout.fsdp=2", "comm.timeout=3s"}),
-      environment({"ECHELON_TEST_DEVICE_FAULT=hang 1 2000"}));
-  EXPECT_NE(job.wait(), 0);
-  EXPECT_THAT(
-      job.err(),
-      HasAll("failed after 3", "the device has not finished it in time"));
-  EXPECT_TRUE(Command::until([&] { return job.living().empty(); }));
+  ends_by(
+      "hang 1 2000", {"comm.timeout=3s"}, "failed after 3",
+      "the device has not finished it in time");
 }
 
 // What an hour on a machine with GPUs begins with, on two devices that are not

@@ -1,11 +1,13 @@
 // The words of `echelon train` as its tests give them.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
 
 #include "tests/support/places.h"
+#include "tests/support/process.h"
 
 namespace echelon {
 
@@ -33,6 +35,18 @@ inline Words train_digits(const std::string& run, int64_t steps) {
              {"train.run=" + run, "train.epochs=0",
               "train.steps=" + std::to_string(steps),
               "optimizer.warmup_steps=0"});
+}
+
+/// The processes of a job that train.
+inline std::vector<pid_t> ranks_of(const testing_support::Command& job) {
+  std::vector<pid_t> ranks;
+  for (const pid_t pid : job.living()) {
+    const std::string command =
+        testing_support::read_file("/proc/" + std::to_string(pid) + "/cmdline");
+    if (command.starts_with(program("echelon-train"))) ranks.push_back(pid);
+  }
+  std::ranges::sort(ranks);
+  return ranks;
 }
 
 }  // namespace echelon

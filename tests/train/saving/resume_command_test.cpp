@@ -211,20 +211,6 @@ TEST_F(ResumeCommand, ARunKilledBeforeItsFirstCheckpointStartsOver) {
   EXPECT_EQ(all.back().step, kSteps);
 }
 
-// Processes of the job that train.
-std::vector<pid_t> ranks_of(const Command& job) {
-  std::vector<pid_t> ranks;
-  for (const pid_t pid : job.living()) {
-    const std::string command =
-        testing_support::read_file("/proc/" + std::to_string(pid) + "/cmdline");
-    if (command.rfind(program("echelon-train"), 0) == 0) {
-      ranks.push_back(pid);
-    }
-  }
-  std::sort(ranks.begin(), ranks.end());
-  return ranks;
-}
-
 // Kills one rank or both while files are written all the time: the checkpoints
 // that are left are complete, and training resumes from them.
 TEST_F(ResumeCommand, RanksThatDieLeaveCompleteCheckpoints) {
