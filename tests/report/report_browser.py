@@ -453,7 +453,7 @@ def structure(browser, folder):
         pdf = p.page.pdf(format="A4", margin={
             "top": "12mm", "bottom": "12mm", "left": "12mm", "right": "12mm"})
         pages = len(re.findall(rb"/Type\s*/Page\b", pdf))
-        check(1 <= pages <= 5, f"printed on {pages} pages")
+        check(1 <= pages <= 4, f"printed on {pages} pages")
 
 
 TABLES = """() => {
