@@ -110,6 +110,17 @@ TEST_F(PredictRun, ANamedSizeTakesTheConfigurationsNumbers) {
       6);
 }
 
+TEST_F(PredictRun, TakesTheOptimizerAndTheTypeOfSums) {
+  Job job = cnn_job();
+  job.optimizer.name = OptimizerKind::sgd;
+  job.optimizer.momentum = 0.9;
+  job.precision.reduce = ReduceDtype::float32;
+  const cost::Strategy strategy = configured_strategy(job);
+  EXPECT_EQ(strategy.optimizer, OptimizerKind::sgd);
+  EXPECT_EQ(strategy.momentum, 0.9);
+  EXPECT_EQ(strategy.reduce, ReduceDtype::float32);
+}
+
 TEST_F(PredictRun, ABubbleIsWhatTheScheduleSays) {
   Configured what{.model = cost::find_model("gpt3-175b")};
   what.strategy.layout = {.tp = 8, .pp = 4};
