@@ -24,7 +24,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 CLANG, TIDY = "clang++-16", "clang-tidy-16"
-TIDY_GROUPS = 8
+TIDY_GROUPS = 10
 SOURCES = ("echelon", "tests", "benchmarks", "examples")
 
 
