@@ -17,6 +17,8 @@ namespace {
 
 using torch::Tensor;
 
+constexpr int64_t kCallRounds = 5;
+
 /// One call of `operation` on tensors that stay the same.
 std::function<void()> make_call(
     const std::string& operation, const Group& group, int64_t bytes,
@@ -94,7 +96,7 @@ bench_collectives(World& world, const BenchOptions& options) {
       // Enough calls to move some 200 MiB a backend in five rounds.
       const int64_t per_round =
           std::clamp<int64_t>((40 << 20) / std::max<int64_t>(bytes, 1), 2, 400);
-      for (int round = 0; round < 5; ++round) {
+      for (int64_t round = 0; round < kCallRounds; ++round) {
         for (size_t i = 0; i < groups.size(); ++i) {
           groups[i].barrier();
           calls[i]();
@@ -114,7 +116,7 @@ bench_collectives(World& world, const BenchOptions& options) {
              .bytes = bytes,
              .min_microseconds = times[i].front(),
              .median_microseconds = times[i][times[i].size() / 2],
-             .calls = 5 * per_round});
+             .calls = kCallRounds * per_round});
       }
     }
   }

@@ -19,7 +19,8 @@ struct BenchOptions {
 };
 
 /// Microseconds of one call, over the calls of a few rounds in which the
-/// backends take turns.
+/// backends take turns. On a device with streams each round gives one time, the
+/// mean of its calls.
 struct BenchRow {
   std::string backend;
   std::string operation;

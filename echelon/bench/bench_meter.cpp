@@ -128,7 +128,8 @@ BenchMeter::seconds_of(const std::vector<std::function<void()>>& calls) {
   return seconds;
 }
 
-// The first call is slow and is left out, and so is repeating a long one.
+// A long call is timed once. Otherwise the first call, which is slow, is left
+// out.
 double BenchMeter::quickest_seconds_of(const std::function<void()>& call) {
   if (const double once = average(round(call, 1)); once > kLongSeconds) {
     return once;

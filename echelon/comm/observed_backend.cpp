@@ -365,7 +365,6 @@ class ObservedBackend : public c10d::Backend {
       const std::function<WorkPtr()>& forward) {
     using Ends = ObservedWork::Ends;
     auto calls = std::make_shared<ObservedCalls>(std::move(list));
-    const bool marks = options_.queued && has_streams(options_.device);
     WorkPtr inner;
     try {
       inner = forward();

@@ -42,7 +42,7 @@ struct Strategy {
   /// -1: all.
   int64_t recompute_layers = -1;
   cluster::Precision precision = cluster::Precision::bf16;
-  /// The precision of master parameters and of summed gradients.
+  /// The precision of master parameters.
   cluster::Precision master = cluster::Precision::fp32;
   /// In which ranks sum gradients; same: as the framework does.
   ReduceDtype reduce = ReduceDtype::same;
