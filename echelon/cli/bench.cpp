@@ -14,6 +14,7 @@ namespace {
 namespace fs = std::filesystem;
 
 struct BenchArguments {
+  HostArguments hosts;
   std::string backends = "local,gloo";
   std::string num_ranks = "2";
   std::string bytes = "4KiB,1MiB,64MiB";
@@ -82,9 +83,13 @@ int bench(const BenchArguments& arguments) {
                                       "--backend", arguments.backends,
                                       "--bytes",   join(sizes, ",")};
   if (arguments.json) command.push_back("--json");
+  const launch::LaunchOptions options = host_options(arguments.hosts);
+  const bool threads = arguments.ranks == "threads";
+  if (threads && options.num_nodes > 1) throw ConfigError(kThreadsOnHosts);
   return launch_echelon_train(
-      command, parse_count("-n", arguments.num_ranks, 1, kMaxRanks),
-      arguments.ranks == "threads" ? RankKind::threads : RankKind::processes);
+      command,
+      parse_count("-n", arguments.num_ranks, 1, kMaxRanks) * options.num_nodes,
+      threads ? RankKind::threads : RankKind::processes, options);
 }
 
 }  // namespace
@@ -118,7 +123,9 @@ void add_bench(Command& root) {
       "echelon bench collectives -n 2\n"
       "echelon bench collectives -n 4 --backend local --bytes 64MiB --json",
       bench);
-  command.option("-n", arguments.num_ranks, "RANKS", "ranks (default: 2)");
+  command.option(
+      "-n", arguments.num_ranks, "RANKS", "ranks of each host (default: 2)");
+  add_host_arguments(command, arguments.hosts);
   command.option(
       "--backend", arguments.backends, "NAME,…",
       "which of local, gloo and nccl (default: local,gloo)");

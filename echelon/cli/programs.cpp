@@ -17,6 +17,8 @@
 
 #include "echelon/cli/arguments.h"
 #include "echelon/error.h"
+#include "echelon/text/format.h"
+#include "echelon/text/units.h"
 
 namespace echelon::cli {
 namespace {
@@ -114,6 +116,19 @@ launch::LaunchOptions host_options(const HostArguments& arguments) {
   }
   options.master_addr = arguments.master_addr;
   return options;
+}
+
+void check_hosts(const Job& job, int num_nodes) {
+  if (num_nodes == 1) return;
+  const int64_t ranks = job.layout.num_ranks();
+  if (ranks % num_nodes != 0) {
+    throw ConfigError(format(
+        "--nnodes {}: layout {} has {}, and each host has as many as the "
+        "others; give -n, the ranks of one host, and let the degrees' product "
+        "be {} times that",
+        num_nodes, to_string(job.layout), counted(ranks, "rank"), num_nodes));
+  }
+  if (job.train.ranks == RankKind::threads) throw ConfigError(kThreadsOnHosts);
 }
 
 std::string find_echelon_train() {

@@ -29,6 +29,13 @@ void add_host_arguments(Command& command, HostArguments& arguments);
 /// of range, and when several hosts have no master address.
 launch::LaunchOptions host_options(const HostArguments& arguments);
 
+/// Throws ConfigError when the hosts cannot share the job's ranks equally, or
+/// the ranks are threads.
+void check_hosts(const Job& job, int num_nodes);
+
+inline constexpr const char* kThreadsOnHosts =
+    "--ranks threads: threads are on one host; leave it out with --nnodes";
+
 /// echelon-train in the folder of this program. Throws ConfigError when it is
 /// not there.
 std::string find_echelon_train();

@@ -218,22 +218,9 @@ bool is_done(const Job& job, const JobFacts& facts) {
   return true;
 }
 
-// Throws where hosts cannot share the ranks, or would not agree on the run's
-// folder.
-void check_hosts(const Job& job, int num_nodes) {
+// Throws where hosts would not agree on the run's folder.
+void check_folder_of_hosts(const Job& job, int num_nodes) {
   if (num_nodes == 1) return;
-  const int64_t ranks = job.layout.num_ranks();
-  if (ranks % num_nodes != 0) {
-    throw ConfigError(format(
-        "--nnodes {}: layout {} has {}, and each host has as many as the "
-        "others; give -n, the ranks of one host, and let the degrees' product "
-        "be {} times that",
-        num_nodes, to_string(job.layout), counted(ranks, "rank"), num_nodes));
-  }
-  if (job.train.ranks == RankKind::threads) {
-    throw ConfigError(
-        "--ranks threads: threads are on one host; leave it out with --nnodes");
-  }
   const auto* run = job.document.value("train", "run");
   if (run != nullptr && run->string.find("{time}") != std::string::npos) {
     throw ConfigError(
@@ -262,6 +249,7 @@ int train(const TrainArguments& given) {
   const JobFacts facts = check(arguments.job, job);
   job.model.classes = facts.classes;
   check_hosts(job, options.num_nodes);
+  check_folder_of_hosts(job, options.num_nodes);
   const auto run = std::filesystem::path(job.train.run);
   // Node 0 makes the folder before the hosts meet; the others see it then.
   const bool first = options.node_rank == 0;

@@ -7,6 +7,7 @@ namespace {
 
 struct VerifyArguments {
   JobArguments job;
+  HostArguments hosts;
   std::string steps;
   std::string tolerance;
   bool resume = false;
@@ -39,7 +40,8 @@ Job checked(const JobArguments& arguments) {
 // Verifies one layout, with `more` arguments for echelon-train.
 int start(
     const Job& job, const VerifyArguments& arguments,
-    const std::vector<std::string>& more) {
+    launch::LaunchOptions options, const std::vector<std::string>& more) {
+  check_hosts(job, options.num_nodes);
   const ScratchConfig config(job);
   std::vector<std::string> command = {"verify", config.path()};
   command.insert(command.end(), more.begin(), more.end());
@@ -54,27 +56,36 @@ int start(
   if (arguments.json) command.push_back("--json");
   if (arguments.plant_error) command.push_back("--plant-error");
   // This exit code is the answer that they differ.
+  options.answer_code = static_cast<int>(ExitCode::failure);
   return launch_echelon_train(
-      command, job.layout.num_ranks(), job.train.ranks,
-      {.answer_code = static_cast<int>(ExitCode::failure)});
+      command, job.layout.num_ranks(), job.train.ranks, options);
 }
 
-int verify(const VerifyArguments& arguments) {
+int verify(const VerifyArguments& given) {
+  VerifyArguments arguments = given;
+  const launch::LaunchOptions options = host_options(arguments.hosts);
+  arguments.job.num_hosts = options.num_nodes;
   if (arguments.resume != !arguments.then.empty()) {
     throw ConfigError(
         "echelon verify: --resume saves with --layout and resumes with --then; "
         "give both, as in --resume --layout dp=2 --then tp=2");
   }
   const Job job = checked(arguments.job);
-  if (!arguments.resume) return start(job, arguments, {});
+  if (!arguments.resume) return start(job, arguments, options, {});
+  if (options.num_nodes > 1) {
+    throw ConfigError(
+        "echelon verify: --resume saves to a folder of this host alone; leave "
+        "it out with --nnodes");
+  }
   JobArguments second = arguments.job;
   second.overrides.layout = arguments.then;
   second.overrides.num_ranks = 0;
   const Job then = checked(second);
   const launch::ScratchFolder folder;
-  const int failed = start(job, arguments, {"--save", folder.path()});
-  return failed != 0 ? failed
-                     : start(then, arguments, {"--resume", folder.path()});
+  const int failed = start(job, arguments, options, {"--save", folder.path()});
+  return failed != 0
+             ? failed
+             : start(then, arguments, options, {"--resume", folder.path()});
 }
 
 }  // namespace
@@ -86,7 +97,9 @@ void add_verify(Command& root) {
       "gradient and every parameter, in float64",
       "echelon verify first.toml -n 4\n"
       "echelon verify first.toml --layout dp=2 --steps 5 --json\n"
-      "echelon verify first.toml --resume --layout dp=2 --then tp=2",
+      "echelon verify first.toml --resume --layout dp=2 --then tp=2\n"
+      "echelon verify first.toml -n 8 --nnodes 2 --node-rank 0 --master-addr "
+      "10.0.0.1",
       verify);
   command.flag(
       "--resume", arguments.resume,
@@ -95,6 +108,7 @@ void add_verify(Command& root) {
   command.option(
       "--then", arguments.then, "LAYOUT", "--resume: the second layout");
   add_job_arguments(command, arguments.job, true);
+  add_host_arguments(command, arguments.hosts);
   command.option(
       "--steps", arguments.steps, "STEPS", "number of steps to compare");
   command.option(
