@@ -41,7 +41,7 @@ class Batch {
 /// stream; other messages on the pair's, each after the one before. The other
 /// backends never block here.
 Work exchange(
-    const Group::Impl& group, const std::vector<PeerMessage>& messages,
+    const Group::Impl& group, std::vector<PeerMessage> messages,
     const Call& call, bool together) {
   std::vector<Tensor> all;
   for (const auto& message : messages) {
@@ -54,6 +54,10 @@ Work exchange(
     all.push_back(message.tensor);
   }
   if (all.empty() || Checks(group, "batch_send_recv").no_data(all)) return {};
+  // NCCL has no tags: a pair's messages meet in their order.
+  std::stable_sort(
+      messages.begin(), messages.end(),
+      [](const auto& a, const auto& b) { return a.tag < b.tag; });
   const LabelScope label(detail::label_of(call));
   std::optional<Batch> batch;
   if (together && group.kind == BackendKind::nccl) {

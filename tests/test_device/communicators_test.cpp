@@ -172,6 +172,26 @@ TEST_F(Communicators, MessagesOfABatchStartTogether) {
                                     "0 barrier", "synchronize", "0 shutdown"));
 }
 
+// NCCL has no tags; ranks may list a batch's messages in any order all the same.
+TEST_F(Communicators, MessagesOfABatchMeetByTheirTags) {
+  run_ranks(
+      2,
+      [](World& world) {
+        const int peer = 1 - world.rank();
+        const auto one = filled({3}, 1, world), two = filled({3}, 2, world);
+        const auto got_one = filled({3}, 0, world);
+        const auto got_two = filled({3}, 0, world);
+        world.group().batch_send_recv(
+            {{true, two, peer, 2},
+             {true, one, peer, 1},
+             {false, got_one, peer, 1},
+             {false, got_two, peer, 2}});
+        EXPECT_TRUE(holds(got_one, {1, 1, 1}));
+        EXPECT_TRUE(holds(got_two, {2, 2, 2}));
+      },
+      on_device());
+}
+
 TEST_F(Communicators, ABatchThatThrowsIsClosed) {
   run_ranks(
       2,
