@@ -112,11 +112,8 @@ make_alone(const RankEnvironment& env, const CommOptions& options) {
   auto impl = std::make_unique<World::Impl>();
   impl->env = env;
   impl->options = options;
-  impl->options.backend = options.backend == BackendKind::nccl
-                              ? BackendKind::nccl
-                              : BackendKind::automatic;
-  impl->choose({gpus_seen(impl->options, env)});
-  impl->options.backend = options.backend;
+  impl->choose({gpus_seen(options, env)});
+  if (!impl->device_index) impl->kind = BackendKind::local;
   impl->use_accelerator();
   impl->observer =
       std::make_shared<Observer>(env.rank, std::make_shared<MemoryBoard>(1));
