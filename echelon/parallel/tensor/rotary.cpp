@@ -38,18 +38,19 @@ Tensor scaled(const Tensor& frequencies, const RotaryOptions& options) {
   return at::where(longer, slowed, at::where(shorter, frequencies, mixed));
 }
 
+// The host computes it, so that it has the same bits on every device: cosines
+// of float32 angles differ from one device to another.
 RotaryTable make_table(
     const RotaryOptions& options, int64_t head_size, int64_t count,
     const torch::TensorOptions& like) {
   const torch::NoGradGuard no_grad;
   const c10::InferenceMode no_inference(false);
-  const auto single =
-      torch::TensorOptions().dtype(torch::kFloat32).device(like.device());
-  const auto positions = torch::arange(count, single).unsqueeze(1);
-  const auto angles =
-      positions * rotary_frequencies(options, head_size).to(like.device());
+  const auto positions = torch::arange(count, torch::kFloat32).unsqueeze(1);
+  const auto angles = positions * rotary_frequencies(options, head_size);
   const auto dtype = sum_dtype(c10::typeMetaToScalarType(like.dtype()));
-  return {angles.cos().to(dtype), angles.sin().to(dtype)};
+  return {
+      angles.cos().to(like.device(), dtype),
+      angles.sin().to(like.device(), dtype)};
 }
 
 using Key = std::tuple<RotaryOptions, int64_t, std::string, torch::ScalarType>;
