@@ -2,18 +2,19 @@
 # The tests with label gpu, and what a first hour on GPUs should show, on a machine
 # that need not be the one that builds.
 #
-#   benchmarks/gpu.sh pack            after `make build`: writes build/gpu.tar.gz
+#   benchmarks/gpu.sh pack            after `make build`: writes build/gpu.tar.xz
 #   benchmarks/gpu.sh tests [REGEX]   where the GPU is: every test, or those that match
 #   benchmarks/gpu.sh node [ARGS]     there: gpu_node.py, in 30 minutes: layouts,
-#                                     stops, rates; writes gpu-node/index.html
+#                                     stops, rates; writes gpu-node/index.html;
+#                                     --small --ranks 4 needs one GPU alone
 #   benchmarks/gpu.sh models [ARGS]   there: gpu_models.py, beside PyTorch
 #
-# There it needs this checkout with build/gpu.tar.gz, x86-64 Linux and a python3
+# There it needs this checkout with build/gpu.tar.xz, x86-64 Linux and a python3
 # that has PyTorch 2.11 with CUDA; `models` asks for safetensors and transformers as
 # well. (With a build of its own a machine runs `ctest --test-dir build -L gpu`.)
 set -euo pipefail
 cd "$(dirname "$0")/.."
-archive=build/gpu.tar.gz
+archive=build/gpu.tar.xz
 say() { echo "gpu: $*" >&2; }
 
 # Libraries of Debian that a program links; those of C and C++ are everywhere.
@@ -47,7 +48,7 @@ for test in json.load(sys.stdin)["tests"]:
     xargs -I{} cp -L {} "$folder/lib/"
   strip --strip-unneeded "$folder"/bin/* "$folder"/benchmarks/* \
     "$folder/lib/libechelon_nccl.so"
-  tar -C build -czf "$archive" gpu
+  tar -C build -c gpu | xz -T0 >"$archive"
   rm -rf "$folder"
   say "$archive: $(du -h "$archive" | cut -f 1)"
 }
@@ -68,7 +69,7 @@ print(os.path.dirname(torch.__file__))') || {
   }
   scratch=$(mktemp -d)
   trap 'rm -rf "$scratch"' EXIT
-  tar -C "$scratch" -xzf "$archive"
+  python3 -W ignore -m tarfile -e "$archive" "$scratch"
   folder=$scratch/gpu
   LD_LIBRARY_PATH=$folder/lib:$torch/lib
   local nvidia

@@ -2,17 +2,21 @@
 // versus_pytorch/gpu_models.py.
 //
 //   gpu_model_step --model gpt2|llama-1b --batch B --length L --steps N
-//     --weights FOLDER --data FILE --out FILE
+//     --weights FOLDER --data FILE --out FILE [--profile FILE]
 //
 // FILE of --data holds "tokens", int64 [batches, B, L + 1]. Parameters and the
 // optimizer's state are bfloat16, as on PyTorch's side. Writes JSON: losses,
-// the seconds of each step, the floating-point operations of one. Ends with 77
-// and says why where there is no GPU.
+// the seconds of each step, the floating-point operations of one. --profile
+// writes two more steps as a Chrome trace: operators and the device's kernels.
+// Ends with 77 and says why where there is no GPU.
+#include <torch/csrc/autograd/profiler_kineto.h>
 #include <torch/torch.h>
 
 #include <cstdio>
 #include <exception>
 #include <fstream>
+#include <functional>
+#include <set>
 #include <string>
 
 #include "benchmarks/arguments.h"
@@ -40,10 +44,22 @@ double flops_of(const LayerList& layers, int64_t batch, int64_t length) {
   return sum;
 }
 
+void write_profile(
+    const std::string& path, const std::function<void()>& steps) {
+  namespace profiler = torch::autograd::profiler;
+  const std::set<profiler::ActivityType> activities = {
+      profiler::ActivityType::CPU, profiler::ActivityType::CUDA};
+  const profiler::ProfilerConfig config(profiler::ProfilerState::KINETO);
+  profiler::prepareProfiler(config, activities);
+  profiler::enableProfiler(config, activities);
+  steps();
+  profiler::disableProfiler()->save(path);
+}
+
 int run(const Arguments& arguments) {
   arguments.allow(
       {"--model", "--batch", "--length", "--steps", "--weights", "--data",
-       "--out"});
+       "--out", "--profile"});
   if (cuda_device_count() == 0) {
     std::printf("skipped: no GPU; CUDA's driver counts none\n");
     return kSkipped;
@@ -76,10 +92,15 @@ int run(const Arguments& arguments) {
     optimizer->zero_grad();
     return loss;
   };
+  const auto fence = [] { synchronize_current_stream(torch::kCUDA); };
+  const Tensor batches = read_tokens(arguments.text("--data")).to(device);
   const StepTimes times = time_steps(
-      read_tokens(arguments.text("--data")).to(device),
-      /*warm_up=*/3, arguments.integer("--steps"), step,
-      [] { synchronize_current_stream(torch::kCUDA); });
+      batches, /*warm_up=*/3, arguments.integer("--steps"), step, fence);
+  if (arguments.has("--profile")) {
+    write_profile(arguments.text("--profile"), [&] {
+      time_steps(batches, 0, 2, step, fence);
+    });
+  }
   std::ofstream(arguments.text("--out"))
       << "{\"losses\": " << json_list(times.losses)
       << ", \"step_seconds\": " << json_list(times.seconds)

@@ -2,22 +2,28 @@
 """The first hour on a machine with GPUs, unattended: what runs, what it computes,
 and how fast.
 
-  gpu_node.py --build FOLDER [--out FOLDER] [--gpus N] [--minutes M] [--only REGEX]
+  gpu_node.py --build FOLDER [--out FOLDER] [--gpus N] [--ranks N] [--minutes M]
+              [--only REGEX]
 
 FOLDER has bin/echelon and bin/echelon-train. The output folder gets a log for each
 check, the runs with their reports, results.json and a page, index.html. Exits with 1
 when a check failed.
 
 Checks: the machine; collectives of 2, 4 and 8 ranks; `bench --save`; `verify` of every
-kind of layout that the GPUs allow; gpt2 trained in each, with the time and the model
-FLOPs utilization of a step; the losses of 50 steps with blocking launches and without
-the caching allocator, which must be equal; SIGTERM; kill -9 of a rank."""
+kind of layout that the GPUs allow; gpt2 trained in each, with the time of a step and its
+tokens per second; the losses of 50 steps with blocking launches and without the caching
+allocator, which must be equal; SIGTERM; kill -9 of a rank.
+
+--ranks: more ranks than GPUs share them, each as a host of its own, and NCCL connects
+them by sockets. So one GPU shows what several compute, though not how fast."""
 import argparse
 import html
 import json
+import math
 import os
 import re
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -50,17 +56,60 @@ REAL = dict(vocabulary=50304, layers=12, hidden=768, heads=12, sequence=1024)
 SMALL = dict(vocabulary=320, layers=4, hidden=32, heads=4, sequence=16)
 
 
-def layouts(gpus):
-    """Every kind of parallelism that so many GPUs allow: (layout, settings)."""
+def layouts(ranks):
+    """Every kind of parallelism that so many ranks allow: (layout, settings)."""
     found = [("dp=1", [])]
-    if gpus >= 2:
-        found += [(f"dp={gpus}", []), (f"fsdp={gpus}", []), ("tp=2", []), ("pp=2", []),
+    if ranks >= 2:
+        found += [(f"dp={ranks}", []), (f"fsdp={ranks}", []), ("tp=2", []), ("pp=2", []),
                   ("pp=2", ["layout.schedule=interleaved"])]
-    if gpus >= 4:
+    if ranks >= 4:
         found += [("fsdp=2,tp=2", []), ("pp=4", []), ("fsdp=2,pp=2", [])]
-    if gpus >= 8:
+    if ranks >= 8:
         found += [("fsdp=2,tp=2,pp=2", []), ("dp=2,fsdp=2,tp=2", [])]
     return found
+
+
+def ranks_of(layout):
+    return math.prod(int(part.split("=")[1]) for part in layout.split(","))
+
+
+def free_port():
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+class Launch:
+    """The processes of one job: a launcher or, with ranks that share GPUs, one for each rank."""
+
+    def __init__(self, jobs):
+        self.jobs = jobs
+
+    def poll(self):
+        return None if any(job.poll() is None for job in self.jobs) else self.code()
+
+    def code(self):
+        """That of the first launcher that failed."""
+        return next((job.returncode for job in self.jobs if job.returncode != 0), 0)
+
+    def wait(self, seconds):
+        end = time.time() + seconds
+        for job in self.jobs:
+            job.wait(max(0.1, end - time.time()))
+        return self.code()
+
+    def terminate(self):
+        for job in self.jobs:
+            if job.poll() is None:
+                job.terminate()
+
+    def kill(self):
+        for job in self.jobs:
+            try:
+                os.killpg(job.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            job.wait()
 
 
 class Node:
@@ -103,22 +152,35 @@ class Node:
     def log_of(self, name):
         return self.out / "logs" / (re.sub(r"[^\w=.-]+", "_", name) + ".txt")
 
-    def start(self, name, words, environment={}):
+    def start(self, name, words, ranks=1, environment={}):
+        """Starts `echelon` with `words` on so many ranks."""
         log = self.log_of(name)
         log.parent.mkdir(exist_ok=True)
         file = log.open("w")
-        file.write("$ " + " ".join(words) + "\n")
-        file.flush()
-        return subprocess.Popen(words, stdout=file, stderr=subprocess.STDOUT, cwd=self.out,
-                                env={**os.environ, **environment}, start_new_session=True)
 
-    def run(self, name, words, environment={}, seconds=300):
-        job = self.start(name, words, environment)
+        def launch(words, more):
+            file.write("$ " + " ".join(words) + "\n")
+            file.flush()
+            return subprocess.Popen(words, stdout=file, stderr=subprocess.STDOUT, cwd=self.out,
+                                    env={**os.environ, **environment, **more}, start_new_session=True)
+
+        words = [self.echelon, *words]
+        if ranks <= self.arguments.gpus:
+            return Launch([launch(words, {})])
+        port = str(free_port())
+        hosts = ["--nnodes", str(ranks), "--master-addr", "127.0.0.1", "--master-port", port]
+        return Launch([
+            launch([*words, "-n", "1", *hosts, "--node-rank", str(i)],
+                   {"CUDA_VISIBLE_DEVICES": str(i % self.arguments.gpus), "NCCL_HOSTID": f"host-{i}",
+                    "NCCL_SOCKET_IFNAME": "lo"})
+            for i in range(ranks)])
+
+    def run(self, name, words, ranks=1, environment={}, seconds=300):
+        job = self.start(name, words, ranks, environment)
         try:
             return job.wait(min(seconds, max(10, self.end - time.time())))
         except subprocess.TimeoutExpired:
-            os.killpg(job.pid, signal.SIGKILL)
-            job.wait()
+            job.kill()
             return -1
 
     def last_line(self, name):
@@ -126,13 +188,13 @@ class Node:
         return lines[-1] if lines else ""
 
     def train(self, layout, settings, run):
-        words = [self.echelon, "train", str(self.config), "--layout", layout]
+        words = ["train", str(self.config), "--layout", layout]
         for one in [f"train.run={run}", "train.overwrite=true", *self.device(), *settings]:
             words += ["--set", one]
         return words
 
     def device(self):
-        return ["comm.device=test"] if self.arguments.device == "test" else []
+        return [] if self.arguments.device == "cuda" else [f"comm.device={self.arguments.device}"]
 
     def steps(self, run):
         file = Path(run) / "metrics.jsonl"
@@ -164,33 +226,32 @@ class Node:
         return True, f"{self.arguments.gpus} devices"
 
     def collectives(self, name, ranks):
-        backend = "nccl" if self.arguments.device == "cuda" else "local"
-        ok = self.run(name, [self.echelon, "bench", "collectives", "-n", str(ranks), "--backend", backend,
-                             "--bytes", "4KiB,1MiB,64MiB"]) == 0
+        backend = "nccl" if self.arguments.device == "cuda" else "gloo"
+        words = ["bench", "collectives", "--backend", backend, "--bytes", "4KiB,1MiB,64MiB"]
+        if ranks <= self.arguments.gpus:
+            words += ["-n", str(ranks)]
+        ok = self.run(name, words, ranks) == 0
         return ok, "see the log for the rates" if ok else self.last_line(name)
 
     def bench(self, name):
-        words = [self.echelon, "bench", "--save", str(self.out / "here.toml"), "-n", str(self.arguments.gpus)]
+        words = ["bench", "--save", str(self.out / "here.toml"), "-n", str(self.arguments.gpus)]
         ok = self.run(name, words) == 0
         return ok, "here.toml" if ok else self.last_line(name)
 
     def verify(self, name, layout, settings):
-        words = [self.echelon, "verify", str(self.config), "--layout", layout, "--steps", "2",
-                 "--set", "model.dtype=float64"]
+        words = ["verify", str(self.config), "--layout", layout, "--steps", "2"]
         sizes = dict(layers=4, hidden_size=48, heads=4, vocab_size=320, max_positions=32)
         for one in [f"model.{key}={value}" for key, value in sizes.items()] + [
                 "data.sequence=32", *self.device(), *settings]:
             words += ["--set", one]
-        ok = self.run(name, words) == 0
+        ok = self.run(name, words, ranks_of(layout)) == 0
         return ok, self.last_line(name)
 
     def trained(self, name, layout, settings):
         run = self.out / "runs" / re.sub(r"[^\w=.-]+", "_", layout + "".join(settings))
-        ranks = 1
-        for part in layout.split(","):
-            ranks *= int(part.split("=")[1])
+        ranks = ranks_of(layout)
         batch = 8 * ranks if not self.arguments.small else 8
-        ok = self.run(name, self.train(layout, [f"train.batch={batch}", *settings], run)) == 0
+        ok = self.run(name, self.train(layout, [f"train.batch={batch}", *settings], run), ranks) == 0
         steps = self.steps(run)
         if not ok or len(steps) < 10:
             return False, self.last_line(name)
@@ -207,8 +268,8 @@ class Node:
         for label, environment in (("usual", {}), ("blocking", {"CUDA_LAUNCH_BLOCKING": "1"}),
                                    ("uncached", {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"})):
             run = self.out / "runs" / f"losses-{label}"
-            settings = ["train.steps=50", f"train.batch={8 * max(1, self.arguments.gpus)}"]
-            if self.run(f"{name}, {label}", self.train(layout, settings, run), environment) != 0:
+            settings = ["train.steps=50", f"train.batch={8 * ranks_of(layout)}"]
+            if self.run(f"{name}, {label}", self.train(layout, settings, run), ranks_of(layout), environment) != 0:
                 return False, f"{label}: " + self.last_line(f"{name}, {label}")
             losses[label] = [one["loss"] for one in self.steps(run)]
         apart = max(abs(a - b) / abs(a) for label in ("blocking", "uncached")
@@ -218,17 +279,17 @@ class Node:
     def stopped(self, name, layout, how):
         run = self.out / "runs" / f"stopped-{how}"
         job = self.start(name, self.train(
-            layout, ["train.steps=1000000", "checkpoint.every_steps=10"], run))
+            layout, ["train.steps=1000000", "checkpoint.every_steps=10"], run), ranks_of(layout))
         begin = time.time()
         saved = lambda: list(run.glob("checkpoints/step-*"))
         while not saved() and job.poll() is None and time.time() < begin + 120:
             time.sleep(0.2)
         if job.poll() is not None or not saved():
-            os.killpg(job.pid, signal.SIGKILL) if job.poll() is None else None
+            job.kill()
             return False, "it did not train: " + self.last_line(name)
         begin = time.time()
         if how == "SIGTERM":
-            os.kill(job.pid, signal.SIGTERM)
+            job.terminate()
         else:
             # The launcher gives each rank a process group of its own.
             ranks = subprocess.run(["pgrep", "-f", f"echelon-train.*{run.name}"],
@@ -237,7 +298,7 @@ class Node:
         try:
             code = job.wait(120)
         except subprocess.TimeoutExpired:
-            os.killpg(job.pid, signal.SIGKILL)
+            job.kill()
             return False, "it did not end within two minutes"
         took = time.time() - begin
         expected = 75 if how == "SIGTERM" else 137
@@ -248,22 +309,22 @@ class Node:
                 if not path.parent.name.startswith(("losses", "stopped"))]
         if not runs:
             return False, "no run has ended"
-        ok = self.run(name, [self.echelon, "compare", *runs, "-o", str(self.out / "compare.html")]) == 0
+        ok = self.run(name, ["compare", *runs, "-o", str(self.out / "compare.html")]) == 0
         return ok, "compare.html" if ok else self.last_line(name)
 
     def all(self):
-        gpus = self.arguments.gpus
+        ranks = self.arguments.ranks
         self.check("machine", self.machine)
-        for ranks in (2, 4, 8):
-            if ranks <= gpus:
-                self.check(f"collectives, {ranks} ranks", self.collectives, ranks)
-        most = max(layouts(gpus), key=lambda one: len(one[0]))[0] if gpus > 1 else "dp=1"
-        for layout, settings in layouts(gpus):
+        for some in (2, 4, 8):
+            if some <= ranks:
+                self.check(f"collectives, {some} ranks", self.collectives, some)
+        most = max(layouts(ranks), key=lambda one: len(one[0]))[0] if ranks > 1 else "dp=1"
+        for layout, settings in layouts(ranks):
             self.check(" ".join(["verify", layout, *settings]), self.verify, layout, settings)
-        for layout, settings in layouts(gpus):
+        for layout, settings in layouts(ranks):
             self.check(" ".join(["train", layout, *settings]), self.trained, layout, settings)
         self.check("compare", self.compared)
-        self.check("equal losses", self.same_losses, f"fsdp={gpus}" if gpus > 1 else "dp=1")
+        self.check("equal losses", self.same_losses, f"fsdp={ranks}" if ranks > 1 else "dp=1")
         self.check(f"stop {most} by SIGTERM", self.stopped, most, "SIGTERM")
         self.check(f"kill a rank of {most}", self.stopped, most, "SIGKILL")
         self.check("bench --save", self.bench)
@@ -302,9 +363,11 @@ def main():
     parser.add_argument("--build", required=True, help="the folder of bin/echelon")
     parser.add_argument("--out", default="gpu-node", help="the folder to write")
     parser.add_argument("--gpus", type=int, help="how many to use (default: all)")
+    parser.add_argument("--ranks", type=int, help="how many at most (default: one for each GPU)")
     parser.add_argument("--minutes", type=float, default=30, help="checks that would begin later are skipped")
     parser.add_argument("--only", default=".", metavar="REGEX", help="checks whose name matches")
-    parser.add_argument("--device", choices=["cuda", "test"], default="cuda", help="test: the device of Echelon's tests")
+    parser.add_argument("--device", choices=["cuda", "test", "cpu"], default="cuda",
+                        help="test: the device of Echelon's tests")
     parser.add_argument("--small", action="store_true", help="a model that CPUs train in a second")
     arguments = parser.parse_args()
     if arguments.gpus is None:
@@ -312,6 +375,7 @@ def main():
         arguments.gpus = sum(line.startswith("GPU ") for line in listed.splitlines())
     if arguments.gpus < 1:
         sys.exit("gpu_node: nvidia-smi lists no GPU")
+    arguments.ranks = arguments.ranks or arguments.gpus
     node = Node(arguments)
     node.all()
     failed = [row for row in node.rows if row["status"] == "FAILED"]

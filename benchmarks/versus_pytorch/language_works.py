@@ -62,12 +62,15 @@ def parse(description, works, steps):
 
 
 def run(options, ranks, rows, **facts):
-    """Writes what rows(sides), a generator that prints as it goes, yields."""
+    """Writes what rows(sides), a generator that prints as it goes, yields: after
+    each row all so far."""
     sides = Sides(options.build.resolve(), ranks)
-    result = {"machine": machine(), **facts}
+    result = {"machine": machine(), **facts, "rows": []}
     try:
-        result["rows"] = list(rows(sides))
+        for row in rows(sides):
+            result["rows"].append(row)
+            if options.json:
+                text = json.dumps(result, indent=1) + "\n"
+                options.json.write_text(text)
     finally:
         sides.close()
-    if options.json:
-        options.json.write_text(json.dumps(result, indent=1) + "\n")

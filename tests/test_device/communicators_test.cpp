@@ -172,7 +172,8 @@ TEST_F(Communicators, MessagesOfABatchStartTogether) {
                                     "0 barrier", "synchronize", "0 shutdown"));
 }
 
-// NCCL has no tags; ranks may list a batch's messages in any order all the same.
+// NCCL has no tags; ranks may list a batch's messages in any order all the
+// same.
 TEST_F(Communicators, MessagesOfABatchMeetByTheirTags) {
   run_ranks(
       2,
