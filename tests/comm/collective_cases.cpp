@@ -3,8 +3,10 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 
+#include <chrono>
 #include <functional>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "tests/support/error_text.h"
@@ -33,7 +35,7 @@ all_values(int size, int64_t numel, torch::Dtype dtype, const Place& at) {
 }
 
 Tensor reduced(const std::vector<Tensor>& all, ReduceOp op) {
-  const Tensor stacked = torch::stack(all).to(torch::kFloat64);
+  const Tensor stacked = torch::stack(all).cpu().to(torch::kFloat64);
   switch (op) {
     case ReduceOp::sum:
       return stacked.sum(0);
@@ -54,6 +56,22 @@ void expect_equal(
       << what << " " << actual.dtype();
 }
 
+// On the host an average is the sum divided, and exact. GPUs multiply by 1 / n.
+void expect_average(
+    const Tensor& actual, const Tensor& expected, const std::string& what) {
+  if (actual.is_cpu()) {
+    expect_equal(actual, expected, what);
+    return;
+  }
+  const double rounding = actual.scalar_type() == torch::kFloat64    ? 1e-15
+                          : actual.scalar_type() == torch::kFloat32  ? 1e-6
+                          : actual.scalar_type() == torch::kBFloat16 ? 0.02
+                                                                     : 2e-3;
+  EXPECT_TRUE(torch::allclose(
+      actual.cpu().to(torch::kFloat64), expected.cpu(), rounding, rounding))
+      << what << " " << actual.dtype();
+}
+
 void all_reduce(World& world, const Place& at) {
   const Group& group = world.group();
   for (torch::Dtype dtype : kReduced) {
@@ -63,7 +81,8 @@ void all_reduce(World& world, const Place& at) {
         if (op == ReduceOp::avg && !torch::isFloatingType(dtype)) continue;
         Tensor tensor = values(group.rank(), numel, dtype, at);
         group.all_reduce(tensor, op);
-        expect_equal(
+        const auto expect = op == ReduceOp::avg ? expect_average : expect_equal;
+        expect(
             tensor, reduced(all_values(group.size(), numel, dtype, at), op),
             "all_reduce");
       }
@@ -383,8 +402,20 @@ void every_call_is_recorded(World& world, const Place& at) {
     return;
   }
   ASSERT_EQ(world.history().count(), before + 2);
-  auto records = world.history().snapshot();
-  records.erase(records.begin(), records.end() - 2);
+  const auto last_two = [&] {
+    auto records = world.history().snapshot();
+    records.erase(records.begin(), records.end() - 2);
+    return records;
+  };
+  auto records = last_two();
+  // Calls on a device end when the observer has asked the device.
+  const auto deadline =
+      std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  while (at(torch::kFloat32).device().is_cuda() && records[1].end_ns == 0 &&
+         std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    records = last_two();
+  }
   EXPECT_EQ(records[0].operation, "all_reduce");
   EXPECT_EQ(records[0].label, "first");
   EXPECT_EQ(records[0].axis, "world");

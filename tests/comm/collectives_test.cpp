@@ -86,9 +86,11 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& info) { return info.param.name; });
 
 void run_processes(
-    const std::string& backend, const std::string& device, int size) {
-  testing_support::run_as_ranks(
-      size, "All/Rank.*", collective_cases().size(),
+    const std::string& backend, const std::string& device, int size,
+    bool as_hosts = false) {
+  const auto run =
+      as_hosts ? testing_support::run_as_hosts : testing_support::run_as_ranks;
+  run(size, "All/Rank.*", collective_cases().size(),
       {std::string(kBackend) + "=" + backend,
        std::string(kDevice) + "=" + device});
 }
@@ -112,21 +114,23 @@ INSTANTIATE_TEST_SUITE_P(
         testing::Values("local", "gloo"), testing::Values(1, 2, 3, 4)),
     name_of);
 
+TEST(Hosts, Pass) {
+  run_processes("gloo", "cpu", 3, /*as_hosts=*/true);
+}
+
 // -------------------------------------------------------------------- on GPUs
 
-/// nccl with a GPU per rank; local with all ranks on one GPU, which NCCL
-/// refuses.
+/// nccl with a GPU per rank or, where there are fewer, with ranks that share
+/// the first one as hosts of their own; local with all ranks on the first.
 class Gpu : public testing::TestWithParam<ProcessesCase> {};
 
 TEST_P(Gpu, Pass) {
   const auto& [backend, size] = GetParam();
   const int devices = cuda_device_count();
-  const int needed = backend == "nccl" ? size : 1;
-  if (devices < needed) {
-    GTEST_SKIP() << "needs " << needed << (needed == 1 ? " GPU" : " GPUs")
-                 << "; this machine has " << devices;
-  }
-  run_processes(backend, backend == "nccl" ? "cuda" : "cuda:0", size);
+  if (devices == 0) GTEST_SKIP() << "this machine has no GPU";
+  const bool nccl = backend == "nccl";
+  run_processes(
+      backend, nccl ? "cuda" : "cuda:0", size, nccl && devices < size);
 }
 INSTANTIATE_TEST_SUITE_P(
     All, Gpu,

@@ -15,6 +15,7 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -46,6 +47,36 @@ inline void run_as_ranks(
   const std::string passed = "[  PASSED  ] " + std::to_string(tests) +
                              (tests == 1 ? " test." : " tests.");
   EXPECT_EQ(count(ranks.out(), passed), size) << ranks.out() << ranks.err();
+}
+
+/// The same with each rank as a host of its own, on loopback. To NCCL too: it
+/// refuses two ranks of one host on one GPU.
+inline void run_as_hosts(
+    int size, const std::string& filter, size_t tests,
+    std::vector<std::string> environment = {}) {
+  const auto self = std::filesystem::read_symlink("/proc/self/exe");
+  const std::string port = std::to_string(free_port());
+  environment.insert(
+      environment.end(), {"ECHELON_TEST_RANK=1", "NCCL_SOCKET_IFNAME=lo"});
+  std::vector<std::unique_ptr<Command>> hosts;
+  for (int i = 0; i < size; ++i) {
+    const std::string number = std::to_string(i);
+    auto own = environment;
+    own.push_back("NCCL_HOSTID=host-" + number);
+    hosts.push_back(std::make_unique<Command>(
+        std::vector<std::string>{
+            (self.parent_path() / "launch_run").string(), "--nnodes",
+            std::to_string(size), "--node-rank", number, "--master-addr",
+            "127.0.0.1", "--master-port", port, "--plain", "--", self.string(),
+            "--gtest_filter=" + filter, "--gtest_brief=1"},
+        own));
+  }
+  const std::string passed = "[  PASSED  ] " + std::to_string(tests) +
+                             (tests == 1 ? " test." : " tests.");
+  for (const auto& host : hosts) {
+    EXPECT_EQ(host->wait(), 0) << host->out() << host->err();
+    EXPECT_EQ(count(host->out(), passed), 1) << host->out() << host->err();
+  }
 }
 
 /// The command that runs `test` of the test program `name` on `size` process
