@@ -127,6 +127,29 @@ function(echelon_room)
   endif()
 endfunction()
 
+# echelon_embed(OUTPUT NAMESPACE FILE ...)  writes a source that defines, for each
+# file a/b.css, `const std::string_view NAMESPACE::b_css` with its content.
+function(echelon_embed output namespace)
+  set(source "// Generated from other files.\n#include <string_view>\n\n")
+  string(APPEND source "namespace ${namespace} {\n")
+  foreach(file IN LISTS ARGN)
+    set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS
+      "${CMAKE_CURRENT_SOURCE_DIR}/${file}")
+    get_filename_component(name "${file}" NAME)
+    string(REPLACE "." "_" name "${name}")
+    file(READ "${file}" content)
+    string(APPEND source "extern const std::string_view ${name};\n"
+      "constexpr std::string_view ${name} = R\"asset(${content})asset\";\n")
+  endforeach()
+  string(APPEND source "}  // namespace ${namespace}\n")
+  set(old)
+  if(EXISTS "${output}")
+    file(READ "${output}" old)
+  endif()
+  if(NOT "${old}" STREQUAL "${source}")
+    file(WRITE "${output}" "${source}")
+  endif()
+endfunction()
 # For an executable of the training wing: LibTorch, where it is found at run time, and
 # code that fits the precompiled header, which serves one setting of -fPIC and -fPIE.
 function(echelon_use_torch target)

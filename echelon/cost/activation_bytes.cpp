@@ -171,10 +171,13 @@ ActivationBytes head_bytes(
       as_double(shape.hidden) / (strategy.sequence_parallel ? tp : 1);
   const double logits = as_double(shape.vocab) / tp;
   return {
-      .kept = tokens * (2 * element * hidden +
-                        framework.memory.logit_kept_bytes * logits),
-      .working = tokens * (element * hidden +
-                           framework.memory.logit_working_bytes * logits)};
+      .kept = tokens *
+              (2 * element * hidden +
+               std::max(element, framework.memory.logit_kept_bytes) * logits),
+      .working =
+          tokens *
+          (element * hidden +
+           std::max(element, framework.memory.logit_working_bytes) * logits)};
 }
 
 ActivationBytes counted_bytes(

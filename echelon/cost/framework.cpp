@@ -57,6 +57,8 @@ FrameworkMemory echelon_memory() {
   return {
       .gated_kept = 3,  // silu_times() in parallel/tensor/mlp.h
       .selective = SelectiveWay::keeps_products,
+      .logit_kept_bytes = 2,
+      .logit_working_bytes = 2,  // the gradient: kernels/vocab_loss.h
       .context_bytes = 0.5 * kGiB,
       .fragment_share = 0.05};
 }
@@ -95,6 +97,7 @@ void add_sharding(Frameworks& list) {
   Framework& trainer = list.add("echelon");
   trainer.host_seconds = 3e-6;
   trainer.gradient_bytes = 0;
+  trainer.loss_kernels = true;
   trainer.gathers_at_once = true;     // ShardedUnits::after_update
   trainer.bucket_bytes = 256 * 1024;  // as in gradient_reducer.h
   // ShardedUnits::begin_backward and PipelineModel::before_gradients.

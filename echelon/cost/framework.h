@@ -42,8 +42,8 @@ struct FrameworkMemory {
   /// Bytes for each element of the layer whose gradients are being summed.
   double reduce_bytes = 0;
 
-  /// Bytes of a logit: those kept from forward to backward, and those that the
-  /// loss needs in addition.
+  /// Bytes of a logit, at least one element's: those kept from forward to
+  /// backward, and those that the loss needs in addition.
   double logit_kept_bytes = 4;
   double logit_working_bytes = 8;
   double buffer_bytes = 0;    // of collectives, per rank
@@ -87,8 +87,11 @@ struct Framework {
   double gradient_bytes = 4;
   /// Moved per parameter and microbatch, in addition to what the matmul writes.
   double accumulate_bytes = 8;
-  double quantise_bytes = 4;    // moved per element of an fp8 matmul's input
-  double loss_bytes = 20;       // moved per logit in forward, half in backward
+  double quantise_bytes = 4;  // moved per element of an fp8 matmul's input
+  double loss_bytes = 20;     // moved per logit in forward, half in backward
+  /// Kernels that read logits of 16 bits once, and in backward write their
+  /// gradient; in place of loss_bytes.
+  bool loss_kernels = false;
   double optimizer_bytes = 40;  // moved per parameter and step, AdamW
   /// Gradients of layers with fewer bytes wait for the next layers' and are
   /// summed with them (stage 0); 0: each layer's by themselves.

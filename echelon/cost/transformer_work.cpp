@@ -340,9 +340,11 @@ LayerWork head(
   const int64_t vocab = vocabulary_part(shape, framework, sizes.tp);
   build.linear("logits", sizes.tokens, vocab, shape.hidden, false);
   const double logits = as_double(sizes.tokens) * as_double(vocab);
+  const bool kernels = framework.loss_kernels && build.element_bytes() <= 2;
+  const double moved = framework.loss_bytes / build.element_bytes();
   build.stream(
-      "loss", logits, framework.loss_bytes / build.element_bytes(),
-      0.5 * framework.loss_bytes / build.element_bytes(), 10, 5);
+      "loss", logits, kernels ? 1 : moved, kernels ? 2 : 0.5 * moved,
+      kernels ? 3 : 10, kernels ? 2 : 5);
   for (int sums = 0; sums < 3; ++sums) {
     build.collective(
         "loss", Axis::tp, CollectiveKind::all_reduce,

@@ -388,12 +388,25 @@ class LayerCount {
       cost_.output_bytes += cost_.outputs.back().bytes();
       if (output.requires_grad()) {
         roots_.push_back(torch::autograd::impl::gradient_edge(output));
-        gradients_.push_back(
-            at::empty(output.sizes(), meta(output.scalar_type())));
+        gradients_.push_back(gradient_like(output));
         known_.insert(key_of(gradients_.back()));
       }
     }
     return taken;
+  }
+
+  // Contiguous; where the output's rows have some room behind them, as the
+  // logits of a padded vocabulary, the loss leaves as much.
+  static torch::Tensor gradient_like(const torch::Tensor& output) {
+    const auto options = meta(output.scalar_type());
+    const int64_t width = output.dim() < 2 ? 0 : output.size(-1);
+    const int64_t stride = output.dim() < 2 ? 0 : output.stride(-2);
+    if (stride <= width || stride >= 2 * width || output.stride(-1) != 1) {
+      return at::empty(output.sizes(), options);
+    }
+    auto sizes = output.sizes().vec();
+    sizes.back() = stride;
+    return at::empty(sizes, options).narrow(-1, 0, width);
   }
 
   // The storages that this layer's operators have made so far.

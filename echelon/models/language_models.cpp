@@ -341,7 +341,9 @@ void add_head(
       [name, context](ColumnParallelLinear& head, const Tensors& inputs) {
         const TokenTuple tuple(inputs, name);
         const auto frame = frame_of(tuple, context, name);
-        const auto logits = head.forward(tuple.x, frame.batch * frame.sequence);
+        const auto logits = vocab_logits(
+            tuple.x, head.weight, context.parallel,
+            frame.batch * frame.sequence, name);
         return logits.view({frame.batch, frame.sequence, logits.size(-1)});
       });
   if (context.shape.tie_embeddings) {

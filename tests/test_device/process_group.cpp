@@ -663,7 +663,8 @@ constexpr nccl::Plugin kPlugin{
     &num_devices,
     &set_device,
     &synchronize_current_stream,
-    &make_backend};
+    &make_backend,
+    nullptr};
 
 }  // namespace
 }  // namespace echelon::test_device

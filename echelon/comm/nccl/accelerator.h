@@ -10,6 +10,10 @@
 
 #include <c10/core/Device.h>
 
+#include <cstdint>
+#include <string>
+#include <string_view>
+
 #include "echelon/options/comm.h"
 
 namespace echelon {
@@ -33,5 +37,17 @@ void set_current_device(c10::Device device);
 /// Returns when all work of the calling thread's current stream on its current
 /// device, which is of type `type`, is done.
 void synchronize_current_stream(c10::DeviceType type);
+
+/// Queues a kernel of CUDA C++ on the calling thread's current stream of its
+/// current GPU. `name` is an extern "C" function of `source`, which is compiled
+/// for the GPU at its first launch in this process (a fraction of a second).
+///
+///   source     needs no header and outlives the process's launches
+///   arguments  a pointer to each argument of the function
+///
+/// Throws c10::Error with the compiler's text, or with the driver's reason.
+void launch_kernel(
+    std::string_view source, const std::string& name, int64_t blocks,
+    int threads, void** arguments);
 
 }  // namespace echelon

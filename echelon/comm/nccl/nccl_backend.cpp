@@ -106,6 +106,13 @@ void synchronize_current_stream(c10::DeviceType type) {
   plugin(type).synchronize_current_stream();
 }
 
+void launch_kernel(
+    std::string_view source, const std::string& name, int64_t blocks,
+    int threads, void** arguments) {
+  plugin(DeviceKind::cuda)
+      .launch_kernel(source, name, blocks, threads, arguments);
+}
+
 c10::intrusive_ptr<c10d::Backend> make_nccl_backend(
     const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
     std::chrono::milliseconds timeout, c10::Device device) {

@@ -7,12 +7,15 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <chrono>
+#include <cstdint>
+#include <string>
+#include <string_view>
 
 namespace echelon::nccl {
 
 struct Plugin {
   /// Changed with the table: a library of another version is refused.
-  static constexpr int kVersion = 2;
+  static constexpr int kVersion = 3;
 
   int version;
   c10::DeviceType device_type;
@@ -22,6 +25,9 @@ struct Plugin {
   c10::intrusive_ptr<c10d::Backend> (*make_backend)(
       const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
       std::chrono::milliseconds timeout, int device_index);
+  void (*launch_kernel)(
+      std::string_view source, const std::string& name, int64_t blocks,
+      int threads, void** arguments);
 };
 
 }  // namespace echelon::nccl

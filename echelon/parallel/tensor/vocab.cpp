@@ -17,8 +17,10 @@
 #include <utility>
 
 #include "echelon/error.h"
+#include "echelon/kernels/vocab_loss.h"
 #include "echelon/layers/low_precision.h"
 #include "echelon/parallel/tensor/autograd_support.h"
+#include "echelon/parallel/tensor/linear.h"
 #include "echelon/parallel/tensor/token_rows.h"
 #include "echelon/profiling/operator_scope.h"
 #include "echelon/text/format.h"
@@ -188,6 +190,57 @@ class ShardedLookup : public torch::autograd::Function<ShardedLookup> {
   }
 };
 
+// ------------------------------------------------------------------- logits
+
+// The first columns of a matrix: a view. The gradient that the loss returns has
+// room behind each of its rows, as the matrix has, so that it becomes that of
+// all columns without a copy.
+class FirstColumns : public torch::autograd::Function<FirstColumns> {
+ public:
+  static Tensor
+  forward(AutogradContext* context, const Tensor& x, int64_t columns) {
+    context->saved_data["columns"] = x.size(-1);
+    return x.narrow(-1, 0, columns);
+  }
+
+  static variable_list
+  backward(AutogradContext* context, const variable_list& gradients) {
+    detail::refuse_second_derivative("vocab_logits");
+    const int64_t columns = context->saved_data["columns"].toInt();
+    const int64_t padding = columns - gradients[0].size(-1);
+    auto all = widened_in_place(gradients[0], columns);
+    if (all.defined()) {
+      all.narrow(-1, columns - padding, padding).zero_();
+    } else {
+      all = at::constant_pad_nd(gradients[0], {0, padding});
+    }
+    return {all, Tensor()};
+  }
+
+ private:
+  // The memory of `x` as rows of so many columns; undefined where the rows are
+  // not that far apart, or where another tensor may have what is between them.
+  static Tensor widened_in_place(const Tensor& x, int64_t columns) {
+    auto sizes = x.sizes().vec();
+    sizes.back() = columns;
+    int64_t stride = 1;
+    for (size_t i = sizes.size(); i-- > 0;) {
+      if (x.size(static_cast<int64_t>(i)) > 1 &&
+          x.stride(static_cast<int64_t>(i)) != stride) {
+        return {};
+      }
+      stride *= sizes[i];
+    }
+    const auto bytes = static_cast<size_t>(stride) * x.element_size();
+    // Of a meta tensor there is nothing to see.
+    const bool shared = !x.is_meta() && x.storage().use_count() > 1;
+    if (x.storage_offset() != 0 || x.storage().nbytes() < bytes || shared) {
+      return {};
+    }
+    return x.as_strided(sizes, c10::contiguous_strides(sizes));
+  }
+};
+
 // --------------------------------------------------------------------- loss
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
@@ -209,6 +262,9 @@ local_sums(const Tensor& rows, const Tensor& targets, const IndexRange& range) {
     sums.zero_();
     sums[0].fill_(-kInfinity);
     return sums;
+  }
+  if (kernels::takes(rows)) {
+    return kernels::vocab_sums(rows, targets - range.begin);
   }
   detail::for_row_chunks(rows, [&](int64_t begin, int64_t end) {
     const auto part = rows.slice(0, begin, end);
@@ -277,11 +333,15 @@ class CrossEntropy : public torch::autograd::Function<CrossEntropy> {
     const auto& ids = saved[1];
     const auto range = loss.parallel.part_of(loss.vocabulary);
     const auto rows = saved[0].reshape({ids.numel(), range.size()});
+    auto scale =
+        gradients[0].flatten().masked_fill(ids.eq(loss.ignore_index), 0);
+    if (kernels::takes(rows)) {
+      const auto result =
+          kernels::vocab_gradient(rows, ids - range.begin, saved[2], scale);
+      return {result.view(saved[0].sizes()), Tensor(), Tensor()};
+    }
     auto result = torch::empty(rows.sizes(), rows.options());
-    const auto scale = gradients[0]
-                           .flatten()
-                           .masked_fill(ids.eq(loss.ignore_index), 0)
-                           .unsqueeze(1);
+    scale = scale.unsqueeze(1);
     const auto total = saved[2].unsqueeze(1);
     const auto index = local_ids(ids, range, 0).unsqueeze(1);
     const auto at_target =
@@ -340,6 +400,28 @@ Tensor VocabParallelEmbedding::forward(const Tensor& ids) {
   lookup->parallel = parallel_;
   lookup->label = label_;
   return ShardedLookup::apply(weight, ids, lookup);
+}
+
+Tensor detail::padded_logits(
+    const Tensor& x, const Tensor& weight, int64_t padding,
+    const TensorParallel& parallel, int64_t tokens, const std::string& label) {
+  const auto padded = at::constant_pad_nd(weight, {0, 0, 0, padding});
+  const auto all = column_linear(
+      x, {{padded, {}}}, WeightLayout::out_in, parallel, tokens, label)[0];
+  return FirstColumns::apply(all, weight.size(0));
+}
+
+Tensor vocab_logits(
+    const Tensor& x, const Tensor& weight, const TensorParallel& parallel,
+    int64_t tokens, const std::string& label) {
+  const int64_t beyond = weight.size(0) % kVocabularyMultiple;
+  if (beyond != 0 && computing_device(x) == torch::kCUDA &&
+      weight.scalar_type() != torch::kFloat64) {
+    return detail::padded_logits(
+        x, weight, kVocabularyMultiple - beyond, parallel, tokens, label);
+  }
+  return column_linear(
+      x, {{weight, {}}}, WeightLayout::out_in, parallel, tokens, label)[0];
 }
 
 PositionEmbedding::PositionEmbedding(

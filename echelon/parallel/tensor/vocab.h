@@ -60,6 +60,32 @@ class PositionEmbedding : public ShardedModule {
   TensorParallel parallel_;
 };
 
+/// Scores of each id of the vocabulary: x times the rows of a weight, as
+/// column_linear.
+///
+///   weight   [vocabulary_r, hidden]
+///   returns  [..., vocabulary_r]
+///
+/// On a GPU the matmuls are as wide as the next multiple of kVocabularyMultiple
+/// (its matrix units need aligned rows; of GPT-2's 50,257 they compute a
+/// fraction as fast), so a row of the result may begin a few elements behind
+/// the end of the one before.
+torch::Tensor vocab_logits(
+    const torch::Tensor& x, const torch::Tensor& weight,
+    const TensorParallel& parallel, int64_t tokens,
+    const std::string& label = "lm_head");
+
+inline constexpr int64_t kVocabularyMultiple = 64;
+
+namespace detail {
+
+/// vocab_logits whose matmuls are `padding` columns wider.
+torch::Tensor padded_logits(
+    const torch::Tensor& x, const torch::Tensor& weight, int64_t padding,
+    const TensorParallel& parallel, int64_t tokens, const std::string& label);
+
+}  // namespace detail
+
 /// -log softmax(logits)[target] of each token.
 ///
 ///   logits   [..., vocabulary_r]

@@ -63,6 +63,57 @@ TEST_P(VocabParity, Positions) {
   });
 }
 
+// The matmuls of the logits are wider than the vocabulary. The gradient comes
+// with room behind each row, as the loss makes it on a GPU, and without.
+TEST_P(VocabParity, LogitsOfPaddedMatmuls) {
+  on_ranks(GetParam(), [](const TensorParallel& tp) {
+    const auto x = random({2, 5, 6}, 1);
+    const auto weight = random({kVocabulary, 6}, 2);
+    const auto cotangent = random({10, kVocabulary}, 3);
+    const auto mine = tp.part_of(kVocabulary);
+    const auto exact_x = x.clone().requires_grad_();
+    const auto exact_weight = weight.clone().requires_grad_();
+    const auto exact = at::linear(exact_x, exact_weight).flatten(0, 1);
+    exact.backward(cotangent);
+    for (const bool room : {false, true}) {
+      const auto own_x = parity::part_of_tokens(x, tp).clone().requires_grad_();
+      const auto own_weight =
+          weight.narrow(0, mine.begin, mine.size()).clone().requires_grad_();
+      const auto logits = detail::padded_logits(
+          own_x, own_weight, /*padding=*/5, tp, /*tokens=*/10, "head");
+      const auto rows = logits.reshape({10, mine.size()});
+      parity::expect_tensor("logits", here(exact.detach(), tp), rows, 1e-14);
+      auto gradient = here(cotangent, tp).contiguous();
+      if (room) {
+        gradient = torch::full({10, mine.size() + 5}, 99, gradient.options())
+                       .narrow(1, 0, mine.size())
+                       .copy_(gradient);
+      }
+      rows.backward(gradient);
+      parity::expect_tensor(
+          "x", parity::part_of_tokens(exact_x.grad(), tp), own_x.grad(), 1e-14);
+      parity::expect_tensor(
+          "weight", exact_weight.grad().narrow(0, mine.begin, mine.size()),
+          own_weight.grad(), 1e-14);
+    }
+  });
+}
+
+TEST(VocabLogits, AGradientWhoseMemoryOthersSeeIsCopied) {
+  const auto x = random({3, 4}, 1).requires_grad_();
+  const auto weight = random({6, 4}, 2).requires_grad_();
+  const auto logits = detail::padded_logits(x, weight, 2, {}, 3, "head");
+  const auto whole = torch::ones({3, 8});
+  logits.backward(whole.narrow(1, 0, 6).to(logits.dtype()));
+  auto typed = torch::ones({3, 8}, logits.options());
+  x.mutable_grad().reset();
+  detail::padded_logits(x, weight, 2, {}, 3, "head")
+      .backward(typed.narrow(1, 0, 6));
+  EXPECT_TRUE(typed.eq(1).all().item<bool>());
+  EXPECT_TRUE(torch::allclose(
+      x.grad(), torch::ones({3, 6}, x.options()).mm(weight.detach())));
+}
+
 TEST_P(VocabParity, CrossEntropy) {
   on_ranks(GetParam(), [](const TensorParallel& tp) {
     for (const int64_t vocabulary : {kVocabulary, int64_t{3}}) {

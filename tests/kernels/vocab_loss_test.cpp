@@ -1,0 +1,233 @@
+// The text that NVRTC compiles for GPUs, compiled for the host: a block's
+// threads are threads here, and blocks run one after the other.
+#include "echelon/kernels/vocab_loss.h"
+
+#include <gmock/gmock.h>
+#include <torch/torch.h>
+
+#include <barrier>
+#include <cmath>
+#include <filesystem>
+#include <functional>
+#include <limits>
+#include <thread>
+#include <vector>
+
+#include "echelon/layers/computing_device.h"
+#include "tests/support/places.h"
+#include "tests/support/process.h"
+#include "tests/support/temp_folder.h"
+
+namespace echelon::vocab_loss_kernel_test {
+namespace host {
+
+struct Index {
+  int x = 0;
+};
+thread_local Index threadIdx;
+Index blockIdx;
+Index blockDim;
+std::barrier<>* threads_of_block = nullptr;
+void __syncthreads() {
+  threads_of_block->arrive_and_wait();
+}
+float half_to_float(unsigned short bits) {
+  return static_cast<float>(c10::Half(bits, c10::Half::from_bits()));
+}
+unsigned short float_to_half(float value) {
+  return c10::Half(value).x;
+}
+
+#define __global__
+#define __device__
+#define __shared__ static
+#include "echelon/kernels/vocab_loss.cu"
+#undef __global__
+#undef __device__
+#undef __shared__
+
+/// A launch of `blocks` blocks of `threads` threads.
+void launch(int64_t blocks, int threads, const std::function<void()>& kernel) {
+  std::barrier<> barrier(threads);
+  threads_of_block = &barrier;
+  blockDim.x = threads;
+  for (int64_t block = 0; block < blocks; ++block) {
+    blockIdx.x = static_cast<int>(block);
+    std::vector<std::thread> all;
+    for (int thread = 0; thread < threads; ++thread) {
+      all.emplace_back([&, thread] {
+        threadIdx.x = thread;
+        kernel();
+      });
+    }
+    for (auto& one : all) one.join();
+  }
+}
+
+}  // namespace host
+
+using torch::Tensor;
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+/// Logits of one dtype, some elements apart, and a target for each row.
+struct Case {
+  torch::Dtype dtype;
+  int64_t rows, width, stride, offset;  // offset: of the first, in elements
+  int threads;
+};
+
+template <class T>
+void run_kernels(
+    const Case& one, const Tensor& logits, const Tensor& ids,
+    const Tensor& sums, const Tensor& total, const Tensor& scale,
+    const Tensor& gradient) {
+  const auto* rows = static_cast<const T*>(logits.const_data_ptr());
+  const auto* targets =
+      reinterpret_cast<const long long*>(ids.const_data_ptr<int64_t>());
+  host::launch(one.rows, one.threads, [&] {
+    host::vocab_sums(
+        rows, targets, sums.data_ptr<float>(), one.rows, one.width,
+        logits.stride(0));
+  });
+  if (!gradient.defined()) return;
+  host::launch(one.rows, one.threads, [&] {
+    host::vocab_gradient(
+        rows, targets, total.const_data_ptr<float>(),
+        scale.const_data_ptr<float>(), static_cast<T*>(gradient.data_ptr()),
+        one.width, logits.stride(0), gradient.stride(0));
+  });
+}
+
+void run_kernels_of(
+    const Case& one, const Tensor& logits, const Tensor& ids,
+    const Tensor& sums, const Tensor& total = {}, const Tensor& scale = {},
+    const Tensor& gradient = {}) {
+  const auto run = one.dtype == torch::kFloat32    ? run_kernels<float>
+                   : one.dtype == torch::kBFloat16 ? run_kernels<host::BFloat16>
+                                                   : run_kernels<host::Half>;
+  run(one, logits, ids, sums, total, scale, gradient);
+}
+
+void compare(const Case& one) {
+  torch::manual_seed(1);
+  const auto place =
+      torch::randn({one.offset + one.rows * one.stride}).mul(5).to(one.dtype);
+  const auto logits =
+      place.as_strided({one.rows, one.width}, {one.stride, 1}, one.offset);
+  auto ids = torch::arange(one.rows) * 3 % one.width;
+  ids[0] = -100;  // no target here
+  const auto exact = logits.to(torch::kFloat64);
+  const auto sums = torch::full({3, one.rows}, -1, torch::kFloat32);
+  const auto total = exact.logsumexp(1).to(torch::kFloat32);
+  const auto scale = torch::rand({one.rows});
+  // What is behind each row is not the kernel's.
+  const auto whole = torch::full({one.rows, one.width + 3}, 7, one.dtype);
+  const auto gradient = whole.narrow(1, 0, one.width);
+  run_kernels_of(one, logits, ids, sums, total, scale, gradient);
+
+  const auto most = exact.amax({1});
+  const auto sum = (exact - most.unsqueeze(1)).exp().sum(1);
+  auto target = exact.gather(1, ids.clamp_min(0).unsqueeze(1)).squeeze(1);
+  target[0] = 0;
+  EXPECT_TRUE(sums[0].to(torch::kFloat64).equal(most));
+  EXPECT_TRUE(torch::allclose(sums[1].to(torch::kFloat64), sum, 1e-5));
+  EXPECT_TRUE(sums[2].to(torch::kFloat64).equal(target));
+
+  auto expected = (exact - total.unsqueeze(1)).exp();
+  for (int64_t r = 1; r < one.rows; ++r) expected[r][ids[r]] -= 1;
+  expected *= scale.unsqueeze(1);
+  const double rounding = one.dtype == torch::kFloat32    ? 1e-5
+                          : one.dtype == torch::kBFloat16 ? 4e-3
+                                                          : 1e-3;
+  EXPECT_TRUE(
+      torch::allclose(gradient.to(torch::kFloat64), expected, rounding, 1e-7));
+  EXPECT_TRUE(whole.narrow(1, one.width, 3).eq(7).all().item<bool>());
+}
+
+TEST(VocabLossKernels, ComputeWhatFloat64DoesForEveryWidthAndAlignment) {
+  for (const auto dtype : {torch::kFloat32, torch::kBFloat16, torch::kHalf}) {
+    for (const int64_t width : {1, 5, 8, 64, 131, 1000}) {
+      for (const int64_t offset : {0, 3}) {
+        for (const int64_t room : {0, 1, 7}) {
+          SCOPED_TRACE(
+              std::string(torch::toString(dtype)) + ", width " +
+              std::to_string(width) + " from " + std::to_string(offset) +
+              ", room " + std::to_string(room));
+          compare({dtype, 3, width, width + room, offset, 4});
+        }
+      }
+    }
+  }
+  compare({torch::kBFloat16, 2, 5000, 5056, 0, 32});
+}
+
+TEST(VocabLossKernels, InfinitiesAndNaN) {
+  auto logits = torch::zeros({4, 40});
+  logits[0].fill_(-kInfinity);
+  logits[1][7] = -kInfinity;
+  logits[2][9] = std::nan("");
+  logits[3][11] = kInfinity;
+  const auto sums = torch::zeros({3, 4});
+  run_kernels_of(
+      {torch::kFloat32, 4, 40, 40, 0, 8}, logits,
+      torch::zeros({4}, torch::kInt64), sums);
+  EXPECT_EQ(sums[0][0].item<double>(), -kInfinity);
+  EXPECT_EQ(sums[1][0].item<double>(), 0);
+  EXPECT_EQ(sums[1][1].item<double>(), 39);
+  EXPECT_TRUE(std::isnan(sums[1][2].item<double>()));
+  EXPECT_TRUE(std::isnan(sums[1][3].item<double>()));
+}
+
+TEST(VocabLossKernels, BFloat16RoundsToTheNearest) {
+  for (const float x :
+       {1.00390625F, 1.01171875F, 1.0F, -3.1415927F, 1e-40F, 3.4e38F,
+        std::numeric_limits<float>::infinity()}) {
+    host::BFloat16 stored;
+    host::store(stored, x);
+    EXPECT_EQ(stored.bits, c10::BFloat16(x).x) << x;
+  }
+  host::BFloat16 stored;
+  host::store(stored, std::nanf(""));
+  EXPECT_TRUE(std::isnan(host::to_float(stored)));
+}
+
+// On meta tensors that stand for a GPU's, shapes and nothing else.
+TEST(VocabLossKernels, GiveShapesOfMetaTensors) {
+  const auto rows =
+      torch::empty({6, 64}, torch::dtype(torch::kBFloat16).device(torch::kMeta))
+          .narrow(1, 0, 50);
+  EXPECT_FALSE(kernels::takes(rows));  // it stands for a CPU's
+  const CountedFor cuda(torch::kCUDA);
+  EXPECT_TRUE(kernels::takes(rows));
+  EXPECT_FALSE(kernels::takes(rows.to(torch::kFloat64)));
+  const auto numbers = torch::empty({6}, torch::device(torch::kMeta));
+  const auto ids = numbers.to(torch::kInt64);
+  const auto sums = kernels::vocab_sums(rows, ids);
+  EXPECT_EQ(sums.sizes(), (std::vector<int64_t>{3, 6}));
+  EXPECT_EQ(sums.scalar_type(), torch::kFloat32);
+  const auto gradient = kernels::vocab_gradient(rows, ids, numbers, numbers);
+  EXPECT_EQ(gradient.sizes(), rows.sizes());
+  EXPECT_EQ(gradient.strides(), rows.strides());
+  EXPECT_EQ(gradient.scalar_type(), torch::kBFloat16);
+}
+
+// With CUDA's compiler, where there is one.
+TEST(VocabLossKernels, CompileForEveryArchitectureWithoutSpills) {
+  const std::string nvcc = "/usr/local/cuda/bin/nvcc";
+  if (!std::filesystem::exists(nvcc)) GTEST_SKIP() << "no " << nvcc;
+  const TempFolder folder;
+  for (const char* architecture : {"sm_80", "sm_90", "sm_100", "sm_120"}) {
+    testing_support::Command compiler(
+        {nvcc, "-cubin", "-std=c++17", "-Xptxas", "-v",
+         std::string("-arch=") + architecture, "-o", folder.path("cubin"),
+         source_path("echelon/kernels/vocab_loss.cu")});
+    EXPECT_EQ(compiler.wait(), 0) << compiler.err();
+    EXPECT_THAT(compiler.err(), testing::HasSubstr(" 0 bytes spill stores"));
+    EXPECT_THAT(
+        compiler.err(),
+        testing::Not(testing::ContainsRegex("[1-9][0-9]* bytes spill")));
+  }
+}
+
+}  // namespace echelon::vocab_loss_kernel_test
