@@ -184,9 +184,9 @@ int export_hugging_face(const ExportArguments& arguments) {
       weights, tensors, out.path().string(), max_shard_bytes);
   out.move_into_place();
   std::cout << format(
-      "wrote {}: config.json, {}; {} parameters in {}, from {}\n{}",
-      arguments.out, describe(files), num_parameters(parameters), text.dtype,
-      source.name, remark);
+      "wrote {}: config.json, {}; {} in {}, from {}\n{}", arguments.out,
+      describe(files), counted(num_parameters(parameters), "parameter"),
+      text.dtype, source.name, remark);
   return 0;
 }
 

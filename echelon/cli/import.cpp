@@ -14,6 +14,7 @@
 #include "echelon/error.h"
 #include "echelon/options/bind.h"
 #include "echelon/text/format.h"
+#include "echelon/text/units.h"
 
 namespace echelon::cli {
 namespace {
@@ -151,11 +152,11 @@ int import_folder(const ImportArguments& arguments) {
   out.write("config.toml", model_table(model.options) + data);
   out.move_into_place();
   std::cout << format(
-      "wrote {}: a {} of {} parameters, with its weights\n"
+      "wrote {}: a {} of {}, with its weights\n"
       "to train it: echelon train {} --set data.path=FILE.txt --set "
       "train.steps=100 --set train.run=runs/tuned\n",
       (fs::path(arguments.out) / "config.toml").string(), model.options.name,
-      num_parameters(model.parameters),
+      counted(num_parameters(model.parameters), "parameter"),
       (fs::path(arguments.out) / "config.toml").string());
   return 0;
 }

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "echelon/counting/meta_mode.h"
+#include "echelon/layers/computing_device.h"
 
 namespace echelon::counting {
 namespace {
@@ -198,8 +199,10 @@ Tensor logical_not(const Tensor& x) {
   return at::empty_like(x, x.options().dtype(at::kBool));
 }
 
+// CPUs keep what backward needs.
 Two log_sigmoid(const Tensor& x) {
-  return {like(x), sized({SymInt(0)}, x)};
+  const bool kept = computing_device(x) == at::kCPU;
+  return {like(x), kept ? like(x) : sized({SymInt(0)}, x)};
 }
 
 // Pools any number of dimensions, which are the last ones.

@@ -260,6 +260,33 @@ TEST_F(CommandLine, TrainStartsRanksOfSeveralHosts) {
   }
 }
 
+TEST_F(CommandLine, VerifyAndBenchStartRanksOfSeveralHosts) {
+  for (const std::string command :
+       {"verify first.toml", "bench collectives --backend gloo"}) {
+    const std::string hosts =
+        " -n 2 --nnodes 2 --master-addr 127.0.0.1 --master-port " +
+        std::to_string(testing_support::free_port());
+    const auto outcome = shell(
+        "bin/echelon " + command + hosts + " --node-rank 1 & bin/echelon " +
+        command + hosts + " --node-rank 0; first=$?; wait $! && exit $first");
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+    EXPECT_THAT(outcome.out, StartsWith("rank 0 of 4: " + command.substr(0, 5)))
+        << outcome.out;
+  }
+  for (const auto& [arguments, part] :
+       std::vector<std::pair<std::string, std::string>>{
+           {"verify first.toml --layout dp=3 --nnodes 2 --master-addr a",
+            "--nnodes 2: layout dp=3 has 3 ranks"},
+           {"verify first.toml --nnodes 2", "--nnodes 2: needs --master-addr"},
+           {"verify first.toml --resume --layout dp=2 --then tp=2 --nnodes 2 "
+            "--master-addr a",
+            "--resume saves to a folder of this host alone"},
+           {"bench collectives --ranks threads --nnodes 2 --master-addr a",
+            "--ranks threads: threads are on one host"}}) {
+    expect_error(arguments, part);
+  }
+}
+
 TEST_F(CommandLine, MoreRanksThanCoresIsAWarning) {
   const auto outcome =
       run("train first.toml -n 64 --set train.batch=64 --ranks threads");
@@ -425,13 +452,13 @@ void write_hugging_face(const TempFolder& folder) {
   folder.write(
       "theirs/config.json",
       R"({"architectures": ["GPT2LMHeadModel"], "n_layer": 1, "n_embd": 4,)"
-      R"( "n_head": 2, "n_positions": 8, "vocab_size": 11})");
+      R"( "n_head": 2, "n_positions": 300, "vocab_size": 11})");
   folder.write("theirs/tokenizer.json", "{}");
   const ModelOptions options =
       hugging_face::read_config(folder.path("theirs/config.json"));
-  const std::vector<std::byte> zeros(1000);
+  const std::vector<std::byte> zeros(5000);
   std::vector<safetensors::TensorBytes> tensors;
-  for (const auto& info : list_parameters(options, {8}, 11)) {
+  for (const auto& info : list_parameters(options, {300}, 11)) {
     tensors.push_back(
         {info.name, "F32", info.shape,
          std::span(zeros).first(static_cast<size_t>(4 * info.num_elements()))});
@@ -443,13 +470,13 @@ TEST_F(CommandLine, ImportsAndExportsHuggingFaceFolders) {
   write_hugging_face(folder_);
   const auto imported = printed(run("import theirs ours"));
   EXPECT_THAT(
-      imported, HasSubstr("wrote ours/config.toml: a gpt of 328 parameters"));
+      imported, HasSubstr("wrote ours/config.toml: a gpt of 1,496 parameters"));
   EXPECT_THAT(
       read("ours/config.toml"),
       HasAll(
           "[model]\nname = \"gpt\"\n",
           "\nlayers = 1\nhidden_size = 4\nheads = 2\n", "\ndropout = 0.1\n",
-          "[data]\nname = \"text\"\nsequence = 8\ntokenizer = "));
+          "[data]\nname = \"text\"\nsequence = 300\ntokenizer = "));
   // It trains: its samples are as long as the model allows.
   write("tokens.bin", std::string(400, '\0'));
   EXPECT_THAT(
@@ -466,7 +493,7 @@ TEST_F(CommandLine, ImportsAndExportsHuggingFaceFolders) {
   const auto exported = printed(run("export ours back --format huggingface"));
   EXPECT_EQ(
       exported,
-      "wrote back: config.json, model.safetensors; 328 parameters in float32, "
+      "wrote back: config.json, model.safetensors; 1,496 parameters in float32, "
       "from ours/checkpoints/last.safetensors\n");
   EXPECT_EQ(run("import back again").exit_code, 0);
   EXPECT_TRUE(fs::exists(path("again/tokenizer.json")));
