@@ -13,6 +13,7 @@ Exits with 1 and says what is wrong, or with 77 when a tool is missing."""
 import collections
 import concurrent.futures
 import fnmatch
+import hashlib
 import html
 import json
 import os
@@ -20,6 +21,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -310,6 +312,59 @@ def draw(found):
 # --- Compiled checks -------------------------------------------------------------
 
 
+class Passed:
+    """What a compiled check has accepted before, by its text and that of all files of the
+    tree that it includes. It lives in the cache of set-up, as the compiler's cache does, so
+    that a second run reads only what has changed."""
+
+    def __init__(self, check, build, *tools):
+        cache = os.environ.get("ECHELON_CACHE") or os.path.join(
+            os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "echelon")
+        self.folder = Path(cache) / "checks" / check
+        self.build = str(build)
+        self.includes = {}
+        self.fixed = [subprocess.run([tool, "--version"], capture_output=True, text=True).stdout
+                      for tool in tools]
+        self.fixed += [(ROOT / name).read_text() for name in ("tests/tree/check.py", ".clang-tidy")]
+        old = time.time() - 90 * 24 * 3600
+        for path in self.folder.glob("*"):
+            if path.stat().st_mtime < old:
+                path.unlink(missing_ok=True)
+
+    def included(self, path):
+        """The files of the tree that `path` includes itself."""
+        if path not in self.includes:
+            names = re.findall(r'^\s*#\s*include "([^"]+)"', path.read_text(), re.M)
+            places = [place for name in names for place in (ROOT / name, path.parent / name)]
+            self.includes[path] = [place for place in places if place.is_file()]
+        return self.includes[path]
+
+    def key(self, path, command):
+        seen, left = {path}, [path]
+        while left:
+            for other in self.included(left.pop()):
+                if other not in seen:
+                    seen.add(other)
+                    left.append(other)
+        text = "\0".join([*self.fixed, *map(str, command),
+                          *(f"{one}\0{one.read_text()}" for one in sorted(seen))])
+        text = text.replace(self.build, "BUILD").replace(str(ROOT), "ROOT")
+        return self.folder / hashlib.sha256(text.encode()).hexdigest()
+
+    def run_each(self, command_of, paths):
+        """As run_each, of those that have not passed."""
+        keys = {path: self.key(path, command_of(path)) for path in paths}
+        left = [path for path in paths if not keys[path].exists()]
+        failures = run_each(command_of, left)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        failed = {path for path, _ in failures}
+        for path in paths:
+            if path not in failed:
+                keys[path].touch()
+        print(f"{len(left)} of {len(paths)} are new")
+        return failures
+
+
 class Clang:
     """clang's flags for a file, with a precompiled header for the training wing."""
 
@@ -359,7 +414,7 @@ def check_headers(build):
         paths = [p for p in paths if not clang.is_torch(p)]
     else:
         clang.make_header()
-    failures = run_each(
+    failures = Passed("headers", build, CLANG).run_each(
         lambda p: [CLANG, *clang.flags(p), "-fsyntax-only", "-x", "c++", str(p)], paths)
     finish([f"{name_of(path)} does not compile by itself:\n{text[:600]}" for path, text in failures],
            "include what the header uses")
@@ -382,10 +437,11 @@ def check_tidy(build):
         group = Path(build) / f"tidy_{i}.cpp"
         together[group] = paths[i::TIDY_GROUPS]
         group.write_text("".join(f'#include "{path}"\n' for path in together[group]))
-    failures = run_each(command, together)
+    passed = Passed("tidy", build, TIDY)
+    failures = passed.run_each(command, list(together))
     collided = [group for group, text in failures if "[clang-diagnostic-error]" in text]
     failures = [one for one in failures if one[0] not in collided]
-    failures += run_each(command, [path for group in collided for path in together[group]])
+    failures += passed.run_each(command, [path for group in collided for path in together[group]])
     lines = sorted({line.replace(f"{ROOT}/", "") for _, text in failures for line in text.splitlines()
                     if re.search(r": (warning|error): ", line)})
     finish(lines or [text[:500] for _, text in failures], "mend them; .clang-tidy has the list of checks")
