@@ -493,7 +493,8 @@ TEST_F(CommandLine, ImportsAndExportsHuggingFaceFolders) {
   const auto exported = printed(run("export ours back --format huggingface"));
   EXPECT_EQ(
       exported,
-      "wrote back: config.json, model.safetensors; 1,496 parameters in float32, "
+      "wrote back: config.json, model.safetensors; 1,496 parameters in "
+      "float32, "
       "from ours/checkpoints/last.safetensors\n");
   EXPECT_EQ(run("import back again").exit_code, 0);
   EXPECT_TRUE(fs::exists(path("again/tokenizer.json")));

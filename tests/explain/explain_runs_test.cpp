@@ -1,6 +1,7 @@
 // Real runs that are made to have a fault, and one that has none. This machine
 // may be busy with other things, so that a run can have more than the fault
-// that it is made with: that one has to be found.
+// that it is made with: that one has to be found. Faults are made on CPUs and
+// on the tests' device, where spans and collectives are timed by its events.
 #include <gmock/gmock.h>
 
 #include <sys/types.h>
@@ -38,7 +39,7 @@ class ExplainRuns : public testing::Test {
  protected:
   // simple_cnn on random images, and what `settings` changes.
   RunExplanation trained(
-      const Words& settings, const Words& more = {},
+      Words settings, const Words& more = {},
       const std::function<void(const Command&)>& meanwhile = {}) {
     const std::string config = folder_.path() + "/config.toml";
     std::ofstream(config) << "[data]\nname = \"dummy\"\nshape = [3, 32, 32]\n"
@@ -46,6 +47,7 @@ class ExplainRuns : public testing::Test {
                              "overwrite = true\n[checkpoint]\nat_end = false\n";
     const std::string run = folder_.path() + "/run";
     Words words = {kEchelon, "train", config, "--set", "train.run=" + run};
+    if (!device_.empty()) settings.push_back("comm.device=" + device_);
     for (const auto& setting : settings) {
       words.insert(words.end(), {"--set", setting});
     }
@@ -76,8 +78,18 @@ class ExplainRuns : public testing::Test {
   }
 
   TempFolder folder_;
+  std::string device_;   // empty: the CPU
   std::string failure_;  // of the last run
 };
+
+class ExplainFaults : public ExplainRuns,
+                      public testing::WithParamInterface<const char*> {
+ protected:
+  void SetUp() override { device_ = GetParam(); }
+};
+INSTANTIATE_TEST_SUITE_P(
+    Devices, ExplainFaults, testing::Values("", "test"),
+    [](const auto& info) { return *info.param == 0 ? "cpu" : info.param; });
 
 // Leaves the quickest steps in the timeline: those in which the machine did
 // little else.
@@ -127,7 +139,7 @@ TEST_F(ExplainRuns, ArriveOnTheRunsPage) {
   }
 }
 
-TEST_F(ExplainRuns, ASlowLoader) {
+TEST_P(ExplainFaults, ASlowLoader) {
   const std::string images = folder_.path() + "/images/";
   for (const char* of_class : {"a", "b"}) {
     std::filesystem::create_directories(images + of_class);
@@ -163,7 +175,7 @@ pid_t rank_one(const Command& command) {
   return found;
 }
 
-TEST_F(ExplainRuns, ARankThatIsSlowedDown) {
+TEST_P(ExplainFaults, ARankThatIsSlowedDown) {
   const auto run = trained(
       {"data.shape=[3, 96, 96]"}, {"-n", "2"}, [](const Command& command) {
         const pid_t rank = rank_one(command);
@@ -181,7 +193,7 @@ TEST_F(ExplainRuns, ARankThatIsSlowedDown) {
   EXPECT_GT(found.share, 0.08);
 }
 
-TEST_F(ExplainRuns, UnevenStages) {
+TEST_P(ExplainFaults, UnevenStages) {
   const auto found = find(
       trained(
           {"model.cut=[\"fc\"]", "layout.microbatches=8", "train.batch=256"},
@@ -193,7 +205,7 @@ TEST_F(ExplainRuns, UnevenStages) {
       ElementsAre("model.cut=[]", "model.balance=\"measured\""));
 }
 
-TEST_F(ExplainRuns, APipelineWithOneMicrobatch) {
+TEST_P(ExplainFaults, APipelineWithOneMicrobatch) {
   const auto found = find(
       trained(
           {"model.name=mlp", "model.hidden=[512, 512, 512, 512, 512, 512, 512]",
@@ -206,18 +218,16 @@ TEST_F(ExplainRuns, APipelineWithOneMicrobatch) {
   EXPECT_GT(found.gain, 0.1);
 }
 
-TEST_F(ExplainRuns, GradientsThatNothingHides) {
-  const auto found = find(
-      trained(
-          {"model.name=mlp", "model.hidden=[4096]", "train.batch=4",
-           "comm.backend=gloo"},
-          {"-n", "2"}),
-      Fault::exposed_communication);
+TEST_P(ExplainFaults, GradientsThatNothingHides) {
+  Words settings = {"model.name=mlp", "model.hidden=[4096]", "train.batch=4"};
+  if (device_.empty()) settings.push_back("comm.backend=gloo");
+  const auto found =
+      find(trained(settings, {"-n", "2"}), Fault::exposed_communication);
   EXPECT_EQ(found.axis, "dp");
   EXPECT_FALSE(found.settings.empty());
 }
 
-TEST_F(ExplainRuns, RecomputeWithMemoryToSpare) {
+TEST_P(ExplainFaults, RecomputeWithMemoryToSpare) {
   const auto found = find(
       trained({"memory.recompute=all", "data.shape=[3, 64, 64]"}),
       Fault::recompute);
@@ -226,7 +236,7 @@ TEST_F(ExplainRuns, RecomputeWithMemoryToSpare) {
   EXPECT_THAT(found.settings, ElementsAre("memory.recompute=\"none\""));
 }
 
-TEST_F(ExplainRuns, MemoryNearItsLimit) {
+TEST_P(ExplainFaults, MemoryNearItsLimit) {
   const Words model = {"data.shape=[3, 64, 64]"};
   trained(model);
   const RunRecord free = read_run(folder_.path() + "/run");
@@ -247,7 +257,7 @@ TEST_F(ExplainRuns, MemoryNearItsLimit) {
   EXPECT_FALSE(found.settings.empty());
 }
 
-TEST_F(ExplainRuns, RanksWithDifferentNumbersOfSamples) {
+TEST_P(ExplainFaults, RanksWithDifferentNumbersOfSamples) {
   const auto found = find(
       trained(
           {"data.shape=[3, 64, 64]", "train.rank_batch=[56, 8]"}, {"-n", "2"}),
@@ -277,7 +287,7 @@ TEST_F(ExplainRuns, OneThatIsKilled) {
   EXPECT_THAT(killed.notes, Contains(testing::HasSubstr(" of 100000: ")));
 }
 
-TEST_F(ExplainRuns, TinyBatches) {
+TEST_P(ExplainFaults, TinyBatches) {
   const auto found = find(
       trained(
           {"model.name=mlp", "model.hidden=[1024, 1024]", "train.batch=1",
