@@ -177,7 +177,8 @@ pid_t rank_one(const Command& command) {
 
 TEST_P(ExplainFaults, ARankThatIsSlowedDown) {
   const auto run = trained(
-      {"data.shape=[3, 96, 96]"}, {"-n", "2"}, [](const Command& command) {
+      {device_.empty() ? "data.shape=[3, 96, 96]" : "data.shape=[3, 48, 48]"},
+      {"-n", "2"}, [](const Command& command) {
         const pid_t rank = rank_one(command);
         ASSERT_GT(rank, 0);
         // It stands still most of the time, several times a step, until it has

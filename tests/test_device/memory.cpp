@@ -295,8 +295,21 @@ Cache& cache_of(int device) {
   return *cache;
 }
 
+// As CUDA's allocator tells what counts memory.
+void report(const Block& block, bool allocated) {
+  const auto bytes = static_cast<int64_t>(block.bytes);
+  const auto now = static_cast<size_t>(counts(block.device).allocated_bytes);
+  c10::reportMemoryUsageToProfiler(
+      reinterpret_cast<void*>(block.address), allocated ? bytes : -bytes, now,
+      now,
+      c10::Device(
+          c10::DeviceType::PrivateUse1,
+          static_cast<c10::DeviceIndex>(block.device)));
+}
+
 void free_block(void* context) {
   auto* const block = static_cast<Block*>(context);
+  report(*block, false);
   cache_of(block->device).release(block);
 }
 
@@ -331,6 +344,7 @@ class DeviceAllocator final : public c10::DeviceAllocator {
         c10::DeviceType::PrivateUse1, static_cast<c10::DeviceIndex>(index));
     if (bytes == 0) return {nullptr, device};
     Block* const block = cache_of(index).allocate(bytes, current_stream(index));
+    report(*block, true);
     return {
         reinterpret_cast<void*>(block->address), block, &free_block, device};
   }
