@@ -452,13 +452,13 @@ void write_hugging_face(const TempFolder& folder) {
   folder.write(
       "theirs/config.json",
       R"({"architectures": ["GPT2LMHeadModel"], "n_layer": 1, "n_embd": 4,)"
-      R"( "n_head": 2, "n_positions": 300, "vocab_size": 11})");
+      R"( "n_head": 2, "n_positions": 190, "vocab_size": 11})");
   folder.write("theirs/tokenizer.json", "{}");
   const ModelOptions options =
       hugging_face::read_config(folder.path("theirs/config.json"));
   const std::vector<std::byte> zeros(5000);
   std::vector<safetensors::TensorBytes> tensors;
-  for (const auto& info : list_parameters(options, {300}, 11)) {
+  for (const auto& info : list_parameters(options, {190}, 11)) {
     tensors.push_back(
         {info.name, "F32", info.shape,
          std::span(zeros).first(static_cast<size_t>(4 * info.num_elements()))});
@@ -470,19 +470,19 @@ TEST_F(CommandLine, ImportsAndExportsHuggingFaceFolders) {
   write_hugging_face(folder_);
   const auto imported = printed(run("import theirs ours"));
   EXPECT_THAT(
-      imported, HasSubstr("wrote ours/config.toml: a gpt of 1,496 parameters"));
+      imported, HasSubstr("wrote ours/config.toml: a gpt of 1,056 parameters"));
   EXPECT_THAT(
       read("ours/config.toml"),
       HasAll(
           "[model]\nname = \"gpt\"\n",
           "\nlayers = 1\nhidden_size = 4\nheads = 2\n", "\ndropout = 0.1\n",
-          "[data]\nname = \"text\"\nsequence = 300\ntokenizer = "));
+          "[data]\nname = \"text\"\nsequence = 190\ntokenizer = "));
   // It trains: its samples are as long as the model allows.
   write("tokens.bin", std::string(400, '\0'));
   EXPECT_THAT(
       run("train ours/config.toml --check --set data.path=tokens.bin --set "
           "data.tokenizer= --set data.vocab_size=11 --set train.steps=1 "
-          "--set train.batch=2")
+          "--set train.batch=1")
           .err,
       "");
   EXPECT_EQ(run("config show ours/config.toml").exit_code, 0);
@@ -493,7 +493,7 @@ TEST_F(CommandLine, ImportsAndExportsHuggingFaceFolders) {
   const auto exported = printed(run("export ours back --format huggingface"));
   EXPECT_EQ(
       exported,
-      "wrote back: config.json, model.safetensors; 1,496 parameters in "
+      "wrote back: config.json, model.safetensors; 1,056 parameters in "
       "float32, "
       "from ours/checkpoints/last.safetensors\n");
   EXPECT_EQ(run("import back again").exit_code, 0);
