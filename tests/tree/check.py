@@ -356,11 +356,14 @@ class Passed:
         keys = {path: self.key(path, command_of(path)) for path in paths}
         left = [path for path in paths if not keys[path].exists()]
         failures = run_each(command_of, left)
-        self.folder.mkdir(parents=True, exist_ok=True)
         failed = {path for path, _ in failures}
-        for path in paths:
-            if path not in failed:
-                keys[path].touch()
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            for path in paths:
+                if path not in failed:
+                    keys[path].touch()
+        except OSError as error:
+            print(f"not kept for the next time: {error}")
         print(f"{len(left)} of {len(paths)} are new")
         return failures
 
