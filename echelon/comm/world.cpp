@@ -69,6 +69,16 @@ void check_one_host(BackendKind backend, const RankEnvironment& env) {
   }
 }
 
+/// What NCCL says last: its errors begin with where they were thrown and what
+/// their code means.
+std::string reason_of(const std::exception& error) {
+  const std::string text = without_backtrace(error.what());
+  static constexpr std::string_view kLast = "Last error:\n";
+  const size_t last = text.rfind(kLast);
+  const size_t begin = last == std::string::npos ? 0 : last + kLast.size();
+  return text.substr(begin, text.find('\n', begin) - begin);
+}
+
 bool by_threads(const RankEnvironment& env) {
   return env.launcher == Launcher::threads;
 }
@@ -255,7 +265,15 @@ c10::intrusive_ptr<c10d::Backend> World::Impl::communicator(
   c10d::BarrierOptions barrier;
   barrier.asyncOp = false;
   barrier.device = device;
-  if (auto work = made->barrier(barrier)) work->wait();
+  try {
+    if (auto work = made->barrier(barrier)) work->wait();
+  } catch (const c10::Error& error) {
+    throw CommError(format(
+        "rank {} on {} cannot connect to ranks {} over NCCL: {}; "
+        "NCCL_DEBUG=INFO shows what it tries, NCCL_SOCKET_IFNAME chooses the "
+        "network, and [comm] device = \"cpu\" does without it",
+        env.rank, device.str(), join(ranks, ", "), reason_of(error)));
+  }
   return made;
 }
 

@@ -51,7 +51,7 @@ enum class Finding {
 /// A program that a test starts writes them to the file
 /// ECHELON_TEST_DEVICE_REPORTS, and has the fault ECHELON_TEST_DEVICE_FAULT:
 /// "error 1 300" or "hang 1 300", the 300th operation of device 1 fails, or
-/// never ends.
+/// never ends; or "connect 1", no communicator of device 1 connects.
 struct Report {
   Finding finding = Finding::unordered_access;
   int device = 0;

@@ -357,6 +357,15 @@ class ProcessGroup : public c10d::Backend {
   }
 
   WorkPtr barrier(const c10d::BarrierOptions& options) override {
+    // As NCCL's error reads.
+    TORCH_CHECK_WITH(
+        DistBackendError, connects(device_),
+        "NCCL error in: NCCLUtils.cpp:94, unhandled system error (run with "
+        "NCCL_DEBUG=INFO for details), NCCL version 2.28.9\nncclSystemError: "
+        "System call (e.g. socket, malloc) or external library call failed or "
+        "device error. \nLast error:\nsocketPollConnect: connect to "
+        "10.0.0.7<40123> returned Connection timed out, exceeded error retry "
+        "count after 35 attempts");
     const ExchangeDevice guard(device_);
     const at::Tensor token = at::empty(
         {1}, at::TensorOptions()

@@ -184,6 +184,14 @@ TEST_F(ProcessesOnTheTestDevice, WorkThatNeverEndsIsReportedByTheTimeout) {
       "the device has not finished it in time");
 }
 
+TEST_F(ProcessesOnTheTestDevice, RanksThatCannotConnectSayWhyAndWhatToTry) {
+  ends_by(
+      "connect 1", {},
+      "rank 1 on test:1 cannot connect to ranks 0, 1 over NCCL: "
+      "socketPollConnect: connect to 10.0.0.7<40123> returned Connection timed "
+      "out, exceeded error retry count after 35 attempts; NCCL_DEBUG=INFO");
+}
+
 // What an hour on a machine with GPUs begins with, on two devices that are not
 // there.
 TEST_F(ProcessesOnTheTestDevice, AFirstHourOnANodeIsOnOnePage) {

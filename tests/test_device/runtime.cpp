@@ -58,7 +58,7 @@ Reports& reports() {
 }
 
 // "error 1 300": the 300th operation of device 1 fails. "hang 1 300": it never
-// ends.
+// ends. "connect 1": no communicator of device 1 connects.
 struct AskedFault {
   std::string kind;
   int device = -1;
@@ -100,6 +100,10 @@ std::string node_name() {
 }  // namespace
 
 // ------------------------------------------------------------------ public
+
+bool connects(int device) {
+  return asked_fault().kind != "connect" || asked_fault().device != device;
+}
 
 void set_options(const Options& options) {
   mutable_options() = options;
@@ -271,7 +275,7 @@ void Device::launch(int stream, Launch launch, std::function<void()> work) {
     } else {
       ++counts.launches;
     }
-    if (asked_fault().device == index_ &&
+    if (asked_fault().device == index_ && asked_fault().operation > 0 &&
         ++launched_ == asked_fault().operation) {
       work = faulty(asked_fault().kind);
     }

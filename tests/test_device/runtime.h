@@ -169,6 +169,9 @@ class Device {
 /// Returns when work is not held, or `aborted`.
 void wait_while_held(const std::atomic<bool>& aborted);
 
+/// False where ECHELON_TEST_DEVICE_FAULT is "connect DEVICE".
+bool connects(int device);
+
 Device& device_of(int index);
 int num_devices();
 /// The calling thread's device and streams.
