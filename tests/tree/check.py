@@ -490,10 +490,10 @@ def main(words):
     checks = {
         "format": lambda: check_format(),
         "folders": lambda: check_folders("--write" in words),
-        "headers": lambda: check_headers(words[1]),
+        "headers": lambda: check_headers(Path(words[1]).resolve()),
         "spelling": lambda: check_spelling(),
-        "tidy": lambda: check_tidy(words[1]),
-        "entries": lambda: check_entries(words[1]),
+        "tidy": lambda: check_tidy(Path(words[1]).resolve()),
+        "entries": lambda: check_entries(Path(words[1]).resolve()),
     }
     if not words or words[0] not in checks:
         print(__doc__)
