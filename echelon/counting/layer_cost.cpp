@@ -395,8 +395,8 @@ class LayerCount {
     return taken;
   }
 
-  // Contiguous; where the output's rows have some room behind them, as the
-  // logits of a padded vocabulary, the loss leaves as much.
+  // It is contiguous, unless the output's rows have some room behind them, as
+  // logits of padded matmuls have: the loss leaves as much in their gradient.
   static torch::Tensor gradient_like(const torch::Tensor& output) {
     const auto options = meta(output.scalar_type());
     const int64_t width = output.dim() < 2 ? 0 : output.size(-1);

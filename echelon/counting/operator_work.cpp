@@ -237,9 +237,9 @@ bool is_one_of(
 // The operators that these call move the bytes, and are seen too.
 bool calls_others(const std::string& name) {
   return is_one_of(
-      name, {"clone", "contiguous", "embedding", "reshape", "select_backward",
-             "slice_backward", "to", "_to_copy", "zeros", "zeros_like",
-             "ones_like", "full", "full_like"});
+      name, {"clone", "constant_pad_nd", "contiguous", "embedding", "reshape",
+             "select_backward", "slice_backward", "to", "_to_copy", "zeros",
+             "zeros_like", "ones_like", "full", "full_like"});
 }
 
 // Allocates memory without writing values.

@@ -13,8 +13,10 @@
 
 #include <algorithm>
 #include <limits>
+#include <mutex>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "echelon/error.h"
 #include "echelon/kernels/vocab_loss.h"
@@ -192,6 +194,33 @@ class ShardedLookup : public torch::autograd::Function<ShardedLookup> {
 
 // ------------------------------------------------------------------- logits
 
+// The memory of gradients that nobody sees but through the views that autograd
+// makes of them. How often it is used does not tell: a view keeps its base.
+class OwnedRoom {
+ public:
+  void add(const Tensor& tensor) {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(owned_, [](const auto& one) { return one.expired(); });
+    owned_.push_back(tensor.storage().getWeakStorageImpl());
+  }
+  bool has(const Tensor& tensor) {
+    const auto* memory = tensor.storage().unsafeGetStorageImpl();
+    const std::lock_guard lock(mutex_);
+    return std::ranges::any_of(owned_, [&](const auto& one) {
+      return !one.expired() && one._unsafe_get_target() == memory;
+    });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> owned_;
+};
+
+OwnedRoom& owned_room() {
+  static auto* const all = new OwnedRoom;  // outlives threads that compute
+  return *all;
+}
+
 // The first columns of a matrix: a view. The gradient that the loss returns has
 // room behind each of its rows, as the matrix has, so that it becomes that of
 // all columns without a copy.
@@ -219,7 +248,7 @@ class FirstColumns : public torch::autograd::Function<FirstColumns> {
 
  private:
   // The memory of `x` as rows of so many columns; undefined where the rows are
-  // not that far apart, or where another tensor may have what is between them.
+  // not that far apart, or where somebody may use what is between them.
   static Tensor widened_in_place(const Tensor& x, int64_t columns) {
     auto sizes = x.sizes().vec();
     sizes.back() = columns;
@@ -232,9 +261,9 @@ class FirstColumns : public torch::autograd::Function<FirstColumns> {
       stride *= sizes[i];
     }
     const auto bytes = static_cast<size_t>(stride) * x.element_size();
-    // Of a meta tensor there is nothing to see.
-    const bool shared = !x.is_meta() && x.storage().use_count() > 1;
-    if (x.storage_offset() != 0 || x.storage().nbytes() < bytes || shared) {
+    // A meta tensor has nothing in between.
+    const bool owned = x.is_meta() || owned_room().has(x);
+    if (x.storage_offset() != 0 || x.storage().nbytes() < bytes || !owned) {
       return {};
     }
     return x.as_strided(sizes, c10::contiguous_strides(sizes));
@@ -338,6 +367,7 @@ class CrossEntropy : public torch::autograd::Function<CrossEntropy> {
     if (kernels::takes(rows)) {
       const auto result =
           kernels::vocab_gradient(rows, ids - range.begin, saved[2], scale);
+      detail::own_room(result);
       return {result.view(saved[0].sizes()), Tensor(), Tensor()};
     }
     auto result = torch::empty(rows.sizes(), rows.options());
@@ -400,6 +430,10 @@ Tensor VocabParallelEmbedding::forward(const Tensor& ids) {
   lookup->parallel = parallel_;
   lookup->label = label_;
   return ShardedLookup::apply(weight, ids, lookup);
+}
+
+void detail::own_room(const Tensor& gradient) {
+  owned_room().add(gradient);
 }
 
 Tensor detail::padded_logits(

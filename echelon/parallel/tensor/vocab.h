@@ -66,10 +66,10 @@ class PositionEmbedding : public ShardedModule {
 ///   weight   [vocabulary_r, hidden]
 ///   returns  [..., vocabulary_r]
 ///
-/// On a GPU the matmuls are as wide as the next multiple of kVocabularyMultiple
-/// (its matrix units need aligned rows; of GPT-2's 50,257 they compute a
-/// fraction as fast), so a row of the result may begin a few elements behind
-/// the end of the one before.
+/// On a GPU the matmuls are padded to a multiple of kVocabularyMultiple
+/// columns, because libraries have only slow kernels for rows that are not
+/// aligned, as those of GPT-2's 50,257 ids. The result is a view of the first
+/// columns: its rows may be further apart than they are wide.
 torch::Tensor vocab_logits(
     const torch::Tensor& x, const torch::Tensor& weight,
     const TensorParallel& parallel, int64_t tokens,
@@ -79,10 +79,15 @@ inline constexpr int64_t kVocabularyMultiple = 64;
 
 namespace detail {
 
-/// vocab_logits whose matmuls are `padding` columns wider.
+/// vocab_logits whose matmuls are `padding` columns wider. A gradient that was
+/// given to own_room(), with room for the columns behind each row, becomes the
+/// gradient of all columns in place; another one is copied.
 torch::Tensor padded_logits(
     const torch::Tensor& x, const torch::Tensor& weight, int64_t padding,
     const TensorParallel& parallel, int64_t tokens, const std::string& label);
+
+/// Says that nobody else uses what is behind the rows of `gradient`.
+void own_room(const torch::Tensor& gradient);
 
 }  // namespace detail
 
