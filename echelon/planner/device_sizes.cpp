@@ -20,6 +20,18 @@ bool all_alike(const std::vector<double>& numbers) {
   return *least >= (1 - kAlike) * *most;
 }
 
+// One sample on a single device.
+cost::Strategy strategy_alone(
+    int64_t seq_len, cluster::Precision precision,
+    const std::string& framework) {
+  cost::Strategy alone;
+  alone.global_batch = 1;
+  alone.seq_len = seq_len;
+  alone.precision = precision;
+  alone.framework = framework;
+  return alone;
+}
+
 // Seconds of a sample through all layers on a single device.
 double seconds_alone(
     const cost::ModelShape& model, const cluster::NodeGroup& group,
@@ -53,25 +65,34 @@ std::vector<double> least_of_stages(
   return of_stage;
 }
 
-// The work of the head next to the blocks, in blocks.
-std::vector<double>
-head_in_blocks(const cost::ModelShape& model, size_t stages) {
+// The time of the head next to the blocks, in blocks: what a model of one block
+// takes beyond what a second block adds.
+std::vector<double> head_in_blocks(
+    const SearchJob& job, const cost::Strategy& strategy, size_t stages) {
+  cost::ModelShape model = job.model;
+  const cost::Strategy alone =
+      strategy_alone(strategy.seq_len, strategy.precision, strategy.framework);
+  const auto seconds_of = [&](int64_t blocks) {
+    model.transformer->layers = blocks;
+    return seconds_alone(model, job.cluster.groups.front(), alone);
+  };
+  const double one = seconds_of(1);
+  const double block = seconds_of(2) - one;
   std::vector<double> taken(stages, 0);
-  const TransformerShape& shape = *model.transformer;
-  const double head = static_cast<double>(shape.vocab * shape.hidden);
-  taken.back() = head / cost::block_parameters(shape, false).total();
+  taken.back() = one / block - 1;
   return taken;
 }
 
 std::vector<int64_t> partition_by(
-    const cost::ModelShape& model, const std::vector<double>& weights,
-    bool time) {
-  if (!model.transformer) {
-    return cost::layers_by_weight(cost::flops_of_layers(model), weights);
+    const SearchJob& job, const cost::Strategy& strategy,
+    const std::vector<double>& weights, bool time) {
+  if (!job.model.transformer) {
+    return cost::layers_by_weight(cost::flops_of_layers(job.model), weights);
   }
   return share_out(
-      model.transformer->layers, weights,
-      time ? head_in_blocks(model, weights.size()) : std::vector<double>{});
+      job.model.transformer->layers, weights,
+      time ? head_in_blocks(job, strategy, weights.size())
+           : std::vector<double>{});
 }
 
 int64_t sum_of(const std::vector<int64_t>& shares) {
@@ -98,11 +119,7 @@ std::vector<double> device_speeds(
     int64_t seq_len, cluster::Precision precision,
     const std::string& framework) {
   if (!cluster.mixed()) return {};
-  cost::Strategy alone;
-  alone.global_batch = 1;
-  alone.seq_len = seq_len;
-  alone.precision = precision;
-  alone.framework = framework;
+  const auto alone = strategy_alone(seq_len, precision, framework);
   std::vector<double> speeds;
   for (const auto& group : cluster.groups) {
     speeds.push_back(1 / seconds_alone(model, group, alone));
@@ -125,7 +142,7 @@ sized_stages(const SearchJob& job, const cost::Strategy& strategy) {
     const auto weights =
         least_of_stages(strategy, job.cluster, time ? job.speeds : bytes);
     if (all_alike(weights)) continue;
-    const auto partition = partition_by(job.model, weights, time);
+    const auto partition = partition_by(job, strategy, weights, time);
     if (!partition.empty() &&
         (partitions.empty() || partitions[0] != partition))
       partitions.push_back(partition);

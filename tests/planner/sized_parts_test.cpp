@@ -40,13 +40,13 @@ TEST(SizedStages, TheHeadIsWorkOfTheLastStage) {
   for (const char* cluster :
        {"a100-80gb:1x1+h100-sxm:1x1", "h100-sxm:1x1+a100-80gb:1x1"}) {
     SearchJob job = search_job("gpt2", cluster, 0);
-    job.model.transformer->layers = 72;
+    job.model.transformer->layers = 36;
     const cost::Strategy strategy = strategy_of(job, {.pp = 2});
     const auto cuts = sized_stages(job, strategy);
     ASSERT_FALSE(cuts.empty()) << cluster;
     double least = 1e300;
-    for (int64_t first = 1; first < 72; ++first) {
-      least = std::min(least, bottleneck(job, strategy, {first, 72 - first}));
+    for (int64_t first = 1; first < 36; ++first) {
+      least = std::min(least, bottleneck(job, strategy, {first, 36 - first}));
     }
     EXPECT_LT(bottleneck(job, strategy, cuts[0]), 1.05 * least)
         << cluster << ": " << cuts[0][0] << " blocks first";
