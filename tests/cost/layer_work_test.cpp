@@ -1,4 +1,5 @@
 #include "echelon/cost/layer_work.h"
+#include "echelon/cost/memory_estimate.h"
 
 #include <gtest/gtest.h>
 
@@ -37,6 +38,11 @@ sum_of_attention(const Operations& operations, double Operation::*figure) {
   return sum;
 }
 
+// Of a sample, without padding.
+double logits_of(const ModelShape& model) {
+  return 1024.0 * static_cast<double>(model.transformer->vocab);
+}
+
 // Rows of gpt2's embedding beside its 50257, to a multiple of 128.
 constexpr double kPadded = (50304 - 50257) * 768;
 constexpr double kEmbedding = 50304.0 * 768;
@@ -65,6 +71,36 @@ TEST(LayerWork, WhatIsNotTiedIsNoCopy) {
   const Framework& framework = find_framework("echelon");
   EXPECT_EQ(copied_embedding(*llama.transformer, strategy, framework), 0);
   EXPECT_NEAR(elements(layers_of(llama, strategy)), llama.num_parameters(), 1);
+}
+
+// In 16 bits our kernels read each logit once, and again in backward, which
+// writes a gradient (kernels/vocab_loss.h). Others, and float32, move more.
+TEST(LayerWork, TheLossOf16BitsMovesEachLogitThreeTimes) {
+  const ModelShape gpt2 = find_model("gpt2");
+  Strategy strategy = pipeline(1, "1f1b");
+  const double logits = 1024.0 * 50304;
+  const auto moved = [&](const char* framework) {
+    const LayerWork head =
+        layer_work(gpt2, strategy, find_framework(framework)).back();
+    double sum = 0;
+    for (const auto* pass : {&head.forward, &head.backward_input}) {
+      for (const Operation& one : *pass) {
+        if (one.name == "loss") sum += one.bytes;
+      }
+    }
+    return sum / logits;
+  };
+  EXPECT_EQ(moved("echelon"), 2 + 4);
+  EXPECT_EQ(moved("fsdp"), 20 + 10);
+  const auto held = [&] {
+    return head_bytes(gpt2, strategy, find_framework("echelon"));
+  };
+  const double hidden = 1024.0 * 768;
+  EXPECT_EQ(held().kept, 2 * logits_of(gpt2) + 2 * 2 * hidden);
+  EXPECT_EQ(held().working, 2 * logits_of(gpt2) + 2 * hidden);
+  strategy.precision = cluster::Precision::fp32;
+  EXPECT_EQ(moved("echelon"), 20 + 10);
+  EXPECT_EQ(held().kept, 4 * logits_of(gpt2) + 2 * 4 * hidden);
 }
 
 // 4 h d L^2 forwards, half of it behind a causal mask; 2.5 times that

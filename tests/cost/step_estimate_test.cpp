@@ -67,7 +67,7 @@ TEST(StepEstimate, GradientsAreSentInTheTypeInWhichTheyAreSummed) {
   Strategy strategy = strategy_on({.dp_replicate = 8}, 64);
   const auto seconds = [&] {
     return estimate_time(
-               find_model("gpt2-xl"), strategy,
+               find_model("gpt3-13b"), strategy,
                cluster::find_cluster("a100-80gb:1x8"))
         .communication[static_cast<size_t>(Axis::dp_replicate)];
   };
@@ -75,10 +75,10 @@ TEST(StepEstimate, GradientsAreSentInTheTypeInWhichTheyAreSummed) {
   strategy.reduce = ReduceDtype::bf16;
   EXPECT_EQ(seconds(), same);
   strategy.reduce = ReduceDtype::float32;
-  EXPECT_NEAR(seconds() / same, 1.8, 0.2);  // less what each call waits
+  EXPECT_NEAR(seconds() / same, 2, 0.1);
   strategy.precision = cluster::Precision::fp32;
   strategy.reduce = ReduceDtype::same;
-  EXPECT_NEAR(seconds() / same, 1.8, 0.2);  // less what each call waits
+  EXPECT_NEAR(seconds() / same, 2, 0.1);
 }
 
 TEST(PipelineSeconds, BubbleOf1F1BIsTheFormulasAlsoWhereItIsExtrapolated) {
