@@ -22,8 +22,6 @@ namespace {
 
 using torch::Tensor;
 
-constexpr int kThreads = 512;  // as in vocab_loss.cu
-
 std::string named(const char* kernel, torch::Dtype dtype) {
   return std::string(kernel) + (dtype == torch::kFloat32    ? "_float"
                                 : dtype == torch::kBFloat16 ? "_bfloat16"
@@ -37,7 +35,7 @@ void launch_rows(
   const c10::DeviceGuard guard(rows.device());
   launch_kernel(
       sources::vocab_loss_cu, named(kernel, rows.scalar_type()), rows.size(0),
-      kThreads, arguments.data());
+      kVocabLossThreads, arguments.data());
 }
 
 Tensor sums_like(const Tensor& rows) {

@@ -12,26 +12,9 @@ struct Half {
   unsigned short bits;
 };
 
-__device__ inline float bits_as_float(unsigned bits) {
-  union {
-    unsigned bits;
-    float value;
-  } both;
-  both.bits = bits;
-  return both.value;
-}
-__device__ inline unsigned float_as_bits(float value) {
-  union {
-    float value;
-    unsigned bits;
-  } both;
-  both.value = value;
-  return both.bits;
-}
-
 __device__ inline float to_float(float x) { return x; }
 __device__ inline float to_float(BFloat16 x) {
-  return bits_as_float(static_cast<unsigned>(x.bits) << 16);
+  return __builtin_bit_cast(float, static_cast<unsigned>(x.bits) << 16);
 }
 __device__ inline float to_float(Half x) {
 #ifdef __CUDA_ARCH__
@@ -45,7 +28,7 @@ __device__ inline float to_float(Half x) {
 
 __device__ inline void store(float& to, float x) { to = x; }
 __device__ inline void store(BFloat16& to, float x) {
-  const unsigned bits = float_as_bits(x);
+  const unsigned bits = __builtin_bit_cast(unsigned, x);
   // To the nearest, and of two to the even one. NaN stays NaN.
   to.bits = x != x ? 0x7fff
                    : static_cast<unsigned short>(
@@ -59,11 +42,11 @@ __device__ inline void store(Half& to, float x) {
 #endif
 }
 
-__device__ inline float exponential(float x) { return expf(x); }
+constexpr int kThreads = 512;  // of a block: kVocabLossThreads
 
-constexpr int kThreads = 512;
-
-__device__ inline float infinity() { return bits_as_float(0x7f800000); }
+__device__ inline float infinity() {
+  return __builtin_bit_cast(float, 0x7f800000u);
+}
 
 // As many elements as one access of 16 bytes moves.
 template <class T>
@@ -88,22 +71,22 @@ struct Sum {
     float largest = logits[0];
     for (int i = 1; i < N; ++i) largest = fmaxf(largest, logits[i]);
     if (largest > most) {
-      sum *= exponential(most - largest);
+      sum *= expf(most - largest);
       most = largest;
     }
     for (int i = 0; i < N; ++i) {
       // A logit of -infinity adds nothing, also where none is larger.
-      if (logits[i] != -infinity()) sum += exponential(logits[i] - most);
+      if (logits[i] != -infinity()) sum += expf(logits[i] - most);
     }
   }
 
   __device__ void add(const Sum& other) {
     if (other.most > most) {
-      sum *= exponential(most - other.most);
+      sum *= expf(most - other.most);
       most = other.most;
     }
     if (other.most != -infinity()) {
-      sum += other.sum * exponential(other.most - most);
+      sum += other.sum * expf(other.most - most);
     } else {
       sum += other.sum;  // 0, or NaN
     }
@@ -184,7 +167,7 @@ __device__ void vocab_gradient(
   const float factor = scale[index];
 
   const auto gradient = [&](T logit, long long i) {
-    const float share = exponential(to_float(logit) - shift);
+    const float share = expf(to_float(logit) - shift);
     return (i == id ? share - 1 : share) * factor;
   };
   const auto write_one = [&](long long i) {

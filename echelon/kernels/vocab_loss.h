@@ -7,6 +7,9 @@
 
 namespace echelon::kernels {
 
+/// Threads of a block, which has a row.
+inline constexpr int kVocabLossThreads = 512;
+
 /// Whether the functions below take `rows`: a matrix of float32, bfloat16 or
 /// float16 with adjacent elements in a row, on a GPU; or a meta tensor that
 /// stands for one.

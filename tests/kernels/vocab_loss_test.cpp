@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <functional>
 #include <limits>
+#include <memory>
 #include <thread>
 #include <vector>
 
@@ -27,7 +28,7 @@ struct Index {
 thread_local Index threadIdx;
 Index blockIdx;
 Index blockDim;
-std::barrier<>* threads_of_block = nullptr;
+std::unique_ptr<std::barrier<>> threads_of_block;
 void __syncthreads() {
   threads_of_block->arrive_and_wait();
 }
@@ -48,8 +49,7 @@ unsigned short float_to_half(float value) {
 
 /// A launch of `blocks` blocks of `threads` threads.
 void launch(int64_t blocks, int threads, const std::function<void()>& kernel) {
-  std::barrier<> barrier(threads);
-  threads_of_block = &barrier;
+  threads_of_block = std::make_unique<std::barrier<>>(threads);
   blockDim.x = threads;
   for (int64_t block = 0; block < blocks; ++block) {
     blockIdx.x = static_cast<int>(block);
@@ -67,6 +67,8 @@ void launch(int64_t blocks, int threads, const std::function<void()>& kernel) {
 }  // namespace host
 
 using torch::Tensor;
+
+static_assert(host::kThreads == kernels::kVocabLossThreads);
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
