@@ -2,7 +2,8 @@
 """gpt2 and llama-1b in bfloat16 on one GPU: Echelon, PyTorch eager, compiled.
 
 PyTorch runs the models of the package transformers, from the same weights and
-tokens; the first losses must agree as far as bfloat16 goes. A ratio is PyTorch's time of
+tokens; the first losses must agree as far as bfloat16 goes, and how far apart
+the later ones are is printed. A ratio is PyTorch's time of
 a step over Echelon's of the same round. Model FLOPs utilisation is the model's
 floating-point operations (no recompute) over what the device's matrix units can
 do; of a device that is not in the table, over a large bfloat16 product that is
@@ -98,6 +99,13 @@ def measure(sides, name, options):
     peak, of_what = peak_flops(last["eager"])
     row = {"model": name, "device": last["eager"]["device"], "of": of_what}
     row["losses"] = {side: r["losses"] for side, r in last.items()}
+    row["losses_apart"] = {
+        side: max(
+            abs(a - b) / abs(a)
+            for a, b in zip(row["losses"]["eager"], losses, strict=True)
+        )
+        for side, losses in row["losses"].items()
+    }
     for side in SIDES:
         row[side] = {
             **timings(seconds[side], batch * length),
@@ -115,7 +123,8 @@ def show(row):
             f"  {side:9} {r['ms']['median']:8.1f} ms"
             f" {r['tokens_per_second']['median']:9.0f} tokens/s"
             f" {r['utilisation']['median']:6.1%} of {row['of']}"
-            f"  ratio {text_of(r['ratio'], '.2f')}",
+            f"  ratio {text_of(r['ratio'], '.2f')}"
+            f"  losses at most {row['losses_apart'][side]:.1%} from eager's",
             flush=True,
         )
 
