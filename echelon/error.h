@@ -53,6 +53,13 @@ class CommError : public Error {
   explicit CommError(const std::string& message) : Error(message) {}
 };
 
+/// This rank's device failed while it computed, as a GPU with an ECC error
+/// does.
+class DeviceError : public Error {
+ public:
+  explicit DeviceError(const std::string& message) : Error(message) {}
+};
+
 /// An input file or a sample is missing, broken or does not fit.
 class DataError : public Error {
  public:

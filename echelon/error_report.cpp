@@ -47,14 +47,15 @@ ErrorReport describe(const std::exception& error) {
   ErrorReport report;
   report.message = without_backtrace(error.what());
   report.type = type_name(typeid(error));
-  if (const auto* ours = dynamic_cast<const Error*>(&error)) {
-    report.exit_code = static_cast<int>(ours->exit_code());
-  } else if (!error_place.empty()) {
+  const auto* ours = dynamic_cast<const Error*>(&error);
+  if (ours) report.exit_code = static_cast<int>(ours->exit_code());
+  report.consequence = dynamic_cast<const CommError*>(&error) != nullptr;
+  const bool of_device = dynamic_cast<const DeviceError*>(&error) != nullptr;
+  if ((!ours || of_device || report.consequence) && !error_place.empty()) {
     const size_t line =
         std::min(report.message.find('\n'), report.message.size());
     report.message.insert(line, " (" + error_place + ")");
   }
-  report.consequence = dynamic_cast<const CommError*>(&error) != nullptr;
   return report;
 }
 

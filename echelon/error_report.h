@@ -29,8 +29,8 @@ struct ErrorReport {
 void install_error_reporter();
 
 /// Where this process computes, "cuda:1 of node-3": it is added to the errors
-/// of libraries, which do not say it. World::from_environment sets it for
-/// devices.
+/// of libraries, devices and communication, which do not say it.
+/// World::from_environment sets it for devices.
 void set_error_place(const std::string& place);
 
 /// The same report for a program that catches in main; returns the exit code:

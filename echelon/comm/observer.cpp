@@ -13,6 +13,16 @@ namespace {
 
 constexpr auto kPollEvery = std::chrono::milliseconds(500);
 
+bool is_of_device(const std::exception_ptr& cause) {
+  try {
+    std::rethrow_exception(cause);
+  } catch (const c10::AcceleratorError&) {
+    return true;
+  } catch (...) {
+    return false;
+  }
+}
+
 bool already_explained(const std::exception_ptr& cause) {
   try {
     std::rethrow_exception(cause);
@@ -191,8 +201,9 @@ std::exception_ptr Observer::explain(
   if (already_explained(cause)) return cause;
   const StatusEntry entry(call.record);
   const auto waited = std::chrono::steady_clock::now() - call.begun;
+  const bool of_device = is_of_device(cause);
   std::string hang;
-  if (call.collective) {
+  if (call.collective && !of_device) {
     std::vector<std::optional<RankStatus>> statuses;
     for (int rank : call.group->ranks) statuses.push_back(board_->read(rank));
     hang = hang_report(
@@ -205,10 +216,12 @@ std::exception_ptr Observer::explain(
   }
   const auto milliseconds =
       std::chrono::duration_cast<std::chrono::milliseconds>(waited).count();
-  return std::make_exception_ptr(CommError(format(
+  const std::string text = format(
       "{} on axis {}, {} {}, failed after {:g} s: {}{}", entry.describe(),
       call.record.axis, call.record.dtype, shape_text(call.record.shape),
-      static_cast<double>(milliseconds) / 1000, text_of(cause), hang)));
+      static_cast<double>(milliseconds) / 1000, text_of(cause), hang);
+  return of_device ? std::make_exception_ptr(DeviceError(text))
+                   : std::make_exception_ptr(CommError(text));
 }
 
 }  // namespace echelon

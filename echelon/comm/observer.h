@@ -66,8 +66,9 @@ class Observer {
   void begin(ObservedCall& call);
   void end(ObservedCalls& calls, bool failed = false);
   /// Ends the calls with `cause`; returns the error that they throw from now
-  /// on: a CommError that names the operation, axis and label and, when ranks
-  /// had not arrived, what each of them did last.
+  /// on. It names the operation, axis and label: a DeviceError when this rank's
+  /// device failed, else a CommError that says, when ranks had not arrived, what
+  /// each of them did last.
   std::exception_ptr
   fail(ObservedCalls& calls, const std::exception_ptr& cause);
 

@@ -108,6 +108,24 @@ TEST_F(ErrorReportTest, LibrariesErrorsSayWhere) {
   EXPECT_EQ(read_error_report(path_)->message, "[layout] dp=3");
 }
 
+TEST_F(ErrorReportTest, ErrorsOfDevicesAndOfCommunicationSayWhere) {
+  run_reporting([] {
+    set_error_place("cuda:1 of node-3");
+    throw DeviceError("all_reduce failed: ECC");
+  });
+  EXPECT_EQ(
+      read_error_report(path_)->message,
+      "all_reduce failed: ECC (cuda:1 of node-3)");
+  EXPECT_FALSE(read_error_report(path_)->consequence);
+  run_reporting([] {
+    set_error_place("cuda:1 of node-3");
+    throw CommError("all_reduce failed\n  arrived: rank 1");
+  });
+  EXPECT_EQ(
+      read_error_report(path_)->message,
+      "all_reduce failed (cuda:1 of node-3)\n  arrived: rank 1");
+}
+
 TEST_F(ErrorReportTest, ALostPeerIsAConsequence) {
   run_reporting([] { throw CommError("rank 2 is gone"); });
   EXPECT_TRUE(read_error_report(path_)->consequence);

@@ -83,7 +83,9 @@ std::function<void()> faulty(const std::string& kind) {
     };
   }
   return [] {
-    TORCH_CHECK(false, "CUDA error: an illegal memory access was encountered");
+    throw c10::AcceleratorError(
+        {__func__, __FILE__, __LINE__}, 700,
+        "CUDA error: an illegal memory access was encountered");
   };
 }
 

@@ -148,6 +148,8 @@ void keeping(const std::filesystem::path& folder, const Write& write) {
     write();
   } catch (const CommError&) {
     throw;
+  } catch (const DeviceError&) {
+    throw;
   } catch (const CheckpointError& error) {
     throw CheckpointError(error.what() + what_is_kept(folder));
   } catch (const Error& error) {
