@@ -164,7 +164,8 @@ std::vector<std::string> Document::keys_of(const std::string& table) const {
 const OtherNames*
 Document::other_name(std::string_view name, bool of_table) const {
   for (const auto& row : other_names_) {
-    const bool is_table = row.key.find('.') == std::string_view::npos;
+    const bool is_table =
+        !row.key.empty() && row.key.find('.') == std::string_view::npos;
     if (is_table != of_table) continue;
     for (const auto word : std::views::split(row.names, ' ')) {
       if (same_name(name, std::string_view(word.begin(), word.end())))
@@ -217,6 +218,7 @@ std::string Document::remedy(
     row = other_name(key, false);
   }
   if (row != nullptr) {
+    if (row->key.empty()) return std::string(row->remark);
     const size_t dot = row->key.find('.');
     const auto owner = row->key.substr(0, dot);
     const auto name = row->key.substr(dot + 1);

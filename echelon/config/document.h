@@ -36,10 +36,10 @@ struct Entry {
 };
 
 /// Names that other programs have for a table or key. The error of an unknown
-/// name then says which key was meant. Letter case and - against _ do not
-/// count.
+/// name then says which key was meant, or why there is none. Letter case and -
+/// against _ do not count.
 struct OtherNames {
-  std::string_view key;     // "train.steps", or "train", a table
+  std::string_view key;     // "train.steps"; "train", a table; "": no such key
   std::string_view remark;  // behind the key: ` = "bf16"`; may be empty
   /// Separated by spaces. "train.schedule" counts in that table alone, even
   /// where another table has a key "schedule".

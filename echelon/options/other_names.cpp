@@ -240,6 +240,13 @@ std::span<const config::OtherNames> other_names() {
       {"train.timeline_steps", "",
        "profile profiler profile_steps profile_freq enable_profiling"},
 
+      // No key.
+      {"",
+       "there is no compiler: layers run as they are written, attention, "
+       "norms and the loss in fused kernels",
+       "compile torch_compile use_compile torchcompile compile_model "
+       "torch_compile_backend torch_compile_mode jit"},
+
       // [checkpoint]
       {"checkpoint.every_steps", "",
        "save_steps save_every save_interval save_freq checkpoint_every "

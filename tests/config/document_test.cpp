@@ -195,7 +195,8 @@ TEST(Document, KnowsTheNamesOfOtherPrograms) {
       {"t", "", "table options"},
       {"t.count", "", "num_things n-things"},
       {"t.name", " = \"beta\"", "second"},
-      {"t.rate", "", "a.count"}};
+      {"t.rate", "", "a.count"},
+      {"", "nothing does that", "cont"}};
   const auto error = [&](const std::string& text, const std::string& set) {
     auto document = Document::parse(text, "f.toml");
     if (!set.empty()) document.set(set);
@@ -219,6 +220,8 @@ TEST(Document, KnowsTheNamesOfOtherPrograms) {
             "= \"beta\"?"},
            {"[a]\ncount = 1", "",
             "f.toml:2:1: [a] count = 1: unknown key; did you mean [t] rate?"},
+           {"[a]\ncont = 1", "",
+            "f.toml:2:1: [a] cont = 1: unknown key; nothing does that"},
            {"", "a.num-things=1",
             "--set a.num-things=1: [a] num-things = 1: unknown key; did you "
             "mean t.count?"},
