@@ -132,6 +132,22 @@ std::string help_of(
                       : text;
 }
 
+// NCCL has a communicator for each set of ranks with a group (World::new_group,
+// MeshGroups).
+std::vector<size_t> communicator_sizes(const Layout& layout) {
+  const Mesh mesh(layout);
+  std::set<std::vector<int>> sets = {
+      mesh.ranks_along(0, std::vector<Axis>(kAxes.begin(), kAxes.end())),
+      mesh.ranks_along(0, {Axis::dp_replicate, Axis::dp_shard})};
+  for (const Axis axis : kAxes) sets.insert(mesh.ranks_along(0, axis));
+  std::vector<size_t> sizes;
+  for (const auto& ranks : sets) {
+    if (ranks.size() > 1) sizes.push_back(ranks.size());
+  }
+  std::ranges::sort(sizes, std::greater<>());
+  return sizes;
+}
+
 }  // namespace
 
 const RankPlan& MemoryPlan::largest() const {
@@ -169,6 +185,13 @@ bool unshards_once(const MemoryModel& model, const Job& job) {
 
 MemoryPlan plan_memory(const MemoryModel& model, const Job& job) {
   MemoryPlan plan{.notes = model.notes};
+  const auto sizes = communicator_sizes(job.layout);
+  if (!model.host_is_device && !sizes.empty()) {
+    plan.notes.push_back(format(
+        "not in the plan: the GPU's context and {}, of {} ranks",
+        counted(static_cast<int64_t>(sizes.size()), "NCCL communicator"),
+        join(sizes, ", ")));
+  }
   const bool once = unshards_once(model, job);
   for (int rank = 0; rank < model.schedule.num_ranks(); ++rank) {
     plan.ranks.push_back(plan_rank(model, job, rank, once));
@@ -257,8 +280,8 @@ std::string explain_limit(
          help_of(advise(model, job), limit_bytes, most_advice);
 }
 
-std::vector<int> all_ranks(const Job& job) {
-  std::vector<int> ranks(static_cast<size_t>(job.layout.num_ranks()));
+std::vector<int> all_ranks(const Layout& layout) {
+  std::vector<int> ranks(static_cast<size_t>(layout.num_ranks()));
   std::iota(ranks.begin(), ranks.end(), 0);
   return ranks;
 }

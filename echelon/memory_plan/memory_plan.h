@@ -152,7 +152,7 @@ std::string explain_host_memory(
     int64_t available_bytes);
 
 /// The ranks of a job.
-std::vector<int> all_ranks(const Job& job);
+std::vector<int> all_ranks(const Layout& layout);
 
 /// For a rank that ran out of memory: which kind of memory it is, what the plan
 /// said, and how much each change would help.

@@ -302,8 +302,8 @@ std::string to_text(
                 : "\nDoes not fit: " + excess + "\n";
   }
   if (options.host_bytes > 0) {
-    const std::string excess =
-        explain_host_memory(model, job, all_ranks(job), options.host_bytes);
+    const std::string excess = explain_host_memory(
+        model, job, all_ranks(job.layout), options.host_bytes);
     if (!excess.empty()) text += "\nDoes not fit this host: " + excess + "\n";
   }
   for (const auto& note : plan.notes) text += "\nnote: " + note + "\n";

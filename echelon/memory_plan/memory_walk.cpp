@@ -30,7 +30,7 @@ class StepWalk {
         job_(job),
         options_(options),
         schedule_(model.schedule),
-        choices_(recompute_choices(model, job, options.pipeline_rank)),
+        choices_(recompute_choices(model, job.memory, options.pipeline_rank)),
         sharded_(shards_state(job)),
         units_(model, job, options.unshard_once, tally_, calls_) {
     for (const int32_t stage : schedule_.stages_of(options.pipeline_rank)) {
@@ -379,11 +379,10 @@ class StepWalk {
 
 }  // namespace
 
-std::vector<size_t>
-recompute_choices(const MemoryModel& model, const Job& job, int pipeline_rank) {
+std::vector<size_t> recompute_choices(
+    const MemoryModel& model, const MemoryOptions& options, int pipeline_rank) {
   const auto none = static_cast<size_t>(cost::Recompute::none);
   std::vector<size_t> choices(model.layers.size(), none);
-  const auto& options = job.memory;
   if (options.recompute == Recompute::none) return choices;
   const auto all = recompute_costs(model);
   std::vector<size_t> own;

@@ -168,7 +168,7 @@ RankPlan
 walk_step(const MemoryModel& model, const Job& job, const WalkOptions& options);
 
 /// What each layer of the rank recomputes, as an index into `use`.
-std::vector<size_t>
-recompute_choices(const MemoryModel& model, const Job& job, int pipeline_rank);
+std::vector<size_t> recompute_choices(
+    const MemoryModel& model, const MemoryOptions& options, int pipeline_rank);
 
 }  // namespace echelon::memory_plan::detail

@@ -207,7 +207,7 @@ int run_plan(Arguments& arguments) {
         model, job, job.memory.limit_bytes, /*most_advice=*/2);
     if (excess.empty() && options.host_bytes > 0) {
       excess = memory_plan::explain_host_memory(
-          model, job, memory_plan::all_ranks(job), options.host_bytes);
+          model, job, memory_plan::all_ranks(job.layout), options.host_bytes);
     }
     if (!excess.empty()) throw ConfigError(excess);
     return 0;

@@ -187,11 +187,11 @@ Loop::Loop(
       groups_(world, job.layout),
       data_(open_data(job.data, job.train.seed)),
       loader_(*data_.train, training_batches(job, data_, groups_)),
-      total_steps_(total_steps(job, loader_.batches_per_epoch())),
+      total_steps_(total_steps(job.train, loader_.batches_per_epoch())),
       source_(model_source(job, layers, data_.train->spec())),
       layers_(source_.layers.names()),
       samples_(describe_samples(job, data_)),
-      resume_(find_resume(job, folder_)),
+      resume_(find_resume(job.checkpoint, folder_)),
       counts_tokens_(is_text(source_.sample)),
       recorder_(std::make_shared<timeline::Recorder>(
           world.rank(), first_recorded_step(job, resume_, total_steps_),

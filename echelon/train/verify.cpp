@@ -55,8 +55,8 @@ class Run {
         place_(place),
         loader_(*data.train, training_batches(job, data, place.groups)),
         source_(place.source),
-        total_steps_(
-            std::max(steps, total_steps(job, loader_.batches_per_epoch()))),
+        total_steps_(std::max(
+            steps, total_steps(job.train, loader_.batches_per_epoch()))),
         state_(job, place, total_steps_) {}
 
   Snapshot step(int64_t index, const std::string& planted) {

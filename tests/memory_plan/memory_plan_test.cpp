@@ -6,7 +6,9 @@
 
 namespace echelon::memory_plan::memory_plan_test {
 
+using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::IsEmpty;
 
 constexpr int64_t kNumel = 1600;  // of each layer's one parameter
 
@@ -298,9 +300,9 @@ TEST(MemoryPlan, CpuRanksNeedTheirHostsMemory) {
   Job job;
   job.layout.dp_replicate = 2;
   const int64_t all = 2 * first_rank(model, job).peak.total();
-  EXPECT_EQ(explain_host_memory(model, job, all_ranks(job), all), "");
+  EXPECT_EQ(explain_host_memory(model, job, all_ranks(job.layout), all), "");
   EXPECT_THAT(
-      explain_host_memory(model, job, all_ranks(job), all - 1),
+      explain_host_memory(model, job, all_ranks(job.layout), all - 1),
       testing::StartsWith("[layout] dp=2: the 2 ranks of this host need "));
   const auto plan = plan_memory(model, job);
   EXPECT_THAT(
@@ -360,6 +362,24 @@ TEST(MemoryPlan, OffloadLeavesRoomForTheCopy) {
   EXPECT_THAT(
       explain_host_memory(model, job, {0}, all - 1),
       HasSubstr(" of them for what checkpoints are written from, "));
+}
+
+// One for each set of ranks, however many groups have it.
+TEST(MemoryPlan, CommunicatorsOfGpusAreCounted) {
+  auto model = model_of(8);
+  Job job;
+  const auto notes = [&] { return plan_memory(model, job).notes; };
+  EXPECT_THAT(notes(), IsEmpty());
+  job.layout = {.dp_shard = 8};
+  EXPECT_THAT(
+      notes(), ElementsAre("not in the plan: the GPU's context and 1 NCCL "
+                           "communicator, of 8 ranks"));
+  job.layout = {.dp_replicate = 2, .dp_shard = 4, .tp = 2};
+  EXPECT_THAT(
+      notes(), ElementsAre("not in the plan: the GPU's context and 5 NCCL "
+                           "communicators, of 16, 8, 4, 2, 2 ranks"));
+  model.host_is_device = true;
+  EXPECT_THAT(notes(), IsEmpty());
 }
 
 TEST(MemoryPlan, TextFoldsRanksThatAreAlike) {

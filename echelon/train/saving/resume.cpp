@@ -150,9 +150,10 @@ bool names_others(
 
 }  // namespace
 
-Resume find_resume(const Job& job, const std::filesystem::path& folder) {
+Resume find_resume(
+    const CheckpointOptions& options, const std::filesystem::path& folder) {
   Resume resume;
-  const std::string& from = job.checkpoint.resume;
+  const std::string& from = options.resume;
   if (from == "never") return resume;
   resume.candidates = list_checkpoints(folder / "checkpoints");
   resume.own = !resume.candidates.empty();

@@ -24,9 +24,10 @@ struct Resume {
 };
 
 /// The run's own checkpoints if `folder` has some, else those that
-/// job.checkpoint.resume names; no candidates when training starts from step 0.
+/// options.resume names; no candidates when training starts from step 0.
 /// Throws CheckpointError when a named one is needed and missing.
-Resume find_resume(const Job& job, const std::filesystem::path& folder);
+Resume find_resume(
+    const CheckpointOptions& options, const std::filesystem::path& folder);
 
 /// Describes the samples for a checkpoint: a line for each setting and count
 /// that decides which samples a step sees.

@@ -46,9 +46,8 @@ LoaderOptions held_out_batches(
   return options;
 }
 
-int64_t total_steps(const Job& job, int64_t batches_per_epoch) {
-  return job.train.steps > 0 ? job.train.steps
-                             : job.train.epochs * batches_per_epoch;
+int64_t total_steps(const TrainOptions& options, int64_t batches_per_epoch) {
+  return options.steps > 0 ? options.steps : options.epochs * batches_per_epoch;
 }
 
 namespace {

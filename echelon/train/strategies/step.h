@@ -93,6 +93,6 @@ LoaderOptions held_out_batches(
     const Job& job, const TrainingData& data, const MeshGroups& groups);
 
 /// The job's steps: train.steps, or train.epochs counted in batches.
-int64_t total_steps(const Job& job, int64_t batches_per_epoch);
+int64_t total_steps(const TrainOptions& options, int64_t batches_per_epoch);
 
 }  // namespace echelon
