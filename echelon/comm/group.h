@@ -119,6 +119,8 @@ class Group {
       const torch::Tensor& output, const std::vector<torch::Tensor>& inputs,
       int source, const Call& call = {}) const;
 
+  /// NCCL has no tags: the messages from one rank to another meet in the order
+  /// of the calls, and within a batch in the order of their tags.
   Work send(
       const torch::Tensor& tensor, int destination, int tag = 0,
       const Call& call = {}) const;

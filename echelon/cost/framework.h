@@ -89,8 +89,8 @@ struct Framework {
   double accumulate_bytes = 8;
   double quantise_bytes = 4;  // moved per element of an fp8 matmul's input
   double loss_bytes = 20;     // moved per logit in forward, half in backward
-  /// Kernels that read logits of 16 bits once, and in backward write their
-  /// gradient; in place of loss_bytes.
+  /// The loss has kernels that read each logit of 16 bits once, and once more
+  /// in backward, which writes its gradient. They come before loss_bytes.
   bool loss_kernels = false;
   double optimizer_bytes = 40;  // moved per parameter and step, AdamW
   /// Gradients of layers with fewer bytes wait for the next layers' and are
