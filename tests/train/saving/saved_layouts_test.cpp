@@ -11,6 +11,8 @@
 #include <map>
 #include <set>
 
+#include "echelon/error.h"
+#include "echelon/job/pipeline_schedule.h"
 #include "echelon/layout/layout.h"
 #include "tests/support/places.h"
 #include "tests/train/saving/saved_run.h"
@@ -54,6 +56,22 @@ void apply(const std::string& also, Job& job) {
   }
 }
 
+// The fewest that the schedule takes: what a checkpoint has does not depend on
+// their number, but the time of a step does.
+int64_t fewest_microbatches(Job job) {
+  const int64_t samples = job.train.batch / job.layout.data_degree();
+  for (int64_t count = job.layout.pp; count < samples; ++count) {
+    job.pipeline.microbatches = count;
+    try {
+      pipeline_schedule(job);
+      if (samples % count == 0) return count;
+    } catch (const ConfigError&) {
+      continue;  // not defined for so few
+    }
+  }
+  return samples;
+}
+
 std::string axes_of(const Layout& layout) {
   std::string axes;
   for (const auto& [name, degree] :
@@ -94,6 +112,9 @@ layouts_of_table(const std::string& model, const Job& base) {
     SmallCase one{"", base};
     one.job.layout = parse_layout(columns[1]);
     apply(columns[2], one.job);
+    if (one.job.layout.pp > 1) {
+      one.job.pipeline.microbatches = fewest_microbatches(one.job);
+    }
     one.name = name_of(one.job);
     if (seen.insert(one.name).second) cases.push_back(one);
   }
