@@ -295,10 +295,17 @@ Cache& cache_of(int device) {
   return *cache;
 }
 
+// Without the copy of all counts that counts() makes.
+size_t allocated_bytes(int index) {
+  Device& device = device_of(index);
+  std::lock_guard lock(device.mutex());
+  return static_cast<size_t>(device.in_use);
+}
+
 // As CUDA's allocator tells what counts memory.
 void report(const Block& block, bool allocated) {
   const auto bytes = static_cast<int64_t>(block.bytes);
-  const auto now = static_cast<size_t>(counts(block.device).allocated_bytes);
+  const size_t now = allocated_bytes(block.device);
   c10::reportMemoryUsageToProfiler(
       reinterpret_cast<void*>(block.address), allocated ? bytes : -bytes, now,
       now,
@@ -322,10 +329,11 @@ class DeviceAllocator final : public c10::DeviceAllocator {
   }
   c10::CachingDeviceAllocator::DeviceStats
   getDeviceStats(c10::DeviceIndex index) override {
-    const Counts now = counts(index);
+    Device& device = device_of(index);
+    std::lock_guard lock(device.mutex());
     c10::CachingDeviceAllocator::DeviceStats stats;
-    stats.allocated_bytes[0].current = now.allocated_bytes;
-    stats.allocated_bytes[0].peak = now.peak_bytes;
+    stats.allocated_bytes[0].current = device.in_use;
+    stats.allocated_bytes[0].peak = device.counts.peak_bytes;
     return stats;
   }
   void resetAccumulatedStats(c10::DeviceIndex) override {}
@@ -336,7 +344,7 @@ class DeviceAllocator final : public c10::DeviceAllocator {
   }
   std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex index) override {
     const auto total = static_cast<size_t>(options().memory_bytes);
-    return {total - static_cast<size_t>(counts(index).allocated_bytes), total};
+    return {total - allocated_bytes(index), total};
   }
   c10::DataPtr allocate(size_t bytes) override {
     const int index = current_device();

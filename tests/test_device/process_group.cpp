@@ -84,6 +84,13 @@ class Turns {
 };
 
 struct Communicator {
+  Communicator() = default;
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+  ~Communicator() {
+    if (stream != 0) device_of(device).end_stream(stream);
+  }
+
   std::string id;  // the same on all of its ranks
   std::string name;
   std::vector<int> ranks;  // of the group

@@ -252,8 +252,22 @@ Queue& Device::queue(int stream) {
 
 int Device::new_stream() {
   std::lock_guard lock(mutex_);
+  const auto again = std::ranges::find_if(ended_, [&](int stream) {
+    const auto at = static_cast<size_t>(stream);
+    return queues_[at]->empty() && host_.at(at) >= clocks_[at].at(at);
+  });
+  if (again != ended_.end()) {
+    const int stream = *again;
+    ended_.erase(again);
+    return stream;
+  }
   queue(std::max<int>(kPoolStreams, static_cast<int>(queues_.size())));
   return static_cast<int>(queues_.size()) - 1;
+}
+
+void Device::end_stream(int stream) {
+  std::lock_guard lock(mutex_);
+  ended_.push_back(stream);
 }
 
 int Device::stream_of_pool(bool) {

@@ -117,6 +117,9 @@ class Device {
   void learn(const VectorClock& clock);
 
   int new_stream();
+  /// Nothing will be launched on `stream`, so new_stream() may return it again
+  /// once the host knows that its work is over: what comes then is ordered.
+  void end_stream(int stream);
   int stream_of_pool(bool high_priority);
 
   /// Counts a wait of the host that is none of wait()'s.
@@ -149,6 +152,7 @@ class Device {
   std::mutex mutex_;
   std::vector<std::unique_ptr<Queue>> queues_;
   std::vector<VectorClock> clocks_;  // by stream
+  std::vector<int> ended_;           // streams
   VectorClock host_;
   Sanitizer sanitizer_;
   struct HostPending {
