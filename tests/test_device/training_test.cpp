@@ -11,10 +11,12 @@
 #include <barrier>
 #include <cctype>
 #include <chrono>
+#include <latch>
 #include <memory>
 #include <optional>
 #include <thread>
 
+#include "echelon/parallel/tensor/rotary.h"
 #include "echelon/profiling/event_clock.h"
 #include "echelon/timeline/recorder.h"
 #include "echelon/train/step_sums.h"
@@ -91,6 +93,35 @@ TEST(OnTheTestDevice, AModelMayEndWhileItUnshards) {
         on_test_device());
     for (const auto& report : take_reports()) ADD_FAILURE() << report.text;
   }
+}
+
+// The copy of a table to rank 0's device waits for the all-reduce, which rank 1
+// calls when it has its own table.
+TEST(OnTheTestDevice, ATableForOneRankKeepsNoOtherWaiting) {
+  using namespace std::chrono_literals;
+  std::latch begun(1);
+  auto options = on_test_device();
+  options.timeout = 5s;
+  run_ranks(
+      2,
+      [&](World& world) {
+        const torch::Device device = world.device();
+        const auto x = torch::ones({4}, torch::TensorOptions().device(device));
+        const auto make = [&] {
+          rotary_table({.theta = 77}, 8, 0, 16, x.options());
+        };
+        if (world.rank() == 0) {
+          world.group().all_reduce(x).wait();
+          begun.count_down();
+          make();
+        } else {
+          begun.wait();
+          std::this_thread::sleep_for(100ms);
+          make();
+          world.group().all_reduce(x).wait();
+        }
+      },
+      options);
 }
 
 // The host queues all of it before the collective may begin.

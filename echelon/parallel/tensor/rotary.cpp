@@ -145,12 +145,22 @@ RotaryTable rotary_table(
   const Key key{
       options, head_size, like.device().str(),
       c10::typeMetaToScalarType(like.dtype())};
-  const std::lock_guard lock(tables().mutex);
-  RotaryTable& table = tables().by_key[key];
-  const int64_t have = table.cosine.defined() ? table.cosine.size(0) : 0;
-  if (have < first + count) {
+  const auto length = [](const RotaryTable& table) {
+    return table.cosine.defined() ? table.cosine.size(0) : 0;
+  };
+  RotaryTable table;
+  {
+    const std::lock_guard lock(tables().mutex);
+    table = tables().by_key[key];
+  }
+  if (const int64_t have = length(table); have < first + count) {
+    // Without the lock: the copy to a device may wait for a collective, and so
+    // for ranks of this process that wait for the lock.
     table =
         make_table(options, head_size, std::max(first + count, 2 * have), like);
+    const std::lock_guard lock(tables().mutex);
+    RotaryTable& kept = tables().by_key[key];
+    if (length(kept) < length(table)) kept = table;
   }
   return rows(table, first, count);
 }
