@@ -717,7 +717,7 @@ def main():
             before = len(problems)
             checks[name](browser, pathlib.Path(folder))
             for problem in problems[before:before + 20]:
-                print(f"page {number}, {name}: {problem}")
+                print(f"{pathlib.Path(folder).parent.name}, page {number}, {name}: {problem}")
         browser.close()
     sys.exit(1 if problems else 0)
 

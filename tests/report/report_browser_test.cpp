@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <limits>
+#include <memory>
 #include <nlohmann/json.hpp>
 
 #include "echelon/report/pipeline_page.h"
@@ -37,10 +38,14 @@ class ReportInBrowser : public testing::Test {
     }
   }
 
-  // All pages of a test are looked at by one browser, when the test ends.
-  void TearDown() override {
-    if (looks_.empty()) return;
-    EXPECT_NO_THROW(run_python_script("report/report_browser.py", looks_));
+  // One browser looks at the pages of all tests, since it takes seconds to
+  // start. The folder of a page has the name of its test.
+  static void TearDownTestSuite() {
+    if (!looks_.empty()) {
+      EXPECT_NO_THROW(run_python_script("report/report_browser.py", looks_));
+    }
+    looks_.clear();
+    folder_.reset();
   }
 
   void look(
@@ -53,14 +58,17 @@ class ReportInBrowser : public testing::Test {
   void look_at(
       const std::string& check, const std::string& page,
       const Json& expected = {}) {
-    const std::string name = std::to_string(looks_.size());
-    folder_.write(name + "/report.html", page);
-    folder_.write(name + "/expected.json", expected.dump());
-    looks_.insert(looks_.end(), {check, folder_.path(name)});
+    if (!folder_) folder_ = std::make_unique<TempFolder>();
+    const std::string name =
+        testing::UnitTest::GetInstance()->current_test_info()->name() +
+        std::string("/") + std::to_string(looks_.size());
+    folder_->write(name + "/report.html", page);
+    folder_->write(name + "/expected.json", expected.dump());
+    looks_.insert(looks_.end(), {check, folder_->path(name)});
   }
 
-  TempFolder folder_;
-  std::vector<std::string> looks_;
+  static inline std::unique_ptr<TempFolder> folder_;
+  static inline std::vector<std::string> looks_;
 };
 
 ReportInput typical() {
