@@ -67,8 +67,8 @@ class Observer {
   void end(ObservedCalls& calls, bool failed = false);
   /// Ends the calls with `cause`; returns the error that they throw from now
   /// on. It names the operation, axis and label: a DeviceError when this rank's
-  /// device failed, else a CommError that says, when ranks had not arrived, what
-  /// each of them did last.
+  /// device failed, else a CommError that says, when ranks had not arrived,
+  /// what each of them did last.
   std::exception_ptr
   fail(ObservedCalls& calls, const std::exception_ptr& cause);
 
