@@ -147,7 +147,7 @@ TEST_P(ExplainFaults, ASlowLoader) {
       std::ofstream(
           images + of_class + "/" + std::to_string(i) + ".jpg",
           std::ios::binary)
-          << make_jpeg(1200, 1200);
+          << make_jpeg(2000, 2000);
     }
   }
   const auto run = trained(
