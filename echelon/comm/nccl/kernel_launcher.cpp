@@ -121,13 +121,27 @@ std::vector<char> compiled(const std::string& source, CUdevice device) {
   return code;
 }
 
-CUfunction kernel_of(std::string_view source, const std::string& name) {
+// The code of one device.
+struct LoadedKernels {
+  std::mutex mutex;
+  std::map<const void*, CUmodule> modules;  // by source
+  std::map<std::pair<CUmodule, std::string>, CUfunction> functions;
+};
+
+// Each device has a lock of its own: loading may wait for the device, and the
+// device for a collective that another rank of this process calls later.
+LoadedKernels& kernels_of_device(int index) {
   static std::mutex mutex;
-  static std::map<std::pair<int, const void*>, CUmodule> modules;
-  static std::map<std::pair<CUmodule, std::string>, CUfunction> functions;
-  const auto& driver = KernelLibraries::get();
+  static std::map<int, LoadedKernels> devices;
   const std::lock_guard lock(mutex);
+  return devices[index];
+}
+
+CUfunction kernel_of(std::string_view source, const std::string& name) {
+  const auto& driver = KernelLibraries::get();
   const int index = c10::cuda::current_device();
+  LoadedKernels& loaded = kernels_of_device(index);
+  const std::lock_guard lock(loaded.mutex);
   CUdevice device = 0;
   driver.check(driver.device(&device, index), name);
   CUcontext context = nullptr;
@@ -136,12 +150,12 @@ CUfunction kernel_of(std::string_view source, const std::string& name) {
     driver.check(driver.make_context(&context, device), name);
     driver.check(driver.set_context(context), name);
   }
-  auto& code = modules[{index, source.data()}];
+  auto& code = loaded.modules[source.data()];
   if (code == nullptr) {
     const auto binary = compiled(std::string(source), device);
     driver.check(driver.load(&code, binary.data()), name);
   }
-  auto& function = functions[{code, name}];
+  auto& function = loaded.functions[{code, name}];
   if (function == nullptr) {
     driver.check(driver.function(&function, code, name.c_str()), name);
   }
