@@ -132,20 +132,20 @@ std::string help_of(
                       : text;
 }
 
-// NCCL has a communicator for each set of ranks with a group (World::new_group,
-// MeshGroups).
-std::vector<size_t> communicator_sizes(const Layout& layout) {
-  const Mesh mesh(layout);
-  std::set<std::vector<int>> sets = {
-      mesh.ranks_along(0, std::vector<Axis>(kAxes.begin(), kAxes.end())),
-      mesh.ranks_along(0, {Axis::dp_replicate, Axis::dp_shard})};
-  for (const Axis axis : kAxes) sets.insert(mesh.ranks_along(0, axis));
-  std::vector<size_t> sizes;
-  for (const auto& ranks : sets) {
-    if (ranks.size() > 1) sizes.push_back(ranks.size());
+// How many other ranks of a pipeline the one with most sends to or receives
+// from.
+size_t most_peers(const Schedule& schedule) {
+  std::vector<std::set<int>> peers(static_cast<size_t>(schedule.num_ranks()));
+  for (int stage = 1; stage < schedule.num_stages(); ++stage) {
+    const int before = schedule.rank_of_stage[static_cast<size_t>(stage - 1)];
+    const int rank = schedule.rank_of_stage[static_cast<size_t>(stage)];
+    if (before == rank) continue;
+    peers[static_cast<size_t>(before)].insert(rank);
+    peers[static_cast<size_t>(rank)].insert(before);
   }
-  std::ranges::sort(sizes, std::greater<>());
-  return sizes;
+  size_t most = 0;
+  for (const auto& one : peers) most = std::max(most, one.size());
+  return most;
 }
 
 }  // namespace
@@ -183,9 +183,25 @@ bool unshards_once(const MemoryModel& model, const Job& job) {
   return limit == 0 || largest_peak(model, job, true) <= limit;
 }
 
+std::vector<int64_t>
+communicator_sizes(const MemoryModel& model, const Layout& layout) {
+  const Mesh mesh(layout);
+  std::set<std::vector<int>> sets = {
+      mesh.ranks_along(0, std::vector<Axis>(kAxes.begin(), kAxes.end())),
+      mesh.ranks_along(0, {Axis::dp_replicate, Axis::dp_shard})};
+  for (const Axis axis : kAxes) sets.insert(mesh.ranks_along(0, axis));
+  std::vector<int64_t> sizes;
+  for (const auto& ranks : sets) {
+    if (ranks.size() > 1) sizes.push_back(static_cast<int64_t>(ranks.size()));
+  }
+  sizes.insert(sizes.end(), most_peers(model.schedule), 2);
+  std::ranges::sort(sizes, std::greater<>());
+  return sizes;
+}
+
 MemoryPlan plan_memory(const MemoryModel& model, const Job& job) {
   MemoryPlan plan{.notes = model.notes};
-  const auto sizes = communicator_sizes(job.layout);
+  const auto sizes = communicator_sizes(model, job.layout);
   if (!model.host_is_device && !sizes.empty()) {
     plan.notes.push_back(format(
         "not in the plan: the GPU's context and {}, of {} ranks",

@@ -113,6 +113,12 @@ struct MemoryPlan {
 /// Throws ConfigError as plan_recompute does.
 MemoryPlan plan_memory(const MemoryModel& model, const Job& job);
 
+/// The sizes of the NCCL communicators of a job on GPUs, largest first, for the
+/// rank that has most: one for each set of ranks with a group (World,
+/// MeshGroups), and one of two ranks for each peer in the pipeline.
+std::vector<int64_t>
+communicator_sizes(const MemoryModel& model, const Layout& layout);
+
 /// What each layer but the loss keeps and recomputes in each of the three ways.
 /// The trainer and the plan choose by it.
 std::vector<cost::RecomputeCost> recompute_costs(const MemoryModel& model);

@@ -16,10 +16,12 @@
 #include <optional>
 #include <thread>
 
+#include "echelon/memory_plan/memory_plan.h"
 #include "echelon/parallel/tensor/rotary.h"
 #include "echelon/profiling/event_clock.h"
 #include "echelon/timeline/recorder.h"
 #include "echelon/train/step_sums.h"
+#include "echelon/train/strategies/count_job.h"
 #include "echelon/train/strategies/host_copy.h"
 #include "echelon/train/verify.h"
 #include "tests/support/temp_folder.h"
@@ -122,6 +124,48 @@ TEST(OnTheTestDevice, ATableForOneRankKeepsNoOtherWaiting) {
         }
       },
       options);
+}
+
+TEST(OnTheTestDevice, ThePlanCountsTheCommunicatorsOfAStep) {
+  TempFolder folder;
+  Job job = job_of(tiny_gpt(), write_tokens(folder));
+  job.model.layers = 4;
+  for (const auto& [layout, schedule] :
+       std::vector<std::pair<std::string, std::string>>{
+           {"dp=1", "1f1b"},
+           {"dp=2", "1f1b"},
+           {"fsdp=2,tp=2", "1f1b"},
+           {"dp=2,fsdp=2,tp=2", "1f1b"},
+           {"pp=2", "1f1b"},
+           {"pp=3", "1f1b"},
+           {"pp=3", "zb-v"},
+           {"pp=2", "interleaved"},
+           {"fsdp=2,pp=2,tp=2", "interleaved"}}) {
+    SCOPED_TRACE(layout + " " + schedule);
+    job.layout = parse_layout(layout);
+    job.pipeline.schedule = schedule_kind(schedule);
+    if (schedule == "zb-v") job.model.layers = 6;
+    reset_calls();
+    const auto ranks = static_cast<int>(job.layout.num_ranks());
+    run_ranks(
+        ranks,
+        [&](World& world) {
+          at::set_num_threads(1);
+          SmallRun(job, world).train(0, 1);
+        },
+        on_test_device());
+    int64_t most = 0;
+    for (int rank = 0; rank < ranks; ++rank) {
+      most = std::max<int64_t>(
+          most, std::ranges::count_if(calls(rank), [](const auto& call) {
+            return call.ends_with("made") ||
+                   call.find("connected") != std::string::npos;
+          }));
+    }
+    const auto planned =
+        memory_plan::communicator_sizes(count_memory(job), job.layout);
+    EXPECT_EQ(static_cast<int64_t>(planned.size()), most);
+  }
 }
 
 // The host queues all of it before the collective may begin.
