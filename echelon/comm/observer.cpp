@@ -13,7 +13,7 @@ namespace {
 
 constexpr auto kPollEvery = std::chrono::milliseconds(500);
 
-bool is_of_device(const std::exception_ptr& cause) {
+bool is_device_failure(const std::exception_ptr& cause) {
   try {
     std::rethrow_exception(cause);
   } catch (const c10::AcceleratorError&) {
@@ -201,9 +201,9 @@ std::exception_ptr Observer::explain(
   if (already_explained(cause)) return cause;
   const StatusEntry entry(call.record);
   const auto waited = std::chrono::steady_clock::now() - call.begun;
-  const bool of_device = is_of_device(cause);
+  const bool device_failed = is_device_failure(cause);
   std::string hang;
-  if (call.collective && !of_device) {
+  if (call.collective && !device_failed) {
     std::vector<std::optional<RankStatus>> statuses;
     for (int rank : call.group->ranks) statuses.push_back(board_->read(rank));
     hang = hang_report(
@@ -220,8 +220,8 @@ std::exception_ptr Observer::explain(
       "{} on axis {}, {} {}, failed after {:g} s: {}{}", entry.describe(),
       call.record.axis, call.record.dtype, shape_text(call.record.shape),
       static_cast<double>(milliseconds) / 1000, text_of(cause), hang);
-  return of_device ? std::make_exception_ptr(DeviceError(text))
-                   : std::make_exception_ptr(CommError(text));
+  return device_failed ? std::make_exception_ptr(DeviceError(text))
+                       : std::make_exception_ptr(CommError(text));
 }
 
 }  // namespace echelon

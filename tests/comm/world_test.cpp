@@ -3,16 +3,21 @@
 #include <gmock/gmock.h>
 #include <sched.h>
 #include <torch/torch.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include <atomic>
 #include <thread>
 
+#include "echelon/comm/observer.h"
+#include "echelon/comm/store/store.h"
+#include "echelon/error.h"
 #include "tests/support/error_text.h"
 
 namespace echelon::world_test {
 
 using testing::AllOf;
 using testing::HasSubstr;
+using testing::Not;
 
 TEST(World, AloneIsAWorldOfOne) {
   World world = World::alone();
@@ -41,6 +46,36 @@ TEST(World, ComputesOnTheCoresThatItMayUse) {
   ASSERT_EQ(sched_setaffinity(0, sizeof(one), &one), 0);
   EXPECT_EQ(threads(), 1);
   ASSERT_EQ(sched_setaffinity(0, sizeof(before), &before), 0);
+}
+
+// A rank whose device failed did not fail because a peer had not called.
+TEST(Observer, TellsAFailedDeviceFromALostPeer) {
+  Observer observer(
+      0, make_store_board(c10::make_intrusive<c10d::HashStore>()));
+  const ObservedGroup group{.axis = "dp", .ranks = {0, 1}};
+  const auto failed = [&](const std::exception_ptr& cause) {
+    ObservedCall call;
+    call.record = {
+        .operation = "all_reduce", .axis = "dp", .label = "bucket 0"};
+    call.group = &group;
+    observer.begin(call);
+    ObservedCalls calls({call});
+    return observer.fail(calls, cause);
+  };
+  const auto device_error = error_text<DeviceError>([&] {
+    std::rethrow_exception(failed(std::make_exception_ptr(c10::AcceleratorError(
+        {__func__, __FILE__, __LINE__}, 700, "CUDA error: ECC"))));
+  });
+  EXPECT_THAT(
+      device_error,
+      AllOf(
+          HasSubstr("all_reduce \"bucket 0\""), HasSubstr("CUDA error: ECC")));
+  EXPECT_THAT(device_error, Not(HasSubstr("rank 1")));
+  const auto comm_error = error_text<CommError>([&] {
+    std::rethrow_exception(
+        failed(std::make_exception_ptr(std::runtime_error("timed out"))));
+  });
+  EXPECT_THAT(comm_error, AllOf(HasSubstr("timed out"), HasSubstr("rank 1")));
 }
 
 TEST(Group, SilentGroupsLeaveOutputsUnchanged) {
