@@ -194,30 +194,32 @@ class ShardedLookup : public torch::autograd::Function<ShardedLookup> {
 
 // ------------------------------------------------------------------- logits
 
-// The memory of gradients that nobody sees but through the views that autograd
-// makes of them. How often it is used does not tell: a view keeps its base.
-class OwnedRoom {
+// The memory of gradients that may be widened in place: nobody else sees what
+// is behind their rows. The use count of the memory does not tell, because a
+// view keeps its base.
+class WidenableGradients {
  public:
   void add(const Tensor& tensor) {
     const std::lock_guard lock(mutex_);
-    std::erase_if(owned_, [](const auto& one) { return one.expired(); });
-    owned_.push_back(tensor.storage().getWeakStorageImpl());
+    std::erase_if(memory_, [](const auto& one) { return one.expired(); });
+    memory_.push_back(tensor.storage().getWeakStorageImpl());
   }
   bool has(const Tensor& tensor) {
     const auto* memory = tensor.storage().unsafeGetStorageImpl();
     const std::lock_guard lock(mutex_);
-    return std::ranges::any_of(owned_, [&](const auto& one) {
+    return std::ranges::any_of(memory_, [&](const auto& one) {
       return !one.expired() && one._unsafe_get_target() == memory;
     });
   }
 
  private:
   std::mutex mutex_;
-  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> owned_;
+  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> memory_;
 };
 
-OwnedRoom& owned_room() {
-  static auto* const all = new OwnedRoom;  // outlives threads that compute
+WidenableGradients& widenable_gradients() {
+  static auto* const all =
+      new WidenableGradients;  // outlives threads that compute
   return *all;
 }
 
@@ -262,8 +264,8 @@ class FirstColumns : public torch::autograd::Function<FirstColumns> {
     }
     const auto bytes = static_cast<size_t>(stride) * x.element_size();
     // A meta tensor has nothing in between.
-    const bool owned = x.is_meta() || owned_room().has(x);
-    if (x.storage_offset() != 0 || x.storage().nbytes() < bytes || !owned) {
+    const bool widenable = x.is_meta() || widenable_gradients().has(x);
+    if (x.storage_offset() != 0 || x.storage().nbytes() < bytes || !widenable) {
       return {};
     }
     return x.as_strided(sizes, c10::contiguous_strides(sizes));
@@ -367,7 +369,7 @@ class CrossEntropy : public torch::autograd::Function<CrossEntropy> {
     if (kernels::takes(rows)) {
       const auto result =
           kernels::vocab_gradient(rows, ids - range.begin, saved[2], scale);
-      detail::own_room(result);
+      detail::allow_widening(result);
       return {result.view(saved[0].sizes()), Tensor(), Tensor()};
     }
     auto result = torch::empty(rows.sizes(), rows.options());
@@ -432,8 +434,8 @@ Tensor VocabParallelEmbedding::forward(const Tensor& ids) {
   return ShardedLookup::apply(weight, ids, lookup);
 }
 
-void detail::own_room(const Tensor& gradient) {
-  owned_room().add(gradient);
+void detail::allow_widening(const Tensor& gradient) {
+  widenable_gradients().add(gradient);
 }
 
 Tensor detail::padded_logits(

@@ -80,14 +80,15 @@ inline constexpr int64_t kVocabularyMultiple = 64;
 namespace detail {
 
 /// vocab_logits whose matmuls are `padding` columns wider. A gradient that was
-/// given to own_room(), with room for the columns behind each row, becomes the
-/// gradient of all columns in place; another one is copied.
+/// given to allow_widening(), with room for the columns behind each row,
+/// becomes the gradient of all columns in place; another one is copied.
 torch::Tensor padded_logits(
     const torch::Tensor& x, const torch::Tensor& weight, int64_t padding,
     const TensorParallel& parallel, int64_t tokens, const std::string& label);
 
-/// Says that nobody else uses what is behind the rows of `gradient`.
-void own_room(const torch::Tensor& gradient);
+/// Says that nobody else uses what is behind the rows of `gradient`, so that it
+/// may be widened in place.
+void allow_widening(const torch::Tensor& gradient);
 
 }  // namespace detail
 

@@ -84,7 +84,7 @@ class GradientWithRoom : public torch::autograd::Function<GradientWithRoom> {
         {gradient.size(0), width + context->saved_data["room"].toInt()},
         std::numeric_limits<double>::quiet_NaN(), gradient.options());
     const auto rows = whole.narrow(1, 0, width).copy_(gradient);
-    detail::own_room(rows);
+    detail::allow_widening(rows);
     return {rows, Tensor(), Tensor()};
   }
 };
