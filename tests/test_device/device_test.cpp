@@ -2,11 +2,13 @@
 #include <torch/torch.h>
 
 #include <memory>
+#include <thread>
 
 #include "echelon/counting/meta_mode.h"
 #include "echelon/profiling/event_clock.h"
 #include "echelon/timeline/recorder.h"
 #include "tests/test_device/places.h"
+#include "tests/test_device/runtime.h"
 
 namespace echelon::device_test {
 
@@ -136,6 +138,20 @@ TEST_F(TestDevice, QueuesWorkAndCountsWaits) {
   EXPECT_EQ(counts(0).host_waits.size(), 3);
   current().synchronize();
   EXPECT_EQ(host[0].item<float>(), 6);
+}
+
+// On a device that no other test of this file uses.
+TEST_F(TestDevice, AnEndedStreamIsUsedAgainOnceTheHostKnowsThatItIsOver) {
+  Device& device = device_of(6);
+  const int stream = device.new_stream();
+  device.launch(stream, {.name = "work"}, [] {});
+  device.end_stream(stream);
+  drain(6);  // it is over, and the host does not know
+  EXPECT_NE(device.new_stream(), stream);
+  device.wait(device.mark(stream), "");
+  while (!device.idle(stream)) std::this_thread::yield();
+  EXPECT_EQ(device.new_stream(), stream);
+  EXPECT_NE(device.new_stream(), stream);
 }
 
 TEST_F(TestDevice, ReusesFreedBlocksAtOnceAndHasALimit) {

@@ -84,9 +84,6 @@ class Turns {
 };
 
 struct Communicator {
-  Communicator() = default;
-  Communicator(const Communicator&) = delete;
-  Communicator& operator=(const Communicator&) = delete;
   ~Communicator() {
     if (stream != 0) device_of(device).end_stream(stream);
   }

@@ -22,8 +22,8 @@ std::string demangled(const char* name) {
   return result;
 }
 
-// The function of this project at `address`; empty for others. A lookup takes a
-// tenth of a millisecond, and the same calls come again in each step.
+// The function of this project at `address`; empty for others. A lookup is
+// slow, and the same calls come again in each step.
 const std::string& function_at(void* address) {
   static std::mutex mutex;
   static std::unordered_map<void*, std::string> found;
