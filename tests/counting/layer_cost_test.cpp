@@ -3,6 +3,8 @@
 
 #include <atomic>
 #include <functional>
+#include <map>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -418,6 +420,21 @@ TEST(LayerCost, ResultsThatSelectiveRecomputeKeeps) {
   EXPECT_EQ(costs[0].kept_result_bytes, 4 * 4 * 20);
   EXPECT_EQ(costs[1].kept_result_bytes, 0);
   EXPECT_EQ(costs[2].kept_result_bytes, 4 * 4 * 5);
+}
+
+// Padding calls operators that fill and copy: the bytes are theirs alone.
+TEST(LayerCost, BytesOfAnOperatorThatCallsOthersCountOnce) {
+  LayerList layers;
+  layers.add_function("pad", [](const torch::Tensor& x) {
+    return torch::constant_pad_nd(x, {0, 4});
+  });
+  const auto counted = count_operators(layers, {{{5, 20}}});
+  std::map<std::string, double> bytes;
+  for (const auto& one : counted.layers[0].forward) {
+    bytes[one.name] += one.bytes;
+  }
+  EXPECT_GT(bytes.at("copy_"), 0);
+  EXPECT_EQ(bytes.at("constant_pad_nd"), 0);
 }
 
 TEST(LayerCost, InAnotherDtype) {
