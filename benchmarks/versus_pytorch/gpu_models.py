@@ -3,11 +3,11 @@
 
 PyTorch runs the models of the package transformers, from the same weights and
 tokens; the first losses must agree as far as bfloat16 goes, and how far apart
-the later ones are is printed. A ratio is PyTorch's time of
-a step over Echelon's of the same round. Model FLOPs utilisation is the model's
-floating-point operations (no recompute) over what the device's matrix units can
-do; of a device that is not in the table, over a large bfloat16 product that is
-timed in the same run. Without a GPU it says so and ends with 77.
+the later ones are is printed. A ratio is PyTorch's time of a step over Echelon's
+of the same round. Model FLOPs utilisation is the model's floating-point
+operations (no recompute) over what the device's matrix units can do; of a device
+that is not in the table, over a large bfloat16 product that is timed in the same
+run. Without a GPU it says so and ends with 77.
 """
 import sys
 from pathlib import Path

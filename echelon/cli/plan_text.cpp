@@ -365,6 +365,13 @@ Json plan_json(const planner::Plan& plan, const planner::PlanRequest& request) {
   return json;
 }
 
+Json with_plan(
+    Json json, const std::optional<planner::Plan>& plan,
+    const planner::PlanRequest& request) {
+  if (plan) json["plan"] = plan_json(*plan, request);
+  return json;
+}
+
 }  // namespace
 
 void print_plan_text(
@@ -431,9 +438,9 @@ void print_plan_json(
   json["why"] = result.reason.why;
   json["others"] = Json::array();
   for (const auto& other : result.others) {
-    Json one = {{"name", other.name}, {"because", other.because}};
-    if (other.plan) one["plan"] = plan_json(*other.plan, request);
-    json["others"].push_back(one);
+    json["others"].push_back(with_plan(
+        {{"name", other.name}, {"because", other.because}}, other.plan,
+        request));
   }
   print_json(json, std::cout);
 }
@@ -445,9 +452,8 @@ void print_alternatives_json(
   json["key"] = key;
   json["values"] = Json::array();
   for (const auto& row : rows) {
-    Json one = {{"value", row.value}, {"because", row.because}};
-    if (row.plan) one["plan"] = plan_json(*row.plan, request);
-    json["values"].push_back(one);
+    json["values"].push_back(with_plan(
+        {{"value", row.value}, {"because", row.because}}, row.plan, request));
   }
   print_json(json, std::cout);
 }

@@ -241,9 +241,7 @@ std::span<const config::OtherNames> other_names() {
        "profile profiler profile_steps profile_freq enable_profiling"},
 
       // No key.
-      {"",
-       "there is no compiler: layers run as they are written, attention, "
-       "norms and the loss in fused kernels",
+      {"", "there is no compiler, layers run as they are written",
        "compile torch_compile use_compile torchcompile compile_model "
        "torch_compile_backend torch_compile_mode jit"},
 

@@ -1,10 +1,10 @@
 #include "echelon/cost/layer_work.h"
-#include "echelon/cost/memory_estimate.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 
+#include "echelon/cost/memory_estimate.h"
 #include "echelon/cost/model_catalogue.h"
 
 namespace echelon::cost::layer_work_test {

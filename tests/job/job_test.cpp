@@ -96,6 +96,7 @@ TEST_F(JobTest, NamesOfOtherFrameworksLeadToOurKeys) {
     std::istringstream names{std::string(row.names)};
     for (std::string name; names >> name;) {
       if (row.key.empty()) {
+        EXPECT_TRUE(seen.insert(name).second) << name << " is there twice";
         EXPECT_THAT(
             error_text([&] { load("", {.set = {"train." + name + "=1"}}); }),
             HasSubstr("unknown key; " + std::string(row.remark)));
