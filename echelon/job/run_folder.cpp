@@ -79,19 +79,77 @@ bool lies_in(const fs::path& path, const fs::path& folder) {
   return !error && differ.first == outer.end();
 }
 
-// Called before the folder's contents are removed.
+// The text of config.toml. Running that again destroys nothing.
+std::string text_of(Job job) {
+  job.train.overwrite = false;
+  return to_toml(job);
+}
+
+// Whether this version of the program wrote the file, and nobody edited it.
+bool written_by_a_run(const fs::path& configuration) {
+  try {
+    return folder_files::read_file(configuration) ==
+           text_of(load_job(configuration.string()));
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+void check_written_by_a_run(const Job& job) {
+  if (written_by_a_run(fs::path(job.train.run) / "config.toml")) return;
+  throw ConfigError(
+      place(job) +
+      ": has a config.toml that this version's runs did not write, so the "
+      "folder is left alone, also with --overwrite; name another one");
+}
+
+// The entries of a run's folder that --overwrite removes: files that a run
+// writes, by name. config.toml is replaced instead.
+std::vector<fs::path> files_of_run(const fs::path& run) {
+  std::vector<fs::path> found;
+  const auto add = [&](const fs::path& folder, const auto& is_ours) {
+    std::error_code error;
+    fs::directory_iterator entries(folder, error);
+    for (; !error && entries != fs::directory_iterator();
+         entries.increment(error)) {
+      if (is_ours(entries->path().filename().string())) {
+        found.push_back(entries->path());
+      }
+    }
+  };
+  add(run, [](const std::string& name) {
+    static const std::vector<std::string> kNames = {
+        "layers.json", "metrics.jsonl", "report.html", "timeline.json"};
+    // What a crash leaves of such a file.
+    const std::string whole = name.substr(0, name.find(".part-"));
+    return std::ranges::find(kNames, whole) != kNames.end() ||
+           (whole == "config.toml" && name != whole);
+  });
+  add(run / "log", [](const std::string& name) {
+    return name.starts_with("rank-") && name.ends_with(".log");
+  });
+  add(run / "checkpoints", folder_files::is_of_checkpoints);
+  return found;
+}
+
+// Called before the files of an older run are removed.
 void check_overwrite(const Job& job) {
   const fs::path run = job.train.run;
+  check_written_by_a_run(job);
+  const auto removed = files_of_run(run);
   const auto keep = [&](const fs::path& path, const std::string& key,
                         const std::string& value) {
-    if (value.empty() || !lies_in(path, run)) return;
+    if (value.empty() || std::ranges::none_of(removed, [&](const auto& one) {
+          return lies_in(path, one);
+        })) {
+      return;
+    }
     throw ConfigError(format(
         "{}: overwrite would remove what {} = \"{}\" names; leave one of them "
         "out, or name another folder for the run",
         place(job), key, value));
   };
   for (const auto& checkpoint : named_checkpoints(job)) {
-    keep(job.checkpoint.resume, "checkpoint.resume", job.checkpoint.resume);
     keep(checkpoint.path, "checkpoint.resume", job.checkpoint.resume);
   }
   keep(job.model.weights, "model.weights", job.model.weights);
@@ -102,10 +160,12 @@ void check_overwrite(const Job& job) {
     keep(source, "data.sources", source);
 }
 
-// The text of config.toml. Running that again destroys nothing.
-std::string text_of(Job job) {
-  job.train.overwrite = false;
-  return to_toml(job);
+void remove_run(const fs::path& run) {
+  for (const auto& path : files_of_run(run)) fs::remove_all(path);
+  for (const char* folder : {"log", "checkpoints"}) {
+    std::error_code has_more;
+    if (!fs::is_symlink(run / folder)) fs::remove(run / folder, has_more);
+  }
 }
 
 // Whether the same run was killed before its first checkpoint, so that starting
@@ -169,6 +229,13 @@ bool check_run_folder(const Job& job) {
         ": is a folder without config.toml, so no run of Echelon; it is left "
         "alone: name another one");
   }
+  if (fs::equivalent(run / "config.toml", job.document.name(), error) &&
+      !written_by_a_run(run / "config.toml")) {
+    throw ConfigError(
+        place(job) +
+        ": the configuration of this job is there, under the name that a run "
+        "gives its own; name another folder");
+  }
   // Throws while another process writes there.
   if (fs::is_directory(run / "checkpoints", error)) {
     const CheckpointLock lock(run / "checkpoints");
@@ -182,6 +249,7 @@ bool check_run_folder(const Job& job) {
   if (own.empty()) {
     named_checkpoints(job);
     if (was_killed_early(job)) return true;
+    check_written_by_a_run(job);
     throw ConfigError(
         place(job) +
         ": exists and has no checkpoints to resume from; --overwrite replaces "
@@ -195,7 +263,7 @@ std::string make_run_folder(const Job& job) {
   const bool resumes = check_run_folder(job);
   const fs::path run = job.train.run;
   try {
-    if (!resumes) fs::remove_all(run);
+    if (!resumes && fs::exists(run)) remove_run(run);
     fs::create_directories(run);
   } catch (const fs::filesystem_error& error) {
     throw ConfigError(format(

@@ -15,8 +15,9 @@ namespace echelon {
 /// that checkpoint.resume names only count until the run has its own.
 ///
 /// Throws ConfigError when the folder cannot be made:
-/// - it is another run without checkpoints, unless overwrite is set and it is a
-///   run folder (it has config.toml, or is empty);
+/// - it is another run without checkpoints, unless overwrite is set;
+/// - overwrite is set, and its config.toml is not as this version writes it;
+/// - the configuration of this job is its config.toml, and no run wrote that;
 /// - overwrite would remove what the run starts from (checkpoints, weights,
 ///   data);
 /// - checkpoint.resume names one of its own checkpoints, but not the newest;
@@ -25,10 +26,11 @@ namespace echelon {
 /// another process writes to the folder. Changes nothing.
 bool check_run_folder(const Job& job);
 
-/// Calls check_run_folder, removes an older run of that name unless it resumes,
-/// makes the folder and writes config.toml with all values as used. `overwrite`
-/// is false there, so that running it again destroys nothing. An older
-/// config.toml is replaced only when the new one is complete. Returns its path.
+/// Calls check_run_folder, removes the files of an older run of that name
+/// unless it resumes, makes the folder and writes config.toml with all values
+/// as used. Files that no run writes stay. `overwrite` is false in config.toml,
+/// so that running it again destroys nothing. An older config.toml is replaced
+/// only when the new one is complete. Returns its path.
 std::string make_run_folder(const Job& job);
 
 /// Writes the job as `folder`/config.toml, as make_run_folder does, and returns

@@ -472,16 +472,68 @@ TEST_F(JobTest, ARunThatWasKilledBeforeItsFirstCheckpointBeginsAgain) {
 
 TEST_F(JobTest, OverwriteReplacesARunAndNothingElse) {
   make_run_folder(small());
-  std::ofstream(folder_ / "run" / "old") << "x";
+  const fs::path run = folder_ / "run";
+  const std::vector<std::string> of_a_run = {
+      "metrics.jsonl",
+      "report.html",
+      "timeline.json",
+      "layers.json",
+      "log/rank-0.log",
+      "checkpoints/LATEST",
+      "checkpoints/LOCK",
+      "checkpoints/last.safetensors",
+      "checkpoints/step-00000004/manifest.json",
+      "checkpoints/step-00000002/rank-00000.safetensors",
+      "checkpoints/.step-00000006.partial/rank-00000.safetensors",
+      "checkpoints/damaged-step-00000001/manifest.json"};
+  const std::vector<std::string> others = {
+      "thesis.txt", "log/notes", "checkpoints/notes", "src/model.cpp"};
+  for (const auto& names : {of_a_run, others}) {
+    for (const auto& name : names) {
+      fs::create_directories((run / name).parent_path());
+      std::ofstream(run / name) << "x";
+    }
+  }
   const std::string path = make_run_folder(small("", {.overwrite = true}));
-  EXPECT_FALSE(fs::exists(folder_ / "run" / "old"));
+  for (const auto& name : of_a_run)
+    EXPECT_FALSE(fs::exists(run / name)) << name;
+  for (const auto& name : others) EXPECT_TRUE(fs::exists(run / name)) << name;
   EXPECT_FALSE(load_job(path).train.overwrite);
+  EXPECT_TRUE(load_job(path).train.run == run);
 
   fs::remove(folder_ / "run" / "config.toml");
   std::ofstream(folder_ / "run" / "mine") << "x";
   EXPECT_THAT(
       refused(small("", {.overwrite = true})), HasSubstr("it is left alone"));
   EXPECT_TRUE(fs::exists(folder_ / "run" / "mine"));
+}
+
+// Any folder may hold a file called config.toml.
+TEST_F(JobTest, OverwriteLeavesAConfigurationThatNoRunWrote) {
+  const fs::path run = folder_ / "run";
+  const std::string path = make_run_folder(small());
+  const std::string written = read_file(path);
+  std::ofstream(path, std::ios::app) << "# mine\n";
+  std::ofstream(run / "metrics.jsonl") << "x";
+  for (const bool overwrite : {false, true}) {
+    EXPECT_THAT(
+        refused(small("", {.overwrite = overwrite})),
+        HasAll(
+            "a config.toml that this version's runs did not write",
+            "name another one"));
+  }
+  // Also when it is what the job is started with, and nothing is overwritten.
+  for (const bool overwrite : {false, true}) {
+    EXPECT_THAT(
+        refused(load_job(path, {.overwrite = overwrite})),
+        HasSubstr("the configuration of this job is there"));
+  }
+  EXPECT_TRUE(fs::exists(run / "metrics.jsonl"));
+  EXPECT_THAT(read_file(path), testing::EndsWith("# mine\n"));
+  // The configuration of a run may start it again.
+  std::ofstream(path) << written;
+  make_run_folder(load_job(path, {.overwrite = true}));
+  EXPECT_FALSE(fs::exists(run / "metrics.jsonl"));
 }
 
 // Writes a folder that readers take for a checkpoint, without a model.
@@ -559,7 +611,9 @@ TEST_F(JobTest, OverwriteDoesNotRemoveWhatItResumes) {
                .overwrite = true,
                .resume = run.string()})),
       HasSubstr("would remove"));
-  const std::string inside = "=" + (run / "x.safetensors").string();
+  const std::string inside =
+      "=" + (run / "checkpoints/last.safetensors").string();
+  std::ofstream(run / "checkpoints/last.safetensors") << "x";
   EXPECT_THAT(error("model.weights" + inside), HasSubstr("would remove"));
   EXPECT_THAT(error("data.path" + inside), HasSubstr("data.path"));
   EXPECT_TRUE(fs::exists(run / "checkpoints/step-00000004/manifest.json"));

@@ -73,6 +73,13 @@ bool is_debris(std::string_view name) {
   return name.starts_with(".step-") || name == kNextLatest;
 }
 
+bool is_of_checkpoints(std::string_view name) {
+  constexpr std::string_view kLast = "last.safetensors";
+  return name == kLatest || name == kLock || name == kLast ||
+         name.starts_with(std::string(kLast) + ".part-") || is_debris(name) ||
+         name.starts_with(kAside) || step_of(name).has_value();
+}
+
 bool is_checkpoint(const fs::path& path) {
   std::error_code ignored;
   return fs::is_regular_file(path / kManifest, ignored);
@@ -80,7 +87,8 @@ bool is_checkpoint(const fs::path& path) {
 
 std::optional<int64_t> named_step(const fs::path& file) {
   char text[64];
-  const int fd = ::open(file.c_str(), O_RDONLY | O_CLOEXEC);
+  // O_NONBLOCK: a pipe would wait for a writer.
+  const int fd = ::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) return {};
   const ssize_t bytes = ::read(fd, text, sizeof(text));
   ::close(fd);

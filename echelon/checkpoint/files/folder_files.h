@@ -14,6 +14,7 @@ namespace fs = std::filesystem;
 
 inline constexpr const char* kLatest = "LATEST";
 inline constexpr const char* kNextLatest = ".LATEST.new";
+inline constexpr const char* kLock = "LOCK";
 inline constexpr const char* kAside = "damaged-";
 inline constexpr const char* kManifest = "manifest.json";
 
@@ -25,6 +26,8 @@ std::optional<int64_t> step_of(std::string_view name);
 fs::path removed_path(const fs::path& folder, int64_t step);
 /// Whether a running save, or a crash, left a file of this name.
 bool is_debris(std::string_view name);
+/// Whether a run gives this name to an entry of its folder of checkpoints.
+bool is_of_checkpoints(std::string_view name);
 /// Whether a complete checkpoint is there.
 bool is_checkpoint(const fs::path& path);
 /// The step that the file (LATEST or .LATEST.new) names; none when there is no
