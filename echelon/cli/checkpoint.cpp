@@ -139,8 +139,10 @@ int list_checkpoints(const CheckpointArguments& arguments) {
   const auto all = listed(find_checkpoints(arguments.path));
   const auto folder = all.front().place.path.parent_path();
   const auto others = list_others(folder);
-  const bool damaged = std::ranges::any_of(
-      all, [](const auto& entry) { return !entry.damage.empty(); });
+  const bool damaged = !list_incomplete(folder).empty() ||
+                       std::ranges::any_of(all, [](const auto& entry) {
+                         return !entry.damage.empty();
+                       });
   if (arguments.json) {
     Json json = {{"folder", folder.string()}, {"checkpoints", Json::array()}};
     for (const auto& entry : all) json["checkpoints"].push_back(json_of(entry));
@@ -159,6 +161,10 @@ int list_checkpoints(const CheckpointArguments& arguments) {
       std::cout << terminal_style().red("damaged: ") << plain(entry.damage)
                 << "\n";
     }
+  }
+  for (const auto& place : list_incomplete(folder)) {
+    std::cout << terminal_style().red("damaged: ") << plain(place.path.string())
+              << " has no manifest.json\n";
   }
   for (const auto& path : others) {
     const std::string name = path.filename().string();
@@ -418,7 +424,14 @@ void print(const std::string& checkpoint, const Verdict& verdict) {
 int verify_checkpoints(const CheckpointArguments& arguments) {
   auto rows = Json::array();
   bool damaged = false;
-  for (const auto& place : find_checkpoints(arguments.path)) {
+  auto places = find_checkpoints(arguments.path);
+  const auto folder = places.front().path.parent_path();
+  std::error_code error;
+  if (!std::filesystem::equivalent(
+          places.front().path, arguments.path, error)) {
+    for (const auto& place : list_incomplete(folder)) places.push_back(place);
+  }
+  for (const auto& place : places) {
     const auto verdict = verify(place.path.string());
     damaged = damaged || !verdict.damages.empty();
     if (!arguments.json) {

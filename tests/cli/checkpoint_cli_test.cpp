@@ -174,6 +174,22 @@ TEST_F(CheckpointCommand, VerifiesManifestsAndMissingFiles) {
       ContainsRegex("step-00000100: damaged: 1 place\n  .*manifest.json"));
 }
 
+TEST_F(CheckpointCommand, VerifiesAFolderWithoutManifest) {
+  fs::remove(folder_ / "step-00000100" / "manifest.json");
+  const auto outcome = run("verify run");
+  EXPECT_EQ(outcome.exit_code, 3);
+  EXPECT_THAT(
+      outcome.out,
+      ContainsRegex("step-00000200: whole: .*\n.*step-00000100: damaged: "
+                    "1 place\n  .*manifest.json"));
+  EXPECT_EQ(run("verify run/checkpoints/step-00000200").exit_code, 0);
+  const auto list = run("list run");
+  EXPECT_EQ(list.exit_code, 3);
+  EXPECT_THAT(
+      list.out, HasSubstr("damaged: run/checkpoints/step-00000100 has no "
+                          "manifest.json\n"));
+}
+
 TEST_F(CheckpointCommand, ComparesTheTwoNewest) {
   const auto text = printed(run("diff run"));
   EXPECT_THAT(

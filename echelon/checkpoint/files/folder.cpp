@@ -43,7 +43,11 @@ fs::path partial_checkpoint(const fs::path& folder, int64_t step) {
   return folder / ("." + step_name(step) + ".partial");
 }
 
-std::vector<CheckpointPlace> list_checkpoints(const fs::path& folder) {
+namespace {
+
+// What has a checkpoint's name, with or without a manifest, the newest first.
+std::vector<CheckpointPlace>
+places_in(const fs::path& folder, bool with_manifest) {
   std::vector<CheckpointPlace> found;
   std::error_code error;
   fs::directory_iterator entries(folder, error);
@@ -52,11 +56,23 @@ std::vector<CheckpointPlace> list_checkpoints(const fs::path& folder) {
        entries.increment(error)) {
     const auto& path = entries->path();
     const auto step = step_of(path.filename().string());
-    if (step && is_checkpoint(path)) found.push_back({path, *step});
+    if (step && is_checkpoint(path) == with_manifest) {
+      found.push_back({path, *step});
+    }
   }
   if (error) fail(folder, "listing the folder", error.value());
   std::ranges::sort(found, std::greater(), &CheckpointPlace::step);
   return found;
+}
+
+}  // namespace
+
+std::vector<CheckpointPlace> list_checkpoints(const fs::path& folder) {
+  return places_in(folder, /*with_manifest=*/true);
+}
+
+std::vector<CheckpointPlace> list_incomplete(const fs::path& folder) {
+  return places_in(folder, /*with_manifest=*/false);
 }
 
 std::optional<CheckpointPlace> latest_checkpoint(const fs::path& folder) {
@@ -372,6 +388,9 @@ fs::path
 begin_checkpoint(const fs::path& folder, int64_t step, int64_t needed_bytes) {
   make_folder(folder);
   remove_debris(folder);
+  for (const auto& place : list_incomplete(folder)) {
+    if (place.step == step) set_aside(place);
+  }
   check_absent(folder, step);
   check_space(folder, needed_bytes);
   const auto partial = partial_checkpoint(folder, step);
@@ -444,7 +463,7 @@ fs::path set_aside(const CheckpointPlace& checkpoint) {
 
 CheckpointLock::CheckpointLock(const fs::path& folder) {
   make_folder(folder);
-  const auto path = folder / "LOCK";
+  const auto path = folder / kLock;
   file_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
   if (file_ < 0) fail(path, "opening it", errno);
   // A process that was killed releases the lock a moment later.

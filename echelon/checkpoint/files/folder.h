@@ -44,6 +44,11 @@ partial_checkpoint(const std::filesystem::path& folder, int64_t step);
 std::vector<CheckpointPlace>
 list_checkpoints(const std::filesystem::path& folder);
 
+/// The entries with a checkpoint's name and without a manifest, the newest
+/// first. No run leaves one: somebody removed or copied files.
+std::vector<CheckpointPlace>
+list_incomplete(const std::filesystem::path& folder);
+
 /// The checkpoint that LATEST names (.LATEST.new, when a crash left it and its
 /// checkpoint exists), else the newest.
 std::optional<CheckpointPlace>
@@ -86,10 +91,11 @@ struct KeepRule {
   bool best_is_largest = false;
 };
 
-/// Removes what crashes left, of any step, makes an empty folder for the files
-/// of `step`, and returns its path. Throws CheckpointError when that step has a
-/// checkpoint already (set_aside moves a damaged one away), and for errors of
-/// the disk.
+/// Removes what crashes left, of any step, sets aside an entry with the name of
+/// this step's checkpoint and without a manifest, makes an empty folder for the
+/// files of `step`, and returns its path. Throws CheckpointError when that step
+/// has a checkpoint already (set_aside moves a damaged one away), and for
+/// errors of the disk.
 ///
 ///   needed_bytes  of all ranks' files; throws when the disk has less left
 std::filesystem::path begin_checkpoint(

@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <signal.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -240,9 +241,26 @@ TEST_F(Folder, BeginRefusesAStepThatIsThere) {
       refused_begin(100),
       HasAll("step-00000100: is there already", "never overwritten"));
   EXPECT_THAT(entries(), ElementsAre("step-00000100"));
-  // An incomplete folder, made by hand, is not overwritten either.
+}
+
+TEST_F(Folder, BeginSetsAsideWhatHasNoManifest) {
+  write("step-00000100/rank-00000.safetensors", "");
   write("step-00000200/rank-00000.safetensors", "");
-  EXPECT_THAT(refused_begin(200), HasSubstr("is there already"));
+  EXPECT_EQ(list_incomplete(folder_)[0].step, 200);
+  EXPECT_EQ(list_incomplete(folder_)[1].step, 100);
+  begin_checkpoint(folder_, 200, 0);
+  EXPECT_THAT(
+      entries(),
+      ElementsAre(
+          ".step-00000200.partial", "damaged-step-00000200", "step-00000100"));
+  EXPECT_TRUE(
+      fs::exists(folder_ / "damaged-step-00000200/rank-00000.safetensors"));
+}
+
+TEST_F(Folder, APipeInPlaceOfLatestNamesNothing) {
+  pretend("step-00000100");
+  ASSERT_EQ(::mkfifo((folder_ / "LATEST").c_str(), 0600), 0);
+  EXPECT_EQ(latest_checkpoint(folder_)->step, 100);
 }
 
 TEST_F(Folder, BeginRefusesWhatDoesNotFitOnTheDisk) {

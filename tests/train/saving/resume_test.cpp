@@ -365,6 +365,20 @@ TEST_F(Resumed, ADamagedCheckpointIsSkippedForTheOneBefore) {
       fs::exists(path("damaged") / "checkpoints/damaged-step-00000008"));
 }
 
+// Its steps can be saved again, as often as the same command is queued.
+TEST_F(Resumed, ACheckpointWithoutAManifestIsSetAside) {
+  Job job = digits("fsdp=2", 12);
+  job.checkpoint.every_steps = 4;
+  run(job, "whole");
+  leave_only("whole", 8, "damaged");
+  const fs::path checkpoints = path("damaged") / "checkpoints";
+  fs::remove(checkpoints / "step-00000008/manifest.json");
+  run(job, "damaged");
+  expect_same_run("damaged", "whole");
+  EXPECT_THAT(saved_steps("damaged"), ElementsAre(12, 8, 4));
+  EXPECT_TRUE(fs::exists(checkpoints / "damaged-step-00000008"));
+}
+
 TEST_F(Resumed, NoIntactCheckpointIsAnError) {
   Job job = digits("dp=1", 2);
   run(job, "run");
