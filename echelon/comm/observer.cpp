@@ -204,15 +204,19 @@ std::exception_ptr Observer::explain(
   const bool device_failed = is_device_failure(cause);
   std::string hang;
   if (call.collective && !device_failed) {
-    std::vector<std::optional<RankStatus>> statuses;
-    for (int rank : call.group->ranks) statuses.push_back(board_->read(rank));
-    hang = hang_report(
-        {.call = entry,
-         .group = call.group->number,
-         .ranks = call.group->ranks,
-         .rank = rank_,
-         .waited_seconds = std::chrono::duration<double>(waited).count()},
-        statuses);
+    try {
+      std::vector<std::optional<RankStatus>> statuses;
+      for (int rank : call.group->ranks) statuses.push_back(board_->read(rank));
+      hang = hang_report(
+          {.call = entry,
+           .group = call.group->number,
+           .ranks = call.group->ranks,
+           .rank = rank_,
+           .waited_seconds = std::chrono::duration<double>(waited).count()},
+          statuses);
+    } catch (const CommError& error) {
+      hang = std::string("\n  ") + error.what();
+    }
   }
   const auto milliseconds =
       std::chrono::duration_cast<std::chrono::milliseconds>(waited).count();

@@ -24,11 +24,17 @@
 #include <mutex>
 #include <thread>
 
+#include "echelon/comm/store/bounded_store.h"
 #include "echelon/error.h"
 #include "echelon/text/format.h"
 
 namespace echelon {
 namespace {
+
+// How long the server may take to answer. A report about a rank that hangs
+// waits for the second, so it is shorter.
+constexpr std::chrono::milliseconds kAnswer{10000};
+constexpr std::chrono::milliseconds kAnswerOfBoard{5000};
 
 bool one_host(const RankEnvironment& env) {
   return env.local_world_size == env.world_size;
@@ -130,10 +136,12 @@ c10::intrusive_ptr<c10d::Store> connect(
   }
 }
 
-c10::intrusive_ptr<c10d::Store>
-prefixed(const RankEnvironment& env, c10::intrusive_ptr<c10d::Store> store) {
+c10::intrusive_ptr<c10d::Store> bounded_and_prefixed(
+    const RankEnvironment& env, c10::intrusive_ptr<c10d::Store> store,
+    std::chrono::milliseconds limit) {
   return c10::make_intrusive<c10d::PrefixStore>(
-      format("echelon/{}/{}", env.job, env.generation), std::move(store));
+      format("echelon/{}/{}", env.job, env.generation),
+      bounded_store(std::move(store), limit, place(env)));
 }
 
 std::string status_key(int rank) {
@@ -166,6 +174,8 @@ class StoreBoard : public StatusBoard {
     try {
       if (!store_->check({status_key(rank)})) return std::nullopt;
       return status_from_bytes(store_->get_to_str(status_key(rank)));
+    } catch (const CommError&) {
+      throw;  // its server hangs
     } catch (const std::exception&) {
       return std::nullopt;  // the store is gone: there is nothing to report
     }
@@ -206,12 +216,13 @@ class StoreBoard : public StatusBoard {
 c10::intrusive_ptr<c10d::Store>
 connect_store(const RankEnvironment& env, std::chrono::milliseconds timeout) {
   const bool serve = env.rank == 0 && !env.store_is_served;
-  return prefixed(env, connect(env, serve, timeout));
+  return bounded_and_prefixed(env, connect(env, serve, timeout), kAnswer);
 }
 
 c10::intrusive_ptr<c10d::Store> connect_store_again(
     const RankEnvironment& env, std::chrono::milliseconds timeout) {
-  return prefixed(env, connect(env, false, timeout));
+  return bounded_and_prefixed(
+      env, connect(env, false, timeout), kAnswerOfBoard);
 }
 
 std::vector<std::string> exchange(

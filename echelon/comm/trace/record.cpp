@@ -43,6 +43,9 @@ void History::end(uint64_t ticket, bool failed) {
     if (record.end_ns != 0) return;
     record.end_ns = now_ns();
     record.failed = failed;
+    if (record.wait_begin_ns != 0) {
+      waited_ns_ += record.end_ns - record.wait_begin_ns;
+    }
     listener = listener_;
     if (listener) copy = record;
   }
@@ -93,6 +96,11 @@ std::vector<CollectiveRecord> History::snapshot() const {
     records.push_back(ring_[i % kCapacity]);
   }
   return records;
+}
+
+int64_t History::waited_ns() const {
+  std::lock_guard lock(mutex_);
+  return waited_ns_;
 }
 
 uint64_t History::count() const {

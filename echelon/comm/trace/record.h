@@ -54,6 +54,10 @@ class History {
   /// Collectives begun since the start, including those no longer kept.
   uint64_t count() const;
 
+  /// How long threads of this rank have waited for collectives that are over.
+  /// Of two threads that wait at once both count.
+  int64_t waited_ns() const;
+
   /// Called with each record when it ends, from the thread that ended it; the
   /// trainer's timeline listens. Null removes it.
   void on_end(std::function<void(const CollectiveRecord&)> listener);
@@ -68,6 +72,7 @@ class History {
   mutable std::mutex mutex_;
   std::vector<CollectiveRecord> ring_;
   uint64_t next_ = 0;
+  int64_t waited_ns_ = 0;
   std::shared_ptr<std::function<void(const CollectiveRecord&)>> listener_;
   std::shared_ptr<std::function<int64_t()>> mark_;
 };

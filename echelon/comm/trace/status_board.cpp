@@ -72,11 +72,13 @@ std::string hang_report(
       arrived.push_back(rank);
       continue;
     }
+    const std::string before =
+        !status ? " has shown nothing yet"
+        : status->num_finished == 0
+            ? " has finished no collective yet"
+            : " last finished " + status->last_finished.describe();
     missing += format(
-        "\n  rank {}{} and has not called {} for {}", rank,
-        status && status->num_finished > 0
-            ? " last finished " + status->last_finished.describe()
-            : " has finished no collective yet",
+        "\n  rank {}{} and has not called {} for {}", rank, before,
         waiting.call.describe(), seconds(waiting.waited_seconds));
     if (status && status->num_running > 0) {
       missing += format(

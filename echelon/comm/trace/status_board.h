@@ -44,7 +44,8 @@ class StatusBoard {
  public:
   virtual ~StatusBoard() = default;
   virtual void publish(int rank, const RankStatus& status) = 0;
-  /// Nothing when the rank has not published a status yet.
+  /// Nothing when the rank has not published a status yet. Throws CommError
+  /// when what holds the board hangs.
   virtual std::optional<RankStatus> read(int rank) = 0;
 };
 
