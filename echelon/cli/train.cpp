@@ -1,5 +1,8 @@
+#include <signal.h>
+
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <filesystem>
 #include <iostream>
 #include <set>
@@ -230,7 +233,15 @@ void check_folder_of_hosts(const Job& job, int num_nodes) {
   }
 }
 
+// Before the launcher takes signals: no rank has begun.
+void end_as_preempted(int) {
+  std::_Exit(static_cast<int>(ExitCode::preempted));
+}
+
 int train(const TrainArguments& given) {
+  if (::signal(SIGTERM, end_as_preempted) == SIG_IGN) {
+    ::signal(SIGTERM, SIG_IGN);
+  }
   TrainArguments arguments = given;
   launch::LaunchOptions options = host_options(arguments.hosts);
   arguments.job.num_hosts = options.num_nodes;
@@ -265,6 +276,7 @@ int train(const TrainArguments& given) {
   if (may_not_fit(job, facts)) check_memory(job);
   warn_of_few_cores(job.layout.num_ranks() / options.num_nodes);
   options.log_dir = (run / "log").string();
+  options.preemptible = true;
   const auto launch = [&](const std::vector<std::string>& words) {
     return launch_echelon_train(
         words, job.layout.num_ranks(), job.train.ranks, options);

@@ -89,14 +89,18 @@ Job::Job(const LaunchOptions& options, JobStart start, Hosts hosts)
       screen_(STDOUT_FILENO, STDERR_FILENO),
       policy_(options.grace, std::min(kSettle, options.grace)) {}
 
+// A guard whose rank hangs in the kernel does not end, so it is not waited for.
 Job::~Job() {
   for (Rank& rank : ranks_) {
     if (rank.guard.socket >= 0) {
       close(rank.guard.socket);  // the guard kills what is left
     }
-    if (rank.guard.pid > 0) {
-      while (waitpid(rank.guard.pid, nullptr, 0) < 0 && errno == EINTR) {
-      }
+  }
+  for (const Rank& rank : ranks_) {
+    if (rank.guard.pid <= 0) continue;
+    const bool ends = rank.empty || !unkillable();
+    while (waitpid(rank.guard.pid, nullptr, ends ? 0 : WNOHANG) < 0 &&
+           errno == EINTR) {
     }
   }
 }
@@ -106,8 +110,7 @@ int Job::run() {
   while (!hosts_.end()) {
     wait_for_events();
     const auto now = steady_clock::now();
-    const bool unkillable = unkillable_at_ && now > *unkillable_at_;
-    if (!ended_ && (all_empty() || unkillable)) {
+    if (!ended_ && (all_empty() || unkillable())) {
       ended_ = true;
       drain_outputs();
       const Outcome outcome = local_outcome();
@@ -119,7 +122,7 @@ int Job::run() {
     if (others_deadline_ && now > *others_deadline_) hosts_.give_up();
   }
   // The job may be over on other hosts before it is on this one.
-  while (!all_empty() && !unkillable_at_) {
+  while (!all_empty() && !unkillable()) {
     obey(policy_.on_remote_failure(steady_clock::now()));
     wait_for_events();
   }
@@ -196,6 +199,10 @@ Show Job::show_of(int rank) const {
 // terminal from the background would stop the rank.
 int Job::input_of(int rank) const {
   return rank == 0 && isatty(STDIN_FILENO) == 0 ? STDIN_FILENO : -1;
+}
+
+bool Job::unkillable() const {
+  return unkillable_at_ && steady_clock::now() > *unkillable_at_;
 }
 
 bool Job::all_empty() const {
@@ -354,8 +361,8 @@ void Job::take_host(size_t index) {
   for (const HostEvent& event : hosts_.read(index)) {
     if (event.kind == HostEvent::failed) {
       obey(policy_.on_remote_failure(steady_clock::now()));
-    } else if (policy_.stopped_by() == 0) {
-      obey(policy_.on_stop_signal(event.signal));
+    } else {
+      obey(policy_.on_remote_stop(event.signal));
     }
   }
 }
@@ -368,7 +375,7 @@ void Job::take_signal(int signal) {
       hosts_.give_up();  // only the other hosts are still waited for
     }
     hosts_.say_stopped(signal);
-    obey(policy_.on_stop_signal(signal));
+    obey(policy_.on_stop_signal(signal, steady_clock::now()));
   } else {
     send(signal);
   }
@@ -461,6 +468,10 @@ Outcome Job::local_outcome() {
     if (special || outcome.exit_code == 0) {
       outcome.exit_code = special ? code : interrupted;
     }
+  }
+  if (options_.preemptible && outcome.stopped_by == SIGTERM &&
+      outcome.exit_code == interrupted) {
+    outcome.exit_code = static_cast<int>(ExitCode::preempted);
   }
   if (answered_ && outcome.exit_code == 0) {
     outcome.exit_code = options_.answer_code;

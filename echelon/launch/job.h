@@ -42,6 +42,8 @@ class Job {
   Show show_of(int rank) const;
   int input_of(int rank) const;
   bool all_empty() const;
+  /// Whether SIGKILL has not helped.
+  bool unkillable() const;
 
   void wait_for_events();
   int poll_timeout_ms() const;

@@ -14,9 +14,9 @@ namespace echelon::launch {
 ///   130  stopped by SIGINT, SIGTERM or SIGHUP to the launcher
 ///
 /// When the first rank fails, the others are stopped: SIGTERM to all, SIGKILL
-/// after options.grace. SIGINT, SIGTERM and SIGHUP are forwarded once; a second
-/// one kills. No process started here outlives this one by more than a second,
-/// however this one ends, SIGKILL included.
+/// after options.grace. SIGINT, SIGTERM and SIGHUP are forwarded once; another
+/// one more than 2 s later kills. No process started here outlives this one by
+/// more than a second, however this one ends, SIGKILL included.
 ///
 /// Throws ConfigError when the job cannot start: options out of range, a
 /// program that cannot be executed, a port in use, hosts that do not meet.

@@ -52,6 +52,10 @@ struct LaunchOptions {
   /// with it. A rank that leaves an error report has failed nevertheless. 0:
   /// none.
   int answer_code = 0;
+
+  /// SIGTERM asks to give the machine back: a job that it ends before the ranks
+  /// can say so themselves ends with ExitCode::preempted, not with 130.
+  bool preemptible = false;
 };
 
 }  // namespace echelon::launch

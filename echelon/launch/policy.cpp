@@ -32,12 +32,24 @@ Policy::Orders Policy::on_remote_failure(TimePoint now) {
   return on_rank_end(true, false, now);
 }
 
-Policy::Orders Policy::on_stop_signal(int signal) {
+Policy::Orders Policy::on_stop_signal(int signal, TimePoint now) {
   if (state_ == State::killed) return {};
-  if (stopped_by_ != 0 || state_ == State::terminating) {
-    // A terminal that closes sends SIGHUP more than once: not an order to kill.
-    return signal == SIGHUP ? Orders{} : kill();
+  if (state_ == State::terminating) return kill();
+  if (!first_signal_) {
+    first_signal_ = now;
+    return stopped_by_ == 0 ? forward(signal) : Orders{};
   }
+  // A terminal that closes sends SIGHUP more than once: not an order to kill.
+  if (signal == SIGHUP || now - *first_signal_ <= kSameStop) return {};
+  return kill();
+}
+
+Policy::Orders Policy::on_remote_stop(int signal) {
+  if (stopped_by_ != 0 || stopping()) return {};
+  return forward(signal);
+}
+
+Policy::Orders Policy::forward(int signal) {
   stopped_by_ = signal;
   state_ = State::interrupted;
   deadline_.reset();

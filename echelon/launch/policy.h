@@ -34,8 +34,13 @@ class Policy {
   Orders on_rank_end(bool failed, bool consequence, TimePoint now);
   /// The launcher of another host reported that the job fails.
   Orders on_remote_failure(TimePoint now);
-  /// A signal that asks to stop: SIGINT, SIGTERM, SIGHUP or SIGQUIT.
-  Orders on_stop_signal(int signal);
+  /// A signal that asks this launcher to stop: SIGINT, SIGTERM, SIGHUP or
+  /// SIGQUIT. The first is forwarded. Schedulers send theirs to several
+  /// processes, some of which pass it on, so one that comes within kSameStop of
+  /// the first is the same stop; a later one kills.
+  Orders on_stop_signal(int signal, TimePoint now);
+  /// The launcher of another host had such a signal. It never kills.
+  Orders on_remote_stop(int signal);
   Orders on_time(TimePoint now);
 
   /// When on_time wants to be called next.
@@ -50,6 +55,9 @@ class Policy {
 
  private:
   enum class State { running, settling, interrupted, terminating, killed };
+  static constexpr std::chrono::milliseconds kSameStop{2000};
+
+  Orders forward(int signal);
   Orders terminate(TimePoint now);
   Orders kill();
 
@@ -57,6 +65,7 @@ class Policy {
   std::chrono::milliseconds settle_;
   State state_ = State::running;
   int stopped_by_ = 0;
+  std::optional<TimePoint> first_signal_;
   std::optional<TimePoint> deadline_;
 };
 

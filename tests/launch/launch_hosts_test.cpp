@@ -92,6 +92,24 @@ TEST_F(Loopback, CtrlCOnOneHostStopsAll) {
   EXPECT_EQ(last_line(a), "echelon: stopped by SIGINT");
 }
 
+// A scheduler that takes hosts away signals the launcher of each.
+TEST_F(Loopback, OneStopOfAllLaunchersIsOne) {
+  const std::vector<std::string> slow = {
+      "sh", "-c",
+      "trap 'echo saving; sleep 1; echo saved; exit 75' TERM; echo ready; "
+      "while :; do sleep 0.05; done"};
+  Command a(node(0, slow));
+  Command b(node(1, slow));
+  ASSERT_TRUE(a.until_output("ready", 2));
+  ASSERT_TRUE(b.until_output("ready", 3));
+  a.signal(SIGTERM);
+  ASSERT_TRUE(b.until_output("saving", 3));
+  b.signal(SIGTERM);
+  expect_end(a, b, 75);
+  EXPECT_TRUE(a.until_output("saved", 2));
+  EXPECT_TRUE(b.until_output("saved", 3));
+}
+
 TEST_F(Loopback, ALauncherThatIsKilledEndsTheJobElsewhere) {
   for (const int victim : {0, 1}) {
     port_ = free_port();

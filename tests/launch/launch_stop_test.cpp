@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <thread>
 
 #include "tests/launch/launched.h"
 
@@ -90,13 +91,16 @@ TEST(Stop, CtrlCThatRanksDoNotCatch) {
   EXPECT_TRUE(job.living().empty());
 }
 
-TEST(Stop, SecondCtrlCKills) {
+TEST(Stop, ALaterCtrlCKills) {
   Command job(launch(
       {"-n", "2", "--grace-ms", "100000"}, trapping("echo later", "INT TERM")));
   ASSERT_TRUE(job.until_output("ready", 2));
   job.signal(SIGINT);
   ASSERT_TRUE(job.until_output("later", 2));
+  job.signal(SIGINT);  // the same stop
+  std::this_thread::sleep_for(std::chrono::milliseconds(2100));
   EXPECT_EQ(job.living().empty(), false);
+  EXPECT_EQ(count(job.out(), "later"), 2);
   job.signal(SIGINT);
   EXPECT_EQ(job.wait(), 130);
   EXPECT_TRUE(job.living().empty());
@@ -161,6 +165,25 @@ TEST(Stop, AStoppedRankIsNamedAndCanStillBeEnded) {
   kill(ranks[1], SIGSEGV);
   EXPECT_EQ(job.wait(), 139);
   EXPECT_TRUE(job.living().empty());
+}
+
+// As of a rank that hangs in the kernel, nothing is heard of its guard.
+TEST(Stop, ARankThatCannotBeKilledDoesNotHoldTheLauncher) {
+  Command job(launch({"-n", "2", "--grace-ms", "100"}, rank_program({"wait"})));
+  ASSERT_TRUE(job.until_output("ready", 2));
+  const auto ranks = running(job, "launch_rank");
+  ASSERT_EQ(ranks.size(), 2u);
+  const std::string stat =
+      read_file("/proc/" + std::to_string(ranks[0]) + "/stat");
+  const pid_t guard = std::stoi(stat.substr(stat.find(") ") + 4));
+  ASSERT_EQ(name_of(guard), "echelon-guard");
+  kill(guard, SIGSTOP);
+  kill(ranks[1], SIGKILL);
+  EXPECT_EQ(job.wait(), 137);
+  EXPECT_THAT(
+      job.err(),
+      HasSubstr(
+          "(pid " + std::to_string(ranks[0]) + ") does not die of SIGKILL"));
 }
 
 TEST(Stop, AStoppedRankIsContinuedToEnd) {

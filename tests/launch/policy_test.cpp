@@ -55,32 +55,49 @@ TEST_F(PolicyTest, AConsequenceWithoutACauseStopsTheJobToo) {
   EXPECT_EQ(policy_.on_time(at(6010)), Orders{SIGKILL});
 }
 
-TEST_F(PolicyTest, TheFirstCtrlCIsForwardedAndTheSecondKills) {
-  EXPECT_EQ(policy_.on_stop_signal(SIGINT), Orders{SIGINT});
+TEST_F(PolicyTest, TheFirstCtrlCIsForwardedAndALaterOneKills) {
+  EXPECT_EQ(policy_.on_stop_signal(SIGINT, at(5)), Orders{SIGINT});
   EXPECT_EQ(policy_.stopped_by(), SIGINT);
   EXPECT_FALSE(policy_.deadline());  // a checkpoint may take its time
   EXPECT_EQ(policy_.on_rank_end(false, false, at(10)), Orders{});
   EXPECT_FALSE(policy_.deadline());
-  EXPECT_EQ(policy_.on_stop_signal(SIGINT), Orders{SIGKILL});
-  EXPECT_EQ(policy_.on_stop_signal(SIGINT), Orders{});
+  EXPECT_EQ(policy_.on_stop_signal(SIGINT, at(2005)), Orders{});
+  EXPECT_EQ(policy_.on_stop_signal(SIGINT, at(2006)), Orders{SIGKILL});
+  EXPECT_EQ(policy_.on_stop_signal(SIGINT, at(9000)), Orders{});
+}
+
+// A scheduler signals the launchers of all hosts, and each tells the others.
+TEST_F(PolicyTest, OneStopThatReachesSeveralHostsIsOne) {
+  EXPECT_EQ(policy_.on_stop_signal(SIGTERM, at(10)), Orders{SIGTERM});
+  EXPECT_EQ(policy_.on_remote_stop(SIGTERM), Orders{});
+  EXPECT_EQ(policy_.on_stop_signal(SIGTERM, at(20)), Orders{});
+}
+
+TEST_F(PolicyTest, AStopThatAnotherHostToldOfIsTheFirstOnlyOnce) {
+  EXPECT_EQ(policy_.on_remote_stop(SIGTERM), Orders{SIGTERM});
+  EXPECT_EQ(policy_.stopped_by(), SIGTERM);
+  // This host's own signal comes late.
+  EXPECT_EQ(policy_.on_stop_signal(SIGTERM, at(60000)), Orders{});
+  EXPECT_EQ(policy_.on_remote_stop(SIGTERM), Orders{});
+  EXPECT_EQ(policy_.on_stop_signal(SIGTERM, at(62001)), Orders{SIGKILL});
 }
 
 TEST_F(PolicyTest, AfterCtrlCAFailedRankLimitsTheWait) {
-  policy_.on_stop_signal(SIGINT);
+  policy_.on_stop_signal(SIGINT, at(0));
   EXPECT_EQ(policy_.on_rank_end(true, false, at(100)), Orders{});
   EXPECT_EQ(policy_.deadline(), at(5100));
   EXPECT_EQ(policy_.on_time(at(5100)), Orders{SIGKILL});
 }
 
 TEST_F(PolicyTest, AClosingTerminalDoesNotKill) {
-  EXPECT_EQ(policy_.on_stop_signal(SIGHUP), Orders{SIGHUP});
-  EXPECT_EQ(policy_.on_stop_signal(SIGHUP), Orders{});
-  EXPECT_EQ(policy_.on_stop_signal(SIGTERM), Orders{SIGKILL});
+  EXPECT_EQ(policy_.on_stop_signal(SIGHUP, at(0)), Orders{SIGHUP});
+  EXPECT_EQ(policy_.on_stop_signal(SIGHUP, at(3000)), Orders{});
+  EXPECT_EQ(policy_.on_stop_signal(SIGTERM, at(3001)), Orders{SIGKILL});
 }
 
 TEST_F(PolicyTest, CtrlCWhileStoppingKills) {
   policy_.on_rank_end(true, false, at(10));
-  EXPECT_EQ(policy_.on_stop_signal(SIGINT), Orders{SIGKILL});
+  EXPECT_EQ(policy_.on_stop_signal(SIGINT, at(11)), Orders{SIGKILL});
   EXPECT_EQ(policy_.stopped_by(), 0);
 }
 
@@ -91,7 +108,7 @@ TEST_F(PolicyTest, FailureOnAnotherHost) {
 }
 
 TEST_F(PolicyTest, FailureOnAnotherHostAfterCtrlCLimitsTheWait) {
-  policy_.on_stop_signal(SIGINT);
+  policy_.on_stop_signal(SIGINT, at(0));
   EXPECT_EQ(policy_.on_remote_failure(at(10)), Orders{});
   EXPECT_EQ(policy_.on_time(at(5010)), Orders{SIGKILL});
 }
