@@ -379,10 +379,10 @@ Network::first_nonfinite_layer(const torch::Tensor& x) {
 
 std::optional<NonFinite> Network::first_nonfinite_layer(const Tensors& inputs) {
   const SavedBuffers buffers(*this);
-  if (!all_finite(inputs)) return NonFinite{"input", "input"};
   const auto parameters = named_parameters();
   Tensors values = inputs;
   std::optional<NonFinite> found;
+  if (!all_finite(inputs)) found = NonFinite{"input", "input"};
   for (size_t i = 0; i < layers_.size(); ++i) {
     const auto& layer = layers_[i];
     const auto unsharded = unshard_ ? unshard_(i) : nullptr;
@@ -393,7 +393,8 @@ std::optional<NonFinite> Network::first_nonfinite_layer(const Tensors& inputs) {
         found = NonFinite{layer.name, "parameter " + parameter.key()};
       }
     }
-    // Run all layers: ranks that compute with this one wait in each of them.
+    // Run all layers, also after a bad input: ranks that compute with this one
+    // wait in each of them.
     values = run_layer(layer.name, layer.forward, values, producer_of(i));
     if (!found && !all_finite(values)) found = NonFinite{layer.name, "output"};
   }
