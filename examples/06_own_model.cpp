@@ -9,6 +9,7 @@
 #include <iostream>
 
 #include "echelon/job/run_folder.h"
+#include "echelon/train/stop_signals.h"
 #include "echelon/train/trainer.h"
 #include "echelon/train/verify.h"
 

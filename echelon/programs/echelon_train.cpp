@@ -30,6 +30,7 @@
 #include "echelon/text/text_file.h"
 #include "echelon/text/units.h"
 #include "echelon/train/sample.h"
+#include "echelon/train/stop_signals.h"
 #include "echelon/train/strategies/count_job.h"
 #include "echelon/train/trainer.h"
 #include "echelon/train/verify.h"
@@ -149,13 +150,13 @@ void with_world(
 }
 
 int run_train(Arguments& arguments) {
+  install_stop_signals();
   const std::string config = arguments.positional("CONFIG");
   const int64_t threads = arguments.number("--threads", 0);
   // Whether the run's folder exists: another host made it, or CONFIG is in it.
   bool made = arguments.flag("--made");
   arguments.end();
   const Job job = load_job(config);
-  install_stop_signals();
   const std::filesystem::path folder = job.train.run;
   std::error_code error;
   made |= std::filesystem::equivalent(config, folder / "config.toml", error);

@@ -235,31 +235,39 @@ void MetricsWriter::append(const StepMetrics& metrics) {
 }
 
 void MetricsWriter::append(const EvaluationMetrics& metrics) {
-  flush();
-  write(to_line(metrics));
+  take_kept();
+  unwritten_ += to_line(metrics);
+  write();
 }
 
 void MetricsWriter::flush() {
-  std::string lines;
-  for (const auto& metrics : std::exchange(kept_, {}))
-    lines += to_line(metrics);
-  if (!lines.empty()) write(lines);
-  written_ns_ = now_ns_();
+  take_kept();
+  write();
 }
 
-void MetricsWriter::write(const std::string& lines) {
-  std::string_view rest = lines;
+void MetricsWriter::take_kept() {
+  for (const auto& metrics : std::exchange(kept_, {})) {
+    unwritten_ += to_line(metrics);
+  }
+}
+
+// After an error the whole lines of the file are whole, and the others are
+// unwritten.
+void MetricsWriter::write() {
+  if (torn_ && ::ftruncate(file_, size_) != 0) fail(path_, errno, lines_);
+  torn_ = false;
+  std::string_view rest = unwritten_;
   const int error = write_all(file_, rest);
-  const size_t done = lines.size() - rest.size();
-  const auto written = std::string_view(lines).substr(0, done);
+  const size_t done = unwritten_.size() - rest.size();
+  const auto written = std::string_view(unwritten_).substr(0, done);
   const size_t whole = written.rfind('\n') + 1;  // none: 0
   size_ += static_cast<int64_t>(whole);
   lines_ += std::count(written.begin(), written.end(), '\n');
-  if (error == 0) return;
-  if (whole < done && ::ftruncate(file_, size_) != 0) {
-    // Half a line stays, which readers and the next writer leave out.
-  }
-  fail(path_, error, lines_);
+  // Where it cannot be cut now, readers leave half a line at the end out.
+  torn_ = whole < done && ::ftruncate(file_, size_) != 0;
+  unwritten_.erase(0, whole);
+  if (error != 0) fail(path_, error, lines_);
+  written_ns_ = now_ns_();
 }
 
 std::optional<double> median_of(

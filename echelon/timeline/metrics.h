@@ -80,7 +80,8 @@ std::string to_text(const EvaluationMetrics& metrics);
 /// line first.
 ///
 /// Functions that write throw Error with the path, the system's reason and the
-/// number of lines that the file keeps.
+/// number of lines that the file keeps. The lines that are not in the file are
+/// kept, and the next call tries again.
 class MetricsWriter {
  public:
   /// `now_ns`: a clock that does not go back.
@@ -100,7 +101,8 @@ class MetricsWriter {
   void flush();
 
  private:
-  void write(const std::string& lines);
+  void take_kept();
+  void write();
 
   std::filesystem::path path_;
   std::function<int64_t()> now_ns_;
@@ -108,6 +110,8 @@ class MetricsWriter {
   int64_t size_ = 0;   // bytes of whole lines
   int64_t lines_ = 0;  // written by this object
   std::vector<StepMetrics> kept_;
+  std::string unwritten_;              // lines
+  bool torn_ = false;                  // half a line is at the file's end
   std::optional<int64_t> written_ns_;  // the last time
 };
 

@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <utility>
 
+#include "echelon/error.h"
 #include "echelon/text/format.h"
 #include "echelon/text/units.h"
 
@@ -54,8 +55,12 @@ void RunLog::open(int64_t total_steps) {
 }
 
 void RunLog::add(const timeline::StepMetrics& metrics, const StepSums& sums) {
-  metrics_->append(metrics);
   steps_.push_back(metrics);
+  try {
+    metrics_->append(metrics);
+  } catch (const Error& error) {
+    warn(error);
+  }
   recent_.add(metrics);
   progress_->update(
       {.step = metrics.step,
@@ -73,10 +78,31 @@ void RunLog::add(const timeline::EvaluationMetrics& metrics) {
   evaluations_.push_back(metrics);
   evaluated_step_ = metrics.step;
   if (world_.rank() != 0) return;
-  metrics_->append(metrics);
+  try {
+    metrics_->append(metrics);
+    warned_ = false;
+  } catch (const Error& error) {
+    warn(error);
+  }
   message(
       "step " + std::to_string(metrics.step) + ": " +
       timeline::to_text(metrics));
+}
+
+void RunLog::flush() {
+  try {
+    metrics_->flush();
+    warned_ = false;
+  } catch (const Error& error) {
+    warn(error);
+  }
+}
+
+void RunLog::warn(const Error& error) {
+  if (std::exchange(warned_, true)) return;
+  message(
+      std::string("warning: ") + error.what() +
+      "; training goes on, and what is missing is written when it can be");
 }
 
 }  // namespace echelon

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "echelon/comm/world.h"
+#include "echelon/error.h"
 #include "echelon/layout/mesh.h"
 #include "echelon/timeline/metrics.h"
 #include "echelon/timeline/progress.h"
@@ -35,15 +36,18 @@ class RunLog {
   /// From now on rank 0 writes. Rank 0 alone calls.
   void open(int64_t total_steps);
 
-  /// Rank 0 alone calls.
+  /// Rank 0 alone calls. Where metrics.jsonl cannot be written, as on a full
+  /// disk, this warns, and the lines are written later.
   void add(const timeline::StepMetrics& metrics, const StepSums& sums);
   /// Every rank calls, with the same metrics but for the epoch.
   void add(const timeline::EvaluationMetrics& metrics);
   /// Prints a line above the progress line, and ends that line; writes what
-  /// metrics.jsonl does not have yet. Rank 0 alone calls these.
+  /// metrics.jsonl does not have yet, or warns; the same, or throws. Rank 0
+  /// alone calls these.
   void message(const std::string& text) { progress_->message(text); }
   void finish() { progress_->finish(); }
-  void flush() { metrics_->flush(); }
+  void flush();
+  void write_all() { metrics_->flush(); }
 
   /// Empty on ranks other than 0.
   const std::vector<timeline::StepMetrics>& steps() const { return steps_; }
@@ -55,7 +59,10 @@ class RunLog {
   int64_t evaluated_step() const { return evaluated_step_; }
 
  private:
+  void warn(const Error& error);
+
   World& world_;
+  bool warned_ = false;  // since the last line was written
   std::filesystem::path path_;
   int64_t log_every_;
   std::unique_ptr<timeline::MetricsWriter> metrics_;

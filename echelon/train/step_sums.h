@@ -16,7 +16,7 @@ namespace echelon {
 struct StepShare {
   Score score;              // of its samples; the loss may be NaN or infinite
   int64_t skipped = 0;      // samples that could not be read
-  double work_seconds = 0;  // since the step began
+  double work_seconds = 0;  // since the step began, without waits for peers
   bool stop = false;        // the process was asked to stop after the step
   bool terminated = false;  // it was asked by SIGTERM
   SaverNews saver;

@@ -15,9 +15,7 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
-#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 
@@ -34,19 +32,11 @@
 #include "echelon/train/saving/resume.h"
 #include "echelon/train/saving/saver.h"
 #include "echelon/train/step_sums.h"
+#include "echelon/train/stop_signals.h"
 #include "echelon/train/strategies/host_copy.h"
 
 namespace echelon {
 namespace {
-
-std::atomic<int> stop_signals{0};
-std::atomic<bool> terminated{false};
-
-void on_stop_signal(int signal) {
-  if (signal == SIGTERM) terminated = true;
-  // The loop looks at the first signal after a step, which may never end.
-  if (stop_signals.fetch_add(1) > 0) std::_Exit(128 + signal);
-}
 
 // The first steps are not typical: buckets are laid out again after one step,
 // and memory is allocated.
@@ -233,10 +223,12 @@ TrainResult Loop::run() {
   // A process that was asked to stop may have little time left.
   if (!stop_ && !evaluated()) evaluate();
   save_last();
+  if (stop_) ignore_stop_signals();
   if (stop_ && !preempted_ && !evaluated()) evaluate();
   world_.history().on_end(nullptr);
   world_.history().mark_with(nullptr);
   write_outcome();
+  if (is_rank_zero()) log_.write_all();
   if (!save_error_.empty()) {
     throw CheckpointError(save_error_ + what_is_kept(folder_));
   }
@@ -252,6 +244,7 @@ bool Loop::one_step(Position position) {
   recorder_->begin_step(step_);
   memory_.begin_step(*recorder_);
   const double started = seconds();
+  const int64_t waited_ns = world_.history().waited_ns();
   std::optional<Batch> batch;
   {
     timeline::ScopedSpan span(
@@ -265,13 +258,17 @@ bool Loop::one_step(Position position) {
     return state_.model().forward_backward(*batch, counts_units(*data_.train));
   });
   const int64_t saver_phase = saver_ ? saver_->phase_number() : 0;
+  // A rank that waits for a slower one does not work.
+  const double worked =
+      seconds() - started -
+      static_cast<double>(world_.history().waited_ns() - waited_ns) / 1e9;
   const auto sums = sum_over_ranks(
       {.score = score,
        .skipped = batch->skipped,
        // On a device, its time is not known before the step is over.
-       .work_seconds = world_.device().is_cpu() ? seconds() - started : 0,
-       .stop = stop_signals.load() > 0,
-       .terminated = terminated.load(),
+       .work_seconds = world_.device().is_cpu() ? worked : 0,
+       .stop = asked_to_stop(),
+       .terminated = asked_by_sigterm(),
        .saver = saver_ ? saver_->news() : SaverNews{}},
       world_);
   for (const auto& reason : batch->skip_reasons) {
@@ -538,14 +535,6 @@ void Loop::write_outcome() {
 }
 
 }  // namespace
-
-void install_stop_signals() {
-  install_save_signal();
-  struct sigaction action {};
-  action.sa_handler = on_stop_signal;
-  sigaction(SIGINT, &action, nullptr);
-  sigaction(SIGTERM, &action, nullptr);
-}
 
 TrainResult train(
     const Job& job, World& world, const std::filesystem::path& folder,

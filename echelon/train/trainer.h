@@ -56,9 +56,4 @@ TrainResult train(
     const Job& job, World& world, const std::filesystem::path& folder,
     const LayerFactory& layers);
 
-/// From now on SIGINT and SIGTERM ask the loop to save and stop after the
-/// current step, and SIGUSR1 to save only. A second SIGINT or SIGTERM ends the
-/// process at once.
-void install_stop_signals();
-
 }  // namespace echelon

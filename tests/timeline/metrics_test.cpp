@@ -264,6 +264,9 @@ TEST_F(Metrics, OfLinesWrittenTogetherTheWholeOnesAreKept) {
                 ": File too large; the 2 lines "
                 "that this run wrote before are kept");
   EXPECT_EQ(read_file(path_), line + line + line);
+  // There is room again.
+  writer.flush();
+  EXPECT_EQ(read_file(path_), line + line + line + line + line);
 }
 
 StepMetrics quick_step(double loss, double seconds, double samples_per_second) {

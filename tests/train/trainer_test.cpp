@@ -17,6 +17,7 @@
 #include "echelon/text/units.h"
 #include "echelon/timeline/chrome_trace.h"
 #include "echelon/timeline/metrics.h"
+#include "echelon/train/stop_signals.h"
 #include "tests/support/error_text.h"
 #include "tests/train/trained_runs.h"
 
@@ -259,11 +260,48 @@ TEST_F(Trainer, StartsFromTrainedWeights) {
   EXPECT_LT(again[0].loss, steps(digits(1, 1), "cold")[0].loss / 2);
 }
 
+thread_local bool on_slow_rank = false;
+
+// The others wait for it in forward and backward: that is no work of theirs.
+TEST_F(Trainer, TheSlowestRankIsTheOneThatComputesLonger) {
+  LayerList layers;
+  layers.add_function("flatten", [](const torch::Tensor& x) {
+    if (on_slow_rank) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(40));
+    }
+    return x.flatten(1);
+  });
+  layers.add("fc", [] { return torch::nn::Linear(64, 32); });
+  layers.add("head", [] { return torch::nn::Linear(32, 10); });
+  // With a pipeline, the first layer of the second replica.
+  for (const auto& [layout, slow] : std::vector<std::pair<std::string, int>>{
+           {"dp=2", 1}, {"fsdp=2", 1}, {"dp=2,pp=2", 2}}) {
+    Job job = digits(2, 12);
+    job.layout = parse_layout(layout);
+    const std::filesystem::path folder = folder_.make_folder(layout);
+    run_ranks(static_cast<int>(job.layout.num_ranks()), [&](World& world) {
+      on_slow_rank = world.rank() == slow;
+      train(job, world, folder, &layers);
+    });
+    const auto steps = timeline::read_metrics(folder / "metrics.jsonl").steps;
+    const auto named = std::ranges::count_if(
+        steps, [&](const auto& step) { return step.slowest_rank == slow; });
+    EXPECT_GT(named, 9) << layout;
+  }
+}
+
 TEST_F(Trainer, ANanNamesStepRankAndLayer) {
   // The rank that gets the broken sample, and no layer, is at fault.
-  const Job job = with_broken_sample(digits(2, 10));
+  Job job = with_broken_sample(digits(2, 10));
   const auto error = error_text<NumericError>([&] { run(job, "nan"); });
   EXPECT_THAT(error, HasAll("step 1: the loss of rank 1", "the input batch"));
+  // Other ranks look for it in every layer, which they unshard together.
+  for (const char* layout : {"fsdp=2", "fsdp=2,tp=2", "dp=2,fsdp=2"}) {
+    job.layout = parse_layout(layout);
+    EXPECT_THAT(
+        error_text<NumericError>([&] { run(job, layout); }),
+        HasAll("step 1: the loss of rank ", "the input batch"));
+  }
 }
 
 TEST_F(Trainer, DivergenceNamesTheLayer) {

@@ -1,5 +1,6 @@
 // Saving and resuming by the command line, as users and schedulers do it.
 #include <gmock/gmock.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <csignal>
@@ -7,6 +8,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "echelon/checkpoint/files/folder.h"
@@ -157,13 +159,41 @@ TEST_F(ResumeCommand, SigtermSavesAndEndsWith75) {
   ASSERT_TRUE(Command::until([&] {
     return fs::exists(run() + "/metrics.jsonl") && steps().size() > 20;
   }));
+  // Slurm signals every process; the launcher passes its own on.
+  for (const pid_t rank : ranks_of(job)) kill(rank, SIGTERM);
   job.signal(SIGTERM);
+  for (const pid_t rank : ranks_of(job)) kill(rank, SIGTERM);
   EXPECT_EQ(job.wait(std::chrono::seconds(30)), 75) << job.err();
   ASSERT_EQ(checkpoints().size(), 1u);
   const int64_t step = checkpoints()[0].step;
   EXPECT_EQ(steps().back().step, step);
   EXPECT_TRUE(fs::exists(run() + "/report.html"));
   finishes(train(step + 2), "resumes from step " + std::to_string(step));
+}
+
+TEST_F(ResumeCommand, SigtermBeforeTheFirstStepIsNoFailure) {
+  for (const int ms : {0, 20, 60, 120, 200, 300}) {
+    SCOPED_TRACE(ms);
+    fs::remove_all(run());
+    Command job(train(1000000));
+    ASSERT_TRUE(
+        Command::until([&] { return fs::exists(run() + "/config.toml"); }));
+    std::this_thread::sleep_for(std::chrono::milliseconds(ms));
+    job.signal(SIGTERM);
+    EXPECT_EQ(job.wait(std::chrono::seconds(30)), 75) << job.err();
+    EXPECT_TRUE(Command::until([&] { return job.living().empty(); }));
+  }
+}
+
+TEST_F(ResumeCommand, AClosedTerminalLosesNothing) {
+  Command job(train(1000000));
+  ASSERT_TRUE(Command::until([&] {
+    return fs::exists(run() + "/metrics.jsonl") && !steps().empty();
+  }));
+  job.signal(SIGHUP);
+  EXPECT_EQ(job.wait(std::chrono::seconds(30)), 130) << job.err();
+  ASSERT_EQ(checkpoints().size(), 1u);
+  EXPECT_EQ(steps().back().step, checkpoints()[0].step);
 }
 
 TEST_F(ResumeCommand, Sigusr1SavesAndTrainingContinues) {
@@ -273,6 +303,35 @@ TEST_F(ResumeCommand, AFullDiskIsAWarningThenAnError) {
   for (const auto& entry : fs::directory_iterator(run() + "/checkpoints")) {
     EXPECT_EQ(entry.path().filename(), "LOCK");
   }
+}
+
+// A disk that is full for a moment: metrics.jsonl may not grow.
+TEST_F(ResumeCommand, MetricsThatCannotBeWrittenAreWrittenLater) {
+  Command job(
+      Words{"bash", "-c", "trap '' XFSZ; exec \"$@\"", "bash"} +
+      train(1000000, set({"comm.backend=gloo"})));
+  const auto size = [&] {
+    std::error_code error;
+    const auto bytes = fs::file_size(run() + "/metrics.jsonl", error);
+    return error ? 0 : static_cast<int64_t>(bytes);
+  };
+  ASSERT_TRUE(Command::until([&] { return size() > 2000; }));
+  const auto ranks = ranks_of(job);
+  rlimit before{};
+  ASSERT_EQ(prlimit(ranks[0], RLIMIT_FSIZE, nullptr, &before), 0);
+  const rlimit full = {static_cast<rlim_t>(size() + 500), before.rlim_max};
+  for (const pid_t rank : ranks) prlimit(rank, RLIMIT_FSIZE, &full, nullptr);
+  ASSERT_TRUE(Command::until([&] {
+    return job.out().find("cannot write") != std::string::npos;
+  })) << job.out();
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  EXPECT_LE(size(), static_cast<int64_t>(full.rlim_cur));
+  for (const pid_t rank : ranks) prlimit(rank, RLIMIT_FSIZE, &before, nullptr);
+  job.signal(SIGTERM);
+  EXPECT_EQ(job.wait(std::chrono::seconds(30)), 75) << job.err();
+  ASSERT_EQ(checkpoints().size(), 1u);
+  expect_every_step_once(static_cast<size_t>(checkpoints()[0].step));
+  EXPECT_EQ(testing_support::count(job.out(), "cannot write"), 1);
 }
 
 TEST_F(ResumeCommand, ARunningJobsFolderIsNotTouched) {
