@@ -115,7 +115,57 @@ std::string way_out(std::string_view text, const toml::parse_error& error) {
       way_out(text, error)));
 }
 
+// The end of the string that begins at `begin`; the text's end where it has
+// none, or spans lines without three quotes.
+size_t end_of_string(std::string_view text, size_t begin) {
+  const std::string quote(1, text[begin]);
+  const std::string three = quote + quote + quote;
+  if (text.substr(begin).starts_with(three)) {
+    const size_t end = text.find(three, begin + 3);
+    return end == text.npos ? text.size() : end + 3;
+  }
+  size_t at = begin + 1;
+  for (; at < text.size() && text[at] != text[begin]; ++at) {
+    if (text[at] == '\n') return at;
+    if (text[at] == '\\' && text[begin] == '"') ++at;
+  }
+  return std::min(at + 1, text.size());
+}
+
+// The parser makes a table of each part of a dotted key, one in the other, and
+// takes them apart again by recursion.
+void check_dotted_keys(std::string_view text, const std::string& file) {
+  constexpr int kMostParts = 100;
+  int parts = 1;
+  int64_t line = 1;
+  for (size_t at = 0; at < text.size();) {
+    const char c = text[at];
+    if (c == '"' || c == '\'') {
+      const size_t end = end_of_string(text, at);
+      line += std::ranges::count(text.substr(at, end - at), '\n');
+      at = end;
+      continue;
+    }
+    if (c == '#') at = std::min(text.find('\n', at), text.size() - 1);
+    if (text[at] == '\n') ++line;
+    if (c == '.') {
+      ++parts;
+    } else if (
+        !std::isalnum(static_cast<unsigned char>(c)) && c != '_' && c != '-' &&
+        c != ' ' && c != '\t') {
+      parts = 1;
+    }
+    if (parts > kMostParts) {
+      throw ConfigError(format(
+          "{}:{}: a key of more than {} parts; write fewer dots", file, line,
+          kMostParts));
+    }
+    ++at;
+  }
+}
+
 toml::table parse_root(std::string_view text, const std::string& file) {
+  check_dotted_keys(text, file);
   toml::parse_result result = toml::parse(text, std::string_view(file));
   if (!result) fail(text, file, result.error());
   return std::move(result).table();
@@ -150,6 +200,7 @@ Value parse_nested_toml(std::string_view text, const std::string& file) {
 
 Value parse_value(std::string_view text, const std::string& flag) {
   const std::string line = "v = " + std::string(text);
+  check_dotted_keys(line, flag);
   const toml::parse_result result = toml::parse(line, std::string_view(flag));
   if (result && result.table().size() == 1) {
     return convert(*result.table().get("v"), "");

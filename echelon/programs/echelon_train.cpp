@@ -6,6 +6,7 @@
 // which the launcher reads, and into the exit code.
 #include <torch/version.h>
 
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -151,6 +152,8 @@ void with_world(
 
 int run_train(Arguments& arguments) {
   install_stop_signals();
+  // Training goes on when nobody reads what it prints: `| head`.
+  std::signal(SIGPIPE, SIG_IGN);
   const std::string config = arguments.positional("CONFIG");
   const int64_t threads = arguments.number("--threads", 0);
   // Whether the run's folder exists: another host made it, or CONFIG is in it.

@@ -10,6 +10,7 @@
 
 #include "echelon/config/byte_size.h"
 #include "echelon/config/section.h"
+#include "echelon/config/value.h"
 #include "tests/support/error_text.h"
 
 namespace echelon::config::document_test {
@@ -125,6 +126,34 @@ void expect_errors(const std::vector<Wrong>& all) {
   for (const auto& [text, message] : all) {
     EXPECT_EQ(error_of("[t]\n" + text + "\n"), "f.toml:2:" + message);
   }
+}
+
+TEST(Document, AKeyHasSoManyParts) {
+  const auto key = [](int parts) {
+    std::string text = "a";
+    for (int i = 1; i < parts; ++i) text += ".a";
+    return text;
+  };
+  const auto error = [](const std::string& text) {
+    return error_text<ConfigError>([&] { parse_toml(text, "job.toml"); });
+  };
+  const std::string said = "a key of more than 100 parts; write fewer dots";
+  EXPECT_EQ(error("x = 1\n" + key(101) + " = 1\n"), "job.toml:2: " + said);
+  EXPECT_EQ(error("[" + key(50000) + "]\n"), "job.toml:1: " + said);
+  EXPECT_EQ(error("x = {" + key(101) + " = 1}"), "job.toml:1: " + said);
+  EXPECT_THAT(
+      error_text<ConfigError>(
+          [&] { parse_value("{" + key(101) + " = 1}", "--set"); }),
+      HasSubstr(said));
+  // Dots elsewhere are no parts.
+  const std::string dots(200, '.');
+  std::string numbers;
+  for (int i = 0; i < 200; ++i) numbers += "1.5, ";
+  parse_toml(
+      key(100) + " = 1\nb = \"" + dots + "\\\"" + dots + "\" # " + dots +
+          "\nc = '" + dots + "'\nd = \"\"\"\n" + dots + "\"\n" + dots +
+          "\"\"\"\ne = [" + numbers + "]\n",
+      "job.toml");
 }
 
 TEST(Document, NamesPlaceValueRule) {

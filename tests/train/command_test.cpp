@@ -65,6 +65,17 @@ TEST(TrainCommand, ARankZeroThatHangsEndsTheJob) {
   EXPECT_TRUE(job.living().empty());
 }
 
+TEST(TrainCommand, GoesOnWhenNobodyReads) {
+  TempFolder folder;
+  const std::string run = folder.path() + "/run";
+  Command job(
+      Words{"bash", "-c", "\"$@\" | head -1; exit ${PIPESTATUS[0]}", "bash"} +
+      train_digits(run, 60) + Words{"-n", "2"});
+  EXPECT_EQ(job.wait(), 0) << job.err();
+  EXPECT_EQ(timeline::read_metrics(run + "/metrics.jsonl").steps.size(), 60u);
+  EXPECT_TRUE(fs::exists(run + "/report.html"));
+}
+
 TEST(TrainCommand, OneStepIsCountedAsOne) {
   TempFolder folder;
   Command job(train_digits(folder.path() + "/run", 1));
