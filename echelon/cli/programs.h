@@ -29,6 +29,10 @@ void add_host_arguments(Command& command, HostArguments& arguments);
 /// of range, and when several hosts have no master address.
 launch::LaunchOptions host_options(const HostArguments& arguments);
 
+/// Adds --max-restarts; its value. Throws ConfigError when it is no count.
+void add_max_restarts(Command& command, std::string& text);
+int parse_max_restarts(const std::string& text);
+
 /// Throws ConfigError when the hosts cannot share the job's ranks equally, or
 /// the ranks are threads.
 void check_hosts(const Job& job, int num_nodes);

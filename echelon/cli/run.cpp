@@ -12,6 +12,7 @@ struct RunArguments {
   std::string num_ranks = "1";
   HostArguments hosts;
   std::string log_dir;
+  std::string max_restarts = "0";
   bool no_prefix = false;
   std::vector<std::string> program;
 };
@@ -21,6 +22,7 @@ int run(const RunArguments& arguments) {
   options.num_ranks =
       static_cast<int>(parse_count("-n", arguments.num_ranks, 1, kMaxRanks));
   options.log_dir = arguments.log_dir;
+  options.max_restarts = parse_max_restarts(arguments.max_restarts);
   if (arguments.no_prefix) options.terminal = launch::Terminal::plain;
   options.command = arguments.program;
   return launch::run(options);
@@ -42,6 +44,7 @@ void add_run(Command& root) {
   command.option(
       "--log-dir", arguments->log_dir, "DIR",
       "write each rank's output to DIR/rank-N.log");
+  add_max_restarts(command, arguments->max_restarts);
   command.flag(
       "--no-prefix", arguments->no_prefix,
       "print lines without the rank in front");

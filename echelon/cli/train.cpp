@@ -30,6 +30,7 @@ struct TrainArguments {
   bool dry_run = false;
   std::string on;  // the cluster of a dry run
   bool json = false;
+  std::string max_restarts = "0";
 };
 
 void print_facts(const Job& job, const JobFacts& facts) {
@@ -277,6 +278,11 @@ int train(const TrainArguments& given) {
   warn_of_few_cores(job.layout.num_ranks() / options.num_nodes);
   options.log_dir = (run / "log").string();
   options.preemptible = true;
+  options.max_restarts = parse_max_restarts(arguments.max_restarts);
+  options.last_step = [folder = run / "checkpoints"] {
+    const auto latest = latest_checkpoint(folder);
+    return latest ? latest->step : 0;
+  };
   const auto launch = [&](const std::vector<std::string>& words) {
     return launch_echelon_train(
         words, job.layout.num_ranks(), job.train.ranks, options);
@@ -295,6 +301,7 @@ void add_train(Command& root) {
       "echelon train first.toml -n 2\n"
       "echelon train first.toml -n 2 --set train.steps=100 --overwrite\n"
       "echelon train first.toml --layout dp=4 --ranks threads\n"
+      "echelon train first.toml -n 2 --max-restarts 3\n"
       "echelon train first.toml --resume runs/other   from its newest "
       "checkpoint\n"
       "echelon train first.toml --set train.seed=2 "
@@ -309,6 +316,7 @@ void add_train(Command& root) {
       train);
   add_job_arguments(command, arguments.job, true);
   add_host_arguments(command, arguments.hosts);
+  add_max_restarts(command, arguments.max_restarts);
   auto& overrides = arguments.job.overrides;
   command.flag(
       "--overwrite", overrides.overwrite,

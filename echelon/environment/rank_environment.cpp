@@ -249,7 +249,7 @@ std::vector<std::string> rank_environment(
   variables["MASTER_PORT"] = number(job.master_port);
   variables["TORCHELASTIC_RUN_ID"] = job.job;
   variables["TORCHELASTIC_RESTART_COUNT"] = number(job.generation);
-  variables["TORCHELASTIC_MAX_RESTARTS"] = "0";
+  variables["TORCHELASTIC_MAX_RESTARTS"] = number(job.max_restarts);
   variables["TORCHELASTIC_USE_AGENT_STORE"] = "False";
   variables["ECHELON_JOB"] = job.job;
   variables["ECHELON_GENERATION"] = number(job.generation);

@@ -98,6 +98,7 @@ struct RankPlace {
 struct JobPlace {
   std::string job;  // random
   int generation = 0;
+  int max_restarts = 0;
   std::string master_addr;
   int master_port = 0;
   std::string node_address;  // empty on one host

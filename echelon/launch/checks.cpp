@@ -98,6 +98,15 @@ void check(const LaunchOptions& o) {
   if (o.master_port < 0 || o.master_port > 65535) {
     refuse("--master-port {}: must be 0 to 65535", o.master_port);
   }
+  if (o.max_restarts < 0) {
+    refuse("--max-restarts {}: must be 0 or more", o.max_restarts);
+  }
+  if (o.max_restarts > 0 && o.num_nodes > 1) {
+    refuse(
+        "--max-restarts {}: starts the ranks of one host again; with --nnodes "
+        "start the launchers again, as a scheduler does",
+        o.max_restarts);
+  }
   if (o.grace.count() < 0) {
     refuse("grace of {} ms: must be 0 or more", o.grace.count());
   }

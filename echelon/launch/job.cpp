@@ -24,6 +24,7 @@
 #include "echelon/cluster/host.h"
 #include "echelon/error.h"
 #include "echelon/launch/checks.h"
+#include "echelon/launch/restarts.h"
 #include "echelon/text/format.h"
 
 extern char** environ;
@@ -82,10 +83,14 @@ std::string log_path(const LaunchOptions& options, int rank) {
 
 }  // namespace
 
-Job::Job(const LaunchOptions& options, JobStart start, Hosts hosts)
+Job::Job(
+    const LaunchOptions& options, JobStart start, Hosts hosts,
+    SignalFile& signals, bool may_restart)
     : options_(options),
       start_(std::move(start)),
       hosts_(std::move(hosts)),
+      signals_(signals),
+      may_restart_(may_restart),
       screen_(STDOUT_FILENO, STDERR_FILENO),
       policy_(options.grace, std::min(kSettle, options.grace)) {}
 
@@ -105,7 +110,7 @@ Job::~Job() {
   }
 }
 
-int Job::run() {
+Outcome Job::run() {
   start_ranks();
   while (!hosts_.end()) {
     wait_for_events();
@@ -129,7 +134,7 @@ int Job::run() {
   if (!ended_) drain_outputs();
   report(*hosts_.end());
   screen_.drain(milliseconds(2000));
-  return hosts_.end()->exit_code;
+  return *hosts_.end();
 }
 
 void Job::start_ranks() {
@@ -147,8 +152,9 @@ void Job::start_rank(int local_rank, const std::string& program) {
   const int number = start_.first_rank + local_rank;
   const std::string error_file =
       format("{}/rank-{}.json", scratch_.path(), number);
-  Rank rank(
-      RankOutput(show_of(number), log_path(options_, number), error_file));
+  const bool append = start_.place.generation > 0;
+  Rank rank(RankOutput(
+      show_of(number), log_path(options_, number), append, error_file));
   for (int stream = 1; stream <= 2; ++stream) {
     rank.output.set_prefix(
         stream,
@@ -334,7 +340,9 @@ void Job::take_end(Rank& rank, const GuardReport& report) {
   rank.end.stderr_tail = rank.output.stderr_tail();
   const bool failed = rank.end.status != 0;
   const auto cause = failed ? find_cause({rank.end}) : std::nullopt;
-  obey(policy_.on_rank_end(failed, cause && cause->consequence, now));
+  obey(policy_.on_rank_end(
+      failed, cause && cause->consequence, now,
+      may_restart_ && Restarts::helps(exit_code_of(rank.end.status))));
 }
 
 void Job::lose_guard(Rank& rank) {
@@ -526,6 +534,7 @@ void Job::say(const std::string& text) {
       screen_.is_terminal(2) &&
       (options_.terminal == Terminal::rank_zero || policy_.stopped_by() != 0);
   screen_.write(2, (clear ? "\r\x1b[K" : "") + ("echelon: " + text + "\n"));
+  screen_.pump();
 }
 
 }  // namespace echelon::launch

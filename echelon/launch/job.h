@@ -20,10 +20,16 @@ namespace echelon::launch {
 
 class Job {
  public:
-  Job(const LaunchOptions& options, JobStart start, Hosts hosts);
+  /// `may_restart`: when a rank fails and Restarts::helps(), the others are
+  /// killed at once.
+  Job(const LaunchOptions& options, JobStart start, Hosts hosts,
+      SignalFile& signals, bool may_restart);
   ~Job();
-  /// Runs all ranks to their end; see launch.h.
-  int run();
+  /// Runs all ranks to their end, says why one failed, and returns how the job
+  /// ended. Throws ConfigError when it could not start.
+  Outcome run();
+  /// Writes a line of the launcher's own to stderr.
+  void say(const std::string& text);
 
  private:
   struct Rank {
@@ -60,12 +66,12 @@ class Job {
   void drain_outputs();
   Outcome local_outcome();
   void report(const Outcome& outcome);
-  void say(const std::string& text);
 
   const LaunchOptions& options_;
   JobStart start_;
   Hosts hosts_;
-  SignalFile signals_;
+  SignalFile& signals_;
+  const bool may_restart_;
   ScratchFolder scratch_;
   Screen screen_;
   Policy policy_;

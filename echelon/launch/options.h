@@ -3,6 +3,8 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -56,6 +58,13 @@ struct LaunchOptions {
   /// SIGTERM asks to give the machine back: a job that it ends before the ranks
   /// can say so themselves ends with ExitCode::preempted, not with 130.
   bool preemptible = false;
+
+  /// How often all ranks start again, as new processes with the next
+  /// ECHELON_GENERATION, after one of them has failed (Restarts). The others
+  /// are killed at once then. On one host only.
+  int max_restarts = 0;
+  /// The last step of the job that a restart would not repeat; null: not known.
+  std::function<int64_t()> last_step;
 };
 
 }  // namespace echelon::launch

@@ -197,11 +197,12 @@ std::string rank_prefix(int rank, int world_size, bool colours) {
 }
 
 RankOutput::RankOutput(
-    Show show, const std::string& log_path, std::string error_file)
+    Show show, const std::string& log_path, bool append, std::string error_file)
     : show_(show), error_file_(std::move(error_file)) {
   if (!log_path.empty()) {
+    const int whole = append ? O_APPEND : O_TRUNC;
     log_ = Descriptor(
-        open(log_path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
+        open(log_path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | whole, 0644));
     if (!log_.is_open()) {
       throw ConfigError(format(
           "[launch] cannot write the log {}: {}; choose another folder",

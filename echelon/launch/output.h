@@ -115,11 +115,13 @@ class RankOutput {
   /// Makes the pipes, and `log_path` unless empty. Throws ConfigError when the
   /// log cannot be written or no file is left.
   ///
+  ///   append      whether an older log goes on
   ///   error_file  where the rank reports the error that ends it (empty: not
   ///               known); its text then goes to the log alone, since the
   ///               launcher's last words are that report
   RankOutput(
-      Show show, const std::string& log_path, std::string error_file = {});
+      Show show, const std::string& log_path, bool append = false,
+      std::string error_file = {});
 
   void set_prefix(int stream, std::string prefix) {
     lanes_[stream].prefix = std::move(prefix);

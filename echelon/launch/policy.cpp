@@ -4,9 +4,10 @@
 
 namespace echelon::launch {
 
-Policy::Orders
-Policy::on_rank_end(bool failed, bool consequence, TimePoint now) {
+Policy::Orders Policy::on_rank_end(
+    bool failed, bool consequence, TimePoint now, bool at_once) {
   if (!failed) return {};
+  at_once_ = at_once;
   switch (state_) {
     case State::running:
       if (consequence) {
@@ -62,6 +63,7 @@ Policy::Orders Policy::on_time(TimePoint now) {
 }
 
 Policy::Orders Policy::terminate(TimePoint now) {
+  if (at_once_) return kill();
   state_ = State::terminating;
   deadline_ = now + grace_;
   return {SIGTERM};

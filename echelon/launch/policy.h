@@ -30,8 +30,10 @@ class Policy {
   using Orders = std::vector<int>;
 
   /// A rank ended, by itself or after an order. `failed`: not with 0;
-  /// `consequence`: its own report says that a peer was at fault.
-  Orders on_rank_end(bool failed, bool consequence, TimePoint now);
+  /// `consequence`: its own report says that a peer was at fault; `at_once`:
+  /// the job will start again, so the others need no time to end.
+  Orders on_rank_end(
+      bool failed, bool consequence, TimePoint now, bool at_once = false);
   /// The launcher of another host reported that the job fails.
   Orders on_remote_failure(TimePoint now);
   /// A signal that asks this launcher to stop: SIGINT, SIGTERM, SIGHUP or
@@ -64,6 +66,7 @@ class Policy {
   std::chrono::milliseconds grace_;
   std::chrono::milliseconds settle_;
   State state_ = State::running;
+  bool at_once_ = false;
   int stopped_by_ = 0;
   std::optional<TimePoint> first_signal_;
   std::optional<TimePoint> deadline_;

@@ -22,6 +22,7 @@
 #include "echelon/cluster/cluster_file.h"
 #include "echelon/comm/world.h"
 #include "echelon/cost/model_shape.h"
+#include "echelon/environment/rank_environment.h"
 #include "echelon/error.h"
 #include "echelon/error_report.h"
 #include "echelon/job/job.h"
@@ -159,7 +160,11 @@ int run_train(Arguments& arguments) {
   // Whether the run's folder exists: another host made it, or CONFIG is in it.
   bool made = arguments.flag("--made");
   arguments.end();
-  const Job job = load_job(config);
+  Job job = load_job(config);
+  // "never" is said of the first start; a restart goes on from its own state.
+  if (job.checkpoint.resume == "never" && read_environment().generation > 0) {
+    job.checkpoint.resume = "auto";
+  }
   const std::filesystem::path folder = job.train.run;
   std::error_code error;
   made |= std::filesystem::equivalent(config, folder / "config.toml", error);

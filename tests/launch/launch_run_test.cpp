@@ -1,5 +1,6 @@
 // Whole jobs on one host: the environment of ranks, and reports of failures.
 #include <gmock/gmock.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -53,6 +54,85 @@ TEST(Run, EveryRankKnowsItsPlace) {
   ASSERT_EQ(fields.size(), 3u);
   EXPECT_EQ(fields[0], "J=" + fields[1]);
   EXPECT_GT(std::stoi(fields[2]), 0);
+}
+
+/// Ranks of which number 1 is killed in each generation before `last`; the
+/// others would take their time to end.
+std::vector<std::string> killed_until(int last) {
+  return {
+      "sh", "-c",
+      "trap '' TERM; echo generation $ECHELON_GENERATION "
+      "$TORCHELASTIC_RESTART_COUNT of $TORCHELASTIC_MAX_RESTARTS $ECHELON_JOB; "
+      "[ $ECHELON_GENERATION -ge " +
+          std::to_string(last) +
+          " ] && exit 0; [ $RANK = 1 ] && kill -9 $$; "
+          "while :; do sleep 0.05; done"};
+}
+
+TEST(Run, RanksStartAgainAfterAFailure) {
+  TempFolder folder;
+  Command job(launch(
+      {"-n", "2", "--max-restarts", "3", "--log", folder.path()},
+      killed_until(2)));
+  EXPECT_EQ(job.wait(), 0) << job.err();
+  EXPECT_THAT(
+      job.err_lines(),
+      ElementsAre(
+          StartsWith("echelon: rank 1 ended with SIGKILL"),
+          "rank 1: killed by SIGKILL, as the kernel does when memory runs out "
+          "and a scheduler when time is up",
+          "echelon: restart 1 of 3",
+          StartsWith("echelon: rank 1 ended with SIGKILL"),
+          StartsWith("rank 1: killed by SIGKILL"), "echelon: restart 2 of 3"));
+  EXPECT_TRUE(job.living().empty());
+  // All of them have one job, and one log.
+  const auto lines = words(read_file(folder.path() + "/rank-0.log"));
+  ASSERT_EQ(lines.size(), 18u);
+  for (size_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(lines[6 * i + 1], std::to_string(i));
+    EXPECT_EQ(lines[6 * i + 2], std::to_string(i));
+    EXPECT_EQ(lines[6 * i + 4], "3");
+    EXPECT_EQ(lines[6 * i + 5], lines[5]);
+  }
+}
+
+TEST(Run, RestartsAreLimited) {
+  Command job(launch({"-n", "2", "--max-restarts", "1"}, killed_until(9)));
+  EXPECT_EQ(job.wait(), 137);
+  EXPECT_EQ(count(job.err(), "echelon: restart "), 1);
+  Command exits(
+      launch({"-n", "2", "--max-restarts", "5"}, {"sh", "-c", "exit 2"}));
+  EXPECT_EQ(exits.wait(), 2);
+  EXPECT_EQ(count(exits.err(), "echelon: restart "), 0);
+}
+
+TEST(Run, RestartsThatBringNoNewStepEnd) {
+  TempFolder folder;
+  const std::string step = folder.path() + "/step";
+  Command job(launch(
+      {"-n", "2", "--max-restarts", "50", "--last-step", step},
+      {"sh", "-c",
+       "[ $RANK = 0 ] && [ $ECHELON_GENERATION -le 1 ] && echo "
+       "4$ECHELON_GENERATION > " +
+           step + "; exit 1"}));
+  EXPECT_EQ(job.wait(), 93);
+  EXPECT_EQ(count(job.err(), "from step 40"), 1);
+  EXPECT_EQ(count(job.err(), "from step 41"), 4);
+  EXPECT_EQ(
+      last_line(job),
+      "echelon: 3 restarts in a row brought no new step, so another one would "
+      "not help");
+}
+
+TEST(Run, AStopBetweenTwoGenerationsEndsTheJob) {
+  Command job(launch(
+      {"-n", "2", "--max-restarts", "100000"},
+      {"sh", "-c", "sleep 0.02; exit 1"}));
+  ASSERT_TRUE(Command::until(
+      [&] { return job.err().find("restart 3 of") != std::string::npos; }));
+  job.signal(SIGTERM);
+  EXPECT_NE(job.wait(), -1);
+  EXPECT_TRUE(job.living().empty());
 }
 
 /// A job whose ranks fail.

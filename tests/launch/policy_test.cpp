@@ -101,6 +101,15 @@ TEST_F(PolicyTest, CtrlCWhileStoppingKills) {
   EXPECT_EQ(policy_.stopped_by(), 0);
 }
 
+TEST_F(PolicyTest, BeforeARestartTheOthersAreKilledAtOnce) {
+  EXPECT_EQ(policy_.on_rank_end(true, false, at(10), true), Orders{SIGKILL});
+}
+
+TEST_F(PolicyTest, BeforeARestartAConsequenceWaitsForItsCause) {
+  EXPECT_EQ(policy_.on_rank_end(true, true, at(10), true), Orders{});
+  EXPECT_EQ(policy_.on_time(at(1010)), Orders{SIGKILL});
+}
+
 TEST_F(PolicyTest, FailureOnAnotherHost) {
   EXPECT_EQ(policy_.on_remote_failure(at(10)), Orders{SIGTERM});
   EXPECT_EQ(policy_.on_remote_failure(at(20)), Orders{});

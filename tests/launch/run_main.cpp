@@ -1,9 +1,11 @@
 // The launcher without the command line of `echelon`, for the tests here.
 //   launch_run [-n N] [--nnodes N] [--node-rank R] [--master-addr A]
 //     [--master-port P] [--log DIR] [--grace-ms MS] [--join-ms MS] [--plain]
-//     [--rank-zero] [--listen] -- program args…
+//     [--rank-zero] [--listen] [--max-restarts N] [--last-step FILE]
+//     -- program args…
 #include <cstdio>
 #include <cstdlib>
+#include <fstream>
 #include <string>
 
 #include "echelon/error.h"
@@ -32,6 +34,14 @@ int main(int argc, char** argv) {
       if (word == "--master-addr") options.master_addr = value;
       if (word == "--master-port") options.master_port = number();
       if (word == "--log") options.log_dir = value;
+      if (word == "--max-restarts") options.max_restarts = number();
+      if (word == "--last-step") {
+        options.last_step = [value] {
+          int64_t step = 0;
+          std::ifstream(value) >> step;
+          return step;
+        };
+      }
       if (word == "--grace-ms") {
         options.grace = std::chrono::milliseconds(number());
       }

@@ -1,8 +1,8 @@
 // The words of `echelon train` as its tests give them.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -37,16 +37,26 @@ inline Words train_digits(const std::string& run, int64_t steps) {
               "optimizer.warmup_steps=0"});
 }
 
-/// The processes of a job that train.
+/// The processes of a job that train, by rank.
 inline std::vector<pid_t> ranks_of(const testing_support::Command& job) {
-  std::vector<pid_t> ranks;
+  using testing_support::read_file;
+  std::map<int, pid_t> ranks;
   for (const pid_t pid : job.living()) {
-    const std::string command =
-        testing_support::read_file("/proc/" + std::to_string(pid) + "/cmdline");
-    if (command.starts_with(program("echelon-train"))) ranks.push_back(pid);
+    const std::string process = "/proc/" + std::to_string(pid);
+    if (!read_file(process + "/cmdline")
+             .starts_with(program("echelon-train"))) {
+      continue;
+    }
+    const std::string environment = read_file(process + "/environ");
+    const std::string name = std::string(1, '\0') + "RANK=";
+    const size_t at = ('\0' + environment).find(name);
+    if (at != std::string::npos) {
+      ranks[std::stoi(environment.substr(at + name.size() - 1))] = pid;
+    }
   }
-  std::ranges::sort(ranks);
-  return ranks;
+  std::vector<pid_t> pids;
+  for (const auto& [rank, pid] : ranks) pids.push_back(pid);
+  return pids;
 }
 
 }  // namespace echelon

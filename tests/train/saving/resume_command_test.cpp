@@ -11,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "echelon/checkpoint/files/checked_file.h"
 #include "echelon/checkpoint/files/folder.h"
 #include "echelon/checkpoint/files/reader.h"
 #include "echelon/text/text_file.h"
@@ -220,6 +221,43 @@ TEST_F(ResumeCommand, AKilledRunResumesFromItsLastCheckpoint) {
   const int64_t step = checkpoints()[0].step;
   finishes(train(step + 3, every));
   expect_every_step_once(static_cast<size_t>(step + 3));
+}
+
+// The launcher does by itself what the same command would do again.
+TEST_F(ResumeCommand, AKilledRankStartsAgainAndChangesNothing) {
+  constexpr int64_t kSteps = 400;
+  const Words settings = set({"checkpoint.every_steps=10"});
+  finishes(train(kSteps, settings));
+  const auto undisturbed = steps();
+  const std::string hash =
+      read_manifest(checkpoints()[0].path.string()).content_hash;
+  for (const char* resume : {"auto", "never"}) {
+    fs::remove_all(run());
+    Command job(train(
+        kSteps, settings + Words{"--max-restarts", "2"} +
+                    set({std::string("checkpoint.resume=") + resume})));
+    for (const size_t victim : {1, 0}) {
+      const auto before =
+          checkpoints().empty() ? 0 : checkpoints().front().step;
+      ASSERT_TRUE(Command::until([&] {
+        return !checkpoints().empty() && checkpoints()[0].step > before + 10 &&
+               ranks_of(job).size() == 2;
+      }));
+      kill(ranks_of(job)[victim], SIGKILL);
+      const std::string said =
+          "restart " + std::to_string(2 - victim) + " of 2, from step";
+      ASSERT_TRUE(Command::until([&] {
+        return job.err().find(said) != std::string::npos;
+      })) << job.err();
+    }
+    EXPECT_EQ(job.wait(), 0) << job.err();
+    expect_every_step_once(kSteps);
+    const auto all = steps();
+    for (size_t i = 0; i < all.size(); ++i) {
+      ASSERT_EQ(all[i].loss, undisturbed[i].loss) << i;
+    }
+    EXPECT_EQ(read_manifest(checkpoints()[0].path.string()).content_hash, hash);
+  }
 }
 
 TEST_F(ResumeCommand, ARunKilledBeforeItsFirstCheckpointStartsOver) {

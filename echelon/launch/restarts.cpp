@@ -1,0 +1,39 @@
+#include "echelon/launch/restarts.h"
+
+#include "echelon/error.h"
+
+namespace echelon::launch {
+
+bool Restarts::helps(int exit_code) {
+  switch (static_cast<ExitCode>(exit_code)) {
+    case ExitCode::done:
+    case ExitCode::configuration:
+    case ExitCode::data:
+    case ExitCode::numeric:
+    case ExitCode::preempted:
+    case ExitCode::do_not_requeue:
+    case ExitCode::interrupted:
+      return false;
+    default:
+      return true;
+  }
+}
+
+Restarts::Verdict
+Restarts::on_end(const Outcome& outcome, std::optional<int64_t> step) {
+  const bool by_a_rank = outcome.cause && outcome.cause->rank >= 0;
+  if (!by_a_rank || outcome.stopped_by != 0 || !helps(outcome.exit_code) ||
+      !left()) {
+    return Verdict::end;
+  }
+  if (step && step_ && *step <= *step_) {
+    if (++without_progress_ > kMostWithoutProgress) return Verdict::stuck;
+  } else {
+    without_progress_ = 0;
+  }
+  if (step) step_ = step;
+  ++count_;
+  return Verdict::restart;
+}
+
+}  // namespace echelon::launch
