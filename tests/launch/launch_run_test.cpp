@@ -79,9 +79,7 @@ TEST(Run, RanksStartAgainAfterAFailure) {
       job.err_lines(),
       ElementsAre(
           StartsWith("echelon: rank 1 ended with SIGKILL"),
-          "rank 1: killed by SIGKILL, as the kernel does when memory runs out "
-          "and a scheduler when time is up",
-          "echelon: restart 1 of 3",
+          StartsWith("rank 1: killed by SIGKILL"), "echelon: restart 1 of 3",
           StartsWith("echelon: rank 1 ended with SIGKILL"),
           StartsWith("rank 1: killed by SIGKILL"), "echelon: restart 2 of 3"));
   EXPECT_TRUE(job.living().empty());
@@ -97,7 +95,9 @@ TEST(Run, RanksStartAgainAfterAFailure) {
 }
 
 TEST(Run, RestartsAreLimited) {
-  Command job(launch({"-n", "2", "--max-restarts", "1"}, killed_until(9)));
+  Command job(launch(
+      {"-n", "2", "--max-restarts", "1", "--grace-ms", "100"},
+      killed_until(9)));
   EXPECT_EQ(job.wait(), 137);
   EXPECT_EQ(count(job.err(), "echelon: restart "), 1);
   Command exits(

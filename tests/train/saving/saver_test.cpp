@@ -5,6 +5,7 @@
 
 #include <csignal>
 #include <filesystem>
+#include <fstream>
 
 #include "echelon/checkpoint/files/folder.h"
 #include "echelon/checkpoint/files/reader.h"
@@ -127,6 +128,7 @@ TEST_F(SaverTest, AFailedLastCheckpointIsAnError) {
   const Job job = small_mlp();
   on(job, [&](SmallRun& run, Saver& saver) {
     block(checkpoints(), 1);
+    std::ofstream(checkpoint_path(checkpoints(), 1) / "manifest.json") << "{}";
     EXPECT_THAT(
         error_text<CheckpointError>(
             [&] { saver.save_and_wait(run.state, at_step(1)); }),
