@@ -45,9 +45,11 @@ class SaverTest : public testing::Test {
   mutable TempFolder folder_;
 };
 
-// A folder that is in the way of a checkpoint's last rename.
+// A checkpoint of this step is in the way, whenever the save looks.
 void block(const fs::path& checkpoints, int64_t step) {
-  fs::create_directories(checkpoint_path(checkpoints, step) / "in the way");
+  const fs::path path = checkpoint_path(checkpoints, step);
+  fs::create_directories(path);
+  std::ofstream(path / "manifest.json") << "{}";
 }
 
 TEST_F(SaverTest, ARequestDuringAnotherIsNotLost) {
@@ -121,6 +123,7 @@ TEST_F(SaverTest, TheLastCheckpointIsTriedAfterAFailure) {
       HasAll(
           "warning: the checkpoint of step 1 failed: rank 0: ",
           "; a last one is tried now"));
+  fs::remove_all(checkpoint_path(checkpoints(), 1));
   EXPECT_EQ(steps(), (std::vector<int64_t>{2}));
 }
 
@@ -128,7 +131,6 @@ TEST_F(SaverTest, AFailedLastCheckpointIsAnError) {
   const Job job = small_mlp();
   on(job, [&](SmallRun& run, Saver& saver) {
     block(checkpoints(), 1);
-    std::ofstream(checkpoint_path(checkpoints(), 1) / "manifest.json") << "{}";
     EXPECT_THAT(
         error_text<CheckpointError>(
             [&] { saver.save_and_wait(run.state, at_step(1)); }),
