@@ -49,7 +49,7 @@ TEST(TrainCommand, ARankZeroThatHangsEndsTheJob) {
   const std::string run = folder.path() + "/run";
   Command job(
       train_digits(run, 1000000) + Words{"-n", "2"} +
-      set({"comm.backend=gloo", "comm.timeout=2s"}));
+      set({"comm.backend=gloo", "comm.timeout=4s"}));
   ASSERT_TRUE(Command::until([&] {
     std::error_code error;
     return fs::file_size(run + "/metrics.jsonl", error) > 1000 && !error;
