@@ -122,7 +122,7 @@ def furnish(folder):
     text = folder / "examples/configs/text.toml"
     text.write_text(text.read_text().replace("steps = 600", "steps = 2").replace("warmup_steps = 40\n", ""))
     (folder / "runs").mkdir()
-    for name, run in (("first", "first"), ("second", "second"), ("model", "{name}-{set}")):
+    for name, run in (("first", "first"), ("second", "second"), ("long", "long"), ("model", "{name}-{set}")):
         (folder / f"{name}.toml").write_text(SMALL.format(run=f"runs/{run}"))
     (folder / "gpt.toml").write_text(GPT)
     for part in ("train", "test"):
