@@ -103,8 +103,8 @@ void check(const LaunchOptions& o) {
   }
   if (o.max_restarts > 0 && o.num_nodes > 1) {
     refuse(
-        "--max-restarts {}: starts the ranks of one host again; with --nnodes "
-        "start the launchers again, as a scheduler does",
+        "--max-restarts {}: works on one host; with --nnodes let a scheduler "
+        "start the launchers again",
         o.max_restarts);
   }
   if (o.grace.count() < 0) {

@@ -38,9 +38,9 @@ int run_alone(const LaunchOptions& options) {
     if (!options.last_step) return std::nullopt;
     return options.last_step();
   };
-  // Signals wait for the next generation where there is none at the moment.
+  // Signals that come between two generations wait for the next one.
   SignalFile signals;
-  Restarts restarts(options.max_restarts, last_step());
+  Restarts restarts(options.max_restarts);
   const std::string name = random_job_id();
   for (int generation = 0;; ++generation) {
     JobStart start = start_alone(options);

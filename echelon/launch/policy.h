@@ -5,6 +5,9 @@
 //   state        meaning                             leaves for
 //   running      no rank has failed                  settling, terminating
 //   settling     a rank failed because a peer did    terminating, by `settle`
+//                                                    (killed instead of
+//                                                    terminating when the job
+//                                                    will start again)
 //   interrupted  the user's signal was forwarded     killed
 //   terminating  SIGTERM was sent to all             killed, after `grace`
 //   killed       SIGKILL was sent to all

@@ -22,16 +22,14 @@ bool Restarts::helps(int exit_code) {
 Restarts::Verdict
 Restarts::on_end(const Outcome& outcome, std::optional<int64_t> step) {
   const bool by_a_rank = outcome.cause && outcome.cause->rank >= 0;
-  if (!by_a_rank || outcome.stopped_by != 0 || !helps(outcome.exit_code) ||
-      !left()) {
+  if (!by_a_rank || outcome.stopped_by != 0 || !helps(outcome.exit_code)) {
     return Verdict::end;
   }
-  if (step && step_ && *step <= *step_) {
-    if (++without_progress_ > kMostWithoutProgress) return Verdict::stuck;
-  } else {
-    without_progress_ = 0;
-  }
-  if (step) step_ = step;
+  const bool progress = !step || !step_ || *step > *step_;
+  without_progress_ = progress ? 0 : without_progress_ + 1;
+  step_ = step;
+  if (without_progress_ == kMostWithoutProgress) return Verdict::stuck;
+  if (!left()) return Verdict::end;
   ++count_;
   return Verdict::restart;
 }

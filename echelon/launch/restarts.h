@@ -18,8 +18,8 @@ class Restarts {
 
   enum class Verdict { end, restart, stuck };
 
-  /// `most`: restarts of the job. `step`: where it begins; see on_end().
-  Restarts(int most, std::optional<int64_t> step) : most_(most), step_(step) {}
+  /// `most`: restarts of the job.
+  explicit Restarts(int most) : most_(most) {}
 
   /// Whether a rank that ended with `exit_code` may do better in another
   /// process. False for what a user must mend (configuration, data, numbers)
@@ -29,14 +29,15 @@ class Restarts {
   bool left() const { return count_ < most_; }
 
   /// The job ended. `step`: the last step that a restart would not repeat; none
-  /// when it is not known, so that `most` alone limits restarts.
+  /// when it is not known, so that `most` alone limits restarts. The verdict is
+  /// `stuck` after kMostWithoutProgress restarts that brought no new step.
   Verdict on_end(const Outcome& outcome, std::optional<int64_t> step);
   /// Restarts so far.
   int count() const { return count_; }
 
  private:
   const int most_;
-  std::optional<int64_t> step_;
+  std::optional<int64_t> step_;  // of the generation before
   int count_ = 0;
   int without_progress_ = 0;
 };

@@ -117,7 +117,7 @@ TEST(Run, RestartsThatBringNoNewStepEnd) {
            step + "; exit 1"}));
   EXPECT_EQ(job.wait(), 93);
   EXPECT_EQ(count(job.err(), "from step 40"), 1);
-  EXPECT_EQ(count(job.err(), "from step 41"), 4);
+  EXPECT_EQ(count(job.err(), "from step 41"), 3);
   EXPECT_EQ(
       last_line(job),
       "echelon: 3 restarts in a row brought no new step, so another one would "
@@ -131,7 +131,8 @@ TEST(Run, AStopBetweenTwoGenerationsEndsTheJob) {
   ASSERT_TRUE(Command::until(
       [&] { return job.err().find("restart 3 of") != std::string::npos; }));
   job.signal(SIGTERM);
-  EXPECT_NE(job.wait(), -1);
+  // 1: the ranks had ended when it came.
+  EXPECT_THAT(job.wait(), testing::AnyOf(130, 1));
   EXPECT_TRUE(job.living().empty());
 }
 
