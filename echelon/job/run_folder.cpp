@@ -103,8 +103,8 @@ void check_written_by_a_run(const Job& job) {
       "folder is left alone, also with --overwrite; name another one");
 }
 
-// The entries of a run's folder that --overwrite removes: files that a run
-// writes, by name. config.toml is replaced instead.
+// Lists what --overwrite removes from a run's folder: the entries with names
+// that a run gives. config.toml is not among them, because it is replaced.
 std::vector<fs::path> files_of_run(const fs::path& run) {
   std::vector<fs::path> found;
   const auto add = [&](const fs::path& folder, const auto& is_ours) {
@@ -120,7 +120,7 @@ std::vector<fs::path> files_of_run(const fs::path& run) {
   add(run, [](const std::string& name) {
     static const std::vector<std::string> kNames = {
         "layers.json", "metrics.jsonl", "report.html", "timeline.json"};
-    // What a crash leaves of such a file.
+    // A crash leaves NAME.part-….
     const std::string whole = name.substr(0, name.find(".part-"));
     return std::ranges::find(kNames, whole) != kNames.end() ||
            (whole == "config.toml" && name != whole);
@@ -128,7 +128,7 @@ std::vector<fs::path> files_of_run(const fs::path& run) {
   add(run / "log", [](const std::string& name) {
     return name.starts_with("rank-") && name.ends_with(".log");
   });
-  add(run / "checkpoints", folder_files::is_of_checkpoints);
+  add(run / "checkpoints", folder_files::has_name_of_run);
   return found;
 }
 
@@ -228,13 +228,6 @@ bool check_run_folder(const Job& job) {
         place(job) +
         ": is a folder without config.toml, so no run of Echelon; it is left "
         "alone: name another one");
-  }
-  if (fs::equivalent(run / "config.toml", job.document.name(), error) &&
-      !written_by_a_run(run / "config.toml")) {
-    throw ConfigError(
-        place(job) +
-        ": the configuration of this job is there, under the name that a run "
-        "gives its own; name another folder");
   }
   // Throws while another process writes there.
   if (fs::is_directory(run / "checkpoints", error)) {

@@ -16,8 +16,8 @@ namespace echelon {
 ///
 /// Throws ConfigError when the folder cannot be made:
 /// - it is another run without checkpoints, unless overwrite is set;
-/// - overwrite is set, and its config.toml is not as this version writes it;
-/// - the configuration of this job is its config.toml, and no run wrote that;
+/// - overwrite is set, or it has no checkpoints, and its config.toml is not as
+///   this version writes it: it may be a user's;
 /// - overwrite would remove what the run starts from (checkpoints, weights,
 ///   data);
 /// - checkpoint.resume names one of its own checkpoints, but not the newest;

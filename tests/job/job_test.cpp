@@ -522,11 +522,11 @@ TEST_F(JobTest, OverwriteLeavesAConfigurationThatNoRunWrote) {
             "a config.toml that this version's runs did not write",
             "name another one"));
   }
-  // Also when it is what the job is started with, and nothing is overwritten.
+  // Also when it is what the job is started with.
   for (const bool overwrite : {false, true}) {
     EXPECT_THAT(
         refused(load_job(path, {.overwrite = overwrite})),
-        HasSubstr("the configuration of this job is there"));
+        HasSubstr("did not write"));
   }
   EXPECT_TRUE(fs::exists(run / "metrics.jsonl"));
   EXPECT_THAT(read_file(path), testing::EndsWith("# mine\n"));
@@ -540,6 +540,13 @@ TEST_F(JobTest, OverwriteLeavesAConfigurationThatNoRunWrote) {
 void leave_checkpoint(const fs::path& run, const std::string& step) {
   fs::create_directories(run / "checkpoints" / step);
   std::ofstream(run / "checkpoints" / step / "manifest.json") << "{}";
+}
+
+TEST_F(JobTest, AnEditedConfigurationOfARunResumesIt) {
+  const std::string path = make_run_folder(small());
+  leave_checkpoint(folder_ / "run", "step-00000004");
+  std::ofstream(path, std::ios::app) << "# more steps\n";
+  EXPECT_TRUE(check_run_folder(load_job(path)));
 }
 
 TEST_F(JobTest, ARunThatBeganWithAnothersCanBeQueuedAgain) {

@@ -73,11 +73,12 @@ bool is_debris(std::string_view name) {
   return name.starts_with(".step-") || name == kNextLatest;
 }
 
-bool is_of_checkpoints(std::string_view name) {
+bool has_name_of_run(std::string_view name) {
   constexpr std::string_view kLast = "last.safetensors";
   return name == kLatest || name == kLock || name == kLast ||
          name.starts_with(std::string(kLast) + ".part-") || is_debris(name) ||
-         name.starts_with(kAside) || step_of(name).has_value();
+         name.starts_with(kAside) || name.starts_with(kSeenByAll) ||
+         step_of(name).has_value();
 }
 
 bool is_checkpoint(const fs::path& path) {

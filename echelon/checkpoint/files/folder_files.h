@@ -15,6 +15,7 @@ namespace fs = std::filesystem;
 inline constexpr const char* kLatest = "LATEST";
 inline constexpr const char* kNextLatest = ".LATEST.new";
 inline constexpr const char* kLock = "LOCK";
+inline constexpr const char* kSeenByAll = ".seen-by-all-";
 inline constexpr const char* kAside = "damaged-";
 inline constexpr const char* kManifest = "manifest.json";
 
@@ -27,7 +28,7 @@ fs::path removed_path(const fs::path& folder, int64_t step);
 /// Whether a running save, or a crash, left a file of this name.
 bool is_debris(std::string_view name);
 /// Whether a run gives this name to an entry of its folder of checkpoints.
-bool is_of_checkpoints(std::string_view name);
+bool has_name_of_run(std::string_view name);
 /// Whether a complete checkpoint is there.
 bool is_checkpoint(const fs::path& path);
 /// The step that the file (LATEST or .LATEST.new) names; none when there is no
