@@ -138,14 +138,19 @@ void print_list(const std::vector<Listed>& all) {
 int list_checkpoints(const CheckpointArguments& arguments) {
   const auto all = listed(find_checkpoints(arguments.path));
   const auto folder = all.front().place.path.parent_path();
+  const auto incomplete = list_incomplete(folder);
   const auto others = list_others(folder);
-  const bool damaged = !list_incomplete(folder).empty() ||
-                       std::ranges::any_of(all, [](const auto& entry) {
-                         return !entry.damage.empty();
-                       });
+  const bool damaged =
+      !incomplete.empty() || std::ranges::any_of(all, [](const auto& entry) {
+        return !entry.damage.empty();
+      });
   if (arguments.json) {
     Json json = {{"folder", folder.string()}, {"checkpoints", Json::array()}};
     for (const auto& entry : all) json["checkpoints"].push_back(json_of(entry));
+    json["incomplete"] = Json::array();
+    for (const auto& place : incomplete) {
+      json["incomplete"].push_back(place.path.filename().string());
+    }
     json["others"] = Json::array();
     for (const auto& path : others) {
       json["others"].push_back(path.filename().string());
@@ -162,7 +167,7 @@ int list_checkpoints(const CheckpointArguments& arguments) {
                 << "\n";
     }
   }
-  for (const auto& place : list_incomplete(folder)) {
+  for (const auto& place : incomplete) {
     std::cout << terminal_style().red("damaged: ") << plain(place.path.string())
               << " has no manifest.json\n";
   }

@@ -183,6 +183,9 @@ TEST_F(CheckpointCommand, VerifiesAFolderWithoutManifest) {
       ContainsRegex("step-00000200: whole: .*\n.*step-00000100: damaged: "
                     "1 place\n  .*manifest.json"));
   EXPECT_EQ(run("verify run/checkpoints/step-00000200").exit_code, 0);
+  EXPECT_EQ(
+      json::parse(run("list run --json").out)["incomplete"],
+      json::array({"step-00000100"}));
   const auto list = run("list run");
   EXPECT_EQ(list.exit_code, 3);
   EXPECT_THAT(

@@ -45,7 +45,8 @@ fs::path partial_checkpoint(const fs::path& folder, int64_t step) {
 
 namespace {
 
-// What has a checkpoint's name, with or without a manifest, the newest first.
+// Lists the entries with a checkpoint's name that have a manifest, or those
+// that have none, the newest first.
 std::vector<CheckpointPlace>
 places_in(const fs::path& folder, bool with_manifest) {
   std::vector<CheckpointPlace> found;
@@ -388,9 +389,6 @@ fs::path
 begin_checkpoint(const fs::path& folder, int64_t step, int64_t needed_bytes) {
   make_folder(folder);
   remove_debris(folder);
-  for (const auto& place : list_incomplete(folder)) {
-    if (place.step == step) set_aside(place);
-  }
   check_absent(folder, step);
   check_space(folder, needed_bytes);
   const auto partial = partial_checkpoint(folder, step);

@@ -91,11 +91,10 @@ struct KeepRule {
   bool best_is_largest = false;
 };
 
-/// Removes what crashes left, of any step, sets aside an entry with the name of
-/// this step's checkpoint and without a manifest, makes an empty folder for the
-/// files of `step`, and returns its path. Throws CheckpointError when that step
-/// has a checkpoint already (set_aside moves a damaged one away), and for
-/// errors of the disk.
+/// Removes what crashes left, of any step, makes an empty folder for the files
+/// of `step`, and returns its path. Throws CheckpointError when that step has a
+/// checkpoint already (set_aside moves a damaged one away), and for errors of
+/// the disk.
 ///
 ///   needed_bytes  of all ranks' files; throws when the disk has less left
 std::filesystem::path begin_checkpoint(

@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "echelon/checkpoint/files/folder.h"
+#include "echelon/checkpoint/files/folder_files.h"
 #include "echelon/checkpoint/files/rank_file.h"
 #include "echelon/error.h"
 #include "echelon/layout/layout.h"
@@ -44,6 +45,15 @@ void answer(int signals) {
 
 void on_save_signal(int) {
   save_signals.fetch_add(1);
+}
+
+// Training will save these steps again, and nothing is overwritten.
+void set_aside_incomplete(const std::filesystem::path& folder) {
+  for (const auto& place : list_incomplete(folder)) {
+    std::fprintf(
+        stderr, "warning: %s has no manifest.json and is now %s\n",
+        place.path.c_str(), set_aside(place).filename().c_str());
+  }
 }
 
 KeepRule keep_rule(const CheckpointOptions& options) {
@@ -85,6 +95,7 @@ Saver::Saver(
   if (is_rank_zero()) {
     try {
       background_->lock = std::make_unique<CheckpointLock>(folder_);
+      set_aside_incomplete(folder_);
     } catch (const CheckpointError& refused) {
       error = refused.what();
     }
@@ -97,7 +108,8 @@ Saver::Saver(
 // Without a shared folder, files of ranks on other hosts would be lost.
 void Saver::require_shared_folder() {
   // The process number tells this sign from one that a killed process left.
-  const auto sign = folder_ / (".seen-by-all-" + std::to_string(::getpid()));
+  const auto sign =
+      folder_ / (folder_files::kSeenByAll + std::to_string(::getpid()));
   if (is_rank_zero()) std::ofstream(sign).put('\n');
   const std::string path =
       world_.exchange(is_rank_zero() ? sign.string() : "")[0];

@@ -241,20 +241,19 @@ TEST_F(Folder, BeginRefusesAStepThatIsThere) {
       refused_begin(100),
       HasAll("step-00000100: is there already", "never overwritten"));
   EXPECT_THAT(entries(), ElementsAre("step-00000100"));
+  // An incomplete folder, made by hand, is not overwritten either.
+  write("step-00000200/rank-00000.safetensors", "");
+  EXPECT_THAT(refused_begin(200), HasSubstr("is there already"));
 }
 
-TEST_F(Folder, BeginSetsAsideWhatHasNoManifest) {
+TEST_F(Folder, ListsWhatHasNoManifest) {
+  pretend("step-00000050");
   write("step-00000100/rank-00000.safetensors", "");
   write("step-00000200/rank-00000.safetensors", "");
-  EXPECT_EQ(list_incomplete(folder_)[0].step, 200);
-  EXPECT_EQ(list_incomplete(folder_)[1].step, 100);
-  begin_checkpoint(folder_, 200, 0);
-  EXPECT_THAT(
-      entries(),
-      ElementsAre(
-          ".step-00000200.partial", "damaged-step-00000200", "step-00000100"));
-  EXPECT_TRUE(
-      fs::exists(folder_ / "damaged-step-00000200/rank-00000.safetensors"));
+  const auto found = list_incomplete(folder_);
+  ASSERT_EQ(found.size(), 2u);
+  EXPECT_EQ(found[0].step, 200);
+  EXPECT_EQ(found[1].path, folder_ / "step-00000100");
 }
 
 TEST_F(Folder, APipeInPlaceOfLatestNamesNothing) {

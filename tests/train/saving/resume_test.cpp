@@ -373,7 +373,11 @@ TEST_F(Resumed, ACheckpointWithoutAManifestIsSetAside) {
   leave_only("whole", 8, "damaged");
   const fs::path checkpoints = path("damaged") / "checkpoints";
   fs::remove(checkpoints / "step-00000008/manifest.json");
+  testing::internal::CaptureStderr();
   run(job, "damaged");
+  EXPECT_THAT(
+      testing::internal::GetCapturedStderr(),
+      HasSubstr("step-00000008 has no manifest.json and is now damaged-step-"));
   expect_same_run("damaged", "whole");
   EXPECT_THAT(saved_steps("damaged"), ElementsAre(12, 8, 4));
   EXPECT_TRUE(fs::exists(checkpoints / "damaged-step-00000008"));
