@@ -24,7 +24,7 @@ using std::chrono::milliseconds;
 using Bytes = std::vector<uint8_t>;
 using Keys = std::vector<std::string>;
 
-// What the thread needs, also after the store is gone.
+// The thread may need this after the store is gone.
 struct Calls {
   std::mutex mutex;
   std::condition_variable changed;
@@ -130,7 +130,7 @@ class BoundedStore : public c10d::Store {
  private:
   template <typename Call>
   std::invoke_result_t<Call, Store&> answer(milliseconds limit, Call call) {
-    // A time that this process was stopped for, by Ctrl-Z, counts as one part.
+    // It waits in parts, so that a process that Ctrl-Z stops loses one part.
     constexpr int kParts = 20;
     const std::lock_guard one_call(one_call_);
     if (lost_) fail();
@@ -154,8 +154,8 @@ class BoundedStore : public c10d::Store {
 
   [[noreturn]] void fail() const {
     throw CommError(format(
-        "the store at {} has not answered within {:g} s: rank 0, which serves "
-        "it, hangs, or its host is cut off",
+        "the store at {} has not answered within {:g} s: its process hangs, or "
+        "its host is cut off",
         place_, std::chrono::duration<double>(limit_).count()));
   }
 

@@ -14,10 +14,11 @@ namespace echelon {
 ///
 ///   limit  how long the server may take to answer. A call that waits for a key
 ///          has its own time-out beside it
-///   place  where the server is; errors name it
+///   place  where the server is and who runs it; errors name it
 ///
 /// A call that is not answered in time throws a CommError, and so does every
-/// call after it, at once. Thread-safe; calls run one after the other.
+/// call after it, at once. Thread-safe; calls run one after the other. Has no
+/// queues: c10d's backends use none.
 c10::intrusive_ptr<c10d::Store> bounded_store(
     c10::intrusive_ptr<c10d::Store> store, std::chrono::milliseconds limit,
     std::string place);

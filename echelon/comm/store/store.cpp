@@ -31,8 +31,8 @@
 namespace echelon {
 namespace {
 
-// How long the server may take to answer. A report about a rank that hangs
-// waits for the second, so it is shorter.
+// How long the server may take to answer. A hang report waits for the status
+// board, so its limit is shorter.
 constexpr std::chrono::milliseconds kAnswer{10000};
 constexpr std::chrono::milliseconds kAnswerOfBoard{5000};
 
@@ -141,7 +141,11 @@ c10::intrusive_ptr<c10d::Store> bounded_and_prefixed(
     std::chrono::milliseconds limit) {
   return c10::make_intrusive<c10d::PrefixStore>(
       format("echelon/{}/{}", env.job, env.generation),
-      bounded_store(std::move(store), limit, place(env)));
+      bounded_store(
+          std::move(store), limit,
+          format(
+              "{} (served by {})", place(env),
+              env.store_is_served ? "the launcher" : "rank 0")));
 }
 
 std::string status_key(int rank) {
@@ -234,6 +238,8 @@ std::vector<std::string> exchange(
   try {
     store.set(keys[static_cast<size_t>(rank)], value);
     store.wait(keys, timeout);
+  } catch (const CommError&) {
+    throw;  // the server hangs
   } catch (const std::exception& error) {
     std::string missing;
     try {
@@ -265,6 +271,8 @@ std::vector<std::string> gather(
   const auto wait = [&](int of, const std::string& name) {
     try {
       store.wait({name}, timeout);
+    } catch (const CommError&) {
+      throw;  // the server hangs
     } catch (const std::exception&) {
       throw CommError(format(
           "gathering values: rank {} did not come within {} s", of,

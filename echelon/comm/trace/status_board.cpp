@@ -73,7 +73,7 @@ std::string hang_report(
       continue;
     }
     const std::string before =
-        !status ? " has shown nothing yet"
+        !status ? " has published no status yet"
         : status->num_finished == 0
             ? " has finished no collective yet"
             : " last finished " + status->last_finished.describe();

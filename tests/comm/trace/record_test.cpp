@@ -111,7 +111,7 @@ TEST(HangReport, SaysWhatEachMissingRankDidLast) {
   EXPECT_EQ(hang_report(waiting, {here, here, here, here}), "");
   EXPECT_THAT(
       hang_report(waiting, {here, std::nullopt, here, here}),
-      HasSubstr("rank 2 has shown nothing yet and has not called"));
+      HasSubstr("rank 2 has published no status yet and has not called"));
   EXPECT_THAT(
       hang_report(waiting, {here, RankStatus(), here, here}),
       HasSubstr("rank 2 has finished no collective yet"));
