@@ -234,7 +234,7 @@ void check_folder_of_hosts(const Job& job, int num_nodes) {
   }
 }
 
-// Before the launcher takes signals: no rank has begun.
+// Handles SIGTERM until the launcher takes signals: no rank has begun.
 void end_as_preempted(int) {
   std::_Exit(static_cast<int>(ExitCode::preempted));
 }

@@ -4,6 +4,7 @@
 #include <toml++/toml.h>
 
 #include <algorithm>
+#include <functional>
 #include <sstream>
 
 #include "echelon/config/value.h"
@@ -115,8 +116,8 @@ std::string way_out(std::string_view text, const toml::parse_error& error) {
       way_out(text, error)));
 }
 
-// The end of the string that begins at `begin`; the text's end where it has
-// none, or spans lines without three quotes.
+// The place behind the string that begins at `begin`. A string that is not
+// closed ends with its line, and one of three quotes with the text.
 size_t end_of_string(std::string_view text, size_t begin) {
   const std::string quote(1, text[begin]);
   const std::string three = quote + quote + quote;
@@ -132,9 +133,12 @@ size_t end_of_string(std::string_view text, size_t begin) {
   return std::min(at + 1, text.size());
 }
 
-// The parser makes a table of each part of a dotted key, one in the other, and
-// takes them apart again by recursion.
-void check_dotted_keys(std::string_view text, const std::string& file) {
+// The parser nests a table for each part of a dotted key, and destroys them by
+// recursion: a key of 50,000 parts overflows the stack. `place` of a line names
+// it in the error.
+void check_dotted_keys(
+    std::string_view text,
+    const std::function<std::string(int64_t line)>& place) {
   constexpr int kMostParts = 100;
   int parts = 1;
   int64_t line = 1;
@@ -157,7 +161,7 @@ void check_dotted_keys(std::string_view text, const std::string& file) {
     }
     if (parts > kMostParts) {
       throw ConfigError(format(
-          "{}:{}: a key of more than {} parts; write fewer dots", file, line,
+          "{}: a key of more than {} parts; write fewer dots", place(line),
           kMostParts));
     }
     ++at;
@@ -165,7 +169,8 @@ void check_dotted_keys(std::string_view text, const std::string& file) {
 }
 
 toml::table parse_root(std::string_view text, const std::string& file) {
-  check_dotted_keys(text, file);
+  check_dotted_keys(
+      text, [&](int64_t line) { return format("{}:{}", file, line); });
   toml::parse_result result = toml::parse(text, std::string_view(file));
   if (!result) fail(text, file, result.error());
   return std::move(result).table();
@@ -200,7 +205,7 @@ Value parse_nested_toml(std::string_view text, const std::string& file) {
 
 Value parse_value(std::string_view text, const std::string& flag) {
   const std::string line = "v = " + std::string(text);
-  check_dotted_keys(line, flag);
+  check_dotted_keys(line, [&](int64_t) { return flag; });
   const toml::parse_result result = toml::parse(line, std::string_view(flag));
   if (result && result.table().size() == 1) {
     return convert(*result.table().get("v"), "");

@@ -251,8 +251,8 @@ void MetricsWriter::take_kept() {
   }
 }
 
-// After an error the whole lines of the file are whole, and the others are
-// unwritten.
+// After an error unwritten_ has the lines that the file lacks. The file ends in
+// a whole line, unless torn_ is set.
 void MetricsWriter::write() {
   if (torn_ && ::ftruncate(file_, size_) != 0) fail(path_, errno, lines_);
   torn_ = false;

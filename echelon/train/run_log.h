@@ -41,13 +41,15 @@ class RunLog {
   void add(const timeline::StepMetrics& metrics, const StepSums& sums);
   /// Every rank calls, with the same metrics but for the epoch.
   void add(const timeline::EvaluationMetrics& metrics);
-  /// Prints a line above the progress line, and ends that line; writes what
-  /// metrics.jsonl does not have yet, or warns; the same, or throws. Rank 0
-  /// alone calls these.
+  // Rank 0 alone calls these.
+  /// Prints a line above the progress line.
   void message(const std::string& text) { progress_->message(text); }
+  /// Ends the progress line.
   void finish() { progress_->finish(); }
+  /// Writes what metrics.jsonl does not have yet; warns where it cannot.
   void flush();
-  void write_all() { metrics_->flush(); }
+  /// The same at the end of the run; throws Error where it cannot.
+  void flush_or_throw() { metrics_->flush(); }
 
   /// Empty on ranks other than 0.
   const std::vector<timeline::StepMetrics>& steps() const { return steps_; }
@@ -62,13 +64,13 @@ class RunLog {
   void warn(const Error& error);
 
   World& world_;
-  bool warned_ = false;  // since the last line was written
   std::filesystem::path path_;
   int64_t log_every_;
   std::unique_ptr<timeline::MetricsWriter> metrics_;
   std::unique_ptr<timeline::Progress> progress_;
   std::vector<timeline::StepMetrics> steps_;
   std::vector<timeline::EvaluationMetrics> evaluations_;
+  bool warned_ = false;  // of lines that are not written yet
   int64_t evaluated_step_ = -1;
   timeline::RecentSteps recent_;  // of this process: those of a line
 };

@@ -228,7 +228,7 @@ TrainResult Loop::run() {
   world_.history().on_end(nullptr);
   world_.history().mark_with(nullptr);
   write_outcome();
-  if (is_rank_zero()) log_.write_all();
+  if (is_rank_zero()) log_.flush_or_throw();
   if (!save_error_.empty()) {
     throw CheckpointError(save_error_ + what_is_kept(folder_));
   }

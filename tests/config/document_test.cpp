@@ -141,10 +141,10 @@ TEST(Document, AKeyHasSoManyParts) {
   EXPECT_EQ(error("x = 1\n" + key(101) + " = 1\n"), "job.toml:2: " + said);
   EXPECT_EQ(error("[" + key(50000) + "]\n"), "job.toml:1: " + said);
   EXPECT_EQ(error("x = {" + key(101) + " = 1}"), "job.toml:1: " + said);
-  EXPECT_THAT(
+  EXPECT_EQ(
       error_text<ConfigError>(
           [&] { parse_value("{" + key(101) + " = 1}", "--set"); }),
-      HasSubstr(said));
+      "--set: " + said);
   // Dots elsewhere are no parts.
   const std::string dots(200, '.');
   std::string numbers;

@@ -60,8 +60,8 @@ TEST(TrainCommand, ARankZeroThatHangsEndsTheJob) {
       job.err(), AllOf(
                      HasSubstr("rank 0 was stopped by SIGSTOP"),
                      HasSubstr("rank 1: all_reduce"),
-                     HasSubstr("has not answered within 5 s: rank 0, which "
-                               "serves it, hangs")));
+                     HasSubstr("(served by rank 0) has not answered within "
+                               "5 s: its process hangs")));
   EXPECT_TRUE(job.living().empty());
 }
 
