@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <utility>
 
 #include "echelon/checkpoint/format/hashes.h"
@@ -299,12 +300,22 @@ checked_files(const std::string& folder, const CheckpointManifest& manifest) {
   return files;
 }
 
-CheckpointManifest read_manifest(const std::string& folder) {
-  const std::string path = folder + "/manifest.json";
+std::string folder_of_files(const std::string& path) {
+  struct stat status = {};
+  const bool is_file =
+      ::stat(path.c_str(), &status) == 0 && S_ISREG(status.st_mode);
+  if (!is_file) return path;
+  const std::string folder = std::filesystem::path(path).parent_path().string();
+  return folder.empty() ? "." : folder;
+}
+
+CheckpointManifest read_manifest(const std::string& at) {
+  const std::string path =
+      folder_of_files(at) == at ? at + "/manifest.json" : at;
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) {
     throw CheckpointError(
-        folder + " is no checkpoint: its manifest.json cannot be opened: " +
+        at + " is no checkpoint: its manifest.json cannot be opened: " +
         std::strerror(errno));
   }
   std::string text;

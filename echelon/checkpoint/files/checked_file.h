@@ -101,7 +101,11 @@ class CheckedFile {
 std::vector<std::unique_ptr<CheckedFile>>
 checked_files(const std::string& folder, const CheckpointManifest& manifest);
 
-/// FOLDER/manifest.json. Throws CheckpointError.
-CheckpointManifest read_manifest(const std::string& folder);
+/// The manifest of the checkpoint at `path`, which is a folder with a
+/// manifest.json, or another manifest in the folder of its files. Throws
+/// CheckpointError.
+CheckpointManifest read_manifest(const std::string& path);
+/// The folder of that checkpoint's files.
+std::string folder_of_files(const std::string& path);
 
 }  // namespace echelon

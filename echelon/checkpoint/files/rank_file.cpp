@@ -230,8 +230,8 @@ void WriteBehind::write(std::span<const std::byte> buffer) {
 /// Appends to a file and takes the checksums of its blocks.
 class HashedFile {
  public:
-  HashedFile(const std::string& path, uint64_t bytes)
-      : file(path, bytes, NewFile::Under::at_path), behind_(file, bytes) {}
+  HashedFile(const std::string& path, uint64_t bytes, NewFile::Under under)
+      : file(path, bytes, under), behind_(file, bytes) {}
 
   NewFile file;
   std::vector<std::string> blocks;
@@ -268,18 +268,23 @@ class HashedFile {
   WriteBehind behind_;
 };
 
-}  // namespace
+/// A file that is written and synced, but not kept yet.
+struct Written {
+  std::unique_ptr<HashedFile> file;
+  RankPart part;
+};
 
-RankPart write_rank_file(
-    const std::string& folder, const std::string& name,
+Written write_slices(
+    const std::string& path, NewFile::Under under,
     const std::vector<SliceBytes>& slices) {
-  const std::string path = folder + "/" + name;
   Keyed keyed_slices = keyed(path, slices);
   const auto& keys = keyed_slices.keys;
   // "pt" is what other programs call tensors laid out as PyTorch's.
   const auto plan = safetensors::plan_file(path, keys, {{"format", "pt"}});
 
-  HashedFile out(path, plan.bytes);
+  Written written;
+  written.file = std::make_unique<HashedFile>(path, plan.bytes, under);
+  HashedFile& out = *written.file;
   out.append(std::as_bytes(std::span(plan.head)));
   for (const auto* tensor : plan.order) {
     out.append(tensor->bytes);
@@ -292,19 +297,34 @@ RankPart write_rank_file(
                          safetensors::dtype_bytes(saved.dtype));
   }
   out.finish();
+  written.part.tensors = std::move(keyed_slices.tensors);
+  written.part.file = {
+      std::filesystem::path(path).filename().string(), out.bytes,
+      std::move(out.blocks)};
+  return written;
+}
 
-  RankPart part;
-  part.tensors = std::move(keyed_slices.tensors);
-  part.file = {name, out.bytes, std::move(out.blocks)};
-  const std::string text = to_json(part);
+}  // namespace
+
+RankPart write_rank_file(
+    const std::string& folder, const std::string& name,
+    const std::vector<SliceBytes>& slices) {
+  const std::string path = folder + "/" + name;
+  Written written = write_slices(path, NewFile::Under::at_path, slices);
+  const std::string text = to_json(written.part);
   NewFile json(
       std::filesystem::path(path).replace_extension(".part.json").string(),
       text.size(), NewFile::Under::at_path);
   json.append(text.data(), text.size());
   json.finish();
   json.keep();
-  out.file.keep();
-  return part;
+  written.file->file.keep();
+  return std::move(written.part);
+}
+
+RankPart write_rank_file_over(
+    const std::string& path, const std::vector<SliceBytes>& slices) {
+  return write_slices(path, NewFile::Under::over, slices).part;
 }
 
 std::string rank_file_name(int64_t rank) {

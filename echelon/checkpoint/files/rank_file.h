@@ -32,6 +32,11 @@ RankPart write_rank_file(
     const std::string& folder, const std::string& name,
     const std::vector<SliceBytes>& slices);
 
+/// Writes the slices over the file at `path` instead, and its part nowhere.
+/// After an error the file holds anything.
+RankPart write_rank_file_over(
+    const std::string& path, const std::vector<SliceBytes>& slices);
+
 /// "rank-00012.safetensors"
 std::string rank_file_name(int64_t rank);
 

@@ -146,10 +146,10 @@ void add_reads(
 
 struct CheckpointReader::State {
   State(const std::string& at, int reading_threads)
-      : folder(at),
+      : path(at),
         manifest(read_manifest(at)),
         threads(num_threads(reading_threads)),
-        files(checked_files(at, manifest)) {}
+        files(checked_files(folder_of_files(at), manifest)) {}
 
   /// Memory for a block, not initialised as a vector's would be.
   struct Bytes {
@@ -164,7 +164,7 @@ struct CheckpointReader::State {
     Block bytes;
   };
 
-  const std::string folder;
+  const std::string path;
   const CheckpointManifest manifest;
   const int threads;
   std::vector<std::unique_ptr<CheckedFile>> files;
@@ -274,8 +274,8 @@ void CheckpointReader::State::read_file(
   });
 }
 
-CheckpointReader::CheckpointReader(const std::string& folder, int threads)
-    : state_(std::make_unique<State>(folder, threads)) {
+CheckpointReader::CheckpointReader(const std::string& path, int threads)
+    : state_(std::make_unique<State>(path, threads)) {
   for (const auto& file : state_->files) {
     check(file->open());
     file->close();
@@ -283,8 +283,8 @@ CheckpointReader::CheckpointReader(const std::string& folder, int threads)
 }
 CheckpointReader::~CheckpointReader() = default;
 
-const std::string& CheckpointReader::folder() const {
-  return state_->folder;
+const std::string& CheckpointReader::path() const {
+  return state_->path;
 }
 const CheckpointManifest& CheckpointReader::manifest() const {
   return state_->manifest;

@@ -34,18 +34,19 @@ void add_reads(
 
 class CheckpointReader {
  public:
-  /// Reads the manifest; files are opened when they are needed. Throws
-  /// CheckpointError as parse_manifest, for a folder that is no checkpoint, and
-  /// for files that are missing or of another length.
+  /// Reads the manifest; files are opened when they are needed. `path`: the
+  /// checkpoint's folder, or a manifest of any name in the folder of its files.
+  /// Throws CheckpointError as parse_manifest, for a folder that is no
+  /// checkpoint, and for files that are missing or of another length.
   ///
   ///   threads  that read and verify, including the caller's; 0: one for each
   ///            processor of the machine, at most 4
-  explicit CheckpointReader(const std::string& folder, int threads = 0);
+  explicit CheckpointReader(const std::string& path, int threads = 0);
   ~CheckpointReader();
   CheckpointReader(const CheckpointReader&) = delete;
   CheckpointReader& operator=(const CheckpointReader&) = delete;
 
-  const std::string& folder() const;
+  const std::string& path() const;
   const CheckpointManifest& manifest() const;
 
   /// Reads only the blocks that overlap the boxes, and the headers of their

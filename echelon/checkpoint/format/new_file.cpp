@@ -104,6 +104,12 @@ NewFile::NewFile(std::string path, uint64_t bytes, Under under)
 }
 
 void NewFile::create(Under under) {
+  if (under == Under::over) {
+    fd_ = ::open(path_.c_str(), O_WRONLY | O_CLOEXEC);
+    if (fd_ < 0) fail("opening it", errno);
+    over_ = refused_direct_ = true;
+    return;
+  }
   if (under == Under::beside) remove_leftovers(path_ + ".part-");
   for (int attempt = 0; fd_ < 0; ++attempt) {
     name_ = path_;
@@ -179,6 +185,7 @@ void NewFile::start_writing() {
 }
 
 void NewFile::finish() {
+  if (over_ && ::ftruncate(fd_, written_) != 0) fail("shortening it", errno);
   if (::fsync(fd_) != 0) fail("syncing it", errno);
   if (::close(std::exchange(fd_, -1)) != 0) fail("closing it", errno);
 }
@@ -210,9 +217,9 @@ void NewFile::fail(const std::string& doing, int error) {
     free = std::to_string(static_cast<uint64_t>(disk.f_bavail) * disk.f_frsize);
   }
   throw CheckpointError(format(
-      "{}: {} failed: {}; it needs {} bytes, {} are free in {}; nothing was "
-      "left behind",
-      path_, doing, std::strerror(error), bytes_, free, folder_));
+      "{}: {} failed: {}; it needs {} bytes, {} are free in {}{}", path_, doing,
+      std::strerror(error), bytes_, free, folder_,
+      over_ ? "" : "; nothing was left behind"));
 }
 
 }  // namespace echelon

@@ -1,5 +1,5 @@
-// A new file that is written completely or not at all, and the removal of what
-// killed processes left of theirs.
+// A new file that is written completely or not at all, one that is written
+// over, and the removal of what killed processes left of theirs.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace echelon {
 
-/// The file is removed again unless keep() or move_into_place() was reached.
+/// A new file is removed again unless keep() or move_into_place() was reached.
 /// Errors of the disk are CheckpointErrors: path, what was done, bytes needed,
 /// bytes free.
 class NewFile {
@@ -17,7 +17,9 @@ class NewFile {
   /// at_path: under its own name, which must not exist yet.
   /// beside: under another name until move_into_place() replaces an older file.
   /// Files that killed processes left under such names are removed.
-  enum class Under { at_path, beside };
+  /// over: the file at the path, which stays whatever happens. Its old bytes
+  /// are gone.
+  enum class Under { at_path, beside, over };
 
   /// Reserves `bytes`, so that a disk that is too full is found before anything
   /// is written. Some file systems cannot: there append() finds it.
@@ -60,6 +62,7 @@ class NewFile {
   int fd_ = -1;
   bool direct_ = false;
   bool refused_direct_ = false;
+  bool over_ = false;
 };
 
 /// Marks `file` (a file or a folder) as being written until it is closed. Some

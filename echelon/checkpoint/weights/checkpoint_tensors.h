@@ -25,7 +25,7 @@ class CheckpointTensors : public TensorSource {
       std::unique_ptr<CheckpointReader> reader, std::string way_out = "");
 
   const CheckpointManifest& manifest() const { return reader_.manifest(); }
-  const std::string& path() const override { return reader_.folder(); }
+  const std::string& path() const override { return reader_.path(); }
   const std::vector<TensorFacts>& tensors() const override { return facts_; }
   void read(const std::vector<Piece>& pieces) override;
 

@@ -1,0 +1,356 @@
+#!/usr/bin/env python3
+"""What faults cost a job: a campaign against the release programs.
+
+  chaos.py [--build FOLDER] [--seed N] [--only ROW …] [--tries N] [--minutes M]
+           [--json FILE] [--check]
+
+Four ranks train the digits. The rows:
+
+  kill       kill -9 of a random rank at a random moment (also while ranks start, save or
+             end), until the job is done: time to the next step, steps that are repeated;
+             losses and weights must equal those of a run that nothing disturbed
+  stop       SIGSTOP of a random rank: time to the next step
+  term       SIGTERM to launcher and ranks at once: saved, exit code 75, how long
+  flip       a kill, and a flipped bit in the newest copy in memory: found, and which step
+             is used instead
+  cost       steps of a job that copies its state to memory, over those of one that does not
+  fault15    a kill each 15 s for M minutes: steps done over those of an undisturbed job
+
+A time is from the signal to the line of the next step in the run's metrics. --check: exits
+with 1 when a fault cost more than it may (steps, not time)."""
+import argparse
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+RANKS = 4
+
+
+class Job:
+    """A job in a folder of its own, and its processes."""
+
+    def __init__(self, command, folder, kind):
+        self.folder, self.kind = folder, kind
+        self.log = open(folder / "output", "ab")
+        self.process = subprocess.Popen(command, cwd=folder, stdout=self.log, stderr=self.log,
+                                        env=dict(os.environ, OMP_NUM_THREADS="1"))
+
+    def done(self):
+        return self.process.poll() is not None
+
+    def output(self):
+        return (self.folder / "output").read_text(errors="replace")
+
+    def ranks(self):
+        """The ranks' processes, by rank."""
+        found = {}
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdigit():
+                continue
+            try:
+                if self.kind not in (entry / "cmdline").read_text():
+                    continue
+                variables = (entry / "environ").read_text().split("\0")
+                if int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1]) == 0:
+                    continue
+            except (OSError, ValueError):
+                continue
+            for variable in variables:
+                if variable.startswith("RANK=") and f"{self.folder}" in (entry / "cmdline").read_text():
+                    found[int(variable[5:])] = int(entry.name)
+        return found
+
+    def last_step(self):
+        """The step of the last whole line of the metrics; 0 without one."""
+        for path in (self.folder / "run/metrics.jsonl", self.folder / "metrics.jsonl"):
+            try:
+                with open(path, "rb") as file:
+                    file.seek(max(0, os.fstat(file.fileno()).st_size - 4096))
+                    lines = file.read().split(b"\n")[:-1]
+            except OSError:
+                continue
+            for line in reversed(lines):
+                step = re.match(rb'\{"step":(\d+)', line)
+                if step:
+                    return int(step.group(1))
+        return 0
+
+    def wait_until(self, condition, seconds=60):
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            if condition():
+                return True
+            if self.done():
+                return condition()
+            time.sleep(0.004)
+        return False
+
+    def kill(self):
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            return self.process.wait()
+
+
+class Campaign:
+    def __init__(self, build, seed):
+        self.echelon = build / "bin/echelon"
+        self.random = random.Random(seed)
+        self.top = Path(tempfile.mkdtemp(prefix="chaos-"))
+        self.count = 0
+
+    def folder(self):
+        self.count += 1
+        folder = self.top / str(self.count)
+        folder.mkdir()
+        return folder
+
+    def train(self, steps, settings, restarts=100000, folder=None):
+        folder = folder or self.folder()
+        words = [self.echelon, "train", ROOT / "examples/configs/digits.toml", "-n", str(RANKS),
+                 "--max-restarts", str(restarts)]
+        for one in ["train.epochs=0", f"train.steps={steps}", f"train.run={folder}/run", *settings]:
+            words += ["--set", one]
+        return Job([str(word) for word in words], folder, "echelon-train")
+
+    def undisturbed(self, steps, settings=()):
+        job = self.train(steps, settings)
+        job.process.wait()
+        return job
+
+    def fault(self, job, act, settle=(0.1, 1.0)):
+        """Waits a random while, acts on a random rank, and returns (seconds until a step that
+        was not done before, steps done again), or nothing when the job was over."""
+        time.sleep(self.random.uniform(*settle))
+        ranks = job.ranks()
+        if len(ranks) < RANKS or job.done():
+            job.wait_until(lambda: len(job.ranks()) == RANKS, 5)
+            ranks = job.ranks()
+        if not ranks or job.done():
+            return None
+        before = job.last_step()
+        began = time.monotonic()
+        seen = job.output().count("restart ")
+        act(self.random.choice(sorted(ranks.values())))
+        if not job.wait_until(lambda: job.output().count("restart ") > seen and job.last_step() > before):
+            return None if job.done() else (float("inf"), 0)
+        seconds = time.monotonic() - began
+        starts = re.findall(r"restart \d+ of \d+, from (?:step (\d+)|the start)", job.output())
+        return seconds, max(0, before - int(starts[-1] or 0)) if starts else 0
+
+
+def kill_rank(pid):
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
+def spread(seconds):
+    ordered = sorted(seconds)
+    return {"tries": len(ordered), "median": statistics.median(ordered),
+            "p95": ordered[max(0, int(len(ordered) * 0.95 + 0.5) - 1)], "largest": ordered[-1]}
+
+
+def contents(campaign, job):
+    shown = subprocess.run([campaign.echelon, "checkpoint", "show", job.folder / "run", "--json"],
+                           capture_output=True, text=True)
+    return json.loads(shown.stdout)["content_hash"] if shown.returncode == 0 else shown.stderr
+
+
+def losses(job):
+    found = {}
+    for line in (job.folder / "run/metrics.jsonl").read_text().splitlines():
+        values = json.loads(line)
+        if "loss" in values and "step_seconds" in values:
+            found.setdefault(values["step"], []).append(values["loss"])
+    return found
+
+
+def row_kill(campaign, tries=100):
+    settings = ["elastic.memory_steps=1", "checkpoint.every_steps=200"]
+    seconds, repeated, equal, jobs = [], [], 0, 0
+    steps = max(400, 30 * tries)
+    plain = campaign.undisturbed(steps, settings)
+    while len(seconds) < tries:
+        job = campaign.train(steps, settings)
+        job.wait_until(lambda: job.last_step() > 0)
+        here = 0
+        while len(seconds) < tries:
+            # One in four comes while the ranks start.
+            settle = (0.0, 0.5) if campaign.random.random() < 0.25 else (0.1, 1.5)
+            found = campaign.fault(job, kill_rank, settle)
+            if found is None:
+                break
+            seconds.append(found[0])
+            repeated.append(found[1])
+            here += 1
+        code = job.process.wait()
+        jobs += 1
+        equal += code == 0 and losses(job) == losses(plain) and contents(campaign, job) == contents(campaign, plain)
+        if code != 0:
+            print(job.output()[-2000:], file=sys.stderr)
+    return {**spread(seconds), "steps repeated": max(repeated), "jobs": jobs, "jobs equal": equal,
+            "right": max(repeated) <= 1 and jobs == equal}
+
+
+def row_stop(campaign, tries=10):
+    job = campaign.train(1000000, ["elastic.memory_steps=1"])
+    job.wait_until(lambda: job.last_step() > 100)
+    seconds = [campaign.fault(job, lambda pid: os.kill(pid, signal.SIGSTOP))[0] for _ in range(tries)]
+    job.kill()
+    return {**spread(seconds), "right": max(seconds) < 60}
+
+
+def row_term(campaign, tries=100):
+    seconds, saved, codes = [], 0, []
+    for _ in range(tries):
+        job = campaign.train(1000000, [])
+        job.wait_until(lambda: job.last_step() > 0)
+        time.sleep(campaign.random.uniform(0, 0.5))
+        began = time.monotonic()
+        for pid in [job.process.pid, *job.ranks().values()]:
+            try:
+                os.kill(pid, signal.SIGTERM)
+            except ProcessLookupError:
+                pass
+        codes.append(job.process.wait())
+        seconds.append(time.monotonic() - began)
+        shown = subprocess.run([campaign.echelon, "checkpoint", "show", job.folder / "run", "--json"],
+                               capture_output=True, text=True)
+        saved += shown.returncode == 0 and json.loads(shown.stdout)["step"] == job.last_step()
+    return {**spread(seconds), "exit code 75": codes.count(75), "last step saved": saved,
+            "right": codes.count(75) == saved == tries}
+
+
+def newest_copy(launcher, rank):
+    """The step and the file of a rank's newest copy in the memory of the launcher."""
+    found = []
+    for link in Path(f"/proc/{launcher}/fd").iterdir():
+        if not os.readlink(link).startswith(f"/memfd:echelon-record-{rank} "):
+            continue
+        text = link.read_text()
+        step = re.search(r'"step":\s*(\d+)', text)
+        names = re.findall(r'"name":\s*"(\d+)"', text)
+        if step and names:
+            found.append((int(step.group(1)), f"/proc/{launcher}/fd/{names[-1]}"))
+    return max(found)
+
+
+def row_flip(campaign, tries=100):
+    found, lost = 0, []
+    job = campaign.train(1000000, ["elastic.memory_steps=1"])
+    for _ in range(tries):
+        start = job.last_step()
+        job.wait_until(lambda: job.last_step() > start + 30)
+        # The launcher waits, so that nothing reads the copies before the bit is flipped.
+        os.kill(job.process.pid, signal.SIGSTOP)
+        for pid in job.ranks().values():
+            kill_rank(pid)
+        job.wait_until(lambda: not job.ranks())
+        step, name = newest_copy(job.process.pid, campaign.random.randrange(RANKS))
+        with open(name, "r+b") as file:
+            at = campaign.random.randrange(os.fstat(file.fileno()).st_size)
+            file.seek(at)
+            byte = file.read(1)[0]
+            file.seek(at)
+            file.write(bytes([byte ^ 1 << campaign.random.randrange(8)]))
+        before = len(job.output())
+        os.kill(job.process.pid, signal.SIGCONT)
+        job.wait_until(lambda: re.search(r"\nresumes from step|goes on without", job.output()[before:]))
+        output = job.output()[before:]
+        used = re.search(r"resumes from step (\d+) in memory", output)
+        # A step that other ranks have not written whole is no candidate: nobody reads the bit.
+        found += f"the copy of step {step} in memory is damaged" in output or (used and int(used.group(1)) < step)
+        lost.append(step - int(used.group(1)) if used else step)
+    job.kill()
+    return {"tries": tries, "found": found, "steps lost": max(lost), "right": found == tries}
+
+
+def rate(job, seconds):
+    """Steps a second, from the first line on."""
+    job.wait_until(lambda: job.last_step() > 50)
+    first, began = job.last_step(), time.monotonic()
+    time.sleep(seconds)
+    steps = job.last_step() - first
+    passed = time.monotonic() - began
+    return steps / passed
+
+
+def row_cost(campaign, tries=5):
+    ratios = {"auto": [], "every step": []}
+    for _ in range(tries):
+        rates = {}
+        for name, settings in (("off", ["elastic.memory=off"]), ("auto", []), ("every step", ["elastic.memory_steps=1"])):
+            job = campaign.train(1000000, settings)
+            rates[name] = rate(job, 6)
+            job.kill()
+        for name in ratios:
+            ratios[name].append(rates[name] / rates["off"])
+    return {f"speed with copies, {name}": f"{statistics.median(values):.3f} ({min(values):.3f} to {max(values):.3f})"
+            for name, values in ratios.items()}
+
+
+def row_fault15(campaign, minutes=2):
+    settings = ["elastic.memory_steps=1"]
+    plain = campaign.train(100000000, settings)
+    usual = rate(plain, 20)
+    plain.kill()
+    job = campaign.train(100000000, settings)
+    job.wait_until(lambda: job.last_step() > 50)
+    first, began = job.last_step(), time.monotonic()
+    faults = 0
+    while time.monotonic() - began < 60 * minutes:
+        time.sleep(15)
+        ranks = job.ranks()
+        if len(ranks) == RANKS:
+            kill_rank(campaign.random.choice(sorted(ranks.values())))
+            faults += 1
+    time.sleep(5)
+    steps, passed = job.last_step() - first, time.monotonic() - began
+    job.kill()
+    return {"faults": faults, "effective": steps / passed / usual}
+
+
+def main():
+    rows = {name[4:]: run for name, run in globals().items() if name.startswith("row_")}
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--build", type=Path, default=ROOT / "build")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", nargs="+", choices=sorted(rows), default=list(rows))
+    parser.add_argument("--tries", type=int)
+    parser.add_argument("--minutes", type=float, default=2)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--check", action="store_true")
+    arguments = parser.parse_args()
+    results = {}
+    campaign = Campaign(arguments.build.resolve(), arguments.seed)
+    try:
+        for name in arguments.only:
+            given = {"minutes": arguments.minutes} if name == "fault15" else (
+                {"tries": arguments.tries} if arguments.tries else {})
+            results[name] = rows[name](campaign, **given)
+            values = ", ".join(f"{key} {value:.3g}" if isinstance(value, float) else f"{key} {value}"
+                               for key, value in results[name].items())
+            print(f"{name:9} {values}", flush=True)
+    finally:
+        shutil.rmtree(campaign.top, ignore_errors=True)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(results, indent=1) + "\n")
+    if arguments.check and not all(result.get("right", True) for result in results.values()):
+        sys.exit(1)
+
+
+main()

@@ -1,0 +1,100 @@
+// Checkpoints in the memory of a host, which a job that is restarted resumes
+// from: newer than those on disk, and gone with the launcher. Free of LibTorch.
+//
+//   launcher                             rank
+//   MemorySlots slots(num_ranks);
+//   ECHELON_MEMORY = slots.path()   ->   checkpoints_in_memory(path)
+//                                        MemorySlot slot(path, rank, step);
+//                                        slot.write(slices, manifest, …);
+//   slots.collect();  // ranks ended
+//
+// The launcher holds the files, so they outlive ranks that are killed. Each
+// rank has two slots and writes them in turn, so one of them is always whole.
+// No rank waits for another: a checkpoint is complete when all ranks have
+// written its step, which the launcher finds out. A step needs all ranks to
+// have ended the one before, so the whole slots of two ranks are at most one
+// step apart.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "echelon/checkpoint/files/folder.h"
+#include "echelon/checkpoint/files/rank_file.h"
+#include "echelon/checkpoint/format/manifest.h"
+
+namespace echelon {
+
+/// The launcher's side.
+class MemorySlots {
+ public:
+  /// Throws ConfigError when the system refuses a file.
+  explicit MemorySlots(int num_ranks);
+  ~MemorySlots();
+  MemorySlots(const MemorySlots&) = delete;
+  MemorySlots& operator=(const MemorySlots&) = delete;
+
+  /// For the variable ECHELON_MEMORY of every rank: an index of the slots,
+  /// which ranks of this user can open while this process lives.
+  const std::string& path() const { return path_; }
+
+  /// Lists the complete checkpoints in the index, for the next generation of
+  /// ranks, and returns the newest one's step; none when there is none. No rank
+  /// may be running.
+  std::optional<int64_t> collect();
+
+ private:
+  class File;
+  using Slot = std::array<std::unique_ptr<File>, 2>;  // rank file, record
+
+  void write_index(const std::vector<CheckpointPlace>& checkpoints);
+
+  std::vector<std::array<Slot, 2>> ranks_;
+  std::array<std::unique_ptr<File>, 2> manifests_;
+  std::unique_ptr<File> index_;
+  std::string path_;
+};
+
+/// A rank's side: where it writes.
+class MemorySlot {
+ public:
+  /// `index`: MemorySlots::path(). `kept_step`: the checkpoint in memory that
+  /// training resumed from, whose slot is written last; -1: none. Throws
+  /// CheckpointError when the index cannot be read or lacks the rank.
+  MemorySlot(const std::string& index, int rank, int64_t kept_step);
+
+  /// Writes this rank's slices of the checkpoint that `manifest` describes,
+  /// whose `ranks` is the number of ranks that write it. Returns when they are
+  /// complete; the older slot's checkpoint is gone then. Throws
+  /// CheckpointError; the older slot is then empty.
+  ///
+  ///   generation  of the job; slots of different generations never make up one
+  ///               checkpoint
+  void write(
+      const std::vector<SliceBytes>& slices, CheckpointManifest manifest,
+      int generation);
+
+ private:
+  struct Paths {
+    std::string file;
+    std::string record;
+  };
+  std::array<Paths, 2> slots_;
+  size_t next_ = 0;
+};
+
+/// The complete checkpoints that collect() found last, the newest first. Each
+/// path is that of a manifest, as CheckpointReader takes it. Throws
+/// CheckpointError when the index cannot be read.
+std::vector<CheckpointPlace> checkpoints_in_memory(const std::string& index);
+
+/// Removes all checkpoints in memory, so that the next generation resumes from
+/// none of them. One rank calls it; none may be writing. Throws
+/// CheckpointError.
+void discard_checkpoints_in_memory(const std::string& index);
+
+}  // namespace echelon
