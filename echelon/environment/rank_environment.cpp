@@ -197,6 +197,8 @@ RankEnvironment read_environment(const GetVariable& get) {
     env = from_srun(get);
   }
   check(env);
+  env.memory = get("ECHELON_MEMORY").value_or("");
+  env.progress = get("ECHELON_PROGRESS").value_or("");
   return env;
 }
 
@@ -232,7 +234,8 @@ std::vector<std::string> rank_environment(
   }
   // The variables of an outer job's rank are not for this job's ranks.
   for (const char* name :
-       {"ECHELON_MASTER_FD", "ECHELON_ERROR_FILE", "ECHELON_NODE_ADDRESS"}) {
+       {"ECHELON_MASTER_FD", "ECHELON_ERROR_FILE", "ECHELON_NODE_ADDRESS",
+        "ECHELON_MEMORY", "ECHELON_PROGRESS"}) {
     variables.erase(name);
   }
   const auto number = [](int value) { return std::to_string(value); };

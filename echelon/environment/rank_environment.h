@@ -21,6 +21,10 @@
 //                                 port
 //   ECHELON_NODE_ADDRESS          several hosts: this host's address, as the
 //                                 others reach it
+//   ECHELON_MEMORY                `echelon train`: where checkpoints in memory
+//                                 are (checkpoint/memory)
+//   ECHELON_PROGRESS              where the launcher sees how far the ranks of
+//                                 this host are (comm/trace/progress.h)
 //
 // A process reads the variables of one of these launchers:
 //
@@ -63,6 +67,8 @@ struct RankEnvironment {
   bool store_is_served = false;  // torchrun's agent serves the store itself
   std::string job = "job";       // names the job in keys
   int generation = 0;            // how often the job was restarted
+  std::string memory;            // where checkpoints in memory are; empty: none
+  std::string progress;          // where the launcher sees it; empty: nowhere
   Launcher launcher = Launcher::none;
 };
 

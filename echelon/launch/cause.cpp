@@ -174,7 +174,8 @@ Cause describe(const RankEnd& end) {
   if (end.report) {
     const auto lines = lines_of(end.report->message);
     const bool ours = end.report->type.starts_with("echelon::");
-    const bool bare = ours || end.report->type == "std::terminate";
+    const bool bare = ours || end.report->type.empty() ||
+                      end.report->type == "std::terminate";
     cause.text =
         (bare ? "" : end.report->type + ": ") + join(lines, 0, lines.size());
     cause.consequence =

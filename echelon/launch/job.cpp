@@ -85,12 +85,13 @@ std::string log_path(const LaunchOptions& options, int rank) {
 
 Job::Job(
     const LaunchOptions& options, JobStart start, Hosts hosts,
-    SignalFile& signals, bool may_restart)
+    SignalFile& signals, bool may_restart, Watched* watched)
     : options_(options),
       start_(std::move(start)),
       hosts_(std::move(hosts)),
       signals_(signals),
       may_restart_(may_restart),
+      watched_(watched),
       screen_(STDOUT_FILENO, STDERR_FILENO),
       policy_(options.grace, std::min(kSettle, options.grace)) {}
 
@@ -223,6 +224,7 @@ int Job::poll_timeout_ms() const {
        {policy_.deadline(), unkillable_at_, others_deadline_}) {
     if (deadline) next = std::min(next, *deadline);
   }
+  if (watched_ != nullptr) next = std::min(next, looked_ + HangWatch::kLook);
   if (std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) {
         return rank.output.waiting();
       })) {
@@ -263,6 +265,7 @@ void Job::wait_for_events() {
     if (files[i].revents != 0) take_host(i - 2 - 3 * ranks_.size());
   }
   while (const int signal = signals_.next()) take_signal(signal);
+  look_for_hangs();
   obey(policy_.on_time(steady_clock::now()));
   screen_.pump();
   follow_broken_screen();
@@ -283,6 +286,7 @@ void Job::take_report(Rank& rank) {
   }
   rank.pid = report.pid;
   const std::string name = format("rank {}", rank.end.rank);
+  const auto number = static_cast<int>(&rank - ranks_.data());
   switch (report.kind) {
     case GuardReport::started:
       break;
@@ -301,9 +305,13 @@ void Job::take_report(Rank& rank) {
         say(format(
             "{} was stopped by {}; `kill -CONT {}` continues it", name,
             signal_name(report.value), report.pid));
+        if (watched_ != nullptr) {
+          watched_->hangs.on_stopped(number, signal_name(report.value));
+        }
       }
       break;
     case GuardReport::continued:
+      if (watched_ != nullptr) watched_->hangs.on_continued(number);
       break;
     case GuardReport::exited:
       take_end(rank, report);
@@ -323,8 +331,13 @@ void Job::take_end(Rank& rank, const GuardReport& report) {
   rank.ended = true;
   rank.end.status = report.value;
   rank.end.time_ns = report.time_ns;
-  rank.end.told_to_end = ordered_ns_ != 0 && report.time_ns >= ordered_ns_;
+  rank.end.told_to_end =
+      rank.hang.empty() && ordered_ns_ != 0 && report.time_ns >= ordered_ns_;
   rank.end.report = read_error_report(rank.error_file);
+  if (!rank.hang.empty()) {
+    rank.end.report = ErrorReport{
+        .message = rank.hang, .time_ns = report.time_ns, .rank = rank.end.rank};
+  }
   if (rank.end.rank == 0 && options_.answer_code != 0 && !rank.end.report &&
       WIFEXITED(report.value) &&
       WEXITSTATUS(report.value) == options_.answer_code) {
@@ -343,6 +356,21 @@ void Job::take_end(Rank& rank, const GuardReport& report) {
   obey(policy_.on_rank_end(
       failed, cause && cause->consequence, now,
       may_restart_ && Restarts::helps(exit_code_of(rank.end.status))));
+}
+
+void Job::look_for_hangs() {
+  const auto now = steady_clock::now();
+  const auto passed = std::chrono::floor<milliseconds>(now - looked_);
+  if (watched_ == nullptr || passed < HangWatch::kLook) return;
+  looked_ = now;
+  if (policy_.stopping() || policy_.stopped_by() != 0) return;
+  const auto hang = watched_->hangs.look(watched_->progress.read(), passed);
+  if (!hang) return;
+  Rank& rank = ranks_[static_cast<size_t>(hang->rank)];
+  if (rank.ended) return;
+  rank.hang = hang->text;
+  obey(policy_.on_rank_end(
+      /*failed=*/true, /*consequence=*/false, now, /*at_once=*/true));
 }
 
 void Job::lose_guard(Rank& rank) {

@@ -8,6 +8,7 @@
 
 #include "echelon/launch/cause.h"
 #include "echelon/launch/guard.h"
+#include "echelon/launch/hang_watch.h"
 #include "echelon/launch/hosts.h"
 #include "echelon/launch/job_start.h"
 #include "echelon/launch/options.h"
@@ -18,12 +19,19 @@
 
 namespace echelon::launch {
 
+/// What a job that may start again is watched by.
+struct Watched {
+  HangWatch hangs;
+  const ProgressBoard& progress;
+};
+
 class Job {
  public:
   /// `may_restart`: when a rank fails and Restarts::helps(), the others are
-  /// killed at once.
+  /// killed at once. `watched`: a rank that hangs has failed; null: it is left
+  /// to the ranks' own time limits.
   Job(const LaunchOptions& options, JobStart start, Hosts hosts,
-      SignalFile& signals, bool may_restart);
+      SignalFile& signals, bool may_restart, Watched* watched);
   ~Job();
   /// Runs all ranks to their end, says why one failed, and returns how the job
   /// ended. Throws ConfigError when it could not start.
@@ -38,6 +46,7 @@ class Job {
     Guard guard;
     std::string error_file;
     RankEnd end;
+    std::string hang;  // why it was taken for one that hangs
     int pid = 0;
     bool ended = false;  // its main process has ended
     bool empty = false;  // none of its processes is left
@@ -56,6 +65,7 @@ class Job {
   void take_report(Rank& rank);
   void take_end(Rank& rank, const GuardReport& report);
   void lose_guard(Rank& rank);
+  void look_for_hangs();
   void take_host(size_t index);
   void take_signal(int signal);
   void suspend();
@@ -72,6 +82,8 @@ class Job {
   Hosts hosts_;
   SignalFile& signals_;
   const bool may_restart_;
+  Watched* const watched_;
+  TimePoint looked_{std::chrono::steady_clock::now()};
   ScratchFolder scratch_;
   Screen screen_;
   Policy policy_;

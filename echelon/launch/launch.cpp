@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "echelon/error.h"
 #include "echelon/launch/checks.h"
@@ -28,8 +29,25 @@ void open_standard_files() {
   if (fd > 2) close(fd);
 }
 
+constexpr std::chrono::milliseconds kLeastHang{3000};
+
 std::string from_step(int64_t step) {
   return step > 0 ? format(", from step {}", step) : ", from the start";
+}
+
+std::string line_of(const Cause& cause) {
+  return format(
+      "rank {}: {}", cause.rank, cause.text.substr(0, cause.text.find('\n')));
+}
+
+// All that went wrong, once no restart is left.
+void list_failures(Job& job, const std::vector<std::string>& failures) {
+  if (failures.size() < 2) return;
+  std::string text = format("{} failures:", failures.size());
+  for (size_t i = 0; i < failures.size(); ++i) {
+    text += format("\n  {}. {}", i + 1, failures[i]);
+  }
+  job.say(text);
 }
 
 // Runs generation after generation until one ends the job.
@@ -41,19 +59,39 @@ int run_alone(const LaunchOptions& options) {
   // Signals that come between two generations wait for the next one.
   SignalFile signals;
   Restarts restarts(options.max_restarts);
+  LaunchOptions own = options;
+  std::optional<ProgressBoard> progress;
+  if (options.max_restarts > 0) {
+    progress.emplace(options.num_ranks);
+    own.environment.emplace_back("ECHELON_PROGRESS", progress->path());
+  }
+  // Doubled by each hang, which may have been none.
+  auto least_hang = kLeastHang;
+  std::vector<std::string> failures;
   const std::string name = random_job_id();
   for (int generation = 0;; ++generation) {
     JobStart start = start_alone(options);
     start.place.job = name;
     start.place.generation = generation;
     start.place.max_restarts = options.max_restarts;
-    Job job(options, std::move(start), Hosts(), signals, restarts.left());
+    std::optional<Watched> watched;
+    if (progress) {
+      progress->clear();
+      watched.emplace(HangWatch(options.num_ranks, least_hang), *progress);
+    }
+    Job job(
+        own, std::move(start), Hosts(), signals, restarts.left(),
+        watched ? &*watched : nullptr);
     const Outcome outcome = job.run();
+    if (watched && watched->hangs.found()) least_hang *= 2;
     const auto step = last_step();
+    if (outcome.cause) failures.push_back(line_of(*outcome.cause));
     switch (restarts.on_end(outcome, step)) {
       case Restarts::Verdict::end:
+        if (outcome.cause) list_failures(job, failures);
         return outcome.exit_code;
       case Restarts::Verdict::stuck:
+        list_failures(job, failures);
         job.say(format(
             "{} restarts in a row brought no new step, so another one would "
             "not help",
@@ -78,7 +116,7 @@ int run(const LaunchOptions& options) {
   Hosts hosts = Hosts::meet(options, start);
   SignalFile signals;
   return Job(options, std::move(start), std::move(hosts), signals,
-             /*may_restart=*/false)
+             /*may_restart=*/false, /*watched=*/nullptr)
       .run()
       .exit_code;
 }

@@ -198,11 +198,14 @@ TEST(RankEnvironment, ThreadsAreAtLeastOneUnlessTheUserSetsThem) {
 TEST(RankEnvironment, AnOuterJobsFilesAreRemoved) {
   const auto env = as_map(rank_environment(
       {"ECHELON_MASTER_FD=3", "ECHELON_ERROR_FILE=/old",
-       "ECHELON_NODE_ADDRESS=1.2.3.4"},
+       "ECHELON_NODE_ADDRESS=1.2.3.4", "ECHELON_MEMORY=/proc/1/fd/3",
+       "ECHELON_PROGRESS=/proc/1/fd/4"},
       {}, {}, {}, {}, 1));
   EXPECT_FALSE(env.contains("ECHELON_MASTER_FD"));
   EXPECT_FALSE(env.contains("ECHELON_ERROR_FILE"));
   EXPECT_FALSE(env.contains("ECHELON_NODE_ADDRESS"));
+  EXPECT_FALSE(env.contains("ECHELON_MEMORY"));
+  EXPECT_FALSE(env.contains("ECHELON_PROGRESS"));
 }
 
 TEST(RankEnvironment, ExtraVariablesWin) {

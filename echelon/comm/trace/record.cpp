@@ -30,7 +30,14 @@ uint64_t History::begin(CollectiveRecord record) {
   } else {
     ring_[next_ % kCapacity] = std::move(record);
   }
+  if (count_ != nullptr) *count_ = next_ + 1;
   return next_++;
+}
+
+void History::count_into(std::atomic<uint64_t>* place) {
+  std::lock_guard lock(mutex_);
+  count_ = place;
+  if (count_ != nullptr) *count_ = next_;
 }
 
 void History::end(uint64_t ticket, bool failed) {

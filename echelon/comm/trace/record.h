@@ -2,6 +2,7 @@
 // labels of the collectives that a thread starts, and those that it would make.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -53,6 +54,8 @@ class History {
   std::vector<CollectiveRecord> snapshot() const;
   /// Collectives begun since the start, including those no longer kept.
   uint64_t count() const;
+  /// Also keeps count() there, from now on; null: nowhere else.
+  void count_into(std::atomic<uint64_t>* place);
 
   /// How long threads of this rank have waited for collectives that are over.
   /// Of two threads that wait at once both count.
@@ -72,6 +75,7 @@ class History {
   mutable std::mutex mutex_;
   std::vector<CollectiveRecord> ring_;
   uint64_t next_ = 0;
+  std::atomic<uint64_t>* count_ = nullptr;  // keeps next_ too
   int64_t waited_ns_ = 0;
   std::shared_ptr<std::function<void(const CollectiveRecord&)>> listener_;
   std::shared_ptr<std::function<int64_t()>> mark_;

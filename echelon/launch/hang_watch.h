@@ -1,0 +1,64 @@
+// Finds ranks that live and come no further.
+//
+// Pure, as Policy: what is seen in, a verdict out. Time counts while somebody
+// looks: a launcher that was stopped itself, or had no processor, has seen
+// nothing.
+//
+// Two rules. A rank that is stopped by a signal (SIGSTOP) and not continued
+// hangs after kStopped. And a job hangs when all its ranks are in a step and
+// none has come further for ten times as long as the longest such pause of the
+// last two thousand, or for `least` if that is longer.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "echelon/comm/trace/progress.h"
+
+namespace echelon::launch {
+
+class HangWatch {
+ public:
+  using Milliseconds = std::chrono::milliseconds;
+  static constexpr Milliseconds kStopped{3000};
+  /// The longest time that counts between two looks.
+  static constexpr Milliseconds kLook{100};
+
+  struct Hang {
+    int rank = 0;  // of this host, from 0: the one that the others wait for
+    std::string text;
+  };
+
+  HangWatch(int num_ranks, Milliseconds least);
+
+  void on_stopped(int rank, const std::string& signal);
+  void on_continued(int rank);
+  /// `passed` since the last look. Returns a hang once it is sure.
+  std::optional<Hang>
+  look(const std::vector<RankProgress>& ranks, Milliseconds passed);
+  /// Whether look() has returned a job that came no further.
+  bool found() const { return found_; }
+
+ private:
+  struct Stopped {
+    std::string signal;  // empty: the rank is not stopped
+    Milliseconds time{0};
+  };
+  std::optional<Hang> find_stopped(Milliseconds passed);
+  bool comes_further(const std::vector<RankProgress>& ranks);
+  void learn(Milliseconds pause);
+
+  const Milliseconds least_;
+  std::vector<Stopped> stopped_;
+  std::vector<uint64_t> counts_;
+  bool found_ = false;
+  Milliseconds pause_{0};
+  int64_t num_pauses_ = 0;
+  Milliseconds longest_{0};           // of the thousand pauses before
+  Milliseconds longest_of_these_{0};  // of those since
+};
+
+}  // namespace echelon::launch

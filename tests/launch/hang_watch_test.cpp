@@ -1,0 +1,125 @@
+#include "echelon/launch/hang_watch.h"
+
+#include <gmock/gmock.h>
+
+#include "echelon/comm/trace/progress.h"
+
+namespace echelon::launch::hang_watch_test {
+
+using std::chrono::milliseconds;
+using testing::HasSubstr;
+
+constexpr milliseconds kLook = HangWatch::kLook;
+constexpr milliseconds kLeast{3000};
+
+// A job of two ranks, and a launcher that looks at it.
+class HangWatchTest : public testing::Test {
+ protected:
+  // Looks for so long, while rank 0 comes further each `every`.
+  std::optional<HangWatch::Hang>
+  look(milliseconds time, milliseconds every, milliseconds passed = kLook) {
+    for (milliseconds t{0}; t < time; t += kLook) {
+      since_ += kLook;
+      if (every.count() > 0 && since_ >= every) {
+        ++ranks_[0].count;
+        since_ = milliseconds(0);
+      }
+      if (auto hang = watch_.look(ranks_, passed)) return hang;
+    }
+    return std::nullopt;
+  }
+
+  std::vector<RankProgress> ranks_ = {{0, 5, true}, {0, 4, true}};
+  milliseconds since_{0};
+  HangWatch watch_{2, kLeast};
+};
+
+TEST_F(HangWatchTest, NamesTheRankThatTheOthersWaitFor) {
+  EXPECT_FALSE(look(milliseconds(5000), kLook));
+  EXPECT_FALSE(look(kLeast - kLook, milliseconds(0)));
+  const auto hang = look(2 * kLook, milliseconds(0));
+  ASSERT_TRUE(hang);
+  EXPECT_EQ(hang->rank, 1);
+  EXPECT_EQ(
+      hang->text,
+      "hangs: no rank has come further in its step for 3.0 s; before, 0.1 s "
+      "was the longest pause. It has issued 4 collectives, the other ranks up "
+      "to 5");
+  EXPECT_TRUE(watch_.found());
+}
+
+TEST_F(HangWatchTest, LearnsHowLongPausesAre) {
+  EXPECT_FALSE(look(milliseconds(20000), milliseconds(1000)));
+  EXPECT_FALSE(look(milliseconds(9800), milliseconds(0)));
+  EXPECT_TRUE(look(milliseconds(500), milliseconds(0)));
+}
+
+TEST_F(HangWatchTest, ForgetsALongPauseInTime) {
+  EXPECT_FALSE(look(milliseconds(10000), milliseconds(1000)));
+  EXPECT_FALSE(look(2000 * kLook, kLook));
+  EXPECT_TRUE(look(kLeast + kLook, milliseconds(0)));
+}
+
+TEST_F(HangWatchTest, TheFirstStepsMayTakeAnyTime) {
+  EXPECT_FALSE(look(3 * kLook, kLook));
+  EXPECT_FALSE(look(milliseconds(100000), milliseconds(0)));
+}
+
+TEST_F(HangWatchTest, ARankOutsideOfItsStepMayTakeAnyTime) {
+  EXPECT_FALSE(look(milliseconds(5000), kLook));
+  ranks_[1].watched = false;
+  EXPECT_FALSE(look(milliseconds(100000), milliseconds(0)));
+  ranks_[1].watched = true;
+  EXPECT_FALSE(look(kLeast - kLook, milliseconds(0)));
+  EXPECT_TRUE(look(kLook, milliseconds(0)));
+}
+
+TEST_F(HangWatchTest, ALauncherThatWasStoppedHasSeenNothing) {
+  EXPECT_FALSE(look(milliseconds(5000), kLook));
+  watch_.on_stopped(1, "SIGSTOP");
+  EXPECT_FALSE(watch_.look(ranks_, milliseconds(3600'000)));
+  watch_.on_continued(1);
+  EXPECT_FALSE(watch_.look(ranks_, milliseconds(3600'000)));
+}
+
+TEST_F(HangWatchTest, ARankThatIsStoppedHangs) {
+  watch_.on_stopped(1, "SIGSTOP");
+  EXPECT_FALSE(look(HangWatch::kStopped - kLook, kLook));
+  const auto hang = look(kLook, kLook);
+  ASSERT_TRUE(hang);
+  EXPECT_EQ(hang->rank, 1);
+  EXPECT_EQ(hang->text, "was stopped by SIGSTOP and not continued for 3 s");
+  EXPECT_FALSE(watch_.found());
+}
+
+TEST(Progress, IsSeenByTheLauncher) {
+  ProgressBoard board(3);
+  {
+    ProgressMark mark(board.path(), 1);
+    mark.advance();
+    mark.advance();
+    *mark.collectives() = 7;
+    const auto ranks = board.read();
+    EXPECT_EQ(ranks[1].count, 2u);
+    EXPECT_EQ(ranks[1].collectives, 7u);
+    EXPECT_TRUE(ranks[1].watched);
+    EXPECT_EQ(ranks[0].count + ranks[2].count, 0u);
+    mark.pause();
+    EXPECT_FALSE(board.read()[1].watched);
+    mark.advance();
+  }
+  EXPECT_FALSE(board.read()[1].watched) << "its process goes on elsewhere";
+  board.clear();
+  EXPECT_EQ(board.read()[1].count, 0u);
+}
+
+TEST(Progress, NobodyNeedsToLook) {
+  for (const char* path : {"", "/proc/1/fd/none"}) {
+    ProgressMark mark(path, 0);
+    mark.advance();
+    mark.pause();
+    EXPECT_EQ(mark.collectives(), nullptr);
+  }
+}
+
+}  // namespace echelon::launch::hang_watch_test
