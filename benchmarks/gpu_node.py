@@ -288,21 +288,27 @@ class Node:
             job.kill()
             return False, "it did not train: " + self.last_line(name)
         begin = time.time()
-        if how == "SIGTERM":
-            job.terminate()
-        else:
+        if how == "SIGKILL":
             # The launcher gives each rank a process group of its own.
             ranks = subprocess.run(["pgrep", "-f", f"echelon-train.*{run.name}"],
                                    capture_output=True, text=True).stdout.split()
+            before = max(saved())
             os.kill(int(ranks[-1]), signal.SIGKILL)
+            while max(saved()) <= before and job.poll() is None and time.time() < begin + 120:
+                time.sleep(0.1)
+            again = time.time() - begin
+        job.terminate()
         try:
             code = job.wait(120)
         except subprocess.TimeoutExpired:
             job.kill()
             return False, "it did not end within two minutes"
         took = time.time() - begin
-        expected = 75 if how == "SIGTERM" else 137
-        return code == expected and bool(saved()), f"exit code {code} after {took:.1f} s, checkpoints kept: {len(saved())}"
+        text = f"exit code {code} after {took:.1f} s, checkpoints kept: {len(saved())}"
+        if how == "SIGTERM":
+            return code == 75 and bool(saved()), text
+        started = "restart 1 of " in self.log_of(name).read_text()
+        return code == 75 and started and max(saved()) > before, f"next checkpoint after {again:.1f} s; {text}"
 
     def compared(self, name):
         runs = [str(path.parent) for path in sorted(self.out.glob("runs/*/report.html"))

@@ -118,13 +118,6 @@ launch::LaunchOptions host_options(const HostArguments& arguments) {
   return options;
 }
 
-void add_max_restarts(Command& command, std::string& text) {
-  command.option(
-      "--max-restarts", text, "N",
-      "start all ranks again, up to N times, when one of them fails (default: "
-      "0); on one host");
-}
-
 int parse_max_restarts(const std::string& text) {
   return static_cast<int>(parse_count("--max-restarts", text, 0, 1'000'000));
 }

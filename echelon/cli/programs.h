@@ -29,9 +29,7 @@ void add_host_arguments(Command& command, HostArguments& arguments);
 /// of range, and when several hosts have no master address.
 launch::LaunchOptions host_options(const HostArguments& arguments);
 
-/// Adds --max-restarts.
-void add_max_restarts(Command& command, std::string& text);
-/// Its value. Throws ConfigError when it is no count.
+/// The value of --max-restarts. Throws ConfigError when it is no count.
 int parse_max_restarts(const std::string& text);
 
 /// Throws ConfigError when the hosts cannot share the job's ranks equally, or

@@ -44,7 +44,10 @@ void add_run(Command& root) {
   command.option(
       "--log-dir", arguments->log_dir, "DIR",
       "write each rank's output to DIR/rank-N.log");
-  add_max_restarts(command, arguments->max_restarts);
+  command.option(
+      "--max-restarts", arguments->max_restarts, "N",
+      "start all ranks again, up to N times, when one of them fails (default: "
+      "0); on one host");
   command.flag(
       "--no-prefix", arguments->no_prefix,
       "print lines without the rank in front");

@@ -5,10 +5,12 @@
 #include <cstdlib>
 #include <filesystem>
 #include <iostream>
+#include <memory>
 #include <set>
 #include <utility>
 
 #include "echelon/checkpoint/files/folder.h"
+#include "echelon/checkpoint/memory/memory_slots.h"
 #include "echelon/cli/arguments.h"
 #include "echelon/cli/programs.h"
 #include "echelon/cli/simulate.h"
@@ -30,7 +32,7 @@ struct TrainArguments {
   bool dry_run = false;
   std::string on;  // the cluster of a dry run
   bool json = false;
-  std::string max_restarts = "0";
+  std::string max_restarts;
 };
 
 void print_facts(const Job& job, const JobFacts& facts) {
@@ -59,15 +61,38 @@ int64_t host_bytes() {
       limited ? memory.limit_bytes : memory.total_bytes);
 }
 
+// A number for each of the model's parameters.
+double bytes_of_parameters(const Job& job, const JobFacts& facts) {
+  return (job.model.dtype == ModelDtype::float64 ? 8.0 : 4.0) *
+         static_cast<double>(facts.num_parameters);
+}
+
 // Whether parameters, gradients and two numbers of an optimizer may be a
 // quarter of the host's memory. A plan costs a start of echelon-train, which
 // small models need not wait for.
 bool may_not_fit(const Job& job, const JobFacts& facts) {
   if (job.memory.limit_bytes > 0) return true;
-  const double element = job.model.dtype == ModelDtype::float64 ? 8 : 4;
-  return 4 * element * static_cast<double>(facts.num_parameters) *
+  return 4 * bytes_of_parameters(job, facts) *
              static_cast<double>(job.layout.dp_replicate) >
          static_cast<double>(host_bytes()) / 4;
+}
+
+// Where the ranks keep copies of their state for a restart; null: nowhere. The
+// state is the parameters and two numbers of the optimizer for each; there are
+// two copies, and the one that is being made.
+std::unique_ptr<MemorySlots> memory_of_restarts(
+    const Job& job, const JobFacts& facts, launch::LaunchOptions& options) {
+  if (job.elastic.memory == MemoryCopies::off || options.max_restarts == 0) {
+    return nullptr;
+  }
+  if (3 * 3 * bytes_of_parameters(job, facts) >
+      static_cast<double>(host_bytes()) / 4) {
+    return nullptr;
+  }
+  auto slots =
+      std::make_unique<MemorySlots>(static_cast<int>(job.layout.num_ranks()));
+  options.environment.emplace_back("ECHELON_MEMORY", slots->path());
+  return slots;
 }
 
 // Throws when the plan says that ranks will run out of memory.
@@ -278,10 +303,14 @@ int train(const TrainArguments& given) {
   warn_of_few_cores(job.layout.num_ranks() / options.num_nodes);
   options.log_dir = (run / "log").string();
   options.preemptible = true;
-  options.max_restarts = parse_max_restarts(arguments.max_restarts);
-  options.last_step = [folder = run / "checkpoints"] {
+  options.max_restarts = !arguments.max_restarts.empty()
+                             ? parse_max_restarts(arguments.max_restarts)
+                             : (options.num_nodes == 1 ? 3 : 0);
+  const auto memory = memory_of_restarts(job, facts, options);
+  options.last_step = [&, folder = run / "checkpoints"] {
     const auto latest = latest_checkpoint(folder);
-    return latest ? latest->step : 0;
+    const int64_t on_disk = latest ? latest->step : 0;
+    return memory ? std::max(on_disk, memory->collect().value_or(0)) : on_disk;
   };
   const auto launch = [&](const std::vector<std::string>& words) {
     return launch_echelon_train(
@@ -301,7 +330,8 @@ void add_train(Command& root) {
       "echelon train first.toml -n 2\n"
       "echelon train first.toml -n 2 --set train.steps=100 --overwrite\n"
       "echelon train first.toml --layout dp=4 --ranks threads\n"
-      "echelon train first.toml -n 2 --max-restarts 3\n"
+      "echelon train first.toml -n 2 --max-restarts 0   end at the first "
+      "failure\n"
       "echelon train first.toml --resume runs/other   from its newest "
       "checkpoint\n"
       "echelon train first.toml --set train.seed=2 "
@@ -316,7 +346,10 @@ void add_train(Command& root) {
       train);
   add_job_arguments(command, arguments.job, true);
   add_host_arguments(command, arguments.hosts);
-  add_max_restarts(command, arguments.max_restarts);
+  command.option(
+      "--max-restarts", arguments.max_restarts, "N",
+      "start all ranks again, up to N times, when one of them fails (default: "
+      "3 on one host, 0 on several, which have no restarts)");
   auto& overrides = arguments.job.overrides;
   command.flag(
       "--overwrite", overrides.overwrite,

@@ -11,6 +11,7 @@
 #include "echelon/options/checkpoint.h"
 #include "echelon/options/comm.h"
 #include "echelon/options/data.h"
+#include "echelon/options/elastic.h"
 #include "echelon/options/memory.h"
 #include "echelon/options/model.h"
 #include "echelon/options/optimizer.h"
@@ -34,6 +35,7 @@ struct Job {
   OptimizerOptions optimizer;
   TrainOptions train;
   CheckpointOptions checkpoint;
+  ElasticOptions elastic;
   CommOptions comm;
   /// The place where each value was set, for errors and `config show`. Empty
   /// when a program filled the options itself.

@@ -70,6 +70,9 @@ void bind_order(config::Section& section, Layout& layout) {
       .rule([&] { return set_order(layout, names); });
 }
 
+constexpr config::Names<MemoryCopies> kMemoryCopiesNames = {
+    {"auto", MemoryCopies::automatic}, {"off", MemoryCopies::off}};
+
 bool at_intervals(const CheckpointOptions& options) {
   return options.every_steps > 0 || options.every_minutes > 0;
 }
@@ -114,6 +117,10 @@ std::string to_string(RankKind kind) {
 
 std::string to_string(BestMetric metric) {
   return config::name_of(metric, kBestMetricNames);
+}
+
+std::string to_string(MemoryCopies copies) {
+  return config::name_of(copies, kMemoryCopiesNames);
 }
 
 const std::vector<std::string>& degree_keys() {
@@ -425,6 +432,19 @@ void bind(config::Section& section, CheckpointOptions& options) {
       .not_empty();
   section.field(
       "force", options.force, "resume although the seed or the data differ");
+}
+
+void bind(config::Section& section, ElasticOptions& options) {
+  section.field(
+      "memory", options.memory,
+      "keep copies of the training state in the host's memory, from which a "
+      "job that may restart goes on; auto: where they fit",
+      kMemoryCopiesNames);
+  section.field(
+      "memory_steps", options.memory_steps,
+      "steps between two copies; 0: so many that copies cost about 1 % of the "
+      "time",
+      {.at_least = 0});
 }
 
 }  // namespace echelon

@@ -12,6 +12,7 @@
 #include "echelon/options/checkpoint.h"
 #include "echelon/options/comm.h"
 #include "echelon/options/data.h"
+#include "echelon/options/elastic.h"
 #include "echelon/options/memory.h"
 #include "echelon/options/model.h"
 #include "echelon/options/optimizer.h"
@@ -34,8 +35,9 @@ void bind(config::Section& section, PrecisionOptions& options);  // [precision]
 void bind(config::Section& section, OptimizerOptions& options);  // [optimizer]
 void bind(config::Section& section, TrainOptions& options);      // [train]
 void bind(
-    config::Section& section, CheckpointOptions& options);  // [checkpoint]
-void bind(config::Section& section, CommOptions& options);  // [comm]
+    config::Section& section, CheckpointOptions& options);     // [checkpoint]
+void bind(config::Section& section, ElasticOptions& options);  // [elastic]
+void bind(config::Section& section, CommOptions& options);     // [comm]
 
 /// The keys of the layout's degrees, both names of each.
 const std::vector<std::string>& degree_keys();

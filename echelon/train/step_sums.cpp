@@ -22,10 +22,11 @@ struct Summands {
   double stop = 0;
   double terminated = 0;
   SaverNews saver;
+  double memory = 0;
 };
 constexpr int64_t kSummands = sizeof(Summands) / sizeof(double);
 static_assert(std::is_trivially_copyable_v<Summands>);
-static_assert(sizeof(Summands) == 9 * sizeof(double), "nothing but numbers");
+static_assert(sizeof(Summands) == 10 * sizeof(double), "nothing but numbers");
 
 void compare_ranks(const double* work, int64_t num_ranks, StepSums& sums) {
   double total = 0;
@@ -54,7 +55,8 @@ torch::Tensor sum_over_ranks(const StepShare& own, const World& world) {
       .skipped = static_cast<double>(own.skipped),
       .stop = own.stop ? 1.0 : 0.0,
       .terminated = own.terminated ? 1.0 : 0.0,
-      .saver = own.saver};
+      .saver = own.saver,
+      .memory = own.memory ? 1.0 : 0.0};
   auto* values = host.data_ptr<double>();
   values[kSummands + world.rank()] = own.work_seconds;
   torch::Tensor sums = host;
@@ -96,7 +98,8 @@ StepSums read_sums(const torch::Tensor& numbers, int64_t num_ranks) {
       .skipped = all.skipped,
       .stop = all.stop > 0,
       .preempted = all.terminated > 0,
-      .saver = all.saver};
+      .saver = all.saver,
+      .memory = all.memory > 0};
   const double* work = values + kSummands;
   const double* losses = work + num_ranks;
   for (int64_t rank = 0; rank < num_ranks; ++rank) {

@@ -20,6 +20,7 @@ struct StepShare {
   bool stop = false;        // the process was asked to stop after the step
   bool terminated = false;  // it was asked by SIGTERM
   SaverNews saver;
+  bool memory = false;  // a copy in memory is wanted
 };
 
 /// What all ranks know afterwards.
@@ -31,6 +32,7 @@ struct StepSums {
   bool stop = false;       // some rank was asked to stop
   bool preempted = false;  // some rank was asked by SIGTERM
   SaverNews saver;
+  bool memory = false;        // some rank wants a copy in memory
   int64_t bad_rank = -1;      // first rank whose loss is not finite
   int32_t slowest_rank = -1;  // -1 with one rank
   double slowest_excess = 0;  // its work seconds over the mean, less 1

@@ -22,6 +22,8 @@
 #include "echelon/architecture/parameter_list.h"
 #include "echelon/checkpoint/weights/checkpoint_tensors.h"
 #include "echelon/comm/mesh_groups.h"
+#include "echelon/comm/trace/progress.h"
+#include "echelon/environment/rank_environment.h"
 #include "echelon/error.h"
 #include "echelon/profiling/event_clock.h"
 #include "echelon/text/format.h"
@@ -29,6 +31,7 @@
 #include "echelon/train/record_collectives.h"
 #include "echelon/train/report_writer.h"
 #include "echelon/train/run_log.h"
+#include "echelon/train/saving/memory_saver.h"
 #include "echelon/train/saving/resume.h"
 #include "echelon/train/saving/saver.h"
 #include "echelon/train/step_sums.h"
@@ -65,6 +68,9 @@ class Loop {
   Loop(
       const Job& job, World& world, std::filesystem::path folder,
       const LayerFactory& layers);
+  ~Loop() { world_.history().count_into(nullptr); }
+  Loop(const Loop&) = delete;
+  Loop& operator=(const Loop&) = delete;
   TrainResult run();
   /// After an error: records the step before, if the device has done it.
   void record_last() noexcept;
@@ -87,9 +93,10 @@ class Loop {
   void settle();
   void
   record(const Queued& queued, const StepSums& sums, const StepUpdate& update);
-  void restore();
+  bool restore();
   CheckpointManifest position_in_run() const;
   void save();
+  void save_in_memory();
   void save_last();
   void say_saved(const std::filesystem::path& before);
   bool evaluation_due() const;
@@ -114,12 +121,15 @@ class Loop {
   RunLayers run_layers_;             // rank 0; for predictions
   std::vector<std::string> layers_;  // names
   std::string samples_;              // describe_samples()
+  const RankEnvironment environment_;
+  ProgressMark progress_;
   Resume resume_;
   bool counts_tokens_;  // the objective's units; else they are samples
   std::shared_ptr<timeline::Recorder> recorder_;
   MemoryWatch memory_;
   TrainingState state_;
   std::optional<Saver> saver_;
+  std::optional<MemorySaver> memory_saver_;
   RunLog log_;
   int64_t begin_ns_ = timeline::steady_now_ns();
   int64_t step_ = 0;   // done, or given to the device
@@ -128,7 +138,8 @@ class Loop {
   double settled_ = 0;  // seconds() when the last step was read
   bool stop_ = false;
   bool preempted_ = false;
-  SaverNews news_;  // of the last step that was read
+  SaverNews news_;              // of the last step that was read
+  bool memory_wanted_ = false;  // by a step that was read
   std::string save_error_;
   bool was_done_ = false;      // an earlier process has done all steps
   std::string resumed_;        // "step 69 (dp=2)"
@@ -150,7 +161,12 @@ Loop::Loop(
       source_(model_source(job, layers, data_.train->spec())),
       layers_(source_.layers.names()),
       samples_(describe_samples(job, data_)),
-      resume_(find_resume(job.checkpoint, folder_)),
+      environment_(read_environment()),
+      // Of ranks that are threads, rank 0 speaks for all.
+      progress_(
+          world.rank() == environment_.rank ? environment_.progress : "",
+          environment_.local_rank),
+      resume_(find_resume(job.checkpoint, folder_, environment_.memory)),
       counts_tokens_(is_text(source_.sample)),
       recorder_(std::make_shared<timeline::Recorder>(
           world.rank(), first_recorded_step(job, resume_, total_steps_),
@@ -175,44 +191,54 @@ Loop::Loop(
   if (saves(job.checkpoint)) {
     saver_.emplace(job_, source_, world_, groups_, folder_, recorder_.get());
   }
-  if (!resume_.candidates.empty()) restore();
+  const bool continued = !resume_.candidates.empty() && restore();
+  if (!environment_.memory.empty()) {
+    memory_saver_.emplace(
+        job_, source_, world_, groups_, recorder_.get(), environment_.memory,
+        environment_.generation, step_);
+  }
   if (!is_rank_zero()) return;
   write_own_configuration(job_, folder_, layers != nullptr);
   run_layers_ =
       count_run_layers(job_, source_, world_, layers != nullptr, folder_);
-  if (!resume_.own) log_.start_over();
+  if (!continued) log_.start_over();
   log_.open(total_steps_);
 }
 
-void Loop::restore() {
+// Returns whether the run's own training goes on.
+bool Loop::restore() {
   const Resumed resumed =
       resume(resume_, job_, state_, source_, world_, groups_, samples_);
   const CheckpointManifest& from = resumed.manifest;
   step_ = from.step;
-  if (resume_.own && saver_) saver_->resumed_from(step_, resumed.path);
+  if (resumed.own && !resumed.in_memory && saver_) {
+    saver_->resumed_from(step_, resumed.path);
+  }
   skipped_steps_ = from.skipped_steps;
   position_ = {from.epoch, from.consumed};
   resumed_ = format("step {} ({})", step_, from.layout);
-  was_done_ = resume_.own && step_ >= total_steps_;
+  was_done_ = resumed.own && step_ >= total_steps_;
   if (is_rank_zero()) {
     std::printf(
         "%s\n",
         describe(resumed, resume_, job_, samples_, total_steps_).c_str());
     std::fflush(stdout);
   }
-  if (!resume_.own) return;
-  log_.restore(step_);
+  if (resumed.own) log_.restore(step_);
+  return resumed.own;
 }
 
 TrainResult Loop::run() {
   // Collectives may end after a loop that an error ended.
   record_collectives(world_, recorder_);
+  world_.history().count_into(progress_.collectives());
   begin_ns_ = timeline::steady_now_ns();
   for (int64_t epoch = position_.epoch; step_ < total_steps_ && !stop_;
        ++epoch) {
     loader_.start_epoch(epoch);
     if (epoch == position_.epoch) loader_.seek(position_);
     while (step_ < total_steps_ && !stop_ && one_step(loader_.position())) {
+      progress_.pause();  // the rest may take any time
       if (evaluation_due()) settle();
       if (evaluation_due()) evaluate();
       save();
@@ -252,11 +278,14 @@ bool Loop::one_step(Position position) {
     batch = loader_.next();
   }
   if (!batch) return false;
+  progress_.advance();
   const double loaded = seconds();
   const std::string place = "step " + std::to_string(step_ + 1);
   const Score score = memory_.during(place, [&] {
     return state_.model().forward_backward(*batch, counts_units(*data_.train));
   });
+  if (memory_saver_) memory_saver_->finish();
+  progress_.advance();
   const int64_t saver_phase = saver_ ? saver_->phase_number() : 0;
   // A rank that waits for a slower one does not work.
   const double worked =
@@ -269,11 +298,14 @@ bool Loop::one_step(Position position) {
        .work_seconds = world_.device().is_cpu() ? worked : 0,
        .stop = asked_to_stop(),
        .terminated = asked_by_sigterm(),
-       .saver = saver_ ? saver_->news() : SaverNews{}},
+       .saver = saver_ ? saver_->news() : SaverNews{},
+       .memory =
+           memory_saver_ && is_rank_zero() && memory_saver_->wanted(step_ + 1)},
       world_);
   for (const auto& reason : batch->skip_reasons) {
     std::fprintf(stderr, "skipped a sample: %s\n", reason.c_str());
   }
+  progress_.advance();
   settle();  // the step before, whose error keeps this one from its update
   const bool logged =
       (step_ + 1) % std::max<int64_t>(1, job_.train.log_every) == 0 ||
@@ -332,6 +364,7 @@ void Loop::settle() {
   const bool same_phase =
       saver_ && saver_->phase_number() == queued.saver_phase;
   news_ = same_phase ? sums.saver : SaverNews{};
+  memory_wanted_ |= sums.memory;
   skipped_ += static_cast<int64_t>(sums.skipped);
   if (!update.updated) ++skipped_steps_;
   record(queued, sums, update);
@@ -460,7 +493,17 @@ void Loop::say_saved(const std::filesystem::path& before) {
   }
 }
 
+// A run that is resumed from there has the metrics of the steps before.
+void Loop::save_in_memory() {
+  if (!memory_saver_ || !memory_wanted_) return;
+  settle();
+  memory_wanted_ = false;
+  if (is_rank_zero()) log_.flush();
+  memory_saver_->after_step(state_, position_in_run());
+}
+
 void Loop::save() {
+  save_in_memory();
   if (!saver_) return;
   const auto before = saver_->last();
   if (saver_->due(step_, news_)) settle();

@@ -33,6 +33,7 @@ SKIPPED = {
     "build/tests/": "runs the tests again",
     "build/benchmarks/": "benchmarks are not built by the tests",
     "benchmarks/published/run.py": "takes minutes",
+    "benchmarks/chaos.py": "takes minutes; tests/chaos does it in short",
     "torchrun ": "needs Python's PyTorch; tests/launch starts programs under it",
     "srun ": "needs Slurm",
     "mpirun ": "needs Open MPI; tests/launch starts programs under it",

@@ -48,7 +48,7 @@ TEST(TrainCommand, ARankZeroThatHangsEndsTheJob) {
   TempFolder folder;
   const std::string run = folder.path() + "/run";
   Command job(
-      train_digits(run, 1000000) + Words{"-n", "2"} +
+      train_digits(run, 1000000) + Words{"-n", "2", "--max-restarts", "0"} +
       set({"comm.backend=gloo", "comm.timeout=4s"}));
   ASSERT_TRUE(Command::until([&] {
     std::error_code error;
@@ -63,6 +63,31 @@ TEST(TrainCommand, ARankZeroThatHangsEndsTheJob) {
                      HasSubstr("(served by rank 0) has not answered within "
                                "5 s: its process hangs")));
   EXPECT_TRUE(job.living().empty());
+}
+
+TEST(TrainCommand, ARankThatIsStoppedIsStartedAgain) {
+  TempFolder folder;
+  Command job(train_digits(folder.path() + "/run", 1000000) + Words{"-n", "2"});
+  ASSERT_TRUE(Command::until([&] { return ranks_of(job).size() == 2; }));
+  kill(ranks_of(job)[1], SIGSTOP);
+  ASSERT_TRUE(Command::until([&] {
+    return job.err().find("restart 1 of 3") != std::string::npos;
+  })) << job.err();
+  EXPECT_THAT(
+      job.err(),
+      HasSubstr("rank 1: was stopped by SIGSTOP and not continued for 3 s"));
+}
+
+TEST(TrainCommand, ARankThatHangsIsStartedAgain) {
+  TempFolder folder;
+  Command job(
+      {kEchelon, "run", "-n", "2", "--max-restarts", "1", "--",
+       test_program("troubled_train"), folder.path(), "hangs"});
+  EXPECT_EQ(job.wait(), 0) << job.err();
+  EXPECT_THAT(
+      job.err(), AllOf(
+                     HasSubstr("rank 1: hangs: no rank has come further"),
+                     HasSubstr("restart 1 of 1")));
 }
 
 TEST(TrainCommand, GoesOnWhenNobodyReads) {
@@ -330,7 +355,8 @@ class FullDisk : public testing::Test {
   std::string
   fail(const std::string& size, int64_t steps, int exit_code, Words more = {}) {
     Command job(on_disk(
-        size, train_digits(disk_ + "/run", steps) + Words{"-n", "2"} + more));
+        size, train_digits(disk_ + "/run", steps) +
+                  Words{"-n", "2", "--max-restarts", "0"} + more));
     EXPECT_EQ(job.wait(), exit_code) << job.err();
     EXPECT_TRUE(job.living().empty());
     const auto lines = job.err_lines();
@@ -415,7 +441,7 @@ TEST_F(FullDisk, EndsASimulationWhoseMetricsCannotBeKept) {
 // The last steps took less than the 50 ms for which lines are held back.
 TEST(TrainMetrics, AreWrittenBeforeAnUncaughtError) {
   const TempFolder folder;
-  Command job({test_program("uncaught_train"), folder.path()});
+  Command job({test_program("troubled_train"), folder.path(), "throws"});
   EXPECT_EQ(job.wait(), 1);
   EXPECT_THAT(job.err(), HasSubstr("planted"));
   EXPECT_EQ(

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "echelon/checkpoint/files/reader.h"
+#include "echelon/checkpoint/memory/memory_slots.h"
 #include "echelon/error.h"
 #include "echelon/text/format.h"
 #include "echelon/text/units.h"
@@ -125,6 +126,11 @@ void check_same_model(
   }
 }
 
+std::string name_of(const CheckpointPlace& place, bool in_memory) {
+  return in_memory ? format("the copy of step {} in memory", place.step)
+                   : place.path.string();
+}
+
 // Training will save the steps of these checkpoints again.
 void make_room(const std::vector<CheckpointPlace>& damaged) {
   for (const auto& place : damaged) {
@@ -150,7 +156,9 @@ bool names_others(
 
 }  // namespace
 
-Resume find_resume(
+namespace {
+
+Resume find_on_disk(
     const CheckpointOptions& options, const std::filesystem::path& folder) {
   Resume resume;
   const std::string& from = options.resume;
@@ -163,6 +171,25 @@ Resume find_resume(
     return resume;
   }
   resume.candidates = find_checkpoints(from);
+  return resume;
+}
+
+}  // namespace
+
+Resume find_resume(
+    const CheckpointOptions& options, const std::filesystem::path& folder,
+    const std::string& memory) {
+  Resume resume = find_on_disk(options, folder);
+  if (memory.empty()) return resume;
+  const int64_t newest = resume.own ? resume.candidates.front().step : -1;
+  auto in_memory = checkpoints_in_memory(memory);
+  std::erase_if(in_memory, [&](const CheckpointPlace& place) {
+    return place.step <= newest;
+  });
+  resume.in_memory = in_memory.size();
+  resume.memory = memory;
+  resume.candidates.insert(
+      resume.candidates.begin(), in_memory.begin(), in_memory.end());
   return resume;
 }
 
@@ -218,7 +245,10 @@ Resumed resume(
     const std::string& samples) {
   std::string last;
   std::vector<CheckpointPlace> damaged;
-  for (const auto& place : from.candidates) {
+  for (size_t i = 0; i < from.candidates.size(); ++i) {
+    const auto& place = from.candidates[i];
+    const bool in_memory = i < from.in_memory;
+    const std::string name = name_of(place, in_memory);
     std::unique_ptr<CheckpointReader> reader;
     std::string damage;
     try {
@@ -230,10 +260,9 @@ Resumed resume(
     const auto seen = world.exchange(damage);
     if (damage.empty()) damage = detail::first_failure(seen);
     if (damage.empty()) {
-      check_same_samples(reader->manifest(), job, samples, place.path.string());
+      check_same_samples(reader->manifest(), job, samples, name);
       check_same_model(
-          reader->manifest(), job, source, state.optimizer(),
-          place.path.string());
+          reader->manifest(), job, source, state.optimizer(), name);
       try {
         auto lines = load_state(state, *reader, source, world, groups);
         if (const auto& scale = reader->manifest().loss_scale) {
@@ -241,18 +270,28 @@ Resumed resume(
               {scale->scale, scale->good_steps, scale->overflows});
         }
         if (from.own && world.rank() == 0) make_room(damaged);
-        return {reader->manifest(), place.path, std::move(lines)};
+        return {
+            reader->manifest(), place.path, from.own || in_memory, in_memory,
+            std::move(lines)};
       } catch (const CheckpointError& error) {
         damage = error.what();  // on every rank
       }
     }
     last = damage;
-    damaged.push_back(place);
+    if (!in_memory) damaged.push_back(place);
     if (world.rank() == 0) {
       std::fprintf(
-          stderr, "warning: %s is damaged and left out: %s\n",
-          place.path.c_str(), first_line(damage).c_str());
+          stderr, "warning: %s is damaged and left out: %s\n", name.c_str(),
+          first_line(damage).c_str());
     }
+  }
+  if (from.in_memory == from.candidates.size()) {
+    if (world.rank() == 0) discard_checkpoints_in_memory(from.memory);
+    world.exchange("");  // no rank ends before that
+    throw Error(
+        "no copy of the state in memory is intact; the next start goes on "
+        "without: " +
+        last);
   }
   throw CheckpointError(format(
       "no checkpoint is intact, of {}; the last one: {}",
@@ -264,8 +303,9 @@ std::string describe(
     const std::string& samples, int64_t total_steps) {
   const CheckpointManifest& manifest = resumed.manifest;
   std::vector<std::string> lines = {format(
-      "resumes from step {} of {}, saved with {} on {}", manifest.step,
-      resumed.path.string(), manifest.layout, counted(manifest.ranks, "rank"))};
+      "resumes from step {} {}, saved with {} on {}", manifest.step,
+      resumed.in_memory ? "in memory" : "of " + resumed.path.string(),
+      manifest.layout, counted(manifest.ranks, "rank"))};
   const auto add = [&](const std::string& line) {
     lines.push_back("  " + line);
   };

@@ -18,16 +18,22 @@ namespace echelon {
 /// The checkpoints that a run may resume from.
 struct Resume {
   std::vector<CheckpointPlace> candidates;  // in the order to try them
-  bool own = false;  // they are this run's own: its metrics are continued
+  size_t in_memory = 0;  // the first of them, this run's own too
+  std::string memory;    // where these are
+  bool own = false;      // they are this run's own: its metrics are continued
   /// checkpoint.resume names others, which the run's own replace.
   bool instead_of_others = false;
 };
 
 /// The run's own checkpoints if `folder` has some, else those that
-/// options.resume names; no candidates when training starts from step 0.
-/// Throws CheckpointError when a named one is needed and missing.
+/// options.resume names; no candidates when training starts from step 0. Those
+/// in memory come first, if they are newer than the run's own. Throws
+/// CheckpointError when a named one is needed and missing.
+///
+///   memory  RankEnvironment::memory
 Resume find_resume(
-    const CheckpointOptions& options, const std::filesystem::path& folder);
+    const CheckpointOptions& options, const std::filesystem::path& folder,
+    const std::string& memory = "");
 
 /// Describes the samples for a checkpoint: a line for each setting and count
 /// that decides which samples a step sees.
@@ -43,6 +49,8 @@ std::vector<std::string> differences(
 struct Resumed {
   CheckpointManifest manifest;
   std::filesystem::path path;  // of the checkpoint
+  bool own = false;            // it is this run's own
+  bool in_memory = false;
   /// What could not be restored as it was saved, a line each (load_state); the
   /// same on all ranks.
   std::vector<std::string> lines;
@@ -57,7 +65,8 @@ std::string describe(
 /// Fills `state` from the first candidate that is intact, and warns of those
 /// that are not. Every rank of the world calls this. Throws CheckpointError
 /// when none is intact, or when it is of another model or (unless
-/// job.checkpoint.force) of another seed or other data.
+/// job.checkpoint.force) of another seed or other data. Throws Error when all
+/// candidates were in memory, after removing them: a restart does without.
 Resumed resume(
     const Resume& from, const Job& job, TrainingState& state,
     const ModelSource& source, World& world, const MeshGroups& groups,

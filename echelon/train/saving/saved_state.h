@@ -83,6 +83,10 @@ class StateSnapshot {
   /// they are, without a copy. The caller changes nothing until then.
   void refer_to(const std::vector<StateShard>& parts);
 
+  /// The same, but copies what forward and backward change (buffers, random
+  /// state): they may run until then, but no update.
+  void refer_until_update(const std::vector<StateShard>& parts);
+
   /// The slices of the last call; their bytes live until the next.
   const std::vector<SliceBytes>& slices() const { return slices_; }
   /// The bytes of all slices.
@@ -90,7 +94,12 @@ class StateSnapshot {
 
  private:
   /// How values are treated that are in host memory as they are written.
-  enum class HostMemory { copied, copied_later, referred_to };
+  enum class HostMemory {
+    copied,
+    copied_later,
+    referred_to,
+    referred_until_update
+  };
   void fill(const std::vector<StateShard>& parts, HostMemory how);
 
   struct Later {

@@ -248,15 +248,7 @@ void Saver::begin(
   // A signal that came after these asks for a checkpoint of its own.
   answer(told_);
   ++count_;
-  manifest_ = now;
-  manifest_.layout = to_string(job_.layout);
-  manifest_.seed = job_.train.seed;
-  manifest_.config = to_toml(job_);
-  if (const auto& scaler = state.loss_scaler(); scaler.active()) {
-    const auto scale = scaler.state();
-    manifest_.loss_scale =
-        SavedLossScale{scale.scale, scale.good_steps, scale.overflows};
-  }
+  manifest_ = describe_state(now, job_, state);
   const std::string failed = copy(state, async);
   auto bytes =
       torch::tensor({static_cast<double>(snapshot_.bytes())}, torch::kFloat64)
@@ -365,6 +357,19 @@ void Saver::fail() {
                 "training continues, the next interval tries again ({} of {})",
                 count, attempts);
   std::fprintf(stderr, "warning: %s; %s\n", failure_.c_str(), next.c_str());
+}
+
+CheckpointManifest describe_state(
+    CheckpointManifest now, const Job& job, const TrainingState& state) {
+  now.layout = to_string(job.layout);
+  now.seed = job.train.seed;
+  now.config = to_toml(job);
+  if (const auto& scaler = state.loss_scaler(); scaler.active()) {
+    const auto scale = scaler.state();
+    now.loss_scale =
+        SavedLossScale{scale.scale, scale.good_steps, scale.overflows};
+  }
+  return now;
 }
 
 void install_save_signal() {

@@ -137,6 +137,11 @@ class Saver {
   int64_t count_ = 0;
 };
 
+/// `now` with what a manifest says of the job and the state besides: layout,
+/// seed, configuration, loss scale.
+CheckpointManifest describe_state(
+    CheckpointManifest now, const Job& job, const TrainingState& state);
+
 /// "; kept in runs/first: metrics.jsonl": what a run whose writing failed has
 /// written until then.
 std::string what_is_kept(const std::filesystem::path& folder);

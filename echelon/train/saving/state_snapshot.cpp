@@ -84,6 +84,10 @@ void StateSnapshot::refer_to(const std::vector<StateShard>& parts) {
   fill(parts, HostMemory::referred_to);
 }
 
+void StateSnapshot::refer_until_update(const std::vector<StateShard>& parts) {
+  fill(parts, HostMemory::referred_until_update);
+}
+
 void StateSnapshot::finish() {
   for (const auto& one : later_) std::memcpy(one.to, one.from, one.bytes);
   later_.clear();
@@ -98,13 +102,18 @@ void StateSnapshot::fill(const std::vector<StateShard>& parts, HostMemory how) {
     return part.tensor.is_cpu() && part.tensor.is_contiguous() &&
            is_row_major(placed);
   };
+  const auto by_update = [](const StateShard& part) {
+    return part.kind == SavedKind::parameter ||
+           part.kind == SavedKind::optimizer;
+  };
   const auto stays = [&](const StateShard& part, const PlacedBox& placed) {
-    return how == HostMemory::referred_to && lies_ready(part, placed);
+    const bool referred =
+        how == HostMemory::referred_to ||
+        (how == HostMemory::referred_until_update && by_update(part));
+    return referred && lies_ready(part, placed);
   };
   const auto waits = [&](const StateShard& part, const PlacedBox& placed) {
-    const bool updated =
-        part.kind == SavedKind::parameter || part.kind == SavedKind::optimizer;
-    return how == HostMemory::copied_later && updated &&
+    return how == HostMemory::copied_later && by_update(part) &&
            lies_ready(part, placed);
   };
   int64_t needed = 0;

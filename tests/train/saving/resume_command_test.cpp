@@ -260,6 +260,41 @@ TEST_F(ResumeCommand, AKilledRankStartsAgainAndChangesNothing) {
   }
 }
 
+// Without a checkpoint on disk.
+TEST_F(ResumeCommand, AKilledRankGoesOnFromMemory) {
+  constexpr int64_t kSteps = 200;
+  finishes(train(kSteps));
+  const auto undisturbed = steps();
+  const std::string hash =
+      read_manifest(checkpoints()[0].path.string()).content_hash;
+  fs::remove_all(run());
+  Command job(train(kSteps, set({"elastic.memory_steps=1"})));
+  size_t done = 0;
+  for (const int restart : {1, 2}) {
+    ASSERT_TRUE(Command::until([&] {
+      return fs::exists(run() + "/metrics.jsonl") &&
+             steps().size() > done + 20 && ranks_of(job).size() == 2;
+    }));
+    done = steps().size();
+    kill(ranks_of(job)[restart % 2], SIGKILL);
+    const std::string said =
+        "restart " + std::to_string(restart) + " of 3, from step ";
+    ASSERT_TRUE(Command::until([&] {
+      return job.err().find(said) != std::string::npos;
+    })) << job.err();
+    const size_t at = job.err().find(said) + said.size();
+    EXPECT_GE(std::stoull(job.err().substr(at)), done - 1);
+  }
+  EXPECT_EQ(job.wait(), 0) << job.err();
+  EXPECT_THAT(job.out(), HasSubstr("in memory, saved with dp=2 on 2 ranks"));
+  expect_every_step_once(kSteps);
+  const auto all = steps();
+  for (size_t i = 0; i < all.size(); ++i) {
+    ASSERT_EQ(all[i].loss, undisturbed[i].loss) << i;
+  }
+  EXPECT_EQ(read_manifest(checkpoints()[0].path.string()).content_hash, hash);
+}
+
 TEST_F(ResumeCommand, ARunKilledBeforeItsFirstCheckpointStartsOver) {
   constexpr int64_t kSteps = 1500;
   Command job(train(kSteps));
@@ -282,7 +317,8 @@ TEST_F(ResumeCommand, ARunKilledBeforeItsFirstCheckpointStartsOver) {
 // Kills one rank or both while files are written all the time: the checkpoints
 // that are left are complete, and training resumes from them.
 TEST_F(ResumeCommand, RanksThatDieLeaveCompleteCheckpoints) {
-  const Words always = set({"checkpoint.every_steps=1", "checkpoint.keep=3"});
+  const Words always = set({"checkpoint.every_steps=1", "checkpoint.keep=3"}) +
+                       Words{"--max-restarts", "0"};
   int64_t last = 0;
   for (size_t round = 0; round < 6; ++round) {
     SCOPED_TRACE(round);

@@ -6,11 +6,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <set>
 
+#include "echelon/checkpoint/files/checked_file.h"
 #include "echelon/checkpoint/files/reader.h"
+#include "echelon/checkpoint/memory/memory_slots.h"
 #include "echelon/checkpoint/tensors/tensor_file.h"
 #include "echelon/text/text_file.h"
 #include "echelon/text/units.h"
@@ -167,6 +170,44 @@ TEST_P(SameLayout, AModelResumesItsStatistics) {
   check(job, 2, {2, 4});
 }
 
+// What a launcher gives its ranks, for as long as it lives.
+class Memory : public MemorySlots {
+ public:
+  explicit Memory(int num_ranks) : MemorySlots(num_ranks) {
+    ::setenv("ECHELON_MEMORY", path().c_str(), 1);
+  }
+  ~Memory() { ::unsetenv("ECHELON_MEMORY"); }
+
+  // Changes the last byte of each file of the newest `count` checkpoints.
+  void damage(size_t count) {
+    for (const auto& place : checkpoints_in_memory(path())) {
+      if (count-- == 0) return;
+      const auto manifest = read_manifest(place.path.string());
+      for (const auto& file : manifest.files) {
+        std::fstream bytes(place.path.parent_path() / file.name);
+        bytes.seekg(-1, std::ios::end);
+        const int last = bytes.peek();
+        bytes.seekp(-1, std::ios::end);
+        bytes.put(static_cast<char>(last ^ 1));
+      }
+    }
+  }
+};
+
+TEST_P(SameLayout, ResumesFromMemory) {
+  Job job = digits(GetParam(), 40);
+  run(job, "whole");
+  const auto ranks = job.layout.num_ranks();
+  Memory memory(static_cast<int>(ranks));
+  job.elastic.memory_steps = 33;
+  job.checkpoint.at_end = false;
+  run(job, "again");
+  EXPECT_EQ(memory.collect(), 33);
+  job.checkpoint.at_end = true;
+  run(job, "again");
+  expect_same_run("again", "whole");
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Layouts, SameLayout,
     testing::Values("dp=1", "dp=2", "fsdp=2", "dp=2,fsdp=2", "pp=2"),
@@ -177,6 +218,57 @@ INSTANTIATE_TEST_SUITE_P(
       }
       return name;
     });
+
+TEST_F(Resumed, AnotherLayoutResumesFromMemory) {
+  const auto small = [&](const char* layout) {
+    Job job = small_gpt(write_tokens(folder_));
+    job.layout = parse_layout(layout);
+    job.train.batch = 12;
+    job.train.log_every = 1000;
+    return job;
+  };
+  run(small("dp=1"), "whole");
+  for (const auto& [before, after] :
+       {std::pair("tp=2", "fsdp=2"), std::pair("fsdp=3", "pp=2"),
+        std::pair("pp=2", "dp=1"), std::pair("dp=2,tp=2", "dp=3")}) {
+    SCOPED_TRACE(std::string(before) + " to " + after);
+    const std::string name = after;
+    Memory memory(4);
+    Job job = small(before);
+    job.elastic.memory_steps = 5;
+    job.checkpoint.at_end = false;
+    run(job, name);
+    EXPECT_EQ(memory.collect(), 5);
+    run(small(after), name);
+    echelon::expect_same_run(path(name), path("whole"));
+  }
+}
+
+TEST_F(Resumed, ADamagedCopyInMemoryIsLeftOut) {
+  Job job = digits("dp=2", 40);
+  run(job, "whole");
+  job.elastic.memory_steps = 10;
+  const auto train_to_the_end = [&](const std::string& name, size_t damaged) {
+    Memory memory(2);
+    Job first = job;
+    first.checkpoint.at_end = false;
+    run(first, name);
+    EXPECT_EQ(memory.collect(), 40);
+    memory.damage(damaged);
+    const std::string error = error_text<Error>([&] { run(job, name); });
+    return error + (memory.collect() ? "" : " and none is left");
+  };
+  EXPECT_EQ(train_to_the_end("one", 1), "no error");
+  expect_same_run("one", "whole");
+  EXPECT_THAT(
+      train_to_the_end("both", 2),
+      AllOf(
+          HasSubstr("no copy of the state in memory is intact; the next start "
+                    "goes on without: /proc/"),
+          HasSubstr(" and none is left")));
+  run(job, "both");
+  expect_same_run("both", "whole");
+}
 
 // Nothing is left to do: no step, no evaluation, no second checkpoint.
 TEST_F(Resumed, AFinishedRunFinishesAgain) {

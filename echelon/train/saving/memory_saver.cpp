@@ -1,0 +1,107 @@
+#include "echelon/train/saving/memory_saver.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <exception>
+
+#include "echelon/error.h"
+#include "echelon/train/saving/saver.h"
+
+namespace echelon {
+namespace {
+
+// Adds the time of a scope.
+class Held {
+ public:
+  explicit Held(int64_t& sum) : sum_(sum) {}
+  ~Held() { sum_ += timeline::steady_now_ns() - began_; }
+  Held(const Held&) = delete;
+  Held& operator=(const Held&) = delete;
+
+ private:
+  int64_t& sum_;
+  const int64_t began_ = timeline::steady_now_ns();
+};
+
+}  // namespace
+
+int64_t time_between_copies(int64_t cost_ns) {
+  constexpr double kBetweenFaultsNs = 3600e9;
+  const auto cost = static_cast<double>(cost_ns);
+  return static_cast<int64_t>(
+      std::max(std::sqrt(2 * cost * kBetweenFaultsNs), 100 * cost));
+}
+
+MemorySaver::MemorySaver(
+    const Job& job, const ModelSource& source, World& world,
+    const MeshGroups& groups, timeline::Recorder* recorder,
+    const std::string& index, int generation, int64_t kept_step)
+    : job_(job),
+      source_(source),
+      world_(world),
+      groups_(groups),
+      recorder_(recorder),
+      generation_(generation),
+      slot_(index, world.rank(), kept_step) {}
+
+MemorySaver::~MemorySaver() {
+  if (thread_.joinable()) thread_.join();
+}
+
+bool MemorySaver::wanted(int64_t step) const {
+  const int64_t every = job_.elastic.memory_steps;
+  if (every > 0) return step % every == 0;
+  // Beside a GPU the thread has a core of its own.
+  const int64_t cost = held_ns_ + (world_.device().is_cpu() ? busy_ns_ : 0);
+  return timeline::steady_now_ns() - began_ns_ >= time_between_copies(cost);
+}
+
+void MemorySaver::finish() {
+  if (!thread_.joinable()) return;
+  const Held held(held_ns_);
+  timeline::ScopedSpan span(
+      recorder_, "compute", "copy to memory", timeline::SpanKind::other);
+  thread_.join();
+  if (!error_.empty()) give_up(error_);
+}
+
+void MemorySaver::after_step(
+    TrainingState& state, const CheckpointManifest& now) {
+  finish();
+  if (failed_) return;
+  held_ns_ = 0;
+  const Held held(held_ns_);
+  timeline::ScopedSpan span(
+      recorder_, "compute", "copy to memory", timeline::SpanKind::other);
+  began_ns_ = timeline::steady_now_ns();
+  CheckpointManifest manifest = describe_state(now, job_, state);
+  manifest.ranks = world_.size();
+  try {
+    snapshot_.refer_until_update(
+        shards_to_save(state, source_, world_, groups_));
+  } catch (const std::exception& error) {
+    return give_up(error.what());
+  }
+  thread_ =
+      std::thread([this, manifest = std::move(manifest)] { write(manifest); });
+}
+
+void MemorySaver::write(const CheckpointManifest& manifest) {
+  busy_ns_ = 0;
+  const Held busy(busy_ns_);
+  try {
+    slot_.write(snapshot_.slices(), manifest, generation_);
+  } catch (const std::exception& error) {
+    error_ = error.what();
+  }
+}
+
+void MemorySaver::give_up(const std::string& error) {
+  failed_ = true;
+  std::fprintf(
+      stderr, "warning: no more copies of the state in memory: rank %d: %s\n",
+      world_.rank(), error.c_str());
+}
+
+}  // namespace echelon
