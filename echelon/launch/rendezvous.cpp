@@ -40,6 +40,7 @@ constexpr int kProtocol = 1;
 constexpr int kDefaultMasterPort = 29500;
 constexpr size_t kMaxMessage = 64 << 10;
 constexpr milliseconds kSilence{3000};  // before telling the user to wait
+constexpr const char* kNoLauncher = "it does not speak as a launcher";
 
 class Deadline {
  public:
@@ -128,6 +129,12 @@ Received receive(int fd, std::string& unread, std::string& line) {
       size > 0 || (size < 0 && (errno == EAGAIN || errno == EINTR));
   return waits && unread.size() < kMaxMessage ? Received::nothing
                                               : Received::end;
+}
+
+// Whether `value` is an integer from `least`, which is 0 or more, to `most`. A
+// conversion to int would wrap a larger one around.
+bool is_integer(const json& value, int least, int most) {
+  return value.is_number_integer() && value >= least && value <= most;
 }
 
 int port_of(const LaunchOptions& options) {
@@ -262,7 +269,7 @@ class RendezvousHost {
     try {
       reason = take_hello(newcomer, json::parse(line));
     } catch (const json::exception&) {
-      reason = "it does not speak as a launcher";
+      reason = kNoLauncher;
     }
     if (!reason.empty()) {
       send_line(newcomer.socket.fd(), {{"refused", reason}});
@@ -274,22 +281,32 @@ class RendezvousHost {
   }
 
   std::string take_hello(Node& newcomer, const json& hello) const {
-    const int nodes = hello.at("nodes");
-    newcomer.node = hello.at("node_rank");
-    newcomer.num_ranks = hello.at("ranks");
+    const json& nodes = hello.at("nodes");
+    const json& node = hello.at("node_rank");
+    const json& ranks = hello.at("ranks");
     if (hello.at("protocol") != kProtocol) {
       return "it is another version of the launcher";
     }
-    if (nodes != options_.num_nodes) {
-      return format(
-          "node 0 has --nnodes {}, this one has {}", options_.num_nodes, nodes);
+    if (!nodes.is_number() || !node.is_number() || !ranks.is_number()) {
+      return kNoLauncher;
     }
-    if (newcomer.node < 1 || newcomer.node >= options_.num_nodes ||
-        newcomer.num_ranks < 1) {
+    if (!is_integer(nodes, options_.num_nodes, options_.num_nodes)) {
       return format(
-          "--node-rank {} with {} ranks is out of range", newcomer.node,
-          newcomer.num_ranks);
+          "node 0 has --nnodes {}, this one has {}", options_.num_nodes,
+          nodes.dump());
     }
+    if (!is_integer(node, 1, options_.num_nodes - 1)) {
+      return format(
+          "--node-rank {} is out of range: with --nnodes {} it is 1 to {}",
+          node.dump(), options_.num_nodes, options_.num_nodes - 1);
+    }
+    if (!is_integer(ranks, 1, kMaxRanksPerHost)) {
+      return format(
+          "{} ranks on one host are out of range: it is 1 to {}", ranks.dump(),
+          kMaxRanksPerHost);
+    }
+    newcomer.node = node;
+    newcomer.num_ranks = ranks;
     if (nodes_[newcomer.node].socket.fd() >= 0) {
       return format(
           "another host, {}, already has --node-rank {}",

@@ -160,6 +160,56 @@ TEST_F(Loopback, HostsThatDisagreeAreRefused) {
   EXPECT_EQ(c.wait(), 130);
 }
 
+/// A Python program that sends lines of JSON to the launcher of node 0, each on
+/// a connection of its own, and prints the answers.
+std::vector<std::string>
+stranger(int port, const std::vector<std::string>& lines) {
+  std::vector<std::string> program = {
+      "python3", "-c",
+      "import socket, sys, time\n"
+      "def connect():\n"
+      "    while True:\n"
+      "        try:\n"
+      "            return socket.create_connection(('127.0.0.1', " +
+          std::to_string(port) +
+          "))\n"
+          "        except ConnectionRefusedError:\n"
+          "            time.sleep(0.01)\n"
+          "for line in sys.argv[1:]:\n"
+          "    with connect() as s:\n"
+          "        s.sendall(line.encode() + b'\\n')\n"
+          "        print(s.makefile().readline(), end='', flush=True)\n"};
+  program.insert(program.end(), lines.begin(), lines.end());
+  return program;
+}
+
+TEST_F(Loopback, NumbersOutOfRangeAreRefused) {
+  const auto hello = [](const std::string& nodes, const std::string& node,
+                        const std::string& ranks) {
+    return R"({"protocol": 1, "nodes": )" + nodes + R"(, "node_rank": )" +
+           node + R"(, "ranks": )" + ranks + "}";
+  };
+  const std::vector<std::string> sizes = {"sh", "-c", "echo $RANK $WORLD_SIZE"};
+  Command a(node(0, sizes));
+  Command c(stranger(
+      port_, {hello("4294967298", "1", "3"), hello("2", "4294967297", "3"),
+              hello("2", "1", "2147483647"), hello("2", "1", "4294967299"),
+              hello("2", "1", "18446744073709551615"), hello("2", "1", "2.5"),
+              hello("2", "1", "\"many\"")}));
+  EXPECT_EQ(c.wait(), 0) << c.err();
+  EXPECT_THAT(
+      c.out(),
+      HasAll(
+          "node 0 has --nnodes 2, this one has 4294967298",
+          "--node-rank 4294967297 is out of range: with --nnodes 2",
+          "2147483647 ranks on one host are out of range: it is 1 to 1024",
+          "4294967299 ranks", "18446744073709551615 ranks", "2.5 ranks",
+          "it does not speak as a launcher"));
+  Command b(node(1, sizes));
+  expect_end(a, b, 0);
+  EXPECT_THAT(a.out(), HasAll("0 5\n", "1 5\n"));
+}
+
 TEST_F(Loopback, AnotherProgramOnThePortIsReported) {
   Command server(
       {"python3", "-c",
