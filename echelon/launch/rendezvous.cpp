@@ -2,7 +2,9 @@
 // retrying until the deadline, and says its protocol, --nnodes, --node-rank and
 // number of ranks. Node 0 refuses what does not match, forgets a node that
 // leaves before the job starts, and when all have come answers each with job
-// id, first rank and world size: ranks follow the order of the nodes. The
+// id, first rank and world size: ranks follow the order of the nodes. A
+// connection that stays silent is closed after a while, or as soon as there are
+// too many of them: anyone may connect, and must not keep the hosts out. The
 // connections stay open for the job (hosts.h). From the start node 0 holds a
 // second socket on the same port for rank 0's store, so that no other program
 // can take the port in between.
@@ -40,6 +42,8 @@ constexpr int kProtocol = 1;
 constexpr int kDefaultMasterPort = 29500;
 constexpr size_t kMaxMessage = 64 << 10;
 constexpr milliseconds kSilence{3000};  // before telling the user to wait
+constexpr milliseconds kHelloTimeout{5000};
+constexpr size_t kMaxStrangers = 64;  // besides the job's hosts
 constexpr const char* kNoLauncher = "it does not speak as a launcher";
 
 class Deadline {
@@ -149,7 +153,9 @@ std::string place_of(const LaunchOptions& options) {
 class RendezvousHost {
  public:
   explicit RendezvousHost(const LaunchOptions& options)
-      : options_(options), nodes_(options.num_nodes) {}
+      : options_(options),
+        hello_timeout_(std::min(kHelloTimeout, options.join_timeout / 4)),
+        nodes_(options.num_nodes) {}
 
   Rendezvous run() {
     open();
@@ -175,6 +181,7 @@ class RendezvousHost {
     std::string unread;
     int num_ranks = 0;
     int node = -1;
+    Deadline hello{milliseconds(0)};  // until when it says which node it is
   };
 
   // Binds two sockets to one port: one for the rendezvous, one for the store
@@ -234,22 +241,52 @@ class RendezvousHost {
     }
     std::vector<Node> remaining;
     for (size_t i = 0; i < newcomers_.size(); ++i) {
-      if (files[1 + i].revents == 0 || !admit(newcomers_[i])) {
-        if (newcomers_[i].socket.fd() >= 0) {
-          remaining.push_back(std::move(newcomers_[i]));
-        }
+      if (files[1 + i].revents != 0 && admit(newcomers_[i])) continue;
+      if (newcomers_[i].hello.passed()) {
+        refuse(
+            newcomers_[i], format(
+                               "it did not say which node it is within {}",
+                               newcomers_[i].hello.seconds()));
+      } else {
+        remaining.push_back(std::move(newcomers_[i]));
       }
     }
     newcomers_ = std::move(remaining);
-    if (files[0].revents != 0) {
-      Node newcomer;
-      newcomer.socket =
-          Descriptor(accept4(listener_.fd(), nullptr, nullptr, SOCK_CLOEXEC));
-      if (newcomer.socket.fd() >= 0) {
-        enable_keepalive(newcomer.socket.fd());
-        newcomers_.push_back(std::move(newcomer));
-      }
+    if (files[0].revents != 0) accept_newcomer();
+  }
+
+  // Makes room by closing the connection that has been silent for longest: a
+  // host says at once which node it is.
+  void accept_newcomer() {
+    Node newcomer;
+    newcomer.socket =
+        Descriptor(accept4(listener_.fd(), nullptr, nullptr, SOCK_CLOEXEC));
+    const bool accepted = newcomer.socket.is_open();
+    const bool full = !accepted && (errno == EMFILE || errno == ENFILE ||
+                                    errno == ENOBUFS || errno == ENOMEM);
+    if (full && newcomers_.empty()) {
+      throw ConfigError(format(
+          "[launch] cannot take the connection of another host at {}: {}; "
+          "`ulimit -n` tells and sets how many files may be open",
+          place_of(options_), std::strerror(errno)));
     }
+    if (full || newcomers_.size() >= nodes_.size() + kMaxStrangers) {
+      refuse(
+          newcomers_.front(),
+          format(
+              "it did not say which node it is, and {} connections wait",
+              newcomers_.size()));
+      newcomers_.erase(newcomers_.begin());
+    }
+    if (!accepted) return;
+    enable_keepalive(newcomer.socket.fd());
+    newcomer.hello = Deadline(hello_timeout_);
+    newcomers_.push_back(std::move(newcomer));
+  }
+
+  static void refuse(Node& newcomer, const std::string& reason) {
+    send_line(newcomer.socket.fd(), {{"refused", reason}});
+    newcomer.socket.close();
   }
 
   // Reads a newcomer's hello. True when it was admitted or refused, false while
@@ -272,8 +309,7 @@ class RendezvousHost {
       reason = kNoLauncher;
     }
     if (!reason.empty()) {
-      send_line(newcomer.socket.fd(), {{"refused", reason}});
-      newcomer.socket = Descriptor();
+      refuse(newcomer, reason);
       return true;
     }
     nodes_[newcomer.node] = std::move(newcomer);
@@ -344,12 +380,13 @@ class RendezvousHost {
   }
 
   const LaunchOptions& options_;
+  const milliseconds hello_timeout_;
   Descriptor listener_;
   Descriptor store_;
   Descriptor claim_;
   std::string address_;
-  std::vector<Node> newcomers_;
-  std::vector<Node> nodes_;  // by node; [0] stays empty
+  std::vector<Node> newcomers_;  // in the order in which they came
+  std::vector<Node> nodes_;      // by node; [0] stays empty
 };
 
 // One attempt to connect; sets `error`.

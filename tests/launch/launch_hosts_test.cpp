@@ -160,10 +160,10 @@ TEST_F(Loopback, HostsThatDisagreeAreRefused) {
   EXPECT_EQ(c.wait(), 130);
 }
 
-/// A Python program that sends lines of JSON to the launcher of node 0, each on
-/// a connection of its own, and prints the answers.
-std::vector<std::string>
-stranger(int port, const std::vector<std::string>& lines) {
+/// A Python program whose connect() connects to the launcher of node 0.
+std::vector<std::string> stranger(
+    int port, const std::string& script,
+    const std::vector<std::string>& arguments = {}) {
   std::vector<std::string> program = {
       "python3", "-c",
       "import socket, sys, time\n"
@@ -174,12 +174,9 @@ stranger(int port, const std::vector<std::string>& lines) {
           std::to_string(port) +
           "))\n"
           "        except ConnectionRefusedError:\n"
-          "            time.sleep(0.01)\n"
-          "for line in sys.argv[1:]:\n"
-          "    with connect() as s:\n"
-          "        s.sendall(line.encode() + b'\\n')\n"
-          "        print(s.makefile().readline(), end='', flush=True)\n"};
-  program.insert(program.end(), lines.begin(), lines.end());
+          "            time.sleep(0.01)\n" +
+          script};
+  program.insert(program.end(), arguments.begin(), arguments.end());
   return program;
 }
 
@@ -192,10 +189,15 @@ TEST_F(Loopback, NumbersOutOfRangeAreRefused) {
   const std::vector<std::string> sizes = {"sh", "-c", "echo $RANK $WORLD_SIZE"};
   Command a(node(0, sizes));
   Command c(stranger(
-      port_, {hello("4294967298", "1", "3"), hello("2", "4294967297", "3"),
-              hello("2", "1", "2147483647"), hello("2", "1", "4294967299"),
-              hello("2", "1", "18446744073709551615"), hello("2", "1", "2.5"),
-              hello("2", "1", "\"many\"")}));
+      port_,
+      "for line in sys.argv[1:]:\n"
+      "    with connect() as s:\n"
+      "        s.sendall(line.encode() + b'\\n')\n"
+      "        print(s.makefile().readline(), end='', flush=True)\n",
+      {hello("4294967298", "1", "3"), hello("2", "4294967297", "3"),
+       hello("2", "1", "2147483647"), hello("2", "1", "4294967299"),
+       hello("2", "1", "18446744073709551615"), hello("2", "1", "2.5"),
+       hello("2", "1", "\"many\"")}));
   EXPECT_EQ(c.wait(), 0) << c.err();
   EXPECT_THAT(
       c.out(),
@@ -208,6 +210,32 @@ TEST_F(Loopback, NumbersOutOfRangeAreRefused) {
   Command b(node(1, sizes));
   expect_end(a, b, 0);
   EXPECT_THAT(a.out(), HasAll("0 5\n", "1 5\n"));
+}
+
+TEST_F(Loopback, ASilentConnectionIsClosed) {
+  Command a(node(0, {"true"}, "--join-ms 4000"));
+  Command c(stranger(port_, "print(connect().makefile().readline())"));
+  EXPECT_EQ(c.wait(), 0) << c.err();
+  EXPECT_THAT(c.out(), HasSubstr("did not say which node it is within 1 s"));
+}
+
+TEST_F(Loopback, SilentConnectionsKeepNoHostOut) {
+  const std::string silent =
+      "held = [connect() for _ in range(100)]\n"
+      "print(held[0].makefile().readline(), end='', flush=True)\n"
+      "time.sleep(600)\n";
+  for (const std::string limit : {"300", "40"}) {
+    port_ = free_port();
+    auto limited = node(0, {"true"});
+    const std::vector<std::string> shell = {
+        "sh", "-c", "ulimit -n " + limit + "; exec \"$@\"", "sh"};
+    limited.insert(limited.begin(), shell.begin(), shell.end());
+    Command a(limited);
+    Command c(stranger(port_, silent));
+    ASSERT_TRUE(c.until_output("connections wait"));
+    Command b(node(1, {"true"}));
+    expect_end(a, b, 0);
+  }
 }
 
 TEST_F(Loopback, AnotherProgramOnThePortIsReported) {
