@@ -116,6 +116,13 @@ Descriptor claim_port(const std::string& address, int port) {
   if (!file.is_open() || bind(
                              file.fd(), reinterpret_cast<sockaddr*>(&place),
                              offsetof(sockaddr_un, sun_path) + 1 + size) != 0) {
+    if (errno == EADDRINUSE) {
+      throw ConfigError(format(
+          "[launch] master {}, port {}: the port is in use by another job, or "
+          "by a process that took the name @{} which keeps it; give another "
+          "--master-port, or `ss -xap` tells by whom",
+          address, port, name));
+    }
     refuse_bind(address, port, errno);
   }
   return file;

@@ -258,6 +258,25 @@ TEST_F(Loopback, AnotherProgramOnThePortIsReported) {
   EXPECT_THAT(a.err(), HasSubstr("the port is in use"));
 }
 
+// Any user of the host can take the name that keeps a port.
+TEST_F(Loopback, AProcessThatHasTheNameOfAPortIsReported) {
+  const std::string name = "echelon-master-127.0.0.1-" + std::to_string(port_);
+  Command holder(
+      {"python3", "-c",
+       "import socket, time\n"
+       "s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)\n"
+       "s.bind('\\0" +
+           name +
+           "')\n"
+           "print('up', flush=True)\n"
+           "time.sleep(600)\n"});
+  ASSERT_TRUE(holder.until_output("up"));
+  Command a(node(0, {"true"}));
+  EXPECT_EQ(a.wait(), 2);
+  EXPECT_THAT(
+      a.err(), HasAll("took the name @" + name, "--master-port", "ss -xap"));
+}
+
 /// Two hosts, each with a launcher of its own.
 class Namespaces : public testing::Test {
  protected:
