@@ -364,6 +364,8 @@ void Job::look_for_hangs() {
   if (watched_ == nullptr || passed < HangWatch::kLook) return;
   looked_ = now;
   if (policy_.stopping() || policy_.stopped_by() != 0) return;
+  // Ranks whose output nobody reads wait for that.
+  if (screen_.full()) return;
   const auto hang = watched_->hangs.look(watched_->progress.read(), passed);
   if (!hang) return;
   Rank& rank = ranks_[static_cast<size_t>(hang->rank)];

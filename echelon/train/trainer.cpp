@@ -305,8 +305,8 @@ bool Loop::one_step(Position position) {
   for (const auto& reason : batch->skip_reasons) {
     std::fprintf(stderr, "skipped a sample: %s\n", reason.c_str());
   }
-  progress_.advance();
   settle();  // the step before, whose error keeps this one from its update
+  progress_.advance();
   const bool logged =
       (step_ + 1) % std::max<int64_t>(1, job_.train.log_every) == 0 ||
       step_ == 0;
@@ -336,6 +336,7 @@ bool Loop::one_step(Position position) {
 // on it. Returns at once when it has been read.
 void Loop::settle() {
   if (!queued_) return;
+  progress_.pause();  // who reads the terminal may take any time
   Queued queued = std::move(*queued_);
   queued_.reset();
   const auto& numbers = queued.numbers.wait();

@@ -90,6 +90,23 @@ TEST(TrainCommand, ARankThatHangsIsStartedAgain) {
                      HasSubstr("restart 1 of 1")));
 }
 
+// Ctrl-S in a terminal does the same.
+TEST(TrainCommand, WaitsForASlowReader) {
+  TempFolder folder;
+  const std::string run = folder.path() + "/run";
+  Words words = {
+      "sh", "-c", "\"$@\" | { sleep 5; cat > " + folder.path() + "/out; }",
+      "sh"};
+  Command job(
+      words + train_digits(run, 2500) + Words{"-n", "2"} +
+      set({"train.log_every=1"}));
+  EXPECT_EQ(job.wait(), 0) << job.err();
+  EXPECT_EQ(job.err().find("restart"), std::string::npos) << job.err();
+  EXPECT_THAT(
+      testing_support::read_file(folder.path() + "/out"),
+      HasSubstr("step 2500/2500"));
+}
+
 TEST(TrainCommand, GoesOnWhenNobodyReads) {
   TempFolder folder;
   const std::string run = folder.path() + "/run";
