@@ -89,10 +89,16 @@ std::unique_ptr<MemorySlots> memory_of_restarts(
       static_cast<double>(host_bytes()) / 4) {
     return nullptr;
   }
-  auto slots =
-      std::make_unique<MemorySlots>(static_cast<int>(job.layout.num_ranks()));
-  options.environment.emplace_back("ECHELON_MEMORY", slots->path());
-  return slots;
+  try {
+    auto slots =
+        std::make_unique<MemorySlots>(static_cast<int>(job.layout.num_ranks()));
+    options.environment.emplace_back("ECHELON_MEMORY", slots->path());
+    return slots;
+  } catch (const ConfigError& error) {
+    std::cerr << "warning: no copies of the state in memory: " << error.what()
+              << "\n";
+    return nullptr;
+  }
 }
 
 // Throws when the plan says that ranks will run out of memory.
@@ -193,7 +199,8 @@ bool changes_no_result(const SettingChange& change) {
       {"checkpoint", "every_minutes"}, {"checkpoint", "at_end"},
       {"checkpoint", "keep"},          {"checkpoint", "async"},
       {"checkpoint", "attempts"},      {"checkpoint", "force"}};
-  return kReports.contains({change.table, change.key});
+  return change.table == "elastic" ||
+         kReports.contains({change.table, change.key});
 }
 
 // Throws when a finished run is started with other settings: nothing would be

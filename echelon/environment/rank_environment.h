@@ -23,8 +23,8 @@
 //                                 others reach it
 //   ECHELON_MEMORY                `echelon train`: where checkpoints in memory
 //                                 are (checkpoint/memory)
-//   ECHELON_PROGRESS              where the launcher sees how far the ranks of
-//                                 this host are (comm/trace/progress.h)
+//   ECHELON_PROGRESS              where the ranks of this host show their
+//                                 progress (comm/trace/progress.h)
 //
 // A process reads the variables of one of these launchers:
 //
@@ -68,7 +68,7 @@ struct RankEnvironment {
   std::string job = "job";       // names the job in keys
   int generation = 0;            // how often the job was restarted
   std::string memory;            // where checkpoints in memory are; empty: none
-  std::string progress;          // where the launcher sees it; empty: nowhere
+  std::string progress;          // where to show it; empty: nowhere
   Launcher launcher = Launcher::none;
 };
 

@@ -48,13 +48,13 @@ std::optional<HangWatch::Hang> HangWatch::find_stopped(Milliseconds passed) {
   return std::nullopt;
 }
 
-bool HangWatch::comes_further(const std::vector<RankProgress>& ranks) {
-  bool further = false;
+bool HangWatch::has_progress(const std::vector<RankProgress>& ranks) {
+  bool progress = false;
   for (size_t i = 0; i < ranks.size(); ++i) {
-    further |= ranks[i].count != counts_[i];
+    progress |= ranks[i].count != counts_[i];
     counts_[i] = ranks[i].count;
   }
-  return further;
+  return progress;
 }
 
 void HangWatch::learn(Milliseconds pause) {
@@ -68,7 +68,7 @@ std::optional<HangWatch::Hang>
 HangWatch::look(const std::vector<RankProgress>& ranks, Milliseconds passed) {
   passed = std::min(passed, kLook);
   if (auto hang = find_stopped(passed)) return hang;
-  if (comes_further(ranks)) {
+  if (has_progress(ranks)) {
     learn(pause_ + passed);
     pause_ = Milliseconds(0);
     return std::nullopt;
@@ -86,14 +86,17 @@ HangWatch::look(const std::vector<RankProgress>& ranks, Milliseconds passed) {
       std::ranges::min_element(ranks, {}, [](const RankProgress& rank) {
         return std::pair(rank.collectives, rank.count);
       });
-  return Hang{
-      static_cast<int>(last - ranks.begin()),
-      format(
-          "hangs: no rank has come further in its step for {:.1f} s; before, "
-          "{:.1f} s was the longest pause. It has issued {} collectives, the "
-          "other ranks up to {}",
-          seconds(pause_), seconds(longest), last->collectives,
-          std::ranges::max(ranks, {}, &RankProgress::collectives).collectives)};
+  std::string text = format(
+      "hangs: no rank has made progress in its step for {:.1f} s; the longest "
+      "pause before was {:.1f} s",
+      seconds(pause_), seconds(longest));
+  if (ranks.size() > 1) {
+    text += format(
+        ". It has issued {} collectives, the other ranks up to {}",
+        last->collectives,
+        std::ranges::max(ranks, {}, &RankProgress::collectives).collectives);
+  }
+  return Hang{static_cast<int>(last - ranks.begin()), std::move(text)};
 }
 
 }  // namespace echelon::launch

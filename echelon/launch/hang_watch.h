@@ -1,13 +1,13 @@
-// Finds ranks that live and come no further.
+// Finds ranks that are alive and make no progress.
 //
-// Pure, as Policy: what is seen in, a verdict out. Time counts while somebody
-// looks: a launcher that was stopped itself, or had no processor, has seen
-// nothing.
+// Pure, as Policy: observations in, a verdict out. Only time in which the
+// launcher looks counts: while it was stopped itself, or had no processor, it
+// saw nothing.
 //
-// Two rules. A rank that is stopped by a signal (SIGSTOP) and not continued
-// hangs after kStopped. And a job hangs when all its ranks are in a step and
-// none has come further for ten times as long as the longest such pause of the
-// last two thousand, or for `least` if that is longer.
+// There are two rules. A rank that a signal has stopped (SIGSTOP) hangs unless
+// it is continued within kStopped. And a job hangs when all its ranks are in a
+// step and none makes progress for ten times the longest such pause among the
+// last one to two thousand, or for `least` if that is longer.
 #pragma once
 
 #include <chrono>
@@ -39,7 +39,7 @@ class HangWatch {
   /// `passed` since the last look. Returns a hang once it is sure.
   std::optional<Hang>
   look(const std::vector<RankProgress>& ranks, Milliseconds passed);
-  /// Whether look() has returned a job that came no further.
+  /// Whether look() has found a job that makes no progress.
   bool found() const { return found_; }
 
  private:
@@ -48,7 +48,7 @@ class HangWatch {
     Milliseconds time{0};
   };
   std::optional<Hang> find_stopped(Milliseconds passed);
-  bool comes_further(const std::vector<RankProgress>& ranks);
+  bool has_progress(const std::vector<RankProgress>& ranks);
   void learn(Milliseconds pause);
 
   const Milliseconds least_;

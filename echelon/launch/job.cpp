@@ -303,8 +303,14 @@ void Job::take_report(Rank& rank) {
     case GuardReport::stopped:
       if (report.value != SIGTSTP) {
         say(format(
-            "{} was stopped by {}; `kill -CONT {}` continues it", name,
-            signal_name(report.value), report.pid));
+            "{} was stopped by {}; `kill -CONT {}` continues it{}", name,
+            signal_name(report.value), report.pid,
+            watched_ != nullptr
+                ? format(
+                      ", and after {:g} s without it the rank has failed",
+                      std::chrono::duration<double>(HangWatch::kStopped)
+                          .count())
+                : ""));
         if (watched_ != nullptr) {
           watched_->hangs.on_stopped(number, signal_name(report.value));
         }

@@ -19,7 +19,7 @@
 
 namespace echelon::launch {
 
-/// What a job that may start again is watched by.
+/// How a job that may start again is watched.
 struct Watched {
   HangWatch hangs;
   const ProgressBoard& progress;

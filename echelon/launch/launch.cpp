@@ -36,8 +36,8 @@ std::string from_step(int64_t step) {
 }
 
 std::string line_of(const Cause& cause) {
-  return format(
-      "rank {}: {}", cause.rank, cause.text.substr(0, cause.text.find('\n')));
+  const std::string line = cause.text.substr(0, cause.text.find('\n'));
+  return cause.rank < 0 ? line : format("rank {}: {}", cause.rank, line);
 }
 
 // All that went wrong, once no restart is left.

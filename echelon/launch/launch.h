@@ -18,10 +18,11 @@ namespace echelon::launch {
 /// one more than 2 s later kills. No process started here outlives this one by
 /// more than a second, however this one ends, SIGKILL included.
 ///
-/// With options.max_restarts the others are killed at once, and all ranks start
-/// again, unless the error is one that a user must mend (ExitCode 2, 3, 4) or a
-/// signal asked the job to stop. The code is then that of the last failure, or
-/// 93 when three restarts in a row brought no new step.
+/// With options.max_restarts a rank that hangs (hang_watch.h) has failed too,
+/// the others are killed at once, and all ranks start again, unless the error
+/// is one that a user must mend (ExitCode 2, 3, 4) or a signal asked the job to
+/// stop. The code is then that of the last failure, or 93 when three restarts
+/// in a row brought no new step.
 ///
 /// Throws ConfigError when the job cannot start: options out of range, a
 /// program that cannot be executed, a port in use, hosts that do not meet.

@@ -336,7 +336,6 @@ bool Loop::one_step(Position position) {
 // on it. Returns at once when it has been read.
 void Loop::settle() {
   if (!queued_) return;
-  progress_.pause();  // who reads the terminal may take any time
   Queued queued = std::move(*queued_);
   queued_.reset();
   const auto& numbers = queued.numbers.wait();
@@ -368,6 +367,7 @@ void Loop::settle() {
   memory_wanted_ |= sums.memory;
   skipped_ += static_cast<int64_t>(sums.skipped);
   if (!update.updated) ++skipped_steps_;
+  progress_.pause();  // whoever reads the terminal may take any time
   record(queued, sums, update);
 }
 

@@ -86,7 +86,7 @@ TEST(TrainCommand, ARankThatHangsIsStartedAgain) {
   EXPECT_EQ(job.wait(), 0) << job.err();
   EXPECT_THAT(
       job.err(), AllOf(
-                     HasSubstr("rank 1: hangs: no rank has come further"),
+                     HasSubstr("rank 1: hangs: no rank has made progress"),
                      HasSubstr("restart 1 of 1")));
 }
 

@@ -22,7 +22,7 @@ void* map(int fd, size_t bytes, off_t at) {
 ProgressBoard::ProgressBoard(int num_ranks)
     : num_ranks_(static_cast<size_t>(num_ranks)),
       fd_(::memfd_create("echelon-progress", MFD_CLOEXEC)) {
-  const size_t bytes = num_ranks_ * sizeof(Page);
+  const size_t bytes = num_ranks_ * sizeof(Slot);
   void* memory = MAP_FAILED;
   if (fd_ >= 0 && ::ftruncate(fd_, static_cast<off_t>(bytes)) == 0) {
     memory = map(fd_, bytes, 0);
@@ -34,60 +34,60 @@ ProgressBoard::ProgressBoard(int num_ranks)
         "[launch] no memory for the progress of {} ranks: {}", num_ranks,
         std::strerror(error)));
   }
-  pages_ = static_cast<Page*>(memory);  // zeros
+  slots_ = static_cast<Slot*>(memory);  // zeros
   path_ = format("/proc/{}/fd/{}", ::getpid(), fd_);
 }
 
 ProgressBoard::~ProgressBoard() {
-  ::munmap(pages_, num_ranks_ * sizeof(Page));
+  ::munmap(slots_, num_ranks_ * sizeof(Slot));
   ::close(fd_);
 }
 
 std::vector<RankProgress> ProgressBoard::read() const {
   std::vector<RankProgress> ranks;
   for (size_t i = 0; i < num_ranks_; ++i) {
-    const Page& page = pages_[i];
-    ranks.push_back({page.count, page.collectives, page.watched});
+    const Slot& slot = slots_[i];
+    ranks.push_back({slot.count, slot.collectives, slot.watched});
   }
   return ranks;
 }
 
 void ProgressBoard::clear() {
   for (size_t i = 0; i < num_ranks_; ++i) {
-    pages_[i].count = pages_[i].collectives = 0;
-    pages_[i].watched = false;
+    slots_[i].count = slots_[i].collectives = 0;
+    slots_[i].watched = false;
   }
 }
 
-// Maps the pages up to its own, since a mapping begins where the file does.
+// Maps the slots before its own too: a mapping begins at a page of the file.
 ProgressMark::ProgressMark(const std::string& path, int local_rank) {
   if (path.empty() || local_rank < 0) return;
   const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
   if (fd < 0) return;
   rank_ = static_cast<size_t>(local_rank);
-  void* memory = map(fd, (rank_ + 1) * sizeof(ProgressBoard::Page), 0);
+  void* memory = map(fd, (rank_ + 1) * sizeof(ProgressBoard::Slot), 0);
   ::close(fd);
-  if (memory != MAP_FAILED) pages_ = static_cast<ProgressBoard::Page*>(memory);
+  if (memory != MAP_FAILED) slots_ = static_cast<ProgressBoard::Slot*>(memory);
 }
 
 ProgressMark::~ProgressMark() {
-  if (pages_ == nullptr) return;
+  if (slots_ == nullptr) return;
   pause();
-  ::munmap(pages_, (rank_ + 1) * sizeof(ProgressBoard::Page));
+  ::munmap(slots_, (rank_ + 1) * sizeof(ProgressBoard::Slot));
 }
 
 void ProgressMark::advance() {
-  if (pages_ == nullptr) return;
-  pages_[rank_].count.fetch_add(1);
-  pages_[rank_].watched = true;
+  if (slots_ == nullptr) return;
+  slots_[rank_].count.fetch_add(1);
+  slots_[rank_].watched = true;
 }
 
 std::atomic<uint64_t>* ProgressMark::collectives() {
-  return pages_ != nullptr ? &pages_[rank_].collectives : nullptr;
+  return slots_ != nullptr ? &slots_[rank_].collectives : nullptr;
 }
 
 void ProgressMark::pause() {
-  if (pages_ != nullptr) pages_[rank_].watched = false;
+  if (slots_ != nullptr) slots_[rank_].watched = false;
 }
 
 }  // namespace echelon

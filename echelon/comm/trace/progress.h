@@ -1,11 +1,11 @@
-// How far each rank of a host has come, in memory that its launcher reads, so
-// that a job that hangs is found although all its processes live.
+// The progress of the ranks of a host, in memory that their launcher reads: it
+// finds a job that hangs although all its processes are alive.
 //
-//   launcher                                  rank
+//   launcher                             rank
 //   ProgressBoard board(num_ranks);
-//   ECHELON_PROGRESS = board.path()      ->   ProgressMark mark(path,
-//   local_rank); board.read() history.count_into(…);
-//                                             mark.advance();
+//   ECHELON_PROGRESS = board.path()  ->  ProgressMark mark(path, local_rank);
+//                                        history.count_into(mark.collectives());
+//   board.read()                         mark.advance();
 #pragma once
 
 #include <atomic>
@@ -16,9 +16,9 @@
 namespace echelon {
 
 struct RankProgress {
-  uint64_t count = 0;        // grows with everything that the rank has done
+  uint64_t count = 0;        // of its calls of advance()
   uint64_t collectives = 0;  // that it has issued
-  /// The rank is in a step, where it should soon come further. False while it
+  /// The rank is in a step, where it should soon make progress. False while it
   /// starts, reads data, evaluates or saves, which may take any time.
   bool watched = false;
 };
@@ -36,12 +36,12 @@ class ProgressBoard {
   /// this process lives.
   const std::string& path() const { return path_; }
   std::vector<RankProgress> read() const;
-  /// Before other processes take the ranks' places.
+  /// Resets all ranks: call it before other processes take their places.
   void clear();
 
  private:
   friend class ProgressMark;
-  struct alignas(64) Page {
+  struct alignas(64) Slot {
     std::atomic<uint64_t> count;
     std::atomic<uint64_t> collectives;
     std::atomic<bool> watched;
@@ -49,21 +49,21 @@ class ProgressBoard {
 
   size_t num_ranks_;
   int fd_ = -1;
-  Page* pages_ = nullptr;
+  Slot* slots_ = nullptr;
   std::string path_;
 };
 
 /// A rank's side. One thread calls it.
 class ProgressMark {
  public:
-  /// An empty path: nobody reads. A path that cannot be opened is taken for
-  /// one, since a job that is not watched is better than none.
+  /// With an empty path nobody reads. So it is with a path that cannot be
+  /// opened: a job that is not watched is better than none.
   ProgressMark(const std::string& path, int local_rank);
   ~ProgressMark();
   ProgressMark(const ProgressMark&) = delete;
   ProgressMark& operator=(const ProgressMark&) = delete;
 
-  /// The rank has come further in a step.
+  /// The rank has made progress in a step.
   void advance();
   /// What follows may take any time.
   void pause();
@@ -71,7 +71,7 @@ class ProgressMark {
   std::atomic<uint64_t>* collectives();
 
  private:
-  ProgressBoard::Page* pages_ = nullptr;
+  ProgressBoard::Slot* slots_ = nullptr;
   size_t rank_ = 0;
 };
 

@@ -31,8 +31,7 @@ namespace echelon {
 
 class MemorySaver {
  public:
-  /// Borrows its arguments. Throws CheckpointError when the index cannot be
-  /// read.
+  /// Borrows its arguments. Throws what MemorySlot throws.
   ///
   ///   index       MemorySlots::path()
   ///   generation  of the job

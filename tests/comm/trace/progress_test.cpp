@@ -1,0 +1,45 @@
+#include "echelon/comm/trace/progress.h"
+
+#include <gtest/gtest.h>
+
+#include "echelon/comm/trace/record.h"
+
+namespace echelon::progress_test {
+
+TEST(Progress, IsSeenByTheLauncher) {
+  ProgressBoard board(3);
+  {
+    ProgressMark mark(board.path(), 1);
+    mark.advance();
+    mark.advance();
+    History history;
+    history.begin({});
+    history.count_into(mark.collectives());
+    history.begin({});
+    const auto ranks = board.read();
+    EXPECT_EQ(ranks[1].count, 2u);
+    EXPECT_EQ(ranks[1].collectives, 2u);
+    EXPECT_TRUE(ranks[1].watched);
+    EXPECT_EQ(ranks[0].count + ranks[2].count, 0u);
+    history.count_into(nullptr);
+    history.begin({});
+    EXPECT_EQ(board.read()[1].collectives, 2u);
+    mark.pause();
+    EXPECT_FALSE(board.read()[1].watched);
+    mark.advance();
+  }
+  EXPECT_FALSE(board.read()[1].watched) << "its process goes on elsewhere";
+  board.clear();
+  EXPECT_EQ(board.read()[1].count, 0u);
+}
+
+TEST(Progress, NobodyNeedsToLook) {
+  for (const char* path : {"", "/proc/1/fd/none"}) {
+    ProgressMark mark(path, 0);
+    mark.advance();
+    mark.pause();
+    EXPECT_EQ(mark.collectives(), nullptr);
+  }
+}
+
+}  // namespace echelon::progress_test
