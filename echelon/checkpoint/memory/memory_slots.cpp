@@ -21,62 +21,21 @@
 
 #include "echelon/error.h"
 #include "echelon/text/format.h"
+#include "echelon/text/text_file.h"
 
 namespace echelon {
 namespace {
 
-std::string path_of(int fd) {
-  return format("/proc/{}/fd/{}", ::getpid(), fd);
-}
-
-[[noreturn]] void fail(const std::string& path, const char* doing) {
-  throw CheckpointError(
-      format("{}: {} failed: {}", path, doing, std::strerror(errno)));
-}
-
-void write_text(int fd, const std::string& path, std::string_view text) {
-  if (::ftruncate(fd, 0) != 0) fail(path, "emptying it");
-  off_t at = 0;
-  while (!text.empty()) {
-    const ssize_t bytes = ::pwrite(fd, text.data(), text.size(), at);
-    if (bytes < 0 && errno == EINTR) continue;
-    if (bytes <= 0) fail(path, "writing it");
-    at += bytes;
-    text.remove_prefix(static_cast<size_t>(bytes));
+// Replaces the text of a file that is there.
+void write_over(const std::string& path, std::string_view text) {
+  const int file = ::open(path.c_str(), O_WRONLY | O_TRUNC | O_CLOEXEC);
+  int error = file < 0 ? errno : write_all(file, text);
+  if (file >= 0 && ::close(file) != 0 && error == 0) error = errno;
+  if (error != 0) {
+    throw CheckpointError(
+        format("{}: writing it failed: {}", path, std::strerror(error)));
   }
 }
-
-std::string read_text(int fd, const std::string& path) {
-  std::string text;
-  std::vector<char> buffer(1 << 16);
-  for (;;) {
-    const ssize_t bytes = ::pread(
-        fd, buffer.data(), buffer.size(), static_cast<off_t>(text.size()));
-    if (bytes < 0 && errno == EINTR) continue;
-    if (bytes < 0) fail(path, "reading it");
-    if (bytes == 0) return text;
-    text.append(buffer.data(), static_cast<size_t>(bytes));
-  }
-}
-
-// A file of the launcher, opened by a rank.
-class OpenFile {
- public:
-  OpenFile(const std::string& path, int flags)
-      : path_(path), fd_(::open(path.c_str(), flags | O_CLOEXEC)) {
-    if (fd_ < 0) fail(path, "opening it");
-  }
-  ~OpenFile() { ::close(fd_); }
-  OpenFile(const OpenFile&) = delete;
-  OpenFile& operator=(const OpenFile&) = delete;
-
-  void write(std::string_view text) { write_text(fd_, path_, text); }
-  std::string read() const { return read_text(fd_, path_); }
-
- private:
-  std::string path_;
-  int fd_;
-};
 
 // The index's lines: "slot RANK FILE RECORD" and "checkpoint STEP MANIFEST".
 struct Index {
@@ -91,7 +50,7 @@ struct Index {
 
 Index read_index(const std::string& path) {
   Index index;
-  std::istringstream text(OpenFile(path, O_RDONLY).read());
+  std::istringstream text(read_text_file(path));
   const std::string folder = path.substr(0, path.rfind('/') + 1);
   std::string kind;
   Index::Line line;
@@ -121,8 +80,8 @@ struct Record {
   }
 
   // Nothing where a rank was killed before the record was complete.
-  static std::optional<Record>
-  parse(const std::string& text, const std::string& path) {
+  static std::optional<Record> read(const std::string& path) {
+    const std::string text = read_text_file(path);
     Record record;
     std::istringstream numbers(text);
     size_t head = 0;
@@ -157,12 +116,12 @@ class MemorySlots::File {
   File(const File&) = delete;
   File& operator=(const File&) = delete;
 
-  int fd() const { return fd_; }
-  void write(std::string_view text) { write_text(fd_, path_of(fd_), text); }
-  std::string read() const { return read_text(fd_, path_of(fd_)); }
+  /// Its name in the folder of this process's files.
+  std::string number() const { return std::to_string(fd_); }
+  std::string path() const { return format("/proc/{}/fd/{}", ::getpid(), fd_); }
 
  private:
-  int fd_;
+  const int fd_;
 };
 
 MemorySlots::MemorySlots(int num_ranks)
@@ -177,8 +136,15 @@ MemorySlots::MemorySlots(int num_ranks)
   }
   for (auto& manifest : manifests_) manifest = make("manifest");
   index_ = make("index");
-  path_ = path_of(index_->fd());
-  write_index({});
+  path_ = index_->path();
+  try {
+    write_index({});
+  } catch (const CheckpointError& error) {
+    throw ConfigError(format(
+        "[elastic] memory: ranks could not reach it: {}; memory = \"off\" "
+        "needs no /proc",
+        error.what()));
+  }
 }
 
 MemorySlots::~MemorySlots() = default;
@@ -187,20 +153,20 @@ void MemorySlots::write_index(const std::vector<CheckpointPlace>& checkpoints) {
   std::string text;
   for (size_t rank = 0; rank < ranks_.size(); ++rank) {
     for (const auto& [file, record] : ranks_[rank]) {
-      text += format("slot {} {} {}\n", rank, file->fd(), record->fd());
+      text += format("slot {} {} {}\n", rank, file->number(), record->number());
     }
   }
   for (const auto& [path, step] : checkpoints) {
     text += format("checkpoint {} {}\n", step, path.filename().string());
   }
-  index_->write(text);
+  write_over(path_, text);
 }
 
 std::optional<int64_t> MemorySlots::collect() {
   std::vector<Record> records;
   for (const auto& slots : ranks_) {
     for (const auto& [file, record] : slots) {
-      if (auto read = Record::parse(record->read(), path_of(record->fd()))) {
+      if (auto read = Record::read(record->path())) {
         records.push_back(std::move(*read));
       }
     }
@@ -224,9 +190,9 @@ std::optional<int64_t> MemorySlots::collect() {
     } catch (const CheckpointError&) {
       continue;
     }
-    File& file = *manifests_[complete.size()];
-    file.write(to_json(manifest));
-    complete.push_back({path_of(file.fd()), manifest.step});
+    const std::string path = manifests_[complete.size()]->path();
+    write_over(path, to_json(manifest));
+    complete.push_back({path, manifest.step});
   }
   write_index(complete);
   if (complete.empty()) return std::nullopt;
@@ -243,8 +209,7 @@ MemorySlot::MemorySlot(const std::string& index, int rank, int64_t kept_step) {
   if (count < slots_.size()) {
     throw CheckpointError(format("{}: has no slots of rank {}", index, rank));
   }
-  const std::string& path = slots_[0].record;
-  const auto record = Record::parse(OpenFile(path, O_RDONLY).read(), path);
+  const auto record = Record::read(slots_[0].record);
   next_ = record && record->manifest.step == kept_step ? 1 : 0;
 }
 
@@ -252,10 +217,9 @@ void MemorySlot::write(
     const std::vector<SliceBytes>& slices, CheckpointManifest manifest,
     int generation) {
   const Paths& slot = slots_[next_];
-  OpenFile record(slot.record, O_WRONLY);
-  record.write("");
+  write_over(slot.record, "");
   const RankPart part = write_rank_file_over(slot.file, slices);
-  record.write(Record::text(generation, std::move(manifest), part));
+  write_over(slot.record, Record::text(generation, std::move(manifest), part));
   next_ = 1 - next_;
 }
 
@@ -269,7 +233,7 @@ std::vector<CheckpointPlace> checkpoints_in_memory(const std::string& index) {
 
 void discard_checkpoints_in_memory(const std::string& index) {
   for (const auto& slot : read_index(index).slots) {
-    OpenFile(slot.second, O_WRONLY).write("");
+    write_over(slot.second, "");
   }
 }
 

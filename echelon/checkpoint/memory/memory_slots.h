@@ -11,9 +11,9 @@
 // The launcher holds the files, so they outlive ranks that are killed. Each
 // rank has two slots and writes them in turn, so one of them is always whole.
 // No rank waits for another: a checkpoint is complete when all ranks have
-// written its step, which the launcher finds out. A step needs all ranks to
-// have ended the one before, so the whole slots of two ranks are at most one
-// step apart.
+// written its step, which the launcher finds out. A rank may begin a copy only
+// when all have written the one before (MemorySaver), so that the whole slots
+// of two ranks are at most one copy apart.
 #pragma once
 
 #include <array>
@@ -32,7 +32,7 @@ namespace echelon {
 /// The launcher's side.
 class MemorySlots {
  public:
-  /// Throws ConfigError when the system refuses a file.
+  /// Throws ConfigError when the system refuses a file, or its path.
   explicit MemorySlots(int num_ranks);
   ~MemorySlots();
   MemorySlots(const MemorySlots&) = delete;
@@ -64,7 +64,8 @@ class MemorySlot {
  public:
   /// `index`: MemorySlots::path(). `kept_step`: the checkpoint in memory that
   /// training resumed from, whose slot is written last; -1: none. Throws
-  /// CheckpointError when the index cannot be read or lacks the rank.
+  /// DataError when the index cannot be read, and CheckpointError when it lacks
+  /// the rank.
   MemorySlot(const std::string& index, int rank, int64_t kept_step);
 
   /// Writes this rank's slices of the checkpoint that `manifest` describes,
@@ -89,11 +90,11 @@ class MemorySlot {
 
 /// The complete checkpoints that collect() found last, the newest first. Each
 /// path is that of a manifest, as CheckpointReader takes it. Throws
-/// CheckpointError when the index cannot be read.
+/// DataError when the index cannot be read.
 std::vector<CheckpointPlace> checkpoints_in_memory(const std::string& index);
 
 /// Removes all checkpoints in memory, so that the next generation resumes from
-/// none of them. One rank calls it; none may be writing. Throws
+/// none of them. One rank calls it; none may be writing. Throws DataError or
 /// CheckpointError.
 void discard_checkpoints_in_memory(const std::string& index);
 
