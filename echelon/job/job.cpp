@@ -42,7 +42,7 @@ void bind_all(config::Document& document, Job& job) {
   table("optimizer", "how the parameters change", job.optimizer);
   table("train", "the loop", job.train);
   table("checkpoint", "when training is saved and resumed", job.checkpoint);
-  table("elastic", "what a job that is restarted loses", job.elastic);
+  table("elastic", "what a restarted job loses", job.elastic);
   table("comm", "how ranks talk to each other", job.comm);
 }
 
