@@ -244,6 +244,21 @@ TEST_F(Resumed, AnotherLayoutResumesFromMemory) {
   }
 }
 
+// A rank was killed before the last checkpoint was on disk.
+TEST_F(Resumed, ALastStepInMemoryIsSaved) {
+  Job job = digits("dp=2", 40);
+  run(job, "whole");
+  job.elastic.memory_steps = 10;
+  job.checkpoint.at_end = false;
+  Memory memory(2);
+  run(job, "again");
+  EXPECT_EQ(memory.collect(), 40);
+  job.checkpoint.at_end = true;
+  run(job, "again");
+  EXPECT_THAT(saved_steps("again"), ElementsAre(40));
+  expect_same_run("again", "whole");
+}
+
 TEST_F(Resumed, ADamagedCopyInMemoryIsLeftOut) {
   Job job = digits("dp=2", 40);
   run(job, "whole");

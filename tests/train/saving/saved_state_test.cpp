@@ -7,6 +7,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <map>
 
 #include "echelon/checkpoint/files/folder.h"
 #include "echelon/memory_plan/memory_plan.h"
@@ -318,6 +319,37 @@ TEST(SavedState, ReferencesAreNotCopied) {
             << one.name;
       }
     }
+  });
+}
+
+// Forward and backward may run meanwhile, and change statistics.
+TEST(SavedState, WhatChangesBeforeTheUpdateIsCopied) {
+  Job job;
+  job.model.name = "resnet18";
+  job.data.name = DataKind::dummy;
+  job.data.shape = {3, 8, 8};
+  on_ranks(job, [&](SmallRun& run) {
+    const auto parts = parts_to_save(run);
+    StateSnapshot snapshot;
+    snapshot.refer_until_update(parts);
+    std::map<SavedKind, int> kinds;
+    size_t at = 0;
+    for (const auto& part : parts) {
+      const auto* begin =
+          static_cast<const std::byte*>(part.tensor.const_data_ptr());
+      for (size_t i = 0; i < part.boxes.size(); ++i, ++at) {
+        const auto* bytes = snapshot.slices()[at].bytes.data();
+        const bool lives =
+            bytes >= begin && bytes < begin + part.tensor.nbytes();
+        EXPECT_EQ(
+            lives, part.kind == SavedKind::parameter ||
+                       part.kind == SavedKind::optimizer)
+            << part.name;
+        ++kinds[part.kind];
+      }
+    }
+    EXPECT_GT(kinds[SavedKind::parameter], 0);
+    EXPECT_GT(kinds[SavedKind::buffer], 0);
   });
 }
 
