@@ -41,7 +41,8 @@ int main(int argc, char** argv) {
     if (world.rank() == 0) std::cout << to_text(result, {});
     return result.passed ? 0 : 1;
   }
-  if (world.rank() == 0) make_run_folder(job);  // with config.toml
+  echelon::RunFolder folder;  // locked as long as this exists
+  if (world.rank() == 0) folder = make_run_folder(job);  // with config.toml
   world.group().barrier();
   echelon::install_stop_signals();  // Ctrl-C saves, then stops
   echelon::train(job, world, job.train.run, &layers);

@@ -323,7 +323,10 @@ int train(const TrainArguments& given) {
     return launch_echelon_train(
         words, job.layout.num_ranks(), job.train.ranks, options);
   };
-  if (first) return launch({"train", make_run_folder(job)});
+  if (first) {
+    const RunFolder made = make_run_folder(job);
+    return launch({"train", made.configuration, "--made"});
+  }
   job.train.overwrite = false;
   const ScratchConfig config(job);
   return launch({"train", config.path(), "--made"});

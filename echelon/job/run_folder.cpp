@@ -51,14 +51,16 @@ void require_writable(const Job& job, const fs::path& folder) {
   }
 }
 
-// Whether the folder is empty, apart from what a crash left of its first file.
+// Whether the folder is empty, apart from its lock and what a crash left of its
+// first file.
 bool holds_nothing(const fs::path& run) {
   std::error_code error;
   const fs::directory_iterator entries(run, error);
   return !error &&
          std::all_of(begin(entries), end(entries), [](const auto& one) {
-           return one.path().filename().string().starts_with(
-               "config.toml.part-");
+           const std::string name = one.path().filename().string();
+           return name == folder_files::kLock ||
+                  name.starts_with("config.toml.part-");
          });
 }
 
@@ -203,9 +205,8 @@ void check_own_checkpoints(
   }
 }
 
-}  // namespace
-
-bool check_run_folder(const Job& job) {
+// check_run_folder for a process that has the lock.
+bool check_locked_folder(const Job& job) {
   const fs::path run = job.train.run;
   std::error_code error;
   const auto status = fs::symlink_status(run, error);
@@ -229,10 +230,8 @@ bool check_run_folder(const Job& job) {
         ": is a folder without config.toml, so no run of Echelon; it is left "
         "alone: name another one");
   }
-  // Throws while another process writes there.
-  if (fs::is_directory(run / "checkpoints", error)) {
-    const CheckpointLock lock(run / "checkpoints");
-  }
+  // Ranks that no launcher of ours started may write checkpoints.
+  check_unlocked(run / "checkpoints");
   require_writable(job, run);
   if (job.train.overwrite) {
     check_overwrite(job);
@@ -252,18 +251,29 @@ bool check_run_folder(const Job& job) {
   return true;
 }
 
-std::string make_run_folder(const Job& job) {
-  const bool resumes = check_run_folder(job);
+}  // namespace
+
+bool check_run_folder(const Job& job) {
+  std::error_code error;
+  if (fs::is_directory(job.train.run, error)) check_unlocked(job.train.run);
+  return check_locked_folder(job);
+}
+
+RunFolder make_run_folder(const Job& job) {
+  check_run_folder(job);
   const fs::path run = job.train.run;
+  RunFolder made;
   try {
-    if (!resumes && fs::exists(run)) remove_run(run);
     fs::create_directories(run);
+    made.lock = std::make_unique<CheckpointLock>(run);
+    if (!check_locked_folder(job)) remove_run(run);
   } catch (const fs::filesystem_error& error) {
     throw ConfigError(format(
         "{}: cannot be made: {}; name a folder elsewhere", place(job),
         error.code().message()));
   }
-  return write_configuration(job, run);
+  made.configuration = write_configuration(job, run);
+  return made;
 }
 
 std::string write_configuration(const Job& job, const fs::path& folder) {

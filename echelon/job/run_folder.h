@@ -3,8 +3,10 @@
 #pragma once
 
 #include <filesystem>
+#include <memory>
 #include <string>
 
+#include "echelon/checkpoint/files/folder.h"
 #include "echelon/job/job.h"
 
 namespace echelon {
@@ -26,12 +28,22 @@ namespace echelon {
 /// another process writes to the folder. Changes nothing.
 bool check_run_folder(const Job& job);
 
-/// Calls check_run_folder, removes the files of an older run of that name
-/// unless it resumes, makes the folder and writes config.toml with all values
-/// as used. Files that no run writes stay. `overwrite` is false in config.toml,
-/// so that running it again destroys nothing. An older config.toml is replaced
-/// only when the new one is complete. Returns its path.
-std::string make_run_folder(const Job& job);
+/// A run's folder. No other run writes there while the lock exists.
+struct RunFolder {
+  std::string configuration;  // the path of its config.toml
+  std::unique_ptr<CheckpointLock> lock;
+};
+
+/// Calls check_run_folder, makes the folder and locks it, removes the files of
+/// an older run of that name unless it resumes, and writes config.toml with all
+/// values as used. What is there is read again under the lock. Files that no
+/// run writes stay. `overwrite` is false in config.toml, so that running it
+/// again destroys nothing. An older config.toml is replaced only when the new
+/// one is complete.
+///
+/// The launcher of a job calls this, or else its rank 0, and keeps the result
+/// until the job ends. Throws what check_run_folder does.
+RunFolder make_run_folder(const Job& job);
 
 /// Writes the job as `folder`/config.toml, as make_run_folder does, and returns
 /// its path. Throws ConfigError when it cannot be written.

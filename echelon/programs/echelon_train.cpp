@@ -13,6 +13,7 @@
 #include <functional>
 #include <iostream>
 #include <map>
+#include <memory>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -157,8 +158,8 @@ int run_train(Arguments& arguments) {
   std::signal(SIGPIPE, SIG_IGN);
   const std::string config = arguments.positional("CONFIG");
   const int64_t threads = arguments.number("--threads", 0);
-  // Whether the run's folder exists: another host made it, or CONFIG is in it.
-  bool made = arguments.flag("--made");
+  // Whether a launcher made the run's folder, and keeps its lock.
+  const bool made = arguments.flag("--made");
   arguments.end();
   Job job = load_job(config);
   // "never" is said of the first start; a restart goes on from its own state.
@@ -167,12 +168,17 @@ int run_train(Arguments& arguments) {
   }
   const std::filesystem::path folder = job.train.run;
   std::error_code error;
-  made |= std::filesystem::equivalent(config, folder / "config.toml", error);
+  const bool is_in_folder =
+      std::filesystem::equivalent(config, folder / "config.toml", error);
   bool interrupted = false;
   bool preempted = false;
   with_world(threads, job.comm, [&](World& world) {
+    std::unique_ptr<CheckpointLock> lock;  // rank 0's
     if (!made) {
-      if (world.rank() == 0) make_run_folder(job);
+      if (world.rank() == 0) {
+        lock = is_in_folder ? std::make_unique<CheckpointLock>(folder)
+                            : make_run_folder(job).lock;
+      }
       world.group().barrier();
       // Ranks on other hosts may not see the folder of rank 0.
       std::filesystem::create_directories(folder);

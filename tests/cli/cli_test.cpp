@@ -214,7 +214,7 @@ TEST_F(CommandLine, TheReferenceIsTheCommittedPage) {
 
 TEST_F(CommandLine, TrainStartsRanksWithTheResolvedConfiguration) {
   const auto text = printed(run("train first.toml -n 3 --set train.seed=9"));
-  EXPECT_EQ(text, "rank 0 of 3: train runs/first/config.toml\n");
+  EXPECT_EQ(text, "rank 0 of 3: train runs/first/config.toml --made\n");
   for (const std::string rank : {"0", "1", "2"}) {
     EXPECT_THAT(
         read("runs/first/log/rank-" + rank + ".log"),
@@ -227,7 +227,8 @@ TEST_F(CommandLine, TrainStartsRanksWithTheResolvedConfiguration) {
 
 TEST_F(CommandLine, TrainStartsOneProcessForThreads) {
   const auto out = printed(run("train first.toml -n 3 --ranks threads"));
-  EXPECT_EQ(out, "rank 0 of 1: train runs/first/config.toml --threads 3\n");
+  EXPECT_EQ(
+      out, "rank 0 of 1: train runs/first/config.toml --made --threads 3\n");
 }
 
 TEST_F(CommandLine, TrainStartsRanksOfSeveralHosts) {
@@ -240,7 +241,7 @@ TEST_F(CommandLine, TrainStartsRanksOfSeveralHosts) {
       " --node-rank 0; first=$?; wait $! && exit $first");
   EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
   // Rank 0 alone has the terminal, and its host made the run's folder.
-  EXPECT_EQ(outcome.out, "rank 0 of 4: train runs/first/config.toml\n");
+  EXPECT_EQ(outcome.out, "rank 0 of 4: train runs/first/config.toml --made\n");
   EXPECT_THAT(read("runs/first/config.toml"), HasSubstr("dp = 4\n"));
   EXPECT_THAT(
       read("runs/first/log/rank-2.log"),

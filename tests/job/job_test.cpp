@@ -1,14 +1,18 @@
 #include "echelon/job/job.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
+#include <sys/file.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <set>
 #include <sstream>
+#include <thread>
 
 #include "echelon/job/check_job.h"
 #include "echelon/job/pipeline_schedule.h"
@@ -441,7 +445,7 @@ TEST_F(JobTest, ChangedSettingsHaveBothValues) {
 
 TEST_F(JobTest, RunFolderIsMadeOnce) {
   const Job job = small();
-  const std::string path = make_run_folder(job);
+  const std::string path = make_run_folder(job).configuration;
   EXPECT_EQ(to_toml(load_job(path)), to_toml(job));
   std::ofstream(folder_ / "run" / "keep") << "x";
   const std::string never = "[checkpoint]\nresume = \"never\"\n";
@@ -494,7 +498,8 @@ TEST_F(JobTest, OverwriteReplacesARunAndNothingElse) {
       std::ofstream(run / name) << "x";
     }
   }
-  const std::string path = make_run_folder(small("", {.overwrite = true}));
+  const std::string path =
+      make_run_folder(small("", {.overwrite = true})).configuration;
   for (const auto& name : of_a_run)
     EXPECT_FALSE(fs::exists(run / name)) << name;
   for (const auto& name : others) EXPECT_TRUE(fs::exists(run / name)) << name;
@@ -511,7 +516,7 @@ TEST_F(JobTest, OverwriteReplacesARunAndNothingElse) {
 // Any folder may hold a file called config.toml.
 TEST_F(JobTest, OverwriteLeavesAConfigurationThatNoRunWrote) {
   const fs::path run = folder_ / "run";
-  const std::string path = make_run_folder(small());
+  const std::string path = make_run_folder(small()).configuration;
   const std::string written = read_file(path);
   std::ofstream(path, std::ios::app) << "# mine\n";
   std::ofstream(run / "metrics.jsonl") << "x";
@@ -542,8 +547,48 @@ void leave_checkpoint(const fs::path& run, const std::string& step) {
   std::ofstream(run / "checkpoints" / step / "manifest.json") << "{}";
 }
 
+TEST_F(JobTest, OneProcessHasARunsFolder) {
+  // Also a run that saves no checkpoints.
+  const std::string none = "[checkpoint]\nat_end = false\n";
+  const fs::path run = folder_ / "run";
+  RunFolder folder = make_run_folder(small(none));
+  std::ofstream(run / "metrics.jsonl") << "x";
+  EXPECT_THAT(
+      error_text<CheckpointError>(
+          [&] { make_run_folder(small(none, {.overwrite = true})); }),
+      HasAll(
+          run.string() + ": process " + std::to_string(::getpid()),
+          "writes here"));
+  EXPECT_TRUE(fs::exists(run / "metrics.jsonl"));
+  folder.lock.reset();
+  make_run_folder(small(none, {.overwrite = true}));
+  EXPECT_FALSE(fs::exists(run / "metrics.jsonl"));
+}
+
+// Two runs start at the same time, and the first is done when the second gets
+// the lock.
+TEST_F(JobTest, WhatIsThereIsReadUnderTheLock) {
+  const fs::path run = folder_ / "run";
+  const Job job = small();
+  const std::string first = to_toml(small("", {.set = {"train.steps=11"}}));
+  { const CheckpointLock lock(run); }
+  // Keeps others from the lock, but is no writer.
+  const int file = ::open((run / "LOCK").c_str(), O_RDONLY);
+  ASSERT_EQ(::flock(file, LOCK_SH), 0);
+  std::string error;
+  std::thread second([&] { error = refused(job); });
+  // The second run looks and waits in this time, or finds the first one's files
+  // later.
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  std::ofstream(run / "config.toml") << first;
+  ::close(file);
+  second.join();
+  EXPECT_THAT(error, HasSubstr("exists and has no checkpoints"));
+  EXPECT_EQ(read_file(run / "config.toml"), first);
+}
+
 TEST_F(JobTest, AnEditedConfigurationOfARunResumesIt) {
-  const std::string path = make_run_folder(small());
+  const std::string path = make_run_folder(small()).configuration;
   leave_checkpoint(folder_ / "run", "step-00000004");
   std::ofstream(path, std::ios::app) << "# more steps\n";
   EXPECT_TRUE(check_run_folder(load_job(path)));
@@ -633,12 +678,12 @@ TEST_F(JobTest, OverwriteDoesNotRemoveWhatItResumes) {
 
 TEST_F(JobTest, AConfigurationThatCannotBeWrittenLeavesTheOneBefore) {
   const Job job = small();
-  const fs::path path = make_run_folder(job);
+  const fs::path path = make_run_folder(job).configuration;
   leave_checkpoint(folder_ / "run", "step-00000004");
   rlimit before;
   getrlimit(RLIMIT_FSIZE, &before);
   rlimit small_files = before;
-  small_files.rlim_cur = 100;
+  small_files.rlim_cur = 300;
   std::signal(SIGXFSZ, SIG_IGN);
   Job longer = job;
   longer.train.steps = 20;

@@ -390,7 +390,7 @@ class FullDisk : public testing::Test {
 
 // Training goes on: there may be room when it ends.
 TEST_F(FullDisk, WithoutRoomForTheMetricsTrainsToTheEnd) {
-  const auto last = fail("24k", 400, 3);
+  const auto last = fail("28k", 400, 3);
   EXPECT_THAT(
       last, HasAll(
                 "the checkpoint of step 400 failed: ",
@@ -432,16 +432,16 @@ TEST_F(FullDisk, WithoutRoomForTheReportKeepsTheWeights) {
   EXPECT_EQ(exported.wait(), 0) << exported.err();
 }
 
-TEST_F(FullDisk, WithoutRoomForTheConfigurationStartsNothing) {
+TEST_F(FullDisk, WithoutRoomForTheRunsLockStartsNothing) {
   Command job(on_disk(
       "4k",
       {"sh", "-c",
        "head -c 4096 /dev/zero >" + disk_ + "/full; exec " + kEchelon +
            " train " + kDigits + " -n 2 --set train.run=" + disk_ + "/run"}));
-  EXPECT_EQ(job.wait(), 2);
+  EXPECT_EQ(job.wait(), 3);
   EXPECT_THAT(
       job.err_lines().back(),
-      HasAll(disk_ + "/run/config.toml", "No space left on device"));
+      HasAll(disk_ + "/run/LOCK", "No space left on device"));
 }
 
 TEST_F(FullDisk, EndsASimulationWhoseMetricsCannotBeKept) {

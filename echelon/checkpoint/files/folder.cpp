@@ -350,7 +350,28 @@ std::string read_owner(int file) {
       error);
 }
 
+// A process that was killed releases the lock a moment later.
 constexpr auto kDying = std::chrono::seconds(2);
+
+// Locks the open file with flock's `operation`, or closes it and throws.
+void lock_or_close(const fs::path& path, int file, int operation) {
+  const auto deadline = std::chrono::steady_clock::now() + kDying;
+  while (::flock(file, operation | LOCK_NB) != 0) {
+    if (errno == EINTR) continue;
+    const int error = errno;
+    if (error == EWOULDBLOCK && std::chrono::steady_clock::now() < deadline) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      continue;
+    }
+    const std::string owner = read_owner(file);
+    ::close(file);
+    if (error != EWOULDBLOCK) refuse(path, error);
+    throw CheckpointError(
+        path.parent_path().string() + ": " + owner +
+        " writes here; wait until it ends, or give this run a folder of its "
+        "own ([train] run)");
+  }
+}
 
 // ------------------------------------------------------------ what is kept
 
@@ -464,23 +485,7 @@ CheckpointLock::CheckpointLock(const fs::path& folder) {
   const auto path = folder / kLock;
   file_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
   if (file_ < 0) fail(path, "opening it", errno);
-  // A process that was killed releases the lock a moment later.
-  const auto deadline = std::chrono::steady_clock::now() + kDying;
-  while (::flock(file_, LOCK_EX | LOCK_NB) != 0) {
-    if (errno == EINTR) continue;
-    const int error = errno;
-    if (error == EWOULDBLOCK && std::chrono::steady_clock::now() < deadline) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(20));
-      continue;
-    }
-    const std::string owner = read_owner(file_);
-    ::close(file_);
-    if (error != EWOULDBLOCK) refuse(path, error);
-    throw CheckpointError(
-        folder.string() + ": " + owner +
-        " writes its checkpoints here; wait until it ends, or give this run a "
-        "folder of its own ([train] run)");
-  }
+  lock_or_close(path, file_, LOCK_EX);
   const std::string owner = owner_text();
   if (::ftruncate(file_, 0) != 0 ||
       ::pwrite(file_, owner.data(), owner.size(), 0) !=
@@ -495,6 +500,15 @@ CheckpointLock::~CheckpointLock() {
   // The file stays: a process that has just opened it would lock a removed
   // file.
   ::close(file_);
+}
+
+void check_unlocked(const fs::path& folder) {
+  const auto path = folder / kLock;
+  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (file < 0 && (errno == ENOENT || errno == ENOTDIR)) return;
+  if (file < 0) fail(path, "opening it", errno);
+  lock_or_close(path, file, LOCK_SH);
+  ::close(file);
 }
 
 }  // namespace echelon

@@ -69,7 +69,8 @@ list_others(const std::filesystem::path& folder);
 /// The right to write into the folder, which one process has at a time: a flock
 /// on LOCK, which names host, process and start time. It ends with the process.
 /// Only rank 0 of a job makes one; the other ranks write with its permission.
-/// All functions below require it.
+/// All functions below require it. A run's folder has such a lock too
+/// (job/run_folder.h).
 class CheckpointLock {
  public:
   /// Makes the folder. Throws CheckpointError that names the owner, or says why
@@ -82,6 +83,10 @@ class CheckpointLock {
  private:
   int file_ = -1;
 };
+
+/// Throws what CheckpointLock does while another process has the lock of
+/// `folder`, which need not exist. Changes nothing.
+void check_unlocked(const std::filesystem::path& folder);
 
 /// Which checkpoints are kept.
 struct KeepRule {

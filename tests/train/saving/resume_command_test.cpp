@@ -420,6 +420,19 @@ TEST_F(ResumeCommand, ARunningJobsFolderIsNotTouched) {
   EXPECT_EQ(job.wait(std::chrono::seconds(30)), 130);
 }
 
+TEST_F(ResumeCommand, NeitherIsThatOfARunWithoutCheckpoints) {
+  const Words none = {"--set", "checkpoint.at_end=false"};
+  Command job(train(1000000, none));
+  const auto has_steps = [&] {
+    return fs::exists(run() + "/metrics.jsonl") && !steps().empty();
+  };
+  ASSERT_TRUE(Command::until(has_steps));
+  refused(train(3, none + Words{"--overwrite"}), 3, "writes here");
+  EXPECT_TRUE(has_steps());
+  job.signal(SIGINT);
+  EXPECT_EQ(job.wait(std::chrono::seconds(30)), 130);
+}
+
 TEST_F(ResumeCommand, RefusesWhatIsNoCheckpoint) {
   refused(train(3, {"--resume", folder_.path() + "/nothing"}), 3, "/nothing");
   EXPECT_FALSE(fs::exists(run()));
