@@ -36,7 +36,7 @@ class Work {
 };
 
 /// How one call is made. `label` names its purpose ("bucket 0") in the timeline
-/// and in every error.
+/// and in every error; all ranks of a collective give the same one.
 struct Call {
   std::string label;
   bool async = false;  // return at once; the caller waits on the Work

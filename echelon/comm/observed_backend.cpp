@@ -321,7 +321,8 @@ class ObservedBackend : public c10d::Backend {
   static std::string root_text(int64_t root) { return format("root {}", root); }
 
   /// Runs one call of the inner backend: record, compare, forward, watch.
-  /// `detail` must agree among the ranks, as operation, shape and dtype do.
+  /// `detail` must agree among the ranks, as operation, label, shape and dtype
+  /// do.
   WorkPtr observe(
       const char* operation, const at::Tensor& tensor,
       const std::string& detail, bool async,
@@ -401,8 +402,10 @@ class ObservedBackend : public c10d::Backend {
   // rank reads keys of two calls ago.
   void compare(const CollectiveRecord& record, const std::string& detail) {
     const std::string mine = format(
-        "{}({} {}{}{})", record.operation, record.dtype,
-        shape_text(record.shape), detail.empty() ? "" : ", ", detail);
+        "{}{}({} {}{}{})", record.operation,
+        record.label.empty() ? "" : format(" \"{}\"", record.label),
+        record.dtype, shape_text(record.shape), detail.empty() ? "" : ", ",
+        detail);
     const auto key = [&](uint64_t sequence, int rank) {
       return format("check/{}/{}/{}", options_.group.number, sequence, rank);
     };

@@ -227,8 +227,9 @@ void bind(config::Section& section, CommOptions& options) {
       "ranks share");
   section.field(
       "check_collectives", options.check_collectives,
-      "compare operation, shape and dtype across ranks before each collective; "
-      "local always does");
+      "compare operation, reduction, shape, dtype and label across ranks "
+      "before "
+      "each collective; local always does");
 }
 
 void bind(config::Section& section, MemoryOptions& options) {

@@ -32,8 +32,8 @@ struct CommOptions {
   /// every rank of the host maps, so that collectives work on them in place.
   /// That memory counts as shared, and a child of fork() does not inherit it.
   bool share_tensors = true;
-  /// Compare operation, shape and dtype across ranks before each collective.
-  /// `local` always does; on the others it costs a round trip to the store.
+  /// Compare operation, reduction, shape, dtype and label across ranks. `local`
+  /// always does; on the others a collective costs a round trip to the store.
   bool check_collectives = false;
 };
 

@@ -182,6 +182,18 @@ TEST_P(Hang, DifferentCallsAreReported) {
         first ? error_of(tensor)
               : error_text<CommError>([&] { group.broadcast(tensor, 0); }),
         AllOf(HasSubstr("all_reduce"), HasSubstr("broadcast")));
+    // Nothing but the label tells two calls in the opposite order.
+    EXPECT_THAT(
+        error_text<CommError>([&] {
+          group.all_reduce(
+              tensor, ReduceOp::sum, {.label = first ? "first" : "second"});
+        }),
+        AllOf(HasSubstr("all_reduce \"first\""), HasSubstr("\"second\"")));
+    EXPECT_THAT(
+        error_text<CommError>([&] {
+          group.all_reduce(tensor, first ? ReduceOp::sum : ReduceOp::max);
+        }),
+        AllOf(HasSubstr("sum"), HasSubstr("max")));
     tensor.fill_(1);
     group.all_reduce(tensor);
     EXPECT_EQ(tensor[0].item<float>(), 2);

@@ -16,6 +16,7 @@
 
 #include "echelon/comm/local/local.h"
 #include "echelon/comm/shared_memory/communicator.h"
+#include "echelon/comm/trace/record.h"
 #include "echelon/error.h"
 #include "echelon/text/format.h"
 
@@ -408,6 +409,7 @@ class LocalBackend : public c10d::Backend {
     auto work = c10::make_intrusive<LocalWork>(rank_);
     const auto stream = current_stream(staged);
     Issue how;
+    how.label = LabelScope::current();
     how.async = async;
     // Keeps the work and its tensors until the operation is over.
     how.on_done = [work, stream, staged = std::move(staged),

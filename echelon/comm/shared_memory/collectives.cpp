@@ -55,6 +55,7 @@ struct Communicator::Call {
   char* output = nullptr;
   std::vector<Piece> inputs{};   // by rank
   std::vector<Piece> outputs{};  // by rank
+  std::string label{};
   bool pause = false;
 
   bool reduces() const {
@@ -82,6 +83,7 @@ const char* Communicator::name_of(Kind kind) {
 OperationPtr Communicator::begin(Call call, Issue issue) {
   auto operation = new_operation(name_of(call.kind), issue);
   call.pause = issue.async && call.shape.bytes() > kInlineBytes;
+  call.label = std::move(issue.label);
   {
     std::lock_guard lock(mutex_);
     operation->sequence = sequence_++;
@@ -221,6 +223,9 @@ void Communicator::publish(uint64_t s, const Call& call) {
   mine.dtype = static_cast<uint8_t>(call.shape.dtype);
   mine.reduction = static_cast<uint8_t>(call.op);
   mine.root = call.root;
+  const size_t kept = std::min(call.label.size(), kMaxLabel - 1);
+  std::memset(mine.label, 0, kMaxLabel);
+  call.label.copy(mine.label, kept, call.label.size() - kept);
   const uint64_t bytes = call.shape.bytes();
   const bool sends = call.root < 0 || call.kind == Kind::gather ||
                      call.kind == Kind::reduce || call.root == rank_;

@@ -22,6 +22,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <cstring>
 #include <map>
 #include <span>
 
@@ -270,6 +271,9 @@ std::string Communicator::describe(int r, uint64_t s) const {
   const auto& d = memory_.descriptor(r, s);
   const auto kind = static_cast<Kind>(d.operation);
   std::string text = name_of(kind);
+  if (d.label[0] != '\0') {
+    text += format(" \"{}\"", std::string(d.label));
+  }
   if (kind == Kind::barrier) {
     return text;
   }
@@ -304,6 +308,7 @@ void Communicator::check(uint64_t s) const {
     const auto& other = memory_.descriptor(r, s);
     equal = other.operation == first.operation && other.dtype == first.dtype &&
             other.reduction == first.reduction && other.root == first.root &&
+            std::memcmp(other.label, first.label, kMaxLabel) == 0 &&
             (all_to_all ||
              (other.count == first.count && other.num_dims == first.num_dims &&
               (first.num_dims > kMaxDims ||

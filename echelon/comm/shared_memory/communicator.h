@@ -47,6 +47,9 @@ struct Piece {
 struct Issue {
   bool async = true;
   std::function<void(Operation&)> on_done;
+  /// Of a collective: the same on every rank. Ranks that differ in its last
+  /// kMaxLabel - 1 bytes called different things.
+  std::string label;
 };
 
 /// One rank's membership of a group. Every member makes the same collective

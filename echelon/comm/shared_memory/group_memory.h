@@ -16,6 +16,7 @@ inline constexpr size_t kPayloadBytes = 64 << 10;    // per rank, twice
 inline constexpr size_t kFragmentBytes = 256 << 10;  // of a message
 inline constexpr int kFragments = 4;                 // in flight per pair
 inline constexpr int kMaxDims = 8;
+inline constexpr size_t kMaxLabel = 64;
 
 struct alignas(128) Counter {
   std::atomic<uint64_t> value;
@@ -30,9 +31,10 @@ struct Descriptor {
   int64_t shape[kMaxDims];
   int32_t root;  // or -1
   uint8_t operation, dtype, reduction;
-  uint8_t num_dims;    // kMaxDims + 1: only the count is known
-  uint8_t direct;      // peers can address the buffers
-  uint8_t in_payload;  // the bytes are in the payload already
+  uint8_t num_dims;       // kMaxDims + 1: only the count is known
+  uint8_t direct;         // peers can address the buffers
+  uint8_t in_payload;     // the bytes are in the payload already
+  char label[kMaxLabel];  // the end of it, and zeros
 };
 
 /// The elements that a rank has for another one, and expects from it.
