@@ -12,6 +12,7 @@
 #include "echelon/cli/terminal.h"
 #include "echelon/error.h"
 #include "echelon/text/format.h"
+#include "echelon/text/plain.h"
 #include "echelon/text/table.h"
 #include "echelon/text/units.h"
 

@@ -19,6 +19,7 @@
 #include "echelon/text/build_info.h"
 #include "echelon/text/format.h"
 #include "echelon/text/nearest.h"
+#include "echelon/text/plain.h"
 #include "echelon/text/units.h"
 
 namespace echelon::cli {
@@ -195,11 +196,11 @@ int act(const Action& action) {
     return action();
   } catch (const Error& error) {
     std::cout.flush();
-    std::cerr << error.what() << "\n";
+    std::cerr << plain(error.what(), "\n\t") << "\n";
     return static_cast<int>(error.exit_code());
   } catch (const std::exception& error) {
     std::cout.flush();
-    std::cerr << "echelon: " << error.what() << "\n";
+    std::cerr << "echelon: " << plain(error.what(), "\n\t") << "\n";
     return static_cast<int>(ExitCode::failure);
   }
 }

@@ -176,13 +176,6 @@ std::string number_text(double value) {
   return format("{:.4g}", value);
 }
 
-std::string plain(std::string text) {
-  for (char& c : text) {
-    if (static_cast<unsigned char>(c) < ' ' || c == 0x7F) c = '?';
-  }
-  return text;
-}
-
 std::vector<std::string> split(const std::string& text, char end) {
   std::vector<std::string> parts;
   std::istringstream in(text);

@@ -69,10 +69,6 @@ nlohmann::ordered_json json_number(double value);
 /// With four significant digits: "0.3124", "1.3e-05".
 std::string number_text(double value);
 
-/// The text with control characters replaced, so that a name in a file cannot
-/// send commands to the terminal.
-std::string plain(std::string text);
-
 /// The parts of a text, each of which ends with `end`.
 std::vector<std::string> split(const std::string& text, char end = '\n');
 

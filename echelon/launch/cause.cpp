@@ -17,6 +17,7 @@
 #include "echelon/error.h"
 #include "echelon/launch/signals.h"
 #include "echelon/text/format.h"
+#include "echelon/text/plain.h"
 
 namespace echelon::launch {
 namespace {
@@ -26,7 +27,7 @@ constexpr size_t kMaxLineBytes = 400;
 
 // The line without colours, cursor movements and text that a carriage return
 // has overwritten.
-std::string plain(const std::string& line) {
+std::string shown_text(const std::string& line) {
   std::string text;
   for (size_t i = 0; i < line.size(); ++i) {
     const unsigned char c = line[i];
@@ -41,6 +42,7 @@ std::string plain(const std::string& line) {
       text += line[i];
     }
   }
+  text = plain(text, "\t");
   while (!text.empty() && (text.back() == ' ' || text.back() == '\t')) {
     text.pop_back();
   }
@@ -51,7 +53,7 @@ std::vector<std::string> lines_of(const std::string& text) {
   std::vector<std::string> lines;
   std::istringstream stream(text);
   for (std::string line; std::getline(stream, line);) {
-    lines.push_back(plain(line));
+    lines.push_back(shown_text(line));
   }
   return lines;
 }

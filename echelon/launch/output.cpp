@@ -17,6 +17,7 @@
 
 #include "echelon/error.h"
 #include "echelon/text/format.h"
+#include "echelon/text/plain.h"
 
 namespace echelon::launch {
 namespace {
@@ -178,7 +179,9 @@ std::string safe_for_terminal(std::string_view line) {
       }
       i = std::min(end, line.size() - 1);
     } else {
-      text += (c < 0x20 && c != '\t') || c == 0x7f ? '?' : line[i];
+      const size_t end = std::min(line.find('\x1b', i), line.size());
+      text += plain(line.substr(i, end - i), "\t");
+      i = end - 1;
     }
   }
   // The next line may be another rank's, and must not take on the colour.

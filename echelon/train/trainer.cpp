@@ -27,6 +27,7 @@
 #include "echelon/error.h"
 #include "echelon/profiling/event_clock.h"
 #include "echelon/text/format.h"
+#include "echelon/text/plain.h"
 #include "echelon/train/memory_watch.h"
 #include "echelon/train/record_collectives.h"
 #include "echelon/train/report_writer.h"
@@ -221,7 +222,8 @@ bool Loop::restore() {
   if (is_rank_zero()) {
     std::printf(
         "%s\n",
-        describe(resumed, resume_, job_, samples_, total_steps_).c_str());
+        plain(describe(resumed, resume_, job_, samples_, total_steps_), "\n")
+            .c_str());
     std::fflush(stdout);
   }
   if (resumed.own) log_.restore(step_);

@@ -205,4 +205,15 @@ TEST(Mistakes, AreAnsweredInThreeLinesWithAWayOut) {
   }
 }
 
+// What a file holds is shown as text, not as commands of the terminal.
+TEST(Mistakes, SendNoCommandsToTheTerminal) {
+  const TempFolder folder;
+  folder.write("keys.toml", "[train]\n\"\\u001b[2J\\u009b2J\" = 3\n");
+  const auto outcome = typed(folder, "train keys.toml --check");
+  EXPECT_EQ(outcome.exit_code, 2);
+  EXPECT_THAT(outcome.err, testing::HasSubstr("?[2J?2J"));
+  EXPECT_THAT(outcome.err, testing::Not(testing::HasSubstr("\x1b")));
+  EXPECT_THAT(outcome.err, testing::Not(testing::HasSubstr("\u009b")));
+}
+
 }  // namespace echelon::mistakes_cli_test

@@ -80,6 +80,8 @@ TEST(SafeForTerminal, KeepsColoursAndDropsTheRest) {
   EXPECT_EQ(safe_for_terminal("end\x1b["), "end");
   EXPECT_EQ(safe_for_terminal("end\x1b"), "end");
   EXPECT_EQ(safe_for_terminal(std::string_view("\0z", 2)), "?z");
+  EXPECT_EQ(
+      safe_for_terminal("\u009b2Jx\x1b[1my\u009d"), "?2Jx\x1b[1my?\x1b[0m");
 }
 
 TEST(RankPrefix, AlignsNumbers) {

@@ -363,6 +363,24 @@ TEST_F(Resumed, OwnCheckpointsComeBeforeThoseItBeganFrom) {
   EXPECT_EQ(steps.back().step, 8);
 }
 
+// A checkpoint may be anyone's.
+TEST_F(Resumed, WhatACheckpointSaysIsShownAsText) {
+  Job job = digits("dp=1", 2);
+  run(job, "first");
+  const auto checkpoint = list_checkpoints(path("first") / "checkpoints");
+  const auto file = checkpoint.front().path / "manifest.json";
+  auto manifest = parse_manifest(read_file(file.string()), file.string());
+  manifest.layout = "dp=1\x1b[2J";
+  std::ofstream(file) << to_json(manifest);
+  job.train.steps = 3;
+  job.checkpoint.resume = path("first").string();
+  testing::internal::CaptureStdout();
+  run(job, "second");
+  EXPECT_THAT(
+      testing::internal::GetCapturedStdout(),
+      AllOf(HasSubstr("dp=1?[2J"), testing::Not(HasSubstr("\x1b[2J"))));
+}
+
 TEST_F(Resumed, ADoneRunSaysSo) {
   const Job job = digits("dp=1", 4);
   run(job, "run");
