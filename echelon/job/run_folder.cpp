@@ -209,13 +209,20 @@ void check_own_checkpoints(
 bool check_locked_folder(const Job& job) {
   const fs::path run = job.train.run;
   std::error_code error;
-  const auto status = fs::symlink_status(run, error);
+  const bool is_link = fs::is_symlink(fs::symlink_status(run, error));
+  const auto status = fs::status(run, error);
+  if (is_link && !fs::exists(status)) {
+    throw ConfigError(format(
+        "{}: is a link to {}, which is not there; make that folder or name "
+        "another one",
+        place(job), fs::read_symlink(run, error).string()));
+  }
   if (!fs::exists(status)) {
     named_checkpoints(job);
     require_writable(job, existing_parent(run));
     return false;
   }
-  if (fs::is_symlink(status) || !fs::is_directory(status)) {
+  if (!fs::is_directory(status)) {
     throw ConfigError(
         place(job) + ": is not a folder; name a folder for the run");
   }

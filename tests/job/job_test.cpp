@@ -703,6 +703,23 @@ TEST_F(JobTest, AFolderOfHalfAConfigurationIsTaken) {
   EXPECT_FALSE(fs::exists(folder_ / "run/config.toml.part-1-0"));
 }
 
+TEST_F(JobTest, ARunFolderMayBeALink) {
+  const fs::path run = folder_ / "run";
+  const fs::path elsewhere = folder_ / "elsewhere";
+  fs::create_directory_symlink(elsewhere, run);
+  EXPECT_THAT(
+      refused(small()),
+      HasAll("is a link to " + elsewhere.string(), "is not there"));
+  fs::create_directory(elsewhere);
+  make_run_folder(small());
+  EXPECT_TRUE(fs::exists(elsewhere / "config.toml"));
+  std::ofstream(elsewhere / "metrics.jsonl") << "x";
+  EXPECT_TRUE(check_run_folder(small()));
+  make_run_folder(small("", {.overwrite = true}));
+  EXPECT_FALSE(fs::exists(elsewhere / "metrics.jsonl"));
+  EXPECT_TRUE(fs::is_symlink(run));
+}
+
 TEST_F(JobTest, RunFolderThatCannotBe) {
   std::ofstream(folder_ / "file") << "x";
   Job job = small();
