@@ -125,6 +125,7 @@ std::vector<fs::path> files_of_run(const fs::path& run) {
     // A crash leaves NAME.part-….
     const std::string whole = name.substr(0, name.find(".part-"));
     return std::ranges::find(kNames, whole) != kNames.end() ||
+           name.starts_with("damaged-metrics.jsonl") ||
            (whole == "config.toml" && name != whole);
   });
   add(run / "log", [](const std::string& name) {

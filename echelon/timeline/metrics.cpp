@@ -137,32 +137,33 @@ EvaluationMetrics evaluation_from(const OrderedJson& json) {
 }
 
 // Calls `take` with what each whole line holds, one step or one evaluation, and
-// with where the line begins, until it returns false. Returns where the last
-// line that was taken ends. `rest` says in errors why to remove a wrong line.
-template <typename Take>
-size_t each_line(
-    const std::filesystem::path& path, const std::string& text,
-    const char* rest, const Take& take) {
+// with its text, until it returns false. A line that is not metrics goes to
+// `wrong`, with its number and the reason. Returns where the last line before
+// that ends.
+template <typename Take, typename Wrong>
+size_t
+each_line(const std::string& text, const Take& take, const Wrong& wrong) {
   size_t begin = 0;
   for (int64_t number = 1; begin < text.size(); ++number) {
-    const size_t end = text.find('\n', begin);
-    if (end == std::string::npos) break;
+    const size_t newline = text.find('\n', begin);
+    if (newline == std::string::npos) break;
+    const auto written =
+        std::string_view(text).substr(begin, newline + 1 - begin);
     MetricsFile line;
     try {
-      const auto json =
-          OrderedJson::parse(std::string_view(text).substr(begin, end - begin));
+      const auto json = OrderedJson::parse(written);
       if (json.contains("evaluation")) {
         line.evaluations.push_back(evaluation_from(json));
       } else {
         line.steps.push_back(step_from(json));
       }
     } catch (const nlohmann::json::exception& error) {
-      throw DataError(format(
-          "{}:{}: no line of metrics ({}); remove the line to {}",
-          path.string(), number, json_reason(error), rest));
+      wrong(number, json_reason(error));
+      begin = newline + 1;
+      continue;
     }
-    if (!take(std::move(line))) break;
-    begin = end + 1;
+    if (!take(std::move(line), written)) break;
+    begin = newline + 1;
   }
   return begin;
 }
@@ -188,6 +189,19 @@ fail(const std::filesystem::path& path, int error, int64_t lines) {
       "[metrics] cannot write {}: {}; the {} lines that this run wrote before "
       "are kept",
       path.string(), std::strerror(error), lines));
+}
+
+// The first name beside the file that is free.
+std::filesystem::path damaged_path(const std::filesystem::path& path) {
+  const auto name = "damaged-" + path.filename().string();
+  auto free = path.parent_path() / name;
+  std::error_code error;
+  for (int copy = 2;
+       std::filesystem::exists(std::filesystem::symlink_status(free, error));
+       ++copy) {
+    free = path.parent_path() / format("{}-{}", name, copy);
+  }
+  return free;
 }
 
 }  // namespace
@@ -321,27 +335,57 @@ double final_loss(const std::vector<StepMetrics>& steps) {
 MetricsFile read_metrics(const std::filesystem::path& path) {
   const std::string text = read_text_file(path);
   MetricsFile file;
-  const size_t end =
-      each_line(path, text, "read the rest", [&](MetricsFile line) {
+  const size_t end = each_line(
+      text,
+      [&](MetricsFile line, std::string_view) {
         for (auto& step : line.steps) file.steps.push_back(step);
         for (auto& one : line.evaluations) file.evaluations.push_back(one);
         return true;
+      },
+      [&](int64_t number, const std::string& reason) {
+        throw DataError(format(
+            "{}:{}: no line of metrics ({}); remove the line to read the rest",
+            path.string(), number, reason));
       });
   file.truncated = end < text.size();
   return file;
 }
 
-void truncate_metrics(const std::filesystem::path& path, int64_t step) {
+std::string truncate_metrics(const std::filesystem::path& path, int64_t step) {
   const std::string text = read_text_file(path);
-  const auto until_step = [&](const MetricsFile& line) {
-    return line.steps.empty() ? line.evaluations[0].step <= step
-                              : line.steps[0].step <= step;
-  };
-  const size_t end = each_line(path, text, "resume", until_step);
-  if (end == text.size()) return;
-  if (::truncate(path.c_str(), static_cast<off_t>(end)) != 0) {
-    fail(path, errno, 0);
+  std::string kept;
+  std::vector<int64_t> wrong;
+  const size_t end = each_line(
+      text,
+      [&](const MetricsFile& line, std::string_view written) {
+        if ((line.steps.empty() ? line.evaluations[0].step
+                                : line.steps[0].step) > step) {
+          return false;
+        }
+        kept += written;
+        return true;
+      },
+      [&](int64_t number, const std::string&) { wrong.push_back(number); });
+  if (wrong.empty()) {
+    if (end < text.size() &&
+        ::truncate(path.c_str(), static_cast<off_t>(end)) != 0) {
+      fail(path, errno, 0);
+    }
+    return "";
   }
+  const auto damaged = damaged_path(path);
+  std::error_code error;
+  if (!std::filesystem::copy_file(path, damaged, error)) {
+    fail(damaged, error.value(), 0);
+  }
+  write_file_atomically(path, kept);
+  return format(
+      "{}:{}: no line of metrics{}; left out, and the file as it was is now {}",
+      path.string(), wrong[0],
+      wrong.size() == 1
+          ? ""
+          : format(", like {} after it", counted(wrong.size() - 1, "line")),
+      damaged.filename().string());
 }
 
 }  // namespace echelon::timeline

@@ -162,7 +162,11 @@ double final_loss(const std::vector<StepMetrics>& steps);
 MetricsFile read_metrics(const std::filesystem::path& path);
 
 /// Removes what was written after `step` steps: truncates the file before the
-/// first line of a later step. Throws as read_metrics and MetricsWriter do.
-void truncate_metrics(const std::filesystem::path& path, int64_t step);
+/// first line of a later step. Lines before it that are not metrics are left
+/// out; the file as it was is then kept beside it as damaged-metrics.jsonl, and
+/// what is returned warns with file and line. Throws DataError where it cannot
+/// read the file, and Error where it cannot write.
+[[nodiscard]] std::string
+truncate_metrics(const std::filesystem::path& path, int64_t step);
 
 }  // namespace echelon::timeline

@@ -9,6 +9,17 @@
 
 namespace echelon {
 
+namespace {
+
+void truncate_with_warning(const std::filesystem::path& metrics, int64_t step) {
+  const std::string warning = timeline::truncate_metrics(metrics, step);
+  if (!warning.empty()) {
+    std::fprintf(stderr, "warning: %s\n", warning.c_str());
+  }
+}
+
+}  // namespace
+
 void print_slow_links(const Layout& layout, const Mesh& mesh, int local_size) {
   const int64_t tp = layout.tp;
   if (mesh.within_hosts(Axis::tp, local_size)) return;
@@ -32,7 +43,7 @@ RunLog::RunLog(
 
 void RunLog::restore(int64_t step) {
   if (world_.rank() == 0 && std::filesystem::exists(path_)) {
-    timeline::truncate_metrics(path_, step);
+    truncate_with_warning(path_, step);
     timeline::MetricsFile before = timeline::read_metrics(path_);
     steps_ = std::move(before.steps);
     evaluations_ = std::move(before.evaluations);
@@ -43,7 +54,7 @@ void RunLog::restore(int64_t step) {
 
 void RunLog::start_over() const {
   if (!std::filesystem::exists(path_)) return;
-  timeline::truncate_metrics(path_, 0);
+  truncate_with_warning(path_, 0);
   std::printf("the run has no checkpoint: it starts over\n");
 }
 

@@ -479,6 +479,8 @@ TEST_F(JobTest, OverwriteReplacesARunAndNothingElse) {
   const fs::path run = folder_ / "run";
   const std::vector<std::string> of_a_run = {
       "metrics.jsonl",
+      "damaged-metrics.jsonl",
+      "damaged-metrics.jsonl-2",
       "report.html",
       "timeline.json",
       "layers.json",

@@ -220,6 +220,35 @@ TEST_F(Metrics, ABrokenLineInTheMiddleIsAnErrorWithItsNumber) {
   }
 }
 
+TEST_F(Metrics, TruncatingLeavesOutBrokenLinesAndKeepsTheFile) {
+  const std::string first = "{\"step\":1,\"loss\":1}\n";
+  const std::string second = "{\"step\":2,\"loss\":1}\n";
+  const std::string third = "{\"step\":3,\"loss\":1}\n";
+  const std::string one = first + "{\"st" + '\0' + "\n" + second + third;
+  const std::string more = "\xff\x1b\n[]\n" + first + "\n" + second + "\x01";
+  const auto keeps = [&](const std::string& before, int64_t step,
+                         const std::string& after) {
+    folder_.write("metrics.jsonl", before);
+    const auto said = truncate_metrics(folder_.path("metrics.jsonl"), step);
+    EXPECT_EQ(read_file(folder_.path("metrics.jsonl")), after);
+    return said;
+  };
+  const std::string path = folder_.path("metrics.jsonl");
+  EXPECT_EQ(keeps(first + second + third, 2, first + second), "");
+  EXPECT_EQ(
+      keeps(one, 2, first + second),
+      path +
+          ":2: no line of metrics; left out, and the file as it was is now "
+          "damaged-metrics.jsonl");
+  EXPECT_EQ(
+      keeps(more, 2, first + second),
+      path +
+          ":1: no line of metrics, like 2 lines after it; left out, and the "
+          "file as it was is now damaged-metrics.jsonl-2");
+  EXPECT_EQ(read_file(folder_.path("damaged-metrics.jsonl")), one);
+  EXPECT_EQ(read_file(folder_.path("damaged-metrics.jsonl-2")), more);
+}
+
 TEST_F(Metrics, UnknownKeysAreIgnored) {
   const auto path = folder_.write(
       "metrics.jsonl", "{\"step\":1,\"loss\":1,\"perplexity\":{\"a\":[]}}\n");

@@ -508,6 +508,25 @@ TEST_F(Resumed, ACheckpointWithoutAManifestIsSetAside) {
   EXPECT_TRUE(fs::exists(checkpoints / "damaged-step-00000008"));
 }
 
+TEST_F(Resumed, ADamagedLineOfMetricsIsLeftOut) {
+  Job job = digits("dp=1", 4);
+  run(job, "run");
+  const fs::path file = path("run") / "metrics.jsonl";
+  std::string text = read_text_file(file);
+  text[text.find("\"step\":2")] = '\x01';
+  std::ofstream(file) << text;
+  job.train.steps = 6;
+  testing::internal::CaptureStderr();
+  run(job, "run");
+  EXPECT_THAT(
+      testing::internal::GetCapturedStderr(),
+      HasSubstr("warning: " + file.string() + ":2: no line of metrics"));
+  std::vector<int64_t> steps;
+  for (const auto& step : metrics("run").steps) steps.push_back(step.step);
+  EXPECT_THAT(steps, ElementsAre(1, 3, 4, 5, 6));
+  EXPECT_EQ(read_text_file(path("run") / "damaged-metrics.jsonl"), text);
+}
+
 TEST_F(Resumed, NoIntactCheckpointIsAnError) {
   Job job = digits("dp=1", 2);
   run(job, "run");
