@@ -112,6 +112,7 @@ std::string last_weights(const std::string& run) {
 void WeightsSource::Tensor::read(
     const IndexRange& elements, std::byte* to) const {
   if (checkpoint) return checkpoint->read({{number, elements, to}});
+  file->verify(*info);
   const auto width = safetensors::dtype_bytes(info->dtype);
   const auto bytes = file->bytes(*info).subspan(
       static_cast<size_t>(elements.begin) * width,
@@ -214,6 +215,7 @@ void MappedTensors::read(const std::vector<Piece>& pieces) {
       tensor.read(piece.elements, piece.to);
       continue;
     }
+    tensor.file->verify(*tensor.info);
     const auto width = safetensors::dtype_bytes(tensor.info->dtype);
     const auto bytes =
         tensor.file->bytes(*tensor.info)

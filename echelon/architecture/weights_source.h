@@ -52,8 +52,8 @@ class WeightsSource {
     std::shared_ptr<TensorSource> checkpoint;
     size_t number = 0;
 
-    /// Copies elements in row-major order. Every byte of a checkpoint is
-    /// verified. Throws CheckpointError.
+    /// Copies elements in row-major order. Every byte of a checkpoint, and of a
+    /// file's tensor that has a checksum, is verified. Throws CheckpointError.
     void read(const IndexRange& elements, std::byte* to) const;
   };
 

@@ -2,7 +2,10 @@
 
 #include <gmock/gmock.h>
 
+#include <span>
+
 #include "echelon/architecture/check_weights.h"
+#include "echelon/checkpoint/format/hashes.h"
 #include "tests/checkpoint/files/small_save.h"
 #include "tests/support/error_text.h"
 #include "tests/support/temp_folder.h"
@@ -127,6 +130,30 @@ TEST(WeightsSource, ADamagedCheckpointIsRefused) {
       HasAll(
           "has no checkpoint",
           "a .safetensors file, a Hugging Face folder with"));
+}
+
+TEST(WeightsSource, ATensorThatDiffersFromItsChecksumIsRefused) {
+  const TempFolder folder;
+  const std::string path = folder.path("x.safetensors");
+  const float numbers[2] = {1, 2};
+  const auto bytes = std::as_bytes(std::span(numbers));
+  safetensors::write(
+      path, {{"a", "F32", {2}, bytes}, {"b", "F32", {2}, bytes}},
+      {{safetensors::checksum_key("a"), checksum(bytes.data(), bytes.size())},
+       {safetensors::checksum_key("b"), checksum(bytes.data(), 1)}});
+  const WeightsSource source(path);
+  EXPECT_EQ(first_of(source, "a"), 1);
+  EXPECT_THAT(
+      error_text<CheckpointError>([&] { first_of(source, "b"); }),
+      HasSubstr(path + ": tensor \"b\" is damaged"));
+  MappedTensors mapped{WeightsSource(path)};
+  std::vector<std::byte> to(bytes.size());
+  mapped.read({{0, {0, 2}, to.data()}});
+  EXPECT_THAT(
+      error_text<CheckpointError>([&] {
+        mapped.read({{1, {0, 2}, to.data()}});
+      }),
+      HasSubstr(path + ": tensor \"b\" is damaged"));
 }
 
 TEST(WeightsSource, NamesOfTheBaseModelGetItsPrefix) {

@@ -177,6 +177,14 @@ void NewFile::append_as_set(const void* data, size_t bytes) {
   }
 }
 
+void NewFile::rewrite_start(const void* data, size_t bytes) {
+  if (!set_direct(false)) fail("writing it", errno);
+  if (::lseek(fd_, 0, SEEK_SET) != 0) fail("writing it", errno);
+  append_as_set(data, bytes);
+  written_ -= static_cast<int64_t>(bytes);
+  if (::lseek(fd_, 0, SEEK_END) < 0) fail("writing it", errno);
+}
+
 void NewFile::start_writing() {
   if (direct_) return;
   // A hint: finish() reports any error.

@@ -35,6 +35,8 @@ class NewFile {
   /// others fill meanwhile is found by the write that fails.
   void append_direct(const void* data, size_t bytes);
   static constexpr size_t kDirectBytes = 4096;
+  /// Overwrites the first bytes of what was appended.
+  void rewrite_start(const void* data, size_t bytes);
   /// Starts writing back what was appended, so that finish() waits less.
   void start_writing();
   /// On return everything but the folder's entry is on disk, and the file is

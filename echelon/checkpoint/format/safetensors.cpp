@@ -20,6 +20,7 @@
 #include <set>
 #include <utility>
 
+#include "echelon/checkpoint/format/hashes.h"
 #include "echelon/checkpoint/format/json_reader.h"
 #include "echelon/checkpoint/format/new_file.h"
 #include "echelon/checkpoint/format/safetensors_text.h"
@@ -325,6 +326,10 @@ std::string header_text(
 
 }  // namespace
 
+std::string checksum_key(const std::string& tensor) {
+  return "xxh3_128:" + tensor;
+}
+
 uint64_t dtype_bytes(std::string_view dtype) {
   for (const auto& [name, bytes] : kDtypes) {
     if (name == dtype) return bytes;
@@ -470,19 +475,22 @@ File::File(const std::string& path) : path_(path) {
     if (map_) ::munmap(const_cast<std::byte*>(map_), map_bytes_);
     throw;
   }
+  verified_ = std::make_unique<std::atomic<bool>[]>(header_.tensors.size());
 }
 
 File::File(File&& other) noexcept
     : path_(std::move(other.path_)),
       header_(std::move(other.header_)),
       map_(std::exchange(other.map_, nullptr)),
-      map_bytes_(std::exchange(other.map_bytes_, 0)) {}
+      map_bytes_(std::exchange(other.map_bytes_, 0)),
+      verified_(std::move(other.verified_)) {}
 
 File& File::operator=(File&& other) noexcept {
   std::swap(path_, other.path_);
   std::swap(header_, other.header_);
   std::swap(map_, other.map_);
   std::swap(map_bytes_, other.map_bytes_);
+  std::swap(verified_, other.verified_);
   return *this;
 }
 
@@ -514,6 +522,23 @@ const TensorInfo& File::at(const std::string& name) const {
 
 std::span<const std::byte> File::bytes(const TensorInfo& tensor) const {
   return {map_ + header_.data_begin + tensor.begin, tensor.end - tensor.begin};
+}
+
+void File::verify(const TensorInfo& tensor) const {
+  auto& done = verified_[static_cast<size_t>(&tensor - header_.tensors.data())];
+  const auto expected = header_.metadata.find(checksum_key(tensor.name));
+  if (done || expected == header_.metadata.end()) return;
+  const auto held = bytes(tensor);
+  const std::string found = checksum(held.data(), held.size());
+  if (found != expected->second) {
+    throw CheckpointError(format(
+        "{}: tensor {} is damaged: its bytes have the checksum {}, the file's "
+        "metadata says {}; copy or write the file again, or name a checkpoint "
+        "of the run",
+        path_, quote_printable(tensor.name), found,
+        quote_printable(expected->second)));
+  }
+  done = true;
 }
 
 void File::forget(std::span<const std::byte> bytes) const {

@@ -10,9 +10,11 @@
 // it accepts can be mapped and used without further checks.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -38,6 +40,10 @@ struct Header {
   Metadata metadata;
   uint64_t data_begin = 0;  // where the data section starts in the file
 };
+
+/// The key in the metadata of the checksum of a tensor's bytes (hashes.h).
+/// Other readers ignore it.
+std::string checksum_key(const std::string& tensor);
 
 /// Longest header, in bytes, that is read or written.
 inline constexpr uint64_t kMaxHeaderBytes = 100'000'000;
@@ -89,6 +95,10 @@ class File {
   /// The bytes of one of tensors(), aligned to the dtype if write() wrote the
   /// file; the format itself promises no alignment.
   std::span<const std::byte> bytes(const TensorInfo& tensor) const;
+  /// Compares the bytes of one of tensors() with the checksum that the metadata
+  /// has of them, the first time; without one it does nothing. Throws
+  /// CheckpointError with both. Several threads may call at once.
+  void verify(const TensorInfo& tensor) const;
   /// Drops the pages that hold these bytes; reading them again gives the file's
   /// bytes. Changes made through load_tensor() are lost.
   void forget(std::span<const std::byte> bytes) const;
@@ -98,6 +108,7 @@ class File {
   Header header_;
   const std::byte* map_ = nullptr;
   size_t map_bytes_ = 0;
+  std::unique_ptr<std::atomic<bool>[]> verified_;  // of each tensor
 };
 
 /// A tensor for write(), which borrows the bytes.

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "echelon/checkpoint/format/float_convert.h"
+#include "echelon/checkpoint/format/hashes.h"
 #include "echelon/checkpoint/format/new_file.h"
 #include "echelon/checkpoint/format/safetensors_text.h"
 #include "echelon/error.h"
@@ -56,12 +57,16 @@ Memory memory(int64_t bytes) {
 }
 
 // Collects parts of tensors in the order of the file; reads, converts and
-// writes them when its memory is full.
+// writes them when its memory is full. The checksum of each tensor that has
+// elements goes into `sums`.
 class Stream {
  public:
-  Stream(TensorSource& source, NewFile& file, int64_t bytes)
+  Stream(
+      TensorSource& source, NewFile& file, int64_t bytes,
+      safetensors::Metadata& sums)
       : source_(source),
         file_(file),
+        sums_(sums),
         room_(std::max<int64_t>(bytes, 16)),
         read_(memory(room_)),
         converted_(memory(room_)) {}
@@ -111,10 +116,7 @@ class Stream {
   }
 
   void write(const Part& part, const std::byte* bytes) {
-    if (!part.converts) {
-      file_.append(bytes, static_cast<size_t>(bytes_of(part)));
-      return;
-    }
+    if (!part.converts) return append(part, bytes, bytes_of(part));
     const auto& dtype = part.tensor->dtype;
     const int64_t count = part.elements.size();
     const int64_t wrong = convert_floats(
@@ -124,11 +126,20 @@ class Stream {
           source_, facts(part), dtype, part.elements.begin + wrong,
           bytes + wrong * width(facts(part).dtype));
     }
-    file_.append(converted_.get(), static_cast<size_t>(count * width(dtype)));
+    append(part, converted_.get(), count * width(dtype));
+  }
+
+  void append(const Part& part, const std::byte* data, int64_t bytes) {
+    file_.append(data, static_cast<size_t>(bytes));
+    sum_.update(data, static_cast<size_t>(bytes));
+    if (part.elements.end < facts(part).numel()) return;
+    sums_[safetensors::checksum_key(part.tensor->name)] = sum_.digest();
   }
 
   TensorSource& source_;
   NewFile& file_;
+  safetensors::Metadata& sums_;
+  ChecksumStream sum_;  // of the tensor that is being written
   int64_t room_;
   int64_t held_ = 0;  // bytes of parts_, read and converted
   std::vector<Part> parts_;
@@ -169,6 +180,7 @@ void write_tensors(
   static constexpr std::byte kNowhere{};
   std::vector<safetensors::TensorBytes> list;
   std::map<std::string, const TensorToWrite*> by_name;
+  safetensors::Metadata with_sums = metadata;
   for (const auto& tensor : tensors) {
     check(path, source, tensor);
     const auto bytes = static_cast<size_t>(bytes_to_write(source, tensor));
@@ -178,13 +190,17 @@ void write_tensors(
          source.tensors()[tensor.tensor].shape,
          {&kNowhere, bytes}});
     by_name[tensor.name] = &tensor;
+    with_sums[safetensors::checksum_key(tensor.name)] = checksum(nullptr, 0);
   }
-  const auto plan = safetensors::plan_file(path, list, metadata);
+  const auto plan = safetensors::plan_file(path, list, with_sums);
   NewFile file(path, plan.bytes, NewFile::Under::beside);
   file.append(plan.head.data(), plan.head.size());
-  Stream stream(source, file, memory_bytes);
+  Stream stream(source, file, memory_bytes, with_sums);
   for (const auto* tensor : plan.order) stream.add(*by_name.at(tensor->name));
   stream.flush();
+  // The checksums are known now; the head is as long as it was.
+  const auto head = safetensors::plan_file(path, list, with_sums).head;
+  file.rewrite_start(head.data(), head.size());
   file.move_into_place();
 }
 

@@ -55,7 +55,8 @@ int64_t bytes_to_write(const TensorSource& source, const TensorToWrite& tensor);
 /// How many bytes are read, converted and written at a time.
 inline constexpr int64_t kStreamBytes = 64 << 20;
 
-/// Writes them to `path` atomically, as safetensors::write() does.
+/// Writes them to `path` atomically, as safetensors::write() does, and their
+/// checksums into the metadata (safetensors::checksum_key()).
 ///
 ///   memory_bytes  that copies take at a time
 ///

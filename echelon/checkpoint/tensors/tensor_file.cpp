@@ -56,6 +56,7 @@ std::string dtype_to_safetensors(torch::Dtype dtype) {
 
 torch::Tensor
 load_tensor(const std::shared_ptr<const File>& file, const TensorInfo& info) {
+  file->verify(info);
   const auto bytes = file->bytes(info);
   const auto options =
       torch::TensorOptions().dtype(dtype_from_safetensors(info.dtype));

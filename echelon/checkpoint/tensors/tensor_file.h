@@ -22,8 +22,8 @@ std::string dtype_to_safetensors(torch::Dtype dtype);
 /// The tensors of `names`, in that order; without names all, in file order.
 /// They share the mapped file, which stays mapped while one of them lives;
 /// writing to one does not change the file. One that is not aligned to its
-/// dtype is copied. Throws CheckpointError as safetensors::File, for a missing
-/// name, and for a BOOL that is neither 0 nor 1.
+/// dtype is copied. Throws CheckpointError as safetensors::File and verify(),
+/// for a missing name, and for a BOOL that is neither 0 nor 1.
 std::vector<torch::Tensor>
 load_tensors(const std::string& path, const std::vector<std::string>& names);
 std::vector<NamedTensor> load_tensors(const std::string& path);

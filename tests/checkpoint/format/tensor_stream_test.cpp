@@ -95,6 +95,30 @@ TEST(TensorStream, WritesTheSameFileWhateverTheMemory) {
   EXPECT_EQ(file.metadata().at("format"), "pt");
 }
 
+TEST(TensorStream, EachTensorHasItsChecksum) {
+  const TempFolder folder;
+  Numbers source;
+  const auto path = folder.path("x.safetensors");
+  write_tensors(
+      path, source,
+      {{0, "a", "F32"}, {1, "none", "F32"}, {4, "b \"q\"", "BF16"}}, {}, 100);
+  const auto verify = [&](const char* name) {
+    const safetensors::File file(path);
+    file.verify(file.at(name));
+  };
+  for (const char* name : {"a", "none", "b \"q\""}) verify(name);
+  auto bytes = read_file(path);
+  bytes.back() = static_cast<char>(bytes.back() ^ 1);
+  folder.write("x.safetensors", bytes);
+  for (const char* name : {"a", "none"}) verify(name);
+  EXPECT_THAT(
+      error_text<CheckpointError>([&] { verify("b \"q\""); }),
+      HasAll(
+          path +
+              ": tensor \"b \"q\"\" is damaged: its bytes have the checksum ",
+          "; copy or write the file again, or name a checkpoint of the run"));
+}
+
 TEST(TensorStream, RefusesWhatDoesNotFitAndLeavesNothing) {
   const TempFolder folder;
   Numbers source;

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 
+#include "echelon/checkpoint/format/hashes.h"
 #include "tests/support/error_text.h"
 #include "tests/support/python.h"
 #include "tests/support/temp_folder.h"
@@ -105,6 +106,18 @@ TEST_F(TensorFile, RefusesImpossibleValues) {
   EXPECT_THAT(
       error_text<CheckpointError>([&] { load_tensors(path_, {"c"}); }),
       HasSubstr("no tensor \"c\""));
+}
+
+TEST_F(TensorFile, ATensorThatDiffersFromItsChecksumIsRefused) {
+  const std::string sum = checksum("\0\0\x80\x3f", 4);  // of 1.0f
+  for (const float value : {1.0F, 2.0F}) {
+    save_tensors(
+        path_, {{"a", torch::tensor(value)}},
+        {{safetensors::checksum_key("a"), sum}});
+    const auto said = error_text([&] { load_tensors(path_, {"a"}); });
+    EXPECT_EQ(said.find("tensor \"a\" is damaged") == said.npos, value == 1)
+        << said;
+  }
 }
 
 TEST_F(TensorFilePython, ReadsOurs) {
