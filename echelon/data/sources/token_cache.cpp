@@ -134,6 +134,7 @@ class Encoding {
   }
 
   void add_piece(std::string_view piece) {
+    file_->check_size();
     try {
       writer_.add(tokenizer_.encode(piece));
     } catch (const DataError& error) {

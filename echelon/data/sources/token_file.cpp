@@ -230,6 +230,8 @@ MappedFile::MappedFile(const std::string& path) : path_(path) {
         path + ": is " + (S_ISDIR(status.st_mode) ? "a folder" : "no file") +
         "; name a file, or all files of a folder as in FOLDER/*.txt");
   }
+  device_ = status.st_dev;
+  inode_ = status.st_ino;
   size_ = static_cast<size_t>(status.st_size);
   if (size_ == 0) return;
   void* data = ::mmap(nullptr, size_, PROT_READ, MAP_SHARED, file.fd, 0);
@@ -239,6 +241,18 @@ MappedFile::MappedFile(const std::string& path) : path_(path) {
 
 MappedFile::~MappedFile() {
   if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), size_);
+}
+
+void MappedFile::check_size() const {
+  struct stat status = {};
+  if (::stat(path_.c_str(), &status) != 0 || status.st_dev != device_ ||
+      status.st_ino != inode_ || static_cast<size_t>(status.st_size) >= size_) {
+    return;
+  }
+  throw DataError(format(
+      "{}: had {} bytes when it was opened and has {}: it was shortened while "
+      "it is in use; restore it, and the same command resumes",
+      path_, size_, status.st_size));
 }
 
 int64_t TokenIndex::document_begin(int64_t d) const {
@@ -277,6 +291,7 @@ TokenFile::TokenFile(const std::string& bin_path, const std::string& idx_path)
 
 void TokenFile::read(
     int64_t begin, int64_t count, int64_t vocabulary, int64_t* to) const {
+  bin_->check_size();
   const size_t width = token_bytes(type_);
   const std::byte* from =
       bin_->bytes().data() + static_cast<size_t>(begin) * width;
@@ -313,6 +328,7 @@ int64_t TokenFile::largest(int64_t vocabulary) const {
 }
 
 std::vector<int64_t> TokenFile::borders(int64_t begin, int64_t end) const {
+  index_file_->check_size();
   // The first document that begins after `begin`.
   int64_t low = 0, high = index_.num_documents;
   while (low < high) {

@@ -50,10 +50,16 @@ class MappedFile {
   MappedFile& operator=(const MappedFile&) = delete;
 
   const std::string& path() const { return path_; }
+  /// Reading bytes that the file lost since it was mapped ends the process
+  /// (SIGBUS), so call check_size() first.
   std::span<const std::byte> bytes() const { return {data_, size_}; }
+  /// Throws DataError when the file has been shortened. One that has replaced
+  /// it leaves bytes() as they were.
+  void check_size() const;
 
  private:
   std::string path_;
+  uint64_t device_ = 0, inode_ = 0;
   const std::byte* data_ = nullptr;
   size_t size_ = 0;
 };

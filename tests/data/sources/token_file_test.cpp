@@ -62,6 +62,29 @@ TEST(TokenFile, NamesFileAndOffsetOfATokenOutsideOfTheVocabulary) {
       HasSubstr("token 1 (byte 4) is -1"));
 }
 
+TEST(TokenFile, AFileThatWasShortenedIsAnErrorAndAReplacedOneIsNot) {
+  const TempFolder folder;
+  const auto bin = folder.write("a.bin", raw_bytes<uint16_t>({1, 2, 3}));
+  const auto idx =
+      folder.write("a.idx", make_index(8, {2, 1}, {0, 4}, {0, 1, 2}));
+  const TokenFile file(bin, idx);
+  std::filesystem::rename(bin, folder.path("old.bin"));
+  folder.write("a.bin", "");
+  EXPECT_THAT(tokens_of(file), ElementsAre(1, 2, 3));
+  std::filesystem::rename(folder.path("old.bin"), bin);
+  std::filesystem::resize_file(bin, 2);
+  EXPECT_EQ(
+      error_text<DataError>([&] { tokens_of(file); }),
+      bin +
+          ": had 6 bytes when it was opened and has 2: it was shortened while "
+          "it is in use; restore it, and the same command resumes");
+  EXPECT_THAT(file.borders(0, 3), ElementsAre(2));
+  std::filesystem::resize_file(idx, 40);
+  EXPECT_THAT(
+      error_text<DataError>([&] { file.borders(0, 3); }),
+      HasSubstr(idx + ": had "));
+}
+
 TEST(TokenFile, OddSizesFoldersAndMissingFiles) {
   const TempFolder folder;
   const auto path = folder.write("a.bin", "12345");
