@@ -114,7 +114,10 @@ struct TextRecipe {
 /// The cached pair of files (token_file.h) is keyed by the texts, the tokenizer
 /// and the recipe. A text above 64 MiB counts by its path, size, modification
 /// time, and first and last MiB. Texts are mapped and encoded in pieces of
-/// about 1 MiB (TextSplit). A damaged pair is replaced.
+/// about 1 MiB (TextSplit). A third file, .sums, has checksums of the pair
+/// (TokenFile::checksums()). A pair that differs from them, or is otherwise
+/// damaged, is made anew with a warning; a block of a .bin of more than 256 MiB
+/// that differs is an error when it is first read.
 ///
 /// Throws DataError for a file that cannot be read or written, and for a text
 /// that the tokenizer cannot encode.

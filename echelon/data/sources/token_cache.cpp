@@ -21,6 +21,7 @@
 #include "echelon/data/sources/text.h"
 #include "echelon/error.h"
 #include "echelon/text/format.h"
+#include "echelon/text/text_file.h"
 
 namespace echelon {
 namespace {
@@ -31,6 +32,7 @@ constexpr size_t kPieceBytes = size_t{1} << 20;
 constexpr size_t kHashedBytes = size_t{64} << 20;  // of a complete file
 constexpr size_t kEndsBytes = size_t{1} << 20;
 constexpr size_t kAnnouncedBytes = size_t{64} << 20;
+constexpr const char* kSums = ".sums";
 /// Increased when the same text and recipe give other tokens than before.
 constexpr uint64_t kVersion = 1;
 
@@ -160,13 +162,18 @@ void announce(const std::vector<std::unique_ptr<MappedFile>>& files) {
       files.front()->path().c_str(), files.size() > 1 ? " …" : "");
 }
 
-/// The cached pair, or null when it is missing or damaged.
+/// The cached pair, or null when it is missing or damaged. The checksums are
+/// written last: where they exist, the pair is complete.
 std::unique_ptr<TokenFile> find_cached(const std::string& prefix) {
   std::error_code ignored;
-  if (!fs::exists(prefix + ".idx", ignored)) return nullptr;
+  if (!fs::exists(prefix + kSums, ignored)) return nullptr;
   try {
-    return std::make_unique<TokenFile>(prefix + ".bin", prefix + ".idx");
-  } catch (const DataError&) {
+    auto cached = std::make_unique<TokenFile>(prefix + ".bin", prefix + ".idx");
+    cached->verify(read_text_file(prefix + kSums));
+    return cached;
+  } catch (const DataError& error) {
+    std::fprintf(
+        stderr, "warning: cached tokens are made anew: %s\n", error.what());
     return nullptr;
   }
 }
@@ -229,7 +236,15 @@ TokenFile tokenise(
   Encoding encoding(tokenizer, recipe, writer);
   for (const auto& file : mapped) encoding.add_file(*file);
   writer.finish();
-  return TokenFile(prefix + ".bin", prefix + ".idx");
+  TokenFile made(prefix + ".bin", prefix + ".idx");
+  const std::string sums = made.checksums();
+  try {
+    write_file_atomically(prefix + kSums, sums);
+  } catch (const Error& full) {
+    throw DataError(full.what());
+  }
+  made.verify(sums);
+  return made;
 }
 
 }  // namespace echelon

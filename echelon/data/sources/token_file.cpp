@@ -15,8 +15,10 @@
 #include <cerrno>
 #include <cstring>
 #include <limits>
+#include <sstream>
 #include <utility>
 
+#include "echelon/checkpoint/format/hashes.h"
 #include "echelon/error.h"
 #include "echelon/text/format.h"
 
@@ -25,6 +27,7 @@ namespace {
 
 constexpr char kMagic[9] = {'M', 'M', 'I', 'D', 'I', 'D', 'X', 0, 0};
 constexpr uint64_t kIndexVersion = 1;
+constexpr size_t kBlockBytes = size_t{4} << 20;  // of a checksum
 constexpr size_t kHeaderBytes = sizeof(kMagic) + 8 + 1 + 8 + 8;
 
 template <typename T>
@@ -32,6 +35,10 @@ T load(const std::byte* from) {
   T value;
   std::memcpy(&value, from, sizeof(T));
   return value;
+}
+
+std::string checksum_of(std::span<const std::byte> bytes) {
+  return checksum(bytes.data(), bytes.size());
 }
 
 int64_t number_at(const std::byte* list, int64_t i) {
@@ -293,6 +300,12 @@ void TokenFile::read(
     int64_t begin, int64_t count, int64_t vocabulary, int64_t* to) const {
   bin_->check_size();
   const size_t width = token_bytes(type_);
+  if (!sums_.empty()) {
+    const size_t at = static_cast<size_t>(begin) * width;
+    verify_bytes(
+        at, at + static_cast<size_t>(count) * width,
+        "; remove the file, and the same command tokenises the text again");
+  }
   const std::byte* from =
       bin_->bytes().data() + static_cast<size_t>(begin) * width;
   with_type(type_, [&](auto zero) {
@@ -325,6 +338,58 @@ int64_t TokenFile::largest(int64_t vocabulary) const {
         largest, *std::max_element(piece.begin(), piece.begin() + count));
   }
   return largest;
+}
+
+std::span<const std::byte> TokenFile::block(size_t i) const {
+  const auto bytes = bin_->bytes();
+  const size_t begin = i * kBlockBytes;
+  return bytes.subspan(begin, std::min(kBlockBytes, bytes.size() - begin));
+}
+
+std::string TokenFile::checksums() const {
+  std::string text = checksum_of(index_file_->bytes()) + "\n";
+  for (size_t i = 0; i * kBlockBytes < bin_->bytes().size(); ++i) {
+    text += checksum_of(block(i)) + "\n";
+  }
+  return text;
+}
+
+void TokenFile::verify(const std::string& checksums, size_t at_once) {
+  std::istringstream lines(checksums);
+  std::string expected;
+  std::getline(lines, expected);
+  const std::string found = checksum_of(index_file_->bytes());
+  if (found != expected) {
+    throw DataError(format(
+        "{}: is damaged: its checksum is {}, but {} was written",
+        index_file_->path(), found, expected));
+  }
+  for (std::string sum; std::getline(lines, sum);) sums_.push_back(sum);
+  const size_t bytes = bin_->bytes().size();
+  const size_t blocks = (bytes + kBlockBytes - 1) / kBlockBytes;
+  if (sums_.size() != blocks) {
+    throw DataError(format(
+        "{}: has {} blocks of 4 MiB, but {} checksums", path(), blocks,
+        sums_.size()));
+  }
+  verified_ = std::make_unique<std::atomic<bool>[]>(blocks);
+  if (bytes <= at_once) verify_bytes(0, bytes, "");
+}
+
+void TokenFile::verify_bytes(
+    size_t begin, size_t end, const char* way_out) const {
+  for (size_t i = begin / kBlockBytes; i * kBlockBytes < end; ++i) {
+    if (verified_[i]) continue;
+    const std::string found = checksum_of(block(i));
+    if (found != sums_[i]) {
+      throw DataError(format(
+          "{}: is damaged: bytes {} to {} have the checksum {}, but {} was "
+          "written{}",
+          path(), i * kBlockBytes, i * kBlockBytes + block(i).size(), found,
+          sums_[i], way_out));
+    }
+    verified_[i] = true;
+  }
 }
 
 std::vector<int64_t> TokenFile::borders(int64_t begin, int64_t end) const {

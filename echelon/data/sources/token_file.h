@@ -17,6 +17,7 @@
 // each other without gaps, as its builder writes them.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -105,13 +106,27 @@ class TokenFile {
   /// negative or not below `vocabulary`.
   int64_t largest(int64_t vocabulary) const;
 
+  /// Of an indexed pair: the checksum of its .idx and of each block of 4 MiB of
+  /// its .bin, a line each. Reads both as a whole.
+  std::string checksums() const;
+  /// Compares an indexed pair with an earlier text of checksums(): the .idx and
+  /// a .bin of at most `at_once` bytes now, each block of a larger .bin before
+  /// it is first read. Throws DataError with the file, the bytes and both
+  /// checksums; read() does the same later. Call it before other threads read.
+  void verify(const std::string& checksums, size_t at_once = size_t{256} << 20);
+
   /// The borders of documents in (begin, end): the indices of their first
   /// tokens, ascending. Only for files with documents.
   std::vector<int64_t> borders(int64_t begin, int64_t end) const;
 
  private:
+  std::span<const std::byte> block(size_t i) const;
+  void verify_bytes(size_t begin, size_t end, const char* way_out) const;
+
   std::unique_ptr<MappedFile> bin_;
   std::unique_ptr<MappedFile> index_file_;
+  std::vector<std::string> sums_;  // of the blocks; empty: none are known
+  std::unique_ptr<std::atomic<bool>[]> verified_;  // of each block
   TokenIndex index_;
   TokenType type_ = TokenType::u16;
   int64_t num_tokens_ = 0;

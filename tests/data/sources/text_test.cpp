@@ -5,6 +5,7 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <map>
 #include <numeric>
 
@@ -229,7 +230,7 @@ TEST_F(Text, TheFormatMayBeSet) {
 TEST_F(Text, IsTokenisedOnce) {
   const auto path = folder_.write("a.txt", "some text");
   TextCorpus{text(path, 2)};
-  EXPECT_EQ(cached(), 2);
+  EXPECT_EQ(cached(), 3);
   const auto long_ago = fs::file_time_type() + std::chrono::hours(1);
   for (const auto& entry : fs::directory_iterator(token_cache_folder())) {
     fs::last_write_time(entry.path(), long_ago);
@@ -239,21 +240,47 @@ TEST_F(Text, IsTokenisedOnce) {
     EXPECT_EQ(fs::last_write_time(entry.path()), long_ago) << "not made anew";
   }
   TextCorpus{text(folder_.write("copy.txt", "some text"), 2)};
-  EXPECT_EQ(cached(), 2) << "the same text is the same tokens";
+  EXPECT_EQ(cached(), 3) << "the same text is the same tokens";
   folder_.write("a.txt", "same size");
   EXPECT_EQ(read(TextCorpus(text(path, 2)), 0).inputs[1], 'a');
-  EXPECT_EQ(cached(), 4);
+  EXPECT_EQ(cached(), 6);
   auto options = text(path, 2);
   options.document_separator = " ";
   TextCorpus{options};
   options.end_of_text_id = 0;
   EXPECT_EQ(read(TextCorpus(options), 2).inputs[0], 0);
-  EXPECT_EQ(cached(), 8);
+  EXPECT_EQ(cached(), 12);
   for (const auto& entry : fs::directory_iterator(token_cache_folder())) {
     fs::resize_file(entry.path(), 5);
   }
   EXPECT_EQ(read(TextCorpus(text(path, 2)), 0).inputs[1], 'a')
       << "a damaged one is made anew";
+}
+
+TEST_F(Text, AFlippedBitOfCachedTokensIsFound) {
+  const auto path = folder_.write("a.txt", "some text");
+  TextCorpus{text(path, 2)};
+  std::map<std::string, std::string> whole;
+  for (const auto& entry : fs::directory_iterator(token_cache_folder())) {
+    whole[entry.path()] = read_file(entry.path());
+  }
+  ASSERT_EQ(whole.size(), 3u);
+  for (const auto& [name, bytes] : whole) {
+    SCOPED_TRACE(name);
+    // A low bit of a token, of a count, of a digit.
+    std::string damaged = bytes;
+    const size_t at = name.ends_with(".idx") ? 26 : bytes.size() - 2;
+    damaged[at] = static_cast<char>(damaged[at] ^ 1);
+    std::ofstream(name) << damaged;
+    testing::internal::CaptureStderr();
+    TextCorpus{text(path, 2)};
+    EXPECT_THAT(
+        testing::internal::GetCapturedStderr(),
+        StartsWith("warning: cached tokens are made anew: "));
+    for (const auto& [other, expected] : whole) {
+      EXPECT_EQ(read_file(other), expected) << other;
+    }
+  }
 }
 
 TEST_F(Text, PiecesOfLongTextsHaveTheSameTokens) {

@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <cstring>
 #include <filesystem>
 #include <functional>
@@ -83,6 +84,38 @@ TEST(TokenFile, AFileThatWasShortenedIsAnErrorAndAReplacedOneIsNot) {
   EXPECT_THAT(
       error_text<DataError>([&] { file.borders(0, 3); }),
       HasSubstr(idx + ": had "));
+}
+
+TEST(TokenFile, EachBlockIsComparedWithItsChecksum) {
+  const TempFolder folder;
+  // Two blocks of 4 MiB and a short one.
+  std::string bytes((8 << 20) + 2, '\1');
+  const auto bin = folder.write("a.bin", bytes);
+  const auto tokens = static_cast<int32_t>(bytes.size() / 2);
+  const auto idx = folder.write("a.idx", make_index(8, {tokens}, {0}, {0, 1}));
+  const auto sums = TokenFile(bin, idx).checksums();
+  EXPECT_EQ(std::ranges::count(sums, '\n'), 4);
+  const auto said = [&](const std::string& text) {
+    return error_text<DataError>([&] { TokenFile(bin, idx).verify(text); });
+  };
+  EXPECT_EQ(said(sums), "no error");
+  EXPECT_THAT(
+      said(sums.substr(0, 99)), HasSubstr("has 3 blocks of 4 MiB, but 2"));
+  EXPECT_THAT(said("x" + sums), HasSubstr(idx + ": is damaged: its checksum"));
+  bytes[5 << 20] = '\2';
+  folder.write("a.bin", bytes);
+  EXPECT_THAT(
+      said(sums),
+      HasSubstr(bin + ": is damaged: bytes 4194304 to 8388608 have the"));
+  TokenFile file(bin, idx);
+  file.verify(sums, 1 << 20);
+  int64_t two[2];
+  file.read(0, 2, 1 << 16, two);
+  EXPECT_THAT(
+      error_text<DataError>([&] { file.read((2 << 20) - 1, 2, 1 << 16, two); }),
+      HasAll(
+          bin + ": is damaged: bytes 4194304 to",
+          "; remove the file, and the same command tokenises"));
 }
 
 TEST(TokenFile, OddSizesFoldersAndMissingFiles) {
