@@ -14,6 +14,7 @@
 #include <numeric>
 #include <utility>
 
+#include "echelon/checkpoint/format/hashes.h"
 #include "echelon/checkpoint/format/safetensors.h"
 #include "echelon/checkpoint/tensors/tensor_file.h"
 #include "echelon/data/images/image.h"
@@ -117,7 +118,7 @@ class DummyDataset : public Dataset {
 
 class TensorsDataset : public Dataset {
  public:
-  TensorsDataset(const std::string& path, int64_t classes) {
+  TensorsDataset(const std::string& path, int64_t classes) : path_(path) {
     auto tensors = load_tensors(path, {"inputs", "targets"});
     inputs_ = std::move(tensors[0]);
     targets_ = tensors[1].to(torch::kInt64);
@@ -132,6 +133,14 @@ class TensorsDataset : public Dataset {
   int64_t size() const override { return inputs_.size(0); }
   SampleSpec spec() const override { return spec_; }
   bool in_memory() const override { return true; }
+  std::vector<std::pair<std::string, std::string>>
+  fingerprints() const override {
+    std::string sums;
+    for (const auto& tensor : {inputs_, targets_}) {
+      sums += sampled_checksum(tensor.const_data_ptr(), tensor.nbytes());
+    }
+    return {{path_, checksum(sums.data(), sums.size())}};
+  }
   void load(int64_t index, const SampleContext&, const SampleMemory& to)
       const override {
     copy_row(inputs_, index, input_bytes_, to.input);
@@ -148,6 +157,7 @@ class TensorsDataset : public Dataset {
     std::memcpy(to, from + static_cast<size_t>(index) * bytes, bytes);
   }
 
+  std::string path_;
   torch::Tensor inputs_;
   torch::Tensor targets_;
   SampleSpec spec_;
@@ -260,6 +270,10 @@ class TextDataset : public Dataset {
       std::vector<int64_t> samples, uint64_t seed, int64_t epoch,
       bool shuffle) const override {
     return corpus_.training_order(std::move(samples), seed, epoch, shuffle);
+  }
+  std::vector<std::pair<std::string, std::string>>
+  fingerprints() const override {
+    return corpus_.fingerprints();
   }
 
  private:

@@ -8,6 +8,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "echelon/options/data.h"
@@ -89,6 +90,14 @@ class Dataset {
   virtual std::vector<int64_t> training_order(
       std::vector<int64_t> samples, uint64_t seed, int64_t epoch,
       bool shuffle) const;
+
+  /// The name of each file or source that holds the samples, and a checksum of
+  /// what it holds, by which a resumed run notices that it was replaced. Empty
+  /// where the settings alone decide, and for folders of images.
+  virtual std::vector<std::pair<std::string, std::string>>
+  fingerprints() const {
+    return {};
+  }
 
   /// True when samples whose load() throws DataError are skipped.
   virtual bool may_skip() const { return false; }

@@ -293,6 +293,15 @@ std::string TextCorpus::describe() const {
   return text;
 }
 
+std::vector<std::pair<std::string, std::string>>
+TextCorpus::fingerprints() const {
+  std::vector<std::pair<std::string, std::string>> all;
+  for (const auto& source : sources_) {
+    all.emplace_back(source.name, source.tokens.fingerprint());
+  }
+  return all;
+}
+
 size_t TextCorpus::source_of(int64_t sample) const {
   const auto after =
       std::ranges::upper_bound(sources_, sample, {}, &Source::first_sample);

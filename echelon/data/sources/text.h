@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "echelon/data/sources/order.h"
@@ -44,6 +45,9 @@ class TextCorpus {
   }
   /// "12,345 tokens of 2 sources"
   std::string describe() const;
+
+  /// The name of each source, as in the settings, and TokenFile::fingerprint().
+  std::vector<std::pair<std::string, std::string>> fingerprints() const;
 
   /// Reads window `sample`, `sequence` numbers each. If `documents` is not
   /// null, it gets the document of each input, counted from 0 within the

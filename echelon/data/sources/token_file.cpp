@@ -392,6 +392,17 @@ void TokenFile::verify_bytes(
   }
 }
 
+std::string TokenFile::fingerprint() const {
+  std::string text;
+  if (index_file_) text = checksum_of(index_file_->bytes());
+  for (const auto& sum : sums_) text += sum;
+  if (sums_.empty()) {
+    bin_->check_size();
+    text += sampled_checksum(bin_->bytes().data(), bin_->bytes().size());
+  }
+  return checksum(text.data(), text.size());
+}
+
 std::vector<int64_t> TokenFile::borders(int64_t begin, int64_t end) const {
   index_file_->check_size();
   // The first document that begins after `begin`.

@@ -115,6 +115,10 @@ class TokenFile {
   /// checksums; read() does the same later. Call it before other threads read.
   void verify(const std::string& checksums, size_t at_once = size_t{256} << 20);
 
+  /// A checksum of what it holds, the same whatever its name and time: of all
+  /// bytes where verify() knows their checksums, otherwise sampled_checksum().
+  std::string fingerprint() const;
+
   /// The borders of documents in (begin, end): the indices of their first
   /// tokens, ascending. Only for files with documents.
   std::vector<int64_t> borders(int64_t begin, int64_t end) const;

@@ -51,6 +51,8 @@ std::string was_now(
   return format("{}: was {}, now {}", what, was, now);
 }
 
+constexpr const char* kContents = "contents of ";
+
 // Lists the changed settings that decide which samples a step sees.
 std::vector<std::string> changes_of_samples(
     const CheckpointManifest& manifest, const Job& job,
@@ -62,6 +64,10 @@ std::vector<std::string> changes_of_samples(
         std::to_string(job.train.seed)));
   }
   for (const auto& change : changed_settings(samples, manifest.data)) {
+    // Checkpoints of earlier versions do not say what the files held.
+    if (change.key.starts_with(kContents) && change.before == "not set") {
+      continue;
+    }
     lines.push_back(was_now("[data] " + change.key, change.before, change.now));
   }
   return lines;
@@ -202,6 +208,13 @@ std::string describe_samples(const Job& job, const TrainingData& data) {
   }
   text << "samples = " << data.train_samples.size()
        << "\nheld_out = " << data.holdout_samples.size() << "\n";
+  const auto add_contents = [&](const Dataset& samples) {
+    for (const auto& [name, sum] : samples.fingerprints()) {
+      text << kContents << name << " = " << sum << "\n";
+    }
+  };
+  add_contents(*data.train);
+  if (data.holdout != data.train) add_contents(*data.holdout);
   return text.str();
 }
 

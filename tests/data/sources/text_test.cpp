@@ -283,6 +283,19 @@ TEST_F(Text, AFlippedBitOfCachedTokensIsFound) {
   }
 }
 
+TEST_F(Text, OtherContentsHaveAnotherFingerprint) {
+  const auto of = [&](const std::string& written, const char* name) {
+    return TextCorpus(text(folder_.write(name, written), 2)).fingerprints();
+  };
+  for (const char* name : {"a.txt", "a.bin"}) {
+    const auto first = of("some text.", name);
+    ASSERT_EQ(first.size(), 1u);
+    EXPECT_EQ(first[0].first, folder_.path(name));
+    EXPECT_NE(of("same size.", name), first);
+    EXPECT_EQ(of("some text.", name), first);
+  }
+}
+
 TEST_F(Text, PiecesOfLongTextsHaveTheSameTokens) {
   std::string long_text;
   for (int i = 0; long_text.size() < 3u << 20; ++i) {

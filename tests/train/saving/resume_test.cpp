@@ -561,6 +561,31 @@ TEST_F(Resumed, AnotherSeedOrOtherDataAreRefusedUnlessForced) {
   EXPECT_EQ(metrics("run").steps.back().step, 3);
 }
 
+TEST_F(Resumed, AFileWithOtherContentsIsRefused) {
+  Job job = digits("dp=1", 2);
+  job.data.name = DataKind::tensors;
+  job.data.path = folder_.path("data.safetensors");
+  const auto write = [&](double first) {
+    auto inputs = torch::ones({64, 1, 8, 8});
+    inputs[0] = first;
+    save_tensors(
+        job.data.path,
+        {{"inputs", inputs}, {"targets", torch::arange(64) % 10}});
+  };
+  write(1);
+  run(job, "run");
+  job.train.steps = 3;
+  write(2);
+  EXPECT_THAT(
+      error_text([&] { run(job, "run"); }),
+      testing::ContainsRegex(
+          "contents of " + job.data.path +
+          ": was [0-9a-f]{32}, now [0-9a-f]{32}: the samples would not be"));
+  write(1);
+  run(job, "run");
+  EXPECT_EQ(metrics("run").steps.back().step, 3);
+}
+
 TEST_F(Resumed, AnotherModelIsRefusedWithAllThatDiffers) {
   Job job = digits("dp=1", 2);
   job.model.name = "mlp";
