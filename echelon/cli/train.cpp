@@ -240,12 +240,29 @@ void check_same_settings(const Job& job, const JobFacts& facts) {
       number, name));
 }
 
-// Whether a run that would be resumed has all its steps already.
+// Whether a run that would be resumed has all its steps already, and everything
+// that is made after them: a crash at its end may have left some of it out.
 bool is_done(const Job& job, const JobFacts& facts) {
   const auto latest =
       latest_checkpoint(std::filesystem::path(job.train.run) / "checkpoints");
   if (!latest || latest->step < facts.steps) return false;
   check_same_settings(job, facts);
+  std::vector<const char*> outcome = {"report.html", "timeline.json"};
+  if (job.checkpoint.at_end) outcome.push_back("checkpoints/last.safetensors");
+  for (const char* made : outcome) {
+    std::error_code error;
+    if (std::filesystem::exists(
+            std::filesystem::path(job.train.run) / made, error)) {
+      continue;
+    }
+    std::cout << format(
+                     "{} has {} of {}, but no {}: it is made from the last "
+                     "checkpoint\n",
+                     job.train.run, format_count(latest->step),
+                     counted(facts.steps, "step"), made)
+              << std::flush;
+    return false;
+  }
   std::cout << format(
       "{} is finished: it has {} of {}; raise train.steps or "
       "train.epochs to continue, "

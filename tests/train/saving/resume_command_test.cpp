@@ -154,6 +154,20 @@ TEST_F(ResumeCommand, ARunThatBeganFromAnotherCanBeQueuedAgain) {
   EXPECT_EQ(steps().back().step, 7);
 }
 
+// A crash at the end of a run leaves some of them out.
+TEST_F(ResumeCommand, WhatAFinishedRunLacksIsMade) {
+  finishes(train(2));
+  for (const char* made :
+       {"report.html", "timeline.json", "checkpoints/last.safetensors"}) {
+    SCOPED_TRACE(made);
+    fs::remove(fs::path(run()) / made);
+    finishes(train(2), std::string(" has 2 of 2 steps, but no ") + made);
+    EXPECT_TRUE(fs::exists(fs::path(run()) / made));
+  }
+  finishes(train(2), " is finished: it has 2 of 2 steps");
+  expect_every_step_once(2);
+}
+
 // What a scheduler does before it takes the machines away.
 TEST_F(ResumeCommand, SigtermSavesAndEndsWith75) {
   Command job(train(1000000));
