@@ -28,14 +28,14 @@ bool may_be_missing(const ParameterInfo& parameter) {
 
 using ByName = std::map<std::string, const TensorFacts*>;
 
-// Whether the file has a tied parameter under another of its names.
-bool has_tied(
-    const ByName& tensors, const std::vector<ParameterInfo>& parameters,
-    const ParameterInfo& parameter) {
-  if (!parameter.tied_to.empty()) return true;
-  return std::ranges::any_of(parameters, [&](const ParameterInfo& other) {
-    return other.tied_to == parameter.name && tensors.contains(other.name);
-  });
+// The parameters that the file has under another of their names.
+std::set<std::string> tied_there(
+    const ByName& tensors, const std::vector<ParameterInfo>& parameters) {
+  std::set<std::string> names;
+  for (const auto& other : parameters) {
+    if (tensors.contains(other.name)) names.insert(other.tied_to);
+  }
+  return names;
 }
 
 std::vector<std::string> names_of(const std::vector<ParameterInfo>& list) {
@@ -52,6 +52,7 @@ std::vector<std::string> differences(
   for (const auto& tensor : tensors) there[tensor.name] = &tensor;
   std::vector<std::string> lines;
   std::vector<std::string> unused;
+  const auto tied = tied_there(there, parameters);
   std::set<std::string> wanted;
   for (const auto& parameter : parameters) wanted.insert(parameter.name);
   for (const auto& [name, tensor] : there) {
@@ -62,7 +63,7 @@ std::vector<std::string> differences(
     const auto found = there.find(parameter.name);
     if (found == there.end()) {
       if (may_be_missing(parameter)) continue;
-      if (has_tied(there, parameters, parameter)) continue;
+      if (!parameter.tied_to.empty() || tied.contains(parameter.name)) continue;
       const std::string guess = config::nearest(parameter.name, unused);
       lines.push_back(
           format("\"{}\" is missing", parameter.name) +
