@@ -13,6 +13,7 @@
 #include <cstring>
 #include <fstream>
 #include <functional>
+#include <map>
 #include <set>
 #include <unordered_map>
 #include <utility>
@@ -65,8 +66,9 @@ class AddedTokens {
  private:
   const AddedToken* match(std::string_view rest) const;
 
-  std::vector<AddedToken> tokens_;
-  std::array<std::vector<size_t>, 256> by_byte_;  // longest first
+  std::map<std::string, AddedToken, std::less<>> tokens_;  // by content
+  // The lengths of those that begin with each byte.
+  std::array<std::set<size_t, std::greater<>>, 256> lengths_;
 };
 
 /// The beginning of the character that ends at `at`.
@@ -82,17 +84,16 @@ bool word_at(std::string_view text, size_t at) {
 }
 
 void AddedTokens::add(AddedToken token) {
-  auto& same = by_byte_[static_cast<uint8_t>(token.content[0])];
-  same.push_back(tokens_.size());
-  tokens_.push_back(std::move(token));
-  std::ranges::stable_sort(same, std::greater<>(), [&](size_t i) {
-    return tokens_[i].content.size();
-  });
+  lengths_[static_cast<uint8_t>(token.content[0])].insert(token.content.size());
+  const std::string content = token.content;
+  tokens_.emplace(content, std::move(token));
 }
 
 const AddedToken* AddedTokens::match(std::string_view rest) const {
-  for (const size_t i : by_byte_[static_cast<uint8_t>(rest[0])]) {
-    if (rest.starts_with(tokens_[i].content)) return &tokens_[i];
+  for (const size_t length : lengths_[static_cast<uint8_t>(rest[0])]) {
+    if (length > rest.size()) continue;
+    const auto found = tokens_.find(rest.substr(0, length));
+    if (found != tokens_.end()) return &found->second;
   }
   return nullptr;
 }

@@ -19,6 +19,7 @@
 #include <utility>
 
 #include "echelon/error.h"
+#include "echelon/text/format.h"
 
 namespace echelon::detail {
 namespace {
@@ -230,6 +231,12 @@ std::string lower_case(const std::string& text) {
   return out;
 }
 
+// What uregex_setTimeLimit() takes, which is in units of about 10,000 steps,
+// not of time: a pattern of a real tokenizer takes some ten steps a character.
+int32_t most_steps(size_t characters) {
+  return static_cast<int32_t>(200 + characters / 10);
+}
+
 Regex::Regex(
     const std::string& pattern, const std::string& place, bool shortcuts)
     : place_(place) {
@@ -259,6 +266,7 @@ void Regex::split(std::string_view text, std::vector<Span>& spans) const {
   URegularExpression* regex = compiled_.get();
   const std::u16string wide = to_utf16(text);
   UErrorCode status = U_ZERO_ERROR;
+  uregex_setTimeLimit(regex, most_steps(wide.size()), &status);
   uregex_setText(
       regex, wide.data(), static_cast<int32_t>(wide.size()), &status);
   size_t at = 0;     // in bytes
@@ -273,6 +281,12 @@ void Regex::split(std::string_view text, std::vector<Span>& spans) const {
     if (match > 0) spans.push_back({at, at + match, true});
     at += match;
     unit = end;
+  }
+  if (status == U_REGEX_TIME_OUT) {
+    throw DataError(format(
+        "{}: its pattern takes more than {} thousand steps on a text of {} "
+        "bytes; write it without a repetition within another, such as (a+)+",
+        place_, 10 * most_steps(wide.size()), text.size()));
   }
   check(
       status, place_ + ": its pattern, on a text of " +

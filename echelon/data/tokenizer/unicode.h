@@ -48,7 +48,9 @@ class Regex {
       const std::string& pattern, const std::string& place,
       bool shortcuts = true);
 
-  /// Appends spans that cover `text` without gaps; none is empty.
+  /// Appends spans that cover `text` without gaps; none is empty. Throws
+  /// DataError where matching takes far too many steps for the text's length,
+  /// as "(a+)+$" may.
   void split(std::string_view text, std::vector<Span>& spans) const;
 
  private:

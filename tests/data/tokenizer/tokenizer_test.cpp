@@ -140,6 +140,22 @@ TEST(JsonTokenizer, AddedTokensAndTheirFlags) {
       ElementsAre(0, 6, 6, 6, 1, 6, 10));
 }
 
+TEST(JsonTokenizer, TheLongestOfManyAddedTokensMatches) {
+  std::string added;
+  for (int i = 0; i < 20'000; ++i) {
+    added += (i > 0 ? ", " : "") + std::string(R"({"id": )") +
+             std::to_string(100 + i) + R"(, "content": "<)" +
+             std::to_string(i) + R"("})";
+  }
+  const auto tokenizer = parse_json_tokenizer(
+      description(
+          R"("added_tokens": [)" + added + "], ", R"("unk_token": "?", )"),
+      "t.json");
+  EXPECT_THAT(
+      tokenizer->encode("a<19999<7<12345"),
+      ElementsAre(0, 100 + 19'999, 107, 100 + 12'345));
+}
+
 TEST(JsonTokenizer, TokensAroundAText) {
   const auto tokenizer = parse_json_tokenizer(
       description(
@@ -294,6 +310,23 @@ TEST(Regex, ShortcutsSplitAsThePatternsDo) {
       };
       ASSERT_EQ(ends(a), ends(b)) << pattern << " on " << text;
     }
+  }
+}
+
+TEST(Regex, EndlessBacktrackingIsAnError) {
+  const std::string text = std::string(60, 'a') + "!";
+  for (const char* pattern : {"(a+)+$", "(?:a|a?)+b"}) {
+    std::vector<detail::Span> spans;
+    const detail::Regex regex(pattern, "t.json: pattern");
+    EXPECT_THAT(
+        error_text<DataError>([&] { regex.split(text, spans); }),
+        HasAll(
+            "t.json: pattern: its pattern takes more than 2060 thousand steps "
+            "on a text of 61 bytes; write it without"));
+    // A text on which it does not backtrack is split.
+    spans.clear();
+    regex.split("xyz", spans);
+    EXPECT_EQ(spans.size(), 1u);
   }
 }
 
