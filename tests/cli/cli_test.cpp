@@ -10,6 +10,7 @@
 
 #include "echelon/architecture/hugging_face_config.h"
 #include "echelon/architecture/parameter_list.h"
+#include "echelon/checkpoint/format/hashes.h"
 #include "echelon/checkpoint/format/safetensors.h"
 #include "echelon/text/text_file.h"
 #include "echelon/timeline/chrome_trace.h"
@@ -411,7 +412,9 @@ TEST_F(CommandLine, ExportsOneFile) {
       last,
       {{"fc.weight", "F32", {2}, std::as_bytes(std::span(numbers))},
        {"steps", "I64", {}, std::as_bytes(std::span(&count, 1))}},
-      {{"format", "pt"}});
+      {{"format", "pt"},
+       {safetensors::checksum_key("fc.weight"), checksum(numbers, 8)},
+       {safetensors::checksum_key("steps"), checksum(&count, 8)}});
   const auto exported = run("export runs/first out.safetensors");
   EXPECT_EQ(
       exported.out,
