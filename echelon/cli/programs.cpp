@@ -171,6 +171,7 @@ int launch_echelon_train(
   }
   options.terminal = launch::Terminal::rank_zero;
   options.listen_early = true;
+  options.fork_ranks = true;
   return launch::run(options);
 }
 

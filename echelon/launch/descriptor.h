@@ -20,6 +20,8 @@ class Descriptor {
   ~Descriptor() { close(); }
 
   int fd() const { return fd_; }
+  /// Gives the file away.
+  int release() { return std::exchange(fd_, -1); }
   bool is_open() const { return fd_ >= 0; }
   void close() {
     if (fd_ >= 0) ::close(std::exchange(fd_, -1));

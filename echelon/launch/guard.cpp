@@ -76,9 +76,10 @@ class GuardProcess {
   GuardProcess(const GuardSpec& spec, int socket)
       : spec_(spec), socket_(socket) {}
 
-  [[noreturn]] void run() {
+  void run() {
     prepare();
     if (!start()) finish();
+    if (rank_ == 0) return;
     for (;;) {
       pollfd files[2] = {{socket_, POLLIN, 0}, {children_, POLLIN, 0}};
       const int64_t left = leftover_deadline_ns_ - steady_now_ns();
@@ -109,7 +110,7 @@ class GuardProcess {
         {socket_, spec_.input, spec_.output, spec_.error, spec_.master_fd});
     sigset_t all;
     sigfillset(&all);
-    sigprocmask(SIG_SETMASK, &all, nullptr);
+    sigprocmask(SIG_SETMASK, &all, &mask_before_);
     sigset_t child;
     sigemptyset(&child);
     sigaddset(&child, SIGCHLD);
@@ -124,7 +125,10 @@ class GuardProcess {
     }
     const pid_t guard = getpid();
     rank_ = fork();
-    if (rank_ == 0) become_rank(guard, failure[1]);
+    if (rank_ == 0) {
+      become_rank(guard, failure[1]);
+      return true;
+    }
     const int fork_error = errno;
     close(failure[1]);
     if (rank_ < 0) {
@@ -148,7 +152,7 @@ class GuardProcess {
     return true;
   }
 
-  [[noreturn]] void become_rank(pid_t guard, int failure) {
+  void become_rank(pid_t guard, int failure) {
     setpgid(0, 0);
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     // The guard may have ended before prctl() took effect.
@@ -163,6 +167,11 @@ class GuardProcess {
     if (spec_.master_fd >= 0) fcntl(spec_.master_fd, F_SETFD, 0);
     // The launcher ignores SIGPIPE, and exec keeps ignored signals ignored.
     signal(SIGPIPE, SIG_DFL);
+    if (spec_.loaded) {
+      close_launcher_files({});  // as exec does, which tells the guard too
+      sigprocmask(SIG_SETMASK, &mask_before_, nullptr);
+      return;
+    }
     auto arguments = pointers(spec_.command);
     auto variables = pointers(spec_.environment);
     sigprocmask(
@@ -280,7 +289,8 @@ class GuardProcess {
   const GuardSpec& spec_;
   int socket_;
   int children_ = -1;
-  pid_t rank_ = -1;
+  sigset_t mask_before_;
+  pid_t rank_ = -1;  // 0 in the rank itself
   bool rank_gone_ = false;
   int64_t leftover_deadline_ns_ = 0;
 };
@@ -312,11 +322,15 @@ Guard start_guard(const GuardSpec& spec) {
   }
   if (pid == 0) {
     close(ends[0]);
-    GuardProcess(spec, ends[1]).run();
+    run_guard(spec, ends[1]);
   }
   close(ends[1]);
   fcntl(ends[0], F_SETFL, O_NONBLOCK);
   return {pid, ends[0]};
+}
+
+void run_guard(const GuardSpec& spec, int socket) {
+  GuardProcess(spec, socket).run();
 }
 
 std::vector<pid_t> descendants(pid_t root, const std::vector<pid_t>& except) {

@@ -52,6 +52,8 @@ struct GuardSpec {
   std::string error_file;             // removed if the launcher is gone
   std::string scratch_dir;            // likewise, once empty
   const void* signal_mask = nullptr;  // sigset_t that the rank starts with
+  bool loaded =
+      false;  // the guard's process has loaded the program (ForkServer)
 };
 
 struct Guard {
@@ -63,6 +65,10 @@ struct Guard {
 /// socket. The guard keeps open only the launcher's files that its spec names,
 /// and those that were open without close-on-exec.
 Guard start_guard(const GuardSpec& spec);
+
+/// Makes this process, which has one thread, the guard that reports to
+/// `socket`. Returns in the rank, where the program is loaded; otherwise never.
+void run_guard(const GuardSpec& spec, int socket);
 
 /// The descendants of `root`, from /proc, without the processes in `except` and
 /// their descendants.

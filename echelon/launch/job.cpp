@@ -7,6 +7,7 @@
 // puts the hosts' outcomes together and the loop ends with the job's.
 #include "echelon/launch/job.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/prctl.h>
@@ -19,6 +20,7 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <optional>
 #include <utility>
 
 #include "echelon/cluster/host.h"
@@ -75,6 +77,17 @@ std::vector<std::string> own_environment() {
   return result;
 }
 
+// A guard closes its socket when it ends. It is a child of this process, or of
+// the fork server.
+void wait_for_end(const Guard& guard) {
+  fcntl(guard.socket, F_SETFL, 0);
+  GuardReport report;
+  ssize_t got;
+  do {
+    got = recv(guard.socket, &report, sizeof report, 0);
+  } while (got > 0 || (got < 0 && errno == EINTR));
+}
+
 std::string log_path(const LaunchOptions& options, int rank) {
   return options.log_dir.empty()
              ? ""
@@ -85,11 +98,12 @@ std::string log_path(const LaunchOptions& options, int rank) {
 
 Job::Job(
     const LaunchOptions& options, JobStart start, Hosts hosts,
-    SignalFile& signals, bool may_restart, Watched* watched)
+    SignalFile& signals, ForkServer& forks, bool may_restart, Watched* watched)
     : options_(options),
       start_(std::move(start)),
       hosts_(std::move(hosts)),
       signals_(signals),
+      forks_(forks),
       may_restart_(may_restart),
       watched_(watched),
       screen_(STDOUT_FILENO, STDERR_FILENO),
@@ -97,14 +111,15 @@ Job::Job(
 
 // A guard whose rank hangs in the kernel does not end, so it is not waited for.
 Job::~Job() {
-  for (Rank& rank : ranks_) {
-    if (rank.guard.socket >= 0) {
-      close(rank.guard.socket);  // the guard kills what is left
-    }
+  for (const Rank& rank : ranks_) {
+    // The guard kills what is left.
+    if (rank.guard.socket >= 0) shutdown(rank.guard.socket, SHUT_WR);
   }
   for (const Rank& rank : ranks_) {
     if (rank.guard.pid <= 0) continue;
     const bool ends = rank.empty || !unkillable();
+    if (ends) wait_for_end(rank.guard);
+    close(rank.guard.socket);
     while (waitpid(rank.guard.pid, nullptr, ends ? 0 : WNOHANG) < 0 &&
            errno == EINTR) {
     }
@@ -185,7 +200,9 @@ void Job::start_rank(int local_rank, const std::string& program) {
       .error_file = rank.error_file,
       .scratch_dir = scratch_.path(),
       .signal_mask = signals_.mask_before()};
-  rank.guard = start_guard(spec);
+  std::optional<Guard> guard;
+  if (options_.fork_ranks) guard = forks_.start_guard(spec, signals_.fd());
+  rank.guard = guard ? *guard : start_guard(spec);
   rank.output.close_write_ends();
   ranks_.push_back(std::move(rank));
 }
@@ -390,6 +407,7 @@ void Job::lose_guard(Rank& rank) {
     for (const Rank& other : ranks_) {
       if (other.guard.socket >= 0) guards.push_back(other.guard.pid);
     }
+    if (forks_.pid() > 0) guards.push_back(forks_.pid());
     for (const pid_t pid : descendants(getpid(), guards)) kill(pid, SIGKILL);
     rank.empty = true;
     if (!rank.ended) {

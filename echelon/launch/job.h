@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "echelon/launch/cause.h"
+#include "echelon/launch/fork_server.h"
 #include "echelon/launch/guard.h"
 #include "echelon/launch/hang_watch.h"
 #include "echelon/launch/hosts.h"
@@ -31,7 +32,8 @@ class Job {
   /// killed at once. `watched`: a rank that hangs has failed; null: it is left
   /// to the ranks' own time limits.
   Job(const LaunchOptions& options, JobStart start, Hosts hosts,
-      SignalFile& signals, bool may_restart, Watched* watched);
+      SignalFile& signals, ForkServer& forks, bool may_restart,
+      Watched* watched);
   ~Job();
   /// Runs all ranks to their end, says why one failed, and returns how the job
   /// ended. Throws ConfigError when it could not start.
@@ -81,6 +83,7 @@ class Job {
   JobStart start_;
   Hosts hosts_;
   SignalFile& signals_;
+  ForkServer& forks_;
   const bool may_restart_;
   Watched* const watched_;
   TimePoint looked_{std::chrono::steady_clock::now()};

@@ -10,6 +10,7 @@
 
 #include "echelon/error.h"
 #include "echelon/launch/checks.h"
+#include "echelon/launch/fork_server.h"
 #include "echelon/launch/hosts.h"
 #include "echelon/launch/job.h"
 #include "echelon/launch/job_start.h"
@@ -58,6 +59,7 @@ int run_alone(const LaunchOptions& options) {
   };
   // Signals that come between two generations wait for the next one.
   SignalFile signals;
+  ForkServer forks;
   Restarts restarts(options.max_restarts);
   LaunchOptions own = options;
   std::optional<ProgressBoard> progress;
@@ -80,7 +82,7 @@ int run_alone(const LaunchOptions& options) {
       watched.emplace(HangWatch(options.num_ranks, least_hang), *progress);
     }
     Job job(
-        own, std::move(start), Hosts(), signals, restarts.left(),
+        own, std::move(start), Hosts(), signals, forks, restarts.left(),
         watched ? &*watched : nullptr);
     const Outcome outcome = job.run();
     if (watched && watched->hangs.found()) least_hang *= 2;
@@ -115,7 +117,8 @@ int run(const LaunchOptions& options) {
   JobStart start;
   Hosts hosts = Hosts::meet(options, start);
   SignalFile signals;
-  return Job(options, std::move(start), std::move(hosts), signals,
+  ForkServer forks;
+  return Job(options, std::move(start), std::move(hosts), signals, forks,
              /*may_restart=*/false, /*watched=*/nullptr)
       .run()
       .exit_code;

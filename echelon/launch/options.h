@@ -49,6 +49,10 @@ struct LaunchOptions {
   /// listening, so that any other program can open MASTER_PORT itself.
   bool listen_early = false;
 
+  /// True when the program calls serve_forks(): ranks are forked from one
+  /// process that has loaded it.
+  bool fork_ranks = false;
+
   /// An exit code of rank 0 that is the program's answer (like diff's 1), not a
   /// failure: no rank is stopped, nothing is printed, and the launcher ends
   /// with it. A rank that leaves an error report has failed nevertheless. 0:

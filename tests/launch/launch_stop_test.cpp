@@ -5,7 +5,8 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <filesystem>
+#include <cstdlib>
+#include <map>
 #include <thread>
 
 #include "tests/launch/launched.h"
@@ -19,23 +20,19 @@ bool nothing_left(const Command& job) {
   return Command::until([&] { return job.living().empty(); });
 }
 
-/// The processes of a job that run `program`, from /proc/PID/exe.
-std::vector<pid_t> running(const Command& job, const std::string& program) {
-  std::vector<pid_t> found;
-  for (const pid_t pid : job.living()) {
-    std::error_code gone;
-    if (std::filesystem::read_symlink(
-            "/proc/" + std::to_string(pid) + "/exe", gone)
-            .filename() == program) {
-      found.push_back(pid);
-    }
-  }
-  return found;
-}
-
 std::string name_of(pid_t pid) {
   std::string name = read_file("/proc/" + std::to_string(pid) + "/comm");
   return name.substr(0, name.find('\n'));
+}
+
+/// The processes of a job that have the name of `program`: its guards and fork
+/// server, which may run the same file, have others.
+std::vector<pid_t> running(const Command& job, const std::string& program) {
+  std::vector<pid_t> found;
+  for (const pid_t pid : job.living()) {
+    if (name_of(pid) == program) found.push_back(pid);
+  }
+  return found;
 }
 
 /// Whether the process runs; one that has ended and whose parent has not asked
@@ -222,6 +219,43 @@ TEST(Stop, AReaderThatDoesNotReadBlocksNothing) {
 
 // A user's wrapper: sets things up, then starts the real program as its child.
 constexpr const char* kWrapper = "#!/bin/bash\n\"$@\" &\nwait $!\nexit $?\n";
+
+/// The ranks by number, from /proc/PID/environ.
+std::map<int, pid_t> ranks_of(const Command& job) {
+  std::map<int, pid_t> ranks;
+  for (const pid_t pid : running(job, "launch_rank")) {
+    const std::string variables =
+        read_file("/proc/" + std::to_string(pid) + "/environ");
+    const std::string name = std::string(1, '\0') + "RANK=";
+    const size_t at = variables.find(name);
+    if (at == std::string::npos) continue;
+    ranks[std::atoi(variables.c_str() + at + name.size())] = pid;
+  }
+  return ranks;
+}
+
+TEST(Stop, RanksStartAgainWithoutTheForkServer) {
+  Command job(
+      launch({"-n", "12", "--max-restarts", "1"}, rank_program({"wait"})));
+  ASSERT_TRUE(job.until_output("ready", 12));
+  const auto ranks = ranks_of(job);
+  EXPECT_EQ(ranks.size(), 12u);
+  EXPECT_EQ(ranks.rbegin()->first, 11);
+  int servers = 0;
+  for (const pid_t pid : job.living()) {
+    if (name_of(pid) == "fork-server") {
+      ++servers;
+      kill(pid, SIGKILL);
+    }
+  }
+  EXPECT_EQ(servers, std::getenv("ECHELON_TEST_FORKS") != nullptr ? 1 : 0);
+  kill(ranks.at(1), SIGKILL);
+  EXPECT_TRUE(job.until_output("ready", 24)) << job.err();
+  EXPECT_EQ(ranks_of(job).size(), 12u);
+  job.signal(SIGINT);
+  job.wait();
+  EXPECT_TRUE(job.living().empty());
+}
 
 TEST(Orphans, NoneAfterSigkillOfTheLauncher) {
   TempFolder folder;

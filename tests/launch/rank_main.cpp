@@ -12,6 +12,7 @@
 
 #include "echelon/error.h"
 #include "echelon/error_report.h"
+#include "echelon/launch/fork_server.h"
 
 namespace {
 
@@ -76,8 +77,13 @@ void exchange_bytes() {
 }  // namespace
 
 int main(int argc, char** argv) {
+  echelon::launch::serve_forks();
   const std::string what = argc > 1 ? argv[1] : "";
   const int rank = number("RANK");
+  if (what == "exec") {
+    execvp(argv[2], argv + 2);
+    return 127;
+  }
   const bool chosen = argc > 2 && rank == std::atoi(argv[2]);
   if (what == "throw" || what == "config" || what == "lost" ||
       what == "throw-at-usr1") {

@@ -3,8 +3,11 @@
 //     [--master-port P] [--log DIR] [--grace-ms MS] [--join-ms MS] [--plain]
 //     [--rank-zero] [--listen] [--max-restarts N] [--last-step FILE]
 //     -- program args…
+// With ECHELON_TEST_FORKS, ranks of launch_rank, and of sh through it, are
+// forked from a fork server.
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <string>
 
@@ -49,6 +52,16 @@ int main(int argc, char** argv) {
         options.join_timeout = std::chrono::milliseconds(number());
       }
     }
+  }
+  if (std::getenv("ECHELON_TEST_FORKS") != nullptr) {
+    const std::string rank =
+        std::filesystem::read_symlink("/proc/self/exe").parent_path() /
+        "launch_rank";
+    auto& command = options.command;
+    if (!command.empty() && command[0] == "sh") {
+      command.insert(command.begin(), {rank, "exec"});
+    }
+    options.fork_ranks = !command.empty() && command[0] == rank;
   }
   try {
     return echelon::launch::run(options);
