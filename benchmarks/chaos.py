@@ -13,6 +13,8 @@ Four ranks train the digits. The rows:
   term       SIGTERM to launcher and ranks at once: saved, exit code 75, how long
   flip       a kill, and a flipped bit in the newest copy in memory: found, and which step
              is used instead
+  resize     `echelon job resize` to a random number of ranks at a random moment: time to the
+             next step; losses must equal those of a job that kept its ranks
   cost       steps of a job that copies its state to memory, over those of one that does not
   fault15    a kill each 15 s for M minutes: steps done over those of an undisturbed job
 
@@ -301,6 +303,39 @@ def row_cost(campaign, tries=5):
             ratios[name].append(rates[name] / rates["off"])
     return {f"speed with copies, {name}": f"{statistics.median(values):.3f} ({min(values):.3f} to {max(values):.3f})"
             for name, values in ratios.items()}
+
+
+def row_resize(campaign, tries=20):
+    """Losses of all steps must be those of an undisturbed job, and each step be done once."""
+    steps = max(400, 60 * tries)
+    settings = ["train.batch=24", "model.dtype=float64"]
+    plain = losses(campaign.undisturbed(steps, settings))
+    seconds, furthest, once, size = [], 0, True, RANKS
+    while len(seconds) < tries:
+        job = campaign.train(steps, settings)
+        job.wait_until(lambda: job.last_step() > 0)
+        size = RANKS
+        while len(seconds) < tries:
+            time.sleep(campaign.random.uniform(0.1, 0.5))
+            size = campaign.random.choice([n for n in (1, 2, 3, 4) if n != size])
+            began = time.monotonic()
+            asked = subprocess.run([campaign.echelon, "job", "resize", job.folder / "run", str(size)],
+                                   capture_output=True, text=True)
+            if asked.returncode != 0:
+                break
+            if not job.wait_until(lambda: f"\nechelon: {size} rank" in job.output().rsplit("\nresumes from", 1)[0]
+                                  and len(job.ranks()) == size):
+                break
+            before = job.last_step()
+            if not job.wait_until(lambda: job.last_step() > before):
+                break
+            seconds.append(time.monotonic() - began)
+        once &= job.process.wait() == 0
+        found = losses(job)
+        once &= sorted(found) == sorted(plain) and all(len(values) == 1 for values in found.values())
+        furthest = max(furthest, max(abs(found[step][0] / plain[step][0] - 1) for step in found))
+    return {**spread(seconds), "largest relative difference of a loss": furthest, "each step once": once,
+            "right": once and furthest < 1e-9}
 
 
 def row_fault15(campaign, minutes=2):

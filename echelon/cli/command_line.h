@@ -95,6 +95,7 @@ void add_compare(Command& root);
 void add_explain(Command& root);
 void add_export(Command& root);
 void add_import(Command& root);
+void add_job(Command& root);
 void add_sample(Command& root);
 void add_bench(Command& root);
 void add_schedule(Command& root);

@@ -1,5 +1,7 @@
 #include <algorithm>
 #include <iostream>
+#include <optional>
+#include <utility>
 
 #include "echelon/cli/arguments.h"
 #include "echelon/cli/plan_text.h"
@@ -28,6 +30,7 @@ struct PlanArguments : JobFlags {
   std::string html;
   std::string output;
   std::string free = "8";
+  std::string elastic;
   bool json = false;
   bool verbose = false;
 };
@@ -98,8 +101,50 @@ int explain_plan(
   return 0;
 }
 
+// The plans of a job whose number of devices changes while it runs.
+int plan_sizes(
+    const PlanArguments& arguments, const planner::PlanRequest& request) {
+  const std::string& range = arguments.elastic;
+  const size_t colon = range.find(':');
+  if (colon == std::string::npos) {
+    throw ConfigError(format(
+        "--elastic {}: write the fewest and the most devices, as in "
+        "--elastic 2:8",
+        range));
+  }
+  const int64_t most = request.cluster.num_devices();
+  const int64_t low = parse_count("--elastic", range.substr(0, colon), 1, most);
+  const int64_t high =
+      parse_count("--elastic", range.substr(colon + 1), 1, most);
+  if (high < low) {
+    throw ConfigError(format(
+        "--elastic {}: the most devices come second, as in --elastic {}:{}",
+        range, high, low));
+  }
+  std::vector<planner::Alternative> rows;
+  bool fits = false;
+  for (int64_t devices = low; devices <= high; ++devices) {
+    planner::Alternative row{std::to_string(devices), std::nullopt, ""};
+    auto plans = planner::plans_on(request, devices, 1);
+    if (plans.empty()) {
+      row.because = "nothing fits";
+    } else {
+      row.plan = std::move(plans.front());
+      fits = true;
+    }
+    rows.push_back(std::move(row));
+  }
+  if (arguments.json) {
+    print_alternatives_json(request, "devices", rows);
+  } else {
+    print_sizes_text(request, rows);
+  }
+  return fits ? 0 : static_cast<int>(ExitCode::failure);
+}
+
 int make_plan(const PlanArguments& arguments) {
   const planner::PlanRequest request = request_of(arguments);
+  if (!arguments.elastic.empty()) return plan_sizes(arguments, request);
   if (!arguments.explain.empty()) return explain_plan(arguments, request);
   const planner::PlanResult result = planner::plan(request);
   if (arguments.json) {
@@ -140,7 +185,9 @@ void add_plan(Command& root) {
       "echelon plan --model llama2-70b --cluster h100-sxm:64 --batch 512 "
       "--explain pp\n"
       "echelon plan --model llama3-70b --cluster h100-sxm:64 --batch 512 "
-      "--html my.html",
+      "--html my.html\n"
+      "echelon plan --model llama3-8b --cluster h100-sxm:8 --batch 48 "
+      "--elastic 2:8",
       make_plan);
   add_job_flags(command, arguments);
   command.option(
@@ -160,6 +207,10 @@ void add_plan(Command& root) {
       "--explain", arguments.explain, "KEY",
       "the best plan for each value of one setting, and why it is not the best "
       "of all");
+  command.option(
+      "--elastic", arguments.elastic, "MIN:MAX",
+      "the best layout for each number of devices, for a job whose number "
+      "changes while it runs (echelon job resize)");
   command.option(
       "--output", arguments.output, "CONFIG.toml",
       "write the best plan as a configuration for echelon train");

@@ -222,6 +222,28 @@ class PlanPrinter {
     }
   }
 
+  void sizes(const std::vector<planner::Alternative>& sizes) {
+    heading({});
+    title("The best layout for each number of devices");
+    Rows rows = {
+        {"  devices", "layout", "a step", "samples/s", "of a device",
+         "memory of a device"}};
+    for (const auto& size : sizes) {
+      if (!size.plan) {
+        rows.push_back({"  " + size.value, size.because, "", "", "", ""});
+        continue;
+      }
+      const double rate = static_cast<double>(request_.global_batch) /
+                          size.plan->step.step_seconds;
+      rows.push_back(
+          {"  " + size.value, to_string(size.plan->strategy.layout),
+           format_seconds(size.plan->step.step_seconds), format_number(rate),
+           format_number(rate / static_cast<double>(size.plan->devices)),
+           gib(size.plan->step.memory.peak_bytes())});
+    }
+    std::cout << fitted(rows, style_.columns, true);
+  }
+
   void paragraph(const std::string& name, const std::string& text) {
     title(name);
     std::cout << "  " << prose(text, 2, style_.columns) << "\n";
@@ -462,6 +484,12 @@ void print_alternatives_text(
     const planner::PlanRequest& request, const std::string& key,
     const std::vector<planner::Alternative>& rows) {
   PlanPrinter(request).alternatives(key, rows);
+}
+
+void print_sizes_text(
+    const planner::PlanRequest& request,
+    const std::vector<planner::Alternative>& rows) {
+  PlanPrinter(request).sizes(rows);
 }
 
 }  // namespace echelon::cli

@@ -26,4 +26,10 @@ void print_alternatives_json(
     const planner::PlanRequest& request, const std::string& key,
     const std::vector<planner::Alternative>& rows);
 
+/// The best plan for each number of devices, a line each: how fast a job is on
+/// it, and with which layout.
+void print_sizes_text(
+    const planner::PlanRequest& request,
+    const std::vector<planner::Alternative>& rows);
+
 }  // namespace echelon::cli

@@ -4,6 +4,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -146,6 +147,12 @@ std::string find_echelon_train() {
         "LibTorch (ECHELON_LIBTORCH) and install both");
   }
   return path;
+}
+
+std::string control_name(const std::filesystem::path& run) {
+  struct stat folder {};
+  if (::stat(run.c_str(), &folder) != 0) return "";
+  return format("echelon-run-{:x}-{:x}", folder.st_dev, folder.st_ino);
 }
 
 void become_echelon_train(const std::vector<std::string>& arguments) {

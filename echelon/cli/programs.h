@@ -3,6 +3,7 @@
 #pragma once
 
 #include <chrono>
+#include <filesystem>
 #include <string>
 #include <utility>
 #include <vector>
@@ -31,6 +32,10 @@ launch::LaunchOptions host_options(const HostArguments& arguments);
 
 /// The value of --max-restarts. Throws ConfigError when it is no count.
 int parse_max_restarts(const std::string& text);
+
+/// The name of the launch::ControlSocket of the job that writes to the folder
+/// `run`; empty when there is no such folder.
+std::string control_name(const std::filesystem::path& run);
 
 /// Throws ConfigError when the hosts cannot share the job's ranks equally, or
 /// the ranks are threads.

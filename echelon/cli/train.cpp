@@ -18,6 +18,7 @@
 #include "echelon/cluster/catalogue.h"
 #include "echelon/cluster/host.h"
 #include "echelon/error.h"
+#include "echelon/job/resize.h"
 #include "echelon/job/run_folder.h"
 #include "echelon/text/format.h"
 #include "echelon/text/units.h"
@@ -283,6 +284,26 @@ void check_folder_of_hosts(const Job& job, int num_nodes) {
   }
 }
 
+// Writes the configuration of the job on another number of ranks, and returns
+// its layout. Throws ConfigError where it cannot go on with so many.
+std::string resize(
+    const Job& job, const JobFacts& facts, int num_ranks, MemorySlots* memory) {
+  if (num_ranks < 1 || num_ranks > kMaxRanks) {
+    throw ConfigError(format("ranks must be from 1 to {}", kMaxRanks));
+  }
+  if (memory == nullptr && !saves(job.checkpoint)) {
+    throw ConfigError(
+        "it saves no state that the new ranks could go on from; set "
+        "checkpoint.every_steps, or leave restarts and [elastic] memory on");
+  }
+  Job other = job;
+  other.layout = layout_on(job, num_ranks, facts.data);
+  if (may_not_fit(other, facts)) check_memory(other);
+  if (memory != nullptr) memory->grow(num_ranks);
+  write_configuration(other, job.train.run);
+  return to_string(other.layout);
+}
+
 // Handles SIGTERM until the launcher takes signals: no rank has begun.
 void end_as_preempted(int) {
   std::_Exit(static_cast<int>(ExitCode::preempted));
@@ -342,6 +363,14 @@ int train(const TrainArguments& given) {
   };
   if (first) {
     const RunFolder made = make_run_folder(job);
+    if (options.num_nodes == 1) {
+      options.control = control_name(run);
+      if (job.train.ranks == RankKind::processes) {
+        options.resize = [&](int num_ranks) {
+          return resize(job, facts, num_ranks, memory.get());
+        };
+      }
+    }
     return launch({"train", made.configuration, "--made"});
   }
   job.train.overwrite = false;

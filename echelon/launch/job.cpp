@@ -18,6 +18,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <optional>
@@ -97,13 +98,12 @@ std::string log_path(const LaunchOptions& options, int rank) {
 }  // namespace
 
 Job::Job(
-    const LaunchOptions& options, JobStart start, Hosts hosts,
-    SignalFile& signals, ForkServer& forks, bool may_restart, Watched* watched)
+    const LaunchOptions& options, JobStart start, Hosts hosts, Held& held,
+    bool may_restart, Watched* watched)
     : options_(options),
       start_(std::move(start)),
       hosts_(std::move(hosts)),
-      signals_(signals),
-      forks_(forks),
+      held_(held),
       may_restart_(may_restart),
       watched_(watched),
       screen_(STDOUT_FILENO, STDERR_FILENO),
@@ -199,9 +199,10 @@ void Job::start_rank(int local_rank, const std::string& program) {
       .master_fd = master_fd,
       .error_file = rank.error_file,
       .scratch_dir = scratch_.path(),
-      .signal_mask = signals_.mask_before()};
+      .signal_mask = held_.signals.mask_before()};
   std::optional<Guard> guard;
-  if (options_.fork_ranks) guard = forks_.start_guard(spec, signals_.fd());
+  if (options_.fork_ranks)
+    guard = held_.forks.start_guard(spec, held_.signals.fd());
   rank.guard = guard ? *guard : start_guard(spec);
   rank.output.close_write_ends();
   ranks_.push_back(std::move(rank));
@@ -253,7 +254,7 @@ int Job::poll_timeout_ms() const {
 
 void Job::wait_for_events() {
   std::vector<pollfd> files = {
-      {signals_.fd(), POLLIN, 0}, {screen_.pending_file(), POLLOUT, 0}};
+      {held_.signals.fd(), POLLIN, 0}, {screen_.pending_file(), POLLOUT, 0}};
   for (const Rank& rank : ranks_) {
     files.push_back({rank.guard.socket, POLLIN, 0});
     for (int stream = 1; stream <= 2; ++stream) {
@@ -261,7 +262,10 @@ void Job::wait_for_events() {
           {screen_.full() ? -1 : rank.output.read_end(stream), POLLIN, 0});
     }
   }
+  const size_t first_host = files.size();
   for (const int fd : hosts_.files()) files.push_back({fd, POLLIN, 0});
+  const size_t control = files.size();
+  if (held_.control) files.push_back({held_.control->fd(), POLLIN, 0});
   if (poll(files.data(), files.size(), poll_timeout_ms()) < 0 &&
       errno != EINTR) {
     throw Error(std::string("[launch] poll: ") + std::strerror(errno));
@@ -278,10 +282,13 @@ void Job::wait_for_events() {
   for (size_t i = 0; i < ranks_.size(); ++i) {
     if (files[2 + 3 * i].revents != 0) take_report(ranks_[i]);
   }
-  for (size_t i = 2 + 3 * ranks_.size(); i < files.size(); ++i) {
-    if (files[i].revents != 0) take_host(i - 2 - 3 * ranks_.size());
+  for (size_t i = first_host; i < control; ++i) {
+    if (files[i].revents != 0) take_host(i - first_host);
   }
-  while (const int signal = signals_.next()) take_signal(signal);
+  if (control < files.size() && files[control].revents != 0) {
+    held_.control->serve([&](const auto& text) { return take_request(text); });
+  }
+  while (const int signal = held_.signals.next()) take_signal(signal);
   look_for_hangs();
   obey(policy_.on_time(steady_clock::now()));
   screen_.pump();
@@ -407,7 +414,7 @@ void Job::lose_guard(Rank& rank) {
     for (const Rank& other : ranks_) {
       if (other.guard.socket >= 0) guards.push_back(other.guard.pid);
     }
-    if (forks_.pid() > 0) guards.push_back(forks_.pid());
+    if (held_.forks.pid() > 0) guards.push_back(held_.forks.pid());
     for (const pid_t pid : descendants(getpid(), guards)) kill(pid, SIGKILL);
     rank.empty = true;
     if (!rank.ended) {
@@ -436,11 +443,52 @@ void Job::take_signal(int signal) {
     if (ended_ && policy_.stopped_by() != 0) {
       hosts_.give_up();  // only the other hosts are still waited for
     }
+    resize_.reset();
     hosts_.say_stopped(signal);
     obey(policy_.on_stop_signal(signal, steady_clock::now()));
   } else {
     send(signal);
   }
+}
+
+// The first word of an answer says whether the request is carried out.
+std::string Job::take_request(const std::string& request) {
+  if (request == "status") {
+    return format(
+        "ranks {} generation {}", start_.world_size, start_.place.generation);
+  }
+  if (ended_ || policy_.stopping() || policy_.stopped_by() != 0) {
+    return "refused: the ranks are ending; ask again when they have started";
+  }
+  if (request == "checkpoint") {
+    send(SIGUSR1);
+    return "done: each rank saves after its step";
+  }
+  if (request == "stop") {
+    obey(policy_.on_stop_signal(SIGTERM, steady_clock::now()));
+    return "done: the state is saved, and the job ends with code 75";
+  }
+  if (request.starts_with("resize ")) return begin_resize(request.substr(7));
+  return format("refused: unknown request \"{}\"", request);
+}
+
+// The ranks end as after SIGTERM, so that they save. The next generation has
+// the other number.
+std::string Job::begin_resize(const std::string& number) {
+  if (!options_.resize) return "refused: its number of ranks cannot change";
+  const int num_ranks = std::atoi(number.c_str());
+  if (num_ranks == start_.world_size) {
+    return format("refused: it has {} ranks", number);
+  }
+  try {
+    resize_ = Resize{num_ranks, options_.resize(num_ranks)};
+  } catch (const ConfigError& error) {
+    return format("refused: {}", error.what());
+  }
+  obey(policy_.on_remote_stop(SIGTERM));
+  return format(
+      "done: from {} to {} ranks, {}", start_.world_size, num_ranks,
+      resize_->layout);
 }
 
 // Ctrl-Z stops the ranks, then this process; `fg` continues all.
@@ -543,7 +591,7 @@ Outcome Job::local_outcome() {
 
 void Job::report(const Outcome& outcome) {
   if (!outcome.cause) {
-    if (outcome.stopped_by != 0 && outcome.exit_code != 0) {
+    if (!resize_ && outcome.stopped_by != 0 && outcome.exit_code != 0) {
       say("stopped by " + signal_name(outcome.stopped_by));
     }
     return;

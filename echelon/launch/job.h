@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "echelon/launch/cause.h"
+#include "echelon/launch/control.h"
 #include "echelon/launch/fork_server.h"
 #include "echelon/launch/guard.h"
 #include "echelon/launch/hang_watch.h"
@@ -26,18 +27,31 @@ struct Watched {
   const ProgressBoard& progress;
 };
 
+/// What outlives the generations of a job's ranks.
+struct Held {
+  SignalFile signals;  // those between two generations wait for the next
+  ForkServer forks;
+  std::optional<ControlSocket> control;
+};
+
 class Job {
  public:
   /// `may_restart`: when a rank fails and Restarts::helps(), the others are
   /// killed at once. `watched`: a rank that hangs has failed; null: it is left
   /// to the ranks' own time limits.
-  Job(const LaunchOptions& options, JobStart start, Hosts hosts,
-      SignalFile& signals, ForkServer& forks, bool may_restart,
-      Watched* watched);
+  Job(const LaunchOptions& options, JobStart start, Hosts hosts, Held& held,
+      bool may_restart, Watched* watched);
   ~Job();
   /// Runs all ranks to their end, says why one failed, and returns how the job
   /// ended. Throws ConfigError when it could not start.
   Outcome run();
+  /// How many ranks somebody asked for, and how they divide the work; none when
+  /// nobody did, or when the job was told to stop after that.
+  struct Resize {
+    int num_ranks;
+    std::string layout;
+  };
+  const std::optional<Resize>& resize() const { return resize_; }
   /// Writes a line of the launcher's own to stderr.
   void say(const std::string& text);
 
@@ -70,6 +84,8 @@ class Job {
   void look_for_hangs();
   void take_host(size_t index);
   void take_signal(int signal);
+  std::string take_request(const std::string& request);
+  std::string begin_resize(const std::string& number);
   void suspend();
   void obey(const Policy::Orders& orders);
   void send(int signal);
@@ -82,8 +98,7 @@ class Job {
   const LaunchOptions& options_;
   JobStart start_;
   Hosts hosts_;
-  SignalFile& signals_;
-  ForkServer& forks_;
+  Held& held_;
   const bool may_restart_;
   Watched* const watched_;
   TimePoint looked_{std::chrono::steady_clock::now()};
@@ -92,8 +107,9 @@ class Job {
   Policy policy_;
   std::vector<Rank> ranks_;
   std::string start_error_;  // the program could not be executed
-  bool answered_ = false;    // rank 0 ended with options_.answer_code
-  int64_t ordered_ns_ = 0;   // when ranks were first told to end
+  std::optional<Resize> resize_;
+  bool answered_ = false;   // rank 0 ended with options_.answer_code
+  int64_t ordered_ns_ = 0;  // when ranks were first told to end
   std::optional<TimePoint> unkillable_at_;  // set by SIGKILL
   bool ended_ = false;                      // all ranks of this host have ended
   std::optional<TimePoint> others_deadline_;  // for the ends of other hosts

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <iostream>
 #include <optional>
 #include <string>
 #include <utility>
@@ -57,36 +58,48 @@ int run_alone(const LaunchOptions& options) {
     if (!options.last_step) return std::nullopt;
     return options.last_step();
   };
-  // Signals that come between two generations wait for the next one.
-  SignalFile signals;
-  ForkServer forks;
+  Held held;
+  try {
+    if (!options.control.empty()) held.control.emplace(options.control);
+  } catch (const ConfigError& error) {
+    std::cerr << "warning: `echelon job` cannot reach this job: "
+              << error.what() << "\n";
+  }
   Restarts restarts(options.max_restarts);
   LaunchOptions own = options;
-  std::optional<ProgressBoard> progress;
-  if (options.max_restarts > 0) {
-    progress.emplace(options.num_ranks);
-    own.environment.emplace_back("ECHELON_PROGRESS", progress->path());
-  }
   // Doubled by each hang, which may have been none.
   auto least_hang = kLeastHang;
   std::vector<std::string> failures;
   const std::string name = random_job_id();
   for (int generation = 0;; ++generation) {
-    JobStart start = start_alone(options);
+    JobStart start = start_alone(own);
     start.place.job = name;
     start.place.generation = generation;
     start.place.max_restarts = options.max_restarts;
+    std::optional<ProgressBoard> progress;
     std::optional<Watched> watched;
-    if (progress) {
-      progress->clear();
-      watched.emplace(HangWatch(options.num_ranks, least_hang), *progress);
+    own.environment = options.environment;
+    if (options.max_restarts > 0) {
+      progress.emplace(own.num_ranks);
+      own.environment.emplace_back("ECHELON_PROGRESS", progress->path());
+      watched.emplace(HangWatch(own.num_ranks, least_hang), *progress);
     }
     Job job(
-        own, std::move(start), Hosts(), signals, forks, restarts.left(),
+        own, std::move(start), Hosts(), held, restarts.left(),
         watched ? &*watched : nullptr);
-    const Outcome outcome = job.run();
+    Outcome outcome = job.run();
     if (watched && watched->hangs.found()) least_hang *= 2;
     const auto step = last_step();
+    if (const auto& resize = job.resize()) {
+      own.num_ranks = resize->num_ranks;
+      outcome.stopped_by = 0;  // a rank that failed meanwhile starts again
+      if (outcome.exit_code == static_cast<int>(ExitCode::preempted)) {
+        job.say(format(
+            "{} ranks, {}{}", resize->num_ranks, resize->layout,
+            step ? from_step(*step) : ""));
+        continue;
+      }
+    }
     if (outcome.cause) failures.push_back(line_of(*outcome.cause));
     switch (restarts.on_end(outcome, step)) {
       case Restarts::Verdict::end:
@@ -116,9 +129,8 @@ int run(const LaunchOptions& options) {
   if (options.num_nodes == 1) return run_alone(options);
   JobStart start;
   Hosts hosts = Hosts::meet(options, start);
-  SignalFile signals;
-  ForkServer forks;
-  return Job(options, std::move(start), std::move(hosts), signals, forks,
+  Held held;
+  return Job(options, std::move(start), std::move(hosts), held,
              /*may_restart=*/false, /*watched=*/nullptr)
       .run()
       .exit_code;

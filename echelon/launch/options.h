@@ -69,6 +69,13 @@ struct LaunchOptions {
   int max_restarts = 0;
   /// The last step of the job that a restart would not repeat; null: not known.
   std::function<int64_t()> last_step;
+
+  /// The name of the job's ControlSocket; empty: it has none. On one host only.
+  std::string control;
+  /// Prepares the program for another number of ranks, and says how it divides
+  /// the work then ("fsdp=3"). Throws ConfigError when it cannot; the job goes
+  /// on as it is. Null: the number stays.
+  std::function<std::string(int)> resize;
 };
 
 }  // namespace echelon::launch

@@ -141,6 +141,7 @@ class Loop {
   bool preempted_ = false;
   SaverNews news_;              // of the last step that was read
   bool memory_wanted_ = false;  // by a step that was read
+  int64_t memory_step_ = -1;    // of the newest copy
   std::string save_error_;
   bool was_done_ = false;      // an earlier process has done all steps
   std::string resumed_;        // "step 69 (dp=2)"
@@ -503,6 +504,7 @@ void Loop::save_in_memory() {
   memory_wanted_ = false;
   if (is_rank_zero()) log_.flush();
   memory_saver_->after_step(state_, position_in_run());
+  memory_step_ = step_;
 }
 
 void Loop::save() {
@@ -518,7 +520,14 @@ void Loop::save() {
 
 // An error is reported after everything else is written.
 void Loop::save_last() {
-  if (!saver_) return;
+  if (!saver_) {
+    // The job may go on with another number of ranks.
+    if (stop_ && memory_saver_ && memory_step_ != step_) {
+      memory_wanted_ = true;
+      save_in_memory();
+    }
+    return;
+  }
   const auto before = saver_->last();
   try {
     if (stop_ || job_.checkpoint.at_end) {

@@ -57,6 +57,33 @@ TEST_F(PlanCommand, ATerminalMayBeNarrow) {
   }
 }
 
+TEST_F(PlanCommand, ALayoutForEachNumberOfDevices) {
+  const std::string job =
+      "--model llama3-8b --cluster h100-sxm:8 --batch 48 --elastic ";
+  const Outcome outcome = run(job + "1:4");
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  const auto lines = lines_of(outcome.out);
+  ASSERT_GE(lines.size(), 5u);
+  const auto row = [&](size_t i) { return lines[lines.size() - 4 + i]; };
+  EXPECT_THAT(row(0), testing::StartsWith("  1        dp=1 "));
+  EXPECT_THAT(row(1), testing::StartsWith("  2        fsdp=2 "));
+  EXPECT_THAT(row(3), testing::StartsWith("  4        fsdp=4 "));
+  const Outcome none =
+      run("--model llama2-70b --cluster h100-sxm:8 --batch 48 --elastic 1:2");
+  EXPECT_EQ(none.exit_code, 1);
+  EXPECT_THAT(none.out, HasSubstr("\n  2        nothing fits\n"));
+  const Outcome json = run(job + "2:3 --json");
+  EXPECT_THAT(
+      json.out,
+      AllOf(HasSubstr("\"value\": \"2\""), HasSubstr("\"value\": \"3\"")));
+  EXPECT_THAT(
+      run(job + "4:2").err,
+      HasSubstr("the most devices come second, as in --elastic 2:4"));
+  EXPECT_THAT(run(job + "2").err, HasSubstr("as in --elastic 2:8"));
+  EXPECT_THAT(
+      run(job + "2:9").err, HasSubstr("must be a whole number from 1 to 8"));
+}
+
 TEST_F(PlanCommand, LeavesEightPerCentFree) {
   const std::string job = "--model llama2-13b --cluster h100-sxm:8 --batch 64 ";
   const json usual = json::parse(run(job + "--json").out);

@@ -16,8 +16,10 @@
 
 #include "echelon/job/check_job.h"
 #include "echelon/job/pipeline_schedule.h"
+#include "echelon/job/resize.h"
 #include "echelon/job/run_folder.h"
 #include "echelon/options/bind.h"
+#include "echelon/text/format.h"
 #include "tests/support/error_text.h"
 #include "tests/support/temp_folder.h"
 
@@ -263,6 +265,42 @@ TEST_F(JobTest, ChecksAJobOfAProgram) {
   EXPECT_EQ(
       error_text([&] { check_job(job, 2); }),
       "[train] batch = 63: does not divide by 2 ranks; 62 or 64 does");
+}
+
+TEST_F(JobTest, TheLayoutOfOtherRanksChangesLeast) {
+  const auto layout = [&](const char* before, int64_t ranks, int64_t batch,
+                          const char* model = "gpt") {
+    Job job = small(
+        format("batch = {}\n[model]\nname = \"{}\"\n", batch, model) +
+        (std::string(model) == "gpt"
+             ? "hidden_size = 48\nheads = 12\nlayers = 4\nmax_positions = 16\n"
+               "[data]\n"
+               "name = \"text\"\nsources = [\"" +
+                   temp_.write("text.txt", std::string(4096, 'x')) +
+                   "\"]\nsequence = 16\n"
+             : ""));
+    job.layout = parse_layout(before);
+    const auto facts = check_job(job, job.layout.num_ranks());
+    return to_string(layout_on(job, ranks, facts.data));
+  };
+  // Data parallelism alone, where the other axes leave room for it.
+  EXPECT_EQ(layout("dp=4", 3, 24), "dp=3");
+  EXPECT_EQ(layout("fsdp=4", 2, 24), "fsdp=2");
+  EXPECT_EQ(layout("fsdp=4", 1, 24), "dp=1");
+  EXPECT_EQ(layout("dp=2,fsdp=2", 6, 24), "dp=3,fsdp=2");
+  EXPECT_EQ(layout("dp=2,fsdp=2", 3, 24), "fsdp=3");
+  EXPECT_EQ(layout("fsdp=2,tp=2", 6, 24), "fsdp=3,tp=2");
+  EXPECT_EQ(layout("dp=1", 2, 24), "dp=2");
+  // One axis of the model, and the one that changes less.
+  EXPECT_EQ(layout("dp=2,tp=2", 3, 24), "tp=3");
+  EXPECT_EQ(layout("pp=2,tp=2", 6, 24), "pp=2,tp=3");
+  // 25 samples leave no room for data parallelism.
+  EXPECT_EQ(layout("tp=4", 2, 25), "tp=2");
+  EXPECT_THAT(
+      error_text([&] { layout("dp=4", 5, 24, "simple_cnn"); }),
+      HasAll(
+          "no layout of 5 ranks fits; dp=5: ", "does not divide by 5 ranks",
+          "\n4 and 6 fit"));
 }
 
 TEST_F(JobTest, ErrorsOfTextsSayWhoSetTheKey) {

@@ -124,18 +124,12 @@ class MemorySlots::File {
   const int fd_;
 };
 
-MemorySlots::MemorySlots(int num_ranks)
-    : ranks_(static_cast<size_t>(num_ranks)) {
-  const auto make = [](const std::string& name) {
-    return std::make_unique<File>("echelon-" + name);
-  };
-  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
-    for (Slot& slot : ranks_[rank]) {
-      slot = {make(format("rank-{}", rank)), make(format("record-{}", rank))};
-    }
+MemorySlots::MemorySlots(int num_ranks) {
+  grow(num_ranks);
+  for (auto& manifest : manifests_) {
+    manifest = std::make_unique<File>("echelon-manifest");
   }
-  for (auto& manifest : manifests_) manifest = make("manifest");
-  index_ = make("index");
+  index_ = std::make_unique<File>("echelon-index");
   path_ = index_->path();
   try {
     write_index({});
@@ -148,6 +142,18 @@ MemorySlots::MemorySlots(int num_ranks)
 }
 
 MemorySlots::~MemorySlots() = default;
+
+void MemorySlots::grow(int num_ranks) {
+  const auto make = [](const std::string& kind, size_t rank) {
+    return std::make_unique<File>(format("echelon-{}-{}", kind, rank));
+  };
+  for (size_t rank = ranks_.size(); rank < static_cast<size_t>(num_ranks);
+       ++rank) {
+    std::array<Slot, 2> slots;
+    for (Slot& slot : slots) slot = {make("rank", rank), make("record", rank)};
+    ranks_.push_back(std::move(slots));
+  }
+}
 
 void MemorySlots::write_index(const std::vector<CheckpointPlace>& checkpoints) {
   std::string text;

@@ -42,6 +42,10 @@ class MemorySlots {
   /// which ranks of this user can open while this process lives.
   const std::string& path() const { return path_; }
 
+  /// Adds slots, so that there are as many as `num_ranks`; collect() lists them
+  /// in the index. Throws ConfigError when the system refuses a file.
+  void grow(int num_ranks);
+
   /// Lists the complete checkpoints in the index, for the next generation of
   /// ranks, and returns the newest one's step; none when there is none. No rank
   /// may be running.

@@ -1,0 +1,140 @@
+// `echelon job`: a job that trains is asked, saved, stopped and resized.
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <cmath>
+#include <csignal>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "echelon/checkpoint/files/folder.h"
+#include "echelon/timeline/metrics.h"
+#include "tests/support/error_text.h"
+#include "tests/support/process.h"
+#include "tests/train/trained_command.h"
+
+namespace echelon::resize_command_test {
+
+namespace fs = std::filesystem;
+using testing::HasSubstr;
+using testing_support::Command;
+using testing_support::TempFolder;
+
+class ResizeCommand : public testing::Test {
+ protected:
+  std::string run(const char* name = "run") const {
+    return folder_.path() + "/" + name;
+  }
+  static Words
+  train(const std::string& run, int64_t steps, const Words& more = {}) {
+    return train_digits(run, steps) +
+           set(
+               {"train.batch=24", "model.name=mlp", "model.dtype=float64",
+                "checkpoint.every_steps=0", "checkpoint.at_end=false",
+                "train.eval_every=1000000"}) +
+           more;
+  }
+  static std::vector<timeline::StepMetrics> steps(const std::string& run) {
+    const auto path = fs::path(run) / "metrics.jsonl";
+    if (!fs::exists(path)) return {};
+    return timeline::read_metrics(path).steps;
+  }
+  bool until_step(size_t count) const {
+    return Command::until([&] { return steps(run()).size() >= count; });
+  }
+  Words job(const std::string& request, const Words& more = {}) const {
+    return Words{kEchelon, "job", request, run()} + more;
+  }
+  std::string answer(const Words& words) const {
+    Command asked(words);
+    EXPECT_EQ(asked.wait(), 0) << asked.err();
+    return asked.out();
+  }
+  void refused(const Words& words, const std::string& rule) const {
+    Command asked(words);
+    EXPECT_EQ(asked.wait(), 2);
+    EXPECT_THAT(asked.err(), HasSubstr(rule));
+  }
+
+  TempFolder folder_;
+};
+
+// In memory, and on disk.
+class Resized : public ResizeCommand,
+                public testing::WithParamInterface<bool> {};
+
+TEST_P(Resized, AJobComputesWhatOneDeviceComputes) {
+  constexpr int64_t kSteps = 300;
+  Words more = {"-n", "4", "--layout", "fsdp=4"};
+  if (GetParam()) {
+    more = more + set({"elastic.memory=off", "checkpoint.at_end=true"});
+  }
+  Command resized(train(run(), kSteps, more));
+  std::string before = "4";
+  for (const std::string ranks : {"3", "2", "4"}) {
+    ASSERT_TRUE(until_step(steps(run()).size() + 2)) << resized.err();
+    EXPECT_EQ(
+        answer(job("resize", {ranks})).substr(run().size()),
+        ": from " + before + " to " + ranks + " ranks, fsdp=" + ranks + "\n");
+    ASSERT_TRUE(Command::until([&] {
+      return answer(job("status")).find(": " + ranks + " ranks, fsdp=") !=
+             std::string::npos;
+    })) << resized.err();
+    before = ranks;
+  }
+  ASSERT_EQ(resized.wait(), 0) << resized.err();
+  EXPECT_EQ(testing_support::count(resized.err(), ", from step "), 3);
+
+  Command one(train(run("one"), kSteps));
+  ASSERT_EQ(one.wait(), 0) << one.err();
+  const auto got = steps(run()), wanted = steps(run("one"));
+  ASSERT_EQ(got.size(), static_cast<size_t>(kSteps));
+  ASSERT_EQ(wanted.size(), got.size());
+  for (size_t i = 0; i < got.size(); ++i) {
+    ASSERT_EQ(got[i].step, static_cast<int64_t>(i) + 1);
+    ASSERT_NEAR(got[i].loss / wanted[i].loss, 1, 1e-9) << got[i].step;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(, Resized, testing::Bool(), [](const auto& info) {
+  return info.param ? "OnDisk" : "InMemory";
+});
+
+TEST_F(ResizeCommand, RefusesWhatDoesNotFitAndGoesOn) {
+  refused(job("status"), run() + ": there is no such folder");
+  Command trained(train(run(), 1000000, {"-n", "2"}));
+  ASSERT_TRUE(until_step(2)) << trained.err();
+  refused(job("resize", {"5"}), "no layout of 5 ranks fits; dp=5: ");
+  refused(job("resize", {"5"}), "\n4 and 6 fit");
+  refused(job("resize", {"2"}), "it has 2 ranks");
+  refused(job("resize", {"0"}), "N 0: must be a whole number from 1 to");
+  const size_t before = steps(run()).size();
+  ASSERT_TRUE(until_step(before + 2)) << trained.err();
+  EXPECT_THAT(answer(job("stop")), HasSubstr("ends with code 75"));
+  EXPECT_EQ(trained.wait(), 75) << trained.err();
+  refused(job("status"), "no job of yours on this host writes there now");
+}
+
+TEST_F(ResizeCommand, NothingToGoOnFromIsRefused) {
+  Command trained(
+      train(run(), 1000000, Words{"-n", "2"} + set({"elastic.memory=off"})));
+  ASSERT_TRUE(until_step(2)) << trained.err();
+  refused(job("resize", {"1"}), "it saves no state that the new ranks could");
+  EXPECT_EQ(ranks_of(trained).size(), 2u);
+}
+
+TEST_F(ResizeCommand, ACheckpointIsSavedWhenAsked) {
+  Command trained(train(
+      run(), 1000000,
+      Words{"-n", "2"} + set({"checkpoint.every_steps=1000000"})));
+  ASSERT_TRUE(until_step(2)) << trained.err();
+  const fs::path saved = fs::path(run()) / "checkpoints";
+  EXPECT_TRUE(list_checkpoints(saved).empty());
+  answer(job("checkpoint"));
+  EXPECT_TRUE(
+      Command::until([&] { return list_checkpoints(saved).size() == 1; }));
+  EXPECT_EQ(ranks_of(trained).size(), 2u);
+}
+
+}  // namespace echelon::resize_command_test
