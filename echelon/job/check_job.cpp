@@ -45,6 +45,7 @@ class Checker {
     if (job_.layout.pp > 1) check_pipeline();
     if (!job_.model.devices.empty()) check_devices();
     if (job_.precision.compute != ComputeDtype::same) check_precision();
+    check_non_finite();
     check_batch();
     check_length();
     check_optimizer();
@@ -258,6 +259,17 @@ class Checker {
   // The forward and backward passes of one step, each on its part of the batch.
   int64_t passes_per_step() const {
     return job_.layout.pp > 1 ? microbatches_ : job_.train.accumulate;
+  }
+
+  void check_non_finite() {
+    if (job_.train.on_non_finite == OnNonFinite::skip &&
+        job_.train.compress == Compression::powersgd) {
+      fail(
+          "train.on_non_finite",
+          "powersgd adds the rounding error of one step to the next, so one "
+          "NaN stays in all that follow; set [train] compress to bf16, fp16 or "
+          "none");
+    }
   }
 
   void check_batch() {

@@ -94,7 +94,8 @@ LossScaler::LossScaler(const PrecisionOptions& options, bool dynamic)
 }
 
 Tensor LossScaler::unscale_on_device(
-    const std::vector<Tensor>& gradients, const SumOverRanks& sum) {
+    const std::vector<Tensor>& gradients, const SumOverRanks& sum,
+    const Tensor& skip) {
   const torch::NoGradGuard no_grad;
   const torch::Device device = device_of(gradients);
   if (state_.device() != device) {
@@ -119,9 +120,13 @@ Tensor LossScaler::unscale_on_device(
     next =
         (scale * (1 + grows)).clamp_max_(kLargestScale) * (1 - overflowed / 2);
   }
-  const Tensor numbers = at::stack({overflowed, scale, overflows});
-  state_ = at::stack({next, good_steps, overflows});
-  return numbers;
+  Tensor after = at::stack({next, good_steps, overflows});
+  if (skip.defined()) {
+    const Tensor kept = detail::moved(skip, device, torch::kFloat64).ne(0);
+    after = at::where(kept, state_, after);
+  }
+  state_ = after;
+  return at::stack({overflowed, scale, state_[2]});
 }
 
 bool LossScaler::unscale(

@@ -82,8 +82,11 @@ class LossScaler {
   /// The same without a wait. Returns [overflowed, scale, overflows], float64
   /// on the device of the gradients: 1 when the update must be skipped, else 0;
   /// the scale by which the gradients were divided; steps skipped in a row.
+  ///
+  ///   skip  as Optimizer::step(): 1 leaves the scaler as it is
   torch::Tensor unscale_on_device(
-      const std::vector<torch::Tensor>& gradients, const SumOverRanks& sum);
+      const std::vector<torch::Tensor>& gradients, const SumOverRanks& sum,
+      const torch::Tensor& skip = {});
   /// Throws as unscale(), for numbers that unscale_on_device() returned.
   void check(double scale, double overflows) const;
 

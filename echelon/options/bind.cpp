@@ -54,6 +54,9 @@ constexpr config::Names<Compression> kCompressionNames = {
 constexpr config::Names<RankKind> kRankKindNames = {
     {"processes", RankKind::processes}, {"threads", RankKind::threads}};
 
+constexpr config::Names<OnNonFinite> kOnNonFiniteNames = {
+    {"stop", OnNonFinite::stop}, {"skip", OnNonFinite::skip}};
+
 constexpr config::Names<BestMetric> kBestMetricNames = {
     {"none", BestMetric::none},
     {"loss", BestMetric::loss},
@@ -113,6 +116,10 @@ std::string to_string(Compression compression) {
 
 std::string to_string(RankKind kind) {
   return config::name_of(kind, kRankKindNames);
+}
+
+std::string to_string(OnNonFinite reaction) {
+  return config::name_of(reaction, kOnNonFiniteNames);
 }
 
 std::string to_string(BestMetric metric) {
@@ -396,6 +403,11 @@ void bind(config::Section& section, TrainOptions& options) {
   section.field(
       "timeline_steps", options.timeline_steps,
       "steps that the timeline records; 0: none", {.at_least = 0});
+  section.field(
+      "on_non_finite", options.on_non_finite,
+      "a step whose loss or gradients are not finite: end the run, or leave "
+      "the step out, at most 3 in a row",
+      kOnNonFiniteNames);
 }
 
 bool saves(const CheckpointOptions& options) {

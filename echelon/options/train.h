@@ -13,9 +13,14 @@ enum class Compression { none, bf16, fp16, powersgd };
 /// Ranks are processes, or threads of one process.
 enum class RankKind { processes, threads };
 
+/// What follows a step whose loss or gradients are not finite: the run ends, or
+/// no rank makes the update and training goes on with the next batch.
+enum class OnNonFinite { stop, skip };
+
 /// Their names in a configuration.
 std::string to_string(Compression compression);
 std::string to_string(RankKind kind);
+std::string to_string(OnNonFinite reaction);
 
 struct TrainOptions {
   int64_t steps = 0;  // exactly one of steps and epochs is above 0
@@ -37,6 +42,7 @@ struct TrainOptions {
   bool find_unused_parameters = false;
   RankKind ranks = RankKind::processes;
   int64_t timeline_steps = 20;  // steps that the timeline records; 0: none
+  OnNonFinite on_non_finite = OnNonFinite::stop;
 };
 
 }  // namespace echelon

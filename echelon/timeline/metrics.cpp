@@ -304,14 +304,17 @@ void RecentSteps::Sum::add(const Sum& other, double sign) {
   samples += sign * other.samples;
   tokens += sign * other.tokens;
   seconds += sign * other.seconds;
-  steps += sign * other.steps;
+  losses += sign * other.losses;
 }
 
 void RecentSteps::add(const StepMetrics& step) {
+  const bool finite = std::isfinite(step.loss);
   steps_.push_back(
-      {step.loss, step.samples_per_second * step.step_seconds,
-       step.tokens_per_second.value_or(0) * step.step_seconds,
-       step.step_seconds, 1});
+      {.loss = finite ? step.loss : 0,
+       .losses = finite ? 1.0 : 0.0,
+       .samples = step.samples_per_second * step.step_seconds,
+       .tokens = step.tokens_per_second.value_or(0) * step.step_seconds,
+       .seconds = step.step_seconds});
   sum_.add(steps_.back(), 1);
   if (static_cast<int64_t>(steps_.size()) > most_) {
     sum_.add(steps_.front(), -1);

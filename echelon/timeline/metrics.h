@@ -6,8 +6,9 @@
 // For a language model, losses and accuracies are those of tokens, and there
 // are tokens_per_second, tokens and perplexity as well.
 //
-// With a loss scale ([precision]) there are loss_scale and skipped_steps; with
-// [train] layer_norms there is layer_grad_norms, {"conv1":0.31,…}.
+// With a loss scale ([precision]) there are loss_scale and skipped_steps; the
+// latter also with [train] on_non_finite = "skip". With [train] layer_norms
+// there is layer_grad_norms, {"conv1":0.31,…}.
 //
 // The lines of a simulation (simulator/) have "simulated":true and no loss.
 //
@@ -43,7 +44,8 @@ struct StepMetrics {
   std::optional<int32_t> slowest_rank;
   std::optional<double>
       loss_scale;  // by which the loss of this step was multiplied
-  std::optional<int64_t> skipped_steps;  // so far: a gradient was not finite
+  /// So far: steps whose loss or gradients were not finite.
+  std::optional<int64_t> skipped_steps;
   bool simulated = false;  // nothing was trained: there is no loss
   /// 2-norms of the gradients of each layer, before clipping, in the order of
   /// the model.
@@ -135,14 +137,14 @@ class RecentSteps {
   explicit RecentSteps(int64_t most) : most_(most > 1 ? most : 1) {}
 
   void add(const StepMetrics& step);
-  /// 0 before the first step.
-  double loss() const { return over(sum_.loss, sum_.steps); }
+  /// 0 before the first step. Losses that are not finite are left out.
+  double loss() const { return over(sum_.loss, sum_.losses); }
   double samples_per_second() const { return over(sum_.samples, sum_.seconds); }
   double tokens_per_second() const { return over(sum_.tokens, sum_.seconds); }
 
  private:
   struct Sum {
-    double loss = 0, samples = 0, tokens = 0, seconds = 0, steps = 0;
+    double loss = 0, losses = 0, samples = 0, tokens = 0, seconds = 0;
     void add(const Sum& other, double sign);
   };
   static double over(double a, double b) { return b > 0 ? a / b : 0; }

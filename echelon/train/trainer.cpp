@@ -7,9 +7,10 @@
 // On a GPU the host only queues all of this. A step's numbers are copied to the
 // host behind its update, and settle() reads them in the next step, when that
 // one's backward is queued: the device never waits for the host. A step whose
-// loss or norm is not finite is left out by the device itself. On a CPU, and
-// before anything that looks at the state (evaluation, a checkpoint, the end),
-// settle() follows the step at once.
+// loss or norm is not finite is left out by the device itself, and settle()
+// decides whether the run goes on. On a CPU, and before anything that looks at
+// the state (evaluation, a checkpoint, the end), settle() follows
+// the step at once.
 #include "echelon/train/trainer.h"
 
 #include <ATen/Parallel.h>
@@ -28,6 +29,7 @@
 #include "echelon/profiling/event_clock.h"
 #include "echelon/text/format.h"
 #include "echelon/text/plain.h"
+#include "echelon/text/units.h"
 #include "echelon/train/memory_watch.h"
 #include "echelon/train/record_collectives.h"
 #include "echelon/train/report_writer.h"
@@ -57,6 +59,9 @@ timeline::MakeDeviceClock device_clock_of(torch::Device device) {
     return std::make_unique<profiling::EventClock>(device.type());
   };
 }
+
+// Steps in a row that [train] on_non_finite = "skip" leaves out.
+constexpr int64_t kMostLeftOut = 3;
 
 // The layers of a program are no model that a configuration can name.
 Job as_saved(Job job, const LayerFactory& layers) {
@@ -102,6 +107,10 @@ class Loop {
   void say_saved(const std::filesystem::path& before);
   bool evaluation_due() const;
   void evaluate();
+  bool may_leave_out() const;
+  void
+  say_left_out(int64_t step, const StepSums& sums, const StepUpdate& update);
+  std::string those_left_out() const;
   [[noreturn]] void fail_numeric(const Queued& queued, int64_t bad_rank);
   bool has_report() const;
   void write_outcome();
@@ -147,7 +156,8 @@ class Loop {
   std::string resumed_;        // "step 69 (dp=2)"
   int64_t saved_step_ = -1;    // by save_last()
   int64_t skipped_ = 0;        // samples
-  int64_t skipped_steps_ = 0;  // that overflowed
+  int64_t skipped_steps_ = 0;  // whose loss or gradients were not finite
+  int64_t left_out_ = 0;       // of these, in a row, and no overflows of fp16
 };
 
 Loop::Loop(
@@ -284,6 +294,7 @@ bool Loop::one_step(Position position) {
   progress_.advance();
   const double loaded = seconds();
   const std::string place = "step " + std::to_string(step_ + 1);
+  state_.before_forward();
   const Score score = memory_.during(place, [&] {
     return state_.model().forward_backward(*batch, counts_units(*data_.train));
   });
@@ -343,7 +354,9 @@ void Loop::settle() {
   queued_.reset();
   const auto& numbers = queued.numbers.wait();
   const StepSums sums = read_sums(numbers[0], world_.size());
-  if (sums.bad_rank >= 0) fail_numeric(queued, sums.bad_rank);
+  if (sums.bad_rank >= 0 && !may_leave_out()) {
+    fail_numeric(queued, sums.bad_rank);
+  }
   if (sums.count == 0) throw DataError(no_units(counts_tokens_));
   const auto place = [&](const std::string& error) {
     return NumericError(format("step {}: {}", queued.step, error));
@@ -354,12 +367,14 @@ void Loop::settle() {
   } catch (const NumericError& error) {
     throw place(error.what());
   }
-  if (!update.updated && !update.loss_scale) {
+  const bool bad_norm =
+      sums.bad_rank < 0 && !update.updated && !update.loss_scale;
+  if (bad_norm && !may_leave_out()) {
     throw place(format(
-        "the norm of the gradients is {}, though the loss is finite. "
+        "the norm of the gradients is {}, though the loss is finite{}. "
         "Parameters are those of step {}; lower [optimizer] learning_rate, or "
         "look at the data",
-        update.norm, queued.step - 1));
+        format_number(update.norm), those_left_out(), queued.step - 1));
   }
   stop_ = sums.stop;
   preempted_ = sums.preempted;
@@ -370,6 +385,8 @@ void Loop::settle() {
   memory_wanted_ |= sums.memory;
   skipped_ += static_cast<int64_t>(sums.skipped);
   if (!update.updated) ++skipped_steps_;
+  if (update.updated) left_out_ = 0;
+  if (bad_norm || sums.bad_rank >= 0) say_left_out(queued.step, sums, update);
   progress_.pause();  // whoever reads the terminal may take any time
   record(queued, sums, update);
 }
@@ -386,7 +403,7 @@ void Loop::record(
   metrics.epoch = static_cast<double>(queued.position.epoch) +
                   static_cast<double>(queued.position.consumed) /
                       static_cast<double>(data_.train_samples.size());
-  metrics.loss = sums.loss_sum / sums.count;
+  metrics.loss = sums.bad_rank < 0 ? sums.loss_sum / sums.count : NAN;
   metrics.step_seconds = settled_ - began;
   metrics.data_seconds = queued.data_seconds;
   metrics.samples_per_second = sums.samples / metrics.step_seconds;
@@ -397,8 +414,8 @@ void Loop::record(
   if (update.updated && (queued.logged || update.norm > 0)) {
     metrics.grad_norm = update.norm;
   }
-  if (update.loss_scale) {
-    metrics.loss_scale = update.loss_scale;
+  metrics.loss_scale = update.loss_scale;
+  if (update.loss_scale || job_.train.on_non_finite == OnNonFinite::skip) {
     metrics.skipped_steps = skipped_steps_;
   }
   for (size_t i = 0; i < update.layer_norms.size(); ++i) {
@@ -456,6 +473,35 @@ void Loop::evaluate() {
   log_.add(metrics);
 }
 
+// Whether one more step may be left out whose loss or norm is not finite.
+bool Loop::may_leave_out() const {
+  return job_.train.on_non_finite == OnNonFinite::skip &&
+         left_out_ < kMostLeftOut;
+}
+
+void Loop::say_left_out(
+    int64_t step, const StepSums& sums, const StepUpdate& update) {
+  ++left_out_;
+  if (!is_rank_zero()) return;
+  log_.message(format(
+      "warning: step {} is left out, {} of at most {} in a row: {}; parameters "
+      "are those of step {}",
+      step, left_out_, kMostLeftOut,
+      sums.bad_rank < 0
+          ? format(
+                "the norm of the gradients is {}, though the loss is finite",
+                format_number(update.norm))
+          : format("the loss of rank {} is not a finite number", sums.bad_rank),
+      step - 1));
+}
+
+std::string Loop::those_left_out() const {
+  return left_out_ == 0 ? ""
+                        : format(
+                              ", and {} before it were left out",
+                              counted(left_out_, "step"));
+}
+
 void Loop::fail_numeric(const Queued& queued, int64_t bad_rank) {
   std::string where = "the loss, though every layer's output is finite";
   if (const auto found = state_.model().find_nonfinite(queued.batch)) {
@@ -465,10 +511,10 @@ void Loop::fail_numeric(const Queued& queued, int64_t bad_rank) {
   }
   where = world_.exchange(where)[static_cast<size_t>(bad_rank)];
   throw NumericError(format(
-      "step {}: the loss of rank {} is not a finite number; first NaN or "
+      "step {}: the loss of rank {} is not a finite number{}; first NaN or "
       "infinity in {}. Parameters are those of step {}; lower [optimizer] "
       "learning_rate, set clip_norm, or look at the data{}",
-      queued.step, bad_rank, where, queued.step - 1,
+      queued.step, bad_rank, those_left_out(), where, queued.step - 1,
       job_.precision.compute == ComputeDtype::fp16
           ? ". Numbers of fp16 end at 65504; those of [precision] compute = "
             "\"bf16\" do not"
@@ -483,7 +529,10 @@ CheckpointManifest Loop::position_in_run() const {
   now.epoch = position_.epoch;
   now.consumed = position_.consumed;
   now.data = samples_;
-  if (!log_.steps().empty()) now.metrics["loss"] = log_.steps().back().loss;
+  // A step that was left out may have no loss, and no best one.
+  if (!log_.steps().empty() && std::isfinite(log_.steps().back().loss)) {
+    now.metrics["loss"] = log_.steps().back().loss;
+  }
   if (evaluated() && !log_.evaluations().empty()) {
     now.metrics["eval_loss"] = log_.evaluations().back().loss;
     now.metrics["eval_accuracy"] = log_.evaluations().back().accuracy;

@@ -337,4 +337,13 @@ TEST(RecentSteps, AHugeLossIsForgotten) {
   EXPECT_EQ(recent.loss(), 3);
 }
 
+TEST(RecentSteps, ALossThatIsNotFiniteIsLeftOut) {
+  RecentSteps recent(3);
+  for (const double loss : {4.0, double{NAN}, 2.0})
+    recent.add(quick_step(loss, 1, 1));
+  EXPECT_EQ(recent.loss(), 3);
+  recent.add(quick_step(INFINITY, 1, 1));
+  EXPECT_EQ(recent.loss(), 2);
+}
+
 }  // namespace echelon::timeline::metrics_test

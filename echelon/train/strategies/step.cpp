@@ -185,6 +185,7 @@ void name_whole_gradients(const ParallelModel& model) {
 TrainingState::TrainingState(
     const Job& job, const ModelPlace& place, int64_t total_steps)
     : options_(job.optimizer),
+      skips_(job.train.on_non_finite == OnNonFinite::skip),
       device_(place.world.device()),
       model_(of_kind(
           timeline::MemoryKind::parameters,
@@ -202,6 +203,29 @@ TrainingState::TrainingState(
                              job.precision.loss_scale == 0) {
   name_whole_gradients(*model_);
   use_scale();
+  if (!skips_) return;
+  for (const auto& part : model_->buffers()) {
+    buffers_.push_back(part.value.detach());
+    buffers_before_.push_back(buffers_.back().clone());
+  }
+}
+
+void TrainingState::before_forward() {
+  if (buffers_.empty()) return;
+  const torch::NoGradGuard no_grad;
+  for (size_t i = 0; i < buffers_.size(); ++i) {
+    buffers_before_[i].copy_(buffers_[i], /*non_blocking=*/true);
+  }
+}
+
+void TrainingState::restore_buffers(const torch::Tensor& skipped) {
+  if (skipped.is_cpu() && skipped.item<float>() == 0) return;
+  const torch::Tensor left_out = skipped.ne(0);
+  for (size_t i = 0; i < buffers_.size(); ++i) {
+    torch::Tensor& buffer = buffers_[i];
+    const auto here = left_out.to(buffer.device(), /*non_blocking=*/true);
+    buffer.copy_(at::where(here, buffers_before_[i], buffer));
+  }
 }
 
 void TrainingState::use_scale() {
@@ -214,14 +238,14 @@ void TrainingState::load_loss_scale(const LossScaler::State& state) {
 }
 
 // Returns what the scaler does.
-torch::Tensor TrainingState::unscale() {
+torch::Tensor TrainingState::unscale(const torch::Tensor& skip) {
   std::vector<torch::Tensor> gradients;
   for (const auto& parameter : optimizer_->parameters()) {
     gradients.push_back(parameter.grad());
   }
   const auto shared = model_->partitioned_gradients();
   const auto numbers = scaler_.unscale_on_device(
-      gradients, shared ? shared->sum : SumOverRanks());
+      gradients, shared ? shared->sum : SumOverRanks(), skip);
   // Unscaling makes a new tensor of the scale, which the next loss must use.
   use_scale();
   return numbers;
@@ -249,7 +273,7 @@ torch::Tensor TrainingState::update_on_device(
   // Norms and the clipping limit are of the true gradients, so these are
   // unscaled first.
   if (scaler_.active()) {
-    const auto scaled = unscale();
+    const auto scaled = unscale(skip);
     numbers.raise(kSkipped, scaled[0]);
     numbers.set(kScale, scaled[1]);
     numbers.set(kOverflows, scaled[2]);
@@ -259,7 +283,7 @@ torch::Tensor TrainingState::update_on_device(
         .narrow(0, kNumNumbers, num_layers)
         .copy_(layer_norms(*model_, *layers, device_));
   }
-  const bool measured = options_.clip_norm > 0 || measure_norm;
+  const bool measured = options_.clip_norm > 0 || measure_norm || skips_;
   if (measured) {
     numbers.set(kNorm, norm());
     numbers.raise_unless_finite(kSkipped, kNorm);
@@ -272,6 +296,7 @@ torch::Tensor TrainingState::update_on_device(
   }
   optimizer_->step(skipped);
   optimizer_->zero_grad();
+  if (!buffers_.empty()) restore_buffers(skipped);
   // A GPU's decision is not known here: the step is treated as an update, in
   // which the optimizer has changed nothing.
   const bool known =

@@ -49,10 +49,16 @@ class TrainingState {
   /// Restores the state of a checkpoint; the model uses its scale.
   void load_loss_scale(const LossScaler::State& state);
 
+  /// Call it before forward_backward(). With train.on_non_finite "skip", a step
+  /// that is left out also leaves the buffers as they were now, such as the
+  /// running statistics of norms.
+  void before_forward();
+
   /// Divides gradients by the loss scale, clips them if the job says so, sets
   /// the schedule's learning rate for `step` (from 0) and updates, unless a
   /// gradient or the norm is not finite on some rank. Measuring the global norm
-  /// costs a pass over the gradients, and measuring that of each of `layers`
+  /// costs a pass over the gradients (clipping and train.on_non_finite "skip"
+  /// do it in each step), and measuring that of each of `layers`
   /// (null: none) another. Throws NumericError when too many steps in a row
   /// were skipped. Waits for the device.
   StepUpdate update(
@@ -62,8 +68,8 @@ class TrainingState {
   /// The same without a wait. Returns the numbers that read_update() takes,
   /// float64 on the model's device.
   ///
-  ///   skip  a float32 scalar: 1 leaves the parameters as they are; undefined:
-  ///         0
+  ///   skip  a float32 scalar: 1 leaves the parameters and the loss scale as
+  ///         they are; undefined: 0
   torch::Tensor update_on_device(
       int64_t step, bool measure_norm, timeline::Recorder* recorder,
       const std::vector<std::string>* layers, const torch::Tensor& skip);
@@ -72,15 +78,19 @@ class TrainingState {
 
  private:
   void use_scale();
-  torch::Tensor unscale();
+  torch::Tensor unscale(const torch::Tensor& skip);
   torch::Tensor norm();
+  void restore_buffers(const torch::Tensor& skipped);
 
   OptimizerOptions options_;
+  bool skips_;  // steps that are not finite
   torch::Device device_;
   std::unique_ptr<ParallelModel> model_;
   std::unique_ptr<Optimizer> optimizer_;
   LearningRateSchedule schedule_;
   LossScaler scaler_;
+  // Of the model, with skips_, and what they were before the forward pass.
+  std::vector<torch::Tensor> buffers_, buffers_before_;
 };
 
 /// This rank's part of the job's training batches; `groups` may be of another
