@@ -408,6 +408,11 @@ void bind(config::Section& section, TrainOptions& options) {
       "a step whose loss or gradients are not finite: end the run, or leave "
       "the step out, at most 3 in a row",
       kOnNonFiniteNames);
+  section.field(
+      "check_replicas_every", options.check_replicas_every,
+      "steps between two comparisons of the parameters that several ranks "
+      "hold, bit by bit; 0: never",
+      {.at_least = 0});
 }
 
 bool saves(const CheckpointOptions& options) {

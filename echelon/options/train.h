@@ -43,6 +43,9 @@ struct TrainOptions {
   RankKind ranks = RankKind::processes;
   int64_t timeline_steps = 20;  // steps that the timeline records; 0: none
   OnNonFinite on_non_finite = OnNonFinite::stop;
+  /// Steps between two comparisons of parameters that several ranks hold; 0:
+  /// never.
+  int64_t check_replicas_every = 100;
 };
 
 }  // namespace echelon

@@ -9,7 +9,7 @@
 // one's backward is queued: the device never waits for the host. A step whose
 // loss or norm is not finite is left out by the device itself, and settle()
 // decides whether the run goes on. On a CPU, and before anything that looks at
-// the state (evaluation, a checkpoint, the end), settle() follows
+// the state (evaluation, a comparison, a checkpoint, the end), settle() follows
 // the step at once.
 #include "echelon/train/trainer.h"
 
@@ -21,6 +21,7 @@
 #include <cstdlib>
 
 #include "echelon/architecture/parameter_list.h"
+#include "echelon/checkpoint/memory/memory_slots.h"
 #include "echelon/checkpoint/weights/checkpoint_tensors.h"
 #include "echelon/comm/mesh_groups.h"
 #include "echelon/comm/trace/progress.h"
@@ -32,6 +33,7 @@
 #include "echelon/text/units.h"
 #include "echelon/train/memory_watch.h"
 #include "echelon/train/record_collectives.h"
+#include "echelon/train/replicas.h"
 #include "echelon/train/report_writer.h"
 #include "echelon/train/run_log.h"
 #include "echelon/train/saving/memory_saver.h"
@@ -101,6 +103,7 @@ class Loop {
   record(const Queued& queued, const StepSums& sums, const StepUpdate& update);
   bool restore();
   CheckpointManifest position_in_run() const;
+  void compare_replicas();
   void save();
   void save_in_memory();
   void save_last();
@@ -140,6 +143,8 @@ class Loop {
   TrainingState state_;
   std::optional<Saver> saver_;
   std::optional<MemorySaver> memory_saver_;
+  std::optional<ReplicaCheck> replicas_;
+  int64_t compared_ = -1;  // the last step after which replicas were equal
   RunLog log_;
   int64_t begin_ns_ = timeline::steady_now_ns();
   int64_t step_ = 0;   // done, or given to the device
@@ -209,6 +214,10 @@ Loop::Loop(
         job_, source_, world_, groups_, recorder_.get(), environment_.memory,
         environment_.generation, step_);
   }
+  if (job.train.check_replicas_every > 0) {
+    replicas_.emplace(world_, groups_, state_.model());
+    if (!replicas_->has_replicas()) replicas_.reset();
+  }
   if (!is_rank_zero()) return;
   write_own_configuration(job_, folder_, layers != nullptr);
   run_layers_ =
@@ -254,6 +263,9 @@ TrainResult Loop::run() {
       progress_.pause();  // the rest may take any time
       if (evaluation_due()) settle();
       if (evaluation_due()) evaluate();
+      if (step_ % std::max<int64_t>(1, job_.train.check_replicas_every) == 0) {
+        compare_replicas();
+      }
       save();
     }
   }
@@ -540,6 +552,44 @@ CheckpointManifest Loop::position_in_run() const {
   return now;
 }
 
+// Copies in memory may hold what is wrong. Checkpoints on disk, which have
+// parameters of all replicas, do not: a comparison comes before each.
+void Loop::compare_replicas() {
+  if (!replicas_ || compared_ == step_) return;
+  settle();
+  const auto difference = replicas_->compare();
+  if (!difference) {
+    compared_ = step_;
+    return;
+  }
+  try {
+    if (saver_) saver_->wait();  // what is being written was compared
+  } catch (const CheckpointError&) {
+    // The difference is the error to be told.
+  }
+  if (memory_saver_) {
+    memory_saver_->finish();
+    world_.exchange("");  // nobody writes any more
+    if (is_rank_zero()) {
+      discard_checkpoints_in_memory(environment_.memory);
+    }
+    world_.exchange("");  // no rank ends before that
+  }
+  const bool saved = saver_ && !saver_->last().empty();
+  throw Error(format(
+      "step {}: {}. {}; a device or its memory may be faulty, or a program "
+      "changes parameters on one rank alone. {}. Processors of different kinds "
+      "may round differently: [train] check_replicas_every = 0 turns this "
+      "comparison off",
+      step_, *difference,
+      compared_ < 0 ? std::string("They were not compared before")
+                    : format("They were equal after step {}", compared_),
+      saved ? format(
+                  "The newest checkpoint, {}, is from before",
+                  saver_->last().string())
+            : "There is no checkpoint of before"));
+}
+
 void Loop::say_saved(const std::filesystem::path& before) {
   if (is_rank_zero() && saver_->last() != before) {
     log_.message("saved " + saver_->last().string());
@@ -560,7 +610,10 @@ void Loop::save() {
   save_in_memory();
   if (!saver_) return;
   const auto before = saver_->last();
-  if (saver_->due(step_, news_)) settle();
+  if (saver_->due(step_, news_)) {
+    settle();
+    compare_replicas();
+  }
   // A run that is resumed from there has the metrics of the steps before.
   if (is_rank_zero() && saver_->due(step_, news_)) log_.flush();
   saver_->after_step(state_, position_in_run(), std::exchange(news_, {}));
@@ -578,6 +631,7 @@ void Loop::save_last() {
     return;
   }
   const auto before = saver_->last();
+  if (stop_ || job_.checkpoint.at_end) compare_replicas();
   try {
     if (stop_ || job_.checkpoint.at_end) {
       saver_->save_and_wait(state_, position_in_run());

@@ -90,6 +90,38 @@ TEST(TrainCommand, ARankThatHangsIsStartedAgain) {
                      HasSubstr("restart 1 of 1")));
 }
 
+// It goes on from a checkpoint of before the fault.
+TEST(TrainCommand, AFlippedBitOfAReplicaStartsAgainFromBefore) {
+  TempFolder folder;
+  const auto train = [&](const std::string& name, const std::string& trouble) {
+    const std::string run = folder.path() + "/" + name;
+    fs::create_directory(run);
+    Command job(
+        {kEchelon, "run", "-n", "3", "--max-restarts", "1", "--",
+         test_program("troubled_train"), run, trouble});
+    EXPECT_EQ(job.wait(), 0) << job.err();
+    return job.err();
+  };
+  EXPECT_THAT(
+      train("flipped", "flips"),
+      HasAll(
+          "step 10: the parameters of rank 1 differ from those of ranks 0 and "
+          "2, which agree: head.weight",
+          "They were equal after step 6", "The newest checkpoint, ",
+          "step-00000006, is from before", "restart 1 of 1"));
+  EXPECT_EQ(train("whole", "none"), "");
+  const auto losses = [&](const std::string& name) {
+    std::vector<double> all;
+    const auto path = folder.path() + "/" + name + "/metrics.jsonl";
+    for (const auto& step : timeline::read_metrics(path).steps) {
+      all.push_back(step.loss);
+    }
+    return all;
+  };
+  EXPECT_EQ(losses("flipped"), losses("whole"));
+  EXPECT_EQ(losses("whole").size(), 20u);
+}
+
 // Ctrl-S in a terminal does the same.
 TEST(TrainCommand, WaitsForASlowReader) {
   TempFolder folder;
