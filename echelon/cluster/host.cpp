@@ -63,6 +63,56 @@ double cgroup_memory() {
   return smallest;
 }
 
+// The number in a line "name number", or in the first line when `name` is
+// empty.
+std::optional<double>
+number_in(const std::filesystem::path& path, const std::string& name = "") {
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) {
+    if (line.rfind(name, 0) != 0) continue;
+    char* end = nullptr;
+    const double number = std::strtod(line.c_str() + name.size(), &end);
+    if (*end != '\0') return std::nullopt;  // "max"
+    return number;
+  }
+  return std::nullopt;
+}
+
+// The files of one version of control groups.
+struct MemoryFiles {
+  std::filesystem::path mount;  // below sys/fs/cgroup
+  const char* killed;
+  const char* limit;
+  const char* peak;
+};
+const MemoryFiles kVersion1 = {
+    "memory", "memory.oom_control", "memory.limit_in_bytes",
+    "memory.max_usage_in_bytes"};
+const MemoryFiles kVersion2 = {
+    "", "memory.events", "memory.max", "memory.peak"};
+
+MemoryGroup read_group(
+    const std::filesystem::path& mount, std::filesystem::path group,
+    const MemoryFiles& files) {
+  MemoryGroup found;
+  // In a container the path may be the one that the host sees.
+  if (!std::filesystem::exists(mount / group / files.killed)) group = "";
+  if (const auto killed =
+          number_in(mount / group / files.killed, "oom_kill ")) {
+    found.killed = static_cast<int64_t>(*killed);
+  }
+  for (;; group = group.parent_path()) {
+    const double limit = number_in(mount / group / files.limit).value_or(0);
+    // Version 1 says "no limit" with a number near 2^63.
+    if (limit > 0 && limit < 0x1p60 &&
+        (found.limit_bytes == 0 || limit < found.limit_bytes)) {
+      found.limit_bytes = limit;
+      found.peak_bytes = number_in(mount / group / files.peak).value_or(0);
+    }
+    if (group.empty()) return found;
+  }
+}
+
 // Two units of fused multiply-add, as wide as the flags say.
 int flops_per_cycle(const std::string& flags) {
   std::istringstream words(flags);
@@ -83,6 +133,28 @@ int available_cores() {
                         ? CPU_COUNT(&set)
                         : static_cast<int>(std::thread::hardware_concurrency());
   return std::max(1, std::min(cores, cgroup_cores()));
+}
+
+MemoryGroup memory_group(const std::filesystem::path& root) {
+  std::ifstream groups(root / "proc/self/cgroup");
+  for (std::string line; std::getline(groups, line);) {
+    // "4:memory:/path" of version 1, "0::/path" of version 2
+    const size_t first = line.find(':');
+    const size_t second = line.find(':', first + 1);
+    if (second == std::string::npos) continue;
+    const auto controllers = line.substr(first + 1, second - first - 1);
+    if (!controllers.empty() && controllers != "memory") continue;
+    const auto& files = controllers.empty() ? kVersion2 : kVersion1;
+    const auto found = read_group(
+        root / "sys/fs/cgroup" / files.mount,
+        std::filesystem::path(line.substr(second + 1)).relative_path(), files);
+    if (found.killed) return found;
+  }
+  MemoryGroup host;
+  if (const auto killed = number_in(root / "proc/vmstat", "oom_kill ")) {
+    host.killed = static_cast<int64_t>(*killed);
+  }
+  return host;
 }
 
 HostMemory host_memory() {

@@ -1,6 +1,9 @@
 // Cores and memory that this host gives a process, by affinity and cgroup.
 #pragma once
 
+#include <cstdint>
+#include <filesystem>
+#include <optional>
 #include <string>
 
 namespace echelon::cluster {
@@ -14,6 +17,18 @@ struct HostMemory {
   double limit_bytes = 0;  // of this process's cgroup; 0: none
 };
 HostMemory host_memory();
+
+/// What the kernel says of the memory of this process's control group (version
+/// 2, or 1).
+struct MemoryGroup {
+  /// Processes of the group that it has killed so far because memory ran out;
+  /// without a group, of the host. None where it does not say.
+  std::optional<int64_t> killed;
+  double limit_bytes = 0;  // the lowest, of the group or one around it; 0: none
+  double peak_bytes = 0;   // of the group with that limit; 0: not known
+};
+/// `root`: of the file system that has proc/ and sys/.
+MemoryGroup memory_group(const std::filesystem::path& root = "/");
 
 struct Processor {
   std::string name;              // "AMD EPYC 9654"; empty: not known

@@ -167,6 +167,14 @@ int own_status(const RankEnd& end) {
   return cut_off ? W_EXITCODE(end.report->exit_code, 0) : end.status;
 }
 
+// True for the end of a rank that somebody told to stop.
+bool was_asked_to_stop(const RankEnd& end) {
+  if (end.report || !WIFEXITED(end.status)) return false;
+  const int code = WEXITSTATUS(end.status);
+  return code == static_cast<int>(ExitCode::preempted) ||
+         code == static_cast<int>(ExitCode::interrupted);
+}
+
 Cause describe(const RankEnd& end) {
   Cause cause;
   cause.rank = end.rank;
@@ -197,9 +205,7 @@ Cause describe(const RankEnd& end) {
   cause.consequence = speaks_of_lost_peer(cause.text);
   if (cause.text.empty()) {
     cause.text = by_signal ? "killed by " + cause.ending : cause.ending;
-    if (by_signal && WTERMSIG(end.status) == SIGKILL) {
-      cause.text += "; the kernel does this when memory runs out";
-    }
+    if (!end.killed_because.empty()) cause.text += "; " + end.killed_because;
   }
   return cause;
 }
@@ -213,7 +219,7 @@ std::optional<Cause> find_cause(const std::vector<RankEnd>& ends) {
   };
   std::vector<Candidate> candidates;
   for (const auto& end : ends) {
-    if (end.status == 0) continue;
+    if (end.status == 0 || was_asked_to_stop(end)) continue;
     const bool own_error = end.report && !end.report->consequence;
     if (!end.told_to_end || own_error) {
       candidates.push_back(

@@ -18,6 +18,8 @@ struct RankEnd {
   bool told_to_end = false;  // after the launcher had sent it a signal
   std::optional<ErrorReport> report;
   std::string stderr_tail;  // the last kilobytes of its stderr
+  /// Why the kernel killed it, where it says so: memory ran out.
+  std::string killed_because;
 };
 
 /// The cause of a failed job, as it is shown and returned.
@@ -44,7 +46,9 @@ Outcome combine(const std::vector<Outcome>& hosts);
 
 /// The cause among ranks that ended, each failed or not: the earliest failure
 /// that is not a consequence of another's, else the earliest. A rank that was
-/// told to end is no candidate, unless it left a report of its own error.
+/// told to end is no candidate, unless it left a report of its own error, nor
+/// is one that ended as ranks do that were asked to stop (ExitCode::preempted,
+/// interrupted).
 /// Nothing when no rank failed by itself.
 std::optional<Cause> find_cause(const std::vector<RankEnd>& ends);
 

@@ -29,6 +29,7 @@
 #include "echelon/launch/checks.h"
 #include "echelon/launch/restarts.h"
 #include "echelon/text/format.h"
+#include "echelon/text/units.h"
 
 extern char** environ;
 
@@ -374,6 +375,10 @@ void Job::take_end(Rank& rank, const GuardReport& report) {
     answered_ = true;
     rank.end.status = 0;
   }
+  if (WIFSIGNALED(report.value) && WTERMSIG(report.value) == SIGKILL &&
+      !rank.end.told_to_end) {
+    rank.end.killed_because = shortage_of_memory();
+  }
   const auto now = steady_clock::now();
   for (int stream = 1; stream <= 2; ++stream) {
     // A dead rank leaves little in its pipes; a child of it may write on.
@@ -386,6 +391,23 @@ void Job::take_end(Rank& rank, const GuardReport& report) {
   obey(policy_.on_rank_end(
       failed, cause && cause->consequence, now,
       may_restart_ && Restarts::helps(exit_code_of(rank.end.status))));
+}
+
+// Empty unless the kernel has killed a process for lack of memory since the
+// ranks were started.
+std::string Job::shortage_of_memory() const {
+  const auto now = cluster::memory_group();
+  if (now.killed.value_or(0) <= memory_before_.killed.value_or(0)) return "";
+  std::string text = "the kernel did this because memory ran out";
+  if (now.limit_bytes > 0) {
+    text += format(
+        "; this job's control group may have {}",
+        format_bytes(now.limit_bytes));
+  }
+  if (now.peak_bytes > 0) {
+    text += format(" and had {} at most", format_bytes(now.peak_bytes));
+  }
+  return text + "; give it more memory, or start fewer ranks";
 }
 
 void Job::look_for_hangs() {
@@ -564,7 +586,7 @@ Outcome Job::local_outcome() {
   std::vector<RankEnd> ends;
   for (const Rank& rank : ranks_) ends.push_back(rank.end);
   auto cause = find_cause(ends);
-  if (cause && cause->exit_code != interrupted) {
+  if (cause) {
     cause->log = log_path(options_, cause->rank);
     outcome.exit_code = cause->exit_code;
     outcome.cause = std::move(cause);
@@ -593,6 +615,8 @@ void Job::report(const Outcome& outcome) {
   if (!outcome.cause) {
     if (!resize_ && outcome.stopped_by != 0 && outcome.exit_code != 0) {
       say("stopped by " + signal_name(outcome.stopped_by));
+    } else if (outcome.exit_code == static_cast<int>(ExitCode::preempted)) {
+      say("ranks were told to stop, not by this launcher; queue the job again");
     }
     return;
   }

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "echelon/cluster/host.h"
 #include "echelon/launch/cause.h"
 #include "echelon/launch/control.h"
 #include "echelon/launch/fork_server.h"
@@ -80,6 +81,7 @@ class Job {
   int poll_timeout_ms() const;
   void take_report(Rank& rank);
   void take_end(Rank& rank, const GuardReport& report);
+  std::string shortage_of_memory() const;
   void lose_guard(Rank& rank);
   void look_for_hangs();
   void take_host(size_t index);
@@ -102,6 +104,7 @@ class Job {
   const bool may_restart_;
   Watched* const watched_;
   TimePoint looked_{std::chrono::steady_clock::now()};
+  const cluster::MemoryGroup memory_before_ = cluster::memory_group();
   ScratchFolder scratch_;
   Screen screen_;
   Policy policy_;

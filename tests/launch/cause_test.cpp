@@ -127,6 +127,29 @@ TEST(FindCause, WithoutAnErrorTheExitCodeIsShown) {
   EXPECT_EQ(find_cause({end_of(0, exited(9), 1)})->text, "exit code 9");
 }
 
+TEST(FindCause, ARankThatWasToldToStopHasNotFailed) {
+  for (const int code : {75, 130}) {
+    EXPECT_FALSE(find_cause({end_of(0, exited(code), 5), end_of(1, 0, 6)}));
+    const auto cause =
+        find_cause({end_of(0, exited(code), 5), end_of(1, exited(1), 6)});
+    EXPECT_EQ(cause.value().rank, 1);
+  }
+  EXPECT_EQ(
+      find_cause({end_of(0, exited(75), 5, report_of("full", false, 4))})
+          .value()
+          .text,
+      "std::runtime_error: full");
+}
+
+TEST(FindCause, LackOfMemoryIsToldWhereTheKernelSaysSo) {
+  auto end = end_of(0, SIGKILL, 5);
+  EXPECT_EQ(find_cause({end}).value().text, "killed by SIGKILL (Killed)");
+  end.killed_because = "memory ran out";
+  EXPECT_EQ(
+      find_cause({end}).value().text,
+      "killed by SIGKILL (Killed); memory ran out");
+}
+
 TEST(FindCause, ASignalIsNotExplainedByAnOldWarning) {
   auto end = end_of(0, SIGSEGV, 1);
   end.stderr_tail = "warning: slow disk\n";

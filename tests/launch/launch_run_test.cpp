@@ -1,9 +1,11 @@
 // Whole jobs on one host: the environment of ranks, and reports of failures.
 #include <gmock/gmock.h>
 #include <signal.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <filesystem>
+#include <fstream>
 #include <set>
 #include <sstream>
 
@@ -134,6 +136,61 @@ TEST(Run, AStopBetweenTwoGenerationsEndsTheJob) {
   // 1: the ranks had ended when it came.
   EXPECT_THAT(job.wait(), testing::AnyOf(130, 1));
   EXPECT_TRUE(job.living().empty());
+}
+
+/// A control group of 64 MiB, if this system lets us make one.
+class SmallGroup {
+ public:
+  SmallGroup() {
+    const std::string name = "echelon-test-" + std::to_string(getpid());
+    for (const auto& [mount, limit] :
+         {std::pair("/sys/fs/cgroup/memory/", "memory.limit_in_bytes"),
+          std::pair("/sys/fs/cgroup/", "memory.max")}) {
+      path_ = mount + name;
+      if (rmdir(path_.c_str()), mkdir(path_.c_str(), 0755) != 0) continue;
+      std::ofstream file(path_ + "/" + limit);
+      if (file << (64 << 20) << std::flush) return;
+      rmdir(path_.c_str());
+    }
+    path_.clear();
+  }
+  ~SmallGroup() {
+    Command::until([&] {
+      return path_.empty() || rmdir(path_.c_str()) == 0 || errno == ENOENT;
+    });
+  }
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+TEST(Run, AKillForLackOfMemoryIsTold) {
+  const SmallGroup group;
+  if (group.path().empty()) {
+    GTEST_SKIP() << "this system lets us make no control group for memory";
+  }
+  const auto inside = [&](const std::string& rank) {
+    auto words = launch({"-n", "2"}, {"sh", "-c", rank});
+    words.insert(
+        words.begin(),
+        {"sh", "-c", "echo $$ > " + group.path() + "/cgroup.procs; exec \"$@\"",
+         "sh"});
+    return words;
+  };
+  // tail keeps the one line that never ends.
+  Command full(inside("[ $RANK = 1 ] && exec tail /dev/zero; sleep 60"));
+  EXPECT_EQ(full.wait(), 137);
+  EXPECT_THAT(
+      last_line(full),
+      testing::AllOf(
+          StartsWith("rank 1: killed by SIGKILL (Killed); the kernel did this "
+                     "because memory ran out; this job's control group may "
+                     "have 64 MiB and had "),
+          HasSubstr("give it more memory, or start fewer ranks")));
+  Command killed(inside("[ $RANK = 1 ] && kill -9 $$; sleep 60"));
+  EXPECT_EQ(killed.wait(), 137);
+  EXPECT_EQ(last_line(killed), "rank 1: killed by SIGKILL (Killed)");
 }
 
 /// A job whose ranks fail.

@@ -109,6 +109,21 @@ TEST(Stop, ARanksRequeueCodeIsKept) {
   EXPECT_EQ(stopped_by(SIGTERM, job, 2), 75);
 }
 
+TEST(Stop, OneRankThatIsToldToStopIsNoFailure) {
+  Command job(launch(
+      {"-n", "3", "--max-restarts", "3"},
+      {"sh", "-c",
+       "trap 'exit 75' TERM; [ $RANK = 1 ] && kill -TERM $$; "
+       "while :; do sleep 0.05; done"}));
+  EXPECT_EQ(job.wait(), 75);
+  EXPECT_EQ(
+      job.err_lines().back(),
+      "echelon: ranks were told to stop, not by this launcher; queue the job "
+      "again");
+  EXPECT_EQ(count(job.err(), "ended with"), 0) << job.err();
+  EXPECT_TRUE(job.living().empty());
+}
+
 TEST(Stop, AnErrorWhileEndingIsReported) {
   Command job(launch(
       {"-n", "2", "--grace-ms", "200"},
