@@ -12,6 +12,7 @@
 #include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <system_error>
 #include <typeinfo>
 
 #include "echelon/error.h"
@@ -43,11 +44,26 @@ std::string type_name(const std::type_info& type) {
   return status == 0 && name ? name.get() : type.name();
 }
 
+constexpr const char* kProcessLimits =
+    "`ulimit -u` and the container's pids limit set how many threads and "
+    "processes there may be";
+
+// std::thread says no more than "Resource temporarily unavailable".
+bool lacks_threads(const std::exception& error) {
+  const auto* of_system = dynamic_cast<const std::system_error*>(&error);
+  return of_system != nullptr &&
+         of_system->code() == std::errc::resource_unavailable_try_again;
+}
+
 ErrorReport describe(const std::exception& error) {
   ErrorReport report;
   report.message = without_backtrace(error.what());
   report.type = type_name(typeid(error));
   const auto* ours = dynamic_cast<const Error*>(&error);
+  if (lacks_threads(error)) {
+    report.message +=
+        std::string(": no thread could be started; ") + kProcessLimits;
+  }
   if (ours) report.exit_code = static_cast<int>(ours->exit_code());
   report.consequence = dynamic_cast<const CommError*>(&error) != nullptr;
   const bool of_device = dynamic_cast<const DeviceError*>(&error) != nullptr;
@@ -126,8 +142,11 @@ void claim_or_wait() {
   report.type = "std::terminate";
   report.exit_code = 134;
   report.message =
-      "std::terminate without an exception; a joinable std::thread that is "
-      "destroyed does this";
+      std::string(
+          "std::terminate without an exception; a joinable std::thread that "
+          "is destroyed does this, perhaps because another one could not be "
+          "started: ") +
+      kProcessLimits;
   publish(report);
   if (previous_handler != nullptr) {
     previous_handler();

@@ -165,8 +165,9 @@ class GuardProcess {
     if (input > 2 && spec_.input < 0) close(input);
     // Without close-on-exec the program inherits it.
     if (spec_.master_fd >= 0) fcntl(spec_.master_fd, F_SETFD, 0);
-    // The launcher ignores SIGPIPE, and exec keeps ignored signals ignored.
+    // The launcher ignores these, and exec keeps ignored signals ignored.
     signal(SIGPIPE, SIG_DFL);
+    signal(SIGXFSZ, SIG_DFL);
     if (spec_.loaded) {
       close_launcher_files({});  // as exec does, which tells the guard too
       sigprocmask(SIG_SETMASK, &mask_before_, nullptr);

@@ -23,11 +23,13 @@ SignalFile::SignalFile() {
   struct sigaction ignore {};
   ignore.sa_handler = SIG_IGN;
   sigaction(SIGPIPE, &ignore, &pipe_before_);
+  sigaction(SIGXFSZ, &ignore, &size_before_);
 }
 
 SignalFile::~SignalFile() {
   close(fd_);
   sigaction(SIGPIPE, &pipe_before_, nullptr);
+  sigaction(SIGXFSZ, &size_before_, nullptr);
   sigprocmask(SIG_SETMASK, &before_, nullptr);
 }
 

@@ -23,7 +23,7 @@ class SignalFile {
  private:
   int fd_;
   sigset_t before_;
-  struct sigaction pipe_before_;
+  struct sigaction pipe_before_, size_before_;
 };
 
 /// "SIGINT".

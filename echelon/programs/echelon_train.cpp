@@ -156,8 +156,10 @@ void with_world(
 
 int run_train(Arguments& arguments) {
   install_stop_signals();
-  // Training goes on when nobody reads what it prints: `| head`.
+  // Training goes on when nobody reads what it prints: `| head`. A file that
+  // may not grow (`ulimit -f`) is an error of its write, as on a full disk.
   std::signal(SIGPIPE, SIG_IGN);
+  std::signal(SIGXFSZ, SIG_IGN);
   const std::string config = arguments.positional("CONFIG");
   const int64_t threads = arguments.number("--threads", 0);
   // Whether a launcher made the run's folder, and keeps its lock.

@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <functional>
+#include <system_error>
 #include <thread>
 
 #include "echelon/error.h"
@@ -91,6 +92,18 @@ TEST_F(ErrorReportTest, AThreadThatFailsLaterIsNotWaitedForForEver) {
   ASSERT_TRUE(WIFEXITED(status));
   EXPECT_EQ(WEXITSTATUS(status), 4);
   EXPECT_EQ(read_error_report(path_)->message, "NaN");
+}
+
+TEST_F(ErrorReportTest, AThreadThatCannotBeStartedNamesTheLimits) {
+  run_reporting([] {
+    throw std::system_error(
+        std::make_error_code(std::errc::resource_unavailable_try_again));
+  });
+  EXPECT_EQ(
+      read_error_report(path_)->message,
+      "Resource temporarily unavailable: no thread could be started; `ulimit "
+      "-u` and the container's pids limit set how many threads and processes "
+      "there may be");
 }
 
 TEST_F(ErrorReportTest, LibrariesErrorsSayWhere) {

@@ -193,6 +193,21 @@ TEST(Run, AKillForLackOfMemoryIsTold) {
   EXPECT_EQ(last_line(killed), "rank 1: killed by SIGKILL (Killed)");
 }
 
+TEST(Run, ALogThatMayNotGrowEndsTheLogAndNotTheJob) {
+  TempFolder folder;
+  std::vector<std::string> words = {
+      "bash", "-c", "ulimit -f 4; exec \"$@\"", "bash"};
+  const auto launched = launch(
+      {"-n", "1", "--log", folder.path()},
+      {"sh", "-c",
+       "for i in $(seq 300); do echo 0123456789012345678901234567890123456789; "
+       "done"});
+  words.insert(words.end(), launched.begin(), launched.end());
+  Command limited(words);
+  EXPECT_EQ(limited.wait(), 0);
+  EXPECT_THAT(limited.err(), HasSubstr("ends early: File too large"));
+}
+
 /// A job whose ranks fail.
 struct Failure {
   const char* name;
