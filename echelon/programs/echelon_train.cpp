@@ -155,7 +155,7 @@ void with_world(
 }
 
 int run_train(Arguments& arguments) {
-  install_stop_signals();
+  end_on_stop_signals();
   // Training goes on when nobody reads what it prints: `| head`. A file that
   // may not grow (`ulimit -f`) is an error of its write, as on a full disk.
   std::signal(SIGPIPE, SIG_IGN);
@@ -177,6 +177,7 @@ int run_train(Arguments& arguments) {
   bool interrupted = false;
   bool preempted = false;
   with_world(threads, job.comm, [&](World& world) {
+    install_stop_signals();
     std::unique_ptr<CheckpointLock> lock;  // rank 0's
     if (!made) {
       if (world.rank() == 0) {

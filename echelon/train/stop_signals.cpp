@@ -9,6 +9,7 @@
 #include <cstdlib>
 
 #include "echelon/environment/rank_environment.h"
+#include "echelon/error.h"
 #include "echelon/train/saving/saver.h"
 
 namespace echelon {
@@ -40,6 +41,11 @@ void on_stop_signal(int signal, siginfo_t* info, void*) {
   if (now - first > kSameStopNs) std::_Exit(128 + signal);
 }
 
+void end_on_stop_signal(int signal) {
+  std::_Exit(static_cast<int>(
+      signal == SIGTERM ? ExitCode::preempted : ExitCode::interrupted));
+}
+
 void set_stop_signals(const struct sigaction& action, bool keep_ignored) {
   for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
     struct sigaction before {};
@@ -50,6 +56,12 @@ void set_stop_signals(const struct sigaction& action, bool keep_ignored) {
 }
 
 }  // namespace
+
+void end_on_stop_signals() {
+  struct sigaction action {};
+  action.sa_handler = end_on_stop_signal;
+  set_stop_signals(action, /*keep_ignored=*/true);
+}
 
 void install_stop_signals() {
   install_save_signal();

@@ -3,6 +3,11 @@
 
 namespace echelon {
 
+/// For the time before ranks have met, when there is nothing to save: SIGTERM
+/// ends the process at once with ExitCode::preempted, SIGINT and SIGHUP with
+/// ExitCode::interrupted. A signal that is ignored stays so.
+void end_on_stop_signals();
+
 /// From now on SIGINT, SIGTERM and SIGHUP ask the loop to save and stop after
 /// the current step, and SIGUSR1 to save only. Another stop signal, more than
 /// two seconds after the first, ends the process at once. It does not when the

@@ -65,6 +65,28 @@ TEST(TrainCommand, ARankZeroThatHangsEndsTheJob) {
   EXPECT_TRUE(job.living().empty());
 }
 
+// Ranks that wait for one that has died have nothing to save.
+TEST(TrainCommand, ARankThatStillMeetsOthersEndsAtOnce) {
+  const auto catches_sigterm = [](const Command& rank) {
+    const std::string status = testing_support::read_file(
+        "/proc/" + std::to_string(rank.pid()) + "/status");
+    const size_t at = status.find("SigCgt:\t");
+    return at != std::string::npos &&
+           (std::stoull(status.substr(at + 8), nullptr, 16) >> (SIGTERM - 1) &
+            1) != 0;
+  };
+  for (const auto& [signal, code] :
+       {std::pair(SIGTERM, 75), std::pair(SIGINT, 130)}) {
+    Command rank(
+        {program("echelon-train"), "train", kDigits},
+        {"RANK=1", "WORLD_SIZE=2", "LOCAL_RANK=1", "LOCAL_WORLD_SIZE=2",
+         "MASTER_ADDR=127.0.0.1", "MASTER_PORT=1"});
+    ASSERT_TRUE(Command::until([&] { return catches_sigterm(rank); }));
+    rank.signal(signal);
+    EXPECT_EQ(rank.wait(std::chrono::seconds(30)), code) << rank.err();
+  }
+}
+
 TEST(TrainCommand, ARankThatIsStoppedIsStartedAgain) {
   TempFolder folder;
   Command job(train_digits(folder.path() + "/run", 1000000) + Words{"-n", "2"});
