@@ -304,6 +304,10 @@ void publish(const fs::path& folder, int64_t step) {
   const auto named = named_step(folder / kLatest);
   const std::string former = named ? step_name(*named) + "\n" : "";
   check_absent(folder, step);
+  std::error_code ignored;
+  if (fs::is_directory(fs::symlink_status(folder / kLatest, ignored))) {
+    set_aside({folder / kLatest});  // a file cannot replace a folder
+  }
   write_file(folder / kNextLatest, step_name(step) + "\n");
   rename_path(partial_checkpoint(folder, step), path);
   try {

@@ -229,7 +229,9 @@ MappedFile::MappedFile(const std::string& path) : path_(path) {
   const auto fail = [&] [[noreturn]] {
     throw DataError(path + ": cannot be read: " + std::strerror(errno));
   };
-  const Descriptor file{::open(path.c_str(), O_RDONLY | O_CLOEXEC)};
+  // O_NONBLOCK: a pipe would wait for a writer.
+  const Descriptor file{
+      ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
   struct stat status = {};
   if (file.fd < 0 || ::fstat(file.fd, &status) != 0) fail();
   if (!S_ISREG(status.st_mode)) {

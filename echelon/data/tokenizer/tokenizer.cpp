@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <filesystem>
 
 #include "echelon/error.h"
 #include "echelon/text/format.h"
@@ -112,6 +113,12 @@ std::optional<TokenId> ByteTokenizer::find(const std::string& token) const {
 
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string& name) {
   if (name == "bytes") return std::make_unique<ByteTokenizer>();
+  std::error_code error;
+  if (std::filesystem::exists(name, error) &&
+      !std::filesystem::is_regular_file(name, error)) {
+    throw DataError(
+        name + ": is no regular file; [data] tokenizer must name a file");
+  }
   if (ends_in(name, ".json")) return load_json_tokenizer(name);
   if (ends_in(name, ".model")) return load_sentencepiece(name);
   throw ConfigError(format(

@@ -272,6 +272,14 @@ TEST_F(Folder, BeginRefusesWhatDoesNotFitOnTheDisk) {
   EXPECT_THAT(entries(), IsEmpty());
 }
 
+TEST_F(Folder, AFolderInPlaceOfLatestIsSetAside) {
+  fs::create_directory(folder_ / "LATEST");
+  write("LATEST/notes", "mine");
+  save_small(folder_, 100);
+  EXPECT_EQ(content("LATEST"), "step-00000100\n");
+  EXPECT_EQ(content("damaged-LATEST/notes"), "mine");
+}
+
 TEST_F(Folder, CommitMakesACheckpoint) {
   save_small(folder_, 100);
   const auto path = save_small(folder_, 200, {{"loss", 0.5}});

@@ -1,6 +1,7 @@
 #include "echelon/data/sources/token_file.h"
 
 #include <gmock/gmock.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <cstring>
@@ -22,6 +23,15 @@ tokens_of(const TokenFile& file, int64_t vocabulary = 1 << 20) {
   std::vector<int64_t> tokens(static_cast<size_t>(file.size()));
   file.read(0, file.size(), vocabulary, tokens.data());
   return tokens;
+}
+
+TEST(TokenFile, APipeIsRefused) {
+  const TempFolder folder;
+  const std::string pipe = folder.path("pipe.bin");
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  EXPECT_THAT(
+      error_text<DataError>([&] { TokenFile(pipe, TokenType::u16); }),
+      HasSubstr("pipe.bin: is no file"));
 }
 
 TEST(TokenFile, PlainFilesOfBothTypes) {

@@ -1,6 +1,7 @@
 #include "echelon/data/tokenizer/tokenizer.h"
 
 #include <gmock/gmock.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <random>
@@ -352,6 +353,16 @@ TEST(Regex, FollowsTheDialectOfRuby) {
   EXPECT_THAT(
       error_text<DataError>([&] { words("a{1,2}+", "a"); }),
       HasSubstr("here: the pattern a{1,2}+ has }+"));
+}
+
+TEST(LoadTokenizer, APipeOrAFolderIsRefused) {
+  const TempFolder folder;
+  for (const char* name : {"pipe.json", "pipe.model"}) {
+    ASSERT_EQ(::mkfifo(folder.path(name).c_str(), 0600), 0);
+    EXPECT_THAT(
+        error_text<DataError>([&] { load_tokenizer(folder.path(name)); }),
+        HasSubstr("is no regular file; [data] tokenizer must name a file"));
+  }
 }
 
 }  // namespace echelon::tokenizer_test
