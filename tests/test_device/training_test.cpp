@@ -20,6 +20,7 @@
 #include "echelon/parallel/tensor/rotary.h"
 #include "echelon/profiling/event_clock.h"
 #include "echelon/timeline/recorder.h"
+#include "echelon/train/replicas.h"
 #include "echelon/train/step_sums.h"
 #include "echelon/train/strategies/count_job.h"
 #include "echelon/train/strategies/host_copy.h"
@@ -229,6 +230,71 @@ TEST(OnTheTestDevice, SpansAreTimedByTheDevice) {
   for (const auto& report : take_reports()) ADD_FAILURE() << report.text;
 }
 
+TEST(OnTheTestDevice, AStepThatIsLeftOutChangesNothing) {
+  Job job = job_of(kResnet18, "");
+  job.layout.dp_replicate = 2;
+  job.train.batch = 8;
+  job.train.on_non_finite = OnNonFinite::skip;
+  run_ranks(
+      2,
+      [&](World& world) {
+        at::set_num_threads(1);
+        SmallRun run(job, world);
+        run.train(0, 1);
+        const auto state = [&] {
+          std::vector<torch::Tensor> all;
+          for (const auto& [_, part] : parts_by_name(run)) {
+            all.push_back(part.value.detach().cpu().clone());
+          }
+          return all;
+        };
+        const auto update = [&](float skip) {
+          run.state.before_forward();
+          run.state.model().forward_backward(
+              run.next_batch(), run.counts_units());
+          run.state.update_on_device(
+              1, false, nullptr, nullptr,
+              torch::full(
+                  {}, skip,
+                  torch::dtype(torch::kFloat32).device(world.device())));
+        };
+        const auto before = state();
+        update(1);
+        const auto left_out = state();
+        update(0);
+        const auto after = state();
+        size_t changed = 0;
+        for (size_t i = 0; i < before.size(); ++i) {
+          EXPECT_TRUE(before[i].equal(left_out[i])) << i;
+          changed += before[i].equal(after[i]) ? 0 : 1;
+        }
+        EXPECT_GT(changed, before.size() / 2);
+      },
+      on_test_device());
+}
+
+TEST(OnTheTestDevice, ReplicasAreCompared) {
+  Job job = job_of(kSimpleCnn, "");
+  job.layout.dp_replicate = 3;
+  run_ranks(
+      3,
+      [&](World& world) {
+        at::set_num_threads(1);
+        SmallRun run(job, world);
+        run.train(0, 2);
+        const ReplicaCheck check(world, run.groups, run.state.model());
+        EXPECT_EQ(check.compare().value_or("equal"), "equal");
+        const auto part = run.state.model().parameters().back();
+        if (world.rank() == 1) part.value.detach().view(-1)[0].mul_(1.5);
+        EXPECT_EQ(
+            check.compare().value_or("equal"),
+            "the parameters of rank 1 differ from those of ranks 0 and 2, "
+            "which agree: " +
+                part.name);
+      },
+      on_test_device());
+}
+
 // ------------------------------------------------------------ waits of a step
 
 struct Step {
@@ -262,6 +328,8 @@ std::vector<Step> steps() {
   for (const auto& model : {tiny_gpt(), llama(), kSimpleCnn, kResnet18}) {
     const bool text = model.name == "gpt" || model.name == "llama";
     add(model, "dp=2", "", nothing);
+    add(model, "dp=2", "skip",
+        [](Job& job) { job.train.on_non_finite = OnNonFinite::skip; });
     for (const int64_t stage : {1, 2, 3}) {
       add(model, "fsdp=2", stage_text(stage),
           [&](Job& job) { job.shard.stage = stage; });
@@ -302,6 +370,7 @@ TEST_P(StepOnTheTestDevice, NeverWaitsForTheDevice) {
         const auto batch = run.next_batch();
         world.group().barrier();
         reset_counts(world.rank());
+        run.state.before_forward();
         const auto score =
             run.state.model().forward_backward(batch, run.counts_units());
         StepShare share;
