@@ -97,6 +97,11 @@ void add_host_arguments(Command& command, HostArguments& arguments) {
   option(
       "--master-port", arguments.master_port, "PORT",
       "port of rank 0's store (default: a free one on one host, else 29500)");
+  option(
+      "--token-file", arguments.token_file, "FILE",
+      "the secret that all hosts must have, 64 hexadecimal digits in a file "
+      "with mode 0600 (default: ~/.config/echelon/token, which is made; copy "
+      "it to hosts that do not share it)");
 }
 
 launch::LaunchOptions host_options(const HostArguments& arguments) {
@@ -116,6 +121,7 @@ launch::LaunchOptions host_options(const HostArguments& arguments) {
         "it");
   }
   options.master_addr = arguments.master_addr;
+  options.token_file = arguments.token_file;
   return options;
 }
 

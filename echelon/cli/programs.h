@@ -21,9 +21,10 @@ struct HostArguments {
   std::string node_rank = "0";
   std::string master_addr;
   std::string master_port;
+  std::string token_file;
 };
 
-/// Adds --nnodes, --node-rank, --master-addr and --master-port.
+/// Adds --nnodes, --node-rank, --master-addr, --master-port and --token-file.
 void add_host_arguments(Command& command, HostArguments& arguments);
 
 /// Their values in the options of a launch. Throws ConfigError when one is out

@@ -5,23 +5,14 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
-#include <cstdlib>
 #include <string>
 #include <utility>
 
 #include "echelon/cluster/cluster_file.h"
+#include "echelon/text/text_file.h"
 
 namespace echelon::cluster {
 namespace {
-
-std::filesystem::path configuration_folder() {
-  // The convention: a path that is not absolute counts as not set.
-  const char* set = std::getenv("XDG_CONFIG_HOME");
-  if (set && std::filesystem::path(set).is_absolute()) return set;
-  const char* home = std::getenv("HOME");
-  if (!home || *home == '\0') return {};
-  return std::filesystem::path(home) / ".config";
-}
 
 std::string host_name() {
   std::array<char, 256> name{};
@@ -44,7 +35,7 @@ bool is_of_processor(const Cluster& cluster) {
 std::filesystem::path saved_cluster_path(int64_t ranks) {
   const auto folder = configuration_folder();
   if (folder.empty()) return {};
-  return folder / "echelon" / "clusters" /
+  return folder / "clusters" /
          (host_name() + "-" + std::to_string(ranks) + ".toml");
 }
 

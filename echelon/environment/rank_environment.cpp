@@ -101,6 +101,9 @@ RankEnvironment from_torchrun(const GetVariable& get) {
     env.master_fd = number(get, "ECHELON_MASTER_FD");
   }
   env.store_is_served = get("TORCHELASTIC_USE_AGENT_STORE") == "True";
+  if (!env.store_is_served) {
+    env.store_key = get("ECHELON_STORE_KEY").value_or("");
+  }
   env.job =
       get("ECHELON_JOB").value_or(get("TORCHELASTIC_RUN_ID").value_or("job"));
   env.generation = number_or(
@@ -235,7 +238,8 @@ std::vector<std::string> rank_environment(
   // The variables of an outer job's rank are not for this job's ranks.
   for (const char* name :
        {"ECHELON_MASTER_FD", "ECHELON_ERROR_FILE", "ECHELON_NODE_ADDRESS",
-        "ECHELON_MEMORY", "ECHELON_PROGRESS"}) {
+        "ECHELON_MEMORY", "ECHELON_PROGRESS", "ECHELON_STORE_KEY",
+        "ECHELON_TOKEN"}) {
     variables.erase(name);
   }
   const auto number = [](int value) { return std::to_string(value); };
@@ -258,6 +262,9 @@ std::vector<std::string> rank_environment(
   variables["ECHELON_GENERATION"] = number(job.generation);
   if (!job.node_address.empty()) {
     variables["ECHELON_NODE_ADDRESS"] = job.node_address;
+  }
+  if (!job.store_key.empty()) {
+    variables["ECHELON_STORE_KEY"] = job.store_key;
   }
   if (!files.error_file.empty()) {
     variables["ECHELON_ERROR_FILE"] = files.error_file;

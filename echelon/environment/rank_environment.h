@@ -19,6 +19,12 @@
 //                                 MASTER_ADDR, MASTER_PORT. listen() on it and
 //                                 do not bind another: nobody else can take the
 //                                 port
+//   ECHELON_STORE_KEY             the key with which the ranks prove themselves
+//   to
+//                                 rank 0's store: secret, the same on every
+//                                 rank of one job. A rank does not have
+//                                 ECHELON_TOKEN, the launchers' own
+//                                 (authentication/token.h)
 //   ECHELON_NODE_ADDRESS          several hosts: this host's address, as the
 //                                 others reach it
 //   ECHELON_MEMORY                `echelon train`: where checkpoints in memory
@@ -65,6 +71,7 @@ struct RankEnvironment {
   int master_port = 0;
   std::optional<int> master_fd;  // a listening socket inherited by rank 0
   bool store_is_served = false;  // torchrun's agent serves the store itself
+  std::string store_key;         // of the store; empty: other launchers
   std::string job = "job";       // names the job in keys
   int generation = 0;            // how often the job was restarted
   std::string memory;            // where checkpoints in memory are; empty: none
@@ -108,6 +115,7 @@ struct JobPlace {
   std::string master_addr;
   int master_port = 0;
   std::string node_address;  // empty on one host
+  std::string store_key;     // hexadecimal
 };
 
 /// The files of one rank alone; -1 and empty leave the variable out.

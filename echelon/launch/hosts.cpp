@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -57,8 +58,17 @@ Outcome lost(int node, const std::string& address) {
 
 Hosts Hosts::meet(const LaunchOptions& options, JobStart& start) {
   Hosts hosts(options);
-  Rendezvous rendezvous = options.node_rank == 0 ? host_rendezvous(options)
-                                                 : join_rendezvous(options);
+  const auto token = authentication::read_token(options.token_file);
+  if (token.made) {
+    std::fprintf(
+        stderr,
+        "echelon: made %s, your token; hosts that do not share it need a copy, "
+        "with mode 0600\n",
+        token.source.c_str());
+  }
+  Rendezvous rendezvous = options.node_rank == 0
+                              ? host_rendezvous(options, token)
+                              : join_rendezvous(options, token);
   start = std::move(rendezvous.start);
   hosts.peers_ = std::move(rendezvous.links);
   hosts.name_ =

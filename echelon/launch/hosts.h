@@ -1,12 +1,14 @@
 // The connections between the launchers of a job's hosts. Node 0 listens at the
 // master's address until all have come; then the store uses that port. The
 // connections stay open while the job runs, so that a failure or a Ctrl-C on
-// one host is known on all at once, and all end with one exit code.
+// one host is known on all at once, and all end with one exit code. Each begins
+// with the proof that both ends have the same token.
 #pragma once
 
 #include <string>
 #include <vector>
 
+#include "echelon/authentication/token.h"
 #include "echelon/launch/cause.h"
 #include "echelon/launch/job_start.h"
 #include "echelon/launch/options.h"
@@ -28,13 +30,17 @@ struct Rendezvous {
 
 /// Called by node 0: waits for all other nodes and gives each its place. The
 /// store's socket is bound to the same port, on which nobody listens any more
-/// when this returns. Throws ConfigError with the missing nodes after
+/// when this returns. A connection that does not prove the token is closed, and
+/// the user is told. Throws ConfigError with the missing nodes after
 /// join_timeout.
-Rendezvous host_rendezvous(const LaunchOptions& options);
+Rendezvous host_rendezvous(
+    const LaunchOptions& options, const authentication::Token& token);
 
 /// Called by every other node. Throws ConfigError when node 0 does not answer
-/// in time or refuses (with its reason), or when another program answers.
-Rendezvous join_rendezvous(const LaunchOptions& options);
+/// in time, has another token or refuses (with its reason), or when another
+/// program answers.
+Rendezvous join_rendezvous(
+    const LaunchOptions& options, const authentication::Token& token);
 
 /// A message of another host's launcher.
 struct HostEvent {
@@ -51,8 +57,9 @@ class Hosts {
   /// A job of one host.
   Hosts() = default;
   /// Connects with the other hosts; blocks until all have come. Throws
-  /// ConfigError when they do not come within options.join_timeout or
-  /// contradict each other, or when the master's address is unusable.
+  /// ConfigError when there is no token, when they do not come within
+  /// options.join_timeout or contradict each other, or when the master's
+  /// address is unusable.
   static Hosts meet(const LaunchOptions& options, JobStart& start);
 
   bool alone() const { return num_nodes_ == 1; }

@@ -14,6 +14,7 @@
 #include <cstring>
 #include <utility>
 
+#include "echelon/authentication/key.h"
 #include "echelon/error.h"
 #include "echelon/text/format.h"
 
@@ -139,6 +140,7 @@ JobStart start_alone(const LaunchOptions& options) {
   start.place.job = random_job_id();
   start.place.master_addr = master.address;
   start.place.master_port = master.port;
+  start.place.store_key = authentication::Key::random().to_hex();
   start.world_size = options.num_ranks;
   start.master = std::move(master.socket);
   return start;

@@ -31,6 +31,7 @@ struct LaunchOptions {
   std::string master_addr;  // of node 0; one host always uses 127.0.0.1
   int master_port = 0;      // 0: on one host any free one, else 29500
   std::chrono::milliseconds join_timeout = std::chrono::minutes(5);
+  std::string token_file;  // what all hosts know (authentication/token.h)
 
   /// The folder of rank-N.log, one per rank of this host, with everything that
   /// the rank wrote to stdout and stderr; it is made. Empty: no logs.

@@ -1,13 +1,16 @@
 // Messages are lines of JSON over TCP. Every other node connects to node 0,
-// retrying until the deadline, and says its protocol, --nnodes, --node-rank and
-// number of ranks. Node 0 refuses what does not match, forgets a node that
-// leaves before the job starts, and when all have come answers each with job
-// id, first rank and world size: ranks follow the order of the nodes. A
-// connection that stays silent is closed after a while, or as soon as there are
-// too many of them: anyone may connect, and must not keep the hosts out. The
-// connections stay open for the job (hosts.h). From the start node 0 holds a
-// second socket on the same port for rank 0's store, so that no other program
-// can take the port in between.
+// retrying until the deadline. Both prove that they have the token; then the
+// node says its protocol, --nnodes, --node-rank and number of ranks. Node 0
+// refuses what does not match, forgets a node that leaves before the job
+// starts, and when all have come answers each with job id, first rank and world
+// size: ranks follow the order of the nodes. Anyone may connect, and must not
+// keep the hosts out: a connection that proves nothing is closed after a while,
+// or as soon as there are too many of them, and a node that loses its
+// connection in that way comes again. The connections stay open for the job
+// (hosts.h). From the start node 0 holds a second socket on the same port for
+// rank 0's store, so that no other program can take the port in between. The
+// store's key is made from the token and the job's id, so that it is never
+// sent.
 #include "echelon/launch/hosts.h"
 
 #include <arpa/inet.h>
@@ -24,8 +27,11 @@
 #include <cstdio>
 #include <cstring>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
 #include <utility>
 
+#include "echelon/authentication/handshake.h"
 #include "echelon/error.h"
 #include "echelon/launch/checks.h"
 #include "echelon/text/format.h"
@@ -33,6 +39,10 @@
 namespace echelon::launch {
 namespace {
 
+using authentication::Handshake;
+using authentication::Port;
+using authentication::State;
+using authentication::Token;
 using nlohmann::json;
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
@@ -42,17 +52,21 @@ constexpr int kProtocol = 1;
 constexpr int kDefaultMasterPort = 29500;
 constexpr size_t kMaxMessage = 64 << 10;
 constexpr milliseconds kSilence{3000};  // before telling the user to wait
+constexpr milliseconds kProofTimeout{2000};
 constexpr milliseconds kHelloTimeout{5000};
-constexpr size_t kMaxStrangers = 64;  // besides the job's hosts
+constexpr milliseconds kMaxRetries{10000};  // when every connection is closed
+constexpr size_t kMaxStrangers = 64;        // besides the job's hosts
+constexpr size_t kMaxTold = 8;
 constexpr const char* kNoLauncher = "it does not speak as a launcher";
 
 class Deadline {
  public:
   explicit Deadline(milliseconds span) : span_(span) {}
-  bool passed() const { return steady_clock::now() >= begin_ + span_; }
+  steady_clock::time_point end() const { return begin_ + span_; }
+  bool passed() const { return steady_clock::now() >= end(); }
   int left_ms(milliseconds at_most) const {
     const auto left =
-        std::chrono::ceil<milliseconds>(begin_ + span_ - steady_clock::now());
+        std::chrono::ceil<milliseconds>(end() - steady_clock::now());
     return static_cast<int>(std::clamp(left, milliseconds(0), at_most).count());
   }
   std::string seconds() const {
@@ -78,6 +92,27 @@ class Notice {
  private:
   Deadline silence_{kSilence};
   bool told_ = false;
+};
+
+/// Tells the user of connections that are not of this job, once for an address:
+/// there may be many of them.
+class Strangers {
+ public:
+  void tell(const std::string& address, const std::string& reason) {
+    if (told_.size() > kMaxTold || !told_.insert(address).second) return;
+    if (told_.size() > kMaxTold) {
+      std::fprintf(
+          stderr, "echelon: closed connections of more than %zu others\n",
+          kMaxTold);
+      return;
+    }
+    std::fprintf(
+        stderr, "echelon: closed a connection from %s: %s\n", address.c_str(),
+        reason.c_str());
+  }
+
+ private:
+  std::set<std::string> told_;
 };
 
 // The number of the address at one end of a connection.
@@ -149,11 +184,17 @@ std::string place_of(const LaunchOptions& options) {
   return format("{}, port {}", options.master_addr, port_of(options));
 }
 
+std::string store_key(const Token& token, const std::string& job) {
+  return token.key.derive("store of job " + job).to_hex();
+}
+
 /// Node 0's side of the rendezvous.
 class RendezvousHost {
  public:
-  explicit RendezvousHost(const LaunchOptions& options)
+  RendezvousHost(const LaunchOptions& options, const Token& token)
       : options_(options),
+        token_(token),
+        proof_timeout_(std::min(kProofTimeout, options.join_timeout / 4)),
         hello_timeout_(std::min(kHelloTimeout, options.join_timeout / 4)),
         nodes_(options.num_nodes) {}
 
@@ -181,7 +222,8 @@ class RendezvousHost {
     std::string unread;
     int num_ranks = 0;
     int node = -1;
-    Deadline hello{milliseconds(0)};  // until when it says which node it is
+    std::optional<Handshake> handshake;  // until it has proved the token
+    Deadline silence{milliseconds(0)};   // until when it must have said more
   };
 
   // Binds two sockets to one port: one for the rendezvous, one for the store
@@ -241,22 +283,25 @@ class RendezvousHost {
     }
     std::vector<Node> remaining;
     for (size_t i = 0; i < newcomers_.size(); ++i) {
-      if (files[1 + i].revents != 0 && admit(newcomers_[i])) continue;
-      if (newcomers_[i].hello.passed()) {
+      Node& newcomer = newcomers_[i];
+      if (files[1 + i].revents != 0 && advance(newcomer)) continue;
+      if (newcomer.silence.passed()) {
         refuse(
-            newcomers_[i], format(
-                               "it did not say which node it is within {}",
-                               newcomers_[i].hello.seconds()));
+            newcomer,
+            format(
+                "it did not {} within {}",
+                newcomer.handshake ? "prove the token" : "say which node it is",
+                newcomer.silence.seconds()));
       } else {
-        remaining.push_back(std::move(newcomers_[i]));
+        remaining.push_back(std::move(newcomer));
       }
     }
     newcomers_ = std::move(remaining);
     if (files[0].revents != 0) accept_newcomer();
   }
 
-  // Makes room by closing the connection that has been silent for longest: a
-  // host says at once which node it is.
+  // Makes room by closing the connection that has proved nothing for longest: a
+  // host does so at once.
   void accept_newcomer() {
     Node newcomer;
     newcomer.socket =
@@ -271,22 +316,59 @@ class RendezvousHost {
           place_of(options_), std::strerror(errno)));
     }
     if (full || newcomers_.size() >= nodes_.size() + kMaxStrangers) {
+      auto victim = std::ranges::find_if(
+          newcomers_, [](const Node& node) { return !!node.handshake; });
+      if (victim == newcomers_.end()) victim = newcomers_.begin();
       refuse(
-          newcomers_.front(),
-          format(
-              "it did not say which node it is, and {} connections wait",
-              newcomers_.size()));
-      newcomers_.erase(newcomers_.begin());
+          *victim, format(
+                       "it did not prove the token, and {} connections wait",
+                       newcomers_.size()));
+      newcomers_.erase(victim);
     }
     if (!accepted) return;
     enable_keepalive(newcomer.socket.fd());
-    newcomer.hello = Deadline(hello_timeout_);
+    newcomer.handshake.emplace(
+        token_.key, Port::launchers, Handshake::End::server);
+    newcomer.silence = Deadline(proof_timeout_);
     newcomers_.push_back(std::move(newcomer));
   }
 
-  static void refuse(Node& newcomer, const std::string& reason) {
-    send_line(newcomer.socket.fd(), {{"refused", reason}});
+  // Who has not proved the token is told nothing.
+  void refuse(Node& newcomer, const std::string& reason) {
+    if (newcomer.handshake) {
+      strangers_.tell(address_of(newcomer.socket.fd(), true), reason);
+    } else {
+      send_line(newcomer.socket.fd(), {{"refused", reason}});
+    }
     newcomer.socket.close();
+  }
+
+  // Takes what a newcomer sent. True when it is none any more: it was admitted,
+  // refused, or has left.
+  bool advance(Node& newcomer) {
+    if (!newcomer.handshake) return admit(newcomer);
+    switch (newcomer.handshake->advance(newcomer.socket.fd())) {
+      case State::open:
+        return false;
+      case State::closed:
+        return true;
+      case State::proved:
+        newcomer.handshake.reset();
+        newcomer.silence = Deadline(hello_timeout_);
+        return false;
+      case State::other_program:
+        refuse(newcomer, "it does not speak as a launcher of this version");
+        return true;
+      case State::other_key:
+        refuse(
+            newcomer,
+            format(
+                "it has another token than {}; if it is a host of this job, "
+                "give it the same token, as a file with mode 0600",
+                token_.source));
+        return true;
+    }
+    return true;
   }
 
   // Reads a newcomer's hello. True when it was admitted or refused, false while
@@ -358,6 +440,7 @@ class RendezvousHost {
     result.start.place.master_addr = address_;
     result.start.place.master_port = port_of(options_);
     result.start.place.node_address = address_;
+    result.start.place.store_key = store_key(token_, result.start.place.job);
     result.start.world_size = options_.num_ranks;
     for (const Node& node : nodes_) result.start.world_size += node.num_ranks;
     if (options_.listen_early) listen(store_.fd(), 1024);
@@ -380,7 +463,10 @@ class RendezvousHost {
   }
 
   const LaunchOptions& options_;
+  const Token& token_;
+  const milliseconds proof_timeout_;
   const milliseconds hello_timeout_;
+  Strangers strangers_;
   Descriptor listener_;
   Descriptor store_;
   Descriptor claim_;
@@ -428,16 +514,57 @@ connect_to_host(const LaunchOptions& options, const Deadline& deadline) {
   }
 }
 
-}  // namespace
-
-Rendezvous host_rendezvous(const LaunchOptions& options) {
-  return RendezvousHost(options).run();
+// A connection to node 0, which has proved the token.
+Descriptor join(
+    const LaunchOptions& options, const Token& token,
+    const Deadline& deadline) {
+  const std::string place = place_of(options);
+  const Deadline retries(std::min(kMaxRetries, options.join_timeout));
+  for (;;) {
+    Descriptor link = connect_to_host(options, deadline);
+    enable_keepalive(link.fd());
+    switch (authentication::prove(
+        link.fd(), token.key, Port::launchers, deadline.end())) {
+      case State::proved:
+        return link;
+      case State::other_program:
+        throw ConfigError(format(
+            "[launch] what answers at {} is not a launcher of this version; "
+            "give another --master-port",
+            place));
+      case State::other_key:
+        throw ConfigError(format(
+            "[launch] node 0 at {} ({}) has another token than {}; give this "
+            "host the same token, as a file with mode 0600",
+            place, address_of(link.fd(), true), token.source));
+      case State::open:
+        throw ConfigError(format(
+            "[launch] what answers at {} did not prove the token within {}; "
+            "give another --master-port",
+            place, deadline.seconds()));
+      case State::closed:
+        break;
+    }
+    if (retries.passed() || deadline.passed()) {
+      throw ConfigError(format(
+          "[launch] what answers at {} closes each connection: it is not the "
+          "launcher of this job, or too many others connect there; give "
+          "another --master-port",
+          place));
+    }
+    poll(nullptr, 0, deadline.left_ms(milliseconds(100)));
+  }
 }
 
-Rendezvous join_rendezvous(const LaunchOptions& options) {
+}  // namespace
+
+Rendezvous host_rendezvous(const LaunchOptions& options, const Token& token) {
+  return RendezvousHost(options, token).run();
+}
+
+Rendezvous join_rendezvous(const LaunchOptions& options, const Token& token) {
   const Deadline deadline(options.join_timeout);
-  Descriptor link = connect_to_host(options, deadline);
-  enable_keepalive(link.fd());
+  Descriptor link = join(options, token, deadline);
   send_line(
       link.fd(), {{"protocol", kProtocol},
                   {"nodes", options.num_nodes},
@@ -478,6 +605,7 @@ Rendezvous join_rendezvous(const LaunchOptions& options) {
     result.start.place.master_addr = address_of(link.fd(), true);
     result.start.place.master_port = port_of(options);
     result.start.place.node_address = address_of(link.fd(), false);
+    result.start.place.store_key = store_key(token, result.start.place.job);
     result.start.first_rank = start.at("first_rank");
     result.start.world_size = start.at("world_size");
     const std::string address = result.start.place.master_addr;

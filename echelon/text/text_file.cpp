@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <sstream>
@@ -53,6 +54,17 @@ void write_file_atomically(
     ::unlink(partial.c_str());
     fail(path, error);
   }
+}
+
+std::filesystem::path configuration_folder() {
+  // The convention: a path that is not absolute counts as not set.
+  const char* set = std::getenv("XDG_CONFIG_HOME");
+  if (set && std::filesystem::path(set).is_absolute()) {
+    return std::filesystem::path(set) / "echelon";
+  }
+  const char* home = std::getenv("HOME");
+  if (!home || *home == '\0') return {};
+  return std::filesystem::path(home) / ".config" / "echelon";
 }
 
 std::string read_text_file(const std::filesystem::path& path) {

@@ -18,6 +18,10 @@ void write_file_atomically(
 /// `text` what was written. Returns 0, or errno of the call that failed.
 int write_all(int file, std::string_view& text);
 
+/// The user's folder for Echelon: $XDG_CONFIG_HOME/echelon, in ~/.config where
+/// that is not set. Empty without a home. It may not exist.
+std::filesystem::path configuration_folder();
+
 /// Throws DataError when the file cannot be read.
 std::string read_text_file(const std::filesystem::path& path);
 

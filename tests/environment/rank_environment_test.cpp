@@ -169,7 +169,8 @@ TEST(RankEnvironment, UsesTorchrunsNames) {
       .generation = 3,
       .master_addr = "10.0.0.1",
       .master_port = 29500,
-      .node_address = "10.0.0.2"};
+      .node_address = "10.0.0.2",
+      .store_key = "12ab"};
   const auto env = as_map(rank_environment(
       {"HOME=/h", "RANK=9"}, place, job, {"/e.json", -1}, {}, 8));
   const Variables expected = parsed(
@@ -180,7 +181,8 @@ TEST(RankEnvironment, UsesTorchrunsNames) {
       "TORCHELASTIC_RESTART_COUNT=3 TORCHELASTIC_MAX_RESTARTS=0 "
       "TORCHELASTIC_USE_AGENT_STORE=False OMP_NUM_THREADS=2 "
       "ECHELON_JOB=abc ECHELON_GENERATION=3 "
-      "ECHELON_ERROR_FILE=/e.json ECHELON_NODE_ADDRESS=10.0.0.2");
+      "ECHELON_ERROR_FILE=/e.json ECHELON_NODE_ADDRESS=10.0.0.2 "
+      "ECHELON_STORE_KEY=12ab");
   EXPECT_EQ(env, expected);
 }
 
@@ -199,13 +201,16 @@ TEST(RankEnvironment, AnOuterJobsFilesAreRemoved) {
   const auto env = as_map(rank_environment(
       {"ECHELON_MASTER_FD=3", "ECHELON_ERROR_FILE=/old",
        "ECHELON_NODE_ADDRESS=1.2.3.4", "ECHELON_MEMORY=/proc/1/fd/3",
-       "ECHELON_PROGRESS=/proc/1/fd/4"},
+       "ECHELON_PROGRESS=/proc/1/fd/4", "ECHELON_STORE_KEY=12ab",
+       "ECHELON_TOKEN=34cd"},
       {}, {}, {}, {}, 1));
   EXPECT_FALSE(env.contains("ECHELON_MASTER_FD"));
   EXPECT_FALSE(env.contains("ECHELON_ERROR_FILE"));
   EXPECT_FALSE(env.contains("ECHELON_NODE_ADDRESS"));
   EXPECT_FALSE(env.contains("ECHELON_MEMORY"));
   EXPECT_FALSE(env.contains("ECHELON_PROGRESS"));
+  EXPECT_FALSE(env.contains("ECHELON_STORE_KEY"));
+  EXPECT_FALSE(env.contains("ECHELON_TOKEN"));
 }
 
 TEST(RankEnvironment, ExtraVariablesWin) {

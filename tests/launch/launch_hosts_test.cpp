@@ -4,9 +4,12 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <filesystem>
+#include <fstream>
 #include <memory>
 #include <set>
 #include <sstream>
+#include <utility>
 
 #include "tests/launch/launched.h"
 #include "tests/support/error_text.h"
@@ -35,7 +38,15 @@ class Loopback : public testing::Test {
             (rank == 0 ? " -n 2 " : " -n 3 ") + more),
         program);
   }
+  /// Writes a token file and returns the option for it.
+  std::string token(const std::string& name, char digit) const {
+    const std::string path = folder_.path() + "/" + name;
+    std::ofstream(path) << std::string(64, digit) << "\n";
+    std::filesystem::permissions(path, std::filesystem::perms(0600));
+    return "--token-file " + path;
+  }
   int port_ = free_port();
+  TempFolder folder_;
 };
 
 TEST_F(Loopback, RanksAreNumberedOverHosts) {
@@ -160,13 +171,14 @@ TEST_F(Loopback, HostsThatDisagreeAreRefused) {
   EXPECT_EQ(c.wait(), 130);
 }
 
-/// A Python program whose connect() connects to the launcher of node 0.
+/// A Python program whose connect() connects to the launcher of node 0, and
+/// whose prove() does the handshake there.
 std::vector<std::string> stranger(
     int port, const std::string& script,
     const std::vector<std::string>& arguments = {}) {
   std::vector<std::string> program = {
       "python3", "-c",
-      "import socket, sys, time\n"
+      "import hmac, os, socket, sys, time\n"
       "def connect():\n"
       "    while True:\n"
       "        try:\n"
@@ -174,7 +186,22 @@ std::vector<std::string> stranger(
           std::to_string(port) +
           "))\n"
           "        except ConnectionRefusedError:\n"
-          "            time.sleep(0.01)\n" +
+          "            time.sleep(0.01)\n"
+          "def prove(s):\n"
+          "    key = bytes.fromhex(os.environ['ECHELON_TOKEN'])\n"
+          "    sign = lambda end, nonces: hmac.digest(\n"
+          "        key, b'ECHhost1 ' + end + nonces, 'sha256')\n"
+          "    own = os.urandom(32)\n"
+          "    s.sendall(b'ECHhost1' + own)\n"
+          "    answer = s.recv(72, socket.MSG_WAITALL)\n"
+          "    nonces = own + answer[8:40]\n"
+          "    assert answer[40:] == sign(b'server', nonces)\n"
+          "    s.sendall(sign(b'client', nonces))\n"
+          "def ended(s):\n"
+          "    try:\n"
+          "        return s.recv(1) == b''\n"
+          "    except ConnectionResetError:\n"
+          "        return True\n" +
           script};
   program.insert(program.end(), arguments.begin(), arguments.end());
   return program;
@@ -192,6 +219,7 @@ TEST_F(Loopback, NumbersOutOfRangeAreRefused) {
       port_,
       "for line in sys.argv[1:]:\n"
       "    with connect() as s:\n"
+      "        prove(s)\n"
       "        s.sendall(line.encode() + b'\\n')\n"
       "        print(s.makefile().readline(), end='', flush=True)\n",
       {hello("4294967298", "1", "3"), hello("2", "4294967297", "3"),
@@ -214,15 +242,24 @@ TEST_F(Loopback, NumbersOutOfRangeAreRefused) {
 
 TEST_F(Loopback, ASilentConnectionIsClosed) {
   Command a(node(0, {"true"}, "--join-ms 4000"));
-  Command c(stranger(port_, "print(connect().makefile().readline())"));
+  Command c(stranger(
+      port_,
+      "print(ended(connect()), flush=True)\n"
+      "with connect() as s:\n"
+      "    prove(s)\n"
+      "    print(s.makefile().readline())\n"));
   EXPECT_EQ(c.wait(), 0) << c.err();
-  EXPECT_THAT(c.out(), HasSubstr("did not say which node it is within 1 s"));
+  EXPECT_THAT(
+      c.out(), HasAll("True", "did not say which node it is within 1 s"));
+  EXPECT_THAT(
+      a.err(), HasSubstr("closed a connection from 127.0.0.1: it did not prove "
+                         "the token within 1 s"));
 }
 
 TEST_F(Loopback, SilentConnectionsKeepNoHostOut) {
   const std::string silent =
-      "held = [connect() for _ in range(100)]\n"
-      "print(held[0].makefile().readline(), end='', flush=True)\n"
+      "held = [connect() for _ in range(200)]\n"
+      "print(ended(held[0]), flush=True)\n"
       "time.sleep(600)\n";
   for (const std::string limit : {"300", "40"}) {
     port_ = free_port();
@@ -232,10 +269,171 @@ TEST_F(Loopback, SilentConnectionsKeepNoHostOut) {
     limited.insert(limited.begin(), shell.begin(), shell.end());
     Command a(limited);
     Command c(stranger(port_, silent));
-    ASSERT_TRUE(c.until_output("connections wait"));
+    ASSERT_TRUE(c.until_output("True"));
     Command b(node(1, {"true"}));
     expect_end(a, b, 0);
+    EXPECT_EQ(count(a.err(), "echelon: closed"), 1) << a.err();
   }
+}
+
+TEST_F(Loopback, HostsWithOneTokenMeet) {
+  Command a(node(0, {"true"}, token("a", '1')));
+  Command b(node(1, {"true"}, token("b", '1')));
+  expect_end(a, b, 0);
+}
+
+TEST_F(Loopback, AHostWithAnotherTokenIsRefusedAndTheOthersGoOn) {
+  const std::string mine = token("mine", '1');
+  const std::string other = token("other", '2');
+  Command a(node(0, {"true"}, mine));
+  Command b(node(1, {"true"}, other));
+  EXPECT_EQ(b.wait(), 2);
+  EXPECT_THAT(
+      b.err(), HasAll(
+                   "node 0 at 127.0.0.1, port " + std::to_string(port_),
+                   "(127.0.0.1) has another token than the file " +
+                       folder_.path() + "/other",
+                   "mode 0600"));
+  Command c(node(1, {"true"}, mine));
+  expect_end(a, c, 0);
+  EXPECT_THAT(
+      a.err(),
+      HasAll(
+          "a connection from 127.0.0.1: it has another token than the file " +
+              folder_.path() + "/mine",
+          "mode 0600"));
+  for (const std::string& text : {a.err(), b.err()}) {
+    EXPECT_THAT(text, testing::Not(HasSubstr("1111")));
+    EXPECT_THAT(text, testing::Not(HasSubstr("2222")));
+  }
+}
+
+TEST_F(Loopback, ATokenThatOthersCanReadIsRefused) {
+  const std::string option = token("open", '1');
+  std::filesystem::permissions(
+      folder_.path() + "/open", std::filesystem::perms(0644));
+  Command a(node(0, {"true"}, option));
+  EXPECT_EQ(a.wait(), 2);
+  EXPECT_THAT(a.err(), HasAll(folder_.path() + "/open", "chmod 600"));
+}
+
+TEST_F(Loopback, RanksHaveTheStoresKeyAndNotTheToken) {
+  const std::vector<std::string> program = {
+      "sh", "-c", "echo \"$ECHELON_STORE_KEY.$ECHELON_TOKEN\""};
+  Command a(node(0, program));
+  Command b(node(1, program));
+  expect_end(a, b, 0);
+  std::set<std::string> keys;
+  std::istringstream text(a.out() + b.out());
+  for (std::string line; std::getline(text, line);) {
+    keys.insert(line.substr(line.find(' ') + 1));
+  }
+  ASSERT_EQ(keys.size(), 1u);
+  EXPECT_EQ(keys.begin()->size(), 65u);
+  EXPECT_EQ(keys.begin()->back(), '.');
+}
+
+int64_t most_memory_kib(pid_t pid) {
+  const std::string status =
+      read_file("/proc/" + std::to_string(pid) + "/status");
+  const size_t at = status.find("VmHWM:");
+  return at == std::string::npos ? 0 : std::stoll(status.substr(at + 6));
+}
+
+// Each says "done" when it has tried, and node 0 waits on.
+TEST_F(Loopback, StrangersDoNoHarm) {
+  const std::string done =
+      "print('done', flush=True)\n"
+      "time.sleep(600)\n";
+  for (const std::string attack :
+       {// garbage
+        "for i in range(20):\n"
+        "    s = connect()\n"
+        "    s.sendall(os.urandom(1000))\n"
+        "    assert ended(s)\n",
+        // another protocol
+        "s = connect()\n"
+        "s.sendall(b'GET / HTTP/1.1\\r\\nHost: a\\r\\n\\r\\n')\n"
+        "assert ended(s)\n",
+        // a launcher without a token
+        "s = connect()\n"
+        "s.sendall(b'{\"protocol\": 1, \"nodes\": 2, \"node_rank\": 1, '\n"
+        "          b'\"ranks\": 3}\\n')\n"
+        "assert ended(s)\n",
+        // slowly
+        "s = connect()\n"
+        "try:\n"
+        "    for c in b'ECHhost1' + bytes(64):\n"
+        "        s.sendall(bytes([c]))\n"
+        "        time.sleep(0.2)\n"
+        "    raise SystemExit('not closed')\n"
+        "except (BrokenPipeError, ConnectionResetError):\n"
+        "    pass\n",
+        // much
+        "s = connect()\n"
+        "s.sendall(b'ECHhost1')\n"
+        "try:\n"
+        "    for i in range(1000):\n"
+        "        s.sendall(bytes(1 << 20))\n"
+        "    raise SystemExit('not closed')\n"
+        "except (BrokenPipeError, ConnectionResetError):\n"
+        "    pass\n",
+        // without the token
+        "s = connect()\n"
+        "s.sendall(b'ECHhost1' + bytes(32))\n"
+        "assert len(s.recv(72, socket.MSG_WAITALL)) == 72\n"
+        "s.sendall(os.urandom(32))\n"
+        "assert ended(s)\n",
+        // with node 0's own proof
+        "s = connect()\n"
+        "s.sendall(b'ECHhost1' + bytes(32))\n"
+        "s.sendall(s.recv(72, socket.MSG_WAITALL)[40:])\n"
+        "assert ended(s)\n"}) {
+    SCOPED_TRACE(attack);
+    port_ = free_port();
+    Command a(node(0, {"true"}));
+    Command c(stranger(port_, attack + done));
+    ASSERT_TRUE(c.until_output("done")) << c.err();
+    EXPECT_LT(most_memory_kib(a.pid()), 32 << 10);
+    EXPECT_GT(most_memory_kib(a.pid()), 0);
+    Command b(node(1, {"true"}));
+    expect_end(a, b, 0);
+    EXPECT_EQ(count(a.err(), "closed a connection from 127.0.0.1"), 1)
+        << a.err();
+  }
+}
+
+// What a node sent once is no way in for who recorded it.
+TEST_F(Loopback, ARecordedMeetingIsNoWayIn) {
+  const std::string proxy =
+      "port = int(sys.argv[1])\n"
+      "listener = socket.create_server(('127.0.0.1', port))\n"
+      "print('up', flush=True)\n"
+      "node, _ = listener.accept()\n"
+      "s = connect()\n"
+      "record = [node.recv(40, socket.MSG_WAITALL)]\n"
+      "s.sendall(record[0])\n"
+      "node.sendall(s.recv(72, socket.MSG_WAITALL))\n"
+      "record.append(node.recv(32, socket.MSG_WAITALL))\n"
+      "node.close()\n"
+      "s.close()\n"  // the node is lost on its way
+      "s = connect()\n"
+      "s.sendall(record[0])\n"
+      "s.recv(72, socket.MSG_WAITALL)\n"
+      "s.sendall(record[1])\n"
+      "print('closed' if ended(s) else 'open', flush=True)\n";
+  const int between = free_port();
+  Command c(stranger(port_, proxy, {std::to_string(between)}));
+  ASSERT_TRUE(c.until_output("up"));
+  Command a(node(0, {"true"}));
+  const int real = std::exchange(port_, between);
+  Command b(node(1, {"true"}));
+  EXPECT_EQ(c.wait(), 0) << c.err();
+  EXPECT_THAT(c.out(), HasSubstr("closed"));
+  EXPECT_EQ(b.wait(), 2) << "its connection was cut";
+  port_ = real;
+  Command again(node(1, {"true"}));
+  expect_end(a, again, 0);
 }
 
 TEST_F(Loopback, AnotherProgramOnThePortIsReported) {

@@ -1,8 +1,8 @@
 // The launcher without the command line of `echelon`, for the tests here.
 //   launch_run [-n N] [--nnodes N] [--node-rank R] [--master-addr A]
-//     [--master-port P] [--log DIR] [--grace-ms MS] [--join-ms MS] [--plain]
-//     [--rank-zero] [--listen] [--max-restarts N] [--last-step FILE]
-//     -- program args…
+//     [--master-port P] [--token-file FILE] [--log DIR] [--grace-ms MS]
+//     [--join-ms MS] [--plain] [--rank-zero] [--listen] [--max-restarts N]
+//     [--last-step FILE] -- program args…
 // With ECHELON_TEST_FORKS, ranks of launch_rank, and of sh through it, are
 // forked from a fork server.
 #include <cstdio>
@@ -36,6 +36,7 @@ int main(int argc, char** argv) {
       if (word == "--node-rank") options.node_rank = number();
       if (word == "--master-addr") options.master_addr = value;
       if (word == "--master-port") options.master_port = number();
+      if (word == "--token-file") options.token_file = value;
       if (word == "--log") options.log_dir = value;
       if (word == "--max-restarts") options.max_restarts = number();
       if (word == "--last-step") {

@@ -1,6 +1,8 @@
 // The main of every test program: exits 77 (skipped, for CTest) when each of
 // its tests was skipped, after printing why. Tests do not take a GPU that is
-// there, unless ECHELON_TEST_GPU asks for it: they are written for CPUs.
+// there, unless ECHELON_TEST_GPU asks for it: they are written for CPUs. Their
+// launchers have a token of the tests, so that the user's own is neither made
+// nor read.
 #include <gmock/gmock.h>
 #include <unistd.h>
 
@@ -34,6 +36,7 @@ int main(int argc, char** argv) {
   if (std::getenv("ECHELON_TEST_GPU") == nullptr) {
     ::setenv("CUDA_VISIBLE_DEVICES", "", /*overwrite=*/1);
   }
+  ::setenv("ECHELON_TOKEN", std::string(64, '7').c_str(), /*overwrite=*/1);
   testing::InitGoogleMock(&argc, argv);
   const int exit_code = exit_code_of(RUN_ALL_TESTS());
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
