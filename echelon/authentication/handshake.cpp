@@ -1,13 +1,16 @@
-// Three messages, where a proof is the HMAC of who makes it and both nonces:
+// Four messages, where a proof is the HMAC of who makes it and both nonces:
 //
 //   client: 8 bytes that name port and version, its nonce of 32 bytes
 //   server: the same 8 bytes, its nonce, its proof
 //   client: its proof
+//   server: 1 byte, which tells that it took the proof
 //
 // The nonces make every handshake another one, so that a recorded one is of no
 // use. A proof names its maker, so that none can be sent back to its maker. A
 // client that meets another key sends zeros for its proof: the server then
-// learns why the connection ends, and nothing else.
+// learns why the connection ends, and nothing else. The last byte is for a
+// client whose connection the server closes to make room, before it has read
+// the proof: such a client may connect again.
 #include "echelon/authentication/handshake.h"
 
 #include <poll.h>
@@ -24,6 +27,7 @@ namespace {
 constexpr size_t kMagic = 8;
 constexpr size_t kNonce = 32;
 constexpr size_t kProof = Key::kBytes;
+constexpr char kTaken = '+';
 
 // The last character is the version of the handshake.
 std::string_view magic(Port port) {
@@ -47,14 +51,15 @@ State Handshake::advance(int fd) {
   }
   const size_t wanted = awaits_ == hello    ? kMagic + kNonce
                         : awaits_ == answer ? kMagic + kNonce + kProof
-                                            : kProof;
+                        : awaits_ == proof  ? kProof
+                                            : 1;
   std::array<char, kMagic + kNonce + kProof> bytes;
   const ssize_t size =
       recv(fd, bytes.data(), wanted - received_.size(), MSG_DONTWAIT);
   if (size < 0 && (errno == EAGAIN || errno == EINTR)) return State::open;
   if (size <= 0) return State::closed;
   received_.append(bytes.data(), static_cast<size_t>(size));
-  if (awaits_ != proof) {
+  if (awaits_ == hello || awaits_ == answer) {
     const size_t known = std::min(received_.size(), kMagic);
     if (received_.compare(0, known, magic(port_), 0, known) != 0) {
       return State::other_program;
@@ -62,7 +67,9 @@ State Handshake::advance(int fd) {
   }
   if (received_.size() < wanted) return State::open;
   if (awaits_ == hello) return take_hello(fd);
-  return awaits_ == answer ? take_answer(fd) : take_proof();
+  if (awaits_ == answer) return take_answer(fd);
+  if (awaits_ == proof) return take_proof(fd);
+  return received_[0] == kTaken ? State::proved : State::other_program;
 }
 
 State Handshake::take_hello(int fd) {
@@ -81,13 +88,16 @@ State Handshake::take_answer(int fd) {
   const std::string own =
       same ? proof_of(End::client) : std::string(kProof, '\0');
   if (!send_all(fd, own)) return State::closed;
-  return same ? State::proved : State::other_key;
+  received_.clear();
+  awaits_ = end;
+  return same ? State::open : State::other_key;
 }
 
-State Handshake::take_proof() const {
-  return equal_in_constant_time(received_, proof_of(End::client))
-             ? State::proved
-             : State::other_key;
+State Handshake::take_proof(int fd) const {
+  if (!equal_in_constant_time(received_, proof_of(End::client))) {
+    return State::other_key;
+  }
+  return send_all(fd, {kTaken}) ? State::proved : State::closed;
 }
 
 std::string Handshake::proof_of(End end) const {

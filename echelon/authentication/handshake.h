@@ -42,7 +42,7 @@ class Handshake {
  private:
   State take_hello(int fd);
   State take_answer(int fd);
-  State take_proof() const;
+  State take_proof(int fd) const;
   std::string proof_of(End end) const;
   static bool send_all(int fd, const std::string& bytes);
 
@@ -51,7 +51,7 @@ class Handshake {
   std::string nonce_;     // of this end
   std::string nonces_;    // the client's and then the server's
   std::string received_;  // of the message that comes
-  enum { start, hello, answer, proof } awaits_;
+  enum { start, hello, answer, proof, end } awaits_;
 };
 
 /// The client's handshake on the socket `fd`; `open` when it was not over at

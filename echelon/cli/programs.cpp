@@ -100,8 +100,8 @@ void add_host_arguments(Command& command, HostArguments& arguments) {
   option(
       "--token-file", arguments.token_file, "FILE",
       "the secret that all hosts must have, 64 hexadecimal digits in a file "
-      "with mode 0600 (default: ~/.config/echelon/token, which is made; copy "
-      "it to hosts that do not share it)");
+      "with mode 0600 (default: token in ~/.config/echelon, made when missing; "
+      "copy it to hosts that do not share it)");
 }
 
 launch::LaunchOptions host_options(const HostArguments& arguments) {

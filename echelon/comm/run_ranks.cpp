@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "echelon/comm/gloo/gloo_backend.h"
+#include "echelon/comm/nccl/nccl_backend.h"
 #include "echelon/comm/world_impl.h"
 #include "echelon/error.h"
 #include "echelon/text/format.h"
@@ -53,6 +54,7 @@ void run_ranks(
     return;
   }
   avoid_flight_recorder();
+  keep_nccl_on_this_host();
   const c10::intrusive_ptr<c10d::Store> store =
       c10::make_intrusive<c10d::HashStore>();
   const auto board = std::make_shared<MemoryBoard>(num_ranks);

@@ -188,6 +188,7 @@ World World::from_environment(const CommOptions& options) {
   }
   impl->choose(all);
   if (impl->kind != BackendKind::nccl) avoid_flight_recorder();
+  if (env.local_world_size == env.world_size) keep_nccl_on_this_host();
   impl->address = reachable_address(env);
   impl->use_accelerator();
   if (impl->device_index) {

@@ -28,10 +28,10 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <set>
 #include <utility>
 
 #include "echelon/authentication/handshake.h"
+#include "echelon/authentication/strangers.h"
 #include "echelon/error.h"
 #include "echelon/launch/checks.h"
 #include "echelon/text/format.h"
@@ -39,6 +39,7 @@
 namespace echelon::launch {
 namespace {
 
+using authentication::address_of;
 using authentication::Handshake;
 using authentication::Port;
 using authentication::State;
@@ -55,8 +56,7 @@ constexpr milliseconds kSilence{3000};  // before telling the user to wait
 constexpr milliseconds kProofTimeout{2000};
 constexpr milliseconds kHelloTimeout{5000};
 constexpr milliseconds kMaxRetries{10000};  // when every connection is closed
-constexpr size_t kMaxStrangers = 64;        // besides the job's hosts
-constexpr size_t kMaxTold = 8;
+constexpr size_t kMaxStrangers = 256;       // besides the job's hosts
 constexpr const char* kNoLauncher = "it does not speak as a launcher";
 
 class Deadline {
@@ -93,40 +93,6 @@ class Notice {
   Deadline silence_{kSilence};
   bool told_ = false;
 };
-
-/// Tells the user of connections that are not of this job, once for an address:
-/// there may be many of them.
-class Strangers {
- public:
-  void tell(const std::string& address, const std::string& reason) {
-    if (told_.size() > kMaxTold || !told_.insert(address).second) return;
-    if (told_.size() > kMaxTold) {
-      std::fprintf(
-          stderr, "echelon: closed connections of more than %zu others\n",
-          kMaxTold);
-      return;
-    }
-    std::fprintf(
-        stderr, "echelon: closed a connection from %s: %s\n", address.c_str(),
-        reason.c_str());
-  }
-
- private:
-  std::set<std::string> told_;
-};
-
-// The number of the address at one end of a connection.
-std::string address_of(int fd, bool peer) {
-  sockaddr_storage address{};
-  socklen_t size = sizeof address;
-  auto* raw = reinterpret_cast<sockaddr*>(&address);
-  char host[NI_MAXHOST] = "?";
-  if ((peer ? getpeername(fd, raw, &size) : getsockname(fd, raw, &size)) == 0) {
-    getnameinfo(
-        raw, sizeof address, host, sizeof host, nullptr, 0, NI_NUMERICHOST);
-  }
-  return host;
-}
 
 // A host that loses power or its cable does not close its connections.
 void enable_keepalive(int fd) {
@@ -336,7 +302,7 @@ class RendezvousHost {
   // Who has not proved the token is told nothing.
   void refuse(Node& newcomer, const std::string& reason) {
     if (newcomer.handshake) {
-      strangers_.tell(address_of(newcomer.socket.fd(), true), reason);
+      strangers_.tell(newcomer.socket.fd(), reason);
     } else {
       send_line(newcomer.socket.fd(), {{"refused", reason}});
     }
@@ -466,7 +432,7 @@ class RendezvousHost {
   const Token& token_;
   const milliseconds proof_timeout_;
   const milliseconds hello_timeout_;
-  Strangers strangers_;
+  authentication::Strangers strangers_;
   Descriptor listener_;
   Descriptor store_;
   Descriptor claim_;

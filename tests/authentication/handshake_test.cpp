@@ -58,17 +58,21 @@ Ended meet(
   Handshake client(client_key, client_port, End::client);
   Handshake server(server_key, Port::launchers, End::server);
   Ended ended{State::open, State::open, {}};
+  const auto over = [](State state) {
+    return state != State::open && state != State::proved;
+  };
   while (ended.client == State::open) {
     ended.client = client.advance(left.client());
+    if (ended.client == State::proved) break;
     ended.sent.push_back(Pair::taken(left.server()));
     right.put(ended.sent.back());
     ended.server = server.advance(right.server());
-    if (ended.client != State::open || ended.server != State::open) break;
+    if (over(ended.client) || over(ended.server)) break;
     ended.sent.push_back(Pair::taken(right.client()));
+    const std::string& bytes = ended.sent.back();
     EXPECT_EQ(
-        write(
-            left.server(), ended.sent.back().data(), ended.sent.back().size()),
-        static_cast<ssize_t>(ended.sent.back().size()));
+        write(left.server(), bytes.data(), bytes.size()),
+        static_cast<ssize_t>(bytes.size()));
   }
   return ended;
 }
@@ -114,10 +118,13 @@ TEST(Handshake, ReadsNothingThatFollows) {
   Handshake server(key, Port::store, End::server);
   EXPECT_EQ(client.advance(pair.client()), State::open);
   EXPECT_EQ(server.advance(pair.server()), State::open);
-  EXPECT_EQ(client.advance(pair.client()), State::proved);
+  EXPECT_EQ(client.advance(pair.client()), State::open);
   pair.put("next");
   EXPECT_EQ(server.advance(pair.server()), State::proved);
   EXPECT_EQ(Pair::taken(pair.server()), "next");
+  EXPECT_EQ(write(pair.server(), "more", 4), 4);
+  EXPECT_EQ(client.advance(pair.client()), State::proved);
+  EXPECT_EQ(Pair::taken(pair.client()), "more");
 }
 
 TEST(Handshake, ComesInAnyPieces) {
@@ -127,10 +134,12 @@ TEST(Handshake, ComesInAnyPieces) {
   Handshake client(key, Port::store, End::client);
   Handshake server(key, Port::store, End::server);
   State state = client.advance(left.client());
+  State other = State::open;
   for (int i = 0; i < 4 && state == State::open; ++i) {
     for (const char c : Pair::taken(left.server())) {
+      EXPECT_EQ(other, State::open);
       right.put({c});
-      EXPECT_EQ(server.advance(right.server()), State::open);
+      other = server.advance(right.server());
     }
     for (const char c : Pair::taken(right.client())) {
       EXPECT_EQ(state, State::open);
@@ -138,6 +147,7 @@ TEST(Handshake, ComesInAnyPieces) {
       state = client.advance(left.client());
     }
   }
+  EXPECT_EQ(other, State::proved);
   EXPECT_EQ(state, State::proved);
 }
 
@@ -160,6 +170,19 @@ TEST(Handshake, AClosedConnectionIsNoProof) {
   EXPECT_EQ(server.advance(pair.server()), State::open);
   pair.hang_up();
   EXPECT_EQ(server.advance(pair.server()), State::closed);
+}
+
+// A server makes room for others so.
+TEST(Handshake, AClientKnowsWhetherItsProofWasTaken) {
+  const Key key = Key::random();
+  Pair pair;
+  Handshake client(key, Port::store, End::client);
+  Handshake server(key, Port::store, End::server);
+  EXPECT_EQ(client.advance(pair.client()), State::open);
+  EXPECT_EQ(server.advance(pair.server()), State::open);
+  EXPECT_EQ(client.advance(pair.client()), State::open);
+  ::shutdown(pair.server(), SHUT_RDWR);
+  EXPECT_EQ(client.advance(pair.client()), State::closed);
 }
 
 TEST(Handshake, ARecordedOneIsNoProof) {

@@ -59,6 +59,32 @@ bool is_installed(const std::string& program) {
 constexpr const char* kNoMpirun =
     "needs mpirun (Debian package openmpi-bin): run `make extras` once";
 
+// The launcher ends the strangers with the ranks.
+TEST(Launched, StrangersKeepNoRankOut) {
+  const testing_support::TempFolder folder;
+  const auto strangers = folder.script(
+      "strangers",
+      "#!/usr/bin/env python3\n"
+      "import os, socket, time\n"
+      "first = [b'', os.urandom(100), b'ECHstor1' + bytes(32),\n"
+      "         b'ECHstor1' + bytes(64)]\n"
+      "held = []\n"
+      "while True:\n"
+      "    try:\n"
+      "        held = held[-200:] + [socket.create_connection(\n"
+      "            ('127.0.0.1', int(os.environ['MASTER_PORT'])))]\n"
+      "        held[-1].sendall(first[len(held) % 4])\n"
+      "    except OSError:\n"
+      "        time.sleep(0.001)\n");
+  const auto rank = folder.script(
+      "rank", "#!/bin/sh\n[ $RANK = 1 ] && " + strangers + " &\nexec \"$@\"\n");
+  for (const std::string backend : {"local", "gloo"}) {
+    expect_ranks(
+        {test_program("launch_run"), "-n", "3", "--plain", "--", rank}, 3,
+        backend);
+  }
+}
+
 class MpirunRanks : public testing::TestWithParam<int> {
  protected:
   void SetUp() override {

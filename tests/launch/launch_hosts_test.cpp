@@ -197,6 +197,7 @@ std::vector<std::string> stranger(
           "    nonces = own + answer[8:40]\n"
           "    assert answer[40:] == sign(b'server', nonces)\n"
           "    s.sendall(sign(b'client', nonces))\n"
+          "    assert s.recv(1) == b'+'\n"
           "def ended(s):\n"
           "    try:\n"
           "        return s.recv(1) == b''\n"
@@ -258,10 +259,10 @@ TEST_F(Loopback, ASilentConnectionIsClosed) {
 
 TEST_F(Loopback, SilentConnectionsKeepNoHostOut) {
   const std::string silent =
-      "held = [connect() for _ in range(200)]\n"
+      "held = [connect() for _ in range(400)]\n"
       "print(ended(held[0]), flush=True)\n"
       "time.sleep(600)\n";
-  for (const std::string limit : {"300", "40"}) {
+  for (const std::string limit : {"500", "40"}) {
     port_ = free_port();
     auto limited = node(0, {"true"});
     const std::vector<std::string> shell = {
@@ -427,10 +428,10 @@ TEST_F(Loopback, ARecordedMeetingIsNoWayIn) {
   ASSERT_TRUE(c.until_output("up"));
   Command a(node(0, {"true"}));
   const int real = std::exchange(port_, between);
-  Command b(node(1, {"true"}));
+  Command b(node(1, {"true"}, "--join-ms 2000"));
   EXPECT_EQ(c.wait(), 0) << c.err();
   EXPECT_THAT(c.out(), HasSubstr("closed"));
-  EXPECT_EQ(b.wait(), 2) << "its connection was cut";
+  EXPECT_EQ(b.wait(), 2) << "nobody takes its connection";
   port_ = real;
   Command again(node(1, {"true"}));
   expect_end(a, again, 0);

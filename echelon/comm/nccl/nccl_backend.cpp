@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 
+#include <cstdlib>
 #include <string>
 
 #include "echelon/comm/nccl/choose_gpu.h"
@@ -119,6 +120,10 @@ c10::intrusive_ptr<c10d::Backend> make_nccl_backend(
   check_device(device);
   return plugin(device.type())
       .make_backend(store, rank, size, timeout, device.index());
+}
+
+void keep_nccl_on_this_host() {
+  ::setenv("NCCL_SOCKET_IFNAME", "lo", /*overwrite=*/0);
 }
 
 }  // namespace echelon

@@ -18,4 +18,9 @@ c10::intrusive_ptr<c10d::Backend> make_nccl_backend(
     const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
     std::chrono::milliseconds timeout, c10::Device device);
 
+/// Has NCCL listen on loopback alone, unless NCCL_SOCKET_IFNAME is set. Call it
+/// when all ranks are on this host, before the first backend is made and
+/// threads are started.
+void keep_nccl_on_this_host();
+
 }  // namespace echelon

@@ -8,9 +8,9 @@
 
 namespace echelon {
 
-/// `store` with a limit on how long a call takes. TCPStore reads its server's
-/// answers without one, so a rank 0 that is stopped, or whose host is cut off,
-/// would hold every rank that asks it something.
+/// `store` with a limit on how long a call takes. TCPStore and a private store
+/// read their server's answers without one, so a rank 0 that is stopped, or
+/// whose host is cut off, would hold every rank that asks it something.
 ///
 ///   limit  how long the server may take to answer. A call that waits for a key
 ///          has its own time-out beside it

@@ -1,9 +1,11 @@
-// The store is a TCPStore behind a prefix. The constructor of TCPStore would
-// listen on every interface and retry a refused connection once a second; on
-// one host the loopback socket is bound here instead, and a rank waits until
-// somebody listens. All ranks have one server, so that every call is a round
-// trip: gather() moves one piece at a time at rank 0's request, and the status
-// board publishes from a thread of its own.
+// The store is a private one behind a prefix where our launcher gave the ranks
+// a key, and a TCPStore, which anyone may use who reaches it, under other
+// launchers. The constructor of TCPStore would listen on every interface and
+// retry a refused connection once a second; on one host the loopback socket is
+// bound here instead, and a rank waits until somebody listens. All ranks have
+// one server, so that every call is a round trip: gather() moves one piece at a
+// time at rank 0's request, and the status board publishes from a thread of its
+// own.
 #include "echelon/comm/store/store.h"
 
 #include <arpa/inet.h>
@@ -24,7 +26,10 @@
 #include <mutex>
 #include <thread>
 
+#include "echelon/authentication/key.h"
 #include "echelon/comm/store/bounded_store.h"
+#include "echelon/comm/store/private_store.h"
+#include "echelon/comm/store/store_server.h"
 #include "echelon/error.h"
 #include "echelon/text/format.h"
 
@@ -101,8 +106,37 @@ std::string without_stack(const std::exception& error) {
   return error.what();
 }
 
+// A rank has two, and backends may clone them.
+constexpr size_t kConnectionsOfRank = 16;
+
+c10::intrusive_ptr<c10d::Store> connect_by_key(
+    const RankEnvironment& env, bool serve, std::chrono::milliseconds timeout) {
+  const auto key = authentication::Key::from_hex(env.store_key);
+  if (!key) {
+    throw ConfigError(
+        "environment: ECHELON_STORE_KEY is not a key of 64 hexadecimal digits; "
+        "the launcher sets it");
+  }
+  std::shared_ptr<StoreServer> server;
+  if (serve) {
+    StoreLimits limits;
+    limits.connections =
+        kConnectionsOfRank * static_cast<size_t>(env.world_size);
+    server = std::make_shared<StoreServer>(
+        env.master_fd ? *env.master_fd : bind_loopback(env.master_port), *key,
+        limits);
+  }
+  try {
+    return connect_private_store(
+        {env.master_addr, env.master_port, *key}, timeout, server);
+  } catch (const CommError& error) {
+    throw CommError(format("rank {}: {}", env.rank, error.what()));
+  }
+}
+
 c10::intrusive_ptr<c10d::Store> connect(
     const RankEnvironment& env, bool serve, std::chrono::milliseconds timeout) {
+  if (!env.store_key.empty()) return connect_by_key(env, serve, timeout);
   c10d::TCPStoreOptions options;
   options.port = static_cast<uint16_t>(env.master_port);
   options.isServer = serve;
@@ -263,7 +297,7 @@ std::vector<std::string> exchange(
 std::vector<std::string> gather(
     c10d::Store& store, const std::string& topic, int rank, int size,
     const std::string& value, std::chrono::milliseconds timeout) {
-  // TCPStore refuses values of more than 8 MiB.
+  // The store refuses values of more than 8 MiB.
   constexpr size_t kPiece = size_t{4} << 20;
   const auto key = [&](int of, const char* what, size_t piece) {
     return format("{}/{}/{}/{}", topic, of, what, piece);

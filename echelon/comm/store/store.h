@@ -14,10 +14,12 @@
 namespace echelon {
 
 /// Connects to the job's store; rank 0 serves it, unless its launcher does. The
-/// server listens on loopback alone when all ranks are on this host. Keys are
-/// prefixed with the job and its generation. Its calls end, with a CommError,
-/// although the server hangs (bounded_store). Throws ConfigError when the port
-/// is in use, CommError when the master cannot be reached in time.
+/// server listens on loopback alone when all ranks are on this host. Where the
+/// launcher gave the ranks a key, the store is theirs alone (private_store.h).
+/// Keys are prefixed with the job and its generation. Its calls end, with a
+/// CommError, although the server hangs (bounded_store). Throws ConfigError
+/// when the port is in use, CommError when the master cannot be reached in
+/// time.
 c10::intrusive_ptr<c10d::Store>
 connect_store(const RankEnvironment& env, std::chrono::milliseconds timeout);
 
