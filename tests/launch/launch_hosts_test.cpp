@@ -274,6 +274,7 @@ TEST_F(Loopback, SilentConnectionsKeepNoHostOut) {
     Command b(node(1, {"true"}));
     expect_end(a, b, 0);
     EXPECT_EQ(count(a.err(), "echelon: closed"), 1) << a.err();
+    EXPECT_THAT(a.err(), HasSubstr("connections wait"));
   }
 }
 

@@ -389,6 +389,7 @@ TEST_F(StoreStrangers, ARecordedHandshakeOpensNothing) {
 }
 
 TEST_F(StoreStrangers, IdleOnesKeepNoRankOut) {
+  start({.proof = 1h});
   expect_no_harm([&] {
     std::vector<Stranger> idle;
     for (int i = 0; i < 400; ++i) idle.emplace_back(place_.port);
