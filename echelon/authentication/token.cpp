@@ -97,8 +97,9 @@ std::optional<Key> read_file(const std::string& path) {
 }
 
 // Another launcher may make the file at the same time, so it is written under a
-// name of its own and gets its name when it is whole: the first one wins.
-void make_file(const std::string& path) {
+// name of its own and gets its name when it is whole: the first one wins. False
+// when another one was first.
+bool make_file(const std::string& path) {
   const auto fail = [&](const char* what) {
     refuse(
         "cannot make the token file {}: {}: {}; make one elsewhere, with "
@@ -130,6 +131,7 @@ void make_file(const std::string& path) {
   unlink(part.c_str());
   errno = reason;
   if (linked != 0 && reason != EEXIST) fail("naming");
+  return linked == 0;
 }
 
 std::string own_file() {
@@ -162,11 +164,8 @@ Token read_token(const std::string& file) {
   }
   const std::string own = own_file();
   auto key = read_file(own);
-  const bool made = !key;
-  if (made) {
-    make_file(own);
-    key = read_file(own);
-  }
+  const bool made = !key && make_file(own);
+  if (!key) key = read_file(own);
   if (!key) refuse("the token file {} went away", own);
   return {*key, "the file " + own, made};
 }

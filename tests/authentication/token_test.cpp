@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <filesystem>
 #include <set>
@@ -71,11 +72,17 @@ TEST_F(TokenFile, TheUsersOwnIsMadeForItsOwnerAlone) {
 
 TEST_F(TokenFile, IsMadeOnceByManyAtOnce) {
   std::vector<std::string> keys(8);
+  std::atomic<int> made{0};
   std::vector<std::thread> threads;
   for (auto& key : keys) {
-    threads.emplace_back([&key] { key = read_token("").key.to_hex(); });
+    threads.emplace_back([&] {
+      const Token token = read_token("");
+      key = token.key.to_hex();
+      if (token.made) ++made;
+    });
   }
   for (auto& thread : threads) thread.join();
+  EXPECT_EQ(made, 1);
   EXPECT_EQ(std::set<std::string>(keys.begin(), keys.end()).size(), 1u);
   EXPECT_EQ(
       names_in(folder_.path("echelon")), std::vector<std::string>{"token"});
