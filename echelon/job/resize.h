@@ -3,7 +3,9 @@
 
 #include <cstdint>
 
+#include "echelon/data/sources/inspect.h"
 #include "echelon/job/job.h"
+#include "echelon/layout/layout.h"
 
 namespace echelon {
 

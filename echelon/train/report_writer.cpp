@@ -20,6 +20,7 @@
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <sstream>
 #include <utility>
 
 #include "echelon/cluster/host.h"
@@ -188,14 +189,33 @@ std::string quoted(const std::string& argument) {
   return text + "'";
 }
 
+// A process's parent; empty when there is none.
+std::string parent_of(const std::string& process) {
+  std::ifstream file("/proc/" + process + "/status");
+  for (std::string line; std::getline(file, line);) {
+    std::istringstream words(line);
+    std::string name, parent;
+    if (words >> name >> parent && name == "PPid:" && parent != "0") {
+      return parent;
+    }
+  }
+  return "";
+}
+
 // What the user typed: the launcher's command where one started this process.
+// Between the two are a guard and, in some jobs, a fork server.
 std::string command_of_run() {
   std::vector<std::string> arguments;
   if (std::getenv("LOCAL_RANK") != nullptr) {
-    arguments = arguments_of(std::to_string(::getppid()));
-    const std::filesystem::path program =
-        arguments.empty() ? "" : arguments.front();
-    if (program.filename() != "echelon") arguments.clear();
+    std::string process = std::to_string(::getppid());
+    for (int i = 0; i < 3 && !process.empty(); ++i) {
+      arguments = arguments_of(process);
+      const std::filesystem::path program =
+          arguments.empty() ? "" : arguments.front();
+      if (program.filename() == "echelon") break;
+      arguments.clear();
+      process = parent_of(process);
+    }
   }
   if (arguments.empty()) arguments = arguments_of("self");
   return join(arguments, " ", quoted);

@@ -45,6 +45,7 @@ SKIPPED = {
     "python -c": "needs Python's PyTorch",
     "convert_checkpoints.py": "needs Megatron",
     "contents 1": "is a part of a file, not a command",
+    "echelon job ": "needs a job that runs meanwhile; tests/train/saving does it",
     "echelon sample RUN": "names the options, not a command",
 }
 # The text of a command, and what stands for it here.

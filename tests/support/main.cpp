@@ -6,6 +6,7 @@
 #include <gmock/gmock.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <iostream>
@@ -37,6 +38,10 @@ int main(int argc, char** argv) {
     ::setenv("CUDA_VISIBLE_DEVICES", "", /*overwrite=*/1);
   }
   ::setenv("ECHELON_TOKEN", std::string(64, '7').c_str(), /*overwrite=*/1);
+  // A shell ignores these for what it starts in the background, and programs
+  // leave them so.
+  std::signal(SIGINT, SIG_DFL);
+  std::signal(SIGHUP, SIG_DFL);
   testing::InitGoogleMock(&argc, argv);
   const int exit_code = exit_code_of(RUN_ALL_TESTS());
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
