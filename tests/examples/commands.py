@@ -203,7 +203,7 @@ def run_page(page, problems):
     with tempfile.TemporaryDirectory() as temp:
         folder = Path(temp)
         furnish(folder)
-        environment = dict(os.environ, OMP_NUM_THREADS="1", XDG_CONFIG_HOME=temp,
+        environment = dict(os.environ, OMP_NUM_THREADS="1", XDG_CONFIG_HOME=f"{temp}/.config",
                            PATH=f"{BUILD}/bin:{os.environ['PATH']}")
 
         def start(command):

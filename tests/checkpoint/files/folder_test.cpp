@@ -273,7 +273,7 @@ TEST_F(Folder, BeginRefusesWhatDoesNotFitOnTheDisk) {
 }
 
 TEST_F(Folder, AFolderInPlaceOfLatestIsSetAside) {
-  fs::create_directory(folder_ / "LATEST");
+  fs::create_directories(folder_ / "LATEST");
   write("LATEST/notes", "mine");
   save_small(folder_, 100);
   EXPECT_EQ(content("LATEST"), "step-00000100\n");
