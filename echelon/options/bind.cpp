@@ -235,8 +235,7 @@ void bind(config::Section& section, CommOptions& options) {
   section.field(
       "check_collectives", options.check_collectives,
       "compare operation, reduction, shape, dtype and label across ranks "
-      "before "
-      "each collective; local always does");
+      "before each collective; local always does");
 }
 
 void bind(config::Section& section, MemoryOptions& options) {
@@ -405,8 +404,8 @@ void bind(config::Section& section, TrainOptions& options) {
       "steps that the timeline records; 0: none", {.at_least = 0});
   section.field(
       "on_non_finite", options.on_non_finite,
-      "a step whose loss or gradients are not finite: end the run, or leave "
-      "the step out, at most 3 in a row",
+      "a step whose loss or gradients are not finite: end the run, or skip the "
+      "step, at most 3 in a row",
       kOnNonFiniteNames);
   section.field(
       "check_replicas_every", options.check_replicas_every,

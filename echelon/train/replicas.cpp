@@ -93,6 +93,22 @@ std::optional<Divergence> find_divergence(
   return std::nullopt;
 }
 
+std::string divergence_text(
+    int64_t step, const std::string& difference, int64_t equal,
+    const std::string& checkpoint) {
+  return format(
+      "step {}: {}. {}; a device or its memory may be faulty, or a program "
+      "changes parameters on one rank alone. {}. Processors of different kinds "
+      "may round differently: [train] check_replicas_every = 0 turns this "
+      "comparison off",
+      step, difference,
+      equal < 0 ? std::string("They were not compared before")
+                : format("They were equal after step {}", equal),
+      checkpoint.empty()
+          ? std::string("There is no checkpoint from before")
+          : format("The newest checkpoint, {}, is from before", checkpoint));
+}
+
 std::vector<Tensor> detail::sums_of_rows(const Tensor& tensor) {
   const Tensor bits = tensor.contiguous().view(integers_of(tensor)).view(-1);
   const int64_t whole = bits.numel() / kRow * kRow;
@@ -116,6 +132,7 @@ ReplicaCheck::ReplicaCheck(
     }
   }
 }
+
 bool ReplicaCheck::has_replicas() const {
   return std::ranges::find(has_replicas_, true) != std::end(has_replicas_);
 }

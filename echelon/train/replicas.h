@@ -61,6 +61,15 @@ class ReplicaCheck {
   bool has_replicas_[kKinds] = {};     // some set has several ranks
 };
 
+/// The error of a job whose replicas differ after `step`.
+///
+///   difference  what compare() returned
+///   equal       the last step after which they were equal; -1: none
+///   checkpoint  the newest on disk, which is from before; empty: none
+std::string divergence_text(
+    int64_t step, const std::string& difference, int64_t equal,
+    const std::string& checkpoint);
+
 namespace detail {
 
 /// Sums modulo 2^64 of the bits of each 1024 elements, and of the rest: int64

@@ -43,7 +43,7 @@ struct StepSums {
 /// nothing.
 torch::Tensor sum_over_ranks(const StepShare& own, const World& world);
 /// 1 when the loss of a rank is not finite, or there is no unit, so that the
-/// update must be left out; else 0. A float32 scalar on the device of `sums`;
+/// update must be skipped; else 0. A float32 scalar on the device of `sums`;
 /// undefined stands for 0 too.
 torch::Tensor must_skip(const torch::Tensor& sums, int64_t num_ranks);
 /// `sums`: sum_over_ranks()'s, on the CPU.

@@ -7,7 +7,7 @@
 // On a GPU the host only queues all of this. A step's numbers are copied to the
 // host behind its update, and settle() reads them in the next step, when that
 // one's backward is queued: the device never waits for the host. A step whose
-// loss or norm is not finite is left out by the device itself, and settle()
+// loss or norm is not finite is skipped by the device itself, and settle()
 // decides whether the run goes on. On a CPU, and before anything that looks at
 // the state (evaluation, a comparison, a checkpoint, the end), settle() follows
 // the step at once.
@@ -32,6 +32,7 @@
 #include "echelon/text/plain.h"
 #include "echelon/text/units.h"
 #include "echelon/train/memory_watch.h"
+#include "echelon/train/non_finite.h"
 #include "echelon/train/record_collectives.h"
 #include "echelon/train/replicas.h"
 #include "echelon/train/report_writer.h"
@@ -61,9 +62,6 @@ timeline::MakeDeviceClock device_clock_of(torch::Device device) {
     return std::make_unique<profiling::EventClock>(device.type());
   };
 }
-
-// Steps in a row that [train] on_non_finite = "skip" leaves out.
-constexpr int64_t kMostLeftOut = 3;
 
 // The layers of a program are no model that a configuration can name.
 Job as_saved(Job job, const LayerFactory& layers) {
@@ -110,10 +108,6 @@ class Loop {
   void say_saved(const std::filesystem::path& before);
   bool evaluation_due() const;
   void evaluate();
-  bool may_leave_out() const;
-  void
-  say_left_out(int64_t step, const StepSums& sums, const StepUpdate& update);
-  std::string those_left_out() const;
   [[noreturn]] void fail_numeric(const Queued& queued, int64_t bad_rank);
   bool has_report() const;
   void write_outcome();
@@ -162,7 +156,7 @@ class Loop {
   int64_t saved_step_ = -1;    // by save_last()
   int64_t skipped_ = 0;        // samples
   int64_t skipped_steps_ = 0;  // whose loss or gradients were not finite
-  int64_t left_out_ = 0;       // of these, in a row, and no overflows of fp16
+  NonFiniteSteps non_finite_;
 };
 
 Loop::Loop(
@@ -201,7 +195,8 @@ Loop::Loop(
                  }},
                 total_steps_);
           })),
-      log_(world, folder_, job.train.log_every) {
+      log_(world, folder_, job.train.log_every),
+      non_finite_(job.train.on_non_finite) {
   if (is_rank_zero()) {
     print_slow_links(job.layout, groups_.mesh(), world_.local_size());
   }
@@ -366,7 +361,7 @@ void Loop::settle() {
   queued_.reset();
   const auto& numbers = queued.numbers.wait();
   const StepSums sums = read_sums(numbers[0], world_.size());
-  if (sums.bad_rank >= 0 && !may_leave_out()) {
+  if (sums.bad_rank >= 0 && !non_finite_.may_skip()) {
     fail_numeric(queued, sums.bad_rank);
   }
   if (sums.count == 0) throw DataError(no_units(counts_tokens_));
@@ -381,12 +376,14 @@ void Loop::settle() {
   }
   const bool bad_norm =
       sums.bad_rank < 0 && !update.updated && !update.loss_scale;
-  if (bad_norm && !may_leave_out()) {
+  const std::string what_is_bad = format(
+      "the norm of the gradients is {}, though the loss is finite",
+      format_number(update.norm));
+  if (bad_norm && !non_finite_.may_skip()) {
     throw place(format(
-        "the norm of the gradients is {}, though the loss is finite{}. "
-        "Parameters are those of step {}; lower [optimizer] learning_rate, or "
-        "look at the data",
-        format_number(update.norm), those_left_out(), queued.step - 1));
+        "{}{}. Parameters are those of step {}; lower [optimizer] "
+        "learning_rate, or look at the data",
+        what_is_bad, non_finite_.skipped_before(), queued.step - 1));
   }
   stop_ = sums.stop;
   preempted_ = sums.preempted;
@@ -397,8 +394,16 @@ void Loop::settle() {
   memory_wanted_ |= sums.memory;
   skipped_ += static_cast<int64_t>(sums.skipped);
   if (!update.updated) ++skipped_steps_;
-  if (update.updated) left_out_ = 0;
-  if (bad_norm || sums.bad_rank >= 0) say_left_out(queued.step, sums, update);
+  if (update.updated) non_finite_.on_update();
+  if (bad_norm || sums.bad_rank >= 0) {
+    const std::string warning = non_finite_.skip(
+        queued.step,
+        bad_norm
+            ? what_is_bad
+            : format(
+                  "the loss of rank {} is not a finite number", sums.bad_rank));
+    if (is_rank_zero()) log_.message(warning);
+  }
   progress_.pause();  // whoever reads the terminal may take any time
   record(queued, sums, update);
 }
@@ -485,35 +490,6 @@ void Loop::evaluate() {
   log_.add(metrics);
 }
 
-// Whether one more step may be left out whose loss or norm is not finite.
-bool Loop::may_leave_out() const {
-  return job_.train.on_non_finite == OnNonFinite::skip &&
-         left_out_ < kMostLeftOut;
-}
-
-void Loop::say_left_out(
-    int64_t step, const StepSums& sums, const StepUpdate& update) {
-  ++left_out_;
-  if (!is_rank_zero()) return;
-  log_.message(format(
-      "warning: step {} is left out, {} of at most {} in a row: {}; parameters "
-      "are those of step {}",
-      step, left_out_, kMostLeftOut,
-      sums.bad_rank < 0
-          ? format(
-                "the norm of the gradients is {}, though the loss is finite",
-                format_number(update.norm))
-          : format("the loss of rank {} is not a finite number", sums.bad_rank),
-      step - 1));
-}
-
-std::string Loop::those_left_out() const {
-  return left_out_ == 0 ? ""
-                        : format(
-                              ", and {} before it were left out",
-                              counted(left_out_, "step"));
-}
-
 void Loop::fail_numeric(const Queued& queued, int64_t bad_rank) {
   std::string where = "the loss, though every layer's output is finite";
   if (const auto found = state_.model().find_nonfinite(queued.batch)) {
@@ -526,7 +502,8 @@ void Loop::fail_numeric(const Queued& queued, int64_t bad_rank) {
       "step {}: the loss of rank {} is not a finite number{}; first NaN or "
       "infinity in {}. Parameters are those of step {}; lower [optimizer] "
       "learning_rate, set clip_norm, or look at the data{}",
-      queued.step, bad_rank, those_left_out(), where, queued.step - 1,
+      queued.step, bad_rank, non_finite_.skipped_before(), where,
+      queued.step - 1,
       job_.precision.compute == ComputeDtype::fp16
           ? ". Numbers of fp16 end at 65504; those of [precision] compute = "
             "\"bf16\" do not"
@@ -541,7 +518,7 @@ CheckpointManifest Loop::position_in_run() const {
   now.epoch = position_.epoch;
   now.consumed = position_.consumed;
   now.data = samples_;
-  // A step that was left out may have no loss, and no best one.
+  // A step that was skipped may have no loss, and no best one.
   if (!log_.steps().empty() && std::isfinite(log_.steps().back().loss)) {
     now.metrics["loss"] = log_.steps().back().loss;
   }
@@ -575,19 +552,9 @@ void Loop::compare_replicas() {
     }
     world_.exchange("");  // no rank ends before that
   }
-  const bool saved = saver_ && !saver_->last().empty();
-  throw Error(format(
-      "step {}: {}. {}; a device or its memory may be faulty, or a program "
-      "changes parameters on one rank alone. {}. Processors of different kinds "
-      "may round differently: [train] check_replicas_every = 0 turns this "
-      "comparison off",
-      step_, *difference,
-      compared_ < 0 ? std::string("They were not compared before")
-                    : format("They were equal after step {}", compared_),
-      saved ? format(
-                  "The newest checkpoint, {}, is from before",
-                  saver_->last().string())
-            : "There is no checkpoint of before"));
+  throw Error(divergence_text(
+      step_, *difference, compared_,
+      saver_ ? saver_->last().string() : std::string()));
 }
 
 void Loop::say_saved(const std::filesystem::path& before) {

@@ -230,7 +230,7 @@ TEST(OnTheTestDevice, SpansAreTimedByTheDevice) {
   for (const auto& report : take_reports()) ADD_FAILURE() << report.text;
 }
 
-TEST(OnTheTestDevice, AStepThatIsLeftOutChangesNothing) {
+TEST(OnTheTestDevice, AStepThatIsSkippedChangesNothing) {
   Job job = job_of(kResnet18, "");
   job.layout.dp_replicate = 2;
   job.train.batch = 8;

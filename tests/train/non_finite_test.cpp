@@ -100,7 +100,7 @@ class NonFiniteSteps : public TrainedRuns {
   }
 };
 
-TEST_F(NonFiniteSteps, ABadLossIsLeftOutAsOnOneDeviceInAllLayouts) {
+TEST_F(NonFiniteSteps, ABadLossIsSkippedAsOnOneDeviceInAllLayouts) {
   const Job base = with_samples(small_mlp(), {3}, kNan);
   const SavedValues expected = one_device(base, 3);
   for (const auto& [name, job] : small_cases(base)) {
@@ -132,7 +132,7 @@ LayerList layers_with_roots() {
   return list;
 }
 
-TEST_F(NonFiniteSteps, ABadGradientIsLeftOutThoughTheLossIsFinite) {
+TEST_F(NonFiniteSteps, ABadGradientIsSkippedThoughTheLossIsFinite) {
   const LayerList list = layers_with_roots();
   for (const double clip_norm : {0.0, 0.1}) {
     Job base = with_samples(small_mlp(), {4}, 0);
@@ -186,27 +186,27 @@ TEST_F(NonFiniteSteps, AFourthInARowEndsTheRun) {
   EXPECT_EQ(metrics(folder).back().skipped_steps, 3);
   EXPECT_THAT(
       shown, HasAll(
-                 "warning: step 2 is left out, 1 of at most 3 in a row: the "
+                 "warning: step 2 is skipped, 1 of at most 3 in a row: the "
                  "loss of rank 1 is not a finite number; parameters are those "
                  "of step 1\n",
-                 "step 4 is left out, 3 of at most 3 in a row"));
+                 "step 4 is skipped, 3 of at most 3 in a row"));
 
   job = with_samples(job, {1, 3, 4, 5, 6}, kNan);
   EXPECT_THAT(
       error_text<NumericError>([&] { run(job, "four"); }),
       HasAll(
           "step 6: the loss of rank 1 is not a finite number, and 3 steps "
-          "before it were left out",
+          "before it were skipped",
           "the input batch", "Parameters are those of step 5"));
   const LayerList list = layers_with_roots();
   job = with_samples(job, {3, 4, 5, 6}, 0);
   EXPECT_THAT(
       error_text<NumericError>([&] { run(job, "norms", &list); }),
       HasAll("step 6: the norm of the gradients is nan, though the loss is "
-             "finite, and 3 steps before it were left out"));
+             "finite, and 3 steps before it were skipped"));
 }
 
-// A resumed run knows which steps were left out.
+// A resumed run knows which steps were skipped.
 TEST_F(NonFiniteSteps, AreCountedInCheckpoints) {
   Job job = with_samples(small_mlp(), {2}, kNan);
   const auto folder = run(job, "counted");

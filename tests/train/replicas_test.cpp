@@ -198,7 +198,7 @@ TEST_F(Replicas, AJobEndsAtTheNextComparison) {
       HasAll(
           "step 6: the parameters of rank 2 differ from those of ranks 0 and "
           "1, which agree: first.weight",
-          "They were equal after step 3", "There is no checkpoint of before",
+          "They were equal after step 3", "There is no checkpoint from before",
           "check_replicas_every = 0"));
   // Before a checkpoint too, and the last one here is that of step 8.
   EXPECT_THAT(

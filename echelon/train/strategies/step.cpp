@@ -220,10 +220,10 @@ void TrainingState::before_forward() {
 
 void TrainingState::restore_buffers(const torch::Tensor& skipped) {
   if (skipped.is_cpu() && skipped.item<float>() == 0) return;
-  const torch::Tensor left_out = skipped.ne(0);
+  const torch::Tensor is_skipped = skipped.ne(0);
   for (size_t i = 0; i < buffers_.size(); ++i) {
     torch::Tensor& buffer = buffers_[i];
-    const auto here = left_out.to(buffer.device(), /*non_blocking=*/true);
+    const auto here = is_skipped.to(buffer.device(), /*non_blocking=*/true);
     buffer.copy_(at::where(here, buffers_before_[i], buffer));
   }
 }

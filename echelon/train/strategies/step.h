@@ -50,7 +50,7 @@ class TrainingState {
   void load_loss_scale(const LossScaler::State& state);
 
   /// Call it before forward_backward(). With train.on_non_finite "skip", a step
-  /// that is left out also leaves the buffers as they were now, such as the
+  /// that is skipped also leaves the buffers as they were now, such as the
   /// running statistics of norms.
   void before_forward();
 
