@@ -18,6 +18,7 @@
 
 #include "echelon/cli/arguments.h"
 #include "echelon/error.h"
+#include "echelon/launch/guard.h"
 #include "echelon/text/format.h"
 #include "echelon/text/units.h"
 
@@ -27,16 +28,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr size_t kMaxBytes = 1 << 20;
-
-// The arguments as execv takes them; they borrow the words.
-std::vector<char*> argv_of(const std::vector<std::string>& words) {
-  std::vector<char*> argv;
-  for (const auto& word : words) {
-    argv.push_back(const_cast<char*>(word.c_str()));
-  }
-  argv.push_back(nullptr);
-  return argv;
-}
 
 [[noreturn]] void become(
     const std::vector<std::string>& command,
@@ -50,7 +41,7 @@ std::vector<char*> argv_of(const std::vector<std::string>& words) {
   for (const auto& [name, value] : variables) {
     ::setenv(name.c_str(), value.c_str(), 1);
   }
-  const auto argv = argv_of(command);
+  const auto argv = launch::argv_of(command);
   ::execv(argv[0], argv.data());
   ::_exit(127);
 }
@@ -165,7 +156,7 @@ void become_echelon_train(const std::vector<std::string>& arguments) {
   std::vector<std::string> command = {find_echelon_train()};
   command.insert(command.end(), arguments.begin(), arguments.end());
   std::cout.flush();
-  ::execv(command[0].c_str(), argv_of(command).data());
+  ::execv(command[0].c_str(), launch::argv_of(command).data());
   throw ConfigError(
       command[0] + ": cannot be started: " + std::strerror(errno));
 }

@@ -21,6 +21,7 @@
 #include "echelon/job/resize.h"
 #include "echelon/job/run_folder.h"
 #include "echelon/text/format.h"
+#include "echelon/text/text_file.h"
 #include "echelon/text/units.h"
 
 namespace echelon::cli {
@@ -213,6 +214,11 @@ void check_same_settings(const Job& job, const JobFacts& facts) {
   try {
     Job before = load_job((run / "config.toml").string());
     before.train.overwrite = job.train.overwrite;
+    // A job that was resized has done what its command says.
+    std::error_code error;
+    if (fs::exists(run / kFirstLayout, error)) {
+      before.layout = parse_layout(read_text_file(run / kFirstLayout));
+    }
     changes = changed_settings(to_toml(job), to_toml(before));
   } catch (const ConfigError&) {
     return;  // written by another version
@@ -300,7 +306,9 @@ std::string resize(
   other.layout = layout_on(job, num_ranks, facts.data);
   if (may_not_fit(other, facts)) check_memory(other);
   if (memory != nullptr) memory->grow(num_ranks);
-  write_configuration(other, job.train.run);
+  const auto run = std::filesystem::path(job.train.run);
+  write_file_atomically(run / kFirstLayout, to_string(job.layout));
+  write_configuration(other, run);
   return to_string(other.layout);
 }
 
@@ -363,6 +371,8 @@ int train(const TrainArguments& given) {
   };
   if (first) {
     const RunFolder made = make_run_folder(job);
+    std::error_code error;
+    std::filesystem::remove(run / kFirstLayout, error);
     if (options.num_nodes == 1) {
       options.control = control_name(run);
       if (job.train.ranks == RankKind::processes) {

@@ -121,7 +121,8 @@ std::vector<fs::path> files_of_run(const fs::path& run) {
   };
   add(run, [](const std::string& name) {
     static const std::vector<std::string> kNames = {
-        "layers.json", "metrics.jsonl", "report.html", "timeline.json"};
+        kFirstLayout, "layers.json", "metrics.jsonl", "report.html",
+        "timeline.json"};
     // A crash leaves NAME.part-….
     const std::string whole = name.substr(0, name.find(".part-"));
     return std::ranges::find(kNames, whole) != kNames.end() ||

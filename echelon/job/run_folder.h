@@ -50,6 +50,10 @@ RunFolder make_run_folder(const Job& job);
 std::string
 write_configuration(const Job& job, const std::filesystem::path& folder);
 
+/// The name of the file in a run's folder that says with which layout its job
+/// was started, where `echelon job resize` has changed that of config.toml.
+inline constexpr const char* kFirstLayout = "first_layout";
+
 /// The configuration behind the weights of WeightsSource(place): from the
 /// newest checkpoint's manifest, or from config.toml for a run without
 /// checkpoints (last_weights()).

@@ -3,17 +3,15 @@
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/time.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <cstddef>
 #include <cstring>
-#include <utility>
 
 #include "echelon/error.h"
+#include "echelon/launch/job_start.h"
 #include "echelon/text/format.h"
 
 namespace echelon::launch {
@@ -24,16 +22,6 @@ constexpr size_t kMostBytes = 4096;
 constexpr int kRequestMs = 100;
 // A resize may count the model's layers first.
 constexpr time_t kAnswerSeconds = 600;
-
-std::pair<sockaddr_un, socklen_t> address_of(const std::string& name) {
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  const size_t size = std::min(name.size(), sizeof address.sun_path - 1);
-  std::copy_n(name.begin(), size, address.sun_path + 1);
-  return {
-      address,
-      static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + size)};
-}
 
 bool is_own(int socket) {
   ucred other{};
@@ -56,7 +44,7 @@ std::string receive(int socket) {
 ControlSocket::ControlSocket(const std::string& name)
     : socket_(
           socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)) {
-  const auto [address, size] = address_of(name);
+  const auto [address, size] = abstract_address(name);
   if (!socket_.is_open() ||
       bind(socket_.fd(), reinterpret_cast<const sockaddr*>(&address), size) !=
           0 ||
@@ -68,7 +56,7 @@ ControlSocket::ControlSocket(const std::string& name)
 
 void ControlSocket::serve(
     const std::function<std::string(const std::string&)>& answer) {
-  const Descriptor client(
+  const FileDescriptor client(
       accept4(socket_.fd(), nullptr, nullptr, SOCK_CLOEXEC));
   if (!client.is_open() || !is_own(client.fd())) return;
   pollfd file{client.fd(), POLLIN, 0};
@@ -82,8 +70,9 @@ void ControlSocket::serve(
 }
 
 std::string ask_job(const std::string& name, const std::string& request) {
-  const Descriptor server(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
-  const auto [address, size] = address_of(name);
+  const FileDescriptor server(
+      socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  const auto [address, size] = abstract_address(name);
   const timeval limit{kAnswerSeconds, 0};
   if (!server.is_open() ||
       setsockopt(server.fd(), SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit) !=

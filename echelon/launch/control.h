@@ -7,7 +7,7 @@
 #include <functional>
 #include <string>
 
-#include "echelon/launch/descriptor.h"
+#include "echelon/text/file_descriptor.h"
 
 namespace echelon::launch {
 
@@ -24,7 +24,7 @@ class ControlSocket {
   void serve(const std::function<std::string(const std::string&)>& answer);
 
  private:
-  Descriptor socket_;
+  FileDescriptor socket_;
 };
 
 /// Sends `request` to the job at `name` and returns its answer; empty when no

@@ -239,19 +239,11 @@ void take_environment(const std::vector<std::string>& variables) {
   }
   variables.push_back(
       kVariable + std::to_string(socket) + std::string(kRoom, ' '));
-  const auto pointers_to = [](const std::vector<std::string>& strings) {
-    std::vector<char*> pointers;
-    for (const auto& text : strings) {
-      pointers.push_back(const_cast<char*>(text.c_str()));
-    }
-    pointers.push_back(nullptr);
-    return pointers;
-  };
   sigprocmask(
       SIG_SETMASK, static_cast<const sigset_t*>(spec.signal_mask), nullptr);
   execve(
-      spec.path.c_str(), pointers_to(spec.command).data(),
-      pointers_to(variables).data());
+      spec.path.c_str(), argv_of(spec.command).data(),
+      argv_of(variables).data());
   _exit(127);
 }
 
@@ -262,8 +254,8 @@ bool ForkServer::start(const GuardSpec& spec) {
   if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) {
     return false;
   }
-  socket_ = Descriptor(ends[0]);
-  Descriptor theirs(ends[1]);
+  socket_ = FileDescriptor(ends[0]);
+  FileDescriptor theirs(ends[1]);
   pid_ = fork();
   if (pid_ == 0) become_server(spec, theirs.fd());
   return pid_ > 0;
@@ -287,10 +279,10 @@ ForkServer::start_guard(const GuardSpec& spec, int interrupt) {
   if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) {
     return std::nullopt;
   }
-  Descriptor ours(ends[0]);
-  const Descriptor theirs(ends[1]);
+  FileDescriptor ours(ends[0]);
+  const FileDescriptor theirs(ends[1]);
   Request request = request_of(spec, theirs.fd());
-  const Descriptor text(memfd_create("echelon-rank", MFD_CLOEXEC));
+  const FileDescriptor text(memfd_create("echelon-rank", MFD_CLOEXEC));
   request.files[0] = text.fd();
   if (!text.is_open() || !write_all(text.fd(), request.text) ||
       !send_files(socket_.fd(), request.files)) {

@@ -11,8 +11,8 @@
 #include <optional>
 #include <string>
 
-#include "echelon/launch/descriptor.h"
 #include "echelon/launch/guard.h"
+#include "echelon/text/file_descriptor.h"
 
 namespace echelon::launch {
 
@@ -40,7 +40,7 @@ class ForkServer {
   void end();
 
   pid_t pid_ = -1;
-  Descriptor socket_;
+  FileDescriptor socket_;
   bool failed_ = false;
 };
 

@@ -34,15 +34,6 @@ namespace {
 // long after SIGTERM; they are usually helpers that notice by themselves.
 constexpr int64_t kLeftoverNs = 1'000'000'000;
 
-std::vector<char*> pointers(const std::vector<std::string>& strings) {
-  std::vector<char*> result;
-  for (const auto& text : strings) {
-    result.push_back(const_cast<char*>(text.c_str()));
-  }
-  result.push_back(nullptr);
-  return result;
-}
-
 // The files above 2 that this process has, and perhaps others.
 std::vector<int> open_files() {
   std::vector<int> files;
@@ -173,8 +164,8 @@ class GuardProcess {
       sigprocmask(SIG_SETMASK, &mask_before_, nullptr);
       return;
     }
-    auto arguments = pointers(spec_.command);
-    auto variables = pointers(spec_.environment);
+    auto arguments = argv_of(spec_.command);
+    auto variables = argv_of(spec_.environment);
     sigprocmask(
         SIG_SETMASK, static_cast<const sigset_t*>(spec_.signal_mask), nullptr);
     execve(spec_.path.c_str(), arguments.data(), variables.data());
@@ -302,6 +293,15 @@ int64_t steady_now_ns() {
   timespec now{};
   clock_gettime(CLOCK_MONOTONIC, &now);
   return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
+}
+
+std::vector<char*> argv_of(const std::vector<std::string>& strings) {
+  std::vector<char*> result;
+  for (const auto& text : strings) {
+    result.push_back(const_cast<char*>(text.c_str()));
+  }
+  result.push_back(nullptr);
+  return result;
 }
 
 Guard start_guard(const GuardSpec& spec) {

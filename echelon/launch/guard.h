@@ -52,8 +52,8 @@ struct GuardSpec {
   std::string error_file;             // removed if the launcher is gone
   std::string scratch_dir;            // likewise, once empty
   const void* signal_mask = nullptr;  // sigset_t that the rank starts with
-  bool loaded =
-      false;  // the guard's process has loaded the program (ForkServer)
+  /// The guard's process has loaded the program (ForkServer).
+  bool loaded = false;
 };
 
 struct Guard {
@@ -76,5 +76,8 @@ std::vector<pid_t>
 descendants(pid_t root, const std::vector<pid_t>& except = {});
 
 int64_t steady_now_ns();
+
+/// The strings as exec takes them. They must outlive what is returned.
+std::vector<char*> argv_of(const std::vector<std::string>& strings);
 
 }  // namespace echelon::launch

@@ -17,7 +17,7 @@ namespace echelon::launch {
 
 /// An open connection to another host's launcher.
 struct HostLink {
-  Descriptor socket;
+  FileDescriptor socket;
   int node = 0;
   std::string address;  // the other's, numeric
   std::string unread;   // bytes that were received and not used yet

@@ -90,21 +90,15 @@ void wait_for_end(const Guard& guard) {
   } while (got > 0 || (got < 0 && errno == EINTR));
 }
 
-std::string log_path(const LaunchOptions& options, int rank) {
-  return options.log_dir.empty()
-             ? ""
-             : format("{}/rank-{}.log", options.log_dir, rank);
-}
-
 }  // namespace
 
 Job::Job(
-    const LaunchOptions& options, JobStart start, Hosts hosts, Held& held,
-    bool may_restart, Watched* watched)
+    const LaunchOptions& options, JobStart start, Hosts hosts,
+    LauncherState& launcher, bool may_restart, Watched* watched)
     : options_(options),
       start_(std::move(start)),
       hosts_(std::move(hosts)),
-      held_(held),
+      launcher_(launcher),
       may_restart_(may_restart),
       watched_(watched),
       screen_(STDOUT_FILENO, STDERR_FILENO),
@@ -170,8 +164,7 @@ void Job::start_rank(int local_rank, const std::string& program) {
   const std::string error_file =
       format("{}/rank-{}.json", scratch_.path(), number);
   const bool append = start_.place.generation > 0;
-  Rank rank(RankOutput(
-      show_of(number), log_path(options_, number), append, error_file));
+  Rank rank(RankOutput(show_of(number), log_path(number), append, error_file));
   for (int stream = 1; stream <= 2; ++stream) {
     rank.output.set_prefix(
         stream,
@@ -200,10 +193,10 @@ void Job::start_rank(int local_rank, const std::string& program) {
       .master_fd = master_fd,
       .error_file = rank.error_file,
       .scratch_dir = scratch_.path(),
-      .signal_mask = held_.signals.mask_before()};
+      .signal_mask = launcher_.signals.mask_before()};
   std::optional<Guard> guard;
   if (options_.fork_ranks)
-    guard = held_.forks.start_guard(spec, held_.signals.fd());
+    guard = launcher_.forks.start_guard(spec, launcher_.signals.fd());
   rank.guard = guard ? *guard : start_guard(spec);
   rank.output.close_write_ends();
   ranks_.push_back(std::move(rank));
@@ -225,6 +218,12 @@ Show Job::show_of(int rank) const {
 // terminal from the background would stop the rank.
 int Job::input_of(int rank) const {
   return rank == 0 && isatty(STDIN_FILENO) == 0 ? STDIN_FILENO : -1;
+}
+
+std::string Job::log_path(int rank) const {
+  return options_.log_dir.empty()
+             ? ""
+             : format("{}/rank-{}.log", options_.log_dir, rank);
 }
 
 bool Job::unkillable() const {
@@ -255,7 +254,8 @@ int Job::poll_timeout_ms() const {
 
 void Job::wait_for_events() {
   std::vector<pollfd> files = {
-      {held_.signals.fd(), POLLIN, 0}, {screen_.pending_file(), POLLOUT, 0}};
+      {launcher_.signals.fd(), POLLIN, 0},
+      {screen_.pending_file(), POLLOUT, 0}};
   for (const Rank& rank : ranks_) {
     files.push_back({rank.guard.socket, POLLIN, 0});
     for (int stream = 1; stream <= 2; ++stream) {
@@ -266,7 +266,7 @@ void Job::wait_for_events() {
   const size_t first_host = files.size();
   for (const int fd : hosts_.files()) files.push_back({fd, POLLIN, 0});
   const size_t control = files.size();
-  if (held_.control) files.push_back({held_.control->fd(), POLLIN, 0});
+  if (launcher_.control) files.push_back({launcher_.control->fd(), POLLIN, 0});
   if (poll(files.data(), files.size(), poll_timeout_ms()) < 0 &&
       errno != EINTR) {
     throw Error(std::string("[launch] poll: ") + std::strerror(errno));
@@ -287,9 +287,10 @@ void Job::wait_for_events() {
     if (files[i].revents != 0) take_host(i - first_host);
   }
   if (control < files.size() && files[control].revents != 0) {
-    held_.control->serve([&](const auto& text) { return take_request(text); });
+    launcher_.control->serve(
+        [&](const auto& text) { return take_request(text); });
   }
-  while (const int signal = held_.signals.next()) take_signal(signal);
+  while (const int signal = launcher_.signals.next()) take_signal(signal);
   look_for_hangs();
   obey(policy_.on_time(steady_clock::now()));
   screen_.pump();
@@ -393,23 +394,6 @@ void Job::take_end(Rank& rank, const GuardReport& report) {
       may_restart_ && Restarts::helps(exit_code_of(rank.end.status))));
 }
 
-// Empty unless the kernel has killed a process for lack of memory since the
-// ranks were started.
-std::string Job::shortage_of_memory() const {
-  const auto now = cluster::memory_group();
-  if (now.killed.value_or(0) <= memory_before_.killed.value_or(0)) return "";
-  std::string text = "the kernel did this because memory ran out";
-  if (now.limit_bytes > 0) {
-    text += format(
-        "; this job's control group may have {}",
-        format_bytes(now.limit_bytes));
-  }
-  if (now.peak_bytes > 0) {
-    text += format(" and had {} at most", format_bytes(now.peak_bytes));
-  }
-  return text + "; give it more memory, or start fewer ranks";
-}
-
 void Job::look_for_hangs() {
   const auto now = steady_clock::now();
   const auto passed = std::chrono::floor<milliseconds>(now - looked_);
@@ -436,7 +420,7 @@ void Job::lose_guard(Rank& rank) {
     for (const Rank& other : ranks_) {
       if (other.guard.socket >= 0) guards.push_back(other.guard.pid);
     }
-    if (held_.forks.pid() > 0) guards.push_back(held_.forks.pid());
+    if (launcher_.forks.pid() > 0) guards.push_back(launcher_.forks.pid());
     for (const pid_t pid : descendants(getpid(), guards)) kill(pid, SIGKILL);
     rank.empty = true;
     if (!rank.ended) {
@@ -504,7 +488,7 @@ std::string Job::begin_resize(const std::string& number) {
   }
   try {
     resize_ = Resize{num_ranks, options_.resize(num_ranks)};
-  } catch (const ConfigError& error) {
+  } catch (const Error& error) {
     return format("refused: {}", error.what());
   }
   obey(policy_.on_remote_stop(SIGTERM));
@@ -563,7 +547,7 @@ void Job::drain_outputs() {
     rank.output.finish(screen_);
     if (rank.output.log_error() != 0) {
       say(format(
-          "the log {} ends early: {}", log_path(options_, rank.end.rank),
+          "the log {} ends early: {}", log_path(rank.end.rank),
           std::strerror(rank.output.log_error())));
     }
     if (!rank.empty) {
@@ -572,86 +556,6 @@ void Job::drain_outputs() {
           rank.end.rank, rank.pid));
     }
   }
-}
-
-Outcome Job::local_outcome() {
-  const int interrupted = static_cast<int>(ExitCode::interrupted);
-  Outcome outcome;
-  outcome.stopped_by = policy_.stopped_by();
-  if (!start_error_.empty()) {
-    outcome.exit_code = static_cast<int>(ExitCode::configuration);
-    outcome.cause = Cause{.exit_code = outcome.exit_code, .text = start_error_};
-    return outcome;
-  }
-  std::vector<RankEnd> ends;
-  for (const Rank& rank : ranks_) ends.push_back(rank.end);
-  auto cause = find_cause(ends);
-  if (cause) {
-    cause->log = log_path(options_, cause->rank);
-    outcome.exit_code = cause->exit_code;
-    outcome.cause = std::move(cause);
-    return outcome;
-  }
-  for (const Rank& rank : ranks_) {
-    if (rank.end.status == 0 && rank.ended) continue;
-    const int code = exit_code_of(rank.end.status);
-    const bool special = code == static_cast<int>(ExitCode::preempted) ||
-                         code == static_cast<int>(ExitCode::do_not_requeue);
-    if (special || outcome.exit_code == 0) {
-      outcome.exit_code = special ? code : interrupted;
-    }
-  }
-  if (options_.preemptible && outcome.stopped_by == SIGTERM &&
-      outcome.exit_code == interrupted) {
-    outcome.exit_code = static_cast<int>(ExitCode::preempted);
-  }
-  if (answered_ && outcome.exit_code == 0) {
-    outcome.exit_code = options_.answer_code;
-  }
-  return outcome;
-}
-
-void Job::report(const Outcome& outcome) {
-  if (!outcome.cause) {
-    if (!resize_ && outcome.stopped_by != 0 && outcome.exit_code != 0) {
-      say("stopped by " + signal_name(outcome.stopped_by));
-    } else if (outcome.exit_code == static_cast<int>(ExitCode::preempted)) {
-      say("ranks were told to stop, not by this launcher; queue the job again");
-    }
-    return;
-  }
-  const Cause& cause = *outcome.cause;
-  if (cause.rank < 0) {
-    screen_.drain(milliseconds(2000));
-    if (outcome.exit_code == static_cast<int>(ExitCode::configuration)) {
-      throw ConfigError(cause.text);
-    }
-    say(cause.text);
-    return;
-  }
-  const std::string name = format("rank {}", cause.rank);
-  std::string head = format(
-      "{}{} ended with {}", name,
-      cause.host.empty() ? "" : format(" ({})", cause.host), cause.ending);
-  const auto stopped = std::count_if(
-      ranks_.begin(), ranks_.end(),
-      [](const Rank& rank) { return rank.end.told_to_end; });
-  if (!hosts_.alone()) {
-    head += "; the others were stopped";
-  } else if (stopped > 0) {
-    head += stopped == 1 ? "; the other one was stopped"
-                         : format("; the other {} were stopped", stopped);
-  }
-  say(head + (cause.log.empty() ? "" : "; its output: " + cause.log));
-  const bool colours = screen_.colours(2);
-  std::string text = cause.text;
-  for (size_t at = 0; (at = text.find('\n', at)) != std::string::npos;) {
-    text.replace(at, 1, "\n  ");
-    at += 3;
-  }
-  screen_.write(
-      2, (colours ? "\x1b[1;31m" : "") + name + ": " + text +
-             (colours ? "\x1b[0m\n" : "\n"));
 }
 
 void Job::say(const std::string& text) {

@@ -28,8 +28,8 @@ struct Watched {
   const ProgressBoard& progress;
 };
 
-/// What outlives the generations of a job's ranks.
-struct Held {
+/// What the launcher keeps from one generation of a job's ranks to the next.
+struct LauncherState {
   SignalFile signals;  // those between two generations wait for the next
   ForkServer forks;
   std::optional<ControlSocket> control;
@@ -40,8 +40,8 @@ class Job {
   /// `may_restart`: when a rank fails and Restarts::helps(), the others are
   /// killed at once. `watched`: a rank that hangs has failed; null: it is left
   /// to the ranks' own time limits.
-  Job(const LaunchOptions& options, JobStart start, Hosts hosts, Held& held,
-      bool may_restart, Watched* watched);
+  Job(const LaunchOptions& options, JobStart start, Hosts hosts,
+      LauncherState& launcher, bool may_restart, Watched* watched);
   ~Job();
   /// Runs all ranks to their end, says why one failed, and returns how the job
   /// ended. Throws ConfigError when it could not start.
@@ -73,6 +73,7 @@ class Job {
   void start_rank(int local_rank, const std::string& program);
   Show show_of(int rank) const;
   int input_of(int rank) const;
+  std::string log_path(int rank) const;
   bool all_empty() const;
   /// Whether SIGKILL has not helped.
   bool unkillable() const;
@@ -100,7 +101,7 @@ class Job {
   const LaunchOptions& options_;
   JobStart start_;
   Hosts hosts_;
-  Held& held_;
+  LauncherState& launcher_;
   const bool may_restart_;
   Watched* const watched_;
   TimePoint looked_{std::chrono::steady_clock::now()};

@@ -86,7 +86,7 @@ resolve(const std::string& address, int port) {
 
 BoundSocket bind_master(const std::string& address, int port) {
   const auto found = resolve(address, port);
-  Descriptor file(socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  FileDescriptor file(socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const int yes = 1;
   if (!file.is_open()) refuse_bind(address, port, errno);
   // Lets another program of the job open the same port while nobody listens.
@@ -105,18 +105,22 @@ BoundSocket bind_master(const std::string& address, int port) {
   return {std::move(file), host, std::atoi(service)};
 }
 
-Descriptor claim_port(const std::string& address, int port) {
-  // An abstract name: it lives in the network namespace, as the port does, and
-  // ends with the process.
+std::pair<sockaddr_un, socklen_t> abstract_address(const std::string& name) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  const size_t size = std::min(name.size(), sizeof address.sun_path - 1);
+  std::copy_n(name.begin(), size, address.sun_path + 1);
+  return {
+      address,
+      static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + size)};
+}
+
+FileDescriptor claim_port(const std::string& address, int port) {
   const std::string name = format("echelon-master-{}-{}", address, port);
-  sockaddr_un place{};
-  place.sun_family = AF_UNIX;
-  const size_t size = std::min(name.size(), sizeof place.sun_path - 1);
-  std::copy_n(name.begin(), size, place.sun_path + 1);
-  Descriptor file(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
-  if (!file.is_open() || bind(
-                             file.fd(), reinterpret_cast<sockaddr*>(&place),
-                             offsetof(sockaddr_un, sun_path) + 1 + size) != 0) {
+  const auto [place, size] = abstract_address(name);
+  FileDescriptor file(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  if (!file.is_open() ||
+      bind(file.fd(), reinterpret_cast<const sockaddr*>(&place), size) != 0) {
     if (errno == EADDRINUSE) {
       throw ConfigError(format(
           "[launch] master {}, port {}: the port is in use by another job, or "

@@ -2,27 +2,33 @@
 #pragma once
 
 #include <netdb.h>
+#include <sys/un.h>
 
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "echelon/environment/rank_environment.h"
-#include "echelon/launch/descriptor.h"
 #include "echelon/launch/options.h"
+#include "echelon/text/file_descriptor.h"
 
 namespace echelon::launch {
 
 /// A TCP socket bound to an address of this host, not listening yet.
 struct BoundSocket {
-  Descriptor socket;
+  FileDescriptor socket;
   std::string address;  // numeric
   int port = 0;
 };
 
+/// The address of a Unix socket by an abstract name. Such a name lives in the
+/// network namespace, as a port does, and ends with the process.
+std::pair<sockaddr_un, socklen_t> abstract_address(const std::string& name);
+
 /// Keeps other launchers of this host off `address` and `port` while the
 /// returned file is open; a port that is bound but not listened on does not.
 /// Throws ConfigError when another job has the port.
-Descriptor claim_port(const std::string& address, int port);
+FileDescriptor claim_port(const std::string& address, int port);
 
 /// The addresses of the master, given by name or number. Throws ConfigError.
 std::unique_ptr<addrinfo, void (*)(addrinfo*)>
@@ -38,8 +44,8 @@ struct JobStart {
   JobPlace place;
   int first_rank = 0;
   int world_size = 1;
-  Descriptor master;  // on node 0, bound to the port
-  Descriptor claim;   // see claim_port
+  FileDescriptor master;  // on node 0, bound to the port
+  FileDescriptor claim;   // see claim_port
 };
 
 /// A job on this host alone. Its store listens on 127.0.0.1, whichever of this

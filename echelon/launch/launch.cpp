@@ -18,6 +18,7 @@
 #include "echelon/launch/restarts.h"
 #include "echelon/launch/signals.h"
 #include "echelon/text/format.h"
+#include "echelon/text/units.h"
 
 namespace echelon::launch {
 namespace {
@@ -52,15 +53,21 @@ void list_failures(Job& job, const std::vector<std::string>& failures) {
   job.say(text);
 }
 
+// A job before its number of ranks changed.
+struct BeforeResize {
+  int num_ranks;
+  std::optional<int64_t> step;
+};
+
 // Runs generation after generation until one ends the job.
 int run_alone(const LaunchOptions& options) {
   const auto last_step = [&]() -> std::optional<int64_t> {
     if (!options.last_step) return std::nullopt;
     return options.last_step();
   };
-  Held held;
+  LauncherState launcher;
   try {
-    if (!options.control.empty()) held.control.emplace(options.control);
+    if (!options.control.empty()) launcher.control.emplace(options.control);
   } catch (const ConfigError& error) {
     std::cerr << "warning: `echelon job` cannot reach this job: "
               << error.what() << "\n";
@@ -70,6 +77,7 @@ int run_alone(const LaunchOptions& options) {
   // Doubled by each hang, which may have been none.
   auto least_hang = kLeastHang;
   std::vector<std::string> failures;
+  std::optional<BeforeResize> before;
   const std::string name = random_job_id();
   for (int generation = 0;; ++generation) {
     JobStart start = start_alone(own);
@@ -85,23 +93,36 @@ int run_alone(const LaunchOptions& options) {
       watched.emplace(HangWatch(own.num_ranks, least_hang), *progress);
     }
     Job job(
-        own, std::move(start), Hosts(), held, restarts.left(),
+        own, std::move(start), Hosts(), launcher, restarts.left(),
         watched ? &*watched : nullptr);
     Outcome outcome = job.run();
     if (watched && watched->hangs.found()) least_hang *= 2;
     const auto step = last_step();
+    const auto go_on = [&](const std::string& layout) {
+      job.say(format(
+          "{}, {}{}", counted(own.num_ranks, "rank"), layout,
+          step ? from_step(*step) : ""));
+    };
     if (const auto& resize = job.resize()) {
+      before = {own.num_ranks, step};
       own.num_ranks = resize->num_ranks;
       outcome.stopped_by = 0;  // a rank that failed meanwhile starts again
       if (outcome.exit_code == static_cast<int>(ExitCode::preempted)) {
-        job.say(format(
-            "{} ranks, {}{}", resize->num_ranks, resize->layout,
-            step ? from_step(*step) : ""));
+        go_on(resize->layout);
         continue;
       }
     }
     if (outcome.cause) failures.push_back(line_of(*outcome.cause));
-    switch (restarts.on_end(outcome, step)) {
+    const Restarts::Verdict verdict = restarts.on_end(outcome, step);
+    // So many ranks have done no step, and those before them could.
+    if (before && outcome.cause && verdict != Restarts::Verdict::restart &&
+        step == before->step) {
+      own.num_ranks = before->num_ranks;
+      before.reset();
+      go_on(options.resize(own.num_ranks));
+      continue;
+    }
+    switch (verdict) {
       case Restarts::Verdict::end:
         if (outcome.cause) list_failures(job, failures);
         return outcome.exit_code;
@@ -129,8 +150,8 @@ int run(const LaunchOptions& options) {
   if (options.num_nodes == 1) return run_alone(options);
   JobStart start;
   Hosts hosts = Hosts::meet(options, start);
-  Held held;
-  return Job(options, std::move(start), std::move(hosts), held,
+  LauncherState launcher;
+  return Job(options, std::move(start), std::move(hosts), launcher,
              /*may_restart=*/false, /*watched=*/nullptr)
       .run()
       .exit_code;

@@ -204,7 +204,7 @@ RankOutput::RankOutput(
     : show_(show), error_file_(std::move(error_file)) {
   if (!log_path.empty()) {
     const int whole = append ? O_APPEND : O_TRUNC;
-    log_ = Descriptor(
+    log_ = FileDescriptor(
         open(log_path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | whole, 0644));
     if (!log_.is_open()) {
       throw ConfigError(format(
@@ -221,8 +221,8 @@ RankOutput::RankOutput(
           std::strerror(errno)));
     }
     fcntl(ends[0], F_SETFL, O_NONBLOCK);
-    lanes_[stream].read_end = Descriptor(ends[0]);
-    lanes_[stream].write_end = Descriptor(ends[1]);
+    lanes_[stream].read_end = FileDescriptor(ends[0]);
+    lanes_[stream].write_end = FileDescriptor(ends[1]);
   }
 }
 

@@ -10,8 +10,8 @@
 #include <string>
 #include <string_view>
 
-#include "echelon/launch/descriptor.h"
 #include "echelon/launch/options.h"
+#include "echelon/text/file_descriptor.h"
 
 namespace echelon::launch {
 
@@ -152,8 +152,8 @@ class RankOutput {
 
  private:
   struct Lane {
-    Descriptor read_end;
-    Descriptor write_end;
+    FileDescriptor read_end;
+    FileDescriptor write_end;
     std::string prefix;
     LineSplitter splitter;
     std::string partial;  // Show::plain: the line that waits for its newline
@@ -170,7 +170,7 @@ class RankOutput {
   bool reported_ = false;
   Lane lanes_[3];
   Tail tail_;
-  Descriptor log_;
+  FileDescriptor log_;
   int log_error_ = 0;
 };
 

@@ -184,7 +184,7 @@ class RendezvousHost {
 
  private:
   struct Node {
-    Descriptor socket;
+    FileDescriptor socket;
     std::string unread;
     int num_ranks = 0;
     int node = -1;
@@ -271,7 +271,7 @@ class RendezvousHost {
   void accept_newcomer() {
     Node newcomer;
     newcomer.socket =
-        Descriptor(accept4(listener_.fd(), nullptr, nullptr, SOCK_CLOEXEC));
+        FileDescriptor(accept4(listener_.fd(), nullptr, nullptr, SOCK_CLOEXEC));
     const bool accepted = newcomer.socket.is_open();
     const bool full = !accepted && (errno == EMFILE || errno == ENFILE ||
                                     errno == ENOBUFS || errno == ENOMEM);
@@ -345,7 +345,7 @@ class RendezvousHost {
       case Received::nothing:
         return false;
       case Received::end:
-        newcomer.socket = Descriptor();
+        newcomer.socket = FileDescriptor();
         return true;
       case Received::line:
         break;
@@ -400,7 +400,7 @@ class RendezvousHost {
   }
 
   Rendezvous assign_ranks() {
-    listener_ = Descriptor();
+    listener_ = FileDescriptor();
     Rendezvous result;
     result.start.place.job = random_job_id();
     result.start.place.master_addr = address_;
@@ -433,17 +433,17 @@ class RendezvousHost {
   const milliseconds proof_timeout_;
   const milliseconds hello_timeout_;
   authentication::Strangers strangers_;
-  Descriptor listener_;
-  Descriptor store_;
-  Descriptor claim_;
+  FileDescriptor listener_;
+  FileDescriptor store_;
+  FileDescriptor claim_;
   std::string address_;
   std::vector<Node> newcomers_;  // in the order in which they came
   std::vector<Node> nodes_;      // by node; [0] stays empty
 };
 
 // One attempt to connect; sets `error`.
-Descriptor try_connect(const addrinfo& target, int timeout_ms, int& error) {
-  Descriptor link(
+FileDescriptor try_connect(const addrinfo& target, int timeout_ms, int& error) {
+  FileDescriptor link(
       socket(target.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   error = 0;
   if (connect(link.fd(), target.ai_addr, target.ai_addrlen) == 0) return link;
@@ -452,21 +452,21 @@ Descriptor try_connect(const addrinfo& target, int timeout_ms, int& error) {
     pollfd file{link.fd(), POLLOUT, 0};
     if (poll(&file, 1, timeout_ms) != 1) {
       error = ETIMEDOUT;
-      return Descriptor();
+      return FileDescriptor();
     }
     socklen_t size = sizeof error;
     getsockopt(link.fd(), SOL_SOCKET, SO_ERROR, &error, &size);
   }
-  return error == 0 ? std::move(link) : Descriptor();
+  return error == 0 ? std::move(link) : FileDescriptor();
 }
 
-Descriptor
+FileDescriptor
 connect_to_host(const LaunchOptions& options, const Deadline& deadline) {
   const auto target = resolve(options.master_addr, port_of(options));
   const std::string place = place_of(options);
   Notice notice;
   for (int error = 0;;) {
-    Descriptor link =
+    FileDescriptor link =
         try_connect(*target, deadline.left_ms(milliseconds(2000)), error);
     if (link.fd() >= 0) return link;
     if (deadline.passed() || error == ENETUNREACH || error == EACCES) {
@@ -481,13 +481,13 @@ connect_to_host(const LaunchOptions& options, const Deadline& deadline) {
 }
 
 // A connection to node 0, which has proved the token.
-Descriptor join(
+FileDescriptor join(
     const LaunchOptions& options, const Token& token,
     const Deadline& deadline) {
   const std::string place = place_of(options);
   const Deadline retries(std::min(kMaxRetries, options.join_timeout));
   for (;;) {
-    Descriptor link = connect_to_host(options, deadline);
+    FileDescriptor link = connect_to_host(options, deadline);
     enable_keepalive(link.fd());
     switch (authentication::prove(
         link.fd(), token.key, Port::launchers, deadline.end())) {
@@ -530,7 +530,7 @@ Rendezvous host_rendezvous(const LaunchOptions& options, const Token& token) {
 
 Rendezvous join_rendezvous(const LaunchOptions& options, const Token& token) {
   const Deadline deadline(options.join_timeout);
-  Descriptor link = join(options, token, deadline);
+  FileDescriptor link = join(options, token, deadline);
   send_line(
       link.fd(), {{"protocol", kProtocol},
                   {"nodes", options.num_nodes},

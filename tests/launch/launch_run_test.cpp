@@ -9,6 +9,7 @@
 #include <set>
 #include <sstream>
 
+#include "echelon/launch/control.h"
 #include "tests/launch/launched.h"
 
 namespace echelon::testing_support::launch_run_test {
@@ -124,6 +125,62 @@ TEST(Run, RestartsThatBringNoNewStepEnd) {
       last_line(job),
       "echelon: 3 restarts in a row brought no new step, so another one would "
       "not help");
+}
+
+// Ranks that save when they are told to, and none of which starts where they
+// are `bad`.
+std::vector<std::string> resizable(int bad) {
+  return {
+      "sh", "-c",
+      "[ $WORLD_SIZE = " + std::to_string(bad) +
+          " ] && exit 2; trap 'exit 75' TERM; echo $RANK of $WORLD_SIZE; "
+          "while :; do sleep 0.02; done"};
+}
+
+TEST(Run, AResizeStartsOtherRanks) {
+  TempFolder folder;
+  const std::string name = "echelon-resize-" + folder.path();
+  Command job(launch({"-n", "2", "--control", name}, resizable(4)));
+  ASSERT_TRUE(job.until_output(" of 2", 2)) << job.err();
+  EXPECT_EQ(
+      echelon::launch::ask_job(name, "resize 5"), "refused: 4 ranks at most");
+  EXPECT_EQ(
+      echelon::launch::ask_job(name, "resize 3"),
+      "done: from 2 to 3 ranks, dp=3");
+  ASSERT_TRUE(job.until_output(" of 3", 3)) << job.err();
+  EXPECT_EQ(echelon::launch::ask_job(name, "status"), "ranks 3 generation 1");
+  // 4 do not start, so the job goes on with 3.
+  EXPECT_EQ(
+      echelon::launch::ask_job(name, "resize 4"),
+      "done: from 3 to 4 ranks, dp=4");
+  ASSERT_TRUE(job.until_output(" of 3", 6)) << job.err();
+  EXPECT_THAT(job.err(), HasSubstr("ended with exit code 2"));
+  EXPECT_EQ(last_line(job), "echelon: 3 ranks, dp=3");
+  EXPECT_EQ(
+      echelon::launch::ask_job(name, "pause"),
+      "refused: unknown request \"pause\"");
+  EXPECT_THAT(echelon::launch::ask_job(name, "stop"), StartsWith("done: "));
+  EXPECT_EQ(job.wait(), 75) << job.err();
+  EXPECT_TRUE(job.living().empty());
+}
+
+TEST(Run, AStopDuringAResizeEndsTheJob) {
+  TempFolder folder;
+  const std::string name = "echelon-resize-" + folder.path();
+  Command job(launch(
+      {"-n", "2", "--control", name},
+      {"sh", "-c",
+       "trap 'echo saving; sleep 0.5; exit 75' TERM; echo of $WORLD_SIZE; "
+       "while :; do sleep 0.02; done"}));
+  ASSERT_TRUE(job.until_output("of 2", 2)) << job.err();
+  EXPECT_THAT(echelon::launch::ask_job(name, "resize 3"), StartsWith("done: "));
+  ASSERT_TRUE(job.until_output("saving", 2)) << job.err();
+  EXPECT_THAT(
+      echelon::launch::ask_job(name, "resize 4"),
+      StartsWith("refused: the ranks are ending"));
+  job.signal(SIGTERM);
+  EXPECT_EQ(job.wait(), 75) << job.err();
+  EXPECT_EQ(job.out().find("of 3"), std::string::npos);
 }
 
 TEST(Run, AStopBetweenTwoGenerationsEndsTheJob) {

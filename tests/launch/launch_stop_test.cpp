@@ -273,6 +273,19 @@ TEST(Stop, RanksStartAgainWithoutTheForkServer) {
   EXPECT_TRUE(job.living().empty());
 }
 
+// A fork of a process with threads may wait for a lock for ever.
+TEST(Stop, AProgramWithThreadsBeforeMainIsNotForked) {
+  Command job(
+      launch({"-n", "2"}, rank_program({"wait"})),
+      {"ECHELON_TEST_EARLY_THREAD=1"});
+  ASSERT_TRUE(job.until_output("ready", 2)) << job.err();
+  EXPECT_EQ(running(job, "fork-server").size(), 0u);
+  EXPECT_EQ(running(job, "launch_rank").size(), 2u);
+  job.signal(SIGINT);
+  job.wait();
+  EXPECT_TRUE(job.living().empty());
+}
+
 TEST(Orphans, NoneAfterSigkillOfTheLauncher) {
   TempFolder folder;
   const std::string wrapper = folder.script("wrapper", kWrapper);

@@ -9,12 +9,20 @@
 #include <cstring>
 #include <stdexcept>
 #include <string>
+#include <thread>
 
 #include "echelon/error.h"
 #include "echelon/error_report.h"
 #include "echelon/launch/fork_server.h"
 
 namespace {
+
+// Waits for ever, from before main().
+const bool kEarlyThread = [] {
+  if (std::getenv("ECHELON_TEST_EARLY_THREAD") == nullptr) return false;
+  std::thread([] { pause(); }).detach();
+  return true;
+}();
 
 int number(const char* name) {
   const char* text = std::getenv(name);

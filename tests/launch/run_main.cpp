@@ -2,7 +2,8 @@
 //   launch_run [-n N] [--nnodes N] [--node-rank R] [--master-addr A]
 //     [--master-port P] [--token-file FILE] [--log DIR] [--grace-ms MS]
 //     [--join-ms MS] [--plain] [--rank-zero] [--listen] [--max-restarts N]
-//     [--last-step FILE] -- program args…
+//     [--last-step FILE] [--control NAME] -- program args…
+// A job with a control socket may be resized, to 4 ranks at most.
 // With ECHELON_TEST_FORKS, ranks of launch_rank, and of sh through it, are
 // forked from a fork server.
 #include <cstdio>
@@ -39,6 +40,13 @@ int main(int argc, char** argv) {
       if (word == "--token-file") options.token_file = value;
       if (word == "--log") options.log_dir = value;
       if (word == "--max-restarts") options.max_restarts = number();
+      if (word == "--control") {
+        options.control = value;
+        options.resize = [](int num_ranks) {
+          if (num_ranks > 4) throw echelon::ConfigError("4 ranks at most");
+          return "dp=" + std::to_string(num_ranks);
+        };
+      }
       if (word == "--last-step") {
         options.last_step = [value] {
           int64_t step = 0;

@@ -5,19 +5,20 @@
 
 #include <utility>
 
-namespace echelon::launch {
+namespace echelon {
 
 /// Closes the file when it is destroyed or takes another one. -1: no file.
-class Descriptor {
+class FileDescriptor {
  public:
-  explicit Descriptor(int fd = -1) : fd_(fd) {}
-  Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  Descriptor& operator=(Descriptor&& other) noexcept {
+  explicit FileDescriptor(int fd = -1) : fd_(fd) {}
+  FileDescriptor(FileDescriptor&& other) noexcept
+      : fd_(std::exchange(other.fd_, -1)) {}
+  FileDescriptor& operator=(FileDescriptor&& other) noexcept {
     std::swap(fd_, other.fd_);
     other.close();
     return *this;
   }
-  ~Descriptor() { close(); }
+  ~FileDescriptor() { close(); }
 
   int fd() const { return fd_; }
   /// Gives the file away.
@@ -31,4 +32,4 @@ class Descriptor {
   int fd_;
 };
 
-}  // namespace echelon::launch
+}  // namespace echelon
