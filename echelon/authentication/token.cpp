@@ -11,6 +11,7 @@
 #include <optional>
 
 #include "echelon/error.h"
+#include "echelon/text/file_descriptor.h"
 #include "echelon/text/format.h"
 #include "echelon/text/text_file.h"
 
@@ -27,22 +28,11 @@ template <typename... Values>
   throw ConfigError("[launch] " + format(why, values...));
 }
 
-/// Closes the file that it opened.
-class File {
- public:
-  File(const std::string& path, int flags)
-      // A FIFO would wait for a writer.
-      : fd_(open(path.c_str(), flags | O_CLOEXEC | O_NONBLOCK, 0600)) {}
-  File(const File&) = delete;
-  File& operator=(const File&) = delete;
-  ~File() {
-    if (fd_ >= 0) close(fd_);
-  }
-  int fd() const { return fd_; }
-
- private:
-  int fd_;
-};
+// A FIFO would wait for a writer.
+FileDescriptor open_file(const std::string& path, int flags) {
+  return FileDescriptor(
+      open(path.c_str(), flags | O_CLOEXEC | O_NONBLOCK, 0600));
+}
 
 void check_owner(const std::string& path, int fd) {
   struct stat info {};
@@ -72,8 +62,8 @@ void check_owner(const std::string& path, int fd) {
 
 /// Nothing when there is no such file.
 std::optional<Key> read_file(const std::string& path) {
-  const File file(path, O_RDONLY);
-  if (file.fd() < 0) {
+  const FileDescriptor file = open_file(path, O_RDONLY);
+  if (!file.is_open()) {
     if (errno == ENOENT) return std::nullopt;
     refuse("cannot read the token file {}: {}", path, std::strerror(errno));
   }
@@ -115,8 +105,8 @@ bool make_file(const std::string& path) {
       format("{}.{}", path, Key::random().to_hex().substr(0, 16));
   const std::string text = Key::random().to_hex() + "\n";
   {
-    const File file(part, O_WRONLY | O_CREAT | O_EXCL);
-    if (file.fd() < 0) fail("opening");
+    const FileDescriptor file = open_file(part, O_WRONLY | O_CREAT | O_EXCL);
+    if (!file.is_open()) fail("opening");
     if (write(file.fd(), text.data(), text.size()) !=
             static_cast<ssize_t>(text.size()) ||
         fsync(file.fd()) != 0) {

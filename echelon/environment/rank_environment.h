@@ -19,12 +19,10 @@
 //                                 MASTER_ADDR, MASTER_PORT. listen() on it and
 //                                 do not bind another: nobody else can take the
 //                                 port
-//   ECHELON_STORE_KEY             the key with which the ranks prove themselves
-//   to
-//                                 rank 0's store: secret, the same on every
-//                                 rank of one job. A rank does not have
-//                                 ECHELON_TOKEN, the launchers' own
-//                                 (authentication/token.h)
+//   ECHELON_STORE_KEY             the key of rank 0's store: secret, the same
+//   on
+//                                 all ranks of a job. ECHELON_TOKEN, the
+//                                 launchers' own, is not for ranks
 //   ECHELON_NODE_ADDRESS          several hosts: this host's address, as the
 //                                 others reach it
 //   ECHELON_MEMORY                `echelon train`: where checkpoints in memory

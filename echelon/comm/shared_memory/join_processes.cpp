@@ -22,6 +22,7 @@
 #include "echelon/comm/shared_memory/failure.h"
 #include "echelon/comm/shared_memory/host.h"
 #include "echelon/comm/shared_memory/monitor.h"
+#include "echelon/text/file_descriptor.h"
 #include "echelon/text/format.h"
 
 namespace echelon::local {
@@ -49,27 +50,6 @@ struct Welcome {
   int32_t num_missing = 0;
   int32_t missing[64] = {};
   char text[1024] = {};
-};
-
-// Closes a descriptor that nobody took.
-class Descriptor {
- public:
-  explicit Descriptor(int value = -1) : value_(value) {}
-  Descriptor(Descriptor&& other) noexcept : value_(other.take()) {}
-  Descriptor& operator=(Descriptor&& other) noexcept {
-    std::swap(value_, other.value_);
-    return *this;
-  }
-  ~Descriptor() {
-    if (value_ >= 0) {
-      close(value_);
-    }
-  }
-  int get() const { return value_; }
-  int take() { return std::exchange(value_, -1); }
-
- private:
-  int value_;
 };
 
 [[noreturn]] void fail(const std::string& what) {
@@ -100,7 +80,7 @@ bool send_message(
 
 bool receive_message(
     int socket, void* data, size_t bytes,
-    std::vector<Descriptor>& descriptors) {
+    std::vector<FileDescriptor>& descriptors) {
   iovec part{data, bytes};
   msghdr message{};
   message.msg_iov = &part;
@@ -167,7 +147,7 @@ uint64_t pid_namespace() {
 struct Joined {
   std::shared_ptr<Segment> segment;
   std::vector<PeerSocket> sockets;
-  std::vector<Descriptor> arenas;  // by rank; empty: none
+  std::vector<FileDescriptor> arenas;  // by rank; empty: none
 };
 
 class Joining {
@@ -192,18 +172,18 @@ class Joining {
   Joined lead() {
     Joined joined;
     joined.segment = Segment::create(size_);
-    Descriptor listener(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+    FileDescriptor listener(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
     sockaddr_un address{};
     address.sun_family = AF_UNIX;
     socklen_t length = sizeof(sa_family_t);  // the kernel chooses the name
-    if (listener.get() < 0 ||
-        bind(listener.get(), reinterpret_cast<sockaddr*>(&address), length) !=
+    if (listener.fd() < 0 ||
+        bind(listener.fd(), reinterpret_cast<sockaddr*>(&address), length) !=
             0 ||
-        listen(listener.get(), size_) != 0) {
+        listen(listener.fd(), size_) != 0) {
       fail("cannot listen for the ranks of this host");
     }
     length = sizeof(address);
-    getsockname(listener.get(), reinterpret_cast<sockaddr*>(&address), &length);
+    getsockname(listener.fd(), reinterpret_cast<sockaddr*>(&address), &length);
     if (getrandom(hello_.nonce, sizeof(hello_.nonce), 0) !=
         sizeof(hello_.nonce)) {
       fail("no random numbers");
@@ -211,7 +191,7 @@ class Joining {
     rendezvous_.set(
         key_, hex(address.sun_path, length - offsetof(sockaddr_un, sun_path)) +
                   ":" + hex(hello_.nonce, sizeof(hello_.nonce)));
-    accept_all(listener.get(), joined);
+    accept_all(listener.fd(), joined);
     return joined;
   }
 
@@ -241,9 +221,9 @@ class Joining {
     std::memcpy(
         hello_.nonce, nonce.data(),
         std::min(nonce.size(), sizeof(hello_.nonce)));
-    Descriptor socket_(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+    FileDescriptor socket_(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
     if (connect(
-            socket_.get(), reinterpret_cast<sockaddr*>(&address),
+            socket_.fd(), reinterpret_cast<sockaddr*>(&address),
             static_cast<socklen_t>(
                 offsetof(sockaddr_un, sun_path) + name.size())) != 0) {
       fail(format(
@@ -257,14 +237,14 @@ class Joining {
     }
     Welcome welcome;
     Joined joined;
-    if (!send_message(socket_.get(), &hello_, sizeof(hello_), mine)) {
+    if (!send_message(socket_.fd(), &hello_, sizeof(hello_), mine)) {
       fail("rank 0 hung up");
     }
     // Rank 0 gives up at its own deadline and says so.
     const auto patience = deadline_ + std::chrono::seconds(5);
-    if (!readable(socket_.get(), patience) ||
+    if (!readable(socket_.fd(), patience) ||
         !receive_message(
-            socket_.get(), &welcome, sizeof(welcome), joined.arenas) ||
+            socket_.fd(), &welcome, sizeof(welcome), joined.arenas) ||
         welcome.magic != kMagic) {
       throw Timeout(
           format(
@@ -287,9 +267,9 @@ class Joining {
     if (joined.arenas.empty()) {
       throw CommError("[local] rank 0 sent no memory");
     }
-    joined.segment = Segment::attach(joined.arenas[0].take());
+    joined.segment = Segment::attach(joined.arenas[0].release());
     joined.arenas.erase(joined.arenas.begin());
-    joined.sockets.push_back({0, socket_.take()});
+    joined.sockets.push_back({0, socket_.release()});
     return joined;
   }
 
@@ -302,7 +282,8 @@ class Joining {
 
   // Returns why the newcomer is refused; empty when it belongs to this job.
   std::string objection(
-      int socket, const Hello& hello, const std::vector<Descriptor>& peers) {
+      int socket, const Hello& hello,
+      const std::vector<FileDescriptor>& peers) {
     ucred who{};
     socklen_t length = sizeof(who);
     getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &who, &length);
@@ -320,7 +301,7 @@ class Joining {
       return format(
           "{} of {} meets rank 0 of {} on this host", rank, hello.size, size_);
     }
-    if (peers[hello.rank].get() >= 0) {
+    if (peers[hello.rank].fd() >= 0) {
       return format("{} is here twice; the newcomer has pid {}", rank, who.pid);
     }
     if (hello.shares != hello_.shares) {
@@ -340,30 +321,30 @@ class Joining {
   // Accepts connections until every rank has come, refusing strangers; then
   // welcomes all at once, so no rank goes on without the others.
   void accept_all(int listener, Joined& joined) {
-    std::vector<Descriptor> peers(size_);
+    std::vector<FileDescriptor> peers(size_);
     present(joined, hello_);
     joined.arenas.resize(options_.share_tensors ? size_ : 0);
     if (options_.share_tensors) {
-      joined.arenas[0] = Descriptor(
+      joined.arenas[0] = FileDescriptor(
           fcntl(Arena::of_process().descriptor(), F_DUPFD_CLOEXEC, 0));
     }
     for (int left = size_ - 1; left > 0;) {
       if (!readable(listener, deadline_)) {
         give_up(peers);
       }
-      Descriptor peer(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC));
+      FileDescriptor peer(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC));
       Hello hello;
-      std::vector<Descriptor> received;
+      std::vector<FileDescriptor> received;
       // A stranger that connects and says nothing delays us this long at most.
       const auto patience =
           std::min(deadline_, Clock::now() + std::chrono::seconds(5));
-      if (peer.get() < 0 || !readable(peer.get(), patience) ||
-          !receive_message(peer.get(), &hello, sizeof(hello), received)) {
+      if (peer.fd() < 0 || !readable(peer.fd(), patience) ||
+          !receive_message(peer.fd(), &hello, sizeof(hello), received)) {
         continue;
       }
-      const std::string why = objection(peer.get(), hello, peers);
+      const std::string why = objection(peer.fd(), hello, peers);
       if (!why.empty()) {
-        refuse(peer.get(), why);
+        refuse(peer.fd(), why);
         continue;
       }
       if (options_.share_tensors) {
@@ -380,19 +361,19 @@ class Joining {
     welcome.accepted = 1;
     std::vector<int> descriptors = {joined.segment->descriptor()};
     for (const auto& arena : joined.arenas) {
-      descriptors.push_back(arena.get());
+      descriptors.push_back(arena.fd());
     }
     for (int r = 1; r < size_; ++r) {
       // The monitor notices a peer that died meanwhile.
-      send_message(peers[r].get(), &welcome, sizeof(welcome), descriptors);
-      joined.sockets.push_back({r, peers[r].take()});
+      send_message(peers[r].fd(), &welcome, sizeof(welcome), descriptors);
+      joined.sockets.push_back({r, peers[r].release()});
     }
   }
 
-  [[noreturn]] void give_up(const std::vector<Descriptor>& peers) {
+  [[noreturn]] void give_up(const std::vector<FileDescriptor>& peers) {
     std::vector<int> missing;
     for (int r = 1; r < size_; ++r) {
-      if (peers[r].get() < 0) {
+      if (peers[r].fd() < 0) {
         missing.push_back(r);
       }
     }
@@ -406,8 +387,8 @@ class Joining {
         missing.begin(), std::min<size_t>(missing.size(), 64), welcome.missing);
     std::strncpy(welcome.text, text.c_str(), sizeof(welcome.text) - 1);
     for (const auto& peer : peers) {
-      if (peer.get() >= 0) {
-        send_message(peer.get(), &welcome, sizeof(welcome), {});
+      if (peer.fd() >= 0) {
+        send_message(peer.fd(), &welcome, sizeof(welcome), {});
       }
     }
     throw Timeout(text, 0, missing);
@@ -423,7 +404,7 @@ class Joining {
 };
 
 std::vector<MappedArena>
-map_arenas(const std::vector<Descriptor>& descriptors, int rank) {
+map_arenas(const std::vector<FileDescriptor>& descriptors, int rank) {
   std::vector<MappedArena> arenas;
   for (size_t r = 0; r < descriptors.size(); ++r) {
     if (static_cast<int>(r) == rank) {
@@ -432,11 +413,11 @@ map_arenas(const std::vector<Descriptor>& descriptors, int rank) {
       continue;
     }
     struct stat info {};
-    fstat(descriptors[r].get(), &info);
+    fstat(descriptors[r].fd(), &info);
     const auto bytes = static_cast<size_t>(info.st_size);
     void* base = mmap(
         nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE,
-        descriptors[r].get(), 0);
+        descriptors[r].fd(), 0);
     if (base == MAP_FAILED) {
       fail("cannot map the tensors of rank " + std::to_string(r));
     }

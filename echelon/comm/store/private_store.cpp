@@ -19,6 +19,7 @@
 #include "echelon/authentication/handshake.h"
 #include "echelon/comm/store/store_messages.h"
 #include "echelon/error.h"
+#include "echelon/text/file_descriptor.h"
 #include "echelon/text/format.h"
 
 namespace echelon {
@@ -41,30 +42,11 @@ std::string name_of(const StorePlace& place) {
   return format("{}:{}", place.address, place.port);
 }
 
-/// Closes a socket.
-class StoreLink {
- public:
-  explicit StoreLink(int fd = -1) : fd_(fd) {}
-  StoreLink(StoreLink&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  StoreLink& operator=(StoreLink&& other) noexcept {
-    std::swap(fd_, other.fd_);
-    return *this;
-  }
-  ~StoreLink() { close(); }
-  int fd() const { return fd_; }
-  void close() {
-    if (fd_ >= 0) ::close(std::exchange(fd_, -1));
-  }
-
- private:
-  int fd_;
-};
-
 // One attempt; not open when nobody listens.
-StoreLink connect_once(const addrinfo& target) {
-  StoreLink link(::socket(
+FileDescriptor connect_once(const addrinfo& target) {
+  FileDescriptor link(::socket(
       target.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (link.fd() < 0) return StoreLink();
+  if (!link.is_open()) return FileDescriptor();
   if (::connect(link.fd(), target.ai_addr, target.ai_addrlen) != 0) {
     pollfd file{link.fd(), POLLOUT, 0};
     int error = 0;
@@ -73,7 +55,7 @@ StoreLink connect_once(const addrinfo& target) {
         ::poll(&file, 1, static_cast<int>(kConnect.count())) != 1 ||
         ::getsockopt(link.fd(), SOL_SOCKET, SO_ERROR, &error, &size) != 0 ||
         error != 0) {
-      return StoreLink();
+      return FileDescriptor();
     }
   }
   const int yes = 1;
@@ -83,7 +65,7 @@ StoreLink connect_once(const addrinfo& target) {
   return link;
 }
 
-StoreLink
+FileDescriptor
 connect_link(const StorePlace& place, std::chrono::milliseconds timeout) {
   using authentication::State;
   const auto deadline = StoreClock::now() + timeout;
@@ -106,8 +88,8 @@ connect_link(const StorePlace& place, std::chrono::milliseconds timeout) {
        pause = std::min(2 * pause, std::chrono::milliseconds(50))) {
     for (const addrinfo* target = targets.get(); target != nullptr;
          target = target->ai_next) {
-      StoreLink link = connect_once(*target);
-      if (link.fd() < 0) continue;
+      FileDescriptor link = connect_once(*target);
+      if (!link.is_open()) continue;
       switch (authentication::prove(
           link.fd(), place.key, authentication::Port::store, deadline)) {
         case State::proved:
@@ -294,7 +276,7 @@ class PrivateStore : public c10d::Store {
   const StorePlace place_;
   const std::shared_ptr<StoreServer> server_;
   std::mutex mutex_;
-  StoreLink link_;
+  FileDescriptor link_;
 };
 
 }  // namespace

@@ -263,108 +263,118 @@ class StoreServer::Loop {
   bool call(uint64_t id, StoreConnection& connection) {
     StoreReader reader(
         std::string_view(connection.input).substr(StoreWriter::kSize));
-    const uint8_t kind = reader.kind();
-    switch (static_cast<StoreCall>(kind)) {
-      case StoreCall::set: {
-        std::vector<std::pair<std::string_view, std::string_view>> pairs;
-        const int64_t count = reader.number();
-        for (int64_t i = 0; i < count && reader.ok(); ++i) {
-          const std::string_view key = reader.text();
-          pairs.emplace_back(key, reader.text());
-        }
-        if (!reader.ended()) return false;
-        std::string reason;
-        for (const auto& [key, value] : pairs) {
-          if (reason.empty()) reason = put(std::string(key), value);
-        }
-        return confirm(id, connection, reason);
-      }
-      case StoreCall::append: {
-        const std::string key(reader.text());
-        const std::string_view value = reader.text();
-        if (!reader.ended()) return false;
-        const auto found = values_.find(key);
-        std::string whole = found == values_.end() ? "" : found->second;
-        whole += value;
-        return confirm(id, connection, put(key, whole));
-      }
-      case StoreCall::replace: {
-        const std::string key(reader.text());
-        const std::string_view expected = reader.text();
-        const std::string_view wanted = reader.text();
-        if (!reader.ended()) return false;
-        const auto found = values_.find(key);
-        const bool there = found != values_.end();
-        if (there ? found->second != expected : !expected.empty()) {
-          return answer(
-              id, connection,
-              StoreWriter(StoreAnswer::done)
-                  .text(there ? std::string_view(found->second) : expected));
-        }
-        const std::string reason = put(key, wanted);
-        if (!reason.empty()) return confirm(id, connection, reason);
-        return answer(
-            id, connection, StoreWriter(StoreAnswer::done).text(wanted));
-      }
-      case StoreCall::add: {
-        const std::string key(reader.text());
-        int64_t sum = reader.number();
-        if (!reader.ended()) return false;
-        if (const auto found = values_.find(key); found != values_.end()) {
-          const std::string& old = found->second;
-          int64_t value = 0;
-          const auto [end, error] =
-              std::from_chars(old.data(), old.data() + old.size(), value);
-          if (error != std::errc() || end != old.data() + old.size() ||
-              __builtin_add_overflow(sum, value, &sum)) {
-            return confirm(
-                id, connection, "the value is no number, or its sum too large");
-          }
-        }
-        const std::string reason = put(key, std::to_string(sum));
-        if (!reason.empty()) return confirm(id, connection, reason);
-        return answer(
-            id, connection, StoreWriter(StoreAnswer::done).number(sum));
-      }
+    const auto kind = static_cast<StoreCall>(reader.kind());
+    switch (kind) {
+      case StoreCall::set:
+        return set(id, connection, reader);
+      case StoreCall::append:
+        return append(id, connection, reader);
+      case StoreCall::replace:
+        return replace(id, connection, reader);
+      case StoreCall::add:
+        return add(id, connection, reader);
       case StoreCall::remove: {
         const std::string key(reader.text());
         if (!reader.ended()) return false;
-        return answer(
-            id, connection, StoreWriter(StoreAnswer::done).number(erase(key)));
+        return answer_number(id, connection, erase(key));
       }
       case StoreCall::check: {
         const auto keys = read_keys(reader);
         if (!keys) return false;
-        const bool all = std::ranges::all_of(
-            *keys, [&](const auto& key) { return values_.contains(key); });
-        return answer(
-            id, connection, StoreWriter(StoreAnswer::done).number(all));
+        return answer_number(
+            id, connection, std::ranges::all_of(*keys, [&](const auto& key) {
+              return values_.contains(key);
+            }));
       }
       case StoreCall::count:
         if (!reader.ended()) return false;
-        return answer(
-            id, connection,
-            StoreWriter(StoreAnswer::done)
-                .number(static_cast<int64_t>(values_.size())));
+        return answer_number(
+            id, connection, static_cast<int64_t>(values_.size()));
       case StoreCall::wait:
-      case StoreCall::get: {
-        const int64_t milliseconds = reader.number();
-        auto keys = read_keys(reader);
-        if (!keys || milliseconds < 0) return false;
-        connection.waits = StoreWait{
-            std::move(*keys), 0,
-            static_cast<StoreCall>(kind) == StoreCall::get};
-        if (milliseconds > 0) {
-          constexpr int64_t kLongest = int64_t{1000} * 60 * 60 * 24 * 365;
-          set_deadline(
-              id, connection,
-              ServerClock::now() +
-                  std::chrono::milliseconds(std::min(milliseconds, kLongest)));
-        }
-        return go_on(id, connection);
-      }
+      case StoreCall::get:
+        return wait(id, connection, reader, kind == StoreCall::get);
     }
     return false;
+  }
+
+  bool set(uint64_t id, StoreConnection& connection, StoreReader& reader) {
+    std::vector<std::pair<std::string_view, std::string_view>> pairs;
+    const int64_t count = reader.number();
+    for (int64_t i = 0; i < count && reader.ok(); ++i) {
+      const std::string_view key = reader.text();
+      pairs.emplace_back(key, reader.text());
+    }
+    if (!reader.ended()) return false;
+    std::string reason;
+    for (const auto& [key, value] : pairs) {
+      if (reason.empty()) reason = put(std::string(key), value);
+    }
+    return confirm(id, connection, reason);
+  }
+
+  bool append(uint64_t id, StoreConnection& connection, StoreReader& reader) {
+    const std::string key(reader.text());
+    const std::string_view value = reader.text();
+    if (!reader.ended()) return false;
+    const auto found = values_.find(key);
+    std::string whole = found == values_.end() ? "" : found->second;
+    whole += value;
+    return confirm(id, connection, put(key, whole));
+  }
+
+  bool replace(uint64_t id, StoreConnection& connection, StoreReader& reader) {
+    const std::string key(reader.text());
+    const std::string_view expected = reader.text();
+    const std::string_view wanted = reader.text();
+    if (!reader.ended()) return false;
+    const auto found = values_.find(key);
+    const bool there = found != values_.end();
+    if (there ? found->second != expected : !expected.empty()) {
+      return answer(
+          id, connection,
+          StoreWriter(StoreAnswer::done)
+              .text(there ? std::string_view(found->second) : expected));
+    }
+    const std::string reason = put(key, wanted);
+    if (!reason.empty()) return confirm(id, connection, reason);
+    return answer(id, connection, StoreWriter(StoreAnswer::done).text(wanted));
+  }
+
+  bool add(uint64_t id, StoreConnection& connection, StoreReader& reader) {
+    const std::string key(reader.text());
+    int64_t sum = reader.number();
+    if (!reader.ended()) return false;
+    if (const auto found = values_.find(key); found != values_.end()) {
+      const std::string& old = found->second;
+      int64_t value = 0;
+      const auto [end, error] =
+          std::from_chars(old.data(), old.data() + old.size(), value);
+      if (error != std::errc() || end != old.data() + old.size() ||
+          __builtin_add_overflow(sum, value, &sum)) {
+        return confirm(
+            id, connection, "the value is no number, or its sum too large");
+      }
+    }
+    const std::string reason = put(key, std::to_string(sum));
+    if (!reason.empty()) return confirm(id, connection, reason);
+    return answer_number(id, connection, sum);
+  }
+
+  bool wait(
+      uint64_t id, StoreConnection& connection, StoreReader& reader,
+      bool values) {
+    const int64_t milliseconds = reader.number();
+    auto keys = read_keys(reader);
+    if (!keys || milliseconds < 0) return false;
+    connection.waits = StoreWait{std::move(*keys), 0, values};
+    if (milliseconds > 0) {
+      constexpr int64_t kLongest = int64_t{1000} * 60 * 60 * 24 * 365;
+      set_deadline(
+          id, connection,
+          ServerClock::now() +
+              std::chrono::milliseconds(std::min(milliseconds, kLongest)));
+    }
+    return go_on(id, connection);
   }
 
   static std::optional<std::vector<std::string>>
@@ -472,6 +482,11 @@ class StoreServer::Loop {
         id, connection,
         reason.empty() ? StoreWriter(StoreAnswer::done)
                        : StoreWriter(StoreAnswer::refused).text(reason));
+  }
+
+  bool answer_number(uint64_t id, StoreConnection& connection, int64_t number) {
+    return answer(
+        id, connection, StoreWriter(StoreAnswer::done).number(number));
   }
 
   bool answer(uint64_t id, StoreConnection& connection, StoreWriter writer) {

@@ -20,6 +20,7 @@
 
 #include "echelon/checkpoint/format/hashes.h"
 #include "echelon/error.h"
+#include "echelon/text/file_descriptor.h"
 #include "echelon/text/format.h"
 
 namespace echelon {
@@ -222,18 +223,14 @@ size_t token_bytes(TokenType type) {
 }
 
 MappedFile::MappedFile(const std::string& path) : path_(path) {
-  struct Descriptor {
-    int fd;
-    ~Descriptor() { ::close(fd); }
-  };
   const auto fail = [&] [[noreturn]] {
     throw DataError(path + ": cannot be read: " + std::strerror(errno));
   };
   // O_NONBLOCK: a pipe would wait for a writer.
-  const Descriptor file{
-      ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
+  const FileDescriptor file(
+      ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   struct stat status = {};
-  if (file.fd < 0 || ::fstat(file.fd, &status) != 0) fail();
+  if (!file.is_open() || ::fstat(file.fd(), &status) != 0) fail();
   if (!S_ISREG(status.st_mode)) {
     throw DataError(
         path + ": is " + (S_ISDIR(status.st_mode) ? "a folder" : "no file") +
@@ -243,7 +240,7 @@ MappedFile::MappedFile(const std::string& path) : path_(path) {
   inode_ = status.st_ino;
   size_ = static_cast<size_t>(status.st_size);
   if (size_ == 0) return;
-  void* data = ::mmap(nullptr, size_, PROT_READ, MAP_SHARED, file.fd, 0);
+  void* data = ::mmap(nullptr, size_, PROT_READ, MAP_SHARED, file.fd(), 0);
   if (data == MAP_FAILED) fail();
   data_ = static_cast<const std::byte*>(data);
 }
