@@ -255,7 +255,7 @@ TEST(Stop, RanksStartAgainWithoutTheForkServer) {
       launch({"-n", "12", "--max-restarts", "1"}, rank_program({"wait"})));
   ASSERT_TRUE(job.until_output("ready", 12));
   const auto ranks = ranks_of(job);
-  EXPECT_EQ(ranks.size(), 12u);
+  ASSERT_EQ(ranks.size(), 12u);
   EXPECT_EQ(ranks.rbegin()->first, 11);
   int servers = 0;
   for (const pid_t pid : job.living()) {
