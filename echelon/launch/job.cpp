@@ -90,6 +90,24 @@ void wait_for_end(const Guard& guard) {
   } while (got > 0 || (got < 0 && errno == EINTR));
 }
 
+// Kills what a killed guard leaves to this process. The guard's socket closes
+// before its children change parents, so this looks until the guard is gone and
+// nothing is left.
+void end_orphans(pid_t guard, const std::vector<pid_t>& guards) {
+  const auto deadline = steady_clock::now() + kSettle;
+  for (;;) {
+    const bool gone =
+        waitpid(guard, nullptr, WNOHANG) == guard || kill(guard, 0) != 0;
+    const auto orphans = descendants(getpid(), guards);
+    for (const pid_t pid : orphans) {
+      kill(pid, SIGKILL);
+      waitpid(pid, nullptr, WNOHANG);  // those that are children by now
+    }
+    if ((gone && orphans.empty()) || steady_clock::now() > deadline) return;
+    usleep(1000);
+  }
+}
+
 }  // namespace
 
 Job::Job(
@@ -414,14 +432,14 @@ void Job::look_for_hangs() {
 void Job::lose_guard(Rank& rank) {
   close(std::exchange(rank.guard.socket, -1));
   if (!rank.empty) {
-    // The guard itself was killed. Its rank died with it, and this process must
+    // The guard itself was killed. Its rank dies with it, and this process must
     // end the rank's descendants.
     std::vector<pid_t> guards;
     for (const Rank& other : ranks_) {
       if (other.guard.socket >= 0) guards.push_back(other.guard.pid);
     }
     if (launcher_.forks.pid() > 0) guards.push_back(launcher_.forks.pid());
-    for (const pid_t pid : descendants(getpid(), guards)) kill(pid, SIGKILL);
+    end_orphans(rank.guard.pid, guards);
     rank.empty = true;
     if (!rank.ended) {
       take_end(rank, {GuardReport::exited, SIGKILL, rank.pid, steady_now_ns()});
