@@ -30,7 +30,7 @@ std::string ask(const std::string& run, const std::string& request) {
   if (answer.empty()) {
     throw ConfigError(format(
         "{}: no job of yours on this host writes there now; `echelon train` "
-        "starts one, and a job on several hosts takes no requests",
+        "starts one",
         run));
   }
   return answer;
@@ -59,19 +59,24 @@ int stop_job(const JobRequest& arguments) {
   return request(arguments.run, "stop");
 }
 
+int drain_host(const JobRequest& arguments) {
+  return request(arguments.run, "drain");
+}
+
 int show_job(const JobRequest& arguments) {
   const std::filesystem::path run = arguments.run;
   const std::string answer = ask(arguments.run, "status");
-  int64_t ranks = 0, generation = 0;
+  int64_t ranks = 0, generation = 0, hosts = 0;
   std::istringstream numbers(answer);
   std::string word;
-  if (!(numbers >> word >> ranks >> word >> generation)) {
+  if (!(numbers >> word >> ranks >> word >> generation >> word >> hosts)) {
     return request(arguments.run, "status");  // says why it has none
   }
   const Job job = load_job((run / "config.toml").string());
   nlohmann::ordered_json json = {
       {"run", arguments.run},
       {"ranks", ranks},
+      {"hosts", hosts},
       {"layout", to_string(job.layout)},
       {"starts", generation + 1}};
   if (std::filesystem::exists(run / "metrics.jsonl")) {
@@ -86,7 +91,8 @@ int show_job(const JobRequest& arguments) {
     return 0;
   }
   std::cout << format(
-      "{}: {}, {}{}{}\n", arguments.run, counted(ranks, "rank"),
+      "{}: {}{}, {}{}{}\n", arguments.run,
+      hosts > 1 ? counted(hosts, "host") + ", " : "", counted(ranks, "rank"),
       json["layout"].get<std::string>(),
       json.contains("step") ? format(
                                   ", step {}, loss {:.4g}",
@@ -107,6 +113,8 @@ void add_job(Command& root) {
       "echelon job resize runs/first 3     go on with 3 ranks, in a layout for "
       "them\n"
       "echelon job checkpoint runs/first   save after this step\n"
+      "echelon job drain runs/first        this host leaves, and the others go "
+      "on\n"
       "echelon job stop runs/first         save, and end with code 75");
   command.require_subcommand();
   const auto add = [&](const char* name, const char* help, const char* example,
@@ -125,6 +133,8 @@ void add_job(Command& root) {
   resize.positional("N", wanted.num_ranks, "the number of ranks");
   add("checkpoint", "save after this step", "echelon job checkpoint runs/first",
       checkpoint_job);
+  add("drain", "this host leaves the job, and the others go on",
+      "echelon job drain runs/first", drain_host);
   add("stop", "save, and end with code 75", "echelon job stop runs/first",
       stop_job);
 }

@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include <algorithm>
 
 #include <algorithm>
 #include <cerrno>
@@ -71,14 +72,18 @@ bool drain(int out, int err, Clock::time_point deadline, Captured& captured) {
 
 }  // namespace
 
-void add_host_arguments(Command& command, HostArguments& arguments) {
+void add_host_arguments(
+    Command& command, HostArguments& arguments, HostsOf hosts) {
   const auto option = [&](const char* name, std::string& value,
                           const char* type, const char* help) {
     command.option(name, value, type, help);
   };
+  const bool elastic = hosts == HostsOf::elastic;
   option(
-      "--nnodes", arguments.num_nodes, "HOSTS",
-      "hosts of the job (default: 1); start the command on each");
+      "--nnodes", arguments.num_nodes, elastic ? "HOSTS|MIN:MAX" : "HOSTS",
+      elastic ? "hosts of the job (default: 1); start the command on each. "
+                "MIN:MAX: hosts may come and go while it runs"
+              : "hosts of the job (default: 1); start the command on each");
   option(
       "--node-rank", arguments.node_rank, "RANK",
       "rank of this host, from 0 (default: 0)");
@@ -87,7 +92,14 @@ void add_host_arguments(Command& command, HostArguments& arguments) {
       "address of node 0, when there are several hosts");
   option(
       "--master-port", arguments.master_port, "PORT",
-      "port of rank 0's store (default: a free one on one host, else 29500)");
+      "port at which node 0 waits for the other hosts (default: 29500); on "
+      "one host, of rank 0's store (default: a free one)");
+  if (elastic) {
+    option(
+        "--join", arguments.join, "ADDRESS[:PORT]",
+        "come to a job that runs, by way of any of its hosts, in place of "
+        "--node-rank and --master-addr");
+  }
   option(
       "--token-file", arguments.token_file, "FILE",
       "the secret that all hosts must have, 64 hexadecimal digits in a file "
@@ -95,15 +107,61 @@ void add_host_arguments(Command& command, HostArguments& arguments) {
       "copy it to hosts that do not share it)");
 }
 
-launch::LaunchOptions host_options(const HostArguments& arguments) {
+launch::LaunchOptions
+host_options(const HostArguments& arguments, HostsOf hosts) {
   launch::LaunchOptions options;
-  options.num_nodes = static_cast<int>(
-      parse_count("--nnodes", arguments.num_nodes, 1, 1 << 16));
+  constexpr int kMostHosts = 1 << 16;
+  const size_t colon = arguments.num_nodes.find(':');
+  if (colon != std::string::npos) {
+    if (hosts == HostsOf::fixed) {
+      throw ConfigError(format(
+          "--nnodes {}: the hosts of this command do not change; give one "
+          "number",
+          arguments.num_nodes));
+    }
+    options.least_nodes = static_cast<int>(parse_count(
+        "--nnodes MIN", arguments.num_nodes.substr(0, colon), 1, kMostHosts));
+  }
+  const std::string most = colon == std::string::npos
+                               ? arguments.num_nodes
+                               : arguments.num_nodes.substr(colon + 1);
+  options.num_nodes = static_cast<int>(parse_count(
+      colon == std::string::npos ? "--nnodes" : "--nnodes MAX", most,
+      std::max(1, options.least_nodes), kMostHosts));
   options.node_rank = static_cast<int>(parse_count(
       "--node-rank", arguments.node_rank, 0, options.num_nodes - 1));
   if (!arguments.master_port.empty()) {
     options.master_port = static_cast<int>(
         parse_count("--master-port", arguments.master_port, 1, 65535));
+  }
+  if (!arguments.join.empty()) {
+    if (options.num_nodes == 1) {
+      throw ConfigError(format(
+          "--join {}: give --nnodes too, as the other hosts have it",
+          arguments.join));
+    }
+    if (!arguments.master_addr.empty()) {
+      throw ConfigError(format(
+          "--join {}: is in place of --master-addr {}; give one of them",
+          arguments.join, arguments.master_addr));
+    }
+    options.joins = true;
+    options.master_addr = arguments.join;
+    // [fd00::5]:29500, host:29500, or without a port.
+    const size_t end = arguments.join.rfind(':');
+    const bool has_port =
+        end != std::string::npos &&
+        (arguments.join[0] == '[' ? arguments.join[end - 1] == ']'
+                                  : arguments.join.find(':') == end);
+    if (has_port) {
+      options.master_port = static_cast<int>(
+          parse_count("--join PORT", arguments.join.substr(end + 1), 1, 65535));
+      options.master_addr = arguments.join.substr(0, end);
+    }
+    std::erase_if(
+        options.master_addr, [](char c) { return c == '[' || c == ']'; });
+    options.token_file = arguments.token_file;
+    return options;
   }
   if (options.num_nodes > 1 && arguments.master_addr.empty()) {
     throw ConfigError(
@@ -181,6 +239,10 @@ int launch_echelon_train(
 
 ScratchConfig::ScratchConfig(const Job& job)
     : path_(folder_.path() + "/config.toml") {
+  write(job);
+}
+
+void ScratchConfig::write(const Job& job) const {
   std::ofstream file(path_);
   file << to_toml(job);
   file.close();

@@ -21,15 +21,23 @@ struct HostArguments {
   std::string node_rank = "0";
   std::string master_addr;
   std::string master_port;
+  std::string join;
   std::string token_file;
 };
 
-/// Adds --nnodes, --node-rank, --master-addr, --master-port and --token-file.
-void add_host_arguments(Command& command, HostArguments& arguments);
+/// Whether hosts may come and go while the command runs.
+enum class HostsOf { fixed, elastic };
+
+/// Adds --nnodes, --node-rank, --master-addr, --master-port and --token-file;
+/// for `elastic` also --join.
+void add_host_arguments(
+    Command& command, HostArguments& arguments, HostsOf hosts = HostsOf::fixed);
 
 /// Their values in the options of a launch. Throws ConfigError when one is out
-/// of range, and when several hosts have no master address.
-launch::LaunchOptions host_options(const HostArguments& arguments);
+/// of range, when several hosts have no master address, and for --nnodes
+/// MIN:MAX where hosts are `fixed`.
+launch::LaunchOptions
+host_options(const HostArguments& arguments, HostsOf hosts = HostsOf::fixed);
 
 /// The value of --max-restarts. Throws ConfigError when it is no count.
 int parse_max_restarts(const std::string& text);
@@ -69,6 +77,8 @@ class ScratchConfig {
   explicit ScratchConfig(const Job& job);
 
   const std::string& path() const { return path_; }
+  /// Replaces it, in the same file.
+  void write(const Job& job) const;
 
  private:
   launch::ScratchFolder folder_;

@@ -18,13 +18,15 @@ struct RunArguments {
 };
 
 int run(const RunArguments& arguments) {
-  launch::LaunchOptions options = host_options(arguments.hosts);
+  launch::LaunchOptions options =
+      host_options(arguments.hosts, HostsOf::elastic);
   options.num_ranks =
       static_cast<int>(parse_count("-n", arguments.num_ranks, 1, kMaxRanks));
   options.log_dir = arguments.log_dir;
   options.max_restarts = parse_max_restarts(arguments.max_restarts);
   if (arguments.no_prefix) options.terminal = launch::Terminal::plain;
   options.command = arguments.program;
+  options.identity = join(arguments.program, " ");
   return launch::run(options);
 }
 
@@ -36,18 +38,19 @@ void add_run(Command& root) {
       "echelon run -n 4 -- ./program --its-own-flag\n"
       "echelon run -n 4 --log-dir log -- python3 train.py\n"
       "echelon run -n 8 --nnodes 2 --node-rank 0 --master-addr 10.0.0.1 -- "
-      "./program");
+      "./program\n"
+      "echelon run -n 8 --nnodes 2:4 --join 10.0.0.1 -- ./program");
   auto arguments = std::make_shared<RunArguments>();
   command.option(
       "-n", arguments->num_ranks, "RANKS", "ranks on this host (default: 1)");
-  add_host_arguments(command, arguments->hosts);
+  add_host_arguments(command, arguments->hosts, HostsOf::elastic);
   command.option(
       "--log-dir", arguments->log_dir, "DIR",
       "write each rank's output to DIR/rank-N.log");
   command.option(
       "--max-restarts", arguments->max_restarts, "N",
       "start all ranks again, up to N times, when one of them fails (default: "
-      "0); on one host");
+      "0)");
   command.flag(
       "--no-prefix", arguments->no_prefix,
       "print lines without the rank in front");

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "echelon/checkpoint/files/folder.h"
+#include "echelon/checkpoint/format/hashes.h"
 #include "echelon/checkpoint/memory/memory_slots.h"
 #include "echelon/cli/arguments.h"
 #include "echelon/cli/programs.h"
@@ -20,6 +21,7 @@
 #include "echelon/error.h"
 #include "echelon/job/resize.h"
 #include "echelon/job/run_folder.h"
+#include "echelon/text/build_info.h"
 #include "echelon/text/format.h"
 #include "echelon/text/text_file.h"
 #include "echelon/text/units.h"
@@ -312,6 +314,25 @@ std::string resize(
   return to_string(other.layout);
 }
 
+// What the hosts of a job must have in common.
+std::string identity_of(Job job) {
+  job.train.overwrite = false;
+  const std::string text = to_toml(job);
+  return format(
+      "{} {}", build_info::kVersion, checksum(text.data(), text.size()));
+}
+
+// Whether a job writes to a run's folder now.
+bool is_in_use(const std::filesystem::path& run) {
+  try {
+    check_unlocked(run);
+    check_unlocked(run / "checkpoints");
+    return false;
+  } catch (const CheckpointError&) {
+    return true;
+  }
+}
+
 // Handles SIGTERM until the launcher takes signals: no rank has begun.
 void end_as_preempted(int) {
   std::_Exit(static_cast<int>(ExitCode::preempted));
@@ -322,7 +343,8 @@ int train(const TrainArguments& given) {
     ::signal(SIGTERM, SIG_IGN);
   }
   TrainArguments arguments = given;
-  launch::LaunchOptions options = host_options(arguments.hosts);
+  launch::LaunchOptions options =
+      host_options(arguments.hosts, HostsOf::elastic);
   arguments.job.num_hosts = options.num_nodes;
   if (arguments.dry_run) return dry_run(arguments);
   if (!arguments.on.empty()) {
@@ -341,8 +363,15 @@ int train(const TrainArguments& given) {
   check_hosts(job, options.num_nodes);
   check_folder_of_hosts(job, options.num_nodes);
   const auto run = std::filesystem::path(job.train.run);
-  // Node 0 makes the folder before the hosts meet; the others see it then.
-  const bool first = options.node_rank == 0;
+  // Node 0 makes the folder before the hosts meet; the others see it then. When
+  // the job runs already, this host was lost and comes back.
+  bool first = options.node_rank == 0 && !options.joins;
+  if (first && options.num_nodes > 1 && is_in_use(run)) {
+    first = false;
+    std::cerr << format(
+        "echelon: a job writes to {}; this host waits to be taken into it\n",
+        job.train.run);
+  }
   const bool resumes = first ? check_run_folder(job)
                              : !job.train.overwrite &&
                                    std::filesystem::exists(run / "config.toml");
@@ -358,8 +387,10 @@ int train(const TrainArguments& given) {
   options.preemptible = true;
   options.max_restarts = !arguments.max_restarts.empty()
                              ? parse_max_restarts(arguments.max_restarts)
-                             : (options.num_nodes == 1 ? 3 : 0);
-  const auto memory = memory_of_restarts(job, facts, options);
+                             : 3;
+  const auto memory = options.num_nodes == 1
+                          ? memory_of_restarts(job, facts, options)
+                          : nullptr;
   options.last_step = [&, folder = run / "checkpoints"] {
     const auto latest = latest_checkpoint(folder);
     const int64_t on_disk = latest ? latest->step : 0;
@@ -369,22 +400,26 @@ int train(const TrainArguments& given) {
     return launch_echelon_train(
         words, job.layout.num_ranks(), job.train.ranks, options);
   };
+  options.control = [run] { return control_name(run); };
+  if (job.train.ranks == RankKind::processes) {
+    options.resize = [&](int num_ranks) {
+      return resize(job, facts, num_ranks, memory.get());
+    };
+  }
+  if (options.num_nodes > 1) options.identity = identity_of(job);
   if (first) {
     const RunFolder made = make_run_folder(job);
     std::error_code error;
     std::filesystem::remove(run / kFirstLayout, error);
-    if (options.num_nodes == 1) {
-      options.control = control_name(run);
-      if (job.train.ranks == RankKind::processes) {
-        options.resize = [&](int num_ranks) {
-          return resize(job, facts, num_ranks, memory.get());
-        };
-      }
-    }
     return launch({"train", made.configuration, "--made"});
   }
   job.train.overwrite = false;
   const ScratchConfig config(job);
+  options.use_layout = [&](const std::string& layout) {
+    Job other = job;
+    other.layout = parse_layout(layout);
+    config.write(other);
+  };
   return launch({"train", config.path(), "--made"});
 }
 
@@ -404,6 +439,8 @@ void add_train(Command& root) {
       "--set 'train.run=runs/{name}-{set}'\n"
       "echelon train first.toml -n 8 --nnodes 2 --node-rank 0 --master-addr "
       "10.0.0.1\n"
+      "echelon train first.toml -n 8 --nnodes 2:4 --join 10.0.0.1   one more "
+      "host\n"
       "echelon train first.toml --check        check everything, start "
       "nothing\n"
       "echelon train first.toml --dry-run      each rank's memory and "
@@ -411,11 +448,11 @@ void add_train(Command& root) {
       "echelon train first.toml --dry-run --on h100-sxm:8   and a step there",
       train);
   add_job_arguments(command, arguments.job, true);
-  add_host_arguments(command, arguments.hosts);
+  add_host_arguments(command, arguments.hosts, HostsOf::elastic);
   command.option(
       "--max-restarts", arguments.max_restarts, "N",
       "start all ranks again, up to N times, when one of them fails (default: "
-      "3 on one host, 0 on several, which have no restarts)");
+      "3); a host that is lost does not count");
   auto& overrides = arguments.job.overrides;
   command.flag(
       "--overwrite", overrides.overwrite,

@@ -101,11 +101,11 @@ void check(const LaunchOptions& o) {
   if (o.max_restarts < 0) {
     refuse("--max-restarts {}: must be 0 or more", o.max_restarts);
   }
-  if (o.max_restarts > 0 && o.num_nodes > 1) {
+  if (o.least_nodes < 0 || o.least_nodes > o.num_nodes) {
     refuse(
-        "--max-restarts {}: works on one host; with --nnodes let a scheduler "
-        "start the launchers again",
-        o.max_restarts);
+        "--nnodes {}:{}: the first number, of the fewest hosts, must be from 1 "
+        "to the second",
+        o.least_nodes, o.num_nodes);
   }
   if (o.grace.count() < 0) {
     refuse("grace of {} ms: must be 0 or more", o.grace.count());

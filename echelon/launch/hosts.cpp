@@ -1,21 +1,22 @@
-// A star around node 0: the other nodes tell only node 0, which passes failures
-// and stop signals on to the rest. Each host says its outcome once. When node 0
-// has all of them, with an error in place of a lost host's, it combines them in
-// the order in which hosts began to fail and tells the end to all. A host that
-// loses node 0 ends its ranks.
+// A generation of a job of several hosts: a star around the coordinator. The
+// other hosts tell only it, and it passes failures and stop signals on. Each
+// host says its outcome once. When the coordinator has all of them, with an
+// error in place of a lost host's, it combines them in the order in which hosts
+// began to fail and tells the end to all. A host that loses the coordinator
+// ends its ranks.
+//
+// A host is lost when its connection ends, and in a job that may go on without
+// it also when nothing has come from it for kLease by the receiver's own clock.
+// All say that they live every kBeat.
 #include "echelon/launch/hosts.h"
 
-#include <sys/socket.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <cstdio>
 #include <nlohmann/json.hpp>
 #include <utility>
 
 #include "echelon/error.h"
 #include "echelon/text/format.h"
+#include "echelon/text/units.h"
 
 namespace echelon::launch {
 
@@ -25,12 +26,14 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(
 namespace {
 
 using nlohmann::json;
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
 
-constexpr size_t kMaxLine = 64 << 10;
-
-std::string to_line(const json& value) {
-  return value.dump(-1, ' ', false, json::error_handler_t::replace) + "\n";
-}
+constexpr milliseconds kBeat{500};
+constexpr milliseconds kLease{4000};
+constexpr milliseconds kDoubt{1500};
+// A coordinator that grows the job too often would only save and start.
+constexpr milliseconds kLeastGeneration{2000};
 
 json to_json(const Outcome& outcome) {
   json value = {
@@ -56,121 +59,227 @@ Outcome lost(int node, const std::string& address) {
 
 }  // namespace
 
-Hosts Hosts::meet(const LaunchOptions& options, JobStart& start) {
-  Hosts hosts(options);
-  const auto token = authentication::read_token(options.token_file);
-  if (token.made) {
-    std::fprintf(
-        stderr,
-        "echelon: made %s, your token; hosts that do not share it need a copy, "
-        "with mode 0600\n",
-        token.source.c_str());
+bool have_quorum(int present, int members, int dead, bool coordinator) {
+  const int living = members - dead;
+  return 2 * present > living || (2 * present == living && coordinator);
+}
+
+void Hosts::begin_generation() {
+  name_ = format(
+      "node {}, {}", node_, members_[static_cast<size_t>(node_)].place.address);
+  said_failed_ = said_stopped_ = lost_ = false;
+  failed_order_.clear();
+  outcomes_.assign(members_.size(), std::nullopt);
+  end_.reset();
+  began_ = steady_clock::now();
+}
+
+void Hosts::add_files(std::vector<pollfd>& files) const {
+  if (alone()) return;
+  for (const Peer& peer : peers_) files.push_back({peer.link.fd(), POLLIN, 0});
+  for (const Peer& peer : waiting_)
+    files.push_back({peer.link.fd(), POLLIN, 0});
+  if (first_call_) {
+    files.push_back({first_call_->fd(), first_call_->events(), 0});
   }
-  Rendezvous rendezvous = options.node_rank == 0
-                              ? host_rendezvous(options, token)
-                              : join_rendezvous(options, token);
-  start = std::move(rendezvous.start);
-  hosts.peers_ = std::move(rendezvous.links);
-  hosts.name_ =
-      format("node {}, {}", options.node_rank, start.place.node_address);
-  hosts.outcomes_.resize(options.num_nodes);
-  return hosts;
+  door_->add_files(files);
 }
 
-std::vector<int> Hosts::files() const {
-  std::vector<int> files;
-  for (const HostLink& peer : peers_) files.push_back(peer.socket.fd());
-  return files;
-}
-
-std::vector<HostEvent> Hosts::read(size_t index) {
-  HostLink& peer = peers_[index];
+std::vector<HostEvent> Hosts::serve(const pollfd* files) {
   std::vector<HostEvent> events;
-  char bytes[4096];
-  const ssize_t size =
-      recv(peer.socket.fd(), bytes, sizeof bytes, MSG_DONTWAIT);
-  if (size < 0 && (errno == EAGAIN || errno == EINTR)) return events;
-  if (size > 0) peer.unread.append(bytes, size);
-  for (size_t end; (end = peer.unread.find('\n')) != std::string::npos;) {
-    const std::string line = peer.unread.substr(0, end);
-    peer.unread.erase(0, end + 1);
-    take(peer, line, events);
+  if (alone()) return events;
+  const size_t num_peers = peers_.size();
+  const size_t num_waiting = waiting_.size();
+  for (size_t i = 0; i < num_peers; ++i) {
+    if (files[i].revents != 0) read(peers_[i], events);
   }
-  if (size <= 0 || peer.unread.size() > kMaxLine) lose(peer, events);
+  for (size_t i = 0; i < num_waiting; ++i) {
+    HostLink& link = waiting_[i].link;
+    if (files[num_peers + i].revents == 0) continue;
+    if (!link.receive()) link.close();
+    while (link.take()) {
+    }
+  }
+  std::erase_if(
+      waiting_, [](const Peer& peer) { return !peer.link.is_open(); });
+  const size_t door = num_peers + num_waiting + (first_call_ ? 1 : 0);
+  for (auto& caller : door_->serve(files + door)) {
+    take_caller(std::move(caller));
+  }
+  pass_time(events);
   return events;
 }
 
-void Hosts::take(
-    const HostLink& peer, const std::string& line,
-    std::vector<HostEvent>& events) {
-  const json value = json::parse(line, nullptr, false);
-  if (!value.is_object()) return;
-  try {
-    if (value.contains("failed")) {
-      note_failed(peer.node);
-      tell(to_line(value), peer.node);
-      events.push_back({HostEvent::failed});
-    } else if (value.contains("stopped")) {
-      tell(to_line(value), peer.node);
-      said_stopped_ = true;
-      events.push_back({HostEvent::stopped, value.at("stopped")});
-    } else if (value.contains("outcome")) {
-      note_outcome(peer.node, outcome_from(value["outcome"]));
-    } else if (value.contains("end") && !end_) {
-      end_ = outcome_from(value["end"]);
+void Hosts::pass_time(std::vector<HostEvent>& events) {
+  const auto now = steady_clock::now();
+  look_for_first();
+  // While this launcher was stopped, it could not hear the others.
+  if (now - std::exchange(served_, now) > kDoubt) {
+    for (Peer& peer : peers_) peer.link.hear_now();
+  }
+  if (now - beat_ >= kBeat) {
+    beat_ = now;
+    for (const Peer& peer : peers_) peer.link.say({{"beat", 1}});
+    for (const Peer& peer : waiting_) peer.link.say({{"beat", 1}});
+  }
+  if (!may_restart_) return;
+  for (Peer& peer : peers_) {
+    if (peer.link.is_open() &&
+        now - peer.link.heard() > std::max(kLease, peer.busy)) {
+      lose(peer, events);
     }
-  } catch (const json::exception&) {
-    // A line of another version is ignored.
   }
 }
 
-void Hosts::lose(HostLink& peer, std::vector<HostEvent>& events) {
-  peer.socket.close();
+std::optional<TimePoint> Hosts::deadline() const {
+  if (alone()) return std::nullopt;
+  return beat_ + kBeat;
+}
+
+bool Hosts::doubtful() const {
+  const auto now = steady_clock::now();
+  return std::ranges::any_of(peers_, [&](const Peer& peer) {
+    return now - peer.link.heard() > kDoubt;
+  });
+}
+
+bool Hosts::wants_change() const {
+  if (alone() || !coordinates_ ||
+      steady_clock::now() - began_ < kLeastGeneration) {
+    return false;
+  }
+  if (leaves_ || std::ranges::any_of(
+                     peers_, [](const Peer& peer) { return peer.leaves; })) {
+    return true;
+  }
+  return may_restart_ && !waiting_.empty() &&
+         num_hosts() < options_->num_nodes &&
+         !without_layout_.contains(world_size_ + waiting_.front().num_ranks);
+}
+
+void Hosts::read(Peer& peer, std::vector<HostEvent>& events) {
+  const bool open = peer.link.receive();
+  while (const auto message = peer.link.take()) {
+    if (message->is_object()) take(peer, *message, events);
+  }
+  if (!open) lose(peer, events);
+}
+
+void Hosts::take(
+    Peer& peer, const json& message, std::vector<HostEvent>& events) {
+  try {
+    peer.busy = milliseconds(message.value("busy", 0));
+    if (message.contains("failed")) {
+      note_failed(peer.node);
+      tell(message, peer.node);
+      events.push_back({HostEvent::failed});
+    } else if (message.contains("stopped")) {
+      tell(message, peer.node);
+      said_stopped_ = true;
+      events.push_back({HostEvent::stopped, message.at("stopped")});
+    } else if (message.contains("changes")) {
+      events.push_back({HostEvent::changes});
+    } else if (message.contains("signal")) {
+      tell(message, peer.node);
+      events.push_back({HostEvent::signal, message.at("signal")});
+    } else if (message.contains("leaves")) {
+      peer.leaves = true;
+    } else if (message.contains("outcome")) {
+      if (peer.node >= 0) {
+        note_outcome(peer.node, outcome_from(message["outcome"]));
+      }
+    } else if (message.contains("end") && !end_) {
+      end_ = outcome_from(message["end"]);
+    } else if (message.contains("start")) {
+      start_ = message["start"].dump();
+    } else if (message.contains("over")) {
+      exit_code_of_job_ = message["over"].get<int>();
+    } else if (message.contains("refused")) {
+      refused_ = message["refused"].dump();
+    } else if (message.contains("waiting")) {
+      spare_ = message["waiting"].get<bool>();
+    } else if (message.contains("go_to")) {
+      const json& place = message["go_to"];
+      other_ = Place{place.at(0), place.at(1)};
+    }
+  } catch (const json::exception&) {
+    // A message of another version is ignored.
+  }
+}
+
+void Hosts::lose(Peer& peer, std::vector<HostEvent>& events) {
+  peer.link.close();
+  if (generation_ < 0 || peer.node < 0) return;
+  lost_ = true;
   if (end_) return;
-  if (node_rank_ != 0) {
-    end_ = lost(peer.node, peer.address);
+  if (!coordinates_) {
+    end_ = lost(peer.node, peer.link.address());
     events.push_back({HostEvent::failed});
   } else if (!outcomes_[peer.node]) {
     note_failed(peer.node);
-    tell(to_line({{"failed", true}}), peer.node);
+    tell({{"failed", true}}, peer.node);
     events.push_back({HostEvent::failed});
-    note_outcome(peer.node, lost(peer.node, peer.address));
+    note_outcome(peer.node, lost(peer.node, peer.link.address()));
   }
 }
 
+void Hosts::say_busy(milliseconds at_most) {
+  if (!alone()) tell({{"busy", at_most.count()}});
+}
+
 void Hosts::say_failed() {
+  if (alone()) return;
   if (!std::exchange(said_failed_, true)) {
-    note_failed(node_rank_);
-    tell(to_line({{"failed", true}}));
+    note_failed(node_);
+    tell({{"failed", true}});
   }
 }
 
 void Hosts::say_stopped(int signal) {
-  if (!std::exchange(said_stopped_, true)) tell(to_line({{"stopped", signal}}));
+  if (!std::exchange(said_stopped_, true)) tell({{"stopped", signal}});
+}
+
+void Hosts::say_changes() {
+  tell({{"changes", true}});
+}
+
+void Hosts::say_signal(int signal) {
+  if (!alone()) tell({{"signal", signal}});
+}
+
+std::string Hosts::leave() {
+  const int least = options_->least_nodes;
+  if (least == 0 || num_hosts() <= least) {
+    return format(
+        "the job has {} and goes on with {} at least (--nnodes MIN:MAX)",
+        counted(num_hosts(), "host"), least > 0 ? least : options_->num_nodes);
+  }
+  leaves_ = true;
+  if (!coordinates_) tell({{"leaves", true}});
+  return "";
 }
 
 void Hosts::say_outcome(Outcome outcome) {
   if (outcome.cause) outcome.cause->host = name_;
-  if (node_rank_ == 0) {
-    note_outcome(0, std::move(outcome));
+  if (coordinates_) {
+    note_outcome(node_, std::move(outcome));
   } else {
-    tell(to_line({{"outcome", to_json(outcome)}}));
+    tell({{"outcome", to_json(outcome)}});
   }
 }
 
 void Hosts::give_up() {
-  for (const HostLink& peer : peers_) {
-    if (node_rank_ != 0 && !end_) {
-      end_ = lost(peer.node, peer.address);
-    } else if (node_rank_ == 0 && !outcomes_[peer.node]) {
-      note_outcome(peer.node, lost(peer.node, peer.address));
+  for (const Peer& peer : peers_) {
+    if (!coordinates_ && !end_) {
+      end_ = lost(peer.node, peer.link.address());
+    } else if (coordinates_ && !outcomes_[peer.node]) {
+      note_outcome(peer.node, lost(peer.node, peer.link.address()));
     }
   }
 }
 
 void Hosts::note_failed(int node) {
-  if (std::find(failed_order_.begin(), failed_order_.end(), node) ==
-      failed_order_.end()) {
+  if (std::ranges::find(failed_order_, node) == failed_order_.end()) {
     failed_order_.push_back(node);
   }
 }
@@ -185,22 +294,25 @@ void Hosts::note_outcome(int node, Outcome outcome) {
           outcomes_, [](const auto& one) { return !one.has_value(); })) {
     return;
   }
-  for (int i = 0; i < num_nodes_; ++i) {
+  for (int i = 0; i < num_hosts(); ++i) {
     note_failed(i);  // nodes that did not fail come last
   }
   std::vector<Outcome> ordered;
   for (const int i : failed_order_) ordered.push_back(*outcomes_[i]);
   end_ = combine(ordered);
-  tell(to_line({{"end", to_json(*end_)}}));
+  tell({{"end", to_json(*end_)}});
 }
 
-void Hosts::tell(const std::string& line, int except_node) {
-  for (const HostLink& peer : peers_) {
-    if (peer.socket.is_open() && peer.node != except_node) {
-      // Lines are short and few, so the socket's buffer takes all of a line.
-      (void)!send(peer.socket.fd(), line.data(), line.size(), MSG_NOSIGNAL);
-    }
+void Hosts::tell(const json& message, int except_node) {
+  for (const Peer& peer : peers_) {
+    if (peer.node != except_node) peer.link.say(message);
   }
+}
+
+void Hosts::finish(int exit_code) {
+  if (alone()) return;
+  tell({{"over", exit_code}});
+  for (const Peer& peer : waiting_) peer.link.say({{"over", exit_code}});
 }
 
 }  // namespace echelon::launch

@@ -1,106 +1,205 @@
-// The connections between the launchers of a job's hosts. Node 0 listens at the
-// master's address until all have come; then the store uses that port. The
-// connections stay open while the job runs, so that a failure or a Ctrl-C on
-// one host is known on all at once, and all end with one exit code. Each begins
-// with the proof that both ends have the same token.
+// The hosts of a job, as the launcher of one of them sees them.
+//
+// One host coordinates: node 0. All others have a connection to it, which
+// begins with the proof that both ends have the same token. A failure or a
+// Ctrl-C on one host is known on all at once through it, and all end with one
+// exit code. Each launcher also listens, so that hosts can come while the job
+// runs, and so that the others find each other when the coordinator is lost.
+//
+// A job lives in generations. Within one, hosts and ranks do not change
+// (Job::run). Between two (next()), hosts that were lost are left out and those
+// that came are taken in.
 #pragma once
 
+#include <poll.h>
+
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "echelon/authentication/token.h"
 #include "echelon/launch/cause.h"
+#include "echelon/launch/door.h"
+#include "echelon/launch/host_link.h"
 #include "echelon/launch/job_start.h"
 #include "echelon/launch/options.h"
+#include "echelon/launch/signals.h"
 
 namespace echelon::launch {
-
-/// An open connection to another host's launcher.
-struct HostLink {
-  FileDescriptor socket;
-  int node = 0;
-  std::string address;  // the other's, numeric
-  std::string unread;   // bytes that were received and not used yet
-};
-
-struct Rendezvous {
-  JobStart start;
-  std::vector<HostLink> links;  // node 0: one per other node; else: node 0
-};
-
-/// Called by node 0: waits for all other nodes and gives each its place. The
-/// store's socket is bound to the same port, on which nobody listens any more
-/// when this returns. A connection that does not prove the token is closed, and
-/// the user is told. Throws ConfigError with the missing nodes after
-/// join_timeout.
-Rendezvous host_rendezvous(
-    const LaunchOptions& options, const authentication::Token& token);
-
-/// Called by every other node. Throws ConfigError when node 0 does not answer
-/// in time, has another token or refuses (with its reason), or when another
-/// program answers.
-Rendezvous join_rendezvous(
-    const LaunchOptions& options, const authentication::Token& token);
 
 /// A message of another host's launcher.
 struct HostEvent {
   enum Kind {
     failed,   // the job fails: stop your ranks
-    stopped,  // the user stopped the job there, by `signal`
+    stopped,  // the user stopped the job there, by a signal
+    signal,   // a signal for all ranks
+    changes,  // hosts come or leave: the ranks save and end, as at a stop
   };
   Kind kind = failed;
-  int signal = 0;
+  int number = 0;  // of the signal
 };
+
+/// Whether the hosts that are together may go on, so that two halves of a job
+/// never both do: more than half of those that were in the generation before
+/// and are not known to be dead. Of two halves, the one with the coordinator.
+bool have_quorum(int present, int members, int dead, bool coordinator);
 
 class Hosts {
  public:
   /// A job of one host.
   Hosts() = default;
-  /// Connects with the other hosts; blocks until all have come. Throws
-  /// ConfigError when there is no token, when they do not come within
-  /// options.join_timeout or contradict each other, or when the master's
-  /// address is unusable.
-  static Hosts meet(const LaunchOptions& options, JobStart& start);
+  /// Node 0 listens at the master's address; the others connect there, or to
+  /// the host that options.join names. Throws ConfigError when there is no
+  /// token, when node 0 does not answer within options.join_timeout, has
+  /// another token or refuses (with its reason), when another program answers,
+  /// or when the master's address is unusable. `options` must outlive this.
+  static Hosts meet(const LaunchOptions& options);
 
-  bool alone() const { return num_nodes_ == 1; }
+  bool alone() const { return options_ == nullptr; }
+  /// Whether this host decides how the job goes on.
+  bool coordinates() const { return coordinates_; }
+  /// How many hosts are in the generation.
+  int num_hosts() const { return static_cast<int>(members_.size()); }
 
-  /// The files to poll for POLLIN; -1 for connections that have ended.
-  std::vector<int> files() const;
-  /// Reads from connection `index` of files().
-  std::vector<HostEvent> read(size_t index);
+  /// The next generation, once enough hosts are there; the coordinator starts
+  /// it. Nothing when the job is over for this host: exit_code() is how.
+  /// `may_restart`: on the coordinator, whether it may be followed by another
+  /// one. Throws ConfigError when the first generation cannot start.
+  std::optional<JobStart> next(bool may_restart, SignalFile& signals);
+  int exit_code() const { return exit_code_; }
+  /// The coordinator tells the others that the job is over.
+  void finish(int exit_code);
 
-  /// Tell all other hosts, once.
+  // For the event loop of a generation.
+
+  void add_files(std::vector<pollfd>& files) const;
+  /// Takes what has come, given what add_files() added, and what time has
+  /// brought.
+  std::vector<HostEvent> serve(const pollfd* files);
+  /// When serve() wants to be called next.
+  std::optional<TimePoint> deadline() const;
+  /// Whether a host has been silent for so long that it may be lost.
+  bool doubtful() const;
+  /// Whether there should be a new generation with other hosts: some have come,
+  /// or one leaves.
+  bool wants_change() const;
+
+  /// Says that this launcher may do something else for so long.
+  void say_busy(std::chrono::milliseconds at_most);
+  /// Tell all other hosts, once in a generation.
   void say_failed();
   void say_stopped(int signal);
-  /// Reports how this host's ranks ended; the job's end is known once all hosts
-  /// have reported.
+  void say_changes();
+  /// Sends the ranks of all other hosts a signal.
+  void say_signal(int signal);
+  /// This host leaves the job once the ranks have saved. Returns why it cannot,
+  /// or nothing.
+  std::string leave();
+  /// Whether this host has coordinated and leaves: the others will go on.
+  bool leaves() const { return coordinates_ && leaves_; }
+  /// Reports how this host's ranks ended; the generation's end is known once
+  /// all hosts have reported.
   void say_outcome(Outcome outcome);
-  /// How the job ended, once that is known; node 0 has then told the others.
+  /// How the generation ended, once that is known; the coordinator has then
+  /// told the others.
   const std::optional<Outcome>& end() const { return end_; }
   /// Stops waiting for the other hosts.
   void give_up();
+  /// Whether the generation ended because a host was lost.
+  bool lost_a_host() const { return lost_; }
 
  private:
-  Hosts(const LaunchOptions& options)
-      : num_nodes_(options.num_nodes), node_rank_(options.node_rank) {}
+  /// Another host: on the coordinator each of the others, elsewhere the
+  /// coordinator alone.
+  struct Peer {
+    HostLink link;
+    int node = -1;    // in this generation; -1: it is not in it yet
+    int wanted = -1;  // its --node-rank
+    int num_ranks = 0;
+    Place place;                        // where its launcher listens
+    std::chrono::milliseconds busy{0};  // it said that it may be silent so long
+    bool leaves = false;
+  };
+  struct Member {
+    Place place;
+    int num_ranks = 0;
+  };
+
+  // A generation, in hosts.cpp.
+  void read(Peer& peer, std::vector<HostEvent>& events);
   void take(
-      const HostLink& peer, const std::string& line,
+      Peer& peer, const nlohmann::json& message,
       std::vector<HostEvent>& events);
-  void lose(HostLink& peer, std::vector<HostEvent>& events);
+  void lose(Peer& peer, std::vector<HostEvent>& events);
+  void pass_time(std::vector<HostEvent>& events);
   void note_failed(int node);
   void note_outcome(int node, Outcome outcome);
-  void tell(const std::string& line, int except_node = -1);
+  void tell(const nlohmann::json& message, int except_node = -2);
+  void begin_generation();
 
-  int num_nodes_ = 1;
-  int node_rank_ = 0;
-  std::string name_;             // "node 1, 10.0.0.2"; empty when alone
-  std::vector<HostLink> peers_;  // on node 0: all others; elsewhere: node 0
+  // Who is in the job, in membership.cpp.
+  nlohmann::json hello() const;
+  void take_caller(Door::Caller caller);
+  std::string take_hello(Peer& newcomer, const nlohmann::json& hello) const;
+  std::string missing() const;
+  int present() const;
+  bool wait(SignalFile& signals, int timeout_ms);
+  void stop(int signal);
+  std::optional<JobStart> gather(bool may_restart, SignalFile& signals);
+  bool choose_layout();
+  JobStart start_generation(bool may_restart);
+  std::optional<JobStart> wait_for_start(SignalFile& signals);
+  JobStart take_start(const nlohmann::json& start);
+  void regroup(SignalFile& signals);
+  bool follow(const Place& place);
+  bool lead_by(Call& call);
+  void look_for_first();
+
+  const LaunchOptions* options_ = nullptr;
+  authentication::Token token_;
+  std::unique_ptr<Door> door_;
+  Place master_;  // as the command line has it, in numbers
+  bool coordinates_ = true;
+  std::vector<Peer> peers_;
+  std::vector<Peer> waiting_;  // hosts that have come and are in no generation
+  std::optional<int> exit_code_of_job_;
+  int exit_code_ = 0;
+
+  // The generation, and those before.
+  std::string job_;
+  int generation_ = -1;  // none yet
+  int node_ = 0;
+  int world_size_ = 0;
+  std::vector<Member> members_;  // by node
+  bool may_restart_ = false;
+  std::string layout_;
+  std::set<int> without_layout_;  // numbers of ranks
+  TimePoint began_{};
+  std::string name_;  // "node 1, 10.0.0.2"; empty when alone
   bool said_failed_ = false;
   bool said_stopped_ = false;
-  // On node 0: the nodes that failed, in order, and how each node ended.
+  bool lost_ = false;
+  bool leaves_ = false;
+  // On the coordinator: the nodes that failed, in order, and how each ended.
   std::vector<int> failed_order_;
   std::vector<std::optional<Outcome>> outcomes_;
   std::optional<Outcome> end_;
+
+  // Between two generations.
+  bool regrouping_ = false;
+  bool has_quorum_ = false;     // regrouping has found one
+  bool spare_ = false;          // the job runs without this host
+  std::optional<Place> other_;  // who coordinates instead
+  std::string start_;           // the coordinator's message (JSON)
+  std::string refused_;
+
+  TimePoint beat_{};    // when the others were told last that this one lives
+  TimePoint served_{};  // when serve() was called last
+  std::optional<Call> first_call_;  // to the master's address
+  TimePoint first_called_{};
 };
 
 }  // namespace echelon::launch

@@ -43,6 +43,7 @@ constexpr milliseconds kSettle{1000};
 constexpr milliseconds kIdleCheck{250};
 // After SIGKILL only a process that hangs in the kernel remains.
 constexpr milliseconds kUnkillable{10000};
+constexpr milliseconds kLoading{60000};
 
 bool asks_to_stop(int signal) {
   return signal == SIGINT || signal == SIGTERM || signal == SIGHUP ||
@@ -111,13 +112,12 @@ void end_orphans(pid_t guard, const std::vector<pid_t>& guards) {
 }  // namespace
 
 Job::Job(
-    const LaunchOptions& options, JobStart start, Hosts hosts,
-    LauncherState& launcher, bool may_restart, Watched* watched)
+    const LaunchOptions& options, JobStart start, Hosts& hosts,
+    LauncherState& launcher, Watched* watched)
     : options_(options),
       start_(std::move(start)),
-      hosts_(std::move(hosts)),
+      hosts_(hosts),
       launcher_(launcher),
-      may_restart_(may_restart),
       watched_(watched),
       screen_(STDOUT_FILENO, STDERR_FILENO),
       policy_(options.grace, std::min(kSettle, options.grace)) {}
@@ -157,7 +157,7 @@ Outcome Job::run() {
   }
   // The job may be over on other hosts before it is on this one.
   while (!all_empty() && !unkillable()) {
-    obey(policy_.on_remote_failure(steady_clock::now()));
+    fail_with_others();
     wait_for_events();
   }
   if (!ended_) drain_outputs();
@@ -172,6 +172,8 @@ void Job::start_ranks() {
   allow_files(options_.num_ranks);
   // When a guard is killed, its descendants come to this process, not to init.
   prctl(PR_SET_CHILD_SUBREAPER, 1);
+  // The first rank may load its program for long.
+  hosts_.say_busy(kLoading);
   ranks_.reserve(options_.num_ranks);
   for (int i = 0; i < options_.num_ranks; ++i) start_rank(i, program);
   start_.master.close();
@@ -196,8 +198,8 @@ void Job::start_rank(int local_rank, const std::string& program) {
       .local_rank = local_rank,
       .world_size = start_.world_size,
       .local_world_size = options_.num_ranks,
-      .node_rank = options_.node_rank,
-      .num_nodes = options_.num_nodes};
+      .node_rank = start_.node_rank,
+      .num_nodes = start_.num_nodes};
   const int master_fd = number == 0 ? start_.master.fd() : -1;
   const GuardSpec spec{
       .path = program,
@@ -257,7 +259,8 @@ bool Job::all_empty() const {
 int Job::poll_timeout_ms() const {
   auto next = steady_clock::now() + std::chrono::hours(1);
   for (const auto& deadline :
-       {policy_.deadline(), unkillable_at_, others_deadline_}) {
+       {policy_.deadline(), unkillable_at_, others_deadline_,
+        hosts_.deadline()}) {
     if (deadline) next = std::min(next, *deadline);
   }
   if (watched_ != nullptr) next = std::min(next, looked_ + HangWatch::kLook);
@@ -282,7 +285,7 @@ void Job::wait_for_events() {
     }
   }
   const size_t first_host = files.size();
-  for (const int fd : hosts_.files()) files.push_back({fd, POLLIN, 0});
+  hosts_.add_files(files);
   const size_t control = files.size();
   if (launcher_.control) files.push_back({launcher_.control->fd(), POLLIN, 0});
   if (poll(files.data(), files.size(), poll_timeout_ms()) < 0 &&
@@ -301,9 +304,7 @@ void Job::wait_for_events() {
   for (size_t i = 0; i < ranks_.size(); ++i) {
     if (files[2 + 3 * i].revents != 0) take_report(ranks_[i]);
   }
-  for (size_t i = first_host; i < control; ++i) {
-    if (files[i].revents != 0) take_host(i - first_host);
-  }
+  take_hosts(files.data() + first_host);
   if (control < files.size() && files[control].revents != 0) {
     launcher_.control->serve(
         [&](const auto& text) { return take_request(text); });
@@ -409,7 +410,7 @@ void Job::take_end(Rank& rank, const GuardReport& report) {
   const auto cause = failed ? find_cause({rank.end}) : std::nullopt;
   obey(policy_.on_rank_end(
       failed, cause && cause->consequence, now,
-      may_restart_ && Restarts::helps(exit_code_of(rank.end.status))));
+      start_.may_restart && Restarts::helps(exit_code_of(rank.end.status))));
 }
 
 void Job::look_for_hangs() {
@@ -418,6 +419,8 @@ void Job::look_for_hangs() {
   if (watched_ == nullptr || passed < HangWatch::kLook) return;
   looked_ = now;
   if (policy_.stopping() || policy_.stopped_by() != 0) return;
+  // Ranks that wait for another host's hang as little.
+  if (hosts_.doubtful()) return;
   // Ranks whose output nobody reads wait for that.
   if (screen_.full()) return;
   const auto hang = watched_->hangs.look(watched_->progress.read(), passed);
@@ -450,14 +453,41 @@ void Job::lose_guard(Rank& rank) {
   rank.guard.pid = -1;
 }
 
-void Job::take_host(size_t index) {
-  for (const HostEvent& event : hosts_.read(index)) {
-    if (event.kind == HostEvent::failed) {
-      obey(policy_.on_remote_failure(steady_clock::now()));
-    } else {
-      obey(policy_.on_remote_stop(event.signal));
+void Job::take_hosts(const pollfd* files) {
+  for (const HostEvent& event : hosts_.serve(files)) {
+    switch (event.kind) {
+      case HostEvent::failed:
+        fail_with_others();
+        break;
+      case HostEvent::stopped:
+        obey(policy_.on_remote_stop(event.number));
+        break;
+      case HostEvent::signal:
+        send(event.number);
+        break;
+      case HostEvent::changes:
+        if (!is_ending()) end_for_change();
+        break;
     }
   }
+  if (hosts_.wants_change() && !is_ending()) {
+    hosts_.say_changes();
+    end_for_change();
+  }
+}
+
+void Job::fail_with_others() {
+  obey(policy_.on_remote_failure(steady_clock::now(), start_.may_restart));
+}
+
+bool Job::is_ending() const {
+  return ended_ || policy_.stopping() || policy_.stopped_by() != 0;
+}
+
+// The ranks end as after SIGTERM, so that they save.
+void Job::end_for_change() {
+  changes_hosts_ = true;
+  obey(policy_.on_remote_stop(SIGTERM));
 }
 
 void Job::take_signal(int signal) {
@@ -468,6 +498,7 @@ void Job::take_signal(int signal) {
       hosts_.give_up();  // only the other hosts are still waited for
     }
     resize_.reset();
+    changes_hosts_ = false;
     hosts_.say_stopped(signal);
     obey(policy_.on_stop_signal(signal, steady_clock::now()));
   } else {
@@ -479,16 +510,20 @@ void Job::take_signal(int signal) {
 std::string Job::take_request(const std::string& request) {
   if (request == "status") {
     return format(
-        "ranks {} generation {}", start_.world_size, start_.place.generation);
+        "ranks {} generation {} hosts {}", start_.world_size,
+        start_.place.generation, start_.num_nodes);
   }
-  if (ended_ || policy_.stopping() || policy_.stopped_by() != 0) {
+  if (is_ending()) {
     return "refused: the ranks are ending; ask again when they have started";
   }
   if (request == "checkpoint") {
     send(SIGUSR1);
+    hosts_.say_signal(SIGUSR1);
     return "done: each rank saves after its step";
   }
+  if (request == "drain") return drain();
   if (request == "stop") {
+    hosts_.say_stopped(SIGTERM);
     obey(policy_.on_stop_signal(SIGTERM, steady_clock::now()));
     return "done: the state is saved, and the job ends with code 75";
   }
@@ -496,9 +531,22 @@ std::string Job::take_request(const std::string& request) {
   return format("refused: unknown request \"{}\"", request);
 }
 
+std::string Job::drain() {
+  if (hosts_.alone()) {
+    return "refused: it has no other host; `stop` saves and ends it";
+  }
+  const std::string reason = hosts_.leave();
+  if (!reason.empty()) return "refused: " + reason;
+  return "done: the state is saved, and the other hosts go on";
+}
+
 // The ranks end as after SIGTERM, so that they save. The next generation has
 // the other number.
 std::string Job::begin_resize(const std::string& number) {
+  if (!hosts_.alone()) {
+    return "refused: it is on several hosts; start the command on one more, or "
+           "drain one";
+  }
   if (!options_.resize) return "refused: its number of ranks cannot change";
   const int num_ranks = std::atoi(number.c_str());
   if (num_ranks == start_.world_size) {

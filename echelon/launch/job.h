@@ -2,6 +2,8 @@
 // signals and time, and carries out the orders of the Policy.
 #pragma once
 
+#include <poll.h>
+
 #include <optional>
 #include <string>
 #include <vector>
@@ -37,11 +39,10 @@ struct LauncherState {
 
 class Job {
  public:
-  /// `may_restart`: when a rank fails and Restarts::helps(), the others are
-  /// killed at once. `watched`: a rank that hangs has failed; null: it is left
-  /// to the ranks' own time limits.
-  Job(const LaunchOptions& options, JobStart start, Hosts hosts,
-      LauncherState& launcher, bool may_restart, Watched* watched);
+  /// `watched`: a rank that hangs has failed; null: it is left to the ranks'
+  /// own time limits.
+  Job(const LaunchOptions& options, JobStart start, Hosts& hosts,
+      LauncherState& launcher, Watched* watched);
   ~Job();
   /// Runs all ranks to their end, says why one failed, and returns how the job
   /// ended. Throws ConfigError when it could not start.
@@ -53,6 +54,8 @@ class Job {
     std::string layout;
   };
   const std::optional<Resize>& resize() const { return resize_; }
+  /// Whether the ranks were told to end so that hosts can come or leave.
+  bool changes_hosts() const { return changes_hosts_; }
   /// Writes a line of the launcher's own to stderr.
   void say(const std::string& text);
 
@@ -85,7 +88,11 @@ class Job {
   std::string shortage_of_memory() const;
   void lose_guard(Rank& rank);
   void look_for_hangs();
-  void take_host(size_t index);
+  void take_hosts(const pollfd* files);
+  void end_for_change();
+  std::string drain();
+  void fail_with_others();
+  bool is_ending() const;
   void take_signal(int signal);
   std::string take_request(const std::string& request);
   std::string begin_resize(const std::string& number);
@@ -100,9 +107,8 @@ class Job {
 
   const LaunchOptions& options_;
   JobStart start_;
-  Hosts hosts_;
+  Hosts& hosts_;
   LauncherState& launcher_;
-  const bool may_restart_;
   Watched* const watched_;
   TimePoint looked_{std::chrono::steady_clock::now()};
   const cluster::MemoryGroup memory_before_ = cluster::memory_group();
@@ -112,6 +118,7 @@ class Job {
   std::vector<Rank> ranks_;
   std::string start_error_;  // the program could not be executed
   std::optional<Resize> resize_;
+  bool changes_hosts_ = false;
   bool answered_ = false;   // rank 0 ended with options_.answer_code
   int64_t ordered_ns_ = 0;  // when ranks were first told to end
   std::optional<TimePoint> unkillable_at_;  // set by SIGKILL

@@ -70,7 +70,8 @@ Outcome Job::local_outcome() {
 
 void Job::report(const Outcome& outcome) {
   if (!outcome.cause) {
-    if (!resize_ && outcome.stopped_by != 0 && outcome.exit_code != 0) {
+    if (resize_ || changes_hosts_) return;
+    if (outcome.stopped_by != 0 && outcome.exit_code != 0) {
       say("stopped by " + signal_name(outcome.stopped_by));
     } else if (outcome.exit_code == static_cast<int>(ExitCode::preempted)) {
       say("ranks were told to stop, not by this launcher; queue the job again");

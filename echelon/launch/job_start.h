@@ -44,6 +44,13 @@ struct JobStart {
   JobPlace place;
   int first_rank = 0;
   int world_size = 1;
+  int node_rank = 0;
+  int num_nodes = 1;
+  /// How the ranks divide the work; empty: as the command says.
+  std::string layout;
+  /// Whether another generation may follow. When a rank fails and
+  /// Restarts::helps(), the others are killed at once then.
+  bool may_restart = false;
   FileDescriptor master;  // on node 0, bound to the port
   FileDescriptor claim;   // see claim_port
 };

@@ -60,30 +60,48 @@ struct BeforeResize {
 };
 
 // Runs generation after generation until one ends the job.
-int run_alone(const LaunchOptions& options) {
+int run_job(const LaunchOptions& options, Hosts hosts) {
   const auto last_step = [&]() -> std::optional<int64_t> {
     if (!options.last_step) return std::nullopt;
     return options.last_step();
   };
   LauncherState launcher;
   try {
-    if (!options.control.empty()) launcher.control.emplace(options.control);
+    const std::string name = options.control ? options.control() : "";
+    if (!name.empty()) launcher.control.emplace(name);
   } catch (const ConfigError& error) {
     std::cerr << "warning: `echelon job` cannot reach this job: "
               << error.what() << "\n";
   }
   Restarts restarts(options.max_restarts);
+  // A job that takes hosts as they come goes on without one that is lost.
+  const bool elastic = options.least_nodes > 0;
   LaunchOptions own = options;
   // Doubled by each hang, which may have been none.
   auto least_hang = kLeastHang;
   std::vector<std::string> failures;
   std::optional<BeforeResize> before;
   const std::string name = random_job_id();
+  const auto end = [&](int exit_code) {
+    hosts.finish(exit_code);
+    return exit_code;
+  };
   for (int generation = 0;; ++generation) {
-    JobStart start = start_alone(own);
-    start.place.job = name;
-    start.place.generation = generation;
-    start.place.max_restarts = options.max_restarts;
+    std::optional<JobStart> start;
+    if (hosts.alone()) {
+      hosts = Hosts();
+      start = start_alone(own);
+      start->place.job = name;
+      start->place.generation = generation;
+      start->may_restart = restarts.left();
+    } else {
+      start = hosts.next(restarts.left() || elastic, launcher.signals);
+      if (!start) return hosts.exit_code();
+      if (!start->layout.empty() && options.use_layout) {
+        options.use_layout(start->layout);
+      }
+    }
+    start->place.max_restarts = options.max_restarts;
     std::optional<ProgressBoard> progress;
     std::optional<Watched> watched;
     own.environment = options.environment;
@@ -93,10 +111,10 @@ int run_alone(const LaunchOptions& options) {
       watched.emplace(HangWatch(own.num_ranks, least_hang), *progress);
     }
     Job job(
-        own, std::move(start), Hosts(), launcher, restarts.left(),
-        watched ? &*watched : nullptr);
+        own, std::move(*start), hosts, launcher, watched ? &*watched : nullptr);
     Outcome outcome = job.run();
     if (watched && watched->hangs.found()) least_hang *= 2;
+    if (!hosts.coordinates()) continue;  // another host decides
     const auto step = last_step();
     const auto go_on = [&](const std::string& layout) {
       job.say(format(
@@ -112,8 +130,18 @@ int run_alone(const LaunchOptions& options) {
         continue;
       }
     }
+    if (job.changes_hosts()) {
+      outcome.stopped_by = 0;
+      if (outcome.exit_code == static_cast<int>(ExitCode::preempted)) {
+        if (hosts.leaves()) return outcome.exit_code;  // the others regroup
+        job.say("hosts change" + (step ? from_step(*step) : ""));
+        continue;
+      }
+    }
     if (outcome.cause) failures.push_back(line_of(*outcome.cause));
-    const Restarts::Verdict verdict = restarts.on_end(outcome, step);
+    const bool lost_host = hosts.lost_a_host() && outcome.exit_code != 0 &&
+                           (elastic || options.max_restarts > 0);
+    const Restarts::Verdict verdict = restarts.on_end(outcome, step, lost_host);
     // So many ranks have done no step, and those before them could.
     if (before && outcome.cause && verdict != Restarts::Verdict::restart &&
         step == before->step) {
@@ -125,18 +153,21 @@ int run_alone(const LaunchOptions& options) {
     switch (verdict) {
       case Restarts::Verdict::end:
         if (outcome.cause) list_failures(job, failures);
-        return outcome.exit_code;
+        return end(outcome.exit_code);
       case Restarts::Verdict::stuck:
         list_failures(job, failures);
         job.say(format(
             "{} restarts in a row brought no new step, so another one would "
             "not help",
             Restarts::kMostWithoutProgress));
-        return static_cast<int>(ExitCode::do_not_requeue);
+        return end(static_cast<int>(ExitCode::do_not_requeue));
       case Restarts::Verdict::restart:
-        job.say(format(
-            "restart {} of {}{}", restarts.count(), options.max_restarts,
-            step ? from_step(*step) : ""));
+        job.say(
+            (lost_host ? "the others go on"
+                       : format(
+                             "restart {} of {}", restarts.count(),
+                             options.max_restarts)) +
+            (step ? from_step(*step) : ""));
     }
   }
 }
@@ -147,14 +178,8 @@ int run(const LaunchOptions& options) {
   check(options);
   open_standard_files();
   find_program(options.command[0]);
-  if (options.num_nodes == 1) return run_alone(options);
-  JobStart start;
-  Hosts hosts = Hosts::meet(options, start);
-  LauncherState launcher;
-  return Job(options, std::move(start), std::move(hosts), launcher,
-             /*may_restart=*/false, /*watched=*/nullptr)
-      .run()
-      .exit_code;
+  const bool alone = options.num_nodes == 1 && !options.joins;
+  return run_job(options, alone ? Hosts() : Hosts::meet(options));
 }
 
 }  // namespace echelon::launch

@@ -30,6 +30,15 @@ struct LaunchOptions {
   int node_rank = 0;
   std::string master_addr;  // of node 0; one host always uses 127.0.0.1
   int master_port = 0;      // 0: on one host any free one, else 29500
+  /// The job goes on with fewer hosts, down to so many, and takes hosts that
+  /// come, up to num_nodes. 0: it needs all.
+  int least_nodes = 0;
+  /// This host comes to a job that runs: master_addr and master_port are where
+  /// any launcher of it listens, and node_rank is not used.
+  bool joins = false;
+  /// What all hosts must have in common: the configuration and the version of
+  /// the program.
+  std::string identity;
   std::chrono::milliseconds join_timeout = std::chrono::minutes(5);
   std::string token_file;  // what all hosts know (authentication/token.h)
 
@@ -66,17 +75,23 @@ struct LaunchOptions {
 
   /// How often all ranks start again, as new processes with the next
   /// ECHELON_GENERATION, after one of them has failed (Restarts). The others
-  /// are killed at once then. On one host only.
+  /// are killed at once then. A host that is lost does not count.
   int max_restarts = 0;
   /// The last step of the job that a restart would not repeat; null: not known.
   std::function<int64_t()> last_step;
 
-  /// The name of the job's ControlSocket; empty: it has none. On one host only.
-  std::string control;
+  /// The name of the job's ControlSocket, asked for once the hosts have met;
+  /// null or empty: it has none.
+  std::function<std::string()> control;
   /// Prepares the program for another number of ranks, and says how it divides
   /// the work then ("fsdp=3"). Throws ConfigError when it cannot; the job goes
-  /// on as it is. Null: the number stays.
+  /// on as it is. Null: on one host the number stays, and on several the
+  /// program takes it from WORLD_SIZE. On several, the host that coordinates
+  /// calls it.
   std::function<std::string(int)> resize;
+  /// Called on each of several hosts before its ranks start with a layout that
+  /// resize() has returned.
+  std::function<void(const std::string&)> use_layout;
 };
 
 }  // namespace echelon::launch

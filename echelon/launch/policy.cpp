@@ -29,8 +29,8 @@ Policy::Orders Policy::on_rank_end(
   return {};
 }
 
-Policy::Orders Policy::on_remote_failure(TimePoint now) {
-  return on_rank_end(true, false, now);
+Policy::Orders Policy::on_remote_failure(TimePoint now, bool at_once) {
+  return on_rank_end(true, false, now, at_once);
 }
 
 Policy::Orders Policy::on_stop_signal(int signal, TimePoint now) {

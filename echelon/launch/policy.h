@@ -38,7 +38,7 @@ class Policy {
   Orders on_rank_end(
       bool failed, bool consequence, TimePoint now, bool at_once = false);
   /// The launcher of another host reported that the job fails.
-  Orders on_remote_failure(TimePoint now);
+  Orders on_remote_failure(TimePoint now, bool at_once = false);
   /// A signal that asks this launcher to stop: SIGINT, SIGTERM, SIGHUP or
   /// SIGQUIT. The first is forwarded. Schedulers send theirs to several
   /// processes, some of which pass it on, so one that comes within kSameStop of

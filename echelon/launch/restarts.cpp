@@ -19,16 +19,18 @@ bool Restarts::helps(int exit_code) {
   }
 }
 
-Restarts::Verdict
-Restarts::on_end(const Outcome& outcome, std::optional<int64_t> step) {
+Restarts::Verdict Restarts::on_end(
+    const Outcome& outcome, std::optional<int64_t> step, bool lost_host) {
   const bool by_a_rank = outcome.cause && outcome.cause->rank >= 0;
-  if (!by_a_rank || outcome.stopped_by != 0 || !helps(outcome.exit_code)) {
+  if ((!by_a_rank && !lost_host) || outcome.stopped_by != 0 ||
+      !helps(outcome.exit_code)) {
     return Verdict::end;
   }
   const bool progress = !step || !step_ || *step > *step_;
   without_progress_ = progress ? 0 : without_progress_ + 1;
   step_ = step;
   if (without_progress_ == kMostWithoutProgress) return Verdict::stuck;
+  if (lost_host) return Verdict::restart;
   if (!left()) return Verdict::end;
   ++count_;
   return Verdict::restart;

@@ -31,7 +31,11 @@ class Restarts {
   /// The job ended. `step`: the last step that a restart would not repeat; none
   /// when it is not known, so that `most` alone limits restarts. The verdict is
   /// `stuck` after kMostWithoutProgress restarts that brought no new step.
-  Verdict on_end(const Outcome& outcome, std::optional<int64_t> step);
+  /// `lost_host`: that was why; it does not count, and there is always another
+  /// restart.
+  Verdict on_end(
+      const Outcome& outcome, std::optional<int64_t> step,
+      bool lost_host = false);
   /// Restarts so far.
   int count() const { return count_; }
 

@@ -11,7 +11,7 @@
 #include "tests/support/places.h"
 #include "tests/support/process.h"
 #include "tests/support/python.h"
-#include "tests/support/two_hosts.h"
+#include "tests/support/test_hosts.h"
 
 namespace echelon::launchers_test {
 
@@ -107,9 +107,9 @@ TEST_P(MpirunRanks, StartsRanksOverGloo) {
 }
 
 // mpirun logs in to the other host through a program: here, one that enters it.
-TEST(Mpirun, StartsRanksOnTwoHosts) {
+TEST(Mpirun, StartsRanksOnTestHosts) {
   if (!is_installed("mpirun")) GTEST_SKIP() << kNoMpirun;
-  const testing_support::TwoHosts hosts;
+  const testing_support::TestHosts hosts;
   if (!hosts.reason().empty()) GTEST_SKIP() << hosts.reason();
   std::string enter = "#!/bin/sh\nshift\nexec";
   for (const auto& word : hosts.on(1, {"sh", "-c"})) enter += " '" + word + "'";

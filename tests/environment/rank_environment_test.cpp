@@ -98,14 +98,14 @@ TEST(Environment, MapsMpirun) {
   EXPECT_EQ(read(one_host).node_rank, 0);
   EXPECT_EQ(read(one_host).master_addr, "127.0.0.1");
   EXPECT_EQ(read(one_host).rank, 1);
-  Variables two_hosts = one_host;
-  two_hosts["OMPI_COMM_WORLD_SIZE"] = "4";
-  EXPECT_EQ(read(two_hosts).master_addr, "10.0.0.7");
-  EXPECT_EQ(read(two_hosts).master_port, read(one_host).master_port);
-  two_hosts["OMPI_MCA_orte_local_daemon_uri"] = "9.1;tcp://10.0.0.8:4321";
-  EXPECT_EQ(read(two_hosts).node_rank, 1);
-  two_hosts["MASTER_ADDR"] = "head";
-  EXPECT_EQ(read(two_hosts).master_addr, "head");
+  Variables test_hosts = one_host;
+  test_hosts["OMPI_COMM_WORLD_SIZE"] = "4";
+  EXPECT_EQ(read(test_hosts).master_addr, "10.0.0.7");
+  EXPECT_EQ(read(test_hosts).master_port, read(one_host).master_port);
+  test_hosts["OMPI_MCA_orte_local_daemon_uri"] = "9.1;tcp://10.0.0.8:4321";
+  EXPECT_EQ(read(test_hosts).node_rank, 1);
+  test_hosts["MASTER_ADDR"] = "head";
+  EXPECT_EQ(read(test_hosts).master_addr, "head");
 }
 
 TEST(Environment, MapsSrun) {

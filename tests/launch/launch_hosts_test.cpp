@@ -13,7 +13,7 @@
 
 #include "tests/launch/launched.h"
 #include "tests/support/error_text.h"
-#include "tests/support/two_hosts.h"
+#include "tests/support/test_hosts.h"
 
 namespace echelon::testing_support::launch_hosts_test {
 
@@ -53,8 +53,8 @@ TEST_F(Loopback, RanksAreNumberedOverHosts) {
   const std::vector<std::string> program = {
       "sh", "-c",
       "echo \"$RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE "
-      "$GROUP_RANK $GROUP_WORLD_SIZE $MASTER_ADDR $MASTER_PORT "
-      "$ECHELON_NODE_ADDRESS $ECHELON_JOB.$TORCHELASTIC_RUN_ID\""};
+      "$GROUP_RANK $GROUP_WORLD_SIZE $MASTER_ADDR $ECHELON_NODE_ADDRESS "
+      "$MASTER_PORT.$ECHELON_JOB.$TORCHELASTIC_RUN_ID\""};
   Command b(node(1, program));  // comes first, and waits
   Command a(node(0, program));
   expect_end(a, b, 0);
@@ -65,7 +65,7 @@ TEST_F(Loopback, RanksAreNumberedOverHosts) {
     lines.insert(line.substr(0, line.rfind(' ')));
     jobs.insert(line.substr(line.rfind(' ')));
   }
-  const std::string end = " 127.0.0.1 " + std::to_string(port_) + " 127.0.0.1";
+  const std::string end = " 127.0.0.1 127.0.0.1";
   EXPECT_THAT(
       lines, testing::ElementsAre(
                  "[0] 0 0 5 2 0 2" + end, "[1] 1 1 5 2 0 2" + end,
@@ -211,8 +211,9 @@ std::vector<std::string> stranger(
 TEST_F(Loopback, NumbersOutOfRangeAreRefused) {
   const auto hello = [](const std::string& nodes, const std::string& node,
                         const std::string& ranks) {
-    return R"({"protocol": 1, "nodes": )" + nodes + R"(, "node_rank": )" +
-           node + R"(, "ranks": )" + ranks + "}";
+    return R"({"protocol": 2, "nodes": )" + nodes +
+           R"(, "least": 2, "node_rank": )" + node + R"(, "ranks": )" + ranks +
+           R"(, "port": 1, "identity": ""})";
   };
   const std::vector<std::string> sizes = {"sh", "-c", "echo $RANK $WORLD_SIZE"};
   Command a(node(0, sizes));
@@ -471,10 +472,173 @@ TEST_F(Loopback, AProcessThatHasTheNameOfAPortIsReported) {
            "print('up', flush=True)\n"
            "time.sleep(600)\n"});
   ASSERT_TRUE(holder.until_output("up"));
-  Command a(node(0, {"true"}));
+  Command a(launch({"--master-port", std::to_string(port_)}, {"true"}));
   EXPECT_EQ(a.wait(), 2);
   EXPECT_THAT(
       a.err(), HasAll("took the name @" + name, "--master-port", "ss -xap"));
+}
+
+/// Launchers of one job whose hosts may come and go, on this host's loopback.
+class Membership : public testing::Test {
+ protected:
+  std::vector<std::string>
+  node(const std::string& nodes, int rank, const std::string& more = "") const {
+    return launch(
+        words(
+            "--nnodes " + nodes + " --node-rank " + std::to_string(rank) +
+            " --master-addr 127.0.0.1 --master-port " + std::to_string(port_) +
+            " --plain " + more),
+        program());
+  }
+  /// Ranks that say their generation and number, save when they are told to
+  /// stop, and are done when finish() was called.
+  std::vector<std::string> program() const {
+    return {
+        "sh", "-c",
+        "trap 'exit 75' TERM; echo g$ECHELON_GENERATION $RANK/$WORLD_SIZE; "
+        "while ! [ -e " +
+            folder_.path() + "/done ]; do sleep 0.02; done"};
+  }
+  void finish() const { std::ofstream(folder_.path() + "/done"); }
+  static void expect_ends(const std::vector<Command*>& jobs, int exit_code) {
+    for (Command* job : jobs) {
+      EXPECT_EQ(job->wait(), exit_code) << job->err();
+      EXPECT_TRUE(job->living().empty());
+    }
+  }
+  int port_ = free_port();
+  TempFolder folder_;
+};
+
+TEST_F(Membership, AFailedRankStartsAgainOnAllHosts) {
+  const std::vector<std::string> failing = {
+      "sh", "-c",
+      "echo g$ECHELON_GENERATION $RANK/$WORLD_SIZE; "
+      "[ $ECHELON_GENERATION -gt 0 ] && exit 0; [ $RANK = 1 ] && exit 9; "
+      "sleep 1000"};
+  auto first = node("2", 0, "--max-restarts 1");
+  auto second = node("2", 1, "--max-restarts 1");
+  for (auto* command : {&first, &second}) {
+    command->resize(command->size() - program().size());
+    command->insert(command->end(), failing.begin(), failing.end());
+  }
+  Command a(first), b(second);
+  expect_ends({&a, &b}, 0);
+  EXPECT_THAT(a.out(), HasAll("g0 0/2\n", "g1 0/2\n"));
+  EXPECT_THAT(b.out(), HasAll("g0 1/2\n", "g1 1/2\n"));
+  EXPECT_THAT(
+      a.err(), HasAll(
+                   "rank 1 (node 1, 127.0.0.1) ended with exit code 9",
+                   "restart 1 of 1"));
+}
+
+TEST_F(Membership, ALostHostIsLeftOut) {
+  Command a(node("2:3", 0)), b(node("2:3", 1)), c(node("2:3", 2));
+  ASSERT_TRUE(a.until_output("g0 0/3")) << a.err();
+  ASSERT_TRUE(b.until_output("g0 1/3"));
+  ASSERT_TRUE(c.until_output("g0 2/3"));
+  b.signal(SIGKILL);
+  ASSERT_TRUE(a.until_output("g1 0/2")) << a.err();
+  ASSERT_TRUE(c.until_output("g1 1/2")) << c.err();
+  finish();
+  expect_ends({&a, &c}, 0);
+  EXPECT_THAT(
+      a.err(), HasAll(
+                   "the launcher of node 1 (127.0.0.1) is gone",
+                   "the others go on", "2 hosts, 2 ranks"));
+}
+
+TEST_F(Membership, TheFirstHostIsLostAndComesBack) {
+  auto a = std::make_unique<Command>(node("2:3", 0));
+  Command b(node("2:3", 1)), c(node("2:3", 2));
+  ASSERT_TRUE(b.until_output("g0 1/3")) << b.err();
+  ASSERT_TRUE(c.until_output("g0 2/3"));
+  a->signal(SIGKILL);
+  ASSERT_TRUE(b.until_output("g1 0/2")) << b.err();
+  ASSERT_TRUE(c.until_output("g1 1/2")) << c.err();
+  a = std::make_unique<Command>(node("2:3", 0));
+  ASSERT_TRUE(a->until_output("g2 2/3")) << a->err() << b.err();
+  ASSERT_TRUE(b.until_output("g2 0/3"));
+  ASSERT_TRUE(c.until_output("g2 1/3"));
+  finish();
+  expect_ends({a.get(), &b, &c}, 0);
+}
+
+TEST_F(Membership, TheLastHostGoesOnAlone) {
+  Command a(node("1:3", 0)), b(node("1:3", 1)), c(node("1:3", 2));
+  ASSERT_TRUE(c.until_output("g0 2/3")) << c.err();
+  a.signal(SIGSTOP);  // both are lost at once
+  b.signal(SIGKILL);
+  a.signal(SIGKILL);
+  ASSERT_TRUE(c.until_output("0/1")) << c.err();
+  finish();
+  expect_ends({&c}, 0);
+}
+
+TEST_F(Membership, AHostThatComesIsTakenInOrWaits) {
+  Command a(node("1:2", 0));
+  ASSERT_TRUE(a.until_output("g0 0/1")) << a.err();
+  Command b(node("1:2", 1));
+  ASSERT_TRUE(a.until_output("g1 0/2")) << a.err();
+  ASSERT_TRUE(b.until_output("g1 1/2")) << b.err();
+  // By way of any host of the job.
+  Command c(node("1:2", 0, "--joins yes"));
+  ASSERT_TRUE(Command::until([&] {
+    return c.err().find("this one waits until it is taken in") !=
+           std::string::npos;
+  })) << c.err();
+  b.signal(SIGKILL);
+  ASSERT_TRUE(a.until_output("g2 0/2")) << a.err();
+  ASSERT_TRUE(c.until_output("g2 1/2")) << c.err();
+  finish();
+  expect_ends({&a, &c}, 0);
+}
+
+TEST_F(Membership, AJobThatNeedsAllHostsWaitsForThem) {
+  Command a(node("2", 0, "--max-restarts 1"));
+  auto b = std::make_unique<Command>(node("2", 1, "--max-restarts 1"));
+  ASSERT_TRUE(b->until_output("g0 1/2"));
+  b->signal(SIGKILL);
+  b->wait();
+  b = std::make_unique<Command>(node("2", 1, "--max-restarts 1"));
+  ASSERT_TRUE(a.until_output("g1 0/2")) << a.err();
+  finish();
+  expect_ends({&a, b.get()}, 0);
+}
+
+TEST_F(Membership, TooFewHostsEndTheJob) {
+  Command a(node("2", 0, "--max-restarts 1 --join-ms 1000"));
+  Command b(node("2", 1, "--max-restarts 1 --join-ms 1000"));
+  ASSERT_TRUE(b.until_output("g0 1/2"));
+  b.signal(SIGKILL);
+  EXPECT_EQ(a.wait(), 1);
+  EXPECT_THAT(last_line(a), HasAll("after 1 s 1 more host of 2 had not come"));
+}
+
+TEST_F(Membership, WithoutALayoutAHostWaits) {
+  Command a(node("1:2", 0, "--most-ranks 1"));
+  ASSERT_TRUE(a.until_output("g0 0/1")) << a.err();
+  EXPECT_THAT(a.err(), HasSubstr("layout dp=1"));
+  Command b(node("1:2", 1, "--most-ranks 1"));
+  ASSERT_TRUE(a.until_output("g1 0/1")) << a.err();
+  finish();
+  expect_ends({&a, &b}, 0);
+  EXPECT_EQ(b.out(), "");
+}
+
+TEST_F(Membership, HostsOfOtherConfigurationsAreRefused) {
+  Command a(node("1:2", 0, "--identity x"));
+  ASSERT_TRUE(a.until_output("g0 0/1")) << a.err();
+  Command b(node("1:2", 1, "--identity y"));
+  EXPECT_EQ(b.wait(), 2);
+  EXPECT_THAT(b.err(), HasSubstr("it has another configuration"));
+  Command c(node("2:2", 1, "--identity x"));
+  EXPECT_EQ(c.wait(), 2);
+  EXPECT_THAT(c.err(), HasSubstr("--nnodes 1:2, this one has 2:2"));
+  EXPECT_EQ(count(a.out(), "g0"), 1);
+  EXPECT_EQ(count(a.out(), "g1"), 0);
+  finish();
+  expect_ends({&a}, 0);
 }
 
 /// Two hosts, each with a launcher of its own.
@@ -495,13 +659,13 @@ class Namespaces : public testing::Test {
     return on(
         rank,
         "--node-rank " + std::to_string(rank) + " --master-addr " +
-            TwoHosts::address(0) + " -n 2 " + more,
+            TestHosts::address(0) + " -n 2 " + more,
         program);
   }
-  TwoHosts hosts_;
+  TestHosts hosts_;
 };
 
-TEST_F(Namespaces, RanksOfTwoHostsConnect) {
+TEST_F(Namespaces, RanksOfTestHostsConnect) {
   Command a(node(0, rank_program({"meet"})));
   Command b(node(1, rank_program({"meet"})));
   expect_end(a, b, 0);
@@ -511,12 +675,12 @@ TEST_F(Namespaces, RanksOfTwoHostsConnect) {
 
 TEST_F(Namespaces, EachHostKnowsItsOwnAddress) {
   const std::vector<std::string> program = {
-      "sh", "-c", "echo $MASTER_ADDR $MASTER_PORT $ECHELON_NODE_ADDRESS"};
+      "sh", "-c", "echo $MASTER_ADDR $ECHELON_NODE_ADDRESS"};
   Command a(node(0, program));
   Command b(node(1, program));
   expect_end(a, b, 0);
-  EXPECT_THAT(a.out(), HasSubstr("[0] 10.83.0.1 29500 10.83.0.1\n"));
-  EXPECT_THAT(b.out(), HasSubstr("[3] 10.83.0.1 29500 10.83.0.2\n"));
+  EXPECT_THAT(a.out(), HasSubstr("[0] 10.83.0.1 10.83.0.1\n"));
+  EXPECT_THAT(b.out(), HasSubstr("[3] 10.83.0.1 10.83.0.2\n"));
 }
 
 TEST_F(Namespaces, TheStoreListensOnTheMastersAddressAlone) {
@@ -530,10 +694,10 @@ TEST_F(Namespaces, TheStoreListensOnTheMastersAddressAlone) {
   for (std::string line; std::getline(lines, line);) {
     if (line.find(" 0A ") != std::string::npos) {
       ++listening;
-      EXPECT_THAT(line, HasSubstr("0100530A:733C")) << "10.83.0.1:29500";
+      EXPECT_THAT(line, HasSubstr("0100530A:")) << "10.83.0.1";
     }
   }
-  EXPECT_EQ(listening, 1);
+  EXPECT_EQ(listening, 2) << "the launcher's and the store's";
 }
 
 TEST_F(Namespaces, AHostWithoutARouteSaysSo) {
@@ -542,7 +706,7 @@ TEST_F(Namespaces, AHostWithoutARouteSaysSo) {
   EXPECT_THAT(
       a.err(), HasSubstr("203.0.113.5, port 29500: Network is unreachable"));
   Command b(
-      on(1, "--node-rank 0 --master-addr " + TwoHosts::address(0), {"true"}));
+      on(1, "--node-rank 0 --master-addr " + TestHosts::address(0), {"true"}));
   EXPECT_EQ(b.wait(), 2);
   EXPECT_THAT(b.err(), HasAll("not an address of this host", "10.83.0.2"));
 }
@@ -552,10 +716,58 @@ TEST_F(Namespaces, ACutCableEndsTheJobOnBothHosts) {
   Command b(node(1, rank_program({"wait"})));
   ASSERT_TRUE(a.until_output("ready", 2));
   ASSERT_TRUE(b.until_output("ready", 2));
-  hosts_.cut_cable();
+  hosts_.cut(1);
   expect_end(a, b, 1);
   EXPECT_THAT(last_line(a), HasSubstr("node 1 (10.83.0.2) is gone"));
   EXPECT_THAT(last_line(b), HasSubstr("node 0 (10.83.0.1) is gone"));
+}
+
+/// Three hosts of a job that goes on with two.
+class CutHosts : public Membership {
+ protected:
+  void SetUp() override {
+    if (!hosts_.reason().empty()) GTEST_SKIP() << hosts_.reason();
+  }
+  std::vector<std::string> on(int host) const {
+    return hosts_.on(
+        host,
+        launch(
+            words(
+                "--nnodes 1:3 --plain --node-rank " + std::to_string(host) +
+                " --master-addr " + TestHosts::address(0)),
+            program()));
+  }
+  TestHosts hosts_{3};
+};
+
+// The side of one host ends its ranks, and none start there: a job never goes
+// on in two places.
+TEST_F(CutHosts, TheMajorityGoesOnAndTheOtherComesBack) {
+  for (const int victim : {2, 0}) {
+    Command a(on(0)), b(on(1)), c(on(2));
+    std::vector<Command*> all = {&a, &b, &c};
+    for (int i = 0; i < 3; ++i) {
+      ASSERT_TRUE(all[i]->until_output("g0 " + std::to_string(i) + "/3"))
+          << all[i]->err();
+    }
+    hosts_.cut(victim);
+    Command* cut = all[victim];
+    all.erase(all.begin() + victim);
+    ASSERT_TRUE(all[0]->until_output("g1 0/2")) << all[0]->err();
+    ASSERT_TRUE(all[1]->until_output("g1 1/2")) << all[1]->err();
+    ASSERT_TRUE(Command::until([&] {
+      return cut->err().find("this host looks for the others") !=
+             std::string::npos;
+    })) << cut->err();
+    EXPECT_EQ(count(cut->out(), "g1"), 0);
+    hosts_.mend(victim);
+    ASSERT_TRUE(cut->until_output("g2 2/3")) << cut->err() << all[0]->err();
+    ASSERT_TRUE(all[0]->until_output("g2 0/3"));
+    finish();
+    expect_ends({&a, &b, &c}, 0);
+    EXPECT_EQ(count(cut->out(), "g1"), 0);
+    std::filesystem::remove(folder_.path() + "/done");
+  }
 }
 
 }  // namespace echelon::testing_support::launch_hosts_test

@@ -1,8 +1,10 @@
 // The launcher without the command line of `echelon`, for the tests here.
-//   launch_run [-n N] [--nnodes N] [--node-rank R] [--master-addr A]
+//   launch_run [-n N] [--nnodes [MIN:]MAX] [--node-rank R] [--master-addr A]
 //     [--master-port P] [--token-file FILE] [--log DIR] [--grace-ms MS]
 //     [--join-ms MS] [--plain] [--rank-zero] [--listen] [--max-restarts N]
-//     [--last-step FILE] [--control NAME] -- program args…
+//     [--last-step FILE] [--control NAME] [--joins yes] [--identity TEXT]
+//     [--most-ranks N] -- program args…
+// --most-ranks: with more there is no layout.
 // A job with a control socket may be resized, to 4 ranks at most.
 // With ECHELON_TEST_FORKS, ranks of launch_rank, and of sh through it, are
 // forked from a fork server.
@@ -33,7 +35,23 @@ int main(int argc, char** argv) {
       const std::string value = argv[++i];
       const auto number = [&] { return std::atoi(value.c_str()); };
       if (word == "-n") options.num_ranks = number();
-      if (word == "--nnodes") options.num_nodes = number();
+      if (word == "--nnodes") {
+        const size_t colon = value.find(':');
+        if (colon != std::string::npos) options.least_nodes = number();
+        options.num_nodes = std::atoi(
+            value.c_str() + (colon == std::string::npos ? 0 : colon + 1));
+      }
+      if (word == "--joins") options.joins = true;
+      if (word == "--identity") options.identity = value;
+      if (word == "--most-ranks") {
+        options.resize = [most = number()](int num_ranks) {
+          if (num_ranks > most) throw echelon::ConfigError("too many ranks");
+          return "dp=" + std::to_string(num_ranks);
+        };
+        options.use_layout = [](const std::string& layout) {
+          std::fprintf(stderr, "layout %s\n", layout.c_str());
+        };
+      }
       if (word == "--node-rank") options.node_rank = number();
       if (word == "--master-addr") options.master_addr = value;
       if (word == "--master-port") options.master_port = number();
@@ -41,7 +59,7 @@ int main(int argc, char** argv) {
       if (word == "--log") options.log_dir = value;
       if (word == "--max-restarts") options.max_restarts = number();
       if (word == "--control") {
-        options.control = value;
+        options.control = [value] { return value; };
         options.resize = [](int num_ranks) {
           if (num_ranks > 4) throw echelon::ConfigError("4 ranks at most");
           return "dp=" + std::to_string(num_ranks);

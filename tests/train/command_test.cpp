@@ -18,7 +18,7 @@
 #include "tests/support/error_text.h"
 #include "tests/support/measured_desk.h"
 #include "tests/support/process.h"
-#include "tests/support/two_hosts.h"
+#include "tests/support/test_hosts.h"
 #include "tests/train/trained_command.h"
 
 namespace echelon::command_test {
@@ -29,7 +29,7 @@ using testing::HasSubstr;
 using testing::StartsWith;
 using testing_support::Command;
 using testing_support::TempFolder;
-using testing_support::TwoHosts;
+using testing_support::TestHosts;
 
 TEST(VerifyCommand, ADifferenceIsTheLastLine) {
   Command differ(
@@ -523,7 +523,7 @@ TEST(TrainMetrics, AreWrittenBeforeAnUncaughtError) {
 // Each host has a configuration and a run folder of its own.
 // Starts two ranks on host `number` of two; `layout` is of TOML.
 Words two_ranks(
-    const TwoHosts& hosts, const std::string& folder, int number,
+    const TestHosts& hosts, const std::string& folder, int number,
     const std::string& layout, int64_t steps, bool shared = false) {
   const std::string run = folder + "/" + std::to_string(number);
   fs::create_directory(run);
@@ -538,8 +538,8 @@ Words two_ranks(
                program("echelon-train"), "train", run + "/config.toml"});
 }
 
-TEST(TwoHostsTrain, TensorParallelismOverHostsIsAWarning) {
-  const TwoHosts hosts;
+TEST(TestHostsTrain, TensorParallelismOverHostsIsAWarning) {
+  const TestHosts hosts;
   if (!hosts.reason().empty()) GTEST_SKIP() << hosts.reason();
   const auto errors_of = [&](const std::string& layout) {
     const TempFolder folder;
@@ -558,8 +558,8 @@ TEST(TwoHostsTrain, TensorParallelismOverHostsIsAWarning) {
 
 // The same command on both hosts, with the number of the host: the second time
 // it resumes.
-TEST(TwoHostsTrain, StartsAndResumesByOneCommandOnEachHost) {
-  const TwoHosts hosts;
+TEST(TestHostsTrain, StartsAndResumesByOneCommandOnEachHost) {
+  const TestHosts hosts;
   if (!hosts.reason().empty()) GTEST_SKIP() << hosts.reason();
   const TempFolder folder;
   const std::string run = folder.path() + "/run";
@@ -606,8 +606,8 @@ TEST(TrainProgram, TrainsIntoTheFolderThatItsConfigurationNames) {
   EXPECT_EQ(std::distance(begin(beside), end(beside)), 1);
 }
 
-TEST(TwoHostsTrain, CheckpointsNeedASharedFolder) {
-  const TwoHosts hosts;
+TEST(TestHostsTrain, CheckpointsNeedASharedFolder) {
+  const TestHosts hosts;
   if (!hosts.reason().empty()) GTEST_SKIP() << hosts.reason();
   const TempFolder folder;
   Command a(two_ranks(hosts, folder.path(), 0, "dp = 4", 2, true));
@@ -620,8 +620,8 @@ TEST(TwoHostsTrain, CheckpointsNeedASharedFolder) {
                    "checkpoints need a folder that all hosts share"));
 }
 
-TEST(TwoHostsTrain, WithoutASharedFolderAllRanksAreInTheReport) {
-  const TwoHosts hosts;
+TEST(TestHostsTrain, WithoutASharedFolderAllRanksAreInTheReport) {
+  const TestHosts hosts;
   if (!hosts.reason().empty()) GTEST_SKIP() << hosts.reason();
   const TempFolder folder;
   Command a(two_ranks(hosts, folder.path(), 0, "dp = 4", 12));

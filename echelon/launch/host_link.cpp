@@ -1,0 +1,170 @@
+#include "echelon/launch/host_link.h"
+
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <nlohmann/json.hpp>
+
+#include "echelon/authentication/strangers.h"
+#include "echelon/launch/job_start.h"
+#include "echelon/text/format.h"
+
+namespace echelon::launch {
+namespace {
+
+using authentication::Handshake;
+using nlohmann::json;
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+constexpr size_t kMaxMessage = 64 << 10;
+constexpr milliseconds kCallTimeout{1000};
+
+// A host that loses power or its cable does not close its connections.
+void enable_keepalive(int fd) {
+  const int yes = 1;
+  const int idle = 5;
+  const int interval = 2;
+  const int count = 4;
+  const unsigned unanswered_ms = 15000;
+  setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &yes, sizeof yes);
+  setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
+  setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof interval);
+  setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof count);
+  setsockopt(
+      fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &unanswered_ms, sizeof unanswered_ms);
+  setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
+}
+
+int error_of(int fd) {
+  int error = 0;
+  socklen_t size = sizeof error;
+  getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size);
+  return error;
+}
+
+bool is_ready(int fd, short events) {
+  pollfd file{fd, events, 0};
+  return poll(&file, 1, 0) == 1;
+}
+
+}  // namespace
+
+int Deadline::left_ms(milliseconds at_most) const {
+  const auto left =
+      std::chrono::ceil<milliseconds>(end() - steady_clock::now());
+  return static_cast<int>(std::clamp(left, milliseconds(0), at_most).count());
+}
+
+std::string Deadline::seconds() const {
+  const auto tenths = span_.count() / 100;
+  return tenths % 10 == 0 ? format("{} s", tenths / 10)
+                          : format("{}.{} s", tenths / 10, tenths % 10);
+}
+
+HostLink::HostLink(FileDescriptor socket)
+    : socket_(std::move(socket)),
+      address_(authentication::address_of(socket_.fd(), true)),
+      own_address_(authentication::address_of(socket_.fd(), false)) {
+  enable_keepalive(socket_.fd());
+}
+
+bool HostLink::say(const json& message) const {
+  const std::string line =
+      message.dump(-1, ' ', false, json::error_handler_t::replace) + "\n";
+  return is_open() &&
+         send(fd(), line.data(), line.size(), MSG_NOSIGNAL | MSG_DONTWAIT) ==
+             static_cast<ssize_t>(line.size());
+}
+
+bool HostLink::receive() {
+  char bytes[4096];
+  const ssize_t size = recv(fd(), bytes, sizeof bytes, MSG_DONTWAIT);
+  if (size < 0) return errno == EAGAIN || errno == EINTR;
+  if (size == 0) return false;
+  hear_now();
+  unread_.append(bytes, static_cast<size_t>(size));
+  return unread_.size() < kMaxMessage ||
+         unread_.find('\n') != std::string::npos;
+}
+
+std::optional<json> HostLink::take() {
+  const size_t end = unread_.find('\n');
+  if (end == std::string::npos) return std::nullopt;
+  json message = json::parse(
+      unread_.begin(), unread_.begin() + static_cast<std::ptrdiff_t>(end),
+      nullptr, false);
+  unread_.erase(0, end + 1);
+  return message.is_discarded() ? json() : message;
+}
+
+FileDescriptor begin_connect(const Place& place) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_NUMERICHOST;
+  addrinfo* found = nullptr;
+  if (getaddrinfo(
+          place.address.c_str(), std::to_string(place.port).c_str(), &hints,
+          &found) != 0) {
+    errno = EINVAL;
+    return FileDescriptor();
+  }
+  FileDescriptor socket(::socket(
+      found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  const int result = connect(socket.fd(), found->ai_addr, found->ai_addrlen);
+  const int error = errno;
+  freeaddrinfo(found);
+  errno = error;
+  if (result != 0 && error != EINPROGRESS) return FileDescriptor();
+  return socket;
+}
+
+Call::Call(
+    const Place& place, const authentication::Key& key, std::string hello)
+    : place_(place),
+      hello_(std::move(hello)),
+      deadline_(kCallTimeout),
+      socket_(begin_connect(place)),
+      handshake_(key, authentication::Port::launchers, Handshake::End::client) {
+  if (!socket_.is_open()) error_ = errno;
+}
+
+short Call::events() const {
+  return socket_.is_open() && !connected_ ? POLLOUT : POLLIN;
+}
+
+Call::State Call::advance() {
+  if (error_ != 0) {
+    return error_ == ECONNREFUSED ? State::refused : State::failed;
+  }
+  if (!connected_) {
+    if (!is_ready(fd(), POLLOUT)) {
+      return deadline_.passed() ? State::failed : State::open;
+    }
+    error_ = error_of(fd());
+    if (error_ != 0) return advance();
+    connected_ = true;
+  }
+  if (!link_.is_open()) {
+    const auto state = handshake_.advance(fd());
+    if (state == authentication::State::open) {
+      return deadline_.passed() ? State::failed : State::open;
+    }
+    if (state != authentication::State::proved) return State::failed;
+    link_ = HostLink(std::move(socket_));
+    link_.say(json::parse(hello_));
+  }
+  const bool open = link_.receive();
+  if (const auto answer = link_.take()) {
+    answer_ = answer->dump();
+    return State::answered;
+  }
+  return open && !deadline_.passed() ? State::open : State::failed;
+}
+
+}  // namespace echelon::launch

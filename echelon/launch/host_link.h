@@ -1,0 +1,105 @@
+// A connection between the launchers of two hosts. Messages are lines of JSON.
+#pragma once
+
+#include <chrono>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "echelon/authentication/handshake.h"
+#include "echelon/launch/policy.h"
+#include "echelon/text/file_descriptor.h"
+
+namespace echelon::launch {
+
+/// A time limit from now on.
+class Deadline {
+ public:
+  explicit Deadline(std::chrono::milliseconds span) : span_(span) {}
+  TimePoint end() const { return begin_ + span_; }
+  bool passed() const { return std::chrono::steady_clock::now() >= end(); }
+  /// What is left, for poll(), and `at_most` if that is shorter.
+  int left_ms(std::chrono::milliseconds at_most) const;
+  /// "0.2 s".
+  std::string seconds() const;
+
+ private:
+  TimePoint begin_ = std::chrono::steady_clock::now();
+  std::chrono::milliseconds span_;
+};
+
+/// Where a launcher listens: a number and a port.
+struct Place {
+  std::string address;
+  int port = 0;
+  bool operator==(const Place&) const = default;
+};
+
+class HostLink {
+ public:
+  HostLink() = default;
+  explicit HostLink(FileDescriptor socket);
+
+  int fd() const { return socket_.fd(); }
+  bool is_open() const { return socket_.is_open(); }
+  void close() { socket_.close(); }
+  /// The numbers of the other end and of this one.
+  const std::string& address() const { return address_; }
+  const std::string& own_address() const { return own_address_; }
+
+  /// Sends one message, without waiting: messages are short and few, so the
+  /// socket's buffer takes all of one. False when it does not.
+  bool say(const nlohmann::json& message) const;
+  /// Reads what has come. False when the connection has ended; messages that
+  /// came before can still be taken.
+  bool receive();
+  /// The next message that has come; null when it is no JSON.
+  std::optional<nlohmann::json> take();
+  /// When something came last.
+  TimePoint heard() const { return heard_; }
+  void hear_now() { heard_ = std::chrono::steady_clock::now(); }
+
+ private:
+  FileDescriptor socket_;
+  std::string address_;
+  std::string own_address_;
+  std::string unread_;
+  TimePoint heard_ = std::chrono::steady_clock::now();
+};
+
+/// Begins to connect to a place; -1 when that fails at once, with errno.
+FileDescriptor begin_connect(const Place& place);
+
+/// An attempt to reach another launcher, which never waits: it connects, proves
+/// the token, says `hello` and takes the answer.
+class Call {
+ public:
+  enum class State { open, answered, refused, failed };
+
+  Call(const Place& place, const authentication::Key& key, std::string hello);
+
+  int fd() const { return link_.is_open() ? link_.fd() : socket_.fd(); }
+  /// What the call waits for.
+  short events() const;
+  /// Goes on as far as it can. `refused`: nobody listens there, and the host
+  /// said so. `failed`: anything else, also when it takes a second.
+  State advance();
+  /// The answer (JSON) and the link, once it is `answered`.
+  const std::string& answer() const { return answer_; }
+  HostLink take_link() { return std::move(link_); }
+  const Place& place() const { return place_; }
+
+ private:
+  Place place_;
+  std::string hello_;
+  Deadline deadline_;
+  FileDescriptor socket_;  // until the token is proved
+  int error_ = 0;          // of connecting
+  bool connected_ = false;
+  authentication::Handshake handshake_;
+  HostLink link_;  // from then on
+  std::string answer_;
+};
+
+}  // namespace echelon::launch

@@ -1,0 +1,840 @@
+// Who is in a job of several hosts, and who coordinates it.
+//
+// At first node 0 listens at the master's address, and the others connect,
+// retrying until the deadline. Each says its protocol, --nnodes, --node-rank,
+// number of ranks, and where it listens itself. Node 0 refuses what does not
+// match. When enough have come it numbers hosts and ranks, and tells each its
+// place and the places of all: that starts a generation. The socket of rank 0's
+// store is another one for each generation, on a port of its own.
+//
+// A host that comes later waits until the coordinator takes it into a new
+// generation. Hosts that do not coordinate send it on to the one that does.
+//
+// When the coordinator is lost, or it has lost too many others (have_quorum()),
+// each host regroups: it calls all others of the generation. One that has a
+// coordinator sends the caller there. Of two that regroup, the one with the
+// higher number follows the other. A host that no lower one answers, and that
+// has a quorum, coordinates the next generation. One without a quorum has ended
+// its ranks, and calls until the others answer again: two halves of a job never
+// both go on. A host whose port refuses a connection has no launcher any more,
+// so that it has no vote.
+//
+// When the first host is started again, its launcher waits at the master's
+// address for hosts that do not come there. So the coordinator calls it, and
+// sends it to itself.
+//
+// The store's key is made from the token and the job's id, so that it is never
+// sent.
+#include <arpa/inet.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "echelon/error.h"
+#include "echelon/launch/checks.h"
+#include "echelon/launch/hosts.h"
+#include "echelon/text/format.h"
+#include "echelon/text/units.h"
+
+namespace echelon::launch {
+namespace {
+
+using authentication::address_of;
+using authentication::Port;
+using authentication::State;
+using authentication::Token;
+using nlohmann::json;
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+// Raised when the launchers' messages change.
+constexpr int kProtocol = 2;
+constexpr int kDefaultMasterPort = 29500;
+constexpr milliseconds kSilence{3000};      // before telling the user to wait
+constexpr milliseconds kMaxRetries{10000};  // when every connection is closed
+// How long hosts beyond the least number are waited for at the start.
+constexpr milliseconds kLastCall{3000};
+// How long hosts of a lost coordinator are waited for.
+constexpr milliseconds kSettleHosts{1500};
+constexpr milliseconds kCallAgain{300};
+constexpr milliseconds kCallFirst{2000};
+// How long choosing a layout may take.
+constexpr milliseconds kBusy{120000};
+constexpr const char* kNoLauncher = "it does not speak as a launcher";
+
+/// Tells the user once, after a silence, what is waited for.
+class Notice {
+ public:
+  void show(const std::string& awaited) {
+    if (told_ || !silence_.passed()) return;
+    told_ = true;
+    std::fprintf(stderr, "echelon: waiting for %s\n", awaited.c_str());
+  }
+
+ private:
+  Deadline silence_{kSilence};
+  bool told_ = false;
+};
+
+void tell_user(const std::string& text) {
+  std::fprintf(stderr, "echelon: %s\n", text.c_str());
+}
+
+// Whether `value` is an integer from `least` to `most`. A conversion to int
+// would wrap a larger one around.
+bool is_integer(const json& value, int least, int most) {
+  return value.is_number_integer() && value >= least && value <= most;
+}
+
+int port_of(const LaunchOptions& options) {
+  return options.master_port != 0 ? options.master_port : kDefaultMasterPort;
+}
+
+std::string place_of(const LaunchOptions& options) {
+  return format("{}, port {}", options.master_addr, port_of(options));
+}
+
+std::string store_key(const Token& token, const std::string& job) {
+  return token.key.derive("store of job " + job).to_hex();
+}
+
+int least_nodes(const LaunchOptions& options) {
+  return options.least_nodes > 0 ? options.least_nodes : options.num_nodes;
+}
+
+// /etc/hosts often maps a host's own name to 127.0.1.1.
+void refuse_loopback_name(
+    const LaunchOptions& options, const std::string& address) {
+  in_addr ignored;
+  if (address.starts_with("127.") && options.master_addr != "localhost" &&
+      inet_pton(AF_INET, options.master_addr.c_str(), &ignored) != 1) {
+    throw ConfigError(format(
+        "[launch] --master-addr {} is {} on this host, which no other host "
+        "reaches; give the number of its address",
+        options.master_addr, address));
+  }
+}
+
+// One attempt to connect; sets `error`.
+FileDescriptor try_connect(const addrinfo& target, int timeout_ms, int& error) {
+  FileDescriptor link(
+      socket(target.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  error = 0;
+  if (connect(link.fd(), target.ai_addr, target.ai_addrlen) == 0) return link;
+  error = errno;
+  if (error == EINPROGRESS) {
+    pollfd file{link.fd(), POLLOUT, 0};
+    if (poll(&file, 1, timeout_ms) != 1) {
+      error = ETIMEDOUT;
+      return FileDescriptor();
+    }
+    socklen_t size = sizeof error;
+    getsockopt(link.fd(), SOL_SOCKET, SO_ERROR, &error, &size);
+  }
+  return error == 0 ? std::move(link) : FileDescriptor();
+}
+
+FileDescriptor
+connect_to_host(const LaunchOptions& options, const Deadline& deadline) {
+  const auto target = resolve(options.master_addr, port_of(options));
+  const std::string place = place_of(options);
+  Notice notice;
+  for (int error = 0;;) {
+    FileDescriptor link =
+        try_connect(*target, deadline.left_ms(milliseconds(2000)), error);
+    if (link.fd() >= 0) return link;
+    if (deadline.passed() || error == ENETUNREACH || error == EACCES) {
+      throw ConfigError(format(
+          "[launch] node 0 does not answer at {}: {}; is the launcher with "
+          "--node-rank 0 running there, and the port open between the hosts?",
+          place, std::strerror(error)));
+    }
+    notice.show(format("node 0 at {} ({})", place, std::strerror(error)));
+    poll(nullptr, 0, deadline.left_ms(milliseconds(100)));
+  }
+}
+
+// A connection to node 0, which has proved the token.
+FileDescriptor join(
+    const LaunchOptions& options, const Token& token,
+    const Deadline& deadline) {
+  const std::string place = place_of(options);
+  const Deadline retries(std::min(kMaxRetries, options.join_timeout));
+  for (;;) {
+    FileDescriptor link = connect_to_host(options, deadline);
+    switch (authentication::prove(
+        link.fd(), token.key, Port::launchers, deadline.end())) {
+      case State::proved:
+        return link;
+      case State::other_program:
+        throw ConfigError(format(
+            "[launch] what answers at {} is not a launcher of this version; "
+            "give another --master-port",
+            place));
+      case State::other_key:
+        throw ConfigError(format(
+            "[launch] node 0 at {} ({}) has another token than {}; give this "
+            "host the same token, as a file with mode 0600",
+            place, address_of(link.fd(), true), token.source));
+      case State::open:
+        throw ConfigError(format(
+            "[launch] what answers at {} did not prove the token within {}; "
+            "give another --master-port",
+            place, deadline.seconds()));
+      case State::closed:
+        break;
+    }
+    if (retries.passed() || deadline.passed()) {
+      throw ConfigError(format(
+          "[launch] what answers at {} closes each connection: it is not the "
+          "launcher of this job, or too many others connect there; give "
+          "another --master-port",
+          place));
+    }
+    poll(nullptr, 0, deadline.left_ms(milliseconds(100)));
+  }
+}
+
+}  // namespace
+
+Hosts Hosts::meet(const LaunchOptions& options) {
+  Hosts hosts;
+  hosts.options_ = &options;
+  hosts.token_ = authentication::read_token(options.token_file);
+  if (hosts.token_.made) {
+    std::fprintf(
+        stderr,
+        "echelon: made %s, your token; hosts that do not share it need a copy, "
+        "with mode 0600\n",
+        hosts.token_.source.c_str());
+  }
+  hosts.world_size_ = options.num_ranks * options.num_nodes;
+  const auto listen_at = [&](BoundSocket socket) {
+    hosts.door_ = std::make_unique<Door>(
+        std::move(socket), hosts.token_, options.num_nodes,
+        options.join_timeout);
+  };
+  if (options.node_rank == 0 && !options.joins) {
+    BoundSocket bound = bind_master(options.master_addr, port_of(options));
+    refuse_loopback_name(options, bound.address);
+    hosts.master_ = {bound.address, bound.port};
+    listen_at(std::move(bound));
+    return hosts;
+  }
+  hosts.coordinates_ = false;
+  Peer coordinator;
+  coordinator.link =
+      HostLink(join(options, hosts.token_, Deadline(options.join_timeout)));
+  coordinator.place = {coordinator.link.address(), port_of(options)};
+  hosts.master_ = coordinator.place;
+  listen_at(bind_master(coordinator.link.own_address(), 0));
+  coordinator.link.say(hosts.hello());
+  hosts.peers_.push_back(std::move(coordinator));
+  return hosts;
+}
+
+json Hosts::hello() const {
+  json message = {
+      {"protocol", kProtocol},
+      {"nodes", options_->num_nodes},
+      {"least", least_nodes(*options_)},
+      {"node_rank", options_->joins ? -1 : options_->node_rank},
+      {"ranks", options_->num_ranks},
+      {"port", door_->place().port},
+      {"identity", options_->identity}};
+  if (generation_ >= 0) {
+    message["job"] = job_;
+    message["generation"] = generation_;
+    message["node"] = node_;
+  }
+  return message;
+}
+
+void Hosts::take_caller(Door::Caller caller) {
+  const json message = json::parse(caller.message, nullptr, false);
+  Peer newcomer;
+  newcomer.link = std::move(caller.link);
+  std::string reason = kNoLauncher;
+  try {
+    if (message.contains("coordinator")) {
+      // A job runs without this first host.
+      const json& place = message["coordinator"];
+      if (coordinates_ && generation_ < 0) {
+        other_ = Place{place.at(0), place.at(1)};
+      }
+      newcomer.link.say({{"waiting", false}});
+      return;
+    }
+    reason = take_hello(newcomer, message);
+  } catch (const json::exception&) {
+  }
+  if (!reason.empty()) {
+    Door::refuse(newcomer.link, reason);
+    return;
+  }
+  const bool led = !coordinates_ && !peers_.empty() && peers_[0].link.is_open();
+  if (led && !regrouping_) {
+    const Place& place = peers_[0].place;
+    newcomer.link.say({{"go_to", {place.address, place.port}}});
+    return;
+  }
+  if (!coordinates_ && newcomer.node >= 0 && newcomer.node < node_) {
+    newcomer.link.say({{"regrouping", true}});
+    return;
+  }
+  newcomer.link.say({{"waiting", coordinates_ && generation_ >= 0}});
+  waiting_.push_back(std::move(newcomer));
+}
+
+// Fills in the newcomer, or returns why it is refused.
+std::string Hosts::take_hello(Peer& newcomer, const json& hello) const {
+  const json& nodes = hello.at("nodes");
+  const json& node = hello.at("node_rank");
+  const json& ranks = hello.at("ranks");
+  if (hello.at("protocol") != kProtocol) {
+    return "it is another version of the launcher";
+  }
+  if (!nodes.is_number() || !node.is_number() || !ranks.is_number()) {
+    return kNoLauncher;
+  }
+  const int most = options_->num_nodes;
+  if (!is_integer(nodes, most, most)) {
+    return format(
+        "node 0 has --nnodes {}, this one has {}", most, nodes.dump());
+  }
+  const int least = least_nodes(*options_);
+  if (!is_integer(hello.at("least"), least, least)) {
+    return format(
+        "node 0 has --nnodes {}:{}, this one has {}:{}", least, most,
+        hello["least"].dump(), most);
+  }
+  const bool joins = is_integer(node, -1, -1);
+  if (!joins && !is_integer(node, generation_ < 0 ? 1 : 0, most - 1)) {
+    return format(
+        "--node-rank {} is out of range: with --nnodes {} it is 1 to {}",
+        node.dump(), most, most - 1);
+  }
+  if (!is_integer(ranks, 1, kMaxRanksPerHost)) {
+    return format(
+        "{} ranks on one host are out of range: it is 1 to {}", ranks.dump(),
+        kMaxRanksPerHost);
+  }
+  if (!is_integer(hello.at("port"), 1, 65535)) return kNoLauncher;
+  if (hello.at("identity") != options_->identity) {
+    return "it has another configuration or another version of the program";
+  }
+  newcomer.wanted = node;
+  newcomer.num_ranks = ranks;
+  newcomer.place = {newcomer.link.address(), hello.at("port")};
+  if (generation_ >= 0 && hello.value("job", "") == job_ &&
+      is_integer(hello.at("node"), 0, num_hosts() - 1)) {
+    newcomer.node = hello["node"];
+  }
+  if (generation_ < 0 && !joins) {
+    for (const auto* list : {&peers_, &waiting_}) {
+      for (const Peer& other : *list) {
+        if (other.wanted == newcomer.wanted && other.link.is_open()) {
+          return format(
+              "another host, {}, already has --node-rank {}",
+              other.link.address(), newcomer.wanted);
+        }
+      }
+    }
+  }
+  return "";
+}
+
+// The hosts that are waited for; empty when all have come.
+std::string Hosts::missing() const {
+  const int count = 1 + static_cast<int>(peers_.size());
+  const int least = least_nodes(*options_);
+  if (count >= options_->num_nodes) return "";
+  if (least < options_->num_nodes || generation_ >= 0) {
+    return format("{} of {}", counted(least - count, "more host"), least);
+  }
+  std::string text;
+  int absent = 0;
+  for (int node = 1; node < options_->num_nodes; ++node) {
+    if (std::ranges::none_of(
+            peers_, [&](const Peer& peer) { return peer.wanted == node; })) {
+      text += (absent++ == 0 ? "" : ", ") + std::to_string(node);
+    }
+  }
+  return (absent == 1 ? "node " : "nodes ") + text;
+}
+
+// The hosts of the last generation that are together, this one included.
+int Hosts::present() const {
+  std::set<int> nodes = {node_};
+  for (const auto* list : {&peers_, &waiting_}) {
+    for (const Peer& peer : *list) {
+      if (peer.node >= 0 && peer.link.is_open()) nodes.insert(peer.node);
+    }
+  }
+  return static_cast<int>(nodes.size());
+}
+
+// Serves the connections. False when a signal has ended the job.
+bool Hosts::wait(SignalFile& signals, int timeout_ms) {
+  std::vector<pollfd> files = {{signals.fd(), POLLIN, 0}};
+  add_files(files);
+  if (const auto next = deadline()) {
+    timeout_ms = std::min(
+        timeout_ms,
+        static_cast<int>(std::max<int64_t>(
+            0, std::chrono::ceil<milliseconds>(*next - steady_clock::now())
+                   .count())));
+  }
+  poll(files.data(), files.size(), timeout_ms);
+  for (const HostEvent& event : serve(files.data() + 1)) {
+    if (event.kind != HostEvent::stopped) continue;
+    stop(event.number);
+    return false;
+  }
+  while (const int signal = signals.next()) {
+    if (signal != SIGINT && signal != SIGTERM && signal != SIGHUP &&
+        signal != SIGQUIT) {
+      continue;
+    }
+    tell({{"stopped", signal}});
+    stop(signal);
+    return false;
+  }
+  return true;
+}
+
+void Hosts::stop(int signal) {
+  exit_code_ = static_cast<int>(
+      options_->preemptible && signal == SIGTERM ? ExitCode::preempted
+                                                 : ExitCode::interrupted);
+  tell_user("stopped by " + signal_name(signal));
+  if (coordinates_) finish(exit_code_);
+}
+
+std::optional<JobStart> Hosts::next(bool may_restart, SignalFile& signals) {
+  exit_code_ = -1;
+  for (;;) {
+    auto start =
+        coordinates_ ? gather(may_restart, signals) : wait_for_start(signals);
+    if (start || exit_code_ >= 0) return start;
+    if (other_) {
+      const Place place = *std::exchange(other_, std::nullopt);
+      if (follow(place)) continue;
+    }
+    if (generation_ < 0) {
+      if (coordinates_) continue;
+      throw ConfigError(format(
+          "[launch] the host at {}, which another host of the job named, does "
+          "not answer; is the job over?",
+          place_of(*options_)));
+    }
+    regroup(signals);
+    if (exit_code_ >= 0) return std::nullopt;
+  }
+}
+
+// The next generation, from the hosts that there are. Nothing when the job is
+// over, when another host coordinates it, or when there is no quorum.
+std::optional<JobStart> Hosts::gather(bool may_restart, SignalFile& signals) {
+  const bool first = generation_ < 0;
+  const int most = options_->num_nodes;
+  const int least = least_nodes(*options_);
+  if (!first && !std::exchange(has_quorum_, false) &&
+      !have_quorum(present(), num_hosts(), /*dead=*/0, /*coordinator=*/true)) {
+    return std::nullopt;
+  }
+  for (Peer& peer : peers_) {
+    if (!peer.leaves) continue;
+    peer.link.say({{"over", static_cast<int>(ExitCode::preempted)}});
+    peer.link.close();
+  }
+  Notice notice;
+  const Deadline deadline(options_->join_timeout);
+  std::optional<Deadline> last_call;
+  for (;;) {
+    std::erase_if(
+        peers_, [](const Peer& peer) { return !peer.link.is_open(); });
+    while (static_cast<int>(peers_.size()) + 1 < most && !waiting_.empty()) {
+      peers_.push_back(std::move(waiting_.front()));
+      waiting_.erase(waiting_.begin());
+    }
+    const int count = 1 + static_cast<int>(peers_.size());
+    if (count >= least) {
+      if (!last_call) last_call.emplace(first ? kLastCall : milliseconds(0));
+      if (count == most || last_call->passed()) {
+        if (choose_layout()) return start_generation(may_restart);
+        if (exit_code_ >= 0) return std::nullopt;
+        continue;
+      }
+    }
+    if (other_) return std::nullopt;
+    if (deadline.passed()) {
+      const std::string text = format(
+          "after {} {} had not come to {}; start the launcher there with the "
+          "same --nnodes, --master-addr and --master-port",
+          deadline.seconds(),
+          missing() + (least == most && first ? format(" of {}", most) : ""),
+          place_of(*options_));
+      if (first) throw ConfigError("[launch] " + text);
+      tell_user(text);
+      exit_code_ = static_cast<int>(ExitCode::failure);
+      finish(exit_code_);
+      return std::nullopt;
+    }
+    if (count < least) notice.show(missing() + " at " + place_of(*options_));
+    if (!wait(signals, deadline.left_ms(milliseconds(100)))) {
+      return std::nullopt;
+    }
+  }
+}
+
+// Chooses a layout when the number of ranks changes. False when there is none
+// and hosts that are not needed wait again, or the job is over.
+bool Hosts::choose_layout() {
+  int total = options_->num_ranks;
+  for (const Peer& peer : peers_) total += peer.num_ranks;
+  if (total == world_size_ || !options_->resize) {
+    world_size_ = total;
+    return true;
+  }
+  try {
+    say_busy(kBusy);
+    layout_ = options_->resize(total);
+    world_size_ = total;
+    return true;
+  } catch (const ConfigError& error) {
+    without_layout_.insert(total);
+    if (static_cast<int>(peers_.size()) + 1 > least_nodes(*options_) &&
+        peers_.back().node < 0) {
+      // It is last, as it came last.
+      waiting_.push_back(std::move(peers_.back()));
+      peers_.pop_back();
+      return false;
+    }
+    if (generation_ < 0) throw;
+    tell_user(format("the hosts that are left cannot go on: {}", error.what()));
+  }
+  exit_code_ = static_cast<int>(ExitCode::configuration);
+  finish(exit_code_);
+  return false;
+}
+
+// The store's port is free, and kept from other launchers of this host.
+void bind_store(JobStart& start, const std::string& address, bool listens) {
+  constexpr int kTries = 10;
+  for (int i = 0;; ++i) {
+    BoundSocket bound = bind_master(address, 0);
+    try {
+      start.claim = claim_port(bound.address, bound.port);
+    } catch (const ConfigError&) {
+      if (i == kTries) throw;
+      continue;
+    }
+    if (listens) listen(bound.socket.fd(), 1024);
+    start.place.master_addr = bound.address;
+    start.place.master_port = bound.port;
+    start.master = std::move(bound.socket);
+    return;
+  }
+}
+
+JobStart Hosts::start_generation(bool may_restart) {
+  // Hosts keep their order; those that are new come last, by --node-rank.
+  const auto order = [](const Peer& peer) {
+    return std::tuple(peer.node < 0, peer.node, peer.wanted < 0, peer.wanted);
+  };
+  std::ranges::stable_sort(peers_, {}, order);
+  if (job_.empty()) job_ = random_job_id();
+  ++generation_;
+  may_restart_ = may_restart;
+  const int before = num_hosts();
+  node_ = 0;
+  members_ = {{door_->place(), options_->num_ranks}};
+  for (Peer& peer : peers_) {
+    peer.node = num_hosts();
+    members_.push_back({peer.place, peer.num_ranks});
+  }
+  if (generation_ > 0 && num_hosts() != before) {
+    tell_user(format(
+        "{}, {}{}", counted(num_hosts(), "host"), counted(world_size_, "rank"),
+        layout_.empty() ? "" : ", " + layout_));
+  }
+  JobStart start;
+  bind_store(start, door_->place().address, options_->listen_early);
+  json message = {
+      {"job", job_},
+      {"generation", generation_},
+      {"world_size", world_size_},
+      {"master", {start.place.master_addr, start.place.master_port}},
+      {"first", {master_.address, master_.port}},
+      {"layout", layout_},
+      {"may_restart", may_restart_}};
+  int first_rank = 0;
+  for (const Member& member : members_) {
+    message["members"].push_back(
+        {member.place.address, member.place.port, member.num_ranks});
+  }
+  for (Peer& peer : peers_) {
+    first_rank += members_[static_cast<size_t>(peer.node) - 1].num_ranks;
+    message["node"] = peer.node;
+    message["first_rank"] = first_rank;
+    peer.link.say({{"start", message}});
+  }
+  message["node"] = 0;
+  message["first_rank"] = 0;
+  JobStart own = take_start(message);
+  own.master = std::move(start.master);
+  own.claim = std::move(start.claim);
+  return own;
+}
+
+// Throws json::exception when it is no start.
+JobStart Hosts::take_start(const json& message) {
+  job_ = message.at("job");
+  generation_ = message.at("generation");
+  node_ = message.at("node");
+  world_size_ = message.at("world_size");
+  layout_ = message.at("layout");
+  spare_ = false;
+  master_ = {message.at("first").at(0), message.at("first").at(1)};
+  may_restart_ = message.at("may_restart");
+  members_.clear();
+  for (const json& member : message.at("members")) {
+    members_.push_back({{member.at(0), member.at(1)}, member.at(2)});
+  }
+  if (!coordinates_) {
+    peers_[0].node = 0;
+    peers_[0].place = members_.at(0).place;
+  }
+  JobStart start;
+  start.place.job = job_;
+  start.place.generation = generation_;
+  start.place.master_addr = message.at("master").at(0);
+  start.place.master_port = message.at("master").at(1);
+  start.place.node_address = door_->place().address;
+  start.place.store_key = store_key(token_, job_);
+  start.first_rank = message.at("first_rank");
+  start.world_size = world_size_;
+  start.node_rank = node_;
+  start.num_nodes = num_hosts();
+  start.layout = layout_;
+  start.may_restart = may_restart_;
+  begin_generation();
+  return start;
+}
+
+// Nothing when the coordinator is lost or another one is named, and when the
+// job is over.
+std::optional<JobStart> Hosts::wait_for_start(SignalFile& signals) {
+  const std::string place = place_of(*options_);
+  const Deadline deadline(options_->join_timeout);
+  Notice notice;
+  bool told = false;
+  start_.clear();
+  for (;;) {
+    if (!start_.empty()) {
+      try {
+        return take_start(json::parse(std::exchange(start_, "")));
+      } catch (const json::exception&) {
+        throw ConfigError(format(
+            "[launch] what answers at {} is not a launcher; give another "
+            "--master-port",
+            place));
+      }
+    }
+    if (!refused_.empty()) {
+      throw ConfigError(format(
+          "[launch] node 0 at {} does not take this host: {}", place,
+          refused_));
+    }
+    if (exit_code_of_job_) {
+      exit_code_ = *exit_code_of_job_;
+      return std::nullopt;
+    }
+    if (other_) return std::nullopt;
+    if (peers_.empty() || !peers_[0].link.is_open()) {
+      if (generation_ < 0) {
+        throw ConfigError(format(
+            "[launch] what answers at {} is not the launcher of this job, or "
+            "it ended; give another --master-port",
+            place));
+      }
+      if (!may_restart_ || (end_ && end_->exit_code == 0)) {
+        exit_code_ = end_ ? end_->exit_code : 1;
+      }
+      return std::nullopt;
+    }
+    if (spare_ && !std::exchange(told, true)) {
+      tell_user(
+          "the job runs on other hosts; this one waits until it is taken in");
+    }
+    if (!spare_ && generation_ < 0) {
+      if (deadline.passed()) {
+        throw ConfigError(format(
+            "[launch] node 0 at {} did not start the job within {}; it waits "
+            "for other nodes, or another program has that port",
+            place, deadline.seconds()));
+      }
+      notice.show(format("node 0 at {}, which waits for other nodes", place));
+    }
+    if (!wait(signals, 500)) return std::nullopt;
+  }
+}
+
+// Becomes a host that `place` coordinates.
+bool Hosts::follow(const Place& place) {
+  const Deadline deadline(kSettleHosts);
+  do {
+    Call call(place, token_.key, hello().dump());
+    Call::State state = call.advance();
+    while (state == Call::State::open) {
+      pollfd file{call.fd(), call.events(), 0};
+      poll(&file, 1, 50);
+      state = call.advance();
+    }
+    if (state == Call::State::answered) {
+      if (lead_by(call)) return true;
+    }
+    poll(nullptr, 0, 100);
+  } while (!deadline.passed());
+  return false;
+}
+
+// Takes the other end of an answered call for the coordinator, if it is one or
+// will be one.
+bool Hosts::lead_by(Call& call) {
+  const json answer = json::parse(call.answer(), nullptr, false);
+  if (!answer.is_object() || !answer.contains("waiting")) return false;
+  Peer coordinator;
+  coordinator.link = call.take_link();
+  coordinator.place = call.place();
+  peers_.clear();
+  peers_.push_back(std::move(coordinator));
+  for (const Peer& peer : waiting_) {
+    peer.link.say({{"go_to", {call.place().address, call.place().port}}});
+  }
+  waiting_.clear();
+  coordinates_ = false;
+  regrouping_ = false;
+  spare_ = answer["waiting"] == true;
+  return true;
+}
+
+// Where the answer to a call says that the coordinator listens.
+std::optional<Place> sent_to(const Call& call) {
+  try {
+    const json place = json::parse(call.answer()).at("go_to");
+    return Place{place.at(0), place.at(1)};
+  } catch (const json::exception&) {
+    return std::nullopt;
+  }
+}
+
+void Hosts::regroup(SignalFile& signals) {
+  struct Other {
+    int node;
+    Place home;   // where its launcher listens
+    Place place;  // where it said that a coordinator listens, or home
+    std::optional<Call> call{};
+    TimePoint next{};
+    bool silent = false;  // it has not taken a call
+    bool dead = false;    // its host says that no launcher is there
+  };
+  const bool coordinated = std::exchange(coordinates_, false);
+  regrouping_ = true;
+  // Those that are still connected wait for this host's word.
+  if (coordinated) {
+    for (Peer& peer : peers_) {
+      if (peer.link.is_open()) waiting_.push_back(std::move(peer));
+    }
+  }
+  peers_.clear();
+  std::vector<Other> others;
+  for (int node = 0; node < num_hosts(); ++node) {
+    if (node == node_) continue;
+    const Place& place = members_[static_cast<size_t>(node)].place;
+    others.push_back({.node = node, .home = place, .place = place});
+  }
+  tell_user("this host looks for the others of the job");
+  const Deadline deadline(options_->join_timeout);
+  const Deadline settled(kSettleHosts);
+  Notice notice;
+  while (!deadline.passed()) {
+    if (!wait(signals, 20)) return;
+    int dead = 0;
+    bool lowest = true;
+    for (Other& other : others) {
+      if (!other.call && steady_clock::now() >= other.next) {
+        other.call.emplace(other.place, token_.key, hello().dump());
+      }
+      if (other.call) {
+        const auto state = other.call->advance();
+        if (state != Call::State::open) {
+          const Place called = std::exchange(other.place, other.home);
+          if (called == other.home) {
+            other.silent = state != Call::State::answered;
+            other.dead = state == Call::State::refused;
+          }
+          other.next = steady_clock::now() + kCallAgain;
+          if (state == Call::State::answered) {
+            if (lead_by(*other.call)) return;
+            if (const auto place = sent_to(*other.call)) {
+              other.place = *place;
+              other.next = {};
+            }
+          }
+          other.call.reset();
+        }
+      }
+      dead += other.dead ? 1 : 0;
+      lowest = lowest && (other.node > node_ || other.silent);
+    }
+    const int together = present();
+    if (lowest && have_quorum(together, num_hosts(), dead, coordinated) &&
+        (together + dead == num_hosts() || settled.passed())) {
+      regrouping_ = false;
+      coordinates_ = has_quorum_ = true;
+      peers_ = std::exchange(waiting_, {});
+      return;
+    }
+    notice.show(format(
+        "other hosts of the job: {} of {} are here, which may not go on alone",
+        together, num_hosts()));
+  }
+  tell_user(format(
+      "after {} this host has found {} of the job's {} hosts, too few to go on",
+      deadline.seconds(), present(), num_hosts()));
+  exit_code_ = static_cast<int>(ExitCode::failure);
+}
+
+// A first host that was started again waits at the master's address.
+void Hosts::look_for_first() {
+  if (!coordinates_ || generation_ < 0 || door_->place() == master_) return;
+  if (first_call_) {
+    if (first_call_->advance() != Call::State::open) first_call_.reset();
+    return;
+  }
+  const auto now = steady_clock::now();
+  if (now - first_called_ < kCallFirst ||
+      std::ranges::any_of(members_, [&](const Member& member) {
+        return member.place == master_;
+      })) {
+    return;
+  }
+  first_called_ = now;
+  const Place& own = door_->place();
+  first_call_.emplace(
+      master_, token_.key,
+      json{{"coordinator", {own.address, own.port}}}.dump());
+}
+
+}  // namespace echelon::launch
