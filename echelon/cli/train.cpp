@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <iostream>
 #include <memory>
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -292,8 +293,8 @@ void check_folder_of_hosts(const Job& job, int num_nodes) {
   }
 }
 
-// Writes the configuration of the job on another number of ranks, and returns
-// its layout. Throws ConfigError where it cannot go on with so many.
+// The layout of the job on another number of ranks. Throws ConfigError where it
+// cannot go on with so many.
 std::string resize(
     const Job& job, const JobFacts& facts, int num_ranks, MemorySlots* memory) {
   if (num_ranks < 1 || num_ranks > kMaxRanks) {
@@ -307,11 +308,14 @@ std::string resize(
   Job other = job;
   other.layout = layout_on(job, num_ranks, facts.data);
   if (may_not_fit(other, facts)) check_memory(other);
-  if (memory != nullptr) memory->grow(num_ranks);
+  return to_string(other.layout);
+}
+
+// Writes the configuration of the job in another layout.
+void use_layout(const Job& job, const Job& other) {
   const auto run = std::filesystem::path(job.train.run);
   write_file_atomically(run / kFirstLayout, to_string(job.layout));
   write_configuration(other, run);
-  return to_string(other.layout);
 }
 
 // What the hosts of a job must have in common.
@@ -407,6 +411,14 @@ int train(const TrainArguments& given) {
     };
   }
   if (options.num_nodes > 1) options.identity = identity_of(job);
+  std::optional<ScratchConfig> config;  // of ranks on other hosts
+  options.use_layout = [&](const std::string& layout, bool coordinates) {
+    Job other = job;
+    other.layout = parse_layout(layout);
+    if (memory) memory->grow(static_cast<int>(other.layout.num_ranks()));
+    if (coordinates) use_layout(job, other);
+    if (config) config->write(other);
+  };
   if (first) {
     const RunFolder made = make_run_folder(job);
     std::error_code error;
@@ -414,13 +426,8 @@ int train(const TrainArguments& given) {
     return launch({"train", made.configuration, "--made"});
   }
   job.train.overwrite = false;
-  const ScratchConfig config(job);
-  options.use_layout = [&](const std::string& layout) {
-    Job other = job;
-    other.layout = parse_layout(layout);
-    config.write(other);
-  };
-  return launch({"train", config.path(), "--made"});
+  config.emplace(job);
+  return launch({"train", config->path(), "--made"});
 }
 
 }  // namespace

@@ -109,6 +109,12 @@ void Door::accept_newcomer() {
        Deadline(proof_timeout_)});
 }
 
+void Door::close_strangers() {
+  std::erase_if(newcomers_, [](const Newcomer& one) {
+    return one.handshake.has_value();
+  });
+}
+
 // Who has not proved the token is told nothing.
 void Door::turn_away(Newcomer& newcomer, const std::string& reason) {
   if (newcomer.handshake) {

@@ -41,6 +41,8 @@ class Door {
   /// Takes what has come, given what add_files() added last, and closes what is
   /// too late.
   std::vector<Caller> serve(const pollfd* files);
+  /// Closes the connections that have not proved the token: hosts come again.
+  void close_strangers();
   /// Says why a host that has proved the token is not taken.
   static void refuse(HostLink& link, const std::string& reason);
 

@@ -143,7 +143,7 @@ bool Hosts::doubtful() const {
   });
 }
 
-bool Hosts::wants_change() const {
+bool Hosts::wants_change() {
   if (alone() || !coordinates_ ||
       steady_clock::now() - began_ < kLeastGeneration) {
     return false;
@@ -154,7 +154,7 @@ bool Hosts::wants_change() const {
   }
   return may_restart_ && !waiting_.empty() &&
          num_hosts() < options_->num_nodes &&
-         !without_layout_.contains(world_size_ + waiting_.front().num_ranks);
+         has_layout(world_size_ + waiting_.front().num_ranks);
 }
 
 void Hosts::read(Peer& peer, std::vector<HostEvent>& events) {

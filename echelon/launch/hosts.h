@@ -85,7 +85,7 @@ class Hosts {
   bool doubtful() const;
   /// Whether there should be a new generation with other hosts: some have come,
   /// or one leaves.
-  bool wants_change() const;
+  bool wants_change();
 
   /// Says that this launcher may do something else for so long.
   void say_busy(std::chrono::milliseconds at_most);
@@ -143,12 +143,14 @@ class Hosts {
   // Who is in the job, in membership.cpp.
   nlohmann::json hello() const;
   void take_caller(Door::Caller caller);
-  std::string take_hello(Peer& newcomer, const nlohmann::json& hello) const;
+  std::string take_hello(Peer& newcomer, const nlohmann::json& hello);
   std::string missing() const;
   int present() const;
   bool wait(SignalFile& signals, int timeout_ms);
   void stop(int signal);
   std::optional<JobStart> gather(bool may_restart, SignalFile& signals);
+  int total_ranks() const;
+  bool has_layout(int num_ranks);
   bool choose_layout();
   JobStart start_generation(bool may_restart);
   std::optional<JobStart> wait_for_start(SignalFile& signals);
@@ -171,6 +173,7 @@ class Hosts {
   // The generation, and those before.
   std::string job_;
   int generation_ = -1;  // none yet
+  int newest_ = -1;      // that another host has heard of
   int node_ = 0;
   int world_size_ = 0;
   std::vector<Member> members_;  // by node

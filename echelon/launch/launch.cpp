@@ -81,6 +81,7 @@ int run_job(const LaunchOptions& options, Hosts hosts) {
   auto least_hang = kLeastHang;
   std::vector<std::string> failures;
   std::optional<BeforeResize> before;
+  std::string layout;  // of a job on one host; empty: the command's
   const std::string name = random_job_id();
   const auto end = [&](int exit_code) {
     hosts.finish(exit_code);
@@ -94,12 +95,13 @@ int run_job(const LaunchOptions& options, Hosts hosts) {
       start->place.job = name;
       start->place.generation = generation;
       start->may_restart = restarts.left();
+      start->layout = layout;
     } else {
       start = hosts.next(restarts.left() || elastic, launcher.signals);
       if (!start) return hosts.exit_code();
-      if (!start->layout.empty() && options.use_layout) {
-        options.use_layout(start->layout);
-      }
+    }
+    if (!start->layout.empty() && options.use_layout) {
+      options.use_layout(start->layout, hosts.coordinates());
     }
     start->place.max_restarts = options.max_restarts;
     std::optional<ProgressBoard> progress;
@@ -124,6 +126,7 @@ int run_job(const LaunchOptions& options, Hosts hosts) {
     if (const auto& resize = job.resize()) {
       before = {own.num_ranks, step};
       own.num_ranks = resize->num_ranks;
+      layout = resize->layout;
       outcome.stopped_by = 0;  // a rank that failed meanwhile starts again
       if (outcome.exit_code == static_cast<int>(ExitCode::preempted)) {
         go_on(resize->layout);
@@ -147,7 +150,8 @@ int run_job(const LaunchOptions& options, Hosts hosts) {
         step == before->step) {
       own.num_ranks = before->num_ranks;
       before.reset();
-      go_on(options.resize(own.num_ranks));
+      layout = options.resize(own.num_ranks);
+      go_on(layout);
       continue;
     }
     switch (verdict) {

@@ -254,7 +254,6 @@ json Hosts::hello() const {
   if (generation_ >= 0) {
     message["job"] = job_;
     message["generation"] = generation_;
-    message["node"] = node_;
   }
   return message;
 }
@@ -296,7 +295,7 @@ void Hosts::take_caller(Door::Caller caller) {
 }
 
 // Fills in the newcomer, or returns why it is refused.
-std::string Hosts::take_hello(Peer& newcomer, const json& hello) const {
+std::string Hosts::take_hello(Peer& newcomer, const json& hello) {
   const json& nodes = hello.at("nodes");
   const json& node = hello.at("node_rank");
   const json& ranks = hello.at("ranks");
@@ -335,9 +334,14 @@ std::string Hosts::take_hello(Peer& newcomer, const json& hello) const {
   newcomer.wanted = node;
   newcomer.num_ranks = ranks;
   newcomer.place = {newcomer.link.address(), hello.at("port")};
-  if (generation_ >= 0 && hello.value("job", "") == job_ &&
-      is_integer(hello.at("node"), 0, num_hosts() - 1)) {
-    newcomer.node = hello["node"];
+  // A launcher is known by where it listens.
+  if (generation_ >= 0 && hello.value("job", "") == job_) {
+    for (int i = 0; i < num_hosts(); ++i) {
+      if (members_[static_cast<size_t>(i)].place == newcomer.place) {
+        newcomer.node = i;
+      }
+    }
+    newest_ = std::max(newest_, hello.value("generation", 0));
   }
   if (generation_ < 0 && !joins) {
     for (const auto* list : {&peers_, &waiting_}) {
@@ -463,7 +467,9 @@ std::optional<JobStart> Hosts::gather(bool may_restart, SignalFile& signals) {
   for (;;) {
     std::erase_if(
         peers_, [](const Peer& peer) { return !peer.link.is_open(); });
-    while (static_cast<int>(peers_.size()) + 1 < most && !waiting_.empty()) {
+    while (static_cast<int>(peers_.size()) + 1 < most && !waiting_.empty() &&
+           (static_cast<int>(peers_.size()) + 1 < least ||
+            has_layout(total_ranks() + waiting_.front().num_ranks))) {
       peers_.push_back(std::move(waiting_.front()));
       waiting_.erase(waiting_.begin());
     }
@@ -497,29 +503,45 @@ std::optional<JobStart> Hosts::gather(bool may_restart, SignalFile& signals) {
   }
 }
 
-// Chooses a layout when the number of ranks changes. False when there is none
-// and hosts that are not needed wait again, or the job is over.
-bool Hosts::choose_layout() {
+int Hosts::total_ranks() const {
   int total = options_->num_ranks;
   for (const Peer& peer : peers_) total += peer.num_ranks;
-  if (total == world_size_ || !options_->resize) {
-    world_size_ = total;
-    return true;
-  }
+  return total;
+}
+
+// Whether the job can go on with so many ranks.
+bool Hosts::has_layout(int num_ranks) {
+  if (!options_->resize || num_ranks == world_size_) return true;
+  if (without_layout_.contains(num_ranks)) return false;
   try {
     say_busy(kBusy);
-    layout_ = options_->resize(total);
+    options_->resize(num_ranks);
+    return true;
+  } catch (const ConfigError&) {
+    without_layout_.insert(num_ranks);
+    return false;
+  }
+}
+
+// Chooses a layout when the number of ranks changes. False when there is none,
+// and the host that came last waits; or when there is none for the least number
+// of hosts, and the job is over.
+bool Hosts::choose_layout() {
+  const int total = total_ranks();
+  if (!has_layout(total) &&
+      static_cast<int>(peers_.size()) + 1 > least_nodes(*options_)) {
+    peers_.back().link.say({{"waiting", true}});
+    waiting_.push_back(std::move(peers_.back()));
+    peers_.pop_back();
+    return false;
+  }
+  try {
+    if (options_->resize && total != world_size_) {
+      layout_ = options_->resize(total);
+    }
     world_size_ = total;
     return true;
   } catch (const ConfigError& error) {
-    without_layout_.insert(total);
-    if (static_cast<int>(peers_.size()) + 1 > least_nodes(*options_) &&
-        peers_.back().node < 0) {
-      // It is last, as it came last.
-      waiting_.push_back(std::move(peers_.back()));
-      peers_.pop_back();
-      return false;
-    }
     if (generation_ < 0) throw;
     tell_user(format("the hosts that are left cannot go on: {}", error.what()));
   }
@@ -548,13 +570,14 @@ void bind_store(JobStart& start, const std::string& address, bool listens) {
 }
 
 JobStart Hosts::start_generation(bool may_restart) {
+  door_->close_strangers();
   // Hosts keep their order; those that are new come last, by --node-rank.
   const auto order = [](const Peer& peer) {
     return std::tuple(peer.node < 0, peer.node, peer.wanted < 0, peer.wanted);
   };
   std::ranges::stable_sort(peers_, {}, order);
   if (job_.empty()) job_ = random_job_id();
-  ++generation_;
+  generation_ = std::max(generation_, newest_) + 1;
   may_restart_ = may_restart;
   const int before = num_hosts();
   node_ = 0;
@@ -787,7 +810,8 @@ void Hosts::regroup(SignalFile& signals) {
           other.next = steady_clock::now() + kCallAgain;
           if (state == Call::State::answered) {
             if (lead_by(*other.call)) return;
-            if (const auto place = sent_to(*other.call)) {
+            const auto place = sent_to(*other.call);
+            if (place && *place != door_->place()) {
               other.place = *place;
               other.next = {};
             }

@@ -83,15 +83,14 @@ struct LaunchOptions {
   /// The name of the job's ControlSocket, asked for once the hosts have met;
   /// null or empty: it has none.
   std::function<std::string()> control;
-  /// Prepares the program for another number of ranks, and says how it divides
-  /// the work then ("fsdp=3"). Throws ConfigError when it cannot; the job goes
-  /// on as it is. Null: on one host the number stays, and on several the
-  /// program takes it from WORLD_SIZE. On several, the host that coordinates
-  /// calls it.
+  /// How the program divides the work over another number of ranks ("fsdp=3").
+  /// Throws ConfigError when it cannot; the job goes on as it is. Null: on one
+  /// host the number stays, and on several the program takes it from
+  /// WORLD_SIZE. On several, the host that coordinates calls it.
   std::function<std::string(int)> resize;
-  /// Called on each of several hosts before its ranks start with a layout that
-  /// resize() has returned.
-  std::function<void(const std::string&)> use_layout;
+  /// Prepares the program for a layout that resize() has returned, on each host
+  /// before its ranks start. `coordinates`: this host is the first of them.
+  std::function<void(const std::string&, bool coordinates)> use_layout;
 };
 
 }  // namespace echelon::launch

@@ -616,14 +616,19 @@ TEST_F(Membership, TooFewHostsEndTheJob) {
 }
 
 TEST_F(Membership, WithoutALayoutAHostWaits) {
-  Command a(node("1:2", 0, "--most-ranks 1"));
+  Command a(node("1:3", 0, "--most-ranks 2"));
   ASSERT_TRUE(a.until_output("g0 0/1")) << a.err();
   EXPECT_THAT(a.err(), HasSubstr("layout dp=1"));
-  Command b(node("1:2", 1, "--most-ranks 1"));
-  ASSERT_TRUE(a.until_output("g1 0/1")) << a.err();
+  Command b(node("1:3", 1, "--most-ranks 2"));
+  ASSERT_TRUE(b.until_output("g1 1/2")) << a.err();
+  Command c(node("1:3", 2, "--most-ranks 2"));
+  ASSERT_TRUE(Command::until(
+      [&] { return c.err().find("this one waits") != std::string::npos; }));
+  b.signal(SIGKILL);
+  ASSERT_TRUE(c.until_output("g2 1/2")) << a.err();
   finish();
-  expect_ends({&a, &b}, 0);
-  EXPECT_EQ(b.out(), "");
+  expect_ends({&a, &c}, 0);
+  EXPECT_EQ(count(a.out(), "g2"), 1);
 }
 
 TEST_F(Membership, HostsOfOtherConfigurationsAreRefused) {
@@ -665,7 +670,7 @@ class Namespaces : public testing::Test {
   TestHosts hosts_;
 };
 
-TEST_F(Namespaces, RanksOfTestHostsConnect) {
+TEST_F(Namespaces, RanksOfTwoHostsConnect) {
   Command a(node(0, rank_program({"meet"})));
   Command b(node(1, rank_program({"meet"})));
   expect_end(a, b, 0);

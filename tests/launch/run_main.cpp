@@ -48,7 +48,7 @@ int main(int argc, char** argv) {
           if (num_ranks > most) throw echelon::ConfigError("too many ranks");
           return "dp=" + std::to_string(num_ranks);
         };
-        options.use_layout = [](const std::string& layout) {
+        options.use_layout = [](const std::string& layout, bool) {
           std::fprintf(stderr, "layout %s\n", layout.c_str());
         };
       }

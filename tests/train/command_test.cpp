@@ -538,7 +538,7 @@ Words two_ranks(
                program("echelon-train"), "train", run + "/config.toml"});
 }
 
-TEST(TestHostsTrain, TensorParallelismOverHostsIsAWarning) {
+TEST(TwoHostsTrain, TensorParallelismOverHostsIsAWarning) {
   const TestHosts hosts;
   if (!hosts.reason().empty()) GTEST_SKIP() << hosts.reason();
   const auto errors_of = [&](const std::string& layout) {
@@ -558,7 +558,7 @@ TEST(TestHostsTrain, TensorParallelismOverHostsIsAWarning) {
 
 // The same command on both hosts, with the number of the host: the second time
 // it resumes.
-TEST(TestHostsTrain, StartsAndResumesByOneCommandOnEachHost) {
+TEST(TwoHostsTrain, StartsAndResumesByOneCommandOnEachHost) {
   const TestHosts hosts;
   if (!hosts.reason().empty()) GTEST_SKIP() << hosts.reason();
   const TempFolder folder;
@@ -606,7 +606,7 @@ TEST(TrainProgram, TrainsIntoTheFolderThatItsConfigurationNames) {
   EXPECT_EQ(std::distance(begin(beside), end(beside)), 1);
 }
 
-TEST(TestHostsTrain, CheckpointsNeedASharedFolder) {
+TEST(TwoHostsTrain, CheckpointsNeedASharedFolder) {
   const TestHosts hosts;
   if (!hosts.reason().empty()) GTEST_SKIP() << hosts.reason();
   const TempFolder folder;
@@ -620,7 +620,7 @@ TEST(TestHostsTrain, CheckpointsNeedASharedFolder) {
                    "checkpoints need a folder that all hosts share"));
 }
 
-TEST(TestHostsTrain, WithoutASharedFolderAllRanksAreInTheReport) {
+TEST(TwoHostsTrain, WithoutASharedFolderAllRanksAreInTheReport) {
   const TestHosts hosts;
   if (!hosts.reason().empty()) GTEST_SKIP() << hosts.reason();
   const TempFolder folder;

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <csignal>
 #include <filesystem>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -12,6 +13,7 @@
 #include "echelon/timeline/metrics.h"
 #include "tests/support/error_text.h"
 #include "tests/support/process.h"
+#include "tests/support/test_hosts.h"
 #include "tests/train/trained_command.h"
 
 namespace echelon::resize_command_test {
@@ -120,6 +122,62 @@ TEST_P(Resized, AJobComputesWhatOneDeviceComputes) {
 INSTANTIATE_TEST_SUITE_P(, Resized, testing::Bool(), [](const auto& info) {
   return info.param ? "OnDisk" : "InMemory";
 });
+
+// A host is lost, comes back, and another one leaves. The first host is lost,
+// too.
+TEST_F(ResizeCommand, HostsComeAndGo) {
+  const testing_support::TestHosts hosts(3);
+  if (!hosts.reason().empty()) GTEST_SKIP() << hosts.reason();
+  constexpr int64_t kSteps = 600;
+  const auto start = [&](int host) {
+    return std::make_unique<Command>(hosts.on(
+        host,
+        train(
+            run(), kSteps,
+            {"-n", "1", "--layout", "fsdp=3", "--nnodes", "1:3", "--node-rank",
+             std::to_string(host), "--master-addr", hosts.address(0)}) +
+            set({"checkpoint.every_steps=10", "comm.backend=gloo"})));
+  };
+  std::vector<std::unique_ptr<Command>> jobs;
+  for (int host = 0; host < 3; ++host) jobs.push_back(start(host));
+  const auto all_err = [&] {
+    std::string text;
+    for (const auto& job : jobs) text += job->err() + "--\n";
+    return text;
+  };
+  const auto until_steps_in = [&](const std::string& layout) {
+    ASSERT_TRUE(Command::until([&] {
+      return testing_support::read_file(run() + "/config.toml")
+                 .find("\nfsdp = " + layout) != std::string::npos;
+    })) << all_err();
+    ASSERT_TRUE(until_step(steps(run()).size() + 30)) << all_err();
+  };
+  ASSERT_TRUE(until_step(30)) << all_err();
+  jobs[1]->signal(SIGKILL);
+  until_steps_in("2");
+  jobs[1] = start(1);
+  until_steps_in("3");
+  jobs[0]->signal(SIGKILL);
+  until_steps_in("2");
+  jobs[0] = start(0);
+  until_steps_in("3");
+  Command drained(hosts.on(1, job("drain")));
+  EXPECT_EQ(drained.wait(), 0) << drained.err();
+  EXPECT_EQ(jobs[1]->wait(), 75) << all_err();
+  until_steps_in("2");
+  EXPECT_EQ(jobs[0]->wait(), 0) << all_err();
+  EXPECT_EQ(jobs[2]->wait(), 0) << all_err();
+
+  Command one(train(run("one"), kSteps));
+  ASSERT_EQ(one.wait(), 0) << one.err();
+  const auto got = steps(run()), wanted = steps(run("one"));
+  ASSERT_EQ(got.size(), static_cast<size_t>(kSteps));
+  ASSERT_EQ(wanted.size(), got.size());
+  for (size_t i = 0; i < got.size(); ++i) {
+    ASSERT_EQ(got[i].step, static_cast<int64_t>(i) + 1);
+    ASSERT_NEAR(got[i].loss / wanted[i].loss, 1, 1e-9) << got[i].step;
+  }
+}
 
 TEST_F(ResizeCommand, RefusesWhatDoesNotFitAndGoesOn) {
   refused(job("status"), run() + ": there is no such folder");
