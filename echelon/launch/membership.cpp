@@ -662,7 +662,6 @@ std::optional<JobStart> Hosts::wait_for_start(SignalFile& signals) {
   const Deadline deadline(options_->join_timeout);
   Notice notice;
   bool told = false;
-  start_.clear();
   for (;;) {
     if (!start_.empty()) {
       try {
@@ -748,6 +747,7 @@ bool Hosts::lead_by(Call& call) {
   waiting_.clear();
   coordinates_ = false;
   regrouping_ = false;
+  start_.clear();
   spare_ = answer["waiting"] == true;
   return true;
 }
