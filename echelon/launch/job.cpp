@@ -176,6 +176,7 @@ void Job::start_ranks() {
   hosts_.say_busy(kLoading);
   ranks_.reserve(options_.num_ranks);
   for (int i = 0; i < options_.num_ranks; ++i) start_rank(i, program);
+  hosts_.say_busy(milliseconds(0));
   start_.master.close();
 }
 

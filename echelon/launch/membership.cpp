@@ -66,7 +66,7 @@ constexpr milliseconds kLastCall{3000};
 // How long hosts of a lost coordinator are waited for.
 constexpr milliseconds kSettleHosts{1500};
 constexpr milliseconds kCallAgain{300};
-constexpr milliseconds kCallFirst{2000};
+constexpr milliseconds kCallFirst{1000};
 // How long choosing a layout may take.
 constexpr milliseconds kBusy{120000};
 constexpr const char* kNoLauncher = "it does not speak as a launcher";

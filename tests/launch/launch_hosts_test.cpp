@@ -606,6 +606,30 @@ TEST_F(Membership, AJobThatNeedsAllHostsWaitsForThem) {
   expect_ends({&a, b.get()}, 0);
 }
 
+// Each host judges by its own clock.
+TEST_F(Membership, ClocksMayDiffer) {
+  const auto ahead = [](const char* seconds, std::vector<std::string> command) {
+    command.insert(
+        command.begin(), {"unshare", "--time", "--fork", "--kill-child",
+                          "--monotonic", seconds});
+    return command;
+  };
+  if (Command(ahead("9", {"true"})).wait() != 0) {
+    GTEST_SKIP() << "this system has no time namespaces";
+  }
+  Command a(node("1:3", 0));
+  Command b(ahead("90000", node("1:3", 1)));
+  Command c(ahead("16", node("1:3", 2)));
+  ASSERT_TRUE(a.until_output("g0 0/3")) << a.err();
+  sleep(5);  // longer than a silence
+  EXPECT_EQ(a.err() + b.err() + c.err(), "");
+  c.signal(SIGKILL);  // unshare's end kills the launcher
+  ASSERT_TRUE(a.until_output("g1 0/2")) << a.err();
+  ASSERT_TRUE(b.until_output("g1 1/2")) << b.err();
+  finish();
+  expect_ends({&a, &b}, 0);
+}
+
 TEST_F(Membership, TooFewHostsEndTheJob) {
   Command a(node("2", 0, "--max-restarts 1 --join-ms 1000"));
   Command b(node("2", 1, "--max-restarts 1 --join-ms 1000"));
