@@ -5,6 +5,7 @@
   check.py folders [--write]   folders include each other without a cycle, as their
                                DEPENDS lines say; doc/architecture.* show it
   check.py headers BUILD       every header compiles by itself (clang)
+  check.py pickles             nothing reads a pickle, which may run what its writer wants
   check.py spelling            codespell finds nothing
   check.py tidy BUILD          clang-tidy finds nothing (.clang-tidy)
   check.py entries BUILD       each test of each program belongs to one CTest entry
@@ -89,6 +90,15 @@ def check_spelling():
         cwd=ROOT, capture_output=True, text=True)
     finish([line for line in done.stdout.splitlines() if line.strip()],
            "correct the words, or add a term of the field to tests/tree/words.txt")
+
+
+def check_pickles():
+    reads = re.compile(r"\b(torch::(jit::)?(load|import|unpickle|pickle_load)|InputArchive|Unpickler)\b"
+                       r"|torch/csrc/jit/serialization/")
+    finish([f"{name_of(path)}:{number}: {line.strip()}"
+            for path in files(("echelon", "examples", "benchmarks"), ".h", ".cpp")
+            for number, line in enumerate(path.read_text().splitlines(), 1) if reads.search(line)],
+           "a pickle of a stranger runs code: read safetensors, or say how to convert it")
 
 
 # --- Folders --------------------------------------------------------------------
@@ -494,6 +504,7 @@ def main(words):
         "format": lambda: check_format(),
         "folders": lambda: check_folders("--write" in words),
         "headers": lambda: check_headers(Path(words[1]).resolve()),
+        "pickles": lambda: check_pickles(),
         "spelling": lambda: check_spelling(),
         "tidy": lambda: check_tidy(Path(words[1]).resolve()),
         "entries": lambda: check_entries(Path(words[1]).resolve()),
