@@ -8,8 +8,10 @@
 namespace echelon::launch {
 namespace {
 
-// The first steps are slow, and say little of the others.
+// The first steps are slow, and say little of the others. Until there are some
+// others, nothing else is known.
 constexpr int64_t kFirstPauses = 8;
+constexpr int64_t kFirstRemembered = 64;
 constexpr int64_t kRemembered = 1000;
 constexpr int kTimesTheLongest = 10;
 
@@ -58,8 +60,11 @@ bool HangWatch::has_progress(const std::vector<RankProgress>& ranks) {
 }
 
 void HangWatch::learn(Milliseconds pause) {
-  longest_of_these_ = std::max(longest_of_these_, pause);
-  if (++num_pauses_ % kRemembered == 0) {
+  auto& longest =
+      num_pauses_ < kFirstPauses ? longest_of_first_ : longest_of_these_;
+  longest = std::max(longest, pause);
+  if (++num_pauses_ == kFirstRemembered) longest_of_first_ = Milliseconds(0);
+  if (num_pauses_ % kRemembered == 0) {
     longest_ = std::exchange(longest_of_these_, Milliseconds(0));
   }
 }
@@ -78,7 +83,8 @@ HangWatch::look(const std::vector<RankProgress>& ranks, Milliseconds passed) {
     return std::nullopt;
   }
   pause_ += passed;
-  const auto longest = std::max(longest_, longest_of_these_);
+  const auto longest =
+      std::max({longest_of_first_, longest_, longest_of_these_});
   const auto limit = std::max(least_, kTimesTheLongest * longest);
   if (num_pauses_ < kFirstPauses || pause_ < limit) return std::nullopt;
   found_ = true;

@@ -7,7 +7,8 @@
 // There are two rules. A rank that a signal has stopped (SIGSTOP) hangs unless
 // it is continued within kStopped. And a job hangs when all its ranks are in a
 // step and none makes progress for ten times the longest such pause among the
-// last one to two thousand, or for `least` if that is longer.
+// last one to two thousand, or for `least` if that is longer. The first steps
+// are slow: their pauses are forgotten after some others.
 #pragma once
 
 #include <chrono>
@@ -57,6 +58,7 @@ class HangWatch {
   bool found_ = false;
   Milliseconds pause_{0};
   int64_t num_pauses_ = 0;
+  Milliseconds longest_of_first_{0};  // forgotten soon
   Milliseconds longest_{0};           // of the thousand pauses before
   Milliseconds longest_of_these_{0};  // of those since
 };

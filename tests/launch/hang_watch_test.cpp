@@ -63,6 +63,20 @@ TEST_F(HangWatchTest, TheFirstStepsMayTakeAnyTime) {
   EXPECT_FALSE(look(milliseconds(100000), milliseconds(0)));
 }
 
+TEST_F(HangWatchTest, SlowFirstStepsCountUntilThereAreOthers) {
+  EXPECT_FALSE(look(milliseconds(6000), milliseconds(2000)));
+  EXPECT_FALSE(look(10 * kLook, kLook));
+  EXPECT_FALSE(look(milliseconds(19000), milliseconds(0)));
+  EXPECT_TRUE(look(milliseconds(2000), milliseconds(0)));
+}
+
+TEST_F(HangWatchTest, SlowFirstStepsAreSoonForgotten) {
+  EXPECT_FALSE(look(milliseconds(6000), milliseconds(2000)));
+  EXPECT_FALSE(look(100 * kLook, kLook));
+  EXPECT_FALSE(look(kLeast - kLook, milliseconds(0)));
+  EXPECT_TRUE(look(2 * kLook, milliseconds(0)));
+}
+
 TEST_F(HangWatchTest, ARankOutsideOfItsStepMayTakeAnyTime) {
   EXPECT_FALSE(look(milliseconds(5000), kLook));
   ranks_[1].watched = false;
