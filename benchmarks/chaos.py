@@ -4,7 +4,7 @@
   chaos.py [--build FOLDER] [--seed N] [--only ROW …] [--tries N] [--minutes M]
            [--json FILE] [--check]
 
-Four ranks train the digits. The rows:
+Four ranks train the digits. The rows; the last three only when --only names them:
 
   kill       kill -9 of a random rank at a random moment (also while ranks start, save or
              end), until the job is done: time to the next step, steps that are repeated;
@@ -16,10 +16,16 @@ Four ranks train the digits. The rows:
   resize     `echelon job resize` to a random number of ranks at a random moment: time to the
              next step; losses must equal those of a job that kept its ranks
   cost       steps of a job that copies its state to memory, over those of one that does not
-  fault15    a kill each 15 s for M minutes: steps done over those of an undisturbed job
+  fault15    a kill each 15 s for M minutes: steps done over those of an undisturbed job that
+             runs beside it, so that both have what other programs leave of the machine
+  fault300   the same with a kill each 5 minutes
+  alarms     M minutes without a fault, beside four busy loops for each core: restarts
+  torchrun   kill -9 of a random rank of a DistributedDataParallel job under torchrun, in turn
+             with `echelon train`: time to the first step, and from the kill to the next step,
+             for which each job has 60 s (needs `make extras`)
 
 A time is from the signal to the line of the next step in the run's metrics. --check: exits
-with 1 when a fault cost more than it may (steps, not time)."""
+with 1 when a fault cost more than it may (steps, not time). tests/chaos uses this file."""
 import argparse
 import json
 import os
@@ -41,11 +47,12 @@ RANKS = 4
 class Job:
     """A job in a folder of its own, and its processes."""
 
-    def __init__(self, command, folder, kind):
+    def __init__(self, command, folder, kind, environment=None):
         self.folder, self.kind = folder, kind
         self.log = open(folder / "output", "ab")
+        self.began = time.monotonic()
         self.process = subprocess.Popen(command, cwd=folder, stdout=self.log, stderr=self.log,
-                                        env=dict(os.environ, OMP_NUM_THREADS="1"))
+                                        env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})})
 
     def done(self):
         return self.process.poll() is not None
@@ -112,6 +119,15 @@ class Campaign:
         self.random = random.Random(seed)
         self.top = Path(tempfile.mkdtemp(prefix="chaos-"))
         self.count = 0
+        self.jobs = []
+
+    def close(self):
+        """Ends jobs that are still there, and removes all folders."""
+        for job in self.jobs:
+            if not job.done():
+                job.process.kill()
+                job.process.wait()
+        shutil.rmtree(self.top, ignore_errors=True)
 
     def folder(self):
         self.count += 1
@@ -119,13 +135,17 @@ class Campaign:
         folder.mkdir()
         return folder
 
-    def train(self, steps, settings, restarts=100000, folder=None):
-        folder = folder or self.folder()
-        words = [self.echelon, "train", ROOT / "examples/configs/digits.toml", "-n", str(RANKS),
+    def train(self, steps, settings, restarts=100000, wrapper=()):
+        folder = self.folder()
+        words = [*wrapper, self.echelon, "train", ROOT / "examples/configs/digits.toml", "-n", str(RANKS),
                  "--max-restarts", str(restarts)]
         for one in ["train.epochs=0", f"train.steps={steps}", f"train.run={folder}/run", *settings]:
             words += ["--set", one]
-        return Job([str(word) for word in words], folder, "echelon-train")
+        return self.start([str(word) for word in words], folder, "echelon-train")
+
+    def start(self, *arguments):
+        self.jobs.append(Job(*arguments))
+        return self.jobs[-1]
 
     def undisturbed(self, steps, settings=()):
         job = self.train(steps, settings)
@@ -338,25 +358,112 @@ def row_resize(campaign, tries=20):
             "right": once and furthest < 1e-9}
 
 
-def row_fault15(campaign, minutes=2):
+def effective(campaign, minutes, every):
     settings = ["elastic.memory_steps=1"]
-    plain = campaign.train(100000000, settings)
-    usual = rate(plain, 20)
-    plain.kill()
-    job = campaign.train(100000000, settings)
-    job.wait_until(lambda: job.last_step() > 50)
-    first, began = job.last_step(), time.monotonic()
+    plain, job = (campaign.train(100000000, settings) for _ in range(2))
+    for one in (plain, job):
+        one.wait_until(lambda: one.last_step() > 50)
+    before, began = (plain.last_step(), job.last_step()), time.monotonic()
     faults = 0
     while time.monotonic() - began < 60 * minutes:
-        time.sleep(15)
+        # In the middle, so that what follows a fault counts.
+        time.sleep(every / 2)
         ranks = job.ranks()
         if len(ranks) == RANKS:
             kill_rank(campaign.random.choice(sorted(ranks.values())))
             faults += 1
-    time.sleep(5)
-    steps, passed = job.last_step() - first, time.monotonic() - began
-    job.kill()
-    return {"faults": faults, "effective": steps / passed / usual}
+        time.sleep(every / 2)
+    after, seconds = (plain.last_step(), job.last_step()), time.monotonic() - began
+    restarts = job.output().count("restart ")
+    for one in (plain, job):
+        one.kill()
+    steps = [last - first for first, last in zip(before, after)]
+    return {"faults": faults, "restarts": restarts, "minutes": seconds / 60, "steps": steps[1],
+            "steps undisturbed": steps[0], "restarts undisturbed": plain.output().count("restart "),
+            "effective": steps[1] / steps[0], "load": os.getloadavg()[2]}
+
+
+def row_fault15(campaign, minutes=2):
+    return effective(campaign, minutes, 15)
+
+
+def row_fault300(campaign, minutes=20):
+    return effective(campaign, minutes, 300)
+
+
+def row_alarms(campaign, minutes=20):
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"])
+             for _ in range(4 * len(os.sched_getaffinity(0)))]
+    try:
+        job = campaign.train(100000000, [])
+        began, last, longest = time.monotonic(), 0, 0.0
+        since = began
+        while time.monotonic() - began < 60 * minutes and not job.done():
+            time.sleep(0.01)
+            now, step = time.monotonic(), job.last_step()
+            if step != last:
+                longest = max(longest, now - since if last else 0)
+                last, since = step, now
+        code = job.kill()
+    finally:
+        for loop in loops:
+            loop.kill()
+    restarts = job.output().count("restart ")
+    return {"minutes": minutes, "cores": len(os.sched_getaffinity(0)), "busy loops": len(loops), "steps": last,
+            "longest pause": longest, "restarts": restarts, "load": os.getloadavg()[2],
+            "right": restarts == 0 and code == 75}
+
+
+# What torchrun's users set where a rank's end must not end the job.
+TORCHRUN = {
+    "torchrun": ([], {}),
+    "torchrun --standalone": (["--standalone"], {}),
+    "torchrun, tuned": (["--standalone", "--monitor-interval", "0.05"],
+                        {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}),
+}
+
+
+def row_torchrun(campaign, tries=10):
+    cache = Path(os.environ.get("ECHELON_CACHE") or
+                 Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "echelon")
+    torchrun = cache / "pytorch-2.11.0/bin/torchrun"
+    if not torchrun.exists():
+        sys.exit(f"{torchrun} is missing: run `make extras` first")
+    seconds = {name: [] for name in ["echelon", *TORCHRUN]}
+    first = {name: [] for name in seconds}
+    for _ in range(tries):
+        for name in seconds:
+            if name == "echelon":
+                job = campaign.train(1000000, ["elastic.memory_steps=1"])
+            else:
+                words, variables = TORCHRUN[name]
+                folder = campaign.folder()
+                job = campaign.start([torchrun, *words, f"--nproc-per-node={RANKS}", "--max-restarts=3",
+                                      ROOT / "benchmarks/versus_pytorch/torch_restarts.py", folder],
+                                     folder, "torch_restarts", variables)
+            if not job.wait_until(lambda: job.last_step() > 0):
+                raise RuntimeError(f"{name}: no first step: {job.output()[-2000:]}")
+            first[name].append(time.monotonic() - job.began)
+            time.sleep(campaign.random.uniform(0.5, 1.5))
+            victim = campaign.random.choice(sorted(job.ranks().values()))
+            began = time.monotonic()
+            kill_rank(victim)
+            before = job.last_step()
+            # Peers end a step in which the rank took its part.
+            job.wait_until(lambda: time.monotonic() - began > 0.03)
+            before = max(before, job.last_step())
+            went_on = job.wait_until(lambda: job.last_step() > before)
+            seconds[name].append(time.monotonic() - began if went_on else float("inf"))
+            for pid in job.ranks().values():
+                kill_rank(pid) if not went_on else None
+            job.kill()
+    found = {}
+    for name, values in seconds.items():
+        went_on = [value for value in values if value != float("inf")]
+        found[name] = {"tries": tries, "went on": len(went_on), "first step": statistics.median(first[name])}
+        if went_on:
+            found[name].update(median=statistics.median(went_on), largest=max(went_on))
+    return {**found, "load": os.getloadavg()[2]}
 
 
 def main():
@@ -364,9 +471,10 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", type=Path, default=ROOT / "build")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--only", nargs="+", choices=sorted(rows), default=list(rows))
+    short = [name for name in rows if name not in ("fault300", "alarms", "torchrun")]
+    parser.add_argument("--only", nargs="+", choices=sorted(rows), default=short)
     parser.add_argument("--tries", type=int)
-    parser.add_argument("--minutes", type=float, default=2)
+    parser.add_argument("--minutes", type=float)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--check", action="store_true")
     arguments = parser.parse_args()
@@ -374,18 +482,19 @@ def main():
     campaign = Campaign(arguments.build.resolve(), arguments.seed)
     try:
         for name in arguments.only:
-            given = {"minutes": arguments.minutes} if name == "fault15" else (
-                {"tries": arguments.tries} if arguments.tries else {})
-            results[name] = rows[name](campaign, **given)
+            takes = rows[name].__code__.co_varnames[1]
+            given = getattr(arguments, takes)
+            results[name] = rows[name](campaign, **({takes: given} if given else {}))
             values = ", ".join(f"{key} {value:.3g}" if isinstance(value, float) else f"{key} {value}"
                                for key, value in results[name].items())
             print(f"{name:9} {values}", flush=True)
     finally:
-        shutil.rmtree(campaign.top, ignore_errors=True)
+        campaign.close()
     if arguments.json:
         arguments.json.write_text(json.dumps(results, indent=1) + "\n")
     if arguments.check and not all(result.get("right", True) for result in results.values()):
         sys.exit(1)
 
 
-main()
+if __name__ == "__main__":
+    main()
