@@ -9,7 +9,7 @@ PREFIX ?= /usr/local
 help:
 	@echo "make demo     train a small GPT and digits on one device and in five kinds of parallelism, and write a page for each"
 	@echo "make test     build everything and run every test"
-	@echo "make check    format, spelling, folders, headers, clang-tidy: what holds for the whole tree"
+	@echo "make check    format, spelling, folders, headers, pickles, clang-tidy: what holds for the whole tree"
 	@echo "make extras   set up what only some tests need: Python's PyTorch, Chromium, mpirun, clang"
 	@echo "make programs build the programs and the examples into build/bin/"
 	@echo "make build    build everything, with tests and benchmarks"
