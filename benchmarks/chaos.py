@@ -173,6 +173,13 @@ class Campaign:
         return seconds, max(0, before - int(starts[-1] or 0)) if starts else 0
 
 
+def is_running(pid):
+    try:
+        return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
+    except OSError:
+        return False
+
+
 def kill_rank(pid):
     try:
         os.kill(pid, signal.SIGKILL)
@@ -364,23 +371,24 @@ def effective(campaign, minutes, every):
     for one in (plain, job):
         one.wait_until(lambda: one.last_step() > 50)
     before, began = (plain.last_step(), job.last_step()), time.monotonic()
-    faults = 0
+    seconds, repeated = [], []
     while time.monotonic() - began < 60 * minutes:
         # In the middle, so that what follows a fault counts.
-        time.sleep(every / 2)
-        ranks = job.ranks()
-        if len(ranks) == RANKS:
-            kill_rank(campaign.random.choice(sorted(ranks.values())))
-            faults += 1
-        time.sleep(every / 2)
-    after, seconds = (plain.last_step(), job.last_step()), time.monotonic() - began
-    restarts = job.output().count("restart ")
+        last = time.monotonic()
+        found = campaign.fault(job, kill_rank, (every / 2, every / 2))
+        if found:
+            seconds.append(found[0])
+            repeated.append(found[1])
+        time.sleep(max(0, last + every - time.monotonic()))
+    after, passed = (plain.last_step(), job.last_step()), time.monotonic() - began
+    restarts = [one.output().count("restart ") for one in (plain, job)]
     for one in (plain, job):
         one.kill()
     steps = [last - first for first, last in zip(before, after)]
-    return {"faults": faults, "restarts": restarts, "minutes": seconds / 60, "steps": steps[1],
-            "steps undisturbed": steps[0], "restarts undisturbed": plain.output().count("restart "),
-            "effective": steps[1] / steps[0], "load": os.getloadavg()[2]}
+    return {"minutes": passed / 60, **spread(seconds), "steps repeated": max(repeated), "steps": steps[1],
+            "steps undisturbed": steps[0], "effective": steps[1] / steps[0],
+            "time without a new step": sum(seconds) / passed, "restarts": restarts[1],
+            "restarts undisturbed": restarts[0], "load": os.getloadavg()[2]}
 
 
 def row_fault15(campaign, minutes=2):
@@ -417,7 +425,6 @@ def row_alarms(campaign, minutes=20):
 # What torchrun's users set where a rank's end must not end the job.
 TORCHRUN = {
     "torchrun": ([], {}),
-    "torchrun --standalone": (["--standalone"], {}),
     "torchrun, tuned": (["--standalone", "--monitor-interval", "0.05"],
                         {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}),
 }
@@ -441,21 +448,29 @@ def row_torchrun(campaign, tries=10):
                 job = campaign.start([torchrun, *words, f"--nproc-per-node={RANKS}", "--max-restarts=3",
                                       ROOT / "benchmarks/versus_pytorch/torch_restarts.py", folder],
                                      folder, "torch_restarts", variables)
-            if not job.wait_until(lambda: job.last_step() > 0):
+            if not job.wait_until(lambda: job.last_step() > 0, 300):
                 raise RuntimeError(f"{name}: no first step: {job.output()[-2000:]}")
             first[name].append(time.monotonic() - job.began)
             time.sleep(campaign.random.uniform(0.5, 1.5))
-            victim = campaign.random.choice(sorted(job.ranks().values()))
+            old, before = sorted(job.ranks().values()), 0
             began = time.monotonic()
-            kill_rank(victim)
-            before = job.last_step()
-            # Peers end a step in which the rank took its part.
-            job.wait_until(lambda: time.monotonic() - began > 0.03)
-            before = max(before, job.last_step())
-            went_on = job.wait_until(lambda: job.last_step() > before)
+            kill_rank(campaign.random.choice(old))
+
+            def goes_on():
+                # A step that the other ranks still end is none of the next ranks.
+                nonlocal before, old
+                step = job.last_step()
+                old = [pid for pid in old if is_running(pid)]
+                before = step if old else before
+                return step > before and not old
+
+            went_on = job.wait_until(goes_on)
             seconds[name].append(time.monotonic() - began if went_on else float("inf"))
-            for pid in job.ranks().values():
-                kill_rank(pid) if not went_on else None
+            print(f"{name}: first step {first[name][-1]:.2f} s, next step {seconds[name][-1]:.2f} s", file=sys.stderr)
+            if not went_on:
+                job.process.kill()
+                for pid in job.ranks().values():
+                    kill_rank(pid)
             job.kill()
     found = {}
     for name, values in seconds.items():
