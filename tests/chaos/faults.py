@@ -22,7 +22,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
-from chaos import RANKS, Campaign, contents, losses  # noqa: E402
+from chaos import RANKS, Campaign, contents, kill_rank, losses  # noqa: E402
 
 LIMIT = 300  # seconds for one wait, on a machine that does much else
 
@@ -91,6 +91,8 @@ class ControlGroup:
         return self
 
     def __exit__(self, *_):
+        for pid in (self.path / "cgroup.procs").read_text().split():
+            kill_rank(int(pid))
         end = time.monotonic() + 5
         while not self.remove() and time.monotonic() < end:
             time.sleep(0.05)
@@ -392,6 +394,7 @@ def row_flood(campaign):
 
 
 def main():
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends jobs, too
     build, row = Path(sys.argv[1]).resolve(), sys.argv[2]
     campaign = Campaign(build, int(sys.argv[3]) if len(sys.argv) > 3 else 1)
     try:
