@@ -11,12 +11,14 @@
 #include <sstream>
 #include <utility>
 
+#include "echelon/launch/hosts.h"
 #include "tests/launch/launched.h"
 #include "tests/support/error_text.h"
 #include "tests/support/test_hosts.h"
 
 namespace echelon::testing_support::launch_hosts_test {
 
+using launch::have_quorum;
 using testing::HasSubstr;
 using testing::StartsWith;
 
@@ -476,6 +478,32 @@ TEST_F(Loopback, AProcessThatHasTheNameOfAPortIsReported) {
   EXPECT_EQ(a.wait(), 2);
   EXPECT_THAT(
       a.err(), HasAll("took the name @" + name, "--master-port", "ss -xap"));
+}
+
+// However a network is cut in two, whichever hosts are dead, and however many
+// of those a side knows of, at most one side goes on.
+TEST(Quorum, TwoSidesNeverBothGoOn) {
+  for (int members = 1; members <= 7; ++members) {
+    for (int dead = 0; dead < members; ++dead) {
+      for (int one = 0; one <= members - dead; ++one) {
+        const int other = members - dead - one;
+        for (int known = 0; known <= dead; ++known) {
+          for (const bool leads : {false, true}) {
+            const bool goes_on = have_quorum(one, members, known, leads);
+            EXPECT_FALSE(
+                goes_on && have_quorum(other, members, dead, !leads) &&
+                one > 0 && other > 0)
+                << members << " " << dead << " " << one << " " << known;
+          }
+        }
+      }
+    }
+  }
+  EXPECT_TRUE(have_quorum(2, 3, 0, false));
+  EXPECT_FALSE(have_quorum(1, 3, 0, true));
+  EXPECT_TRUE(have_quorum(1, 2, 0, true));
+  EXPECT_FALSE(have_quorum(1, 2, 0, false));
+  EXPECT_TRUE(have_quorum(1, 3, 2, false));
 }
 
 /// Launchers of one job whose hosts may come and go, on this host's loopback.
