@@ -307,7 +307,7 @@ class Node:
         text = f"exit code {code} after {took:.1f} s, checkpoints kept: {len(saved())}"
         if how == "SIGTERM":
             return code == 75 and bool(saved()), text
-        started = "restart 1 of " in self.log_of(name).read_text()
+        started = "restart 1 " in self.log_of(name).read_text()
         return code == 75 and started and max(saved()) > before, f"next checkpoint after {again:.1f} s; {text}"
 
     def compared(self, name):

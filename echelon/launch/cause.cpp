@@ -175,11 +175,19 @@ bool was_asked_to_stop(const RankEnd& end) {
          code == static_cast<int>(ExitCode::interrupted);
 }
 
+// A shell that runs the program ends with 128 + the signal's number.
+bool was_killed(const RankEnd& end) {
+  const int code = exit_code_of(end.status);
+  return !end.report && (code == 128 + SIGKILL || code == 128 + SIGTERM);
+}
+
 Cause describe(const RankEnd& end) {
   Cause cause;
   cause.rank = end.rank;
   cause.exit_code = exit_code_of(own_status(end));
   cause.ending = describe_status(own_status(end));
+  if (was_killed(end)) cause.kind = FailureKind::outside;
+  if (!end.killed_because.empty()) cause.kind = FailureKind::memory;
   const bool by_signal = WIFSIGNALED(end.status);
   if (end.report) {
     const auto lines = lines_of(end.report->message);
@@ -190,9 +198,11 @@ Cause describe(const RankEnd& end) {
         (bare ? "" : end.report->type + ": ") + join(lines, 0, lines.size());
     cause.consequence =
         end.report->consequence || (!ours && speaks_of_lost_peer(cause.text));
+    if (speaks_of_memory(cause.text)) cause.kind = FailureKind::memory;
     return cause;
   }
   cause.text = find_error(end.stderr_tail);
+  if (speaks_of_memory(cause.text)) cause.kind = FailureKind::memory;
   if (loader_failed(end, cause.text)) {
     cause.exit_code = static_cast<int>(ExitCode::configuration);
     cause.text +=
@@ -283,6 +293,14 @@ std::string last_lines(const std::string& stderr_tail, int lines) {
     --begin;
   }
   return join(all, begin, end);
+}
+
+bool speaks_of_memory(const std::string& text) {
+  static constexpr const char* kParts[] = {
+      "out of memory", "std::bad_alloc", "can't allocate memory",
+      "MemoryError"};
+  return std::ranges::any_of(
+      kParts, [&](const char* part) { return contains(text, part); });
 }
 
 bool speaks_of_lost_peer(const std::string& text) {

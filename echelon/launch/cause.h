@@ -22,6 +22,13 @@ struct RankEnd {
   std::string killed_because;
 };
 
+/// Whose failure it is, for the budgets of restarts.
+enum class FailureKind {
+  program,  // an exception, an exit code, a crash, a hang
+  outside,  // somebody killed the rank, or its host is lost
+  memory    // memory ran out, the host's or a device's
+};
+
 /// The cause of a failed job, as it is shown and returned.
 struct Cause {
   int rank = -1;  // -1: the cause is a launcher's, not a rank's
@@ -29,8 +36,9 @@ struct Cause {
   std::string ending;        // "exit code 1", "SIGSEGV (Segmentation fault)"
   std::string text;          // the error itself, a few lines at most
   bool consequence = false;  // it failed because a peer did
-  std::string log;           // its rank's log file, if any
-  std::string host;          // "node 1, 10.0.0.2"; empty on one host
+  FailureKind kind = FailureKind::program;
+  std::string log;   // its rank's log file, if any
+  std::string host;  // "node 1, 10.0.0.2"; empty on one host
 };
 
 /// How the ranks of one host, or of the job, ended.
@@ -65,6 +73,8 @@ std::string find_error(const std::string& stderr_tail);
 /// The last lines that are not empty or noise, at most `lines`, without
 /// escapes.
 std::string last_lines(const std::string& stderr_tail, int lines);
+/// True for the errors of allocators.
+bool speaks_of_memory(const std::string& text);
 /// True for the errors that a lost connection causes.
 bool speaks_of_lost_peer(const std::string& text);
 

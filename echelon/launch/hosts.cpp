@@ -21,7 +21,7 @@
 namespace echelon::launch {
 
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(
-    Cause, rank, exit_code, ending, text, log, host, consequence)
+    Cause, rank, exit_code, ending, text, log, host, consequence, kind)
 
 namespace {
 
@@ -50,6 +50,7 @@ Outcome outcome_from(const json& value) {
 
 Outcome lost(int node, const std::string& address) {
   Cause cause;
+  cause.kind = FailureKind::outside;
   cause.text = format(
       "the launcher of node {} ({}) is gone: it was killed, or its host or the "
       "network failed",
@@ -67,7 +68,7 @@ bool have_quorum(int present, int members, int dead, bool coordinator) {
 void Hosts::begin_generation() {
   name_ = format(
       "node {}, {}", node_, members_[static_cast<size_t>(node_)].place.address);
-  said_failed_ = said_stopped_ = lost_ = false;
+  said_failed_ = said_stopped_ = false;
   failed_order_.clear();
   outcomes_.assign(members_.size(), std::nullopt);
   end_.reset();
@@ -210,7 +211,6 @@ void Hosts::take(
 void Hosts::lose(Peer& peer, std::vector<HostEvent>& events) {
   peer.link.close();
   if (generation_ < 0 || peer.node < 0) return;
-  lost_ = true;
   if (end_) return;
   if (!coordinates_) {
     end_ = lost(peer.node, peer.link.address());

@@ -108,8 +108,6 @@ class Hosts {
   const std::optional<Outcome>& end() const { return end_; }
   /// Stops waiting for the other hosts.
   void give_up();
-  /// Whether the generation ended because a host was lost.
-  bool lost_a_host() const { return lost_; }
 
  private:
   /// Another host: on the coordinator each of the others, elsewhere the
@@ -184,7 +182,6 @@ class Hosts {
   std::string name_;  // "node 1, 10.0.0.2"; empty when alone
   bool said_failed_ = false;
   bool said_stopped_ = false;
-  bool lost_ = false;
   bool leaves_ = false;
   // On the coordinator: the nodes that failed, in order, and how each ended.
   std::vector<int> failed_order_;

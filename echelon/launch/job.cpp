@@ -113,11 +113,12 @@ void end_orphans(pid_t guard, const std::vector<pid_t>& guards) {
 
 Job::Job(
     const LaunchOptions& options, JobStart start, Hosts& hosts,
-    LauncherState& launcher, Watched* watched)
+    LauncherState& launcher, const Restarts& restarts, Watched* watched)
     : options_(options),
       start_(std::move(start)),
       hosts_(hosts),
       launcher_(launcher),
+      restarts_(restarts),
       watched_(watched),
       screen_(STDOUT_FILENO, STDERR_FILENO),
       policy_(options.grace, std::min(kSettle, options.grace)) {}
@@ -411,7 +412,8 @@ void Job::take_end(Rank& rank, const GuardReport& report) {
   const auto cause = failed ? find_cause({rank.end}) : std::nullopt;
   obey(policy_.on_rank_end(
       failed, cause && cause->consequence, now,
-      start_.may_restart && Restarts::helps(exit_code_of(rank.end.status))));
+      start_.may_restart && cause && restarts_.left(cause->kind) &&
+          Restarts::helps(exit_code_of(rank.end.status))));
 }
 
 void Job::look_for_hangs() {

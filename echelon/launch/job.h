@@ -19,6 +19,7 @@
 #include "echelon/launch/options.h"
 #include "echelon/launch/output.h"
 #include "echelon/launch/policy.h"
+#include "echelon/launch/restarts.h"
 #include "echelon/launch/scratch.h"
 #include "echelon/launch/signals.h"
 
@@ -39,10 +40,11 @@ struct LauncherState {
 
 class Job {
  public:
-  /// `watched`: a rank that hangs has failed; null: it is left to the ranks'
-  /// own time limits.
+  /// `restarts`: when a rank fails and one of them is left, the others are
+  /// killed at once. `watched`: a rank that hangs has failed; null: it is left to
+  /// the ranks' own time limits.
   Job(const LaunchOptions& options, JobStart start, Hosts& hosts,
-      LauncherState& launcher, Watched* watched);
+      LauncherState& launcher, const Restarts& restarts, Watched* watched);
   ~Job();
   /// Runs all ranks to their end, says why one failed, and returns how the job
   /// ended. Throws ConfigError when it could not start.
@@ -109,6 +111,7 @@ class Job {
   JobStart start_;
   Hosts& hosts_;
   LauncherState& launcher_;
+  const Restarts& restarts_;
   Watched* const watched_;
   TimePoint looked_{std::chrono::steady_clock::now()};
   const cluster::MemoryGroup memory_before_ = cluster::memory_group();

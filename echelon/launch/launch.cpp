@@ -1,6 +1,7 @@
 #include "echelon/launch/launch.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <unistd.h>
 
 #include <iostream>
@@ -33,6 +34,8 @@ void open_standard_files() {
 }
 
 constexpr std::chrono::milliseconds kLeastHang{3000};
+// From the end of a wait to the next word to the other hosts.
+constexpr std::chrono::seconds kBetween{5};
 
 std::string from_step(int64_t step) {
   return step > 0 ? format(", from step {}", step) : ", from the start";
@@ -51,6 +54,12 @@ void list_failures(Job& job, const std::vector<std::string>& failures) {
     text += format("\n  {}. {}", i + 1, failures[i]);
   }
   job.say(text);
+}
+
+// Ends at once when a signal comes, which is left for the next generation.
+void wait_for(std::chrono::milliseconds time, const SignalFile& signals) {
+  pollfd file{signals.fd(), POLLIN, 0};
+  if (time.count() > 0) poll(&file, 1, static_cast<int>(time.count()));
 }
 
 // A job before its number of ranks changed.
@@ -73,9 +82,11 @@ int run_job(const LaunchOptions& options, Hosts hosts) {
     std::cerr << "warning: `echelon job` cannot reach this job: "
               << error.what() << "\n";
   }
-  Restarts restarts(options.max_restarts);
-  // A job that takes hosts as they come goes on without one that is lost.
-  const bool elastic = options.least_nodes > 0;
+  Restarts restarts(options.max_restarts, options.least_nodes > 0);
+  const auto may_restart = [&] {
+    return restarts.left(FailureKind::program) ||
+           restarts.left(FailureKind::outside);
+  };
   LaunchOptions own = options;
   // Doubled by each hang, which may have been none.
   auto least_hang = kLeastHang;
@@ -94,10 +105,10 @@ int run_job(const LaunchOptions& options, Hosts hosts) {
       start = start_alone(own);
       start->place.job = name;
       start->place.generation = generation;
-      start->may_restart = restarts.left();
+      start->may_restart = may_restart();
       start->layout = layout;
     } else {
-      start = hosts.next(restarts.left() || elastic, launcher.signals);
+      start = hosts.next(may_restart(), launcher.signals);
       if (!start) return hosts.exit_code();
     }
     if (!start->layout.empty() && options.use_layout) {
@@ -113,7 +124,8 @@ int run_job(const LaunchOptions& options, Hosts hosts) {
       watched.emplace(HangWatch(own.num_ranks, least_hang), *progress);
     }
     Job job(
-        own, std::move(*start), hosts, launcher, watched ? &*watched : nullptr);
+        own, std::move(*start), hosts, launcher, restarts,
+        watched ? &*watched : nullptr);
     Outcome outcome = job.run();
     if (watched && watched->hangs.found()) least_hang *= 2;
     if (!hosts.coordinates()) continue;  // another host decides
@@ -142,11 +154,10 @@ int run_job(const LaunchOptions& options, Hosts hosts) {
       }
     }
     if (outcome.cause) failures.push_back(line_of(*outcome.cause));
-    const bool lost_host = hosts.lost_a_host() && outcome.exit_code != 0 &&
-                           (elastic || options.max_restarts > 0);
-    const Restarts::Verdict verdict = restarts.on_end(outcome, step, lost_host);
+    const Restarts::Decision decision = restarts.on_end(outcome, step);
     // So many ranks have done no step, and those before them could.
-    if (before && outcome.cause && verdict != Restarts::Verdict::restart &&
+    if (before && outcome.cause &&
+        decision.verdict != Restarts::Verdict::restart &&
         step == before->step) {
       own.num_ranks = before->num_ranks;
       before.reset();
@@ -154,9 +165,10 @@ int run_job(const LaunchOptions& options, Hosts hosts) {
       go_on(layout);
       continue;
     }
-    switch (verdict) {
+    switch (decision.verdict) {
       case Restarts::Verdict::end:
         if (outcome.cause) list_failures(job, failures);
+        if (!decision.words.empty()) job.say(decision.words);
         return end(outcome.exit_code);
       case Restarts::Verdict::stuck:
         list_failures(job, failures);
@@ -166,12 +178,15 @@ int run_job(const LaunchOptions& options, Hosts hosts) {
             Restarts::kMostWithoutProgress));
         return end(static_cast<int>(ExitCode::do_not_requeue));
       case Restarts::Verdict::restart:
-        job.say(
-            (lost_host ? "the others go on"
-                       : format(
-                             "restart {} of {}", restarts.count(),
-                             options.max_restarts)) +
-            (step ? from_step(*step) : ""));
+        job.say(format(
+            "restart {}{}{}", decision.words, step ? from_step(*step) : "",
+            decision.wait.count() > 0
+                ? format(
+                      ", in {} s, since the last one brought no new step",
+                      decision.wait.count())
+                : ""));
+        hosts.say_busy(decision.wait + kBetween);
+        wait_for(decision.wait, launcher.signals);
     }
   }
 }

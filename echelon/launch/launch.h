@@ -21,8 +21,8 @@ namespace echelon::launch {
 /// With options.max_restarts a rank that hangs (hang_watch.h) has failed too,
 /// the others are killed at once, and all ranks start again, unless the error
 /// is one that a user must mend (ExitCode 2, 3, 4) or a signal asked the job to
-/// stop. The code is then that of the last failure, or 93 when three restarts
-/// in a row brought no new step.
+/// stop. Restarts has the budgets. The code is then that of the last failure,
+/// or 93 when three restarts in a row brought no new step.
 ///
 /// Throws ConfigError when the job cannot start: options out of range, a
 /// program that cannot be executed, a port in use, hosts that do not meet.

@@ -74,8 +74,9 @@ struct LaunchOptions {
   bool preemptible = false;
 
   /// How often all ranks start again, as new processes with the next
-  /// ECHELON_GENERATION, after one of them has failed (Restarts). The others
-  /// are killed at once then. A host that is lost does not count.
+  /// ECHELON_GENERATION, after one of them has failed by itself; 0: never,
+  /// after any failure (Restarts). The others are killed at once then. A host
+  /// that is lost does not count.
   int max_restarts = 0;
   /// The last step of the job that a restart would not repeat; null: not known.
   std::function<int64_t()> last_step;

@@ -150,6 +150,33 @@ TEST(FindCause, LackOfMemoryIsToldWhereTheKernelSaysSo) {
       "killed by SIGKILL (Killed); memory ran out");
 }
 
+TEST(FindCause, SaysWhoseFailureItIs) {
+  const auto kind_of = [](const RankEnd& end) {
+    return find_cause({end}).value().kind;
+  };
+  EXPECT_EQ(kind_of(end_of(0, SIGKILL, 1)), FailureKind::outside);
+  EXPECT_EQ(kind_of(end_of(0, SIGTERM, 1)), FailureKind::outside);
+  EXPECT_EQ(
+      kind_of(end_of(0, W_EXITCODE(128 + SIGKILL, 0), 1)),
+      FailureKind::outside);
+  EXPECT_EQ(kind_of(end_of(0, SIGSEGV, 1)), FailureKind::program);
+  EXPECT_EQ(kind_of(end_of(0, W_EXITCODE(1, 0), 1)), FailureKind::program);
+  auto end = end_of(0, SIGKILL, 1);
+  end.killed_because = "memory ran out";
+  EXPECT_EQ(kind_of(end), FailureKind::memory);
+  // The launcher kills a rank that hangs.
+  end = end_of(0, SIGKILL, 1);
+  end.report = ErrorReport{.message = "rank 0 hangs"};
+  EXPECT_EQ(kind_of(end), FailureKind::program);
+  end.report->message = "step 3: rank 0: CUDA out of memory. Tried to allocate";
+  EXPECT_EQ(kind_of(end), FailureKind::memory);
+  end = end_of(0, SIGABRT, 1);
+  end.stderr_tail =
+      "terminate called after throwing an instance of 'std::bad_alloc'\n"
+      "  what():  std::bad_alloc\n";
+  EXPECT_EQ(kind_of(end), FailureKind::memory);
+}
+
 TEST(FindCause, ASignalIsNotExplainedByAnOldWarning) {
   auto end = end_of(0, SIGSEGV, 1);
   end.stderr_tail = "warning: slow disk\n";

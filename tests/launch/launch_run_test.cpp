@@ -79,12 +79,13 @@ TEST(Run, RanksStartAgainAfterAFailure) {
       killed_until(2)));
   EXPECT_EQ(job.wait(), 0) << job.err();
   EXPECT_THAT(
-      job.err_lines(),
-      ElementsAre(
-          StartsWith("echelon: rank 1 ended with SIGKILL"),
-          StartsWith("rank 1: killed by SIGKILL"), "echelon: restart 1 of 3",
-          StartsWith("echelon: rank 1 ended with SIGKILL"),
-          StartsWith("rank 1: killed by SIGKILL"), "echelon: restart 2 of 3"));
+      job.err_lines(), ElementsAre(
+                           StartsWith("echelon: rank 1 ended with SIGKILL"),
+                           StartsWith("rank 1: killed by SIGKILL"),
+                           "echelon: restart 1 of 3 (--max-restarts)",
+                           StartsWith("echelon: rank 1 ended with SIGKILL"),
+                           StartsWith("rank 1: killed by SIGKILL"),
+                           "echelon: restart 2 of 3 (--max-restarts)"));
   EXPECT_TRUE(job.living().empty());
   // They have one job, and one log.
   const auto lines = words(read_file(folder.path() + "/rank-1.log"));
@@ -125,6 +126,28 @@ TEST(Run, RestartsThatBringNoNewStepEnd) {
       last_line(job),
       "echelon: 3 restarts in a row brought no new step, so another one would "
       "not help");
+}
+
+// A kill from outside is no failure of the program.
+TEST(Run, KillsFromOutsideDoNotCount) {
+  TempFolder folder;
+  const std::string step = folder.path() + "/step";
+  const auto job_of = [&](const std::string& end) {
+    return launch(
+        {"-n", "1", "--max-restarts", "1", "--last-step", step},
+        {"sh", "-c",
+         "echo 1$ECHELON_GENERATION > " + step +
+             "; [ $ECHELON_GENERATION = 3 ] && exit 0; " + end});
+  };
+  Command killed(job_of("kill -9 $$"));
+  EXPECT_EQ(killed.wait(), 0) << killed.err();
+  EXPECT_THAT(
+      last_line(killed),
+      "echelon: restart 3 after a kill from outside, which --max-restarts does "
+      "not count, from step 12");
+  Command fails(job_of("exit 1"));
+  EXPECT_EQ(fails.wait(), 1);
+  EXPECT_EQ(count(fails.err(), "echelon: restart "), 1);
 }
 
 // Ranks that save when they are told to, and none of which starts where they
@@ -245,6 +268,19 @@ TEST(Run, AKillForLackOfMemoryIsTold) {
                      "because memory ran out; this job's control group may "
                      "have 64 MiB and had "),
           HasSubstr("give it more memory, or start fewer ranks")));
+  // One more try, and no third one.
+  const auto twice = [&] {
+    auto words = inside("[ $RANK = 1 ] && exec tail /dev/zero; sleep 60");
+    const auto ranks = std::ranges::find(words, "2");
+    words.insert(ranks + 1, {"--max-restarts", "9"});
+    return words;
+  }();
+  Command again(twice);
+  EXPECT_EQ(again.wait(), 137);
+  EXPECT_EQ(
+      count(again.err(), "echelon: restart 1 of 1 after memory ran out"), 1);
+  EXPECT_EQ(count(again.err(), "echelon: restart "), 1);
+  EXPECT_THAT(last_line(again), HasSubstr("memory ran out before"));
   Command killed(inside("[ $RANK = 1 ] && kill -9 $$; sleep 60"));
   EXPECT_EQ(killed.wait(), 137);
   EXPECT_EQ(last_line(killed), "rank 1: killed by SIGKILL (Killed)");

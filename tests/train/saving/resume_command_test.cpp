@@ -248,7 +248,7 @@ TEST_F(ResumeCommand, AKilledRankStartsAgainAndChangesNothing) {
   for (const char* resume : {"auto", "never"}) {
     fs::remove_all(run());
     Command job(train(
-        kSteps, settings + Words{"--max-restarts", "2"} +
+        kSteps, settings + Words{"--max-restarts", "1"} +
                     set({std::string("checkpoint.resume=") + resume})));
     for (const size_t victim : {1, 0}) {
       const auto before =
@@ -259,7 +259,9 @@ TEST_F(ResumeCommand, AKilledRankStartsAgainAndChangesNothing) {
       }));
       kill(ranks_of(job)[victim], SIGKILL);
       const std::string said =
-          "restart " + std::to_string(2 - victim) + " of 2, from step";
+          "restart " + std::to_string(2 - victim) +
+          " after a kill from outside, which --max-restarts does not count, "
+          "from step";
       ASSERT_TRUE(Command::until([&] {
         return job.err().find(said) != std::string::npos;
       })) << job.err();
@@ -292,7 +294,9 @@ TEST_F(ResumeCommand, AKilledRankGoesOnFromMemory) {
     done = steps().size();
     kill(ranks_of(job)[restart % 2], SIGKILL);
     const std::string said =
-        "restart " + std::to_string(restart) + " of 3, from step ";
+        "restart " + std::to_string(restart) +
+        " after a kill from outside, which --max-restarts does not count, from "
+        "step ";
     ASSERT_TRUE(Command::until([&] {
       return job.err().find(said) != std::string::npos;
     })) << job.err();
