@@ -18,6 +18,7 @@
 #include "echelon/cli/simulate.h"
 #include "echelon/cli/terminal.h"
 #include "echelon/cluster/catalogue.h"
+#include "echelon/cluster/cuda_driver.h"
 #include "echelon/cluster/host.h"
 #include "echelon/error.h"
 #include "echelon/job/resize.h"
@@ -104,6 +105,20 @@ std::unique_ptr<MemorySlots> memory_of_restarts(
               << "\n";
     return nullptr;
   }
+}
+
+launch::HostNeeds
+needs_of(const Job& job, const JobFacts& facts, int num_nodes) {
+  const double parameters = bytes_of_parameters(job, facts);
+  launch::HostNeeds needs{
+      .folder = job.train.run, .gpus = job.comm.device != DeviceKind::cpu};
+  if (saves(job.checkpoint)) needs.disk_bytes = 3 * parameters;
+  if (!needs.gpus || !cluster::find_gpu_signs().device_file) {
+    needs.memory_bytes = 4 * parameters *
+                         static_cast<double>(job.layout.dp_replicate) /
+                         num_nodes;
+  }
+  return needs;
 }
 
 // Throws when the plan says that ranks will run out of memory.
@@ -389,6 +404,7 @@ int train(const TrainArguments& given) {
   warn_of_few_cores(job.layout.num_ranks() / options.num_nodes);
   options.log_dir = (run / "log").string();
   options.preemptible = true;
+  options.host = needs_of(job, facts, options.num_nodes);
   options.max_restarts = !arguments.max_restarts.empty()
                              ? parse_max_restarts(arguments.max_restarts)
                              : 3;

@@ -84,12 +84,23 @@ struct MemoryFiles {
   const char* killed;
   const char* limit;
   const char* peak;
+  const char* used;
+  const char* dropped;  // in memory.stat
 };
 const MemoryFiles kVersion1 = {
-    "memory", "memory.oom_control", "memory.limit_in_bytes",
-    "memory.max_usage_in_bytes"};
+    "memory",
+    "memory.oom_control",
+    "memory.limit_in_bytes",
+    "memory.max_usage_in_bytes",
+    "memory.usage_in_bytes",
+    "total_inactive_file "};
 const MemoryFiles kVersion2 = {
-    "", "memory.events", "memory.max", "memory.peak"};
+    "",
+    "memory.events",
+    "memory.max",
+    "memory.peak",
+    "memory.current",
+    "inactive_file "};
 
 MemoryGroup read_group(
     const std::filesystem::path& mount, std::filesystem::path group,
@@ -108,6 +119,9 @@ MemoryGroup read_group(
         (found.limit_bytes == 0 || limit < found.limit_bytes)) {
       found.limit_bytes = limit;
       found.peak_bytes = number_in(mount / group / files.peak).value_or(0);
+      found.used_bytes =
+          number_in(mount / group / files.used).value_or(0) -
+          number_in(mount / group / "memory.stat", files.dropped).value_or(0);
     }
     if (group.empty()) return found;
   }

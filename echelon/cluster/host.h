@@ -26,6 +26,7 @@ struct MemoryGroup {
   std::optional<int64_t> killed;
   double limit_bytes = 0;  // the lowest, of the group or one around it; 0: none
   double peak_bytes = 0;   // of the group with that limit; 0: not known
+  double used_bytes = 0;   // the same, without what the kernel can drop at once
 };
 /// `root`: of the file system that has proc/ and sys/.
 MemoryGroup memory_group(const std::filesystem::path& root = "/");

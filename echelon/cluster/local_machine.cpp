@@ -14,6 +14,7 @@
 #include <filesystem>
 #include <fstream>
 #include <optional>
+#include <sstream>
 
 #include "echelon/cluster/catalogue.h"
 #include "echelon/error.h"
@@ -113,6 +114,43 @@ Gpu describe(const Library& nvml, Handle handle) {
   }
   find_links(nvml, handle, gpu);
   return gpu;
+}
+
+// As in the driver's nvml.h.
+constexpr int kGpuIsLost = 15;
+constexpr int kResetRequired = 16;
+constexpr int kUncorrected = 1;  // errors
+constexpr int kVolatile = 0;     // since the driver started
+constexpr unsigned long long kSlowedByHeat = 0x20 | 0x40;
+constexpr unsigned long long kSlowedByPower = 0x80;
+
+void look_at(const Library& nvml, Handle handle, GpuHealth& gpu) {
+  Memory memory{};
+  const int error =
+      nvml.call("nvmlDeviceGetMemoryInfo", handle, &memory).value_or(0);
+  gpu.lost = error == kGpuIsLost;
+  gpu.needs_reset = error == kResetRequired;
+  unsigned long long number = 0;
+  if (nvml.ask(
+          "nvmlDeviceGetTotalEccErrors", handle, kUncorrected, kVolatile,
+          &number)) {
+    gpu.ecc_errors = static_cast<int64_t>(number);
+  }
+  int pages = 0;
+  if (nvml.ask("nvmlDeviceGetRetiredPagesPendingStatus", handle, &pages)) {
+    gpu.bad_memory_pending = pages != 0;
+  }
+  unsigned corrected = 0, uncorrected = 0, pending = 0, failed = 0;
+  if (nvml.ask(
+          "nvmlDeviceGetRemappedRows", handle, &corrected, &uncorrected,
+          &pending, &failed)) {
+    gpu.bad_memory_pending |= pending != 0;
+    gpu.no_spare_rows = failed != 0;
+  }
+  if (nvml.ask("nvmlDeviceGetCurrentClocksThrottleReasons", handle, &number)) {
+    gpu.hot = (number & kSlowedByHeat) != 0;
+    gpu.short_of_power = (number & kSlowedByPower) != 0;
+  }
 }
 
 // --- The machine
@@ -276,6 +314,51 @@ NvmlFindings ask_nvml(const char* library) {
     found.gpus.push_back(describe(nvml, handle));
   }
   return found;
+}
+
+std::vector<GpuHealth>
+ask_gpu_health(const std::optional<std::string>& visible, const char* library) {
+  std::vector<GpuHealth> all;
+  const Library nvml(library);
+  if (!nvml.present() || nvml.error() != 0) return all;
+  const auto add = [&](int index, int error, Handle handle) {
+    GpuHealth gpu{
+        .index = index,
+        .lost = error == kGpuIsLost,
+        .needs_reset = error == kResetRequired};
+    if (error == 0) look_at(nvml, handle, gpu);
+    all.push_back(gpu);
+  };
+  const auto add_number = [&](unsigned index) {
+    Handle handle = nullptr;
+    const auto error =
+        nvml.call("nvmlDeviceGetHandleByIndex_v2", index, &handle);
+    if (error) add(static_cast<int>(index), *error, handle);
+  };
+  if (!visible) {
+    unsigned count = 0;
+    if (!nvml.ask("nvmlDeviceGetCount_v2", &count)) count = 0;
+    for (unsigned i = 0; i < count; ++i) add_number(i);
+    return all;
+  }
+  std::istringstream names(*visible);
+  for (std::string name; std::getline(names, name, ',');) {
+    char* end = nullptr;
+    const long number = std::strtol(name.c_str(), &end, 10);
+    if (end != name.c_str() && *end == '\0') {
+      if (number < 0) break;  // as the driver reads the list
+      add_number(static_cast<unsigned>(number));
+      continue;
+    }
+    Handle handle = nullptr;
+    unsigned index = 0;
+    const auto error =
+        nvml.call("nvmlDeviceGetHandleByUUID", name.c_str(), &handle);
+    if (error != 0) continue;
+    nvml.ask("nvmlDeviceGetIndex", handle, &index);
+    add(static_cast<int>(index), 0, handle);
+  }
+  return all;
 }
 
 double nvlink_bytes_per_second(const Gpu& gpu) {

@@ -1,6 +1,8 @@
 // The hardware of this machine, and the machine as a cluster.
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -30,6 +32,28 @@ struct NvmlFindings {
 
 /// `library`: what to load; tests have another one.
 NvmlFindings ask_nvml(const char* library = "libnvidia-ml.so.1");
+
+/// What NVML says is wrong with a GPU.
+struct GpuHealth {
+  int index = 0;             // as nvidia-smi counts
+  bool lost = false;         // the driver no longer reaches it
+  bool needs_reset = false;  // it works again after one
+  int64_t ecc_errors = 0;    // that could not be corrected, since its start
+  /// Pages or rows of its memory are to be taken out of use, by a reset.
+  bool bad_memory_pending = false;
+  bool no_spare_rows = false;   // its memory has no more to replace bad ones
+  bool hot = false;             // it is slowed down by its temperature
+  bool short_of_power = false;  // it is slowed down by its power supply
+};
+
+/// The GPUs that a process with these visible ones may use.
+///
+///   visible  CUDA_VISIBLE_DEVICES; none: not set, so that all are visible.
+///            Slices of GPUs (MIG) are not looked at
+///   library  what to load; tests have another one
+std::vector<GpuHealth> ask_gpu_health(
+    const std::optional<std::string>& visible,
+    const char* library = "libnvidia-ml.so.1");
 
 /// One direction, all links of a GPU together; 0: none.
 double nvlink_bytes_per_second(const Gpu& gpu);

@@ -13,6 +13,7 @@
 #include "echelon/error.h"
 #include "echelon/launch/checks.h"
 #include "echelon/launch/fork_server.h"
+#include "echelon/launch/health.h"
 #include "echelon/launch/hosts.h"
 #include "echelon/launch/job.h"
 #include "echelon/launch/job_start.h"
@@ -56,6 +57,13 @@ void list_failures(Job& job, const std::vector<std::string>& failures) {
   job.say(text);
 }
 
+std::vector<HealthFinding>
+look_at_host(const LaunchOptions& options, const HealthBefore& before) {
+  HostNeeds needs = options.host;
+  if (needs.folder.empty()) needs.folder = options.log_dir;
+  return look_at_host(needs, before);
+}
+
 // Ends at once when a signal comes, which is left for the next generation.
 void wait_for(std::chrono::milliseconds time, const SignalFile& signals) {
   pollfd file{signals.fd(), POLLIN, 0};
@@ -69,7 +77,8 @@ struct BeforeResize {
 };
 
 // Runs generation after generation until one ends the job.
-int run_job(const LaunchOptions& options, Hosts hosts) {
+int run_job(
+    const LaunchOptions& options, Hosts hosts, const HealthBefore& at_start) {
   const auto last_step = [&]() -> std::optional<int64_t> {
     if (!options.last_step) return std::nullopt;
     return options.last_step();
@@ -154,7 +163,15 @@ int run_job(const LaunchOptions& options, Hosts hosts) {
       }
     }
     if (outcome.cause) failures.push_back(line_of(*outcome.cause));
-    const Restarts::Decision decision = restarts.on_end(outcome, step);
+    Restarts::Decision decision = restarts.on_end(outcome, step);
+    if (outcome.cause && outcome.stopped_by == 0 && options.max_restarts > 0) {
+      for (const auto& [text, final] : look_at_host(options, at_start)) {
+        job.say("this host: " + text);
+        if (!final || !hosts.alone() ||
+            decision.verdict != Restarts::Verdict::restart) continue;
+        decision = {.words = "no restart: on this host it cannot help"};
+      }
+    }
     // So many ranks have done no step, and those before them could.
     if (before && outcome.cause &&
         decision.verdict != Restarts::Verdict::restart &&
@@ -197,8 +214,12 @@ int run(const LaunchOptions& options) {
   check(options);
   open_standard_files();
   find_program(options.command[0]);
+  const auto at_start = HealthBefore::now();
+  for (const auto& finding : look_at_host(options, at_start)) {
+    std::cerr << "echelon: this host: " << finding.text << "\n";
+  }
   const bool alone = options.num_nodes == 1 && !options.joins;
-  return run_job(options, alone ? Hosts() : Hosts::meet(options));
+  return run_job(options, alone ? Hosts() : Hosts::meet(options), at_start);
 }
 
 }  // namespace echelon::launch

@@ -19,6 +19,14 @@ enum class Terminal {
               // a progress line; its stderr is shown unchanged
 };
 
+/// What a job needs of this host. Empty and 0: not known.
+struct HostNeeds {
+  std::string folder;       // where its ranks write; empty: log_dir
+  double memory_bytes = 0;  // of all ranks of the host
+  double disk_bytes = 0;    // for one checkpoint
+  bool gpus = true;         // its ranks may use some
+};
+
 struct LaunchOptions {
   /// The program (looked up in PATH) and its arguments.
   std::vector<std::string> command;
@@ -80,6 +88,9 @@ struct LaunchOptions {
   int max_restarts = 0;
   /// The last step of the job that a restart would not repeat; null: not known.
   std::function<int64_t()> last_step;
+
+  /// What is looked at before the start and after each failure (health.h).
+  HostNeeds host;
 
   /// The name of the job's ControlSocket, asked for once the hosts have met;
   /// null or empty: it has none.

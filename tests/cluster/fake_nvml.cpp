@@ -1,8 +1,13 @@
 // A stand-in for the driver's library: two H100s whose 18 links end at a
 // switch. FAKE_NVML_ERROR is what nvmlInit_v2 returns; FAKE_NVML_NAME is what
 // the GPUs call themselves; FAKE_NVML_OLD is a driver that knows no links.
+// FAKE_NVML_SICK names what is wrong with the second one: lost, reset, ecc,
+// pages, rows, hot or power. A file that FAKE_NVML_SICK_FILE names holds it, if
+// it exists.
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
+#include <string>
 
 namespace {
 
@@ -18,6 +23,16 @@ int number(const char* variable) {
 }
 
 constexpr int kNotSupported = 3;
+constexpr int kGpuIsLost = 15;
+constexpr int kResetRequired = 16;
+
+bool is_sick(void* device, const char* how) {
+  const char* sick = std::getenv("FAKE_NVML_SICK");
+  const char* path = std::getenv("FAKE_NVML_SICK_FILE");
+  std::string what = sick == nullptr ? "" : sick;
+  if (path != nullptr) std::ifstream(path) >> what;
+  return device == &second && what == how;
+}
 
 }  // namespace
 
@@ -46,8 +61,9 @@ int nvmlDeviceGetCount_v2(unsigned* count) {
 }
 
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void** device) {
+  if (index > 1) return 6;  // not found
   *device = index == 0 ? &first : &second;
-  return 0;
+  return is_sick(*device, "lost") ? kGpuIsLost : 0;
 }
 
 int nvmlDeviceGetName(void*, char* text, unsigned size) {
@@ -56,7 +72,45 @@ int nvmlDeviceGetName(void*, char* text, unsigned size) {
   return 0;
 }
 
-int nvmlDeviceGetMemoryInfo(void*, Memory* memory) {
+int nvmlDeviceGetHandleByUUID(const char* name, void** device) {
+  *device = &second;
+  return std::strcmp(name, "GPU-second") == 0 ? 0 : 6;
+}
+
+int nvmlDeviceGetIndex(void* device, unsigned* index) {
+  *index = device == &second ? 1 : 0;
+  return 0;
+}
+
+int nvmlDeviceGetTotalEccErrors(
+    void* device, int type, int, unsigned long long* count) {
+  *count = type == 1 && is_sick(device, "ecc") ? 3 : 0;
+  return 0;
+}
+
+int nvmlDeviceGetRetiredPagesPendingStatus(void* device, int* pending) {
+  *pending = is_sick(device, "pages") ? 1 : 0;
+  return 0;
+}
+
+int nvmlDeviceGetRemappedRows(
+    void* device, unsigned* corrected, unsigned* uncorrected, unsigned* pending,
+    unsigned* failed) {
+  *corrected = *uncorrected = *pending = 0;
+  *failed = is_sick(device, "rows") ? 1 : 0;
+  return 0;
+}
+
+int nvmlDeviceGetCurrentClocksThrottleReasons(
+    void* device, unsigned long long* reasons) {
+  *reasons = is_sick(device, "hot")     ? 0x40
+             : is_sick(device, "power") ? 0x80
+                                        : 0x1;  // idle
+  return 0;
+}
+
+int nvmlDeviceGetMemoryInfo(void* device, Memory* memory) {
+  if (is_sick(device, "reset")) return kResetRequired;
   memory->total = 85520809984ULL;
   return 0;
 }

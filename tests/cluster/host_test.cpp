@@ -49,10 +49,13 @@ TEST(MemoryGroup, ReadsBothVersions) {
   write(two, "sys/fs/cgroup/a/job/memory.peak", "5\n");
   write(two, "sys/fs/cgroup/a/memory.max", "4096\n");
   write(two, "sys/fs/cgroup/a/memory.peak", "4000\n");
+  write(two, "sys/fs/cgroup/a/memory.current", "3000\n");
+  write(two, "sys/fs/cgroup/a/memory.stat", "anon 9\ninactive_file 500\n");
   const auto second = memory_group(two.path());
   EXPECT_EQ(second.killed, 2);
   EXPECT_EQ(second.limit_bytes, 4096);
   EXPECT_EQ(second.peak_bytes, 4000);
+  EXPECT_EQ(second.used_bytes, 2500);
 
   // The path is one that only the host sees.
   const TempFolder one;

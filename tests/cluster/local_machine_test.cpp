@@ -24,7 +24,8 @@ class FakeNvml : public testing::Test {
   }
   ~FakeNvml() override {
     for (const char* name :
-         {"FAKE_NVML_ERROR", "FAKE_NVML_NAME", "FAKE_NVML_OLD"}) {
+         {"FAKE_NVML_ERROR", "FAKE_NVML_NAME", "FAKE_NVML_OLD",
+          "FAKE_NVML_SICK"}) {
       ::unsetenv(name);
     }
   }
@@ -76,6 +77,41 @@ TEST_F(FakeNvml, AFailedStartAndNoLibraryAreTold) {
   EXPECT_EQ(failed.error, 9);
   EXPECT_TRUE(failed.gpus.empty());
   EXPECT_FALSE(ask_nvml("libecho-none.so.1").library);
+}
+
+TEST_F(FakeNvml, TellsWhatIsWrongWithAGpu) {
+  const std::string library = test_program("fake_nvml/libnvidia-ml.so.1");
+  const auto ask = [&](const char* sick,
+                       const std::optional<std::string>& visible = {}) {
+    ::setenv("FAKE_NVML_SICK", sick, 1);
+    return ask_gpu_health(visible, library.c_str());
+  };
+  for (const char* sick :
+       {"none", "lost", "reset", "ecc", "pages", "rows", "hot", "power"}) {
+    SCOPED_TRACE(sick);
+    const auto is = [&](const char* word) { return std::string(sick) == word; };
+    const auto gpus = ask(sick);
+    ASSERT_EQ(gpus.size(), 2U);
+    EXPECT_FALSE(gpus[0].lost || gpus[0].hot);
+    const GpuHealth& gpu = gpus[1];
+    EXPECT_EQ(gpu.index, 1);
+    EXPECT_EQ(gpu.lost, is("lost"));
+    EXPECT_EQ(gpu.needs_reset, is("reset"));
+    EXPECT_EQ(gpu.ecc_errors, is("ecc") ? 3 : 0);
+    EXPECT_EQ(gpu.bad_memory_pending, is("pages"));
+    EXPECT_EQ(gpu.no_spare_rows, is("rows"));
+    EXPECT_EQ(gpu.hot, is("hot"));
+    EXPECT_EQ(gpu.short_of_power, is("power"));
+  }
+  EXPECT_TRUE(ask("hot", "").empty());
+  EXPECT_TRUE(ask("hot", "-1").empty());
+  EXPECT_FALSE(ask("lost", "0").at(0).lost);
+  EXPECT_EQ(ask("lost", "0").size(), 1U);
+  EXPECT_TRUE(ask("lost", "1,0").at(0).lost);
+  EXPECT_EQ(ask("hot", "GPU-second").at(0).index, 1);
+  EXPECT_TRUE(ask_gpu_health({}, "libecho-none.so.1").empty());
+  ::setenv("FAKE_NVML_ERROR", "9", 1);
+  EXPECT_TRUE(ask("hot").empty());
 }
 
 TEST(LocalMachine, GpusAreFoundInTheCatalogue) {

@@ -128,6 +128,45 @@ TEST(Run, RestartsThatBringNoNewStepEnd) {
       "not help");
 }
 
+// The driver's library is a stand-in: the second of its two GPUs is sick.
+TEST(Run, ASickGpuIsToldAndALostOneEndsRestarts) {
+  TempFolder folder;
+  const std::string sick = folder.path() + "/sick";
+  const auto fails = [&](const std::string& how, const std::string& visible) {
+    auto words = launch(
+        {"-n", "1", "--max-restarts", "2"},
+        {"sh", "-c", "echo " + how + " > " + sick + "; exit 1"});
+    words.insert(
+        words.begin(),
+        {"env", "LD_LIBRARY_PATH=" + test_program("fake_nvml"),
+         "FAKE_NVML_SICK_FILE=" + sick, "CUDA_VISIBLE_DEVICES=" + visible});
+    return words;
+  };
+  Command hot(fails("hot", "0,1"));
+  EXPECT_EQ(hot.wait(), 1);
+  EXPECT_EQ(
+      count(
+          hot.err(),
+          "echelon: this host: GPU 1 is slowed down, because it is hot\n"
+          "echelon: restart "),
+      2);
+  std::filesystem::remove(sick);
+  Command lost(fails("lost", "0,1"));
+  EXPECT_EQ(lost.wait(), 1);
+  EXPECT_EQ(count(lost.err(), "echelon: restart "), 0);
+  EXPECT_THAT(lost.err(), HasSubstr("echelon: this host: GPU 1 is lost, "));
+  EXPECT_EQ(
+      last_line(lost), "echelon: no restart: on this host it cannot help");
+  // Before the start it is told too. A GPU that is not visible is another
+  // job's.
+  Command told(fails("lost", "1"));
+  EXPECT_EQ(told.wait(), 1);
+  EXPECT_THAT(told.err(), StartsWith("echelon: this host: GPU 1 is lost, "));
+  Command other(fails("lost", "0"));
+  EXPECT_EQ(other.wait(), 1);
+  EXPECT_EQ(count(other.err(), "echelon: restart "), 2);
+}
+
 // A kill from outside is no failure of the program.
 TEST(Run, KillsFromOutsideDoNotCount) {
   TempFolder folder;
