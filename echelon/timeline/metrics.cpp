@@ -136,10 +136,10 @@ EvaluationMetrics evaluation_from(const OrderedJson& json) {
   return m;
 }
 
-// Calls `take` with what each whole line holds, one step or one evaluation, and
-// with its text, until it returns false. A line that is not metrics goes to
-// `wrong`, with its number and the reason. Returns where the last line before
-// that ends.
+// Calls `take` with what each whole line holds, one step, one evaluation or
+// nothing (a roll-back), and with its text. A line that is not metrics goes to
+// `wrong`, with its number and the reason. Returns where the last whole line
+// ends.
 template <typename Take, typename Wrong>
 size_t
 each_line(const std::string& text, const Take& take, const Wrong& wrong) {
@@ -154,7 +154,7 @@ each_line(const std::string& text, const Take& take, const Wrong& wrong) {
       const auto json = OrderedJson::parse(written);
       if (json.contains("evaluation")) {
         line.evaluations.push_back(evaluation_from(json));
-      } else {
+      } else if (!json.contains("rollback")) {
         line.steps.push_back(step_from(json));
       }
     } catch (const nlohmann::json::exception& error) {
@@ -162,7 +162,7 @@ each_line(const std::string& text, const Take& take, const Wrong& wrong) {
       begin = newline + 1;
       continue;
     }
-    if (!take(std::move(line), written)) break;
+    take(std::move(line), written);
     begin = newline + 1;
   }
   return begin;
@@ -343,7 +343,6 @@ MetricsFile read_metrics(const std::filesystem::path& path) {
       [&](MetricsFile line, std::string_view) {
         for (auto& step : line.steps) file.steps.push_back(step);
         for (auto& one : line.evaluations) file.evaluations.push_back(one);
-        return true;
       },
       [&](int64_t number, const std::string& reason) {
         throw DataError(format(
@@ -358,20 +357,30 @@ std::string truncate_metrics(const std::filesystem::path& path, int64_t step) {
   const std::string text = read_text_file(path);
   std::string kept;
   std::vector<int64_t> wrong;
-  const size_t end = each_line(
+  bool cut = false;    // a later step has come
+  bool moved = false;  // a roll-back behind it stays
+  each_line(
       text,
       [&](const MetricsFile& line, std::string_view written) {
-        if ((line.steps.empty() ? line.evaluations[0].step
-                                : line.steps[0].step) > step) {
-          return false;
+        if (line.steps.empty() && line.evaluations.empty()) {
+          moved |= cut;
+          kept += written;
+          return;
         }
-        kept += written;
-        return true;
+        cut |= (line.steps.empty() ? line.evaluations[0].step
+                                   : line.steps[0].step) > step;
+        if (!cut) kept += written;
       },
-      [&](int64_t number, const std::string&) { wrong.push_back(number); });
+      [&](int64_t number, const std::string&) {
+        if (!cut) wrong.push_back(number);
+      });
+  if (wrong.empty() && moved) {
+    write_file_atomically(path, kept);
+    return "";
+  }
   if (wrong.empty()) {
-    if (end < text.size() &&
-        ::truncate(path.c_str(), static_cast<off_t>(end)) != 0) {
+    if (kept.size() < text.size() &&
+        ::truncate(path.c_str(), static_cast<off_t>(kept.size())) != 0) {
       fail(path, errno, 0);
     }
     return "";

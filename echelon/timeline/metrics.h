@@ -7,8 +7,9 @@
 // are tokens_per_second, tokens and perplexity as well.
 //
 // With a loss scale ([precision]) there are loss_scale and skipped_steps; the
-// latter also with [train] on_non_finite = "skip". With [train] layer_norms
-// there is layer_grad_norms, {"conv1":0.31,…}.
+// latter also with [train] on_non_finite = "skip" or "rollback"; the lines of
+// roll-backs are those of rollback.h. With [train] layer_norms there is
+// layer_grad_norms, {"conv1":0.31,…}.
 //
 // The lines of a simulation (simulator/) have "simulated":true and no loss.
 //
@@ -164,10 +165,11 @@ double final_loss(const std::vector<StepMetrics>& steps);
 MetricsFile read_metrics(const std::filesystem::path& path);
 
 /// Removes what was written after `step` steps: truncates the file before the
-/// first line of a later step. Lines before it that are not metrics are left
-/// out; the file as it was is then kept beside it as damaged-metrics.jsonl, and
-/// what is returned warns with file and line. Throws DataError where it cannot
-/// read the file, and Error where it cannot write.
+/// first line of a later step. Roll-backs (rollback.h) stay. Lines before it
+/// that are not metrics are left out; the file as it was is then kept beside it
+/// as damaged-metrics.jsonl, and what is returned warns with file and line.
+/// Throws DataError where it cannot read the file, and Error where it cannot
+/// write.
 [[nodiscard]] std::string
 truncate_metrics(const std::filesystem::path& path, int64_t step);
 

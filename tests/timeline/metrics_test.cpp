@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "echelon/error.h"
+#include "echelon/timeline/rollback.h"
 #include "tests/support/error_text.h"
 #include "tests/support/temp_folder.h"
 
@@ -247,6 +248,32 @@ TEST_F(Metrics, TruncatingLeavesOutBrokenLinesAndKeepsTheFile) {
           "file as it was is now damaged-metrics.jsonl-2");
   EXPECT_EQ(read_file(folder_.path("damaged-metrics.jsonl")), one);
   EXPECT_EQ(read_file(folder_.path("damaged-metrics.jsonl-2")), more);
+}
+
+TEST_F(Metrics, RollbacksStayWhenStepsGo) {
+  const std::string first = "{\"step\":1,\"loss\":1}\n";
+  const std::string second = "{\"step\":2,\"loss\":1}\n";
+  const Rollback one{
+      .from_step = 7,
+      .step = 1,
+      .why = "a \"loss\"",
+      .first = {0, 12},
+      .end = {1, 3}};
+  Rollback other = one;
+  other.step = 9;
+  const auto path = folder_.write(
+      "metrics.jsonl", first + to_line(one) + second + to_line(other) + second);
+  EXPECT_EQ(read_metrics(path).steps.size(), 3U);
+  EXPECT_THAT(read_rollbacks(path), ElementsAre(one, other));
+  EXPECT_EQ(truncate_metrics(path, 1), "");
+  EXPECT_EQ(read_file(path), first + to_line(one) + to_line(other));
+  append_rollback(path, one);
+  EXPECT_EQ(truncate_metrics(path, 1), "");
+  EXPECT_THAT(read_rollbacks(path), ElementsAre(one, other, one));
+  EXPECT_TRUE(read_rollbacks(folder_.path("none")).empty());
+  EXPECT_EQ(
+      samples_text(one),
+      "all from sample 12 of epoch 0 to before sample 3 of epoch 1");
 }
 
 TEST_F(Metrics, UnknownKeysAreIgnored) {
