@@ -164,6 +164,8 @@ struct Loader::State {
   std::vector<int64_t> order;  // of the epoch
   Position position;
   int64_t scheduled = 0;  // samples of the epoch given to workers, or loaded
+  std::vector<Window> left_out;
+  std::vector<std::pair<int64_t, int64_t>> gaps;  // of the epoch, by begin
 
   std::mutex mutex;
   std::condition_variable work;   // for workers: rows to load, or stop
@@ -188,13 +190,36 @@ struct Loader::State {
                      options.samples, options.seed, epoch, options.shuffle);
   }
 
-  /// The end of the batch that begins at `begin`, or `begin` when there is
-  /// none.
-  int64_t batch_end(int64_t begin) const {
+  /// What the windows leave out of the epoch.
+  std::vector<std::pair<int64_t, int64_t>> gaps_of(int64_t epoch) const {
+    std::vector<std::pair<int64_t, int64_t>> all;
+    for (const auto& [first, last] : left_out) {
+      if (epoch < first.epoch || epoch > last.epoch) continue;
+      all.emplace_back(
+          epoch == first.epoch ? first.consumed : 0,
+          epoch == last.epoch ? last.consumed
+                              : static_cast<int64_t>(order.size()));
+    }
+    std::ranges::sort(all);
+    return all;
+  }
+
+  /// The samples [begin, end) of the next batch behind `from`; none at the end
+  /// of the epoch.
+  std::pair<int64_t, int64_t> batch_after(int64_t from) const {
     const auto total = static_cast<int64_t>(order.size());
-    const int64_t left = total - begin;
-    if (left < options.global_batch && options.drop_last) return begin;
-    return begin + std::min(left, options.global_batch);
+    int64_t begin = from;
+    const auto batch_before = [&](int64_t limit) {
+      return limit - begin >= (options.drop_last ? options.global_batch : 1);
+    };
+    for (const auto& [first, last] : gaps) {
+      if (last <= begin) continue;
+      if (first >= begin + options.global_batch) break;
+      if (batch_before(first)) return {begin, first};
+      begin = last;
+    }
+    if (!batch_before(total)) return {from, from};
+    return {begin, std::min(total, begin + options.global_batch)};
   }
 
   /// int64 [n]: the keys of the random masks of these samples in this epoch.
@@ -233,9 +258,9 @@ struct Loader::State {
 
   /// Loads the next batch; null at the end of the epoch.
   PendingPtr load_next() {
-    const int64_t end = batch_end(scheduled);
-    if (end == scheduled) return nullptr;
-    auto pending = make_pending(scheduled, end);
+    const auto [begin, end] = batch_after(scheduled);
+    if (end == begin) return nullptr;
+    auto pending = make_pending(begin, end);
     scheduled = end;
     for (size_t row = 0; row < pending->rows(); ++row) {
       load_row(dataset, spec, *pending, row);
@@ -257,9 +282,9 @@ struct Loader::State {
   void schedule() {
     if (quick) return;
     while (static_cast<int64_t>(queue.size()) <= options.prefetch) {
-      const int64_t end = batch_end(scheduled);
-      if (end == scheduled) return;
-      auto pending = make_pending(scheduled, end);
+      const auto [begin, end] = batch_after(scheduled);
+      if (end == begin) return;
+      auto pending = make_pending(begin, end);
       scheduled = end;
       {
         const std::lock_guard lock(mutex);
@@ -317,6 +342,7 @@ struct Loader::State {
     }
     position = from;
     scheduled = from.consumed;
+    gaps = gaps_of(from.epoch);
     schedule();
   }
 };
@@ -389,8 +415,8 @@ Position Loader::position() const {
 }
 
 bool Loader::at_end() const {
-  const int64_t consumed = state_->position.consumed;
-  return state_->batch_end(consumed) == consumed;
+  const auto [begin, end] = state_->batch_after(state_->position.consumed);
+  return begin == end;
 }
 
 void Loader::seek(const Position& position) {
@@ -402,6 +428,10 @@ void Loader::seek(const Position& position) {
           "position {} of epoch {} is outside of the {} samples of an epoch",
           position.consumed, position.epoch, total));
   state_->begin(position);
+}
+
+void Loader::leave_out(const Window& window) {
+  state_->left_out.push_back(window);
 }
 
 int64_t Loader::batches_per_epoch() const {

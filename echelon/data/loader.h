@@ -28,6 +28,11 @@ struct LoaderOptions {
   bool pin_memory = true;    // if there is a GPU
 };
 
+/// Samples that are left out, from `begin` to before `end`.
+struct Window {
+  Position begin, end;
+};
+
 /// Iterates over the epochs of a data set. A global batch is the next
 /// global_batch samples of the epoch's order (the last one may be smaller), and
 /// this rank gets its rank_share() of it. Threads load single samples, not
@@ -68,7 +73,13 @@ class Loader {
   /// ranks or batch sizes. Throws ConfigError when it is outside of the epoch.
   void seek(const Position& position);
 
-  /// Number of batches of an epoch.
+  /// Leaves these samples out too, from the next start_epoch() or seek() on.
+  /// Positions stay those of all samples. A batch ends before a window, with
+  /// fewer samples than others where it must; with drop_last it is left out
+  /// then.
+  void leave_out(const Window& window);
+
+  /// Number of batches of an epoch, as if no samples were left out.
   int64_t batches_per_epoch() const;
 
  private:

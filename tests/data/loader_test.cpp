@@ -280,6 +280,55 @@ TEST(Loader, ResumesWithOtherRanksAndBatches) {
   EXPECT_EQ(before.next(), std::nullopt);
 }
 
+TEST(Loader, LeavesOutWindows) {
+  for (const bool memory : {false, true}) {
+    Numbers data(12);
+    data.memory = memory;
+    Loader loader(data, in_order(12));
+    loader.leave_out({{0, 4}, {0, 8}});
+    loader.start_epoch(0);
+    EXPECT_THAT(
+        rest_of(loader),
+        ElementsAre(ElementsAre(0, 1, 2, 3), ElementsAre(8, 9, 10, 11)));
+    EXPECT_EQ(loader.position(), (Position{0, 12}));
+    loader.seek({0, 4});
+    EXPECT_EQ(loader.position(), (Position{0, 4}));
+    EXPECT_EQ(loader.next()->indices, (std::vector<int64_t>{8, 9, 10, 11}));
+    // Of two epochs, with the windows of more, which meet.
+    loader.leave_out({{1, 8}, {2, 4}});
+    loader.leave_out({{2, 4}, {2, 6}});
+    loader.start_epoch(1);
+    EXPECT_EQ(joined(rest_of(loader)), first(8));
+    EXPECT_TRUE(loader.at_end());
+    loader.start_epoch(2);
+    EXPECT_THAT(
+        rest_of(loader),
+        ElementsAre(ElementsAre(6, 7, 8, 9), ElementsAre(10, 11)));
+    loader.leave_out({{3, 0}, {4, 0}});
+    loader.start_epoch(3);
+    EXPECT_TRUE(loader.at_end());
+    EXPECT_EQ(loader.next(), std::nullopt);
+  }
+}
+
+// Its samples are those of the run before, whose batches were others.
+TEST(Loader, EndsABatchBeforeAWindow) {
+  const Numbers data(12);
+  for (const bool drop_last : {false, true}) {
+    auto options = in_order(12);
+    options.drop_last = drop_last;
+    Loader loader(data, options);
+    loader.leave_out({{0, 6}, {0, 7}});
+    loader.start_epoch(0);
+    auto expected = std::vector<std::vector<int64_t>>{
+        {0, 1, 2, 3}, {4, 5}, {7, 8, 9, 10}, {11}};
+    if (drop_last) {
+      expected = {{0, 1, 2, 3}, {7, 8, 9, 10}};
+    }
+    EXPECT_EQ(rest_of(loader), expected);
+  }
+}
+
 TEST(Loader, AugmentsByEpochNotByThread) {
   const Numbers data(8);
   Loader loader(
