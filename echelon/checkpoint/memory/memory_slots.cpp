@@ -37,7 +37,8 @@ void write_over(const std::string& path, std::string_view text) {
   }
 }
 
-// The index's lines: "slot RANK FILE RECORD" and "checkpoint STEP MANIFEST".
+// The index's lines: "slot RANK FILE RECORD", "manifest NUMBER MANIFEST", a
+// file for the manifest of a checkpoint, and "checkpoint STEP MANIFEST".
 struct Index {
   struct Line {
     int64_t number = 0;  // rank or step
@@ -45,6 +46,7 @@ struct Index {
     std::string second;
   };
   std::vector<Line> slots;
+  std::vector<Line> manifests;
   std::vector<Line> checkpoints;
 };
 
@@ -58,12 +60,33 @@ Index read_index(const std::string& path) {
     line.first.insert(0, folder);
     if (kind == "checkpoint") {
       index.checkpoints.push_back(line);
+    } else if (kind == "manifest") {
+      index.manifests.push_back(line);
     } else if (text >> line.second) {
       line.second.insert(0, folder);
       index.slots.push_back(line);
     }
   }
   return index;
+}
+
+void write_index(const std::string& path, const Index& index) {
+  const auto number = [](const std::string& file) {
+    return file.substr(file.rfind('/') + 1);
+  };
+  std::string text;
+  for (const auto& slot : index.slots) {
+    text += format(
+        "slot {} {} {}\n", slot.number, number(slot.first),
+        number(slot.second));
+  }
+  for (const auto& one : index.manifests) {
+    text += format("manifest {} {}\n", one.number, number(one.first));
+  }
+  for (const auto& one : index.checkpoints) {
+    text += format("checkpoint {} {}\n", one.number, number(one.first));
+  }
+  write_over(path, text);
 }
 
 // What a rank says of a slot that it has written.
@@ -132,7 +155,7 @@ MemorySlots::MemorySlots(int num_ranks) {
   index_ = std::make_unique<File>("echelon-index");
   path_ = index_->path();
   try {
-    write_index({});
+    write_index();
   } catch (const CheckpointError& error) {
     throw ConfigError(format(
         "[elastic] memory: ranks could not reach it: {}; memory = \"off\" "
@@ -155,26 +178,34 @@ void MemorySlots::grow(int num_ranks) {
   }
 }
 
-void MemorySlots::write_index(const std::vector<CheckpointPlace>& checkpoints) {
-  std::string text;
+void MemorySlots::write_index() const {
+  Index index;
   for (size_t rank = 0; rank < ranks_.size(); ++rank) {
     for (const auto& [file, record] : ranks_[rank]) {
-      text += format("slot {} {} {}\n", rank, file->number(), record->number());
+      index.slots.push_back(
+          {static_cast<int64_t>(rank), file->number(), record->number()});
     }
   }
-  for (const auto& [path, step] : checkpoints) {
-    text += format("checkpoint {} {}\n", step, path.filename().string());
+  for (size_t i = 0; i < manifests_.size(); ++i) {
+    index.manifests.push_back(
+        {static_cast<int64_t>(i), manifests_[i]->number(), ""});
   }
-  write_over(path_, text);
+  echelon::write_index(path_, index);
 }
 
+// Ranks may have left half an index.
 std::optional<int64_t> MemorySlots::collect() {
+  write_index();
+  return collect_checkpoints_in_memory(path_);
+}
+
+std::optional<int64_t> collect_checkpoints_in_memory(const std::string& path) {
+  Index index = read_index(path);
+  index.checkpoints.clear();
   std::vector<Record> records;
-  for (const auto& slots : ranks_) {
-    for (const auto& [file, record] : slots) {
-      if (auto read = Record::read(record->path())) {
-        records.push_back(std::move(*read));
-      }
+  for (const auto& slot : index.slots) {
+    if (auto read = Record::read(slot.second)) {
+      records.push_back(std::move(*read));
     }
   }
   // Those of a rank follow each other, so the records of a checkpoint are in
@@ -183,9 +214,8 @@ std::optional<int64_t> MemorySlots::collect() {
   for (const Record& record : records) {
     saved[{record.manifest.step, record.generation}].push_back(&record);
   }
-  std::vector<CheckpointPlace> complete;
-  for (auto at = saved.rbegin();
-       at != saved.rend() && complete.size() < manifests_.size(); ++at) {
+  for (auto at = saved.rbegin(); at != saved.rend(); ++at) {
+    if (index.checkpoints.size() == index.manifests.size()) break;
     const auto& of_ranks = at->second;
     CheckpointManifest manifest = of_ranks.front()->manifest;
     if (static_cast<int64_t>(of_ranks.size()) != manifest.ranks) continue;
@@ -196,13 +226,13 @@ std::optional<int64_t> MemorySlots::collect() {
     } catch (const CheckpointError&) {
       continue;
     }
-    const std::string path = manifests_[complete.size()]->path();
-    write_over(path, to_json(manifest));
-    complete.push_back({path, manifest.step});
+    const auto& file = index.manifests[index.checkpoints.size()].first;
+    write_over(file, to_json(manifest));
+    index.checkpoints.push_back({manifest.step, file, ""});
   }
-  write_index(complete);
-  if (complete.empty()) return std::nullopt;
-  return complete.front().step;
+  write_index(path, index);
+  if (index.checkpoints.empty()) return std::nullopt;
+  return index.checkpoints.front().number;
 }
 
 MemorySlot::MemorySlot(const std::string& index, int rank, int64_t kept_step) {
@@ -237,9 +267,10 @@ std::vector<CheckpointPlace> checkpoints_in_memory(const std::string& index) {
   return places;
 }
 
-void discard_checkpoints_in_memory(const std::string& index) {
+void discard_checkpoints_in_memory(const std::string& index, int64_t step) {
   for (const auto& slot : read_index(index).slots) {
-    write_over(slot.second, "");
+    const auto record = Record::read(slot.second);
+    if (!record || record->manifest.step > step) write_over(slot.second, "");
   }
 }
 

@@ -55,7 +55,7 @@ class MemorySlots {
   class File;
   using Slot = std::array<std::unique_ptr<File>, 2>;  // rank file, record
 
-  void write_index(const std::vector<CheckpointPlace>& checkpoints);
+  void write_index() const;
 
   std::vector<std::array<Slot, 2>> ranks_;
   std::array<std::unique_ptr<File>, 2> manifests_;
@@ -97,9 +97,13 @@ class MemorySlot {
 /// DataError when the index cannot be read.
 std::vector<CheckpointPlace> checkpoints_in_memory(const std::string& index);
 
-/// Removes all checkpoints in memory, so that the next generation resumes from
-/// none of them. One rank calls it; none may be writing. Throws DataError or
-/// CheckpointError.
-void discard_checkpoints_in_memory(const std::string& index);
+/// As MemorySlots::collect(), but by a rank of a job that goes on: one rank
+/// calls it; none may be writing. Throws DataError or CheckpointError.
+std::optional<int64_t> collect_checkpoints_in_memory(const std::string& index);
+
+/// Removes the checkpoints in memory of later steps than `step` (by default
+/// all), so that nothing resumes from them. One rank calls it; none may be
+/// writing. Throws DataError or CheckpointError.
+void discard_checkpoints_in_memory(const std::string& index, int64_t step = -1);
 
 }  // namespace echelon

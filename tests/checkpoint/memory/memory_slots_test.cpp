@@ -192,6 +192,26 @@ TEST(MemorySlots, CanBeDiscarded) {
   EXPECT_THAT(steps(slots), testing::IsEmpty());
 }
 
+// Training that goes on finds them, and goes back to one.
+TEST(MemorySlots, ARankCollectsAndDiscardsThoseOfLaterSteps) {
+  MemorySlots slots(2);
+  MemorySlot first(slots.path(), 0, -1);
+  MemorySlot second(slots.path(), 1, -1);
+  for (const int64_t step : {7, 8}) {
+    write(first, step, 0);
+    write(second, step, 1);
+  }
+  EXPECT_EQ(collect_checkpoints_in_memory(slots.path()), 8);
+  EXPECT_THAT(steps(slots), testing::ElementsAre(8, 7));
+  for (const auto& place : checkpoints_in_memory(slots.path())) {
+    expect_whole(place);
+  }
+  discard_checkpoints_in_memory(slots.path(), 7);
+  EXPECT_EQ(collect_checkpoints_in_memory(slots.path()), 7);
+  EXPECT_EQ(slots.collect(), 7);
+  EXPECT_THAT(steps(slots), testing::ElementsAre(7));
+}
+
 TEST(MemorySlots, SayWhatIsMissing) {
   EXPECT_THAT(
       error_text<DataError>([] { checkpoints_in_memory("/proc/1/fd/x"); }),
