@@ -290,6 +290,9 @@ explain_run(const std::filesystem::path& run, const ExplainOptions& options) {
   RunExplanation made;
   made.title = record.title;
   made.notes = record.notes;
+  for (const auto& rollback : record.rollbacks) {
+    made.notes.push_back("training " + timeline::to_text(rollback));
+  }
   made.simulated = record.simulated;
   if (layout) {
     made.layout = to_string(*layout);

@@ -10,6 +10,7 @@
 #include "echelon/cost/model_shape.h"
 #include "echelon/job/job.h"
 #include "echelon/timeline/metrics.h"
+#include "echelon/timeline/rollback.h"
 #include "echelon/timeline/timeline.h"
 
 namespace echelon::explain {
@@ -19,6 +20,7 @@ struct RunRecord {
   timeline::Timeline timeline;               // without spans: there is none
   std::vector<timeline::StepMetrics> steps;  // of metrics.jsonl, by step
   std::vector<timeline::EvaluationMetrics> evaluations;  // as well
+  std::vector<timeline::Rollback> rollbacks;             // as well
   std::optional<Job> job;                                // config.toml
   std::string configuration;                             // its path
   std::optional<cost::ModelShape> layers;  // as its trainer counted them

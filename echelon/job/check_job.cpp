@@ -262,7 +262,7 @@ class Checker {
   }
 
   void check_non_finite() {
-    if (job_.train.on_non_finite == OnNonFinite::skip &&
+    if (job_.train.on_non_finite != OnNonFinite::stop &&
         job_.train.compress == Compression::powersgd) {
       fail(
           "train.on_non_finite",

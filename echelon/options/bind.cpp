@@ -55,7 +55,9 @@ constexpr config::Names<RankKind> kRankKindNames = {
     {"processes", RankKind::processes}, {"threads", RankKind::threads}};
 
 constexpr config::Names<OnNonFinite> kOnNonFiniteNames = {
-    {"stop", OnNonFinite::stop}, {"skip", OnNonFinite::skip}};
+    {"stop", OnNonFinite::stop},
+    {"skip", OnNonFinite::skip},
+    {"rollback", OnNonFinite::rollback}};
 
 constexpr config::Names<BestMetric> kBestMetricNames = {
     {"none", BestMetric::none},
@@ -404,8 +406,10 @@ void bind(config::Section& section, TrainOptions& options) {
       "steps that the timeline records; 0: none", {.at_least = 0});
   section.field(
       "on_non_finite", options.on_non_finite,
-      "a step whose loss or gradients are not finite: end the run, or skip the "
-      "step, at most 3 in a row",
+      "a step whose loss or gradients are not finite: end the run; or skip the "
+      "step, at most 3 in a row, and then end the run, or go back to the "
+      "newest "
+      "saved state and leave out the samples since",
       kOnNonFiniteNames);
   section.field(
       "check_replicas_every", options.check_replicas_every,

@@ -14,8 +14,10 @@ enum class Compression { none, bf16, fp16, powersgd };
 enum class RankKind { processes, threads };
 
 /// What follows a step whose loss or gradients are not finite: the run ends, or
-/// no rank makes the update and training goes on with the next batch.
-enum class OnNonFinite { stop, skip };
+/// no rank makes the update and training goes on with the next batch; after
+/// some of these in a row, the run ends, or training goes back to a saved state
+/// and leaves out the samples since.
+enum class OnNonFinite { stop, skip, rollback };
 
 /// Their names in a configuration.
 std::string to_string(Compression compression);

@@ -5,6 +5,19 @@
 
 namespace echelon {
 
+bool NonFiniteSteps::may_go_back(
+    int64_t step, const std::vector<timeline::Rollback>& before) const {
+  if (choice_ != OnNonFinite::rollback) return false;
+  int64_t in_a_row = 0;
+  int64_t bad = first_of(step);
+  for (auto at = before.rbegin(); at != before.rend(); ++at) {
+    if (bad - 1 - at->step >= kBetween) break;
+    ++in_a_row;
+    bad = at->from_step;
+  }
+  return in_a_row < kMostRollbacks;
+}
+
 std::string NonFiniteSteps::skip(int64_t step, const std::string& why) {
   ++in_a_row_;
   return format(

@@ -295,6 +295,9 @@ std::vector<std::pair<std::string, std::string>> facts(
         "Steps skipped",
         format_count(summary.skipped_steps) + ", gradients were not finite");
   }
+  for (const auto& rollback : summary.rollbacks) {
+    list.emplace_back("Rolled back", timeline::to_text(rollback));
+  }
   if (summary.skipped > 0) {
     list.emplace_back("Samples skipped", format_count(summary.skipped));
   }

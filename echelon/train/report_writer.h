@@ -13,6 +13,7 @@
 #include "echelon/job/job.h"
 #include "echelon/report/tensor_shards.h"
 #include "echelon/timeline/metrics.h"
+#include "echelon/timeline/rollback.h"
 #include "echelon/timeline/timeline.h"
 #include "echelon/train/strategies/model_source.h"
 
@@ -50,11 +51,12 @@ struct RunSummary {
   timeline::RankMemory memory;         // of this rank; may be empty
   int64_t skipped = 0;                 // samples left out
   int64_t skipped_steps = 0;           // whose gradients overflowed
-  std::string outcome;                 // empty: finished
-  int64_t checkpoints = 0;             // that were begun
-  double checkpoint_seconds = 0;       // that training waited for them
-  std::string resumed;                 // "step 69 (dp=2)"; empty: it was not
-  RunLayers layers;                    // rank 0
+  std::vector<timeline::Rollback> rollbacks;
+  std::string outcome;            // empty: finished
+  int64_t checkpoints = 0;        // that were begun
+  double checkpoint_seconds = 0;  // that training waited for them
+  std::string resumed;            // "step 69 (dp=2)"; empty: it was not
+  RunLayers layers;               // rank 0
 };
 
 /// Gathers the ranks' spans and writes timeline.json and report.html, with a

@@ -39,7 +39,15 @@ RunLog::RunLog(
     : world_(world),
       path_(folder / "metrics.jsonl"),
       log_every_(log_every),
-      recent_(log_every) {}
+      recent_(log_every) {
+  std::string lines;
+  if (world.rank() == 0) {
+    for (const auto& one : timeline::read_rollbacks(path_)) {
+      lines += timeline::to_line(one);
+    }
+  }
+  rollbacks_ = timeline::parse_rollbacks(world.exchange(lines)[0]);
+}
 
 void RunLog::restore(int64_t step) {
   if (world_.rank() == 0 && std::filesystem::exists(path_)) {
@@ -98,6 +106,21 @@ void RunLog::add(const timeline::EvaluationMetrics& metrics) {
   message(
       "step " + std::to_string(metrics.step) + ": " +
       timeline::to_text(metrics));
+}
+
+void RunLog::add(const timeline::Rollback& rollback) {
+  const auto is_later = [&](const auto& metrics) {
+    return metrics.step > rollback.step;
+  };
+  rollbacks_.push_back(rollback);
+  std::erase_if(steps_, is_later);
+  std::erase_if(evaluations_, is_later);
+  if (evaluated_step_ > rollback.step) evaluated_step_ = -1;
+  if (world_.rank() != 0) return;
+  metrics_.reset();  // writes what it has
+  truncate_with_warning(path_, rollback.step);
+  timeline::append_rollback(path_, rollback);
+  metrics_ = std::make_unique<timeline::MetricsWriter>(path_);
 }
 
 void RunLog::flush() {

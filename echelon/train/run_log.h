@@ -13,6 +13,7 @@
 #include "echelon/layout/mesh.h"
 #include "echelon/timeline/metrics.h"
 #include "echelon/timeline/progress.h"
+#include "echelon/timeline/rollback.h"
 #include "echelon/train/step_sums.h"
 
 namespace echelon {
@@ -21,8 +22,9 @@ namespace echelon {
 /// several times a layer, are on several hosts of `local_size` ranks.
 void print_slow_links(const Layout& layout, const Mesh& mesh, int local_size);
 
-/// Every rank of the world makes one. Ranks other than 0 know the evaluations
-/// that they took part in, and write nothing.
+/// Every rank of the world makes one, at the same time: rank 0 reads the
+/// roll-backs of earlier processes for all. Ranks other than 0 know the
+/// evaluations that they took part in, and write nothing.
 class RunLog {
  public:
   RunLog(World& world, const std::filesystem::path& folder, int64_t log_every);
@@ -41,6 +43,10 @@ class RunLog {
   void add(const timeline::StepMetrics& metrics, const StepSums& sums);
   /// Every rank calls, with the same metrics but for the epoch.
   void add(const timeline::EvaluationMetrics& metrics);
+  /// Training goes on from rollback.step: removes what came after it, and adds
+  /// the roll-back to the file. Every rank calls. Throws what
+  /// truncate_metrics() and append_rollback() throw.
+  void add(const timeline::Rollback& rollback);
   // Rank 0 alone calls these.
   /// Prints a line above the progress line.
   void message(const std::string& text) { progress_->message(text); }
@@ -57,6 +63,10 @@ class RunLog {
   const std::vector<timeline::EvaluationMetrics>& evaluations() const {
     return evaluations_;
   }
+  /// Those of earlier processes too. The same on all ranks.
+  const std::vector<timeline::Rollback>& rollbacks() const {
+    return rollbacks_;
+  }
   /// The step of the last evaluation, the same on all ranks; -1: none.
   int64_t evaluated_step() const { return evaluated_step_; }
 
@@ -70,6 +80,7 @@ class RunLog {
   std::unique_ptr<timeline::Progress> progress_;
   std::vector<timeline::StepMetrics> steps_;
   std::vector<timeline::EvaluationMetrics> evaluations_;
+  std::vector<timeline::Rollback> rollbacks_;
   bool warned_ = false;  // of lines that are not written yet
   int64_t evaluated_step_ = -1;
   timeline::RecentSteps recent_;  // of this process: those of a line

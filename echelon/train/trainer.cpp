@@ -8,7 +8,8 @@
 // host behind its update, and settle() reads them in the next step, when that
 // one's backward is queued: the device never waits for the host. A step whose
 // loss or norm is not finite is skipped by the device itself, and settle()
-// decides whether the run goes on. On a CPU, and before anything that looks at
+// decides whether the run goes on, or has to go back to an earlier state, which
+// go_back() does between two steps. On a CPU, and before anything that looks at
 // the state (evaluation, a comparison, a checkpoint, the end), settle() follows
 // the step at once.
 #include "echelon/train/trainer.h"
@@ -21,6 +22,7 @@
 #include <cstdlib>
 
 #include "echelon/architecture/parameter_list.h"
+#include "echelon/checkpoint/files/folder.h"
 #include "echelon/checkpoint/memory/memory_slots.h"
 #include "echelon/checkpoint/weights/checkpoint_tensors.h"
 #include "echelon/comm/mesh_groups.h"
@@ -31,6 +33,7 @@
 #include "echelon/text/format.h"
 #include "echelon/text/plain.h"
 #include "echelon/text/units.h"
+#include "echelon/timeline/rollback.h"
 #include "echelon/train/memory_watch.h"
 #include "echelon/train/non_finite.h"
 #include "echelon/train/record_collectives.h"
@@ -69,6 +72,12 @@ Job as_saved(Job job, const LayerFactory& layers) {
   return job;
 }
 
+Window window_of(const timeline::Rollback& rollback) {
+  return {
+      {rollback.first.epoch, rollback.first.sample},
+      {rollback.end.epoch, rollback.end.sample}};
+}
+
 class Loop {
  public:
   Loop(
@@ -95,20 +104,39 @@ class Loop {
     HostCopy numbers;         // sum_over_ranks()'s, update_on_device()'s
   };
 
-  bool one_step(Position position);
+  // A step that was not finite, from which training goes back.
+  struct GoingBack {
+    timeline::Rollback rollback;  // without the state that it goes back to
+    int64_t first_bad = 0;        // of the steps in a row
+    std::string error;            // where it cannot go back
+  };
+
+  void train_on();
+  bool one_step();
   void settle();
+  void go_back_or_fail(
+      const Queued& queued, const std::string& why, const std::string& advice);
+  void go_back();
+  void discard_later();
   void
   record(const Queued& queued, const StepSums& sums, const StepUpdate& update);
   bool restore();
+  void go_to(const CheckpointManifest& from);
   CheckpointManifest position_in_run() const;
   void compare_replicas();
   void save();
   void save_in_memory();
   void save_last();
   void say_saved(const std::filesystem::path& before);
+  // The last steps were skipped, so that training may have to go back to before
+  // them: nothing may take the place of the states from then.
+  bool is_in_doubt() const {
+    return job_.train.on_non_finite == OnNonFinite::rollback &&
+           non_finite_.first_of(step_) < step_;
+  }
   bool evaluation_due() const;
   void evaluate();
-  [[noreturn]] void fail_numeric(const Queued& queued, int64_t bad_rank);
+  std::string find_bad_loss(const Queued& queued, int64_t bad_rank);
   bool has_report() const;
   void write_outcome();
   double seconds() const {
@@ -157,6 +185,8 @@ class Loop {
   int64_t skipped_ = 0;        // samples
   int64_t skipped_steps_ = 0;  // whose loss or gradients were not finite
   NonFiniteSteps non_finite_;
+  std::optional<GoingBack> back_;
+  int64_t begun_ = 0;  // steps, also those that were undone
 };
 
 Loop::Loop(
@@ -204,6 +234,7 @@ Loop::Loop(
     saver_.emplace(job_, source_, world_, groups_, folder_, recorder_.get());
   }
   const bool continued = !resume_.candidates.empty() && restore();
+  for (const auto& one : log_.rollbacks()) loader_.leave_out(window_of(one));
   if (!environment_.memory.empty()) {
     memory_saver_.emplace(
         job_, source_, world_, groups_, recorder_.get(), environment_.memory,
@@ -226,12 +257,10 @@ bool Loop::restore() {
   const Resumed resumed =
       resume(resume_, job_, state_, source_, world_, groups_, samples_);
   const CheckpointManifest& from = resumed.manifest;
-  step_ = from.step;
+  go_to(from);
   if (resumed.own && !resumed.in_memory && saver_) {
     saver_->resumed_from(step_, resumed.path);
   }
-  skipped_steps_ = from.skipped_steps;
-  position_ = {from.epoch, from.consumed};
   resumed_ = format("step {} ({})", step_, from.layout);
   was_done_ = resumed.own && step_ >= total_steps_;
   if (is_rank_zero()) {
@@ -245,26 +274,23 @@ bool Loop::restore() {
   return resumed.own;
 }
 
+void Loop::go_to(const CheckpointManifest& from) {
+  step_ = from.step;
+  skipped_steps_ = from.skipped_steps;
+  position_ = {from.epoch, from.consumed};
+}
+
 TrainResult Loop::run() {
   // Collectives may end after a loop that an error ended.
   record_collectives(world_, recorder_);
   world_.history().count_into(progress_.collectives());
   begin_ns_ = timeline::steady_now_ns();
-  for (int64_t epoch = position_.epoch; step_ < total_steps_ && !stop_;
-       ++epoch) {
-    loader_.start_epoch(epoch);
-    if (epoch == position_.epoch) loader_.seek(position_);
-    while (step_ < total_steps_ && !stop_ && one_step(loader_.position())) {
-      progress_.pause();  // the rest may take any time
-      if (evaluation_due()) settle();
-      if (evaluation_due()) evaluate();
-      if (step_ % std::max<int64_t>(1, job_.train.check_replicas_every) == 0) {
-        compare_replicas();
-      }
-      save();
-    }
+  for (;;) {
+    train_on();
+    settle();
+    if (!back_) break;
+    go_back();
   }
-  settle();
   if (is_rank_zero()) log_.flush();
   // A process that was asked to stop may have little time left.
   if (!stop_ && !evaluated()) evaluate();
@@ -285,9 +311,30 @@ TrainResult Loop::run() {
   return result;
 }
 
+// Until all steps are done, the process is asked to stop, or training has to go
+// back.
+void Loop::train_on() {
+  for (int64_t epoch = position_.epoch;
+       step_ < total_steps_ && !stop_ && !back_; ++epoch) {
+    loader_.start_epoch(epoch);
+    if (epoch == position_.epoch) loader_.seek(position_);
+    while (step_ < total_steps_ && !stop_ && !back_ && one_step()) {
+      progress_.pause();  // the rest may take any time
+      if (evaluation_due()) settle();
+      if (!back_ && evaluation_due()) evaluate();
+      if (step_ % std::max<int64_t>(1, job_.train.check_replicas_every) == 0) {
+        compare_replicas();
+      }
+      if (!back_) save();
+    }
+  }
+}
+
 // Returns false at the end of the epoch.
-bool Loop::one_step(Position position) {
-  recorder_->begin_step(step_);
+bool Loop::one_step() {
+  // The timeline has each step once.
+  recorder_->begin_step(step_ < begun_ ? -1 : step_);
+  begun_ = std::max(begun_, step_ + 1);
   memory_.begin_step(*recorder_);
   const double started = seconds();
   const int64_t waited_ns = world_.history().waited_ns();
@@ -298,6 +345,7 @@ bool Loop::one_step(Position position) {
     batch = loader_.next();
   }
   if (!batch) return false;
+  const Position position = loader_.position();
   progress_.advance();
   const double loaded = seconds();
   const std::string place = "step " + std::to_string(step_ + 1);
@@ -327,6 +375,12 @@ bool Loop::one_step(Position position) {
     std::fprintf(stderr, "skipped a sample: %s\n", reason.c_str());
   }
   settle();  // the step before, whose error keeps this one from its update
+  if (back_) {
+    state_.update_on_device(
+        step_, false, nullptr, nullptr,
+        torch::ones({}, torch::dtype(torch::kFloat32).device(world_.device())));
+    return true;
+  }
   progress_.advance();
   const bool logged =
       (step_ + 1) % std::max<int64_t>(1, job_.train.log_every) == 0 ||
@@ -337,7 +391,6 @@ bool Loop::one_step(Position position) {
       step_, logged, recorder_.get(), by_layer ? &layers_ : nullptr,
       must_skip(sums, world_.size()));
   ++step_;
-  position.consumed += batch->global_count;
   position_ = position;
   queued_.emplace(Queued{
       .step = step_,
@@ -361,8 +414,15 @@ void Loop::settle() {
   queued_.reset();
   const auto& numbers = queued.numbers.wait();
   const StepSums sums = read_sums(numbers[0], world_.size());
+  stop_ = sums.stop;
+  preempted_ = sums.preempted;
   if (sums.bad_rank >= 0 && !non_finite_.may_skip()) {
-    fail_numeric(queued, sums.bad_rank);
+    return go_back_or_fail(
+        queued, find_bad_loss(queued, sums.bad_rank),
+        job_.precision.compute == ComputeDtype::fp16
+            ? "set clip_norm, or look at the data. Numbers of fp16 end at "
+              "65504; those of [precision] compute = \"bf16\" do not"
+            : "set clip_norm, or look at the data");
   }
   if (sums.count == 0) throw DataError(no_units(counts_tokens_));
   const auto place = [&](const std::string& error) {
@@ -380,13 +440,10 @@ void Loop::settle() {
       "the norm of the gradients is {}, though the loss is finite",
       format_number(update.norm));
   if (bad_norm && !non_finite_.may_skip()) {
-    throw place(format(
-        "{}{}. Parameters are those of step {}; lower [optimizer] "
-        "learning_rate, or look at the data",
-        what_is_bad, non_finite_.skipped_before(), queued.step - 1));
+    return go_back_or_fail(
+        queued, what_is_bad + non_finite_.skipped_before(),
+        "or look at the data");
   }
-  stop_ = sums.stop;
-  preempted_ = sums.preempted;
   // News from another phase of the saver says nothing about this one.
   const bool same_phase =
       saver_ && saver_->phase_number() == queued.saver_phase;
@@ -432,7 +489,7 @@ void Loop::record(
     metrics.grad_norm = update.norm;
   }
   metrics.loss_scale = update.loss_scale;
-  if (update.loss_scale || job_.train.on_non_finite == OnNonFinite::skip) {
+  if (update.loss_scale || job_.train.on_non_finite != OnNonFinite::stop) {
     metrics.skipped_steps = skipped_steps_;
   }
   for (size_t i = 0; i < update.layer_norms.size(); ++i) {
@@ -490,7 +547,8 @@ void Loop::evaluate() {
   log_.add(metrics);
 }
 
-void Loop::fail_numeric(const Queued& queued, int64_t bad_rank) {
+// The ranks look for the first layer.
+std::string Loop::find_bad_loss(const Queued& queued, int64_t bad_rank) {
   std::string where = "the loss, though every layer's output is finite";
   if (const auto found = state_.model().find_nonfinite(queued.batch)) {
     where = found->layer == "input"
@@ -498,16 +556,120 @@ void Loop::fail_numeric(const Queued& queued, int64_t bad_rank) {
                 : format("layer {} ({})", found->layer, found->what);
   }
   where = world_.exchange(where)[static_cast<size_t>(bad_rank)];
-  throw NumericError(format(
-      "step {}: the loss of rank {} is not a finite number{}; first NaN or "
-      "infinity in {}. Parameters are those of step {}; lower [optimizer] "
-      "learning_rate, set clip_norm, or look at the data{}",
-      queued.step, bad_rank, non_finite_.skipped_before(), where,
-      queued.step - 1,
-      job_.precision.compute == ComputeDtype::fp16
-          ? ". Numbers of fp16 end at 65504; those of [precision] compute = "
-            "\"bf16\" do not"
-          : ""));
+  return format(
+      "the loss of rank {} is not a finite number{}; first NaN or infinity in "
+      "{}",
+      bad_rank, non_finite_.skipped_before(), where);
+}
+
+void Loop::go_back_or_fail(
+    const Queued& queued, const std::string& why, const std::string& advice) {
+  GoingBack back{
+      .rollback =
+          {.from_step = queued.step,
+           .why = why,
+           .end = {queued.position.epoch, queued.position.consumed}},
+      .first_bad = non_finite_.first_of(queued.step),
+      .error = format(
+          "step {}: {}. Parameters are those of step {}; lower [optimizer] "
+          "learning_rate, {}",
+          queued.step, why, queued.step - 1, advice)};
+  if (job_.train.on_non_finite != OnNonFinite::rollback) {
+    throw NumericError(back.error);
+  }
+  if (!non_finite_.may_go_back(queued.step, log_.rollbacks())) {
+    throw NumericError(format(
+        "{}. Training went back {} times, with less than {} finite steps after "
+        "each",
+        back.error, NonFiniteSteps::kMostRollbacks, NonFiniteSteps::kBetween));
+  }
+  back_ = std::move(back);
+}
+
+// To the newest state from before the first of the bad steps in a row. If
+// training went back to that one the last time too, to the one before: it may
+// be what leads to bad steps.
+void Loop::go_back() {
+  GoingBack back = std::move(*back_);
+  back_.reset();
+  news_ = {};
+  memory_wanted_ = false;
+  progress_.pause();
+  if (saver_) saver_->wait();
+  if (memory_saver_) {
+    memory_saver_->finish();
+    world_.exchange("");  // nobody writes any more
+    if (is_rank_zero()) collect_checkpoints_in_memory(environment_.memory);
+    world_.exchange("");
+  }
+  Resume from = find_before(folder_, environment_.memory, back.first_bad);
+  const auto& before = log_.rollbacks();
+  if (!before.empty() && from.candidates.size() > 1 &&
+      from.candidates.front().step == before.back().step) {
+    from.candidates.erase(from.candidates.begin());
+    if (from.in_memory > 0) --from.in_memory;
+  }
+  if (from.candidates.empty()) {
+    throw NumericError(
+        back.error +
+        ". No state from before was saved, to which training could go back; "
+        "set [checkpoint] every_steps");
+  }
+  std::optional<Resumed> resumed;
+  try {
+    resumed = resume(from, job_, state_, source_, world_, groups_, samples_);
+  } catch (const CheckpointError& error) {
+    throw NumericError(
+        format("{}. Training could not go back: {}", back.error, error.what()));
+  }
+  go_to(resumed->manifest);
+  back.rollback.step = step_;
+  back.rollback.first = {position_.epoch, position_.consumed};
+  log_.add(back.rollback);
+  discard_later();
+  if (memory_saver_) {
+    memory_step_ = resumed->in_memory ? step_ : -1;
+    memory_saver_.emplace(
+        job_, source_, world_, groups_, recorder_.get(), environment_.memory,
+        environment_.generation, memory_step_);
+  }
+  if (compared_ > step_) compared_ = -1;
+  loader_.leave_out(window_of(back.rollback));
+  non_finite_.on_update();
+  settled_ = seconds();
+  if (is_rank_zero()) {
+    log_.message(format(
+        "warning: step {}: {}; training goes back to step {} {}, and leaves "
+        "out {}",
+        back.rollback.from_step, back.rollback.why, step_,
+        resumed->in_memory ? "in memory" : "of " + resumed->path.string(),
+        timeline::samples_text(back.rollback)));
+  }
+}
+
+// Training will save the steps of checkpoints that are later than this step
+// again.
+void Loop::discard_later() {
+  const auto folder = folder_ / "checkpoints";
+  if (is_rank_zero()) {
+    for (const auto& place : list_checkpoints(folder)) {
+      if (place.step <= step_) continue;
+      log_.message(format(
+          "warning: {} is now {}", place.path.string(),
+          set_aside(place).filename().string()));
+    }
+    if (memory_saver_) {
+      discard_checkpoints_in_memory(environment_.memory, step_);
+    }
+  }
+  world_.exchange("");  // no rank writes before that
+  if (!saver_) return;
+  const auto left = list_checkpoints(folder);
+  if (left.empty()) {
+    saver_->resumed_from(-1, {});
+  } else {
+    saver_->resumed_from(left.front().step, left.front().path);
+  }
 }
 
 CheckpointManifest Loop::position_in_run() const {
@@ -567,6 +729,7 @@ void Loop::say_saved(const std::filesystem::path& before) {
 void Loop::save_in_memory() {
   if (!memory_saver_ || !memory_wanted_) return;
   settle();
+  if (back_ || is_in_doubt()) return;
   memory_wanted_ = false;
   if (is_rank_zero()) log_.flush();
   memory_saver_->after_step(state_, position_in_run());
@@ -581,9 +744,15 @@ void Loop::save() {
     settle();
     compare_replicas();
   }
-  // A run that is resumed from there has the metrics of the steps before.
-  if (is_rank_zero() && saver_->due(step_, news_)) log_.flush();
-  saver_->after_step(state_, position_in_run(), std::exchange(news_, {}));
+  if (back_) return;
+  const SaverNews news = std::exchange(news_, {});
+  if (is_in_doubt()) {
+    saver_->after_step_in_doubt(news);
+  } else {
+    // A run that is resumed from there has the metrics of the steps before.
+    if (is_rank_zero() && saver_->due(step_, news)) log_.flush();
+    saver_->after_step(state_, position_in_run(), news);
+  }
   say_saved(before);
 }
 
@@ -644,6 +813,7 @@ void Loop::write_outcome() {
       .memory = memory_.measured(),
       .skipped = skipped_,
       .skipped_steps = skipped_steps_,
+      .rollbacks = log_.rollbacks(),
       .resumed = resumed_,
       .layers = std::move(run_layers_)};
   if (stop_) {

@@ -3,10 +3,17 @@
 #include <torch/torch.h>
 
 #include <cmath>
+#include <filesystem>
 #include <limits>
+#include <set>
 #include <string>
 #include <vector>
 
+#include "echelon/checkpoint/memory/memory_slots.h"
+#include "echelon/explain/explain.h"
+#include "echelon/text/text_file.h"
+#include "echelon/timeline/rollback.h"
+#include "echelon/train/non_finite.h"
 #include "tests/support/error_text.h"
 #include "tests/train/saving/saved_run.h"
 #include "tests/train/trained_runs.h"
@@ -22,15 +29,17 @@ class NonFiniteSteps : public TrainedRuns {
   // The job on samples in order, of which one in each of the steps `bad`, from
   // 1, is filled with `value`: in the second half of the batch, so that of
   // several ranks the last one has it.
-  Job with_samples(Job job, const std::vector<int64_t>& bad, double value) {
+  Job with_samples(
+      Job job, const std::vector<int64_t>& bad, double value,
+      int64_t steps = kSteps) {
     torch::manual_seed(1);
-    auto inputs = torch::rand({kSteps * kBatch, 1, 8, 8});
+    auto inputs = torch::rand({steps * kBatch, 1, 8, 8});
     for (const int64_t step : bad) inputs[step * kBatch - 2].fill_(value);
     job.data.name = DataKind::tensors;
     job.data.path = folder_.path("data.safetensors");
     save_tensors(
         job.data.path,
-        {{"inputs", inputs}, {"targets", torch::arange(kSteps * kBatch) % 10}});
+        {{"inputs", inputs}, {"targets", torch::arange(steps * kBatch) % 10}});
     job.data.shuffle = false;
     job.data.holdout = 0;
     job.train.batch = kBatch;
@@ -46,10 +55,29 @@ class NonFiniteSteps : public TrainedRuns {
     return job;
   }
 
+  // The job goes back to step 2 from step 7: of the 13 batches of an epoch, it
+  // never updates with the third to the seventh.
+  Job that_goes_back(Job job, double value) {
+    job = with_samples(std::move(job), {4, 5, 6, 7}, value, 13);
+    job.train.steps = kStepsBack;
+    job.train.on_non_finite = OnNonFinite::rollback;
+    job.checkpoint.every_steps = 2;
+    return job;
+  }
+  static constexpr int64_t kStepsBack = 8;
+  static inline const std::set<int64_t> kLeftOut = {3, 4, 5, 6, 7};
+
   // What one device has at the end that never does step `without`: parameters,
   // buffers and optimizer state.
   static SavedValues
   one_device(Job job, int64_t without, const LayerFactory& layers = {}) {
+    return one_device(std::move(job), {without}, true, layers);
+  }
+
+  // `counts`: a step that is left out counts as a step all the same.
+  static SavedValues one_device(
+      Job job, const std::set<int64_t>& without, bool counts,
+      const LayerFactory& layers) {
     job.layout = {};
     job.shard = {};
     job.pipeline = {};
@@ -59,14 +87,18 @@ class NonFiniteSteps : public TrainedRuns {
       const MeshGroups groups(world, job.layout);
       const TrainingData data = open_data(job.data, job.train.seed);
       const ModelSource source = model_source(job, layers, data.train->spec());
-      TrainingState state(job, {source, world, groups}, kSteps);
+      TrainingState state(job, {source, world, groups}, job.train.steps);
       Loader loader(*data.train, training_batches(job, data, groups));
       loader.start_epoch(0);
-      for (int64_t step = 0; step < kSteps; ++step) {
+      int64_t step = 0;
+      for (int64_t number = 1; step < job.train.steps; ++number) {
         const Batch batch = *loader.next();
-        if (step + 1 == without) continue;
+        if (without.contains(number)) {
+          step += counts ? 1 : 0;
+          continue;
+        }
         state.model().forward_backward(batch, counts_units(*data.train));
-        EXPECT_TRUE(state.update(step, false, nullptr).updated);
+        EXPECT_TRUE(state.update(step++, false, nullptr).updated);
       }
       const auto keep = [&](const std::string& name, const torch::Tensor& x) {
         values[name] = x.detach().clone();
@@ -225,6 +257,234 @@ TEST_F(NonFiniteSteps, TheLossScaleStaysAsItWas) {
   ASSERT_EQ(std::ssize(steps), kSteps);
   EXPECT_EQ(steps[2].skipped_steps, 1);
   for (const auto& step : steps) EXPECT_EQ(step.loss_scale, 256);
+}
+
+// ------------------------------------------------------------- roll-backs
+
+using testing::Contains;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+std::vector<timeline::Rollback> rollbacks(const std::filesystem::path& run) {
+  return timeline::read_rollbacks(run / "metrics.jsonl");
+}
+
+// That of that_goes_back().
+timeline::Rollback from_7_to_2(const std::string& why) {
+  return {
+      .from_step = 7,
+      .step = 2,
+      .why = why,
+      .first = {0, 2 * kBatch},
+      .end = {0, 7 * kBatch}};
+}
+
+void expect_same_losses(
+    const std::vector<timeline::StepMetrics>& steps,
+    const std::vector<timeline::StepMetrics>& expected) {
+  ASSERT_EQ(steps.size(), expected.size());
+  for (size_t i = 0; i < steps.size(); ++i) {
+    EXPECT_EQ(steps[i].step, static_cast<int64_t>(i) + 1);
+    EXPECT_NEAR(steps[i].loss, expected[i].loss, 1e-12) << i;
+  }
+}
+
+TEST_F(NonFiniteSteps, AFourthInARowGoesBackAsOnOneDeviceInAllLayouts) {
+  const Job base = that_goes_back(small_mlp(), kNan);
+  const SavedValues expected = one_device(base, kLeftOut, false, {});
+  std::vector<timeline::StepMetrics> losses;
+  for (const auto& [name, job] : small_cases(base)) {
+    SCOPED_TRACE(name);
+    const auto folder = run(job, name);
+    expect_saved(folder, expected);
+    const auto steps = metrics(folder);
+    ASSERT_EQ(std::ssize(steps), kStepsBack);
+    EXPECT_EQ(steps.back().skipped_steps, 0);
+    if (losses.empty()) losses = steps;
+    expect_same_losses(steps, losses);
+    const auto all = rollbacks(folder);
+    ASSERT_EQ(all.size(), 1U);
+    EXPECT_THAT(
+        all[0].why, HasAll(
+                        "the loss of rank ",
+                        " is not a finite number, and 3 steps before it were "
+                        "skipped; first NaN or infinity in the input batch"));
+    EXPECT_EQ(all[0], from_7_to_2(all[0].why));
+  }
+}
+
+TEST_F(NonFiniteSteps, ABadGradientGoesBackToo) {
+  const LayerList list = layers_with_roots();
+  const Job base = that_goes_back(small_mlp(), 0);
+  const SavedValues expected =
+      one_device(base, kLeftOut, false, whole_layers(list));
+  for (const char* layout : {"dp=1", "dp=2", "fsdp=2", "pp=2"}) {
+    SCOPED_TRACE(layout);
+    Job job = base;
+    job.layout = parse_layout(layout);
+    const auto folder = run(job, layout, &list);
+    expect_saved(folder, expected);
+    EXPECT_THAT(
+        rollbacks(folder),
+        ElementsAre(from_7_to_2(
+            "the norm of the gradients is nan, though the loss is finite, and "
+            "3 steps before it were skipped")));
+  }
+}
+
+// Whatever the run is resumed from, and in whatever layout.
+TEST_F(NonFiniteSteps, AResumedRunLeavesOutTheSameSamples) {
+  Job job = that_goes_back(small_mlp(), kNan);
+  job.checkpoint.keep = 9;
+  const auto folder = run(job, "run");
+  const auto losses = metrics(folder);
+  const SavedValues expected = saved_by(folder);
+  for (const int64_t step : {6, 2, 0}) {
+    for (const char* layout : {"dp=1", "fsdp=2"}) {
+      SCOPED_TRACE(step);
+      for (const auto& place : list_checkpoints(folder / "checkpoints")) {
+        if (place.step > step) std::filesystem::remove_all(place.path);
+      }
+      job.layout = parse_layout(layout);
+      run(job, "run");
+      expect_saved(folder, expected);
+      expect_same_losses(metrics(folder), losses);
+      EXPECT_EQ(rollbacks(folder).size(), 1U);
+    }
+  }
+}
+
+TEST_F(NonFiniteSteps, WhatAnEarlierStateLeavesOutIsTold) {
+  testing::internal::CaptureStdout();
+  const auto folder = run(that_goes_back(small_mlp(), kNan), "told");
+  EXPECT_THAT(
+      testing::internal::GetCapturedStdout(),
+      HasAll(
+          "warning: step 7: the loss of rank 0 is not a finite number, and 3 "
+          "steps before it were skipped; first NaN or infinity in the input "
+          "batch; training goes back to step 2 of ",
+          "step-00000002, and leaves out samples 24 to 83 of epoch 0\n"));
+  const std::string told =
+      "went back from step 7 to step 2, without samples 24 to 83 of epoch 0: "
+      "the loss of rank 0 is not a finite number";
+  EXPECT_THAT(explain::explain_run(folder).notes, Contains(HasSubstr(told)));
+  EXPECT_THAT(read_text_file(folder / "report.html"), HasSubstr(told));
+}
+
+TEST_F(NonFiniteSteps, GoesBackToACopyInMemory) {
+  for (const char* layout : {"dp=2", "fsdp=2"}) {
+    SCOPED_TRACE(layout);
+    MemorySlots memory(2);
+    ::setenv("ECHELON_MEMORY", memory.path().c_str(), 1);
+    Job job = that_goes_back(small_mlp(), kNan);
+    job.layout = parse_layout(layout);
+    job.checkpoint.every_steps = 0;
+    job.elastic.memory_steps = 1;
+    testing::internal::CaptureStdout();
+    const auto folder = run(job, layout);
+    EXPECT_THAT(
+        testing::internal::GetCapturedStdout(),
+        HasSubstr("training goes back to step 3 in memory, and leaves out "
+                  "samples 36 to 83 of epoch 0"));
+    ::unsetenv("ECHELON_MEMORY");
+    expect_saved(folder, one_device(job, {4, 5, 6, 7}, false, {}));
+    // Nothing of the steps that were undone is left.
+    EXPECT_EQ(memory.collect(), kStepsBack);
+  }
+}
+
+// The state that it went back to may be what leads to bad steps.
+TEST_F(NonFiniteSteps, ASecondTimeItGoesBackFurther) {
+  Job job = with_samples(
+      small_mlp(), {4, 5, 6, 7, 8, 9, 10, 11}, kNan, kStepsBack + 11);
+  job.train.steps = kStepsBack;
+  job.train.on_non_finite = OnNonFinite::rollback;
+  job.checkpoint.every_steps = 1;
+  job.layout.dp_replicate = 2;
+  const auto folder = run(job, "further");
+  const auto all = rollbacks(folder);
+  ASSERT_EQ(all.size(), 2U);
+  EXPECT_EQ(all[0].step, 3);
+  EXPECT_EQ(all[1].step, 2);
+  EXPECT_EQ(all[1].end, (timeline::Rollback::Place{0, 11 * kBatch}));
+  expect_saved(
+      folder, one_device(job, {3, 4, 5, 6, 7, 8, 9, 10, 11}, false, {}));
+  EXPECT_TRUE(
+      std::filesystem::exists(folder / "checkpoints/damaged-step-00000003"));
+}
+
+TEST_F(NonFiniteSteps, GoingBackThreeTimesInARowIsTheEnd) {
+  std::vector<int64_t> bad;
+  for (int64_t step = 3; step < 30; ++step) bad.push_back(step);
+  Job job = with_samples(small_mlp(), bad, kNan, 30);
+  job.train.on_non_finite = OnNonFinite::rollback;
+  job.checkpoint.every_steps = 2;
+  job.layout.dp_shard = 2;
+  EXPECT_THAT(
+      error_text<NumericError>([&] { run(job, "ends"); }),
+      HasAll(
+          "step 6: the loss of rank 1 is not a finite number",
+          "Training went back 3 times, with less than 100 finite steps after "
+          "each"));
+  EXPECT_EQ(rollbacks(folder_.path("ends")).size(), 3U);
+  // Nor does another process try more often.
+  EXPECT_THAT(
+      error_text<NumericError>([&] { run(job, "ends"); }),
+      HasSubstr("went back 3 times"));
+}
+
+TEST_F(NonFiniteSteps, WithoutAStateFromBeforeTheFourthIsTheEnd) {
+  Job job = that_goes_back(small_mlp(), kNan);
+  job.checkpoint.every_steps = 0;
+  job.layout.dp_replicate = 2;
+  EXPECT_THAT(
+      error_text<NumericError>([&] { run(job, "none"); }),
+      HasAll(
+          "step 7: the loss of rank 1", "No state from before was saved",
+          "set [checkpoint] every_steps"));
+}
+
+TEST(GoingBack, IsInARowWithoutAHundredFiniteSteps) {
+  const echelon::NonFiniteSteps steps(OnNonFinite::rollback);
+  std::vector<timeline::Rollback> before;
+  for (const int64_t step : {1000, 1010, 1020}) {
+    EXPECT_TRUE(steps.may_go_back(step, before));
+    before.push_back({.from_step = step, .step = step - 5});
+  }
+  EXPECT_FALSE(steps.may_go_back(1030, before));
+  EXPECT_FALSE(steps.may_go_back(1115, before));
+  EXPECT_TRUE(steps.may_go_back(1116, before));
+  EXPECT_FALSE(
+      echelon::NonFiniteSteps(OnNonFinite::skip).may_go_back(1116, before));
+}
+
+// A bad gradient has made parameters NaN, and they were saved.
+TEST_F(NonFiniteSteps, ACheckpointThatIsNotFiniteIsLeftOut) {
+  const LayerList list = layers_with_roots();
+  for (const char* layout : {"dp=2", "fsdp=2", "pp=2"}) {
+    SCOPED_TRACE(layout);
+    Job job = with_samples(small_mlp(), {4}, 0);
+    job.layout = parse_layout(layout);
+    job.train.on_non_finite = OnNonFinite::stop;
+    job.checkpoint.every_steps = 1;
+    job.checkpoint.async = false;
+    const std::string first =
+        error_text<NumericError>([&] { run(job, layout, &list); });
+    EXPECT_THAT(first, HasSubstr("step 5: the loss of rank "));
+    job.train.on_non_finite = OnNonFinite::skip;
+    testing::internal::CaptureStderr();
+    const auto folder = run(job, layout, &list);
+    EXPECT_THAT(
+        testing::internal::GetCapturedStderr(),
+        HasAll(
+            "step-00000004 is damaged and left out: ",
+            " has a value that is not finite",
+            "step-00000004 is now damaged-step-00000004"));
+    EXPECT_EQ(std::ssize(metrics(folder)), kSteps);
+    for (const auto& step : metrics(folder)) {
+      EXPECT_TRUE(std::isfinite(step.loss)) << step.step;
+    }
+  }
 }
 
 }  // namespace echelon::non_finite_test

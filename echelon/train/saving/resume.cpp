@@ -1,6 +1,8 @@
 // Candidates are tried in their order, the latest first. A checkpoint is used
 // by all ranks or by none: each rank reads the manifest, the ranks exchange
-// what is wrong, and load_state() fails on every rank if it fails on one.
+// what is wrong, and load_state() fails on every rank if it fails on one. A
+// state that is not finite is as good as a damaged one: training would end in
+// its first step, and again after each restart.
 // Damaged checkpoints of the run itself are set aside, since training will save
 // their steps again.
 #include "echelon/train/saving/resume.h"
@@ -146,6 +148,41 @@ void make_room(const std::vector<CheckpointPlace>& damaged) {
   }
 }
 
+// Names a parameter, or a state of the optimizer, of this rank that is not
+// finite; empty when there is none.
+std::string find_not_finite(
+    const TrainingState& state, const ModelSource& source,
+    torch::Device device) {
+  const torch::NoGradGuard no_grad;
+  std::vector<std::string> names;
+  std::vector<torch::Tensor> finite;
+  for (const auto& part : shards_to_load(state, source)) {
+    // Buffers may hold infinities, as masks do.
+    if (part.kind == SavedKind::buffer || !part.tensor.is_floating_point()) {
+      continue;
+    }
+    const torch::Tensor all = part.tensor.contiguous();
+    const auto add = [&](const torch::Tensor& values) {
+      names.push_back(part.name);
+      finite.push_back(at::isfinite(values).all().to(device));
+    };
+    if (all.dim() == 0) {
+      add(all);
+      continue;
+    }
+    for (const auto& [box, begin, strides] : part.boxes) {
+      add(all.as_strided(box.sizes, strides, all.storage_offset() + begin));
+    }
+  }
+  if (finite.empty()) return "";
+  const auto flags = at::stack(finite).to(torch::kCPU);
+  for (size_t i = 0; i < names.size(); ++i) {
+    if (flags[static_cast<int64_t>(i)].item<bool>()) continue;
+    return format("\"{}\" has a value that is not finite", names[i]);
+  }
+  return "";
+}
+
 // Whether `named` is neither the run nor one of its checkpoints.
 bool names_others(
     const std::filesystem::path& named, const std::filesystem::path& run,
@@ -180,15 +217,10 @@ Resume find_on_disk(
   return resume;
 }
 
-}  // namespace
-
-Resume find_resume(
-    const CheckpointOptions& options, const std::filesystem::path& folder,
-    const std::string& memory) {
-  Resume resume = find_on_disk(options, folder);
-  if (memory.empty()) return resume;
+void add_those_in_memory(
+    Resume& resume, const std::string& memory,
+    std::vector<CheckpointPlace> in_memory) {
   const int64_t newest = resume.own ? resume.candidates.front().step : -1;
-  auto in_memory = checkpoints_in_memory(memory);
   std::erase_if(in_memory, [&](const CheckpointPlace& place) {
     return place.step <= newest;
   });
@@ -196,6 +228,34 @@ Resume find_resume(
   resume.memory = memory;
   resume.candidates.insert(
       resume.candidates.begin(), in_memory.begin(), in_memory.end());
+}
+
+}  // namespace
+
+Resume find_resume(
+    const CheckpointOptions& options, const std::filesystem::path& folder,
+    const std::string& memory) {
+  Resume resume = find_on_disk(options, folder);
+  if (!memory.empty()) {
+    add_those_in_memory(resume, memory, checkpoints_in_memory(memory));
+  }
+  return resume;
+}
+
+Resume find_before(
+    const std::filesystem::path& folder, const std::string& memory,
+    int64_t step) {
+  const auto before = [&](std::vector<CheckpointPlace> places) {
+    std::erase_if(
+        places, [&](const auto& place) { return place.step >= step; });
+    return places;
+  };
+  Resume resume;
+  resume.candidates = before(list_checkpoints(folder / "checkpoints"));
+  resume.own = !resume.candidates.empty();
+  if (!memory.empty()) {
+    add_those_in_memory(resume, memory, before(checkpoints_in_memory(memory)));
+  }
   return resume;
 }
 
@@ -256,7 +316,7 @@ Resumed resume(
     const Resume& from, const Job& job, TrainingState& state,
     const ModelSource& source, World& world, const MeshGroups& groups,
     const std::string& samples) {
-  std::string last;
+  std::string last;  // damage
   std::vector<CheckpointPlace> damaged;
   for (size_t i = 0; i < from.candidates.size(); ++i) {
     const auto& place = from.candidates[i];
@@ -282,6 +342,10 @@ Resumed resume(
           state.load_loss_scale(
               {scale->scale, scale->good_steps, scale->overflows});
         }
+        const auto bad =
+            world.exchange(find_not_finite(state, source, world.device()));
+        damage = detail::first_failure(bad);
+        if (!damage.empty()) throw CheckpointError(damage);
         if (from.own && world.rank() == 0) make_room(damaged);
         return {
             reader->manifest(), place.path, from.own || in_memory, in_memory,

@@ -35,6 +35,13 @@ Resume find_resume(
     const CheckpointOptions& options, const std::filesystem::path& folder,
     const std::string& memory = "");
 
+/// The run's own checkpoints from before `step`, to which training may go back,
+/// those in memory first, if they are newer; no candidates when there are none.
+/// No rank may be writing one.
+Resume find_before(
+    const std::filesystem::path& folder, const std::string& memory,
+    int64_t step);
+
 /// Describes the samples for a checkpoint: a line for each setting and count
 /// that decides which samples a step sees.
 std::string describe_samples(const Job& job, const TrainingData& data);
@@ -62,11 +69,12 @@ std::string describe(
     const Resumed& resumed, const Resume& from, const Job& job,
     const std::string& samples, int64_t total_steps);
 
-/// Fills `state` from the first candidate that is intact, and warns of those
-/// that are not. Every rank of the world calls this. Throws CheckpointError
-/// when none is intact, or when it is of another model or (unless
-/// job.checkpoint.force) of another seed or other data. Throws Error when all
-/// candidates were in memory, after removing them: a restart does without.
+/// Fills `state` from the first candidate that is intact and finite, and warns
+/// of those that are not. Every rank of the world calls this. Throws
+/// CheckpointError when none is intact, or when it is of another model or
+/// (unless job.checkpoint.force) of another seed or other data. Throws Error
+/// when all candidates were in memory, after removing them: a restart does
+/// without.
 Resumed resume(
     const Resume& from, const Job& job, TrainingState& state,
     const ModelSource& source, World& world, const MeshGroups& groups,

@@ -81,6 +81,10 @@ class Saver {
       TrainingState& state, const CheckpointManifest& now,
       const SaverNews& all);
 
+  /// The same for a step that is not to be saved: what is in flight goes on,
+  /// and requests wait.
+  void after_step_in_doubt(const SaverNews& all) { proceed(all); }
+
   /// Saves now, unless this step is saved already, and returns when the
   /// checkpoint is complete, however many failed before. Every rank calls this.
   /// Throws CheckpointError when it fails.

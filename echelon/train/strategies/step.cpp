@@ -185,7 +185,7 @@ void name_whole_gradients(const ParallelModel& model) {
 TrainingState::TrainingState(
     const Job& job, const ModelPlace& place, int64_t total_steps)
     : options_(job.optimizer),
-      skips_(job.train.on_non_finite == OnNonFinite::skip),
+      skips_(job.train.on_non_finite != OnNonFinite::stop),
       device_(place.world.device()),
       model_(of_kind(
           timeline::MemoryKind::parameters,

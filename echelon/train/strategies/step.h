@@ -49,16 +49,16 @@ class TrainingState {
   /// Restores the state of a checkpoint; the model uses its scale.
   void load_loss_scale(const LossScaler::State& state);
 
-  /// Call it before forward_backward(). With train.on_non_finite "skip", a step
-  /// that is skipped also leaves the buffers as they were now, such as the
+  /// Call it before forward_backward(). Unless train.on_non_finite is "stop", a
+  /// step that is skipped also leaves the buffers as they were now, such as the
   /// running statistics of norms.
   void before_forward();
 
   /// Divides gradients by the loss scale, clips them if the job says so, sets
   /// the schedule's learning rate for `step` (from 0) and updates, unless a
   /// gradient or the norm is not finite on some rank. Measuring the global norm
-  /// costs a pass over the gradients (clipping and train.on_non_finite "skip"
-  /// do it in each step), and measuring that of each of `layers`
+  /// costs a pass over the gradients (clipping and train.on_non_finite other
+  /// than "stop" do it in each step), and measuring that of each of `layers`
   /// (null: none) another. Throws NumericError when too many steps in a row
   /// were skipped. Waits for the device.
   StepUpdate update(

@@ -1,11 +1,14 @@
 // Saving and resuming by the command line, as users and schedulers do it.
 #include <gmock/gmock.h>
 #include <sys/resource.h>
+#include <torch/torch.h>
 
 #include <algorithm>
+#include <cmath>
 #include <csignal>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <thread>
@@ -14,6 +17,7 @@
 #include "echelon/checkpoint/files/checked_file.h"
 #include "echelon/checkpoint/files/folder.h"
 #include "echelon/checkpoint/files/reader.h"
+#include "echelon/checkpoint/tensors/tensor_file.h"
 #include "echelon/text/text_file.h"
 #include "echelon/timeline/metrics.h"
 #include "tests/support/error_text.h"
@@ -311,6 +315,44 @@ TEST_F(ResumeCommand, AKilledRankGoesOnFromMemory) {
     ASSERT_EQ(all[i].loss, undisturbed[i].loss) << i;
   }
   EXPECT_EQ(read_manifest(checkpoints()[0].path.string()).content_hash, hash);
+}
+
+// In the ranks that go on, and again in those of the next start.
+TEST_F(ResumeCommand, TrainingGoesBackAndLeavesOutBadSamples) {
+  constexpr int64_t kBatch = 16;
+  torch::manual_seed(1);
+  auto inputs = torch::rand({40 * kBatch, 1, 8, 8});
+  for (const int64_t step : {6, 7, 8, 9}) {
+    inputs[step * kBatch - 1].fill_(std::numeric_limits<float>::quiet_NaN());
+  }
+  const std::string path = folder_.path() + "/data.safetensors";
+  save_tensors(
+      path, {{"inputs", inputs}, {"targets", torch::arange(40 * kBatch) % 10}});
+  const Words words =
+      train(20, {"--set", "data.name=tensors", "--set", "data.path=" + path}) +
+      set(
+          {"data.shuffle=false", "data.holdout=0", "train.batch=16",
+           "train.on_non_finite=rollback", "elastic.memory_steps=1"});
+  finishes(
+      words,
+      "training goes back to step 5 in memory, and leaves out samples 80 to "
+      "143 of epoch 0");
+  expect_every_step_once(20);
+  const auto losses = steps();
+  for (const auto& step : losses) EXPECT_TRUE(std::isfinite(step.loss));
+  Command explained({kEchelon, "explain", run()});
+  EXPECT_EQ(explained.wait(), 0) << explained.err();
+  EXPECT_THAT(
+      explained.out() + explained.err(),
+      HasSubstr("training went back from step 9 to step 5, without samples 80 "
+                "to 143 of epoch 0"));
+  fs::remove_all(fs::path(run()) / "checkpoints");
+  finishes(words);
+  const auto again = steps();
+  ASSERT_EQ(again.size(), losses.size());
+  for (size_t i = 0; i < again.size(); ++i) {
+    EXPECT_EQ(again[i].loss, losses[i].loss) << i;
+  }
 }
 
 TEST_F(ResumeCommand, ARunKilledBeforeItsFirstCheckpointStartsOver) {
