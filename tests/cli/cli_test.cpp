@@ -257,7 +257,16 @@ TEST_F(CommandLine, TrainStartsRanksOfSeveralHosts) {
            {"-n 2 --ranks threads --nnodes 2 --master-addr a",
             "--ranks threads: threads are on one host"},
            {"-n 2 --set 'train.run=runs/{time}' --nnodes 2 --master-addr a",
-            "hosts would name the run differently"}}) {
+            "hosts would name the run differently"},
+           {"--nnodes 3:2 --master-addr a",
+            "--nnodes MAX 2: must be a whole number from 3 to"},
+           {"--nnodes 0:2 --master-addr a",
+            "--nnodes MIN 0: must be a whole number from 1 to"},
+           {"--join a:29500", "--join a:29500: give --nnodes too"},
+           {"--nnodes 1:2 --join a --master-addr b",
+            "--join a: is in place of --master-addr b"},
+           {"--nnodes 1:2 --join a:0",
+            "--join PORT 0: must be a whole number from 1 to 65535"}}) {
     expect_error("train first.toml " + arguments, part);
   }
 }
@@ -284,7 +293,9 @@ TEST_F(CommandLine, VerifyAndBenchStartRanksOfSeveralHosts) {
             "--master-addr a",
             "--resume saves to a folder of this host alone"},
            {"bench collectives --ranks threads --nnodes 2 --master-addr a",
-            "--ranks threads: threads are on one host"}}) {
+            "--ranks threads: threads are on one host"},
+           {"verify first.toml --nnodes 1:2 --master-addr a",
+            "--nnodes 1:2: the hosts of this command do not change"}}) {
     expect_error(arguments, part);
   }
 }
