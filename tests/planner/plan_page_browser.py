@@ -1,6 +1,6 @@
 """Looks at a plan's page in headless Chromium.
 
-  plan_page_browser.py CHECK FOLDER
+  plan_page_browser.py FOLDER...
 
 FOLDER holds report.html and expected.json: what the page must show, from the
 plan. Prints what is wrong and ends with 1, or ends with 0.
@@ -170,18 +170,17 @@ def colors(browser, folder):
 
 
 def main():
-    name, folder = sys.argv[1], pathlib.Path(sys.argv[2])
-    checks = {f.__name__: f for f in (
-        quiet, layout, bars, points, step, colors)}
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=shutil.which("chromium"),
             args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"])
-        for one in checks.values() if name == "all" else (checks[name],):
-            one(browser, folder)
+        for folder in map(pathlib.Path, sys.argv[1:]):
+            for one in (quiet, layout, bars, points, step, colors):
+                before = len(problems)
+                one(browser, folder)
+                for problem in problems[before:before + 20]:
+                    print(f"{folder.name}, {one.__name__}: {problem}")
         browser.close()
-    for problem in problems[:20]:
-        print(problem)
     sys.exit(1 if problems else 0)
 
 

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <memory>
 #include <nlohmann/json.hpp>
 
 #include "echelon/planner/plan_page.h"
@@ -28,7 +29,17 @@ class PlanPageInBrowser : public testing::Test {
       std::vector<std::pair<std::string, std::string>> fixed = {}) {
     const auto request = plan_request(model, cluster, batch, std::move(fixed));
     page_ = make_plan_page(request, plan(request));
-    folder_.write("report.html", to_html(page_));
+  }
+
+  // One browser looks at the pages of all tests, since it takes seconds to
+  // start. The folder of a page has the name of its test.
+  static void TearDownTestSuite() {
+    if (!looks_.empty()) {
+      EXPECT_NO_THROW(
+          run_python_script("planner/plan_page_browser.py", looks_));
+    }
+    looks_.clear();
+    folder_.reset();
   }
 
   // What the page must show; `texts` besides.
@@ -60,13 +71,17 @@ class PlanPageInBrowser : public testing::Test {
     };
     expected["choices"] = told(page_.choices);
     expected["growth"] = told(page_.growth);
-    folder_.write("expected.json", expected.dump());
-    EXPECT_NO_THROW(run_python_script(
-        "planner/plan_page_browser.py", {"all", folder_.path()}));
+    if (!folder_) folder_ = std::make_unique<TempFolder>();
+    const std::string name =
+        testing::UnitTest::GetInstance()->current_test_info()->name();
+    folder_->write(name + "/report.html", to_html(page_));
+    folder_->write(name + "/expected.json", expected.dump());
+    looks_.push_back(folder_->path(name));
   }
 
-  TempFolder folder_;
   PlanPage page_;
+  static inline std::unique_ptr<TempFolder> folder_;
+  static inline std::vector<std::string> looks_;
 };
 
 TEST_F(PlanPageInBrowser, ShowsOnePipelineOfMany) {

@@ -24,25 +24,37 @@ def check(holds, problem):
 
 
 class Page:
-    """The report at one width, and what its loading did."""
+    """The report at one width, and what its loading did. A tab takes much longer to
+    open than a page to load, so there is one tab for each kind of context."""
+
+    tabs = {}
 
     def __init__(self, browser, folder, width=1400, **context):
         self.url = (folder / "report.html").resolve().as_uri()
-        self.context = browser.new_context(
-            viewport={"width": width, "height": 900}, **context)
-        self.page = self.context.new_page()
+        kind = (browser, *sorted(context.items()))
+        if kind not in Page.tabs:
+            Page.tabs[kind] = browser.new_context(**context).new_page()
+        self.page = Page.tabs[kind]
+        self.page.set_viewport_size({"width": width, "height": 900})
         self.console = []
         self.requests = []
-        self.page.on("console", lambda m: self.console.append(m.text))
-        self.page.on("pageerror", lambda e: self.console.append(str(e)))
-        self.page.on("request", lambda r: self.requests.append(r.url))
+        self.listeners = {
+            "console": lambda m: self.console.append(m.text),
+            "pageerror": lambda e: self.console.append(str(e)),
+            "request": lambda r: self.requests.append(r.url)}
+        for event, listener in self.listeners.items():
+            self.page.on(event, listener)
         self.page.goto(self.url)
 
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
-        self.context.close()
+        """The next page finds the tab as a new one is."""
+        for event, listener in self.listeners.items():
+            self.page.remove_listener(event, listener)
+        self.page.mouse.move(0, 0)
+        self.page.emulate_media(media="null")
 
     def js(self, script, argument=None):
         return self.page.evaluate(script, argument)

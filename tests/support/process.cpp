@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -47,23 +48,11 @@ Command::Command(
   if (pid_ != 0) {
     return;
   }
-  setpgid(0, 0);
-  const rlimit none{0, 0};
-  setrlimit(RLIMIT_CORE, &none);
+  redirect();
   putenv(marker_.data());
   for (const auto& entry : environment) {
     putenv(const_cast<char*>(entry.c_str()));
   }
-  const auto redirect = [this](const char* name, int fd, int flags) {
-    dup2(
-        open(
-            name[0] == '/' ? name : (folder_.path() + "/" + name).c_str(),
-            flags, 0600),
-        fd);
-  };
-  redirect("/dev/null", 0, O_RDONLY);
-  redirect("out", 1, O_WRONLY | O_CREAT | O_APPEND);
-  redirect("err", 2, O_WRONLY | O_CREAT | O_APPEND);
   std::vector<char*> arguments;
   for (const auto& word : words) {
     arguments.push_back(const_cast<char*>(word.c_str()));
@@ -71,6 +60,32 @@ Command::Command(
   arguments.push_back(nullptr);
   execvp(arguments[0], arguments.data());
   _exit(126);
+}
+
+Command::Command(const std::function<int()>& body) {
+  std::fflush(nullptr);
+  pid_ = fork();
+  if (pid_ != 0) {
+    return;
+  }
+  redirect();
+  const int code = body();
+  std::fflush(nullptr);
+  _exit(code);
+}
+
+// In the child: a process group, no core, and files for its output.
+void Command::redirect() const {
+  setpgid(0, 0);
+  const rlimit none{0, 0};
+  setrlimit(RLIMIT_CORE, &none);
+  const auto open_as = [](const std::string& name, int fd, int flags) {
+    dup2(open(name.c_str(), flags, 0600), fd);
+  };
+  constexpr int kAppend = O_WRONLY | O_CREAT | O_APPEND;
+  open_as("/dev/null", 0, O_RDONLY);
+  open_as(folder_.path() + "/out", 1, kAppend);
+  open_as(folder_.path() + "/err", 2, kAppend);
 }
 
 Command::~Command() {
@@ -131,6 +146,9 @@ std::vector<std::string> Command::err_lines() const {
 
 std::vector<pid_t> Command::living() const {
   std::vector<pid_t> found;
+  if (marker_.empty()) {
+    return found;
+  }
   for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
     const pid_t pid = std::atoi(entry.path().filename().c_str());
     if (pid <= 0) {

@@ -35,6 +35,10 @@ class Command {
   explicit Command(
       const std::vector<std::string>& words,
       const std::vector<std::string>& environment = {});
+  /// Starts `body` in a copy of this process, which has loaded its libraries
+  /// already and has no other threads. The copy ends with what `body` returns;
+  /// living() does not find it.
+  explicit Command(const std::function<int()>& body);
   /// Kills what is left.
   ~Command();
   Command(const Command&) = delete;
@@ -57,6 +61,8 @@ class Command {
   std::vector<pid_t> living() const;
 
  private:
+  void redirect() const;
+
   TempFolder folder_;
   std::string marker_;
   pid_t pid_ = -1;

@@ -27,7 +27,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 CLANG, TIDY = "clang++-16", "clang-tidy-16"
-TIDY_GROUPS = 10
 SOURCES = ("echelon", "tests", "benchmarks", "examples")
 
 
@@ -349,13 +348,22 @@ class Passed:
             self.includes[path] = [place for place in places if place.is_file()]
         return self.includes[path]
 
-    def key(self, path, command):
+    def all_included(self, path):
+        """`path` and the files of the tree that it and they include."""
         seen, left = {path}, [path]
         while left:
             for other in self.included(left.pop()):
                 if other not in seen:
                     seen.add(other)
                     left.append(other)
+        return seen
+
+    def uses(self, path, library):
+        """Whether one of them includes <library>."""
+        return any(f"#include <{library}>" in one.read_text() for one in self.all_included(path))
+
+    def key(self, path, command):
+        seen = self.all_included(path)
         text = "\0".join([*self.fixed, *map(str, command),
                           *(f"{one}\0{one.read_text()}" for one in sorted(seen))])
         text = text.replace(self.build, "BUILD").replace(str(ROOT), "ROOT")
@@ -441,16 +449,21 @@ def check_tidy(build):
     unity = [p for p in compiled if p.parent.name == "unity" and p.name.startswith("echelon_")]
     torch = {"echelon_" + room.name for room in clang.rooms.values() if room.torch}
     paths = [p for p in unity if p.stem.rsplit("_", 1)[0] not in torch]
-    paths.sort(key=lambda p: p.stem.split("_")[1] in PUBLIC)
     command = lambda p: [TIDY, "--quiet", "--warnings-as-errors=*", str(p), "--", *clang.plain]
-    # Most of the time goes into headers of libraries, so several units are read
-    # as one. Where their names collide, each is read by itself.
-    together = {}
-    for i in range(TIDY_GROUPS):
-        group = Path(build) / f"tidy_{i}.cpp"
-        together[group] = paths[i::TIDY_GROUPS]
-        group.write_text("".join(f'#include "{path}"\n' for path in together[group]))
     passed = Passed("tidy", build, TIDY)
+    # Most of the time goes into headers of libraries, so several units are read as one:
+    # those that need the largest library apart from the others. Each folder that is
+    # not public has names of its own; the public ones share theirs, and collide less in
+    # small groups. Units that collide are read by themselves.
+    kinds = collections.defaultdict(list)
+    for path in paths:
+        kinds[path.stem.split("_")[1] in PUBLIC, passed.uses(path, "nlohmann/json.hpp")].append(path)
+    together = {}
+    for kind, count in (((False, True), 2), ((False, False), 1), ((True, True), 2), ((True, False), 4)):
+        for i in range(count):
+            group = Path(build) / f"tidy_{len(together)}.cpp"
+            together[group] = kinds[kind][i::count]
+            group.write_text("".join(f'#include "{path}"\n' for path in together[group]))
     failures = passed.run_each(command, list(together))
     collided = [group for group, text in failures if "[clang-diagnostic-error]" in text]
     failures = [one for one in failures if one[0] not in collided]

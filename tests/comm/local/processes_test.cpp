@@ -1,4 +1,4 @@
-// The local backend between processes: the program starts itself once per rank.
+// The local backend between processes: the program forks once for each rank.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <c10/core/CPUAllocator.h>
@@ -248,28 +248,21 @@ const std::map<std::string, std::function<void(Me&)>> kRoles = {
     {"reports_blocks", reports_blocks},
 };
 
-// This is the body of a rank's process, not a test.
-TEST(Rank, DISABLED_Process) {
+// The body of a rank's process.
+int run_rank(
+    const std::string& role, Me me, const std::string& folder,
+    const JoinOptions& options) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   at::set_num_threads(1);
-  std::istringstream arguments(std::getenv("ECHELON_LOCAL_TEST"));
-  std::string role, folder;
-  Me me;
-  int share = 0;
-  int join_ms = 0;
-  arguments >> role >> me.rank >> me.size >> share >> join_ms >> folder;
   attempt(me, [&] {
     auto store =
         c10::make_intrusive<c10d::FileStore>(folder + "/store", me.size);
-    me.host = join_processes(
-        store, "test/0", me.rank, me.size,
-        {.share_tensors = share != 0,
-         .timeout = std::chrono::milliseconds(join_ms)});
+    me.host = join_processes(store, "test/0", me.rank, me.size, options);
     me.world = me.group("world");
     kRoles.at(role)(me);
     me.say("done");
   });
-  std::fflush(nullptr);
+  return 0;
 }
 
 // ---- the parent
@@ -284,13 +277,11 @@ class Ranks {
     for (int r = 0; r < size; ++r) {
       if (present.empty() ||
           std::count(present.begin(), present.end(), r) > 0) {
-        ranks_[r] = std::make_unique<Command>(
-            std::vector<std::string>{
-                "/proc/self/exe", "--gtest_filter=Rank.DISABLED_Process",
-                "--gtest_also_run_disabled_tests"},
-            std::vector<std::string>{format(
-                "ECHELON_LOCAL_TEST={} {} {} {} {} {}", role, r, size,
-                share ? 1 : 0, join.count(), folder_.path())});
+        ranks_[r] = std::make_unique<Command>([&] {
+          return run_rank(
+              role, {.rank = r, .size = size}, folder_.path(),
+              {.share_tensors = share, .timeout = join});
+        });
       }
     }
   }
