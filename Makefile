@@ -46,7 +46,8 @@ install: setup
 	@setup/build.sh $(JOBS) echelon/all
 	@cmake --install build --prefix $(PREFIX)
 
-package: build
+package: setup
+	@setup/build.sh $(JOBS) echelon/all
 	@setup/package.sh
 
 clean:
