@@ -90,7 +90,7 @@ class MeasuredPeak : public DryRun, public testing::WithParamInterface<Case> {
     if (one.model == "mlp") return digits("mlp", 128, more);
     if (one.model == "resnet18") return digits("resnet18", 8, more);
     if (one.model == "large gpt") {
-      return config(more, "layers = 8\nhidden_size = 512\nheads = 8\n");
+      return config(more, "layers = 5\nhidden_size = 512\nheads = 8\n");
     }
     if (one.model == "medium gpt") return config(more);
     // A CPU without instructions for bf16 is twenty times slower with it.
