@@ -165,12 +165,13 @@ MatrixRate read_matrix_rate(const Value& value, const std::string& title) {
   MatrixRate rate;
   std::string precision, kind(to_string(rate.kind));
   table.read("of", kind);
-  // `&`, not `&&`: all keys must be asked for, or finish() refuses those that
-  // come after a missing one.
-  const bool whole =
-      table.read("precision", precision) & table.read("m", rate.m, 1) &
-      table.read("n", rate.n, 1) & table.read("k", rate.k, 1) &
-      table.read("rate", rate.flops_per_second, Unit::flops_per_second);
+  // Not `&&`: all keys must be asked for, or finish() refuses those that come
+  // after a missing one.
+  bool whole = table.read("precision", precision);
+  whole &= table.read("m", rate.m, 1);
+  whole &= table.read("n", rate.n, 1);
+  whole &= table.read("k", rate.k, 1);
+  whole &= table.read("rate", rate.flops_per_second, Unit::flops_per_second);
   table.finish();
   table.need(whole, "precision, m, n, k and rate");
   try {
@@ -185,10 +186,9 @@ MatrixRate read_matrix_rate(const Value& value, const std::string& title) {
 OperatorRate read_operator_rate(const Value& value, const std::string& title) {
   Table table(value, value.place, title + " operator_rates");
   OperatorRate rate;
-  const bool whole =
-      table.read("name", rate.name) &
-      table.read("bytes", rate.bytes, Unit::bytes) &
-      table.read("rate", rate.bytes_per_second, Unit::bytes_per_second);
+  bool whole = table.read("name", rate.name);
+  whole &= table.read("bytes", rate.bytes, Unit::bytes);
+  whole &= table.read("rate", rate.bytes_per_second, Unit::bytes_per_second);
   table.finish();
   table.need(whole, "name, bytes and rate");
   return rate;
@@ -197,10 +197,9 @@ OperatorRate read_operator_rate(const Value& value, const std::string& title) {
 LaunchRate read_launch_rate(const Value& value, const std::string& title) {
   Table table(value, value.place, title + " launch_rates");
   LaunchRate rate;
-  const bool whole =
-      table.read("beside", rate.bytes_beside, Unit::bytes) &
-      table.read("launch", rate.seconds, Unit::seconds) &
-      table.read("backward", rate.backward_seconds, Unit::seconds);
+  bool whole = table.read("beside", rate.bytes_beside, Unit::bytes);
+  whole &= table.read("launch", rate.seconds, Unit::seconds);
+  whole &= table.read("backward", rate.backward_seconds, Unit::seconds);
   rate.view_seconds = rate.seconds;
   rate.backward_view_seconds = rate.backward_seconds;
   table.read("view", rate.view_seconds, Unit::seconds);

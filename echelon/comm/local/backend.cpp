@@ -340,7 +340,7 @@ class LocalBackend : public c10d::Backend {
   WorkPtr _reduce_scatter_base(
       at::Tensor& output, at::Tensor& input,
       const c10d::ReduceScatterOptions& options) override {
-    return reduce_scatter(output, input, options);
+    return reduce_and_scatter(output, input, options);
   }
 
   WorkPtr reduce_scatter_tensor_coalesced(
@@ -357,7 +357,7 @@ class LocalBackend : public c10d::Backend {
     }
     const auto input = at::cat(rows, 1);
     const auto output = at::empty({total}, input.options());
-    return reduce_scatter(output, input, options, [outputs, output] {
+    return reduce_and_scatter(output, input, options, [outputs, output] {
       unflatten(output, outputs);
     });
   }
@@ -462,7 +462,7 @@ class LocalBackend : public c10d::Backend {
   }
 
   // input [size * numel(output)]
-  WorkPtr reduce_scatter(
+  WorkPtr reduce_and_scatter(
       const at::Tensor& output, const at::Tensor& input,
       const c10d::ReduceScatterOptions& options, Finish finish = nullptr) {
     const auto shape = shape_of("reduce_scatter", output);

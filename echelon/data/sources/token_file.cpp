@@ -223,7 +223,7 @@ size_t token_bytes(TokenType type) {
 }
 
 MappedFile::MappedFile(const std::string& path) : path_(path) {
-  const auto fail = [&] [[noreturn]] {
+  const auto fail = [&] {
     throw DataError(path + ": cannot be read: " + std::strerror(errno));
   };
   // O_NONBLOCK: a pipe would wait for a writer.
