@@ -126,7 +126,7 @@ class DataParallelModule {
   }
   template <class... T>
   void watch(const std::tuple<T...>& outputs) {
-    std::apply([this](const auto&... each) { (watch(each), ...); }, outputs);
+    std::apply([&](const auto&... each) { (watch(each), ...); }, outputs);
   }
   // Other types are not searched for tensors: their reduction begins when
   // backward reaches the first parameter.
