@@ -37,7 +37,7 @@ constexpr const char* kMasterVariable = "ECHELON_MASTER_FD=";
 constexpr size_t kMostFiles = 6;
 constexpr int kMostWaitMs = 60'000;
 // What a rank's variables may be longer than the server's.
-constexpr size_t kRoom = 512;
+constexpr size_t kRoom = 4096;
 
 // Strings one after the other, each ended by a NUL, which none can hold.
 class SpecWriter {
@@ -259,6 +259,10 @@ bool ForkServer::start(const GuardSpec& spec) {
   pid_ = fork();
   if (pid_ == 0) become_server(spec, theirs.fd());
   return pid_ > 0;
+}
+
+void ForkServer::warm(const GuardSpec& spec) {
+  if (pid_ <= 0 && !failed_) failed_ = !start(spec);
 }
 
 void ForkServer::end() {

@@ -25,6 +25,10 @@ class ForkServer {
   ForkServer(const ForkServer&) = delete;
   ForkServer& operator=(const ForkServer&) = delete;
 
+  /// Starts the server before it is needed, so that it has loaded the program
+  /// then. Of `spec` it needs path, command, environment and signal mask.
+  void warm(const GuardSpec& spec);
+
   /// Has the server fork the guard of a rank, as start_guard() does. The first
   /// call starts the server. Nothing when the server does not serve, which the
   /// caller takes as a reason for start_guard(): it could not be started, its

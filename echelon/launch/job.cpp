@@ -72,14 +72,6 @@ void make_log_folder(const std::string& folder) {
   }
 }
 
-std::vector<std::string> own_environment() {
-  std::vector<std::string> result;
-  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
-    result.emplace_back(*entry);
-  }
-  return result;
-}
-
 // A guard closes its socket when it ends. It is a child of this process, or of
 // the fork server.
 void wait_for_end(const Guard& guard) {
@@ -110,6 +102,14 @@ void end_orphans(pid_t guard, const std::vector<pid_t>& guards) {
 }
 
 }  // namespace
+
+std::vector<std::string> own_environment() {
+  std::vector<std::string> result;
+  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
+    result.emplace_back(*entry);
+  }
+  return result;
+}
 
 Job::Job(
     const LaunchOptions& options, JobStart start, Hosts& hosts,

@@ -38,11 +38,14 @@ struct LauncherState {
   std::optional<ControlSocket> control;
 };
 
+/// The variables of this process, "NAME=value" each.
+std::vector<std::string> own_environment();
+
 class Job {
  public:
   /// `restarts`: when a rank fails and one of them is left, the others are
-  /// killed at once. `watched`: a rank that hangs has failed; null: it is left to
-  /// the ranks' own time limits.
+  /// killed at once. `watched`: a rank that hangs has failed; null: it is left
+  /// to the ranks' own time limits.
   Job(const LaunchOptions& options, JobStart start, Hosts& hosts,
       LauncherState& launcher, const Restarts& restarts, Watched* watched);
   ~Job();

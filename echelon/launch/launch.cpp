@@ -91,6 +91,14 @@ int run_job(
     std::cerr << "warning: `echelon job` cannot reach this job: "
               << error.what() << "\n";
   }
+  // A host that waits for others, or as a spare, has loaded the program.
+  if (!hosts.alone() && options.fork_ranks) {
+    launcher.forks.warm(
+        {.path = find_program(options.command[0]),
+         .command = options.command,
+         .environment = own_environment(),
+         .signal_mask = launcher.signals.mask_before()});
+  }
   Restarts restarts(options.max_restarts, options.least_nodes > 0);
   const auto may_restart = [&] {
     return restarts.left(FailureKind::program) ||
@@ -168,7 +176,8 @@ int run_job(
       for (const auto& [text, final] : look_at_host(options, at_start)) {
         job.say("this host: " + text);
         if (!final || !hosts.alone() ||
-            decision.verdict != Restarts::Verdict::restart) continue;
+            decision.verdict != Restarts::Verdict::restart)
+          continue;
         decision = {.words = "no restart: on this host it cannot help"};
       }
     }

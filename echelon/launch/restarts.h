@@ -40,7 +40,8 @@ class Restarts {
   };
 
   /// `most`: restarts for failures of the program; 0: none for any failure.
-  /// `elastic`: the job goes on without hosts that are lost, whatever `most` is.
+  /// `elastic`: the job goes on without hosts that are lost, whatever `most`
+  /// is.
   explicit Restarts(int most, bool elastic = false)
       : most_(most), elastic_(elastic) {}
 
