@@ -26,7 +26,6 @@ int run(const RunArguments& arguments) {
   options.max_restarts = parse_max_restarts(arguments.max_restarts);
   if (arguments.no_prefix) options.terminal = launch::Terminal::plain;
   options.command = arguments.program;
-  options.identity = join(arguments.program, " ");
   return launch::run(options);
 }
 

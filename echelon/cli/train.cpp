@@ -333,9 +333,12 @@ void use_layout(const Job& job, const Job& other) {
   write_configuration(other, run);
 }
 
-// What the hosts of a job must have in common.
+// What the hosts of a job must have in common. Each may have its data, and its
+// view of the run's folder, in a place of its own.
 std::string identity_of(Job job) {
   job.train.overwrite = false;
+  job.train.run = "run";
+  job.data = {};
   const std::string text = to_toml(job);
   return format(
       "{} {}", build_info::kVersion, checksum(text.data(), text.size()));

@@ -370,7 +370,9 @@ def row_strangers(campaign):
 def row_memory(campaign):
     with ControlGroup("memory", {"memory.limit_in_bytes": 400 << 20}, {"memory.max": 400 << 20}) as group:
         job = campaign.train(100, ["model.name=mlp", "model.hidden=[4096,4096]"], restarts=100, wrapper=group.wrapper())
-        expect(job.process.wait(LIMIT) == 93, "does not end as a job that starts in vain", job)
+        expect(job.process.wait(LIMIT) == 137, "does not end as its rank", job)
+    expect("restart 1 of 1 after memory ran out" in job.output() and
+           "no restart: memory ran out before" in job.output(), "does not start again once", job)
     expect(job.output().count("killed by SIGKILL (Killed); the kernel did this because memory ran out; this job's "
                               "control group may have 400 MiB") >= 4, "does not say that memory ran out", job)
 

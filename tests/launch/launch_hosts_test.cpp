@@ -573,7 +573,7 @@ TEST_F(Membership, ALostHostIsLeftOut) {
   EXPECT_THAT(
       a.err(), HasAll(
                    "the launcher of node 1 (127.0.0.1) is gone",
-                   "the others go on", "2 hosts, 2 ranks"));
+                   "restart 1 after a host was lost", "2 hosts, 2 ranks"));
 }
 
 TEST_F(Membership, TheFirstHostIsLostAndComesBack) {
