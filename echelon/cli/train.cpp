@@ -430,7 +430,9 @@ int train(const TrainArguments& given) {
     };
   }
   if (options.num_nodes > 1) options.identity = identity_of(job);
-  std::optional<ScratchConfig> config;  // of ranks on other hosts
+  // Where hosts change, ranks of a host cannot wait until another one has
+  // written to the run's folder.
+  std::optional<ScratchConfig> config;
   options.use_layout = [&](const std::string& layout, bool coordinates) {
     Job other = job;
     other.layout = parse_layout(layout);
@@ -438,11 +440,14 @@ int train(const TrainArguments& given) {
     if (coordinates) use_layout(job, other);
     if (config) config->write(other);
   };
+  std::optional<RunFolder> made;
   if (first) {
-    const RunFolder made = make_run_folder(job);
+    made = make_run_folder(job);
     std::error_code error;
     std::filesystem::remove(run / kFirstLayout, error);
-    return launch({"train", made.configuration, "--made"});
+  }
+  if (options.num_nodes == 1) {
+    return launch({"train", made->configuration, "--made"});
   }
   job.train.overwrite = false;
   config.emplace(job);
