@@ -236,7 +236,14 @@ Hosts Hosts::meet(const LaunchOptions& options) {
       HostLink(join(options, hosts.token_, Deadline(options.join_timeout)));
   coordinator.place = {coordinator.link.address(), port_of(options)};
   hosts.master_ = coordinator.place;
-  listen_at(bind_master(coordinator.link.own_address(), 0));
+  // The master's port, where it is free: then one is enough to open, and known
+  // to those who join by way of this host.
+  const std::string& own = coordinator.link.own_address();
+  try {
+    listen_at(bind_master(own, port_of(options)));
+  } catch (const ConfigError&) {
+    listen_at(bind_master(own, 0));
+  }
   coordinator.link.say(hosts.hello());
   hosts.peers_.push_back(std::move(coordinator));
   return hosts;

@@ -34,6 +34,7 @@ SKIPPED = {
     "build/benchmarks/": "benchmarks are not built by the tests",
     "benchmarks/published/run.py": "takes minutes",
     "benchmarks/chaos.py": "takes minutes; tests/chaos does it in short",
+    "benchmarks/chaos_hosts.py": "takes minutes, and needs root",
     "torchrun ": "needs Python's PyTorch; tests/launch starts programs under it",
     "srun ": "needs Slurm",
     "mpirun ": "needs Open MPI; tests/launch starts programs under it",

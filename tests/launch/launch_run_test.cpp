@@ -210,7 +210,8 @@ TEST(Run, AResizeStartsOtherRanks) {
       echelon::launch::ask_job(name, "resize 3"),
       "done: from 2 to 3 ranks, dp=3");
   ASSERT_TRUE(job.until_output(" of 3", 3)) << job.err();
-  EXPECT_EQ(echelon::launch::ask_job(name, "status"), "ranks 3 generation 1 hosts 1");
+  EXPECT_EQ(
+      echelon::launch::ask_job(name, "status"), "ranks 3 generation 1 hosts 1");
   // 4 do not start, so the job goes on with 3.
   EXPECT_EQ(
       echelon::launch::ask_job(name, "resize 4"),
