@@ -634,6 +634,20 @@ TEST_F(Membership, AJobThatNeedsAllHostsWaitsForThem) {
   expect_ends({&a, b.get()}, 0);
 }
 
+// Its connections stay open.
+TEST_F(Membership, ALauncherThatIsStoppedIsLostAndComesBack) {
+  Command a(node("1:3", 0)), b(node("1:3", 1)), c(node("1:3", 2));
+  ASSERT_TRUE(b.until_output("g0 1/3")) << b.err();
+  b.signal(SIGSTOP);
+  ASSERT_TRUE(a.until_output("g1 0/2")) << a.err();
+  ASSERT_TRUE(c.until_output("g1 1/2")) << c.err();
+  b.signal(SIGCONT);
+  ASSERT_TRUE(b.until_output("g2 2/3")) << b.err() << a.err();
+  finish();
+  expect_ends({&a, &b, &c}, 0);
+  EXPECT_EQ(count(b.out(), "g1"), 0);
+}
+
 // Each host judges by its own clock.
 TEST_F(Membership, ClocksMayDiffer) {
   const auto ahead = [](const char* seconds, std::vector<std::string> command) {
