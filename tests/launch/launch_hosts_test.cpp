@@ -690,6 +690,8 @@ TEST_F(Membership, WithoutALayoutAHostWaits) {
   Command c(node("1:3", 2, "--most-ranks 2"));
   ASSERT_TRUE(Command::until(
       [&] { return c.err().find("this one waits") != std::string::npos; }));
+  sleep(3);  // the job is not disturbed
+  EXPECT_EQ(count(a.out(), "g2"), 0) << a.err();
   b.signal(SIGKILL);
   ASSERT_TRUE(c.until_output("g2 1/2")) << a.err();
   finish();
