@@ -473,7 +473,7 @@ void Job::take_hosts(const pollfd* files) {
         break;
     }
   }
-  if (hosts_.wants_change() && !is_ending()) {
+  if (!is_ending() && hosts_.wants_change()) {
     hosts_.say_changes();
     end_for_change();
   }
