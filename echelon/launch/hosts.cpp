@@ -198,7 +198,7 @@ void Hosts::take(
     } else if (message.contains("refused")) {
       refused_ = message["refused"].dump();
     } else if (message.contains("waiting")) {
-      spare_ = message["waiting"].get<bool>();
+      note_waiting(message);
     } else if (message.contains("go_to")) {
       const json& place = message["go_to"];
       other_ = Place{place.at(0), place.at(1)};

@@ -141,6 +141,9 @@ class Hosts {
   // Who is in the job, in membership.cpp.
   nlohmann::json hello() const;
   void take_caller(Door::Caller caller);
+  nlohmann::json told_to_wait() const;
+  nlohmann::json members_as_json() const;
+  void note_waiting(const nlohmann::json& message);
   std::string take_hello(Peer& newcomer, const nlohmann::json& hello);
   std::string missing() const;
   int present() const;
@@ -155,6 +158,8 @@ class Hosts {
   JobStart take_start(const nlohmann::json& start);
   void regroup(SignalFile& signals);
   bool follow(const Place& place);
+  bool ask(const Place& place);
+  bool find_job_again(SignalFile& signals);
   bool lead_by(Call& call);
   void look_for_first();
 
@@ -192,6 +197,7 @@ class Hosts {
   bool regrouping_ = false;
   bool has_quorum_ = false;     // regrouping has found one
   bool spare_ = false;          // the job runs without this host
+  std::vector<Place> known_;    // where hosts of that job listen
   std::optional<Place> other_;  // who coordinates instead
   std::string start_;           // the coordinator's message (JSON)
   std::string refused_;

@@ -277,7 +277,7 @@ void Hosts::take_caller(Door::Caller caller) {
       if (coordinates_ && generation_ < 0) {
         other_ = Place{place.at(0), place.at(1)};
       }
-      newcomer.link.say({{"waiting", false}});
+      newcomer.link.say(told_to_wait());
       return;
     }
     reason = take_hello(newcomer, message);
@@ -297,8 +297,24 @@ void Hosts::take_caller(Door::Caller caller) {
     newcomer.link.say({{"regrouping", true}});
     return;
   }
-  newcomer.link.say({{"waiting", coordinates_ && generation_ >= 0}});
+  newcomer.link.say(told_to_wait());
   waiting_.push_back(std::move(newcomer));
+}
+
+// For a host that waits: whether the job runs without it, and which hosts it
+// may ask when this one is lost.
+json Hosts::told_to_wait() const {
+  return {
+      {"waiting", coordinates_ && generation_ >= 0},
+      {"members", members_as_json()}};
+}
+
+json Hosts::members_as_json() const {
+  json list = json::array();
+  for (const Member& member : members_) {
+    list.push_back({member.place.address, member.place.port, member.num_ranks});
+  }
+  return list;
 }
 
 // Fills in the newcomer, or returns why it is refused.
@@ -537,7 +553,7 @@ bool Hosts::choose_layout() {
   const int total = total_ranks();
   if (!has_layout(total) &&
       static_cast<int>(peers_.size()) + 1 > least_nodes(*options_)) {
-    peers_.back().link.say({{"waiting", true}});
+    peers_.back().link.say(told_to_wait());
     waiting_.push_back(std::move(peers_.back()));
     peers_.pop_back();
     return false;
@@ -607,12 +623,10 @@ JobStart Hosts::start_generation(bool may_restart) {
       {"master", {start.place.master_addr, start.place.master_port}},
       {"first", {master_.address, master_.port}},
       {"layout", layout_},
-      {"may_restart", may_restart_}};
+      {"may_restart", may_restart_},
+      {"members", members_as_json()}};
+  for (const Peer& peer : waiting_) peer.link.say(told_to_wait());
   int first_rank = 0;
-  for (const Member& member : members_) {
-    message["members"].push_back(
-        {member.place.address, member.place.port, member.num_ranks});
-  }
   for (Peer& peer : peers_) {
     first_rank += members_[static_cast<size_t>(peer.node) - 1].num_ranks;
     message["node"] = peer.node;
@@ -692,6 +706,8 @@ std::optional<JobStart> Hosts::wait_for_start(SignalFile& signals) {
     if (other_) return std::nullopt;
     if (peers_.empty() || !peers_[0].link.is_open()) {
       if (generation_ < 0) {
+        if (spare_ && find_job_again(signals)) continue;
+        if (exit_code_ >= 0) return std::nullopt;
         throw ConfigError(format(
             "[launch] what answers at {} is not the launcher of this job, or "
             "it ended; give another --master-port",
@@ -719,23 +735,64 @@ std::optional<JobStart> Hosts::wait_for_start(SignalFile& signals) {
   }
 }
 
+// Where the answer to a call says that the coordinator listens.
+std::optional<Place> sent_to(const Call& call) {
+  try {
+    const json place = json::parse(call.answer()).at("go_to");
+    return Place{place.at(0), place.at(1)};
+  } catch (const json::exception&) {
+    return std::nullopt;
+  }
+}
+
 // Becomes a host that `place` coordinates.
 bool Hosts::follow(const Place& place) {
   const Deadline deadline(kSettleHosts);
   do {
-    Call call(place, token_.key, hello().dump());
-    Call::State state = call.advance();
-    while (state == Call::State::open) {
-      pollfd file{call.fd(), call.events(), 0};
-      poll(&file, 1, 50);
-      state = call.advance();
-    }
-    if (state == Call::State::answered) {
-      if (lead_by(call)) return true;
-    }
+    if (ask(place)) return true;
     poll(nullptr, 0, 100);
   } while (!deadline.passed());
   return false;
+}
+
+// One call. False when the other does not take this host; it may have said who
+// does.
+bool Hosts::ask(const Place& place) {
+  Call call(place, token_.key, hello().dump());
+  Call::State state = call.advance();
+  while (state == Call::State::open) {
+    pollfd file{call.fd(), call.events(), 0};
+    poll(&file, 1, 50);
+    state = call.advance();
+  }
+  if (state != Call::State::answered) return false;
+  if (lead_by(call)) return true;
+  other_ = sent_to(call);
+  return false;
+}
+
+// A spare that has lost the coordinator asks the other hosts, of which one will
+// coordinate.
+bool Hosts::find_job_again(SignalFile& signals) {
+  const Deadline deadline(options_->join_timeout);
+  while (!deadline.passed()) {
+    for (const Place& place : std::vector<Place>(known_)) {
+      if (ask(place)) return true;
+      if (other_ && ask(*std::exchange(other_, std::nullopt))) return true;
+      other_.reset();
+    }
+    if (!wait(signals, 100)) return false;
+  }
+  return false;
+}
+
+// Throws json::exception when it is no such message.
+void Hosts::note_waiting(const json& message) {
+  spare_ = message.at("waiting").get<bool>();
+  known_.clear();
+  for (const json& member : message.at("members")) {
+    known_.push_back({member.at(0), member.at(1)});
+  }
 }
 
 // Takes the other end of an answered call for the coordinator, if it is one or
@@ -755,18 +812,8 @@ bool Hosts::lead_by(Call& call) {
   coordinates_ = false;
   regrouping_ = false;
   start_.clear();
-  spare_ = answer["waiting"] == true;
+  note_waiting(answer);
   return true;
-}
-
-// Where the answer to a call says that the coordinator listens.
-std::optional<Place> sent_to(const Call& call) {
-  try {
-    const json place = json::parse(call.answer()).at("go_to");
-    return Place{place.at(0), place.at(1)};
-  } catch (const json::exception&) {
-    return std::nullopt;
-  }
 }
 
 void Hosts::regroup(SignalFile& signals) {
@@ -834,7 +881,12 @@ void Hosts::regroup(SignalFile& signals) {
         (together + dead == num_hosts() || settled.passed())) {
       regrouping_ = false;
       coordinates_ = has_quorum_ = true;
-      peers_ = std::exchange(waiting_, {});
+      const auto newcomers = std::ranges::stable_partition(
+          waiting_, [](const Peer& peer) { return peer.node >= 0; });
+      peers_.assign(
+          std::move_iterator(waiting_.begin()),
+          std::move_iterator(newcomers.begin()));
+      waiting_.erase(waiting_.begin(), newcomers.begin());
       return;
     }
     notice.show(format(

@@ -622,6 +622,21 @@ TEST_F(Membership, AHostThatComesIsTakenInOrWaits) {
   expect_ends({&a, &c}, 0);
 }
 
+TEST_F(Membership, ASpareOutlivesTheFirstHost) {
+  Command a(node("1:2", 0)), b(node("1:2", 1));
+  ASSERT_TRUE(b.until_output("g0 1/2")) << b.err();
+  Command c(node("1:2", 0, "--joins yes"));
+  ASSERT_TRUE(Command::until([&] {
+    return c.err().find("this one waits until it is taken in") !=
+           std::string::npos;
+  })) << c.err();
+  a.signal(SIGKILL);
+  ASSERT_TRUE(c.until_output("1/2")) << c.err();
+  ASSERT_TRUE(b.until_output(" 0/2")) << b.err();
+  finish();
+  expect_ends({&b, &c}, 0);
+}
+
 TEST_F(Membership, AJobThatNeedsAllHostsWaitsForThem) {
   Command a(node("2", 0, "--max-restarts 1"));
   auto b = std::make_unique<Command>(node("2", 1, "--max-restarts 1"));
