@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <nlohmann/json.hpp>
 
 #include "echelon/authentication/strangers.h"
@@ -67,6 +68,12 @@ std::string Deadline::seconds() const {
                           : format("{}.{} s", tenths / 10, tenths % 10);
 }
 
+void Notice::show(const std::string& awaited) {
+  if (told_ || !silence_.passed()) return;
+  told_ = true;
+  std::fprintf(stderr, "echelon: waiting for %s\n", awaited.c_str());
+}
+
 HostLink::HostLink(FileDescriptor socket)
     : socket_(std::move(socket)),
       address_(authentication::address_of(socket_.fd(), true)),
@@ -103,7 +110,7 @@ std::optional<json> HostLink::take() {
   return message.is_discarded() ? json() : message;
 }
 
-FileDescriptor begin_connect(const Place& place) {
+FileDescriptor begin_connect(const Endpoint& place) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = AI_NUMERICHOST;
@@ -125,7 +132,7 @@ FileDescriptor begin_connect(const Place& place) {
 }
 
 Call::Call(
-    const Place& place, const authentication::Key& key, std::string hello)
+    const Endpoint& place, const authentication::Key& key, std::string hello)
     : place_(place),
       hello_(std::move(hello)),
       deadline_(kCallTimeout),

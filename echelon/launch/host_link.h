@@ -29,11 +29,21 @@ class Deadline {
   std::chrono::milliseconds span_;
 };
 
+/// Tells the user once, after a silence, what is waited for.
+class Notice {
+ public:
+  void show(const std::string& awaited);
+
+ private:
+  Deadline silence_{std::chrono::seconds(3)};
+  bool told_ = false;
+};
+
 /// Where a launcher listens: a number and a port.
-struct Place {
+struct Endpoint {
   std::string address;
   int port = 0;
-  bool operator==(const Place&) const = default;
+  bool operator==(const Endpoint&) const = default;
 };
 
 class HostLink {
@@ -69,7 +79,7 @@ class HostLink {
 };
 
 /// Begins to connect to a place; -1 when that fails at once, with errno.
-FileDescriptor begin_connect(const Place& place);
+FileDescriptor begin_connect(const Endpoint& place);
 
 /// An attempt to reach another launcher, which never waits: it connects, proves
 /// the token, says `hello` and takes the answer.
@@ -77,7 +87,8 @@ class Call {
  public:
   enum class State { open, answered, refused, failed };
 
-  Call(const Place& place, const authentication::Key& key, std::string hello);
+  Call(
+      const Endpoint& place, const authentication::Key& key, std::string hello);
 
   int fd() const { return link_.is_open() ? link_.fd() : socket_.fd(); }
   /// What the call waits for.
@@ -88,10 +99,10 @@ class Call {
   /// The answer (JSON) and the link, once it is `answered`.
   const std::string& answer() const { return answer_; }
   HostLink take_link() { return std::move(link_); }
-  const Place& place() const { return place_; }
+  const Endpoint& place() const { return place_; }
 
  private:
-  Place place_;
+  Endpoint place_;
   std::string hello_;
   Deadline deadline_;
   FileDescriptor socket_;  // until the token is proved

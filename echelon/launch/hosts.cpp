@@ -7,7 +7,7 @@
 //
 // A host is lost when its connection ends, and in a job that may go on without
 // it also when nothing has come from it for kLease by the receiver's own clock.
-// All say that they live every kBeat.
+// All say that they live every kHeartbeat.
 #include "echelon/launch/hosts.h"
 
 #include <algorithm>
@@ -29,7 +29,7 @@ using nlohmann::json;
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-constexpr milliseconds kBeat{500};
+constexpr milliseconds kHeartbeat{500};
 constexpr milliseconds kLease{4000};
 constexpr milliseconds kDoubt{1500};
 // A coordinator that grows the job too often would only save and start.
@@ -83,7 +83,7 @@ void Hosts::add_files(std::vector<pollfd>& files) const {
   if (first_call_) {
     files.push_back({first_call_->fd(), first_call_->events(), 0});
   }
-  door_->add_files(files);
+  listener_->add_files(files);
 }
 
 std::vector<HostEvent> Hosts::serve(const pollfd* files) {
@@ -103,8 +103,8 @@ std::vector<HostEvent> Hosts::serve(const pollfd* files) {
   }
   std::erase_if(
       waiting_, [](const Peer& peer) { return !peer.link.is_open(); });
-  const size_t door = num_peers + num_waiting + (first_call_ ? 1 : 0);
-  for (auto& caller : door_->serve(files + door)) {
+  const size_t newcomers = num_peers + num_waiting + (first_call_ ? 1 : 0);
+  for (auto& caller : listener_->serve(files + newcomers)) {
     take_caller(std::move(caller));
   }
   pass_time(events);
@@ -118,10 +118,10 @@ void Hosts::pass_time(std::vector<HostEvent>& events) {
   if (now - std::exchange(served_, now) > kDoubt) {
     for (Peer& peer : peers_) peer.link.hear_now();
   }
-  if (now - beat_ >= kBeat) {
-    beat_ = now;
-    for (const Peer& peer : peers_) peer.link.say({{"beat", 1}});
-    for (const Peer& peer : waiting_) peer.link.say({{"beat", 1}});
+  if (now - heartbeat_ >= kHeartbeat) {
+    heartbeat_ = now;
+    for (const Peer& peer : peers_) peer.link.say({{"heartbeat", 1}});
+    for (const Peer& peer : waiting_) peer.link.say({{"heartbeat", 1}});
   }
   if (!may_restart_) return;
   for (Peer& peer : peers_) {
@@ -134,7 +134,7 @@ void Hosts::pass_time(std::vector<HostEvent>& events) {
 
 std::optional<TimePoint> Hosts::deadline() const {
   if (alone()) return std::nullopt;
-  return beat_ + kBeat;
+  return heartbeat_ + kHeartbeat;
 }
 
 bool Hosts::doubtful() const {
@@ -201,7 +201,7 @@ void Hosts::take(
       note_waiting(message);
     } else if (message.contains("go_to")) {
       const json& place = message["go_to"];
-      other_ = Place{place.at(0), place.at(1)};
+      other_ = Endpoint{place.at(0), place.at(1)};
     }
   } catch (const json::exception&) {
     // A message of another version is ignored.

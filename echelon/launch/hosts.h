@@ -22,8 +22,8 @@
 
 #include "echelon/authentication/token.h"
 #include "echelon/launch/cause.h"
-#include "echelon/launch/door.h"
 #include "echelon/launch/host_link.h"
+#include "echelon/launch/host_listener.h"
 #include "echelon/launch/job_start.h"
 #include "echelon/launch/options.h"
 #include "echelon/launch/signals.h"
@@ -117,12 +117,12 @@ class Hosts {
     int node = -1;    // in this generation; -1: it is not in it yet
     int wanted = -1;  // its --node-rank
     int num_ranks = 0;
-    Place place;                        // where its launcher listens
+    Endpoint place;                     // where its launcher listens
     std::chrono::milliseconds busy{0};  // it said that it may be silent so long
     bool leaves = false;
   };
   struct Member {
-    Place place;
+    Endpoint place;
     int num_ranks = 0;
   };
 
@@ -138,9 +138,9 @@ class Hosts {
   void tell(const nlohmann::json& message, int except_node = -2);
   void begin_generation();
 
-  // Who is in the job, in membership.cpp.
+  // Who is in the job, in membership.cpp; meet() is in rendezvous.cpp.
   nlohmann::json hello() const;
-  void take_caller(Door::Caller caller);
+  void take_caller(HostListener::Caller caller);
   nlohmann::json told_to_wait() const;
   nlohmann::json members_as_json() const;
   void note_waiting(const nlohmann::json& message);
@@ -157,16 +157,16 @@ class Hosts {
   std::optional<JobStart> wait_for_start(SignalFile& signals);
   JobStart take_start(const nlohmann::json& start);
   void regroup(SignalFile& signals);
-  bool follow(const Place& place);
-  bool ask(const Place& place);
+  bool follow(const Endpoint& place);
+  bool ask(const Endpoint& place);
   bool find_job_again(SignalFile& signals);
   bool lead_by(Call& call);
   void look_for_first();
 
   const LaunchOptions* options_ = nullptr;
   authentication::Token token_;
-  std::unique_ptr<Door> door_;
-  Place master_;  // as the command line has it, in numbers
+  std::unique_ptr<HostListener> listener_;
+  Endpoint master_;  // as the command line has it, in numbers
   bool coordinates_ = true;
   std::vector<Peer> peers_;
   std::vector<Peer> waiting_;  // hosts that have come and are in no generation
@@ -195,15 +195,15 @@ class Hosts {
 
   // Between two generations.
   bool regrouping_ = false;
-  bool has_quorum_ = false;     // regrouping has found one
-  bool spare_ = false;          // the job runs without this host
-  std::vector<Place> known_;    // where hosts of that job listen
-  std::optional<Place> other_;  // who coordinates instead
-  std::string start_;           // the coordinator's message (JSON)
+  bool has_quorum_ = false;        // regrouping has found one
+  bool spare_ = false;             // the job runs without this host
+  std::vector<Endpoint> known_;    // where hosts of that job listen
+  std::optional<Endpoint> other_;  // who coordinates instead
+  std::string start_;              // the coordinator's message (JSON)
   std::string refused_;
 
-  TimePoint beat_{};    // when the others were told last that this one lives
-  TimePoint served_{};  // when serve() was called last
+  TimePoint heartbeat_{};  // when the others were told last that this one lives
+  TimePoint served_{};     // when serve() was called last
   std::optional<Call> first_call_;  // to the master's address
   TimePoint first_called_{};
 };

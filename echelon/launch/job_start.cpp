@@ -84,6 +84,15 @@ resolve(const std::string& address, int port) {
   return {found, freeaddrinfo};
 }
 
+int master_port(const LaunchOptions& options) {
+  constexpr int kDefault = 29500;
+  return options.master_port != 0 ? options.master_port : kDefault;
+}
+
+std::string master_text(const LaunchOptions& options) {
+  return format("{}, port {}", options.master_addr, master_port(options));
+}
+
 BoundSocket bind_master(const std::string& address, int port) {
   const auto found = resolve(address, port);
   FileDescriptor file(socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));

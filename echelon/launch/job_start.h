@@ -34,6 +34,11 @@ FileDescriptor claim_port(const std::string& address, int port);
 std::unique_ptr<addrinfo, void (*)(addrinfo*)>
 resolve(const std::string& address, int port);
 
+/// The port at which node 0 of several hosts listens, and its address and port
+/// in words: "10.0.0.1, port 29500".
+int master_port(const LaunchOptions& options);
+std::string master_text(const LaunchOptions& options);
+
 /// Binds to `address` (a name or a number) and `port` (0: any free one).
 /// Throws ConfigError when the address is not of this host or the port is
 /// taken.

@@ -85,8 +85,8 @@ int run_job(
   };
   LauncherState launcher;
   try {
-    const std::string name = options.control ? options.control() : "";
-    if (!name.empty()) launcher.control.emplace(name);
+    const std::string socket = options.control ? options.control() : "";
+    if (!socket.empty()) launcher.control.emplace(socket);
   } catch (const ConfigError& error) {
     std::cerr << "warning: `echelon job` cannot reach this job: "
               << error.what() << "\n";
@@ -147,7 +147,7 @@ int run_job(
     if (watched && watched->hangs.found()) least_hang *= 2;
     if (!hosts.coordinates()) continue;  // another host decides
     const auto step = last_step();
-    const auto go_on = [&](const std::string& layout) {
+    const auto say_layout = [&] {
       job.say(format(
           "{}, {}{}", counted(own.num_ranks, "rank"), layout,
           step ? from_step(*step) : ""));
@@ -158,7 +158,7 @@ int run_job(
       layout = resize->layout;
       outcome.stopped_by = 0;  // a rank that failed meanwhile starts again
       if (outcome.exit_code == static_cast<int>(ExitCode::preempted)) {
-        go_on(resize->layout);
+        say_layout();
         continue;
       }
     }
@@ -175,10 +175,11 @@ int run_job(
     if (outcome.cause && outcome.stopped_by == 0 && options.max_restarts > 0) {
       for (const auto& [text, final] : look_at_host(options, at_start)) {
         job.say("this host: " + text);
-        if (!final || !hosts.alone() ||
-            decision.verdict != Restarts::Verdict::restart)
-          continue;
-        decision = {.words = "no restart: on this host it cannot help"};
+        const bool restarts_here =
+            hosts.alone() && decision.verdict == Restarts::Verdict::restart;
+        if (final && restarts_here) {
+          decision = {.words = "no restart: on this host it cannot help"};
+        }
       }
     }
     // So many ranks have done no step, and those before them could.
@@ -188,7 +189,7 @@ int run_job(
       own.num_ranks = before->num_ranks;
       before.reset();
       layout = options.resize(own.num_ranks);
-      go_on(layout);
+      say_layout();
       continue;
     }
     switch (decision.verdict) {

@@ -25,17 +25,12 @@
 //
 // The store's key is made from the token and the job's id, so that it is never
 // sent.
-#include <arpa/inet.h>
-#include <netdb.h>
-#include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/socket.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstdio>
-#include <cstring>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -48,9 +43,6 @@
 namespace echelon::launch {
 namespace {
 
-using authentication::address_of;
-using authentication::Port;
-using authentication::State;
 using authentication::Token;
 using nlohmann::json;
 using std::chrono::milliseconds;
@@ -58,9 +50,6 @@ using std::chrono::steady_clock;
 
 // Raised when the launchers' messages change.
 constexpr int kProtocol = 2;
-constexpr int kDefaultMasterPort = 29500;
-constexpr milliseconds kSilence{3000};      // before telling the user to wait
-constexpr milliseconds kMaxRetries{10000};  // when every connection is closed
 // How long hosts beyond the least number are waited for at the start.
 constexpr milliseconds kLastCall{3000};
 // How long hosts of a lost coordinator are waited for.
@@ -70,20 +59,6 @@ constexpr milliseconds kCallFirst{1000};
 // How long choosing a layout may take.
 constexpr milliseconds kBusy{120000};
 constexpr const char* kNoLauncher = "it does not speak as a launcher";
-
-/// Tells the user once, after a silence, what is waited for.
-class Notice {
- public:
-  void show(const std::string& awaited) {
-    if (told_ || !silence_.passed()) return;
-    told_ = true;
-    std::fprintf(stderr, "echelon: waiting for %s\n", awaited.c_str());
-  }
-
- private:
-  Deadline silence_{kSilence};
-  bool told_ = false;
-};
 
 void tell_user(const std::string& text) {
   std::fprintf(stderr, "echelon: %s\n", text.c_str());
@@ -95,14 +70,6 @@ bool is_integer(const json& value, int least, int most) {
   return value.is_number_integer() && value >= least && value <= most;
 }
 
-int port_of(const LaunchOptions& options) {
-  return options.master_port != 0 ? options.master_port : kDefaultMasterPort;
-}
-
-std::string place_of(const LaunchOptions& options) {
-  return format("{}, port {}", options.master_addr, port_of(options));
-}
-
 std::string store_key(const Token& token, const std::string& job) {
   return token.key.derive("store of job " + job).to_hex();
 }
@@ -111,143 +78,7 @@ int least_nodes(const LaunchOptions& options) {
   return options.least_nodes > 0 ? options.least_nodes : options.num_nodes;
 }
 
-// /etc/hosts often maps a host's own name to 127.0.1.1.
-void refuse_loopback_name(
-    const LaunchOptions& options, const std::string& address) {
-  in_addr ignored;
-  if (address.starts_with("127.") && options.master_addr != "localhost" &&
-      inet_pton(AF_INET, options.master_addr.c_str(), &ignored) != 1) {
-    throw ConfigError(format(
-        "[launch] --master-addr {} is {} on this host, which no other host "
-        "reaches; give the number of its address",
-        options.master_addr, address));
-  }
-}
-
-// One attempt to connect; sets `error`.
-FileDescriptor try_connect(const addrinfo& target, int timeout_ms, int& error) {
-  FileDescriptor link(
-      socket(target.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  error = 0;
-  if (connect(link.fd(), target.ai_addr, target.ai_addrlen) == 0) return link;
-  error = errno;
-  if (error == EINPROGRESS) {
-    pollfd file{link.fd(), POLLOUT, 0};
-    if (poll(&file, 1, timeout_ms) != 1) {
-      error = ETIMEDOUT;
-      return FileDescriptor();
-    }
-    socklen_t size = sizeof error;
-    getsockopt(link.fd(), SOL_SOCKET, SO_ERROR, &error, &size);
-  }
-  return error == 0 ? std::move(link) : FileDescriptor();
-}
-
-FileDescriptor
-connect_to_host(const LaunchOptions& options, const Deadline& deadline) {
-  const auto target = resolve(options.master_addr, port_of(options));
-  const std::string place = place_of(options);
-  Notice notice;
-  for (int error = 0;;) {
-    FileDescriptor link =
-        try_connect(*target, deadline.left_ms(milliseconds(2000)), error);
-    if (link.fd() >= 0) return link;
-    if (deadline.passed() || error == ENETUNREACH || error == EACCES) {
-      throw ConfigError(format(
-          "[launch] node 0 does not answer at {}: {}; is the launcher with "
-          "--node-rank 0 running there, and the port open between the hosts?",
-          place, std::strerror(error)));
-    }
-    notice.show(format("node 0 at {} ({})", place, std::strerror(error)));
-    poll(nullptr, 0, deadline.left_ms(milliseconds(100)));
-  }
-}
-
-// A connection to node 0, which has proved the token.
-FileDescriptor join(
-    const LaunchOptions& options, const Token& token,
-    const Deadline& deadline) {
-  const std::string place = place_of(options);
-  const Deadline retries(std::min(kMaxRetries, options.join_timeout));
-  for (;;) {
-    FileDescriptor link = connect_to_host(options, deadline);
-    switch (authentication::prove(
-        link.fd(), token.key, Port::launchers, deadline.end())) {
-      case State::proved:
-        return link;
-      case State::other_program:
-        throw ConfigError(format(
-            "[launch] what answers at {} is not a launcher of this version; "
-            "give another --master-port",
-            place));
-      case State::other_key:
-        throw ConfigError(format(
-            "[launch] node 0 at {} ({}) has another token than {}; give this "
-            "host the same token, as a file with mode 0600",
-            place, address_of(link.fd(), true), token.source));
-      case State::open:
-        throw ConfigError(format(
-            "[launch] what answers at {} did not prove the token within {}; "
-            "give another --master-port",
-            place, deadline.seconds()));
-      case State::closed:
-        break;
-    }
-    if (retries.passed() || deadline.passed()) {
-      throw ConfigError(format(
-          "[launch] what answers at {} closes each connection: it is not the "
-          "launcher of this job, or too many others connect there; give "
-          "another --master-port",
-          place));
-    }
-    poll(nullptr, 0, deadline.left_ms(milliseconds(100)));
-  }
-}
-
 }  // namespace
-
-Hosts Hosts::meet(const LaunchOptions& options) {
-  Hosts hosts;
-  hosts.options_ = &options;
-  hosts.token_ = authentication::read_token(options.token_file);
-  if (hosts.token_.made) {
-    std::fprintf(
-        stderr,
-        "echelon: made %s, your token; hosts that do not share it need a copy, "
-        "with mode 0600\n",
-        hosts.token_.source.c_str());
-  }
-  hosts.world_size_ = options.num_ranks * options.num_nodes;
-  const auto listen_at = [&](BoundSocket socket) {
-    hosts.door_ = std::make_unique<Door>(
-        std::move(socket), hosts.token_, options.num_nodes,
-        options.join_timeout);
-  };
-  if (options.node_rank == 0 && !options.joins) {
-    BoundSocket bound = bind_master(options.master_addr, port_of(options));
-    refuse_loopback_name(options, bound.address);
-    hosts.master_ = {bound.address, bound.port};
-    listen_at(std::move(bound));
-    return hosts;
-  }
-  hosts.coordinates_ = false;
-  Peer coordinator;
-  coordinator.link =
-      HostLink(join(options, hosts.token_, Deadline(options.join_timeout)));
-  coordinator.place = {coordinator.link.address(), port_of(options)};
-  hosts.master_ = coordinator.place;
-  // The master's port, where it is free: then one is enough to open, and known
-  // to those who join by way of this host.
-  const std::string& own = coordinator.link.own_address();
-  try {
-    listen_at(bind_master(own, port_of(options)));
-  } catch (const ConfigError&) {
-    listen_at(bind_master(own, 0));
-  }
-  coordinator.link.say(hosts.hello());
-  hosts.peers_.push_back(std::move(coordinator));
-  return hosts;
-}
 
 json Hosts::hello() const {
   json message = {
@@ -256,7 +87,7 @@ json Hosts::hello() const {
       {"least", least_nodes(*options_)},
       {"node_rank", options_->joins ? -1 : options_->node_rank},
       {"ranks", options_->num_ranks},
-      {"port", door_->place().port},
+      {"port", listener_->place().port},
       {"identity", options_->identity}};
   if (generation_ >= 0) {
     message["job"] = job_;
@@ -265,7 +96,7 @@ json Hosts::hello() const {
   return message;
 }
 
-void Hosts::take_caller(Door::Caller caller) {
+void Hosts::take_caller(HostListener::Caller caller) {
   const json message = json::parse(caller.message, nullptr, false);
   Peer newcomer;
   newcomer.link = std::move(caller.link);
@@ -275,7 +106,7 @@ void Hosts::take_caller(Door::Caller caller) {
       // A job runs without this first host.
       const json& place = message["coordinator"];
       if (coordinates_ && generation_ < 0) {
-        other_ = Place{place.at(0), place.at(1)};
+        other_ = Endpoint{place.at(0), place.at(1)};
       }
       newcomer.link.say(told_to_wait());
       return;
@@ -284,12 +115,12 @@ void Hosts::take_caller(Door::Caller caller) {
   } catch (const json::exception&) {
   }
   if (!reason.empty()) {
-    Door::refuse(newcomer.link, reason);
+    HostListener::refuse(newcomer.link, reason);
     return;
   }
   const bool led = !coordinates_ && !peers_.empty() && peers_[0].link.is_open();
   if (led && !regrouping_) {
-    const Place& place = peers_[0].place;
+    const Endpoint& place = peers_[0].place;
     newcomer.link.say({{"go_to", {place.address, place.port}}});
     return;
   }
@@ -454,7 +285,7 @@ std::optional<JobStart> Hosts::next(bool may_restart, SignalFile& signals) {
         coordinates_ ? gather(may_restart, signals) : wait_for_start(signals);
     if (start || exit_code_ >= 0) return start;
     if (other_) {
-      const Place place = *std::exchange(other_, std::nullopt);
+      const Endpoint place = *std::exchange(other_, std::nullopt);
       if (follow(place)) continue;
     }
     if (generation_ < 0) {
@@ -462,7 +293,7 @@ std::optional<JobStart> Hosts::next(bool may_restart, SignalFile& signals) {
       throw ConfigError(format(
           "[launch] the host at {}, which another host of the job named, does "
           "not answer; is the job over?",
-          place_of(*options_)));
+          master_text(*options_)));
     }
     regroup(signals);
     if (exit_code_ >= 0) return std::nullopt;
@@ -512,14 +343,14 @@ std::optional<JobStart> Hosts::gather(bool may_restart, SignalFile& signals) {
           "same --nnodes, --master-addr and --master-port",
           deadline.seconds(),
           missing() + (least == most && first ? format(" of {}", most) : ""),
-          place_of(*options_));
+          master_text(*options_));
       if (first) throw ConfigError("[launch] " + text);
       tell_user(text);
       exit_code_ = static_cast<int>(ExitCode::failure);
       finish(exit_code_);
       return std::nullopt;
     }
-    if (count < least) notice.show(missing() + " at " + place_of(*options_));
+    if (count < least) notice.show(missing() + " at " + master_text(*options_));
     if (!wait(signals, deadline.left_ms(milliseconds(100)))) {
       return std::nullopt;
     }
@@ -593,7 +424,7 @@ void bind_store(JobStart& start, const std::string& address, bool listens) {
 }
 
 JobStart Hosts::start_generation(bool may_restart) {
-  door_->close_strangers();
+  listener_->close_strangers();
   // Hosts keep their order; those that are new come last, by --node-rank.
   const auto order = [](const Peer& peer) {
     return std::tuple(peer.node < 0, peer.node, peer.wanted < 0, peer.wanted);
@@ -604,7 +435,7 @@ JobStart Hosts::start_generation(bool may_restart) {
   may_restart_ = may_restart;
   const int before = num_hosts();
   node_ = 0;
-  members_ = {{door_->place(), options_->num_ranks}};
+  members_ = {{listener_->place(), options_->num_ranks}};
   for (Peer& peer : peers_) {
     peer.node = num_hosts();
     members_.push_back({peer.place, peer.num_ranks});
@@ -615,7 +446,7 @@ JobStart Hosts::start_generation(bool may_restart) {
         layout_.empty() ? "" : ", " + layout_));
   }
   JobStart start;
-  bind_store(start, door_->place().address, options_->listen_early);
+  bind_store(start, listener_->place().address, options_->listen_early);
   json message = {
       {"job", job_},
       {"generation", generation_},
@@ -664,7 +495,7 @@ JobStart Hosts::take_start(const json& message) {
   start.place.generation = generation_;
   start.place.master_addr = message.at("master").at(0);
   start.place.master_port = message.at("master").at(1);
-  start.place.node_address = door_->place().address;
+  start.place.node_address = listener_->place().address;
   start.place.store_key = store_key(token_, job_);
   start.first_rank = message.at("first_rank");
   start.world_size = world_size_;
@@ -679,7 +510,7 @@ JobStart Hosts::take_start(const json& message) {
 // Nothing when the coordinator is lost or another one is named, and when the
 // job is over.
 std::optional<JobStart> Hosts::wait_for_start(SignalFile& signals) {
-  const std::string place = place_of(*options_);
+  const std::string place = master_text(*options_);
   const Deadline deadline(options_->join_timeout);
   Notice notice;
   bool told = false;
@@ -736,17 +567,17 @@ std::optional<JobStart> Hosts::wait_for_start(SignalFile& signals) {
 }
 
 // Where the answer to a call says that the coordinator listens.
-std::optional<Place> sent_to(const Call& call) {
+std::optional<Endpoint> sent_to(const Call& call) {
   try {
     const json place = json::parse(call.answer()).at("go_to");
-    return Place{place.at(0), place.at(1)};
+    return Endpoint{place.at(0), place.at(1)};
   } catch (const json::exception&) {
     return std::nullopt;
   }
 }
 
 // Becomes a host that `place` coordinates.
-bool Hosts::follow(const Place& place) {
+bool Hosts::follow(const Endpoint& place) {
   const Deadline deadline(kSettleHosts);
   do {
     if (ask(place)) return true;
@@ -757,7 +588,7 @@ bool Hosts::follow(const Place& place) {
 
 // One call. False when the other does not take this host; it may have said who
 // does.
-bool Hosts::ask(const Place& place) {
+bool Hosts::ask(const Endpoint& place) {
   Call call(place, token_.key, hello().dump());
   Call::State state = call.advance();
   while (state == Call::State::open) {
@@ -776,7 +607,7 @@ bool Hosts::ask(const Place& place) {
 bool Hosts::find_job_again(SignalFile& signals) {
   const Deadline deadline(options_->join_timeout);
   while (!deadline.passed()) {
-    for (const Place& place : std::vector<Place>(known_)) {
+    for (const Endpoint& place : std::vector<Endpoint>(known_)) {
       if (ask(place)) return true;
       if (other_ && ask(*std::exchange(other_, std::nullopt))) return true;
       other_.reset();
@@ -819,8 +650,8 @@ bool Hosts::lead_by(Call& call) {
 void Hosts::regroup(SignalFile& signals) {
   struct Other {
     int node;
-    Place home;   // where its launcher listens
-    Place place;  // where it said that a coordinator listens, or home
+    Endpoint home;   // where its launcher listens
+    Endpoint place;  // where it said that a coordinator listens, or home
     std::optional<Call> call{};
     TimePoint next{};
     bool silent = false;  // it has not taken a call
@@ -838,7 +669,7 @@ void Hosts::regroup(SignalFile& signals) {
   std::vector<Other> others;
   for (int node = 0; node < num_hosts(); ++node) {
     if (node == node_) continue;
-    const Place& place = members_[static_cast<size_t>(node)].place;
+    const Endpoint& place = members_[static_cast<size_t>(node)].place;
     others.push_back({.node = node, .home = place, .place = place});
   }
   tell_user("this host looks for the others of the job");
@@ -856,7 +687,7 @@ void Hosts::regroup(SignalFile& signals) {
       if (other.call) {
         const auto state = other.call->advance();
         if (state != Call::State::open) {
-          const Place called = std::exchange(other.place, other.home);
+          const Endpoint called = std::exchange(other.place, other.home);
           if (called == other.home) {
             other.silent = state != Call::State::answered;
             other.dead = state == Call::State::refused;
@@ -865,7 +696,7 @@ void Hosts::regroup(SignalFile& signals) {
           if (state == Call::State::answered) {
             if (lead_by(*other.call)) return;
             const auto place = sent_to(*other.call);
-            if (place && *place != door_->place()) {
+            if (place && *place != listener_->place()) {
               other.place = *place;
               other.next = {};
             }
@@ -901,7 +732,7 @@ void Hosts::regroup(SignalFile& signals) {
 
 // A first host that was started again waits at the master's address.
 void Hosts::look_for_first() {
-  if (!coordinates_ || generation_ < 0 || door_->place() == master_) return;
+  if (!coordinates_ || generation_ < 0 || listener_->place() == master_) return;
   if (first_call_) {
     if (first_call_->advance() != Call::State::open) first_call_.reset();
     return;
@@ -914,7 +745,7 @@ void Hosts::look_for_first() {
     return;
   }
   first_called_ = now;
-  const Place& own = door_->place();
+  const Endpoint& own = listener_->place();
   first_call_.emplace(
       master_, token_.key,
       json{{"coordinator", {own.address, own.port}}}.dump());

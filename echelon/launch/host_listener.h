@@ -19,18 +19,18 @@
 
 namespace echelon::launch {
 
-class Door {
+class HostListener {
  public:
   /// Listens on `socket`. Throws ConfigError when the port is in use.
   ///
   ///   most_hosts  connections that are no strangers
   ///   patience    a quarter of it is the most that a connection may take to
   ///               prove the token, and then to say what it wants
-  Door(
+  HostListener(
       BoundSocket socket, authentication::Token token, int most_hosts,
       std::chrono::milliseconds patience);
 
-  const Place& place() const { return place_; }
+  const Endpoint& place() const { return place_; }
 
   /// A host that has proved the token, and its first message.
   struct Caller {
@@ -68,7 +68,7 @@ class Door {
   const std::chrono::milliseconds hello_timeout_;
   authentication::Strangers strangers_;
   FileDescriptor listener_;
-  Place place_;
+  Endpoint place_;
   std::optional<Deadline> full_;     // no connection is taken until then
   std::vector<Newcomer> newcomers_;  // in the order in which they came
 };

@@ -1,4 +1,4 @@
-#include "echelon/launch/door.h"
+#include "echelon/launch/host_listener.h"
 
 #include <sys/socket.h>
 
@@ -26,7 +26,7 @@ constexpr size_t kMaxStrangers = 256;  // besides the job's hosts
 
 }  // namespace
 
-Door::Door(
+HostListener::HostListener(
     BoundSocket socket, authentication::Token token, int most_hosts,
     milliseconds patience)
     : token_(std::move(token)),
@@ -43,7 +43,7 @@ Door::Door(
   }
 }
 
-void Door::add_files(std::vector<pollfd>& files) const {
+void HostListener::add_files(std::vector<pollfd>& files) const {
   const bool full = full_ && !full_->passed();
   files.push_back({full ? -1 : listener_.fd(), POLLIN, 0});
   for (const Newcomer& newcomer : newcomers_) {
@@ -51,7 +51,7 @@ void Door::add_files(std::vector<pollfd>& files) const {
   }
 }
 
-std::vector<Door::Caller> Door::serve(const pollfd* files) {
+std::vector<HostListener::Caller> HostListener::serve(const pollfd* files) {
   std::vector<Caller> callers;
   std::vector<Newcomer> remaining;
   for (size_t i = 0; i < newcomers_.size(); ++i) {
@@ -75,7 +75,7 @@ std::vector<Door::Caller> Door::serve(const pollfd* files) {
 
 // Makes room by closing the connection that has proved nothing for longest: a
 // host does so at once.
-void Door::accept_newcomer() {
+void HostListener::accept_newcomer() {
   FileDescriptor socket(
       accept4(listener_.fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
   const bool full = !socket.is_open() && (errno == EMFILE || errno == ENFILE ||
@@ -109,14 +109,14 @@ void Door::accept_newcomer() {
        Deadline(proof_timeout_)});
 }
 
-void Door::close_strangers() {
+void HostListener::close_strangers() {
   std::erase_if(newcomers_, [](const Newcomer& one) {
     return one.handshake.has_value();
   });
 }
 
 // Who has not proved the token is told nothing.
-void Door::turn_away(Newcomer& newcomer, const std::string& reason) {
+void HostListener::turn_away(Newcomer& newcomer, const std::string& reason) {
   if (newcomer.handshake) {
     strangers_.tell(newcomer.fd(), reason);
     newcomer.socket.close();
@@ -125,12 +125,12 @@ void Door::turn_away(Newcomer& newcomer, const std::string& reason) {
   }
 }
 
-void Door::refuse(HostLink& link, const std::string& reason) {
+void HostListener::refuse(HostLink& link, const std::string& reason) {
   link.say({{"refused", reason}});
   link.close();
 }
 
-bool Door::advance(Newcomer& newcomer, std::vector<Caller>& callers) {
+bool HostListener::advance(Newcomer& newcomer, std::vector<Caller>& callers) {
   if (newcomer.handshake) return take_proof(newcomer);
   const bool open = newcomer.link.receive();
   if (const auto message = newcomer.link.take()) {
@@ -140,7 +140,7 @@ bool Door::advance(Newcomer& newcomer, std::vector<Caller>& callers) {
   return !open;
 }
 
-bool Door::take_proof(Newcomer& newcomer) {
+bool HostListener::take_proof(Newcomer& newcomer) {
   switch (newcomer.handshake->advance(newcomer.fd())) {
     case State::open:
       return false;

@@ -1,0 +1,171 @@
+// How a launcher comes to a job of several hosts: node 0 listens at the
+// master's address, and the others connect, retrying until the deadline. What
+// they say to each other then is in membership.cpp.
+#include <arpa/inet.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "echelon/authentication/strangers.h"
+#include "echelon/error.h"
+#include "echelon/launch/hosts.h"
+#include "echelon/text/format.h"
+
+namespace echelon::launch {
+namespace {
+
+using authentication::address_of;
+using authentication::Port;
+using authentication::State;
+using authentication::Token;
+using std::chrono::milliseconds;
+
+constexpr milliseconds kMaxRetries{10000};  // when every connection is closed
+
+// /etc/hosts often maps a host's own name to 127.0.1.1.
+void refuse_loopback_name(
+    const LaunchOptions& options, const std::string& address) {
+  in_addr ignored;
+  if (address.starts_with("127.") && options.master_addr != "localhost" &&
+      inet_pton(AF_INET, options.master_addr.c_str(), &ignored) != 1) {
+    throw ConfigError(format(
+        "[launch] --master-addr {} is {} on this host, which no other host "
+        "reaches; give the number of its address",
+        options.master_addr, address));
+  }
+}
+
+// One attempt to connect; sets `error`.
+FileDescriptor try_connect(const addrinfo& target, int timeout_ms, int& error) {
+  FileDescriptor link(
+      socket(target.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  error = 0;
+  if (connect(link.fd(), target.ai_addr, target.ai_addrlen) == 0) return link;
+  error = errno;
+  if (error == EINPROGRESS) {
+    pollfd file{link.fd(), POLLOUT, 0};
+    if (poll(&file, 1, timeout_ms) != 1) {
+      error = ETIMEDOUT;
+      return FileDescriptor();
+    }
+    socklen_t size = sizeof error;
+    getsockopt(link.fd(), SOL_SOCKET, SO_ERROR, &error, &size);
+  }
+  return error == 0 ? std::move(link) : FileDescriptor();
+}
+
+FileDescriptor
+connect_to_host(const LaunchOptions& options, const Deadline& deadline) {
+  const auto target = resolve(options.master_addr, master_port(options));
+  const std::string place = master_text(options);
+  Notice notice;
+  for (int error = 0;;) {
+    FileDescriptor link =
+        try_connect(*target, deadline.left_ms(milliseconds(2000)), error);
+    if (link.fd() >= 0) return link;
+    if (deadline.passed() || error == ENETUNREACH || error == EACCES) {
+      throw ConfigError(format(
+          "[launch] node 0 does not answer at {}: {}; is the launcher with "
+          "--node-rank 0 running there, and the port open between the hosts?",
+          place, std::strerror(error)));
+    }
+    notice.show(format("node 0 at {} ({})", place, std::strerror(error)));
+    poll(nullptr, 0, deadline.left_ms(milliseconds(100)));
+  }
+}
+
+// A connection to node 0, which has proved the token.
+FileDescriptor join(
+    const LaunchOptions& options, const Token& token,
+    const Deadline& deadline) {
+  const std::string place = master_text(options);
+  const Deadline retries(std::min(kMaxRetries, options.join_timeout));
+  for (;;) {
+    FileDescriptor link = connect_to_host(options, deadline);
+    switch (authentication::prove(
+        link.fd(), token.key, Port::launchers, deadline.end())) {
+      case State::proved:
+        return link;
+      case State::other_program:
+        throw ConfigError(format(
+            "[launch] what answers at {} is not a launcher of this version; "
+            "give another --master-port",
+            place));
+      case State::other_key:
+        throw ConfigError(format(
+            "[launch] node 0 at {} ({}) has another token than {}; give this "
+            "host the same token, as a file with mode 0600",
+            place, address_of(link.fd(), true), token.source));
+      case State::open:
+        throw ConfigError(format(
+            "[launch] what answers at {} did not prove the token within {}; "
+            "give another --master-port",
+            place, deadline.seconds()));
+      case State::closed:
+        break;
+    }
+    if (retries.passed() || deadline.passed()) {
+      throw ConfigError(format(
+          "[launch] what answers at {} closes each connection: it is not the "
+          "launcher of this job, or too many others connect there; give "
+          "another --master-port",
+          place));
+    }
+    poll(nullptr, 0, deadline.left_ms(milliseconds(100)));
+  }
+}
+
+}  // namespace
+
+Hosts Hosts::meet(const LaunchOptions& options) {
+  Hosts hosts;
+  hosts.options_ = &options;
+  hosts.token_ = authentication::read_token(options.token_file);
+  if (hosts.token_.made) {
+    std::fprintf(
+        stderr,
+        "echelon: made %s, your token; hosts that do not share it need a copy, "
+        "with mode 0600\n",
+        hosts.token_.source.c_str());
+  }
+  hosts.world_size_ = options.num_ranks * options.num_nodes;
+  const auto listen_at = [&](BoundSocket socket) {
+    hosts.listener_ = std::make_unique<HostListener>(
+        std::move(socket), hosts.token_, options.num_nodes,
+        options.join_timeout);
+  };
+  if (options.node_rank == 0 && !options.joins) {
+    BoundSocket bound = bind_master(options.master_addr, master_port(options));
+    refuse_loopback_name(options, bound.address);
+    hosts.master_ = {bound.address, bound.port};
+    listen_at(std::move(bound));
+    return hosts;
+  }
+  hosts.coordinates_ = false;
+  Peer coordinator;
+  coordinator.link =
+      HostLink(join(options, hosts.token_, Deadline(options.join_timeout)));
+  coordinator.place = {coordinator.link.address(), master_port(options)};
+  hosts.master_ = coordinator.place;
+  // The master's port, where it is free: then one is enough to open, and known
+  // to those who join by way of this host.
+  const std::string& own = coordinator.link.own_address();
+  try {
+    listen_at(bind_master(own, master_port(options)));
+  } catch (const ConfigError&) {
+    listen_at(bind_master(own, 0));
+  }
+  coordinator.link.say(hosts.hello());
+  hosts.peers_.push_back(std::move(coordinator));
+  return hosts;
+}
+
+}  // namespace echelon::launch
