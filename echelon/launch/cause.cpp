@@ -2,8 +2,9 @@
 // in a file, an error that the end of its stderr shows in a known form, or its
 // last lines. Among the ranks that failed, those whose error is a lost
 // connection (a consequence) come last, then the earliest comes first: the
-// guards' clocks are those of one host. Among hosts, the order in which they
-// began to fail stands in for the clock.
+// guards' clocks are those of one host. A rank that somebody killed cannot have
+// failed by another's end, so its end counts as up to a second earlier. Among
+// hosts, the order in which they began to fail stands in for the clock.
 #include "echelon/launch/cause.h"
 
 #include <signal.h>
@@ -24,6 +25,8 @@ namespace {
 
 constexpr size_t kMaxLines = 5;
 constexpr size_t kMaxLineBytes = 400;
+// The others may notice a killed rank sooner than its guard does.
+constexpr int64_t kNoticedLateNs = 1'000'000'000;
 
 // The line without colours, cursor movements and text that a carriage return
 // has overwritten.
@@ -232,8 +235,9 @@ std::optional<Cause> find_cause(const std::vector<RankEnd>& ends) {
     if (end.status == 0 || was_asked_to_stop(end)) continue;
     const bool own_error = end.report && !end.report->consequence;
     if (!end.told_to_end || own_error) {
-      candidates.push_back(
-          {describe(end), end.report ? end.report->time_ns : end.time_ns});
+      const int64_t time_ns = end.report ? end.report->time_ns : end.time_ns;
+      const int64_t late_ns = was_killed(end) ? kNoticedLateNs : 0;
+      candidates.push_back({describe(end), time_ns - late_ns});
     }
   }
   if (candidates.empty()) return std::nullopt;

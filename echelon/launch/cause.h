@@ -15,7 +15,7 @@ struct RankEnd {
   int rank = 0;
   int status = 0;            // from waitpid
   int64_t time_ns = 0;       // steady clock
-  bool told_to_end = false;  // after the launcher had sent it a signal
+  bool told_to_end = false;  // the launcher had sent it a signal before
   std::optional<ErrorReport> report;
   std::string stderr_tail;  // the last kilobytes of its stderr
   /// Why the kernel killed it, where it says so: memory ran out.
@@ -53,7 +53,9 @@ struct Outcome {
 Outcome combine(const std::vector<Outcome>& hosts);
 
 /// The cause among ranks that ended, each failed or not: the earliest failure
-/// that is not a consequence of another's, else the earliest. A rank that was
+/// that is not a consequence of another's, else the earliest. A rank that
+/// somebody killed comes before those that failed up to 1 s earlier: they may
+/// have noticed before its guard did. A rank that was
 /// told to end is no candidate, unless it left a report of its own error, nor
 /// is one that ended as ranks do that were asked to stop (ExitCode::preempted,
 /// interrupted).

@@ -21,6 +21,9 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
+#include <sstream>
+#include <string>
 #include <unordered_map>
 #include <utility>
 
@@ -33,6 +36,8 @@ namespace {
 // The remaining processes of a rank whose main process has ended may take this
 // long after SIGTERM; they are usually helpers that notice by themselves.
 constexpr int64_t kLeftoverNs = 1'000'000'000;
+// PF_EXITING of the kernel, in the flags of /proc/PID/stat.
+constexpr unsigned kExiting = 0x4;
 
 // The files above 2 that this process has, and perhaps others.
 std::vector<int> open_files() {
@@ -59,6 +64,29 @@ void close_launcher_files(const std::vector<int>& keep) {
       close(fd);
     }
   }
+}
+
+// True when the process is on its way out or has a SIGKILL to take, though
+// waitpid does not say so yet: its peers may notice before it is gone.
+bool is_dying(pid_t pid) {
+  std::ifstream stat(format("/proc/{}/stat", pid));
+  std::string text;
+  std::getline(stat, text);
+  // pid (name) state parent group session terminal group flags …
+  std::istringstream fields(
+      text.substr(std::min(text.rfind(')'), text.size())));
+  std::string skipped;
+  unsigned flags = 0;
+  for (int i = 0; i < 7; ++i) fields >> skipped;
+  if (fields >> flags && (flags & kExiting) != 0) return true;
+  std::ifstream status(format("/proc/{}/status", pid));
+  while (std::getline(status, text)) {
+    if (text.starts_with("SigPnd:") || text.starts_with("ShdPnd:")) {
+      const auto pending = std::strtoull(text.c_str() + 7, nullptr, 16);
+      if ((pending >> (SIGKILL - 1) & 1) != 0) return true;
+    }
+  }
+  return false;
 }
 
 // The process between launcher and rank.
@@ -126,6 +154,8 @@ class GuardProcess {
       tell(GuardReport::fork_failed, fork_error);
       return false;
     }
+    // Before anything else: the launcher names the rank by its process.
+    tell(GuardReport::started, 0);
     // Both processes set the group: whichever comes first, it is there before
     // either goes on.
     setpgid(rank_, rank_);
@@ -139,7 +169,6 @@ class GuardProcess {
       tell(GuardReport::exec_failed, exec_error);
       return false;
     }
-    tell(GuardReport::started, 0);
     return true;
   }
 
@@ -192,7 +221,7 @@ class GuardProcess {
   }
 
   void tell(GuardReport::Kind kind, int value) {
-    const GuardReport report{kind, value, rank_, steady_now_ns()};
+    const GuardReport report{kind, value, rank_, steady_now_ns(), ordered_};
     (void)!send(socket_, &report, sizeof report, MSG_NOSIGNAL);
   }
 
@@ -235,6 +264,7 @@ class GuardProcess {
     GuardOrder order;
     const ssize_t got = recv(socket_, &order, sizeof order, MSG_DONTWAIT);
     if (got == sizeof order) {
+      if (order.ends && !is_dying(rank_)) ordered_ = true;
       if (order.signal == SIGKILL) {
         kill_everything();
       } else {
@@ -284,6 +314,7 @@ class GuardProcess {
   sigset_t mask_before_;
   pid_t rank_ = -1;  // 0 in the rank itself
   bool rank_gone_ = false;
+  bool ordered_ = false;  // the rank was told to end
   int64_t leftover_deadline_ns_ = 0;
 };
 

@@ -19,7 +19,7 @@ namespace echelon::launch {
 /// A message of a guard to the launcher.
 struct GuardReport {
   enum Kind : int32_t {
-    started,      // value: unused; the program runs
+    started,      // value: unused; the rank's process is there
     fork_failed,  // value: errno
     exec_failed,  // value: errno
     stopped,      // value: the signal (SIGSTOP, SIGTTIN, …)
@@ -29,14 +29,16 @@ struct GuardReport {
   };
   Kind kind = started;
   int32_t value = 0;
-  int32_t pid = 0;      // the rank's
-  int64_t time_ns = 0;  // steady clock
+  int32_t pid = 0;       // the rank's
+  int64_t time_ns = 0;   // steady clock
+  bool ordered = false;  // exited: an order had told the rank to end
 };
 
 /// A message of the launcher to a guard.
 struct GuardOrder {
   int32_t signal = 0;  // to the rank's process group; SIGKILL: to every
                        // descendant
+  bool ends = false;   // it tells the rank to end
 };
 
 /// The program that a guard starts. File descriptors are the launcher's; -1

@@ -376,7 +376,7 @@ void Job::take_report(Rank& rank) {
   if (report.kind == GuardReport::fork_failed ||
       report.kind == GuardReport::exec_failed) {
     rank.ended = rank.empty = true;
-    send(SIGKILL);
+    send(SIGKILL, /*ends=*/true);
   }
 }
 
@@ -384,8 +384,7 @@ void Job::take_end(Rank& rank, const GuardReport& report) {
   rank.ended = true;
   rank.end.status = report.value;
   rank.end.time_ns = report.time_ns;
-  rank.end.told_to_end =
-      rank.hang.empty() && ordered_ns_ != 0 && report.time_ns >= ordered_ns_;
+  rank.end.told_to_end = rank.hang.empty() && report.ordered;
   rank.end.report = read_error_report(rank.error_file);
   if (!rank.hang.empty()) {
     rank.end.report = ErrorReport{
@@ -448,7 +447,9 @@ void Job::lose_guard(Rank& rank) {
     end_orphans(rank.guard.pid, guards);
     rank.empty = true;
     if (!rank.ended) {
-      take_end(rank, {GuardReport::exited, SIGKILL, rank.pid, steady_now_ns()});
+      take_end(
+          rank, {GuardReport::exited, SIGKILL, rank.pid, steady_now_ns(),
+                 is_ending()});
     }
   }
   while (waitpid(rank.guard.pid, nullptr, 0) < 0 && errno == EINTR) {
@@ -576,19 +577,18 @@ void Job::suspend() {
 
 void Job::obey(const Policy::Orders& orders) {
   for (const int signal : orders) {
-    if (ordered_ns_ == 0) ordered_ns_ = steady_now_ns();
     if (signal == SIGKILL && !unkillable_at_) {
       unkillable_at_ = steady_clock::now() + kUnkillable;
     }
-    send(signal);
+    send(signal, /*ends=*/true);
   }
   if (policy_.stopping()) hosts_.say_failed();
 }
 
-void Job::send(int signal) {
+void Job::send(int signal, bool ends) {
   for (const Rank& rank : ranks_) {
     if (!rank.empty && rank.guard.socket >= 0) {
-      const GuardOrder order{signal};
+      const GuardOrder order{signal, ends};
       (void)!::send(rank.guard.socket, &order, sizeof order, MSG_NOSIGNAL);
     }
   }

@@ -103,7 +103,7 @@ class Job {
   std::string begin_resize(const std::string& number);
   void suspend();
   void obey(const Policy::Orders& orders);
-  void send(int signal);
+  void send(int signal, bool ends = false);
   void follow_broken_screen();
 
   void drain_outputs();
@@ -125,8 +125,7 @@ class Job {
   std::string start_error_;  // the program could not be executed
   std::optional<Resize> resize_;
   bool changes_hosts_ = false;
-  bool answered_ = false;   // rank 0 ended with options_.answer_code
-  int64_t ordered_ns_ = 0;  // when ranks were first told to end
+  bool answered_ = false;  // rank 0 ended with options_.answer_code
   std::optional<TimePoint> unkillable_at_;  // set by SIGKILL
   bool ended_ = false;                      // all ranks of this host have ended
   std::optional<TimePoint> others_deadline_;  // for the ends of other hosts

@@ -42,6 +42,20 @@ TEST(FindCause, ALostPeerIsNotTheCause) {
   EXPECT_NE(cause.text.find("SIGKILL"), std::string::npos);
 }
 
+// The others' programs do not say that they lost a peer, and were seen first.
+TEST(FindCause, AKilledRankComesBeforeThoseThatNoticed) {
+  constexpr int64_t ms = 1'000'000;
+  const auto killed = end_of(2, SIGKILL, 5400 * ms);
+  const auto noticed = end_of(0, exited(1), 5000 * ms);
+  EXPECT_EQ(find_cause({noticed, killed})->rank, 2);
+  // Whoever failed long before was not waiting for it.
+  const auto before = end_of(1, exited(3), 4000 * ms);
+  EXPECT_EQ(find_cause({before, killed})->rank, 1);
+  // The launcher's own signals are consequences.
+  const auto ordered = end_of(2, SIGKILL, 5400 * ms, {}, true);
+  EXPECT_EQ(find_cause({noticed, ordered})->rank, 0);
+}
+
 // The launcher killed the rank after it had written its report: the report's
 // exit code counts.
 TEST(FindCause, AKilledRankEndsWithTheCodeOfItsReport) {
