@@ -31,7 +31,15 @@ constexpr char kTaken = '+';
 
 // The last character is the version of the handshake.
 std::string_view magic(Port port) {
-  return port == Port::launchers ? "ECHhost1" : "ECHstor1";
+  switch (port) {
+    case Port::launchers:
+      return "ECHhost1";
+    case Port::store:
+      return "ECHstor1";
+    case Port::memory:
+      return "ECHmemo1";
+  }
+  return "";
 }
 
 }  // namespace

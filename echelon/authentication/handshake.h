@@ -15,6 +15,7 @@ namespace echelon::authentication {
 enum class Port {
   launchers,  // the launchers of a job's hosts
   store,      // the ranks' key-value store
+  memory,     // a host's checkpoints in memory
 };
 
 enum class State {

@@ -12,6 +12,7 @@
 
 #include "echelon/checkpoint/files/folder.h"
 #include "echelon/checkpoint/format/hashes.h"
+#include "echelon/checkpoint/memory/memory_server.h"
 #include "echelon/checkpoint/memory/memory_slots.h"
 #include "echelon/cli/arguments.h"
 #include "echelon/cli/programs.h"
@@ -85,25 +86,40 @@ bool may_not_fit(const Job& job, const JobFacts& facts) {
 
 // Where the ranks keep copies of their state for a restart; null: nowhere. The
 // state is the parameters and two numbers of the optimizer for each; there are
-// two copies, and the one that is being made.
+// two copies, and the one that is being made; of several hosts, each also holds
+// the two of another one.
 std::unique_ptr<MemorySlots> memory_of_restarts(
     const Job& job, const JobFacts& facts, launch::LaunchOptions& options) {
   if (job.elastic.memory == MemoryCopies::off || options.max_restarts == 0) {
     return nullptr;
   }
-  if (3 * 3 * bytes_of_parameters(job, facts) >
+  const bool alone = options.num_nodes == 1;
+  if ((alone ? 3 : 5) * 3 * bytes_of_parameters(job, facts) >
       static_cast<double>(host_bytes()) / 4) {
     return nullptr;
   }
   try {
-    auto slots =
-        std::make_unique<MemorySlots>(static_cast<int>(job.layout.num_ranks()));
+    auto slots = std::make_unique<MemorySlots>(
+        static_cast<int>(job.layout.num_ranks() / options.num_nodes));
     options.environment.emplace_back("ECHELON_MEMORY", slots->path());
     return slots;
   } catch (const ConfigError& error) {
     std::cerr << "warning: no copies of the state in memory: " << error.what()
               << "\n";
     return nullptr;
+  }
+}
+
+// Without the server, a host that is lost takes its copies along.
+pid_t serve(
+    MemorySlots& slots, const std::string& address,
+    const authentication::Key& key, std::optional<MemoryServer>& server) {
+  try {
+    return server.emplace(slots, address, key).pid();
+  } catch (const ConfigError& error) {
+    std::cerr << "warning: no copies of the state in memory: " << error.what()
+              << "\n";
+    return -1;
   }
 }
 
@@ -333,6 +349,16 @@ void use_layout(const Job& job, const Job& other) {
   write_configuration(other, run);
 }
 
+// The host that coordinated before has the lock while its launcher ends, or
+// again when it has come back to this job. The next generation tries again.
+void lock_run(
+    const std::filesystem::path& run, std::optional<RunFolder>& made) {
+  try {
+    made = RunFolder{"", std::make_unique<CheckpointLock>(run)};
+  } catch (const CheckpointError&) {
+  }
+}
+
 // What the hosts of a job must have in common. Each may have its data, and its
 // view of the run's folder, in a place of its own.
 std::string identity_of(Job job) {
@@ -411,13 +437,19 @@ int train(const TrainArguments& given) {
   options.max_restarts = !arguments.max_restarts.empty()
                              ? parse_max_restarts(arguments.max_restarts)
                              : 3;
-  const auto memory = options.num_nodes == 1
-                          ? memory_of_restarts(job, facts, options)
-                          : nullptr;
+  const auto memory = memory_of_restarts(job, facts, options);
+  std::optional<MemoryServer> memory_server;
+  options.on_met = [&](const std::string& address,
+                       const authentication::Key& key) {
+    return memory ? serve(*memory, address, key, memory_server) : -1;
+  };
   options.last_step = [&, folder = run / "checkpoints"] {
     const auto latest = latest_checkpoint(folder);
     const int64_t on_disk = latest ? latest->step : 0;
-    return memory ? std::max(on_disk, memory->collect().value_or(0)) : on_disk;
+    if (!memory) return on_disk;
+    const auto in_memory =
+        options.num_nodes == 1 ? memory->collect() : memory->newest_step();
+    return std::max(on_disk, in_memory.value_or(0));
   };
   const auto launch = [&](const std::vector<std::string>& words) {
     return launch_echelon_train(
@@ -430,17 +462,21 @@ int train(const TrainArguments& given) {
     };
   }
   if (options.num_nodes > 1) options.identity = identity_of(job);
+  std::optional<RunFolder> made;
   // Where hosts change, ranks of a host cannot wait until another one has
   // written to the run's folder.
   std::optional<ScratchConfig> config;
   options.use_layout = [&](const std::string& layout, bool coordinates) {
+    if (coordinates && !made) lock_run(run, made);
+    if (layout.empty()) return;
     Job other = job;
     other.layout = parse_layout(layout);
-    if (memory) memory->grow(static_cast<int>(other.layout.num_ranks()));
+    if (memory && options.num_nodes == 1) {
+      memory->grow(static_cast<int>(other.layout.num_ranks()));
+    }
     if (coordinates) use_layout(job, other);
     if (config) config->write(other);
   };
-  std::optional<RunFolder> made;
   if (first) {
     made = make_run_folder(job);
     std::error_code error;

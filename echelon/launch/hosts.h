@@ -70,6 +70,8 @@ class Hosts {
   /// one. Throws ConfigError when the first generation cannot start.
   std::optional<JobStart> next(bool may_restart, SignalFile& signals);
   int exit_code() const { return exit_code_; }
+  /// A key for one purpose, which all hosts of the job have after next().
+  authentication::Key key_for(const std::string& purpose) const;
   /// The coordinator tells the others that the job is over.
   void finish(int exit_code);
 

@@ -444,6 +444,7 @@ void Job::lose_guard(Rank& rank) {
       if (other.guard.socket >= 0) guards.push_back(other.guard.pid);
     }
     if (launcher_.forks.pid() > 0) guards.push_back(launcher_.forks.pid());
+    if (launcher_.helper) guards.push_back(*launcher_.helper);
     end_orphans(rank.guard.pid, guards);
     rank.empty = true;
     if (!rank.ended) {

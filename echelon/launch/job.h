@@ -36,6 +36,7 @@ struct LauncherState {
   SignalFile signals;  // those between two generations wait for the next
   ForkServer forks;
   std::optional<ControlSocket> control;
+  std::optional<pid_t> helper;  // of LaunchOptions::on_met
 };
 
 /// The variables of this process, "NAME=value" each.

@@ -38,8 +38,10 @@ constexpr std::chrono::milliseconds kLeastHang{3000};
 // From the end of a wait to the next word to the other hosts.
 constexpr std::chrono::seconds kBetween{5};
 
-std::string from_step(int64_t step) {
-  return step > 0 ? format(", from step {}", step) : ", from the start";
+// `about`: on several hosts, whose ranks say from which step they go on.
+std::string from_step(int64_t step, bool about) {
+  if (step <= 0) return ", from the start";
+  return format(", from {}step {}", about ? "about " : "", step);
 }
 
 std::string line_of(const Cause& cause) {
@@ -127,8 +129,12 @@ int run_job(
     } else {
       start = hosts.next(may_restart(), launcher.signals);
       if (!start) return hosts.exit_code();
+      if (options.on_met && !launcher.helper) {
+        launcher.helper =
+            options.on_met(start->place.node_address, hosts.key_for("memory"));
+      }
     }
-    if (!start->layout.empty() && options.use_layout) {
+    if (options.use_layout && !(hosts.alone() && layout.empty())) {
       options.use_layout(start->layout, hosts.coordinates());
     }
     start->place.max_restarts = options.max_restarts;
@@ -150,7 +156,7 @@ int run_job(
     const auto say_layout = [&] {
       job.say(format(
           "{}, {}{}", counted(own.num_ranks, "rank"), layout,
-          step ? from_step(*step) : ""));
+          step ? from_step(*step, !hosts.alone()) : ""));
     };
     if (const auto& resize = job.resize()) {
       before = {own.num_ranks, step};
@@ -166,7 +172,8 @@ int run_job(
       outcome.stopped_by = 0;
       if (outcome.exit_code == static_cast<int>(ExitCode::preempted)) {
         if (hosts.leaves()) return outcome.exit_code;  // the others regroup
-        job.say("hosts change" + (step ? from_step(*step) : ""));
+        job.say(
+            "hosts change" + (step ? from_step(*step, !hosts.alone()) : ""));
         continue;
       }
     }
@@ -206,7 +213,8 @@ int run_job(
         return end(static_cast<int>(ExitCode::do_not_requeue));
       case Restarts::Verdict::restart:
         job.say(format(
-            "restart {}{}{}", decision.words, step ? from_step(*step) : "",
+            "restart {}{}{}", decision.words,
+            step ? from_step(*step, !hosts.alone()) : "",
             decision.wait.count() > 0
                 ? format(
                       ", in {} s, since the last one brought no new step",

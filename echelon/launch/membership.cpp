@@ -43,7 +43,6 @@
 namespace echelon::launch {
 namespace {
 
-using authentication::Token;
 using nlohmann::json;
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
@@ -70,15 +69,15 @@ bool is_integer(const json& value, int least, int most) {
   return value.is_number_integer() && value >= least && value <= most;
 }
 
-std::string store_key(const Token& token, const std::string& job) {
-  return token.key.derive("store of job " + job).to_hex();
-}
-
 int least_nodes(const LaunchOptions& options) {
   return options.least_nodes > 0 ? options.least_nodes : options.num_nodes;
 }
 
 }  // namespace
+
+authentication::Key Hosts::key_for(const std::string& purpose) const {
+  return token_.key.derive(format("{} of job {}", purpose, job_));
+}
 
 json Hosts::hello() const {
   json message = {
@@ -496,7 +495,7 @@ JobStart Hosts::take_start(const json& message) {
   start.place.master_addr = message.at("master").at(0);
   start.place.master_port = message.at("master").at(1);
   start.place.node_address = listener_->place().address;
-  start.place.store_key = store_key(token_, job_);
+  start.place.store_key = key_for("store").to_hex();
   start.first_rank = message.at("first_rank");
   start.world_size = world_size_;
   start.node_rank = node_;

@@ -2,12 +2,16 @@
 // where the ranks' output is shown.
 #pragma once
 
+#include <sys/types.h>
+
 #include <chrono>
 #include <cstdint>
 #include <functional>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "echelon/authentication/key.h"
 
 namespace echelon::launch {
 
@@ -87,6 +91,7 @@ struct LaunchOptions {
   /// that is lost does not count.
   int max_restarts = 0;
   /// The last step of the job that a restart would not repeat; null: not known.
+  /// On several hosts it may be one that not all of them have.
   std::function<int64_t()> last_step;
 
   /// What is looked at before the start and after each failure (health.h).
@@ -95,13 +100,22 @@ struct LaunchOptions {
   /// The name of the job's ControlSocket, asked for once the hosts have met;
   /// null or empty: it has none.
   std::function<std::string()> control;
+  /// On several hosts: called once, when this host has an address among them.
+  /// Returns a process that it has started, which ends with the launcher and is
+  /// none of the ranks'; -1: none. Null: nothing is called.
+  ///
+  ///   key  one that all hosts have
+  std::function<pid_t(const std::string& address, const authentication::Key&)>
+      on_met;
+
   /// How the program divides the work over another number of ranks ("fsdp=3").
   /// Throws ConfigError when it cannot; the job goes on as it is. Null: on one
   /// host the number stays, and on several the program takes it from
   /// WORLD_SIZE. On several, the host that coordinates calls it.
   std::function<std::string(int)> resize;
-  /// Prepares the program for a layout that resize() has returned, on each host
-  /// before its ranks start. `coordinates`: this host is the first of them.
+  /// Prepares the program for a layout that resize() has returned (empty: the
+  /// command's), on each host before its ranks start. `coordinates`: this host
+  /// is the first of them.
   std::function<void(const std::string&, bool coordinates)> use_layout;
 };
 

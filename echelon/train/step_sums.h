@@ -20,7 +20,8 @@ struct StepShare {
   bool stop = false;        // the process was asked to stop after the step
   bool terminated = false;  // it was asked by SIGTERM
   SaverNews saver;
-  bool memory = false;  // a copy in memory is wanted
+  bool memory = false;       // a copy in memory is wanted
+  bool memory_busy = false;  // the copy before is not everywhere yet
 };
 
 /// What all ranks know afterwards.
@@ -32,7 +33,7 @@ struct StepSums {
   bool stop = false;       // some rank was asked to stop
   bool preempted = false;  // some rank was asked by SIGTERM
   SaverNews saver;
-  bool memory = false;        // some rank wants a copy in memory
+  bool memory = false;        // a copy in memory is to be made
   int64_t bad_rank = -1;      // first rank whose loss is not finite
   int32_t slowest_rank = -1;  // -1 with one rank
   double slowest_excess = 0;  // its work seconds over the mean, less 1

@@ -23,7 +23,6 @@
 
 #include "echelon/architecture/parameter_list.h"
 #include "echelon/checkpoint/files/folder.h"
-#include "echelon/checkpoint/memory/memory_slots.h"
 #include "echelon/checkpoint/weights/checkpoint_tensors.h"
 #include "echelon/comm/mesh_groups.h"
 #include "echelon/comm/trace/progress.h"
@@ -41,6 +40,7 @@
 #include "echelon/train/report_writer.h"
 #include "echelon/train/run_log.h"
 #include "echelon/train/saving/memory_saver.h"
+#include "echelon/train/saving/restart_memory.h"
 #include "echelon/train/saving/resume.h"
 #include "echelon/train/saving/saver.h"
 #include "echelon/train/step_sums.h"
@@ -143,6 +143,9 @@ class Loop {
     return static_cast<double>(timeline::steady_now_ns() - begin_ns_) * 1e-9;
   }
   bool is_rank_zero() const { return world_.rank() == 0; }
+  RestartMemory* memory() {
+    return restart_memory_.index().empty() ? nullptr : &restart_memory_;
+  }
   bool evaluated() const { return log_.evaluated_step() == step_; }
 
   const Job job_;  // the model's name is the configuration's, or kOwnModel
@@ -158,6 +161,7 @@ class Loop {
   std::string samples_;              // describe_samples()
   const RankEnvironment environment_;
   ProgressMark progress_;
+  RestartMemory restart_memory_;
   Resume resume_;
   bool counts_tokens_;  // the objective's units; else they are samples
   std::shared_ptr<timeline::Recorder> recorder_;
@@ -207,7 +211,9 @@ Loop::Loop(
       progress_(
           world.rank() == environment_.rank ? environment_.progress : "",
           environment_.local_rank),
-      resume_(find_resume(job.checkpoint, folder_, environment_.memory)),
+      restart_memory_(
+          world, environment_, job.elastic.memory != MemoryCopies::off),
+      resume_(find_resume(job.checkpoint, folder_, memory())),
       counts_tokens_(is_text(source_.sample)),
       recorder_(std::make_shared<timeline::Recorder>(
           world.rank(), first_recorded_step(job, resume_, total_steps_),
@@ -235,9 +241,10 @@ Loop::Loop(
   }
   const bool continued = !resume_.candidates.empty() && restore();
   for (const auto& one : log_.rollbacks()) loader_.leave_out(window_of(one));
-  if (!environment_.memory.empty()) {
+  if (memory() != nullptr) {
+    restart_memory_.go_on_from(environment_.generation, step_);
     memory_saver_.emplace(
-        job_, source_, world_, groups_, recorder_.get(), environment_.memory,
+        job_, source_, world_, groups_, recorder_.get(), restart_memory_,
         environment_.generation, step_);
   }
   if (job.train.check_replicas_every > 0) {
@@ -369,7 +376,8 @@ bool Loop::one_step() {
        .terminated = asked_by_sigterm(),
        .saver = saver_ ? saver_->news() : SaverNews{},
        .memory =
-           memory_saver_ && is_rank_zero() && memory_saver_->wanted(step_ + 1)},
+           memory_saver_ && is_rank_zero() && memory_saver_->wanted(step_ + 1),
+       .memory_busy = memory_saver_ && memory_saver_->is_sending()},
       world_);
   for (const auto& reason : batch->skip_reasons) {
     std::fprintf(stderr, "skipped a sample: %s\n", reason.c_str());
@@ -597,12 +605,11 @@ void Loop::go_back() {
   progress_.pause();
   if (saver_) saver_->wait();
   if (memory_saver_) {
-    memory_saver_->finish();
+    memory_saver_.reset();
     world_.exchange("");  // nobody writes any more
-    if (is_rank_zero()) collect_checkpoints_in_memory(environment_.memory);
-    world_.exchange("");
+    restart_memory_.collect();
   }
-  Resume from = find_before(folder_, environment_.memory, back.first_bad);
+  Resume from = find_before(folder_, memory(), back.first_bad);
   const auto& before = log_.rollbacks();
   if (!before.empty() && from.candidates.size() > 1 &&
       from.candidates.front().step == before.back().step) {
@@ -627,10 +634,10 @@ void Loop::go_back() {
   back.rollback.first = {position_.epoch, position_.consumed};
   log_.add(back.rollback);
   discard_later();
-  if (memory_saver_) {
+  if (memory() != nullptr) {
     memory_step_ = resumed->in_memory ? step_ : -1;
     memory_saver_.emplace(
-        job_, source_, world_, groups_, recorder_.get(), environment_.memory,
+        job_, source_, world_, groups_, recorder_.get(), restart_memory_,
         environment_.generation, memory_step_);
   }
   if (compared_ > step_) compared_ = -1;
@@ -658,10 +665,8 @@ void Loop::discard_later() {
           "warning: {} is now {}", place.path.string(),
           set_aside(place).filename().string()));
     }
-    if (memory_saver_) {
-      discard_checkpoints_in_memory(environment_.memory, step_);
-    }
   }
+  if (memory() != nullptr) restart_memory_.discard(step_);
   world_.exchange("");  // no rank writes before that
   if (!saver_) return;
   const auto left = list_checkpoints(folder);
@@ -707,12 +712,9 @@ void Loop::compare_replicas() {
     // The difference is the error to be told.
   }
   if (memory_saver_) {
-    memory_saver_->finish();
+    memory_saver_.reset();
     world_.exchange("");  // nobody writes any more
-    if (is_rank_zero()) {
-      discard_checkpoints_in_memory(environment_.memory);
-    }
-    world_.exchange("");  // no rank ends before that
+    restart_memory_.discard();
   }
   throw Error(divergence_text(
       step_, *difference, compared_,
@@ -763,6 +765,7 @@ void Loop::save_last() {
     if (stop_ && memory_saver_ && memory_step_ != step_) {
       memory_wanted_ = true;
       save_in_memory();
+      memory_saver_->wait();
     }
     return;
   }

@@ -33,11 +33,12 @@ constexpr size_t kReadBytes = 256 << 10;
 
 CheckedFile::CheckedFile(
     const std::string& folder, const CheckpointManifest& manifest,
-    const SavedFile& file, std::vector<Entry> slices)
+    const SavedFile& file, std::vector<Entry> slices, OpenRemote remote)
     : manifest_(manifest),
       file_(file),
       path_(folder + "/" + file.name),
-      slices_(std::move(slices)) {}
+      slices_(std::move(slices)),
+      open_remote_(std::move(remote)) {}
 
 CheckedFile::~CheckedFile() {
   close();
@@ -45,6 +46,7 @@ CheckedFile::~CheckedFile() {
 
 void CheckedFile::close() {
   if (fd_ >= 0) ::close(std::exchange(fd_, -1));
+  remote_.reset();
 }
 
 int64_t CheckedFile::num_blocks() const {
@@ -101,20 +103,31 @@ Damage CheckedFile::damage_at(
 
 std::optional<Damage> CheckedFile::open() {
   close();
-  fd_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (fd_ < 0) {
-    const std::string reason =
-        errno == ENOENT
-            ? std::string("is missing")
-            : std::string("cannot be opened: ") + std::strerror(errno);
-    return damage(first_tensor(), 0, reason + contents());
+  try {
+    if (open_remote_) remote_ = open_remote_(file_.name);
+  } catch (const CheckpointError& error) {
+    return damage(
+        first_tensor(), 0,
+        std::string("cannot be opened: ") + error.what() + contents());
   }
-  struct stat status = {};
-  if (::fstat(fd_, &status) != 0 || !S_ISREG(status.st_mode)) {
-    close();
-    return damage(first_tensor(), 0, "is not a file" + contents());
+  if (remote_) {
+    bytes_there_ = remote_->size();
+  } else {
+    fd_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd_ < 0) {
+      const std::string reason =
+          errno == ENOENT
+              ? std::string("is missing")
+              : std::string("cannot be opened: ") + std::strerror(errno);
+      return damage(first_tensor(), 0, reason + contents());
+    }
+    struct stat status = {};
+    if (::fstat(fd_, &status) != 0 || !S_ISREG(status.st_mode)) {
+      close();
+      return damage(first_tensor(), 0, "is not a file" + contents());
+    }
+    bytes_there_ = status.st_size;
   }
-  bytes_there_ = status.st_size;
   if (bytes_there_ == file_.bytes) return std::nullopt;
   const std::string lengths = format(
       "the file is {} bytes long, the manifest says {}", bytes_there_,
@@ -127,6 +140,15 @@ std::optional<Damage> CheckedFile::open() {
 }
 
 std::string CheckedFile::read_at(int64_t offset, std::byte* to, int64_t bytes) {
+  if (remote_) {
+    try {
+      remote_->read(offset, {to, static_cast<size_t>(bytes)});
+    } catch (const CheckpointError& error) {
+      return error.what();
+    }
+    bytes_read_ += bytes;
+    return "";
+  }
   while (bytes > 0) {
     const ssize_t got = ::pread(fd_, to, static_cast<size_t>(bytes), offset);
     if (got < 0 && errno == EINTR) continue;
@@ -284,8 +306,9 @@ std::string CheckedFile::compare(const safetensors::Header& header) {
   return "";
 }
 
-std::vector<std::unique_ptr<CheckedFile>>
-checked_files(const std::string& folder, const CheckpointManifest& manifest) {
+std::vector<std::unique_ptr<CheckedFile>> checked_files(
+    const std::string& folder, const CheckpointManifest& manifest,
+    const OpenRemote& remote) {
   std::vector<std::vector<CheckedFile::Entry>> slices(manifest.files.size());
   for (const auto& tensor : manifest.tensors) {
     for (const auto& slice : tensor.slices) {
@@ -295,7 +318,7 @@ checked_files(const std::string& folder, const CheckpointManifest& manifest) {
   std::vector<std::unique_ptr<CheckedFile>> files;
   for (size_t i = 0; i < slices.size(); ++i) {
     files.push_back(std::make_unique<CheckedFile>(
-        folder, manifest, manifest.files[i], std::move(slices[i])));
+        folder, manifest, manifest.files[i], std::move(slices[i]), remote));
   }
   return files;
 }

@@ -31,7 +31,7 @@ class CheckedFile {
   /// Borrows the manifest. Opens nothing.
   CheckedFile(
       const std::string& folder, const CheckpointManifest& manifest,
-      const SavedFile& file, std::vector<Entry> slices);
+      const SavedFile& file, std::vector<Entry> slices, OpenRemote remote);
   CheckedFile(const CheckedFile&) = delete;
   CheckedFile& operator=(const CheckedFile&) = delete;
   ~CheckedFile();
@@ -39,9 +39,9 @@ class CheckedFile {
   int64_t num_blocks() const;
   int64_t block_bytes(int64_t block) const;
   int64_t bytes_read() const { return bytes_read_; }
-  /// The length on disk. After open().
+  /// The length that it has. After open().
   int64_t bytes_there() const { return bytes_there_; }
-  bool is_open() const { return fd_ >= 0; }
+  bool is_open() const { return fd_ >= 0 || remote_ != nullptr; }
   bool has_head() const { return has_head_; }
 
   /// Opens the file and returns what is wrong with it: missing, unreadable, or
@@ -88,7 +88,9 @@ class CheckedFile {
   const SavedFile& file_;
   const std::string path_;
   const std::vector<Entry> slices_;
+  const OpenRemote open_remote_;
   int fd_ = -1;
+  std::unique_ptr<RemoteFile> remote_;  // in place of fd_
   int64_t bytes_there_ = 0;
   std::atomic<int64_t> bytes_read_ = 0;
   bool has_head_ = false;
@@ -98,8 +100,9 @@ class CheckedFile {
 };
 
 /// The files of a checkpoint, in the manifest's order. Borrows the manifest.
-std::vector<std::unique_ptr<CheckedFile>>
-checked_files(const std::string& folder, const CheckpointManifest& manifest);
+std::vector<std::unique_ptr<CheckedFile>> checked_files(
+    const std::string& folder, const CheckpointManifest& manifest,
+    const OpenRemote& remote = {});
 
 /// The manifest of the checkpoint at `path`, which is a folder with a
 /// manifest.json, or another manifest in the folder of its files. Throws

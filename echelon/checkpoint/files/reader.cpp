@@ -145,11 +145,12 @@ void add_reads(
 }
 
 struct CheckpointReader::State {
-  State(const std::string& at, int reading_threads)
+  State(const std::string& at, int reading_threads, OpenRemote remote)
       : path(at),
         manifest(read_manifest(at)),
         threads(num_threads(reading_threads)),
-        files(checked_files(folder_of_files(at), manifest)) {}
+        files(checked_files(folder_of_files(at), manifest, std::move(remote))) {
+  }
 
   /// Memory for a block, not initialised as a vector's would be.
   struct Bytes {
@@ -274,8 +275,9 @@ void CheckpointReader::State::read_file(
   });
 }
 
-CheckpointReader::CheckpointReader(const std::string& path, int threads)
-    : state_(std::make_unique<State>(path, threads)) {
+CheckpointReader::CheckpointReader(
+    const std::string& path, int threads, OpenRemote remote)
+    : state_(std::make_unique<State>(path, threads, std::move(remote))) {
   for (const auto& file : state_->files) {
     check(file->open());
     file->close();

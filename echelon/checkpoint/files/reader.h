@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -32,6 +33,20 @@ void add_reads(
     std::vector<BoxRead>& reads, const SavedTensor& tensor,
     const IndexRange& range, std::byte* to);
 
+/// The bytes of a file that is not in the checkpoint's folder.
+class RemoteFile {
+ public:
+  virtual ~RemoteFile() = default;
+  virtual int64_t size() const = 0;
+  /// Several threads may call it at once. Throws CheckpointError.
+  virtual void read(int64_t offset, std::span<std::byte> to) = 0;
+};
+
+/// Opens the file that a manifest gives that name; null when it is in the
+/// folder. Throws CheckpointError.
+using OpenRemote =
+    std::function<std::unique_ptr<RemoteFile>(const std::string& name)>;
+
 class CheckpointReader {
  public:
   /// Reads the manifest; files are opened when they are needed. `path`: the
@@ -41,7 +56,9 @@ class CheckpointReader {
   ///
   ///   threads  that read and verify, including the caller's; 0: one for each
   ///            processor of the machine, at most 4
-  explicit CheckpointReader(const std::string& path, int threads = 0);
+  ///   remote   opens files that are elsewhere
+  explicit CheckpointReader(
+      const std::string& path, int threads = 0, OpenRemote remote = {});
   ~CheckpointReader();
   CheckpointReader(const CheckpointReader&) = delete;
   CheckpointReader& operator=(const CheckpointReader&) = delete;

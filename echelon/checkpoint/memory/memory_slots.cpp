@@ -1,159 +1,59 @@
 // Every file is a memfd of the launcher, which ranks open by its path in /proc:
 // nothing is left behind on any file system, and memory is freed with the last
 // process that holds a file. A slot is two of them. One is a rank file as on
-// disk. The other is its record: generation, manifest without tensors, and
-// part. It is emptied before the rank file changes and written after, so a slot
-// with a record is whole; the reader verifies checksums all the same.
+// disk. The other is its record: generation, rank, manifest without tensors,
+// and part. It is emptied before the rank file changes and written after, so a
+// slot with a record is whole; the reader verifies checksums all the same.
 //
 // A checkpoint's manifest names its files by their numbers in /proc/PID/fd, so
-// CheckpointReader needs to know nothing of slots.
+// CheckpointReader needs to know nothing of slots. Files of other hosts have
+// names that open_remote_copies() understands.
 #include "echelon/checkpoint/memory/memory_slots.h"
 
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <unistd.h>
-
-#include <cerrno>
-#include <cstring>
+#include <array>
 #include <map>
-#include <sstream>
+#include <random>
 #include <utility>
 
+#include "echelon/checkpoint/memory/memory_index.h"
 #include "echelon/error.h"
 #include "echelon/text/format.h"
-#include "echelon/text/text_file.h"
 
 namespace echelon {
+
+using memory_slots::Index;
+using memory_slots::MemoryFile;
+using memory_slots::Record;
+using memory_slots::SlotPlace;
+using memory_slots::write_over;
+
 namespace {
 
-// Replaces the text of a file that is there.
-void write_over(const std::string& path, std::string_view text) {
-  const int file = ::open(path.c_str(), O_WRONLY | O_TRUNC | O_CLOEXEC);
-  int error = file < 0 ? errno : write_all(file, text);
-  if (file >= 0 && ::close(file) != 0 && error == 0) error = errno;
-  if (error != 0) {
-    throw CheckpointError(
-        format("{}: writing it failed: {}", path, std::strerror(error)));
-  }
+// A name that no other host has.
+std::string random_name() {
+  std::random_device source;
+  return format("{:08x}{:08x}", source(), source());
 }
-
-// The index's lines: "slot RANK FILE RECORD", "manifest NUMBER MANIFEST", a
-// file for the manifest of a checkpoint, and "checkpoint STEP MANIFEST".
-struct Index {
-  struct Line {
-    int64_t number = 0;  // rank or step
-    std::string first;   // files
-    std::string second;
-  };
-  std::vector<Line> slots;
-  std::vector<Line> manifests;
-  std::vector<Line> checkpoints;
-};
-
-Index read_index(const std::string& path) {
-  Index index;
-  std::istringstream text(read_text_file(path));
-  const std::string folder = path.substr(0, path.rfind('/') + 1);
-  std::string kind;
-  Index::Line line;
-  while (text >> kind >> line.number >> line.first) {
-    line.first.insert(0, folder);
-    if (kind == "checkpoint") {
-      index.checkpoints.push_back(line);
-    } else if (kind == "manifest") {
-      index.manifests.push_back(line);
-    } else if (text >> line.second) {
-      line.second.insert(0, folder);
-      index.slots.push_back(line);
-    }
-  }
-  return index;
-}
-
-void write_index(const std::string& path, const Index& index) {
-  const auto number = [](const std::string& file) {
-    return file.substr(file.rfind('/') + 1);
-  };
-  std::string text;
-  for (const auto& slot : index.slots) {
-    text += format(
-        "slot {} {} {}\n", slot.number, number(slot.first),
-        number(slot.second));
-  }
-  for (const auto& one : index.manifests) {
-    text += format("manifest {} {}\n", one.number, number(one.first));
-  }
-  for (const auto& one : index.checkpoints) {
-    text += format("checkpoint {} {}\n", one.number, number(one.first));
-  }
-  write_over(path, text);
-}
-
-// What a rank says of a slot that it has written.
-struct Record {
-  int64_t generation = 0;
-  CheckpointManifest manifest;  // without tensors and files
-  RankPart part;
-
-  static std::string
-  text(int64_t generation, CheckpointManifest manifest, const RankPart& part) {
-    add_parts(manifest, {});  // sets the hashes
-    const std::string head = to_json(manifest);
-    return format("{} {}\n", generation, head.size()) + head + to_json(part);
-  }
-
-  // Nothing where a rank was killed before the record was complete.
-  static std::optional<Record> read(const std::string& path) {
-    const std::string text = read_text_file(path);
-    Record record;
-    std::istringstream numbers(text);
-    size_t head = 0;
-    if (!(numbers >> record.generation >> head)) return std::nullopt;
-    const size_t begin = text.find('\n') + 1;
-    if (begin == 0 || head > text.size() - begin) return std::nullopt;
-    try {
-      record.manifest = parse_manifest(text.substr(begin, head), path);
-      record.part = parse_rank_part(text.substr(begin + head), path);
-    } catch (const CheckpointError&) {
-      return std::nullopt;
-    }
-    return record;
-  }
-};
 
 }  // namespace
 
-class MemorySlots::File {
- public:
-  explicit File(const std::string& name)
-      : fd_(::memfd_create(name.c_str(), MFD_CLOEXEC)) {
-    if (fd_ < 0) {
-      throw ConfigError(format(
-          "[elastic] memory: no file in memory for {}: {}; `ulimit -n` sets "
-          "how many there may be (four a rank), and memory = \"off\" needs "
-          "none",
-          name, std::strerror(errno)));
-    }
-  }
-  ~File() { ::close(fd_); }
-  File(const File&) = delete;
-  File& operator=(const File&) = delete;
-
-  /// Its name in the folder of this process's files.
-  std::string number() const { return std::to_string(fd_); }
-  std::string path() const { return format("/proc/{}/fd/{}", ::getpid(), fd_); }
-
- private:
-  const int fd_;
+struct MemorySlots::Files {
+  using Slot = std::array<std::unique_ptr<MemoryFile>, 2>;  // file, record
+  std::vector<std::array<Slot, 2>> slots;
+  std::array<std::unique_ptr<MemoryFile>, 2> manifests;
+  std::unique_ptr<MemoryFile> index;
+  std::unique_ptr<MemoryFile> copies;
+  Index served;  // the server's place alone
 };
 
-MemorySlots::MemorySlots(int num_ranks) {
+MemorySlots::MemorySlots(int num_ranks)
+    : host_(random_name()), files_(std::make_unique<Files>()) {
   grow(num_ranks);
-  for (auto& manifest : manifests_) {
-    manifest = std::make_unique<File>("echelon-manifest");
+  for (auto& manifest : files_->manifests) {
+    manifest = std::make_unique<MemoryFile>("echelon-manifest");
   }
-  index_ = std::make_unique<File>("echelon-index");
-  path_ = index_->path();
+  files_->index = std::make_unique<MemoryFile>("echelon-index");
+  path_ = files_->index->path();
   try {
     write_index();
   } catch (const CheckpointError& error) {
@@ -167,30 +67,30 @@ MemorySlots::MemorySlots(int num_ranks) {
 MemorySlots::~MemorySlots() = default;
 
 void MemorySlots::grow(int num_ranks) {
-  const auto make = [](const std::string& kind, size_t rank) {
-    return std::make_unique<File>(format("echelon-{}-{}", kind, rank));
-  };
-  for (size_t rank = ranks_.size(); rank < static_cast<size_t>(num_ranks);
-       ++rank) {
-    std::array<Slot, 2> slots;
-    for (Slot& slot : slots) slot = {make("rank", rank), make("record", rank)};
-    ranks_.push_back(std::move(slots));
+  auto& slots = files_->slots;
+  while (slots.size() < static_cast<size_t>(num_ranks)) {
+    std::array<Files::Slot, 2> sides;
+    for (auto& side : sides) side = memory_slots::make_slot(slots.size());
+    slots.push_back(std::move(sides));
   }
 }
 
 void MemorySlots::write_index() const {
-  Index index;
-  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
-    for (const auto& [file, record] : ranks_[rank]) {
+  Index index = files_->served;
+  index.host = host_;
+  for (size_t i = 0; i < files_->slots.size(); ++i) {
+    for (size_t side = 0; side < 2; ++side) {
+      const auto& [file, record] = files_->slots[i][side];
       index.slots.push_back(
-          {static_cast<int64_t>(rank), file->number(), record->number()});
+          {host_, static_cast<int>(i), static_cast<int>(side), file->path(),
+           record->path()});
     }
   }
-  for (size_t i = 0; i < manifests_.size(); ++i) {
-    index.manifests.push_back(
-        {static_cast<int64_t>(i), manifests_[i]->number(), ""});
+  index.own = index.slots.size();
+  for (const auto& file : files_->manifests) {
+    index.manifests.push_back(file->path());
   }
-  echelon::write_index(path_, index);
+  index.write(path_);
 }
 
 // Ranks may have left half an index.
@@ -199,78 +99,99 @@ std::optional<int64_t> MemorySlots::collect() {
   return collect_checkpoints_in_memory(path_);
 }
 
-std::optional<int64_t> collect_checkpoints_in_memory(const std::string& path) {
-  Index index = read_index(path);
-  index.checkpoints.clear();
-  std::vector<Record> records;
-  for (const auto& slot : index.slots) {
-    if (auto read = Record::read(slot.second)) {
-      records.push_back(std::move(*read));
+std::optional<int64_t> MemorySlots::newest_step() const {
+  std::optional<int64_t> newest;
+  for (const SlotPlace& slot : Index::read(path_).slots) {
+    if (const auto record = Record::read(slot.record)) {
+      newest = std::max(newest.value_or(-1), record->manifest.step);
     }
   }
-  // Those of a rank follow each other, so the records of a checkpoint are in
-  // the order of the ranks.
-  std::map<std::pair<int64_t, int64_t>, std::vector<const Record*>> saved;
-  for (const Record& record : records) {
-    saved[{record.manifest.step, record.generation}].push_back(&record);
-  }
-  for (auto at = saved.rbegin(); at != saved.rend(); ++at) {
-    if (index.checkpoints.size() == index.manifests.size()) break;
-    const auto& of_ranks = at->second;
-    CheckpointManifest manifest = of_ranks.front()->manifest;
-    if (static_cast<int64_t>(of_ranks.size()) != manifest.ranks) continue;
-    std::vector<RankPart> parts;
-    for (const Record* record : of_ranks) parts.push_back(record->part);
-    try {
-      add_parts(manifest, parts);
-    } catch (const CheckpointError&) {
-      continue;
-    }
-    const auto& file = index.manifests[index.checkpoints.size()].first;
-    write_over(file, to_json(manifest));
-    index.checkpoints.push_back({manifest.step, file, ""});
-  }
-  write_index(path, index);
-  if (index.checkpoints.empty()) return std::nullopt;
-  return index.checkpoints.front().number;
+  return newest;
 }
 
-MemorySlot::MemorySlot(const std::string& index, int rank, int64_t kept_step) {
-  size_t count = 0;
-  for (const auto& slot : read_index(index).slots) {
-    if (slot.number == rank && count < slots_.size()) {
-      slots_[count++] = {slot.first, slot.second};
+std::string MemorySlots::begin_copies() {
+  if (!files_->copies) {
+    files_->copies = std::make_unique<MemoryFile>("echelon-copies");
+  }
+  return files_->copies->path();
+}
+
+void MemorySlots::serve_at(
+    const std::string& address, int port, const std::string& key) {
+  files_->served.copies = begin_copies();
+  files_->served.address = address;
+  files_->served.port = port;
+  files_->served.key = key;
+  write_index();
+}
+
+std::optional<int64_t> collect_checkpoints_in_memory(const std::string& path) {
+  Index index = Index::read(path);
+  index.checkpoints.clear();
+  // By generation, step, and rank.
+  std::map<std::pair<int64_t, int64_t>, std::map<int64_t, Record>> saved;
+  for (size_t i = 0; i < index.own; ++i) {
+    if (auto record = Record::read(index.slots[i].record)) {
+      const std::pair place(record->generation, record->manifest.step);
+      saved[place].emplace(record->rank, std::move(*record));
     }
   }
-  if (count < slots_.size()) {
+  for (auto at = saved.rbegin(); at != saved.rend(); ++at) {
+    std::vector<Record> records;
+    for (auto& [rank, record] : at->second) records.push_back(record);
+    if (memory_slots::are_all(records))
+      memory_slots::add_checkpoint(index, records);
+  }
+  index.write(path);
+  if (index.checkpoints.empty()) return std::nullopt;
+  return index.checkpoints.front().first;
+}
+
+MemorySlot::MemorySlot(
+    const std::string& index, int rank, int64_t kept_step, int number)
+    : rank_(rank), number_(number < 0 ? rank : number) {
+  const Index all = Index::read(index);
+  size_t count = 0;
+  for (size_t i = 0; i < all.own && count < sides_.size(); ++i) {
+    const SlotPlace& slot = all.slots[i];
+    if (slot.number == number_) sides_[count++] = {slot.file, slot.record};
+  }
+  if (count < sides_.size()) {
     throw CheckpointError(format("{}: has no slots of rank {}", index, rank));
   }
-  const auto record = Record::read(slots_[0].record);
+  const auto record = Record::read(sides_[0].record);
   next_ = record && record->manifest.step == kept_step ? 1 : 0;
 }
 
-void MemorySlot::write(
+WrittenSlot MemorySlot::write(
     const std::vector<SliceBytes>& slices, CheckpointManifest manifest,
     int generation) {
-  const Paths& slot = slots_[next_];
+  const Paths& slot = sides_[next_];
   write_over(slot.record, "");
   const RankPart part = write_rank_file_over(slot.file, slices);
-  write_over(slot.record, Record::text(generation, std::move(manifest), part));
+  WrittenSlot written{
+      .number = number_,
+      .side = static_cast<int>(next_),
+      .generation = generation,
+      .file = slot.file,
+      .record = Record::text(generation, rank_, std::move(manifest), part)};
+  write_over(slot.record, written.record);
   next_ = 1 - next_;
+  return written;
 }
 
 std::vector<CheckpointPlace> checkpoints_in_memory(const std::string& index) {
   std::vector<CheckpointPlace> places;
-  for (const auto& line : read_index(index).checkpoints) {
-    places.push_back({line.first, line.number});
+  for (const auto& [step, manifest] : Index::read(index).checkpoints) {
+    places.push_back({manifest, step});
   }
   return places;
 }
 
 void discard_checkpoints_in_memory(const std::string& index, int64_t step) {
-  for (const auto& slot : read_index(index).slots) {
-    const auto record = Record::read(slot.second);
-    if (!record || record->manifest.step > step) write_over(slot.second, "");
+  for (const SlotPlace& slot : Index::read(index).slots) {
+    const auto record = Record::read(slot.record);
+    if (!record || record->manifest.step > step) write_over(slot.record, "");
   }
 }
 

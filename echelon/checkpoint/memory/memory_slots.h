@@ -17,6 +17,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -50,27 +51,50 @@ class MemorySlots {
   /// ranks, and returns the newest one's step; none when there is none. No rank
   /// may be running.
   std::optional<int64_t> collect();
+  /// The newest step that some rank of this host has written whole; none when
+  /// there is none. On several hosts, no host has all of a checkpoint.
+  std::optional<int64_t> newest_step() const;
+
+  // For MemoryServer.
+
+  /// This host's name among those of the job, which no other one has.
+  const std::string& host() const { return host_; }
+  /// The index of the copies of other hosts' slots, which the server writes.
+  std::string begin_copies();
+  /// The server listens there, for ends that know the key (hexadecimal).
+  void serve_at(const std::string& address, int port, const std::string& key);
 
  private:
-  class File;
-  using Slot = std::array<std::unique_ptr<File>, 2>;  // rank file, record
+  struct Files;
 
   void write_index() const;
 
-  std::vector<std::array<Slot, 2>> ranks_;
-  std::array<std::unique_ptr<File>, 2> manifests_;
-  std::unique_ptr<File> index_;
+  const std::string host_;
+  std::unique_ptr<Files> files_;
   std::string path_;
+};
+
+/// What MemorySlot::write() has written.
+struct WrittenSlot {
+  int number = 0;
+  int side = 0;
+  int generation = 0;
+  std::string file;    // its path
+  std::string record;  // its text
 };
 
 /// A rank's side: where it writes.
 class MemorySlot {
  public:
-  /// `index`: MemorySlots::path(). `kept_step`: the checkpoint in memory that
-  /// training resumed from, whose slot is written last; -1: none. Throws
-  /// DataError when the index cannot be read, and CheckpointError when it lacks
-  /// the rank.
-  MemorySlot(const std::string& index, int rank, int64_t kept_step);
+  /// Throws DataError when the index cannot be read, and CheckpointError when
+  /// it lacks the rank.
+  ///
+  ///   index      MemorySlots::path()
+  ///   kept_step  of the checkpoint in memory that training resumed from, whose
+  ///              slot is written last; -1: none
+  ///   number     of the rank among those of its host; -1: `rank`
+  MemorySlot(
+      const std::string& index, int rank, int64_t kept_step, int number = -1);
 
   /// Writes this rank's slices of the checkpoint that `manifest` describes,
   /// whose `ranks` is the number of ranks that write it. Returns when they are
@@ -79,7 +103,7 @@ class MemorySlot {
   ///
   ///   generation  of the job; slots of different generations never make up one
   ///               checkpoint
-  void write(
+  WrittenSlot write(
       const std::vector<SliceBytes>& slices, CheckpointManifest manifest,
       int generation);
 
@@ -88,7 +112,9 @@ class MemorySlot {
     std::string file;
     std::string record;
   };
-  std::array<Paths, 2> slots_;
+  const int rank_;
+  const int number_;
+  std::array<Paths, 2> sides_;
   size_t next_ = 0;
 };
 
@@ -103,7 +129,8 @@ std::optional<int64_t> collect_checkpoints_in_memory(const std::string& index);
 
 /// Removes the checkpoints in memory of later steps than `step` (by default
 /// all), so that nothing resumes from them. One rank calls it; none may be
-/// writing. Throws DataError or CheckpointError.
+/// writing. On several hosts, one rank of each host calls it. Throws DataError
+/// or CheckpointError.
 void discard_checkpoints_in_memory(const std::string& index, int64_t step = -1);
 
 }  // namespace echelon

@@ -36,25 +36,42 @@ int64_t time_between_copies(int64_t cost_ns) {
 MemorySaver::MemorySaver(
     const Job& job, const ModelSource& source, World& world,
     const MeshGroups& groups, timeline::Recorder* recorder,
-    const std::string& index, int generation, int64_t kept_step)
+    const RestartMemory& memory, int generation, int64_t kept_step)
     : job_(job),
       source_(source),
       world_(world),
       groups_(groups),
       recorder_(recorder),
       generation_(generation),
-      slot_(index, world.rank(), kept_step) {}
+      slot_(memory.index(), world.rank(), kept_step, memory.number()) {
+  try {
+    sender_ = memory.make_sender();
+  } catch (const CheckpointError& error) {
+    std::fprintf(
+        stderr,
+        "warning: a lost host takes its copies of the state in memory along: "
+        "rank %d: %s\n",
+        world_.rank(), error.what());
+  }
+}
 
 MemorySaver::~MemorySaver() {
   if (thread_.joinable()) thread_.join();
+  if (sending_thread_.joinable()) sending_thread_.join();
 }
 
-bool MemorySaver::wanted(int64_t step) const {
+bool MemorySaver::wanted(int64_t step) {
   const int64_t every = job_.elastic.memory_steps;
   if (every > 0) return step % every == 0;
+  // On a GPU, the answer for the step before may be read after this one.
+  if (step == asked_ + 1 && !world_.device().is_cpu()) return false;
   // Beside a GPU the thread has a core of its own.
-  const int64_t cost = held_ns_ + (world_.device().is_cpu() ? busy_ns_ : 0);
-  return timeline::steady_now_ns() - began_ns_ >= time_between_copies(cost);
+  const int64_t busy_ns = busy_ns_ + sending_ns_;
+  const int64_t cost = held_ns_ + (world_.device().is_cpu() ? busy_ns : 0);
+  const bool is_wanted =
+      timeline::steady_now_ns() - began_ns_ >= time_between_copies(cost);
+  if (is_wanted) asked_ = step;
+  return is_wanted;
 }
 
 void MemorySaver::finish() {
@@ -63,13 +80,21 @@ void MemorySaver::finish() {
   timeline::ScopedSpan span(
       recorder_, "compute", "copy to memory", timeline::SpanKind::other);
   thread_.join();
-  if (!error_.empty()) give_up(error_);
+  if (!error_.empty()) return give_up(error_);
+  if (!sender_) return;
+  sending_thread_ = std::thread([this] { send(written_); });
+}
+
+void MemorySaver::wait() {
+  finish();
+  if (sending_thread_.joinable()) sending_thread_.join();
 }
 
 void MemorySaver::after_step(
     TrainingState& state, const CheckpointManifest& now) {
   finish();
   if (failed_) return;
+  if (sending_thread_.joinable()) sending_thread_.join();
   held_ns_ = 0;
   const Held held(held_ns_);
   timeline::ScopedSpan span(
@@ -83,6 +108,7 @@ void MemorySaver::after_step(
   } catch (const std::exception& error) {
     return give_up(error.what());
   }
+  sending_ = sender_ != nullptr;
   thread_ =
       std::thread([this, manifest = std::move(manifest)] { write(manifest); });
 }
@@ -91,14 +117,32 @@ void MemorySaver::write(const CheckpointManifest& manifest) {
   busy_ns_ = 0;
   const Held busy(busy_ns_);
   try {
-    slot_.write(snapshot_.slices(), manifest, generation_);
+    written_ = slot_.write(snapshot_.slices(), manifest, generation_);
   } catch (const std::exception& error) {
     error_ = error.what();
   }
 }
 
+// A next host that is lost is no reason to stop: the launchers know by
+// themselves, and there is another next one then.
+void MemorySaver::send(const WrittenSlot& slot) {
+  const int64_t began = timeline::steady_now_ns();
+  try {
+    sender_->send(slot);
+    sending_ns_ = timeline::steady_now_ns() - began;
+    sending_ = false;
+  } catch (const std::exception& error) {
+    std::fprintf(
+        stderr,
+        "warning: no copy of the state reaches the next host, so none is made "
+        "any more: rank %d: %s\n",
+        world_.rank(), error.what());
+  }
+}
+
 void MemorySaver::give_up(const std::string& error) {
   failed_ = true;
+  sending_ = false;
   std::fprintf(
       stderr, "warning: no more copies of the state in memory: rank %d: %s\n",
       world_.rank(), error.c_str());

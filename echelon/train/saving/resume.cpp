@@ -14,7 +14,6 @@
 #include <utility>
 
 #include "echelon/checkpoint/files/reader.h"
-#include "echelon/checkpoint/memory/memory_slots.h"
 #include "echelon/error.h"
 #include "echelon/text/format.h"
 #include "echelon/text/units.h"
@@ -218,14 +217,14 @@ Resume find_on_disk(
 }
 
 void add_those_in_memory(
-    Resume& resume, const std::string& memory,
+    Resume& resume, RestartMemory& memory,
     std::vector<CheckpointPlace> in_memory) {
   const int64_t newest = resume.own ? resume.candidates.front().step : -1;
   std::erase_if(in_memory, [&](const CheckpointPlace& place) {
     return place.step <= newest;
   });
   resume.in_memory = in_memory.size();
-  resume.memory = memory;
+  resume.memory = &memory;
   resume.candidates.insert(
       resume.candidates.begin(), in_memory.begin(), in_memory.end());
 }
@@ -234,17 +233,17 @@ void add_those_in_memory(
 
 Resume find_resume(
     const CheckpointOptions& options, const std::filesystem::path& folder,
-    const std::string& memory) {
+    RestartMemory* memory) {
   Resume resume = find_on_disk(options, folder);
-  if (!memory.empty()) {
-    add_those_in_memory(resume, memory, checkpoints_in_memory(memory));
+  if (memory != nullptr) {
+    add_those_in_memory(
+        resume, *memory, checkpoints_in_memory(memory->index()));
   }
   return resume;
 }
 
 Resume find_before(
-    const std::filesystem::path& folder, const std::string& memory,
-    int64_t step) {
+    const std::filesystem::path& folder, RestartMemory* memory, int64_t step) {
   const auto before = [&](std::vector<CheckpointPlace> places) {
     std::erase_if(
         places, [&](const auto& place) { return place.step >= step; });
@@ -253,8 +252,9 @@ Resume find_before(
   Resume resume;
   resume.candidates = before(list_checkpoints(folder / "checkpoints"));
   resume.own = !resume.candidates.empty();
-  if (!memory.empty()) {
-    add_those_in_memory(resume, memory, before(checkpoints_in_memory(memory)));
+  if (memory != nullptr) {
+    add_those_in_memory(
+        resume, *memory, before(checkpoints_in_memory(memory->index())));
   }
   return resume;
 }
@@ -325,7 +325,9 @@ Resumed resume(
     std::unique_ptr<CheckpointReader> reader;
     std::string damage;
     try {
-      reader = std::make_unique<CheckpointReader>(place.path.string());
+      reader = std::make_unique<CheckpointReader>(
+          place.path.string(), /*threads=*/0,
+          in_memory ? from.memory->remote() : OpenRemote());
     } catch (const CheckpointError& error) {
       damage = error.what();
     }
@@ -363,8 +365,7 @@ Resumed resume(
     }
   }
   if (from.in_memory == from.candidates.size()) {
-    if (world.rank() == 0) discard_checkpoints_in_memory(from.memory);
-    world.exchange("");  // no rank ends before that
+    if (from.memory != nullptr) from.memory->discard();
     throw Error(
         "no copy of the state in memory is intact; the next start goes on "
         "without: " +

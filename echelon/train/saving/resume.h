@@ -10,6 +10,7 @@
 #include "echelon/checkpoint/format/manifest.h"
 #include "echelon/comm/mesh_groups.h"
 #include "echelon/job/job.h"
+#include "echelon/train/saving/restart_memory.h"
 #include "echelon/train/strategies/model_source.h"
 #include "echelon/train/strategies/step.h"
 
@@ -18,9 +19,9 @@ namespace echelon {
 /// The checkpoints that a run may resume from.
 struct Resume {
   std::vector<CheckpointPlace> candidates;  // in the order to try them
-  size_t in_memory = 0;  // the first of them, this run's own too
-  std::string memory;    // where these are
-  bool own = false;      // they are this run's own: its metrics are continued
+  size_t in_memory = 0;             // the first of them, this run's own too
+  RestartMemory* memory = nullptr;  // where these are; null: there is none
+  bool own = false;  // they are this run's own: its metrics are continued
   /// checkpoint.resume names others, which the run's own replace.
   bool instead_of_others = false;
 };
@@ -30,17 +31,16 @@ struct Resume {
 /// in memory come first, if they are newer than the run's own. Throws
 /// CheckpointError when a named one is needed and missing.
 ///
-///   memory  RankEnvironment::memory
+///   memory  borrowed; null: there is none
 Resume find_resume(
     const CheckpointOptions& options, const std::filesystem::path& folder,
-    const std::string& memory = "");
+    RestartMemory* memory = nullptr);
 
 /// The run's own checkpoints from before `step`, to which training may go back,
 /// those in memory first, if they are newer; no candidates when there are none.
 /// No rank may be writing one.
 Resume find_before(
-    const std::filesystem::path& folder, const std::string& memory,
-    int64_t step);
+    const std::filesystem::path& folder, RestartMemory* memory, int64_t step);
 
 /// Describes the samples for a checkpoint: a line for each setting and count
 /// that decides which samples a step sees.

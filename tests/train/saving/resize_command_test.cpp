@@ -21,6 +21,7 @@ namespace echelon::resize_command_test {
 namespace fs = std::filesystem;
 using testing::HasSubstr;
 using testing_support::Command;
+using testing_support::count;
 using testing_support::TempFolder;
 
 class ResizeCommand : public testing::Test {
@@ -123,12 +124,21 @@ INSTANTIATE_TEST_SUITE_P(, Resized, testing::Bool(), [](const auto& info) {
   return info.param ? "OnDisk" : "InMemory";
 });
 
+class HostsThatComeAndGo : public Resized {};
+INSTANTIATE_TEST_SUITE_P(
+    , HostsThatComeAndGo, testing::Bool(), [](const auto& info) {
+      return info.param ? "GoOnFromDisk" : "GoOnFromMemory";
+    });
+
 // A host is lost, comes back, and another one leaves. The first host is lost,
 // too.
-TEST_F(ResizeCommand, HostsComeAndGo) {
+TEST_P(HostsThatComeAndGo, ComputeWhatOneDeviceComputes) {
   const testing_support::TestHosts hosts(3);
   if (!hosts.reason().empty()) GTEST_SKIP() << hosts.reason();
   constexpr int64_t kSteps = 1000000;  // until it is stopped
+  const Words saves =
+      GetParam() ? set({"checkpoint.every_steps=10", "elastic.memory=off"})
+                 : set({"elastic.memory_steps=2"});
   const auto start = [&](int host) {
     return std::make_unique<Command>(hosts.on(
         host,
@@ -136,7 +146,7 @@ TEST_F(ResizeCommand, HostsComeAndGo) {
             run(), kSteps,
             {"-n", "1", "--layout", "fsdp=3", "--nnodes", "1:3", "--node-rank",
              std::to_string(host), "--master-addr", hosts.address(0)}) +
-            set({"checkpoint.every_steps=10", "comm.backend=gloo"})));
+            saves + set({"comm.backend=gloo"})));
   };
   std::vector<std::unique_ptr<Command>> jobs;
   for (int host = 0; host < 3; ++host) jobs.push_back(start(host));
@@ -169,6 +179,14 @@ TEST_F(ResizeCommand, HostsComeAndGo) {
   EXPECT_EQ(stop.wait(), 0) << stop.err();
   EXPECT_EQ(jobs[0]->wait(), 75) << all_err();
   EXPECT_EQ(jobs[2]->wait(), 75) << all_err();
+
+  std::string resumed;
+  for (const auto& job : jobs) resumed += job->out();
+  EXPECT_EQ(
+      count(resumed, "resumes from step ") -
+          count(resumed, " in memory, saved"),
+      GetParam() ? count(resumed, "resumes from step ") : 0)
+      << resumed;
 
   const auto got = steps(run());
   Command one(train(run("one"), kSteps));

@@ -1,0 +1,195 @@
+#include "echelon/checkpoint/memory/memory_link.h"
+
+#include <fcntl.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/sendfile.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <vector>
+
+#include "echelon/authentication/handshake.h"
+#include "echelon/error.h"
+#include "echelon/text/format.h"
+#include "echelon/text/text_file.h"
+
+namespace echelon::memory_slots {
+namespace {
+
+constexpr size_t kLongestLine = 4096;
+constexpr size_t kPiece = 1 << 20;
+
+FileDescriptor connect_to(const std::string& address, int port) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_NUMERICHOST;
+  addrinfo* found = nullptr;
+  if (getaddrinfo(
+          address.c_str(), std::to_string(port).c_str(), &hints, &found) != 0) {
+    errno = EINVAL;
+    return FileDescriptor();
+  }
+  FileDescriptor socket(::socket(
+      found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  int error =
+      connect(socket.fd(), found->ai_addr, found->ai_addrlen) == 0 ? 0 : errno;
+  freeaddrinfo(found);
+  if (error == EINPROGRESS) {
+    pollfd file{socket.fd(), POLLOUT, 0};
+    const auto limit = std::chrono::milliseconds(kSilence);
+    socklen_t size = sizeof error;
+    if (poll(&file, 1, static_cast<int>(limit.count())) <= 0) {
+      error = ETIMEDOUT;
+    } else {
+      getsockopt(socket.fd(), SOL_SOCKET, SO_ERROR, &error, &size);
+    }
+  }
+  errno = error;
+  return error == 0 ? std::move(socket) : FileDescriptor();
+}
+
+std::string name_of_peer(int socket) {
+  sockaddr_storage place{};
+  socklen_t size = sizeof place;
+  char host[NI_MAXHOST] = "?";
+  char port[NI_MAXSERV] = "?";
+  if (getpeername(socket, reinterpret_cast<sockaddr*>(&place), &size) == 0) {
+    getnameinfo(
+        reinterpret_cast<sockaddr*>(&place), size, host, sizeof host, port,
+        sizeof port, NI_NUMERICHOST | NI_NUMERICSERV);
+  }
+  return format("{}, port {}", host, port);
+}
+
+}  // namespace
+
+MemoryLink::MemoryLink(
+    const std::string& address, int port, const authentication::Key& key)
+    : socket_(connect_to(address, port)),
+      peer_(format("{}, port {}", address, port)) {
+  if (!socket_.is_open()) fail(std::strerror(errno));
+  const auto state = authentication::prove(
+      socket_.fd(), key, authentication::Port::memory,
+      std::chrono::steady_clock::now() + kSilence);
+  if (state != authentication::State::proved) {
+    fail("it did not prove that it belongs to this job");
+  }
+  set_limits();
+}
+
+MemoryLink::MemoryLink(FileDescriptor socket)
+    : socket_(std::move(socket)), peer_(name_of_peer(socket_.fd())) {
+  set_limits();
+}
+
+void MemoryLink::fail(const std::string& what) const {
+  throw CheckpointError(format("the host at {}: {}", peer_, what));
+}
+
+void MemoryLink::set_limits() const {
+  fcntl(socket_.fd(), F_SETFL, 0);
+  const timeval limit{.tv_sec = kSilence.count(), .tv_usec = 0};
+  setsockopt(socket_.fd(), SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+  setsockopt(socket_.fd(), SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
+  const int yes = 1;
+  const auto unanswered_ms =
+      static_cast<unsigned>(std::chrono::milliseconds(kSilence).count());
+  setsockopt(socket_.fd(), IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
+  setsockopt(socket_.fd(), SOL_SOCKET, SO_KEEPALIVE, &yes, sizeof yes);
+  // A host that is cut off does not close its connections.
+  const int idle_s = static_cast<int>(kSilence.count());
+  setsockopt(socket_.fd(), IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof idle_s);
+  setsockopt(
+      socket_.fd(), IPPROTO_TCP, TCP_USER_TIMEOUT, &unanswered_ms,
+      sizeof unanswered_ms);
+}
+
+void MemoryLink::send(std::string_view bytes) {
+  while (!bytes.empty()) {
+    const ssize_t sent =
+        ::send(socket_.fd(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
+    if (sent < 0 && errno == EINTR) continue;
+    if (sent <= 0) fail(std::strerror(errno));
+    bytes.remove_prefix(static_cast<size_t>(sent));
+  }
+}
+
+void MemoryLink::send_file(int file, int64_t offset, int64_t bytes) {
+  off_t at = offset;
+  while (at < offset + bytes) {
+    const ssize_t sent = sendfile(
+        socket_.fd(), file, &at, static_cast<size_t>(offset + bytes - at));
+    if (sent < 0 && errno == EINTR) continue;
+    if (sent <= 0) fail(sent == 0 ? "the file is cut off" : strerror(errno));
+  }
+}
+
+void MemoryLink::receive(std::span<std::byte> bytes) {
+  while (!bytes.empty()) {
+    const ssize_t got = recv(socket_.fd(), bytes.data(), bytes.size(), 0);
+    if (got < 0 && errno == EINTR) continue;
+    if (got == 0) fail("it has closed the connection");
+    if (got < 0) fail(errno == EAGAIN ? "it is silent" : strerror(errno));
+    bytes = bytes.subspan(static_cast<size_t>(got));
+  }
+}
+
+// Lines are short and few.
+std::string MemoryLink::receive_line() {
+  std::string line;
+  for (;;) {
+    std::byte next{};
+    receive({&next, 1});
+    if (next == std::byte{'\n'}) return line;
+    line += static_cast<char>(next);
+    if (line.size() > kLongestLine) fail("it has sent a line that is too long");
+  }
+}
+
+void MemoryLink::receive_file(int file, int64_t bytes) {
+  std::vector<std::byte> piece(
+      static_cast<size_t>(std::min<int64_t>(bytes, kPiece)));
+  while (bytes > 0) {
+    const auto part = std::span(piece).first(
+        static_cast<size_t>(std::min<int64_t>(bytes, kPiece)));
+    receive(part);
+    std::string_view text(
+        reinterpret_cast<const char*>(part.data()), part.size());
+    if (const int error = write_all(file, text); error != 0) {
+      fail(std::string("writing a copy failed: ") + std::strerror(error));
+    }
+    bytes -= static_cast<int64_t>(part.size());
+  }
+}
+
+bool MemoryLink::wait() {
+  char next = 0;
+  for (;;) {
+    pollfd file{socket_.fd(), POLLIN, 0};
+    if (poll(&file, 1, -1) < 0) {
+      if (errno == EINTR) continue;
+      return false;
+    }
+    return recv(socket_.fd(), &next, 1, MSG_PEEK) > 0;
+  }
+}
+
+int64_t MemoryLink::ask(const std::string& request) {
+  send(request + "\n");
+  return answer();
+}
+
+int64_t MemoryLink::answer() {
+  const std::string line = receive_line();
+  if (!line.starts_with("ok ")) fail(line);
+  return std::strtoll(line.c_str() + 3, nullptr, 10);
+}
+
+}  // namespace echelon::memory_slots
