@@ -4,10 +4,11 @@
 Three hosts are network namespaces with a switch between them, so this needs
 root and the program ip. Each has a launcher and one rank, which share a run's
 folder and a processor. A time is from the fault to the next step that was not
-done before.
+done before. With --memory nothing is saved on disk, every step is copied to
+memory, and the steps that are done again are counted.
 
 usage: benchmarks/chaos_hosts.py [--build build/bin] [--tries 10] [--seed 1]
-           [--only killed|first|cut|come|drain] [--json FILE]
+           [--only killed|first|cut|drain] [--memory] [--json FILE]
 """
 import argparse
 import json
@@ -73,16 +74,22 @@ class Job:
         self.folder = tempfile.mkdtemp(prefix="chaos-hosts-")
         self.run = os.path.join(self.folder, "run")
         self.launchers = [None] * NUM_HOSTS
+        self.again = []  # steps that were done again, by lost host
         for host in range(NUM_HOSTS):
             self.start(host)
         self.wait(lambda: self.last_step() > 20, "the first steps")
 
     def start(self, host):
         settings = [
-            "train.steps=100000000", "train.batch=24", "model.name=mlp",
-            "model.dtype=float64", "train.epochs=0",
-            "train.eval_every=1000000000", "checkpoint.every_steps=20",
+            "train.steps=100000000", "model.name=mlp", "model.dtype=float64",
+            "train.epochs=0", "train.eval_every=1000000000",
             "comm.backend=gloo", f"train.run={self.run}"]
+        if self.arguments.memory:
+            settings += ["train.batch=1200",
+                         "checkpoint.every_steps=0", "checkpoint.at_end=false",
+                         "elastic.memory_steps=1"]
+        else:
+            settings += ["train.batch=24", "checkpoint.every_steps=20"]
         words = ["ip", "netns", "exec", f"{self.network.name}-{host}",
                  os.path.join(self.arguments.build, "echelon"), "train",
                  os.path.join(HERE, "../examples/configs/digits.toml"), "-n",
@@ -125,12 +132,25 @@ class Job:
 
     def seconds_to_step(self, act, ranks):
         """From act() to a new step of a job with so many ranks."""
+        resumed = len(self.resumed())
         before = self.last_step()
         begin = time.monotonic()
         act()
         self.wait(lambda: self.ranks() == ranks, f"{ranks} ranks")
         self.wait(lambda: self.last_step() > before, "a new step")
-        return time.monotonic() - begin
+        seconds = time.monotonic() - begin
+        self.wait(lambda: len(self.resumed()) > resumed, "where it went on")
+        self.lost = max(0, before - self.resumed()[-1])
+        return seconds
+
+    def resumed(self):
+        """The steps from which ranks said that they go on, in their order."""
+        steps = []
+        for host in range(NUM_HOSTS):
+            with open(os.path.join(self.folder, f"host-{host}.log")) as log:
+                steps += [int(step) for step in re.findall(
+                    r"resumes from step (\d+)", log.read())]
+        return sorted(steps)
 
     def coordinator(self):
         """The host whose launcher serves the store of rank 0."""
@@ -178,6 +198,7 @@ def lose_and_come(job, random_numbers, pick, lose):
     time.sleep(random_numbers.uniform(2.2, 3.5))
     host = pick()
     lost = job.seconds_to_step(lambda: lose(host), NUM_HOSTS - 1)
+    job.again.append(job.lost)
     time.sleep(random_numbers.uniform(2.2, 3.0))
     come = job.seconds_to_step(lambda: job.start(host), NUM_HOSTS)
     return lost, come
@@ -204,6 +225,7 @@ def row_cut(job, random_numbers):
     host = random_numbers.randrange(NUM_HOSTS)
     lost = job.seconds_to_step(lambda: job.network.connect(host, False),
                                NUM_HOSTS - 1)
+    job.again.append(job.lost)
     time.sleep(random_numbers.uniform(4.0, 6.0))
     come = job.seconds_to_step(lambda: job.network.connect(host, True),
                                NUM_HOSTS)
@@ -236,12 +258,13 @@ def main():
     parser.add_argument("--tries", type=int, default=10)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", choices=sorted(ROWS))
+    parser.add_argument("--memory", action="store_true")
     parser.add_argument("--json")
     arguments = parser.parse_args()
     os.environ.setdefault("ECHELON_TOKEN", "5" * 64)
     random_numbers = random.Random(arguments.seed)
     network = Network()
-    seconds = {}
+    seconds, again = {}, {}
     try:
         for name in [arguments.only] if arguments.only else ROWS:
             job = Job(arguments, network)
@@ -251,6 +274,10 @@ def main():
                         seconds.setdefault(kind, []).append(round(value, 3))
             finally:
                 job.end()
+            if job.again:
+                again[name] = job.again
+                print(f"{name:14} steps done again: {sorted(job.again)}",
+                      flush=True)
             for kind, values in seconds.items():
                 ordered = sorted(values)
                 p95 = ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))]
@@ -261,7 +288,9 @@ def main():
         network.close()
     if arguments.json:
         with open(arguments.json, "w") as file:
-            json.dump({"hosts": NUM_HOSTS, "seconds": seconds}, file, indent=1)
+            json.dump({"hosts": NUM_HOSTS, "memory": arguments.memory,
+                       "seconds": seconds, "done_again": again}, file,
+                      indent=1)
             file.write("\n")
 
 
