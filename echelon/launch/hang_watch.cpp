@@ -59,50 +59,76 @@ bool HangWatch::has_progress(const std::vector<RankProgress>& ranks) {
   return progress;
 }
 
-void HangWatch::learn(Milliseconds pause) {
-  auto& longest =
-      num_pauses_ < kFirstPauses ? longest_of_first_ : longest_of_these_;
+void HangWatch::Pauses::learn(Milliseconds pause) {
+  auto& longest = number < kFirstPauses ? of_first : since;
   longest = std::max(longest, pause);
-  if (++num_pauses_ == kFirstRemembered) longest_of_first_ = Milliseconds(0);
-  if (num_pauses_ % kRemembered == 0) {
-    longest_ = std::exchange(longest_of_these_, Milliseconds(0));
+  if (++number == kFirstRemembered) of_first = Milliseconds(0);
+  if (number % kRemembered == 0) {
+    before = std::exchange(since, Milliseconds(0));
   }
+}
+
+HangWatch::Milliseconds HangWatch::Pauses::longest() const {
+  return std::max({of_first, before, since});
+}
+
+HangWatch::Pauses& HangWatch::pauses_of(RankPhase phase) {
+  return pauses_[phase == RankPhase::evaluation ? 1 : 0];
 }
 
 std::optional<HangWatch::Hang>
 HangWatch::look(const std::vector<RankProgress>& ranks, Milliseconds passed) {
   passed = std::min(passed, kLook);
   if (auto hang = find_stopped(passed)) return hang;
+  // Some may be in another phase already.
+  const auto in = [&](RankPhase phase) {
+    return std::ranges::any_of(
+        ranks, [&](const auto& rank) { return rank.phase == phase; });
+  };
   if (has_progress(ranks)) {
-    learn(pause_ + passed);
+    for (const auto phase : {RankPhase::step, RankPhase::evaluation}) {
+      if (pauses_of(phase).now || in(phase)) {
+        pauses_of(phase).learn(
+            passed + (pauses_of(phase).now ? pause_ : Milliseconds(0)));
+      }
+      pauses_of(phase).now = in(phase);
+    }
     pause_ = Milliseconds(0);
     return std::nullopt;
   }
-  if (!std::ranges::all_of(ranks, &RankProgress::watched)) {
+  if (in(RankPhase::other)) {
     pause_ = Milliseconds(0);
     return std::nullopt;
   }
   pause_ += passed;
-  const auto longest =
-      std::max({longest_of_first_, longest_, longest_of_these_});
+  auto longest = Milliseconds(0);
+  bool is_known = true;
+  for (const auto phase : {RankPhase::step, RankPhase::evaluation}) {
+    pauses_of(phase).now = in(phase);
+    if (!in(phase)) continue;
+    longest = std::max(longest, pauses_of(phase).longest());
+    is_known = is_known && pauses_of(phase).number >= kFirstPauses;
+  }
   const auto limit = std::max(least_, kTimesTheLongest * longest);
-  if (num_pauses_ < kFirstPauses || pause_ < limit) return std::nullopt;
-  found_ = true;
+  if (!is_known || pause_ < limit) return std::nullopt;
   const auto last =
       std::ranges::min_element(ranks, {}, [](const RankProgress& rank) {
         return std::pair(rank.collectives, rank.count);
       });
   std::string text = format(
-      "hangs: no rank has made progress in its step for {:.1f} s; the longest "
+      "hangs: no rank has made progress in its {} for {:.1f} s; the longest "
       "pause before was {:.1f} s",
-      seconds(pause_), seconds(longest));
+      in(RankPhase::step) ? "step" : "evaluation", seconds(pause_),
+      seconds(longest));
   if (ranks.size() > 1) {
     text += format(
         ". It has issued {} collectives, the other ranks up to {}",
         last->collectives,
         std::ranges::max(ranks, {}, &RankProgress::collectives).collectives);
   }
-  return Hang{static_cast<int>(last - ranks.begin()), std::move(text)};
+  return Hang{
+      static_cast<int>(last - ranks.begin()), std::move(text),
+      static_cast<int64_t>(last->collectives)};
 }
 
 }  // namespace echelon::launch

@@ -6,11 +6,13 @@
 //
 // There are two rules. A rank that a signal has stopped (SIGSTOP) hangs unless
 // it is continued within kStopped. And a job hangs when all its ranks are in a
-// step and none makes progress for ten times the longest such pause among the
-// last one to two thousand, or for `least` if that is longer. The first steps
-// are slow: their pauses are forgotten after some others.
+// step, or an evaluation, and none makes progress for ten times the longest
+// such pause among the last one to two thousand of that phase, or for `least`
+// if that is longer. The first steps are slow: their pauses are forgotten after
+// some others. Of a job on several hosts, this sees the ranks of one alone.
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <optional>
@@ -31,6 +33,9 @@ class HangWatch {
   struct Hang {
     int rank = 0;  // of this host, from 0: the one that the others wait for
     std::string text;
+    /// That the rank has issued; -1: whatever the other hosts' ranks do, this
+    /// one hangs.
+    int64_t collectives = -1;
   };
 
   HangWatch(int num_ranks, Milliseconds least);
@@ -40,8 +45,6 @@ class HangWatch {
   /// `passed` since the last look. Returns a hang once it is sure.
   std::optional<Hang>
   look(const std::vector<RankProgress>& ranks, Milliseconds passed);
-  /// Whether look() has found a job that makes no progress.
-  bool found() const { return found_; }
 
  private:
   struct Stopped {
@@ -50,17 +53,24 @@ class HangWatch {
   };
   std::optional<Hang> find_stopped(Milliseconds passed);
   bool has_progress(const std::vector<RankProgress>& ranks);
-  void learn(Milliseconds pause);
+
+  /// The pauses of a phase.
+  struct Pauses {
+    int64_t number = 0;
+    bool now = false;          // a rank was in this phase at the last look
+    Milliseconds of_first{0};  // the longest, forgotten soon
+    Milliseconds before{0};    // of the thousand before
+    Milliseconds since{0};     // of those since
+    void learn(Milliseconds pause);
+    Milliseconds longest() const;
+  };
+  Pauses& pauses_of(RankPhase phase);
 
   const Milliseconds least_;
   std::vector<Stopped> stopped_;
   std::vector<uint64_t> counts_;
-  bool found_ = false;
   Milliseconds pause_{0};
-  int64_t num_pauses_ = 0;
-  Milliseconds longest_of_first_{0};  // forgotten soon
-  Milliseconds longest_{0};           // of the thousand pauses before
-  Milliseconds longest_of_these_{0};  // of those since
+  std::array<Pauses, 2> pauses_;
 };
 
 }  // namespace echelon::launch

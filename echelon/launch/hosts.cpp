@@ -72,6 +72,8 @@ void Hosts::begin_generation() {
   failed_order_.clear();
   outcomes_.assign(members_.size(), std::nullopt);
   end_.reset();
+  stalled_ = -1;
+  for (Peer& peer : peers_) peer.stalled = -1;
   began_ = steady_clock::now();
 }
 
@@ -120,7 +122,10 @@ void Hosts::pass_time(std::vector<HostEvent>& events) {
   }
   if (now - heartbeat_ >= kHeartbeat) {
     heartbeat_ = now;
-    for (const Peer& peer : peers_) peer.link.say({{"heartbeat", 1}});
+    for (const Peer& peer : peers_) {
+      peer.link.say({{"heartbeat", 1}, {"stalled", stalled_}});
+    }
+    if (coordinates_) look_for_hangs(events);
     for (const Peer& peer : waiting_) peer.link.say({{"heartbeat", 1}});
   }
   if (!may_restart_) return;
@@ -129,6 +134,26 @@ void Hosts::pass_time(std::vector<HostEvent>& events) {
         now - peer.link.heard() > std::max(kLease, peer.busy)) {
       lose(peer, events);
     }
+  }
+}
+
+// Ranks of one host wait for those of another that saves, say. So the job hangs
+// only when no host's ranks make progress.
+void Hosts::look_for_hangs(std::vector<HostEvent>& events) {
+  Peer* last = nullptr;
+  int64_t least = stalled_;
+  for (Peer& peer : peers_) {
+    if (peer.stalled < 0) return;
+    if (peer.stalled < least) {
+      least = peer.stalled;
+      last = &peer;
+    }
+  }
+  if (least < 0) return;
+  if (last == nullptr) {
+    events.push_back({HostEvent::hangs});
+  } else {
+    last->link.say({{"hangs", true}});
   }
 }
 
@@ -170,6 +195,9 @@ void Hosts::take(
     Peer& peer, const json& message, std::vector<HostEvent>& events) {
   try {
     peer.busy = milliseconds(message.value("busy", 0));
+    if (message.contains("heartbeat")) {
+      peer.stalled = message.value("stalled", int64_t{-1});
+    }
     if (message.contains("failed")) {
       note_failed(peer.node);
       tell(message, peer.node);
@@ -183,6 +211,8 @@ void Hosts::take(
     } else if (message.contains("signal")) {
       tell(message, peer.node);
       events.push_back({HostEvent::signal, message.at("signal")});
+    } else if (message.contains("hangs")) {
+      events.push_back({HostEvent::hangs});
     } else if (message.contains("leaves")) {
       peer.leaves = true;
     } else if (message.contains("outcome")) {

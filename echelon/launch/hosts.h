@@ -37,6 +37,7 @@ struct HostEvent {
     stopped,  // the user stopped the job there, by a signal
     signal,   // a signal for all ranks
     changes,  // hosts come or leave: the ranks save and end, as at a stop
+    hangs,    // no host's ranks make progress, and those here are behind
   };
   Kind kind = failed;
   int number = 0;  // of the signal
@@ -89,6 +90,10 @@ class Hosts {
   /// or one leaves.
   bool wants_change();
 
+  /// How many collectives this host's last rank has issued, when its ranks make
+  /// no progress; -1 when they do, or may take any time. The job hangs when
+  /// that is so on all hosts.
+  void set_stalled(int64_t collectives) { stalled_ = collectives; }
   /// Says that this launcher may do something else for so long.
   void say_busy(std::chrono::milliseconds at_most);
   /// Tell all other hosts, once in a generation.
@@ -122,6 +127,7 @@ class Hosts {
     Endpoint place;                     // where its launcher listens
     std::chrono::milliseconds busy{0};  // it said that it may be silent so long
     bool leaves = false;
+    int64_t stalled = -1;  // set_stalled() there
   };
   struct Member {
     Endpoint place;
@@ -135,6 +141,7 @@ class Hosts {
       std::vector<HostEvent>& events);
   void lose(Peer& peer, std::vector<HostEvent>& events);
   void pass_time(std::vector<HostEvent>& events);
+  void look_for_hangs(std::vector<HostEvent>& events);
   void note_failed(int node);
   void note_outcome(int node, Outcome outcome);
   void tell(const nlohmann::json& message, int except_node = -2);
@@ -190,6 +197,7 @@ class Hosts {
   bool said_failed_ = false;
   bool said_stopped_ = false;
   bool leaves_ = false;
+  int64_t stalled_ = -1;
   // On the coordinator: the nodes that failed, in order, and how each ended.
   std::vector<int> failed_order_;
   std::vector<std::optional<Outcome>> outcomes_;

@@ -421,17 +421,27 @@ void Job::look_for_hangs() {
   if (watched_ == nullptr || passed < HangWatch::kLook) return;
   looked_ = now;
   if (policy_.stopping() || policy_.stopped_by() != 0) return;
-  // Ranks that wait for another host's hang as little.
-  if (hosts_.doubtful()) return;
-  // Ranks whose output nobody reads wait for that.
-  if (screen_.full()) return;
-  const auto hang = watched_->hangs.look(watched_->progress.read(), passed);
-  if (!hang) return;
-  Rank& rank = ranks_[static_cast<size_t>(hang->rank)];
+  stalled_.reset();
+  // Ranks that wait for another host's hang as little, and so do those whose
+  // output nobody reads.
+  if (!hosts_.doubtful() && !screen_.full()) {
+    stalled_ = watched_->hangs.look(watched_->progress.read(), passed);
+  }
+  if (stalled_ && (stalled_->collectives < 0 || hosts_.alone())) {
+    end_hang();
+  } else {
+    hosts_.set_stalled(stalled_ ? stalled_->collectives : -1);
+  }
+}
+
+void Job::end_hang() {
+  Rank& rank = ranks_[static_cast<size_t>(stalled_->rank)];
   if (rank.ended) return;
-  rank.hang = hang->text;
+  hung_ = stalled_->collectives >= 0;
+  rank.hang = stalled_->text;
   obey(policy_.on_rank_end(
-      /*failed=*/true, /*consequence=*/false, now, /*at_once=*/true));
+      /*failed=*/true, /*consequence=*/false, steady_clock::now(),
+      /*at_once=*/true));
 }
 
 void Job::lose_guard(Rank& rank) {
@@ -472,6 +482,9 @@ void Job::take_hosts(const pollfd* files) {
         break;
       case HostEvent::changes:
         if (!is_ending()) end_for_change();
+        break;
+      case HostEvent::hangs:
+        if (stalled_ && !is_ending()) end_hang();
         break;
     }
   }

@@ -62,6 +62,8 @@ class Job {
   const std::optional<Resize>& resize() const { return resize_; }
   /// Whether the ranks were told to end so that hosts can come or leave.
   bool changes_hosts() const { return changes_hosts_; }
+  /// Whether a rank was taken for one that makes no progress.
+  bool hung() const { return hung_; }
   /// Writes a line of the launcher's own to stderr.
   void say(const std::string& text);
 
@@ -94,6 +96,7 @@ class Job {
   std::string shortage_of_memory() const;
   void lose_guard(Rank& rank);
   void look_for_hangs();
+  void end_hang();
   void take_hosts(const pollfd* files);
   void end_for_change();
   std::string drain();
@@ -126,6 +129,8 @@ class Job {
   std::string start_error_;  // the program could not be executed
   std::optional<Resize> resize_;
   bool changes_hosts_ = false;
+  std::optional<HangWatch::Hang> stalled_;  // seen by the last look
+  bool hung_ = false;
   bool answered_ = false;  // rank 0 ended with options_.answer_code
   std::optional<TimePoint> unkillable_at_;  // set by SIGKILL
   bool ended_ = false;                      // all ranks of this host have ended

@@ -150,7 +150,7 @@ int run_job(
         own, std::move(*start), hosts, launcher, restarts,
         watched ? &*watched : nullptr);
     Outcome outcome = job.run();
-    if (watched && watched->hangs.found()) least_hang *= 2;
+    if (job.hung()) least_hang *= 2;
     if (!hosts.coordinates()) continue;  // another host decides
     const auto step = last_step();
     const auto say_layout = [&] {

@@ -534,12 +534,17 @@ void Loop::evaluate() {
         recorder_.get(), "compute", "evaluation",
         timeline::SpanKind::evaluation);
     Loader loader(*data_.holdout, held_out_batches(job_, data_, groups_));
-    while (const auto batch = loader.next()) {
+    for (;;) {
+      progress_.pause();
+      const auto batch = loader.next();
+      progress_.advance(RankPhase::evaluation);
+      if (!batch) break;
       sums += state_.model().evaluate(*batch).sums(world_.device());
     }
   }
   world_.group().all_reduce(sums, ReduceOp::sum, {.label = "evaluation"});
   const auto all = sums.to(torch::kCPU);
+  progress_.pause();
   const double* values = all.data_ptr<double>();
   timeline::EvaluationMetrics metrics;
   metrics.step = step_;

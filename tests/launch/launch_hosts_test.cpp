@@ -511,12 +511,17 @@ class Membership : public testing::Test {
  protected:
   std::vector<std::string>
   node(const std::string& nodes, int rank, const std::string& more = "") const {
+    return node(nodes, rank, more, program());
+  }
+  std::vector<std::string> node(
+      const std::string& nodes, int rank, const std::string& more,
+      const std::vector<std::string>& program) const {
     return launch(
         words(
             "--nnodes " + nodes + " --node-rank " + std::to_string(rank) +
             " --master-addr 127.0.0.1 --master-port " + std::to_string(port_) +
             " --plain " + more),
-        program());
+        program);
   }
   /// Ranks that say their generation and number, save when they are told to
   /// stop, and are done when finish() was called.
@@ -538,19 +543,35 @@ class Membership : public testing::Test {
   TempFolder folder_;
 };
 
+TEST_F(Membership, AHangIsTheLastRanksOnWhicheverHostItIs) {
+  const auto stalls = rank_program({"stall", "1"});
+  Command a(node("2", 0, "--max-restarts 1", stalls));
+  Command b(node("2", 1, "--max-restarts 1", stalls));
+  expect_ends({&a, &b}, 0);
+  EXPECT_THAT(
+      a.err(),
+      HasAll(
+          "rank 1 (node 1, 127.0.0.1) ended with SIGKILL",
+          "rank 1: hangs: no rank has made progress", "restart 1 of 1"));
+}
+
+// One that saves for long, say.
+TEST_F(Membership, RanksThatWaitForAnotherHostDoNotHang) {
+  const auto waits = rank_program({"wait", "0"});
+  Command a(node("2", 0, "--max-restarts 1", waits));
+  Command b(node("2", 1, "--max-restarts 1", waits));
+  expect_ends({&a, &b}, 0);
+  EXPECT_EQ(a.err() + b.err(), "");
+}
+
 TEST_F(Membership, AFailedRankStartsAgainOnAllHosts) {
   const std::vector<std::string> failing = {
       "sh", "-c",
       "echo g$ECHELON_GENERATION $RANK/$WORLD_SIZE; "
       "[ $ECHELON_GENERATION -gt 0 ] && exit 0; [ $RANK = 1 ] && exit 9; "
       "sleep 1000"};
-  auto first = node("2", 0, "--max-restarts 1");
-  auto second = node("2", 1, "--max-restarts 1");
-  for (auto* command : {&first, &second}) {
-    command->resize(command->size() - program().size());
-    command->insert(command->end(), failing.begin(), failing.end());
-  }
-  Command a(first), b(second);
+  Command a(node("2", 0, "--max-restarts 1", failing));
+  Command b(node("2", 1, "--max-restarts 1", failing));
   expect_ends({&a, &b}, 0);
   EXPECT_THAT(a.out(), HasAll("g0 0/2\n", "g1 0/2\n"));
   EXPECT_THAT(b.out(), HasAll("g0 1/2\n", "g1 1/2\n"));

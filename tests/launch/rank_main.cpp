@@ -11,6 +11,7 @@
 #include <string>
 #include <thread>
 
+#include "echelon/comm/trace/progress.h"
 #include "echelon/error.h"
 #include "echelon/error_report.h"
 #include "echelon/launch/fork_server.h"
@@ -82,6 +83,23 @@ void exchange_bytes() {
   }
 }
 
+// Does steps for a while. Then no rank makes progress: `chosen` is in a step
+// until it is started again, or does something else that takes 5 s.
+int stall(bool chosen, bool hangs) {
+  if (number("ECHELON_GENERATION") > 0) return 0;
+  echelon::ProgressMark mark(
+      std::getenv("ECHELON_PROGRESS"), number("LOCAL_RANK"));
+  for (int i = 0; i < 150; ++i) {
+    mark.advance();
+    usleep(10000);
+  }
+  if (!chosen) ++*mark.collectives();
+  if (hangs) wait_forever();
+  if (chosen) mark.pause();
+  sleep(5);
+  return 0;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -103,6 +121,7 @@ int main(int argc, char** argv) {
     sigaddset(&usr1, SIGUSR1);
     sigprocmask(SIG_BLOCK, &usr1, nullptr);
   }
+  if (what == "stall" || what == "wait") return stall(chosen, what == "stall");
   if (what == "meet") {
     exchange_bytes();
     return 0;

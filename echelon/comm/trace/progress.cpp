@@ -47,7 +47,7 @@ std::vector<RankProgress> ProgressBoard::read() const {
   std::vector<RankProgress> ranks;
   for (size_t i = 0; i < num_ranks_; ++i) {
     const Slot& slot = slots_[i];
-    ranks.push_back({slot.count, slot.collectives, slot.watched});
+    ranks.push_back({slot.count, slot.collectives, slot.phase});
   }
   return ranks;
 }
@@ -55,7 +55,7 @@ std::vector<RankProgress> ProgressBoard::read() const {
 void ProgressBoard::clear() {
   for (size_t i = 0; i < num_ranks_; ++i) {
     slots_[i].count = slots_[i].collectives = 0;
-    slots_[i].watched = false;
+    slots_[i].phase = RankPhase::other;
   }
 }
 
@@ -76,10 +76,10 @@ ProgressMark::~ProgressMark() {
   ::munmap(slots_, (rank_ + 1) * sizeof(ProgressBoard::Slot));
 }
 
-void ProgressMark::advance() {
+void ProgressMark::advance(RankPhase phase) {
   if (slots_ == nullptr) return;
   slots_[rank_].count.fetch_add(1);
-  slots_[rank_].watched = true;
+  slots_[rank_].phase = phase;
 }
 
 std::atomic<uint64_t>* ProgressMark::collectives() {
@@ -87,7 +87,7 @@ std::atomic<uint64_t>* ProgressMark::collectives() {
 }
 
 void ProgressMark::pause() {
-  if (slots_ != nullptr) slots_[rank_].watched = false;
+  if (slots_ != nullptr) slots_[rank_].phase = RankPhase::other;
 }
 
 }  // namespace echelon

@@ -15,12 +15,15 @@
 
 namespace echelon {
 
+/// What a rank does. It should soon make progress in a step and between the
+/// batches of an evaluation. What else it does (it starts, reads data, saves)
+/// may take any time.
+enum class RankPhase : uint8_t { other, step, evaluation };
+
 struct RankProgress {
   uint64_t count = 0;        // of its calls of advance()
   uint64_t collectives = 0;  // that it has issued
-  /// The rank is in a step, where it should soon make progress. False while it
-  /// starts, reads data, evaluates or saves, which may take any time.
-  bool watched = false;
+  RankPhase phase = RankPhase::other;
 };
 
 /// The launcher's side.
@@ -44,7 +47,7 @@ class ProgressBoard {
   struct alignas(64) Slot {
     std::atomic<uint64_t> count;
     std::atomic<uint64_t> collectives;
-    std::atomic<bool> watched;
+    std::atomic<RankPhase> phase;
   };
 
   size_t num_ranks_;
@@ -63,8 +66,8 @@ class ProgressMark {
   ProgressMark(const ProgressMark&) = delete;
   ProgressMark& operator=(const ProgressMark&) = delete;
 
-  /// The rank has made progress in a step.
-  void advance();
+  /// The rank has made progress.
+  void advance(RankPhase phase = RankPhase::step);
   /// What follows may take any time.
   void pause();
   /// Where the launcher looks for the number of collectives; null: nobody does.

@@ -19,16 +19,18 @@ TEST(Progress, IsSeenByTheLauncher) {
     const auto ranks = board.read();
     EXPECT_EQ(ranks[1].count, 2u);
     EXPECT_EQ(ranks[1].collectives, 2u);
-    EXPECT_TRUE(ranks[1].watched);
+    EXPECT_EQ(ranks[1].phase, RankPhase::step);
     EXPECT_EQ(ranks[0].count + ranks[2].count, 0u);
     history.count_into(nullptr);
     history.begin({});
     EXPECT_EQ(board.read()[1].collectives, 2u);
     mark.pause();
-    EXPECT_FALSE(board.read()[1].watched);
-    mark.advance();
+    EXPECT_EQ(board.read()[1].phase, RankPhase::other);
+    mark.advance(RankPhase::evaluation);
+    EXPECT_EQ(board.read()[1].phase, RankPhase::evaluation);
   }
-  EXPECT_FALSE(board.read()[1].watched) << "its process goes on elsewhere";
+  EXPECT_EQ(board.read()[1].phase, RankPhase::other)
+      << "its process goes on elsewhere";
   board.clear();
   EXPECT_EQ(board.read()[1].count, 0u);
 }
