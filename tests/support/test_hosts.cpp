@@ -1,7 +1,20 @@
 #include "tests/support/test_hosts.h"
 
+#include <fcntl.h>
+#include <linux/if_tun.h>
+#include <net/if.h>
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/ioctl.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
+#include <cstring>
+#include <deque>
+#include <random>
 #include <stdexcept>
 
 #include "tests/support/process.h"
@@ -20,12 +33,63 @@ void must(const std::vector<std::string>& words) {
   }
 }
 
+// An interface of a namespace whose packets this process reads and writes. -1:
+// the system has none.
+int open_tap(const std::string& space, const std::string& name) {
+  const int entered = open(("/run/netns/" + space).c_str(), O_RDONLY);
+  if (entered < 0 || setns(entered, CLONE_NEWNET) != 0) return -1;
+  close(entered);
+  const int tap = open("/dev/net/tun", O_RDWR | O_NONBLOCK);
+  ifreq request{};
+  request.ifr_flags = IFF_TAP | IFF_NO_PI;
+  std::strncpy(request.ifr_name, name.c_str(), IFNAMSIZ - 1);
+  return tap >= 0 && ioctl(tap, TUNSETIFF, &request) == 0 ? tap : -1;
+}
+
+// Passes packets on between two interfaces, late, or not at all.
+[[noreturn]] void
+pass_on(int a, int b, std::chrono::milliseconds delay, double loss) {
+  using Clock = std::chrono::steady_clock;
+  struct Packet {
+    Clock::time_point due;
+    std::string bytes;
+  };
+  std::deque<Packet> waiting[2];
+  const int ends[2] = {a, b};
+  std::mt19937 random(1);
+  std::bernoulli_distribution is_lost(loss);
+  for (;;) {
+    const bool idle = waiting[0].empty() && waiting[1].empty();
+    pollfd files[2] = {{a, POLLIN, 0}, {b, POLLIN, 0}};
+    poll(files, 2, idle ? -1 : 1);
+    for (int i = 0; i < 2; ++i) {
+      char bytes[2048];
+      ssize_t size = 0;
+      while ((size = read(ends[i], bytes, sizeof bytes)) > 0) {
+        if (is_lost(random)) continue;
+        waiting[i].push_back(
+            {Clock::now() + delay,
+             std::string(bytes, static_cast<size_t>(size))});
+      }
+      while (!waiting[i].empty() && waiting[i].front().due <= Clock::now()) {
+        const std::string& packet = waiting[i].front().bytes;
+        (void)!write(ends[1 - i], packet.data(), packet.size());
+        waiting[i].pop_front();
+      }
+    }
+  }
+}
+
 }  // namespace
 
 TestHosts::TestHosts(int number)
     : id_(std::to_string(getpid())), reason_(make(number)) {}
 
 TestHosts::~TestHosts() {
+  for (const pid_t pid : cables_) {
+    kill(pid, SIGKILL);
+    waitpid(pid, nullptr, 0);
+  }
   for (const auto& name : names_) succeeds({"ip", "netns", "del", name});
   if (!switch_.empty()) succeeds({"ip", "netns", "del", switch_});
 }
@@ -72,6 +136,38 @@ std::string TestHosts::make(int number) {
     must({"ip", "-n", host, "link", "set", cable(i) + "e", "up"});
     must({"ip", "-n", host, "link", "set", "lo", "up"});
   }
+  return "";
+}
+
+std::string TestHosts::worsen(int host, int delay_ms, double loss) {
+  const std::string tap = cable(host);
+  const std::string& space = names_[static_cast<size_t>(host)];
+  must({"ip", "-n", switch_, "link", "del", tap});
+  int ready[2];
+  if (pipe(ready) != 0) return "no pipe";
+  const pid_t pid = fork();
+  if (pid == 0) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    const int a = open_tap(space, tap + "e");
+    const int b = open_tap(switch_, tap);
+    const char answer = a >= 0 && b >= 0 ? '+' : '-';
+    (void)!write(ready[1], &answer, 1);
+    close(ready[1]);
+    if (answer == '-') _exit(1);
+    pass_on(a, b, std::chrono::milliseconds(delay_ms), loss);
+  }
+  cables_.push_back(pid);
+  close(ready[1]);
+  char answer = '-';
+  (void)!read(ready[0], &answer, 1);
+  close(ready[0]);
+  if (answer != '+') return "this system has no tap devices";
+  must({"ip", "-n", switch_, "link", "set", tap, "master", "switch"});
+  must({"ip", "-n", switch_, "link", "set", tap, "up"});
+  must(
+      {"ip", "-n", space, "addr", "add", address(host) + "/24", "dev",
+       tap + "e"});
+  must({"ip", "-n", space, "link", "set", tap + "e", "up"});
   return "";
 }
 

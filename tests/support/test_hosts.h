@@ -21,6 +21,9 @@ class TestHosts {
   /// `words` as a command on a host.
   std::vector<std::string>
   on(int host, const std::vector<std::string>& words) const;
+  /// Gives a host a worse cable: packets take so long, and a share of them is
+  /// lost. Before anything uses the host. Returns why it cannot; empty: it did.
+  std::string worsen(int host, int delay_ms, double loss);
   /// Cuts a host off from the others, and connects it again.
   void cut(int host) const;
   void mend(int host) const;
@@ -31,6 +34,7 @@ class TestHosts {
 
   std::string id_;
   std::string switch_;              // a namespace
+  std::vector<int> cables_;         // processes that pass packets on
   std::vector<std::string> names_;  // of namespaces
   std::string reason_;
 };

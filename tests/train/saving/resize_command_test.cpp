@@ -204,6 +204,38 @@ TEST_P(HostsThatComeAndGo, ComputeWhatOneDeviceComputes) {
   }
 }
 
+// TCP repeats what is lost, and no host is taken for lost. Each step waits for
+// packets several times.
+TEST_F(ResizeCommand, AHostBehindABadNetworkIsKept) {
+  testing_support::TestHosts hosts(2);
+  if (!hosts.reason().empty()) GTEST_SKIP() << hosts.reason();
+  const std::string reason = hosts.worsen(1, /*delay_ms=*/10, /*loss=*/0.04);
+  if (!reason.empty()) GTEST_SKIP() << reason;
+  constexpr int64_t kSteps = 10;
+  const Words small = set({"model.hidden=[24]"});
+  const auto start = [&](int host) {
+    return std::make_unique<Command>(hosts.on(
+        host,
+        train(
+            run(), kSteps,
+            {"-n", "1", "--layout", "dp=2", "--nnodes", "1:2", "--node-rank",
+             std::to_string(host), "--master-addr", hosts.address(0)}) +
+            set({"elastic.memory_steps=4", "comm.backend=gloo"}) + small));
+  };
+  const auto first = start(0);
+  const auto second = start(1);
+  EXPECT_EQ(first->wait(), 0) << first->err();
+  EXPECT_EQ(second->wait(), 0) << second->err();
+  EXPECT_EQ(first->err() + second->err(), "");
+  Command one(train(run("one"), kSteps, small));
+  ASSERT_EQ(one.wait(), 0) << one.err();
+  const auto got = steps(run()), wanted = steps(run("one"));
+  ASSERT_EQ(got.size(), static_cast<size_t>(kSteps));
+  for (size_t i = 0; i < got.size(); ++i) {
+    ASSERT_NEAR(got[i].loss / wanted[i].loss, 1, 1e-9) << got[i].step;
+  }
+}
+
 TEST_F(ResizeCommand, RefusesWhatDoesNotFitAndGoesOn) {
   refused(job("status"), run() + ": there is no such folder");
   Command trained(train(run(), 1000000, {"-n", "2"}));
