@@ -84,18 +84,38 @@ bool may_not_fit(const Job& job, const JobFacts& facts) {
          static_cast<double>(host_bytes()) / 4;
 }
 
-// Where the ranks keep copies of their state for a restart; null: nowhere. The
-// state is the parameters and two numbers of the optimizer for each; there are
-// two copies, and the one that is being made; of several hosts, each also holds
-// the two of another one.
+// What copies of the state for a restart take of a host, at most. The state is
+// the parameters and two numbers of the optimizer for each; there are two
+// copies, and the one that is being made; of several hosts, each also holds the
+// two of another one.
+double bytes_of_copies(const Job& job, const JobFacts& facts, int num_hosts) {
+  return (num_hosts == 1 ? 3 : 5) * 3 * bytes_of_parameters(job, facts);
+}
+
+bool may_copy(const Job& job, const JobFacts& facts, int num_hosts) {
+  return job.elastic.memory != MemoryCopies::off &&
+         bytes_of_copies(job, facts, num_hosts) <=
+             static_cast<double>(host_bytes()) / 4;
+}
+
+// A line for a dry run.
+std::string
+describe_copies(const Job& job, const JobFacts& facts, int num_hosts) {
+  if (job.elastic.memory == MemoryCopies::off) return "";
+  const bool fits = may_copy(job, facts, num_hosts);
+  return format(
+      "\nCopies of the state for restarts take {} of a host's memory{}.\n",
+      format_bytes(bytes_of_copies(job, facts, num_hosts)),
+      fits ? " ([elastic] memory)"
+           : format(
+                 ": more than a quarter of the {} here, so none are made",
+                 format_bytes(static_cast<double>(host_bytes()))));
+}
+
+// Where the ranks keep copies of their state for a restart; null: nowhere.
 std::unique_ptr<MemorySlots> memory_of_restarts(
     const Job& job, const JobFacts& facts, launch::LaunchOptions& options) {
-  if (job.elastic.memory == MemoryCopies::off || options.max_restarts == 0) {
-    return nullptr;
-  }
-  const bool alone = options.num_nodes == 1;
-  if ((alone ? 3 : 5) * 3 * bytes_of_parameters(job, facts) >
-      static_cast<double>(host_bytes()) / 4) {
+  if (options.max_restarts == 0 || !may_copy(job, facts, options.num_nodes)) {
     return nullptr;
   }
   try {
@@ -211,7 +231,11 @@ int dry_run(const TrainArguments& arguments) {
     throw Error("--dry-run: the layers were not counted within 10 minutes");
   }
   if (here || counted.exit_code != 0) {
-    std::cout << counted.out << std::flush;
+    std::cout << counted.out;
+    if (!arguments.json && counted.exit_code == 0) {
+      std::cout << describe_copies(job, facts, arguments.job.num_hosts);
+    }
+    std::cout << std::flush;
     return counted.exit_code;
   }
   const ScratchConfig own(job);

@@ -209,7 +209,8 @@ TEST_F(DryRun, PrintsPeaksAndCollectivesAndStartsNothing) {
   EXPECT_EQ(command.wait(), 0) << command.err();
   const std::string out = command.out();
   for (const char* said :
-       {"Peak of each rank, by kind", "activations", "all_reduce", "send"}) {
+       {"Peak of each rank, by kind", "activations", "all_reduce", "send",
+        "\nCopies of the state for restarts take "}) {
     EXPECT_THAT(out, HasSubstr(said));
   }
   EXPECT_THAT(out, Not(HasSubstr("\x1b[")));
