@@ -151,8 +151,13 @@ int run_job(
         watched ? &*watched : nullptr);
     Outcome outcome = job.run();
     if (job.hung()) least_hang *= 2;
-    if (!hosts.coordinates()) continue;  // another host decides
     const auto step = last_step();
+    if (!hosts.coordinates()) {
+      // Another host decides. This one counts too: it may be the next to
+      // decide.
+      if (outcome.cause) restarts.on_end(outcome, step);
+      continue;
+    }
     const auto say_layout = [&] {
       job.say(format(
           "{}, {}{}", counted(own.num_ranks, "rank"), layout,

@@ -568,7 +568,8 @@ TEST_F(Membership, AFailedRankStartsAgainOnAllHosts) {
   const std::vector<std::string> failing = {
       "sh", "-c",
       "echo g$ECHELON_GENERATION $RANK/$WORLD_SIZE; "
-      "[ $ECHELON_GENERATION -gt 0 ] && exit 0; [ $RANK = 1 ] && exit 9; "
+      "[ $ECHELON_GENERATION -gt 0 ] && exit 0; sleep 0.5; "
+      "[ $RANK = 1 ] && exit 9; "
       "sleep 1000"};
   Command a(node("2", 0, "--max-restarts 1", failing));
   Command b(node("2", 1, "--max-restarts 1", failing));
@@ -579,6 +580,26 @@ TEST_F(Membership, AFailedRankStartsAgainOnAllHosts) {
       a.err(), HasAll(
                    "rank 1 (node 1, 127.0.0.1) ended with exit code 9",
                    "restart 1 of 1"));
+}
+
+// The budget of restarts is the job's, whoever coordinates.
+TEST_F(Membership, TheNextHostToCoordinateHasCountedRestarts) {
+  const std::vector<std::string> failing = {
+      "sh", "-c",
+      "trap 'exit 75' TERM; echo g$ECHELON_GENERATION $RANK/$WORLD_SIZE; "
+      "[ $ECHELON_GENERATION = 0 ] && [ $RANK = 1 ] && sleep 0.5 && exit 9; "
+      "[ $ECHELON_GENERATION = 2 ] && sleep 0.5 && exit 8; while :; do sleep "
+      "0.02; done"};
+  const auto start = [&](int number) {
+    return node("2:3", number, "--max-restarts 1", failing);
+  };
+  Command a(start(0)), b(start(1)), c(start(2));
+  ASSERT_TRUE(a.until_output("g1 0/3")) << a.err();
+  ASSERT_TRUE(b.until_output("g1 1/3")) << b.err();
+  a.signal(SIGKILL);
+  expect_ends({&b, &c}, 8);
+  EXPECT_THAT(b.out() + c.out(), HasAll("g2 0/2\n", "g2 1/2\n"));
+  EXPECT_EQ(count(b.out(), "g3"), 0);
 }
 
 TEST_F(Membership, ALostHostIsLeftOut) {
