@@ -29,8 +29,13 @@ constexpr size_t kNonce = 32;
 constexpr size_t kProof = Key::kBytes;
 constexpr char kTaken = '+';
 
-// The last character is the version of the handshake.
-std::string_view magic(Port port) {
+// The last character is the version of the handshake; T: TLS follows it.
+std::string_view magic(Port port, bool encrypts) {
+  if (encrypts) {
+    return port == Port::launchers ? "ECHhostT"
+           : port == Port::store   ? "ECHstorT"
+                                   : "ECHmemoT";
+  }
   switch (port) {
     case Port::launchers:
       return "ECHhost1";
@@ -53,7 +58,7 @@ Handshake::Handshake(const Key& key, Port port, End end)
 State Handshake::advance(int fd) {
   if (awaits_ == start) {
     awaits_ = answer;
-    if (!send_all(fd, std::string(magic(port_)) + nonce_)) {
+    if (!send_all(fd, std::string(magic(port_, key_.encrypts())) + nonce_)) {
       return State::closed;
     }
   }
@@ -69,7 +74,8 @@ State Handshake::advance(int fd) {
   received_.append(bytes.data(), static_cast<size_t>(size));
   if (awaits_ == hello || awaits_ == answer) {
     const size_t known = std::min(received_.size(), kMagic);
-    if (received_.compare(0, known, magic(port_), 0, known) != 0) {
+    if (received_.compare(0, known, magic(port_, key_.encrypts()), 0, known) !=
+        0) {
       return State::other_program;
     }
   }
@@ -84,8 +90,8 @@ State Handshake::take_hello(int fd) {
   nonces_ = received_.substr(kMagic) + nonce_;
   received_.clear();
   awaits_ = proof;
-  const std::string answer =
-      std::string(magic(port_)) + nonce_ + proof_of(End::server);
+  const std::string answer = std::string(magic(port_, key_.encrypts())) +
+                             nonce_ + proof_of(End::server);
   return send_all(fd, answer) ? State::open : State::closed;
 }
 
@@ -110,8 +116,8 @@ State Handshake::take_proof(int fd) const {
 
 std::string Handshake::proof_of(End end) const {
   return key_.sign(
-      std::string(magic(port_)) + (end == End::client ? " client" : " server") +
-      nonces_);
+      std::string(magic(port_, key_.encrypts())) +
+      (end == End::client ? " client" : " server") + nonces_);
 }
 
 // A connection that has sent less than its buffer takes all of it.

@@ -14,6 +14,8 @@
 namespace echelon::authentication {
 namespace {
 
+constexpr std::string_view kEncrypts = "tls:";
+
 int digit(char c) {
   if (c >= '0' && c <= '9') return c - '0';
   if (c >= 'a' && c <= 'f') return c - 'a' + 10;
@@ -53,8 +55,10 @@ Key Key::random() {
 }
 
 std::optional<Key> Key::from_hex(std::string_view text) {
-  if (text.size() != 2 * kBytes) return std::nullopt;
   Key key;
+  key.encrypts_ = text.starts_with(kEncrypts);
+  if (key.encrypts_) text.remove_prefix(kEncrypts.size());
+  if (text.size() != 2 * kBytes) return std::nullopt;
   for (size_t i = 0; i < kBytes; ++i) {
     const int high = digit(text[2 * i]);
     const int low = digit(text[2 * i + 1]);
@@ -65,7 +69,7 @@ std::optional<Key> Key::from_hex(std::string_view text) {
 }
 
 std::string Key::to_hex() const {
-  std::string text;
+  std::string text(encrypts_ ? kEncrypts : "");
   for (const uint8_t byte : bytes_) {
     text += "0123456789abcdef"[byte / 16];
     text += "0123456789abcdef"[byte % 16];
@@ -92,6 +96,7 @@ Key Key::derive(std::string_view purpose) const {
   Key key;
   std::ranges::copy(
       sign("echelon1 key\n" + std::string(purpose)), key.bytes_.begin());
+  key.encrypts_ = encrypts_;
   return key;
 }
 

@@ -105,11 +105,18 @@ void add_host_arguments(
       "the secret that all hosts must have, 64 hexadecimal digits in a file "
       "with mode 0600 (default: token in ~/.config/echelon, made when missing; "
       "copy it to hosts that do not share it)");
+  command.flag(
+      "--tls", arguments.tls,
+      "encrypt what launchers tell each other, the ranks' store, and copies of "
+      "the state in memory (TLS 1.3), on all hosts; not what the collectives "
+      "send");
 }
 
 launch::LaunchOptions
 host_options(const HostArguments& arguments, HostsOf hosts) {
   launch::LaunchOptions options;
+  options.token_file = arguments.token_file;
+  options.tls = arguments.tls;
   constexpr int kMostHosts = 1 << 16;
   const size_t colon = arguments.num_nodes.find(':');
   if (colon != std::string::npos) {
@@ -160,7 +167,6 @@ host_options(const HostArguments& arguments, HostsOf hosts) {
     }
     std::erase_if(
         options.master_addr, [](char c) { return c == '[' || c == ']'; });
-    options.token_file = arguments.token_file;
     return options;
   }
   if (options.num_nodes > 1 && arguments.master_addr.empty()) {
@@ -170,7 +176,6 @@ host_options(const HostArguments& arguments, HostsOf hosts) {
         "it");
   }
   options.master_addr = arguments.master_addr;
-  options.token_file = arguments.token_file;
   return options;
 }
 

@@ -23,13 +23,14 @@ struct HostArguments {
   std::string master_port;
   std::string join;
   std::string token_file;
+  bool tls = false;
 };
 
 /// Whether hosts may come and go while the command runs.
 enum class HostsOf { fixed, elastic };
 
-/// Adds --nnodes, --node-rank, --master-addr, --master-port and --token-file;
-/// for `elastic` also --join.
+/// Adds --nnodes, --node-rank, --master-addr, --master-port, --token-file and
+/// --tls; for `elastic` also --join.
 void add_host_arguments(
     Command& command, HostArguments& arguments, HostsOf hosts = HostsOf::fixed);
 

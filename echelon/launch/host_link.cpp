@@ -1,5 +1,6 @@
 #include "echelon/launch/host_link.h"
 
+#include <fcntl.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -74,28 +75,43 @@ void Notice::show(const std::string& awaited) {
   std::fprintf(stderr, "echelon: waiting for %s\n", awaited.c_str());
 }
 
-HostLink::HostLink(FileDescriptor socket)
-    : socket_(std::move(socket)),
-      address_(authentication::address_of(socket_.fd(), true)),
-      own_address_(authentication::address_of(socket_.fd(), false)) {
-  enable_keepalive(socket_.fd());
+HostLink::HostLink(
+    FileDescriptor socket, const authentication::Key& key, Handshake::End end)
+    : address_(authentication::address_of(socket.fd(), true)),
+      own_address_(authentication::address_of(socket.fd(), false)) {
+  enable_keepalive(socket.fd());
+  fcntl(socket.fd(), F_SETFL, O_NONBLOCK);
+  channel_ = authentication::Channel(std::move(socket), key, end);
 }
 
-bool HostLink::say(const json& message) const {
-  const std::string line =
+bool HostLink::say(const json& message) {
+  if (!is_open()) return false;
+  unsent_ +=
       message.dump(-1, ' ', false, json::error_handler_t::replace) + "\n";
-  return is_open() &&
-         send(fd(), line.data(), line.size(), MSG_NOSIGNAL | MSG_DONTWAIT) ==
-             static_cast<ssize_t>(line.size());
+  return flush() && unsent_.size() < kMaxMessage;
+}
+
+// Sends what can be sent. False when the connection is broken.
+bool HostLink::flush() {
+  while (!unsent_.empty()) {
+    const ssize_t size = channel_.send(unsent_.data(), unsent_.size());
+    if (size <= 0) return size < 0 && (errno == EAGAIN || errno == EINTR);
+    unsent_.erase(0, static_cast<size_t>(size));
+  }
+  return true;
 }
 
 bool HostLink::receive() {
   char bytes[4096];
-  const ssize_t size = recv(fd(), bytes, sizeof bytes, MSG_DONTWAIT);
-  if (size < 0) return errno == EAGAIN || errno == EINTR;
-  if (size == 0) return false;
-  hear_now();
-  unread_.append(bytes, static_cast<size_t>(size));
+  do {
+    const ssize_t size = channel_.receive(bytes, sizeof bytes);
+    if (size < 0 && errno != EAGAIN && errno != EINTR) return false;
+    if (size == 0) return false;
+    if (size < 0) break;
+    hear_now();
+    unread_.append(bytes, static_cast<size_t>(size));
+  } while (channel_.has_unread());
+  if (!flush()) return false;
   return unread_.size() < kMaxMessage ||
          unread_.find('\n') != std::string::npos;
 }
@@ -137,6 +153,7 @@ Call::Call(
       hello_(std::move(hello)),
       deadline_(kCallTimeout),
       socket_(begin_connect(place)),
+      key_(key),
       handshake_(key, authentication::Port::launchers, Handshake::End::client) {
   if (!socket_.is_open()) error_ = errno;
 }
@@ -163,7 +180,7 @@ Call::State Call::advance() {
       return deadline_.passed() ? State::failed : State::open;
     }
     if (state != authentication::State::proved) return State::failed;
-    link_ = HostLink(std::move(socket_));
+    link_ = HostLink(std::move(socket_), key_, Handshake::End::client);
     link_.say(json::parse(hello_));
   }
   const bool open = link_.receive();

@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "echelon/authentication/channel.h"
 #include "echelon/authentication/handshake.h"
 #include "echelon/launch/policy.h"
 #include "echelon/text/file_descriptor.h"
@@ -49,18 +50,21 @@ struct Endpoint {
 class HostLink {
  public:
   HostLink() = default;
-  explicit HostLink(FileDescriptor socket);
+  /// After the handshake, whose end this was.
+  HostLink(
+      FileDescriptor socket, const authentication::Key& key,
+      authentication::Handshake::End end);
 
-  int fd() const { return socket_.fd(); }
-  bool is_open() const { return socket_.is_open(); }
-  void close() { socket_.close(); }
+  int fd() const { return channel_.fd(); }
+  bool is_open() const { return channel_.is_open(); }
+  void close() { channel_.close(); }
   /// The numbers of the other end and of this one.
   const std::string& address() const { return address_; }
   const std::string& own_address() const { return own_address_; }
 
   /// Sends one message, without waiting: messages are short and few, so the
   /// socket's buffer takes all of one. False when it does not.
-  bool say(const nlohmann::json& message) const;
+  bool say(const nlohmann::json& message);
   /// Reads what has come. False when the connection has ended; messages that
   /// came before can still be taken.
   bool receive();
@@ -71,7 +75,10 @@ class HostLink {
   void hear_now() { heard_ = std::chrono::steady_clock::now(); }
 
  private:
-  FileDescriptor socket_;
+  bool flush();
+
+  authentication::Channel channel_;
+  std::string unsent_;  // until TLS is set up
   std::string address_;
   std::string own_address_;
   std::string unread_;
@@ -108,6 +115,7 @@ class Call {
   FileDescriptor socket_;  // until the token is proved
   int error_ = 0;          // of connecting
   bool connected_ = false;
+  authentication::Key key_;
   authentication::Handshake handshake_;
   HostLink link_;  // from then on
   std::string answer_;

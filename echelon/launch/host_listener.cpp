@@ -148,11 +148,15 @@ bool HostListener::take_proof(Newcomer& newcomer) {
       return true;
     case State::proved:
       newcomer.handshake.reset();
-      newcomer.link = HostLink(std::move(newcomer.socket));
+      newcomer.link = HostLink(
+          std::move(newcomer.socket), token_.key, Handshake::End::server);
       newcomer.silence = Deadline(hello_timeout_);
       return false;
     case State::other_program:
-      turn_away(newcomer, "it does not speak as a launcher of this version");
+      turn_away(
+          newcomer,
+          "it does not speak as a launcher of this version, or one of both "
+          "alone has --tls");
       return true;
     case State::other_key:
       turn_away(

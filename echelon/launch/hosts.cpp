@@ -122,11 +122,11 @@ void Hosts::pass_time(std::vector<HostEvent>& events) {
   }
   if (now - heartbeat_ >= kHeartbeat) {
     heartbeat_ = now;
-    for (const Peer& peer : peers_) {
+    for (Peer& peer : peers_) {
       peer.link.say({{"heartbeat", 1}, {"stalled", stalled_}});
     }
     if (coordinates_) look_for_hangs(events);
-    for (const Peer& peer : waiting_) peer.link.say({{"heartbeat", 1}});
+    for (Peer& peer : waiting_) peer.link.say({{"heartbeat", 1}});
   }
   if (!may_restart_) return;
   for (Peer& peer : peers_) {
@@ -334,7 +334,7 @@ void Hosts::note_outcome(int node, Outcome outcome) {
 }
 
 void Hosts::tell(const json& message, int except_node) {
-  for (const Peer& peer : peers_) {
+  for (Peer& peer : peers_) {
     if (peer.node != except_node) peer.link.say(message);
   }
 }
@@ -342,7 +342,7 @@ void Hosts::tell(const json& message, int except_node) {
 void Hosts::finish(int exit_code) {
   if (alone()) return;
   tell({{"over", exit_code}});
-  for (const Peer& peer : waiting_) peer.link.say({{"over", exit_code}});
+  for (Peer& peer : waiting_) peer.link.say({{"over", exit_code}});
 }
 
 }  // namespace echelon::launch

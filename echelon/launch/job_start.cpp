@@ -153,7 +153,9 @@ JobStart start_alone(const LaunchOptions& options) {
   start.place.job = random_job_id();
   start.place.master_addr = master.address;
   start.place.master_port = master.port;
-  start.place.store_key = authentication::Key::random().to_hex();
+  auto key = authentication::Key::random();
+  key.set_encrypts(options.tls);
+  start.place.store_key = key.to_hex();
   start.world_size = options.num_ranks;
   start.master = std::move(master.socket);
   return start;

@@ -455,7 +455,7 @@ JobStart Hosts::start_generation(bool may_restart) {
       {"layout", layout_},
       {"may_restart", may_restart_},
       {"members", members_as_json()}};
-  for (const Peer& peer : waiting_) peer.link.say(told_to_wait());
+  for (Peer& peer : waiting_) peer.link.say(told_to_wait());
   int first_rank = 0;
   for (Peer& peer : peers_) {
     first_rank += members_[static_cast<size_t>(peer.node) - 1].num_ranks;
@@ -635,7 +635,7 @@ bool Hosts::lead_by(Call& call) {
   coordinator.place = call.place();
   peers_.clear();
   peers_.push_back(std::move(coordinator));
-  for (const Peer& peer : waiting_) {
+  for (Peer& peer : waiting_) {
     peer.link.say({{"go_to", {call.place().address, call.place().port}}});
   }
   waiting_.clear();

@@ -53,6 +53,9 @@ struct LaunchOptions {
   std::string identity;
   std::chrono::milliseconds join_timeout = std::chrono::minutes(5);
   std::string token_file;  // what all hosts know (authentication/token.h)
+  /// What launchers tell each other, and the ranks' store, is encrypted
+  /// (authentication/channel.h). All hosts must say the same.
+  bool tls = false;
 
   /// The folder of rank-N.log, one per rank of this host, with everything that
   /// the rank wrote to stdout and stderr; it is made. Empty: no logs.

@@ -115,8 +115,8 @@ FileDescriptor join(
     if (retries.passed() || deadline.passed()) {
       throw ConfigError(format(
           "[launch] what answers at {} closes each connection: it is not the "
-          "launcher of this job, or too many others connect there; give "
-          "another --master-port",
+          "launcher of this job, it alone or this host alone has --tls, or too "
+          "many others connect there; give another --master-port",
           place));
     }
     poll(nullptr, 0, deadline.left_ms(milliseconds(100)));
@@ -129,6 +129,7 @@ Hosts Hosts::meet(const LaunchOptions& options) {
   Hosts hosts;
   hosts.options_ = &options;
   hosts.token_ = authentication::read_token(options.token_file);
+  hosts.token_.key.set_encrypts(options.tls);
   if (hosts.token_.made) {
     std::fprintf(
         stderr,
@@ -151,8 +152,9 @@ Hosts Hosts::meet(const LaunchOptions& options) {
   }
   hosts.coordinates_ = false;
   Peer coordinator;
-  coordinator.link =
-      HostLink(join(options, hosts.token_, Deadline(options.join_timeout)));
+  coordinator.link = HostLink(
+      join(options, hosts.token_, Deadline(options.join_timeout)),
+      hosts.token_.key, authentication::Handshake::End::client);
   coordinator.place = {coordinator.link.address(), master_port(options)};
   hosts.master_ = coordinator.place;
   // The master's port, where it is free: then one is enough to open, and known

@@ -313,6 +313,17 @@ TEST_F(Loopback, AHostWithAnotherTokenIsRefusedAndTheOthersGoOn) {
   }
 }
 
+TEST_F(Loopback, AHostThatAloneEncryptsIsRefusedAndTheOthersGoOn) {
+  const std::string mine = token("mine", '1');
+  Command a(node(0, {"true"}, mine + " --tls yes"));
+  Command b(node(1, {"true"}, mine));
+  EXPECT_EQ(b.wait(), 2);
+  EXPECT_THAT(b.err(), HasSubstr("it alone or this host alone has --tls"));
+  Command c(node(1, {"true"}, mine + " --tls yes"));
+  expect_end(a, c, 0);
+  EXPECT_THAT(a.err(), HasSubstr("one of both alone has --tls"));
+}
+
 TEST_F(Loopback, ATokenThatOthersCanReadIsRefused) {
   const std::string option = token("open", '1');
   std::filesystem::permissions(
@@ -557,9 +568,9 @@ TEST_F(Membership, AHangIsTheLastRanksOnWhicheverHostItIs) {
 
 // One that saves for long, say.
 TEST_F(Membership, RanksThatWaitForAnotherHostDoNotHang) {
-  const auto waits = rank_program({"wait", "0"});
-  Command a(node("2", 0, "--max-restarts 1", waits));
-  Command b(node("2", 1, "--max-restarts 1", waits));
+  const auto saves = rank_program({"saves", "0"});
+  Command a(node("2", 0, "--max-restarts 1", saves));
+  Command b(node("2", 1, "--max-restarts 1", saves));
   expect_ends({&a, &b}, 0);
   EXPECT_EQ(a.err() + b.err(), "");
 }

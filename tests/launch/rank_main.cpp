@@ -121,7 +121,7 @@ int main(int argc, char** argv) {
     sigaddset(&usr1, SIGUSR1);
     sigprocmask(SIG_BLOCK, &usr1, nullptr);
   }
-  if (what == "stall" || what == "wait") return stall(chosen, what == "stall");
+  if (what == "stall" || what == "saves") return stall(chosen, what == "stall");
   if (what == "meet") {
     exchange_bytes();
     return 0;

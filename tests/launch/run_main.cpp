@@ -3,8 +3,8 @@
 //     [--master-port P] [--token-file FILE] [--log DIR] [--grace-ms MS]
 //     [--join-ms MS] [--plain] [--rank-zero] [--listen] [--max-restarts N]
 //     [--last-step FILE] [--control NAME] [--joins yes] [--identity TEXT]
-//     [--most-ranks N] -- program args…
-// --most-ranks: with more there is no layout.
+//     [--most-ranks N] [--tls yes] -- program args…
+// --most-ranks: with more there is no layout. ECHELON_TEST_TLS is as --tls yes.
 // A job with a control socket may be resized, to 4 ranks at most.
 // With ECHELON_TEST_FORKS, ranks of launch_rank, and of sh through it, are
 // forked from a fork server.
@@ -19,6 +19,7 @@
 
 int main(int argc, char** argv) {
   echelon::launch::LaunchOptions options;
+  options.tls = std::getenv("ECHELON_TEST_TLS") != nullptr;
   for (int i = 1; i < argc; ++i) {
     const std::string word = argv[i];
     if (word == "--") {
@@ -42,6 +43,7 @@ int main(int argc, char** argv) {
             value.c_str() + (colon == std::string::npos ? 0 : colon + 1));
       }
       if (word == "--joins") options.joins = true;
+      if (word == "--tls") options.tls = true;
       if (word == "--identity") options.identity = value;
       if (word == "--most-ranks") {
         options.resize = [most = number()](int num_ranks) {

@@ -5,7 +5,6 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
-#include <sys/sendfile.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -72,49 +71,52 @@ std::string name_of_peer(int socket) {
 
 MemoryLink::MemoryLink(
     const std::string& address, int port, const authentication::Key& key)
-    : socket_(connect_to(address, port)),
-      peer_(format("{}, port {}", address, port)) {
-  if (!socket_.is_open()) fail(std::strerror(errno));
+    : peer_(format("{}, port {}", address, port)) {
+  FileDescriptor socket = connect_to(address, port);
+  if (!socket.is_open()) fail(std::strerror(errno));
   const auto state = authentication::prove(
-      socket_.fd(), key, authentication::Port::memory,
+      socket.fd(), key, authentication::Port::memory,
       std::chrono::steady_clock::now() + kSilence);
   if (state != authentication::State::proved) {
     fail("it did not prove that it belongs to this job");
   }
-  set_limits();
+  set_limits(socket.fd());
+  channel_ = authentication::Channel(
+      std::move(socket), key, authentication::Handshake::End::client);
 }
 
-MemoryLink::MemoryLink(FileDescriptor socket)
-    : socket_(std::move(socket)), peer_(name_of_peer(socket_.fd())) {
-  set_limits();
+MemoryLink::MemoryLink(FileDescriptor socket, const authentication::Key& key)
+    : peer_(name_of_peer(socket.fd())) {
+  set_limits(socket.fd());
+  channel_ = authentication::Channel(
+      std::move(socket), key, authentication::Handshake::End::server);
 }
 
 void MemoryLink::fail(const std::string& what) const {
   throw CheckpointError(format("the host at {}: {}", peer_, what));
 }
 
-void MemoryLink::set_limits() const {
-  fcntl(socket_.fd(), F_SETFL, 0);
+void MemoryLink::set_limits(int socket) {
+  fcntl(socket, F_SETFL, 0);
   const timeval limit{.tv_sec = kSilence.count(), .tv_usec = 0};
-  setsockopt(socket_.fd(), SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
-  setsockopt(socket_.fd(), SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
+  setsockopt(socket, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+  setsockopt(socket, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
   const int yes = 1;
   const auto unanswered_ms =
       static_cast<unsigned>(std::chrono::milliseconds(kSilence).count());
-  setsockopt(socket_.fd(), IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
-  setsockopt(socket_.fd(), SOL_SOCKET, SO_KEEPALIVE, &yes, sizeof yes);
+  setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
+  setsockopt(socket, SOL_SOCKET, SO_KEEPALIVE, &yes, sizeof yes);
   // A host that is cut off does not close its connections.
   const int idle_s = static_cast<int>(kSilence.count());
-  setsockopt(socket_.fd(), IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof idle_s);
+  setsockopt(socket, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof idle_s);
   setsockopt(
-      socket_.fd(), IPPROTO_TCP, TCP_USER_TIMEOUT, &unanswered_ms,
+      socket, IPPROTO_TCP, TCP_USER_TIMEOUT, &unanswered_ms,
       sizeof unanswered_ms);
 }
 
 void MemoryLink::send(std::string_view bytes) {
   while (!bytes.empty()) {
-    const ssize_t sent =
-        ::send(socket_.fd(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
+    const ssize_t sent = channel_.send(bytes.data(), bytes.size());
     if (sent < 0 && errno == EINTR) continue;
     if (sent <= 0) fail(std::strerror(errno));
     bytes.remove_prefix(static_cast<size_t>(sent));
@@ -122,18 +124,23 @@ void MemoryLink::send(std::string_view bytes) {
 }
 
 void MemoryLink::send_file(int file, int64_t offset, int64_t bytes) {
-  off_t at = offset;
-  while (at < offset + bytes) {
-    const ssize_t sent = sendfile(
-        socket_.fd(), file, &at, static_cast<size_t>(offset + bytes - at));
-    if (sent < 0 && errno == EINTR) continue;
-    if (sent <= 0) fail(sent == 0 ? "the file is cut off" : strerror(errno));
+  std::vector<char> piece(
+      static_cast<size_t>(std::min<int64_t>(bytes, kPiece)));
+  while (bytes > 0) {
+    const ssize_t got = pread(
+        file, piece.data(),
+        static_cast<size_t>(std::min<int64_t>(bytes, kPiece)), offset);
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) fail(got == 0 ? "the file is cut off" : strerror(errno));
+    send({piece.data(), static_cast<size_t>(got)});
+    offset += got;
+    bytes -= got;
   }
 }
 
 void MemoryLink::receive(std::span<std::byte> bytes) {
   while (!bytes.empty()) {
-    const ssize_t got = recv(socket_.fd(), bytes.data(), bytes.size(), 0);
+    const ssize_t got = channel_.receive(bytes.data(), bytes.size());
     if (got < 0 && errno == EINTR) continue;
     if (got == 0) fail("it has closed the connection");
     if (got < 0) fail(errno == EAGAIN ? "it is silent" : strerror(errno));
@@ -170,14 +177,15 @@ void MemoryLink::receive_file(int file, int64_t bytes) {
 }
 
 bool MemoryLink::wait() {
+  if (channel_.has_unread()) return true;
   char next = 0;
   for (;;) {
-    pollfd file{socket_.fd(), POLLIN, 0};
+    pollfd file{channel_.fd(), POLLIN, 0};
     if (poll(&file, 1, -1) < 0) {
       if (errno == EINTR) continue;
       return false;
     }
-    return recv(socket_.fd(), &next, 1, MSG_PEEK) > 0;
+    return recv(channel_.fd(), &next, 1, MSG_PEEK) > 0;
   }
 }
 

@@ -16,6 +16,7 @@
 #include <string>
 #include <string_view>
 
+#include "echelon/authentication/channel.h"
 #include "echelon/authentication/key.h"
 #include "echelon/text/file_descriptor.h"
 
@@ -32,7 +33,7 @@ class MemoryLink {
   MemoryLink(
       const std::string& address, int port, const authentication::Key& key);
   /// The server's end of a connection that was proved.
-  explicit MemoryLink(FileDescriptor socket);
+  MemoryLink(FileDescriptor socket, const authentication::Key& key);
 
   /// "10.0.0.2, port 41200": the other end.
   const std::string& peer() const { return peer_; }
@@ -54,9 +55,9 @@ class MemoryLink {
 
  private:
   [[noreturn]] void fail(const std::string& what) const;
-  void set_limits() const;
+  static void set_limits(int socket);
 
-  FileDescriptor socket_;
+  authentication::Channel channel_;
   std::string peer_;
 };
 

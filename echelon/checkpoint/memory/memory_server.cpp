@@ -99,7 +99,7 @@ class Service {
     if (!proved) return;
     ++links_;
     try {
-      MemoryLink link(std::move(socket));
+      MemoryLink link(std::move(socket), key_);
       while (link.wait()) take(link);
     } catch (const std::exception&) {
       // The other end notices by itself.

@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "echelon/authentication/channel.h"
 #include "echelon/authentication/handshake.h"
 #include "echelon/comm/store/store_messages.h"
 #include "echelon/error.h"
@@ -126,7 +127,9 @@ class PrivateStore : public c10d::Store {
       : Store(timeout),
         place_(std::move(place)),
         server_(std::move(server)),
-        link_(connect_link(place_, timeout)) {}
+        link_(
+            connect_link(place_, timeout), place_.key,
+            authentication::Handshake::End::client) {}
 
   c10::intrusive_ptr<Store> clone() override {
     return c10::make_intrusive<PrivateStore>(place_, timeout_, server_);
@@ -245,8 +248,7 @@ class PrivateStore : public c10d::Store {
 
   void send_all(const std::string& bytes) {
     for (size_t sent = 0; sent < bytes.size();) {
-      const ssize_t size = ::send(
-          link_.fd(), bytes.data() + sent, bytes.size() - sent, MSG_NOSIGNAL);
+      const ssize_t size = link_.send(bytes.data() + sent, bytes.size() - sent);
       if (size < 0 && errno == EINTR) continue;
       if (size <= 0) lose(errno);
       sent += static_cast<size_t>(size);
@@ -256,7 +258,7 @@ class PrivateStore : public c10d::Store {
   void receive_all(void* to, size_t wanted) {
     auto* bytes = static_cast<char*>(to);
     while (wanted > 0) {
-      const ssize_t size = ::recv(link_.fd(), bytes, wanted, 0);
+      const ssize_t size = link_.receive(bytes, wanted);
       if (size < 0 && errno == EINTR) continue;
       if (size <= 0) lose(size == 0 ? ECONNRESET : errno);
       bytes += size;
@@ -276,7 +278,7 @@ class PrivateStore : public c10d::Store {
   const StorePlace place_;
   const std::shared_ptr<StoreServer> server_;
   std::mutex mutex_;
-  FileDescriptor link_;
+  authentication::Channel link_;
 };
 
 }  // namespace

@@ -26,10 +26,12 @@
 #include <utility>
 #include <vector>
 
+#include "echelon/authentication/channel.h"
 #include "echelon/authentication/handshake.h"
 #include "echelon/authentication/strangers.h"
 #include "echelon/comm/store/store_messages.h"
 #include "echelon/error.h"
+#include "echelon/text/file_descriptor.h"
 #include "echelon/text/format.h"
 
 namespace echelon {
@@ -55,12 +57,15 @@ struct StoreWait {
 };
 
 struct StoreConnection {
-  int fd = -1;
-  std::optional<Handshake> handshake;  // until it has proved the key
+  FileDescriptor socket;               // until it has proved the key
+  authentication::Channel channel;     // from then on
+  std::optional<Handshake> handshake;  // until then
   std::string input;                   // what has come of a call
   std::string output;                  // what is left of an answer
   std::optional<StoreWait> waits;
   std::optional<ServerClock::time_point> deadline;
+
+  int fd() const { return handshake ? socket.fd() : channel.fd(); }
 };
 
 void release(std::string& text) {
@@ -195,7 +200,7 @@ class StoreServer::Loop {
       setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
       const uint64_t id = next_id_++;
       StoreConnection& connection = connections_[id];
-      connection.fd = fd;
+      connection.socket = FileDescriptor(fd);
       connection.handshake.emplace(
           key_, authentication::Port::store, Handshake::End::server);
       strangers_.insert(id);
@@ -213,21 +218,23 @@ class StoreServer::Loop {
 
   bool advance(uint64_t id, StoreConnection& connection) {
     using authentication::State;
-    switch (connection.handshake->advance(connection.fd)) {
+    switch (connection.handshake->advance(connection.fd())) {
       case State::open:
         return true;
       case State::closed:
         return false;
       case State::proved:
         connection.handshake.reset();
+        connection.channel = authentication::Channel(
+            std::move(connection.socket), key_, Handshake::End::server);
         strangers_.erase(id);
         set_deadline(id, connection, std::nullopt);
         return connections_.size() - strangers_.size() <= limits_.connections;
       case State::other_program:
-        told_.tell(connection.fd, "it does not speak as a rank");
+        told_.tell(connection.fd(), "it does not speak as a rank");
         return false;
       case State::other_key:
-        told_.tell(connection.fd, "it has not the key of this job's store");
+        told_.tell(connection.fd(), "it has not the key of this job's store");
         return false;
     }
     return false;
@@ -249,9 +256,8 @@ class StoreServer::Loop {
         return lives;
       }
       std::array<char, kChunk> bytes;
-      const ssize_t size = recv(
-          connection.fd, bytes.data(),
-          std::min(bytes.size(), wanted - input.size()), MSG_DONTWAIT);
+      const ssize_t size = connection.channel.receive(
+          bytes.data(), std::min(bytes.size(), wanted - input.size()));
       if (size < 0 && (errno == EAGAIN || errno == EINTR)) return true;
       // Who waits for an answer has nothing to say.
       if (size <= 0 || connection.waits) return false;
@@ -496,21 +502,19 @@ class StoreServer::Loop {
 
   bool flush(uint64_t id, StoreConnection& connection, bool first = false) {
     std::string& output = connection.output;
-    const ssize_t size = send(
-        connection.fd, output.data(), output.size(),
-        MSG_NOSIGNAL | MSG_DONTWAIT);
+    const ssize_t size = connection.channel.send(output.data(), output.size());
     if (size < 0 && errno != EAGAIN && errno != EINTR) return false;
     output.erase(0, static_cast<size_t>(std::max<ssize_t>(size, 0)));
     const bool all = output.empty();
     if (all) release(output);
     if (all != first) {
-      watch(EPOLL_CTL_MOD, connection.fd, all ? EPOLLIN : EPOLLOUT, id);
+      watch(EPOLL_CTL_MOD, connection.fd(), all ? EPOLLIN : EPOLLOUT, id);
     }
     return true;
   }
 
   void refuse(uint64_t id, const std::string& reason) {
-    told_.tell(connections_.at(id).fd, reason);
+    told_.tell(connections_.at(id).fd(), reason);
     drop(id);
   }
 
@@ -521,7 +525,6 @@ class StoreServer::Loop {
     set_deadline(id, connection, std::nullopt);
     if (connection.waits) forget_wait(id, connection);
     strangers_.erase(id);
-    close(connection.fd);
     connections_.erase(found);
   }
 
@@ -534,7 +537,7 @@ class StoreServer::Loop {
   }
 
   void close_all() {
-    for (const auto& [id, connection] : connections_) close(connection.fd);
+    connections_.clear();
     for (const int fd : {listener_, poll_, stop_}) {
       if (fd >= 0) close(fd);
     }

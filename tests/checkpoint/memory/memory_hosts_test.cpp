@@ -114,15 +114,21 @@ void expect_whole(const Host& host, int64_t rows = 6) {
   }
 }
 
-class MemoryHosts : public testing::Test {
+// Encrypted or not.
+class MemoryHosts : public testing::TestWithParam<bool> {
  protected:
-  const authentication::Key key_ = authentication::Key::random();
+  static authentication::Key make_key() {
+    auto key = authentication::Key::random();
+    key.set_encrypts(GetParam());
+    return key;
+  }
+  const authentication::Key key_ = make_key();
   Host a_{key_};
   Host b_{key_};
   const std::vector<Host*> both_{&a_, &b_};
 };
 
-TEST_F(MemoryHosts, EachReadsWhatTheOtherHas) {
+TEST_P(MemoryHosts, EachReadsWhatTheOtherHas) {
   a_.write(7, 0);
   EXPECT_THAT(list(both_), IsEmpty());  // b has not come so far
   b_.write(7, 1);
@@ -133,7 +139,7 @@ TEST_F(MemoryHosts, EachReadsWhatTheOtherHas) {
 }
 
 // Many blocks, whose pieces come one by one.
-TEST_F(MemoryHosts, LargeFilesComeWhole) {
+TEST_P(MemoryHosts, LargeFilesComeWhole) {
   constexpr int64_t kRows = 5'000'000;
   a_.write(3, 0, 0, kRows);
   b_.write(3, 1, 0, kRows);
@@ -141,7 +147,7 @@ TEST_F(MemoryHosts, LargeFilesComeWhole) {
   expect_whole(a_, kRows);
 }
 
-TEST_F(MemoryHosts, ALostHostLeavesItsCopyBehind) {
+TEST_P(MemoryHosts, ALostHostLeavesItsCopyBehind) {
   for (const int64_t step : {7, 8}) {
     const auto of_a = a_.write(step, 0);
     const auto of_b = b_.write(step, 1);
@@ -155,7 +161,7 @@ TEST_F(MemoryHosts, ALostHostLeavesItsCopyBehind) {
 }
 
 // Its copies are from before the rest went on, and nobody goes back to them.
-TEST_F(MemoryHosts, AHostThatComesBackBringsNothingThatIsOver) {
+TEST_P(MemoryHosts, AHostThatComesBackBringsNothingThatIsOver) {
   for (const int64_t step : {7, 8}) {
     const auto of_a = a_.write(step, 0);
     const auto of_b = b_.write(step, 1);
@@ -174,7 +180,7 @@ TEST_F(MemoryHosts, AHostThatComesBackBringsNothingThatIsOver) {
 
 // The copy that the ranks have resumed from is kept until there is another one,
 // whoever is lost meanwhile.
-TEST_F(MemoryHosts, CopiesOfAnEarlierGenerationGoWhenTheyAreNotNeeded) {
+TEST_P(MemoryHosts, CopiesOfAnEarlierGenerationGoWhenTheyAreNotNeeded) {
   Host c(key_);
   for (const int64_t step : {7, 8}) {
     const auto of_a = a_.write(step, 0);
@@ -199,7 +205,7 @@ TEST_F(MemoryHosts, CopiesOfAnEarlierGenerationGoWhenTheyAreNotNeeded) {
   EXPECT_THAT(text, HasSubstr(c.slots.host()));
 }
 
-TEST_F(MemoryHosts, ACopyThatIsCutOffIsNone) {
+TEST_P(MemoryHosts, ACopyThatIsCutOffIsNone) {
   const auto of_a = a_.write(7, 0);
   auto of_b = b_.write(7, 1);
   of_b.record.resize(of_b.record.size() / 2);  // the host dies while it sends
@@ -208,7 +214,7 @@ TEST_F(MemoryHosts, ACopyThatIsCutOffIsNone) {
   EXPECT_THAT(list({&a_}), IsEmpty());
 }
 
-TEST_F(MemoryHosts, AFlippedBitIsFound) {
+TEST_P(MemoryHosts, AFlippedBitIsFound) {
   send(a_, both_, 0, a_.write(7, 0));
   const auto of_b = b_.write(7, 1);
   {
@@ -224,7 +230,7 @@ TEST_F(MemoryHosts, AFlippedBitIsFound) {
       HasSubstr("is damaged"));
 }
 
-TEST_F(MemoryHosts, AHostThatIsGoneIsNamed) {
+TEST_P(MemoryHosts, AHostThatIsGoneIsNamed) {
   a_.write(7, 0);
   b_.write(7, 1);
   ASSERT_THAT(list(both_), ElementsAre(7));
@@ -249,7 +255,7 @@ int connect_to(const std::string& description) {
   return fd;
 }
 
-TEST_F(MemoryHosts, StrangersGetNothing) {
+TEST_P(MemoryHosts, StrangersGetNothing) {
   a_.write(7, 0);
   const std::string place = describe_memory(a_.slots.path());
   const int fd = connect_to(place);
@@ -260,7 +266,7 @@ TEST_F(MemoryHosts, StrangersGetNothing) {
   EXPECT_LE(recv(fd, &answer, 1, 0), 0);
   close(fd);
   // Another job's key.
-  Host other(authentication::Key::random());
+  Host other(make_key());
   EXPECT_THAT(
       error_text<CheckpointError>(
           [&] { SlotSender(other.slots.path(), {place}, 0); }),
@@ -273,6 +279,10 @@ TEST_F(MemoryHosts, StrangersGetNothing) {
   expect_whole(b_);
   for (const int one : silent) close(one);
 }
+
+INSTANTIATE_TEST_SUITE_P(, MemoryHosts, testing::Bool(), [](const auto& info) {
+  return info.param ? "Encrypted" : "Plain";
+});
 
 }  // namespace
 }  // namespace echelon

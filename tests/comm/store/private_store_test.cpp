@@ -44,7 +44,7 @@ sockaddr_in loopback(int port) {
 class Served : public testing::Test {
  protected:
   Served() { start({}); }
-  void start(const StoreLimits& limits) {
+  void start(const StoreLimits& limits, bool encrypts = false) {
     server_.reset();
     const int fd = ::socket(AF_INET, SOCK_STREAM, 0);
     sockaddr_in address = loopback(0);
@@ -53,6 +53,7 @@ class Served : public testing::Test {
     EXPECT_EQ(::bind(fd, raw, size), 0);
     EXPECT_EQ(::getsockname(fd, raw, &size), 0);
     place_ = {"127.0.0.1", ntohs(address.sin_port), Key::random()};
+    place_.key.set_encrypts(encrypts);
     server_ = std::make_shared<StoreServer>(fd, place_.key, limits);
   }
   StorePointer connect(std::chrono::milliseconds timeout = 30s) const {
@@ -62,6 +63,26 @@ class Served : public testing::Test {
   StorePlace place_;
   std::shared_ptr<StoreServer> server_;
 };
+
+TEST_F(Served, AnswersWhenItIsEncrypted) {
+  start({}, /*encrypts=*/true);
+  const std::string large(6 << 20, 'x');
+  const auto store = connect();
+  std::thread setter([&] {
+    const auto other = connect();
+    std::this_thread::sleep_for(20ms);
+    other->set("late", large);
+  });
+  EXPECT_TRUE(store->get_to_str("late") == large);
+  setter.join();
+  EXPECT_EQ(store->add("n", 2), 2);
+  EXPECT_TRUE(store->deleteKey("late"));
+  // Who does not encrypt is another program.
+  place_.key.set_encrypts(false);
+  EXPECT_THAT(
+      error_text<CommError>([&] { connect(200ms); }),
+      HasSubstr("nobody serves the store at 127.0.0.1:"));
+}
 
 // Both kinds of store answer the same, so that c10d's backends see none.
 TEST_F(Served, AnswersAsTCPStoreDoes) {

@@ -139,7 +139,7 @@ TEST_P(HostsThatComeAndGo, ComputeWhatOneDeviceComputes) {
   constexpr int64_t kSteps = 1000000;  // until it is stopped
   const Words saves =
       GetParam() ? set({"checkpoint.every_steps=10", "elastic.memory=off"})
-                 : set({"elastic.memory_steps=2"});
+                 : Words{"--tls"} + set({"elastic.memory_steps=2"});
   const auto start = [&](int host) {
     return std::make_unique<Command>(hosts.on(
         host,
