@@ -5,6 +5,7 @@
 
 #include "echelon/cli/arguments.h"
 #include "echelon/cli/plan_text.h"
+#include "echelon/cli/replans.h"
 #include "echelon/cli/terminal.h"
 #include "echelon/cluster/catalogue.h"
 #include "echelon/cost/framework.h"
@@ -23,6 +24,8 @@ constexpr int64_t kMostKept = 100;
 constexpr int64_t kMostSamples = int64_t{1} << 30;
 
 struct PlanArguments : JobFlags {
+  // Of a job that `echelon train` runs, instead of model and batch.
+  JobArguments job;
   std::vector<std::string> fix;
   std::string objective = "time";
   std::string keep;
@@ -101,10 +104,8 @@ int explain_plan(
   return 0;
 }
 
-// The plans of a job whose number of devices changes while it runs.
-int plan_sizes(
-    const PlanArguments& arguments, const planner::PlanRequest& request) {
-  const std::string& range = arguments.elastic;
+// "2:8" -> 2, 8
+std::pair<int64_t, int64_t> sizes_of(const std::string& range, int64_t most) {
   const size_t colon = range.find(':');
   if (colon == std::string::npos) {
     throw ConfigError(format(
@@ -112,7 +113,6 @@ int plan_sizes(
         "--elastic 2:8",
         range));
   }
-  const int64_t most = request.cluster.num_devices();
   const int64_t low = parse_count("--elastic", range.substr(0, colon), 1, most);
   const int64_t high =
       parse_count("--elastic", range.substr(colon + 1), 1, most);
@@ -121,6 +121,68 @@ int plan_sizes(
         "--elastic {}: the most devices come second, as in --elastic {}:{}",
         range, high, low));
   }
+  return {low, high};
+}
+
+// The layouts that a job of `echelon train` takes when its number of ranks
+// changes.
+int plan_job(const PlanArguments& arguments) {
+  const std::string& path = arguments.job.path;
+  if (arguments.elastic.empty()) {
+    throw ConfigError(format(
+        "echelon plan {}: --elastic MIN:MAX is missing, the fewest and the "
+        "most ranks that the job may have; without a configuration, --model "
+        "says what is planned",
+        path));
+  }
+  const std::pair<const char*, bool> others[] = {
+      {"--model", !arguments.model.empty()},
+      {"--batch", !arguments.batch.empty()},
+      {"--seq-len", !arguments.seq_len.empty()},
+      {"--precision", !arguments.precision.empty()},
+      {"--stack", !arguments.stack.empty()},
+      {"--fix", !arguments.fix.empty()},
+      {"--explain", !arguments.explain.empty()},
+      {"--keep", !arguments.keep.empty()},
+      {"--html", !arguments.html.empty()},
+      {"--output", !arguments.output.empty()}};
+  for (const auto& [flag, given] : others) {
+    if (!given) continue;
+    throw ConfigError(format(
+        "{} with {}: the configuration says what is trained; leave one out",
+        flag, path));
+  }
+  std::optional<cluster::Cluster> cluster;
+  if (!arguments.cluster.empty()) {
+    cluster = cluster::find_cluster(arguments.cluster);
+  }
+  const auto [low, high] = sizes_of(
+      arguments.elastic,
+      cluster ? cluster->num_devices() : kMaxRanks * kMaxRanks);
+  RankCounts counts{.low = low, .high = high};
+  JobArguments named = arguments.job;
+  if (!named.num_ranks.empty()) {
+    counts.per_host = parse_count("-n", named.num_ranks, 1, kMaxRanks);
+    if (low % counts.per_host != 0 || high % counts.per_host != 0) {
+      throw ConfigError(format(
+          "--elastic {}: hosts of -n {} ranks each come and go; give "
+          "multiples of {}",
+          arguments.elastic, counts.per_host, counts.per_host));
+    }
+  }
+  named.overrides.num_ranks = high;
+  named.num_ranks.clear();
+  const Job job = load(named);
+  const JobFacts facts = check_job(job, job.layout.num_ranks());
+  return print_replans(
+      job, facts, counts, cluster ? &*cluster : nullptr, arguments.json);
+}
+
+// The plans of a model whose number of devices changes while it is trained.
+int plan_sizes(
+    const PlanArguments& arguments, const planner::PlanRequest& request) {
+  const auto [low, high] =
+      sizes_of(arguments.elastic, request.cluster.num_devices());
   std::vector<planner::Alternative> rows;
   bool fits = false;
   for (int64_t devices = low; devices <= high; ++devices) {
@@ -143,6 +205,7 @@ int plan_sizes(
 }
 
 int make_plan(const PlanArguments& arguments) {
+  if (!arguments.job.path.empty()) return plan_job(arguments);
   const planner::PlanRequest request = request_of(arguments);
   if (!arguments.elastic.empty()) return plan_sizes(arguments, request);
   if (!arguments.explain.empty()) return explain_plan(arguments, request);
@@ -187,8 +250,28 @@ void add_plan(Command& root) {
       "echelon plan --model llama3-70b --cluster h100-sxm:64 --batch 512 "
       "--html my.html\n"
       "echelon plan --model llama3-8b --cluster h100-sxm:8 --batch 48 "
-      "--elastic 2:8",
+      "--elastic 2:8\n"
+      "echelon plan first.toml --elastic 1:8   the layouts of echelon job "
+      "resize\n"
+      "echelon plan first.toml -n 8 --elastic 16:32   of hosts that come and "
+      "go",
       make_plan);
+  JobArguments& job = arguments.job;
+  command.optional_positional(
+      "CONFIG.toml", job.path,
+      "with --elastic: a configuration of echelon train, instead of --model "
+      "and --batch; --cluster is this machine unless given");
+  command.option(
+      "-n", job.num_ranks, "RANKS",
+      "with CONFIG.toml: the ranks of each host of a job whose hosts come and "
+      "go (default: all ranks are on one host)");
+  command.option(
+      "--layout", job.overrides.layout, "AXIS=DEGREE,…",
+      "with CONFIG.toml: the layout at the start, in place of [layout] "
+      "(default: dp of the most ranks)");
+  command.repeated_option(
+      "--set", job.overrides.set, "TABLE.KEY=VALUE",
+      "with CONFIG.toml: override a value of it; may be repeated");
   add_job_flags(command, arguments);
   command.option(
       "--fix", arguments.fix, "KEY=VALUE",
@@ -209,8 +292,8 @@ void add_plan(Command& root) {
       "of all");
   command.option(
       "--elastic", arguments.elastic, "MIN:MAX",
-      "the best layout for each number of devices, for a job whose number "
-      "changes while it runs (echelon job resize)");
+      "the best layout for each number of devices; with CONFIG.toml those that "
+      "the job takes when its number of ranks changes (echelon job resize)");
   command.option(
       "--output", arguments.output, "CONFIG.toml",
       "write the best plan as a configuration for echelon train");

@@ -16,13 +16,13 @@
 #include "echelon/checkpoint/memory/memory_slots.h"
 #include "echelon/cli/arguments.h"
 #include "echelon/cli/programs.h"
+#include "echelon/cli/replans.h"
 #include "echelon/cli/simulate.h"
 #include "echelon/cli/terminal.h"
 #include "echelon/cluster/catalogue.h"
 #include "echelon/cluster/cuda_driver.h"
 #include "echelon/cluster/host.h"
 #include "echelon/error.h"
-#include "echelon/job/resize.h"
 #include "echelon/job/run_folder.h"
 #include "echelon/text/build_info.h"
 #include "echelon/text/format.h"
@@ -56,32 +56,6 @@ void print_facts(const Job& job, const JobFacts& facts) {
       to_string(job.layout), counted(job.layout.num_ranks(), "rank"),
       counted(facts.steps, "step"), counted(job.train.batch, "sample"),
       job.train.run);
-}
-
-// What this host lets its processes have; 0: not known.
-int64_t host_bytes() {
-  const cluster::HostMemory memory = cluster::host_memory();
-  const bool limited =
-      memory.limit_bytes > 0 &&
-      (memory.total_bytes <= 0 || memory.limit_bytes < memory.total_bytes);
-  return static_cast<int64_t>(
-      limited ? memory.limit_bytes : memory.total_bytes);
-}
-
-// A number for each of the model's parameters.
-double bytes_of_parameters(const Job& job, const JobFacts& facts) {
-  return (job.model.dtype == ModelDtype::float64 ? 8.0 : 4.0) *
-         static_cast<double>(facts.num_parameters);
-}
-
-// Whether parameters, gradients and two numbers of an optimizer may be a
-// quarter of the host's memory. A plan costs a start of echelon-train, which
-// small models need not wait for.
-bool may_not_fit(const Job& job, const JobFacts& facts) {
-  if (job.memory.limit_bytes > 0) return true;
-  return 4 * bytes_of_parameters(job, facts) *
-             static_cast<double>(job.layout.dp_replicate) >
-         static_cast<double>(host_bytes()) / 4;
 }
 
 // What copies of the state for a restart take of a host, at most. The state is
@@ -158,21 +132,9 @@ needs_of(const Job& job, const JobFacts& facts, int num_nodes) {
 }
 
 // Throws when the plan says that ranks will run out of memory.
-void check_memory(const Job& job) {
-  const ScratchConfig config(job);
-  const Captured plan = capture(
-      {find_echelon_train(), "plan", config.path(), "--fits", "--host-bytes",
-       std::to_string(host_bytes())},
-      std::chrono::minutes(10));
-  if (plan.exit_code != static_cast<int>(ExitCode::configuration)) return;
-  std::string text = plan.err;
-  if (text.starts_with("error: ")) text.erase(0, 7);
-  while (!text.empty() && text.back() == '\n') text.pop_back();
-  // The host's memory has a place of its own.
-  if (text.starts_with("rank ")) {
-    text = job.document.where("memory.limit_bytes") + ": " + text;
-  }
-  throw ConfigError(text);
+void check_memory(const Job& job, const JobFacts& facts) {
+  const std::string excess = memory_excess(job, facts);
+  if (!excess.empty()) throw ConfigError(excess);
 }
 
 void warn_of_few_cores(int64_t ranks) {
@@ -275,7 +237,7 @@ void check_same_settings(const Job& job, const JobFacts& facts) {
     // A job that was resized has done what its command says.
     std::error_code error;
     if (fs::exists(run / kFirstLayout, error)) {
-      before.layout = parse_layout(read_text_file(run / kFirstLayout));
+      before = predict::replanned(before, read_text_file(run / kFirstLayout));
     }
     changes = changed_settings(to_toml(job), to_toml(before));
   } catch (const ConfigError&) {
@@ -350,26 +312,40 @@ void check_folder_of_hosts(const Job& job, int num_nodes) {
 
 // The layout of the job on another number of ranks. Throws ConfigError where it
 // cannot go on with so many.
-std::string resize(
-    const Job& job, const JobFacts& facts, int num_ranks, MemorySlots* memory) {
+std::string resize(int num_ranks, Replans* replans) {
   if (num_ranks < 1 || num_ranks > kMaxRanks) {
     throw ConfigError(format("ranks must be from 1 to {}", kMaxRanks));
   }
-  if (memory == nullptr && !saves(job.checkpoint)) {
+  if (replans == nullptr) {
     throw ConfigError(
         "it saves no state that the new ranks could go on from; set "
         "checkpoint.every_steps, or leave restarts and [elastic] memory on");
   }
-  Job other = job;
-  other.layout = layout_on(job, num_ranks, facts.data);
-  if (may_not_fit(other, facts)) check_memory(other);
-  return to_string(other.layout);
+  return replans->layout(num_ranks);
+}
+
+// The numbers of ranks that a job may come to have.
+RankCounts
+possible_counts(const Job& job, const launch::LaunchOptions& options) {
+  const int64_t ranks = job.layout.num_ranks();
+  if (options.num_nodes == 1) {
+    constexpr int64_t kMostPlanned = 64;
+    return {
+        .low = 1, .high = std::max(ranks, std::min(2 * ranks, kMostPlanned))};
+  }
+  const int64_t per_host = ranks / options.num_nodes;
+  const int least =
+      options.least_nodes > 0 ? options.least_nodes : options.num_nodes;
+  return {.low = least * per_host, .high = ranks, .per_host = per_host};
 }
 
 // Writes the configuration of the job in another layout.
 void use_layout(const Job& job, const Job& other) {
   const auto run = std::filesystem::path(job.train.run);
-  write_file_atomically(run / kFirstLayout, to_string(job.layout));
+  write_file_atomically(
+      run / kFirstLayout, format(
+                              "{} recompute={}", to_string(job.layout),
+                              to_string(job.memory.recompute)));
   write_configuration(other, run);
 }
 
@@ -453,7 +429,7 @@ int train(const TrainArguments& given) {
   }
   if (resumes && is_done(job, facts)) return 0;
   find_echelon_train();  // throws before the run folder is made
-  if (may_not_fit(job, facts)) check_memory(job);
+  check_memory(job, facts);
   warn_of_few_cores(job.layout.num_ranks() / options.num_nodes);
   options.log_dir = (run / "log").string();
   options.preemptible = true;
@@ -480,9 +456,13 @@ int train(const TrainArguments& given) {
         words, job.layout.num_ranks(), job.train.ranks, options);
   };
   options.control = [run] { return control_name(run); };
+  std::optional<Replans> replans;
   if (job.train.ranks == RankKind::processes) {
     options.resize = [&](int num_ranks) {
-      return resize(job, facts, num_ranks, memory.get());
+      return resize(num_ranks, replans ? &*replans : nullptr);
+    };
+    options.step_seconds = [&](int num_ranks) {
+      return replans ? replans->step_seconds(num_ranks) : 0;
     };
   }
   if (options.num_nodes > 1) options.identity = identity_of(job);
@@ -493,8 +473,7 @@ int train(const TrainArguments& given) {
   options.use_layout = [&](const std::string& layout, bool coordinates) {
     if (coordinates && !made) lock_run(run, made);
     if (layout.empty()) return;
-    Job other = job;
-    other.layout = parse_layout(layout);
+    const Job other = predict::replanned(job, layout);
     if (memory && options.num_nodes == 1) {
       memory->grow(static_cast<int>(other.layout.num_ranks()));
     }
@@ -505,6 +484,9 @@ int train(const TrainArguments& given) {
     made = make_run_folder(job);
     std::error_code error;
     std::filesystem::remove(run / kFirstLayout, error);
+  }
+  if (options.resize && (memory || saves(job.checkpoint))) {
+    replans.emplace(job, facts, possible_counts(job, options));
   }
   if (options.num_nodes == 1) {
     return launch({"train", made->configuration, "--made"});

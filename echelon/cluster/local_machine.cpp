@@ -193,23 +193,6 @@ double usable_memory(const HostMemory& memory) {
   return limited ? memory.limit_bytes : memory.total_bytes;
 }
 
-Link network_of(const LocalMachine& machine, int64_t devices) {
-  double infiniband = 0, other = 0;
-  for (const auto& adapter : machine.adapters) {
-    if (adapter.infiniband) {
-      // A rank is taken to use all InfiniBand adapters, but one Ethernet.
-      infiniband += adapter.bytes_per_second;
-    } else {
-      other = std::max(other, adapter.bytes_per_second);
-    }
-  }
-  const double rate = infiniband > 0 ? infiniband : other;
-  if (rate == 0) return {};
-  return {
-      infiniband > 0 ? "InfiniBand" : "Ethernet",
-      rate / static_cast<double>(devices), infiniband > 0 ? 5e-6 : 30e-6};
-}
-
 Node processor_node(const LocalMachine& machine, int64_t devices) {
   const auto share = static_cast<double>(devices);
   const double hertz =
@@ -292,6 +275,23 @@ Node gpu_node(const LocalMachine& machine, int64_t devices) {
 }
 
 }  // namespace
+
+Link network_of(const LocalMachine& machine, int64_t devices) {
+  double infiniband = 0, other = 0;
+  for (const auto& adapter : machine.adapters) {
+    if (adapter.infiniband) {
+      // A rank is taken to use all InfiniBand adapters, but one Ethernet.
+      infiniband += adapter.bytes_per_second;
+    } else {
+      other = std::max(other, adapter.bytes_per_second);
+    }
+  }
+  const double rate = infiniband > 0 ? infiniband : other;
+  if (rate == 0) return {};
+  return {
+      infiniband > 0 ? "InfiniBand" : "Ethernet",
+      rate / static_cast<double>(devices), infiniband > 0 ? 5e-6 : 30e-6};
+}
 
 NvmlFindings ask_nvml(const char* library) {
   const Library nvml(library);

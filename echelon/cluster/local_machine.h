@@ -88,4 +88,7 @@ std::string device_of_gpu(const Gpu& gpu);
 /// `devices`, GPUs of several kinds, or one that is not in the catalogue.
 Cluster cluster_of(const LocalMachine& machine, int64_t devices = 0);
 
+/// A device's share of the adapters; 0 bytes per second: none is known.
+Link network_of(const LocalMachine& machine, int64_t devices);
+
 }  // namespace echelon::cluster

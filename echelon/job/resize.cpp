@@ -38,17 +38,34 @@ int64_t& degree_of(Layout& layout, Axis axis) {
   return layout.tp;
 }
 
+// Which axes a layout may have.
+enum class AxesOf { job, trainer };
+
+bool may_have(const Layout& old, Axis axis, AxesOf axes) {
+  if (old.degree(axis) > 1) return true;
+  return axes == AxesOf::trainer && axis != Axis::cp && axis != Axis::ep;
+}
+
 // Adds the layouts that differ in the axes from `next` on.
 void add_layouts(
-    const Layout& old, Layout layout, size_t next, int64_t ranks,
+    const Layout& old, Layout layout, size_t next, int64_t ranks, AxesOf axes,
     std::vector<Layout>& all) {
   if (next < kModelAxes.size()) {
     const Axis axis = kModelAxes[next];
-    const int64_t most = old.degree(axis) > 1 ? ranks : 1;
+    const int64_t most = may_have(old, axis, axes) ? ranks : 1;
     for (int64_t degree = 1; degree <= most; ++degree) {
       if (ranks % degree != 0) continue;
       degree_of(layout, axis) = degree;
-      add_layouts(old, layout, next + 1, ranks / degree, all);
+      add_layouts(old, layout, next + 1, ranks / degree, axes, all);
+    }
+    return;
+  }
+  if (axes == AxesOf::trainer) {
+    for (int64_t shards = 1; shards <= ranks; ++shards) {
+      if (ranks % shards != 0) continue;
+      layout.dp_shard = shards;
+      layout.dp_replicate = ranks / shards;
+      all.push_back(layout);
     }
     return;
   }
@@ -73,35 +90,61 @@ auto change(const Layout& old, const Layout& layout) {
     axes += ratio != 1 ? 1 : 0;
     factor += std::abs(std::log(ratio));
   }
-  const int replicas = layout.dp_shard != old.dp_shard ? 1 : 0;
-  return std::tuple(axes, factor, layout.pp, layout.tp, replicas);
+  // Shards that stay, else all data-parallel ranks as before.
+  const int shards = layout.dp_shard == old.dp_shard                ? 0
+                     : old.dp_shard > 1 && layout.dp_replicate == 1 ? 1
+                                                                    : 2;
+  return std::tuple(axes, factor, layout.pp, layout.tp, shards);
+}
+
+// All layouts, the one that changes least first.
+std::vector<Layout>
+near_layouts(const Layout& old, int64_t num_ranks, AxesOf axes) {
+  std::vector<Layout> all;
+  add_layouts(old, old, 0, num_ranks, axes, all);
+  std::ranges::stable_sort(
+      all, {}, [&](const Layout& layout) { return change(old, layout); });
+  return all;
+}
+
+// The rule that it breaks; empty: none.
+std::string broken_rule(
+    const Job& job, const Layout& layout, int64_t num_ranks,
+    const DataFacts& data) {
+  Job other = job;
+  other.layout = layout;
+  try {
+    check_job(other, num_ranks, data);
+    return "";
+  } catch (const ConfigError& error) {
+    return format("{}: {}", to_string(layout), error.what());
+  }
 }
 
 // The rule that the nearest layout breaks, where none is accepted.
 std::optional<Layout> find_layout(
     const Job& job, int64_t num_ranks, const DataFacts& data,
     std::string& rule) {
-  std::vector<Layout> all;
-  add_layouts(job.layout, job.layout, 0, num_ranks, all);
-  std::ranges::stable_sort(all, {}, [&](const Layout& layout) {
-    return change(job.layout, layout);
-  });
-  for (const Layout& layout : all) {
-    Job other = job;
-    other.layout = layout;
-    try {
-      check_job(other, num_ranks, data);
-      return layout;
-    } catch (const ConfigError& error) {
-      if (rule.empty()) {
-        rule = format("{}: {}", to_string(layout), error.what());
-      }
-    }
+  for (const Layout& layout :
+       near_layouts(job.layout, num_ranks, AxesOf::job)) {
+    const std::string broken = broken_rule(job, layout, num_ranks, data);
+    if (broken.empty()) return layout;
+    if (rule.empty()) rule = broken;
   }
   return std::nullopt;
 }
 
 }  // namespace
+
+std::vector<Layout>
+layouts_on(const Job& job, int64_t num_ranks, const DataFacts& data) {
+  std::vector<Layout> all =
+      near_layouts(job.layout, num_ranks, AxesOf::trainer);
+  std::erase_if(all, [&](const Layout& layout) {
+    return !broken_rule(job, layout, num_ranks, data).empty();
+  });
+  return all;
+}
 
 Layout layout_on(const Job& job, int64_t num_ranks, const DataFacts& data) {
   std::string rule;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "echelon/data/sources/inspect.h"
 #include "echelon/job/job.h"
@@ -21,5 +22,11 @@ namespace echelon {
 /// Throws ConfigError when there is none, with the numbers near to it that have
 /// one.
 Layout layout_on(const Job& job, int64_t num_ranks, const DataFacts& data);
+
+/// All layouts of dp, fsdp, tp and pp that check_job() accepts, the one that
+/// changes least first, also with axes that the job does not use. Empty when
+/// there is none.
+std::vector<Layout>
+layouts_on(const Job& job, int64_t num_ranks, const DataFacts& data);
 
 }  // namespace echelon

@@ -178,9 +178,7 @@ bool Hosts::wants_change() {
                      peers_, [](const Peer& peer) { return peer.leaves; })) {
     return true;
   }
-  return may_restart_ && !waiting_.empty() &&
-         num_hosts() < options_->num_nodes &&
-         has_layout(world_size_ + waiting_.front().num_ranks);
+  return may_restart_ && newcomers(change_.count()) > 0;
 }
 
 void Hosts::read(Peer& peer, std::vector<HostEvent>& events) {

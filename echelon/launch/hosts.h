@@ -13,6 +13,7 @@
 
 #include <poll.h>
 
+#include <chrono>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
@@ -86,9 +87,11 @@ class Hosts {
   std::optional<TimePoint> deadline() const;
   /// Whether a host has been silent for so long that it may be lost.
   bool doubtful() const;
-  /// Whether there should be a new generation with other hosts: some have come,
-  /// or one leaves.
+  /// Whether there should be a new generation with other hosts: some have come
+  /// and make it faster, or one leaves.
   bool wants_change();
+  /// What the last change has cost: the time in which no step was done.
+  void note_change(std::chrono::duration<double> time) { change_ = time; }
 
   /// How many collectives this host's last rank has issued, when its ranks make
   /// no progress; -1 when they do, or may take any time. The job hangs when
@@ -161,6 +164,8 @@ class Hosts {
   std::optional<JobStart> gather(bool may_restart, SignalFile& signals);
   int total_ranks() const;
   bool has_layout(int num_ranks);
+  bool pays(int now, int then, double change);
+  size_t newcomers(double change);
   bool choose_layout();
   JobStart start_generation(bool may_restart);
   std::optional<JobStart> wait_for_start(SignalFile& signals);
@@ -192,6 +197,8 @@ class Hosts {
   bool may_restart_ = false;
   std::string layout_;
   std::set<int> without_layout_;  // numbers of ranks
+  std::set<int> without_gain_;    // those that the user was told of
+  std::chrono::duration<double> change_{1};
   TimePoint began_{};
   std::string name_;  // "node 1, 10.0.0.2"; empty when alone
   bool said_failed_ = false;

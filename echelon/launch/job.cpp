@@ -422,10 +422,16 @@ void Job::look_for_hangs() {
   looked_ = now;
   if (policy_.stopping() || policy_.stopped_by() != 0) return;
   stalled_.reset();
+  const auto ranks = watched_->progress.read();
+  if (launcher_.change_began &&
+      std::ranges::any_of(
+          ranks, [](const auto& rank) { return rank.count > 0; })) {
+    hosts_.note_change(now - *std::exchange(launcher_.change_began, {}));
+  }
   // Ranks that wait for another host's hang as little, and so do those whose
   // output nobody reads.
   if (!hosts_.doubtful() && !screen_.full()) {
-    stalled_ = watched_->hangs.look(watched_->progress.read(), passed);
+    stalled_ = watched_->hangs.look(ranks, passed);
   }
   if (stalled_ && (stalled_->collectives < 0 || hosts_.alone())) {
     end_hang();
@@ -505,6 +511,7 @@ bool Job::is_ending() const {
 // The ranks end as after SIGTERM, so that they save.
 void Job::end_for_change() {
   changes_hosts_ = true;
+  launcher_.change_began = steady_clock::now();
   obey(policy_.on_remote_stop(SIGTERM));
 }
 

@@ -37,6 +37,9 @@ struct LauncherState {
   ForkServer forks;
   std::optional<ControlSocket> control;
   std::optional<pid_t> helper;  // of LaunchOptions::on_met
+  /// When the ranks were told to end for a change, or the new ones started
+  /// after a failure; until one has done a step.
+  std::optional<TimePoint> change_began;
 };
 
 /// The variables of this process, "NAME=value" each.

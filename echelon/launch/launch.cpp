@@ -134,6 +134,9 @@ int run_job(
             options.on_met(start->place.node_address, hosts.key_for("memory"));
       }
     }
+    if (generation > 0 && !launcher.change_began) {
+      launcher.change_began = std::chrono::steady_clock::now();
+    }
     if (options.use_layout && !(hosts.alone() && layout.empty())) {
       options.use_layout(start->layout, hosts.coordinates());
     }

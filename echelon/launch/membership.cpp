@@ -36,6 +36,7 @@
 
 #include "echelon/error.h"
 #include "echelon/launch/checks.h"
+#include "echelon/launch/growth.h"
 #include "echelon/launch/hosts.h"
 #include "echelon/text/format.h"
 #include "echelon/text/units.h"
@@ -320,9 +321,8 @@ std::optional<JobStart> Hosts::gather(bool may_restart, SignalFile& signals) {
   for (;;) {
     std::erase_if(
         peers_, [](const Peer& peer) { return !peer.link.is_open(); });
-    while (static_cast<int>(peers_.size()) + 1 < most && !waiting_.empty() &&
-           (static_cast<int>(peers_.size()) + 1 < least ||
-            has_layout(total_ranks() + waiting_.front().num_ranks))) {
+    // The ranks start anew in any case.
+    for (size_t left = newcomers(/*change=*/0); left > 0; --left) {
       peers_.push_back(std::move(waiting_.front()));
       waiting_.erase(waiting_.begin());
     }
@@ -374,6 +374,40 @@ bool Hosts::has_layout(int num_ranks) {
     without_layout_.insert(num_ranks);
     return false;
   }
+}
+
+// Whether the job is faster with `then` ranks, by more than the change costs.
+bool Hosts::pays(int now, int then, double change) {
+  if (!options_->step_seconds) return true;
+  const auto step_now = options_->step_seconds(now);
+  const auto step_then = options_->step_seconds(then);
+  if (!step_now || !step_then) return false;  // it is asked again
+  const std::string why = why_not_grow({*step_now, *step_then, change});
+  if (!why.empty() && without_gain_.insert(then).second) {
+    tell_user("a host that has come waits as a spare: " + why);
+  }
+  return why.empty();
+}
+
+// How many of the hosts that wait are taken in: those that are needed, those in
+// place of hosts that were lost, and those that make the job faster.
+size_t Hosts::newcomers(double change) {
+  int count = 1 + static_cast<int>(peers_.size());
+  int ranks = total_ranks();  // with the hosts that are taken so far
+  int with = ranks;
+  size_t taken = 0;
+  for (size_t i = 0; i < waiting_.size() && count < options_->num_nodes; ++i) {
+    with += waiting_[i].num_ranks;
+    const bool needed = count < least_nodes(*options_);
+    const bool replaces = generation_ < 0 || count < num_hosts();
+    ++count;
+    if (!needed && !replaces && !pays(ranks, with, change)) continue;
+    if (!needed && !has_layout(with)) continue;
+    taken = i + 1;
+    ranks = with;
+    change = 0;
+  }
+  return taken;
 }
 
 // Chooses a layout when the number of ranks changes. False when there is none,

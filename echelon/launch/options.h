@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -116,6 +117,10 @@ struct LaunchOptions {
   /// host the number stays, and on several the program takes it from
   /// WORLD_SIZE. On several, the host that coordinates calls it.
   std::function<std::string(int)> resize;
+  /// How long a step is predicted to take with another number of ranks, in
+  /// seconds; 0: not known; none: not known yet. Returns at once. Null: hosts
+  /// that come are taken in whatever a step takes then.
+  std::function<std::optional<double>(int)> step_seconds;
   /// Prepares the program for a layout that resize() has returned (empty: the
   /// command's), on each host before its ranks start. `coordinates`: this host
   /// is the first of them.

@@ -84,6 +84,33 @@ TEST_F(PlanCommand, ALayoutForEachNumberOfDevices) {
       run(job + "2:9").err, HasSubstr("must be a whole number from 1 to 8"));
 }
 
+TEST_F(PlanCommand, TheLayoutsOfAJob) {
+  const std::string digits = source_path("examples/configs/digits.toml") + " ";
+  const Outcome outcome =
+      run(digits + "--cluster h100-sxm:8 --layout fsdp=4 --elastic 3:8");
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  const auto lines = lines_of(outcome.out);
+  ASSERT_EQ(lines.size(), 8u) << outcome.out;
+  EXPECT_THAT(lines[0], testing::EndsWith("digits.toml, fsdp=4 at the start"));
+  EXPECT_THAT(lines[3], testing::StartsWith("  4      fsdp=4 "));
+  EXPECT_THAT(lines[4], testing::StartsWith("  5      nothing fits"));
+  // Hosts of two ranks each.
+  const json sizes = json::parse(
+      run(digits + "--cluster h100-sxm:4x2 -n 2 --elastic 4:8 --json").out);
+  EXPECT_EQ(sizes.at("sizes").size(), 3u);
+  EXPECT_EQ(sizes.at("sizes")[2].at("text"), "dp=8");
+  const std::pair<const char*, const char*> mistakes[] = {
+      {"", "--elastic MIN:MAX is missing"},
+      {"--elastic 1:2 --batch 8", "--batch with "},
+      {"--elastic 1:2 --fix tp=2", "--fix with "},
+      {"--elastic 3:8 -n 2", "give multiples of 2"}};
+  for (const auto& [flags, rule] : mistakes) {
+    const Outcome wrong = run(digits + flags);
+    EXPECT_EQ(wrong.exit_code, 2);
+    EXPECT_THAT(wrong.err, HasSubstr(rule));
+  }
+}
+
 TEST_F(PlanCommand, LeavesEightPerCentFree) {
   const std::string job = "--model llama2-13b --cluster h100-sxm:8 --batch 64 ";
   const json usual = json::parse(run(job + "--json").out);

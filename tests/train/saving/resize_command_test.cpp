@@ -5,11 +5,15 @@
 #include <cmath>
 #include <csignal>
 #include <filesystem>
+#include <fstream>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "echelon/checkpoint/files/folder.h"
+#include "echelon/cluster/local_cluster.h"
+#include "echelon/text/format.h"
 #include "echelon/timeline/metrics.h"
 #include "tests/support/error_text.h"
 #include "tests/support/process.h"
@@ -125,6 +129,102 @@ INSTANTIATE_TEST_SUITE_P(, Resized, testing::Bool(), [](const auto& info) {
   return info.param ? "OnDisk" : "InMemory";
 });
 
+// A host with `ranks` shares of a processor, as `echelon bench --save` keeps it
+// in the folder `home`.
+void save_measured(
+    const std::string& home, const std::string& host, int ranks,
+    const std::string& memory, const std::string& flops,
+    const std::string& network = "0 B/s") {
+  const fs::path path = fs::path(home) / "echelon" / "clusters" /
+                        format("{}-{}.toml", host, ranks);
+  fs::create_directories(path.parent_path());
+  std::ofstream(path) << format(
+      "name = \"desk\"\n[devices.cpu]\nmemory = \"{}\"\nmemory_rate = \"10 "
+      "GB/s\"\npeak = {{ fp32 = \"{}\", fp64 = \"{}\" }}\nprocessor = "
+      "true\n[[nodes]]\ndevice = \"cpu\"\ndevices = {}\ninside = {{ name = "
+      "\"link\", rate = \"1 GB/s\", latency = \"20 us\" }}\nnetwork = {{ name "
+      "= \"net\", rate = \"{}\", latency = \"20 us\" }}\n",
+      memory, flops, flops, ranks, network);
+}
+
+// Each change is to the layout that `echelon plan` shows, also of all axes and
+// the recompute at once.
+TEST_F(ResizeCommand, TheLayoutIsThatOfThePlan) {
+  constexpr int64_t kSteps = 40;
+  const Words home = {
+      "CUDA_VISIBLE_DEVICES=", "XDG_CONFIG_HOME=" + folder_.path()};
+  // The name that this machine's file has.
+  const std::string file = cluster::saved_cluster_path(1).filename().string();
+  const std::string host = file.substr(0, file.rfind("-1.toml"));
+  save_measured(folder_.path(), host, 1, "533 MiB", "0.05 TFLOP/s");
+  save_measured(folder_.path(), host, 2, "2 GiB", "0.05 TFLOP/s");
+  save_measured(folder_.path(), host, 3, "525 MiB", "0.05 TFLOP/s");
+  save_measured(folder_.path(), host, 4, "2 GiB", "0.05 TFLOP/s");
+  const std::string text = folder_.path() + "/text.txt";
+  for (int i = 0; i < 8; ++i) {
+    std::ofstream(text, std::ios::app) << testing_support::read_file(kDigits);
+  }
+  const Words settings = set(
+      {"train.batch=20", "train.epochs=0",
+       "train.steps=" + std::to_string(kSteps), "train.eval_every=1000000",
+       "model.name=gpt", "model.layers=4", "model.hidden_size=32",
+       "model.heads=4", "model.max_positions=64", "model.dtype=float64",
+       "data.name=text", "data.sources=[\"" + text + "\"]",
+       "data.tokenizer=bytes", "data.sequence=64", "data.holdout=0",
+       "layout.microbatches=2", "checkpoint.at_end=false"});
+  const auto command = [&](const std::string& run) {
+    return Words{kEchelon, "train", kDigits} + settings +
+           set({"train.run=" + run});
+  };
+  const Words layout = {"--layout", "fsdp=2,tp=2"};
+  Command planned(
+      Words{kEchelon, "plan", kDigits, "--elastic", "1:4", "--json"} + layout +
+          settings,
+      home);
+  ASSERT_EQ(planned.wait(), 0) << planned.err();
+  const auto table = nlohmann::json::parse(planned.out());
+  std::vector<std::string> plans = {""};
+  for (const auto& row : table.at("sizes")) plans.push_back(row.at("text"));
+  EXPECT_THAT(
+      plans, testing::ElementsAre(
+                 "", "dp=1 recompute=all", "dp=2", "pp=3 recompute=all",
+                 "fsdp=2,tp=2"));
+
+  Command resized(command(run()) + layout, home);
+  int before = 4;
+  for (const int ranks : {3, 2, 1, 4}) {
+    ASSERT_TRUE(until_step(steps(run()).size() + 2)) << resized.err();
+    EXPECT_EQ(
+        answer(job("resize", {std::to_string(ranks)})).substr(run().size()),
+        format(
+            ": from {} to {} ranks, {}\n", before, ranks,
+            plans[static_cast<size_t>(ranks)]));
+    // Before the ranks start, so that they have it.
+    const std::string recompute = ranks == 3 || ranks == 1 ? "all" : "none";
+    EXPECT_TRUE(Command::until([&] {
+      const std::string text =
+          testing_support::read_file(run() + "/config.toml");
+      return text.find("\nrecompute = \"" + recompute + "\"\n") !=
+             std::string::npos;
+    })) << ranks;
+    before = ranks;
+  }
+  ASSERT_EQ(resized.wait(), 0) << resized.err();
+  EXPECT_EQ(
+      numbers_behind(resized.err(), ", from step "),
+      numbers_behind(resized.out(), "stopped by SIGTERM after "));
+
+  Command one(command(run("one")), home);
+  ASSERT_EQ(one.wait(), 0) << one.err();
+  const auto got = steps(run()), wanted = steps(run("one"));
+  ASSERT_EQ(got.size(), static_cast<size_t>(kSteps));
+  ASSERT_EQ(wanted.size(), got.size());
+  for (size_t i = 0; i < got.size(); ++i) {
+    ASSERT_EQ(got[i].step, static_cast<int64_t>(i) + 1);
+    ASSERT_NEAR(got[i].loss / wanted[i].loss, 1, 1e-10) << got[i].step;
+  }
+}
+
 class HostsThatComeAndGo : public Resized {};
 INSTANTIATE_TEST_SUITE_P(
     , HostsThatComeAndGo, testing::Bool(), [](const auto& info) {
@@ -234,6 +334,52 @@ TEST_F(ResizeCommand, AHostBehindABadNetworkIsKept) {
   for (size_t i = 0; i < got.size(); ++i) {
     ASSERT_NEAR(got[i].loss / wanted[i].loss, 1, 1e-9) << got[i].step;
   }
+}
+
+// Messages take longer than what a further host computes. So one that comes
+// waits until another one is lost.
+TEST_F(ResizeCommand, AHostThatWouldSlowTheJobDownIsASpare) {
+  const testing_support::TestHosts hosts(3);
+  if (!hosts.reason().empty()) GTEST_SKIP() << hosts.reason();
+  for (const char* host : {"host0", "host1", "host2"}) {
+    save_measured(folder_.path(), host, 1, "2 GiB", "50 TFLOP/s", "1 MB/s");
+  }
+  const auto start = [&](int host) {
+    return std::make_unique<Command>(
+        hosts.on(
+            host, train(
+                      run(), 1000000,
+                      {"-n", "1", "--layout", "dp=3", "--nnodes", "1:3",
+                       "--node-rank", std::to_string(host), "--master-addr",
+                       hosts.address(0)}) +
+                      set({"checkpoint.every_steps=10", "comm.backend=gloo"})),
+        Words{"CUDA_VISIBLE_DEVICES=", "XDG_CONFIG_HOME=" + folder_.path()});
+  };
+  std::vector<std::unique_ptr<Command>> jobs;
+  for (int host = 0; host < 2; ++host) jobs.push_back(start(host));
+  const auto all_err = [&] {
+    std::string text;
+    for (const auto& job : jobs) text += job->err() + "--\n";
+    return text;
+  };
+  ASSERT_TRUE(until_step(15)) << all_err();
+  jobs.push_back(start(2));
+  ASSERT_TRUE(Command::until([&] {
+    return jobs[0]->err().find(
+               "a host that has come waits as a spare: a step "
+               "is predicted to take ") != std::string::npos;
+  })) << all_err();
+  ASSERT_TRUE(until_step(steps(run()).size() + 15)) << all_err();
+  EXPECT_THAT(ranks_of(*jobs[2]), testing::IsEmpty());
+  jobs[1]->signal(SIGKILL);
+  ASSERT_TRUE(Command::until([&] { return !ranks_of(*jobs[2]).empty(); }))
+      << all_err();
+  ASSERT_TRUE(until_step(steps(run()).size() + 15)) << all_err();
+  EXPECT_EQ(ranks_of(*jobs[0]).size() + ranks_of(*jobs[2]).size(), 2u);
+  Command stop(hosts.on(0, job("stop")));
+  EXPECT_EQ(stop.wait(), 0) << stop.err();
+  EXPECT_EQ(jobs[0]->wait(), 75) << all_err();
+  EXPECT_EQ(jobs[2]->wait(), 75) << all_err();
 }
 
 TEST_F(ResizeCommand, RefusesWhatDoesNotFitAndGoesOn) {

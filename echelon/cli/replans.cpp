@@ -1,0 +1,251 @@
+// The launcher of a job must answer other hosts within seconds, and a plan may
+// count the layers of a large model. So a process of its own makes the plans:
+// `echelon plan CONFIG --elastic LOW:HIGH --json`, whose output a user can see
+// too.
+#include "echelon/cli/replans.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <iostream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <utility>
+#include <vector>
+
+#include "echelon/cli/terminal.h"
+#include "echelon/cluster/host.h"
+#include "echelon/error.h"
+#include "echelon/text/format.h"
+#include "echelon/text/table.h"
+#include "echelon/text/text_file.h"
+#include "echelon/text/units.h"
+
+namespace echelon::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// Whether parameters, gradients and two numbers of an optimizer may be a
+// quarter of the host's memory. A plan costs a start of echelon-train, which
+// small models need not wait for.
+bool may_not_fit(const Job& job, const JobFacts& facts) {
+  if (job.memory.limit_bytes > 0) return true;
+  return 4 * bytes_of_parameters(job, facts) *
+             static_cast<double>(job.layout.dp_replicate) >
+         static_cast<double>(host_bytes()) / 4;
+}
+
+predict::RunCluster cluster_of(
+    const Job& job, int64_t num_ranks, int64_t per_host,
+    const cluster::Cluster* cluster) {
+  if (cluster != nullptr) return {.cluster = *cluster, .missing = ""};
+  return predict::cluster_of_hosts(
+      num_ranks, per_host > 0 ? per_host : num_ranks,
+      job.comm.device == DeviceKind::cpu);
+}
+
+predict::Replanned replan_for(
+    const Job& job, const JobFacts& facts, int64_t num_ranks, int64_t per_host,
+    const cluster::Cluster* cluster = nullptr) {
+  predict::DoesNotFit check;
+  if (cluster == nullptr) {
+    check = [&](const Job& other) { return memory_excess(other, facts); };
+  }
+  return predict::replan(
+      job, facts, num_ranks, cluster_of(job, num_ranks, per_host, cluster),
+      check);
+}
+
+Json to_json(const Job& job, int64_t ranks, const predict::Replanned& plan) {
+  return {
+      {"ranks", ranks},
+      {"text", predict::to_text(job, plan)},
+      {"layout", to_string(plan.layout)},
+      {"recompute", to_string(plan.recompute)},
+      {"step_seconds", plan.step_seconds},
+      {"peak_bytes", plan.peak_bytes},
+      {"unknown", plan.unknown}};
+}
+
+std::vector<std::string>
+row_of(const Job& job, int64_t ranks, const predict::Replanned& plan) {
+  const double rate = static_cast<double>(job.train.batch) / plan.step_seconds;
+  const bool known = plan.step_seconds > 0;
+  return {
+      "  " + std::to_string(ranks),
+      to_string(plan.layout),
+      to_string(plan.recompute),
+      known ? format_seconds(plan.step_seconds) : "–",
+      known ? format_number(rate) : "–",
+      known ? format_bytes(plan.peak_bytes) : "–"};
+}
+
+}  // namespace
+
+int64_t host_bytes() {
+  const cluster::HostMemory memory = cluster::host_memory();
+  const bool limited =
+      memory.limit_bytes > 0 &&
+      (memory.total_bytes <= 0 || memory.limit_bytes < memory.total_bytes);
+  return static_cast<int64_t>(
+      limited ? memory.limit_bytes : memory.total_bytes);
+}
+
+double bytes_of_parameters(const Job& job, const JobFacts& facts) {
+  return (job.model.dtype == ModelDtype::float64 ? 8.0 : 4.0) *
+         static_cast<double>(facts.num_parameters);
+}
+
+std::string memory_excess(const Job& job, const JobFacts& facts) {
+  if (!may_not_fit(job, facts)) return "";
+  const ScratchConfig config(job);
+  const Captured plan = capture(
+      {find_echelon_train(), "plan", config.path(), "--fits", "--host-bytes",
+       std::to_string(host_bytes())},
+      std::chrono::minutes(10));
+  if (plan.exit_code != static_cast<int>(ExitCode::configuration)) return "";
+  std::string text = plan.err;
+  if (text.starts_with("error: ")) text.erase(0, 7);
+  while (!text.empty() && text.back() == '\n') text.pop_back();
+  // The host's memory has a place of its own.
+  if (text.starts_with("rank ")) {
+    text = job.document.where("memory.limit_bytes") + ": " + text;
+  }
+  return text;
+}
+
+int print_replans(
+    const Job& job, const JobFacts& facts, const RankCounts& counts,
+    const cluster::Cluster* cluster, bool json) {
+  const int64_t step = counts.per_host > 0 ? counts.per_host : 1;
+  Json list = Json::array();
+  std::vector<std::vector<std::string>> rows = {
+      {"  ranks", "layout", "recompute", "a step", "samples/s",
+       "memory of a rank"}};
+  std::string unknown;
+  bool any = false;
+  for (int64_t ranks = counts.low; ranks <= counts.high; ranks += step) {
+    try {
+      const auto plan = replan_for(job, facts, ranks, counts.per_host, cluster);
+      list.push_back(to_json(job, ranks, plan));
+      rows.push_back(row_of(job, ranks, plan));
+      if (unknown.empty()) unknown = plan.unknown;
+      any = true;
+    } catch (const ConfigError& error) {
+      list.push_back({{"ranks", ranks}, {"because", error.what()}});
+      rows.push_back(
+          {"  " + std::to_string(ranks), "nothing fits", "", "", "", ""});
+    }
+  }
+  if (json) {
+    print_json({{"sizes", list}}, std::cout);
+  } else {
+    const Style style = terminal_style();
+    std::cout << format(
+                     "{}, {} at the start\n", job.document.name(),
+                     to_string(job.layout))
+              << fitted(rows, style.columns, true);
+    if (!unknown.empty()) {
+      std::cout << "\n"
+                << prose(
+                       "A layout without a time is the nearest one that the "
+                       "model and the batch allow. " +
+                           unknown,
+                       0, style.columns)
+                << "\n";
+    }
+  }
+  return any ? 0 : static_cast<int>(ExitCode::failure);
+}
+
+Replans::Replans(
+    const Job& job, const JobFacts& facts, const RankCounts& counts)
+    : job_(job), facts_(facts), counts_(counts), config_(job) {
+  start();
+}
+
+Replans::~Replans() {
+  if (planner_ <= 0) return;
+  ::kill(planner_, SIGTERM);
+  ::waitpid(planner_, nullptr, 0);
+}
+
+// Without a planner, plans are made when they are asked for.
+void Replans::start() {
+  std::error_code error;
+  std::vector<std::string> command = {
+      std::filesystem::read_symlink("/proc/self/exe", error).string(),
+      "plan",
+      config_.path(),
+      "--elastic",
+      format("{}:{}", counts_.low, counts_.high),
+      "--json"};
+  if (counts_.per_host > 0) {
+    command.insert(command.end(), {"-n", std::to_string(counts_.per_host)});
+  }
+  const std::string path = folder_.path() + "/plans.json";
+  const auto argv = launch::argv_of(command);
+  planner_ = ::fork();
+  if (planner_ != 0) return;
+  ::prctl(PR_SET_PDEATHSIG, SIGTERM);
+  (void)!::nice(10);  // the job's first steps go first
+  const int null = ::open("/dev/null", O_RDWR);
+  const int out = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
+  ::dup2(null, 0);
+  ::dup2(out, 1);
+  ::dup2(null, 2);
+  ::execv(argv[0], argv.data());
+  ::_exit(127);
+}
+
+// Takes what the planner has found, once it has ended.
+void Replans::take_table() {
+  if (planner_ <= 0 || ::waitpid(planner_, nullptr, WNOHANG) == 0) return;
+  planner_ = -1;
+  try {
+    const Json table =
+        Json::parse(read_text_file(folder_.path() + "/plans.json"));
+    for (const Json& row : table.at("sizes")) {
+      if (!row.contains("layout")) continue;
+      plans_[row.at("ranks").get<int>()] = {
+          .text = row.at("text"),
+          .step_seconds = row.at("step_seconds"),
+          .unknown = row.at("unknown")};
+    }
+  } catch (const std::exception&) {
+    plans_.clear();
+  }
+}
+
+std::string Replans::layout(int num_ranks) {
+  take_table();
+  if (!plans_.contains(num_ranks)) {
+    const auto plan = replan_for(job_, facts_, num_ranks, counts_.per_host);
+    plans_[num_ranks] = {
+        .text = to_text(job_, plan),
+        .step_seconds = plan.step_seconds,
+        .unknown = plan.unknown};
+  }
+  const Row& plan = plans_.at(num_ranks);
+  if (num_ranks != job_.layout.num_ranks() && !plan.unknown.empty() &&
+      !std::exchange(said_unknown_, true)) {
+    std::cerr << format(
+        "echelon: {}: the nearest layout is taken. {}\n",
+        counted(num_ranks, "rank"), plan.unknown);
+  }
+  return plan.text;
+}
+
+std::optional<double> Replans::step_seconds(int num_ranks) {
+  take_table();
+  if (planner_ > 0) return std::nullopt;
+  const auto at = plans_.find(num_ranks);
+  return at == plans_.end() ? 0 : at->second.step_seconds;
+}
+
+}  // namespace echelon::cli
