@@ -103,8 +103,13 @@ class SmallRun {
         state(job_, {source, world, groups}, job.train.steps),
         loader_(*data_.train, loader_options()) {}
 
-  /// Steps [from, to) of the run; others may have done those before.
+  /// Steps [from, to) of the run; others may have done those before, or itself
+  /// with other values.
   void train(int64_t from, int64_t to) {
+    if (from < next_) {
+      loader_.start_epoch(0);
+      next_ = 0;
+    }
     for (; next_ < from; ++next_) loader_.next();
     for (; next_ < to; ++next_) {
       state.model().forward_backward(next_batch(), counts_units());
