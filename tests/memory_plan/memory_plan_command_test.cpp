@@ -90,9 +90,13 @@ class MeasuredPeak : public DryRun, public testing::WithParamInterface<Case> {
     if (one.model == "mlp") return digits("mlp", 128, more);
     if (one.model == "resnet18") return digits("resnet18", 8, more);
     if (one.model == "large gpt") {
-      return config(more, "layers = 5\nhidden_size = 512\nheads = 8\n");
+      return config(
+          more, "layers = 5\nhidden_size = 512\nheads = 8\n", "gpt", 4096, 12);
     }
-    if (one.model == "medium gpt") return config(more);
+    if (one.model == "medium gpt") {
+      return config(
+          more, "layers = 4\nhidden_size = 384\nheads = 6\n", "gpt", 4096, 10);
+    }
     // A CPU without instructions for bf16 is twenty times slower with it.
     if (one.model == "bf16 gpt" || one.model == "bf16 llama") {
       const std::string size = "layers = 4\nhidden_size = 128\nheads = 4\n";
@@ -272,7 +276,9 @@ TEST_F(DryRun, SaysWhatDoesNotFitAndWhatWouldHelp) {
 }
 
 TEST_F(DryRun, ARunRecordsMemoryBesideItsPlan) {
-  const std::string path = config("[layout]\ndp = 2\n");
+  const std::string path = config(
+      "[layout]\ndp = 2\n", "layers = 4\nhidden_size = 256\nheads = 4\n", "gpt",
+      1024, 8);
   Command command({kEchelon, "train", path}, cache());
   ASSERT_EQ(command.wait(), 0) << command.err();
   const std::string run = folder_.path() + "/run";
