@@ -59,7 +59,8 @@ TEST(OnTheTestDevice, EveryLayoutEqualsOneDevice) {
           [&](World& world) {
             at::set_num_threads(1);
             const VerifyOptions options{.steps = 2, .tolerance = 1e-10};
-            const VerifyResult result = verify(one.job, world, options);
+            const VerifyResult result =
+                verify(one.job, world, options, layers_of(one.job));
             if (world.rank() == 0) {
               EXPECT_TRUE(result.passed) << to_text(result, options);
             }

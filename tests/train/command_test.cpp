@@ -153,7 +153,7 @@ TEST(TrainCommand, WaitsForASlowReader) {
       "sh"};
   Command job(
       words + train_digits(run, 2500) + Words{"-n", "2"} +
-      set({"train.log_every=1"}));
+      set({"train.log_every=1", "train.batch=8"}));
   EXPECT_EQ(job.wait(), 0) << job.err();
   EXPECT_EQ(job.err().find("restart"), std::string::npos) << job.err();
   EXPECT_THAT(

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "echelon/models/build.h"
 #include "echelon/schedule/options.h"
 #include "tests/train/small_run.h"
 
@@ -91,6 +92,16 @@ inline std::string stage_text(int64_t stage) {
 
 inline std::string tokens_text(bool sharded) {
   return sharded ? ", sequence parallel" : "";
+}
+
+// The whole resnet18 has eleven million parameters. Its stem, a block and a
+// block that halves the image have all that is special about it; verify_test
+// has the whole.
+inline LayerFactory layers_of(const Job& job) {
+  if (job.model.name != "resnet18") return {};
+  return [classes = job.data.classes](const TensorParallel& parallel) {
+    return models::resnet_layers({.blocks = {1, 1}}, 3, classes, parallel);
+  };
 }
 
 class Cases {

@@ -20,7 +20,6 @@
 #include <set>
 #include <sstream>
 
-#include "echelon/models/build.h"
 #include "echelon/train/verify.h"
 #include "tests/support/places.h"
 #include "tests/support/temp_folder.h"
@@ -32,22 +31,13 @@ using namespace composition;
 
 constexpr double kTolerance = 1e-10;
 
-// The whole resnet18 has eleven million parameters. Its stem, a block and a block
-// that halves the image have all that is special about it; verify_test has the
-// whole.
-LayerFactory layers_of(const Job& job) {
-  if (job.model.name != "resnet18") return {};
-  return [classes = job.data.classes](const TensorParallel& parallel) {
-    return models::resnet_layers({.blocks = {1, 1}}, 3, classes, parallel);
-  };
-}
-
 Row run(const Case& one) {
   Row row = row_of(one);
   run_ranks(static_cast<int>(row.ranks), [&](World& world) {
     at::set_num_threads(1);
     const VerifyOptions options{.steps = 2, .tolerance = kTolerance};
-    const VerifyResult result = verify(one.job, world, options, layers_of(one.job));
+    const VerifyResult result =
+        verify(one.job, world, options, layers_of(one.job));
     if (world.rank() != 0) return;
     row.compared = result.num_compared;
     row.largest = result.worst.front().relative;

@@ -93,8 +93,8 @@ Job text(const std::string& path) {
   job.model.heads = 4;
   job.model.max_positions = 32;
   job.optimizer.learning_rate = 1e-3;
-  job.train.steps = 40;
-  job.train.batch = 16;
+  job.train.steps = 25;
+  job.train.batch = 8;
   job.train.log_every = 10;
   return job;
 }
@@ -356,6 +356,7 @@ TEST_F(PrecisionTraining, LayersNormsAreThoseOfOneDevice) {
   Job job = text(cache_.path() + "/text.txt");
   job.model.dtype = ModelDtype::float64;
   job.train.steps = 5;
+  job.train.batch = 16;
   job.train.log_every = 2;
   job.train.layer_norms = true;
   job.optimizer.clip_norm = 0.1;

@@ -83,22 +83,6 @@ TEST(ShardedTraining, EverySchedule) {
   }
 }
 
-TEST(ShardedTraining, SynchronisedBatchNormEqualsOneDevice) {
-  for (const Layout& layout : parse_layouts({"fsdp=2", "dp=2,fsdp=2"})) {
-    Job job = job_of(layout);
-    job.model.name = "resnet18";
-    job.data.name = DataKind::dummy;
-    job.data.samples = 64;
-    job.data.shape = {3, 32, 32};
-    job.train.batch = 8;
-    job.model.sync_batch_norm = true;
-    expect_equal_to_one_device(job);
-    if (layout.dp_replicate > 1) continue;
-    job.model.sync_batch_norm = false;
-    EXPECT_FALSE(result_of(job).passed);
-  }
-}
-
 TEST(ShardedTraining, APlantedErrorIsFound) {
   for (const Layout& layout :
        parse_layouts({"fsdp=2", "fsdp=2,tp=2", "fsdp=2,pp=2"})) {
