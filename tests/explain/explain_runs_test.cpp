@@ -177,7 +177,7 @@ pid_t rank_one(const Command& command) {
 
 TEST_P(ExplainFaults, ARankThatIsSlowedDown) {
   const auto run = trained(
-      {device_.empty() ? "data.shape=[3, 96, 96]" : "data.shape=[3, 48, 48]"},
+      {device_.empty() ? "data.shape=[3, 64, 64]" : "data.shape=[3, 48, 48]"},
       {"-n", "2"}, [](const Command& command) {
         const pid_t rank = rank_one(command);
         ASSERT_GT(rank, 0);
@@ -220,7 +220,7 @@ TEST_P(ExplainFaults, APipelineWithOneMicrobatch) {
 }
 
 TEST_P(ExplainFaults, GradientsThatNothingHides) {
-  Words settings = {"model.name=mlp", "model.hidden=[4096]", "train.batch=4"};
+  Words settings = {"model.name=mlp", "model.hidden=[2048]", "train.batch=4"};
   if (device_.empty()) settings.push_back("comm.backend=gloo");
   const auto found =
       find(trained(settings, {"-n", "2"}), Fault::exposed_communication);
@@ -238,8 +238,7 @@ TEST_P(ExplainFaults, RecomputeWithMemoryToSpare) {
 }
 
 TEST_P(ExplainFaults, MemoryNearItsLimit) {
-  const Words model = {"data.shape=[3, 64, 64]"};
-  trained(model);
+  trained({});
   const RunRecord free = read_run(folder_.path() + "/run");
   ASSERT_EQ(free.timeline.memory.size(), 1u);
   int64_t peak = 0;
@@ -250,7 +249,7 @@ TEST_P(ExplainFaults, MemoryNearItsLimit) {
   RunExplanation run;
   for (const int64_t percent : {103, 104, 105, 106, 107}) {
     const int64_t limit = peak * percent / 100;
-    run = trained({model[0], "memory.limit_bytes=" + std::to_string(limit)});
+    run = trained({"memory.limit_bytes=" + std::to_string(limit)});
     if (failure_.empty()) break;
   }
   const auto found = find(run, Fault::memory_pressure);
