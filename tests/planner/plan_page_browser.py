@@ -58,6 +58,11 @@ SAID = """id => [...document.querySelectorAll('#' + id + ' .point')].filter(
     g => getComputedStyle(g.querySelector('foreignObject')).display !== 'none')
   .map(g => g.querySelector('.says').textContent)"""
 
+# What is said while each point has the focus, one after the other.
+FOCUSED = f"""id => [...document.querySelectorAll('#' + id + ' .point')].map(g => {{
+  g.focus();
+  return ({SAID})(id); }})"""
+
 PLACES = """id => [...document.querySelectorAll('#' + id + ' .point')].map(g => {
   const b = g.querySelector('circle').getBoundingClientRect();
   return {x: (b.left + b.right) / 2, y: (b.top + b.bottom) / 2,
@@ -85,13 +90,10 @@ def points(browser, folder):
 def each_way(p, width, plane):
     check(p.js(SAID, plane) == [], f"{plane}: speaks without being asked")
     places = p.js(PLACES, plane)
-    all_points = p.page.locator(f"#{plane} .point")
-    for index in range(len(places)):
-        all_points.nth(index).focus()
-        said = p.js(SAID, plane)
+    for index, said in enumerate(p.js(FOCUSED, plane)):
         check(said == [places[index]["name"]],
               f"{width}: {plane} {index} has the focus; said is {said}")
-    box = all_points.nth(len(places) - 1).locator(".says").bounding_box()
+    box = p.page.locator(f"#{plane} .point").nth(len(places) - 1).locator(".says").bounding_box()
     check(box["x"] >= 0 and box["x"] + box["width"] <= width + 1,
           f"{width}: {plane} says it outside of the page")
     p.js("document.activeElement.blur()")

@@ -600,6 +600,13 @@ SCENE = """index => {
 }"""
 
 
+# The scene of each step, and that after a last click on "next".
+SCENES = f"""count => Array.from({{length: count + 1}}, (_, step) => {{
+  if (step > 0) document.querySelector('.player .next').click();
+  return ({SCENE})(0);
+}})"""
+
+
 def running(figure, row, time):
     return next((b for b in figure["blocks"] if b["row"] == row and
                  b["kind"] != "T" and b["begin"] <= time < b["end"]), None)
@@ -657,8 +664,8 @@ def play_through(p, width, figure, index, expected):
         .pictures.find(p => p.id === id).steps""", figure["id"])
     rows = {}
     last = -1
-    for step, at in enumerate(steps, 1):
-        scene = p.js(SCENE, 0)
+    scenes = p.js(SCENES, len(steps))
+    for step, (at, scene) in enumerate(zip(steps, scenes), 1):
         place = f"{width}: {figure['id']}, t = {step}"
         check(scene["says"].startswith(f"t = {step} of {len(steps)}"),
               f"{place}: says {scene['says']!r}")
@@ -672,8 +679,7 @@ def play_through(p, width, figure, index, expected):
         check_scene(place, figure, scene, last / 100 * expected["range"])
         for t in scene["tokens"]:
             rows.setdefault(t["text"], []).append(t["row"])
-        p.js("document.querySelector('.player .next').click()")
-    ends = p.js(SCENE, 0)["value"]
+    ends = scenes[-1]["value"]
     check(ends == len(steps), f"{figure['id']}: goes on to {ends}")
     for token, way in rows.items():
         check(set(way) == set(range(len(figure["rows"]))),
