@@ -118,12 +118,15 @@ def furnish(folder):
     # The project that README and own_model.md make of the example.
     (folder / "build/program").symlink_to(BUILD / "bin/06_own_model")
     (folder / "mine").symlink_to(folder)
-    shutil.copy(ROOT / "examples/configs/own_model.toml", folder / "own.toml")
     shutil.copytree(ROOT / "examples", folder / "examples")
     for name in ("doc", "echelon", "README.md"):
         (folder / name).symlink_to(ROOT / name)
     text = folder / "examples/configs/text.toml"
     text.write_text(text.read_text().replace("steps = 600", "steps = 2").replace("warmup_steps = 40\n", ""))
+    for name in ("digits", "own_model"):
+        config = folder / f"examples/configs/{name}.toml"
+        config.write_text(re.sub(r"^epochs = .*", "epochs = 2", config.read_text(), flags=re.M))
+    shutil.copy(folder / "examples/configs/own_model.toml", folder / "own.toml")
     (folder / "runs").mkdir()
     for name, run in (("first", "first"), ("second", "second"), ("long", "long"), ("model", "{name}-{set}")):
         (folder / f"{name}.toml").write_text(SMALL.format(run=f"runs/{run}"))
