@@ -145,12 +145,11 @@ void add_reads(
 }
 
 struct CheckpointReader::State {
-  State(const std::string& at, int reading_threads, OpenRemote remote)
+  State(const std::string& at, int reading_threads, const OpenRemote& remote)
       : path(at),
         manifest(read_manifest(at)),
         threads(num_threads(reading_threads)),
-        files(checked_files(folder_of_files(at), manifest, std::move(remote))) {
-  }
+        files(checked_files(folder_of_files(at), manifest, remote)) {}
 
   /// Memory for a block, not initialised as a vector's would be.
   struct Bytes {
@@ -276,8 +275,8 @@ void CheckpointReader::State::read_file(
 }
 
 CheckpointReader::CheckpointReader(
-    const std::string& path, int threads, OpenRemote remote)
-    : state_(std::make_unique<State>(path, threads, std::move(remote))) {
+    const std::string& path, int threads, const OpenRemote& remote)
+    : state_(std::make_unique<State>(path, threads, remote)) {
   for (const auto& file : state_->files) {
     check(file->open());
     file->close();

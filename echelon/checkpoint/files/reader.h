@@ -58,7 +58,7 @@ class CheckpointReader {
   ///            processor of the machine, at most 4
   ///   remote   opens files that are elsewhere
   explicit CheckpointReader(
-      const std::string& path, int threads = 0, OpenRemote remote = {});
+      const std::string& path, int threads = 0, const OpenRemote& remote = {});
   ~CheckpointReader();
   CheckpointReader(const CheckpointReader&) = delete;
   CheckpointReader& operator=(const CheckpointReader&) = delete;
