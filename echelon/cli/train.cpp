@@ -354,7 +354,8 @@ void use_layout(const Job& job, const Job& other) {
 void lock_run(
     const std::filesystem::path& run, std::optional<RunFolder>& made) {
   try {
-    made = RunFolder{"", std::make_unique<CheckpointLock>(run)};
+    made =
+        RunFolder{"", std::make_unique<CheckpointLock>(run, /*waits=*/false)};
   } catch (const CheckpointError&) {
   }
 }

@@ -358,8 +358,10 @@ std::string read_owner(int file) {
 constexpr auto kDying = std::chrono::seconds(2);
 
 // Locks the open file with flock's `operation`, or closes it and throws.
-void lock_or_close(const fs::path& path, int file, int operation) {
-  const auto deadline = std::chrono::steady_clock::now() + kDying;
+void lock_or_close(
+    const fs::path& path, int file, int operation, bool waits = true) {
+  const auto deadline = std::chrono::steady_clock::now() +
+                        (waits ? kDying : std::chrono::seconds(0));
   while (::flock(file, operation | LOCK_NB) != 0) {
     if (errno == EINTR) continue;
     const int error = errno;
@@ -484,12 +486,12 @@ fs::path set_aside(const CheckpointPlace& checkpoint) {
   return path;
 }
 
-CheckpointLock::CheckpointLock(const fs::path& folder) {
+CheckpointLock::CheckpointLock(const fs::path& folder, bool waits) {
   make_folder(folder);
   const auto path = folder / kLock;
   file_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
   if (file_ < 0) fail(path, "opening it", errno);
-  lock_or_close(path, file_, LOCK_EX);
+  lock_or_close(path, file_, LOCK_EX, waits);
   const std::string owner = owner_text();
   if (::ftruncate(file_, 0) != 0 ||
       ::pwrite(file_, owner.data(), owner.size(), 0) !=

@@ -74,8 +74,10 @@ list_others(const std::filesystem::path& folder);
 class CheckpointLock {
  public:
   /// Makes the folder. Throws CheckpointError that names the owner, or says why
-  /// the file system gives no lock.
-  explicit CheckpointLock(const std::filesystem::path& folder);
+  /// the file system gives no lock. `waits`: for an owner that was killed and
+  /// may need two seconds to end.
+  explicit CheckpointLock(
+      const std::filesystem::path& folder, bool waits = true);
   ~CheckpointLock();
   CheckpointLock(const CheckpointLock&) = delete;
   CheckpointLock& operator=(const CheckpointLock&) = delete;
