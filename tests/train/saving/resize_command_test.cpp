@@ -150,7 +150,7 @@ void save_measured(
 // Each change is to the layout that `echelon plan` shows, also of all axes and
 // the recompute at once.
 TEST_F(ResizeCommand, TheLayoutIsThatOfThePlan) {
-  constexpr int64_t kSteps = 300;
+  constexpr int64_t kSteps = 150;
   const Words home = {
       "CUDA_VISIBLE_DEVICES=", "XDG_CONFIG_HOME=" + folder_.path()};
   // The name that this machine's file has.
