@@ -85,10 +85,10 @@ HostLink::HostLink(
 }
 
 bool HostLink::say(const json& message) {
-  if (!is_open()) return false;
+  if (!is_open() || unsent_.size() >= kMaxMessage) return false;
   unsent_ +=
       message.dump(-1, ' ', false, json::error_handler_t::replace) + "\n";
-  return flush() && unsent_.size() < kMaxMessage;
+  return flush();
 }
 
 // Sends what can be sent. False when the connection is broken.

@@ -62,8 +62,9 @@ class HostLink {
   const std::string& address() const { return address_; }
   const std::string& own_address() const { return own_address_; }
 
-  /// Sends one message, without waiting: messages are short and few, so the
-  /// socket's buffer takes all of one. False when it does not.
+  /// Sends one message, without waiting. What the socket's buffer does not take
+  /// is sent when receive() is called. False when the connection has ended, or
+  /// the other end has not read for long.
   bool say(const nlohmann::json& message);
   /// Reads what has come. False when the connection has ended; messages that
   /// came before can still be taken.
@@ -78,7 +79,7 @@ class HostLink {
   bool flush();
 
   authentication::Channel channel_;
-  std::string unsent_;  // until TLS is set up
+  std::string unsent_;
   std::string address_;
   std::string own_address_;
   std::string unread_;

@@ -12,9 +12,7 @@
 #include <cstring>
 #include <map>
 #include <mutex>
-#include <set>
 #include <sstream>
-#include <tuple>
 #include <utility>
 
 #include "echelon/authentication/key.h"
@@ -55,33 +53,30 @@ struct Held {
   }
 };
 
-using Until = std::vector<std::pair<int64_t, int64_t>>;
+/// A host's description.
+struct HostMemory {
+  Server server;
+  std::vector<std::pair<int64_t, int64_t>> until;  // generation and step
+  std::vector<Held> slots;
+};
 
-std::vector<Held> parse(const std::string& description, Until& until) {
-  std::vector<Held> all;
+HostMemory parse(const std::string& description) {
+  HostMemory host;
   std::istringstream text(description);
-  Held held;
   for (std::string kind; text >> kind;) {
     if (kind == "server") {
-      text >> held.server.address >> held.server.port;
+      text >> host.server.address >> host.server.port;
     } else if (kind == "until") {
-      auto& [generation, step] = until.emplace_back();
+      auto& [generation, step] = host.until.emplace_back();
       text >> generation >> step;
     } else {
+      Held held{.server = host.server};
       text >> held.slot.host >> held.slot.number >> held.slot.side >>
           held.generation >> held.step >> held.ranks >> held.rank;
-      all.push_back(held);
+      host.slots.push_back(std::move(held));
     }
   }
-  return all;
-}
-
-Server server_of(const std::string& description) {
-  std::istringstream text(description);
-  std::string kind;
-  Server server;
-  text >> kind >> server.address >> server.port;
-  return server;
+  return host;
 }
 
 authentication::Key key_of(const Index& index) {
@@ -96,7 +91,6 @@ class Servers {
   explicit Servers(const std::string& index)
       : key_(key_of(Index::read(index))) {}
 
-  /// The answer's number, and bytes if `wanted` says so.
   int64_t size(const Server& server, const std::string& request) {
     const std::lock_guard lock(mutex_);
     return ask(server, [&](MemoryLink& link) { return link.ask(request); });
@@ -215,13 +209,14 @@ CommonCheckpoints::CommonCheckpoints(
     return at == end ? nullptr : &*at;
   };
   std::map<std::pair<int64_t, int64_t>, std::map<int64_t, Held>> saved;
-  Until until;
-  std::vector<Held> all;
-  for (const auto& host : hosts) {
-    for (Held& held : parse(host, until)) all.push_back(std::move(held));
+  HostMemory all;
+  for (const auto& text : hosts) {
+    const HostMemory host = parse(text);
+    all.until.insert(all.until.end(), host.until.begin(), host.until.end());
+    all.slots.insert(all.slots.end(), host.slots.begin(), host.slots.end());
   }
-  for (const Held& held : all) {
-    const bool over = std::ranges::any_of(until, [&](const auto& limit) {
+  for (const Held& held : all.slots) {
+    const bool over = std::ranges::any_of(all.until, [&](const auto& limit) {
       return held.generation <= limit.first && held.step > limit.second;
     });
     if (over) continue;
@@ -303,7 +298,7 @@ SlotSender::SlotSender(
     const std::string& path, const std::vector<std::string>& hosts,
     size_t own) {
   const Index index = Index::read(path);
-  const Server next = server_of(hosts[(own + 1) % hosts.size()]);
+  const Server next = parse(hosts[(own + 1) % hosts.size()]).server;
   target_ = std::make_unique<Target>(
       Target{index.host, MemoryLink(next.address, next.port, key_of(index))});
 }

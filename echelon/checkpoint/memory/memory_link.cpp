@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "echelon/authentication/handshake.h"
+#include "echelon/authentication/strangers.h"
 #include "echelon/error.h"
 #include "echelon/text/format.h"
 #include "echelon/text/text_file.h"
@@ -54,29 +55,22 @@ FileDescriptor connect_to(const std::string& address, int port) {
   return error == 0 ? std::move(socket) : FileDescriptor();
 }
 
-std::string name_of_peer(int socket) {
-  sockaddr_storage place{};
-  socklen_t size = sizeof place;
-  char host[NI_MAXHOST] = "?";
-  char port[NI_MAXSERV] = "?";
-  if (getpeername(socket, reinterpret_cast<sockaddr*>(&place), &size) == 0) {
-    getnameinfo(
-        reinterpret_cast<sockaddr*>(&place), size, host, sizeof host, port,
-        sizeof port, NI_NUMERICHOST | NI_NUMERICSERV);
-  }
-  return format("{}, port {}", host, port);
-}
-
 }  // namespace
 
 MemoryLink::MemoryLink(
     const std::string& address, int port, const authentication::Key& key)
     : peer_(format("{}, port {}", address, port)) {
-  FileDescriptor socket = connect_to(address, port);
-  if (!socket.is_open()) fail(std::strerror(errno));
-  const auto state = authentication::prove(
-      socket.fd(), key, authentication::Port::memory,
-      std::chrono::steady_clock::now() + kSilence);
+  const auto deadline = std::chrono::steady_clock::now() + kSilence;
+  FileDescriptor socket;
+  auto state = authentication::State::closed;
+  // A server closes connections to make room, and takes them again.
+  for (int attempt = 0; attempt < 5 && state == authentication::State::closed;
+       ++attempt) {
+    socket = connect_to(address, port);
+    if (!socket.is_open()) fail(std::strerror(errno));
+    state = authentication::prove(
+        socket.fd(), key, authentication::Port::memory, deadline);
+  }
   if (state != authentication::State::proved) {
     fail("it did not prove that it belongs to this job");
   }
@@ -86,7 +80,7 @@ MemoryLink::MemoryLink(
 }
 
 MemoryLink::MemoryLink(FileDescriptor socket, const authentication::Key& key)
-    : peer_(name_of_peer(socket.fd())) {
+    : peer_(authentication::address_of(socket.fd(), /*peer=*/true)) {
   set_limits(socket.fd());
   channel_ = authentication::Channel(
       std::move(socket), key, authentication::Handshake::End::server);

@@ -35,9 +35,6 @@ class MemoryLink {
   /// The server's end of a connection that was proved.
   MemoryLink(FileDescriptor socket, const authentication::Key& key);
 
-  /// "10.0.0.2, port 41200": the other end.
-  const std::string& peer() const { return peer_; }
-
   void send(std::string_view bytes);
   void send_file(int file, int64_t offset, int64_t bytes);
   /// Without its end.
@@ -58,7 +55,7 @@ class MemoryLink {
   static void set_limits(int socket);
 
   authentication::Channel channel_;
-  std::string peer_;
+  std::string peer_;  // for errors
 };
 
 }  // namespace echelon::memory_slots

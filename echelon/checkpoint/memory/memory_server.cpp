@@ -49,9 +49,9 @@ using memory_slots::MemoryLink;
 using memory_slots::Record;
 using memory_slots::SlotPlace;
 
-constexpr std::chrono::seconds kProof{5};
-// Of connections that have proved nothing: more are closed at once.
-constexpr int kMostStrangers = 64;
+constexpr std::chrono::seconds kProof{2};
+// Of connections that have proved nothing: the oldest is closed to make room.
+constexpr size_t kMostStrangers = 256;
 constexpr int kMostLinks = 4096;
 constexpr int64_t kLargest = int64_t{1} << 44;
 
@@ -70,13 +70,17 @@ class Service {
         continue;
       }
       FileDescriptor socket(fd);
-      if (strangers_ >= kMostStrangers || links_ >= kMostLinks) continue;
-      ++strangers_;
+      if (links_ >= kMostLinks) continue;
+      const std::lock_guard lock(strangers_mutex_);
+      // Its thread sees the end and closes it.
+      if (strangers_.size() >= kMostStrangers) {
+        ::shutdown(strangers_.front(), SHUT_RDWR);
+      }
       try {
-        std::thread([this, raw = socket.fd()] { serve(raw); }).detach();
-        socket.release();
+        std::thread([this, fd] { serve(fd); }).detach();
+        strangers_.push_back(socket.release());
       } catch (const std::system_error&) {
-        --strangers_;
+        // No thread is left for it.
       }
     }
   }
@@ -95,8 +99,11 @@ class Service {
   void serve(int fd) {
     FileDescriptor socket(fd);
     const bool proved = proves(socket.fd());
-    --strangers_;
-    if (!proved) return;
+    {
+      const std::lock_guard lock(strangers_mutex_);
+      std::erase(strangers_, socket.fd());
+      if (!proved) return socket.close();
+    }
     ++links_;
     try {
       MemoryLink link(std::move(socket), key_);
@@ -255,7 +262,8 @@ class Service {
   const std::string index_;
   const std::string copies_;
   const authentication::Key key_;
-  std::atomic<int> strangers_ = 0;
+  std::mutex strangers_mutex_;
+  std::list<int> strangers_;  // the oldest first
   std::atomic<int> links_ = 0;
   std::mutex mutex_;  // of what follows, and the copies' generations
   std::list<std::shared_ptr<Copy>> all_;

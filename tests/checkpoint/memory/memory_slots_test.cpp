@@ -146,7 +146,8 @@ TEST(MemorySlots, AKillAtAnyMomentLeavesAWholeStep) {
       MemorySlot slot(slots.path(), 0, last);
       for (int64_t step = last + 1;; ++step) write(slot, step, 0, 1, kill);
     }
-    usleep(static_cast<useconds_t>(delay(random)));
+    // Later ones more, so that a busy machine comes to write something too.
+    usleep(static_cast<useconds_t>(delay(random) * (1 + kill)));
     ::kill(child, SIGKILL);
     waitpid(child, nullptr, 0);
     const auto found = slots.collect();
