@@ -1,7 +1,6 @@
 #include "echelon/launch/host_link.h"
 
 #include <fcntl.h>
-#include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -12,6 +11,7 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
+#include "echelon/authentication/connect.h"
 #include "echelon/authentication/strangers.h"
 #include "echelon/launch/job_start.h"
 #include "echelon/text/format.h"
@@ -43,16 +43,15 @@ void enable_keepalive(int fd) {
   setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
 }
 
-int error_of(int fd) {
-  int error = 0;
-  socklen_t size = sizeof error;
-  getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size);
-  return error;
-}
-
 bool is_ready(int fd, short events) {
   pollfd file{fd, events, 0};
   return poll(&file, 1, 0) == 1;
+}
+
+FileDescriptor begin_connect(const Endpoint& place) {
+  const auto target =
+      authentication::numeric_address(place.address, place.port);
+  return target ? authentication::begin_connect(*target) : FileDescriptor();
 }
 
 }  // namespace
@@ -126,27 +125,6 @@ std::optional<json> HostLink::take() {
   return message.is_discarded() ? json() : message;
 }
 
-FileDescriptor begin_connect(const Endpoint& place) {
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = AI_NUMERICHOST;
-  addrinfo* found = nullptr;
-  if (getaddrinfo(
-          place.address.c_str(), std::to_string(place.port).c_str(), &hints,
-          &found) != 0) {
-    errno = EINVAL;
-    return FileDescriptor();
-  }
-  FileDescriptor socket(::socket(
-      found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  const int result = connect(socket.fd(), found->ai_addr, found->ai_addrlen);
-  const int error = errno;
-  freeaddrinfo(found);
-  errno = error;
-  if (result != 0 && error != EINPROGRESS) return FileDescriptor();
-  return socket;
-}
-
 Call::Call(
     const Endpoint& place, const authentication::Key& key, std::string hello)
     : place_(place),
@@ -170,7 +148,7 @@ Call::State Call::advance() {
     if (!is_ready(fd(), POLLOUT)) {
       return deadline_.passed() ? State::failed : State::open;
     }
-    error_ = error_of(fd());
+    error_ = authentication::finish_connect(fd(), milliseconds(0));
     if (error_ != 0) return advance();
     connected_ = true;
   }

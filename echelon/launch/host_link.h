@@ -86,9 +86,6 @@ class HostLink {
   TimePoint heard_ = std::chrono::steady_clock::now();
 };
 
-/// Begins to connect to a place; -1 when that fails at once, with errno.
-FileDescriptor begin_connect(const Endpoint& place);
-
 /// An attempt to reach another launcher, which never waits: it connects, proves
 /// the token, says `hello` and takes the answer.
 class Call {

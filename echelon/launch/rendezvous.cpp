@@ -14,6 +14,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "echelon/authentication/connect.h"
 #include "echelon/authentication/strangers.h"
 #include "echelon/error.h"
 #include "echelon/launch/hosts.h"
@@ -43,34 +44,16 @@ void refuse_loopback_name(
   }
 }
 
-// One attempt to connect; sets `error`.
-FileDescriptor try_connect(const addrinfo& target, int timeout_ms, int& error) {
-  FileDescriptor link(
-      socket(target.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  error = 0;
-  if (connect(link.fd(), target.ai_addr, target.ai_addrlen) == 0) return link;
-  error = errno;
-  if (error == EINPROGRESS) {
-    pollfd file{link.fd(), POLLOUT, 0};
-    if (poll(&file, 1, timeout_ms) != 1) {
-      error = ETIMEDOUT;
-      return FileDescriptor();
-    }
-    socklen_t size = sizeof error;
-    getsockopt(link.fd(), SOL_SOCKET, SO_ERROR, &error, &size);
-  }
-  return error == 0 ? std::move(link) : FileDescriptor();
-}
-
 FileDescriptor
 connect_to_host(const LaunchOptions& options, const Deadline& deadline) {
   const auto target = resolve(options.master_addr, master_port(options));
   const std::string place = master_text(options);
   Notice notice;
-  for (int error = 0;;) {
-    FileDescriptor link =
-        try_connect(*target, deadline.left_ms(milliseconds(2000)), error);
-    if (link.fd() >= 0) return link;
+  for (;;) {
+    FileDescriptor link = authentication::connect_within(
+        *target, milliseconds(deadline.left_ms(milliseconds(2000))));
+    const int error = errno;
+    if (link.is_open()) return link;
     if (deadline.passed() || error == ENETUNREACH || error == EACCES) {
       throw ConfigError(format(
           "[launch] node 0 does not answer at {}: {}; is the launcher with "

@@ -1,7 +1,6 @@
 #include "echelon/checkpoint/memory/memory_link.h"
 
 #include <fcntl.h>
-#include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -14,6 +13,7 @@
 #include <cstring>
 #include <vector>
 
+#include "echelon/authentication/connect.h"
 #include "echelon/authentication/handshake.h"
 #include "echelon/authentication/strangers.h"
 #include "echelon/error.h"
@@ -26,47 +26,20 @@ namespace {
 constexpr size_t kLongestLine = 4096;
 constexpr size_t kPiece = 1 << 20;
 
-FileDescriptor connect_to(const std::string& address, int port) {
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = AI_NUMERICHOST;
-  addrinfo* found = nullptr;
-  if (getaddrinfo(
-          address.c_str(), std::to_string(port).c_str(), &hints, &found) != 0) {
-    errno = EINVAL;
-    return FileDescriptor();
-  }
-  FileDescriptor socket(::socket(
-      found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  int error =
-      connect(socket.fd(), found->ai_addr, found->ai_addrlen) == 0 ? 0 : errno;
-  freeaddrinfo(found);
-  if (error == EINPROGRESS) {
-    pollfd file{socket.fd(), POLLOUT, 0};
-    const auto limit = std::chrono::milliseconds(kSilence);
-    socklen_t size = sizeof error;
-    if (poll(&file, 1, static_cast<int>(limit.count())) <= 0) {
-      error = ETIMEDOUT;
-    } else {
-      getsockopt(socket.fd(), SOL_SOCKET, SO_ERROR, &error, &size);
-    }
-  }
-  errno = error;
-  return error == 0 ? std::move(socket) : FileDescriptor();
-}
-
 }  // namespace
 
 MemoryLink::MemoryLink(
     const std::string& address, int port, const authentication::Key& key)
     : peer_(format("{}, port {}", address, port)) {
+  const auto target = authentication::numeric_address(address, port);
+  if (!target) fail("it is no address");
   const auto deadline = std::chrono::steady_clock::now() + kSilence;
   FileDescriptor socket;
   auto state = authentication::State::closed;
   // A server closes connections to make room, and takes them again.
   for (int attempt = 0; attempt < 5 && state == authentication::State::closed;
        ++attempt) {
-    socket = connect_to(address, port);
+    socket = authentication::connect_within(*target, kSilence);
     if (!socket.is_open()) fail(std::strerror(errno));
     state = authentication::prove(
         socket.fd(), key, authentication::Port::memory, deadline);

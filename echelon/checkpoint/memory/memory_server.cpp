@@ -34,6 +34,7 @@
 #include <tuple>
 #include <utility>
 
+#include "echelon/authentication/connect.h"
 #include "echelon/authentication/handshake.h"
 #include "echelon/checkpoint/memory/memory_index.h"
 #include "echelon/checkpoint/memory/memory_link.h"
@@ -271,14 +272,8 @@ class Service {
 
 /// Listens on a free port, which it adds.
 FileDescriptor listen_at(const std::string& address, int& port) {
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = AI_NUMERICHOST;
-  addrinfo* found = nullptr;
-  if (getaddrinfo(address.c_str(), "0", &hints, &found) != 0) {
-    errno = EINVAL;
-    return FileDescriptor();
-  }
+  const auto found = authentication::numeric_address(address, 0);
+  if (!found) return FileDescriptor();
   FileDescriptor socket(
       ::socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_storage bound{};
@@ -292,7 +287,6 @@ FileDescriptor listen_at(const std::string& address, int& port) {
       getnameinfo(
           reinterpret_cast<sockaddr*>(&bound), size, nullptr, 0, name,
           sizeof name, NI_NUMERICSERV) == 0;
-  freeaddrinfo(found);
   port = std::atoi(name);
   return fine ? std::move(socket) : FileDescriptor();
 }

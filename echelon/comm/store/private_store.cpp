@@ -4,7 +4,6 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -17,6 +16,7 @@
 #include <vector>
 
 #include "echelon/authentication/channel.h"
+#include "echelon/authentication/connect.h"
 #include "echelon/authentication/handshake.h"
 #include "echelon/comm/store/store_messages.h"
 #include "echelon/error.h"
@@ -45,20 +45,8 @@ std::string name_of(const StorePlace& place) {
 
 // One attempt; not open when nobody listens.
 FileDescriptor connect_once(const addrinfo& target) {
-  FileDescriptor link(::socket(
-      target.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!link.is_open()) return FileDescriptor();
-  if (::connect(link.fd(), target.ai_addr, target.ai_addrlen) != 0) {
-    pollfd file{link.fd(), POLLOUT, 0};
-    int error = 0;
-    socklen_t size = sizeof error;
-    if (errno != EINPROGRESS ||
-        ::poll(&file, 1, static_cast<int>(kConnect.count())) != 1 ||
-        ::getsockopt(link.fd(), SOL_SOCKET, SO_ERROR, &error, &size) != 0 ||
-        error != 0) {
-      return FileDescriptor();
-    }
-  }
+  FileDescriptor link = authentication::connect_within(target, kConnect);
+  if (!link.is_open()) return link;
   const int yes = 1;
   ::setsockopt(link.fd(), IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
   const int flags = ::fcntl(link.fd(), F_GETFL);
