@@ -10,15 +10,14 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <chrono>
 #include <iostream>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <utility>
 #include <vector>
 
+#include "echelon/cli/job_memory.h"
 #include "echelon/cli/terminal.h"
-#include "echelon/cluster/host.h"
 #include "echelon/error.h"
 #include "echelon/text/format.h"
 #include "echelon/text/table.h"
@@ -29,16 +28,6 @@ namespace echelon::cli {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-// Whether parameters, gradients and two numbers of an optimizer may be a
-// quarter of the host's memory. A plan costs a start of echelon-train, which
-// small models need not wait for.
-bool may_not_fit(const Job& job, const JobFacts& facts) {
-  if (job.memory.limit_bytes > 0) return true;
-  return 4 * bytes_of_parameters(job, facts) *
-             static_cast<double>(job.layout.dp_replicate) >
-         static_cast<double>(host_bytes()) / 4;
-}
 
 predict::RunCluster cluster_of(
     const Job& job, int64_t num_ranks, int64_t per_host,
@@ -86,38 +75,6 @@ row_of(const Job& job, int64_t ranks, const predict::Replanned& plan) {
 }
 
 }  // namespace
-
-int64_t host_bytes() {
-  const cluster::HostMemory memory = cluster::host_memory();
-  const bool limited =
-      memory.limit_bytes > 0 &&
-      (memory.total_bytes <= 0 || memory.limit_bytes < memory.total_bytes);
-  return static_cast<int64_t>(
-      limited ? memory.limit_bytes : memory.total_bytes);
-}
-
-double bytes_of_parameters(const Job& job, const JobFacts& facts) {
-  return (job.model.dtype == ModelDtype::float64 ? 8.0 : 4.0) *
-         static_cast<double>(facts.num_parameters);
-}
-
-std::string memory_excess(const Job& job, const JobFacts& facts) {
-  if (!may_not_fit(job, facts)) return "";
-  const ScratchConfig config(job);
-  const Captured plan = capture(
-      {find_echelon_train(), "plan", config.path(), "--fits", "--host-bytes",
-       std::to_string(host_bytes())},
-      std::chrono::minutes(10));
-  if (plan.exit_code != static_cast<int>(ExitCode::configuration)) return "";
-  std::string text = plan.err;
-  if (text.starts_with("error: ")) text.erase(0, 7);
-  while (!text.empty() && text.back() == '\n') text.pop_back();
-  // The host's memory has a place of its own.
-  if (text.starts_with("rank ")) {
-    text = job.document.where("memory.limit_bytes") + ": " + text;
-  }
-  return text;
-}
 
 int print_replans(
     const Job& job, const JobFacts& facts, const RankCounts& counts,

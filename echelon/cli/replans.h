@@ -22,16 +22,6 @@ struct RankCounts {
   int64_t per_host = 0;  // above 0: hosts of so many come and go; 0: one host
 };
 
-/// What this host lets its processes have; 0: not known.
-int64_t host_bytes();
-
-/// A number for each of the model's parameters.
-double bytes_of_parameters(const Job& job, const JobFacts& facts);
-
-/// Why its ranks will run out of memory, by their layers' counts; empty: they
-/// will not, or the model is small. Counting takes up to minutes.
-std::string memory_excess(const Job& job, const JobFacts& facts);
-
 /// Prints the layouts of `job` on each of these numbers of ranks, as it will
 /// choose them itself. On `cluster`; null: on this machine. Returns the exit
 /// code.

@@ -15,6 +15,7 @@
 #include "echelon/checkpoint/memory/memory_server.h"
 #include "echelon/checkpoint/memory/memory_slots.h"
 #include "echelon/cli/arguments.h"
+#include "echelon/cli/job_memory.h"
 #include "echelon/cli/programs.h"
 #include "echelon/cli/replans.h"
 #include "echelon/cli/simulate.h"
@@ -56,34 +57,6 @@ void print_facts(const Job& job, const JobFacts& facts) {
       to_string(job.layout), counted(job.layout.num_ranks(), "rank"),
       counted(facts.steps, "step"), counted(job.train.batch, "sample"),
       job.train.run);
-}
-
-// What copies of the state for a restart take of a host, at most. The state is
-// the parameters and two numbers of the optimizer for each; there are two
-// copies, and the one that is being made; of several hosts, each also holds the
-// two of another one.
-double bytes_of_copies(const Job& job, const JobFacts& facts, int num_hosts) {
-  return (num_hosts == 1 ? 3 : 5) * 3 * bytes_of_parameters(job, facts);
-}
-
-bool may_copy(const Job& job, const JobFacts& facts, int num_hosts) {
-  return job.elastic.memory != MemoryCopies::off &&
-         bytes_of_copies(job, facts, num_hosts) <=
-             static_cast<double>(host_bytes()) / 4;
-}
-
-// A line for a dry run.
-std::string
-describe_copies(const Job& job, const JobFacts& facts, int num_hosts) {
-  if (job.elastic.memory == MemoryCopies::off) return "";
-  const bool fits = may_copy(job, facts, num_hosts);
-  return format(
-      "\nCopies of the state for restarts take {} of a host's memory{}.\n",
-      format_bytes(bytes_of_copies(job, facts, num_hosts)),
-      fits ? " ([elastic] memory)"
-           : format(
-                 ": more than a quarter of the {} here, so none are made",
-                 format_bytes(static_cast<double>(host_bytes()))));
 }
 
 // Where the ranks keep copies of their state for a restart; null: nowhere.

@@ -1,0 +1,30 @@
+// The memory of this host that the ranks of a job take.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "echelon/job/check_job.h"
+#include "echelon/job/job.h"
+
+namespace echelon::cli {
+
+/// What this host lets its processes have; 0: not known.
+int64_t host_bytes();
+
+/// A number for each of the model's parameters.
+double bytes_of_parameters(const Job& job, const JobFacts& facts);
+
+/// Why its ranks will run out of memory, by their layers' counts; empty: they
+/// will not, or the model is small. Counting takes up to minutes.
+std::string memory_excess(const Job& job, const JobFacts& facts);
+
+/// Whether [elastic] memory is on and the copies take a quarter of this host's
+/// memory at most.
+bool may_copy(const Job& job, const JobFacts& facts, int num_hosts);
+
+/// A line for a dry run; empty when there are no copies.
+std::string
+describe_copies(const Job& job, const JobFacts& facts, int num_hosts);
+
+}  // namespace echelon::cli
