@@ -1,8 +1,8 @@
 // A connection whose ends have proved that they have the same key. With a key
 // that encrypts, what they send is encrypted and signed: TLS 1.3 (RFC 8446)
 // with a pre-shared key made from this one, so that there are no certificates,
-// and with a Diffie-Hellman exchange, so that who gets the key later reads
-// nothing of what was recorded before.
+// and with a Diffie-Hellman exchange, so that somebody who gets the key
+// later cannot read what was recorded before.
 #pragma once
 
 #include <sys/types.h>

@@ -66,8 +66,8 @@ void close_launcher_files(const std::vector<int>& keep) {
   }
 }
 
-// True when the process is on its way out or has a SIGKILL to take, though
-// waitpid does not say so yet: its peers may notice before it is gone.
+// True when the process is exiting or has a pending SIGKILL, although waitpid()
+// does not report it yet: its peers may notice first.
 bool is_dying(pid_t pid) {
   std::ifstream stat(format("/proc/{}/stat", pid));
   std::string text;

@@ -155,8 +155,8 @@ bool HostListener::take_proof(Newcomer& newcomer) {
     case State::other_program:
       turn_away(
           newcomer,
-          "it does not speak as a launcher of this version, or one of both "
-          "alone has --tls");
+          "it does not speak as a launcher of this version, or only one of "
+          "the two hosts has --tls");
       return true;
     case State::other_key:
       turn_away(

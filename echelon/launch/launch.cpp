@@ -38,7 +38,7 @@ constexpr std::chrono::milliseconds kLeastHang{3000};
 // From the end of a wait to the next word to the other hosts.
 constexpr std::chrono::seconds kBetween{5};
 
-// `about`: on several hosts, whose ranks say from which step they go on.
+// `about`: on several hosts it may be one copy off. The ranks print it exactly.
 std::string from_step(int64_t step, bool about) {
   if (step <= 0) return ", from the start";
   return format(", from {}step {}", about ? "about " : "", step);

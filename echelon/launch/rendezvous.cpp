@@ -98,7 +98,7 @@ FileDescriptor join(
     if (retries.passed() || deadline.passed()) {
       throw ConfigError(format(
           "[launch] what answers at {} closes each connection: it is not the "
-          "launcher of this job, it alone or this host alone has --tls, or too "
+          "launcher of this job, only one of the two hosts has --tls, or too "
           "many others connect there; give another --master-port",
           place));
     }

@@ -21,7 +21,7 @@ struct StepShare {
   bool terminated = false;  // it was asked by SIGTERM
   SaverNews saver;
   bool memory = false;       // a copy in memory is wanted
-  bool memory_busy = false;  // the copy before is not everywhere yet
+  bool memory_busy = false;  // the previous copy is still being sent
 };
 
 /// What all ranks know afterwards.

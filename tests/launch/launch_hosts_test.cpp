@@ -318,10 +318,10 @@ TEST_F(Loopback, AHostThatAloneEncryptsIsRefusedAndTheOthersGoOn) {
   Command a(node(0, {"true"}, mine + " --tls yes"));
   Command b(node(1, {"true"}, mine));
   EXPECT_EQ(b.wait(), 2);
-  EXPECT_THAT(b.err(), HasSubstr("it alone or this host alone has --tls"));
+  EXPECT_THAT(b.err(), HasSubstr("only one of the two hosts has --tls"));
   Command c(node(1, {"true"}, mine + " --tls yes"));
   expect_end(a, c, 0);
-  EXPECT_THAT(a.err(), HasSubstr("one of both alone has --tls"));
+  EXPECT_THAT(a.err(), HasSubstr("only one of the two hosts has --tls"));
 }
 
 TEST_F(Loopback, ATokenThatOthersCanReadIsRefused) {

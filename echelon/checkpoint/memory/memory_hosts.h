@@ -28,8 +28,8 @@ namespace echelon {
 std::string describe_memory(const std::string& index);
 
 /// The job goes on from `step`, as generation `generation`. Later steps of
-/// earlier generations count no more, also those that a host brings which is
-/// away now. Throws DataError or CheckpointError.
+/// earlier generations no longer count, even if a host that is away now brings
+/// them back. Throws DataError or CheckpointError.
 void go_on_from(const std::string& index, int64_t generation, int64_t step);
 
 /// The checkpoints of which every rank's slot, or a copy of it, is on some
@@ -44,7 +44,7 @@ class CommonCheckpoints {
   CommonCheckpoints(const CommonCheckpoints&) = delete;
   CommonCheckpoints& operator=(const CommonCheckpoints&) = delete;
 
-  /// A word for each.
+  /// A word for each checkpoint.
   std::string found() const;
   /// Lists those that all hosts have found in this host's index, and returns
   /// the newest one's step. `found`: the same on all hosts. Throws

@@ -43,7 +43,8 @@ struct Index {
   std::string address;  // of the server
   int port = 0;
   std::string key;  // hexadecimal
-  /// Later steps of that generation, and those before it, count no more.
+  /// Generations and steps: later steps of that generation, and of those before
+  /// it, no longer count.
   std::vector<std::pair<int64_t, int64_t>> until;
 
   /// With the copies. Throws DataError when a file cannot be read.

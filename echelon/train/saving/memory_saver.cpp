@@ -49,8 +49,8 @@ MemorySaver::MemorySaver(
   } catch (const CheckpointError& error) {
     std::fprintf(
         stderr,
-        "warning: a lost host takes its copies of the state in memory along: "
-        "rank %d: %s\n",
+        "warning: copies of the state in memory do not reach the next host, so "
+        "that a lost host takes them along: rank %d: %s\n",
         world_.rank(), error.what());
   }
 }
@@ -134,8 +134,8 @@ void MemorySaver::send(const WrittenSlot& slot) {
   } catch (const std::exception& error) {
     std::fprintf(
         stderr,
-        "warning: no copy of the state reaches the next host, so none is made "
-        "any more: rank %d: %s\n",
+        "warning: a copy of the state did not reach the next host, so no more "
+        "are made: rank %d: %s\n",
         world_.rank(), error.what());
   }
 }

@@ -13,8 +13,7 @@
 // it: with a copy after each step, a job that is killed loses one step at most.
 // A rank that fails to write does not disturb the others; the job then resumes
 // from what all of them have. On several hosts, a copy goes to the next host
-// too, beside the steps that follow; no other one is begun before all are
-// there.
+// too, beside the steps that follow. No other copy begins before all are there.
 #pragma once
 
 #include <atomic>

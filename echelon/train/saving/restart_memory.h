@@ -35,8 +35,9 @@ class RestartMemory {
   /// Throws CheckpointError.
   std::unique_ptr<SlotSender> make_sender() const;
 
-  /// The job goes on from `step`: no later one is gone on from, whoever has it.
-  /// Every rank calls it; none may be writing.
+  /// The job goes on from `step`, and never resumes from a later step of an
+  /// earlier generation, whichever host has it. Every rank calls it; none may
+  /// be writing.
   void go_on_from(int generation, int64_t step);
   /// Lists the complete checkpoints again. Every rank calls it; none may be
   /// writing.
