@@ -82,6 +82,7 @@ pid_t serve(
     MemorySlots& slots, const std::string& address,
     const authentication::Key& key, std::optional<MemoryServer>& server) {
   try {
+    server.reset();
     return server.emplace(slots, address, key).pid();
   } catch (const ConfigError& error) {
     std::cerr << "warning: no copies of the state in memory: " << error.what()

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <iostream>
@@ -72,6 +73,16 @@ void wait_for(std::chrono::milliseconds time, const SignalFile& signals) {
   if (time.count() > 0) poll(&file, 1, static_cast<int>(time.count()));
 }
 
+// Leaves the process for its parent's own wait.
+bool has_ended(pid_t child) {
+  siginfo_t info{};
+  return child > 0 &&
+         waitid(
+             P_PID, static_cast<id_t>(child), &info,
+             WEXITED | WNOHANG | WNOWAIT) == 0 &&
+         info.si_pid == child;
+}
+
 // A job before its number of ranks changed.
 struct BeforeResize {
   int num_ranks;
@@ -129,7 +140,7 @@ int run_job(
     } else {
       start = hosts.next(may_restart(), launcher.signals);
       if (!start) return hosts.exit_code();
-      if (options.on_met && !launcher.helper) {
+      if (options.on_met && (!launcher.helper || has_ended(*launcher.helper))) {
         launcher.helper =
             options.on_met(start->place.node_address, hosts.key_for("memory"));
       }

@@ -104,9 +104,10 @@ struct LaunchOptions {
   /// The name of the job's ControlSocket, asked for once the hosts have met;
   /// null or empty: it has none.
   std::function<std::string()> control;
-  /// On several hosts: called once, when this host has an address among them.
-  /// Returns a process that it has started, which ends with the launcher and is
-  /// none of the ranks'; -1: none. Null: nothing is called.
+  /// On several hosts: called when this host has an address among them, and
+  /// again before a generation when the process has ended. Returns a process
+  /// that it has started, which ends with the launcher and is none of the
+  /// ranks'; -1: none. Null: nothing is called.
   ///
   ///   key  one that all hosts have
   std::function<pid_t(const std::string& address, const authentication::Key&)>

@@ -108,7 +108,11 @@ Record::parse(const std::string& text, const std::string& place) {
 }
 
 std::optional<Record> Record::read(const std::string& path) {
-  return parse(read_text_file(path), path);
+  try {
+    return parse(read_text_file(path), path);
+  } catch (const DataError&) {
+    return std::nullopt;
+  }
 }
 
 MemoryFile::MemoryFile(const std::string& name)

@@ -313,6 +313,7 @@ MemoryServer::MemoryServer(
   const FileDescriptor listener = listen_at(address, port);
   if (!listener.is_open()) refuse();
   const std::string copies = slots.begin_copies();
+  memory_slots::write_over(copies, "");  // those of a server before are gone
   const pid_t launcher = ::getpid();
   pid_ = ::fork();
   if (pid_ < 0) refuse();

@@ -191,7 +191,7 @@ std::vector<CheckpointPlace> checkpoints_in_memory(const std::string& index) {
 void discard_checkpoints_in_memory(const std::string& index, int64_t step) {
   for (const SlotPlace& slot : Index::read(index).slots) {
     const auto record = Record::read(slot.record);
-    if (!record || record->manifest.step > step) write_over(slot.record, "");
+    if (record && record->manifest.step > step) write_over(slot.record, "");
   }
 }
 

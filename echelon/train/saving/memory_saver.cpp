@@ -95,6 +95,7 @@ void MemorySaver::after_step(
   finish();
   if (failed_) return;
   if (sending_thread_.joinable()) sending_thread_.join();
+  if (sending_failed_) sender_.reset();
   held_ns_ = 0;
   const Held held(held_ns_);
   timeline::ScopedSpan span(
@@ -124,20 +125,21 @@ void MemorySaver::write(const CheckpointManifest& manifest) {
 }
 
 // A next host that is lost is no reason to stop: the launchers know by
-// themselves, and there is another next one then.
+// themselves, and then there is another one.
 void MemorySaver::send(const WrittenSlot& slot) {
   const int64_t began = timeline::steady_now_ns();
   try {
     sender_->send(slot);
     sending_ns_ = timeline::steady_now_ns() - began;
-    sending_ = false;
   } catch (const std::exception& error) {
     std::fprintf(
         stderr,
-        "warning: a copy of the state did not reach the next host, so no more "
-        "are made: rank %d: %s\n",
+        "warning: a copy of the state did not reach the next host, so copies "
+        "stay on this one: rank %d: %s\n",
         world_.rank(), error.what());
+    sending_failed_ = true;
   }
+  sending_ = false;
 }
 
 void MemorySaver::give_up(const std::string& error) {

@@ -87,6 +87,7 @@ class MemorySaver {
   WrittenSlot written_;
 
   std::thread sending_thread_;
+  bool sending_failed_ = false;  // read when the thread has ended
   std::atomic<bool> sending_ = false;
   std::atomic<int64_t> sending_ns_ = 0;
 

@@ -65,6 +65,18 @@ class ResizeCommand : public testing::Test {
     EXPECT_THAT(asked.err(), HasSubstr(rule));
   }
 
+  /// The run has done these steps, with the losses of "one", which may have
+  /// done more.
+  void expect_each_step_once(int64_t number) const {
+    const auto got = steps(run()), wanted = steps(run("one"));
+    ASSERT_EQ(got.size(), static_cast<size_t>(number));
+    ASSERT_GE(wanted.size(), got.size());
+    for (size_t i = 0; i < got.size(); ++i) {
+      ASSERT_EQ(got[i].step, static_cast<int64_t>(i) + 1);
+      ASSERT_NEAR(got[i].loss / wanted[i].loss, 1, 1e-10) << got[i].step;
+    }
+  }
+
   TempFolder folder_;
 };
 
@@ -116,13 +128,7 @@ TEST_P(Resized, AJobComputesWhatOneDeviceComputes) {
 
   Command one(train(run("one"), kSteps));
   ASSERT_EQ(one.wait(), 0) << one.err();
-  const auto got = steps(run()), wanted = steps(run("one"));
-  ASSERT_EQ(got.size(), static_cast<size_t>(kSteps));
-  ASSERT_EQ(wanted.size(), got.size());
-  for (size_t i = 0; i < got.size(); ++i) {
-    ASSERT_EQ(got[i].step, static_cast<int64_t>(i) + 1);
-    ASSERT_NEAR(got[i].loss / wanted[i].loss, 1, 1e-9) << got[i].step;
-  }
+  expect_each_step_once(kSteps);
 }
 
 INSTANTIATE_TEST_SUITE_P(, Resized, testing::Bool(), [](const auto& info) {
@@ -216,13 +222,7 @@ TEST_F(ResizeCommand, TheLayoutIsThatOfThePlan) {
 
   Command one(command(run("one")), home);
   ASSERT_EQ(one.wait(), 0) << one.err();
-  const auto got = steps(run()), wanted = steps(run("one"));
-  ASSERT_EQ(got.size(), static_cast<size_t>(kSteps));
-  ASSERT_EQ(wanted.size(), got.size());
-  for (size_t i = 0; i < got.size(); ++i) {
-    ASSERT_EQ(got[i].step, static_cast<int64_t>(i) + 1);
-    ASSERT_NEAR(got[i].loss / wanted[i].loss, 1, 1e-10) << got[i].step;
-  }
+  expect_each_step_once(kSteps);
 }
 
 class HostsThatComeAndGo : public Resized {};
@@ -298,11 +298,55 @@ TEST_P(HostsThatComeAndGo, ComputeWhatOneDeviceComputes) {
   })) << one.err();
   one.signal(SIGTERM);
   EXPECT_EQ(one.wait(), 75) << one.err();
-  const auto wanted = steps(run("one"));
-  for (size_t i = 0; i < got.size(); ++i) {
-    ASSERT_EQ(got[i].step, static_cast<int64_t>(i) + 1);
-    ASSERT_NEAR(got[i].loss / wanted[i].loss, 1, 1e-9) << got[i].step;
+  expect_each_step_once(got.back().step);
+}
+
+// The server of copies may be killed when memory is short. The job goes on
+// meanwhile, and its next start has another server.
+TEST_F(ResizeCommand, HostsShareTheirMemoryAgainWhenItsServerWasKilled) {
+  constexpr int64_t kSteps = 1000000;  // until it is stopped
+  const std::string port = std::to_string(testing_support::free_port());
+  const auto start = [&](int host) {
+    return std::make_unique<Command>(
+        train(
+            run(), kSteps,
+            {"-n", "1", "--layout", "fsdp=2", "--nnodes", "2", "--node-rank",
+             std::to_string(host), "--master-addr", "127.0.0.1",
+             "--master-port", port}) +
+        set({"elastic.memory_steps=1", "comm.backend=gloo"}));
+  };
+  const auto first = start(0), second = start(1);
+  const auto kill_server = [](const Command& job) {
+    for (const pid_t pid : job.living()) {
+      const std::string path = "/proc/" + std::to_string(pid) + "/comm";
+      if (read_file(path) != "echelon-memory\n") continue;
+      return ::kill(pid, SIGKILL) == 0;
+    }
+    return false;
+  };
+  const auto go_on = [&] {
+    ASSERT_TRUE(until_step(steps(run()).size() + 15))
+        << first->err() << second->out() << second->err();
+  };
+  ASSERT_NO_FATAL_FAILURE(go_on());
+  ASSERT_TRUE(kill_server(*second));
+  ASSERT_NO_FATAL_FAILURE(go_on());
+  const auto resumed = [&] {
+    return numbers_behind(first->out(), "resumes from step ");
+  };
+  for (const size_t starts : {1, 2}) {
+    ASSERT_EQ(::kill(ranks_of(*second).at(0), SIGKILL), 0) << second->err();
+    ASSERT_TRUE(Command::until([&] {
+      return count(first->err(), "restart ") >= static_cast<int>(starts);
+    })) << first->err();
+    ASSERT_NO_FATAL_FAILURE(go_on());
+    ASSERT_EQ(resumed().size(), starts) << first->out() << first->err();
   }
+  EXPECT_LT(resumed()[0], resumed()[1]);
+  EXPECT_GE(resumed()[0], 15);
+  first->signal(SIGTERM);
+  EXPECT_EQ(first->wait(), 75) << first->err();
+  EXPECT_EQ(second->wait(), 75) << second->err();
 }
 
 // TCP repeats what is lost, and no host is taken for lost. Each step waits for
@@ -330,11 +374,7 @@ TEST_F(ResizeCommand, AHostBehindABadNetworkIsKept) {
   EXPECT_EQ(first->err() + second->err(), "");
   Command one(train(run("one"), kSteps, small));
   ASSERT_EQ(one.wait(), 0) << one.err();
-  const auto got = steps(run()), wanted = steps(run("one"));
-  ASSERT_EQ(got.size(), static_cast<size_t>(kSteps));
-  for (size_t i = 0; i < got.size(); ++i) {
-    ASSERT_NEAR(got[i].loss / wanted[i].loss, 1, 1e-9) << got[i].step;
-  }
+  expect_each_step_once(kSteps);
 }
 
 // Messages take longer than what a further host computes. So one that comes
