@@ -21,6 +21,7 @@ import html
 import json
 import math
 import os
+import random
 import re
 import signal
 import socket
@@ -74,9 +75,14 @@ def ranks_of(layout):
 
 
 def free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
+    """A port that no outgoing connection takes: those have 32768 and above on Linux."""
+    while True:
+        with socket.socket() as one:
+            try:
+                one.bind(("", port := random.randrange(10000, 20000)))
+                return port
+            except OSError:
+                pass
 
 
 class Launch:

@@ -47,12 +47,13 @@ either(const GetVariable& get, const char* name, const char* other) {
   return get(name) ? name : other;
 }
 
-/// A port that all ranks of a job derive from a text that they share.
+/// A port that all ranks of a job derive from a text that they share. It lies
+/// below 32768: from there on, Linux gives ports to outgoing connections.
 /// The hash is FNV-1a: all hosts must compute the same one.
 int port_from(const std::string& text) {
   uint64_t hash = 1469598103934665603ull;
   for (unsigned char c : text) hash = (hash ^ c) * 1099511628211ull;
-  return static_cast<int>(20000 + hash % 20000);
+  return static_cast<int>(20000 + hash % 12000);
 }
 
 /// The first host of Slurm's "node[03-07,11],gpu2" -> "node03".

@@ -108,6 +108,17 @@ TEST(Environment, MapsMpirun) {
   EXPECT_EQ(read(test_hosts).master_addr, "head");
 }
 
+// Linux gives the ports from 32768 on to outgoing connections.
+TEST(Environment, PortsOfJobsAreNoOutgoingConnections) {
+  for (int job = 1; job <= 1000; ++job) {
+    const auto env = read(
+        "OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1 PMIX_NAMESPACE=" +
+        std::to_string(job));
+    EXPECT_GE(env.master_port, 1024);
+    EXPECT_LT(env.master_port, 32768);
+  }
+}
+
 TEST(Environment, MapsSrun) {
   const auto env = read(
       "SLURM_PROCID=3 SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=4 "

@@ -10,6 +10,7 @@ SKIPPED and CHANGED say what a test machine cannot do as it is written; an entry
 no command needs is an error."""
 import json
 import os
+import random
 import re
 import shutil
 import socket
@@ -174,9 +175,14 @@ def commands(lines):
 
 
 def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+    """A port that no outgoing connection takes: those have 32768 and above on Linux."""
+    while True:
+        with socket.socket() as one:
+            try:
+                one.bind(("", port := random.randrange(10000, 20000)))
+                return port
+            except OSError:
+                pass
 
 
 used = set()

@@ -15,6 +15,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <random>
 #include <sstream>
 #include <stdexcept>
 #include <thread>
@@ -164,19 +165,20 @@ std::vector<pid_t> Command::living() const {
 }
 
 int free_port() {
-  const int fd = socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof address;
-  auto* raw = reinterpret_cast<sockaddr*>(&address);
-  const bool bound =
-      bind(fd, raw, size) == 0 && getsockname(fd, raw, &size) == 0;
-  close(fd);
-  if (!bound) {
-    throw std::runtime_error("no free port");
+  std::random_device random;
+  for (int tries = 0; tries < 100; ++tries) {
+    const int port = 10000 + static_cast<int>(random() % 10000);
+    const int fd = socket(AF_INET, SOCK_STREAM, 0);
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_ANY);
+    address.sin_port = htons(static_cast<uint16_t>(port));
+    const bool bound =
+        bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0;
+    close(fd);
+    if (bound) return port;
   }
-  return ntohs(address.sin_port);
+  throw std::runtime_error("no free port");
 }
 
 int count(const std::string& text, const std::string& part) {

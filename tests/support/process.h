@@ -69,7 +69,8 @@ class Command {
   int status_ = -1;
 };
 
-/// A port of loopback that nobody has at the moment.
+/// A port that nobody has at the moment, and that no outgoing connection takes
+/// (Linux gives those 32768 and above).
 int free_port();
 int count(const std::string& text, const std::string& part);
 std::string read_file(const std::string& path);
