@@ -67,8 +67,8 @@ struct Record {
   /// rank that was killed.
   static std::optional<Record>
   parse(const std::string& text, const std::string& place);
-  /// The record of a slot. Nothing where the file is gone: copies end with their
-  /// server, which also drops them.
+  /// The record of a slot. Nothing where the file is gone: copies end with
+  /// their server, which also drops them.
   static std::optional<Record> read(const std::string& path);
 };
 
