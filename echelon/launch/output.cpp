@@ -239,21 +239,36 @@ bool RankOutput::read(int stream, TimePoint now, Screen& screen) {
   const std::string_view text(bytes, size);
   log(text);
   if (stream == 2) tail_.add(text);
-  show(stream, stream == 2 ? before_report(text) : text, now, screen);
+  show(stream, stream == 2 ? before_report(text, now) : text, now, screen);
   return true;
 }
 
 // A rank writes its report before the same text to stderr, where nothing else
-// follows (error_report.cpp).
-std::string_view RankOutput::before_report(std::string_view bytes) {
+// follows (error_report.cpp). The text's first word may come in two reads, so
+// what may be its begin waits for the rest.
+std::string_view
+RankOutput::before_report(std::string_view bytes, TimePoint now) {
   if (reported_) return {};
+  if (error_file_.empty()) return bytes;
   constexpr std::string_view kBegin = "error: ";
-  size_t at = bytes.starts_with(kBegin) ? 0 : bytes.find("\nerror: ");
-  if (error_file_.empty() || at == std::string_view::npos) return bytes;
-  if (bytes[at] == '\n') ++at;
-  if (::access(error_file_.c_str(), F_OK) != 0) return bytes;
-  reported_ = true;
-  return bytes.substr(0, at);
+  read_ = std::exchange(held_, {}).append(bytes);
+  std::string_view text = read_;
+  size_t at =
+      begins_line_ && text.starts_with(kBegin) ? 0 : text.find("\nerror: ");
+  if (at != std::string_view::npos &&
+      ::access(error_file_.c_str(), F_OK) == 0) {
+    reported_ = true;
+    return text.substr(0, text[at] == '\n' ? at + 1 : at);
+  }
+  const size_t line = text.rfind('\n') + 1;  // 0 where there is no newline
+  const std::string_view last = text.substr(line);
+  if ((line > 0 || begins_line_) && kBegin.starts_with(last)) {
+    held_ = last;
+    held_since_ = now;
+    text.remove_suffix(last.size());
+  }
+  if (!text.empty()) begins_line_ = text.back() == '\n';
+  return text;
 }
 
 void RankOutput::show(
@@ -290,7 +305,14 @@ LineSplitter::Sink RankOutput::sink(int stream, Screen& screen) {
   };
 }
 
+void RankOutput::show_held(TimePoint now, Screen& screen) {
+  if (held_.empty()) return;
+  begins_line_ = false;
+  show(2, std::exchange(held_, {}), now, screen);
+}
+
 void RankOutput::idle(TimePoint now, Screen& screen) {
+  if (now - held_since_ >= kPrompt) show_held(now, screen);
   for (int stream = 1; stream <= 2; ++stream) {
     Lane& lane = lanes_[stream];
     lane.splitter.feed_idle(now, sink(stream, screen));
@@ -301,12 +323,14 @@ void RankOutput::idle(TimePoint now, Screen& screen) {
 }
 
 bool RankOutput::waiting() const {
-  return std::any_of(lanes_, lanes_ + 3, [](const Lane& lane) {
-    return lane.splitter.waiting() || !lane.partial.empty();
-  });
+  return !held_.empty() ||
+         std::any_of(lanes_, lanes_ + 3, [](const Lane& lane) {
+           return lane.splitter.waiting() || !lane.partial.empty();
+         });
 }
 
 void RankOutput::finish(Screen& screen) {
+  show_held(held_since_, screen);
   for (int stream = 1; stream <= 2; ++stream) {
     close_stream(stream);
     lanes_[stream].splitter.finish(sink(stream, screen));

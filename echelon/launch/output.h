@@ -160,14 +160,19 @@ class RankOutput {
     TimePoint last_byte{};
   };
   void show(int stream, std::string_view bytes, TimePoint now, Screen& screen);
-  /// What comes before the text of the rank's report.
-  std::string_view before_report(std::string_view bytes);
+  /// What comes before the text of the rank's report, until the next call.
+  std::string_view before_report(std::string_view bytes, TimePoint now);
+  void show_held(TimePoint now, Screen& screen);
   void log(std::string_view bytes);
   LineSplitter::Sink sink(int stream, Screen& screen);
 
   Show show_;
   std::string error_file_;
   bool reported_ = false;
+  bool begins_line_ = true;  // the next bytes of stderr begin a line
+  std::string read_;
+  std::string held_;  // perhaps the begin of the report's text
+  TimePoint held_since_{};
   Lane lanes_[3];
   Tail tail_;
   FileDescriptor log_;

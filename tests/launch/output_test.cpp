@@ -4,8 +4,13 @@
 #include <gmock/gmock.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
 #include <string>
 #include <vector>
+
+#include "tests/support/process.h"
 
 namespace echelon::launch::output_test {
 
@@ -118,6 +123,59 @@ TEST(Screen, AReaderThatDoesNotReadBlocksNobody) {
   }
   close(ends[0]);
   EXPECT_EQ(got, sent);
+}
+
+// A rank's stderr comes in pieces, as the pipe gives them.
+TEST(RankOutputTest, AReportIsNotShownWhereverReadsCutItsText) {
+  const testing_support::TempFolder folder;
+  const std::string text = "errors: 3\nerror: no such file\nerror: \n";
+  const std::string report = folder.path() + "/report";
+  const auto shown = [&](size_t cut, bool reported) {
+    int ends[2];
+    EXPECT_EQ(pipe2(ends, O_CLOEXEC), 0);
+    Screen screen(ends[1], ends[1]);
+    RankOutput output(Show::raw, "", false, report);
+    const LineSplitter::TimePoint now{};
+    for (const auto& part : {text.substr(0, cut), text.substr(cut)}) {
+      if (reported) std::ofstream(report) << text;
+      EXPECT_EQ(
+          write(output.write_end(2), part.data(), part.size()),
+          static_cast<ssize_t>(part.size()));
+      output.read(2, now, screen);
+    }
+    output.finish(screen);
+    screen.pump();
+    close(ends[1]);
+    std::string got(text.size() + 1, '\0');
+    got.resize(std::max<ssize_t>(0, read(ends[0], got.data(), got.size())));
+    close(ends[0]);
+    std::filesystem::remove(report);
+    return got;
+  };
+  for (size_t cut = 1; cut < text.size(); ++cut) {
+    EXPECT_EQ(shown(cut, true), "errors: 3\n") << cut;
+    EXPECT_EQ(shown(cut, false), text) << cut;
+  }
+}
+
+TEST(RankOutputTest, WhatOnlyLooksLikeAReportIsShownAfterAWhile) {
+  int ends[2];
+  ASSERT_EQ(pipe2(ends, O_CLOEXEC | O_NONBLOCK), 0);
+  Screen screen(ends[1], ends[1]);
+  RankOutput output(Show::raw, "", false, "no such report");
+  ASSERT_EQ(write(output.write_end(2), "err", 3), 3);
+  LineSplitter::TimePoint now{};
+  output.read(2, now, screen);
+  EXPECT_TRUE(output.waiting());
+  output.idle(now + milliseconds(100), screen);
+  EXPECT_EQ(screen.pending_file(), -1);
+  output.idle(now + milliseconds(600), screen);
+  EXPECT_FALSE(output.waiting());
+  screen.pump();
+  char got[8];
+  EXPECT_EQ(read(ends[0], got, sizeof got), 3);
+  close(ends[0]);
+  close(ends[1]);
 }
 
 TEST(Screen, AReaderThatIsGoneIsNoticed) {
