@@ -83,7 +83,6 @@ std::string step(const Workload& workload, const Settings& settings) {
   }
   text += format(
       " --cpus-per-task={} --kill-on-bad-exit=0", workload.cores_per_host);
-  if (workload.elastic()) text += " --no-kill";
   if (!settings.image.empty()) {
     text += format(
         " \\\n  --container-image={} --container-mounts=\"$PWD:$PWD\" "

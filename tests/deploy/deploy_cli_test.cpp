@@ -290,7 +290,9 @@ case "$*" in *%N*) echo 'node-[a-d]' ;; *) echo $((4 - steps)) ;; esac
   const Outcome outcome =
       run_script("--to slurm -n 1 --nnodes 2:4", slurm(137));
   EXPECT_EQ(lines_of(read("started")).size(), 3u);
-  EXPECT_THAT(read("options"), HasSubstr("--nodes=2\n"));
+  EXPECT_THAT(
+      read("options"),
+      AllOf(HasSubstr("--nodes=2\n"), Not(HasSubstr("--no-kill"))));
   // One node is fewer than two: the job queues for more.
   EXPECT_EQ(outcome.exit_code, 75) << outcome.err;
   EXPECT_EQ(read("orders"), "requeue 7\n");
@@ -346,6 +348,7 @@ exit 75
   EXPECT_EQ(read("asked"), "job stop runs/first\n");
 }
 
+// --- echelon submit
 TEST_F(DeployCommand, TheDriverOfRayStartsALauncherInEachBundle) {
   if (shell(folder_, "python3 --version").exit_code != 0) {
     GTEST_SKIP() << "needs Python";

@@ -26,7 +26,7 @@ while true; do
   nodes=$(squeue -h -j "$SLURM_JOB_ID" -o %D)
   list=$(squeue -h -j "$SLURM_JOB_ID" -o %N)
   master=$(scontrol show hostnames "$list" | head -n 1)
-  srun --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 --cpus-per-task=4 --kill-on-bad-exit=0 --no-kill \
+  srun --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 --cpus-per-task=4 --kill-on-bad-exit=0 \
   bash -c 'exec "$@" --node-rank "$SLURM_NODEID"' launcher \
   echelon train first.toml --set comm.device=cpu -n 4 --nnodes 2:4 --master-addr "$master"
   code=$?
