@@ -83,7 +83,7 @@ TEST_F(CommandLine, HelpStartsWithExamples) {
       "",           "train",  "run",      "verify", "compare",
       "explain",    "export", "import",   "bench",  "checkpoint",
       "schedule",   "plan",   "simulate", "doctor", "config",
-      "completion", "help",   "version",  "deploy"};
+      "completion", "help",   "version",  "deploy", "submit"};
   commands.insert(
       commands.end(), {"bench collectives", "checkpoint list",
                        "checkpoint show", "checkpoint verify",

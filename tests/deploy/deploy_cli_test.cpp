@@ -349,6 +349,103 @@ exit 75
 }
 
 // --- echelon submit
+// ------------------------------------------------------------
+
+TEST_F(DeployCommand, SubmitFollowsAJobOfSlurm) {
+  program_is(
+      "sbatch", "echo \"$@\" > words; cp \"${@: -1}\" sent; echo '42;c'\n");
+  // A state for each question.
+  program_is("scontrol", R"(
+echo "$@" >> asked
+case $(wc -l < asked) in
+  1) echo "JobId=42 JobState=PENDING Reason=Priority ExitCode=0:0" ;;
+  2|3) echo "JobId=42 JobState=RUNNING Reason=None ExitCode=0:0" ;;
+  *) echo "JobId=42 JobState=$LAST ExitCode=$CODE:0" ;;
+esac
+)");
+  const auto submit = [&](const std::string& last, int code) {
+    fs::remove(folder_.path("asked"));
+    return typed(
+        folder_, "submit --to slurm first.toml --every 0",
+        "LAST='" + last + "' CODE=" + std::to_string(code) +
+            " PATH=\"$PWD/bin:$PATH\" ");
+  };
+  const Outcome done = submit("COMPLETED Reason=None", 0);
+  EXPECT_EQ(done.exit_code, 0) << done.err;
+  EXPECT_EQ(
+      done.out,
+      "job 42\njob 42: PENDING (Priority)\njob 42: RUNNING\n"
+      "job 42: COMPLETED\n");
+  EXPECT_THAT(read("words"), StartsWith("--parsable "));
+  EXPECT_THAT(read("sent"), StartsWith("#!/bin/bash\n"));
+  EXPECT_THAT(read("asked"), StartsWith("show job -o 42\n"));
+  EXPECT_EQ(submit("FAILED Reason=NonZeroExitCode", 3).exit_code, 3);
+  EXPECT_EQ(submit("TIMEOUT Reason=TimeLimit", 0).exit_code, 1);
+  // Held after 93.
+  EXPECT_EQ(
+      submit("PENDING Reason=job_requeued_in_held_state", 0).exit_code, 93);
+
+  program_is("sbatch", "echo 'Invalid account' >&2; exit 1\n");
+  const Outcome refused = submit("", 0);
+  EXPECT_EQ(refused.exit_code, 2);
+  EXPECT_EQ(refused.err, "sbatch: Invalid account\n");
+}
+
+TEST_F(DeployCommand, SubmitFollowsAJobOfKubernetes) {
+  program_is("kubectl", R"(
+echo "$@" >> asked
+case "$*" in
+  "get secret"*) exit $NO_SECRET ;;
+  create*) echo configmap/first-config; echo jobset.jobset.x-k8s.io/first ;;
+  get*) case $(grep -c "o json" asked) in
+    1) echo '{"status":{"conditions":[{"type":"Suspended","status":"True"}]}}' ;;
+    2) echo '{"status":{"replicatedJobsStatus":[{"active":1}],"conditions":[]}}' ;;
+    *) echo "{\"status\":{\"conditions\":[{\"type\":\"$LAST\",\"status\":\"True\",\"message\":\"m\"}]}}" ;;
+  esac ;;
+esac
+)");
+  const auto submit = [&](const std::string& variables) {
+    fs::remove(folder_.path("asked"));
+    return typed(
+        folder_,
+        "submit --to jobset first.toml -n 1 --nnodes 2 --namespace vision "
+        "--volume v --every 0 " +
+            kImage,
+        variables + " PATH=\"$PWD/bin:$PATH\" ");
+  };
+  const Outcome done = submit("LAST=Completed NO_SECRET=0");
+  EXPECT_EQ(done.exit_code, 0) << done.err;
+  EXPECT_EQ(
+      done.out,
+      "configmap/first-config\njobset.jobset.x-k8s.io/first\n"
+      "jobset.jobset.x-k8s.io/first: Suspended: it waits in its queue\n"
+      "jobset.jobset.x-k8s.io/first: runs\n"
+      "jobset.jobset.x-k8s.io/first: Completed\n");
+  EXPECT_THAT(
+      read("asked"), AllOf(
+                         HasSubstr("create -o name -n vision -f "),
+                         HasSubstr("get jobset.jobset.x-k8s.io/first -o json "
+                                   "-n vision\n")));
+  const Outcome failed = submit("LAST=Failed NO_SECRET=0");
+  EXPECT_EQ(failed.exit_code, 1);
+  EXPECT_THAT(failed.out, HasSubstr("Failed: m\n"));
+  // Without its secret the pods would never start.
+  const Outcome bare = submit("LAST=Completed NO_SECRET=1");
+  EXPECT_EQ(bare.exit_code, 2);
+  EXPECT_THAT(bare.err, HasSubstr("--new-token, or make it: openssl"));
+  EXPECT_THAT(read("asked"), Not(HasSubstr("create")));
+}
+
+TEST_F(DeployCommand, SubmitNeedsAProgramAndAQueue) {
+  const Outcome bare =
+      typed(folder_, "submit --to slurm first.toml", "PATH=\"$PWD/bin\" ");
+  EXPECT_EQ(bare.exit_code, 2);
+  EXPECT_THAT(bare.err, HasSubstr("there is no sbatch on PATH"));
+  const Outcome ssh = run("--to ssh --hosts a", "submit");
+  EXPECT_EQ(ssh.exit_code, 2);
+  EXPECT_THAT(ssh.err, HasSubstr("--to ssh has no queue to send to"));
+}
+
 TEST_F(DeployCommand, TheDriverOfRayStartsALauncherInEachBundle) {
   if (shell(folder_, "python3 --version").exit_code != 0) {
     GTEST_SKIP() << "needs Python";
