@@ -44,8 +44,8 @@ struct Group {
 const std::vector<Group>& groups() {
   static const std::vector<Group> all = {
       {"Train",
-       {add_train, add_run, add_job, add_verify, add_sample, add_import,
-        add_export}},
+       {add_train, add_run, add_job, add_deploy, add_submit, add_verify,
+        add_sample, add_import, add_export}},
       {"Inspect", {add_explain, add_compare, add_checkpoint, add_config}},
       {"Plan", {add_plan, add_simulate, add_schedule}},
       {"Machine",

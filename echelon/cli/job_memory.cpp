@@ -21,14 +21,6 @@ bool may_not_fit(const Job& job, const JobFacts& facts) {
          static_cast<double>(host_bytes()) / 4;
 }
 
-// What copies of the state for a restart take of a host, at most. The state is
-// the parameters and two numbers of the optimizer for each; there are two
-// copies, and the one that is being made; of several hosts, each also holds the
-// two of another one.
-double bytes_of_copies(const Job& job, const JobFacts& facts, int num_hosts) {
-  return (num_hosts == 1 ? 3 : 5) * 3 * bytes_of_parameters(job, facts);
-}
-
 }  // namespace
 
 int64_t host_bytes() {
@@ -43,6 +35,13 @@ int64_t host_bytes() {
 double bytes_of_parameters(const Job& job, const JobFacts& facts) {
   return (job.model.dtype == ModelDtype::float64 ? 8.0 : 4.0) *
          static_cast<double>(facts.num_parameters);
+}
+
+// The state is the parameters and two numbers of the optimizer for each; there
+// are two copies, and the one that is being made; of several hosts, each also
+// holds the two of another one.
+double bytes_of_copies(const Job& job, const JobFacts& facts, int num_hosts) {
+  return (num_hosts == 1 ? 3 : 5) * 3 * bytes_of_parameters(job, facts);
 }
 
 std::string memory_excess(const Job& job, const JobFacts& facts) {

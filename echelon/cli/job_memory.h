@@ -15,6 +15,9 @@ int64_t host_bytes();
 /// A number for each of the model's parameters.
 double bytes_of_parameters(const Job& job, const JobFacts& facts);
 
+/// What copies of the state for a restart take of a host, at most.
+double bytes_of_copies(const Job& job, const JobFacts& facts, int num_hosts);
+
 /// Why its ranks will run out of memory, by their layers' counts; empty: they
 /// will not, or the model is small. Counting takes up to minutes.
 std::string memory_excess(const Job& job, const JobFacts& facts);

@@ -80,9 +80,10 @@ TEST_F(CommandLine, SaysItsVersion) {
 
 TEST_F(CommandLine, HelpStartsWithExamples) {
   std::vector<std::string> commands = {
-      "",         "train",  "run",    "verify",     "compare",  "explain",
-      "export",   "import", "bench",  "checkpoint", "schedule", "plan",
-      "simulate", "doctor", "config", "completion", "help",     "version"};
+      "",           "train",  "run",      "verify", "compare",
+      "explain",    "export", "import",   "bench",  "checkpoint",
+      "schedule",   "plan",   "simulate", "doctor", "config",
+      "completion", "help",   "version",  "deploy", "submit"};
   commands.insert(
       commands.end(), {"bench collectives", "checkpoint list",
                        "checkpoint show", "checkpoint verify",

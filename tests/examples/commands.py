@@ -48,6 +48,8 @@ SKIPPED = {
     "convert_checkpoints.py": "needs Megatron",
     "contents 1": "is a part of a file, not a command",
     "echelon job ": "needs a job that runs meanwhile; tests/train/saving does it",
+    "--nnodes 2 --check": "asks the Slurm of this machine; tests/deploy does it",
+    "echelon submit ": "needs Slurm; tests/deploy has a stand-in",
     "echelon sample RUN": "names the options, not a command",
 }
 # The text of a command, and what stands for it here.

@@ -1,0 +1,167 @@
+#include "echelon/deploy/projects.h"
+
+#include <algorithm>
+#include <map>
+
+#include "echelon/config/value.h"
+#include "echelon/deploy/names.h"
+#include "echelon/error.h"
+#include "echelon/text/format.h"
+#include "echelon/text/nearest.h"
+#include "echelon/text/text_file.h"
+
+namespace echelon::deploy {
+namespace {
+
+using config::Member;
+using config::Value;
+
+[[noreturn]] void refuse(const config::Place& place, const std::string& text) {
+  throw ConfigError(format("{}: {}", place.text(), text));
+}
+
+int64_t count_of(const Member& member) {
+  if (member.value.kind != Value::Kind::integer || member.value.integer < 0) {
+    refuse(
+        member.place, format(
+                          "{} = {}: must be a whole number, 0 or more",
+                          member.name, member.value.text()));
+  }
+  return member.value.integer;
+}
+
+double weight_of(const Member& member) {
+  const Value& value = member.value;
+  const double weight = value.kind == Value::Kind::integer
+                            ? static_cast<double>(value.integer)
+                            : value.real;
+  const bool number =
+      value.kind == Value::Kind::integer || value.kind == Value::Kind::real;
+  if (!number || !(weight >= 0)) {
+    refuse(
+        member.place,
+        format("weight = {}: must be a number, 0 or more", value.text()));
+  }
+  return weight;
+}
+
+Project project_of(const Member& table) {
+  static const std::vector<std::string> keys = {
+      "devices", "weight", "limit", "parent"};
+  Project project{.name = table.name};
+  check_dns_label(table.place.text() + ": project", project.name, 63);
+  if (table.value.kind != Value::Kind::table) {
+    refuse(
+        table.place,
+        format("{}: is a table, as in [project.{}]", table.name, table.name));
+  }
+  for (const Member& member : table.value.members) {
+    if (member.name == "devices") {
+      project.devices = count_of(member);
+    } else if (member.name == "limit") {
+      project.limit = count_of(member);
+    } else if (member.name == "weight") {
+      project.weight = weight_of(member);
+    } else if (member.name == "parent") {
+      project.parent = member.value.string;
+    } else {
+      refuse(
+          member.place, format(
+                            "unknown key {} of a project; {} are known{}",
+                            in_quotes(member.name), join(keys, ", "),
+                            config::did_you_mean(member.name, keys)));
+    }
+  }
+  if (project.limit >= 0 && project.limit < project.devices) {
+    refuse(
+        table.place, format(
+                         "[project.{}] limit = {}, but devices = {} are "
+                         "guaranteed; raise one or lower the other",
+                         project.name, project.limit, project.devices));
+  }
+  return project;
+}
+
+// Throws unless the guaranteed devices of a project's parts fit in its own. A
+// parent that says nothing has as many as its parts.
+void check_tree(std::vector<Project>& projects, const std::string& path) {
+  std::vector<std::string> names;
+  for (const auto& project : projects) names.push_back(project.name);
+  std::map<std::string, int64_t> parts;
+  for (const auto& project : projects) {
+    if (project.parent.empty()) continue;
+    if (std::ranges::find(names, project.parent) == names.end()) {
+      throw ConfigError(format(
+          "{}: [project.{}] parent = {}: there is no such project{}", path,
+          project.name, in_quotes(project.parent),
+          config::did_you_mean(project.parent, names)));
+    }
+    parts[project.parent] += project.devices;
+  }
+  for (auto& project : projects) {
+    const Project* above = &project;
+    for (size_t steps = 0; !above->parent.empty(); ++steps) {
+      if (steps > projects.size()) {
+        throw ConfigError(format(
+            "{}: [project.{}] is a part of itself by its parents; take one of "
+            "them out",
+            path, project.name));
+      }
+      above = &*std::ranges::find(projects, above->parent, &Project::name);
+    }
+    const auto part = parts.find(project.name);
+    if (part == parts.end()) continue;
+    if (project.devices == 0) project.devices = part->second;
+    if (part->second > project.devices) {
+      throw ConfigError(format(
+          "{}: [project.{}] devices = {}, but its parts are guaranteed {}; "
+          "raise it or lower theirs",
+          path, project.name, project.devices, part->second));
+    }
+  }
+}
+
+}  // namespace
+
+std::vector<Project> read_projects(const std::string& path) {
+  std::string text;
+  try {
+    text = read_text_file(path);
+  } catch (const DataError& error) {
+    throw ConfigError(format("--pool {}", error.what()));
+  }
+  const Value file = config::parse_nested_toml(text, path);
+  std::vector<Project> projects;
+  int64_t total = -1;
+  for (const Member& member : file.members) {
+    if (member.name == "devices") {
+      total = count_of(member);
+    } else if (
+        member.name == "project" && member.value.kind == Value::Kind::table) {
+      for (const Member& table : member.value.members) {
+        projects.push_back(project_of(table));
+      }
+    }
+    // Other tables are about the pool of one server.
+  }
+  if (projects.empty()) {
+    throw ConfigError(format(
+        "--pool {}: has no project; a table [project.vision] with devices = 3 "
+        "is one",
+        path));
+  }
+  check_tree(projects, path);
+  int64_t guaranteed = 0;
+  for (const auto& project : projects) {
+    if (project.parent.empty()) guaranteed += project.devices;
+  }
+  if (total >= 0 && guaranteed > total) {
+    throw ConfigError(format(
+        "{}: the projects are guaranteed {} devices, but devices = {}; lower "
+        "a project's",
+        path, guaranteed, total));
+  }
+  return projects;
+}
+
+}  // namespace echelon::deploy
