@@ -1,5 +1,5 @@
 # echelon_tests([TORCH]
-#   UNIT a_test b_test  RANKS c_test  PROCS ...  PYTORCH ...  BROWSER ...  GPU ...
+#   UNIT a_test b_test  RANKS c_test  PROCS ...  PYTORCH ...  BROWSER ...  GPU ...  SLURM ...
 #   [SOURCES helper.cpp ...] [NEEDS program ...] [LIBRARIES PNG::PNG ...]
 #   [LONG c_test ...])
 #
@@ -14,7 +14,7 @@
 # of its own: echelon::a_test.
 find_package(GTest REQUIRED)
 
-set(_echelon_labels UNIT RANKS PROCS PYTORCH BROWSER GPU)
+set(_echelon_labels UNIT RANKS PROCS PYTORCH BROWSER GPU SLURM)
 set(ECHELON_TEST_TIMEOUT 600 CACHE STRING "seconds that one test file may take")
 
 # Precompiled: GoogleTest, and LibTorch in the training wing. Tests need no

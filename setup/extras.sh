@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # What only some tests and the benchmarks against PyTorch need: a virtual
 # environment with Python's PyTorch (2.6 GB, in the user's cache), Chromium, Open
-# MPI's mpirun, and the tools that `make check` runs.
+# MPI's mpirun, Slurm, and the tools that `make check` runs.
 # Tests that miss them are skipped with that reason.
 set -euo pipefail
 source "$(dirname "$0")/fetch.sh"
@@ -38,6 +38,6 @@ if ! is_complete; then
   echo "${python_packages[*]}" >"$venv/complete"
 fi
 
-need_packages "the tests of pages, of mpirun and of the tree" \
-  chromium fonts-dejavu-core openmpi-bin clang-format clang-16 clang-tidy-16 codespell ||
+need_packages "the tests of pages, of mpirun, of Slurm and of the tree" \
+  chromium fonts-dejavu-core openmpi-bin slurm-wlm munge clang-format clang-16 clang-tidy-16 codespell ||
   say "those tests are skipped until then"

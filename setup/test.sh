@@ -3,7 +3,7 @@
 # counts in one line.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-echo "test: running every test (labels: unit ranks procs browser pytorch gpu check)"
+echo "test: running every test (labels: unit ranks procs browser pytorch slurm gpu check)"
 result=$PWD/build/tests.xml
 rm -f "$result"
 status=0

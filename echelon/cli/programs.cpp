@@ -99,6 +99,20 @@ void add_host_arguments(
         "--join", arguments.join, "ADDRESS[:PORT]",
         "come to a job that runs, by way of any of its hosts, in place of "
         "--node-rank and --master-addr");
+    option(
+        "--hosts", arguments.hosts, "HOSTS",
+        "start this command on these hosts (a,b,c) by ssh, in this folder, "
+        "which "
+        "they "
+        "share; it ends on all of them together");
+    option(
+        "--hostfile", arguments.hostfile, "FILE",
+        "the same for the hosts of a file: one a line, with slots=RANKS after "
+        "it where -n is not given");
+    option(
+        "--ssh", arguments.ssh, "COMMAND",
+        "what logs in to a host for --hosts and --hostfile (default: ssh -o "
+        "BatchMode=yes)");
   }
   option(
       "--token-file", arguments.token_file, "FILE",
@@ -118,25 +132,27 @@ host_options(const HostArguments& arguments, HostsOf hosts) {
   options.token_file = arguments.token_file;
   options.tls = arguments.tls;
   constexpr int kMostHosts = 1 << 16;
-  const size_t colon = arguments.num_nodes.find(':');
+  const std::string nodes =
+      arguments.num_nodes.empty() ? "1" : arguments.num_nodes;
+  const size_t colon = nodes.find(':');
   if (colon != std::string::npos) {
     if (hosts == HostsOf::fixed) {
       throw ConfigError(format(
           "--nnodes {}: the hosts of this command do not change; give one "
           "number",
-          arguments.num_nodes));
+          nodes));
     }
-    options.least_nodes = static_cast<int>(parse_count(
-        "--nnodes MIN", arguments.num_nodes.substr(0, colon), 1, kMostHosts));
+    options.least_nodes = static_cast<int>(
+        parse_count("--nnodes MIN", nodes.substr(0, colon), 1, kMostHosts));
   }
-  const std::string most = colon == std::string::npos
-                               ? arguments.num_nodes
-                               : arguments.num_nodes.substr(colon + 1);
+  const std::string most =
+      colon == std::string::npos ? nodes : nodes.substr(colon + 1);
   options.num_nodes = static_cast<int>(parse_count(
       colon == std::string::npos ? "--nnodes" : "--nnodes MAX", most,
       std::max(1, options.least_nodes), kMostHosts));
   options.node_rank = static_cast<int>(parse_count(
-      "--node-rank", arguments.node_rank, 0, options.num_nodes - 1));
+      "--node-rank", arguments.node_rank.empty() ? "0" : arguments.node_rank, 0,
+      options.num_nodes - 1));
   if (!arguments.master_port.empty()) {
     options.master_port = static_cast<int>(
         parse_count("--master-port", arguments.master_port, 1, 65535));
@@ -171,7 +187,7 @@ host_options(const HostArguments& arguments, HostsOf hosts) {
   }
   if (options.num_nodes > 1 && arguments.master_addr.empty()) {
     throw ConfigError(
-        "--nnodes " + arguments.num_nodes +
+        "--nnodes " + nodes +
         ": needs --master-addr, the address of node 0 as the other hosts reach "
         "it");
   }

@@ -15,22 +15,27 @@
 
 namespace echelon::cli {
 
-/// The hosts of a job, as written. Each host starts its own launcher.
+/// The hosts of a job, as written; empty: not given. Each host has a launcher
+/// of its own.
 struct HostArguments {
-  std::string num_nodes = "1";
-  std::string node_rank = "0";
+  std::string num_nodes;  // 1 when not given
+  std::string node_rank;  // 0 when not given
   std::string master_addr;
   std::string master_port;
   std::string join;
   std::string token_file;
   bool tls = false;
+  // What starts the launchers of the other hosts (job_hosts.h).
+  std::string hosts;
+  std::string hostfile;
+  std::string ssh = "ssh -o BatchMode=yes";
 };
 
 /// Whether hosts may come and go while the command runs.
 enum class HostsOf { fixed, elastic };
 
 /// Adds --nnodes, --node-rank, --master-addr, --master-port, --token-file and
-/// --tls; for `elastic` also --join.
+/// --tls; for `elastic` also --join, --hosts, --hostfile and --ssh.
 void add_host_arguments(
     Command& command, HostArguments& arguments, HostsOf hosts = HostsOf::fixed);
 

@@ -1,6 +1,9 @@
+#include <algorithm>
 #include <memory>
+#include <string>
 
 #include "echelon/cli/arguments.h"
+#include "echelon/cli/job_hosts.h"
 #include "echelon/cli/programs.h"
 #include "echelon/error.h"
 #include "echelon/launch/launch.h"
@@ -9,7 +12,7 @@ namespace echelon::cli {
 namespace {
 
 struct RunArguments {
-  std::string num_ranks = "1";
+  std::string num_ranks;
   HostArguments hosts;
   std::string log_dir;
   std::string max_restarts = "0";
@@ -17,11 +20,22 @@ struct RunArguments {
   std::vector<std::string> program;
 };
 
-int run(const RunArguments& arguments) {
+int run(const RunArguments& given) {
+  RunArguments arguments = given;
+  const JobHosts hosts = find_hosts(arguments.hosts);
   launch::LaunchOptions options =
       host_options(arguments.hosts, HostsOf::elastic);
+  if (arguments.num_ranks.empty()) {
+    arguments.num_ranks = std::to_string(std::max(1, hosts.num_ranks));
+  }
+  say_ranks(hosts, arguments.num_ranks);
   options.num_ranks =
       static_cast<int>(parse_count("-n", arguments.num_ranks, 1, kMaxRanks));
+  if (hosts.by != JobHosts::By::started) {
+    return start_on_hosts(
+        hosts, arguments.hosts, "run",
+        given.num_ranks.empty() ? arguments.num_ranks : "");
+  }
   options.log_dir = arguments.log_dir;
   options.max_restarts = parse_max_restarts(arguments.max_restarts);
   if (arguments.no_prefix) options.terminal = launch::Terminal::plain;
@@ -38,10 +52,14 @@ void add_run(Command& root) {
       "echelon run -n 4 --log-dir log -- python3 train.py\n"
       "echelon run -n 8 --nnodes 2 --node-rank 0 --master-addr 10.0.0.1 -- "
       "./program\n"
-      "echelon run -n 8 --nnodes 2:4 --join 10.0.0.1 -- ./program");
+      "echelon run -n 8 --nnodes 2:4 --join 10.0.0.1 -- ./program\n"
+      "echelon run -n 8 --hosts a,b -- ./program   on both, by ssh");
   auto arguments = std::make_shared<RunArguments>();
   command.option(
-      "-n", arguments->num_ranks, "RANKS", "ranks on this host (default: 1)");
+      "-n", arguments->num_ranks, "RANKS",
+      "ranks on this host (default: 1, or what the engine says that has "
+      "started "
+      "the job)");
   add_host_arguments(command, arguments->hosts, HostsOf::elastic);
   command.option(
       "--log-dir", arguments->log_dir, "DIR",

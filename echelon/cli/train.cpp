@@ -15,6 +15,7 @@
 #include "echelon/checkpoint/memory/memory_server.h"
 #include "echelon/checkpoint/memory/memory_slots.h"
 #include "echelon/cli/arguments.h"
+#include "echelon/cli/job_hosts.h"
 #include "echelon/cli/job_memory.h"
 #include "echelon/cli/programs.h"
 #include "echelon/cli/replans.h"
@@ -356,6 +357,23 @@ bool is_in_use(const std::filesystem::path& run) {
   }
 }
 
+// The ranks of each host where neither the user nor a layout says how many, and
+// something else does; else empty.
+std::string ranks_of_host(const JobHosts& hosts, const JobArguments& job) {
+  if (!job.num_ranks.empty() || !job.overrides.layout.empty() ||
+      hosts.num_ranks == 0 || load(job).layout.num_ranks() != 1) {
+    return "";
+  }
+  for (const RemoteHost& host : hosts.remote) {
+    if (host.num_ranks == hosts.num_ranks) continue;
+    throw ConfigError(format(
+        "--hostfile: {} has slots={}, and {} slots={}; hosts that train a "
+        "model have equal numbers of ranks: give -n",
+        hosts.remote[0].name, hosts.num_ranks, host.name, host.num_ranks));
+  }
+  return std::to_string(hosts.num_ranks);
+}
+
 // Handles SIGTERM until the launcher takes signals: no rank has begun.
 void end_as_preempted(int) {
   std::_Exit(static_cast<int>(ExitCode::preempted));
@@ -366,9 +384,13 @@ int train(const TrainArguments& given) {
     ::signal(SIGTERM, SIG_IGN);
   }
   TrainArguments arguments = given;
+  const JobHosts hosts = find_hosts(arguments.hosts);
   launch::LaunchOptions options =
       host_options(arguments.hosts, HostsOf::elastic);
   arguments.job.num_hosts = options.num_nodes;
+  const std::string ranks = ranks_of_host(hosts, arguments.job);
+  if (!ranks.empty()) arguments.job.num_ranks = ranks;
+  say_ranks(hosts, arguments.job.num_ranks);
   if (arguments.dry_run) return dry_run(arguments);
   if (!arguments.on.empty()) {
     throw ConfigError(format(
@@ -385,6 +407,9 @@ int train(const TrainArguments& given) {
   job.model.classes = facts.classes;
   check_hosts(job, options.num_nodes);
   check_folder_of_hosts(job, options.num_nodes);
+  if (hosts.by != JobHosts::By::started && !arguments.check) {
+    return start_on_hosts(hosts, arguments.hosts, "train", ranks);
+  }
   const auto run = std::filesystem::path(job.train.run);
   // Node 0 makes the folder before the hosts meet; the others see it then. When
   // the job runs already, this host was lost and comes back.
@@ -489,6 +514,7 @@ void add_train(Command& root) {
       "10.0.0.1\n"
       "echelon train first.toml -n 8 --nnodes 2:4 --join 10.0.0.1   one more "
       "host\n"
+      "echelon train first.toml -n 8 --hosts a,b   on both, by ssh\n"
       "echelon train first.toml --check        check everything, start "
       "nothing\n"
       "echelon train first.toml --dry-run      each rank's memory and "

@@ -67,6 +67,27 @@ std::string first_host(const std::string& list) {
   return list.substr(0, bracket) + list.substr(bracket + 1, end - bracket - 1);
 }
 
+/// How many tasks Slurm starts on a node, from "2(x3),1": three nodes of 2, and
+/// one of 1. 0: the text does not say.
+int tasks_of_node(const std::string& list, int node) {
+  int nodes = 0;
+  for (const char* at = list.c_str(); *at != '\0';) {
+    char* end = nullptr;
+    const long tasks = std::strtol(at, &end, 10);
+    long repeated = 1;
+    if (end == at || tasks < 1) return 0;
+    if (end[0] == '(' && end[1] == 'x') {
+      repeated = std::strtol(end + 2, &end, 10);
+      if (*end++ != ')') return 0;
+    }
+    nodes += static_cast<int>(repeated);
+    if (node < nodes) return static_cast<int>(tasks);
+    if (*end != ',') return 0;
+    at = end + 1;
+  }
+  return 0;
+}
+
 /// The address in Open MPI's "1234.0;tcp://10.0.0.1,10.1.0.1:40123".
 std::string address_of(const std::string& uri) {
   const size_t begin = uri.find("tcp://");
@@ -149,10 +170,16 @@ RankEnvironment from_srun(const GetVariable& get) {
   env.node_rank = number_or(get, "SLURM_NODEID", 0);
   const int nodes =
       number_or(get, either(get, "SLURM_STEP_NUM_NODES", "SLURM_NNODES"), 1);
-  env.local_world_size = nodes == 1 ? env.world_size
-                                    : number_or(
-                                          get, "SLURM_NTASKS_PER_NODE",
-                                          (env.world_size + nodes - 1) / nodes);
+  // SLURM_NTASKS_PER_NODE is what the job asked for, and its steps may differ.
+  env.local_world_size = tasks_of_node(
+      get("SLURM_STEP_TASKS_PER_NODE").value_or(""), env.node_rank);
+  if (env.local_world_size == 0) {
+    env.local_world_size = nodes == 1
+                               ? env.world_size
+                               : number_or(
+                                     get, "SLURM_NTASKS_PER_NODE",
+                                     (env.world_size + nodes - 1) / nodes);
+  }
   env.job = format(
       "slurm-{}.{}", get("SLURM_JOB_ID").value_or("0"),
       get("SLURM_STEP_ID").value_or("0"));

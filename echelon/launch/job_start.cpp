@@ -69,19 +69,36 @@ std::string own_addresses() {
 
 }  // namespace
 
-std::unique_ptr<addrinfo, void (*)(addrinfo*)>
-resolve(const std::string& address, int port) {
+Addresses
+find_address(const std::string& address, int port, std::string& reason) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
   addrinfo* found = nullptr;
   const int failure = getaddrinfo(
       address.c_str(), std::to_string(port).c_str(), &hints, &found);
-  if (failure != 0) {
+  if (failure == 0) return {found, freeaddrinfo};
+  reason = gai_strerror(failure);
+  const bool may_come = failure == EAI_NONAME || failure == EAI_NODATA ||
+                        failure == EAI_AGAIN || failure == EAI_FAIL;
+  const bool number =
+      address.find_first_not_of("0123456789.") == std::string::npos;
+  if (!may_come || number) {
     throw ConfigError(format(
         "[launch] master address \"{}\": {}; give its number", address,
-        gai_strerror(failure)));
+        reason));
   }
-  return {found, freeaddrinfo};
+  return {nullptr, freeaddrinfo};
+}
+
+Addresses resolve(const std::string& address, int port) {
+  std::string reason;
+  auto found = find_address(address, port, reason);
+  if (!found) {
+    throw ConfigError(format(
+        "[launch] master address \"{}\": {}; give its number", address,
+        reason));
+  }
+  return found;
 }
 
 int master_port(const LaunchOptions& options) {

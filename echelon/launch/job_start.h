@@ -30,9 +30,15 @@ std::pair<sockaddr_un, socklen_t> abstract_address(const std::string& name);
 /// Throws ConfigError when another job has the port.
 FileDescriptor claim_port(const std::string& address, int port);
 
-/// The addresses of the master, given by name or number. Throws ConfigError.
-std::unique_ptr<addrinfo, void (*)(addrinfo*)>
-resolve(const std::string& address, int port);
+using Addresses = std::unique_ptr<addrinfo, void (*)(addrinfo*)>;
+
+/// The addresses of the master, given by name or number. Null where it has none
+/// yet, with a reason; its name may come later, as that of a pod does. Throws
+/// ConfigError where it cannot.
+Addresses
+find_address(const std::string& address, int port, std::string& reason);
+/// The same; throws ConfigError where there is none.
+Addresses resolve(const std::string& address, int port);
 
 /// The port at which node 0 of several hosts listens, and its address and port
 /// in words: "10.0.0.1, port 29500".

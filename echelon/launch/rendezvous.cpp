@@ -44,12 +44,33 @@ void refuse_loopback_name(
   }
 }
 
+// In Kubernetes the name of a pod comes seconds after the pod, and its address
+// is another one when it was started again.
+Addresses find_master(
+    const LaunchOptions& options, const Deadline& deadline, Notice& notice) {
+  for (;;) {
+    std::string reason;
+    auto found =
+        find_address(options.master_addr, master_port(options), reason);
+    if (found) return found;
+    if (deadline.passed()) {
+      throw ConfigError(format(
+          "[launch] master address \"{}\": {}, for {}; give its number, or "
+          "look whether the name is that of the host with --node-rank 0",
+          options.master_addr, reason, deadline.seconds()));
+    }
+    notice.show(format("the name {} ({})", options.master_addr, reason));
+    poll(nullptr, 0, deadline.left_ms(milliseconds(200)));
+  }
+}
+
 FileDescriptor
 connect_to_host(const LaunchOptions& options, const Deadline& deadline) {
-  const auto target = resolve(options.master_addr, master_port(options));
   const std::string place = master_text(options);
-  Notice notice;
+  Notice of_name;
+  Notice of_host;
   for (;;) {
+    const auto target = find_master(options, deadline, of_name);
     FileDescriptor link = authentication::connect_within(
         *target, milliseconds(deadline.left_ms(milliseconds(2000))));
     const int error = errno;
@@ -60,7 +81,7 @@ connect_to_host(const LaunchOptions& options, const Deadline& deadline) {
           "--node-rank 0 running there, and the port open between the hosts?",
           place, std::strerror(error)));
     }
-    notice.show(format("node 0 at {} ({})", place, std::strerror(error)));
+    of_host.show(format("node 0 at {} ({})", place, std::strerror(error)));
     poll(nullptr, 0, deadline.left_ms(milliseconds(100)));
   }
 }
@@ -127,6 +148,8 @@ Hosts Hosts::meet(const LaunchOptions& options) {
         options.join_timeout);
   };
   if (options.node_rank == 0 && !options.joins) {
+    Notice notice;
+    find_master(options, Deadline(options.join_timeout), notice);
     BoundSocket bound = bind_master(options.master_addr, master_port(options));
     refuse_loopback_name(options, bound.address);
     hosts.master_ = {bound.address, bound.port};

@@ -132,6 +132,25 @@ TEST(Environment, MapsSrun) {
   EXPECT_GT(env.master_port, 1024);
 }
 
+// srun -N2 -n4 may give one node three tasks.
+TEST(Environment, NodesOfSrunMayHaveDifferentNumbersOfTasks) {
+  const auto tasks = [](const std::string& list, int node, int rank) {
+    Variables variables = parsed(
+        "SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=12 SLURM_STEP_NUM_NODES=4 "
+        "SLURM_STEP_NODELIST=n[0-3] SLURM_NTASKS_PER_NODE=3");
+    variables["SLURM_STEP_TASKS_PER_NODE"] = list;
+    variables["SLURM_NODEID"] = std::to_string(node);
+    variables["SLURM_PROCID"] = std::to_string(rank);
+    return read(variables).local_world_size;
+  };
+  EXPECT_EQ(tasks("4(x2),3,1", 0, 0), 4);
+  EXPECT_EQ(tasks("4(x2),3,1", 1, 4), 4);
+  EXPECT_EQ(tasks("4(x2),3,1", 2, 8), 3);
+  EXPECT_EQ(tasks("4(x2),3,1", 3, 11), 1);
+  EXPECT_EQ(tasks("6(x2)", 1, 7), 6);
+  EXPECT_EQ(tasks("3(x", 1, 3), 3) << "as SLURM_NTASKS_PER_NODE says";
+}
+
 TEST(Environment, NamesTheVariableThatIsWrong) {
   EXPECT_THAT(error_of("RANK=x WORLD_SIZE=2"), HasSubstr("RANK=\"x\""));
   EXPECT_THAT(error_of("RANK=0"), HasSubstr("WORLD_SIZE is not set"));

@@ -22,6 +22,12 @@ using launch::have_quorum;
 using testing::HasSubstr;
 using testing::StartsWith;
 
+std::vector<std::string> operator+(
+    std::vector<std::string> words, const std::vector<std::string>& more) {
+  words.insert(words.end(), more.begin(), more.end());
+  return words;
+}
+
 void expect_end(Command& a, Command& b, int exit_code) {
   EXPECT_EQ(a.wait(), exit_code) << a.err();
   EXPECT_EQ(b.wait(), exit_code) << b.err();
@@ -850,6 +856,54 @@ TEST_F(Namespaces, AHostWithoutARouteSaysSo) {
       on(1, "--node-rank 0 --master-addr " + TestHosts::address(0), {"true"}));
   EXPECT_EQ(b.wait(), 2);
   EXPECT_THAT(b.err(), HasAll("not an address of this host", "10.83.0.2"));
+}
+
+// In Kubernetes it comes seconds after the pod.
+TEST_F(Namespaces, TheMastersNameMayComeLater) {
+  const TempFolder folder;
+  const std::string table = folder.path() + "/hosts";
+  std::ofstream(table) << "127.0.0.1 localhost\n";
+  const auto node = [&](int rank) {
+    return hosts_.on(
+        rank,
+        std::vector<std::string>{
+            "sh", "-c", "mount --bind " + table + " /etc/hosts && exec \"$@\"",
+            "sh"} +
+            launch(
+                words(
+                    "--nnodes 2 --master-addr first-0 --node-rank " +
+                    std::to_string(rank)),
+                rank_program({"meet"})));
+  };
+  Command a(node(0));
+  Command b(node(1));
+  for (Command* one : {&a, &b}) {
+    EXPECT_TRUE(Command::until([&] {
+      return one->err().find("waiting for the name first-0 (") !=
+             std::string::npos;
+    })) << one->err();
+  }
+  std::ofstream(table, std::ios::app) << TestHosts::address(0) << " first-0\n";
+  expect_end(a, b, 0);
+  EXPECT_EQ(count(a.err(), "waiting for the name"), 1) << a.err();
+}
+
+TEST_F(Namespaces, TheMastersNameIsNotWaitedForForEver) {
+  for (const char* rank : {"0", "1"}) {
+    Command a(
+        on(1,
+           std::string("--join-ms 300 --master-addr first-0.invalid "
+                       "--node-rank ") +
+               rank,
+           {"true"}));
+    EXPECT_EQ(a.wait(), 2);
+    EXPECT_THAT(
+        a.err(),
+        HasAll("\"first-0.invalid\": ", ", for 0.3 s; give its number"));
+  }
+  Command number(on(1, "--master-addr 10.83.0.300 --node-rank 1", {"true"}));
+  EXPECT_EQ(number.wait(), 2);
+  EXPECT_THAT(number.err(), HasSubstr("\"10.83.0.300\""));
 }
 
 TEST_F(Namespaces, ACutCableEndsTheJobOnBothHosts) {

@@ -15,6 +15,7 @@
 #include <cstring>
 #include <deque>
 #include <random>
+#include <sstream>
 #include <stdexcept>
 
 #include "tests/support/process.h"
@@ -195,6 +196,19 @@ TestHosts::on(int host, const std::vector<std::string>& words) const {
 
 void TestHosts::cut(int host) const {
   must({"ip", "-n", switch_, "link", "set", cable(host), "down"});
+}
+
+void TestHosts::kill_all(int host) const {
+  // Those that have been started meanwhile are found by the next look.
+  for (int looks = 0; looks < 100; ++looks) {
+    Command list({"ip", "netns", "pids", names_[static_cast<size_t>(host)]});
+    list.wait();
+    std::istringstream pids(list.out());
+    bool found = false;
+    for (pid_t pid = 0; pids >> pid; found = true) kill(pid, SIGKILL);
+    if (!found) return;
+    usleep(10000);
+  }
 }
 
 void TestHosts::mend(int host) const {

@@ -27,6 +27,8 @@ class TestHosts {
   /// Cuts a host off from the others, and connects it again.
   void cut(int host) const;
   void mend(int host) const;
+  /// Kills every process of a host, as a loss of its power does.
+  void kill_all(int host) const;
 
  private:
   std::string make(int number);

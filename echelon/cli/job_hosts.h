@@ -1,0 +1,47 @@
+// Who starts the launchers of a job's hosts, and with what: the user, an engine
+// (environment/engine.h), or this process, by way of srun or ssh.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "echelon/cli/programs.h"
+
+namespace echelon::cli {
+
+/// A host of --hosts or --hostfile.
+struct RemoteHost {
+  std::string name;   // as ssh takes it
+  int num_ranks = 0;  // its slots; 0: not given
+};
+
+struct JobHosts {
+  /// `started`: this launcher is one of them, or the only one. Else the
+  /// launchers are still to be started.
+  enum class By { started, srun, ssh };
+  By by = By::started;
+  int num_ranks = 0;   // of each host, as the engine says; 0: nothing does
+  std::string engine;  // "Slurm job 42"; empty: none
+  std::vector<RemoteHost> remote;  // for ssh
+};
+
+/// Puts what the engine says into `arguments` where the user has given nothing,
+/// and says so to stderr, as it does where flags differ from it: flags win.
+/// Throws ConfigError where the engine's launchers cannot be one job, or have
+/// no token in common, and for --hosts and --hostfile that name no hosts.
+JobHosts find_hosts(HostArguments& arguments);
+
+/// Says which number of ranks of each host is used where an engine has one.
+void say_ranks(const JobHosts& hosts, const std::string& num_ranks);
+
+/// Starts this process's own command line on every host, and returns the job's
+/// exit code. With srun, this process becomes srun and does not return.
+///
+///   command    the subcommand, "train"
+///   num_ranks  of each host, where the command line has no -n; empty: it needs
+///              none
+int start_on_hosts(
+    const JobHosts& hosts, const HostArguments& arguments,
+    const std::string& command, const std::string& num_ranks);
+
+}  // namespace echelon::cli

@@ -1,0 +1,307 @@
+// Hosts that an engine names, and those of --hosts and --hostfile, with a stand
+// for ssh that enters a test host.
+#include <gmock/gmock.h>
+#include <signal.h>
+
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "tests/support/error_text.h"
+#include "tests/support/places.h"
+#include "tests/support/process.h"
+#include "tests/support/test_hosts.h"
+
+namespace echelon::job_hosts_test {
+
+using testing::HasSubstr;
+using testing::Not;
+using testing::UnorderedElementsAre;
+using testing_support::Command;
+using testing_support::TempFolder;
+using testing_support::TestHosts;
+using Words = std::vector<std::string>;
+
+Words operator+(Words words, const Words& more) {
+  words.insert(words.end(), more.begin(), more.end());
+  return words;
+}
+
+const Words kPlace = {
+    "--", "sh", "-c", "echo $RANK of $WORLD_SIZE on host $GROUP_RANK"};
+
+Words lines_of(const std::string& text) {
+  Words lines;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) lines.push_back(line);
+  return lines;
+}
+
+/// `echelon run` with these variables ("A=1 B=2") and flags.
+Words run(const std::string& variables, const Words& flags) {
+  Words words = {"env"};
+  std::istringstream text(variables);
+  for (std::string word; text >> word;) words.push_back(word);
+  return words + Words{program("echelon"), "run", "--no-prefix"} + flags +
+         kPlace;
+}
+
+TEST(EngineHosts, LaunchersTakeTheirHostsFromTheEngine) {
+  const std::string group =
+      "LWS_GROUP_SIZE=2 LWS_LEADER_ADDRESS=127.0.0.1 MASTER_PORT=" +
+      std::to_string(testing_support::free_port()) + " LWS_WORKER_INDEX=";
+  Command b(run(group + "1", {"-n", "1"}));
+  Command a(run(group + "0", {"-n", "2"}));
+  EXPECT_EQ(a.wait(), 0) << a.err();
+  EXPECT_EQ(b.wait(), 0) << b.err();
+  EXPECT_THAT(
+      lines_of(a.out() + b.out()),
+      UnorderedElementsAre(
+          "0 of 3 on host 0", "1 of 3 on host 0", "2 of 3 on host 1"));
+  EXPECT_THAT(
+      b.err(), HasSubstr("echelon: host 2 of 2 of LeaderWorkerSet 127, master "
+                         "127.0.0.1:"));
+}
+
+TEST(EngineHosts, FlagsWinAndThatIsSaid) {
+  const std::string port = std::to_string(testing_support::free_port());
+  const std::string group =
+      "LWS_GROUP_SIZE=3 LWS_LEADER_ADDRESS=lws-0.lws LWS_WORKER_INDEX=0";
+  const Words flags = {"--nnodes",      "2", "--master-addr", "127.0.0.1",
+                       "--master-port", port};
+  Command a(run(group, flags));
+  Command b(run(group, flags + Words{"--node-rank", "1"}));
+  EXPECT_EQ(a.wait(), 0) << a.err();
+  EXPECT_EQ(b.wait(), 0) << b.err();
+  EXPECT_THAT(
+      b.err(),
+      HasAll(
+          "echelon: --nnodes 2 is used, not 3 as LeaderWorkerSet lws-0 has it",
+          "echelon: --master-addr 127.0.0.1 is used, not lws-0.lws as ",
+          "echelon: --node-rank 1 is used, not 0 as ",
+          "echelon: host 2 of 2 of LeaderWorkerSet lws-0, master 127.0.0.1:" +
+              port));
+  Command alone(run(group, {"--nnodes", "1"}));
+  EXPECT_EQ(alone.wait(), 0) << alone.err();
+  EXPECT_EQ(alone.out(), "0 of 1 on host 0\n");
+  EXPECT_THAT(alone.err(), HasSubstr("--nnodes 1 is used: a job of this host"));
+}
+
+TEST(EngineHosts, SaysWhatAnEngineLeavesOut) {
+  Command pods(run("JOB_COMPLETION_INDEX=1", {}));
+  EXPECT_EQ(pods.wait(), 2);
+  EXPECT_THAT(
+      pods.err(), HasAll("does not say how many pods it has", "PET_NNODES"));
+  Command first(run("JOB_COMPLETION_INDEX=1 PET_NNODES=2", {}));
+  EXPECT_EQ(first.wait(), 2);
+  EXPECT_THAT(first.err(), HasSubstr("give --master-addr"));
+  // Each pod would make a token of its own.
+  const TempFolder home;
+  Command token(run(
+      "-u ECHELON_TOKEN HOME=" + home.path() +
+          " XDG_CONFIG_HOME=" + home.path() +
+          " LWS_GROUP_SIZE=2 LWS_WORKER_INDEX=0 LWS_LEADER_ADDRESS=127.0.0.1",
+      {}));
+  EXPECT_EQ(token.wait(), 2);
+  EXPECT_THAT(
+      token.err(), HasAll("its pods need one token", "kubectl create secret"));
+  EXPECT_FALSE(std::filesystem::exists(home.path() + "/echelon"));
+  Command several(
+      run("OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=4 "
+          "OMPI_COMM_WORLD_LOCAL_RANK=0 OMPI_COMM_WORLD_LOCAL_SIZE=2",
+          {}));
+  EXPECT_EQ(several.wait(), 2);
+  EXPECT_THAT(several.err(), HasSubstr("mpirun has started 4 launchers"));
+}
+
+/// Two test hosts, and an ssh that enters them by address.
+class SshHosts : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!hosts_.reason().empty()) GTEST_SKIP() << hosts_.reason();
+    std::string text = "#!/bin/sh\nhost=$1\nshift\ncase $host in\n";
+    for (int host = 0; host < 2; ++host) {
+      text += TestHosts::address(host) + ") exec";
+      for (const auto& word : hosts_.on(host, {"sh", "-c"})) {
+        text += " '" + word + "'";
+      }
+      text += " \"$*\" ;;\n";
+    }
+    agent_ = folder_.script(
+        "agent", text + "*) echo no route >&2; exit 255 ;;\nesac\n");
+  }
+  std::string both() const {
+    return TestHosts::address(0) + "," + TestHosts::address(1);
+  }
+  Words
+  on(const std::string& names, const Words& flags, const Words& ranks) const {
+    return Words{program("echelon"),
+                 "run",
+                 "--no-prefix",
+                 "--hosts",
+                 names,
+                 "--ssh",
+                 agent_} +
+           flags + ranks;
+  }
+  TestHosts hosts_;
+  TempFolder folder_;
+  std::string agent_;
+};
+
+TEST_F(SshHosts, StartTheCommandOnEach) {
+  Command job(on(both(), {"-n", "2"}, kPlace));
+  EXPECT_EQ(job.wait(), 0) << job.err();
+  EXPECT_THAT(
+      lines_of(job.out()), UnorderedElementsAre(
+                               "0 of 4 on host 0", "1 of 4 on host 0",
+                               "2 of 4 on host 1", "3 of 4 on host 1"));
+  EXPECT_TRUE(Command::until([&] { return job.living().empty(); }));
+}
+
+TEST_F(SshHosts, ComeFromAFileWithTheirRanks) {
+  const std::string file = folder_.path() + "/hosts";
+  std::ofstream(file) << "# two\n"
+                      << TestHosts::address(0) << " slots=1\n\n"
+                      << TestHosts::address(1) << " slots=2  # larger\n";
+  const auto job = [&](const Words& more) {
+    return Words{program("echelon"),   "run",   "--no-prefix",
+                 "--hostfile=" + file, "--ssh", agent_} +
+           more + kPlace;
+  };
+  Command slots(job({}));
+  EXPECT_EQ(slots.wait(), 0) << slots.err();
+  EXPECT_THAT(
+      lines_of(slots.out()),
+      UnorderedElementsAre(
+          "0 of 3 on host 0", "1 of 3 on host 1", "2 of 3 on host 1"));
+  Command given(job({"-n", "1"}));
+  EXPECT_EQ(given.wait(), 0) << given.err();
+  EXPECT_EQ(lines_of(given.out()).size(), 2u);
+}
+
+// Words with blanks and quotes arrive whole, and the token in no command line.
+TEST_F(SshHosts, GetTheirWordsAndTheToken) {
+  const std::string word = "it's \"$HOME\" *";
+  Command job(
+      on(both(), {},
+         {"--", "sh", "-c", "printf '%s|' \"$1\"; pwd; sleep 1", "sh", word}));
+  std::string lines;
+  ASSERT_TRUE(job.until_output("|", 2)) << job.err();
+  for (const pid_t pid : job.living()) {
+    lines +=
+        testing_support::read_file("/proc/" + std::to_string(pid) + "/cmdline");
+  }
+  EXPECT_THAT(lines, HasSubstr("--node-rank"));
+  EXPECT_THAT(lines, Not(HasSubstr("7777777777777777")));
+  EXPECT_EQ(job.wait(), 0) << job.err();
+  const std::string line =
+      word + "|" + std::filesystem::current_path().string();
+  EXPECT_THAT(lines_of(job.out()), UnorderedElementsAre(line, line));
+}
+
+TEST_F(SshHosts, EndTogetherWhenOneFails) {
+  Command job(on(
+      both(), {},
+      {"--", "sh", "-c", "echo ready; [ $RANK = 1 ] && exit 3; sleep 1000"}));
+  EXPECT_EQ(job.wait(), 3) << job.err();
+  EXPECT_THAT(job.err(), HasSubstr("rank 1"));
+  EXPECT_TRUE(Command::until([&] { return job.living().empty(); }));
+}
+
+TEST_F(SshHosts, AreToldOfASignal) {
+  Command job(
+      on(both(), {},
+         {"--", "sh", "-c",
+          "trap 'exit 75' TERM; echo ready; while :; do sleep 0.05; done"}));
+  ASSERT_TRUE(job.until_output("ready", 2)) << job.err();
+  job.signal(SIGTERM);
+  EXPECT_EQ(job.wait(), 75) << job.err();
+  EXPECT_TRUE(Command::until([&] { return job.living().empty(); }));
+}
+
+TEST_F(SshHosts, EndWithTheirCommandHoweverItEnds) {
+  Command job(on(both(), {}, {"--", "sh", "-c", "echo ready; sleep 1000"}));
+  ASSERT_TRUE(job.until_output("ready", 2)) << job.err();
+  job.signal(SIGKILL);
+  EXPECT_EQ(job.wait(), 128 + SIGKILL);
+  EXPECT_TRUE(Command::until([&] { return job.living().empty(); }));
+}
+
+TEST_F(SshHosts, AreNotWaitedForWhenOneCannotBeReached) {
+  Command job(on(TestHosts::address(0) + ",nowhere", {}, kPlace));
+  EXPECT_EQ(job.wait(), 1) << job.err();
+  EXPECT_THAT(
+      job.err(), HasAll(
+                     "no route",
+                     "echelon: host nowhere: its ssh ended with "
+                     "code 255; the others are told to stop"));
+  EXPECT_TRUE(Command::until([&] { return job.living().empty(); }));
+}
+
+TEST_F(SshHosts, OfAJobThatMayGoOnAreNotEnded) {
+  Command job(on(
+      both(), {"--nnodes", "1:2", "--max-restarts", "1"},
+      {"--", "sh", "-c",
+       "echo g$ECHELON_GENERATION $RANK of $WORLD_SIZE; [ $WORLD_SIZE = 1 ] || "
+       "sleep 1000"}));
+  ASSERT_TRUE(job.until_output(" of 2", 2)) << job.err();
+  for (const pid_t pid : job.living()) {
+    const auto line =
+        testing_support::read_file("/proc/" + std::to_string(pid) + "/cmdline");
+    const std::string second = std::string("--node-rank") + '\0' + "1";
+    if (line.find(second + '\0') != std::string::npos) kill(pid, SIGKILL);
+  }
+  EXPECT_EQ(job.wait(), 0) << job.err();
+  EXPECT_THAT(job.out(), HasSubstr(" 0 of 1"));
+}
+
+TEST(SshHostsErrors, SayWhatIsWrong) {
+  const TempFolder folder;
+  const std::string file = folder.path() + "/hosts";
+  std::ofstream(file) << "a slots=2\nb 4\n";
+  const std::vector<std::pair<Words, std::string>> cases = {
+      {{"--hosts", "a,,b"}, "\"\" is no name of a host"},
+      {{"--hosts", "a,-oProxyCommand=x"}, "\"-oProxyCommand=x\" is no name"},
+      {{"--hosts", "a;b"}, "\"a;b\" is no name"},
+      {{"--hosts", "a,b", "--nnodes", "3"}, "there are 2 hosts"},
+      {{"--hosts", "a,b", "--node-rank", "1"}, "--node-rank 1: --hosts"},
+      {{"--hosts", "a", "--hostfile", "f"}, "--hostfile f: --hosts"},
+      {{"--hostfile", "/none"}, "--hostfile /none: cannot be read"},
+      {{"--hostfile", file}, "line 2: \"4\" is not understood"},
+      {{"--hosts", "a", "--ssh", " "}, "names no program"}};
+  for (const auto& [flags, message] : cases) {
+    Command job(run("", flags));
+    EXPECT_EQ(job.wait(), 2) << message;
+    EXPECT_THAT(job.err(), HasSubstr(message));
+  }
+}
+
+// mpirun logs in to the other host, and starts one launcher on each.
+TEST_F(SshHosts, AreThoseOfMpirun) {
+  if (Command({"sh", "-c", "command -v mpirun"}).wait() != 0) {
+    GTEST_SKIP() << "needs mpirun (Debian package openmpi-bin): run `make "
+                    "extras` once";
+  }
+  Command job(hosts_.on(
+      0,
+      Words{
+          "mpirun", "--allow-run-as-root", "--mca", "plm_rsh_agent", agent_,
+          "-x", "ECHELON_TOKEN", "--host",
+          TestHosts::address(0) + ":1," + TestHosts::address(1) + ":1", "-n",
+          "2", program("echelon"), "run", "--no-prefix", "-n", "2"} +
+          kPlace));
+  EXPECT_EQ(job.wait(), 0) << job.err();
+  EXPECT_THAT(
+      lines_of(job.out()), UnorderedElementsAre(
+                               "0 of 4 on host 0", "1 of 4 on host 0",
+                               "2 of 4 on host 1", "3 of 4 on host 1"));
+  EXPECT_THAT(
+      job.err(), HasAll(
+                     "host 1 of 2 of mpirun, master " + TestHosts::address(0),
+                     "host 2 of 2 of mpirun, master "));
+}
+
+}  // namespace echelon::job_hosts_test

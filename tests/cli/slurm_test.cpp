@@ -1,0 +1,234 @@
+// Jobs of a real Slurm of two nodes: ranks that srun starts, launchers that
+// srun or a batch script starts, jobs that are queued again, and lost nodes.
+#include <gmock/gmock.h>
+
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "tests/support/error_text.h"
+#include "tests/support/places.h"
+#include "tests/support/test_slurm.h"
+
+namespace echelon::slurm_test {
+
+namespace fs = std::filesystem;
+using testing::HasSubstr;
+using testing::UnorderedElementsAre;
+using testing_support::Command;
+using testing_support::read_file;
+using testing_support::TestSlurm;
+using Words = std::vector<std::string>;
+
+Words lines_of(const std::string& text) {
+  Words lines;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) lines.push_back(line);
+  return lines;
+}
+
+const std::string kRun = program("echelon") + " run --no-prefix ";
+const std::string kPlace =
+    " -- sh -c 'echo $RANK of $WORLD_SIZE on $SLURMD_NODENAME'";
+
+class Slurm : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!slurm_.reason().empty()) GTEST_SKIP() << slurm_.reason();
+  }
+  /// A shell's words as a command on the first node.
+  Words shell(const std::string& text) const {
+    return slurm_.on_first({"sh", "-c", text});
+  }
+  std::string out() const { return read_file(slurm_.folder() + "/out"); }
+  bool until_out(const std::string& text) const {
+    return Command::until(
+        [&] { return out().find(text) != std::string::npos; });
+  }
+  TestSlurm slurm_;
+};
+
+/// Those that train.
+class SlurmTraining : public Slurm {
+ protected:
+  void SetUp() override {
+    if (!fs::exists(program("echelon-train"))) {
+      GTEST_SKIP() << "needs LibTorch: build with ECHELON_LIBTORCH";
+    }
+    Slurm::SetUp();
+  }
+  std::string run() const { return slurm_.folder() + "/run"; }
+  /// Of the digits, which take long for so many steps.
+  std::string train(const std::string& more, const std::string& steps) const {
+    return program("echelon") + " train " +
+           source_path("examples/configs/digits.toml") +
+           " --set train.run=" + run() +
+           " --set train.epochs=0 --set train.steps=" + steps +
+           " --set optimizer.warmup_steps=0 " + more;
+  }
+  int steps_done() const {
+    return testing_support::count(
+        read_file(run() + "/metrics.jsonl"), "\"step\"");
+  }
+  bool until_steps(int number) const {
+    return Command::until([&] { return steps_done() >= number; });
+  }
+  /// The newest checkpoint's step.
+  int saved_step() const {
+    int newest = -1;
+    for (const auto& entry : fs::directory_iterator(run() + "/checkpoints")) {
+      const std::string name = entry.path().filename();
+      if (name.starts_with("step-") && name.size() == 13) {
+        newest = std::max(newest, std::stoi(name.substr(5)));
+      }
+    }
+    return newest;
+  }
+};
+
+TEST_F(Slurm, LaunchersOfAStepAreTheHostsOfAJob) {
+  Command job(shell("srun -N2 --ntasks-per-node=1 " + kRun + "-n 2" + kPlace));
+  EXPECT_EQ(job.wait(), 0) << job.err();
+  EXPECT_THAT(
+      lines_of(job.out()),
+      UnorderedElementsAre(
+          "0 of 4 on n0", "1 of 4 on n0", "2 of 4 on n1", "3 of 4 on n1"));
+  EXPECT_THAT(
+      job.err(), HasAll(
+                     "echelon: host 1 of 2 of Slurm job ",
+                     "echelon: host 2 of "
+                     "2 of Slurm job ",
+                     ", master n0:"));
+}
+
+TEST_F(Slurm, ABatchScriptStartsTheLaunchersOfItsNodes) {
+  const std::string job = slurm_.submit(
+      "unset ECHELON_TOKEN\nexport HOME=$PWD XDG_CONFIG_HOME=$PWD/own\n" +
+          kRun + kPlace,
+      {"-N2", "--ntasks-per-node=2"});
+  ASSERT_TRUE(slurm_.until_state(job, "COMPLETED")) << out();
+  EXPECT_THAT(
+      out(), HasAll(
+                 "0 of 4 on n0\n", "1 of 4 on n0\n", "2 of 4 on n1\n",
+                 "3 of 4 on n1\n", "2 ranks a host, as Slurm job " + job,
+                 "host 2 of 2 of Slurm job " + job + ", master n0:"));
+  EXPECT_FALSE(fs::exists(slurm_.folder() + "/own")) << "a token of the user's";
+}
+
+// Where the cluster's own configuration does not do it. 9 has no meaning there.
+TEST_F(Slurm, AScriptMayQueueItsJobAgain) {
+  const std::string job = slurm_.submit(
+      "if [ ${SLURM_RESTART_COUNT:-0} -gt 0 ]; then echo again; exit 0; fi\n" +
+          kRun + "-- sh -c 'exit 9'\n" +
+          "code=$?\n"
+          "[ $code != 9 ] || scontrol requeue $SLURM_JOB_ID\n"
+          "exit $code\n",
+      {"-N2"});
+  ASSERT_TRUE(slurm_.until_state(job, "COMPLETED")) << out();
+  EXPECT_THAT(out(), HasSubstr("again\n"));
+}
+
+TEST_F(Slurm, SeveralLaunchersOnANodeAreRefused) {
+  Command job(shell("srun -N1 -n2 " + kRun + kPlace));
+  EXPECT_EQ(job.wait(), 2) << job.err();
+  EXPECT_THAT(
+      job.err(), HasAll("has started 2 launchers", "srun --ntasks-per-node=1"));
+}
+
+// A rank that srun starts knows how many there are on its node.
+TEST_F(SlurmTraining, TasksMayBeUnevenOverTheNodes) {
+  for (const auto& [options, first_node] :
+       {std::pair{"--ntasks-per-node=2", 2}, {"--distribution=plane=3", 3}}) {
+    Command job(shell(
+        std::string("srun -N2 -n4 ") + options + " " +
+        test_program("launchers_rank") + " gloo"));
+    EXPECT_EQ(job.wait(), 0) << job.err();
+    Words lines;
+    for (int rank = 0; rank < 4; ++rank) {
+      const int node = rank < first_node ? 0 : 1;
+      std::ostringstream line;
+      line << "rank " << rank << " of 4, "
+           << (node == 0 ? rank : rank - first_node) << " of "
+           << (node == 0 ? first_node : 4 - first_node) << " on node " << node
+           << ", gloo, sum 10";
+      lines.push_back(line.str());
+    }
+    EXPECT_THAT(lines_of(job.out()), testing::UnorderedElementsAreArray(lines));
+  }
+}
+
+TEST_F(SlurmTraining, AJobThatIsStoppedIsQueuedAgainAndGoesOn) {
+  // The second start ends soon after the step that the first has saved.
+  const std::string job = slurm_.submit(
+      "steps=1000000\n"
+      "if [ ${SLURM_RESTART_COUNT:-0} -gt 0 ]; then\n"
+      "  until [ -e steps ]; do sleep 0.05; done\n"
+      "  steps=$(cat steps)\n"
+      "fi\n" +
+          train("", "$steps"),
+      {"-N2", "--ntasks-per-node=2"});
+  ASSERT_TRUE(until_steps(10)) << out();
+  slurm_.output_of({"scancel", "--signal=TERM", job});
+  ASSERT_TRUE(Command::until([&] { return slurm_.state_of(job) != "RUNNING"; }))
+      << out();
+  const int saved = saved_step();
+  ASSERT_GT(saved, 0) << out();
+  std::ofstream(slurm_.folder() + "/part") << saved + 3;
+  fs::rename(slurm_.folder() + "/part", slurm_.folder() + "/steps");
+  ASSERT_TRUE(slurm_.until_state(job, "COMPLETED")) << out();
+  EXPECT_THAT(
+      out(), HasAll(
+                 "stopped by SIGTERM",
+                 "resumes from step " + std::to_string(saved) + " of " + run(),
+                 "after " + std::to_string(saved + 3) + " steps"));
+  EXPECT_THAT(
+      slurm_.output_of({"scontrol", "show", "job", job}),
+      HasSubstr("Restarts=1"));
+}
+
+// srun ends the other tasks then, whose state is saved too.
+TEST_F(SlurmTraining, KillOnBadExitKeepsCode75) {
+  std::ofstream(slurm_.folder() + "/job.toml")
+      << "[model]\nname = \"mlp\"\nhidden = [32]\n[data]\nname = \"digits\"\n"
+         "[layout]\ndp = 4\n[train]\nbatch = 32\nsteps = 1000000\nrun = \""
+      << run() << "\"\n";
+  Command job(shell(
+      "srun -N2 -n4 --ntasks-per-node=2 --kill-on-bad-exit=1 " +
+      program("echelon-train") + " train job.toml"));
+  ASSERT_TRUE(until_steps(10)) << job.err();
+  const std::string number = slurm_.output_of({"squeue", "-h", "-o", "%i"});
+  slurm_.output_of({"scancel", "--signal=TERM", number});
+  EXPECT_EQ(job.wait(), 75) << job.out() << job.err();
+  EXPECT_GT(saved_step(), 0);
+}
+
+TEST_F(SlurmTraining, AJobWhoseNodeIsLostIsQueuedAgain) {
+  const std::string job = slurm_.submit(
+      train("--set checkpoint.every_steps=5", "1000000"),
+      {"-N2", "--ntasks-per-node=2"});
+  ASSERT_TRUE(until_steps(30)) << out();
+  slurm_.lose_node(1);
+  EXPECT_TRUE(slurm_.until_state(job, "PENDING")) << out();
+}
+
+// A job that may shrink goes on on what is left of its allocation.
+TEST_F(SlurmTraining, NoKillGoesOnWithWhatIsLeft) {
+  const std::string job = slurm_.submit(
+      train("--nnodes 1:2 --max-restarts 3", "1000000"),
+      {"-N2", "--ntasks-per-node=2", "--no-kill"});
+  ASSERT_TRUE(until_steps(30)) << out();
+  slurm_.lose_node(1);
+  const int before = steps_done();
+  EXPECT_TRUE(Command::until([&] { return steps_done() > before + 100; }))
+      << out();
+  EXPECT_EQ(slurm_.state_of(job), "RUNNING");
+  EXPECT_EQ(slurm_.output_of({"squeue", "-h", "-j", job, "-o", "%D"}), "1");
+  slurm_.output_of({"scancel", "--signal=TERM", job});
+  EXPECT_TRUE(Command::until([&] { return slurm_.state_of(job) != "RUNNING"; }))
+      << out();
+}
+
+}  // namespace echelon::slurm_test
