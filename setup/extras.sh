@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # What only some tests and the benchmarks against PyTorch need: a virtual
 # environment with Python's PyTorch (2.6 GB, in the user's cache), Chromium, Open
-# MPI's mpirun, Slurm, and the tools that `make check` runs.
+# MPI's mpirun, Slurm, Prometheus (in the user's cache too), and the tools that
+# `make check` runs.
 # Tests that miss them are skipped with that reason.
 set -euo pipefail
 source "$(dirname "$0")/fetch.sh"
@@ -36,6 +37,22 @@ if ! is_complete; then
     "${python_packages[@]}"
   rm -rf "$cache/wheels"
   echo "${python_packages[*]}" >"$venv/complete"
+fi
+
+# Installed, the package would start a service that listens on every address. Its
+# programs need no more than themselves.
+if ! command -v prometheus >/dev/null && [ ! -e "$cache/prometheus/usr/bin/prometheus" ]; then
+  make_cache
+  say "fetching Debian's prometheus into $cache/prometheus (20 MB, once)"
+  temp=$(mktemp -d)
+  if (cd "$temp" && apt-get download prometheus) >"$temp/log" 2>&1 &&
+    dpkg-deb --extract "$temp"/prometheus_*.deb "$temp/programs"; then
+    mv "$temp/programs" "$cache/prometheus"
+  else
+    tail -n 3 "$temp/log" >&2
+    say "no prometheus: its test is skipped until then; does \`apt-get update\` work?"
+  fi
+  rm -rf "$temp"
 fi
 
 need_packages "the tests of pages, of mpirun, of Slurm and of the tree" \

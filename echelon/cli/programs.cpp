@@ -195,6 +195,13 @@ host_options(const HostArguments& arguments, HostsOf hosts) {
   return options;
 }
 
+void add_metrics_argument(Command& command, std::string& address) {
+  command.option(
+      "--metrics-address", address, "[HOST:]PORT",
+      "serve the job's figures to Prometheus there, as "
+      "http://HOST:PORT/metrics (default: nowhere; HOST is 127.0.0.1)");
+}
+
 int parse_max_restarts(const std::string& text) {
   return static_cast<int>(parse_count("--max-restarts", text, 0, 1'000'000));
 }

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <filesystem>
 #include <memory>
 #include <string>
 
@@ -16,6 +17,7 @@ struct RunArguments {
   HostArguments hosts;
   std::string log_dir;
   std::string max_restarts = "0";
+  std::string metrics_address;
   bool no_prefix = false;
   std::vector<std::string> program;
 };
@@ -40,6 +42,11 @@ int run(const RunArguments& given) {
   options.max_restarts = parse_max_restarts(arguments.max_restarts);
   if (arguments.no_prefix) options.terminal = launch::Terminal::plain;
   options.command = arguments.program;
+  options.metrics.address = arguments.metrics_address;
+  if (!arguments.program.empty()) {
+    options.metrics.run =
+        std::filesystem::path(arguments.program[0]).filename().string();
+  }
   return launch::run(options);
 }
 
@@ -68,6 +75,7 @@ void add_run(Command& root) {
       "--max-restarts", arguments->max_restarts, "N",
       "start all ranks again, up to N times, when one of them fails (default: "
       "0)");
+  add_metrics_argument(command, arguments->metrics_address);
   command.flag(
       "--no-prefix", arguments->no_prefix,
       "print lines without the rank in front");

@@ -42,6 +42,7 @@ struct TrainArguments {
   std::string on;  // the cluster of a dry run
   bool json = false;
   std::string max_restarts;
+  std::string metrics_address;
 };
 
 void print_facts(const Job& job, const JobFacts& facts) {
@@ -200,6 +201,10 @@ bool changes_no_result(const SettingChange& change) {
          kReports.contains({change.table, change.key});
 }
 
+std::filesystem::path without_slash(const std::filesystem::path& run) {
+  return run.has_filename() ? run : run.parent_path();
+}
+
 // Throws when a finished run is started with other settings: nothing would be
 // done with them.
 void check_same_settings(const Job& job, const JobFacts& facts) {
@@ -229,8 +234,7 @@ void check_same_settings(const Job& job, const JobFacts& facts) {
     lines[kShown] = format("{} more", lines.size() - kShown);
     lines.resize(kShown + 1);
   }
-  const std::string name =
-      (run.has_filename() ? run : run.parent_path()).string();
+  const std::string name = without_slash(run).string();
   int number = 2;
   std::error_code error;
   while (fs::exists(format("{}-{}", name, number), error)) ++number;
@@ -456,6 +460,11 @@ int train(const TrainArguments& given) {
         words, job.layout.num_ranks(), job.train.ranks, options);
   };
   options.control = [run] { return control_name(run); };
+  options.metrics = {
+      .address = arguments.metrics_address,
+      .run = without_slash(run.lexically_normal()).filename().string(),
+      .folder = run,
+      .saves = saves(job.checkpoint)};
   std::optional<Replans> replans;
   if (job.train.ranks == RankKind::processes) {
     options.resize = [&](int num_ranks) {
@@ -527,6 +536,7 @@ void add_train(Command& root) {
       "--max-restarts", arguments.max_restarts, "N",
       "start all ranks again, up to N times, when one of them fails (default: "
       "3); a host that is lost does not count");
+  add_metrics_argument(command, arguments.metrics_address);
   auto& overrides = arguments.job.overrides;
   command.flag(
       "--overwrite", overrides.overwrite,

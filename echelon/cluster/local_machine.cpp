@@ -153,6 +153,43 @@ void look_at(const Library& nvml, Handle handle, GpuHealth& gpu) {
   }
 }
 
+// Calls `take` with the index of each GPU that the variable makes visible,
+// NVML's error for it, and its handle.
+template <typename Take>
+void each_visible(
+    const Library& nvml, const std::optional<std::string>& visible,
+    const Take& take) {
+  const auto take_number = [&](unsigned index) {
+    Handle handle = nullptr;
+    const auto error =
+        nvml.call("nvmlDeviceGetHandleByIndex_v2", index, &handle);
+    if (error) take(static_cast<int>(index), *error, handle);
+  };
+  if (!visible) {
+    unsigned count = 0;
+    if (!nvml.ask("nvmlDeviceGetCount_v2", &count)) count = 0;
+    for (unsigned i = 0; i < count; ++i) take_number(i);
+    return;
+  }
+  std::istringstream names(*visible);
+  for (std::string name; std::getline(names, name, ',');) {
+    char* end = nullptr;
+    const long number = std::strtol(name.c_str(), &end, 10);
+    if (end != name.c_str() && *end == '\0') {
+      if (number < 0) break;  // as the driver reads the list
+      take_number(static_cast<unsigned>(number));
+      continue;
+    }
+    Handle handle = nullptr;
+    unsigned index = 0;
+    const auto error =
+        nvml.call("nvmlDeviceGetHandleByUUID", name.c_str(), &handle);
+    if (error != 0) continue;
+    nvml.ask("nvmlDeviceGetIndex", handle, &index);
+    take(static_cast<int>(index), 0, handle);
+  }
+}
+
 // --- The machine
 
 namespace fs = std::filesystem;
@@ -321,44 +358,81 @@ ask_gpu_health(const std::optional<std::string>& visible, const char* library) {
   std::vector<GpuHealth> all;
   const Library nvml(library);
   if (!nvml.present() || nvml.error() != 0) return all;
-  const auto add = [&](int index, int error, Handle handle) {
+  each_visible(nvml, visible, [&](int index, int error, Handle handle) {
     GpuHealth gpu{
         .index = index,
         .lost = error == kGpuIsLost,
         .needs_reset = error == kResetRequired};
     if (error == 0) look_at(nvml, handle, gpu);
     all.push_back(gpu);
-  };
-  const auto add_number = [&](unsigned index) {
-    Handle handle = nullptr;
-    const auto error =
-        nvml.call("nvmlDeviceGetHandleByIndex_v2", index, &handle);
-    if (error) add(static_cast<int>(index), *error, handle);
-  };
-  if (!visible) {
-    unsigned count = 0;
-    if (!nvml.ask("nvmlDeviceGetCount_v2", &count)) count = 0;
-    for (unsigned i = 0; i < count; ++i) add_number(i);
+  });
+  return all;
+}
+
+class GpuMeter::Impl {
+ public:
+  Impl(const std::optional<std::string>& visible, const char* library)
+      : visible_(visible), nvml_(library) {}
+
+  std::vector<GpuUse> read() const {
+    std::vector<GpuUse> all;
+    if (!nvml_.present() || nvml_.error() != 0) return all;
+    each_visible(nvml_, visible_, [&](int index, int error, Handle handle) {
+      GpuUse gpu{.index = index};
+      if (error == 0) measure(handle, gpu);
+      all.push_back(gpu);
+    });
     return all;
   }
-  std::istringstream names(*visible);
-  for (std::string name; std::getline(names, name, ',');) {
-    char* end = nullptr;
-    const long number = std::strtol(name.c_str(), &end, 10);
-    if (end != name.c_str() && *end == '\0') {
-      if (number < 0) break;  // as the driver reads the list
-      add_number(static_cast<unsigned>(number));
-      continue;
+
+ private:
+  void measure(Handle handle, GpuUse& gpu) const {
+    char uuid[96] = "";
+    if (nvml_.ask("nvmlDeviceGetUUID", handle, uuid, 96u)) {
+      uuid[sizeof(uuid) - 1] = '\0';
+      gpu.uuid = uuid;
     }
-    Handle handle = nullptr;
-    unsigned index = 0;
-    const auto error =
-        nvml.call("nvmlDeviceGetHandleByUUID", name.c_str(), &handle);
-    if (error != 0) continue;
-    nvml.ask("nvmlDeviceGetIndex", handle, &index);
-    add(static_cast<int>(index), 0, handle);
+    Utilization use{};
+    if (nvml_.ask("nvmlDeviceGetUtilizationRates", handle, &use)) {
+      gpu.busy = use.gpu / 100.0;
+    }
+    Memory memory{};
+    if (nvml_.ask("nvmlDeviceGetMemoryInfo", handle, &memory)) {
+      gpu.memory_used = static_cast<double>(memory.used);
+      gpu.memory_total = static_cast<double>(memory.total);
+    }
+    unsigned number = 0;
+    if (nvml_.ask("nvmlDeviceGetTemperature", handle, kOfTheGpu, &number)) {
+      gpu.celsius = number;
+    }
+    if (nvml_.ask("nvmlDeviceGetPowerUsage", handle, &number)) {
+      gpu.watts = number / 1e3;
+    }
+    if (nvml_.ask(
+            "nvmlDeviceGetClockInfo", handle, kMultiprocessors, &number)) {
+      gpu.hertz = number * 1e6;
+    }
   }
-  return all;
+
+  // As in the driver's nvml.h.
+  struct Utilization {
+    unsigned gpu, memory;  // percent
+  };
+  static constexpr int kOfTheGpu = 0;
+  static constexpr int kMultiprocessors = 1;
+
+  const std::optional<std::string> visible_;
+  const Library nvml_;
+};
+
+GpuMeter::GpuMeter(
+    const std::optional<std::string>& visible, const char* library)
+    : impl_(std::make_unique<Impl>(visible, library)) {}
+
+GpuMeter::~GpuMeter() = default;
+
+std::vector<GpuUse> GpuMeter::read() const {
+  return impl_->read();
 }
 
 double nvlink_bytes_per_second(const Gpu& gpu) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -54,6 +55,31 @@ struct GpuHealth {
 std::vector<GpuHealth> ask_gpu_health(
     const std::optional<std::string>& visible,
     const char* library = "libnvidia-ml.so.1");
+
+/// What a GPU does now. None: NVML does not tell.
+struct GpuUse {
+  int index = 0;               // as nvidia-smi counts
+  std::string uuid;            // "GPU-3f2c…"; empty: not known
+  std::optional<double> busy;  // 0 to 1: time with a kernel
+  std::optional<double> memory_used, memory_total;  // bytes
+  std::optional<double> celsius, watts, hertz;      // of its multiprocessors
+};
+
+/// Reads what the visible GPUs do, again and again.
+class GpuMeter {
+ public:
+  /// As of ask_gpu_health().
+  explicit GpuMeter(
+      const std::optional<std::string>& visible,
+      const char* library = "libnvidia-ml.so.1");
+  ~GpuMeter();
+  /// In the order in which they are visible; none without NVML.
+  std::vector<GpuUse> read() const;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
 
 /// One direction, all links of a GPU together; 0: none.
 double nvlink_bytes_per_second(const Gpu& gpu);

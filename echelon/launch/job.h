@@ -22,6 +22,7 @@
 #include "echelon/launch/restarts.h"
 #include "echelon/launch/scratch.h"
 #include "echelon/launch/signals.h"
+#include "echelon/monitoring/exporter.h"
 
 namespace echelon::launch {
 
@@ -36,7 +37,8 @@ struct LauncherState {
   SignalFile signals;  // those between two generations wait for the next
   ForkServer forks;
   std::optional<ControlSocket> control;
-  std::optional<pid_t> helper;  // of LaunchOptions::on_met
+  std::optional<pid_t> helper;               // of LaunchOptions::on_met
+  monitoring::Exporter* exporter = nullptr;  // of LaunchOptions::metrics
   /// When the ranks were told to end for a change, or the new ones started
   /// after a failure; until one has done a step.
   std::optional<TimePoint> change_began;
@@ -100,6 +102,7 @@ class Job {
   void lose_guard(Rank& rank);
   void look_for_hangs();
   void end_hang();
+  void stop_training();
   void take_hosts(const pollfd* files);
   void end_for_change();
   std::string drain();

@@ -20,6 +20,7 @@
 #include "echelon/launch/job_start.h"
 #include "echelon/launch/restarts.h"
 #include "echelon/launch/signals.h"
+#include "echelon/monitoring/exporter.h"
 #include "echelon/text/format.h"
 #include "echelon/text/units.h"
 
@@ -83,6 +84,21 @@ bool has_ended(pid_t child) {
          info.si_pid == child;
 }
 
+monitoring::RestartReason reason_of(const Cause& cause, bool hung) {
+  using monitoring::RestartReason;
+  if (hung) return RestartReason::rank_hung;
+  switch (cause.kind) {
+    case FailureKind::program:
+      return RestartReason::rank_failed;
+    case FailureKind::memory:
+      return RestartReason::out_of_memory;
+    case FailureKind::outside:
+      return cause.rank < 0 ? RestartReason::host_lost
+                            : RestartReason::rank_killed;
+  }
+  return RestartReason::rank_failed;
+}
+
 // A job before its number of ranks changed.
 struct BeforeResize {
   int num_ranks;
@@ -91,12 +107,17 @@ struct BeforeResize {
 
 // Runs generation after generation until one ends the job.
 int run_job(
-    const LaunchOptions& options, Hosts hosts, const HealthBefore& at_start) {
+    const LaunchOptions& options, Hosts hosts, const HealthBefore& at_start,
+    monitoring::Exporter* exporter) {
   const auto last_step = [&]() -> std::optional<int64_t> {
     if (!options.last_step) return std::nullopt;
     return options.last_step();
   };
   LauncherState launcher;
+  launcher.exporter = exporter;
+  const auto count_restart = [&](monitoring::RestartReason reason) {
+    if (exporter != nullptr) exporter->board().count_restart(reason);
+  };
   try {
     const std::string socket = options.control ? options.control() : "";
     if (!socket.empty()) launcher.control.emplace(socket);
@@ -169,7 +190,10 @@ int run_job(
     if (!hosts.coordinates()) {
       // Another host decides. This one counts too: it may be the next to
       // decide.
-      if (outcome.cause) restarts.on_end(outcome, step);
+      if (outcome.cause) {
+        restarts.on_end(outcome, step);
+        count_restart(reason_of(*outcome.cause, job.hung()));
+      }
       continue;
     }
     const auto say_layout = [&] {
@@ -183,6 +207,7 @@ int run_job(
       layout = resize->layout;
       outcome.stopped_by = 0;  // a rank that failed meanwhile starts again
       if (outcome.exit_code == static_cast<int>(ExitCode::preempted)) {
+        count_restart(monitoring::RestartReason::resized);
         say_layout();
         continue;
       }
@@ -191,6 +216,7 @@ int run_job(
       outcome.stopped_by = 0;
       if (outcome.exit_code == static_cast<int>(ExitCode::preempted)) {
         if (hosts.leaves()) return outcome.exit_code;  // the others regroup
+        count_restart(monitoring::RestartReason::hosts_changed);
         job.say(
             "hosts change" + (step ? from_step(*step, !hosts.alone()) : ""));
         continue;
@@ -215,6 +241,7 @@ int run_job(
       own.num_ranks = before->num_ranks;
       before.reset();
       layout = options.resize(own.num_ranks);
+      count_restart(monitoring::RestartReason::resized);
       say_layout();
       continue;
     }
@@ -231,6 +258,7 @@ int run_job(
             Restarts::kMostWithoutProgress));
         return end(static_cast<int>(ExitCode::do_not_requeue));
       case Restarts::Verdict::restart:
+        count_restart(reason_of(*outcome.cause, job.hung()));
         job.say(format(
             "restart {}{}{}", decision.words,
             step ? from_step(*step, !hosts.alone()) : "",
@@ -255,8 +283,18 @@ int run(const LaunchOptions& options) {
   for (const auto& finding : look_at_host(options, at_start)) {
     std::cerr << "echelon: this host: " << finding.text << "\n";
   }
+  std::optional<monitoring::Exporter> exporter;
+  if (!options.metrics.address.empty()) {
+    exporter.emplace(options.metrics, kMaxRanksPerHost);
+    std::cerr << format(
+        "echelon: the job's figures are at {}{}\n", exporter->url(),
+        exporter->is_loopback() ? ""
+                                : ", for everyone who reaches that address");
+  }
   const bool alone = options.num_nodes == 1 && !options.joins;
-  return run_job(options, alone ? Hosts() : Hosts::meet(options), at_start);
+  return run_job(
+      options, alone ? Hosts() : Hosts::meet(options), at_start,
+      exporter ? &*exporter : nullptr);
 }
 
 }  // namespace echelon::launch

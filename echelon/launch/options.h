@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "echelon/authentication/key.h"
+#include "echelon/monitoring/exporter.h"
 
 namespace echelon::launch {
 
@@ -104,6 +105,9 @@ struct LaunchOptions {
   /// The name of the job's ControlSocket, asked for once the hosts have met;
   /// null or empty: it has none.
   std::function<std::string()> control;
+  /// Where Prometheus reads the job's figures: each host's of its own ranks,
+  /// and the coordinating one's of the job.
+  monitoring::ExporterOptions metrics;
   /// On several hosts: called when this host has an address among them, and
   /// again before a generation when the process has ended. Returns a process
   /// that it has started, which ends with the launcher and is none of the

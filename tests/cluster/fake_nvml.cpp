@@ -112,6 +112,34 @@ int nvmlDeviceGetCurrentClocksThrottleReasons(
 int nvmlDeviceGetMemoryInfo(void* device, Memory* memory) {
   if (is_sick(device, "reset")) return kResetRequired;
   memory->total = 85520809984ULL;
+  memory->used = 4000000000ULL;
+  return 0;
+}
+
+int nvmlDeviceGetUUID(void* device, char* text, unsigned size) {
+  std::strncpy(text, device == &second ? "GPU-second" : "GPU-first", size);
+  return 0;
+}
+
+int nvmlDeviceGetUtilizationRates(void* device, unsigned* percent) {
+  percent[0] = device == &second ? 50 : 25;  // of time
+  percent[1] = 7;                            // of memory's time
+  return 0;
+}
+
+int nvmlDeviceGetTemperature(void*, int, unsigned* celsius) {
+  *celsius = 61;
+  return 0;
+}
+
+int nvmlDeviceGetPowerUsage(void*, unsigned* milliwatts) {
+  *milliwatts = 412500;
+  return 0;
+}
+
+int nvmlDeviceGetClockInfo(void*, int type, unsigned* megahertz) {
+  if (type != 1) return kNotSupported;
+  *megahertz = 1980;
   return 0;
 }
 

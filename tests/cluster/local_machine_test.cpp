@@ -114,6 +114,22 @@ TEST_F(FakeNvml, TellsWhatIsWrongWithAGpu) {
   EXPECT_TRUE(ask("hot").empty());
 }
 
+TEST_F(FakeNvml, ReadsWhatGpusDo) {
+  const std::string library = test_program("fake_nvml/libnvidia-ml.so.1");
+  const auto gpus = GpuMeter("1,0", library.c_str()).read();
+  ASSERT_EQ(gpus.size(), 2U);
+  EXPECT_EQ(gpus[0].index, 1);
+  EXPECT_EQ(gpus[0].uuid, "GPU-second");
+  EXPECT_EQ(gpus[0].busy, 0.5);
+  EXPECT_EQ(gpus[1].busy, 0.25);
+  EXPECT_EQ(gpus[0].memory_used, 4e9);
+  EXPECT_EQ(gpus[0].memory_total, 85520809984.0);
+  EXPECT_EQ(gpus[0].celsius, 61);
+  EXPECT_EQ(gpus[0].watts, 412.5);
+  EXPECT_EQ(gpus[0].hertz, 1.98e9);
+  EXPECT_TRUE(GpuMeter({}, "libecho-none.so.1").read().empty());
+}
+
 TEST(LocalMachine, GpusAreFoundInTheCatalogue) {
   const auto named = [](const char* name, double gib) {
     return device_of_gpu({.name = name, .memory_bytes = gib * (1 << 30)});

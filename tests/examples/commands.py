@@ -62,6 +62,7 @@ CHANGED = {
     "--its --arguments": "",
     "-n 8 --": "-n 1 --",
     "10.0.0.1": "127.0.0.1 --master-port {port}",
+    "9464": "{port}",
     "elsewhere/timeline.json": "runs/digits/timeline.json",
 }
 SMALL = """[model]

@@ -257,7 +257,7 @@ def room_table(found):
 
 
 WINGS = {"plain": "#2f6f9f", "training": "#b5541c", "operations": "#4c7a34"}
-OPERATIONS = ("launch", "cli", "programs")
+OPERATIONS = ("monitoring", "launch", "cli", "programs")
 
 
 def draw(found):
