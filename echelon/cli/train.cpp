@@ -201,7 +201,7 @@ bool changes_no_result(const SettingChange& change) {
          kReports.contains({change.table, change.key});
 }
 
-std::filesystem::path without_slash(const std::filesystem::path& run) {
+std::filesystem::path named_folder(const std::filesystem::path& run) {
   return run.has_filename() ? run : run.parent_path();
 }
 
@@ -234,7 +234,7 @@ void check_same_settings(const Job& job, const JobFacts& facts) {
     lines[kShown] = format("{} more", lines.size() - kShown);
     lines.resize(kShown + 1);
   }
-  const std::string name = without_slash(run).string();
+  const std::string name = named_folder(run).string();
   int number = 2;
   std::error_code error;
   while (fs::exists(format("{}-{}", name, number), error)) ++number;
@@ -462,7 +462,7 @@ int train(const TrainArguments& given) {
   options.control = [run] { return control_name(run); };
   options.metrics = {
       .address = arguments.metrics_address,
-      .run = without_slash(run.lexically_normal()).filename().string(),
+      .run = named_folder(run.lexically_normal()).filename().string(),
       .folder = run,
       .saves = saves(job.checkpoint)};
   std::optional<Replans> replans;
