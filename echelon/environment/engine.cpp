@@ -135,14 +135,15 @@ void take_ranks_as_hosts(const GetVariable& get, Engine& engine) {
   const bool mpirun = engine.kind == Engine::Kind::mpirun;
   const char* hosts =
       mpirun ? "OMPI_MCA_orte_num_nodes" : "SLURM_STEP_NUM_NODES";
-  const bool even = !get(hosts) || count_of(get, hosts, 1) == env.world_size;
-  if (env.local_world_size > 1 || !even) {
+  const int num_hosts = get(hosts) ? count_of(get, hosts, 1) : env.world_size;
+  if (env.local_world_size > 1 || num_hosts < env.world_size) {
     engine.problem = format(
         "{} has started {} launchers, and several of them on one host; let it "
         "start one a host, with {}, and the launcher starts the ranks (-n); or "
         "--nnodes 1, for jobs that have nothing to do with each other",
         engine.job, env.world_size,
-        mpirun ? "mpirun --map-by ppr:1:node" : "srun --ntasks-per-node=1");
+        mpirun ? "mpirun --map-by ppr:1:node"
+               : format("srun --ntasks={} --ntasks-per-node=1", num_hosts));
   }
 }
 

@@ -258,6 +258,39 @@ TEST_F(SshHosts, OfAJobThatMayGoOnAreNotEnded) {
   EXPECT_THAT(job.out(), HasSubstr(" 0 of 1"));
 }
 
+// -n without a layout is data parallelism over the ranks of all hosts.
+TEST_F(SshHosts, TrainAModel) {
+  if (!std::filesystem::exists(program("echelon-train"))) {
+    GTEST_SKIP() << "needs LibTorch: build with ECHELON_LIBTORCH";
+  }
+  const auto train = [&](const std::string& name, const Words& more) {
+    return Words{
+               program("echelon"),
+               "train",
+               source_path("examples/configs/digits.toml"),
+               "--hosts",
+               both(),
+               "--ssh",
+               agent_,
+               "--set",
+               "train.run=" + folder_.path() + "/" + name,
+               "--set=train.epochs=0",
+               "--set=train.steps=3",
+               "--set=optimizer.warmup_steps=0"} +
+           more;
+  };
+  const std::vector<std::pair<Words, std::string>> cases = {
+      {{"-n", "1"}, "\ndp = 2\n"}, {{"--layout", "fsdp=2"}, "\nfsdp = 2\n"}};
+  for (const auto& [flags, layout] : cases) {
+    const std::string run = folder_.path() + "/" + flags[0];
+    Command job(train(flags[0], flags));
+    EXPECT_EQ(job.wait(), 0) << job.err();
+    EXPECT_TRUE(std::filesystem::exists(run + "/log/rank-1.log"));
+    EXPECT_THAT(
+        testing_support::read_file(run + "/config.toml"), HasSubstr(layout));
+  }
+}
+
 TEST(SshHostsErrors, SayWhatIsWrong) {
   const TempFolder folder;
   const std::string file = folder.path() + "/hosts";

@@ -118,6 +118,16 @@ TEST_F(Slurm, ABatchScriptStartsTheLaunchersOfItsNodes) {
   EXPECT_FALSE(fs::exists(slurm_.folder() + "/own")) << "a token of the user's";
 }
 
+// A step has as many tasks as its job, unless it says how many.
+TEST_F(Slurm, ABatchScriptMayStartThemItself) {
+  const std::string job = slurm_.submit(
+      "srun --ntasks=$SLURM_JOB_NUM_NODES --ntasks-per-node=1 " + kRun +
+          "-n 1" + kPlace,
+      {"-N2", "--ntasks-per-node=2"});
+  ASSERT_TRUE(slurm_.until_state(job, "COMPLETED")) << out();
+  EXPECT_THAT(out(), HasAll("0 of 2 on n0\n", "1 of 2 on n1\n"));
+}
+
 // Where the cluster's own configuration does not do it. 9 has no meaning there.
 TEST_F(Slurm, AScriptMayQueueItsJobAgain) {
   const std::string job = slurm_.submit(
@@ -135,7 +145,8 @@ TEST_F(Slurm, SeveralLaunchersOnANodeAreRefused) {
   Command job(shell("srun -N1 -n2 " + kRun + kPlace));
   EXPECT_EQ(job.wait(), 2) << job.err();
   EXPECT_THAT(
-      job.err(), HasAll("has started 2 launchers", "srun --ntasks-per-node=1"));
+      job.err(),
+      HasAll("has started 2 launchers", "srun --ntasks=1 --ntasks-per-node=1"));
 }
 
 // A rank that srun starts knows how many there are on its node.

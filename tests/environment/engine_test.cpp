@@ -90,9 +90,10 @@ TEST(Engine, SeveralTasksOnANodeAreNoJobOfLaunchers) {
         std::string(node));
     ASSERT_TRUE(engine) << node;
     EXPECT_THAT(
-        engine->problem, HasAll(
-                             "Slurm job 42 has started 4 launchers",
-                             "srun --ntasks-per-node=1", "--nnodes 1"))
+        engine->problem,
+        HasAll(
+            "Slurm job 42 has started 4 launchers",
+            "srun --ntasks=2 --ntasks-per-node=1", "--nnodes 1"))
         << node;
   }
 }
