@@ -28,6 +28,18 @@ std::string indented(const std::string& text) {
   return lines;
 }
 
+// Whether the cluster answers at all: its program fails in the same way when it
+// does not, and when it refuses.
+bool answers(deploy::Engine engine) {
+  const bool slurm = engine == deploy::Engine::slurm;
+  const std::string path = in_path(slurm ? "scontrol" : "kubectl");
+  if (path.empty() || engine == deploy::Engine::ssh) return true;
+  const std::vector<std::string> words =
+      slurm ? std::vector<std::string>{path, "ping"}
+            : std::vector<std::string>{path, "version", "--request-timeout=9s"};
+  return capture(words, std::chrono::seconds(20)).exit_code == 0;
+}
+
 // Asks the engine, where its program is here. Returns the exit code.
 int check_there(const Deployed& made) {
   std::cout << format(
@@ -78,6 +90,14 @@ int check_there(const Deployed& made) {
     return 0;
   }
   const bool fine = answer.exit_code == 0;
+  if (!fine && !answers(made.engine)) {
+    std::cout << format(
+                     "not checked: whether this cluster takes it: it cannot be "
+                     "reached by `{}`\n",
+                     shown)
+              << indented(answer.out + answer.err);
+    return 0;
+  }
   std::cout << format("{}: {}\n", fine ? "checked" : "refused", shown)
             << indented(answer.out + answer.err);
   return fine ? 0 : static_cast<int>(ExitCode::configuration);

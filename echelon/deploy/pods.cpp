@@ -314,10 +314,10 @@ kueue_queues(const Workload& workload, const Settings& settings) {
       const char* suffix = name == "memory" ? "Gi" : "";
       Json resource = {
           {"name", name},
-          {"nominalQuota", format("{}{}", unit * project.devices, suffix)}};
+          {"nominalQuota", format("{}{}", unit * project.guaranteed, suffix)}};
       if (project.limit >= 0) {
         resource["borrowingLimit"] =
-            format("{}{}", unit * (project.limit - project.devices), suffix);
+            format("{}{}", unit * (project.limit - project.guaranteed), suffix);
       }
       covered.push_back(name);
       resources.push_back(resource);
@@ -341,7 +341,7 @@ kueue_queues(const Workload& workload, const Settings& settings) {
         {format(
              "{} devices of {} are guaranteed. Cores and memory are what this "
              "job takes for each device; raise them for jobs that take more.",
-             project.devices, project.name),
+             project.guaranteed, project.name),
          queue});
     Json local = queue_of(
         "kueue.x-k8s.io/v1beta2", "LocalQueue", project.name, settings);
@@ -356,7 +356,7 @@ kai_queues(const Workload& workload, const Settings& settings) {
   std::vector<Manifest> list;
   const auto share = [](double unit, const Project& project) {
     return Json{
-        {"quota", unit * static_cast<double>(project.devices)},
+        {"quota", unit * static_cast<double>(project.guaranteed)},
         {"limit",
          project.limit < 0 ? -1.0 : unit * static_cast<double>(project.limit)},
         {"overQuotaWeight", project.weight}};
@@ -379,7 +379,7 @@ kai_queues(const Workload& workload, const Settings& settings) {
     queue["spec"] = spec;
     list.push_back(
         {format(
-             "{} devices of {} are guaranteed{}.", project.devices,
+             "{} devices of {} are guaranteed{}.", project.guaranteed,
              project.name,
              project.limit < 0
                  ? ""

@@ -20,12 +20,13 @@ using config::Value;
   throw ConfigError(format("{}: {}", place.text(), text));
 }
 
-int64_t count_of(const Member& member) {
-  if (member.value.kind != Value::Kind::integer || member.value.integer < 0) {
+int64_t count_of(const Member& member, int64_t least = 0) {
+  if (member.value.kind != Value::Kind::integer ||
+      member.value.integer < least) {
     refuse(
         member.place, format(
-                          "{} = {}: must be a whole number, 0 or more",
-                          member.name, member.value.text()));
+                          "{} = {}: must be a whole number, {} or more",
+                          member.name, member.value.text(), least));
   }
   return member.value.integer;
 }
@@ -47,7 +48,7 @@ double weight_of(const Member& member) {
 
 Project project_of(const Member& table) {
   static const std::vector<std::string> keys = {
-      "devices", "weight", "limit", "parent"};
+      "guaranteed", "weight", "limit", "parent", "users", "groups"};
   Project project{.name = table.name};
   check_dns_label(table.place.text() + ": project", project.name, 63);
   if (table.value.kind != Value::Kind::table) {
@@ -56,15 +57,15 @@ Project project_of(const Member& table) {
         format("{}: is a table, as in [project.{}]", table.name, table.name));
   }
   for (const Member& member : table.value.members) {
-    if (member.name == "devices") {
-      project.devices = count_of(member);
+    if (member.name == "guaranteed" || member.name == "devices") {
+      project.guaranteed = count_of(member);
     } else if (member.name == "limit") {
-      project.limit = count_of(member);
+      project.limit = count_of(member, -1);
     } else if (member.name == "weight") {
       project.weight = weight_of(member);
     } else if (member.name == "parent") {
       project.parent = member.value.string;
-    } else {
+    } else if (member.name != "users" && member.name != "groups") {
       refuse(
           member.place, format(
                             "unknown key {} of a project; {} are known{}",
@@ -72,12 +73,13 @@ Project project_of(const Member& table) {
                             config::did_you_mean(member.name, keys)));
     }
   }
-  if (project.limit >= 0 && project.limit < project.devices) {
+  if (project.limit >= 0 && project.limit < project.guaranteed) {
     refuse(
-        table.place, format(
-                         "[project.{}] limit = {}, but devices = {} are "
-                         "guaranteed; raise one or lower the other",
-                         project.name, project.limit, project.devices));
+        table.place,
+        format(
+            "[project.{}] limit = {}, but guaranteed = {}; raise one or "
+            "lower the other",
+            project.name, project.limit, project.guaranteed));
   }
   return project;
 }
@@ -96,7 +98,7 @@ void check_tree(std::vector<Project>& projects, const std::string& path) {
           project.name, in_quotes(project.parent),
           config::did_you_mean(project.parent, names)));
     }
-    parts[project.parent] += project.devices;
+    parts[project.parent] += project.guaranteed;
   }
   for (auto& project : projects) {
     const Project* above = &project;
@@ -111,12 +113,12 @@ void check_tree(std::vector<Project>& projects, const std::string& path) {
     }
     const auto part = parts.find(project.name);
     if (part == parts.end()) continue;
-    if (project.devices == 0) project.devices = part->second;
-    if (part->second > project.devices) {
+    if (project.guaranteed == 0) project.guaranteed = part->second;
+    if (part->second > project.guaranteed) {
       throw ConfigError(format(
-          "{}: [project.{}] devices = {}, but its parts are guaranteed {}; "
+          "{}: [project.{}] guaranteed = {}, but its parts are guaranteed {}; "
           "raise it or lower theirs",
-          path, project.name, project.devices, part->second));
+          path, project.name, project.guaranteed, part->second));
     }
   }
 }
@@ -132,32 +134,33 @@ std::vector<Project> read_projects(const std::string& path) {
   }
   const Value file = config::parse_nested_toml(text, path);
   std::vector<Project> projects;
-  int64_t total = -1;
+  int64_t total = 0;
   for (const Member& member : file.members) {
-    if (member.name == "devices") {
-      total = count_of(member);
-    } else if (
-        member.name == "project" && member.value.kind == Value::Kind::table) {
-      for (const Member& table : member.value.members) {
-        projects.push_back(project_of(table));
+    if (member.value.kind != Value::Kind::table) continue;
+    // The other keys of [pool] are about one server.
+    for (const Member& inner : member.value.members) {
+      if (member.name == "project") projects.push_back(project_of(inner));
+      if (member.name == "pool" && inner.name == "devices") {
+        total = count_of(inner);
       }
     }
-    // Other tables are about the pool of one server.
   }
   if (projects.empty()) {
     throw ConfigError(format(
-        "--pool {}: has no project; a table [project.vision] with devices = 3 "
+        "--pool {}: has no project; a table [project.vision] with guaranteed = "
+        "3 "
         "is one",
         path));
   }
   check_tree(projects, path);
   int64_t guaranteed = 0;
   for (const auto& project : projects) {
-    if (project.parent.empty()) guaranteed += project.devices;
+    if (project.parent.empty()) guaranteed += project.guaranteed;
   }
-  if (total >= 0 && guaranteed > total) {
+  if (total > 0 && guaranteed > total) {
     throw ConfigError(format(
-        "{}: the projects are guaranteed {} devices, but devices = {}; lower "
+        "{}: the projects are guaranteed {} devices, but [pool] devices = {}; "
+        "lower "
         "a project's",
         path, guaranteed, total));
   }

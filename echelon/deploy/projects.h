@@ -10,14 +10,14 @@ namespace echelon::deploy {
 
 struct Project {
   std::string name;
-  int64_t devices = 0;  // guaranteed
-  double weight = 1;    // of its share of what others leave
-  int64_t limit = -1;   // the most that it may have; -1: none
-  std::string parent;   // the project that it is a part of; may be empty
+  int64_t guaranteed = 0;  // devices
+  double weight = 1;       // of its share of what others leave
+  int64_t limit = -1;      // the most that it may have; -1: none
+  std::string parent;      // the project that it is a part of; may be empty
 };
 
-/// The tables [project.NAME] of a TOML file. `total`, the key `devices` before
-/// any table, bounds the guaranteed devices where it is given. Throws
+/// The tables [project.NAME] of a TOML file. [pool] devices bounds what is
+/// guaranteed, where it is given and above 0. Throws
 /// ConfigError with file and line: a key that is not known, guaranteed devices
 /// that add up to more than there are or than the parent has, a parent that
 /// does not exist or has none of its own.

@@ -210,7 +210,9 @@ TEST_F(DeployCommand, CheckAsksTheEngine) {
   EXPECT_THAT(read("sent"), StartsWith("#!/bin/bash\n"));
 
   program_is(
-      "kubectl", "echo \"$@\" > words; echo 'no such CRD' >&2; exit 1\n");
+      "kubectl",
+      "[ $1 = version ] && exit $UNREACHABLE\n"
+      "echo \"$@\" > words; echo 'no such CRD' >&2; exit 1\n");
   const Outcome refused =
       run("--to jobset --namespace vision --check " + kImage);
   EXPECT_EQ(refused.exit_code, 2);
@@ -219,6 +221,14 @@ TEST_F(DeployCommand, CheckAsksTheEngine) {
                              "vision -f\n  no such CRD"));
   EXPECT_THAT(
       read("words"), StartsWith("create --dry-run=server -n vision -f "));
+  // A cluster that does not answer has refused nothing.
+  const Outcome away = typed(
+      folder_, "deploy first.toml --to jobset --check " + kImage,
+      "UNREACHABLE=1 PATH=\"$PWD/bin:$PATH\" ");
+  EXPECT_EQ(away.exit_code, 0) << away.out;
+  EXPECT_THAT(
+      away.out, HasSubstr("not checked: whether this cluster takes it: "
+                          "it cannot be reached by `kubectl create"));
 }
 
 // --- That scripts do what they say
