@@ -198,8 +198,8 @@ host_options(const HostArguments& arguments, HostsOf hosts) {
 void add_metrics_argument(Command& command, std::string& address) {
   command.option(
       "--metrics-address", address, "[HOST:]PORT",
-      "serve the job's figures to Prometheus there, as "
-      "http://HOST:PORT/metrics (default: nowhere; HOST is 127.0.0.1)");
+      "serve the job's figures to Prometheus there, on the page /metrics "
+      "(default: nowhere; HOST is 127.0.0.1)");
 }
 
 int parse_max_restarts(const std::string& text) {

@@ -7,6 +7,7 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstdio>
 #include <nlohmann/json.hpp>
@@ -25,7 +26,12 @@ using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
 constexpr size_t kMaxMessage = 64 << 10;
+constexpr size_t kMostUnsent = 8 << 20;  // the places of 65,536 hosts are 3 MiB
+constexpr int kMostReads = 64;           // of a link in a turn
 constexpr milliseconds kCallTimeout{1000};
+
+std::atomic<uint64_t> sent_messages{0};
+std::atomic<uint64_t> sent_bytes{0};
 
 // A host that loses power or its cable does not close its connections.
 void enable_keepalive(int fd) {
@@ -74,6 +80,10 @@ void Notice::show(const std::string& awaited) {
   std::fprintf(stderr, "echelon: waiting for %s\n", awaited.c_str());
 }
 
+LinkTraffic link_traffic() {
+  return {sent_messages, sent_bytes};
+}
+
 HostLink::HostLink(
     FileDescriptor socket, const authentication::Key& key, Handshake::End end)
     : address_(authentication::address_of(socket.fd(), true)),
@@ -84,9 +94,15 @@ HostLink::HostLink(
 }
 
 bool HostLink::say(const json& message) {
-  if (!is_open() || unsent_.size() >= kMaxMessage) return false;
-  unsent_ +=
-      message.dump(-1, ' ', false, json::error_handler_t::replace) + "\n";
+  return say_lines(
+      message.dump(-1, ' ', false, json::error_handler_t::replace) + "\n");
+}
+
+bool HostLink::say_lines(const std::string& lines) {
+  if (!is_open() || unsent_.size() >= kMostUnsent) return false;
+  sent_messages += static_cast<uint64_t>(std::ranges::count(lines, '\n'));
+  sent_bytes += lines.size();
+  unsent_ += lines;
   return flush();
 }
 
@@ -95,21 +111,30 @@ bool HostLink::flush() {
   while (!unsent_.empty()) {
     const ssize_t size = channel_.send(unsent_.data(), unsent_.size());
     if (size <= 0) return size < 0 && (errno == EAGAIN || errno == EINTR);
+    sent_ = true;
     unsent_.erase(0, static_cast<size_t>(size));
   }
   return true;
 }
 
+// Before the first byte is sent, encryption may wait for the other end's.
+short HostLink::events() const {
+  return static_cast<short>(
+      sent_ && !unsent_.empty() ? POLLIN | POLLOUT : POLLIN);
+}
+
 bool HostLink::receive() {
   char bytes[4096];
-  do {
+  bool more = true;
+  for (int i = 0; i < kMostReads && more; ++i) {
     const ssize_t size = channel_.receive(bytes, sizeof bytes);
     if (size < 0 && errno != EAGAIN && errno != EINTR) return false;
     if (size == 0) return false;
     if (size < 0) break;
     hear_now();
     unread_.append(bytes, static_cast<size_t>(size));
-  } while (channel_.has_unread());
+    more = channel_.has_unread() || size == sizeof bytes;
+  }
   if (!flush()) return false;
   return unread_.size() < kMaxMessage ||
          unread_.find('\n') != std::string::npos;

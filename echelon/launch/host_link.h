@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
@@ -33,6 +34,8 @@ class Deadline {
 /// Tells the user once, after a silence, what is waited for.
 class Notice {
  public:
+  /// Whether show() has something to tell.
+  bool is_due() const { return !told_ && silence_.passed(); }
   void show(const std::string& awaited);
 
  private:
@@ -46,6 +49,13 @@ struct Endpoint {
   int port = 0;
   bool operator==(const Endpoint&) const = default;
 };
+
+/// What all links of this process have sent.
+struct LinkTraffic {
+  uint64_t messages = 0;
+  uint64_t bytes = 0;
+};
+LinkTraffic link_traffic();
 
 class HostLink {
  public:
@@ -66,6 +76,10 @@ class HostLink {
   /// is sent when receive() is called. False when the connection has ended, or
   /// the other end has not read for long.
   bool say(const nlohmann::json& message);
+  /// The same for messages that are text already, a line each.
+  bool say_lines(const std::string& lines);
+  /// What to wait for: a message, and room for what is not sent yet.
+  short events() const;
   /// Reads what has come. False when the connection has ended; messages that
   /// came before can still be taken.
   bool receive();
@@ -80,6 +94,7 @@ class HostLink {
 
   authentication::Channel channel_;
   std::string unsent_;
+  bool sent_ = false;  // something, so that encryption is set up
   std::string address_;
   std::string own_address_;
   std::string unread_;

@@ -1,5 +1,6 @@
 #include "echelon/launch/host_listener.h"
 
+#include <fcntl.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -23,6 +24,10 @@ constexpr milliseconds kProofTimeout{2000};
 constexpr milliseconds kHelloTimeout{5000};
 constexpr milliseconds kFull{1000};
 constexpr size_t kMaxStrangers = 256;  // besides the job's hosts
+// The kernel keeps fewer where net.core.somaxconn says so. The hosts of a job
+// come at once, and one that finds no room comes again a second later.
+constexpr int kBacklog = 4096;
+constexpr int kMostAtOnce = 64;  // connections that are taken in a turn
 
 }  // namespace
 
@@ -35,7 +40,8 @@ HostListener::HostListener(
       hello_timeout_(std::min(kHelloTimeout, patience / 4)),
       listener_(std::move(socket.socket)),
       place_{socket.address, socket.port} {
-  if (listen(listener_.fd(), 1024) != 0) {
+  fcntl(listener_.fd(), F_SETFL, O_NONBLOCK);
+  if (listen(listener_.fd(), kBacklog) != 0) {
     throw ConfigError(format(
         "[launch] master {}, port {}: the port is in use ({}); give another "
         "--master-port",
@@ -69,7 +75,11 @@ std::vector<HostListener::Caller> HostListener::serve(const pollfd* files) {
     }
   }
   newcomers_ = std::move(remaining);
-  if (files[0].revents != 0) accept_newcomer();
+  for (int i = 0; i < kMostAtOnce && files[0].revents != 0; ++i) {
+    const size_t before = newcomers_.size();
+    accept_newcomer();
+    if (newcomers_.size() <= before) break;
+  }
   return callers;
 }
 
@@ -80,6 +90,7 @@ void HostListener::accept_newcomer() {
       accept4(listener_.fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
   const bool full = !socket.is_open() && (errno == EMFILE || errno == ENFILE ||
                                           errno == ENOBUFS || errno == ENOMEM);
+  if (!socket.is_open() && !full) return;
   if (full && newcomers_.empty()) {
     if (!full_) {
       std::fprintf(

@@ -79,9 +79,11 @@ void Hosts::begin_generation() {
 
 void Hosts::add_files(std::vector<pollfd>& files) const {
   if (alone()) return;
-  for (const Peer& peer : peers_) files.push_back({peer.link.fd(), POLLIN, 0});
-  for (const Peer& peer : waiting_)
-    files.push_back({peer.link.fd(), POLLIN, 0});
+  for (const auto* list : {&peers_, &waiting_}) {
+    for (const Peer& peer : *list) {
+      files.push_back({peer.link.fd(), peer.link.events(), 0});
+    }
+  }
   if (first_call_) {
     files.push_back({first_call_->fd(), first_call_->events(), 0});
   }
@@ -198,11 +200,10 @@ void Hosts::take(
     }
     if (message.contains("failed")) {
       note_failed(peer.node);
-      tell(message, peer.node);
+      pass_on_failure(peer.node);
       events.push_back({HostEvent::failed});
     } else if (message.contains("stopped")) {
-      tell(message, peer.node);
-      said_stopped_ = true;
+      if (!std::exchange(said_stopped_, true)) tell(message, peer.node);
       events.push_back({HostEvent::stopped, message.at("stopped")});
     } else if (message.contains("changes")) {
       events.push_back({HostEvent::changes});
@@ -225,6 +226,8 @@ void Hosts::take(
       exit_code_of_job_ = message["over"].get<int>();
     } else if (message.contains("refused")) {
       refused_ = message["refused"].dump();
+    } else if (message.contains("members")) {
+      note_members(message);
     } else if (message.contains("waiting")) {
       note_waiting(message);
     } else if (message.contains("go_to")) {
@@ -245,7 +248,7 @@ void Hosts::lose(Peer& peer, std::vector<HostEvent>& events) {
     events.push_back({HostEvent::failed});
   } else if (!outcomes_[peer.node]) {
     note_failed(peer.node);
-    tell({{"failed", true}}, peer.node);
+    pass_on_failure(peer.node);
     events.push_back({HostEvent::failed});
     note_outcome(peer.node, lost(peer.node, peer.link.address()));
   }
@@ -257,9 +260,16 @@ void Hosts::say_busy(milliseconds at_most) {
 
 void Hosts::say_failed() {
   if (alone()) return;
-  if (!std::exchange(said_failed_, true)) {
-    note_failed(node_);
-    tell({{"failed", true}});
+  note_failed(node_);
+  if (!std::exchange(said_failed_, true)) tell({{"failed", true}});
+}
+
+// Each host that hears of a failure says that it fails too, and to a host a
+// second failure says nothing new: all of them to all would be the square of
+// their number.
+void Hosts::pass_on_failure(int node) {
+  if (coordinates_ && !std::exchange(said_failed_, true)) {
+    tell({{"failed", true}}, node);
   }
 }
 

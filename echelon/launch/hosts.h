@@ -146,6 +146,7 @@ class Hosts {
   void pass_time(std::vector<HostEvent>& events);
   void look_for_hangs(std::vector<HostEvent>& events);
   void note_failed(int node);
+  void pass_on_failure(int node);
   void note_outcome(int node, Outcome outcome);
   void tell(const nlohmann::json& message, int except_node = -2);
   void begin_generation();
@@ -153,8 +154,9 @@ class Hosts {
   // Who is in the job, in membership.cpp; meet() is in rendezvous.cpp.
   nlohmann::json hello() const;
   void take_caller(HostListener::Caller caller);
-  nlohmann::json told_to_wait() const;
-  nlohmann::json members_as_json() const;
+  void tell_to_wait(HostLink& link) const;
+  void set_members(std::vector<Member> members);
+  void note_members(const nlohmann::json& message);
   void note_waiting(const nlohmann::json& message);
   std::string take_hello(Peer& newcomer, const nlohmann::json& hello);
   std::string missing() const;
@@ -194,6 +196,7 @@ class Hosts {
   int node_ = 0;
   int world_size_ = 0;
   std::vector<Member> members_;  // by node
+  std::string member_lines_;     // these, as messages to other hosts
   bool may_restart_ = false;
   std::string layout_;
   std::set<int> without_layout_;  // numbers of ranks
@@ -214,7 +217,7 @@ class Hosts {
   bool regrouping_ = false;
   bool has_quorum_ = false;        // regrouping has found one
   bool spare_ = false;             // the job runs without this host
-  std::vector<Endpoint> known_;    // where hosts of that job listen
+  std::vector<Member> known_;      // hosts of that job, or of the next start
   std::optional<Endpoint> other_;  // who coordinates instead
   std::string start_;              // the coordinator's message (JSON)
   std::string refused_;

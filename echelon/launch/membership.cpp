@@ -49,7 +49,9 @@ using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
 // Raised when the launchers' messages change.
-constexpr int kProtocol = 2;
+constexpr int kProtocol = 3;
+// Of one message.
+constexpr size_t kMostMembers = 256;
 // How long hosts beyond the least number are waited for at the start.
 constexpr milliseconds kLastCall{3000};
 // How long hosts of a lost coordinator are waited for.
@@ -108,7 +110,7 @@ void Hosts::take_caller(HostListener::Caller caller) {
       if (coordinates_ && generation_ < 0) {
         other_ = Endpoint{place.at(0), place.at(1)};
       }
-      newcomer.link.say(told_to_wait());
+      tell_to_wait(newcomer.link);
       return;
     }
     reason = take_hello(newcomer, message);
@@ -128,24 +130,43 @@ void Hosts::take_caller(HostListener::Caller caller) {
     newcomer.link.say({{"regrouping", true}});
     return;
   }
-  newcomer.link.say(told_to_wait());
+  tell_to_wait(newcomer.link);
   waiting_.push_back(std::move(newcomer));
 }
 
 // For a host that waits: whether the job runs without it, and which hosts it
 // may ask when this one is lost.
-json Hosts::told_to_wait() const {
-  return {
-      {"waiting", coordinates_ && generation_ >= 0},
-      {"members", members_as_json()}};
+void Hosts::tell_to_wait(HostLink& link) const {
+  link.say(
+      {{"waiting", coordinates_ && generation_ >= 0}, {"of", members_.size()}});
+  link.say_lines(member_lines_);
 }
 
-json Hosts::members_as_json() const {
-  json list = json::array();
-  for (const Member& member : members_) {
-    list.push_back({member.place.address, member.place.port, member.num_ranks});
+// The text that tells others of them is made once: it is as long as the job has
+// hosts, and goes to each of them.
+void Hosts::set_members(std::vector<Member> members) {
+  members_ = std::move(members);
+  member_lines_.clear();
+  for (size_t begin = 0; begin < members_.size(); begin += kMostMembers) {
+    json list = json::array();
+    const size_t end = std::min(begin + kMostMembers, members_.size());
+    for (size_t i = begin; i < end; ++i) {
+      const Member& member = members_[i];
+      list.push_back(
+          {member.place.address, member.place.port, member.num_ranks});
+    }
+    member_lines_ += json{{"members", std::move(list)}, {"from", begin}}.dump();
+    member_lines_ += "\n";
   }
-  return list;
+}
+
+// Throws json::exception when it is no such message.
+void Hosts::note_members(const json& message) {
+  if (message.at("from") == 0) known_.clear();
+  if (message.at("from") != known_.size()) return;
+  for (const json& member : message.at("members")) {
+    known_.push_back({{member.at(0), member.at(1)}, member.at(2)});
+  }
 }
 
 // Fills in the newcomer, or returns why it is refused.
@@ -219,14 +240,19 @@ std::string Hosts::missing() const {
   if (least < options_->num_nodes || generation_ >= 0) {
     return format("{} of {}", counted(least - count, "more host"), least);
   }
+  constexpr int kShown = 8;
+  std::set<int> present;
+  for (const Peer& peer : peers_) present.insert(peer.wanted);
   std::string text;
   int absent = 0;
   for (int node = 1; node < options_->num_nodes; ++node) {
-    if (std::ranges::none_of(
-            peers_, [&](const Peer& peer) { return peer.wanted == node; })) {
-      text += (absent++ == 0 ? "" : ", ") + std::to_string(node);
+    if (present.contains(node)) continue;
+    if (absent < kShown) {
+      text += (absent == 0 ? "" : ", ") + std::to_string(node);
     }
+    ++absent;
   }
+  if (absent > kShown) text += format(" and {} more", absent - kShown);
   return (absent == 1 ? "node " : "nodes ") + text;
 }
 
@@ -349,7 +375,9 @@ std::optional<JobStart> Hosts::gather(bool may_restart, SignalFile& signals) {
       finish(exit_code_);
       return std::nullopt;
     }
-    if (count < least) notice.show(missing() + " at " + master_text(*options_));
+    if (count < least && notice.is_due()) {
+      notice.show(missing() + " at " + master_text(*options_));
+    }
     if (!wait(signals, deadline.left_ms(milliseconds(100)))) {
       return std::nullopt;
     }
@@ -417,7 +445,7 @@ bool Hosts::choose_layout() {
   const int total = total_ranks();
   if (!has_layout(total) &&
       static_cast<int>(peers_.size()) + 1 > least_nodes(*options_)) {
-    peers_.back().link.say(told_to_wait());
+    tell_to_wait(peers_.back().link);
     waiting_.push_back(std::move(peers_.back()));
     peers_.pop_back();
     return false;
@@ -468,11 +496,12 @@ JobStart Hosts::start_generation(bool may_restart) {
   may_restart_ = may_restart;
   const int before = num_hosts();
   node_ = 0;
-  members_ = {{listener_->place(), options_->num_ranks}};
+  std::vector<Member> members = {{listener_->place(), options_->num_ranks}};
   for (Peer& peer : peers_) {
-    peer.node = num_hosts();
-    members_.push_back({peer.place, peer.num_ranks});
+    peer.node = static_cast<int>(members.size());
+    members.push_back({peer.place, peer.num_ranks});
   }
+  set_members(std::move(members));
   if (generation_ > 0 && num_hosts() != before) {
     tell_user(format(
         "{}, {}{}", counted(num_hosts(), "host"), counted(world_size_, "rank"),
@@ -488,13 +517,14 @@ JobStart Hosts::start_generation(bool may_restart) {
       {"first", {master_.address, master_.port}},
       {"layout", layout_},
       {"may_restart", may_restart_},
-      {"members", members_as_json()}};
-  for (Peer& peer : waiting_) peer.link.say(told_to_wait());
+      {"hosts", num_hosts()}};
+  for (Peer& peer : waiting_) tell_to_wait(peer.link);
   int first_rank = 0;
   for (Peer& peer : peers_) {
     first_rank += members_[static_cast<size_t>(peer.node) - 1].num_ranks;
     message["node"] = peer.node;
     message["first_rank"] = first_rank;
+    peer.link.say_lines(member_lines_);
     peer.link.say({{"start", message}});
   }
   message["node"] = 0;
@@ -515,11 +545,13 @@ JobStart Hosts::take_start(const json& message) {
   spare_ = false;
   master_ = {message.at("first").at(0), message.at("first").at(1)};
   may_restart_ = message.at("may_restart");
-  members_.clear();
-  for (const json& member : message.at("members")) {
-    members_.push_back({{member.at(0), member.at(1)}, member.at(2)});
-  }
   if (!coordinates_) {
+    if (message.at("hosts") != known_.size()) {
+      throw ConfigError(format(
+          "[launch] node 0 told of {} of the job's {} hosts; start it again",
+          known_.size(), message["hosts"].dump()));
+    }
+    set_members(known_);
     peers_[0].node = 0;
     peers_[0].place = members_.at(0).place;
   }
@@ -640,8 +672,8 @@ bool Hosts::ask(const Endpoint& place) {
 bool Hosts::find_job_again(SignalFile& signals) {
   const Deadline deadline(options_->join_timeout);
   while (!deadline.passed()) {
-    for (const Endpoint& place : std::vector<Endpoint>(known_)) {
-      if (ask(place)) return true;
+    for (const Member& member : std::vector<Member>(known_)) {
+      if (ask(member.place)) return true;
       if (other_ && ask(*std::exchange(other_, std::nullopt))) return true;
       other_.reset();
     }
@@ -653,10 +685,7 @@ bool Hosts::find_job_again(SignalFile& signals) {
 // Throws json::exception when it is no such message.
 void Hosts::note_waiting(const json& message) {
   spare_ = message.at("waiting").get<bool>();
-  known_.clear();
-  for (const json& member : message.at("members")) {
-    known_.push_back({member.at(0), member.at(1)});
-  }
+  if (message.at("of") == 0) known_.clear();
 }
 
 // Takes the other end of an answered call for the coordinator, if it is one or

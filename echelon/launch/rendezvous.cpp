@@ -5,6 +5,7 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -62,6 +63,27 @@ Addresses find_master(
     notice.show(format("the name {} ({})", options.master_addr, reason));
     poll(nullptr, 0, deadline.left_ms(milliseconds(200)));
   }
+}
+
+// The host that coordinates has a connection to each of the others. The usual
+// soft limit of 1024 is too low for a thousand, and each host may come to
+// coordinate.
+void allow_connections(const LaunchOptions& options) {
+  constexpr rlim_t kOwn = 16, kStrangers = 256;
+  const auto others = static_cast<rlim_t>(options.num_nodes);
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  if (limit.rlim_max < others + kOwn) {
+    throw ConfigError(format(
+        "[launch] --nnodes {}: a launcher needs {} open files, one for each "
+        "host, and this one may have {}; raise the hard limit (`ulimit -Hn`, "
+        "LimitNOFILE of a service)",
+        options.num_nodes, others + kOwn, limit.rlim_max));
+  }
+  const rlim_t wanted = others + kOwn + kStrangers;
+  if (limit.rlim_cur >= wanted) return;
+  limit.rlim_cur = std::min(wanted, limit.rlim_max);
+  setrlimit(RLIMIT_NOFILE, &limit);
 }
 
 FileDescriptor
@@ -130,6 +152,7 @@ FileDescriptor join(
 }  // namespace
 
 Hosts Hosts::meet(const LaunchOptions& options) {
+  allow_connections(options);
   Hosts hosts;
   hosts.options_ = &options;
   hosts.token_ = authentication::read_token(options.token_file);

@@ -219,7 +219,7 @@ std::vector<std::string> stranger(
 TEST_F(Loopback, NumbersOutOfRangeAreRefused) {
   const auto hello = [](const std::string& nodes, const std::string& node,
                         const std::string& ranks) {
-    return R"({"protocol": 2, "nodes": )" + nodes +
+    return R"({"protocol": 3, "nodes": )" + nodes +
            R"(, "least": 2, "node_rank": )" + node + R"(, "ranks": )" + ranks +
            R"(, "port": 1, "identity": ""})";
   };

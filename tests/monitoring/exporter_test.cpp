@@ -155,6 +155,25 @@ TEST(Exporter, TheFirstHostTellsOfTheJobAndTheOtherOfItsRanks) {
   EXPECT_THAT(ask_page(first), HasSubstr("echelon_hosts{run=\"sleep\"} 2\n"));
 }
 
+TEST(Exporter, TellsWhatGpusDoByNvml) {
+  const int port = free_port();
+  Command job(
+      run(port, {"-n", "2"}, kWait),
+      {"LD_LIBRARY_PATH=" + test_program("fake_nvml"),
+       "CUDA_VISIBLE_DEVICES=1,0"});
+  EXPECT_TRUE(are_up(port, 2));
+  const std::string page = ask_page(port);
+  EXPECT_EQ(count(page, "echelon_device_power_watts{run=\"sleep\",gpu="), 2);
+  EXPECT_THAT(page, HasSubstr("gpu=\"1\",UUID=\"GPU-second\",Hostname="));
+  EXPECT_THAT(page, HasSubstr("\"} 412.5\n"));
+  // The first rank has the first GPU that is visible.
+  EXPECT_THAT(
+      page,
+      testing::ContainsRegex(
+          "echelon_rank_device\\{run=\"sleep\",rank=\"0\",Hostname=\"[^\"]"
+          "*\",gpu=\"1\"\\} 1\n"));
+}
+
 // Thousands of connections, most of which never ask for anything.
 TEST(Exporter, RudeClientsCostTheJobNothing) {
   const int port = free_port();
