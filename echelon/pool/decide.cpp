@@ -387,8 +387,7 @@ class Decider {
 
   // Whether j must leave idle devices to the reserved job.
   bool gives_way(size_t j) const {
-    return reserved_ != kNone && reserved_ != j &&
-           job(j).kept == Kept::none &&
+    return reserved_ != kNone && reserved_ != j && job(j).kept == Kept::none &&
            !within_guarantee(project(j), least_[j]);
   }
 
@@ -555,7 +554,8 @@ class Decider {
     if (!state_.starts || reserved_ != kNone || moves_) return false;
     bool grew = false;
     full_.assign(full_.size(), false);
-    while (true) {
+    // Each device is given a few times at most; the bound is for a wrong rule.
+    for (size_t steps = 0; steps <= 4 * state_.devices.size(); ++steps) {
       size_t best = kNone;
       const auto key = [&](size_t j) {
         const Rank of_j = rank(j);
@@ -585,6 +585,7 @@ class Decider {
       set(best, size);
       grew = true;
     }
+    return grew;
   }
 
   // --- The result
@@ -712,9 +713,9 @@ std::string text_of(const State& state, const Waiting& waiting) {
   }
   if (waiting.held + job.least > waiting.fair) {
     return format(
-        "{}; {}, and {} holds {} of its fair share of {}, so that it takes "
-        "none back",
-        needs, idle, project.name, waiting.held, waiting.fair);
+        "{}; {}, and with it {} would hold {}, above its fair share of {}, so "
+        "that it takes none back",
+        needs, idle, project.name, waiting.held + job.least, waiting.fair);
   }
   return format(
       "{}; {}, and no project holds more than its fair share", needs, idle);

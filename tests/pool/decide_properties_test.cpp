@@ -203,7 +203,9 @@ TEST(DecideProperties, HoldAfterEachChange) {
       State later = state;
       later.now += 1000;
       settle(later);
-      if (!impatient) EXPECT_EQ(places(later), before);
+      if (!impatient) {
+        EXPECT_EQ(places(later), before);
+      }
       ASSERT_FALSE(testing::Test::HasFailure());
     }
   }

@@ -88,8 +88,8 @@ TEST(Decide, AJobThatCannotShrinkIsStopped) {
   EXPECT_THAT(counts_of(state), ElementsAre(0, 3));
   EXPECT_THAT(
       why(state, decision, 0),
-      "it needs 8 devices; 5 are idle, and language holds 0 of its fair share "
-      "of 5, so that it takes none back");
+      "it needs 8 devices; 5 are idle, and with it language would hold 8, "
+      "above its fair share of 5, so that it takes none back");
   state.jobs.pop_back();
   settle(state);
   EXPECT_THAT(counts_of(state), ElementsAre(8));
