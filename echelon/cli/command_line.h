@@ -101,6 +101,7 @@ void add_bench(Command& root);
 void add_schedule(Command& root);
 void add_simulate(Command& root);
 void add_plan(Command& root);
+void add_pool(Command& root);
 void add_checkpoint(Command& root);
 void add_doctor(Command& root);
 void add_config(Command& root);
