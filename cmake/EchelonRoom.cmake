@@ -80,7 +80,11 @@ function(echelon_link_private target)
     endif()
     if(imported AND needed MATCHES "^([A-Za-z0-9_]+)::"
         AND NOT type STREQUAL "INTERFACE_LIBRARY")
-      set_property(GLOBAL APPEND PROPERTY ECHELON_PACKAGES ${CMAKE_MATCH_1})
+      set(package ${CMAKE_MATCH_1})
+      if(package STREQUAL "SQLite")  # the one whose targets have another name
+        set(package SQLite3)
+      endif()
+      set_property(GLOBAL APPEND PROPERTY ECHELON_PACKAGES ${package})
     endif()
   endforeach()
 endfunction()

@@ -9,7 +9,7 @@ packages=(
   python3 python3-venv python3-pip unzip
   libcli11-dev libtomlplusplus-dev nlohmann-json3-dev libxxhash-dev
   libturbojpeg0-dev libjpeg62-turbo-dev libpng-dev zlib1g-dev
-  libicu-dev libsentencepiece-dev libfmt-dev libssl-dev
+  libicu-dev libsentencepiece-dev libfmt-dev libssl-dev libsqlite3-dev
   libgtest-dev libgmock-dev iproute2 strace
 )
 

@@ -9,6 +9,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <iostream>
 
 #include "echelon/cli/arguments.h"
@@ -16,6 +17,7 @@
 #include "echelon/cli/terminal.h"
 #include "echelon/error.h"
 #include "echelon/job/job.h"
+#include "echelon/pool/keeper.h"
 #include "echelon/text/build_info.h"
 #include "echelon/text/format.h"
 #include "echelon/text/nearest.h"
@@ -46,6 +48,7 @@ const std::vector<Group>& groups() {
       {"Train",
        {add_train, add_run, add_job, add_deploy, add_submit, add_verify,
         add_sample, add_import, add_export}},
+      {"Share", {add_pool}},
       {"Inspect", {add_explain, add_compare, add_checkpoint, add_config}},
       {"Plan", {add_plan, add_simulate, add_schedule}},
       {"Machine",
@@ -208,7 +211,11 @@ int act(const Action& action) {
 
 /// Cuts off what follows `--`, which belongs to the user's program.
 std::vector<std::string> without_program(std::vector<std::string> arguments) {
-  if (arguments.empty() || arguments.front() != "run") return arguments;
+  const bool has_program =
+      !arguments.empty() && (arguments[0] == "run" ||
+                             (arguments.size() > 1 && arguments[0] == "pool" &&
+                              arguments[1] == "submit"));
+  if (!has_program) return arguments;
   const auto dashes = std::find(arguments.begin(), arguments.end(), "--");
   const auto program = dashes == arguments.end() ? dashes : dashes + 1;
   program_behind_dashes() = {program, arguments.end()};
@@ -402,6 +409,11 @@ void add_help(Command& root) {
 }
 
 int run_command_line(const std::vector<std::string>& arguments) {
+  // The pool's daemon starts this for each job; no user does.
+  if (arguments.size() == 4 && arguments[0] == "pool" &&
+      arguments[1] == "keep") {
+    return pool::keep({arguments[2], std::atoll(arguments[3].c_str())});
+  }
   const AsciiOutput ascii;
   const bool version = arguments == std::vector<std::string>{"--version"};
   const int code =

@@ -103,6 +103,7 @@ void add_simulate(Command& root);
 void add_plan(Command& root);
 void add_deploy(Command& root);
 void add_submit(Command& root);
+void add_pool(Command& root);
 void add_checkpoint(Command& root);
 void add_doctor(Command& root);
 void add_config(Command& root);

@@ -459,7 +459,14 @@ int train(const TrainArguments& given) {
     return launch_echelon_train(
         words, job.layout.num_ranks(), job.train.ranks, options);
   };
-  options.control = [run] { return control_name(run); };
+  options.control = [run] {
+    const std::string name = control_name(run);
+    // The pool that started this job finds it by that file.
+    if (const char* path = std::getenv("ECHELON_POOL_CONTROL")) {
+      write_file_atomically(path, name);
+    }
+    return name;
+  };
   options.metrics = {
       .address = arguments.metrics_address,
       .run = named_folder(run.lexically_normal()).filename().string(),

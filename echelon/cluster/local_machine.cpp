@@ -94,8 +94,33 @@ void find_links(const Library& nvml, Handle handle, Gpu& gpu) {
   }
 }
 
+std::string uuid_of(const Library& nvml, Handle handle) {
+  char text[96] = "";
+  if (!nvml.ask("nvmlDeviceGetUUID", handle, text, 96u)) return "";
+  text[sizeof(text) - 1] = '\0';
+  return text;
+}
+
+void find_slices(const Library& nvml, Handle handle, Gpu& gpu) {
+  unsigned now = 0, after_reset = 0, most = 0;
+  if (!nvml.ask("nvmlDeviceGetMigMode", handle, &now, &after_reset) ||
+      now == 0 || !nvml.ask("nvmlDeviceGetMaxMigDeviceCount", handle, &most)) {
+    return;
+  }
+  for (unsigned i = 0; i < most; ++i) {
+    Handle slice = nullptr;
+    if (!nvml.ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, i, &slice)) {
+      continue;
+    }
+    const std::string uuid = uuid_of(nvml, slice);
+    if (!uuid.empty()) gpu.slices.push_back(uuid);
+  }
+}
+
 Gpu describe(const Library& nvml, Handle handle) {
   Gpu gpu;
+  gpu.uuid = uuid_of(nvml, handle);
+  find_slices(nvml, handle, gpu);
   char text[96] = "";
   if (nvml.ask("nvmlDeviceGetName", handle, text, 96u)) {
     text[sizeof(text) - 1] = '\0';

@@ -13,7 +13,9 @@
 namespace echelon::cluster {
 
 struct Gpu {
-  std::string name;  // "NVIDIA H100 80GB HBM3"
+  std::string name;                 // "NVIDIA H100 80GB HBM3"
+  std::string uuid;                 // "GPU-3f2c…", for CUDA_VISIBLE_DEVICES
+  std::vector<std::string> slices;  // where it is divided (MIG): "MIG-…"
   double memory_bytes = 0;
   int nvlinks = 0;                          // active ones
   int nvlink_version = 0;                   // of these

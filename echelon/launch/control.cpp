@@ -23,11 +23,11 @@ constexpr int kRequestMs = 100;
 // A resize may count the model's layers first.
 constexpr time_t kAnswerSeconds = 600;
 
-bool is_own(int socket) {
+bool is_of(int socket, uid_t user) {
   ucred other{};
   socklen_t size = sizeof other;
   return getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &other, &size) == 0 &&
-         (other.uid == geteuid() || other.uid == 0);
+         (other.uid == user || other.uid == 0);
 }
 
 std::string receive(int socket) {
@@ -58,7 +58,7 @@ void ControlSocket::serve(
     const std::function<std::string(const std::string&)>& answer) {
   const FileDescriptor client(
       accept4(socket_.fd(), nullptr, nullptr, SOCK_CLOEXEC));
-  if (!client.is_open() || !is_own(client.fd())) return;
+  if (!client.is_open() || !is_of(client.fd(), geteuid())) return;
   pollfd file{client.fd(), POLLIN, 0};
   if (poll(&file, 1, kRequestMs) != 1) return;
   const std::string request = receive(client.fd());
@@ -69,7 +69,8 @@ void ControlSocket::serve(
       MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
-std::string ask_job(const std::string& name, const std::string& request) {
+std::string
+ask_job(const std::string& name, const std::string& request, uid_t user) {
   const FileDescriptor server(
       socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
   const auto [address, size] = abstract_address(name);
@@ -79,7 +80,7 @@ std::string ask_job(const std::string& name, const std::string& request) {
           0 ||
       connect(server.fd(), reinterpret_cast<const sockaddr*>(&address), size) !=
           0 ||
-      !is_own(server.fd())) {
+      !is_of(server.fd(), user)) {
     return "";
   }
   if (send(server.fd(), request.data(), request.size(), MSG_NOSIGNAL) < 0) {

@@ -4,6 +4,9 @@
 // ends with its process. Each side checks the other's user.
 #pragma once
 
+#include <sys/types.h>
+#include <unistd.h>
+
 #include <functional>
 #include <string>
 
@@ -28,7 +31,10 @@ class ControlSocket {
 };
 
 /// Sends `request` to the job at `name` and returns its answer; empty when no
-/// job of this user is there. Throws Error when it does not answer in time.
-std::string ask_job(const std::string& name, const std::string& request);
+/// job of `user` (or of root) is there. Throws Error when it does not answer in
+/// time.
+std::string ask_job(
+    const std::string& name, const std::string& request,
+    uid_t user = geteuid());
 
 }  // namespace echelon::launch

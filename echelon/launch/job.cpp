@@ -22,6 +22,7 @@
 #include <cstring>
 #include <filesystem>
 #include <optional>
+#include <sstream>
 #include <utility>
 
 #include "echelon/cluster/host.h"
@@ -598,9 +599,13 @@ std::string Job::drain() {
   return "done: the state is saved, and the other hosts go on";
 }
 
-// The ranks end as after SIGTERM, so that they save. The next generation has
-// the other number.
-std::string Job::begin_resize(const std::string& number) {
+// "4", or "4 CUDA_VISIBLE_DEVICES=GPU-…,GPU-…" from who gives devices away. The
+// ranks end as after SIGTERM, so that they save. The next generation has the
+// other number.
+std::string Job::begin_resize(const std::string& request) {
+  std::istringstream words(request);
+  std::string number, devices;
+  words >> number >> devices;
   if (!hosts_.alone()) {
     return "refused: it is on several hosts; start the command on one more, or "
            "drain one";
@@ -611,9 +616,12 @@ std::string Job::begin_resize(const std::string& number) {
     return format("refused: it has {} ranks", number);
   }
   try {
-    resize_ = Resize{num_ranks, options_.resize(num_ranks)};
+    resize_ = Resize{num_ranks, options_.resize(num_ranks), {}};
   } catch (const Error& error) {
     return format("refused: {}", error.what());
+  }
+  if (const size_t equals = devices.find('='); equals != std::string::npos) {
+    resize_->devices = {devices.substr(0, equals), devices.substr(equals + 1)};
   }
   stop_training();
   obey(policy_.on_remote_stop(SIGTERM));

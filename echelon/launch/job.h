@@ -63,6 +63,8 @@ class Job {
   struct Resize {
     int num_ranks;
     std::string layout;
+    /// The variable that shows the ranks their devices, where these change.
+    std::optional<std::pair<std::string, std::string>> devices;
   };
   const std::optional<Resize>& resize() const { return resize_; }
   /// Whether the ranks were told to end so that hosts can come or leave.
@@ -110,7 +112,7 @@ class Job {
   bool is_ending() const;
   void take_signal(int signal);
   std::string take_request(const std::string& request);
-  std::string begin_resize(const std::string& number);
+  std::string begin_resize(const std::string& request);
   void suspend();
   void obey(const Policy::Orders& orders);
   void send(int signal, bool ends = false);

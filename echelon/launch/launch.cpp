@@ -103,6 +103,7 @@ monitoring::RestartReason reason_of(const Cause& cause, bool hung) {
 struct BeforeResize {
   int num_ranks;
   std::optional<int64_t> step;
+  std::optional<std::pair<std::string, std::string>> devices;
 };
 
 // Runs generation after generation until one ends the job.
@@ -144,6 +145,7 @@ int run_job(
   std::vector<std::string> failures;
   std::optional<BeforeResize> before;
   std::string layout;  // of a job on one host; empty: the command's
+  std::optional<std::pair<std::string, std::string>> devices;  // of resizes
   const std::string name = random_job_id();
   const auto end = [&](int exit_code) {
     hosts.finish(exit_code);
@@ -176,6 +178,7 @@ int run_job(
     std::optional<ProgressBoard> progress;
     std::optional<Watched> watched;
     own.environment = options.environment;
+    if (devices) own.environment.push_back(*devices);
     if (options.max_restarts > 0) {
       progress.emplace(own.num_ranks);
       own.environment.emplace_back("ECHELON_PROGRESS", progress->path());
@@ -202,8 +205,9 @@ int run_job(
           step ? from_step(*step, !hosts.alone()) : ""));
     };
     if (const auto& resize = job.resize()) {
-      before = {own.num_ranks, step};
+      before = {own.num_ranks, step, devices};
       own.num_ranks = resize->num_ranks;
+      if (resize->devices) devices = resize->devices;
       layout = resize->layout;
       outcome.stopped_by = 0;  // a rank that failed meanwhile starts again
       if (outcome.exit_code == static_cast<int>(ExitCode::preempted)) {
@@ -239,6 +243,7 @@ int run_job(
         decision.verdict != Restarts::Verdict::restart &&
         step == before->step) {
       own.num_ranks = before->num_ranks;
+      devices = before->devices;
       before.reset();
       layout = options.resize(own.num_ranks);
       count_restart(monitoring::RestartReason::resized);

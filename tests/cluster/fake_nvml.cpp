@@ -72,6 +72,35 @@ int nvmlDeviceGetName(void*, char* text, unsigned size) {
   return 0;
 }
 
+int nvmlDeviceGetUUID(void* device, char* text, unsigned size) {
+  std::strncpy(
+      text,
+      device == &first    ? "GPU-first"
+      : device == &second ? "GPU-second"
+                          : "MIG-slice",
+      size);
+  return 0;
+}
+
+// FAKE_NVML_MIG: the second GPU is divided, and has this many slices of three.
+int nvmlDeviceGetMigMode(void* device, unsigned* now, unsigned* after_reset) {
+  *now = *after_reset =
+      device == &second && number("FAKE_NVML_MIG") != 0 ? 1 : 0;
+  return 0;
+}
+
+int nvmlDeviceGetMaxMigDeviceCount(void*, unsigned* count) {
+  *count = 3;
+  return 0;
+}
+
+int nvmlDeviceGetMigDeviceHandleByIndex(void*, unsigned index, void** device) {
+  static int slice = 2;
+  if (static_cast<int>(index) >= number("FAKE_NVML_MIG")) return 6;
+  *device = &slice;
+  return 0;
+}
+
 int nvmlDeviceGetHandleByUUID(const char* name, void** device) {
   *device = &second;
   return std::strcmp(name, "GPU-second") == 0 ? 0 : 6;
