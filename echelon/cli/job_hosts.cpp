@@ -356,7 +356,9 @@ start_remote(const std::string& host, const Texts& words, std::string token) {
     throw ConfigError(
         format("[launch] ssh {}: {}", host, std::strerror(errno)));
   }
-  RemoteLauncher launcher{.host = host, .input = FileDescriptor(ends[1])};
+  RemoteLauncher launcher;
+  launcher.host = host;
+  launcher.input = FileDescriptor(ends[1]);
   FileDescriptor input(ends[0]);
   const auto argv = launch::argv_of(words);
   launcher.pid = ::fork();

@@ -355,7 +355,7 @@ void add_common(Command& command, PoolArguments& arguments) {
   command.flag("--json", arguments.json, "print it as JSON");
 }
 
-void add_submit(Command& pool) {
+void add_pool_submit(Command& pool) {
   Command command = pool.add(
       "submit", "queue a command for some devices",
       "echelon pool submit --project vision -n 4 -- echelon train first.toml\n"
@@ -409,7 +409,7 @@ void add_pool(Command& root) {
       "--folder", started.folder, "FOLDER",
       "of the pool (default: $ECHELON_POOL, or one of this host or user)");
 
-  add_submit(command);
+  add_pool_submit(command);
 
   auto [show, shown] = command.add(
       "list", "print the jobs that wait and run",

@@ -412,11 +412,7 @@ class GpuMeter::Impl {
 
  private:
   void measure(Handle handle, GpuUse& gpu) const {
-    char uuid[96] = "";
-    if (nvml_.ask("nvmlDeviceGetUUID", handle, uuid, 96u)) {
-      uuid[sizeof(uuid) - 1] = '\0';
-      gpu.uuid = uuid;
-    }
+    gpu.uuid = uuid_of(nvml_, handle);
     Utilization use{};
     if (nvml_.ask("nvmlDeviceGetUtilizationRates", handle, &use)) {
       gpu.busy = use.gpu / 100.0;

@@ -274,7 +274,7 @@ trainer_manifests(const Workload& workload, const Settings& settings) {
         {"name", name}}},
       {"trainer",
        {{"image", settings.image},
-        {"command", pod_command(workload, numbers)},
+        {"command", pod_command(workload, settings, numbers)},
         {"numNodes", workload.hosts},
         {"resourcesPerNode",
          {{"requests", pod_resources(workload)},
@@ -311,7 +311,7 @@ Json leader_worker_set(const Workload& workload, const Settings& settings) {
   Json pod = pod_template(Engine::lws, workload, settings, numbers);
   Json& container = pod["spec"]["containers"][0];
   std::vector<std::string> command = {"bash", "-c", kUntilDeleted, "launcher"};
-  const auto words = pod_command(workload, numbers);
+  const auto words = pod_command(workload, settings, numbers);
   command.insert(command.end(), words.begin(), words.end());
   container["command"] = command;
   Json set = object_of(

@@ -138,11 +138,18 @@ Json pod_resources(const Workload& workload) {
   return resources;
 }
 
-std::vector<std::string>
-pod_command(const Workload& workload, const PodNumbers& numbers) {
-  return train_command(
+std::vector<std::string> pod_command(
+    const Workload& workload, const Settings& settings,
+    const PodNumbers& numbers) {
+  auto words = train_command(
       workload, format("{}/{}", kConfigurations, configuration_key(workload)),
       numbers.own, numbers.master);
+  if (settings.metrics_port > 0) {
+    words.insert(
+        words.end(),
+        {"--metrics-address", format("0.0.0.0:{}", settings.metrics_port)});
+  }
+  return words;
 }
 
 Json pod_template(
@@ -166,7 +173,7 @@ Json pod_template(
   Json container = {
       {"name", kContainer},
       {"image", settings.image},
-      {"command", pod_command(workload, numbers)},
+      {"command", pod_command(workload, settings, numbers)},
       {"workingDir", folder_of_pods(settings)}};
   if (workload.hosts > 1) {
     container["env"] = Json::array(

@@ -45,8 +45,9 @@ Json pod_template(
 Json pod_resources(const Workload& workload);
 
 /// `echelon train …` as the pods start it.
-std::vector<std::string>
-pod_command(const Workload& workload, const PodNumbers& numbers);
+std::vector<std::string> pod_command(
+    const Workload& workload, const Settings& settings,
+    const PodNumbers& numbers);
 
 /// What each job of Kubernetes has beside itself: Secret, ConfigMap,
 /// PodDisruptionBudget and PodMonitor.

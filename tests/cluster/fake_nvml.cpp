@@ -145,11 +145,6 @@ int nvmlDeviceGetMemoryInfo(void* device, Memory* memory) {
   return 0;
 }
 
-int nvmlDeviceGetUUID(void* device, char* text, unsigned size) {
-  std::strncpy(text, device == &second ? "GPU-second" : "GPU-first", size);
-  return 0;
-}
-
 int nvmlDeviceGetUtilizationRates(void* device, unsigned* percent) {
   percent[0] = device == &second ? 50 : 25;  // of time
   percent[1] = 7;                            // of memory's time
