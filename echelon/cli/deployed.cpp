@@ -14,8 +14,8 @@
 #include "echelon/cli/programs.h"
 #include "echelon/cluster/catalogue.h"
 #include "echelon/cost/memory_estimate.h"
-#include "echelon/deploy/projects.h"
 #include "echelon/error.h"
+#include "echelon/pool/settings.h"
 #include "echelon/predict/configured.h"
 #include "echelon/predict/predict_run.h"
 #include "echelon/predict/replan.h"
@@ -221,6 +221,23 @@ void check_cluster(
       counted(workload.ranks_per_host, "rank"), ranks));
 }
 
+std::vector<deploy::Project> projects_of(const std::string& path) {
+  const pool::Settings pool = pool::read_settings(path);
+  if (pool.devices > 0) pool::check_capacity(pool, path, pool.devices);
+  std::vector<deploy::Project> projects;
+  for (const pool::Project& one : pool.projects) {
+    projects.push_back(
+        {.name = one.name,
+         .guaranteed = one.guaranteed,
+         .weight = one.weight,
+         .limit = one.limit == pool::kNoLimit ? -1 : one.limit,
+         .parent = one.parent < 0
+                       ? ""
+                       : pool.projects[static_cast<size_t>(one.parent)].name});
+  }
+  return projects;
+}
+
 }  // namespace
 
 std::string in_path(const std::string& program) {
@@ -309,7 +326,7 @@ Deployed deployed(const DeployArguments& given) {
         parse_count("--metrics-port", arguments.metrics_port, 1, 65535);
   }
   if (!arguments.pool.empty()) {
-    settings.projects = deploy::read_projects(arguments.pool);
+    settings.projects = projects_of(arguments.pool);
   }
   made.settings = settings;
   made.text = deploy::deployment(made.engine, workload, settings);

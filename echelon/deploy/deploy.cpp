@@ -65,6 +65,7 @@ void check_options(
 void check_queue(const Settings& settings) {
   std::vector<std::string> leaves;
   for (const Project& one : settings.projects) {
+    check_dns_label("--pool: [project." + one.name + "]", one.name);
     if (std::ranges::none_of(settings.projects, [&](const Project& other) {
           return other.parent == one.name;
         })) {

@@ -9,8 +9,6 @@
 #include <string>
 #include <vector>
 
-#include "echelon/deploy/projects.h"
-
 namespace echelon::deploy {
 
 enum class Engine { slurm, jobset, kueue, kai, trainer, lws, ray, ssh };
@@ -22,6 +20,15 @@ Engine engine_from_name(const std::string& name);
 std::string to_string(Engine engine);
 /// Whether it takes manifests of Kubernetes.
 bool is_kubernetes(Engine engine);
+
+/// A project of a pool, in the words of Kueue's and KAI's queues.
+struct Project {
+  std::string name;        // a label of DNS
+  int64_t guaranteed = 0;  // devices
+  double weight = 1;       // of its share of what others leave
+  int64_t limit = -1;      // the most that it may have; -1: none
+  std::string parent;      // the project that it is a part of; may be empty
+};
 
 /// What a job is and needs, from its configuration and plan.
 struct Workload {

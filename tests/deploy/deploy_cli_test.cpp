@@ -24,6 +24,8 @@ class DeployCommand : public testing::Test {
     for (const char* name : {"first.toml", "pool.toml"}) {
       folder_.write(name, read_file(source_path("tests/deploy/") + name));
     }
+    folder_.write("upper.toml", "[project.A]\n");
+    folder_.write("typo.toml", "[project.a]\nguarantee = 3\n");
     std::string words;
     for (int i = 0; i < 4000; ++i) words += "word ";
     folder_.write("words.txt", words);
@@ -103,6 +105,9 @@ TEST_F(DeployCommand, RefusesWhatTheEngineDoesNotHave) {
        "did you mean \"vision\""},
       {"--to kueue --queue research --pool pool.toml " + kImage,
        "no project of --pool that takes jobs"},
+      {"--to kueue --queue A --pool upper.toml " + kImage,
+       "--pool: [project.A]"},
+      {"--to kueue --queue a --pool typo.toml " + kImage, "typo.toml:2:1: "},
       {"--to kueue --queue a --nnodes 2:4 -n 2 --volume v --topology rack " +
            kImage,
        "does not place jobs by topology whose hosts come and go"},
