@@ -257,7 +257,7 @@ def room_table(found):
 
 
 WINGS = {"plain": "#2f6f9f", "training": "#b5541c", "operations": "#4c7a34"}
-OPERATIONS = ("monitoring", "launch", "cli", "programs")
+OPERATIONS = ("monitoring", "launch", "pool", "deploy", "cli", "programs")
 
 
 def draw(found):
@@ -276,7 +276,7 @@ def draw(found):
     floors = collections.defaultdict(list)
     for folder in sorted(arrows):
         floors[floor[folder]].append(folder)
-    width, height, gap_x, gap_y = 132, 30, 18, 46
+    width, height, gap_x, gap_y = 146, 30, 14, 46
     columns = max(len(row) for row in floors.values())
     total = columns * (width + gap_x) + gap_x
     place = {}
