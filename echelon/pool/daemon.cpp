@@ -259,6 +259,8 @@ int serve(
     throw ConfigError(
         format("--folder {}: {}", folder.string(), error.message()));
   }
+  // Jobs' environments may hold secrets; they are in the database and in files.
+  ::umask(0066);
   const FileDescriptor locked = lock(folder);
   FileDescriptor signals = signal_file();
   Pool pool(fs::absolute(folder), settings, devices);

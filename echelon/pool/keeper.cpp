@@ -126,6 +126,7 @@ std::vector<char*> pointers(std::vector<std::string>& words) {
 // In the child of the keeper.
 [[noreturn]] void run(Program& program, pid_t keeper) {
   ::setsid();
+  ::umask(0022);  // the daemon's own is for its secrets
   become(program.user);
   // After the change of the user, which would forget it.
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -232,9 +233,6 @@ void write_program(const Attempt& attempt, const Program& program) {
   write_file_atomically(
       path,
       json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
-  // It has the user's environment, which may hold secrets.
-  std::error_code error;
-  fs::permissions(path, fs::perms::owner_read | fs::perms::owner_write, error);
 }
 
 pid_t start_keeper(const Attempt& attempt) {

@@ -147,9 +147,9 @@ TEST_F(Help, HelpNamesCommandsInGroups) {
     }
   }
   EXPECT_THAT(
-      headings,
-      ElementsAre(
-          "Examples", "Train", "Inspect", "Plan", "Machine", "Options"));
+      headings, ElementsAre(
+                    "Examples", "Train", "Share", "Inspect", "Plan", "Machine",
+                    "Options"));
   EXPECT_EQ(run("help train").out, run("train --help").out);
   EXPECT_EQ(run("help config show").out, run("config show --help").out);
   EXPECT_EQ(run("help").out, run("--help").out);

@@ -47,6 +47,30 @@ TEST_F(PoolDaemon, AJobThatEndsMeanwhileHasItsExitCode) {
   ASSERT_TRUE(reaches(id, "done"));
 }
 
+// A job's environment may hold secrets. Its output is as other files are.
+TEST_F(PoolDaemon, OtherUsersReadNoEnvironment) {
+  namespace fs = std::filesystem;
+  start();
+  const int64_t id = submit(
+      {"--project", "language"}, "touch " + path("seen") + "; echo shown");
+  ASSERT_TRUE(reaches(id, "done"));
+  int files = 0;
+  for (const auto& entry : fs::recursive_directory_iterator(path("pool"))) {
+    if (!entry.is_regular_file()) continue;
+    ++files;
+    const bool output = entry.path().filename() == "output";
+    EXPECT_EQ(
+        (entry.status().permissions() & fs::perms::others_read) !=
+            fs::perms::none,
+        output)
+        << entry.path();
+  }
+  EXPECT_GE(files, 5);
+  EXPECT_NE(
+      fs::status(path("seen")).permissions() & fs::perms::others_read,
+      fs::perms::none);
+}
+
 // What was being stopped is stopped by the next one.
 TEST_F(PoolDaemon, ACancelledJobEnds) {
   start();
