@@ -3,9 +3,12 @@
 // end with 75. What follows an end is told to the engine by exit code, so that
 // a job that saved starts again as often as it must, and one that would fail in
 // the same way does not start again.
+#include <set>
+
 #include "echelon/deploy/engines.h"
 #include "echelon/deploy/names.h"
 #include "echelon/deploy/pods.h"
+#include "echelon/deploy/schemas.h"
 #include "echelon/deploy/yaml.h"
 #include "echelon/error.h"
 #include "echelon/text/format.h"
@@ -391,6 +394,24 @@ std::string manifest_text(
     text += comment(why) + to_yaml(object);
   }
   return text;
+}
+
+SchemaCheck check_schemas(
+    Engine engine, const Workload& workload, const Settings& settings) {
+  check_manifest(engine, workload, settings);
+  SchemaCheck checked;
+  std::set<std::string> sources;
+  for (const auto& [why, object] : manifests(engine, workload, settings)) {
+    const std::string kind = object["kind"];
+    sources.insert(schema_source(kind));
+    for (const auto& problem : schema_problems(object)) {
+      checked.problems.push_back(format(
+          "{} {}: {}", kind, object["metadata"]["name"].get<std::string>(),
+          problem));
+    }
+  }
+  checked.sources.assign(sources.begin(), sources.end());
+  return checked;
 }
 
 std::string secret_command(

@@ -206,6 +206,22 @@ TEST_F(DeployCommand, CheckSaysWhatWasNotChecked) {
                     "sbatch on PATH")));
 }
 
+TEST_F(DeployCommand, CheckAlwaysAsksTheSchemas) {
+  for (const auto& [name, options] : golden_cases()) {
+    const Outcome outcome = run_bare(options + " --check");
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.out << outcome.err;
+    const bool manifests = name.ends_with(".yaml");
+    EXPECT_EQ(
+        outcome.out.find("checked: the fields of each object, by the schemas "
+                         "of ") != std::string::npos,
+        manifests)
+        << outcome.out;
+    EXPECT_EQ(
+        outcome.out.find("kubernetes/kubernetes v1.37.0") != std::string::npos,
+        manifests);
+  }
+}
+
 TEST_F(DeployCommand, CheckAsksTheEngine) {
   program_is("sbatch", "cat \"${@: -1}\" > sent; echo \"$@\" > words\n");
   const Outcome fine = run("--to slurm --check");
@@ -221,6 +237,12 @@ TEST_F(DeployCommand, CheckAsksTheEngine) {
   const Outcome refused =
       run("--to jobset --namespace vision --check " + kImage);
   EXPECT_EQ(refused.exit_code, 2);
+  // What needs no cluster: the Job and the pod are Kubernetes' own.
+  EXPECT_THAT(
+      refused.out,
+      HasSubstr("checked: the fields of each object, by the schemas of "
+                "kubernetes-sigs/jobset v0.12.0, kubernetes/kubernetes "
+                "v1.37.0\n"));
   EXPECT_THAT(
       refused.out, HasSubstr("refused: kubectl create --dry-run=server -n "
                              "vision -f\n  no such CRD"));
