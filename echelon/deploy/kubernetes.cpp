@@ -3,6 +3,7 @@
 // end with 75. What follows an end is told to the engine by exit code, so that
 // a job that saved starts again as often as it must, and one that would fail in
 // the same way does not start again.
+#include <algorithm>
 #include <set>
 
 #include "echelon/deploy/engines.h"
@@ -204,7 +205,9 @@ Json elastic_job(
       {"completions", hosts},
       {"parallelism", hosts},
       {"backoffLimitPerIndex", workload.max_restarts},
-      {"maxFailedIndexes", workload.hosts - workload.fewest_that_fit},
+      // Kubernetes takes no more of them than there are completions.
+      {"maxFailedIndexes",
+       std::min(hosts, workload.hosts - workload.fewest_that_fit)},
       {"podFailurePolicy",
        {{"rules", Json::array(
                       {{{"action", "Ignore"},

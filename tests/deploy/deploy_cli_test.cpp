@@ -192,6 +192,21 @@ TEST_F(DeployCommand, AStepAndTheSmallestLayoutComeFromTheCluster) {
       HasSubstr("kai.scheduler/batch-min-member: \"8\""));
 }
 
+// The server refuses more failed indexes than completions, which Kueue's Job
+// has the fewest of.
+TEST_F(DeployCommand, AnElasticJobMayLoseNoMoreHostsThanItStartsWith) {
+  const std::string options =
+      "-n 4 --nnodes 1:4 --queue q --volume v " + kImage;
+  EXPECT_THAT(
+      run("--to kueue " + options).out,
+      AllOf(
+          HasSubstr("  completions: 1\n"), HasSubstr("maxFailedIndexes: 1\n")));
+  EXPECT_THAT(
+      run("--to kai " + options).out,
+      AllOf(
+          HasSubstr("  completions: 4\n"), HasSubstr("maxFailedIndexes: 3\n")));
+}
+
 // --- What --check asks
 // ---------------------------------------------------------
 
