@@ -112,6 +112,8 @@ TEST_F(DeployCommand, RefusesWhatTheEngineDoesNotHave) {
            kImage,
        "does not place jobs by topology whose hosts come and go"},
       {"--to slurm --time 1h", "write it as Slurm does"},
+      {"--to slurm --time 1 --save-seconds 30",
+       "told to save 60.0 s before the time is up: 30.0 s for a checkpoint"},
       {"--to slurm --account 'a b'", "is one word"},
       {"--to jobset --name First " + kImage, "begins with a letter"},
       {"--to jobset --namespace a.b " + kImage, "begins with a letter"},
@@ -205,6 +207,15 @@ TEST_F(DeployCommand, AnElasticJobMayLoseNoMoreHostsThanItStartsWith) {
       run("--to kai " + options).out,
       AllOf(
           HasSubstr("  completions: 4\n"), HasSubstr("maxFailedIndexes: 3\n")));
+}
+
+TEST_F(DeployCommand, SlurmSignalsAtMost65535SecondsBefore) {
+  EXPECT_THAT(
+      run("--to slurm --time 2-0 --save-seconds 80000").out,
+      HasSubstr("--signal=TERM@65535\n"));
+  EXPECT_THAT(
+      run("--to slurm --time 0:61 --save-seconds 30").out,
+      HasSubstr("--signal=TERM@60\n"));
 }
 
 // --- What --check asks
