@@ -541,8 +541,9 @@ class PlacementGroupSchedulingStrategy:
 )");
   program_is(
       "echelon",
-      "echo \"$@ ${#ECHELON_TOKEN}\" >> started; exit $(($7 * 75))\n");
-  run("--to ray -n 2 --nnodes 2 --output job.py");
+      "echo \"$@ ${#ECHELON_TOKEN}\" >> started; exit $((${10} * 75))\n");
+  run("--to ray -n 2 --nnodes 2 --set 'data.sources=[\n\"words.txt\"]' "
+      "--output job.py");
   const Outcome outcome =
       shell(folder_, "PATH=\"$PWD/bin:$PATH\" python3 job.py");
   EXPECT_THAT(outcome.out, HasSubstr("group 2 2 STRICT_SPREAD\n"))
@@ -551,8 +552,10 @@ class PlacementGroupSchedulingStrategy:
       outcome.out, HasSubstr("place 1 [('num_cpus', 8), ('num_gpus', 2)]"));
   EXPECT_THAT(
       read("started"),
-      HasSubstr("train first.toml -n 2 --nnodes 2 --node-rank 1 --master-addr "
-                "10.0.0.1 64\n"));
+      HasSubstr("train first.toml --set data.sources=[\n\"words.txt\"] -n 2 "
+                "--nnodes 2 --node-rank 1 --master-addr 10.0.0.1 64\n"));
+  // The launcher of host 1 ends with it.
+  EXPECT_EQ(outcome.exit_code, 75) << outcome.err;
 }
 
 TEST_F(DeployCommand, APodOfALeaderWorkerSetWaitsWhenItsJobIsOver) {
