@@ -422,8 +422,10 @@ TEST_F(DeployCommand, SubmitFollowsAJobOfSlurm) {
 echo "$@" >> asked
 case $(wc -l < asked) in
   1) echo "JobId=42 JobState=PENDING Reason=Priority ExitCode=0:0" ;;
-  2|3) echo "JobId=42 JobState=RUNNING Reason=None ExitCode=0:0" ;;
-  *) echo "JobId=42 JobState=$LAST ExitCode=$CODE:0" ;;
+  2|4) echo "JobId=42 JobState=RUNNING Reason=None ExitCode=0:0" ;;
+  3) echo "Unable to contact slurm controller" >&2; exit 1 ;;
+  *) [ "$LAST" ] || exit 1
+     echo "JobId=42 JobState=$LAST ExitCode=$CODE:0" ;;
 esac
 )");
   const auto submit = [&](const std::string& last, int code) {
@@ -438,7 +440,9 @@ esac
   EXPECT_EQ(
       done.out,
       "job 42\njob 42: PENDING (Priority)\njob 42: RUNNING\n"
-      "job 42: COMPLETED\n");
+      "job 42: no answer, is asked again (scontrol: Unable to contact slurm "
+      "controller)\n"
+      "job 42: RUNNING\njob 42: COMPLETED\n");
   EXPECT_THAT(read("words"), StartsWith("--parsable "));
   EXPECT_THAT(read("sent"), StartsWith("#!/bin/bash\n"));
   EXPECT_THAT(read("asked"), StartsWith("show job -o 42\n"));
@@ -447,6 +451,10 @@ esac
   // Held after 93.
   EXPECT_EQ(
       submit("PENDING Reason=job_requeued_in_held_state", 0).exit_code, 93);
+
+  // Slurm has forgotten the job, or is gone.
+  EXPECT_EQ(submit("", 0).exit_code, 2);
+  EXPECT_EQ(lines_of(read("asked")).size(), 4u + 12u);
 
   program_is("sbatch", "echo 'Invalid account' >&2; exit 1\n");
   const Outcome refused = submit("", 0);
