@@ -9,6 +9,7 @@
 #include "echelon/deploy/engines.h"
 #include "echelon/deploy/names.h"
 #include "echelon/deploy/pods.h"
+#include "echelon/deploy/queues.h"
 #include "echelon/deploy/schemas.h"
 #include "echelon/deploy/yaml.h"
 #include "echelon/error.h"
@@ -91,8 +92,7 @@ void check_manifest(
   }
 }
 
-// --- The JobSet of a fixed number of hosts
-// ------------------------------------
+// --- The JobSet of a fixed number of hosts -----------------------------------
 
 // Ends the Job of a JobSet at once for the codes that say what comes next.
 Json job_failure_policy() {
@@ -179,8 +179,7 @@ Json job_set(
   return set;
 }
 
-// --- The Job of hosts that come and go
-// ----------------------------------------
+// --- The Job of hosts that come and go ---------------------------------------
 
 Json elastic_job(
     Engine engine, const Workload& workload, const Settings& settings) {
@@ -230,8 +229,7 @@ Json elastic_job(
   return job;
 }
 
-// --- Kubeflow trainer
-// ---------------------------------------------------------
+// --- Kubeflow trainer --------------------------------------------------------
 
 std::vector<Manifest>
 trainer_manifests(const Workload& workload, const Settings& settings) {
@@ -291,8 +289,7 @@ trainer_manifests(const Workload& workload, const Settings& settings) {
       {"The job.", job}};
 }
 
-// --- LeaderWorkerSet
-// ----------------------------------------------------------
+// --- LeaderWorkerSet ---------------------------------------------------------
 
 // A LeaderWorkerSet starts its pods again whatever they end with. The shell
 // keeps a pod whose job is over, or whose error must be mended, so that it is

@@ -218,8 +218,7 @@ TEST_F(DeployCommand, SlurmSignalsAtMost65535SecondsBefore) {
       HasSubstr("--signal=TERM@60\n"));
 }
 
-// --- What --check asks
-// ---------------------------------------------------------
+// --- What --check asks -------------------------------------------------------
 
 TEST_F(DeployCommand, CheckSaysWhatWasNotChecked) {
   const Outcome outcome = run_bare("--to slurm --check");
@@ -284,8 +283,7 @@ TEST_F(DeployCommand, CheckAsksTheEngine) {
                           "it cannot be reached by `kubectl create"));
 }
 
-// --- That scripts do what they say
-// ---------------------------------------------
+// --- That scripts do what they say -------------------------------------------
 
 class SlurmScript : public DeployCommand {
  protected:
@@ -411,8 +409,7 @@ exit 75
   EXPECT_EQ(read("asked"), "job stop runs/first\n");
 }
 
-// --- echelon submit
-// ------------------------------------------------------------
+// --- echelon submit ----------------------------------------------------------
 
 TEST_F(DeployCommand, SubmitFollowsAJobOfSlurm) {
   program_is(
