@@ -46,10 +46,10 @@ void check_manifest(
       engine == Engine::lws
           ? "its pods carry a label of 63 characters with the name and a hash"
           : format(
-                "its pods are called {}{}, with 63 characters at most", "NAME",
+                "its pods are called NAME{}, with 63 characters at most",
                 suffix));
   if (!settings.name_space.empty()) {
-    check_dns_label("--namespace", settings.name_space);
+    check_object_name("--namespace", settings.name_space, false);
   }
   if (settings.image.empty()) {
     throw ConfigError(format(
@@ -70,7 +70,7 @@ void check_manifest(
   }
   if (queued) check_label_value("--queue", settings.queue);
   if (!settings.volume.empty() && settings.volume[0] != '/') {
-    check_dns_label("--volume", settings.volume, 63);
+    check_object_name("--volume", settings.volume, true);
   }
   if (settings.mount.empty() || settings.mount[0] != '/') {
     throw ConfigError(format(
