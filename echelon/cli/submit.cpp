@@ -237,7 +237,7 @@ void add_submit(Command& root) {
       "end when it is sent; the job runs on in any case");
   command.option(
       "--every", arguments.every, "SECONDS",
-      "between two questions for its state (default: 5)");
+      "time between two questions about its state (default: 5)");
 }
 
 }  // namespace echelon::cli
