@@ -31,6 +31,9 @@ struct HostArguments {
   std::string ssh = "ssh -o BatchMode=yes";
 };
 
+/// "MIN:MAX" -> "MAX", "2" -> "2".
+std::string most_of(const std::string& nodes);
+
 /// Whether hosts may come and go while the command runs.
 enum class HostsOf { fixed, elastic };
 

@@ -5,6 +5,7 @@
 #include "echelon/deploy/engines.h"
 #include "echelon/deploy/names.h"
 #include "echelon/text/format.h"
+#include "echelon/text/plain.h"
 #include "echelon/text/units.h"
 
 namespace echelon::deploy {
