@@ -92,6 +92,7 @@ JobHosts take_engine(const Engine& engine, HostArguments& arguments) {
   take(
       "--node-rank", arguments.node_rank, std::to_string(engine.node_rank),
       engine);
+  arguments.name_may_come = arguments.master_addr.empty();
   take("--master-addr", arguments.master_addr, engine.master_addr, engine);
   take(
       "--master-port", arguments.master_port,

@@ -133,6 +133,9 @@ host_options(const HostArguments& arguments, HostsOf hosts) {
   launch::LaunchOptions options;
   options.token_file = arguments.token_file;
   options.tls = arguments.tls;
+  // In Kubernetes the name of a pod comes seconds after the pod.
+  options.name_may_come = arguments.name_may_come ||
+                          std::getenv("KUBERNETES_SERVICE_HOST") != nullptr;
   constexpr int kMostHosts = 1 << 16;
   const std::string nodes =
       arguments.num_nodes.empty() ? "1" : arguments.num_nodes;

@@ -29,6 +29,8 @@ struct HostArguments {
   std::string hosts;
   std::string hostfile;
   std::string ssh = "ssh -o BatchMode=yes";
+  // An engine gave master_addr, and its name may not exist yet.
+  bool name_may_come = false;
 };
 
 /// "MIN:MAX" -> "MAX", "2" -> "2".
