@@ -158,8 +158,9 @@ start_remote(const std::string& host, const Texts& words, std::string token) {
   const auto argv = launch::argv_of(words);
   launcher.pid = ::fork();
   if (launcher.pid == 0) {
-    // A terminal's Ctrl-C is for this program, which passes it on.
-    ::setpgid(0, 0);
+    // A terminal's Ctrl-C is for this program, which passes it on. Without the
+    // terminal an ssh that wants a password fails, and does not wait for one.
+    ::setsid();
     sigset_t none;
     sigemptyset(&none);
     ::sigprocmask(SIG_SETMASK, &none, nullptr);
