@@ -9,6 +9,7 @@
 #include "echelon/error.h"
 #include "echelon/text/format.h"
 #include "echelon/text/nearest.h"
+#include "echelon/text/plain.h"
 #include "echelon/text/units.h"
 
 namespace echelon::deploy {

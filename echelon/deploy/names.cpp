@@ -152,21 +152,4 @@ int64_t parse_time_limit(const std::string& flag, const std::string& text) {
       flag, text));
 }
 
-std::string shell_word(const std::string& text) {
-  const bool plain = !text.empty() && std::ranges::all_of(text, [](char c) {
-    return is_letter_or_digit(c) ||
-           std::string_view("-_./=,:@%+").find(c) != std::string_view::npos;
-  });
-  if (plain) return text;
-  std::string quoted = "'";
-  for (const char c : text) {
-    if (c == '\'') {
-      quoted += "'\\''";
-    } else {
-      quoted += c;
-    }
-  }
-  return quoted + "'";
-}
-
 }  // namespace echelon::deploy

@@ -31,7 +31,4 @@ void check_word(const std::string& flag, const std::string& text);
 /// A time limit as Slurm writes it: "90", "1:30:00", "2-12". Returns seconds.
 int64_t parse_time_limit(const std::string& flag, const std::string& text);
 
-/// For a shell: as it is, or between single quotes.
-std::string shell_word(const std::string& text);
-
 }  // namespace echelon::deploy

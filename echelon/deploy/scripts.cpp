@@ -6,6 +6,7 @@
 #include "echelon/deploy/names.h"
 #include "echelon/error.h"
 #include "echelon/text/format.h"
+#include "echelon/text/plain.h"
 
 namespace echelon::deploy {
 namespace {

@@ -8,6 +8,7 @@
 #include "echelon/deploy/names.h"
 #include "echelon/error.h"
 #include "echelon/text/format.h"
+#include "echelon/text/plain.h"
 #include "echelon/text/units.h"
 
 namespace echelon::deploy {

@@ -113,11 +113,4 @@ TEST(Names, TimeLimitsAreThoseOfSlurm) {
   }
 }
 
-TEST(Names, WordsOfAShell) {
-  EXPECT_EQ(shell_word("runs/first"), "runs/first");
-  EXPECT_EQ(shell_word(""), "''");
-  EXPECT_EQ(shell_word("a b"), "'a b'");
-  EXPECT_EQ(shell_word("it's $HOME"), "'it'\\''s $HOME'");
-}
-
 }  // namespace echelon::names_test
