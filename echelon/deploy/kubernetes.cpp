@@ -293,11 +293,14 @@ trainer_manifests(const Workload& workload, const Settings& settings) {
 
 // A LeaderWorkerSet starts its pods again whatever they end with. The shell
 // keeps a pod whose job is over, or whose error must be mended, so that it is
-// not started again. It hands on the order to stop, which ends its own `wait`
-// early.
-constexpr const char* kUntilDeleted = R"("$@" &
+// not started again. It hands on the order to stop, which may come before the
+// job's number is known, and which ends its own `wait` early.
+constexpr const char* kUntilDeleted =
+    R"(trap 'stopped=yes; [ -z "$job" ] || kill -TERM "$job"' TERM
+job= stopped=
+"$@" &
 job=$!
-trap 'kill -TERM "$job"; stopped=yes' TERM
+[ -z "$stopped" ] || kill -TERM "$job"
 stopped=yes
 while [ -n "$stopped" ]; do stopped=; wait "$job"; code=$?; done
 case $code in
@@ -305,6 +308,7 @@ case $code in
   *) exit "$code" ;;
 esac
 trap 'exit 0' TERM
+[ -z "$stopped" ] || exit 0
 while true; do sleep 3600 & wait $!; done
 )";
 

@@ -9,8 +9,8 @@
 // both go on. A host whose port refuses a connection has no launcher any more,
 // so that it has no vote.
 //
-// The hosts with the lowest numbers are called first, and in each round twice as
-// many as before it. A host that is taken calls no others, so that all hosts
+// The hosts with the lowest numbers are called first, and in each round twice
+// as many as before it. A host that is taken calls no others, so that all hosts
 // together make a few calls each, and not the square of their number.
 //
 // When the first host is started again, its launcher waits at the master's

@@ -113,7 +113,7 @@ TEST_F(DeployCommand, RefusesWhatTheEngineDoesNotHave) {
        "does not place jobs by topology whose hosts come and go"},
       {"--to slurm --time 1h", "write it as Slurm does"},
       {"--to slurm --time 1 --save-seconds 30",
-       "told to save 60.0 s before the time is up: 30.0 s for a checkpoint"},
+       "told to save 60 s before the time is up: 30 s for a checkpoint"},
       {"--to slurm --account 'a b'", "is one word"},
       {"--to jobset --name First " + kImage, "begins with a letter"},
       {"--to jobset --namespace a.b " + kImage, "--namespace a.b: a name in"},
