@@ -67,9 +67,13 @@ class UnusedSettings {
     unless(
         text, by_model,
         {"model.layers", "model.hidden_size", "model.heads", "model.kv_heads",
-         "model.intermediate_size", "model.vocab_size", "model.max_positions",
-         "model.rope_theta", "model.norm_eps", "model.dropout",
-         "model.tie_embeddings"});
+         "model.head_size", "model.window", "model.intermediate_size",
+         "model.experts", "model.experts_per_token", "model.vocab_size",
+         "model.max_positions", "model.rope_theta", "model.norm_eps",
+         "model.dropout", "model.tie_embeddings"});
+    unless(
+        has_experts(job_.model), by_model,
+        {"model.normalize_routing", "model.aux_loss", "model.z_loss"});
     const bool tensor = job_.layout.tp > 1;
     const std::string reason =
         tensor ? by_model : "without tensor parallelism (tp is 1)";

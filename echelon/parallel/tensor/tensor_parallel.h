@@ -53,6 +53,9 @@ namespace echelon {
 struct TensorParallel {
   Group group = Group::alone("tp");
   TensorParallelOptions options;
+  /// The ranks that share out the experts of a mixture; each has samples of its
+  /// own (parallel/expert/).
+  Group experts = Group::alone("ep");
 
   int rank() const { return group.rank(); }
   int size() const { return group.size(); }
