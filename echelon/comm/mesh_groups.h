@@ -25,9 +25,19 @@ class MeshGroups {
   /// The ranks whose mesh coordinates differ from this one's along `axis`
   /// alone.
   const Group& along(Axis axis) const { return groups_.at(axis); }
-  /// The ranks with different samples: along dp_replicate and dp_shard
+  /// The ranks with different samples: along dp_replicate, dp_shard and ep
   /// together, by data_index().
   const Group& data() const { return *data_; }
+  /// Those of them that have the same experts: along dp_replicate and dp_shard.
+  const Group& same_experts() const { return *same_experts_; }
+  /// The ranks that shard what is no expert, and those that have the same of
+  /// it: with dp_shard the ranks of ep shard it too, otherwise they replicate
+  /// it.
+  const Group& shard_all() const { return *shard_all_; }
+  const Group& replicate_all() const {
+    return along(Axis::dp_shard).size() > 1 ? along(Axis::dp_replicate)
+                                            : data();
+  }
   /// The share of the samples that this rank sees, in [0, data().size()).
   int64_t data_index() const { return data_index_; }
 
@@ -37,6 +47,8 @@ class MeshGroups {
   Mesh mesh_;
   std::map<Axis, Group> groups_;
   std::optional<Group> data_;
+  std::optional<Group> same_experts_;
+  std::optional<Group> shard_all_;
   int64_t data_index_ = 0;
 };
 

@@ -84,15 +84,13 @@ class Checker {
   }
 
   void check_layout() {
-    for (const char* axis : {"cp", "ep"}) {
-      const std::string key = std::string("layout.") + axis;
-      if (document_.entry(key).value != "1") {
-        fail(
-            key,
-            "this version has data, sharded, pipeline and tensor parallelism; "
-            "use dp, fsdp, pp or tp instead");
-      }
+    if (document_.entry("layout.cp").value != "1") {
+      fail(
+          "layout.cp",
+          "this version has data, sharded, pipeline and tensor parallelism; "
+          "use dp, fsdp, pp or tp instead");
     }
+    if (job_.layout.ep > 1) check_experts();
     if (num_ranks_ < 1) {
       throw ConfigError(format("-n {}: must be at least 1", num_ranks_));
     }
@@ -100,6 +98,32 @@ class Checker {
       check_world_size(job_.layout, num_ranks_);
     } catch (const ConfigError& error) {
       throw ConfigError(place("layout.dp") + error.what());
+    }
+  }
+
+  void check_experts() {
+    const int64_t experts = job_.model.experts;
+    if (!has_experts(job_.model)) {
+      fail(
+          "layout.ep",
+          "spreads experts over ranks, and a {} has none; use dp or fsdp, "
+          "whose "
+          "ranks have samples of their own too",
+          job_.model.name);
+    }
+    if (job_.layout.ep > experts) {
+      fail(
+          "layout.ep",
+          "each rank needs an expert, and [model] experts = {}; ep may be {} "
+          "at "
+          "most, dp and fsdp take the other ranks",
+          experts, experts);
+    }
+    if (!job_.model.devices.empty()) {
+      fail(
+          "model.devices",
+          "a rank that shares out experts with others drives one device; set "
+          "either [layout] ep or devices");
     }
   }
 
@@ -274,7 +298,7 @@ class Checker {
 
   void check_batch() {
     const auto& train = job_.train;
-    const int64_t degree = job_.layout.data_degree();
+    const int64_t degree = job_.layout.data_ranks();
     if (!train.rank_batch.empty()) return check_rank_batch();
     int64_t divisor = 0;
     // A batch is at most 2^30 (options/bind.cpp). Where the divisor is larger,
@@ -312,7 +336,7 @@ class Checker {
 
   void check_rank_batch() {
     const auto& train = job_.train;
-    const int64_t degree = job_.layout.data_degree();
+    const int64_t degree = job_.layout.data_ranks();
     const auto entries = static_cast<int64_t>(train.rank_batch.size());
     if (entries != degree) {
       fail(

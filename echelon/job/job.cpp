@@ -182,13 +182,13 @@ bool shards_parameters(const Job& job) {
          job.precision.compute != ComputeDtype::same ||
          job.memory.offload != Offload::none ||
          (job.precision.reduce != ReduceDtype::same &&
-          job.layout.data_degree() > 1);
+          job.layout.data_ranks() > 1);
 }
 
 bool adds_gradients(const Job& job) {
   const bool low = job.precision.compute != ComputeDtype::same;
   const bool passes = job.train.accumulate > 1 || job.layout.pp > 1;
-  return job.layout.data_degree() > 1 || (low && passes);
+  return job.layout.data_ranks() > 1 || (low && passes);
 }
 
 Job load_job(const std::string& path, const Overrides& overrides) {

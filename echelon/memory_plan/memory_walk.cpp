@@ -134,7 +134,7 @@ class StepWalk {
         if (has(tie.layers[i])) bytes -= saved_bytes(tie.numel, tie.trains);
       }
     }
-    const int64_t ranks = job_.layout.data_degree();
+    const int64_t ranks = job_.layout.data_ranks();
     return (bytes + ranks - 1) / ranks + buffer_bytes;
   }
 
@@ -317,7 +317,7 @@ class StepWalk {
 
   // Small gradients are copied together before they are reduced.
   void hold_bucket(const PlannedLayer& layer) {
-    if (job_.layout.data_degree() == 1) return;
+    if (job_.layout.data_ranks() == 1) return;
     for (const auto& one : layer.parameters) {
       const int64_t bytes = one.numel * model_.master_bytes;
       if (!one.trains || bytes >= kInPlaceBytes) continue;
@@ -331,7 +331,7 @@ class StepWalk {
   }
 
   void list_buckets() {
-    if (job_.layout.data_degree() == 1) return;
+    if (job_.layout.data_ranks() == 1) return;
     int64_t small = 0;
     for (const size_t i : layers_) {
       for (const auto& one : model_.layers[i].parameters) {

@@ -224,7 +224,8 @@ int64_t passes_per_step(const Job& job) {
 
 TensorParallel silent_tensor_parallel(const Job& job, int rank) {
   return {
-      Group::silent("tp", rank, static_cast<int>(job.layout.tp)), job.tensor};
+      Group::silent("tp", rank, static_cast<int>(job.layout.tp)), job.tensor,
+      Group::silent("ep", 0, static_cast<int>(job.layout.ep))};
 }
 
 }  // namespace echelon

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "echelon/architecture/language_model.h"
 #include "echelon/parallel/data/coalesced.h"
 #include "echelon/train/strategies/count_job.h"
 
@@ -66,13 +67,25 @@ RankLayers::RankLayers(
     RankLayersOptions options)
     : device_(place.world.device()),
       data_(place.groups.data()),
-      shard_(place.groups.along(Axis::dp_shard)),
-      replicate_(place.groups.along(Axis::dp_replicate)),
-      tensor_{place.groups.along(Axis::tp), job.tensor},
+      shard_(place.groups.shard_all()),
+      replicate_(place.groups.replicate_all()),
+      tensor_(layer_ranks(job, place.groups)),
       layers_(layers),
       memory_(
           layer_memory(job, place.source, options.slices, options.in_flight)) {
-  if (shards_parameters(job)) make_units(units_options(job, options));
+  if (shards_parameters(job)) {
+    auto units = units_options(job, options);
+    if (tensor_.experts.size() > 1) {
+      units.apart = std::make_shared<ShardedUnitsOptions::Apart>(
+          ShardedUnitsOptions::Apart{
+              [](const std::string& name) {
+                return expert_of(name).has_value();
+              },
+              place.groups.along(Axis::dp_shard),
+              place.groups.along(Axis::dp_replicate)});
+    }
+    make_units(std::move(units));
+  }
   build(job.model, job.train.seed, options);
 }
 

@@ -17,7 +17,7 @@ class ShardedModel : public ParallelModel {
         device_(place.world.device()),
         recorder_(place.recorder),
         names_(place.source.layers.names()),
-        tensor_{place.groups.along(Axis::tp), job.tensor},
+        tensor_(layer_ranks(job, place.groups)),
         shard_(place.groups.along(Axis::dp_shard)),
         data_(place.groups.data()),
         objective_(
@@ -27,7 +27,9 @@ class ShardedModel : public ParallelModel {
             {.slices = {{0, names_.size()}},
              .unshard_once = unshards_once(job, place.source)}),
         network_(layers_.networks().front()),
-        counted_(layers_.parameters(), tensor_.rank()) {
+        counted_(
+            layers_.parameters(), tensor_.rank(),
+            counted_elsewhere(layers_.parameters(), place.groups)) {
     lines_ = describe_share(place, parameters());
   }
 
@@ -85,7 +87,8 @@ class ShardedModel : public ParallelModel {
 
   std::optional<PartitionedGradients> partitioned_gradients() const override {
     return counted_.partition(
-        parameters(), sum_over({tensor_.group, shard_}, device_));
+        parameters(),
+        sum_over({tensor_.group, shard_, tensor_.experts}, device_));
   }
   std::vector<std::string> describe() const override { return lines_; }
 
