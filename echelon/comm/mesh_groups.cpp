@@ -1,6 +1,7 @@
 #include "echelon/comm/mesh_groups.h"
 
 #include <string>
+#include <vector>
 
 namespace echelon {
 
@@ -12,12 +13,15 @@ MeshGroups::MeshGroups(World& world, const Layout& layout) : mesh_(layout) {
                   std::string(to_string(axis)),
                   mesh_.ranks_along(world.rank(), axis)));
   }
-  data_ =
-      layout.dp_shard == 1
-          ? groups_.at(Axis::dp_replicate)
-          : world.new_group(
-                "dp", mesh_.ranks_along(
-                          world.rank(), {Axis::dp_replicate, Axis::dp_shard}));
+  const auto together = [&](const char* name, const std::vector<Axis>& axes) {
+    return world.new_group(name, mesh_.ranks_along(world.rank(), axes));
+  };
+  const bool cut = layout.cp > 1;
+  data_ = layout.dp_shard == 1 && !cut
+              ? groups_.at(Axis::dp_replicate)
+              : together("dp", {Axis::dp_replicate, Axis::dp_shard, Axis::cp});
+  shard_ = cut ? together("dp_shard", {Axis::dp_shard, Axis::cp})
+               : groups_.at(Axis::dp_shard);
   data_index_ = mesh_.data_index(world.rank());
 }
 
@@ -25,7 +29,7 @@ MeshGroups MeshGroups::alone(World& world) {
   MeshGroups groups(Layout{});
   const Group one = world.new_group("one device", {world.rank()});
   for (Axis axis : kAxes) groups.groups_.emplace(axis, one);
-  groups.data_ = one;
+  groups.data_ = groups.shard_ = one;
   return groups;
 }
 

@@ -25,10 +25,15 @@ class MeshGroups {
   /// The ranks whose mesh coordinates differ from this one's along `axis`
   /// alone.
   const Group& along(Axis axis) const { return groups_.at(axis); }
-  /// The ranks with different samples: along dp_replicate and dp_shard
-  /// together, by data_index().
+  /// The ranks whose gradients are summed, because they have other samples or
+  /// other tokens of them: along dp_replicate, dp_shard and cp together.
   const Group& data() const { return *data_; }
-  /// The share of the samples that this rank sees, in [0, data().size()).
+  /// Those of them that shard parameters, where these are sharded: along
+  /// dp_shard and cp together.
+  const Group& shard() const { return *shard_; }
+  /// Ranks that see different samples. Those of cp have parts of the same ones.
+  int64_t data_degree() const { return mesh_.layout().data_degree(); }
+  /// The share of the samples that this rank sees, in [0, data_degree()).
   int64_t data_index() const { return data_index_; }
 
  private:
@@ -37,6 +42,7 @@ class MeshGroups {
   Mesh mesh_;
   std::map<Axis, Group> groups_;
   std::optional<Group> data_;
+  std::optional<Group> shard_;
   int64_t data_index_ = 0;
 };
 

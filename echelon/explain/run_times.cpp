@@ -48,12 +48,17 @@ class Groups {
 
  private:
   std::vector<int> ranks_along(int32_t rank, const std::string& axis) const {
+    // Parameters are sharded, and gradients summed, over cp too.
+    if (axis == to_string(Axis::dp_shard)) {
+      return mesh_->ranks_along(
+          rank, std::vector<Axis>{Axis::dp_shard, Axis::cp});
+    }
     for (const Axis one : kAxes) {
       if (to_string(one) == axis) return mesh_->ranks_along(rank, one);
     }
-    // "data": all ranks with different samples.
+    // "data": all ranks with other samples, or other tokens of them.
     return mesh_->ranks_along(
-        rank, std::vector<Axis>{Axis::dp_replicate, Axis::dp_shard});
+        rank, std::vector<Axis>{Axis::dp_replicate, Axis::dp_shard, Axis::cp});
   }
 
   bool known_ = false;

@@ -40,6 +40,7 @@ class Checker {
     check_model_is_known(job_.model);  // the other checks ask for its layers
     check_layout();
     if (job_.layout.tp > 1) check_tensor_parallel();
+    if (job_.layout.cp > 1) check_context_parallel();
     if (shards_parameters(job_)) check_shards();
     check_memory();
     if (job_.layout.pp > 1) check_pipeline();
@@ -84,14 +85,11 @@ class Checker {
   }
 
   void check_layout() {
-    for (const char* axis : {"cp", "ep"}) {
-      const std::string key = std::string("layout.") + axis;
-      if (document_.entry(key).value != "1") {
-        fail(
-            key,
-            "this version has data, sharded, pipeline and tensor parallelism; "
-            "use dp, fsdp, pp or tp instead");
-      }
+    if (document_.entry("layout.ep").value != "1") {
+      fail(
+          "layout.ep",
+          "this version has data, sharded, context, pipeline and tensor "
+          "parallelism; use dp, fsdp, cp, pp or tp instead");
     }
     if (num_ranks_ < 1) {
       throw ConfigError(format("-n {}: must be at least 1", num_ranks_));
@@ -109,6 +107,48 @@ class Checker {
         "model.devices",
         "a rank that computes each layer with others drives one device; set "
         "either [layout] tp or devices");
+  }
+
+  void check_context_parallel() {
+    if (!is_language_model(job_.model) && job_.model.name != kOwnModel) {
+      fail(
+          "layout.cp",
+          "model \"{}\" has no sequence to cut; use dp, fsdp, pp or tp, or a "
+          "language model such as \"gpt2\"",
+          job_.model.name);
+    }
+    if (!job_.model.devices.empty()) {
+      fail(
+          "model.devices",
+          "a rank that has a part of each sequence drives one device; set "
+          "either [layout] cp or devices");
+    }
+  }
+
+  // Whether ranks of cp have a token each, and heads where they exchange them.
+  void check_sequence(const JobFacts& facts) {
+    const int64_t cp = job_.layout.cp;
+    const int64_t sequence = facts.data.sample_shape[0];
+    if (sequence < cp) {
+      fail(
+          "layout.cp",
+          "a sequence has {}, and each rank needs one; cp may be {} at most",
+          counted(sequence, "token"), sequence);
+    }
+    if (job_.context.way != ContextWay::ulysses) return;
+    const auto shape = language_model_shape(job_.model, facts.classes);
+    const int64_t heads = shape.heads / job_.layout.tp;
+    if (cp <= heads) return;
+    fail(
+        "layout.cp",
+        "context = \"ulysses\" gives each of these ranks a head, but the model "
+        "has heads={}{}; set context = \"ring\" or \"all_gather\", which need "
+        "none, or cp of at most {}",
+        shape.heads,
+        job_.layout.tp > 1
+            ? format(", {} for a rank of tp={}", heads, job_.layout.tp)
+            : "",
+        heads);
   }
 
   // The setting because of which parameters are in shards.
@@ -539,6 +579,7 @@ class Checker {
       // A fault that the model has without any sharding is not blamed on tp.
       check_text_model(facts, 1, "model.name");
       check_text_model(facts, job_.layout.tp, "layout.tp");
+      if (job_.layout.cp > 1) check_sequence(facts);
     } else {
       check_widths(parameters);
     }

@@ -32,6 +32,7 @@ void bind_all(config::Document& document, Job& job) {
   bind(layout, job.layout);
   bind(layout, job.pipeline);
   bind(layout, job.tensor);
+  bind(layout, job.context);
   table(
       "shard", "what the ranks of fsdp shard, and when it is unsharded",
       job.shard);
@@ -182,13 +183,14 @@ bool shards_parameters(const Job& job) {
          job.precision.compute != ComputeDtype::same ||
          job.memory.offload != Offload::none ||
          (job.precision.reduce != ReduceDtype::same &&
-          job.layout.data_degree() > 1);
+          job.layout.data_degree() * job.layout.cp > 1);
 }
 
 bool adds_gradients(const Job& job) {
   const bool low = job.precision.compute != ComputeDtype::same;
   const bool passes = job.train.accumulate > 1 || job.layout.pp > 1;
-  return job.layout.data_degree() > 1 || (low && passes);
+  // Ranks of cp have other tokens of the same samples.
+  return job.layout.data_degree() * job.layout.cp > 1 || (low && passes);
 }
 
 Job load_job(const std::string& path, const Overrides& overrides) {

@@ -407,7 +407,12 @@ std::vector<size_t> recompute_choices(
 
 RankPlan walk_step(
     const MemoryModel& model, const Job& job, const WalkOptions& options) {
-  return StepWalk(model, job, options).run();
+  // Ranks of cp hold and reduce parameters as the data-parallel ranks do.
+  Job held = job;
+  auto& sharers =
+      shards_state(job) ? held.layout.dp_shard : held.layout.dp_replicate;
+  sharers *= std::exchange(held.layout.cp, 1);
+  return StepWalk(model, held, options).run();
 }
 
 }  // namespace echelon::memory_plan::detail

@@ -374,10 +374,10 @@ RunLayers layers_of_run(
   }
   if (!predict::counts_layers(job.layout, world.device().is_cpu(), own_layers))
     return layers;
-  if (job.layout.tp > 1) {
+  if (job.layout.tp > 1 || job.layout.cp > 1) {
     layers.missing =
         "Nothing is predicted: a program's own layers are counted, and what "
-        "ranks of tp send inside of them is not";
+        "ranks of tp and cp send inside of them is not";
     return layers;
   }
   try {

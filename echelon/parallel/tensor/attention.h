@@ -86,7 +86,13 @@ struct KeyValueCache {
 /// The shape of a batch of tokens, and which tokens attend to which.
 struct AttentionFrame {
   int64_t batch = 0;
-  int64_t sequence = 0;
+  int64_t sequence = 0;  // tokens of each sample here
+  /// In a context-parallel group: the tokens of whole sequences, of which
+  /// `sequence` are here.
+  int64_t total = 0;
+  /// In such a group, in place of `mask`: int64 [batch, total], the tokens of
+  /// one document of a sample have the same number; undefined: no borders.
+  torch::Tensor documents;
   /// From document_mask, one for all layers; undefined: every position attends
   /// to itself and to earlier ones.
   torch::Tensor mask;
@@ -143,6 +149,8 @@ class ParallelAttention : public torch::nn::Module {
   add_projection(const std::string& name, bool query, bool key, bool value);
   QueryKeyValue project(const torch::Tensor& x, const AttentionFrame& frame);
   torch::Tensor attend(const QueryKeyValue& qkv, const AttentionFrame& frame);
+  torch::Tensor
+  attend_in_context(QueryKeyValue qkv, const AttentionFrame& frame);
   torch::Tensor with_dropout(
       const QueryKeyValue& qkv, torch::Tensor mask,
       const torch::Tensor& keys) const;

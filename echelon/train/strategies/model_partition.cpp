@@ -104,7 +104,7 @@ std::vector<double> measured_costs(
   std::vector<double> seconds;
   if (groups.data_index() == 0 && groups.along(Axis::pp).rank() == 0) {
     seconds = time_layers(
-        place.source.sharded({groups.along(Axis::tp), job.tensor}), inputs,
+        place.source.sharded(tensor_parallel(job, groups)), inputs,
         place.world.device());
   }
   return agree(std::move(seconds), place.world);

@@ -102,7 +102,9 @@ std::vector<std::string> describe_share(
     ranks.push_back(
         format("{} rank {} of {}", name, group.rank(), group.size()));
   };
-  add("sharded", place.groups.along(Axis::dp_shard));
+  const bool sharded = std::ranges::any_of(
+      parts, [](const auto& part) { return part.range.has_value(); });
+  if (sharded) add("sharded", place.groups.shard());
   add("tensor-parallel", place.groups.along(Axis::tp));
   if (ranks.empty()) return {};
   const int64_t all = place.source.num_parameters();

@@ -66,9 +66,9 @@ RankLayers::RankLayers(
     RankLayersOptions options)
     : device_(place.world.device()),
       data_(place.groups.data()),
-      shard_(place.groups.along(Axis::dp_shard)),
+      shard_(place.groups.shard()),
       replicate_(place.groups.along(Axis::dp_replicate)),
-      tensor_{place.groups.along(Axis::tp), job.tensor},
+      tensor_(tensor_parallel(job, place.groups)),
       layers_(layers),
       memory_(
           layer_memory(job, place.source, options.slices, options.in_flight)) {
