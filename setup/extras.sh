@@ -56,5 +56,6 @@ if ! command -v prometheus >/dev/null && [ ! -e "$cache/prometheus/usr/bin/prome
 fi
 
 need_packages "the tests of pages, of mpirun, of Slurm and of the tree" \
-  chromium fonts-dejavu-core openmpi-bin slurm-wlm munge clang-format clang-16 clang-tidy-16 codespell ||
+  chromium fonts-dejavu-core openmpi-bin slurm-wlm munge slurmdbd mariadb-server-core \
+  clang-format clang-16 clang-tidy-16 codespell ||
   say "those tests are skipped until then"
