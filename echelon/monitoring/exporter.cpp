@@ -133,9 +133,10 @@ double now_seconds() {
   const auto began = std::chrono::steady_clock::now();
   std::optional<RunTail> tail;
   if (!options.folder.empty()) tail.emplace(options.folder);
-  const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
-  const cluster::GpuMeter gpus(
-      visible == nullptr ? std::nullopt : std::optional<std::string>(visible));
+  const char* list = std::getenv("CUDA_VISIBLE_DEVICES");
+  const auto visible =
+      list == nullptr ? std::nullopt : std::optional<std::string>(list);
+  const cluster::Nvml nvml;
   const auto make = [&] {
     observed.now = now_seconds();
     observed.up_seconds =
@@ -151,7 +152,7 @@ double now_seconds() {
       tail->poll();
       observed.figures = tail->figures();
     }
-    observed.gpus = gpus.read();
+    observed.gpus = nvml.use(visible);
     return metric_page(observed);
   };
   PageServer server(std::move(listener), kPath, make);

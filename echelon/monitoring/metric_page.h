@@ -12,7 +12,7 @@
 #include <string_view>
 #include <vector>
 
-#include "echelon/cluster/local_machine.h"
+#include "echelon/cluster/nvml.h"
 #include "echelon/monitoring/job_board.h"
 #include "echelon/monitoring/run_tail.h"
 
