@@ -20,6 +20,9 @@ using torch::Tensor;
 // Scores are made for as many rows at a time as give this many of them.
 constexpr int64_t kScores = int64_t{1} << 22;
 
+// Below every score, and finite in float32.
+constexpr double kLeastScore = -1e30;
+
 double scale_of(const Tensor& query) {
   return 1 / std::sqrt(static_cast<double>(query.size(-1)));
 }
@@ -162,15 +165,17 @@ BlockAttention::Result BlockAttention::forward(
       at::empty(q.sizes(), wide), at::empty(q.sizes().slice(0, 3), wide)};
   in_chunks(q.size(2), q.size(0) * q.size(1) * k.size(2), [&](auto rows) {
     auto p = scores(rows_of(q, rows), k, block, rows);
-    const auto lse = at::logsumexp(p, {-1});
-    const auto finite = lse.masked_fill(
-        lse.isinf(), 0);  // of a row that sees no key: its scores stay -inf
-    p.sub_(finite.unsqueeze(-1)).exp_();
+    // A row that sees no key has no largest score, and a sum of 0.
+    const auto largest = p.amax(-1, /*keepdim=*/true).clamp_min_(kLeastScore);
+    p.sub_(largest).exp_();
+    const auto sum = p.sum(-1, /*keepdim=*/true);
+    result.lse.narrow(2, rows.begin, rows.size())
+        .copy_((sum.log() + largest).squeeze(-1));
     if (const auto keep = kept(p, block, rows); keep.defined()) {
       p.mul_(keep).div_(1 - call_.dropout);
     }
+    p.div_(sum.clamp_min(1));  // any other sum is at least 1
     rows_of(result.out, rows).copy_(at::matmul(p.to(v.scalar_type()), v));
-    result.lse.narrow(2, rows.begin, rows.size()).copy_(lse);
   });
   return result;
 }
