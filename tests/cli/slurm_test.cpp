@@ -25,6 +25,7 @@ using testing::Not;
 using testing::UnorderedElementsAre;
 using testing_support::Command;
 using testing_support::read_file;
+using testing_support::SlurmOptions;
 using testing_support::TestSlurm;
 using Words = std::vector<std::string>;
 
@@ -41,6 +42,7 @@ const std::string kPlace =
 
 class Slurm : public testing::Test {
  protected:
+  explicit Slurm(const SlurmOptions& options = {}) : slurm_(options) {}
   void SetUp() override {
     if (!slurm_.reason().empty()) GTEST_SKIP() << slurm_.reason();
   }
@@ -59,6 +61,7 @@ class Slurm : public testing::Test {
 /// Those that train.
 class SlurmTraining : public Slurm {
  protected:
+  using Slurm::Slurm;
   void SetUp() override {
     if (!fs::exists(program("echelon-train"))) {
       GTEST_SKIP() << "needs LibTorch: build with ECHELON_LIBTORCH";
@@ -67,16 +70,26 @@ class SlurmTraining : public Slurm {
   }
   std::string run() const { return slurm_.folder() + "/run"; }
   /// Of the digits, which take long for so many steps.
-  std::string train(const std::string& more, const std::string& steps) const {
+  std::string train(
+      const std::string& more, const std::string& steps,
+      const std::string& name = "run") const {
     return program("echelon") + " train " +
            source_path("examples/configs/digits.toml") +
-           " --set train.run=" + run() +
+           " --set train.run=" + slurm_.folder() + "/" + name +
            " --set train.epochs=0 --set train.steps=" + steps +
            " --set optimizer.warmup_steps=0 " + more;
   }
-  int steps_done() const {
+  int steps_done(const std::string& name = "run") const {
     return testing_support::count(
-        read_file(run() + "/metrics.jsonl"), "\"step\"");
+        read_file(slurm_.folder() + "/" + name + "/metrics.jsonl"), "\"step\"");
+  }
+  /// The newest one's number.
+  int last_step(const std::string& name = "run") const {
+    const std::string text =
+        read_file(slurm_.folder() + "/" + name + "/metrics.jsonl");
+    const std::string key = "\"step\":";
+    const size_t at = text.rfind(key);
+    return at == std::string::npos ? 0 : std::atoi(&text[at + key.size()]);
   }
   bool until_steps(int number) const {
     return Command::until([&] { return steps_done() >= number; });
@@ -277,6 +290,55 @@ TEST_F(SlurmTraining, NoKillGoesOnWithWhatIsLeft) {
   slurm_.output_of({"scancel", "--signal=TERM", job});
   EXPECT_TRUE(Command::until([&] { return slurm_.state_of(job) != "RUNNING"; }))
       << out();
+}
+
+/// Two nodes of two GPUs, which a stand-in for the driver shows as Slurm says.
+class SlurmGpus : public Slurm {
+ protected:
+  SlurmGpus() : Slurm({.gpus = 2}) {}
+};
+
+// The launcher of a node shares all of the node's GPUs out.
+TEST_F(SlurmGpus, ALauncherHasThoseOfAllTasksOfItsNode) {
+  for (const char* gpus : {"--gpus-per-task=1", "--gpus-per-node=2"}) {
+    const std::string job = slurm_.submit(
+        kRun +
+            "-- sh -c 'echo $RANK of $WORLD_SIZE on $SLURMD_NODENAME sees "
+            "$CUDA_VISIBLE_DEVICES'",
+        {"-N2", "--ntasks-per-node=2", gpus});
+    ASSERT_TRUE(slurm_.until_state(job, "COMPLETED")) << out();
+    EXPECT_THAT(
+        out(), HasAll(
+                   "0 of 4 on n0 sees 0,1\n", "1 of 4 on n0 sees 0,1\n",
+                   "2 of 4 on n1 sees 0,1\n", "3 of 4 on n1 sees 0,1\n"));
+    fs::remove(slurm_.folder() + "/out");
+  }
+}
+
+// Without launchers: what Slurm shows a task of srun, and what it takes.
+TEST_F(SlurmGpus, EachTaskTakesItsOwn) {
+  if (!fs::exists(program("echelon-train"))) {
+    GTEST_SKIP() << "needs LibTorch: build with ECHELON_LIBTORCH";
+  }
+  for (const bool one : {true, false}) {
+    const std::string gpus = one ? "--gpus-per-task=1" : "--gpus-per-node=2";
+    const std::string first = one ? "cuda:0 of 1" : "cuda:0 of 2";
+    const std::string second = one ? "cuda:0 of 1" : "cuda:1 of 2";
+    Command job(
+        shell(
+            "srun -N2 -n4 --ntasks-per-node=2 " + gpus + " " +
+            test_program("launchers_rank") + " gpus"),
+        {"LD_LIBRARY_PATH=" + test_program("fake_cuda"),
+         "FAKE_CUDA_MACHINE=ab"});
+    EXPECT_EQ(job.wait(), 0) << job.err();
+    EXPECT_THAT(
+        lines_of(job.out()),
+        UnorderedElementsAre(
+            "local rank 0 of node 0 takes " + first + ", 6161",
+            "local rank 1 of node 0 takes " + second + ", 6262",
+            "local rank 0 of node 1 takes " + first + ", 6161",
+            "local rank 1 of node 1 takes " + second + ", 6262"));
+  }
 }
 
 }  // namespace echelon::slurm_test
