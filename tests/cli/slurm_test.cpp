@@ -266,6 +266,25 @@ TEST_F(SlurmTraining, KillOnBadExitKeepsCode75) {
   EXPECT_GT(saved_step(), 0);
 }
 
+// The hosts share the run's folder, and no socket.
+TEST_F(SlurmTraining, AJobIsAskedFromAnotherHost) {
+  const std::string job = slurm_.submit(
+      train("", "1000000"), {"--nodelist=n1", "--ntasks-per-node=2"});
+  ASSERT_TRUE(until_steps(10)) << out();
+  const auto ask = [&](const Words& words) {
+    return slurm_.output_of({program("echelon"), "job", words[0], words[1]});
+  };
+  EXPECT_THAT(
+      ask({"status", run()}), HasSubstr(run() + ": 2 ranks, dp=2, step "));
+  EXPECT_THAT(ask({"stop", run()}), HasSubstr(run()));
+  ASSERT_TRUE(slurm_.until_state(job, "PENDING")) << out();
+  EXPECT_GT(saved_step(), 0);
+  // It waits for its next start.
+  Command late(slurm_.on_first({program("echelon"), "job", "stop", run()}));
+  EXPECT_NE(late.wait(), 0);
+  EXPECT_THAT(late.err(), HasSubstr("on node n1 of Slurm job " + job));
+}
+
 TEST_F(SlurmTraining, AJobWhoseNodeIsLostIsQueuedAgain) {
   const std::string job = slurm_.submit(
       train("--set checkpoint.every_steps=5", "1000000"),
