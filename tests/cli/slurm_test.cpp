@@ -311,6 +311,65 @@ TEST_F(SlurmTraining, NoKillGoesOnWithWhatIsLeft) {
       << out();
 }
 
+/// Two nodes of two GPUs, and two projects that have two each for sure.
+class SlurmQuota : public SlurmTraining {
+ protected:
+  SlurmQuota() : SlurmTraining({.gpus = 2, .accounting = true}) {}
+  void SetUp() override {
+    SlurmTraining::SetUp();
+    if (IsSkipped()) return;
+    for (const char* name : {"language", "vision"}) slurm_.add_project(name, 2);
+  }
+  /// Exit codes of the steps that the job has had, in each of its starts.
+  std::string codes_of(const std::string& job) const {
+    return slurm_.output_of(
+        {"sacct", "--noheader", "--parsable2", "--duplicates", "--jobs=" + job,
+         "--format=JobID,State,ExitCode"});
+  }
+};
+
+// benchmarks/slurm_quota.py reads what is printed, and says how often.
+TEST_F(SlurmQuota, AGuaranteedJobPreemptsOneThatSavesAndGoesOn) {
+  const char* asked = std::getenv("ECHELON_QUOTA_TRIES");
+  const int tries = asked == nullptr ? 1 : std::atoi(asked);
+  const std::string borrower = slurm_.submit(
+      train("", "1000000"), {"--account=language", "-N2", "--ntasks-per-node=2",
+                             "--gpus-per-node=2"});
+  int before = 0;
+  for (int i = 1; i <= tries; ++i) {
+    ASSERT_TRUE(Command::until([&] { return last_step() >= before + 10; }))
+        << out();
+    const std::string name = "vision" + std::to_string(i);
+    const auto begin = std::chrono::steady_clock::now();
+    const std::string owner = slurm_.submit(
+        train("", "20", name),
+        {"--account=vision", "--qos=vision-guaranteed", "-N1",
+         "--ntasks-per-node=2", "--gpus-per-node=2"});
+    ASSERT_TRUE(Command::until([&] { return last_step(name) > 0; }))
+        << out() << slurm_.output_of({"scontrol", "show", "job", owner});
+    const std::chrono::duration<double> seconds =
+        std::chrono::steady_clock::now() - begin;
+    EXPECT_EQ(slurm_.state_of(borrower), "PENDING");
+    const int done = last_step();
+    const int saved = saved_step();
+    EXPECT_EQ(saved, done);
+    EXPECT_GT(saved, before);
+    // What the first step of each start has ended with.
+    EXPECT_EQ(
+        testing_support::count(codes_of(borrower), borrower + ".0|FAILED|75:0"),
+        i);
+    std::printf(
+        "first step after %.3f s; saved step %d of %d\n", seconds.count(),
+        saved, done);
+    std::fflush(stdout);
+    ASSERT_TRUE(slurm_.until_state(owner, "COMPLETED")) << out();
+    ASSERT_TRUE(until_out(
+        "resumes from step " + std::to_string(saved) + " of " + run()))
+        << out();
+    before = saved;
+  }
+}
+
 /// Two nodes of two GPUs, which a stand-in for the driver shows as Slurm says.
 class SlurmGpus : public Slurm {
  protected:
