@@ -48,6 +48,7 @@ class Checker {
     if (job_.precision.compute != ComputeDtype::same) check_precision();
     check_non_finite();
     check_batch();
+    check_rebalance();
     check_length();
     check_optimizer();
     check_comm();
@@ -378,6 +379,33 @@ class Checker {
             "train.rank_batch", "{} does not divide by {} {}; each entry must",
             batch, passes_name(), passes_per_step());
       }
+    }
+  }
+
+  // Only statistics of batch norms depend on which rank has a sample.
+  void check_rebalance() {
+    const auto& train = job_.train;
+    if (train.rebalance_every == 0 || job_.layout.data_degree() == 1) return;
+    if (job_.comm.device == DeviceKind::cuda) {
+      fail(
+          "train.rebalance_every",
+          "what a rank works is measured on CPUs, and device is \"cuda\"; set "
+          "rank_batch, as `echelon explain` says after a run, or leave it out");
+    }
+    if (!job_.model.name.starts_with("resnet")) return;
+    if (!job_.model.sync_batch_norm) {
+      fail(
+          "train.rebalance_every",
+          "each rank normalizes by its own samples, so that training would "
+          "depend on how many it has; set [model] sync_batch_norm = true, or "
+          "leave it out");
+    }
+    if (passes_per_step() > 1) {
+      fail(
+          "train.rebalance_every",
+          "a batch is normalized pass by pass, so that training would depend "
+          "on which rank has a sample; set {} = 1, or leave it out",
+          passes_name());
     }
   }
 

@@ -374,6 +374,11 @@ void bind(config::Section& section, TrainOptions& options) {
       "batch",
       {.at_least = 1});
   section.field(
+      "rebalance_every", options.rebalance_every,
+      "full steps after which the ranks' speeds are compared, and the batch is "
+      "divided anew where the slowest then works 5 % less; 0: never",
+      {.at_least = 0});
+  section.field(
       "accumulate", options.accumulate,
       "gradient accumulation: backward passes per optimizer step",
       {.at_least = 1});

@@ -94,6 +94,17 @@ std::string to_line(const EvaluationMetrics& m) {
   return json.dump() + "\n";
 }
 
+std::string to_line(const Rebalance& m) {
+  OrderedJson inner;
+  inner["before"] = m.before;
+  inner["seconds"] = m.seconds;
+  inner["after"] = m.after;
+  OrderedJson json;
+  json["step"] = m.step;
+  json["rebalance"] = std::move(inner);
+  return json.dump() + "\n";
+}
+
 StepMetrics step_from(const OrderedJson& json) {
   StepMetrics m;
   m.step = json.at("step").get<int64_t>();
@@ -136,10 +147,34 @@ EvaluationMetrics evaluation_from(const OrderedJson& json) {
   return m;
 }
 
-// Calls `take` with what each whole line holds, one step, one evaluation or
-// nothing (a roll-back), and with its text. A line that is not metrics goes to
-// `wrong`, with its number and the reason. Returns where the last whole line
-// ends.
+Rebalance rebalance_from(const OrderedJson& json) {
+  const OrderedJson& inner = json.at("rebalance");
+  return {
+      .step = json.at("step").get<int64_t>(),
+      .before = inner.at("before").get<std::vector<int64_t>>(),
+      .seconds = inner.at("seconds").get<std::vector<double>>(),
+      .after = inner.at("after").get<std::vector<int64_t>>()};
+}
+
+// Readers rely on a positive number for each rank.
+bool is_whole(const Rebalance& one) {
+  return !one.after.empty() && one.before.size() == one.after.size() &&
+         one.seconds.size() == one.after.size() &&
+         std::ranges::min(one.before) > 0 && std::ranges::min(one.after) > 0;
+}
+
+// The step of what a line holds; empty: it holds nothing that has one.
+std::optional<int64_t> step_of(const MetricsFile& line) {
+  if (!line.steps.empty()) return line.steps[0].step;
+  if (!line.evaluations.empty()) return line.evaluations[0].step;
+  if (!line.rebalances.empty()) return line.rebalances[0].step;
+  return std::nullopt;
+}
+
+// Calls `take` with what each whole line holds, one step, one evaluation, one
+// division of the batch or nothing (a roll-back), and with its text. A line
+// that is not metrics goes to `wrong`, with its number and the reason. Returns
+// where the last whole line ends.
 template <typename Take, typename Wrong>
 size_t
 each_line(const std::string& text, const Take& take, const Wrong& wrong) {
@@ -154,6 +189,9 @@ each_line(const std::string& text, const Take& take, const Wrong& wrong) {
       const auto json = OrderedJson::parse(written);
       if (json.contains("evaluation")) {
         line.evaluations.push_back(evaluation_from(json));
+      } else if (json.contains("rebalance")) {
+        Rebalance one = rebalance_from(json);
+        if (is_whole(one)) line.rebalances.push_back(std::move(one));
       } else if (!json.contains("rollback")) {
         line.steps.push_back(step_from(json));
       }
@@ -254,6 +292,12 @@ void MetricsWriter::append(const EvaluationMetrics& metrics) {
   write();
 }
 
+void MetricsWriter::append(const Rebalance& rebalance) {
+  take_kept();
+  unwritten_ += to_line(rebalance);
+  write();
+}
+
 void MetricsWriter::flush() {
   take_kept();
   write();
@@ -343,6 +387,7 @@ MetricsFile read_metrics(const std::filesystem::path& path) {
       [&](MetricsFile line, std::string_view) {
         for (auto& step : line.steps) file.steps.push_back(step);
         for (auto& one : line.evaluations) file.evaluations.push_back(one);
+        for (auto& one : line.rebalances) file.rebalances.push_back(one);
       },
       [&](int64_t number, const std::string& reason) {
         throw DataError(format(
@@ -362,13 +407,13 @@ std::string truncate_metrics(const std::filesystem::path& path, int64_t step) {
   each_line(
       text,
       [&](const MetricsFile& line, std::string_view written) {
-        if (line.steps.empty() && line.evaluations.empty()) {
+        const auto of_line = step_of(line);
+        if (!of_line) {
           moved |= cut;
           kept += written;
           return;
         }
-        cut |= (line.steps.empty() ? line.evaluations[0].step
-                                   : line.steps[0].step) > step;
+        cut |= *of_line > step;
         if (!cut) kept += written;
       },
       [&](int64_t number, const std::string&) {

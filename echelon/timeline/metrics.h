@@ -2,6 +2,7 @@
 //
 //   {"step":10,"epoch":0.64,"loss":1.93,"samples_per_second":5120.0,…}
 //   {"step":22,"evaluation":{"epoch":1.0,"samples":360,"accuracy":0.91,…}}
+//   {"step":22,"rebalance":{"before":[32,32],"seconds":[…],"after":[48,16]}}
 //
 // For a language model, losses and accuracies are those of tokens, and there
 // are tokens_per_second, tokens and perplexity as well.
@@ -27,6 +28,7 @@
 #include <utility>
 #include <vector>
 
+#include "echelon/timeline/rebalance.h"
 #include "echelon/timeline/recorder.h"
 
 namespace echelon::timeline {
@@ -97,8 +99,9 @@ class MetricsWriter {
   MetricsWriter& operator=(const MetricsWriter&) = delete;
 
   void append(const StepMetrics& metrics);
-  /// Writes all at once.
+  /// These write all at once.
   void append(const EvaluationMetrics& metrics);
+  void append(const Rebalance& rebalance);
   /// Writes the lines that are kept. Call it before something that relies on
   /// them, as a checkpoint does.
   void flush();
@@ -121,6 +124,7 @@ class MetricsWriter {
 struct MetricsFile {
   std::vector<StepMetrics> steps;
   std::vector<EvaluationMetrics> evaluations;
+  std::vector<Rebalance> rebalances;
   bool truncated = false;  // the last line was incomplete and left out
 };
 
