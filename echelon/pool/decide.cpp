@@ -80,6 +80,7 @@ class Decider {
     int64_t held = 0;  // of a parent: by its children
     int64_t secured = 0;
     int64_t fair = 0;
+    int64_t claim = 0;               // what its jobs ask for of its guarantee
     std::vector<size_t> running;     // and some that were stopped
     std::vector<size_t> waiting;     // in the order in which they are tried
     size_t next = 0;                 // in waiting
@@ -205,6 +206,10 @@ class Decider {
           one.limit,
           std::max(std::min(secured[p], one.guaranteed), teams_[p].secured) +
               loans[p]);
+    }
+    for (size_t p = 0; p < teams_.size(); ++p) {
+      teams_[p].claim = std::min(requested[p], state_.projects[p].guaranteed);
+      claims_ += teams_[p].claim;
     }
     const auto shares = fair_shares(state_, std::move(requested));
     for (size_t p = 0; p < teams_.size(); ++p) teams_[p].fair = shares[p];
@@ -362,20 +367,36 @@ class Decider {
            state_.now - job(j).waiting_since >= state_.rules.patience_seconds;
   }
 
-  // The job that has waited longest, if devices are all that it lacks.
+  // The job that has waited longest, if devices are all that it lacks. What
+  // others claim of their guarantees is never kept for it, so that nothing is
+  // kept for a job that cannot do without.
   void find_reserved() {
     reserved_ = kNone;
+    const int64_t usable =
+        std::ranges::count_if(state_.devices, &Device::usable);
+    std::vector<bool> full(teams_.size());  // parents
     for (size_t p = 0; p < teams_.size(); ++p) {
       for (const size_t j : teams_[p].waiting) {
-        if (!is_aged(j) || least_[j] == kNoLimit || moved_[j]) continue;
+        if (may_be_reserved(j) && parent_excess(p, least_[j]) > 0) {
+          full[static_cast<size_t>(state_.projects[p].parent)] = true;
+        }
+      }
+    }
+    for (size_t p = 0; p < teams_.size(); ++p) {
+      const int parent = state_.projects[p].parent;
+      for (const size_t j : teams_[p].waiting) {
+        if (!may_be_reserved(j)) continue;
         const int64_t secured = secured_of(j, least_[j]);
         if (secured > 0 &&
             teams_[p].secured + secured > state_.projects[p].guaranteed) {
           continue;
         }
-        if (excess(p, least_[j]) > 0 || parent_excess(p, least_[j]) > 0) {
-          continue;
+        // Nobody overtakes a job that waits for room below a limit.
+        if (excess(p, least_[j]) > 0 ||
+            (parent >= 0 && full[static_cast<size_t>(parent)])) {
+          break;
         }
+        if (least_[j] > usable - (claims_ - teams_[p].claim)) continue;
         if (reserved_ == kNone ||
             std::tuple(job(j).waiting_since, job(j).id) <
                 std::tuple(job(reserved_).waiting_since, job(reserved_).id)) {
@@ -384,11 +405,15 @@ class Decider {
       }
     }
   }
+  bool may_be_reserved(size_t j) const {
+    return is_aged(j) && least_[j] != kNoLimit && !moved_[j];
+  }
 
   // Whether j must leave idle devices to the reserved job.
   bool gives_way(size_t j) const {
     return reserved_ != kNone && reserved_ != j && job(j).kept == Kept::none &&
-           !within_guarantee(project(j), least_[j]);
+           (project(j) == project(reserved_) ||
+            !within_guarantee(project(j), least_[j]));
   }
 
   // Starts the job on its least number of devices, or says why not.
@@ -400,7 +425,9 @@ class Decider {
         teams_[p].secured + secured > state_.projects[p].guaranteed) {
       return Reason::guarantee;
     }
-    if (gives_way(j)) return Reason::reserved;
+    if (gives_way(j)) {
+      return p == project(reserved_) ? Reason::behind : Reason::reserved;
+    }
     const size_t mark = log_.size();
     young_ = false;
     const auto fail = [&](Reason reason) {
@@ -501,20 +528,21 @@ class Decider {
         version = ++version_;
         continue;
       }
-      note(j, *reason, *reason == Reason::reserved ? reserved_ : kNone);
+      const bool waits_for_reserved =
+          *reason == Reason::reserved || *reason == Reason::behind;
+      note(j, *reason, waits_for_reserved ? reserved_ : kNone);
       if (secured) team.secured_blocked = j;
-      const bool limited =
-          *reason == Reason::limit || *reason == Reason::parent_limit;
-      if (limited && is_aged(j)) block(j, *reason);
+      if (is_aged(j)) block(j);
     }
     return started;
   }
 
   // Nobody overtakes a job that has waited too long for room below a limit.
-  void block(size_t j, Reason reason) {
+  void block(size_t j) {
     const size_t p = project(j);
-    teams_[p].blocked = j;
-    if (reason == Reason::limit) return;
+    const bool parent_is_full = parent_excess(p, least_[j]) > 0;
+    if (parent_is_full || excess(p, least_[j]) > 0) teams_[p].blocked = j;
+    if (!parent_is_full) return;
     for (size_t other = 0; other < teams_.size(); ++other) {
       if (state_.projects[other].parent == state_.projects[p].parent &&
           !within_guarantee(other, 1)) {
@@ -637,6 +665,7 @@ class Decider {
   std::vector<int64_t> least_;
   std::vector<bool> moved_;  // off unusable devices: they start the next time
   bool moves_ = false;
+  int64_t claims_ = 0;  // of all projects
   std::vector<bool> full_;
   std::vector<Team> teams_;  // one for each project
   std::vector<Waiting> why_;

@@ -247,7 +247,7 @@ TEST(Decide, AJobThatHasWaitedLongGetsWhatBecomesIdle) {
   State state = two_projects();
   submit(state, 0, 4, 4, Kept::none);
   submit(state, 0, 4, 4, Kept::none);
-  submit(state, 0, 8, 8, Kept::none);
+  submit(state, 0, 5, 5, Kept::none);
   settle(state);
   EXPECT_THAT(counts_of(state), ElementsAre(4, 4, 0));
   state.now += state.rules.patience_seconds + 1;
