@@ -142,7 +142,7 @@ Token read_token(const std::string& file) {
     if (!key) refuse("there is no token file {}; {}", file, kMake);
     return {*key, "the file " + file};
   }
-  if (const char* text = std::getenv("ECHELON_TOKEN")) {
+  if (const char* text = std::getenv(kTokenVariable)) {
     const auto key = Key::from_hex(text);
     if (!key) {
       refuse(
@@ -158,6 +158,12 @@ Token read_token(const std::string& file) {
   if (!key) key = read_file(own);
   if (!key) refuse("the token file {} went away", own);
   return {*key, "the file " + own, made};
+}
+
+bool have_token(const std::string& file) {
+  std::error_code error;
+  return !file.empty() || std::getenv(kTokenVariable) != nullptr ||
+         std::filesystem::exists(configuration_folder() / "token", error);
 }
 
 }  // namespace echelon::authentication

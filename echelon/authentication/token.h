@@ -8,6 +8,8 @@
 
 namespace echelon::authentication {
 
+inline constexpr const char* kTokenVariable = "ECHELON_TOKEN";
+
 struct Token {
   Key key;
   std::string source;  // where it was: "the file /home/ann/…", "ECHELON_TOKEN"
@@ -25,5 +27,8 @@ struct Token {
 /// else owns it or may read or write it, and when it has no token in it.
 /// Messages never show what is in the file or the variable.
 Token read_token(const std::string& file);
+
+/// Whether read_token() has a token to read, and would not make one.
+bool have_token(const std::string& file);
 
 }  // namespace echelon::authentication

@@ -40,13 +40,27 @@ bool answers(deploy::Engine engine) {
   return capture(words, std::chrono::seconds(20)).exit_code == 0;
 }
 
-// Asks the engine, where its program is here. Returns the exit code.
-int check_there(const Deployed& made) {
+// Says what deployed() has checked, and checks the fields of manifests. Returns
+// the exit code.
+int check_here(const Deployed& made) {
+  const bool kubernetes = deploy::is_kubernetes(made.engine);
   std::cout << format(
       "checked: options, names and sizes, by the rules of {} that Echelon "
       "knows\n",
-      deploy::is_kubernetes(made.engine) ? "Kubernetes"
-                                         : deploy::to_string(made.engine));
+      kubernetes ? "Kubernetes" : deploy::to_string(made.engine));
+  if (!kubernetes) return 0;
+  const auto [sources, problems] =
+      deploy::check_schemas(made.engine, made.workload, made.settings);
+  std::cout << format(
+                   "{}: the fields of each object, by the schemas of {}\n",
+                   problems.empty() ? "checked" : "refused",
+                   join(sources, ", "))
+            << indented(join(problems, "\n"));
+  return problems.empty() ? 0 : static_cast<int>(ExitCode::configuration);
+}
+
+// Asks the engine, where its program is here. Returns the exit code.
+int check_there(const Deployed& made) {
   std::string program;
   std::vector<std::string> words;
   if (made.engine == deploy::Engine::slurm) {
@@ -129,7 +143,10 @@ int deploy_job(const ToFile& arguments) {
     std::cout << made.text;
   }
   std::cout << std::flush;
-  return arguments.check ? check_there(made) : 0;
+  if (!arguments.check) return 0;
+  const int here = check_here(made);
+  const int there = check_there(made);
+  return here != 0 ? here : there;
 }
 
 }  // namespace
@@ -151,8 +168,9 @@ void add_deploy(Command& root) {
       "write it to a file (default: print it)");
   command.flag(
       "--check", arguments.check,
-      "check it, also with `sbatch --test-only` or `kubectl create "
-      "--dry-run=server` where they are; print no script");
+      "check it, manifests by the published schemas, and also with `sbatch "
+      "--test-only` or `kubectl create --dry-run=server` where they are; print "
+      "no script");
 }
 
 }  // namespace echelon::cli

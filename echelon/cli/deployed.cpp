@@ -393,7 +393,7 @@ void add_deploy_arguments(Command& command, DeployArguments& arguments) {
       "--queue", settings.queue, "QUEUE", "kueue, kai: the job's queue");
   command.option(
       "--pool", arguments.pool, "POOL.toml",
-      "kueue, kai: also make the queues of these projects");
+      "kueue, kai: also write the queues of these projects");
   command.option(
       "--topology", settings.topology, "LABEL",
       "Kubernetes: the label of nodes in one NVLink domain or rack");
@@ -416,7 +416,8 @@ void add_deploy_arguments(Command& command, DeployArguments& arguments) {
       "--gpu-type", settings.gpu_type, "TYPE",
       "slurm: the kind of GPU, as in h100");
   command.option(
-      "--hosts", arguments.hosts, "HOST,…", "ssh: the hosts, the first leads");
+      "--hosts", arguments.hosts, "HOST,…",
+      "ssh: the hosts; the first one leads");
 }
 
 }  // namespace echelon::cli

@@ -34,14 +34,4 @@ JobHosts find_hosts(HostArguments& arguments);
 /// Says which number of ranks of each host is used where an engine has one.
 void say_ranks(const JobHosts& hosts, const std::string& num_ranks);
 
-/// Starts this process's own command line on every host, and returns the job's
-/// exit code. With srun, this process becomes srun and does not return.
-///
-///   command    the subcommand, "train"
-///   num_ranks  of each host, where the command line has no -n; empty: it needs
-///              none
-int start_on_hosts(
-    const JobHosts& hosts, const HostArguments& arguments,
-    const std::string& command, const std::string& num_ranks);
-
 }  // namespace echelon::cli

@@ -7,7 +7,6 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
-#include <algorithm>
 
 #include <algorithm>
 #include <cerrno>
@@ -19,6 +18,7 @@
 
 #include "echelon/cli/arguments.h"
 #include "echelon/error.h"
+#include "echelon/launch/cause.h"
 #include "echelon/launch/guard.h"
 #include "echelon/text/format.h"
 #include "echelon/text/units.h"
@@ -102,9 +102,7 @@ void add_host_arguments(
     option(
         "--hosts", arguments.hosts, "HOSTS",
         "start this command on these hosts (a,b,c) by ssh, in this folder, "
-        "which "
-        "they "
-        "share; it ends on all of them together");
+        "which they share; it ends on all of them together");
     option(
         "--hostfile", arguments.hostfile, "FILE",
         "the same for the hosts of a file: one a line, with slots=RANKS after "
@@ -126,11 +124,18 @@ void add_host_arguments(
       "send");
 }
 
+std::string most_of(const std::string& nodes) {
+  return nodes.substr(nodes.find(':') + 1);
+}
+
 launch::LaunchOptions
 host_options(const HostArguments& arguments, HostsOf hosts) {
   launch::LaunchOptions options;
   options.token_file = arguments.token_file;
   options.tls = arguments.tls;
+  // In Kubernetes the name of a pod comes seconds after the pod.
+  options.name_may_come = arguments.name_may_come ||
+                          std::getenv("KUBERNETES_SERVICE_HOST") != nullptr;
   constexpr int kMostHosts = 1 << 16;
   const std::string nodes =
       arguments.num_nodes.empty() ? "1" : arguments.num_nodes;
@@ -145,10 +150,8 @@ host_options(const HostArguments& arguments, HostsOf hosts) {
     options.least_nodes = static_cast<int>(
         parse_count("--nnodes MIN", nodes.substr(0, colon), 1, kMostHosts));
   }
-  const std::string most =
-      colon == std::string::npos ? nodes : nodes.substr(colon + 1);
   options.num_nodes = static_cast<int>(parse_count(
-      colon == std::string::npos ? "--nnodes" : "--nnodes MAX", most,
+      colon == std::string::npos ? "--nnodes" : "--nnodes MAX", most_of(nodes),
       std::max(1, options.least_nodes), kMostHosts));
   options.node_rank = static_cast<int>(parse_count(
       "--node-rank", arguments.node_rank.empty() ? "0" : arguments.node_rank, 0,
@@ -304,8 +307,7 @@ Captured capture(
     }
     int status = 0;
     ::waitpid(child, &status, 0);
-    captured.exit_code =
-        WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+    captured.exit_code = launch::exit_code_of(status);
   }
   ::close(out[0]);
   ::close(err[0]);

@@ -29,7 +29,12 @@ struct HostArguments {
   std::string hosts;
   std::string hostfile;
   std::string ssh = "ssh -o BatchMode=yes";
+  // An engine gave master_addr, and its name may not exist yet.
+  bool name_may_come = false;
 };
+
+/// "MIN:MAX" -> "MAX", "2" -> "2".
+std::string most_of(const std::string& nodes);
 
 /// Whether hosts may come and go while the command runs.
 enum class HostsOf { fixed, elastic };

@@ -6,6 +6,7 @@
 #include "echelon/cli/arguments.h"
 #include "echelon/cli/job_hosts.h"
 #include "echelon/cli/programs.h"
+#include "echelon/cli/start_on_hosts.h"
 #include "echelon/error.h"
 #include "echelon/launch/launch.h"
 
@@ -65,8 +66,7 @@ void add_run(Command& root) {
   command.option(
       "-n", arguments->num_ranks, "RANKS",
       "ranks on this host (default: 1, or what the engine says that has "
-      "started "
-      "the job)");
+      "started the job)");
   add_host_arguments(command, arguments->hosts, HostsOf::elastic);
   command.option(
       "--log-dir", arguments->log_dir, "DIR",

@@ -23,6 +23,9 @@ struct SubmitArguments : DeployArguments {
 };
 
 constexpr auto kMostWait = std::chrono::minutes(1);
+// Questions in a row without an answer: a controller that starts again has not
+// ended the job.
+constexpr int kMostFailures = 12;
 
 std::string trimmed(std::string text) {
   while (!text.empty() && (text.back() == '\n' || text.back() == ' ')) {
@@ -58,12 +61,21 @@ struct State {
   int exit_code = 0;
 };
 
-// Asks until the job has ended, and prints each new state.
+// Asks until the job has ended, and prints each new state. Throws when there is
+// no answer several times in a row.
 template <typename Ask>
 int follow(const std::string& job, int64_t seconds, const Ask& ask) {
   std::string last;
+  int failures = 0;
   while (true) {
-    const State state = ask();
+    State state;
+    try {
+      state = ask();
+      failures = 0;
+    } catch (const ConfigError& error) {
+      if (++failures == kMostFailures) throw;
+      state.text = format("no answer, is asked again ({})", error.what());
+    }
     if (state.text != last) std::cout << job << ": " << state.text << std::endl;
     last = state.text;
     if (state.ended) return state.exit_code;
@@ -225,7 +237,7 @@ void add_submit(Command& root) {
       "end when it is sent; the job runs on in any case");
   command.option(
       "--every", arguments.every, "SECONDS",
-      "between two questions for its state (default: 5)");
+      "time between two questions about its state (default: 5)");
 }
 
 }  // namespace echelon::cli

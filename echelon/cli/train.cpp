@@ -20,6 +20,7 @@
 #include "echelon/cli/programs.h"
 #include "echelon/cli/replans.h"
 #include "echelon/cli/simulate.h"
+#include "echelon/cli/start_on_hosts.h"
 #include "echelon/cli/terminal.h"
 #include "echelon/cluster/catalogue.h"
 #include "echelon/cluster/cuda_driver.h"

@@ -9,6 +9,7 @@
 #include "echelon/error.h"
 #include "echelon/text/format.h"
 #include "echelon/text/nearest.h"
+#include "echelon/text/plain.h"
 #include "echelon/text/units.h"
 
 namespace echelon::deploy {
@@ -65,7 +66,7 @@ void check_options(
 void check_queue(const Settings& settings) {
   std::vector<std::string> leaves;
   for (const Project& one : settings.projects) {
-    check_dns_label("--pool: [project." + one.name + "]", one.name);
+    check_object_name("--pool: [project." + one.name + "]", one.name, false);
     if (std::ranges::none_of(settings.projects, [&](const Project& other) {
           return other.parent == one.name;
         })) {
@@ -74,7 +75,7 @@ void check_queue(const Settings& settings) {
   }
   if (std::ranges::find(leaves, settings.queue) != leaves.end()) return;
   throw ConfigError(format(
-      "--queue {}: no project of --pool that takes jobs; these are {}{}",
+      "--queue {}: is no project of --pool that takes jobs, which are {}{}",
       settings.queue, join(leaves, ", "),
       config::did_you_mean(settings.queue, leaves)));
 }

@@ -89,6 +89,16 @@ std::string name_of(const std::string& file);
 std::string
 deployment(Engine engine, const Workload& workload, const Settings& settings);
 
+/// What the published schemas of the engine and of Kubernetes say about the
+/// fields of the manifests.
+struct SchemaCheck {
+  std::vector<std::string> sources;   // "kubernetes-sigs/jobset v0.12.0"
+  std::vector<std::string> problems;  // "JobSet first: spec.suspend: is 1, …"
+};
+/// For an engine that is_kubernetes(). Throws as deployment() does.
+SchemaCheck check_schemas(
+    Engine engine, const Workload& workload, const Settings& settings);
+
 /// The command that sends it when it is in `file`.
 std::string
 send_command(Engine engine, const Settings& settings, const std::string& file);

@@ -3,9 +3,14 @@
 // end with 75. What follows an end is told to the engine by exit code, so that
 // a job that saved starts again as often as it must, and one that would fail in
 // the same way does not start again.
+#include <algorithm>
+#include <set>
+
 #include "echelon/deploy/engines.h"
 #include "echelon/deploy/names.h"
 #include "echelon/deploy/pods.h"
+#include "echelon/deploy/queues.h"
+#include "echelon/deploy/schemas.h"
 #include "echelon/deploy/yaml.h"
 #include "echelon/error.h"
 #include "echelon/text/format.h"
@@ -41,10 +46,10 @@ void check_manifest(
       engine == Engine::lws
           ? "its pods carry a label of 63 characters with the name and a hash"
           : format(
-                "its pods are called {}{}, with 63 characters at most", "NAME",
+                "its pods are called NAME{}, with 63 characters at most",
                 suffix));
   if (!settings.name_space.empty()) {
-    check_dns_label("--namespace", settings.name_space);
+    check_object_name("--namespace", settings.name_space, false);
   }
   if (settings.image.empty()) {
     throw ConfigError(format(
@@ -65,7 +70,7 @@ void check_manifest(
   }
   if (queued) check_label_value("--queue", settings.queue);
   if (!settings.volume.empty() && settings.volume[0] != '/') {
-    check_dns_label("--volume", settings.volume, 63);
+    check_object_name("--volume", settings.volume, true);
   }
   if (settings.mount.empty() || settings.mount[0] != '/') {
     throw ConfigError(format(
@@ -87,8 +92,7 @@ void check_manifest(
   }
 }
 
-// --- The JobSet of a fixed number of hosts
-// ------------------------------------
+// --- The JobSet of a fixed number of hosts -----------------------------------
 
 // Ends the Job of a JobSet at once for the codes that say what comes next.
 Json job_failure_policy() {
@@ -175,8 +179,7 @@ Json job_set(
   return set;
 }
 
-// --- The Job of hosts that come and go
-// ----------------------------------------
+// --- The Job of hosts that come and go ---------------------------------------
 
 Json elastic_job(
     Engine engine, const Workload& workload, const Settings& settings) {
@@ -201,7 +204,9 @@ Json elastic_job(
       {"completions", hosts},
       {"parallelism", hosts},
       {"backoffLimitPerIndex", workload.max_restarts},
-      {"maxFailedIndexes", workload.hosts - workload.fewest_that_fit},
+      // Kubernetes takes no more of them than there are completions.
+      {"maxFailedIndexes",
+       std::min(hosts, workload.hosts - workload.fewest_that_fit)},
       {"podFailurePolicy",
        {{"rules", Json::array(
                       {{{"action", "Ignore"},
@@ -224,8 +229,7 @@ Json elastic_job(
   return job;
 }
 
-// --- Kubeflow trainer
-// ---------------------------------------------------------
+// --- Kubeflow trainer --------------------------------------------------------
 
 std::vector<Manifest>
 trainer_manifests(const Workload& workload, const Settings& settings) {
@@ -285,16 +289,18 @@ trainer_manifests(const Workload& workload, const Settings& settings) {
       {"The job.", job}};
 }
 
-// --- LeaderWorkerSet
-// ----------------------------------------------------------
+// --- LeaderWorkerSet ---------------------------------------------------------
 
 // A LeaderWorkerSet starts its pods again whatever they end with. The shell
 // keeps a pod whose job is over, or whose error must be mended, so that it is
-// not started again. It hands on the order to stop, which ends its own `wait`
-// early.
-constexpr const char* kUntilDeleted = R"("$@" &
+// not started again. It hands on the order to stop, which may come before the
+// job's number is known, and which ends its own `wait` early.
+constexpr const char* kUntilDeleted =
+    R"(trap 'stopped=yes; [ -z "$job" ] || kill -TERM "$job"' TERM
+job= stopped=
+"$@" &
 job=$!
-trap 'kill -TERM "$job"; stopped=yes' TERM
+[ -z "$stopped" ] || kill -TERM "$job"
 stopped=yes
 while [ -n "$stopped" ]; do stopped=; wait "$job"; code=$?; done
 case $code in
@@ -302,6 +308,7 @@ case $code in
   *) exit "$code" ;;
 esac
 trap 'exit 0' TERM
+[ -z "$stopped" ] || exit 0
 while true; do sleep 3600 & wait $!; done
 )";
 
@@ -391,6 +398,24 @@ std::string manifest_text(
     text += comment(why) + to_yaml(object);
   }
   return text;
+}
+
+SchemaCheck check_schemas(
+    Engine engine, const Workload& workload, const Settings& settings) {
+  check_manifest(engine, workload, settings);
+  SchemaCheck checked;
+  std::set<std::string> sources;
+  for (const auto& [why, object] : manifests(engine, workload, settings)) {
+    const std::string kind = object["kind"];
+    sources.insert(schema_source(kind));
+    for (const auto& problem : schema_problems(object)) {
+      checked.problems.push_back(format(
+          "{} {}: {}", kind, object["metadata"]["name"].get<std::string>(),
+          problem));
+    }
+  }
+  checked.sources.assign(sources.begin(), sources.end());
+  return checked;
 }
 
 std::string secret_command(

@@ -30,9 +30,14 @@ bool is_name_of_label(const std::string& text) {
 bool is_domain(const std::string& text) {
   return !text.empty() && text.size() <= 253 &&
          is_lower_or_digit(text.front()) && is_lower_or_digit(text.back()) &&
-         std::ranges::all_of(text, [](char c) {
-           return is_lower_or_digit(c) || c == '-' || c == '.';
-         });
+         std::ranges::all_of(
+             text,
+             [](char c) {
+               return is_lower_or_digit(c) || c == '-' || c == '.';
+             }) &&
+         text.find("..") == std::string::npos &&
+         text.find(".-") == std::string::npos &&
+         text.find("-.") == std::string::npos;
 }
 
 // "07" -> 7; -1: not a number
@@ -80,6 +85,18 @@ void check_dns_label(
       "{} {}: has {} characters, but at most {} are possible{}; {} {} fits",
       flag, text, text.size(), longest, because.empty() ? "" : ": " + because,
       flag, text.substr(0, text.find_last_not_of('-', longest - 1) + 1)));
+}
+
+void check_object_name(
+    const std::string& flag, const std::string& text, bool dots) {
+  if (is_domain(text) &&
+      (dots || (text.find('.') == std::string::npos && text.size() <= 63))) {
+    return;
+  }
+  throw ConfigError(format(
+      "{} {}: a name in Kubernetes has a to z, 0 to 9{} and -, begins and ends "
+      "with a letter or digit, and has at most {} characters",
+      flag, text, dots ? ", ." : "", dots ? 253 : 63));
 }
 
 void check_label_value(const std::string& flag, const std::string& text) {
@@ -133,23 +150,6 @@ int64_t parse_time_limit(const std::string& flag, const std::string& text) {
       "{} {}: write it as Slurm does: minutes (90), HH:MM:SS (1:30:00), or "
       "DAYS-HOURS (2-12)",
       flag, text));
-}
-
-std::string shell_word(const std::string& text) {
-  const bool plain = !text.empty() && std::ranges::all_of(text, [](char c) {
-    return is_letter_or_digit(c) ||
-           std::string_view("-_./=,:@%+").find(c) != std::string_view::npos;
-  });
-  if (plain) return text;
-  std::string quoted = "'";
-  for (const char c : text) {
-    if (c == '\'') {
-      quoted += "'\\''";
-    } else {
-      quoted += c;
-    }
-  }
-  return quoted + "'";
 }
 
 }  // namespace echelon::deploy

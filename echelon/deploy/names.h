@@ -14,6 +14,11 @@ void check_dns_label(
     const std::string& flag, const std::string& text, size_t longest = 63,
     const std::string& because = "");
 
+/// The name of an object that may begin with a digit (RFC 1123): labels of DNS
+/// with dots between them, or a single one when `dots` is false.
+void check_object_name(
+    const std::string& flag, const std::string& text, bool dots);
+
 /// The value of a label: letters, digits and -_. between letters or digits.
 void check_label_value(const std::string& flag, const std::string& text);
 
@@ -25,8 +30,5 @@ void check_word(const std::string& flag, const std::string& text);
 
 /// A time limit as Slurm writes it: "90", "1:30:00", "2-12". Returns seconds.
 int64_t parse_time_limit(const std::string& flag, const std::string& text);
-
-/// For a shell: as it is, or between single quotes.
-std::string shell_word(const std::string& text);
 
 }  // namespace echelon::deploy

@@ -17,6 +17,9 @@ struct Manifest {
   Json object;
 };
 
+/// A GPU, as nodes and pods call it.
+inline constexpr const char* kGpuResource = "nvidia.com/gpu";
+
 /// The container of each pod, which failure policies name.
 inline constexpr const char* kContainer = "echelon";
 
@@ -59,11 +62,5 @@ Manifest headless_service(const Settings& settings);
 
 /// The exit codes after which another start would end in the same way.
 const std::vector<int>& final_codes();
-
-/// The queues of the projects.
-std::vector<Manifest>
-kueue_queues(const Workload& workload, const Settings& settings);
-std::vector<Manifest>
-kai_queues(const Workload& workload, const Settings& settings);
 
 }  // namespace echelon::deploy

@@ -1,9 +1,12 @@
 // Where no engine starts the hosts: a shell script over ssh, and a driver for
 // Ray.
+#include <nlohmann/json.hpp>
+
 #include "echelon/deploy/engines.h"
 #include "echelon/deploy/names.h"
 #include "echelon/error.h"
 #include "echelon/text/format.h"
+#include "echelon/text/plain.h"
 
 namespace echelon::deploy {
 namespace {
@@ -19,20 +22,9 @@ std::vector<std::string> common_words(const Workload& workload) {
   return words;
 }
 
-// A list of strings in Python, which are those of JSON.
-std::string python_list(const std::vector<std::string>& words) {
-  return "[" +
-         join(
-             words, ", ",
-             [](const auto& word) {
-               std::string text = "\"";
-               for (const char c : word) {
-                 if (c == '"' || c == '\\') text += '\\';
-                 text += c;
-               }
-               return text + "\"";
-             }) +
-         "]";
+// Strings of JSON, and lists of them, are those of Python.
+std::string python_text(const nlohmann::json& value) {
+  return value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
 }  // namespace
@@ -109,9 +101,8 @@ std::string ray_driver(const Workload& workload, const Settings& settings) {
     bundle += format(", \"GPU\": {}", workload.ranks_per_host);
   }
   bundle += format(", \"memory\": {}", workload.memory_bytes);
-  const std::string folder = settings.volume.empty()
-                                 ? "os.getcwd()"
-                                 : python_list({settings.volume}) + "[0]";
+  const std::string folder =
+      settings.volume.empty() ? "os.getcwd()" : python_text(settings.volume);
   std::string text = "#!/usr/bin/env python3\n";
   text += comment(format(
       "{} on Ray: {}. Made by `echelon deploy`.", settings.name,
@@ -136,7 +127,7 @@ std::string ray_driver(const Workload& workload, const Settings& settings) {
       "DEVICES = {{{}}}  # of each host\n"
       "FOLDER = {}  # the same on every host\n"
       "COMMAND = {}\n",
-      workload.hosts, bundle, folder, python_list(common_words(workload)));
+      workload.hosts, bundle, folder, python_text(common_words(workload)));
   text += R"(
 
 @ray.remote(max_retries=0)

@@ -2,16 +2,37 @@
 // sbatch's --signal goes to the step: the launchers save and end with 75, srun
 // returns it, and the script asks Slurm for another start of the job. Clusters
 // with RequeueExit=75 would do the same, but that is rarely set.
+#include <algorithm>
+
 #include "echelon/deploy/engines.h"
 #include "echelon/deploy/names.h"
+#include "echelon/error.h"
 #include "echelon/text/format.h"
+#include "echelon/text/plain.h"
 #include "echelon/text/units.h"
 
 namespace echelon::deploy {
 namespace {
 
+// sbatch takes no earlier signal.
+constexpr int64_t kMostSignalSeconds = 65535;
+
 std::string directive(const std::string& name, const std::string& value) {
   return value.empty() ? "" : format("#SBATCH --{}={}\n", name, value);
+}
+
+// A job that is told to save as soon as it starts would be queued again and
+// again.
+void check_time(const Workload& workload, const Settings& settings) {
+  if (settings.time_limit.empty()) return;
+  const int64_t limit = parse_time_limit("--time", settings.time_limit);
+  if (workload.grace_seconds < limit) return;
+  throw ConfigError(format(
+      "--time {}: the launchers are told to save {} before the time is up: {} "
+      "Give more time, or measure a save and give --save-seconds",
+      settings.time_limit,
+      format_seconds(static_cast<double>(workload.grace_seconds)),
+      workload.grace_parts));
 }
 
 void check_slurm(const Settings& settings) {
@@ -24,9 +45,6 @@ void check_slurm(const Settings& settings) {
       {"--image", settings.image}};
   for (const auto& [flag, text] : words) {
     if (!text.empty()) check_word(flag, text);
-  }
-  if (!settings.time_limit.empty()) {
-    parse_time_limit("--time", settings.time_limit);
   }
 }
 
@@ -67,7 +85,9 @@ std::string life(const Workload& workload, const Settings& settings) {
         "The launchers are told to save {} before the time is up: {}",
         format_seconds(static_cast<double>(workload.grace_seconds)),
         workload.grace_parts));
-    text += format("#SBATCH --signal=TERM@{}\n", workload.grace_seconds);
+    text += format(
+        "#SBATCH --signal=TERM@{}\n",
+        std::min(workload.grace_seconds, kMostSignalSeconds));
   }
   return text;
 }
@@ -120,6 +140,7 @@ exit "$code"
 
 std::string slurm_script(const Workload& workload, const Settings& settings) {
   check_slurm(settings);
+  check_time(workload, settings);
   std::string text = "#!/bin/bash\n";
   text += comment(format(
       "{} under Slurm: {}. Made by `echelon deploy`.", settings.name,

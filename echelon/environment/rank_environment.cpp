@@ -70,15 +70,16 @@ std::string first_host(const std::string& list) {
 /// How many tasks Slurm starts on a node, from "2(x3),1": three nodes of 2, and
 /// one of 1. 0: the text does not say.
 int tasks_of_node(const std::string& list, int node) {
+  constexpr long kMost = 1 << 16;
   int nodes = 0;
   for (const char* at = list.c_str(); *at != '\0';) {
     char* end = nullptr;
     const long tasks = std::strtol(at, &end, 10);
     long repeated = 1;
-    if (end == at || tasks < 1) return 0;
+    if (end == at || tasks < 1 || tasks > kMost) return 0;
     if (end[0] == '(' && end[1] == 'x') {
       repeated = std::strtol(end + 2, &end, 10);
-      if (*end++ != ')') return 0;
+      if (*end++ != ')' || repeated < 1 || repeated > kMost) return 0;
     }
     nodes += static_cast<int>(repeated);
     if (node < nodes) return static_cast<int>(tasks);

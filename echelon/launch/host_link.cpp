@@ -74,10 +74,14 @@ std::string Deadline::seconds() const {
                           : format("{}.{} s", tenths / 10, tenths % 10);
 }
 
+void tell_user(const std::string& text) {
+  std::fprintf(stderr, "echelon: %s\n", text.c_str());
+}
+
 void Notice::show(const std::string& awaited) {
   if (told_ || !silence_.passed()) return;
   told_ = true;
-  std::fprintf(stderr, "echelon: waiting for %s\n", awaited.c_str());
+  tell_user("waiting for " + awaited);
 }
 
 LinkTraffic link_traffic() {

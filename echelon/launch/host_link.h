@@ -31,6 +31,9 @@ class Deadline {
   std::chrono::milliseconds span_;
 };
 
+/// Writes a line of the launcher's to stderr.
+void tell_user(const std::string& text);
+
 /// Tells the user once, after a silence, what is waited for.
 class Notice {
  public:

@@ -151,7 +151,8 @@ class Hosts {
   void tell(const nlohmann::json& message, int except_node = -2);
   void begin_generation();
 
-  // Who is in the job, in membership.cpp; meet() is in rendezvous.cpp.
+  // Who is in the job, in membership.cpp; meet() is in rendezvous.cpp, and what
+  // hosts do without a coordinator in regroup.cpp.
   nlohmann::json hello() const;
   void take_caller(HostListener::Caller caller);
   void tell_to_wait(HostLink& link) const;

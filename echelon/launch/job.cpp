@@ -174,15 +174,13 @@ void Job::start_ranks() {
   allow_files(options_.num_ranks);
   // When a guard is killed, its descendants come to this process, not to init.
   prctl(PR_SET_CHILD_SUBREAPER, 1);
-  if (launcher_.exporter != nullptr) {
-    launcher_.exporter->board().begin(
-        {.number = start_.place.generation,
-         .first_rank = start_.first_rank,
-         .num_ranks = options_.num_ranks,
-         .world_size = start_.world_size,
-         .num_hosts = start_.num_nodes,
-         .coordinates = hosts_.coordinates()});
-  }
+  launcher_.board.begin(
+      {.number = start_.place.generation,
+       .first_rank = start_.first_rank,
+       .num_ranks = options_.num_ranks,
+       .world_size = start_.world_size,
+       .num_hosts = start_.num_nodes,
+       .coordinates = hosts_.coordinates()});
   // The first rank may load its program for long.
   hosts_.say_busy(kLoading);
   ranks_.reserve(options_.num_ranks);
@@ -346,9 +344,7 @@ void Job::take_report(Rank& rank) {
   const auto number = static_cast<int>(&rank - ranks_.data());
   switch (report.kind) {
     case GuardReport::started:
-      if (launcher_.exporter != nullptr) {
-        launcher_.exporter->board().rank_started(number, report.pid);
-      }
+      launcher_.board.rank_started(number, report.pid);
       break;
     case GuardReport::fork_failed:
       start_error_ = format(
@@ -420,12 +416,9 @@ void Job::take_end(Rank& rank, const GuardReport& report) {
     }
   }
   rank.end.stderr_tail = rank.output.stderr_tail();
-  if (launcher_.exporter != nullptr) {
-    launcher_.exporter->board().rank_ended(
-        static_cast<int>(&rank - ranks_.data()));
-  }
+  launcher_.board.rank_ended(static_cast<int>(&rank - ranks_.data()));
   const bool failed = rank.end.status != 0;
-  if (failed) stop_training();
+  if (failed) launcher_.board.stop_training();
   const auto cause = failed ? find_cause({rank.end}) : std::nullopt;
   obey(policy_.on_rank_end(
       failed, cause && cause->consequence, now,
@@ -439,9 +432,7 @@ void Job::look_for_hangs() {
   if (watched_ == nullptr || passed < HangWatch::kLook) return;
   looked_ = now;
   const auto ranks = watched_->progress.read();
-  if (launcher_.exporter != nullptr) {
-    launcher_.exporter->board().set_progress(ranks);
-  }
+  launcher_.board.set_progress(ranks);
   if (policy_.stopping() || policy_.stopped_by() != 0) return;
   stalled_.reset();
   if (launcher_.change_began &&
@@ -465,18 +456,11 @@ void Job::end_hang() {
   Rank& rank = ranks_[static_cast<size_t>(stalled_->rank)];
   if (rank.ended) return;
   hung_ = stalled_->collectives >= 0;
-  stop_training();
+  launcher_.board.stop_training();
   rank.hang = stalled_->text;
   obey(policy_.on_rank_end(
       /*failed=*/true, /*consequence=*/false, steady_clock::now(),
       /*at_once=*/true));
-}
-
-// Until ranks that are started again make progress.
-void Job::stop_training() {
-  if (launcher_.exporter != nullptr) {
-    launcher_.exporter->board().stop_training();
-  }
 }
 
 void Job::lose_guard(Rank& rank) {
@@ -490,9 +474,7 @@ void Job::lose_guard(Rank& rank) {
     }
     if (launcher_.forks.pid() > 0) guards.push_back(launcher_.forks.pid());
     if (launcher_.helper) guards.push_back(*launcher_.helper);
-    if (launcher_.exporter != nullptr) {
-      guards.push_back(launcher_.exporter->pid());
-    }
+    if (launcher_.exporter > 0) guards.push_back(launcher_.exporter);
     end_orphans(rank.guard.pid, guards);
     rank.empty = true;
     if (!rank.ended) {
@@ -533,7 +515,7 @@ void Job::take_hosts(const pollfd* files) {
 }
 
 void Job::fail_with_others() {
-  stop_training();
+  launcher_.board.stop_training();
   obey(policy_.on_remote_failure(steady_clock::now(), start_.may_restart));
 }
 
@@ -545,7 +527,7 @@ bool Job::is_ending() const {
 void Job::end_for_change() {
   changes_hosts_ = true;
   launcher_.change_began = steady_clock::now();
-  stop_training();
+  launcher_.board.stop_training();
   obey(policy_.on_remote_stop(SIGTERM));
 }
 
@@ -623,7 +605,7 @@ std::string Job::begin_resize(const std::string& request) {
   if (const size_t equals = devices.find('='); equals != std::string::npos) {
     resize_->devices = {devices.substr(0, equals), devices.substr(equals + 1)};
   }
-  stop_training();
+  launcher_.board.stop_training();
   obey(policy_.on_remote_stop(SIGTERM));
   return format(
       "done: from {} to {} ranks, {}", start_.world_size, num_ranks,

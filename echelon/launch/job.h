@@ -22,7 +22,7 @@
 #include "echelon/launch/restarts.h"
 #include "echelon/launch/scratch.h"
 #include "echelon/launch/signals.h"
-#include "echelon/monitoring/exporter.h"
+#include "echelon/monitoring/job_board.h"
 
 namespace echelon::launch {
 
@@ -37,8 +37,9 @@ struct LauncherState {
   SignalFile signals;  // those between two generations wait for the next
   ForkServer forks;
   std::optional<ControlSocket> control;
-  std::optional<pid_t> helper;               // of LaunchOptions::on_met
-  monitoring::Exporter* exporter = nullptr;  // of LaunchOptions::metrics
+  std::optional<pid_t> helper;  // of LaunchOptions::on_met
+  monitoring::JobBoard& board;
+  pid_t exporter = -1;  // of LaunchOptions::metrics; -1: none
   /// When the ranks were told to end for a change, or the new ones started
   /// after a failure; until one has done a step.
   std::optional<TimePoint> change_began;
@@ -104,7 +105,6 @@ class Job {
   void lose_guard(Rank& rank);
   void look_for_hangs();
   void end_hang();
-  void stop_training();
   void take_hosts(const pollfd* files);
   void end_for_change();
   std::string drain();

@@ -69,8 +69,9 @@ std::string own_addresses() {
 
 }  // namespace
 
-Addresses
-find_address(const std::string& address, int port, std::string& reason) {
+Addresses find_address(
+    const std::string& address, int port, bool name_may_come,
+    std::string& reason) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
   addrinfo* found = nullptr;
@@ -78,8 +79,9 @@ find_address(const std::string& address, int port, std::string& reason) {
       address.c_str(), std::to_string(port).c_str(), &hints, &found);
   if (failure == 0) return {found, freeaddrinfo};
   reason = gai_strerror(failure);
-  const bool may_come = failure == EAI_NONAME || failure == EAI_NODATA ||
-                        failure == EAI_AGAIN || failure == EAI_FAIL;
+  const bool unknown = failure == EAI_NONAME || failure == EAI_NODATA;
+  const bool may_come =
+      unknown ? name_may_come : failure == EAI_AGAIN || failure == EAI_FAIL;
   const bool number =
       address.find_first_not_of("0123456789.") == std::string::npos;
   if (!may_come || number) {
@@ -92,7 +94,7 @@ find_address(const std::string& address, int port, std::string& reason) {
 
 Addresses resolve(const std::string& address, int port) {
   std::string reason;
-  auto found = find_address(address, port, reason);
+  auto found = find_address(address, port, /*name_may_come=*/false, reason);
   if (!found) {
     throw ConfigError(format(
         "[launch] master address \"{}\": {}; give its number", address,

@@ -32,11 +32,12 @@ FileDescriptor claim_port(const std::string& address, int port);
 
 using Addresses = std::unique_ptr<addrinfo, void (*)(addrinfo*)>;
 
-/// The addresses of the master, given by name or number. Null where it has none
-/// yet, with a reason; its name may come later, as that of a pod does. Throws
-/// ConfigError where it cannot.
-Addresses
-find_address(const std::string& address, int port, std::string& reason);
+/// The addresses of the master, given by name or number. Null, with a reason,
+/// where it may have some later: where the name server does not answer, and
+/// where the name does not exist but may come. Throws ConfigError elsewhere.
+Addresses find_address(
+    const std::string& address, int port, bool name_may_come,
+    std::string& reason);
 /// The same; throws ConfigError where there is none.
 Addresses resolve(const std::string& address, int port);
 

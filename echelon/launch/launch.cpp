@@ -109,16 +109,12 @@ struct BeforeResize {
 // Runs generation after generation until one ends the job.
 int run_job(
     const LaunchOptions& options, Hosts hosts, const HealthBefore& at_start,
-    monitoring::Exporter* exporter) {
+    monitoring::JobBoard& board, pid_t exporter) {
   const auto last_step = [&]() -> std::optional<int64_t> {
     if (!options.last_step) return std::nullopt;
     return options.last_step();
   };
-  LauncherState launcher;
-  launcher.exporter = exporter;
-  const auto count_restart = [&](monitoring::RestartReason reason) {
-    if (exporter != nullptr) exporter->board().count_restart(reason);
-  };
+  LauncherState launcher{.board = board, .exporter = exporter};
   try {
     const std::string socket = options.control ? options.control() : "";
     if (!socket.empty()) launcher.control.emplace(socket);
@@ -195,7 +191,7 @@ int run_job(
       // decide.
       if (outcome.cause) {
         restarts.on_end(outcome, step);
-        count_restart(reason_of(*outcome.cause, job.hung()));
+        board.count_restart(reason_of(*outcome.cause, job.hung()));
       }
       continue;
     }
@@ -211,7 +207,7 @@ int run_job(
       layout = resize->layout;
       outcome.stopped_by = 0;  // a rank that failed meanwhile starts again
       if (outcome.exit_code == static_cast<int>(ExitCode::preempted)) {
-        count_restart(monitoring::RestartReason::resized);
+        board.count_restart(monitoring::RestartReason::resized);
         say_layout();
         continue;
       }
@@ -220,7 +216,7 @@ int run_job(
       outcome.stopped_by = 0;
       if (outcome.exit_code == static_cast<int>(ExitCode::preempted)) {
         if (hosts.leaves()) return outcome.exit_code;  // the others regroup
-        count_restart(monitoring::RestartReason::hosts_changed);
+        board.count_restart(monitoring::RestartReason::hosts_changed);
         job.say(
             "hosts change" + (step ? from_step(*step, !hosts.alone()) : ""));
         continue;
@@ -246,7 +242,7 @@ int run_job(
       devices = before->devices;
       before.reset();
       layout = options.resize(own.num_ranks);
-      count_restart(monitoring::RestartReason::resized);
+      board.count_restart(monitoring::RestartReason::resized);
       say_layout();
       continue;
     }
@@ -263,7 +259,7 @@ int run_job(
             Restarts::kMostWithoutProgress));
         return end(static_cast<int>(ExitCode::do_not_requeue));
       case Restarts::Verdict::restart:
-        count_restart(reason_of(*outcome.cause, job.hung()));
+        board.count_restart(reason_of(*outcome.cause, job.hung()));
         job.say(format(
             "restart {}{}{}", decision.words,
             step ? from_step(*step, !hosts.alone()) : "",
@@ -288,9 +284,10 @@ int run(const LaunchOptions& options) {
   for (const auto& finding : look_at_host(options, at_start)) {
     std::cerr << "echelon: this host: " << finding.text << "\n";
   }
+  monitoring::JobBoard board(kMaxRanksPerHost);
   std::optional<monitoring::Exporter> exporter;
   if (!options.metrics.address.empty()) {
-    exporter.emplace(options.metrics, kMaxRanksPerHost);
+    exporter.emplace(options.metrics, board);
     std::cerr << format(
         "echelon: the job's figures are at {}{}\n", exporter->url(),
         exporter->is_loopback() ? ""
@@ -298,8 +295,8 @@ int run(const LaunchOptions& options) {
   }
   const bool alone = options.num_nodes == 1 && !options.joins;
   return run_job(
-      options, alone ? Hosts() : Hosts::meet(options), at_start,
-      exporter ? &*exporter : nullptr);
+      options, alone ? Hosts() : Hosts::meet(options), at_start, board,
+      exporter ? exporter->pid() : -1);
 }
 
 }  // namespace echelon::launch

@@ -10,18 +10,7 @@
 // A host that comes later waits until the coordinator takes it into a new
 // generation. Hosts that do not coordinate send it on to the one that does.
 //
-// When the coordinator is lost, or it has lost too many others (have_quorum()),
-// each host regroups: it calls all others of the generation. One that has a
-// coordinator sends the caller there. Of two that regroup, the one with the
-// higher number follows the other. A host that no lower one answers, and that
-// has a quorum, coordinates the next generation. One without a quorum has ended
-// its ranks, and calls until the others answer again: two halves of a job never
-// both go on. A host whose port refuses a connection has no launcher any more,
-// so that it has no vote.
-//
-// When the first host is started again, its launcher waits at the master's
-// address for hosts that do not come there. So the coordinator calls it, and
-// sends it to itself.
+// When the coordinator is lost, the hosts regroup (regroup.cpp).
 //
 // The store's key is made from the token and the job's id, so that it is never
 // sent.
@@ -30,7 +19,6 @@
 #include <sys/socket.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -54,17 +42,9 @@ constexpr int kProtocol = 3;
 constexpr size_t kMostMembers = 256;
 // How long hosts beyond the least number are waited for at the start.
 constexpr milliseconds kLastCall{3000};
-// How long hosts of a lost coordinator are waited for.
-constexpr milliseconds kSettleHosts{1500};
-constexpr milliseconds kCallAgain{300};
-constexpr milliseconds kCallFirst{1000};
 // How long choosing a layout may take.
 constexpr milliseconds kBusy{120000};
 constexpr const char* kNoLauncher = "it does not speak as a launcher";
-
-void tell_user(const std::string& text) {
-  std::fprintf(stderr, "echelon: %s\n", text.c_str());
-}
 
 // Whether `value` is an integer from `least` to `most`. A conversion to int
 // would wrap a larger one around.
@@ -74,6 +54,25 @@ bool is_integer(const json& value, int least, int most) {
 
 int least_nodes(const LaunchOptions& options) {
   return options.least_nodes > 0 ? options.least_nodes : options.num_nodes;
+}
+
+// The store's port is free, and kept from other launchers of this host.
+void bind_store(JobStart& start, const std::string& address, bool listens) {
+  constexpr int kTries = 10;
+  for (int i = 0;; ++i) {
+    BoundSocket bound = bind_master(address, 0);
+    try {
+      start.claim = claim_port(bound.address, bound.port);
+    } catch (const ConfigError&) {
+      if (i == kTries) throw;
+      continue;
+    }
+    if (listens) listen(bound.socket.fd(), 1024);
+    start.place.master_addr = bound.address;
+    start.place.master_port = bound.port;
+    start.master = std::move(bound.socket);
+    return;
+  }
 }
 
 }  // namespace
@@ -167,6 +166,12 @@ void Hosts::note_members(const json& message) {
   for (const json& member : message.at("members")) {
     known_.push_back({{member.at(0), member.at(1)}, member.at(2)});
   }
+}
+
+// Throws json::exception when it is no such message.
+void Hosts::note_waiting(const json& message) {
+  spare_ = message.at("waiting").get<bool>();
+  if (message.at("of") == 0) known_.clear();
 }
 
 // Fills in the newcomer, or returns why it is refused.
@@ -465,25 +470,6 @@ bool Hosts::choose_layout() {
   return false;
 }
 
-// The store's port is free, and kept from other launchers of this host.
-void bind_store(JobStart& start, const std::string& address, bool listens) {
-  constexpr int kTries = 10;
-  for (int i = 0;; ++i) {
-    BoundSocket bound = bind_master(address, 0);
-    try {
-      start.claim = claim_port(bound.address, bound.port);
-    } catch (const ConfigError&) {
-      if (i == kTries) throw;
-      continue;
-    }
-    if (listens) listen(bound.socket.fd(), 1024);
-    start.place.master_addr = bound.address;
-    start.place.master_port = bound.port;
-    start.master = std::move(bound.socket);
-    return;
-  }
-}
-
 JobStart Hosts::start_generation(bool may_restart) {
   listener_->close_strangers();
   // Hosts keep their order; those that are new come last, by --node-rank.
@@ -629,188 +615,6 @@ std::optional<JobStart> Hosts::wait_for_start(SignalFile& signals) {
     }
     if (!wait(signals, 500)) return std::nullopt;
   }
-}
-
-// Where the answer to a call says that the coordinator listens.
-std::optional<Endpoint> sent_to(const Call& call) {
-  try {
-    const json place = json::parse(call.answer()).at("go_to");
-    return Endpoint{place.at(0), place.at(1)};
-  } catch (const json::exception&) {
-    return std::nullopt;
-  }
-}
-
-// Becomes a host that `place` coordinates.
-bool Hosts::follow(const Endpoint& place) {
-  const Deadline deadline(kSettleHosts);
-  do {
-    if (ask(place)) return true;
-    poll(nullptr, 0, 100);
-  } while (!deadline.passed());
-  return false;
-}
-
-// One call. False when the other does not take this host; it may have said who
-// does.
-bool Hosts::ask(const Endpoint& place) {
-  Call call(place, token_.key, hello().dump());
-  Call::State state = call.advance();
-  while (state == Call::State::open) {
-    pollfd file{call.fd(), call.events(), 0};
-    poll(&file, 1, 50);
-    state = call.advance();
-  }
-  if (state != Call::State::answered) return false;
-  if (lead_by(call)) return true;
-  other_ = sent_to(call);
-  return false;
-}
-
-// A spare that has lost the coordinator asks the other hosts, of which one will
-// coordinate.
-bool Hosts::find_job_again(SignalFile& signals) {
-  const Deadline deadline(options_->join_timeout);
-  while (!deadline.passed()) {
-    for (const Member& member : std::vector<Member>(known_)) {
-      if (ask(member.place)) return true;
-      if (other_ && ask(*std::exchange(other_, std::nullopt))) return true;
-      other_.reset();
-    }
-    if (!wait(signals, 100)) return false;
-  }
-  return false;
-}
-
-// Throws json::exception when it is no such message.
-void Hosts::note_waiting(const json& message) {
-  spare_ = message.at("waiting").get<bool>();
-  if (message.at("of") == 0) known_.clear();
-}
-
-// Takes the other end of an answered call for the coordinator, if it is one or
-// will be one.
-bool Hosts::lead_by(Call& call) {
-  const json answer = json::parse(call.answer(), nullptr, false);
-  if (!answer.is_object() || !answer.contains("waiting")) return false;
-  Peer coordinator;
-  coordinator.link = call.take_link();
-  coordinator.place = call.place();
-  peers_.clear();
-  peers_.push_back(std::move(coordinator));
-  for (Peer& peer : waiting_) {
-    peer.link.say({{"go_to", {call.place().address, call.place().port}}});
-  }
-  waiting_.clear();
-  coordinates_ = false;
-  regrouping_ = false;
-  start_.clear();
-  note_waiting(answer);
-  return true;
-}
-
-void Hosts::regroup(SignalFile& signals) {
-  struct Other {
-    int node;
-    Endpoint home;   // where its launcher listens
-    Endpoint place;  // where it said that a coordinator listens, or home
-    std::optional<Call> call{};
-    TimePoint next{};
-    bool silent = false;  // it has not taken a call
-    bool dead = false;    // its host says that no launcher is there
-  };
-  const bool coordinated = std::exchange(coordinates_, false);
-  regrouping_ = true;
-  // Those that are still connected wait for this host's word.
-  if (coordinated) {
-    for (Peer& peer : peers_) {
-      if (peer.link.is_open()) waiting_.push_back(std::move(peer));
-    }
-  }
-  peers_.clear();
-  std::vector<Other> others;
-  for (int node = 0; node < num_hosts(); ++node) {
-    if (node == node_) continue;
-    const Endpoint& place = members_[static_cast<size_t>(node)].place;
-    others.push_back({.node = node, .home = place, .place = place});
-  }
-  tell_user("this host looks for the others of the job");
-  const Deadline deadline(options_->join_timeout);
-  const Deadline settled(kSettleHosts);
-  Notice notice;
-  while (!deadline.passed()) {
-    if (!wait(signals, 20)) return;
-    int dead = 0;
-    bool lowest = true;
-    for (Other& other : others) {
-      if (!other.call && steady_clock::now() >= other.next) {
-        other.call.emplace(other.place, token_.key, hello().dump());
-      }
-      if (other.call) {
-        const auto state = other.call->advance();
-        if (state != Call::State::open) {
-          const Endpoint called = std::exchange(other.place, other.home);
-          if (called == other.home) {
-            other.silent = state != Call::State::answered;
-            other.dead = state == Call::State::refused;
-          }
-          other.next = steady_clock::now() + kCallAgain;
-          if (state == Call::State::answered) {
-            if (lead_by(*other.call)) return;
-            const auto place = sent_to(*other.call);
-            if (place && *place != listener_->place()) {
-              other.place = *place;
-              other.next = {};
-            }
-          }
-          other.call.reset();
-        }
-      }
-      dead += other.dead ? 1 : 0;
-      lowest = lowest && (other.node > node_ || other.silent);
-    }
-    const int together = present();
-    if (lowest && have_quorum(together, num_hosts(), dead, coordinated) &&
-        (together + dead == num_hosts() || settled.passed())) {
-      regrouping_ = false;
-      coordinates_ = has_quorum_ = true;
-      const auto newcomers = std::ranges::stable_partition(
-          waiting_, [](const Peer& peer) { return peer.node >= 0; });
-      peers_.assign(
-          std::move_iterator(waiting_.begin()),
-          std::move_iterator(newcomers.begin()));
-      waiting_.erase(waiting_.begin(), newcomers.begin());
-      return;
-    }
-    notice.show(format(
-        "other hosts of the job: {} of {} are here, which may not go on alone",
-        together, num_hosts()));
-  }
-  tell_user(format(
-      "after {} this host has found {} of the job's {} hosts, too few to go on",
-      deadline.seconds(), present(), num_hosts()));
-  exit_code_ = static_cast<int>(ExitCode::failure);
-}
-
-// A first host that was started again waits at the master's address.
-void Hosts::look_for_first() {
-  if (!coordinates_ || generation_ < 0 || listener_->place() == master_) return;
-  if (first_call_) {
-    if (first_call_->advance() != Call::State::open) first_call_.reset();
-    return;
-  }
-  const auto now = steady_clock::now();
-  if (now - first_called_ < kCallFirst ||
-      std::ranges::any_of(members_, [&](const Member& member) {
-        return member.place == master_;
-      })) {
-    return;
-  }
-  first_called_ = now;
-  const Endpoint& own = listener_->place();
-  first_call_.emplace(
-      master_, token_.key,
-      json{{"coordinator", {own.address, own.port}}}.dump());
 }
 
 }  // namespace echelon::launch

@@ -44,6 +44,9 @@ struct LaunchOptions {
   int node_rank = 0;
   std::string master_addr;  // of node 0; one host always uses 127.0.0.1
   int master_port = 0;      // 0: on one host any free one, else 29500
+  /// A master_addr that does not exist is waited for, as the name of a pod that
+  /// has just begun. Otherwise it is an error.
+  bool name_may_come = false;
   /// The job goes on with fewer hosts, down to so many, and takes hosts that
   /// come, up to num_nodes. 0: it needs all.
   int least_nodes = 0;

@@ -51,8 +51,9 @@ Addresses find_master(
     const LaunchOptions& options, const Deadline& deadline, Notice& notice) {
   for (;;) {
     std::string reason;
-    auto found =
-        find_address(options.master_addr, master_port(options), reason);
+    auto found = find_address(
+        options.master_addr, master_port(options), options.name_may_come,
+        reason);
     if (found) return found;
     if (deadline.passed()) {
       throw ConfigError(format(

@@ -177,8 +177,7 @@ void keep_only(int kept) {
 
 }  // namespace
 
-Exporter::Exporter(const ExporterOptions& options, int most_ranks)
-    : board_(most_ranks) {
+Exporter::Exporter(const ExporterOptions& options, const JobBoard& board) {
   FileDescriptor listener = listen_at(options.address, is_loopback_);
   url_ = format(
       "http://{}{}{}",
@@ -202,7 +201,7 @@ Exporter::Exporter(const ExporterOptions& options, int most_ranks)
   setpriority(PRIO_PROCESS, 0, 10);  // the ranks come first
   keep_only(listener.fd());
   try {
-    serve(std::move(listener), options, board_);
+    serve(std::move(listener), options, board);
   } catch (const std::exception&) {
   }
   _exit(1);

@@ -25,15 +25,14 @@ struct ExporterOptions {
 
 class Exporter {
  public:
-  /// Listens, and starts the process, which ends with this one. No thread of
-  /// this process may run but this one. Throws ConfigError when the address
-  /// cannot be used.
-  Exporter(const ExporterOptions& options, int most_ranks);
+  /// Listens, and starts the process that shows what is written to `board`. It
+  /// ends with this one, which may have no other thread now. Throws ConfigError
+  /// when the address cannot be used.
+  Exporter(const ExporterOptions& options, const JobBoard& board);
   ~Exporter();
   Exporter(const Exporter&) = delete;
   Exporter& operator=(const Exporter&) = delete;
 
-  JobBoard& board() { return board_; }
   pid_t pid() const { return pid_; }
   /// Where the page is: "http://127.0.0.1:9464/metrics".
   const std::string& url() const { return url_; }
@@ -41,7 +40,6 @@ class Exporter {
   bool is_loopback() const { return is_loopback_; }
 
  private:
-  JobBoard board_;
   std::string url_;
   bool is_loopback_ = false;
   pid_t pid_ = -1;

@@ -229,7 +229,8 @@ void PageServer::answer(Connection& connection, int status) {
 }
 
 bool PageServer::write(Connection& connection) {
-  const auto& [head, body] = std::tie(connection.head, *connection.body);
+  const std::string& head = connection.head;
+  const std::string& body = *connection.body;
   while (connection.sent < head.size() + body.size()) {
     const bool in_head = connection.sent < head.size();
     const std::string_view rest =

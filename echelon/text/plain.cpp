@@ -44,4 +44,16 @@ std::string plain(std::string_view text, std::string_view kept) {
   return shown;
 }
 
+std::string shell_word(const std::string& text) {
+  constexpr const char* kPlain =
+      "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+      "-_./=,:@%+";
+  if (!text.empty() && text.find_first_not_of(kPlain) == std::string::npos) {
+    return text;
+  }
+  std::string word = "'";
+  for (const char c : text) word += c == '\'' ? "'\\''" : std::string(1, c);
+  return word + "'";
+}
+
 }  // namespace echelon

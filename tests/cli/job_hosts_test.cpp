@@ -3,10 +3,12 @@
 #include <gmock/gmock.h>
 #include <signal.h>
 
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "tests/support/error_text.h"
@@ -116,6 +118,45 @@ TEST(EngineHosts, SaysWhatAnEngineLeavesOut) {
   EXPECT_THAT(several.err(), HasSubstr("mpirun has started 4 launchers"));
 }
 
+// The names of pods come seconds after them: only there they are waited for.
+TEST(EngineHosts, NamesOfPodsMayComeLater) {
+  if (const std::string reason = TestHosts(1).reason(); !reason.empty()) {
+    GTEST_SKIP() << reason;
+  }
+  const TempFolder folder;
+  std::ofstream(folder.path() + "/hosts")
+      << "127.0.0.1 localhost\n127.0.0.2 j-1.first.svc j-1\n";
+  std::ofstream(folder.path() + "/switch") << "hosts: files\n";
+  const auto pod = [&](const std::string& variables, const Words& flags) {
+    return Words{
+               "unshare",
+               "--uts",
+               "--mount",
+               "sh",
+               "-c",
+               "hostname j-1 && mount --bind " + folder.path() +
+                   "/hosts /etc/hosts && mount --bind " + folder.path() +
+                   "/switch /etc/nsswitch.conf && exec \"$@\"",
+               "sh"} +
+           run(variables, flags);
+  };
+  const Words flags = {"--nnodes",      "2",  "--node-rank", "1",
+                       "--master-addr", "j-0"};
+  Command engine(pod("JOB_COMPLETION_INDEX=1 PET_NNODES=2", {}));
+  Command kubernetes(pod("KUBERNETES_SERVICE_HOST=10.0.0.1", flags));
+  Command none(pod("-u KUBERNETES_SERVICE_HOST", flags));
+  EXPECT_EQ(none.wait(), 2);
+  EXPECT_THAT(none.err(), HasSubstr("\"j-0\": Name or service not known"));
+  for (Command* one : {&engine, &kubernetes}) {
+    EXPECT_TRUE(Command::until([&] {
+      return one->err().find("waiting for the name j-0") != std::string::npos;
+    })) << one->err();
+  }
+  EXPECT_THAT(
+      engine.err(),
+      HasSubstr("host 2 of 2 of Kubernetes job j, master j-0.first.svc\n"));
+}
+
 /// Two test hosts, and an ssh that enters them by address.
 class SshHosts : public testing::Test {
  protected:
@@ -185,9 +226,12 @@ TEST_F(SshHosts, ComeFromAFileWithTheirRanks) {
 // Words with blanks and quotes arrive whole, and the token in no command line.
 TEST_F(SshHosts, GetTheirWordsAndTheToken) {
   const std::string word = "it's \"$HOME\" *";
+  const std::string seen = folder_.path() + "/seen";
   Command job(
       on(both(), {},
-         {"--", "sh", "-c", "printf '%s|' \"$1\"; pwd; sleep 1", "sh", word}));
+         {"--", "sh", "-c",
+          "printf '%s|' \"$1\"; pwd; until [ -e \"$2\" ]; do sleep 0.05; done",
+          "sh", word, seen}));
   std::string lines;
   ASSERT_TRUE(job.until_output("|", 2)) << job.err();
   for (const pid_t pid : job.living()) {
@@ -196,10 +240,40 @@ TEST_F(SshHosts, GetTheirWordsAndTheToken) {
   }
   EXPECT_THAT(lines, HasSubstr("--node-rank"));
   EXPECT_THAT(lines, Not(HasSubstr("7777777777777777")));
+  std::ofstream{seen};
   EXPECT_EQ(job.wait(), 0) << job.err();
   const std::string line =
       word + "|" + std::filesystem::current_path().string();
   EXPECT_THAT(lines_of(job.out()), UnorderedElementsAre(line, line));
+}
+
+// An ssh that wants a password would otherwise wait for one, unseen.
+TEST_F(SshHosts, AreNotReachedWithTheTerminal) {
+  const std::string asks = folder_.script(
+      "asks",
+      "#!/bin/sh\n{ read answer </dev/tty; } 2>/dev/null && exit 7\nexit "
+      "255\n");
+  Command job(
+      {"script", "--quiet", "--return", "/dev/null", "--command",
+       program("echelon") + " run --hosts a,b --ssh " + asks + " -- true"});
+  EXPECT_EQ(job.wait(), 1) << job.out();
+  EXPECT_THAT(job.out(), HasSubstr("host a: its ssh ended with code 255"));
+}
+
+// What hangs on another host ends with the second signal.
+TEST_F(SshHosts, WhoseSshHangsAreLeft) {
+  const std::string hangs = folder_.script(
+      "hangs", "#!/bin/sh\necho ready\nexec sleep 1000 </dev/null\n");
+  Command job(
+      {program("echelon"), "run", "--hosts", "a,b", "--ssh", hangs, "--",
+       "true"});
+  ASSERT_TRUE(job.until_output("ready", 2)) << job.err();
+  job.signal(SIGTERM);
+  std::this_thread::sleep_for(std::chrono::milliseconds(2500));
+  EXPECT_FALSE(job.living().empty());
+  job.signal(SIGTERM);
+  EXPECT_EQ(job.wait(), 1) << job.err();
+  EXPECT_TRUE(Command::until([&] { return job.living().empty(); }));
 }
 
 TEST_F(SshHosts, EndTogetherWhenOneFails) {
@@ -242,12 +316,15 @@ TEST_F(SshHosts, AreNotWaitedForWhenOneCannotBeReached) {
 }
 
 TEST_F(SshHosts, OfAJobThatMayGoOnAreNotEnded) {
-  Command job(on(
-      both(), {"--nnodes", "1:2", "--max-restarts", "1"},
-      {"--", "sh", "-c",
-       "echo g$ECHELON_GENERATION $RANK of $WORLD_SIZE; [ $WORLD_SIZE = 1 ] || "
-       "sleep 1000"}));
+  const std::string lost = folder_.path() + "/lost";
+  Command job(
+      on(both(), {"--nnodes", "1:2", "--max-restarts", "1"},
+         {"--", "sh", "-c",
+          "echo g$ECHELON_GENERATION $RANK of $WORLD_SIZE; [ -e \"$1\" ] || "
+          "sleep 1000",
+          "sh", lost}));
   ASSERT_TRUE(job.until_output(" of 2", 2)) << job.err();
+  std::ofstream{lost};
   for (const pid_t pid : job.living()) {
     const auto line =
         testing_support::read_file("/proc/" + std::to_string(pid) + "/cmdline");

@@ -1,12 +1,16 @@
 // Jobs of a real Slurm of two nodes: ranks that srun starts, launchers that
 // srun or a batch script starts, jobs that are queued again, and lost nodes.
 #include <gmock/gmock.h>
+#include <signal.h>
+#include <sys/stat.h>
 
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <memory>
 #include <sstream>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "tests/support/error_text.h"
@@ -17,6 +21,7 @@ namespace echelon::slurm_test {
 
 namespace fs = std::filesystem;
 using testing::HasSubstr;
+using testing::Not;
 using testing::UnorderedElementsAre;
 using testing_support::Command;
 using testing_support::read_file;
@@ -76,6 +81,19 @@ class SlurmTraining : public Slurm {
   bool until_steps(int number) const {
     return Command::until([&] { return steps_done() >= number; });
   }
+  /// The process of a step's rank 0, whose program is echelon-train; -1: none.
+  static pid_t first_rank(const Command& step) {
+    for (const pid_t pid : step.living()) {
+      const std::string folder = "/proc/" + std::to_string(pid);
+      if (read_file(folder + "/comm") == "echelon-train\n" &&
+          read_file(folder + "/environ")
+                  .find(std::string("SLURM_PROCID=0\0", 15)) !=
+              std::string::npos) {
+        return pid;
+      }
+    }
+    return -1;
+  }
   /// The newest checkpoint's step.
   int saved_step() const {
     int newest = -1;
@@ -106,6 +124,8 @@ TEST_F(Slurm, LaunchersOfAStepAreTheHostsOfAJob) {
 
 TEST_F(Slurm, ABatchScriptStartsTheLaunchersOfItsNodes) {
   const std::string job = slurm_.submit(
+      // There is no GPU here: a step that asks for one for each task fails.
+      "export SLURM_GPUS_PER_TASK=1\n"
       "unset ECHELON_TOKEN\nexport HOME=$PWD XDG_CONFIG_HOME=$PWD/own\n" +
           kRun + kPlace,
       {"-N2", "--ntasks-per-node=2"});
@@ -116,6 +136,7 @@ TEST_F(Slurm, ABatchScriptStartsTheLaunchersOfItsNodes) {
                  "3 of 4 on n1\n", "2 ranks a host, as Slurm job " + job,
                  "host 2 of 2 of Slurm job " + job + ", master n0:"));
   EXPECT_FALSE(fs::exists(slurm_.folder() + "/own")) << "a token of the user's";
+  EXPECT_THAT(out(), Not(testing::ContainsRegex("[0-9a-f]{64}")));
 }
 
 // A step has as many tasks as its job, unless it says how many.
@@ -200,7 +221,8 @@ TEST_F(SlurmTraining, AJobThatIsStoppedIsQueuedAgainAndGoesOn) {
       HasSubstr("Restarts=1"));
 }
 
-// srun ends the other tasks then, whose state is saved too.
+// srun ends the tasks that are left when one has failed, also one whose state
+// is saved already.
 TEST_F(SlurmTraining, KillOnBadExitKeepsCode75) {
   std::ofstream(slurm_.folder() + "/job.toml")
       << "[model]\nname = \"mlp\"\nhidden = [32]\n[data]\nname = \"digits\"\n"
@@ -210,8 +232,23 @@ TEST_F(SlurmTraining, KillOnBadExitKeepsCode75) {
       "srun -N2 -n4 --ntasks-per-node=2 --kill-on-bad-exit=1 " +
       program("echelon-train") + " train job.toml"));
   ASSERT_TRUE(until_steps(10)) << job.err();
+  // The first rank saves, and then waits for a reader of its report. Signals
+  // within two seconds of the first are the same stop, so another one comes
+  // later.
+  const pid_t first = first_rank(job);
+  ASSERT_GT(first, 0);
+  const std::string report =
+      run() + "/report.html." + std::to_string(first) + ".partial";
+  ASSERT_EQ(mkfifo(report.c_str(), 0600), 0);
   const std::string number = slurm_.output_of({"squeue", "-h", "-o", "%i"});
   slurm_.output_of({"scancel", "--signal=TERM", number});
+  ASSERT_TRUE(Command::until([&] {
+    return fs::exists(run() + "/timeline.json");
+  })) << job.out()
+      << job.err();
+  std::this_thread::sleep_for(std::chrono::milliseconds(2500));
+  ASSERT_EQ(kill(first, SIGTERM), 0);
+  Command reader({"cat", report});
   EXPECT_EQ(job.wait(), 75) << job.out() << job.err();
   EXPECT_GT(saved_step(), 0);
 }

@@ -104,7 +104,7 @@ TEST_F(DeployCommand, RefusesWhatTheEngineDoesNotHave) {
       {"--to kueue --queue vison --pool pool.toml " + kImage,
        "did you mean \"vision\""},
       {"--to kueue --queue research --pool pool.toml " + kImage,
-       "no project of --pool that takes jobs"},
+       "is no project of --pool that takes jobs, which are language, vision"},
       {"--to kueue --queue A --pool upper.toml " + kImage,
        "--pool: [project.A]"},
       {"--to kueue --queue a --pool typo.toml " + kImage, "typo.toml:2:1: "},
@@ -112,9 +112,11 @@ TEST_F(DeployCommand, RefusesWhatTheEngineDoesNotHave) {
            kImage,
        "does not place jobs by topology whose hosts come and go"},
       {"--to slurm --time 1h", "write it as Slurm does"},
+      {"--to slurm --time 1 --save-seconds 30",
+       "told to save 60 s before the time is up: 30 s for a checkpoint"},
       {"--to slurm --account 'a b'", "is one word"},
       {"--to jobset --name First " + kImage, "begins with a letter"},
-      {"--to jobset --namespace a.b " + kImage, "begins with a letter"},
+      {"--to jobset --namespace a.b " + kImage, "--namespace a.b: a name in"},
       {"--to ssh", "--hosts is missing"},
       {"--to ssh --hosts a,b --nnodes 4 -n 2", "--hosts names 2"},
       {"--to slurm -n 2 --gpus-per-node 4", "each rank has one GPU"},
@@ -192,8 +194,31 @@ TEST_F(DeployCommand, AStepAndTheSmallestLayoutComeFromTheCluster) {
       HasSubstr("kai.scheduler/batch-min-member: \"8\""));
 }
 
-// --- What --check asks
-// ---------------------------------------------------------
+// The server refuses more failed indexes than completions, which Kueue's Job
+// has the fewest of.
+TEST_F(DeployCommand, AnElasticJobMayLoseNoMoreHostsThanItStartsWith) {
+  const std::string options =
+      "-n 4 --nnodes 1:4 --queue q --volume v " + kImage;
+  EXPECT_THAT(
+      run("--to kueue " + options).out,
+      AllOf(
+          HasSubstr("  completions: 1\n"), HasSubstr("maxFailedIndexes: 1\n")));
+  EXPECT_THAT(
+      run("--to kai " + options).out,
+      AllOf(
+          HasSubstr("  completions: 4\n"), HasSubstr("maxFailedIndexes: 3\n")));
+}
+
+TEST_F(DeployCommand, SlurmSignalsAtMost65535SecondsBefore) {
+  EXPECT_THAT(
+      run("--to slurm --time 2-0 --save-seconds 80000").out,
+      HasSubstr("--signal=TERM@65535\n"));
+  EXPECT_THAT(
+      run("--to slurm --time 0:61 --save-seconds 30").out,
+      HasSubstr("--signal=TERM@60\n"));
+}
+
+// --- What --check asks -------------------------------------------------------
 
 TEST_F(DeployCommand, CheckSaysWhatWasNotChecked) {
   const Outcome outcome = run_bare("--to slurm --check");
@@ -204,6 +229,22 @@ TEST_F(DeployCommand, CheckSaysWhatWasNotChecked) {
           StartsWith("checked: options, names and sizes"),
           HasSubstr("not checked: whether this cluster takes it: there is no "
                     "sbatch on PATH")));
+}
+
+TEST_F(DeployCommand, CheckAlwaysAsksTheSchemas) {
+  for (const auto& [name, options] : golden_cases()) {
+    const Outcome outcome = run_bare(options + " --check");
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.out << outcome.err;
+    const bool manifests = name.ends_with(".yaml");
+    EXPECT_EQ(
+        outcome.out.find("checked: the fields of each object, by the schemas "
+                         "of ") != std::string::npos,
+        manifests)
+        << outcome.out;
+    EXPECT_EQ(
+        outcome.out.find("kubernetes/kubernetes v1.37.0") != std::string::npos,
+        manifests);
+  }
 }
 
 TEST_F(DeployCommand, CheckAsksTheEngine) {
@@ -221,6 +262,12 @@ TEST_F(DeployCommand, CheckAsksTheEngine) {
   const Outcome refused =
       run("--to jobset --namespace vision --check " + kImage);
   EXPECT_EQ(refused.exit_code, 2);
+  // What needs no cluster: the Job and the pod are Kubernetes' own.
+  EXPECT_THAT(
+      refused.out,
+      HasSubstr("checked: the fields of each object, by the schemas of "
+                "kubernetes-sigs/jobset v0.12.0, kubernetes/kubernetes "
+                "v1.37.0\n"));
   EXPECT_THAT(
       refused.out, HasSubstr("refused: kubectl create --dry-run=server -n "
                              "vision -f\n  no such CRD"));
@@ -236,8 +283,7 @@ TEST_F(DeployCommand, CheckAsksTheEngine) {
                           "it cannot be reached by `kubectl create"));
 }
 
-// --- That scripts do what they say
-// ---------------------------------------------
+// --- That scripts do what they say -------------------------------------------
 
 class SlurmScript : public DeployCommand {
  protected:
@@ -363,8 +409,7 @@ exit 75
   EXPECT_EQ(read("asked"), "job stop runs/first\n");
 }
 
-// --- echelon submit
-// ------------------------------------------------------------
+// --- echelon submit ----------------------------------------------------------
 
 TEST_F(DeployCommand, SubmitFollowsAJobOfSlurm) {
   program_is(
@@ -374,8 +419,10 @@ TEST_F(DeployCommand, SubmitFollowsAJobOfSlurm) {
 echo "$@" >> asked
 case $(wc -l < asked) in
   1) echo "JobId=42 JobState=PENDING Reason=Priority ExitCode=0:0" ;;
-  2|3) echo "JobId=42 JobState=RUNNING Reason=None ExitCode=0:0" ;;
-  *) echo "JobId=42 JobState=$LAST ExitCode=$CODE:0" ;;
+  2|4) echo "JobId=42 JobState=RUNNING Reason=None ExitCode=0:0" ;;
+  3) echo "Unable to contact slurm controller" >&2; exit 1 ;;
+  *) [ "$LAST" ] || exit 1
+     echo "JobId=42 JobState=$LAST ExitCode=$CODE:0" ;;
 esac
 )");
   const auto submit = [&](const std::string& last, int code) {
@@ -390,7 +437,9 @@ esac
   EXPECT_EQ(
       done.out,
       "job 42\njob 42: PENDING (Priority)\njob 42: RUNNING\n"
-      "job 42: COMPLETED\n");
+      "job 42: no answer, is asked again (scontrol: Unable to contact slurm "
+      "controller)\n"
+      "job 42: RUNNING\njob 42: COMPLETED\n");
   EXPECT_THAT(read("words"), StartsWith("--parsable "));
   EXPECT_THAT(read("sent"), StartsWith("#!/bin/bash\n"));
   EXPECT_THAT(read("asked"), StartsWith("show job -o 42\n"));
@@ -399,6 +448,10 @@ esac
   // Held after 93.
   EXPECT_EQ(
       submit("PENDING Reason=job_requeued_in_held_state", 0).exit_code, 93);
+
+  // Slurm has forgotten the job, or is gone.
+  EXPECT_EQ(submit("", 0).exit_code, 2);
+  EXPECT_EQ(lines_of(read("asked")).size(), 4u + 12u);
 
   program_is("sbatch", "echo 'Invalid account' >&2; exit 1\n");
   const Outcome refused = submit("", 0);
@@ -493,8 +546,9 @@ class PlacementGroupSchedulingStrategy:
 )");
   program_is(
       "echelon",
-      "echo \"$@ ${#ECHELON_TOKEN}\" >> started; exit $(($7 * 75))\n");
-  run("--to ray -n 2 --nnodes 2 --output job.py");
+      "echo \"$@ ${#ECHELON_TOKEN}\" >> started; exit $((${10} * 75))\n");
+  run("--to ray -n 2 --nnodes 2 --set 'data.sources=[\n\"words.txt\"]' "
+      "--output job.py");
   const Outcome outcome =
       shell(folder_, "PATH=\"$PWD/bin:$PATH\" python3 job.py");
   EXPECT_THAT(outcome.out, HasSubstr("group 2 2 STRICT_SPREAD\n"))
@@ -503,8 +557,10 @@ class PlacementGroupSchedulingStrategy:
       outcome.out, HasSubstr("place 1 [('num_cpus', 8), ('num_gpus', 2)]"));
   EXPECT_THAT(
       read("started"),
-      HasSubstr("train first.toml -n 2 --nnodes 2 --node-rank 1 --master-addr "
-                "10.0.0.1 64\n"));
+      HasSubstr("train first.toml --set data.sources=[\n\"words.txt\"] -n 2 "
+                "--nnodes 2 --node-rank 1 --master-addr 10.0.0.1 64\n"));
+  // The launcher of host 1 ends with it.
+  EXPECT_EQ(outcome.exit_code, 75) << outcome.err;
 }
 
 TEST_F(DeployCommand, APodOfALeaderWorkerSetWaitsWhenItsJobIsOver) {

@@ -1,10 +1,11 @@
-// The golden manifests against the published schemas of their engines, and that
-// the checker finds mistakes.
+// The golden manifests against the published schemas of their engines: by the
+// room's own checker and by another one in Python. Both find planted mistakes.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
 
+#include "echelon/deploy/schemas.h"
 #include "echelon/deploy/yaml.h"
 #include "tests/deploy/cases.h"
 #include "tests/support/places.h"
@@ -14,6 +15,7 @@
 namespace echelon::manifests_test {
 
 using Json = nlohmann::ordered_json;
+using testing::Contains;
 using testing::HasSubstr;
 
 #define NEED_CHECKER()                                                    \
@@ -39,12 +41,31 @@ std::string check(const std::vector<std::string>& files) {
   }
 }
 
+// What schema_problems() says about all documents of each file.
+std::vector<std::vector<std::string>>
+problems_of(const std::vector<std::string>& files) {
+  std::vector<std::string> words = {"json"};
+  words.insert(words.end(), files.begin(), files.end());
+  std::istringstream lines(run_python_script("deploy/manifests.py", words));
+  std::vector<std::vector<std::string>> problems;
+  for (std::string line; std::getline(lines, line);) {
+    auto& of_file = problems.emplace_back();
+    for (const Json& document : Json::parse(line)) {
+      const auto found = deploy::schema_problems(document);
+      of_file.insert(of_file.end(), found.begin(), found.end());
+    }
+  }
+  return problems;
+}
+
 TEST(Manifests, PassTheirSchemas) {
   NEED_CHECKER();
   std::vector<std::string> files;
   for (const auto& [name, options] : golden_cases()) {
     if (name.ends_with(".yaml")) files.push_back(golden(name));
   }
+  EXPECT_EQ(
+      problems_of(files), std::vector<std::vector<std::string>>(files.size()));
   const std::string text = check(files);
   size_t fine = 0;
   std::istringstream lines(text);
@@ -62,38 +83,74 @@ TEST(Manifests, PassTheirSchemas) {
   }
 }
 
-// A mistake, where it is planted, and what the checker says.
+// A mistake, where it is planted, and what the checkers say: Python's, and the
+// room's.
 TEST(Manifests, MistakesAreFound) {
   NEED_CHECKER();
   struct Mistake {
     const char* file;
-    std::string right, wrong, found;
+    std::string right, wrong, found, problem;
   };
   const std::vector<Mistake> mistakes = {
-      {"jobset.yaml", "maxRestarts:", "maxRestart:", "'maxRestart' was"},
-      {"jobset.yaml", "parallelism:", "parallelisms:", "'parallelisms'"},
+      {"jobset.yaml", "maxRestarts:", "maxRestart:", "'maxRestart' was",
+       "spec.failurePolicy.maxRestart: there is no such field; did you mean "
+       "\"maxRestarts\"?"},
+      {"jobset.yaml", "parallelism:", "parallelisms:", "'parallelisms'",
+       "spec.replicatedJobs[0].template.spec.parallelisms: there is no"},
       {"jobset.yaml", "completionMode: Indexed", "completionMode: Indexxed",
-       "Indexxed"},
-      {"jobset.yaml",
-       "containerPort:", "containrPort:", "'containerPort' is a"},
-      {"jobset.yaml", "minAvailable:", "minAvailble:", "minAvailble"},
-      {"jobset.yaml", "interval:", "intervals:", "intervals"},
-      {"jobset.yaml", "action: FailJobSet", "action: FailJobset", "FailJobset"},
-      {"kueue.yaml", "nominalQuota:", "nominalQuotas:", "nominalQuotas"},
-      {"kueue.yaml", "cohortName:", "cohort:", "'cohort' was"},
+       "Indexxed",
+       "completionMode: is \"Indexxed\", but must be one of "
+       "[\"Indexed\",\"NonIndexed\"]"},
+      {"jobset.yaml", "restartPolicy: Never", "restartPolicy: Newer", "Newer",
+       "template.spec.template.spec.restartPolicy: is \"Newer\""},
+      {"jobset.yaml", "action: FailJob\n", "action: Failjob\n", "Failjob",
+       "podFailurePolicy.rules[0].action: is \"Failjob\""},
+      {"jobset.yaml", "operator: In", "operator: in", "operator",
+       "onExitCodes.operator: is \"in\""},
+      {"jobset.yaml", "containerPort:", "containrPort:", "'containerPort' is a",
+       "ports[0]: containerPort is missing"},
+      {"jobset.yaml", "containerPort: 29500", "containerPort: \"29500\"",
+       "'29500' is not of type 'integer'",
+       "containerPort: is \"29500\", but must be of type integer"},
+      {"jobset.yaml", "minAvailable:", "minAvailble:", "minAvailble",
+       "spec.minAvailble: there is no such field"},
+      {"jobset.yaml", "minAvailable: 1", "minAvailable: [1]", "[1]",
+       "spec.minAvailable: is [1], but must be of type int-or-string"},
+      {"jobset.yaml", "interval:", "intervals:", "intervals",
+       "spec.podMetricsEndpoints[0].intervals: there is no"},
+      {"jobset.yaml", "interval: \"15s\"", "interval: \"15 s\"", "'15 s'",
+       "interval: \"15 s\" does not match"},
+      {"jobset.yaml", "action: FailJobSet", "action: FailJobset", "FailJobset",
+       "spec.failurePolicy.rules[0].action: is \"FailJobset\", but must be"},
+      {"jobset.yaml", "kind: JobSet\nmetadata:\n  name:",
+       "kind: JobSet\nmetadata:\n  names:", "'names' was",
+       "metadata.names: there is no such field; did you mean \"name\"?"},
+      {"jobset.yaml", "kind: PodDisruptionBudget", "kind: PodDisruptionBudge",
+       "no schema", "kind: there is no schema for PodDisruptionBudge"},
+      {"jobset.yaml", "policy/v1", "policy/v1beta1", "no schema",
+       "apiVersion: is \"policy/v1beta1\""},
+      {"kueue.yaml", "nominalQuota:", "nominalQuotas:", "nominalQuotas",
+       "resources[0].nominalQuotas: there is no such field"},
+      {"kueue.yaml", "cohortName:", "cohort:", "'cohort' was",
+       "spec.cohort: there is no such field; did you mean \"cohortName\"?"},
       {"kueue.yaml", "reclaimWithinCohort: Any", "reclaimWithinCohort: All",
-       "'All'"},
+       "'All'", "spec.preemption.reclaimWithinCohort: is \"All\""},
       {"kueue.yaml", "kueue.x-k8s.io/v1beta2", "kueue.x-k8s.io/v1beta1",
-       "not kueue.x-k8s.io/v1beta2"},
-      {"kueue_elastic.yaml",
-       "backoffLimitPerIndex:", "backoffLimitByIndex:", "backoffLimitByIndex"},
-      {"kai.yaml", "overQuotaWeight:", "overQuota:", "'overQuota' was"},
-      {"trainer.yaml", "numNodes:", "numNode:", "numNode"},
+       "not kueue.x-k8s.io/v1beta2", "but the schema is of kueue.x-k8s.io/"},
+      {"kueue_elastic.yaml", "backoffLimitPerIndex:", "backoffLimitByIndex:",
+       "backoffLimitByIndex", "spec.backoffLimitByIndex: there is no"},
+      {"kai.yaml", "overQuotaWeight:", "overQuota:", "'overQuota' was",
+       "spec.resources.gpu.overQuota: there is no such field"},
+      {"trainer.yaml", "numNodes:", "numNode:", "numNode",
+       "spec.mlPolicy.numNode: there is no such field"},
       {"trainer.yaml", "kind: ClusterTrainingRuntime\nmetadata:\n",
        "kind: ClusterTrainingRuntime\nmetadata:\n  namespace: a\n",
-       "belongs to the whole cluster"},
-      {"lws.yaml", "size:", "sizes:", "'sizes' was"},
-      {"lws.yaml", "workingDir:", "workDir:", "workDir"}};
+       "belongs to the whole cluster",
+       "metadata.namespace: an object of the whole cluster has none"},
+      {"lws.yaml", "size:", "sizes:", "'sizes' was",
+       "spec.leaderWorkerTemplate.sizes: there is no such field"},
+      {"lws.yaml", "workingDir:", "workDir:", "workDir",
+       "workerTemplate.spec.containers[0].workDir: there is no"}};
   const TempFolder folder;
   std::vector<std::string> files;
   for (size_t i = 0; i < mistakes.size(); ++i) {
@@ -104,7 +161,11 @@ TEST(Manifests, MistakesAreFound) {
     files.push_back(folder.write(std::to_string(i) + "-", text));
   }
   const std::string text = check(files);
+  const auto problems = problems_of(files);
+  ASSERT_EQ(problems.size(), files.size());
   for (size_t i = 0; i < mistakes.size(); ++i) {
+    EXPECT_THAT(problems[i], Contains(HasSubstr(mistakes[i].problem)))
+        << mistakes[i].wrong;
     std::string found;
     std::istringstream lines(text);
     for (std::string line; std::getline(lines, line);) {

@@ -51,6 +51,27 @@ TEST(Names, AreMadeOfFiles) {
   EXPECT_EQ(name_of("___.toml"), "job");
 }
 
+TEST(Names, OfObjectsMayBeginWithADigit) {
+  for (const char* fine : {"a", "7b-data", "2026"}) {
+    EXPECT_NO_THROW(check_object_name("--namespace", fine, false)) << fine;
+    EXPECT_NO_THROW(check_object_name("--volume", fine, true)) << fine;
+  }
+  EXPECT_NO_THROW(check_object_name("--volume", "data.v1", true));
+  EXPECT_NO_THROW(check_object_name("--volume", std::string(253, 'a'), true));
+  for (const char* wrong :
+       {"", "First", "a_b", "-a", "a-", "a..b", "a.-b", "a-.b", ".a"}) {
+    EXPECT_NE(
+        refused([&] { check_object_name("--volume", wrong, true); }),
+        "no error")
+        << wrong;
+  }
+  for (const std::string& wrong : {std::string("a.b"), std::string(64, 'a')}) {
+    EXPECT_THAT(
+        refused([&] { check_object_name("--namespace", wrong, false); }),
+        HasSubstr("at most 63 characters"));
+  }
+}
+
 TEST(Names, OfLabels) {
   EXPECT_NO_THROW(check_label_key("--topology", "nvidia.com/gpu.clique"));
   EXPECT_NO_THROW(check_label_key("--topology", "rack"));
@@ -90,13 +111,6 @@ TEST(Names, TimeLimitsAreThoseOfSlurm) {
         HasSubstr("write it as Slurm does"))
         << wrong;
   }
-}
-
-TEST(Names, WordsOfAShell) {
-  EXPECT_EQ(shell_word("runs/first"), "runs/first");
-  EXPECT_EQ(shell_word(""), "''");
-  EXPECT_EQ(shell_word("a b"), "'a b'");
-  EXPECT_EQ(shell_word("it's $HOME"), "'it'\\''s $HOME'");
 }
 
 }  // namespace echelon::names_test

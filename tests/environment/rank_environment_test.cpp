@@ -148,7 +148,10 @@ TEST(Environment, NodesOfSrunMayHaveDifferentNumbersOfTasks) {
   EXPECT_EQ(tasks("4(x2),3,1", 2, 8), 3);
   EXPECT_EQ(tasks("4(x2),3,1", 3, 11), 1);
   EXPECT_EQ(tasks("6(x2)", 1, 7), 6);
-  EXPECT_EQ(tasks("3(x", 1, 3), 3) << "as SLURM_NTASKS_PER_NODE says";
+  for (const char* wrong :
+       {"3(x", "3(x-1)", "1(x99999999999),2", "9999999999"}) {
+    EXPECT_EQ(tasks(wrong, 1, 3), 3) << "as SLURM_NTASKS_PER_NODE says";
+  }
 }
 
 TEST(Environment, NamesTheVariableThatIsWrong) {

@@ -858,52 +858,73 @@ TEST_F(Namespaces, AHostWithoutARouteSaysSo) {
   EXPECT_THAT(b.err(), HasAll("not an address of this host", "10.83.0.2"));
 }
 
-// In Kubernetes it comes seconds after the pod.
-TEST_F(Namespaces, TheMastersNameMayComeLater) {
-  const TempFolder folder;
-  const std::string table = folder.path() + "/hosts";
-  std::ofstream(table) << "127.0.0.1 localhost\n";
-  const auto node = [&](int rank) {
+/// Their system knows the names of a table alone.
+class Names : public Namespaces {
+ protected:
+  void SetUp() override {
+    Namespaces::SetUp();
+    std::ofstream(table_) << "127.0.0.1 localhost\n";
+    std::ofstream(folder_.path() + "/switch") << "hosts: files\n";
+  }
+  std::vector<std::string> named(
+      int rank, const std::vector<std::string>& program,
+      const std::string& more = "") const {
     return hosts_.on(
         rank,
         std::vector<std::string>{
-            "sh", "-c", "mount --bind " + table + " /etc/hosts && exec \"$@\"",
+            "sh", "-c",
+            "mount --bind " + table_ + " /etc/hosts && mount --bind " +
+                folder_.path() + "/switch /etc/nsswitch.conf && exec \"$@\"",
             "sh"} +
             launch(
                 words(
                     "--nnodes 2 --master-addr first-0 --node-rank " +
-                    std::to_string(rank)),
-                rank_program({"meet"})));
-  };
-  Command a(node(0));
-  Command b(node(1));
+                    std::to_string(rank) + " " + more),
+                program));
+  }
+  TempFolder folder_;
+  std::string table_ = folder_.path() + "/hosts";
+};
+
+// In Kubernetes it comes seconds after the pod.
+TEST_F(Names, OfTheMasterMayComeLater) {
+  Command a(named(0, rank_program({"meet"}), "--name-may-come yes"));
+  Command b(named(1, rank_program({"meet"}), "--name-may-come yes"));
   for (Command* one : {&a, &b}) {
     EXPECT_TRUE(Command::until([&] {
       return one->err().find("waiting for the name first-0 (") !=
              std::string::npos;
     })) << one->err();
   }
-  std::ofstream(table, std::ios::app) << TestHosts::address(0) << " first-0\n";
+  std::ofstream(table_, std::ios::app) << TestHosts::address(0) << " first-0\n";
   expect_end(a, b, 0);
   EXPECT_EQ(count(a.err(), "waiting for the name"), 1) << a.err();
 }
 
-TEST_F(Namespaces, TheMastersNameIsNotWaitedForForEver) {
-  for (const char* rank : {"0", "1"}) {
-    Command a(
-        on(1,
-           std::string("--join-ms 300 --master-addr first-0.invalid "
-                       "--node-rank ") +
-               rank,
-           {"true"}));
+TEST_F(Names, OfTheMasterAreNotWaitedForForEver) {
+  for (const int rank : {0, 1}) {
+    Command a(named(rank, {"true"}, "--name-may-come yes --join-ms 300"));
     EXPECT_EQ(a.wait(), 2);
     EXPECT_THAT(
-        a.err(),
-        HasAll("\"first-0.invalid\": ", ", for 0.3 s; give its number"));
+        a.err(), HasAll("\"first-0\": ", ", for 0.3 s; give its number"));
   }
-  Command number(on(1, "--master-addr 10.83.0.300 --node-rank 1", {"true"}));
+  Command number(
+      on(1, "--name-may-come yes --master-addr 10.83.0.300 --node-rank 1",
+         {"true"}));
   EXPECT_EQ(number.wait(), 2);
   EXPECT_THAT(number.err(), HasSubstr("\"10.83.0.300\""));
+}
+
+// A mistyped one must not cost five minutes.
+TEST_F(Names, ThatDoNotExistAreRefusedAtOnce) {
+  for (const int rank : {0, 1}) {
+    Command a(named(rank, {"true"}));
+    EXPECT_EQ(a.wait(), 2) << a.err();
+    EXPECT_THAT(
+        a.err(),
+        HasSubstr(
+            "master address \"first-0\": Name or service not known; give"));
+  }
 }
 
 TEST_F(Namespaces, ACutCableEndsTheJobOnBothHosts) {

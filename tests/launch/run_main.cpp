@@ -3,7 +3,7 @@
 //     [--master-port P] [--token-file FILE] [--log DIR] [--grace-ms MS]
 //     [--join-ms MS] [--plain] [--rank-zero] [--listen] [--max-restarts N]
 //     [--last-step FILE] [--control NAME] [--joins yes] [--identity TEXT]
-//     [--most-ranks N] [--tls yes] -- program args…
+//     [--most-ranks N] [--tls yes] [--name-may-come yes] -- program args…
 // --most-ranks: with more there is no layout. ECHELON_TEST_TLS is as --tls yes.
 // A job with a control socket may be resized, to 4 ranks at most.
 // With ECHELON_TEST_FORKS, ranks of launch_rank, and of sh through it, are
@@ -44,6 +44,7 @@ int main(int argc, char** argv) {
       }
       if (word == "--joins") options.joins = true;
       if (word == "--tls") options.tls = true;
+      if (word == "--name-may-come") options.name_may_come = true;
       if (word == "--identity") options.identity = value;
       if (word == "--most-ranks") {
         options.resize = [most = number()](int num_ranks) {

@@ -6,6 +6,7 @@
 #include <sys/socket.h>
 #include <sys/time.h>
 
+#include <cerrno>
 #include <string>
 
 #include "echelon/text/file_descriptor.h"
@@ -33,7 +34,8 @@ inline bool send_text(const FileDescriptor& socket, const std::string& text) {
          static_cast<ssize_t>(text.size());
 }
 
-/// What comes until the other end closes.
+/// What comes until the other end closes; "(open)" is added where it does not
+/// within 20 s.
 inline std::string receive_all(const FileDescriptor& socket) {
   std::string text;
   char bytes[4096];
@@ -41,6 +43,7 @@ inline std::string receive_all(const FileDescriptor& socket) {
   while ((size = recv(socket.fd(), bytes, sizeof bytes, 0)) > 0) {
     text.append(bytes, static_cast<size_t>(size));
   }
+  if (size < 0 && errno == EAGAIN) text += "(open)";
   return text;
 }
 

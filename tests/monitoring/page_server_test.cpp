@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tests/monitoring/http.h"
+#include "tests/support/process.h"
 
 namespace echelon::page_server_test {
 
@@ -17,6 +18,7 @@ using monitoring::status_of;
 using testing::HasSubstr;
 using testing::StartsWith;
 using testing_support::ask_page;
+using testing_support::Command;
 using testing_support::connect_to;
 using testing_support::kGetMetrics;
 using testing_support::receive_all;
@@ -119,7 +121,8 @@ class Served : public testing::Test {
     thread_ = std::thread([this] {
       while (!ends_) {
         server_->serve(std::chrono::milliseconds(20));
-        most_ = std::max<size_t>(most_, server_->num_connections());
+        open_ = server_->num_connections();
+        most_ = std::max<size_t>(most_, open_);
       }
     });
   }
@@ -131,6 +134,7 @@ class Served : public testing::Test {
   int port_ = 0;
   std::string page_ = "echelon_steps_total 3\n";
   std::atomic<int> made_ = 0;
+  std::atomic<size_t> open_ = 0;  // connections
   std::atomic<size_t> most_ = 0;
   std::atomic<bool> ends_ = false;
   std::optional<PageServer> server_;
@@ -145,9 +149,30 @@ TEST_F(Served, GivesThePageAndCloses) {
       HasSubstr("Content-Type: text/plain; version=0.0.4; charset=utf-8\r\n"));
   EXPECT_THAT(answer, HasSubstr("Content-Length: 22\r\n"));
   EXPECT_THAT(answer, testing::EndsWith("\r\n\r\n" + page_));
-  EXPECT_THAT(
-      ask_page(port_, "PUT /metrics HTTP/1.1\r\nHost: a\r\n\r\n"),
-      HasSubstr("\r\nAllow: GET\r\n"));
+}
+
+TEST_F(Served, SaysWhyThereIsNoPage) {
+  const std::vector<std::pair<std::string, std::string>> answers = {
+      {"", "400 Bad Request"},
+      {"GET / HTTP/1.1\r\nHost: a", "404 Not Found"},
+      {"POST /metrics HTTP/1.1\r\nHost: a", "405 Method Not Allowed"},
+      {"GET /metrics HTTP/1.1\r\nHost: a\r\nContent-Length: 5",
+       "413 Content Too Large"},
+      {"GET /metrics HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked",
+       "501 Not Implemented"},
+      {"GET /metrics HTTP/2.0\r\nHost: a", "505 HTTP Version Not Supported"}};
+  for (const auto& [request, reason] : answers) {
+    const std::string answer = ask_page(port_, request + "\r\n\r\n");
+    EXPECT_THAT(answer, StartsWith("HTTP/1.1 " + reason + "\r\n"));
+    EXPECT_THAT(
+        answer,
+        testing::EndsWith(
+            "\r\n\r\n" + reason + "; the page is at /metrics, for GET\n"));
+    EXPECT_EQ(
+        answer.find("\r\nAllow: GET\r\n") != std::string::npos,
+        reason.starts_with("405"));
+  }
+  EXPECT_EQ(made_, 0);
 }
 
 TEST_F(Served, ALargePageComesWhole) {
@@ -184,6 +209,8 @@ TEST_F(Served, WhoReadsNothingDoesNotKeepOthersOut) {
     send_text(idle.back(), kGetMetrics);
   }
   EXPECT_THAT(ask_page(port_), StartsWith("HTTP/1.1 200"));
+  // Their time ends too.
+  EXPECT_TRUE(Command::until([&] { return open_ == 0; }));
 }
 
 TEST_F(Served, LongRequestsAreCutOff) {

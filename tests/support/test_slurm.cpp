@@ -66,7 +66,7 @@ std::string configuration(const std::string& folder, int nodes) {
       "SchedulerParameters=bf_interval=1,sched_interval=1,sched_min_interval=0,"
       "batch_sched_delay=0\n"
       "SlurmdTimeout=60\n"
-      "KillWait=5\n"
+      "KillWait=60\n"
       "MessageTimeout=30\n"
       "RequeueExit=75\n"
       "RequeueExitHold=93\n";

@@ -23,4 +23,11 @@ TEST(Plain, KeepsTextAndReplacesWhatIsNone) {
   EXPECT_EQ(plain(""), "");
 }
 
+TEST(Plain, WordsOfAShell) {
+  EXPECT_EQ(shell_word("runs/first"), "runs/first");
+  EXPECT_EQ(shell_word(""), "''");
+  EXPECT_EQ(shell_word("a b"), "'a b'");
+  EXPECT_EQ(shell_word("it's $HOME"), "'it'\\''s $HOME'");
+}
+
 }  // namespace echelon::plain_test

@@ -76,6 +76,7 @@ class Service {
       // Its thread sees the end and closes it.
       if (strangers_.size() >= kMostStrangers) {
         ::shutdown(strangers_.front(), SHUT_RDWR);
+        strangers_.pop_front();
       }
       try {
         std::thread([this, fd] { serve(fd); }).detach();

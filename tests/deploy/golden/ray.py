@@ -14,8 +14,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 HOSTS = 2
 DEVICES = {"CPU": 32, "GPU": 8, "memory": 34379287040}  # of each host
-FOLDER = ["/shared/first"][0]  # the same on every host
-COMMAND = ["echelon", "train", "first.toml", "-n", "8", "--nnodes", "2"]
+FOLDER = "/shared/first"  # the same on every host
+COMMAND = ["echelon","train","first.toml","-n","8","--nnodes","2"]
 
 
 @ray.remote(max_retries=0)
