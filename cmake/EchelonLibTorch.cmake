@@ -39,7 +39,7 @@ if(ECHELON_LIBTORCH)
   add_library(echelon_pch OBJECT "${PROJECT_BINARY_DIR}/echelon_pch.cpp")
   target_link_libraries(echelon_pch PRIVATE echelon_libtorch)
   target_precompile_headers(echelon_pch PRIVATE
-    <torch/types.h> <torch/autograd.h> <torch/nn/module.h> <torch/utils.h>)
+    <torch/types.h> <torch/nn/module.h> <torch/utils.h>)
 else()
   message(STATUS "ECHELON_LIBTORCH is empty: only the plain wing is built")
 endif()
