@@ -8,6 +8,7 @@
 #include <set>
 
 #include "echelon/pool/decide.h"
+#include "echelon/pool/fair_share.h"
 #include "tests/pool/pool_cases.h"
 
 namespace echelon::pool::decide_properties_test {
@@ -77,24 +78,14 @@ int64_t limit_of(const State& state, const Project& project) {
                    state.projects[static_cast<size_t>(project.parent)].limit);
 }
 
-// What a job of this project may have while all others use their guarantees.
-int64_t room_of(const State& state, int project) {
-  const Project& own = state.projects[static_cast<size_t>(project)];
-  const auto others = [&](int parent, int but) {
-    int64_t sum = 0;
-    for (size_t p = 0; p < state.projects.size(); ++p) {
-      if (state.projects[p].parent == parent && static_cast<int>(p) != but) {
-        sum += state.projects[p].guaranteed;
-      }
-    }
-    return sum;
-  };
-  const auto devices = static_cast<int64_t>(state.devices.size());
-  if (own.parent < 0) {
-    return std::min(own.limit, devices - others(-1, project));
+// What each project may have while all ask for all that there is.
+std::vector<int64_t> rooms_of(const State& state) {
+  std::vector<int64_t> requested;
+  for (size_t p = 0; p < state.projects.size(); ++p) {
+    requested.push_back(
+        is_parent(state, p) ? 0 : limit_of(state, state.projects[p]));
   }
-  return std::min(
-      own.limit, room_of(state, own.parent) - others(own.parent, project));
+  return fair_shares(state, requested);
 }
 
 void submit_one(State& state, Chance& chance) {
@@ -283,13 +274,18 @@ TEST(DecideProperties, NobodyKeepsAnUnusableDevice) {
 }
 
 // Small jobs always wait, and could take whatever becomes idle. Each of the
-// first jobs ends all the same, however large it is.
+// first jobs ends all the same, if it asks for no more than its project's
+// share.
 TEST(DecideProperties, NobodyStarves) {
-  for (int seed = 0; seed < 60; ++seed) {
+  for (int seed = 0; seed < kPools; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     Chance chance(seed);
     State state = random_pool(chance);
     state.rules.patience_seconds = 50;
+    const auto rooms = rooms_of(state);
+    const auto room_of = [&](const Job& job) {
+      return rooms[static_cast<size_t>(job.project)];
+    };
     std::map<int64_t, int64_t> work;  // device-seconds left, by job
     int64_t next_id = 1;
     const auto submit_some = [&] {
@@ -297,7 +293,7 @@ TEST(DecideProperties, NobodyStarves) {
       Job& job = state.jobs.back();
       job.id = next_id++;
       job.priority = 0;
-      const int64_t room = room_of(state, job.project);
+      const int64_t room = room_of(job);
       if (job.id > kWatched || room < 1) {
         job.least = job.most = 1;
         job.kept = Kept::none;
@@ -309,7 +305,7 @@ TEST(DecideProperties, NobodyStarves) {
     const auto one_waits = [&] {
       return next_id == 1 ||
              std::ranges::any_of(state.jobs, [&](const Job& job) {
-               return job.id <= kWatched && room_of(state, job.project) > 0;
+               return job.id <= kWatched && room_of(job) > 0;
              });
     };
     for (int second = 0; second < 20000 && one_waits(); ++second) {
