@@ -5,9 +5,8 @@
 #include <cmath>
 #include <utility>
 
-#include "echelon/text/check.h"
+#include "echelon/monitoring/metric_text.h"
 #include "echelon/text/format.h"
-#include "echelon/text/plain.h"
 
 namespace echelon::monitoring {
 namespace {
@@ -78,84 +77,7 @@ constexpr auto kMetrics = std::to_array<Metric>({
      "Clock of the GPU's multiprocessors."},
 });
 
-using Labels = std::vector<std::pair<std::string_view, std::string>>;
-
-std::string number(double value) {
-  if (std::isnan(value)) return "NaN";
-  if (std::isinf(value)) return value > 0 ? "+Inf" : "-Inf";
-  return format("{}", value);
-}
-
-// A quoted label. Bytes that are not UTF-8 would spoil the whole page.
-std::string label_text(std::string_view text) {
-  std::string result = "\"";
-  for (const char c : plain(text)) {
-    if (c == '"' || c == '\\') result += '\\';
-    result += c;
-  }
-  return result + "\"";
-}
-
-class Page {
- public:
-  explicit Page(const std::string& run) : run_(label_text(run)) {}
-
-  /// The values that follow are this metric's.
-  void begin(std::string_view name) {
-    const auto* found = std::ranges::find(kMetrics, name, &Metric::name);
-    ECHELON_CHECK(found != kMetrics.end(), "metrics() lacks {}", name);
-    metric_ = found;
-    said_ = false;
-  }
-
-  void value(double value, const Labels& labels = {}) {
-    line("", labels, number(value));
-  }
-  void value(std::optional<double> maybe, const Labels& labels = {}) {
-    if (maybe) value(*maybe, labels);
-  }
-  void value(const Durations& durations) {
-    uint64_t sum = 0;
-    for (size_t i = 0; i < durations.numbers.size(); ++i) {
-      sum += durations.numbers[i];
-      const bool last = i == durations.bounds.size();
-      line(
-          "_bucket", {{"le", last ? "+Inf" : number(durations.bounds[i])}},
-          format("{}", sum));
-    }
-    line("_sum", {}, number(durations.sum));
-    line("_count", {}, format("{}", sum));
-  }
-
-  /// One metric with one value.
-  template <typename Value>
-  void one(std::string_view name, const Value& given) {
-    begin(name);
-    value(given);
-  }
-
-  std::string take() { return std::move(text_); }
-
- private:
-  void line(
-      std::string_view suffix, const Labels& labels, const std::string& value) {
-    if (!std::exchange(said_, true)) {
-      text_ += format(
-          "# HELP {} {}\n# TYPE {} {}\n", metric_->name, metric_->help,
-          metric_->name, metric_->type);
-    }
-    text_ += format("{}{}{{run={}", metric_->name, suffix, run_);
-    for (const auto& [name, label] : labels) {
-      text_ += format(",{}={}", name, label_text(label));
-    }
-    text_ += format("}} {}\n", value);
-  }
-
-  const std::string run_;
-  const Metric* metric_ = nullptr;
-  bool said_ = false;
-  std::string text_;
-};
+using Page = MetricText;
 
 void add_ranks(Page& page, const Observed& observed) {
   const auto& ranks = observed.job.ranks;
@@ -256,7 +178,7 @@ std::span<const Metric> metrics() {
 
 std::string metric_page(const Observed& observed) {
   const JobFacts& job = observed.job;
-  Page page(observed.run);
+  Page page(kMetrics, {{"run", observed.run}});
   page.one("echelon_start_time_seconds", observed.started);
   add_ranks(page, observed);
   add_gpus(page, observed);
