@@ -184,10 +184,10 @@ TEST_F(RunRecordTest, ARunThatWasCutInAnyFileSaysWhatIsMissing) {
     const std::string path = run_ + "/" + name;
     const std::string whole = read_text_file(path);
     for (const double share : {0.0, 0.33, 0.66, 0.95}) {
-      const auto size = static_cast<double>(whole.size());
-      folder_.write(
-          std::string("run/") + name,
-          whole.substr(0, static_cast<size_t>(share * size)));
+      auto end = static_cast<size_t>(share * static_cast<double>(whole.size()));
+      // A configuration that ends behind one of its lines has no fault.
+      if (std::string(name) == "config.toml") end = whole.find('=', end) + 1;
+      folder_.write(std::string("run/") + name, whole.substr(0, end));
       const RunRecord record = read_run(run_);
       EXPECT_THAT(record.notes, Contains(HasSubstr(said))) << name << share;
       EXPECT_FALSE(record.steps.empty() && record.timeline.spans.empty());
