@@ -349,6 +349,9 @@ inline void add_context(Cases& cases) {
     adam.optimizer.name = OptimizerKind::adamw;
     adam.optimizer.learning_rate = 1e-3;
   }
+  // The partition counts layers without data.
+  add(tiny_gpt(), {.cp = 2, .pp = 2}, ContextWay::ring, ", dropout 0.3")
+      .model.dropout = 0.3;
   for (const auto& schedule : schedule_names()) {
     add(llama(), {.dp_shard = 2, .cp = 2, .pp = 2}, ContextWay::ring,
         ", schedule " + schedule)
