@@ -36,6 +36,7 @@ SKIPPED = {
     "benchmarks/published/run.py": "takes minutes",
     "benchmarks/chaos.py": "takes minutes; tests/chaos does it in short",
     "benchmarks/chaos_hosts.py": "takes minutes, and needs root",
+    "benchmarks/slurm_quota.py": "takes minutes; tests/cli/slurm_test does it once",
     "torchrun ": "needs Python's PyTorch; tests/launch starts programs under it",
     "srun ": "needs Slurm; tests/cli/slurm_test runs such commands",
     "--hosts host-0": "needs hosts; tests/cli/job_hosts_test has some",

@@ -136,27 +136,32 @@ class SlurmDecisions : public testing::Test {
 TEST_F(SlurmDecisions, AreTheSameForJobsThatCannotShrink) {
   borrower("a", language, 4);
   expect_both({"a"});
-  borrower("b", speech, 4);
-  expect_both({"a", "b"});
-  // The one above its share gives, which is also the youngest.
-  guaranteed("c", vision, 3);
-  expect_both({"a", "c"});
+  borrower("b1", speech, 2);
+  expect_both({"a", "b1"});
+  borrower("b2", speech, 2);
+  expect_both({"a", "b1", "b2"});
+  // The project above its share gives, and its youngest job first.
+  guaranteed("c1", vision, 2);
+  expect_both({"a", "b1", "c1"});
+  guaranteed("c2", vision, 1);
+  expect_both({"a", "c1", "c2"});
   guaranteed("d", vision, 1);  // a fourth is not guaranteed
-  expect_both({"a", "c"});
-  borrower("e", vision, 1);  // but may be borrowed, past the larger b
-  expect_both({"a", "c", "e"});
-  end("c");
-  expect_both({"a", "d", "e"});
+  expect_both({"a", "c1", "c2"});
+  borrower("e", vision, 1);  // but may be borrowed, past the larger ones
+  expect_both({"a", "c1", "c2", "e"});
+  end("c1");
+  expect_both({"a", "c2", "d", "e"});
   end("a");
-  expect_both({"b", "d", "e"});
+  expect_both({"b1", "b2", "c2", "d", "e"});
   guaranteed("f", language, 5);
-  expect_both({"d", "e", "f"});
+  expect_both({"c2", "d", "e", "f"});
   guaranteed("g", language, 1);
-  expect_both({"d", "e", "f"});
-  borrower("h", speech, 1);
+  borrower("h", robots, 1);
+  expect_both({"c2", "d", "e", "f"});
+  end("c2");
   expect_both({"d", "e", "f", "h"});
   end("f");
-  expect_both({"b", "d", "e", "g", "h"});
+  expect_both({"b1", "b2", "d", "e", "g", "h"});
 }
 
 // doc/pool.md says why.
