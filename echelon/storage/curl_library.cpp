@@ -20,8 +20,8 @@ CurlLibrary load() {
         kLibrary, reason == nullptr ? "no reason given" : reason));
   }
   const auto find = [&](auto& function, const char* name) {
-    function =
-        reinterpret_cast<std::decay_t<decltype(function)>>(::dlsym(library, name));
+    function = reinterpret_cast<std::decay_t<decltype(function)>>(
+        ::dlsym(library, name));
     if (function != nullptr) return;
     throw ConfigError(
         format("s3:// needs {}, which has no {}", kLibrary, name));

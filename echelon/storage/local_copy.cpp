@@ -31,8 +31,7 @@ namespace fs = std::filesystem;
 
 constexpr int64_t kAnnouncedBytes = int64_t{64} << 20;
 
-[[noreturn]] void
-refuse(const fs::path& path, const char* doing, int error) {
+[[noreturn]] void refuse(const fs::path& path, const char* doing, int error) {
   throw DataError(format(
       "{}: {} failed: {}; ECHELON_CACHE names another folder for copies of "
       "objects",
@@ -92,7 +91,8 @@ void fetch(ObjectStore& store, const ObjectInfo& object, const fs::path& copy) {
       ::open(part.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
   if (!file.is_open()) refuse(part, "making it", errno);
   if (const int error = ::posix_fallocate(file.fd(), 0, object.bytes);
-      object.bytes > 0 && error != 0 && error != EOPNOTSUPP && error != EINVAL) {
+      object.bytes > 0 && error != 0 && error != EOPNOTSUPP &&
+      error != EINVAL) {
     ::unlink(part.c_str());
     refuse(part, "reserving its bytes", error);
   }
@@ -111,7 +111,8 @@ void fetch(ObjectStore& store, const ObjectInfo& object, const fs::path& copy) {
   }
 }
 
-std::optional<ObjectInfo> find_object(ObjectStore& store, const ObjectUrl& url) {
+std::optional<ObjectInfo>
+find_object(ObjectStore& store, const ObjectUrl& url) {
   try {
     auto found = store.find(url.key);
     // The answer to HEAD does not say whether the bucket is there.
@@ -124,15 +125,14 @@ std::optional<ObjectInfo> find_object(ObjectStore& store, const ObjectUrl& url) 
 
 }  // namespace
 
-std::string local_copy(const std::string& path, const std::string& place) {
+std::string local_copy(const std::string& path) {
   if (!is_object_url(path)) return path;
-  const ObjectUrl url = parse_object_url(path, place);
+  const ObjectUrl url = parse_object_url(path);
   ObjectStore store(url.bucket, read_settings());
   const auto object = find_object(store, url);
   if (!object) {
     throw DataError(format(
-        "{} = \"{}\": there is no such object; aws s3 ls shows what there is",
-        place, path));
+        "{}: there is no such object; aws s3 ls shows what there is", path));
   }
   const fs::path cache = cache_folder();
   if (cache.empty()) {
@@ -165,12 +165,12 @@ std::string local_copy(const std::string& path, const std::string& place) {
   return copy.string();
 }
 
-bool exists_there(const std::string& path, const std::string& place) {
+bool exists_there(const std::string& path) {
   if (!is_object_url(path)) {
     std::error_code ignored;
     return fs::exists(path, ignored);
   }
-  const ObjectUrl url = parse_object_url(path, place);
+  const ObjectUrl url = parse_object_url(path);
   ObjectStore store(url.bucket, read_settings());
   return find_object(store, url).has_value();
 }

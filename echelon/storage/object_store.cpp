@@ -1,6 +1,7 @@
 // One request is one libcurl transfer on a handle from a pool, so connections
 // are used again. Keys are encoded here as S3 wants them, and parameters are
-// sorted: then the path and the query that libcurl signs are the canonical ones.
+// sorted: then the path and the query that libcurl signs are the canonical
+// ones.
 #include "echelon/storage/object_store.h"
 
 #include <fcntl.h>
@@ -102,14 +103,15 @@ std::string digest_of(const EVP_MD* kind, Bytes bytes) {
   unsigned size = 0;
   EVP_Digest(bytes.data(), bytes.size(), digest, &size, kind, nullptr);
   std::string hex;
-  for (unsigned i = 0; i < size; ++i) hex += format("{:02x}", unsigned{digest[i]});
+  for (unsigned i = 0; i < size; ++i)
+    hex += format("{:02x}", unsigned{digest[i]});
   return hex;
 }
 
 // CRC-32 as the headers have it: big-endian, in base 64.
 std::string crc_of(Bytes bytes) {
-  const auto sum = static_cast<uint32_t>(::crc32_z(
-      0, reinterpret_cast<const Bytef*>(bytes.data()), bytes.size()));
+  const auto sum = static_cast<uint32_t>(
+      ::crc32_z(0, reinterpret_cast<const Bytef*>(bytes.data()), bytes.size()));
   const unsigned char big[4] = {
       static_cast<unsigned char>(sum >> 24),
       static_cast<unsigned char>(sum >> 16),
@@ -121,17 +123,20 @@ std::string crc_of(Bytes bytes) {
 
 // The MD5 in an etag: of objects that were put whole and have no key of their
 // own.
-std::string
-md5_of(const std::string& etag, const std::map<std::string, std::string>& headers) {
+std::string md5_of(
+    const std::string& etag,
+    const std::map<std::string, std::string>& headers) {
   std::string hex = etag;
   std::erase(hex, '"');
   const auto encryption = headers.find("x-amz-server-side-encryption");
   const bool own_key =
       headers.contains("x-amz-server-side-encryption-customer-algorithm") ||
-      (encryption != headers.end() && encryption->second.starts_with("aws:kms"));
-  const bool is_hex = hex.size() == 32 && std::ranges::all_of(hex, [](char c) {
-    return std::isxdigit(static_cast<unsigned char>(c)) != 0;
-  });
+      (encryption != headers.end() &&
+       encryption->second.starts_with("aws:kms"));
+  const bool is_hex =
+      hex.size() == 32 && std::ranges::all_of(hex, [](char c) {
+        return std::isxdigit(static_cast<unsigned char>(c)) != 0;
+      });
   return is_hex && !own_key ? hex : "";
 }
 
@@ -152,10 +157,10 @@ struct ObjectStore::Request {
 };
 
 struct ObjectStore::Answer {
-  int status = 0;          // 0: none came
-  std::string transport;   // then why
-  std::string body;        // of an error, or where into is empty
-  size_t filled = 0;       // of into
+  int status = 0;         // 0: none came
+  std::string transport;  // then why
+  std::string body;       // of an error, or where into is empty
+  size_t filled = 0;      // of into
   std::map<std::string, std::string> headers;  // names in lower case
   bool lost = false;  // an earlier attempt may have been done
 
@@ -237,8 +242,7 @@ struct Transfer {
 size_t on_body(char* data, size_t, size_t size, void* user) {
   auto& transfer = *static_cast<Transfer*>(user);
   long status = 0;
-  curl_library().easy_getinfo(
-      transfer.handle, CURLINFO_RESPONSE_CODE, &status);
+  curl_library().easy_getinfo(transfer.handle, CURLINFO_RESPONSE_CODE, &status);
   if (transfer.into.empty() || status < 200 || status > 299) {
     constexpr size_t kMostText = size_t{1} << 30;
     if (transfer.body->size() + size > kMostText) return 0;
@@ -262,15 +266,15 @@ size_t on_header(char* data, size_t, size_t size, void* user) {
   });
   std::string value(line.substr(colon + 1));
   value.erase(0, value.find_first_not_of(' '));
-  while (!value.empty() && std::isspace(static_cast<unsigned char>(value.back()))) {
+  while (!value.empty() &&
+         std::isspace(static_cast<unsigned char>(value.back()))) {
     value.pop_back();
   }
   (*transfer.headers)[name] = value;
   return size;
 }
 
-int on_progress(
-    void* user, curl_off_t, curl_off_t, curl_off_t, curl_off_t) {
+int on_progress(void* user, curl_off_t, curl_off_t, curl_off_t, curl_off_t) {
   return static_cast<Transfer*>(user)->cancelled->load() ? 1 : 0;
 }
 
@@ -308,9 +312,11 @@ ObjectStore::Answer ObjectStore::attempt(const Request& request) {
   if (!settings_.authorities.empty()) {
     set(CURLOPT_CAINFO, settings_.authorities.c_str());
   }
-  set(CURLOPT_CONNECTTIMEOUT, static_cast<long>(settings_.connect_limit.count()));
+  set(CURLOPT_CONNECTTIMEOUT,
+      static_cast<long>(settings_.connect_limit.count()));
   set(CURLOPT_LOW_SPEED_LIMIT, 1L);
-  set(CURLOPT_LOW_SPEED_TIME, static_cast<long>(settings_.silence_limit.count()));
+  set(CURLOPT_LOW_SPEED_TIME,
+      static_cast<long>(settings_.silence_limit.count()));
   set(CURLOPT_EXPECT_100_TIMEOUT_MS, 200L);
   set(CURLOPT_BUFFERSIZE, 512L * 1024);
   set(CURLOPT_UPLOAD_BUFFERSIZE, 512L * 1024);
@@ -322,10 +328,12 @@ ObjectStore::Answer ObjectStore::attempt(const Request& request) {
   set(CURLOPT_XFERINFOFUNCTION, on_progress);
   set(CURLOPT_XFERINFODATA, &transfer);
   if (request.method == "PUT" || request.method == "POST") {
-    set(CURLOPT_POSTFIELDSIZE_LARGE, static_cast<curl_off_t>(request.body.size()));
+    set(CURLOPT_POSTFIELDSIZE_LARGE,
+        static_cast<curl_off_t>(request.body.size()));
     set(CURLOPT_POSTFIELDS,
-        request.body.empty() ? ""
-                             : reinterpret_cast<const char*>(request.body.data()));
+        request.body.empty()
+            ? ""
+            : reinterpret_cast<const char*>(request.body.data()));
     add_header("Content-Type: application/octet-stream");
   }
   if (request.method == "HEAD") set(CURLOPT_NOBODY, 1L);
@@ -333,9 +341,9 @@ ObjectStore::Answer ObjectStore::attempt(const Request& request) {
   for (const auto& header : request.headers) add_header(header);
   // Parts of files have checksums of their own.
   add_header(
-      "x-amz-content-sha256: " +
-      (request.file ? "UNSIGNED-PAYLOAD"
-                    : digest_of(EVP_sha256(), request.body)));
+      "x-amz-content-sha256: " + (request.file
+                                      ? "UNSIGNED-PAYLOAD"
+                                      : digest_of(EVP_sha256(), request.body)));
   if (!settings_.session_token.empty()) {
     add_header("x-amz-security-token: " + settings_.session_token);
   }
@@ -352,7 +360,8 @@ ObjectStore::Answer ObjectStore::attempt(const Request& request) {
   }
   answer.transport = reason[0] != 0 ? reason : curl.easy_strerror(result);
   curl.easy_cleanup(handle);
-  if (result == CURLE_PEER_FAILED_VERIFICATION || result == CURLE_SSL_CACERT_BADFILE) {
+  if (result == CURLE_PEER_FAILED_VERIFICATION ||
+      result == CURLE_SSL_CACERT_BADFILE) {
     answer.status = -1;  // no attempt will help
   }
   return answer;
@@ -364,8 +373,9 @@ void ObjectStore::back_off(int attempt) const {
       static_cast<double>(kLongestWait.count()),
       std::ldexp(static_cast<double>(settings_.first_wait.count()), attempt));
   const double wait = std::uniform_real_distribution(0.0, most)(random);
-  const auto until = std::chrono::steady_clock::now() +
-                     std::chrono::microseconds(static_cast<int64_t>(wait * 1000));
+  const auto until =
+      std::chrono::steady_clock::now() +
+      std::chrono::microseconds(static_cast<int64_t>(wait * 1000));
   while (!cancelled_ && std::chrono::steady_clock::now() < until) {
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
@@ -382,8 +392,8 @@ ObjectStore::Answer ObjectStore::perform(const Request& request) {
       // A body that ends early, on a connection that was kept.
       if (answer.is_good() && !request.into.empty() &&
           answer.filled != request.into.size()) {
-        answer.transport = format(
-            "{} of {} bytes came", answer.filled, request.into.size());
+        answer.transport =
+            format("{} of {} bytes came", answer.filled, request.into.size());
         answer.status = 0;
       }
     }
@@ -434,8 +444,7 @@ ObjectStore::way_out(const Request& request, const Answer& answer) const {
   }
   const std::string home = answer.header("x-amz-bucket-region");
   if (!home.empty() && home != settings_.region) {
-    return format(
-        "the bucket is in another region: set AWS_REGION={}", home);
+    return format("the bucket is in another region: set AWS_REGION={}", home);
   }
   if (code == "PermanentRedirect" || code == "AuthorizationHeaderMalformed" ||
       code == "IllegalLocationConstraintException") {
@@ -538,7 +547,8 @@ std::optional<ObjectInfo> ObjectStore::find(const std::string& key) {
   const std::string etag = answer.header("etag");
   return ObjectInfo{
       .key = key,
-      .bytes = std::strtoll(answer.header("content-length").c_str(), nullptr, 10),
+      .bytes =
+          std::strtoll(answer.header("content-length").c_str(), nullptr, 10),
       .etag = etag,
       .md5 = md5_of(etag, answer.headers)};
 }
@@ -556,7 +566,7 @@ std::optional<ObjectText> ObjectStore::get(const std::string& key) {
             "{}: its bytes do not have the MD5 that the storage names; it is "
             "damaged",
             url(key)),
-        answer.status, "");
+        answer.status, kDamaged);
   }
   return ObjectText{answer.body, etag};
 }
@@ -576,8 +586,7 @@ void ObjectStore::read(
   if (answer.status == 412) {
     throw StorageError(
         format(
-            "{}: was replaced while it was read; start again",
-            url(object.key)),
+            "{}: was replaced while it was read; start again", url(object.key)),
         answer.status, answer.code());
   }
   if (!answer.is_good()) fail(request, answer);
@@ -607,7 +616,7 @@ std::optional<std::string> ObjectStore::put(
   if (!md5.empty() && md5 != digest_of(EVP_md5(), request.body)) {
     throw StorageError(
         format("{}: the storage has other bytes than were sent", url(key)),
-        answer.status, "");
+        answer.status, kDamaged);
   }
   return answer.header("etag");
 }
@@ -625,7 +634,8 @@ void ObjectStore::remove(const std::string& key) {
 void ObjectStore::for_parts(
     int64_t bytes, int64_t part_bytes,
     const std::function<void(int64_t, int64_t, std::span<std::byte>)>& work) {
-  const int64_t parts = std::max<int64_t>(1, (bytes + part_bytes - 1) / part_bytes);
+  const int64_t parts =
+      std::max<int64_t>(1, (bytes + part_bytes - 1) / part_bytes);
   std::atomic<int64_t> next{0};
   std::mutex mutex;
   std::exception_ptr error;
@@ -648,7 +658,8 @@ void ObjectStore::for_parts(
     }
   };
   std::vector<std::thread> threads;
-  for (int64_t i = 1; i < std::min<int64_t>(parts, settings_.connections); ++i) {
+  for (int64_t i = 1; i < std::min<int64_t>(parts, settings_.connections);
+       ++i) {
     threads.emplace_back(run);
   }
   run();
@@ -664,8 +675,7 @@ void ObjectStore::check_stored(
   const std::string theirs = answer.header("x-amz-checksum-crc32");
   if (theirs == crc) return;
   const std::string md5 = md5_of(answer.header("etag"), answer.headers);
-  if (theirs.empty() &&
-      (md5.empty() || md5 == digest_of(EVP_md5(), bytes))) {
+  if (theirs.empty() && (md5.empty() || md5 == digest_of(EVP_md5(), bytes))) {
     return;
   }
   throw StorageError(
@@ -673,7 +683,7 @@ void ObjectStore::check_stored(
           "{}: the storage has other bytes than were sent, by its {}; the "
           "network or the storage damages data",
           url(request.key), theirs.empty() ? "MD5" : "CRC-32"),
-      answer.status, "BadDigest");
+      answer.status, kDamaged);
 }
 
 std::string ObjectStore::upload_part(
@@ -689,13 +699,13 @@ std::string ObjectStore::upload_part(
       .file = true};
   for (int tried = 1;; ++tried) {
     const Answer answer = perform(request);
-    const bool damaged = answer.status == 400 && answer.code() == "BadDigest";
+    const bool damaged = answer.status == 400 && answer.code() == kDamaged;
     try {
       if (!answer.is_good()) fail(request, answer);
       check_stored(request, answer, bytes, crc);
       return answer.header("etag");
     } catch (const StorageError& error) {
-      const bool again = damaged || error.code() == "BadDigest";
+      const bool again = damaged || error.code() == kDamaged;
       if (!again || tried >= settings_.attempts || cancelled_) throw;
       back_off(tried - 1);
     }
@@ -760,8 +770,8 @@ void ObjectStore::upload_file(
     upload_part(key, "", all, crc);
     return;
   }
-  const int64_t part_bytes = std::max(
-      settings_.part_bytes, (bytes / kMostParts + kMiB) / kMiB * kMiB);
+  const int64_t part_bytes =
+      std::max(settings_.part_bytes, (bytes / kMostParts + kMiB) / kMiB * kMiB);
   const Answer begun = perform_or_fail(
       {.method = "POST",
        .key = key,
@@ -783,7 +793,8 @@ void ObjectStore::upload_file(
           std::string crc;
           const std::string etag = upload_part(
               key,
-              format("partNumber={}&uploadId={}", number, encoded(upload, false)),
+              format(
+                  "partNumber={}&uploadId={}", number, encoded(upload, false)),
               memory, crc);
           parts[static_cast<size_t>(number - 1)] = format(
               "<Part><ChecksumCRC32>{}</ChecksumCRC32><ETag>{}</ETag>"
@@ -811,7 +822,8 @@ void ObjectStore::upload_file(
 
 void ObjectStore::remove_unfinished(const std::string& prefix) {
   Request request{
-      .method = "GET", .query = "prefix=" + encoded(prefix, false) + "&uploads="};
+      .method = "GET",
+      .query = "prefix=" + encoded(prefix, false) + "&uploads="};
   const Answer answer = perform(request);
   if (answer.status == 501 || answer.status == 403) return;  // a right to spare
   if (!answer.is_good()) fail(request, answer);
@@ -843,7 +855,7 @@ void ObjectStore::download(
                     "they are read again",
                     url(object.key), offset,
                     offset + static_cast<int64_t>(memory.size())),
-                200, "BadDigest");
+                200, kDamaged);
           }
           back_off(tried - 1);
         }
@@ -856,7 +868,8 @@ void ObjectStore::download(
             throw StorageError(
                 format(
                     "{}: writing what was read of it failed: {}",
-                    url(object.key), std::strerror(wrote == 0 ? ENOSPC : errno)),
+                    url(object.key),
+                    std::strerror(wrote == 0 ? ENOSPC : errno)),
                 0, "");
           }
           done += static_cast<size_t>(wrote);

@@ -29,14 +29,19 @@ namespace echelon::storage {
 class StorageError : public Error {
  public:
   StorageError(const std::string& message, int status, std::string code)
-      : Error(message, ExitCode::data), status_(status), code_(std::move(code)) {}
-  int status() const { return status_; }              // 0: no answer
+      : Error(message, ExitCode::data),
+        status_(status),
+        code_(std::move(code)) {}
+  int status() const { return status_; }             // 0: no answer
   const std::string& code() const { return code_; }  // "NoSuchBucket"
 
  private:
   int status_;
   std::string code_;
 };
+
+/// The code of an error of ours: bytes that came are not those that were put.
+inline constexpr const char* kDamaged = "BadDigest";
 
 struct ObjectInfo {
   std::string key;
@@ -77,8 +82,8 @@ class ObjectStore {
 
   /// Returns the new etag; nothing when the condition does not hold. An attempt
   /// whose answer was lost counts as done when the object has this content.
-  std::optional<std::string> put(
-      const std::string& key, const std::string& text,
+  std::optional<std::string>
+  put(const std::string& key, const std::string& text,
       const PutCondition& condition = {});
   /// No error when there is no such object.
   void remove(const std::string& key);
@@ -95,8 +100,8 @@ class ObjectStore {
       std::function<bool(int64_t offset, std::span<const std::byte>)>;
   /// Writes the object into an open file, in parts, several at once. A part
   /// that is not intact is read again.
-  void download(
-      const ObjectInfo& object, int file, const IsIntact& is_intact = {});
+  void
+  download(const ObjectInfo& object, int file, const IsIntact& is_intact = {});
 
   /// Ends the requests that run, with an error, and all later ones.
   void cancel() { cancelled_ = true; }
@@ -128,8 +133,8 @@ class ObjectStore {
       int64_t bytes);
   void for_parts(
       int64_t bytes, int64_t part_bytes,
-      const std::function<void(
-          int64_t number, int64_t offset, std::span<std::byte>)>& work);
+      const std::function<
+          void(int64_t number, int64_t offset, std::span<std::byte>)>& work);
 
   const std::string bucket_;
   const S3Settings settings_;

@@ -118,15 +118,15 @@ bool is_object_url(std::string_view path) {
   return path.starts_with(kScheme);
 }
 
-ObjectUrl parse_object_url(const std::string& url, const std::string& place) {
+ObjectUrl parse_object_url(const std::string& url) {
   const auto refuse = [&](const std::string& why) {
-    throw ConfigError(format(
-        "{} = \"{}\": {}; write s3://BUCKET/NAME", place, url, why));
+    throw ConfigError(format("{}: {}; write s3://BUCKET/NAME", url, why));
   };
   if (!is_object_url(url)) refuse("does not begin with s3://");
   const std::string rest = url.substr(kScheme.size());
   const size_t slash = std::min(rest.find('/'), rest.size());
-  ObjectUrl found{rest.substr(0, slash), rest.substr(std::min(slash + 1, rest.size()))};
+  ObjectUrl found{
+      rest.substr(0, slash), rest.substr(std::min(slash + 1, rest.size()))};
   const auto allowed = [](char c) {
     return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '-' ||
            c == '.';
@@ -143,7 +143,9 @@ ObjectUrl parse_object_url(const std::string& url, const std::string& place) {
     refuse("has an empty name between two slashes");
   }
   if (found.key.size() > 800) refuse("has a name of more than 800 bytes");
-  const auto control = [](char c) { return static_cast<unsigned char>(c) < 32; };
+  const auto control = [](char c) {
+    return static_cast<unsigned char>(c) < 32;
+  };
   if (std::ranges::any_of(found.key, control)) {
     refuse("has a control character");
   }
@@ -152,8 +154,8 @@ ObjectUrl parse_object_url(const std::string& url, const std::string& place) {
 
 S3Settings read_settings() {
   S3Settings settings;
-  const std::string profile =
-      first_of({variable("AWS_PROFILE"), variable("AWS_DEFAULT_PROFILE"), "default"});
+  const std::string profile = first_of(
+      {variable("AWS_PROFILE"), variable("AWS_DEFAULT_PROFILE"), "default"});
   read_keys(settings, profile);
   auto config = read_profile(
       path_of("AWS_CONFIG_FILE", "/.aws/config"),
@@ -166,7 +168,8 @@ S3Settings read_settings() {
        config["endpoint_url"]});
   while (settings.endpoint.ends_with('/')) settings.endpoint.pop_back();
   check_endpoint(settings.endpoint);
-  settings.authorities = first_of({variable("AWS_CA_BUNDLE"), config["ca_bundle"]});
+  settings.authorities =
+      first_of({variable("AWS_CA_BUNDLE"), config["ca_bundle"]});
   const auto is_plain = [](char c) {
     return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '-' ||
            c == '_' || (c >= 'A' && c <= 'Z');

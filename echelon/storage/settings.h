@@ -19,10 +19,10 @@ struct ObjectUrl {
 /// Whether a path names an object instead of a file.
 bool is_object_url(std::string_view path);
 
-/// Throws ConfigError, which begins with `place`, for anything but
+/// Throws ConfigError, which begins with the address, for anything but
 /// s3://BUCKET/KEY with a possible name of a bucket. A slash at the end of the
 /// key is left out.
-ObjectUrl parse_object_url(const std::string& url, const std::string& place);
+ObjectUrl parse_object_url(const std::string& url);
 
 struct S3Settings {
   std::string endpoint;  // "https://host:9000"; empty: Amazon's
