@@ -110,7 +110,7 @@ std::string settings_of_run(const Overrides& overrides) {
   for (const auto& assignment : overrides.set) {
     const size_t equals = assignment.find('=');
     const std::string key = assignment.substr(0, equals);
-    if (key == "train.run") continue;
+    if (key == "train.run" || key == "checkpoint.remote") continue;
     if (!text.empty()) text += ",";
     text += assignment.substr(key.rfind('.') + 1);
   }
@@ -134,8 +134,9 @@ std::string time_now() {
 
 // Fills in {name}, {time} and {set}. An empty value takes the mark before it
 // along: "digits-{set}" is "digits" without --layout and --set.
-void name_run(Job& job, const std::string& path, const Overrides& overrides) {
-  std::string& run = job.train.run;
+void fill_in(
+    std::string& run, const std::string& key, const Job& job,
+    const std::string& path, const Overrides& overrides) {
   for (size_t at = 0; (at = run.find('{', at)) != std::string::npos;) {
     const size_t end = run.find('}', at);
     const std::string name =
@@ -150,7 +151,7 @@ void name_run(Job& job, const std::string& path, const Overrides& overrides) {
     } else {
       throw ConfigError(format(
           "{}: \"{}\" is none of {{name}}, {{time}} and {{set}}",
-          job.document.where("train.run"),
+          job.document.where(key),
           run.substr(at, end == std::string::npos ? end : end - at + 1)));
     }
     size_t begin = at;
@@ -161,7 +162,7 @@ void name_run(Job& job, const std::string& path, const Overrides& overrides) {
     at = begin + value.size();
     if (value.empty() && at == run.size() && (at == 0 || run[at - 1] == '/')) {
       throw ConfigError(
-          job.document.where("train.run") +
+          job.document.where(key) +
           ": names no folder without --layout or --set; put {name} in front "
           "of {set}");
     }
@@ -197,7 +198,8 @@ Job load_job(const std::string& path, const Overrides& overrides) {
   auto document = config::Document::read(path);
   apply(document, overrides);
   Job job = bound(std::move(document));
-  name_run(job, path, overrides);
+  fill_in(job.train.run, "train.run", job, path, overrides);
+  fill_in(job.checkpoint.remote, "checkpoint.remote", job, path, overrides);
   return job;
 }
 

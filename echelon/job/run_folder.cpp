@@ -13,6 +13,7 @@
 #include "echelon/checkpoint/files/folder_files.h"
 #include "echelon/checkpoint/files/reader.h"
 #include "echelon/checkpoint/format/new_file.h"
+#include "echelon/checkpoint/remote/remote_checkpoints.h"
 #include "echelon/error.h"
 #include "echelon/text/format.h"
 
@@ -260,12 +261,49 @@ bool check_locked_folder(const Job& job) {
   return true;
 }
 
+std::string remote_place(const Job& job) {
+  return job.document.name().empty()
+             ? format("[checkpoint] remote = \"{}\"", job.checkpoint.remote)
+             : job.document.where("checkpoint.remote");
+}
+
+// Asks the storage whether the run may use it.
+void check_remote(const Job& job) {
+  const auto& options = job.checkpoint;
+  if (options.remote.empty()) return;
+  try {
+    RemoteCheckpoints remote(options.remote);
+    remote.check();
+    if (options.resume != "never" || job.train.overwrite) return;
+    if (remote.list().empty()) return;
+  } catch (const Error& error) {
+    throw ConfigError(format("{}: {}", remote_place(job), error.what()));
+  }
+  throw ConfigError(
+      remote_place(job) +
+      ": has checkpoints, which resume = \"never\" does not use; --overwrite "
+      "replaces them, or name another place");
+}
+
+// What a run on another machine has left there.
+void take_over_remote(const Job& job) {
+  if (job.checkpoint.remote.empty()) return;
+  RemoteCheckpoints remote(job.checkpoint.remote);
+  if (job.train.overwrite) {
+    remote.clear();
+  } else if (job.checkpoint.resume != "never") {
+    remote.fetch_newest(job.train.run);
+  }
+}
+
 }  // namespace
 
 bool check_run_folder(const Job& job) {
   std::error_code error;
   if (fs::is_directory(job.train.run, error)) check_unlocked(job.train.run);
-  return check_locked_folder(job);
+  const bool resumes = check_locked_folder(job);
+  check_remote(job);
+  return resumes;
 }
 
 RunFolder make_run_folder(const Job& job) {
@@ -282,6 +320,7 @@ RunFolder make_run_folder(const Job& job) {
         error.code().message()));
   }
   made.configuration = write_configuration(job, run);
+  take_over_remote(job);
   return made;
 }
 

@@ -475,6 +475,10 @@ void bind(config::Section& section, CheckpointOptions& options) {
       .not_empty();
   section.field(
       "force", options.force, "resume although the seed or the data differ");
+  section.field(
+      "remote", options.remote,
+      "s3://BUCKET/PREFIX where each checkpoint is uploaded, and from where a "
+      "run on an empty disk resumes; {name}, {time} and {set} as in train.run");
 }
 
 void bind(config::Section& section, ElasticOptions& options) {

@@ -715,6 +715,7 @@ void Loop::go_back() {
 void Loop::discard_later() {
   const auto folder = folder_ / "checkpoints";
   if (is_rank_zero()) {
+    if (saver_) saver_->discard_after(step_);
     for (const auto& place : list_checkpoints(folder)) {
       if (place.step <= step_) continue;
       log_.message(format(
@@ -779,7 +780,10 @@ void Loop::compare_replicas() {
 
 void Loop::say_saved(const std::filesystem::path& before) {
   if (is_rank_zero() && saver_->last() != before) {
-    log_.message("saved " + saver_->last().string());
+    const std::string& remote = job_.checkpoint.remote;
+    log_.message(
+        "saved " + saver_->last().string() +
+        (remote.empty() ? "" : " and in " + remote));
   }
 }
 

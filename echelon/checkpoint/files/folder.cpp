@@ -443,6 +443,21 @@ fs::path commit_checkpoint(
   return checkpoint_path(folder, step);
 }
 
+fs::path adopt_checkpoint(const fs::path& folder, int64_t step) {
+  const auto partial = partial_checkpoint(folder, step);
+  try {
+    for (const auto& entry : fs::directory_iterator(partial)) {
+      sync_file(entry.path());
+    }
+    sync_folder(partial);
+    publish(folder, step);
+  } catch (...) {
+    abandon_checkpoint(folder, step);
+    throw;
+  }
+  return checkpoint_path(folder, step);
+}
+
 void abandon_checkpoint(const fs::path& folder, int64_t step) {
   std::error_code ignored;
   fs::remove_all(partial_checkpoint(folder, step), ignored);
