@@ -15,14 +15,13 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
 #include <memory>
 #include <utility>
 
 #include "echelon/error.h"
 #include "echelon/monitoring/metric_page.h"
+#include "echelon/monitoring/observer.h"
 #include "echelon/monitoring/page_server.h"
-#include "echelon/monitoring/run_tail.h"
 #include "echelon/text/file_descriptor.h"
 #include "echelon/text/format.h"
 
@@ -104,65 +103,20 @@ FileDescriptor listen_at(const std::string& address, bool& loopback) {
   return listener;
 }
 
-std::string host_name() {
-  char name[256] = "";
-  gethostname(name, sizeof name - 1);
-  return name;
-}
-
-std::optional<double> resident_bytes(pid_t pid) {
-  if (pid <= 0) return std::nullopt;
-  std::ifstream file(format("/proc/{}/statm", pid));
-  double total = 0, resident = 0;
-  if (!(file >> total >> resident) || total == 0) return std::nullopt;
-  return resident * static_cast<double>(sysconf(_SC_PAGESIZE));
-}
-
-double now_seconds() {
-  const auto now = std::chrono::system_clock::now().time_since_epoch();
-  return std::chrono::duration<double>(now).count();
-}
-
 // The process that serves.
 [[noreturn]] void serve(
     FileDescriptor listener, const ExporterOptions& options,
     const JobBoard& board) {
-  Observed observed{
-      .run = options.run, .host = host_name(), .started = now_seconds()};
-  observed.saves = options.saves;
-  const auto began = std::chrono::steady_clock::now();
-  std::optional<RunTail> tail;
-  if (!options.folder.empty()) tail.emplace(options.folder);
-  const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
-  const cluster::GpuMeter gpus(
-      visible == nullptr ? std::nullopt : std::optional<std::string>(visible));
-  const auto make = [&] {
-    observed.now = now_seconds();
-    observed.up_seconds =
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - began)
-            .count();
-    observed.job = board.read();
-    observed.memory.clear();
-    for (const auto& rank : observed.job.ranks) {
-      observed.memory.push_back(
-          rank.up ? resident_bytes(rank.pid) : std::nullopt);
-    }
-    if (tail) {
-      tail->poll();
-      observed.figures = tail->figures();
-    }
-    observed.gpus = gpus.read();
-    return metric_page(observed);
-  };
+  JobObserver observer(options.run, options.folder, options.saves, board);
+  const auto make = [&] { return metric_page(observer.look()); };
   PageServer server(std::move(listener), kPath, make);
   auto looked = std::chrono::steady_clock::now();
   for (;;) {
     server.serve(kBetweenLooks);
     const auto now = std::chrono::steady_clock::now();
-    // Steps that are lost between two looks are not seen.
-    if (!tail || now - looked < kBetweenLooks) continue;
+    if (now - looked < kBetweenLooks) continue;
     looked = now;
-    tail->poll();
+    observer.follow_run();
   }
 }
 
