@@ -44,7 +44,7 @@ struct TrainArguments {
   std::string on;  // the cluster of a dry run
   bool json = false;
   std::string max_restarts;
-  std::string metrics_address;
+  std::string metrics_address, metrics_file;
 };
 
 void print_facts(const Job& job, const JobFacts& facts) {
@@ -493,7 +493,8 @@ int train(const TrainArguments& given) {
       .address = arguments.metrics_address,
       .run = named_folder(run.lexically_normal()).filename().string(),
       .folder = run,
-      .saves = saves(job.checkpoint)};
+      .saves = saves(job.checkpoint),
+      .text_file = arguments.metrics_file};
   std::optional<Replans> replans;
   if (job.train.ranks == RankKind::processes) {
     options.resize = [&](int num_ranks) {
@@ -565,7 +566,8 @@ void add_train(Command& root) {
       "--max-restarts", arguments.max_restarts, "N",
       "start all ranks again, up to N times, when one of them fails (default: "
       "3); a host that is lost does not count");
-  add_metrics_argument(command, arguments.metrics_address);
+  add_metrics_arguments(
+      command, arguments.metrics_address, arguments.metrics_file);
   auto& overrides = arguments.job.overrides;
   command.flag(
       "--overwrite", overrides.overwrite,

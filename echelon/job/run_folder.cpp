@@ -134,6 +134,12 @@ std::vector<fs::path> files_of_run(const fs::path& run) {
     return name.starts_with("rank-") && name.ends_with(".log");
   });
   add(run / "checkpoints", folder_files::has_name_of_run);
+  add(run / "status", [](const std::string& name) {
+    return name.starts_with("rank-") && name.find(".json") != name.npos;
+  });
+  add(run / "tensorboard", [](const std::string& name) {
+    return name.starts_with("events.out.tfevents.");
+  });
   return found;
 }
 
@@ -167,7 +173,7 @@ void check_overwrite(const Job& job) {
 
 void remove_run(const fs::path& run) {
   for (const auto& path : files_of_run(run)) fs::remove_all(path);
-  for (const char* folder : {"log", "checkpoints"}) {
+  for (const char* folder : {"log", "checkpoints", "status", "tensorboard"}) {
     std::error_code has_more;
     if (!fs::is_symlink(run / folder)) fs::remove(run / folder, has_more);
   }

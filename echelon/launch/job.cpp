@@ -474,7 +474,9 @@ void Job::lose_guard(Rank& rank) {
     }
     if (launcher_.forks.pid() > 0) guards.push_back(launcher_.forks.pid());
     if (launcher_.helper) guards.push_back(*launcher_.helper);
-    if (launcher_.exporter > 0) guards.push_back(launcher_.exporter);
+    for (const pid_t own : {launcher_.exporter, launcher_.status_writer}) {
+      if (own > 0) guards.push_back(own);
+    }
     end_orphans(rank.guard.pid, guards);
     rank.empty = true;
     if (!rank.ended) {

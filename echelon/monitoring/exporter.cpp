@@ -7,13 +7,12 @@
 #include <cerrno>
 #include <chrono>
 #include <cstdlib>
-#include <fstream>
 #include <utility>
 
 #include "echelon/monitoring/listen.h"
 #include "echelon/monitoring/metric_page.h"
+#include "echelon/monitoring/observer.h"
 #include "echelon/monitoring/page_server.h"
-#include "echelon/monitoring/run_tail.h"
 #include "echelon/monitoring/side_process.h"
 #include "echelon/text/file_descriptor.h"
 #include "echelon/text/format.h"
@@ -24,66 +23,20 @@ namespace {
 constexpr const char* kPath = "/metrics";
 constexpr std::chrono::seconds kBetweenLooks{1};
 
-std::string host_name() {
-  char name[256] = "";
-  gethostname(name, sizeof name - 1);
-  return name;
-}
-
-std::optional<double> resident_bytes(pid_t pid) {
-  if (pid <= 0) return std::nullopt;
-  std::ifstream file(format("/proc/{}/statm", pid));
-  double total = 0, resident = 0;
-  if (!(file >> total >> resident) || total == 0) return std::nullopt;
-  return resident * static_cast<double>(sysconf(_SC_PAGESIZE));
-}
-
-double now_seconds() {
-  const auto now = std::chrono::system_clock::now().time_since_epoch();
-  return std::chrono::duration<double>(now).count();
-}
-
 // The process that serves.
 [[noreturn]] void serve(
     FileDescriptor listener, const ExporterOptions& options,
     const JobBoard& board) {
-  Observed observed{
-      .run = options.run, .host = host_name(), .started = now_seconds()};
-  observed.saves = options.saves;
-  const auto began = std::chrono::steady_clock::now();
-  std::optional<RunTail> tail;
-  if (!options.folder.empty()) tail.emplace(options.folder);
-  const char* list = std::getenv("CUDA_VISIBLE_DEVICES");
-  const auto visible =
-      list == nullptr ? std::nullopt : std::optional<std::string>(list);
-  const cluster::Nvml nvml;
-  const auto make = [&] {
-    observed.now = now_seconds();
-    observed.up_seconds =
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - began)
-            .count();
-    observed.job = board.read();
-    observed.memory.clear();
-    for (const auto& rank : observed.job.ranks) {
-      observed.memory.push_back(
-          rank.up ? resident_bytes(rank.pid) : std::nullopt);
-    }
-    if (tail) {
-      tail->poll();
-      observed.figures = tail->figures();
-    }
-    observed.gpus = nvml.use(visible);
-    return metric_page(observed);
-  };
+  JobObserver observer(options.run, options.folder, options.saves, board);
+  const auto make = [&] { return metric_page(observer.look()); };
   PageServer server(std::move(listener), {{kPath, kMetricsType, make}});
   auto looked = std::chrono::steady_clock::now();
   for (;;) {
     server.serve(kBetweenLooks);
     const auto now = std::chrono::steady_clock::now();
-    // Steps that are lost between two looks are not seen.
-    if (!tail || now - looked < kBetweenLooks) continue;
+    if (now - looked < kBetweenLooks) continue;
     looked = now;
-    tail->poll();
+    observer.follow_run();
   }
 }
 

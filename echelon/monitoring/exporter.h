@@ -21,6 +21,9 @@ struct ExporterOptions {
   /// Where `echelon train` writes; empty: a program of the user's.
   std::filesystem::path folder;
   bool saves = false;  // the run saves checkpoints
+  /// A file that has the page's text while the job runs, for the textfile
+  /// collector of Prometheus' node exporter; empty: none (status_writer.h).
+  std::filesystem::path text_file;
 };
 
 class Exporter {

@@ -11,6 +11,11 @@
 #include "echelon/text/format.h"
 
 namespace echelon::monitoring {
+namespace {
+
+constexpr size_t kFailureBytes = 400;
+
+}  // namespace
 
 // Zeros are a board on which nothing is written yet.
 struct JobBoard::Shared {
@@ -19,6 +24,12 @@ struct JobBoard::Shared {
   std::array<std::atomic<uint64_t>, kNumRestartReasons> restarts;
   std::array<std::atomic<uint64_t>, kRecoveryBounds.size() + 1> recoveries;
   std::atomic<uint64_t> recovery_ns;
+  // The text number `failures` is in the place failures % 2, so that a reader
+  // never sees one that is being written.
+  std::atomic<uint64_t> failures;
+  std::array<std::array<char, kFailureBytes>, 2> failure;
+  std::atomic<bool> ended;
+  std::atomic<int> exit_code;
 };
 
 std::string to_string(RestartReason reason) {
@@ -132,6 +143,19 @@ void JobBoard::stop_training() {
   if (!std::exchange(recovers_, true)) stopped_ = Clock::now();
 }
 
+void JobBoard::note_failure(const std::string& line) {
+  const uint64_t number = shared().failures + 1;
+  auto& place = shared().failure[number % 2];
+  place.fill('\0');
+  std::copy_n(line.data(), std::min(line.size(), kFailureBytes - 1), &place[0]);
+  shared().failures = number;
+}
+
+void JobBoard::end(int exit_code) {
+  shared().exit_code = exit_code;
+  shared().ended = true;
+}
+
 JobFacts JobBoard::read() const {
   const Shared& board = shared();
   JobFacts facts;
@@ -148,6 +172,10 @@ JobFacts JobBoard::read() const {
     facts.recoveries.numbers[i] = board.recoveries[i];
   }
   facts.recoveries.sum = static_cast<double>(board.recovery_ns) / 1e9;
+  if (const uint64_t failures = board.failures; failures > 0) {
+    facts.failure = board.failure[failures % 2].data();
+  }
+  if (board.ended) facts.exit_code = board.exit_code;
   const int first = board.first_rank;
   for (int i = 0; i < kept_ranks(board.num_ranks); ++i) {
     const Slot& slot = slots()[i];

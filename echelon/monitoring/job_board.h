@@ -10,6 +10,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -61,6 +62,8 @@ struct JobFacts {
   int generation = 0;
   std::array<uint64_t, kNumRestartReasons> restarts{};
   Durations recoveries;
+  std::string failure;           // the last one, in a line; empty: none
+  std::optional<int> exit_code;  // of the launcher, which ends with it
 };
 
 class JobBoard {
@@ -95,6 +98,10 @@ class JobBoard {
   /// Training stops, by a failure or a change: from here to the next progress
   /// it recovers. Of several calls the first counts.
   void stop_training();
+  /// What went wrong, in a line, of which the first bytes are kept.
+  void note_failure(const std::string& line);
+  /// The job is over.
+  void end(int exit_code);
 
   // The exporter's.
 

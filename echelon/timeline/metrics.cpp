@@ -67,6 +67,9 @@ std::string to_line(const StepMetrics& m) {
   put(json, "learning_rate", m.learning_rate);
   if (m.grad_norm) put(json, "grad_norm", *m.grad_norm);
   if (m.slowest_rank) json["slowest_rank"] = *m.slowest_rank;
+  if (m.flops_per_second) put(json, "flops_per_second", *m.flops_per_second);
+  if (m.mfu) put(json, "mfu", *m.mfu);
+  if (m.peak_memory_bytes) json["peak_memory_bytes"] = *m.peak_memory_bytes;
   if (m.loss_scale) put(json, "loss_scale", *m.loss_scale);
   if (m.skipped_steps) json["skipped_steps"] = *m.skipped_steps;
   if (!m.layer_grad_norms.empty()) {
@@ -119,6 +122,11 @@ StepMetrics step_from(const OrderedJson& json) {
   m.grad_norm = get(json, "grad_norm");
   if (json.contains("slowest_rank")) {
     m.slowest_rank = json["slowest_rank"].get<int32_t>();
+  }
+  m.flops_per_second = get(json, "flops_per_second");
+  m.mfu = get(json, "mfu");
+  if (json.contains("peak_memory_bytes")) {
+    m.peak_memory_bytes = json["peak_memory_bytes"].get<int64_t>();
   }
   m.loss_scale = get(json, "loss_scale");
   if (json.contains("skipped_steps")) {
@@ -377,6 +385,18 @@ double final_loss(const std::vector<StepMetrics>& steps) {
     recent.add(steps[i]);
   }
   return recent.loss();
+}
+
+MetricsFile parse_metrics(const std::string& lines) {
+  MetricsFile all;
+  each_line(
+      lines,
+      [&](MetricsFile line, std::string_view) {
+        for (auto& step : line.steps) all.steps.push_back(std::move(step));
+        for (auto& one : line.evaluations) all.evaluations.push_back(one);
+      },
+      [](int64_t, const std::string&) {});
+  return all;
 }
 
 MetricsFile read_metrics(const std::filesystem::path& path) {

@@ -45,6 +45,13 @@ struct StepMetrics {
   double learning_rate = 0;
   std::optional<double> grad_norm;  // global 2-norm, before clipping
   std::optional<int32_t> slowest_rank;
+  /// FLOPs that the model needs, a second: of all ranks, without what is
+  /// recomputed. Where the model's cost is known.
+  std::optional<double> flops_per_second;
+  /// Those over the peak of all devices, 0 to 1. Where that is known too.
+  std::optional<double> mfu;
+  /// Rank 0's largest so far: reserved on its GPU, or resident on the host.
+  std::optional<int64_t> peak_memory_bytes;
   std::optional<double>
       loss_scale;  // by which the loss of this step was multiplied
   /// So far: steps whose loss or gradients were not finite.
@@ -163,6 +170,10 @@ class RecentSteps {
 /// The mean loss of the last kFinalSteps steps: that of one batch is noise.
 inline constexpr size_t kFinalSteps = 10;
 double final_loss(const std::vector<StepMetrics>& steps);
+
+/// The steps and evaluations in whole lines of a metrics file. Other lines, and
+/// what follows the last newline, are left out.
+MetricsFile parse_metrics(const std::string& lines);
 
 /// Unknown keys are ignored. Throws DataError with file and line for a line
 /// that is not metrics, unless it is the last one and incomplete.

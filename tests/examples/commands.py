@@ -56,6 +56,7 @@ SKIPPED = {
     "echelon job ": "needs a job that runs meanwhile; tests/train/saving does it",
     "--nnodes 2 --check": "asks the Slurm of this machine; tests/deploy does it",
     "echelon submit ": "needs Slurm; tests/deploy has a stand-in",
+    "watch runs  ": "goes on until Ctrl-C; tests/watch does it",
     "echelon sample RUN": "names the options, not a command",
 }
 # The text of a command, and what stands for it here.
@@ -66,6 +67,7 @@ CHANGED = {
     "-n 8 --": "-n 1 --",
     "10.0.0.1": "127.0.0.1 --master-port {port}",
     "9464": "{port}",
+    "/var/lib/prometheus/node-exporter/": "",
     "elsewhere/timeline.json": "runs/digits/timeline.json",
 }
 SMALL = """[model]

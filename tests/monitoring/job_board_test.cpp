@@ -104,6 +104,20 @@ TEST(JobBoard, RecoveryEndsWithProgressOfTheNextRanks) {
   EXPECT_GT(board.read().recoveries.sum, 0);
 }
 
+TEST(JobBoard, KnowsTheLastFailureAndTheEnd) {
+  JobBoard board(1);
+  EXPECT_EQ(board.read().failure, "");
+  EXPECT_EQ(board.read().exit_code, std::nullopt);
+  board.note_failure("rank 0: first");
+  board.note_failure("rank 1: second, and longer");
+  EXPECT_EQ(board.read().failure, "rank 1: second, and longer");
+  board.note_failure(std::string(5000, 'x'));
+  EXPECT_GT(board.read().failure.size(), 100U);
+  EXPECT_LT(board.read().failure.size(), 1000U);
+  board.end(0);
+  EXPECT_EQ(board.read().exit_code, 0);
+}
+
 TEST(Durations, AreCountedUpToTheirBound) {
   Durations durations({1, 2});
   for (const double seconds : {0.5, 1.0, 1.5, 2.0, 9.0}) durations.add(seconds);
