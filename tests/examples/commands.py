@@ -53,6 +53,7 @@ SKIPPED = {
     "contents 1": "is a part of a file, not a command",
     "echelon pool ": "needs a daemon that runs meanwhile; tests/pool does it",
     "benchmarks/pool.py": "takes minutes; tests/pool does it in short",
+    "benchmarks/pool_first_step.py": "takes a minute; tests/pool does it in short",
     "echelon job ": "needs a job that runs meanwhile; tests/train/saving does it",
     "--nnodes 2 --check": "asks the Slurm of this machine; tests/deploy does it",
     "echelon submit ": "needs Slurm; tests/deploy has a stand-in",
