@@ -14,7 +14,7 @@
 namespace echelon::page_server_test {
 
 using monitoring::PageServer;
-using monitoring::status_of;
+using monitoring::read_request;
 using testing::HasSubstr;
 using testing::StartsWith;
 using testing_support::ask_page;
@@ -25,7 +25,9 @@ using testing_support::receive_all;
 using testing_support::send_text;
 
 std::optional<int> status(const std::string& request) {
-  return status_of(request, "/metrics");
+  const auto read = read_request(request);
+  if (!read) return std::nullopt;
+  return read->status == 200 && read->path != "/metrics" ? 404 : read->status;
 }
 
 TEST(PageRequest, OneFormIsAnswered) {
@@ -114,10 +116,14 @@ class Served : public testing::Test {
     ASSERT_EQ(listen(listener.fd(), 64), 0);
     ASSERT_EQ(getsockname(listener.fd(), raw, &size), 0);
     port_ = ntohs(address.sin_port);
-    server_.emplace(std::move(listener), "/metrics", [this] {
+    const auto make = [this] {
       ++made_;
       return page_;
-    });
+    };
+    server_.emplace(
+        std::move(listener),
+        std::vector<monitoring::ServedPage>{
+            {"/metrics", "text/plain; version=0.0.4; charset=utf-8", make}});
     thread_ = std::thread([this] {
       while (!ends_) {
         server_->serve(std::chrono::milliseconds(20));
