@@ -50,7 +50,8 @@ const std::vector<Group>& groups() {
         add_sample, add_import, add_export}},
       {"Share", {add_pool}},
       {"Inspect",
-       {add_watch, add_explain, add_compare, add_checkpoint, add_config}},
+       {add_watch, add_explain, add_report, add_compare, add_checkpoint,
+        add_config}},
       {"Plan", {add_plan, add_simulate, add_schedule}},
       {"Machine",
        {add_doctor, add_bench, add_completion, add_help, add_version}}};

@@ -32,6 +32,7 @@
 #include "echelon/text/format.h"
 #include "echelon/text/text_file.h"
 #include "echelon/text/units.h"
+#include "echelon/watch/run_report.h"
 
 namespace echelon::cli {
 namespace {
@@ -494,7 +495,11 @@ int train(const TrainArguments& given) {
       .run = named_folder(run.lexically_normal()).filename().string(),
       .folder = run,
       .saves = saves(job.checkpoint),
-      .text_file = arguments.metrics_file};
+      .text_file = arguments.metrics_file,
+      .each_minute = [run,
+                      began = std::filesystem::file_time_type::clock::now()] {
+        watch::write_interim_report(run, began);
+      }};
   std::optional<Replans> replans;
   if (job.train.ranks == RankKind::processes) {
     options.resize = [&](int num_ranks) {

@@ -21,6 +21,7 @@
 #include "echelon/error.h"
 #include "echelon/text/format.h"
 #include "echelon/watch/run_view.h"
+#include "echelon/watch/web_page.h"
 
 namespace echelon::cli {
 namespace {
@@ -36,6 +37,8 @@ struct WatchArguments {
   std::string run;
   bool once = false;
   bool json = false;
+  std::string web;
+  bool serves = false;
 };
 
 volatile sig_atomic_t asked_to_end = 0;
@@ -213,6 +216,25 @@ void watch_in_lines(What& what) {
   } while (!what.is_over() && wait_on(kBetweenLines));
 }
 
+int serve_run(const WatchArguments& arguments) {
+  constexpr const char* kPort = "9465";
+  if (arguments.once || arguments.json) {
+    throw ConfigError(
+        "echelon watch: --web serves until Ctrl-C; leave --once and --json "
+        "out");
+  }
+  watch::WebWatch web(
+      arguments.run, arguments.web.empty() ? kPort : arguments.web);
+  take_watch_signals();
+  std::cout << format(
+                   "the run is at {}\nfor this host alone, and for those who "
+                   "have this address; Ctrl-C ends it\n",
+                   web.url())
+            << std::flush;
+  while (asked_to_end == 0) web.serve(milliseconds(250));
+  return 0;
+}
+
 template <class What>
 int show_watched(What what, const WatchArguments& arguments) {
   if (arguments.json || arguments.once) {
@@ -252,12 +274,14 @@ int watch_run(const WatchArguments& arguments) {
           "name a folder that `echelon train` writes",
           path.string(), parent.string()));
     }
-    return show_watched(Watched(path), arguments);
+    return arguments.serves ? serve_run(arguments)
+                            : show_watched(Watched(path), arguments);
   }
   const fs::directory_iterator entries(path, error);
   if (error) {
     throw DataError(path.string() + ": cannot be read: " + error.message());
   }
+  if (arguments.serves) return serve_run(arguments);
   if (!watch::is_run(path) && !watch::find_runs(path).empty()) {
     return show_watched(WatchedFolder(path), arguments);
   }
@@ -267,20 +291,29 @@ int watch_run(const WatchArguments& arguments) {
 }  // namespace
 
 void add_watch(Command& root) {
-  auto [command, arguments] = root.add(
+  auto given = std::make_shared<WatchArguments>();
+  auto& arguments = *given;
+  Command command = root.add(
       "watch", "what a run does now, or each run in a folder",
       "echelon watch runs/digits             until it ends, or Ctrl-C\n"
       "echelon watch runs                    all runs in a folder, a line "
       "each\n"
       "echelon watch runs/digits --once      as it is now\n"
       "echelon watch runs/digits --json\n"
-      "ssh -t host-0 echelon watch runs/digits",
-      watch_run);
+      "echelon watch runs/digits --web       in a browser\n"
+      "ssh -t host-0 echelon watch runs/digits");
   command.positional(
       "RUN", arguments.run,
       "a run's folder, also one that is to begin; or a folder of runs");
   command.flag("--once", arguments.once, "print one state, and end");
   command.flag("--json", arguments.json, "print one state as JSON, and end");
+  command.option_with_optional_value(
+      "--web", arguments.web, "[PORT]",
+      "serve a page that moves, to this host alone (default: 9465)");
+  command.act([command, given] {
+    given->serves = command.given("--web");
+    return watch_run(*given);
+  });
 }
 
 }  // namespace echelon::cli

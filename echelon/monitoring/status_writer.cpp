@@ -9,6 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
@@ -30,6 +31,8 @@ using std::chrono::steady_clock;
 constexpr milliseconds kBeat{1000};
 constexpr uint64_t kBeatsOfText = 5;
 constexpr milliseconds kMostAtEnd{2000};
+constexpr std::chrono::minutes kMinute{1};
+constexpr int kMostOfTime = 500;  // one part in so many
 
 std::string phase_name(RankPhase phase) {
   switch (phase) {
@@ -115,6 +118,7 @@ class Writer {
     pollfd file{from, POLLIN, 0};
     for (;;) {
       write(/*lost=*/false);
+      each_minute();
       const int ready = poll(&file, 1, static_cast<int>(kBeat.count()));
       if (ready > 0 && (file.revents & POLLIN) != 0) break;
       if (::getppid() != launcher_ || (ready > 0 && file.revents != 0)) {
@@ -127,6 +131,16 @@ class Writer {
   }
 
  private:
+  // Of the time, this takes a share of kMostOfTime at most.
+  void each_minute() {
+    if (!options_.each_minute || steady_clock::now() < minute_) return;
+    const auto began = steady_clock::now();
+    options_.each_minute();
+    const auto took = steady_clock::now() - began;
+    minute_ =
+        began + std::max<steady_clock::duration>(kMinute, took * kMostOfTime);
+  }
+
   void write(bool lost) {
     const Observed& observed = observer_.look();
     RunStatus status = status_now(observed, idleness_);
@@ -181,6 +195,7 @@ class Writer {
   Idleness idleness_;
   uint64_t beat_ = 0;
   std::filesystem::path path_;
+  steady_clock::time_point minute_ = steady_clock::now() + kMinute;
 };
 
 // In the process that has just been forked. Locks and sockets are held by

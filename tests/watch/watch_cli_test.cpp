@@ -11,6 +11,7 @@
 #include <sstream>
 
 #include "echelon/text/table.h"
+#include "tests/monitoring/http.h"
 #include "tests/support/places.h"
 #include "tests/support/process.h"
 #include "tests/watch/written_run.h"
@@ -259,6 +260,60 @@ TEST_F(WatchCommand, ErrorsSayWhatIsWrong) {
   Command file({kWatch, "watch", folder_.path("file")});
   EXPECT_EQ(file.wait(), 3);
   EXPECT_THAT(file.err(), HasSubstr("is a file"));
+}
+
+TEST_F(WatchCommand, ServesAPageToWhoHasItsAddress) {
+  write_run(folder_);
+  write(folder_, living());
+  const int port = testing_support::free_port();
+  const std::vector<std::string> words = {
+      kWatch, "watch", run(), "--web", std::to_string(port)};
+  Command command(words);
+  const std::string place = "http://127.0.0.1:" + std::to_string(port);
+  ASSERT_TRUE(command.until_output(place + "/?token=")) << command.err();
+  const std::string out = command.out();
+  const size_t begin = out.find("/?token=");
+  const std::string path = out.substr(begin, out.find('\n') - begin);
+  const auto get = [&](const std::string& target, const std::string& host) {
+    return testing_support::ask_page(
+        port, "GET " + target + " HTTP/1.1\r\nHost: " + host + "\r\n\r\n");
+  };
+  EXPECT_THAT(
+      get(path, "127.0.0.1"),
+      AllOf(
+          testing::StartsWith("HTTP/1.1 200 OK"), HasSubstr("text/html"),
+          HasSubstr("simple_cnn on digits")));
+  EXPECT_THAT(
+      get("/state.json" + path.substr(1), "localhost"),
+      HasSubstr("\"state\":\"training\""));
+  EXPECT_THAT(get("/", "127.0.0.1"), testing::StartsWith("HTTP/1.1 401"));
+  EXPECT_THAT(get(path, "evil.example"), testing::StartsWith("HTTP/1.1 401"));
+  Command second(words);
+  EXPECT_EQ(second.wait(), 2);
+  EXPECT_THAT(second.err(), HasSubstr("the port is in use"));
+  Command open({kWatch, "watch", run(), "--web", "0.0.0.0:9465"});
+  EXPECT_EQ(open.wait(), 2);
+  EXPECT_THAT(open.err(), HasSubstr("for this host alone"));
+  command.signal(SIGINT);
+  EXPECT_EQ(command.wait(), 0);
+}
+
+TEST_F(WatchCommand, ReportsARunThatDied) {
+  write_run(folder_);
+  auto status = living();
+  status.lost = true;
+  write(folder_, status);
+  Command command({kWatch, "report", run()});
+  ASSERT_EQ(command.wait(), 0) << command.err();
+  const std::string page = read_file(run() + "/report.html");
+  EXPECT_THAT(
+      page, AllOf(
+                HasSubstr("died, step 40 of 100"),
+                HasSubstr("simple_cnn on digits"), HasSubstr("Global batch")));
+  folder_.write("run/timeline.json", "{}");
+  Command again({kWatch, "report", run()});
+  EXPECT_EQ(again.wait(), 2);
+  EXPECT_THAT(again.err(), HasSubstr("has written its own report"));
 }
 
 }  // namespace echelon::watch_cli_test
