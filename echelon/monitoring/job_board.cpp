@@ -19,6 +19,8 @@ struct JobBoard::Shared {
   std::array<std::atomic<uint64_t>, kNumRestartReasons> restarts;
   std::array<std::atomic<uint64_t>, kRecoveryBounds.size() + 1> recoveries;
   std::atomic<uint64_t> recovery_ns;
+  std::array<std::atomic<uint64_t>, kNumTimedParts> time_ns;
+  std::atomic<double> peak_seconds;
 };
 
 std::string to_string(RestartReason reason) {
@@ -91,6 +93,8 @@ void JobBoard::begin(const Generation& generation) {
   board.num_hosts = generation.num_hosts;
   board.generation = generation.number;
   board.coordinates = generation.coordinates;
+  board.peak_seconds = 0;
+  seen_ = {};
   began_ = true;
 }
 
@@ -113,6 +117,10 @@ void JobBoard::set_progress(const std::vector<RankProgress>& ranks) {
     slots()[i].collectives = rank.collectives;
     slots()[i].phase = rank.phase;
   }
+  for (size_t i = 0; !ranks.empty() && i < kNumTimedParts; ++i) {
+    const uint64_t now = ranks[0].time_ns[i];
+    shared().time_ns[i] += now - std::exchange(seen_[i], now);
+  }
   // The ranks that stopped have made progress too, before.
   if (!progress || !began_ || !std::exchange(recovers_, false)) return;
   const std::chrono::duration<double> time = Clock::now() - stopped_;
@@ -121,6 +129,10 @@ void JobBoard::set_progress(const std::vector<RankProgress>& ranks) {
   shared().recovery_ns +=
       std::chrono::duration_cast<std::chrono::nanoseconds>(time).count();
   ++shared().recoveries[static_cast<size_t>(at)];
+}
+
+void JobBoard::set_peak_seconds(double seconds) {
+  shared().peak_seconds = seconds;
 }
 
 void JobBoard::count_restart(RestartReason reason) {
@@ -148,6 +160,10 @@ JobFacts JobBoard::read() const {
     facts.recoveries.numbers[i] = board.recoveries[i];
   }
   facts.recoveries.sum = static_cast<double>(board.recovery_ns) / 1e9;
+  for (size_t i = 0; i < facts.parts.size(); ++i) {
+    facts.parts[i] = static_cast<double>(board.time_ns[i]) / 1e9;
+  }
+  facts.peak_seconds = board.peak_seconds;
   const int first = board.first_rank;
   for (int i = 0; i < kept_ranks(board.num_ranks); ++i) {
     const Slot& slot = slots()[i];
@@ -155,7 +171,7 @@ JobFacts JobBoard::read() const {
         {first + i,
          slot.pid,
          slot.up,
-         {slot.count, slot.collectives, slot.phase}});
+         {slot.count, slot.collectives, slot.phase, {}}});
   }
   return facts;
 }
