@@ -508,6 +508,9 @@ int train(const TrainArguments& given) {
     options.step_seconds = [&](int num_ranks) {
       return replans ? replans->step_seconds(num_ranks) : 0;
     };
+    options.peak_seconds = [&](int num_ranks) {
+      return replans ? replans->peak_seconds(num_ranks) : 0;
+    };
   }
   if (options.num_nodes > 1) options.identity = identity_of(job);
   std::optional<RunFolder> made;

@@ -131,6 +131,7 @@ class Job {
   const Restarts& restarts_;
   Watched* const watched_;
   TimePoint looked_{std::chrono::steady_clock::now()};
+  bool knows_peak_ = false;
   const cluster::MemoryGroup memory_before_ = cluster::memory_group();
   ScratchFolder scratch_;
   Screen screen_;

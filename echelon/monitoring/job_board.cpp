@@ -30,6 +30,8 @@ struct JobBoard::Shared {
   std::array<std::array<char, kFailureBytes>, 2> failure;
   std::atomic<bool> ended;
   std::atomic<int> exit_code;
+  std::array<std::atomic<uint64_t>, kNumTimedParts> time_ns;
+  std::atomic<double> peak_seconds;
 };
 
 std::string to_string(RestartReason reason) {
@@ -102,6 +104,8 @@ void JobBoard::begin(const Generation& generation) {
   board.num_hosts = generation.num_hosts;
   board.generation = generation.number;
   board.coordinates = generation.coordinates;
+  board.peak_seconds = 0;
+  seen_ = {};
   began_ = true;
 }
 
@@ -124,6 +128,10 @@ void JobBoard::set_progress(const std::vector<RankProgress>& ranks) {
     slots()[i].collectives = rank.collectives;
     slots()[i].phase = rank.phase;
   }
+  for (size_t i = 0; !ranks.empty() && i < kNumTimedParts; ++i) {
+    const uint64_t now = ranks[0].time_ns[i];
+    shared().time_ns[i] += now - std::exchange(seen_[i], now);
+  }
   // The ranks that stopped have made progress too, before.
   if (!progress || !began_ || !std::exchange(recovers_, false)) return;
   const std::chrono::duration<double> time = Clock::now() - stopped_;
@@ -132,6 +140,10 @@ void JobBoard::set_progress(const std::vector<RankProgress>& ranks) {
   shared().recovery_ns +=
       std::chrono::duration_cast<std::chrono::nanoseconds>(time).count();
   ++shared().recoveries[static_cast<size_t>(at)];
+}
+
+void JobBoard::set_peak_seconds(double seconds) {
+  shared().peak_seconds = seconds;
 }
 
 void JobBoard::count_restart(RestartReason reason) {
@@ -176,6 +188,10 @@ JobFacts JobBoard::read() const {
     facts.failure = board.failure[failures % 2].data();
   }
   if (board.ended) facts.exit_code = board.exit_code;
+  for (size_t i = 0; i < facts.parts.size(); ++i) {
+    facts.parts[i] = static_cast<double>(board.time_ns[i]) / 1e9;
+  }
+  facts.peak_seconds = board.peak_seconds;
   const int first = board.first_rank;
   for (int i = 0; i < kept_ranks(board.num_ranks); ++i) {
     const Slot& slot = slots()[i];
@@ -183,7 +199,7 @@ JobFacts JobBoard::read() const {
         {first + i,
          slot.pid,
          slot.up,
-         {slot.count, slot.collectives, slot.phase}});
+         {slot.count, slot.collectives, slot.phase, {}}});
   }
   return facts;
 }

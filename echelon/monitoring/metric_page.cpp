@@ -49,13 +49,17 @@ constexpr auto kMetrics = std::to_array<Metric>({
     {"echelon_tokens_per_second", "gauge", "",
      "Tokens per second in the newest step of a language model, over all "
      "ranks."},
+    {"echelon_mfu_ratio", "gauge", "",
+     "Model FLOPs utilisation in the newest step: the FLOPs of the model over "
+     "those of the devices at their peak. Where a step can be predicted."},
     {"echelon_skipped_steps_total", "counter", "",
      "Steps of the run whose update was left out, since their loss or "
      "gradients were not finite."},
     {"echelon_phase_seconds_total", "counter", "phase",
-     "Time since the launcher started; phase data: steps waited for their "
-     "batch; compute: the rest of the steps, with communication; restart: no "
-     "rank made progress."},
+     "Time of rank 0 since the launcher started. Of steps, phase data: it "
+     "waited for the batch; communication: for other ranks; update: of the "
+     "parameters; compute: the rest, forward and backward. Between steps, "
+     "checkpoint: training stood still; restart: no rank made progress."},
     {"echelon_effective_time_ratio", "gauge", "",
      "Time of steps that were not lost over the time since the launcher "
      "started."},
@@ -119,16 +123,27 @@ void add_run(Page& page, const Observed& observed, const RunFigures& run) {
   page.one("echelon_learning_rate", run.learning_rate);
   page.one("echelon_samples_per_second", run.samples_per_second);
   page.one("echelon_tokens_per_second", run.tokens_per_second);
+  const JobFacts& job = observed.job;
+  if (job.peak_seconds > 0 && run.newest_seconds.value_or(0) > 0) {
+    page.one("echelon_mfu_ratio", job.peak_seconds / *run.newest_seconds);
+  }
   if (run.skipped_steps) {
     page.one(
         "echelon_skipped_steps_total", static_cast<double>(*run.skipped_steps));
   }
   page.begin("echelon_phase_seconds_total");
   page.value(run.data_seconds, {{"phase", "data"}});
-  page.value(
-      std::max(0.0, run.step_seconds.sum - run.data_seconds),
-      {{"phase", "compute"}});
-  page.value(observed.job.recoveries.sum, {{"phase", "restart"}});
+  double rest = run.step_seconds.sum - run.data_seconds;
+  const auto part = [&](TimedPart one, const char* name) {
+    const double seconds = job.parts[static_cast<size_t>(one)];
+    if (seconds > 0) page.value(seconds, {{"phase", name}});
+    return seconds;
+  };
+  rest -= part(TimedPart::communication, "communication");
+  rest -= part(TimedPart::update, "update");
+  page.value(std::max(0.0, rest), {{"phase", "compute"}});
+  part(TimedPart::checkpoint, "checkpoint");
+  page.value(job.recoveries.sum, {{"phase", "restart"}});
   if (observed.up_seconds > 0) {
     page.one(
         "echelon_effective_time_ratio",

@@ -116,6 +116,9 @@ class Loop {
 
   void train_on();
   bool one_step();
+  double waited_seconds() const {
+    return static_cast<double>(world_.history().waited_ns()) / 1e9;
+  }
   void settle();
   void go_back_or_fail(
       const Queued& queued, const std::string& why, const std::string& advice);
@@ -378,7 +381,12 @@ void Loop::train_on() {
       if (step_ % std::max<int64_t>(1, job_.train.check_replicas_every) == 0) {
         compare_replicas();
       }
+      const double stood_still = saver_ ? saver_->stopped_seconds() : 0;
       if (!back_) save();
+      if (saver_) {
+        progress_.add(
+            TimedPart::checkpoint, saver_->stopped_seconds() - stood_still);
+      }
     }
   }
 }
@@ -390,7 +398,7 @@ bool Loop::one_step() {
   begun_ = std::max(begun_, step_ + 1);
   memory_.begin_step(*recorder_);
   const double started = seconds();
-  const int64_t waited_ns = world_.history().waited_ns();
+  const double waited = waited_seconds();
   std::optional<Batch> batch;
   {
     timeline::ScopedSpan span(
@@ -410,9 +418,7 @@ bool Loop::one_step() {
   progress_.advance();
   const int64_t saver_phase = saver_ ? saver_->phase_number() : 0;
   // A rank that waits for a slower one does not work.
-  double worked =
-      seconds() - started -
-      static_cast<double>(world_.history().waited_ns() - waited_ns) / 1e9;
+  double worked = seconds() - started - (waited_seconds() - waited);
   if (doors_.work_seconds) {
     worked = doors_.work_seconds(
         world_.rank(), step_ + 1, static_cast<int64_t>(batch->indices.size()));
@@ -445,9 +451,12 @@ bool Loop::one_step() {
       step_ == 0;
   if (saver_) saver_->before_update();
   const bool by_layer = logged && job_.train.layer_norms;
+  const double summed = seconds();
+  const double waited_before = waited_seconds();
   const auto update = state_.update_on_device(
       step_, logged, recorder_.get(), by_layer ? &layers_ : nullptr,
       must_skip(sums, world_.size()));
+  const double updated = seconds() - (waited_seconds() - waited_before);
   ++step_;
   position_ = position;
   queued_.emplace(Queued{
@@ -460,7 +469,12 @@ bool Loop::one_step() {
       .data_seconds = loaded - started,
       .saver_phase = saver_phase,
       .numbers = HostCopy({sums, update})});
-  if (world_.device().is_cpu()) settle();
+  // On a device, the host does not wait for what it queues.
+  if (world_.device().is_cpu()) {
+    settle();
+    progress_.add(TimedPart::update, updated - summed);
+    progress_.add(TimedPart::communication, waited_seconds() - waited);
+  }
   return true;
 }
 
