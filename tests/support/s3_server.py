@@ -144,7 +144,15 @@ class Faults:
         return self.app(environ, start)
 
 
+def end_with(parent):
+    """A test program may end without its destructors."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(0)
+
+
 def main():
+    threading.Thread(target=end_with, args=(os.getppid(),), daemon=True).start()
     logging.getLogger("werkzeug").setLevel(logging.CRITICAL)
     keys = {"all": make_user("all", True), "none": make_user("none", False)}
     s3_backends[ACCOUNT]["aws"].create_bucket("models", "us-east-1")
